@@ -1,0 +1,139 @@
+package lb
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Plan is how one Service is to be carried out, given the health of its backends. It is immutable.
+type Plan struct {
+	Service   *Service
+	Frontends []*FrontendPlan
+	// VIPs has an entry for each of Service.VIPs, in their order.
+	VIPs []VIPPlan
+}
+
+// VIPPlan says whether a VIP has what it takes to be announced, for one service.
+type VIPPlan struct {
+	VIP     netip.Addr
+	Healthy int // backends that may receive new flows
+	// Reason is why the VIP is not to be announced; "": it is.
+	Reason string
+}
+
+// FrontendPlan is what the datapath does with packets to one Frontend. It is immutable.
+type FrontendPlan struct {
+	Frontend
+	Service   string
+	Method    Method
+	Encap     Encap
+	Algorithm Algorithm
+	Affinity  time.Duration
+	Allow     []netip.Prefix
+	// Targets are the backends that get new flows, sorted by address. With none, new flows are refused.
+	Targets []Target
+	// Table maps a hash to an index of Targets: target = Targets[Table[hash mod len(Table)]]. Empty without Targets.
+	Table []uint16
+	// Dead are the backends whose flows are to be ended: they are known not to answer. A backend that is neither
+	// here nor in Targets keeps the flows it has.
+	Dead []netip.AddrPort
+}
+
+// Target is where packets of a flow are sent.
+type Target struct {
+	Addr   netip.AddrPort
+	Weight int // ≥ 1
+}
+
+// Build returns the plan for s. States holds what is known of its backends by Backend.ID; a missing one is unknown, and
+// an unknown backend gets no traffic. It never fails, is deterministic, and does not keep states.
+func Build(s *Service, states map[netip.AddrPort]Health) *Plan {
+	p := &Plan{Service: s, VIPs: make([]VIPPlan, 0, len(s.VIPs))}
+	for _, vip := range s.VIPs {
+		usable, dead := usableFor(s, vip, states)
+		p.VIPs = append(p.VIPs, VIPPlan{VIP: vip, Healthy: len(usable), Reason: notAnnounced(s, vip, len(usable))})
+		for _, port := range s.Ports {
+			p.Frontends = append(p.Frontends, buildFrontend(s, vip, port, usable, dead))
+		}
+	}
+	return p
+}
+
+// usableFor sorts the backends of vip's family into those that may receive new flows and those known to be dead.
+func usableFor(s *Service, vip netip.Addr, states map[netip.AddrPort]Health) (usable, dead []Backend) {
+	for _, b := range s.Backends {
+		if b.Addr.Is4() != vip.Is4() {
+			continue
+		}
+		h := states[b.ID()]
+		switch StateOf(s, b, h) {
+		case StateHealthy:
+			if h.Weight >= 0 && s.Check.Type == CheckNodePort {
+				b.Weight = h.Weight
+			}
+			if b.Weight > 0 {
+				usable = append(usable, b)
+			}
+		case StateUnhealthy:
+			dead = append(dead, b)
+		}
+	}
+	return usable, dead
+}
+
+// StateOf returns the state of backend b of s, given what its check last found.
+func StateOf(s *Service, b Backend, h Health) State {
+	state := h.State
+	if s.Check.Type == CheckNone {
+		state = StateHealthy
+	}
+	if state == StateHealthy && b.Drain {
+		return StateDraining
+	}
+	return state
+}
+
+func notAnnounced(s *Service, vip netip.Addr, healthy int) string {
+	if healthy >= max(1, s.MinHealthy) {
+		return ""
+	}
+	of := 0
+	for _, b := range s.Backends {
+		if b.Addr.Is4() == vip.Is4() {
+			of++
+		}
+	}
+	return countReason(healthy, of, max(1, s.MinHealthy))
+}
+
+func buildFrontend(s *Service, vip netip.Addr, port Port, usable, dead []Backend) *FrontendPlan {
+	f := &FrontendPlan{
+		Frontend: Frontend{VIP: vip, Port: port.Port, Protocol: port.Protocol},
+		Service:  s.Name, Method: s.Method, Encap: s.Encap, Algorithm: s.Algorithm,
+		Affinity: s.Affinity, Allow: s.Allow,
+	}
+	for _, b := range usable {
+		f.Targets = append(f.Targets, Target{Addr: b.On(port), Weight: b.Weight})
+	}
+	slices.SortFunc(f.Targets, func(a, b Target) int { return a.Addr.Compare(b.Addr) })
+	for _, b := range dead {
+		f.Dead = append(f.Dead, b.On(port))
+	}
+	slices.SortFunc(f.Dead, netip.AddrPort.Compare)
+	f.Table = tableFor(s.Algorithm, f.Targets)
+	return f
+}
+
+// Equal reports whether f and g ask the same of the datapath.
+func (f *FrontendPlan) Equal(g *FrontendPlan) bool {
+	return f.Frontend == g.Frontend && f.Service == g.Service && f.Method == g.Method && f.Encap == g.Encap &&
+		f.Algorithm == g.Algorithm && f.Affinity == g.Affinity && slices.Equal(f.Allow, g.Allow) &&
+		slices.Equal(f.Targets, g.Targets) && slices.Equal(f.Dead, g.Dead)
+}
+
+// CompareFrontends orders frontends by address, port and protocol.
+func CompareFrontends(a, b Frontend) int {
+	return cmp.Or(a.VIP.Compare(b.VIP), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol))
+}

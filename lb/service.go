@@ -1,0 +1,76 @@
+package lb
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+)
+
+// Service is what a user asked for: traffic to these addresses and ports goes to these backends. It is immutable once
+// handed to a Sink; a change is a new value with the same Name.
+type Service struct {
+	// Name identifies the service in every list, log line and metric: "web", or "namespace/name" from Kubernetes.
+	Name string
+	// Source is where it came from: "file" or "kube". Two sources may not use one name.
+	Source string
+	// VIPs are the addresses clients connect to, in the order asked for, one or several per family.
+	VIPs []netip.Addr
+	// Ports are the ports clients connect to; every port exists on every VIP.
+	Ports []Port
+	// Backends serve the traffic. A VIP uses the backends of its own address family.
+	Backends  []Backend
+	Algorithm Algorithm
+	Method    Method
+	// Encap is meaningful with MethodTunnel only.
+	Encap Encap
+	// Affinity is for how long a client address keeps its backend after its last new flow; 0: not at all.
+	Affinity time.Duration
+	// Allow lists the sources that may connect; empty: all. (Kubernetes: loadBalancerSourceRanges.)
+	Allow []netip.Prefix
+	// MinHealthy is the number of healthy backends below which a VIP is not announced; at least 1.
+	MinHealthy int
+	Check      CheckSpec
+	// Announce says by what the VIPs are announced; empty: by every announcer that is on.
+	Announce []AnnouncerKind
+}
+
+// Port maps the port a client connects to to the port of the backends.
+type Port struct {
+	Port uint16
+	// Target is used for backends that have no port of their own.
+	Target   uint16
+	Protocol Protocol
+}
+
+// Backend is one server. Its zero Port means the Target of each port of the service.
+type Backend struct {
+	Addr netip.Addr
+	Port uint16
+	// Weight is the share of new flows relative to the other backends, 0 to 1000. 0 means no new flows.
+	Weight int
+	// Drain keeps existing flows and takes no new ones.
+	Drain bool
+}
+
+// ID identifies a backend within its service: its address, and its own port or 0.
+func (b Backend) ID() netip.AddrPort { return netip.AddrPortFrom(b.Addr, b.Port) }
+
+// On returns where b serves port p.
+func (b Backend) On(p Port) netip.AddrPort {
+	if b.Port != 0 {
+		return netip.AddrPortFrom(b.Addr, b.Port)
+	}
+	return netip.AddrPortFrom(b.Addr, p.Target)
+}
+
+// Frontend is one address, port and protocol that clients connect to.
+type Frontend struct {
+	VIP      netip.Addr
+	Port     uint16
+	Protocol Protocol
+}
+
+// String is "203.0.113.10:80/tcp" or "[2001:db8::10]:80/tcp".
+func (f Frontend) String() string {
+	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(f.VIP, f.Port), f.Protocol)
+}

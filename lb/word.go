@@ -1,0 +1,156 @@
+package lb
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// The enumerated words of the model. Each is a string that reads the same in Go, TOML, JSON and logs; their
+// UnmarshalText refuses anything else with an error that lists what is allowed.
+type (
+	// Method says how packets of a service get from the balancer to a backend (DESIGN §4.2).
+	Method string
+	// Algorithm says how new flows are spread over the backends of a service.
+	Algorithm string
+	// Policy says which backends may be used for traffic from outside a Kubernetes cluster.
+	Policy string
+	// CheckType says what a health check asks.
+	CheckType string
+	// AnnouncerKind says by which protocol an address is made reachable.
+	AnnouncerKind string
+	// Encap is the encapsulation used by MethodTunnel.
+	Encap string
+)
+
+const (
+	MethodNAT    Method = "nat"    // rewrite source and destination; replies come back through the balancer
+	MethodDSR    Method = "dsr"    // rewrite the destination MAC only; the server answers the client directly
+	MethodTunnel Method = "tunnel" // encapsulate; the server answers the client directly
+	MethodLocal  Method = "local"  // rewrite the destination; the backend runs on this node
+
+	AlgorithmMaglev           Algorithm = "maglev"
+	AlgorithmRoundRobin       Algorithm = "round-robin"
+	AlgorithmRandom           Algorithm = "random"
+	AlgorithmSourceHash       Algorithm = "source-hash"
+	AlgorithmLeastConnections Algorithm = "least-connections"
+
+	PolicyCluster Policy = "Cluster"
+	PolicyLocal   Policy = "Local"
+
+	CheckTCP      CheckType = "tcp"
+	CheckHTTP     CheckType = "http"
+	CheckHTTPS    CheckType = "https"
+	CheckUDP      CheckType = "udp"
+	CheckDNS      CheckType = "dns"
+	CheckGRPC     CheckType = "grpc"
+	CheckExec     CheckType = "exec"
+	CheckNone     CheckType = "none"
+	CheckNodePort CheckType = "health-check-node-port"
+
+	AnnounceBGP AnnouncerKind = "bgp"
+	AnnounceL2  AnnouncerKind = "l2"
+
+	EncapIPIP Encap = "ipip"
+	EncapGUE  Encap = "gue"
+)
+
+// The lists of allowed words, in the order in which errors and documents name them.
+var (
+	// Methods are the ones a configuration may name; "local" follows from where a backend runs.
+	Methods        = []Method{MethodNAT, MethodDSR, MethodTunnel}
+	Algorithms     = []Algorithm{AlgorithmMaglev, AlgorithmRoundRobin, AlgorithmRandom, AlgorithmSourceHash, AlgorithmLeastConnections}
+	Policies       = []Policy{PolicyCluster, PolicyLocal}
+	CheckTypes     = []CheckType{CheckTCP, CheckHTTP, CheckHTTPS, CheckUDP, CheckDNS, CheckGRPC, CheckExec, CheckNone, CheckNodePort}
+	AnnouncerKinds = []AnnouncerKind{AnnounceBGP, AnnounceL2}
+	Encaps         = []Encap{EncapIPIP, EncapGUE}
+)
+
+func (w *Method) UnmarshalText(b []byte) error { return unmarshalWord(w, "method", Methods, b) }
+func (w *Algorithm) UnmarshalText(b []byte) error {
+	return unmarshalWord(w, "algorithm", Algorithms, b)
+}
+func (w *Policy) UnmarshalText(b []byte) error { return unmarshalWord(w, "policy", Policies, b) }
+func (w *CheckType) UnmarshalText(b []byte) error {
+	return unmarshalWord(w, "check type", CheckTypes, b)
+}
+func (w *AnnouncerKind) UnmarshalText(b []byte) error {
+	return unmarshalWord(w, "announcer", AnnouncerKinds, b)
+}
+func (w *Encap) UnmarshalText(b []byte) error { return unmarshalWord(w, "encapsulation", Encaps, b) }
+
+func unmarshalWord[T ~string](dst *T, what string, allowed []T, b []byte) error {
+	if !slices.Contains(allowed, T(b)) {
+		return fmt.Errorf("unknown %s %q; allowed: %s", what, b, Words(allowed))
+	}
+	*dst = T(b)
+	return nil
+}
+
+// Words joins enumerated words with ", ", for error messages.
+func Words[T ~string](words []T) string {
+	s := make([]string, len(words))
+	for i, w := range words {
+		s[i] = string(w)
+	}
+	return strings.Join(s, ", ")
+}
+
+// Protocol is an IP protocol number (IANA "Assigned Internet Protocol Numbers") that a frontend can have.
+type Protocol uint8
+
+const (
+	TCP  Protocol = 6
+	UDP  Protocol = 17
+	SCTP Protocol = 132
+)
+
+// Protocols are all protocols a frontend can have.
+var Protocols = []Protocol{TCP, UDP, SCTP}
+
+var protocolNames = map[Protocol]string{TCP: "tcp", UDP: "udp", SCTP: "sctp"}
+
+func (p Protocol) String() string {
+	if s, ok := protocolNames[p]; ok {
+		return s
+	}
+	return fmt.Sprintf("protocol-%d", uint8(p))
+}
+
+func (p Protocol) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
+// UnmarshalText accepts "tcp", "udp" and "sctp".
+func (p *Protocol) UnmarshalText(b []byte) error {
+	for _, known := range Protocols {
+		if known.String() == string(b) {
+			*p = known
+			return nil
+		}
+	}
+	return fmt.Errorf("unknown protocol %q; allowed: tcp, udp, sctp", b)
+}
+
+// State is what is known of a backend. The zero value means that no check has answered yet.
+type State uint8
+
+const (
+	StateUnknown State = iota
+	StateHealthy
+	StateUnhealthy
+	StateDraining
+)
+
+var stateNames = [...]string{"unknown", "healthy", "unhealthy", "draining"}
+
+func (s State) String() string               { return stateNames[s] }
+func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText is the inverse of MarshalText, for programs that read the API.
+func (s *State) UnmarshalText(b []byte) error {
+	i := slices.Index(stateNames[:], string(b))
+	if i < 0 {
+		return fmt.Errorf("unknown state %q; allowed: %s", b, strings.Join(stateNames[:], ", "))
+	}
+	*s = State(i)
+	return nil
+}
