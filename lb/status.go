@@ -1,8 +1,11 @@
 package lb
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -61,6 +64,70 @@ type PeerStatus struct {
 	Routes    int        `json:"routes"` // announced to it
 	Since     time.Time  `json:"since,omitzero"`
 	LastError string     `json:"reason,omitempty"` // why it is not established
+}
+
+// status puts together what the engine knows. It runs in the engine's goroutine.
+func (e *Engine) status() Status {
+	out := Status{Services: []ServiceStatus{}, Backends: []BackendStatus{}, Routes: []RouteStatus{}, Settled: e.settled}
+	for _, name := range slices.Sorted(maps.Keys(e.services)) {
+		en := e.services[name]
+		backends := en.backendStatus()
+		out.Backends = append(out.Backends, backends...)
+		out.Services = append(out.Services, e.serviceStatus(en, backends)...)
+	}
+	for _, addr := range slices.SortedFunc(maps.Keys(e.routes.claims), netip.Addr.Compare) {
+		out.Routes = append(out.Routes, e.routes.status(addr))
+	}
+	return out
+}
+
+func (e *Engine) serviceStatus(en *entry, backends []BackendStatus) []ServiceStatus {
+	s := en.service
+	var rows []ServiceStatus
+	for _, vip := range s.VIPs {
+		own := []BackendStatus{}
+		for _, b := range backends {
+			if b.Address.Is4() == vip.Is4() {
+				own = append(own, b)
+			}
+		}
+		state, reason := StateUnknown, "waiting for the first health checks"
+		if en.plan != nil {
+			state, reason = StateHealthy, en.plan.VIPs[slices.Index(s.VIPs, vip)].Reason
+			if reason != "" {
+				state = StateUnhealthy
+			}
+		}
+		route := e.routes.status(vip)
+		for _, p := range s.Ports {
+			row := ServiceStatus{
+				Service: s.Name, Address: vip, Port: p.Port, Protocol: p.Protocol, Policy: PolicyCluster,
+				Forward: s.Method, Algorithm: s.Algorithm, Backends: own, State: state, Announced: route.Announced,
+			}
+			row.Reason = e.kernel.reason(Frontend{vip, p.Port, p.Protocol})
+			if row.Reason == "" && !route.Announced {
+				row.Reason = cmp.Or(reason, route.Reason)
+			}
+			rows = append(rows, row)
+		}
+	}
+	return rows
+}
+
+func (en *entry) backendStatus() []BackendStatus {
+	var rows []BackendStatus
+	for _, b := range en.service.Backends {
+		h := en.health[CheckKey{en.service.Name, b.ID()}]
+		row := BackendStatus{
+			Service: en.service.Name, Address: b.Addr, Port: b.Port, Weight: b.Weight,
+			State: StateOf(en.service, b, h), Reason: h.Reason, Since: h.At,
+		}
+		if row.Port == 0 && len(en.service.Ports) > 0 {
+			row.Port = en.service.Ports[0].Target
+		}
+		rows = append(rows, row)
+	}
+	return rows
 }
 
 func countReason(healthy, of, need int) string {

@@ -1,0 +1,299 @@
+package lb_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
+)
+
+var (
+	vip1 = netip.MustParseAddr("203.0.113.10")
+	vip2 = netip.MustParseAddr("203.0.113.11")
+)
+
+func service(name string, vips []netip.Addr, backends ...string) *lb.Service {
+	s := &lb.Service{
+		Name: name, Source: "file", VIPs: vips, Ports: []lb.Port{{Port: 80, Target: 8080, Protocol: lb.TCP}},
+		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, MinHealthy: 1, Check: lb.CheckSpec{Type: lb.CheckTCP},
+	}
+	for _, b := range backends {
+		s.Backends = append(s.Backends, lb.Backend{Addr: netip.MustParseAddr(b), Weight: 1})
+	}
+	return s
+}
+
+func frontend(vip netip.Addr) lb.Frontend { return lb.Frontend{VIP: vip, Port: 80, Protocol: lb.TCP} }
+
+// inEngine runs f beside a running engine, in a bubble of its own time.
+func inEngine(t *testing.T, w *lbtest.World, f func(t *testing.T, e *lb.Engine)) {
+	synctest.Test(t, func(t *testing.T) {
+		e, err := lb.NewEngine(lb.EngineOptions{
+			Datapath: w, Announcer: w, Prober: w, Sources: []string{"file"},
+			Settle: 10 * time.Second, Retry: 100 * time.Millisecond, Withdraw: 5 * time.Second,
+			Log: slog.New(slog.DiscardHandler),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- e.Run(ctx) }()
+		f(t, e)
+		cancel()
+		if err := <-done; err != nil && w.Fail == 0 {
+			t.Errorf("Run: %v", err)
+		}
+		if v := w.Violations(); len(v) > 0 {
+			t.Errorf("order violated %d times, first: %s", len(v), v[0])
+		}
+	})
+}
+
+func answer(e *lb.Engine, s *lb.Service, state lb.State, which ...int) {
+	for i, c := range lb.Checks(s) {
+		if len(which) == 0 || slices.Contains(which, i) {
+			e.Health(lb.Health{Key: c.Key, State: state, Weight: -1, At: time.Now()})
+		}
+	}
+}
+
+func wantAnnounced(t *testing.T, w *lbtest.World, want ...netip.Addr) {
+	t.Helper()
+	synctest.Wait()
+	if got := w.Announced(); !slices.Equal(got, want) {
+		t.Errorf("announced %v; want %v", got, want)
+	}
+}
+
+func wantTargets(t *testing.T, w *lbtest.World, f lb.Frontend, want int) {
+	t.Helper()
+	synctest.Wait()
+	p, ok := w.Served(f)
+	if !ok || p == nil || len(p.Targets) != want {
+		t.Errorf("%s is served as %+v; want %d targets", f, p, want)
+	}
+}
+
+func TestServiceIsServedThenAnnouncedThenFollowsHealth(t *testing.T) {
+	w := lbtest.NewWorld()
+	inEngine(t, w, func(t *testing.T, e *lb.Engine) {
+		s := service("web", []netip.Addr{vip1}, "10.0.0.1", "10.0.0.2")
+		s.MinHealthy = 2
+		e.Put(s)
+		e.Complete("file")
+		wantAnnounced(t, w)
+		if _, ok := w.Served(frontend(vip1)); ok {
+			t.Error("served before the first checks answered")
+		}
+		answer(e, s, lb.StateHealthy)
+		wantAnnounced(t, w, vip1)
+		wantTargets(t, w, frontend(vip1), 2)
+
+		answer(e, s, lb.StateUnhealthy, 1)
+		wantAnnounced(t, w) // one healthy backend is fewer than min_healthy
+		wantTargets(t, w, frontend(vip1), 1)
+		if p, _ := w.Served(frontend(vip1)); len(p.Dead) != 1 {
+			t.Errorf("dead backends %v; want one", p.Dead)
+		}
+		st, err := e.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := st.Routes[0].Reason, "1 of 2 backends healthy, min_healthy is 2"; got != want {
+			t.Errorf("reason %q; want %q", got, want)
+		}
+		answer(e, s, lb.StateHealthy, 1)
+		wantAnnounced(t, w, vip1)
+
+		e.Delete("web")
+		wantAnnounced(t, w)
+		if _, ok := w.Served(frontend(vip1)); ok {
+			t.Error("still served after deletion")
+		}
+		if len(w.Checks("web")) > 0 {
+			t.Error("still checked after deletion")
+		}
+	})
+}
+
+func TestShutdownWithdraws(t *testing.T) {
+	w := lbtest.NewWorld()
+	inEngine(t, w, func(t *testing.T, e *lb.Engine) {
+		s := service("web", []netip.Addr{vip1}, "10.0.0.1")
+		e.Put(s)
+		e.Complete("file")
+		answer(e, s, lb.StateHealthy)
+		wantAnnounced(t, w, vip1)
+	})
+	if got := w.Announced(); len(got) > 0 {
+		t.Errorf("announced %v after the end; want none", got)
+	}
+	if _, ok := w.Served(frontend(vip1)); !ok {
+		t.Error("no longer served after the end; flows would break")
+	}
+}
+
+func TestRestartKeepsWhatTheKernelHolds(t *testing.T) {
+	w := lbtest.NewWorld(frontend(vip1), frontend(vip2))
+	inEngine(t, w, func(t *testing.T, e *lb.Engine) {
+		s := service("web", []netip.Addr{vip1}, "10.0.0.1")
+		e.Put(s)
+		synctest.Wait()
+		if w.Sets() > 0 {
+			t.Fatal("announced before the sources were complete: routers would drop what is not named")
+		}
+		e.Complete("file")
+		synctest.Wait()
+		if w.Sets() > 0 {
+			t.Fatal("announced before the checks answered")
+		}
+		wantAnnounced(t, w, vip1, vip2)
+		answer(e, s, lb.StateHealthy)
+		wantAnnounced(t, w, vip1)
+		if _, ok := w.Served(frontend(vip2)); ok {
+			t.Error("what nobody wants any more was not removed")
+		}
+	})
+}
+
+// A check that never answers must not keep everything else from being announced for ever.
+func TestSettleIsBounded(t *testing.T) {
+	w := lbtest.NewWorld()
+	inEngine(t, w, func(t *testing.T, e *lb.Engine) {
+		a, b := service("a", []netip.Addr{vip1}, "10.0.0.1"), service("b", []netip.Addr{vip2}, "10.0.0.2")
+		e.Put(a)
+		e.Put(b)
+		e.Complete("file")
+		answer(e, a, lb.StateHealthy)
+		wantAnnounced(t, w)
+		time.Sleep(11 * time.Second)
+		wantAnnounced(t, w, vip1)
+	})
+}
+
+func TestSharedVIPNeedsOneHealthyService(t *testing.T) {
+	w := lbtest.NewWorld()
+	inEngine(t, w, func(t *testing.T, e *lb.Engine) {
+		a, b := service("a", []netip.Addr{vip1}, "10.0.0.1"), service("b", []netip.Addr{vip1}, "10.0.0.2")
+		b.Ports = []lb.Port{{Port: 53, Target: 53, Protocol: lb.UDP}}
+		e.Put(a)
+		e.Put(b)
+		e.Complete("file")
+		answer(e, a, lb.StateHealthy)
+		answer(e, b, lb.StateUnhealthy)
+		wantAnnounced(t, w, vip1)
+		answer(e, a, lb.StateUnhealthy)
+		wantAnnounced(t, w)
+	})
+}
+
+func TestFrontendOfAnotherServiceIsRefusedUntilFree(t *testing.T) {
+	w := lbtest.NewWorld()
+	inEngine(t, w, func(t *testing.T, e *lb.Engine) {
+		a, b := service("a", []netip.Addr{vip1}, "10.0.0.1"), service("b", []netip.Addr{vip1}, "10.0.0.2", "10.0.0.3")
+		e.Put(a)
+		answer(e, a, lb.StateHealthy)
+		synctest.Wait()
+		e.Put(b)
+		answer(e, b, lb.StateHealthy)
+		e.Complete("file")
+		wantTargets(t, w, frontend(vip1), 1)
+		e.Delete("a")
+		wantTargets(t, w, frontend(vip1), 2)
+		wantAnnounced(t, w, vip1)
+	})
+}
+
+// Random changes, slow and failing consumers: never announced without being served, and in the end as wanted.
+func TestRandomChangesWithFailures(t *testing.T) {
+	for seed := range uint64(60) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 2))
+			w := lbtest.NewWorld(frontend(vip2))
+			w.Fail, w.Delay, w.Rand = 0.1, 50*time.Millisecond, rand.New(rand.NewPCG(seed, 3))
+			inEngine(t, w, func(t *testing.T, e *lb.Engine) {
+				e.Complete("file")
+				services := map[string]*lb.Service{}
+				states := map[lb.CheckKey]lb.State{}
+				for range 200 {
+					name := string(rune('a' + r.IntN(3)))
+					vips := [][]netip.Addr{{vip1}, {vip2}, {vip1, vip2}}[r.IntN(3)]
+					switch s, ok := services[name]; {
+					case !ok || r.IntN(4) == 0:
+						s = service(name, vips, "10.0.0.1", "10.0.0.2")
+						s.Ports[0].Port = 80 + uint16(name[0]-'a')
+						services[name] = s
+						e.Put(s)
+					case r.IntN(6) == 0:
+						delete(services, name)
+						e.Delete(name)
+					default:
+						c := lb.Checks(s)[r.IntN(2)]
+						states[c.Key] = lb.StateHealthy + lb.State(r.IntN(2))
+						e.Health(lb.Health{Key: c.Key, State: states[c.Key]})
+					}
+					time.Sleep(time.Duration(r.IntN(100)) * time.Millisecond)
+				}
+				var want []netip.Addr
+				for _, s := range services {
+					answer(e, s, lb.StateHealthy)
+					want = append(want, s.VIPs...)
+				}
+				slices.SortFunc(want, netip.Addr.Compare)
+				want = slices.Compact(want)
+				time.Sleep(5 * time.Minute)
+				wantAnnounced(t, w, want...)
+				for _, vip := range []netip.Addr{vip1, vip2} {
+					if !slices.Contains(want, vip) {
+						for port := range uint16(3) {
+							if _, ok := w.Served(lb.Frontend{VIP: vip, Port: 80 + port, Protocol: lb.TCP}); ok {
+								t.Errorf("%s:%d is still served", vip, 80+port)
+							}
+						}
+					}
+				}
+			})
+		})
+	}
+}
+
+func BenchmarkOneChangeOf10000(b *testing.B) {
+	w := lbtest.NewWorld()
+	e, err := lb.NewEngine(lb.EngineOptions{Datapath: w, Announcer: w, Prober: w, Settle: time.Second, Retry: time.Second,
+		Withdraw: time.Second, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(b.Context())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	var last *lb.Service
+	for i := range 10_000 {
+		last = service(fmt.Sprint(i), []netip.Addr{netip.AddrFrom4([4]byte{203, 0, byte(i / 256), byte(i)})}, "10.0.0.1", "10.0.0.2")
+		e.Put(last)
+		answer(e, last, lb.StateHealthy)
+	}
+	served := func(n int) bool { p, ok := w.Served(frontend(last.VIPs[0])); return ok && len(p.Targets) == n }
+	for !served(2) {
+		time.Sleep(time.Millisecond)
+	}
+	state, n := lb.StateUnhealthy, 1
+	for b.Loop() {
+		answer(e, last, state, 0)
+		for !served(n) {
+			time.Sleep(20 * time.Microsecond)
+		}
+		state, n = lb.StateHealthy+lb.StateUnhealthy-state, 3-n
+	}
+	cancel()
+	<-done
+}

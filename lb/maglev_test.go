@@ -1,0 +1,102 @@
+package lb
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"testing"
+)
+
+func targets(weights ...int) []Target {
+	out := make([]Target, len(weights))
+	for i, w := range weights {
+		out[i] = Target{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i / 256), byte(i % 256)}), 80), Weight: w}
+	}
+	return out
+}
+
+func equalWeights(n int) []Target { return targets(slices.Repeat([]int{1}, n)...) }
+
+func shares(table []uint16, n int) []int {
+	count := make([]int, n)
+	for _, t := range table {
+		count[t]++
+	}
+	return count
+}
+
+// Every table function must give each target its share, and the same table each time.
+func TestTablesGiveEveryTargetItsShare(t *testing.T) {
+	for _, algorithm := range Algorithms {
+		for _, ts := range [][]Target{equalWeights(1), equalWeights(3), equalWeights(100), targets(1, 2, 3), targets(1, 1000), targets(7, 7)} {
+			t.Run(fmt.Sprintf("%s/%d", algorithm, len(ts)), func(t *testing.T) {
+				table := tableFor(algorithm, ts)
+				if !slices.Equal(table, tableFor(algorithm, ts)) {
+					t.Fatal("two calls gave different tables")
+				}
+				total := 0
+				for _, x := range ts {
+					total += x.Weight
+				}
+				for i, n := range shares(table, len(ts)) {
+					want := float64(len(table)) * float64(ts[i].Weight) / float64(total)
+					if math.Abs(float64(n)-want) > 2+want*0.02 {
+						t.Errorf("target %d has %d of %d slots; want about %.0f", i, n, len(table), want)
+					}
+				}
+			})
+		}
+	}
+}
+
+// When one of N targets leaves, its 1/N of the slots must move, and of the others no more than two per cent.
+func TestMaglevMovesLittle(t *testing.T) {
+	for _, n := range []int{2, 3, 10, 100} {
+		ts := equalWeights(n)
+		size := TableSize(n)
+		before := Maglev(ts, size)
+		for _, gone := range []int{0, n / 2, n - 1} {
+			after := Maglev(slices.Delete(slices.Clone(ts), gone, gone+1), size)
+			moved := 0
+			for slot, target := range before {
+				now := int(after[slot])
+				if now >= gone {
+					now++
+				}
+				if int(target) != gone && now != int(target) {
+					moved++
+				}
+			}
+			if n > 2 && float64(moved) > 0.02*float64(size)+float64(size)/float64(n) {
+				t.Errorf("%d targets, number %d leaves: %d of %d other slots moved", n, gone, moved, size)
+			}
+		}
+	}
+}
+
+func TestTableSizesArePrimes(t *testing.T) {
+	for _, size := range tableSizes {
+		for d := 2; d*d <= size; d++ {
+			if size%d == 0 {
+				t.Errorf("%d is %d × %d", size, d, size/d)
+			}
+		}
+	}
+	for n, want := range map[int]int{1: 1009, 10: 1009, 11: 2039, 650: 65521, 5000: MaxTableSize} {
+		if got := TableSize(n); got != want {
+			t.Errorf("TableSize(%d) = %d; want %d", n, got, want)
+		}
+	}
+}
+
+func BenchmarkMaglev(b *testing.B) {
+	for _, n := range []int{3, 100, 600} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			ts := equalWeights(n)
+			for b.Loop() {
+				Maglev(ts, TableSize(n))
+			}
+		})
+	}
+}

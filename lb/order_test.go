@@ -1,0 +1,89 @@
+package lb
+
+import (
+	"math/rand/v2"
+	"testing"
+)
+
+// model is one consumer of one VIP: it changes its mind at any step of a call, and may fail midway.
+type model struct {
+	Known
+	real bool
+}
+
+func (m *model) start(goal bool) {
+	if !m.Busy && m.Done != goal {
+		m.Busy, m.Goal = true, goal
+	}
+}
+
+func (m *model) step(r *rand.Rand) {
+	if !m.Busy {
+		return
+	}
+	switch r.IntN(3) {
+	case 0: // the change happens, the answer is not in yet
+		m.real = m.Goal
+	case 1: // the call ends, having done something or not
+		m.Known = Known{Done: m.real}
+	}
+}
+
+// play runs one random interleaving and reports whether the VIP was never announced without being served.
+func play(t *testing.T, seed uint64, serve func(bool, Known) bool, announce func(bool, bool, Known) bool) bool {
+	r := rand.New(rand.NewPCG(seed, 1))
+	var want, healthy bool
+	var datapath, announcer model
+	for range 400 {
+		switch r.IntN(6) {
+		case 0:
+			want = !want
+		case 1:
+			healthy = !healthy
+		case 2:
+			datapath.step(r)
+		case 3:
+			announcer.step(r)
+		case 4:
+			datapath.start(serve(want, announcer.Known))
+		case 5:
+			announcer.start(announce(want, healthy, datapath.Known))
+		}
+		if announcer.real && !datapath.real {
+			return false
+		}
+	}
+	for range 300 {
+		datapath.step(r)
+		announcer.step(r)
+		datapath.start(serve(want, announcer.Known))
+		announcer.start(announce(want, healthy, datapath.Known))
+	}
+	if announcer.real != (want && healthy) || datapath.real != want {
+		t.Errorf("seed %d: want %v healthy %v ended with served %v announced %v", seed, want, healthy, datapath.real, announcer.real)
+	}
+	return true
+}
+
+func TestOrderNeverAnnouncesWhatIsNotServed(t *testing.T) {
+	for seed := range uint64(20_000) {
+		if !play(t, seed, Serve, Announce) {
+			t.Fatalf("seed %d: announced without being served", seed)
+		}
+	}
+}
+
+// The obvious rules, which trust what was last confirmed, must fail the same test: else it proves nothing.
+func TestOrderTestCanFail(t *testing.T) {
+	bad := 0
+	for seed := range uint64(200) {
+		if !play(t, seed,
+			func(want bool, announce Known) bool { return want || announce.Done },
+			func(want, healthy bool, datapath Known) bool { return want && healthy && datapath.Done }) {
+			bad++
+		}
+	}
+	if bad == 0 {
+		t.Fatal("the naive rules passed; want violations")
+	}
+}
