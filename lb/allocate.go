@@ -103,6 +103,9 @@ func (a *Allocator) Release(service string) {
 	delete(a.given, service)
 }
 
+// Given returns what a service has.
+func (a *Allocator) Given(service string) []netip.Addr { return slices.Clone(a.given[service]) }
+
 func (a *Allocator) keep(service string, is4 bool, from []Pool) (netip.Addr, bool) {
 	for _, addr := range a.given[service] {
 		if addr.Is4() == is4 && PoolOf(from, addr) != nil {

@@ -1,0 +1,94 @@
+package file
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// sink writes down what it is told.
+type sink struct{ said []string }
+
+func (s *sink) Put(svc *lb.Service) {
+	s.said = append(s.said, fmt.Sprintf("put %s %v", svc.Name, svc.VIPs))
+}
+func (s *sink) Delete(name string)     { s.said = append(s.said, "delete "+name) }
+func (s *sink) Complete(source string) { s.said = append(s.said, "complete "+source) }
+
+func parse(t *testing.T, text string) *config.Config {
+	t.Helper()
+	cfg, err := config.Parse("test.toml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+const pool = "[bgp]\nasn = 64512\n[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.1-203.0.113.2\"]\n"
+
+func fixed(name, vip, backend string) string {
+	return fmt.Sprintf("[[service]]\nname = %q\naddress = %q\nports = [\"80\"]\nbackends = [%q]\n", name, vip, backend)
+}
+
+func pooled(name string) string {
+	return fmt.Sprintf("[[service]]\nname = %q\npool = \"p\"\nports = [\"80\"]\nbackends = [\"10.0.0.1\"]\n", name)
+}
+
+func TestSourceTellsTheDifference(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, out := New(), &sink{}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- s.Run(ctx, out) }()
+		for _, step := range []struct {
+			text string
+			want []string
+		}{
+			{pool + fixed("a", "203.0.113.1", "10.0.0.1") + pooled("b"), []string{"put a [203.0.113.1]", "put b [203.0.113.2]", "complete file"}},
+			{pool + pooled("b") + fixed("a", "203.0.113.1", "10.0.0.1"), []string{"complete file"}},
+			{pool + pooled("b") + fixed("a", "203.0.113.1", "10.0.0.2"), []string{"put a [203.0.113.1]", "complete file"}},
+			{pool + pooled("b"), []string{"delete a", "complete file"}},
+			{pool + pooled("c") + pooled("b"), []string{"put c [203.0.113.1]", "complete file"}},
+		} {
+			out.said = nil
+			if err := s.Use(parse(t, step.text)); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			if !slices.Equal(out.said, step.want) {
+				t.Errorf("told %q; want %q", out.said, step.want)
+			}
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestUseRefusesAsAWhole(t *testing.T) {
+	s := New()
+	err := s.Use(parse(t, pool+pooled("a")+pooled("b")+pooled("c")))
+	if want := `service "c": no free IPv4 address in p`; err == nil || err.Error() != want {
+		t.Errorf("Use: %v; want %s", err, want)
+	}
+	if len(s.next) > 0 {
+		t.Error("a refused configuration was passed on")
+	}
+}
+
+func TestFixedAddressesAreNotGivenAway(t *testing.T) {
+	services, _, err := translate(parse(t, pool+pooled("a")+fixed("b", "203.0.113.1", "10.0.0.1")), lb.NewAllocator())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := services[0].VIPs, []netip.Addr{netip.MustParseAddr("203.0.113.2")}; !slices.Equal(got, want) {
+		t.Errorf("a has %v; want %v", got, want)
+	}
+}
