@@ -1,0 +1,205 @@
+package admin
+
+import (
+	"context"
+	"embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// Info is what an agent says of itself: the answer of /v1/status.
+type Info struct {
+	Node       string      `json:"node"`
+	Version    string      `json:"version"`
+	Started    time.Time   `json:"started"`
+	Config     string      `json:"config"`
+	Loaded     time.Time   `json:"loaded,omitzero"`      // when the running configuration was loaded
+	LoadError  string      `json:"load_error,omitempty"` // why the last reload was refused
+	Settled    bool        `json:"settled"`              // see lb.Status
+	Services   int         `json:"services"`             // frontends
+	Healthy    int         `json:"services_healthy"`     // of them with enough healthy backends
+	Backends   int         `json:"backends"`             //
+	BackendsUp int         `json:"backends_healthy"`     //
+	Routes     int         `json:"routes"`               // VIPs
+	Announced  int         `json:"routes_announced"`     // of them announced
+	Peers      int         `json:"peers"`                //
+	PeersUp    int         `json:"peers_established"`    //
+	Interfaces []Interface `json:"interfaces"`           //
+	Warnings   []string    `json:"warnings,omitempty"`   // of the configuration
+}
+
+// Interface is where the datapath is attached.
+type Interface struct {
+	Name string `json:"interface"`
+	Mode string `json:"mode"` // xdp, xdp-generic or tc
+	Hook string `json:"hook"` // tcx or clsact
+	Err  string `json:"reason,omitempty"`
+}
+
+// Options is everything a Server needs. All are required.
+type Options struct {
+	Socket string // path of the unix socket
+	Listen string // "": no TCP
+	Status func(context.Context) (lb.Status, error)
+	Peers  func() []lb.PeerStatus
+	// Info returns what does not follow from Status and Peers.
+	Info    func() Info
+	Metrics http.Handler
+	Log     *slog.Logger
+}
+
+// Server answers requests.
+type Server struct{ o Options }
+
+// New returns a Server that does not listen yet.
+func New(o Options) *Server { return &Server{o} }
+
+// A request asks for a snapshot, which the engine gives in milliseconds; an engine that needs longer is stuck.
+const answerWithin = 2 * time.Second
+
+// Run listens and serves until ctx ends.
+func (s *Server) Run(ctx context.Context) error {
+	unix, err := listenUnix(s.o.Socket)
+	if err != nil {
+		return err
+	}
+	listeners := []net.Listener{unix}
+	if s.o.Listen != "" {
+		tcp, err := net.Listen("tcp", s.o.Listen)
+		if err != nil {
+			unix.Close()
+			return fmt.Errorf("listen for the API: %w", err)
+		}
+		listeners = append(listeners, tcp)
+	}
+	server := &http.Server{Handler: s.Handler(), ReadHeaderTimeout: 5 * time.Second, ErrorLog: slog.NewLogLogger(s.o.Log.Handler(), slog.LevelDebug)}
+	var g errgroup.Group
+	for _, l := range listeners {
+		g.Go(func() error {
+			if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+				server.Close()
+				return fmt.Errorf("serve the API on %s: %w", l.Addr(), err)
+			}
+			return nil
+		})
+	}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	defer stop()
+	return g.Wait()
+}
+
+// listenUnix takes over the socket of an agent that is gone, but not of one that answers.
+func listenUnix(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("make the directory of the API socket: %w", err)
+	}
+	if c, err := net.Dial("unix", path); err == nil {
+		c.Close()
+		return nil, fmt.Errorf("listen on %s: another agent answers there; stop it first", path)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("remove the API socket of an earlier run: %w", err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listen for the API: %w", err)
+	}
+	if err := os.Chmod(path, 0o660); err != nil {
+		l.Close()
+		return nil, fmt.Errorf("set the mode of the API socket: %w", err)
+	}
+	return l, nil
+}
+
+//go:embed static
+var static embed.FS
+
+// Handler returns the whole API.
+func (s *Server) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/status", s.answer(func(st lb.Status) any { return s.info(st) }))
+	mux.HandleFunc("GET /v1/services", s.answer(func(st lb.Status) any { return st.Services }))
+	mux.HandleFunc("GET /v1/backends", s.answer(func(st lb.Status) any { return st.Backends }))
+	mux.HandleFunc("GET /v1/routes", s.answer(func(st lb.Status) any { return st.Routes }))
+	mux.HandleFunc("GET /v1/peers", s.answer(func(lb.Status) any { return s.peers() }))
+	mux.HandleFunc("GET /healthz", s.answer(func(st lb.Status) any {
+		return map[string]bool{"healthy": true, "settled": st.Settled}
+	}))
+	mux.Handle("GET /metrics", s.o.Metrics)
+	page, err := fs.Sub(static, "static")
+	if err != nil {
+		panic("admin: the embedded page is missing")
+	}
+	mux.Handle("GET /{$}", http.FileServerFS(page))
+	return mux
+}
+
+// answer returns a handler that writes what f makes of the engine's state as JSON.
+func (s *Server) answer(f func(lb.Status) any) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), answerWithin)
+		defer cancel()
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		st, err := s.o.Status(ctx)
+		if err != nil {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			json.NewEncoder(w).Encode(map[string]string{"error": err.Error()})
+			return
+		}
+		e := json.NewEncoder(w)
+		e.SetIndent("", "  ")
+		e.Encode(f(st))
+	}
+}
+
+func (s *Server) peers() []lb.PeerStatus {
+	if p := s.o.Peers(); p != nil {
+		return p
+	}
+	return []lb.PeerStatus{}
+}
+
+func (s *Server) info(st lb.Status) Info {
+	i := s.o.Info()
+	i.Settled = st.Settled
+	if i.Interfaces == nil {
+		i.Interfaces = []Interface{}
+	}
+	for _, x := range st.Services {
+		i.Services++
+		i.Healthy += one(x.State == lb.StateHealthy)
+	}
+	for _, x := range st.Backends {
+		i.Backends++
+		i.BackendsUp += one(x.State == lb.StateHealthy)
+	}
+	for _, x := range st.Routes {
+		i.Routes++
+		i.Announced += one(x.Announced)
+	}
+	for _, x := range s.o.Peers() {
+		i.Peers++
+		i.PeersUp += one(x.State == "established")
+	}
+	return i
+}
+
+func one(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,157 @@
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+var vip = netip.MustParseAddr("203.0.113.10")
+
+func status(context.Context) (lb.Status, error) {
+	b := lb.BackendStatus{Service: "web", Address: netip.MustParseAddr("10.0.0.1"), Port: 8080, Weight: 1, State: lb.StateHealthy}
+	return lb.Status{
+		Settled:  true,
+		Services: []lb.ServiceStatus{{Service: "web", Address: vip, Port: 80, Protocol: lb.TCP, Policy: lb.PolicyCluster, Backends: []lb.BackendStatus{b}, State: lb.StateHealthy, Announced: true}},
+		Backends: []lb.BackendStatus{b},
+		Routes:   []lb.RouteStatus{{Address: vip, Services: []string{"web"}, Announced: true}},
+	}, nil
+}
+
+func options(t *testing.T) Options {
+	return Options{
+		Socket: filepath.Join(t.TempDir(), "s"), Status: status,
+		Peers: func() []lb.PeerStatus {
+			return []lb.PeerStatus{{Peer: netip.MustParseAddr("192.0.2.1"), State: "established"}}
+		},
+		Info:    func() Info { return Info{Node: "lb1", Version: "test"} },
+		Metrics: promhttp.Handler(), Log: slog.New(slog.DiscardHandler),
+	}
+}
+
+func TestAPI(t *testing.T) {
+	h := New(options(t)).Handler()
+	for _, tt := range []struct {
+		path string
+		code int
+		want string
+	}{
+		{"/v1/status", 200, `{"node":"lb1","version":"test","started":"0001-01-01T00:00:00Z","config":"","settled":true,"services":1,"services_healthy":1,"backends":1,"backends_healthy":1,"routes":1,"routes_announced":1,"peers":1,"peers_established":1,"interfaces":[]}`},
+		{"/v1/services", 200, `[{"service":"web","address":"203.0.113.10","port":80,"protocol":"tcp","policy":"Cluster","forward":"","algorithm":"","backends":[{"service":"web","address":"10.0.0.1","port":8080,"weight":1,"state":"healthy"}],"state":"healthy","announced":true}]`},
+		{"/v1/backends", 200, `[{"service":"web","address":"10.0.0.1","port":8080,"weight":1,"state":"healthy"}]`},
+		{"/v1/routes", 200, `[{"address":"203.0.113.10","services":["web"],"announced":true}]`},
+		{"/v1/peers", 200, `[{"peer":"192.0.2.1","asn":0,"state":"established","routes":0}]`},
+		{"/healthz", 200, `{"healthy":true,"settled":true}`},
+	} {
+		t.Run(tt.path, func(t *testing.T) {
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest("GET", tt.path, nil))
+			var got, want any
+			if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
+				t.Fatal(err)
+			}
+			if err := json.Unmarshal([]byte(tt.want), &want); err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(want, got); d != "" || w.Code != tt.code {
+				t.Errorf("code %d, want %d; diff (-want +got):\n%s", w.Code, tt.code, d)
+			}
+		})
+	}
+}
+
+func TestOnlyGET(t *testing.T) {
+	w := httptest.NewRecorder()
+	New(options(t)).Handler().ServeHTTP(w, httptest.NewRequest("POST", "/v1/status", nil))
+	if w.Code != http.StatusMethodNotAllowed {
+		t.Errorf("POST: %d; want %d", w.Code, http.StatusMethodNotAllowed)
+	}
+}
+
+func TestDashboard(t *testing.T) {
+	w := httptest.NewRecorder()
+	New(options(t)).Handler().ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+	body, _ := io.ReadAll(w.Body)
+	if w.Code != 200 || !strings.Contains(string(body), "<title>Steelyard</title>") {
+		t.Errorf("GET /: %d %.60s", w.Code, body)
+	}
+}
+
+func TestStuckEngineIsUnhealthy(t *testing.T) {
+	o := options(t)
+	o.Status = func(context.Context) (lb.Status, error) { return lb.Status{}, errors.New("ask the engine: no answer") }
+	w := httptest.NewRecorder()
+	New(o).Handler().ServeHTTP(w, httptest.NewRequest("GET", "/healthz", nil))
+	if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "ask the engine: no answer") {
+		t.Errorf("%d %s; want 503 with the reason", w.Code, w.Body)
+	}
+}
+
+func TestServerAndClient(t *testing.T) {
+	o := options(t)
+	c := NewClient(o.Socket)
+	var info Info
+	if err := c.Get(t.Context(), "/v1/status", &info); err == nil || !strings.Contains(err.Error(), "no agent listens on") {
+		t.Errorf("without a server: %v", err)
+	}
+	for range 2 { // the second run finds the socket of the first
+		if err := os.WriteFile(o.Socket+".stale", nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- New(o).Run(ctx) }()
+		deadline := time.Now().Add(5 * time.Second)
+		for c.Get(ctx, "/v1/status", &info) != nil && time.Now().Before(deadline) {
+			time.Sleep(5 * time.Millisecond)
+		}
+		if info.Node != "lb1" {
+			t.Fatalf("answer %+v; want node lb1", info)
+		}
+		if fi, err := os.Stat(o.Socket); err != nil || fi.Mode().Perm() != 0o660 {
+			t.Errorf("socket: %v %v; want mode 0660", fi, err)
+		}
+		if err := New(o).Run(ctx); err == nil || !strings.Contains(err.Error(), "another agent answers there") {
+			t.Errorf("second server: %v", err)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	m := NewMetrics(status)
+	m.Observe("datapath", time.Millisecond, errors.New("no"))
+	r := prometheus.NewRegistry()
+	r.MustRegister(m)
+	problems, err := testutil.GatherAndLint(r)
+	if err != nil || len(problems) > 0 {
+		t.Errorf("lint: %v %v", problems, err)
+	}
+	want := "# HELP steelyard_announce_announced 1 while a VIP is announced, else 0.\n# TYPE steelyard_announce_announced gauge\nsteelyard_announce_announced{vip=\"203.0.113.10\"} 1\n"
+	if err := testutil.GatherAndCompare(r, strings.NewReader(want), "steelyard_announce_announced"); err != nil {
+		t.Error(err)
+	}
+	if got := testutil.ToFloat64(m.errors.WithLabelValues("datapath")); got != 1 {
+		t.Errorf("errors: %v; want 1", got)
+	}
+}

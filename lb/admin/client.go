@@ -1,0 +1,55 @@
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"syscall"
+)
+
+// Client asks an agent over its unix socket.
+type Client struct {
+	socket string
+	http   http.Client
+}
+
+// NewClient returns a Client for the agent that listens on socket.
+func NewClient(socket string) *Client {
+	c := &Client{socket: socket}
+	c.http.Transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", socket)
+	}}
+	return c
+}
+
+// Get decodes the answer to a GET of path into v. Its error says what to do when no agent is there.
+func (c *Client) Get(ctx context.Context, path string, v any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://steelyard"+path, nil)
+	if err != nil {
+		return fmt.Errorf("ask for %s: %w", path, err)
+	}
+	resp, err := c.http.Do(req)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("no agent listens on %s; is \"steelyard run\" running, and is this its admin.socket?", c.socket)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("no permission for %s; use sudo", c.socket)
+	case err != nil:
+		return fmt.Errorf("ask the agent on %s: %w", c.socket, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		var e struct{ Error string }
+		json.NewDecoder(resp.Body).Decode(&e)
+		return fmt.Errorf("the agent says %s to %s: %s", resp.Status, path, e.Error)
+	}
+	if err := json.NewDecoder(resp.Body).Decode(v); err != nil {
+		return fmt.Errorf("read the answer to %s: %w", path, err)
+	}
+	return nil
+}

@@ -1,0 +1,91 @@
+package admin
+
+import (
+	"context"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// Metrics exports what the engine knows, and how long its calls to consumers take.
+type Metrics struct {
+	status func(context.Context) (lb.Status, error)
+	calls  *prometheus.HistogramVec
+	errors *prometheus.CounterVec
+}
+
+var (
+	descBackends  = prometheus.NewDesc("steelyard_engine_backends", "Backends of a service by state.", []string{"service", "state"}, nil)
+	descServices  = prometheus.NewDesc("steelyard_engine_services", "Services that are configured.", nil, nil)
+	descAnnounced = prometheus.NewDesc("steelyard_announce_announced", "1 while a VIP is announced, else 0.", []string{"vip"}, nil)
+	descSettled   = prometheus.NewDesc("steelyard_engine_settled", "1 once every source is complete and every check has answered.", nil, nil)
+)
+
+// NewMetrics returns a collector that asks status at each scrape.
+func NewMetrics(status func(context.Context) (lb.Status, error)) *Metrics {
+	return &Metrics{
+		status: status,
+		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "steelyard_engine_apply_duration_seconds", Help: "How long a consumer took to carry out a change.",
+			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 9),
+		}, []string{"consumer"}),
+		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "steelyard_engine_apply_errors_total", Help: "Changes that a consumer could not carry out, tries included.",
+		}, []string{"consumer"}),
+	}
+}
+
+// Observe is lb.EngineOptions.Observe.
+func (m *Metrics) Observe(consumer string, took time.Duration, err error) {
+	m.calls.WithLabelValues(consumer).Observe(took.Seconds())
+	if err != nil {
+		m.errors.WithLabelValues(consumer).Inc()
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{descBackends, descServices, descAnnounced, descSettled} {
+		ch <- d
+	}
+	m.calls.Describe(ch)
+	m.errors.Describe(ch)
+}
+
+// Collect implements prometheus.Collector. Without an answer of the engine it exports what it has itself.
+func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
+	m.calls.Collect(ch)
+	m.errors.Collect(ch)
+	ctx, cancel := context.WithTimeout(context.Background(), answerWithin)
+	defer cancel()
+	st, err := m.status(ctx)
+	if err != nil {
+		return
+	}
+	gauge := func(d *prometheus.Desc, v int, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
+	}
+	type key struct {
+		service string
+		state   lb.State
+	}
+	backends, services := map[key]int{}, map[string]bool{}
+	for _, s := range st.Services {
+		services[s.Service] = true
+	}
+	for _, b := range st.Backends {
+		backends[key{b.Service, b.State}]++
+	}
+	for service := range services {
+		for _, state := range []lb.State{lb.StateUnknown, lb.StateHealthy, lb.StateUnhealthy, lb.StateDraining} {
+			gauge(descBackends, backends[key{service, state}], service, state.String())
+		}
+	}
+	for _, r := range st.Routes {
+		gauge(descAnnounced, one(r.Announced), r.Address.String())
+	}
+	gauge(descServices, len(services))
+	gauge(descSettled, one(st.Settled))
+}
