@@ -1,0 +1,122 @@
+package config
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "rewrite the want lines of testdata/bad; read the difference before committing it")
+
+var wantLine = regexp.MustCompile(`(?m)^# want ?(.*)\n`)
+
+// secrets makes a directory with good and bad secret files.
+func secrets(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, f := range []struct {
+		name, text string
+		mode       os.FileMode
+	}{
+		{"peer.key", "good password\n", 0o600},
+		{"gossip.key", "a good secret of enough bytes\n", 0o640},
+		{"empty.key", "\n", 0o600},
+		{"open.key", "password\n", 0o644},
+		{"short.key", "123456789012345\n", 0o600},
+		{"long.key", strings.Repeat("x", 81), 0o600},
+		{"lines.key", "one\ntwo\n", 0o600},
+		{"huge.key", strings.Repeat("x", secretMax+1), 0o600},
+	} {
+		name := filepath.Join(dir, f.name)
+		if err := os.WriteFile(name, []byte(f.text), f.mode); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(name, f.mode); err != nil { // whatever the umask
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "directory.key"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(filepath.Join(dir, "pipe.key"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// TestBad compares everything that is said of each file in testdata/bad with its "# want line: …" comments.
+func TestBad(t *testing.T) {
+	files, err := filepath.Glob("testdata/bad/*.toml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no files: %v", err)
+	}
+	mistakes := 0
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var want strings.Builder
+			for _, m := range wantLine.FindAllSubmatch(text, -1) {
+				want.Write(append(m[1], '\n'))
+			}
+			got := said(t, secrets(t), text)
+			mistakes += strings.Count(got, "\n")
+			if diff := cmp.Diff(want.String(), got); diff != "" {
+				t.Errorf("want -, got +:\n%s", diff)
+				if *update {
+					rewrite(t, file, text, got)
+				}
+			}
+		})
+	}
+	if mistakes < 60 {
+		t.Errorf("%d mistakes are covered, want at least 60", mistakes)
+	}
+	t.Logf("%d mistakes in %d files", mistakes, len(files))
+}
+
+// said returns the errors of a text, without the name of its file.
+func said(t *testing.T, dir string, text []byte) string {
+	t.Helper()
+	file := filepath.Join(dir, "steelyard.toml")
+	c, err := Parse(file, text)
+	var errs Errors
+	if !errors.As(err, &errs) || c != nil {
+		t.Fatalf("got %v and error %v, want only Errors", c, err)
+	}
+	for _, e := range errs {
+		if e.Hint == "" || e.Problem == "" || e.Line < 1 {
+			t.Errorf("says too little: %#v", e)
+		}
+	}
+	got := strings.ReplaceAll(errs.Error()+"\n", file+":", "")
+	return strings.ReplaceAll(got, dir, "DIR")
+}
+
+// rewrite puts the wants where they were: at the beginning for files whose end is what is wrong.
+func rewrite(t *testing.T, file string, text []byte, got string) {
+	t.Helper()
+	first := wantLine.FindIndex(text)
+	bare := wantLine.ReplaceAllString(string(text), "")
+	var wants strings.Builder
+	for line := range strings.Lines(got) {
+		fmt.Fprintf(&wants, "# want %s", line)
+	}
+	out := strings.TrimRight(bare, "\n") + "\n\n" + wants.String()
+	if first != nil && first[0] == 0 {
+		out = wants.String() + bare
+	}
+	if err := os.WriteFile(file, []byte(out), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,202 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// Config is a whole configuration file: valid, and with every default filled in.
+type Config struct {
+	Node       Node
+	Datapath   Datapath
+	BGP        *BGP // nil: off
+	L2         *L2  // nil: off
+	Pools      []Pool
+	Services   []Service
+	Kubernetes *Kubernetes // nil: off
+	Probe      Probe
+	Admin      Admin
+	Log        Log
+	// Warnings are things that are legal but surely not meant, one line each in the form of an Error.
+	Warnings []string
+}
+
+// Node is this machine. What is zero is to be derived from the machine.
+type Node struct {
+	Name     string     // default: NODE_NAME, else the host name
+	RouterID netip.Addr // IPv4; default: the address of the interface of the default route
+	Address  netip.Addr // what peers and tunnels use; default: RouterID
+}
+
+// Modes of attaching the datapath.
+const (
+	ModeAuto       = "auto" // native XDP where the driver has it, else tc
+	ModeXDP        = "xdp"
+	ModeXDPGeneric = "xdp-generic"
+	ModeTC         = "tc"
+)
+
+// Datapath is how packets are forwarded.
+type Datapath struct {
+	Interfaces []string // uplinks; empty: the interface of the default route
+	Mode       string   // ModeAuto, ModeXDP, ModeXDPGeneric or ModeTC
+	MaxFlows   int      // entries of the table of established flows, 1 to 100,000,000
+	// SNATPorts are the first and the last source port used when forwarding by nat.
+	SNATPorts  [2]uint16
+	TunnelPort uint16 // UDP port of tunnels between nodes; not within SNATPorts
+}
+
+// BGP says what to tell whom.
+type BGP struct {
+	ASN         uint32
+	ListenPort  int // -1: never listen, only dial
+	Peers       []Peer
+	Communities []Community
+	LocalPref   uint32
+	// AggregateV4 and AggregateV6 are the prefix lengths that are announced. Everything they cover is in a pool that
+	// is announced by BGP, or they are 32 and 128.
+	AggregateV4, AggregateV6 int
+	Weighted                 bool // link-bandwidth extended community in proportion to the healthy backends
+}
+
+// Peer is one BGP neighbour. Peers can be compared with ==.
+type Peer struct {
+	Address         netip.Addr // may have a zone when it is link-local
+	ASN             uint32
+	Port            uint16
+	Password        Secret        // TCP MD5 (RFC 2385), 1 to 80 bytes; zero: none was asked for
+	HoldTime        time.Duration // 0, or whole seconds from 3 to 65535 (RFC 4271 §4.2)
+	Multihop        int           // TTL of an eBGP session over several hops; 0: directly connected
+	TTLSecurity     bool          // RFC 5082; never together with Multihop
+	Source          netip.Addr    // of the family of Address; zero: the kernel chooses
+	GracefulRestart bool
+	BFD             bool
+	NodeSelector    string // label selector; "": every node
+}
+
+// L2 is the announcing of addresses by ARP and NDP.
+type L2 struct {
+	Interfaces []string // empty: the uplinks
+	Members    []netip.Addr
+	Port       uint16 // membership, UDP and TCP
+	Secret     Secret // 16 to 80 bytes; zero: membership is not authenticated
+}
+
+// Pool is a set of addresses that may be given to services and announced.
+type Pool struct {
+	Name   string
+	Ranges []Range // no two of them overlap, within one pool or between pools
+	// Announce says by what; empty: by whatever is on. What it names is on.
+	Announce        []lb.AnnouncerKind
+	AutoAssign      bool // give its addresses to services that do not name the pool
+	AvoidBuggyIPs   bool // skip addresses that end in .0 or .255
+	Namespaces      []string
+	ServiceSelector string
+	Priority        int // lower first
+}
+
+// Contains says whether addr is in the pool.
+func (p *Pool) Contains(addr netip.Addr) bool {
+	for _, r := range p.Ranges {
+		if r.Contains(addr) {
+			return true
+		}
+	}
+	return false
+}
+
+// Service is a service of the file: everything an lb.Service needs.
+type Service struct {
+	Name string
+	// Addresses are as written; empty: one of each family of Pool is to be allocated.
+	Addresses []netip.Addr
+	// Pool is the name of the pool that was asked for; "": Addresses were.
+	Pool string
+	// Ports has the port that checks ask first (lb.Checks takes the first).
+	Ports      []lb.Port
+	Backends   []lb.Backend
+	Algorithm  lb.Algorithm
+	Method     lb.Method
+	Encap      lb.Encap
+	Affinity   time.Duration
+	Allow      []netip.Prefix
+	MinHealthy int
+	Check      lb.CheckSpec
+	// Announce is that of the pool that has the addresses; empty: by whatever is on.
+	Announce []lb.AnnouncerKind
+}
+
+// Values of Kubernetes.Proxy.
+const (
+	ProxyAuto      = "auto"
+	ProxyKubeProxy = "kube-proxy" // it serves health check node ports and ClusterIPs
+	ProxyReplace   = "replace"    // we do
+)
+
+// Kubernetes is the source of services that is a cluster.
+type Kubernetes struct {
+	Kubeconfig        string // "": the credentials of the pod
+	LoadBalancerClass string // "": Services that name no class
+	Allocate          bool
+	Proxy             string    // ProxyAuto, ProxyKubeProxy or ProxyReplace
+	Forward           lb.Method // to pods on other nodes: MethodTunnel or MethodNAT
+}
+
+// Probe is how the health check node ports and the nodes are asked.
+type Probe struct {
+	Interval, Timeout time.Duration // Timeout ≤ Interval
+	Fall, Rise        int
+	ProxyHealthz      string // URL
+}
+
+// Admin is where the agent can be talked to.
+type Admin struct {
+	Socket string // absolute path, at most 107 bytes
+	Listen string // "address:port", read-only; "": nowhere
+}
+
+// Log is how the agent logs.
+type Log struct {
+	Level  slog.Level
+	Format string // "text" or "json"
+}
+
+// Default is the configuration of an empty file.
+func Default() *Config {
+	return &Config{
+		Datapath: Datapath{
+			Mode: ModeAuto, MaxFlows: 1_000_000, SNATPorts: [2]uint16{61000, 65535}, TunnelPort: 6090,
+		},
+		Probe: Probe{
+			Interval: time.Second, Timeout: 500 * time.Millisecond, Fall: 2, Rise: 1,
+			ProxyHealthz: "http://127.0.0.1:10256/healthz",
+		},
+		Admin: Admin{Socket: "/run/steelyard/steelyard.sock"},
+		Log:   Log{Level: slog.LevelInfo, Format: "text"},
+	}
+}
+
+// Load reads a file and returns what it says. The error is an Errors with everything that is wrong with it.
+func Load(file string) (*Config, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		e := Error{File: file, Problem: "cannot be read: " + err.Error(), Hint: "name the file with -c", cause: err}
+		var pe *fs.PathError
+		if errors.As(err, &pe) {
+			e.Problem = fmt.Sprintf("cannot be read: %v", pe.Err)
+		}
+		return nil, Errors{e}
+	}
+	return Parse(file, text)
+}
+
+// Parse returns what text says. file is for errors, and the names of secret files that are not absolute are relative
+// to its directory; nothing else is read. The error is an Errors with everything that is wrong.
+func Parse(file string, text []byte) (*Config, error) { return newDecoder(file).decode(text) }

@@ -1,0 +1,317 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+var exact = cmp.Options{
+	cmp.Comparer(func(a, b netip.Addr) bool { return a == b }),
+	cmp.Comparer(func(a, b netip.Prefix) bool { return a == b }),
+	cmp.Comparer(func(a, b Community) bool { return a == b }),
+	cmp.Comparer(func(a, b Secret) bool { return a == b }),
+	cmpopts.EquateEmpty(),
+}
+
+// mustParse parses a file of this package, with its secrets in a directory of the test.
+func mustParse(t *testing.T, file string) *Config {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mustParseText(t, string(text))
+}
+
+func mustParseText(t *testing.T, text string) *Config {
+	t.Helper()
+	c, err := Parse("steelyard.toml", []byte(strings.ReplaceAll(text, "/etc/steelyard/", secrets(t)+"/")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestEmptyFileIsDefault(t *testing.T) {
+	c := mustParseText(t, "")
+	want := Default()
+	want.Warnings = []string{"steelyard.toml: nothing to do: no services and no source of services; add a [[service]] or [kubernetes]"}
+	if diff := cmp.Diff(want, c, exact); diff != "" {
+		t.Errorf("want -, got +:\n%s", diff)
+	}
+}
+
+// reference.toml says the default of every key: with all keys written it means the same as with only those that have
+// no default.
+func TestReferenceSaysTheDefaults(t *testing.T) {
+	got, want := mustParse(t, "reference.toml"), mustParse(t, "testdata/required.toml")
+	// tunnel has its default but is without effect; that is told, and is not what this test is about.
+	got.Warnings, want.Warnings = nil, nil
+	if diff := cmp.Diff(want, got, exact); diff != "" {
+		t.Errorf("want -, got +:\n%s", diff)
+	}
+}
+
+func TestReferenceHasEveryKey(t *testing.T) {
+	text, err := os.ReadFile("reference.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := newDecoder("reference.toml")
+	if _, err := d.decode([]byte(strings.ReplaceAll(string(text), "/etc/steelyard/", secrets(t)+"/"))); err != nil {
+		t.Fatal(err)
+	}
+	if len(d.absent) > 0 {
+		t.Errorf("keys that reference.toml does not have: %s", strings.Join(d.absent, ", "))
+	}
+}
+
+// The contract: the file of DESIGN §2 as it stands there.
+func TestDesign(t *testing.T) {
+	c := mustParse(t, "testdata/design.toml")
+	want := &Config{
+		Node: Node{"lb1", netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("192.0.2.11")},
+		Datapath: Datapath{
+			Interfaces: []string{"eth0"}, Mode: ModeAuto, MaxFlows: 1000000,
+			SNATPorts: [2]uint16{61000, 65535}, TunnelPort: 6090,
+		},
+		BGP: &BGP{
+			ASN: 64512, ListenPort: 179,
+			Peers: []Peer{{
+				Address: netip.MustParseAddr("192.0.2.1"), ASN: 64500, Port: 179, Password: NewSecret("good password"),
+				HoldTime: 9 * time.Second, GracefulRestart: true, NodeSelector: "rack=a",
+			}},
+			Communities: []Community{{parts: [3]uint32{64512<<16 | 100}}},
+			LocalPref:   100, AggregateV4: 32, AggregateV6: 128, Weighted: true,
+		},
+		L2: &L2{
+			Interfaces: []string{"eth0"}, Members: []netip.Addr{netip.MustParseAddr("192.0.2.12")}, Port: 7946,
+			Secret: NewSecret("a good secret of enough bytes"),
+		},
+		Pools: []Pool{{
+			Name: "public",
+			Ranges: []Range{
+				{netip.MustParseAddr("203.0.113.0"), netip.MustParseAddr("203.0.113.15")},
+				{netip.MustParseAddr("203.0.113.40"), netip.MustParseAddr("203.0.113.50")},
+				{netip.MustParseAddr("2001:db8:1::"), netip.MustParseAddr("2001:db8:1::f")},
+			},
+			Announce: []lb.AnnouncerKind{lb.AnnounceBGP}, AutoAssign: true,
+		}},
+		Services: []Service{{
+			Name: "web", Addresses: []netip.Addr{netip.MustParseAddr("203.0.113.10")},
+			Ports: []lb.Port{{Port: 80, Target: 8080, Protocol: lb.TCP}, {Port: 443, Target: 8443, Protocol: lb.TCP},
+				{Port: 53, Target: 53, Protocol: lb.UDP}},
+			Backends: []lb.Backend{{Addr: netip.MustParseAddr("10.0.0.21"), Weight: 1},
+				{Addr: netip.MustParseAddr("10.0.0.22"), Port: 9000, Weight: 3}},
+			Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Encap: lb.EncapIPIP, MinHealthy: 1,
+			Check: lb.CheckSpec{
+				Type: lb.CheckHTTP, Path: "/healthz", Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3,
+				Status: []lb.StatusRange{{From: 200, To: 399}},
+			},
+			Announce: []lb.AnnouncerKind{lb.AnnounceBGP},
+		}},
+		Kubernetes: &Kubernetes{Allocate: true, Proxy: ProxyAuto, Forward: lb.MethodTunnel},
+		Probe:      Probe{time.Second, 500 * time.Millisecond, 2, 1, "http://127.0.0.1:10256/healthz"},
+		Admin:      Admin{Socket: "/run/steelyard/steelyard.sock"},
+		Log:        Log{slog.LevelInfo, "text"},
+	}
+	if diff := cmp.Diff(want, c, exact); diff != "" {
+		t.Errorf("want -, got +:\n%s", diff)
+	}
+}
+
+// Each pair is one thing written in a long and in a short form.
+func TestForms(t *testing.T) {
+	const service = "[[service]]\nname = \"web\"\n"
+	for _, c := range []struct{ name, long, short string }{
+		{"one address", service + `address = ["203.0.113.10"]
+			ports = ["80"]
+			backends = ["10.0.0.21"]`, service + `address = "203.0.113.10"
+			ports = ["80"]
+			backends = ["10.0.0.21"]`},
+		{"backends", service + `address = "203.0.113.10"
+			ports = ["80:80/tcp"]
+			[[service.backends]]
+			address = "10.0.0.21"
+			port = 9000
+			weight = 1`, service + `address = "203.0.113.10"
+			ports = ["80"]
+			backends = ["10.0.0.21:9000"]`},
+		{"check", service + `address = "203.0.113.10"
+			ports = ["80"]
+			backends = ["10.0.0.21"]
+			[service.check]
+			type = "http"
+			path = "/"`, service + `address = "203.0.113.10"
+			ports = ["80"]
+			backends = ["10.0.0.21"]
+			check = "http"`},
+		{"peers", `[bgp]
+			asn = 64512
+			[[bgp.peers]]
+			address = "192.0.2.1"
+			asn = 64500
+			[[bgp.peers]]
+			address = "fe80::1%eth0"
+			asn = 64501`, `[bgp]
+			asn = 64512
+			peers = [{ address = "192.0.2.1", asn = 64500 }, { address = "fe80::1%eth0", asn = 64501 }]`},
+		{"pool", `[[pool]]
+			name = "a"
+			addresses = ["203.0.113.1/32", "203.0.113.16-203.0.113.31"]`, `[[pool]]
+			name = "a"
+			addresses = ["203.0.113.1", "203.0.113.16/28"]`},
+		{"timeout follows a short interval", service + `address = "203.0.113.10"
+			ports = ["80"]
+			backends = ["10.0.0.21"]
+			check = { interval = "200ms", timeout = "200ms" }
+			[probe]
+			interval = "100ms"
+			timeout = "100ms"`, service + `address = "203.0.113.10"
+			ports = ["80"]
+			backends = ["10.0.0.21"]
+			check = { interval = "200ms" }
+			[probe]
+			interval = "100ms"`},
+		{"a text with a byte order mark and Windows lines", "[node]\nname = \"lb1\"\n", "\xef\xbb\xbf[node]\r\nname = \"lb1\"\r\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			long, short := mustParseText(t, c.long), mustParseText(t, c.short)
+			long.Warnings, short.Warnings = nil, nil
+			if diff := cmp.Diff(long, short, exact); diff != "" {
+				t.Errorf("long -, short +:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestChecksAreFilled(t *testing.T) {
+	base := defaultCheck()
+	with := func(f func(*lb.CheckSpec)) lb.CheckSpec {
+		c := base
+		f(&c)
+		return c
+	}
+	for _, c := range []struct {
+		ports, check string
+		want         lb.CheckSpec
+		first        lb.Port
+	}{
+		{`"80"`, ``, base, lb.Port{Port: 80, Target: 80, Protocol: lb.TCP}},
+		{`"53/udp", "80:8080"`, ``, base, lb.Port{Port: 80, Target: 8080, Protocol: lb.TCP}},
+		{`"80", "53/udp"`, `{ type = "dns", host = "example.net" }`,
+			with(func(c *lb.CheckSpec) { c.Type, c.Host = lb.CheckDNS, "example.net" }),
+			lb.Port{Port: 53, Target: 53, Protocol: lb.UDP}},
+		{`"443/udp"`, `{ port = 8080 }`, with(func(c *lb.CheckSpec) { c.Port = 8080 }),
+			lb.Port{Port: 443, Target: 443, Protocol: lb.UDP}},
+		{`"443/udp"`, `"none"`, with(func(c *lb.CheckSpec) { c.Type = lb.CheckNone }),
+			lb.Port{Port: 443, Target: 443, Protocol: lb.UDP}},
+		{`"53/udp"`, `{ type = "udp", send = "ping", expect_body = "pong" }`,
+			with(func(c *lb.CheckSpec) { c.Type, c.Send, c.Body = lb.CheckUDP, "ping", "pong" }),
+			lb.Port{Port: 53, Target: 53, Protocol: lb.UDP}},
+		{`"443"`, `{ type = "https", expect_status = "200, 301-308", tls_server_name = "a.example.net", host = "b.example.net:443" }`,
+			with(func(c *lb.CheckSpec) {
+				c.Type, c.Path, c.TLSServerName, c.Host = lb.CheckHTTPS, "/", "a.example.net", "b.example.net:443"
+				c.Status = []lb.StatusRange{{From: 200, To: 200}, {From: 301, To: 308}}
+			}), lb.Port{Port: 443, Target: 443, Protocol: lb.TCP}},
+		{`"80"`, `"health-check-node-port"`,
+			with(func(c *lb.CheckSpec) { c.Type, c.Path, c.Port = lb.CheckNodePort, "/healthz", 10256 }),
+			lb.Port{Port: 80, Target: 80, Protocol: lb.TCP}},
+		{`"80"`, `{ type = "health-check-node-port", port = 30123 }`,
+			with(func(c *lb.CheckSpec) { c.Type, c.Path, c.Port = lb.CheckNodePort, "/healthz", 30123 }),
+			lb.Port{Port: 80, Target: 80, Protocol: lb.TCP}},
+	} {
+		t.Run(c.ports+" "+c.check, func(t *testing.T) {
+			text := fmt.Sprintf("[[service]]\nname = \"s\"\naddress = \"203.0.113.10\"\nports = [%s]\nbackends = [\"10.0.0.21\"]\n", c.ports)
+			if c.check != "" {
+				text += "check = " + c.check + "\n"
+			}
+			s := mustParseText(t, text).Services[0]
+			if diff := cmp.Diff(c.want, s.Check); diff != "" {
+				t.Errorf("want -, got +:\n%s", diff)
+			}
+			if s.Ports[0] != c.first {
+				t.Errorf("first port is %v, want %v", s.Ports[0], c.first)
+			}
+		})
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	got := mustParseText(t, `[bgp]
+asn = 64512
+
+[l2]
+members = ["192.0.2.12"]
+
+[[pool]]
+name = "p"
+addresses = ["203.0.113.0/28"]
+namespaces = ["default"]
+service_selector = "a=b"
+
+[[service]]
+name = "s"
+address = "203.0.113.10"
+ports = ["80"]
+tunnel = "gue"
+allow = ["2001:db8::/32"]
+backends = [{ address = "10.0.0.1", weight = 0 }, { address = "10.0.0.2", drain = true }]
+`).Warnings
+	want := []string{
+		`steelyard.toml:1: bgp: has no peers, so nothing is announced by it; add [[bgp.peers]]`,
+		`steelyard.toml:5: l2.members: anybody who reaches port 7946 can take addresses over; share a secret by secret_file`,
+		`steelyard.toml:10: pool[0].namespaces (pool "p"): has no effect without Kubernetes; add [kubernetes], or leave it out`,
+		`steelyard.toml:11: pool[0].service_selector (pool "p"): has no effect without Kubernetes; add [kubernetes], or leave it out`,
+		`steelyard.toml:17: service[0].tunnel (service "s"): has no effect with forward = "nat"; write forward = "tunnel", or leave tunnel out`,
+		`steelyard.toml:18: service[0].allow (service "s"): nobody may connect to 203.0.113.10; add a prefix of its family`,
+		`steelyard.toml:19: service[0].backends (service "s"): none of them takes new connections; let one have weight and no drain`,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("want -, got +:\n%s", diff)
+	}
+}
+
+func TestMinimal(t *testing.T) {
+	c := mustParse(t, "testdata/minimal.toml")
+	if len(c.Warnings) > 0 || len(c.Services) != 1 || len(c.Services[0].Backends) != 3 || len(c.BGP.Peers) != 1 {
+		t.Errorf("got %+v", c)
+	}
+}
+
+func TestLoad(t *testing.T) {
+	dir := t.TempDir()
+	_, err := Load(filepath.Join(dir, "none.toml"))
+	want := Errors{{File: filepath.Join(dir, "none.toml"), Problem: "cannot be read: no such file or directory",
+		Hint: "name the file with -c"}}
+	if err == nil || err.Error() != want.Error() {
+		t.Errorf("got %v, want %v", err, want)
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v is not fs.ErrNotExist", err)
+	}
+	// Secret files are looked for beside the configuration.
+	dir = secrets(t)
+	file := filepath.Join(dir, "steelyard.toml")
+	text := "[bgp]\nasn = 1\npeers = [{ address = \"192.0.2.1\", asn = 2, password_file = \"peer.key\" }]\n"
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Load(file)
+	if err != nil || c.BGP.Peers[0].Password.Reveal() != "good password" {
+		t.Errorf("got %+v, %v", c, err)
+	}
+}

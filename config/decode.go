@@ -1,0 +1,338 @@
+package config
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// decoder turns one file into a Config. It holds what all sections share: where keys stand and what was found wrong.
+type decoder struct {
+	file     string
+	lines    map[string]int // by path
+	errs     Errors
+	warnings Errors
+	absent   []string // paths of keys the schema has and the file has not; a test wants none for reference.toml
+
+	config *Config
+	own    []ownAddress
+	pools  poolTable
+	names  map[string]string // of services: path
+	claims map[lb.Frontend]claim
+}
+
+func newDecoder(file string) *decoder {
+	return &decoder{
+		file: file, lines: map[string]int{}, config: Default(),
+		pools: poolTable{names: map[string]string{}}, names: map[string]string{}, claims: map[lb.Frontend]claim{},
+	}
+}
+
+// decode reads text. Only a text that is not TOML ends it early: nothing can be said of the rest then.
+func (d *decoder) decode(text []byte) (*Config, error) {
+	positions := scan(string(text))
+	for _, p := range positions {
+		if _, ok := d.lines[p.Path]; !ok {
+			d.lines[p.Path] = p.Line
+		}
+	}
+	values := map[string]any{}
+	if _, err := toml.Decode(string(text), &values); err != nil {
+		return nil, Errors{d.syntaxError(err, positions)}
+	}
+	d.root(&table{d: d, values: values})
+	if len(d.errs) > 0 {
+		return nil, inOrder(d.errs)
+	}
+	for _, w := range inOrder(d.warnings) {
+		d.config.Warnings = append(d.config.Warnings, w.Error())
+	}
+	return d.config, nil
+}
+
+// root reads the sections in an order in which each finds what it is checked against.
+func (d *decoder) root(t *table) {
+	c := d.config
+	t.section("node", d.node)
+	t.section("datapath", d.datapath)
+	c.BGP = optional(t, "bgp", d.bgp)
+	c.L2 = optional(t, "l2", d.l2)
+	c.Kubernetes = optional(t, "kubernetes", d.kubernetes)
+	t.section("probe", d.probe)
+	t.section("admin", d.admin)
+	t.section("log", d.log)
+	for _, p := range t.tables("pool") {
+		d.pool(p)
+	}
+	for _, s := range t.tables("service") {
+		d.service(s)
+	}
+	d.aggregates()
+	d.pointless(t)
+	t.noOtherSections()
+}
+
+// noOtherSections is done for the whole file.
+func (t *table) noOtherSections() {
+	header := func(key string) string {
+		if key == "pool" || key == "service" {
+			return "[[" + key + "]]"
+		}
+		return "[" + key + "]"
+	}
+	for _, key := range slices.Sorted(maps.Keys(t.values)) {
+		if slices.Contains(t.keys, key) {
+			continue
+		}
+		var headers []string
+		for _, k := range t.keys {
+			headers = append(headers, header(k))
+		}
+		hint := "the sections are " + strings.Join(headers, ", ")
+		if s := suggest(key, t.keys); s != "" {
+			hint = "did you mean " + header(s) + "?"
+		}
+		t.at(key).errorf(hint, "no such section")
+	}
+}
+
+// optional reads a section that switches something on.
+func optional[T any](t *table, key string, read func(*table) *T) *T {
+	sub := t.sub(key)
+	if sub == nil {
+		return nil
+	}
+	v := read(sub)
+	sub.done()
+	return v
+}
+
+func (d *decoder) add(to *Errors, path, object, problem, hint string) {
+	*to = append(*to, Error{File: d.file, Line: d.line(path), Key: path, Object: object, Problem: problem, Hint: hint})
+}
+
+// line returns the line of a path, or of the nearest thing around it that the file has; 0 when there is none.
+func (d *decoder) line(path string) int {
+	for {
+		if n, ok := d.lines[path]; ok {
+			return n
+		}
+		if n, ok := d.lines[path+"[0]"]; ok { // [[path]]
+			return n
+		}
+		cut := strings.LastIndexAny(path, ".[")
+		if cut < 0 {
+			return 0
+		}
+		path = path[:cut]
+	}
+}
+
+func inOrder(errs Errors) Errors {
+	slices.SortStableFunc(errs, func(a, b Error) int { return cmp.Compare(a.Line, b.Line) })
+	return errs
+}
+
+// syntaxHints say what would be right, by a part of what the TOML parser said.
+var syntaxHints = []struct{ part, hint string }{
+	{"already been defined", "take one of the two out"},
+	{"already exists", "take one of the two out"},
+	{"cannot be used as an array", "write either [name] once, or [[name]] for each"},
+	{"strings cannot contain newlines", `close the quote on the same line`},
+	{"end table name", "write [name] on a line of its own, or [[name]]"},
+	{"end of file", "close what was opened: a quote, [ or {"},
+	{"unexpected EOF", "close what was opened: a quote, [ or {"},
+	{"UTF-16", "save the file as UTF-8"},
+	{"invalid UTF-8", "save the file as UTF-8"},
+	{"control characters", "take it out"},
+	{"invalid escape", `write \\ for a backslash`},
+	{"", `a line is key = value; texts, addresses and durations stand in quotes, as in address = "192.0.2.1"`},
+}
+
+func (d *decoder) syntaxError(err error, positions []position) Error {
+	e := Error{File: d.file, Problem: "not TOML: " + err.Error()}
+	var pe toml.ParseError
+	if errors.As(err, &pe) {
+		e.Line, e.Problem = pe.Position.Line, "not TOML: "+strings.TrimSuffix(pe.Message, ".")
+		if strings.Contains(pe.Message, `got '\n'`) && e.Line > 1 {
+			e.Line-- // it counts the newline to the next line
+		}
+		// The parser names the key without indices; the scan knows it with them if it got that far.
+		for _, p := range positions {
+			if p.Line <= e.Line && p.Key != "" && p.Key == pe.LastKey {
+				e.Key = p.Path
+			}
+		}
+	}
+	for _, h := range syntaxHints {
+		if strings.Contains(e.Problem, h.part) {
+			e.Hint = h.hint
+			break
+		}
+	}
+	return e
+}
+
+// table is a [section], an element of an [[array of tables]] or an inline table, not yet read. Its methods name the
+// keys of the schema; what is left when done is called is unknown.
+type table struct {
+	d      *decoder
+	path   string
+	object string
+	values map[string]any
+	keys   []string // asked for so far
+}
+
+// item is one value and where it stands.
+type item struct {
+	d      *decoder
+	path   string
+	object string
+	value  any
+}
+
+func (i item) errorf(hint, problem string, args ...any) {
+	i.d.add(&i.d.errs, i.path, i.object, fmt.Sprintf(problem, args...), hint)
+}
+
+func (i item) warnf(hint, problem string, args ...any) {
+	i.d.add(&i.d.warnings, i.path, i.object, fmt.Sprintf(problem, args...), hint)
+}
+
+// at is the place of a key, whether or not the file has it.
+func (t *table) at(key string) item {
+	path := t.path
+	if key != "" {
+		path = joinKey(path, key)
+	}
+	return item{d: t.d, path: path, object: t.object, value: t.values[key]}
+}
+
+// get returns the value of a key of the schema, if the file has it.
+func (t *table) get(key string) (item, bool) {
+	if !slices.Contains(t.keys, key) {
+		t.keys = append(t.keys, key)
+	}
+	i := t.at(key)
+	_, ok := t.values[key]
+	if !ok {
+		t.d.absent = append(t.d.absent, i.path)
+	}
+	return i, ok
+}
+
+// need is get for a key without which the section makes no sense. hint shows one.
+func (t *table) need(key, hint string) (item, bool) {
+	i, ok := t.get(key)
+	if !ok {
+		i.errorf(hint, "missing")
+	}
+	return i, ok
+}
+
+func (t *table) has(key string) bool {
+	_, ok := t.values[key]
+	return ok
+}
+
+// section reads a section that has defaults: read is called with an empty table if the file does not have it.
+func (t *table) section(key string, read func(*table)) {
+	sub := t.sub(key)
+	if sub == nil {
+		sub = &table{d: t.d, path: joinKey(t.path, key), object: t.object}
+	}
+	read(sub)
+	sub.done()
+}
+
+// sub returns the table of a key; nil when the file does not have it or it is no table.
+func (t *table) sub(key string) *table {
+	i, ok := t.get(key)
+	if !ok {
+		return nil
+	}
+	values, ok := i.value.(map[string]any)
+	if !ok {
+		i.errorf(fmt.Sprintf("write [%s] on a line of its own and its keys below", i.path), "%s, must be a table", i.what())
+		return nil
+	}
+	return i.table(values)
+}
+
+func (i item) table(values map[string]any) *table {
+	return &table{d: i.d, path: i.path, object: i.object, values: values}
+}
+
+// tables returns the elements of an array of tables, in either form: [[key]] or key = [{…}].
+func (t *table) tables(key string) []*table {
+	i, ok := t.get(key)
+	if !ok {
+		return nil
+	}
+	hint := fmt.Sprintf("write [[%s]] for each", i.path)
+	elements, ok := i.elements()
+	if !ok {
+		i.errorf(hint, "%s, must be a list of tables", i.what())
+		return nil
+	}
+	var tables []*table
+	for _, e := range elements {
+		values, ok := e.value.(map[string]any)
+		if !ok {
+			e.errorf(hint, "%s, must be a table", e.what())
+			continue
+		}
+		tables = append(tables, e.table(values))
+	}
+	return tables
+}
+
+// elements returns the elements of a list.
+func (i item) elements() ([]item, bool) {
+	var values []any
+	switch v := i.value.(type) {
+	case []any:
+		values = v
+	case []map[string]any:
+		for _, m := range v {
+			values = append(values, m)
+		}
+	default:
+		return nil, false
+	}
+	items := make([]item, len(values))
+	for n, v := range values {
+		items[n] = item{d: i.d, path: i.path + index(n), object: i.object, value: v}
+	}
+	return items, true
+}
+
+// done reports the keys that the schema does not have. elsewhere are keys of other sections that people look for here.
+func (t *table) done(elsewhere ...string) {
+	for _, key := range slices.Sorted(maps.Keys(t.values)) {
+		if slices.Contains(t.keys, key) {
+			continue
+		}
+		hint := "the keys here are " + strings.Join(t.keys, ", ")
+		if s := suggest(key, append(slices.Clone(t.keys), elsewhere...)); s != "" {
+			hint = "did you mean " + s + "?"
+		}
+		t.at(key).errorf(hint, "no such key")
+	}
+}
+
+// inDir makes a relative file name relative to the configuration file.
+func (d *decoder) inDir(name string) string {
+	if filepath.IsAbs(name) {
+		return name
+	}
+	return filepath.Join(filepath.Dir(d.file), name)
+}

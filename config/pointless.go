@@ -1,0 +1,58 @@
+package config
+
+import (
+	"slices"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// pointless warns of what is legal and cannot have been meant.
+func (d *decoder) pointless(t *table) {
+	c := d.config
+	root := func(key string) item { return t.at(key) }
+	if len(c.Services) == 0 && c.Kubernetes == nil && !t.has("service") && !t.has("kubernetes") {
+		item{d: d}.warnf("add a [[service]] or [kubernetes]", "nothing to do: no services and no source of services")
+	}
+	if (len(c.Services) > 0 || c.Kubernetes != nil) && c.BGP == nil && c.L2 == nil {
+		key := "service"
+		if len(c.Services) == 0 {
+			key = "kubernetes"
+		}
+		root(key).warnf("add [bgp] or [l2], or route the addresses here yourself",
+			"no address is announced, for neither bgp nor l2 is on")
+	}
+	if c.BGP != nil && len(c.BGP.Peers) == 0 {
+		root("bgp").warnf("add [[bgp.peers]]", "has no peers, so nothing is announced by it")
+	}
+	for n, s := range c.Services {
+		rests := func(b lb.Backend) bool { return b.Drain || b.Weight == 0 }
+		if len(s.Backends) > 0 && !slices.ContainsFunc(s.Backends, func(b lb.Backend) bool { return !rests(b) }) {
+			i := item{d: d, path: "service" + index(n) + ".backends", object: `service "` + s.Name + `"`}
+			i.warnf("let one have weight and no drain", "none of them takes new connections")
+		}
+	}
+	if c.Kubernetes == nil {
+		d.needsKubernetes()
+	}
+}
+
+// needsKubernetes warns of keys that have an effect with Kubernetes only.
+func (d *decoder) needsKubernetes() {
+	const hint, problem = "add [kubernetes], or leave it out", "has no effect without Kubernetes"
+	if d.config.BGP != nil {
+		for n, p := range d.config.BGP.Peers {
+			if p.NodeSelector != "" {
+				item{d: d, path: "bgp.peers" + index(n) + ".node_selector"}.warnf(hint, problem)
+			}
+		}
+	}
+	for n, p := range d.config.Pools {
+		object := `pool "` + p.Name + `"`
+		if len(p.Namespaces) > 0 {
+			item{d: d, path: "pool" + index(n) + ".namespaces", object: object}.warnf(hint, problem)
+		}
+		if p.ServiceSelector != "" {
+			item{d: d, path: "pool" + index(n) + ".service_selector", object: object}.warnf(hint, problem)
+		}
+	}
+}

@@ -1,0 +1,229 @@
+package config
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+)
+
+// position is where a key or an element of a list stands.
+type position struct {
+	Path string // with indices: service[1].check.interval
+	Key  string // as toml.MetaData.Keys names it: service.check.interval; "" for an element of a list
+	Line int
+}
+
+// scan returns the positions of all keys and list elements of a TOML document, in the order of the document. What it
+// says of a text that is not valid TOML is a guess; it never fails and always ends.
+//
+// It exists because BurntSushi/toml 1.6.0 keeps positions by dotted key without index, so that of several [[service]]
+// it knows the lines of the last only, and because it tells no position of unknown keys.
+func scan(text string) []position {
+	text = strings.TrimPrefix(text, "\xef\xbb\xbf")
+	sc := &scanner{s: text, line: 1, elements: map[string]int{}}
+	var table, key string
+	for {
+		sc.blank(true)
+		if sc.i >= len(sc.s) {
+			return sc.found
+		}
+		if sc.s[sc.i] == '[' {
+			array := strings.HasPrefix(sc.s[sc.i:], "[[")
+			sc.i++
+			if array {
+				sc.i++
+			}
+			line := sc.line
+			table, key = sc.header(sc.key(), array)
+			sc.found = append(sc.found, position{table, key, line})
+			for sc.i < len(sc.s) && sc.s[sc.i] == ']' {
+				sc.i++
+			}
+			continue
+		}
+		sc.pair(table, key)
+	}
+}
+
+type scanner struct {
+	s        string
+	i        int
+	line     int
+	found    []position
+	elements map[string]int // how many elements of each array of tables were seen, by path
+}
+
+// header returns the path and the key of a [table] or [[array of tables]].
+func (sc *scanner) header(parts []string, array bool) (path, key string) {
+	for i, p := range parts {
+		path, key = joinKey(path, p), joinKey(key, p)
+		n := sc.elements[path]
+		switch {
+		case array && i == len(parts)-1:
+			sc.elements[path]++
+			path += index(n)
+		case n > 0:
+			path += index(n - 1) // the element that was opened last
+		}
+	}
+	return path, key
+}
+
+// pair reads key = value.
+func (sc *scanner) pair(path, key string) {
+	line := sc.line
+	for _, p := range sc.key() {
+		path, key = joinKey(path, p), joinKey(key, p)
+	}
+	sc.found = append(sc.found, position{path, key, line})
+	sc.blank(false)
+	if sc.i < len(sc.s) && sc.s[sc.i] == '=' {
+		sc.i++
+	}
+	sc.value(path, key)
+}
+
+func (sc *scanner) value(path, key string) {
+	sc.blank(true)
+	if sc.i >= len(sc.s) {
+		return
+	}
+	switch c := sc.s[sc.i]; c {
+	case '"', '\'':
+		sc.str()
+	case '[':
+		for n := 0; sc.more(']'); n++ {
+			sc.found = append(sc.found, position{path + index(n), "", sc.line})
+			sc.value(path+index(n), key)
+		}
+	case '{':
+		for sc.more('}') {
+			sc.pair(path, key)
+		}
+	default:
+		sc.i++ // always advance: the text may not be TOML
+		for sc.i < len(sc.s) && !strings.ContainsRune(",]}\n#", rune(sc.s[sc.i])) {
+			sc.i++
+		}
+	}
+}
+
+// more steps over the opening bracket or a comma, and says whether another element follows before the closing one.
+func (sc *scanner) more(closing byte) bool {
+	if rest := sc.s[min(sc.i, len(sc.s)):]; closing == ']' && strings.HasPrefix(rest, "[") ||
+		closing == '}' && strings.HasPrefix(rest, "{") {
+		sc.i++
+	}
+	sc.blank(true)
+	for sc.i < len(sc.s) && sc.s[sc.i] == ',' {
+		sc.i++
+		sc.blank(true)
+	}
+	if sc.i >= len(sc.s) || sc.s[sc.i] == closing {
+		sc.i++
+		return false
+	}
+	return true
+}
+
+// key reads a dotted key.
+func (sc *scanner) key() (parts []string) {
+	for {
+		sc.blank(false)
+		if sc.i >= len(sc.s) {
+			return parts
+		}
+		if c := sc.s[sc.i]; c == '"' || c == '\'' {
+			parts = append(parts, unquote(sc.str()))
+		} else {
+			j := sc.i
+			for j < len(sc.s) && !strings.ContainsRune(" \t\r.=]\n", rune(sc.s[j])) {
+				j++
+			}
+			if j == sc.i {
+				sc.i++
+				return parts
+			}
+			parts = append(parts, sc.s[sc.i:j])
+			sc.i = j
+		}
+		sc.blank(false)
+		if sc.i >= len(sc.s) || sc.s[sc.i] != '.' {
+			return parts
+		}
+		sc.i++
+	}
+}
+
+// str reads a string of any of the four forms and returns it with its quotes.
+func (sc *scanner) str() string {
+	start, q := sc.i, sc.s[sc.i:sc.i+1]
+	end := q
+	if long := q + q + q; strings.HasPrefix(sc.s[sc.i:], long) {
+		end = long
+	}
+	sc.i += len(end)
+	for sc.i < len(sc.s) && !strings.HasPrefix(sc.s[sc.i:], end) {
+		if sc.s[sc.i] == '\\' && q == `"` {
+			sc.i++
+		}
+		if sc.i < len(sc.s) && sc.s[sc.i] == '\n' {
+			sc.line++
+		}
+		sc.i++
+	}
+	sc.i += len(end)
+	for len(end) == 3 && sc.i < len(sc.s) && sc.s[sc.i] == q[0] { // """" ends with a quote inside
+		sc.i++
+	}
+	sc.i = min(sc.i, len(sc.s))
+	return sc.s[start:sc.i]
+}
+
+func (sc *scanner) blank(newlines bool) {
+	for sc.i < len(sc.s) {
+		switch c := sc.s[sc.i]; {
+		case c == '\n' && newlines:
+			sc.line++
+		case c == ' ' || c == '\t' || c == '\r':
+		case c == '#' && newlines:
+			for sc.i < len(sc.s) && sc.s[sc.i] != '\n' {
+				sc.i++
+			}
+			continue
+		default:
+			return
+		}
+		sc.i++
+	}
+}
+
+// unquote returns what a quoted key stands for.
+func unquote(quoted string) string {
+	if strings.Contains(quoted, `\`) && quoted[0] == '"' {
+		var v struct{ K string }
+		if _, err := toml.Decode("K = "+quoted, &v); err == nil {
+			return v.K
+		}
+	}
+	return strings.Trim(quoted, quoted[:1])
+}
+
+// joinKey appends a key to a path, in quotes if it would be taken for several.
+func joinKey(path, key string) string {
+	if strings.IndexFunc(key, notBare) >= 0 || key == "" {
+		key = strconv.Quote(key)
+	}
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}
+
+// notBare says whether a key with this rune needs quotes.
+func notBare(r rune) bool {
+	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '_' && r != '-'
+}
+
+func index(n int) string { return "[" + strconv.Itoa(n) + "]" }

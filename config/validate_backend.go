@@ -1,0 +1,146 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+const (
+	weightMax     = 1000 // of lb.Backend
+	defaultWeight = 1
+)
+
+func keysOf(m map[string]string) []string { return slices.Sorted(maps.Keys(m)) }
+
+func (d *decoder) backends(t *table) []placed[lb.Backend] {
+	items := t.some("backends", "10.0.0.21",
+		`write backends = ["10.0.0.21", "10.0.0.22"]; one that is to rest can have drain = true`)
+	var backends []placed[lb.Backend]
+	for _, e := range items {
+		b, ok := e.backend()
+		if !ok {
+			continue
+		}
+		if slices.ContainsFunc(backends, func(o placed[lb.Backend]) bool { return o.v.ID() == b.ID() }) {
+			e.errorf("take one of the two out, and give the other more weight if that was meant",
+				"%s is there twice", describeBackend(b))
+			continue
+		}
+		backends = append(backends, placed[lb.Backend]{b, e})
+	}
+	return backends
+}
+
+func describeBackend(b lb.Backend) string {
+	if b.Port == 0 {
+		return b.Addr.String()
+	}
+	return b.ID().String()
+}
+
+// backend reads "10.0.0.21", "10.0.0.21:9000" or a table.
+func (i item) backend() (lb.Backend, bool) {
+	b := lb.Backend{Weight: defaultWeight}
+	switch v := i.value.(type) {
+	case string:
+		if ap, err := netip.ParseAddrPort(v); err == nil && ap.Port() != 0 {
+			i.value = ap.Addr().String()
+			b.Port = ap.Port()
+		}
+		var ok bool
+		b.Addr, ok = i.unicast()
+		return b, ok
+	case map[string]any:
+		t := i.table(v)
+		a, ok := t.need("address", `write address = "10.0.0.21"`)
+		if ok {
+			b.Addr, ok = a.unicast()
+		}
+		b.Port = integer(t, "port", b.Port, 0, 65535)
+		b.Weight = integer(t, "weight", b.Weight, 0, weightMax)
+		b.Drain = t.boolean("drain", false)
+		t.done()
+		return b, ok
+	default:
+		i.errorf(`write "10.0.0.21", or { address = "10.0.0.21", weight = 3 }`, "%s, must be an address or a table", i.what())
+		return b, false
+	}
+}
+
+// minHealthy reads min_healthy. More than there are would never be announced; each family counts for itself.
+func minHealthy(t *table, s *Service, f families) int {
+	n := integer(t, "min_healthy", s.MinHealthy, 1, 65535)
+	v4, v6 := 0, 0
+	for _, b := range s.Backends {
+		if b.Addr.Is4() {
+			v4++
+		} else {
+			v6++
+		}
+	}
+	for _, c := range []struct {
+		on   bool
+		have int
+		name string
+	}{{f.v4, v4, "IPv4"}, {f.v6, v6, "IPv6"}} {
+		if c.on && c.have > 0 && n > c.have {
+			t.at("min_healthy").errorf("write at most "+strconv.Itoa(c.have),
+				"%d is more than there are %s backends, so the address would never be announced", n, c.name)
+		}
+	}
+	return n
+}
+
+// familiesMeet reports backends that no address could use, addresses that no backend serves, and backends that are the
+// address itself.
+func familiesMeet(vips []placed[netip.Addr], backends []placed[lb.Backend], f families) {
+	for _, b := range backends {
+		if slices.ContainsFunc(vips, func(v placed[netip.Addr]) bool { return v.v == b.v.Addr }) {
+			b.item.errorf("write the address of a server", "%s is an address of the service itself", b.v.Addr)
+		}
+		if f.known && !f.has(b.v.Addr) {
+			b.item.errorf(fmt.Sprintf("give the service an %s address, or take the backend out", family(b.v.Addr)),
+				"%s is %s, and the service has no such address", b.v.Addr, family(b.v.Addr))
+		}
+	}
+	for _, v := range vips {
+		if len(backends) == 0 || slices.ContainsFunc(backends, func(b placed[lb.Backend]) bool {
+			return b.v.Addr.Is4() == v.v.Is4()
+		}) {
+			continue
+		}
+		v.item.errorf(fmt.Sprintf("add %s backends, or take the address out", family(v.v)),
+			"%s is %s, and the service has no such backend", v.v, family(v.v))
+	}
+}
+
+func family(a netip.Addr) string {
+	if a.Is4() {
+		return "IPv4"
+	}
+	return "IPv6"
+}
+
+// samePorts reports ports that dsr and tunnel cannot translate: the server gets the packet as the client sent it.
+func samePorts(ports []placed[lb.Port], backends []placed[lb.Backend], method lb.Method) {
+	if method == lb.MethodNAT {
+		return
+	}
+	for _, p := range ports {
+		if p.v.Port != p.v.Target {
+			p.item.errorf(fmt.Sprintf(`write "%d/%s", or forward = "nat"`, p.v.Port, p.v.Protocol),
+				"forward = %q cannot change the port", method)
+		}
+	}
+	for _, b := range backends {
+		if b.v.Port == 0 || len(ports) == 1 && ports[0].v.Port == b.v.Port {
+			continue
+		}
+		b.item.errorf(`leave its port out, or write forward = "nat"`, "forward = %q cannot change the port to %d", method, b.v.Port)
+	}
+}

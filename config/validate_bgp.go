@@ -1,0 +1,213 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+func defaultBGP() *BGP {
+	return &BGP{ListenPort: 179, LocalPref: 100, AggregateV4: 32, AggregateV6: 128, Weighted: true}
+}
+
+func defaultPeer() Peer {
+	return Peer{Port: 179, HoldTime: 9 * time.Second, GracefulRestart: true}
+}
+
+func (d *decoder) bgp(t *table) *BGP {
+	b := defaultBGP()
+	b.ASN = t.asn()
+	if i, ok := t.get("listen_port"); ok && i.value != int64(-1) {
+		if n, ok := i.integer(1, 65535); ok {
+			b.ListenPort = int(n)
+			d.notSNAT(i, uint16(n))
+		} else if i.value == int64(0) {
+			d.errs[len(d.errs)-1].Hint = "write -1 to never listen, or a port"
+		}
+	} else if ok {
+		b.ListenPort = -1
+	}
+	seen := map[netip.Addr]string{}
+	for _, p := range t.tables("peers") {
+		b.Peers = append(b.Peers, d.peer(p, seen))
+	}
+	b.Communities = distinct(t.list("communities", "64512:100"), item.community)
+	b.LocalPref = integer(t, "local_pref", b.LocalPref, 0, 1<<32-1)
+	// Lower bounds: nobody has more than a /8 or a /16, and no typing error makes a default route.
+	b.AggregateV4 = integer(t, "aggregate_v4", b.AggregateV4, 8, 32)
+	b.AggregateV6 = integer(t, "aggregate_v6", b.AggregateV6, 16, 128)
+	b.Weighted = t.boolean("weighted", b.Weighted)
+	return b
+}
+
+// asn reads an AS number that may be used.
+func (t *table) asn() uint32 {
+	i, ok := t.need("asn", "write asn = 64512, or the number you were given")
+	if !ok {
+		return 0
+	}
+	n, ok := i.integer(1, 1<<32-1)
+	if !ok {
+		return 0
+	}
+	const reserved = "%d is a reserved AS number (%s)"
+	switch n {
+	case 23456:
+		i.errorf("write the 4-byte number that it stands for", reserved, n, "AS_TRANS, RFC 6793")
+	case 65535, 1<<32 - 1:
+		i.errorf("private ones are 64512 to 65534 and 4200000000 to 4294967294", reserved, n, "RFC 7300")
+	}
+	return uint32(n)
+}
+
+func (d *decoder) peer(t *table, seen map[netip.Addr]string) Peer {
+	p := defaultPeer()
+	if i, ok := t.need("address", `write address = "192.0.2.1"`); ok {
+		p.Address = i.peerAddress(seen)
+	}
+	p.ASN = t.asn()
+	p.Port = integer(t, "port", p.Port, 1, 65535)
+	p.Password = t.secret("password_file", "/etc/steelyard/peer.key", 1, 80) // TCP_MD5SIG_MAXKEYLEN
+	p.HoldTime = t.holdTime(p.HoldTime)
+	p.Multihop = integer(t, "multihop", p.Multihop, 0, 255)
+	p.TTLSecurity = t.boolean("ttl_security", p.TTLSecurity)
+	if p.TTLSecurity && p.Multihop > 0 {
+		t.at("ttl_security").errorf("leave one of the two out",
+			"cannot be together with multihop = %d: it demands a peer that is directly connected", p.Multihop)
+	}
+	if i, ok := t.get("source"); ok && i.value != "" {
+		p.Source = d.source(i, p.Address)
+	}
+	p.GracefulRestart = t.boolean("graceful_restart", p.GracefulRestart)
+	p.BFD = t.boolean("bfd", p.BFD)
+	p.NodeSelector = t.selector("node_selector")
+	t.done()
+	return p
+}
+
+// peerAddress is host for a neighbour; a link-local one says on which link.
+func (i item) peerAddress(seen map[netip.Addr]string) netip.Addr {
+	s, ok := i.str(likeAddr)
+	if !ok {
+		return netip.Addr{}
+	}
+	a, err := netip.ParseAddr(s)
+	switch {
+	case err == nil && a.Zone() != "" && a.IsLinkLocalUnicast():
+	case err == nil && a.Is6() && a.IsLinkLocalUnicast():
+		i.errorf(fmt.Sprintf(`write the interface after it, as in "%s%%eth0"`, a), "%s is on every link", a)
+		return netip.Addr{}
+	default:
+		if a, ok = i.host(); !ok {
+			return netip.Addr{}
+		}
+	}
+	if other, ok := seen[a]; ok {
+		i.errorf("take one of the two out", "%s is also %s", a, other)
+		return a
+	}
+	seen[a] = i.path
+	i.d.isOwn(a, i)
+	return a
+}
+
+func (d *decoder) source(i item, peer netip.Addr) netip.Addr {
+	a, ok := i.host()
+	if !ok {
+		return netip.Addr{}
+	}
+	if peer.IsValid() && a.Is4() != peer.Is4() {
+		i.errorf("write an address of this machine in the family of the peer", "%s and the peer %s are of two families", a, peer)
+		return netip.Addr{}
+	}
+	d.isOwn(a, i)
+	return a
+}
+
+// holdTime is 0 or at least 3 s, and goes over the wire in two bytes of seconds (RFC 4271 §4.2).
+func (t *table) holdTime(def time.Duration) time.Duration {
+	const most = 65535 * time.Second
+	h := t.duration("hold_time", def, 0, most)
+	if h == 0 && t.at("hold_time").value != nil || h >= 3*time.Second && h%time.Second == 0 {
+		return h
+	}
+	i := t.at("hold_time")
+	if h%time.Second != 0 {
+		i.errorf(fmt.Sprintf("write %q", short(max(h.Truncate(time.Second), 3*time.Second))), "%q is not whole seconds", i.value)
+	} else {
+		i.errorf(`write at least "3s", or "0s" for a session without keepalives (RFC 4271 §4.2)`, "%q is too short", i.value)
+	}
+	return def
+}
+
+// aggregates says so when a prefix to be announced has addresses that were not given to us.
+func (d *decoder) aggregates() {
+	b := d.config.BGP
+	if b == nil || d.pools.broken {
+		return
+	}
+	d.aggregate("aggregate_v4", true, b.AggregateV4)
+	d.aggregate("aggregate_v6", false, b.AggregateV6)
+}
+
+func (d *decoder) aggregate(key string, v4 bool, bits int) {
+	full := 128
+	if v4 {
+		full = 32
+	}
+	if bits == full {
+		return
+	}
+	i := item{d: d, path: joinKey("bgp", key)}
+	refuse := func(a netip.Addr) {
+		p, _ := a.Prefix(bits)
+		i.errorf(fmt.Sprintf("write %d, or have all of %s in pools that are announced by bgp", full, p),
+			"%d would announce %s for %s, of which no pool has all", bits, p, a)
+	}
+	for _, r := range d.bgpRanges(v4) {
+		for _, end := range []netip.Addr{r.From, r.To} {
+			p, _ := end.Prefix(bits)
+			if !r.Contains(p.Addr()) || !r.Contains(last(p)) {
+				refuse(end)
+				return
+			}
+		}
+	}
+	if len(d.config.Pools) > 0 {
+		return // the addresses of services are in pools
+	}
+	for _, s := range d.config.Services {
+		for _, a := range s.Addresses {
+			if a.Is4() == v4 {
+				refuse(a)
+				return
+			}
+		}
+	}
+}
+
+// bgpRanges returns the ranges of the pools announced by BGP, joined where they touch.
+func (d *decoder) bgpRanges(v4 bool) []Range {
+	var ranges []Range
+	for _, p := range d.config.Pools {
+		if len(p.Announce) > 0 && !slices.Contains(p.Announce, "bgp") {
+			continue
+		}
+		for _, r := range p.Ranges {
+			if r.From.Is4() == v4 {
+				ranges = append(ranges, r)
+			}
+		}
+	}
+	slices.SortFunc(ranges, func(a, b Range) int { return a.From.Compare(b.From) })
+	var joined []Range
+	for _, r := range ranges {
+		if n := len(joined); n > 0 && joined[n-1].To.Next() == r.From {
+			joined[n-1].To = r.To
+			continue
+		}
+		joined = append(joined, r)
+	}
+	return joined
+}

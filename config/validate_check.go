@@ -1,0 +1,181 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+const checkForm = `write check = { type = "http", path = "/healthz" }`
+
+func defaultCheck() lb.CheckSpec {
+	return lb.CheckSpec{
+		Type: lb.CheckTCP, Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3,
+		Status: []lb.StatusRange{{From: 200, To: 399}},
+	}
+}
+
+// check reads the check of a service. check = "http" is short for check = { type = "http" }.
+func (d *decoder) check(t *table, ports []lb.Port) lb.CheckSpec {
+	i, given := t.get("check")
+	var sub *table
+	switch v := i.value.(type) {
+	case map[string]any:
+		sub = i.table(v)
+	case string:
+		sub = i.table(map[string]any{"type": v})
+	default:
+		if given {
+			i.errorf(checkForm, "%s, must be a table", i.what())
+		}
+		sub = i.table(nil)
+	}
+	c := defaultCheck()
+	before := len(d.errs)
+	c.Type = word(sub, "type", "check type", c.Type, lb.CheckTypes)
+	if len(d.errs) > before {
+		c.Type = lb.CheckNone // so that nothing is said of keys that would be right for the type that was meant
+	}
+	if !sub.has("type") {
+		needType(sub, ports)
+	}
+	c.Port = integer(sub, "port", c.Port, 0, 65535)
+	c.Interval, c.Timeout = sub.rhythm(c.Interval, c.Timeout)
+	c.Rise = integer(sub, "rise", c.Rise, 1, countMax)
+	c.Fall = integer(sub, "fall", c.Fall, 1, countMax)
+	if s, ok := sub.text("path", "/healthz", &c); ok {
+		c.Path = s
+	}
+	c.Body, _ = sub.text("expect_body", "ok", &c)
+	c.Send, _ = sub.text("send", "ping", &c)
+	c.Host, _ = sub.text("host", "www.example.net", &c)
+	c.TLSServerName, _ = sub.text("tls_server_name", "www.example.net", &c)
+	if e, ok := sub.get("expect_status"); ok {
+		if s, ok := e.statuses(); ok {
+			c.Status = s
+		}
+		if e.value != "200-399" {
+			e.onlyFor("expect_status", c.Type)
+		}
+	}
+	checkKeys(sub, &c)
+	sub.done()
+	return c
+}
+
+// needType asks for a type when the default, tcp, would find every backend of the service dead.
+func needType(t *table, ports []lb.Port) {
+	isTCP := func(p lb.Port) bool { return p.Protocol == lb.TCP }
+	if len(ports) == 0 || slices.ContainsFunc(ports, isTCP) || t.has("port") {
+		return
+	}
+	t.at("type").errorf(`say what to ask: check = { type = "dns", host = "example.net" }, or "udp" with send, or "none"`,
+		"missing, and the default, tcp, cannot ask a service without a tcp port")
+}
+
+// checkUses says which types use a key. A key that the type does not use is an error, because who writes expect_body
+// believes that the answer is looked at.
+var checkUses = map[string][]lb.CheckType{
+	"path":            {lb.CheckHTTP, lb.CheckHTTPS, lb.CheckGRPC, lb.CheckExec},
+	"expect_status":   {lb.CheckHTTP, lb.CheckHTTPS},
+	"expect_body":     {lb.CheckHTTP, lb.CheckHTTPS, lb.CheckUDP, lb.CheckDNS},
+	"send":            {lb.CheckUDP},
+	"host":            {lb.CheckHTTP, lb.CheckHTTPS, lb.CheckDNS, lb.CheckGRPC},
+	"tls_server_name": {lb.CheckHTTPS, lb.CheckGRPC},
+}
+
+// onlyFor reports a key that a check of this type does not use. With none, what is written waits for better days.
+func (i item) onlyFor(key string, used lb.CheckType) bool {
+	if used == lb.CheckNone || slices.Contains(checkUses[key], used) {
+		return true
+	}
+	i.errorf("it is for "+lb.Words(checkUses[key]), "has no meaning for a check of type %s", used)
+	return false
+}
+
+// text reads a string that not every type uses; "" is as if it were not there.
+func (t *table) text(key, like string, c *lb.CheckSpec) (string, bool) {
+	i, ok := t.get(key)
+	if !ok || i.value == "" {
+		return "", false
+	}
+	s, ok := i.str(like)
+	if !ok || !i.onlyFor(key, c.Type) {
+		return "", false
+	}
+	return s, true
+}
+
+// checkKeys checks what one type needs and fills what it leaves open.
+func checkKeys(t *table, c *lb.CheckSpec) {
+	path, host := t.at("path"), t.at("host")
+	switch c.Type {
+	case lb.CheckHTTP, lb.CheckHTTPS:
+		if c.Path == "" {
+			c.Path = "/"
+		}
+		if !strings.HasPrefix(c.Path, "/") || strings.ContainsAny(c.Path, " \t\r\n") {
+			path.errorf(fmt.Sprintf("write %q", "/"+strings.Join(strings.Fields(strings.TrimLeft(c.Path, "/")), "%20")),
+				"%q is not the path of a request", c.Path)
+		}
+	case lb.CheckExec:
+		if !filepath.IsAbs(c.Path) {
+			problem := "missing: an exec check runs this program"
+			if c.Path != "" {
+				problem = fmt.Sprintf("%q is not an absolute path", c.Path)
+			}
+			path.errorf(`write one like "/usr/lib/steelyard/check"`, "%s", problem)
+		}
+	case lb.CheckDNS:
+		if c.Host == "" {
+			host.errorf(`write one like "example.net"`, "missing: a dns check asks for this name")
+		}
+	case lb.CheckNodePort:
+		// One that answers elsewhere than at /healthz does so at every path. Without a port it is kube-proxy's.
+		c.Path = "/healthz"
+		if c.Port == 0 {
+			c.Port = 10256
+		}
+	}
+	if c.Host != "" && c.Type != lb.CheckNone {
+		name, _, _ := strings.Cut(c.Host, ":")
+		if _, err := netip.ParseAddr(c.Host); err != nil && !hostName.MatchString(name) && !strings.HasPrefix(name, "[") {
+			host.errorf(`write one like "www.example.net"`, "%q is not a host name", c.Host)
+		}
+	}
+	if s := c.TLSServerName; s != "" {
+		if _, err := netip.ParseAddr(s); err != nil && !hostName.MatchString(s) {
+			t.at("tls_server_name").errorf(`write one like "www.example.net"`, "%q is not a host name", s)
+		}
+	}
+}
+
+// statuses reads "200", "200-399" or "200,204,300-399".
+func (i item) statuses() ([]lb.StatusRange, bool) {
+	s, ok := i.digits("200-399")
+	if !ok {
+		return nil, false
+	}
+	var list []lb.StatusRange
+	for part := range strings.SplitSeq(s, ",") {
+		from, to, isRange := strings.Cut(strings.TrimSpace(part), "-")
+		if !isRange {
+			to = from
+		}
+		low, err1 := strconv.Atoi(from)
+		high, err2 := strconv.Atoi(to)
+		if err1 != nil || err2 != nil || low < 100 || high > 599 || low > high {
+			i.errorf(`write one like "200", "200-399" or "200,301-308"; codes are 100 to 599`,
+				"%q is not a list of HTTP status codes", s)
+			return nil, false
+		}
+		list = append(list, lb.StatusRange{From: low, To: high})
+	}
+	return list, true
+}

@@ -1,0 +1,35 @@
+package config
+
+import (
+	"regexp"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+func defaultKubernetes() *Kubernetes {
+	return &Kubernetes{Allocate: true, Proxy: ProxyAuto, Forward: lb.MethodTunnel}
+}
+
+// className is what the API server accepts as a load balancer class: a label-style name with or without a prefix.
+var className = regexp.MustCompile(`^([a-z0-9][-a-z0-9.]*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
+
+func (d *decoder) kubernetes(t *table) *Kubernetes {
+	k := defaultKubernetes()
+	k.Kubeconfig = t.str("kubeconfig", "", "/etc/steelyard/kubeconfig")
+	if k.Kubeconfig != "" {
+		k.Kubeconfig = d.inDir(k.Kubeconfig)
+	}
+	if i, ok := t.get("load_balancer_class"); ok && i.value != "" {
+		const like = "steelyard.dev/lb"
+		if s, ok := i.str(like); ok {
+			if !className.MatchString(s) {
+				i.errorf(`write one like "`+like+`"`, "%q is not a load balancer class", s)
+			}
+			k.LoadBalancerClass = s
+		}
+	}
+	k.Allocate = t.boolean("allocate", k.Allocate)
+	k.Proxy = word(t, "proxy", "proxy", k.Proxy, []string{ProxyAuto, ProxyKubeProxy, ProxyReplace})
+	k.Forward = word(t, "forward", "method", k.Forward, []lb.Method{lb.MethodTunnel, lb.MethodNAT})
+	return k
+}

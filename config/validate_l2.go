@@ -1,0 +1,25 @@
+package config
+
+import "net/netip"
+
+func defaultL2() *L2 { return &L2{Port: 7946} }
+
+func (d *decoder) l2(t *table) *L2 {
+	l := defaultL2()
+	l.Interfaces = t.interfaces("interfaces")
+	l.Members = distinct(t.list("members", "192.0.2.12"), func(i item) (netip.Addr, bool) {
+		a, ok := i.host()
+		if ok {
+			d.isOwn(a, i)
+		}
+		return a, ok
+	})
+	l.Port = integer(t, "port", l.Port, 1, 65535)
+	d.notSNAT(t.at("port"), l.Port)
+	l.Secret = t.secret("secret_file", "/etc/steelyard/gossip.key", 16, 80)
+	if len(l.Members) > 0 && !t.has("secret_file") {
+		t.at("members").warnf("share a secret by secret_file",
+			"anybody who reaches port %d can take addresses over", l.Port)
+	}
+	return l
+}

@@ -1,0 +1,156 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"regexp"
+	"strings"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// poolTable is what other sections ask about pools.
+type poolTable struct {
+	names  map[string]string // path by name
+	broken bool              // a pool could not be read: nobody is told that an address is in none
+	ranges []pooledRange
+}
+
+// pooledRange is a range and where it stands.
+type pooledRange struct {
+	Range
+	item item
+}
+
+var (
+	objectName    = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
+	namespaceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+)
+
+// name reads the name of a pool or service, which no other may have, and makes the errors of the table carry it.
+func (t *table) name(kind string, taken map[string]string) string {
+	i, ok := t.need("name", fmt.Sprintf("write name = %q", "web"))
+	if !ok {
+		return ""
+	}
+	s, ok := i.str("web")
+	if !ok {
+		return ""
+	}
+	t.object = fmt.Sprintf("%s %q", kind, s)
+	i.object = t.object
+	if !objectName.MatchString(s) {
+		i.errorf(`write up to 63 letters, digits, "-", "_" and "."`, "%q is not a name", s)
+		return ""
+	}
+	if other, ok := taken[s]; ok {
+		i.errorf("give each a name of its own", "%s on line %d has this name too", other, t.d.line(other))
+		return ""
+	}
+	taken[s] = t.path
+	return s
+}
+
+func (d *decoder) pool(t *table) {
+	p := Pool{AutoAssign: true}
+	p.Name = t.name("pool", d.pools.names)
+	p.Ranges = d.poolRanges(t)
+	d.pools.broken = d.pools.broken || p.Name == ""
+	p.Announce = d.announce(t)
+	p.AutoAssign = t.boolean("auto_assign", p.AutoAssign)
+	p.AvoidBuggyIPs = t.boolean("avoid_buggy_ips", p.AvoidBuggyIPs)
+	p.Namespaces = distinct(t.list("namespaces", "default"), func(i item) (string, bool) {
+		s, ok := i.str("default")
+		if ok && !namespaceName.MatchString(s) {
+			i.errorf(`write small letters, digits and "-"`, "%q is not a namespace", s)
+			return "", false
+		}
+		return s, ok
+	})
+	p.ServiceSelector = t.selector("service_selector")
+	p.Priority = integer(t, "priority", p.Priority, -1<<31, 1<<31-1)
+	t.done()
+	d.config.Pools = append(d.config.Pools, p)
+}
+
+// poolRanges reads addresses and compares them with those of all pools so far.
+func (d *decoder) poolRanges(t *table) []Range {
+	var ranges []Range
+	for _, e := range t.some("addresses", "203.0.113.0/28", `write addresses = ["203.0.113.0/28"]`) {
+		r, ok := e.addrRange()
+		if !ok {
+			d.pools.broken = true
+			continue
+		}
+		for _, o := range d.pools.ranges {
+			if r.Overlaps(o.Range) {
+				where := o.item.path
+				if o.item.object != "" {
+					where = fmt.Sprintf("%s (%s)", o.item.path, o.item.object)
+				}
+				e.errorf("let each address be in one place", "%s overlaps with %s, %s", r, o.Range, where)
+			}
+		}
+		for _, own := range d.own {
+			if r.Contains(own.addr) {
+				e.errorf("leave it out; ranges can be written like \"203.0.113.40-203.0.113.50\"",
+					"%s has %s, which is %s", r, own.addr, own.key)
+			}
+		}
+		d.pools.ranges = append(d.pools.ranges, pooledRange{r, e})
+		ranges = append(ranges, r)
+	}
+	d.pools.broken = d.pools.broken || len(ranges) == 0
+	return ranges
+}
+
+// announce reads the announcers of a pool; they must be on.
+func (d *decoder) announce(t *table) []lb.AnnouncerKind {
+	return distinct(t.list("announce", "bgp"), func(i item) (lb.AnnouncerKind, bool) {
+		s, ok := i.word("announcer", words(lb.AnnouncerKinds))
+		kind := lb.AnnouncerKind(s)
+		if !ok {
+			return "", false
+		}
+		if on := map[lb.AnnouncerKind]bool{
+			lb.AnnounceBGP: d.config.BGP != nil, lb.AnnounceL2: d.config.L2 != nil,
+		}; !on[kind] {
+			i.errorf(fmt.Sprintf("add a section [%s] or take this out", kind), "%s is off", kind)
+			return "", false
+		}
+		return kind, true
+	})
+}
+
+// poolOf returns the pool that has addr.
+func (d *decoder) poolOf(addr netip.Addr) *Pool {
+	for n := range d.config.Pools {
+		if p := &d.config.Pools[n]; p.Contains(addr) {
+			return p
+		}
+	}
+	return nil
+}
+
+// poolNamed returns the pool of that name.
+func (d *decoder) poolNamed(name string) *Pool {
+	for n := range d.config.Pools {
+		if p := &d.config.Pools[n]; p.Name == name {
+			return p
+		}
+	}
+	return nil
+}
+
+// describePools is "public (203.0.113.0/28, 2001:db8:1::/124), office (198.51.100.0/24)".
+func (d *decoder) describePools() string {
+	list := make([]string, len(d.config.Pools))
+	for n, p := range d.config.Pools {
+		ranges := make([]string, len(p.Ranges))
+		for m, r := range p.Ranges {
+			ranges[m] = r.String()
+		}
+		list[n] = fmt.Sprintf("%s (%s)", p.Name, strings.Join(ranges, ", "))
+	}
+	return strings.Join(list, ", ")
+}

@@ -1,0 +1,269 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+const affinityMax = 24 * time.Hour
+
+func defaultService() Service {
+	return Service{Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Encap: lb.EncapIPIP, MinHealthy: 1}
+}
+
+// claim is a service that has a frontend.
+type claim struct{ path, object string }
+
+// placed is something that was read and where it stands, for checks that need several keys.
+type placed[T any] struct {
+	v    T
+	item item
+}
+
+func (d *decoder) service(t *table) {
+	s := defaultService()
+	s.Name = t.name("service", d.names)
+	vips, f := d.addresses(t, &s)
+	ports := d.servicePorts(t)
+	backends := d.backends(t)
+	s.Algorithm = word(t, "algorithm", "algorithm", s.Algorithm, lb.Algorithms)
+	s.Method = word(t, "forward", "method", s.Method, lb.Methods)
+	s.Encap = word(t, "tunnel", "encapsulation", s.Encap, lb.Encaps)
+	if t.has("tunnel") && s.Method != lb.MethodTunnel {
+		t.at("tunnel").warnf(`write forward = "tunnel", or leave tunnel out`, "has no effect with forward = %q", s.Method)
+	}
+	s.Affinity = t.duration("affinity", 0, 0, affinityMax)
+	s.Allow = distinct(t.list("allow", "192.0.2.0/24"), item.prefix)
+	for _, p := range ports {
+		s.Ports = append(s.Ports, p.v)
+	}
+	for _, b := range backends {
+		s.Backends = append(s.Backends, b.v)
+	}
+	s.MinHealthy = minHealthy(t, &s, f)
+	s.Check = d.check(t, s.Ports)
+	s.Ports = firstOf(s.Ports, s.Check.Type)
+
+	d.claimFrontends(vips, s.Ports)
+	familiesMeet(vips, backends, f)
+	samePorts(ports, backends, s.Method)
+	allowMeets(t, &s)
+	t.done(elsewhereInService...)
+	d.config.Services = append(d.config.Services, s)
+}
+
+// elsewhereInService are keys that people look for in a service and that its check has.
+var elsewhereInService = []string{"check.interval", "check.timeout", "check.rise", "check.fall", "check.path",
+	"check.type", "check.expect_status", "check.host"}
+
+// families says which address families a service has.
+type families struct {
+	v4, v6 bool
+	known  bool // false when an address or the pool could not be read
+}
+
+func (f families) has(a netip.Addr) bool { return a.Is4() && f.v4 || a.Is6() && f.v6 }
+
+func (f *families) note(a netip.Addr) {
+	f.v4 = f.v4 || a.Is4()
+	f.v6 = f.v6 || a.Is6()
+}
+
+// addresses reads address and pool, of which a service has at least one.
+func (d *decoder) addresses(t *table, s *Service) ([]placed[netip.Addr], families) {
+	var vips []placed[netip.Addr]
+	var f families
+	items := t.oneOrMore("address", "203.0.113.10")
+	s.Addresses = distinct(items, func(i item) (netip.Addr, bool) {
+		a, ok := i.unicast()
+		if ok && !f.has(a) || ok && !slices.ContainsFunc(vips, func(p placed[netip.Addr]) bool { return p.v == a }) {
+			vips = append(vips, placed[netip.Addr]{a, i})
+			f.note(a)
+		}
+		return a, ok
+	})
+	f.known = len(vips) == len(items) && len(items) > 0
+	pool := d.servicePool(t, s)
+	switch i := t.at("address"); {
+	case !t.has("address") && !t.has("pool"):
+		i.errorf(`write address = "203.0.113.10", or pool = "public"`, "missing")
+	case t.has("address") && items != nil && len(items) == 0:
+		i.errorf(`write one, like "203.0.113.10"`, "is empty")
+	}
+	for _, v := range vips {
+		if d.notOwn(v) {
+			d.inPool(v, pool, s)
+		}
+	}
+	if pool != nil && !t.has("address") {
+		s.Announce = pool.Announce
+		f.known = !d.pools.broken
+		for _, r := range pool.Ranges {
+			f.note(r.From)
+		}
+	}
+	return vips, f
+}
+
+// servicePool reads the name of a pool; nil when there is none of that name, or none was named.
+func (d *decoder) servicePool(t *table, s *Service) *Pool {
+	i, ok := t.get("pool")
+	if !ok {
+		return nil
+	}
+	name, ok := i.str("public")
+	if !ok {
+		return nil
+	}
+	s.Pool = name
+	pool := d.poolNamed(name)
+	if pool == nil && !d.pools.broken {
+		hint := "pools: " + d.describePools()
+		if len(d.config.Pools) == 0 {
+			hint = "add a [[pool]]"
+		} else if near := suggest(name, keysOf(d.pools.names)); near != "" {
+			hint = fmt.Sprintf("did you mean %q?", near)
+		}
+		i.errorf(hint, "there is no pool %q", name)
+	}
+	return pool
+}
+
+// notOwn says so when a VIP is an address of a machine: what is not for a frontend of a VIP is dropped, which
+// would lock everybody out of that machine.
+func (d *decoder) notOwn(v placed[netip.Addr]) bool {
+	for _, own := range d.own {
+		if own.addr == v.v {
+			v.item.errorf("give the service an address of its own", "%s is already %s", v.v, own.key)
+			return false
+		}
+	}
+	return true
+}
+
+// inPool checks that a VIP is in the pool that is named, or in any if there are some.
+func (d *decoder) inPool(v placed[netip.Addr], named *Pool, s *Service) {
+	if len(d.config.Pools) == 0 || d.pools.broken {
+		return
+	}
+	p := d.poolOf(v.v)
+	switch {
+	case p == nil:
+		v.item.errorf("pools: "+d.describePools(), "%s is in no pool", v.v)
+		return
+	case named != nil && p != named:
+		v.item.errorf(fmt.Sprintf("write pool = %q, or leave pool out", p.Name), "%s is in the pool %q, not in %q", v.v, p.Name, named.Name)
+		return
+	case s.Addresses[0] == v.v:
+		s.Announce = p.Announce
+	case !sameKinds(s.Announce, p.Announce):
+		v.item.errorf("make a service for each", "%s and %s are of pools that are announced differently", s.Addresses[0], v.v)
+	}
+}
+
+func sameKinds(a, b []lb.AnnouncerKind) bool {
+	a, b = slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b))
+	return slices.Equal(a, b)
+}
+
+const portForm = "write frontend[:backend][/tcp|udp|sctp], like \"80:8080\" or \"53/udp\""
+
+func (d *decoder) servicePorts(t *table) []placed[lb.Port] {
+	var ports []placed[lb.Port]
+	for _, e := range t.some("ports", "80:8080", `write ports = ["80:8080"]`) {
+		p, ok := e.port()
+		if !ok {
+			continue
+		}
+		if slices.ContainsFunc(ports, func(o placed[lb.Port]) bool {
+			return o.v.Port == p.Port && o.v.Protocol == p.Protocol
+		}) {
+			e.errorf("take one of the two out", "%d/%s is there twice", p.Port, p.Protocol)
+			continue
+		}
+		ports = append(ports, placed[lb.Port]{p, e})
+	}
+	return ports
+}
+
+// port reads "80", "80:8080", "53/udp" or "53:5353/udp".
+func (i item) port() (lb.Port, bool) {
+	p := lb.Port{Protocol: lb.TCP}
+	s, ok := i.digits("80:8080")
+	if !ok {
+		return p, false
+	}
+	numbers, protocol, hasProtocol := strings.Cut(s, "/")
+	if hasProtocol {
+		if p.Protocol.UnmarshalText([]byte(protocol)) != nil {
+			i.errorf("allowed: tcp, udp, sctp", "unknown protocol %q in %q", protocol, s)
+			return p, false
+		}
+	}
+	front, back, hasBack := strings.Cut(numbers, ":")
+	if !hasBack {
+		back = front
+	}
+	for _, n := range []struct {
+		to   *uint16
+		text string
+	}{{&p.Port, front}, {&p.Target, back}} {
+		v, err := strconv.ParseUint(n.text, 10, 64)
+		if err != nil {
+			i.errorf(portForm, "%q is not a port", s)
+			return p, false
+		}
+		if v < 1 || v > 65535 {
+			i.errorf("allowed: 1 to 65535", "%d in %q is out of range", v, s)
+			return p, false
+		}
+		*n.to = uint16(v)
+	}
+	return p, true
+}
+
+// firstOf puts a port that the check can ask first, for the checks of a service ask its first port.
+func firstOf(ports []lb.Port, check lb.CheckType) []lb.Port {
+	want := lb.TCP
+	if check == lb.CheckUDP || check == lb.CheckDNS {
+		want = lb.UDP
+	}
+	n := slices.IndexFunc(ports, func(p lb.Port) bool { return p.Protocol == want })
+	if n <= 0 {
+		return ports
+	}
+	return slices.Concat(ports[n:n+1], ports[:n], ports[n+1:])
+}
+
+// claimFrontends reports frontends that an earlier service has.
+func (d *decoder) claimFrontends(vips []placed[netip.Addr], ports []lb.Port) {
+	for _, v := range vips {
+		for _, p := range ports {
+			f := lb.Frontend{VIP: v.v, Port: p.Port, Protocol: p.Protocol}
+			if c, ok := d.claims[f]; ok {
+				v.item.errorf("use another address or port", "%s belongs to %s (%s) on line %d", f, c.path, c.object, d.line(c.path))
+				continue
+			}
+			path, _, _ := strings.Cut(v.item.path, ".")
+			d.claims[f] = claim{path, v.item.object}
+		}
+	}
+}
+
+// allowMeets warns of a family that nobody may connect from.
+func allowMeets(t *table, s *Service) {
+	if len(s.Allow) == 0 {
+		return
+	}
+	for _, vip := range s.Addresses {
+		if !slices.ContainsFunc(s.Allow, func(p netip.Prefix) bool { return p.Addr().Is4() == vip.Is4() }) {
+			t.at("allow").warnf("add a prefix of its family", "nobody may connect to %s", vip)
+		}
+	}
+}

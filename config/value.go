@@ -1,0 +1,232 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// what describes a value of the wrong type, for errors.
+func (i item) what() string {
+	switch v := i.value.(type) {
+	case string:
+		return strconv.Quote(v) + " is a string"
+	case int64:
+		return fmt.Sprintf("%d is an integer", v)
+	case float64:
+		return fmt.Sprintf("%v is a fraction", v)
+	case bool:
+		return fmt.Sprintf("%t is a boolean", v)
+	case []any, []map[string]any:
+		return "is a list"
+	case map[string]any:
+		return "is a table"
+	default:
+		return "is a date or time"
+	}
+}
+
+// str returns a string. like is an example of a good one, without quotes.
+func (i item) str(like string) (string, bool) {
+	s, ok := i.value.(string)
+	if !ok {
+		i.errorf(fmt.Sprintf("write one like %q", like), "%s, must be a string", i.what())
+	}
+	return s, ok
+}
+
+// digits is str for what people forget to quote, as in ports = [80].
+func (i item) digits(like string) (string, bool) {
+	if n, ok := i.value.(int64); ok {
+		i.errorf(fmt.Sprintf(`write "%d"`, n), "%s, must be a string", i.what())
+		return "", false
+	}
+	return i.str(like)
+}
+
+// str returns the string of a key, or def.
+func (t *table) str(key, def, like string) string {
+	i, ok := t.get(key)
+	if !ok {
+		return def
+	}
+	s, ok := i.str(like)
+	if !ok {
+		return def
+	}
+	return s
+}
+
+func (t *table) boolean(key string, def bool) bool {
+	i, ok := t.get(key)
+	if !ok {
+		return def
+	}
+	b, ok := i.value.(bool)
+	if !ok {
+		i.errorf("write true or false, without quotes", "%s, must be true or false", i.what())
+		return def
+	}
+	return b
+}
+
+// integer returns an integer in [low, high].
+func (i item) integer(low, high int64) (int64, bool) {
+	n, ok := i.value.(int64)
+	if !ok {
+		hint := fmt.Sprintf("write a number from %d to %d", low, high)
+		if s, isString := i.value.(string); isString {
+			if n, err := strconv.ParseInt(s, 10, 64); err == nil && low <= n && n <= high {
+				hint = fmt.Sprintf("write %d, without quotes", n)
+			}
+		}
+		i.errorf(hint, "%s, must be an integer", i.what())
+		return 0, false
+	}
+	if n < low || n > high {
+		i.errorf(fmt.Sprintf("allowed: %d to %d", low, high), "%d is out of range", n)
+		return 0, false
+	}
+	return n, true
+}
+
+func integer[T ~int | ~uint16 | ~uint32 | ~int32](t *table, key string, def T, low, high int64) T {
+	i, ok := t.get(key)
+	if !ok {
+		return def
+	}
+	n, ok := i.integer(low, high)
+	if !ok {
+		return def
+	}
+	return T(n)
+}
+
+// duration returns a duration in [low, high].
+func (t *table) duration(key string, def, low, high time.Duration) time.Duration {
+	i, ok := t.get(key)
+	if !ok {
+		return def
+	}
+	s, ok := i.value.(string)
+	if !ok {
+		i.errorf(`write one like "500ms" or "2s"`, "%s, must be a duration in quotes", i.what())
+		return def
+	}
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		i.errorf(`write one like "500ms" or "2s"`, "%q is not a duration", s)
+		return def
+	}
+	if d < low || d > high {
+		i.errorf(fmt.Sprintf("allowed: %s to %s", short(low), short(high)), "%q is out of range", s)
+		return def
+	}
+	return d
+}
+
+// short is d as people write it: 1h rather than 1h0m0s.
+func short(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+// list returns the elements of a list; nil when the file does not have it. like is an example of an element.
+func (t *table) list(key, like string) []item {
+	i, ok := t.get(key)
+	if !ok {
+		return nil
+	}
+	items, ok := i.elements()
+	if !ok {
+		hint := fmt.Sprintf("write [%q]", like)
+		if s, isString := i.value.(string); isString && s != "" {
+			hint = fmt.Sprintf("write [%q]", s)
+		}
+		i.errorf(hint, "%s, must be a list", i.what())
+	}
+	return items
+}
+
+// some is list for a list that must be there and not be empty. hint shows a good one.
+func (t *table) some(key, like, hint string) []item {
+	i, ok := t.need(key, hint)
+	if !ok {
+		return nil
+	}
+	items := t.list(key, like)
+	if items != nil && len(items) == 0 {
+		i.errorf(hint, "is empty")
+	}
+	return items
+}
+
+// oneOrMore is list for a key that may also have a single value.
+func (t *table) oneOrMore(key, like string) []item {
+	if i, ok := t.get(key); ok {
+		if _, isList := i.elements(); !isList {
+			return []item{i}
+		}
+	}
+	return t.list(key, like)
+}
+
+// distinct reads a list with read and reports elements that are there twice.
+func distinct[T comparable](items []item, read func(item) (T, bool)) []T {
+	var list []T
+	for _, i := range items {
+		v, ok := read(i)
+		if !ok {
+			continue
+		}
+		if slices.Contains(list, v) {
+			i.errorf("take one of the two out", "%v is there twice", v)
+			continue
+		}
+		list = append(list, v)
+	}
+	return list
+}
+
+// word returns one of the allowed words. what names their kind in errors.
+func (i item) word(what string, allowed []string) (string, bool) {
+	hint := "allowed: " + strings.Join(allowed, ", ")
+	s, ok := i.value.(string)
+	if !ok {
+		i.errorf(hint, "%s, must be a string", i.what())
+		return "", false
+	}
+	if !slices.Contains(allowed, s) {
+		i.errorf(hint, "unknown %s %q", what, s)
+		return "", false
+	}
+	return s, true
+}
+
+// words makes the words of lb plain.
+func words[T ~string](list []T) []string {
+	return strings.Split(lb.Words(list), ", ")
+}
+
+// word returns the word of a key, or def.
+func word[T ~string](t *table, key, what string, def T, allowed []T) T {
+	i, ok := t.get(key)
+	if !ok {
+		return def
+	}
+	s, ok := i.word(what, words(allowed))
+	if !ok {
+		return def
+	}
+	return T(s)
+}

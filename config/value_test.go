@@ -1,0 +1,89 @@
+package config
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+)
+
+func TestCommunity(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		want Community
+	}{
+		{"64512:100", Community{parts: [3]uint32{64512<<16 | 100}}},
+		{"0:0", Community{}},
+		{"no-export", Community{parts: [3]uint32{0xffffff01}}},
+		{"graceful-shutdown", Community{parts: [3]uint32{0xffff0000}}},
+		{"4294967295:0:2", Community{large: true, parts: [3]uint32{4294967295, 0, 2}}},
+	} {
+		got, err := ParseCommunity(c.text)
+		if err != nil || got != c.want || got.String() != c.text {
+			t.Errorf("%s: got %#v (%s), %v", c.text, got, got, err)
+		}
+		_, standard := got.Standard()
+		if _, large := got.Large(); standard == large {
+			t.Errorf("%s: is standard %t and large %t", c.text, standard, large)
+		}
+	}
+	if got, err := ParseCommunity("65535:65281"); err != nil || got.String() != "no-export" {
+		t.Errorf("got %s, %v; want no-export", got, err)
+	}
+}
+
+func TestRange(t *testing.T) {
+	for _, c := range []struct{ from, to, want string }{
+		{"203.0.113.0", "203.0.113.15", "203.0.113.0/28"},
+		{"203.0.113.1", "203.0.113.1", "203.0.113.1"},
+		{"203.0.113.1", "203.0.113.2", "203.0.113.1-203.0.113.2"},
+		{"2001:db8::", "2001:db8::ffff:ffff:ffff:ffff", "2001:db8::/64"},
+	} {
+		r := Range{netip.MustParseAddr(c.from), netip.MustParseAddr(c.to)}
+		if r.String() != c.want {
+			t.Errorf("got %s, want %s", r, c.want)
+		}
+		if !r.Contains(r.From) || !r.Contains(r.To) || r.Contains(r.From.Prev()) || r.Contains(r.To.Next()) {
+			t.Errorf("%s does not contain what it should", r)
+		}
+	}
+	v4 := Range{netip.MustParseAddr("0.0.0.0"), netip.MustParseAddr("255.255.255.255")}
+	if v4.Contains(netip.MustParseAddr("::1")) || v4.Overlaps(Range{netip.IPv6Unspecified(), netip.IPv6Unspecified()}) {
+		t.Error("an IPv4 range has IPv6 addresses")
+	}
+}
+
+func TestShort(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		time.Hour: "1h", 90 * time.Minute: "1h30m", 20 * time.Minute: "20m", 10 * time.Second: "10s",
+		time.Hour + time.Second: "1h0m1s", 0: "0s", 500 * time.Millisecond: "500ms", 100 * time.Second: "1m40s",
+	} {
+		if got := short(d); got != want {
+			t.Errorf("%d: got %s, want %s", d, got, want)
+		}
+	}
+}
+
+func TestSelector(t *testing.T) {
+	for s, want := range map[string]bool{
+		"rack=a": true, "rack==a": true, "rack != a": true, "rack": true, "!rack": true, "a in (b, c),d notin (e)": true,
+		"example.net/rack=a,b": true, "cpus>4": true, "rack=": true,
+		"rack=a b": false, ",": false, "a in b": false, "a=b,": false, "=a": false, "(a)": false, "-a=b": false,
+	} {
+		if got := selectorSyntax.MatchString(s); got != want {
+			t.Errorf("%q: got %t, want %t", s, got, want)
+		}
+	}
+}
+
+func TestSuggest(t *testing.T) {
+	words := []string{"interval", "timeout", "hold_time", "address", "ports", "password_file", "check.path", "asn"}
+	for written, want := range map[string]string{
+		"intervall": "interval", "hold-time": "hold_time", "HoldTime": "hold_time", "adress": "address", "addr": "address",
+		"tiemout": "timeout", "port": "ports", "path": "check.path", "password": "password_file", "as": "asn",
+		"colour": "", "x": "", "": "",
+	} {
+		if got := suggest(written, words); got != want {
+			t.Errorf("%q: got %q, want %q", written, got, want)
+		}
+	}
+}
