@@ -1,0 +1,143 @@
+package announce_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/steelyard-lb/steelyard/announce"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// recorder is an Announcer that remembers its last set, and can fail or wait.
+type recorder struct {
+	mu   sync.Mutex
+	last []netip.Addr
+	err  error
+	gate chan struct{} // Set waits until it is closed; nil: not at all
+}
+
+func (r *recorder) Set(ctx context.Context, announcements []lb.Announcement) error {
+	if r.gate != nil {
+		select {
+		case <-r.gate:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.last = []netip.Addr{}
+	for _, a := range announcements {
+		r.last = append(r.last, a.VIP)
+	}
+	return r.err
+}
+
+func (r *recorder) got() []netip.Addr {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.last
+}
+
+func addrs(s ...string) []netip.Addr {
+	out := []netip.Addr{}
+	for _, a := range s {
+		out = append(out, netip.MustParseAddr(a))
+	}
+	return out
+}
+
+func announcements() []lb.Announcement {
+	return []lb.Announcement{
+		{VIP: netip.MustParseAddr("203.0.113.1"), Weight: 1},
+		{VIP: netip.MustParseAddr("203.0.113.2"), Weight: 1, By: []lb.AnnouncerKind{lb.AnnounceBGP}},
+		{VIP: netip.MustParseAddr("203.0.113.3"), Weight: 1, By: []lb.AnnouncerKind{lb.AnnounceL2}},
+		{VIP: netip.MustParseAddr("203.0.113.4"), Weight: 1, By: []lb.AnnouncerKind{lb.AnnounceL2, lb.AnnounceBGP}},
+	}
+}
+
+func TestMuxGivesEachItsOwn(t *testing.T) {
+	bgp, l2 := &recorder{}, &recorder{}
+	m := announce.NewMux(map[lb.AnnouncerKind]lb.Announcer{lb.AnnounceBGP: bgp, lb.AnnounceL2: l2})
+	if err := m.Set(t.Context(), announcements()); err != nil {
+		t.Fatal(err)
+	}
+	want := map[*recorder][]netip.Addr{
+		bgp: addrs("203.0.113.1", "203.0.113.2", "203.0.113.4"),
+		l2:  addrs("203.0.113.1", "203.0.113.3", "203.0.113.4"),
+	}
+	for r, w := range want {
+		if diff := cmp.Diff(w, r.got(), cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+			t.Errorf("announced, -want +got:\n%s", diff)
+		}
+	}
+	if err := m.Set(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if len(bgp.got()) != 0 || len(l2.got()) != 0 {
+		t.Errorf("after an empty set: bgp %v, l2 %v", bgp.got(), l2.got())
+	}
+}
+
+// What names only an announcer that is off goes to nobody, and is no error.
+func TestMuxOffAnnouncer(t *testing.T) {
+	bgp := &recorder{}
+	m := announce.NewMux(map[lb.AnnouncerKind]lb.Announcer{lb.AnnounceBGP: bgp})
+	if err := m.Set(t.Context(), announcements()[2:3]); err != nil {
+		t.Fatal(err)
+	}
+	if len(bgp.got()) != 0 {
+		t.Errorf("bgp announces %v, which is for l2 only", bgp.got())
+	}
+	if err := announce.NewMux(nil).Set(t.Context(), announcements()); err != nil {
+		t.Errorf("without any announcer: %v", err)
+	}
+}
+
+// One announcer fails and the other is slow: the slow one still gets its set while the first has failed, and the error
+// says which one it was.
+func TestMuxFailureBlocksNobody(t *testing.T) {
+	broken := errors.New("no such device")
+	bgp, l2 := &recorder{gate: make(chan struct{})}, &recorder{err: broken}
+	m := announce.NewMux(map[lb.AnnouncerKind]lb.Announcer{lb.AnnounceBGP: bgp, lb.AnnounceL2: l2})
+	done := make(chan error, 1)
+	go func() { done <- m.Set(t.Context(), announcements()) }()
+	select {
+	case err := <-done:
+		t.Fatalf("returned before bgp had answered: %v", err)
+	default:
+	}
+	close(bgp.gate)
+	err := <-done
+	if !errors.Is(err, broken) || err.Error() != "announce by l2: no such device" {
+		t.Errorf("error %q", err)
+	}
+	if len(bgp.got()) != 3 {
+		t.Errorf("bgp announces %v", bgp.got())
+	}
+	bgp.err = errors.New("not running")
+	if err := m.Set(t.Context(), nil); err == nil || strings.Count(err.Error(), "announce by") != 2 {
+		t.Errorf("two failures, error %q", err)
+	}
+}
+
+// Both work at the same time: each waits for the other to have been called.
+func TestMuxConcurrent(t *testing.T) {
+	var both sync.WaitGroup
+	both.Add(2)
+	meet := announcerFunc(func() { both.Done(); both.Wait() })
+	m := announce.NewMux(map[lb.AnnouncerKind]lb.Announcer{lb.AnnounceBGP: meet, lb.AnnounceL2: meet})
+	if err := m.Set(t.Context(), announcements()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+type announcerFunc func()
+
+func (f announcerFunc) Set(context.Context, []lb.Announcement) error { f(); return nil }
