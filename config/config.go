@@ -115,7 +115,7 @@ func (p *Pool) Contains(addr netip.Addr) bool {
 // Service is a service of the file: everything an lb.Service needs.
 type Service struct {
 	Name string
-	// Addresses are as written; empty: one of each family of Pool is to be allocated.
+	// Addresses are as written; empty: one is to be allocated of each family that both Pool and Backends have.
 	Addresses []netip.Addr
 	// Pool is the name of the pool that was asked for; "": Addresses were.
 	Pool string

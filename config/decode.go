@@ -38,15 +38,17 @@ func newDecoder(file string) *decoder {
 
 // decode reads text. Only a text that is not TOML ends it early: nothing can be said of the rest then.
 func (d *decoder) decode(text []byte) (*Config, error) {
-	positions := scan(string(text))
+	bare := cutMark(string(text))
+	positions := scan(bare)
 	for _, p := range positions {
-		if _, ok := d.lines[p.Path]; !ok {
-			d.lines[p.Path] = p.Line
+		// A table that has no header of its own, as a in [a.b], is where the first of its parts is.
+		for path, ok := p.Path, true; ok && d.lines[path] == 0; path, ok = around(path) {
+			d.lines[path] = p.Line
 		}
 	}
 	values := map[string]any{}
 	if _, err := toml.Decode(string(text), &values); err != nil {
-		return nil, Errors{d.syntaxError(err, positions)}
+		return nil, Errors{d.syntaxError(err, bare, positions)}
 	}
 	d.root(&table{d: d, values: values})
 	if len(d.errs) > 0 {
@@ -121,19 +123,18 @@ func (d *decoder) add(to *Errors, path, object, problem, hint string) {
 
 // line returns the line of a path, or of the nearest thing around it that the file has; 0 when there is none.
 func (d *decoder) line(path string) int {
-	for {
-		if n, ok := d.lines[path]; ok {
+	for ok := true; ok; path, ok = around(path) {
+		if n := d.lines[path]; n > 0 {
 			return n
 		}
-		if n, ok := d.lines[path+"[0]"]; ok { // [[path]]
-			return n
-		}
-		cut := strings.LastIndexAny(path, ".[")
-		if cut < 0 {
-			return 0
-		}
-		path = path[:cut]
 	}
+	return 0
+}
+
+// around returns the path of what a path is in.
+func around(path string) (string, bool) {
+	cut := strings.LastIndexAny(path, ".[")
+	return path[:max(cut, 0)], cut > 0
 }
 
 func inOrder(errs Errors) Errors {
@@ -157,14 +158,14 @@ var syntaxHints = []struct{ part, hint string }{
 	{"", `a line is key = value; texts, addresses and durations stand in quotes, as in address = "192.0.2.1"`},
 }
 
-func (d *decoder) syntaxError(err error, positions []position) Error {
+func (d *decoder) syntaxError(err error, text string, positions []position) Error {
 	e := Error{File: d.file, Problem: "not TOML: " + err.Error()}
 	var pe toml.ParseError
 	if errors.As(err, &pe) {
-		e.Line, e.Problem = pe.Position.Line, "not TOML: "+strings.TrimSuffix(pe.Message, ".")
-		if strings.Contains(pe.Message, `got '\n'`) && e.Line > 1 {
-			e.Line-- // it counts the newline to the next line
-		}
+		// Its line is one too few at the end of the file and one too many at the end of a line; its offset is right.
+		start := min(max(pe.Position.Start, 0), len(text))
+		e.Line = 1 + strings.Count(text[:start], "\n")
+		e.Problem = "not TOML: " + strings.TrimSuffix(pe.Message, ".")
 		// The parser names the key without indices; the scan knows it with them if it got that far.
 		for _, p := range positions {
 			if p.Line <= e.Line && p.Key != "" && p.Key == pe.LastKey {
@@ -209,11 +210,7 @@ func (i item) warnf(hint, problem string, args ...any) {
 
 // at is the place of a key, whether or not the file has it.
 func (t *table) at(key string) item {
-	path := t.path
-	if key != "" {
-		path = joinKey(path, key)
-	}
-	return item{d: t.d, path: path, object: t.object, value: t.values[key]}
+	return item{d: t.d, path: joinKey(t.path, key), object: t.object, value: t.values[key]}
 }
 
 // get returns the value of a key of the schema, if the file has it.

@@ -20,7 +20,7 @@ type position struct {
 // It exists because BurntSushi/toml 1.6.0 keeps positions by dotted key without index, so that of several [[service]]
 // it knows the lines of the last only, and because it tells no position of unknown keys.
 func scan(text string) []position {
-	text = strings.TrimPrefix(text, "\xef\xbb\xbf")
+	text = cutMark(text)
 	sc := &scanner{s: text, line: 1, elements: map[string]int{}}
 	var table, key string
 	for {
@@ -44,6 +44,16 @@ func scan(text string) []position {
 		}
 		sc.pair(table, key)
 	}
+}
+
+// cutMark cuts off a byte order mark, as the parser does.
+func cutMark(text string) string {
+	for _, mark := range []string{"\xff\xfe", "\xfe\xff", "\xef\xbb\xbf"} {
+		if rest, ok := strings.CutPrefix(text, mark); ok {
+			return rest
+		}
+	}
+	return text
 }
 
 type scanner struct {
