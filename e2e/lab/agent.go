@@ -1,0 +1,155 @@
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Where the agent has its things, as its host sees it.
+const (
+	AgentConfigPath = "/run/steelyard-lab/steelyard.toml"
+	AgentSocketPath = "/run/steelyard/steelyard.sock"
+)
+
+// AgentOptions say what to run.
+type AgentOptions struct {
+	// Binary is the path of steelyard. It must not be below /run or /sys, which a host has of its own.
+	Binary string
+	// Config is the TOML text; AgentConfig.TOML writes one.
+	Config string
+	// Output gets a copy of the log; nil: none.
+	Output io.Writer
+}
+
+// Agent is a steelyard in a host: one process after the other. Its methods may be called from any goroutine.
+type Agent struct {
+	*Host
+	o      AgentOptions
+	client *http.Client
+
+	mu sync.Mutex // guards p
+	p  *Process
+}
+
+// StartAgent writes the configuration and starts `steelyard run`. It does not wait until that is ready.
+func StartAgent(h *Host, o AgentOptions) (*Agent, error) {
+	a := &Agent{Host: h, o: o}
+	a.client = &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return h.Dial(ctx, "unix", AgentSocketPath)
+		},
+	}}
+	if err := a.Configure(o.Config); err != nil {
+		return nil, err
+	}
+	return a, a.Start()
+}
+
+// Start starts the agent again, with the configuration as it was last written, after Kill, Terminate or a crash.
+func (a *Agent) Start() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.p != nil && a.p.Running() {
+		return fmt.Errorf("host %s: the agent runs already, as process %d", a.Host, a.p.Pid())
+	}
+	p, err := a.Host.Start(Command{Path: a.o.Binary, Args: []string{"run", "-c", AgentConfigPath}, Output: a.o.Output})
+	if err != nil {
+		return err
+	}
+	a.p = p
+	return nil
+}
+
+// Process is the process last started.
+func (a *Agent) Process() *Process {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.p
+}
+
+// Configure writes the configuration file; Reload or Start make the agent read it.
+func (a *Agent) Configure(text string) error { return a.WriteFile(AgentConfigPath, text, 0o600) }
+
+// Reload asks the agent to read its configuration again (SIGHUP). It does not wait until that is done.
+func (a *Agent) Reload() error { return a.Process().Signal(syscall.SIGHUP) }
+
+// Kill ends the agent with SIGKILL and waits for its end: no goodbye to anyone, its datapath stays in the kernel.
+func (a *Agent) Kill() { a.Process().Kill() }
+
+// Terminate asks the agent to end (SIGTERM) and waits until it has. It fails when that takes longer than within, or
+// when the exit status is not 0.
+func (a *Agent) Terminate(ctx context.Context, within time.Duration) error {
+	p := a.Process()
+	if err := p.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	if err := p.Wait(ctx); err != nil {
+		return fmt.Errorf("end the agent of host %s by SIGTERM: %w\n%s", a.Host, err, p.Log.Tail(10))
+	}
+	return nil
+}
+
+// Get asks the agent's control socket and decodes the JSON answer into v; a v of type *string gets the text.
+func (a *Agent) Get(ctx context.Context, path string, v any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := a.client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("host %s: GET %s: %s: %s", a.Host, path, resp.Status, body)
+	}
+	if text, ok := v.(*string); ok {
+		*text = string(body)
+		return nil
+	}
+	if err := json.Unmarshal(body, v); err != nil {
+		return fmt.Errorf("host %s: GET %s: %w in %s", a.Host, path, err, body)
+	}
+	return nil
+}
+
+// CLI runs another steelyard command in the host, such as "status", and returns what it prints.
+func (a *Agent) CLI(ctx context.Context, args ...string) (string, error) {
+	return a.Run(ctx, a.o.Binary, args...)
+}
+
+// WaitReady waits until the agent answers on its control socket, and fails at once when it ends instead.
+func (a *Agent) WaitReady(ctx context.Context, within time.Duration) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	p := a.Process()
+	var ended error
+	_, err := Until(ctx, within, fmt.Sprintf("the agent of host %s answers", a.Host), func() error {
+		if !p.Running() {
+			ended = fmt.Errorf("the agent of host %s ended: %v", a.Host, p.Wait(ctx))
+			cancel()
+			return ended
+		}
+		var status json.RawMessage
+		return a.Get(ctx, "/v1/status", &status)
+	})
+	if err = errors.Join(ended, err); err != nil {
+		return fmt.Errorf("%w\nits last words:\n%s", err, p.Log.Tail(20))
+	}
+	return nil
+}

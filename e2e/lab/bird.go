@@ -1,0 +1,107 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+const (
+	birdSocket = "/run/bird/bird.ctl"
+	birdConfig = "/run/bird/bird.conf"
+)
+
+// bird runs BIRD 2.
+type bird struct{ birdc string }
+
+func (b *bird) start(ctx context.Context, h *Host, c RouterConfig) ([]*Process, error) {
+	path, err := program("bird", "bird2")
+	if err != nil {
+		return nil, err
+	}
+	if b.birdc, err = program("birdc", "bird2"); err != nil {
+		return nil, err
+	}
+	if err := h.WriteFile(birdConfig, birdText(c), 0o600); err != nil {
+		return nil, err
+	}
+	p, err := h.Start(Command{Path: path, Args: []string{"-f", "-c", birdConfig, "-s", birdSocket}})
+	if err != nil {
+		return nil, err
+	}
+	all := []*Process{p}
+	_, err = Until(ctx, 10*time.Second, "bird answers", func() error {
+		if err := dead(all); err != nil {
+			return err
+		}
+		_, err := b.show(ctx, h, "show status")
+		return err
+	})
+	return all, err
+}
+
+// birdText is the configuration. Every delay that keeps strangers from hammering each other is at its minimum.
+func birdText(c RouterConfig) string {
+	hold := int(c.HoldTime.Seconds())
+	var s strings.Builder
+	fmt.Fprintf(&s, "router id %s;\nlog stderr all;\ndebug protocols { states, events };\n", c.ID)
+	s.WriteString("protocol device { scan time 1; }\n")
+	for _, f := range []string{"ipv4", "ipv6"} {
+		fmt.Fprintf(&s, "protocol kernel { scan time 1; merge paths on limit 16; %s { import none; export all; }; }\n", f)
+	}
+	for i, n := range c.Neighbors {
+		fmt.Fprintf(&s, "protocol bgp %s {\n  local as %d;\n  neighbor %s as %d;\n", birdName(i), c.ASN, n.Address, n.ASN)
+		fmt.Fprintf(&s, "  hold time %d; keepalive time %d;\n", hold, max(1, hold/3))
+		s.WriteString("  connect delay time 1; connect retry time 1; error wait time 1, 2; error forget time 1;\n")
+		s.WriteString("  graceful restart aware;\n")
+		if n.Password != "" {
+			fmt.Fprintf(&s, "  password %q;\n", n.Password)
+		}
+		if n.Passive {
+			s.WriteString("  passive on;\n")
+		}
+		if n.Address.Is4() {
+			s.WriteString("  ipv4 { import all; export none; };\n")
+		}
+		s.WriteString("  ipv6 { import all; export none; };\n}\n")
+	}
+	return s.String()
+}
+
+func birdName(i int) string { return fmt.Sprintf("peer%d", i) }
+
+func (b *bird) show(ctx context.Context, h *Host, command string) (string, error) {
+	return h.Run(ctx, b.birdc, append([]string{"-s", birdSocket}, strings.Fields(command)...)...)
+}
+
+func (b *bird) peers(ctx context.Context, h *Host, c RouterConfig) (map[netip.Addr]PeerState, error) {
+	out, err := b.show(ctx, h, "show protocols")
+	if err != nil {
+		return nil, err
+	}
+	byName := map[string]PeerState{}
+	for _, line := range strings.Split(out, "\n") {
+		// name, protocol, table, state, since, and the rest is information
+		if f := strings.Fields(line); len(f) >= 5 && f[1] == "BGP" {
+			info := strings.Join(f[5:], " ")
+			byName[f[0]] = PeerState{Established: info == "Established", Info: info}
+		}
+	}
+	peers := map[netip.Addr]PeerState{}
+	for i, n := range c.Neighbors {
+		peers[n.Address] = byName[birdName(i)]
+	}
+	return peers, nil
+}
+
+func (b *bird) reset(ctx context.Context, h *Host, c RouterConfig, neighbor netip.Addr) error {
+	for i, n := range c.Neighbors {
+		if n.Address == neighbor {
+			_, err := b.show(ctx, h, "restart "+birdName(i))
+			return err
+		}
+	}
+	return fmt.Errorf("host %s has no neighbour %s", h, neighbor)
+}

@@ -1,0 +1,123 @@
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+const frrDir = "/run/frr"
+
+// frr runs FRR's zebra and bgpd.
+type frr struct{ vtysh string }
+
+func (f *frr) start(ctx context.Context, h *Host, c RouterConfig) ([]*Process, error) {
+	var err error
+	if f.vtysh, err = program("vtysh", "frr"); err != nil {
+		return nil, err
+	}
+	configs := map[string]string{"zebra": "hostname " + h.Name() + "\n", "bgpd": frrText(c)}
+	var all []*Process
+	// zebra first: bgpd tries again only after ten seconds when it does not find it.
+	for _, name := range []string{"zebra", "bgpd"} {
+		path, err := program(name, "frr")
+		if err != nil {
+			return nil, err
+		}
+		config := frrDir + "/" + name + ".conf"
+		if err := h.WriteFile(config, configs[name], 0o600); err != nil {
+			return nil, err
+		}
+		// As root throughout (-S): a change of user would clear the death signal, and leave the daemon behind when
+		// this process is killed.
+		p, err := h.Start(Command{Path: path, Args: []string{
+			"-S", "-f", config, "-z", frrDir + "/zserv.api", "-i", frrDir + "/" + name + ".pid",
+			"--vty_socket", frrDir, "-P", "0", "--log", "stdout", "--log-level", "info",
+		}})
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, p)
+		_, err = Until(ctx, 10*time.Second, name+" answers", func() error {
+			if err := dead(all); err != nil {
+				return err
+			}
+			_, err := h.Run(ctx, f.vtysh, "--vty_socket", frrDir, "-d", name, "-c", "show version")
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+func frrText(c RouterConfig) string {
+	hold := int(c.HoldTime.Seconds())
+	var s strings.Builder
+	fmt.Fprintf(&s, "router bgp %d\n bgp router-id %s\n", c.ASN, c.ID)
+	s.WriteString(" bgp log-neighbor-changes\n no bgp default ipv4-unicast\n no bgp ebgp-requires-policy\n")
+	s.WriteString(" bgp bestpath as-path multipath-relax\n")
+	for _, n := range c.Neighbors {
+		fmt.Fprintf(&s, " neighbor %s remote-as %d\n", n.Address, n.ASN)
+		fmt.Fprintf(&s, " neighbor %s timers %d %d\n", n.Address, max(1, hold/3), hold)
+		fmt.Fprintf(&s, " neighbor %s timers connect 1\n", n.Address)
+		if n.Password != "" {
+			fmt.Fprintf(&s, " neighbor %s password %s\n", n.Address, n.Password)
+		}
+		if n.Passive {
+			fmt.Fprintf(&s, " neighbor %s passive\n", n.Address)
+		}
+	}
+	for _, family := range []string{"ipv4", "ipv6"} {
+		fmt.Fprintf(&s, " address-family %s unicast\n  maximum-paths 16\n  maximum-paths ibgp 16\n", family)
+		for _, n := range c.Neighbors {
+			if family == "ipv6" || n.Address.Is4() {
+				fmt.Fprintf(&s, "  neighbor %s activate\n", n.Address)
+			}
+		}
+		s.WriteString(" exit-address-family\n")
+	}
+	return s.String()
+}
+
+func (f *frr) show(ctx context.Context, h *Host, command string) (string, error) {
+	return h.Run(ctx, f.vtysh, "--vty_socket", frrDir, "-c", command)
+}
+
+func (f *frr) peers(ctx context.Context, h *Host, _ RouterConfig) (map[netip.Addr]PeerState, error) {
+	out, err := h.Run(ctx, f.vtysh, "--vty_socket", frrDir, "-d", "bgpd", "-c", "show bgp neighbors json")
+	if err != nil {
+		return nil, err
+	}
+	// The answer starts after what vtysh may have to say; besides neighbours it may have other keys.
+	_, body, _ := strings.Cut(out, "{")
+	var raw map[string]json.RawMessage
+	if err := json.Unmarshal([]byte("{"+body), &raw); err != nil {
+		return nil, fmt.Errorf("read neighbours of host %s: %w\n%s", h, err, out)
+	}
+	peers := map[netip.Addr]PeerState{}
+	for key, value := range raw {
+		addr, err := netip.ParseAddr(key)
+		if err != nil {
+			continue
+		}
+		var n struct {
+			State string `json:"bgpState"`
+			Last  string `json:"lastResetDueTo"`
+		}
+		if err := json.Unmarshal(value, &n); err != nil {
+			return nil, fmt.Errorf("read neighbour %s of host %s: %w", addr, h, err)
+		}
+		peers[addr] = PeerState{Established: n.State == "Established", Info: strings.TrimSpace(n.State + " " + n.Last)}
+	}
+	return peers, nil
+}
+
+func (f *frr) reset(ctx context.Context, h *Host, _ RouterConfig, neighbor netip.Addr) error {
+	_, err := f.show(ctx, h, "clear bgp "+neighbor.String())
+	return err
+}

@@ -1,0 +1,219 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Host is one machine. Its methods may be called from any goroutine.
+type Host struct {
+	name   string
+	ns     namespaces
+	nl     *netlink.Handle
+	anchor chan func()   // work for the thread that lives inside the host and starts its processes
+	gone   chan struct{} // closed when that thread is to end
+
+	mu        sync.Mutex // guards what follows
+	closed    bool
+	processes map[*Process]struct{}
+	closers   []io.Closer     // servers and listeners, closed with the host
+	routes    []netlink.Route // what AddRoute added, put back by PowerOn
+}
+
+// sysctls are set in every host before it has a link. Strict reverse paths would drop what comes back another way;
+// duplicate address detection would keep IPv6 addresses unusable for a second; addresses survive a link that is down
+// so that a machine can be powered on again.
+var sysctls = map[string]string{
+	"net.ipv4.conf.all.rp_filter":                "0",
+	"net.ipv4.conf.default.rp_filter":            "0",
+	"net.ipv6.conf.all.accept_dad":               "0",
+	"net.ipv6.conf.default.accept_dad":           "0",
+	"net.ipv6.conf.default.accept_ra":            "0",
+	"net.ipv6.conf.all.keep_addr_on_down":        "1",
+	"net.ipv6.conf.default.keep_addr_on_down":    "1",
+	"net.ipv6.conf.default.router_solicitations": "0",
+}
+
+func newHost(name string) (*Host, error) {
+	h := &Host{name: name, anchor: make(chan func()), gone: make(chan struct{}), processes: map[*Process]struct{}{}}
+	made := make(chan error, 1)
+	goOnThread(func() {
+		var err error
+		h.ns, err = newNamespaces()
+		made <- err
+		if err != nil {
+			return
+		}
+		for {
+			select {
+			case work := <-h.anchor:
+				work()
+			case <-h.gone:
+				return
+			}
+		}
+	})
+	if err := <-made; err != nil {
+		return nil, err
+	}
+	if err := h.prepare(); err != nil {
+		return nil, errors.Join(err, h.Close())
+	}
+	return h, nil
+}
+
+func (h *Host) prepare() error {
+	nl, err := netlink.NewHandleAt(netns.NsHandle(h.ns.net.Fd()), unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("open netlink: %w", err)
+	}
+	h.nl = nl
+	if err := h.Sysctl(sysctls); err != nil {
+		return err
+	}
+	return h.SetUp("lo")
+}
+
+// Name is the name given to Lab.Host.
+func (h *Host) Name() string { return h.name }
+
+func (h *Host) String() string { return h.name }
+
+// Do runs f on a thread inside the host: sockets it makes and files it opens are the host's. f must not start
+// goroutines that rely on that, for they run elsewhere. Do returns the error of f.
+func (h *Host) Do(f func() error) error {
+	return onThread(func() error {
+		if err := h.ns.enter(); err != nil {
+			return fmt.Errorf("enter host %s: %w", h.name, err)
+		}
+		return f()
+	})
+}
+
+// Sysctl sets kernel parameters of the host's network, named as sysctl(8) names them.
+func (h *Host) Sysctl(values map[string]string) error {
+	return h.Do(func() error {
+		for name, value := range values {
+			path := "/proc/sys/" + strings.ReplaceAll(name, ".", "/")
+			if err := os.WriteFile(path, []byte(value), 0); err != nil {
+				return fmt.Errorf("set %s to %s in host %s: %w", name, value, h.name, err)
+			}
+		}
+		return nil
+	})
+}
+
+// WriteFile writes a file as the host sees it, making the directories above it. Only what is below /run is the host's
+// own; the rest of the file system is everybody's.
+func (h *Host) WriteFile(path, text string, mode os.FileMode) error {
+	return h.Do(func() error {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		return os.WriteFile(path, []byte(text), mode)
+	})
+}
+
+// ReadFile reads a file as the host sees it.
+func (h *Host) ReadFile(path string) (text string, err error) {
+	err = h.Do(func() error {
+		b, err := os.ReadFile(path)
+		text = string(b)
+		return err
+	})
+	return text, err
+}
+
+// Listen is net.Listen inside the host. The listener is closed with the host, if not before.
+func (h *Host) Listen(ctx context.Context, network, address string) (l net.Listener, err error) {
+	err = h.Do(func() error {
+		l, err = new(net.ListenConfig).Listen(ctx, network, address)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("host %s: %w", h.name, err)
+	}
+	return l, h.own(l)
+}
+
+// ListenPacket is net.ListenPacket inside the host. The socket is closed with the host, if not before.
+func (h *Host) ListenPacket(ctx context.Context, network, address string) (c net.PacketConn, err error) {
+	err = h.Do(func() error {
+		c, err = new(net.ListenConfig).ListenPacket(ctx, network, address)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("host %s: %w", h.name, err)
+	}
+	return c, h.own(c)
+}
+
+// Dial is net.Dial inside the host; unix sockets are found as the host sees them. address must not be a name to be
+// resolved. The connection is the caller's to close.
+func (h *Host) Dial(ctx context.Context, network, address string) (c net.Conn, err error) {
+	return h.DialFrom(ctx, netip.AddrPort{}, network, address)
+}
+
+// DialFrom is Dial for tcp from a given local address and port; a zero port is any.
+func (h *Host) DialFrom(ctx context.Context, from netip.AddrPort, network, address string) (c net.Conn, err error) {
+	d := net.Dialer{KeepAlive: -1}
+	if from.IsValid() {
+		d.LocalAddr = net.TCPAddrFromAddrPort(from)
+	}
+	err = h.Do(func() error {
+		c, err = d.DialContext(ctx, network, address)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("host %s: %w", h.name, err)
+	}
+	return c, nil
+}
+
+// own makes c be closed with the host.
+func (h *Host) own(c io.Closer) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return errors.Join(fmt.Errorf("host %s is closed", h.name), c.Close())
+	}
+	h.closers = append(h.closers, c)
+	return nil
+}
+
+// Close ends the processes and servers of the host and lets its namespaces go. It may be called again.
+func (h *Host) Close() error {
+	h.mu.Lock()
+	if h.closed {
+		h.mu.Unlock()
+		return nil
+	}
+	h.closed = true
+	closers := h.closers
+	h.closers = nil
+	h.mu.Unlock()
+
+	err := h.stopAll()
+	for _, c := range closers {
+		if e := c.Close(); e != nil && !errors.Is(e, net.ErrClosed) {
+			err = errors.Join(err, e)
+		}
+	}
+	close(h.gone)
+	if h.nl != nil {
+		h.nl.Close()
+	}
+	return errors.Join(err, h.ns.close())
+}

@@ -1,0 +1,69 @@
+package lab
+
+import (
+	"bytes"
+	"io"
+	"strings"
+	"sync"
+)
+
+// logLines bounds how many lines a Log keeps.
+const logLines = 4000
+
+// Log keeps the last lines that were written to it. The zero value is ready; its methods may be called from any
+// goroutine.
+type Log struct {
+	mu    sync.Mutex // guards what follows
+	lines []string
+	rest  []byte // a line without its end
+	tee   io.Writer
+}
+
+// Write implements io.Writer. It never fails.
+func (l *Log) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.tee != nil {
+		l.tee.Write(b) // a copy for people; the log itself is whole without it
+	}
+	l.rest = append(l.rest, b...)
+	for {
+		i := bytes.IndexByte(l.rest, '\n')
+		if i < 0 {
+			break
+		}
+		l.lines = append(l.lines, string(l.rest[:i]))
+		l.rest = l.rest[i+1:]
+	}
+	if n := len(l.lines); n > logLines {
+		l.lines = append([]string(nil), l.lines[n-logLines:]...)
+	}
+	return len(b), nil
+}
+
+// Lines returns the lines kept, oldest first, with an unfinished one at the end.
+func (l *Log) Lines() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lines := append([]string(nil), l.lines...)
+	if len(l.rest) > 0 {
+		lines = append(lines, string(l.rest))
+	}
+	return lines
+}
+
+// Tail returns the last n lines as one text.
+func (l *Log) Tail(n int) string {
+	lines := l.Lines()
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+// Contains reports whether a line kept contains text.
+func (l *Log) Contains(text string) bool {
+	for _, line := range l.Lines() {
+		if strings.Contains(line, text) {
+			return true
+		}
+	}
+	return false
+}

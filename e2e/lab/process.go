@@ -1,0 +1,209 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// StopGrace is how long a process has to end after SIGTERM before it is killed.
+const StopGrace = 5 * time.Second
+
+// Command is a program to start in a host.
+type Command struct {
+	// Path is the program: a path, or a name to be found in PATH.
+	Path string
+	Args []string
+	// Env is added to the environment of this process.
+	Env []string
+	// Output gets a copy of what the process writes, as it is written; nil: none.
+	Output io.Writer
+}
+
+// Process is a program that was started in a host. Its methods may be called from any goroutine.
+type Process struct {
+	// Log has what the process wrote to stdout and stderr.
+	Log  Log
+	host *Host
+	cmd  *exec.Cmd
+	done chan struct{} // closed when the process has ended and its output has been read
+	err  error         // of Wait; set before done is closed
+}
+
+// Start starts a program in the host. The process is ended with the host, if not before, and dies with this process
+// however that ends.
+func (h *Host) Start(c Command) (*Process, error) {
+	p := &Process{host: h, done: make(chan struct{})}
+	p.Log.tee = c.Output
+	cmd, err := command(c)
+	if err != nil {
+		return nil, err
+	}
+	p.cmd = cmd
+	p.cmd.Stdout, p.cmd.Stderr = &p.Log, &p.Log
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return nil, fmt.Errorf("start %s in host %s: the host is closed", c.Path, h)
+	}
+	if err := h.onAnchor(p.cmd.Start); err != nil {
+		return nil, fmt.Errorf("start %s in host %s: %w", c.Path, h, err)
+	}
+	h.processes[p] = struct{}{}
+	go p.wait()
+	return p, nil
+}
+
+// Run runs a program in the host to its end and returns what it wrote. A program that is still running when ctx ends is
+// killed. The error has the output too.
+func (h *Host) Run(ctx context.Context, path string, args ...string) (string, error) {
+	p, err := h.Start(Command{Path: path, Args: args})
+	if err != nil {
+		return "", err
+	}
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		p.Kill()
+		<-p.done
+		err = ctx.Err()
+	}
+	out := p.Log.Tail(logLines)
+	if err = errors.Join(err, p.err); err != nil {
+		return out, fmt.Errorf("run %s %s in host %s: %w\n%s", path, strings.Join(args, " "), h, err, out)
+	}
+	return out, nil
+}
+
+func command(c Command) (*exec.Cmd, error) {
+	path := c.Path
+	if !filepath.IsAbs(path) { // the host's root directory is not this process's working directory
+		found, err := exec.LookPath(path)
+		if err != nil {
+			return nil, err
+		}
+		if path, err = filepath.Abs(found); err != nil {
+			return nil, err
+		}
+	}
+	cmd := exec.Command(path, c.Args...)
+	cmd.Dir = "/"
+	cmd.Env = append(os.Environ(), c.Env...)
+	// A group of its own, so that Ctrl-C at a terminal comes to us alone and we end things in order; the death signal
+	// for when we cannot. WaitDelay is for grandchildren that keep the output open.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.WaitDelay = time.Second
+	return cmd, nil
+}
+
+// onAnchor runs f on the thread that lives in the host for as long as the host does.
+func (h *Host) onAnchor(f func() error) error {
+	done := make(chan error, 1)
+	select {
+	case h.anchor <- func() { done <- f() }:
+		return <-done
+	case <-h.gone:
+		return errors.New("the host is closed")
+	}
+}
+
+func (p *Process) wait() {
+	p.err = p.cmd.Wait()
+	p.host.mu.Lock()
+	delete(p.host.processes, p)
+	p.host.mu.Unlock()
+	close(p.done)
+}
+
+// Pid is the process id.
+func (p *Process) Pid() int { return p.cmd.Process.Pid }
+
+// Done is closed when the process has ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Running reports whether the process has not ended yet.
+func (p *Process) Running() bool {
+	select {
+	case <-p.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// Wait waits for the end of the process and returns how it ended: nil for exit status 0, an *exec.ExitError for
+// another or a signal, or the error of ctx.
+func (p *Process) Wait(ctx context.Context) error {
+	select {
+	case <-p.done:
+		return p.err
+	case <-ctx.Done():
+		return fmt.Errorf("%s in host %s is still running: %w", filepath.Base(p.cmd.Path), p.host, ctx.Err())
+	}
+}
+
+// Signal sends sig; it is no error when the process has ended.
+func (p *Process) Signal(sig os.Signal) error {
+	err := p.cmd.Process.Signal(sig)
+	if errors.Is(err, os.ErrProcessDone) {
+		return nil
+	}
+	return err
+}
+
+// Kill ends the process and what it started with SIGKILL, and waits for its end.
+func (p *Process) Kill() {
+	p.cmd.Process.Kill()
+	<-p.done
+	// Its children are in its group, whose number cannot be given away while one of them lives.
+	syscall.Kill(-p.Pid(), syscall.SIGKILL)
+}
+
+// Stop ends the process with SIGTERM, and with SIGKILL if it takes longer than StopGrace, which is an error.
+func (p *Process) Stop() error {
+	if err := p.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	late := time.NewTimer(StopGrace)
+	defer late.Stop()
+	select {
+	case <-p.done:
+		syscall.Kill(-p.Pid(), syscall.SIGKILL)
+		return nil
+	case <-late.C:
+		p.Kill()
+		return fmt.Errorf("%s in host %s did not end within %v of SIGTERM and was killed; its last words:\n%s",
+			filepath.Base(p.cmd.Path), p.host, StopGrace, p.Log.Tail(10))
+	}
+}
+
+func (h *Host) running() []*Process {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var all []*Process
+	for p := range h.processes {
+		all = append(all, p)
+	}
+	return all
+}
+
+// stopAll ends every process of the host, all at the same time.
+func (h *Host) stopAll() error {
+	all := h.running()
+	errs := make(chan error, len(all))
+	for _, p := range all {
+		go func() { errs <- p.Stop() }()
+	}
+	var err error
+	for range all {
+		err = errors.Join(err, <-errs)
+	}
+	return err
+}

@@ -1,0 +1,118 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Default is the IPv4 default route's destination; Default6 that of IPv6.
+var (
+	Default  = netip.MustParsePrefix("0.0.0.0/0")
+	Default6 = netip.MustParsePrefix("::/0")
+)
+
+// AddRoute sends traffic to dst by way of via; several next hops share it by flow (ECMP). It replaces a route to the
+// same destination.
+func (h *Host) AddRoute(dst netip.Prefix, via ...netip.Addr) error {
+	if len(via) == 0 {
+		return fmt.Errorf("host %s: route to %s: no next hop", h, dst)
+	}
+	r := netlink.Route{Dst: ipNet(dst), Family: family(dst.Addr())}
+	if len(via) == 1 {
+		r.Gw = via[0].AsSlice()
+	} else {
+		for _, v := range via {
+			r.MultiPath = append(r.MultiPath, &netlink.NexthopInfo{Gw: v.AsSlice()})
+		}
+	}
+	if err := h.nl.RouteReplace(&r); err != nil {
+		return fmt.Errorf("host %s: route to %s via %v: %w", h, dst, via, err)
+	}
+	h.mu.Lock()
+	h.routes = append(h.routes, r)
+	h.mu.Unlock()
+	return nil
+}
+
+// DeleteRoute removes the route to dst; it is no error when there is none.
+func (h *Host) DeleteRoute(dst netip.Prefix) error {
+	h.mu.Lock()
+	h.routes = slices.DeleteFunc(h.routes, func(r netlink.Route) bool { return r.Dst.String() == ipNet(dst).String() })
+	h.mu.Unlock()
+	err := h.nl.RouteDel(&netlink.Route{Dst: ipNet(dst), Family: family(dst.Addr())})
+	if err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("host %s: delete route to %s: %w", h, dst, err)
+	}
+	return nil
+}
+
+// NextHops returns where the kernel of the host would send packets for exactly dst, sorted: what a routing daemon has
+// really put in force. It is empty when there is no route to dst. Next hops whose link has no carrier are left out.
+func (h *Host) NextHops(dst netip.Prefix) ([]netip.Addr, error) {
+	all, err := h.nl.RouteListFiltered(family(dst.Addr()), &netlink.Route{Dst: ipNet(dst.Masked())}, netlink.RT_FILTER_DST)
+	if err != nil {
+		return nil, fmt.Errorf("host %s: list routes: %w", h, err)
+	}
+	const dead = unix.RTNH_F_DEAD | unix.RTNH_F_LINKDOWN
+	var hops []netip.Addr
+	for _, r := range all {
+		for _, n := range r.MultiPath {
+			gw := n.Gw
+			if via, ok := n.Via.(*netlink.Via); ok && gw == nil {
+				gw = via.Addr // an IPv4 route with an IPv6 next hop
+			}
+			if a, ok := netip.AddrFromSlice(gw); ok && n.Flags&dead == 0 {
+				hops = append(hops, a.Unmap())
+			}
+		}
+		gw := r.Gw
+		if via, ok := r.Via.(*netlink.Via); ok && gw == nil {
+			gw = via.Addr
+		}
+		if a, ok := netip.AddrFromSlice(gw); ok && r.Flags&dead == 0 {
+			hops = append(hops, a.Unmap())
+		}
+	}
+	slices.SortFunc(hops, netip.Addr.Compare)
+	return slices.Compact(hops), nil
+}
+
+// Forward makes the host a router: it forwards both families, spreads flows over equal next hops by addresses,
+// protocol and ports, and does not use a next hop behind a link without carrier.
+func (h *Host) Forward() error {
+	values := map[string]string{"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "1"}
+	for _, f := range []string{"net.ipv4.", "net.ipv6."} {
+		// Policy 3 with the fields of policy 1: that one trusts the hash a packet brings along, and on veth that is a
+		// number the sender's socket picked, and picks anew when it retransmits. Policy 3 always reads the headers,
+		// which is all a router beyond a real wire has. Seen: connections that changed next hop after a lost SYN.
+		values[f+"fib_multipath_hash_policy"] = "3"
+		values[f+"fib_multipath_hash_fields"] = "0x37"
+		for _, conf := range []string{"all", "default"} {
+			values[f+"conf."+conf+".ignore_routes_with_linkdown"] = "1"
+		}
+	}
+	for _, conf := range []string{"all", "default"} {
+		values["net.ipv4.conf."+conf+".send_redirects"] = "0"
+	}
+	return h.Sysctl(values)
+}
+
+func family(a netip.Addr) int {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+// nodad is the address flag that makes an IPv6 address usable at once: RFC 4862 §5.4 is for networks with strangers.
+func nodad(p netip.Prefix) int {
+	if p.Addr().Is4() {
+		return 0
+	}
+	return unix.IFA_F_NODAD
+}

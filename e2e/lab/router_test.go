@@ -1,0 +1,146 @@
+package lab_test
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+var (
+	vip4 = netip.MustParsePrefix("203.0.113.1/32")
+	vip6 = netip.MustParsePrefix("2001:db8:1::1/128")
+)
+
+// announcer is a host that announces both VIPs to the router over both sessions by a BIRD of its own, with graceful
+// restart, and answers HTTP on them.
+func announcer(t *testing.T, n lab.Node, password string) func() *lab.Process {
+	t.Helper()
+	conf := fmt.Sprintf(`router id %s; log stderr all;
+protocol device {}
+protocol static { ipv4; route %s blackhole; }
+protocol static { ipv6; route %s blackhole; }
+`, n.V4, vip4, vip6)
+	for i, g := range n.Gateways() {
+		conf += fmt.Sprintf(`protocol bgp p%d { local as 64512; neighbor %s as 64500; hold time 3; connect delay time 1; connect retry time 1; error wait time 1,1;
+  graceful restart on; graceful restart time 20; %s
+`, i, g, password)
+		if g.Is4() {
+			conf += "  ipv4 { import none; export all; next hop self; };\n"
+		}
+		conf += "  ipv6 { import none; export all; next hop self; };\n}\n"
+	}
+	if err := n.WriteFile("/run/announcer.conf", conf, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, vip := range []netip.Prefix{vip4, vip6} {
+		if err := n.AddAddress("lo", vip); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := n.ServeHTTP(n.Name(), netip.AddrPortFrom(vip.Addr(), 80)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return func() *lab.Process {
+		p, err := n.Start(lab.Command{Path: "/usr/sbin/bird", Args: []string{"-f", "-c", "/run/announcer.conf", "-s", "/run/announcer.ctl"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+}
+
+func TestRoutersLearnSpreadKeepAndForget(t *testing.T) {
+	for _, kind := range lab.RouterKinds {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			topo := labtest.Topology(t, lab.Shape{Balancers: 2})
+			conf := lab.RouterConfig{ID: topo.Balancers[0].Gateway4, ASN: 64500, HoldTime: 3 * time.Second}
+			for _, b := range topo.Balancers {
+				for _, a := range []netip.Addr{b.V4, b.V6} {
+					conf.Neighbors = append(conf.Neighbors, lab.Neighbor{Address: a, ASN: 64512})
+				}
+			}
+			r := labtest.Router(t, topo.Router, kind, conf)
+			one, two := topo.Balancers[0], topo.Balancers[1]
+			start := announcer(t, one, "")
+			p1, p2 := start(), announcer(t, two, "")()
+			check(t, r.WaitEstablished(t.Context(), 20*time.Second))
+
+			hops := func(want4, want6 []netip.Addr) {
+				t.Helper()
+				_, err := r.WaitNextHops(t.Context(), 10*time.Second, vip4, want4...)
+				check(t, err)
+				_, err = r.WaitNextHops(t.Context(), 10*time.Second, vip6, want6...)
+				check(t, err)
+			}
+			hops([]netip.Addr{one.V4, two.V4}, []netip.Addr{one.V6, two.V6})
+			for _, vip := range []netip.Prefix{vip4, vip6} {
+				load := topo.Clients[0].Load(t.Context(), lab.Load{URL: "http://" + netip.AddrPortFrom(vip.Addr(), 80).String(), Requests: 100})
+				if load.Err() != nil || load.Servers["lb1"] < 25 || load.Servers["lb2"] < 25 {
+					t.Errorf("want about 50 answers each from lb1 and lb2, got %v (%v)", load, load.Err())
+				}
+			}
+
+			// A neighbour that dies without a word and comes back keeps its routes meanwhile.
+			p1.Kill()
+			labtest.Until(t, 10*time.Second, "the router has seen the session go", func() error {
+				peers, err := r.Peers(t.Context())
+				if err == nil && peers[one.V4].Established {
+					err = fmt.Errorf("it says %q", peers[one.V4].Info)
+				}
+				return err
+			})
+			hops([]netip.Addr{one.V4, two.V4}, []netip.Addr{one.V6, two.V6})
+			p1 = start()
+			check(t, r.WaitEstablished(t.Context(), 20*time.Second))
+			hops([]netip.Addr{one.V4, two.V4}, []netip.Addr{one.V6, two.V6})
+
+			// One that says goodbye does not.
+			check(t, p2.Stop())
+			hops([]netip.Addr{one.V4}, []netip.Addr{one.V6})
+			check(t, r.Reset(t.Context(), one.V4))
+			check(t, r.WaitEstablished(t.Context(), 20*time.Second, one.V4, one.V6))
+			check(t, p1.Stop())
+			hops(nil, nil)
+			if out, err := r.Show(t.Context(), map[lab.RouterKind]string{lab.BIRD: "show route", lab.FRR: "show ip route"}[kind]); err != nil {
+				t.Error(err, out)
+			}
+		})
+	}
+}
+
+func TestRouterPasswords(t *testing.T) {
+	for _, kind := range lab.RouterKinds {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			topo := labtest.Topology(t, lab.Shape{Balancers: 2})
+			one, two := topo.Balancers[0], topo.Balancers[1]
+			conf := lab.RouterConfig{ID: one.Gateway4, ASN: 64500, HoldTime: 3 * time.Second}
+			for _, b := range topo.Balancers {
+				for _, a := range []netip.Addr{b.V4, b.V6} {
+					conf.Neighbors = append(conf.Neighbors, lab.Neighbor{Address: a, ASN: 64512, Password: "right", Passive: true})
+				}
+			}
+			r := labtest.Router(t, topo.Router, kind, conf)
+			announcer(t, one, `password "right";`)()
+			announcer(t, two, `password "wrong";`)()
+			check(t, r.WaitEstablished(t.Context(), 20*time.Second, one.V4, one.V6))
+			peers, err := r.Peers(t.Context())
+			check(t, err)
+			if peers[two.V4].Established || peers[two.V6].Established || peers[two.V4].Info == "" {
+				t.Errorf("want no session with a wrong password and a word why, got %+v", peers)
+			}
+		})
+	}
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
