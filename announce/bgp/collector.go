@@ -1,0 +1,35 @@
+package bgp
+
+import "github.com/prometheus/client_golang/prometheus"
+
+var (
+	peerUp = prometheus.NewDesc("steelyard_bgp_peer_up",
+		"Whether the BGP session with the peer is established.", []string{"peer"}, nil)
+	routesAnnounced = prometheus.NewDesc("steelyard_bgp_routes_announced",
+		"Routes announced to the peer.", []string{"peer"}, nil)
+	transitions = prometheus.NewDesc("steelyard_bgp_session_transitions_total",
+		"How often the session with the peer came up and went down.", []string{"peer", "to"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (s *Speaker) Describe(ch chan<- *prometheus.Desc) {
+	ch <- peerUp
+	ch <- routesAnnounced
+	ch <- transitions
+}
+
+// Collect implements prometheus.Collector.
+func (s *Speaker) Collect(ch chan<- prometheus.Metric) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for addr, p := range s.sessions {
+		peer, up := addr.String(), 0.0
+		if p.state == stateEstablished {
+			up = 1
+		}
+		ch <- prometheus.MustNewConstMetric(peerUp, prometheus.GaugeValue, up, peer)
+		ch <- prometheus.MustNewConstMetric(routesAnnounced, prometheus.GaugeValue, float64(p.routes(s.v4, s.v6)), peer)
+		ch <- prometheus.MustNewConstMetric(transitions, prometheus.CounterValue, float64(p.ups), peer, "up")
+		ch <- prometheus.MustNewConstMetric(transitions, prometheus.CounterValue, float64(p.downs), peer, "down")
+	}
+}

@@ -1,0 +1,161 @@
+package bgp
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"time"
+)
+
+// Options is everything a Speaker needs. What has no default is required.
+type Options struct {
+	// ASN is our autonomous system number; RouterID our BGP identifier, an IPv4 address.
+	ASN      uint32
+	RouterID netip.Addr
+	// ListenPort is the TCP port peers may connect to; 0: 179; -1: never listen, only dial.
+	ListenPort int
+	// ListenAddresses are the addresses to listen on; empty: every address of the families that peers have.
+	ListenAddresses []netip.Addr
+	Peers           []Peer
+	// Communities are standard communities (RFC 1997), well-known ones too, as numbers.
+	Communities []uint32
+	// LargeCommunities are large communities (RFC 8092).
+	LargeCommunities [][3]uint32
+	// LocalPref is sent to peers of our own ASN only; 0: 100.
+	LocalPref uint32
+	// AggregateV4 and AggregateV6 are the lengths of the announced prefixes; 0: 32 and 128. The prefix is announced
+	// while any VIP in it is.
+	AggregateV4, AggregateV6 int
+	// Weighted adds the link bandwidth extended community, in proportion to the weight of an announcement
+	// (draft-ietf-idr-link-bandwidth).
+	Weighted bool
+	// RestartTime is how long peers keep our routes while we are away, in whole seconds up to 4095 s; 0: 120 s.
+	// (RFC 4724, section 3.)
+	RestartTime time.Duration
+	// NextHopV4 and NextHopV6 are this machine's addresses, used as next hop where the session has none of that family
+	// and the interface towards the peer has none either. They may be zero.
+	NextHopV4, NextHopV6 netip.Addr
+	Log                  *slog.Logger
+}
+
+// Peer is one neighbour.
+type Peer struct {
+	// Address is where it is; with a zone when it is link-local.
+	Address netip.Addr
+	ASN     uint32
+	// Port is where it listens; 0: 179.
+	Port uint16
+	// Password is the TCP MD5 key (RFC 2385), at most 80 bytes; "": none.
+	Password string
+	// HoldTime is proposed to the peer, in whole seconds from 3 s to 65535 s; 0: 90 s. (RFC 4271, section 4.2.)
+	HoldTime time.Duration
+	// Multihop is how many hops away the peer may be, 1 to 255; 0: directly connected. Peers of our own ASN may always be
+	// anywhere.
+	Multihop int
+	// TTLSecurity accepts only packets that have come at most Multihop hops (RFC 5082). Both sides must have it.
+	TTLSecurity bool
+	// Source is our address for the session; zero: the one the routing table gives.
+	Source netip.Addr
+	// GracefulRestart asks the peer to keep our routes while this process is away (RFC 4724).
+	GracefulRestart bool
+}
+
+const (
+	defaultHoldTime    = 90 * time.Second
+	defaultRestartTime = 120 * time.Second
+	defaultLocalPref   = 100
+	maxPassword        = 80 // TCP_MD5SIG_MAXKEYLEN
+)
+
+// withDefaults returns o with every default filled in, or every reason why it cannot be used.
+func (o Options) withDefaults() (Options, error) {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if o.Log == nil {
+		bad("Log is required")
+	}
+	if o.ASN == 0 {
+		bad("ASN is required")
+	}
+	if !o.RouterID.Is4() || o.RouterID.IsUnspecified() {
+		bad("router id %v: want an IPv4 address", o.RouterID)
+	}
+	if o.ListenPort < -1 || o.ListenPort > 65535 {
+		bad("listen port %d: want -1 to 65535", o.ListenPort)
+	}
+	if o.ListenPort == 0 {
+		o.ListenPort = 179
+	}
+	orDefault(&o.LocalPref, defaultLocalPref)
+	orDefault(&o.AggregateV4, 32)
+	orDefault(&o.AggregateV6, 128)
+	orDefault(&o.RestartTime, defaultRestartTime)
+	if o.AggregateV4 < 1 || o.AggregateV4 > 32 {
+		bad("aggregate_v4 %d: want 1 to 32", o.AggregateV4)
+	}
+	if o.AggregateV6 < 1 || o.AggregateV6 > 128 {
+		bad("aggregate_v6 %d: want 1 to 128", o.AggregateV6)
+	}
+	if o.RestartTime < time.Second || o.RestartTime > 4095*time.Second || o.RestartTime%time.Second != 0 {
+		bad("restart time %v: want whole seconds, 1s to 4095s", o.RestartTime)
+	}
+	if o.NextHopV4.IsValid() && !o.NextHopV4.Is4() {
+		bad("IPv4 next hop %v: want an IPv4 address", o.NextHopV4)
+	}
+	if o.NextHopV6.IsValid() && (!o.NextHopV6.Is6() || o.NextHopV6.Is4In6() || o.NextHopV6.IsLinkLocalUnicast()) {
+		bad("IPv6 next hop %v: want a global IPv6 address", o.NextHopV6)
+	}
+	peers := make([]Peer, len(o.Peers))
+	seen := map[netip.Addr]bool{}
+	for i, p := range o.Peers {
+		var err error
+		if peers[i], err = p.withDefaults(o.ASN); err != nil {
+			errs = append(errs, err)
+		}
+		if seen[p.Address] {
+			bad("peer %v is named twice", p.Address)
+		}
+		seen[p.Address] = true
+	}
+	o.Peers = peers
+	return o, errors.Join(errs...)
+}
+
+func (p Peer) withDefaults(asn uint32) (Peer, error) {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("peer %v: %w", p.Address, fmt.Errorf(format, args...)))
+	}
+	orDefault(&p.Port, 179)
+	orDefault(&p.HoldTime, defaultHoldTime)
+	if !p.Address.IsValid() || p.Address.IsUnspecified() || p.Address.IsMulticast() || p.Address.Is4In6() {
+		bad("want the address of a neighbour")
+	}
+	if p.Address.IsLinkLocalUnicast() && p.Address.Is6() && p.Address.Zone() == "" {
+		bad("a link-local address needs its interface, as in %v%%eth0", p.Address)
+	}
+	if p.ASN == 0 {
+		bad("ASN is required")
+	}
+	if len(p.Password) > maxPassword {
+		bad("password has %d bytes, the kernel takes %d", len(p.Password), maxPassword)
+	}
+	if p.HoldTime < 3*time.Second || p.HoldTime > 65535*time.Second || p.HoldTime%time.Second != 0 {
+		bad("hold time %v: want whole seconds, 3s to 65535s", p.HoldTime)
+	}
+	if p.Multihop < 0 || p.Multihop > 255 {
+		bad("multihop %d: want 0 to 255", p.Multihop)
+	}
+	if p.Source.IsValid() && p.Source.Is4() != p.Address.Is4() {
+		bad("source %v is of the other address family", p.Source)
+	}
+	return p, errors.Join(errs...)
+}
+
+func orDefault[T comparable](v *T, def T) {
+	var zero T
+	if *v == zero {
+		*v = def
+	}
+}

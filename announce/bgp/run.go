@@ -1,0 +1,365 @@
+package bgp
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	api "github.com/osrg/gobgp/v3/api"
+)
+
+const (
+	// closing bounds how long Run waits for the peers to be told that it ends.
+	closing = 3 * time.Second
+	// shortLived is how long a session must have lasted for the next one to be tried at once.
+	shortLived = 10 * time.Second
+	// renewEvery bounds how often a peer that waits for its session is given to gobgp anew.
+	renewEvery = 10 * time.Second
+	// tick is the time between two looks at what no fact tells: next hops that have come or gone.
+	tick = time.Second
+)
+
+// Run speaks BGP until ctx ends, then closes every session with CEASE, Administrative Shutdown (RFC 9003), upon which
+// peers forget our routes at once, graceful restart or not. It fails when it cannot listen.
+//
+// No session is opened before the first Set: the first thing a peer hears after a restart is everything it should keep.
+func (s *Speaker) Run(ctx context.Context) error {
+	e, err := s.startEngine(ctx)
+	if err != nil {
+		return err
+	}
+	defer e.end()
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-s.first:
+	}
+	if err := s.open(ctx, e); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	ticker := time.NewTicker(tick)
+	defer ticker.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-s.mail.wake:
+			for _, f := range s.mail.take() {
+				s.handle(ctx, e, f)
+			}
+		case <-ticker.C:
+			s.look(ctx, e)
+		}
+		s.addDue(ctx, e)
+	}
+	s.close(e)
+	return nil
+}
+
+// open fills gobgp with what is wanted and then lets it talk to the peers.
+func (s *Speaker) open(ctx context.Context, e *engine) error {
+	s.setMu.Lock()
+	defer s.setMu.Unlock()
+	now := time.Now()
+	s.each(func(p *session) {
+		p.addAt, p.noTCP, p.dial, p.fault, p.md5Dropped = now, now, nil, "", md5Dropped()
+		p.hops = s.o.nextHopsTo(p.peer)
+	})
+	if err := setPolicies(ctx, e.BgpServer, s.hops()); err != nil {
+		return err
+	}
+	if err := assignPolicies(ctx, e.BgpServer); err != nil {
+		return err
+	}
+	s.installed, s.engine = routes{}, e
+	if err := s.install(ctx); err != nil {
+		s.engine = nil
+		return err
+	}
+	s.addDue(ctx, e)
+	return nil
+}
+
+// close tells the peers and waits, for a bounded time, until they have been told. Updates queued before go out first.
+func (s *Speaker) close(e *engine) {
+	s.setMu.Lock()
+	s.engine, s.installed = nil, routes{}
+	s.setMu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), closing)
+	defer cancel()
+	s.each(func(p *session) { p.addAt = time.Time{} })
+	for addr := range s.hops() {
+		_ = e.DisablePeer(ctx, &api.DisablePeerRequest{Address: addr.String(), Communication: "steelyard stops"})
+	}
+	for s.established() > 0 && ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-s.mail.wake:
+			for _, f := range s.mail.take() {
+				s.note(f)
+			}
+		}
+	}
+	s.each(func(p *session) {
+		s.wire.down(p.peer.Address)
+		p.state, p.has4, p.has6 = "idle", false, false
+	})
+	s.count()
+}
+
+// each calls f for every session, with s.mu held.
+func (s *Speaker) each(f func(*session)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.sessions {
+		f(p)
+	}
+}
+
+func (s *Speaker) hops() map[netip.Addr]nextHops {
+	hops := map[netip.Addr]nextHops{}
+	s.each(func(p *session) { hops[p.peer.Address] = p.hops })
+	return hops
+}
+
+func (s *Speaker) established() int {
+	n := 0
+	s.each(func(p *session) {
+		if p.state == stateEstablished {
+			n++
+		}
+	})
+	return n
+}
+
+// handle acts on what gobgp said of a peer.
+func (s *Speaker) handle(ctx context.Context, e *engine, f fact) {
+	wasUp := s.note(f)
+	switch {
+	case f.kind != factState:
+	case f.new == stateEstablished:
+		s.up(ctx, e, f.peer)
+		s.renewWaiting(ctx, e, f.peer)
+	case f.old == stateEstablished:
+		delay := time.Duration(0)
+		if wasUp < shortLived {
+			delay = shortLived / 2
+		}
+		s.renew(ctx, e, f.peer, delay)
+	}
+	s.report(f.peer)
+}
+
+// note writes down what gobgp said. It returns for how long a session that ended was up.
+func (s *Speaker) note(f fact) (wasUp time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p, ok := s.sessions[f.peer]
+	if !ok {
+		return 0
+	}
+	now := time.Now()
+	switch f.kind {
+	case factDial:
+		p.dial = f.err
+	case factNotification:
+		p.fault, p.faultAt, p.dial = f.text, now, nil
+	case factState:
+		p.state = f.new
+		switch {
+		case f.new == stateEstablished:
+			p.since, p.noTCP, p.dial, p.fault = now, time.Time{}, nil, ""
+			p.ups++
+		case f.old == stateEstablished:
+			wasUp = now.Sub(p.since)
+			p.since, p.local, p.has4, p.has6 = now, netip.Addr{}, false, false
+			p.downs++
+			fallthrough
+		case f.new == "idle":
+			p.noTCP, p.md5Dropped = now, md5Dropped()
+			if now.Sub(p.faultAt) > tick || p.fault == "" { // no NOTIFICATION has told it better
+				p.fault, p.faultAt = faultText(f.text), now
+			}
+		}
+	}
+	return wasUp
+}
+
+// faultText says in words why gobgp ended a session.
+func faultText(reason string) string {
+	switch reason {
+	case "read-failed":
+		return "the peer closed the connection"
+	case "write-failed":
+		return "the connection broke while we sent"
+	case "graceful-restart":
+		return "the connection was lost"
+	case "hold-timer-expired":
+		return "nothing heard from the peer for the hold time"
+	}
+	return reason
+}
+
+// up finds out what a new session is like and puts right what was guessed before.
+func (s *Speaker) up(ctx context.Context, e *engine, addr netip.Addr) {
+	var local netip.Addr
+	has4, has6 := false, false
+	err := e.ListPeer(ctx, &api.ListPeerRequest{Address: addr.String()}, func(p *api.Peer) {
+		local, _ = netip.ParseAddr(p.GetTransport().GetLocalAddress())
+		has4, has6 = families(p.GetState())
+	})
+	if err != nil || !local.IsValid() {
+		return // gone again already
+	}
+	s.mu.Lock()
+	p := s.sessions[addr]
+	before := p.hops
+	p.local, p.hops, p.has4, p.has6 = local, s.o.nextHopsFrom(local), has4, has6
+	after := p.hops
+	s.mu.Unlock()
+	s.rehop(ctx, e, addr, before, after)
+	s.watch(addr)
+}
+
+// watch lets Set wait for what is written to an established session.
+func (s *Speaker) watch(addr netip.Addr) {
+	s.mu.Lock()
+	p := *s.sessions[addr]
+	s.mu.Unlock()
+	if p.state == stateEstablished && p.local.IsValid() {
+		s.wire.up(addr, p.carries)
+	}
+}
+
+// families returns for which families the peer takes routes; a peer that names none takes IPv4 (RFC 4760, section 8).
+func families(state *api.PeerState) (v4, v6 bool) {
+	named := false
+	for _, c := range state.GetRemoteCap() {
+		var mp api.MultiProtocolCapability
+		if c.MessageIs(&mp) && c.UnmarshalTo(&mp) == nil {
+			named = true
+			v4 = v4 || (mp.Family.Afi == api.Family_AFI_IP && mp.Family.Safi == api.Family_SAFI_UNICAST)
+			v6 = v6 || (mp.Family.Afi == api.Family_AFI_IP6 && mp.Family.Safi == api.Family_SAFI_UNICAST)
+		}
+	}
+	return v4 || !named, v6
+}
+
+// look notices next hops that have come or gone with an address of this machine.
+func (s *Speaker) look(ctx context.Context, e *engine) {
+	for addr, before := range s.hops() {
+		if before.session4 && before.session6 {
+			continue
+		}
+		s.mu.Lock()
+		p := s.sessions[addr]
+		peer, local := p.peer, p.local
+		s.mu.Unlock()
+		after := s.o.nextHopsTo(peer)
+		if local.IsValid() {
+			after = s.o.nextHopsFrom(local)
+		}
+		if after == before {
+			continue
+		}
+		s.mu.Lock()
+		p.hops = after
+		s.mu.Unlock()
+		s.rehop(ctx, e, addr, before, after)
+		s.watch(addr)
+		s.report(addr)
+	}
+}
+
+// rehop puts changed next hops into force. A next hop that is gone ends the session: gobgp would not withdraw the routes.
+func (s *Speaker) rehop(ctx context.Context, e *engine, addr netip.Addr, before, after nextHops) {
+	if before == after {
+		return
+	}
+	if err := setPolicies(ctx, e.BgpServer, s.hops()); err != nil {
+		s.o.Log.Error("next hop not changed", "peer", addr, "err", err)
+		return
+	}
+	lost := false
+	for _, family := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+		lost = lost || (before.has(family) && !after.has(family))
+	}
+	if lost {
+		s.renew(ctx, e, addr, 0)
+		return
+	}
+	_ = e.ResetPeer(ctx, &api.ResetPeerRequest{Address: addr.String(), Soft: true, Direction: api.ResetPeerRequest_OUT})
+}
+
+// renew takes a peer from gobgp and gives it back after delay, so that the OPEN of its next session says again that
+// forwarding goes on, and the session is not kept waiting.
+func (s *Speaker) renew(ctx context.Context, e *engine, addr netip.Addr, delay time.Duration) {
+	s.mu.Lock()
+	p := s.sessions[addr]
+	p.addAt, p.state, p.local = time.Now().Add(delay), "idle", netip.Addr{}
+	s.mu.Unlock()
+	s.wire.down(addr)
+	_ = e.DeletePeer(ctx, &api.DeletePeerRequest{Address: addr.String()})
+}
+
+// renewWaiting gives those peers to gobgp anew that have no connection yet: when one session with LocalRestarting is
+// up, gobgp takes the mark from all peers, and their OPEN would make them forget our routes (RFC 4724, section 4.2).
+func (s *Speaker) renewWaiting(ctx context.Context, e *engine, up netip.Addr) {
+	var waiting []netip.Addr
+	now := time.Now()
+	s.each(func(p *session) {
+		idle := p.state == "idle" || p.state == "active"
+		if p.peer.Address != up && p.peer.GracefulRestart && idle && p.addAt.IsZero() && now.Sub(p.renewed) > renewEvery {
+			p.renewed = now
+			waiting = append(waiting, p.peer.Address)
+		}
+	})
+	for _, addr := range waiting {
+		s.renew(ctx, e, addr, 0)
+	}
+	s.addDue(ctx, e)
+}
+
+// addDue gives to gobgp the peers whose time has come.
+func (s *Speaker) addDue(ctx context.Context, e *engine) {
+	now := time.Now()
+	var due []*session
+	s.each(func(p *session) {
+		if !p.addAt.IsZero() && !now.Before(p.addAt) {
+			p.addAt = time.Time{}
+			due = append(due, p)
+		}
+	})
+	for _, p := range due {
+		if err := e.AddPeer(ctx, &api.AddPeerRequest{Peer: p.apiPeer(&s.o)}); err != nil {
+			s.mu.Lock()
+			p.fault, p.faultAt, p.addAt = fmt.Sprintf("add the peer: %v", err), now, now.Add(shortLived)
+			s.mu.Unlock()
+			s.report(p.peer.Address)
+		}
+	}
+}
+
+// report logs the state of a peer when it is another than the one last logged.
+func (s *Speaker) report(addr netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.sessions[addr]
+	reason := p.problem()
+	key := fmt.Sprint(p.state == stateEstablished, reason)
+	if key == p.logged || (p.state != stateEstablished && reason == "") {
+		return
+	}
+	p.logged = key
+	switch {
+	case p.state != stateEstablished:
+		s.o.Log.Warn("bgp session down", "peer", addr, "reason", reason)
+	case reason != "":
+		s.o.Log.Warn("bgp session up, not all routes sent", "peer", addr, "reason", reason)
+	default:
+		s.o.Log.Info("bgp session up", "peer", addr)
+	}
+}

@@ -1,0 +1,181 @@
+package bgp_test
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	api "github.com/osrg/gobgp/v3/api"
+	gobgplog "github.com/osrg/gobgp/v3/pkg/log"
+	"github.com/osrg/gobgp/v3/pkg/server"
+	"github.com/steelyard-lb/steelyard/announce/announcetest"
+	"github.com/steelyard-lb/steelyard/announce/bgp"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+var loopback = netip.MustParseAddr("127.0.0.1")
+
+// testLog is shown with -v and STEELYARD_BGP_DEBUG.
+func testLog() *slog.Logger {
+	if os.Getenv("STEELYARD_BGP_DEBUG") == "" {
+		return slog.New(slog.DiscardHandler)
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// quiet keeps gobgp's own logging, that of the peer, out of the tests.
+type quiet struct{ gobgplog.Logger }
+
+func (quiet) Panic(string, gobgplog.Fields) {}
+func (quiet) Fatal(string, gobgplog.Fields) {}
+func (quiet) Error(string, gobgplog.Fields) {}
+func (quiet) Warn(string, gobgplog.Fields)  {}
+func (quiet) Info(string, gobgplog.Fields)  {}
+func (quiet) Debug(string, gobgplog.Fields) {}
+func (quiet) SetLevel(gobgplog.LogLevel)    {}
+func (quiet) GetLevel() gobgplog.LogLevel   { return gobgplog.ErrorLevel }
+
+// router is a gobgp in this process that waits on the loopback for the speaker.
+type router struct {
+	*server.BgpServer
+	port uint16
+}
+
+func startRouter(t testing.TB) *router {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := l.Addr().(*net.TCPAddr).AddrPort().Port()
+	l.Close()
+	r := &router{server.NewBgpServer(server.LoggerOption(quiet{})), port}
+	go r.Serve()
+	ctx := context.Background()
+	err = r.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{
+		Asn: 64500, RouterId: "192.0.2.1", ListenPort: int32(port), ListenAddresses: []string{"127.0.0.1"},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Stop)
+	family := func(afi api.Family_Afi) *api.AfiSafi {
+		return &api.AfiSafi{Config: &api.AfiSafiConfig{Family: &api.Family{Afi: afi, Safi: api.Family_SAFI_UNICAST}, Enabled: true}}
+	}
+	err = r.AddPeer(ctx, &api.AddPeerRequest{Peer: &api.Peer{
+		Conf:      &api.PeerConf{NeighborAddress: "127.0.0.1", PeerAsn: 64512},
+		Transport: &api.Transport{PassiveMode: true},
+		AfiSafis:  []*api.AfiSafi{family(api.Family_AFI_IP), family(api.Family_AFI_IP6)},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// paths returns the routes that the router has, by prefix.
+func (r *router) paths(t testing.TB) map[netip.Prefix]*api.Path {
+	t.Helper()
+	paths := map[netip.Prefix]*api.Path{}
+	for _, afi := range []api.Family_Afi{api.Family_AFI_IP, api.Family_AFI_IP6} {
+		err := r.ListPath(context.Background(), &api.ListPathRequest{
+			TableType: api.TableType_GLOBAL, Family: &api.Family{Afi: afi, Safi: api.Family_SAFI_UNICAST},
+		}, func(d *api.Destination) { paths[netip.MustParsePrefix(d.Prefix)] = d.Paths[0] })
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return paths
+}
+
+func (r *router) seen(t testing.TB) []netip.Addr {
+	var list []netip.Addr
+	for p := range r.paths(t) {
+		list = append(list, p.Addr())
+	}
+	return list
+}
+
+// options are those of a speaker whose only peer is r.
+func (r *router) options() bgp.Options {
+	return bgp.Options{
+		ASN: 64512, RouterID: netip.MustParseAddr("192.0.2.11"), ListenPort: -1,
+		NextHopV6: netip.MustParseAddr("2001:db8::11"), Log: testLog(),
+		Peers: []bgp.Peer{{Address: loopback, ASN: 64500, Port: r.port, HoldTime: 9 * time.Second, GracefulRestart: true}},
+	}
+}
+
+func newSpeaker(t testing.TB, o bgp.Options) *bgp.Speaker {
+	t.Helper()
+	s, err := bgp.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func vips(s ...string) []netip.Addr {
+	list := make([]netip.Addr, len(s))
+	for i, a := range s {
+		list[i] = netip.MustParseAddr(a)
+	}
+	return list
+}
+
+func announcements(vips ...netip.Addr) []lb.Announcement {
+	list := make([]lb.Announcement, len(vips))
+	for i, v := range vips {
+		list[i] = lb.Announcement{VIP: v, Weight: 1}
+	}
+	return list
+}
+
+func TestConformance(t *testing.T) {
+	announcetest.Run(t, func(t testing.TB) *announcetest.Bench {
+		r := startRouter(t)
+		return &announcetest.Bench{
+			Announcer: newSpeaker(t, r.options()),
+			Seen:      func() []netip.Addr { return r.seen(t) },
+			VIPs:      vips("203.0.113.10", "2001:db8:1::10", "203.0.113.11"),
+			Bad:       netip.MustParseAddr("224.0.0.1"),
+		}
+	})
+}
+
+func TestNewRefuses(t *testing.T) {
+	_, err := bgp.New(bgp.Options{
+		RouterID: netip.MustParseAddr("::1"), ListenPort: 70000, AggregateV4: 33, AggregateV6: -1, RestartTime: 5000 * time.Second,
+		NextHopV4: netip.MustParseAddr("::1"), NextHopV6: netip.MustParseAddr("fe80::1"),
+		Peers: []bgp.Peer{
+			{Address: netip.MustParseAddr("fe80::1"), HoldTime: time.Second, Multihop: 300, Password: strings.Repeat("x", 81)},
+			{Address: loopback, ASN: 1, Source: netip.MustParseAddr("::1")},
+			{Address: loopback, ASN: 1},
+			{ASN: 1},
+		},
+	})
+	want := `bgp options: Log is required
+ASN is required
+router id ::1: want an IPv4 address
+listen port 70000: want -1 to 65535
+aggregate_v4 33: want 1 to 32
+aggregate_v6 -1: want 1 to 128
+restart time 1h23m20s: want whole seconds, 1s to 4095s
+IPv4 next hop ::1: want an IPv4 address
+IPv6 next hop fe80::1: want a global IPv6 address
+peer fe80::1: a link-local address needs its interface, as in fe80::1%eth0
+peer fe80::1: ASN is required
+peer fe80::1: password has 81 bytes, the kernel takes 80
+peer fe80::1: hold time 1s: want whole seconds, 3s to 65535s
+peer fe80::1: multihop 300: want 0 to 255
+peer 127.0.0.1: source ::1 is of the other address family
+peer 127.0.0.1 is named twice
+peer invalid IP: want the address of a neighbour`
+	if err == nil || err.Error() != want {
+		t.Errorf("error\n%v\nwant\n%s", err, want)
+	}
+}
