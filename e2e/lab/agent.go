@@ -3,7 +3,6 @@ package lab
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -135,20 +134,15 @@ func (a *Agent) CLI(ctx context.Context, args ...string) (string, error) {
 
 // WaitReady waits until the agent answers on its control socket, and fails at once when it ends instead.
 func (a *Agent) WaitReady(ctx context.Context, within time.Duration) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	p := a.Process()
-	var ended error
 	_, err := Until(ctx, within, fmt.Sprintf("the agent of host %s answers", a.Host), func() error {
 		if !p.Running() {
-			ended = fmt.Errorf("the agent of host %s ended: %v", a.Host, p.Wait(ctx))
-			cancel()
-			return ended
+			return Hopeless(fmt.Errorf("it ended: %v", p.Wait(ctx)))
 		}
 		var status json.RawMessage
 		return a.Get(ctx, "/v1/status", &status)
 	})
-	if err = errors.Join(ended, err); err != nil {
+	if err != nil {
 		return fmt.Errorf("%w\nits last words:\n%s", err, p.Log.Tail(20))
 	}
 	return nil

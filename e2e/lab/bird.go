@@ -46,7 +46,7 @@ func (b *bird) start(ctx context.Context, h *Host, c RouterConfig) ([]*Process, 
 func birdText(c RouterConfig) string {
 	hold := int(c.HoldTime.Seconds())
 	var s strings.Builder
-	fmt.Fprintf(&s, "router id %s;\nlog stderr all;\ndebug protocols { states, events };\n", c.ID)
+	fmt.Fprintf(&s, "router id %s;\nlog stderr all;\ndebug protocols { states };\n", c.ID)
 	s.WriteString("protocol device { scan time 1; }\n")
 	for _, f := range []string{"ipv4", "ipv6"} {
 		fmt.Fprintf(&s, "protocol kernel { scan time 1; merge paths on limit 16; %s { import none; export all; }; }\n", f)

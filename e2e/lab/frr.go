@@ -9,7 +9,10 @@ import (
 	"time"
 )
 
-const frrDir = "/run/frr"
+const (
+	frrDir   = "/run/frr"
+	frrGroup = "frrvty" // whoever runs a daemon must be in it: Debian builds FRR with --enable-vty-group
+)
 
 // frr runs FRR's zebra and bgpd.
 type frr struct{ vtysh string }
@@ -31,10 +34,10 @@ func (f *frr) start(ctx context.Context, h *Host, c RouterConfig) ([]*Process, e
 		if err := h.WriteFile(config, configs[name], 0o600); err != nil {
 			return nil, err
 		}
-		// As root throughout (-S): a change of user would clear the death signal, and leave the daemon behind when
-		// this process is killed.
-		p, err := h.Start(Command{Path: path, Args: []string{
-			"-S", "-f", config, "-z", frrDir + "/zserv.api", "-i", frrDir + "/" + name + ".pid",
+		// With the user and group it is to have from the start: a change of either would clear the death signal, and
+		// leave the daemon behind when this process is killed.
+		p, err := h.Start(Command{Path: path, Group: frrGroup, Args: []string{
+			"-u", "root", "-g", frrGroup, "-f", config, "-z", frrDir + "/zserv.api", "-i", frrDir + "/" + name + ".pid",
 			"--vty_socket", frrDir, "-P", "0", "--log", "stdout", "--log-level", "info",
 		}})
 		if err != nil {
@@ -78,9 +81,14 @@ func frrText(c RouterConfig) string {
 			if family == "ipv6" || n.Address.Is4() {
 				fmt.Fprintf(&s, "  neighbor %s activate\n", n.Address)
 			}
+			if family == "ipv6" {
+				fmt.Fprintf(&s, "  neighbor %s route-map global in\n", n.Address)
+			}
 		}
 		s.WriteString(" exit-address-family\n")
 	}
+	// Of the two next hops an IPv6 route may have (RFC 2545), the one a reader can tell the neighbour by.
+	s.WriteString("route-map global permit 10\n set ipv6 next-hop prefer-global\n")
 	return s.String()
 }
 

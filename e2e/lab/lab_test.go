@@ -327,15 +327,3 @@ func glob(pattern string) []string {
 	names, _ := filepath.Glob(pattern) // the pattern is a constant
 	return names
 }
-
-// notRunning returns nil when the process is gone or a zombie.
-func notRunning(pid int) error {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return nil
-	}
-	if _, rest, _ := strings.Cut(string(b), ") "); strings.HasPrefix(rest, "Z") {
-		return nil
-	}
-	return fmt.Errorf("process %d runs: %s", pid, b)
-}

@@ -66,9 +66,11 @@ type PeerState struct {
 // Router is a host that runs a routing daemon.
 type Router struct {
 	*Host
-	Kind   RouterKind
-	config RouterConfig
-	daemon daemon
+	Kind RouterKind
+	// Processes are the programs of the daemon.
+	Processes []*Process
+	config    RouterConfig
+	daemon    daemon
 }
 
 // daemon is what differs between routing daemons.
@@ -96,7 +98,8 @@ func StartRouter(ctx context.Context, h *Host, kind RouterKind, c RouterConfig) 
 	if err := h.Forward(); err != nil {
 		return nil, err
 	}
-	if _, err := r.daemon.start(ctx, h, c); err != nil {
+	var err error
+	if r.Processes, err = r.daemon.start(ctx, h, c); err != nil {
 		return nil, fmt.Errorf("start %s in host %s: %w", kind, h, err)
 	}
 	return r, nil
@@ -170,7 +173,7 @@ func program(name, pkg string) (string, error) {
 func dead(all []*Process) error {
 	for _, p := range all {
 		if !p.Running() {
-			return fmt.Errorf("%s ended: %v\n%s", p.cmd.Path, p.err, p.Log.Tail(20))
+			return Hopeless(fmt.Errorf("%s ended: %v\n%s", p.cmd.Path, p.err, p.Log.Tail(20)))
 		}
 	}
 	return nil

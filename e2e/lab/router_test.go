@@ -104,6 +104,9 @@ func TestRoutersLearnSpreadKeepAndForget(t *testing.T) {
 			hops([]netip.Addr{one.V4}, []netip.Addr{one.V6})
 			check(t, r.Reset(t.Context(), one.V4))
 			check(t, r.WaitEstablished(t.Context(), 20*time.Second, one.V4, one.V6))
+			// Not at once: a BIRD that ends with something unread in a socket resets the connection, the goodbye is
+			// lost, and what the router sees is a crash.
+			hops([]netip.Addr{one.V4}, []netip.Addr{one.V6})
 			check(t, p1.Stop())
 			hops(nil, nil)
 			if out, err := r.Show(t.Context(), map[lab.RouterKind]string{lab.BIRD: "show route", lab.FRR: "show ip route"}[kind]); err != nil {

@@ -60,7 +60,8 @@ func Host(t testing.TB, l *lab.Lab, name string) *lab.Host {
 	return h
 }
 
-// Router starts a routing daemon in h. A daemon that is not installed skips the test, or with STEELYARD_CI fails it.
+// Router starts a routing daemon in h. A daemon that is not installed skips the test, or with STEELYARD_CI fails it. The
+// end of its log is shown when the test fails.
 func Router(t testing.TB, h *lab.Host, kind lab.RouterKind, c lab.RouterConfig) *lab.Router {
 	t.Helper()
 	if err := kind.Installed(); err != nil {
@@ -71,6 +72,14 @@ func Router(t testing.TB, h *lab.Host, kind lab.RouterKind, c lab.RouterConfig) 
 	}
 	r, err := lab.StartRouter(t.Context(), h, kind, c)
 	must(t, err)
+	t.Cleanup(func() {
+		if !t.Failed() {
+			return
+		}
+		for _, p := range r.Processes {
+			t.Logf("%s of %s said:\n%s", kind, h, p.Log.Tail(60))
+		}
+	})
 	return r
 }
 

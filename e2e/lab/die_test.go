@@ -1,0 +1,109 @@
+package lab_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+// doomed makes this test program build a lab full of processes, print their numbers, and wait to be killed.
+const doomed = "STEELYARD_LAB_DOOMED"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(doomed) == "" {
+		os.Exit(m.Run())
+	}
+	if err := doom(); err != nil {
+		fmt.Println("error:", err)
+		os.Exit(1)
+	}
+}
+
+func doom() error {
+	topo, err := lab.NewTopology(lab.Shape{})
+	if err != nil {
+		return err
+	}
+	sleep, err := topo.Servers[0].Start(lab.Command{Path: "sleep", Args: []string{"63"}})
+	if err != nil {
+		return err
+	}
+	all := []*lab.Process{sleep}
+	for i, kind := range lab.RouterKinds {
+		if kind.Installed() != nil {
+			continue
+		}
+		h := []*lab.Host{topo.Router, topo.Balancers[0].Host}[i]
+		r, err := lab.StartRouter(context.Background(), h, kind, lab.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: 64500})
+		if err != nil {
+			return err
+		}
+		all = append(all, r.Processes...)
+	}
+	for _, p := range all {
+		fmt.Println(p.Pid())
+	}
+	fmt.Println("ready")
+	time.Sleep(time.Minute) // killed long before; so that a broken test leaves nothing for longer
+	return topo.Close()
+}
+
+// TestNothingOutlivesAKilledOwner: the programs of a lab die with the process that made it, although that gets no
+// chance to end them.
+func TestNothingOutlivesAKilledOwner(t *testing.T) {
+	labtest.Root(t)
+	self, err := os.Executable()
+	check(t, err)
+	owner := exec.Command(self)
+	owner.Env = append(os.Environ(), doomed+"=1")
+	out, err := owner.StdoutPipe()
+	check(t, err)
+	check(t, owner.Start())
+	t.Cleanup(func() {
+		owner.Process.Kill()
+		owner.Wait()
+	})
+	var pids []int
+	lines := bufio.NewScanner(out)
+	for lines.Scan() && lines.Text() != "ready" {
+		pid, err := strconv.Atoi(lines.Text())
+		if err != nil {
+			t.Fatal(lines.Text())
+		}
+		pids = append(pids, pid)
+	}
+	if len(pids) == 0 {
+		t.Fatal("want some processes")
+	}
+	check(t, owner.Process.Kill())
+	labtest.Until(t, 5*time.Second, "its processes are gone", func() error {
+		var all error
+		for _, pid := range pids {
+			all = errors.Join(all, notRunning(pid))
+		}
+		return all
+	})
+}
+
+// notRunning returns nil when the process is gone or a zombie.
+func notRunning(pid int) error {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return nil
+	}
+	if _, rest, _ := strings.Cut(string(b), ") "); strings.HasPrefix(rest, "Z") {
+		return nil
+	}
+	return fmt.Errorf("process %d runs: %s", pid, b)
+}
