@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"sync"
 	"time"
 
 	api "github.com/osrg/gobgp/v3/api"
@@ -30,6 +31,8 @@ func (s *Speaker) Run(ctx context.Context) error {
 		return err
 	}
 	defer e.end()
+	var questions sync.WaitGroup
+	defer questions.Wait()
 	select {
 	case <-ctx.Done():
 		return nil
@@ -52,6 +55,7 @@ func (s *Speaker) Run(ctx context.Context) error {
 			}
 		case <-ticker.C:
 			s.look(ctx, e)
+			s.ask(ctx, &questions)
 		}
 		s.addDue(ctx, e)
 	}
@@ -180,17 +184,26 @@ func (s *Speaker) note(f fact) (wasUp time.Duration) {
 			fallthrough
 		case f.new == "idle":
 			p.noTCP, p.md5Dropped = now, md5Dropped()
-			if now.Sub(p.faultAt) > tick || p.fault == "" { // no NOTIFICATION has told it better
-				p.fault, p.faultAt = faultText(f.text), now
-			}
+			p.blame(faultText(f.text), now)
 		}
 	}
 	return wasUp
 }
 
+// blame writes down why a session ended or did not come up, unless it is known better: a NOTIFICATION has told it just
+// now, or the peer has been asked.
+func (e *session) blame(text string, now time.Time) {
+	age := now.Sub(e.faultAt)
+	if e.fault == "" || (text != unsaid && age > tick) || age > sayAgain {
+		e.fault, e.faultAt = text, now
+	}
+}
+
 // faultText says in words why gobgp ended a session.
 func faultText(reason string) string {
 	switch reason {
+	case "invalid-msg":
+		return unsaid
 	case "read-failed":
 		return "the peer closed the connection"
 	case "write-failed":
@@ -246,6 +259,25 @@ func families(state *api.PeerState) (v4, v6 bool) {
 		}
 	}
 	return v4 || !named, v6
+}
+
+// ask finds out why peers have refused us that gobgp does not know it of.
+func (s *Speaker) ask(ctx context.Context, questions *sync.WaitGroup) {
+	var silent []Peer
+	now := time.Now()
+	s.each(func(p *session) {
+		if p.fault == unsaid && (p.state == "idle" || p.state == "active") && now.Sub(p.asked) > askAgain {
+			p.asked = now
+			silent = append(silent, p.peer)
+		}
+	})
+	for _, p := range silent {
+		questions.Go(func() {
+			if text := s.o.why(ctx, p); text != "" {
+				s.mail.post(fact{peer: p.Address, kind: factNotification, text: text})
+			}
+		})
+	}
 }
 
 // look notices next hops that have come or gone with an address of this machine.
@@ -350,7 +382,8 @@ func (s *Speaker) report(addr netip.Addr) {
 	p := s.sessions[addr]
 	reason := p.problem()
 	key := fmt.Sprint(p.state == stateEstablished, reason)
-	if key == p.logged || (p.state != stateEstablished && reason == "") {
+	unknown := reason == "" || (reason == unsaid && time.Since(p.faultAt) < sayWithin)
+	if key == p.logged || (p.state != stateEstablished && unknown) {
 		return
 	}
 	p.logged = key

@@ -29,7 +29,8 @@ type session struct {
 	dial       error     // why the last attempt to connect failed
 	fault      string    // what ended or refused the last session
 	faultAt    time.Time
-	md5Dropped uint64 // segments that this machine had dropped for their MD5 signature when noTCP began
+	asked      time.Time // when the peer was last asked why it refuses us
+	md5Dropped uint64    // segments that this machine had dropped for their MD5 signature when noTCP began
 
 	ups, downs uint64
 	logged     string // the last reason that was logged

@@ -1,0 +1,215 @@
+package bgp_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/signal"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/announce/bgp"
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// The tests against BIRD and FRR run a speaker as a process of its own, for a namespace belongs to a process, and a
+// process can be killed: the test binary starts itself again with this variable set to the options.
+const childOptions = "STEELYARD_BGP_TEST_CHILD"
+
+const childSocket = "/run/speaker.sock"
+
+func TestMain(m *testing.M) {
+	if text := os.Getenv(childOptions); text != "" {
+		if err := runChild(text); err != nil {
+			os.Stderr.WriteString("speaker: " + err.Error() + "\n")
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// question is what a child is asked: to Set when Set is not nil, and in any case how its peers are.
+type question struct{ Set []lb.Announcement }
+
+type answer struct {
+	Err   string
+	Peers []lb.PeerStatus
+}
+
+// runChild is the speaker process. Like the agent it withdraws everything on SIGTERM and then ends.
+func runChild(text string) error {
+	var o bgp.Options
+	if err := json.Unmarshal([]byte(text), &o); err != nil {
+		return err
+	}
+	o.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	s, err := bgp.New(o)
+	if err != nil {
+		return err
+	}
+	_ = os.Remove(childSocket)
+	l, err := net.Listen("unix", childSocket)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	term := make(chan os.Signal, 1)
+	signal.Notify(term, syscall.SIGTERM)
+	var withdraw error
+	go func() {
+		<-term
+		withdraw = s.Set(context.Background(), nil)
+		cancel()
+	}()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go serveChild(s, c)
+		}
+	}()
+	return errors.Join(s.Run(ctx), withdraw)
+}
+
+func serveChild(s *bgp.Speaker, c net.Conn) {
+	defer c.Close()
+	var q question
+	if err := json.NewDecoder(bufio.NewReader(c)).Decode(&q); err != nil {
+		return
+	}
+	var a answer
+	if q.Set != nil {
+		if err := s.Set(context.Background(), q.Set); err != nil {
+			a.Err = err.Error()
+		}
+	}
+	a.Peers = s.Peers()
+	_ = json.NewEncoder(c).Encode(a)
+}
+
+// child is a speaker in a host.
+type child struct {
+	*lab.Process
+	t    testing.TB
+	host *lab.Host
+	o    bgp.Options
+}
+
+func startChild(t testing.TB, h *lab.Host, o bgp.Options) *child {
+	t.Helper()
+	c := runChildProcess(t, h, o)
+	c.answers()
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the speaker's last words:\n%s", c.Log.Tail(60))
+		}
+	})
+	return c
+}
+
+// runChildProcess starts a speaker that need not live long.
+func runChildProcess(t testing.TB, h *lab.Host, o bgp.Options) *child {
+	t.Helper()
+	c := &child{t: t, host: h, o: o}
+	c.run()
+	return c
+}
+
+// start starts the speaker again.
+func (c *child) start() {
+	c.t.Helper()
+	c.run()
+	c.answers()
+}
+
+func (c *child) answers() {
+	c.t.Helper()
+	labtest.Until(c.t, 10*time.Second, "the speaker answers", func() error { _, err := c.ask(question{}); return err })
+}
+
+func (c *child) run() {
+	c.t.Helper()
+	text, err := json.Marshal(c.o)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	binary, err := os.Executable()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	p, err := c.host.Start(lab.Command{Path: binary, Env: []string{childOptions + "=" + string(text)}})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.Process = p
+}
+
+func (c *child) ask(q question) (answer, error) {
+	var a answer
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	conn, err := c.host.Dial(ctx, "unix", childSocket)
+	if err != nil {
+		return a, err
+	}
+	defer conn.Close()
+	if err := json.NewEncoder(conn).Encode(q); err != nil {
+		return a, err
+	}
+	return a, json.NewDecoder(conn).Decode(&a)
+}
+
+func (c *child) set(vips ...netip.Addr) {
+	c.t.Helper()
+	c.setWeighted(announcements(vips...)...)
+}
+
+func (c *child) setWeighted(list ...lb.Announcement) {
+	c.t.Helper()
+	if list == nil {
+		list = []lb.Announcement{}
+	}
+	a, err := c.ask(question{Set: list})
+	if err != nil || a.Err != "" {
+		c.t.Fatalf("set %v: %v %s", list, err, a.Err)
+	}
+}
+
+func (c *child) peer(addr netip.Addr) lb.PeerStatus {
+	c.t.Helper()
+	a, err := c.ask(question{})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for _, p := range a.Peers {
+		if p.Peer == addr {
+			return p
+		}
+	}
+	c.t.Fatalf("no peer %v in %+v", addr, a.Peers)
+	return lb.PeerStatus{}
+}
+
+// terminate ends the speaker as systemd would, and checks that it ended well.
+func (c *child) terminate() {
+	c.t.Helper()
+	if err := c.Signal(syscall.SIGTERM); err != nil {
+		c.t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if err := c.Wait(ctx); err != nil {
+		c.t.Errorf("the speaker ended with %v", err)
+	}
+}

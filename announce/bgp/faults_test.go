@@ -1,0 +1,149 @@
+package bgp_test
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// wantReason waits until the peer's status has a reason with all these words, and checks that the log has said it in
+// one line and no more.
+func wantReason(t *testing.T, c *child, peer netip.Addr, words ...string) lb.PeerStatus {
+	t.Helper()
+	var p lb.PeerStatus
+	labtest.Until(t, patience, fmt.Sprintf("a reason with %q", words), func() error {
+		p = c.peer(peer)
+		for _, w := range words {
+			if !strings.Contains(p.LastError, w) {
+				return fmt.Errorf("peer %+v", p)
+			}
+		}
+		return nil
+	})
+	if p.State == "established" {
+		t.Errorf("peer %+v is established", p)
+	}
+	return p
+}
+
+func sessionDownLines(c *child) (lines []string) {
+	for _, line := range c.Log.Lines() {
+		if strings.Contains(line, "bgp session down") {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// A wrong password: the router does not answer, and who reads the status is told where to look. When the router dials
+// too, this machine's kernel has dropped its segments, and that is known.
+func TestWrongPassword(t *testing.T) {
+	eachRouter(t, func(t *testing.T, kind lab.RouterKind) {
+		for _, row := range []struct {
+			name, ours, theirs string
+			passive            bool
+			words              []string
+		}{
+			{"differs", "wrong", "right", false, []string{"no TCP connection to 192.0.2.1:179 for", "dropped TCP segments with a wrong or missing MD5 signature", "check the password (MD5) on both sides"}},
+			{"we have none", "", "right", false, []string{"no TCP connection to 192.0.2.1:179 for", "MD5 signature: the peer has a password, we have none"}},
+			{"router only waits", "wrong", "right", true, []string{"no TCP connection to 192.0.2.1:179 for", "no answer; if the peer is up, check the password (MD5) on both sides"}},
+		} {
+			t.Run(row.name, func(t *testing.T) {
+				b := newBench(t)
+				b.router(kind, func(c *lab.RouterConfig) {
+					c.Neighbors[0].Password, c.Neighbors[0].Passive = row.theirs, row.passive
+				})
+				o := b.options()
+				o.Peers[0].Password = row.ours
+				c := startChild(t, b.host, o)
+				c.set(vip4)
+				wantReason(t, c, b.theirs[0][0], row.words...)
+				if lines := sessionDownLines(c); len(lines) == 0 || len(lines) > 2 {
+					t.Errorf("the log says %q", lines)
+				}
+			})
+		}
+	})
+}
+
+func TestRightPassword(t *testing.T) {
+	eachRouter(t, func(t *testing.T, kind lab.RouterKind) {
+		for _, passive := range []bool{false, true} {
+			t.Run(fmt.Sprintf("passive=%v", passive), func(t *testing.T) {
+				b := newBench(t)
+				r := b.router(kind, func(c *lab.RouterConfig) {
+					c.Neighbors[0].Password, c.Neighbors[0].Passive = "secret", passive
+				})
+				o := b.options()
+				o.Peers[0].Password = "secret"
+				c := startChild(t, b.host, o)
+				c.set(vip4)
+				want(t, r, vip4, b.ours[0][0])
+				c.terminate()
+				want(t, r, vip4)
+			})
+		}
+	})
+}
+
+// The router expects another ASN than ours, or has another than we expect.
+func TestWrongASN(t *testing.T) {
+	eachRouter(t, func(t *testing.T, kind lab.RouterKind) {
+		t.Run("ours", func(t *testing.T) {
+			b := newBench(t)
+			b.router(kind, func(c *lab.RouterConfig) { c.Neighbors[0].ASN = 64999 })
+			c := startChild(t, b.host, b.options())
+			c.set(vip4)
+			wantReason(t, c, b.theirs[0][0], "the peer says", "bad peer as")
+		})
+		t.Run("theirs", func(t *testing.T) {
+			b := newBench(t)
+			b.router(kind, func(c *lab.RouterConfig) { c.ASN = 64999 })
+			c := startChild(t, b.host, b.options())
+			c.set(vip4)
+			wantReason(t, c, b.theirs[0][0], "as number mismatch expected 64500, received 64999")
+		})
+	})
+}
+
+func TestNobodyListens(t *testing.T) {
+	b := newBench(t)
+	b.wire("router")
+	c := startChild(t, b.host, b.options())
+	c.set(vip4)
+	p := wantReason(t, c, b.theirs[0][0], "no TCP connection to 192.0.2.1:179 for", "connection refused")
+	if p.Routes != 0 {
+		t.Errorf("%d routes are announced to nobody", p.Routes)
+	}
+	<-time.After(8 * time.Second) // several more attempts
+	if lines := sessionDownLines(c); len(lines) != 1 {
+		t.Errorf("the log tells it %d times:\n%s", len(lines), strings.Join(lines, "\n"))
+	}
+	c.terminate()
+}
+
+// Another program has the port: Run ends with an error that says what to do, and needs no Set for that.
+func TestPortTaken(t *testing.T) {
+	b := newBench(t)
+	b.wire("router")
+	if _, err := b.host.Listen(t.Context(), "tcp", "0.0.0.0:179"); err != nil {
+		t.Fatal(err)
+	}
+	c := runChildProcess(t, b.host, b.options())
+	if err := c.Wait(t.Context()); err == nil {
+		t.Error("the speaker ended well")
+	}
+	const text = "speaker: listen on port 179: another program does; stop it, or set listen_port = -1 to only dial: "
+	if !c.Log.Contains(text) {
+		t.Errorf("it said %s", c.Log.Tail(5))
+	}
+	o := b.options()
+	o.ListenPort = -1
+	startChild(t, b.host, o).terminate()
+}
