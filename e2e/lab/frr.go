@@ -34,9 +34,8 @@ func (f *frr) start(ctx context.Context, h *Host, c RouterConfig) ([]*Process, e
 		if err := h.WriteFile(config, configs[name], 0o600); err != nil {
 			return nil, err
 		}
-		// With the user and group it is to have from the start: a change of either would clear the death signal, and
-		// leave the daemon behind when this process is killed.
-		p, err := h.Start(Command{Path: path, Group: frrGroup, Args: []string{
+		// As root: a daemon that changes its user loses the death signal, and would stay when this process is killed.
+		p, err := h.Start(Command{Path: path, Args: []string{
 			"-u", "root", "-g", frrGroup, "-f", config, "-z", frrDir + "/zserv.api", "-i", frrDir + "/" + name + ".pid",
 			"--vty_socket", frrDir, "-P", "0", "--log", "stdout", "--log-level", "info",
 		}})

@@ -7,9 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"os/user"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -25,8 +23,6 @@ type Command struct {
 	Args []string
 	// Env is added to the environment of this process.
 	Env []string
-	// Group is the group to run as, by name; empty: ours.
-	Group string
 	// Output gets a copy of what the process writes, as it is written; nil: none.
 	Output io.Writer
 }
@@ -104,17 +100,6 @@ func command(c Command) (*exec.Cmd, error) {
 	// for when we cannot. WaitDelay is for grandchildren that keep the output open.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = time.Second
-	if c.Group != "" {
-		g, err := user.LookupGroup(c.Group)
-		if err != nil {
-			return nil, err
-		}
-		gid, err := strconv.ParseUint(g.Gid, 10, 32)
-		if err != nil {
-			return nil, fmt.Errorf("group %s: %w", c.Group, err)
-		}
-		cmd.SysProcAttr.Credential = &syscall.Credential{Gid: uint32(gid)}
-	}
 	return cmd, nil
 }
 

@@ -1,0 +1,65 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
+)
+
+// Ping sends one ICMP echo request and waits for its reply until ctx ends, a second at most.
+func (h *Host) Ping(ctx context.Context, to netip.Addr) error {
+	network, request, reply, protocol := "ip4:icmp", icmp.Type(ipv4.ICMPTypeEcho), icmp.Type(ipv4.ICMPTypeEchoReply), 1
+	if to.Is6() {
+		network, request, reply, protocol = "ip6:ipv6-icmp", ipv6.ICMPTypeEchoRequest, ipv6.ICMPTypeEchoReply, 58
+	}
+	c, err := h.Dial(ctx, network, to.String())
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	deadline := time.Now().Add(time.Second)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	if err := c.SetDeadline(deadline); err != nil {
+		return err
+	}
+	echo := icmp.Echo{ID: os.Getpid() & 0xffff, Seq: int(time.Now().UnixMicro() & 0xffff), Data: []byte("steelyard lab")}
+	out, err := (&icmp.Message{Type: request, Body: &echo}).Marshal(nil) // the kernel fills in the checksum of ICMPv6
+	if err != nil {
+		return err
+	}
+	if _, err := c.Write(out); err != nil {
+		return fmt.Errorf("ping %s from host %s: %w", to, h, err)
+	}
+	return awaitReply(c.(*net.IPConn), protocol, reply, echo)
+}
+
+// awaitReply reads until the reply to echo comes. A raw socket also gets what others are answered.
+func awaitReply(c *net.IPConn, protocol int, reply icmp.Type, echo icmp.Echo) error {
+	b := make([]byte, 1500)
+	for {
+		n, _, err := c.ReadFrom(b) // unlike Read, it leaves the IPv4 header out
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return fmt.Errorf("ping %s: no answer", c.RemoteAddr())
+		}
+		if err != nil {
+			return fmt.Errorf("ping %s: %w", c.RemoteAddr(), err)
+		}
+		m, err := icmp.ParseMessage(protocol, b[:n])
+		if err != nil || m.Type != reply {
+			continue
+		}
+		if got, ok := m.Body.(*icmp.Echo); ok && got.ID == echo.ID && got.Seq == echo.Seq {
+			return nil
+		}
+	}
+}
