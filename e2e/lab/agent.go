@@ -34,8 +34,9 @@ type Agent struct {
 	o      AgentOptions
 	client *http.Client
 
-	mu sync.Mutex // guards p
-	p  *Process
+	mu     sync.Mutex // guards what follows
+	p      *Process
+	config string
 }
 
 // StartAgent writes the configuration and starts `steelyard run`. It does not wait until that is ready.
@@ -60,6 +61,9 @@ func (a *Agent) Start() error {
 	if a.p != nil && a.p.Running() {
 		return fmt.Errorf("host %s: the agent runs already, as process %d", a.Host, a.p.Pid())
 	}
+	if err := a.WriteFile(AgentConfigPath, a.config, 0o600); err != nil {
+		return err
+	}
 	p, err := a.Host.Start(Command{Path: a.o.Binary, Args: []string{"run", "-c", AgentConfigPath}, Output: a.o.Output})
 	if err != nil {
 		return err
@@ -76,7 +80,12 @@ func (a *Agent) Process() *Process {
 }
 
 // Configure writes the configuration file; Reload or Start make the agent read it.
-func (a *Agent) Configure(text string) error { return a.WriteFile(AgentConfigPath, text, 0o600) }
+func (a *Agent) Configure(text string) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.config = text
+	return a.WriteFile(AgentConfigPath, text, 0o600)
+}
 
 // Reload asks the agent to read its configuration again (SIGHUP). It does not wait until that is done.
 func (a *Agent) Reload() error { return a.Process().Signal(syscall.SIGHUP) }

@@ -128,6 +128,9 @@ func TestPowerOffIsSilentAndPowerOnHeals(t *testing.T) {
 	if err := topo.Router.AddRoute(vip, lb.V4); err != nil {
 		t.Fatal(err)
 	}
+	if err := lb.WriteFile("/run/x", "x", 0o600); err != nil {
+		t.Fatal(err)
+	}
 	sleeper, err := lb.Start(lab.Command{Path: "sleep", Args: []string{"60"}})
 	if err != nil {
 		t.Fatal(err)
@@ -145,6 +148,9 @@ func TestPowerOffIsSilentAndPowerOnHeals(t *testing.T) {
 	}
 	if err := lb.PowerOff(); err != nil {
 		t.Fatal(err)
+	}
+	if _, err := lb.ReadFile("/run/x"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("want a file in memory lost with the power, got %v", err)
 	}
 	if sleeper.Running() {
 		t.Error("a process outlived the power of its host")

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -170,8 +172,9 @@ func (h *Host) Interfaces() ([]string, error) {
 	return names, nil
 }
 
-// PowerOff is the mains plug pulled: every process of the host is killed and every link goes down, without a word to
-// anyone. Servers made by this process are not told; they just hear and say nothing any more.
+// PowerOff is the mains plug pulled: every link goes down and every process of the host is killed, without a word to
+// anyone, and what was in memory (/run, BPF pins) is lost. Servers made by this process are not told; they just hear
+// and say nothing any more.
 func (h *Host) PowerOff() error {
 	names, err := h.Interfaces()
 	if err != nil {
@@ -185,7 +188,15 @@ func (h *Host) PowerOff() error {
 	for _, p := range h.running() {
 		p.Kill()
 	}
-	return nil
+	return h.Do(func() error { return errors.Join(empty("/run"), empty("/sys/fs/bpf")) })
+}
+
+func empty(dir string) error {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
+	}
+	return err
 }
 
 // PowerOn undoes what PowerOff did to the links, and puts back the routes. Processes stay dead.
