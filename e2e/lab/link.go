@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -194,6 +195,9 @@ func (h *Host) PowerOff() error {
 func empty(dir string) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
+		if strings.HasSuffix(e.Name(), ".debug") {
+			continue // a bpffs has maps.debug and progs.debug by itself, for good
+		}
 		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
 	}
 	return err
