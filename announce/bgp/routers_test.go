@@ -213,6 +213,23 @@ func TestKilledSpeakerKeepsItsRoutes(t *testing.T) {
 	}
 }
 
+// The same without graceful restart: the routes do go, so the test above can fail.
+func TestKilledSpeakerWithoutGracefulRestart(t *testing.T) {
+	eachRouter(t, func(t *testing.T, kind lab.RouterKind) {
+		b := newBench(t)
+		r := b.router(kind, nil)
+		o := b.options()
+		o.Peers[0].GracefulRestart = false
+		c := startChild(t, b.host, o)
+		c.set(vip4)
+		want(t, r, vip4, b.ours[0][0])
+		c.Kill()
+		if took := want(t, r, vip4); took > 2*time.Second {
+			t.Errorf("the route stayed for %v", took)
+		}
+	})
+}
+
 // What is no longer wanted after a restart goes when the speaker is back, and what is stays.
 func TestRestartWithOtherRoutes(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind lab.RouterKind) {

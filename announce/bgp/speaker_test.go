@@ -48,6 +48,12 @@ type router struct {
 
 func startRouter(t testing.TB) *router {
 	t.Helper()
+	return startRouterFor(t, 64512)
+}
+
+// startRouterFor starts a router, AS 64500, that has a speaker of this AS as neighbour.
+func startRouterFor(t testing.TB, asn uint32) *router {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -68,7 +74,7 @@ func startRouter(t testing.TB) *router {
 		return &api.AfiSafi{Config: &api.AfiSafiConfig{Family: &api.Family{Afi: afi, Safi: api.Family_SAFI_UNICAST}, Enabled: true}}
 	}
 	err = r.AddPeer(ctx, &api.AddPeerRequest{Peer: &api.Peer{
-		Conf:      &api.PeerConf{NeighborAddress: "127.0.0.1", PeerAsn: 64512},
+		Conf:      &api.PeerConf{NeighborAddress: "127.0.0.1", PeerAsn: asn},
 		Transport: &api.Transport{PassiveMode: true},
 		AfiSafis:  []*api.AfiSafi{family(api.Family_AFI_IP), family(api.Family_AFI_IP6)},
 	}})

@@ -1,0 +1,157 @@
+package bgp_test
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/osrg/gobgp/v3/pkg/apiutil"
+	packet "github.com/osrg/gobgp/v3/pkg/packet/bgp"
+	"github.com/steelyard-lb/steelyard/announce/bgp"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// run runs a speaker until the end of the test.
+func run(t testing.TB, s *bgp.Speaker) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+// awaitPaths waits until the router has n routes, and returns the attributes of each.
+func (r *router) awaitPaths(t testing.TB, n int) map[string][]string {
+	t.Helper()
+	all := map[string][]string{}
+	labtest.Until(t, patience, "the routes arrive", func() error {
+		clear(all)
+		for prefix, p := range r.paths(t) {
+			attrs, err := apiutil.GetNativePathAttributes(p)
+			if err != nil {
+				return err
+			}
+			for _, a := range attrs {
+				text := a.String()
+				if mp, ok := a.(*packet.PathAttributeMpReachNLRI); ok {
+					text = fmt.Sprintf("{Nexthop: %v}", mp.Nexthop)
+				}
+				all[prefix.String()] = append(all[prefix.String()], text)
+			}
+		}
+		if len(all) != n {
+			return fmt.Errorf("%d routes: %v", len(all), all)
+		}
+		return nil
+	})
+	return all
+}
+
+func TestAttributes(t *testing.T) {
+	for _, row := range []struct {
+		name string
+		asn  uint32
+		want []string // before the next hop
+	}{
+		{"other AS", 64512, []string{"{Origin: i}", "{AsPath: 64512}"}},
+		{"same AS", 64500, []string{"{Origin: i}", "{AsPath: }", "{LocalPref: 200}"}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			r := startRouterFor(t, row.asn)
+			o := r.options()
+			o.ASN, o.LocalPref, o.Weighted = row.asn, 200, true
+			o.Communities = []uint32{64512<<16 | 100, 0xFFFFFF01}
+			o.LargeCommunities = [][3]uint32{{64512, 1, 2}}
+			s := newSpeaker(t, o)
+			run(t, s)
+			if err := s.Set(t.Context(), []lb.Announcement{{VIP: vip4, Weight: 3}, {VIP: vip6, Weight: 1}}); err != nil {
+				t.Fatal(err)
+			}
+			bandwidth := func(bytes float64) string {
+				return fmt.Sprintf("{Extcomms: [%v]}", packet.NewLinkBandwidthExtended(uint16(row.asn), float32(bytes)))
+			}
+			got := r.awaitPaths(t, 2)
+			want := map[string][]string{}
+			for prefix, own := range map[string][2]string{
+				"203.0.113.10/32":    {"{Nexthop: 127.0.0.1}", bandwidth(3 * 125e6)},
+				"2001:db8:1::10/128": {"{Nexthop: 2001:db8::11}", bandwidth(125e6)},
+			} {
+				want[prefix] = append(append([]string{}, row.want...), own[0],
+					"{Communities: 64512:100, no-export}", "{LargeCommunity: [ 64512:1:2]}", own[1])
+			}
+			if diff := cmp.Diff(sets(want), sets(got)); diff != "" {
+				t.Errorf("attributes, -want +got:\n%s", diff)
+			}
+			// A changed weight is a changed community; the route stays.
+			if err := s.Set(t.Context(), []lb.Announcement{{VIP: vip4, Weight: 5}, {VIP: vip6, Weight: 1}}); err != nil {
+				t.Fatal(err)
+			}
+			labtest.Until(t, patience, "the new weight arrives", func() error {
+				if got := r.awaitPaths(t, 2)["203.0.113.10/32"]; !sets(map[string][]string{"": got})[""][bandwidth(5*125e6)] {
+					return fmt.Errorf("attributes %v", got)
+				}
+				return nil
+			})
+		})
+	}
+}
+
+func sets(m map[string][]string) map[string]map[string]bool {
+	out := map[string]map[string]bool{}
+	for k, list := range m {
+		out[k] = map[string]bool{}
+		for _, v := range list {
+			out[k][v] = true
+		}
+	}
+	return out
+}
+
+// A covering prefix is announced once, while any VIP in it is.
+func TestAggregation(t *testing.T) {
+	r := startRouter(t)
+	o := r.options()
+	o.AggregateV4, o.AggregateV6 = 28, 64
+	s := newSpeaker(t, o)
+	run(t, s)
+	for _, row := range []struct {
+		vips []netip.Addr
+		want []netip.Prefix
+	}{
+		{vips("203.0.113.3", "203.0.113.4", "2001:db8:1::1"), prefixes("203.0.113.0/28", "2001:db8:1::/64")},
+		{vips("203.0.113.4", "203.0.113.20"), prefixes("203.0.113.0/28", "203.0.113.16/28")},
+		{vips("203.0.113.20"), prefixes("203.0.113.16/28")},
+		{nil, nil},
+	} {
+		if err := s.Set(t.Context(), announcements(row.vips...)); err != nil {
+			t.Fatal(err)
+		}
+		labtest.Until(t, patience, fmt.Sprint(row.want), func() error {
+			got := r.paths(t)
+			for _, p := range row.want {
+				if got[p] == nil {
+					return fmt.Errorf("%v is missing", p)
+				}
+			}
+			if len(got) != len(row.want) {
+				return fmt.Errorf("%d routes", len(got))
+			}
+			return nil
+		})
+	}
+}
+
+func prefixes(s ...string) (list []netip.Prefix) {
+	for _, p := range s {
+		list = append(list, netip.MustParsePrefix(p))
+	}
+	return list
+}

@@ -1,0 +1,240 @@
+package bgp_test
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/announce/bgp"
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+// bird is a BIRD with a configuration that lab.Router has no words for.
+type bird struct {
+	t    *testing.T
+	host *lab.Host
+}
+
+// startBIRD starts a BIRD whose only neighbour is described by protocol, the inside of a "protocol bgp".
+func startBIRD(t *testing.T, h *lab.Host, protocol, more string) *bird {
+	t.Helper()
+	path, err := exec.LookPath("bird")
+	if err != nil {
+		if os.Getenv("STEELYARD_CI") != "" {
+			t.Fatalf("bird2 is not installed, and STEELYARD_CI forbids to skip: %v", err)
+		}
+		t.Skipf("NOT TESTED: bird2 is not installed: %v", err)
+	}
+	text := fmt.Sprintf(`router id 192.0.2.250;
+log stderr all;
+protocol device { scan time 1; }
+%s
+protocol bgp speaker {
+  local as 64500;
+  connect delay time 1; connect retry time 1; error wait time 1, 2; hold time 9;
+  %s
+}
+`, more, protocol)
+	if err := h.WriteFile("/run/own-bird.conf", text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, err := h.Start(lab.Command{Path: path, Args: []string{"-f", "-c", "/run/own-bird.conf", "-s", "/run/own-bird.ctl"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("bird said:\n%s", p.Log.Tail(30))
+		}
+	})
+	b := &bird{t, h}
+	labtest.Until(t, 10*time.Second, "bird answers", func() error { _, err := b.ask("show status"); return err })
+	return b
+}
+
+func (b *bird) ask(command string) (string, error) {
+	return b.host.Run(context.Background(), "birdc", append([]string{"-s", "/run/own-bird.ctl"}, strings.Fields(command)...)...)
+}
+
+// await waits until BIRD's answer has all of these words, and returns it.
+func (b *bird) await(command string, words ...string) string {
+	b.t.Helper()
+	var out string
+	labtest.Until(b.t, patience, fmt.Sprintf("%q in %q", words, command), func() error {
+		var err error
+		if out, err = b.ask(command); err != nil {
+			return err
+		}
+		for _, w := range words {
+			if !strings.Contains(out, w) {
+				return fmt.Errorf("bird says %s", out)
+			}
+		}
+		return nil
+	})
+	return out
+}
+
+const bothFamilies = "ipv4 { import all; export none; }; ipv6 { import all; export none; };"
+
+// One host wired to ours, without a router yet.
+func oneWire(t *testing.T) (*bench, *lab.Host, bgp.Options) {
+	b := newBench(t)
+	h := b.wire("router")
+	return b, h, b.options()
+}
+
+// A router without IPv6 gets the IPv4 route, with graceful restart too, and the count is right.
+func TestIPv4OnlyRouter(t *testing.T) {
+	b, h, o := oneWire(t)
+	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; ipv4 { import all; export none; };", "")
+	c := startChild(t, b.host, o)
+	c.set(vip4, vip6)
+	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
+	labtest.Until(t, patience, "one route is counted", func() error {
+		if p := c.peer(b.theirs[0][0]); p.State != "established" || p.Routes != 1 || p.LastError != "" {
+			return fmt.Errorf("%+v", p)
+		}
+		return nil
+	})
+	c.set()
+	if out := r.await("show route", "BIRD"); strings.Contains(out, "203.0.113.10") {
+		r.await("show route count", "0 of 0 routes for 0 networks in table master4")
+	}
+}
+
+// A session over IPv6, from an address of our choice, carries both families; IPv4 routes have our IPv4 address as next
+// hop, which a router can use without RFC 8950.
+func TestSessionOverIPv6(t *testing.T) {
+	b, h, o := oneWire(t)
+	source := netip.MustParseAddr("2001:db8:2::99")
+	if err := b.host.AddAddress("eth0", netip.PrefixFrom(source, 64)); err != nil {
+		t.Fatal(err)
+	}
+	r := startBIRD(t, h, "neighbor 2001:db8:2::99 as 64512; "+bothFamilies, "")
+	o.Peers[0].Address, o.Peers[0].Source = b.theirs[0][1], source
+	c := startChild(t, b.host, o)
+	c.set(vip4, vip6)
+	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
+	r.await("show route all for 2001:db8:1::10", "BGP.next_hop: 2001:db8:2::99")
+	c.terminate()
+	r.await("show route count", "0 of 0 routes for 0 networks in table master4", "0 of 0 routes for 0 networks in table master6")
+}
+
+// Without an IPv6 address towards the router IPv6 routes cannot be used there: they are not sent, and the status says
+// why. They follow as soon as there is an address.
+func TestNoNextHop(t *testing.T) {
+	b, h, o := oneWire(t)
+	ours6 := netip.PrefixFrom(b.ours[0][1], 64)
+	if err := b.host.DeleteAddress("eth0", ours6); err != nil {
+		t.Fatal(err)
+	}
+	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; "+bothFamilies, "")
+	c := startChild(t, b.host, o)
+	c.set(vip4, vip6)
+	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
+	labtest.Until(t, patience, "the reason", func() error {
+		p := c.peer(b.theirs[0][0])
+		if p.Routes != 1 || p.LastError != "IPv6 routes are not sent: no IPv6 next hop, for eth0 has no global IPv6 address" {
+			return fmt.Errorf("%+v", p)
+		}
+		return nil
+	})
+	if err := b.host.AddAddress("eth0", ours6); err != nil {
+		t.Fatal(err)
+	}
+	r.await("show route all for 2001:db8:1::10", "BGP.next_hop: "+b.ours[0][1].String())
+	if p := c.peer(b.theirs[0][0]); p.Routes != 2 || p.LastError != "" {
+		t.Errorf("peer %+v", p)
+	}
+	if err := b.host.DeleteAddress("eth0", ours6); err != nil {
+		t.Fatal(err)
+	}
+	r.await("show route count", "1 of 1 routes for 1 networks in table master4", "0 of 0 routes for 0 networks in table master6")
+}
+
+func TestTTLSecurity(t *testing.T) {
+	b, h, o := oneWire(t)
+	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; ttl security yes; "+bothFamilies, "")
+	c := startChild(t, b.host, o)
+	c.set(vip4)
+	// Which packet is the first to be dropped depends on who dials; what counts is that no session comes of it.
+	<-time.After(5 * time.Second)
+	if p := c.peer(b.theirs[0][0]); p.State == "established" {
+		t.Errorf("peer %+v, but it wants TTL security and we have none", p)
+	}
+	c.terminate()
+	c.o.Peers[0].TTLSecurity = true
+	c.start()
+	c.set(vip4)
+	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
+}
+
+// The router is two hops away, and is reached with multihop only.
+func TestMultihop(t *testing.T) {
+	b := newBench(t)
+	middle := b.wire("middle")
+	if err := middle.Forward(); err != nil {
+		t.Fatal(err)
+	}
+	far := labtest.Host(t, b.lab, "far")
+	near, end := netip.MustParsePrefix("198.51.100.1/30"), netip.MustParsePrefix("198.51.100.2/30")
+	err := b.lab.Link(lab.End{Host: middle, Name: "eth1", Addresses: []netip.Prefix{near}},
+		lab.End{Host: far, Name: "eth0", Addresses: []netip.Prefix{end}}, lab.LinkOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.host.AddRoute(lab.Default, b.theirs[0][0]); err != nil {
+		t.Fatal(err)
+	}
+	if err := far.AddRoute(lab.Default, near.Addr()); err != nil {
+		t.Fatal(err)
+	}
+	r := startBIRD(t, far, "neighbor 192.0.2.2 as 64512; multihop 3; passive; ipv4 { import all; export none; };", "")
+	o := b.options()
+	o.Peers[0].Address = end.Addr()
+	c := startChild(t, b.host, o)
+	c.set(vip4)
+	wantReason(t, c, end.Addr(), "no TCP connection")
+	c.terminate()
+	c.o.Peers[0].Multihop = 2
+	c.start()
+	c.set(vip4)
+	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
+}
+
+// What one router says is not passed on to another, and what it says is not taken for ours.
+func TestNothingIsPassedOn(t *testing.T) {
+	b := newBench(t)
+	talker := startBIRD(t, b.wire("talker"), "neighbor 192.0.2.2 as 64512; ipv4 { import all; export where source = RTS_STATIC; };",
+		"protocol static { ipv4; route 198.51.100.0/24 blackhole; route 203.0.113.10/32 blackhole; route 0.0.0.0/0 blackhole; }")
+	listener := startBIRD(t, b.wire("listener"), "neighbor 192.0.2.6 as 64512; "+bothFamilies, "")
+	c := startChild(t, b.host, b.options())
+	other := netip.MustParseAddr("203.0.113.11")
+	c.set(vip4)
+	listener.await("show route count", "1 of 1 routes for 1 networks in table master4")
+	talker.await("show protocols all speaker", "Established", "Routes:")
+	c.set(other)
+	listener.await("show route", "203.0.113.11/32")
+	listener.await("show route count", "1 of 1 routes for 1 networks in table master4", "0 of 0 routes for 0 networks in table master6")
+}
+
+// Communities as a router reads them.
+func TestCommunitiesAtBIRD(t *testing.T) {
+	b, h, o := oneWire(t)
+	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; "+bothFamilies, "")
+	o.Communities, o.LargeCommunities = []uint32{64512<<16 | 100}, [][3]uint32{{64512, 1, 2}}
+	o.Weighted = true
+	c := startChild(t, b.host, o)
+	c.set(vip4, vip6)
+	for _, vip := range []netip.Addr{vip4, vip6} {
+		r.await("show route all for "+vip.String(), "BGP.community: (64512,100)", "BGP.large_community: (64512, 1, 2)",
+			"BGP.ext_community: (unknown 0x4004, 64512, 1290693416)", "BGP.as_path: 64512")
+	}
+}

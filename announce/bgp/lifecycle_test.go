@@ -1,0 +1,154 @@
+package bgp_test
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+func TestNewStartsNothing(t *testing.T) {
+	before := runtime.NumGoroutine()
+	s := newSpeaker(t, (&router{port: 1}).options())
+	if err := s.Set(t.Context(), announcements(vip4)); err != nil {
+		t.Error(err)
+	}
+	if n := runtime.NumGoroutine(); n != before {
+		t.Errorf("%d goroutines, before %d", n, before)
+	}
+}
+
+// Run leaves nothing behind: not a goroutine, although gobgp's own server never returns.
+func TestNothingIsLeftBehind(t *testing.T) {
+	r := startRouter(t)
+	before := runtime.NumGoroutine()
+	for range 3 {
+		s := newSpeaker(t, r.options())
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- s.Run(ctx) }()
+		if err := s.Set(t.Context(), announcements(vip4, vip6)); err != nil {
+			t.Fatal(err)
+		}
+		r.awaitPaths(t, 2)
+		labtest.Until(t, patience, "the speaker knows that the session is up", func() error {
+			if p := s.Peers()[0]; p.State != "established" {
+				return fmt.Errorf("%+v", p)
+			}
+			return nil
+		})
+		if err := s.Set(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		if p := s.Peers()[0]; p.State != "idle" || p.Routes != 0 {
+			t.Errorf("after Run: %+v", p)
+		}
+	}
+	labtest.Until(t, patience, "all goroutines to end", func() error {
+		if n := runtime.NumGoroutine(); n > before {
+			stacks := make([]byte, 1<<20)
+			return fmt.Errorf("%d goroutines, before %d:\n%s", n, before, stacks[:runtime.Stack(stacks, true)])
+		}
+		return nil
+	})
+}
+
+// Run that ends before the first Set opens no session and ends at once.
+func TestRunEndsBeforeSet(t *testing.T) {
+	r := startRouter(t)
+	s := newSpeaker(t, r.options())
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.Run(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+// A speaker can run again: what was set before is announced anew.
+func TestRunTwice(t *testing.T) {
+	r := startRouter(t)
+	s := newSpeaker(t, r.options())
+	if err := s.Set(t.Context(), announcements(vip4)); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- s.Run(ctx) }()
+		r.awaitPaths(t, 1)
+		cancel()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		r.awaitPaths(t, 0)
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	r := startRouter(t)
+	s := newSpeaker(t, r.options())
+	reg := prometheus.NewPedanticRegistry()
+	reg.MustRegister(s)
+	text := `# HELP steelyard_bgp_peer_up Whether the BGP session with the peer is established.
+# TYPE steelyard_bgp_peer_up gauge
+steelyard_bgp_peer_up{peer="127.0.0.1"} %d
+# HELP steelyard_bgp_routes_announced Routes announced to the peer.
+# TYPE steelyard_bgp_routes_announced gauge
+steelyard_bgp_routes_announced{peer="127.0.0.1"} %d
+# HELP steelyard_bgp_session_transitions_total How often the session with the peer came up and went down.
+# TYPE steelyard_bgp_session_transitions_total counter
+steelyard_bgp_session_transitions_total{peer="127.0.0.1",to="down"} 0
+steelyard_bgp_session_transitions_total{peer="127.0.0.1",to="up"} %d
+`
+	gathered := func(up, routes, ups int) error {
+		return testutil.GatherAndCompare(reg, strings.NewReader(fmt.Sprintf(text, up, routes, ups)))
+	}
+	if err := gathered(0, 0, 0); err != nil {
+		t.Error(err)
+	}
+	run(t, s)
+	if err := s.Set(t.Context(), announcements(vip4, vip6)); err != nil {
+		t.Fatal(err)
+	}
+	labtest.Until(t, patience, "metrics of a session", func() error { return gathered(1, 2, 1) })
+	if problems, err := testutil.GatherAndLint(reg); err != nil || len(problems) > 0 {
+		t.Errorf("promlint: %v %v", problems, err)
+	}
+}
+
+// BenchmarkSet is one VIP more and one less among 10,000, with a session.
+func BenchmarkSet(b *testing.B) {
+	r := startRouter(b)
+	s := newSpeaker(b, r.options())
+	run(b, s)
+	list := make([]lb.Announcement, 10_000)
+	for i := range list {
+		list[i] = lb.Announcement{VIP: netip.AddrFrom4([4]byte{100, 64, byte(i >> 8), byte(i)}), Weight: 1}
+	}
+	began := time.Now()
+	if err := s.Set(b.Context(), list); err != nil {
+		b.Fatal(err)
+	}
+	first := time.Since(began)
+	r.awaitPaths(b, len(list))
+	arrived := time.Since(began)
+	for i := 0; b.Loop(); i++ {
+		if err := s.Set(b.Context(), list[:len(list)-i%2]); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(first.Milliseconds()), "first-ms")
+	b.ReportMetric(float64(arrived.Milliseconds()), "all-at-router-ms")
+}
