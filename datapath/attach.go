@@ -1,0 +1,272 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// InterfaceStatus is how programs are attached to an interface.
+type InterfaceStatus struct {
+	Name string `json:"interface"`
+	Mode Mode   `json:"mode"` // xdp, xdp-generic or tc; "" while the interface is gone
+	Hook string `json:"hook"` // tcx or clsact
+}
+
+// attachments keeps the programs on the uplinks.
+type attachments struct {
+	o       Options
+	objects *syObjects
+	pins    *pins
+	sysctls *sysctls
+
+	mu     sync.Mutex                 // guards status
+	status map[string]InterfaceStatus // by name
+	index  map[string]int             // by name; of Run's goroutine and Open
+}
+
+// attach puts the programs on one interface, taking over what an earlier agent pinned.
+func (a *attachments) attach(name string) error {
+	nic, err := netlink.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("interface %s: %w", name, err)
+	}
+	if err := a.sysctls.forward(name); err != nil {
+		return fmt.Errorf("interface %s: %w", name, err)
+	}
+	hook, err := a.attachTC(nic)
+	if err != nil {
+		return fmt.Errorf("attach tc to %s: %w", name, err)
+	}
+	mode, err := a.attachXDP(nic)
+	if err != nil {
+		return fmt.Errorf("attach XDP to %s: %w", name, err)
+	}
+	a.index[name] = nic.Attrs().Index
+	a.mu.Lock()
+	a.status[name] = InterfaceStatus{name, mode, hook}
+	a.mu.Unlock()
+	a.o.Log.Info("interface attached", "interface", name, "mode", mode, "hook", hook)
+	return nil
+}
+
+// attachTC uses a tcx link where the kernel has it, else a clsact filter.
+func (a *attachments) attachTC(nic netlink.Link) (hook string, err error) {
+	name, index := nic.Attrs().Name, nic.Attrs().Index
+	if !a.o.ForceClsact {
+		err = a.pinned(name+".tcx", index, a.objects.SyTcIn, func() (link.Link, error) {
+			return link.AttachTCX(link.TCXOptions{Interface: index, Program: a.objects.SyTcIn, Attach: ebpf.AttachTCXIngress})
+		})
+		if err == nil {
+			return "tcx", removeClsact(nic)
+		}
+		if !errors.Is(err, ebpf.ErrNotSupported) {
+			return "", err
+		}
+	}
+	if err := a.unpin(name + ".tcx"); err != nil {
+		return "", err
+	}
+	return "clsact", attachClsact(nic, a.objects.SyTcIn)
+}
+
+// attachXDP attaches as the mode says and returns what is in force.
+func (a *attachments) attachXDP(nic netlink.Link) (Mode, error) {
+	name, index := nic.Attrs().Name, nic.Attrs().Index
+	try := func(mode Mode, flags link.XDPAttachFlags, other string) error {
+		if err := a.unpin(other); err != nil {
+			return err
+		}
+		return a.pinned(name+"."+string(mode), index, a.objects.SyXdp, func() (link.Link, error) {
+			return link.AttachXDP(link.XDPOptions{Program: a.objects.SyXdp, Interface: index, Flags: flags})
+		})
+	}
+	native, generic := name+"."+string(ModeXDP), name+"."+string(ModeXDPGeneric)
+	mode := a.o.Mode
+	if mode == ModeAuto && (nic.Type() == "veth" || nic.Type() == "bridge") {
+		a.o.Log.Debug("native XDP would cost GSO; tc is used", "interface", name, "type", nic.Type())
+		mode = ModeTC
+	}
+	switch mode {
+	case ModeXDPGeneric:
+		return mode, try(mode, link.XDPGenericMode, native)
+	case ModeXDP, ModeAuto:
+		err := try(ModeXDP, link.XDPDriverMode, generic)
+		if err == nil {
+			return ModeXDP, a.objects.Uplinks.Put(uint32(index), uint32(1))
+		}
+		if mode == ModeXDP {
+			return "", err
+		}
+		a.o.Log.Info("driver has no native XDP; tc is used", "interface", name, "reason", err)
+	}
+	if err := a.objects.Uplinks.Delete(uint32(index)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return "", err
+	}
+	return ModeTC, errors.Join(a.unpin(native), a.unpin(generic))
+}
+
+// pinned makes the link pinned under name run prog on interface index: the one that is there by an atomic update, or a
+// new one.
+func (a *attachments) pinned(name string, index int, prog *ebpf.Program, attach func() (link.Link, error)) error {
+	path := a.pins.link(name)
+	if old, err := link.LoadPinnedLink(path, nil); err == nil {
+		defer old.Close()
+		if linkIndex(old) == index && old.Update(prog) == nil {
+			return nil
+		}
+		if err := old.Unpin(); err != nil {
+			return fmt.Errorf("remove the link %s of a gone interface: %w", name, err)
+		}
+		old.Close()
+	}
+	l, err := attach()
+	if err != nil {
+		return err
+	}
+	defer l.Close() // the pin keeps it
+	if err := l.Pin(path); err != nil {
+		return fmt.Errorf("pin the link %s: %w", name, err)
+	}
+	return nil
+}
+
+// linkIndex returns the interface a link is attached to; 0 when that is gone.
+func linkIndex(l link.Link) int {
+	info, err := l.Info()
+	if err != nil {
+		return 0
+	}
+	if x := info.XDP(); x != nil {
+		return int(x.Ifindex)
+	}
+	if x := info.TCX(); x != nil {
+		return int(x.Ifindex)
+	}
+	return 0
+}
+
+func (a *attachments) unpin(name string) error { return unpin(a.pins.link(name)) }
+
+// unpin ends a link; there may be none.
+func unpin(path string) error {
+	l, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("open the link %s: %w", filepath.Base(path), err)
+	}
+	defer l.Close()
+	if err := l.Unpin(); err != nil {
+		return fmt.Errorf("remove the link %s: %w", filepath.Base(path), err)
+	}
+	return nil
+}
+
+// prune ends the links of interfaces that are no uplinks any more.
+func (a *attachments) prune() error {
+	entries, err := os.ReadDir(filepath.Join(a.pins.dir, "links"))
+	if err != nil {
+		return fmt.Errorf("list the links: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		name := e.Name()[:strings.LastIndexByte(e.Name(), '.')]
+		if _, wanted := a.index[name]; !wanted {
+			errs = append(errs, a.unpin(e.Name()))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// A clsact filter is known by its name and priority.
+const (
+	filterName     = "sy_tc_in"
+	filterPriority = 1
+	filterHandle   = 0x5359
+)
+
+func clsactFilter(nic netlink.Link, fd int) *netlink.BpfFilter {
+	return &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: nic.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: filterHandle,
+			Priority: filterPriority, Protocol: unix.ETH_P_ALL,
+		},
+		Fd: fd, Name: filterName, DirectAction: true,
+	}
+}
+
+func clsactQdisc(nic netlink.Link) *netlink.GenericQdisc {
+	return &netlink.GenericQdisc{
+		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: nic.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT},
+		QdiscType:  "clsact",
+	}
+}
+
+func attachClsact(nic netlink.Link, prog *ebpf.Program) error {
+	if err := netlink.QdiscAdd(clsactQdisc(nic)); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("add clsact: %w", err)
+	}
+	if err := netlink.FilterReplace(clsactFilter(nic, prog.FD())); err != nil {
+		return fmt.Errorf("set the filter: %w", err)
+	}
+	return nil
+}
+
+// removeClsact removes our filter, and the qdisc when nobody else has a filter there.
+func removeClsact(nic netlink.Link) error {
+	ours := 0
+	others := 0
+	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+		filters, err := netlink.FilterList(nic, parent)
+		if err != nil {
+			return fmt.Errorf("list the filters of %s: %w", nic.Attrs().Name, err)
+		}
+		for _, f := range filters {
+			if b, ok := f.(*netlink.BpfFilter); !ok || b.Handle != filterHandle || !strings.HasPrefix(b.Name, filterName) {
+				others++
+				continue
+			}
+			ours++
+			if err := netlink.FilterDel(f); err != nil {
+				return fmt.Errorf("remove the filter of %s: %w", nic.Attrs().Name, err)
+			}
+		}
+	}
+	if ours == 0 || others > 0 {
+		return nil
+	}
+	if err := netlink.QdiscDel(clsactQdisc(nic)); err != nil {
+		return fmt.Errorf("remove clsact of %s: %w", nic.Attrs().Name, err)
+	}
+	return nil
+}
+
+// linkChanged attaches again to an uplink that came back, and says so when one is gone.
+func (a *attachments) linkChanged(u netlink.LinkUpdate) {
+	name := u.Attrs().Name
+	index, ours := a.index[name]
+	switch {
+	case !ours:
+	case u.Header.Type == unix.RTM_DELLINK && index == u.Attrs().Index:
+		a.index[name] = 0
+		a.mu.Lock()
+		a.status[name] = InterfaceStatus{Name: name}
+		a.mu.Unlock()
+		a.o.Log.Warn("interface gone", "interface", name)
+	case u.Header.Type == unix.RTM_NEWLINK && index != u.Attrs().Index:
+		if err := a.attach(name); err != nil {
+			a.o.Log.Error("interface not attached", "interface", name, "err", err)
+		}
+	}
+}

@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* commit: the only writer. It runs when the packet can be sent, and before it is: a flow may only be opened with a
+ * source port that is surely ours, and taking one is a write that can fail. It then turns the verdict into a drop. */
+#pragma once
+#include "flow.h"
+
+#define SNAT_TRIES 32
+#define SNAT_POLITE 8 /* tries before the port of a flow that both sides have closed is taken over */
+
+static __always_inline void count(const struct pkt *p, const struct verdict *v)
+{
+	__u32 k = v->action * REASON_MAX + v->reason;
+	__u64 *n = bpf_map_lookup_elem(&verdicts, &k);
+
+	if (n)
+		(*n)++;
+	if (v->counted) {
+		k = v->frontend;
+		struct traffic *t = bpf_map_lookup_elem(&by_frontend, &k);
+
+		if (t) {
+			t->packets++;
+			t->bytes += p->len;
+			t->flows += v->commit == COMMIT_OPEN;
+		}
+	}
+	if (v->counted == 2 && v->action == ACTION_FORWARD) {
+		k = v->backend;
+		struct traffic *t = bpf_map_lookup_elem(&by_backend, &k);
+
+		if (t) {
+			t->packets++;
+			t->bytes += p->len;
+			t->flows += v->commit == COMMIT_OPEN;
+		}
+	}
+}
+
+static __always_inline void give_up(struct verdict *v, enum reason r)
+{
+	v->action = ACTION_DROP;
+	v->reason = r;
+	v->commit = COMMIT_NONE;
+}
+
+/* forget removes both directions of a flow, given the key of one. */
+static __always_inline void forget(const struct flow_key *k)
+{
+	struct flow *f = bpf_map_lookup_elem(&flows, k);
+
+	if (!f)
+		return;
+	struct flow_key other = twin_key(f, k->proto);
+
+	bpf_map_delete_elem(&flows, &other);
+	bpf_map_delete_elem(&flows, k);
+}
+
+/* take_port writes the reply direction of a new flow under k, if no other flow has it. */
+static __always_inline int take_port(const struct flow_key *k, const struct flow *reply, int polite)
+{
+	if (bpf_map_update_elem(&halfopen, k, reply, BPF_NOEXIST))
+		return 0;
+	struct flow *f = bpf_map_lookup_elem(&flows, k);
+
+	if (!f)
+		return 1;
+	if (!polite && f->state == FLOW_CLOSED) {
+		forget(k);
+		return 1;
+	}
+	bpf_map_delete_elem(&halfopen, k);
+	return 0;
+}
+
+/* open_flow takes a source port that no flow to this backend has, and writes both directions. */
+static __always_inline void open_flow(const struct pkt *p, struct verdict *v, __u64 now)
+{
+	struct flow reply = { .t = reversed(&p->key.t), .frontend = v->frontend, .backend = v->backend,
+			      .state = FLOW_HALF_OPEN, .reply = 1, .seen = now };
+	struct flow_key k = { .t = reversed(&v->t), .proto = p->key.proto };
+	__u32 range = (__u32)snat_last - snat_first + 1, start = bpf_get_prandom_u32();
+
+	forget(&p->key); /* one that is over */
+	for (__u32 i = 0; i < SNAT_TRIES; i++) {
+		/* 7919 is prime to any range below it and spreads the tries over larger ones. */
+		k.t.dport = bpf_htons(snat_first + (start + i * 7919) % range);
+		if (!take_port(&k, &reply, i < SNAT_POLITE))
+			continue;
+		v->t.sport = k.t.dport;
+		struct flow f = { .t = v->t, .frontend = v->frontend, .backend = v->backend,
+				  .state = FLOW_HALF_OPEN, .seen = now };
+
+		if (bpf_map_update_elem(&halfopen, &p->key, &f, BPF_ANY))
+			give_up(v, REASON_INTERNAL);
+		return;
+	}
+	give_up(v, REASON_SNAT_FULL);
+}
+
+/* take_turn makes the next new flow of this frontend take the next slot. */
+static __always_inline void take_turn(__u32 frontend)
+{
+	__u32 *n = bpf_map_lookup_elem(&turns, &frontend);
+
+	if (n)
+		(*n)++;
+}
+
+/* prove moves both directions to the established table. */
+static __always_inline void prove(const struct pkt *p, struct verdict *v, const struct flow *f, __u64 now)
+{
+	struct flow_key k = twin_key(f, p->key.proto);
+	struct flow fwd = *f;
+	struct flow reply = { .t = reversed(&p->key.t), .frontend = f->frontend, .backend = f->backend,
+			      .state = FLOW_ESTABLISHED, .reply = 1, .seen = now };
+
+	fwd.state = reply.state = p->flags & TCP_FIN ? FLOW_CLOSING : FLOW_ESTABLISHED;
+	fwd.fin = (p->flags & TCP_FIN) != 0;
+	fwd.seq = p->ack;
+	fwd.seen = now;
+	if (bpf_map_update_elem(&flows, &k, &reply, BPF_NOEXIST)) {
+		give_up(v, REASON_FLOWS_FULL);
+		return;
+	}
+	if (bpf_map_update_elem(&flows, &p->key, &fwd, BPF_ANY)) {
+		bpf_map_delete_elem(&flows, &k);
+		give_up(v, REASON_FLOWS_FULL);
+		return;
+	}
+	bpf_map_delete_elem(&halfopen, &k);
+	bpf_map_delete_elem(&halfopen, &p->key);
+}
+
+/* close notes a FIN or RST, which concerns both directions. */
+static __always_inline void close_flow(const struct pkt *p, struct flow *f, struct flow *other)
+{
+	__u8 state = FLOW_CLOSED;
+
+	if (p->flags & TCP_FIN && !(p->flags & TCP_RST)) {
+		f->fin = 1;
+		if (!other || !other->fin)
+			state = FLOW_CLOSING;
+	}
+	f->state = state;
+	if (other)
+		other->state = state;
+}
+
+static __always_inline void commit(const struct pkt *p, struct verdict *v, struct flow *f)
+{
+	__u64 now = bpf_ktime_get_coarse_ns();
+
+	if (v->commit == COMMIT_OPEN) {
+		open_flow(p, v, now);
+		if (v->commit == COMMIT_OPEN)
+			take_turn(v->frontend);
+	}
+	if (!f)
+		return;
+	if (v->commit == COMMIT_PROVE) {
+		prove(p, v, f, now);
+		return;
+	}
+	f->seen = now;
+	if (!f->reply && p->flags & TCP_ACK && f->state != FLOW_HALF_OPEN)
+		f->seq = p->ack;
+	if (v->commit != COMMIT_ANSWER && v->commit != COMMIT_CLOSE)
+		return;
+
+	struct flow_key k = twin_key(f, p->key.proto);
+	__u8 half;
+	struct flow *other = find(&k, &half);
+
+	/* The client may have begun another flow from the same port: then that entry is not our other half. */
+	if (other && other->t.sport != p->key.t.dport && f->reply)
+		other = 0;
+	if (v->commit == COMMIT_CLOSE) {
+		close_flow(p, f, other);
+	} else if (other) {
+		other->answered = 1;
+		other->seq = p->seq;
+	}
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+#pragma once
+#include "types.h"
+
+/* Set by the loader; the verifier prunes what they make unreachable. */
+volatile const __u16 snat_first = 61000, snat_last = 65535;
+
+#define SECOND 1000000000ULL
+/* How long a flow may be silent (nf_conntrack's and RFC 5382's values are of this order). Read by Go, too. */
+volatile const __u64 timeout_half_open = 30 * SECOND;
+volatile const __u64 timeout_established = 7800 * SECOND; /* RFC 5382, REQ-5: at least 2 h 4 min */
+volatile const __u64 timeout_closing = 240 * SECOND; /* RFC 5382, REQ-5: transitory, 4 min */
+volatile const __u64 timeout_closed = 10 * SECOND; /* for what was still on its way */
+volatile const __u64 timeout_udp = 180 * SECOND; /* RFC 4787, REQ-5: at least 2 min */
+
+/* Types that no map has, and that Go reads from the object's type information. */
+volatile const struct exported {
+	struct verdict verdict;
+	enum flow_state flow_state;
+	enum method method;
+	enum spread spread;
+	struct traffic traffic;
+} exported = {};

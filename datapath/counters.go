@@ -1,0 +1,159 @@
+package datapath
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// Traffic is what was counted for a frontend or a backend since the maps were made, both directions.
+type Traffic struct{ Packets, Bytes, Flows uint64 }
+
+// Stats is everything that is counted.
+type Stats struct {
+	Frontends map[lb.Frontend]Traffic
+	Backends  map[netip.AddrPort]Traffic
+	// Packets are counted by what was done with them ("forward", "drop"…) and why. Packets that are not for an address
+	// of ours are not counted.
+	Packets map[Verdict]uint64
+	Flows   FlowCounts
+}
+
+// Verdict is an action and its reason.
+type Verdict struct{ Action, Reason string }
+
+// enumNames returns the enumerators of a C enum, by value, without their prefix and in lower case. C is the only list.
+func enumNames(enum, prefix string) ([]string, error) {
+	spec, err := loadSy()
+	if err != nil {
+		return nil, fmt.Errorf("read the embedded programs: %w", err)
+	}
+	var e *btf.Enum
+	if err := spec.Types.TypeByName(enum, &e); err != nil {
+		return nil, fmt.Errorf("read enum %s: %w", enum, err)
+	}
+	names := make([]string, len(e.Values))
+	for _, v := range e.Values {
+		names[v.Value] = strings.ToLower(strings.TrimPrefix(v.Name, prefix))
+	}
+	return names, nil
+}
+
+func reasonNames() ([]string, error) { return enumNames("reason", "REASON_") }
+
+// Stats reads all counters.
+func (d *Datapath) Stats() (Stats, error) {
+	s := Stats{Frontends: map[lb.Frontend]Traffic{}, Backends: map[netip.AddrPort]Traffic{}, Packets: map[Verdict]uint64{}, Flows: d.upkeep.counts()}
+	frontends, _, backends := d.services.names()
+	for id, f := range frontends {
+		t, err := readTraffic(d.objects.ByFrontend, id)
+		if err != nil {
+			return s, err
+		}
+		s.Frontends[f] = t
+	}
+	for id, b := range backends {
+		t, err := readTraffic(d.objects.ByBackend, id)
+		if err != nil {
+			return s, err
+		}
+		s.Backends[b] = t
+	}
+	actions, err := enumNames("action", "ACTION_")
+	if err != nil {
+		return s, err
+	}
+	width := len(d.reasons) - 1 // without the end mark
+	for a, action := range actions[:len(actions)-1] {
+		for r, reason := range d.reasons[:width] {
+			var perCPU []uint64
+			if err := d.objects.Verdicts.Lookup(uint32(a*width+r), &perCPU); err != nil {
+				return s, fmt.Errorf("read verdicts: %w", err)
+			}
+			var n uint64
+			for _, x := range perCPU {
+				n += x
+			}
+			if n > 0 {
+				s.Packets[Verdict{action, reason}] = n
+			}
+		}
+	}
+	return s, nil
+}
+
+func readTraffic(m *ebpf.Map, id uint32) (sum Traffic, err error) {
+	var perCPU []syTraffic
+	if err := m.Lookup(id, &perCPU); err != nil {
+		return sum, fmt.Errorf("read counters: %w", err)
+	}
+	for _, x := range perCPU {
+		sum.Packets += x.Packets
+		sum.Bytes += x.Bytes
+		sum.Flows += x.Flows
+	}
+	return sum, nil
+}
+
+// forgetCounts makes the counters of an id start from zero, for a new owner.
+func forgetCounts(m *ebpf.Map, id uint32) error {
+	if err := m.Put(id, make([]syTraffic, ebpf.MustPossibleCPU())); err != nil {
+		return fmt.Errorf("reset counters: %w", err)
+	}
+	return nil
+}
+
+var (
+	descPackets  = prometheus.NewDesc("steelyard_datapath_packets_total", "Packets to or from a VIP, by what was done with them and why.", []string{"action", "reason"}, nil)
+	descFlows    = prometheus.NewDesc("steelyard_datapath_flows", "Flows, by state, as of the last walk through the tables.", []string{"state"}, nil)
+	descSPackets = prometheus.NewDesc("steelyard_datapath_service_packets_total", "Packets of a service, both directions.", []string{"service", "vip", "port", "protocol"}, nil)
+	descSBytes   = prometheus.NewDesc("steelyard_datapath_service_bytes_total", "Bytes of a service, both directions, with all headers.", []string{"service", "vip", "port", "protocol"}, nil)
+	descSFlows   = prometheus.NewDesc("steelyard_datapath_service_flows_total", "Flows of a service that were opened.", []string{"service", "vip", "port", "protocol"}, nil)
+	descBPackets = prometheus.NewDesc("steelyard_datapath_backend_packets_total", "Packets forwarded to or from a backend.", []string{"backend"}, nil)
+	descBBytes   = prometheus.NewDesc("steelyard_datapath_backend_bytes_total", "Bytes forwarded to or from a backend, with all headers.", []string{"backend"}, nil)
+	descBFlows   = prometheus.NewDesc("steelyard_datapath_backend_flows_total", "Flows that were opened to a backend.", []string{"backend"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (d *Datapath) Describe(ch chan<- *prometheus.Desc) {
+	for _, x := range []*prometheus.Desc{descPackets, descFlows, descSPackets, descSBytes, descSFlows, descBPackets, descBBytes, descBFlows} {
+		ch <- x
+	}
+}
+
+// Collect implements prometheus.Collector: the counters of the kernel are read at each scrape.
+func (d *Datapath) Collect(ch chan<- prometheus.Metric) {
+	s, err := d.Stats()
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(descPackets, err)
+		return
+	}
+	counter := func(desc *prometheus.Desc, n uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), labels...)
+	}
+	for v, n := range s.Packets {
+		counter(descPackets, n, v.Action, v.Reason)
+	}
+	for state, n := range map[string]int{"half_open": s.Flows.HalfOpen, "established": s.Flows.Established, "closing": s.Flows.Closing} {
+		ch <- prometheus.MustNewConstMetric(descFlows, prometheus.GaugeValue, float64(n), state)
+	}
+	frontends, service, _ := d.services.names()
+	for id, f := range frontends {
+		labels := []string{service[id], f.VIP.String(), fmt.Sprint(f.Port), f.Protocol.String()}
+		t := s.Frontends[f]
+		counter(descSPackets, t.Packets, labels...)
+		counter(descSBytes, t.Bytes, labels...)
+		counter(descSFlows, t.Flows, labels...)
+	}
+	for at, t := range s.Backends {
+		counter(descBPackets, t.Packets, at.String())
+		counter(descBBytes, t.Bytes, at.String())
+		counter(descBFlows, t.Flows, at.String())
+	}
+}

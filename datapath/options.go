@@ -1,0 +1,65 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+)
+
+// Mode is how programs are attached.
+type Mode string
+
+const (
+	ModeAuto       Mode = "auto"        // native XDP where the driver has it, else tc; tc on veth and bridges
+	ModeXDP        Mode = "xdp"         // native XDP, and tc behind it
+	ModeXDPGeneric Mode = "xdp-generic" // XDP in the stack, for drivers without it; and tc behind it
+	ModeTC         Mode = "tc"
+)
+
+var modes = []Mode{ModeAuto, ModeXDP, ModeXDPGeneric, ModeTC}
+
+// UnmarshalText refuses anything but the four modes.
+func (m *Mode) UnmarshalText(b []byte) error {
+	if !slices.Contains(modes, Mode(b)) {
+		names := make([]string, len(modes))
+		for i, m := range modes {
+			names[i] = string(m)
+		}
+		return fmt.Errorf("unknown mode %q; allowed: %s", b, strings.Join(names, ", "))
+	}
+	*m = Mode(b)
+	return nil
+}
+
+// Where things are on a machine with one agent.
+const (
+	DefaultPinPath  = "/sys/fs/bpf/steelyard"
+	DefaultStateDir = "/run/steelyard"
+)
+
+// Options is everything Open needs. ForceClsact may be false; all others are required.
+type Options struct {
+	Interfaces []string // uplinks: where packets of clients and servers arrive
+	Mode       Mode
+	MaxFlows   int       // established flows, 1 to 100,000,000; each has two entries of about 150 bytes
+	SNATPorts  [2]uint16 // first and last source port towards backends
+	PinPath    string    // below a bpffs, which is mounted when it is the default one
+	StateDir   string    // what a restart must know and bpffs cannot keep
+	// ForceClsact attaches tc programs the way of kernels before 6.6.
+	ForceClsact bool
+	Log         *slog.Logger
+}
+
+func (o Options) validate() error {
+	switch {
+	case len(o.Interfaces) == 0:
+		return errors.New("no interface to attach to")
+	case o.MaxFlows < 1:
+		return fmt.Errorf("max_flows is %d; want at least 1", o.MaxFlows)
+	case o.SNATPorts[0] == 0 || o.SNATPorts[0] > o.SNATPorts[1]:
+		return fmt.Errorf("snat_ports %d-%d is no range", o.SNATPorts[0], o.SNATPorts[1])
+	}
+	return nil
+}

@@ -1,0 +1,86 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// resetter tells clients that their connection is over, in the name of the VIP.
+type resetter struct{ v4, v6 int }
+
+func newResetter() (*resetter, error) {
+	v4, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_RAW)
+	if err != nil {
+		return nil, fmt.Errorf("open a raw socket: %w", err)
+	}
+	v6, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_RAW)
+	if err != nil {
+		v6 = -1 // a kernel without IPv6 has no IPv6 flows
+	}
+	return &resetter{v4, v6}, nil
+}
+
+func (r *resetter) close() {
+	unix.Close(r.v4)
+	if r.v6 >= 0 {
+		unix.Close(r.v6)
+	}
+}
+
+// client sends the RST that ends the client's side of a flow: its sequence number is the last one the client
+// acknowledged, so it is just what the client waits for (RFC 5961, 3.2).
+func (r *resetter) client(k syFlowKey, f syFlow) error {
+	client := netip.AddrPortFrom(fromAddr(k.T.Src), swap(k.T.Sport))
+	vip := netip.AddrPortFrom(fromAddr(k.T.Dst), swap(k.T.Dport))
+	packet := resetPacket(vip, client, f.Seq)
+	var err error
+	if client.Addr().Is4() {
+		err = unix.Sendto(r.v4, packet, 0, &unix.SockaddrInet4{Addr: client.Addr().As4()})
+	} else {
+		err = unix.Sendto(r.v6, packet, 0, &unix.SockaddrInet6{Addr: client.Addr().As16()})
+	}
+	if err != nil {
+		return fmt.Errorf("send a reset to %s: %w", client, err)
+	}
+	return nil
+}
+
+// resetPacket is an IP packet with a TCP RST (RFC 9293, 3.1).
+func resetPacket(from, to netip.AddrPort, seq uint32) []byte {
+	tcp := make([]byte, 20)
+	binary.BigEndian.PutUint16(tcp[0:], from.Port())
+	binary.BigEndian.PutUint16(tcp[2:], to.Port())
+	binary.BigEndian.PutUint32(tcp[4:], seq)
+	tcp[12], tcp[13] = 5<<4, 4 // header length in words; RST
+	pseudo := append(from.Addr().AsSlice(), to.Addr().AsSlice()...)
+	pseudo = append(pseudo, 0, unix.IPPROTO_TCP, 0, 20)
+	binary.BigEndian.PutUint16(tcp[16:], checksum(append(pseudo, tcp...)))
+
+	if from.Addr().Is4() {
+		ip := make([]byte, 20) // the kernel fills in length, id and checksum (raw(7))
+		ip[0], ip[8], ip[9] = 0x45, 64, unix.IPPROTO_TCP
+		copy(ip[12:], from.Addr().AsSlice())
+		copy(ip[16:], to.Addr().AsSlice())
+		return append(ip, tcp...)
+	}
+	ip := make([]byte, 40)
+	ip[0], ip[5], ip[6], ip[7] = 0x60, 20, unix.IPPROTO_TCP, 64
+	copy(ip[8:], from.Addr().AsSlice())
+	copy(ip[24:], to.Addr().AsSlice())
+	return append(ip, tcp...)
+}
+
+// checksum is the Internet checksum of an even number of bytes (RFC 1071).
+func checksum(b []byte) uint16 {
+	var sum uint32
+	for i := 0; i < len(b); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return ^uint16(sum)
+}

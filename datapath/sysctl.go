@@ -1,0 +1,105 @@
+package datapath
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// sysctls changes kernel settings and remembers what they were, in a file, so that Cleanup can put them back even when
+// the agent that changed them is gone.
+type sysctls struct {
+	file string
+	old  map[string]string // path → value before our first change
+}
+
+func openSysctls(stateDir string) (*sysctls, error) {
+	s := &sysctls{file: filepath.Join(stateDir, "sysctl.json"), old: map[string]string{}}
+	text, err := os.ReadFile(s.file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return s, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the sysctls changed before: %w", err)
+	}
+	if err := json.Unmarshal(text, &s.old); err != nil {
+		return nil, fmt.Errorf("read the sysctls changed before: %s: %w", s.file, err)
+	}
+	return s, nil
+}
+
+// forward makes the kernel forward what arrives on an interface.
+func (s *sysctls) forward(name string) error {
+	if err := s.set("ipv4", name, "forwarding", "1"); err != nil {
+		return err
+	}
+	if _, err := os.Stat(sysctlPath("ipv6", name, "forwarding")); err != nil {
+		return nil // IPv6 is off
+	}
+	// An interface that forwards ignores router advertisements unless told not to (ip-sysctl, accept_ra).
+	if v, err := os.ReadFile(sysctlPath("ipv6", name, "accept_ra")); err == nil && strings.TrimSpace(string(v)) == "1" {
+		if err := s.set("ipv6", name, "accept_ra", "2"); err != nil {
+			return err
+		}
+	}
+	return s.set("ipv6", name, "forwarding", "1")
+}
+
+func sysctlPath(family, iface, key string) string {
+	return filepath.Join("/proc/sys/net", family, "conf", iface, key)
+}
+
+func (s *sysctls) set(family, iface, key, value string) error {
+	path := sysctlPath(family, iface, key)
+	was, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("read sysctl: %w", err)
+	}
+	if strings.TrimSpace(string(was)) == value {
+		return nil
+	}
+	if _, known := s.old[path]; !known {
+		s.old[path] = strings.TrimSpace(string(was))
+		if err := s.save(); err != nil { // before the change: a crash between the two loses nothing
+			return err
+		}
+	}
+	if err := os.WriteFile(path, []byte(value), 0o644); err != nil {
+		return fmt.Errorf("set sysctl: %w", err)
+	}
+	return nil
+}
+
+func (s *sysctls) save() error {
+	text, err := json.Marshal(s.old)
+	if err != nil {
+		return fmt.Errorf("remember sysctls: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(s.file), 0o755); err != nil {
+		return fmt.Errorf("remember sysctls: %w", err)
+	}
+	if err := os.WriteFile(s.file+".new", text, 0o600); err != nil {
+		return fmt.Errorf("remember sysctls: %w", err)
+	}
+	return os.Rename(s.file+".new", s.file)
+}
+
+// restore puts every setting back; interfaces that are gone have none any more.
+func (s *sysctls) restore() error {
+	var errs []error
+	for path, value := range s.old {
+		if err := os.WriteFile(path, []byte(value), 0o644); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("restore sysctl: %w", err))
+		}
+	}
+	if len(errs) == 0 {
+		if err := os.Remove(s.file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
