@@ -1,0 +1,117 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+)
+
+// Options are the choices of who starts the demo.
+type Options struct {
+	// Pace is how long a person has to read what a step has shown before the next; it is used on a terminal only.
+	Pace time.Duration
+}
+
+// show is a demo under way.
+type show struct {
+	*network
+	*screen
+	rows []row
+}
+
+// step is one thing to be seen. run returns what was seen, in a few words for the summary.
+type step struct {
+	title, story string
+	run          func(*show, context.Context) (string, error)
+}
+
+var steps = []step{
+	{"Announce", "balancers come up and tell the router, each for both families", (*show).announce},
+	{"Balance", "requests spread over balancers and servers", (*show).balance},
+	{"A server dies", "s2 crashes; its checks fail, new requests go elsewhere", (*show).serverDies},
+	{"All servers die", "nothing to deliver to: nothing must be attracted", (*show).allServersDie},
+	{"Recovery", "the servers come back", (*show).recovery},
+	{"kill -9 of an agent", "the kernel forwards on, the router keeps the route (graceful restart)", (*show).agentKilled},
+	{"A balancer loses power", "the router sees the link go; the other balancer takes over", (*show).powerOff},
+	{"It returns", "power on, agent started, route announced again", (*show).powerOn},
+	{"Maintenance", "SIGTERM: withdraw first, then exit", (*show).maintenance},
+}
+
+// Run shows the demo on out. self is the path of this binary. It returns nil only if every step was really seen, and
+// leaves nothing behind, however it ends.
+func Run(ctx context.Context, out io.Writer, self string, o Options) (err error) {
+	s := &show{screen: newScreen(out)}
+	start := time.Now()
+	s.line("%s", s.paint(bold, "steelyard demo: a network of nine machines in namespaces of this one; nothing outside them changes"))
+	if s.network, err = build(self); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	s.line("%s", s.picture())
+	for i, st := range steps {
+		s.heading(i+1, st.title, st.story)
+		begin := time.Now()
+		seen, err := st.run(s, ctx)
+		s.clear()
+		if ctx.Err() != nil {
+			return fmt.Errorf("interrupted; everything is cleaned up: %w", context.Cause(ctx))
+		}
+		if err != nil {
+			s.rows = append(s.rows, row{st.title, "not seen", time.Since(begin), true})
+			s.lastWords()
+			s.summary(s.rows)
+			return fmt.Errorf("step %d, %s: %w", i+1, st.title, err)
+		}
+		s.rows = append(s.rows, row{st.title, seen, time.Since(begin), false})
+		if s.tty {
+			pause(ctx, o.Pace)
+		}
+	}
+	s.summary(s.rows)
+	s.line("\n%s All of it was seen, in %s. Everything is removed again.", s.paint(green, "✓"), short(time.Since(start)))
+	return nil
+}
+
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+// until waits for something to be seen, and shows that it waits.
+func (s *show) until(ctx context.Context, within time.Duration, what string, f func() error) (time.Duration, error) {
+	start := time.Now()
+	took, err := lab.Until(ctx, within, what, func() error {
+		err := f()
+		if err != nil {
+			s.waiting(fmt.Sprintf("%s (%s): %v", what, short(time.Since(start)), err))
+		}
+		return err
+	})
+	s.clear()
+	if err != nil {
+		err = fmt.Errorf("expected that %s within %v; seen: %w", what, within, err)
+	}
+	return took, err
+}
+
+// lastWords shows the end of the logs of everything that runs, for whoever has to find out why a step failed.
+func (s *show) lastWords() {
+	logs := map[string]*lab.Process{"router": s.router}
+	for _, a := range s.agents {
+		logs[a.Name()] = a.Process()
+	}
+	for _, name := range []string{"lb1", "lb2", "router"} {
+		if p := logs[name]; p != nil {
+			s.line("   %s the last words of %s:", s.paint(red, "✗"), name)
+			s.note("%s", p.Log.Tail(15))
+		}
+	}
+}

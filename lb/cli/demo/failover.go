@@ -1,0 +1,188 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+)
+
+// lived is how many long-lived connections each client has open while an agent dies.
+const lived = 20
+
+func (s *show) agentKilled(ctx context.Context) (string, error) {
+	var conns []*lab.Conns
+	for i, vip := range vips {
+		c, err := s.clients[i].Connect(ctx, netip.AddrPortFrom(vip, echoPort), lived)
+		if err != nil {
+			return "", fmt.Errorf("expected %d connections to %s; seen: %w", lived, vip, err)
+		}
+		defer c.Close()
+		conns = append(conns, c)
+	}
+	agent := s.agents[0]
+	traffic, died, err := s.disturbed(ctx, func() error { agent.Kill(); return nil })
+	defer traffic.stop()
+	if err != nil {
+		return "", err
+	}
+	if _, err := s.routed(ctx, s.Balancers...); err != nil {
+		return "", err
+	}
+	s.saw("lb1 has had no agent for %s: its route is still there, and %d requests were answered", short(time.Since(died)), traffic.since(died).Answered())
+	if err := alive(ctx, conns); err != nil {
+		return "", err
+	}
+	s.saw("all of %d connections opened before are alive", len(conns)*lived)
+	if err := agent.Start(); err != nil {
+		return "", err
+	}
+	if err := s.returned(ctx, agent); err != nil {
+		return "", err
+	}
+	again := time.Now()
+	if _, err := s.until(ctx, patience, "traffic goes on", func() error { return traffic.settled(again) }); err != nil {
+		return "", err
+	}
+	if err := alive(ctx, conns); err != nil {
+		return "", err
+	}
+	traffic.stop()
+	r := traffic.since(died)
+	if r.Err() != nil {
+		return "", fmt.Errorf("expected that no request fails while an agent is dead or starts; seen: %w", r.Err())
+	}
+	s.saw("started again, it took over what the kernel holds: none of %d requests failed, no connection was lost", r.Answered())
+	return fmt.Sprintf("0 of %d requests failed, 0 of %d connections lost", r.Answered(), len(conns)*lived), nil
+}
+
+// returned waits until an agent that was started has its sessions, and the router routes over both balancers.
+func (s *show) returned(ctx context.Context, a *lab.Agent) error {
+	if err := a.WaitReady(ctx, patience); err != nil {
+		return err
+	}
+	_, err := s.until(ctx, patience, "the router has sessions with "+a.Name()+" again", func() error { return sessions(ctx, a) })
+	if err != nil {
+		return err
+	}
+	_, err = s.routed(ctx, s.Balancers...)
+	return err
+}
+
+// sessions returns an error unless all BGP sessions of an agent are up.
+func sessions(ctx context.Context, a *lab.Agent) error {
+	var peers []struct{ Peer, State, Reason string }
+	if err := a.Get(ctx, "/v1/peers", &peers); err != nil {
+		return err
+	}
+	if len(peers) == 0 {
+		return errors.New("it has no peers")
+	}
+	for _, p := range peers {
+		if p.State != "established" {
+			return fmt.Errorf("the session with %s is %s %s", p.Peer, p.State, p.Reason)
+		}
+	}
+	return nil
+}
+
+// alive exchanges a message over every connection and returns an error when one does not answer.
+func alive(ctx context.Context, sets []*lab.Conns) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	for _, c := range sets {
+		if dead := c.Exchange(ctx); len(dead) > 0 {
+			return fmt.Errorf("expected that all of %d connections answer; seen: %d do not, one of them: %w", lived, len(dead), dead[0])
+		}
+	}
+	return nil
+}
+
+// lossWithin bounds for how long requests may fail when a balancer loses its power. The router sees its link go at
+// once; what was under way through the dead machine is lost and found out by its timeout.
+const lossWithin = time.Second
+
+func (s *show) powerOff(ctx context.Context) (string, error) {
+	traffic, died, err := s.disturbed(ctx, s.Balancers[0].PowerOff)
+	defer traffic.stop()
+	if err != nil {
+		return "", err
+	}
+	if _, err := s.routed(ctx, s.Balancers[1]); err != nil {
+		return "", err
+	}
+	lost, r := traffic.lastFailure(died).Sub(died), traffic.since(died)
+	s.saw("the router sends everything to lb2 now")
+	if err := s.showRoutes(); err != nil {
+		return "", err
+	}
+	if lost > lossWithin {
+		return "", fmt.Errorf("expected that no request fails later than %v after the loss of power; seen: one after %v", lossWithin, lost)
+	}
+	if len(r.Errors) == 0 {
+		s.saw("none of %d requests failed", r.Answered())
+	} else {
+		s.saw("%s of %d failed, the last %s after the loss of power", plural(len(r.Errors), "request"), len(r.Errors)+r.Answered(), short(lost))
+	}
+	s.bars(r.Servers)
+	return fmt.Sprintf("lb2 serves all; %s of %d failed", plural(len(r.Errors), "request"), len(r.Errors)+r.Answered()), nil
+}
+
+func (s *show) powerOn(ctx context.Context) (string, error) {
+	start := time.Now()
+	if err := errors.Join(s.Balancers[0].PowerOn(), s.agents[0].Start()); err != nil {
+		return "", err
+	}
+	if err := s.returned(ctx, s.agents[0]); err != nil {
+		return "", err
+	}
+	took := time.Since(start)
+	s.saw("the router has a route over both balancers again, %s after power on", short(took))
+	before := s.forwarded()
+	var r lab.Result
+	if _, err := s.until(ctx, patience, "all requests are answered", func() error { r = s.request(ctx, 150); return r.Err() }); err != nil {
+		return "", err
+	}
+	by := minus(s.forwarded(), before)
+	s.saw("%d of %d requests answered; forwarded by:", r.Answered(), r.Answered()+len(r.Errors))
+	s.bars(by)
+	if by["lb1"] == 0 {
+		return "", fmt.Errorf("expected that lb1 forwards again; seen: %v", by)
+	}
+	return fmt.Sprintf("lb1 announced again %s after power on and forwards", short(took)), nil
+}
+
+// underWay is how many requests may fail when routes move from one balancer to another: those under way, at 200 a
+// second and about a millisecond each. A flow that changes its balancer in the middle is unknown to the new one.
+const underWay = 3
+
+func (s *show) maintenance(ctx context.Context) (string, error) {
+	agent := s.agents[1]
+	took := time.Duration(0)
+	traffic, asked, err := s.disturbed(ctx, func() error {
+		start := time.Now()
+		err := agent.Terminate(ctx, patience)
+		took = time.Since(start)
+		return err
+	})
+	defer traffic.stop()
+	if err != nil {
+		return "", err
+	}
+	s.saw("lb2 withdrew its routes and ended with status 0, all within %s", short(took))
+	if _, err := s.routed(ctx, s.Balancers[0]); err != nil {
+		return "", err
+	}
+	if err := s.showRoutes(); err != nil {
+		return "", err
+	}
+	r := traffic.since(asked)
+	if len(r.Errors) > underWay {
+		return "", fmt.Errorf("expected that a planned stop fails no request but those under way; seen: %w", r.Err())
+	}
+	s.saw("%s of %d failed", plural(len(r.Errors), "request"), len(r.Errors)+r.Answered())
+	return fmt.Sprintf("withdrawn and ended in %s; %s of %d failed", short(took), plural(len(r.Errors), "request"), len(r.Errors)+r.Answered()), nil
+}

@@ -1,0 +1,167 @@
+package demo
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+)
+
+const (
+	routerASN   = 64500
+	balancerASN = 64512
+	webPort     = 80   // of the service
+	serverPort  = 8080 // of the servers
+	echoPort    = 7    // of both: long-lived connections
+)
+
+// The check of the service: a server that refuses is out after two failures in a row, so within interval × fall +
+// timeout = 550 ms.
+const (
+	checkInterval = 200 * time.Millisecond
+	checkTimeout  = 150 * time.Millisecond
+	checkFall     = 2
+	leaveWithin   = checkFall*checkInterval + checkTimeout
+)
+
+var (
+	vip4 = netip.MustParseAddr("203.0.113.10")
+	vip6 = netip.MustParseAddr("2001:db8:1::10")
+	vips = []netip.Addr{vip4, vip6}
+)
+
+// network is the stage: every machine of the demo and what runs there.
+type network struct {
+	*lab.Topology
+	self    string // path of this binary
+	router  *lab.Process
+	agents  []*lab.Agent
+	web     []*lab.HTTPServer
+	echo    []*lab.TCPEcho
+	clients []lab.Node
+}
+
+// build makes the machines and wires; nothing runs yet.
+func build(self string) (*network, error) {
+	t, err := lab.NewTopology(lab.Shape{Clients: 2, Balancers: 2, Servers: 3, Wired: true})
+	if err != nil {
+		return nil, err
+	}
+	return &network{Topology: t, self: self, clients: t.Clients}, nil
+}
+
+// close ends everything. The agents need not say goodbye to a network that goes away with them.
+func (n *network) close() error {
+	for _, a := range n.agents {
+		a.Kill()
+	}
+	return n.Topology.Close()
+}
+
+// startServers starts a web server and an echo server in each server machine.
+func (n *network) startServers() error {
+	for _, s := range n.Servers {
+		w, err := s.ServeHTTP(s.Name(), s.At(serverPort)...)
+		if err != nil {
+			return err
+		}
+		e, err := s.ServeTCPEcho(s.Name(), s.At(echoPort)...)
+		if err != nil {
+			return err
+		}
+		n.web, n.echo = append(n.web, w), append(n.echo, e)
+	}
+	return nil
+}
+
+// startRouter starts the BGP router of this binary in the router machine.
+func (n *network) startRouter() error {
+	c := routerConfig{ID: n.Balancers[0].Gateway4, ASN: routerASN}
+	for _, b := range n.Balancers {
+		for _, a := range b.At(0) {
+			c.Neighbors = append(c.Neighbors, neighbor{Address: a.Addr(), ASN: balancerASN, Interface: b.Port})
+		}
+	}
+	text, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	if err := n.Router.WriteFile(routerConfigPath, string(text), 0o600); err != nil {
+		return err
+	}
+	n.router, err = n.Router.Start(lab.Command{Path: n.self, Args: []string{"demo-router"}})
+	return err
+}
+
+// startAgents starts `steelyard run` in the balancer machines.
+func (n *network) startAgents() error {
+	for _, b := range n.Balancers {
+		a, err := lab.StartAgent(b.Host, lab.AgentOptions{Binary: n.self, Config: n.config(b).TOML()})
+		if err != nil {
+			return err
+		}
+		n.agents = append(n.agents, a)
+	}
+	return nil
+}
+
+// config is what a balancer is told: as little as in a first real configuration.
+func (n *network) config(b lab.Node) lab.AgentConfig {
+	c := lab.BGPAgent(b, balancerASN, routerASN, lab.AgentService{
+		Name: "web", Addresses: vips, Ports: []string{fmt.Sprintf("%d:%d", webPort, serverPort), fmt.Sprint(echoPort)},
+		Backends: lab.Backends(n.Servers...),
+		Check: lab.AgentCheck{
+			Type: "http", Path: "/healthz", Interval: checkInterval, Timeout: checkTimeout, Rise: 1, Fall: checkFall,
+		},
+	})
+	c.LogLevel = "info"
+	return c
+}
+
+// hops are the next hops of a VIP when these balancers announce it.
+func hops(vip netip.Addr, balancers ...lab.Node) []netip.Addr {
+	var all []netip.Addr
+	for _, b := range balancers {
+		if vip.Is4() {
+			all = append(all, b.V4)
+		} else {
+			all = append(all, b.V6)
+		}
+	}
+	return all
+}
+
+// forwarded returns how many requests the servers have seen coming from each balancer, whose address they see.
+func (n *network) forwarded() map[string]int {
+	counts := map[string]int{}
+	for _, b := range n.Balancers {
+		counts[b.Name()] = 0
+		for _, w := range n.web {
+			clients := w.Clients()
+			counts[b.Name()] += clients[b.V4] + clients[b.V6]
+		}
+	}
+	return counts
+}
+
+// request makes n requests for the service over IPv4 from one client and as many over IPv6 from the other.
+func (n *network) request(ctx context.Context, requests int) lab.Result {
+	results := make(chan lab.Result, len(vips))
+	for i, vip := range vips {
+		go func() { results <- n.clients[i].Load(ctx, lab.Load{URL: url(vip), Requests: requests}) }()
+	}
+	sum := lab.Result{Servers: map[string]int{}}
+	for range vips {
+		r := <-results
+		sum.Errors = append(sum.Errors, r.Errors...)
+		for s, c := range r.Servers {
+			sum.Servers[s] += c
+		}
+	}
+	return sum
+}
+
+func url(vip netip.Addr) string { return "http://" + netip.AddrPortFrom(vip, webPort).String() + "/" }

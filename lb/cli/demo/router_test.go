@@ -1,0 +1,139 @@
+package demo
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/signal"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/announce/bgp"
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// The test binary is also the router, as `steelyard demo-router` is, and a speaker that announces both VIPs.
+const speakerOptions = "STEELYARD_DEMO_TEST_SPEAKER"
+
+func TestMain(m *testing.M) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	run := func() error { os.Exit(m.Run()); return nil }
+	if text := os.Getenv(speakerOptions); text != "" {
+		run = func() error { return speak(ctx, text) }
+	} else if len(os.Args) == 2 && os.Args[1] == "demo-router" {
+		run = func() error { return Router(ctx, os.Stderr) }
+	}
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func speak(ctx context.Context, text string) error {
+	var o bgp.Options
+	if err := json.Unmarshal([]byte(text), &o); err != nil {
+		return err
+	}
+	o.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	s, err := bgp.New(o)
+	if err != nil {
+		return err
+	}
+	var all []lb.Announcement
+	for _, vip := range vips {
+		all = append(all, lb.Announcement{VIP: vip, Weight: 1})
+	}
+	if err := s.Set(ctx, all); err != nil {
+		return err
+	}
+	return s.Run(ctx)
+}
+
+func TestRouter(t *testing.T) {
+	labtest.Root(t)
+	self, err := os.Executable()
+	check(t, err)
+	n, err := build(self)
+	check(t, err)
+	t.Cleanup(func() { check(t, n.close()) })
+	check(t, n.startRouter())
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the router said:\n%s", n.router.Log.Tail(60))
+		}
+	})
+	one, two := n.Balancers[0], n.Balancers[1]
+	p1, p2 := speaker(t, one, self), speaker(t, two, self)
+	via := func(within time.Duration, nodes ...lab.Node) {
+		t.Helper()
+		for _, vip := range vips {
+			_, err := n.Router.WaitNextHops(t.Context(), within, host(vip), hops(vip, nodes...)...)
+			check(t, err)
+		}
+	}
+	via(20*time.Second, one, two)
+
+	// Killed without a word: the routes stay. The hold time is 3 s; when it has passed, and a new speaker has come and
+	// announced the same, they have never been away.
+	p1.Kill()
+	stays(t, n, 4*time.Second, one, two)
+	p1 = speaker(t, one, self)
+	stays(t, n, 4*time.Second, one, two)
+
+	// Without power the link is down: gone at once.
+	check(t, one.PowerOff())
+	via(time.Second, two)
+	check(t, one.PowerOn())
+	p1 = speaker(t, one, self)
+	via(20*time.Second, one, two)
+
+	// A goodbye is believed.
+	check(t, p2.Stop())
+	via(2*time.Second, one)
+	check(t, p1.Stop())
+	via(2 * time.Second)
+}
+
+// stays fails the test when the routes are not all the time those over nodes.
+func stays(t *testing.T, n *network, d time.Duration, nodes ...lab.Node) {
+	t.Helper()
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(scanEvery) {
+		for _, vip := range vips {
+			if _, err := n.Router.WaitNextHops(t.Context(), 0, host(vip), hops(vip, nodes...)...); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+func speaker(t *testing.T, node lab.Node, self string) *lab.Process {
+	t.Helper()
+	o := bgp.Options{ASN: balancerASN, RouterID: node.V4, ListenPort: 179, NextHopV4: node.V4, NextHopV6: node.V6, AggregateV4: 32, AggregateV6: 128}
+	for _, g := range []netip.Addr{node.Gateway4, node.Gateway6} {
+		o.Peers = append(o.Peers, bgp.Peer{Address: g, ASN: routerASN, Port: 179, HoldTime: 3 * time.Second, GracefulRestart: true})
+	}
+	text, err := json.Marshal(o)
+	check(t, err)
+	p, err := node.Start(lab.Command{Path: self, Env: []string{speakerOptions + "=" + string(text)}})
+	check(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("%s said:\n%s", node, p.Log.Tail(30))
+		}
+	})
+	return p
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

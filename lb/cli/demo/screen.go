@@ -1,0 +1,143 @@
+package demo
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// screen is what the viewer sees. It is used from one goroutine.
+type screen struct {
+	w     io.Writer
+	tty   bool // a person watches: lines may be redrawn, and there is time to read
+	color bool
+	drawn time.Time // when the line that is redrawn was last
+	spins int
+}
+
+// newScreen finds out what out is. Colours follow NO_COLOR (no-color.org).
+func newScreen(out io.Writer) *screen {
+	s := &screen{w: out}
+	if f, ok := out.(*os.File); ok {
+		_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+		s.tty = err == nil && os.Getenv("TERM") != "dumb"
+	}
+	s.color = s.tty && os.Getenv("NO_COLOR") == ""
+	return s
+}
+
+const (
+	bold  = "1"
+	dim   = "2"
+	red   = "31"
+	green = "32"
+	cyan  = "36"
+)
+
+func (s *screen) paint(code, text string) string {
+	if !s.color {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
+}
+
+// line writes one line, or several, in the place of the one that is redrawn.
+func (s *screen) line(format string, args ...any) {
+	s.clear()
+	fmt.Fprintf(s.w, format+"\n", args...)
+}
+
+func (s *screen) clear() {
+	if s.tty && s.spins > 0 {
+		fmt.Fprint(s.w, "\r\x1b[K")
+		s.spins = 0
+	}
+}
+
+// heading starts a step.
+func (s *screen) heading(n int, title, story string) {
+	s.line("\n%s  %s", s.paint(bold+";"+cyan, fmt.Sprintf("%d  %s", n, title)), s.paint(dim, story))
+}
+
+// saw says what has been seen.
+func (s *screen) saw(format string, args ...any) {
+	s.line("   %s %s", s.paint(green, "✓"), fmt.Sprintf(format, args...))
+}
+
+// note adds what belongs to the line before.
+func (s *screen) note(format string, args ...any) {
+	for _, l := range strings.Split(fmt.Sprintf(format, args...), "\n") {
+		s.line("     %s", s.paint(dim, l))
+	}
+}
+
+// waiting redraws the line that says what is waited for; it does nothing unless a person watches.
+func (s *screen) waiting(what string) {
+	if !s.tty || time.Since(s.drawn) < 80*time.Millisecond {
+		return
+	}
+	s.drawn = time.Now()
+	wheel := []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
+	text := []rune(what)
+	fmt.Fprintf(s.w, "\r\x1b[K   %s %s", s.paint(cyan, string(wheel[s.spins%len(wheel)])), s.paint(dim, string(text[:min(len(text), 90)])))
+	s.spins++
+}
+
+// barWidth is how many columns the longest bar has.
+const barWidth = 32
+
+// bars draws counts, one line each, by name.
+func (s *screen) bars(counts map[string]int) {
+	if len(counts) == 0 {
+		return
+	}
+	longest := max(1, slices.Max(slices.Collect(maps.Values(counts))))
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		n := counts[name]
+		bar := strings.Repeat("█", n*barWidth/longest)
+		s.line("     %-4s %s %d", name, s.paint(green, fmt.Sprintf("%-*s", barWidth, bar)), n)
+	}
+}
+
+// row is a line of the summary.
+type row struct {
+	step, seen string
+	took       time.Duration
+	failed     bool
+}
+
+// summary shows what was seen, all of it once more.
+func (s *screen) summary(rows []row) {
+	width := 0
+	for _, r := range rows {
+		width = max(width, len([]rune(r.step)))
+	}
+	s.line("\n%s", s.paint(bold, "What was seen"))
+	for _, r := range rows {
+		mark := s.paint(green, "✓")
+		if r.failed {
+			mark = s.paint(red, "✗")
+		}
+		s.line(" %s %-*s  %7s  %s", mark, width, r.step, short(r.took), r.seen)
+	}
+}
+
+// short is a duration as people say it: "420 ms", "1.3 s".
+func short(d time.Duration) string {
+	if d < time.Second {
+		return fmt.Sprintf("%d ms", max(0, d.Milliseconds()))
+	}
+	return fmt.Sprintf("%.1f s", d.Seconds())
+}
+
+// plural is "1 request", "2 requests".
+func plural(n int, what string) string {
+	return fmt.Sprintf("%d %s%s", n, what, cmp.Or(map[bool]string{true: "s"}[n != 1], ""))
+}

@@ -1,0 +1,254 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// patience is how long a step waits for something that has no bound of its own: machines are slow and busy.
+const patience = 15 * time.Second
+
+func (s *show) announce(ctx context.Context) (string, error) {
+	if err := errors.Join(s.startServers(), s.startRouter(), s.startAgents()); err != nil {
+		return "", err
+	}
+	for _, a := range s.agents {
+		if err := a.WaitReady(ctx, patience); err != nil {
+			return "", err
+		}
+	}
+	took, err := s.routed(ctx, s.Balancers...)
+	if err != nil {
+		return "", err
+	}
+	s.saw("the router has a route over both balancers, %s after their start", short(took))
+	if err := s.showRoutes(); err != nil {
+		return "", err
+	}
+	for _, vip := range vips {
+		if _, err := s.until(ctx, patience, vip.String()+" answers ping", func() error { return s.clients[0].Ping(ctx, vip) }); err != nil {
+			return "", err
+		}
+	}
+	s.saw("%s and %s answer ping", vip4, vip6)
+	return "both addresses are routed over lb1 and lb2 and answer ping", nil
+}
+
+// routed waits until the router's kernel sends traffic for both VIPs to exactly these balancers.
+func (s *show) routed(ctx context.Context, balancers ...lab.Node) (time.Duration, error) {
+	what := "the router routes both addresses over " + names(balancers)
+	if len(balancers) == 0 {
+		what = "the router has no route to either address"
+	}
+	return s.until(ctx, patience, what, func() error {
+		var all error
+		for _, vip := range vips {
+			got, err := s.Router.NextHops(host(vip))
+			if err == nil && !slices.Equal(got, hops(vip, balancers...)) {
+				err = fmt.Errorf("it routes %s via %v", vip, got)
+			}
+			all = errors.Join(all, err)
+		}
+		return all
+	})
+}
+
+// showRoutes shows the routes to the VIPs that the router's kernel has.
+func (s *show) showRoutes() error {
+	for _, vip := range vips {
+		got, err := s.Router.NextHops(host(vip))
+		if err != nil {
+			return err
+		}
+		if len(got) == 0 {
+			s.note("%-18s no route", vip)
+			continue
+		}
+		var via []string
+		for _, b := range s.Balancers {
+			for _, a := range b.At(0) {
+				if slices.Contains(got, a.Addr()) {
+					via = append(via, fmt.Sprintf("%s (%s)", a.Addr(), b.Name()))
+				}
+			}
+		}
+		s.note("%-18s via %s", vip, strings.Join(via, ", "))
+	}
+	return nil
+}
+
+func (s *show) balance(ctx context.Context) (string, error) {
+	const each = 300
+	before := s.forwarded()
+	r := s.request(ctx, each)
+	if r.Err() != nil {
+		return "", fmt.Errorf("expected that all of %d requests are answered; seen: %w", 2*each, r.Err())
+	}
+	s.saw("%d of %d requests answered, half of them over IPv6", r.Answered(), 2*each)
+	s.bars(r.Servers)
+	// A share is binomial around 200 with a standard deviation of 12: a server below 130 is no chance.
+	for _, server := range s.Servers {
+		if r.Servers[server.Name()] < 130 {
+			return "", fmt.Errorf("expected about %d requests at %s; seen: %s", 2*each/3, server.Name(), r)
+		}
+	}
+	by := minus(s.forwarded(), before)
+	s.saw("lb1 forwarded %d of them, lb2 %d", by["lb1"], by["lb2"])
+	if by["lb1"] < 200 || by["lb2"] < 200 {
+		return "", fmt.Errorf("expected about %d requests by each balancer; seen: lb1 %d, lb2 %d", each, by["lb1"], by["lb2"])
+	}
+	return fmt.Sprintf("%d of %d requests answered: %s", r.Answered(), 2*each, r), nil
+}
+
+// disturbed lets traffic flow, does harm to it, and waits until it flows again. It returns when the harm was done and
+// the traffic, still flowing, which the caller stops.
+func (s *show) disturbed(ctx context.Context, harm func() error) (stream, time.Time, error) {
+	start := time.Now()
+	traffic := s.stream(ctx)
+	_, err := s.until(ctx, patience, "traffic flows undisturbed", func() error {
+		if r := traffic.since(start); r.Answered() < 100 {
+			return errors.New(r.String())
+		}
+		return traffic.since(start).Err()
+	})
+	harmed := time.Now()
+	if err == nil {
+		err = harm()
+	}
+	if err == nil {
+		_, err = s.until(ctx, patience, "requests are answered again", func() error { return traffic.settled(harmed) })
+	}
+	return traffic, harmed, err
+}
+
+func (s *show) serverDies(ctx context.Context) (string, error) {
+	traffic, died, err := s.disturbed(ctx, func() error { return errors.Join(s.web[1].Stop(), s.echo[1].Stop()) })
+	defer traffic.stop()
+	if err != nil {
+		return "", err
+	}
+	left, r := traffic.lastFailure(died).Sub(died), traffic.since(died)
+	after := traffic.since(died.Add(left + time.Nanosecond))
+	s.saw("no request reached s2 any more %s after its death (promised: %s)", short(left), short(leaveWithin))
+	s.note("until then %s of %d failed; since then none of %d, served by:", plural(len(r.Errors), "request"),
+		len(r.Errors)+r.Answered()-after.Answered(), after.Answered())
+	s.bars(after.Servers)
+	// The promise is the agent's; what is asked here leaves room for a machine that is busy with nine others.
+	if left > leaveWithin+time.Second {
+		return "", fmt.Errorf("expected that no request fails later than %v after the death of s2; seen: one after %v", leaveWithin, left)
+	}
+	if err := s.unhealthy(ctx, s.Servers[1]); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("s2 left after %s; %s failed until then, none after", short(left), plural(len(r.Errors), "request")), nil
+}
+
+// unhealthy waits until both agents say what is the matter with a server, and shows it.
+func (s *show) unhealthy(ctx context.Context, server lab.Node) error {
+	for _, a := range s.agents {
+		reason := ""
+		_, err := s.until(ctx, patience, fmt.Sprintf("%s says that %s is unhealthy", a.Name(), server.Name()), func() error {
+			var backends []lb.BackendStatus
+			if err := a.Get(ctx, "/v1/backends", &backends); err != nil {
+				return err
+			}
+			for _, b := range backends {
+				if b.Address == server.V4 && b.State == lb.StateUnhealthy {
+					reason = b.Reason
+					return nil
+				}
+			}
+			return errors.New("it does not")
+		})
+		if err != nil {
+			return err
+		}
+		s.saw("%s says of %s: %s", a.Name(), server.Name(), reason)
+	}
+	return nil
+}
+
+func (s *show) allServersDie(ctx context.Context) (string, error) {
+	start := time.Now()
+	for i, w := range s.web {
+		if err := errors.Join(w.Stop(), s.echo[i].Stop()); err != nil {
+			return "", err
+		}
+	}
+	if _, err := s.routed(ctx); err != nil {
+		return "", err
+	}
+	took := time.Since(start)
+	s.saw("the router has no route any more, %s after the death of the last server", short(took))
+	if err := s.showRoutes(); err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	_, err := s.clients[0].Get(ctx, url(vip4))
+	if err == nil {
+		return "", errors.New("expected that a request fails without a route; seen: an answer")
+	}
+	s.saw("a client is told at once: %s", lastPart(err))
+	return fmt.Sprintf("the routes were gone after %s", short(took)), nil
+}
+
+func (s *show) recovery(ctx context.Context) (string, error) {
+	start := time.Now()
+	for i, w := range s.web {
+		if err := errors.Join(w.Start(), s.echo[i].Start()); err != nil {
+			return "", err
+		}
+	}
+	if _, err := s.routed(ctx, s.Balancers...); err != nil {
+		return "", err
+	}
+	back := time.Since(start)
+	s.saw("the router has its routes again, %s after the servers came back", short(back))
+	var r lab.Result
+	_, err := s.until(ctx, patience, "all three servers answer", func() error {
+		if r = s.request(ctx, 60); len(r.Servers) < len(s.Servers) {
+			return errors.New(r.String())
+		}
+		return r.Err()
+	})
+	if err != nil {
+		return "", err
+	}
+	s.saw("%d of %d requests answered", r.Answered(), r.Answered()+len(r.Errors))
+	s.bars(r.Servers)
+	return fmt.Sprintf("routes back after %s, all three servers answer", short(back)), nil
+}
+
+func names(nodes []lab.Node) string {
+	var all []string
+	for _, n := range nodes {
+		all = append(all, n.Name())
+	}
+	return strings.Join(all, " and ")
+}
+
+// minus is a - b, name by name.
+func minus(a, b map[string]int) map[string]int {
+	d := map[string]int{}
+	for name := range a {
+		d[name] = a[name] - b[name]
+	}
+	return d
+}
+
+func host(vip netip.Addr) netip.Prefix { return netip.PrefixFrom(vip, vip.BitLen()) }
+
+// lastPart is the innermost cause of an error, the last of what is joined by colons.
+func lastPart(err error) string {
+	parts := strings.Split(err.Error(), ": ")
+	return parts[len(parts)-1]
+}

@@ -1,0 +1,71 @@
+package demo
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+)
+
+// A steady stream: each client makes a request every 10 ms, over a connection of its own, and gives up after a second.
+const (
+	requestEvery   = 10 * time.Millisecond
+	requestTimeout = time.Second
+)
+
+// stream is the traffic of both clients, over both families.
+type stream []*lab.Traffic
+
+func (n *network) stream(ctx context.Context) stream {
+	var s stream
+	for i, vip := range vips {
+		s = append(s, n.clients[i].Traffic(ctx, url(vip), requestEvery, requestTimeout))
+	}
+	return s
+}
+
+// stop ends the stream and waits for the requests under way.
+func (s stream) stop() {
+	for _, t := range s {
+		t.Stop()
+	}
+}
+
+// since returns how the requests ended that were started after t.
+func (s stream) since(t time.Time) lab.Result {
+	sum := lab.Result{Servers: map[string]int{}}
+	for _, one := range s {
+		r := one.Between(t, time.Time{})
+		sum.Errors = append(sum.Errors, r.Errors...)
+		for name, c := range r.Servers {
+			sum.Servers[name] += c
+		}
+	}
+	return sum
+}
+
+// lastFailure returns when the last request was started, at or after t, that failed; t when none did.
+func (s stream) lastFailure(t time.Time) time.Time {
+	last := t
+	for _, one := range s {
+		for _, x := range one.Samples() {
+			if x.Err != nil && x.Start.After(last) {
+				last = x.Start
+			}
+		}
+	}
+	return last
+}
+
+// calm is how many requests in a row must be answered before a disturbance counts as over: with 200 a second, and each
+// given up after a second, as long as an unanswered request may still become a failure.
+const calm = 250
+
+// settled returns an error unless at least calm requests have been answered since the last failure at or after t.
+func (s stream) settled(t time.Time) error {
+	if r := s.since(s.lastFailure(t)); r.Answered() < calm {
+		return fmt.Errorf("%d requests in a row answered, %d failed in all", r.Answered(), len(s.since(t).Errors))
+	}
+	return nil
+}
