@@ -1,0 +1,279 @@
+package healthd
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+func TestEveryTypeHasAChecker(t *testing.T) {
+	for _, typ := range lb.CheckTypes {
+		if _, ok := checkers[typ]; ok == (typ == lb.CheckNone) {
+			t.Errorf("%s: has a checker: %v", typ, ok)
+		}
+	}
+}
+
+// probeOnce asks like the prober does and returns "ok: reason" or the reason of the failure.
+func probeOnce(t *testing.T, c lb.Check) string {
+	t.Helper()
+	if c.Spec.Timeout == 0 {
+		c.Spec.Timeout = 300 * time.Millisecond
+	}
+	if c.Spec.Status == nil {
+		c.Spec.Status = []lb.StatusRange{{From: 200, To: 399}}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), c.Spec.Timeout)
+	defer cancel()
+	start := time.Now()
+	r, err := checkers[c.Spec.Type](c).Probe(ctx)
+	if took := time.Since(start); took > c.Spec.Timeout+200*time.Millisecond {
+		t.Errorf("took %s; the timeout is %s", took, c.Spec.Timeout)
+	}
+	if err != nil {
+		return reason(err, c.Spec.Timeout)
+	}
+	return "ok: " + r.Reason
+}
+
+func target(a net.Addr) netip.AddrPort { return netip.MustParseAddrPort(a.String()) }
+
+func listen(t *testing.T) net.Listener {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+// nobody is an address where nothing listens.
+func nobody(t *testing.T) netip.AddrPort {
+	l := listen(t)
+	defer l.Close()
+	return target(l.Addr())
+}
+
+// silent accepts connections and says nothing.
+func silent(t *testing.T) netip.AddrPort { return target(listen(t).Addr()) }
+
+func TestHTTP(t *testing.T) {
+	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/503":
+			w.WriteHeader(503)
+		case "/weight":
+			w.Header().Set("X-Load-Balancing-Endpoint-Weight", "3")
+		case "/badweight":
+			w.Header().Set("X-Load-Balancing-Endpoint-Weight", "many")
+		case "/redirect":
+			http.Redirect(w, r, "/503", http.StatusFound)
+		case "/big":
+			io.CopyN(w, zeros{}, 1<<20)
+		default:
+			fmt.Fprintf(w, "host=%s agent=%s q=%s", r.Host, r.UserAgent(), r.URL.RawQuery)
+		}
+	})
+	plain, tls := httptest.NewServer(h), httptest.NewTLSServer(h)
+	t.Cleanup(plain.Close)
+	t.Cleanup(tls.Close)
+	at, tlsAt := target(plain.Listener.Addr()), target(tls.Listener.Addr())
+	for _, tt := range []struct {
+		name string
+		at   netip.AddrPort
+		spec lb.CheckSpec
+		want string
+	}{
+		{"good", at, lb.CheckSpec{Type: lb.CheckHTTP, Path: "/?x=1", Host: "web.example", Body: "host=web.example agent=steelyard-health q=x=1"}, "ok: HTTP 200"},
+		{"bad status", at, lb.CheckSpec{Type: lb.CheckHTTP, Path: "/503"}, "HTTP 503, want 200-399"},
+		{"status wanted", at, lb.CheckSpec{Type: lb.CheckHTTP, Path: "/503", Status: []lb.StatusRange{{From: 503, To: 503}}}, "ok: HTTP 503"},
+		{"redirect is not followed", at, lb.CheckSpec{Type: lb.CheckHTTP, Path: "/redirect"}, "ok: HTTP 302"},
+		{"bad body", at, lb.CheckSpec{Type: lb.CheckHTTP, Path: "/", Body: "xyz"}, `HTTP 200, body does not contain "xyz"`},
+		{"big body", at, lb.CheckSpec{Type: lb.CheckHTTP, Path: "/big"}, "ok: HTTP 200"},
+		{"refused", nobody(t), lb.CheckSpec{Type: lb.CheckHTTP, Path: "/"}, "connection refused"},
+		{"silent", silent(t), lb.CheckSpec{Type: lb.CheckHTTP, Path: "/"}, "no answer within 300ms"},
+		{"https", tlsAt, lb.CheckSpec{Type: lb.CheckHTTPS, Path: "/"}, "ok: HTTP 200"},
+		{"https to plain", at, lb.CheckSpec{Type: lb.CheckHTTPS, Path: "/"}, "tls: first record does not look like a TLS handshake"},
+		{"https, unknown authority", tlsAt, lb.CheckSpec{Type: lb.CheckHTTPS, Path: "/", TLSServerName: "example.com"}, "tls: failed to verify certificate: x509: certificate signed by unknown authority"},
+		{"https, silent", silent(t), lb.CheckSpec{Type: lb.CheckHTTPS, Path: "/"}, "no answer within 300ms"},
+		{"node port", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/weight"}, "ok: HTTP 200, 3 endpoints"},
+		{"node port, no endpoint", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/503"}, "HTTP 503: no local endpoint, or the node's proxy is not healthy"},
+		{"node port, something else", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/redirect"}, "HTTP 302: not a health check node port"},
+		{"node port, bad weight", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/badweight"}, `X-Load-Balancing-Endpoint-Weight is "many", want a number`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := probeOnce(t, lb.Check{Target: tt.at, Spec: tt.spec}); got != tt.want {
+				t.Errorf("%s; want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) { return len(b), nil }
+
+func TestTCP(t *testing.T) {
+	for want, at := range map[string]netip.AddrPort{"ok: connected": silent(t), "connection refused": nobody(t)} {
+		if got := probeOnce(t, lb.Check{Target: at, Spec: lb.CheckSpec{Type: lb.CheckTCP}}); got != want {
+			t.Errorf("%s; want %s", got, want)
+		}
+	}
+}
+
+// udpServer answers each datagram with what answer makes of it; nil: not at all.
+func udpServer(t *testing.T, answer func([]byte) []byte) netip.AddrPort {
+	c, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		b := make([]byte, 1500)
+		for {
+			n, from, err := c.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			if out := answer(b[:n]); out != nil {
+				c.WriteTo(out, from)
+			}
+		}
+	}()
+	t.Cleanup(func() { c.Close(); <-done })
+	return target(c.LocalAddr())
+}
+
+func TestUDP(t *testing.T) {
+	echo := udpServer(t, func(b []byte) []byte { return append([]byte("re: "), b...) })
+	mute := udpServer(t, func([]byte) []byte { return nil })
+	c, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := target(c.LocalAddr())
+	c.Close()
+	for _, tt := range []struct {
+		name string
+		at   netip.AddrPort
+		spec lb.CheckSpec
+		want string
+	}{
+		{"answer", echo, lb.CheckSpec{Send: "ping", Body: "re: ping"}, "ok: answered"},
+		{"wrong answer", echo, lb.CheckSpec{Send: "ping", Body: "pong"}, "no answer within 300ms"},
+		{"silence is success", mute, lb.CheckSpec{Send: "ping"}, "ok: no error came back"},
+		{"silence when an answer is wanted", mute, lb.CheckSpec{Send: "ping", Body: "pong"}, "no answer within 300ms"},
+		{"port unreachable", closed, lb.CheckSpec{Send: "ping"}, "connection refused"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.spec.Type = lb.CheckUDP
+			if got := probeOnce(t, lb.Check{Target: tt.at, Spec: tt.spec}); got != tt.want {
+				t.Errorf("%s; want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestDNS(t *testing.T) {
+	answer := func(b []byte) []byte {
+		q, m := new(dns.Msg), new(dns.Msg)
+		if q.Unpack(b) != nil {
+			return nil
+		}
+		m.SetReply(q)
+		switch q.Question[0].Name {
+		case "web.example.":
+			rr, _ := dns.NewRR("web.example. 60 IN A 192.0.2.7")
+			m.Answer = append(m.Answer, rr)
+		case ".":
+		default:
+			m.Rcode = dns.RcodeNameError
+		}
+		out, _ := m.Pack()
+		return out
+	}
+	at, mute := udpServer(t, answer), udpServer(t, func([]byte) []byte { return nil })
+	for _, tt := range []struct {
+		at         netip.AddrPort
+		host, body string
+		want       string
+	}{
+		{at, "", "", "ok: DNS NOERROR"},
+		{at, "web.example", "192.0.2.7", "ok: DNS NOERROR"},
+		{at, "web.example", "192.0.2.8", `DNS answer does not contain "192.0.2.8"`},
+		{at, "nowhere.example", "", "DNS NXDOMAIN"},
+		{mute, "", "", "no answer within 300ms"},
+	} {
+		t.Run(tt.want, func(t *testing.T) {
+			if got := probeOnce(t, lb.Check{Target: tt.at, Spec: lb.CheckSpec{Type: lb.CheckDNS, Host: tt.host, Body: tt.body}}); got != tt.want {
+				t.Errorf("%s; want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestGRPC(t *testing.T) {
+	l, h, s := listen(t), health.NewServer(), grpc.NewServer()
+	healthpb.RegisterHealthServer(s, h)
+	h.SetServingStatus("down", healthpb.HealthCheckResponse_NOT_SERVING)
+	done := make(chan error)
+	go func() { done <- s.Serve(l) }()
+	t.Cleanup(func() { s.Stop(); <-done })
+	for _, tt := range []struct {
+		at         netip.AddrPort
+		path, want string
+	}{
+		{target(l.Addr()), "", "ok: SERVING"},
+		{target(l.Addr()), "down", "NOT_SERVING"},
+		{target(l.Addr()), "other", "gRPC NotFound: unknown service"},
+		{silent(t), "", "no answer within 300ms"},
+	} {
+		t.Run(tt.want, func(t *testing.T) {
+			if got := probeOnce(t, lb.Check{Target: tt.at, Spec: lb.CheckSpec{Type: lb.CheckGRPC, Path: tt.path}}); got != tt.want {
+				t.Errorf("%s; want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestExec(t *testing.T) {
+	at := netip.MustParseAddrPort("10.0.0.1:80")
+	for name, tt := range map[string]struct{ script, want string }{
+		"good":      {`[ "$1 $2 $STEELYARD_SERVICE" = "10.0.0.1 80 web" ]`, "ok: exit status 0"},
+		"bad":       {"echo no disk >&2; echo more >&2; exit 2", "exit status 2: no disk"},
+		"quiet bad": {"exit 1", "exit status 1"},
+		"hanging":   {"sleep 60 & wait", "no answer within 300ms"},
+		"talkative": {"head -c 1000000 /dev/zero >&2", "ok: exit status 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "check")
+			if err := os.WriteFile(path, []byte("#!/bin/sh\n"+tt.script+"\n"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			c := lb.Check{Key: lb.CheckKey{Service: "web"}, Target: at, Spec: lb.CheckSpec{Type: lb.CheckExec, Path: path}}
+			if got := probeOnce(t, c); got != tt.want {
+				t.Errorf("%s; want %s", got, tt.want)
+			}
+		})
+	}
+	c := lb.Check{Target: at, Spec: lb.CheckSpec{Type: lb.CheckExec, Path: "/nowhere"}}
+	if got, want := probeOnce(t, c), "run /nowhere: no such file or directory"; got != want {
+		t.Errorf("%s; want %s", got, want)
+	}
+}

@@ -1,0 +1,45 @@
+package healthd
+
+import (
+	"cmp"
+	"context"
+	"errors"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	health "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// grpcChecker calls grpc.health.v1.Health/Check for the service that Path names; "" asks for the server as a whole.
+type grpcChecker struct{ lb.Check }
+
+func (c grpcChecker) Probe(ctx context.Context) (Result, error) {
+	creds := insecure.NewCredentials()
+	if c.Spec.TLSServerName != "" {
+		creds = credentials.NewTLS(tlsConfig(c.Spec))
+	}
+	conn, err := grpc.NewClient("passthrough:///"+c.Target.String(), grpc.WithTransportCredentials(creds),
+		grpc.WithAuthority(cmp.Or(c.Spec.Host, c.Spec.TLSServerName, c.Target.String())), grpc.WithDisableRetry(), grpc.WithDisableServiceConfig(),
+		grpc.WithUserAgent("steelyard-health"), grpc.WithNoProxy())
+	if err != nil {
+		return Result{Weight: -1}, err
+	}
+	defer conn.Close()
+	answer, err := health.NewHealthClient(conn).Check(ctx, &health.HealthCheckRequest{Service: c.Spec.Path})
+	if err != nil {
+		s := status.Convert(err)
+		if s.Code() == codes.DeadlineExceeded || ctx.Err() != nil {
+			return Result{Weight: -1}, context.DeadlineExceeded
+		}
+		return Result{Weight: -1}, errors.New("gRPC " + s.Code().String() + ": " + s.Message())
+	}
+	if answer.Status != health.HealthCheckResponse_SERVING {
+		return Result{Weight: -1}, errors.New(answer.Status.String())
+	}
+	return ok("SERVING")
+}

@@ -1,0 +1,116 @@
+package healthd
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// maxBody is how much of an answer is looked at.
+const maxBody = 64 << 10
+
+// httpChecker asks for a path and looks at status and body.
+type httpChecker struct {
+	lb.Check
+	scheme string
+}
+
+func (c httpChecker) Probe(ctx context.Context) (Result, error) {
+	resp, body, err := httpGet(ctx, c.Check, c.scheme)
+	if err != nil {
+		return Result{Weight: -1}, err
+	}
+	want := c.Spec.Status
+	if !slices.ContainsFunc(want, func(r lb.StatusRange) bool { return r.Contains(resp.StatusCode) }) {
+		return fail("HTTP %d, want %s", resp.StatusCode, ranges(want))
+	}
+	if !strings.Contains(body, c.Spec.Body) {
+		return fail("HTTP %d, body does not contain %q", resp.StatusCode, c.Spec.Body)
+	}
+	return ok(fmt.Sprintf("HTTP %d", resp.StatusCode))
+}
+
+// httpGet makes one request over a connection of its own and follows no redirect.
+func httpGet(ctx context.Context, c lb.Check, scheme string) (*http.Response, string, error) {
+	u, err := url.Parse(c.Spec.Path)
+	if err != nil {
+		return nil, "", fmt.Errorf("path %q: %w", c.Spec.Path, err)
+	}
+	u.Scheme, u.Host = scheme, c.Target.String()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return nil, "", err
+	}
+	req.Host = c.Spec.Host
+	req.Header.Set("User-Agent", "steelyard-health")
+	transport := &http.Transport{
+		DisableKeepAlives: true, Proxy: nil, DialContext: (&net.Dialer{}).DialContext, TLSClientConfig: tlsConfig(c.Spec),
+	}
+	defer transport.CloseIdleConnections()
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		return nil, "", err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
+	if err != nil {
+		return nil, "", err
+	}
+	return resp, string(body), nil
+}
+
+// tlsConfig verifies the certificate when there is a name to verify it for.
+func tlsConfig(s lb.CheckSpec) *tls.Config {
+	if s.TLSServerName == "" {
+		return &tls.Config{InsecureSkipVerify: true} // asked for by address: nothing to verify against
+	}
+	return &tls.Config{ServerName: s.TLSServerName}
+}
+
+func ranges(rs []lb.StatusRange) string {
+	var out []string
+	for _, r := range rs {
+		s := strconv.Itoa(r.From)
+		if r.To != r.From {
+			s += "-" + strconv.Itoa(r.To)
+		}
+		out = append(out, s)
+	}
+	return strings.Join(out, ",")
+}
+
+// nodePortChecker asks a Kubernetes node's healthCheckNodePort, or its proxy's /healthz, as an outside balancer does:
+// only the HTTP answer counts, for the port is open on every node.
+type nodePortChecker struct{ lb.Check }
+
+func (c nodePortChecker) Probe(ctx context.Context) (Result, error) {
+	resp, _, err := httpGet(ctx, c.Check, "http")
+	if err != nil {
+		return Result{Weight: -1}, err
+	}
+	switch resp.StatusCode {
+	case http.StatusOK:
+	case http.StatusServiceUnavailable:
+		return fail("HTTP 503: no local endpoint, or the node's proxy is not healthy")
+	default:
+		return fail("HTTP %d: not a health check node port", resp.StatusCode)
+	}
+	r := Result{Reason: "HTTP 200", Weight: -1}
+	if h := resp.Header.Get("X-Load-Balancing-Endpoint-Weight"); h != "" {
+		n, err := strconv.Atoi(h)
+		if err != nil || n < 0 {
+			return fail("X-Load-Balancing-Endpoint-Weight is %q, want a number", h)
+		}
+		r.Weight, r.Reason = n, fmt.Sprintf("HTTP 200, %d endpoints", n)
+	}
+	return r, nil
+}

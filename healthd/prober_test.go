@@ -1,0 +1,190 @@
+package healthd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// fake answers as it is told and notes when it was asked.
+type fake struct {
+	mu    sync.Mutex
+	err   error
+	took  time.Duration
+	asked []time.Time
+}
+
+func (f *fake) Probe(ctx context.Context) (Result, error) {
+	f.mu.Lock()
+	f.asked = append(f.asked, time.Now())
+	err, took := f.err, f.took
+	f.mu.Unlock()
+	if !sleep(ctx, took) {
+		return Result{}, ctx.Err()
+	}
+	return Result{Reason: "fine", Weight: -1}, err
+}
+
+func (f *fake) set(err error) { f.mu.Lock(); f.err = err; f.mu.Unlock() }
+
+func spec() lb.CheckSpec {
+	return lb.CheckSpec{Type: lb.CheckTCP, Interval: time.Second, Timeout: 500 * time.Millisecond, Rise: 2, Fall: 3}
+}
+
+func check(i int, s lb.CheckSpec) lb.Check {
+	at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i / 250), byte(i % 250)}), 80)
+	return lb.Check{Key: lb.CheckKey{Service: "web", Backend: at}, Target: at, Spec: s}
+}
+
+// bubble runs f beside a running prober whose probes are answered by ask.
+func bubble(t *testing.T, ask Checker, f func(t *testing.T, p *Prober, said func() []string)) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var reports []string
+		p := New(Options{Log: slog.New(slog.DiscardHandler), Report: func(h lb.Health) {
+			mu.Lock()
+			defer mu.Unlock()
+			reports = append(reports, fmt.Sprintf("%s: %s", h.State, h.Reason))
+		}})
+		p.make = func(lb.Check) Checker { return ask }
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- p.Run(ctx) }()
+		f(t, p, func() []string {
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			return slices.Clone(reports)
+		})
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+func TestFirstAnswerDecidesThenRiseAndFall(t *testing.T) {
+	f := &fake{}
+	bubble(t, f, func(t *testing.T, p *Prober, said func() []string) {
+		p.Put("web", []lb.Check{check(1, spec())})
+		expect := func(want ...string) {
+			t.Helper()
+			if got := said(); !slices.Equal(got, want) {
+				t.Fatalf("reports %q; want %q", got, want)
+			}
+		}
+		time.Sleep(250 * time.Millisecond)
+		expect("healthy: fine")
+		f.set(errors.New("broken"))
+		time.Sleep(1900 * time.Millisecond)
+		expect("healthy: fine") // two failures are not three
+		time.Sleep(1100 * time.Millisecond)
+		expect("healthy: fine", "unhealthy: broken")
+		f.set(nil)
+		time.Sleep(2100 * time.Millisecond)
+		expect("healthy: fine", "unhealthy: broken", "healthy: fine")
+		time.Sleep(time.Minute) // steady state is silent
+		expect("healthy: fine", "unhealthy: broken", "healthy: fine")
+	})
+}
+
+func TestDeathIsReportedInTime(t *testing.T) {
+	f := &fake{}
+	bubble(t, f, func(t *testing.T, p *Prober, said func() []string) {
+		p.Put("web", []lb.Check{check(1, spec())})
+		time.Sleep(10 * time.Second)
+		f.mu.Lock()
+		f.took = time.Hour // hangs: every probe takes its whole timeout
+		f.mu.Unlock()
+		time.Sleep(3*time.Second + 500*time.Millisecond) // fall × interval + timeout
+		if got, want := said(), []string{"healthy: fine", "unhealthy: no answer within 500ms"}; !slices.Equal(got, want) {
+			t.Errorf("reports %q; want %q", got, want)
+		}
+	})
+}
+
+func TestProbesSpreadAndDoNotPileUp(t *testing.T) {
+	f := &fake{took: 400 * time.Millisecond}
+	bubble(t, f, func(t *testing.T, p *Prober, said func() []string) {
+		var all []lb.Check
+		for i := range 1000 {
+			all = append(all, check(i, spec()))
+		}
+		p.Put("web", all)
+		time.Sleep(990 * time.Millisecond)
+		f.mu.Lock()
+		first := slices.Clone(f.asked)
+		f.mu.Unlock()
+		if len(first) < 1000 {
+			t.Fatalf("%d first probes in a second; want 1000", len(first))
+		}
+		same := 0
+		for _, at := range first[:1000] {
+			if at.Sub(first[0]) < time.Millisecond {
+				same++
+			}
+		}
+		if same > 50 {
+			t.Errorf("%d of 1000 checks fired in the same millisecond", same)
+		}
+		time.Sleep(9 * time.Second)
+		f.mu.Lock()
+		n := len(f.asked)
+		f.mu.Unlock()
+		if n < 9500 || n > 11000 {
+			t.Errorf("%d probes in ten seconds of 1000 checks a second; want about 10,300", n)
+		}
+	})
+}
+
+func TestPut(t *testing.T) {
+	f := &fake{err: errors.New("broken")}
+	bubble(t, f, func(t *testing.T, p *Prober, said func() []string) {
+		c := check(1, spec())
+		p.Put("web", []lb.Check{c})
+		time.Sleep(250 * time.Millisecond)
+		p.Put("web", []lb.Check{c}) // the same: no new first probe
+		time.Sleep(10 * time.Millisecond)
+		f.mu.Lock()
+		n := len(f.asked)
+		f.mu.Unlock()
+		if n != 1 {
+			t.Errorf("asked %d times; want 1", n)
+		}
+		c.Spec.Fall = 1
+		f.set(nil)
+		c.Spec.Rise = 1
+		p.Put("web", []lb.Check{c})
+		time.Sleep(250 * time.Millisecond)
+		if got, want := said(), []string{"unhealthy: broken", "healthy: fine"}; !slices.Equal(got, want) {
+			t.Errorf("reports %q; want %q", got, want)
+		}
+		p.Put("web", nil)
+		f.set(errors.New("broken"))
+		before := len(said())
+		time.Sleep(time.Minute)
+		if got := said(); len(got) != before {
+			t.Errorf("reports after the end: %q", got[before:])
+		}
+	})
+}
+
+func BenchmarkPut10000(b *testing.B) {
+	p := New(Options{Log: slog.New(slog.DiscardHandler)})
+	var all []lb.Check
+	for i := range 10_000 {
+		all = append(all, check(i, spec()))
+	}
+	for b.Loop() {
+		p.Put("web", all)
+	}
+}
