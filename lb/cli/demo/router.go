@@ -72,9 +72,10 @@ func Router(ctx context.Context, errOut io.Writer) error {
 func (r *router) run(ctx context.Context) error {
 	r.bgp = server.NewBgpServer(server.LoggerOption(&bgpLog{r.log}))
 	go r.bgp.Serve() // has no end; the process has
+	// It dials and does not listen: after the loss of a session gobgp stays idle for 5 s, and would take connections only
+	// to close them, upon which a neighbour that is gobgp too stays idle for as long.
 	err := r.bgp.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{
-		Asn: r.config.ASN, RouterId: r.config.ID.String(), ListenPort: 179, ListenAddresses: []string{"0.0.0.0", "::"},
-		UseMultiplePaths: true,
+		Asn: r.config.ASN, RouterId: r.config.ID.String(), ListenPort: -1, UseMultiplePaths: true,
 	}})
 	if err != nil {
 		return fmt.Errorf("start bgp: %w", err)
@@ -102,8 +103,7 @@ func (r *router) run(ctx context.Context) error {
 func (n neighbor) peer() *api.Peer {
 	p := &api.Peer{
 		Conf:            &api.PeerConf{NeighborAddress: n.Address.String(), PeerAsn: n.ASN},
-		Transport:       &api.Transport{PassiveMode: true},
-		Timers:          &api.Timers{Config: &api.TimersConfig{HoldTime: 3, KeepaliveInterval: 1, IdleHoldTimeAfterReset: 1}},
+		Timers:          &api.Timers{Config: &api.TimersConfig{HoldTime: 3, KeepaliveInterval: 1, ConnectRetry: 1, IdleHoldTimeAfterReset: 1}},
 		GracefulRestart: &api.GracefulRestart{Enabled: true, HelperOnly: true},
 	}
 	for _, f := range families {

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -90,6 +91,15 @@ func TestRouter(t *testing.T) {
 	// Without power the link is down: gone at once.
 	check(t, one.PowerOff())
 	via(time.Second, two)
+	labtest.Until(t, time.Second, "the router itself has noticed, not only its kernel", func() error {
+		_, after, _ := strings.Cut(n.router.Log.Tail(20), "interface=lb1 up=false")
+		for _, vip := range vips {
+			if !strings.Contains(after, fmt.Sprintf("prefix=%s via=[%s]", host(vip), hops(vip, two)[0])) {
+				return fmt.Errorf("no route to %s via lb2 alone after the loss of the link:\n%s", vip, after)
+			}
+		}
+		return nil
+	})
 	check(t, one.PowerOn())
 	p1 = speaker(t, one, self)
 	via(20*time.Second, one, two)
