@@ -1,0 +1,175 @@
+package l2
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/mdlayher/ndp"
+	"github.com/mdlayher/packet"
+	"golang.org/x/net/bpf"
+	"golang.org/x/net/ipv6"
+	"golang.org/x/sys/unix"
+)
+
+var allNodes = netip.MustParseAddr("ff02::1")
+
+// ndpSocket sends advertisements through one socket and reads solicitations from another (see doc.go).
+type ndpSocket struct {
+	ifi  *net.Interface
+	conn *ndp.Conn
+	in   *packet.Conn
+}
+
+const (
+	ethernetHeader = 14
+	ipv6Header     = 40
+	icmpSolicit    = 135
+	icmpAdvertise  = 136
+)
+
+// neighbourMessages lets only ICMPv6 solicitations and advertisements with a hop limit of 255 through: others were
+// routed, and so are not from a neighbour (RFC 4861 §7.1).
+var neighbourMessages = []bpf.Instruction{
+	bpf.LoadAbsolute{Off: ethernetHeader + 6, Size: 1}, // next header
+	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.IPPROTO_ICMPV6, SkipTrue: 6},
+	bpf.LoadAbsolute{Off: ethernetHeader + 7, Size: 1}, // hop limit
+	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: ndp.HopLimit, SkipTrue: 4},
+	bpf.LoadAbsolute{Off: ethernetHeader + ipv6Header, Size: 1}, // type
+	bpf.JumpIf{Cond: bpf.JumpEqual, Val: icmpSolicit, SkipTrue: 1},
+	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: icmpAdvertise, SkipTrue: 1},
+	bpf.RetConstant{Val: 1500},
+	bpf.RetConstant{Val: 0},
+}
+
+func openNDP(ifi *net.Interface) (*ndpSocket, error) {
+	conn, _, err := ndp.Listen(ifi, ndp.LinkLocal)
+	if err != nil {
+		return nil, fmt.Errorf("open NDP: %w", err)
+	}
+	filter, err := bpf.Assemble(neighbourMessages)
+	if err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("assemble the filter: %w", err)
+	}
+	in, err := packet.Listen(ifi, packet.Raw, unix.ETH_P_IPV6, &packet.Config{Filter: filter})
+	if err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("listen for solicitations: %w", err)
+	}
+	return &ndpSocket{ifi, conn, in}, nil
+}
+
+func (n *ndpSocket) close() {
+	n.in.Close()
+	n.conn.Close()
+}
+
+// neighbourMessage is a solicitation or an advertisement, and who sent it.
+type neighbourMessage struct {
+	from netip.Addr
+	mac  net.HardwareAddr
+	m    ndp.Message
+}
+
+// read returns the next message that is valid.
+func (n *ndpSocket) read(b []byte) (*neighbourMessage, error) {
+	for {
+		size, _, err := n.in.ReadFrom(b)
+		if err != nil {
+			return nil, err
+		}
+		if m := parseNeighbour(b[:size]); m != nil {
+			return m, nil
+		}
+	}
+}
+
+// parseNeighbour returns nil for a frame that is not valid (RFC 4861 §7.1).
+func parseNeighbour(frame []byte) *neighbourMessage {
+	if len(frame) < ethernetHeader+ipv6Header {
+		return nil
+	}
+	ip := frame[ethernetHeader:]
+	size := int(binary.BigEndian.Uint16(ip[4:]))
+	if size < 8 || len(ip) < ipv6Header+size {
+		return nil
+	}
+	icmp := ip[ipv6Header : ipv6Header+size]
+	if icmpChecksum(ip[8:40], icmp) != 0 {
+		return nil
+	}
+	m, err := ndp.ParseMessage(icmp)
+	if err != nil {
+		return nil
+	}
+	from, _ := netip.AddrFromSlice(ip[8:24])
+	return &neighbourMessage{from: from, mac: net.HardwareAddr(bytes.Clone(frame[6:12])), m: m}
+}
+
+// icmpChecksum is 0 for a message whose checksum is right (RFC 4443 §2.3).
+func icmpChecksum(addresses, icmp []byte) uint16 {
+	sum := uint32(len(icmp)) + unix.IPPROTO_ICMPV6
+	for _, part := range [][]byte{addresses, icmp} {
+		for i := 0; i+1 < len(part); i += 2 {
+			sum += uint32(binary.BigEndian.Uint16(part[i:]))
+		}
+		if len(part)%2 == 1 {
+			sum += uint32(part[len(part)-1]) << 8
+		}
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return ^uint16(sum)
+}
+
+// readNDP answers solicitations until the socket is closed.
+func (p *port) readNDP(s *sockets) error {
+	b := make([]byte, 2048)
+	for {
+		n, err := s.ndp.read(b)
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if bytes.Equal(n.mac, s.ifi.HardwareAddr) {
+			continue
+		}
+		switch m := n.m.(type) {
+		case *ndp.NeighborAdvertisement:
+			p.a.rival(m.TargetAddress, n.mac.String(), p.name)
+		case *ndp.NeighborSolicitation:
+			p.solicited(s, n.from, m.TargetAddress)
+		}
+	}
+}
+
+// solicited answers who asked; somebody who is about to use the address (RFC 4862 §5.4) has none yet, so everybody.
+func (p *port) solicited(s *sockets, from, vip netip.Addr) {
+	sent, err := p.a.answer(vip, func() error {
+		if from.IsUnspecified() {
+			return s.ndp.advertise(vip, allNodes, false)
+		}
+		return s.ndp.advertise(vip, from, true)
+	})
+	if err != nil {
+		p.log.Debug("not answered", "vip", vip, "err", err)
+	} else if sent {
+		p.a.metrics.answers.WithLabelValues(p.name).Inc()
+	}
+}
+
+// advertise says that vip is here (RFC 4861 §4.4).
+func (n *ndpSocket) advertise(vip, to netip.Addr, solicited bool) error {
+	m := &ndp.NeighborAdvertisement{
+		Solicited: solicited, Override: true, TargetAddress: vip,
+		Options: []ndp.Option{&ndp.LinkLayerAddress{Direction: ndp.Target, Addr: n.ifi.HardwareAddr}},
+	}
+	return n.conn.WriteTo(m, &ipv6.ControlMessage{HopLimit: ndp.HopLimit, IfIndex: n.ifi.Index}, to)
+}
