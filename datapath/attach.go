@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -63,7 +64,7 @@ func (a *attachments) attach(name string) error {
 func (a *attachments) attachTC(nic netlink.Link) (hook string, err error) {
 	name, index := nic.Attrs().Name, nic.Attrs().Index
 	if !a.o.ForceClsact {
-		err = a.pinned(name+".tcx", index, a.objects.SyTcIn, func() (link.Link, error) {
+		err = a.pinned(pinName(name, "tcx"), index, a.objects.SyTcIn, func() (link.Link, error) {
 			return link.AttachTCX(link.TCXOptions{Interface: index, Program: a.objects.SyTcIn, Attach: ebpf.AttachTCXIngress})
 		})
 		if err == nil {
@@ -73,7 +74,7 @@ func (a *attachments) attachTC(nic netlink.Link) (hook string, err error) {
 			return "", err
 		}
 	}
-	if err := a.unpin(name + ".tcx"); err != nil {
+	if err := a.unpin(pinName(name, "tcx")); err != nil {
 		return "", err
 	}
 	return "clsact", attachClsact(nic, a.objects.SyTcIn)
@@ -86,11 +87,11 @@ func (a *attachments) attachXDP(nic netlink.Link) (Mode, error) {
 		if err := a.unpin(other); err != nil {
 			return err
 		}
-		return a.pinned(name+"."+string(mode), index, a.objects.SyXdp, func() (link.Link, error) {
+		return a.pinned(pinName(name, string(mode)), index, a.objects.SyXdp, func() (link.Link, error) {
 			return link.AttachXDP(link.XDPOptions{Program: a.objects.SyXdp, Interface: index, Flags: flags})
 		})
 	}
-	native, generic := name+"."+string(ModeXDP), name+"."+string(ModeXDPGeneric)
+	native, generic := pinName(name, string(ModeXDP)), pinName(name, string(ModeXDPGeneric))
 	mode := a.o.Mode
 	if mode == ModeAuto && (nic.Type() == "veth" || nic.Type() == "bridge") {
 		a.o.Log.Debug("native XDP would cost GSO; tc is used", "interface", name, "type", nic.Type())
@@ -140,6 +141,11 @@ func (a *attachments) pinned(name string, index int, prog *ebpf.Program, attach 
 	return nil
 }
 
+// pinName is the name of a link's pin: bpffs refuses dots, which names of VLAN interfaces have.
+func pinName(iface, kind string) string {
+	return strings.NewReplacer("%", "%25", ".", "%2e").Replace(iface) + ":" + kind
+}
+
 // linkIndex returns the interface a link is attached to; 0 when that is gone.
 func linkIndex(l link.Link) int {
 	info, err := l.Info()
@@ -181,8 +187,10 @@ func (a *attachments) prune() error {
 	}
 	var errs []error
 	for _, e := range entries {
-		name := e.Name()[:strings.LastIndexByte(e.Name(), '.')]
-		if _, wanted := a.index[name]; !wanted {
+		wanted := slices.ContainsFunc(a.o.Interfaces, func(name string) bool {
+			return strings.HasPrefix(e.Name(), pinName(name, ""))
+		})
+		if !wanted {
 			errs = append(errs, a.unpin(e.Name()))
 		}
 	}

@@ -46,7 +46,7 @@ var steps = []step{
 func Run(ctx context.Context, out io.Writer, self string, o Options) (err error) {
 	s := &show{screen: newScreen(out)}
 	start := time.Now()
-	s.line("%s", s.paint(bold, "steelyard demo: a network of nine machines in namespaces of this one; nothing outside them changes"))
+	s.line("%s", s.paint(bold, "steelyard demo: eight machines and two switches, in namespaces of this one; nothing outside them changes"))
 	if s.network, err = build(self); err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func Run(ctx context.Context, out io.Writer, self string, o Options) (err error)
 		seen, err := st.run(s, ctx)
 		s.clear()
 		if ctx.Err() != nil {
-			return fmt.Errorf("interrupted; everything is cleaned up: %w", context.Cause(ctx))
+			return fmt.Errorf("interrupted; nothing is left behind: %w", context.Cause(ctx))
 		}
 		if err != nil {
 			s.rows = append(s.rows, row{st.title, "not seen", time.Since(begin), true})
@@ -72,7 +72,7 @@ func Run(ctx context.Context, out io.Writer, self string, o Options) (err error)
 		}
 	}
 	s.summary(s.rows)
-	s.line("\n%s All of it was seen, in %s. Everything is removed again.", s.paint(green, "✓"), short(time.Since(start)))
+	s.line("\n%s All of it was seen, in %s.", s.paint(green, "✓"), short(time.Since(start)))
 	return nil
 }
 
@@ -111,7 +111,7 @@ func (s *show) lastWords() {
 	for _, name := range []string{"lb1", "lb2", "router"} {
 		if p := logs[name]; p != nil {
 			s.line("   %s the last words of %s:", s.paint(red, "✗"), name)
-			s.note("%s", p.Log.Tail(15))
+			s.note("%s", p.Log.LastWords(15))
 		}
 	}
 }

@@ -140,7 +140,7 @@ func (s *show) powerOn(ctx context.Context) (string, error) {
 		return "", err
 	}
 	took := time.Since(start)
-	s.saw("the router has a route over both balancers again, %s after power on", short(took))
+	s.saw("the router has routes over both balancers again, %s after power on", short(took))
 	before := s.forwarded()
 	var r lab.Result
 	if _, err := s.until(ctx, patience, "all requests are answered", func() error { r = s.request(ctx, 150); return r.Err() }); err != nil {

@@ -11,8 +11,8 @@ func (n *network) picture() string {
                        router              AS %d, spreads flows over equal routes (ECMP)
             ┌─────────────┼─────────────┐
            lb1           lb2         switch
-      %-13s %-13s  ├── s1  %-12s  %s
-        AS %d      AS %d     ├── s2  %-12s  %s
+      %-13s %-13s       ├── s1  %-12s  %s
+        AS %d      AS %d          ├── s2  %-12s  %s
                                         └── s3  %-12s  %s
 
    service "web": %s and %s, port %d  →  s1, s2, s3, port %d, asked for /healthz every %v`,

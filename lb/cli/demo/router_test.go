@@ -7,9 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -19,23 +17,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// The test binary is also the router, as `steelyard demo-router` is, and a speaker that announces both VIPs.
+// speakerOptions makes the test program a speaker that announces both VIPs.
 const speakerOptions = "STEELYARD_DEMO_TEST_SPEAKER"
-
-func TestMain(m *testing.M) {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
-	run := func() error { os.Exit(m.Run()); return nil }
-	if text := os.Getenv(speakerOptions); text != "" {
-		run = func() error { return speak(ctx, text) }
-	} else if len(os.Args) == 2 && os.Args[1] == "demo-router" {
-		run = func() error { return Router(ctx, os.Stderr) }
-	}
-	if err := run(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-}
 
 func speak(ctx context.Context, text string) error {
 	var o bgp.Options

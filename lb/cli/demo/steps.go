@@ -17,7 +17,11 @@ import (
 const patience = 15 * time.Second
 
 func (s *show) announce(ctx context.Context) (string, error) {
-	if err := errors.Join(s.startServers(), s.startRouter(), s.startAgents()); err != nil {
+	if err := errors.Join(s.startServers(), s.startRouter()); err != nil {
+		return "", err
+	}
+	start := time.Now()
+	if err := s.startAgents(); err != nil {
 		return "", err
 	}
 	for _, a := range s.agents {
@@ -25,11 +29,10 @@ func (s *show) announce(ctx context.Context) (string, error) {
 			return "", err
 		}
 	}
-	took, err := s.routed(ctx, s.Balancers...)
-	if err != nil {
+	if _, err := s.routed(ctx, s.Balancers...); err != nil {
 		return "", err
 	}
-	s.saw("the router has a route over both balancers, %s after their start", short(took))
+	s.saw("the router has routes over both balancers, %s after their start", short(time.Since(start)))
 	if err := s.showRoutes(); err != nil {
 		return "", err
 	}
@@ -141,7 +144,7 @@ func (s *show) serverDies(ctx context.Context) (string, error) {
 	s.note("until then %s of %d failed; since then none of %d, served by:", plural(len(r.Errors), "request"),
 		len(r.Errors)+r.Answered()-after.Answered(), after.Answered())
 	s.bars(after.Servers)
-	// The promise is the agent's; what is asked here leaves room for a machine that is busy with nine others.
+	// The promise is the agent's; what is asked here leaves room for a machine that plays ten.
 	if left > leaveWithin+time.Second {
 		return "", fmt.Errorf("expected that no request fails later than %v after the death of s2; seen: one after %v", leaveWithin, left)
 	}

@@ -1,0 +1,154 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/admin"
+)
+
+// steelyard runs a command and returns what a shell would see.
+func steelyard(t *testing.T, args ...string) (code int, out, errOut string) {
+	t.Helper()
+	var o, e strings.Builder
+	code = Main(t.Context(), args, &o, &e)
+	return code, o.String(), e.String()
+}
+
+func write(t *testing.T, text string) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "steelyard.toml")
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+const good = `
+[bgp]
+asn = 64512
+peers = [{ address = "192.0.2.1", asn = 64500 }]
+[[service]]
+name = "web"
+address = "203.0.113.10"
+ports = ["80:8080"]
+backends = ["10.0.0.21"]
+`
+
+func TestExitCodes(t *testing.T) {
+	file, bad := write(t, good), write(t, strings.Replace(good, "ports", "prots", 1))
+	for _, tt := range []struct {
+		name     string
+		args     []string
+		code     int
+		out, err string // parts that must occur; "" means that nothing is written
+	}{
+		{"version", []string{"version"}, 0, version, ""},
+		{"help", []string{"help"}, 0, "announce, balance and check", ""},
+		{"no command", nil, 0, "announce, balance and check", ""},
+		{"unknown command", []string{"frobnicate"}, 2, "", `no command "frobnicate"`},
+		{"unknown flag", []string{"check", "--fast"}, 2, "", "flag provided but not defined: -fast"},
+		{"too many arguments", []string{"check", "x"}, 2, "", "check takes 0 arguments, got 1"},
+		{"flag after argument", []string{"check", "x", "-c", "y"}, 2, "", "flag -c must stand before the arguments"},
+		{"check, good", []string{"check", "-c", file}, 0, "ok: " + file + ": 1 service, 0 pools, 1 BGP peer\n", ""},
+		{"check, bad", []string{"check", "-c", bad}, 1, "", `prots (service "web"): no such key; did you mean ports?`},
+		{"check, no file", []string{"check", "-c", "/nowhere.toml"}, 1, "", "/nowhere.toml: cannot be read: no such file or directory"},
+		{"status, no agent", []string{"status", "--socket", "/nowhere.sock"}, 1, "", "no agent listens on /nowhere.sock"},
+		{"status, bad format", []string{"status", "-o", "xml"}, 2, "", "-o xml: unknown format; allowed: table, json"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			code, out, errOut := steelyard(t, tt.args...)
+			if code != tt.code {
+				t.Errorf("exit code %d; want %d (stderr: %s)", code, tt.code, errOut)
+			}
+			for _, x := range []struct{ what, got, want string }{{"stdout", out, tt.out}, {"stderr", errOut, tt.err}} {
+				if (x.want == "") != (x.got == "") || !strings.Contains(x.got, x.want) {
+					t.Errorf("%s is %q; want it to have %q", x.what, x.got, x.want)
+				}
+			}
+		})
+	}
+}
+
+// An agent must refuse what it cannot honour, naming all of it, before it touches anything.
+func TestRunRefusesWhatIsNotThere(t *testing.T) {
+	text := strings.Replace(good, "asn = 64500", "asn = 64500, bfd = true", 1) 
+	text = strings.Replace(text, "\"80:8080\"", "\"80\"", 1) + "forward = \"dsr\"\n"
+	code, _, errOut := steelyard(t, "run", "-c", write(t, text))
+	for _, want := range []string{"not in this version: bgp.peers: bfd (peer 192.0.2.1)", `not in this version: service "web": forward = "dsr"`} {
+		if code != 1 || !strings.Contains(errOut, want) {
+			t.Errorf("code %d, stderr %q; want 1 and %q", code, errOut, want)
+		}
+	}
+}
+
+func TestTables(t *testing.T) {
+	b := lb.BackendStatus{Service: "web", Address: addr("10.0.0.21"), Port: 8080, Weight: 1, State: lb.StateUnhealthy, Reason: "connection refused"}
+	socket := serve(t, lb.Status{
+		Settled: true,
+		Services: []lb.ServiceStatus{{Service: "web", Address: addr("203.0.113.10"), Port: 80, Protocol: lb.TCP, Policy: lb.PolicyCluster, Forward: lb.MethodNAT,
+			Algorithm: lb.AlgorithmMaglev, Backends: []lb.BackendStatus{b}, State: lb.StateUnhealthy, Reason: "0 of 1 backends healthy, min_healthy is 1"}},
+		Backends: []lb.BackendStatus{b},
+		Routes:   []lb.RouteStatus{{Address: addr("203.0.113.10"), Services: []string{"web"}, Reason: "0 of 1 backends healthy, min_healthy is 1"}},
+	})
+	for command, want := range map[string]string{
+		"services": "SERVICE  ADDRESS              FORWARD  ALGORITHM  HEALTHY  ANNOUNCED  REASON\n" +
+			"web      203.0.113.10:80/tcp  nat      maglev     0/1      no         0 of 1 backends healthy, min_healthy is 1\n",
+		"backends": "SERVICE  BACKEND         WEIGHT  STATE      SINCE  REASON\n" +
+			"web      10.0.0.21:8080  1       unhealthy  -      connection refused\n",
+		"routes": "ADDRESS       ANNOUNCED  SINCE  SERVICES  REASON\n" +
+			"203.0.113.10  no         -      web       0 of 1 backends healthy, min_healthy is 1\n",
+		"peers": "PEER       ASN    STATE   ROUTES  SINCE  REASON\n" +
+			"192.0.2.1  64500  active  0       -      connection refused\n",
+	} {
+		t.Run(command, func(t *testing.T) {
+			if code, out, errOut := steelyard(t, command, "--socket", socket); code != 0 || out != want {
+				t.Errorf("code %d, stderr %q, stdout:\n%s\nwant:\n%s", code, errOut, out, want)
+			}
+			code, out, _ := steelyard(t, command, "-o", "json", "--socket", socket)
+			if code != 0 || !json.Valid([]byte(out)) {
+				t.Errorf("-o json: code %d, %s", code, out)
+			}
+		})
+	}
+	if code, out, _ := steelyard(t, "status", "--socket", socket); code != 0 || !strings.Contains(out, "backends  0 of 1 healthy\n") {
+		t.Errorf("status: code %d\n%s", code, out)
+	}
+}
+
+// serve runs an API that answers with st, and returns its socket.
+func serve(t *testing.T, st lb.Status) string {
+	socket := filepath.Join(t.TempDir(), "s")
+	s := admin.New(admin.Options{
+		Socket: socket,
+		Status: func(context.Context) (lb.Status, error) { return st, nil },
+		Peers: func() []lb.PeerStatus {
+			return []lb.PeerStatus{{Peer: addr("192.0.2.1"), ASN: 64500, State: "active", LastError: "connection refused"}}
+		},
+		Info: func() admin.Info { return admin.Info{Node: "lb1"} }, Metrics: http.NotFoundHandler(), Log: discard,
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if _, err := os.Stat(socket); err == nil {
+			return socket
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the API does not listen")
+		}
+	}
+}

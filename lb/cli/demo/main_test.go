@@ -1,0 +1,113 @@
+package demo_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/cli"
+	"github.com/steelyard-lb/steelyard/lb/cli/demo"
+)
+
+// TestMain makes the test program all that the demo starts: with arguments of the command line it is steelyard, and
+// with options in its environment a speaker for the test of the router.
+func TestMain(m *testing.M) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	switch text := os.Getenv(demo.SpeakerOptions); {
+	case text != "":
+		if err := demo.Speak(ctx, text); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	case len(os.Args) > 1 && (os.Args[1] == "run" || os.Args[1] == "demo-router"):
+		os.Exit(cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr))
+	default:
+		os.Exit(m.Run())
+	}
+}
+
+// TestDemo is the whole demo, as make demo shows it.
+func TestDemo(t *testing.T) {
+	labtest.Root(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	err = demo.Run(t.Context(), &out, self, demo.Options{})
+	t.Logf("\n%s", &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(out.String(), "\x1b") {
+		t.Error("want no escape sequences where no terminal is")
+	}
+	if left := children(t); len(left) > 0 {
+		t.Errorf("want no process left, got %v", left)
+	}
+}
+
+// TestDemoInterrupted: Ctrl-C in the middle of a step ends it soon, with an error, and leaves nothing.
+func TestDemoInterrupted(t *testing.T) {
+	labtest.Root(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	out := &until{text: "A server dies", then: cancel}
+	err = demo.Run(ctx, out, self, demo.Options{})
+	if err == nil || !strings.Contains(err.Error(), "interrupted") {
+		t.Errorf("want an error that says interrupted, got %v after\n%s", err, &out.Buffer)
+	}
+	if took := time.Since(out.at); took > 5*time.Second {
+		t.Errorf("want the end within 5 s, it took %v", took)
+	}
+	if left := children(t); len(left) > 0 {
+		t.Errorf("want no process left, got %v", left)
+	}
+}
+
+// until calls then when text has been written to it.
+type until struct {
+	bytes.Buffer
+	text string
+	then func()
+	at   time.Time
+}
+
+func (u *until) Write(b []byte) (int, error) {
+	if u.at.IsZero() && bytes.Contains(b, []byte(u.text)) {
+		u.at = time.Now()
+		u.then()
+	}
+	return u.Buffer.Write(b)
+}
+
+// children are the processes whose parent this one is.
+func children(t *testing.T) []string {
+	t.Helper()
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	self := strconv.Itoa(os.Getpid())
+	var all []string
+	for _, stat := range stats {
+		b, _ := os.ReadFile(stat) // it may have ended meanwhile
+		if _, rest, ok := strings.Cut(string(b), ") "); ok && strings.Fields(rest)[1] == self {
+			all = append(all, string(b))
+		}
+	}
+	return all
+}

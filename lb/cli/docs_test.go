@@ -1,0 +1,113 @@
+package cli
+
+import (
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/steelyard-lb/steelyard/config"
+)
+
+var discard = slog.New(slog.DiscardHandler)
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+// pages returns every page that users read, by name.
+func pages(t *testing.T) map[string]string {
+	names, err := filepath.Glob("../../docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]string{}
+	for _, name := range append(names, "../../README.md") {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[filepath.Base(name)] = string(text)
+	}
+	return out
+}
+
+var tomlBlock = regexp.MustCompile("(?s)```toml\n(.*?)```")
+
+func TestDocumentedConfigurationsAreValid(t *testing.T) {
+	n := 0
+	for page, text := range pages(t) {
+		for _, block := range tomlBlock.FindAllStringSubmatch(text, -1) {
+			n++
+			if _, err := config.Parse(page, []byte(withoutSecrets(block[1]))); err != nil {
+				t.Errorf("%s has a configuration that is refused:\n%s\n%v", page, block[1], err)
+			}
+		}
+	}
+	if n == 0 {
+		t.Error("no configuration found in README or docs")
+	}
+}
+
+var commandLine = regexp.MustCompile("(?m)(?:^(?:sudo )?(?:\\./)?|`)steelyard ([a-z-]+)((?: -[a-z-]+)*)")
+
+func TestDocumentedCommandsExist(t *testing.T) {
+	known := map[string]bool{"help": true}
+	for _, c := range commands(&env{}) {
+		known[c.Name] = true
+	}
+	n := 0
+	for page, text := range pages(t) {
+		for _, m := range commandLine.FindAllStringSubmatch(text, -1) {
+			n++
+			if !known[m[1]] {
+				t.Errorf("%s names the command %q, which does not exist", page, m[1])
+			}
+		}
+	}
+	if n == 0 {
+		t.Error("no command found in README or docs")
+	}
+}
+
+var pageLink = regexp.MustCompile(`\]\(([a-z/]+\.md)\)`)
+
+func TestLinksLeadSomewhere(t *testing.T) {
+	for page, text := range pages(t) {
+		dir := "../../docs"
+		if page == "README.md" {
+			dir = "../.."
+		}
+		for _, m := range pageLink.FindAllStringSubmatch(text, -1) {
+			if _, err := os.Stat(filepath.Join(dir, m[1])); err != nil {
+				t.Errorf("%s links to %s: %v", page, m[1], err)
+			}
+		}
+	}
+}
+
+func TestPagesNameNoRegistryNorMachine(t *testing.T) {
+	for page, text := range pages(t) {
+		for _, bad := range []string{"proxy.golang", "/root/", "TODO"} {
+			if strings.Contains(text, bad) {
+				t.Errorf("%s has %q", page, bad)
+			}
+		}
+	}
+}
+
+func TestReferenceIsDocumentedWhole(t *testing.T) {
+	reference, err := os.ReadFile("../../config/reference.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(pages(t)["configuration.md"], "```toml\n"+string(reference)+"```") {
+		t.Error("docs/configuration.md does not have config/reference.toml as it is; copy it there")
+	}
+}
+
+var secretKey = regexp.MustCompile(`(?m)(^|, )(password_file|secret_file) *= *"[^"]*"[^\n,}]*`)
+
+// withoutSecrets leaves out the files that exist only on the reader's machine.
+func withoutSecrets(text string) string { return secretKey.ReplaceAllString(text, "") }

@@ -1,0 +1,155 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	ucli "github.com/urfave/cli/v2"
+
+	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/admin"
+)
+
+// list returns a command that asks the agent for path and prints the answer: a table for people, or the JSON as it came.
+func (e *env) list(name, usage, path string, table func(w io.Writer, answer []byte) error) *ucli.Command {
+	return &ucli.Command{
+		Name: name, Usage: usage,
+		Flags: []ucli.Flag{
+			&ucli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "table", Usage: "`FORMAT`: table or json"},
+			&ucli.StringFlag{Name: "socket", Value: config.Default().Admin.Socket, Usage: "`PATH` of the agent's admin.socket", EnvVars: []string{"STEELYARD_SOCKET"}},
+		},
+		Action: func(c *ucli.Context) error {
+			format := c.String("output")
+			if format != "table" && format != "json" {
+				return fmt.Errorf("%w: -o %s: unknown format; allowed: table, json", errUsage, format)
+			}
+			var answer json.RawMessage
+			if err := admin.NewClient(c.String("socket")).Get(c.Context, path, &answer); err != nil {
+				return err
+			}
+			if format == "json" {
+				var pretty bytes.Buffer
+				if err := json.Indent(&pretty, answer, "", "  "); err != nil {
+					return fmt.Errorf("read the answer: %w", err)
+				}
+				_, err := fmt.Fprintln(e.out, pretty.String())
+				return err
+			}
+			return table(e.out, answer)
+		},
+	}
+}
+
+// rows decodes answer and writes a line for each of its elements.
+func rows[T any](w io.Writer, answer []byte, header string, row func(T) []any) error {
+	var all []T
+	if err := json.Unmarshal(answer, &all); err != nil {
+		return fmt.Errorf("read the answer: %w", err)
+	}
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, header)
+	for _, x := range all {
+		cells := row(x)
+		fmt.Fprintln(tw, strings.TrimSuffix(fmt.Sprintf(strings.Repeat("%v\t", len(cells)), cells...), "\t"))
+	}
+	return tw.Flush()
+}
+
+func servicesTable(w io.Writer, answer []byte) error {
+	return rows(w, answer, "SERVICE\tADDRESS\tFORWARD\tALGORITHM\tHEALTHY\tANNOUNCED\tREASON", func(s lb.ServiceStatus) []any {
+		up := 0
+		for _, b := range s.Backends {
+			if b.State == lb.StateHealthy {
+				up++
+			}
+		}
+		return []any{s.Service, lb.Frontend{VIP: s.Address, Port: s.Port, Protocol: s.Protocol}, s.Forward, s.Algorithm,
+			fmt.Sprintf("%d/%d", up, len(s.Backends)), yesNo(s.Announced), dash(s.Reason)}
+	})
+}
+
+func backendsTable(w io.Writer, answer []byte) error {
+	return rows(w, answer, "SERVICE\tBACKEND\tWEIGHT\tSTATE\tSINCE\tREASON", func(b lb.BackendStatus) []any {
+		return []any{b.Service, netip.AddrPortFrom(b.Address, b.Port), b.Weight, b.State, ago(b.Since), dash(b.Reason)}
+	})
+}
+
+func routesTable(w io.Writer, answer []byte) error {
+	return rows(w, answer, "ADDRESS\tANNOUNCED\tSINCE\tSERVICES\tREASON", func(r lb.RouteStatus) []any {
+		return []any{r.Address, yesNo(r.Announced), ago(r.Since), strings.Join(r.Services, ","), dash(r.Reason)}
+	})
+}
+
+func peersTable(w io.Writer, answer []byte) error {
+	return rows(w, answer, "PEER\tASN\tSTATE\tROUTES\tSINCE\tREASON", func(p lb.PeerStatus) []any {
+		return []any{p.Peer, p.ASN, p.State, p.Routes, ago(p.Since), dash(p.LastError)}
+	})
+}
+
+func statusTable(w io.Writer, answer []byte) error {
+	var i admin.Info
+	if err := json.Unmarshal(answer, &i); err != nil {
+		return fmt.Errorf("read the answer: %w", err)
+	}
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(tw, "%s\t%s\n", name, fmt.Sprintf(format, args...))
+	}
+	line("node", "%s", i.Node)
+	line("version", "%s, up %s", i.Version, ago(i.Started))
+	line("config", "%s, loaded %s ago", i.Config, ago(i.Loaded))
+	if i.LoadError != "" {
+		line("last reload", "refused: %s", strings.ReplaceAll(i.LoadError, "\n", "\n\t"))
+	}
+	line("services", "%d of %d healthy", i.Healthy, i.Services)
+	line("backends", "%d of %d healthy", i.BackendsUp, i.Backends)
+	line("routes", "%d of %d announced", i.Announced, i.Routes)
+	line("peers", "%d of %d established", i.PeersUp, i.Peers)
+	for _, x := range i.Interfaces {
+		state := x.Mode + " (" + x.Hook + ")"
+		if x.Err != "" {
+			state = x.Err
+		}
+		line("interface", "%s: %s", x.Name, state)
+	}
+	for _, s := range i.Warnings {
+		line("warning", "%s", s)
+	}
+	return tw.Flush()
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+// ago is how long ago t was, in the one or two units a person would use.
+func ago(t time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	switch d := time.Since(t); {
+	case d < time.Minute:
+		return d.Truncate(time.Second).String()
+	case d < 48*time.Hour:
+		return strings.TrimSuffix(d.Truncate(time.Minute).String(), "0s")
+	default:
+		return fmt.Sprintf("%dd", int(d.Hours()/24))
+	}
+}

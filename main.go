@@ -1,0 +1,17 @@
+// Steelyard announces load-balancer addresses, forwards their traffic in the kernel and checks that both are true.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/steelyard-lb/steelyard/lb/cli"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
