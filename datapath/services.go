@@ -29,7 +29,7 @@ type services struct {
 	mu        sync.Mutex // guards all below
 	frontends map[lb.Frontend]*frontend
 	vips      map[netip.Addr]map[uint32]*frontend // by frontend id
-	free      []uint32 // frontend ids
+	free      []uint32                            // frontend ids
 	backends  map[netip.AddrPort]*backend
 	byID      map[uint32]*backend
 	next      uint32   // backend ids from here on were never used …

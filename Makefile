@@ -1,0 +1,40 @@
+# sudo make demo    build, and see a whole network on this machine
+# sudo make test    install what the tests need (apt), and run everything
+#
+# Under sudo the Go of the user may not be in PATH.
+export PATH := $(PATH):/usr/local/go/bin:/usr/lib/go/bin
+# One static binary, the same from any directory.
+export CGO_ENABLED = 0
+
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X github.com/steelyard-lb/steelyard/lb/cli.version=$(VERSION)
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
+
+.PHONY: build demo test deps generate lint install clean
+
+build:
+	go build -trimpath -ldflags '$(LDFLAGS)' -o steelyard .
+
+demo: build
+	./steelyard demo
+
+# Packages are tested two at a time: many of them measure time on their own networks.
+test: deps build
+	go test -json -p 2 -count 1 -timeout 20m ./... | go run ./e2e/testsum
+
+deps:
+	sh e2e/deps.sh
+
+generate:
+	go generate ./datapath
+
+lint:
+	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
+	go vet ./...
+	go run $(STATICCHECK) ./...
+
+install: build
+	./steelyard install
+
+clean:
+	rm -f steelyard
