@@ -127,6 +127,27 @@ func TestSessionOverIPv6(t *testing.T) {
 	r.await("show route count", "0 of 0 routes for 0 networks in table master4", "0 of 0 routes for 0 networks in table master6")
 }
 
+// A session between link-local addresses: the next hops are global ones all the same.
+func TestLinkLocalSession(t *testing.T) {
+	b, h, o := oneWire(t)
+	ours, theirs := netip.MustParseAddr("fe80::aa"), netip.MustParseAddr("fe80::bb")
+	if err := b.host.AddAddress("eth0", netip.PrefixFrom(ours, 64)); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.AddAddress("eth0", netip.PrefixFrom(theirs, 64)); err != nil {
+		t.Fatal(err)
+	}
+	r := startBIRD(t, h, "local fe80::bb; neighbor fe80::aa%eth0 as 64512; passive; "+bothFamilies, "")
+	o.Peers[0].Address, o.Peers[0].Source = theirs.WithZone("eth0"), ours.WithZone("eth0")
+	c := startChild(t, b.host, o)
+	c.set(vip4, vip6)
+	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
+	r.await("show route all for 2001:db8:1::10", "BGP.next_hop: "+b.ours[0][1].String())
+	if p := c.peer(o.Peers[0].Address); p.State != "established" || p.Routes != 2 {
+		t.Errorf("peer %+v", p)
+	}
+}
+
 // Without an IPv6 address towards the router IPv6 routes cannot be used there: they are not sent, and the status says
 // why. They follow as soon as there is an address.
 func TestNoNextHop(t *testing.T) {

@@ -111,8 +111,8 @@ func startChild(t testing.TB, h *lab.Host, o bgp.Options) *child {
 	c := runChildProcess(t, h, o)
 	c.answers()
 	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the speaker's last words:\n%s", c.Log.Tail(60))
+		if t.Failed() || os.Getenv("STEELYARD_BGP_DEBUG") != "" {
+			t.Logf("the speaker's last words:\n%s", c.Log.Tail(80))
 		}
 	})
 	return c

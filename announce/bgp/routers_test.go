@@ -35,7 +35,9 @@ type bench struct {
 	theirs  [][2]netip.Addr
 }
 
+// newBench makes the test run beside others: most of them wait for timers most of the time.
 func newBench(t *testing.T) *bench {
+	t.Parallel()
 	labtest.Root(t)
 	l := labtest.New(t)
 	return &bench{t: t, lab: l, host: labtest.Host(t, l, "speaker")}
@@ -103,6 +105,7 @@ func want(t testing.TB, r *lab.Router, vip netip.Addr, via ...netip.Addr) time.D
 func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 func eachRouter(t *testing.T, f func(t *testing.T, kind lab.RouterKind)) {
+	t.Parallel()
 	for _, kind := range lab.RouterKinds {
 		t.Run(string(kind), func(t *testing.T) { f(t, kind) })
 	}
@@ -153,6 +156,7 @@ func steady(t *testing.T, r *lab.Router, vip, via netip.Addr) (stop func()) {
 				return
 			}
 			polls++
+			time.Sleep(200 * time.Microsecond) // leave the processors to the others
 		}
 	}()
 	return func() {
@@ -213,7 +217,84 @@ func TestKilledSpeakerKeepsItsRoutes(t *testing.T) {
 	}
 }
 
-// The same without graceful restart: the routes do go, so the test above can fail.
+// After a restart one router is there at once and the other only later: that the first session is up must not make the
+// second router forget. (gobgp v3 takes the mark of the restart from all peers when one session is up.)
+func TestLateRouterKeepsItsRoutes(t *testing.T) {
+	eachRouter(t, func(t *testing.T, late lab.RouterKind) {
+		b := newBench(t)
+		b.router(lab.BIRD, nil)
+		r := b.router(late, nil)
+		c := startChild(t, b.host, b.options())
+		c.set(vip4)
+		want(t, r, vip4, b.ours[1][0])
+		stop := steady(t, r, vip4, b.ours[1][0])
+		c.Kill()
+		labtest.Until(t, patience, "the router notices", func() error {
+			peers, err := r.Peers(context.Background())
+			if err == nil && peers[b.ours[1][0]].Established {
+				err = fmt.Errorf("the session is up")
+			}
+			return err
+		})
+		b.ip("route", "add", "blackhole", host(b.theirs[1][0]).String())
+		c.start()
+		c.set(vip4)
+		labtest.Until(t, patience, "the first session", func() error {
+			if p := c.peer(b.theirs[0][0]); p.State != "established" {
+				return fmt.Errorf("%+v", p)
+			}
+			return nil
+		})
+		b.ip("route", "del", "blackhole", host(b.theirs[1][0]).String())
+		if err := r.WaitEstablished(context.Background(), patience, b.ours[1][0]); err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(time.Second) // the router has had every chance to drop what it held
+		stop()
+	})
+}
+
+// The connection breaks without a word while the speaker lives: the router keeps the route until the next session, whose
+// OPEN must say once more that forwarding went on.
+func TestBrokenConnectionKeepsRoutes(t *testing.T) {
+	eachRouter(t, func(t *testing.T, kind lab.RouterKind) {
+		b := newBench(t)
+		r := b.router(kind, nil)
+		c := startChild(t, b.host, b.options())
+		c.set(vip4, vip6)
+		want(t, r, vip4, b.ours[0][0])
+		want(t, r, vip6, b.ours[0][1])
+		stop4, stop6 := steady(t, r, vip4, b.ours[0][0]), steady(t, r, vip6, b.ours[0][1])
+		if out, err := b.host.Run(context.Background(), "ss", "-K", "dst", b.theirs[0][0].String()); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		labtest.Until(t, patience, "the speaker notices", func() error {
+			if !c.Log.Contains("bgp session down") {
+				return fmt.Errorf("no line in the log")
+			}
+			return nil
+		})
+		labtest.Until(t, patience, "the session is back", func() error {
+			if p := c.peer(b.theirs[0][0]); p.State != "established" || p.Routes != 2 {
+				return fmt.Errorf("%+v", p)
+			}
+			return nil
+		})
+		<-time.After(2 * time.Second) // the router has had every chance to drop what it held
+		stop4()
+		stop6()
+	})
+}
+
+// ip changes the routes of the speaker's host.
+func (b *bench) ip(args ...string) {
+	b.t.Helper()
+	if out, err := b.host.Run(context.Background(), "ip", args...); err != nil {
+		b.t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// Killed without graceful restart: the routes do go, so the tests above can fail.
 func TestKilledSpeakerWithoutGracefulRestart(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind lab.RouterKind) {
 		b := newBench(t)
