@@ -144,15 +144,12 @@ func (a *Agent) CLI(ctx context.Context, args ...string) (string, error) {
 // WaitReady waits until the agent answers on its control socket, and fails at once when it ends instead.
 func (a *Agent) WaitReady(ctx context.Context, within time.Duration) error {
 	p := a.Process()
-	_, err := Until(ctx, within, fmt.Sprintf("the agent of host %s answers", a.Host), func() error {
+	_, err := Until(ctx, within, fmt.Sprintf("the agent of %s answers", a.Host), func() error {
 		if !p.Running() {
 			return Hopeless(fmt.Errorf("it ended: %v", p.Wait(ctx)))
 		}
 		var status json.RawMessage
 		return a.Get(ctx, "/v1/status", &status)
 	})
-	if err != nil {
-		return fmt.Errorf("%w\nits last words:\n%s", err, p.Log.Tail(20))
-	}
-	return nil
+	return err
 }

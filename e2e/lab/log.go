@@ -58,6 +58,19 @@ func (l *Log) Tail(n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
+// LastWords returns the n lines that most likely say why a program ended: those from a panic on, else the last.
+func (l *Log) LastWords(n int) string {
+	lines := l.Lines()
+	start := max(0, len(lines)-n)
+	for i, line := range lines {
+		if strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ") {
+			start = i
+			break
+		}
+	}
+	return strings.Join(lines[start:min(len(lines), start+n)], "\n")
+}
+
 // Contains reports whether a line kept contains text.
 func (l *Log) Contains(text string) bool {
 	for _, line := range l.Lines() {

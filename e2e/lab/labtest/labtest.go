@@ -90,7 +90,7 @@ func Agent(t testing.TB, h *lab.Host, binary string, c lab.AgentConfig) *lab.Age
 	must(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the agent of %s said:\n%s", h, a.Process().Log.Tail(60))
+			t.Logf("the agent of %s said:\n%s", h, a.Process().Log.LastWords(60))
 		}
 	})
 	must(t, a.WaitReady(t.Context(), 15*time.Second))

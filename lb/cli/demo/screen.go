@@ -85,9 +85,20 @@ func (s *screen) waiting(what string) {
 	}
 	s.drawn = time.Now()
 	wheel := []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
-	text := []rune(what)
-	fmt.Fprintf(s.w, "\r\x1b[K   %s %s", s.paint(cyan, string(wheel[s.spins%len(wheel)])), s.paint(dim, string(text[:min(len(text), 90)])))
+	text := []rune(strings.ReplaceAll(what, "\n", "; "))
+	text = text[:min(len(text), s.columns()-6)] // a line that wraps cannot be redrawn
+	fmt.Fprintf(s.w, "\r\x1b[K   %s %s", s.paint(cyan, string(wheel[s.spins%len(wheel)])), s.paint(dim, string(text)))
 	s.spins++
+}
+
+// columns is how wide the terminal is.
+func (s *screen) columns() int {
+	if f, ok := s.w.(*os.File); ok {
+		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col >= 40 {
+			return int(size.Col)
+		}
+	}
+	return 80
 }
 
 // barWidth is how many columns the longest bar has.
