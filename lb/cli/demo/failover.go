@@ -122,13 +122,12 @@ func (s *show) powerOff(ctx context.Context) (string, error) {
 	if lost > lossWithin {
 		return "", fmt.Errorf("expected that no request fails later than %v after the loss of power; seen: one after %v", lossWithin, lost)
 	}
-	if len(r.Errors) == 0 {
-		s.saw("none of %d requests failed", r.Answered())
-	} else {
-		s.saw("%s of %d failed, the last %s after the loss of power", plural(len(r.Errors), "request"), len(r.Errors)+r.Answered(), short(lost))
+	s.saw("%s", failures(r))
+	if len(r.Errors) > 0 {
+		s.note("the last one was made %s after the loss of power", short(lost))
 	}
 	s.bars(r.Servers)
-	return fmt.Sprintf("lb2 serves all; %s of %d failed", plural(len(r.Errors), "request"), len(r.Errors)+r.Answered()), nil
+	return "lb2 serves all; " + failures(r), nil
 }
 
 func (s *show) powerOn(ctx context.Context) (string, error) {
@@ -183,6 +182,11 @@ func (s *show) maintenance(ctx context.Context) (string, error) {
 	if len(r.Errors) > underWay {
 		return "", fmt.Errorf("expected that a planned stop fails no request but those under way; seen: %w", r.Err())
 	}
-	s.saw("%s of %d failed", plural(len(r.Errors), "request"), len(r.Errors)+r.Answered())
-	return fmt.Sprintf("withdrawn and ended in %s; %s of %d failed", short(took), plural(len(r.Errors), "request"), len(r.Errors)+r.Answered()), nil
+	s.saw("%s", failures(r))
+	return fmt.Sprintf("withdrawn and ended in %s; %s", short(took), failures(r)), nil
+}
+
+// failures is "2 of 250 requests failed".
+func failures(r lab.Result) string {
+	return fmt.Sprintf("%d of %d requests failed", len(r.Errors), len(r.Errors)+r.Answered())
 }

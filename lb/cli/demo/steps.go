@@ -141,7 +141,7 @@ func (s *show) serverDies(ctx context.Context) (string, error) {
 	left, r := traffic.lastFailure(died).Sub(died), traffic.since(died)
 	after := traffic.since(died.Add(left + time.Nanosecond))
 	s.saw("no request reached s2 any more %s after its death (promised: %s)", short(left), short(leaveWithin))
-	s.note("until then %s of %d failed; since then none of %d, served by:", plural(len(r.Errors), "request"),
+	s.note("until then %d of %d requests failed; since then none of %d, served by:", len(r.Errors),
 		len(r.Errors)+r.Answered()-after.Answered(), after.Answered())
 	s.bars(after.Servers)
 	// The promise is the agent's; what is asked here leaves room for a machine that plays ten.
