@@ -85,15 +85,6 @@ func (i item) parseAddr(s string) (netip.Addr, bool) {
 	return a, true
 }
 
-// addr returns the address of a key; zero when the file does not have it, or has "".
-func (t *table) addr(key string) (netip.Addr, bool) {
-	i, ok := t.get(key)
-	if !ok || i.value == "" {
-		return netip.Addr{}, false
-	}
-	return i.addr()
-}
-
 // special are the ranges nobody may send to from elsewhere: none of them can be a VIP or a backend.
 var special = []struct{ prefix, what string }{
 	{"0.0.0.0/8", `"this network" (RFC 1122 §3.2.1.3)`},

@@ -96,7 +96,7 @@ func (p *Prober) Put(service string, checks []lb.Check) {
 
 // start runs l if Run runs; p.mu is held.
 func (p *Prober) start(l *loop) {
-	if p.ctx == nil || p.ctx.Err() != nil {
+	if p.ctx == nil {
 		return
 	}
 	ctx, cancel := context.WithCancel(p.ctx)
@@ -125,7 +125,8 @@ func (p *Prober) Run(ctx context.Context) error {
 	}
 	p.mu.Unlock()
 	<-ctx.Done()
-	p.mu.Lock() // nothing starts after this
+	p.mu.Lock()
+	p.ctx = nil // nothing starts after this
 	p.mu.Unlock()
 	p.loops.Wait()
 	return nil

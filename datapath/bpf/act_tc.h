@@ -29,6 +29,7 @@ static __always_inline int unfinished(struct __sk_buff *skb, const struct pkt *p
 	bpf_skb_load_bytes(skb, off, &before, sizeof(before));
 	bpf_l4_csum_replace(skb, off, 0, bpf_htons(1), 2);
 	bpf_skb_load_bytes(skb, off, &after, sizeof(after));
+	bpf_skb_store_bytes(skb, off, &before, sizeof(before), 0);
 	return before == after;
 }
 
@@ -81,7 +82,7 @@ static __always_inline int tc_refuse(struct __sk_buff *skb, const struct pkt *p)
 static __always_inline int tc_forward(struct __sk_buff *skb, const struct pkt *p, struct verdict *v, struct flow *f)
 {
 	struct bpf_fib_lookup fib;
-	enum route r = route(skb, skb->ifindex, p, v, &fib);
+	enum route r = route(skb, skb->ifindex, 0, p, v, &fib); /* the kernel knows the size of a GSO packet's parts */
 
 	if (r != ROUTE_NONE)
 		commit(p, v, f);

@@ -81,7 +81,7 @@ static __always_inline int xdp_refuse6(struct xdp_md *ctx, const struct pkt *p)
 static __always_inline int xdp_forward(struct xdp_md *ctx, const struct pkt *p, struct verdict *v, struct flow *f)
 {
 	struct bpf_fib_lookup fib;
-	enum route r = route(ctx, ctx->ingress_ifindex, p, v, &fib);
+	enum route r = route(ctx, ctx->ingress_ifindex, p->l3len, p, v, &fib);
 
 	if (r == ROUTE_NO_NEIGHBOUR)
 		return XDP_LEAVE;

@@ -17,7 +17,8 @@ static __always_inline enum route no_route(struct verdict *v, enum reason r)
 	return ROUTE_NONE;
 }
 
-static __always_inline enum route route(void *ctx, __u32 ifindex, const struct pkt *p, struct verdict *v,
+/* route fills fib. len is the length to hold against the MTU; 0 leaves that to the kernel. */
+static __always_inline enum route route(void *ctx, __u32 ifindex, __u16 len, const struct pkt *p, struct verdict *v,
 					struct bpf_fib_lookup *fib)
 {
 	if (p->ttl <= 1)
@@ -25,6 +26,7 @@ static __always_inline enum route route(void *ctx, __u32 ifindex, const struct p
 	__builtin_memset(fib, 0, sizeof(*fib));
 	fib->ifindex = ifindex;
 	fib->l4_protocol = p->key.proto;
+	fib->tot_len = len;
 	if (p->v6) {
 		fib->family = AF_INET6;
 		__builtin_memcpy(fib->ipv6_src, &v->t.src, sizeof(fib->ipv6_src));

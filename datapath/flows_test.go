@@ -1,0 +1,290 @@
+package datapath
+
+import (
+	"context"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+func entries(t testing.TB, m *ebpf.Map) map[syFlowKey]syFlow {
+	t.Helper()
+	out := map[syFlowKey]syFlow{}
+	err := walkMap(context.Background(), m, 0, func(_ *ebpf.Map, k syFlowKey, f syFlow) { out[k] = f })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// flows returns all entries of both tables.
+func (w *world) flows() map[syFlowKey]syFlow {
+	w.t.Helper()
+	all := entries(w.t, w.d.objects.Flows)
+	maps.Copy(all, entries(w.t, w.d.objects.Halfopen))
+	return all
+}
+
+// A restart must lose neither flows nor ids, and must not disturb what the kernel does meanwhile.
+func TestRestartKeepsEverything(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		w := newWorld(t, h, v6, nil)
+		established(w)
+		before, ids := w.flows(), w.d.services.frontends
+		w.close()
+		w.open()
+		if held, err := w.d.Held(); err != nil || len(held) != 1 || held[0].VIP != w.addr("vip") {
+			t.Errorf("held %v, %v; want the frontend", held, err)
+		}
+		for f, was := range ids {
+			if now := w.d.services.frontends[f]; now == nil || now.id != was.id {
+				t.Errorf("%s was %d and is %+v", f, was.id, now)
+			}
+		}
+		if after := w.flows(); !maps.Equal(before, after) {
+			t.Errorf("flows were\n%v\nand are\n%v", before, after)
+		}
+		if r := w.run(w.reply(dptest.ACK).Frame()); r.reason != "forwarded" {
+			t.Errorf("after the restart: %s %s", r.did, r.reason)
+		}
+		w.service(lb.TCP, "b1", "b2")
+		if r := w.run(tcp(dptest.ACK)(w).Frame()); r.reason != "forwarded" {
+			t.Errorf("after the first plan: %s %s", r.did, r.reason)
+		}
+	})
+}
+
+func TestSecondAgentIsRefused(t *testing.T) {
+	w := newWorld(t, hookTC, false, nil)
+	w.do(func() error {
+		if _, err := Open(w.o); err == nil || !strings.Contains(err.Error(), "another agent is running") {
+			t.Errorf("second Open: %v", err)
+		}
+		return nil
+	})
+}
+
+// end runs what Run would do about flows that must end.
+func (w *world) end() {
+	w.t.Helper()
+	w.do(func() error {
+		reset, err := newResetter()
+		if err != nil {
+			return err
+		}
+		defer reset.close()
+		w.d.upkeep.endWanted(context.Background(), reset)
+		return nil
+	})
+}
+
+func TestFlowsOfADeadBackendEnd(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		w := newWorld(t, h, v6, nil)
+		established(w)
+		plan := *w.service(lb.TCP, "b1", "b2")
+		dead := w.last.Dst
+		plan.Targets = slices.DeleteFunc(slices.Clone(plan.Targets), func(x lb.Target) bool { return x.Addr == dead })
+		plan.Table, plan.Dead = lb.Maglev(plan.Targets, lb.TableSize(1)), append(plan.Dead, dead)
+		w.apply(lb.Delta{Put: []*lb.FrontendPlan{&plan}})
+		w.end()
+		if n := len(w.flows()); n != 0 {
+			t.Errorf("%d entries are left", n)
+		}
+		if r := w.run(tcp(dptest.ACK)(w).Frame()); r.reason != "no_flow" || r.out.Flags&dptest.RST == 0 {
+			t.Errorf("the client's next packet: %s, %+v; want a reset", r.reason, r.out)
+		}
+		if r := w.run(tcp(dptest.SYN)(w).Frame()); r.out.Dst == dead {
+			t.Errorf("a new flow went to the dead backend")
+		}
+	})
+}
+
+// A backend that is only taken out of the plan keeps the flows it has.
+func TestFlowsOfARemovedBackendGoOn(t *testing.T) {
+	w := newWorld(t, hookTC, false, nil)
+	established(w)
+	other := "b1"
+	if w.last.Dst.Addr() == w.addr("b1") {
+		other = "b2"
+	}
+	w.service(lb.TCP, other)
+	w.end()
+	before := w.last.Dst
+	if r := w.run(tcp(dptest.ACK)(w).Frame()); r.out.Dst != before {
+		t.Errorf("%s: went to %s; want %s", r.reason, r.out.Dst, before)
+	}
+	w.do(func() error { w.d.upkeep.expire(context.Background()); return nil })
+	if w.d.services.backends[before] == nil {
+		t.Error("the id of a backend with flows was given back")
+	}
+	w.run(w.reply(dptest.RST).Frame())
+	w.d.upkeep.limits.closed = -time.Second
+	w.do(func() error { w.d.upkeep.expire(context.Background()); return nil })
+	if w.d.services.backends[before] != nil {
+		t.Error("the id of a backend without plan and flows was not given back")
+	}
+}
+
+func TestFrontendGoesWithItsFlows(t *testing.T) {
+	w := newWorld(t, hookTC, true, nil)
+	established(w)
+	f := lb.Frontend{VIP: w.addr("vip"), Port: 80, Protocol: lb.TCP}
+	w.apply(lb.Delta{Delete: []lb.Frontend{f}})
+	w.end()
+	if n := len(w.flows()); n != 0 {
+		t.Errorf("%d entries are left", n)
+	}
+	if r := w.run(tcp(dptest.SYN)(w).Frame()); r.did != "passed" {
+		t.Errorf("to an address that is ours no more: %s", r.did)
+	}
+	if n := len(w.d.services.free); n != maxFrontends {
+		t.Errorf("%d free ids; want %d", n, maxFrontends)
+	}
+}
+
+func TestSilentFlowsExpire(t *testing.T) {
+	w := newWorld(t, hookTC, false, nil)
+	established(w)
+	w.do(func() error { w.d.upkeep.expire(context.Background()); return nil })
+	if c := w.d.upkeep.counts(); c != (FlowCounts{Established: 1}) {
+		t.Errorf("counted %+v; want one established flow", c)
+	}
+	w.d.upkeep.limits.established = -time.Second
+	w.do(func() error { w.d.upkeep.expire(context.Background()); return nil })
+	if n := len(w.flows()); n != 0 {
+		t.Errorf("%d entries are left", n)
+	}
+}
+
+// A flood of SYNs from everywhere must leave the established table alone.
+func TestFloodDoesNotTouchEstablishedFlows(t *testing.T) {
+	w := newWorld(t, hookXDP, false, func(o *Options) { o.SNATPorts = [2]uint16{2000, 65535} })
+	established(w)
+	before := entries(t, w.d.objects.Flows)
+	r := rand.New(rand.NewPCG(1, 1))
+	for range 3000 {
+		p := w.fromClient(dptest.TCP, dptest.SYN)
+		p.Src = w.at("other", uint16(r.Uint32()))
+		w.run(p.Frame())
+	}
+	if after := entries(t, w.d.objects.Flows); !maps.Equal(before, after) {
+		t.Errorf("established flows were %v and are %v", before, after)
+	}
+}
+
+// Frames that lie about themselves must end in an orderly verdict.
+func TestMalformedAndRandomFrames(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		w := newWorld(t, h, v6, nil)
+		web(w)
+		whole := tcp(dptest.SYN)(w).Frame()
+		l3 := 34
+		if v6 {
+			l3 = 54
+		}
+		for n := l3; n < l3+20; n++ {
+			if r := w.runRaw(whole[:n]); r != "dropped" {
+				t.Errorf("cut to %d bytes: %s; want dropped", n, r)
+			}
+		}
+		rnd := rand.New(rand.NewPCG(7, 7))
+		for range 20_000 {
+			f := slices.Clone(whole)
+			for range 1 + rnd.IntN(6) {
+				f[12+rnd.IntN(len(f)-12)] = byte(rnd.Uint32())
+			}
+			w.runRaw(f[:l3+rnd.IntN(len(f)-l3+1)])
+		}
+	})
+}
+
+// runRaw runs a frame and returns what became of it; an aborted program fails the test.
+func (w *world) runRaw(frame []byte) string {
+	w.t.Helper()
+	prog, opts := w.d.objects.SyXdp, ebpf.RunOptions{Data: frame}
+	if w.hook == hookTC {
+		prog = w.d.objects.SyTcIn
+	}
+	ret, err := prog.Run(&opts)
+	if err != nil {
+		w.t.Fatalf("run %x: %v", frame, err)
+	}
+	did := map[hook]map[uint32]string{
+		hookXDP: {1: "dropped", 2: "passed", 3: "sent", 4: "sent"},
+		hookTC:  {2: "dropped", 0xffffffff: "passed", 7: "sent"},
+	}[w.hook][ret]
+	if did == "" {
+		w.t.Fatalf("the program returned %d for %x", ret, frame)
+	}
+	return did
+}
+
+func TestCleanupLeavesNothing(t *testing.T) {
+	for _, clsact := range []bool{false, true} {
+		for _, mode := range []Mode{ModeXDP, ModeXDPGeneric, ModeTC} {
+			t.Run(string(mode), func(t *testing.T) {
+				w := newWorld(t, hookTC, false, func(o *Options) { o.Mode, o.ForceClsact = mode, clsact })
+				if s := w.d.Interfaces()[0]; s.Mode != mode || (s.Hook == "clsact") != clsact {
+					t.Errorf("attached as %+v", s)
+				}
+				web(w)
+				w.do(func() error {
+					if err := Cleanup(w.o.PinPath, w.o.StateDir, quiet); err == nil {
+						t.Error("cleanup beside a running agent succeeded")
+					}
+					return nil
+				})
+				w.close()
+				w.do(func() error { return Cleanup(w.o.PinPath, w.o.StateDir, quiet) })
+				if names := w.pinned(); len(names) > 0 {
+					t.Errorf("still pinned: %v", names)
+				}
+				for _, path := range []string{"/proc/sys/net/ipv4/conf/eth0/forwarding", "/proc/sys/net/ipv6/conf/eth0/forwarding"} {
+					if v, err := w.host.ReadFile(path); err != nil || strings.TrimSpace(v) != "0" {
+						t.Errorf("%s is %q, %v; want 0 as before", path, v, err)
+					}
+				}
+				w.noPrograms()
+			})
+		}
+	}
+}
+
+// noPrograms checks that no program hangs on the uplink any more.
+func (w *world) noPrograms() {
+	w.t.Helper()
+	w.do(func() error {
+		nic, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		if x := nic.Attrs().Xdp; x != nil && x.Attached {
+			w.t.Error("an XDP program is still attached")
+		}
+		qdiscs, err := netlink.QdiscList(nic)
+		if err != nil {
+			return err
+		}
+		for _, q := range qdiscs {
+			if q.Type() == "clsact" {
+				w.t.Error("the clsact qdisc is still there")
+			}
+		}
+		r, err := link.QueryPrograms(link.QueryOptions{Target: nic.Attrs().Index, Attach: ebpf.AttachTCXIngress})
+		if err == nil && len(r.Programs) > 0 {
+			w.t.Error("a tcx program is still attached")
+		}
+		return err
+	})
+}

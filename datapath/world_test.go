@@ -1,0 +1,291 @@
+package datapath
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// hook is one way a packet meets the core.
+type hook string
+
+const (
+	hookXDP hook = "xdp"
+	hookTC  hook = "tc"
+)
+
+// world is a balancer on whose programs packets are run by BPF_PROG_TEST_RUN, for one address family.
+type world struct {
+	t    *testing.T
+	host *lab.Host
+	d    *Datapath
+	o    Options
+	hook hook
+	v6   bool
+	nic  uint32
+	// last is the last packet that was sent on to a backend: replies are made from it.
+	last dptest.Packet
+}
+
+// Addresses by name, for each family.
+var (
+	v4 = map[string]string{"box": "192.0.2.1", "client": "192.0.2.100", "b1": "192.0.2.21", "b2": "192.0.2.22", "vip": "203.0.113.10",
+		"lost": "198.51.100.9", "other": "192.0.2.100", "elsewhere": "203.0.113.99"}
+	v6 = map[string]string{"box": "2001:db8::1", "client": "2001:db8::100", "b1": "2001:db8::21", "b2": "2001:db8::22", "vip": "2001:db8:1::10",
+		"lost": "2001:db8:9::9", "other": "2001:db8::100", "elsewhere": "2001:db8:1::99"}
+)
+
+func (w *world) addr(name string) netip.Addr {
+	if w.v6 {
+		return netip.MustParseAddr(v6[name])
+	}
+	return netip.MustParseAddr(v4[name])
+}
+
+func (w *world) at(name string, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(w.addr(name), port)
+}
+
+var quiet = slog.New(slog.DiscardHandler)
+
+// newWorld makes a host with one uplink whose neighbours are known, and opens a datapath there.
+func newWorld(t *testing.T, h hook, isV6 bool, change func(*Options)) *world {
+	t.Helper()
+	l := labtest.New(t)
+	w := &world{t: t, host: labtest.Host(t, l, "lb"), hook: h, v6: isV6}
+	peer := labtest.Host(t, l, "peer")
+	end := lab.End{Host: w.host, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}}
+	if err := l.Link(end, lab.End{Host: peer, Name: "eth0"}, lab.LinkOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.o = Options{
+		Interfaces: []string{"eth0"}, Mode: ModeXDP, MaxFlows: 1000, SNATPorts: [2]uint16{61000, 65535},
+		PinPath: DefaultPinPath, StateDir: DefaultStateDir, Log: quiet,
+	}
+	if change != nil {
+		change(&w.o)
+	}
+	w.do(func() error {
+		nic, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		w.nic = uint32(nic.Attrs().Index)
+		for _, names := range []map[string]string{v4, v6} {
+			for _, name := range []string{"client", "b1", "b2"} {
+				err := netlink.NeighSet(&netlink.Neigh{
+					LinkIndex: nic.Attrs().Index, State: netlink.NUD_PERMANENT,
+					IP: net.ParseIP(names[name]), HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 9},
+				})
+				if err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	w.open()
+	return w
+}
+
+// do runs f on the balancer.
+func (w *world) do(f func() error) {
+	w.t.Helper()
+	if err := w.host.Do(f); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) open() {
+	w.t.Helper()
+	w.do(func() (err error) {
+		w.d, err = Open(w.o)
+		return err
+	})
+	w.t.Cleanup(func() { w.close() })
+}
+
+// reset forgets every service and flow.
+func (w *world) reset() {
+	w.t.Helper()
+	held, err := w.d.Held()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.apply(lb.Delta{Delete: held})
+	w.end()
+	for _, m := range []*ebpf.Map{w.d.objects.Flows, w.d.objects.Halfopen} {
+		for k := range entries(w.t, m) {
+			if err := m.Delete(&k); err != nil {
+				w.t.Fatal(err)
+			}
+		}
+	}
+}
+
+func (w *world) close() {
+	if w.d == nil {
+		return
+	}
+	if err := w.d.Close(); err != nil {
+		w.t.Error(err)
+	}
+	w.d = nil
+}
+
+// service puts the frontend VIP:80 for a protocol, to port 8080 of these backends.
+func (w *world) service(proto lb.Protocol, backends ...string) *lb.FrontendPlan {
+	w.t.Helper()
+	s := &lb.Service{
+		Name: "web", VIPs: []netip.Addr{w.addr("vip")}, Ports: []lb.Port{{Port: 80, Target: 8080, Protocol: proto}},
+		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Check: lb.CheckSpec{Type: lb.CheckNone},
+	}
+	for _, b := range backends {
+		s.Backends = append(s.Backends, lb.Backend{Addr: w.addr(b), Weight: 1})
+	}
+	p := lb.Build(s, nil).Frontends[0]
+	w.apply(lb.Delta{Put: []*lb.FrontendPlan{p}})
+	return p
+}
+
+func (w *world) apply(d lb.Delta) {
+	w.t.Helper()
+	w.do(func() error {
+		for f, err := range w.d.Apply(context.Background(), d) {
+			return fmt.Errorf("%s: %w", f, err)
+		}
+		return nil
+	})
+}
+
+// result is what became of a packet.
+type result struct {
+	did    string // sent, dropped or passed
+	reason string
+	out    dptest.Packet // when it was sent
+}
+
+// run runs a frame through explain and through the hook, and checks that they agree.
+func (w *world) run(frame []byte) result {
+	w.t.Helper()
+	r := result{reason: w.explain(frame)}
+	out := make([]byte, len(frame)+256)
+	prog, opts := w.d.objects.SyXdp, ebpf.RunOptions{Data: frame, DataOut: out}
+	if w.hook == hookXDP {
+		opts.Context = struct{ Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32 }{DataEnd: uint32(len(frame)), Ingress: w.nic}
+	} else {
+		prog = w.d.objects.SyTcIn
+		skb := make([]byte, 192) // struct __sk_buff: ifindex is the eleventh word
+		binary.NativeEndian.PutUint32(skb[40:], w.nic)
+		opts.Context = skb
+	}
+	before := w.counts()
+	var ret uint32
+	w.do(func() (err error) {
+		ret, err = prog.Run(&opts)
+		return err
+	})
+	r.did = map[hook]map[uint32]string{
+		hookXDP: {1: "dropped", 2: "passed", 3: "sent", 4: "sent"},
+		hookTC:  {2: "dropped", 0xffffffff: "passed", 7: "sent"},
+	}[w.hook][ret]
+	if r.did == "" {
+		w.t.Fatalf("the program returned %d", ret)
+	}
+	// What was counted is what happened; the reason of explain may be overruled when the packet is sent.
+	for v, n := range w.counts() {
+		if n > before[v] {
+			r.reason = v.Reason
+		}
+	}
+	if r.did == "sent" {
+		var err error
+		if r.out, err = dptest.Parse(opts.DataOut); err != nil {
+			w.t.Fatalf("what was sent: %v\n%x", err, opts.DataOut)
+		}
+		if r.reason == "forwarded" && r.out.Src.Addr() == w.addr("box") {
+			w.last = r.out
+		}
+	} else if r.did == "passed" && string(opts.DataOut) != string(frame) {
+		w.t.Fatalf("a packet was passed on changed:\n%x\n%x", frame, opts.DataOut)
+	}
+	return r
+}
+
+func (w *world) counts() map[Verdict]uint64 {
+	w.t.Helper()
+	s, err := w.d.Stats()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return s.Packets
+}
+
+// explain returns the reason that sy_explain gives, having checked that it counted and changed nothing.
+func (w *world) explain(frame []byte) string {
+	w.t.Helper()
+	out := make([]byte, len(frame)+256)
+	padded := append(frame[:len(frame):len(frame)], make([]byte, 64)...) // room for the verdict
+	opts := ebpf.RunOptions{Data: padded, DataOut: out}
+	if _, err := w.d.objects.SyExplain.Run(&opts); err != nil {
+		w.t.Fatal(err)
+	}
+	const reasonAt = 36 + 4 // behind the tuple and the action
+	return w.d.reasons[binary.NativeEndian.Uint32(opts.DataOut[reasonAt:])]
+}
+
+// fromClient is a packet of the client to VIP:80.
+func (w *world) fromClient(proto uint8, flags uint8) dptest.Packet {
+	p := dptest.Packet{Src: w.at("client", 40000), Dst: w.at("vip", 80), Proto: proto, Flags: flags, Payload: []byte("hello")}
+	if proto == dptest.TCP {
+		p.Seq, p.Ack = 1000, 5001
+	}
+	return p
+}
+
+// reply is a packet of the backend to which the last one went.
+func (w *world) reply(flags uint8) dptest.Packet {
+	return dptest.Packet{Src: w.last.Dst, Dst: w.last.Src, Proto: w.last.Proto, Flags: flags, Seq: 5000, Ack: 1001, Payload: []byte("answer")}
+}
+
+// each runs f for every hook and family.
+func each(t *testing.T, f func(t *testing.T, h hook, v6 bool)) {
+	for _, h := range []hook{hookXDP, hookTC} {
+		for _, v6 := range []bool{false, true} {
+			name := string(h) + "/v4"
+			if v6 {
+				name = string(h) + "/v6"
+			}
+			t.Run(name, func(t *testing.T) { f(t, h, v6) })
+		}
+	}
+}
+
+// pinned lists what is pinned on the balancer.
+func (w *world) pinned() (names []string) {
+	w.t.Helper()
+	w.do(func() error {
+		return filepath.Walk(DefaultPinPath, func(path string, info os.FileInfo, err error) error {
+			if err == nil && !info.IsDir() {
+				names = append(names, strings.TrimPrefix(path, DefaultPinPath+"/"))
+			}
+			return nil
+		})
+	})
+	return names
+}
