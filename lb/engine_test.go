@@ -125,6 +125,27 @@ func TestServiceIsServedThenAnnouncedThenFollowsHealth(t *testing.T) {
 	})
 }
 
+// When the last backend comes back, the table without it is still in force for a moment: no route until that is over.
+func TestRecoveryWaitsForTheNewTable(t *testing.T) {
+	w := lbtest.NewWorld()
+	inEngine(t, w, func(t *testing.T, e *lb.Engine) {
+		s := service("web", []netip.Addr{vip1}, "10.0.0.1")
+		e.Put(s)
+		e.Complete("file")
+		answer(e, s, lb.StateHealthy)
+		wantAnnounced(t, w, vip1)
+		answer(e, s, lb.StateUnhealthy)
+		wantAnnounced(t, w)
+		wantTargets(t, w, frontend(vip1), 0)
+		w.Hold()
+		answer(e, s, lb.StateHealthy)
+		wantAnnounced(t, w)
+		w.Release()
+		wantTargets(t, w, frontend(vip1), 1)
+		wantAnnounced(t, w, vip1)
+	})
+}
+
 func TestShutdownWithdraws(t *testing.T) {
 	w := lbtest.NewWorld()
 	inEngine(t, w, func(t *testing.T, e *lb.Engine) {

@@ -24,6 +24,9 @@ type slot struct {
 	err   error         // why the last try failed
 }
 
+// serves reports whether the datapath has a backend for this frontend. What an earlier run left is taken to have one.
+func (s *slot) serves() bool { return s.held && (s.plan == nil || len(s.plan.Targets) > 0) }
+
 // newKernel starts from what the datapath holds. It counts as announced, too: routers may still send what an earlier
 // run attracted, so it stays until the announcers have confirmed their first set.
 func newKernel(vips *vipTable, held []Frontend, retry time.Duration) *kernel {
@@ -33,6 +36,7 @@ func newKernel(vips *vipTable, held []Frontend, retry time.Duration) *kernel {
 		k.dirty[f] = struct{}{}
 		v := vips.get(f.VIP)
 		v.held++
+		v.serving++
 		v.datapath.Done = true
 		v.announce.Done = true
 	}
@@ -116,19 +120,24 @@ func (k *kernel) next(now time.Time, settled bool) (Delta, bool) {
 	return d, true
 }
 
-// takeOff notes what the call under way may change: a VIP is surely served if a frontend of it is not touched or only
-// replaced, whatever fails.
+// takeOff notes what the call under way may change: a VIP surely serves if a frontend of it does that is not touched, or
+// is replaced by one that does too, whatever fails.
 func (k *kernel) takeOff(d Delta) {
 	k.flying = true
+	unsure := map[*vip]int{}
+	for _, f := range d.Put {
+		if k.slots[f.Frontend].serves() && len(f.Targets) == 0 {
+			unsure[k.vips.get(f.VIP)]++
+		}
+	}
+	for _, f := range d.Delete {
+		if k.slots[f].serves() {
+			unsure[k.vips.get(f.VIP)]++
+		}
+	}
 	for _, f := range d.touched() {
 		v := k.vips.get(f.VIP)
-		v.datapath.Busy, v.datapath.Goal = true, v.held > 0
-	}
-	leaving := map[*vip]int{}
-	for _, f := range d.Delete {
-		v := k.vips.get(f.VIP)
-		leaving[v]++
-		v.datapath.Goal = v.held > leaving[v]
+		v.datapath.Busy, v.datapath.Goal = true, v.serving > unsure[v]
 	}
 }
 
@@ -136,26 +145,35 @@ func (k *kernel) takeOff(d Delta) {
 func (k *kernel) applied(d Delta, failed map[Frontend]error, now time.Time) {
 	k.flying = false
 	for _, f := range d.Put {
-		s := k.slots[f.Frontend]
-		if !k.failed(s, failed[f.Frontend], now) {
-			if !s.held {
-				s.held = true
-				k.vips.get(f.VIP).held++
-			}
-			s.plan = f
-		}
+		k.landed(f.Frontend, f, failed[f.Frontend], now)
 	}
 	for _, f := range d.Delete {
-		s := k.slots[f]
-		if !k.failed(s, failed[f], now) {
-			s.held, s.plan = false, nil
-			k.vips.get(f.VIP).held--
-		}
+		k.landed(f, nil, failed[f], now)
 	}
 	for _, f := range d.touched() {
 		v := k.vips.get(f.VIP)
-		v.datapath = Known{Done: v.held > 0}
+		v.datapath = Known{Done: v.serving > 0}
 	}
+}
+
+// landed notes that f is as plan has it, or gone when plan is nil, or as before when err is not.
+func (k *kernel) landed(f Frontend, plan *FrontendPlan, err error, now time.Time) {
+	s, v := k.slots[f], k.vips.get(f.VIP)
+	if k.failed(s, err, now) {
+		return
+	}
+	v.held -= count(s.held)
+	v.serving -= count(s.serves())
+	s.held, s.plan = plan != nil, plan
+	v.held += count(s.held)
+	v.serving += count(s.serves())
+}
+
+func count(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 func (k *kernel) failed(s *slot, err error, now time.Time) bool {

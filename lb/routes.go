@@ -182,7 +182,7 @@ func (r *routes) reason(addr vipKey) string {
 		}
 	}
 	if v, ok := r.vips.byAddr[addr]; !ok || !v.datapath.Surely() {
-		return "not in the datapath"
+		return "no backend in the datapath yet"
 	}
 	return ""
 }

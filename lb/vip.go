@@ -12,6 +12,7 @@ type vip struct {
 	addr     netip.Addr
 	wanted   int // frontends that are wanted
 	held     int // frontends that the datapath holds
+	serving  int // of them, those that have a backend: what makes the VIP worth announcing
 	datapath Known
 	announce Known
 }

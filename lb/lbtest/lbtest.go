@@ -25,7 +25,8 @@ type World struct {
 	Delay time.Duration
 	Rand  *rand.Rand // required when Fail or Delay is set
 
-	mu         sync.Mutex // guards all below
+	mu         sync.Mutex    // guards all below
+	held       chan struct{} // closed by Release; nil: Apply does not wait
 	served     map[lb.Frontend]*lb.FrontendPlan
 	serving    map[netip.Addr]int // frontends in served, by VIP
 	announced  map[netip.Addr]lb.Announcement
@@ -38,8 +39,7 @@ type World struct {
 func NewWorld(held ...lb.Frontend) *World {
 	w := &World{served: map[lb.Frontend]*lb.FrontendPlan{}, serving: map[netip.Addr]int{}, announced: map[netip.Addr]lb.Announcement{}, checks: map[string][]lb.Check{}}
 	for _, f := range held {
-		w.served[f] = nil
-		w.serving[f.VIP]++
+		w.put(f, nil)
 		w.announced[f.VIP] = lb.Announcement{VIP: f.VIP}
 	}
 	return w
@@ -58,24 +58,33 @@ func (w *World) Held() ([]lb.Frontend, error) {
 
 // Apply implements lb.Datapath: frontends change one by one, in random order, and each may fail.
 func (w *World) Apply(_ context.Context, d lb.Delta) map[lb.Frontend]error {
+	w.mu.Lock()
+	held := w.held
+	w.mu.Unlock()
+	if held != nil {
+		<-held
+	}
 	failed := map[lb.Frontend]error{}
 	for _, f := range d.Put {
-		w.step(f.VIP, func() {
-			if _, ok := w.served[f.Frontend]; !ok {
-				w.serving[f.VIP]++
-			}
-			w.served[f.Frontend] = f
-		}, func() { failed[f.Frontend] = ErrInjected })
+		w.step(f.VIP, func() { w.put(f.Frontend, f) }, func() { failed[f.Frontend] = ErrInjected })
 	}
 	for _, f := range d.Delete {
-		w.step(f.VIP, func() {
-			if _, ok := w.served[f]; ok {
-				w.serving[f.VIP]--
-			}
-			delete(w.served, f)
-		}, func() { failed[f] = ErrInjected })
+		w.step(f.VIP, func() { w.remove(f) }, func() { failed[f] = ErrInjected })
 	}
 	return failed
+}
+
+func (w *World) put(f lb.Frontend, plan *lb.FrontendPlan) {
+	w.remove(f)
+	w.served[f] = plan
+	w.serving[f.VIP]++
+}
+
+func (w *World) remove(f lb.Frontend) {
+	if _, ok := w.served[f]; ok {
+		w.serving[f.VIP]--
+	}
+	delete(w.served, f)
 }
 
 // Set implements lb.Announcer: VIPs change one by one, and a failure leaves the rest as it was.
@@ -107,6 +116,21 @@ func (w *World) Set(_ context.Context, set []lb.Announcement) error {
 		return ErrInjected
 	}
 	return nil
+}
+
+// Hold makes calls to Apply wait until Release.
+func (w *World) Hold() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.held = make(chan struct{})
+}
+
+// Release ends what Hold began.
+func (w *World) Release() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	close(w.held)
+	w.held = nil
 }
 
 // Put implements lb.Prober.
