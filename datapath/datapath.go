@@ -86,13 +86,12 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 		}
 		d.upkeep.endFrontend(id)
 	}
-	for _, p := range delta.Put {
-		id, dead, err := d.services.put(p)
-		if err != nil {
-			failed[p.Frontend] = fmt.Errorf("put frontend %s: %w", p.Frontend, err)
+	for _, l := range d.services.put(delta.Put) {
+		if l.err != nil {
+			failed[l.plan.Frontend] = fmt.Errorf("put frontend %s: %w", l.plan.Frontend, l.err)
 			continue
 		}
-		d.upkeep.endBackends(id, dead)
+		d.upkeep.endBackends(l.f.id, l.dead)
 	}
 	return failed
 }

@@ -113,44 +113,97 @@ func (s *services) held() []lb.Frontend {
 	return held
 }
 
-// put makes p true, and returns the frontend's id and the ids of backends that are newly dead. The order is backends,
-// table, frontend, VIP: nothing points to what is not there.
-func (s *services) put(p *lb.FrontendPlan) (id uint32, dead []uint32, err error) {
-	spread, err := supported(p)
-	if err != nil {
-		return 0, nil, err
-	}
+// landing is a plan on its way into the kernel.
+type landing struct {
+	plan   *lb.FrontendPlan
+	f      *frontend
+	isNew  bool
+	spread sySpread
+	ids    []uint32
+	table  *ebpf.Map
+	dead   []uint32 // ids of backends that are newly dead
+	err    error
+}
+
+// put makes plans true, and returns what became of each. The order is backends, table, frontend, VIP: nothing points to
+// what is not there. Tables are swapped in one call: the kernel waits for a grace period in each, which is some 20 ms.
+func (s *services) put(plans []*lb.FrontendPlan) []*landing {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	f, isNew, err := s.frontend(p.Frontend)
-	if err != nil {
-		return 0, nil, err
+	landings := make([]*landing, len(plans))
+	for i, p := range plans {
+		landings[i] = s.prepare(p)
 	}
-	ids, err := s.resolve(p)
-	if err == nil {
-		err = s.setTable(f.id, p, ids)
-	}
-	if err == nil {
-		err = s.objects.Frontends.Put(toFrontendKey(p.Frontend), syFrontend{Id: f.id, Method: uint8(syMethodMETHOD_NAT), Spread: uint8(spread)})
-	}
-	if err != nil {
-		s.use(ids, -1)
-		if isNew {
-			s.free = append(s.free, f.id)
+	s.swapTables(landings)
+	for _, l := range landings {
+		if l.err == nil {
+			l.err = s.objects.Frontends.Put(toFrontendKey(l.plan.Frontend),
+				syFrontend{Id: l.f.id, Method: uint8(syMethodMETHOD_NAT), Spread: uint8(l.spread)})
 		}
-		return 0, nil, err
+		s.settle(l)
 	}
+	return landings
+}
+
+// prepare makes everything for p that no packet sees yet.
+func (s *services) prepare(p *lb.FrontendPlan) *landing {
+	l := &landing{plan: p}
+	if l.spread, l.err = supported(p); l.err != nil {
+		return l
+	}
+	if l.f, l.isNew, l.err = s.frontend(p.Frontend); l.err != nil {
+		return l
+	}
+	if l.ids, l.err = s.resolve(p); l.err == nil {
+		l.table, l.err = newTable(p, l.ids)
+	}
+	return l
+}
+
+// swapTables puts all new tables in force at once.
+func (s *services) swapTables(landings []*landing) {
+	var ids, tables []uint32
+	for _, l := range landings {
+		if l.err == nil {
+			ids, tables = append(ids, l.f.id), append(tables, uint32(l.table.FD()))
+		}
+	}
+	if len(ids) == 0 {
+		return
+	}
+	_, err := s.objects.Tables.BatchUpdate(ids, tables, nil)
+	for _, l := range landings {
+		if l.table == nil {
+			continue
+		}
+		if err != nil && l.err == nil { // a kernel without batches of maps
+			l.err = s.objects.Tables.Put(l.f.id, l.table)
+		}
+		l.table.Close()
+	}
+}
+
+// settle takes note of what was put, or gives back what it took when it was not.
+func (s *services) settle(l *landing) {
+	if l.err != nil {
+		s.use(l.ids, -1)
+		if l.isNew {
+			s.free = append(s.free, l.f.id)
+		}
+		return
+	}
+	f := l.f
 	s.use(f.backends, -1)
-	f.service, f.backends, f.up = p.Service, ids, len(ids) > 0
-	s.frontends[p.Frontend] = f
-	for _, at := range p.Dead {
+	f.service, f.backends, f.up = l.plan.Service, l.ids, len(l.ids) > 0
+	s.frontends[l.plan.Frontend] = f
+	for _, at := range l.plan.Dead {
 		if b := s.backends[at]; b != nil && !slices.Contains(f.dead, at) {
-			dead = append(dead, b.id)
+			l.dead = append(l.dead, b.id)
 		}
 	}
-	f.dead = p.Dead
-	s.ofVIP(p.VIP)[f.id] = f
-	return f.id, dead, s.setVIP(p.VIP)
+	f.dead = l.plan.Dead
+	s.ofVIP(l.plan.VIP)[f.id] = f
+	l.err = s.setVIP(l.plan.VIP)
 }
 
 // supported returns how new flows of p choose a slot, or why this datapath cannot do what p asks.
@@ -239,8 +292,8 @@ func (s *services) backend(at netip.AddrPort) (*backend, error) {
 	return b, nil
 }
 
-// setTable swaps the table of a frontend for a new one.
-func (s *services) setTable(id uint32, p *lb.FrontendPlan, ids []uint32) error {
+// newTable makes the table of a plan (bpf/maps.h).
+func newTable(p *lb.FrontendPlan, ids []uint32) (*ebpf.Map, error) {
 	keys, values := make([]uint32, len(p.Table)+1), make([]uint32, len(p.Table)+1)
 	values[0] = uint32(len(p.Table))
 	for i, target := range p.Table {
@@ -250,16 +303,13 @@ func (s *services) setTable(id uint32, p *lb.FrontendPlan, ids []uint32) error {
 		Name: "table", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: uint32(len(keys)), Flags: unix.BPF_F_INNER_MAP,
 	})
 	if err != nil {
-		return fmt.Errorf("make a table: %w", err)
+		return nil, fmt.Errorf("make a table: %w", err)
 	}
-	defer table.Close()
 	if _, err := table.BatchUpdate(keys, values, nil); err != nil {
-		return fmt.Errorf("fill a table: %w", err)
+		table.Close()
+		return nil, fmt.Errorf("fill a table: %w", err)
 	}
-	if err := s.objects.Tables.Put(id, table); err != nil {
-		return fmt.Errorf("swap a table: %w", err)
-	}
-	return nil
+	return table, nil
 }
 
 // setVIP makes the VIP known while it has a frontend, and up while one of them has a backend.
