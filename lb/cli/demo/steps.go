@@ -217,11 +217,9 @@ func (s *show) recovery(ctx context.Context) (string, error) {
 	back := time.Since(start)
 	s.saw("the router has its routes again, %s after the servers came back", short(back))
 	var r lab.Result
-	failed := 0
 	_, err := s.until(ctx, patience, "all three servers answer", func() error {
 		if r = s.request(ctx, 60); r.Err() != nil {
-			failed += len(r.Errors)
-			return r.Err()
+			return lab.Hopeless(fmt.Errorf("a route is back before its servers: %w", r.Err()))
 		}
 		if len(r.Servers) < len(s.Servers) {
 			return errors.New(r.String())
@@ -230,9 +228,6 @@ func (s *show) recovery(ctx context.Context) (string, error) {
 	})
 	if err != nil {
 		return "", err
-	}
-	if failed > 0 {
-		s.note("%s failed in the first moments", plural(failed, "request"))
 	}
 	s.saw("%d of %d requests answered", r.Answered(), r.Answered()+len(r.Errors))
 	s.bars(r.Servers)
