@@ -95,7 +95,7 @@ func (t *table) secret(key, like string, low, high int) Secret {
 	return Secret{}
 }
 
-// secretFile reads a file that only those who may should be able to read.
+// secretFile reads a file that only those who may should be able to read: one that is open to all works, with a warning.
 func (i item) secretFile(name string) ([]byte, bool) {
 	refuse := func(err error) ([]byte, bool) {
 		var pe *fs.PathError
@@ -115,9 +115,8 @@ func (i item) secretFile(name string) ([]byte, bool) {
 		return nil, false
 	}
 	if info.Mode().Perm()&0o007 != 0 {
-		i.errorf(fmt.Sprintf("chmod 0640 %s (a Kubernetes Secret volume: defaultMode: 0440)", name),
+		i.warnf(fmt.Sprintf("chmod 0640 %s (a Kubernetes Secret volume: defaultMode: 0440)", name),
 			"%s is open to every user of this machine (mode %04o)", name, info.Mode().Perm())
-		return nil, false
 	}
 	if info.Size() > secretMax {
 		i.errorf("name the right file", "%s has %d bytes, too many for a secret", name, info.Size())

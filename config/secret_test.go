@@ -5,6 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -49,5 +52,22 @@ func TestSecretIsAValue(t *testing.T) {
 	}
 	if zero := NewSecret(""); zero.IsSet() || zero.Reveal() != "" || zero.String() != "" {
 		t.Errorf("the zero secret is %q", zero.Reveal())
+	}
+}
+
+func TestSecretOpenToAllWorksWithAWarning(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "open.key"), []byte("password\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Parse(filepath.Join(dir, "steelyard.toml"), []byte("[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.1\", asn = 64500, password_file = \"open.key\" }]\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.BGP.Peers[0].Password.Reveal(); got != "password" {
+		t.Errorf("password %q", got)
+	}
+	if !slices.ContainsFunc(c.Warnings, func(w string) bool { return strings.Contains(w, "open to every user of this machine (mode 0644)") }) {
+		t.Errorf("warnings %q; want one about the mode", c.Warnings)
 	}
 }
