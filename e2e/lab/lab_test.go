@@ -303,9 +303,7 @@ func traces(t *testing.T) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}
 	for _, dir := range []string{"/sys/class/net", "/run/netns", "/sys/fs/bpf", "/run"} {
-		for _, e := range glob(dir + "/*") {
-			all["files"] = append(all["files"], e)
-		}
+		all["files"] = append(all["files"], glob(dir+"/*")...)
 	}
 	for _, fd := range glob("/proc/self/fd/*") {
 		if to, err := os.Readlink(fd); err == nil && !strings.HasPrefix(to, "/proc/") {

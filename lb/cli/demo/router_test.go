@@ -84,7 +84,7 @@ func TestRouter(t *testing.T) {
 		return nil
 	})
 	check(t, one.PowerOn())
-	p1 = speaker(t, one, self)
+	speaker(t, one, self)
 	via(20*time.Second, one, two)
 
 	// A goodbye is believed.

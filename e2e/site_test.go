@@ -1,0 +1,145 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+// site is a router, balancers that announce to it, and servers behind them.
+type site struct {
+	*lab.Topology
+	router *lab.Router
+	agents []*lab.Agent
+	config []lab.AgentConfig
+	web    []*lab.HTTPServer
+	echo   []*lab.TCPEcho
+}
+
+const (
+	asn, routerASN = 64512, 64500
+
+	// How fast the site finds a dead server: fall × interval + timeout.
+	interval, timeout, fall = 200 * time.Millisecond, 150 * time.Millisecond, 2
+	detection               = fall*interval + timeout
+)
+
+var (
+	vip4 = netip.MustParseAddr("203.0.113.10")
+	vip6 = netip.MustParseAddr("2001:db8:1::10")
+	vips = []netip.Addr{vip4, vip6}
+)
+
+// variants are the routers and the hooks that every story is played with.
+func variants(t *testing.T, f func(t *testing.T, kind lab.RouterKind, mode string)) {
+	for _, kind := range []lab.RouterKind{lab.BIRD, lab.FRR} {
+		for _, mode := range []string{"tc", "xdp"} {
+			t.Run(fmt.Sprintf("%s/%s", kind, mode), func(t *testing.T) { f(t, kind, mode) })
+		}
+	}
+}
+
+// newSite builds a site whose agents announce both VIPs. The first `active` of its three servers are configured.
+func newSite(t *testing.T, kind lab.RouterKind, mode string, balancers, active int) *site {
+	s := &site{Topology: labtest.Topology(t, lab.Shape{
+		Clients: 1, Balancers: balancers, Servers: 3, Wired: true,
+		Links: lab.LinkOptions{SoftwareChecksums: mode == "xdp"},
+	})}
+	for _, n := range s.Servers {
+		s.web = append(s.web, labtest.HTTP(t, n, 8080))
+		s.echo = append(s.echo, labtest.TCPEcho(t, n, 9000))
+		labtest.UDPEcho(t, n, 5353)
+	}
+	rc := lab.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: routerASN, HoldTime: 9 * time.Second}
+	for _, b := range s.Balancers {
+		rc.Neighbors = append(rc.Neighbors, lab.Neighbor{Address: b.V4, ASN: asn}, lab.Neighbor{Address: b.V6, ASN: asn})
+	}
+	s.router = labtest.Router(t, s.Topology.Router, kind, rc)
+	for _, b := range s.Balancers {
+		c := lab.BGPAgent(b, asn, routerASN, s.services(active)...)
+		c.Mode = mode
+		s.config = append(s.config, c)
+		s.agents = append(s.agents, labtest.Agent(t, b.Host, binary, c))
+	}
+	s.waitRoutes(t, 30*time.Second, s.Balancers...)
+	return s
+}
+
+func (s *site) services(active int) []lab.AgentService {
+	check := lab.AgentCheck{Type: "http", Path: "/healthz", Port: 8080, Interval: interval, Timeout: timeout, Rise: 1, Fall: fall}
+	return []lab.AgentService{{
+		Name: "web", Addresses: vips, Ports: []string{"80:8080", "9000", "5353/udp"},
+		Backends: lab.Backends(s.Servers[:active]...), Check: check,
+	}}
+}
+
+// waitRoutes waits until the router sends both VIPs to exactly these balancers.
+func (s *site) waitRoutes(t *testing.T, within time.Duration, via ...lab.Node) {
+	t.Helper()
+	for _, vip := range vips {
+		if _, err := s.Topology.Router.WaitNextHops(t.Context(), within, host(vip), hops(vip, via)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+func hops(vip netip.Addr, via []lab.Node) (out []netip.Addr) {
+	for _, n := range via {
+		if vip.Is4() {
+			out = append(out, n.V4)
+		} else {
+			out = append(out, n.V6)
+		}
+	}
+	return out
+}
+
+func (s *site) client() *lab.Host { return s.Clients[0].Host }
+
+func url(vip netip.Addr) string { return fmt.Sprintf("http://%s/", netip.AddrPortFrom(vip, 80)) }
+
+// load makes n requests to a VIP, each over a connection of its own.
+func (s *site) load(t *testing.T, vip netip.Addr, n int) lab.Result {
+	t.Helper()
+	return s.client().Load(t.Context(), lab.Load{URL: url(vip), Requests: n})
+}
+
+// answered fails the test when a request to any VIP is not answered.
+func (s *site) answered(t *testing.T, n int) {
+	t.Helper()
+	for _, vip := range vips {
+		if r := s.load(t, vip, n); r.Err() != nil {
+			t.Errorf("%s: %v", vip, r.Err())
+		}
+	}
+}
+
+// dial returns how a TCP connection to a port of a VIP ends, and how long that took.
+func (s *site) dial(t *testing.T, vip netip.Addr, port uint16) (error, time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	start := time.Now()
+	c, err := s.client().Dial(ctx, "tcp", netip.AddrPortFrom(vip, port).String())
+	if err == nil {
+		c.Close()
+	}
+	return err, time.Since(start)
+}
+
+// exchange fails the test when a connection dies.
+func exchange(t *testing.T, c *lab.Conns, when string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if errs := c.Exchange(ctx); len(errs) > 0 {
+		t.Errorf("%s: %d connections died, the first: %v", when, len(errs), errs[0])
+	}
+}

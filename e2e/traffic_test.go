@@ -1,0 +1,254 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+// The life of an appliance, with two balancers: announce, balance, reload, servers that die, a router session that is
+// lost, maintenance.
+func TestLifeOfAnAppliance(t *testing.T) {
+	variants(t, func(t *testing.T, kind lab.RouterKind, mode string) {
+		s := newSite(t, kind, mode, 2, 2)
+		t.Run("is attached as configured", func(t *testing.T) { s.attached(t, mode) })
+		t.Run("balances evenly", s.balances)
+		t.Run("answers ping and refuses other ports", s.refuses)
+		t.Run("balances UDP", s.balancesUDP)
+		t.Run("keeps connections over a reload that adds a server", s.reloads)
+		t.Run("refuses a wrong file and goes on", s.refusesWrongFile)
+		t.Run("leaves a dead server in time", s.serverDies)
+		t.Run("withdraws when all servers are dead", s.allServersDie)
+		t.Run("comes back after a lost session", s.losesSession)
+		t.Run("withdraws before it exits", s.terminates)
+	})
+}
+
+func (s *site) attached(t *testing.T, mode string) {
+	var info struct {
+		Interfaces []struct{ Interface, Mode, Hook string }
+	}
+	if err := s.agents[0].Get(t.Context(), "/v1/status", &info); err != nil {
+		t.Fatal(err)
+	}
+	if len(info.Interfaces) != 1 || info.Interfaces[0].Mode != mode || info.Interfaces[0].Hook != "tcx" {
+		t.Errorf("interfaces %+v; want eth0 by %s, tcx", info.Interfaces, mode)
+	}
+}
+
+func (s *site) balances(t *testing.T) {
+	for _, vip := range vips {
+		r := s.load(t, vip, 1000)
+		if r.Err() != nil {
+			t.Fatal(r.Err())
+		}
+		even(t, r, 2)
+	}
+}
+
+// even fails the test when a server's share is more than a fifth away from the others'.
+func even(t *testing.T, r lab.Result, servers int) {
+	t.Helper()
+	if len(r.Servers) != servers {
+		t.Errorf("%s; want %d servers", r, servers)
+	}
+	share := r.Answered() / servers
+	for name, n := range r.Servers {
+		if n < share*4/5 || n > share*6/5 {
+			t.Errorf("%s answered %d of %d; want %d ± 20 %%", name, n, r.Answered(), share)
+		}
+	}
+}
+
+func (s *site) refuses(t *testing.T) {
+	for _, vip := range vips {
+		if err := s.client().Ping(t.Context(), vip); err != nil {
+			t.Errorf("ping %s: %v", vip, err)
+		}
+		if err, took := s.dial(t, vip, 81); !errors.Is(err, syscall.ECONNREFUSED) || took > time.Second {
+			t.Errorf("port 81 of %s: %v after %s; want refused at once", vip, err, took)
+		}
+	}
+}
+
+func (s *site) balancesUDP(t *testing.T) {
+	for _, vip := range vips {
+		r := s.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 100, 2*time.Second)
+		if r.Err() != nil || len(r.Servers) != 2 {
+			t.Errorf("%s: %s, %v", vip, r, r.Err())
+		}
+	}
+}
+
+func (s *site) reloads(t *testing.T) {
+	four, six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 200), labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 200)
+	for i, a := range s.agents {
+		s.config[i].Services = s.services(3)
+		if err := errors.Join(a.Configure(s.config[i].TOML()), a.Reload()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, vip := range vips {
+		labtest.Until(t, 10*time.Second, "the new server gets requests", func() error {
+			r := s.load(t, vip, 60)
+			if r.Err() != nil {
+				return lab.Hopeless(r.Err())
+			}
+			if len(r.Servers) < 3 {
+				return errors.New(r.String())
+			}
+			return nil
+		})
+		even(t, s.load(t, vip, 1000), 3)
+	}
+	exchange(t, four, "after the reload")
+	exchange(t, six, "after the reload")
+}
+
+func (s *site) refusesWrongFile(t *testing.T) {
+	a, text := s.agents[0], s.config[0].TOML()
+	if err := errors.Join(a.Configure(strings.Replace(text, `"web"`, `"web"`+"\nprots = 1", 1)), a.Reload()); err != nil {
+		t.Fatal(err)
+	}
+	labtest.Until(t, 5*time.Second, "status says why", func() error {
+		out, err := a.CLI(t.Context(), "status")
+		if err != nil || !strings.Contains(out, "no such key; did you mean ports?") {
+			return fmt.Errorf("%v\n%s", err, out)
+		}
+		return nil
+	})
+	s.answered(t, 100)
+	if _, err := a.CLI(t.Context(), "check", "-c", lab.AgentConfigPath); err == nil {
+		t.Error("check accepts the wrong file")
+	}
+	if err := errors.Join(a.Configure(text), a.Reload()); err != nil {
+		t.Fatal(err)
+	}
+	labtest.Until(t, 5*time.Second, "the error is gone", func() error {
+		out, err := a.CLI(t.Context(), "status")
+		if err != nil || strings.Contains(out, "refused") {
+			return fmt.Errorf("%v\n%s", err, out)
+		}
+		return nil
+	})
+}
+
+// The bound is on when the kernel stops to choose the server; 100 ms are for the change itself and this machine.
+func (s *site) serverDies(t *testing.T) {
+	dead := s.Servers[1]
+	conns := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 30)
+	onIt := conns.Servers()[dead.Name()]
+	traffic := s.client().Traffic(t.Context(), url(vip4), 5*time.Millisecond, 300*time.Millisecond)
+	off := time.Now()
+	if err := dead.PowerOff(); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range s.agents {
+		labtest.Until(t, 5*time.Second, "the check has failed", func() error { return backends(t, a, "unhealthy", 2) })
+	}
+	left := time.Since(off)
+	labtest.Until(t, 5*time.Second, "requests since then", func() error {
+		if r := traffic.Between(time.Now().Add(-300*time.Millisecond), time.Time{}); r.Answered() < 20 {
+			return errors.New(r.String())
+		}
+		return nil
+	})
+	traffic.Stop()
+	if r := traffic.Between(off.Add(detection+100*time.Millisecond), time.Time{}); r.Err() != nil {
+		t.Errorf("more than %s after the death: %v", detection+100*time.Millisecond, r.Err())
+	}
+	t.Logf("the server had left %s after its death; the bound is %s", left, detection)
+	if onIt == 0 {
+		t.Fatal("no connection was on the server that died")
+	}
+	// Its connections are reset, not left hanging: the exchange fails long before its own patience ends.
+	start := time.Now()
+	errs := conns.Exchange(t.Context())
+	if took := time.Since(start); len(errs) != onIt || took > 2*time.Second {
+		t.Errorf("%d of %d connections of the dead server ended, after %s", len(errs), onIt, took)
+	}
+	if err := dead.PowerOn(); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range s.agents {
+		labtest.Until(t, 15*time.Second, "the server is back", func() error { return backends(t, a, "healthy", 6) })
+	}
+}
+
+// backends returns nil when exactly n backends of an agent are in a state.
+func backends(t *testing.T, a *lab.Agent, state string, n int) error {
+	var all []struct{ Address, State, Reason string }
+	if err := a.Get(t.Context(), "/v1/backends", &all); err != nil {
+		return err
+	}
+	have := 0
+	for _, b := range all {
+		if b.State == state {
+			have++
+		}
+	}
+	if have != n {
+		return fmt.Errorf("%d backends are %s, want %d: %+v", have, state, n, all)
+	}
+	return nil
+}
+
+func (s *site) allServersDie(t *testing.T) {
+	start := time.Now()
+	for _, w := range s.web {
+		if err := w.Stop(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.waitRoutes(t, 5*time.Second)
+	if took := time.Since(start); took > detection+500*time.Millisecond {
+		t.Errorf("the routes were gone after %s; want about %s", took, detection)
+	}
+	for _, w := range s.web {
+		if err := w.Start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.waitRoutes(t, 10*time.Second, s.Balancers...)
+	s.answered(t, 100)
+}
+
+func (s *site) losesSession(t *testing.T) {
+	for _, a := range []netip.Addr{s.Balancers[0].V4, s.Balancers[0].V6} {
+		if err := s.router.Reset(t.Context(), a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.router.WaitEstablished(t.Context(), 40*time.Second, s.Balancers[0].V4, s.Balancers[0].V6); err != nil {
+		t.Fatal(err)
+	}
+	s.waitRoutes(t, 10*time.Second, s.Balancers...)
+	s.answered(t, 100)
+}
+
+// The routes must be gone while the process still runs; else there is a moment in which packets go to nobody.
+func (s *site) terminates(t *testing.T) {
+	a := s.agents[0]
+	p := a.Process()
+	if err := p.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	<-p.Done()
+	for _, vip := range vips {
+		got, err := s.Topology.Router.NextHops(host(vip))
+		if err != nil || len(got) != 1 || got[0] != hops(vip, s.Balancers[1:])[0] {
+			t.Errorf("when the agent had ended, the router sent %s to %v, %v; want the other balancer only", vip, got, err)
+		}
+	}
+	if err := p.Wait(t.Context()); err != nil {
+		t.Errorf("exit: %v; want status 0", err)
+	}
+	s.answered(t, 100)
+}
