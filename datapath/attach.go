@@ -103,17 +103,32 @@ func (a *attachments) attachXDP(nic netlink.Link) (Mode, error) {
 	case ModeXDP, ModeAuto:
 		err := try(ModeXDP, link.XDPDriverMode, generic)
 		if err == nil {
-			return ModeXDP, a.objects.Uplinks.Put(uint32(index), uint32(1))
+			return ModeXDP, a.setUplink(nic)
 		}
 		if mode == ModeXDP {
 			return "", err
 		}
 		a.o.Log.Info("driver has no native XDP; tc is used", "interface", name, "reason", err)
 	}
-	if err := a.objects.Uplinks.Delete(uint32(index)); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	if err := ignoreMissing(a.objects.Uplinks.Delete(uint32(index))); err != nil {
 		return "", err
 	}
 	return ModeTC, errors.Join(a.unpin(native), a.unpin(generic))
+}
+
+// setUplink lets XDP send out of an interface by redirect, if that works there. On veth it does only while the other end
+// listens to it (it has GRO or an XDP program, seen from here as a feature of our end); else tc sends.
+func (a *attachments) setUplink(nic netlink.Link) error {
+	index := nic.Attrs().Index
+	if nic.Type() == "veth" {
+		features, err := xdpFeatures(index)
+		if err != nil || features&xdpFeatureXmit == 0 {
+			a.o.Log.Warn("the other end of veth takes no frames from XDP; tc sends instead",
+				"interface", nic.Attrs().Name, "err", err, "fix", "switch on GRO there: ethtool -K DEV gro on")
+			return ignoreMissing(a.objects.Uplinks.Delete(uint32(index)))
+		}
+	}
+	return a.objects.Uplinks.Put(uint32(index), uint32(1))
 }
 
 // pinned makes the link pinned under name run prog on interface index: the one that is there by an atomic update, or a

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
+	"github.com/vishvananda/netlink"
 )
 
 // load loads the programs of this binary, with the maps pinned in dir or, where there are none, with new ones.
@@ -23,6 +24,9 @@ func load(o Options, dir string) (*syObjects, error) {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return nil, fmt.Errorf("set %s: %w", name, err)
 		}
+	}
+	if err := spec.Variables["no_xdp_tx"].Set(anyVeth(o.Interfaces)); err != nil {
+		return nil, fmt.Errorf("set no_xdp_tx: %w", err)
 	}
 	// Two entries a flow, one for each direction.
 	spec.Maps["flows"].MaxEntries = uint32(2 * o.MaxFlows)
@@ -48,6 +52,16 @@ func load(o Options, dir string) (*syObjects, error) {
 		return nil, fmt.Errorf("load the programs: %w", err)
 	}
 	return &objects, nil
+}
+
+// anyVeth returns 1 when an interface is one end of a veth pair.
+func anyVeth(names []string) uint8 {
+	for _, name := range names {
+		if nic, err := netlink.LinkByName(name); err == nil && nic.Type() == "veth" {
+			return 1
+		}
+	}
+	return 0
 }
 
 // keepSize makes m as large as the pinned map of that name: flows matter more than a changed max_flows.

@@ -214,6 +214,7 @@ const (
 	syProgSyTcIn            = "sy_tc_in"
 	syProgSyXdp             = "sy_xdp"
 	syVarExported           = "exported"
+	syVarNoXdpTx            = "no_xdp_tx"
 	syVarSnatFirst          = "snat_first"
 	syVarSnatLast           = "snat_last"
 	syVarTimeoutClosed      = "timeout_closed"
@@ -292,6 +293,7 @@ type syMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type syVariableSpecs struct {
 	Exported           *ebpf.VariableSpec `ebpf:"exported"`
+	NoXdpTx            *ebpf.VariableSpec `ebpf:"no_xdp_tx"`
 	SnatFirst          *ebpf.VariableSpec `ebpf:"snat_first"`
 	SnatLast           *ebpf.VariableSpec `ebpf:"snat_last"`
 	TimeoutClosed      *ebpf.VariableSpec `ebpf:"timeout_closed"`
@@ -355,6 +357,7 @@ func (m *syMaps) Close() error {
 // It can be passed to loadSyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type syVariables struct {
 	Exported           *ebpf.Variable `ebpf:"exported"`
+	NoXdpTx            *ebpf.Variable `ebpf:"no_xdp_tx"`
 	SnatFirst          *ebpf.Variable `ebpf:"snat_first"`
 	SnatLast           *ebpf.Variable `ebpf:"snat_last"`
 	TimeoutClosed      *ebpf.Variable `ebpf:"timeout_closed"`

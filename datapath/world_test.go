@@ -70,7 +70,7 @@ func newWorld(t *testing.T, h hook, isV6 bool, change func(*Options)) *world {
 	w := &world{t: t, host: labtest.Host(t, l, "lb"), hook: h, v6: isV6}
 	peer := labtest.Host(t, l, "peer")
 	end := lab.End{Host: w.host, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}}
-	if err := l.Link(end, lab.End{Host: peer, Name: "eth0"}, lab.LinkOptions{}); err != nil {
+	if err := l.Link(end, lab.End{Host: peer, Name: "eth0"}, lab.LinkOptions{SoftwareChecksums: true}); err != nil {
 		t.Fatal(err)
 	}
 	w.o = Options{

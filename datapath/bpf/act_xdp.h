@@ -7,6 +7,20 @@
 
 #define XDP_LEAVE XDP_PASS
 
+/* can_send reports whether XDP may send out of an interface. Back out where it came in it always may, but on veth. */
+static __always_inline int can_send(struct xdp_md *ctx, __u32 ifindex)
+{
+	return (ifindex == ctx->ingress_ifindex && !no_xdp_tx) || bpf_map_lookup_elem(&uplinks, &ifindex);
+}
+
+/* xdp_send sends the packet as it is out of an interface. */
+static __always_inline int xdp_send(struct xdp_md *ctx, __u32 ifindex)
+{
+	if (ifindex == ctx->ingress_ifindex && !no_xdp_tx)
+		return XDP_TX;
+	return bpf_redirect(ifindex, 0);
+}
+
 static __always_inline int xdp_rewrite(struct xdp_md *ctx, const struct pkt *p, const struct tuple *t)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
@@ -85,7 +99,7 @@ static __always_inline int xdp_forward(struct xdp_md *ctx, const struct pkt *p, 
 
 	if (r == ROUTE_NO_NEIGHBOUR)
 		return XDP_LEAVE;
-	if (r == ROUTE_OK && fib.ifindex != ctx->ingress_ifindex && !bpf_map_lookup_elem(&uplinks, &fib.ifindex))
+	if (r == ROUTE_OK && !can_send(ctx, fib.ifindex))
 		return XDP_LEAVE;
 	if (r == ROUTE_OK)
 		commit(p, v, f);
@@ -99,7 +113,7 @@ static __always_inline int xdp_forward(struct xdp_md *ctx, const struct pkt *p, 
 		return XDP_DROP;
 	__builtin_memcpy(eth->dst, fib.dmac, ETH_ALEN);
 	__builtin_memcpy(eth->src, fib.smac, ETH_ALEN);
-	return fib.ifindex == ctx->ingress_ifindex ? XDP_TX : bpf_redirect(fib.ifindex, 0);
+	return xdp_send(ctx, fib.ifindex);
 }
 
 static __always_inline int act_xdp(struct xdp_md *ctx, const struct pkt *p, struct verdict *v, struct flow *f)
@@ -107,13 +121,13 @@ static __always_inline int act_xdp(struct xdp_md *ctx, const struct pkt *p, stru
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	int ok = 0;
 
-	switch (v->action) {
-	case ACTION_FORWARD:
+	if (v->action == ACTION_FORWARD)
 		return xdp_forward(ctx, p, v, f);
-	case ACTION_PASS:
-		if (v->reason == REASON_NOT_OURS)
-			return XDP_PASS; /* not counted: this is the rest of the machine's traffic */
-		return XDP_LEAVE; /* tc counts it */
+	if (v->action == ACTION_PASS) /* the rest of the machine's traffic, or what tc counts */
+		return XDP_LEAVE;
+	if (v->action != ACTION_DROP && !can_send(ctx, ctx->ingress_ifindex))
+		return XDP_LEAVE;
+	switch (v->action) {
 	case ACTION_ECHO:
 		ok = echo(data, end, p);
 		break;
@@ -127,5 +141,5 @@ static __always_inline int act_xdp(struct xdp_md *ctx, const struct pkt *p, stru
 		break;
 	}
 	count(p, v);
-	return ok ? XDP_TX : XDP_DROP;
+	return ok ? xdp_send(ctx, ctx->ingress_ifindex) : XDP_DROP;
 }

@@ -5,6 +5,10 @@
 /* Set by the loader; the verifier prunes what they make unreachable. */
 volatile const __u16 snat_first = 61000, snat_last = 65535;
 
+/* 1: send by redirect also where XDP_TX would do. veth's XDP_TX does not wake up a peer that has no XDP program itself
+ * (veth_xdp_flush in drivers/net/veth.c): packets then wait for the next one. */
+volatile const __u8 no_xdp_tx = 0;
+
 #define SECOND 1000000000ULL
 /* How long a flow may be silent (nf_conntrack's and RFC 5382's values are of this order). Read by Go, too. */
 volatile const __u64 timeout_half_open = 30 * SECOND;

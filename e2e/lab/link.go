@@ -63,8 +63,16 @@ func link(a, b End, index int, o LinkOptions) error {
 		return err
 	}
 	for _, e := range []End{a, b} {
-		if err := e.configure(o); err != nil {
+		if err := e.configure(); err != nil {
 			return fmt.Errorf("%s:%s: %w", e.Host, e.Name, err)
+		}
+	}
+	// Only once both are up: an end becomes a target of XDP redirects when the GRO of an end that is up is switched on.
+	for _, e := range []End{a, b} {
+		if o.SoftwareChecksums {
+			if err := e.Host.softwareChecksums(e.Name); err != nil {
+				return fmt.Errorf("%s:%s: %w", e.Host, e.Name, err)
+			}
 		}
 	}
 	_, err := Until(context.Background(), 3*time.Second, "the link is operational", func() error {
@@ -81,12 +89,7 @@ func (e End) operational() error {
 	return err
 }
 
-func (e End) configure(o LinkOptions) error {
-	if o.SoftwareChecksums {
-		if err := e.Host.softwareChecksums(e.Name); err != nil {
-			return err
-		}
-	}
+func (e End) configure() error {
 	dev, err := e.Host.nl.LinkByName(e.Name)
 	if err != nil {
 		return err
