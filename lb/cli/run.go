@@ -48,6 +48,10 @@ func newLogger(w io.Writer, c config.Log, level *slog.LevelVar) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, o))
 }
 
+// linger is how long the sessions over which the routes were withdrawn stay up: a router needs a moment to act on it, and
+// whoever waits for our end takes it that nothing comes here any more.
+const linger = 500 * time.Millisecond
+
 // run runs every part. The engine ends first, for it withdraws the routes; then the rest, among it the BGP sessions
 // over which that went out. Any part that fails ends the agent the same way.
 func (a *agent) run(ctx context.Context) error {
@@ -75,6 +79,9 @@ func (a *agent) run(ctx context.Context) error {
 	a.log.Info("agent started", "version", version, "config", a.name, "services", len(a.cfg.Services))
 	err := a.engine.Run(ctx)
 	notifier.Stopping()
+	if err == nil {
+		time.Sleep(linger)
+	}
 	stopRest()
 	err = errors.Join(err, g.Wait())
 	a.log.Info("agent stopped", "err", err)
