@@ -122,7 +122,7 @@ func (s *site) answered(t *testing.T, n int) {
 }
 
 // dial returns how a TCP connection to a port of a VIP ends, and how long that took.
-func (s *site) dial(t *testing.T, vip netip.Addr, port uint16) (error, time.Duration) {
+func (s *site) dial(t *testing.T, vip netip.Addr, port uint16) (time.Duration, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
@@ -131,7 +131,7 @@ func (s *site) dial(t *testing.T, vip netip.Addr, port uint16) (error, time.Dura
 	if err == nil {
 		c.Close()
 	}
-	return err, time.Since(start)
+	return time.Since(start), err
 }
 
 // exchange fails the test when a connection dies.

@@ -72,7 +72,7 @@ func (s *site) refuses(t *testing.T) {
 		if err := s.client().Ping(t.Context(), vip); err != nil {
 			t.Errorf("ping %s: %v", vip, err)
 		}
-		if err, took := s.dial(t, vip, 81); !errors.Is(err, syscall.ECONNREFUSED) || took > time.Second {
+		if took, err := s.dial(t, vip, 81); !errors.Is(err, syscall.ECONNREFUSED) || took > time.Second {
 			t.Errorf("port 81 of %s: %v after %s; want refused at once", vip, err, took)
 		}
 	}
