@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strconv"
 
 	"github.com/mdlayher/ndp"
 	"github.com/mdlayher/packet"
@@ -46,7 +47,11 @@ var neighbourMessages = []bpf.Instruction{
 }
 
 func openNDP(ifi *net.Interface) (*ndpSocket, error) {
-	conn, _, err := ndp.Listen(ifi, ndp.LinkLocal)
+	// Package net remembers for a minute which index the name of a zone has; one that was deleted and made again would
+	// be missed for so long. A number as the zone is taken as it is.
+	numbered := *ifi
+	numbered.Name = strconv.Itoa(ifi.Index)
+	conn, _, err := ndp.Listen(&numbered, ndp.LinkLocal)
 	if err != nil {
 		return nil, fmt.Errorf("open NDP: %w", err)
 	}

@@ -34,7 +34,7 @@ type sockets struct {
 }
 
 // retryAfter is how long an interface that failed is left alone, unless it changes.
-const retryAfter = 2 * time.Second
+const retryAfter = time.Second
 
 func (p *port) run(ctx context.Context, changed <-chan struct{}) {
 	said := ""
@@ -48,6 +48,7 @@ func (p *port) run(ctx context.Context, changed <-chan struct{}) {
 			p.log.Warn("interface not served", "err", err)
 		} else if err == nil {
 			said = ""
+			continue // it changed: begin again at once
 		}
 		select {
 		case <-ctx.Done():
@@ -79,12 +80,21 @@ func (p *port) serve(ctx context.Context, changed <-chan struct{}) error {
 		s.close()
 		readers.Wait()
 	}()
+	again := time.NewTicker(retryAfter)
+	defer again.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case err := <-failed:
 			return err
+		case <-again.C:
+			if s.ndp != nil {
+				again.Stop()
+			} else if n, err := openNDP(s.ifi); err == nil { // its link-local address was not there yet
+				n.close()
+				return nil
+			}
 		case <-changed:
 			now, err := net.InterfaceByName(p.name)
 			if err != nil {

@@ -1,0 +1,284 @@
+package l2
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mdlayher/arp"
+	"github.com/mdlayher/ndp"
+	"github.com/mdlayher/packet"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/vishvananda/netlink"
+
+	"github.com/steelyard-lb/steelyard/announce/announcetest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+var (
+	vip4, vip6 = netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")
+	vips       = []netip.Addr{vip4, vip6, netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("2001:db8::1:10")}
+)
+
+// lines is a log that a test can read.
+type lines struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(b)
+}
+
+func (l *lines) count(s string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.b.String(), s)
+}
+
+func newAnnouncer(t testing.TB, log *lines, interfaces ...string) *Announcer {
+	a, err := New(Options{Interfaces: interfaces, Log: slog.New(slog.NewTextHandler(log, nil)), Repeat: []time.Duration{50 * time.Millisecond}})
+	must(t, err)
+	return a
+}
+
+// running starts a and ends it with the test.
+func running(t testing.TB, a *Announcer) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		must(t, <-done)
+	})
+}
+
+func set(t testing.TB, a *Announcer, vips ...netip.Addr) {
+	t.Helper()
+	var list []lb.Announcement
+	for _, v := range vips {
+		list = append(list, lb.Announcement{VIP: v, Weight: 1})
+	}
+	must(t, a.Set(t.Context(), list))
+}
+
+func TestConformance(t *testing.T) {
+	announcetest.Run(t, func(t testing.TB) *announcetest.Bench {
+		n, log := newNeighbour(t), &lines{}
+		t.Cleanup(func() {
+			if t.Failed() {
+				t.Logf("the announcer said:\n%s", &log.b)
+			}
+		})
+		return &announcetest.Bench{
+			Announcer: newAnnouncer(t, log, "eth0"), VIPs: vips, Bad: netip.MustParseAddr("224.0.0.1"),
+			Seen: func() []netip.Addr { return slices.Collect(maps.Keys(n.resolveAll(vips))) },
+		}
+	})
+}
+
+func ourMAC(t testing.TB) net.HardwareAddr {
+	ours, err := netlink.LinkByName("eth0")
+	must(t, err)
+	return ours.Attrs().HardwareAddr
+}
+
+// A take-over must reach caches at once: the neighbour believes another MAC, and is never asked again.
+func TestTakeOverMovesCachedEntries(t *testing.T) {
+	n := newNeighbour(t)
+	a := newAnnouncer(t, &lines{}, "eth0")
+	running(t, a)
+	for _, v := range []netip.Addr{vip4, vip6} {
+		must(t, n.nl.NeighSet(&netlink.Neigh{LinkIndex: n.link.Attrs().Index, IP: v.AsSlice(),
+			HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 77}, State: netlink.NUD_STALE}))
+	}
+	set(t, a, vip4, vip6)
+	for _, v := range []netip.Addr{vip4, vip6} {
+		until(t, "the neighbour to believe us", func() bool {
+			e := n.entry(v)
+			return e != nil && bytes.Equal(e.HardwareAddr, ourMAC(t))
+		})
+	}
+}
+
+// A neighbour that only wants to know whether we are still there asks the VIP itself. Without an answer it goes to
+// FAILED, for nothing else makes it REACHABLE again.
+func TestUnicastProbesAreAnswered(t *testing.T) {
+	n := newNeighbour(t)
+	a := newAnnouncer(t, &lines{}, "eth0")
+	running(t, a)
+	set(t, a, vip4, vip6)
+	for _, v := range []netip.Addr{vip4, vip6} {
+		until(t, "a first resolution", func() bool { return n.resolve(v) != nil })
+		e := *n.entry(v)
+		e.State = netlink.NUD_PROBE
+		must(t, n.nl.NeighSet(&e))
+		until(t, "the probe's answer", func() bool {
+			now := n.entry(v)
+			if now == nil || now.State&netlink.NUD_FAILED != 0 {
+				t.Fatalf("%s: the probe failed", v)
+			}
+			return now.State&netlink.NUD_REACHABLE != 0
+		})
+	}
+}
+
+// send sends a raw frame from the neighbour.
+func (n *neighbour) send(ethertype int, payload []byte) {
+	n.t.Helper()
+	must(n.t, n.do(func() error {
+		ifi, err := net.InterfaceByName("eth0")
+		if err != nil {
+			return err
+		}
+		c, err := packet.Listen(ifi, packet.Raw, ethertype, nil)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		frame := append([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, ifi.HardwareAddr...)
+		frame = append(frame, byte(ethertype>>8), byte(ethertype))
+		_, err = c.WriteTo(append(frame, payload...), &packet.Addr{HardwareAddr: net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}})
+		return err
+	}))
+}
+
+func TestMalformedFramesDoNotEndTheLoop(t *testing.T) {
+	n := newNeighbour(t)
+	a := newAnnouncer(t, &lines{}, "eth0")
+	running(t, a)
+	set(t, a, vip4, vip6)
+	until(t, "a first answer", func() bool { return n.resolve(vip4) != nil && n.resolve(vip6) != nil })
+	lies := make([]byte, 28)
+	copy(lies, []byte{0, 1, 8, 0, 200, 200, 0, 1}) // addresses of 200 bytes
+	n.send(0x0806, lies)
+	n.send(0x0806, []byte{0})
+	solicitation := make([]byte, 40+24)
+	copy(solicitation, []byte{0x60, 0, 0, 0, 0xff, 0xff, 58, 255}) // a length of 65535
+	solicitation[40] = 135
+	n.send(0x86dd, solicitation)
+	copy(solicitation, []byte{0x60, 0, 0, 0, 0, 24, 58, 255}) // a wrong checksum
+	n.send(0x86dd, solicitation)
+	if n.resolve(vip4) == nil || n.resolve(vip6) == nil {
+		t.Error("no answer after malformed frames")
+	}
+}
+
+// Somebody else who claims a VIP is told once in the log and counted each time, and the address is kept.
+func TestRivalIsReported(t *testing.T) {
+	n := newNeighbour(t)
+	log := &lines{}
+	a := newAnnouncer(t, log, "eth0")
+	running(t, a)
+	set(t, a, vip4)
+	until(t, "a first answer", func() bool { return n.resolve(vip4) != nil })
+	for range 2 {
+		must(t, n.do(func() error {
+			ifi, err := net.InterfaceByName("eth0")
+			if err != nil {
+				return err
+			}
+			c, err := arp.Dial(ifi)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			p, err := arp.NewPacket(arp.OperationReply, ifi.HardwareAddr, vip4, ifi.HardwareAddr, vip4)
+			if err != nil {
+				return err
+			}
+			return c.WriteTo(p, net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
+		}))
+	}
+	until(t, "both frames to be counted", func() bool { return testutil.ToFloat64(a.metrics.rivals.WithLabelValues("eth0")) == 2 })
+	if got := log.count("another machine claims a VIP of ours"); got != 1 {
+		t.Errorf("%d log lines; want 1", got)
+	}
+	if n.resolve(vip4) == nil {
+		t.Error("no longer answered")
+	}
+}
+
+// An interface that is deleted and made again has another index and another MAC; one that is missing holds up nobody.
+func TestInterfacesComeAndGo(t *testing.T) {
+	n := newNeighbour(t)
+	log := &lines{}
+	a := newAnnouncer(t, log, "missing0", "eth0")
+	running(t, a)
+	set(t, a, vip4, vip6)
+	until(t, "answers", func() bool { return n.resolve(vip4) != nil && n.resolve(vip6) != nil })
+	before := ourMAC(t)
+	ours, err := netlink.LinkByName("eth0")
+	must(t, err)
+	must(t, netlink.LinkSetDown(ours))
+	must(t, netlink.LinkSetUp(ours))
+	until(t, "answers after down and up", func() bool { return n.resolve(vip4) != nil && n.resolve(vip6) != nil })
+	must(t, netlink.LinkDel(ours))
+	n.wire("eth0")
+	until(t, "answers with the new MAC", func() bool {
+		mac := n.resolve(vip4)
+		return bytes.Equal(mac, ourMAC(t)) && !bytes.Equal(mac, before) && bytes.Equal(n.resolve(vip6), ourMAC(t))
+	})
+	if log.count("missing0") == 0 {
+		t.Error("the missing interface is not in the log")
+	}
+}
+
+// Who is about to use an address asks from no address at all (RFC 4862 §5.4); the answer goes to everybody.
+func TestDuplicateAddressDetectionFails(t *testing.T) {
+	n := newNeighbour(t)
+	a := newAnnouncer(t, &lines{}, "eth0")
+	running(t, a)
+	set(t, a, vip6)
+	until(t, "a first answer", func() bool { return n.resolve(vip6) != nil })
+	addr, err := netlink.ParseAddr(vip6.String() + "/64")
+	must(t, err)
+	must(t, n.nl.AddrAdd(n.link, addr)) // with detection
+	until(t, "the kernel of the neighbour to find the duplicate", func() bool {
+		all, err := n.nl.AddrList(n.link, netlink.FAMILY_V6)
+		must(t, err)
+		for _, x := range all {
+			if x.IP.Equal(vip6.AsSlice()) && x.Flags&0x08 != 0 { // IFA_F_DADFAILED
+				return true
+			}
+		}
+		return false
+	})
+}
+
+func TestMetricsAreClean(t *testing.T) {
+	r := prometheus.NewRegistry()
+	a := newAnnouncer(t, &lines{}, "eth0")
+	for _, c := range []*prometheus.CounterVec{a.metrics.answers, a.metrics.gratuitous, a.metrics.rivals} {
+		c.WithLabelValues("eth0").Inc()
+	}
+	r.MustRegister(a)
+	if problems, err := testutil.GatherAndLint(r); err != nil || len(problems) > 0 {
+		t.Errorf("%v %v", problems, err)
+	}
+}
+
+func TestChecksum(t *testing.T) {
+	from, to := netip.MustParseAddr("fe80::1"), netip.MustParseAddr("ff02::1:ff00:10")
+	m, err := ndp.MarshalMessageChecksum(&ndp.NeighborSolicitation{TargetAddress: vip6}, from, to)
+	must(t, err)
+	addrs := append(from.AsSlice(), to.AsSlice()...)
+	if sum := icmpChecksum(addrs, m); sum != 0 {
+		t.Errorf("sum of a right message is %#x; want 0", sum)
+	}
+	m[5] ^= 1
+	if icmpChecksum(addrs, m) == 0 {
+		t.Error("sum of a wrong message is 0")
+	}
+}

@@ -1,0 +1,198 @@
+package l2
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// The tests run in a process whose every thread is in a network namespace of its own: the announcer opens sockets from
+// many. TestMain starts that process.
+func TestMain(m *testing.M) {
+	if os.Getenv("L2_INSIDE") != "" {
+		os.Exit(m.Run())
+	}
+	if os.Geteuid() != 0 {
+		if os.Getenv("STEELYARD_CI") != "" {
+			fmt.Fprintln(os.Stderr, "network namespaces need root, and STEELYARD_CI forbids to skip")
+			os.Exit(1)
+		}
+		fmt.Println("SKIPPED: network namespaces need root")
+		return
+	}
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = append(os.Environ(), "L2_INSIDE=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Run(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// neighbour is a Linux machine on the other end of the wire of our interface "eth0".
+type neighbour struct {
+	t    testing.TB
+	ns   netns.NsHandle
+	nl   *netlink.Handle
+	link netlink.Link
+}
+
+var addresses = []string{"192.0.2.1/24", "2001:db8::1/64"}
+
+// newNeighbour makes both ends; ours has the addresses .2, the VIPs are in the same subnets.
+func newNeighbour(t testing.TB) *neighbour {
+	t.Helper()
+	n := &neighbour{t: t}
+	runtime.LockOSThread()
+	home, err := netns.Get()
+	must(t, err)
+	n.ns, err = netns.New()
+	must(t, err)
+	must(t, netns.Set(home))
+	runtime.UnlockOSThread()
+	home.Close()
+	n.nl, err = netlink.NewHandleAt(n.ns)
+	must(t, err)
+	n.wire("eth0")
+	t.Cleanup(func() {
+		if ours, err := netlink.LinkByName("eth0"); err == nil {
+			must(t, netlink.LinkDel(ours))
+		}
+		n.nl.Close()
+		n.ns.Close()
+	})
+	return n
+}
+
+// wire makes our interface of that name, with the neighbour's "eth0" at the other end.
+func (n *neighbour) wire(name string) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	must(n.t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(n.ns))}))
+	ours, err := netlink.LinkByName(name)
+	must(n.t, err)
+	n.link, err = n.nl.LinkByName("eth0")
+	must(n.t, err)
+	for i, a := range addresses {
+		mine := []string{"192.0.2.2/24", "2001:db8::2/64"}[i]
+		must(n.t, netlink.AddrAdd(ours, address(n.t, mine)))
+		must(n.t, n.nl.AddrAdd(n.link, address(n.t, a)))
+	}
+	must(n.t, n.nl.LinkSetUp(n.link))
+	must(n.t, netlink.LinkSetUp(ours))
+	// NDP speaks from the link-local address, which the kernel makes a moment after the link is up.
+	until(n.t, "a link-local address", func() bool {
+		all, err := netlink.AddrList(ours, netlink.FAMILY_V6)
+		return err == nil && slices.ContainsFunc(all, func(a netlink.Addr) bool {
+			return a.IP.IsLinkLocalUnicast() && a.Flags&syscall.IFA_F_TENTATIVE == 0
+		})
+	})
+}
+
+func address(t testing.TB, s string) *netlink.Addr {
+	a, err := netlink.ParseAddr(s)
+	must(t, err)
+	a.Flags = syscall.IFA_F_NODAD
+	return a
+}
+
+// do runs f in the neighbour's namespace.
+func (n *neighbour) do(f func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // the thread ends with the goroutine
+		if err := netns.Set(n.ns); err != nil {
+			done <- err
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}
+
+// resolve returns the MAC that a fresh resolution of ip gives; nil when nobody answers.
+func (n *neighbour) resolve(ip netip.Addr) net.HardwareAddr {
+	n.t.Helper()
+	return n.resolveAll([]netip.Addr{ip})[ip]
+}
+
+// patience is how long an answer may take; on a wire without delay it takes less than a millisecond.
+const patience = 150 * time.Millisecond
+
+// resolveAll resolves several addresses anew, at the same time.
+func (n *neighbour) resolveAll(ips []netip.Addr) map[netip.Addr]net.HardwareAddr {
+	n.t.Helper()
+	for _, ip := range ips {
+		n.forget(ip)
+		n.ask(ip)
+	}
+	macs := map[netip.Addr]net.HardwareAddr{}
+	for deadline := time.Now().Add(patience); len(macs) < len(ips) && time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+		for _, ip := range ips {
+			e := n.entry(ip)
+			if e != nil && len(e.HardwareAddr) > 0 && e.State&(netlink.NUD_REACHABLE|netlink.NUD_STALE|netlink.NUD_DELAY) != 0 {
+				macs[ip] = e.HardwareAddr
+			}
+		}
+	}
+	return macs
+}
+
+// ask makes the neighbour send something to ip.
+func (n *neighbour) ask(ip netip.Addr) {
+	n.t.Helper()
+	must(n.t, n.do(func() error {
+		c, err := net.Dial("udp", netip.AddrPortFrom(ip, 9).String())
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_, err = c.Write([]byte("x"))
+		return err
+	}))
+}
+
+func (n *neighbour) entry(ip netip.Addr) *netlink.Neigh {
+	n.t.Helper()
+	all, err := n.nl.NeighList(n.link.Attrs().Index, netlink.FAMILY_ALL)
+	must(n.t, err)
+	for _, e := range all {
+		if e.IP.Equal(ip.AsSlice()) {
+			return &e
+		}
+	}
+	return nil
+}
+
+func (n *neighbour) forget(ip netip.Addr) {
+	if e := n.entry(ip); e != nil {
+		n.nl.NeighDel(e) // it may have gone meanwhile
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func until(t testing.TB, what string, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited 10 s for %s", what)
+		}
+	}
+}
