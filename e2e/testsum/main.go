@@ -38,6 +38,7 @@ type test struct {
 	action    string
 	elapsed   float64
 	output    []string
+	ran       bool
 	parent    bool // it has subtests
 }
 
@@ -79,8 +80,12 @@ func (s *summary) take(e event, out io.Writer) {
 	t := s.test(e.Package, e.Test)
 	switch e.Action {
 	case "run":
-		if i := strings.LastIndexByte(e.Test, '/'); i >= 0 {
-			s.test(e.Package, e.Test[:i]).parent = true
+		t.ran = true
+		// A name may have slashes of its own, so not every prefix is a test.
+		for i, c := range e.Test {
+			if c == '/' {
+				s.test(e.Package, e.Test[:i]).parent = true
+			}
 		}
 	case "output":
 		t.output = append(t.output, e.Output)
@@ -107,7 +112,7 @@ func (s *summary) report(out io.Writer, broken error, strict bool) int {
 		return cmp.Or(cmp.Compare(a.pkg, b.pkg), -cmp.Compare(a.name, b.name))
 	})
 	for _, t := range all {
-		if t.name != "" && t.action == "" {
+		if t.ran && t.action == "" {
 			t.action = "fail" // it never ended: panic or timeout
 		}
 		leaf := !t.parent && t.name != ""

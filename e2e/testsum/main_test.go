@@ -26,6 +26,9 @@ func TestSummary(t *testing.T) {
 		{"all pass; parents are not counted", []string{
 			ev("run", "TestA"), ev("run", "TestA/x"), ev("run", "TestA/y"), ev("pass", "TestA/x"), ev("pass", "TestA/y"), ev("pass", "TestA"), ev("pass", ""),
 		}, true, 0, "2 passed, 0 failed, 0 skipped", "pass  p"},
+		{"names with slashes", []string{
+			ev("run", "TestA"), ev("run", "TestA/x/v4"), ev("run", "TestA/x/v4/r"), ev("pass", "TestA/x/v4/r"), ev("pass", "TestA/x/v4"), ev("pass", "TestA"), ev("pass", ""),
+		}, true, 0, "1 passed, 0 failed, 0 skipped", "pass  p"},
 		{"a subtest fails", []string{
 			ev("run", "TestA"), ev("run", "TestA/x"), out("TestA/x", "boom\n"), ev("fail", "TestA/x"), ev("fail", "TestA"), ev("fail", ""),
 		}, false, 1, "0 passed, 1 failed, 0 skipped", "=== FAIL p TestA/x\nboom"},
