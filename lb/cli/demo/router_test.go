@@ -68,7 +68,7 @@ func TestRouter(t *testing.T) {
 	// announced the same, they have never been away.
 	p1.Kill()
 	stays(t, n, 4*time.Second, one, two)
-	p1 = speaker(t, one, self)
+	speaker(t, one, self)
 	stays(t, n, 4*time.Second, one, two)
 
 	// Without power the link is down: gone at once.
@@ -84,7 +84,7 @@ func TestRouter(t *testing.T) {
 		return nil
 	})
 	check(t, one.PowerOn())
-	speaker(t, one, self)
+	p1 = speaker(t, one, self)
 	via(20*time.Second, one, two)
 
 	// A goodbye is believed.
