@@ -1,9 +1,10 @@
 // Testsum reads what "go test -json" says on standard input and tells a person: the output of what failed, a line for
 // each package, the slowest tests, and, alone on the last line, how many tests passed, failed and were skipped.
 //
-// Only leaves are counted: a test with subtests is as good as they are, unless it fails by itself. A package that does
-// not build, panics or runs out of time counts as a failure. It exits with 1 when anything failed and, with
-// STEELYARD_CI=1, when anything was skipped: a check that is skipped for good is no check.
+// Only leaves are counted: a test with subtests is as good as they are, unless it fails or is skipped by itself. A package
+// that does not build, panics, runs out of time or is cut off counts as a failure, and so does it when no test ran. The
+// exit status is 1 when anything failed and, with STEELYARD_CI=1, when anything was skipped: a check that is skipped for
+// good is no check.
 package main
 
 import (
@@ -12,7 +13,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -34,8 +37,8 @@ type event struct {
 }
 
 type test struct {
-	pkg, name string
-	action    string
+	pkg, name string // name is empty for the package itself
+	action    string // how it ended; empty while it runs
 	elapsed   float64
 	output    []string
 	ran       bool
@@ -43,10 +46,10 @@ type test struct {
 }
 
 type summary struct {
-	tests    map[string]*test // by package and name; "" is the package itself
-	packages []string         // in the order they ended
-	builds   map[string][]string
-	stray    []string // lines that are no events
+	tests  map[string]*test    // by package and name
+	builds map[string][]string // what the compiler said, by import path
+
+	passed, failed, skipped int
 }
 
 func run(in io.Reader, out io.Writer, strict bool) int {
@@ -56,12 +59,25 @@ func run(in io.Reader, out io.Writer, strict bool) int {
 	for lines.Scan() {
 		var e event
 		if json.Unmarshal(lines.Bytes(), &e) != nil || e.Action == "" {
-			s.stray = append(s.stray, lines.Text())
+			fmt.Fprintln(out, lines.Text()) // the go command itself speaks
 			continue
 		}
 		s.take(e, out)
 	}
-	return s.report(out, lines.Err(), strict)
+	s.report(out)
+	if err := lines.Err(); err != nil {
+		s.failed++
+		fmt.Fprintf(out, "\n=== FAIL reading the test output: %v\n", err)
+	}
+	if s.passed+s.failed+s.skipped == 0 {
+		s.failed++
+		fmt.Fprintln(out, "\n=== FAIL no test ran")
+	}
+	fmt.Fprintf(out, "\n%d passed, %d failed, %d skipped\n", s.passed, s.failed, s.skipped)
+	if s.failed > 0 || strict && s.skipped > 0 {
+		return 1
+	}
+	return 0
 }
 
 func (s *summary) test(pkg, name string) *test {
@@ -91,62 +107,66 @@ func (s *summary) take(e event, out io.Writer) {
 		t.output = append(t.output, e.Output)
 	case "pass", "fail", "skip":
 		t.action, t.elapsed = e.Action, e.Elapsed
+		if e.Action == "pass" {
+			t.output = nil
+		}
 		if e.FailedBuild != "" {
 			t.output = append(s.builds[e.FailedBuild], t.output...)
 		}
 		if e.Test == "" {
-			s.packages = append(s.packages, e.Package)
 			fmt.Fprintf(out, "%-4s  %s  %s\n", e.Action, e.Package, seconds(e.Elapsed))
 		}
 	}
 }
 
-func (s *summary) report(out io.Writer, broken error, strict bool) int {
-	var passed, failed, skipped int
-	var all []*test
-	failedIn := map[string]bool{} // packages and parents in which a leaf failed
-	for _, t := range s.tests {
-		all = append(all, t)
-	}
-	slices.SortFunc(all, func(a, b *test) int { // children before parents
+// report counts, and shows what failed or was skipped and the tests that took longest.
+func (s *summary) report(out io.Writer) {
+	all := slices.SortedFunc(maps.Values(s.tests), func(a, b *test) int { // children before parents
 		return cmp.Or(cmp.Compare(a.pkg, b.pkg), -cmp.Compare(a.name, b.name))
 	})
+	explained := map[string]bool{} // packages and parents in which something counted failed
 	for _, t := range all {
-		if t.ran && t.action == "" {
-			t.action = "fail" // it never ended: panic or timeout
+		if t.name != "" && t.action == "" && !t.ran {
+			continue // a prefix of a name, and no test
 		}
-		leaf := !t.parent && t.name != ""
-		switch {
-		case t.action == "fail" && (leaf || !failedIn[t.pkg+" "+t.name]):
-			failed++
-			fmt.Fprintf(out, "\n=== FAIL %s %s\n%s", t.pkg, t.name, strings.Join(t.output, ""))
-		case t.action == "pass" && leaf:
-			passed++
-		case t.action == "skip" && leaf:
-			skipped++
-			fmt.Fprintf(out, "\n=== SKIP %s %s\n%s", t.pkg, t.name, strings.Join(t.output, ""))
-		}
-		if t.action == "fail" {
+		switch leaf := t.name != "" && !t.parent; t.action {
+		case "pass":
+			if leaf {
+				s.passed++
+			}
+		case "skip":
+			if t.name != "" { // a package without tests is no skip
+				s.skipped++
+				t.show(out, "SKIP")
+			}
+		case "fail", "": // what never ended was cut off: by a panic, a timeout, the end of the go command
+			by := explained[t.pkg+" "+t.name]
+			if !by {
+				s.failed++
+			}
+			if !by || t.says() {
+				t.show(out, "FAIL")
+			}
 			for name := t.name; name != ""; {
 				name = name[:max(0, strings.LastIndexByte(name, '/'))]
-				failedIn[t.pkg+" "+name] = true
+				explained[t.pkg+" "+name] = true
 			}
 		}
 	}
-	if broken != nil {
-		failed++
-		fmt.Fprintf(out, "\n=== FAIL reading the test output: %v\n", broken)
-	}
-	if len(s.packages) == 0 {
-		failed++
-		fmt.Fprintf(out, "\n=== FAIL no package was tested\n%s\n", strings.Join(s.stray, "\n"))
-	}
 	slowest(out, all)
-	fmt.Fprintf(out, "\n%d passed, %d failed, %d skipped\n", passed, failed, skipped)
-	if failed > 0 || strict && skipped > 0 {
-		return 1
-	}
-	return 0
+}
+
+func (t *test) show(out io.Writer, what string) {
+	fmt.Fprintf(out, "\n=== %s %s\n%s", what, strings.TrimSpace(t.pkg+" "+t.name), strings.Join(t.output, ""))
+}
+
+// noise is what package testing and the go command say of every test.
+var noise = regexp.MustCompile(`^\s*(=== (RUN|PAUSE|CONT|NAME) |--- (PASS|FAIL|SKIP): |(PASS|FAIL)\s*$|FAIL\t|exit status |coverage: |\s*$)`)
+
+// says reports whether there is anything in the output that the failures of subtests do not tell: a panic in a subtest
+// is in the output of its parent, for one.
+func (t *test) says() bool {
+	return slices.ContainsFunc(t.output, func(line string) bool { return !noise.MatchString(line) })
 }
 
 func slowest(out io.Writer, all []*test) {
