@@ -1,12 +1,15 @@
 # sudo make demo    build, and see a whole network on this machine
 # sudo make test    install what the tests need (apt), and run everything
 #
+# A pipe fails when any part of it does.
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 # Under sudo the Go of the user may not be in PATH.
 export PATH := $(PATH):/usr/local/go/bin:/usr/lib/go/bin
 # One static binary, the same from any directory.
 export CGO_ENABLED = 0
 
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X github.com/steelyard-lb/steelyard/lb/cli.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
@@ -18,9 +21,12 @@ build:
 demo: build
 	./steelyard demo
 
-# Packages are tested two at a time: many of them measure time on their own networks.
+# Packages are tested two at a time: many of them measure time on their own networks. The summary is built, not "go run",
+# so that its last line is the last.
 test: deps build
-	go test -json -p 2 -count 1 -timeout 20m ./... | go run ./e2e/testsum
+	@test "$$(id -u)" = 0 || { echo "the tests make network namespaces and load BPF: sudo make test" >&2; exit 1; }
+	go build -o .cache/testsum ./e2e/testsum
+	go test -json -p 2 -count 1 -timeout 20m ./... | .cache/testsum
 
 deps:
 	sh e2e/deps.sh
@@ -37,4 +43,4 @@ install: build
 	./steelyard install
 
 clean:
-	rm -f steelyard
+	rm -rf steelyard .cache

@@ -1,0 +1,28 @@
+package systemd_test
+
+import (
+	"os"
+	"regexp"
+	"testing"
+
+	"github.com/steelyard-lb/steelyard/config"
+)
+
+// The example is valid as it is installed, and with everything in it switched on.
+func TestExampleIsValid(t *testing.T) {
+	text, err := os.ReadFile("steelyard.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := config.Parse("steelyard.toml", text); err != nil {
+		t.Errorf("as installed: %v", err)
+	}
+	on := regexp.MustCompile(`(?m)^# (\[|\w+ *=)`).ReplaceAll(text, []byte("$1"))
+	c, err := config.Parse("steelyard.toml", on)
+	if err != nil {
+		t.Fatalf("switched on: %v\n%s", err, on)
+	}
+	if c.BGP == nil || len(c.BGP.Peers) != 1 || len(c.Services) != 1 || len(c.Services[0].Backends) != 2 {
+		t.Errorf("switched on, there is not one peer and one service of two backends in:\n%s", on)
+	}
+}
