@@ -4,13 +4,16 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -27,9 +30,12 @@ func manager(t *testing.T) *net.UnixConn {
 	return c
 }
 
+// read returns what systemd is told next, or the error.
 func read(t *testing.T, c *net.UnixConn, within time.Duration) string {
 	t.Helper()
-	c.SetReadDeadline(time.Now().Add(within))
+	if err := c.SetReadDeadline(time.Now().Add(within)); err != nil {
+		t.Fatal(err)
+	}
 	b := make([]byte, 4096)
 	n, err := c.Read(b)
 	if err != nil {
@@ -44,36 +50,86 @@ func TestNotify(t *testing.T) {
 	for _, tt := range []struct {
 		say  func()
 		want string
-	}{{n.Ready, "READY=1"}, {n.Reloading, "RELOADING=1\nMONOTONIC_USEC="}, {n.Stopping, "STOPPING=1"}} {
+	}{
+		{n.Ready, "READY=1"},
+		{n.Reloading, `RELOADING=1\nMONOTONIC_USEC=\d+`},
+		{func() { n.Status("announces 2 of 3\naddresses") }, "STATUS=announces 2 of 3 addresses"},
+		{n.Stopping, "STOPPING=1"},
+	} {
 		tt.say()
-		if got := read(t, c, time.Second); !strings.HasPrefix(got, tt.want) {
+		if got := read(t, c, time.Second); !regexp.MustCompile("^" + tt.want + "$").MatchString(got) {
 			t.Errorf("systemd was told %q; want %q", got, tt.want)
 		}
 	}
 }
 
+func TestWithoutSystemdNothingHappens(t *testing.T) {
+	t.Setenv("NOTIFY_SOCKET", "")
+	t.Setenv("WATCHDOG_USEC", "")
+	var log bytes.Buffer
+	n := New(slog.New(slog.NewTextHandler(&log, nil)))
+	n.Ready()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := n.Run(ctx, func() error { t.Error("asked whether it is alive"); return nil }); err != nil || log.Len() > 0 {
+		t.Errorf("error %v, log %q; want none", err, &log)
+	}
+}
+
+func TestUnreachableSystemdIsLogged(t *testing.T) {
+	t.Setenv("NOTIFY_SOCKET", filepath.Join(t.TempDir(), "nobody"))
+	var log bytes.Buffer
+	New(slog.New(slog.NewTextHandler(&log, nil))).Ready()
+	if want := `msg="systemd not notified"`; !strings.Contains(log.String(), want) {
+		t.Errorf("log %q; want %s", &log, want)
+	}
+}
+
+func TestWrongWatchdogIntervalIsAnError(t *testing.T) {
+	t.Setenv("WATCHDOG_USEC", "soon")
+	err := New(slog.New(slog.DiscardHandler)).Run(t.Context(), func() error { return nil })
+	if want := "read the watchdog interval: "; err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("error %v; want %s…", err, want)
+	}
+}
+
 func TestWatchdogIsFedWhileAlive(t *testing.T) {
 	c := manager(t)
-	t.Setenv("WATCHDOG_USEC", "40000")
+	t.Setenv("WATCHDOG_USEC", "200000")
 	var dead atomic.Bool
+	asked := make(chan struct{}, 1000)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() {
 		done <- New(slog.New(slog.DiscardHandler)).Run(ctx, func() error {
+			asked <- struct{}{}
 			if dead.Load() {
 				return errors.New("stuck")
 			}
 			return nil
 		})
 	}()
+	start := time.Now()
 	for range 3 {
 		if got := read(t, c, time.Second); got != "WATCHDOG=1" {
 			t.Fatalf("systemd was told %q; want WATCHDOG=1", got)
 		}
+		<-asked
+	}
+	if took := time.Since(start); took < 150*time.Millisecond {
+		t.Errorf("fed three times in %s; want twice in 200 ms", took)
 	}
 	dead.Store(true)
-	read(t, c, 50*time.Millisecond) // one may have been on its way
-	if got := read(t, c, 200*time.Millisecond); !strings.Contains(got, "timeout") {
+	<-asked // one that was asked before may still be on its way
+	<-asked
+	for range 10 {
+		if read(t, c, time.Millisecond) != "WATCHDOG=1" {
+			break
+		}
+	}
+	<-asked
+	<-asked
+	if got := read(t, c, time.Millisecond); !strings.Contains(got, "timeout") {
 		t.Errorf("a stuck agent told systemd %q", got)
 	}
 	cancel()
@@ -83,41 +139,91 @@ func TestWatchdogIsFedWhileAlive(t *testing.T) {
 }
 
 func TestInstall(t *testing.T) {
+	defer syscall.Umask(syscall.Umask(0o077))
 	root := t.TempDir()
-	var out bytes.Buffer
-	if err := Install(&out, root); err != nil {
-		t.Fatal(err)
-	}
 	config := filepath.Join(root, configPath)
+	install := func(want string) {
+		t.Helper()
+		var out bytes.Buffer
+		if err := Install(&out, root); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasSuffix(out.String(), want+"\n") {
+			t.Errorf("Install said:\n%s\nwant at the end: %s", &out, want)
+		}
+	}
+	install("Next: edit " + config + ", then systemctl enable --now steelyard")
+	for path, mode := range map[string]os.FileMode{binaryPath: 0o755, unitPath: 0o644, configPath: 0o640} {
+		if fi, err := os.Stat(filepath.Join(root, path)); err != nil || fi.Mode().Perm() != mode {
+			t.Errorf("%s: %v, %v; want mode %o", path, fi, err, mode)
+		}
+	}
 	if err := os.WriteFile(config, []byte("mine"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := Install(&out, root); err != nil {
-		t.Fatal(err)
-	}
-	if fi, err := os.Stat(filepath.Join(root, binaryPath)); err != nil || fi.Mode().Perm() != 0o755 {
-		t.Errorf("binary: %v, %v", fi, err)
-	}
-	if err := Uninstall(&out, root); err != nil {
-		t.Fatal(err)
+	install("Next: systemctl restart steelyard")
+
+	for range 2 { // the second finds nothing
+		if err := Uninstall(new(bytes.Buffer), root); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if text, err := os.ReadFile(config); err != nil || string(text) != "mine" {
 		t.Errorf("configuration after all: %q, %v; want it as it was", text, err)
 	}
-	for _, gone := range []string{binaryPath, unitPath} {
-		if _, err := os.Stat(filepath.Join(root, gone)); err == nil {
-			t.Errorf("%s is still there", gone)
-		}
+	install("Next: systemctl enable --now steelyard")
+	if err := Uninstall(new(bytes.Buffer), root); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(config); err != nil {
+		t.Fatal(err)
+	}
+	left := files(t, root)
+	if len(left) > 0 {
+		t.Errorf("left behind: %q", left)
 	}
 }
 
-func TestUnitIsValid(t *testing.T) {
-	if _, err := exec.LookPath("systemd-analyze"); err != nil {
-		if os.Getenv("STEELYARD_CI") == "1" {
-			t.Fatal("systemd-analyze is missing (apt-get install systemd)")
+func files(t *testing.T, root string) (all []string) {
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			all = append(all, path)
 		}
-		t.Skip("SKIPPED: systemd-analyze is missing (apt-get install systemd)")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
+	return all
+}
+
+func TestInstallIntoAFileFails(t *testing.T) {
+	root := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(root, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	err := Install(new(bytes.Buffer), root)
+	if want := "install " + filepath.Join(root, binaryPath) + ": "; err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("error %v; want %s…", err, want)
+	}
+}
+
+// need skips the test when a program is missing, and fails it in CI.
+func need(t *testing.T, program, pkg string) string {
+	t.Helper()
+	path, err := exec.LookPath(program)
+	if err == nil {
+		return path
+	}
+	if os.Getenv("STEELYARD_CI") == "1" {
+		t.Fatalf("%s is missing (apt-get install %s)", program, pkg)
+	}
+	t.Skipf("SKIPPED: %s is missing (apt-get install %s)", program, pkg)
+	return ""
+}
+
+func TestUnitIsValid(t *testing.T) {
+	analyze := need(t, "systemd-analyze", "systemd")
 	// The unit is judged as installed, with a program where it says that there is one.
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "steelyard")
@@ -128,7 +234,7 @@ func TestUnitIsValid(t *testing.T) {
 	if err := os.WriteFile(file, bytes.ReplaceAll(unit, []byte("/usr/local/bin/steelyard"), []byte(bin)), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command("systemd-analyze", "verify", "--man=no", file).CombinedOutput()
+	out, err := exec.Command(analyze, "verify", "--man=no", file).CombinedOutput()
 	if err != nil || bytes.Contains(out, []byte("steelyard.service:")) {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}

@@ -1,0 +1,123 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+// The privileges that the unit leaves to the agent are enough for its whole life: start, serve by BGP and with L2, take
+// over what is pinned, stop, and clean up.
+func TestUnitLeavesEnoughCapabilities(t *testing.T) {
+	labtest.Root(t)
+	confined := confine(t, unitCapabilities(t))
+	for _, mode := range []string{"tc", "xdp"} {
+		t.Run(mode, func(t *testing.T) {
+			s, config := newUnitSite(t, mode)
+			agent := labtest.Agent(t, s.Balancers[0].Host, confined, config)
+			s.waitRoutes(t, 30*time.Second, s.Balancers[0])
+			s.answered(t, 100)
+			agent.Kill()
+			if err := agent.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if err := agent.WaitReady(t.Context(), 15*time.Second); err != nil {
+				t.Fatal(err)
+			}
+			s.answered(t, 100)
+			if err := agent.Terminate(t.Context(), 10*time.Second); err != nil {
+				t.Fatal(err)
+			}
+			if out, err := agent.CLI(t.Context(), "cleanup"); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
+	}
+}
+
+// And none of them is too much: without it the agent ends, and says why.
+func TestUnitLeavesNoCapabilityTooMany(t *testing.T) {
+	labtest.Root(t)
+	all := unitCapabilities(t)
+	s, config := newUnitSite(t, "tc")
+	for i, missing := range all {
+		t.Run(missing, func(t *testing.T) {
+			binary := confine(t, slices.Delete(slices.Clone(all), i, i+1))
+			agent, err := lab.StartAgent(s.Balancers[0].Host, lab.AgentOptions{Binary: binary, Config: config.TOML()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer agent.Kill()
+			ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+			defer cancel()
+			err = agent.Process().Wait(ctx)
+			if exit := new(exec.ExitError); !errors.As(err, &exit) || exit.ExitCode() != 1 {
+				t.Errorf("the agent: %v; want exit status 1", err)
+			}
+			last := agent.Process().Log.LastWords(1)
+			if !strings.HasPrefix(last, "steelyard: ") {
+				t.Errorf("its last words: %q; want an error", last)
+			}
+			t.Log(last)
+		})
+	}
+}
+
+// newUnitSite is a site with one balancer, and the configuration of an agent for it, which does not run.
+func newUnitSite(t *testing.T, mode string) (*site, lab.AgentConfig) {
+	s := &site{Topology: labtest.Topology(t, lab.Shape{
+		Clients: 1, Balancers: 1, Servers: 3, Wired: true, Links: lab.LinkOptions{SoftwareChecksums: mode == "xdp"},
+	})}
+	for _, n := range s.Servers {
+		s.web = append(s.web, labtest.HTTP(t, n, 8080))
+	}
+	b := s.Balancers[0]
+	s.router = labtest.Router(t, s.Topology.Router, lab.BIRD, lab.RouterConfig{
+		ID: netip.MustParseAddr("192.0.2.1"), ASN: routerASN, HoldTime: 9 * time.Second,
+		Neighbors: []lab.Neighbor{{Address: b.V4, ASN: asn}, {Address: b.V6, ASN: asn}},
+	})
+	c := lab.BGPAgent(b, asn, routerASN, s.services(3)...)
+	c.Mode, c.L2 = mode, []string{"eth0"}
+	return s, c
+}
+
+var boundingSet = regexp.MustCompile(`(?m)^CapabilityBoundingSet=(.*)$`)
+
+// unitCapabilities returns what the unit leaves to the agent.
+func unitCapabilities(t *testing.T) []string {
+	unit, err := os.ReadFile("../systemd/steelyard.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := boundingSet.FindSubmatch(unit)
+	if m == nil {
+		t.Fatal("the unit has no CapabilityBoundingSet")
+	}
+	return strings.Fields(string(m[1]))
+}
+
+// confine returns a program that runs steelyard with these capabilities, and no way to more.
+func confine(t *testing.T, capabilities []string) string {
+	set := "-all"
+	for _, c := range capabilities { // setpriv(1) has its own way to write them
+		set += ",+" + strings.ToLower(strings.TrimPrefix(c, "CAP_"))
+	}
+	path := filepath.Join(t.TempDir(), "steelyard")
+	script := fmt.Sprintf("#!/bin/sh\nexec setpriv --no-new-privs --bounding-set=%s -- '%s' \"$@\"\n", set, binary)
+	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
