@@ -87,16 +87,6 @@ func TestLinksLeadSomewhere(t *testing.T) {
 	}
 }
 
-func TestPagesNameNoRegistryNorMachine(t *testing.T) {
-	for page, text := range pages(t) {
-		for _, bad := range []string{"proxy.golang", "/root/", "TODO"} {
-			if strings.Contains(text, bad) {
-				t.Errorf("%s has %q", page, bad)
-			}
-		}
-	}
-}
-
 func TestReferenceIsDocumentedWhole(t *testing.T) {
 	reference, err := os.ReadFile("../../config/reference.toml")
 	if err != nil {
