@@ -8,6 +8,8 @@ SHELL := /bin/bash
 export PATH := $(PATH):/usr/local/go/bin:/usr/lib/go/bin
 # One static binary, the same from any directory.
 export CGO_ENABLED = 0
+# The version is linked in below; asking git again fails in a checkout that belongs to somebody else.
+export GOFLAGS := $(GOFLAGS) -buildvcs=false
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X github.com/steelyard-lb/steelyard/lb/cli.version=$(VERSION)
