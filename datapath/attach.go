@@ -60,24 +60,52 @@ func (a *attachments) attach(name string) error {
 	return nil
 }
 
-// attachTC uses a tcx link where the kernel has it, else a clsact filter.
+// direction is one of the two places of tc on an interface.
+type direction struct {
+	pin    string
+	attach ebpf.AttachType
+	parent uint32 // of a clsact filter
+	prog   func(*syObjects) *ebpf.Program
+}
+
+var directions = []direction{
+	{"tcx", ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS, func(o *syObjects) *ebpf.Program { return o.SyTcIn }},
+	{"tcx-out", ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS, func(o *syObjects) *ebpf.Program { return o.SyTcOut }},
+}
+
+// attachTC uses tcx links where the kernel has them, else clsact filters.
 func (a *attachments) attachTC(nic netlink.Link) (hook string, err error) {
-	name, index := nic.Attrs().Name, nic.Attrs().Index
+	hook = "clsact"
 	if !a.o.ForceClsact {
-		err = a.pinned(pinName(name, "tcx"), index, a.objects.SyTcIn, func() (link.Link, error) {
-			return link.AttachTCX(link.TCXOptions{Interface: index, Program: a.objects.SyTcIn, Attach: ebpf.AttachTCXIngress})
+		hook, err = a.attachTCX(nic)
+	}
+	switch {
+	case err != nil:
+		return "", err
+	case hook == "tcx":
+		return hook, removeClsact(nic)
+	}
+	for _, d := range directions {
+		err = errors.Join(err, a.unpin(pinName(nic.Attrs().Name, d.pin)), attachClsact(nic, d, a.objects))
+	}
+	return hook, err
+}
+
+func (a *attachments) attachTCX(nic netlink.Link) (hook string, err error) {
+	name, index := nic.Attrs().Name, nic.Attrs().Index
+	for _, d := range directions {
+		prog := d.prog(a.objects)
+		err := a.pinned(pinName(name, d.pin), index, prog, func() (link.Link, error) {
+			return link.AttachTCX(link.TCXOptions{Interface: index, Program: prog, Attach: d.attach})
 		})
-		if err == nil {
-			return "tcx", removeClsact(nic)
+		if errors.Is(err, ebpf.ErrNotSupported) {
+			return "clsact", nil
 		}
-		if !errors.Is(err, ebpf.ErrNotSupported) {
+		if err != nil {
 			return "", err
 		}
 	}
-	if err := a.unpin(pinName(name, "tcx")); err != nil {
-		return "", err
-	}
-	return "clsact", attachClsact(nic, a.objects.SyTcIn)
+	return "tcx", nil
 }
 
 // attachXDP attaches as the mode says and returns what is in force.
@@ -212,22 +240,12 @@ func (a *attachments) prune() error {
 	return errors.Join(errs...)
 }
 
-// A clsact filter is known by its name and priority.
+// A clsact filter is known by its name and handle.
 const (
-	filterName     = "sy_tc_in"
+	filterName     = "sy_tc"
 	filterPriority = 1
 	filterHandle   = 0x5359
 )
-
-func clsactFilter(nic netlink.Link, fd int) *netlink.BpfFilter {
-	return &netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: nic.Attrs().Index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: filterHandle,
-			Priority: filterPriority, Protocol: unix.ETH_P_ALL,
-		},
-		Fd: fd, Name: filterName, DirectAction: true,
-	}
-}
 
 func clsactQdisc(nic netlink.Link) *netlink.GenericQdisc {
 	return &netlink.GenericQdisc{
@@ -236,11 +254,17 @@ func clsactQdisc(nic netlink.Link) *netlink.GenericQdisc {
 	}
 }
 
-func attachClsact(nic netlink.Link, prog *ebpf.Program) error {
+func attachClsact(nic netlink.Link, d direction, o *syObjects) error {
 	if err := netlink.QdiscAdd(clsactQdisc(nic)); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("add clsact: %w", err)
 	}
-	if err := netlink.FilterReplace(clsactFilter(nic, prog.FD())); err != nil {
+	err := netlink.FilterReplace(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: nic.Attrs().Index, Parent: d.parent, Handle: filterHandle, Priority: filterPriority, Protocol: unix.ETH_P_ALL,
+		},
+		Fd: d.prog(o).FD(), Name: filterName, DirectAction: true,
+	})
+	if err != nil {
 		return fmt.Errorf("set the filter: %w", err)
 	}
 	return nil
@@ -250,8 +274,8 @@ func attachClsact(nic netlink.Link, prog *ebpf.Program) error {
 func removeClsact(nic netlink.Link) error {
 	ours := 0
 	others := 0
-	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
-		filters, err := netlink.FilterList(nic, parent)
+	for _, d := range directions {
+		filters, err := netlink.FilterList(nic, d.parent)
 		if err != nil {
 			return fmt.Errorf("list the filters of %s: %w", nic.Attrs().Name, err)
 		}

@@ -34,7 +34,7 @@ func BenchmarkApply(b *testing.B) {
 				plans[1] = append(plans[1], lb.Build(s, nil).Frontends...)
 			}
 			err := host.Do(func() error {
-				d, err := Open(Options{Interfaces: []string{"lo"}, Mode: ModeTC, MaxFlows: 1000, SNATPorts: [2]uint16{61000, 65535},
+				d, err := Open(Options{Interfaces: []string{"lo"}, Mode: ModeTC, MaxFlows: 1000, SNATPorts: [2]uint16{61000, 65535}, TunnelPort: 6090, Timeouts: DefaultTimeouts,
 					PinPath: DefaultPinPath, StateDir: DefaultStateDir, Log: slog.New(slog.DiscardHandler)})
 				if err != nil {
 					return err

@@ -65,27 +65,32 @@ func (d *Datapath) Stats() (Stats, error) {
 		}
 		s.Backends[b] = t
 	}
-	actions, err := enumNames("action", "ACTION_")
+	packets, err := readVerdicts(d.objects.Verdicts)
 	if err != nil {
 		return s, err
 	}
 	width := len(d.reasons) - 1 // without the end mark
-	for a, action := range actions[:len(actions)-1] {
-		for r, reason := range d.reasons[:width] {
-			var perCPU []uint64
-			if err := d.objects.Verdicts.Lookup(uint32(a*width+r), &perCPU); err != nil {
-				return s, fmt.Errorf("read verdicts: %w", err)
-			}
-			var n uint64
-			for _, x := range perCPU {
-				n += x
-			}
-			if n > 0 {
-				s.Packets[Verdict{action, reason}] = n
-			}
+	for i, n := range packets {
+		if n > 0 {
+			s.Packets[Verdict{d.actions[i/width], d.reasons[i%width]}] = n
 		}
 	}
 	return s, nil
+}
+
+// readVerdicts returns the packets of each verdict, of all CPUs.
+func readVerdicts(m *ebpf.Map) ([]uint64, error) {
+	cpus, size := ebpf.MustPossibleCPU(), int(m.MaxEntries())
+	keys, values := make([]uint32, size), make([]uint64, size*cpus)
+	var cursor ebpf.MapBatchCursor
+	if n, err := m.BatchLookup(&cursor, keys, values, nil); n != size {
+		return nil, fmt.Errorf("read verdicts: %w", err)
+	}
+	packets := make([]uint64, size)
+	for i, n := range values {
+		packets[keys[i/cpus]] += n
+	}
+	return packets, nil
 }
 
 func readTraffic(m *ebpf.Map, id uint32) (sum Traffic, err error) {

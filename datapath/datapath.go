@@ -23,8 +23,11 @@ type Datapath struct {
 	pins     *pins
 	uplinks  *attachments
 	services *services
+	tunnels  *tunnels
+	probes   *probes
 	upkeep   *upkeep
 	reasons  []string
+	actions  []string
 }
 
 // Open loads the programs, or takes over from an earlier agent, and attaches them. Nothing that the kernel forwards is
@@ -35,6 +38,9 @@ func Open(o Options) (_ *Datapath, err error) {
 	}
 	d := &Datapath{o: o, log: o.Log}
 	if d.reasons, err = reasonNames(); err != nil {
+		return nil, err
+	}
+	if d.actions, err = enumNames("action", "ACTION_"); err != nil {
 		return nil, err
 	}
 	if d.pins, err = openPins(o.PinPath); err != nil {
@@ -48,14 +54,15 @@ func Open(o Options) (_ *Datapath, err error) {
 	if d.objects, err = load(o, d.pins.dir); err != nil {
 		return nil, err
 	}
-	if d.services, err = openServices(d.objects, o.Log); err != nil {
+	if d.services, err = openServices(d.objects, d.pins, o.Log); err != nil {
 		return nil, err
 	}
-	limits, err := readTimeouts(d.objects)
-	if err != nil {
+	d.probes = &probes{objects: d.objects, marks: map[probeKey]uint32{}}
+	d.tunnels = &tunnels{objects: d.objects, sources: o.TunnelSources}
+	if err := d.tunnels.open(); err != nil {
 		return nil, err
 	}
-	d.upkeep = newUpkeep(d.objects, d.services, limits, o.Log)
+	d.upkeep = newUpkeep(d.objects, d.services, o.Timeouts, o.Log)
 	sys, err := openSysctls(o.StateDir)
 	if err != nil {
 		return nil, err
@@ -92,6 +99,9 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 			continue
 		}
 		d.upkeep.endBackends(l.f.id, l.dead)
+		if l.turn {
+			d.upkeep.endFlows(l.f.id)
+		}
 	}
 	return failed
 }
@@ -135,6 +145,9 @@ func (d *Datapath) watch(ctx context.Context) error {
 			settle.Reset(100 * time.Millisecond)
 		case <-settle.C:
 			d.services.refreshSources()
+			if err := d.tunnels.refresh(); err != nil {
+				d.log.Error("own addresses not refreshed", "err", err)
+			}
 		}
 	}
 }

@@ -125,13 +125,13 @@ func TestFlowsOfARemovedBackendGoOn(t *testing.T) {
 		t.Errorf("%s: went to %s; want %s", r.reason, r.out.Dst, before)
 	}
 	w.do(func() error { w.d.upkeep.expire(context.Background()); return nil })
-	if w.d.services.backends[before] == nil {
+	if w.d.services.backends.byAddr[before] == nil {
 		t.Error("the id of a backend with flows was given back")
 	}
 	w.run(w.reply(dptest.RST).Frame())
-	w.d.upkeep.limits.closed = -time.Second
+	w.d.upkeep.limits.Closed = -time.Second
 	w.do(func() error { w.d.upkeep.expire(context.Background()); return nil })
-	if w.d.services.backends[before] != nil {
+	if w.d.services.backends.byAddr[before] != nil {
 		t.Error("the id of a backend without plan and flows was not given back")
 	}
 }
@@ -160,7 +160,7 @@ func TestSilentFlowsExpire(t *testing.T) {
 	if c := w.d.upkeep.counts(); c != (FlowCounts{Established: 1}) {
 		t.Errorf("counted %+v; want one established flow", c)
 	}
-	w.d.upkeep.limits.established = -time.Second
+	w.d.upkeep.limits.Established = -time.Second
 	w.do(func() error { w.d.upkeep.expire(context.Background()); return nil })
 	if n := len(w.flows()); n != 0 {
 		t.Errorf("%d entries are left", n)
@@ -169,7 +169,7 @@ func TestSilentFlowsExpire(t *testing.T) {
 
 // A flood of SYNs from everywhere must leave the established table alone.
 func TestFloodDoesNotTouchEstablishedFlows(t *testing.T) {
-	w := newWorld(t, hookXDP, false, func(o *Options) { o.SNATPorts = [2]uint16{2000, 65535} })
+	w := newWorld(t, hookXDP, false, func(o *Options) { o.SNATPorts, o.TunnelPort = [2]uint16{2000, 65535}, 1999 })
 	established(w)
 	before := entries(t, w.d.objects.Flows)
 	r := rand.New(rand.NewPCG(1, 1))
@@ -281,10 +281,15 @@ func (w *world) noPrograms() {
 				w.t.Error("the clsact qdisc is still there")
 			}
 		}
-		r, err := link.QueryPrograms(link.QueryOptions{Target: nic.Attrs().Index, Attach: ebpf.AttachTCXIngress})
-		if err == nil && len(r.Programs) > 0 {
-			w.t.Error("a tcx program is still attached")
+		for _, d := range directions {
+			r, err := link.QueryPrograms(link.QueryOptions{Target: nic.Attrs().Index, Attach: d.attach})
+			if err != nil {
+				return err
+			}
+			if len(r.Programs) > 0 {
+				w.t.Errorf("a tcx program is still attached: %s", d.pin)
+			}
 		}
-		return err
+		return nil
 	})
 }

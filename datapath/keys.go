@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"encoding/binary"
+	"math/bits"
 	"net/netip"
 
 	"github.com/steelyard-lb/steelyard/lb"
@@ -39,6 +40,12 @@ func swap(port uint16) uint16 {
 	return binary.NativeEndian.Uint16(b[:])
 }
 
+func swap32(n uint32) uint32 {
+	var b [4]byte
+	binary.BigEndian.PutUint32(b[:], n)
+	return binary.NativeEndian.Uint32(b[:])
+}
+
 func toFrontendKey(f lb.Frontend) syFrontendKey {
 	return syFrontendKey{Vip: toAddr(f.VIP), Port: swap(f.Port), Proto: uint8(f.Protocol)}
 }
@@ -47,12 +54,55 @@ func fromFrontendKey(k syFrontendKey) lb.Frontend {
 	return lb.Frontend{VIP: fromAddr(k.Vip), Port: swap(k.Port), Protocol: lb.Protocol(k.Proto)}
 }
 
-func toBackend(at netip.AddrPort, snat netip.Addr) syBackend {
-	return syBackend{Addr: toAddr(at.Addr()), Snat: toAddr(snat), Port: swap(at.Port())}
+// rangeBits is how many bits of a key of the ranges come before those of the port (bpf/types.h).
+const rangeBits = 128 + 16
+
+// toRangeKeys returns the prefixes that a range of ports consists of.
+func toRangeKeys(f lb.Frontend) (keys []syRangeKey) {
+	for first, last := int(f.Port), int(f.Last); first <= last; {
+		size := 1
+		for first%(2*size) == 0 && first+2*size-1 <= last {
+			size *= 2
+		}
+		keys = append(keys, syRangeKey{
+			Prefix: uint32(rangeBits + 16 - bits.TrailingZeros(uint(size))), Vip: toAddr(f.VIP),
+			Proto: swap(uint16(f.Protocol)), Port: swap(uint16(first)),
+		})
+		first += size
+	}
+	return keys
 }
 
-func fromBackend(b syBackend) netip.AddrPort {
-	return netip.AddrPortFrom(fromAddr(b.Addr), swap(b.Port))
+// fromRangeKey returns the part of a range that a key is for.
+func fromRangeKey(k syRangeKey) lb.Frontend {
+	first := swap(k.Port)
+	return lb.Frontend{VIP: fromAddr(k.Vip), Port: first, Last: first + 1<<(rangeBits+16-k.Prefix) - 1, Protocol: lb.Protocol(swap(k.Proto))}
+}
+
+// toAllowKey is the key of a source prefix that may open flows of a frontend.
+func toAllowKey(frontend uint32, p netip.Prefix) syAllowKey {
+	n := p.Bits()
+	if p.Addr().Is4() {
+		n += 96
+	}
+	return syAllowKey{Prefix: uint32(32 + n), Frontend: swap32(frontend), Source: toAddr(p.Addr())}
+}
+
+func toBackend(at netip.AddrPort, ours []netip.Addr) (b syBackend) {
+	b.Addr, b.Port = toAddr(at.Addr()), swap(at.Port())
+	for i := range min(len(ours), len(b.Snat)) {
+		b.Snat[i] = toAddr(ours[i])
+	}
+	return b
+}
+
+func fromBackend(b syBackend) (at netip.AddrPort, ours []netip.Addr) {
+	for _, a := range b.Snat {
+		if a != (syAddr{}) {
+			ours = append(ours, fromAddr(a))
+		}
+	}
+	return netip.AddrPortFrom(fromAddr(b.Addr), swap(b.Port)), ours
 }
 
 // twinKey is where the other direction of a flow is found (bpf/flow.h).

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"time"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
@@ -20,23 +20,25 @@ func load(o Options, dir string) (*syObjects, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the embedded programs: %w", err)
 	}
-	for name, value := range map[string]uint16{"snat_first": o.SNATPorts[0], "snat_last": o.SNATPorts[1]} {
+	for name, value := range map[string]any{
+		"snat_first": o.SNATPorts[0], "snat_last": o.SNATPorts[1], "no_xdp_tx": anyVeth(o.Interfaces),
+		"tunnel_port": o.TunnelPort, "tunnel_end": truth(len(o.TunnelSources) > 0),
+		"timeout_half_open": uint64(o.Timeouts.HalfOpen), "timeout_established": uint64(o.Timeouts.Established),
+		"timeout_closing": uint64(o.Timeouts.Closing), "timeout_closed": uint64(o.Timeouts.Closed), "timeout_udp": uint64(o.Timeouts.UDP),
+	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return nil, fmt.Errorf("set %s: %w", name, err)
 		}
 	}
-	if err := spec.Variables["no_xdp_tx"].Set(anyVeth(o.Interfaces)); err != nil {
-		return nil, fmt.Errorf("set no_xdp_tx: %w", err)
+	for name, size := range tableSizes(o.MaxFlows) {
+		spec.Maps[name].MaxEntries = size
 	}
-	// Two entries a flow, one for each direction.
-	spec.Maps["flows"].MaxEntries = uint32(2 * o.MaxFlows)
-	spec.Maps["halfopen"].MaxEntries = uint32(max(1<<16, o.MaxFlows/4))
 	for name, m := range spec.Maps {
-		if name == ".rodata" {
+		if strings.HasPrefix(name, ".") { // constants
 			continue
 		}
 		m.Pinning = ebpf.PinByName
-		if name == "flows" || name == "halfopen" {
+		if _, ok := tableSizes(o.MaxFlows)[name]; ok {
 			keepSize(o, m, filepath.Join(dir, name))
 		}
 	}
@@ -78,22 +80,20 @@ func keepSize(o Options, m *ebpf.MapSpec, path string) {
 	}
 }
 
-// timeouts are the times after which a silent flow is over, as the programs have them.
-type timeouts struct{ halfOpen, established, closing, closed, udp time.Duration }
-
-func readTimeouts(o *syObjects) (t timeouts, err error) {
-	for _, x := range []struct {
-		v  *ebpf.Variable
-		to *time.Duration
-	}{
-		{o.TimeoutHalfOpen, &t.halfOpen}, {o.TimeoutEstablished, &t.established},
-		{o.TimeoutClosing, &t.closing}, {o.TimeoutClosed, &t.closed}, {o.TimeoutUdp, &t.udp},
-	} {
-		var ns uint64
-		if err := x.v.Get(&ns); err != nil {
-			return t, fmt.Errorf("read a timeout: %w", err)
-		}
-		*x.to = time.Duration(ns)
+// tableSizes returns the entries of the tables whose size follows from max_flows. Only flows have memory of their own as
+// they need it; the others, which may forget, take theirs at once.
+func tableSizes(maxFlows int) map[string]uint32 {
+	return map[string]uint32{
+		"flows":      uint32(2 * maxFlows), // an entry for each direction
+		"halfopen":   uint32(max(1<<16, maxFlows/4)),
+		"oneway":     uint32(max(1<<16, maxFlows/2)),
+		"affinities": uint32(max(1<<14, maxFlows/8)),
 	}
-	return t, nil
+}
+
+func truth(b bool) uint8 {
+	if b {
+		return 1
+	}
+	return 0
 }

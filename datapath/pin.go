@@ -10,7 +10,7 @@ import (
 )
 
 // schema is the version of what is pinned. It changes with the layout or the meaning of any map.
-const schema = "v1"
+const schema = "v2"
 
 // pins is the directory of pinned maps and links, held by one agent at a time.
 type pins struct {
@@ -24,8 +24,10 @@ func openPins(path string) (*pins, error) {
 		return nil, err
 	}
 	dir := filepath.Join(path, schema)
-	if err := os.MkdirAll(filepath.Join(dir, "links"), 0o700); err != nil {
-		return nil, fmt.Errorf("make the directory for pinned maps: %w", err)
+	for _, sub := range []string{"links", "slots"} {
+		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
+			return nil, fmt.Errorf("make the directory for pinned maps: %w", err)
+		}
 	}
 	lock, err := lockDir(path)
 	if err != nil {
@@ -62,6 +64,10 @@ func lockDir(path string) (*os.File, error) {
 }
 
 func (p *pins) close() error { return p.lock.Close() }
+
+func (p *pins) table(frontend uint32) string {
+	return filepath.Join(p.dir, "slots", fmt.Sprint(frontend))
+}
 
 func (p *pins) link(name string) string { return filepath.Join(p.dir, "links", name) }
 

@@ -3,14 +3,14 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 
 	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -24,52 +24,33 @@ const (
 // services keeps frontends, their tables, backends and VIPs in the kernel.
 type services struct {
 	objects *syObjects
+	pins    *pins
 	log     *slog.Logger
 
 	mu        sync.Mutex // guards all below
 	frontends map[lb.Frontend]*frontend
 	vips      map[netip.Addr]map[uint32]*frontend // by frontend id
 	free      []uint32                            // frontend ids
-	backends  map[netip.AddrPort]*backend
-	byID      map[uint32]*backend
-	next      uint32   // backend ids from here on were never used …
-	spare     []uint32 // … and these no longer are
+	backends  *backends
+	sets      *frontendSets
 }
 
 // frontend is one Frontend in the kernel. An earlier agent's has neither service nor backends.
 type frontend struct {
 	id       uint32
+	is       lb.Frontend
+	method   uint8
 	service  string
 	up       bool
 	backends []uint32         // in its table
 	dead     []netip.AddrPort // whose flows were ended
 }
 
-// backend is one backend in the kernel. It stays as long as a table or a flow has its id.
-type backend struct {
-	id     uint32
-	at     netip.AddrPort
-	source netip.Addr // our address towards it; zero: no route
-	tables int        // that have it
-}
-
 // openServices reads back what an earlier agent left.
-func openServices(o *syObjects, log *slog.Logger) (*services, error) {
-	s := &services{
-		objects: o, log: log, frontends: map[lb.Frontend]*frontend{}, vips: map[netip.Addr]map[uint32]*frontend{},
-		backends: map[netip.AddrPort]*backend{}, byID: map[uint32]*backend{},
-	}
-	used := map[uint32]bool{}
-	var key syFrontendKey
-	var value syFrontend
-	entries := o.Frontends.Iterate()
-	for entries.Next(&key, &value) {
-		f := fromFrontendKey(key)
-		s.frontends[f] = &frontend{id: value.Id, up: true}
-		s.ofVIP(f.VIP)[value.Id] = s.frontends[f]
-		used[value.Id] = true
-	}
-	if err := entries.Err(); err != nil {
+func openServices(o *syObjects, pins *pins, log *slog.Logger) (*services, error) {
+	s := &services{objects: o, pins: pins, log: log, frontends: map[lb.Frontend]*frontend{}, vips: map[netip.Addr]map[uint32]*frontend{}}
+	used, err := s.readFrontends()
+	if err != nil {
 		return nil, fmt.Errorf("read the frontends: %w", err)
 	}
 	for id := uint32(maxFrontends); id > 0; id-- {
@@ -77,30 +58,41 @@ func openServices(o *syObjects, log *slog.Logger) (*services, error) {
 			s.free = append(s.free, id-1)
 		}
 	}
-	return s, s.readBackends()
+	if s.backends, err = openBackends(o, log); err != nil {
+		return nil, err
+	}
+	s.sets, err = openSets(o)
+	return s, err
 }
 
-func (s *services) readBackends() error {
-	keys, values := make([]uint32, maxBackends), make([]syBackend, maxBackends)
-	var cursor ebpf.MapBatchCursor
-	n, err := s.objects.Backends.BatchLookup(&cursor, keys, values, nil)
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("read the backends: %w", err)
-	}
-	for i := range n {
-		if values[i] == (syBackend{}) {
-			continue
+func (s *services) readFrontends() (used map[uint32]bool, err error) {
+	byID := map[uint32]*frontend{}
+	note := func(part lb.Frontend, value syFrontend) {
+		f, ok := byID[value.Id]
+		if !ok {
+			f = &frontend{id: value.Id, is: part, method: value.Method, up: true}
+			byID[value.Id] = f
 		}
-		b := &backend{id: keys[i], at: fromBackend(values[i]), source: fromAddr(values[i].Snat)}
-		s.backends[b.at], s.byID[b.id] = b, b
-		s.next = max(s.next, b.id+1)
+		f.is.Port, f.is.Last = min(f.is.Port, part.Port), max(f.is.Last, part.Last)
 	}
-	for id := range s.next {
-		if s.byID[id] == nil {
-			s.spare = append(s.spare, id)
-		}
+	var key syFrontendKey
+	var prefix syRangeKey
+	var value syFrontend
+	single := s.objects.Frontends.Iterate()
+	for single.Next(&key, &value) {
+		note(fromFrontendKey(key), value)
 	}
-	return nil
+	ranges := s.objects.Ranges.Iterate()
+	for ranges.Next(&prefix, &value) {
+		note(fromRangeKey(prefix), value)
+	}
+	used = map[uint32]bool{}
+	for id, f := range byID {
+		used[id] = true
+		s.frontends[f.is] = f
+		s.ofVIP(f.is.VIP)[id] = f
+	}
+	return used, errors.Join(single.Err(), ranges.Err())
 }
 
 func (s *services) held() []lb.Frontend {
@@ -115,14 +107,15 @@ func (s *services) held() []lb.Frontend {
 
 // landing is a plan on its way into the kernel.
 type landing struct {
-	plan   *lb.FrontendPlan
-	f      *frontend
-	isNew  bool
-	spread sySpread
-	ids    []uint32
-	table  *ebpf.Map
-	dead   []uint32 // ids of backends that are newly dead
-	err    error
+	plan  *lb.FrontendPlan
+	f     *frontend
+	isNew bool
+	value syFrontend
+	ids   []uint32
+	table *ebpf.Map
+	dead  []uint32 // ids of backends that are newly dead
+	turn  bool     // the method is another one: flows by the old one are over
+	err   error
 }
 
 // put makes plans true, and returns what became of each. The order is backends, table, frontend, VIP: nothing points to
@@ -137,8 +130,7 @@ func (s *services) put(plans []*lb.FrontendPlan) []*landing {
 	s.swapTables(landings)
 	for _, l := range landings {
 		if l.err == nil {
-			l.err = s.objects.Frontends.Put(toFrontendKey(l.plan.Frontend),
-				syFrontend{Id: l.f.id, Method: uint8(syMethodMETHOD_NAT), Spread: uint8(l.spread)})
+			l.err = s.putFrontend(l.plan.Frontend, l.value)
 		}
 		s.settle(l)
 	}
@@ -148,16 +140,48 @@ func (s *services) put(plans []*lb.FrontendPlan) []*landing {
 // prepare makes everything for p that no packet sees yet.
 func (s *services) prepare(p *lb.FrontendPlan) *landing {
 	l := &landing{plan: p}
-	if l.spread, l.err = supported(p); l.err != nil {
-		return l
-	}
 	if l.f, l.isNew, l.err = s.frontend(p.Frontend); l.err != nil {
 		return l
 	}
-	if l.ids, l.err = s.resolve(p); l.err == nil {
-		l.table, l.err = newTable(p, l.ids)
+	if l.value, l.err = describe(p, l.f.id); l.err != nil {
+		return l
 	}
+	l.turn = !l.isNew && l.f.method != l.value.Method
+	if l.ids, l.err = s.backends.use(p); l.err != nil {
+		return l
+	}
+	if l.err = s.sets.add(l.f.id, p, l.ids); l.err != nil {
+		return l
+	}
+	l.table, l.err = s.newTable(l)
 	return l
+}
+
+// newTable makes the table of a plan. Flows by nat find their backend in the flow table; others must know what their slot had.
+func (s *services) newTable(l *landing) (*ebpf.Map, error) {
+	oneWay := l.plan.Method != lb.MethodNAT
+	path := s.pins.table(l.f.id)
+	var old []sySlot
+	if oneWay && !l.isNew && !l.turn {
+		var err error
+		if old, err = readTable(path); err != nil {
+			s.log.Warn("table of an earlier plan not read; flows in slots that change hands may break", "frontend", l.plan.Frontend, "err", err)
+		}
+	}
+	dead := map[uint32]bool{}
+	for _, at := range l.plan.Dead {
+		if b := s.backends.byAddr[at]; b != nil {
+			dead[b.id] = true
+		}
+	}
+	table, err := newTable(newSlots(l.plan, l.ids, old, func(id uint32) bool { return dead[id] || s.backends.byID[id] == nil }))
+	if err != nil {
+		return nil, err
+	}
+	if oneWay {
+		err = pinTable(path, table)
+	}
+	return table, err
 }
 
 // swapTables puts all new tables in force at once.
@@ -183,52 +207,90 @@ func (s *services) swapTables(landings []*landing) {
 	}
 }
 
+// putFrontend makes packets find a frontend.
+func (s *services) putFrontend(f lb.Frontend, value syFrontend) error {
+	if f.Last == 0 {
+		return s.objects.Frontends.Put(toFrontendKey(f), value)
+	}
+	for _, k := range toRangeKeys(f) {
+		if err := s.objects.Ranges.Put(k, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *services) deleteFrontend(f lb.Frontend) error {
+	if f.Last == 0 {
+		return ignoreMissing(s.objects.Frontends.Delete(toFrontendKey(f)))
+	}
+	for _, k := range toRangeKeys(f) {
+		if err := ignoreMissing(s.objects.Ranges.Delete(k)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // settle takes note of what was put, or gives back what it took when it was not.
 func (s *services) settle(l *landing) {
 	if l.err != nil {
-		s.use(l.ids, -1)
-		if l.isNew {
+		s.backends.unuse(l.ids)
+		if l.isNew && l.f != nil {
 			s.free = append(s.free, l.f.id)
 		}
 		return
 	}
 	f := l.f
-	s.use(f.backends, -1)
-	f.service, f.backends, f.up = l.plan.Service, l.ids, len(l.ids) > 0
+	s.backends.unuse(f.backends)
+	f.service, f.backends, f.method, f.up = l.plan.Service, l.ids, l.value.Method, len(l.ids) > 0
 	s.frontends[l.plan.Frontend] = f
 	for _, at := range l.plan.Dead {
-		if b := s.backends[at]; b != nil && !slices.Contains(f.dead, at) {
+		if b := s.backends.byAddr[at]; b != nil && !slices.Contains(f.dead, at) {
 			l.dead = append(l.dead, b.id)
 		}
 	}
 	f.dead = l.plan.Dead
 	s.ofVIP(l.plan.VIP)[f.id] = f
-	l.err = s.setVIP(l.plan.VIP)
+	l.err = errors.Join(s.sets.trim(f.id, l.plan, l.ids), s.setVIP(l.plan.VIP))
 }
 
-// supported returns how new flows of p choose a slot, or why this datapath cannot do what p asks.
-func supported(p *lb.FrontendPlan) (sySpread, error) {
+// methodWord returns the word of the programs for a method.
+func methodWord(m lb.Method, e lb.Encap) (syMethod, error) {
 	switch {
-	case p.Method != lb.MethodNAT:
-		return 0, fmt.Errorf("forward = %q is not there yet", p.Method)
-	case p.Protocol != lb.TCP && p.Protocol != lb.UDP:
-		return 0, fmt.Errorf("protocol %s is not there yet", p.Protocol)
-	case p.Affinity != 0:
-		return 0, errors.New("affinity is not there yet")
-	case len(p.Allow) > 0:
-		return 0, errors.New("allow is not there yet")
+	case m == lb.MethodNAT:
+		return syMethodMETHOD_NAT, nil
+	case m == lb.MethodDSR:
+		return syMethodMETHOD_DSR, nil
+	case m == lb.MethodTunnel && e == lb.EncapIPIP:
+		return syMethodMETHOD_IPIP, nil
+	case m == lb.MethodTunnel && e == lb.EncapGUE:
+		return syMethodMETHOD_GUE, nil
 	}
-	switch p.Algorithm {
-	case lb.AlgorithmMaglev:
-		return sySpreadSPREAD_FLOW, nil
-	case lb.AlgorithmSourceHash:
-		return sySpreadSPREAD_SOURCE, nil
-	case lb.AlgorithmRandom:
-		return sySpreadSPREAD_RANDOM, nil
-	case lb.AlgorithmRoundRobin:
-		return sySpreadSPREAD_TURNS, nil
+	return 0, fmt.Errorf("forward = %q with tunnel = %q is not known to the datapath", m, e)
+}
+
+// describe returns p in the words of the programs.
+func describe(p *lb.FrontendPlan, id uint32) (f syFrontend, err error) {
+	method, err := methodWord(p.Method, p.Encap)
+	if err != nil {
+		return f, err
 	}
-	return 0, fmt.Errorf("algorithm %q is not there yet", p.Algorithm)
+	spread := map[lb.Algorithm]sySpread{
+		lb.AlgorithmMaglev: sySpreadSPREAD_FLOW, lb.AlgorithmSourceHash: sySpreadSPREAD_SOURCE, lb.AlgorithmRandom: sySpreadSPREAD_RANDOM,
+		lb.AlgorithmRoundRobin: sySpreadSPREAD_TURNS, lb.AlgorithmLeastConnections: sySpreadSPREAD_LEAST,
+	}[p.Algorithm]
+	if spread == 0 {
+		return f, fmt.Errorf("algorithm = %q is not known to the datapath", p.Algorithm)
+	}
+	if p.Affinity != 0 && p.Algorithm == lb.AlgorithmMaglev {
+		spread = sySpreadSPREAD_SOURCE // all balancers then agree where a client begins
+	}
+	f = syFrontend{Id: id, Method: uint8(method), Spread: uint8(spread), First: swap(p.Port), Affinity: uint32(p.Affinity.Seconds())}
+	if len(p.Allow) > 0 {
+		f.Restricted = 1
+	}
+	return f, nil
 }
 
 func (s *services) frontend(f lb.Frontend) (_ *frontend, isNew bool, err error) {
@@ -243,73 +305,7 @@ func (s *services) frontend(f lb.Frontend) (_ *frontend, isNew bool, err error) 
 		return nil, false, err
 	}
 	s.free = s.free[:len(s.free)-1]
-	return &frontend{id: id}, true, nil
-}
-
-// resolve returns the ids of p's targets, in their order, and counts them as used. Whatever it returns must be given
-// back with use(ids, -1), also after an error.
-func (s *services) resolve(p *lb.FrontendPlan) (ids []uint32, err error) {
-	for _, t := range p.Targets {
-		b, err := s.backend(t.Addr)
-		if err != nil {
-			return ids, err
-		}
-		b.tables++
-		ids = append(ids, b.id)
-	}
-	return ids, nil
-}
-
-func (s *services) use(ids []uint32, n int) {
-	for _, id := range ids {
-		s.byID[id].tables += n
-	}
-}
-
-func (s *services) backend(at netip.AddrPort) (*backend, error) {
-	if b, ok := s.backends[at]; ok {
-		return b, nil
-	}
-	id := s.next
-	if n := len(s.spare); n > 0 {
-		id = s.spare[n-1]
-	} else if id == maxBackends {
-		return nil, fmt.Errorf("there are %d backends, and no room for more", maxBackends)
-	}
-	b := &backend{id: id, at: at, source: s.sourceTowards(at.Addr())}
-	if err := forgetCounts(s.objects.ByBackend, id); err != nil {
-		return nil, err
-	}
-	if err := s.objects.Backends.Put(id, toBackend(at, b.source)); err != nil {
-		return nil, fmt.Errorf("put backend %s: %w", at, err)
-	}
-	if n := len(s.spare); n > 0 {
-		s.spare = s.spare[:n-1]
-	} else {
-		s.next++
-	}
-	s.backends[at], s.byID[id] = b, b
-	return b, nil
-}
-
-// newTable makes the table of a plan (bpf/maps.h).
-func newTable(p *lb.FrontendPlan, ids []uint32) (*ebpf.Map, error) {
-	keys, values := make([]uint32, len(p.Table)+1), make([]uint32, len(p.Table)+1)
-	values[0] = uint32(len(p.Table))
-	for i, target := range p.Table {
-		keys[i+1], values[i+1] = uint32(i+1), ids[target]
-	}
-	table, err := ebpf.NewMap(&ebpf.MapSpec{
-		Name: "table", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: uint32(len(keys)), Flags: unix.BPF_F_INNER_MAP,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("make a table: %w", err)
-	}
-	if _, err := table.BatchUpdate(keys, values, nil); err != nil {
-		table.Close()
-		return nil, fmt.Errorf("fill a table: %w", err)
-	}
-	return table, nil
+	return &frontend{id: id, is: f}, true, nil
 }
 
 // setVIP makes the VIP known while it has a frontend, and up while one of them has a backend.
@@ -318,6 +314,9 @@ func (s *services) setVIP(addr netip.Addr) error {
 	for _, f := range s.vips[addr] {
 		if f.up {
 			vip.Up = 1
+		}
+		if f.is.Last != 0 {
+			vip.Ranges = 1
 		}
 	}
 	if len(s.vips[addr]) > 0 {
@@ -343,16 +342,19 @@ func (s *services) remove(f lb.Frontend) (id uint32, err error) {
 	if !ok {
 		return 0, nil
 	}
-	if err := ignoreMissing(s.objects.Frontends.Delete(toFrontendKey(f))); err != nil {
+	if err := s.deleteFrontend(f); err != nil {
 		return 0, err
 	}
 	delete(s.frontends, f)
 	delete(s.ofVIP(f.VIP), state.id)
-	s.use(state.backends, -1)
+	s.backends.unuse(state.backends)
 	if err := ignoreMissing(s.objects.Tables.Delete(state.id)); err != nil {
 		s.log.Warn("table not removed", "frontend", f, "err", err)
 	}
-	return state.id, s.setVIP(f.VIP)
+	if err := os.Remove(s.pins.table(state.id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		s.log.Warn("table not unpinned", "frontend", f, "err", err)
+	}
+	return state.id, errors.Join(s.sets.trim(state.id, nil, nil), s.setVIP(f.VIP))
 }
 
 func ignoreMissing(err error) error {
@@ -367,50 +369,26 @@ func (s *services) release(frontends []uint32, unused func(backend uint32) bool)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.free = append(s.free, frontends...)
-	for at, b := range s.backends {
-		if b.tables > 0 || !unused(b.id) {
-			continue
-		}
-		if err := s.objects.Backends.Put(b.id, syBackend{}); err != nil {
-			s.log.Warn("backend not removed", "backend", at, "err", err)
-			continue
-		}
-		delete(s.backends, at)
-		delete(s.byID, b.id)
-		s.spare = append(s.spare, b.id)
-	}
+	s.backends.release(unused)
 }
 
-// sourceTowards returns our address towards a backend: what the kernel would use.
-func (s *services) sourceTowards(to netip.Addr) netip.Addr {
-	routes, err := netlink.RouteGet(to.AsSlice())
-	if err != nil || len(routes) == 0 {
-		s.log.Warn("no route to backend", "backend", to, "err", err)
-		return netip.Addr{}
+// setLoads corrects the number of open flows of each backend.
+func (s *services) setLoads(open map[uint32]uint32) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id := range s.backends.byID {
+		if err := s.objects.Load.Put(id, open[id]); err != nil {
+			return err
+		}
 	}
-	src, _ := netip.AddrFromSlice(routes[0].Src)
-	return src.Unmap()
+	return nil
 }
 
-// refreshSources asks the kernel again for our addresses towards backends. Flows keep the one they have.
+// refreshSources asks the kernel again for our addresses towards backends.
 func (s *services) refreshSources() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for at, b := range s.backends {
-		if b.tables == 0 {
-			continue
-		}
-		src := s.sourceTowards(at.Addr())
-		if src == b.source {
-			continue
-		}
-		if err := s.objects.Backends.Put(b.id, toBackend(at, src)); err != nil {
-			s.log.Error("source address towards backend not changed", "backend", at, "err", err)
-			continue
-		}
-		s.log.Info("source address towards backend changed", "backend", at, "from", b.source, "to", src)
-		b.source = src
-	}
+	s.backends.refresh()
 }
 
 // names returns the service of each frontend id and the address of each backend id.
@@ -421,7 +399,7 @@ func (s *services) names() (frontends map[uint32]lb.Frontend, service map[uint32
 	for f, state := range s.frontends {
 		frontends[state.id], service[state.id] = f, state.service
 	}
-	for at, b := range s.backends {
+	for at, b := range s.backends.byAddr {
 		backends[b.id] = at
 	}
 	return frontends, service, backends

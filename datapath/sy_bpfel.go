@@ -22,7 +22,9 @@ const (
 	syActionACTION_ECHO    syAction = 3
 	syActionACTION_RESET   syAction = 4
 	syActionACTION_REFUSE  syAction = 5
-	syActionACTION_MAX     syAction = 6
+	syActionACTION_TOO_BIG syAction = 6
+	syActionACTION_DECAP   syAction = 7
+	syActionACTION_MAX     syAction = 8
 )
 
 type syAddr struct {
@@ -30,12 +32,38 @@ type syAddr struct {
 	W [4]uint32
 }
 
+type syAffinity struct {
+	_       structs.HostLayout
+	Backend uint32
+	Pad     uint32
+	Seen    uint64
+}
+
+type syAffinityKey struct {
+	_        structs.HostLayout
+	Client   syAddr
+	Frontend uint32
+}
+
+type syAllowKey struct {
+	_        structs.HostLayout
+	Prefix   uint32
+	Frontend uint32
+	Source   syAddr
+}
+
 type syBackend struct {
 	_    structs.HostLayout
 	Addr syAddr
-	Snat syAddr
+	Snat [4]syAddr
 	Port uint16
 	Pad  uint16
+}
+
+type syBucket struct {
+	_      structs.HostLayout
+	Filled uint64
+	Left   uint64
 }
 
 type syExported struct {
@@ -60,14 +88,25 @@ type syExported struct {
 		Commit   uint32
 		Frontend uint32
 		Backend  uint32
+		Mtu      uint32
+		Method   uint8
 		Counted  uint8
 		Half     uint8
-		Pad      [2]uint8
+		Sticky   uint8
+		Hash     uint32
+		Pending  uint8
+		Pad      [3]uint8
 	}
 	FlowState uint32
 	Method    uint32
 	Spread    uint32
-	Traffic   struct {
+	Slot      struct {
+		_        structs.HostLayout
+		Backend  uint32
+		Previous uint32
+	}
+	Pad     uint32
+	Traffic struct {
 		_       structs.HostLayout
 		Packets uint64
 		Bytes   uint64
@@ -85,7 +124,8 @@ type syFlow struct {
 	Reply    uint8
 	Answered uint8
 	Fin      uint8
-	Pad      uint32
+	Method   uint8
+	Pad      [3]uint8
 	Seen     uint64
 }
 
@@ -105,12 +145,30 @@ const (
 	syFlowStateFLOW_CLOSED      syFlowState = 4
 )
 
+type syFragment struct {
+	_     structs.HostLayout
+	Sport uint16
+	Dport uint16
+}
+
+type syFragmentKey struct {
+	_     structs.HostLayout
+	Src   syAddr
+	Dst   syAddr
+	Id    uint32
+	Proto uint32
+}
+
 type syFrontend struct {
-	_      structs.HostLayout
-	Id     uint32
-	Method uint8
-	Spread uint8
-	Pad    [2]uint8
+	_          structs.HostLayout
+	Id         uint32
+	Method     uint8
+	Spread     uint8
+	Restricted uint8
+	Pad        uint8
+	First      uint16
+	Pad2       uint16
+	Affinity   uint32
 }
 
 type syFrontendKey struct {
@@ -121,11 +179,42 @@ type syFrontendKey struct {
 	Pad   uint8
 }
 
+type syMemberKey struct {
+	_        structs.HostLayout
+	Frontend uint32
+	Backend  uint32
+}
+
 type syMethod uint32
 
 const (
-	syMethodMETHOD_NAT syMethod = 1
+	syMethodMETHOD_NAT  syMethod = 1
+	syMethodMETHOD_DSR  syMethod = 2
+	syMethodMETHOD_IPIP syMethod = 3
+	syMethodMETHOD_GUE  syMethod = 4
 )
+
+type syPath struct {
+	_    structs.HostLayout
+	Seen uint64
+	Mtu  uint32
+	Pad  uint32
+}
+
+type syProbe struct {
+	_      structs.HostLayout
+	Addr   syAddr
+	Local  syAddr
+	Method uint32
+}
+
+type syRangeKey struct {
+	_      structs.HostLayout
+	Prefix uint32
+	Vip    syAddr
+	Proto  uint16
+	Port   uint16
+}
 
 type syReason uint32
 
@@ -135,23 +224,35 @@ const (
 	syReasonREASON_FORWARDED     syReason = 2
 	syReasonREASON_ECHO          syReason = 3
 	syReasonREASON_NEIGHBOUR     syReason = 4
-	syReasonREASON_MALFORMED     syReason = 5
-	syReasonREASON_FRAGMENT      syReason = 6
-	syReasonREASON_NO_FRONTEND   syReason = 7
-	syReasonREASON_PROTOCOL      syReason = 8
-	syReasonREASON_VIP_DOWN      syReason = 9
-	syReasonREASON_NO_BACKEND    syReason = 10
-	syReasonREASON_NO_FLOW       syReason = 11
-	syReasonREASON_BAD_ACK       syReason = 12
-	syReasonREASON_FLOWS_FULL    syReason = 13
-	syReasonREASON_SNAT_FULL     syReason = 14
-	syReasonREASON_NO_ROUTE      syReason = 15
-	syReasonREASON_NO_FORWARDING syReason = 16
-	syReasonREASON_TTL           syReason = 17
-	syReasonREASON_TOO_BIG       syReason = 18
-	syReasonREASON_INTERNAL      syReason = 19
-	syReasonREASON_MAX           syReason = 20
+	syReasonREASON_TUNNELLED     syReason = 5
+	syReasonREASON_PATH          syReason = 6
+	syReasonREASON_MALFORMED     syReason = 7
+	syReasonREASON_FRAGMENT      syReason = 8
+	syReasonREASON_NO_FRONTEND   syReason = 9
+	syReasonREASON_PROTOCOL      syReason = 10
+	syReasonREASON_NOT_ALLOWED   syReason = 11
+	syReasonREASON_VIP_DOWN      syReason = 12
+	syReasonREASON_NO_BACKEND    syReason = 13
+	syReasonREASON_NO_FLOW       syReason = 14
+	syReasonREASON_BAD_ACK       syReason = 15
+	syReasonREASON_FLOWS_FULL    syReason = 16
+	syReasonREASON_SNAT_FULL     syReason = 17
+	syReasonREASON_NO_ROUTE      syReason = 18
+	syReasonREASON_NOT_ON_LINK   syReason = 19
+	syReasonREASON_NO_FORWARDING syReason = 20
+	syReasonREASON_TTL           syReason = 21
+	syReasonREASON_TOO_BIG       syReason = 22
+	syReasonREASON_UNKNOWN_PEER  syReason = 23
+	syReasonREASON_RATE          syReason = 24
+	syReasonREASON_INTERNAL      syReason = 25
+	syReasonREASON_MAX           syReason = 26
 )
+
+type sySlot struct {
+	_        structs.HostLayout
+	Backend  uint32
+	Previous uint32
+}
 
 type sySpread uint32
 
@@ -160,6 +261,7 @@ const (
 	sySpreadSPREAD_SOURCE sySpread = 2
 	sySpreadSPREAD_RANDOM sySpread = 3
 	sySpreadSPREAD_TURNS  sySpread = 4
+	sySpreadSPREAD_LEAST  sySpread = 5
 )
 
 type syTraffic struct {
@@ -185,34 +287,58 @@ type syVerdict struct {
 	Commit   uint32
 	Frontend uint32
 	Backend  uint32
+	Mtu      uint32
+	Method   uint8
 	Counted  uint8
 	Half     uint8
-	Pad      [2]uint8
+	Sticky   uint8
+	Hash     uint32
+	Pending  uint8
+	Pad      [3]uint8
 }
 
 type syVip struct {
-	_  structs.HostLayout
-	Up uint32
+	_      structs.HostLayout
+	Up     uint8
+	Ranges uint8
+	Pad    [2]uint8
 }
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	syMapAffinities         = "affinities"
+	syMapAllowed            = "allowed"
+	syMapAnswers            = "answers"
 	syMapBackends           = "backends"
 	syMapByBackend          = "by_backend"
 	syMapByFrontend         = "by_frontend"
 	syMapFlows              = "flows"
+	syMapFragments          = "fragments"
 	syMapFrontends          = "frontends"
 	syMapHalfopen           = "halfopen"
+	syMapLoad               = "load"
+	syMapMembers            = "members"
+	syMapOneway             = "oneway"
+	syMapOwn                = "own"
+	syMapPaths              = "paths"
+	syMapPeers              = "peers"
+	syMapPending            = "pending"
+	syMapProbes             = "probes"
+	syMapRanges             = "ranges"
 	syMapTables             = "tables"
+	syMapTunnelled          = "tunnelled"
 	syMapTurns              = "turns"
 	syMapUplinks            = "uplinks"
 	syMapVerdicts           = "verdicts"
 	syMapVips               = "vips"
+	syMapWorks              = "works"
 	syProgSyExplain         = "sy_explain"
 	syProgSyTcIn            = "sy_tc_in"
+	syProgSyTcOut           = "sy_tc_out"
 	syProgSyXdp             = "sy_xdp"
+	syVarAnswersPerSecond   = "answers_per_second"
 	syVarExported           = "exported"
 	syVarNoXdpTx            = "no_xdp_tx"
 	syVarSnatFirst          = "snat_first"
@@ -222,6 +348,8 @@ const (
 	syVarTimeoutEstablished = "timeout_established"
 	syVarTimeoutHalfOpen    = "timeout_half_open"
 	syVarTimeoutUdp         = "timeout_udp"
+	syVarTunnelEnd          = "tunnel_end"
+	syVarTunnelPort         = "tunnel_port"
 )
 
 // loadSy returns the embedded CollectionSpec for sy.
@@ -268,6 +396,7 @@ type sySpecs struct {
 type syProgramSpecs struct {
 	SyExplain *ebpf.ProgramSpec `ebpf:"sy_explain"`
 	SyTcIn    *ebpf.ProgramSpec `ebpf:"sy_tc_in"`
+	SyTcOut   *ebpf.ProgramSpec `ebpf:"sy_tc_out"`
 	SyXdp     *ebpf.ProgramSpec `ebpf:"sy_xdp"`
 }
 
@@ -275,23 +404,39 @@ type syProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type syMapSpecs struct {
+	Affinities *ebpf.MapSpec `ebpf:"affinities"`
+	Allowed    *ebpf.MapSpec `ebpf:"allowed"`
+	Answers    *ebpf.MapSpec `ebpf:"answers"`
 	Backends   *ebpf.MapSpec `ebpf:"backends"`
 	ByBackend  *ebpf.MapSpec `ebpf:"by_backend"`
 	ByFrontend *ebpf.MapSpec `ebpf:"by_frontend"`
 	Flows      *ebpf.MapSpec `ebpf:"flows"`
+	Fragments  *ebpf.MapSpec `ebpf:"fragments"`
 	Frontends  *ebpf.MapSpec `ebpf:"frontends"`
 	Halfopen   *ebpf.MapSpec `ebpf:"halfopen"`
+	Load       *ebpf.MapSpec `ebpf:"load"`
+	Members    *ebpf.MapSpec `ebpf:"members"`
+	Oneway     *ebpf.MapSpec `ebpf:"oneway"`
+	Own        *ebpf.MapSpec `ebpf:"own"`
+	Paths      *ebpf.MapSpec `ebpf:"paths"`
+	Peers      *ebpf.MapSpec `ebpf:"peers"`
+	Pending    *ebpf.MapSpec `ebpf:"pending"`
+	Probes     *ebpf.MapSpec `ebpf:"probes"`
+	Ranges     *ebpf.MapSpec `ebpf:"ranges"`
 	Tables     *ebpf.MapSpec `ebpf:"tables"`
+	Tunnelled  *ebpf.MapSpec `ebpf:"tunnelled"`
 	Turns      *ebpf.MapSpec `ebpf:"turns"`
 	Uplinks    *ebpf.MapSpec `ebpf:"uplinks"`
 	Verdicts   *ebpf.MapSpec `ebpf:"verdicts"`
 	Vips       *ebpf.MapSpec `ebpf:"vips"`
+	Works      *ebpf.MapSpec `ebpf:"works"`
 }
 
 // syVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type syVariableSpecs struct {
+	AnswersPerSecond   *ebpf.VariableSpec `ebpf:"answers_per_second"`
 	Exported           *ebpf.VariableSpec `ebpf:"exported"`
 	NoXdpTx            *ebpf.VariableSpec `ebpf:"no_xdp_tx"`
 	SnatFirst          *ebpf.VariableSpec `ebpf:"snat_first"`
@@ -301,6 +446,8 @@ type syVariableSpecs struct {
 	TimeoutEstablished *ebpf.VariableSpec `ebpf:"timeout_established"`
 	TimeoutHalfOpen    *ebpf.VariableSpec `ebpf:"timeout_half_open"`
 	TimeoutUdp         *ebpf.VariableSpec `ebpf:"timeout_udp"`
+	TunnelEnd          *ebpf.VariableSpec `ebpf:"tunnel_end"`
+	TunnelPort         *ebpf.VariableSpec `ebpf:"tunnel_port"`
 }
 
 // syObjects contains all objects after they have been loaded into the kernel.
@@ -323,32 +470,62 @@ func (o *syObjects) Close() error {
 //
 // It can be passed to loadSyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type syMaps struct {
+	Affinities *ebpf.Map `ebpf:"affinities"`
+	Allowed    *ebpf.Map `ebpf:"allowed"`
+	Answers    *ebpf.Map `ebpf:"answers"`
 	Backends   *ebpf.Map `ebpf:"backends"`
 	ByBackend  *ebpf.Map `ebpf:"by_backend"`
 	ByFrontend *ebpf.Map `ebpf:"by_frontend"`
 	Flows      *ebpf.Map `ebpf:"flows"`
+	Fragments  *ebpf.Map `ebpf:"fragments"`
 	Frontends  *ebpf.Map `ebpf:"frontends"`
 	Halfopen   *ebpf.Map `ebpf:"halfopen"`
+	Load       *ebpf.Map `ebpf:"load"`
+	Members    *ebpf.Map `ebpf:"members"`
+	Oneway     *ebpf.Map `ebpf:"oneway"`
+	Own        *ebpf.Map `ebpf:"own"`
+	Paths      *ebpf.Map `ebpf:"paths"`
+	Peers      *ebpf.Map `ebpf:"peers"`
+	Pending    *ebpf.Map `ebpf:"pending"`
+	Probes     *ebpf.Map `ebpf:"probes"`
+	Ranges     *ebpf.Map `ebpf:"ranges"`
 	Tables     *ebpf.Map `ebpf:"tables"`
+	Tunnelled  *ebpf.Map `ebpf:"tunnelled"`
 	Turns      *ebpf.Map `ebpf:"turns"`
 	Uplinks    *ebpf.Map `ebpf:"uplinks"`
 	Verdicts   *ebpf.Map `ebpf:"verdicts"`
 	Vips       *ebpf.Map `ebpf:"vips"`
+	Works      *ebpf.Map `ebpf:"works"`
 }
 
 func (m *syMaps) Close() error {
 	return _SyClose(
+		m.Affinities,
+		m.Allowed,
+		m.Answers,
 		m.Backends,
 		m.ByBackend,
 		m.ByFrontend,
 		m.Flows,
+		m.Fragments,
 		m.Frontends,
 		m.Halfopen,
+		m.Load,
+		m.Members,
+		m.Oneway,
+		m.Own,
+		m.Paths,
+		m.Peers,
+		m.Pending,
+		m.Probes,
+		m.Ranges,
 		m.Tables,
+		m.Tunnelled,
 		m.Turns,
 		m.Uplinks,
 		m.Verdicts,
 		m.Vips,
+		m.Works,
 	)
 }
 
@@ -356,6 +533,7 @@ func (m *syMaps) Close() error {
 //
 // It can be passed to loadSyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type syVariables struct {
+	AnswersPerSecond   *ebpf.Variable `ebpf:"answers_per_second"`
 	Exported           *ebpf.Variable `ebpf:"exported"`
 	NoXdpTx            *ebpf.Variable `ebpf:"no_xdp_tx"`
 	SnatFirst          *ebpf.Variable `ebpf:"snat_first"`
@@ -365,6 +543,8 @@ type syVariables struct {
 	TimeoutEstablished *ebpf.Variable `ebpf:"timeout_established"`
 	TimeoutHalfOpen    *ebpf.Variable `ebpf:"timeout_half_open"`
 	TimeoutUdp         *ebpf.Variable `ebpf:"timeout_udp"`
+	TunnelEnd          *ebpf.Variable `ebpf:"tunnel_end"`
+	TunnelPort         *ebpf.Variable `ebpf:"tunnel_port"`
 }
 
 // syPrograms contains all programs after they have been loaded into the kernel.
@@ -373,6 +553,7 @@ type syVariables struct {
 type syPrograms struct {
 	SyExplain *ebpf.Program `ebpf:"sy_explain"`
 	SyTcIn    *ebpf.Program `ebpf:"sy_tc_in"`
+	SyTcOut   *ebpf.Program `ebpf:"sy_tc_out"`
 	SyXdp     *ebpf.Program `ebpf:"sy_xdp"`
 }
 
@@ -380,6 +561,7 @@ func (p *syPrograms) Close() error {
 	return _SyClose(
 		p.SyExplain,
 		p.SyTcIn,
+		p.SyTcOut,
 		p.SyXdp,
 	)
 }

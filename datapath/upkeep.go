@@ -18,13 +18,13 @@ import (
 type upkeep struct {
 	objects  *syObjects
 	services *services
-	limits   timeouts
+	limits   Timeouts
 	log      *slog.Logger
 	wake     chan struct{} // capacity 1: there is something to end
 
 	mu        sync.Mutex // guards all below
 	backends  map[target]bool
-	frontends map[uint32]bool
+	frontends map[uint32]bool // true: the id is free afterwards
 	flows     FlowCounts
 }
 
@@ -40,7 +40,7 @@ const (
 	chunkPause = 10 * time.Millisecond // at most 400,000 entries a second
 )
 
-func newUpkeep(o *syObjects, s *services, limits timeouts, log *slog.Logger) *upkeep {
+func newUpkeep(o *syObjects, s *services, limits Timeouts, log *slog.Logger) *upkeep {
 	return &upkeep{
 		objects: o, services: s, limits: limits, log: log, wake: make(chan struct{}, 1),
 		backends: map[target]bool{}, frontends: map[uint32]bool{},
@@ -61,9 +61,14 @@ func (u *upkeep) endBackends(frontend uint32, backends []uint32) {
 }
 
 // endFrontend makes Run end all flows of a frontend and give its id back.
-func (u *upkeep) endFrontend(id uint32) {
+func (u *upkeep) endFrontend(id uint32) { u.end(id, true) }
+
+// endFlows makes Run end all flows of a frontend that stays.
+func (u *upkeep) endFlows(frontend uint32) { u.end(frontend, false) }
+
+func (u *upkeep) end(frontend uint32, free bool) {
 	u.mu.Lock()
-	u.frontends[id] = true
+	u.frontends[frontend] = u.frontends[frontend] || free
 	u.mu.Unlock()
 	u.poke()
 }
@@ -103,7 +108,8 @@ func (u *upkeep) endWanted(ctx context.Context, reset *resetter) {
 	u.mu.Unlock()
 	ended := 0
 	err := u.walk(ctx, 0, func(m *ebpf.Map, k syFlowKey, f syFlow) {
-		if f.Reply == 1 || !(frontends[f.Frontend] || backends[target{f.Frontend, f.Backend}]) {
+		_, gone := frontends[f.Frontend]
+		if f.Reply == 1 || !(gone || backends[target{f.Frontend, f.Backend}]) {
 			return
 		}
 		ended++
@@ -118,8 +124,10 @@ func (u *upkeep) endWanted(ctx context.Context, reset *resetter) {
 		u.log.Error("flows of a dead backend not ended", "err", err)
 	}
 	ids := make([]uint32, 0, len(frontends))
-	for id := range frontends {
-		ids = append(ids, id)
+	for id, free := range frontends {
+		if free {
+			ids = append(ids, id)
+		}
 	}
 	u.services.release(ids, func(uint32) bool { return false })
 	if ended > 0 {
@@ -131,15 +139,18 @@ func (u *upkeep) endWanted(ctx context.Context, reset *resetter) {
 func (u *upkeep) expire(ctx context.Context) {
 	now := uptime()
 	var counts FlowCounts
-	used := map[uint32]bool{}
+	open := map[uint32]uint32{} // flows by backend
 	err := u.walk(ctx, chunkPause, func(m *ebpf.Map, k syFlowKey, f syFlow) {
 		if u.over(k, f, now) && u.twinOver(k, f, now) {
 			u.remove(m, k, f)
 			return
 		}
-		used[f.Backend] = true
+		open[f.Backend] += 0 // its id is in use
 		if f.Reply == 1 {
 			return
+		}
+		if f.State < uint8(syFlowStateFLOW_CLOSED) {
+			open[f.Backend]++
 		}
 		switch syFlowState(f.State) {
 		case syFlowStateFLOW_HALF_OPEN:
@@ -157,7 +168,10 @@ func (u *upkeep) expire(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
-	u.services.release(nil, func(id uint32) bool { return !used[id] })
+	u.services.release(nil, func(id uint32) bool { _, used := open[id]; return !used })
+	if err := u.services.setLoads(open); err != nil {
+		u.log.Error("loads of backends not corrected", "err", err)
+	}
 	u.mu.Lock()
 	u.flows = counts
 	u.mu.Unlock()
@@ -172,22 +186,31 @@ func (u *upkeep) counts() FlowCounts {
 
 // over reports whether one direction has been silent for too long (bpf/flow.h has the same rule).
 func (u *upkeep) over(k syFlowKey, f syFlow, now time.Duration) bool {
-	limit := u.limits.udp
+	limit := u.limits.Established
 	switch {
 	case f.State == uint8(syFlowStateFLOW_CLOSED):
-		limit = u.limits.closed
+		limit = u.limits.Closed
 	case f.State == uint8(syFlowStateFLOW_CLOSING):
-		limit = u.limits.closing
+		limit = u.limits.Closing
 	case f.State == uint8(syFlowStateFLOW_HALF_OPEN):
-		limit = u.limits.halfOpen
-	case k.Proto == unix.IPPROTO_TCP:
-		limit = u.limits.established
+		limit = u.limits.HalfOpen
+	case k.Proto == unix.IPPROTO_UDP:
+		limit = u.limits.UDP
+	}
+	if f.State == uint8(syFlowStateFLOW_ESTABLISHED) && oneWay(f) {
+		limit *= 4
 	}
 	return now-time.Duration(f.Seen) > limit
 }
 
+// oneWay reports whether a flow has only one entry.
+func oneWay(f syFlow) bool { return f.Method != uint8(syMethodMETHOD_NAT) }
+
 // twinOver reports whether the other direction is over too, gone, or belongs to a newer flow of the same client.
 func (u *upkeep) twinOver(k syFlowKey, f syFlow, now time.Duration) bool {
+	if oneWay(f) {
+		return true
+	}
 	other := twinKey(k, f)
 	for _, m := range []*ebpf.Map{u.objects.Flows, u.objects.Halfopen} {
 		var t syFlow
@@ -202,7 +225,7 @@ func (u *upkeep) twinOver(k syFlowKey, f syFlow, now time.Duration) bool {
 func (u *upkeep) remove(m *ebpf.Map, k syFlowKey, f syFlow) {
 	other := twinKey(k, f)
 	var t syFlow
-	if m.Lookup(&other, &t) == nil && twinKey(other, t) == k {
+	if !oneWay(f) && m.Lookup(&other, &t) == nil && twinKey(other, t) == k {
 		if err := ignoreMissing(m.Delete(&other)); err != nil {
 			u.log.Debug("flow not removed", "err", err)
 		}
@@ -212,10 +235,10 @@ func (u *upkeep) remove(m *ebpf.Map, k syFlowKey, f syFlow) {
 	}
 }
 
-// walk calls visit for every entry of both tables, pausing between chunks. What changes meanwhile may be missed or seen
+// walk calls visit for every entry of all tables, pausing between chunks. What changes meanwhile may be missed or seen
 // twice; the next walk sees it.
 func (u *upkeep) walk(ctx context.Context, pause time.Duration, visit func(*ebpf.Map, syFlowKey, syFlow)) error {
-	for _, m := range []*ebpf.Map{u.objects.Halfopen, u.objects.Flows} {
+	for _, m := range []*ebpf.Map{u.objects.Halfopen, u.objects.Flows, u.objects.Oneway} {
 		if err := walkMap(ctx, m, pause, visit); err != nil {
 			return err
 		}

@@ -45,9 +45,9 @@ type world struct {
 // Addresses by name, for each family.
 var (
 	v4 = map[string]string{"box": "192.0.2.1", "client": "192.0.2.100", "b1": "192.0.2.21", "b2": "192.0.2.22", "vip": "203.0.113.10",
-		"lost": "198.51.100.9", "other": "192.0.2.100", "elsewhere": "203.0.113.99"}
+		"lost": "198.51.100.9", "far": "198.51.100.77", "router": "192.0.2.254", "stranger": "198.18.0.9", "other": "192.0.2.100", "elsewhere": "203.0.113.99"}
 	v6 = map[string]string{"box": "2001:db8::1", "client": "2001:db8::100", "b1": "2001:db8::21", "b2": "2001:db8::22", "vip": "2001:db8:1::10",
-		"lost": "2001:db8:9::9", "other": "2001:db8::100", "elsewhere": "2001:db8:1::99"}
+		"lost": "2001:db8:9::9", "far": "2001:db8:9::77", "router": "2001:db8::254", "stranger": "2001:db8:77::9", "other": "2001:db8::100", "elsewhere": "2001:db8:1::99"}
 )
 
 func (w *world) addr(name string) netip.Addr {
@@ -74,7 +74,7 @@ func newWorld(t *testing.T, h hook, isV6 bool, change func(*Options)) *world {
 		t.Fatal(err)
 	}
 	w.o = Options{
-		Interfaces: []string{"eth0"}, Mode: ModeXDP, MaxFlows: 1000, SNATPorts: [2]uint16{61000, 65535},
+		Interfaces: []string{"eth0"}, Mode: ModeXDP, MaxFlows: 1000, SNATPorts: [2]uint16{61000, 65535}, TunnelPort: 6090, Timeouts: DefaultTimeouts,
 		PinPath: DefaultPinPath, StateDir: DefaultStateDir, Log: quiet,
 	}
 	if change != nil {
@@ -87,7 +87,15 @@ func newWorld(t *testing.T, h hook, isV6 bool, change func(*Options)) *world {
 		}
 		w.nic = uint32(nic.Attrs().Index)
 		for _, names := range []map[string]string{v4, v6} {
-			for _, name := range []string{"client", "b1", "b2"} {
+			far := net.ParseIP(names["far"])
+			bits := 8 * len(far)
+			if far.To4() != nil {
+				far, bits = far.To4(), 32
+			}
+			if err := netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: far, Mask: net.CIDRMask(bits, bits)}, Gw: net.ParseIP(names["router"])}); err != nil {
+				return fmt.Errorf("route to far: %w", err)
+			}
+			for _, name := range []string{"client", "b1", "b2", "router"} {
 				err := netlink.NeighSet(&netlink.Neigh{
 					LinkIndex: nic.Attrs().Index, State: netlink.NUD_PERMANENT,
 					IP: net.ParseIP(names[name]), HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 9},
@@ -129,12 +137,15 @@ func (w *world) reset() {
 	}
 	w.apply(lb.Delta{Delete: held})
 	w.end()
-	for _, m := range []*ebpf.Map{w.d.objects.Flows, w.d.objects.Halfopen} {
+	for _, m := range []*ebpf.Map{w.d.objects.Flows, w.d.objects.Halfopen, w.d.objects.Oneway} {
 		for k := range entries(w.t, m) {
 			if err := m.Delete(&k); err != nil {
 				w.t.Fatal(err)
 			}
 		}
+	}
+	if err := w.d.services.setLoads(nil); err != nil {
+		w.t.Fatal(err)
 	}
 }
 
@@ -151,13 +162,20 @@ func (w *world) close() {
 // service puts the frontend VIP:80 for a protocol, to port 8080 of these backends.
 func (w *world) service(proto lb.Protocol, backends ...string) *lb.FrontendPlan {
 	w.t.Helper()
+	return w.serve(func(s *lb.Service) { s.Ports[0].Protocol = proto }, backends...)
+}
+
+// serve puts the frontend VIP:80/tcp to port 8080 of these backends, or what change makes of it.
+func (w *world) serve(change func(*lb.Service), backends ...string) *lb.FrontendPlan {
+	w.t.Helper()
 	s := &lb.Service{
-		Name: "web", VIPs: []netip.Addr{w.addr("vip")}, Ports: []lb.Port{{Port: 80, Target: 8080, Protocol: proto}},
+		Name: "web", VIPs: []netip.Addr{w.addr("vip")}, Ports: []lb.Port{{Port: 80, Target: 8080, Protocol: lb.TCP}},
 		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Check: lb.CheckSpec{Type: lb.CheckNone},
 	}
 	for _, b := range backends {
 		s.Backends = append(s.Backends, lb.Backend{Addr: w.addr(b), Weight: 1})
 	}
+	change(s)
 	p := lb.Build(s, nil).Frontends[0]
 	w.apply(lb.Delta{Put: []*lb.FrontendPlan{p}})
 	return p
@@ -177,35 +195,20 @@ func (w *world) apply(d lb.Delta) {
 type result struct {
 	did    string // sent, dropped or passed
 	reason string
-	out    dptest.Packet // when it was sent
+	frame  []byte
+	out    dptest.Packet // of frame, when it was sent or taken out of a tunnel, and is no fragment
 }
 
-// run runs a frame through explain and through the hook, and checks that they agree.
+// run runs a frame through explain and through the hook, and checks that they agree. What XDP leaves goes on to tc.
 func (w *world) run(frame []byte) result {
 	w.t.Helper()
-	r := result{reason: w.explain(frame)}
-	out := make([]byte, len(frame)+256)
-	prog, opts := w.d.objects.SyXdp, ebpf.RunOptions{Data: frame, DataOut: out}
-	if w.hook == hookXDP {
-		opts.Context = struct{ Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32 }{DataEnd: uint32(len(frame)), Ingress: w.nic}
-	} else {
-		prog = w.d.objects.SyTcIn
-		skb := make([]byte, 192) // struct __sk_buff: ifindex is the eleventh word
-		binary.NativeEndian.PutUint32(skb[40:], w.nic)
-		opts.Context = skb
-	}
+	r := result{reason: w.explain(frame), frame: frame}
 	before := w.counts()
-	var ret uint32
-	w.do(func() (err error) {
-		ret, err = prog.Run(&opts)
-		return err
-	})
-	r.did = map[hook]map[uint32]string{
-		hookXDP: {1: "dropped", 2: "passed", 3: "sent", 4: "sent"},
-		hookTC:  {2: "dropped", 0xffffffff: "passed", 7: "sent"},
-	}[w.hook][ret]
-	if r.did == "" {
-		w.t.Fatalf("the program returned %d", ret)
+	if w.hook == hookXDP {
+		r.did, r.frame = w.runXDP(frame)
+	}
+	if w.hook == hookTC || r.did == "passed" {
+		r.did, r.frame = w.runTC(r.frame)
 	}
 	// What was counted is what happened; the reason of explain may be overruled when the packet is sent.
 	for v, n := range w.counts() {
@@ -213,18 +216,60 @@ func (w *world) run(frame []byte) result {
 			r.reason = v.Reason
 		}
 	}
-	if r.did == "sent" {
+	if r.did == "passed" && r.reason != "tunnelled" && string(r.frame) != string(frame) {
+		w.t.Fatalf("a packet was passed on changed:\n%x\n%x", frame, r.frame)
+	}
+	if (r.did == "sent" || r.reason == "tunnelled") && !isFragment(r.frame) {
 		var err error
-		if r.out, err = dptest.Parse(opts.DataOut); err != nil {
-			w.t.Fatalf("what was sent: %v\n%x", err, opts.DataOut)
+		if r.out, err = dptest.Parse(r.frame); err != nil {
+			w.t.Fatalf("what was sent: %v\n%x", err, r.frame)
 		}
-		if r.reason == "forwarded" && r.out.Src.Addr() == w.addr("box") {
+		if r.reason == "forwarded" && r.out.Src.Addr() == w.addr("box") && r.out.Inner == nil && r.out.Src.Port() != 0 {
 			w.last = r.out
 		}
-	} else if r.did == "passed" && string(opts.DataOut) != string(frame) {
-		w.t.Fatalf("a packet was passed on changed:\n%x\n%x", frame, opts.DataOut)
 	}
 	return r
+}
+
+func isFragment(f []byte) bool {
+	if binary.BigEndian.Uint16(f[12:]) == 0x0800 {
+		return binary.BigEndian.Uint16(f[20:])&0x3fff != 0
+	}
+	return binary.BigEndian.Uint16(f[12:]) == 0x86dd && f[20] == 44
+}
+
+func (w *world) runXDP(frame []byte) (did string, out []byte) {
+	w.t.Helper()
+	return w.runProgram(w.d.objects.SyXdp, frame,
+		struct{ Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32 }{DataEnd: uint32(len(frame)), Ingress: w.nic},
+		map[uint32]string{1: "dropped", 2: "passed", 3: "sent", 4: "sent"})
+}
+
+func (w *world) runTC(frame []byte) (did string, out []byte) {
+	w.t.Helper()
+	return w.runProgram(w.d.objects.SyTcIn, frame, w.skb(0), map[uint32]string{2: "dropped", 0xffffffff: "passed", 7: "sent"})
+}
+
+// skb is the context of a packet on the uplink: struct __sk_buff, of which mark is the third word and ifindex the eleventh.
+func (w *world) skb(mark uint32) []byte {
+	skb := make([]byte, 192)
+	binary.NativeEndian.PutUint32(skb[8:], mark)
+	binary.NativeEndian.PutUint32(skb[40:], w.nic)
+	return skb
+}
+
+func (w *world) runProgram(prog *ebpf.Program, frame []byte, context any, verdicts map[uint32]string) (did string, out []byte) {
+	w.t.Helper()
+	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: context}
+	var ret uint32
+	w.do(func() (err error) {
+		ret, err = prog.Run(&opts)
+		return err
+	})
+	if did = verdicts[ret]; did == "" {
+		w.t.Fatalf("the program returned %d", ret)
+	}
+	return did, opts.DataOut
 }
 
 func (w *world) counts() map[Verdict]uint64 {
@@ -240,7 +285,7 @@ func (w *world) counts() map[Verdict]uint64 {
 func (w *world) explain(frame []byte) string {
 	w.t.Helper()
 	out := make([]byte, len(frame)+256)
-	padded := append(frame[:len(frame):len(frame)], make([]byte, 64)...) // room for the verdict
+	padded := append(frame[:len(frame):len(frame)], make([]byte, 128)...) // room for the verdict
 	opts := ebpf.RunOptions{Data: padded, DataOut: out}
 	if _, err := w.d.objects.SyExplain.Run(&opts); err != nil {
 		w.t.Fatal(err)
@@ -251,7 +296,7 @@ func (w *world) explain(frame []byte) string {
 
 // fromClient is a packet of the client to VIP:80.
 func (w *world) fromClient(proto uint8, flags uint8) dptest.Packet {
-	p := dptest.Packet{Src: w.at("client", 40000), Dst: w.at("vip", 80), Proto: proto, Flags: flags, Payload: []byte("hello")}
+	p := dptest.Packet{Src: w.at("client", 40000), Dst: w.at("vip", 80), Proto: proto, Flags: flags, Payload: []byte("hello"), DF: true}
 	if proto == dptest.TCP {
 		p.Seq, p.Ack = 1000, 5001
 	}

@@ -64,7 +64,7 @@ func Build(s *Service, states map[netip.AddrPort]Health) *Plan {
 // usableFor sorts the backends of vip's family into those that may receive new flows and those known to be dead.
 func usableFor(s *Service, vip netip.Addr, states map[netip.AddrPort]Health) (usable, dead []Backend) {
 	for _, b := range s.Backends {
-		if b.Addr.Is4() != vip.Is4() {
+		if !s.serves(vip, b) {
 			continue
 		}
 		h := states[b.ID()]
@@ -101,7 +101,7 @@ func notAnnounced(s *Service, vip netip.Addr, healthy int) string {
 	}
 	of := 0
 	for _, b := range s.Backends {
-		if b.Addr.Is4() == vip.Is4() {
+		if s.serves(vip, b) {
 			of++
 		}
 	}
@@ -110,7 +110,7 @@ func notAnnounced(s *Service, vip netip.Addr, healthy int) string {
 
 func buildFrontend(s *Service, vip netip.Addr, port Port, usable, dead []Backend) *FrontendPlan {
 	f := &FrontendPlan{
-		Frontend: Frontend{VIP: vip, Port: port.Port, Protocol: port.Protocol},
+		Frontend: Frontend{VIP: vip, Port: port.Port, Last: port.Last, Protocol: port.Protocol},
 		Service:  s.Name, Method: s.Method, Encap: s.Encap, Algorithm: s.Algorithm,
 		Affinity: s.Affinity, Allow: s.Allow,
 	}
@@ -135,5 +135,5 @@ func (f *FrontendPlan) Equal(g *FrontendPlan) bool {
 
 // CompareFrontends orders frontends by address, port and protocol.
 func CompareFrontends(a, b Frontend) int {
-	return cmp.Or(a.VIP.Compare(b.VIP), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol))
+	return cmp.Or(a.VIP.Compare(b.VIP), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Last, b.Last), cmp.Compare(a.Protocol, b.Protocol))
 }

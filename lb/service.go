@@ -3,6 +3,7 @@ package lb
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -17,7 +18,7 @@ type Service struct {
 	VIPs []netip.Addr
 	// Ports are the ports clients connect to; every port exists on every VIP.
 	Ports []Port
-	// Backends serve the traffic. A VIP uses the backends of its own address family.
+	// Backends serve the traffic. A VIP uses the backends of its own address family (but see serves).
 	Backends  []Backend
 	Algorithm Algorithm
 	Method    Method
@@ -34,9 +35,21 @@ type Service struct {
 	Announce []AnnouncerKind
 }
 
+// serves reports whether a VIP uses a backend: one of its own family. A tunnel carries packets of one family to a backend of
+// the other, too, and does so when there is none of its own.
+func (s *Service) serves(vip netip.Addr, b Backend) bool {
+	if b.Addr.Is4() == vip.Is4() {
+		return true
+	}
+	return s.Method == MethodTunnel && !slices.ContainsFunc(s.Backends, func(o Backend) bool { return o.Addr.Is4() == vip.Is4() })
+}
+
 // Port maps the port a client connects to to the port of the backends.
 type Port struct {
 	Port uint16
+	// Last is the last port of a range that begins with Port; 0: Port alone. Target is then where the range of the backends
+	// begins.
+	Last uint16
 	// Target is used for backends that have no port of their own.
 	Target   uint16
 	Protocol Protocol
@@ -63,14 +76,18 @@ func (b Backend) On(p Port) netip.AddrPort {
 	return netip.AddrPortFrom(b.Addr, p.Target)
 }
 
-// Frontend is one address, port and protocol that clients connect to.
+// Frontend is one address, port or range of ports, and protocol that clients connect to.
 type Frontend struct {
 	VIP      netip.Addr
 	Port     uint16
+	Last     uint16 // of a range; 0: Port alone
 	Protocol Protocol
 }
 
-// String is "203.0.113.10:80/tcp" or "[2001:db8::10]:80/tcp".
+// String is "203.0.113.10:80/tcp", "[2001:db8::10]:80/tcp" or "203.0.113.10:8000-8999/tcp".
 func (f Frontend) String() string {
+	if f.Last != 0 {
+		return fmt.Sprintf("%s-%d/%s", netip.AddrPortFrom(f.VIP, f.Port), f.Last, f.Protocol)
+	}
 	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(f.VIP, f.Port), f.Protocol)
 }

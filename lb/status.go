@@ -104,7 +104,7 @@ func (e *Engine) serviceStatus(en *entry, backends []BackendStatus) []ServiceSta
 				Service: s.Name, Address: vip, Port: p.Port, Protocol: p.Protocol, Policy: PolicyCluster,
 				Forward: s.Method, Algorithm: s.Algorithm, Backends: own, State: state, Announced: route.Announced,
 			}
-			row.Reason = e.kernel.reason(Frontend{vip, p.Port, p.Protocol})
+			row.Reason = e.kernel.reason(Frontend{VIP: vip, Port: p.Port, Last: p.Last, Protocol: p.Protocol})
 			if row.Reason == "" && !route.Announced {
 				row.Reason = cmp.Or(reason, route.Reason)
 			}

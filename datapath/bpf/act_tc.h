@@ -6,17 +6,30 @@
 #include "commit.h"
 #include "route.h"
 
-static __always_inline int tc_rewrite(struct __sk_buff *skb, const struct pkt *p, const struct tuple *t)
+static __always_inline int tc_rewrite_sum(struct __sk_buff *skb, const struct pkt *p, const struct tuple *t)
 {
 	__u64 udp = p->key.proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
 	__u32 off = csum_offset(p);
 
-	if (bpf_l4_csum_replace(skb, off, 0, addresses_diff(&p->key.t, t), BPF_F_PSEUDO_HDR | udp) ||
-	    bpf_l4_csum_replace(skb, off, 0, ports_diff(&p->key.t, t), udp))
+	return !bpf_l4_csum_replace(skb, off, 0, addresses_diff(&p->key.t, t), BPF_F_PSEUDO_HDR | udp) &&
+	       !bpf_l4_csum_replace(skb, off, 0, ports_diff(&p->key.t, t), udp);
+}
+
+static __always_inline int tc_rewrite(struct __sk_buff *skb, const struct pkt *p, const struct tuple *t)
+{
+	int summed = !p->error && p->fragment != LATER && p->key.proto != IPPROTO_SCTP;
+
+	if (summed && !tc_rewrite_sum(skb, p, t))
 		return 0;
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 
-	return rewrite_ports(data, end, p, t) && rewrite_l3(data, end, p, t);
+	if (p->error)
+		return rewrite_error(data, end, p, t);
+	if (summed && !rewrite_ports(data, end, p, t))
+		return 0;
+	if (p->fragment != LATER && p->key.proto == IPPROTO_SCTP && !rewrite_sctp(data, end, p, t))
+		return 0;
+	return rewrite_l3(data, end, p, t);
 }
 
 /* unfinished reports whether the kernel will compute the transport checksum when the packet leaves: a change that is
@@ -47,70 +60,155 @@ static __always_inline int tc_reset(struct __sk_buff *skb, const struct pkt *p)
 	return turn_around((void *)(long)skb->data, (void *)(long)skb->data_end, p, sizeof(tcp), IPPROTO_TCP);
 }
 
-static __always_inline int tc_refuse4(struct __sk_buff *skb, const struct pkt *p)
+/* ICMP errors about a packet with an unfinished checksum are right as long as nobody finishes it: hosts on this machine take
+ * them as they are, a network card might spoil them. To send none would be no better. */
+static __always_inline int tc_error4(struct __sk_buff *skb, const struct pkt *p, const struct verdict *v)
 {
-	struct unreachable4 u = { .icmp = { .type = ICMP_UNREACHABLE, .code = ICMP_PORT } };
+	struct error4 e = { .icmp = error_of(p, v) };
 
-	if (p->l4 != L3 + sizeof(u.ip) || bpf_skb_load_bytes(skb, L3, &u.ip, sizeof(u.ip) + QUOTE))
+	if (p->l4 != p->l3 + sizeof(e.ip) || bpf_skb_load_bytes(skb, p->l3, &e.ip, sizeof(e.ip) + QUOTE))
 		return 0;
-	u.icmp.csum = ~fold(bpf_csum_diff(0, 0, (__be32 *)&u, sizeof(u), 0));
-	if (bpf_skb_change_tail(skb, p->l4 + sizeof(u), 0) || bpf_skb_store_bytes(skb, p->l4, &u, sizeof(u), 0))
+	e.icmp.csum = ~fold(bpf_csum_diff(0, 0, (__be32 *)&e, sizeof(e), 0));
+	if (bpf_skb_change_tail(skb, p->l4 + sizeof(e), 0) || bpf_skb_store_bytes(skb, p->l4, &e, sizeof(e), 0))
 		return 0;
-	return turn_around((void *)(long)skb->data, (void *)(long)skb->data_end, p, sizeof(u), IPPROTO_ICMP);
+	return turn_around((void *)(long)skb->data, (void *)(long)skb->data_end, p, sizeof(e), IPPROTO_ICMP);
 }
 
-static __always_inline int tc_refuse6(struct __sk_buff *skb, const struct pkt *p)
+static __always_inline int tc_error6(struct __sk_buff *skb, const struct pkt *p, const struct verdict *v)
 {
-	struct unreachable6 u = { .icmp = { .type = ICMP6_UNREACHABLE, .code = ICMP6_PORT } };
+	struct error6 e = { .icmp = error_of(p, v) };
 
-	if (p->l4 != L3 + sizeof(u.ip) || bpf_skb_load_bytes(skb, L3, &u.ip, sizeof(u.ip) + QUOTE))
+	if (p->l4 != p->l3 + sizeof(e.ip) || bpf_skb_load_bytes(skb, p->l3, &e.ip, sizeof(e.ip) + QUOTE))
 		return 0;
-	u.icmp.csum = ~fold(bpf_csum_diff(0, 0, (__be32 *)&u, sizeof(u), pseudo_sum(p, sizeof(u), IPPROTO_ICMPV6)));
-	if (bpf_skb_change_tail(skb, p->l4 + sizeof(u), 0) || bpf_skb_store_bytes(skb, p->l4, &u, sizeof(u), 0))
+	e.icmp.csum = ~fold(bpf_csum_diff(0, 0, (__be32 *)&e, sizeof(e), pseudo_sum(p, sizeof(e), IPPROTO_ICMPV6)));
+	if (bpf_skb_change_tail(skb, p->l4 + sizeof(e), 0) || bpf_skb_store_bytes(skb, p->l4, &e, sizeof(e), 0))
 		return 0;
-	return turn_around((void *)(long)skb->data, (void *)(long)skb->data_end, p, sizeof(u), IPPROTO_ICMPV6);
+	return turn_around((void *)(long)skb->data, (void *)(long)skb->data_end, p, sizeof(e), IPPROTO_ICMPV6);
 }
 
-static __always_inline int tc_refuse(struct __sk_buff *skb, const struct pkt *p)
+/* tc_push puts size bytes before the IP header. Parts of a GSO packet keep their size: who sends them was told what fits. */
+static __always_inline int tc_push(struct __sk_buff *skb, const struct pkt *p, const struct verdict *v, const void *outer, __u32 size)
 {
-	/* What the kernel would write as the UDP checksum on the way out would land in our ICMP header. */
-	if (unfinished(skb, p))
-		return 0;
-	return p->v6 ? tc_refuse6(skb, p) : tc_refuse4(skb, p);
+	int v4 = is_v4(&v->t.dst);
+	__u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO | (v4 ? BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 : BPF_F_ADJ_ROOM_ENCAP_L3_IPV6);
+	__be16 type = v4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+
+	if (v->method == METHOD_GUE)
+		flags |= BPF_F_ADJ_ROOM_ENCAP_L4_UDP;
+	return !bpf_skb_adjust_room(skb, size, BPF_ADJ_ROOM_MAC, flags) && !bpf_skb_store_bytes(skb, p->l3, outer, size, 0) &&
+	       !bpf_skb_store_bytes(skb, p->l3 - sizeof(type), &type, sizeof(type), 0);
 }
 
-static __always_inline int tc_forward(struct __sk_buff *skb, const struct pkt *p, struct verdict *v, struct flow *f)
+static __always_inline int tc_encap(struct __sk_buff *skb, const struct pkt *p, const struct verdict *v)
 {
-	struct bpf_fib_lookup fib;
-	enum route r = route(skb, skb->ifindex, 0, p, v, &fib); /* the kernel knows the size of a GSO packet's parts */
+	if (is_v4(&v->t.dst)) {
+		struct outer4 o;
 
-	if (r != ROUTE_NONE)
-		commit(p, v, f);
-	count(p, v);
-	if (v->action != ACTION_FORWARD || !tc_rewrite(skb, p, &v->t))
+		outer4(p, v, &o);
+		if (v->method == METHOD_IPIP)
+			return tc_push(skb, p, v, &o, sizeof(o.ip));
+		return tc_push(skb, p, v, &o, sizeof(o));
+	}
+	struct outer6 o;
+
+	outer6(p, v, &o);
+	if (v->method == METHOD_IPIP)
+		return tc_push(skb, p, v, &o, sizeof(o.ip));
+	return tc_push(skb, p, v, &o, sizeof(o));
+}
+
+/* tc_decap takes a packet out of its tunnel: n bytes less, and the frame is of that type. */
+static __always_inline int tc_decap(struct __sk_buff *skb, const struct pkt *p, __u32 n, __be16 type)
+{
+	__u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO;
+
+	if (type != skb->protocol) /* Linux 6.3; others have tunnels of one family */
+		flags |= type == bpf_htons(ETH_P_IP) ? ADJ_ROOM_DECAP_IPV4 : ADJ_ROOM_DECAP_IPV6;
+	if (bpf_skb_adjust_room(skb, -(int)(n & 1023), BPF_ADJ_ROOM_MAC, flags) ||
+	    bpf_skb_store_bytes(skb, p->l3 - sizeof(type), &type, sizeof(type), 0))
+		return 0;
+	struct pkt inner = { .len = skb->len };
+
+	if (parse((void *)(long)skb->data, (void *)(long)skb->data_end, &inner) == REASON_NONE)
+		note_tunnelled(&inner.key.t.dst, n);
+	return 1;
+}
+
+/* tc_neighbour sends a packet whose next hop the kernel has yet to find: with dsr that is the server, else it follows from the
+ * packet. */
+static __always_inline int tc_neighbour(const struct verdict *v, const struct bpf_fib_lookup *fib)
+{
+	struct bpf_redir_neigh hop = { .nh_family = fib->family };
+
+	if (v->method != METHOD_DSR)
+		return bpf_redirect_neigh(fib->ifindex, 0, 0, 0);
+	if (fib->family == AF_INET)
+		hop.ipv4_nh = fib->ipv4_dst;
+	else
+		__builtin_memcpy(hop.ipv6_nh, fib->ipv6_dst, sizeof(hop.ipv6_nh));
+	return bpf_redirect_neigh(fib->ifindex, &hop, sizeof(hop), 0);
+}
+
+static __always_inline int tc_carry(struct __sk_buff *skb, const struct pkt *p, const struct verdict *v)
+{
+	if (v->method == METHOD_NAT)
+		return tc_rewrite(skb, p, &v->t);
+	if (!one_hop_less((void *)(long)skb->data, (void *)(long)skb->data_end, p))
+		return 0;
+	return v->method == METHOD_DSR || tc_encap(skb, p, v);
+}
+
+static __always_inline int tc_forward(struct __sk_buff *skb, const struct pkt *p, const struct verdict *v,
+				      const struct bpf_fib_lookup *fib, enum route r)
+{
+	if (!tc_carry(skb, p, v))
 		return TC_ACT_SHOT;
 	if (r == ROUTE_NO_NEIGHBOUR)
-		return bpf_redirect_neigh(fib.ifindex, 0, 0, 0);
+		return tc_neighbour(v, fib);
 
 	struct ethhdr *eth = (void *)(long)skb->data;
 
 	if ((void *)(eth + 1) > (void *)(long)skb->data_end)
 		return TC_ACT_SHOT;
-	__builtin_memcpy(eth->dst, fib.dmac, ETH_ALEN);
-	__builtin_memcpy(eth->src, fib.smac, ETH_ALEN);
-	return bpf_redirect(fib.ifindex, 0);
+	__builtin_memcpy(eth->dst, fib->dmac, ETH_ALEN);
+	__builtin_memcpy(eth->src, fib->smac, ETH_ALEN);
+	return bpf_redirect(fib->ifindex, 0);
 }
 
-static __always_inline int act_tc(struct __sk_buff *skb, const struct pkt *p, struct verdict *v, struct flow *f)
+/* part_len is how long the parts are in which a packet goes over the wire, from the IP header on. */
+static __always_inline __u32 part_len(struct __sk_buff *skb, const struct pkt *p)
 {
+	if (!skb->gso_size)
+		return p->l3len;
+	if (p->key.proto == IPPROTO_TCP)
+		return p->l3len - p->segment + skb->gso_size;
+	return p->l4 - p->l3 + sizeof(struct udphdr) + skb->gso_size;
+}
+
+static __always_inline int act_tc(struct __sk_buff *skb, struct work *w, struct flow *f)
+{
+	const struct pkt *p = &w->p;
+	struct verdict *v = &w->v;
+	enum route r = ROUTE_NONE;
+	__be16 type = 0;
+	__u32 n = 0;
 	int ok = 0;
 
+	if (v->action == ACTION_FORWARD)
+		r = route(skb, skb->ifindex, part_len(skb, p), p, v, &w->fib);
+	if (r != ROUTE_NONE || v->commit == COMMIT_PATH)
+		commit(p, v, f);
+	if (v->action == ACTION_DECAP)
+		n = tunnel_headers((void *)(long)skb->data, (void *)(long)skb->data_end, p, v, &type);
+	limit_answer(v);
+	if (v->reason != REASON_NOT_OURS)
+		count(p, v);
 	switch (v->action) {
 	case ACTION_FORWARD:
-		return tc_forward(skb, p, v, f);
+		return tc_forward(skb, p, v, &w->fib, r);
+	case ACTION_DECAP:
+		return tc_decap(skb, p, n, type) ? TC_ACT_UNSPEC : TC_ACT_SHOT;
 	case ACTION_PASS:
-		if (v->reason != REASON_NOT_OURS)
-			count(p, v);
 		return TC_ACT_UNSPEC; /* whatever else is on this interface goes on */
 	case ACTION_ECHO:
 		ok = echo((void *)(long)skb->data, (void *)(long)skb->data_end, p);
@@ -119,11 +217,11 @@ static __always_inline int act_tc(struct __sk_buff *skb, const struct pkt *p, st
 		ok = tc_reset(skb, p);
 		break;
 	case ACTION_REFUSE:
-		ok = tc_refuse(skb, p);
+	case ACTION_TOO_BIG:
+		ok = p->v6 ? tc_error6(skb, p, v) : tc_error4(skb, p, v);
 		break;
 	default:
 		break;
 	}
-	count(p, v);
 	return ok ? bpf_redirect(skb->ifindex, 0) : TC_ACT_SHOT;
 }

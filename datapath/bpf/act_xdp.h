@@ -21,9 +21,95 @@ static __always_inline int xdp_send(struct xdp_md *ctx, __u32 ifindex)
 	return bpf_redirect(ifindex, 0);
 }
 
-static __always_inline int xdp_rewrite(struct xdp_md *ctx, const struct pkt *p, const struct tuple *t)
+/* The frame up to its IP header: MACs, and as many tags as there are. */
+struct l2 {
+	__u8 macs[2 * ETH_ALEN];
+	__be16 types[5];
+};
+
+static __always_inline void set_type(struct l2 *l2, const struct pkt *p, __be16 type)
+{
+	if (p->l3 == sizeof(struct ethhdr))
+		l2->types[0] = type;
+	else if (p->l3 == sizeof(struct ethhdr) + sizeof(struct vlan))
+		l2->types[2] = type;
+	else
+		l2->types[4] = type;
+}
+
+/* xdp_push puts size bytes before the IP header; the frame is then of that type. */
+static __always_inline int xdp_push(struct xdp_md *ctx, const struct pkt *p, const void *outer, __u32 size, __be16 type)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	struct l2 l2;
+
+	if (data + sizeof(l2) > end)
+		return 0;
+	__builtin_memcpy(&l2, data, sizeof(l2));
+	set_type(&l2, p, type);
+	if (bpf_xdp_adjust_head(ctx, -(int)size))
+		return 0;
+	data = (void *)(long)ctx->data;
+	end = (void *)(long)ctx->data_end;
+	void *l3 = data + L3(p);
+
+	if (data + sizeof(l2) > end || l3 + size > end)
+		return 0;
+	__builtin_memcpy(data, &l2, sizeof(l2)); /* what is too much is overwritten */
+	__builtin_memcpy(l3, outer, size);
+	return 1;
+}
+
+static __always_inline int xdp_encap(struct xdp_md *ctx, const struct pkt *p, const struct verdict *v)
+{
+	if (is_v4(&v->t.dst)) {
+		struct outer4 o;
+
+		outer4(p, v, &o);
+		if (v->method == METHOD_IPIP)
+			return xdp_push(ctx, p, &o, sizeof(o.ip), bpf_htons(ETH_P_IP));
+		return xdp_push(ctx, p, &o, sizeof(o), bpf_htons(ETH_P_IP));
+	}
+	struct outer6 o;
+
+	outer6(p, v, &o);
+	if (v->method == METHOD_IPIP)
+		return xdp_push(ctx, p, &o, sizeof(o.ip), bpf_htons(ETH_P_IPV6));
+	return xdp_push(ctx, p, &o, sizeof(o), bpf_htons(ETH_P_IPV6));
+}
+
+/* xdp_decap takes a packet out of its tunnel: n bytes less, and the frame is of that type. */
+static __always_inline int xdp_decap(struct xdp_md *ctx, const struct pkt *p, __u32 n, __be16 type)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	struct l2 l2;
+
+	if (data + sizeof(l2) > end)
+		return 0;
+	__builtin_memcpy(&l2, data, sizeof(l2));
+	set_type(&l2, p, type);
+	if (bpf_xdp_adjust_head(ctx, n & 1023))
+		return 0;
+	data = (void *)(long)ctx->data;
+	end = (void *)(long)ctx->data_end;
+	if (data + sizeof(l2) > end)
+		return 0;
+	if (p->l3 == sizeof(struct ethhdr))
+		__builtin_memcpy(data, &l2, sizeof(struct ethhdr));
+	else if (p->l3 == sizeof(struct ethhdr) + sizeof(struct vlan))
+		__builtin_memcpy(data, &l2, sizeof(struct ethhdr) + sizeof(struct vlan));
+	else
+		__builtin_memcpy(data, &l2, sizeof(l2));
+
+	struct pkt inner = { .len = end - data };
+
+	if (parse(data, end, &inner) == REASON_NONE)
+		note_tunnelled(&inner.key.t.dst, n);
+	return 1;
+}
+
+static __always_inline int xdp_rewrite_sum(void *data, void *end, const struct pkt *p, const struct tuple *t)
+{
 	__sum16 *csum = data + (csum_offset(p) & 1023);
 
 	if ((void *)(csum + 1) > end)
@@ -34,7 +120,20 @@ static __always_inline int xdp_rewrite(struct xdp_md *ctx, const struct pkt *p, 
 
 		*csum = c || p->key.proto == IPPROTO_TCP ? c : 0xffff;
 	}
-	return rewrite_ports(data, end, p, t) && rewrite_l3(data, end, p, t);
+	return 1;
+}
+
+static __always_inline int xdp_rewrite(struct xdp_md *ctx, const struct pkt *p, const struct tuple *t)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+
+	if (p->error)
+		return rewrite_error(data, end, p, t);
+	if (p->fragment == LATER)
+		return rewrite_l3(data, end, p, t);
+	if (p->key.proto == IPPROTO_SCTP)
+		return rewrite_sctp(data, end, p, t) && rewrite_l3(data, end, p, t);
+	return xdp_rewrite_sum(data, end, p, t) && rewrite_ports(data, end, p, t) && rewrite_l3(data, end, p, t);
 }
 
 static __always_inline int xdp_reset(struct xdp_md *ctx, const struct pkt *p)
@@ -46,7 +145,7 @@ static __always_inline int xdp_reset(struct xdp_md *ctx, const struct pkt *p)
 	if (bpf_xdp_adjust_tail(ctx, (int)(p->l4 + sizeof(tcp)) - (int)p->len))
 		return 0;
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	struct tcphdr *out = data + (p->l4 & 1023);
+	struct tcphdr *out = data + L4(p);
 
 	if ((void *)(out + 1) > end)
 		return 0;
@@ -54,92 +153,114 @@ static __always_inline int xdp_reset(struct xdp_md *ctx, const struct pkt *p)
 	return turn_around(data, end, p, sizeof(tcp), IPPROTO_TCP);
 }
 
-static __always_inline int xdp_refuse4(struct xdp_md *ctx, const struct pkt *p)
+static __always_inline int xdp_error4(struct xdp_md *ctx, const struct pkt *p, const struct verdict *v)
 {
-	struct unreachable4 u = { .icmp = { .type = ICMP_UNREACHABLE, .code = ICMP_PORT } };
+	struct error4 e = { .icmp = error_of(p, v) };
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	void *l3 = data + L3(p);
 
-	if (p->l4 != L3 + sizeof(u.ip) || data + L3 + sizeof(u.ip) + QUOTE > end)
+	if (p->l4 != p->l3 + sizeof(e.ip) || l3 + sizeof(e.ip) + QUOTE > end)
 		return 0;
-	__builtin_memcpy(&u.ip, data + L3, sizeof(u.ip) + QUOTE);
-	u.icmp.csum = ~fold(bpf_csum_diff(0, 0, (__be32 *)&u, sizeof(u), 0));
-	if (bpf_xdp_adjust_tail(ctx, (int)(p->l4 + sizeof(u)) - (int)p->len))
+	__builtin_memcpy(&e.ip, l3, sizeof(e.ip) + QUOTE);
+	e.icmp.csum = ~fold(bpf_csum_diff(0, 0, (__be32 *)&e, sizeof(e), 0));
+	if (bpf_xdp_adjust_tail(ctx, (int)(p->l4 + sizeof(e)) - (int)p->len))
 		return 0;
 	data = (void *)(long)ctx->data;
 	end = (void *)(long)ctx->data_end;
-	if (data + L3 + sizeof(struct iphdr) + sizeof(u) > end)
+	l3 = data + L3(p);
+	if (l3 + sizeof(struct iphdr) + sizeof(e) > end)
 		return 0;
-	__builtin_memcpy(data + L3 + sizeof(struct iphdr), &u, sizeof(u));
-	return turn_around(data, end, p, sizeof(u), IPPROTO_ICMP);
+	__builtin_memcpy(l3 + sizeof(struct iphdr), &e, sizeof(e));
+	return turn_around(data, end, p, sizeof(e), IPPROTO_ICMP);
 }
 
-static __always_inline int xdp_refuse6(struct xdp_md *ctx, const struct pkt *p)
+static __always_inline int xdp_error6(struct xdp_md *ctx, const struct pkt *p, const struct verdict *v)
 {
-	struct unreachable6 u = { .icmp = { .type = ICMP6_UNREACHABLE, .code = ICMP6_PORT } };
+	struct error6 e = { .icmp = error_of(p, v) };
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	void *l3 = data + L3(p);
 
-	if (p->l4 != L3 + sizeof(u.ip) || data + L3 + sizeof(u.ip) + QUOTE > end)
+	if (p->l4 != p->l3 + sizeof(e.ip) || l3 + sizeof(e.ip) + QUOTE > end)
 		return 0;
-	__builtin_memcpy(&u.ip, data + L3, sizeof(u.ip) + QUOTE);
-	u.icmp.csum = ~fold(bpf_csum_diff(0, 0, (__be32 *)&u, sizeof(u), pseudo_sum(p, sizeof(u), IPPROTO_ICMPV6)));
-	if (bpf_xdp_adjust_tail(ctx, (int)(p->l4 + sizeof(u)) - (int)p->len))
+	__builtin_memcpy(&e.ip, l3, sizeof(e.ip) + QUOTE);
+	e.icmp.csum = ~fold(bpf_csum_diff(0, 0, (__be32 *)&e, sizeof(e), pseudo_sum(p, sizeof(e), IPPROTO_ICMPV6)));
+	if (bpf_xdp_adjust_tail(ctx, (int)(p->l4 + sizeof(e)) - (int)p->len))
 		return 0;
 	data = (void *)(long)ctx->data;
 	end = (void *)(long)ctx->data_end;
-	if (data + L3 + sizeof(struct ip6hdr) + sizeof(u) > end)
+	l3 = data + L3(p);
+	if (l3 + sizeof(struct ip6hdr) + sizeof(e) > end)
 		return 0;
-	__builtin_memcpy(data + L3 + sizeof(struct ip6hdr), &u, sizeof(u));
-	return turn_around(data, end, p, sizeof(u), IPPROTO_ICMPV6);
+	__builtin_memcpy(l3 + sizeof(struct ip6hdr), &e, sizeof(e));
+	return turn_around(data, end, p, sizeof(e), IPPROTO_ICMPV6);
 }
 
-static __always_inline int xdp_forward(struct xdp_md *ctx, const struct pkt *p, struct verdict *v, struct flow *f)
+/* xdp_carry makes the packet what it is to be on its way. */
+static __always_inline int xdp_carry(struct xdp_md *ctx, const struct pkt *p, const struct verdict *v)
 {
-	struct bpf_fib_lookup fib;
-	enum route r = route(ctx, ctx->ingress_ifindex, p->l3len, p, v, &fib);
+	if (v->method == METHOD_NAT)
+		return xdp_rewrite(ctx, p, &v->t);
+	if (!one_hop_less((void *)(long)ctx->data, (void *)(long)ctx->data_end, p))
+		return 0;
+	return v->method == METHOD_DSR || xdp_encap(ctx, p, v);
+}
 
-	if (r == ROUTE_NO_NEIGHBOUR)
-		return XDP_LEAVE;
-	if (r == ROUTE_OK && !can_send(ctx, fib.ifindex))
-		return XDP_LEAVE;
-	if (r == ROUTE_OK)
-		commit(p, v, f);
-	count(p, v);
-	if (v->action != ACTION_FORWARD || !xdp_rewrite(ctx, p, &v->t))
+static __always_inline int xdp_forward(struct xdp_md *ctx, const struct pkt *p, const struct verdict *v,
+				       const struct bpf_fib_lookup *fib)
+{
+	if (!xdp_carry(ctx, p, v))
 		return XDP_DROP;
 
 	struct ethhdr *eth = (void *)(long)ctx->data;
 
 	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
 		return XDP_DROP;
-	__builtin_memcpy(eth->dst, fib.dmac, ETH_ALEN);
-	__builtin_memcpy(eth->src, fib.smac, ETH_ALEN);
-	return xdp_send(ctx, fib.ifindex);
+	__builtin_memcpy(eth->dst, fib->dmac, ETH_ALEN);
+	__builtin_memcpy(eth->src, fib->smac, ETH_ALEN);
+	return xdp_send(ctx, fib->ifindex);
 }
 
-static __always_inline int act_xdp(struct xdp_md *ctx, const struct pkt *p, struct verdict *v, struct flow *f)
+static __always_inline int act_xdp(struct xdp_md *ctx, struct work *w, struct flow *f)
 {
-	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	const struct pkt *p = &w->p;
+	struct verdict *v = &w->v;
+	__be16 type = 0;
+	__u32 n = 0;
 	int ok = 0;
 
-	if (v->action == ACTION_FORWARD)
-		return xdp_forward(ctx, p, v, f);
 	if (v->action == ACTION_PASS) /* the rest of the machine's traffic, or what tc counts */
 		return XDP_LEAVE;
-	if (v->action != ACTION_DROP && !can_send(ctx, ctx->ingress_ifindex))
+	if (v->action == ACTION_FORWARD) {
+		enum route r = route(ctx, ctx->ingress_ifindex, p->l3len, p, v, &w->fib);
+
+		if (r == ROUTE_NO_NEIGHBOUR || (r == ROUTE_OK && !can_send(ctx, w->fib.ifindex)))
+			return XDP_LEAVE;
+		if (r == ROUTE_OK)
+			commit(p, v, f);
+	}
+	if (v->action > ACTION_FORWARD && v->action < ACTION_DECAP && !can_send(ctx, ctx->ingress_ifindex))
 		return XDP_LEAVE;
+	if (v->action == ACTION_DECAP)
+		n = tunnel_headers((void *)(long)ctx->data, (void *)(long)ctx->data_end, p, v, &type);
+	limit_answer(v);
+	count(p, v);
 	switch (v->action) {
+	case ACTION_FORWARD:
+		return xdp_forward(ctx, p, v, &w->fib);
+	case ACTION_DECAP:
+		return xdp_decap(ctx, p, n, type) ? XDP_PASS : XDP_DROP;
 	case ACTION_ECHO:
-		ok = echo(data, end, p);
+		ok = echo((void *)(long)ctx->data, (void *)(long)ctx->data_end, p);
 		break;
 	case ACTION_RESET:
 		ok = xdp_reset(ctx, p);
 		break;
 	case ACTION_REFUSE:
-		ok = p->v6 ? xdp_refuse6(ctx, p) : xdp_refuse4(ctx, p);
+	case ACTION_TOO_BIG:
+		ok = p->v6 ? xdp_error6(ctx, p, v) : xdp_error4(ctx, p, v);
 		break;
 	default:
 		break;
 	}
-	count(p, v);
 	return ok ? xdp_send(ctx, ctx->ingress_ifindex) : XDP_DROP;
 }

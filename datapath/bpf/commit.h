@@ -2,7 +2,7 @@
 /* commit: the only writer. It runs when the packet can be sent, and before it is: a flow may only be opened with a
  * source port that is surely ours, and taking one is a write that can fail. It then turns the verdict into a drop. */
 #pragma once
-#include "flow.h"
+#include "decide.h"
 
 #define SNAT_TRIES 32
 #define SNAT_POLITE 8 /* tries before the port of a flow that both sides have closed is taken over */
@@ -21,7 +21,7 @@ static __always_inline void count(const struct pkt *p, const struct verdict *v)
 		if (t) {
 			t->packets++;
 			t->bytes += p->len;
-			t->flows += v->commit == COMMIT_OPEN;
+			t->flows += v->commit == COMMIT_OPEN && opens(p);
 		}
 	}
 	if (v->counted == 2 && v->action == ACTION_FORWARD) {
@@ -31,7 +31,7 @@ static __always_inline void count(const struct pkt *p, const struct verdict *v)
 		if (t) {
 			t->packets++;
 			t->bytes += p->len;
-			t->flows += v->commit == COMMIT_OPEN;
+			t->flows += v->commit == COMMIT_OPEN && opens(p);
 		}
 	}
 }
@@ -56,6 +56,15 @@ static __always_inline void forget(const struct flow_key *k)
 	bpf_map_delete_elem(&flows, k);
 }
 
+/* add_load notes that a backend has one flow more or less. */
+static __always_inline void add_load(__u32 backend, int n)
+{
+	__u32 *l = bpf_map_lookup_elem(&load, &backend);
+
+	if (l && (n > 0 || *l > 0))
+		__sync_fetch_and_add(l, n);
+}
+
 /* take_port writes the reply direction of a new flow under k, if no other flow has it. */
 static __always_inline int take_port(const struct flow_key *k, const struct flow *reply, int polite)
 {
@@ -73,22 +82,26 @@ static __always_inline int take_port(const struct flow_key *k, const struct flow
 	return 0;
 }
 
-/* open_flow takes a source port that no flow to this backend has, and writes both directions. */
-static __always_inline void open_flow(const struct pkt *p, struct verdict *v, __u64 now)
+/* open_nat takes a source address and port that no flow to this backend has, and writes both directions. */
+static __always_inline void open_nat(const struct pkt *p, struct verdict *v, __u64 now)
 {
-	struct flow reply = { .t = reversed(&p->key.t), .frontend = v->frontend, .backend = v->backend,
+	struct flow reply = { .t = reversed(&p->key.t), .frontend = v->frontend, .backend = v->backend, .method = METHOD_NAT,
 			      .state = FLOW_HALF_OPEN, .reply = 1, .seen = now };
 	struct flow_key k = { .t = reversed(&v->t), .proto = p->key.proto };
+	struct backend *b = bpf_map_lookup_elem(&backends, &v->backend);
 	__u32 range = (__u32)snat_last - snat_first + 1, start = bpf_get_prandom_u32();
 
 	forget(&p->key); /* one that is over */
-	for (__u32 i = 0; i < SNAT_TRIES; i++) {
+	for (__u32 i = 0; i < SNAT_TRIES && b; i++) {
+		const struct addr *ours = &b->snat[(start + i) & (SNATS - 1)];
+
+		k.t.dst = is_zero(ours) ? b->snat[0] : *ours;
 		/* 7919 is prime to any range below it and spreads the tries over larger ones. */
 		k.t.dport = bpf_htons(snat_first + (start + i * 7919) % range);
 		if (!take_port(&k, &reply, i < SNAT_POLITE))
 			continue;
-		v->t.sport = k.t.dport;
-		struct flow f = { .t = v->t, .frontend = v->frontend, .backend = v->backend,
+		v->t = reversed(&k.t);
+		struct flow f = { .t = v->t, .frontend = v->frontend, .backend = v->backend, .method = METHOD_NAT,
 				  .state = FLOW_HALF_OPEN, .seen = now };
 
 		if (bpf_map_update_elem(&halfopen, &p->key, &f, BPF_ANY))
@@ -96,6 +109,36 @@ static __always_inline void open_flow(const struct pkt *p, struct verdict *v, __
 		return;
 	}
 	give_up(v, REASON_SNAT_FULL);
+}
+
+/* open_oneway writes a new flow. One that cannot be written is forwarded all the same. */
+static __always_inline void open_oneway(const struct pkt *p, const struct verdict *v, __u64 now)
+{
+	struct flow f = { .t = v->t, .frontend = v->frontend, .backend = v->backend, .method = v->method,
+			  .state = FLOW_HALF_OPEN, .seen = now };
+	__u64 bit, *word = pending_bit(v->hash, &bit);
+
+	bpf_map_delete_elem(&oneway, &p->key); /* one that is over */
+	bpf_map_update_elem(&halfopen, &p->key, &f, BPF_ANY);
+	if (word && !v->pending)
+		__sync_fetch_and_or(word, bit);
+}
+
+static __always_inline void open_flow(const struct pkt *p, struct verdict *v, __u64 now)
+{
+	if (v->method == METHOD_NAT)
+		open_nat(p, v, now);
+	else
+		open_oneway(p, v, now);
+	if (v->commit != COMMIT_OPEN || !opens(p))
+		return;
+	add_load(v->backend, 1);
+	if (!v->sticky)
+		return;
+	struct affinity_key k = { .client = p->key.t.src, .frontend = v->frontend };
+	struct affinity a = { .backend = v->backend, .seen = now };
+
+	bpf_map_update_elem(&affinities, &k, &a, BPF_ANY);
 }
 
 /* take_turn makes the next new flow of this frontend take the next slot. */
@@ -107,12 +150,32 @@ static __always_inline void take_turn(__u32 frontend)
 		(*n)++;
 }
 
+/* settle_oneway clears the pending bit of a flow that has gone on. Another flow with the same bit then waits for a sampled
+ * packet. */
+static __always_inline void settle_oneway(const struct verdict *v)
+{
+	__u64 bit, *word = pending_bit(v->hash, &bit);
+
+	if (word)
+		__sync_fetch_and_and(word, ~bit);
+}
+
+static __always_inline void prove_oneway(const struct pkt *p, const struct flow *f, __u64 now)
+{
+	struct flow moved = *f;
+
+	moved.state = FLOW_ESTABLISHED;
+	moved.seen = now;
+	bpf_map_update_elem(&oneway, &p->key, &moved, BPF_ANY);
+	bpf_map_delete_elem(&halfopen, &p->key);
+}
+
 /* prove moves both directions to the established table. */
 static __always_inline void prove(const struct pkt *p, struct verdict *v, const struct flow *f, __u64 now)
 {
 	struct flow_key k = twin_key(f, p->key.proto);
 	struct flow fwd = *f;
-	struct flow reply = { .t = reversed(&p->key.t), .frontend = f->frontend, .backend = f->backend,
+	struct flow reply = { .t = reversed(&p->key.t), .frontend = f->frontend, .backend = f->backend, .method = METHOD_NAT,
 			      .state = FLOW_ESTABLISHED, .reply = 1, .seen = now };
 
 	fwd.state = reply.state = p->flags & TCP_FIN ? FLOW_CLOSING : FLOW_ESTABLISHED;
@@ -132,7 +195,7 @@ static __always_inline void prove(const struct pkt *p, struct verdict *v, const 
 	bpf_map_delete_elem(&halfopen, &p->key);
 }
 
-/* close notes a FIN or RST, which concerns both directions. */
+/* close notes a FIN or RST, which concerns both directions. A one-way flow only hears one side: its FIN is the end. */
 static __always_inline void close_flow(const struct pkt *p, struct flow *f, struct flow *other)
 {
 	__u8 state = FLOW_CLOSED;
@@ -142,39 +205,77 @@ static __always_inline void close_flow(const struct pkt *p, struct flow *f, stru
 		if (!other || !other->fin)
 			state = FLOW_CLOSING;
 	}
+	if (f->state != FLOW_CLOSED && state == FLOW_CLOSED)
+		add_load(f->backend, -1);
 	f->state = state;
 	if (other)
 		other->state = state;
+}
+
+/* note_path remembers what a router said of the way to a backend. */
+static __always_inline void note_path(const struct pkt *p, __u64 now)
+{
+	struct path *path = bpf_map_lookup_elem(&paths, &p->key.t.src);
+
+	if (!path)
+		return;
+	path->mtu = p->mtu;
+	path->seen = now;
+}
+
+/* note_fragments remembers the ports of a datagram whose first fragment this is. */
+static __always_inline void note_fragments(const struct pkt *p)
+{
+	struct fragment_key k = { .src = p->key.t.src, .dst = p->key.t.dst, .id = p->id, .proto = p->key.proto };
+	struct fragment f = { p->key.t.sport, p->key.t.dport };
+
+	bpf_map_update_elem(&fragments, &k, &f, BPF_ANY);
 }
 
 static __always_inline void commit(const struct pkt *p, struct verdict *v, struct flow *f)
 {
 	__u64 now = bpf_ktime_get_coarse_ns();
 
+	if (v->commit == COMMIT_PATH) {
+		note_path(p, now);
+		return;
+	}
+	if (v->pending && v->commit != COMMIT_OPEN)
+		settle_oneway(v);
 	if (v->commit == COMMIT_OPEN) {
 		open_flow(p, v, now);
 		if (v->commit == COMMIT_OPEN)
 			take_turn(v->frontend);
 	}
-	if (!f)
+	if (p->fragment == FIRST && v->action == ACTION_FORWARD)
+		note_fragments(p);
+	if (!f || v->commit == COMMIT_NONE)
 		return;
+	if (v->commit == COMMIT_PROVE && f->method != METHOD_NAT) {
+		prove_oneway(p, f, now);
+		return;
+	}
 	if (v->commit == COMMIT_PROVE) {
 		prove(p, v, f, now);
 		return;
 	}
 	f->seen = now;
-	if (!f->reply && p->flags & TCP_ACK && f->state != FLOW_HALF_OPEN)
+	if (f->method == METHOD_NAT && !f->reply && p->flags & TCP_ACK && f->state != FLOW_HALF_OPEN)
 		f->seq = p->ack;
 	if (v->commit != COMMIT_ANSWER && v->commit != COMMIT_CLOSE)
 		return;
 
-	struct flow_key k = twin_key(f, p->key.proto);
-	__u8 half;
-	struct flow *other = find(&k, &half);
+	struct flow *other = 0;
 
-	/* The client may have begun another flow from the same port: then that entry is not our other half. */
-	if (other && other->t.sport != p->key.t.dport && f->reply)
-		other = 0;
+	if (f->method == METHOD_NAT) {
+		struct flow_key k = twin_key(f, p->key.proto);
+		__u8 half;
+
+		other = find(&k, &half);
+		/* The client may have begun another flow from the same port: then that entry is not our other half. */
+		if (other && other->t.sport != p->key.t.dport && f->reply)
+			other = 0;
+	}
 	if (v->commit == COMMIT_CLOSE) {
 		close_flow(p, f, other);
 	} else if (other) {

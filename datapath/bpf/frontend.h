@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* Which backend a new flow goes to. */
 #pragma once
+#include "config.h"
 #include "maps.h"
+#include "parse.h"
 
 static __always_inline __u32 mix(__u32 h, __u32 w)
 {
@@ -38,29 +40,98 @@ static __always_inline __u32 turn(__u32 frontend)
 	return n ? *n : 0;
 }
 
-/* choose returns the backend for a new flow, and its id; NULL when there is none. */
-static __always_inline struct backend *choose(const struct frontend *fe, const struct flow_key *k, __u32 *id)
+/* frontend_of returns the frontend that a packet is for. Single ports go before ranges. */
+static __always_inline struct frontend *frontend_of(const struct flow_key *k)
 {
-	__u32 key = fe->id, zero = 0, h;
+	struct frontend_key key = { .vip = k->t.dst, .port = k->t.dport, .proto = k->proto };
+	struct frontend *fe = bpf_map_lookup_elem(&frontends, &key);
+
+	if (fe)
+		return fe;
+	struct vip *vip = bpf_map_lookup_elem(&vips, &k->t.dst);
+
+	if (!vip || !vip->ranges)
+		return 0;
+	struct range_key r = { .prefix = RANGE_BITS + 16, .vip = k->t.dst, .proto = bpf_htons(k->proto), .port = k->t.dport };
+
+	return bpf_map_lookup_elem(&ranges, &r);
+}
+
+static __always_inline int allowed_from(const struct frontend *fe, const struct addr *source)
+{
+	struct allow_key k = { .prefix = 32 + 128, .frontend = bpf_htonl(fe->id), .source = *source };
+
+	return !fe->restricted || bpf_map_lookup_elem(&allowed, &k);
+}
+
+static __always_inline struct slot *slot_at(void *table, __u32 slots, __u32 h)
+{
+	__u32 i = 1 + h % slots;
+
+	return bpf_map_lookup_elem(table, &i);
+}
+
+/* heavier reports whether a has more flows for its weight than b. A backend without a weight is only leaving. */
+static __always_inline int heavier(__u32 frontend, __u32 a, __u32 b)
+{
+	struct member_key ka = { frontend, a }, kb = { frontend, b };
+	__u32 *wa = bpf_map_lookup_elem(&members, &ka), *wb = bpf_map_lookup_elem(&members, &kb);
+	__u32 *la = bpf_map_lookup_elem(&load, &a), *lb = bpf_map_lookup_elem(&load, &b);
+
+	if (!wa || !wb || !la || !lb)
+		return 0;
+	return (__u64)(*la + 1) * *wb > (__u64)(*lb + 1) * *wa;
+}
+
+#define LEAST_OF 8 /* slots that are compared: two do for many servers (Mitzenmacher, 2001), but the same may come up */
+
+static __always_inline struct slot *least(void *table, __u32 slots, __u32 frontend)
+{
+	struct slot *best = slot_at(table, slots, bpf_get_prandom_u32());
+
+	for (int i = 1; best && i < LEAST_OF; i++) {
+		struct slot *s = slot_at(table, slots, bpf_get_prandom_u32());
+
+		if (s && s->backend != best->backend && heavier(frontend, best->backend, s->backend))
+			best = s;
+	}
+	return best;
+}
+
+/* choose returns the slot for a new flow; NULL when there is none. */
+static __always_inline struct slot *choose(const struct frontend *fe, const struct flow_key *k)
+{
+	__u32 key = fe->id, zero = 0;
 	void *table = bpf_map_lookup_elem(&tables, &key);
 
 	if (!table)
 		return 0;
-	__u32 *slots = bpf_map_lookup_elem(table, &zero);
+	struct slot *head = bpf_map_lookup_elem(table, &zero);
 
-	if (!slots || !*slots)
+	if (!head || !head->backend)
 		return 0;
-	if (fe->spread == SPREAD_RANDOM)
-		h = bpf_get_prandom_u32();
-	else if (fe->spread == SPREAD_TURNS)
-		h = turn(fe->id);
-	else
-		h = hash(k, fe->spread);
-	__u32 slot = 1 + h % *slots;
-	__u32 *b = bpf_map_lookup_elem(table, &slot);
+	__u32 slots = head->backend;
 
-	if (!b)
-		return 0;
-	*id = *b;
-	return bpf_map_lookup_elem(&backends, id);
+	switch (fe->spread) {
+	case SPREAD_RANDOM:
+		return slot_at(table, slots, bpf_get_prandom_u32());
+	case SPREAD_TURNS:
+		return slot_at(table, slots, turn(fe->id));
+	case SPREAD_LEAST:
+		return least(table, slots, fe->id);
+	}
+	return slot_at(table, slots, hash(k, fe->spread));
+}
+
+/* remembered returns the backend that a client has had lately, if it still takes new flows; else NO_BACKEND. */
+static __always_inline __u32 remembered(const struct frontend *fe, const struct addr *client, __u64 now)
+{
+	struct affinity_key k = { .client = *client, .frontend = fe->id };
+	struct affinity *a = bpf_map_lookup_elem(&affinities, &k);
+
+	if (!a || now - a->seen > fe->affinity * SECOND)
+		return NO_BACKEND;
+	struct member_key m = { fe->id, a->backend };
+
+	return bpf_map_lookup_elem(&members, &m) ? a->backend : NO_BACKEND;
 }

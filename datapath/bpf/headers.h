@@ -6,14 +6,19 @@
 #define ETH_ALEN 6
 #define ETH_P_IP 0x0800
 #define ETH_P_IPV6 0x86dd
+#define ETH_P_8021Q 0x8100
+#define ETH_P_8021AD 0x88a8
 #define IPPROTO_HOPOPTS 0
 #define IPPROTO_ICMP 1
+#define IPPROTO_IPIP 4
 #define IPPROTO_TCP 6
 #define IPPROTO_UDP 17
+#define IPPROTO_IPV6 41
 #define IPPROTO_ROUTING 43
 #define IPPROTO_FRAGMENT 44
 #define IPPROTO_ICMPV6 58
 #define IPPROTO_DSTOPTS 60
+#define IPPROTO_SCTP 132
 #define AF_INET 2
 #define AF_INET6 10
 
@@ -21,6 +26,10 @@ struct ethhdr {
 	__u8 dst[ETH_ALEN], src[ETH_ALEN];
 	__be16 proto;
 } __attribute__((packed));
+
+struct vlan { /* IEEE 802.1Q: what follows the first protocol field */
+	__be16 tci, proto;
+};
 
 struct iphdr { /* RFC 791 */
 	__u8 ver_ihl, tos;
@@ -30,6 +39,7 @@ struct iphdr { /* RFC 791 */
 	__be32 src, dst;
 };
 
+#define IP_DF 0x4000
 #define IP_MF 0x2000
 #define IP_OFFSET 0x1fff
 
@@ -45,6 +55,14 @@ struct ip6hdr { /* RFC 8200 */
 struct ip6ext { /* RFC 8200, 4.3, 4.4, 4.6 */
 	__u8 next, len;
 };
+
+struct ip6frag { /* RFC 8200, 4.5 */
+	__u8 next, reserved;
+	__be16 frag;
+	__be32 id;
+};
+
+#define IP6_OFFSET 0xfff8
 
 struct tcphdr { /* RFC 9293 */
 	__be16 sport, dport;
@@ -65,6 +83,25 @@ struct udphdr { /* RFC 768 */
 	__sum16 csum;
 };
 
+struct sctphdr { /* RFC 9260, 3.1, 3.2, and the first field of INIT and INIT ACK */
+	__be16 sport, dport;
+	__be32 vtag, csum;
+	__u8 chunk, flags;
+	__be16 len;
+};
+
+#define SCTP_INIT 1
+#define SCTP_INIT_ACK 2
+#define SCTP_ABORT 6
+#define SCTP_SHUTDOWN 7
+#define SCTP_SHUTDOWN_ACK 8
+#define SCTP_SHUTDOWN_COMPLETE 14
+
+struct guehdr { /* version 0, no flags */
+	__u8 version_len, proto;
+	__be16 flags;
+};
+
 struct icmphdr { /* RFC 792, RFC 4443 */
 	__u8 type, code;
 	__sum16 csum;
@@ -74,9 +111,14 @@ struct icmphdr { /* RFC 792, RFC 4443 */
 #define ICMP_ECHO_REPLY 0
 #define ICMP_UNREACHABLE 3
 #define ICMP_PORT 3
+#define ICMP_FRAG_NEEDED 4
+#define ICMP_TIME_EXCEEDED 11
+#define ICMP_PARAMETER 12
 #define ICMP_ECHO 8
 #define ICMP6_UNREACHABLE 1
 #define ICMP6_PORT 4
+#define ICMP6_TOO_BIG 2
+#define ICMP6_PARAMETER 4 /* the last of the errors */
 #define ICMP6_ECHO 128
 #define ICMP6_ECHO_REPLY 129
 #define ND_FIRST 133 /* router solicitation … */
@@ -84,4 +126,9 @@ struct icmphdr { /* RFC 792, RFC 4443 */
 
 /* Verdicts of tc (linux/pkt_cls.h). */
 #define TC_ACT_UNSPEC (-1)
+#define TC_ACT_OK 0
 #define TC_ACT_SHOT 2
+
+/* Since Linux 6.3 (linux/bpf.h). */
+#define ADJ_ROOM_DECAP_IPV4 (1ULL << 7)
+#define ADJ_ROOM_DECAP_IPV6 (1ULL << 8)

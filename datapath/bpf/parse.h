@@ -5,31 +5,61 @@
 #include "headers.h"
 #include "types.h"
 
+enum fragment_kind {
+	WHOLE,
+	FIRST, /* of several: it has the ports */
+	LATER,
+};
+
 struct pkt {
+	/* An ICMP error has the key of the flow it is about, as that flow's packets to us have it. */
 	struct flow_key key;
-	__u32 seq, ack; /* TCP, host order */
+	__u32 seq, ack; /* TCP and, with tags for numbers, SCTP; host order */
 	__u32 len; /* of the frame */
 	__u32 l3len; /* what the IP header says, header included */
 	__u32 segment; /* TCP: bytes of payload */
+	__u32 id; /* of a fragment's datagram */
+	__u32 mtu; /* what an ICMP error says */
 	__u16 l4; /* offset of the transport header in the frame */
-	__u8 v6, ttl;
-	__u8 flags; /* TCP */
+	__u8 l3; /* offset of the IP header */
+	__u8 v6, ttl, tos;
+	__u8 flags; /* of TCP; of SCTP what comes nearest */
 	__u8 icmp; /* ICMP type */
-	__u8 fragment; /* 1: a part of a datagram */
+	__u8 error; /* 1: an ICMP error that quotes a packet with ports, or a tunnel packet of ours */
+	__u8 fragment; /* enum fragment_kind */
+	__u8 whole_only; /* 1: IPv4 with DF */
 	__u8 pad;
 };
 
-#define L3 ((__u32)sizeof(struct ethhdr))
 #define MAX_EXTENSIONS 6
+
+/* For the verifier: no offset is followed beyond these. */
+#define L3(p) ((p)->l3 & 31)
+#define L4(p) ((p)->l4 & 1023)
 
 static __always_inline struct addr mapped(__be32 v4)
 {
 	return (struct addr){ .w = { 0, 0, bpf_htonl(0xffff), v4 } };
 }
 
+static __always_inline int is_v4(const struct addr *a)
+{
+	return !(a->w[0] | a->w[1]) && a->w[2] == bpf_htonl(0xffff);
+}
+
+static __always_inline int same_address(const __u32 *a, const __u32 *b)
+{
+	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3];
+}
+
+static __always_inline int has_ports(__u8 proto)
+{
+	return proto == IPPROTO_TCP || proto == IPPROTO_UDP || proto == IPPROTO_SCTP;
+}
+
 static __always_inline enum reason parse_v4(void *data, void *end, struct pkt *p)
 {
-	struct iphdr *ip = data + L3;
+	struct iphdr *ip = data + L3(p);
 
 	if ((void *)(ip + 1) > end)
 		return REASON_MALFORMED;
@@ -42,14 +72,20 @@ static __always_inline enum reason parse_v4(void *data, void *end, struct pkt *p
 	p->key.t.dst = mapped(ip->dst);
 	p->key.proto = ip->proto;
 	p->ttl = ip->ttl;
-	p->l4 = L3 + hlen;
-	p->fragment = (ip->frag & bpf_htons(IP_MF | IP_OFFSET)) != 0;
+	p->tos = ip->tos;
+	p->l4 = p->l3 + hlen;
+	p->id = ip->id;
+	p->whole_only = (ip->frag & bpf_htons(IP_DF)) != 0;
+	if (ip->frag & bpf_htons(IP_OFFSET))
+		p->fragment = LATER;
+	else if (ip->frag & bpf_htons(IP_MF))
+		p->fragment = FIRST;
 	return REASON_NONE;
 }
 
 static __always_inline enum reason parse_v6(void *data, void *end, struct pkt *p)
 {
-	struct ip6hdr *ip = data + L3;
+	struct ip6hdr *ip = data + L3(p);
 
 	if ((void *)(ip + 1) > end)
 		return REASON_MALFORMED;
@@ -57,25 +93,35 @@ static __always_inline enum reason parse_v6(void *data, void *end, struct pkt *p
 	__builtin_memcpy(&p->key.t.dst, &ip->dst, sizeof(p->key.t.dst));
 	p->v6 = 1;
 	p->ttl = ip->hops;
+	p->tos = bpf_ntohl(ip->ver_class_label) >> 20;
 	p->l3len = bpf_ntohs(ip->len) + sizeof(*ip);
+	p->whole_only = 1;
 
 	__u8 next = ip->next;
-	__u32 off = L3 + sizeof(*ip);
+	__u32 off = L3(p) + sizeof(*ip);
 
 	for (int i = 0; i < MAX_EXTENSIONS; i++) {
-		if (next == IPPROTO_FRAGMENT) {
-			p->fragment = 1;
-			break;
-		}
-		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS)
-			break;
 		struct ip6ext *x = data + off;
 
+		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS && next != IPPROTO_FRAGMENT)
+			break;
 		if ((void *)(x + 1) > end)
 			return REASON_MALFORMED;
+		if (next == IPPROTO_FRAGMENT) {
+			struct ip6frag *frag = data + off;
+
+			if ((void *)(frag + 1) > end)
+				return REASON_MALFORMED;
+			p->id = frag->id;
+			p->fragment = frag->frag & bpf_htons(IP6_OFFSET) ? LATER : FIRST;
+			off += sizeof(*frag);
+			next = frag->next;
+			if (p->fragment == LATER)
+				break;
+			continue;
+		}
 		next = x->next;
 		off += (x->len + 1) * 8;
-		/* For the verifier: data + off is only followed within one packet's headers. */
 		if (off > 512)
 			return REASON_MALFORMED;
 	}
@@ -84,10 +130,102 @@ static __always_inline enum reason parse_v6(void *data, void *end, struct pkt *p
 	return REASON_NONE;
 }
 
+/* parse_sctp makes an association look like a connection: the tag that the server chooses is its sequence number. */
+static __always_inline enum reason parse_sctp(void *l4, void *end, struct pkt *p, __u32 room)
+{
+	struct sctphdr *sctp = l4;
+
+	if ((void *)(sctp + 1) > end || room < sizeof(*sctp))
+		return REASON_MALFORMED;
+	p->key.t.sport = sctp->sport;
+	p->key.t.dport = sctp->dport;
+	p->ack = bpf_ntohl(sctp->vtag);
+	p->flags = TCP_ACK;
+	switch (sctp->chunk) {
+	case SCTP_INIT:
+		p->flags = TCP_SYN;
+		break;
+	case SCTP_INIT_ACK: {
+		__be32 *tag = l4 + sizeof(*sctp);
+
+		if ((void *)(tag + 1) > end || room < sizeof(*sctp) + sizeof(*tag))
+			return REASON_MALFORMED;
+		p->flags = TCP_SYN | TCP_ACK;
+		p->seq = bpf_ntohl(*tag);
+		break;
+	}
+	case SCTP_ABORT:
+	case SCTP_SHUTDOWN_COMPLETE:
+		p->flags = TCP_RST;
+		break;
+	case SCTP_SHUTDOWN:
+	case SCTP_SHUTDOWN_ACK:
+		p->flags = TCP_FIN | TCP_ACK;
+		break;
+	}
+	return REASON_NONE;
+}
+
+/* quote_v4 reads the packet that an ICMP error quotes. One that we cannot make sense of leaves p->error at 0. */
+static __always_inline void quote_v4(void *data, void *end, struct pkt *p)
+{
+	struct quote {
+		struct iphdr ip;
+		__be16 sport, dport;
+		__be32 more;
+	} *q = data + L4(p) + sizeof(struct icmphdr);
+
+	if ((void *)(q + 1) > end || q->ip.ver_ihl != 0x45 || q->ip.frag & bpf_htons(IP_OFFSET) || q->ip.src != p->key.t.dst.w[3])
+		return;
+	p->error = 1;
+	p->key.proto = q->ip.proto;
+	p->key.t.src = mapped(q->ip.dst);
+	p->key.t.sport = q->dport;
+	p->key.t.dport = q->sport;
+}
+
+static __always_inline void quote_v6(void *data, void *end, struct pkt *p)
+{
+	struct quote {
+		struct ip6hdr ip;
+		__be16 sport, dport;
+		__be32 more;
+	} *q = data + L4(p) + sizeof(struct icmphdr);
+
+	if ((void *)(q + 1) > end || !same_address(q->ip.src.w, p->key.t.dst.w))
+		return;
+	p->error = 1;
+	p->key.proto = q->ip.next;
+	__builtin_memcpy(&p->key.t.src, &q->ip.dst, sizeof(p->key.t.src));
+	p->key.t.sport = q->dport;
+	p->key.t.dport = q->sport;
+}
+
+static __always_inline enum reason parse_icmp(void *data, void *end, struct pkt *p, __u32 room)
+{
+	struct icmphdr *icmp = data + L4(p);
+
+	if ((void *)(icmp + 1) > end || room < sizeof(*icmp))
+		return REASON_MALFORMED;
+	p->icmp = icmp->type;
+	if (p->fragment)
+		return REASON_NONE;
+	if (p->v6 && icmp->type > 0 && icmp->type <= ICMP6_PARAMETER) {
+		if (icmp->type == ICMP6_TOO_BIG)
+			p->mtu = bpf_ntohl(icmp->rest);
+		quote_v6(data, end, p);
+	} else if (!p->v6 && (icmp->type == ICMP_UNREACHABLE || icmp->type == ICMP_TIME_EXCEEDED || icmp->type == ICMP_PARAMETER)) {
+		if (icmp->type == ICMP_UNREACHABLE && icmp->code == ICMP_FRAG_NEEDED)
+			p->mtu = bpf_ntohl(icmp->rest) & 0xffff;
+		quote_v4(data, end, p);
+	}
+	return REASON_NONE;
+}
+
 static __always_inline enum reason parse_l4(void *data, void *end, struct pkt *p)
 {
-	void *l4 = data + (p->l4 & 1023);
-	__u32 room = L3 + p->l3len > p->l4 ? L3 + p->l3len - p->l4 : 0;
+	void *l4 = data + L4(p);
+	__u32 room = p->l3 + p->l3len > p->l4 ? p->l3 + p->l3len - p->l4 : 0;
 
 	if (p->key.proto == IPPROTO_TCP) {
 		struct tcphdr *tcp = l4;
@@ -108,32 +246,51 @@ static __always_inline enum reason parse_l4(void *data, void *end, struct pkt *p
 			return REASON_MALFORMED;
 		p->key.t.sport = udp->sport;
 		p->key.t.dport = udp->dport;
+	} else if (p->key.proto == IPPROTO_SCTP) {
+		return parse_sctp(l4, end, p, room);
 	} else if (p->key.proto == (p->v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP)) {
-		struct icmphdr *icmp = l4;
-
-		if (l4 + sizeof(*icmp) > end || room < sizeof(*icmp))
-			return REASON_MALFORMED;
-		p->icmp = icmp->type;
+		return parse_icmp(data, end, p, room);
 	}
 	return REASON_NONE;
+}
+
+/* parse_l2 finds the IP header behind at most two VLAN tags. */
+static __always_inline __be16 parse_l2(void *data, void *end, struct pkt *p)
+{
+	struct ethhdr *eth = data;
+
+	if ((void *)(eth + 1) > end)
+		return 0;
+	__be16 proto = eth->proto;
+
+	p->l3 = sizeof(*eth);
+	for (int i = 0; i < 2; i++) {
+		struct vlan *tag = data + L3(p);
+
+		if (proto != bpf_htons(ETH_P_8021Q) && proto != bpf_htons(ETH_P_8021AD))
+			break;
+		if ((void *)(tag + 1) > end)
+			return 0;
+		proto = tag->proto;
+		p->l3 += sizeof(*tag);
+	}
+	return proto;
 }
 
 /* parse fills p. REASON_NOT_OURS means that the frame is not IP; what it finds malformed may not be for us either, so
  * the caller leaves that to the stack unless the destination is an address of ours. */
 static __always_inline enum reason parse(void *data, void *end, struct pkt *p)
 {
-	struct ethhdr *eth = data;
+	__be16 proto = parse_l2(data, end, p);
 	enum reason r;
 
-	if ((void *)(eth + 1) > end)
-		return REASON_NOT_OURS;
-	if (eth->proto == bpf_htons(ETH_P_IP))
+	if (proto == bpf_htons(ETH_P_IP))
 		r = parse_v4(data, end, p);
-	else if (eth->proto == bpf_htons(ETH_P_IPV6))
+	else if (proto == bpf_htons(ETH_P_IPV6))
 		r = parse_v6(data, end, p);
 	else
 		return REASON_NOT_OURS;
-	if (r != REASON_NONE || p->fragment)
+	if (r != REASON_NONE || p->fragment == LATER)
 		return r;
 	return parse_l4(data, end, p);
 }

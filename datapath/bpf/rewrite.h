@@ -3,6 +3,7 @@
 #pragma once
 #include <bpf/bpf_endian.h>
 #include "parse.h"
+#include "sctp.h"
 
 static __always_inline __u16 fold(__u32 sum)
 {
@@ -26,7 +27,7 @@ static __always_inline __u32 ports_diff(const struct tuple *from, const struct t
 static __always_inline int rewrite_l3(void *data, void *end, const struct pkt *p, const struct tuple *t)
 {
 	if (p->v6) {
-		struct ip6hdr *ip = data + L3;
+		struct ip6hdr *ip = data + L3(p);
 
 		if ((void *)(ip + 1) > end)
 			return 0;
@@ -35,7 +36,7 @@ static __always_inline int rewrite_l3(void *data, void *end, const struct pkt *p
 		ip->hops--;
 		return 1;
 	}
-	struct iphdr *ip = data + L3;
+	struct iphdr *ip = data + L3(p);
 
 	if ((void *)(ip + 1) > end)
 		return 0;
@@ -52,13 +53,130 @@ static __always_inline int rewrite_l3(void *data, void *end, const struct pkt *p
 
 static __always_inline int rewrite_ports(void *data, void *end, const struct pkt *p, const struct tuple *t)
 {
-	struct udphdr *l4 = data + (p->l4 & 1023); /* TCP's ports are in the same place */
+	struct udphdr *l4 = data + L4(p); /* TCP's ports are in the same place */
 
 	if ((void *)(l4 + 1) > end)
 		return 0;
 	l4->sport = t->sport;
 	l4->dport = t->dport;
 	return 1;
+}
+
+/* one_hop_less is all that a router changes. */
+static __always_inline int one_hop_less(void *data, void *end, const struct pkt *p)
+{
+	if (p->v6) {
+		struct ip6hdr *ip = data + L3(p);
+
+		if ((void *)(ip + 1) > end)
+			return 0;
+		ip->hops--;
+		return 1;
+	}
+	struct iphdr *ip = data + L3(p);
+
+	if ((void *)(ip + 1) > end)
+		return 0;
+	__be32 from = bpf_htonl((__u32)ip->ttl << 8), to;
+
+	ip->ttl--;
+	to = bpf_htonl((__u32)ip->ttl << 8);
+	ip->csum = ~fold(bpf_csum_diff(&from, 4, &to, 4, (__u16)~ip->csum));
+	return 1;
+}
+
+/* rewrite_sctp changes the ports of an SCTP packet, whose checksum knows no addresses. */
+static __always_inline int rewrite_sctp(void *data, void *end, const struct pkt *p, const struct tuple *t)
+{
+	struct sctphdr *sctp = data + L4(p);
+
+	if ((void *)(sctp + 1) > end)
+		return 0;
+	__u32 from = *(__u32 *)&p->key.t.sport, to = *(__u32 *)&t->sport;
+
+	sctp->csum ^= crc_change(from ^ to, p->l3 + p->l3len - p->l4);
+	sctp->sport = t->sport;
+	sctp->dport = t->dport;
+	return 1;
+}
+
+/* What an ICMP error quotes, as far as we change it: the header and 8 bytes. */
+struct quote4 {
+	struct iphdr ip;
+	__be16 sport, dport;
+	__be16 len;
+	__sum16 csum; /* of UDP */
+};
+
+struct quote6 {
+	struct ip6hdr ip;
+	__be16 sport, dport;
+	__be16 len;
+	__sum16 csum;
+};
+
+/* sum_without returns what a UDP checksum becomes when words of what it covers change; a TCP one is not in the quote. */
+static __always_inline __sum16 quoted_sum(const struct pkt *p, const struct tuple *was, const struct tuple *is, __sum16 sum)
+{
+	if (p->key.proto != IPPROTO_UDP || !sum)
+		return sum;
+	__u16 c = ~fold(bpf_csum_diff((__be32 *)was, sizeof(*was), (__be32 *)is, sizeof(*is), (__u16)~sum));
+
+	return c ? c : 0xffff;
+}
+
+static __always_inline int rewrite_error4(void *data, void *end, const struct pkt *p, const struct tuple *was, const struct tuple *is)
+{
+	struct icmphdr *icmp = data + L4(p);
+	struct quote4 *q = (void *)(icmp + 1), old, new;
+
+	if ((void *)(q + 1) > end)
+		return 0;
+	old = new = *q;
+	new.ip.src = is->src.w[3];
+	new.ip.dst = is->dst.w[3];
+	new.ip.csum = ~fold(bpf_csum_diff(&old.ip.src, 8, &new.ip.src, 8, (__u16)~old.ip.csum));
+	new.sport = is->sport;
+	new.dport = is->dport;
+	new.csum = quoted_sum(p, was, is, old.csum);
+	*q = new;
+	icmp->csum = ~fold(bpf_csum_diff((__be32 *)&old, sizeof(old), (__be32 *)&new, sizeof(new), (__u16)~icmp->csum));
+	return 1;
+}
+
+static __always_inline int rewrite_error6(void *data, void *end, const struct pkt *p, const struct tuple *was, const struct tuple *is,
+					  const struct tuple *outer)
+{
+	struct ip6hdr *ip = data + L3(p);
+	struct icmphdr *icmp = data + L4(p);
+	struct quote6 *q = (void *)(icmp + 1), old, new;
+
+	if ((void *)(ip + 1) > end || (void *)(q + 1) > end)
+		return 0;
+	old = new = *q;
+	__builtin_memcpy(&new.ip.src, &is->src, sizeof(new.ip.src));
+	__builtin_memcpy(&new.ip.dst, &is->dst, sizeof(new.ip.dst));
+	new.sport = is->sport;
+	new.dport = is->dport;
+	new.csum = quoted_sum(p, was, is, old.csum);
+	*q = new;
+	__u32 sum = bpf_csum_diff((__be32 *)&old, sizeof(old), (__be32 *)&new, sizeof(new), (__u16)~icmp->csum);
+
+	/* The pseudo header has the outer addresses (RFC 4443, 2.3). */
+	icmp->csum = ~fold(bpf_csum_diff((__be32 *)&ip->src, 32, (__be32 *)outer, 32, fold(sum)));
+	return 1;
+}
+
+/* rewrite_error makes an ICMP error about what we sent one about what we got, for whom we got it from: t is what packets of
+ * that one become. The error comes from the address that its receiver talks to, whoever sent it. */
+static __always_inline int rewrite_error(void *data, void *end, const struct pkt *p, const struct tuple *t)
+{
+	struct tuple was = { .src = p->key.t.dst, .dst = p->key.t.src, .sport = p->key.t.dport, .dport = p->key.t.sport };
+	struct tuple is = { .src = t->dst, .dst = t->src, .sport = t->dport, .dport = t->sport };
+
+	if (!(p->v6 ? rewrite_error6(data, end, p, &was, &is, t) : rewrite_error4(data, end, p, &was, &is)))
+		return 0;
+	return rewrite_l3(data, end, p, t);
 }
 
 /* csum_offset is where the transport checksum is in the frame. */
@@ -81,23 +199,23 @@ static __always_inline void swap_macs(struct ethhdr *eth)
  * MACs swapped, a full TTL. It keeps options and extension headers, which say nothing that is wrong in an answer. */
 static __always_inline int turn_around(void *data, void *end, const struct pkt *p, __u16 len, __u8 proto)
 {
-	if (data + L3 > end)
+	if (data + sizeof(struct ethhdr) > end)
 		return 0;
 	swap_macs(data);
 	if (p->v6) {
-		struct ip6hdr *ip = data + L3;
+		struct ip6hdr *ip = data + L3(p);
 
 		if ((void *)(ip + 1) > end)
 			return 0;
 		__builtin_memcpy(&ip->src, &p->key.t.dst, sizeof(ip->src));
 		__builtin_memcpy(&ip->dst, &p->key.t.src, sizeof(ip->dst));
 		ip->hops = 64;
-		ip->len = bpf_htons(p->l4 - L3 - sizeof(*ip) + len);
-		if (p->l4 == L3 + sizeof(*ip))
+		ip->len = bpf_htons(p->l4 - L3(p) - sizeof(*ip) + len);
+		if (p->l4 == L3(p) + sizeof(*ip))
 			ip->next = proto;
 		return 1;
 	}
-	struct iphdr *ip = data + L3;
+	struct iphdr *ip = data + L3(p);
 
 	if ((void *)(ip + 1) > end)
 		return 0;
@@ -109,7 +227,7 @@ static __always_inline int turn_around(void *data, void *end, const struct pkt *
 	ip->ttl = 64;
 	ip->proto = proto;
 	ip->frag = 0;
-	ip->len = bpf_htons(p->l4 - L3 + len);
+	ip->len = bpf_htons(p->l4 - L3(p) + len);
 	__builtin_memcpy(new, ip, sizeof(new));
 	ip->csum = ~fold(bpf_csum_diff(old, sizeof(old), new, sizeof(new), (__u16)~ip->csum));
 	return 1;

@@ -21,7 +21,13 @@ struct frontend_key {
 	__u8 pad;
 };
 
-enum method { METHOD_NAT = 1 };
+/* How packets get to a backend. All but METHOD_NAT are one-way: the server answers the client itself. */
+enum method {
+	METHOD_NAT = 1,
+	METHOD_DSR, /* another destination MAC */
+	METHOD_IPIP, /* RFC 2003, RFC 2473, RFC 4213 */
+	METHOD_GUE, /* draft-ietf-intarea-gue, version 0 */
+};
 
 /* What to take a slot of the table by. */
 enum spread {
@@ -29,24 +35,104 @@ enum spread {
 	SPREAD_SOURCE, /* hash of the client's address */
 	SPREAD_RANDOM,
 	SPREAD_TURNS, /* each new flow the next slot, per CPU */
+	SPREAD_LEAST, /* of a few random slots the one whose backend has the fewest flows for its weight */
 };
 
 struct frontend {
 	__u32 id;
 	__u8 method; /* enum method */
 	__u8 spread; /* enum spread */
-	__u8 pad[2];
+	__u8 restricted; /* 1: only sources in `allowed` may open flows */
+	__u8 pad;
+	__be16 first; /* port of a range; a backend's port belongs to it */
+	__u16 pad2;
+	__u32 affinity; /* seconds that a client keeps its backend; 0: not at all */
 };
+
+/* A range of ports is in `ranges` as the prefixes that it consists of. */
+struct range_key {
+	__u32 prefix; /* bits of what follows */
+	struct addr vip;
+	__be16 proto; /* so that the port begins at a multiple of 16 bits */
+	__be16 port;
+};
+
+#define RANGE_BITS (128 + 16) /* before the bits of the port */
+
+struct allow_key {
+	__u32 prefix; /* bits of what follows */
+	__be32 frontend;
+	struct addr source;
+};
+
+#define NO_BACKEND 0xffffffff
+#define ANY_BACKEND 0xfffffffe
+
+/* A slot remembers which backend it had before: flows that were opened then may still go there. */
+struct slot {
+	__u32 backend;
+	__u32 previous; /* NO_BACKEND: as far as we know none; ANY_BACKEND: some */
+};
+
+#define SNATS 4 /* a power of two */
 
 struct backend {
 	struct addr addr;
-	struct addr snat; /* our address towards it */
+	struct addr snat[SNATS]; /* our addresses towards it, best first; the rest is zero */
 	__be16 port;
 	__u16 pad;
 };
 
+/* A backend that may get new flows of a frontend; only where affinity or weights must be asked for. */
+struct member_key {
+	__u32 frontend, backend;
+};
+
+struct affinity_key {
+	struct addr client;
+	__u32 frontend;
+};
+
+struct affinity {
+	__u32 backend;
+	__u32 pad;
+	__u64 seen; /* last flow that was opened, CLOCK_MONOTONIC (coarse) ns */
+};
+
+/* The ports of a datagram whose first fragment we have seen. */
+struct fragment_key {
+	struct addr src, dst;
+	__u32 id;
+	__u32 proto;
+};
+
+struct fragment {
+	__be16 sport, dport;
+};
+
+/* How large a packet to a backend may be, as a router on the way has told (RFC 1191, RFC 8201). */
+struct path {
+	__u64 seen;
+	__u32 mtu;
+	__u32 pad;
+};
+
+/* A packet of our own health checks, by its mark. */
+struct probe {
+	struct addr addr, local; /* of the server, and ours towards it */
+	__u32 method;
+};
+
+/* What one CPU may still answer with ICMP errors. */
+struct bucket {
+	__u64 filled; /* CLOCK_MONOTONIC (coarse) ns */
+	__u64 left;
+};
+
 struct vip {
-	__u32 up; /* 1: some frontend of it can serve; then it answers ping */
+	__u8 up; /* 1: some frontend of it can serve; then it answers ping */
+	__u8 ranges; /* 1: some frontend of it is in `ranges` */
+	__u8 pad[2];
 };
 
 struct flow_key {
@@ -73,7 +159,8 @@ struct flow {
 	__u8 reply; /* 1: this is the direction from the server */
 	__u8 answered; /* 1: the server has answered; only in the client's direction */
 	__u8 fin; /* 1: this side has said FIN */
-	__u32 pad;
+	__u8 method; /* enum method; a one-way flow has no other direction */
+	__u8 pad[3];
 	__u64 seen; /* last packet, CLOCK_MONOTONIC (coarse) ns */
 };
 
@@ -89,20 +176,26 @@ enum reason {
 	REASON_FORWARDED, /* nobody */
 	REASON_ECHO, /* nobody: ping answered */
 	REASON_NEIGHBOUR, /* nobody: neighbour discovery, for the stack */
+	REASON_TUNNELLED, /* nobody: came out of a tunnel, for the stack */
+	REASON_PATH, /* nobody: a router told the MTU of the way to a backend */
 	REASON_MALFORMED, /* sender: headers that end too early */
-	REASON_FRAGMENT, /* this version: fragments are not followed yet */
+	REASON_FRAGMENT, /* nobody: a fragment that came before the first one of its datagram */
 	REASON_NO_FRONTEND, /* client: nobody serves this port */
-	REASON_PROTOCOL, /* client: neither TCP, UDP nor echo */
+	REASON_PROTOCOL, /* client: neither TCP, UDP, SCTP nor echo */
+	REASON_NOT_ALLOWED, /* client: its address is not in the service's allow list */
 	REASON_VIP_DOWN, /* operator: ping to an address without a usable backend */
 	REASON_NO_BACKEND, /* operator: no backend may take new flows */
 	REASON_NO_FLOW, /* client: goes on with a flow that we do not know, or no longer */
 	REASON_BAD_ACK, /* client: acknowledges what the server never sent */
 	REASON_FLOWS_FULL, /* operator: raise max_flows */
-	REASON_SNAT_FULL, /* operator: more snat_ports or more backends */
+	REASON_SNAT_FULL, /* operator: more snat_ports, more addresses of ours or more backends */
 	REASON_NO_ROUTE, /* operator: the kernel has no route to where it goes */
+	REASON_NOT_ON_LINK, /* operator: a server with forward = "dsr" is behind a router */
 	REASON_NO_FORWARDING, /* operator: something turned the forwarding sysctl off */
 	REASON_TTL, /* sender: loops, or starts with too small a TTL */
-	REASON_TOO_BIG, /* operator: MTU towards the receiver is smaller than the packet */
+	REASON_TOO_BIG, /* operator: the way to the receiver takes only smaller packets, and the sender was told */
+	REASON_UNKNOWN_PEER, /* operator: a tunnel packet from an address that is not in tunnel_sources */
+	REASON_RATE, /* sender: more packets to be answered with ICMP than we answer */
 	REASON_INTERNAL, /* us: a helper failed that does not fail */
 	REASON_MAX,
 };
@@ -110,10 +203,12 @@ enum reason {
 enum action {
 	ACTION_PASS, /* to the stack, untouched */
 	ACTION_DROP,
-	ACTION_FORWARD, /* rewritten to verdict.t */
+	ACTION_FORWARD, /* by verdict.method */
 	ACTION_ECHO, /* answer the ping */
 	ACTION_RESET, /* answer with a TCP RST */
 	ACTION_REFUSE, /* answer with ICMP port unreachable */
+	ACTION_TOO_BIG, /* answer with ICMP: verdict.mtu is what fits */
+	ACTION_DECAP, /* to the stack, out of its tunnel */
 	ACTION_MAX,
 };
 
@@ -121,19 +216,26 @@ enum action {
 enum commit {
 	COMMIT_NONE,
 	COMMIT_TOUCH, /* the flow was seen */
-	COMMIT_OPEN, /* new half-open flow, with a source port of ours */
+	COMMIT_OPEN, /* new half-open flow; by nat with a source port of ours */
 	COMMIT_ANSWER, /* the server answered a half-open flow */
 	COMMIT_PROVE, /* the client proved itself: half-open becomes established */
 	COMMIT_CLOSE, /* FIN or RST */
+	COMMIT_PATH, /* remember the MTU of a path */
 };
 
 struct verdict {
+	/* nat: what the packet becomes. dsr: dst is the server. Tunnels: addresses and ports of the outer packet. */
 	struct tuple t;
 	enum action action;
 	enum reason reason;
 	enum commit commit;
 	__u32 frontend, backend; /* ids, when counted is 1 */
+	__u32 mtu; /* ACTION_TOO_BIG: of the largest packet that fits, with its IP header */
+	__u8 method; /* enum method */
 	__u8 counted; /* 1: frontend is valid; 2: backend too */
 	__u8 half; /* 1: the flow is in halfopen */
-	__u8 pad[2];
+	__u8 sticky; /* 1: a new flow's client is to get this backend again */
+	__u32 hash; /* of a one-way flow */
+	__u8 pending; /* 1: its bit in `pending` is set */
+	__u8 pad[3];
 };

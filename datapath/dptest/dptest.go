@@ -5,12 +5,16 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 	"net/netip"
 )
 
 // Protocol numbers and TCP flags, as on the wire.
 const (
-	ICMP, TCP, UDP, ICMPv6 = 1, 6, 17, 58
+	ICMP, IPIP, TCP, UDP, IPv6, ICMPv6, SCTP = 1, 4, 6, 17, 41, 58, 132
+
+	// GUEPort is the UDP port behind which Parse looks for a tunnel.
+	GUEPort = 6090
 
 	FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16
 )
@@ -23,9 +27,17 @@ type Packet struct {
 	// TCP
 	Flags    uint8
 	Seq, Ack uint32
-	// ICMP: Type and Code; the ports are not used
+	MSS      uint16 // as an option; 0: none
+	// ICMP: the ports are not used. SCTP: Type is that of the chunk, Ack the verification tag, Seq the initiate tag.
 	Type, Code uint8
+	Rest       uint32 // the second word of ICMP
 	Payload    []byte
+	NoSum      bool // UDP without a checksum
+	DF         bool // IPv4
+	// Tags are VLAN ids, the outer one first.
+	Tags []uint16
+	// Inner is what a tunnel packet carries.
+	Inner *Packet
 	// Fragment makes it a later fragment of a datagram.
 	Fragment bool
 	// Options are IPv4 options or an IPv6 destination options header, of 8 bytes that say nothing.
@@ -39,20 +51,28 @@ func (p Packet) Frame() []byte {
 	l4 := p.transport()
 	f := make([]byte, 14, 128)
 	copy(f, []byte{2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2})
+	for _, id := range p.Tags {
+		binary.BigEndian.PutUint16(f[len(f)-2:], 0x8100)
+		f = binary.BigEndian.AppendUint16(f, id)
+		f = append(f, 0, 0)
+	}
 	ttl := p.TTL
 	if ttl == 0 {
 		ttl = 64
 	}
 	if p.v4() {
-		binary.BigEndian.PutUint16(f[12:], 0x0800)
+		binary.BigEndian.PutUint16(f[len(f)-2:], 0x0800)
 		ip := make([]byte, 20)
 		if p.Options {
 			ip = append(ip, 1, 1, 1, 1, 1, 1, 1, 0)
 		}
 		ip[0] = 0x40 | byte(len(ip)/4)
 		binary.BigEndian.PutUint16(ip[2:], uint16(len(ip)+len(l4)))
-		if p.Fragment {
+		switch {
+		case p.Fragment:
 			binary.BigEndian.PutUint16(ip[6:], 100)
+		case p.DF:
+			binary.BigEndian.PutUint16(ip[6:], 0x4000)
 		}
 		ip[8], ip[9] = ttl, p.Proto
 		copy(ip[12:], p.Src.Addr().AsSlice())
@@ -60,7 +80,7 @@ func (p Packet) Frame() []byte {
 		binary.BigEndian.PutUint16(ip[10:], Checksum(ip))
 		return append(append(f, ip...), l4...)
 	}
-	binary.BigEndian.PutUint16(f[12:], 0x86dd)
+	binary.BigEndian.PutUint16(f[len(f)-2:], 0x86dd)
 	ip := make([]byte, 40)
 	next := p.Proto
 	var ext []byte
@@ -86,13 +106,26 @@ func (p Packet) transport() []byte {
 		binary.BigEndian.PutUint32(h[4:], p.Seq)
 		binary.BigEndian.PutUint32(h[8:], p.Ack)
 		h[12], h[13] = 5<<4, p.Flags
+		if p.MSS != 0 {
+			h[12] = 6 << 4
+			h = binary.BigEndian.AppendUint16(append(h, 2, 4), p.MSS)
+		}
 	case UDP:
 		h, at = make([]byte, 8), 6
 		binary.BigEndian.PutUint16(h[4:], uint16(8+len(p.Payload)))
 	case ICMP, ICMPv6:
 		h, at = make([]byte, 8), 2
 		h[0], h[1] = p.Type, p.Code
-	default:
+		binary.BigEndian.PutUint32(h[4:], p.Rest)
+	case SCTP:
+		return p.sctp()
+	case IPIP, IPv6:
+		if p.Inner == nil {
+			break
+		}
+		return p.Inner.Frame()[14:]
+	}
+	if h == nil {
 		return append(make([]byte, 8), p.Payload...)
 	}
 	if p.Proto == TCP || p.Proto == UDP {
@@ -100,9 +133,37 @@ func (p Packet) transport() []byte {
 		binary.BigEndian.PutUint16(h[2:], p.Dst.Port())
 	}
 	h = append(h, p.Payload...)
-	sum := Checksum(append(p.pseudo(len(h)), h...))
-	binary.BigEndian.PutUint16(h[at:], sum)
+	if !p.NoSum {
+		sum := Checksum(append(p.pseudo(len(h)), h...))
+		if p.Proto == UDP && sum == 0 {
+			sum = 0xffff
+		}
+		binary.BigEndian.PutUint16(h[at:], sum)
+	}
 	return h
+}
+
+// sctp is one chunk with its common header (RFC 9260, 3).
+func (p Packet) sctp() []byte {
+	h := make([]byte, 20, 20+len(p.Payload))
+	binary.BigEndian.PutUint16(h[0:], p.Src.Port())
+	binary.BigEndian.PutUint16(h[2:], p.Dst.Port())
+	binary.BigEndian.PutUint32(h[4:], p.Ack)
+	h[12] = p.Type
+	binary.BigEndian.PutUint16(h[14:], uint16(8+len(p.Payload)))
+	binary.BigEndian.PutUint32(h[16:], p.Seq)
+	h = append(h, p.Payload...)
+	binary.LittleEndian.PutUint32(h[8:], crc32.Checksum(h, crc32.MakeTable(crc32.Castagnoli)))
+	return h
+}
+
+// GUE returns the payload of a UDP packet that carries p (draft-ietf-intarea-gue, version 0).
+func GUE(p Packet) []byte {
+	proto := byte(IPv6)
+	if p.v4() {
+		proto = IPIP
+	}
+	return append([]byte{0, proto, 0, 0}, p.Frame()[14:]...)
 }
 
 // pseudo is the pseudo header; ICMP for IPv4 has none.
@@ -136,24 +197,33 @@ func Parse(f []byte) (Packet, error) {
 	if len(f) < 34 {
 		return p, fmt.Errorf("frame of %d bytes", len(f))
 	}
-	ip := f[14:]
+	at := 12
+	for binary.BigEndian.Uint16(f[at:]) == 0x8100 {
+		p.Tags = append(p.Tags, binary.BigEndian.Uint16(f[at+2:]))
+		at += 4
+	}
+	return p, p.parseIP(f[at+2:], binary.BigEndian.Uint16(f[at:]))
+}
+
+func (p *Packet) parseIP(ip []byte, kind uint16) error {
 	var l4 []byte
 	var src, dst netip.Addr
-	switch kind := binary.BigEndian.Uint16(f[12:]); kind {
+	switch kind {
 	case 0x0800:
 		n, total := int(ip[0]&15)*4, int(binary.BigEndian.Uint16(ip[2:]))
 		if total != len(ip) || n > total {
-			return p, fmt.Errorf("IPv4 length is %d, there are %d bytes", total, len(ip))
+			return fmt.Errorf("IPv4 length is %d, there are %d bytes", total, len(ip))
 		}
 		if Checksum(ip[:n]) != 0 {
-			return p, fmt.Errorf("IPv4 checksum is wrong")
+			return fmt.Errorf("IPv4 checksum is wrong")
 		}
 		p.Proto, p.TTL, l4 = ip[9], ip[8], ip[n:]
+		p.DF = ip[6]&0x40 != 0
 		src, _ = netip.AddrFromSlice(ip[12:16])
 		dst, _ = netip.AddrFromSlice(ip[16:20])
 	case 0x86dd:
 		if n := int(binary.BigEndian.Uint16(ip[4:])); n != len(ip)-40 {
-			return p, fmt.Errorf("IPv6 length is %d, there are %d bytes", n, len(ip)-40)
+			return fmt.Errorf("IPv6 length is %d, there are %d bytes", n, len(ip)-40)
 		}
 		p.Proto, p.TTL, l4 = ip[6], ip[7], ip[40:]
 		if p.Proto == 60 {
@@ -162,34 +232,138 @@ func Parse(f []byte) (Packet, error) {
 		src, _ = netip.AddrFromSlice(ip[8:24])
 		dst, _ = netip.AddrFromSlice(ip[24:40])
 	default:
-		return p, fmt.Errorf("ethertype %#x", kind)
+		return fmt.Errorf("ethertype %#x", kind)
 	}
 	p.Src, p.Dst = netip.AddrPortFrom(src, 0), netip.AddrPortFrom(dst, 0)
-	return p, p.parseTransport(l4)
+	if p.Proto == IPIP || p.Proto == IPv6 {
+		return p.parseInner(l4, p.Proto)
+	}
+	return p.parseTransport(l4)
+}
+
+func (p *Packet) parseInner(ip []byte, proto byte) error {
+	kind := uint16(0x0800)
+	if proto == IPv6 {
+		kind = 0x86dd
+	}
+	p.Inner = &Packet{}
+	if err := p.Inner.parseIP(ip, kind); err != nil {
+		return fmt.Errorf("in the tunnel: %w", err)
+	}
+	return nil
 }
 
 func (p *Packet) parseTransport(l4 []byte) error {
-	if len(l4) < 8 || p.Proto == TCP && len(l4) < 20 {
+	if len(l4) < 8 || p.Proto == TCP && len(l4) < 20 || p.Proto == SCTP && len(l4) < 20 {
 		return fmt.Errorf("transport header of %d bytes", len(l4))
 	}
 	switch p.Proto {
 	case TCP:
 		p.Seq, p.Ack, p.Flags = binary.BigEndian.Uint32(l4[4:]), binary.BigEndian.Uint32(l4[8:]), l4[13]
-		p.Payload = bytes.Clone(l4[20:])
+		n := int(l4[12]>>4) * 4
+		if n > len(l4) {
+			return fmt.Errorf("TCP header of %d bytes, there are %d", n, len(l4))
+		}
+		if n >= 24 && l4[20] == 2 {
+			p.MSS = binary.BigEndian.Uint16(l4[22:])
+		}
+		p.Payload = bytes.Clone(l4[n:])
 	case UDP:
 		if n := int(binary.BigEndian.Uint16(l4[4:])); n != len(l4) {
 			return fmt.Errorf("UDP length is %d, there are %d bytes", n, len(l4))
 		}
+		p.NoSum = l4[6] == 0 && l4[7] == 0
 		p.Payload = bytes.Clone(l4[8:])
 	case ICMP, ICMPv6:
-		p.Type, p.Code, p.Payload = l4[0], l4[1], bytes.Clone(l4[8:])
+		p.Type, p.Code, p.Rest, p.Payload = l4[0], l4[1], binary.BigEndian.Uint32(l4[4:]), bytes.Clone(l4[8:])
+	case SCTP:
+		p.Ack, p.Type, p.Seq, p.Payload = binary.BigEndian.Uint32(l4[4:]), l4[12], binary.BigEndian.Uint32(l4[16:]), bytes.Clone(l4[20:])
 	}
-	if p.Proto == TCP || p.Proto == UDP {
+	if p.Proto == TCP || p.Proto == UDP || p.Proto == SCTP {
 		p.Src = netip.AddrPortFrom(p.Src.Addr(), binary.BigEndian.Uint16(l4[0:]))
 		p.Dst = netip.AddrPortFrom(p.Dst.Addr(), binary.BigEndian.Uint16(l4[2:]))
 	}
-	if Checksum(append(p.pseudo(len(l4)), l4...)) != 0 {
+	if p.Proto == SCTP {
+		b := bytes.Clone(l4)
+		copy(b[8:12], []byte{0, 0, 0, 0})
+		if crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)) != binary.LittleEndian.Uint32(l4[8:]) {
+			return fmt.Errorf("checksum of SCTP is wrong")
+		}
+		return nil
+	}
+	if !p.NoSum && Checksum(append(p.pseudo(len(l4)), l4...)) != 0 {
 		return fmt.Errorf("checksum of protocol %d is wrong", p.Proto)
 	}
+	if p.Proto == UDP && p.Dst.Port() == GUEPort && len(p.Payload) > 4 {
+		return p.parseInner(p.Payload[4:], p.Payload[1])
+	}
 	return nil
+}
+
+// Fragments returns p as the frames of fragments with at most size bytes of payload each, a multiple of 8.
+func (p Packet) Fragments(id uint32, size int) (frames [][]byte) {
+	whole := p.Frame()
+	l3 := 14
+	head := l3 + 20
+	if !p.v4() {
+		head = l3 + 40
+	}
+	body := whole[head:]
+	for at := 0; at < len(body); at += size {
+		part := body[at:min(at+size, len(body))]
+		more := uint16(0)
+		if at+size < len(body) {
+			more = 1
+		}
+		f := bytes.Clone(whole[:head])
+		if p.v4() {
+			binary.BigEndian.PutUint16(f[l3+2:], uint16(20+len(part)))
+			binary.BigEndian.PutUint16(f[l3+4:], uint16(id))
+			binary.BigEndian.PutUint16(f[l3+6:], more<<13|uint16(at/8))
+			binary.BigEndian.PutUint16(f[l3+10:], 0)
+			binary.BigEndian.PutUint16(f[l3+10:], Checksum(f[l3:head]))
+		} else {
+			binary.BigEndian.PutUint16(f[l3+4:], uint16(8+len(part)))
+			ext := []byte{f[l3+6], 0, 0, 0}
+			binary.BigEndian.PutUint16(ext[2:], uint16(at)|more)
+			f[l3+6] = 44
+			f = append(f, binary.BigEndian.AppendUint32(ext, id)...)
+		}
+		frames = append(frames, append(f, part...))
+	}
+	return frames
+}
+
+// Join is the inverse of Fragments, for frames in their order.
+func Join(frames [][]byte) (Packet, error) {
+	const l3 = 14
+	var whole []byte
+	for i, f := range frames {
+		v4 := binary.BigEndian.Uint16(f[12:]) == 0x0800
+		head, skip := l3+20, 0
+		if !v4 {
+			head, skip = l3+40, 8
+		}
+		if v4 && Checksum(f[l3:head]) != 0 {
+			return Packet{}, fmt.Errorf("IPv4 checksum of fragment %d is wrong", i)
+		}
+		if i == 0 {
+			whole = bytes.Clone(f[:head])
+			if !v4 {
+				whole[l3+6] = f[head]
+			}
+		} else if !bytes.Equal(f[head-8:head], frames[0][head-8:head]) {
+			return Packet{}, fmt.Errorf("fragment %d goes somewhere else", i)
+		}
+		whole = append(whole, f[head+skip:]...)
+	}
+	if binary.BigEndian.Uint16(whole[12:]) == 0x0800 {
+		binary.BigEndian.PutUint16(whole[l3+2:], uint16(len(whole)-l3))
+		copy(whole[l3+6:], []byte{0, 0})
+		copy(whole[l3+10:], []byte{0, 0})
+		binary.BigEndian.PutUint16(whole[l3+10:], Checksum(whole[l3:l3+20]))
+	} else {
+		binary.BigEndian.PutUint16(whole[l3+4:], uint16(len(whole)-l3-40))
+	}
+	return Parse(whole)
 }

@@ -171,6 +171,7 @@ func (a *agent) openDatapath() (*datapath.Datapath, error) {
 	}
 	return datapath.Open(datapath.Options{
 		Interfaces: a.node.interfaces, Mode: mode, MaxFlows: a.cfg.Datapath.MaxFlows, SNATPorts: a.cfg.Datapath.SNATPorts,
+		TunnelPort: a.cfg.Datapath.TunnelPort, Timeouts: datapath.DefaultTimeouts,
 		PinPath: datapath.DefaultPinPath, StateDir: datapath.DefaultStateDir, Log: component(a.log, "datapath"),
 	})
 }

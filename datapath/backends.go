@@ -1,0 +1,219 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// backends keeps the backends in the kernel, and their ids.
+type backends struct {
+	objects *syObjects
+	log     *slog.Logger
+	byAddr  map[netip.AddrPort]*backend
+	byID    map[uint32]*backend
+	next    uint32   // ids from here on were never used …
+	spare   []uint32 // … and these no longer are
+}
+
+// backend is one backend in the kernel. It stays as long as a table or a flow has its id.
+type backend struct {
+	id     uint32
+	at     netip.AddrPort
+	ours   []netip.Addr // our addresses towards it, best first; none: no route
+	tables int          // that have it
+}
+
+// openBackends reads back what an earlier agent left.
+func openBackends(o *syObjects, log *slog.Logger) (*backends, error) {
+	s := &backends{objects: o, log: log, byAddr: map[netip.AddrPort]*backend{}, byID: map[uint32]*backend{}}
+	keys, values := make([]uint32, maxBackends), make([]syBackend, maxBackends)
+	var cursor ebpf.MapBatchCursor
+	n, err := o.Backends.BatchLookup(&cursor, keys, values, nil)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil, fmt.Errorf("read the backends: %w", err)
+	}
+	for i := range n {
+		if values[i] == (syBackend{}) {
+			continue
+		}
+		b := &backend{id: keys[i]}
+		b.at, b.ours = fromBackend(values[i])
+		s.byAddr[b.at], s.byID[b.id] = b, b
+		s.next = max(s.next, b.id+1)
+	}
+	for id := range s.next {
+		if s.byID[id] == nil {
+			s.spare = append(s.spare, id)
+		}
+	}
+	return s, nil
+}
+
+// use returns the ids of p's targets, in their order, and counts them as used. Whatever it returns must be given back with
+// unuse, also after an error.
+func (s *backends) use(p *lb.FrontendPlan) (ids []uint32, err error) {
+	for _, t := range p.Targets {
+		b, err := s.get(t.Addr)
+		if err != nil {
+			return ids, err
+		}
+		b.tables++
+		ids = append(ids, b.id)
+		if p.Method == lb.MethodTunnel {
+			if err := s.measure(t.Addr.Addr()); err != nil {
+				return ids, err
+			}
+		}
+	}
+	return ids, nil
+}
+
+func (s *backends) unuse(ids []uint32) {
+	for _, id := range ids {
+		s.byID[id].tables--
+	}
+}
+
+func (s *backends) get(at netip.AddrPort) (*backend, error) {
+	if b, ok := s.byAddr[at]; ok {
+		return b, nil
+	}
+	id := s.next
+	if n := len(s.spare); n > 0 {
+		id = s.spare[n-1]
+	} else if id == maxBackends {
+		return nil, fmt.Errorf("there are %d backends, and no room for more", maxBackends)
+	}
+	b := &backend{id: id, at: at, ours: s.ours(at.Addr())}
+	if err := forgetCounts(s.objects.ByBackend, id); err != nil {
+		return nil, err
+	}
+	if err := s.objects.Load.Put(id, uint32(0)); err != nil {
+		return nil, fmt.Errorf("reset the load of backend %s: %w", at, err)
+	}
+	if err := s.objects.Backends.Put(id, toBackend(at, b.ours)); err != nil {
+		return nil, fmt.Errorf("put backend %s: %w", at, err)
+	}
+	if n := len(s.spare); n > 0 {
+		s.spare = s.spare[:n-1]
+	} else {
+		s.next++
+	}
+	s.byAddr[at], s.byID[id] = b, b
+	return b, nil
+}
+
+// measure makes the programs note what routers say of the way to the far end of a tunnel.
+func (s *backends) measure(far netip.Addr) error {
+	err := s.objects.Paths.Update(toAddr(far), syPath{}, ebpf.UpdateNoExist)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+		return fmt.Errorf("note the way to %s: %w", far, err)
+	}
+	return nil
+}
+
+// release gives back the ids that neither a table nor a flow has.
+func (s *backends) release(unused func(id uint32) bool) {
+	for at, b := range s.byAddr {
+		if b.tables > 0 || !unused(b.id) {
+			continue
+		}
+		if err := s.objects.Backends.Put(b.id, syBackend{}); err != nil {
+			s.log.Warn("backend not removed", "backend", at, "err", err)
+			continue
+		}
+		delete(s.byAddr, at)
+		delete(s.byID, b.id)
+		s.spare = append(s.spare, b.id)
+		if !s.has(at.Addr()) {
+			if err := ignoreMissing(s.objects.Paths.Delete(toAddr(at.Addr()))); err != nil {
+				s.log.Warn("way to a backend not forgotten", "backend", at, "err", err)
+			}
+		}
+	}
+}
+
+func (s *backends) has(addr netip.Addr) bool {
+	for at := range s.byAddr {
+		if at.Addr() == addr {
+			return true
+		}
+	}
+	return false
+}
+
+// refresh asks the kernel again for our addresses towards backends. Flows keep the one they have.
+func (s *backends) refresh() {
+	for at, b := range s.byAddr {
+		if b.tables == 0 {
+			continue
+		}
+		ours := s.ours(at.Addr())
+		if slices.Equal(ours, b.ours) {
+			continue
+		}
+		if err := s.objects.Backends.Put(b.id, toBackend(at, ours)); err != nil {
+			s.log.Error("addresses towards backend not changed", "backend", at, "err", err)
+			continue
+		}
+		s.log.Info("our addresses towards backend changed", "backend", at, "from", b.ours, "to", ours)
+		b.ours = ours
+	}
+}
+
+func (s *backends) ours(towards netip.Addr) []netip.Addr {
+	ours := ourAddressesTowards(towards)
+	if len(ours) == 0 {
+		s.log.Warn("no route to backend", "backend", towards)
+	}
+	return ours
+}
+
+// maxOurs is how many addresses of ours a backend may see (bpf/types.h).
+const maxOurs = len(syBackend{}.Snat)
+
+// ourAddressesTowards returns our addresses towards a backend: what the kernel would use, and others on the same network, so
+// that there are more source ports. There is none without a route.
+func ourAddressesTowards(to netip.Addr) []netip.Addr {
+	routes, err := netlink.RouteGet(to.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return nil
+	}
+	best, ok := netip.AddrFromSlice(routes[0].Src)
+	if !ok {
+		return nil
+	}
+	ours := []netip.Addr{best.Unmap()}
+	nic, err := netlink.LinkByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return ours
+	}
+	addrs, err := netlink.AddrList(nic, netlink.FAMILY_ALL)
+	if err != nil {
+		return ours
+	}
+	next := to // the first hop
+	if gw, ok := netip.AddrFromSlice(routes[0].Gw); ok {
+		next = gw.Unmap()
+	}
+	for _, a := range addrs {
+		addr, ok := netip.AddrFromSlice(a.IP)
+		ones, _ := a.Mask.Size()
+		addr = addr.Unmap()
+		if !ok || len(ours) == maxOurs || slices.Contains(ours, addr) || a.Flags&(unix.IFA_F_DEPRECATED|unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0 ||
+			a.Scope != int(netlink.SCOPE_UNIVERSE) || !netip.PrefixFrom(addr, ones).Contains(next) {
+			continue
+		}
+		ours = append(ours, addr)
+	}
+	return ours
+}

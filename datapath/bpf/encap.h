@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* The headers of tunnels. IPIP is the same as GUE's outer IP header with nothing behind it. */
+#pragma once
+#include "decide.h"
+#include "rewrite.h"
+
+struct outer4 {
+	struct iphdr ip;
+	struct udphdr udp;
+	struct guehdr gue;
+};
+
+struct outer6 {
+	struct ip6hdr ip;
+	struct udphdr udp;
+	struct guehdr gue;
+};
+
+#define OUTER_TTL 64
+
+/* overhead is how many bytes a method puts before a packet. */
+static __always_inline __u32 overhead(const struct verdict *v)
+{
+	if (v->method == METHOD_IPIP)
+		return is_v4(&v->t.dst) ? sizeof(struct iphdr) : sizeof(struct ip6hdr);
+	if (v->method == METHOD_GUE)
+		return is_v4(&v->t.dst) ? sizeof(struct outer4) : sizeof(struct outer6);
+	return 0;
+}
+
+static __always_inline __u8 inner_proto(const struct pkt *p)
+{
+	return p->v6 ? IPPROTO_IPV6 : IPPROTO_IPIP;
+}
+
+/* The UDP checksum is left out: what is inside has its own (RFC 6935, RFC 6936). */
+static __always_inline void gue(const struct pkt *p, const struct verdict *v, struct udphdr *udp, struct guehdr *gue)
+{
+	udp->sport = v->t.sport;
+	udp->dport = v->t.dport;
+	udp->len = bpf_htons(p->l3len + sizeof(*udp) + sizeof(*gue));
+	udp->csum = 0;
+	gue->version_len = 0;
+	gue->proto = inner_proto(p);
+	gue->flags = 0;
+}
+
+/* The mark for congestion and the class of service are those of what is inside (RFC 6040, RFC 2983). */
+static __always_inline void outer4(const struct pkt *p, const struct verdict *v, struct outer4 *o)
+{
+	o->ip = (struct iphdr){
+		.ver_ihl = 0x45, .tos = p->tos, .len = bpf_htons(p->l3len + overhead(v)), .frag = bpf_htons(IP_DF), .ttl = OUTER_TTL,
+		.proto = v->method == METHOD_GUE ? IPPROTO_UDP : inner_proto(p), .src = v->t.src.w[3], .dst = v->t.dst.w[3],
+	};
+	o->ip.csum = ~fold(bpf_csum_diff(0, 0, (__be32 *)&o->ip, sizeof(o->ip), 0));
+	gue(p, v, &o->udp, &o->gue);
+}
+
+/* The flow label spreads the flows of a tunnel over paths (RFC 6438). */
+static __always_inline void outer6(const struct pkt *p, const struct verdict *v, struct outer6 *o)
+{
+	o->ip = (struct ip6hdr){
+		.ver_class_label = bpf_htonl(6U << 28 | (__u32)p->tos << 20 | (v->hash & 0xfffff)),
+		.len = bpf_htons(p->l3len + overhead(v) - sizeof(o->ip)), .hops = OUTER_TTL,
+		.next = v->method == METHOD_GUE ? IPPROTO_UDP : inner_proto(p),
+	};
+	__builtin_memcpy(&o->ip.src, &v->t.src, sizeof(o->ip.src));
+	__builtin_memcpy(&o->ip.dst, &v->t.dst, sizeof(o->ip.dst));
+	gue(p, v, &o->udp, &o->gue);
+}
+
+static __always_inline __be16 type_of(__u8 proto)
+{
+	return proto == IPPROTO_IPIP ? bpf_htons(ETH_P_IP) : proto == IPPROTO_IPV6 ? bpf_htons(ETH_P_IPV6) : 0;
+}
+
+/* tunnel_headers returns how many bytes come before the packet in a tunnel, counted from the IP header, and the ethertype of
+ * that packet. What is no GUE that we know becomes a drop. */
+static __always_inline __u32 tunnel_headers(void *data, void *end, const struct pkt *p, struct verdict *v, __be16 *type)
+{
+	struct guehdr *gue = data + L4(p) + sizeof(struct udphdr);
+	__u32 n = p->l4 - p->l3 + sizeof(struct udphdr) + sizeof(*gue);
+
+	/* Version 0, no control message; options are skipped. */
+	if ((void *)(gue + 1) <= end && !(gue->version_len & 0xe0)) {
+		n += (gue->version_len & 31) * 4;
+		*type = type_of(gue->proto);
+	}
+	if (*type && n < p->l3len)
+		return n;
+	say(v, ACTION_DROP, REASON_MALFORMED);
+	return 0;
+}
+
+/* note_tunnelled remembers where a packet out of a tunnel was going, and how much of the tunnel's packets is not its own. */
+static __always_inline void note_tunnelled(const struct addr *to, __u32 n)
+{
+	__u32 *known = bpf_map_lookup_elem(&tunnelled, to);
+
+	if (!known || *known != n)
+		bpf_map_update_elem(&tunnelled, to, &n, BPF_ANY);
+}

@@ -1,0 +1,337 @@
+package datapath
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// Rows of the methods beside nat, of what restricts and binds clients, and of the corners of protocols.
+
+func dsr(w *world)  { w.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }, "b1", "b2") }
+func ipip(w *world) { w.serve(tunnel(lb.EncapIPIP), "b1", "b2") }
+func gue(w *world)  { w.serve(tunnel(lb.EncapGUE), "b1", "b2") }
+
+func tunnel(e lb.Encap) func(*lb.Service) {
+	return func(s *lb.Service) { s.Method, s.Encap = lb.MethodTunnel, e }
+}
+
+// crossed is a tunnel whose servers have addresses of the other family only.
+func crossed(e lb.Encap) func(*world) {
+	return func(w *world) {
+		w.serve(func(s *lb.Service) {
+			tunnel(e)(s)
+			other := v6
+			if w.v6 {
+				other = v4
+			}
+			for _, b := range []string{"b1", "b2"} {
+				s.Backends = append(s.Backends, lb.Backend{Addr: netip.MustParseAddr(other[b]), Weight: 1})
+			}
+		})
+	}
+}
+
+func inTurn(method lb.Method) func(*world) {
+	return func(w *world) {
+		w.serve(func(s *lb.Service) { s.Method, s.Encap, s.Algorithm = method, lb.EncapGUE, lb.AlgorithmRoundRobin }, "b1", "b2")
+	}
+}
+
+// untouched checks that all that has changed is the hop count.
+func untouched(_ *world, in, out dptest.Packet) error {
+	in.TTL, out.DF = 63, in.DF
+	return wrong(fmt.Sprintf("%+v", in) != fmt.Sprintf("%+v", out), "became\n%+v; want\n%+v", out, in)
+}
+
+// tunnelled checks that what came is inside, in a packet of ours to a backend.
+func tunnelled(proto ...uint8) func(w *world, in, out dptest.Packet) error {
+	return func(w *world, in, out dptest.Packet) error {
+		src, dst := out.Src.Addr(), out.Dst.Addr()
+		is := func(a netip.Addr, names ...string) bool {
+			for _, n := range names {
+				if a.String() == v4[n] || a.String() == v6[n] {
+					return true
+				}
+			}
+			return false
+		}
+		if out.Inner == nil || !is(src, "box") || !is(dst, "b1", "b2") || !bytes.Contains(proto, []byte{out.Proto}) || out.TTL != 64 {
+			return fmt.Errorf("sent as %+v", out)
+		}
+		if out.Proto == dptest.UDP && (out.Dst.Port() != 6090 || out.Src.Port() < 0xc000) {
+			return fmt.Errorf("sent from %s to %s", out.Src, out.Dst)
+		}
+		return untouched(w, in, *out.Inner)
+	}
+}
+
+// sameServer checks that a packet goes to the server that the one before went to.
+func sameServer(state func(*world), first func(*world) dptest.Packet) (func(*world), func(*world, dptest.Packet, dptest.Packet) error) {
+	var went []byte
+	return func(w *world) {
+			state(w)
+			r := w.run(first(w).Frame())
+			if r.did != "sent" {
+				w.t.Fatalf("the first packet was %s: %s", r.did, r.reason)
+			}
+			went = server(r)
+		}, func(w *world, in, out dptest.Packet) error {
+			r := w.run(in.Frame())
+			return wrong(!bytes.Equal(went, server(r)), "went to %x; want %x", server(r), went)
+		}
+}
+
+// server tells where a frame goes: the address of the server, or its MAC.
+func server(r result) []byte {
+	if r.out.Inner != nil || r.out.Src.Port() >= 61000 {
+		return r.out.Dst.Addr().AsSlice()
+	}
+	return r.frame[:6]
+}
+
+// aTunnel is a packet of a peer's tunnel to us, with a packet to the VIP inside.
+func aTunnel(from string) func(*world) dptest.Packet {
+	return func(w *world) dptest.Packet {
+		inner := w.fromClient(dptest.TCP, dptest.SYN)
+		inner.Dst = w.at("elsewhere", 80)
+		return dptest.Packet{Src: w.at(from, 50000), Dst: w.at("box", 6090), Proto: dptest.UDP, Payload: dptest.GUE(inner)}
+	}
+}
+
+func takenOut(w *world, in, out dptest.Packet) error {
+	want, err := dptest.Parse(in.Frame())
+	if err != nil {
+		return err
+	}
+	return wrong(want.Inner == nil || fmt.Sprintf("%+v", *want.Inner) != fmt.Sprintf("%+v", out), "came out as\n%+v; want\n%+v", out, want.Inner)
+}
+
+func ends(o *Options) {
+	o.TunnelSources = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")}
+}
+
+// tooBig is the answer that says what would fit.
+func tooBig(mtu uint32) func(w *world, in, out dptest.Packet) error {
+	return func(w *world, in, out dptest.Packet) error {
+		wantType, wantCode, n := uint8(3), uint8(4), 28
+		if w.v6 {
+			wantType, wantCode, n = 2, 0, 48
+		}
+		ok := out.Src.Addr() == in.Dst.Addr() && out.Dst.Addr() == in.Src.Addr() && out.Type == wantType && out.Code == wantCode &&
+			out.Rest == mtu && bytes.Equal(out.Payload, in.Frame()[14:14+n])
+		return wrong(!ok, "answered with %+v; want MTU %d", out, mtu)
+	}
+}
+
+// icmpError is an error of somebody about a packet that was sent there.
+func icmpError(from string, about func(w *world) dptest.Packet) func(*world) dptest.Packet {
+	return func(w *world) dptest.Packet {
+		q := about(w)
+		p := dptest.Packet{Src: w.at(from, 0), Dst: netip.AddrPortFrom(q.Src.Addr(), 0), Proto: dptest.ICMP, Type: 3, Code: 4, Rest: 1400}
+		n := 28
+		if w.v6 {
+			p.Proto, p.Type, p.Code, n = dptest.ICMPv6, 2, 0, 48
+		}
+		p.Payload = q.Frame()[14 : 14+n]
+		return p
+	}
+}
+
+func lastSent(w *world) dptest.Packet { return w.last }
+
+// toTheClient is a packet of a server to the client, as the client gets it.
+func toTheClient(w *world) dptest.Packet {
+	return dptest.Packet{Src: w.at("vip", 80), Dst: w.at("client", 40000), Proto: dptest.TCP, Flags: dptest.ACK, Seq: 5001, Ack: 1001, Payload: []byte("answer")}
+}
+
+// errorFor checks that an error was translated: who gets it, and which ports it quotes.
+func errorFor(from, to string, quoted func(w *world) (src, dst netip.AddrPort)) func(*world, dptest.Packet, dptest.Packet) error {
+	return func(w *world, in, out dptest.Packet) error {
+		src, dst := quoted(w)
+		ip := out.Payload
+		head := 20
+		if w.v6 {
+			head = 40
+		} else if dptest.Checksum(ip[:20]) != 0 {
+			return fmt.Errorf("checksum of the quoted header is wrong")
+		}
+		qs, _ := netip.AddrFromSlice(ip[head-2*len(src.Addr().AsSlice()) : head-len(src.Addr().AsSlice())])
+		qd, _ := netip.AddrFromSlice(ip[head-len(src.Addr().AsSlice()) : head])
+		got := fmt.Sprint(netip.AddrPortFrom(qs, uint16(ip[head])<<8|uint16(ip[head+1])), netip.AddrPortFrom(qd, uint16(ip[head+2])<<8|uint16(ip[head+3])))
+		ok := out.Src.Addr() == w.addr(from) && out.Dst.Addr() == w.addr(to) && out.Type == in.Type && out.Code == in.Code && out.Rest == in.Rest &&
+			got == fmt.Sprint(src, dst)
+		return wrong(!ok, "became %+v, quoting %s; want %s", out, got, fmt.Sprint(src, dst))
+	}
+}
+
+func toVIP(w *world) (src, dst netip.AddrPort)    { return w.at("client", 40000), w.at("vip", 80) }
+func asServer(w *world) (src, dst netip.AddrPort) { return w.last.Dst, w.last.Src }
+
+// sctp is a packet of the client with one chunk.
+func sctp(chunk uint8, tag uint32) func(*world) dptest.Packet {
+	return func(w *world) dptest.Packet {
+		return dptest.Packet{Src: w.at("client", 40000), Dst: w.at("vip", 80), Proto: dptest.SCTP, Type: chunk, Ack: tag, Seq: 7, Payload: []byte("chunk.")}
+	}
+}
+
+func sctpReply(chunk uint8) func(*world) dptest.Packet {
+	return func(w *world) dptest.Packet {
+		return dptest.Packet{Src: w.last.Dst, Dst: w.last.Src, Proto: dptest.SCTP, Type: chunk, Ack: 7, Seq: 99, Payload: []byte("answer")}
+	}
+}
+
+func phones(w *world) { w.service(lb.SCTP, "b1", "b2") }
+
+func fragmentOf(p func(*world) dptest.Packet, n int) func(w *world) []byte {
+	return func(w *world) []byte {
+		x := p(w)
+		x.Payload = make([]byte, 3000)
+		return x.Fragments(77, 1400)[n]
+	}
+}
+
+func tagged(p *dptest.Packet) { p.Tags = []uint16{42} }
+
+var (
+	dsrAgain, dsrSame       = sameServer(inTurn(lb.MethodDSR), tcp(dptest.SYN))
+	gueAgain, gueSame       = sameServer(inTurn(lb.MethodTunnel), tcp(dptest.SYN))
+	loyal, loyalSame        = sameServer(func(w *world) { w.serve(sticky, "b1", "b2") }, tcp(dptest.SYN))
+	sctpKnown               = with(phones, sctp(1, 0), sctpReply(2), sctp(10, 99))
+	unreachableWithoutChunk = unreachable
+)
+
+func sticky(s *lb.Service) { s.Affinity, s.Algorithm = time.Hour, lb.AlgorithmRoundRobin }
+
+func only(prefix string) func(*world) {
+	return func(w *world) {
+		w.serve(func(s *lb.Service) {
+			p := netip.MustParsePrefix(prefix)
+			if w.v6 {
+				p = netip.PrefixFrom(w.addr("client"), 64).Masked()
+				if prefix == "10.0.0.0/8" {
+					p = netip.MustParsePrefix("fd00::/8")
+				}
+			}
+			s.Allow = []netip.Prefix{p}
+		}, "b1", "b2")
+	}
+}
+
+func manyPorts(w *world) {
+	w.serve(func(s *lb.Service) { s.Ports = []lb.Port{{Port: 8001, Last: 8999, Target: 9001, Protocol: lb.TCP}} }, "b1")
+}
+
+func toPort(port uint16) func(*world) dptest.Packet {
+	return change(tcp(dptest.SYN), func(w *world, p *dptest.Packet) { p.Dst = w.at("vip", port) })
+}
+
+func atPort(port uint16) func(w *world, in, out dptest.Packet) error {
+	return func(_ *world, _, out dptest.Packet) error {
+		return wrong(out.Dst.Port() != port, "went to %s; want port %d", out.Dst, port)
+	}
+}
+
+var moreRows = []row{
+	{name: "dsr", state: dsr, in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: untouched},
+	{name: "dsr, UDP", state: func(w *world) {
+		w.serve(func(s *lb.Service) { s.Method, s.Ports[0].Protocol = lb.MethodDSR, lb.UDP }, "b1", "b2")
+	}, in: udp, did: "sent", reason: "forwarded", check: untouched},
+	{name: "dsr, in turn: a flow keeps its server", state: dsrAgain, in: tcp(dptest.ACK), did: "sent", reason: "forwarded", check: dsrSame},
+	{name: "dsr, in turn: no flow", state: inTurn(lb.MethodDSR), in: tcp(dptest.ACK), did: "sent", reason: "no_flow", check: aReset},
+	{name: "dsr behind a router", state: func(w *world) { w.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }, "far") }, in: tcp(dptest.SYN), did: "dropped", reason: "not_on_link"},
+	{name: "dsr without a backend", state: func(w *world) { w.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }) }, in: tcp(dptest.SYN), did: "sent", reason: "no_backend", check: aReset},
+	{name: "ipip", state: ipip, in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: tunnelled(dptest.IPIP, dptest.IPv6)},
+	{name: "ipip, the other family", state: crossed(lb.EncapIPIP), in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: tunnelled(dptest.IPIP, dptest.IPv6)},
+	{name: "gue", state: gue, in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
+	{name: "gue, the other family", state: crossed(lb.EncapGUE), in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
+	{name: "gue, in turn: a flow keeps its server", state: gueAgain, in: tcp(dptest.ACK), did: "sent", reason: "forwarded", check: gueSame},
+	{name: "gue to a server behind a router", state: func(w *world) { w.serve(tunnel(lb.EncapGUE), "far") }, in: tcp(dptest.SYN), did: "sent", reason: "forwarded"},
+	{name: "gue, TTL runs out", state: gue, in: change(tcp(dptest.SYN), func(_ *world, p *dptest.Packet) { p.TTL = 1 }), did: "dropped", reason: "ttl"},
+	{name: "gue, too big for the tunnel", state: gue, in: change(tcp(dptest.ACK), func(_ *world, p *dptest.Packet) { p.Payload = make([]byte, 1440) }), did: "sent", reason: "too_big", check: func(w *world, in, out dptest.Packet) error {
+		if w.v6 {
+			return tooBig(1500-52)(w, in, out)
+		}
+		return tooBig(1500-32)(w, in, out)
+	}},
+	{name: "a router told the MTU of a tunnel's way", state: gue, in: func(w *world) dptest.Packet {
+		r := w.run(tcp(dptest.SYN)(w).Frame())
+		return icmpError("router", func(*world) dptest.Packet {
+			x := r.out
+			x.Payload, x.Inner = make([]byte, 64), nil
+			return x
+		})(w)
+	}, did: "passed", reason: "path", check: nil},
+	{name: "smaller than that MTU from now on", state: func(w *world) {
+		gue(w)
+		for _, b := range []string{"b1", "b2"} {
+			err := w.d.objects.Paths.Put(toAddr(w.addr(b)), syPath{Seen: uint64(uptime()), Mtu: 1400})
+			if err != nil {
+				w.t.Fatal(err)
+			}
+		}
+	}, in: change(tcp(dptest.ACK), func(_ *world, p *dptest.Packet) { p.Payload = make([]byte, 1340) }), did: "sent", reason: "too_big", check: func(w *world, in, out dptest.Packet) error {
+		if w.v6 {
+			return tooBig(1400-52)(w, in, out)
+		}
+		return tooBig(1400-32)(w, in, out)
+	}},
+	{name: "out of a tunnel", state: web, in: aTunnel("router"), did: "passed", reason: "tunnelled", check: takenOut, option: ends},
+	{name: "a tunnel of a stranger", state: web, in: aTunnel("stranger"), did: "dropped", reason: "unknown_peer", option: ends},
+	{name: "a tunnel, and none may end here", state: web, in: aTunnel("router"), did: "passed", reason: "not_ours"},
+	{name: "a tunnel with rubbish", state: web, in: change(aTunnel("router"), func(_ *world, p *dptest.Packet) { p.Payload[0] = 0xff }), did: "dropped", reason: "malformed", option: ends},
+
+	{name: "allowed", state: only("192.0.2.0/24"), in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: sentOn},
+	{name: "not allowed", state: only("10.0.0.0/8"), in: tcp(dptest.SYN), did: "dropped", reason: "not_allowed"},
+	{name: "not allowed, ping", state: only("10.0.0.0/8"), in: icmp(8, 128), did: "sent", reason: "echo"},
+	{name: "affinity", state: loyal, in: change(tcp(dptest.SYN), func(w *world, p *dptest.Packet) { p.Src = w.at("client", 40001) }), did: "sent", reason: "forwarded", check: loyalSame},
+
+	{name: "first port of a range", state: manyPorts, in: toPort(8001), did: "sent", reason: "forwarded", check: atPort(9001)},
+	{name: "a port in a range", state: manyPorts, in: toPort(8555), did: "sent", reason: "forwarded", check: atPort(9555)},
+	{name: "last port of a range", state: manyPorts, in: toPort(8999), did: "sent", reason: "forwarded", check: atPort(9999)},
+	{name: "before a range", state: manyPorts, in: toPort(8000), did: "sent", reason: "no_frontend", check: aReset},
+	{name: "behind a range", state: manyPorts, in: toPort(9000), did: "sent", reason: "no_frontend", check: aReset},
+
+	{name: "SCTP opens", state: phones, in: sctp(1, 0), did: "sent", reason: "forwarded", check: sentOn},
+	{name: "SCTP answer", state: with(phones, sctp(1, 0)), in: sctpReply(2), did: "sent", reason: "forwarded", check: toClient},
+	{name: "SCTP with the right tag establishes", state: with(phones, sctp(1, 0), sctpReply(2)), in: sctp(10, 99), did: "sent", reason: "forwarded", check: isEstablished},
+	{name: "SCTP with another tag does not", state: with(phones, sctp(1, 0), sctpReply(2)), in: sctp(10, 98), did: "dropped", reason: "bad_ack"},
+	{name: "SCTP goes on", state: sctpKnown, in: sctp(0, 99), did: "sent", reason: "forwarded", check: sentOn},
+	{name: "SCTP ends", state: sctpKnown, in: sctp(6, 99), did: "sent", reason: "forwarded", check: isClosed},
+	{name: "SCTP of no association", state: phones, in: sctp(0, 99), did: "sent", reason: "no_flow", check: unreachable},
+	{name: "SCTP abort of no association", state: phones, in: sctp(6, 99), did: "dropped", reason: "no_flow"},
+	{name: "SCTP by dsr", state: func(w *world) {
+		w.serve(func(s *lb.Service) { s.Method, s.Ports[0].Protocol = lb.MethodDSR, lb.SCTP }, "b1", "b2")
+	}, in: sctp(1, 0), did: "sent", reason: "forwarded", check: untouched},
+	{name: "SCTP by gue", state: func(w *world) {
+		w.serve(func(s *lb.Service) { tunnel(lb.EncapGUE)(s); s.Ports[0].Protocol = lb.SCTP }, "b1", "b2")
+	}, in: sctp(1, 0), did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
+
+	{name: "error of a router about a packet to a server", state: established, in: icmpError("router", lastSent), did: "sent", reason: "forwarded", check: errorFor("vip", "client", toVIP)},
+	{name: "error of a router about a packet to a server, UDP", state: answered, in: icmpError("router", lastSent), did: "sent", reason: "forwarded", check: errorFor("vip", "client", toVIP)},
+	{name: "error of a router about a packet to a client", state: func(w *world) { w.service(lb.TCP, "b1"); established1(w) }, in: icmpError("router", toTheClient), did: "sent", reason: "forwarded", check: errorFor("box", "b1", asServer)},
+	{name: "error about no flow", state: web, in: icmpError("router", toTheClient), did: "dropped", reason: "no_flow"},
+	{name: "error about what we never sent", state: established, in: change(icmpError("router", lastSent), func(w *world, p *dptest.Packet) { p.Dst = w.at("vip", 0) }), did: "dropped", reason: "protocol"},
+	{name: "error about a packet of a server, dsr", state: dsr, in: icmpError("router", toTheClient), did: "sent", reason: "forwarded", check: untouched},
+	{name: "error about a packet of a server, gue", state: gue, in: icmpError("router", toTheClient), did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
+
+	{name: "tagged", state: web, in: change(tcp(dptest.SYN), func(_ *world, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "forwarded", check: keepsTag},
+	{name: "tagged twice", state: web, in: change(tcp(dptest.SYN), func(_ *world, p *dptest.Packet) { p.Tags = []uint16{7, 42} }), did: "sent", reason: "forwarded", check: keepsTag},
+	{name: "tagged ping", state: web, in: change(icmp(8, 128), func(_ *world, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "echo", check: keepsTag},
+	{name: "tagged, refused", state: web, in: change(udp, func(_ *world, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "no_frontend", check: keepsTag},
+	{name: "tagged, reset", state: web, in: change(toPort(81), func(_ *world, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "no_frontend", check: keepsTag},
+	{name: "tagged, dsr", state: dsr, in: change(tcp(dptest.SYN), func(_ *world, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "forwarded", check: untouched},
+}
+
+// established1 is a connection through the service that is there.
+func established1(w *world) {
+	with(func(*world) {}, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK), tcp(dptest.ACK))(w)
+}
+
+func keepsTag(w *world, in, out dptest.Packet) error {
+	return wrong(fmt.Sprint(in.Tags) != fmt.Sprint(out.Tags), "tags were %v and are %v", in.Tags, out.Tags)
+}

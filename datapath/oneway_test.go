@@ -1,0 +1,164 @@
+package datapath
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// on is a packet of the n-th flow of the client.
+func (w *world) on(flow int, proto, flags uint8) dptest.Packet {
+	p := w.fromClient(proto, flags)
+	p.Src = w.at("client", uint16(20000+flow))
+	return p
+}
+
+// went runs a packet and returns the server it was sent to.
+func (w *world) went(p dptest.Packet) netip.Addr {
+	w.t.Helper()
+	r := w.run(p.Frame())
+	if r.did != "sent" || r.reason != "forwarded" {
+		w.t.Fatalf("%s: %s", r.did, r.reason)
+	}
+	return r.out.Dst.Addr()
+}
+
+// tunnelTo puts the GUE frontend with servers whose addresses end in these numbers.
+func (w *world) tunnelTo(proto lb.Protocol, dead func(netip.Addr) bool, hosts ...int) {
+	w.t.Helper()
+	s := &lb.Service{
+		Name: "web", VIPs: []netip.Addr{w.addr("vip")}, Ports: []lb.Port{{Port: 80, Target: 80, Protocol: proto}},
+		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodTunnel, Encap: lb.EncapGUE, Check: lb.CheckSpec{Type: lb.CheckTCP},
+	}
+	states := map[netip.AddrPort]lb.Health{}
+	for _, h := range hosts {
+		b := lb.Backend{Addr: netip.MustParseAddr(fmt.Sprintf("192.0.2.%d", h)), Weight: 1}
+		if w.v6 {
+			b.Addr = netip.MustParseAddr(fmt.Sprintf("2001:db8::%d", h))
+		}
+		state := lb.StateHealthy
+		if dead != nil && dead(b.Addr) {
+			state = lb.StateUnhealthy
+		}
+		s.Backends, states[b.ID()] = append(s.Backends, b), lb.Health{State: state}
+	}
+	w.apply(lb.Delta{Put: lb.Build(s, states).Frontends})
+	w.end()
+}
+
+// Flows of servers that answer clients themselves keep their server through changes of the set of servers, of the size of the
+// table, and of agents; and leave it when it is dead.
+func TestOneWayFlowsKeepTheirServer(t *testing.T) {
+	const flows = 150
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		for _, proto := range []lb.Protocol{lb.TCP, lb.UDP} {
+			t.Run(proto.String(), func(t *testing.T) {
+				w := newWorld(t, h, v6, nil)
+				all := []int{21, 22, 23, 24, 25, 26, 27, 28, 29, 30}
+				w.tunnelTo(proto, nil, all...)
+				server := map[int]netip.Addr{}
+				next := uint8(dptest.SYN)
+				for range 200 { // until each flow of datagrams was in the sample
+					for i := range flows {
+						to := w.went(w.on(i, uint8(proto), next))
+						if was, ok := server[i]; ok && was != to {
+							t.Fatalf("flow %d went to %s; was %s", i, to, was)
+						}
+						server[i] = to
+					}
+					next = dptest.ACK
+					if len(w.oneWayFlows()) == flows {
+						break
+					}
+				}
+				stays := func(step string, except func(netip.Addr) bool) {
+					t.Helper()
+					moved := 0
+					for i := range flows {
+						if to := w.went(w.on(i, uint8(proto), dptest.ACK)); to != server[i] && !except(server[i]) {
+							moved++
+						}
+					}
+					if moved > 0 {
+						t.Errorf("%s: %d of %d flows moved", step, moved, flows)
+					}
+				}
+				none := func(netip.Addr) bool { return false }
+				w.tunnelTo(proto, nil, all[2:]...)
+				stays("two servers less", none)
+				w.close()
+				w.open()
+				stays("another agent", none)
+				w.tunnelTo(proto, nil, all[2:]...)
+				stays("its first plan", none)
+				w.tunnelTo(proto, nil, all...)
+				stays("two servers more", none)
+				w.tunnelTo(proto, nil, append(all, 31, 32)...)
+				stays("a larger table", none)
+				if len(w.oneWayFlows()) < flows {
+					t.Errorf("%d entries of one-way flows; want %d", len(w.oneWayFlows()), flows)
+				}
+				dead := func(a netip.Addr) bool { return a == server[0] }
+				w.tunnelTo(proto, dead, append(all, 31, 32)...)
+				stays("a dead server", dead)
+				if to := w.went(w.on(0, uint8(proto), dptest.ACK)); to == server[0] {
+					t.Errorf("a flow goes on to the dead server %s", to)
+				}
+			})
+		}
+	})
+}
+
+func (w *world) oneWayFlows() map[syFlowKey]syFlow { return entries(w.t, w.d.objects.Oneway) }
+
+// A flood of SYNs from everywhere must leave the flows alone that have gone on.
+func TestFloodDoesNotTouchOneWayFlows(t *testing.T) {
+	w := newWorld(t, hookXDP, false, nil)
+	w.tunnelTo(lb.TCP, nil, 21, 22)
+	for i := range 50 {
+		w.went(w.on(i, dptest.TCP, dptest.SYN))
+		w.went(w.on(i, dptest.TCP, dptest.ACK))
+	}
+	if n := len(w.oneWayFlows()); n != 50 {
+		t.Fatalf("%d entries; want 50", n)
+	}
+	for i := range 3000 {
+		w.went(w.on(100+i, dptest.TCP, dptest.SYN))
+	}
+	if n := len(w.oneWayFlows()); n != 50 {
+		t.Errorf("%d entries after the flood; want 50", n)
+	}
+}
+
+// While no slot has changed hands, packets in the middle of a flow touch no table but for a sample.
+func TestOneWayFlowsLeaveNoTraceInTheMiddle(t *testing.T) {
+	w := newWorld(t, hookXDP, false, nil)
+	w.tunnelTo(lb.TCP, nil, 21, 22)
+	for i := range 640 {
+		w.went(w.on(i, dptest.TCP, dptest.ACK))
+	}
+	if n := len(w.flows()); n > 80 {
+		t.Errorf("%d of 640 packets left an entry; want about one in %d", n, 32)
+	}
+}
+
+func TestAnotherMethodEndsFlows(t *testing.T) {
+	w := newWorld(t, hookTC, false, nil)
+	established(w)
+	dsr(w)
+	w.end()
+	if n := len(w.flows()); n != 0 {
+		t.Errorf("%d entries are left of flows by nat", n)
+	}
+	if r := w.run(tcp(dptest.SYN)(w).Frame()); r.out.Dst != w.at("vip", 80) {
+		t.Errorf("a new flow went to %s", r.out.Dst)
+	}
+	web(w)
+	w.end()
+	if r := w.run(tcp(dptest.ACK)(w).Frame()); r.reason != "no_flow" {
+		t.Errorf("a flow by dsr goes on by nat: %s", r.reason)
+	}
+}
