@@ -149,8 +149,16 @@ static __always_inline int tc_neighbour(const struct verdict *v, const struct bp
 	return bpf_redirect_neigh(fib->ifindex, &hop, sizeof(hop), 0);
 }
 
-static __always_inline int tc_carry(struct __sk_buff *skb, const struct pkt *p, const struct verdict *v)
+/* tc_carry makes the packet what it is to be on its way. */
+__noinline int tc_carry(struct __sk_buff *skb)
 {
+	struct work *w = work();
+
+	if (!w)
+		return 0;
+	const struct pkt *p = &w->p;
+	const struct verdict *v = &w->v;
+
 	if (v->method == METHOD_NAT)
 		return tc_rewrite(skb, p, &v->t);
 	if (!one_hop_less((void *)(long)skb->data, (void *)(long)skb->data_end, p))
@@ -158,10 +166,31 @@ static __always_inline int tc_carry(struct __sk_buff *skb, const struct pkt *p, 
 	return v->method == METHOD_DSR || tc_encap(skb, p, v);
 }
 
-static __always_inline int tc_forward(struct __sk_buff *skb, const struct pkt *p, const struct verdict *v,
-				      const struct bpf_fib_lookup *fib, enum route r)
+/* tc_answer makes the packet the answer to it. */
+__noinline int tc_answer(struct __sk_buff *skb)
 {
-	if (!tc_carry(skb, p, v))
+	struct work *w = work();
+
+	if (!w)
+		return 0;
+	const struct pkt *p = &w->p;
+
+	switch (w->v.action) {
+	case ACTION_ECHO:
+		return echo((void *)(long)skb->data, (void *)(long)skb->data_end, p);
+	case ACTION_RESET:
+		return tc_reset(skb, p);
+	case ACTION_REFUSE:
+	case ACTION_TOO_BIG:
+		return p->v6 ? tc_error6(skb, p, &w->v) : tc_error4(skb, p, &w->v);
+	default:
+		return 0;
+	}
+}
+
+static __always_inline int tc_forward(struct __sk_buff *skb, const struct verdict *v, const struct bpf_fib_lookup *fib, enum route r)
+{
+	if (!tc_carry(skb))
 		return TC_ACT_SHOT;
 	if (r == ROUTE_NO_NEIGHBOUR)
 		return tc_neighbour(v, fib);
@@ -192,12 +221,11 @@ static __always_inline int act_tc(struct __sk_buff *skb, struct work *w, struct 
 	enum route r = ROUTE_NONE;
 	__be16 type = 0;
 	__u32 n = 0;
-	int ok = 0;
 
 	if (v->action == ACTION_FORWARD)
 		r = route(skb, skb->ifindex, part_len(skb, p), p, v, &w->fib);
 	if (r != ROUTE_NONE || v->commit == COMMIT_PATH)
-		commit(p, v, f);
+		commit(f);
 	if (v->action == ACTION_DECAP)
 		n = tunnel_headers((void *)(long)skb->data, (void *)(long)skb->data_end, p, v, &type);
 	limit_answer(v);
@@ -205,23 +233,14 @@ static __always_inline int act_tc(struct __sk_buff *skb, struct work *w, struct 
 		count(p, v);
 	switch (v->action) {
 	case ACTION_FORWARD:
-		return tc_forward(skb, p, v, &w->fib, r);
+		return tc_forward(skb, v, &w->fib, r);
 	case ACTION_DECAP:
 		return tc_decap(skb, p, n, type) ? TC_ACT_UNSPEC : TC_ACT_SHOT;
 	case ACTION_PASS:
 		return TC_ACT_UNSPEC; /* whatever else is on this interface goes on */
-	case ACTION_ECHO:
-		ok = echo((void *)(long)skb->data, (void *)(long)skb->data_end, p);
-		break;
-	case ACTION_RESET:
-		ok = tc_reset(skb, p);
-		break;
-	case ACTION_REFUSE:
-	case ACTION_TOO_BIG:
-		ok = p->v6 ? tc_error6(skb, p, v) : tc_error4(skb, p, v);
-		break;
+	case ACTION_DROP:
+		return TC_ACT_SHOT;
 	default:
-		break;
+		return tc_answer(skb) ? bpf_redirect(skb->ifindex, 0) : TC_ACT_SHOT;
 	}
-	return ok ? bpf_redirect(skb->ifindex, 0) : TC_ACT_SHOT;
 }

@@ -196,8 +196,15 @@ static __always_inline int xdp_error6(struct xdp_md *ctx, const struct pkt *p, c
 }
 
 /* xdp_carry makes the packet what it is to be on its way. */
-static __always_inline int xdp_carry(struct xdp_md *ctx, const struct pkt *p, const struct verdict *v)
+__noinline int xdp_carry(struct xdp_md *ctx)
 {
+	struct work *w = work();
+
+	if (!w)
+		return 0;
+	const struct pkt *p = &w->p;
+	const struct verdict *v = &w->v;
+
 	if (v->method == METHOD_NAT)
 		return xdp_rewrite(ctx, p, &v->t);
 	if (!one_hop_less((void *)(long)ctx->data, (void *)(long)ctx->data_end, p))
@@ -205,10 +212,31 @@ static __always_inline int xdp_carry(struct xdp_md *ctx, const struct pkt *p, co
 	return v->method == METHOD_DSR || xdp_encap(ctx, p, v);
 }
 
-static __always_inline int xdp_forward(struct xdp_md *ctx, const struct pkt *p, const struct verdict *v,
-				       const struct bpf_fib_lookup *fib)
+/* xdp_answer makes the packet the answer to it. */
+__noinline int xdp_answer(struct xdp_md *ctx)
 {
-	if (!xdp_carry(ctx, p, v))
+	struct work *w = work();
+
+	if (!w)
+		return 0;
+	const struct pkt *p = &w->p;
+
+	switch (w->v.action) {
+	case ACTION_ECHO:
+		return echo((void *)(long)ctx->data, (void *)(long)ctx->data_end, p);
+	case ACTION_RESET:
+		return xdp_reset(ctx, p);
+	case ACTION_REFUSE:
+	case ACTION_TOO_BIG:
+		return p->v6 ? xdp_error6(ctx, p, &w->v) : xdp_error4(ctx, p, &w->v);
+	default:
+		return 0;
+	}
+}
+
+static __always_inline int xdp_forward(struct xdp_md *ctx, const struct bpf_fib_lookup *fib)
+{
+	if (!xdp_carry(ctx))
 		return XDP_DROP;
 
 	struct ethhdr *eth = (void *)(long)ctx->data;
@@ -226,7 +254,6 @@ static __always_inline int act_xdp(struct xdp_md *ctx, struct work *w, struct fl
 	struct verdict *v = &w->v;
 	__be16 type = 0;
 	__u32 n = 0;
-	int ok = 0;
 
 	if (v->action == ACTION_PASS) /* the rest of the machine's traffic, or what tc counts */
 		return XDP_LEAVE;
@@ -236,7 +263,7 @@ static __always_inline int act_xdp(struct xdp_md *ctx, struct work *w, struct fl
 		if (r == ROUTE_NO_NEIGHBOUR || (r == ROUTE_OK && !can_send(ctx, w->fib.ifindex)))
 			return XDP_LEAVE;
 		if (r == ROUTE_OK)
-			commit(p, v, f);
+			commit(f);
 	}
 	if (v->action > ACTION_FORWARD && v->action < ACTION_DECAP && !can_send(ctx, ctx->ingress_ifindex))
 		return XDP_LEAVE;
@@ -246,21 +273,12 @@ static __always_inline int act_xdp(struct xdp_md *ctx, struct work *w, struct fl
 	count(p, v);
 	switch (v->action) {
 	case ACTION_FORWARD:
-		return xdp_forward(ctx, p, v, &w->fib);
+		return xdp_forward(ctx, &w->fib);
 	case ACTION_DECAP:
 		return xdp_decap(ctx, p, n, type) ? XDP_PASS : XDP_DROP;
-	case ACTION_ECHO:
-		ok = echo((void *)(long)ctx->data, (void *)(long)ctx->data_end, p);
-		break;
-	case ACTION_RESET:
-		ok = xdp_reset(ctx, p);
-		break;
-	case ACTION_REFUSE:
-	case ACTION_TOO_BIG:
-		ok = p->v6 ? xdp_error6(ctx, p, v) : xdp_error4(ctx, p, v);
-		break;
+	case ACTION_DROP:
+		return XDP_DROP;
 	default:
-		break;
+		return xdp_answer(ctx) ? xdp_send(ctx, ctx->ingress_ifindex) : XDP_DROP;
 	}
-	return ok ? xdp_send(ctx, ctx->ingress_ifindex) : XDP_DROP;
 }

@@ -3,6 +3,7 @@
  * source port that is surely ours, and taking one is a write that can fail. It then turns the verdict into a drop. */
 #pragma once
 #include "decide.h"
+#include "work.h"
 
 #define SNAT_TRIES 32
 #define SNAT_POLITE 8 /* tries before the port of a flow that both sides have closed is taken over */
@@ -232,7 +233,7 @@ static __always_inline void note_fragments(const struct pkt *p)
 	bpf_map_update_elem(&fragments, &k, &f, BPF_ANY);
 }
 
-static __always_inline void commit(const struct pkt *p, struct verdict *v, struct flow *f)
+static __always_inline void write(const struct pkt *p, struct verdict *v, struct flow *f)
 {
 	__u64 now = bpf_ktime_get_coarse_ns();
 
@@ -282,4 +283,14 @@ static __always_inline void commit(const struct pkt *p, struct verdict *v, struc
 		other->answered = 1;
 		other->seq = p->seq;
 	}
+}
+
+/* commit writes what the verdict on the packet asks for; f is what decide returned. */
+__noinline int commit(struct flow *f)
+{
+	struct work *w = work();
+
+	if (w)
+		write(&w->p, &w->v, f);
+	return 0;
 }

@@ -35,7 +35,7 @@ static __always_inline int out_probe(struct __sk_buff *skb, struct work *w)
 	v->t.dport = bpf_htons(tunnel_port);
 	enum route r = route(skb, skb->ifindex, part_len(skb, p), p, v, &w->fib);
 
-	return r == ROUTE_NONE ? TC_ACT_SHOT : tc_forward(skb, p, v, &w->fib, r);
+	return r == ROUTE_NONE ? TC_ACT_SHOT : tc_forward(skb, v, &w->fib, r);
 }
 
 #define TCPOPT_END 0

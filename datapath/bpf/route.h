@@ -2,34 +2,7 @@
 /* Where a packet goes: the kernel's own routes and neighbours. */
 #pragma once
 #include "encap.h"
-
-/* What one packet is worked on with. It is too much for the stack, which ends at 512 bytes; programs of one CPU do not
- * interrupt each other. */
-struct work {
-	struct pkt p;
-	struct verdict v;
-	struct bpf_fib_lookup fib;
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, __u32);
-	__uint(value_size, sizeof(struct work)); /* Go need not know it */
-	__uint(max_entries, 1);
-} works SEC(".maps");
-
-/* begin returns the work on a new packet. */
-static __always_inline struct work *begin(__u32 len)
-{
-	__u32 zero = 0;
-	struct work *w = bpf_map_lookup_elem(&works, &zero);
-
-	if (!w)
-		return 0;
-	__builtin_memset(w, 0, sizeof(w->p) + sizeof(w->v));
-	w->p.len = len;
-	return w;
-}
+#include "work.h"
 
 enum route {
 	ROUTE_OK,

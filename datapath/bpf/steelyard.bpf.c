@@ -9,21 +9,35 @@
 /* How much of a packet must be in one piece for us to look at it. */
 #define HEADERS 128
 
-static __always_inline struct flow *look(void *data, void *end, struct work *w)
+static __always_inline int look(void *data, void *end, __u32 len)
 {
-	enum reason parsed = parse(data, end, &w->p);
+	struct work *w = begin(len);
 
+	if (!w)
+		return 0;
+	w->parsed = parse(data, end, &w->p);
 	join(&w->p);
-	return decide(&w->p, parsed, &w->v);
+	return 1;
+}
+
+__noinline int look_xdp(struct xdp_md *ctx)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+
+	return look(data, end, end - data);
+}
+
+__noinline int look_tc(struct __sk_buff *skb)
+{
+	return look((void *)(long)skb->data, (void *)(long)skb->data_end, skb->len);
 }
 
 SEC("xdp")
 int sy_xdp(struct xdp_md *ctx)
 {
-	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	struct work *w = begin(end - data);
+	struct work *w = look_xdp(ctx) ? work() : 0;
 
-	return w ? act_xdp(ctx, w, look(data, end, w)) : XDP_ABORTED;
+	return w ? act_xdp(ctx, w, decide(&w->p, w->parsed, &w->v)) : XDP_ABORTED;
 }
 
 static __always_inline void pull(struct __sk_buff *skb)
@@ -35,12 +49,10 @@ static __always_inline void pull(struct __sk_buff *skb)
 SEC("tc")
 int sy_tc_in(struct __sk_buff *skb)
 {
-	struct work *w = begin(skb->len);
-
-	if (!w)
-		return TC_ACT_SHOT;
 	pull(skb);
-	return act_tc(skb, w, look((void *)(long)skb->data, (void *)(long)skb->data_end, w));
+	struct work *w = look_tc(skb) ? work() : 0;
+
+	return w ? act_tc(skb, w, decide(&w->p, w->parsed, &w->v)) : TC_ACT_SHOT;
 }
 
 /* What this machine sends by itself. */
@@ -49,12 +61,10 @@ int sy_tc_out(struct __sk_buff *skb)
 {
 	if (!tunnel_end && !is_probe(skb)) /* all that is forwarded comes by here, too */
 		return TC_ACT_UNSPEC;
-	struct work *w = begin(skb->len);
-
-	if (!w)
-		return TC_ACT_UNSPEC;
 	pull(skb);
-	if (parse((void *)(long)skb->data, (void *)(long)skb->data_end, &w->p) != REASON_NONE)
+	struct work *w = look_tc(skb) ? work() : 0;
+
+	if (!w || w->parsed != REASON_NONE)
 		return TC_ACT_UNSPEC;
 	int r = out_probe(skb, w);
 
@@ -68,13 +78,13 @@ int sy_tc_out(struct __sk_buff *skb)
 SEC("xdp")
 int sy_explain(struct xdp_md *ctx)
 {
-	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	struct work *w = begin(end - data);
+	struct work *w = look_xdp(ctx) ? work() : 0;
 
 	if (!w)
 		return XDP_ABORTED;
-	look(data, end, w);
-	data = (void *)(long)ctx->data;
+	decide(&w->p, w->parsed, &w->v);
+	void *data = (void *)(long)ctx->data;
+
 	if (data + sizeof(w->v) > (void *)(long)ctx->data_end)
 		return XDP_ABORTED;
 	__builtin_memcpy(data, &w->v, sizeof(w->v));
