@@ -50,7 +50,19 @@ type Datapath struct {
 	MaxFlows   int      // entries of the table of established flows, 1 to 100,000,000
 	// SNATPorts are the first and the last source port used when forwarding by nat.
 	SNATPorts  [2]uint16
-	TunnelPort uint16 // UDP port of tunnels between nodes; not within SNATPorts
+	TunnelPort uint16 // UDP port of tunnels; not within SNATPorts
+	// TunnelSources are whose GUE tunnels may end on this machine; none: nobody's.
+	TunnelSources []netip.Prefix
+	Timeouts      Timeouts
+}
+
+// Timeouts are the times after which a silent flow is over, 1 s to 7 days each.
+type Timeouts struct {
+	HalfOpen    time.Duration // the client has not proved that it is there
+	Established time.Duration // TCP and SCTP
+	Closing     time.Duration // one side has said that it is done
+	Closed      time.Duration // both have
+	UDP         time.Duration
 }
 
 // BGP says what to tell whom.
@@ -173,6 +185,10 @@ func Default() *Config {
 	return &Config{
 		Datapath: Datapath{
 			Mode: ModeAuto, MaxFlows: 1_000_000, SNATPorts: [2]uint16{61000, 65535}, TunnelPort: 6090,
+			Timeouts: Timeouts{
+				HalfOpen: 30 * time.Second, Established: 130 * time.Minute, Closing: 4 * time.Minute,
+				Closed: 10 * time.Second, UDP: 3 * time.Minute,
+			},
 		},
 		Probe: Probe{
 			Interval: time.Second, Timeout: 500 * time.Millisecond, Fall: 2, Rise: 1,

@@ -87,6 +87,7 @@ func TestDesign(t *testing.T) {
 		Datapath: Datapath{
 			Interfaces: []string{"eth0"}, Mode: ModeAuto, MaxFlows: 1000000,
 			SNATPorts: [2]uint16{61000, 65535}, TunnelPort: 6090,
+			Timeouts: Timeouts{HalfOpen: 30 * time.Second, Established: 130 * time.Minute, Closing: 4 * time.Minute, Closed: 10 * time.Second, UDP: 3 * time.Minute},
 		},
 		BGP: &BGP{
 			ASN: 64512, ListenPort: 179,

@@ -5,13 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/BurntSushi/toml"
-
-	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // decoder turns one file into a Config. It holds what all sections share: where keys stand and what was found wrong.
@@ -26,13 +25,13 @@ type decoder struct {
 	own    []ownAddress
 	pools  poolTable
 	names  map[string]string // of services: path
-	claims map[lb.Frontend]claim
+	claims map[netip.Addr][]claim
 }
 
 func newDecoder(file string) *decoder {
 	return &decoder{
 		file: file, lines: map[string]int{}, config: Default(),
-		pools: poolTable{names: map[string]string{}}, names: map[string]string{}, claims: map[lb.Frontend]claim{},
+		pools: poolTable{names: map[string]string{}}, names: map[string]string{}, claims: map[netip.Addr][]claim{},
 	}
 }
 

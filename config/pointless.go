@@ -10,7 +10,7 @@ import (
 func (d *decoder) pointless(t *table) {
 	c := d.config
 	root := func(key string) item { return t.at(key) }
-	if len(c.Services) == 0 && c.Kubernetes == nil && !t.has("service") && !t.has("kubernetes") {
+	if len(c.Services) == 0 && c.Kubernetes == nil && !t.has("service") && !t.has("kubernetes") && len(c.Datapath.TunnelSources) == 0 {
 		item{d: d}.warnf("add a [[service]] or [kubernetes]", "nothing to do: no services and no source of services")
 	}
 	if (len(c.Services) > 0 || c.Kubernetes != nil) && c.BGP == nil && c.L2 == nil {

@@ -88,6 +88,9 @@ func minHealthy(t *table, s *Service, f families) int {
 		have int
 		name string
 	}{{f.v4, v4, "IPv4"}, {f.v6, v6, "IPv6"}} {
+		if c.have == 0 && s.Method == lb.MethodTunnel {
+			c.have = len(s.Backends) // of the other family: a tunnel goes to either
+		}
 		if c.on && c.have > 0 && n > c.have {
 			t.at("min_healthy").errorf("write at most "+strconv.Itoa(c.have),
 				"%d is more than there are %s backends, so the address would never be announced", n, c.name)
@@ -97,19 +100,19 @@ func minHealthy(t *table, s *Service, f families) int {
 }
 
 // familiesMeet reports backends that no address could use, addresses that no backend serves, and backends that are the
-// address itself.
-func familiesMeet(vips []placed[netip.Addr], backends []placed[lb.Backend], f families) {
+// address itself. A tunnel goes to backends of either family.
+func familiesMeet(vips []placed[netip.Addr], backends []placed[lb.Backend], f families, method lb.Method) {
 	for _, b := range backends {
 		if slices.ContainsFunc(vips, func(v placed[netip.Addr]) bool { return v.v == b.v.Addr }) {
 			b.item.errorf("write the address of a server", "%s is an address of the service itself", b.v.Addr)
 		}
-		if f.known && !f.has(b.v.Addr) {
+		if f.known && !f.has(b.v.Addr) && method != lb.MethodTunnel {
 			b.item.errorf(fmt.Sprintf("give the service an %s address, or take the backend out", family(b.v.Addr)),
 				"%s is %s, and the service has no such address", b.v.Addr, family(b.v.Addr))
 		}
 	}
 	for _, v := range vips {
-		if len(backends) == 0 || slices.ContainsFunc(backends, func(b placed[lb.Backend]) bool {
+		if len(backends) == 0 || method == lb.MethodTunnel || slices.ContainsFunc(backends, func(b placed[lb.Backend]) bool {
 			return b.v.Addr.Is4() == v.v.Is4()
 		}) {
 			continue
@@ -133,7 +136,7 @@ func samePorts(ports []placed[lb.Port], backends []placed[lb.Backend], method lb
 	}
 	for _, p := range ports {
 		if p.v.Port != p.v.Target {
-			p.item.errorf(fmt.Sprintf(`write "%d/%s", or forward = "nat"`, p.v.Port, p.v.Protocol),
+			p.item.errorf(fmt.Sprintf(`write %q, or forward = "nat"`, p.v.Name()),
 				"forward = %q cannot change the port", method)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 	"unicode"
 )
 
@@ -21,6 +22,32 @@ func (d *decoder) datapath(t *table) {
 	if i := t.at("tunnel_port"); t.has("tunnel_port") || t.has("snat_ports") {
 		d.notSNAT(i, c.TunnelPort)
 	}
+	c.TunnelSources = distinct(t.list("tunnel_sources", "192.0.2.11"), item.prefix)
+	if sub := t.sub("timeouts"); sub != nil {
+		c.Timeouts = sub.timeouts(c.Timeouts)
+		sub.done()
+	}
+}
+
+const (
+	flowTimeoutMin = time.Second
+	flowTimeoutMax = 7 * 24 * time.Hour
+	natMin         = 124 * time.Minute // RFC 5382, REQ-5
+)
+
+func (t *table) timeouts(def Timeouts) Timeouts {
+	read := func(key string, def time.Duration) time.Duration {
+		return t.duration(key, def, flowTimeoutMin, flowTimeoutMax)
+	}
+	o := Timeouts{
+		HalfOpen: read("half_open", def.HalfOpen), Established: read("established", def.Established),
+		Closing: read("closing", def.Closing), Closed: read("closed", def.Closed), UDP: read("udp", def.UDP),
+	}
+	if o.Established < natMin {
+		t.at("established").warnf(`write at least "124m", or make sure that both sides send keepalives more often`,
+			"connections that are idle for longer are cut (RFC 5382)")
+	}
+	return o
 }
 
 // notSNAT says so when a port on which this machine listens would be taken for a reply of a backend.

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
@@ -16,9 +14,6 @@ const affinityMax = 24 * time.Hour
 func defaultService() Service {
 	return Service{Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Encap: lb.EncapIPIP, MinHealthy: 1}
 }
-
-// claim is a service that has a frontend.
-type claim struct{ path, object string }
 
 // placed is something that was read and where it stands, for checks that need several keys.
 type placed[T any] struct {
@@ -51,8 +46,9 @@ func (d *decoder) service(t *table) {
 	s.Ports = firstOf(s.Ports, s.Check.Type)
 
 	d.claimFrontends(vips, s.Ports)
-	familiesMeet(vips, backends, f)
+	familiesMeet(vips, backends, f, s.Method)
 	samePorts(ports, backends, s.Method)
+	rangesMeet(ports, backends)
 	allowMeets(t, &s)
 	t.done(elsewhereInService...)
 	d.config.Services = append(d.config.Services, s)
@@ -172,62 +168,6 @@ func sameKinds(a, b []lb.AnnouncerKind) bool {
 	return slices.Equal(a, b)
 }
 
-const portForm = "write frontend[:backend][/tcp|udp|sctp], like \"80:8080\" or \"53/udp\""
-
-func (d *decoder) servicePorts(t *table) []placed[lb.Port] {
-	var ports []placed[lb.Port]
-	for _, e := range t.some("ports", "80:8080", `write ports = ["80:8080"]`) {
-		p, ok := e.port()
-		if !ok {
-			continue
-		}
-		if slices.ContainsFunc(ports, func(o placed[lb.Port]) bool {
-			return o.v.Port == p.Port && o.v.Protocol == p.Protocol
-		}) {
-			e.errorf("take one of the two out", "%d/%s is there twice", p.Port, p.Protocol)
-			continue
-		}
-		ports = append(ports, placed[lb.Port]{p, e})
-	}
-	return ports
-}
-
-// port reads "80", "80:8080", "53/udp" or "53:5353/udp".
-func (i item) port() (lb.Port, bool) {
-	p := lb.Port{Protocol: lb.TCP}
-	s, ok := i.digits("80:8080")
-	if !ok {
-		return p, false
-	}
-	numbers, protocol, hasProtocol := strings.Cut(s, "/")
-	if hasProtocol {
-		if p.Protocol.UnmarshalText([]byte(protocol)) != nil {
-			i.errorf("allowed: tcp, udp, sctp", "unknown protocol %q in %q", protocol, s)
-			return p, false
-		}
-	}
-	front, back, hasBack := strings.Cut(numbers, ":")
-	if !hasBack {
-		back = front
-	}
-	for _, n := range []struct {
-		to   *uint16
-		text string
-	}{{&p.Port, front}, {&p.Target, back}} {
-		v, err := strconv.ParseUint(n.text, 10, 64)
-		if err != nil {
-			i.errorf(portForm, "%q is not a port", s)
-			return p, false
-		}
-		if v < 1 || v > 65535 {
-			i.errorf("allowed: 1 to 65535", "%d in %q is out of range", v, s)
-			return p, false
-		}
-		*n.to = uint16(v)
-	}
-	return p, true
-}
-
 // firstOf puts a port that the check can ask first, for the checks of a service ask its first port.
 func firstOf(ports []lb.Port, check lb.CheckType) []lb.Port {
 	want := lb.TCP
@@ -239,21 +179,6 @@ func firstOf(ports []lb.Port, check lb.CheckType) []lb.Port {
 		return ports
 	}
 	return slices.Concat(ports[n:n+1], ports[:n], ports[n+1:])
-}
-
-// claimFrontends reports frontends that an earlier service has.
-func (d *decoder) claimFrontends(vips []placed[netip.Addr], ports []lb.Port) {
-	for _, v := range vips {
-		for _, p := range ports {
-			f := lb.Frontend{VIP: v.v, Port: p.Port, Protocol: p.Protocol}
-			if c, ok := d.claims[f]; ok {
-				v.item.errorf("use another address or port", "%s belongs to %s (%s) on line %d", f, c.path, c.object, d.line(c.path))
-				continue
-			}
-			path, _, _ := strings.Cut(v.item.path, ".")
-			d.claims[f] = claim{path, v.item.object}
-		}
-	}
 }
 
 // allowMeets warns of a family that nobody may connect from.

@@ -44,7 +44,7 @@ func (a *attachments) attach(name string) error {
 	if err := a.sysctls.forward(name); err != nil {
 		return fmt.Errorf("interface %s: %w", name, err)
 	}
-	hook, err := a.attachTC(nic)
+	hook, err := a.attachTC(nic, inward, outward)
 	if err != nil {
 		return fmt.Errorf("attach tc to %s: %w", name, err)
 	}
@@ -68,16 +68,16 @@ type direction struct {
 	prog   func(*syObjects) *ebpf.Program
 }
 
-var directions = []direction{
-	{"tcx", ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS, func(o *syObjects) *ebpf.Program { return o.SyTcIn }},
-	{"tcx-out", ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS, func(o *syObjects) *ebpf.Program { return o.SyTcOut }},
-}
+var (
+	inward  = direction{"tcx", ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS, func(o *syObjects) *ebpf.Program { return o.SyTcIn }}
+	outward = direction{"tcx-out", ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS, func(o *syObjects) *ebpf.Program { return o.SyTcOut }}
+)
 
 // attachTC uses tcx links where the kernel has them, else clsact filters.
-func (a *attachments) attachTC(nic netlink.Link) (hook string, err error) {
+func (a *attachments) attachTC(nic netlink.Link, directions ...direction) (hook string, err error) {
 	hook = "clsact"
 	if !a.o.ForceClsact {
-		hook, err = a.attachTCX(nic)
+		hook, err = a.attachTCX(nic, directions)
 	}
 	switch {
 	case err != nil:
@@ -91,7 +91,7 @@ func (a *attachments) attachTC(nic netlink.Link) (hook string, err error) {
 	return hook, err
 }
 
-func (a *attachments) attachTCX(nic netlink.Link) (hook string, err error) {
+func (a *attachments) attachTCX(nic netlink.Link, directions []direction) (hook string, err error) {
 	name, index := nic.Attrs().Name, nic.Attrs().Index
 	for _, d := range directions {
 		prog := d.prog(a.objects)
@@ -274,7 +274,7 @@ func attachClsact(nic netlink.Link, d direction, o *syObjects) error {
 func removeClsact(nic netlink.Link) error {
 	ours := 0
 	others := 0
-	for _, d := range directions {
+	for _, d := range []direction{inward, outward} {
 		filters, err := netlink.FilterList(nic, d.parent)
 		if err != nil {
 			return fmt.Errorf("list the filters of %s: %w", nic.Attrs().Name, err)

@@ -171,7 +171,7 @@ func (s *backends) refresh() {
 }
 
 func (s *backends) ours(towards netip.Addr) []netip.Addr {
-	ours := ourAddressesTowards(towards)
+	ours, _ := ourAddressesTowards(towards)
 	if len(ours) == 0 {
 		s.log.Warn("no route to backend", "backend", towards)
 	}
@@ -182,24 +182,25 @@ func (s *backends) ours(towards netip.Addr) []netip.Addr {
 const maxOurs = len(syBackend{}.Snat)
 
 // ourAddressesTowards returns our addresses towards a backend: what the kernel would use, and others on the same network, so
-// that there are more source ports. There is none without a route.
-func ourAddressesTowards(to netip.Addr) []netip.Addr {
+// that there are more source ports; and the interface. There is none without a route.
+func ourAddressesTowards(to netip.Addr) (ours []netip.Addr, nic int) {
 	routes, err := netlink.RouteGet(to.AsSlice())
 	if err != nil || len(routes) == 0 {
-		return nil
+		return nil, 0
 	}
+	nic = routes[0].LinkIndex
 	best, ok := netip.AddrFromSlice(routes[0].Src)
 	if !ok {
-		return nil
+		return nil, nic
 	}
-	ours := []netip.Addr{best.Unmap()}
-	nic, err := netlink.LinkByIndex(routes[0].LinkIndex)
+	ours = []netip.Addr{best.Unmap()}
+	link, err := netlink.LinkByIndex(nic)
 	if err != nil {
-		return ours
+		return ours, nic
 	}
-	addrs, err := netlink.AddrList(nic, netlink.FAMILY_ALL)
+	addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
-		return ours
+		return ours, nic
 	}
 	next := to // the first hop
 	if gw, ok := netip.AddrFromSlice(routes[0].Gw); ok {
@@ -209,11 +210,14 @@ func ourAddressesTowards(to netip.Addr) []netip.Addr {
 		addr, ok := netip.AddrFromSlice(a.IP)
 		ones, _ := a.Mask.Size()
 		addr = addr.Unmap()
-		if !ok || len(ours) == maxOurs || slices.Contains(ours, addr) || a.Flags&(unix.IFA_F_DEPRECATED|unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0 ||
-			a.Scope != int(netlink.SCOPE_UNIVERSE) || !netip.PrefixFrom(addr, ones).Contains(next) {
-			continue
+		if ok && len(ours) < maxOurs && usable(a) && !slices.Contains(ours, addr) && netip.PrefixFrom(addr, ones).Contains(next) {
+			ours = append(ours, addr)
 		}
-		ours = append(ours, addr)
 	}
-	return ours
+	return ours, nic
+}
+
+// usable reports whether others can answer to an address.
+func usable(a netlink.Addr) bool {
+	return a.Flags&(unix.IFA_F_DEPRECATED|unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) == 0 && a.Scope == int(netlink.SCOPE_UNIVERSE)
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // Cleanup removes every trace from the kernel: links with their programs, maps with all flows, filters, and changes of
-// sysctls. It needs no agent, and refuses while one runs. What is not there is no error.
+// sysctls and routes. It needs no agent, and refuses while one runs. What is not there is no error.
 func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
 	lock, err := lockDir(pinPath)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -39,6 +39,7 @@ func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
 	for _, nic := range nics {
 		errs = append(errs, removeClsact(nic))
 	}
+	errs = append(errs, closeProbes())
 	if err := os.RemoveAll(pinPath); err != nil {
 		errs = append(errs, fmt.Errorf("remove the pinned maps: %w", err))
 	}

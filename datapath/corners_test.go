@@ -281,7 +281,7 @@ func TestOut(t *testing.T) {
 		for method, check := range map[lb.Method]func(*world, dptest.Packet, dptest.Packet) error{lb.MethodDSR: untouched, lb.MethodTunnel: tunnelled(dptest.UDP)} {
 			var mark uint32
 			w.do(func() (err error) {
-				mark, err = w.d.ProbeMark(w.addr("b2"), method, lb.EncapGUE)
+				mark, _, err = w.d.ProbeWay(w.addr("vip"), w.addr("b2"), method, lb.EncapGUE)
 				return err
 			})
 			probe := w.fromClient(dptest.TCP, dptest.SYN)

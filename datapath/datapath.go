@@ -57,7 +57,6 @@ func Open(o Options) (_ *Datapath, err error) {
 	if d.services, err = openServices(d.objects, d.pins, o.Log); err != nil {
 		return nil, err
 	}
-	d.probes = &probes{objects: d.objects, marks: map[probeKey]uint32{}}
 	d.tunnels = &tunnels{objects: d.objects, sources: o.TunnelSources}
 	if err := d.tunnels.open(); err != nil {
 		return nil, err
@@ -71,6 +70,7 @@ func Open(o Options) (_ *Datapath, err error) {
 		o: o, objects: d.objects, pins: d.pins, sysctls: sys,
 		status: map[string]InterfaceStatus{}, index: map[string]int{},
 	}
+	d.probes = &probes{objects: d.objects, uplinks: d.uplinks, marks: map[probeKey]uint32{}}
 	for _, name := range o.Interfaces {
 		if err := d.uplinks.attach(name); err != nil {
 			return nil, err

@@ -281,7 +281,7 @@ func (w *world) noPrograms() {
 				w.t.Error("the clsact qdisc is still there")
 			}
 		}
-		for _, d := range directions {
+		for _, d := range []direction{inward, outward} {
 			r, err := link.QueryPrograms(link.QueryOptions{Target: nic.Attrs().Index, Attach: d.attach})
 			if err != nil {
 				return err

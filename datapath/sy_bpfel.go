@@ -202,10 +202,11 @@ type syPath struct {
 }
 
 type syProbe struct {
-	_      structs.HostLayout
-	Addr   syAddr
-	Local  syAddr
-	Method uint32
+	_       structs.HostLayout
+	Addr    syAddr
+	Local   syAddr
+	Method  uint32
+	Ifindex uint32
 }
 
 type syRangeKey struct {

@@ -26,15 +26,15 @@ type Result struct {
 }
 
 // checkers has an entry for every lb.CheckType that asks something.
-var checkers = map[lb.CheckType]func(lb.Check) Checker{
-	lb.CheckTCP:      func(c lb.Check) Checker { return tcpChecker{c} },
-	lb.CheckHTTP:     func(c lb.Check) Checker { return httpChecker{c, "http"} },
-	lb.CheckHTTPS:    func(c lb.Check) Checker { return httpChecker{c, "https"} },
-	lb.CheckUDP:      func(c lb.Check) Checker { return udpChecker{c} },
-	lb.CheckDNS:      func(c lb.Check) Checker { return dnsChecker{c} },
-	lb.CheckGRPC:     func(c lb.Check) Checker { return grpcChecker{c} },
-	lb.CheckExec:     func(c lb.Check) Checker { return execChecker{c} },
-	lb.CheckNodePort: func(c lb.Check) Checker { return nodePortChecker{c} },
+var checkers = map[lb.CheckType]func(target) Checker{
+	lb.CheckTCP:      func(t target) Checker { return tcpChecker{t} },
+	lb.CheckHTTP:     func(t target) Checker { return httpChecker{t, "http"} },
+	lb.CheckHTTPS:    func(t target) Checker { return httpChecker{t, "https"} },
+	lb.CheckUDP:      func(t target) Checker { return udpChecker{t} },
+	lb.CheckDNS:      func(t target) Checker { return dnsChecker{t} },
+	lb.CheckGRPC:     func(t target) Checker { return grpcChecker{t} },
+	lb.CheckExec:     func(t target) Checker { return execChecker{t} },
+	lb.CheckNodePort: func(t target) Checker { return nodePortChecker{t} },
 }
 
 func ok(reason string) (Result, error) { return Result{Reason: reason, Weight: -1}, nil }

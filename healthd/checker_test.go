@@ -41,7 +41,7 @@ func probeOnce(t *testing.T, c lb.Check) string {
 	ctx, cancel := context.WithTimeout(t.Context(), c.Spec.Timeout)
 	defer cancel()
 	start := time.Now()
-	r, err := checkers[c.Spec.Type](c).Probe(ctx)
+	r, err := checkers[c.Spec.Type](target{Check: c}).Probe(ctx)
 	if took := time.Since(start); took > c.Spec.Timeout+200*time.Millisecond {
 		t.Errorf("took %s; the timeout is %s", took, c.Spec.Timeout)
 	}
@@ -51,7 +51,7 @@ func probeOnce(t *testing.T, c lb.Check) string {
 	return "ok: " + r.Reason
 }
 
-func target(a net.Addr) netip.AddrPort { return netip.MustParseAddrPort(a.String()) }
+func targetOf(a net.Addr) netip.AddrPort { return netip.MustParseAddrPort(a.String()) }
 
 func listen(t *testing.T) net.Listener {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -66,11 +66,11 @@ func listen(t *testing.T) net.Listener {
 func nobody(t *testing.T) netip.AddrPort {
 	l := listen(t)
 	defer l.Close()
-	return target(l.Addr())
+	return targetOf(l.Addr())
 }
 
 // silent accepts connections and says nothing.
-func silent(t *testing.T) netip.AddrPort { return target(listen(t).Addr()) }
+func silent(t *testing.T) netip.AddrPort { return targetOf(listen(t).Addr()) }
 
 func TestHTTP(t *testing.T) {
 	h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -92,7 +92,7 @@ func TestHTTP(t *testing.T) {
 	plain, tls := httptest.NewServer(h), httptest.NewTLSServer(h)
 	t.Cleanup(plain.Close)
 	t.Cleanup(tls.Close)
-	at, tlsAt := target(plain.Listener.Addr()), target(tls.Listener.Addr())
+	at, tlsAt := targetOf(plain.Listener.Addr()), targetOf(tls.Listener.Addr())
 	for _, tt := range []struct {
 		name string
 		at   netip.AddrPort
@@ -157,7 +157,7 @@ func udpServer(t *testing.T, answer func([]byte) []byte) netip.AddrPort {
 		}
 	}()
 	t.Cleanup(func() { c.Close(); <-done })
-	return target(c.LocalAddr())
+	return targetOf(c.LocalAddr())
 }
 
 func TestUDP(t *testing.T) {
@@ -167,7 +167,7 @@ func TestUDP(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	closed := target(c.LocalAddr())
+	closed := targetOf(c.LocalAddr())
 	c.Close()
 	for _, tt := range []struct {
 		name string
@@ -239,9 +239,9 @@ func TestGRPC(t *testing.T) {
 		at         netip.AddrPort
 		path, want string
 	}{
-		{target(l.Addr()), "", "ok: SERVING"},
-		{target(l.Addr()), "down", "NOT_SERVING"},
-		{target(l.Addr()), "other", "gRPC NotFound: unknown service"},
+		{targetOf(l.Addr()), "", "ok: SERVING"},
+		{targetOf(l.Addr()), "down", "NOT_SERVING"},
+		{targetOf(l.Addr()), "other", "gRPC NotFound: unknown service"},
 		{silent(t), "", "no answer within 300ms"},
 	} {
 		t.Run(tt.want, func(t *testing.T) {

@@ -5,13 +5,11 @@ import (
 	"strings"
 
 	"github.com/miekg/dns"
-
-	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // dnsChecker asks for a name, over UDP and again over TCP when the answer is truncated. Without a name it asks for the
 // name servers of the root, which any resolver and most authoritative servers answer.
-type dnsChecker struct{ lb.Check }
+type dnsChecker struct{ target }
 
 func (c dnsChecker) Probe(ctx context.Context) (Result, error) {
 	m := new(dns.Msg)
@@ -22,9 +20,9 @@ func (c dnsChecker) Probe(ctx context.Context) (Result, error) {
 	} else {
 		m.SetQuestion(dns.Fqdn(c.Spec.Host), dns.TypeAAAA)
 	}
-	answer, _, err := (&dns.Client{Timeout: c.Spec.Timeout}).ExchangeContext(ctx, m, c.Target.String())
+	answer, err := c.ask(ctx, m, "udp")
 	if err == nil && answer.Truncated {
-		answer, _, err = (&dns.Client{Net: "tcp", Timeout: c.Spec.Timeout}).ExchangeContext(ctx, m, c.Target.String())
+		answer, err = c.ask(ctx, m, "tcp")
 	}
 	if err != nil {
 		return Result{Weight: -1}, err
@@ -41,4 +39,14 @@ func (c dnsChecker) Probe(ctx context.Context) (Result, error) {
 		}
 	}
 	return fail("DNS answer does not contain %q", c.Spec.Body)
+}
+
+func (c dnsChecker) ask(ctx context.Context, m *dns.Msg, network string) (*dns.Msg, error) {
+	d, to, err := c.dialer(network)
+	if err != nil {
+		return nil, err
+	}
+	d.Timeout = c.Spec.Timeout
+	answer, _, err := (&dns.Client{Net: network, Timeout: c.Spec.Timeout, Dialer: d}).ExchangeContext(ctx, m, to.String())
+	return answer, err
 }

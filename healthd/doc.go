@@ -9,6 +9,6 @@
 // A probe is a function (Checker); the map in checker.go is the only list of them. At most 1,024 run at once, so ten
 // thousand checks do not exhaust the files of the process.
 //
-// For dsr and tunnel a check is to go the way of the traffic (lb.Check.VIP); until those methods exist every check asks
-// Target directly.
+// For dsr and tunnel a check asks for the VIP on that server (lb.Check.VIP), and its packets go the way of the traffic: who
+// makes a Prober says how (Options.Way). An exec check and one of a health check node port ask for the server itself.
 package healthd

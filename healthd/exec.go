@@ -11,18 +11,19 @@ import (
 	"strings"
 	"syscall"
 	"time"
-
-	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // execChecker runs a program with the address and the port as arguments; exit status 0 is healthy. The program has a
-// process group of its own, which is killed when the time is over.
-type execChecker struct{ lb.Check }
+// process group of its own, which is killed when the time is over. Its own packets do not go the way of traffic.
+type execChecker struct{ target }
 
 func (c execChecker) Probe(ctx context.Context) (Result, error) {
 	addr, port := c.Target.Addr().String(), strconv.Itoa(int(c.Target.Port()))
 	cmd := exec.CommandContext(ctx, c.Spec.Path, addr, port)
 	cmd.Env = append(os.Environ(), "STEELYARD_SERVICE="+c.Key.Service, "STEELYARD_ADDRESS="+addr, "STEELYARD_PORT="+port)
+	if c.VIP.IsValid() {
+		cmd.Env = append(cmd.Env, "STEELYARD_VIP="+c.VIP.String())
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 100 * time.Millisecond

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"net"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -11,21 +12,24 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	health "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
-
-	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // grpcChecker calls grpc.health.v1.Health/Check for the service that Path names; "" asks for the server as a whole.
-type grpcChecker struct{ lb.Check }
+type grpcChecker struct{ target }
 
 func (c grpcChecker) Probe(ctx context.Context) (Result, error) {
 	creds := insecure.NewCredentials()
 	if c.Spec.TLSServerName != "" {
 		creds = credentials.NewTLS(tlsConfig(c.Spec))
 	}
-	conn, err := grpc.NewClient("passthrough:///"+c.Target.String(), grpc.WithTransportCredentials(creds),
-		grpc.WithAuthority(cmp.Or(c.Spec.Host, c.Spec.TLSServerName, c.Target.String())), grpc.WithDisableRetry(), grpc.WithDisableServiceConfig(),
-		grpc.WithUserAgent("steelyard-health"), grpc.WithNoProxy())
+	d, to, err := c.dialer("tcp")
+	if err != nil {
+		return Result{Weight: -1}, err
+	}
+	conn, err := grpc.NewClient("passthrough:///"+to.String(), grpc.WithTransportCredentials(creds),
+		grpc.WithAuthority(cmp.Or(c.Spec.Host, c.Spec.TLSServerName, to.String())), grpc.WithDisableRetry(), grpc.WithDisableServiceConfig(),
+		grpc.WithUserAgent("steelyard-health"), grpc.WithNoProxy(),
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return d.DialContext(ctx, "tcp", addr) }))
 	if err != nil {
 		return Result{Weight: -1}, err
 	}

@@ -5,8 +5,8 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
@@ -20,12 +20,12 @@ const maxBody = 64 << 10
 
 // httpChecker asks for a path and looks at status and body.
 type httpChecker struct {
-	lb.Check
+	target
 	scheme string
 }
 
 func (c httpChecker) Probe(ctx context.Context) (Result, error) {
-	resp, body, err := httpGet(ctx, c.Check, c.scheme)
+	resp, body, err := httpGet(ctx, c.target, c.scheme)
 	if err != nil {
 		return Result{Weight: -1}, err
 	}
@@ -40,12 +40,16 @@ func (c httpChecker) Probe(ctx context.Context) (Result, error) {
 }
 
 // httpGet makes one request over a connection of its own and follows no redirect.
-func httpGet(ctx context.Context, c lb.Check, scheme string) (*http.Response, string, error) {
+func httpGet(ctx context.Context, c target, scheme string) (*http.Response, string, error) {
 	u, err := url.Parse(c.Spec.Path)
 	if err != nil {
 		return nil, "", fmt.Errorf("path %q: %w", c.Spec.Path, err)
 	}
-	u.Scheme, u.Host = scheme, c.Target.String()
+	d, to, err := c.dialer("tcp")
+	if err != nil {
+		return nil, "", err
+	}
+	u.Scheme, u.Host = scheme, to.String()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
 		return nil, "", err
@@ -53,7 +57,7 @@ func httpGet(ctx context.Context, c lb.Check, scheme string) (*http.Response, st
 	req.Host = c.Spec.Host
 	req.Header.Set("User-Agent", "steelyard-health")
 	transport := &http.Transport{
-		DisableKeepAlives: true, Proxy: nil, DialContext: (&net.Dialer{}).DialContext, TLSClientConfig: tlsConfig(c.Spec),
+		DisableKeepAlives: true, Proxy: nil, DialContext: d.DialContext, TLSClientConfig: tlsConfig(c.Spec),
 	}
 	defer transport.CloseIdleConnections()
 	resp, err := transport.RoundTrip(req)
@@ -89,11 +93,12 @@ func ranges(rs []lb.StatusRange) string {
 }
 
 // nodePortChecker asks a Kubernetes node's healthCheckNodePort, or its proxy's /healthz, as an outside balancer does:
-// only the HTTP answer counts, for the port is open on every node.
-type nodePortChecker struct{ lb.Check }
+// only the HTTP answer counts, for the port is open on every node. It asks for the node, whatever the way of the traffic.
+type nodePortChecker struct{ target }
 
 func (c nodePortChecker) Probe(ctx context.Context) (Result, error) {
-	resp, _, err := httpGet(ctx, c.Check, "http")
+	c.VIP = netip.Addr{}
+	resp, _, err := httpGet(ctx, c.target, "http")
 	if err != nil {
 		return Result{Weight: -1}, err
 	}

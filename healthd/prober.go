@@ -14,11 +14,13 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Options is everything a Prober needs. Registerer may be nil.
+// Options is everything a Prober needs. Registerer may be nil, and Way when no check has a VIP.
 type Options struct {
 	// Report is told of every change. It is never called for one check from two goroutines at once, and never after
 	// Put has ended the check.
-	Report     func(lb.Health)
+	Report func(lb.Health)
+	// Way is asked before each probe of a check with a VIP.
+	Way        func(lb.Check) (Way, error)
 	Log        *slog.Logger
 	Registerer prometheus.Registerer
 }
@@ -45,7 +47,7 @@ func New(o Options) *Prober {
 		o: o, metrics: newMetrics(o.Registerer), slots: make(chan struct{}, maxProbes),
 		checks: map[string]map[lb.CheckKey]*loop{},
 	}
-	p.make = func(c lb.Check) Checker { return checkers[c.Spec.Type](c) }
+	p.make = func(c lb.Check) Checker { return checkers[c.Spec.Type](target{c, o.Way}) }
 	return p
 }
 

@@ -3,16 +3,17 @@ package healthd
 import (
 	"context"
 	"net"
-
-	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // tcpChecker connects and resets the connection, so that neither side keeps it in TIME_WAIT.
-type tcpChecker struct{ lb.Check }
+type tcpChecker struct{ target }
 
 func (c tcpChecker) Probe(ctx context.Context) (Result, error) {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "tcp", c.Target.String())
+	d, to, err := c.dialer("tcp")
+	if err != nil {
+		return Result{Weight: -1}, err
+	}
+	conn, err := d.DialContext(ctx, "tcp", to.String())
 	if err != nil {
 		return Result{Weight: -1}, err
 	}

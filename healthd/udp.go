@@ -4,20 +4,20 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"net"
 	"os"
 	"time"
-
-	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // udpChecker sends a datagram. An ICMP error is a failure. With a Body an answer that has it is required; without one,
 // silence until shortly before the timeout is success, for nothing else can be known.
-type udpChecker struct{ lb.Check }
+type udpChecker struct{ target }
 
 func (c udpChecker) Probe(ctx context.Context) (Result, error) {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "udp", c.Target.String())
+	d, to, err := c.dialer("udp")
+	if err != nil {
+		return Result{Weight: -1}, err
+	}
+	conn, err := d.DialContext(ctx, "udp", to.String())
 	if err != nil {
 		return Result{Weight: -1}, err
 	}

@@ -2,6 +2,7 @@ package lb
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -49,8 +50,10 @@ type Check struct {
 	// Target is where to ask: the backend's address and the port to use.
 	Target netip.AddrPort
 	// VIP is the address to ask for when the check goes the way of the traffic (dsr, tunnel); else zero.
-	VIP  netip.Addr
-	Spec CheckSpec
+	VIP    netip.Addr
+	Method Method // how the traffic goes there
+	Encap  Encap
+	Spec   CheckSpec
 }
 
 // Health is what a check found, sent on each change of State, and when Weight or Reason of an unchanged state changes.
@@ -76,20 +79,11 @@ func Checks(s *Service) []Check {
 		if s.Check.Port != 0 {
 			target = netip.AddrPortFrom(b.Addr, s.Check.Port)
 		}
-		c := Check{Key: CheckKey{s.Name, b.ID()}, Target: target, Spec: s.Check}
-		if s.Method == MethodDSR || s.Method == MethodTunnel {
-			c.VIP = firstOfFamily(s.VIPs, b.Addr)
+		c := Check{Key: CheckKey{s.Name, b.ID()}, Target: target, Method: s.Method, Encap: s.Encap, Spec: s.Check}
+		if i := slices.IndexFunc(s.VIPs, func(v netip.Addr) bool { return s.serves(v, b) }); i >= 0 && (s.Method == MethodDSR || s.Method == MethodTunnel) {
+			c.VIP = s.VIPs[i]
 		}
 		checks = append(checks, c)
 	}
 	return checks
-}
-
-func firstOfFamily(vips []netip.Addr, like netip.Addr) netip.Addr {
-	for _, v := range vips {
-		if v.Is4() == like.Is4() {
-			return v
-		}
-	}
-	return netip.Addr{}
 }

@@ -55,6 +55,22 @@ type Port struct {
 	Protocol Protocol
 }
 
+// End is the last port: Last, or Port.
+func (p Port) End() uint16 { return max(p.Port, p.Last) }
+
+// Overlaps reports whether p and o have a port in common.
+func (p Port) Overlaps(o Port) bool {
+	return p.Protocol == o.Protocol && p.Port <= o.End() && o.Port <= p.End()
+}
+
+// Name is "80/tcp" or "8000-8999/tcp".
+func (p Port) Name() string {
+	if p.Last != 0 {
+		return fmt.Sprintf("%d-%d/%s", p.Port, p.Last, p.Protocol)
+	}
+	return fmt.Sprintf("%d/%s", p.Port, p.Protocol)
+}
+
 // Backend is one server. Its zero Port means the Target of each port of the service.
 type Backend struct {
 	Addr netip.Addr

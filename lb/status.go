@@ -24,6 +24,7 @@ type ServiceStatus struct {
 	Service   string          `json:"service"`
 	Address   netip.Addr      `json:"address"`
 	Port      uint16          `json:"port"`
+	LastPort  uint16          `json:"last_port,omitempty"` // of a range that begins with port
 	Protocol  Protocol        `json:"protocol"`
 	Policy    Policy          `json:"policy"`
 	Forward   Method          `json:"forward"`
@@ -86,9 +87,9 @@ func (e *Engine) serviceStatus(en *entry, backends []BackendStatus) []ServiceSta
 	var rows []ServiceStatus
 	for _, vip := range s.VIPs {
 		own := []BackendStatus{}
-		for _, b := range backends {
-			if b.Address.Is4() == vip.Is4() {
-				own = append(own, b)
+		for i, b := range s.Backends {
+			if s.serves(vip, b) {
+				own = append(own, backends[i])
 			}
 		}
 		state, reason := StateUnknown, "waiting for the first health checks"
@@ -101,7 +102,7 @@ func (e *Engine) serviceStatus(en *entry, backends []BackendStatus) []ServiceSta
 		route := e.routes.status(vip)
 		for _, p := range s.Ports {
 			row := ServiceStatus{
-				Service: s.Name, Address: vip, Port: p.Port, Protocol: p.Protocol, Policy: PolicyCluster,
+				Service: s.Name, Address: vip, Port: p.Port, LastPort: p.Last, Protocol: p.Protocol, Policy: PolicyCluster,
 				Forward: s.Method, Algorithm: s.Algorithm, Backends: own, State: state, Announced: route.Announced,
 			}
 			row.Reason = e.kernel.reason(Frontend{VIP: vip, Port: p.Port, Last: p.Last, Protocol: p.Protocol})

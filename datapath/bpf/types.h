@@ -121,6 +121,7 @@ struct path {
 struct probe {
 	struct addr addr, local; /* of the server, and ours towards it */
 	__u32 method;
+	__u32 ifindex; /* of the interface towards it */
 };
 
 /* What one CPU may still answer with ICMP errors. */

@@ -90,7 +90,7 @@ func newAgent(name string, cfg *config.Config, level *slog.LevelVar, log *slog.L
 	registry.MustRegister(a.datapath)
 
 	report := func(h lb.Health) { a.engine.Health(h) }
-	prober := healthd.New(healthd.Options{Report: report, Log: component(log, "health"), Registerer: registry})
+	prober := healthd.New(healthd.Options{Report: report, Way: a.wayOfCheck, Log: component(log, "health"), Registerer: registry})
 	status := func(ctx context.Context) (lb.Status, error) { return a.engine.Status(ctx) }
 	metrics := admin.NewMetrics(status)
 	registry.MustRegister(metrics)
@@ -171,9 +171,16 @@ func (a *agent) openDatapath() (*datapath.Datapath, error) {
 	}
 	return datapath.Open(datapath.Options{
 		Interfaces: a.node.interfaces, Mode: mode, MaxFlows: a.cfg.Datapath.MaxFlows, SNATPorts: a.cfg.Datapath.SNATPorts,
-		TunnelPort: a.cfg.Datapath.TunnelPort, Timeouts: datapath.DefaultTimeouts,
+		TunnelPort: a.cfg.Datapath.TunnelPort, TunnelSources: a.cfg.Datapath.TunnelSources,
+		Timeouts: datapath.Timeouts(a.cfg.Datapath.Timeouts),
 		PinPath: datapath.DefaultPinPath, StateDir: datapath.DefaultStateDir, Log: component(a.log, "datapath"),
 	})
+}
+
+// wayOfCheck is how a check of a server that has the VIP itself gets there.
+func (a *agent) wayOfCheck(c lb.Check) (healthd.Way, error) {
+	mark, from, err := a.datapath.ProbeWay(c.VIP, c.Target.Addr(), c.Method, c.Encap)
+	return healthd.Way{Mark: mark, From: from}, err
 }
 
 // close gives back what newAgent took; the kernel goes on forwarding.
@@ -212,25 +219,6 @@ func unsupported(cfg *config.Config) error {
 		for _, p := range cfg.BGP.Peers {
 			if p.BFD {
 				missing("bgp.peers: bfd (peer %s)", p.Address)
-			}
-		}
-	}
-	for _, s := range cfg.Services {
-		if s.Method != lb.MethodNAT {
-			missing("service %q: forward = %q", s.Name, s.Method)
-		}
-		if s.Algorithm == lb.AlgorithmLeastConnections {
-			missing("service %q: algorithm = %q", s.Name, s.Algorithm)
-		}
-		if s.Affinity != 0 {
-			missing("service %q: affinity", s.Name)
-		}
-		if len(s.Allow) > 0 {
-			missing("service %q: allow", s.Name)
-		}
-		for _, p := range s.Ports {
-			if p.Protocol == lb.SCTP {
-				missing("service %q: sctp ports", s.Name)
 			}
 		}
 	}

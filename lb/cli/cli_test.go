@@ -80,9 +80,9 @@ func TestExitCodes(t *testing.T) {
 // An agent must refuse what it cannot honour, naming all of it, before it touches anything.
 func TestRunRefusesWhatIsNotThere(t *testing.T) {
 	text := strings.Replace(good, "asn = 64500", "asn = 64500, bfd = true", 1)
-	text = strings.Replace(text, "\"80:8080\"", "\"80\"", 1) + "forward = \"dsr\"\n"
+	text += "[kubernetes]\n"
 	code, _, errOut := steelyard(t, "run", "-c", write(t, text))
-	for _, want := range []string{"not in this version: bgp.peers: bfd (peer 192.0.2.1)", `not in this version: service "web": forward = "dsr"`} {
+	for _, want := range []string{"not in this version: bgp.peers: bfd (peer 192.0.2.1)", "not in this version: [kubernetes]"} {
 		if code != 1 || !strings.Contains(errOut, want) {
 			t.Errorf("code %d, stderr %q; want 1 and %q", code, errOut, want)
 		}

@@ -70,7 +70,7 @@ func servicesTable(w io.Writer, answer []byte) error {
 				up++
 			}
 		}
-		return []any{s.Service, lb.Frontend{VIP: s.Address, Port: s.Port, Protocol: s.Protocol}, s.Forward, s.Algorithm,
+		return []any{s.Service, lb.Frontend{VIP: s.Address, Port: s.Port, Last: s.LastPort, Protocol: s.Protocol}, s.Forward, s.Algorithm,
 			fmt.Sprintf("%d/%d", up, len(s.Backends)), yesNo(s.Announced), dash(s.Reason)}
 	})
 }

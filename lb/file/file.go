@@ -120,7 +120,7 @@ func wants(c config.Service, pools []lb.Pool, is4 bool) bool {
 	i := slices.IndexFunc(pools, func(p lb.Pool) bool { return p.Name == c.Pool })
 	return i >= 0 &&
 		slices.ContainsFunc(pools[i].Ranges, func(r lb.AddrRange) bool { return r.From.Is4() == is4 }) &&
-		slices.ContainsFunc(c.Backends, func(b lb.Backend) bool { return b.Addr.Is4() == is4 })
+		slices.ContainsFunc(c.Backends, func(b lb.Backend) bool { return b.Addr.Is4() == is4 || c.Method == lb.MethodTunnel })
 }
 
 func translateService(c config.Service) *lb.Service {
