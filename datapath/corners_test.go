@@ -295,7 +295,7 @@ func TestOut(t *testing.T) {
 				t.Errorf("%s: %v", method, err)
 			}
 		}
-		synAck := dptest.Packet{Src: w.at("elsewhere", 80), Dst: w.at("client", 40000), Proto: dptest.TCP, Flags: dptest.SYN | dptest.ACK, MSS: 1460}
+		synAck := dptest.Packet{Src: w.at("home", 80), Dst: w.at("client", 40000), Proto: dptest.TCP, Flags: dptest.SYN | dptest.ACK, MSS: 1460}
 		if did, out := w.runOut(synAck.Frame(), 0); did != "passed" || string(out) != string(synAck.Frame()) {
 			t.Errorf("an answer that has nothing to do with tunnels was changed: %s", did)
 		}

@@ -94,11 +94,13 @@ func server(r result) []byte {
 	return r.frame[:6]
 }
 
-// aTunnel is a packet of a peer's tunnel to us, with a packet to the VIP inside.
-func aTunnel(from string) func(*world) dptest.Packet {
+// aTunnel is a packet of a peer's tunnel to us, with a packet inside for an address that we have beside those of the uplink.
+func aTunnel(from string) func(*world) dptest.Packet { return aTunnelFor("home", from) }
+
+func aTunnelFor(to, from string) func(*world) dptest.Packet {
 	return func(w *world) dptest.Packet {
 		inner := w.fromClient(dptest.TCP, dptest.SYN)
-		inner.Dst = w.at("elsewhere", 80)
+		inner.Dst = w.at(to, 80)
 		return dptest.Packet{Src: w.at(from, 50000), Dst: w.at("box", 6090), Proto: dptest.UDP, Payload: dptest.GUE(inner)}
 	}
 }
@@ -281,6 +283,7 @@ var moreRows = []row{
 		return tooBig(1400-32)(w, in, out)
 	}},
 	{name: "out of a tunnel", state: web, in: aTunnel("router"), did: "passed", reason: "tunnelled", check: takenOut, option: ends},
+	{name: "out of a tunnel, and not for us", state: web, in: aTunnelFor("elsewhere", "router"), did: "dropped", reason: "not_local", option: ends},
 	{name: "a tunnel of a stranger", state: web, in: aTunnel("stranger"), did: "dropped", reason: "unknown_peer", option: ends},
 	{name: "a tunnel, and none may end here", state: web, in: aTunnel("router"), did: "passed", reason: "not_ours"},
 	{name: "a tunnel with rubbish", state: web, in: change(aTunnel("router"), func(_ *world, p *dptest.Packet) { p.Payload[0] = 0xff }), did: "dropped", reason: "malformed", option: ends},

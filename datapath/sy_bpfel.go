@@ -244,9 +244,10 @@ const (
 	syReasonREASON_TTL           syReason = 21
 	syReasonREASON_TOO_BIG       syReason = 22
 	syReasonREASON_UNKNOWN_PEER  syReason = 23
-	syReasonREASON_RATE          syReason = 24
-	syReasonREASON_INTERNAL      syReason = 25
-	syReasonREASON_MAX           syReason = 26
+	syReasonREASON_NOT_LOCAL     syReason = 24
+	syReasonREASON_RATE          syReason = 25
+	syReasonREASON_INTERNAL      syReason = 26
+	syReasonREASON_MAX           syReason = 27
 )
 
 type sySlot struct {

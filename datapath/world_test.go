@@ -45,9 +45,9 @@ type world struct {
 // Addresses by name, for each family.
 var (
 	v4 = map[string]string{"box": "192.0.2.1", "client": "192.0.2.100", "b1": "192.0.2.21", "b2": "192.0.2.22", "vip": "203.0.113.10",
-		"lost": "198.51.100.9", "far": "198.51.100.77", "router": "192.0.2.254", "stranger": "198.18.0.9", "other": "192.0.2.100", "elsewhere": "203.0.113.99"}
+		"lost": "198.51.100.9", "far": "198.51.100.77", "router": "192.0.2.254", "stranger": "198.18.0.9", "other": "192.0.2.100", "elsewhere": "203.0.113.99", "home": "203.0.113.50"}
 	v6 = map[string]string{"box": "2001:db8::1", "client": "2001:db8::100", "b1": "2001:db8::21", "b2": "2001:db8::22", "vip": "2001:db8:1::10",
-		"lost": "2001:db8:9::9", "far": "2001:db8:9::77", "router": "2001:db8::254", "stranger": "2001:db8:77::9", "other": "2001:db8::100", "elsewhere": "2001:db8:1::99"}
+		"lost": "2001:db8:9::9", "far": "2001:db8:9::77", "router": "2001:db8::254", "stranger": "2001:db8:77::9", "other": "2001:db8::100", "elsewhere": "2001:db8:1::99", "home": "2001:db8:1::50"}
 )
 
 func (w *world) addr(name string) netip.Addr {
@@ -87,6 +87,9 @@ func newWorld(t *testing.T, h hook, isV6 bool, change func(*Options)) *world {
 		}
 		w.nic = uint32(nic.Attrs().Index)
 		for _, names := range []map[string]string{v4, v6} {
+			if err := w.host.AddAddress("lo", hostPrefix(names["home"])); err != nil {
+				return err
+			}
 			far := net.ParseIP(names["far"])
 			bits := 8 * len(far)
 			if far.To4() != nil {
@@ -109,6 +112,11 @@ func newWorld(t *testing.T, h hook, isV6 bool, change func(*Options)) *world {
 	})
 	w.open()
 	return w
+}
+
+func hostPrefix(addr string) netip.Prefix {
+	a := netip.MustParseAddr(addr)
+	return netip.PrefixFrom(a, a.BitLen())
 }
 
 // do runs f on the balancer.

@@ -80,7 +80,7 @@ func (s *site) refuses(t *testing.T) {
 
 func (s *site) balancesUDP(t *testing.T) {
 	for _, vip := range vips {
-		r := s.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 100, 2*time.Second)
+		r := s.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 100, 0, 2*time.Second)
 		if r.Err() != nil || len(r.Servers) != 2 {
 			t.Errorf("%s: %s, %v", vip, r, r.Err())
 		}

@@ -74,16 +74,17 @@ static __always_inline int tc_error4(struct __sk_buff *skb, const struct pkt *p,
 	return turn_around((void *)(long)skb->data, (void *)(long)skb->data_end, p, sizeof(e), IPPROTO_ICMP);
 }
 
-static __always_inline int tc_error6(struct __sk_buff *skb, const struct pkt *p, const struct verdict *v)
+static __always_inline int tc_error6(struct __sk_buff *skb, const struct pkt *p, const struct verdict *v, const __u32 quote)
 {
 	struct error6 e = { .icmp = error_of(p, v) };
+	const __u32 size = sizeof(e) - QUOTE_LONG + quote;
 
-	if (p->l4 != p->l3 + sizeof(e.ip) || bpf_skb_load_bytes(skb, p->l3, &e.ip, sizeof(e.ip) + QUOTE))
+	if (bpf_skb_load_bytes(skb, p->l3, &e.ip, sizeof(e.ip) + quote))
 		return 0;
-	e.icmp.csum = ~fold(bpf_csum_diff(0, 0, (__be32 *)&e, sizeof(e), pseudo_sum(p, sizeof(e), IPPROTO_ICMPV6)));
-	if (bpf_skb_change_tail(skb, p->l4 + sizeof(e), 0) || bpf_skb_store_bytes(skb, p->l4, &e, sizeof(e), 0))
+	e.icmp.csum = ~fold(bpf_csum_diff(0, 0, (__be32 *)&e, size, pseudo_sum(p, size, IPPROTO_ICMPV6)));
+	if (bpf_skb_change_tail(skb, p->l4 + size, 0) || bpf_skb_store_bytes(skb, p->l4, &e, size, 0))
 		return 0;
-	return turn_around((void *)(long)skb->data, (void *)(long)skb->data_end, p, sizeof(e), IPPROTO_ICMPV6);
+	return turn_around((void *)(long)skb->data, (void *)(long)skb->data_end, p, size, IPPROTO_ICMPV6);
 }
 
 /* tc_push puts size bytes before the IP header. Parts of a GSO packet keep their size: who sends them was told what fits. */
@@ -173,7 +174,7 @@ __noinline int tc_answer(struct __sk_buff *skb)
 
 	if (!w)
 		return 0;
-	const struct pkt *p = &w->p;
+	struct pkt *p = &w->p;
 
 	switch (w->v.action) {
 	case ACTION_ECHO:
@@ -182,7 +183,11 @@ __noinline int tc_answer(struct __sk_buff *skb)
 		return tc_reset(skb, p);
 	case ACTION_REFUSE:
 	case ACTION_TOO_BIG:
-		return p->v6 ? tc_error6(skb, p, &w->v) : tc_error4(skb, p, &w->v);
+		if (!p->v6)
+			return tc_error4(skb, p, &w->v);
+		if (drop_extensions(p) == QUOTE)
+			return tc_error6(skb, p, &w->v, QUOTE);
+		return tc_error6(skb, p, &w->v, QUOTE_LONG);
 	default:
 		return 0;
 	}

@@ -174,25 +174,26 @@ static __always_inline int xdp_error4(struct xdp_md *ctx, const struct pkt *p, c
 	return turn_around(data, end, p, sizeof(e), IPPROTO_ICMP);
 }
 
-static __always_inline int xdp_error6(struct xdp_md *ctx, const struct pkt *p, const struct verdict *v)
+static __always_inline int xdp_error6(struct xdp_md *ctx, const struct pkt *p, const struct verdict *v, const __u32 quote)
 {
 	struct error6 e = { .icmp = error_of(p, v) };
+	const __u32 size = sizeof(e) - QUOTE_LONG + quote;
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	void *l3 = data + L3(p);
 
-	if (p->l4 != p->l3 + sizeof(e.ip) || l3 + sizeof(e.ip) + QUOTE > end)
+	if (l3 + sizeof(e.ip) + quote > end)
 		return 0;
-	__builtin_memcpy(&e.ip, l3, sizeof(e.ip) + QUOTE);
-	e.icmp.csum = ~fold(bpf_csum_diff(0, 0, (__be32 *)&e, sizeof(e), pseudo_sum(p, sizeof(e), IPPROTO_ICMPV6)));
-	if (bpf_xdp_adjust_tail(ctx, (int)(p->l4 + sizeof(e)) - (int)p->len))
+	__builtin_memcpy(&e.ip, l3, sizeof(e.ip) + quote);
+	e.icmp.csum = ~fold(bpf_csum_diff(0, 0, (__be32 *)&e, size, pseudo_sum(p, size, IPPROTO_ICMPV6)));
+	if (bpf_xdp_adjust_tail(ctx, (int)(p->l4 + size) - (int)p->len))
 		return 0;
 	data = (void *)(long)ctx->data;
 	end = (void *)(long)ctx->data_end;
 	l3 = data + L3(p);
-	if (l3 + sizeof(struct ip6hdr) + sizeof(e) > end)
+	if (l3 + sizeof(struct ip6hdr) + size > end)
 		return 0;
-	__builtin_memcpy(l3 + sizeof(struct ip6hdr), &e, sizeof(e));
-	return turn_around(data, end, p, sizeof(e), IPPROTO_ICMPV6);
+	__builtin_memcpy(l3 + sizeof(struct ip6hdr), &e, size);
+	return turn_around(data, end, p, size, IPPROTO_ICMPV6);
 }
 
 /* xdp_carry makes the packet what it is to be on its way. */
@@ -219,7 +220,7 @@ __noinline int xdp_answer(struct xdp_md *ctx)
 
 	if (!w)
 		return 0;
-	const struct pkt *p = &w->p;
+	struct pkt *p = &w->p;
 
 	switch (w->v.action) {
 	case ACTION_ECHO:
@@ -228,7 +229,11 @@ __noinline int xdp_answer(struct xdp_md *ctx)
 		return xdp_reset(ctx, p);
 	case ACTION_REFUSE:
 	case ACTION_TOO_BIG:
-		return p->v6 ? xdp_error6(ctx, p, &w->v) : xdp_error4(ctx, p, &w->v);
+		if (!p->v6)
+			return xdp_error4(ctx, p, &w->v);
+		if (drop_extensions(p) == QUOTE)
+			return xdp_error6(ctx, p, &w->v, QUOTE);
+		return xdp_error6(ctx, p, &w->v, QUOTE_LONG);
 	default:
 		return 0;
 	}

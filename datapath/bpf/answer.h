@@ -19,8 +19,10 @@ static __always_inline struct tcphdr reset_of(const struct pkt *p)
 	return tcp;
 }
 
-/* How much of a packet an ICMP error quotes beyond its IP header (RFC 792 has 8). */
+/* How much of a packet an ICMP error quotes beyond its IP header: the ports (RFC 792 has as much). With IPv6 there may be the
+ * header of a fragment before them. */
 #define QUOTE 8
+#define QUOTE_LONG 16
 
 struct error4 {
 	struct icmphdr icmp;
@@ -31,8 +33,17 @@ struct error4 {
 struct error6 {
 	struct icmphdr icmp;
 	struct ip6hdr ip;
-	__u8 quote[QUOTE];
+	__u8 quote[QUOTE_LONG];
 };
+
+/* drop_extensions makes an answer begin where the IPv6 header ends. It returns how much of the packet to quote. */
+static __always_inline __u32 drop_extensions(struct pkt *p)
+{
+	__u32 bare = p->l3 + sizeof(struct ip6hdr), quote = p->l4 == bare ? QUOTE : QUOTE_LONG;
+
+	p->l4 = bare;
+	return quote;
+}
 
 /* error_of is the head of the ICMP error that a verdict asks for: port unreachable, or what size would fit. */
 static __always_inline struct icmphdr error_of(const struct pkt *p, const struct verdict *v)

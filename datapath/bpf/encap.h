@@ -74,8 +74,28 @@ static __always_inline __be16 type_of(__u8 proto)
 	return proto == IPPROTO_IPIP ? bpf_htons(ETH_P_IP) : proto == IPPROTO_IPV6 ? bpf_htons(ETH_P_IPV6) : 0;
 }
 
+/* is_own reports whether the packet that begins at l3 is for an address of this machine. Others would go back to where they
+ * came from if the machine forwards. */
+static __always_inline int is_own(void *l3, void *end, __be16 type)
+{
+	struct iphdr *ip4 = l3;
+	struct ip6hdr *ip6 = l3;
+	struct addr dst;
+
+	if (type == bpf_htons(ETH_P_IP)) {
+		if ((void *)(ip4 + 1) > end)
+			return 0;
+		dst = mapped(ip4->dst);
+	} else {
+		if ((void *)(ip6 + 1) > end)
+			return 0;
+		__builtin_memcpy(&dst, &ip6->dst, sizeof(dst));
+	}
+	return bpf_map_lookup_elem(&own, &dst) != 0;
+}
+
 /* tunnel_headers returns how many bytes come before the packet in a tunnel, counted from the IP header, and the ethertype of
- * that packet. What is no GUE that we know becomes a drop. */
+ * that packet. What is no GUE that we know, or has nothing for us, becomes a drop. */
 static __always_inline __u32 tunnel_headers(void *data, void *end, const struct pkt *p, struct verdict *v, __be16 *type)
 {
 	struct guehdr *gue = data + L4(p) + sizeof(struct udphdr);
@@ -86,10 +106,11 @@ static __always_inline __u32 tunnel_headers(void *data, void *end, const struct 
 		n += (gue->version_len & 31) * 4;
 		*type = type_of(gue->proto);
 	}
-	if (*type && n < p->l3len)
-		return n;
-	say(v, ACTION_DROP, REASON_MALFORMED);
-	return 0;
+	if (!*type || n >= p->l3len)
+		say(v, ACTION_DROP, REASON_MALFORMED);
+	else if (!is_own(data + L3(p) + (n & 1023), end, *type))
+		say(v, ACTION_DROP, REASON_NOT_LOCAL);
+	return n;
 }
 
 /* note_tunnelled remembers where a packet out of a tunnel was going, and how much of the tunnel's packets is not its own. */

@@ -138,12 +138,12 @@ struct {
 	__uint(max_entries, MAX_BACKENDS);
 } paths SEC(".maps");
 
-/* Our own addresses, where tunnels end. */
+/* Our own addresses, where tunnels end and to which their packets are. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct addr);
 	__type(value, __u32);
-	__uint(max_entries, 256);
+	__uint(max_entries, 4096);
 } own SEC(".maps");
 
 /* Who may send us tunnel packets; frontend is 0. */

@@ -7,7 +7,7 @@
 #include "out.h"
 
 /* How much of a packet must be in one piece for us to look at it. */
-#define HEADERS 128
+#define HEADERS 192
 
 static __always_inline int look(void *data, void *end, __u32 len)
 {

@@ -13,12 +13,14 @@ type AgentConfig struct {
 	Address    netip.Addr // of the node, also its router ID
 	Interfaces []string
 	Mode       string // auto, xdp, xdp-generic, tc
-	ASN        uint32 // 0: no BGP
-	ListenPort int
-	Peers      []AgentPeer
-	L2         []string // interfaces; empty: no L2
-	Services   []AgentService
-	LogLevel   string
+	// TunnelSources are whose tunnels end there.
+	TunnelSources []netip.Addr
+	ASN           uint32 // 0: no BGP
+	ListenPort    int
+	Peers         []AgentPeer
+	L2            []string // interfaces; empty: no L2
+	Services      []AgentService
+	LogLevel      string
 	// Extra is TOML that comes last: whole tables.
 	Extra string
 }
@@ -91,6 +93,7 @@ func (c AgentConfig) TOML() string {
 	t.table("[datapath]")
 	t.strs("interfaces", c.Interfaces)
 	t.str("mode", c.Mode)
+	t.addrs("tunnel_sources", c.TunnelSources)
 	if c.ASN != 0 {
 		t.table("[bgp]")
 		t.num("asn", int(c.ASN))
@@ -122,11 +125,7 @@ func (c AgentConfig) TOML() string {
 func (s AgentService) write(t *tomlText) {
 	t.table("[[service]]")
 	t.str("name", s.Name)
-	var addrs []string
-	for _, a := range s.Addresses {
-		addrs = append(addrs, a.String())
-	}
-	t.strs("address", addrs)
+	t.addrs("address", s.Addresses)
 	t.strs("ports", s.Ports)
 	t.str("algorithm", s.Algorithm)
 	t.str("forward", s.Forward)
@@ -186,6 +185,14 @@ func (t *tomlText) addr(key string, v netip.Addr) {
 	if v.IsValid() {
 		t.str(key, v.String())
 	}
+}
+
+func (t *tomlText) addrs(key string, v []netip.Addr) {
+	var texts []string
+	for _, a := range v {
+		texts = append(texts, a.String())
+	}
+	t.strs(key, texts)
 }
 
 func (t *tomlText) strs(key string, v []string) {

@@ -2,7 +2,6 @@ package lab
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -93,6 +92,10 @@ func get(ctx context.Context, c *http.Client, url string) (Answer, error) {
 	if err != nil {
 		return Answer{}, err
 	}
+	return do(c, req)
+}
+
+func do(c *http.Client, req *http.Request) (Answer, error) {
 	resp, err := c.Do(req)
 	if err != nil {
 		return Answer{}, err
@@ -152,11 +155,24 @@ func (h *Host) Load(ctx context.Context, l Load) Result {
 	return r
 }
 
-// UDP sends n datagrams to a UDPEcho, each from a port of its own, and waits for each answer no longer than timeout.
-func (h *Host) UDP(ctx context.Context, to netip.AddrPort, n int, timeout time.Duration) Result {
+// Upload sends size bytes to url over a new connection.
+func (h *Host) Upload(ctx context.Context, url string, size int64) (Answer, error) {
+	c := h.httpClient()
+	defer c.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, io.LimitReader(zeros{}, size))
+	if err != nil {
+		return Answer{}, err
+	}
+	req.ContentLength = size
+	return do(c, req)
+}
+
+// UDP sends n datagrams of at least size bytes to a UDPEcho, each from a port of its own, and waits for each answer no longer
+// than timeout.
+func (h *Host) UDP(ctx context.Context, to netip.AddrPort, n, size int, timeout time.Duration) Result {
 	var r Result
 	for i := range n {
-		name, err := h.udp(ctx, to, fmt.Sprint(i), timeout)
+		name, err := h.udp(ctx, to, fmt.Sprintf("%d%0*d", i, size, i), timeout)
 		r.add(Answer{Server: name, Status: http.StatusOK}, err)
 	}
 	return r
@@ -174,14 +190,14 @@ func (h *Host) udp(ctx context.Context, to netip.AddrPort, text string, timeout 
 	if _, err := io.WriteString(c, text); err != nil {
 		return "", err
 	}
-	b := make([]byte, 1500)
+	b := make([]byte, 64<<10)
 	k, err := c.Read(b)
 	if err != nil {
 		return "", err
 	}
 	server, echo, _ := strings.Cut(string(b[:k]), " ")
 	if echo != text {
-		return "", errors.New("the answer is to another datagram: " + string(b[:k]))
+		return "", fmt.Errorf("the answer is to another datagram: %.100s", b[:k])
 	}
 	return server, nil
 }

@@ -20,7 +20,7 @@ const (
 )
 
 // HTTPServer is a web server in a host. Every path answers with the server's name (with ?size=N, followed by N bytes)
-// and counts; /healthz answers 200 or 503 and does not. Its methods may be called from any goroutine.
+// and counts, once it has all that the client sends; /healthz answers 200 or 503 and does not. Its methods may be called from any goroutine.
 type HTTPServer struct {
 	Name string
 	s    service
@@ -103,6 +103,10 @@ func (w *HTTPServer) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 		w.clients[from.Addr().Unmap()]++
 	}
 	w.mu.Unlock()
+	if n, err := io.Copy(io.Discard, r.Body); err != nil || n != max(0, r.ContentLength) {
+		http.Error(out, fmt.Sprintf("%d bytes, %v", n, err), http.StatusBadRequest)
+		return
+	}
 	fmt.Fprintln(out, w.Name)
 	if size, err := strconv.Atoi(r.URL.Query().Get("size")); err == nil && size > 0 {
 		io.CopyN(out, zeros{}, int64(size)) // a client that went away is no concern of the server

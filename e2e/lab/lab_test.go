@@ -139,7 +139,7 @@ func TestPowerOffIsSilentAndPowerOnHeals(t *testing.T) {
 		all := errors.Join(client.Ping(t.Context(), lb.V4), client.Ping(t.Context(), lb.V6))
 		for i := range lb.At(0) {
 			all = errors.Join(all, client.Load(t.Context(), lab.Load{URL: "http://" + lb.At(80)[i].String(), Requests: 3, Timeout: 300 * time.Millisecond}).Err(),
-				client.UDP(t.Context(), lb.At(53)[i], 3, 300*time.Millisecond).Err())
+				client.UDP(t.Context(), lb.At(53)[i], 3, 0, 300*time.Millisecond).Err())
 		}
 		return all
 	}

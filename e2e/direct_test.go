@@ -1,0 +1,220 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+// method is one of the ways in which servers answer clients themselves.
+type method struct {
+	name    string
+	forward string // of the configuration
+	extra   string
+	outside netip.Addr // of the servers' addresses one of this family is used; zero: both
+}
+
+const ipip, gue = `tunnel = "ipip"`, `tunnel = "gue"`
+
+var methods = []method{
+	{name: "dsr", forward: "dsr"},
+	{name: "ipip", forward: "tunnel", extra: ipip},
+	{name: "gue", forward: "tunnel", extra: gue},
+	{name: "gue over IPv4", forward: "tunnel", extra: gue, outside: vip4},
+	{name: "ipip over IPv6", forward: "tunnel", extra: ipip, outside: vip6},
+}
+
+func directVariants(t *testing.T, f func(t *testing.T, m method, mode string)) {
+	for _, m := range methods {
+		for _, mode := range []string{"tc", "xdp"} {
+			t.Run(m.name+"/"+mode, func(t *testing.T) { f(t, m, mode) })
+		}
+	}
+}
+
+// newDirectSite builds a site whose servers have the VIPs themselves, on one segment with the balancers. The first `active`
+// of its three servers are configured.
+func newDirectSite(t *testing.T, m method, mode string, active int) *site {
+	// Where our own program takes packets out of IPIP, nobody finishes checksums that a card was to finish.
+	links := lab.LinkOptions{SoftwareChecksums: mode == "xdp" || m.extra == ipip}
+	s := &site{Topology: labtest.Topology(t, lab.Shape{Clients: 1, Balancers: 2, Servers: 3, Links: links})}
+	var sources []netip.Addr
+	for _, b := range s.Balancers {
+		sources = append(sources, b.V4, b.V6)
+	}
+	for _, n := range s.Servers {
+		s.receives(t, n, m, sources)
+	}
+	rc := lab.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: routerASN, HoldTime: 9 * time.Second}
+	for _, b := range s.Balancers {
+		rc.Neighbors = append(rc.Neighbors, lab.Neighbor{Address: b.V4, ASN: asn}, lab.Neighbor{Address: b.V6, ASN: asn})
+	}
+	s.router = labtest.Router(t, s.Topology.Router, lab.BIRD, rc)
+	for _, b := range s.Balancers {
+		c := lab.BGPAgent(b, asn, routerASN, s.directService(m, active))
+		c.Mode = mode
+		s.config = append(s.config, c)
+		s.agents = append(s.agents, labtest.Agent(t, b.Host, binary, c))
+	}
+	s.waitRoutes(t, 30*time.Second, s.Balancers...)
+	return s
+}
+
+// receives makes a server have the VIPs, and the end of tunnels to it.
+func (s *site) receives(t *testing.T, n lab.Node, m method, sources []netip.Addr) {
+	t.Helper()
+	n.V4, n.V6 = vip4, vip6 // where it serves
+	for _, vip := range vips {
+		if err := n.OwnVIP(vip); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.web = append(s.web, labtest.HTTP(t, n, 80))
+	s.echo = append(s.echo, labtest.TCPEcho(t, n, 9000))
+	labtest.UDPEcho(t, n, 5353)
+	switch m.extra {
+	case ipip:
+		if err := n.EndIPIP(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	case gue:
+		c := lab.AgentConfig{Name: n.Name(), Interfaces: []string{"eth0"}, Mode: "tc", TunnelSources: sources}
+		labtest.Agent(t, n.Host, binary, c)
+	}
+}
+
+func (s *site) directService(m method, active int) lab.AgentService {
+	backends := lab.Backends(s.Servers[:active]...)
+	if m.outside.IsValid() {
+		var of []lab.AgentBackend
+		for _, b := range backends {
+			if b.Address.Is4() == m.outside.Is4() {
+				of = append(of, b)
+			}
+		}
+		backends = of
+	}
+	check := lab.AgentCheck{Type: "http", Path: "/healthz", Interval: interval, Timeout: timeout, Rise: 1, Fall: fall}
+	return lab.AgentService{
+		Name: "web", Addresses: vips, Ports: []string{"80", "9000", "5353/udp"}, Forward: m.forward, Extra: m.extra,
+		Backends: backends, Check: check,
+	}
+}
+
+// The life of an appliance whose servers answer clients themselves.
+func TestServersAnswerThemselves(t *testing.T) {
+	directVariants(t, func(t *testing.T, m method, mode string) {
+		s := newDirectSite(t, m, mode, 2)
+		t.Run("balances evenly", s.balances)
+		t.Run("shows servers the clients", s.showsClients)
+		t.Run("balances UDP", s.balancesUDP)
+		t.Run("carries datagrams of 60 KB", func(t *testing.T) { s.carriesLargeDatagrams(t, m) })
+		t.Run("keeps connections over changes of the servers", func(t *testing.T) { s.keepsConnections(t, m) })
+		t.Run("keeps connections when a balancer goes", s.balancerGoes)
+		t.Run("checks the way of the traffic", func(t *testing.T) { s.checksTheWay(t, m) })
+	})
+}
+
+func (s *site) showsClients(t *testing.T) {
+	for _, w := range s.web {
+		for from := range w.Clients() {
+			if from != s.Clients[0].V4 && from != s.Clients[0].V6 {
+				t.Errorf("%s saw %s; want the address of the client", w.Name, from)
+			}
+		}
+	}
+}
+
+func (s *site) carriesLargeDatagrams(t *testing.T, m method) {
+	for _, vip := range vips {
+		if m.forward == "tunnel" { // the client learns which fragments fit; the datagram is lost, and may be reported so
+			s.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 1, 60_000, 200*time.Millisecond)
+		}
+		r := s.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 40, 60_000, 2*time.Second)
+		if r.Err() != nil || len(r.Servers) != 2 {
+			t.Errorf("%s: %s, %v", vip, r, r.Err())
+		}
+	}
+}
+
+// Servers are added and taken out again, and one agent is killed meanwhile: connections stay where they are.
+func (s *site) keepsConnections(t *testing.T, m method) {
+	four, six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 100), labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 100)
+	for _, active := range []int{3, 2, 3} {
+		for i, a := range s.agents {
+			s.config[i].Services = []lab.AgentService{s.directService(m, active)}
+			if err := errors.Join(a.Configure(s.config[i].TOML()), a.Reload()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, vip := range vips {
+			labtest.Until(t, 10*time.Second, fmt.Sprintf("%d servers get requests", active), func() error {
+				if r := s.load(t, vip, 60); r.Err() != nil || len(r.Servers) != active {
+					return fmt.Errorf("%s, %w", r, r.Err())
+				}
+				return nil
+			})
+		}
+		exchange(t, four, fmt.Sprintf("with %d servers", active))
+		exchange(t, six, fmt.Sprintf("with %d servers", active))
+		s.agents[0].Kill()
+		if err := s.agents[0].Start(); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.agents[0].WaitReady(t.Context(), 10*time.Second); err != nil {
+			t.Fatal(err)
+		}
+		exchange(t, four, "after a kill")
+		exchange(t, six, "after a kill")
+	}
+	for _, a := range s.agents {
+		labtest.Until(t, 10*time.Second, "the servers are healthy", func() error { return backends(t, a, "unhealthy", 0) })
+	}
+}
+
+// What a balancer does follows from the packet alone, so that another one can go on with its connections.
+func (s *site) balancerGoes(t *testing.T) {
+	s.waitRoutes(t, 20*time.Second, s.Balancers...)
+	four, six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 100), labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 100)
+	if err := s.agents[0].Terminate(t.Context(), 10*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	exchange(t, four, "after a balancer has gone")
+	exchange(t, six, "after a balancer has gone")
+	if err := s.agents[0].Start(); err != nil {
+		t.Fatal(err)
+	}
+	s.waitRoutes(t, 20*time.Second, s.Balancers...)
+	exchange(t, four, "after it is back")
+	exchange(t, six, "after it is back")
+}
+
+// A server that runs but has lost the VIP cannot serve, although its own address answers.
+func (s *site) checksTheWay(t *testing.T, m method) {
+	broken := s.Servers[2]
+	healthy := len(s.directService(m, 3).Backends)
+	for _, a := range s.agents {
+		labtest.Until(t, 10*time.Second, "all is well", func() error { return backends(t, a, "healthy", healthy) })
+	}
+	for _, vip := range vips {
+		if err := broken.DisownVIP(vip); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, a := range s.agents {
+		labtest.Until(t, 5*time.Second, "the server is found out", func() error { return backends(t, a, "unhealthy", healthy/3) })
+	}
+	for _, vip := range vips {
+		labtest.Until(t, 5*time.Second, "the kernel uses it no more", func() error {
+			if r := s.load(t, vip, 200); r.Err() != nil || len(r.Servers) != 2 {
+				return fmt.Errorf("%s, %w", r, r.Err())
+			}
+			return nil
+		})
+	}
+}
