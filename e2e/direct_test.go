@@ -40,8 +40,7 @@ func directVariants(t *testing.T, f func(t *testing.T, m method, mode string)) {
 // newDirectSite builds a site whose servers have the VIPs themselves, on one segment with the balancers. The first `active`
 // of its three servers are configured.
 func newDirectSite(t *testing.T, m method, mode string, active int) *site {
-	// Where our own program takes packets out of IPIP, nobody finishes checksums that a card was to finish.
-	links := lab.LinkOptions{SoftwareChecksums: mode == "xdp" || m.extra == ipip}
+	links := lab.LinkOptions{SoftwareChecksums: mode == "xdp"}
 	s := &site{Topology: labtest.Topology(t, lab.Shape{Clients: 1, Balancers: 2, Servers: 3, Links: links})}
 	var sources []netip.Addr
 	for _, b := range s.Balancers {

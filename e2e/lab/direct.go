@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -41,19 +42,43 @@ func (h *Host) EndIPIP(ctx context.Context) error {
 			return err
 		}
 		go func() {
-			b := make([]byte, 64<<10)
+			b := make([]byte, virtioHeader+64<<10)
 			for {
-				n, _, err := c.ReadFrom(b)
+				n, _, err := c.ReadFrom(b[virtioHeader:])
 				if errors.Is(err, net.ErrClosed) {
 					return
 				}
 				if err == nil {
-					tun.Write(b[:n]) // what is no packet the kernel refuses
+					copy(b, checksumOf(b[virtioHeader:virtioHeader+n]))
+					tun.Write(b[:virtioHeader+n]) // what is no packet the kernel refuses
 				}
 			}
 		}()
 	}
 	return nil
+}
+
+const virtioHeader = 10
+
+// checksumOf is the struct virtio_net_hdr of a packet. It says that the checksum is yet to be finished, as a network card
+// would: so it is in what never was on a real wire, or was put together by GRO.
+func checksumOf(packet []byte) []byte {
+	h := make([]byte, virtioHeader)
+	var l4 int
+	var proto byte
+	switch {
+	case len(packet) >= 40 && packet[0]>>4 == 6:
+		l4, proto = 40, packet[6]
+	case len(packet) >= 20 && binary.BigEndian.Uint16(packet[6:])&0x3fff == 0: // no fragment
+		l4, proto = int(packet[0]&15)*4, packet[9]
+	}
+	offset, ok := map[byte]uint16{unix.IPPROTO_TCP: 16, unix.IPPROTO_UDP: 6}[proto]
+	if ok {
+		h[0] = 1 // VIRTIO_NET_HDR_F_NEEDS_CSUM
+		binary.NativeEndian.PutUint16(h[6:], uint16(l4))
+		binary.NativeEndian.PutUint16(h[8:], offset)
+	}
+	return h
 }
 
 // tun makes an interface whose packets are those written to the file, and closes it with the host.
@@ -68,7 +93,7 @@ func (h *Host) tun(name string) (tun io.WriteCloser, err error) {
 		if err != nil {
 			return err
 		}
-		req.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
+		req.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
 		return unix.IoctlIfreq(fd, unix.TUNSETIFF, req)
 	})
 	if err == nil {

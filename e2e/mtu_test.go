@@ -1,0 +1,97 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+// farClient is a client behind a router of its own, on whose way here packets may only have mtu bytes.
+func (s *site) farClient(t *testing.T, mtu int) *lab.Host {
+	t.Helper()
+	edge, client := labtest.Host(t, s.Lab, "edge"), labtest.Host(t, s.Lab, "far")
+	on := func(texts ...string) (p []netip.Prefix) {
+		for _, text := range texts {
+			p = append(p, netip.MustParsePrefix(text))
+		}
+		return p
+	}
+	steps := []func() error{
+		edge.Forward,
+		func() error {
+			return s.Link(
+				lab.End{Host: s.Topology.Router, Name: "far", Addresses: on("198.18.1.1/30", "2001:db8:301::1/64")},
+				lab.End{Host: edge, Name: "up", Addresses: on("198.18.1.2/30", "2001:db8:301::2/64")}, lab.LinkOptions{MTU: mtu})
+		},
+		func() error {
+			return s.Link(
+				lab.End{Host: edge, Name: "far", Addresses: on("198.18.2.1/24", "2001:db8:302::1/64")},
+				lab.End{Host: client, Name: "eth0", Addresses: on("198.18.2.2/24", "2001:db8:302::2/64")}, lab.LinkOptions{})
+		},
+		func() error { return edge.AddRoute(lab.Default, netip.MustParseAddr("198.18.1.1")) },
+		func() error { return edge.AddRoute(lab.Default6, netip.MustParseAddr("2001:db8:301::1")) },
+		func() error { return client.AddRoute(lab.Default, netip.MustParseAddr("198.18.2.1")) },
+		func() error { return client.AddRoute(lab.Default6, netip.MustParseAddr("2001:db8:302::1")) },
+		func() error { return s.Topology.Router.AddRoute(on("198.18.2.0/24")[0], netip.MustParseAddr("198.18.1.2")) },
+		func() error {
+			return s.Topology.Router.AddRoute(on("2001:db8:302::/64")[0], netip.MustParseAddr("2001:db8:301::2"))
+		},
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return client
+}
+
+const megabytes = 10 << 20
+
+// transfers moves 10 MB each way between a client and both VIPs.
+func transfers(t *testing.T, client *lab.Host) {
+	for _, vip := range vips {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		start := time.Now()
+		down, err := client.Get(ctx, fmt.Sprintf("%s?size=%d", url(vip), megabytes))
+		if err != nil || len(down.Body) < megabytes {
+			t.Errorf("%d bytes from %s: %v", len(down.Body), vip, err)
+		}
+		took := time.Since(start)
+		up, err := client.Upload(ctx, url(vip), megabytes)
+		if err != nil || up.Status != 200 {
+			t.Errorf("to %s: status %d, %v", vip, up.Status, err)
+		}
+		t.Logf("%s: %s down, %s up", vip, took, time.Since(start)-took)
+		cancel()
+	}
+}
+
+// Routers on the way tell who sends too much what fits; what they say is about packets that a balancer has changed, and is for
+// somebody behind it.
+func TestSmallPacketsOnTheWay(t *testing.T) {
+	const mtu = 1300
+	both := func(t *testing.T, s *site) {
+		t.Run("far client", func(t *testing.T) { transfers(t, s.farClient(t, mtu)) })
+		t.Run("near client", func(t *testing.T) { transfers(t, s.client()) })
+	}
+	for _, mode := range []string{"tc", "xdp"} {
+		t.Run("nat/"+mode, func(t *testing.T) {
+			s := newSite(t, lab.BIRD, mode, 1, 3)
+			both(t, s)
+			t.Run("datagrams of 60 KB", func(t *testing.T) {
+				for _, vip := range vips {
+					r := s.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 40, 60_000, 2*time.Second)
+					if r.Err() != nil || len(r.Servers) != 3 {
+						t.Errorf("%s: %s, %v", vip, r, r.Err())
+					}
+				}
+			})
+		})
+	}
+	directVariants(t, func(t *testing.T, m method, mode string) { both(t, newDirectSite(t, m, mode, 3)) })
+}
