@@ -150,7 +150,7 @@ func (d *Datapath) Collect(ch chan<- prometheus.Metric) {
 	}
 	frontends, service, _ := d.services.names()
 	for id, f := range frontends {
-		labels := []string{service[id], f.VIP.String(), fmt.Sprint(f.Port), f.Protocol.String()}
+		labels := []string{service[id], f.VIP.String(), f.Ports(), f.Protocol.String()}
 		t := s.Frontends[f]
 		counter(descSPackets, t.Packets, labels...)
 		counter(descSBytes, t.Bytes, labels...)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -291,5 +292,55 @@ func (w *world) noPrograms() {
 			}
 		}
 		return nil
+	})
+}
+
+// The list has each flow once, with both its ends, and only what is asked for.
+func TestListOfFlows(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		w := newWorld(t, h, v6, nil)
+		w.service(lb.TCP, "b1")
+		for i := range 20 {
+			w.run(w.on(i, dptest.TCP, dptest.SYN).Frame())
+		}
+		open := w.on(0, dptest.TCP, dptest.SYN)
+		w.run(open.Frame())
+		w.run(w.reply(dptest.SYN | dptest.ACK).Frame())
+		w.run(w.on(0, dptest.TCP, dptest.ACK).Frame())
+		list := func(f lb.FlowFilter) []lb.FlowStatus {
+			flows, more, err := w.d.Flows(t.Context(), f)
+			if err != nil || more != (f.Limit == 5) {
+				t.Errorf("%+v: more %t, %v", f, more, err)
+			}
+			return flows
+		}
+		for _, x := range []struct {
+			filter lb.FlowFilter
+			want   int
+		}{{lb.FlowFilter{}, 20}, {lb.FlowFilter{Limit: 5}, 5}, {lb.FlowFilter{State: lb.FlowHalfOpen}, 19}, {lb.FlowFilter{Service: "other"}, 0}} {
+			if got := len(list(x.filter)); got != x.want {
+				t.Errorf("%+v: %d flows; want %d", x.filter, got, x.want)
+			}
+		}
+		flows := list(lb.FlowFilter{State: lb.FlowEstablished})
+		if len(flows) != 1 {
+			t.Fatalf("%d established flows; want 1", len(flows))
+		}
+		f := flows[0]
+		if f.Idle < 0 || f.Idle > 60 || f.Source != w.last.Src {
+			t.Errorf("idle %f s, source %s; want %s", f.Idle, f.Source, w.last.Src)
+		}
+		f.Idle, f.Source = 0, netip.AddrPort{}
+		want := lb.FlowStatus{Service: "web", Client: open.Src, Address: w.addr("vip"), Port: 80, Protocol: lb.TCP, Backend: w.at("b1", 8080), Forward: lb.MethodNAT, State: lb.FlowEstablished}
+		if f != want {
+			t.Errorf("%+v; want %+v", f, want)
+		}
+		w.reset()
+		w.tunnelTo(lb.TCP, nil, 21)
+		w.went(w.on(3, dptest.TCP, dptest.SYN))
+		w.went(w.on(3, dptest.TCP, dptest.ACK))
+		if flows := list(lb.FlowFilter{}); len(flows) != 1 || flows[0].Forward != lb.MethodTunnel || flows[0].Backend != w.at("b1", 80) {
+			t.Errorf("by tunnel: %+v", flows)
+		}
 	})
 }

@@ -270,6 +270,17 @@ func methodWord(m lb.Method, e lb.Encap) (syMethod, error) {
 	return 0, fmt.Errorf("forward = %q with tunnel = %q is not known to the datapath", m, e)
 }
 
+// methodOf is the method that a word of the programs is of.
+func methodOf(word syMethod) lb.Method {
+	switch word {
+	case syMethodMETHOD_NAT:
+		return lb.MethodNAT
+	case syMethodMETHOD_DSR:
+		return lb.MethodDSR
+	}
+	return lb.MethodTunnel
+}
+
 // describe returns p in the words of the programs.
 func describe(p *lb.FrontendPlan, id uint32) (f syFrontend, err error) {
 	method, err := methodWord(p.Method, p.Encap)

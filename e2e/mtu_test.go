@@ -37,7 +37,9 @@ func (s *site) farClient(t *testing.T, mtu int) *lab.Host {
 		func() error { return edge.AddRoute(lab.Default6, netip.MustParseAddr("2001:db8:301::1")) },
 		func() error { return client.AddRoute(lab.Default, netip.MustParseAddr("198.18.2.1")) },
 		func() error { return client.AddRoute(lab.Default6, netip.MustParseAddr("2001:db8:302::1")) },
-		func() error { return s.Topology.Router.AddRoute(on("198.18.2.0/24")[0], netip.MustParseAddr("198.18.1.2")) },
+		func() error {
+			return s.Topology.Router.AddRoute(on("198.18.2.0/24")[0], netip.MustParseAddr("198.18.1.2"))
+		},
 		func() error {
 			return s.Topology.Router.AddRoute(on("2001:db8:302::/64")[0], netip.MustParseAddr("2001:db8:301::2"))
 		},

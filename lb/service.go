@@ -100,6 +100,14 @@ type Frontend struct {
 	Protocol Protocol
 }
 
+// Ports is "80" or "8000-8999".
+func (f Frontend) Ports() string {
+	if f.Last != 0 {
+		return fmt.Sprintf("%d-%d", f.Port, f.Last)
+	}
+	return fmt.Sprint(f.Port)
+}
+
 // String is "203.0.113.10:80/tcp", "[2001:db8::10]:80/tcp" or "203.0.113.10:8000-8999/tcp".
 func (f Frontend) String() string {
 	if f.Last != 0 {

@@ -174,7 +174,7 @@ struct traffic {
 enum reason {
 	REASON_NONE,
 	REASON_NOT_OURS, /* nobody: not for an address of ours */
-	REASON_FORWARDED, /* nobody */
+	REASON_FORWARDED, /* nobody: to a backend, or back to a client */
 	REASON_ECHO, /* nobody: ping answered */
 	REASON_NEIGHBOUR, /* nobody: neighbour discovery, for the stack */
 	REASON_TUNNELLED, /* nobody: came out of a tunnel, for the stack */

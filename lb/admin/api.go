@@ -54,6 +54,7 @@ type Options struct {
 	Listen string // "": no TCP
 	Status func(context.Context) (lb.Status, error)
 	Peers  func() []lb.PeerStatus
+	Flows  func(context.Context, lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error)
 	// Info returns what does not follow from Status and Peers.
 	Info    func() Info
 	Metrics http.Handler
@@ -134,6 +135,7 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("GET /v1/backends", s.answer(func(st lb.Status) any { return st.Backends }))
 	mux.HandleFunc("GET /v1/routes", s.answer(func(st lb.Status) any { return st.Routes }))
 	mux.HandleFunc("GET /v1/peers", s.answer(func(lb.Status) any { return s.peers() }))
+	mux.HandleFunc("GET /v1/flows", s.flows)
 	mux.HandleFunc("GET /healthz", s.answer(func(st lb.Status) any {
 		return map[string]bool{"healthy": true, "settled": st.Settled}
 	}))
@@ -151,18 +153,56 @@ func (s *Server) answer(f func(lb.Status) any) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), answerWithin)
 		defer cancel()
-		w.Header().Set("Content-Type", "application/json")
-		w.Header().Set("X-Content-Type-Options", "nosniff")
 		st, err := s.o.Status(ctx)
 		if err != nil {
-			w.WriteHeader(http.StatusServiceUnavailable)
-			json.NewEncoder(w).Encode(map[string]string{"error": err.Error()})
+			refuse(w, http.StatusServiceUnavailable, err)
 			return
 		}
-		e := json.NewEncoder(w)
-		e.SetIndent("", "  ")
-		e.Encode(f(st))
+		write(w, http.StatusOK, f(st))
 	}
+}
+
+func write(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(status)
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.Encode(v)
+}
+
+func refuse(w http.ResponseWriter, status int, err error) {
+	write(w, status, map[string]string{"error": err.Error()})
+}
+
+// Flows is the answer of /v1/flows.
+type Flows struct {
+	Flows []lb.FlowStatus `json:"flows"`
+	More  bool            `json:"more"` // there are more than the limit
+}
+
+// flowLimit is how many flows are listed when nobody says how many.
+const flowLimit = 1000
+
+func (s *Server) flows(w http.ResponseWriter, r *http.Request) {
+	want := lb.FlowFilter{Limit: flowLimit}
+	for name, values := range r.URL.Query() {
+		for _, v := range values {
+			if err := want.Set(name, v); err != nil {
+				refuse(w, http.StatusBadRequest, err)
+				return
+			}
+		}
+	}
+	flows, more, err := s.o.Flows(r.Context(), want)
+	if err != nil {
+		refuse(w, http.StatusInternalServerError, err)
+		return
+	}
+	if flows == nil {
+		flows = []lb.FlowStatus{}
+	}
+	write(w, http.StatusOK, Flows{flows, more})
 }
 
 func (s *Server) peers() []lb.PeerStatus {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -41,6 +42,13 @@ func options(t *testing.T) Options {
 		Peers: func() []lb.PeerStatus {
 			return []lb.PeerStatus{{Peer: netip.MustParseAddr("192.0.2.1"), State: "established"}}
 		},
+		Flows: func(_ context.Context, want lb.FlowFilter) ([]lb.FlowStatus, bool, error) {
+			if want != (lb.FlowFilter{Service: "web", Port: 80, Limit: flowLimit}) {
+				return nil, false, fmt.Errorf("asked for %+v", want)
+			}
+			return []lb.FlowStatus{{Service: "web", Client: netip.MustParseAddrPort("198.51.100.11:40000"), Address: vip, Port: 80, Protocol: lb.TCP,
+				Backend: netip.MustParseAddrPort("10.0.0.1:8080"), Forward: lb.MethodNAT, State: lb.FlowClosing, Idle: 1.5}}, true, nil
+		},
 		Info:    func() Info { return Info{Node: "lb1", Version: "test"} },
 		Metrics: promhttp.Handler(), Log: slog.New(slog.DiscardHandler),
 	}
@@ -58,6 +66,9 @@ func TestAPI(t *testing.T) {
 		{"/v1/backends", 200, `[{"service":"web","address":"10.0.0.1","port":8080,"weight":1,"state":"healthy"}]`},
 		{"/v1/routes", 200, `[{"address":"203.0.113.10","services":["web"],"announced":true}]`},
 		{"/v1/peers", 200, `[{"peer":"192.0.2.1","asn":0,"state":"established","routes":0}]`},
+		{"/v1/flows?service=web&port=80", 200, `{"flows":[{"service":"web","client":"198.51.100.11:40000","address":"203.0.113.10","port":80,"protocol":"tcp","backend":"10.0.0.1:8080","forward":"nat","state":"closing","idle_seconds":1.5}],"more":true}`},
+		{"/v1/flows?who=me", 400, `{"error":"unknown filter \"who\"; allowed: service, client, backend, address, port, state, limit"}`},
+		{"/v1/flows?port=http", 400, `{"error":"port \"http\": expected integer"}`},
 		{"/healthz", 200, `{"healthy":true,"settled":true}`},
 	} {
 		t.Run(tt.path, func(t *testing.T) {

@@ -103,7 +103,7 @@ func newAgent(name string, cfg *config.Config, level *slog.LevelVar, log *slog.L
 		return nil, err
 	}
 	api := admin.New(admin.Options{
-		Socket: cfg.Admin.Socket, Listen: cfg.Admin.Listen, Status: status, Peers: peers, Info: a.info,
+		Socket: cfg.Admin.Socket, Listen: cfg.Admin.Listen, Status: status, Peers: peers, Flows: a.datapath.Flows, Info: a.info,
 		Metrics: metricsHandler(registry), Log: component(log, "admin"),
 	})
 	a.parts = append(a.parts, part{"datapath", a.datapath.Run}, part{"health checks", prober.Run}, part{"admin API", api.Run})
@@ -173,7 +173,7 @@ func (a *agent) openDatapath() (*datapath.Datapath, error) {
 		Interfaces: a.node.interfaces, Mode: mode, MaxFlows: a.cfg.Datapath.MaxFlows, SNATPorts: a.cfg.Datapath.SNATPorts,
 		TunnelPort: a.cfg.Datapath.TunnelPort, TunnelSources: a.cfg.Datapath.TunnelSources,
 		Timeouts: datapath.Timeouts(a.cfg.Datapath.Timeouts),
-		PinPath: datapath.DefaultPinPath, StateDir: datapath.DefaultStateDir, Log: component(a.log, "datapath"),
+		PinPath:  datapath.DefaultPinPath, StateDir: datapath.DefaultStateDir, Log: component(a.log, "datapath"),
 	})
 }
 

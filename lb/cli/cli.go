@@ -75,6 +75,7 @@ func commands(e *env) []*ucli.Command {
 		e.list("backends", "backends and what their checks found", "/v1/backends", backendsTable),
 		e.list("routes", "addresses and whether they are announced", "/v1/routes", routesTable),
 		e.list("peers", "BGP neighbours", "/v1/peers", peersTable),
+		e.flows(),
 		{Name: "install", Usage: "install this binary as a systemd service", Action: e.install},
 		{Name: "uninstall", Usage: "remove the systemd service; the configuration stays", Action: e.uninstall},
 		{Name: "cleanup", Usage: "remove every trace of Steelyard from the kernel", Action: e.cleanup},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -118,6 +119,21 @@ func TestTables(t *testing.T) {
 			}
 		})
 	}
+	flow := "SERVICE  CLIENT               ADDRESS              BACKEND         FORWARD  STATE        IDLE\n" +
+		"web      198.51.100.11:40000  203.0.113.10:80/tcp  10.0.0.21:8080  nat      established  2s\n"
+	for _, tt := range []struct {
+		flag, value, want string
+		code              int
+	}{
+		{"client", "198.51.100.0/24", flow, 0}, {"client", "198.51.100.12", flow[:strings.Index(flow, "\n")+1], 0}, {"limit", "1", flow + "… and more; see --limit\n", 0},
+		{"state", "established", flow, 0}, {"backend", "10.0.0.21", flow, 0}, {"service", "web", flow, 0}, {"address", "203.0.113.10", flow, 0}, {"port", "80", flow, 0},
+		{"state", "open", "", 2}, {"client", "me", "", 2}, {"limit", "-1", "", 2},
+	} {
+		code, out, errOut := steelyard(t, "flows", "--"+tt.flag, tt.value, "--socket", socket)
+		if code != tt.code || strings.Join(strings.Fields(out), " ") != strings.Join(strings.Fields(tt.want), " ") {
+			t.Errorf("flows --%s %s: code %d, stderr %q, stdout:\n%s\nwant:\n%s", tt.flag, tt.value, code, errOut, out, tt.want)
+		}
+	}
 	if code, out, _ := steelyard(t, "status", "--socket", socket); code != 0 || !strings.Contains(out, "backends  0 of 1 healthy\n") {
 		t.Errorf("status: code %d\n%s", code, out)
 	}
@@ -131,6 +147,14 @@ func serve(t *testing.T, st lb.Status) string {
 		Status: func(context.Context) (lb.Status, error) { return st, nil },
 		Peers: func() []lb.PeerStatus {
 			return []lb.PeerStatus{{Peer: addr("192.0.2.1"), ASN: 64500, State: "active", LastError: "connection refused"}}
+		},
+		Flows: func(_ context.Context, want lb.FlowFilter) ([]lb.FlowStatus, bool, error) {
+			f := lb.FlowStatus{Service: "web", Client: netip.MustParseAddrPort("198.51.100.11:40000"), Address: addr("203.0.113.10"), Port: 80, Protocol: lb.TCP,
+				Backend: netip.MustParseAddrPort("10.0.0.21:8080"), Forward: lb.MethodNAT, State: lb.FlowEstablished, Idle: 2.5}
+			if !want.Match(f) {
+				return nil, false, nil
+			}
+			return []lb.FlowStatus{f}, want.Limit == 1, nil
 		},
 		Info: func() admin.Info { return admin.Info{Node: "lb1"} }, Metrics: http.NotFoundHandler(), Log: discard,
 	})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"net/url"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -25,26 +26,74 @@ func (e *env) list(name, usage, path string, table func(w io.Writer, answer []by
 			&ucli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "table", Usage: "`FORMAT`: table or json"},
 			&ucli.StringFlag{Name: "socket", Value: config.Default().Admin.Socket, Usage: "`PATH` of the agent's admin.socket", EnvVars: []string{"STEELYARD_SOCKET"}},
 		},
-		Action: func(c *ucli.Context) error {
-			format := c.String("output")
-			if format != "table" && format != "json" {
-				return fmt.Errorf("%w: -o %s: unknown format; allowed: table, json", errUsage, format)
-			}
-			var answer json.RawMessage
-			if err := admin.NewClient(c.String("socket")).Get(c.Context, path, &answer); err != nil {
-				return err
-			}
-			if format == "json" {
-				var pretty bytes.Buffer
-				if err := json.Indent(&pretty, answer, "", "  "); err != nil {
-					return fmt.Errorf("read the answer: %w", err)
-				}
-				_, err := fmt.Fprintln(e.out, pretty.String())
-				return err
-			}
-			return table(e.out, answer)
-		},
+		Action: func(c *ucli.Context) error { return e.ask(c, path, table) },
 	}
+}
+
+// ask prints the agent's answer to path in the format that the flags say.
+func (e *env) ask(c *ucli.Context, path string, table func(w io.Writer, answer []byte) error) error {
+	format := c.String("output")
+	if format != "table" && format != "json" {
+		return fmt.Errorf("%w: -o %s: unknown format; allowed: table, json", errUsage, format)
+	}
+	var answer json.RawMessage
+	if err := admin.NewClient(c.String("socket")).Get(c.Context, path, &answer); err != nil {
+		return err
+	}
+	if format == "json" {
+		var pretty bytes.Buffer
+		if err := json.Indent(&pretty, answer, "", "  "); err != nil {
+			return fmt.Errorf("read the answer: %w", err)
+		}
+		_, err := fmt.Fprintln(e.out, pretty.String())
+		return err
+	}
+	return table(e.out, answer)
+}
+
+// flows is a list with filters.
+func (e *env) flows() *ucli.Command {
+	cmd := e.list("flows", "flows that the kernel knows, by service, client, backend …", "", nil)
+	usage := map[string]string{
+		"service": "only flows of the service `NAME`", "client": "only from `ADDRESS` or prefix", "backend": "only to `ADDRESS`",
+		"address": "only to the VIP `ADDRESS`", "port": "only to `PORT` of the VIP", "state": "only in `STATE`: " + lb.Words(lb.FlowStates),
+		"limit": "at most `N`; 0: all; default 1000",
+	}
+	for _, name := range lb.FlowFilters {
+		cmd.Flags = append(cmd.Flags, &ucli.StringFlag{Name: name, Usage: usage[name]})
+	}
+	cmd.Action = func(c *ucli.Context) error {
+		query := url.Values{}
+		for _, name := range lb.FlowFilters {
+			if !c.IsSet(name) {
+				continue
+			}
+			if err := new(lb.FlowFilter).Set(name, c.String(name)); err != nil {
+				return fmt.Errorf("%w: --%w", errUsage, err)
+			}
+			query.Set(name, c.String(name))
+		}
+		return e.ask(c, "/v1/flows?"+query.Encode(), flowsTable)
+	}
+	return cmd
+}
+
+func flowsTable(w io.Writer, answer []byte) error {
+	var all admin.Flows
+	if err := json.Unmarshal(answer, &all); err != nil {
+		return fmt.Errorf("read the answer: %w", err)
+	}
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "SERVICE\tCLIENT\tADDRESS\tBACKEND\tFORWARD\tSTATE\tIDLE")
+	for _, f := range all.Flows {
+		idle := time.Duration(f.Idle * float64(time.Second)).Truncate(time.Second)
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", dash(f.Service), f.Client, lb.Frontend{VIP: f.Address, Port: f.Port, Protocol: f.Protocol},
+			f.Backend, f.Forward, f.State, idle)
+	}
+	if all.More {
+		fmt.Fprintf(tw, "… and more; see --limit\n")
+	}
+	return tw.Flush()
 }
 
 // rows decodes answer and writes a line for each of its elements.
