@@ -66,6 +66,9 @@ func Open(o Options) (_ *Datapath, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := sys.reserve(o.SNATPorts); err != nil {
+		return nil, err
+	}
 	d.uplinks = &attachments{
 		o: o, objects: d.objects, pins: d.pins, sysctls: sys,
 		status: map[string]InterfaceStatus{}, index: map[string]int{},

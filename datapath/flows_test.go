@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
-	"github.com/vishvananda/netlink"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/lb"
@@ -229,70 +227,6 @@ func (w *world) runRaw(frame []byte) string {
 		w.t.Fatalf("the program returned %d for %x", ret, frame)
 	}
 	return did
-}
-
-func TestCleanupLeavesNothing(t *testing.T) {
-	for _, clsact := range []bool{false, true} {
-		for _, mode := range []Mode{ModeXDP, ModeXDPGeneric, ModeTC} {
-			t.Run(string(mode), func(t *testing.T) {
-				w := newWorld(t, hookTC, false, func(o *Options) { o.Mode, o.ForceClsact = mode, clsact })
-				if s := w.d.Interfaces()[0]; s.Mode != mode || (s.Hook == "clsact") != clsact {
-					t.Errorf("attached as %+v", s)
-				}
-				web(w)
-				w.do(func() error {
-					if err := Cleanup(w.o.PinPath, w.o.StateDir, quiet); err == nil {
-						t.Error("cleanup beside a running agent succeeded")
-					}
-					return nil
-				})
-				w.close()
-				w.do(func() error { return Cleanup(w.o.PinPath, w.o.StateDir, quiet) })
-				if names := w.pinned(); len(names) > 0 {
-					t.Errorf("still pinned: %v", names)
-				}
-				for _, path := range []string{"/proc/sys/net/ipv4/conf/eth0/forwarding", "/proc/sys/net/ipv6/conf/eth0/forwarding"} {
-					if v, err := w.host.ReadFile(path); err != nil || strings.TrimSpace(v) != "0" {
-						t.Errorf("%s is %q, %v; want 0 as before", path, v, err)
-					}
-				}
-				w.noPrograms()
-			})
-		}
-	}
-}
-
-// noPrograms checks that no program hangs on the uplink any more.
-func (w *world) noPrograms() {
-	w.t.Helper()
-	w.do(func() error {
-		nic, err := netlink.LinkByName("eth0")
-		if err != nil {
-			return err
-		}
-		if x := nic.Attrs().Xdp; x != nil && x.Attached {
-			w.t.Error("an XDP program is still attached")
-		}
-		qdiscs, err := netlink.QdiscList(nic)
-		if err != nil {
-			return err
-		}
-		for _, q := range qdiscs {
-			if q.Type() == "clsact" {
-				w.t.Error("the clsact qdisc is still there")
-			}
-		}
-		for _, d := range []direction{inward, outward} {
-			r, err := link.QueryPrograms(link.QueryOptions{Target: nic.Attrs().Index, Attach: d.attach})
-			if err != nil {
-				return err
-			}
-			if len(r.Programs) > 0 {
-				w.t.Errorf("a tcx program is still attached: %s", d.pin)
-			}
-		}
-		return nil
-	})
 }
 
 // The list has each flow once, with both its ends, and only what is asked for.

@@ -54,21 +54,46 @@ func sysctlPath(family, iface, key string) string {
 }
 
 func (s *sysctls) set(family, iface, key, value string) error {
-	path := sysctlPath(family, iface, key)
-	was, err := os.ReadFile(path)
+	return s.change(sysctlPath(family, iface, key), func(string) string { return value })
+}
+
+// reservedPorts are those that the kernel gives to no socket unasked, of either family.
+const reservedPorts = "/proc/sys/net/ipv4/ip_local_reserved_ports"
+
+// reserve keeps ports from sockets of this machine.
+func (s *sysctls) reserve(ports [2]uint16) error {
+	return s.change(reservedPorts, func(others string) string {
+		return strings.TrimPrefix(fmt.Sprintf("%s,%d-%d", others, ports[0], ports[1]), ",")
+	})
+}
+
+// change sets a sysctl to what follows from the value it had before our first change.
+func (s *sysctls) change(path string, to func(was string) string) error {
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return fmt.Errorf("read sysctl: %w", err)
 	}
-	if strings.TrimSpace(string(was)) == value {
+	now := strings.TrimSpace(string(text))
+	was, known := s.old[path]
+	if !known {
+		was = now
+	}
+	value := to(was)
+	if value == now {
 		return nil
 	}
-	if _, known := s.old[path]; !known {
-		s.old[path] = strings.TrimSpace(string(was))
+	if !known {
+		s.old[path] = was
 		if err := s.save(); err != nil { // before the change: a crash between the two loses nothing
 			return err
 		}
 	}
-	if err := os.WriteFile(path, []byte(value), 0o644); err != nil {
+	return writeSysctl(path, value)
+}
+
+func writeSysctl(path, value string) error {
+	// With the end of the line, for an empty value is one, too.
+	if err := os.WriteFile(path, []byte(value+"\n"), 0o644); err != nil {
 		return fmt.Errorf("set sysctl: %w", err)
 	}
 	return nil
@@ -92,14 +117,15 @@ func (s *sysctls) save() error {
 func (s *sysctls) restore() error {
 	var errs []error
 	for path, value := range s.old {
-		if err := os.WriteFile(path, []byte(value), 0o644); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("restore sysctl: %w", err))
+		if err := writeSysctl(path, value); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
 		}
 	}
 	if len(errs) == 0 {
 		if err := os.Remove(s.file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}
+		os.Remove(filepath.Dir(s.file)) // unless somebody has something there
 	}
 	return errors.Join(errs...)
 }

@@ -66,6 +66,12 @@ var quiet = slog.New(slog.DiscardHandler)
 // newWorld makes a host with one uplink whose neighbours are known, and opens a datapath there.
 func newWorld(t *testing.T, h hook, isV6 bool, change func(*Options)) *world {
 	t.Helper()
+	return newWorldWith(t, h, isV6, change, func(*world) {})
+}
+
+// newWorldWith is newWorld for a host that is not as usual before it has a datapath.
+func newWorldWith(t *testing.T, h hook, isV6 bool, change func(*Options), prepare func(*world)) *world {
+	t.Helper()
 	l := labtest.New(t)
 	w := &world{t: t, host: labtest.Host(t, l, "lb"), hook: h, v6: isV6}
 	peer := labtest.Host(t, l, "peer")
@@ -110,6 +116,7 @@ func newWorld(t *testing.T, h hook, isV6 bool, change func(*Options)) *world {
 		}
 		return nil
 	})
+	prepare(w)
 	w.open()
 	return w
 }

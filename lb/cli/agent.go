@@ -198,7 +198,11 @@ func (a *agent) info() admin.Info {
 		Loaded: l.at, LoadError: l.err, Warnings: l.warnings,
 	}
 	for _, x := range a.datapath.Interfaces() {
-		i.Interfaces = append(i.Interfaces, admin.Interface{Name: x.Name, Mode: string(x.Mode), Hook: x.Hook})
+		state := admin.Interface{Name: x.Name, Mode: string(x.Mode), Hook: x.Hook}
+		if x.Mode == "" {
+			state.Err = "gone; it is attached again when it comes back"
+		}
+		i.Interfaces = append(i.Interfaces, state)
 	}
 	return i
 }

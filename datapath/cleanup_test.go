@@ -1,0 +1,112 @@
+package datapath
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// Whatever a machine had before is what it has after cleanup: links, programs, qdiscs, filters, rules, routes, every sysctl of
+// the network, and what is pinned.
+func TestCleanupLeavesNothing(t *testing.T) {
+	labtest.Root(t)
+	for _, clsact := range []bool{false, true} {
+		for _, mode := range []Mode{ModeXDP, ModeXDPGeneric, ModeTC} {
+			hook := map[bool]string{true: "clsact", false: "tcx"}[clsact]
+			t.Run(fmt.Sprintf("%s/%s", mode, hook), func(t *testing.T) {
+				var before map[string]string
+				w := newWorldWith(t, hookTC, false, func(o *Options) { o.Mode, o.ForceClsact = mode, clsact }, func(w *world) {
+					w.do(func() error { return writeSysctl(reservedPorts, "8080,9000-9010") })
+					before = w.snapshot()
+				})
+				if s := w.d.Interfaces()[0]; s.Mode != mode || s.Hook != hook {
+					t.Errorf("attached as %+v", s)
+				}
+				web(w)
+				w.do(func() error {
+					for _, vip := range []map[string]string{v4, v6} {
+						w.v6 = len(vip["vip"]) > len("203.0.113.10")
+						if _, _, err := w.d.ProbeWay(w.addr("vip"), w.addr("b1"), lb.MethodDSR, ""); err != nil {
+							return err
+						}
+					}
+					if err := Cleanup(w.o.PinPath, w.o.StateDir, quiet); err == nil {
+						t.Error("cleanup beside a running agent succeeded")
+					}
+					return nil
+				})
+				during := w.snapshot()
+				for _, changed := range []string{reservedPorts, "ip rule", "ip -6 route show table all", "/proc/sys/net/ipv4/conf/eth0/forwarding", "pinned", "programs of lo"} {
+					if before[changed] == during[changed] {
+						t.Errorf("%s is as before while the agent runs: what is compared shows nothing", changed)
+					}
+				}
+				w.close()
+				w.do(func() error { return Cleanup(w.o.PinPath, w.o.StateDir, quiet) })
+				if diff := cmp.Diff(before, w.snapshot()); diff != "" {
+					t.Errorf("before -, after +:\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
+// snapshot is everything that an agent could leave on a machine.
+func (w *world) snapshot() map[string]string {
+	w.t.Helper()
+	s := map[string]string{}
+	w.do(func() error {
+		for _, command := range []string{
+			"ip -details link show", "ip rule", "ip -6 rule", "ip route show table all", "ip -6 route show table all",
+			"tc qdisc show", "tc filter show dev eth0 ingress", "tc filter show dev eth0 egress", "ls -A /run",
+		} {
+			args := strings.Fields(command)
+			out, err := exec.Command(args[0], args[1:]...).CombinedOutput()
+			if err != nil {
+				out = append(out, err.Error()...) // a filter list of no qdisc
+			}
+			s[command] = string(out)
+		}
+		for _, name := range []string{"eth0", "lo"} {
+			nic, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			for _, at := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
+				r, err := link.QueryPrograms(link.QueryOptions{Target: nic.Attrs().Index, Attach: at})
+				if err != nil {
+					return err
+				}
+				s["programs of "+name] += fmt.Sprintf("%v: %d, ", at, len(r.Programs))
+			}
+			filters, err := netlink.FilterList(nic, netlink.HANDLE_MIN_EGRESS)
+			if err != nil {
+				return err
+			}
+			s["programs of "+name] += fmt.Sprintf("filters: %d", len(filters))
+		}
+		return filepath.WalkDir("/proc/sys/net", func(path string, e fs.DirEntry, err error) error {
+			if err != nil || e.IsDir() {
+				return err
+			}
+			if v, err := os.ReadFile(path); err == nil { // some can only be written
+				s[path] = strings.TrimSpace(string(v))
+			}
+			return nil
+		})
+	})
+	s["pinned"] = strings.Join(w.pinned(), " ")
+	return s
+}
