@@ -124,12 +124,35 @@ func TestSeveralSourceAddresses(t *testing.T) {
 			if back := w.run(w.reply(dptest.SYN | dptest.ACK).Frame()).out; back.Dst != w.on(i, 0, 0).Src {
 				t.Errorf("the answer to flow %d went to %s", i, back.Dst)
 			}
+			w.went(w.on(i, dptest.TCP, dptest.ACK))
 		}
 		if !from[w.addr("box")] || !from[second.Addr()] {
 			t.Errorf("flows came from %v; want both of our addresses", from)
 		}
 		if r := w.run(w.on(2, dptest.TCP, dptest.SYN).Frame()); r.reason != "snat_full" {
 			t.Errorf("with both ports taken: %s: %s", r.did, r.reason)
+		}
+	})
+}
+
+// When all source ports are taken, a flow whose client has not proved that it is there makes room; others never do.
+func TestHalfOpenFlowsMakeRoom(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		w := newWorld(t, h, v6, func(o *Options) { o.SNATPorts = [2]uint16{61000, 61000} })
+		w.service(lb.TCP, "b1")
+		for i := range 3 {
+			w.went(w.on(i, dptest.TCP, dptest.SYN))
+		}
+		w.run(w.reply(dptest.SYN | dptest.ACK).Frame())
+		if r := w.run(w.on(0, dptest.TCP, dptest.ACK).Frame()); r.reason != "no_flow" {
+			t.Errorf("a flow that has made room: %s: %s", r.did, r.reason)
+		}
+		w.went(w.on(2, dptest.TCP, dptest.ACK))
+		if r := w.run(w.on(3, dptest.TCP, dptest.SYN).Frame()); r.reason != "snat_full" {
+			t.Errorf("beside an established flow: %s: %s", r.did, r.reason)
+		}
+		if n := len(w.flows()); n != 2 {
+			t.Errorf("%d entries; want the two of the established flow", n)
 		}
 	})
 }

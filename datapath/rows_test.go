@@ -174,7 +174,7 @@ var rows = []row{
 	{name: "larger than the MTU", state: func(w *world) { web(w); w.shrinkMTU(1280) }, in: change(tcp(dptest.SYN), func(_ *world, p *dptest.Packet) { p.Payload = make([]byte, 1300) }), did: "sent", reason: "too_big", check: tooBig(1280), alone: true},
 	{name: "flow table full", state: with(web, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK), fill), in: tcp(dptest.ACK), did: "dropped", reason: "flows_full",
 		option: func(o *Options) { o.MaxFlows = 1 }},
-	{name: "source ports used up", state: with(func(w *world) { w.service(lb.TCP, "b1") }, tcp(dptest.SYN)),
+	{name: "source ports used up", state: with(func(w *world) { w.service(lb.TCP, "b1") }, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK), tcp(dptest.ACK)),
 		in:  change(tcp(dptest.SYN), func(w *world, p *dptest.Packet) { p.Src = w.at("client", 40001) }),
 		did: "dropped", reason: "snat_full",
 		option: func(o *Options) { o.SNATPorts = [2]uint16{61000, 61000} }},

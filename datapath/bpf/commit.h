@@ -6,7 +6,7 @@
 #include "work.h"
 
 #define SNAT_TRIES 32
-#define SNAT_POLITE 8 /* tries before the port of a flow that both sides have closed is taken over */
+#define SNAT_POLITE 8 /* tries before the port of another flow is taken over */
 
 static __always_inline void count(const struct pkt *p, const struct verdict *v)
 {
@@ -66,9 +66,34 @@ static __always_inline void add_load(__u32 backend, int n)
 		__sync_fetch_and_add(l, n);
 }
 
-/* take_port writes the reply direction of a new flow under k, if no other flow has it. */
+/* owns reports whether the reply direction r is that of the client's direction k, which may be gone or another flow's. */
+static __always_inline int owns(const struct flow *r, const struct flow_key *k)
+{
+	return r->t.dport == k->t.sport && r->t.sport == k->t.dport && same_address(r->t.dst.w, k->t.src.w) &&
+	       same_address(r->t.src.w, k->t.dst.w);
+}
+
+/* push_out ends a flow whose client has not proved that it is there, given the key of its reply direction. A flood would keep
+ * all ports busy otherwise; who is there tries again. */
+static __always_inline void push_out(const struct flow_key *k)
+{
+	struct flow *r = bpf_map_lookup_elem(&halfopen, k), *f;
+
+	if (!r)
+		return;
+	struct flow_key client = twin_key(r, k->proto);
+
+	f = bpf_map_lookup_elem(&halfopen, &client);
+	if (f && f->t.sport == k->t.dport)
+		bpf_map_delete_elem(&halfopen, &client);
+	bpf_map_delete_elem(&halfopen, k);
+}
+
+/* take_port writes the reply direction of a new flow under k, if no other flow has it that it may not push out. */
 static __always_inline int take_port(const struct flow_key *k, const struct flow *reply, int polite)
 {
+	if (!polite)
+		push_out(k);
 	if (bpf_map_update_elem(&halfopen, k, reply, BPF_NOEXIST))
 		return 0;
 	struct flow *f = bpf_map_lookup_elem(&flows, k);
@@ -179,6 +204,13 @@ static __always_inline void prove(const struct pkt *p, struct verdict *v, const 
 	struct flow reply = { .t = reversed(&p->key.t), .frontend = f->frontend, .backend = f->backend, .method = METHOD_NAT,
 			      .state = FLOW_ESTABLISHED, .reply = 1, .seen = now };
 
+	struct flow *r = bpf_map_lookup_elem(&halfopen, &k);
+
+	if (r && !owns(r, &p->key)) { /* its port went to another flow */
+		bpf_map_delete_elem(&halfopen, &p->key);
+		give_up(v, REASON_NO_FLOW);
+		return;
+	}
 	fwd.state = reply.state = p->flags & TCP_FIN ? FLOW_CLOSING : FLOW_ESTABLISHED;
 	fwd.fin = (p->flags & TCP_FIN) != 0;
 	fwd.seq = p->ack;

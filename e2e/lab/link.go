@@ -70,7 +70,7 @@ func link(a, b End, index int, o LinkOptions) error {
 	// Only once both are up: an end becomes a target of XDP redirects when the GRO of an end that is up is switched on.
 	for _, e := range []End{a, b} {
 		if o.SoftwareChecksums {
-			if err := e.Host.softwareChecksums(e.Name); err != nil {
+			if err := e.Host.SoftwareChecksums(e.Name); err != nil {
 				return fmt.Errorf("%s:%s: %w", e.Host, e.Name, err)
 			}
 		}

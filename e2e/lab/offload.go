@@ -24,7 +24,8 @@ type ifreq struct {
 	_    [16]byte
 }
 
-func (h *Host) softwareChecksums(dev string) error {
+// SoftwareChecksums does for one end what LinkOptions.SoftwareChecksums does for both.
+func (h *Host) SoftwareChecksums(dev string) error {
 	return h.Do(func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {

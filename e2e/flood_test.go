@@ -1,0 +1,182 @@
+package e2e
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+const (
+	floodFor  = 30 * time.Second
+	floodRate = 200_000 // packets a second
+)
+
+// A flood of SYNs from everywhere costs no connection, and new clients still get in.
+func TestFlood(t *testing.T) {
+	for _, mode := range []string{"xdp", "tc"} {
+		t.Run(mode, func(t *testing.T) {
+			s := newSite(t, lab.BIRD, mode, 1, 3)
+			s.floodProof(t)
+		})
+	}
+}
+
+func (s *site) floodProof(t *testing.T) {
+	conns := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 500)
+	six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 500)
+	// Frames from XDP arrive only where GRO is on.
+	if err := s.Balancers[0].SoftwareChecksums("eth0"); err != nil {
+		t.Fatal(err)
+	}
+	// What is answered to addresses that do not exist ends at the router.
+	for _, net := range []string{"198.18.0.0/15", "2001:db8:bad::/48"} {
+		if out, err := s.Topology.Router.Run(t.Context(), "ip", "route", "add", "blackhole", net); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), floodFor)
+	defer cancel()
+	var sent [2]int
+	var flood sync.WaitGroup
+	for i, vip := range vips {
+		flood.Go(func() { sent[i] = s.flood(t, ctx, vip, floodRate/2) })
+	}
+	var new lab.Result
+	start := time.Now()
+	for ctx.Err() == nil {
+		exchange(t, conns, "in the flood")
+		exchange(t, six, "in the flood")
+		for _, vip := range vips {
+			r := s.client().Load(t.Context(), lab.Load{URL: url(vip), Requests: 20, Timeout: 10 * time.Second})
+			if r.Err() != nil {
+				t.Errorf("new clients of %s: %v", vip, r.Err())
+			}
+			for name, n := range r.Servers {
+				if new.Servers == nil {
+					new.Servers = map[string]int{}
+				}
+				new.Servers[name] += n
+			}
+		}
+	}
+	flood.Wait()
+	took := time.Since(start)
+	exchange(t, conns, "after the flood")
+	exchange(t, six, "after the flood")
+	out := s.metrics(t, s.agents[0], "steelyard_datapath_packets_total", "steelyard_datapath_flows")
+	t.Logf("%d + %d SYNs in %s: %.0f a second; %d of 1000 connections live, %d requests of new clients answered\n%s",
+		sent[0], sent[1], took.Round(time.Second), float64(sent[0]+sent[1])/took.Seconds(), conns.Alive()+six.Alive(), new.Answered(), out)
+	if sent[0]+sent[1] < 1_000_000 {
+		t.Errorf("%d packets are no flood", sent[0]+sent[1])
+	}
+}
+
+// metrics returns the lines of an agent's metrics that begin with one of these words.
+func (s *site) metrics(t *testing.T, a *lab.Agent, names ...string) string {
+	t.Helper()
+	var text string
+	if err := a.Get(t.Context(), "/metrics", &text); err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for line := range strings.Lines(text) {
+		for _, n := range names {
+			if strings.HasPrefix(line, n) {
+				lines = append(lines, line)
+			}
+		}
+	}
+	return strings.Join(lines, "")
+}
+
+// flood sends SYNs to a VIP from the router, at most rate a second until ctx ends, and returns how many.
+func (s *site) flood(t *testing.T, ctx context.Context, vip netip.Addr, rate int) (sent int) {
+	balancer := s.Balancers[0]
+	err := s.Topology.Router.Do(func() error {
+		nic, err := net.InterfaceByName(balancer.Port)
+		if err != nil {
+			return err
+		}
+		frame := synFrom(vip)
+		prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL", Instructions: flooder(frame, nic.Index)})
+		if err != nil {
+			return err
+		}
+		defer prog.Close()
+		const perSecond = 50
+		tick := time.NewTicker(time.Second / perSecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-tick.C:
+			}
+			const liveFrames = 2 // BPF_F_TEST_XDP_LIVE_FRAMES
+			n := rate / perSecond
+			if _, err := prog.Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(n), Flags: liveFrames}); err != nil {
+				return err
+			}
+			sent += n
+		}
+	})
+	if err != nil {
+		t.Errorf("flood %s: %v", vip, err)
+	}
+	return sent
+}
+
+// synFrom is a SYN from 198.18.0.0 or 2001:db8:bad::.
+func synFrom(vip netip.Addr) []byte {
+	p := dptest.Packet{Src: netip.MustParseAddrPort("198.18.0.0:0"), Dst: netip.AddrPortFrom(vip, 9000), Proto: dptest.TCP, Flags: dptest.SYN, MSS: 1460}
+	if vip.Is6() {
+		p.Src = netip.MustParseAddrPort("[2001:db8:bad::]:0")
+	}
+	f := p.Frame()
+	return append(f, make([]byte, (4-len(f)%4)%4)...)
+}
+
+// flooder is a program that makes each packet anew, from another address and port, and sends it out of an interface. A
+// checksum does not change when two words of what it covers change to values that are each other's complement.
+func flooder(frame []byte, ifindex int) asm.Instructions {
+	ins := asm.Instructions{
+		asm.Mov.Reg(asm.R6, asm.R1),
+		asm.FnGetPrandomU32.Call(),
+		asm.Mov.Reg(asm.R7, asm.R0),
+		asm.LoadMem(asm.R2, asm.R6, 0, asm.Word),
+		asm.LoadMem(asm.R3, asm.R6, 4, asm.Word),
+		asm.Mov.Reg(asm.R4, asm.R2),
+		asm.Add.Imm(asm.R4, int32(len(frame))),
+		asm.JGT.Reg(asm.R4, asm.R3, "out"),
+	}
+	for i := 0; i < len(frame); i += 4 {
+		word := int64(int32(uint32(frame[i]) | uint32(frame[i+1])<<8 | uint32(frame[i+2])<<16 | uint32(frame[i+3])<<24))
+		ins = append(ins, asm.StoreImm(asm.R2, int16(i), word, asm.Word))
+	}
+	// Where in the frame the low half of the source address is, and the TCP header.
+	low, tcp := int16(14+14), int16(14+20)
+	if frame[12] == 0x86 {
+		low, tcp = 14+22, 14+40
+	}
+	half := func(at int16, of asm.Register) asm.Instruction { return asm.StoreMem(asm.R2, at, of, asm.Half) }
+	ins = append(ins, asm.Mov.Reg(asm.R8, asm.R7), asm.Xor.Imm(asm.R8, -1)) // the complements
+	if frame[12] == 0x08 {
+		ins = append(ins, half(14+4, asm.R8)) // the IPv4 header's own checksum: its id
+	}
+	ins = append(ins, half(low, asm.R7), half(tcp+14, asm.R8))                                                     // address and window
+	ins = append(ins, asm.RSh.Imm(asm.R7, 16), asm.RSh.Imm32(asm.R8, 16), half(tcp, asm.R7), half(tcp+18, asm.R8)) // port and urgent pointer
+	return append(ins,
+		asm.Mov.Imm(asm.R1, int32(ifindex)), asm.Mov.Imm(asm.R2, 0), asm.FnRedirect.Call(), asm.Return(),
+		asm.Mov.Imm(asm.R0, 1).WithSymbol("out"), asm.Return())
+}
