@@ -341,5 +341,5 @@ func TestOut(t *testing.T) {
 
 func (w *world) runOut(frame []byte, mark uint32) (did string, out []byte) {
 	w.t.Helper()
-	return w.runProgram(w.d.objects.SyTcOut, frame, w.skb(mark), map[uint32]string{2: "dropped", 0xffffffff: "passed", 7: "sent"})
+	return w.runProgram(w.d.objects.SyTcOut, frame, w.skb(mark), hookTC.verdicts())
 }

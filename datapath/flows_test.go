@@ -183,52 +183,6 @@ func TestFloodDoesNotTouchEstablishedFlows(t *testing.T) {
 }
 
 // Frames that lie about themselves must end in an orderly verdict.
-func TestMalformedAndRandomFrames(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newWorld(t, h, v6, nil)
-		web(w)
-		whole := tcp(dptest.SYN)(w).Frame()
-		l3 := 34
-		if v6 {
-			l3 = 54
-		}
-		for n := l3; n < l3+20; n++ {
-			if r := w.runRaw(whole[:n]); r != "dropped" {
-				t.Errorf("cut to %d bytes: %s; want dropped", n, r)
-			}
-		}
-		rnd := rand.New(rand.NewPCG(7, 7))
-		for range 20_000 {
-			f := slices.Clone(whole)
-			for range 1 + rnd.IntN(6) {
-				f[12+rnd.IntN(len(f)-12)] = byte(rnd.Uint32())
-			}
-			w.runRaw(f[:l3+rnd.IntN(len(f)-l3+1)])
-		}
-	})
-}
-
-// runRaw runs a frame and returns what became of it; an aborted program fails the test.
-func (w *world) runRaw(frame []byte) string {
-	w.t.Helper()
-	prog, opts := w.d.objects.SyXdp, ebpf.RunOptions{Data: frame}
-	if w.hook == hookTC {
-		prog = w.d.objects.SyTcIn
-	}
-	ret, err := prog.Run(&opts)
-	if err != nil {
-		w.t.Fatalf("run %x: %v", frame, err)
-	}
-	did := map[hook]map[uint32]string{
-		hookXDP: {1: "dropped", 2: "passed", 3: "sent", 4: "sent"},
-		hookTC:  {2: "dropped", 0xffffffff: "passed", 7: "sent"},
-	}[w.hook][ret]
-	if did == "" {
-		w.t.Fatalf("the program returned %d for %x", ret, frame)
-	}
-	return did
-}
-
 // The list has each flow once, with both its ends, and only what is asked for.
 func TestListOfFlows(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {

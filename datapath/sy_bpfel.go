@@ -245,9 +245,10 @@ const (
 	syReasonREASON_TOO_BIG       syReason = 22
 	syReasonREASON_UNKNOWN_PEER  syReason = 23
 	syReasonREASON_NOT_LOCAL     syReason = 24
-	syReasonREASON_RATE          syReason = 25
-	syReasonREASON_INTERNAL      syReason = 26
-	syReasonREASON_MAX           syReason = 27
+	syReasonREASON_TAGS          syReason = 25
+	syReasonREASON_RATE          syReason = 26
+	syReasonREASON_INTERNAL      syReason = 27
+	syReasonREASON_MAX           syReason = 28
 )
 
 type sySlot struct {

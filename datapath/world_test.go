@@ -255,14 +255,26 @@ func isFragment(f []byte) bool {
 
 func (w *world) runXDP(frame []byte) (did string, out []byte) {
 	w.t.Helper()
-	return w.runProgram(w.d.objects.SyXdp, frame,
-		struct{ Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32 }{DataEnd: uint32(len(frame)), Ingress: w.nic},
-		map[uint32]string{1: "dropped", 2: "passed", 3: "sent", 4: "sent"})
+	return w.runProgram(w.d.objects.SyXdp, frame, w.xdp(frame), hookXDP.verdicts())
 }
 
 func (w *world) runTC(frame []byte) (did string, out []byte) {
 	w.t.Helper()
-	return w.runProgram(w.d.objects.SyTcIn, frame, w.skb(0), map[uint32]string{2: "dropped", 0xffffffff: "passed", 7: "sent"})
+	return w.runProgram(w.d.objects.SyTcIn, frame, w.skb(0), hookTC.verdicts())
+}
+
+// xdpMd is struct xdp_md.
+type xdpMd struct{ Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32 }
+
+// xdp is the context of a frame on the uplink.
+func (w *world) xdp(frame []byte) xdpMd { return xdpMd{DataEnd: uint32(len(frame)), Ingress: w.nic} }
+
+// verdicts are what the programs of a hook may return.
+func (h hook) verdicts() map[uint32]string {
+	if h == hookXDP {
+		return map[uint32]string{1: "dropped", 2: "passed", 3: "sent", 4: "sent"}
+	}
+	return map[uint32]string{2: "dropped", 0xffffffff: "passed", 7: "sent"}
 }
 
 // skb is the context of a packet on the uplink: struct __sk_buff, of which mark is the third word and ifindex the eleventh.

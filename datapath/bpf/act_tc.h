@@ -227,6 +227,9 @@ static __always_inline int act_tc(struct __sk_buff *skb, struct work *w, struct 
 	__be16 type = 0;
 	__u32 n = 0;
 
+	/* The kernel takes one tag off before we see it; around a second one it makes no room. */
+	if (p->l3 != sizeof(struct ethhdr) && (v->action == ACTION_DECAP || (v->action == ACTION_FORWARD && v->method >= METHOD_IPIP)))
+		no_route(v, REASON_TAGS);
 	if (v->action == ACTION_FORWARD)
 		r = route(skb, skb->ifindex, part_len(skb, p), p, v, &w->fib);
 	if (r != ROUTE_NONE || v->commit == COMMIT_PATH)

@@ -293,7 +293,7 @@ static __always_inline void write(const struct pkt *p, struct verdict *v, struct
 		return;
 	}
 	f->seen = now;
-	if (f->method == METHOD_NAT && !f->reply && p->flags & TCP_ACK && f->state != FLOW_HALF_OPEN)
+	if (f->method == METHOD_NAT && !f->reply && p->flags & TCP_ACK && !v->half)
 		f->seq = p->ack;
 	if (v->commit != COMMIT_ANSWER && v->commit != COMMIT_CLOSE)
 		return;

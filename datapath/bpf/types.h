@@ -197,6 +197,7 @@ enum reason {
 	REASON_TOO_BIG, /* operator: the way to the receiver takes only smaller packets, and the sender was told */
 	REASON_UNKNOWN_PEER, /* operator: a tunnel packet from an address that is not in tunnel_sources */
 	REASON_NOT_LOCAL, /* operator: came out of a tunnel, and is for an address that this machine has not */
+	REASON_TAGS, /* operator: behind two VLAN tags only XDP can put packets into tunnels, or take them out */
 	REASON_RATE, /* sender: more packets to be answered with ICMP than we answer */
 	REASON_INTERNAL, /* us: a helper failed that does not fail */
 	REASON_MAX,

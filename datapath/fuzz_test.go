@@ -1,0 +1,113 @@
+package datapath
+
+import (
+	"errors"
+	"flag"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+)
+
+var fuzzFor = flag.Duration("fuzzfor", 30*time.Second, "how long each hook and family gets random packets; a second with -short")
+
+// Headers that end too early are dropped, however early.
+func TestMalformedFrames(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		w := newWorld(t, h, v6, nil)
+		web(w)
+		whole := tcp(dptest.SYN)(w).Frame()
+		l3 := 34
+		if v6 {
+			l3 = 54
+		}
+		w.do(func() error {
+			for n := l3; n < l3+20; n++ {
+				if r := w.runRaw(whole[:n]); r != "dropped" {
+					t.Errorf("cut to %d bytes: %s; want dropped", n, r)
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// Whatever comes, the programs end with a verdict that they know, and the maps hold only what they can.
+func TestRandomFrames(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		m := newModel(t, h, v6)
+		seed := uint64(time.Now().UnixNano())
+		rnd := rand.New(rand.NewPCG(seed, 2))
+		var corpus [][]byte
+		for _, make := range []func(*world) dptest.Packet{aTunnel("router"), aTunnel("stranger"), icmp(8, 128), icmp(13, 135)} {
+			corpus = append(corpus, make(m.w).Frame())
+		}
+		for range 300 {
+			corpus = append(corpus, m.packet(rnd).Frame())
+		}
+		corpus = append(corpus, dptest.Packet{Src: m.w.at("client", 1), Dst: m.w.at("vip", 91), Proto: dptest.UDP, Payload: make([]byte, 400)}.Fragments(7, 200)...)
+		end := time.Now().Add(*fuzzFor)
+		if testing.Short() {
+			end = time.Now().Add(time.Second)
+		}
+		n, did := 0, map[string]int{}
+		m.w.do(func() error {
+			for ; time.Now().Before(end); n++ {
+				f := slices.Clone(corpus[rnd.IntN(len(corpus))])
+				for range rnd.IntN(5) {
+					mutate(rnd, f)
+				}
+				if rnd.IntN(4) == 0 {
+					f = f[:14+rnd.IntN(len(f)-13)]
+				}
+				did[m.w.runRaw(f)]++
+			}
+			return nil
+		})
+		t.Logf("seed %d: %d packets: %v", seed, n, did)
+		if did["sent"] == 0 || did["dropped"] == 0 || did["passed"] == 0 {
+			t.Errorf("of %d packets: %v; want some of each", n, did)
+		}
+	})
+}
+
+// mutate changes a byte or a word of a frame behind its MACs, often to a value that means something at a boundary.
+func mutate(rnd *rand.Rand, f []byte) {
+	at := 12 + rnd.IntN(len(f)-12)
+	switch rnd.IntN(4) {
+	case 0:
+		f[at] = byte(rnd.Uint32())
+	case 1:
+		f[at] ^= 1 << rnd.IntN(8)
+	case 2:
+		f[at] = []byte{0, 1, 4, 5, 6, 17, 41, 43, 44, 47, 58, 60, 132, 0x7f, 0x80, 0xff}[rnd.IntN(16)]
+	case 3:
+		copy(f[at:], []byte{0xff, 0xff, 0xff, 0xff}[:1+rnd.IntN(4)])
+	}
+}
+
+// runRaw runs a frame and returns what became of it; an aborted program fails the test. It must be on the balancer's thread.
+func (w *world) runRaw(frame []byte) string {
+	w.t.Helper()
+	prog, opts := w.d.objects.SyTcIn, ebpf.RunOptions{Data: frame, Context: w.skb(0)}
+	if w.hook == hookXDP {
+		prog, opts.Context = w.d.objects.SyXdp, w.xdp(frame)
+	}
+	ret, err := prog.Run(&opts)
+	if w.hook == hookTC && len(frame) < 54 && errors.Is(err, unix.EINVAL) {
+		return "refused by the kernel"
+	}
+	if err != nil {
+		w.t.Fatalf("run %x: %v", frame, err)
+	}
+	did := w.hook.verdicts()[ret]
+	if did == "" {
+		w.t.Fatalf("the program returned %d for %x", ret, frame)
+	}
+	return did
+}

@@ -1,0 +1,469 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// model says what the datapath must do with a packet, in Go, from the documents and not from the C code: which of the two
+// tables a flow is in, what proves it, what ends it, and what each packet becomes.
+type model struct {
+	w        *world
+	services []*lb.FrontendPlan
+	half     map[way]*entry
+	full     map[way]*entry
+}
+
+// way is how packets of one direction arrive.
+type way struct {
+	src, dst netip.AddrPort
+	proto    uint8
+}
+
+func (x way) back() way { return way{x.dst, x.src, x.proto} }
+
+// entry is one direction of a flow by nat.
+type entry struct {
+	to       way // what its packets become
+	reply    bool
+	answered bool
+	seq      uint32
+	fin      bool
+	state    syFlowState
+}
+
+// prediction is what must become of a packet.
+type prediction struct {
+	did, reason string
+	check       func(in, out dptest.Packet) error
+}
+
+func drop(reason string) prediction { return prediction{did: "dropped", reason: reason} }
+
+var notOurs = prediction{did: "passed", reason: "not_ours"}
+
+func (m *model) find(x way) (e *entry, half bool) {
+	if e := m.full[x]; e != nil {
+		return e, false
+	}
+	return m.half[x], true
+}
+
+// segment is a packet as far as flows are concerned.
+type segment struct {
+	way
+	syn, ack, fin, rst bool
+	seq, number        uint32 // number is what it acknowledges: TCP's, or the tag of SCTP
+	stream             bool
+}
+
+func segmentOf(p dptest.Packet) segment {
+	s := segment{way: way{p.Src, p.Dst, p.Proto}, seq: p.Seq, number: p.Ack, stream: p.Proto != dptest.UDP}
+	switch p.Proto {
+	case dptest.TCP:
+		s.syn, s.ack, s.fin, s.rst = p.Flags&dptest.SYN != 0, p.Flags&dptest.ACK != 0, p.Flags&dptest.FIN != 0, p.Flags&dptest.RST != 0
+	case dptest.SCTP: // chunk types of RFC 9260, 3.2
+		s.syn, s.rst = p.Type == 1 || p.Type == 2, p.Type == 6 || p.Type == 14
+		s.fin = p.Type == 7 || p.Type == 8
+		s.ack = p.Type != 1 && !s.rst
+	}
+	return s
+}
+
+func (s segment) opens() bool { return !s.stream || s.syn && !s.ack && !s.rst }
+
+func (m *model) predict(p dptest.Packet) prediction {
+	w := m.w
+	toVIP := p.Dst.Addr() == w.addr("vip")
+	s := segmentOf(p)
+	ports := p.Proto == dptest.TCP || p.Proto == dptest.UDP || p.Proto == dptest.SCTP
+	if p.Fragment || !ports {
+		switch {
+		case !toVIP:
+			return notOurs
+		case p.Fragment:
+			return drop("fragment")
+		case p.Proto == dptest.ICMP && p.Type == 8 || p.Proto == dptest.ICMPv6 && p.Type == 128:
+			return prediction{"sent", "echo", func(in, out dptest.Packet) error { return echoReply(w, in, out) }}
+		}
+		return drop("protocol")
+	}
+	if p.Dst.Port() >= 61000 {
+		if e, half := m.find(s.way); e != nil && e.reply {
+			return m.replied(p, s, e, half)
+		}
+	}
+	if !toVIP {
+		return notOurs
+	}
+	i := slices.IndexFunc(m.services, func(f *lb.FrontendPlan) bool {
+		return uint8(f.Protocol) == p.Proto && p.Dst.Port() >= f.Port && p.Dst.Port() <= max(f.Port, f.Last)
+	})
+	if i < 0 {
+		return m.refused(s, "no_frontend")
+	}
+	f := m.services[i]
+	if f.Method != lb.MethodNAT {
+		return m.oneWay(p, f)
+	}
+	if e, half := m.find(s.way); e != nil && !(e.state >= syFlowStateFLOW_CLOSING && s.stream && s.opens()) {
+		return m.known(p, s, e, half)
+	}
+	switch {
+	case !s.opens():
+		return m.refused(s, "no_flow")
+	case len(f.Allow) > 0:
+		return drop("not_allowed")
+	case len(f.Targets) == 0:
+		return m.refused(s, "no_backend")
+	}
+	return m.opened(p, s, f)
+}
+
+func (m *model) refused(s segment, reason string) prediction {
+	check := func(in, out dptest.Packet) error {
+		in.Tags = nil // what is quoted begins with the IP header
+		return unreachable(m.w, in, out)
+	}
+	switch {
+	case s.stream && s.rst:
+		return drop(reason)
+	case s.proto == dptest.TCP:
+		check = func(in, out dptest.Packet) error { return aReset(m.w, in, out) }
+	}
+	return prediction{"sent", reason, check}
+}
+
+// became is the prediction that a packet goes on with other addresses and one hop less; then is what that changes.
+func became(p dptest.Packet, to func(out dptest.Packet) (way, error), then func()) prediction {
+	if p.TTL == 1 {
+		return drop("ttl")
+	}
+	return prediction{"sent", "forwarded", func(in, out dptest.Packet) error {
+		want, err := to(out)
+		if err != nil {
+			return err
+		}
+		in.Src, in.Dst = want.src, want.dst
+		if err := onlyHops(in, out); err != nil {
+			return err
+		}
+		then()
+		return nil
+	}}
+}
+
+func onlyHops(in, out dptest.Packet) error {
+	if in.TTL == 0 {
+		in.TTL = 64
+	}
+	in.TTL--
+	in.Options = false // Parse does not tell
+	if in.Src.Addr().Is6() {
+		in.DF = false
+	}
+	in.Payload, out.Payload = append([]byte{}, in.Payload...), append([]byte{}, out.Payload...)
+	return wrong(fmt.Sprintf("%+v", in) != fmt.Sprintf("%+v", out), "became\n%+v; want\n%+v", out, in)
+}
+
+// opened: a new flow goes where the table says, from a port of ours that no other flow to that server has.
+func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) prediction {
+	server := m.server(s.way, f)
+	port := server.Port() + p.Dst.Port() - f.Port
+	server = netip.AddrPortFrom(server.Addr(), port)
+	var ours netip.AddrPort
+	return became(p, func(out dptest.Packet) (way, error) {
+		ours = out.Src
+		to := way{ours, server, s.proto}
+		if ours.Addr() != m.w.addr("box") || ours.Port() < 61000 || m.half[to.back()] != nil || m.full[to.back()] != nil {
+			return to, fmt.Errorf("opened from %s", ours)
+		}
+		return to, nil
+	}, func() {
+		to := way{ours, server, s.proto}
+		if old := m.full[s.way]; old != nil {
+			delete(m.full, old.to.back())
+			delete(m.full, s.way)
+		}
+		m.half[s.way] = &entry{to: to, state: syFlowStateFLOW_HALF_OPEN}
+		m.half[to.back()] = &entry{to: s.way.back(), state: syFlowStateFLOW_HALF_OPEN, reply: true}
+	})
+}
+
+func (m *model) known(p dptest.Packet, s segment, e *entry, half bool) prediction {
+	to := func(dptest.Packet) (way, error) { return e.to, nil }
+	nothing := func() {}
+	switch {
+	case !half && (s.fin || s.rst) && s.stream:
+		return became(p, to, func() { m.closes(s, e) })
+	case !half || !s.stream && !e.answered:
+		return became(p, to, nothing)
+	case s.stream && s.rst:
+		return became(p, to, func() { m.closes(s, e) })
+	case s.stream && !s.ack:
+		return became(p, to, nothing)
+	case s.stream && !(e.answered && m.proves(s, e)):
+		return drop("bad_ack")
+	}
+	if r := m.half[e.to.back()]; p.TTL != 1 && r != nil && r.to != s.way.back() {
+		delete(m.half, s.way)
+		return drop("no_flow")
+	}
+	return became(p, to, func() {
+		state := syFlowStateFLOW_ESTABLISHED
+		if s.fin {
+			state = syFlowStateFLOW_CLOSING
+		}
+		delete(m.half, s.way)
+		delete(m.half, e.to.back())
+		m.full[s.way] = &entry{to: e.to, state: state, fin: s.fin, answered: true}
+		m.full[e.to.back()] = &entry{to: s.way.back(), state: state, reply: true}
+	})
+}
+
+func (m *model) proves(s segment, e *entry) bool {
+	if s.proto == dptest.SCTP {
+		return s.number == e.seq
+	}
+	return s.number-e.seq >= 1 && s.number-e.seq <= 0x10000
+}
+
+// other is the other direction, unless a newer flow of the client has taken its place.
+func (m *model) other(s segment, e *entry) *entry {
+	o, _ := m.find(e.to.back())
+	if o != nil && e.reply && o.to.src.Port() != s.dst.Port() {
+		return nil
+	}
+	return o
+}
+
+func (m *model) closes(s segment, e *entry) {
+	o := m.other(s, e)
+	state := syFlowStateFLOW_CLOSED
+	if s.fin && !s.rst {
+		e.fin = true
+		if o == nil || !o.fin {
+			state = syFlowStateFLOW_CLOSING
+		}
+	}
+	e.state = state
+	if o != nil {
+		o.state = state
+	}
+}
+
+func (m *model) replied(p dptest.Packet, s segment, e *entry, half bool) prediction {
+	return became(p, func(dptest.Packet) (way, error) { return e.to, nil }, func() {
+		switch {
+		case s.stream && (s.fin || s.rst):
+			m.closes(s, e)
+		case half && (!s.stream || s.syn && s.ack):
+			if o := m.other(s, e); o != nil {
+				o.answered, o.seq = true, s.seq
+			}
+		}
+	})
+}
+
+// oneWay: as long as the servers stay the same, the table alone says where a packet goes.
+func (m *model) oneWay(p dptest.Packet, f *lb.FrontendPlan) prediction {
+	switch {
+	case f.Method == lb.MethodTunnel && m.w.hook == hookTC && len(p.Tags) > 0:
+		return drop("tags")
+	case p.TTL == 1:
+		return drop("ttl")
+	}
+	return prediction{"sent", "forwarded", func(in, out dptest.Packet) error {
+		if f.Method == lb.MethodDSR {
+			return onlyHops(in, out)
+		}
+		if want := m.server(way{p.Src, p.Dst, p.Proto}, f).Addr(); out.Dst.Addr() != want || out.Inner == nil {
+			return fmt.Errorf("went to %s; want %s", out.Dst, want)
+		}
+		if out.Inner.Tags = in.Tags; !slices.Equal(out.Tags, in.Tags) {
+			return fmt.Errorf("tags %v became %v", in.Tags, out.Tags)
+		}
+		return onlyHops(in, *out.Inner)
+	}}
+}
+
+// server is where the table of a frontend sends a new flow: MurmurHash3 of the key as the programs have it.
+func (m *model) server(x way, f *lb.FrontendPlan) netip.AddrPort {
+	b := make([]byte, 0, 40)
+	for _, a := range []netip.AddrPort{x.src, x.dst} {
+		a16 := a.Addr().As16()
+		b = append(b, a16[:]...)
+	}
+	b = binary.BigEndian.AppendUint16(b, x.src.Port())
+	b = binary.BigEndian.AppendUint16(b, x.dst.Port())
+	b = append(b, x.proto, 0, 0, 0)
+	h := uint32(0x9747b28c)
+	for i := 0; i < len(b); i += 4 {
+		h ^= binary.LittleEndian.Uint32(b[i:]) * 0xcc9e2d51
+		h = (h<<13|h>>19)*5 + 0xe6546b64
+	}
+	h = (h ^ h>>16) * 0x85ebca6b
+	h = (h ^ h>>13) * 0xc2b2ae35
+	h ^= h >> 16
+	return f.Targets[f.Table[h%uint32(len(f.Table))]].Addr
+}
+
+// newModel makes a world with services of every kind, and a model of it.
+func newModel(t *testing.T, h hook, v6 bool) *model {
+	w := newWorld(t, h, v6, func(o *Options) {
+		ends(o)
+		o.Timeouts = Timeouts{time.Hour, time.Hour, time.Hour, time.Hour, time.Hour}
+	})
+	m := &model{w: w, half: map[way]*entry{}, full: map[way]*entry{}}
+	put := func(name string, port lb.Port, change func(*lb.Service), backends ...string) {
+		m.services = append(m.services, w.serve(func(s *lb.Service) {
+			s.Name, s.Ports[0] = name, port
+			change(s)
+		}, backends...))
+	}
+	as := func(method lb.Method) func(*lb.Service) {
+		return func(s *lb.Service) { s.Method, s.Encap = method, lb.EncapGUE }
+	}
+	put("web", lb.Port{Port: 80, Target: 8080, Protocol: lb.TCP}, as(lb.MethodNAT), "b1", "b2")
+	put("dns", lb.Port{Port: 53, Target: 5353, Protocol: lb.UDP}, as(lb.MethodNAT), "b1", "b2")
+	put("phone", lb.Port{Port: 36412, Target: 36412, Protocol: lb.SCTP}, as(lb.MethodNAT), "b1", "b2")
+	put("many", lb.Port{Port: 8000, Last: 8009, Target: 9000, Protocol: lb.TCP}, as(lb.MethodNAT), "b1")
+	put("direct", lb.Port{Port: 90, Target: 90, Protocol: lb.TCP}, as(lb.MethodDSR), "b1", "b2")
+	put("tunnel", lb.Port{Port: 91, Target: 91, Protocol: lb.UDP}, as(lb.MethodTunnel), "b1", "b2")
+	put("inside", lb.Port{Port: 92, Target: 92, Protocol: lb.TCP}, func(s *lb.Service) {
+		s.Allow = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+	}, "b1")
+	put("empty", lb.Port{Port: 93, Target: 93, Protocol: lb.TCP}, as(lb.MethodNAT))
+	return m
+}
+
+// packet makes a packet that has a chance to mean something to the datapath in its present state.
+func (m *model) packet(rnd *rand.Rand) dptest.Packet {
+	w := m.w
+	one := func(ports ...uint16) uint16 { return ports[rnd.IntN(len(ports))] }
+	from := w.at([]string{"client", "router"}[rnd.IntN(2)], uint16(20000+rnd.IntN(6)))
+	p := dptest.Packet{Src: from, Dst: w.at("vip", one(80, 80, 80, 53, 53, 36412, 36412, 8000, 8009, 8010, 90, 91, 92, 93, 7)), TTL: 64, DF: true,
+		Payload: make([]byte, rnd.IntN(3)*rnd.IntN(100))}
+	for i := range p.Payload {
+		p.Payload[i] = byte(rnd.Uint32())
+	}
+	switch p.Dst.Port() {
+	case 53, 91:
+		p.Proto = dptest.UDP
+	case 36412:
+		p.Proto = dptest.SCTP
+	default:
+		p.Proto = dptest.TCP
+	}
+	if rnd.IntN(3) == 0 { // an answer
+		if keys := m.replies(); len(keys) > 0 {
+			x := keys[rnd.IntN(len(keys))]
+			p.Src, p.Dst, p.Proto = x.src, x.dst, x.proto
+		}
+	}
+	p.Seq, p.Ack = rnd.Uint32(), rnd.Uint32()
+	p.Flags = []uint8{dptest.SYN, dptest.SYN, dptest.ACK, dptest.ACK, dptest.ACK | dptest.PSH, dptest.SYN | dptest.ACK, dptest.FIN | dptest.ACK, dptest.RST, dptest.RST | dptest.ACK, 0}[rnd.IntN(10)]
+	p.Type = []uint8{1, 1, 2, 2, 10, 11, 0, 3, 7, 8, 6, 14}[rnd.IntN(12)]
+	if e, _ := m.find(way{p.Src, p.Dst, p.Proto}); e != nil && rnd.IntN(3) > 0 {
+		p.Ack = e.seq + 1 + uint32(rnd.IntN(100))
+		if p.Proto == dptest.SCTP {
+			p.Ack = e.seq
+		}
+	}
+	if p.Proto != dptest.SCTP {
+		p.Type = 0
+	}
+	if p.Proto != dptest.TCP {
+		p.Flags = 0
+	}
+	if p.Proto == dptest.UDP {
+		p.Seq, p.Ack, p.NoSum = 0, 0, !w.v6 && rnd.IntN(4) == 0
+	}
+	m.spoil(rnd, &p)
+	return p
+}
+
+// spoil makes some packets unusual.
+func (m *model) spoil(rnd *rand.Rand, p *dptest.Packet) {
+	w := m.w
+	switch rnd.IntN(20) {
+	case 0:
+		p.TTL = 1
+	case 1:
+		p.TTL = 2
+	case 2:
+		p.Tags = []uint16{7}
+	case 3:
+		p.Tags = []uint16{7, 8}
+	case 4:
+		p.Fragment = true
+	case 5:
+		p.Dst = netip.AddrPortFrom(w.addr("elsewhere"), p.Dst.Port())
+	case 6:
+		p.Dst = w.at("box", uint16(61000+rnd.IntN(4000)))
+	case 7:
+		p.Options = p.Proto == dptest.TCP
+	case 8:
+		*p = dptest.Packet{Src: p.Src, Dst: p.Dst, TTL: 64, Proto: 47, Payload: p.Payload}
+	case 9:
+		*p = icmp(8, 128)(w)
+	case 10:
+		*p = icmp(13, 127)(w)
+	}
+}
+
+func (m *model) replies() (keys []way) {
+	for _, table := range []map[way]*entry{m.half, m.full} {
+		for x, e := range table {
+			if e.reply {
+				keys = append(keys, x)
+			}
+		}
+	}
+	slices.SortFunc(keys, func(a, b way) int { return a.dst.Compare(b.dst)*2 + a.src.Compare(b.src) })
+	return keys
+}
+
+var modelPackets = flag.Int("packets", 6000, "how many packets the model predicts, for each hook and family")
+
+// The model and the programs must agree about every packet: what is done with it, why, and every field of what it becomes.
+func TestModel(t *testing.T) {
+	packets := *modelPackets
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		m := newModel(t, h, v6)
+		seed := uint64(time.Now().UnixNano())
+		t.Logf("seed %d", seed)
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		seen := map[string]int{}
+		for i := range packets {
+			p := m.packet(rnd)
+			want := m.predict(p)
+			got := m.w.run(p.Frame())
+			if got.did != want.did || got.reason != want.reason {
+				e, half := m.find(way{p.Src, p.Dst, p.Proto})
+				t.Fatalf("packet %d: %s: %s; want %s: %s\n%+v\nof the flow %+v, half-open: %t", i, got.did, got.reason, want.did, want.reason, p, e, half)
+			}
+			if want.check != nil {
+				if err := want.check(p, got.out); err != nil {
+					t.Fatalf("packet %d (%s): %v\n%+v", i, want.reason, err, p)
+				}
+			}
+			seen[got.reason]++
+		}
+		t.Log(seen)
+		for _, reason := range []string{"forwarded", "not_ours", "no_flow", "bad_ack", "no_frontend", "not_allowed", "no_backend", "fragment", "protocol", "echo", "ttl"} {
+			if seen[reason] < 20 {
+				t.Errorf("only %d packets were %s: the generator shows little", seen[reason], reason)
+			}
+		}
+	})
+}
