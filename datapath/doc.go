@@ -3,9 +3,12 @@
 //
 // # What the kernel holds
 //
-// Two programs on each uplink. sy_tc_in can do everything; sy_xdp is the fast path before it: what XDP cannot send itself
+// Three programs on each uplink. sy_tc_in can do everything; sy_xdp is the fast path before it: what XDP cannot send itself
 // (no neighbour entry yet, an egress without our XDP) it leaves untouched, uncommitted and uncounted, and tc finishes
-// it. Both, and sy_explain, are one C core: parse → decide → route → commit → act (bpf/). decide only reads maps;
+// it. sy_tc_out sees what this machine itself sends: health checks that must go the way of traffic, and answers whose
+// segment size must fit a tunnel. All, and sy_explain, are one C core: parse → decide → route → commit → act (bpf/). What is
+// known of a packet is in a per-CPU map (bpf/work.h): it is too much for the stack, and functions that take it from there are
+// verified once and not for each way that leads to them. decide only reads maps;
 // commit is the only writer and runs once it is known that the packet can be sent, and before it is sent, because a flow
 // may only be opened with a source port that is surely its own and taking one is a write that may fail.
 //
@@ -19,6 +22,19 @@
 // no LRU: a flood of packets from invented addresses can neither fill it nor push anybody out. Run ends flows that are
 // silent for too long (bpf/config.h), and those to a backend that a plan calls Dead: both entries go, and the client of
 // a TCP flow gets a RST at the sequence number it waits for.
+//
+// When all source ports to a server are taken, a new flow pushes out one whose client has not proved itself.
+//
+// # Servers that answer clients themselves
+//
+// By dsr and tunnel (IPIP, GUE) we see one direction only, and a million lookups a second for it would be the dearest thing we
+// do. So the hash of a packet says where it goes, on every balancer the same, and no table is read as long as a slot of the
+// table has never had another backend. Where it has, it remembers that (struct slot), and packets in it look for their flow,
+// which was written when it opened and is refreshed by a sample of its packets (bpf/oneway.h). Slots remember for good: they
+// forget when the agent is told to clean up, and the price is a lookup.
+//
+// A tunnel ends here, too, for GUE from tunnel_sources: the packet goes on to the stack if it is for an address of this
+// machine. Checks of such servers ask for the VIP on one given server; only the mark on their packets tells which (probes.go).
 //
 // # Restart, crash, upgrade
 //

@@ -45,3 +45,37 @@ func TestInterfaceComesBack(t *testing.T) {
 		})
 	}
 }
+
+// A balancer between two networks: clients come in by one uplink, servers are behind the other.
+func TestSeveralUplinks(t *testing.T) {
+	for _, mode := range []string{"tc", "xdp"} {
+		t.Run(mode, func(t *testing.T) {
+			s := newSite(t, lab.BIRD, mode, 1, 3)
+			balancer := s.Balancers[0]
+			inside := []netip.Prefix{netip.MustParsePrefix("192.0.2.100/25"), netip.MustParsePrefix("2001:db8:2::100/64")}
+			err := s.Link(
+				lab.End{Host: balancer.Host, Name: "eth1", Addresses: inside},
+				lab.End{Host: s.Switch, Name: "lb1", Bridge: "switch"}, lab.LinkOptions{SoftwareChecksums: mode == "xdp"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := s.agents[0].Terminate(t.Context(), 10*time.Second); err != nil {
+				t.Fatal(err)
+			}
+			s.config[0].Interfaces = []string{"eth0", "eth1"}
+			if err := errors.Join(s.agents[0].Configure(s.config[0].TOML()), s.agents[0].Start()); err != nil {
+				t.Fatal(err)
+			}
+			s.waitRoutes(t, 30*time.Second, balancer)
+			s.settles(t)
+			s.answered(t, 200)
+			for _, w := range s.web {
+				clients := w.Clients()
+				if clients[inside[0].Addr()] == 0 || clients[inside[1].Addr()] == 0 {
+					t.Errorf("%s saw %v; want the balancer's addresses on its own network", w.Name, clients)
+				}
+			}
+			exchange(t, labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 50), "over two uplinks")
+		})
+	}
+}

@@ -1,0 +1,66 @@
+package datapath
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// With a million flows a walk finds those that are over, costs a part of one CPU, and leaves the others alone.
+func TestUpkeepOfAMillionFlows(t *testing.T) {
+	const million, silent = 1_000_000, 1000
+	w := newWorld(t, hookTC, false, func(o *Options) { o.MaxFlows = million })
+	fillFlows(t, w.d.objects.Flows, million, silent)
+	cpu, start := cpuTime(), time.Now()
+	w.d.upkeep.expire(context.Background())
+	cpu, took := cpuTime()-cpu, time.Since(start)
+	t.Logf("a walk through %d entries took %s, of which %s on a CPU", 2*million, took, cpu)
+	if c := w.d.upkeep.counts(); c.Established != million-silent {
+		t.Errorf("%d flows were counted; want %d", c.Established, million-silent)
+	}
+	if cpu > took*3/4 {
+		t.Errorf("the walk took %s of %s: that is no pause", cpu, took)
+	}
+	w.d.upkeep.expire(context.Background())
+	if c := w.d.upkeep.counts(); c.Established != million-silent {
+		t.Errorf("%d flows are left; want %d", c.Established, million-silent)
+	}
+}
+
+// fillFlows puts flows with both directions into a table; the first `silent` of them are over.
+func fillFlows(t *testing.T, m *ebpf.Map, flows, silent int) {
+	t.Helper()
+	const at = 10_000
+	keys, values := make([]syFlowKey, 0, 2*at), make([]syFlow, 0, 2*at)
+	for i := range flows {
+		f := syFlow{State: uint8(syFlowStateFLOW_ESTABLISHED), Method: uint8(syMethodMETHOD_NAT), Seen: uint64(uptime())}
+		if i < silent {
+			f.Seen = 0
+		}
+		k := syFlowKey{Proto: unix.IPPROTO_UDP}
+		k.T.Src.W[3], k.T.Dst.W[3] = uint32(i), 1
+		f.T.Src.W[3], f.T.Dst.W[3] = uint32(i), 2
+		twin, back := twinKey(k, f), f
+		back.Reply = 1
+		back.T.Src, back.T.Dst = k.T.Dst, k.T.Src
+		keys, values = append(keys, k, twin), append(values, f, back)
+		if len(keys) == cap(keys) {
+			if _, err := m.BatchUpdate(keys, values, nil); err != nil {
+				t.Fatal(err)
+			}
+			keys, values = keys[:0], values[:0]
+		}
+	}
+}
+
+// cpuTime is what the process has used so far.
+func cpuTime() time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		panic(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
