@@ -189,22 +189,13 @@ func sctpReply(chunk uint8) func(*world) dptest.Packet {
 
 func phones(w *world) { w.service(lb.SCTP, "b1", "b2") }
 
-func fragmentOf(p func(*world) dptest.Packet, n int) func(w *world) []byte {
-	return func(w *world) []byte {
-		x := p(w)
-		x.Payload = make([]byte, 3000)
-		return x.Fragments(77, 1400)[n]
-	}
-}
-
 func tagged(p *dptest.Packet) { p.Tags = []uint16{42} }
 
 var (
-	dsrAgain, dsrSame       = sameServer(inTurn(lb.MethodDSR), tcp(dptest.SYN))
-	gueAgain, gueSame       = sameServer(inTurn(lb.MethodTunnel), tcp(dptest.SYN))
-	loyal, loyalSame        = sameServer(func(w *world) { w.serve(sticky, "b1", "b2") }, tcp(dptest.SYN))
-	sctpKnown               = with(phones, sctp(1, 0), sctpReply(2), sctp(10, 99))
-	unreachableWithoutChunk = unreachable
+	dsrAgain, dsrSame = sameServer(inTurn(lb.MethodDSR), tcp(dptest.SYN))
+	gueAgain, gueSame = sameServer(inTurn(lb.MethodTunnel), tcp(dptest.SYN))
+	loyal, loyalSame  = sameServer(func(w *world) { w.serve(sticky, "b1", "b2") }, tcp(dptest.SYN))
+	sctpKnown         = with(phones, sctp(1, 0), sctpReply(2), sctp(10, 99))
 )
 
 func sticky(s *lb.Service) { s.Affinity, s.Algorithm = time.Hour, lb.AlgorithmRoundRobin }
