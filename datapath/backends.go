@@ -28,6 +28,7 @@ type backends struct {
 type backend struct {
 	id     uint32
 	at     netip.AddrPort
+	here   bool         // on this machine
 	ours   []netip.Addr // our addresses towards it, best first; none: no route
 	tables int          // that have it
 }
@@ -45,7 +46,7 @@ func openBackends(o *syObjects, log *slog.Logger) (*backends, error) {
 		if values[i] == (syBackend{}) {
 			continue
 		}
-		b := &backend{id: keys[i]}
+		b := &backend{id: keys[i], here: values[i].Here == 1}
 		b.at, b.ours = fromBackend(values[i])
 		s.byAddr[b.at], s.byID[b.id] = b, b
 		s.next = max(s.next, b.id+1)
@@ -62,7 +63,7 @@ func openBackends(o *syObjects, log *slog.Logger) (*backends, error) {
 // unuse, also after an error.
 func (s *backends) use(p *lb.FrontendPlan) (ids []uint32, err error) {
 	for _, t := range p.Targets {
-		b, err := s.get(t.Addr)
+		b, err := s.get(t.Addr, t.Here)
 		if err != nil {
 			return ids, err
 		}
@@ -83,9 +84,13 @@ func (s *backends) unuse(ids []uint32) {
 	}
 }
 
-func (s *backends) get(at netip.AddrPort) (*backend, error) {
+func (s *backends) get(at netip.AddrPort, here bool) (*backend, error) {
 	if b, ok := s.byAddr[at]; ok {
-		return b, nil
+		if b.here == here {
+			return b, nil
+		}
+		b.here = here
+		return b, s.write(b)
 	}
 	id := s.next
 	if n := len(s.spare); n > 0 {
@@ -93,15 +98,15 @@ func (s *backends) get(at netip.AddrPort) (*backend, error) {
 	} else if id == maxBackends {
 		return nil, fmt.Errorf("there are %d backends, and no room for more", maxBackends)
 	}
-	b := &backend{id: id, at: at, ours: s.ours(at.Addr())}
+	b := &backend{id: id, at: at, here: here, ours: s.ours(at.Addr())}
 	if err := forgetCounts(s.objects.ByBackend, id); err != nil {
 		return nil, err
 	}
 	if err := s.objects.Load.Put(id, uint32(0)); err != nil {
 		return nil, fmt.Errorf("reset the load of backend %s: %w", at, err)
 	}
-	if err := s.objects.Backends.Put(id, toBackend(at, b.ours)); err != nil {
-		return nil, fmt.Errorf("put backend %s: %w", at, err)
+	if err := s.write(b); err != nil {
+		return nil, err
 	}
 	if n := len(s.spare); n > 0 {
 		s.spare = s.spare[:n-1]
@@ -110,6 +115,13 @@ func (s *backends) get(at netip.AddrPort) (*backend, error) {
 	}
 	s.byAddr[at], s.byID[id] = b, b
 	return b, nil
+}
+
+func (s *backends) write(b *backend) error {
+	if err := s.objects.Backends.Put(b.id, toBackend(b.at, b.here, b.ours)); err != nil {
+		return fmt.Errorf("put backend %s: %w", b.at, err)
+	}
+	return nil
 }
 
 // measure makes the programs note what routers say of the way to the far end of a tunnel.
@@ -161,12 +173,14 @@ func (s *backends) refresh() {
 		if slices.Equal(ours, b.ours) {
 			continue
 		}
-		if err := s.objects.Backends.Put(b.id, toBackend(at, ours)); err != nil {
+		was := b.ours
+		b.ours = ours
+		if err := s.write(b); err != nil {
 			s.log.Error("addresses towards backend not changed", "backend", at, "err", err)
+			b.ours = was
 			continue
 		}
-		s.log.Info("our addresses towards backend changed", "backend", at, "from", b.ours, "to", ours)
-		b.ours = ours
+		s.log.Info("our addresses towards backend changed", "backend", at, "from", was, "to", ours)
 	}
 }
 

@@ -88,8 +88,8 @@ func toAllowKey(frontend uint32, p netip.Prefix) syAllowKey {
 	return syAllowKey{Prefix: uint32(32 + n), Frontend: swap32(frontend), Source: toAddr(p.Addr())}
 }
 
-func toBackend(at netip.AddrPort, ours []netip.Addr) (b syBackend) {
-	b.Addr, b.Port = toAddr(at.Addr()), swap(at.Port())
+func toBackend(at netip.AddrPort, here bool, ours []netip.Addr) (b syBackend) {
+	b.Addr, b.Port, b.Here = toAddr(at.Addr()), swap(at.Port()), truth(here)
 	for i := range min(len(ours), len(b.Snat)) {
 		b.Snat[i] = toAddr(ours[i])
 	}

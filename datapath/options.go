@@ -55,7 +55,7 @@ var DefaultTimeouts = Timeouts{
 	HalfOpen: 30 * time.Second, Established: 130 * time.Minute, Closing: 4 * time.Minute, Closed: 10 * time.Second, UDP: 3 * time.Minute,
 }
 
-// Options is everything Open needs. ForceClsact may be false and TunnelSources empty; all others are required.
+// Options is everything Open needs. Delivers and ForceClsact may be false and TunnelSources empty; all others are required.
 type Options struct {
 	Interfaces []string // uplinks: where packets of clients and servers arrive
 	Mode       Mode
@@ -68,6 +68,8 @@ type Options struct {
 	Timeouts      Timeouts
 	PinPath       string // below a bpffs, which is mounted when it is the default one
 	StateDir      string // what a restart must know and bpffs cannot keep
+	// Delivers makes the datapath ready for backends on this machine.
+	Delivers bool
 	// ForceClsact attaches tc programs the way of kernels before 6.6.
 	ForceClsact bool
 	Log         *slog.Logger

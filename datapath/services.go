@@ -298,9 +298,7 @@ func describe(p *lb.FrontendPlan, id uint32) (f syFrontend, err error) {
 		spread = sySpreadSPREAD_SOURCE // all balancers then agree where a client begins
 	}
 	f = syFrontend{Id: id, Method: uint8(method), Spread: uint8(spread), First: swap(p.Port), Affinity: uint32(p.Affinity.Seconds())}
-	if len(p.Allow) > 0 {
-		f.Restricted = 1
-	}
+	f.Restricted, f.Silent = truth(len(p.Allow) > 0), truth(p.Silent)
 	return f, nil
 }
 

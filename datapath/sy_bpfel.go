@@ -57,7 +57,8 @@ type syBackend struct {
 	Addr syAddr
 	Snat [4]syAddr
 	Port uint16
-	Pad  uint16
+	Here uint8
+	Pad  uint8
 }
 
 type syBucket struct {
@@ -95,7 +96,8 @@ type syExported struct {
 		Sticky   uint8
 		Hash     uint32
 		Pending  uint8
-		Pad      [3]uint8
+		Here     uint8
+		Pad      [2]uint8
 	}
 	FlowState uint32
 	Method    uint32
@@ -125,7 +127,8 @@ type syFlow struct {
 	Answered uint8
 	Fin      uint8
 	Method   uint8
-	Pad      [3]uint8
+	Here     uint8
+	Pad      [2]uint8
 	Seen     uint64
 }
 
@@ -165,7 +168,7 @@ type syFrontend struct {
 	Method     uint8
 	Spread     uint8
 	Restricted uint8
-	Pad        uint8
+	Silent     uint8
 	First      uint16
 	Pad2       uint16
 	Affinity   uint32
@@ -234,21 +237,22 @@ const (
 	syReasonREASON_NOT_ALLOWED   syReason = 11
 	syReasonREASON_VIP_DOWN      syReason = 12
 	syReasonREASON_NO_BACKEND    syReason = 13
-	syReasonREASON_NO_FLOW       syReason = 14
-	syReasonREASON_BAD_ACK       syReason = 15
-	syReasonREASON_FLOWS_FULL    syReason = 16
-	syReasonREASON_SNAT_FULL     syReason = 17
-	syReasonREASON_NO_ROUTE      syReason = 18
-	syReasonREASON_NOT_ON_LINK   syReason = 19
-	syReasonREASON_NO_FORWARDING syReason = 20
-	syReasonREASON_TTL           syReason = 21
-	syReasonREASON_TOO_BIG       syReason = 22
-	syReasonREASON_UNKNOWN_PEER  syReason = 23
-	syReasonREASON_NOT_LOCAL     syReason = 24
-	syReasonREASON_TAGS          syReason = 25
-	syReasonREASON_RATE          syReason = 26
-	syReasonREASON_INTERNAL      syReason = 27
-	syReasonREASON_MAX           syReason = 28
+	syReasonREASON_NONE_HERE     syReason = 14
+	syReasonREASON_NO_FLOW       syReason = 15
+	syReasonREASON_BAD_ACK       syReason = 16
+	syReasonREASON_FLOWS_FULL    syReason = 17
+	syReasonREASON_SNAT_FULL     syReason = 18
+	syReasonREASON_NO_ROUTE      syReason = 19
+	syReasonREASON_NOT_ON_LINK   syReason = 20
+	syReasonREASON_NO_FORWARDING syReason = 21
+	syReasonREASON_TTL           syReason = 22
+	syReasonREASON_TOO_BIG       syReason = 23
+	syReasonREASON_UNKNOWN_PEER  syReason = 24
+	syReasonREASON_NOT_LOCAL     syReason = 25
+	syReasonREASON_TAGS          syReason = 26
+	syReasonREASON_RATE          syReason = 27
+	syReasonREASON_INTERNAL      syReason = 28
+	syReasonREASON_MAX           syReason = 29
 )
 
 type sySlot struct {
@@ -297,7 +301,8 @@ type syVerdict struct {
 	Sticky   uint8
 	Hash     uint32
 	Pending  uint8
-	Pad      [3]uint8
+	Here     uint8
+	Pad      [2]uint8
 }
 
 type syVip struct {
@@ -342,6 +347,7 @@ const (
 	syProgSyTcOut           = "sy_tc_out"
 	syProgSyXdp             = "sy_xdp"
 	syVarAnswersPerSecond   = "answers_per_second"
+	syVarDelivers           = "delivers"
 	syVarExported           = "exported"
 	syVarNoXdpTx            = "no_xdp_tx"
 	syVarSnatFirst          = "snat_first"
@@ -440,6 +446,7 @@ type syMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type syVariableSpecs struct {
 	AnswersPerSecond   *ebpf.VariableSpec `ebpf:"answers_per_second"`
+	Delivers           *ebpf.VariableSpec `ebpf:"delivers"`
 	Exported           *ebpf.VariableSpec `ebpf:"exported"`
 	NoXdpTx            *ebpf.VariableSpec `ebpf:"no_xdp_tx"`
 	SnatFirst          *ebpf.VariableSpec `ebpf:"snat_first"`
@@ -537,6 +544,7 @@ func (m *syMaps) Close() error {
 // It can be passed to loadSyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type syVariables struct {
 	AnswersPerSecond   *ebpf.Variable `ebpf:"answers_per_second"`
+	Delivers           *ebpf.Variable `ebpf:"delivers"`
 	Exported           *ebpf.Variable `ebpf:"exported"`
 	NoXdpTx            *ebpf.Variable `ebpf:"no_xdp_tx"`
 	SnatFirst          *ebpf.Variable `ebpf:"snat_first"`

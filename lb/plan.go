@@ -32,6 +32,8 @@ type FrontendPlan struct {
 	Algorithm Algorithm
 	Affinity  time.Duration
 	Allow     []netip.Prefix
+	// Silent drops new flows when there are no Targets; else they are refused.
+	Silent bool
 	// Targets are the backends that get new flows, sorted by address. With none, new flows are refused.
 	Targets []Target
 	// Table maps a hash to an index of Targets: target = Targets[Table[hash mod len(Table)]]. Empty without Targets.
@@ -45,6 +47,7 @@ type FrontendPlan struct {
 type Target struct {
 	Addr   netip.AddrPort
 	Weight int // ≥ 1
+	Here   bool
 }
 
 // Build returns the plan for s. States holds what is known of its backends by Backend.ID; a missing one is unknown, and
@@ -65,6 +68,10 @@ func Build(s *Service, states map[netip.AddrPort]Health) *Plan {
 func usableFor(s *Service, vip netip.Addr, states map[netip.AddrPort]Health) (usable, dead []Backend) {
 	for _, b := range s.Backends {
 		if !s.serves(vip, b) {
+			continue
+		}
+		if b.Gone {
+			dead = append(dead, b)
 			continue
 		}
 		h := states[b.ID()]
@@ -96,12 +103,15 @@ func StateOf(s *Service, b Backend, h Health) State {
 }
 
 func notAnnounced(s *Service, vip netip.Addr, healthy int) string {
+	if s.Hold != "" {
+		return s.Hold
+	}
 	if healthy >= max(1, s.MinHealthy) {
 		return ""
 	}
 	of := 0
 	for _, b := range s.Backends {
-		if s.serves(vip, b) {
+		if s.serves(vip, b) && !b.Gone {
 			of++
 		}
 	}
@@ -112,10 +122,10 @@ func buildFrontend(s *Service, vip netip.Addr, port Port, usable, dead []Backend
 	f := &FrontendPlan{
 		Frontend: Frontend{VIP: vip, Port: port.Port, Last: port.Last, Protocol: port.Protocol},
 		Service:  s.Name, Method: s.Method, Encap: s.Encap, Algorithm: s.Algorithm,
-		Affinity: s.Affinity, Allow: s.Allow,
+		Affinity: s.Affinity, Allow: s.Allow, Silent: s.Silent,
 	}
 	for _, b := range usable {
-		f.Targets = append(f.Targets, Target{Addr: b.On(port), Weight: b.Weight})
+		f.Targets = append(f.Targets, Target{Addr: b.On(port), Weight: b.Weight, Here: b.Here})
 	}
 	slices.SortFunc(f.Targets, func(a, b Target) int { return a.Addr.Compare(b.Addr) })
 	for _, b := range dead {
@@ -129,7 +139,7 @@ func buildFrontend(s *Service, vip netip.Addr, port Port, usable, dead []Backend
 // Equal reports whether f and g ask the same of the datapath.
 func (f *FrontendPlan) Equal(g *FrontendPlan) bool {
 	return f.Frontend == g.Frontend && f.Service == g.Service && f.Method == g.Method && f.Encap == g.Encap &&
-		f.Algorithm == g.Algorithm && f.Affinity == g.Affinity && slices.Equal(f.Allow, g.Allow) &&
+		f.Algorithm == g.Algorithm && f.Affinity == g.Affinity && f.Silent == g.Silent && slices.Equal(f.Allow, g.Allow) &&
 		slices.Equal(f.Targets, g.Targets) && slices.Equal(f.Dead, g.Dead)
 }
 

@@ -31,6 +31,11 @@ type Service struct {
 	// MinHealthy is the number of healthy backends below which a VIP is not announced; at least 1.
 	MinHealthy int
 	Check      CheckSpec
+	// Silent drops new flows when there is no backend for them; else they are refused. (Kubernetes: Local, and endpoints are
+	// elsewhere only.)
+	Silent bool
+	// Hold is why the VIPs are not to be announced whatever the backends are; "": nothing speaks against it.
+	Hold string
 	// Announce says by what the VIPs are announced; empty: by every announcer that is on.
 	Announce []AnnouncerKind
 }
@@ -79,6 +84,10 @@ type Backend struct {
 	Weight int
 	// Drain keeps existing flows and takes no new ones.
 	Drain bool
+	// Here says that it runs on this machine: its packets keep their source.
+	Here bool
+	// Gone ends the flows it has: it is known not to be there any more.
+	Gone bool
 }
 
 // ID identifies a backend within its service: its address, and its own port or 0.

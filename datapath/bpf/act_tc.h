@@ -193,6 +193,13 @@ __noinline int tc_answer(struct __sk_buff *skb)
 	}
 }
 
+/* tc_deliver leaves a packet of a backend on this machine, or to one, to the stack, with its new addresses. */
+static __always_inline int tc_deliver(struct __sk_buff *skb, struct work *w)
+{
+	w->p.same_hops = 1;
+	return tc_carry(skb) ? TC_ACT_UNSPEC : TC_ACT_SHOT;
+}
+
 static __always_inline int tc_forward(struct __sk_buff *skb, const struct verdict *v, const struct bpf_fib_lookup *fib, enum route r)
 {
 	if (!tc_carry(skb))
@@ -230,7 +237,9 @@ static __always_inline int act_tc(struct __sk_buff *skb, struct work *w, struct 
 	/* The kernel takes one tag off before we see it; around a second one it makes no room. */
 	if (p->l3 != sizeof(struct ethhdr) && (v->action == ACTION_DECAP || (v->action == ACTION_FORWARD && v->method >= METHOD_IPIP)))
 		no_route(v, REASON_TAGS);
-	if (v->action == ACTION_FORWARD)
+	if (v->action == ACTION_FORWARD && v->here)
+		r = ROUTE_OK;
+	else if (v->action == ACTION_FORWARD)
 		r = route(skb, skb->ifindex, part_len(skb, p), p, v, &w->fib);
 	if (r != ROUTE_NONE || v->commit == COMMIT_PATH)
 		commit(f);
@@ -241,7 +250,7 @@ static __always_inline int act_tc(struct __sk_buff *skb, struct work *w, struct 
 		count(p, v);
 	switch (v->action) {
 	case ACTION_FORWARD:
-		return tc_forward(skb, v, &w->fib, r);
+		return v->here ? tc_deliver(skb, w) : tc_forward(skb, v, &w->fib, r);
 	case ACTION_DECAP:
 		return tc_decap(skb, p, n, type) ? TC_ACT_UNSPEC : TC_ACT_SHOT;
 	case ACTION_PASS:

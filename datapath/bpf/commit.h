@@ -108,27 +108,42 @@ static __always_inline int take_port(const struct flow_key *k, const struct flow
 	return 0;
 }
 
+/* source writes what the backend is to see as the source at the n-th try: one of our addresses and ports; or, on this
+ * machine, the client, and only when it has a flow to the backend from that port (by another VIP) another port. */
+static __always_inline void source(struct flow_key *k, const struct pkt *p, const struct verdict *v, const struct backend *b,
+				   __u32 start, __u32 n)
+{
+	__u32 range = (__u32)snat_last - snat_first + 1;
+
+	/* 7919 is prime to any range below it and spreads the tries over larger ones. */
+	k->t.dport = bpf_htons(snat_first + (start + n * 7919) % range);
+	if (v->here) {
+		if (!n)
+			k->t.dport = p->key.t.sport;
+		return;
+	}
+	const struct addr *ours = &b->snat[(start + n) & (SNATS - 1)];
+
+	k->t.dst = is_zero(ours) ? b->snat[0] : *ours;
+}
+
 /* open_nat takes a source address and port that no flow to this backend has, and writes both directions. */
 static __always_inline void open_nat(const struct pkt *p, struct verdict *v, __u64 now)
 {
 	struct flow reply = { .t = reversed(&p->key.t), .frontend = v->frontend, .backend = v->backend, .method = METHOD_NAT,
-			      .state = FLOW_HALF_OPEN, .reply = 1, .seen = now };
+			      .here = v->here, .state = FLOW_HALF_OPEN, .reply = 1, .seen = now };
 	struct flow_key k = { .t = reversed(&v->t), .proto = p->key.proto };
 	struct backend *b = bpf_map_lookup_elem(&backends, &v->backend);
-	__u32 range = (__u32)snat_last - snat_first + 1, start = bpf_get_prandom_u32();
+	__u32 start = bpf_get_prandom_u32();
 
 	forget(&p->key); /* one that is over */
 	for (__u32 i = 0; i < SNAT_TRIES && b; i++) {
-		const struct addr *ours = &b->snat[(start + i) & (SNATS - 1)];
-
-		k.t.dst = is_zero(ours) ? b->snat[0] : *ours;
-		/* 7919 is prime to any range below it and spreads the tries over larger ones. */
-		k.t.dport = bpf_htons(snat_first + (start + i * 7919) % range);
+		source(&k, p, v, b, start, i);
 		if (!take_port(&k, &reply, i < SNAT_POLITE))
 			continue;
 		v->t = reversed(&k.t);
 		struct flow f = { .t = v->t, .frontend = v->frontend, .backend = v->backend, .method = METHOD_NAT,
-				  .state = FLOW_HALF_OPEN, .seen = now };
+				  .here = v->here, .state = FLOW_HALF_OPEN, .seen = now };
 
 		if (bpf_map_update_elem(&halfopen, &p->key, &f, BPF_ANY))
 			give_up(v, REASON_INTERNAL);
@@ -202,7 +217,7 @@ static __always_inline void prove(const struct pkt *p, struct verdict *v, const 
 	struct flow_key k = twin_key(f, p->key.proto);
 	struct flow fwd = *f;
 	struct flow reply = { .t = reversed(&p->key.t), .frontend = f->frontend, .backend = f->backend, .method = METHOD_NAT,
-			      .state = FLOW_ESTABLISHED, .reply = 1, .seen = now };
+			      .here = f->here, .state = FLOW_ESTABLISHED, .reply = 1, .seen = now };
 
 	struct flow *r = bpf_map_lookup_elem(&halfopen, &k);
 

@@ -7,6 +7,8 @@ volatile const __u16 snat_first = 61000, snat_last = 65535;
 volatile const __u16 tunnel_port = 6090;
 volatile const __u8 tunnel_end = 0; /* 1: tunnels may end here */
 
+volatile const __u8 delivers = 0; /* 1: backends may be on this machine */
+
 /* 1: send by redirect also where XDP_TX would do. veth's XDP_TX does not wake up a peer that has no XDP program itself
  * (veth_xdp_flush in drivers/net/veth.c): packets then wait for the next one. */
 volatile const __u8 no_xdp_tx = 0;

@@ -15,6 +15,7 @@ static __always_inline struct flow *say(struct verdict *v, enum action a, enum r
 static __always_inline struct flow *forward(struct verdict *v, struct flow *f, enum commit c)
 {
 	v->t = f->t;
+	v->here = f->here;
 	v->method = METHOD_NAT;
 	v->frontend = f->frontend;
 	v->backend = f->backend;
@@ -154,13 +155,15 @@ static __always_inline struct flow *decide_new(const struct pkt *p, struct verdi
 	struct backend *b = pick(p, v, fe);
 
 	if (!b)
-		return refuse(p, v, REASON_NO_BACKEND);
-	if (is_zero(&b->snat[0]))
+		return fe->silent ? say(v, ACTION_DROP, REASON_NONE_HERE) : refuse(p, v, REASON_NO_BACKEND);
+	if (!b->here && is_zero(&b->snat[0]))
 		return say(v, ACTION_DROP, REASON_NO_ROUTE);
 	v->method = METHOD_NAT;
-	v->t.src = b->snat[0];
+	v->here = b->here;
+	v->t.src = b->here ? p->key.t.src : b->snat[0];
+	v->t.sport = p->key.t.sport;
 	v->t.dst = b->addr;
-	/* The source port is commit's: taking one is a write. */
+	/* Another source port is commit's: taking one is a write. */
 	v->t.dport = bpf_htons(bpf_ntohs(b->port) + bpf_ntohs(p->key.t.dport) - bpf_ntohs(fe->first));
 	v->counted = 2;
 	v->commit = COMMIT_OPEN;

@@ -12,7 +12,9 @@ static __always_inline int is_probe(const struct __sk_buff *skb)
 	return (skb->mark & 0xffff0000) == PROBE_MARK;
 }
 
-/* out_probe sends a packet of a health check to its server like one of a client; -1 when it is none. */
+#define OUT_OTHER -2 /* not what a function is for; no verdict of tc */
+
+/* out_probe sends a packet of a health check to its server like one of a client. */
 static __always_inline int out_probe(struct __sk_buff *skb, struct work *w)
 {
 	const struct pkt *p = &w->p;
@@ -20,7 +22,7 @@ static __always_inline int out_probe(struct __sk_buff *skb, struct work *w)
 	__u32 mark = skb->mark;
 
 	if (!is_probe(skb))
-		return -1;
+		return OUT_OTHER;
 	struct probe *probe = bpf_map_lookup_elem(&probes, &mark);
 
 	if (!probe)
@@ -36,6 +38,19 @@ static __always_inline int out_probe(struct __sk_buff *skb, struct work *w)
 	enum route r = route(skb, probe->ifindex, part_len(skb, p), p, v, &w->fib);
 
 	return r == ROUTE_NONE ? TC_ACT_SHOT : tc_forward(skb, v, &w->fib, r);
+}
+
+/* out_answer makes an answer of a backend on this machine come from the VIP. */
+static __always_inline int out_answer(struct __sk_buff *skb, struct work *w)
+{
+	struct flow *f = has_ports(w->p.key.proto) ? find(&w->p.key, &w->v.half) : 0;
+
+	if (!f || !f->reply || !f->here)
+		return OUT_OTHER;
+	decide_reply(&w->p, &w->v, f);
+	commit(f);
+	count(&w->p, &w->v);
+	return tc_deliver(skb, w);
 }
 
 #define TCPOPT_END 0

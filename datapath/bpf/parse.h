@@ -28,7 +28,7 @@ struct pkt {
 	__u8 error; /* 1: an ICMP error that quotes a packet with ports, or a tunnel packet of ours */
 	__u8 fragment; /* enum fragment_kind */
 	__u8 whole_only; /* 1: IPv4 with DF */
-	__u8 pad;
+	__u8 same_hops; /* 1: the stack takes the hop off, not we */
 };
 
 #define MAX_EXTENSIONS 6

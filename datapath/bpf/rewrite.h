@@ -23,7 +23,7 @@ static __always_inline __u32 ports_diff(const struct tuple *from, const struct t
 	return bpf_csum_diff((__be32 *)&from->sport, 4, (__be32 *)&to->sport, 4, 0);
 }
 
-/* rewrite_l3 writes new addresses and one hop less (RFC 1624 for the header checksum). */
+/* rewrite_l3 writes new addresses and, unless the stack does, one hop less (RFC 1624 for the header checksum). */
 static __always_inline int rewrite_l3(void *data, void *end, const struct pkt *p, const struct tuple *t)
 {
 	if (p->v6) {
@@ -33,7 +33,7 @@ static __always_inline int rewrite_l3(void *data, void *end, const struct pkt *p
 			return 0;
 		__builtin_memcpy(&ip->src, &t->src, sizeof(ip->src));
 		__builtin_memcpy(&ip->dst, &t->dst, sizeof(ip->dst));
-		ip->hops--;
+		ip->hops -= !p->same_hops;
 		return 1;
 	}
 	struct iphdr *ip = data + L3(p);
@@ -43,7 +43,7 @@ static __always_inline int rewrite_l3(void *data, void *end, const struct pkt *p
 	__be32 from[3] = { ip->src, ip->dst, 0 }, to[3] = { t->src.w[3], t->dst.w[3], 0 };
 
 	from[2] = bpf_htonl((__u32)ip->ttl << 8);
-	ip->ttl--;
+	ip->ttl -= !p->same_hops;
 	to[2] = bpf_htonl((__u32)ip->ttl << 8);
 	ip->src = to[0];
 	ip->dst = to[1];

@@ -59,7 +59,7 @@ int sy_tc_in(struct __sk_buff *skb)
 SEC("tc")
 int sy_tc_out(struct __sk_buff *skb)
 {
-	if (!tunnel_end && !is_probe(skb)) /* all that is forwarded comes by here, too */
+	if (!tunnel_end && !delivers && !is_probe(skb)) /* all that is forwarded comes by here, too */
 		return TC_ACT_UNSPEC;
 	pull(skb);
 	struct work *w = look_tc(skb) ? work() : 0;
@@ -68,7 +68,9 @@ int sy_tc_out(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	int r = out_probe(skb, w);
 
-	if (r >= 0)
+	if (r == OUT_OTHER && delivers)
+		r = out_answer(skb, w);
+	if (r != OUT_OTHER)
 		return r;
 	out_clamp(skb, &w->p);
 	return TC_ACT_UNSPEC;

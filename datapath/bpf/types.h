@@ -43,7 +43,7 @@ struct frontend {
 	__u8 method; /* enum method */
 	__u8 spread; /* enum spread */
 	__u8 restricted; /* 1: only sources in `allowed` may open flows */
-	__u8 pad;
+	__u8 silent; /* 1: without a backend new flows are dropped and not refused */
 	__be16 first; /* port of a range; a backend's port belongs to it */
 	__u16 pad2;
 	__u32 affinity; /* seconds that a client keeps its backend; 0: not at all */
@@ -80,7 +80,8 @@ struct backend {
 	struct addr addr;
 	struct addr snat[SNATS]; /* our addresses towards it, best first; the rest is zero */
 	__be16 port;
-	__u16 pad;
+	__u8 here; /* 1: on this machine: packets keep their source, and the stack delivers them */
+	__u8 pad;
 };
 
 /* A backend that may get new flows of a frontend; only where affinity or weights must be asked for. */
@@ -161,7 +162,8 @@ struct flow {
 	__u8 answered; /* 1: the server has answered; only in the client's direction */
 	__u8 fin; /* 1: this side has said FIN */
 	__u8 method; /* enum method; a one-way flow has no other direction */
-	__u8 pad[3];
+	__u8 here; /* 1: to a backend on this machine */
+	__u8 pad[2];
 	__u64 seen; /* last packet, CLOCK_MONOTONIC (coarse) ns */
 };
 
@@ -186,6 +188,7 @@ enum reason {
 	REASON_NOT_ALLOWED, /* client: its address is not in the service's allow list */
 	REASON_VIP_DOWN, /* operator: ping to an address without a usable backend */
 	REASON_NO_BACKEND, /* operator: no backend may take new flows */
+	REASON_NONE_HERE, /* operator: no backend on this machine, and the policy allows no other */
 	REASON_NO_FLOW, /* client: goes on with a flow that we do not know, or no longer */
 	REASON_BAD_ACK, /* client: acknowledges what the server never sent */
 	REASON_FLOWS_FULL, /* operator: raise max_flows */
@@ -240,5 +243,6 @@ struct verdict {
 	__u8 sticky; /* 1: a new flow's client is to get this backend again */
 	__u32 hash; /* of a one-way flow */
 	__u8 pending; /* 1: its bit in `pending` is set */
-	__u8 pad[3];
+	__u8 here; /* 1: nat without a source of ours; the stack delivers the packet */
+	__u8 pad[2];
 };

@@ -1,0 +1,97 @@
+package datapath
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// deliver puts VIP:80 to port 8080 of b1, which runs on this machine, or what change makes of it.
+func (w *world) deliver(change func(*lb.Service)) {
+	w.t.Helper()
+	w.serve(func(s *lb.Service) {
+		s.Backends[0].Here = true
+		change(s)
+	}, "b1")
+}
+
+// out runs what a backend of this machine sends through the program for what leaves.
+func (w *world) out(p dptest.Packet) dptest.Packet {
+	w.t.Helper()
+	did, frame := w.runOut(p.Frame(), 0)
+	out, err := dptest.Parse(frame)
+	if did != "passed" || err != nil {
+		w.t.Fatalf("what leaves was %s: %v", did, err)
+	}
+	return out
+}
+
+// A backend on this machine sees the client, and the client sees the VIP; the stack does the rest.
+func TestDeliversToBackendsHere(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		w := newWorld(t, h, v6, func(o *Options) { o.Delivers = true })
+		for _, proto := range []lb.Protocol{lb.TCP, lb.UDP} {
+			w.reset()
+			w.deliver(func(s *lb.Service) { s.Ports[0].Protocol = proto })
+			there := func(flags uint8) dptest.Packet { return w.fromClient(uint8(proto), flags&(255*uint8(truth(proto == lb.TCP)))) }
+			back := func(flags uint8) dptest.Packet {
+				p := there(flags)
+				p.Src, p.Dst, p.Seq, p.Ack = w.at("b1", 8080), p.Src, 5*p.Seq, 0
+				return p
+			}
+			for i, flags := range []uint8{dptest.SYN, dptest.ACK, dptest.ACK} {
+				in := there(flags)
+				r := w.run(in.Frame())
+				if r.did != "passed" || r.reason != "forwarded" {
+					t.Fatalf("%s, packet %d: %s: %s", proto, i, r.did, r.reason)
+				}
+				want := in
+				want.Dst, want.TTL = w.at("b1", 8080), 65
+				if err := onlyHops(want, r.out); err != nil {
+					t.Errorf("%s, packet %d: %v", proto, i, err)
+				}
+				answer := back(dptest.ACK)
+				if i == 0 {
+					answer = back(dptest.SYN | dptest.ACK)
+				}
+				want = answer
+				want.Src, want.TTL = w.at("vip", 80), 65
+				if err := onlyHops(want, w.out(answer)); err != nil {
+					t.Errorf("%s, answer %d: %v", proto, i, err)
+				}
+			}
+			if n := len(entries(t, w.d.objects.Flows)); n != 2 {
+				t.Errorf("%s: %d entries of established flows; want 2", proto, n)
+			}
+		}
+		other := dptest.Packet{Src: w.at("b1", 8080), Dst: w.at("client", 41000), Proto: dptest.TCP, Flags: dptest.ACK}
+		if out := w.out(other); out.Src != other.Src || out.Dst != other.Dst {
+			t.Errorf("what has nothing to do with us left as %+v", out)
+		}
+	})
+}
+
+// One client, one port, two VIPs, one server: the server must tell the flows apart, and each answer must find its way.
+func TestTwoVIPsWithOneServerHere(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		w := newWorld(t, h, v6, func(o *Options) { o.Delivers = true })
+		w.deliver(func(*lb.Service) {})
+		w.deliver(func(s *lb.Service) { s.Name, s.VIPs = "other", []netip.Addr{w.addr("elsewhere")} })
+		seen := map[netip.AddrPort]bool{}
+		for _, vip := range []string{"vip", "elsewhere"} {
+			p := w.fromClient(dptest.TCP, dptest.SYN)
+			p.Dst = w.at(vip, 80)
+			r := w.run(p.Frame())
+			if r.did != "passed" || r.out.Src.Addr() != p.Src.Addr() || seen[r.out.Src] {
+				t.Fatalf("%s: %s: %s, from %s", vip, r.did, r.reason, r.out.Src)
+			}
+			seen[r.out.Src] = true
+			answer := w.out(dptest.Packet{Src: r.out.Dst, Dst: r.out.Src, Proto: dptest.TCP, Flags: dptest.SYN | dptest.ACK})
+			if answer.Src != p.Dst || answer.Dst != p.Src {
+				t.Errorf("%s: the answer left from %s to %s", vip, answer.Src, answer.Dst)
+			}
+		}
+	})
+}
