@@ -55,18 +55,20 @@ type Target struct {
 func Build(s *Service, states map[netip.AddrPort]Health) *Plan {
 	p := &Plan{Service: s, VIPs: make([]VIPPlan, 0, len(s.VIPs))}
 	for _, vip := range s.VIPs {
-		usable, dead := usableFor(s, vip, states)
-		p.VIPs = append(p.VIPs, VIPPlan{VIP: vip, Healthy: len(usable), Reason: notAnnounced(s, vip, len(usable))})
-		for _, port := range s.Ports {
+		healthy := 0
+		for i, port := range s.Ports {
+			usable, dead := usableFor(s, s.backendsOf(i), vip, states)
 			p.Frontends = append(p.Frontends, buildFrontend(s, vip, port, usable, dead))
+			healthy = max(healthy, len(usable))
 		}
+		p.VIPs = append(p.VIPs, VIPPlan{VIP: vip, Healthy: healthy, Reason: notAnnounced(s, vip, healthy)})
 	}
 	return p
 }
 
 // usableFor sorts the backends of vip's family into those that may receive new flows and those known to be dead.
-func usableFor(s *Service, vip netip.Addr, states map[netip.AddrPort]Health) (usable, dead []Backend) {
-	for _, b := range s.Backends {
+func usableFor(s *Service, backends []Backend, vip netip.Addr, states map[netip.AddrPort]Health) (usable, dead []Backend) {
+	for _, b := range backends {
 		if !s.serves(vip, b) {
 			continue
 		}
@@ -93,6 +95,9 @@ func usableFor(s *Service, vip netip.Addr, states map[netip.AddrPort]Health) (us
 // StateOf returns the state of backend b of s, given what its check last found.
 func StateOf(s *Service, b Backend, h Health) State {
 	state := h.State
+	if b.Gone {
+		return StateUnhealthy
+	}
 	if s.Check.Type == CheckNone {
 		state = StateHealthy
 	}
@@ -110,7 +115,7 @@ func notAnnounced(s *Service, vip netip.Addr, healthy int) string {
 		return ""
 	}
 	of := 0
-	for _, b := range s.Backends {
+	for _, b := range s.all() {
 		if s.serves(vip, b) && !b.Gone {
 			of++
 		}

@@ -19,7 +19,10 @@ type Service struct {
 	// Ports are the ports clients connect to; every port exists on every VIP.
 	Ports []Port
 	// Backends serve the traffic. A VIP uses the backends of its own address family (but see serves).
-	Backends  []Backend
+	Backends []Backend
+	// PerPort, when not nil, has the backends of each of Ports, in their order, and Backends is nil. They are not checked: their
+	// source says which may be used. (Kubernetes: named target ports.)
+	PerPort   [][]Backend
 	Algorithm Algorithm
 	Method    Method
 	// Encap is meaningful with MethodTunnel only.
@@ -47,6 +50,30 @@ func (s *Service) serves(vip netip.Addr, b Backend) bool {
 		return true
 	}
 	return s.Method == MethodTunnel && !slices.ContainsFunc(s.Backends, func(o Backend) bool { return o.Addr.Is4() == vip.Is4() })
+}
+
+// backendsOf returns what serves the i-th port.
+func (s *Service) backendsOf(i int) []Backend {
+	if s.PerPort != nil {
+		return s.PerPort[i]
+	}
+	return s.Backends
+}
+
+// all returns every backend, each once.
+func (s *Service) all() []Backend {
+	if s.PerPort == nil {
+		return s.Backends
+	}
+	var all []Backend
+	for _, backends := range s.PerPort {
+		for _, b := range backends {
+			if !slices.ContainsFunc(all, func(o Backend) bool { return o.ID() == b.ID() }) {
+				all = append(all, b)
+			}
+		}
+	}
+	return all
 }
 
 // Port maps the port a client connects to to the port of the backends.

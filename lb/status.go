@@ -87,7 +87,7 @@ func (e *Engine) serviceStatus(en *entry, backends []BackendStatus) []ServiceSta
 	var rows []ServiceStatus
 	for _, vip := range s.VIPs {
 		own := []BackendStatus{}
-		for i, b := range s.Backends {
+		for i, b := range s.all() {
 			if s.serves(vip, b) {
 				own = append(own, backends[i])
 			}
@@ -117,7 +117,7 @@ func (e *Engine) serviceStatus(en *entry, backends []BackendStatus) []ServiceSta
 
 func (en *entry) backendStatus() []BackendStatus {
 	var rows []BackendStatus
-	for _, b := range en.service.Backends {
+	for _, b := range en.service.all() {
 		h := en.health[CheckKey{en.service.Name, b.ID()}]
 		row := BackendStatus{
 			Service: en.service.Name, Address: b.Addr, Port: b.Port, Weight: b.Weight,

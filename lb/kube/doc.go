@@ -1,0 +1,20 @@
+// Package kube is the source of services that is a Kubernetes cluster.
+//
+// It watches Services of type LoadBalancer, their EndpointSlices and this node, and tells the engine what this node is to do
+// for each: which endpoints get traffic that arrives here, and whether the addresses may be announced from here. What a
+// Service means follows kube-proxy to the letter (translate.go, endpoints.go; sources are named there): users' expectations
+// and upstream's tests were written against it.
+//
+// # What this node announces
+//
+// An address is held back (lb.Service.Hold) for the first of these reasons: the node is excluded or going; the policy is Local
+// and no ready endpoint is here; the health check node port of the Service, asked as an outside balancer would ask it, says no;
+// the service proxy's health endpoint says no (gates.go). Terminating endpoints do not count for any of this and still get
+// traffic, so nothing in flight is lost while the route goes.
+//
+// # Addresses
+//
+// One elected agent gives addresses (allocator.go); all agents serve what stands in the status of a Service, whoever wrote it.
+//
+// An outage of the API server changes nothing: informers keep what they know and the engine hears nothing.
+package kube

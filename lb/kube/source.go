@@ -1,0 +1,292 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// Name is the Source of every service that comes from here.
+const Name = "kubernetes"
+
+// Options is everything a Source needs. Pools may be empty and Announce nil.
+type Options struct {
+	Client kubernetes.Interface
+	Node   string // our own, as the API server knows it
+	Class  string // spec.loadBalancerClass of the Services that are ours; "": those without one
+	// Address is ours, where health check node ports are asked.
+	Address netip.Addr
+	// Probe is how the node's own health endpoints are asked: Interval, Timeout, Rise and Fall.
+	Probe lb.CheckSpec
+	// ProxyHealthz is the URL of the service proxy's health endpoint; "": it is not asked.
+	ProxyHealthz string
+	// Announce says by what an address is announced; empty: by whatever is on.
+	Announce func(netip.Addr) []lb.AnnouncerKind
+	// Prober asks them. It reports to the Source's Health.
+	Prober lb.Prober
+	Log    *slog.Logger
+}
+
+// Source implements lb.Source.
+type Source struct {
+	o        Options
+	queue    workqueue.TypedRateLimitingInterface[string]
+	services cache.Indexer
+	slices   cache.Indexer
+	nodes    cache.Indexer
+	synced   []cache.InformerSynced
+	start    []func(stop <-chan struct{})
+	gates    *gates
+
+	// Of Run's goroutine.
+	put  map[string]*lb.Service
+	gone map[string]map[netip.AddrPort]time.Time // endpoints that were there until then, by service
+}
+
+// everything is the key in the queue that stands for all services: something changed that concerns each.
+const everything = ""
+
+// serviceOf is the index of EndpointSlices.
+const serviceOf = "service"
+
+// New returns a Source that watches nothing until Run.
+func New(o Options) (*Source, error) {
+	s := &Source{
+		o: o, put: map[string]*lb.Service{}, gone: map[string]map[netip.AddrPort]time.Time{},
+		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
+	}
+	s.gates = newGates(o, func(service string) { s.queue.Add(service) })
+	served := func(l *meta.ListOptions) {
+		l.LabelSelector = "!" + labelProxyName + ",!" + labelHeadless
+	}
+	objects := informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithTweakListOptions(served), informers.WithTransform(slim))
+	own := informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithTransform(slim), informers.WithTweakListOptions(func(l *meta.ListOptions) {
+		l.FieldSelector = fields.OneTermEqualSelector("metadata.name", o.Node).String()
+	}))
+	s.start = append(s.start, objects.Start, own.Start)
+
+	var errs []error
+	watch := func(i cache.SharedIndexInformer, key func(any) string) cache.Indexer {
+		touch := func(x any) {
+			if gone, ok := x.(cache.DeletedFinalStateUnknown); ok {
+				x = gone.Obj
+			}
+			s.queue.Add(key(x))
+		}
+		_, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{
+			AddFunc: touch, UpdateFunc: func(_, x any) { touch(x) }, DeleteFunc: touch,
+		})
+		errs = append(errs, err)
+		s.synced = append(s.synced, i.HasSynced)
+		return i.GetIndexer()
+	}
+	bySlice := objects.Discovery().V1().EndpointSlices().Informer()
+	errs = append(errs, bySlice.AddIndexers(cache.Indexers{serviceOf: func(x any) ([]string, error) { return []string{sliceKey(x)}, nil }}))
+	s.slices = watch(bySlice, sliceKey)
+	s.services = watch(objects.Core().V1().Services().Informer(), func(x any) string {
+		service := x.(*core.Service)
+		return service.Namespace + "/" + service.Name
+	})
+	s.nodes = watch(own.Core().V1().Nodes().Informer(), func(any) string { return everything })
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("watch the cluster: %w", err)
+	}
+	return s, nil
+}
+
+// slim drops what nobody here reads and what is a large part of every object.
+func slim(x any) (any, error) {
+	if o, ok := x.(meta.Object); ok {
+		o.SetManagedFields(nil)
+	}
+	if n, ok := x.(*core.Node); ok {
+		n.Status.Images = nil
+	}
+	return x, nil
+}
+
+// sliceKey is the service that an EndpointSlice belongs to.
+func sliceKey(x any) string {
+	s := x.(*discovery.EndpointSlice)
+	return s.Namespace + "/" + s.Labels[discovery.LabelServiceName]
+}
+
+// Health takes what a check of one of the node's health endpoints found. It is what Options.Prober reports to.
+func (s *Source) Health(h lb.Health) { s.gates.health(h) }
+
+// Run implements lb.Source.
+func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
+	for _, start := range s.start {
+		start(ctx.Done())
+	}
+	stop := context.AfterFunc(ctx, s.queue.ShutDown)
+	defer stop()
+	if !cache.WaitForCacheSync(ctx.Done(), s.synced...) {
+		return nil
+	}
+	s.gates.proxy()
+	for _, x := range s.services.List() {
+		service := x.(*core.Service)
+		s.reconcile(service.Namespace+"/"+service.Name, sink)
+	}
+	sink.Complete(Name)
+	s.o.Log.Info("cluster known", "services", len(s.services.List()), "served", len(s.put))
+	for {
+		key, down := s.queue.Get()
+		if down {
+			return nil
+		}
+		if key == everything {
+			for name := range s.put {
+				s.reconcile(name, sink)
+			}
+		} else {
+			s.reconcile(key, sink)
+		}
+		s.queue.Done(key)
+	}
+}
+
+// reconcile tells the engine what this node is to do for a service now.
+func (s *Source) reconcile(name string, sink lb.Sink) {
+	v := s.viewOf(name)
+	old := s.put[name]
+	if v == nil {
+		if old != nil {
+			sink.Delete(name)
+			s.gates.forget(name)
+			delete(s.put, name)
+			delete(s.gone, name)
+		}
+		return
+	}
+	s.bury(name, old, v.service)
+	if old != nil && reflect.DeepEqual(old, v.service) {
+		return
+	}
+	s.put[name] = v.service
+	sink.Put(v.service)
+}
+
+// viewOf returns what this node makes of a service; nil when nothing.
+func (s *Source) viewOf(name string) *view {
+	x, ok, err := s.services.GetByKey(name)
+	if err != nil || !ok {
+		return nil
+	}
+	service := x.(*core.Service)
+	if !ours(service, s.o.Class) {
+		return nil
+	}
+	found, err := s.slices.ByIndex(serviceOf, name)
+	if err != nil {
+		s.o.Log.Error("endpoints not found", "service", name, "err", err)
+	}
+	endpoints := make([]*discovery.EndpointSlice, 0, len(found))
+	for _, x := range found {
+		endpoints = append(endpoints, x.(*discovery.EndpointSlice))
+	}
+	node := s.node()
+	v := translate(service, endpoints, placeOf(s.o.Node, node))
+	if v == nil {
+		return nil
+	}
+	if s.o.Announce != nil {
+		v.service.Announce = s.o.Announce(v.service.VIPs[0])
+	}
+	v.service.Hold = s.gates.hold(service, v, node)
+	return v
+}
+
+func (s *Source) node() *core.Node {
+	for _, x := range s.nodes.List() {
+		return x.(*core.Node)
+	}
+	return nil
+}
+
+func placeOf(name string, n *core.Node) place {
+	p := place{node: name}
+	if n != nil {
+		p.zone = labels.Set(n.Labels).Get(core.LabelTopologyZone)
+	}
+	return p
+}
+
+// mourning is for how long the engine is told of an endpoint that is no more, so that it surely hears of it.
+const mourning = time.Minute
+
+// bury adds the endpoints to a service that it had and has no more: their flows are to end, so that clients that go on
+// sending (UDP) find another at once.
+func (s *Source) bury(name string, old, now *lb.Service) {
+	gone := s.gone[name]
+	for at, until := range gone {
+		if time.Now().After(until) {
+			delete(gone, at)
+		}
+	}
+	if old != nil {
+		for _, backends := range old.PerPort {
+			for _, b := range backends {
+				if !b.Gone {
+					if gone == nil {
+						gone = map[netip.AddrPort]time.Time{}
+						s.gone[name] = gone
+					}
+					if _, known := gone[b.ID()]; !known {
+						gone[b.ID()] = time.Now().Add(mourning)
+					}
+				}
+			}
+		}
+	}
+	here := s.known(name)
+	for at := range gone {
+		if here[at] {
+			delete(gone, at) // it is still there, ready or not
+		}
+	}
+	for i := range now.PerPort {
+		for _, at := range slices.SortedFunc(maps.Keys(gone), netip.AddrPort.Compare) {
+			now.PerPort[i] = append(now.PerPort[i], lb.Backend{Addr: at.Addr(), Port: at.Port(), Gone: true})
+		}
+	}
+}
+
+// known returns the addresses that some slice of a service has, in whatever condition.
+func (s *Source) known(name string) map[netip.AddrPort]bool {
+	at := map[netip.AddrPort]bool{}
+	found, _ := s.slices.ByIndex(serviceOf, name) // the index exists
+	for _, x := range found {
+		slice := x.(*discovery.EndpointSlice)
+		for _, p := range slice.Ports {
+			if p.Port == nil {
+				continue
+			}
+			for _, e := range slice.Endpoints {
+				if x, ok := toEndpoint(e, uint16(*p.Port)); ok {
+					at[x.at] = true
+				}
+			}
+		}
+	}
+	return at
+}

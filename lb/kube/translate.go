@@ -1,0 +1,117 @@
+package kube
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// Labels with which a Service says that others look after it (pkg/proxy/apis/well_known_labels.go).
+const (
+	labelProxyName = "service.kubernetes.io/service-proxy-name"
+	labelHeadless  = "service.kubernetes.io/headless"
+)
+
+// ours reports whether a Service is one to be served: of type LoadBalancer, of our class, and nobody else's.
+func ours(s *core.Service, class string) bool {
+	_, proxied := s.Labels[labelProxyName]
+	_, headless := s.Labels[labelHeadless]
+	if s.Spec.Type != core.ServiceTypeLoadBalancer || proxied || headless || s.Spec.ClusterIP == core.ClusterIPNone {
+		return false
+	}
+	if s.Spec.LoadBalancerClass == nil {
+		return class == ""
+	}
+	return *s.Spec.LoadBalancerClass == class
+}
+
+// addressesOf returns the addresses of a Service that nodes are to serve: those of its status whose ipMode is VIP, the default.
+func addressesOf(s *core.Service) (vips []netip.Addr) {
+	for _, i := range s.Status.LoadBalancer.Ingress {
+		if i.IPMode != nil && *i.IPMode != core.LoadBalancerIPModeVIP {
+			continue
+		}
+		if a, err := netip.ParseAddr(i.IP); err == nil && !slices.Contains(vips, a) {
+			vips = append(vips, a)
+		}
+	}
+	return vips
+}
+
+func isLocal(s *core.Service) bool {
+	return s.Spec.ExternalTrafficPolicy == core.ServiceExternalTrafficPolicyLocal
+}
+
+// view is what one node makes of a Service.
+type view struct {
+	service   *lb.Service
+	readyHere int // ready endpoints on this node, by address
+}
+
+// translate returns what this node is to do for s; nil when nothing, for it has no address yet.
+func translate(s *core.Service, endpoints []*discovery.EndpointSlice, at place) *view {
+	vips := addressesOf(s)
+	if len(vips) == 0 || len(s.Spec.Ports) == 0 {
+		return nil
+	}
+	out := &lb.Service{
+		Name: s.Namespace + "/" + s.Name, Source: Name, VIPs: vips, Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT,
+		MinHealthy: 1, Check: lb.CheckSpec{Type: lb.CheckNone}, Allow: allowed(s, vips),
+	}
+	if s.Spec.SessionAffinity == core.ServiceAffinityClientIP {
+		out.Affinity = time.Duration(core.DefaultClientIPServiceAffinitySeconds) * time.Second
+		if c := s.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+			out.Affinity = time.Duration(*c.ClientIP.TimeoutSeconds) * time.Second
+		}
+	}
+	readyHere := map[netip.Addr]bool{}
+	some, somewhere := false, false
+	for _, p := range s.Spec.Ports {
+		port := lb.Port{Port: uint16(p.Port), Target: uint16(p.Port)}
+		if port.Protocol.UnmarshalText([]byte(strings.ToLower(string(protocolOf(&p.Protocol))))) != nil {
+			continue
+		}
+		var backends []lb.Backend
+		for _, is4 := range []bool{true, false} {
+			c := choose(endpointsOf(endpoints, p, is4), at)
+			use := c.cluster
+			if isLocal(s) {
+				use = c.local
+			}
+			backends = append(backends, backendsFor(use, at)...)
+			some, somewhere = some || len(use) > 0, somewhere || c.anywhere
+			for _, e := range c.local[:c.readyHere] {
+				readyHere[e.at.Addr()] = true
+			}
+		}
+		out.Ports, out.PerPort = append(out.Ports, port), append(out.PerPort, backends)
+	}
+	// Local, and endpoints are elsewhere only: dropped, for the client is to try another node; with none anywhere refused.
+	out.Silent = isLocal(s) && !some && somewhere
+	return &view{service: out, readyHere: len(readyHere)}
+}
+
+// allowed returns loadBalancerSourceRanges. A family of which none is listed is not restricted (pkg/proxy/serviceport.go).
+func allowed(s *core.Service, vips []netip.Addr) (list []netip.Prefix) {
+	for _, text := range s.Spec.LoadBalancerSourceRanges {
+		if p, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil { // the API server has seen to it
+			list = append(list, p.Masked())
+		}
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	for _, all := range []string{"0.0.0.0/0", "::/0"} {
+		p := netip.MustParsePrefix(all)
+		if !slices.ContainsFunc(list, func(o netip.Prefix) bool { return o.Addr().Is4() == p.Addr().Is4() }) {
+			list = append(list, p)
+		}
+	}
+	return list
+}
