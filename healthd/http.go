@@ -3,6 +3,7 @@ package healthd
 import (
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -93,14 +94,18 @@ func ranges(rs []lb.StatusRange) string {
 }
 
 // nodePortChecker asks a Kubernetes node's healthCheckNodePort, or its proxy's /healthz, as an outside balancer does:
-// only the HTTP answer counts, for the port is open on every node. It asks for the node, whatever the way of the traffic.
+// only the HTTP answer counts, for the port is open on every node. With a Body, "namespace/name", the answer must be about that
+// Service. It asks for the node, whatever the way of the traffic.
 type nodePortChecker struct{ target }
 
 func (c nodePortChecker) Probe(ctx context.Context) (Result, error) {
 	c.VIP = netip.Addr{}
-	resp, _, err := httpGet(ctx, c.target, "http")
+	resp, body, err := httpGet(ctx, c.target, "http")
 	if err != nil {
 		return Result{Weight: -1}, err
+	}
+	if c.Spec.Body != "" && aboutService(body) != c.Spec.Body {
+		return fail("HTTP %d, and the answer is about another service: %.100q", resp.StatusCode, aboutService(body))
 	}
 	switch resp.StatusCode {
 	case http.StatusOK:
@@ -118,4 +123,15 @@ func (c nodePortChecker) Probe(ctx context.Context) (Result, error) {
 		r.Weight, r.Reason = n, fmt.Sprintf("HTTP 200, %d endpoints", n)
 	}
 	return r, nil
+}
+
+// aboutService returns "namespace/name" of the Service that an answer is about (pkg/proxy/healthcheck/service_health.go).
+func aboutService(body string) string {
+	var answer struct {
+		Service struct{ Namespace, Name string }
+	}
+	if json.Unmarshal([]byte(body), &answer) != nil {
+		return body
+	}
+	return answer.Service.Namespace + "/" + answer.Service.Name
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/file"
+	"github.com/steelyard-lb/steelyard/lb/kube"
 )
 
 // agent is everything that runs, wired.
@@ -33,6 +34,7 @@ type agent struct {
 	node     node
 	engine   *lb.Engine
 	file     *file.Source
+	kube     *kube.Source // nil: no cluster
 	datapath *datapath.Datapath
 	parts    []part
 	started  time.Time
@@ -94,8 +96,15 @@ func newAgent(name string, cfg *config.Config, level *slog.LevelVar, log *slog.L
 	status := func(ctx context.Context) (lb.Status, error) { return a.engine.Status(ctx) }
 	metrics := admin.NewMetrics(status)
 	registry.MustRegister(metrics)
+	sources := []string{file.Name}
+	if cfg.Kubernetes != nil {
+		if err := a.kubernetes(); err != nil {
+			return nil, err
+		}
+		sources = append(sources, kube.Name)
+	}
 	a.engine, err = lb.NewEngine(lb.EngineOptions{
-		Datapath: a.datapath, Announcer: announcers, Prober: prober, Sources: []string{file.Name},
+		Datapath: a.datapath, Announcer: announcers, Prober: prober, Sources: sources,
 		Settle: settleWithin, Retry: retryAfter, Withdraw: withdrawWithin,
 		Log: component(log, "engine"), Observe: metrics.Observe,
 	})
@@ -172,8 +181,8 @@ func (a *agent) openDatapath() (*datapath.Datapath, error) {
 	return datapath.Open(datapath.Options{
 		Interfaces: a.node.interfaces, Mode: mode, MaxFlows: a.cfg.Datapath.MaxFlows, SNATPorts: a.cfg.Datapath.SNATPorts,
 		TunnelPort: a.cfg.Datapath.TunnelPort, TunnelSources: a.cfg.Datapath.TunnelSources,
-		Timeouts: datapath.Timeouts(a.cfg.Datapath.Timeouts),
-		PinPath:  datapath.DefaultPinPath, StateDir: datapath.DefaultStateDir, Log: component(a.log, "datapath"),
+		Timeouts: datapath.Timeouts(a.cfg.Datapath.Timeouts), Delivers: a.cfg.Kubernetes != nil,
+		PinPath: datapath.DefaultPinPath, StateDir: datapath.DefaultStateDir, Log: component(a.log, "datapath"),
 	})
 }
 
@@ -213,8 +222,13 @@ func unsupported(cfg *config.Config) error {
 	missing := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf("not in this version: "+format, args...))
 	}
-	if cfg.Kubernetes != nil {
-		missing("[kubernetes]")
+	if k := cfg.Kubernetes; k != nil {
+		if k.Forward != lb.MethodNAT {
+			missing("kubernetes.forward = %q; write forward = %q", k.Forward, lb.MethodNAT)
+		}
+		if k.Proxy == config.ProxyReplace {
+			missing("kubernetes.proxy = %q", k.Proxy)
+		}
 	}
 	if cfg.L2 != nil && len(cfg.L2.Members) > 0 {
 		missing("l2.members: every appliance with [l2] answers for all of its addresses, so only one may have them")

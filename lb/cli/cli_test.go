@@ -83,7 +83,7 @@ func TestRunRefusesWhatIsNotThere(t *testing.T) {
 	text := strings.Replace(good, "asn = 64500", "asn = 64500, bfd = true", 1)
 	text += "[kubernetes]\n"
 	code, _, errOut := steelyard(t, "run", "-c", write(t, text))
-	for _, want := range []string{"not in this version: bgp.peers: bfd (peer 192.0.2.1)", "not in this version: [kubernetes]"} {
+	for _, want := range []string{"not in this version: bgp.peers: bfd (peer 192.0.2.1)", `not in this version: kubernetes.forward = "tunnel"; write forward = "nat"`} {
 		if code != 1 || !strings.Contains(errOut, want) {
 			t.Errorf("code %d, stderr %q; want 1 and %q", code, errOut, want)
 		}

@@ -53,6 +53,7 @@ var owners = map[string][]string{
 	"github.com/miekg/dns":           {"healthd"},
 	"google.golang.org/grpc":         {"healthd"},
 	"github.com/coreos/go-systemd":   {"systemd"},
+	"k8s.io/":                        {"lb/kube", "lb/cli"},
 }
 
 func forbidden(pkg, dep string) string {

@@ -73,6 +73,7 @@ func (a *agent) run(ctx context.Context) error {
 	notifier := systemd.New(a.log)
 	g.Go(func() error { return notifier.Run(rest, a.alive) })
 	g.Go(func() error { return a.file.Run(ctx, a.engine) })
+	g.Go(func() error { return a.runKube(ctx) })
 	g.Go(func() error { a.reloads(ctx, notifier); return nil })
 	g.Go(func() error { a.ready(ctx, notifier); return nil })
 

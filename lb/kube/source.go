@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,7 +28,7 @@ import (
 // Name is the Source of every service that comes from here.
 const Name = "kubernetes"
 
-// Options is everything a Source needs. Pools may be empty and Announce nil.
+// Options is everything a Source needs. Pools may be empty.
 type Options struct {
 	Client kubernetes.Interface
 	Node   string // our own, as the API server knows it
@@ -38,8 +39,8 @@ type Options struct {
 	Probe lb.CheckSpec
 	// ProxyHealthz is the URL of the service proxy's health endpoint; "": it is not asked.
 	ProxyHealthz string
-	// Announce says by what an address is announced; empty: by whatever is on.
-	Announce func(netip.Addr) []lb.AnnouncerKind
+	// Pools have the addresses that may be announced, and say by what; none: any address, by whatever is on.
+	Pools []Pool
 	// Prober asks them. It reports to the Source's Health.
 	Prober lb.Prober
 	Log    *slog.Logger
@@ -74,10 +75,10 @@ func New(o Options) (*Source, error) {
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
 	}
 	s.gates = newGates(o, func(service string) { s.queue.Add(service) })
-	served := func(l *meta.ListOptions) {
+	unlabelled := func(l *meta.ListOptions) {
 		l.LabelSelector = "!" + labelProxyName + ",!" + labelHeadless
 	}
-	objects := informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithTweakListOptions(served), informers.WithTransform(slim))
+	objects := informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithTweakListOptions(unlabelled), informers.WithTransform(slim))
 	own := informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithTransform(slim), informers.WithTweakListOptions(func(l *meta.ListOptions) {
 		l.FieldSelector = fields.OneTermEqualSelector("metadata.name", o.Node).String()
 	}))
@@ -193,7 +194,7 @@ func (s *Source) viewOf(name string) *view {
 		return nil
 	}
 	service := x.(*core.Service)
-	if !ours(service, s.o.Class) {
+	if !served(service, s.o.Class) {
 		return nil
 	}
 	found, err := s.slices.ByIndex(serviceOf, name)
@@ -209,11 +210,25 @@ func (s *Source) viewOf(name string) *view {
 	if v == nil {
 		return nil
 	}
-	if s.o.Announce != nil {
-		v.service.Announce = s.o.Announce(v.service.VIPs[0])
-	}
 	v.service.Hold = s.gates.hold(service, v, node)
+	s.pooled(v.service)
 	return v
+}
+
+// pooled makes a service be announced as its pool says. What is in no pool is not ours to announce, whoever gave it.
+func (s *Source) pooled(service *lb.Service) {
+	if len(s.o.Pools) == 0 {
+		return
+	}
+	for i, vip := range service.VIPs {
+		p := poolOf(s.o.Pools, vip)
+		switch {
+		case p == nil:
+			service.Hold = cmp.Or(service.Hold, vip.String()+" is in no pool")
+		case i == 0:
+			service.Announce = p.Announce
+		}
+	}
 }
 
 func (s *Source) node() *core.Node {

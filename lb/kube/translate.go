@@ -18,11 +18,16 @@ const (
 	labelHeadless  = "service.kubernetes.io/headless"
 )
 
-// ours reports whether a Service is one to be served: of type LoadBalancer, of our class, and nobody else's.
-func ours(s *core.Service, class string) bool {
+// served reports whether nodes are to serve a Service: one that is ours and that nobody else looks after.
+func served(s *core.Service, class string) bool {
 	_, proxied := s.Labels[labelProxyName]
 	_, headless := s.Labels[labelHeadless]
-	if s.Spec.Type != core.ServiceTypeLoadBalancer || proxied || headless || s.Spec.ClusterIP == core.ClusterIPNone {
+	return ours(s, class) && !proxied && !headless && s.Spec.ClusterIP != core.ClusterIPNone
+}
+
+// ours reports whether a Service is to have addresses from us: of type LoadBalancer, and of our class.
+func ours(s *core.Service, class string) bool {
+	if s.Spec.Type != core.ServiceTypeLoadBalancer {
 		return false
 	}
 	if s.Spec.LoadBalancerClass == nil {
