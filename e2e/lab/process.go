@@ -23,6 +23,8 @@ type Command struct {
 	Args []string
 	// Env is added to the environment of this process.
 	Env []string
+	// Abrupt says that Stop kills it at once: it is none of the programs under test, and takes its time to end by itself.
+	Abrupt bool
 	// Output gets a copy of what the process writes, as it is written; nil: none.
 	Output io.Writer
 }
@@ -33,6 +35,7 @@ type Process struct {
 	Log  Log
 	host *Host
 	cmd  *exec.Cmd
+	rude bool          // Command.Abrupt
 	done chan struct{} // closed when the process has ended and its output has been read
 	err  error         // of Wait; set before done is closed
 }
@@ -40,7 +43,7 @@ type Process struct {
 // Start starts a program in the host. The process is ended with the host, if not before, and dies with this process
 // however that ends.
 func (h *Host) Start(c Command) (*Process, error) {
-	p := &Process{host: h, done: make(chan struct{})}
+	p := &Process{host: h, rude: c.Abrupt, done: make(chan struct{})}
 	p.Log.tee = c.Output
 	cmd, err := command(c)
 	if err != nil {
@@ -122,6 +125,9 @@ func (p *Process) wait() {
 	close(p.done)
 }
 
+// Name is the program's.
+func (p *Process) Name() string { return filepath.Base(p.cmd.Path) }
+
 // Pid is the process id.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
@@ -168,6 +174,10 @@ func (p *Process) Kill() {
 
 // Stop ends the process with SIGTERM, and with SIGKILL if it takes longer than StopGrace, which is an error.
 func (p *Process) Stop() error {
+	if p.rude {
+		p.Kill()
+		return nil
+	}
 	if err := p.Signal(syscall.SIGTERM); err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
@@ -24,7 +25,11 @@ const leaseNamespace = "kube-system"
 
 // kubernetes adds the source that is a cluster, and what it needs: its own health checks, and the giving of addresses.
 func (a *agent) kubernetes() error {
-	client, err := a.client()
+	client, err := a.client(0)
+	if err != nil {
+		return fmt.Errorf("kubernetes: %w", err)
+	}
+	lease, err := a.client(leaseTimeout)
 	if err != nil {
 		return fmt.Errorf("kubernetes: %w", err)
 	}
@@ -50,7 +55,7 @@ func (a *agent) kubernetes() error {
 	a.parts = append(a.parts, part{"node health checks", prober.Run})
 	if a.cfg.Kubernetes.Allocate && len(pools) > 0 {
 		allocator := kube.NewAllocator(kube.AllocatorOptions{
-			Client: client, Node: a.node.name, Namespace: cmp.Or(os.Getenv("POD_NAMESPACE"), leaseNamespace),
+			Client: client, Lease: lease, Node: a.node.name, Namespace: cmp.Or(os.Getenv("POD_NAMESPACE"), leaseNamespace),
 			Class: a.cfg.Kubernetes.LoadBalancerClass, Pools: pools, Log: log,
 		})
 		a.parts = append(a.parts, part{"addresses", allocator.Run})
@@ -58,7 +63,11 @@ func (a *agent) kubernetes() error {
 	return nil
 }
 
-func (a *agent) client() (kubernetes.Interface, error) {
+// leaseTimeout bounds a request about the lease, the last of which is on the way of our end.
+const leaseTimeout = 2 * time.Second
+
+// client returns a client of the API server whose requests end within timeout; 0: whenever.
+func (a *agent) client(timeout time.Duration) (kubernetes.Interface, error) {
 	var c *rest.Config
 	var err error
 	if name := a.cfg.Kubernetes.Kubeconfig; name != "" {
@@ -69,6 +78,7 @@ func (a *agent) client() (kubernetes.Interface, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.Timeout = timeout
 	c.UserAgent = "steelyard/" + version
 	c.ContentType = "application/vnd.kubernetes.protobuf"
 	c.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"

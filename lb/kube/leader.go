@@ -42,7 +42,10 @@ type term struct {
 
 // AllocatorOptions is everything an Allocator needs.
 type AllocatorOptions struct {
-	Client    kubernetes.Interface
+	Client kubernetes.Interface
+	// Lease is a client for the election, whose requests end within a few seconds: else an API server that is silent when we
+	// end would keep us.
+	Lease     kubernetes.Interface
 	Node      string // who we are in the election
 	Namespace string // of the lease
 	Class     string
@@ -69,7 +72,7 @@ func (a *Allocator) Run(ctx context.Context) error {
 	for ctx.Err() == nil { // an election ends when the lease is lost; then comes the next
 		leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{
 			Lock: &resourcelock.LeaseLock{
-				LeaseMeta: meta.ObjectMeta{Name: "steelyard", Namespace: a.o.Namespace}, Client: a.o.Client.CoordinationV1(),
+				LeaseMeta: meta.ObjectMeta{Name: "steelyard", Namespace: a.o.Namespace}, Client: a.o.Lease.CoordinationV1(),
 				LockConfig: resourcelock.ResourceLockConfig{Identity: a.o.Node},
 			},
 			LeaseDuration: leaseFor, RenewDeadline: renewFor, RetryPeriod: leaseRetry, ReleaseOnCancel: true, Name: "steelyard",

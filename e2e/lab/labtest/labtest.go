@@ -97,6 +97,20 @@ func Agent(t testing.TB, h *lab.Host, binary string, c lab.AgentConfig) *lab.Age
 	return a
 }
 
+// ControlPlane starts a Kubernetes control plane in h, whose programs are in dir.
+func ControlPlane(t testing.TB, h *lab.Host, address netip.Addr, dir string) *lab.ControlPlane {
+	t.Helper()
+	if err := lab.HaveControlPlane(dir); err != nil {
+		if os.Getenv("STEELYARD_CI") != "" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	c, err := lab.StartControlPlane(t.Context(), h, address, dir)
+	must(t, err)
+	return c
+}
+
 // HTTP starts a web server on a port of every address of a node.
 func HTTP(t testing.TB, n lab.Node, port uint16) *lab.HTTPServer {
 	t.Helper()

@@ -1,0 +1,286 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+// cluster is a Kubernetes cluster with a real API server, whose nodes are hosts with an agent and with kube-proxy, and whose
+// pods are hosts behind them.
+type cluster struct {
+	*site
+	control *lab.ControlPlane
+	api     kubernetes.Interface
+	proxies []*lab.Process
+	pods    map[string]*pod
+}
+
+// pod is one server of the cluster.
+type pod struct {
+	*lab.Host
+	name   string
+	node   int
+	v4, v6 netip.Addr
+	web    *lab.HTTPServer
+	ready  bool
+	// leaving: it is terminating, and still serves.
+	leaving bool
+}
+
+const (
+	probeInterval, probeTimeout, probeFall = 200 * time.Millisecond, 150 * time.Millisecond, 2
+	probeBound                             = probeFall*probeInterval + probeTimeout
+)
+
+// newCluster makes a cluster of three nodes behind a router that spreads over them.
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	c := &cluster{site: &site{Topology: labtest.Topology(t, lab.Shape{Clients: 1, Balancers: 3, Servers: 1})}, pods: map[string]*pod{}}
+	dir, err := filepath.Abs("../.cache/controlplane")
+	if err != nil {
+		t.Fatal(err)
+	}
+	control := c.Servers[0]
+	c.control = labtest.ControlPlane(t, control.Host, control.V4, dir)
+	c.connect(t)
+	rc := lab.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: routerASN, HoldTime: 9 * time.Second}
+	for _, b := range c.Balancers {
+		rc.Neighbors = append(rc.Neighbors, lab.Neighbor{Address: b.V4, ASN: asn}, lab.Neighbor{Address: b.V6, ASN: asn})
+	}
+	c.router = labtest.Router(t, c.Topology.Router, lab.BIRD, rc)
+	for i, b := range c.Balancers {
+		c.join(t, i)
+		a := lab.BGPAgent(b, asn, routerASN)
+		a.Mode, a.Extra = "tc", clusterTOML
+		c.config = append(c.config, a)
+		c.agents = append(c.agents, labtest.Agent(t, b.Host, binary, a))
+	}
+	return c
+}
+
+var clusterTOML = fmt.Sprintf(`
+[kubernetes]
+kubeconfig = %q
+forward = "nat"
+[probe]
+interval = %q
+timeout = %q
+fall = %d
+[[pool]]
+name = "public"
+addresses = ["203.0.113.0/24", "2001:db8:1::/64"]
+`, lab.KubeconfigPath, probeInterval, probeTimeout, probeFall)
+
+// connect gives this process a client of the API server.
+func (c *cluster) connect(t *testing.T) {
+	t.Helper()
+	rest, err := clientcmd.RESTConfigFromKubeConfig([]byte(c.control.Kubeconfig()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rest.Dial = c.control.Dial
+	rest.QPS, rest.Burst = 1000, 1000
+	if c.api, err = kubernetes.NewForConfig(rest); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// join makes a host a node: an object of the API, routes to the pods of the others, kube-proxy.
+func (c *cluster) join(t *testing.T, i int) {
+	t.Helper()
+	n := c.Balancers[i]
+	if err := n.Forward(); err != nil {
+		t.Fatal(err)
+	}
+	for k, other := range c.Balancers {
+		if k == i {
+			continue
+		}
+		v4, v6 := podPrefixes(k)
+		if err := errors.Join(n.AddRoute(v4, other.V4), n.AddRoute(v6, other.V6)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := c.api.CoreV1().Nodes().Create(t.Context(), &core.Node{ObjectMeta: meta.ObjectMeta{Name: n.Name()}}, meta.CreateOptions{})
+	if err == nil {
+		var node *core.Node
+		if node, err = c.api.CoreV1().Nodes().Get(t.Context(), n.Name(), meta.GetOptions{}); err == nil {
+			node.Status.Addresses = []core.NodeAddress{{Type: core.NodeInternalIP, Address: n.V4.String()}, {Type: core.NodeInternalIP, Address: n.V6.String()}}
+			_, err = c.api.CoreV1().Nodes().UpdateStatus(t.Context(), node, meta.UpdateOptions{})
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := c.control.StartKubeProxy(n.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.proxies = append(c.proxies, p)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("kube-proxy of %s said:\n%s", n.Name(), p.Log.Tail(20))
+		}
+	})
+}
+
+func podPrefixes(node int) (v4, v6 netip.Prefix) {
+	return netip.MustParsePrefix(fmt.Sprintf("10.244.%d.0/24", node)), netip.MustParsePrefix(fmt.Sprintf("fd00:244:%d::/48", node))
+}
+
+// run starts a pod on a node; it gets traffic once publish says so.
+func (c *cluster) run(t *testing.T, name string, node int) *pod {
+	t.Helper()
+	k := len(c.pods)
+	p := &pod{
+		Host: labtest.Host(t, c.Lab, name), name: name, node: node, ready: true,
+		v4: netip.AddrFrom4([4]byte{10, 244, byte(node), byte(4*k + 2)}), v6: netip.MustParseAddr(fmt.Sprintf("fd00:244:%d:%x::2", node, k)),
+	}
+	gw4, gw6 := netip.AddrFrom4([4]byte{10, 244, byte(node), byte(4*k + 1)}), netip.MustParseAddr(fmt.Sprintf("fd00:244:%d:%x::1", node, k))
+	with := func(a, b netip.Addr) []netip.Prefix {
+		return []netip.Prefix{netip.PrefixFrom(a, 30), netip.PrefixFrom(b, 64)}
+	}
+	err := c.Link(
+		lab.End{Host: c.Balancers[node].Host, Name: name, Addresses: with(gw4, gw6)},
+		lab.End{Host: p.Host, Name: "eth0", Addresses: with(p.v4, p.v6)}, lab.LinkOptions{})
+	if err := errors.Join(err, p.AddRoute(lab.Default, gw4), p.AddRoute(lab.Default6, gw6)); err != nil {
+		t.Fatal(err)
+	}
+	at := lab.Node{Host: p.Host, V4: p.v4, V6: p.v6}
+	p.web = labtest.HTTP(t, at, 8080)
+	labtest.TCPEcho(t, at, 9000)
+	labtest.UDPEcho(t, at, 5353)
+	c.pods[name] = p
+	return p
+}
+
+// service makes a Service of type LoadBalancer of both families, for all pods.
+func (c *cluster) service(t *testing.T, name string, change func(*core.Service)) *core.Service {
+	t.Helper()
+	both := core.IPFamilyPolicyRequireDualStack
+	s := &core.Service{
+		ObjectMeta: meta.ObjectMeta{Name: name, Namespace: "default"},
+		Spec: core.ServiceSpec{
+			Type: core.ServiceTypeLoadBalancer, IPFamilyPolicy: &both,
+			Ports: []core.ServicePort{
+				{Name: "http", Port: 80, TargetPort: intstr.FromInt32(8080)}, {Name: "echo", Port: 9000, TargetPort: intstr.FromInt32(9000)},
+				{Name: "dns", Port: 5353, Protocol: core.ProtocolUDP, TargetPort: intstr.FromInt32(5353)},
+			},
+		},
+	}
+	change(s)
+	s, err := c.api.CoreV1().Services("default").Create(t.Context(), s, meta.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// addresses waits until a Service has its addresses.
+func (c *cluster) addresses(t *testing.T, name string) (vips []netip.Addr) {
+	t.Helper()
+	labtest.Until(t, 30*time.Second, name+" has addresses", func() error {
+		s, err := c.api.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{})
+		if err != nil {
+			return err
+		}
+		vips = nil
+		for _, i := range s.Status.LoadBalancer.Ingress {
+			vips = append(vips, netip.MustParseAddr(i.IP))
+		}
+		if len(vips) != len(s.Spec.IPFamilies) {
+			return fmt.Errorf("it has %v", vips)
+		}
+		return nil
+	})
+	return vips
+}
+
+// publish writes the EndpointSlices of a Service, as its controller would for these pods.
+func (c *cluster) publish(t *testing.T, service string, pods ...*pod) {
+	t.Helper()
+	tcp, udp := core.ProtocolTCP, core.ProtocolUDP
+	for _, family := range []discovery.AddressType{discovery.AddressTypeIPv4, discovery.AddressTypeIPv6} {
+		s := &discovery.EndpointSlice{
+			ObjectMeta:  meta.ObjectMeta{Name: service + "-" + map[bool]string{true: "4", false: "6"}[family == discovery.AddressTypeIPv4], Namespace: "default", Labels: map[string]string{discovery.LabelServiceName: service}},
+			AddressType: family,
+		}
+		for _, p := range []struct {
+			name string
+			port int32
+			of   *core.Protocol
+		}{{"http", 8080, &tcp}, {"echo", 9000, &tcp}, {"dns", 5353, &udp}} {
+			s.Ports = append(s.Ports, discovery.EndpointPort{Name: &p.name, Port: &p.port, Protocol: p.of})
+		}
+		for _, p := range pods {
+			addr, node := p.v4, c.Balancers[p.node].Name()
+			if family == discovery.AddressTypeIPv6 {
+				addr = p.v6
+			}
+			ready, serving, terminating := p.ready && !p.leaving, p.ready || p.leaving, p.leaving
+			s.Endpoints = append(s.Endpoints, discovery.Endpoint{
+				Addresses: []string{addr.String()}, NodeName: &node,
+				Conditions: discovery.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating},
+			})
+		}
+		api := c.api.DiscoveryV1().EndpointSlices("default")
+		_, err := api.Update(t.Context(), s, meta.UpdateOptions{})
+		if err != nil {
+			_, err = api.Create(t.Context(), s, meta.CreateOptions{})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// routed waits until the router sends addresses to exactly these nodes, and returns how long that took.
+func (c *cluster) routed(t *testing.T, within time.Duration, vips []netip.Addr, nodes ...int) time.Duration {
+	t.Helper()
+	var via []lab.Node
+	for _, i := range nodes {
+		via = append(via, c.Balancers[i])
+	}
+	start := time.Now()
+	for _, vip := range vips {
+		if _, err := c.Topology.Router.WaitNextHops(t.Context(), within, host(vip), hops(vip, via)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return time.Since(start)
+}
+
+// sawTheClient fails the test when a pod was asked by anybody but the client.
+func (c *cluster) sawTheClient(t *testing.T, pods ...*pod) {
+	t.Helper()
+	for _, p := range pods {
+		clients := p.web.Clients()
+		for from := range clients {
+			if !slices.Contains([]netip.Addr{c.Clients[0].V4, c.Clients[0].V6}, from) {
+				t.Errorf("%s saw %s; want the client", p.name, from)
+			}
+		}
+		if len(clients) == 0 {
+			t.Errorf("%s saw nobody", p.name)
+		}
+	}
+}
+
+func local(s *core.Service) {
+	s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyLocal
+}
