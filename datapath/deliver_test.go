@@ -35,7 +35,9 @@ func TestDeliversToBackendsHere(t *testing.T) {
 		for _, proto := range []lb.Protocol{lb.TCP, lb.UDP} {
 			w.reset()
 			w.deliver(func(s *lb.Service) { s.Ports[0].Protocol = proto })
-			there := func(flags uint8) dptest.Packet { return w.fromClient(uint8(proto), flags&(255*uint8(truth(proto == lb.TCP)))) }
+			there := func(flags uint8) dptest.Packet {
+				return w.fromClient(uint8(proto), flags&(255*uint8(truth(proto == lb.TCP))))
+			}
 			back := func(flags uint8) dptest.Packet {
 				p := there(flags)
 				p.Src, p.Dst, p.Seq, p.Ack = w.at("b1", 8080), p.Src, 5*p.Seq, 0

@@ -2,7 +2,6 @@ package datapath
 
 import (
 	"fmt"
-	"net/netip"
 
 	"github.com/cilium/ebpf"
 
@@ -55,7 +54,7 @@ func (s *frontendSets) membersOf(id uint32) map[syMemberKey]uint32 {
 
 // add puts what p needs and is not there.
 func (s *frontendSets) add(id uint32, p *lb.FrontendPlan, backends []uint32) error {
-	for k := range allowedKeys(id, p.Allow) {
+	for k := range allowedKeys(id, p) {
 		if s.allowedOf(id)[k] {
 			continue
 		}
@@ -81,7 +80,7 @@ func (s *frontendSets) trim(id uint32, p *lb.FrontendPlan, backends []uint32) er
 	var allowed map[syAllowKey]bool
 	var members map[syMemberKey]uint32
 	if p != nil {
-		allowed, members = allowedKeys(id, p.Allow), memberWeights(id, p, backends)
+		allowed, members = allowedKeys(id, p), memberWeights(id, p, backends)
 	}
 	for k := range s.allowed[id] {
 		if allowed[k] {
@@ -108,10 +107,12 @@ func (s *frontendSets) trim(id uint32, p *lb.FrontendPlan, backends []uint32) er
 	return nil
 }
 
-func allowedKeys(id uint32, prefixes []netip.Prefix) map[syAllowKey]bool {
+func allowedKeys(id uint32, plan *lb.FrontendPlan) map[syAllowKey]bool {
 	keys := map[syAllowKey]bool{}
-	for _, p := range prefixes {
-		keys[toAllowKey(id, p)] = true
+	for _, p := range plan.Allow {
+		if p.Addr().Is4() == plan.VIP.Is4() { // ::/0 has the mapped addresses of IPv4, too
+			keys[toAllowKey(id, p)] = true
+		}
 	}
 	return keys
 }
