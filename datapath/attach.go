@@ -41,7 +41,10 @@ func (a *attachments) attach(name string) error {
 	if err != nil {
 		return fmt.Errorf("interface %s: %w", name, err)
 	}
-	if err := a.sysctls.forward(name); err != nil {
+	switch err := a.sysctls.forward(name); {
+	case errors.Is(err, unix.EROFS): // in a container; what is not forwarded is counted as no_forwarding
+		a.o.Log.Warn("forwarding not switched on", "interface", name, "err", err, "fix", "sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1")
+	case err != nil:
 		return fmt.Errorf("interface %s: %w", name, err)
 	}
 	hook, err := a.attachTC(nic, inward, outward)

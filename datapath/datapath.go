@@ -67,7 +67,9 @@ func Open(o Options) (_ *Datapath, err error) {
 		return nil, err
 	}
 	if err := sys.reserve(o.SNATPorts); err != nil {
-		return nil, err
+		// In a container without privileges sysctls are read-only. The ports are above those that Linux gives away by default.
+		o.Log.Warn("snat_ports not kept from sockets of this machine", "err", err,
+			"fix", fmt.Sprintf("sysctl -w net.ipv4.ip_local_reserved_ports=%d-%d", o.SNATPorts[0], o.SNATPorts[1]))
 	}
 	d.uplinks = &attachments{
 		o: o, objects: d.objects, pins: d.pins, sysctls: sys,

@@ -4,17 +4,25 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	authentication "k8s.io/api/authentication/v1"
 	core "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
 	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/yaml"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
@@ -25,6 +33,7 @@ import (
 type cluster struct {
 	*site
 	control *lab.ControlPlane
+	rest    *rest.Config
 	api     kubernetes.Interface
 	proxies []*lab.Process
 	pods    map[string]*pod
@@ -58,6 +67,7 @@ func newCluster(t *testing.T) *cluster {
 	control := c.Servers[0]
 	c.control = labtest.ControlPlane(t, control.Host, control.V4, dir)
 	c.connect(t)
+	kubeconfig := c.install(t)
 	rc := lab.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: routerASN, HoldTime: 9 * time.Second}
 	for _, b := range c.Balancers {
 		rc.Neighbors = append(rc.Neighbors, lab.Neighbor{Address: b.V4, ASN: asn}, lab.Neighbor{Address: b.V6, ASN: asn})
@@ -66,7 +76,10 @@ func newCluster(t *testing.T) *cluster {
 	for i, b := range c.Balancers {
 		c.join(t, i)
 		a := lab.BGPAgent(b, asn, routerASN)
-		a.Mode, a.Extra = "tc", clusterTOML
+		a.Mode, a.Extra, a.Env = "tc", clusterTOML, []string{"POD_NAMESPACE=steelyard"}
+		if err := b.WriteFile(lab.KubeconfigPath, kubeconfig, 0o600); err != nil {
+			t.Fatal(err)
+		}
 		c.config = append(c.config, a)
 		c.agents = append(c.agents, labtest.Agent(t, b.Host, binary, a))
 	}
@@ -89,15 +102,59 @@ addresses = ["203.0.113.0/24", "2001:db8:1::/64"]
 // connect gives this process a client of the API server.
 func (c *cluster) connect(t *testing.T) {
 	t.Helper()
-	rest, err := clientcmd.RESTConfigFromKubeConfig([]byte(c.control.Kubeconfig()))
+	var err error
+	if c.rest, err = clientcmd.RESTConfigFromKubeConfig([]byte(c.control.Kubeconfig())); err != nil {
+		t.Fatal(err)
+	}
+	c.rest.Dial = c.control.Dial
+	c.rest.QPS, c.rest.Burst = 1000, 1000
+	if c.api, err = kubernetes.NewForConfig(c.rest); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// install applies the manifest, once dry as a careful user would, and returns a kubeconfig with no more rights than it gives.
+func (c *cluster) install(t *testing.T) string {
+	t.Helper()
+	manifest, err := exec.Command(binary, "manifest", "--image", "steelyard:test").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	rest.Dial = c.control.Dial
-	rest.QPS, rest.Burst = 1000, 1000
-	if c.api, err = kubernetes.NewForConfig(rest); err != nil {
+	client, err := dynamic.NewForConfig(c.rest)
+	if err != nil {
 		t.Fatal(err)
 	}
+	groups, err := restmapper.GetAPIGroupResources(c.api.Discovery())
+	if err != nil {
+		t.Fatal(err)
+	}
+	mapper := restmapper.NewDiscoveryRESTMapper(groups)
+	for doc := range strings.SplitSeq(string(manifest), "\n---\n") {
+		var o unstructured.Unstructured
+		if err := yaml.Unmarshal([]byte(doc), &o.Object); err != nil {
+			t.Fatalf("%v in\n%s", err, doc)
+		}
+		gvk := o.GroupVersionKind()
+		m, err := mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var api dynamic.ResourceInterface = client.Resource(m.Resource)
+		if ns := o.GetNamespace(); ns != "" {
+			api = client.Resource(m.Resource).Namespace(ns)
+		}
+		for _, dry := range [][]string{{meta.DryRunAll}, nil} {
+			options := meta.ApplyOptions{FieldManager: "test", DryRun: dry}
+			if _, err := api.Apply(t.Context(), o.GetName(), &o, options); err != nil {
+				t.Fatalf("%s %s, dry run %v: %v", gvk.Kind, o.GetName(), dry, err)
+			}
+		}
+	}
+	token, err := c.api.CoreV1().ServiceAccounts("steelyard").CreateToken(t.Context(), "steelyard", &authentication.TokenRequest{}, meta.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.control.KubeconfigFor(token.Status.Token)
 }
 
 // join makes a host a node: an object of the API, routes to the pods of the others, kube-proxy.

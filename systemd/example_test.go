@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/systemd"
 )
 
 // The example is valid as it is installed, and with everything in it switched on.
@@ -24,5 +26,22 @@ func TestExampleIsValid(t *testing.T) {
 	}
 	if c.BGP == nil || len(c.BGP.Peers) != 1 || len(c.Services) != 1 || len(c.Services[0].Backends) != 2 {
 		t.Errorf("switched on, there is not one peer and one service of two backends in:\n%s", on)
+	}
+}
+
+var toml = regexp.MustCompile(`(?s)steelyard.toml: \|\n(.*?)\n---`)
+
+// So is the configuration of the DaemonSet.
+func TestManifestConfigurationIsValid(t *testing.T) {
+	text := toml.FindStringSubmatch(systemd.Manifest("steelyard:test"))
+	if text == nil {
+		t.Fatal("the manifest has no configuration")
+	}
+	plain := regexp.MustCompile(`(?m)^    `).ReplaceAllString(text[1], "")
+	for _, x := range []string{plain, regexp.MustCompile(`(?m)^# `).ReplaceAllString(plain, "")} {
+		c, err := config.Parse("steelyard.toml", []byte(x))
+		if err != nil || c.Kubernetes == nil || c.Kubernetes.Forward != lb.MethodNAT {
+			t.Errorf("%v in\n%s", err, x)
+		}
 	}
 }

@@ -24,6 +24,8 @@ type AgentOptions struct {
 	Binary string
 	// Config is the TOML text; AgentConfig.TOML writes one.
 	Config string
+	// Env is added to the environment.
+	Env []string
 	// Output gets a copy of the log; nil: none.
 	Output io.Writer
 }
@@ -64,7 +66,7 @@ func (a *Agent) Start() error {
 	if err := a.WriteFile(AgentConfigPath, a.config, 0o600); err != nil {
 		return err
 	}
-	p, err := a.Host.Start(Command{Path: a.o.Binary, Args: []string{"run", "-c", AgentConfigPath}, Output: a.o.Output})
+	p, err := a.Host.Start(Command{Path: a.o.Binary, Args: []string{"run", "-c", AgentConfigPath}, Env: a.o.Env, Output: a.o.Output})
 	if err != nil {
 		return err
 	}

@@ -21,6 +21,8 @@ type AgentConfig struct {
 	L2            []string // interfaces; empty: no L2
 	Services      []AgentService
 	LogLevel      string
+	// Env is for its environment.
+	Env []string
 	// Extra is TOML that comes last: whole tables.
 	Extra string
 }

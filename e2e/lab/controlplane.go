@@ -57,7 +57,7 @@ func StartControlPlane(ctx context.Context, h *Host, address netip.Addr, dir str
 		"--etcd-servers=http://127.0.0.1:2379", "--bind-address=" + address.String(), "--advertise-address=" + address.String(), "--secure-port=6443",
 		"--cert-dir=" + file("certs"), "--token-auth-file=" + file("tokens"), "--authorization-mode=RBAC",
 		"--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112", "--service-account-issuer=https://lab", "--service-account-key-file=" + file("sa.key"),
-		"--service-account-signing-key-file=" + file("sa.key"), "--disable-admission-plugins=ServiceAccount", "--v=1",
+		"--service-account-signing-key-file=" + file("sa.key"), "--v=1",
 	}}
 	for _, cmd := range []Command{etcd, c.apiserver} {
 		p, err := h.Start(cmd)
@@ -117,26 +117,32 @@ func (c *ControlPlane) URL() string {
 }
 
 // Kubeconfig is a file for a client that may do everything.
-func (c *ControlPlane) Kubeconfig() string {
+func (c *ControlPlane) Kubeconfig() string { return c.KubeconfigFor(controlPlaneToken) }
+
+// KubeconfigFor is a file for a client with this token.
+func (c *ControlPlane) KubeconfigFor(token string) string {
 	return fmt.Sprintf(`apiVersion: v1
 kind: Config
 current-context: lab
 contexts: [{name: lab, context: {cluster: lab, user: admin}}]
 clusters: [{name: lab, cluster: {server: %q, insecure-skip-tls-verify: true}}]
 users: [{name: admin, user: {token: %q}}]
-`, c.URL(), controlPlaneToken)
+`, c.URL(), token)
 }
 
-// KubeconfigPath is where a node of the cluster finds it.
-const KubeconfigPath = "/run/steelyard-lab/kubeconfig"
+// Where the agent and kube-proxy of a node find theirs.
+const (
+	KubeconfigPath      = "/run/steelyard-lab/kubeconfig"
+	ProxyKubeconfigPath = "/run/steelyard-lab/kubeconfig-proxy"
+)
 
 // StartKubeProxy starts Kubernetes' own service proxy on a node.
 func (c *ControlPlane) StartKubeProxy(node *Host) (*Process, error) {
-	if err := node.WriteFile(KubeconfigPath, c.Kubeconfig(), 0o600); err != nil {
+	if err := node.WriteFile(ProxyKubeconfigPath, c.Kubeconfig(), 0o600); err != nil {
 		return nil, err
 	}
 	return node.Start(Command{Abrupt: true, Path: filepath.Join(c.dir, "kube-proxy"), Args: []string{
-		"--kubeconfig=" + KubeconfigPath, "--hostname-override=" + node.Name(), "--proxy-mode=nftables",
+		"--kubeconfig=" + ProxyKubeconfigPath, "--hostname-override=" + node.Name(), "--proxy-mode=nftables",
 		"--conntrack-max-per-core=0", "--conntrack-min=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
 		"--healthz-bind-address=0.0.0.0:10256", "--v=2",
 	}})

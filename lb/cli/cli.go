@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	ucli "github.com/urfave/cli/v2"
+
+	"github.com/steelyard-lb/steelyard/systemd"
 )
 
 // version is set when the binary is linked.
@@ -78,6 +80,12 @@ func commands(e *env) []*ucli.Command {
 		e.flows(),
 		{Name: "install", Usage: "install this binary as a systemd service", Action: e.install},
 		{Name: "uninstall", Usage: "remove the systemd service; the configuration stays", Action: e.uninstall},
+		{Name: "manifest", Usage: "print the Kubernetes objects that run the agent on every node", Flags: []ucli.Flag{
+			&ucli.StringFlag{Name: "image", Value: "steelyard:" + version, Usage: "`IMAGE` of the agent"},
+		}, Action: func(c *ucli.Context) error {
+			_, err := fmt.Fprint(e.out, systemd.Manifest(c.String("image")))
+			return err
+		}},
 		{Name: "cleanup", Usage: "remove every trace of Steelyard from the kernel", Action: e.cleanup},
 		{Name: "version", Usage: "print the version", Action: func(*ucli.Context) error {
 			_, err := fmt.Fprintln(e.out, version)

@@ -86,7 +86,7 @@ func Router(t testing.TB, h *lab.Host, kind lab.RouterKind, c lab.RouterConfig) 
 // Agent starts a steelyard in h and waits until it answers. The end of its log is shown when the test fails.
 func Agent(t testing.TB, h *lab.Host, binary string, c lab.AgentConfig) *lab.Agent {
 	t.Helper()
-	a, err := lab.StartAgent(h, lab.AgentOptions{Binary: binary, Config: c.TOML()})
+	a, err := lab.StartAgent(h, lab.AgentOptions{Binary: binary, Config: c.TOML(), Env: c.Env})
 	must(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
