@@ -1,0 +1,234 @@
+package kube
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+
+	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+func ptr[T any](v T) *T { return &v }
+
+// ep is an endpoint "ADDRESS node flags", with flags of r (ready), s (serving), t (terminating), n:NODE and z:ZONE (hints).
+func ep(addr, node string, flags string, hints ...string) discovery.Endpoint {
+	has := func(f byte) *bool { return ptr(slices.Contains([]byte(flags), f)) }
+	e := discovery.Endpoint{
+		Addresses: []string{addr}, NodeName: &node,
+		Conditions: discovery.EndpointConditions{Ready: has('r'), Serving: has('s'), Terminating: has('t')},
+	}
+	for _, h := range hints {
+		if e.Hints == nil {
+			e.Hints = &discovery.EndpointHints{}
+		}
+		if h[0] == 'n' {
+			e.Hints.ForNodes = append(e.Hints.ForNodes, discovery.ForNode{Name: h[2:]})
+		} else {
+			e.Hints.ForZones = append(e.Hints.ForZones, discovery.ForZone{Name: h[2:]})
+		}
+	}
+	return e
+}
+
+func slice(port int32, eps ...discovery.Endpoint) *discovery.EndpointSlice {
+	s := &discovery.EndpointSlice{AddressType: discovery.AddressTypeIPv4, Endpoints: eps}
+	s.Ports = []discovery.EndpointPort{{Name: ptr("http"), Port: &port, Protocol: ptr(core.ProtocolTCP)}}
+	return s
+}
+
+func aService(change func(*core.Service)) *core.Service {
+	s := &core.Service{ObjectMeta: meta.ObjectMeta{Namespace: "default", Name: "web"}}
+	s.Spec.Type = core.ServiceTypeLoadBalancer
+	s.Spec.IPFamilies = []core.IPFamily{core.IPv4Protocol}
+	s.Spec.Ports = []core.ServicePort{{Name: "http", Port: 80, Protocol: core.ProtocolTCP}}
+	s.Status.LoadBalancer.Ingress = []core.LoadBalancerIngress{{IP: "203.0.113.10"}}
+	change(s)
+	return s
+}
+
+func same(*core.Service) {}
+
+func local(s *core.Service) {
+	s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyLocal
+}
+
+// The choice of endpoints is kube-proxy's (pkg/proxy/topology_test.go has the same cases).
+func TestChoiceOfEndpoints(t *testing.T) {
+	const a, b, c = "10.0.0.1", "10.0.0.2", "10.0.0.3"
+	for _, tt := range []struct {
+		name      string
+		change    func(*core.Service)
+		endpoints []discovery.Endpoint
+		want      []string // "address" and, for those here, "address!"
+		silent    bool
+		readyHere int
+	}{
+		{"ready ones", same, []discovery.Endpoint{ep(a, "n1", "rs"), ep(b, "n2", "rs"), ep(c, "n2", "")}, []string{a + "!", b}, false, 1},
+		{"no condition means ready", same, []discovery.Endpoint{{Addresses: []string{a}}}, []string{a}, false, 0},
+		{"terminating ones while one is ready", same, []discovery.Endpoint{ep(a, "n1", "st"), ep(b, "n2", "rs")}, []string{b}, false, 0},
+		{"terminating ones when none is ready", same, []discovery.Endpoint{ep(a, "n1", "st"), ep(b, "n2", "st"), ep(c, "n2", "t")}, []string{a + "!", b}, false, 0},
+		{"Local", local, []discovery.Endpoint{ep(a, "n1", "rs"), ep(b, "n2", "rs")}, []string{a + "!"}, false, 1},
+		{"Local, one that terminates is here", local, []discovery.Endpoint{ep(a, "n1", "st"), ep(b, "n2", "rs")}, []string{a + "!"}, false, 0},
+		{"Local, elsewhere only", local, []discovery.Endpoint{ep(b, "n2", "rs")}, nil, true, 0},
+		{"Local, nowhere", local, nil, nil, false, 0},
+		{"hints for zones", same, []discovery.Endpoint{ep(a, "n1", "rs", "z:z2"), ep(b, "n2", "rs", "z:z1")}, []string{b}, false, 1},
+		{"hints for nodes come first", same, []discovery.Endpoint{ep(a, "n1", "rs", "z:z2", "n:n1"), ep(b, "n2", "rs", "z:z1", "n:n2")}, []string{a + "!"}, false, 1},
+		{"not all have hints", same, []discovery.Endpoint{ep(a, "n1", "rs", "z:z2"), ep(b, "n2", "rs")}, []string{a + "!", b}, false, 1},
+		{"no hint is for us", same, []discovery.Endpoint{ep(a, "n1", "rs", "z:z3"), ep(b, "n2", "rs", "z:z2")}, []string{a + "!", b}, false, 1},
+		{"hints say nothing to Local", local, []discovery.Endpoint{ep(a, "n1", "rs", "z:z2"), ep(b, "n2", "rs", "z:z1")}, []string{a + "!"}, false, 1},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			v := translate(aService(tt.change), []*discovery.EndpointSlice{slice(8080, tt.endpoints...)}, place{"n1", "z1"})
+			var got []string
+			for _, b := range v.service.PerPort[0] {
+				mark := ""
+				if b.Here {
+					mark = "!"
+				}
+				got = append(got, b.Addr.String()+mark)
+			}
+			if !slices.Equal(got, tt.want) || v.service.Silent != tt.silent || v.readyHere != tt.readyHere {
+				t.Errorf("%v, silent %t, %d ready here; want %v, %t, %d", got, v.service.Silent, v.readyHere, tt.want, tt.silent, tt.readyHere)
+			}
+		})
+	}
+}
+
+// Ports are matched by name and protocol, may differ from endpoint to endpoint, and an address counts once.
+func TestSeveralSlices(t *testing.T) {
+	other := slice(9090, ep("10.0.0.2", "n2", "rs"), ep("10.0.0.1", "n1", "rs"))
+	other.Ports = append(other.Ports, discovery.EndpointPort{Name: ptr("admin"), Port: ptr(int32(1)), Protocol: ptr(core.ProtocolTCP)},
+		discovery.EndpointPort{Name: ptr("http"), Port: ptr(int32(2)), Protocol: ptr(core.ProtocolUDP)}, discovery.EndpointPort{Port: ptr(int32(3))})
+	six := slice(7, ep("2001:db8::1", "n1", "rs"))
+	six.AddressType = discovery.AddressTypeIPv6
+	all := []*discovery.EndpointSlice{slice(8080, ep("10.0.0.1", "n1", "s"), ep("10.0.0.1", "n1", "rs")), other, six}
+	v := translate(aService(same), all, place{"n1", ""})
+	if got := fmt.Sprint(v.service.PerPort); got != "[[{10.0.0.1 8080 1 false true false} {10.0.0.1 9090 1 false true false} {10.0.0.2 9090 1 false false false} {2001:db8::1 7 1 false true false}]]" {
+		t.Errorf("backends %s", got)
+	}
+	if v.readyHere != 2 {
+		t.Errorf("%d ready here; want 2 addresses, whatever their ports", v.readyHere)
+	}
+}
+
+func TestWhatIsServed(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(*core.Service)
+		class  string
+		want   bool
+	}{
+		"LoadBalancer":           {same, "", true},
+		"ClusterIP":              {func(s *core.Service) { s.Spec.Type = core.ServiceTypeClusterIP }, "", false},
+		"of another class":       {func(s *core.Service) { s.Spec.LoadBalancerClass = ptr("x/y") }, "", false},
+		"of our class":           {func(s *core.Service) { s.Spec.LoadBalancerClass = ptr("x/y") }, "x/y", true},
+		"of none, and we of one": {same, "x/y", false},
+		"another's proxy":        {func(s *core.Service) { s.Labels = map[string]string{labelProxyName: ""} }, "", false},
+		"headless by label":      {func(s *core.Service) { s.Labels = map[string]string{labelHeadless: ""} }, "", false},
+		"headless":               {func(s *core.Service) { s.Spec.ClusterIP = core.ClusterIPNone }, "", false},
+	} {
+		if got := served(aService(tt.change), tt.class); got != tt.want {
+			t.Errorf("%s: served %t; want %t", name, got, tt.want)
+		}
+	}
+	proxied := aService(func(s *core.Service) {
+		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, core.LoadBalancerIngress{IP: "203.0.113.11", IPMode: ptr(core.LoadBalancerIPModeProxy)}, core.LoadBalancerIngress{Hostname: "x"})
+	})
+	if got := addressesOf(proxied); fmt.Sprint(got) != "[203.0.113.10]" {
+		t.Errorf("addresses %v; those of ipMode Proxy are not for nodes", got)
+	}
+}
+
+func TestExcludedNode(t *testing.T) {
+	for value, want := range map[string]bool{"": true, "true": true, "yes": true, "false": false, "0": false} {
+		n := &core.Node{ObjectMeta: meta.ObjectMeta{Labels: map[string]string{labelExclude: value}}}
+		if got := excluded(n) != ""; got != want {
+			t.Errorf("label %q: excluded %t; want %t", value, got, want)
+		}
+	}
+}
+
+// Who has an address keeps it; who asks for one gets it or is told why not.
+func TestAssign(t *testing.T) {
+	pool := func(name, from, to string, change func(*Pool)) Pool {
+		p := Pool{Pool: lb.Pool{Name: name, AutoAssign: true, Ranges: []lb.AddrRange{{From: netip.MustParseAddr(from), To: netip.MustParseAddr(to)}}}}
+		change(&p)
+		return p
+	}
+	none := func(*Pool) {}
+	a := newAssigner([]Pool{
+		pool("late", "203.0.113.200", "203.0.113.201", func(p *Pool) { p.Priority = 5 }),
+		pool("four", "203.0.113.0", "203.0.113.2", func(p *Pool) { p.AvoidBuggy = true }),
+		pool("six", "2001:db8::1", "2001:db8::2", none),
+		pool("team", "198.51.100.1", "198.51.100.1", func(p *Pool) { p.Namespaces = []string{"team"} }),
+		pool("manual", "198.51.100.9", "198.51.100.9", func(p *Pool) { p.AutoAssign = false }),
+	})
+	svc := func(name string, change func(*core.Service)) *core.Service {
+		return aService(func(s *core.Service) {
+			s.Name, s.Status = name, core.ServiceStatus{}
+			change(s)
+		})
+	}
+	notes := func(pairs ...string) func(*core.Service) {
+		return func(s *core.Service) {
+			s.Annotations = map[string]string{}
+			for i := 0; i < len(pairs); i += 2 {
+				s.Annotations[pairs[i]] = pairs[i+1]
+			}
+		}
+	}
+	dual := func(s *core.Service) { s.Spec.IPFamilies = []core.IPFamily{core.IPv6Protocol, core.IPv4Protocol} }
+	port := func(n int32, more func(*core.Service)) func(*core.Service) {
+		return func(s *core.Service) { more(s); s.Spec.Ports[0].Port = n }
+	}
+	for _, tt := range []struct {
+		service *core.Service
+		want    string
+	}{
+		{svc("a", same), "[203.0.113.1]"}, // .0 is left out
+		{svc("a", dual), "[2001:db8::1 203.0.113.1]"},
+		{svc("b", same), "[203.0.113.2]"},
+		{svc("c", same), "[203.0.113.200]"},
+		{svc("b", notes("steelyard.dev/pool", "late")), "[203.0.113.201]"},
+		{svc("b", same), "[203.0.113.201]"},
+		{svc("d", same), "[203.0.113.2]"},
+		{svc("e", same), "no free IPv4 address in four, six, late; add addresses to a pool, or delete a Service that has one"},
+		{svc("e", notes("metallb.io/address-pool", "manual")), "[198.51.100.9]"},
+		{svc("f", notes("steelyard.dev/pool", "team")), `the pool "team" is not for this Service: see its namespaces and service_selector`},
+		{svc("f", notes("steelyard.dev/pool", "none")), `there is no pool "none"; pools: four, six, team, manual, late`},
+		{svc("f", notes("steelyard.dev/addresses", "203.0.113.1")), "203.0.113.1 belongs to default/a; to share it, give both the annotation steelyard.dev/share with one value"},
+		{svc("f", notes("steelyard.dev/addresses", "2001:db8::2")), "no free IPv4 address in four, six, late; add addresses to a pool, or delete a Service that has one"},
+		{svc("f", notes("steelyard.dev/addresses", "me")), `"me" is asked for, and is not an IP address`},
+		{svc("e", same), "[198.51.100.9]"}, // it had asked for the pool once, and keeps what it has
+		{svc("g", port(1, notes("steelyard.dev/share", "x", "steelyard.dev/pool", "six"))), "no free IPv4 address in six; add addresses to a pool, or delete a Service that has one"},
+		{svc("a", notes("steelyard.dev/share", "x")), "[203.0.113.1]"},
+		{svc("g", notes("steelyard.dev/share", "x", "steelyard.dev/addresses", "203.0.113.1")), "203.0.113.1 cannot be shared with default/a: both have port 80/TCP"},
+		{svc("g", port(81, notes("steelyard.dev/share", "x"))), "[203.0.113.1]"},
+	} {
+		got, err := a.assign(tt.service)
+		text := fmt.Sprint(got)
+		if err != nil {
+			text = err.Error()
+		}
+		if text != tt.want {
+			t.Errorf("%s with %v: %s; want %s", tt.service.Name, tt.service.Annotations, text, tt.want)
+		}
+	}
+	a.release("default/d")
+	if got, err := a.assign(svc("h", same)); fmt.Sprint(got) != "[203.0.113.2]" {
+		t.Errorf("after a release: %v, %v", got, err)
+	}
+	// Another leader starts from what stands in the API, in whatever order.
+	next := newAssigner(a.pools)
+	old := svc("z", func(s *core.Service) {
+		s.Status.LoadBalancer.Ingress = []core.LoadBalancerIngress{{IP: "203.0.113.1"}, {IP: "192.0.2.1"}}
+	})
+	next.adopt(old)
+	if got, err := next.assign(svc("a", same)); fmt.Sprint(got) != "[203.0.113.2]" {
+		t.Errorf("beside an older Service: %v, %v", got, err)
+	}
+}
