@@ -56,8 +56,8 @@ const (
 	probeBound                             = probeFall*probeInterval + probeTimeout
 )
 
-// newCluster makes a cluster of three nodes behind a router that spreads over them.
-func newCluster(t *testing.T) *cluster {
+// newCluster makes a cluster of three nodes behind a router that spreads over them, with kube-proxy on each or on none.
+func newCluster(t *testing.T, proxied bool) *cluster {
 	t.Helper()
 	c := &cluster{site: &site{Topology: labtest.Topology(t, lab.Shape{Clients: 1, Balancers: 3, Servers: 1})}, pods: map[string]*pod{}}
 	dir, err := filepath.Abs("../.cache/controlplane")
@@ -75,6 +75,9 @@ func newCluster(t *testing.T) *cluster {
 	c.router = labtest.Router(t, c.Topology.Router, lab.BIRD, rc)
 	for i, b := range c.Balancers {
 		c.join(t, i)
+		if proxied {
+			c.startProxy(t, b)
+		}
 		a := lab.BGPAgent(b, asn, routerASN)
 		a.Mode, a.Extra, a.Env = "tc", clusterTOML, []string{"POD_NAMESPACE=steelyard"}
 		if err := b.WriteFile(lab.KubeconfigPath, kubeconfig, 0o600); err != nil {
@@ -157,7 +160,7 @@ func (c *cluster) install(t *testing.T) string {
 	return c.control.KubeconfigFor(token.Status.Token)
 }
 
-// join makes a host a node: an object of the API, routes to the pods of the others, kube-proxy.
+// join makes a host a node: an object of the API, and routes to the pods of the others.
 func (c *cluster) join(t *testing.T, i int) {
 	t.Helper()
 	n := c.Balancers[i]
@@ -184,6 +187,10 @@ func (c *cluster) join(t *testing.T, i int) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+func (c *cluster) startProxy(t *testing.T, n lab.Node) {
+	t.Helper()
 	p, err := c.control.StartKubeProxy(n.Host)
 	if err != nil {
 		t.Fatal(err)

@@ -21,7 +21,7 @@ import (
 
 // What Kubernetes promises of Services, on three nodes with kube-proxy beside the agent. Each story has a Service of its own.
 func TestKubernetes(t *testing.T) {
-	c := newCluster(t)
+	c := newCluster(t, true)
 	a, b, d := c.run(t, "pod-a", 0), c.run(t, "pod-b", 1), c.run(t, "pod-d", 2)
 	for _, story := range []struct {
 		name string
@@ -501,4 +501,47 @@ func apiAway(t *testing.T, c *cluster, pods ...*pod) {
 	exchange(t, conns, "after the API server is back")
 	c.publish(t, "away", pods[0], pods[2])
 	c.routed(t, 60*time.Second, vips, 0, 2) // what happened meanwhile, and after, is caught up with
+}
+
+// Where no service proxy answers at health check node ports, the agent does, and asks itself.
+func TestKubernetesWithoutProxy(t *testing.T) {
+	c := newCluster(t, false)
+	a, b := c.run(t, "pod-a", 0), c.run(t, "pod-b", 1)
+	vips := c.offer(t, "web", local, []int{0}, a)
+	c.sawTheClient(t, a)
+	s, err := c.api.CoreV1().Services("default").Get(t.Context(), "web", meta.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := func(node int) string {
+		return fmt.Sprintf("http://%s/", netip.AddrPortFrom(c.Balancers[node].V4, uint16(s.Spec.HealthCheckNodePort)))
+	}
+	says := func(node, status, endpoints int) func() error {
+		return func() error {
+			want := fmt.Sprintf("{\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": %d,\n\t\"serviceProxyHealthy\": true\n}", endpoints)
+			got, err := c.client().Get(t.Context(), at(node))
+			if err == nil && (got.Status != status || got.Body != want) {
+				err = fmt.Errorf("%d %s", got.Status, got.Body)
+			}
+			return err
+		}
+	}
+	labtest.Until(t, 5*time.Second, "node 0 has an endpoint", says(0, 200, 1))
+	labtest.Until(t, 5*time.Second, "node 1 has none", says(1, 503, 0))
+	c.publish(t, "web", a, b)
+	c.routed(t, 10*time.Second, vips, 0, 1)
+	labtest.Until(t, 5*time.Second, "node 1 has one", says(1, 200, 1))
+	b.leaving = true
+	c.publish(t, "web", a, b)
+	c.routed(t, 5*time.Second, vips, 0)
+	labtest.Until(t, 5*time.Second, "one that terminates does not count", says(1, 503, 0))
+	c.change(t, "web", func(s *core.Service) { s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyCluster })
+	c.routed(t, 10*time.Second, vips, 0, 1, 2)
+	labtest.Until(t, 5*time.Second, "the port is closed", func() error {
+		if _, err := c.client().Get(t.Context(), at(0)); err == nil {
+			return errors.New("it answers")
+		}
+		return nil
+	})
+	c.answers(t, vips...)
 }

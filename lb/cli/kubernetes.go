@@ -44,10 +44,16 @@ func (a *agent) kubernetes() error {
 		Report: func(h lb.Health) { a.kube.Health(h) }, Log: component(a.log, "health"),
 	})
 	p := a.cfg.Probe
+	var ports kube.NodePorts
+	if a.cfg.Kubernetes.Proxy == config.ProxyAuto {
+		served := healthd.NewNodePorts(func() bool { return a.alive() == nil }, component(a.log, "health"))
+		a.parts = append(a.parts, part{"health check node ports", served.Run})
+		ports = served
+	}
 	a.kube, err = kube.New(kube.Options{
 		Client: client, Node: a.node.name, Class: a.cfg.Kubernetes.LoadBalancerClass, Address: a.nodeAddress(),
 		Probe:        lb.CheckSpec{Interval: p.Interval, Timeout: p.Timeout, Rise: p.Rise, Fall: p.Fall},
-		ProxyHealthz: p.ProxyHealthz, Pools: pools, Prober: prober, Log: log,
+		ProxyHealthz: p.ProxyHealthz, Pools: pools, Prober: prober, NodePorts: ports, Log: log,
 	})
 	if err != nil {
 		return fmt.Errorf("kubernetes: %w", err)

@@ -102,15 +102,22 @@ func (g *gates) proxy() {
 
 // proxyHold says no when the service proxy does. One that has never listened is an old one, or of another make.
 func (g *gates) proxyHold() string {
-	g.mu.Lock()
-	_, asked := g.asked[proxyGate]
-	h := g.verdicts[proxyGate]
-	silent := !g.answered && h.State == lb.StateUnhealthy && strings.Contains(h.Reason, "refused")
-	g.mu.Unlock()
-	if !asked || silent {
+	if g.proxyless() {
 		return ""
 	}
 	return g.verdict(proxyGate, "the service proxy's "+g.o.ProxyHealthz)
+}
+
+// proxyless reports whether nothing has ever listened where the service proxy's health is asked, or nothing is asked.
+func (g *gates) proxyless() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	_, asked := g.asked[proxyGate]
+	return !asked || !g.answered && refused(g.verdicts[proxyGate])
+}
+
+func refused(h lb.Health) bool {
+	return h.State == lb.StateUnhealthy && strings.Contains(h.Reason, "refused")
 }
 
 // ask makes sure that a check runs.
@@ -161,9 +168,8 @@ func (g *gates) health(h lb.Health) {
 		return
 	}
 	g.verdicts[key] = h
-	refused := h.State == lb.StateUnhealthy && strings.Contains(h.Reason, "refused")
-	warn := key == proxyGate && !g.answered && refused
-	g.answered = g.answered || key == proxyGate && !refused
+	warn := key == proxyGate && !g.answered && refused(h)
+	g.answered = g.answered || key == proxyGate && !refused(h)
 	g.mu.Unlock()
 	if warn {
 		g.o.Log.Warn("nothing listens at the service proxy's health endpoint; addresses are announced whether or not it works",

@@ -14,8 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	typed "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
@@ -65,10 +63,9 @@ const (
 
 // Run takes part in the election until ctx ends.
 func (a *Allocator) Run(ctx context.Context) error {
-	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
-	broadcaster.StartRecordingToSink(&typed.EventSinkImpl{Interface: a.o.Client.CoreV1().Events("")})
-	defer broadcaster.Shutdown()
-	a.events = broadcaster.NewRecorder(scheme.Scheme, core.EventSource{Component: "steelyard", Host: a.o.Node})
+	var shutdown func()
+	a.events, shutdown = newRecorder(ctx, a.o.Client, a.o.Node)
+	defer shutdown()
 	for ctx.Err() == nil { // an election ends when the lease is lost; then comes the next
 		leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{
 			Lock: &resourcelock.LeaseLock{

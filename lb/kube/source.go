@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/steelyard-lb/steelyard/lb"
@@ -43,7 +44,15 @@ type Options struct {
 	Pools []Pool
 	// Prober asks them. It reports to the Source's Health.
 	Prober lb.Prober
-	Log    *slog.Logger
+	// NodePorts answers at health check node ports where no service proxy does; nil: that is never to be.
+	NodePorts NodePorts
+	Log       *slog.Logger
+}
+
+// NodePorts is who answers at health check node ports, by service, "namespace/name".
+type NodePorts interface {
+	Serve(service string, port uint16, readyHere int) error
+	Stop(service string)
 }
 
 // Source implements lb.Source.
@@ -56,6 +65,7 @@ type Source struct {
 	synced   []cache.InformerSynced
 	start    []func(stop <-chan struct{})
 	gates    *gates
+	events   record.EventRecorder
 
 	// Of Run's goroutine.
 	put  map[string]*lb.Service
@@ -143,6 +153,9 @@ func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 	if !cache.WaitForCacheSync(ctx.Done(), s.synced...) {
 		return nil
 	}
+	var shutdown func()
+	s.events, shutdown = newRecorder(ctx, s.o.Client, s.o.Node)
+	defer shutdown()
 	s.gates.proxy()
 	for _, x := range s.services.List() {
 		service := x.(*core.Service)
@@ -173,10 +186,11 @@ func (s *Source) reconcile(name string, sink lb.Sink) {
 	if v == nil {
 		if old != nil {
 			sink.Delete(name)
-			s.gates.forget(name)
 			delete(s.put, name)
 			delete(s.gone, name)
 		}
+		s.gates.forget(name)
+		s.closePort(name)
 		return
 	}
 	s.bury(name, old, v.service)
@@ -210,6 +224,7 @@ func (s *Source) viewOf(name string) *view {
 	if v == nil {
 		return nil
 	}
+	s.nodePort(service, v)
 	v.service.Hold = s.gates.hold(service, v, node)
 	s.pooled(v.service)
 	return v
@@ -228,6 +243,30 @@ func (s *Source) pooled(service *lb.Service) {
 		case i == 0:
 			service.Announce = p.Announce
 		}
+	}
+}
+
+// portRetry is when a health check node port that somebody has is tried again.
+const portRetry = 10 * time.Second
+
+// nodePort answers at the health check node port of a service if the node has no service proxy that does.
+func (s *Source) nodePort(service *core.Service, v *view) {
+	port := uint16(service.Spec.HealthCheckNodePort)
+	if s.o.NodePorts == nil || !isLocal(service) || port == 0 || !s.gates.proxyless() {
+		s.closePort(v.service.Name)
+		return
+	}
+	if err := s.o.NodePorts.Serve(v.service.Name, port, v.readyHere); err != nil {
+		// The words are kube-proxy's (pkg/proxy/healthcheck/service_health.go).
+		s.events.Eventf(service, core.EventTypeWarning, "FailedToStartServiceHealthcheck",
+			"node %s failed to start healthcheck %q on port %d: %v", s.o.Node, v.service.Name, port, err)
+		s.queue.AddAfter(v.service.Name, portRetry)
+	}
+}
+
+func (s *Source) closePort(service string) {
+	if s.o.NodePorts != nil {
+		s.o.NodePorts.Stop(service)
 	}
 }
 

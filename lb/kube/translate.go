@@ -56,7 +56,7 @@ func isLocal(s *core.Service) bool {
 // view is what one node makes of a Service.
 type view struct {
 	service   *lb.Service
-	readyHere int // ready endpoints on this node, by address
+	readyHere int // ready endpoints on this node, by address, of the family that has more
 }
 
 // translate returns what this node is to do for s; nil when nothing, for it has no address yet.
@@ -75,7 +75,7 @@ func translate(s *core.Service, endpoints []*discovery.EndpointSlice, at place) 
 			out.Affinity = time.Duration(*c.ClientIP.TimeoutSeconds) * time.Second
 		}
 	}
-	readyHere := map[netip.Addr]bool{}
+	readyHere := map[bool]map[netip.Addr]bool{true: {}, false: {}} // by whether IPv4
 	some, somewhere := false, false
 	for _, p := range s.Spec.Ports {
 		port := lb.Port{Port: uint16(p.Port), Target: uint16(p.Port)}
@@ -92,14 +92,14 @@ func translate(s *core.Service, endpoints []*discovery.EndpointSlice, at place) 
 			backends = append(backends, backendsFor(use, at)...)
 			some, somewhere = some || len(use) > 0, somewhere || c.anywhere
 			for _, e := range c.local[:c.readyHere] {
-				readyHere[e.at.Addr()] = true
+				readyHere[is4][e.at.Addr()] = true
 			}
 		}
 		out.Ports, out.PerPort = append(out.Ports, port), append(out.PerPort, backends)
 	}
 	// Local, and endpoints are elsewhere only: dropped, for the client is to try another node; with none anywhere refused.
 	out.Silent = isLocal(s) && !some && somewhere
-	return &view{service: out, readyHere: len(readyHere)}
+	return &view{service: out, readyHere: max(len(readyHere[true]), len(readyHere[false]))}
 }
 
 // allowed returns loadBalancerSourceRanges. A family of which none is listed is not restricted (pkg/proxy/serviceport.go).

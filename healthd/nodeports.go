@@ -1,0 +1,122 @@
+package healthd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// NodePorts answers at health check node ports as kube-proxy does, byte by byte (pkg/proxy/healthcheck/service_health.go in
+// Kubernetes 1.35): balancers outside the cluster ask there whether a node has endpoints of a Service.
+type NodePorts struct {
+	healthy func() bool // whether the service proxy is: without it no endpoint is any use
+	log     *slog.Logger
+
+	mu       sync.Mutex // guards services
+	services map[string]*nodePort
+}
+
+// nodePort is the port of one Service.
+type nodePort struct {
+	port   uint16
+	server *http.Server
+
+	mu        sync.Mutex // guards endpoints
+	endpoints int
+}
+
+// NewNodePorts returns one that listens nowhere yet.
+func NewNodePorts(healthy func() bool, log *slog.Logger) *NodePorts {
+	return &NodePorts{healthy: healthy, log: log, services: map[string]*nodePort{}}
+}
+
+// Serve answers for a Service, "namespace/name", on every address of the node, from now on with this number of ready endpoints
+// here. It fails when somebody else listens at the port; Serve again to try again.
+func (n *NodePorts) Serve(service string, port uint16, endpoints int) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p := n.services[service]
+	if p != nil && p.port != port {
+		n.stop(service)
+		p = nil
+	}
+	if p == nil {
+		l, err := net.Listen("tcp", fmt.Sprintf(":%d", port)) // both families
+		if err != nil {
+			return err
+		}
+		p = &nodePort{port: port}
+		p.server = &http.Server{
+			Handler: n.handler(service, p), ReadHeaderTimeout: 5 * time.Second, ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelDebug),
+		}
+		n.services[service] = p
+		go func() {
+			if err := p.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+				n.log.Error("health check node port not served", "service", service, "port", port, "err", err)
+			}
+		}()
+	}
+	p.mu.Lock()
+	p.endpoints = endpoints
+	p.mu.Unlock()
+	return nil
+}
+
+// Stop closes the port of a Service; there may be none.
+func (n *NodePorts) Stop(service string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.stop(service)
+}
+
+func (n *NodePorts) stop(service string) {
+	if p := n.services[service]; p != nil {
+		p.server.Close() // it closes the listener; there is nothing else to fail
+		delete(n.services, service)
+	}
+}
+
+// Run closes every port when ctx ends.
+func (n *NodePorts) Run(ctx context.Context) error {
+	<-ctx.Done()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for service := range n.services {
+		n.stop(service)
+	}
+	return nil
+}
+
+const nodePortAnswer = `{
+	"service": {
+		"namespace": %q,
+		"name": %q
+	},
+	"localEndpoints": %d,
+	"serviceProxyHealthy": %t
+}`
+
+// handler answers any method at any path.
+func (n *NodePorts) handler(service string, p *nodePort) http.HandlerFunc {
+	namespace, name, _ := strings.Cut(service, "/")
+	return func(w http.ResponseWriter, _ *http.Request) {
+		p.mu.Lock()
+		endpoints := p.endpoints
+		p.mu.Unlock()
+		healthy := n.healthy()
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(endpoints))
+		if endpoints == 0 || !healthy {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		fmt.Fprintf(w, nodePortAnswer, namespace, name, endpoints, healthy)
+	}
+}
