@@ -56,7 +56,9 @@ func (d *Datapath) Stats() (Stats, error) {
 		if err != nil {
 			return s, err
 		}
-		s.Frontends[f] = t
+		f.Inside = false // what comes through a tunnel is of the same frontend, for who counts
+		sum := s.Frontends[f]
+		s.Frontends[f] = Traffic{sum.Packets + t.Packets, sum.Bytes + t.Bytes, sum.Flows + t.Flows}
 	}
 	for id, b := range backends {
 		t, err := readTraffic(d.objects.ByBackend, id)
@@ -150,6 +152,9 @@ func (d *Datapath) Collect(ch chan<- prometheus.Metric) {
 	}
 	frontends, service, _ := d.services.names()
 	for id, f := range frontends {
+		if f.Inside {
+			continue
+		}
 		labels := []string{service[id], f.VIP.String(), f.Ports(), f.Protocol.String()}
 		t := s.Frontends[f]
 		counter(descSPackets, t.Packets, labels...)

@@ -57,9 +57,11 @@ func Open(o Options) (_ *Datapath, err error) {
 	if d.services, err = openServices(d.objects, d.pins, o.Log); err != nil {
 		return nil, err
 	}
-	d.tunnels = &tunnels{objects: d.objects, sources: o.TunnelSources}
-	if err := d.tunnels.open(); err != nil {
-		return nil, err
+	d.tunnels = &tunnels{objects: d.objects, delivers: o.Delivers, always: o.TunnelSources}
+	if !o.Delivers { // else whoever knows the other machines says so soon; until then those of an earlier agent may go on
+		if err := d.tunnels.set(nil); err != nil {
+			return nil, err
+		}
 	}
 	d.upkeep = newUpkeep(d.objects, d.services, o.Timeouts, o.Log)
 	sys, err := openSysctls(o.StateDir)

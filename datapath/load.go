@@ -22,7 +22,7 @@ func load(o Options, dir string) (*syObjects, error) {
 	}
 	for name, value := range map[string]any{
 		"snat_first": o.SNATPorts[0], "snat_last": o.SNATPorts[1], "no_xdp_tx": anyVeth(o.Interfaces),
-		"tunnel_port": o.TunnelPort, "delivers": truth(o.Delivers), "tunnel_end": truth(len(o.TunnelSources) > 0),
+		"tunnel_port": o.TunnelPort, "delivers": truth(o.Delivers), "tunnel_end": truth(o.Delivers || len(o.TunnelSources) > 0),
 		"timeout_half_open": uint64(o.Timeouts.HalfOpen), "timeout_established": uint64(o.Timeouts.Established),
 		"timeout_closing": uint64(o.Timeouts.Closing), "timeout_closed": uint64(o.Timeouts.Closed), "timeout_udp": uint64(o.Timeouts.UDP),
 	} {

@@ -175,11 +175,11 @@ type syFrontend struct {
 }
 
 type syFrontendKey struct {
-	_     structs.HostLayout
-	Vip   syAddr
-	Port  uint16
-	Proto uint8
-	Pad   uint8
+	_      structs.HostLayout
+	Vip    syAddr
+	Port   uint16
+	Proto  uint8
+	Inside uint8
 }
 
 type syMemberKey struct {

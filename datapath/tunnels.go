@@ -3,6 +3,8 @@ package datapath
 import (
 	"fmt"
 	"net/netip"
+	"slices"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -10,14 +12,28 @@ import (
 
 // tunnels keeps what tunnels may end here: those of the sources, at any address of this machine.
 type tunnels struct {
-	objects *syObjects
+	objects  *syObjects
+	delivers bool
+	always   []netip.Prefix // Options.TunnelSources
+
+	mu      sync.Mutex // guards sources
 	sources []netip.Prefix
 }
 
-// open makes the sources the only ones, whatever an earlier agent allowed.
-func (t *tunnels) open() error {
+// SetTunnelSources makes these addresses, besides Options.TunnelSources, the only ones whose tunnels may end here.
+func (d *Datapath) SetTunnelSources(addrs []netip.Addr) error { return d.tunnels.set(addrs) }
+
+// set makes the sources the only ones, whatever an earlier agent allowed.
+func (t *tunnels) set(addrs []netip.Addr) error {
+	sources := slices.Clone(t.always)
+	for _, a := range addrs {
+		sources = append(sources, netip.PrefixFrom(a, a.BitLen()))
+	}
+	t.mu.Lock()
+	t.sources = sources
+	t.mu.Unlock()
 	peers := map[syAllowKey]bool{}
-	for _, p := range t.sources {
+	for _, p := range sources {
 		peers[toAllowKey(0, p.Masked())] = true
 	}
 	if err := replaceKeys(t.objects.Peers, peers); err != nil {
@@ -29,7 +45,10 @@ func (t *tunnels) open() error {
 // refresh looks again which addresses this machine has.
 func (t *tunnels) refresh() error {
 	own := map[syAddr]bool{}
-	if len(t.sources) > 0 {
+	t.mu.Lock()
+	some := t.delivers || len(t.sources) > 0
+	t.mu.Unlock()
+	if some {
 		addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 		if err != nil {
 			return fmt.Errorf("list the addresses of this machine: %w", err)

@@ -37,6 +37,7 @@ type cluster struct {
 	api     kubernetes.Interface
 	proxies []*lab.Process
 	pods    map[string]*pod
+	forward string // kubernetes.forward
 }
 
 // pod is one server of the cluster.
@@ -57,9 +58,9 @@ const (
 )
 
 // newCluster makes a cluster of three nodes behind a router that spreads over them, with kube-proxy on each or on none.
-func newCluster(t *testing.T, proxied bool) *cluster {
+func newCluster(t *testing.T, forward string, proxied bool) *cluster {
 	t.Helper()
-	c := &cluster{site: &site{Topology: labtest.Topology(t, lab.Shape{Clients: 1, Balancers: 3, Servers: 1})}, pods: map[string]*pod{}}
+	c := &cluster{forward: forward, site: &site{Topology: labtest.Topology(t, lab.Shape{Clients: 1, Balancers: 3, Servers: 1})}, pods: map[string]*pod{}}
 	dir, err := filepath.Abs("../.cache/controlplane")
 	if err != nil {
 		t.Fatal(err)
@@ -79,7 +80,7 @@ func newCluster(t *testing.T, proxied bool) *cluster {
 			c.startProxy(t, b)
 		}
 		a := lab.BGPAgent(b, asn, routerASN)
-		a.Mode, a.Extra, a.Env = "tc", clusterTOML, []string{"POD_NAMESPACE=steelyard"}
+		a.Mode, a.Extra, a.Env = "tc", fmt.Sprintf(clusterTOML, lab.KubeconfigPath, forward, probeInterval, probeTimeout, probeFall), []string{"POD_NAMESPACE=steelyard"}
 		if err := b.WriteFile(lab.KubeconfigPath, kubeconfig, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -89,10 +90,10 @@ func newCluster(t *testing.T, proxied bool) *cluster {
 	return c
 }
 
-var clusterTOML = fmt.Sprintf(`
+const clusterTOML = `
 [kubernetes]
 kubeconfig = %q
-forward = "nat"
+forward = %q
 [probe]
 interval = %q
 timeout = %q
@@ -100,7 +101,7 @@ fall = %d
 [[pool]]
 name = "public"
 addresses = ["203.0.113.0/24", "2001:db8:1::/64"]
-`, lab.KubeconfigPath, probeInterval, probeTimeout, probeFall)
+`
 
 // connect gives this process a client of the API server.
 func (c *cluster) connect(t *testing.T) {

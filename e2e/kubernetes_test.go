@@ -21,7 +21,7 @@ import (
 
 // What Kubernetes promises of Services, on three nodes with kube-proxy beside the agent. Each story has a Service of its own.
 func TestKubernetes(t *testing.T) {
-	c := newCluster(t, true)
+	c := newCluster(t, "tunnel", true)
 	a, b, d := c.run(t, "pod-a", 0), c.run(t, "pod-b", 1), c.run(t, "pod-d", 2)
 	for _, story := range []struct {
 		name string
@@ -157,7 +157,13 @@ func localPolicy(t *testing.T, c *cluster, pods ...*pod) {
 
 func clusterPolicy(t *testing.T, c *cluster, pods ...*pod) {
 	second := c.run(t, "pod-a2", 0) // pods, and not nodes, get equal shares
+	asked := []*pod{pods[0], second, pods[1]}
 	vips := c.offer(t, "cluster", func(*core.Service) {}, []int{0, 1, 2}, pods[0], second, pods[1])
+	defer func() {
+		if c.forward == "tunnel" {
+			c.sawTheClient(t, asked...)
+		}
+	}()
 	for _, vip := range vips {
 		even(t, counted(c, t, vip, 900), 3)
 		if r := c.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 60, 0, 2*time.Second); r.Err() != nil || len(r.Servers) != 3 {
@@ -505,7 +511,7 @@ func apiAway(t *testing.T, c *cluster, pods ...*pod) {
 
 // Where no service proxy answers at health check node ports, the agent does, and asks itself.
 func TestKubernetesWithoutProxy(t *testing.T) {
-	c := newCluster(t, false)
+	c := newCluster(t, "nat", false)
 	a, b := c.run(t, "pod-a", 0), c.run(t, "pod-b", 1)
 	vips := c.offer(t, "web", local, []int{0}, a)
 	c.sawTheClient(t, a)

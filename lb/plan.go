@@ -58,7 +58,11 @@ func Build(s *Service, states map[netip.AddrPort]Health) *Plan {
 		healthy := 0
 		for i, port := range s.Ports {
 			usable, dead := usableFor(s, s.backendsOf(i), vip, states)
-			p.Frontends = append(p.Frontends, buildFrontend(s, vip, port, usable, dead))
+			if s.Spread {
+				p.Frontends = append(p.Frontends, inside(s, vip, port, usable, dead), spread(s, vip, port, usable))
+			} else {
+				p.Frontends = append(p.Frontends, buildFrontend(s, vip, port, usable, dead))
+			}
 			healthy = max(healthy, len(usable))
 		}
 		p.VIPs = append(p.VIPs, VIPPlan{VIP: vip, Healthy: healthy, Reason: notAnnounced(s, vip, healthy)})
@@ -141,6 +145,36 @@ func buildFrontend(s *Service, vip netip.Addr, port Port, usable, dead []Backend
 	return f
 }
 
+// inside is what this machine does with flows that it, or another one, has chosen it for.
+func inside(s *Service, vip netip.Addr, port Port, usable, dead []Backend) *FrontendPlan {
+	here := slices.DeleteFunc(slices.Clone(usable), func(b Backend) bool { return !b.Here })
+	f := buildFrontend(s, vip, port, here, dead)
+	f.Inside, f.Allow, f.Silent = true, nil, true // who chose has looked at the source
+	return f
+}
+
+// spread chooses a machine for each flow, the same on every machine: without state, and so without affinity to a backend.
+func spread(s *Service, vip netip.Addr, port Port, usable []Backend) *FrontendPlan {
+	weights, here := map[netip.Addr]int{}, map[netip.Addr]bool{}
+	for _, b := range usable {
+		if b.Node.IsValid() {
+			weights[b.Node] += b.Weight
+			here[b.Node] = b.Here
+		}
+	}
+	f := buildFrontend(s, vip, port, nil, nil)
+	f.Method, f.Encap, f.Algorithm, f.Affinity = MethodTunnel, EncapGUE, AlgorithmMaglev, 0
+	if s.Affinity != 0 {
+		f.Algorithm = AlgorithmSourceHash // a client stays with a machine
+	}
+	for node, w := range weights {
+		f.Targets = append(f.Targets, Target{Addr: netip.AddrPortFrom(node, 0), Weight: w, Here: here[node]})
+	}
+	slices.SortFunc(f.Targets, func(a, b Target) int { return a.Addr.Compare(b.Addr) })
+	f.Table = tableFor(f.Algorithm, f.Targets)
+	return f
+}
+
 // Equal reports whether f and g ask the same of the datapath.
 func (f *FrontendPlan) Equal(g *FrontendPlan) bool {
 	return f.Frontend == g.Frontend && f.Service == g.Service && f.Method == g.Method && f.Encap == g.Encap &&
@@ -150,5 +184,16 @@ func (f *FrontendPlan) Equal(g *FrontendPlan) bool {
 
 // CompareFrontends orders frontends by address, port and protocol.
 func CompareFrontends(a, b Frontend) int {
-	return cmp.Or(a.VIP.Compare(b.VIP), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Last, b.Last), cmp.Compare(a.Protocol, b.Protocol))
+	return cmp.Or(a.VIP.Compare(b.VIP), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Last, b.Last), cmp.Compare(a.Protocol, b.Protocol),
+		compareBool(a.Inside, b.Inside))
+}
+
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
 }

@@ -20,6 +20,9 @@ type Service struct {
 	Ports []Port
 	// Backends serve the traffic. A VIP uses the backends of its own address family (but see serves).
 	Backends []Backend
+	// Spread sends flows to the machines (Backend.Node) in proportion to the backends that they have, by Encap with the packet
+	// untouched, and lets them deliver. Method is then how they do that.
+	Spread bool
 	// PerPort, when not nil, has the backends of each of Ports, in their order, and Backends is nil. They are not checked: their
 	// source says which may be used. (Kubernetes: named target ports.)
 	PerPort   [][]Backend
@@ -113,6 +116,8 @@ type Backend struct {
 	Drain bool
 	// Here says that it runs on this machine: its packets keep their source.
 	Here bool
+	// Node is the machine it runs on, one of several that spread and deliver alike; zero: it is reached by itself.
+	Node netip.Addr
 	// Gone ends the flows it has: it is known not to be there any more.
 	Gone bool
 }
@@ -134,6 +139,8 @@ type Frontend struct {
 	Port     uint16
 	Last     uint16 // of a range; 0: Port alone
 	Protocol Protocol
+	// Inside is for packets that another machine has sent here through a tunnel: they are to be delivered here.
+	Inside bool
 }
 
 // Ports is "80" or "8000-8999".
@@ -146,8 +153,12 @@ func (f Frontend) Ports() string {
 
 // String is "203.0.113.10:80/tcp", "[2001:db8::10]:80/tcp" or "203.0.113.10:8000-8999/tcp".
 func (f Frontend) String() string {
-	if f.Last != 0 {
-		return fmt.Sprintf("%s-%d/%s", netip.AddrPortFrom(f.VIP, f.Port), f.Last, f.Protocol)
+	inside := ""
+	if f.Inside {
+		inside = " (inside)"
 	}
-	return fmt.Sprintf("%s/%s", netip.AddrPortFrom(f.VIP, f.Port), f.Protocol)
+	if f.Last != 0 {
+		return fmt.Sprintf("%s-%d/%s%s", netip.AddrPortFrom(f.VIP, f.Port), f.Last, f.Protocol, inside)
+	}
+	return fmt.Sprintf("%s/%s%s", netip.AddrPortFrom(f.VIP, f.Port), f.Protocol, inside)
 }

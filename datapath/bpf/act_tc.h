@@ -6,6 +6,9 @@
 #include "commit.h"
 #include "route.h"
 
+/* On a packet that came out of a tunnel and comes by once more, to be delivered. */
+#define INSIDE_MARK 0x535a0001
+
 static __always_inline int tc_rewrite_sum(struct __sk_buff *skb, const struct pkt *p, const struct tuple *t)
 {
 	__u64 udp = p->key.proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
@@ -252,7 +255,12 @@ static __always_inline int act_tc(struct __sk_buff *skb, struct work *w, struct 
 	case ACTION_FORWARD:
 		return v->here ? tc_deliver(skb, w) : tc_forward(skb, v, &w->fib, r);
 	case ACTION_DECAP:
-		return tc_decap(skb, p, n, type) ? TC_ACT_UNSPEC : TC_ACT_SHOT;
+		if (!tc_decap(skb, p, n, type))
+			return TC_ACT_SHOT;
+		if (!v->here)
+			return TC_ACT_UNSPEC;
+		skb->mark = INSIDE_MARK;
+		return bpf_redirect(skb->ifindex, BPF_F_INGRESS); /* and here it is again, without its tunnel */
 	case ACTION_PASS:
 		return TC_ACT_UNSPEC; /* whatever else is on this interface goes on */
 	case ACTION_DROP:

@@ -260,7 +260,7 @@ static __always_inline int act_xdp(struct xdp_md *ctx, struct work *w, struct fl
 	__be16 type = 0;
 	__u32 n = 0;
 
-	if (v->action == ACTION_PASS || v->here) /* the rest of the machine's traffic, or what tc counts */
+	if (v->action == ACTION_PASS || v->here || (delivers && v->action == ACTION_DECAP)) /* the rest of the machine's traffic, or what tc counts */
 		return XDP_LEAVE;
 	if (v->action == ACTION_FORWARD) {
 		enum route r = route(ctx, ctx->ingress_ifindex, p->l3len, p, v, &w->fib);

@@ -43,13 +43,26 @@ static __always_inline struct flow *decide(const struct pkt *p, enum reason pars
 				return decide_reply(p, v, f);
 			v->half = 0;
 		}
-		struct frontend *fe = frontend_of(&p->key);
+		struct frontend *fe = frontend_of(&p->key, p->inside);
 
+		if (fe && fe->method != METHOD_NAT) {
+			struct flow *f;
+
+			v->frontend = fe->id;
+			v->counted = 1;
+			f = decide_oneway(p, v, fe);
+			if (!v->here)
+				return f;
+			v->here = 0; /* a server of many, and it is this machine */
+			fe = frontend_of(&p->key, 1);
+		}
 		if (fe) {
 			v->frontend = fe->id;
 			v->counted = 1;
-			return fe->method == METHOD_NAT ? decide_nat(p, v, fe) : decide_oneway(p, v, fe);
+			return decide_nat(p, v, fe);
 		}
+		if (v->counted || p->inside)
+			return say(v, ACTION_DROP, REASON_NONE_HERE);
 	}
 	struct vip *vip = bpf_map_lookup_elem(&vips, &p->key.t.dst);
 

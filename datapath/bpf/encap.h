@@ -74,9 +74,11 @@ static __always_inline __be16 type_of(__u8 proto)
 	return proto == IPPROTO_IPIP ? bpf_htons(ETH_P_IP) : proto == IPPROTO_IPV6 ? bpf_htons(ETH_P_IPV6) : 0;
 }
 
-/* is_own reports whether the packet that begins at l3 is for an address of this machine. Others would go back to where they
- * came from if the machine forwards. */
-static __always_inline int is_own(void *l3, void *end, __be16 type)
+/* whose says where a packet is to go that begins at l3 and came out of a tunnel: to this machine itself, or to a backend on
+ * it. Others would go back to where they came from if the machine forwards. */
+enum whose { NOBODYS, OURS, A_VIPS };
+
+static __always_inline enum whose whose(void *l3, void *end, __be16 type)
 {
 	struct iphdr *ip4 = l3;
 	struct ip6hdr *ip6 = l3;
@@ -91,7 +93,9 @@ static __always_inline int is_own(void *l3, void *end, __be16 type)
 			return 0;
 		__builtin_memcpy(&dst, &ip6->dst, sizeof(dst));
 	}
-	return bpf_map_lookup_elem(&own, &dst) != 0;
+	if (delivers && bpf_map_lookup_elem(&vips, &dst))
+		return A_VIPS;
+	return bpf_map_lookup_elem(&own, &dst) ? OURS : NOBODYS;
 }
 
 /* tunnel_headers returns how many bytes come before the packet in a tunnel, counted from the IP header, and the ethertype of
@@ -106,10 +110,20 @@ static __always_inline __u32 tunnel_headers(void *data, void *end, const struct 
 		n += (gue->version_len & 31) * 4;
 		*type = type_of(gue->proto);
 	}
-	if (!*type || n >= p->l3len)
+	if (!*type || n >= p->l3len) {
 		say(v, ACTION_DROP, REASON_MALFORMED);
-	else if (!is_own(data + L3(p) + (n & 1023), end, *type))
+		return n;
+	}
+	switch (whose(data + L3(p) + (n & 1023), end, *type)) {
+	case NOBODYS:
 		say(v, ACTION_DROP, REASON_NOT_LOCAL);
+		break;
+	case A_VIPS:
+		v->here = 1;
+		break;
+	case OURS:
+		break;
+	}
 	return n;
 }
 

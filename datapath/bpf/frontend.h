@@ -41,12 +41,12 @@ static __always_inline __u32 turn(__u32 frontend)
 }
 
 /* frontend_of returns the frontend that a packet is for. Single ports go before ranges. */
-static __always_inline struct frontend *frontend_of(const struct flow_key *k)
+static __always_inline struct frontend *frontend_of(const struct flow_key *k, __u8 inside)
 {
-	struct frontend_key key = { .vip = k->t.dst, .port = k->t.dport, .proto = k->proto };
+	struct frontend_key key = { .vip = k->t.dst, .port = k->t.dport, .proto = k->proto, .inside = inside };
 	struct frontend *fe = bpf_map_lookup_elem(&frontends, &key);
 
-	if (fe)
+	if (fe || inside)
 		return fe;
 	struct vip *vip = bpf_map_lookup_elem(&vips, &k->t.dst);
 

@@ -8,6 +8,10 @@ static __always_inline struct flow *aim(struct verdict *v, __u8 method, struct f
 {
 	struct backend *b = bpf_map_lookup_elem(&backends, &v->backend);
 
+	if (b && b->here) {
+		v->here = 1; /* decide goes on with it */
+		return 0;
+	}
 	if (!b || is_zero(&b->snat[0]))
 		return say(v, ACTION_DROP, REASON_NO_ROUTE);
 	v->method = method;
@@ -67,6 +71,14 @@ static __always_inline struct flow *decide_oneway(const struct pkt *p, struct ve
 		if (f && in_force(p, f, fe->method))
 			return decide_oneway_known(p, v, f);
 		v->half = 0;
+		/* A slot that was this machine's: its flows are in the tables of those. */
+		if (delivers && !f) {
+			f = bpf_map_lookup_elem(&flows, &p->key);
+			if (f && f->here) {
+				v->here = 1;
+				return 0;
+			}
+		}
 	}
 	if (!by_hash && !opens(p))
 		return refuse(p, v, REASON_NO_FLOW);

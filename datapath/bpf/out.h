@@ -40,6 +40,8 @@ static __always_inline int out_probe(struct __sk_buff *skb, struct work *w)
 	return r == ROUTE_NONE ? TC_ACT_SHOT : tc_forward(skb, v, &w->fib, r);
 }
 
+static __always_inline void out_clamp(struct __sk_buff *skb, const struct pkt *p, const struct addr *from);
+
 /* out_answer makes an answer of a backend on this machine come from the VIP. */
 static __always_inline int out_answer(struct __sk_buff *skb, struct work *w)
 {
@@ -50,6 +52,7 @@ static __always_inline int out_answer(struct __sk_buff *skb, struct work *w)
 	decide_reply(&w->p, &w->v, f);
 	commit(f);
 	count(&w->p, &w->v);
+	out_clamp(skb, &w->p, &f->t.src);
 	return tc_deliver(skb, w);
 }
 
@@ -60,13 +63,13 @@ static __always_inline int out_answer(struct __sk_buff *skb, struct work *w)
 
 /* out_clamp makes a server that answers a client directly announce a segment size that fits the tunnel which the client's
  * packets come through (RFC 9293, 3.7.1). */
-static __always_inline void out_clamp(struct __sk_buff *skb, const struct pkt *p)
+static __always_inline void out_clamp(struct __sk_buff *skb, const struct pkt *p, const struct addr *from)
 {
 	__u32 *n, mtu = 0, off = p->l4 + sizeof(struct tcphdr), stop = p->l3 + p->l3len - p->segment;
 
 	if (p->key.proto != IPPROTO_TCP || is_part(p) || (p->flags & (TCP_SYN | TCP_ACK)) != (TCP_SYN | TCP_ACK))
 		return;
-	n = bpf_map_lookup_elem(&tunnelled, &p->key.t.src);
+	n = bpf_map_lookup_elem(&tunnelled, from);
 	if (!n || bpf_check_mtu(skb, 0, &mtu, 0, 0) < 0)
 		return;
 	__u16 fits = mtu - *n - (p->l4 - p->l3) - sizeof(struct tcphdr);

@@ -9,12 +9,13 @@
 /* How much of a packet must be in one piece for us to look at it. */
 #define HEADERS 192
 
-static __always_inline int look(void *data, void *end, __u32 len)
+static __always_inline int look(void *data, void *end, __u32 len, __u8 inside)
 {
 	struct work *w = begin(len);
 
 	if (!w)
 		return 0;
+	w->p.inside = inside;
 	w->parsed = parse(data, end, &w->p);
 	join(&w->p);
 	return 1;
@@ -24,12 +25,12 @@ __noinline int look_xdp(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 
-	return look(data, end, end - data);
+	return look(data, end, end - data, 0);
 }
 
 __noinline int look_tc(struct __sk_buff *skb)
 {
-	return look((void *)(long)skb->data, (void *)(long)skb->data_end, skb->len);
+	return look((void *)(long)skb->data, (void *)(long)skb->data_end, skb->len, skb->mark == INSIDE_MARK);
 }
 
 SEC("xdp")
@@ -52,6 +53,8 @@ int sy_tc_in(struct __sk_buff *skb)
 	pull(skb);
 	struct work *w = look_tc(skb) ? work() : 0;
 
+	if (skb->mark == INSIDE_MARK)
+		skb->mark = 0; /* it is nobody else's concern */
 	return w ? act_tc(skb, w, decide(&w->p, w->parsed, &w->v)) : TC_ACT_SHOT;
 }
 
@@ -72,7 +75,7 @@ int sy_tc_out(struct __sk_buff *skb)
 		r = out_answer(skb, w);
 	if (r != OUT_OTHER)
 		return r;
-	out_clamp(skb, &w->p);
+	out_clamp(skb, &w->p, &w->p.key.t.src);
 	return TC_ACT_UNSPEC;
 }
 

@@ -18,7 +18,7 @@ struct frontend_key {
 	struct addr vip;
 	__be16 port;
 	__u8 proto; /* IPPROTO_* */
-	__u8 pad;
+	__u8 inside; /* 1: for packets out of a tunnel: who sent them has chosen this machine */
 };
 
 /* How packets get to a backend. All but METHOD_NAT are one-way: the server answers the client itself. */

@@ -223,9 +223,6 @@ func unsupported(cfg *config.Config) error {
 		errs = append(errs, fmt.Errorf("not in this version: "+format, args...))
 	}
 	if k := cfg.Kubernetes; k != nil {
-		if k.Forward != lb.MethodNAT {
-			missing("kubernetes.forward = %q; write forward = %q", k.Forward, lb.MethodNAT)
-		}
 		if k.Proxy == config.ProxyReplace {
 			missing("kubernetes.proxy = %q", k.Proxy)
 		}

@@ -52,8 +52,8 @@ func (a *agent) kubernetes() error {
 	}
 	a.kube, err = kube.New(kube.Options{
 		Client: client, Node: a.node.name, Class: a.cfg.Kubernetes.LoadBalancerClass, Address: a.nodeAddress(),
-		Probe:        lb.CheckSpec{Interval: p.Interval, Timeout: p.Timeout, Rise: p.Rise, Fall: p.Fall},
-		ProxyHealthz: p.ProxyHealthz, Pools: pools, Prober: prober, NodePorts: ports, Log: log,
+		Probe:   lb.CheckSpec{Interval: p.Interval, Timeout: p.Timeout, Rise: p.Rise, Fall: p.Fall},
+		Forward: a.cfg.Kubernetes.Forward, Peers: a.datapath.SetTunnelSources, ProxyHealthz: p.ProxyHealthz, Pools: pools, Prober: prober, NodePorts: ports, Log: log,
 	})
 	if err != nil {
 		return fmt.Errorf("kubernetes: %w", err)

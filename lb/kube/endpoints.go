@@ -11,7 +11,10 @@ import (
 )
 
 // place is where this node is, as far as the choice of endpoints is concerned.
-type place struct{ node, zone string }
+type place struct {
+	node, zone string
+	nodes      map[string]netip.Addr // by name, for tunnels; nil: there are none
+}
 
 // endpoint is one address of an EndpointSlice that serves one port.
 type endpoint struct {
@@ -147,7 +150,7 @@ func filter(all []endpoint, keep func(endpoint) bool) (some []endpoint) {
 func backendsFor(chosen []endpoint, at place) []lb.Backend {
 	out := make([]lb.Backend, 0, len(chosen))
 	for _, e := range chosen {
-		out = append(out, lb.Backend{Addr: e.at.Addr(), Port: e.at.Port(), Weight: 1, Here: e.here(at)})
+		out = append(out, lb.Backend{Addr: e.at.Addr(), Port: e.at.Port(), Weight: 1, Here: e.here(at), Node: at.nodes[e.node]})
 	}
 	return out
 }

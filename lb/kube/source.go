@@ -34,6 +34,10 @@ type Options struct {
 	Client kubernetes.Interface
 	Node   string // our own, as the API server knows it
 	Class  string // spec.loadBalancerClass of the Services that are ours; "": those without one
+	// Forward is how packets get to pods on other nodes: by tunnel, to be delivered there, or by nat.
+	Forward lb.Method
+	// Peers is told the addresses of all nodes, whose tunnels may end here; nil: nobody wants to know.
+	Peers func([]netip.Addr) error
 	// Address is ours, where health check node ports are asked.
 	Address netip.Addr
 	// Probe is how the node's own health endpoints are asked: Interval, Timeout, Rise and Fall.
@@ -89,10 +93,12 @@ func New(o Options) (*Source, error) {
 		l.LabelSelector = "!" + labelProxyName + ",!" + labelHeadless
 	}
 	objects := informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithTweakListOptions(unlabelled), informers.WithTransform(slim))
-	own := informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithTransform(slim), informers.WithTweakListOptions(func(l *meta.ListOptions) {
-		l.FieldSelector = fields.OneTermEqualSelector("metadata.name", o.Node).String()
+	nodes := informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithTransform(slim), informers.WithTweakListOptions(func(l *meta.ListOptions) {
+		if o.Forward != lb.MethodTunnel { // else the others are of concern, too
+			l.FieldSelector = fields.OneTermEqualSelector("metadata.name", o.Node).String()
+		}
 	}))
-	s.start = append(s.start, objects.Start, own.Start)
+	s.start = append(s.start, objects.Start, nodes.Start)
 
 	var errs []error
 	watch := func(i cache.SharedIndexInformer, key func(any) string) cache.Indexer {
@@ -103,7 +109,12 @@ func New(o Options) (*Source, error) {
 			s.queue.Add(key(x))
 		}
 		_, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{
-			AddFunc: touch, UpdateFunc: func(_, x any) { touch(x) }, DeleteFunc: touch,
+			AddFunc: touch, DeleteFunc: touch,
+			UpdateFunc: func(old, x any) {
+				if !s.insignificant(old, x) {
+					touch(x)
+				}
+			},
 		})
 		errs = append(errs, err)
 		s.synced = append(s.synced, i.HasSynced)
@@ -116,7 +127,7 @@ func New(o Options) (*Source, error) {
 		service := x.(*core.Service)
 		return service.Namespace + "/" + service.Name
 	})
-	s.nodes = watch(own.Core().V1().Nodes().Informer(), func(any) string { return everything })
+	s.nodes = watch(nodes.Core().V1().Nodes().Informer(), func(any) string { return everything })
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("watch the cluster: %w", err)
 	}
@@ -157,6 +168,7 @@ func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 	s.events, shutdown = newRecorder(ctx, s.o.Client, s.o.Node)
 	defer shutdown()
 	s.gates.proxy()
+	s.tellPeers()
 	for _, x := range s.services.List() {
 		service := x.(*core.Service)
 		s.reconcile(service.Namespace+"/"+service.Name, sink)
@@ -169,6 +181,7 @@ func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 			return nil
 		}
 		if key == everything {
+			s.tellPeers()
 			for name := range s.put {
 				s.reconcile(name, sink)
 			}
@@ -220,7 +233,7 @@ func (s *Source) viewOf(name string) *view {
 		endpoints = append(endpoints, x.(*discovery.EndpointSlice))
 	}
 	node := s.node()
-	v := translate(service, endpoints, placeOf(s.o.Node, node))
+	v := translate(service, endpoints, s.place(node))
 	if v == nil {
 		return nil
 	}
@@ -270,19 +283,64 @@ func (s *Source) closePort(service string) {
 	}
 }
 
+// node returns our own; nil when the API server does not know it.
 func (s *Source) node() *core.Node {
-	for _, x := range s.nodes.List() {
-		return x.(*core.Node)
+	x, ok, err := s.nodes.GetByKey(s.o.Node)
+	if err != nil || !ok {
+		return nil
 	}
-	return nil
+	return x.(*core.Node)
 }
 
-func placeOf(name string, n *core.Node) place {
-	p := place{node: name}
-	if n != nil {
-		p.zone = labels.Set(n.Labels).Get(core.LabelTopologyZone)
+func (s *Source) place(own *core.Node) place {
+	p := place{node: s.o.Node}
+	if own != nil {
+		p.zone = labels.Set(own.Labels).Get(core.LabelTopologyZone)
+	}
+	if s.o.Forward != lb.MethodTunnel {
+		return p
+	}
+	p.nodes = map[string]netip.Addr{}
+	for _, x := range s.nodes.List() {
+		n := x.(*core.Node)
+		if addrs := nodeAddresses(n); len(addrs) > 0 {
+			p.nodes[n.Name] = addrs[0]
+		}
 	}
 	return p
+}
+
+// nodeAddresses returns where a node is reached by others, the first as all of them see it.
+func nodeAddresses(n *core.Node) (addrs []netip.Addr) {
+	for _, a := range n.Status.Addresses {
+		if addr, err := netip.ParseAddr(a.Address); err == nil && a.Type == core.NodeInternalIP {
+			addrs = append(addrs, addr)
+		}
+	}
+	return addrs
+}
+
+// insignificant reports whether a change of a node is no concern of ours: most are signs of life of others.
+func (s *Source) insignificant(old, now any) bool {
+	o, isNode := old.(*core.Node)
+	if !isNode || o.Name == s.o.Node {
+		return false
+	}
+	return slices.Equal(nodeAddresses(o), nodeAddresses(now.(*core.Node)))
+}
+
+// tellPeers says whose tunnels may end here.
+func (s *Source) tellPeers() {
+	if s.o.Peers == nil || s.o.Forward != lb.MethodTunnel {
+		return
+	}
+	var addrs []netip.Addr
+	for _, x := range s.nodes.List() {
+		addrs = append(addrs, nodeAddresses(x.(*core.Node))...)
+	}
+	if err := s.o.Peers(addrs); err != nil {
+		s.o.Log.Error("tunnels of other nodes not allowed", "err", err)
+	}
 }
 
 // mourning is for how long the engine is told of an endpoint that is no more, so that it surely hears of it.

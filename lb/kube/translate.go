@@ -97,9 +97,22 @@ func translate(s *core.Service, endpoints []*discovery.EndpointSlice, at place) 
 		}
 		out.Ports, out.PerPort = append(out.Ports, port), append(out.PerPort, backends)
 	}
+	out.Spread = at.nodes != nil && !isLocal(s) && everyNodeKnown(out.PerPort)
 	// Local, and endpoints are elsewhere only: dropped, for the client is to try another node; with none anywhere refused.
 	out.Silent = isLocal(s) && !some && somewhere
 	return &view{service: out, readyHere: max(len(readyHere[true]), len(readyHere[false]))}
+}
+
+// everyNodeKnown reports whether a tunnel leads to each endpoint. Those that somebody has written by hand are on no node.
+func everyNodeKnown(ports [][]lb.Backend) bool {
+	for _, backends := range ports {
+		for _, b := range backends {
+			if !b.Node.IsValid() {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // allowed returns loadBalancerSourceRanges. A family of which none is listed is not restricted (pkg/proxy/serviceport.go).

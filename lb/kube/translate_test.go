@@ -83,7 +83,7 @@ func TestChoiceOfEndpoints(t *testing.T) {
 		{"hints say nothing to Local", local, []discovery.Endpoint{ep(a, "n1", "rs", "z:z2"), ep(b, "n2", "rs", "z:z1")}, []string{a + "!"}, false, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			v := translate(aService(tt.change), []*discovery.EndpointSlice{slice(8080, tt.endpoints...)}, place{"n1", "z1"})
+			v := translate(aService(tt.change), []*discovery.EndpointSlice{slice(8080, tt.endpoints...)}, place{node: "n1", zone: "z1"})
 			var got []string
 			for _, b := range v.service.PerPort[0] {
 				mark := ""
@@ -107,8 +107,12 @@ func TestSeveralSlices(t *testing.T) {
 	six := slice(7, ep("2001:db8::1", "n1", "rs"))
 	six.AddressType = discovery.AddressTypeIPv6
 	all := []*discovery.EndpointSlice{slice(8080, ep("10.0.0.1", "n1", "s"), ep("10.0.0.1", "n1", "rs")), other, six}
-	v := translate(aService(same), all, place{"n1", ""})
-	if got := fmt.Sprint(v.service.PerPort); got != "[[{10.0.0.1 8080 1 false true false} {10.0.0.1 9090 1 false true false} {10.0.0.2 9090 1 false false false} {2001:db8::1 7 1 false true false}]]" {
+	v := translate(aService(same), all, place{node: "n1"})
+	var got []string
+	for _, b := range v.service.PerPort[0] {
+		got = append(got, fmt.Sprint(b.ID(), b.Here))
+	}
+	if fmt.Sprint(got) != "[10.0.0.1:8080 true 10.0.0.1:9090 true 10.0.0.2:9090 false [2001:db8::1]:7 true]" {
 		t.Errorf("backends %s", got)
 	}
 	if v.readyHere != 1 {
