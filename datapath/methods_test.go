@@ -281,7 +281,11 @@ var moreRows = []row{
 
 	{name: "allowed", state: only("192.0.2.0/24"), in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: sentOn},
 	{name: "not allowed", state: only("10.0.0.0/8"), in: tcp(dptest.SYN), did: "dropped", reason: "not_allowed"},
-	{name: "allowed for the other family only", state: func(w *world) { only(map[bool]string{true: "0.0.0.0/0", false: "::/0"}[w.v6])(w) }, in: tcp(dptest.SYN), did: "dropped", reason: "not_allowed"},
+	{name: "allowed for the other family only", state: func(w *world) {
+		w.serve(func(s *lb.Service) {
+			s.Allow = []netip.Prefix{netip.MustParsePrefix(map[bool]string{true: "0.0.0.0/0", false: "::/0"}[w.v6])}
+		}, "b1", "b2")
+	}, in: tcp(dptest.SYN), did: "dropped", reason: "not_allowed"},
 	{name: "not allowed, ping", state: only("10.0.0.0/8"), in: icmp(8, 128), did: "sent", reason: "echo"},
 	{name: "affinity", state: loyal, in: change(tcp(dptest.SYN), func(w *world, p *dptest.Packet) { p.Src = w.at("client", 40001) }), did: "sent", reason: "forwarded", check: loyalSame},
 

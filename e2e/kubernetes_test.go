@@ -65,7 +65,7 @@ func (c *cluster) withdraw(t *testing.T, name string) {
 	t.Helper()
 	ctx, api := context.Background(), c.api.CoreV1().Services("default") // the test is over
 	err := api.Delete(ctx, name, meta.DeleteOptions{})
-	for range 200 {
+	for range 600 { // another leader may have to be elected first
 		if _, err = api.Get(ctx, name, meta.GetOptions{}); err != nil {
 			return
 		}

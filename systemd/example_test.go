@@ -40,7 +40,7 @@ func TestManifestConfigurationIsValid(t *testing.T) {
 	plain := regexp.MustCompile(`(?m)^    `).ReplaceAllString(text[1], "")
 	for _, x := range []string{plain, regexp.MustCompile(`(?m)^# `).ReplaceAllString(plain, "")} {
 		c, err := config.Parse("steelyard.toml", []byte(x))
-		if err != nil || c.Kubernetes == nil || c.Kubernetes.Forward != lb.MethodNAT {
+		if err != nil || c.Kubernetes == nil || c.Kubernetes.Forward != lb.MethodTunnel {
 			t.Errorf("%v in\n%s", err, x)
 		}
 	}

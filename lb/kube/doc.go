@@ -12,6 +12,12 @@
 // the service proxy's health endpoint says no (gates.go). Terminating endpoints do not count for any of this and still get
 // traffic, so nothing in flight is lost while the route goes.
 //
+// # Spread and deliver
+//
+// Under Cluster a node only chooses a node (lb.Service.Spread), by a table that is the same everywhere, and the chosen one
+// delivers to a pod of its own. Endpoints without a node, written by hand, are reached by nat instead. What is still to come: a
+// packet carries the previous target of its slot along, so that the ingress needs no flow entry when targets change.
+//
 // # Addresses
 //
 // One elected agent gives addresses (allocator.go); all agents serve what stands in the status of a Service, whoever wrote it.
