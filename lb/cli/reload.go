@@ -39,11 +39,20 @@ func needRestart(running, next *config.Config) []string {
 		a, b any
 	}{
 		{"node", running.Node, next.Node}, {"datapath", running.Datapath, next.Datapath}, {"bgp", running.BGP, next.BGP},
-		{"l2", running.L2, next.L2}, {"admin", running.Admin, next.Admin},
+		{"l2", running.L2, next.L2}, {"admin", running.Admin, next.Admin}, {"kubernetes", running.Kubernetes, next.Kubernetes},
+		{"probe", running.Probe, next.Probe}, {"pool, for Services of the cluster", clusterPools(running), clusterPools(next)},
 	} {
 		if !reflect.DeepEqual(s.a, s.b) {
 			changed = append(changed, s.name)
 		}
 	}
 	return changed
+}
+
+// clusterPools are the pools as far as the source that is a cluster has read them.
+func clusterPools(c *config.Config) []config.Pool {
+	if c.Kubernetes == nil {
+		return nil
+	}
+	return c.Pools
 }
