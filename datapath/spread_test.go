@@ -57,6 +57,15 @@ func TestSpread(t *testing.T) {
 		if err := tunnelled(dptest.UDP)(w, remote, r.out); err != nil {
 			t.Error(err)
 		}
+		// A SYN that was not answered goes where the table of now says.
+		w.spread("box")
+		if r := w.run(remote.Frame()); r.did != "passed" {
+			t.Errorf("a SYN again, alone: %s: %s", r.did, r.reason)
+		}
+		w.reset()
+		w.spread("box", "b2")
+		w.run(local.Frame())
+		w.run(remote.Frame())
 		// Both go on when their slots change hands.
 		w.out(dptest.Packet{Src: w.at("b1", 8080), Dst: local.Src, Proto: dptest.TCP, Flags: dptest.SYN | dptest.ACK, Seq: 5000})
 		goes := func(p dptest.Packet, did, when string) {

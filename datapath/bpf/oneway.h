@@ -68,7 +68,8 @@ static __always_inline struct flow *decide_oneway(const struct pkt *p, struct ve
 	if (!s || look || s->previous != NO_BACKEND) {
 		struct flow *f = find_oneway(&p->key, &v->half);
 
-		if (f && in_force(p, f, fe->method))
+		/* A SYN again may mean that where the first one went nobody serves any more: then the table of now decides. */
+		if (f && in_force(p, f, fe->method) && !(s && v->half && is_stream(p) && opens(p)))
 			return decide_oneway_known(p, v, f);
 		v->half = 0;
 		/* A slot that was this machine's: its flows are in the tables of those. */
