@@ -10,8 +10,9 @@ import (
 
 // A steady stream: each client makes a request every 10 ms, over a connection of its own, and gives up after a second.
 const (
-	requestEvery   = 10 * time.Millisecond
-	requestTimeout = time.Second
+	requestEvery = 10 * time.Millisecond
+	// A SYN that meets an old connection of the same port on a server (TIME_WAIT) is sent again after a second (RFC 6298).
+	requestTimeout = 2500 * time.Millisecond
 )
 
 // stream is the traffic of both clients, over both families.
@@ -59,8 +60,8 @@ func (s stream) lastFailure(t time.Time) time.Time {
 }
 
 // calm is how many requests in a row must be answered before a disturbance counts as over: with 200 a second, and each
-// given up after a second, as long as an unanswered request may still become a failure.
-const calm = 250
+// given up after two and a half, as long as an unanswered request may still become a failure.
+const calm = 550
 
 // settled returns an error unless at least calm requests have been answered since the last failure at or after t.
 func (s stream) settled(t time.Time) error {
