@@ -506,7 +506,8 @@ func apiAway(t *testing.T, c *cluster, pods ...*pod) {
 	}
 	exchange(t, conns, "after the API server is back")
 	c.publish(t, "away", pods[0], pods[2])
-	c.routed(t, 60*time.Second, vips, 0, 2) // what happened meanwhile, and after, is caught up with
+	// What happened meanwhile, and after, is caught up with: client-go asks again after up to a minute.
+	c.routed(t, 2*time.Minute, vips, 0, 2)
 }
 
 // Where no service proxy answers at health check node ports, the agent does, and asks itself.
