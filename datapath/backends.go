@@ -30,7 +30,7 @@ type backend struct {
 	at     netip.AddrPort
 	here   bool         // on this machine
 	ours   []netip.Addr // our addresses towards it, best first; none: no route
-	tables int          // that have it
+	tables int          // that have it, or remember it
 }
 
 // openBackends reads back what an earlier agent left.
@@ -76,6 +76,28 @@ func (s *backends) use(p *lb.FrontendPlan) (ids []uint32, err error) {
 		}
 	}
 	return ids, nil
+}
+
+// anywhere returns the ids of the machines that may have any flow of p.
+func (s *backends) anywhere(p *lb.FrontendPlan) (ids []uint32, err error) {
+	if !p.Anywhere {
+		return nil, nil
+	}
+	for _, m := range p.Machines {
+		b, err := s.get(netip.AddrPortFrom(m.Addr, 0), m.Here)
+		if err != nil {
+			return nil, err
+		}
+		ids = append(ids, b.id)
+	}
+	return ids, nil
+}
+
+// keep counts backends as used that are known already.
+func (s *backends) keep(ids []uint32) {
+	for _, id := range ids {
+		s.byID[id].tables++
+	}
 }
 
 func (s *backends) unuse(ids []uint32) {

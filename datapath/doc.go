@@ -3,7 +3,7 @@
 //
 // # What the kernel holds
 //
-// Three programs on each uplink. sy_tc_in can do everything; sy_xdp is the fast path before it: what XDP cannot send itself
+// Three programs on each uplink (and one that the second goes on with). sy_tc_in can do everything; sy_xdp is the fast path before it: what XDP cannot send itself
 // (no neighbour entry yet, an egress without our XDP) it leaves untouched, uncommitted and uncounted, and tc finishes
 // it. sy_tc_out sees what this machine itself sends: health checks that must go the way of traffic, and answers whose
 // segment size must fit a tunnel. All, and sy_explain, are one C core: parse → decide → route → commit → act (bpf/). What is
@@ -35,6 +35,24 @@
 //
 // A tunnel ends here, too, for GUE from tunnel_sources: the packet goes on to the stack if it is for an address of this
 // machine. Checks of such servers ask for the VIP on one given server; only the mark on their packets tells which (probes.go).
+//
+// # Machines that spread and deliver alike
+//
+// A frontend with lb.FrontendPlan.Chained has machines for backends, each of which has a datapath like this one (Kubernetes
+// nodes). Whichever a packet comes to reads one slot and sends the packet, untouched, to the machine there; it looks up and
+// writes no flow (bpf/spread.h). That machine has a second frontend for the same port (lb.Frontend.Inside), with its own pods,
+// and keeps the flow. A slot remembers up to three machines that had it before; they go along in the header of the tunnel (GUE's
+// private data, bpf/encap.h), and a packet of a flow that a machine does not know is passed on to the next of them. DESIGN has
+// one previous target; three outlive changes that come faster than connections end. A list only gets shorter, so no packet goes
+// around in circles: what nobody knows is refused by the last machine asked or, a datagram, comes back to the first one, which
+// opens the flow. A packet that named nobody is looked up in the table of the machine it came to, once: who sent it may not
+// know yet what that one knows. Only lb.FrontendPlan.Machines are remembered: nobody asks the dead.
+//
+// A table of another size has other slots for all flows, so the one before is kept behind it. Two changes of size within the
+// life of a connection are more than is remembered.
+//
+// sy_tc_in takes such packets out of their tunnel and goes on with sy_tc_inside (a tail call): XDP leaves them to tc, for it
+// could not hand them to the stack with what was said along with them.
 //
 // # Restart, crash, upgrade
 //

@@ -53,6 +53,9 @@ func load(o Options, dir string) (*syObjects, error) {
 	case err != nil:
 		return nil, fmt.Errorf("load the programs: %w", err)
 	}
+	if err := objects.Next.Put(uint32(0), objects.SyTcInside); err != nil {
+		return nil, fmt.Errorf("chain the programs: %w", err)
+	}
 	return &objects, nil
 }
 

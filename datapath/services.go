@@ -42,7 +42,7 @@ type frontend struct {
 	method   uint8
 	service  string
 	up       bool
-	backends []uint32         // in its table
+	backends []uint32         // that it refers to
 	dead     []netip.AddrPort // whose flows were ended
 }
 
@@ -111,11 +111,14 @@ type landing struct {
 	f     *frontend
 	isNew bool
 	value syFrontend
-	ids   []uint32
-	table *ebpf.Map
-	dead  []uint32 // ids of backends that are newly dead
-	turn  bool     // the method is another one: flows by the old one are over
-	err   error
+	ids   []uint32 // of its targets
+	older []uint32 // of what its table remembers beyond them
+	// anywhere are the ids of machines that may have any flow.
+	anywhere []uint32
+	table    *ebpf.Map
+	dead     []uint32 // ids of backends that are newly dead
+	turn     bool     // the method is another one: flows by the old one are over
+	err      error
 }
 
 // put makes plans true, and returns what became of each. The order is backends, table, frontend, VIP: nothing points to
@@ -150,6 +153,9 @@ func (s *services) prepare(p *lb.FrontendPlan) *landing {
 	if l.ids, l.err = s.backends.use(p); l.err != nil {
 		return l
 	}
+	if l.anywhere, l.err = s.backends.anywhere(p); l.err != nil {
+		return l
+	}
 	if l.err = s.sets.add(l.f.id, p, l.ids); l.err != nil {
 		return l
 	}
@@ -161,20 +167,19 @@ func (s *services) prepare(p *lb.FrontendPlan) *landing {
 func (s *services) newTable(l *landing) (*ebpf.Map, error) {
 	oneWay := l.plan.Method != lb.MethodNAT
 	path := s.pins.table(l.f.id)
-	var old []sySlot
+	var was table
 	if oneWay && !l.isNew && !l.turn {
 		var err error
-		if old, err = readTable(path); err != nil {
+		if was, err = readTable(path); err != nil {
 			s.log.Warn("table of an earlier plan not read; flows in slots that change hands may break", "frontend", l.plan.Frontend, "err", err)
 		}
 	}
-	dead := map[uint32]bool{}
-	for _, at := range l.plan.Dead {
-		if b := s.backends.byAddr[at]; b != nil {
-			dead[b.id] = true
-		}
+	next := newSlots(l.plan, l.ids, was, l.anywhere, s.done(l.plan))
+	if oneWay {
+		l.older = next.remembered()
+		s.backends.keep(l.older)
 	}
-	table, err := newTable(newSlots(l.plan, l.ids, old, func(id uint32) bool { return dead[id] || s.backends.byID[id] == nil }))
+	table, err := newTable(next)
 	if err != nil {
 		return nil, err
 	}
@@ -182,6 +187,26 @@ func (s *services) newTable(l *landing) (*ebpf.Map, error) {
 		err = pinTable(path, table)
 	}
 	return table, err
+}
+
+// done returns what reports whether a backend has no flows any more that a plan would have go on.
+func (s *services) done(p *lb.FrontendPlan) func(id uint32) bool {
+	known := map[uint32]bool{}
+	note := func(list []netip.AddrPort) {
+		for _, at := range list {
+			if b := s.backends.byAddr[at]; b != nil {
+				known[b.id] = true
+			}
+		}
+	}
+	if p.Chained {
+		for _, m := range p.Machines {
+			note([]netip.AddrPort{netip.AddrPortFrom(m.Addr, 0)})
+		}
+		return func(id uint32) bool { return !known[id] }
+	}
+	note(p.Dead)
+	return func(id uint32) bool { return known[id] || s.backends.byID[id] == nil }
 }
 
 // swapTables puts all new tables in force at once.
@@ -236,6 +261,7 @@ func (s *services) deleteFrontend(f lb.Frontend) error {
 func (s *services) settle(l *landing) {
 	if l.err != nil {
 		s.backends.unuse(l.ids)
+		s.backends.unuse(l.older)
 		if l.isNew && l.f != nil {
 			s.free = append(s.free, l.f.id)
 		}
@@ -243,7 +269,7 @@ func (s *services) settle(l *landing) {
 	}
 	f := l.f
 	s.backends.unuse(f.backends)
-	f.service, f.backends, f.method, f.up = l.plan.Service, l.ids, l.value.Method, len(l.ids) > 0
+	f.service, f.backends, f.method, f.up = l.plan.Service, slices.Concat(l.ids, l.older), l.value.Method, len(l.ids) > 0
 	s.frontends[l.plan.Frontend] = f
 	for _, at := range l.plan.Dead {
 		if b := s.backends.byAddr[at]; b != nil && !slices.Contains(f.dead, at) {
@@ -298,7 +324,7 @@ func describe(p *lb.FrontendPlan, id uint32) (f syFrontend, err error) {
 		spread = sySpreadSPREAD_SOURCE // all balancers then agree where a client begins
 	}
 	f = syFrontend{Id: id, Method: uint8(method), Spread: uint8(spread), First: swap(p.Port), Affinity: uint32(p.Affinity.Seconds())}
-	f.Restricted, f.Silent = truth(len(p.Allow) > 0), truth(p.Silent)
+	f.Restricted, f.Silent, f.Chained = truth(len(p.Allow) > 0), truth(p.Silent), truth(p.Chained)
 	return f, nil
 }
 

@@ -1,123 +1,364 @@
 package datapath
 
 import (
+	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// insideMark is INSIDE_MARK of bpf/act_tc.h.
-const insideMark = 0x535a0001
+// machines puts VIP:80 to pods on these machines: "box" is this one, whose pod is b1; others have one by the name of "far". One
+// with "-" before its name gets no new flows.
+func (w *world) machines(proto lb.Protocol, names ...string) {
+	w.t.Helper()
+	w.spread(proto, false, names...)
+}
 
-// spread puts VIP:80 to pods on these machines: "box" is this one, whose pod is b1; others have one by the name of "far".
-func (w *world) spread(nodes ...string) {
+// spread is machines, where a router may have brought a flow to any of them.
+func (w *world) spread(proto lb.Protocol, anywhere bool, names ...string) {
 	w.t.Helper()
 	s := &lb.Service{
-		Name: "web", VIPs: []netip.Addr{w.addr("vip")}, Ports: []lb.Port{{Port: 80, Target: 80, Protocol: lb.TCP}},
+		Name: "web", VIPs: []netip.Addr{w.addr("vip")}, Ports: []lb.Port{{Port: 80, Target: 80, Protocol: proto}},
 		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Spread: true, Check: lb.CheckSpec{Type: lb.CheckNone}, PerPort: [][]lb.Backend{nil},
+		Machines: [][]lb.Machine{nil}, Anywhere: anywhere, Silent: anywhere,
 	}
-	for _, n := range nodes {
-		b := lb.Backend{Addr: w.addr("far"), Port: 8080, Weight: 1, Node: w.addr(n)}
-		if n == "box" {
+	for _, name := range names {
+		name, leaving := strings.CutPrefix(name, "-")
+		b := lb.Backend{Addr: w.addr("far"), Port: 8080, Weight: 1}
+		if name == "box" {
 			b.Addr, b.Here = w.addr("b1"), true
 		}
-		s.PerPort[0] = append(s.PerPort[0], b)
+		if b.Node = w.addr("box"); name != "box" {
+			b.Node = w.machine(name)
+		}
+		s.Machines[0] = append(s.Machines[0], lb.Machine{Addr: b.Node, Here: b.Here})
+		if !leaving {
+			s.PerPort[0] = append(s.PerPort[0], b)
+		}
 	}
 	w.apply(lb.Delta{Put: lb.Build(s, nil).Frontends})
 }
 
-// deliversTo opens flows until one is delivered here, or sent to another machine, and returns it.
-func (w *world) deliversTo(here bool, from int) dptest.Packet {
+// machine is the address of a machine: one of the world's hosts, or "192.0.2.N" or "2001:db8::N" for a number.
+func (w *world) machine(name string) netip.Addr {
+	if _, ok := v4[name]; ok {
+		return w.addr(name)
+	}
+	if w.v6 {
+		return netip.MustParseAddr("2001:db8::" + name)
+	}
+	return netip.MustParseAddr("192.0.2." + name)
+}
+
+// flowOf returns the first packet of a flow that is delivered here, or that is sent to another machine. Nothing is left of it.
+func (w *world) flowOf(here bool) dptest.Packet {
 	w.t.Helper()
-	for i := from; i < from+50; i++ {
+	for i := range 100 {
 		p := w.on(i, dptest.TCP, dptest.SYN)
 		if r := w.run(p.Frame()); (r.did == "passed") == here {
 			return p
 		}
 	}
-	w.t.Fatalf("no flow of 50 is delivered here: %t", here)
+	w.t.Fatalf("no flow of 100 is delivered here: %t", here)
 	return dptest.Packet{}
 }
 
-// A machine of many delivers what it has chosen itself for, and sends the rest to others, untouched.
+// asked is who is asked for a packet, and who then.
+type asked struct {
+	passed bool
+	who    []netip.Addr
+}
+
+func (a asked) String() string { return fmt.Sprintf("%v, passed on: %t", a.who, a.passed) }
+
+func askedBy(out dptest.Packet) (a asked, err error) {
+	a.who = []netip.Addr{out.Dst.Addr()}
+	if len(out.Private) == 0 {
+		return a, nil
+	}
+	size := len(out.Dst.Addr().AsSlice())
+	if len(out.Private) != 4+3*size || out.Private[0] != 0x5c || out.Private[1] > 3 {
+		return a, fmt.Errorf("private data %x", out.Private)
+	}
+	for i := range int(out.Private[1]) {
+		next, _ := netip.AddrFromSlice(out.Private[4+i*size:][:size])
+		a.who = append(a.who, next)
+	}
+	a.passed = out.Private[2] == 1
+	return a, nil
+}
+
+// chained is GUE's private data that asks these machines next.
+func (w *world) chained(passed bool, next ...string) []byte {
+	size := len(w.addr("box").AsSlice())
+	b := make([]byte, 4, 4+3*size)
+	b[0], b[1], b[2] = 0x5c, byte(len(next)), truth(passed)
+	for _, name := range next {
+		b = append(b, w.machine(name).AsSlice()...)
+	}
+	return b[:cap(b)]
+}
+
+// asks checks who is asked for a packet.
+func (w *world) asks(when string, r result, in dptest.Packet, passed bool, who ...string) {
+	w.t.Helper()
+	want := asked{passed: passed}
+	for _, name := range who {
+		want.who = append(want.who, w.machine(name))
+	}
+	if r.did != "sent" || r.reason != "forwarded" || r.out.Inner == nil {
+		w.t.Errorf("%s: %s: %s: %+v", when, r.did, r.reason, r.out)
+		return
+	}
+	got, err := askedBy(r.out)
+	if err != nil || got.passed != want.passed || !slices.Equal(got.who, want.who) {
+		w.t.Errorf("%s: asks %s (%v); want %s", when, got, err, want)
+	}
+	if r.out.Src.Addr() != w.addr("box") {
+		w.t.Errorf("%s: asks as %s", when, r.out.Src)
+	}
+	if err := onlyHops(in, *r.out.Inner); err != nil {
+		w.t.Errorf("%s: %v", when, err)
+	}
+}
+
+// A machine of many delivers what its table says is its own, and sends the rest to others, untouched, and keeps nothing of it.
+// Flows outlive any change of the table: the machines that had their slot are asked.
 func TestSpread(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		w := newWorld(t, h, v6, func(o *Options) { o.Delivers = true })
-		w.spread("box", "b2")
-		local, remote := w.deliversTo(true, 0), w.deliversTo(false, 0)
-		if r := w.run(local.Frame()); r.did != "passed" || r.out.Dst != w.at("b1", 8080) || r.out.Src != local.Src {
+		w.machines(lb.TCP, "box", "b2")
+		local, remote := w.flowOf(true), w.flowOf(false)
+		w.reset()
+		w.machines(lb.TCP, "box", "b2")
+		r := w.run(local.Frame())
+		if r.did != "passed" || r.out.Dst != w.at("b1", 8080) || r.out.Src != local.Src {
 			t.Errorf("a flow of this machine: %s: %s: %+v", r.did, r.reason, r.out)
 		}
-		r := w.run(remote.Frame())
-		if r.did != "sent" || r.out.Dst.Addr() != w.addr("b2") {
-			t.Fatalf("a flow of another machine: %s: %s: %+v", r.did, r.reason, r.out)
-		}
-		if err := tunnelled(dptest.UDP)(w, remote, r.out); err != nil {
-			t.Error(err)
-		}
-		// A SYN that was not answered goes where the table of now says.
-		w.spread("box")
-		if r := w.run(remote.Frame()); r.did != "passed" {
-			t.Errorf("a SYN again, alone: %s: %s", r.did, r.reason)
-		}
-		w.reset()
-		w.spread("box", "b2")
-		w.run(local.Frame())
-		w.run(remote.Frame())
-		// Both go on when their slots change hands.
+		w.asks("a SYN of another machine's", w.run(remote.Frame()), remote, false, "b2")
 		w.out(dptest.Packet{Src: w.at("b1", 8080), Dst: local.Src, Proto: dptest.TCP, Flags: dptest.SYN | dptest.ACK, Seq: 5000})
-		goes := func(p dptest.Packet, did, when string) {
+		local.Flags, remote.Flags = dptest.ACK, dptest.ACK
+		syn := remote
+		syn.Flags = dptest.SYN
+		delivered := func(when string) {
 			t.Helper()
-			p.Flags = dptest.ACK
-			if r := w.run(p.Frame()); r.did != did {
-				t.Errorf("%s: %s: %s; want %s", when, r.did, r.reason, did)
+			if r := w.run(local.Frame()); r.did != "passed" || r.out.Dst != w.at("b1", 8080) {
+				t.Errorf("%s: a flow of this machine: %s: %s", when, r.did, r.reason)
 			}
 		}
-		goes(local, "passed", "proved")
-		goes(remote, "sent", "proved")
-		w.spread("b2")
-		goes(local, "passed", "without an endpoint here")
-		w.spread("box")
-		goes(local, "passed", "alone")
-		goes(remote, "sent", "alone")
+		delivered("proved")
+		w.asks("nothing changed", w.run(remote.Frame()), remote, false, "b2")
+
+		w.machines(lb.TCP, "b2", "-box")
+		delivered("not a target any more")
+		w.machines(lb.TCP, "box", "-b2")
+		delivered("the only target")
+		w.asks("its machine takes no new ones", w.run(remote.Frame()), remote, true, "b2")
+		if r := w.run(w.on(200, dptest.TCP, dptest.SYN).Frame()); r.did != "passed" {
+			t.Errorf("a SYN, the only target: %s: %s", r.did, r.reason)
+		}
+		w.machines(lb.TCP, "router", "-box", "-b2")
+		delivered("others are the target")
+		w.asks("two machines had its slot", w.run(remote.Frame()), remote, false, "router", "b2")
+		w.asks("a SYN, two machines had its slot", w.run(syn.Frame()), syn, false, "router")
+		w.machines(lb.TCP, "-router", "-box", "-b2")
+		delivered("no targets")
+		w.asks("no targets", w.run(remote.Frame()), remote, false, "router", "b2")
+		if r := w.run(syn.Frame()); r.reason != "no_backend" || r.did != "sent" {
+			t.Errorf("a SYN, no targets: %s: %s", r.did, r.reason)
+		}
+		w.close()
+		w.open()
+		w.machines(lb.TCP, "b2", "router", "box")
+		delivered("another agent")
+		if got, _ := askedBy(w.run(remote.Frame()).out); !slices.Contains(got.who, w.addr("b2")) {
+			t.Errorf("another agent: asks %s", got)
+		}
+		w.machines(lb.TCP, "box")
+		if r := w.run(remote.Frame()); r.reason != "no_flow" {
+			t.Errorf("its machine has nothing any more: %s: %s", r.did, r.reason)
+		}
+		if n := len(w.oneWayFlows()); n != 0 {
+			t.Errorf("%d entries of flows that others deliver", n)
+		}
 	})
 }
 
-// What another machine sends here comes by once more without its tunnel, and is delivered; nobody else's is.
-func TestDeliversFromTunnels(t *testing.T) {
-	for _, v6 := range []bool{false, true} {
-		w := newWorld(t, hookTC, v6, func(o *Options) { o.Delivers = true })
-		w.spread("box", "b2")
-		w.do(func() error { return w.d.SetTunnelSources([]netip.Addr{w.addr("b2")}) })
-		inner := w.fromClient(dptest.TCP, dptest.SYN)
-		tunnel := func(from string) dptest.Packet {
-			return dptest.Packet{Src: w.at(from, 50000), Dst: w.at("box", 6090), Proto: dptest.UDP, Payload: dptest.GUE(inner)}
+// Datagrams have no beginning: whoever had the slot is asked first, and who has it then opens the flow.
+func TestSpreadDatagrams(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		w := newWorld(t, h, v6, func(o *Options) { o.Delivers = true })
+		in := w.fromClient(dptest.UDP, 0)
+		w.machines(lb.UDP, "b2")
+		w.asks("one machine", w.run(in.Frame()), in, false, "b2")
+		w.machines(lb.UDP, "box", "-b2")
+		w.asks("ours now", w.run(in.Frame()), in, true, "b2", "box")
+		w.machines(lb.UDP, "router", "-b2")
+		w.asks("not ours any more", w.run(in.Frame()), in, false, "router", "b2")
+		w.machines(lb.UDP, "box")
+		if r := w.run(in.Frame()); r.did != "passed" || r.reason != "forwarded" {
+			t.Errorf("nobody else is left: %s: %s", r.did, r.reason)
 		}
-		did, frame := w.runTC(tunnel("b2").Frame())
-		out, err := dptest.Parse(frame)
-		if did != "sent" || err != nil || out.Src != inner.Src || out.Dst != inner.Dst {
-			t.Fatalf("out of its tunnel: %s, %v: %+v", did, err, out)
+		if n := len(w.flows()); n != 2 {
+			t.Errorf("%d entries; want two of one flow", n)
 		}
-		inside := func() (string, dptest.Packet) {
-			did, frame := w.runProgram(w.d.objects.SyTcIn, inner.Frame(), w.skb(insideMark), hookTC.verdicts())
-			out, err := dptest.Parse(frame)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return did, out
+	})
+}
+
+// Where a router decides which machine gets a flow, all others are asked for one that this one does not know.
+func TestSpreadOfARouter(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		w := newWorld(t, h, v6, func(o *Options) { o.Delivers = true })
+		syn, ack, datagram := w.on(1, dptest.TCP, dptest.SYN), w.on(2, dptest.TCP, dptest.ACK), w.on(3, dptest.UDP, 0)
+		w.spread(lb.TCP, true, "-router", "box", "-b2")
+		if r := w.run(syn.Frame()); r.did != "passed" {
+			t.Errorf("a SYN: %s: %s", r.did, r.reason)
 		}
-		if did, out := inside(); did != "passed" || out.Dst != w.at("b1", 8080) || out.Src != inner.Src {
-			t.Errorf("delivered: %s: %+v", did, out)
+		w.asks("an unknown flow", w.run(ack.Frame()), ack, true, "router", "b2")
+		w.spread(lb.TCP, true, "-box", "-router", "-b2")
+		if r := w.run(w.on(4, dptest.TCP, dptest.SYN).Frame()); r.reason != "none_here" {
+			t.Errorf("a SYN, none here: %s: %s", r.did, r.reason)
 		}
-		if did, _ := w.runTC(tunnel("router").Frame()); did != "dropped" {
-			t.Errorf("a tunnel of a stranger: %s", did)
+		w.asks("an unknown flow, none here", w.run(ack.Frame()), ack, false, "router", "b2")
+		syn.Flags = dptest.SYN
+		if r := w.run(syn.Frame()); r.did != "dropped" || r.reason != "none_here" {
+			t.Errorf("a SYN again, none here: %s: %s", r.did, r.reason)
 		}
 		w.reset()
-		w.spread("b2")
-		if did, _ := inside(); did != "dropped" {
-			t.Errorf("without an endpoint here: %s", did)
+		w.spread(lb.UDP, true, "box", "-b2")
+		if r := w.run(datagram.Frame()); r.did != "passed" {
+			t.Errorf("a datagram: %s: %s", r.did, r.reason)
 		}
+	})
+}
+
+// A table of another size puts all flows into other slots: the old one is remembered.
+func TestSpreadOverTablesOfOtherSizes(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		w := newWorld(t, h, v6, func(o *Options) { o.Delivers = true })
+		names := func(n int) (all []string) {
+			for i := range n {
+				all = append(all, fmt.Sprint(31+i))
+			}
+			return all
+		}
+		for _, sizes := range [][]int{{8, 30, 28, 29}, {30, 9, 8, 7}} {
+			w.reset()
+			w.machines(lb.TCP, names(sizes[0])...)
+			has := map[int]netip.Addr{}
+			for i := range 100 {
+				has[i] = w.went(w.on(i, dptest.TCP, dptest.SYN))
+			}
+			for _, n := range sizes[1:] {
+				w.machines(lb.TCP, names(n)...)
+				asks := 0
+				for i := range 100 {
+					got, err := askedBy(w.run(w.on(i, dptest.TCP, dptest.ACK).Frame()).out)
+					there := slices.Contains(w.names(names(n)), has[i])
+					if err != nil || there && !slices.Contains(got.who, has[i]) {
+						t.Errorf("%d, then %d machines: flow %d: asks %s (%v); want %s among them", sizes[0], n, i, got, err, has[i])
+					}
+					asks += len(got.who)
+				}
+				if asks > 300 {
+					t.Errorf("%d, then %d machines: %d are asked for 100 flows", sizes[0], n, asks)
+				}
+			}
+		}
+	})
+}
+
+func (w *world) names(machines []string) (addrs []netip.Addr) {
+	for _, m := range machines {
+		addrs = append(addrs, w.machine(m))
+	}
+	return addrs
+}
+
+// What others send here is delivered or passed on.
+func TestInsideTunnels(t *testing.T) {
+	for _, v6 := range []bool{false, true} {
+		w := newWorld(t, hookTC, v6, func(o *Options) { o.Delivers = true })
+		w.do(func() error {
+			return w.d.SetTunnelSources([]netip.Addr{w.addr("b2"), w.addr("router"), w.addr("box")})
+		})
+		from := func(sender string, in dptest.Packet, private ...byte) result {
+			p := dptest.Packet{Src: w.at(sender, 50000), Dst: w.at("box", 6090), Proto: dptest.UDP, Payload: dptest.GUE(in, private...)}
+			before := w.counts()
+			did, frame := w.runTC(p.Frame())
+			r := result{did: did, frame: frame}
+			for v, n := range w.counts() {
+				if n > before[v] && v.Reason != "tunnelled" {
+					r.reason = v.Reason
+				}
+			}
+			if did != "dropped" {
+				var err error
+				if r.out, err = dptest.Parse(frame); err != nil {
+					t.Fatalf("%s: %v", did, err)
+				}
+			}
+			return r
+		}
+		is := func(when string, r result, did, reason string) {
+			t.Helper()
+			if r.did != did || r.reason != reason {
+				t.Errorf("%s: %s: %s; want %s: %s", when, r.did, r.reason, did, reason)
+			}
+			if did == "passed" && (r.out.Dst != w.at("b1", 8080) || r.out.Src.Addr() != w.addr("client")) {
+				t.Errorf("%s: delivered as %+v", when, r.out)
+			}
+		}
+		var ours []dptest.Packet
+		w.machines(lb.TCP, "box", "b2")
+		for i := range 100 {
+			if p := w.on(i, dptest.TCP, dptest.SYN); w.run(p.Frame()).did == "passed" {
+				ours = append(ours, p)
+			}
+		}
+		w.reset()
+		n := -1
+		on := func(proto, flags uint8) dptest.Packet { // a flow that nobody has seen, in a slot of ours
+			n++
+			p := ours[n]
+			p.Proto, p.Flags = proto, flags
+			if proto == dptest.UDP {
+				p.Seq, p.Ack = 0, 0
+			}
+			return p
+		}
+		w.machines(lb.TCP, "box", "b2")
+		is("a stranger", from("client", on(dptest.TCP, dptest.SYN)), "dropped", "unknown_peer")
+		is("a SYN", from("b2", on(dptest.TCP, dptest.SYN)), "passed", "forwarded")
+		is("a SYN that was passed on", from("b2", on(dptest.TCP, dptest.SYN), w.chained(true)...), "passed", "forwarded")
+		is("nobody knows it", from("b2", on(dptest.TCP, dptest.ACK)), "sent", "no_flow")
+		is("nobody knew it", from("b2", on(dptest.TCP, dptest.ACK), w.chained(true)...), "sent", "no_flow")
+		is("other private data", from("b2", on(dptest.TCP, dptest.ACK), 1, 2, 3, 4), "sent", "no_flow")
+		is("to be passed to a stranger", from("b2", on(dptest.TCP, dptest.ACK), w.chained(false, "lost")...), "dropped", "unknown_peer")
+		in := on(dptest.TCP, dptest.ACK)
+		w.asks("one more may know it", from("b2", in, w.chained(false, "router")...), in, true, "router")
+		w.asks("two more may know it", from("b2", in, w.chained(true, "router", "b2")...), in, true, "router", "b2")
+		w.asks("three more may know it", from("b2", in, w.chained(true, "b2", "router", "b2")...), in, true, "b2", "router", "b2")
+
+		w.machines(lb.TCP, "b2", "-box")
+		in = on(dptest.TCP, dptest.SYN)
+		w.asks("the second chance of a SYN", from("router", in), in, true, "b2")
+		is("no third chance", from("router", in, w.chained(true)...), "dropped", "none_here")
+		in.Flags = dptest.ACK
+		w.asks("who sent it may be late", from("router", in), in, true, "b2")
+
+		w.reset()
+		w.machines(lb.UDP, "box", "-b2")
+		in = on(dptest.UDP, 0)
+		w.asks("datagrams come back", from("router", in, w.chained(false, "b2")...), in, true, "b2", "box")
+		w.asks("not to who was only asked", from("router", in, w.chained(true, "b2")...), in, true, "b2")
+		is("datagrams that nobody knew", from("b2", in, w.chained(true)...), "passed", "forwarded")
+		is("datagrams that we know", from("router", in, w.chained(false, "b2")...), "passed", "forwarded")
+		w.machines(lb.UDP, "b2")
+		is("nothing is here", from("router", on(dptest.UDP, 0), w.chained(true)...), "dropped", "none_here")
 	}
 }

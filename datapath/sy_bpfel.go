@@ -98,6 +98,16 @@ type syExported struct {
 		Pending  uint8
 		Here     uint8
 		Pad      [2]uint8
+		Chain    struct {
+			_    structs.HostLayout
+			Next [3]struct {
+				_ structs.HostLayout
+				W [4]uint32
+			}
+			N      uint8
+			Passed uint8
+			Pad    [2]uint8
+		}
 	}
 	FlowState uint32
 	Method    uint32
@@ -105,9 +115,8 @@ type syExported struct {
 	Slot      struct {
 		_        structs.HostLayout
 		Backend  uint32
-		Previous uint32
+		Previous [3]uint32
 	}
-	Pad     uint32
 	Traffic struct {
 		_       structs.HostLayout
 		Packets uint64
@@ -170,7 +179,8 @@ type syFrontend struct {
 	Restricted uint8
 	Silent     uint8
 	First      uint16
-	Pad2       uint16
+	Chained    uint8
+	Pad        uint8
 	Affinity   uint32
 }
 
@@ -258,7 +268,7 @@ const (
 type sySlot struct {
 	_        structs.HostLayout
 	Backend  uint32
-	Previous uint32
+	Previous [3]uint32
 }
 
 type sySpread uint32
@@ -303,6 +313,13 @@ type syVerdict struct {
 	Pending  uint8
 	Here     uint8
 	Pad      [2]uint8
+	Chain    struct {
+		_      structs.HostLayout
+		Next   [3]syAddr
+		N      uint8
+		Passed uint8
+		Pad    [2]uint8
+	}
 }
 
 type syVip struct {
@@ -328,6 +345,7 @@ const (
 	syMapHalfopen           = "halfopen"
 	syMapLoad               = "load"
 	syMapMembers            = "members"
+	syMapNext               = "next"
 	syMapOneway             = "oneway"
 	syMapOwn                = "own"
 	syMapPaths              = "paths"
@@ -344,6 +362,7 @@ const (
 	syMapWorks              = "works"
 	syProgSyExplain         = "sy_explain"
 	syProgSyTcIn            = "sy_tc_in"
+	syProgSyTcInside        = "sy_tc_inside"
 	syProgSyTcOut           = "sy_tc_out"
 	syProgSyXdp             = "sy_xdp"
 	syVarAnswersPerSecond   = "answers_per_second"
@@ -403,10 +422,11 @@ type sySpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type syProgramSpecs struct {
-	SyExplain *ebpf.ProgramSpec `ebpf:"sy_explain"`
-	SyTcIn    *ebpf.ProgramSpec `ebpf:"sy_tc_in"`
-	SyTcOut   *ebpf.ProgramSpec `ebpf:"sy_tc_out"`
-	SyXdp     *ebpf.ProgramSpec `ebpf:"sy_xdp"`
+	SyExplain  *ebpf.ProgramSpec `ebpf:"sy_explain"`
+	SyTcIn     *ebpf.ProgramSpec `ebpf:"sy_tc_in"`
+	SyTcInside *ebpf.ProgramSpec `ebpf:"sy_tc_inside"`
+	SyTcOut    *ebpf.ProgramSpec `ebpf:"sy_tc_out"`
+	SyXdp      *ebpf.ProgramSpec `ebpf:"sy_xdp"`
 }
 
 // syMapSpecs contains maps before they are loaded into the kernel.
@@ -425,6 +445,7 @@ type syMapSpecs struct {
 	Halfopen   *ebpf.MapSpec `ebpf:"halfopen"`
 	Load       *ebpf.MapSpec `ebpf:"load"`
 	Members    *ebpf.MapSpec `ebpf:"members"`
+	Next       *ebpf.MapSpec `ebpf:"next"`
 	Oneway     *ebpf.MapSpec `ebpf:"oneway"`
 	Own        *ebpf.MapSpec `ebpf:"own"`
 	Paths      *ebpf.MapSpec `ebpf:"paths"`
@@ -492,6 +513,7 @@ type syMaps struct {
 	Halfopen   *ebpf.Map `ebpf:"halfopen"`
 	Load       *ebpf.Map `ebpf:"load"`
 	Members    *ebpf.Map `ebpf:"members"`
+	Next       *ebpf.Map `ebpf:"next"`
 	Oneway     *ebpf.Map `ebpf:"oneway"`
 	Own        *ebpf.Map `ebpf:"own"`
 	Paths      *ebpf.Map `ebpf:"paths"`
@@ -522,6 +544,7 @@ func (m *syMaps) Close() error {
 		m.Halfopen,
 		m.Load,
 		m.Members,
+		m.Next,
 		m.Oneway,
 		m.Own,
 		m.Paths,
@@ -562,16 +585,18 @@ type syVariables struct {
 //
 // It can be passed to loadSyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type syPrograms struct {
-	SyExplain *ebpf.Program `ebpf:"sy_explain"`
-	SyTcIn    *ebpf.Program `ebpf:"sy_tc_in"`
-	SyTcOut   *ebpf.Program `ebpf:"sy_tc_out"`
-	SyXdp     *ebpf.Program `ebpf:"sy_xdp"`
+	SyExplain  *ebpf.Program `ebpf:"sy_explain"`
+	SyTcIn     *ebpf.Program `ebpf:"sy_tc_in"`
+	SyTcInside *ebpf.Program `ebpf:"sy_tc_inside"`
+	SyTcOut    *ebpf.Program `ebpf:"sy_tc_out"`
+	SyXdp      *ebpf.Program `ebpf:"sy_xdp"`
 }
 
 func (p *syPrograms) Close() error {
 	return _SyClose(
 		p.SyExplain,
 		p.SyTcIn,
+		p.SyTcInside,
 		p.SyTcOut,
 		p.SyXdp,
 	)

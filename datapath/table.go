@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -19,52 +20,128 @@ const (
 	anyBackend = 0xfffffffe
 )
 
-// newSlots returns the slots of a plan, whose targets have these ids. Each remembers which backend it had before, as far
-// as that may still have flows.
-func newSlots(p *lb.FrontendPlan, ids []uint32, old []sySlot, dead func(id uint32) bool) []sySlot {
-	slots := make([]sySlot, len(p.Table))
+// table is what the kernel has of a frontend's table (bpf/maps.h).
+type table struct {
+	slots []sySlot
+	older []sySlot // of the last table that had another size, as far as slots refer to it
+}
+
+// newSlots returns the table of a plan, whose targets have these ids. Each slot remembers which backends it had before, as far
+// as those may still have flows; then come backends that may have any.
+func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anywhere []uint32, dead func(id uint32) bool) table {
+	t := table{slots: make([]sySlot, len(p.Table))}
 	for i, target := range p.Table {
-		slots[i].Backend = ids[target]
+		t.slots[i].Backend = ids[target]
+	}
+	if len(t.slots) == 0 && p.Chained { // what goes on is still to find its machine
+		t.slots = make([]sySlot, max(len(was.slots), 1))
+		for i := range t.slots {
+			t.slots[i].Backend = noBackend
+		}
+	}
+	sameSize := len(was.slots) == len(t.slots)
+	refers := false
+	for i := range t.slots {
+		var before []uint32
 		switch {
-		case len(old) == 0:
-			slots[i].Previous = noBackend
-		case len(old) != len(slots): // flows that share a slot now did not before
-			slots[i].Previous = anyBackend
-		default:
-			slots[i].Previous = previous(slots[i].Backend, old[i], dead)
+		case p.Anywhere:
+			before = anywhere
+		case len(was.slots) == 0:
+		case sameSize:
+			before = append([]uint32{was.slots[i].Backend}, was.slots[i].Previous[:]...)
+		default: // flows that share a slot now did not before
+			before = []uint32{anyBackend}
 		}
+		t.slots[i].Previous = remember(t.slots[i].Backend, before, dead)
+		refers = refers || slices.Contains(t.slots[i].Previous[:], anyBackend)
 	}
-	return slots
+	switch {
+	case !refers || !p.Chained:
+	case sameSize:
+		t.older = forget(was.older, dead)
+	default:
+		t.older = forget(was.slots, dead)
+	}
+	if len(p.Table) == 0 && !slices.ContainsFunc(t.slots, func(s sySlot) bool { return s.Previous[0] != noBackend }) {
+		return table{}
+	}
+	return t
 }
 
-func previous(backend uint32, old sySlot, dead func(uint32) bool) uint32 {
-	for _, id := range []uint32{old.Backend, old.Previous} {
-		if id != backend && id != noBackend && (id == anyBackend || !dead(id)) {
-			return id
+// remember returns who had a slot before its backend, the last one first.
+func remember(backend uint32, before []uint32, dead func(id uint32) bool) (previous [len(sySlot{}.Previous)]uint32) {
+	n := 0
+	for i := range previous {
+		previous[i] = noBackend
+	}
+	for _, id := range before {
+		if n == len(previous) || id == noBackend || id == backend || slices.Contains(previous[:n], id) || id != anyBackend && dead(id) {
+			continue
+		}
+		previous[n] = id
+		n++
+		if id == anyBackend {
+			break
 		}
 	}
-	return noBackend
+	return previous
 }
 
-// newTable makes the map of a plan's slots (bpf/maps.h).
-func newTable(slots []sySlot) (*ebpf.Map, error) {
-	keys, values := make([]uint32, len(slots)+1), make([]sySlot, 1, len(slots)+1)
-	values[0].Backend = uint32(len(slots))
-	values = append(values, slots...)
+// forget returns the slots of an older table without backends that have no flows any more.
+func forget(slots []sySlot, dead func(id uint32) bool) []sySlot {
+	out := slices.Clone(slots)
+	for i, s := range slots {
+		if s.Backend != noBackend && dead(s.Backend) {
+			out[i].Backend = noBackend
+		}
+		out[i].Previous = remember(out[i].Backend, s.Previous[:], func(id uint32) bool { return id == anyBackend || dead(id) })
+	}
+	return out
+}
+
+// remembered returns the ids of all backends that only older flows may have.
+func (t table) remembered() (ids []uint32) {
+	seen := map[uint32]bool{noBackend: true, anyBackend: true}
+	note := func(id uint32) {
+		if !seen[id] {
+			seen[id] = true
+			ids = append(ids, id)
+		}
+	}
+	for _, s := range t.slots {
+		for _, id := range s.Previous {
+			note(id)
+		}
+	}
+	for _, s := range t.older {
+		note(s.Backend)
+		for _, id := range s.Previous {
+			note(id)
+		}
+	}
+	return ids
+}
+
+// newTable makes the map of a table (bpf/maps.h).
+func newTable(t table) (*ebpf.Map, error) {
+	n := 1 + len(t.slots) + len(t.older)
+	keys, values := make([]uint32, n), make([]sySlot, 1, n)
+	values[0].Backend, values[0].Previous[0] = uint32(len(t.slots)), uint32(len(t.older))
+	values = append(append(values, t.slots...), t.older...)
 	for i := range keys {
 		keys[i] = uint32(i)
 	}
-	table, err := ebpf.NewMap(&ebpf.MapSpec{
-		Name: "table", Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: uint32(len(keys)), Flags: unix.BPF_F_INNER_MAP,
+	m, err := ebpf.NewMap(&ebpf.MapSpec{
+		Name: "table", Type: ebpf.Array, KeySize: 4, ValueSize: uint32(unsafe.Sizeof(sySlot{})), MaxEntries: uint32(len(keys)), Flags: unix.BPF_F_INNER_MAP,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make a table: %w", err)
 	}
-	if _, err := table.BatchUpdate(keys, values, nil); err != nil {
-		table.Close()
+	if _, err := m.BatchUpdate(keys, values, nil); err != nil {
+		m.Close()
 		return nil, fmt.Errorf("fill a table: %w", err)
 	}
-	return table, nil
+	return m, nil
 }
 
 // pinTable keeps a table within reach of the next agent, which must know what slots had before. The kernel would give a table
@@ -80,20 +157,24 @@ func pinTable(path string, table *ebpf.Map) error {
 	return os.Rename(next, path)
 }
 
-// readTable returns the slots of a pinned table; none when there is no such table.
-func readTable(path string) ([]sySlot, error) {
-	table, err := ebpf.LoadPinnedMap(path, nil)
+// readTable returns a pinned table; an empty one when there is none.
+func readTable(path string) (t table, err error) {
+	m, err := ebpf.LoadPinnedMap(path, nil)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return t, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open a table: %w", err)
+		return t, fmt.Errorf("open a table: %w", err)
 	}
-	defer table.Close()
-	keys, slots := make([]uint32, table.MaxEntries()), make([]sySlot, table.MaxEntries())
+	defer m.Close()
+	keys, values := make([]uint32, m.MaxEntries()), make([]sySlot, m.MaxEntries())
 	var cursor ebpf.MapBatchCursor
-	if n, err := table.BatchLookup(&cursor, keys, slots, nil); n != len(keys) {
-		return nil, fmt.Errorf("read a table: %w", err)
+	if n, err := m.BatchLookup(&cursor, keys, values, nil); n != len(keys) {
+		return t, fmt.Errorf("read a table: %w", err)
 	}
-	return slices.Clone(slots[1:]), nil
+	n := 1 + int(values[0].Backend)
+	if n+int(values[0].Previous[0]) != len(values) {
+		return t, fmt.Errorf("read a table: %d slots and %d older ones in %d elements", n-1, values[0].Previous[0], len(values))
+	}
+	return table{slots: values[1:n], older: values[n:]}, nil
 }

@@ -2,13 +2,17 @@ package e2e
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
 	core "k8s.io/api/core/v1"
 
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // Connections live as long as the pod that they are on, whatever happens to the nodes that they pass.
@@ -23,16 +27,53 @@ func TestKubernetesConnectionsLive(t *testing.T) {
 		vips := c.offer(t, "changes", func(*core.Service) {}, []int{0, 1, 2}, pods[0], pods[1])
 		four, six := labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[0], 9000), 150), labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[1], 9000), 150)
 		traffic := c.client().Traffic(t.Context(), url(vips[0]), 5*time.Millisecond, 2*time.Second)
-		for _, set := range [][]*pod{{pods[0], pods[1], pods[2]}, {pods[0], pods[1], more}, {pods[0], pods[1], pods[2], more}, {pods[0], pods[1]}} {
+		var talks []*datagrams
+		for _, vip := range vips {
+			for range 50 {
+				talks = append(talks, talk(t, c.client(), netip.AddrPortFrom(vip, 5353)))
+			}
+		}
+		c.flowsAtHome(t, "default/changes")
+		for i, set := range [][]*pod{{pods[0], pods[1], pods[2]}, {pods[0], pods[1], more}, {pods[0], pods[1], pods[2], more}, {pods[0], pods[1]}} {
 			c.publish(t, "changes", set...)
-			time.Sleep(500 * time.Millisecond)
-			exchange(t, four, fmt.Sprintf("with %d pods", len(set)))
-			exchange(t, six, fmt.Sprintf("with %d pods", len(set)))
+			// What comes while the nodes do not agree yet is to arrive, too.
+			for range 5 {
+				exchange(t, four, fmt.Sprintf("set %d", i))
+				exchange(t, six, fmt.Sprintf("set %d", i))
+			}
+			time.Sleep(300 * time.Millisecond)
+			exchange(t, four, fmt.Sprintf("after set %d", i))
+			exchange(t, six, fmt.Sprintf("after set %d", i))
+			for _, d := range talks {
+				d.stays(t, fmt.Sprintf("after set %d", i))
+			}
+			c.flowsAtHome(t, "default/changes")
 		}
 		traffic.Stop()
 		if r := traffic.Between(time.Time{}, time.Time{}); r.Err() != nil {
 			t.Errorf("%v", r.Err())
 		}
+	})
+	t.Run("Local: the router moves connections to other nodes", func(t *testing.T) {
+		vips := c.offer(t, "moved", local, []int{0, 1, 2}, pods...)
+		var conns []*lab.Conns
+		for _, vip := range vips {
+			conns = append(conns, labtest.Connect(t, c.client(), netip.AddrPortFrom(vip, 9000), 100))
+		}
+		live := func(when string) {
+			t.Helper()
+			for _, some := range conns {
+				exchange(t, some, when)
+			}
+		}
+		pods[0].leaving = true
+		c.publish(t, "moved", pods...)
+		c.routed(t, 5*time.Second, vips, 1, 2)
+		live("a node is about to lose its pod")
+		pods[0].leaving = false
+		c.publish(t, "moved", pods...)
+		c.routed(t, 5*time.Second, vips, 0, 1, 2)
+		live("it has it again")
 	})
 	t.Run("rolling update under load", func(t *testing.T) {
 		vips := c.offer(t, "rolling", local, []int{0, 1}, pods[0], pods[1])
@@ -64,4 +105,73 @@ func TestKubernetesConnectionsLive(t *testing.T) {
 		c.routed(t, 15*time.Second, vips, 1, 2)
 		exchange(t, conns, "after the router has noticed")
 	})
+}
+
+// flowsAtHome checks that a flow is known to no other node than that of its pod, and that some are.
+func (c *cluster) flowsAtHome(t *testing.T, service string) {
+	t.Helper()
+	var known, streams int
+	for i, a := range c.agents {
+		var flows struct{ Flows []lb.FlowStatus }
+		if err := a.Get(t.Context(), "/v1/flows?service="+service, &flows); err != nil {
+			t.Fatal(err)
+		}
+		four, six := podPrefixes(i)
+		for _, f := range flows.Flows {
+			known++
+			if f.Port == 9000 {
+				streams++
+			}
+			if !four.Contains(f.Backend.Addr()) && !six.Contains(f.Backend.Addr()) {
+				t.Errorf("node %d knows a flow of %s", i, f.Backend)
+				return
+			}
+		}
+	}
+	if known == 0 || streams != 300 {
+		t.Errorf("all nodes know %d flows, %d of them of connections; want 300", known, streams)
+	}
+}
+
+// datagrams is a client that sends from one port and is answered by one pod.
+type datagrams struct {
+	conn net.Conn
+	pod  string
+}
+
+func talk(t *testing.T, from *lab.Host, to netip.AddrPort) *datagrams {
+	t.Helper()
+	conn, err := from.Dial(t.Context(), "udp", to.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	d := &datagrams{conn: conn}
+	d.pod = d.ask(t)
+	d.ask(t) // it goes on
+	return d
+}
+
+// ask returns the name of the pod that answers.
+func (d *datagrams) ask(t *testing.T) string {
+	t.Helper()
+	b := make([]byte, 200)
+	d.conn.SetDeadline(time.Now().Add(2 * time.Second))
+	if _, err := d.conn.Write([]byte("who")); err != nil {
+		t.Error(err)
+		return ""
+	}
+	n, err := d.conn.Read(b)
+	if err != nil {
+		t.Error(err)
+	}
+	name, _, _ := strings.Cut(string(b[:n]), " ")
+	return name
+}
+
+func (d *datagrams) stays(t *testing.T, when string) {
+	t.Helper()
+	if pod := d.ask(t); pod != d.pod {
+		t.Errorf("%s: datagrams from %s went to %s, and now to %s", when, d.conn.LocalAddr(), d.pod, pod)
+	}
 }

@@ -427,6 +427,15 @@ func shared(t *testing.T, c *cluster, pods ...*pod) {
 	c.publish(t, "shared-a", pods[0])
 	c.publish(t, "shared-b", pods[1])
 	c.routed(t, 20*time.Second, first, 0, 1) // the union of their nodes
+	for _, vip := range first {
+		for port, p := range map[uint16]*pod{80: pods[0], 8081: pods[1]} {
+			r := c.client().Load(t.Context(), lab.Load{URL: fmt.Sprintf("http://%s/", netip.AddrPortFrom(vip, port)), Requests: 60})
+			if r.Err() != nil || r.Servers[p.name] != 60 {
+				t.Errorf("%s port %d: %s, %v; want all from %s", vip, port, r, r.Err(), p.name)
+			}
+			c.sawTheClient(t, p)
+		}
+	}
 }
 
 func otherProxies(t *testing.T, c *cluster, pods ...*pod) {

@@ -12,6 +12,7 @@ type kernel struct {
 	slots  map[Frontend]*slot
 	dirty  map[Frontend]struct{} // slots in which wanted and held may differ
 	flying bool                  // a call to Apply is under way
+	behind time.Time             // since when the datapath lacks something that is wanted; zero: it has all
 }
 
 // slot is one Frontend.
@@ -92,11 +93,12 @@ func (k *kernel) next(now time.Time, settled bool) (Delta, bool) {
 		return Delta{}, false
 	}
 	var d Delta
-	leaving := map[*vip]int{}
+	leaving, late := map[*vip]int{}, false
 	for f := range k.dirty {
 		s, v := k.slots[f], k.vips.get(f.VIP)
 		switch {
 		case s.again.After(now):
+			late = late || s.want != nil
 		case s.want != nil && s.held && s.plan != nil && s.plan.Equal(s.want):
 			s.plan = s.want
 			delete(k.dirty, f)
@@ -110,6 +112,12 @@ func (k *kernel) next(now time.Time, settled bool) (Delta, bool) {
 			leaving[v]++ // the last one of a VIP that must be served stays until another one is in force
 			d.Delete = append(d.Delete, f)
 		}
+	}
+	switch late = late || len(d.Put) > 0; {
+	case !late:
+		k.behind = time.Time{}
+	case k.behind.IsZero():
+		k.behind = now
 	}
 	if len(d.Put) == 0 && len(d.Delete) == 0 {
 		return Delta{}, false

@@ -38,6 +38,12 @@ type FrontendPlan struct {
 	Targets []Target
 	// Table maps a hash to an index of Targets: target = Targets[Table[hash mod len(Table)]]. Empty without Targets.
 	Table []uint16
+	// Chained says that the targets are machines that all do as this one does: who is asked for a flow that it does not know
+	// asks those that had it before. Machines are those that may have flows, targets or not; Anywhere says that it takes no
+	// change of the targets for a flow to be with any of them.
+	Chained  bool
+	Anywhere bool
+	Machines []Machine
 	// Dead are the backends whose flows are to be ended: they are known not to answer. A backend that is neither
 	// here nor in Targets keeps the flows it has.
 	Dead []netip.AddrPort
@@ -59,7 +65,7 @@ func Build(s *Service, states map[netip.AddrPort]Health) *Plan {
 		for i, port := range s.Ports {
 			usable, dead := usableFor(s, s.backendsOf(i), vip, states)
 			if s.Spread {
-				p.Frontends = append(p.Frontends, inside(s, vip, port, usable, dead), spread(s, vip, port, usable))
+				p.Frontends = append(p.Frontends, inside(s, vip, port, usable, dead), spread(s, vip, port, s.Machines[i], usable))
 			} else {
 				p.Frontends = append(p.Frontends, buildFrontend(s, vip, port, usable, dead))
 			}
@@ -154,16 +160,16 @@ func inside(s *Service, vip netip.Addr, port Port, usable, dead []Backend) *Fron
 }
 
 // spread chooses a machine for each flow, the same on every machine: without state, and so without affinity to a backend.
-func spread(s *Service, vip netip.Addr, port Port, usable []Backend) *FrontendPlan {
+func spread(s *Service, vip netip.Addr, port Port, machines []Machine, usable []Backend) *FrontendPlan {
 	weights, here := map[netip.Addr]int{}, map[netip.Addr]bool{}
 	for _, b := range usable {
-		if b.Node.IsValid() {
-			weights[b.Node] += b.Weight
-			here[b.Node] = b.Here
-		}
+		weights[b.Node] += b.Weight
+		here[b.Node] = b.Here
 	}
 	f := buildFrontend(s, vip, port, nil, nil)
 	f.Method, f.Encap, f.Algorithm, f.Affinity = MethodTunnel, EncapGUE, AlgorithmMaglev, 0
+	f.Chained, f.Machines = true, machines
+	f.Anywhere = s.Anywhere && port.Protocol != UDP // the first datagram of every flow would have to go to all of them
 	if s.Affinity != 0 {
 		f.Algorithm = AlgorithmSourceHash // a client stays with a machine
 	}
@@ -179,7 +185,8 @@ func spread(s *Service, vip netip.Addr, port Port, usable []Backend) *FrontendPl
 func (f *FrontendPlan) Equal(g *FrontendPlan) bool {
 	return f.Frontend == g.Frontend && f.Service == g.Service && f.Method == g.Method && f.Encap == g.Encap &&
 		f.Algorithm == g.Algorithm && f.Affinity == g.Affinity && f.Silent == g.Silent && slices.Equal(f.Allow, g.Allow) &&
-		slices.Equal(f.Targets, g.Targets) && slices.Equal(f.Dead, g.Dead)
+		f.Chained == g.Chained &&
+		f.Anywhere == g.Anywhere && slices.Equal(f.Targets, g.Targets) && slices.Equal(f.Machines, g.Machines) && slices.Equal(f.Dead, g.Dead)
 }
 
 // CompareFrontends orders frontends by address, port and protocol.

@@ -23,6 +23,11 @@ type Service struct {
 	// Spread sends flows to the machines (Backend.Node) in proportion to the backends that they have, by Encap with the packet
 	// untouched, and lets them deliver. Method is then how they do that.
 	Spread bool
+	// Machines, with Spread, are those that may have flows of each of Ports, in their order, whether they have backends for new
+	// ones or not. Anywhere says that not we choose the machine but a router does, so that any of them may have a flow, and those
+	// that come first most likely.
+	Machines [][]Machine
+	Anywhere bool
 	// PerPort, when not nil, has the backends of each of Ports, in their order, and Backends is nil. They are not checked: their
 	// source says which may be used. (Kubernetes: named target ports.)
 	PerPort   [][]Backend
@@ -120,6 +125,12 @@ type Backend struct {
 	Node netip.Addr
 	// Gone ends the flows it has: it is known not to be there any more.
 	Gone bool
+}
+
+// Machine is one of several that spread and deliver alike.
+type Machine struct {
+	Addr netip.Addr
+	Here bool // it is this one
 }
 
 // ID identifies a backend within its service: its address, and its own port or 0.

@@ -17,6 +17,8 @@ type Status struct {
 	Routes   []RouteStatus   `json:"routes"`
 	// Settled is false from the start of the agent until every source is complete and every check has answered once.
 	Settled bool `json:"settled"`
+	// Behind is since when the kernel lacks something that it is to have; zero: it has all.
+	Behind time.Time `json:"behind,omitzero"`
 }
 
 // ServiceStatus is one frontend of a service.
@@ -69,7 +71,7 @@ type PeerStatus struct {
 
 // status puts together what the engine knows. It runs in the engine's goroutine.
 func (e *Engine) status() Status {
-	out := Status{Services: []ServiceStatus{}, Backends: []BackendStatus{}, Routes: []RouteStatus{}, Settled: e.settled}
+	out := Status{Services: []ServiceStatus{}, Backends: []BackendStatus{}, Routes: []RouteStatus{}, Settled: e.settled, Behind: e.kernel.behind}
 	for _, name := range slices.Sorted(maps.Keys(e.services)) {
 		en := e.services[name]
 		backends := en.backendStatus()

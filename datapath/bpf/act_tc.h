@@ -6,8 +6,15 @@
 #include "commit.h"
 #include "route.h"
 
-/* On a packet that came out of a tunnel and comes by once more, to be delivered. */
-#define INSIDE_MARK 0x535a0001
+/* What a program goes on with, when a packet has come out of its tunnel. */
+#define NEXT_INSIDE 0
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(__u32));
+	__uint(max_entries, 1);
+} next SEC(".maps");
 
 static __always_inline int tc_rewrite_sum(struct __sk_buff *skb, const struct pkt *p, const struct tuple *t)
 {
@@ -90,16 +97,27 @@ static __always_inline int tc_error6(struct __sk_buff *skb, const struct pkt *p,
 	return turn_around((void *)(long)skb->data, (void *)(long)skb->data_end, p, size, IPPROTO_ICMPV6);
 }
 
+/* tc_room makes room before the IP header. A packet that came through a tunnel may still be known to the kernel as one that is
+ * in a tunnel (over veth it is the sender's own): then it is told once. */
+static __always_inline int tc_room(struct __sk_buff *skb, __u32 size, __u64 encap)
+{
+	long err = bpf_skb_adjust_room(skb, size, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO | encap);
+
+	if (err == -EALREADY)
+		err = bpf_skb_adjust_room(skb, size, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO);
+	return !err;
+}
+
 /* tc_push puts size bytes before the IP header. Parts of a GSO packet keep their size: who sends them was told what fits. */
 static __always_inline int tc_push(struct __sk_buff *skb, const struct pkt *p, const struct verdict *v, const void *outer, __u32 size)
 {
 	int v4 = is_v4(&v->t.dst);
-	__u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO | (v4 ? BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 : BPF_F_ADJ_ROOM_ENCAP_L3_IPV6);
+	__u64 flags = v4 ? BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 : BPF_F_ADJ_ROOM_ENCAP_L3_IPV6;
 	__be16 type = v4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
 
 	if (v->method == METHOD_GUE)
 		flags |= BPF_F_ADJ_ROOM_ENCAP_L4_UDP;
-	return !bpf_skb_adjust_room(skb, size, BPF_ADJ_ROOM_MAC, flags) && !bpf_skb_store_bytes(skb, p->l3, outer, size, 0) &&
+	return tc_room(skb, size, flags) && !bpf_skb_store_bytes(skb, p->l3, outer, size, 0) &&
 	       !bpf_skb_store_bytes(skb, p->l3 - sizeof(type), &type, sizeof(type), 0);
 }
 
@@ -111,20 +129,32 @@ static __always_inline int tc_encap(struct __sk_buff *skb, const struct pkt *p, 
 		outer4(p, v, &o);
 		if (v->method == METHOD_IPIP)
 			return tc_push(skb, p, v, &o, sizeof(o.ip));
-		return tc_push(skb, p, v, &o, sizeof(o));
+		if (has_chain(v))
+			return tc_push(skb, p, v, &o, sizeof(o));
+		return tc_push(skb, p, v, &o, sizeof(o) - sizeof(o.chain));
 	}
 	struct outer6 o;
 
 	outer6(p, v, &o);
 	if (v->method == METHOD_IPIP)
 		return tc_push(skb, p, v, &o, sizeof(o.ip));
-	return tc_push(skb, p, v, &o, sizeof(o));
+	if (has_chain(v))
+		return tc_push(skb, p, v, &o, sizeof(o));
+	return tc_push(skb, p, v, &o, sizeof(o) - sizeof(o.chain));
 }
 
-/* tc_decap takes a packet out of its tunnel: n bytes less, and the frame is of that type. */
-static __always_inline int tc_decap(struct __sk_buff *skb, const struct pkt *p, __u32 n, __be16 type)
+/* tc_decap takes a packet out of its tunnel: n bytes less, and the frame is of that type. Others of the same connection may
+ * have as many as reserve in their tunnels. */
+__noinline int tc_decap(struct __sk_buff *skb, __u32 n, __u32 reserve, __u32 ethertype)
 {
 	__u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO;
+	__be16 type = ethertype;
+	struct work *w = work();
+
+	if (!w)
+		return 0;
+	const struct pkt *p = &w->p;
+
 
 	if (type != skb->protocol) /* Linux 6.3; others have tunnels of one family */
 		flags |= type == bpf_htons(ETH_P_IP) ? ADJ_ROOM_DECAP_IPV4 : ADJ_ROOM_DECAP_IPV6;
@@ -134,7 +164,7 @@ static __always_inline int tc_decap(struct __sk_buff *skb, const struct pkt *p, 
 	struct pkt inner = { .len = skb->len };
 
 	if (parse((void *)(long)skb->data, (void *)(long)skb->data_end, &inner) == REASON_NONE)
-		note_tunnelled(&inner.key.t.dst, n);
+		note_tunnelled(&inner.key.t.dst, reserve);
 	return 1;
 }
 
@@ -196,17 +226,23 @@ __noinline int tc_answer(struct __sk_buff *skb)
 	}
 }
 
+static __always_inline int tc_lost(void)
+{
+	lost();
+	return TC_ACT_SHOT;
+}
+
 /* tc_deliver leaves a packet of a backend on this machine, or to one, to the stack, with its new addresses. */
 static __always_inline int tc_deliver(struct __sk_buff *skb, struct work *w)
 {
 	w->p.same_hops = 1;
-	return tc_carry(skb) ? TC_ACT_UNSPEC : TC_ACT_SHOT;
+	return tc_carry(skb) ? TC_ACT_UNSPEC : tc_lost();
 }
 
 static __always_inline int tc_forward(struct __sk_buff *skb, const struct verdict *v, const struct bpf_fib_lookup *fib, enum route r)
 {
 	if (!tc_carry(skb))
-		return TC_ACT_SHOT;
+		return tc_lost();
 	if (r == ROUTE_NO_NEIGHBOUR)
 		return tc_neighbour(v, fib);
 
@@ -229,7 +265,22 @@ static __always_inline __u32 part_len(struct __sk_buff *skb, const struct pkt *p
 	return p->l4 - p->l3 + sizeof(struct udphdr) + skb->gso_size;
 }
 
-static __always_inline int act_tc(struct __sk_buff *skb, struct work *w, struct flow *f)
+/* tc_inside takes a packet that is for a VIP out of its tunnel, and goes on with it. */
+static __always_inline int tc_inside(struct __sk_buff *skb, struct work *w, __u32 n, __be16 type)
+{
+	read_inside((void *)(long)skb->data, (void *)(long)skb->data_end, &w->p, &w->in);
+	if (tc_decap(skb, n, with_chain(&w->p, &w->in, n), type))
+		bpf_tail_call(skb, &next, NEXT_INSIDE);
+	return tc_lost();
+}
+
+/* tc_return sends an answer to where the packet came from. Out of a tunnel that is not who sent the frame. */
+static __always_inline int tc_return(struct __sk_buff *skb, const struct inside *in)
+{
+	return in ? bpf_redirect_neigh(skb->ifindex, 0, 0, 0) : bpf_redirect(skb->ifindex, 0);
+}
+
+static __always_inline int act_tc(struct __sk_buff *skb, struct work *w, struct flow *f, const struct inside *in)
 {
 	const struct pkt *p = &w->p;
 	struct verdict *v = &w->v;
@@ -255,17 +306,14 @@ static __always_inline int act_tc(struct __sk_buff *skb, struct work *w, struct 
 	case ACTION_FORWARD:
 		return v->here ? tc_deliver(skb, w) : tc_forward(skb, v, &w->fib, r);
 	case ACTION_DECAP:
-		if (!tc_decap(skb, p, n, type))
-			return TC_ACT_SHOT;
-		if (!v->here)
-			return TC_ACT_UNSPEC;
-		skb->mark = INSIDE_MARK;
-		return bpf_redirect(skb->ifindex, BPF_F_INGRESS); /* and here it is again, without its tunnel */
+		if (delivers && v->here)
+			return tc_inside(skb, w, n, type);
+		return tc_decap(skb, n, n, type) ? TC_ACT_UNSPEC : tc_lost();
 	case ACTION_PASS:
 		return TC_ACT_UNSPEC; /* whatever else is on this interface goes on */
 	case ACTION_DROP:
 		return TC_ACT_SHOT;
 	default:
-		return tc_answer(skb) ? bpf_redirect(skb->ifindex, 0) : TC_ACT_SHOT;
+		return tc_answer(skb) ? tc_return(skb, in) : tc_lost();
 	}
 }

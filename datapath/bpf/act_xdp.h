@@ -40,22 +40,15 @@ static __always_inline void set_type(struct l2 *l2, const struct pkt *p, __be16 
 /* xdp_push puts size bytes before the IP header; the frame is then of that type. */
 static __always_inline int xdp_push(struct xdp_md *ctx, const struct pkt *p, const void *outer, __u32 size, __be16 type)
 {
-	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	struct l2 l2;
-
-	if (data + sizeof(l2) > end)
-		return 0;
-	__builtin_memcpy(&l2, data, sizeof(l2));
-	set_type(&l2, p, type);
 	if (bpf_xdp_adjust_head(ctx, -(int)size))
 		return 0;
-	data = (void *)(long)ctx->data;
-	end = (void *)(long)ctx->data_end;
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	void *l3 = data + L3(p);
 
-	if (data + sizeof(l2) > end || l3 + size > end)
+	if (data + size + sizeof(struct l2) > end || l3 + size > end)
 		return 0;
-	__builtin_memcpy(data, &l2, sizeof(l2)); /* what is too much is overwritten */
+	__builtin_memmove(data, data + size, sizeof(struct l2)); /* what is too much is overwritten */
+	set_type(data, p, type);
 	__builtin_memcpy(l3, outer, size);
 	return 1;
 }
@@ -68,14 +61,18 @@ static __always_inline int xdp_encap(struct xdp_md *ctx, const struct pkt *p, co
 		outer4(p, v, &o);
 		if (v->method == METHOD_IPIP)
 			return xdp_push(ctx, p, &o, sizeof(o.ip), bpf_htons(ETH_P_IP));
-		return xdp_push(ctx, p, &o, sizeof(o), bpf_htons(ETH_P_IP));
+		if (has_chain(v))
+			return xdp_push(ctx, p, &o, sizeof(o), bpf_htons(ETH_P_IP));
+		return xdp_push(ctx, p, &o, sizeof(o) - sizeof(o.chain), bpf_htons(ETH_P_IP));
 	}
 	struct outer6 o;
 
 	outer6(p, v, &o);
 	if (v->method == METHOD_IPIP)
 		return xdp_push(ctx, p, &o, sizeof(o.ip), bpf_htons(ETH_P_IPV6));
-	return xdp_push(ctx, p, &o, sizeof(o), bpf_htons(ETH_P_IPV6));
+	if (has_chain(v))
+		return xdp_push(ctx, p, &o, sizeof(o), bpf_htons(ETH_P_IPV6));
+	return xdp_push(ctx, p, &o, sizeof(o) - sizeof(o.chain), bpf_htons(ETH_P_IPV6));
 }
 
 /* xdp_decap takes a packet out of its tunnel: n bytes less, and the frame is of that type. */
@@ -241,8 +238,10 @@ __noinline int xdp_answer(struct xdp_md *ctx)
 
 static __always_inline int xdp_forward(struct xdp_md *ctx, const struct bpf_fib_lookup *fib)
 {
-	if (!xdp_carry(ctx))
+	if (!xdp_carry(ctx)) {
+		lost();
 		return XDP_DROP;
+	}
 
 	struct ethhdr *eth = (void *)(long)ctx->data;
 

@@ -341,3 +341,16 @@ __noinline int commit(struct flow *f)
 		write(&w->p, &w->v, f);
 	return 0;
 }
+
+/* lost counts a packet that could not be made what its verdict asked for. */
+__noinline int lost(void)
+{
+	struct work *w = work();
+
+	if (!w)
+		return 0;
+	w->v.counted = 0;
+	say(&w->v, ACTION_DROP, REASON_INTERNAL);
+	count(&w->p, &w->v);
+	return 0;
+}

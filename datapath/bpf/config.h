@@ -34,6 +34,5 @@ volatile const struct exported {
 	enum method method;
 	enum spread spread;
 	struct slot slot;
-	__u32 pad;
 	struct traffic traffic;
 } exported = {};

@@ -3,7 +3,7 @@
  * run the very same code. It returns the entry of a known flow, so that commit need not look it up again: among a
  * million flows that costs more than all the rest. */
 #pragma once
-#include "oneway.h"
+#include "spread.h"
 
 /* To a VIP, but not to a frontend: never to the stack, which would route it back to where it came from. */
 static __always_inline struct flow *decide_vip(const struct pkt *p, struct verdict *v, const struct vip *vip)
@@ -29,11 +29,12 @@ static __always_inline int unjoined(const struct pkt *p)
 	return p->fragment == LATER && !(p->key.t.sport | p->key.t.dport);
 }
 
-static __always_inline struct flow *decide(const struct pkt *p, enum reason parsed, struct verdict *v)
+/* in: how the packet came out of its tunnel; NULL when it was in none. */
+static __always_inline struct flow *decide(const struct pkt *p, enum reason parsed, struct verdict *v, const struct inside *in)
 {
 	if (parsed == REASON_NOT_OURS)
 		return say(v, ACTION_PASS, REASON_NOT_OURS);
-	if (parsed == REASON_NONE && decide_tunnel(p, v))
+	if (!in && parsed == REASON_NONE && decide_tunnel(p, v))
 		return 0;
 	if (parsed == REASON_NONE && has_ports(p->key.proto) && !unjoined(p)) {
 		if (in_snat_range(p->key.t.dport)) {
@@ -43,26 +44,15 @@ static __always_inline struct flow *decide(const struct pkt *p, enum reason pars
 				return decide_reply(p, v, f);
 			v->half = 0;
 		}
-		struct frontend *fe = frontend_of(&p->key, p->inside);
+		struct frontend *fe = frontend_of(&p->key, 0);
 
-		if (fe && fe->method != METHOD_NAT) {
-			struct flow *f;
-
-			v->frontend = fe->id;
-			v->counted = 1;
-			f = decide_oneway(p, v, fe);
-			if (!v->here)
-				return f;
-			v->here = 0; /* a server of many, and it is this machine */
-			fe = frontend_of(&p->key, 1);
-		}
 		if (fe) {
 			v->frontend = fe->id;
 			v->counted = 1;
-			return decide_nat(p, v, fe);
+			if (delivers && fe->chained)
+				return decide_spread(p, v, fe, in);
+			return fe->method == METHOD_NAT ? decide_nat(p, v, fe) : decide_oneway(p, v, fe);
 		}
-		if (v->counted || p->inside)
-			return say(v, ACTION_DROP, REASON_NONE_HERE);
 	}
 	struct vip *vip = bpf_map_lookup_elem(&vips, &p->key.t.dst);
 

@@ -98,17 +98,26 @@ static __always_inline struct slot *least(void *table, __u32 slots, __u32 fronte
 	return best;
 }
 
+/* table_of returns the table of a frontend and its head; NULL when it has no slots. */
+static __always_inline struct slot *table_of(const struct frontend *fe, void **table)
+{
+	__u32 key = fe->id, zero = 0;
+
+	*table = bpf_map_lookup_elem(&tables, &key);
+	if (!*table)
+		return 0;
+	struct slot *head = bpf_map_lookup_elem(*table, &zero);
+
+	return head && head->backend ? head : 0;
+}
+
 /* choose returns the slot for a new flow; NULL when there is none. */
 static __always_inline struct slot *choose(const struct frontend *fe, const struct flow_key *k)
 {
-	__u32 key = fe->id, zero = 0;
-	void *table = bpf_map_lookup_elem(&tables, &key);
+	void *table;
+	struct slot *head = table_of(fe, &table);
 
-	if (!table)
-		return 0;
-	struct slot *head = bpf_map_lookup_elem(table, &zero);
-
-	if (!head || !head->backend)
+	if (!head)
 		return 0;
 	__u32 slots = head->backend;
 

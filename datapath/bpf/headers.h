@@ -21,6 +21,7 @@
 #define IPPROTO_SCTP 132
 #define AF_INET 2
 #define AF_INET6 10
+#define EALREADY 114
 
 struct ethhdr {
 	__u8 dst[ETH_ALEN], src[ETH_ALEN];

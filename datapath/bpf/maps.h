@@ -30,8 +30,9 @@ struct {
 	__uint(max_entries, 1 << 20);
 } allowed SEC(".maps");
 
-/* Frontend id → its table. Element 0 has the number of slots, the slots follow. A table is swapped as a whole and never
- * edited, so its size and its slots always belong together. */
+/* Frontend id → its table. Element 0 has the number of slots as its backend, the slots follow. Then come those of the last
+ * table that had another size, as many as element 0 has as its first previous. A table is swapped as a whole and never edited,
+ * so its sizes and its slots always belong together. */
 struct table {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_INNER_MAP);

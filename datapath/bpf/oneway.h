@@ -3,22 +3,24 @@
 #pragma once
 #include "nat.h"
 
+/* tunnel_ports: routers on the way spread flows by them. */
+static __always_inline void tunnel_ports(struct verdict *v)
+{
+	v->t.sport = bpf_htons(0xc000 | (v->hash & 0x3fff));
+	v->t.dport = bpf_htons(tunnel_port);
+}
+
 /* aim sends a one-way packet towards a backend. */
 static __always_inline struct flow *aim(struct verdict *v, __u8 method, struct flow *f, enum commit c)
 {
 	struct backend *b = bpf_map_lookup_elem(&backends, &v->backend);
 
-	if (b && b->here) {
-		v->here = 1; /* decide goes on with it */
-		return 0;
-	}
 	if (!b || is_zero(&b->snat[0]))
 		return say(v, ACTION_DROP, REASON_NO_ROUTE);
 	v->method = method;
 	v->t.src = b->snat[0];
 	v->t.dst = b->addr;
-	v->t.sport = bpf_htons(0xc000 | (v->hash & 0x3fff));
-	v->t.dport = bpf_htons(tunnel_port);
+	tunnel_ports(v);
 	v->counted = 2;
 	v->commit = c;
 	say(v, ACTION_FORWARD, REASON_FORWARDED);
@@ -65,21 +67,13 @@ static __always_inline struct flow *decide_oneway(const struct pkt *p, struct ve
 	v->hash = hash(&p->key, SPREAD_FLOW);
 	int look = noteworthy(p, v);
 
-	if (!s || look || s->previous != NO_BACKEND) {
+	if (!s || look || s->previous[0] != NO_BACKEND) {
 		struct flow *f = find_oneway(&p->key, &v->half);
 
 		/* A SYN again may mean that where the first one went nobody serves any more: then the table of now decides. */
 		if (f && in_force(p, f, fe->method) && !(s && v->half && is_stream(p) && opens(p)))
 			return decide_oneway_known(p, v, f);
 		v->half = 0;
-		/* A slot that was this machine's: its flows are in the tables of those. */
-		if (delivers && !f) {
-			f = bpf_map_lookup_elem(&flows, &p->key);
-			if (f && f->here) {
-				v->here = 1;
-				return 0;
-			}
-		}
 	}
 	if (!by_hash && !opens(p))
 		return refuse(p, v, REASON_NO_FLOW);

@@ -33,8 +33,7 @@ static __always_inline int out_probe(struct __sk_buff *skb, struct work *w)
 	v->t.src = probe->local;
 	v->t.dst = probe->addr;
 	v->hash = hash(&p->key, SPREAD_FLOW);
-	v->t.sport = bpf_htons(0xc000 | (v->hash & 0x3fff));
-	v->t.dport = bpf_htons(tunnel_port);
+	tunnel_ports(v);
 	enum route r = route(skb, probe->ifindex, part_len(skb, p), p, v, &w->fib);
 
 	return r == ROUTE_NONE ? TC_ACT_SHOT : tc_forward(skb, v, &w->fib, r);

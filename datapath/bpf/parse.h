@@ -29,8 +29,12 @@ struct pkt {
 	__u8 fragment; /* enum fragment_kind */
 	__u8 whole_only; /* 1: IPv4 with DF */
 	__u8 same_hops; /* 1: the stack takes the hop off, not we */
-	__u8 inside; /* 1: came out of a tunnel, to be delivered here */
-	__u8 pad[3];
+};
+
+/* How a packet came that was in a tunnel. */
+struct inside {
+	struct chain chain;
+	struct addr self; /* our address, to which it was sent */
 };
 
 #define MAX_EXTENSIONS 6

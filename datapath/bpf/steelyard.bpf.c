@@ -9,13 +9,12 @@
 /* How much of a packet must be in one piece for us to look at it. */
 #define HEADERS 192
 
-static __always_inline int look(void *data, void *end, __u32 len, __u8 inside)
+static __always_inline int look(void *data, void *end, __u32 len)
 {
 	struct work *w = begin(len);
 
 	if (!w)
 		return 0;
-	w->p.inside = inside;
 	w->parsed = parse(data, end, &w->p);
 	join(&w->p);
 	return 1;
@@ -25,12 +24,12 @@ __noinline int look_xdp(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 
-	return look(data, end, end - data, 0);
+	return look(data, end, end - data);
 }
 
 __noinline int look_tc(struct __sk_buff *skb)
 {
-	return look((void *)(long)skb->data, (void *)(long)skb->data_end, skb->len, skb->mark == INSIDE_MARK);
+	return look((void *)(long)skb->data, (void *)(long)skb->data_end, skb->len);
 }
 
 SEC("xdp")
@@ -38,7 +37,7 @@ int sy_xdp(struct xdp_md *ctx)
 {
 	struct work *w = look_xdp(ctx) ? work() : 0;
 
-	return w ? act_xdp(ctx, w, decide(&w->p, w->parsed, &w->v)) : XDP_ABORTED;
+	return w ? act_xdp(ctx, w, decide(&w->p, w->parsed, &w->v, 0)) : XDP_ABORTED;
 }
 
 static __always_inline void pull(struct __sk_buff *skb)
@@ -53,9 +52,17 @@ int sy_tc_in(struct __sk_buff *skb)
 	pull(skb);
 	struct work *w = look_tc(skb) ? work() : 0;
 
-	if (skb->mark == INSIDE_MARK)
-		skb->mark = 0; /* it is nobody else's concern */
-	return w ? act_tc(skb, w, decide(&w->p, w->parsed, &w->v)) : TC_ACT_SHOT;
+	return w ? act_tc(skb, w, decide(&w->p, w->parsed, &w->v, 0), 0) : TC_ACT_SHOT;
+}
+
+/* What sy_tc_in has taken out of a tunnel, to be delivered or passed on. */
+SEC("tc")
+int sy_tc_inside(struct __sk_buff *skb)
+{
+	pull(skb);
+	struct work *w = look_tc(skb) ? work() : 0;
+
+	return w ? act_tc(skb, w, decide(&w->p, w->parsed, &w->v, &w->in), &w->in) : TC_ACT_SHOT;
 }
 
 /* What this machine sends by itself. */
@@ -87,7 +94,7 @@ int sy_explain(struct xdp_md *ctx)
 
 	if (!w)
 		return XDP_ABORTED;
-	decide(&w->p, w->parsed, &w->v);
+	decide(&w->p, w->parsed, &w->v, 0);
 	void *data = (void *)(long)ctx->data;
 
 	if (data + sizeof(w->v) > (void *)(long)ctx->data_end)

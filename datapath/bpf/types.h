@@ -18,7 +18,7 @@ struct frontend_key {
 	struct addr vip;
 	__be16 port;
 	__u8 proto; /* IPPROTO_* */
-	__u8 inside; /* 1: for packets out of a tunnel: who sent them has chosen this machine */
+	__u8 inside; /* 1: what this machine does with packets that it is to deliver, of a chained frontend */
 };
 
 /* How packets get to a backend. All but METHOD_NAT are one-way: the server answers the client itself. */
@@ -45,7 +45,8 @@ struct frontend {
 	__u8 restricted; /* 1: only sources in `allowed` may open flows */
 	__u8 silent; /* 1: without a backend new flows are dropped and not refused */
 	__be16 first; /* port of a range; a backend's port belongs to it */
-	__u16 pad2;
+	__u8 chained; /* 1: its backends are machines that do as this one does: flows are kept by who delivers them */
+	__u8 pad;
 	__u32 affinity; /* seconds that a client keeps its backend; 0: not at all */
 };
 
@@ -68,10 +69,20 @@ struct allow_key {
 #define NO_BACKEND 0xffffffff
 #define ANY_BACKEND 0xfffffffe
 
-/* A slot remembers which backend it had before: flows that were opened then may still go there. */
+/* A slot remembers which backends it had before, the last one first: flows that were opened then may still go there. */
+#define PREVIOUS 3
 struct slot {
-	__u32 backend;
-	__u32 previous; /* NO_BACKEND: as far as we know none; ANY_BACKEND: some */
+	__u32 backend; /* NO_BACKEND: it has none any more */
+	__u32 previous[PREVIOUS]; /* NO_BACKEND: there are no more; ANY_BACKEND: see the slots of the old table */
+};
+
+/* Machines that may know the flow of a packet, in the order in which they are to be asked. It goes along with the packet. */
+#define CHAIN 3
+struct chain {
+	struct addr next[CHAIN];
+	__u8 n; /* of next */
+	__u8 passed; /* 1: a machine that was to deliver the packet has passed it on */
+	__u8 pad[2];
 };
 
 #define SNATS 4 /* a power of two */
@@ -245,4 +256,5 @@ struct verdict {
 	__u8 pending; /* 1: its bit in `pending` is set */
 	__u8 here; /* 1: nat without a source of ours; the stack delivers the packet */
 	__u8 pad[2];
+	struct chain chain; /* goes along, if chained */
 };

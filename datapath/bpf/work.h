@@ -10,6 +10,7 @@ struct work {
 	struct verdict v;
 	enum reason parsed;
 	struct bpf_fib_lookup fib;
+	struct inside in; /* of a packet that came out of a tunnel */
 };
 
 struct {

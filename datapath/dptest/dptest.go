@@ -38,6 +38,8 @@ type Packet struct {
 	Tags []uint16
 	// Inner is what a tunnel packet carries.
 	Inner *Packet
+	// Private is the private data of GUE, in which it is carried.
+	Private []byte
 	// Fragment makes it a later fragment of a datagram.
 	Fragment bool
 	// Options are IPv4 options or an IPv6 destination options header, of 8 bytes that say nothing.
@@ -157,13 +159,14 @@ func (p Packet) sctp() []byte {
 	return h
 }
 
-// GUE returns the payload of a UDP packet that carries p (draft-ietf-intarea-gue, version 0).
-func GUE(p Packet) []byte {
+// GUE returns the payload of a UDP packet that carries p with private data of a multiple of four bytes
+// (draft-ietf-intarea-gue, version 0).
+func GUE(p Packet, private ...byte) []byte {
 	proto := byte(IPv6)
 	if p.v4() {
 		proto = IPIP
 	}
-	return append([]byte{0, proto, 0, 0}, p.Frame()[14:]...)
+	return append(append([]byte{byte(len(private) / 4), proto, 0, 0}, private...), p.Frame()[14:]...)
 }
 
 // pseudo is the pseudo header; ICMP for IPv4 has none.
@@ -295,7 +298,12 @@ func (p *Packet) parseTransport(l4 []byte) error {
 		return fmt.Errorf("checksum of protocol %d is wrong", p.Proto)
 	}
 	if p.Proto == UDP && p.Dst.Port() == GUEPort && len(p.Payload) > 4 {
-		return p.parseInner(p.Payload[4:], p.Payload[1])
+		n := 4 + 4*int(p.Payload[0])
+		if n > len(p.Payload) {
+			return fmt.Errorf("GUE header of %d bytes, there are %d", n, len(p.Payload))
+		}
+		p.Private = p.Payload[4:n]
+		return p.parseInner(p.Payload[n:], p.Payload[1])
 	}
 	return nil
 }

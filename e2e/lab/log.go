@@ -3,6 +3,7 @@ package lab
 import (
 	"bytes"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -58,9 +59,10 @@ func (l *Log) Tail(n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// LastWords returns the n lines that most likely say why a program ended: those from a panic on, else the last.
+// LastWords returns the n lines that most likely say why a program ended: those from a panic on, else the last. Signs of life
+// that BGP sends all the time say nothing.
 func (l *Log) LastWords(n int) string {
-	lines := l.Lines()
+	lines := slices.DeleteFunc(l.Lines(), func(line string) bool { return strings.Contains(line, "component=bgp text=sent") })
 	start := max(0, len(lines)-n)
 	for i, line := range lines {
 		if strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ") {

@@ -222,11 +222,6 @@ func unsupported(cfg *config.Config) error {
 	missing := func(format string, args ...any) {
 		errs = append(errs, fmt.Errorf("not in this version: "+format, args...))
 	}
-	if k := cfg.Kubernetes; k != nil {
-		if k.Proxy == config.ProxyReplace {
-			missing("kubernetes.proxy = %q", k.Proxy)
-		}
-	}
 	if cfg.L2 != nil && len(cfg.L2.Members) > 0 {
 		missing("l2.members: every appliance with [l2] answers for all of its addresses, so only one may have them")
 	}

@@ -45,7 +45,7 @@ func (a *agent) kubernetes() error {
 	})
 	p := a.cfg.Probe
 	var ports kube.NodePorts
-	if a.cfg.Kubernetes.Proxy == config.ProxyAuto {
+	if a.cfg.Kubernetes.Proxy != config.ProxyKubeProxy {
 		served := healthd.NewNodePorts(func() bool { return a.alive() == nil }, component(a.log, "health"))
 		a.parts = append(a.parts, part{"health check node ports", served.Run})
 		ports = served
@@ -54,9 +54,14 @@ func (a *agent) kubernetes() error {
 		Client: client, Node: a.node.name, Class: a.cfg.Kubernetes.LoadBalancerClass, Address: a.nodeAddress(),
 		Probe:   lb.CheckSpec{Interval: p.Interval, Timeout: p.Timeout, Rise: p.Rise, Fall: p.Fall},
 		Forward: a.cfg.Kubernetes.Forward, Peers: a.datapath.SetTunnelSources, ProxyHealthz: p.ProxyHealthz, Pools: pools, Prober: prober, NodePorts: ports, Log: log,
+		IsProxy: a.cfg.Kubernetes.Proxy == config.ProxyReplace,
 	})
 	if err != nil {
 		return fmt.Errorf("kubernetes: %w", err)
+	}
+	if a.cfg.Kubernetes.Proxy == config.ProxyReplace {
+		health := &healthd.ProxyHealth{Behind: a.behind, Eligible: a.kube.Eligible, Log: component(a.log, "health")}
+		a.parts = append(a.parts, part{"health of the service proxy", health.Run})
 	}
 	a.parts = append(a.parts, part{"node health checks", prober.Run})
 	if a.cfg.Kubernetes.Allocate && len(pools) > 0 {

@@ -91,10 +91,16 @@ func (a *agent) run(ctx context.Context) error {
 
 // alive asks the engine for a sign of life, for systemd's watchdog.
 func (a *agent) alive() error {
+	_, err := a.behind()
+	return err
+}
+
+// behind returns since when the kernel lacks something that it is to have; zero: it has all.
+func (a *agent) behind() (time.Time, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	_, err := a.engine.Status(ctx)
-	return err
+	st, err := a.engine.Status(ctx)
+	return st.Behind, err
 }
 
 // ready tells systemd when everything that the configuration asks for has been tried once.

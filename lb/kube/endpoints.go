@@ -1,6 +1,8 @@
 package kube
 
 import (
+	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -145,6 +147,23 @@ func filter(all []endpoint, keep func(endpoint) bool) (some []endpoint) {
 		}
 	}
 	return some
+}
+
+// machinesOf returns the nodes that have endpoints, in whatever condition. Those that are about to lose theirs come first: flows
+// that come to another node than before are most likely theirs.
+func machinesOf(all []endpoint, at place) []lb.Machine {
+	ready := map[lb.Machine]int{}
+	for _, e := range all {
+		if m := (lb.Machine{Addr: at.nodes[e.node], Here: e.here(at)}); m.Addr.IsValid() {
+			ready[m] += 0
+			if e.ready {
+				ready[m] = 1
+			}
+		}
+	}
+	return slices.SortedFunc(maps.Keys(ready), func(a, b lb.Machine) int {
+		return cmp.Or(cmp.Compare(ready[a], ready[b]), a.Addr.Compare(b.Addr))
+	})
 }
 
 func backendsFor(chosen []endpoint, at place) []lb.Backend {

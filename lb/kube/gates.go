@@ -65,6 +65,11 @@ func excluded(n *core.Node) string {
 			return "the node has the label " + labelExclude
 		}
 	}
+	return going(n)
+}
+
+// going returns how a node is about to go; "": it stays.
+func going(n *core.Node) string {
 	if n.DeletionTimestamp != nil {
 		return "the node is being deleted"
 	}

@@ -50,7 +50,9 @@ type Options struct {
 	Prober lb.Prober
 	// NodePorts answers at health check node ports where no service proxy does; nil: that is never to be.
 	NodePorts NodePorts
-	Log       *slog.Logger
+	// IsProxy says that this agent is the service proxy of the node.
+	IsProxy bool
+	Log     *slog.Logger
 }
 
 // NodePorts is who answers at health check node ports, by service, "namespace/name".
@@ -79,8 +81,13 @@ type Source struct {
 // everything is the key in the queue that stands for all services: something changed that concerns each.
 const everything = ""
 
-// serviceOf is the index of EndpointSlices.
-const serviceOf = "service"
+// The indexes: of EndpointSlices by their service, and of Services by their addresses.
+const (
+	serviceOf   = "service"
+	withAddress = "address"
+)
+
+func nameOf(s *core.Service) string { return s.Namespace + "/" + s.Name }
 
 // New returns a Source that watches nothing until Run.
 func New(o Options) (*Source, error) {
@@ -107,6 +114,7 @@ func New(o Options) (*Source, error) {
 				x = gone.Obj
 			}
 			s.queue.Add(key(x))
+			s.touchSharing(x)
 		}
 		_, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc: touch, DeleteFunc: touch,
@@ -114,6 +122,7 @@ func New(o Options) (*Source, error) {
 				if !s.insignificant(old, x) {
 					touch(x)
 				}
+				s.touchSharing(old)
 			},
 		})
 		errs = append(errs, err)
@@ -123,10 +132,14 @@ func New(o Options) (*Source, error) {
 	bySlice := objects.Discovery().V1().EndpointSlices().Informer()
 	errs = append(errs, bySlice.AddIndexers(cache.Indexers{serviceOf: func(x any) ([]string, error) { return []string{sliceKey(x)}, nil }}))
 	s.slices = watch(bySlice, sliceKey)
-	s.services = watch(objects.Core().V1().Services().Informer(), func(x any) string {
-		service := x.(*core.Service)
-		return service.Namespace + "/" + service.Name
-	})
+	services := objects.Core().V1().Services().Informer()
+	errs = append(errs, services.AddIndexers(cache.Indexers{withAddress: func(x any) (addrs []string, err error) {
+		for _, a := range addressesOf(x.(*core.Service)) {
+			addrs = append(addrs, a.String())
+		}
+		return addrs, nil
+	}}))
+	s.services = watch(services, func(x any) string { return nameOf(x.(*core.Service)) })
 	s.nodes = watch(nodes.Core().V1().Nodes().Informer(), func(any) string { return everything })
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("watch the cluster: %w", err)
@@ -171,7 +184,7 @@ func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 	s.tellPeers()
 	for _, x := range s.services.List() {
 		service := x.(*core.Service)
-		s.reconcile(service.Namespace+"/"+service.Name, sink)
+		s.reconcile(nameOf(service), sink)
 	}
 	sink.Complete(Name)
 	s.o.Log.Info("cluster known", "services", len(s.services.List()), "served", len(s.put))
@@ -233,7 +246,7 @@ func (s *Source) viewOf(name string) *view {
 		endpoints = append(endpoints, x.(*discovery.EndpointSlice))
 	}
 	node := s.node()
-	v := translate(service, endpoints, s.place(node))
+	v := translate(service, endpoints, s.place(node), s.shares(service))
 	if v == nil {
 		return nil
 	}
@@ -241,6 +254,33 @@ func (s *Source) viewOf(name string) *view {
 	v.service.Hold = s.gates.hold(service, v, node)
 	s.pooled(v.service)
 	return v
+}
+
+// shares reports whether another Service has an address of this one, too.
+func (s *Source) shares(service *core.Service) bool {
+	return len(s.sharing(service)) > 0
+}
+
+// touchSharing has those looked at again that share an address with a Service, before or after it changed.
+func (s *Source) touchSharing(x any) {
+	if service, ok := x.(*core.Service); ok {
+		for _, name := range s.sharing(service) {
+			s.queue.Add(name)
+		}
+	}
+}
+
+// sharing returns the names of other Services that have an address of this one.
+func (s *Source) sharing(service *core.Service) (names []string) {
+	for _, a := range addressesOf(service) {
+		found, _ := s.services.ByIndex(withAddress, a.String()) // the index exists
+		for _, x := range found {
+			if name := nameOf(x.(*core.Service)); name != nameOf(service) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
 }
 
 // pooled makes a service be announced as its pool says. What is in no pool is not ours to announce, whoever gave it.
@@ -265,7 +305,7 @@ const portRetry = 10 * time.Second
 // nodePort answers at the health check node port of a service if the node has no service proxy that does.
 func (s *Source) nodePort(service *core.Service, v *view) {
 	port := uint16(service.Spec.HealthCheckNodePort)
-	if s.o.NodePorts == nil || !isLocal(service) || port == 0 || !s.gates.proxyless() {
+	if s.o.NodePorts == nil || !isLocal(service) || port == 0 || !s.o.IsProxy && !s.gates.proxyless() {
 		s.closePort(v.service.Name)
 		return
 	}
@@ -290,6 +330,13 @@ func (s *Source) node() *core.Node {
 		return nil
 	}
 	return x.(*core.Node)
+}
+
+// Eligible reports whether balancers outside the cluster may send traffic to this node (pkg/proxy/node.go): it exists, is not
+// being deleted, and no autoscaler is about to take it away. It may be called from any goroutine.
+func (s *Source) Eligible() bool {
+	n := s.node()
+	return n != nil && going(n) == ""
 }
 
 func (s *Source) place(own *core.Node) place {

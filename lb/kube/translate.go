@@ -59,8 +59,9 @@ type view struct {
 	readyHere int // ready endpoints on this node, by address, of the family that has more
 }
 
-// translate returns what this node is to do for s; nil when nothing, for it has no address yet.
-func translate(s *core.Service, endpoints []*discovery.EndpointSlice, at place) *view {
+// translate returns what this node is to do for s; nil when nothing, for it has no address yet. Shared says that another
+// Service has one of its addresses, too: then packets may arrive where it has no endpoint, whatever its policy is.
+func translate(s *core.Service, endpoints []*discovery.EndpointSlice, at place, shared bool) *view {
 	vips := addressesOf(s)
 	if len(vips) == 0 || len(s.Spec.Ports) == 0 {
 		return nil
@@ -75,6 +76,7 @@ func translate(s *core.Service, endpoints []*discovery.EndpointSlice, at place) 
 			out.Affinity = time.Duration(*c.ClientIP.TimeoutSeconds) * time.Second
 		}
 	}
+	var machines [][]lb.Machine
 	readyHere := map[bool]map[netip.Addr]bool{true: {}, false: {}} // by whether IPv4
 	some, somewhere := false, false
 	for _, p := range s.Spec.Ports {
@@ -83,21 +85,26 @@ func translate(s *core.Service, endpoints []*discovery.EndpointSlice, at place) 
 			continue
 		}
 		var backends []lb.Backend
+		var there []endpoint
 		for _, is4 := range []bool{true, false} {
-			c := choose(endpointsOf(endpoints, p, is4), at)
+			all := endpointsOf(endpoints, p, is4)
+			c := choose(all, at)
 			use := c.cluster
-			if isLocal(s) {
+			if isLocal(s) && (len(c.local) > 0 || !shared || at.nodes == nil) {
 				use = c.local
 			}
 			backends = append(backends, backendsFor(use, at)...)
+			there = append(there, all...)
 			some, somewhere = some || len(use) > 0, somewhere || c.anywhere
 			for _, e := range c.local[:c.readyHere] {
 				readyHere[is4][e.at.Addr()] = true
 			}
 		}
-		out.Ports, out.PerPort = append(out.Ports, port), append(out.PerPort, backends)
+		out.Ports, out.PerPort, machines = append(out.Ports, port), append(out.PerPort, backends), append(machines, machinesOf(there, at))
 	}
-	out.Spread = at.nodes != nil && !isLocal(s) && everyNodeKnown(out.PerPort)
+	if out.Spread = at.nodes != nil && everyNodeKnown(out.PerPort); out.Spread {
+		out.Machines, out.Anywhere = machines, isLocal(s)
+	}
 	// Local, and endpoints are elsewhere only: dropped, for the client is to try another node; with none anywhere refused.
 	out.Silent = isLocal(s) && !some && somewhere
 	return &view{service: out, readyHere: max(len(readyHere[true]), len(readyHere[false]))}

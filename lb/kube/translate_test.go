@@ -83,7 +83,7 @@ func TestChoiceOfEndpoints(t *testing.T) {
 		{"hints say nothing to Local", local, []discovery.Endpoint{ep(a, "n1", "rs", "z:z2"), ep(b, "n2", "rs", "z:z1")}, []string{a + "!"}, false, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			v := translate(aService(tt.change), []*discovery.EndpointSlice{slice(8080, tt.endpoints...)}, place{node: "n1", zone: "z1"})
+			v := translate(aService(tt.change), []*discovery.EndpointSlice{slice(8080, tt.endpoints...)}, place{node: "n1", zone: "z1"}, false)
 			var got []string
 			for _, b := range v.service.PerPort[0] {
 				mark := ""
@@ -107,7 +107,7 @@ func TestSeveralSlices(t *testing.T) {
 	six := slice(7, ep("2001:db8::1", "n1", "rs"))
 	six.AddressType = discovery.AddressTypeIPv6
 	all := []*discovery.EndpointSlice{slice(8080, ep("10.0.0.1", "n1", "s"), ep("10.0.0.1", "n1", "rs")), other, six}
-	v := translate(aService(same), all, place{node: "n1"})
+	v := translate(aService(same), all, place{node: "n1"}, false)
 	var got []string
 	for _, b := range v.service.PerPort[0] {
 		got = append(got, fmt.Sprint(b.ID(), b.Here))
@@ -234,5 +234,47 @@ func TestAssign(t *testing.T) {
 	next.adopt(old)
 	if got, err := next.assign(svc("a", same)); fmt.Sprint(got) != "[203.0.113.2]" {
 		t.Errorf("beside an older Service: %v, %v", got, err)
+	}
+}
+
+// With tunnels a node is told which others may have flows. Under Local it gives traffic to them only where an address is shared.
+func TestMachines(t *testing.T) {
+	addr := func(s string) netip.Addr { return netip.MustParseAddr(s) }
+	at := place{node: "n1", nodes: map[string]netip.Addr{"n1": addr("192.0.2.1"), "n2": addr("192.0.2.2"), "n3": addr("192.0.2.3")}}
+	here, elsewhere := ep("10.0.0.1", "n1", "rs"), []discovery.Endpoint{ep("10.0.0.2", "n2", "rs"), ep("10.0.0.3", "n3", "st")}
+	for _, tt := range []struct {
+		name      string
+		change    func(*core.Service)
+		shared    bool
+		endpoints []discovery.Endpoint
+		targets   string
+		anywhere  bool
+		machines  string
+	}{
+		{"Cluster", same, false, append(elsewhere, here), "[192.0.2.1! 192.0.2.2]", false, "[192.0.2.3 192.0.2.1! 192.0.2.2]"},
+		{"Local", local, false, append(elsewhere, here), "[192.0.2.1!]", true, "[192.0.2.3 192.0.2.1! 192.0.2.2]"},
+		{"Local, none here", local, false, elsewhere, "[]", true, "[192.0.2.3 192.0.2.2]"},
+		{"Local, none here, and the address is shared", local, true, elsewhere, "[192.0.2.2]", true, "[192.0.2.3 192.0.2.2]"},
+		{"Local, one here, and the address is shared", local, true, append(elsewhere, here), "[192.0.2.1!]", true, "[192.0.2.3 192.0.2.1! 192.0.2.2]"},
+	} {
+		v := translate(aService(tt.change), []*discovery.EndpointSlice{slice(8080, tt.endpoints...)}, at, tt.shared)
+		var targets, machines []string
+		for _, f := range lb.Build(v.service, nil).Frontends {
+			if !f.Chained {
+				continue
+			}
+			for _, x := range f.Targets {
+				targets = append(targets, x.Addr.Addr().String()+map[bool]string{true: "!"}[x.Here])
+			}
+			for _, m := range f.Machines {
+				machines = append(machines, m.Addr.String()+map[bool]string{true: "!"}[m.Here])
+			}
+			if f.Anywhere != tt.anywhere {
+				t.Errorf("%s: anywhere is %t", tt.name, f.Anywhere)
+			}
+		}
+		if fmt.Sprint(targets) != tt.targets || fmt.Sprint(machines) != tt.machines {
+			t.Errorf("%s: targets %v of machines %v; want %s of %s", tt.name, targets, machines, tt.targets, tt.machines)
+		}
 	}
 }

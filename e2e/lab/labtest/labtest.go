@@ -5,6 +5,7 @@ import (
 	"context"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -90,7 +91,7 @@ func Agent(t testing.TB, h *lab.Host, binary string, c lab.AgentConfig) *lab.Age
 	must(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the agent of %s said:\n%s", h, a.Process().Log.LastWords(60))
+			t.Logf("the agent of %s said:\n%s\nand counted:\n%s", h, a.Process().Log.LastWords(60), counted(a))
 		}
 	})
 	must(t, a.WaitReady(t.Context(), 15*time.Second))
@@ -159,4 +160,21 @@ func must(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// counted returns what an agent has done with packets that it did not leave alone.
+func counted(a *lab.Agent) string {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second) // the test's own is over
+	defer cancel()
+	var text string
+	if err := a.Get(ctx, "/metrics", &text); err != nil {
+		return err.Error()
+	}
+	var lines []string
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "steelyard_datapath_packets_total") && !strings.HasSuffix(line, " 0\n") {
+			lines = append(lines, strings.TrimPrefix(line, "steelyard_datapath_packets_total"))
+		}
+	}
+	return strings.Join(lines, "")
 }
