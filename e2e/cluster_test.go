@@ -57,7 +57,8 @@ const (
 	probeBound                             = probeFall*probeInterval + probeTimeout
 )
 
-// newCluster makes a cluster of three nodes behind a router that spreads over them, with kube-proxy on each or on none.
+// newCluster makes a cluster of three nodes behind a router that spreads over them, with kube-proxy on each, or on none: then the last one's agent says
+// that it is the service proxy.
 func newCluster(t *testing.T, forward string, proxied bool) *cluster {
 	t.Helper()
 	c := &cluster{forward: forward, site: &site{Topology: labtest.Topology(t, lab.Shape{Clients: 1, Balancers: 3, Servers: 1})}, pods: map[string]*pod{}}
@@ -76,11 +77,16 @@ func newCluster(t *testing.T, forward string, proxied bool) *cluster {
 	c.router = labtest.Router(t, c.Topology.Router, lab.BIRD, rc)
 	for i, b := range c.Balancers {
 		c.join(t, i)
-		if proxied {
+		proxy := "auto"
+		switch {
+		case proxied:
 			c.startProxy(t, b)
+		case i == 2:
+			proxy = "replace"
 		}
 		a := lab.BGPAgent(b, asn, routerASN)
-		a.Mode, a.Extra, a.Env = "tc", fmt.Sprintf(clusterTOML, lab.KubeconfigPath, forward, probeInterval, probeTimeout, probeFall), []string{"POD_NAMESPACE=steelyard"}
+		a.Mode, a.Env = "tc", []string{"POD_NAMESPACE=steelyard"}
+		a.Extra = fmt.Sprintf(clusterTOML, lab.KubeconfigPath, forward, proxy, probeInterval, probeTimeout, probeFall)
 		if err := b.WriteFile(lab.KubeconfigPath, kubeconfig, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -94,6 +100,7 @@ const clusterTOML = `
 [kubernetes]
 kubeconfig = %q
 forward = %q
+proxy = %q
 [probe]
 interval = %q
 timeout = %q

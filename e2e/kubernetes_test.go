@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -259,10 +260,7 @@ func proxyFails(t *testing.T, c *cluster, pods ...*pod) {
 func excludedNode(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.offer(t, "excluded", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
 	label := func(text string) {
-		patch := fmt.Sprintf(`{"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":%s}}}`, text)
-		if _, err := c.api.CoreV1().Nodes().Patch(t.Context(), "lb2", types.MergePatchType, []byte(patch), meta.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		c.patchNode(t, 1, `{"metadata":{"labels":{"node.kubernetes.io/exclude-from-external-load-balancers":`+text+`}}}`)
 	}
 	label(`""`)
 	c.routed(t, 5*time.Second, vips, 0, 2)
@@ -270,15 +268,22 @@ func excludedNode(t *testing.T, c *cluster, pods ...*pod) {
 	c.routed(t, 5*time.Second, vips, 0, 1, 2)
 	label("null")
 	c.routed(t, 5*time.Second, vips, 0, 1, 2)
-	taint := func(text string) {
-		if _, err := c.api.CoreV1().Nodes().Patch(t.Context(), "lb2", types.MergePatchType, []byte(`{"spec":{"taints":`+text+`}}`), meta.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	taint(`[{"key":"ToBeDeletedByClusterAutoscaler","effect":"NoSchedule"}]`)
+	c.patchNode(t, 1, goingTaint)
 	c.routed(t, 5*time.Second, vips, 0, 2)
-	taint("null")
+	c.patchNode(t, 1, noTaint)
 	c.routed(t, 5*time.Second, vips, 0, 1, 2)
+}
+
+const (
+	goingTaint = `{"spec":{"taints":[{"key":"ToBeDeletedByClusterAutoscaler","effect":"NoSchedule"}]}}`
+	noTaint    = `{"spec":{"taints":null}}`
+)
+
+func (c *cluster) patchNode(t *testing.T, node int, patch string) {
+	t.Helper()
+	if _, err := c.api.CoreV1().Nodes().Patch(t.Context(), c.Balancers[node].Name(), types.MergePatchType, []byte(patch), meta.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func sourceRanges(t *testing.T, c *cluster, pods ...*pod) {
@@ -519,6 +524,33 @@ func apiAway(t *testing.T, c *cluster, pods ...*pod) {
 	c.routed(t, 2*time.Minute, vips, 0, 2)
 }
 
+// proxyHealth: an agent that is the service proxy of its node answers as one at port 10256.
+func (c *cluster) proxyHealth(t *testing.T, node int, vips []netip.Addr) {
+	t.Helper()
+	says := func(path string, status int, eligible any) func() error {
+		return func() error {
+			got, err := c.client().Get(t.Context(), fmt.Sprintf("http://%s%s", netip.AddrPortFrom(c.Balancers[node].V4, 10256), path))
+			if err != nil {
+				return err
+			}
+			var body map[string]any
+			if err := json.Unmarshal([]byte(got.Body), &body); err != nil || got.Status != status || body["nodeEligible"] != eligible || body["healthy"] != true || body["lastUpdated"] == nil {
+				return fmt.Errorf("%d %s (%v)", got.Status, got.Body, err)
+			}
+			return nil
+		}
+	}
+	labtest.Until(t, 5*time.Second, "/healthz", says("/healthz", 200, true))
+	labtest.Until(t, 5*time.Second, "/livez", says("/livez", 200, nil))
+	c.patchNode(t, node, goingTaint)
+	labtest.Until(t, 5*time.Second, "/healthz of a node that goes", says("/healthz", 503, false))
+	labtest.Until(t, 5*time.Second, "/livez of a node that goes", says("/livez", 200, nil))
+	c.routed(t, 5*time.Second, vips, 0, 1)
+	c.patchNode(t, node, noTaint)
+	labtest.Until(t, 5*time.Second, "/healthz of a node that stays", says("/healthz", 200, true))
+	c.routed(t, 5*time.Second, vips, 0, 1, 2)
+}
+
 // Where no service proxy answers at health check node ports, the agent does, and asks itself.
 func TestKubernetesWithoutProxy(t *testing.T) {
 	c := newCluster(t, "nat", false)
@@ -551,6 +583,12 @@ func TestKubernetesWithoutProxy(t *testing.T) {
 	c.publish(t, "web", a, b)
 	c.routed(t, 5*time.Second, vips, 0)
 	labtest.Until(t, 5*time.Second, "one that terminates does not count", says(1, 503, 0))
+	b.leaving = false
+	d := c.run(t, "pod-d", 2)
+	c.publish(t, "web", a, b, d)
+	c.routed(t, 10*time.Second, vips, 0, 1, 2)
+	labtest.Until(t, 5*time.Second, "a node whose agent is the proxy answers, too", says(2, 200, 1))
+	c.proxyHealth(t, 2, vips)
 	c.change(t, "web", func(s *core.Service) { s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyCluster })
 	c.routed(t, 10*time.Second, vips, 0, 1, 2)
 	labtest.Until(t, 5*time.Second, "the port is closed", func() error {

@@ -235,6 +235,42 @@ func TestFrontendOfAnotherServiceIsRefusedUntilFree(t *testing.T) {
 }
 
 // Random changes, slow and failing consumers: never announced without being served, and in the end as wanted.
+// Who asks hears since when the kernel lacks something.
+func TestBehind(t *testing.T) {
+	w := lbtest.NewWorld()
+	w.Rand = rand.New(rand.NewPCG(1, 1))
+	inEngine(t, w, func(t *testing.T, e *lb.Engine) {
+		behind := func() time.Duration {
+			synctest.Wait()
+			st, err := e.Status(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if st.Behind.IsZero() {
+				return 0
+			}
+			return time.Since(st.Behind)
+		}
+		e.Complete("file")
+		if d := behind(); d != 0 {
+			t.Errorf("behind for %s with nothing to do", d)
+		}
+		w.Fail = 1
+		s := service("web", []netip.Addr{vip1}, "10.0.0.1")
+		e.Put(s)
+		answer(e, s, lb.StateHealthy)
+		time.Sleep(70 * time.Second)
+		if d := behind(); d < 69*time.Second || d > 71*time.Second {
+			t.Errorf("behind for %s after 70 s of failures", d)
+		}
+		w.Fail = 0
+		time.Sleep(time.Minute)
+		if d := behind(); d != 0 {
+			t.Errorf("behind for %s when all is in force", d)
+		}
+	})
+}
+
 func TestRandomChangesWithFailures(t *testing.T) {
 	for seed := range uint64(60) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

@@ -28,6 +28,7 @@ type Info struct {
 	Loaded     time.Time   `json:"loaded,omitzero"`      // when the running configuration was loaded
 	LoadError  string      `json:"load_error,omitempty"` // why the last reload was refused
 	Settled    bool        `json:"settled"`              // see lb.Status
+	Behind     time.Time   `json:"behind,omitzero"`      // see lb.Status
 	Services   int         `json:"services"`             // frontends
 	Healthy    int         `json:"services_healthy"`     // of them with enough healthy backends
 	Backends   int         `json:"backends"`             //
@@ -214,7 +215,7 @@ func (s *Server) peers() []lb.PeerStatus {
 
 func (s *Server) info(st lb.Status) Info {
 	i := s.o.Info()
-	i.Settled = st.Settled
+	i.Settled, i.Behind = st.Settled, st.Behind
 	if i.Interfaces == nil {
 		i.Interfaces = []Interface{}
 	}

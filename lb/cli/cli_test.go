@@ -81,9 +81,9 @@ func TestExitCodes(t *testing.T) {
 // An agent must refuse what it cannot honour, naming all of it, before it touches anything.
 func TestRunRefusesWhatIsNotThere(t *testing.T) {
 	text := strings.Replace(good, "asn = 64500", "asn = 64500, bfd = true", 1)
-	text += "[kubernetes]\nproxy = \"replace\"\n"
+	text += "[l2]\nmembers = [\"192.0.2.12\"]\n"
 	code, _, errOut := steelyard(t, "run", "-c", write(t, text))
-	for _, want := range []string{"not in this version: bgp.peers: bfd (peer 192.0.2.1)", `not in this version: kubernetes.proxy = "replace"`} {
+	for _, want := range []string{"not in this version: bgp.peers: bfd (peer 192.0.2.1)", "not in this version: l2.members"} {
 		if code != 1 || !strings.Contains(errOut, want) {
 			t.Errorf("code %d, stderr %q; want 1 and %q", code, errOut, want)
 		}
