@@ -33,7 +33,7 @@ test: deps build controlplane
 deps:
 	sh e2e/deps.sh
 
-# Kubernetes' own programs, which some tests run: about four minutes, once.
+# Kubernetes' own programs, which some tests run: about six minutes, once.
 CONTROLPLANE := .cache/controlplane
 CONTROLPLANE_LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=v1.35.4 -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=35
 controlplane: $(CONTROLPLANE)/built

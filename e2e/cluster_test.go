@@ -57,26 +57,18 @@ const (
 	probeBound                             = probeFall*probeInterval + probeTimeout
 )
 
-// newCluster makes a cluster of three nodes behind a router that spreads over them, with kube-proxy on each, or on none: then the last one's agent says
-// that it is the service proxy.
+// agentImage is what the agent's image is called.
+const agentImage = "steelyard:test"
+
+// newCluster makes a cluster of three nodes behind a router that spreads over them, with kube-proxy on each, or on none: then
+// the last one's agent says that it is the service proxy.
 func newCluster(t *testing.T, forward string, proxied bool) *cluster {
 	t.Helper()
-	c := &cluster{forward: forward, site: &site{Topology: labtest.Topology(t, lab.Shape{Clients: 1, Balancers: 3, Servers: 1})}, pods: map[string]*pod{}}
-	dir, err := filepath.Abs("../.cache/controlplane")
-	if err != nil {
-		t.Fatal(err)
-	}
-	control := c.Servers[0]
-	c.control = labtest.ControlPlane(t, control.Host, control.V4, dir)
-	c.connect(t)
-	kubeconfig := c.install(t)
-	rc := lab.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: routerASN, HoldTime: 9 * time.Second}
-	for _, b := range c.Balancers {
-		rc.Neighbors = append(rc.Neighbors, lab.Neighbor{Address: b.V4, ASN: asn}, lab.Neighbor{Address: b.V6, ASN: asn})
-	}
-	c.router = labtest.Router(t, c.Topology.Router, lab.BIRD, rc)
+	c := startCluster(t, 3, forward)
+	kubeconfig := c.install(t, "")
 	for i, b := range c.Balancers {
 		c.join(t, i)
+		c.register(t, i)
 		proxy := "auto"
 		switch {
 		case proxied:
@@ -93,6 +85,25 @@ func newCluster(t *testing.T, forward string, proxied bool) *cluster {
 		c.config = append(c.config, a)
 		c.agents = append(c.agents, labtest.Agent(t, b.Host, binary, a))
 	}
+	return c
+}
+
+// startCluster makes machines for a cluster, its control plane, and the router before it.
+func startCluster(t *testing.T, nodes int, forward string) *cluster {
+	t.Helper()
+	c := &cluster{forward: forward, site: &site{Topology: labtest.Topology(t, lab.Shape{Clients: 1, Balancers: nodes, Servers: 1})}, pods: map[string]*pod{}}
+	dir, err := filepath.Abs("../.cache/controlplane")
+	if err != nil {
+		t.Fatal(err)
+	}
+	control := c.Servers[0]
+	c.control = labtest.ControlPlane(t, control.Host, control.V4, dir)
+	c.connect(t)
+	rc := lab.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: routerASN, HoldTime: 9 * time.Second}
+	for _, b := range c.Balancers {
+		rc.Neighbors = append(rc.Neighbors, lab.Neighbor{Address: b.V4, ASN: asn}, lab.Neighbor{Address: b.V6, ASN: asn})
+	}
+	c.router = labtest.Router(t, c.Topology.Router, lab.BIRD, rc)
 	return c
 }
 
@@ -125,9 +136,10 @@ func (c *cluster) connect(t *testing.T) {
 }
 
 // install applies the manifest, once dry as a careful user would, and returns a kubeconfig with no more rights than it gives.
-func (c *cluster) install(t *testing.T) string {
+// With a configuration it puts that where users are told to put theirs.
+func (c *cluster) install(t *testing.T, config string) string {
 	t.Helper()
-	manifest, err := exec.Command(binary, "manifest", "--image", "steelyard:test").Output()
+	manifest, err := exec.Command(binary, "manifest", "--image", agentImage).Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,6 +156,9 @@ func (c *cluster) install(t *testing.T) string {
 		var o unstructured.Unstructured
 		if err := yaml.Unmarshal([]byte(doc), &o.Object); err != nil {
 			t.Fatalf("%v in\n%s", err, doc)
+		}
+		if config != "" && o.GetKind() == "ConfigMap" {
+			o.Object["data"] = map[string]any{"steelyard.toml": config}
 		}
 		gvk := o.GroupVersionKind()
 		m, err := mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
@@ -168,7 +183,7 @@ func (c *cluster) install(t *testing.T) string {
 	return c.control.KubeconfigFor(token.Status.Token)
 }
 
-// join makes a host a node: an object of the API, and routes to the pods of the others.
+// join makes a host ready to be a node: it forwards, and has routes to the pods of the others.
 func (c *cluster) join(t *testing.T, i int) {
 	t.Helper()
 	n := c.Balancers[i]
@@ -184,6 +199,12 @@ func (c *cluster) join(t *testing.T, i int) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// register makes a node known to the API server, as its kubelet would.
+func (c *cluster) register(t *testing.T, i int) {
+	t.Helper()
+	n := c.Balancers[i]
 	_, err := c.api.CoreV1().Nodes().Create(t.Context(), &core.Node{ObjectMeta: meta.ObjectMeta{Name: n.Name()}}, meta.CreateOptions{})
 	if err == nil {
 		var node *core.Node

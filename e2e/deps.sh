@@ -15,6 +15,8 @@ need ip iproute2
 need setpriv util-linux
 need git git
 need nft nftables
+need containerd containerd containerd
+need runc runc
 [ -n "$missing" ] || exit 0
 [ "$(id -u)" = 0 ] || { echo "missing:$missing; run as root, or: apt-get install$missing" >&2; exit 1; }
 command -v apt-get >/dev/null 2>&1 || { echo "missing:$missing; install what your distribution calls them" >&2; exit 1; }

@@ -149,7 +149,7 @@ func (c *ControlPlane) StartKubeProxy(node *Host) (*Process, error) {
 }
 
 // ControlPlanePrograms are the programs that the lab needs of Kubernetes.
-var ControlPlanePrograms = []string{"etcd", "kube-apiserver", "kube-proxy"}
+var ControlPlanePrograms = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "pause"}
 
 // HaveControlPlane says what is missing in dir.
 func HaveControlPlane(dir string) error {

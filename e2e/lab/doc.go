@@ -9,7 +9,8 @@
 //   - A Host has a network namespace of its own, and a mount namespace in which /sys shows its own interfaces, /run is
 //     empty and private and /sys/fs/bpf is a bpffs of its own, so that agents on one kernel do not share pins or
 //     sockets. Everything else of the file system is shared; cgroups stay where they were.
-//   - Nothing has a name outside this process: no /run/netns entry, no interface in the root namespace, no file. A
+//   - Nothing has a name outside this process: no /run/netns entry, no interface in the root namespace, no file (but the
+//     control groups of a kubelet, which are removed when its node is closed). A
 //     namespace lives as long as a process or a descriptor refers to it. Processes started here die with the thread
 //     that started them (PR_SET_PDEATHSIG), so even after SIGKILL of this process nothing stays.
 //   - Close of a Lab ends processes first (SIGTERM, then SIGKILL within StopGrace), then servers, then namespaces; it
@@ -21,5 +22,5 @@
 // stay in the namespace they were made in, so what Listen and Dial return may be used from any goroutine.
 //
 // Reading order: thread.go, namespace.go, host.go, link.go, route.go (machines and wires); process.go, bird.go, frr.go,
-// agent.go (programs); http.go, echo.go, client.go, conns.go (traffic); topology.go (the network most tests want).
+// agent.go, controlplane.go, kubelet.go (programs); http.go, echo.go, client.go, conns.go (traffic); topology.go (the network most tests want).
 package lab

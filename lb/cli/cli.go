@@ -72,7 +72,7 @@ func commands(e *env) []*ucli.Command {
 		{Name: "run", Usage: "run the agent; SIGTERM withdraws then exits, SIGHUP reloads", Flags: []ucli.Flag{configFlag()}, Action: e.run},
 		{Name: "check", Usage: "validate a configuration and report every error", Flags: []ucli.Flag{configFlag()}, Action: e.check},
 		{Name: "demo", Usage: "show a whole network on this machine, in namespaces; needs root", Action: e.demo},
-		e.list("status", "what the agent is, and how it is", "/v1/status", statusTable),
+		e.status(),
 		e.list("services", "frontends and whether they are announced", "/v1/services", servicesTable),
 		e.list("backends", "backends and what their checks found", "/v1/backends", backendsTable),
 		e.list("routes", "addresses and whether they are announced", "/v1/routes", routesTable),

@@ -137,6 +137,25 @@ func TestTables(t *testing.T) {
 	if code, out, _ := steelyard(t, "status", "--socket", socket); code != 0 || !strings.Contains(out, "backends  0 of 1 healthy\n") {
 		t.Errorf("status: code %d\n%s", code, out)
 	}
+	if code, out, errOut := steelyard(t, "status", "--ready", "--socket", socket); code != 1 || !strings.Contains(out, "backends") || !strings.Contains(errOut, "0 of 1 BGP sessions") {
+		t.Errorf("status --ready: code %d, stderr %q\n%s", code, errOut, out)
+	}
+}
+
+func TestReady(t *testing.T) {
+	for _, tt := range []struct {
+		settled   bool
+		peers, up int
+		age       time.Duration
+		ready     bool
+	}{
+		{false, 0, 0, time.Hour, false}, {true, 0, 0, 0, true}, {true, 2, 2, 0, true}, {true, 2, 1, 10 * time.Second, false}, {true, 2, 1, time.Minute, true}, {true, 2, 0, time.Hour, false},
+	} {
+		err := notReady(admin.Info{Settled: tt.settled, Peers: tt.peers, PeersUp: tt.up, Started: time.Now().Add(-tt.age)})
+		if (err == nil) != tt.ready {
+			t.Errorf("%+v: %v", tt, err)
+		}
+	}
 }
 
 // serve runs an API that answers with st, and returns its socket.

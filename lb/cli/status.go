@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -49,6 +50,37 @@ func (e *env) ask(c *ucli.Context, path string, table func(w io.Writer, answer [
 		return err
 	}
 	return table(e.out, answer)
+}
+
+// patience is how long an agent that has some of its sessions waits for the others before it calls itself ready.
+const patience = 30 * time.Second
+
+// status is a list that can also fail: an orchestrator that replaces agents one by one must know when the next may go.
+func (e *env) status() *ucli.Command {
+	cmd := e.list("status", "what the agent is, and how it is", "/v1/status", statusTable)
+	cmd.Flags = append(cmd.Flags, &ucli.BoolFlag{Name: "ready", Usage: "fail until the agent does what it is to do, and its routers know"})
+	show := cmd.Action
+	cmd.Action = func(c *ucli.Context) error {
+		if err := show(c); err != nil || !c.Bool("ready") {
+			return err
+		}
+		var i admin.Info
+		if err := admin.NewClient(c.String("socket")).Get(c.Context, "/v1/status", &i); err != nil {
+			return err
+		}
+		return notReady(i)
+	}
+	return cmd
+}
+
+func notReady(i admin.Info) error {
+	switch {
+	case !i.Settled:
+		return errors.New("not ready: not everything has been tried yet")
+	case i.PeersUp == i.Peers, i.PeersUp > 0 && time.Since(i.Started) > patience:
+		return nil
+	}
+	return fmt.Errorf("not ready: %d of %d BGP sessions are established", i.PeersUp, i.Peers)
 }
 
 // flows is a list with filters.

@@ -1,0 +1,174 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+// daemonTOML is one configuration for all nodes, as a user would write it.
+const daemonTOML = `
+[datapath]
+mode = "tc"
+[bgp]
+asn = %d
+peers = [{ address = %q, asn = %d, hold_time = "3s" }, { address = %q, asn = %d, hold_time = "3s" }]
+[kubernetes]
+[probe]
+interval = "200ms"
+timeout = "150ms"
+[[pool]]
+name = "public"
+addresses = ["203.0.113.0/24", "2001:db8:1::/64"]
+`
+
+// The agent as a pod of a DaemonSet: a static binary in an image of its own, run by real kubelets with the rights of the
+// manifest, from "kubectl apply" on; and a rollout of another version under load.
+func TestDaemonSet(t *testing.T) {
+	if err := lab.HaveRuntime(); err != nil {
+		if os.Getenv("STEELYARD_CI") != "" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	c := startCluster(t, 2, "tunnel")
+	if err := c.control.StartControllers(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for i, n := range c.Balancers {
+		c.join(t, i)
+		c.startProxy(t, n)
+		kubelet, err := c.control.StartKubelet(n, lab.Image{Name: agentImage, Program: binary})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if t.Failed() {
+				t.Logf("the kubelet of %s said:\n%s\nand the agent:\n%s", n, kubelet.Log.Tail(40), c.daemonLog(n))
+			}
+		})
+	}
+	labtest.Until(t, 60*time.Second, "both nodes are ready", c.nodesReady)
+
+	gw := c.Balancers[0]
+	c.install(t, fmt.Sprintf(daemonTOML, asn, gw.Gateway4, routerASN, gw.Gateway6, routerASN))
+	labtest.Until(t, 60*time.Second, "the DaemonSet is ready", c.daemonsReady(t))
+
+	pods := []*pod{c.run(t, "pod-0", 0), c.run(t, "pod-1", 1)}
+	cluster := c.offer(t, "cluster", func(*core.Service) {}, []int{0, 1}, pods...)
+	own := c.offer(t, "local", local, []int{0, 1}, pods...)
+	c.sawTheClient(t, pods...)
+
+	var conns []*lab.Conns
+	for _, vip := range append(cluster, own...) {
+		conns = append(conns, labtest.Connect(t, c.client(), netip.AddrPortFrom(vip, 9000), 75))
+	}
+	var traffic []*lab.Traffic
+	for _, vip := range []netip.Addr{cluster[0], own[1]} {
+		traffic = append(traffic, c.client().Traffic(t.Context(), url(vip), 10*time.Millisecond, 2*time.Second))
+	}
+	c.rollout(t)
+	for _, x := range traffic {
+		x.Stop()
+		if r := x.Between(time.Time{}, time.Time{}); r.Err() != nil || len(r.Servers) != 2 {
+			t.Errorf("during the rollout: %s, %v", r, r.Err())
+		}
+	}
+	for _, some := range conns {
+		exchange(t, some, "after the rollout")
+	}
+	c.routed(t, 20*time.Second, append(cluster, own...), 0, 1)
+
+	if err := c.api.AppsV1().DaemonSets("steelyard").Delete(t.Context(), "steelyard", meta.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	c.routed(t, 30*time.Second, append(cluster, own...))
+}
+
+func (c *cluster) nodesReady() error {
+	list, err := c.api.CoreV1().Nodes().List(context.Background(), meta.ListOptions{})
+	if err != nil {
+		return err
+	}
+	ready := 0
+	for _, n := range list.Items {
+		for _, condition := range n.Status.Conditions {
+			switch {
+			case condition.Type != core.NodeReady:
+			case condition.Status == core.ConditionTrue:
+				ready++
+			default:
+				err = fmt.Errorf("%s: %s", n.Name, condition.Message)
+			}
+		}
+	}
+	if ready != len(c.Balancers) {
+		return fmt.Errorf("%d of %d nodes are ready: %v", ready, len(c.Balancers), err)
+	}
+	return nil
+}
+
+// daemonsReady reports whether the newest version of the DaemonSet is ready on every node.
+func (c *cluster) daemonsReady(t *testing.T) func() error {
+	return func() error {
+		d, err := c.api.AppsV1().DaemonSets("steelyard").Get(t.Context(), "steelyard", meta.GetOptions{})
+		if err != nil {
+			return err
+		}
+		s, want := d.Status, int32(len(c.Balancers))
+		if s.ObservedGeneration != d.Generation || s.DesiredNumberScheduled != want || s.UpdatedNumberScheduled != want || s.NumberAvailable != want {
+			return fmt.Errorf("%+v%s", s, c.podStates(t))
+		}
+		return nil
+	}
+}
+
+// podStates says what keeps pods from being ready.
+func (c *cluster) podStates(t *testing.T) string {
+	list, err := c.api.CoreV1().Pods("steelyard").List(t.Context(), meta.ListOptions{})
+	if err != nil {
+		return err.Error()
+	}
+	var b strings.Builder
+	for _, p := range list.Items {
+		fmt.Fprintf(&b, "\n%s on %s: %s", p.Name, p.Spec.NodeName, p.Status.Phase)
+		for _, s := range p.Status.ContainerStatuses {
+			fmt.Fprintf(&b, " %+v", s.State)
+		}
+	}
+	return b.String()
+}
+
+// rollout is "kubectl rollout restart".
+func (c *cluster) rollout(t *testing.T) {
+	t.Helper()
+	api := c.api.AppsV1().DaemonSets("steelyard")
+	patch := fmt.Sprintf(`{"spec":{"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/restartedAt":%q}}}}}`, time.Now().Format(time.RFC3339))
+	var d *apps.DaemonSet
+	d, err := api.Patch(t.Context(), "steelyard", types.StrategicMergePatchType, []byte(patch), meta.PatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	labtest.Until(t, 120*time.Second, fmt.Sprintf("generation %d is ready", d.Generation), c.daemonsReady(t))
+}
+
+// daemonLog is the end of what the agent's container on a node wrote.
+func (c *cluster) daemonLog(n lab.Node) string {
+	out, err := n.Run(context.Background(), "sh", "-c", "tail -q -n 40 "+lab.PodLogs+"/*/steelyard/*.log")
+	if err != nil {
+		return err.Error()
+	}
+	return out
+}
