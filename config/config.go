@@ -159,7 +159,15 @@ type Kubernetes struct {
 	Allocate          bool
 	Proxy             string    // ProxyAuto, ProxyKubeProxy or ProxyReplace
 	Forward           lb.Method // to pods on other nodes: MethodTunnel or MethodNAT
+	// ExcludeNodes has the states of this node, beside those of Kubernetes itself, in which it announces nothing.
+	ExcludeNodes []string
 }
+
+// The states of a node that may be excluded.
+const (
+	NodeNotReady      = "not-ready"
+	NodeUnschedulable = "unschedulable" // cordoned
+)
 
 // Probe is how the health check node ports and the nodes are asked.
 type Probe struct {

@@ -17,8 +17,8 @@ import (
 
 // Limits of the maps (bpf/maps.h).
 const (
-	maxFrontends = 16384
-	maxBackends  = 65536
+	maxFrontends = 65536
+	maxBackends  = 131072
 )
 
 // services keeps frontends, their tables, backends and VIPs in the kernel.

@@ -75,26 +75,32 @@ func TestKubernetesConnectionsLive(t *testing.T) {
 		c.routed(t, 5*time.Second, vips, 0, 1, 2)
 		live("it has it again")
 	})
-	t.Run("rolling update under load", func(t *testing.T) {
-		vips := c.offer(t, "rolling", local, []int{0, 1}, pods[0], pods[1])
-		next := []*pod{c.run(t, "next-0", 0), c.run(t, "next-1", 1)}
-		done := make(chan error, 1)
-		go func() {
-			r := c.load(t, vips[0], 20_000)
-			done <- r.Err()
-		}()
-		time.Sleep(300 * time.Millisecond)
-		c.publish(t, "rolling", pods[0], pods[1], next[0], next[1])
-		time.Sleep(500 * time.Millisecond)
-		pods[0].leaving, pods[1].leaving = true, true
-		c.publish(t, "rolling", pods[0], pods[1], next[0], next[1])
-		time.Sleep(time.Second)
-		c.publish(t, "rolling", next...)
-		pods[0].leaving, pods[1].leaving = false, false
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	for name, policy := range map[string]struct {
+		change func(*core.Service)
+		nodes  []int
+	}{"Local": {local, []int{0, 1}}, "Cluster": {func(*core.Service) {}, []int{0, 1, 2}}} {
+		t.Run("rolling update under load, "+name, func(t *testing.T) {
+			service := "rolling-" + strings.ToLower(name)
+			vips := c.offer(t, service, policy.change, policy.nodes, pods[0], pods[1])
+			next := []*pod{c.run(t, "next-0-"+name, 0), c.run(t, "next-1-"+name, 1)}
+			done := make(chan error, 1)
+			go func() {
+				r := c.load(t, vips[0], 20_000)
+				done <- r.Err()
+			}()
+			time.Sleep(300 * time.Millisecond)
+			c.publish(t, service, pods[0], pods[1], next[0], next[1])
+			time.Sleep(500 * time.Millisecond)
+			pods[0].leaving, pods[1].leaving = true, true
+			c.publish(t, service, pods[0], pods[1], next[0], next[1])
+			time.Sleep(time.Second)
+			c.publish(t, service, next...)
+			pods[0].leaving, pods[1].leaving = false, false
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		})
+	}
 	t.Run("an ingress node is killed", func(t *testing.T) {
 		vips := c.offer(t, "killed-node", func(*core.Service) {}, []int{0, 1, 2}, pods[1], pods[2])
 		conns := labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[0], 9000), 300)

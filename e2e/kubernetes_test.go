@@ -42,6 +42,12 @@ func TestKubernetes(t *testing.T) {
 		{"one address, two Services with other pods", shared},
 		{"labels that say that others serve it", otherProxies},
 		{"addresses that cannot be given", refusedAddresses},
+		{"the policy is switched", policySwitched},
+		{"one port for TCP and UDP, scaled to nothing and back", onePortTwice},
+		{"a named port with other numbers", namedPorts},
+		{"from pods, and from a pod to itself", fromPods},
+		{"recreated under its name", recreated},
+		{"externalIPs", externalIPs},
 		{"the agent is killed under load", agentKilled},
 		{"the API server is away under load", apiAway},
 	} {
@@ -217,15 +223,11 @@ func (c *cluster) sendsTo(t *testing.T, vips []netip.Addr, node int) {
 func terminating(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.offer(t, "leaving", local, []int{0, 1}, pods[0], pods[1])
 	conns := labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[0], 9000), 40)
-	onIt := conns.Servers()[pods[0].name]
 	pods[0].leaving = true
 	defer func() { pods[0].leaving = false }()
 	c.publish(t, "leaving", pods[0], pods[1])
 	c.routed(t, 5*time.Second, vips, 1)
-	// The router moves the connections of the node that left to another, which by nat does not know them.
-	if dead := conns.Exchange(t.Context()); len(dead) > onIt {
-		t.Errorf("%d connections died, and %d were on the pod that leaves: %v", len(dead), onIt, dead[0])
-	}
+	exchange(t, conns, "while a pod leaves") // the router moves them to the other node, which asks for them
 	pods[1].leaving = true
 	defer func() { pods[1].leaving = false }()
 	c.publish(t, "leaving", pods[0], pods[1])
@@ -404,7 +406,7 @@ func udpFollows(t *testing.T, c *cluster, pods ...*pod) {
 		for _, p := range []*pod{pods[0], pods[1], pods[0]} {
 			c.publish(t, "udp", p)
 			took := labtest.Until(t, 5*time.Second, p.name+" answers", asks(p.name))
-			if took > time.Second {
+			if took > 2*time.Second {
 				t.Errorf("%s answered after %s", p.name, took)
 			}
 		}

@@ -17,9 +17,14 @@ var tableFuncs = map[Algorithm]TableFunc{
 	AlgorithmLeastConnections: interleaved,
 }
 
-func tableFor(a Algorithm, targets []Target) []uint16 {
+// tableFor returns the table of these targets. Stateful says that the flows are kept in a flow table: then nothing depends on a
+// change of its size, and one target needs one slot.
+func tableFor(a Algorithm, targets []Target, stateful bool) []uint16 {
 	if len(targets) == 0 {
 		return nil
+	}
+	if len(targets) == 1 && stateful {
+		return []uint16{0}
 	}
 	fill, ok := tableFuncs[a]
 	if !ok {

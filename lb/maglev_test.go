@@ -31,8 +31,8 @@ func TestTablesGiveEveryTargetItsShare(t *testing.T) {
 	for _, algorithm := range Algorithms {
 		for _, ts := range [][]Target{equalWeights(1), equalWeights(3), equalWeights(100), targets(1, 2, 3), targets(1, 1000), targets(7, 7)} {
 			t.Run(fmt.Sprintf("%s/%d", algorithm, len(ts)), func(t *testing.T) {
-				table := tableFor(algorithm, ts)
-				if !slices.Equal(table, tableFor(algorithm, ts)) {
+				table := tableFor(algorithm, ts, true)
+				if !slices.Equal(table, tableFor(algorithm, ts, true)) {
 					t.Fatal("two calls gave different tables")
 				}
 				total := 0

@@ -139,6 +139,9 @@ func buildFrontend(s *Service, vip netip.Addr, port Port, usable, dead []Backend
 		Service:  s.Name, Method: s.Method, Encap: s.Encap, Algorithm: s.Algorithm,
 		Affinity: s.Affinity, Allow: s.Allow, Silent: s.Silent,
 	}
+	if slices.Contains(s.Open, vip) {
+		f.Allow = nil
+	}
 	for _, b := range usable {
 		f.Targets = append(f.Targets, Target{Addr: b.On(port), Weight: b.Weight, Here: b.Here})
 	}
@@ -147,7 +150,7 @@ func buildFrontend(s *Service, vip netip.Addr, port Port, usable, dead []Backend
 		f.Dead = append(f.Dead, b.On(port))
 	}
 	slices.SortFunc(f.Dead, netip.AddrPort.Compare)
-	f.Table = tableFor(s.Algorithm, f.Targets)
+	f.Table = tableFor(s.Algorithm, f.Targets, f.Method == MethodNAT)
 	return f
 }
 
@@ -177,7 +180,7 @@ func spread(s *Service, vip netip.Addr, port Port, machines []Machine, usable []
 		f.Targets = append(f.Targets, Target{Addr: netip.AddrPortFrom(node, 0), Weight: w, Here: here[node]})
 	}
 	slices.SortFunc(f.Targets, func(a, b Target) int { return a.Addr.Compare(b.Addr) })
-	f.Table = tableFor(f.Algorithm, f.Targets)
+	f.Table = tableFor(f.Algorithm, f.Targets, false)
 	return f
 }
 

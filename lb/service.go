@@ -39,6 +39,8 @@ type Service struct {
 	Affinity time.Duration
 	// Allow lists the sources that may connect; empty: all. (Kubernetes: loadBalancerSourceRanges.)
 	Allow []netip.Prefix
+	// Open are the VIPs that all sources may connect to, whatever Allow says. (Kubernetes: externalIPs.)
+	Open []netip.Addr
 	// MinHealthy is the number of healthy backends below which a VIP is not announced; at least 1.
 	MinHealthy int
 	Check      CheckSpec

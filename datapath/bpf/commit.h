@@ -127,6 +127,18 @@ static __always_inline void source(struct flow_key *k, const struct pkt *p, cons
 	k->t.dst = is_zero(ours) ? b->snat[0] : *ours;
 }
 
+/* older_than reports whether the half-open flow with the reply key k has been silent for longer than one last seen at best, and
+ * then makes best its time. */
+static __always_inline int older_than(const struct flow_key *k, __u64 *best)
+{
+	struct flow *r = bpf_map_lookup_elem(&halfopen, k);
+
+	if (!r || r->seen >= *best)
+		return 0;
+	*best = r->seen;
+	return 1;
+}
+
 /* open_nat takes a source address and port that no flow to this backend has, and writes both directions. */
 static __always_inline void open_nat(const struct pkt *p, struct verdict *v, __u64 now)
 {
@@ -136,11 +148,18 @@ static __always_inline void open_nat(const struct pkt *p, struct verdict *v, __u
 	struct backend *b = bpf_map_lookup_elem(&backends, &v->backend);
 	__u32 start = bpf_get_prandom_u32();
 
+	__u32 oldest = SNAT_POLITE;
+	__u64 seen = ~0ULL;
+
 	forget(&p->key); /* one that is over */
 	for (__u32 i = 0; i < SNAT_TRIES && b; i++) {
-		source(&k, p, v, b, start, i);
-		if (!take_port(&k, &reply, i < SNAT_POLITE))
+		/* The oldest of several: in a flood who is there has time to prove it. */
+		source(&k, p, v, b, start, i == SNAT_POLITE ? oldest : i);
+		if (!take_port(&k, &reply, i < SNAT_POLITE)) {
+			if (i < SNAT_POLITE && older_than(&k, &seen))
+				oldest = i;
 			continue;
+		}
 		v->t = reversed(&k.t);
 		struct flow f = { .t = v->t, .frontend = v->frontend, .backend = v->backend, .method = METHOD_NAT,
 				  .here = v->here, .state = FLOW_HALF_OPEN, .seen = now };

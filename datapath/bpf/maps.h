@@ -2,11 +2,12 @@
 #pragma once
 #include "types.h"
 
-#define MAX_FRONTENDS 16384
-#define MAX_BACKENDS 65536
+#define MAX_FRONTENDS 65536
+#define MAX_BACKENDS 131072
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct frontend_key);
 	__type(value, struct frontend);
 	__uint(max_entries, MAX_FRONTENDS);
@@ -82,6 +83,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct addr);
 	__type(value, struct vip);
 	__uint(max_entries, MAX_FRONTENDS);
@@ -166,6 +168,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __u32);
 	__type(value, struct probe);
 	__uint(max_entries, MAX_BACKENDS);

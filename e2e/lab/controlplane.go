@@ -136,6 +136,9 @@ const (
 	ProxyKubeconfigPath = "/run/steelyard-lab/kubeconfig-proxy"
 )
 
+// PodRanges are where the addresses of all pods are to be from: kube-proxy leaves what they send as it is.
+const PodRanges = "10.244.0.0/16,fd00:244::/32"
+
 // StartKubeProxy starts Kubernetes' own service proxy on a node.
 func (c *ControlPlane) StartKubeProxy(node *Host) (*Process, error) {
 	if err := node.WriteFile(ProxyKubeconfigPath, c.Kubeconfig(), 0o600); err != nil {
@@ -144,7 +147,7 @@ func (c *ControlPlane) StartKubeProxy(node *Host) (*Process, error) {
 	return node.Start(Command{Abrupt: true, Path: filepath.Join(c.dir, "kube-proxy"), Args: []string{
 		"--kubeconfig=" + ProxyKubeconfigPath, "--hostname-override=" + node.Name(), "--proxy-mode=nftables",
 		"--conntrack-max-per-core=0", "--conntrack-min=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
-		"--healthz-bind-address=0.0.0.0:10256", "--v=2",
+		"--healthz-bind-address=0.0.0.0:10256", "--cluster-cidr=" + PodRanges, "--v=2",
 	}})
 }
 

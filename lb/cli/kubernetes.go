@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -54,6 +55,7 @@ func (a *agent) kubernetes() error {
 		Client: client, Node: a.node.name, Class: a.cfg.Kubernetes.LoadBalancerClass, Address: a.nodeAddress(),
 		Probe:   lb.CheckSpec{Interval: p.Interval, Timeout: p.Timeout, Rise: p.Rise, Fall: p.Fall},
 		Forward: a.cfg.Kubernetes.Forward, Peers: a.datapath.SetTunnelSources, ProxyHealthz: p.ProxyHealthz, Pools: pools, Prober: prober, NodePorts: ports, Log: log,
+		NotReady: slices.Contains(a.cfg.Kubernetes.ExcludeNodes, config.NodeNotReady), Unschedulable: slices.Contains(a.cfg.Kubernetes.ExcludeNodes, config.NodeUnschedulable),
 		IsProxy: a.cfg.Kubernetes.Proxy == config.ProxyReplace,
 	})
 	if err != nil {

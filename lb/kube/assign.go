@@ -47,12 +47,14 @@ type assigner struct {
 	pools []Pool
 	users map[netip.Addr]map[string]*core.Service
 	has   map[string][]netip.Addr
+	// external has the addresses that Services name themselves: they are nobody else's, whoever gave them.
+	external map[string][]netip.Addr
 }
 
 func newAssigner(pools []Pool) *assigner {
 	pools = slices.Clone(pools)
 	slices.SortStableFunc(pools, func(a, b Pool) int { return a.Priority - b.Priority })
-	return &assigner{pools: pools, users: map[netip.Addr]map[string]*core.Service{}, has: map[string][]netip.Addr{}}
+	return &assigner{pools: pools, users: map[netip.Addr]map[string]*core.Service{}, has: map[string][]netip.Addr{}, external: map[string][]netip.Addr{}}
 }
 
 func keyOf(s *core.Service) string { return s.Namespace + "/" + s.Name }
@@ -71,6 +73,19 @@ func (a *assigner) adopt(s *core.Service) {
 func (a *assigner) take(s *core.Service, addrs []netip.Addr) {
 	a.release(keyOf(s))
 	a.has[keyOf(s)] = addrs
+	a.use(s, addrs)
+}
+
+// reserve notes the externalIPs of a Service.
+func (a *assigner) reserve(s *core.Service) {
+	a.unreserve(keyOf(s))
+	if addrs := externalsOf(s); len(addrs) > 0 {
+		a.external[keyOf(s)] = addrs
+		a.use(s, addrs)
+	}
+}
+
+func (a *assigner) use(s *core.Service, addrs []netip.Addr) {
 	for _, addr := range addrs {
 		if a.users[addr] == nil {
 			a.users[addr] = map[string]*core.Service{}
@@ -79,13 +94,28 @@ func (a *assigner) take(s *core.Service, addrs []netip.Addr) {
 	}
 }
 
+// release frees what a Service was given.
 func (a *assigner) release(key string) {
-	for _, addr := range a.has[key] {
+	addrs := a.has[key]
+	delete(a.has, key)
+	a.unuse(key, addrs)
+}
+
+func (a *assigner) unreserve(key string) {
+	addrs := a.external[key]
+	delete(a.external, key)
+	a.unuse(key, addrs)
+}
+
+func (a *assigner) unuse(key string, addrs []netip.Addr) {
+	for _, addr := range addrs {
+		if slices.Contains(a.has[key], addr) || slices.Contains(a.external[key], addr) {
+			continue
+		}
 		if delete(a.users[addr], key); len(a.users[addr]) == 0 {
 			delete(a.users, addr)
 		}
 	}
-	delete(a.has, key)
 }
 
 func (a *assigner) poolOf(addr netip.Addr) *Pool { return poolOf(a.pools, addr) }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -33,7 +34,7 @@ func newGates(o Options, changed func(string)) *gates {
 
 // hold returns why the addresses of a service must not be announced from here; "": they may.
 func (g *gates) hold(s *core.Service, v *view, node *core.Node) string {
-	if reason := excluded(node); reason != "" {
+	if reason := g.excluded(node); reason != "" {
 		return reason
 	}
 	if isLocal(s) {
@@ -56,7 +57,7 @@ const labelExclude = core.LabelNodeExcludeBalancers
 // taintAutoscaler is on nodes that are about to go (pkg/proxy/node.go).
 const taintAutoscaler = "ToBeDeletedByClusterAutoscaler"
 
-func excluded(n *core.Node) string {
+func (g *gates) excluded(n *core.Node) string {
 	if n == nil {
 		return "this node is not known to the API server"
 	}
@@ -64,6 +65,14 @@ func excluded(n *core.Node) string {
 		if b, err := strconv.ParseBool(value); err != nil || b {
 			return "the node has the label " + labelExclude
 		}
+	}
+	if g.o.Unschedulable && n.Spec.Unschedulable {
+		return "the node is cordoned"
+	}
+	if g.o.NotReady && !slices.ContainsFunc(n.Status.Conditions, func(c core.NodeCondition) bool {
+		return c.Type == core.NodeReady && c.Status == core.ConditionTrue
+	}) {
+		return "the node is not ready"
 	}
 	return going(n)
 }

@@ -137,6 +137,7 @@ func (t *term) adopt() {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(keyOf(a), keyOf(b)))
 	})
 	for _, s := range all {
+		t.assigner.reserve(s)
 		if ours(s, t.o.Class) {
 			t.assigner.adopt(s)
 		}
@@ -150,6 +151,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 		return err
 	}
 	if !ok {
+		t.assigner.unreserve(key)
 		if len(t.assigner.has[key]) > 0 {
 			t.assigner.release(key)
 			t.retryOthers()
@@ -157,6 +159,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 		return nil
 	}
 	s := x.(*core.Service)
+	t.assigner.reserve(s)
 	if !ours(s, t.o.Class) || s.DeletionTimestamp != nil {
 		return t.takeBack(ctx, s)
 	}

@@ -50,6 +50,8 @@ type Options struct {
 	Prober lb.Prober
 	// NodePorts answers at health check node ports where no service proxy does; nil: that is never to be.
 	NodePorts NodePorts
+	// NotReady and Unschedulable say that a node in that state announces nothing.
+	NotReady, Unschedulable bool
 	// IsProxy says that this agent is the service proxy of the node.
 	IsProxy bool
 	Log     *slog.Logger
@@ -134,7 +136,8 @@ func New(o Options) (*Source, error) {
 	s.slices = watch(bySlice, sliceKey)
 	services := objects.Core().V1().Services().Informer()
 	errs = append(errs, services.AddIndexers(cache.Indexers{withAddress: func(x any) (addrs []string, err error) {
-		for _, a := range addressesOf(x.(*core.Service)) {
+		service := x.(*core.Service)
+		for _, a := range append(addressesOf(service), externalsOf(service)...) {
 			addrs = append(addrs, a.String())
 		}
 		return addrs, nil
@@ -234,7 +237,11 @@ func (s *Source) viewOf(name string) *view {
 		return nil
 	}
 	service := x.(*core.Service)
-	if !served(service, s.o.Class) {
+	if !handled(service) {
+		return nil
+	}
+	vips, external := s.vipsOf(service)
+	if len(vips) == 0 {
 		return nil
 	}
 	found, err := s.slices.ByIndex(serviceOf, name)
@@ -246,10 +253,8 @@ func (s *Source) viewOf(name string) *view {
 		endpoints = append(endpoints, x.(*discovery.EndpointSlice))
 	}
 	node := s.node()
-	v := translate(service, endpoints, s.place(node), s.shares(service))
-	if v == nil {
-		return nil
-	}
+	v := translate(service, vips, endpoints, s.place(node), s.shares(service))
+	v.service.Open = external
 	s.nodePort(service, v)
 	v.service.Hold = s.gates.hold(service, v, node)
 	s.pooled(v.service)
@@ -272,7 +277,7 @@ func (s *Source) touchSharing(x any) {
 
 // sharing returns the names of other Services that have an address of this one.
 func (s *Source) sharing(service *core.Service) (names []string) {
-	for _, a := range addressesOf(service) {
+	for _, a := range append(addressesOf(service), externalsOf(service)...) {
 		found, _ := s.services.ByIndex(withAddress, a.String()) // the index exists
 		for _, x := range found {
 			if name := nameOf(x.(*core.Service)); name != nameOf(service) {
@@ -281,6 +286,20 @@ func (s *Source) sharing(service *core.Service) (names []string) {
 		}
 	}
 	return names
+}
+
+// vipsOf returns the addresses of a Service that this node is to serve: those it was given, and those of its externalIPs that a
+// pool for it has, which are of any type of Service.
+func (s *Source) vipsOf(service *core.Service) (vips, external []netip.Addr) {
+	if ours(service, s.o.Class) {
+		vips = addressesOf(service)
+	}
+	for _, a := range externalsOf(service) {
+		if p := poolOf(s.o.Pools, a); p != nil && p.serves(service) && !slices.Contains(vips, a) {
+			vips, external = append(vips, a), append(external, a)
+		}
+	}
+	return vips, external
 }
 
 // pooled makes a service be announced as its pool says. What is in no pool is not ours to announce, whoever gave it.

@@ -18,11 +18,11 @@ const (
 	labelHeadless  = "service.kubernetes.io/headless"
 )
 
-// served reports whether nodes are to serve a Service: one that is ours and that nobody else looks after.
-func served(s *core.Service, class string) bool {
+// handled reports whether nodes may serve a Service: nobody else looks after it, and it is not headless.
+func handled(s *core.Service) bool {
 	_, proxied := s.Labels[labelProxyName]
 	_, headless := s.Labels[labelHeadless]
-	return ours(s, class) && !proxied && !headless && s.Spec.ClusterIP != core.ClusterIPNone
+	return !proxied && !headless && s.Spec.ClusterIP != core.ClusterIPNone && s.Spec.Type != core.ServiceTypeExternalName && len(s.Spec.Ports) > 0
 }
 
 // ours reports whether a Service is to have addresses from us: of type LoadBalancer, and of our class.
@@ -49,6 +49,16 @@ func addressesOf(s *core.Service) (vips []netip.Addr) {
 	return vips
 }
 
+// externalsOf returns spec.externalIPs.
+func externalsOf(s *core.Service) (addrs []netip.Addr) {
+	for _, text := range s.Spec.ExternalIPs {
+		if a, err := netip.ParseAddr(text); err == nil && !slices.Contains(addrs, a) {
+			addrs = append(addrs, a)
+		}
+	}
+	return addrs
+}
+
 func isLocal(s *core.Service) bool {
 	return s.Spec.ExternalTrafficPolicy == core.ServiceExternalTrafficPolicyLocal
 }
@@ -59,13 +69,9 @@ type view struct {
 	readyHere int // ready endpoints on this node, by address, of the family that has more
 }
 
-// translate returns what this node is to do for s; nil when nothing, for it has no address yet. Shared says that another
+// translate returns what this node is to do for s at these addresses. Shared says that another
 // Service has one of its addresses, too: then packets may arrive where it has no endpoint, whatever its policy is.
-func translate(s *core.Service, endpoints []*discovery.EndpointSlice, at place, shared bool) *view {
-	vips := addressesOf(s)
-	if len(vips) == 0 || len(s.Spec.Ports) == 0 {
-		return nil
-	}
+func translate(s *core.Service, vips []netip.Addr, endpoints []*discovery.EndpointSlice, at place, shared bool) *view {
 	out := &lb.Service{
 		Name: s.Namespace + "/" + s.Name, Source: Name, VIPs: vips, Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT,
 		MinHealthy: 1, Check: lb.CheckSpec{Type: lb.CheckNone}, Allow: allowed(s, vips),

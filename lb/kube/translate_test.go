@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	core "k8s.io/api/core/v1"
@@ -83,7 +84,7 @@ func TestChoiceOfEndpoints(t *testing.T) {
 		{"hints say nothing to Local", local, []discovery.Endpoint{ep(a, "n1", "rs", "z:z2"), ep(b, "n2", "rs", "z:z1")}, []string{a + "!"}, false, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			v := translate(aService(tt.change), []*discovery.EndpointSlice{slice(8080, tt.endpoints...)}, place{node: "n1", zone: "z1"}, false)
+			v := seen(aService(tt.change), []*discovery.EndpointSlice{slice(8080, tt.endpoints...)}, place{node: "n1", zone: "z1"}, false)
 			var got []string
 			for _, b := range v.service.PerPort[0] {
 				mark := ""
@@ -107,7 +108,7 @@ func TestSeveralSlices(t *testing.T) {
 	six := slice(7, ep("2001:db8::1", "n1", "rs"))
 	six.AddressType = discovery.AddressTypeIPv6
 	all := []*discovery.EndpointSlice{slice(8080, ep("10.0.0.1", "n1", "s"), ep("10.0.0.1", "n1", "rs")), other, six}
-	v := translate(aService(same), all, place{node: "n1"}, false)
+	v := seen(aService(same), all, place{node: "n1"}, false)
 	var got []string
 	for _, b := range v.service.PerPort[0] {
 		got = append(got, fmt.Sprint(b.ID(), b.Here))
@@ -135,7 +136,8 @@ func TestWhatIsServed(t *testing.T) {
 		"headless by label":      {func(s *core.Service) { s.Labels = map[string]string{labelHeadless: ""} }, "", false},
 		"headless":               {func(s *core.Service) { s.Spec.ClusterIP = core.ClusterIPNone }, "", false},
 	} {
-		if got := served(aService(tt.change), tt.class); got != tt.want {
+		s := aService(tt.change)
+		if got := handled(s) && ours(s, tt.class); got != tt.want {
 			t.Errorf("%s: served %t; want %t", name, got, tt.want)
 		}
 	}
@@ -150,8 +152,29 @@ func TestWhatIsServed(t *testing.T) {
 func TestExcludedNode(t *testing.T) {
 	for value, want := range map[string]bool{"": true, "true": true, "yes": true, "false": false, "0": false} {
 		n := &core.Node{ObjectMeta: meta.ObjectMeta{Labels: map[string]string{labelExclude: value}}}
-		if got := excluded(n) != ""; got != want {
+		if got := (&gates{}).excluded(n) != ""; got != want {
 			t.Errorf("label %q: excluded %t; want %t", value, got, want)
+		}
+	}
+	// What Kubernetes itself leaves in service is excluded only when the configuration says so.
+	conditions := func(status core.ConditionStatus) []core.NodeCondition {
+		return []core.NodeCondition{{Type: core.NodeMemoryPressure, Status: core.ConditionTrue}, {Type: core.NodeReady, Status: status}}
+	}
+	ready := core.NodeStatus{Conditions: conditions(core.ConditionTrue)}
+	for _, tt := range []struct {
+		o    Options
+		node core.Node
+		want string
+	}{
+		{Options{}, core.Node{Spec: core.NodeSpec{Unschedulable: true}}, ""},
+		{Options{Unschedulable: true}, core.Node{Spec: core.NodeSpec{Unschedulable: true}}, "the node is cordoned"},
+		{Options{Unschedulable: true}, core.Node{}, ""},
+		{Options{NotReady: true}, core.Node{Status: ready}, ""},
+		{Options{NotReady: true}, core.Node{Status: core.NodeStatus{Conditions: conditions(core.ConditionUnknown)}}, "the node is not ready"},
+		{Options{NotReady: true}, core.Node{}, "the node is not ready"},
+	} {
+		if got := (&gates{o: tt.o}).excluded(&tt.node); got != tt.want {
+			t.Errorf("%+v: excluded for %q; want %q", tt.node, got, tt.want)
 		}
 	}
 }
@@ -257,7 +280,7 @@ func TestMachines(t *testing.T) {
 		{"Local, none here, and the address is shared", local, true, elsewhere, "[192.0.2.2]", true, "[192.0.2.3 192.0.2.2]"},
 		{"Local, one here, and the address is shared", local, true, append(elsewhere, here), "[192.0.2.1!]", true, "[192.0.2.3 192.0.2.1! 192.0.2.2]"},
 	} {
-		v := translate(aService(tt.change), []*discovery.EndpointSlice{slice(8080, tt.endpoints...)}, at, tt.shared)
+		v := seen(aService(tt.change), []*discovery.EndpointSlice{slice(8080, tt.endpoints...)}, at, tt.shared)
 		var targets, machines []string
 		for _, f := range lb.Build(v.service, nil).Frontends {
 			if !f.Chained {
@@ -276,5 +299,53 @@ func TestMachines(t *testing.T) {
 		if fmt.Sprint(targets) != tt.targets || fmt.Sprint(machines) != tt.machines {
 			t.Errorf("%s: targets %v of machines %v; want %s of %s", tt.name, targets, machines, tt.targets, tt.machines)
 		}
+	}
+}
+
+func seen(s *core.Service, endpoints []*discovery.EndpointSlice, at place, shared bool) *view {
+	return translate(s, addressesOf(s), endpoints, at, shared)
+}
+
+// externalIPs are served when a pool for the Service has them, on any type of Service, and are nobody else's.
+func TestExternalIPs(t *testing.T) {
+	addr := func(s string) netip.Addr { return netip.MustParseAddr(s) }
+	pool := Pool{Pool: lb.Pool{Name: "public", AutoAssign: true, Ranges: []lb.AddrRange{{From: addr("203.0.113.0"), To: addr("203.0.113.3")}}}, Namespaces: []string{"default"}}
+	source := &Source{o: Options{Pools: []Pool{pool}}}
+	for name, tt := range map[string]struct {
+		change func(*core.Service)
+		vips   string
+		open   string
+	}{
+		"LoadBalancer": {func(s *core.Service) { s.Spec.ExternalIPs = []string{"203.0.113.3", "x", "203.0.113.3"} }, "[203.0.113.10 203.0.113.3]", "[203.0.113.3]"},
+		"ClusterIP": {func(s *core.Service) {
+			s.Spec.Type, s.Spec.ExternalIPs = core.ServiceTypeClusterIP, []string{"203.0.113.3"}
+		}, "[203.0.113.3]", "[203.0.113.3]"},
+		"in no pool":        {func(s *core.Service) { s.Spec.ExternalIPs = []string{"8.8.8.8"} }, "[203.0.113.10]", "[]"},
+		"in another's pool": {func(s *core.Service) { s.Namespace, s.Spec.ExternalIPs = "other", []string{"203.0.113.3"} }, "[203.0.113.10]", "[]"},
+		"which it has":      {func(s *core.Service) { s.Spec.ExternalIPs = []string{"203.0.113.10"} }, "[203.0.113.10]", "[]"},
+	} {
+		vips, open := source.vipsOf(aService(tt.change))
+		if fmt.Sprint(vips) != tt.vips || fmt.Sprint(open) != tt.open {
+			t.Errorf("%s: serves %v, of which %v are open; want %s and %s", name, vips, open, tt.vips, tt.open)
+		}
+	}
+
+	a := newAssigner([]Pool{pool})
+	outside := aService(func(s *core.Service) { s.Name, s.Spec.ExternalIPs = "outside", []string{"203.0.113.0", "203.0.113.1"} })
+	a.reserve(outside)
+	inside := aService(func(s *core.Service) {
+		s.Name, s.Spec.IPFamilies, s.Status = "inside", []core.IPFamily{core.IPv4Protocol}, core.ServiceStatus{}
+	})
+	if got, err := a.assign(inside); err != nil || fmt.Sprint(got) != "[203.0.113.2]" {
+		t.Errorf("given %v, %v; want what nobody names", got, err)
+	}
+	inside.Spec.LoadBalancerIP = "203.0.113.1"
+	if got, err := a.assign(inside); err == nil || !strings.Contains(err.Error(), "belongs to default/outside") {
+		t.Errorf("given %v, %v; want that it belongs to another", got, err)
+	}
+	outside.Spec.ExternalIPs = nil
+	a.reserve(outside)
+	if got, err := a.assign(inside); err != nil || fmt.Sprint(got) != "[203.0.113.1]" {
+		t.Errorf("given %v, %v; want what is free now", got, err)
 	}
 }

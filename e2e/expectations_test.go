@@ -1,0 +1,185 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"syscall"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+// More of what Kubernetes' own end-to-end tests expect of Services (test/e2e/network).
+
+// Local ↔ Cluster on a live Service: routes and health check node port follow.
+func policySwitched(t *testing.T, c *cluster, pods ...*pod) {
+	vips := c.offer(t, "switched", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
+	for range 2 {
+		s := c.change(t, "switched", local)
+		c.routed(t, 10*time.Second, vips, 0)
+		c.answers(t, vips...)
+		at := func(node int) string {
+			return fmt.Sprintf("http://%s/healthz", netip.AddrPortFrom(c.Balancers[node].V4, uint16(s.Spec.HealthCheckNodePort)))
+		}
+		for node, want := range []int{200, 503, 503} {
+			labtest.Until(t, 5*time.Second, fmt.Sprintf("health check node port of node %d says %d", node, want), func() error {
+				got, err := c.client().Get(t.Context(), at(node))
+				if err == nil && got.Status != want {
+					err = fmt.Errorf("it says %d", got.Status)
+				}
+				return err
+			})
+		}
+		c.change(t, "switched", func(s *core.Service) { s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyCluster })
+		c.routed(t, 10*time.Second, vips, 0, 1, 2)
+		c.answers(t, vips...)
+		labtest.Until(t, 5*time.Second, "the health check node port is closed", func() error {
+			if _, err := c.client().Get(t.Context(), at(0)); err == nil {
+				return errors.New("it answers")
+			}
+			return nil
+		})
+	}
+}
+
+// One port for TCP and UDP, scaled to nothing and back: the address stays.
+func onePortTwice(t *testing.T, c *cluster, pods ...*pod) {
+	vips := c.offer(t, "twice", func(s *core.Service) { s.Spec.Ports[2].Port = 80 }, []int{0, 1, 2}, pods[0])
+	ask := func(vip netip.Addr) error {
+		r := c.client().UDP(t.Context(), netip.AddrPortFrom(vip, 80), 20, 0, time.Second)
+		return errors.Join(r.Err(), c.load(t, vip, 20).Err())
+	}
+	for _, vip := range vips {
+		if err := ask(vip); err != nil {
+			t.Errorf("%s: %v", vip, err)
+		}
+	}
+	c.publish(t, "twice")
+	c.routed(t, 5*time.Second, vips)
+	c.sendsTo(t, vips, 2)
+	c.silent(t, vips, refusedAtOnce)
+	for _, vip := range vips {
+		conn, err := c.client().Dial(t.Context(), "udp", netip.AddrPortFrom(vip, 80).String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		labtest.Until(t, 5*time.Second, vip.String()+" refuses datagrams", func() error {
+			conn.SetDeadline(time.Now().Add(300 * time.Millisecond))
+			if _, err := conn.Write([]byte("who")); errors.Is(err, syscall.ECONNREFUSED) {
+				return nil
+			}
+			if _, err := conn.Read(make([]byte, 100)); !errors.Is(err, syscall.ECONNREFUSED) {
+				return fmt.Errorf("it ended with %v", err)
+			}
+			return nil
+		})
+	}
+	c.publish(t, "twice", pods[0], pods[1])
+	c.routed(t, 10*time.Second, vips, 0, 1, 2)
+	for _, vip := range vips {
+		labtest.Until(t, 5*time.Second, vip.String()+" is back", func() error { return ask(vip) })
+	}
+}
+
+// A named target port may be another number on every pod.
+func namedPorts(t *testing.T, c *cluster, pods ...*pod) {
+	other := pods[1]
+	web := labtest.HTTP(t, lab.Node{Host: other.Host, V4: other.v4, V6: other.v6}, 9090)
+	vips := c.offer(t, "named", func(*core.Service) {}, []int{0, 1, 2}, other)
+	api := c.api.DiscoveryV1().EndpointSlices("default")
+	for _, family := range []string{"4", "6"} {
+		s, err := api.Get(t.Context(), "named-"+family, meta.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		number := int32(9090)
+		s.ObjectMeta = meta.ObjectMeta{Name: "named-more-" + family, Labels: s.Labels}
+		s.Ports[0].Port = &number
+		if _, err := api.Create(t.Context(), s, meta.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.publish(t, "named", pods[0])
+	for _, vip := range vips {
+		labtest.Until(t, 5*time.Second, "both pods answer", func() error {
+			if r := c.load(t, vip, 60); r.Err() != nil || len(r.Servers) != 2 {
+				return fmt.Errorf("%s, %v", r, r.Err())
+			}
+			return nil
+		})
+	}
+	if len(web.Clients()) == 0 {
+		t.Error("nobody came to port 9090")
+	}
+}
+
+// Pods reach addresses of Services from inside, also one of their own, and are seen as themselves: their node's service proxy
+// does that, and what we do with the same addresses does not stand in its way.
+func fromPods(t *testing.T, c *cluster, pods ...*pod) {
+	for name, change := range map[string]func(*core.Service){"from-pods": func(*core.Service) {}, "from-pods-local": local} {
+		vips := c.offer(t, name, change, map[string][]int{"from-pods": {0, 1, 2}, "from-pods-local": {1}}[name], pods[1])
+		for _, from := range pods {
+			for _, vip := range vips {
+				// Each node's service proxy takes its time.
+				labtest.Until(t, 10*time.Second, fmt.Sprintf("%s: %s answers %s", name, vip, from.name), func() error {
+					r := from.Load(t.Context(), lab.Load{URL: url(vip), Requests: 10})
+					if r.Err() != nil || r.Servers[pods[1].name] != 10 {
+						return fmt.Errorf("%s, %v", r, r.Err())
+					}
+					return nil
+				})
+			}
+		}
+		if name == "from-pods-local" {
+			for _, from := range []netip.Addr{pods[0].v4, pods[2].v6} {
+				if pods[1].web.Clients()[from] == 0 {
+					t.Errorf("the pod was not asked by %s itself, but by %v", from, pods[1].web.Clients())
+				}
+			}
+		}
+	}
+}
+
+// A Service that was deleted comes back under its name.
+func recreated(t *testing.T, c *cluster, pods ...*pod) {
+	for range 2 {
+		vips := c.offer(t, "again", func(*core.Service) {}, []int{0, 1, 2}, pods[0], pods[1])
+		c.withdraw(t, "again")
+		c.routed(t, 5*time.Second, vips)
+		c.silent(t, vips, anyError)
+	}
+}
+
+// externalIPs that a pool has are announced and served, of a Service of any type; source ranges do not concern them.
+func externalIPs(t *testing.T, c *cluster, pods ...*pod) {
+	four, six := netip.MustParseAddr("203.0.113.200"), netip.MustParseAddr("2001:db8:1::200")
+	vips := []netip.Addr{four, six}
+	c.service(t, "external", func(s *core.Service) {
+		s.Spec.Type, s.Spec.ExternalIPs = core.ServiceTypeClusterIP, []string{four.String(), six.String(), "198.51.100.200"}
+	})
+	t.Cleanup(func() { c.withdraw(t, "external") })
+	c.publish(t, "external", pods[0], pods[1])
+	c.routed(t, 20*time.Second, vips, 0, 1, 2)
+	for _, vip := range vips {
+		if r := counted(c, t, vip, 100); len(r.Servers) != 2 {
+			t.Errorf("%s: %s", vip, r)
+		}
+	}
+	c.routed(t, time.Second, []netip.Addr{netip.MustParseAddr("198.51.100.200")}) // in no pool
+	c.change(t, "external", func(s *core.Service) {
+		s.Spec.Type, s.Spec.LoadBalancerSourceRanges = core.ServiceTypeLoadBalancer, []string{"10.99.0.0/16", "fd99::/64"}
+	})
+	given := c.addresses(t, "external")
+	c.routed(t, 20*time.Second, given, 0, 1, 2)
+	c.silent(t, given, timesOut)
+	c.answers(t, vips...)
+	c.change(t, "external", func(s *core.Service) { s.Spec.ExternalIPs = nil })
+	c.routed(t, 10*time.Second, vips)
+}
