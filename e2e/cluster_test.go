@@ -254,12 +254,18 @@ func (c *cluster) run(t *testing.T, name string, node int) *pod {
 	if err := errors.Join(err, p.AddRoute(lab.Default, gw4), p.AddRoute(lab.Default6, gw6)); err != nil {
 		t.Fatal(err)
 	}
+	p.serve(t)
+	c.pods[name] = p
+	return p
+}
+
+// serve starts the servers of a pod.
+func (p *pod) serve(t *testing.T) {
+	t.Helper()
 	at := lab.Node{Host: p.Host, V4: p.v4, V6: p.v6}
 	p.web = labtest.HTTP(t, at, 8080)
 	labtest.TCPEcho(t, at, 9000)
 	labtest.UDPEcho(t, at, 5353)
-	c.pods[name] = p
-	return p
 }
 
 // service makes a Service of type LoadBalancer of both families, for all pods.

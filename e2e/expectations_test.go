@@ -183,3 +183,39 @@ func externalIPs(t *testing.T, c *cluster, pods ...*pod) {
 	c.change(t, "external", func(s *core.Service) { s.Spec.ExternalIPs = nil })
 	c.routed(t, 10*time.Second, vips)
 }
+
+// Pods on their node's own network, and pods on a bridge, are as good as routed ones.
+func otherNetworks(t *testing.T, c *cluster, pods ...*pod) {
+	node, bridge := c.Balancers[0], c.Balancers[1].Host
+	onHost := &pod{Host: node.Host, name: node.Name(), node: 0, v4: node.V4, v6: node.V6, ready: true}
+	onHost.serve(t)
+	gw4, gw6 := netip.MustParsePrefix("10.244.1.241/28"), netip.MustParsePrefix("fd00:244:1:ff::1/64")
+	if err := errors.Join(bridge.Bridge("cni0"), bridge.AddAddress("cni0", gw4), bridge.AddAddress("cni0", gw6)); err != nil {
+		t.Fatal(err)
+	}
+	all := []*pod{onHost}
+	for i := range 2 {
+		p := &pod{Host: labtest.Host(t, c.Lab, fmt.Sprintf("bridged-%d", i)), name: fmt.Sprintf("bridged-%d", i), node: 1, ready: true}
+		p.v4, p.v6 = netip.AddrFrom4([4]byte{10, 244, 1, byte(242 + i)}), netip.MustParseAddr(fmt.Sprintf("fd00:244:1:ff::%d", 2+i))
+		err := c.Link(
+			lab.End{Host: bridge, Name: p.name, Bridge: "cni0"},
+			lab.End{Host: p.Host, Name: "eth0", Addresses: []netip.Prefix{netip.PrefixFrom(p.v4, 28), netip.PrefixFrom(p.v6, 64)}}, lab.LinkOptions{})
+		if err := errors.Join(err, p.AddRoute(lab.Default, gw4.Addr()), p.AddRoute(lab.Default6, gw6.Addr())); err != nil {
+			t.Fatal(err)
+		}
+		p.serve(t)
+		all = append(all, p)
+	}
+	for name, change := range map[string]func(*core.Service){"networks": func(*core.Service) {}, "networks-local": local} {
+		vips := c.offer(t, name, change, map[string][]int{"networks": {0, 1, 2}, "networks-local": {0, 1}}[name], all...)
+		for _, vip := range vips {
+			if r := counted(c, t, vip, 300); len(r.Servers) != 3 {
+				t.Errorf("%s: %s: %s", name, vip, r)
+			}
+			if r := c.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 60, 0, 2*time.Second); r.Err() != nil || len(r.Servers) != 3 {
+				t.Errorf("%s: %s: %s, %v", name, vip, r, r.Err())
+			}
+		}
+		c.sawTheClient(t, all...)
+	}
+}

@@ -48,6 +48,7 @@ func TestKubernetes(t *testing.T) {
 		{"from pods, and from a pod to itself", fromPods},
 		{"recreated under its name", recreated},
 		{"externalIPs", externalIPs},
+		{"pods on the host's network, and on a bridge", otherNetworks},
 		{"the agent is killed under load", agentKilled},
 		{"the API server is away under load", apiAway},
 	} {
