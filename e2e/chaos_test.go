@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -34,8 +35,10 @@ func TestKubernetesConnectionsLive(t *testing.T) {
 			}
 		}
 		c.flowsAtHome(t, "default/changes")
+		now := []*pod{pods[0], pods[1]}
 		for i, set := range [][]*pod{{pods[0], pods[1], pods[2]}, {pods[0], pods[1], more}, {pods[0], pods[1], pods[2], more}, {pods[0], pods[1]}} {
-			c.publish(t, "changes", set...)
+			c.replace(t, "changes", now, set)
+			now = set
 			// What comes while the nodes do not agree yet is to arrive, too.
 			for range 5 {
 				exchange(t, four, fmt.Sprintf("set %d", i))
@@ -111,6 +114,24 @@ func TestKubernetesConnectionsLive(t *testing.T) {
 		c.routed(t, 15*time.Second, vips, 1, 2)
 		exchange(t, conns, "after the router has noticed")
 	})
+}
+
+// replace makes the pods of a Service others, as a rollout does: those that go finish what they have begun.
+func (c *cluster) replace(t *testing.T, service string, now, next []*pod) {
+	t.Helper()
+	both := slices.Clone(next)
+	for _, p := range now {
+		if !slices.Contains(next, p) {
+			p.leaving = true
+			both = append(both, p)
+		}
+	}
+	c.publish(t, service, both...)
+	time.Sleep(500 * time.Millisecond)
+	c.publish(t, service, next...)
+	for _, p := range now {
+		p.leaving = false
+	}
 }
 
 // flowsAtHome checks that a flow is known to no other node than that of its pod, and that some are.

@@ -145,6 +145,7 @@ func (s *site) carriesLargeDatagrams(t *testing.T, m method) {
 func (s *site) keepsConnections(t *testing.T, m method) {
 	four, six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 100), labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 100)
 	for _, active := range []int{3, 2, 3} {
+		s.waitRoutes(t, 20*time.Second, s.Balancers...) // flows that a router moves are another matter
 		for i, a := range s.agents {
 			s.config[i].Services = []lab.AgentService{s.directService(m, active)}
 			if err := errors.Join(a.Configure(s.config[i].TOML()), a.Reload()); err != nil {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -218,4 +219,46 @@ func otherNetworks(t *testing.T, c *cluster, pods ...*pod) {
 		}
 		c.sawTheClient(t, all...)
 	}
+}
+
+// What goes on with a connection that nobody knows is told so at once, whichever node it comes to and is passed on to.
+func unknownConnections(t *testing.T, c *cluster, pods ...*pod) {
+	for name, change := range map[string]func(*core.Service){"unknown": func(*core.Service) {}, "unknown-local": local} {
+		vips := c.offer(t, name, change, []int{0, 1, 2}, pods...)
+		for _, vip := range vips {
+			for range 30 {
+				if err := c.goesOn(netip.AddrPortFrom(vip, 9000)); !errors.Is(err, syscall.ECONNRESET) {
+					t.Errorf("%s: %s: it ended with %v; want a reset", name, vip, err)
+				}
+			}
+		}
+	}
+}
+
+// goesOn sends on a connection that was never opened, and returns how it ends.
+func (c *cluster) goesOn(to netip.AddrPort) error {
+	return c.client().Do(func() error {
+		family, from, sa := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Addr: c.Clients[0].V4.As4()}), unix.Sockaddr(nil)
+		if to.Addr().Is6() {
+			family, from = unix.AF_INET6, &unix.SockaddrInet6{Addr: c.Clients[0].V6.As16()}
+			sa = &unix.SockaddrInet6{Addr: to.Addr().As16(), Port: int(to.Port())}
+		} else {
+			sa = &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}
+		}
+		fd, err := unix.Socket(family, unix.SOCK_STREAM, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		wait := unix.NsecToTimeval(int64(2 * time.Second))
+		repair := func(on int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, on) }
+		if err := errors.Join(unix.Bind(fd, from), repair(1), unix.Connect(fd, sa), repair(0), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
+			return fmt.Errorf("make a connection out of nothing: %w", err)
+		}
+		if _, err := unix.Write(fd, []byte("hello")); err != nil {
+			return err
+		}
+		_, err = unix.Read(fd, make([]byte, 10))
+		return err
+	})
 }

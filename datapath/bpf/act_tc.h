@@ -56,6 +56,17 @@ static __always_inline int unfinished(struct __sk_buff *skb, const struct pkt *p
 	return before == after;
 }
 
+/* tc_resize makes the frame so long. It is cut at its end; or, when it came out of a tunnel and the kernel takes the transport
+ * header to be where it no longer is, behind the IP header: what is there is written anew anyhow. */
+static __always_inline int tc_resize(struct __sk_buff *skb, __u32 size)
+{
+	int more = (int)size - (int)skb->len;
+
+	if (!bpf_skb_change_tail(skb, size, 0))
+		return 1;
+	return !bpf_skb_adjust_room(skb, more, BPF_ADJ_ROOM_NET, BPF_F_ADJ_ROOM_FIXED_GSO);
+}
+
 static __always_inline int tc_reset(struct __sk_buff *skb, const struct pkt *p)
 {
 	struct tcphdr tcp = reset_of(p);
@@ -65,7 +76,7 @@ static __always_inline int tc_reset(struct __sk_buff *skb, const struct pkt *p)
 		tcp.csum = fold(sum); /* the kernel adds the rest and complements */
 	else
 		tcp.csum = ~fold(bpf_csum_diff(0, 0, (__be32 *)&tcp, sizeof(tcp), sum));
-	if (bpf_skb_change_tail(skb, p->l4 + sizeof(tcp), 0) || bpf_skb_store_bytes(skb, p->l4, &tcp, sizeof(tcp), 0))
+	if (!tc_resize(skb, p->l4 + sizeof(tcp)) || bpf_skb_store_bytes(skb, p->l4, &tcp, sizeof(tcp), 0))
 		return 0;
 	return turn_around((void *)(long)skb->data, (void *)(long)skb->data_end, p, sizeof(tcp), IPPROTO_TCP);
 }
@@ -79,7 +90,7 @@ static __always_inline int tc_error4(struct __sk_buff *skb, const struct pkt *p,
 	if (p->l4 != p->l3 + sizeof(e.ip) || bpf_skb_load_bytes(skb, p->l3, &e.ip, sizeof(e.ip) + QUOTE))
 		return 0;
 	e.icmp.csum = ~fold(bpf_csum_diff(0, 0, (__be32 *)&e, sizeof(e), 0));
-	if (bpf_skb_change_tail(skb, p->l4 + sizeof(e), 0) || bpf_skb_store_bytes(skb, p->l4, &e, sizeof(e), 0))
+	if (!tc_resize(skb, p->l4 + sizeof(e)) || bpf_skb_store_bytes(skb, p->l4, &e, sizeof(e), 0))
 		return 0;
 	return turn_around((void *)(long)skb->data, (void *)(long)skb->data_end, p, sizeof(e), IPPROTO_ICMP);
 }
@@ -92,7 +103,7 @@ static __always_inline int tc_error6(struct __sk_buff *skb, const struct pkt *p,
 	if (bpf_skb_load_bytes(skb, p->l3, &e.ip, sizeof(e.ip) + quote))
 		return 0;
 	e.icmp.csum = ~fold(bpf_csum_diff(0, 0, (__be32 *)&e, size, pseudo_sum(p, size, IPPROTO_ICMPV6)));
-	if (bpf_skb_change_tail(skb, p->l4 + size, 0) || bpf_skb_store_bytes(skb, p->l4, &e, size, 0))
+	if (!tc_resize(skb, p->l4 + size) || bpf_skb_store_bytes(skb, p->l4, &e, size, 0))
 		return 0;
 	return turn_around((void *)(long)skb->data, (void *)(long)skb->data_end, p, size, IPPROTO_ICMPV6);
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -26,11 +27,12 @@ const leaseNamespace = "kube-system"
 
 // kubernetes adds the source that is a cluster, and what it needs: its own health checks, and the giving of addresses.
 func (a *agent) kubernetes() error {
-	client, err := a.client(0)
+	log := component(a.log, "kubernetes")
+	client, err := a.client(0, patientDial(log))
 	if err != nil {
 		return fmt.Errorf("kubernetes: %w", err)
 	}
-	lease, err := a.client(leaseTimeout)
+	lease, err := a.client(leaseTimeout, nil)
 	if err != nil {
 		return fmt.Errorf("kubernetes: %w", err)
 	}
@@ -38,7 +40,6 @@ func (a *agent) kubernetes() error {
 	if err != nil {
 		return err
 	}
-	log := component(a.log, "kubernetes")
 	klog.SetSlogLogger(log)
 	// Checks of the node's own health endpoints are apart from those of backends: other names, other listener.
 	prober := healthd.New(healthd.Options{
@@ -79,8 +80,8 @@ func (a *agent) kubernetes() error {
 // leaseTimeout bounds a request about the lease, the last of which is on the way of our end.
 const leaseTimeout = 2 * time.Second
 
-// client returns a client of the API server whose requests end within timeout; 0: whenever.
-func (a *agent) client(timeout time.Duration) (kubernetes.Interface, error) {
+// client returns a client of the API server whose requests end within timeout; 0: whenever. A nil dial is the usual one.
+func (a *agent) client(timeout time.Duration, dial func(ctx context.Context, network, address string) (net.Conn, error)) (kubernetes.Interface, error) {
 	var c *rest.Config
 	var err error
 	if name := a.cfg.Kubernetes.Kubeconfig; name != "" {
@@ -91,7 +92,7 @@ func (a *agent) client(timeout time.Duration) (kubernetes.Interface, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.Timeout = timeout
+	c.Timeout, c.Dial = timeout, dial
 	c.UserAgent = "steelyard/" + version
 	c.ContentType = "application/vnd.kubernetes.protobuf"
 	c.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"

@@ -1,0 +1,40 @@
+package cli
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"testing"
+	"time"
+)
+
+func TestPatientDial(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := l.Addr().String()
+	l.Close()
+	dial := patientDial(slog.New(slog.DiscardHandler))
+
+	ctx, cancel := context.WithTimeout(t.Context(), dialAgain/2)
+	defer cancel()
+	if conn, err := dial(ctx, "tcp", at); err == nil {
+		conn.Close()
+		t.Error("connected to nobody")
+	}
+	time.AfterFunc(dialAgain/2, func() {
+		if l, err = net.Listen("tcp", at); err == nil {
+			t.Cleanup(func() { l.Close() })
+		}
+	})
+	start := time.Now()
+	conn, err := dial(t.Context(), "tcp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+	if took := time.Since(start); took < dialAgain/2 || took > 3*dialAgain {
+		t.Errorf("connected after %s", took)
+	}
+}
