@@ -28,6 +28,7 @@ type Datapath struct {
 	upkeep   *upkeep
 	reasons  []string
 	actions  []string
+	commits  []string
 }
 
 // Open loads the programs, or takes over from an earlier agent, and attaches them. Nothing that the kernel forwards is
@@ -41,6 +42,9 @@ func Open(o Options) (_ *Datapath, err error) {
 		return nil, err
 	}
 	if d.actions, err = enumNames("action", "ACTION_"); err != nil {
+		return nil, err
+	}
+	if d.commits, err = enumNames("commit", "COMMIT_"); err != nil {
 		return nil, err
 	}
 	if d.pins, err = openPins(o.PinPath); err != nil {

@@ -4,7 +4,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"regexp"
 	"strings"
 	"testing"
 )
@@ -13,25 +12,18 @@ var update = flag.Bool("update", false, "rewrite docs/reasons.md")
 
 const reasonsPage = "../docs/reasons.md"
 
-var reasonLine = regexp.MustCompile(`(?m)^\tREASON_([A-Z_]+), /\* ([a-z]+): (.+) \*/$`)
-
 // The page has every reason, in the words of the only list.
 func TestReasonsAreDocumented(t *testing.T) {
-	source, err := os.ReadFile("bpf/types.h")
-	if err != nil {
-		t.Fatal(err)
-	}
 	var page strings.Builder
 	page.WriteString("# Why a packet went where it went\n\nThe label `reason` of `steelyard_datapath_packets_total`. Packets that are no concern of Steelyard are not counted.\n\n" +
 		"| reason | who may want to act | what it means |\n|---|---|---|\n")
 	names := map[string]bool{"none": true, "not_ours": true, "max": true}
-	for _, m := range reasonLine.FindAllStringSubmatch(string(source), -1) {
-		name, who, what := strings.ToLower(m[1]), m[2], m[3]
-		if name == "not_ours" {
+	for _, r := range Reasons() {
+		if r.Name == "not_ours" {
 			continue
 		}
-		names[name] = true
-		fmt.Fprintf(&page, "| `%s` | %s | %s |\n", name, who, what)
+		names[r.Name] = true
+		fmt.Fprintf(&page, "| `%s` | %s | %s |\n", r.Name, r.Who, r.Text)
 	}
 	all, err := reasonNames()
 	if err != nil {

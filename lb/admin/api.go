@@ -56,6 +56,8 @@ type Options struct {
 	Status func(context.Context) (lb.Status, error)
 	Peers  func() []lb.PeerStatus
 	Flows  func(context.Context, lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error)
+	// Explain says what would become of a packet.
+	Explain func(lb.Question) (lb.Explanation, error)
 	// Info returns what does not follow from Status and Peers.
 	Info    func() Info
 	Metrics http.Handler
@@ -137,6 +139,7 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("GET /v1/routes", s.answer(func(st lb.Status) any { return st.Routes }))
 	mux.HandleFunc("GET /v1/peers", s.answer(func(lb.Status) any { return s.peers() }))
 	mux.HandleFunc("GET /v1/flows", s.flows)
+	mux.HandleFunc("GET /v1/explain", s.explain)
 	mux.HandleFunc("GET /healthz", s.answer(func(st lb.Status) any {
 		return map[string]bool{"healthy": true, "settled": st.Settled}
 	}))
@@ -243,4 +246,18 @@ func one(b bool) int {
 		return 1
 	}
 	return 0
+}
+
+func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
+	q, err := lb.ParseQuestion(r.URL.Query().Get("client"), r.URL.Query().Get("to"))
+	if err != nil {
+		refuse(w, http.StatusBadRequest, err)
+		return
+	}
+	e, err := s.o.Explain(q)
+	if err != nil {
+		refuse(w, http.StatusInternalServerError, err)
+		return
+	}
+	write(w, http.StatusOK, e)
 }

@@ -78,6 +78,7 @@ func commands(e *env) []*ucli.Command {
 		e.list("routes", "addresses and whether they are announced", "/v1/routes", routesTable),
 		e.list("peers", "BGP neighbours", "/v1/peers", peersTable),
 		e.flows(),
+		e.explain(),
 		{Name: "install", Usage: "install this binary as a systemd service", Action: e.install},
 		{Name: "uninstall", Usage: "remove the systemd service; the configuration stays", Action: e.uninstall},
 		{Name: "manifest", Usage: "print the Kubernetes objects that run the agent on every node", Flags: []ucli.Flag{

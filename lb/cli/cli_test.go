@@ -142,6 +142,24 @@ func TestTables(t *testing.T) {
 	}
 }
 
+func TestExplain(t *testing.T) {
+	socket := serve(t, lb.Status{Settled: true})
+	for _, tt := range []struct {
+		args string
+		code int
+		want string
+	}{
+		{"198.51.100.7 203.0.113.10:53/udp", 0, "198.51.100.7:40000 to 203.0.113.10:53/udp: drop (no_backend)\n  1. first\n  2. then\n"},
+		{"-o json 198.51.100.7 203.0.113.10:80", 0, `"reason": "no_backend"`},
+		{"198.51.100.7", 2, "takes 2 arguments"}, {"198.51.100.7 203.0.113.10", 2, "want VIP:PORT"},
+	} {
+		code, out, errOut := steelyard(t, append([]string{"explain", "--socket", socket}, strings.Fields(tt.args)...)...)
+		if code != tt.code || !strings.Contains(out+errOut, tt.want) {
+			t.Errorf("explain %s: code %d\n%s%s", tt.args, code, out, errOut)
+		}
+	}
+}
+
 func TestReady(t *testing.T) {
 	for _, tt := range []struct {
 		settled   bool
@@ -166,6 +184,9 @@ func serve(t *testing.T, st lb.Status) string {
 		Status: func(context.Context) (lb.Status, error) { return st, nil },
 		Peers: func() []lb.PeerStatus {
 			return []lb.PeerStatus{{Peer: addr("192.0.2.1"), ASN: 64500, State: "active", LastError: "connection refused"}}
+		},
+		Explain: func(q lb.Question) (lb.Explanation, error) {
+			return lb.Explanation{Client: q.Client, Address: q.To.Addr(), Port: q.To.Port(), Protocol: q.Protocol, Action: "drop", Reason: "no_backend", Steps: []string{"first", "then"}}, nil
 		},
 		Flows: func(_ context.Context, want lb.FlowFilter) ([]lb.FlowStatus, bool, error) {
 			f := lb.FlowStatus{Service: "web", Client: netip.MustParseAddrPort("198.51.100.11:40000"), Address: addr("203.0.113.10"), Port: 80, Protocol: lb.TCP,

@@ -110,6 +110,32 @@ func (e *env) flows() *ucli.Command {
 	return cmd
 }
 
+// explain asks what would become of a packet.
+func (e *env) explain() *ucli.Command {
+	cmd := e.list("explain", "what the datapath would do with a packet, step by step, and why", "", nil)
+	cmd.ArgsUsage = "CLIENT VIP:PORT[/tcp|udp|sctp]"
+	cmd.Action = func(c *ucli.Context) error {
+		if _, err := lb.ParseQuestion(c.Args().Get(0), c.Args().Get(1)); err != nil {
+			return fmt.Errorf("%w: %w", errUsage, err)
+		}
+		query := url.Values{"client": {c.Args().Get(0)}, "to": {c.Args().Get(1)}}
+		return e.ask(c, "/v1/explain?"+query.Encode(), explanation)
+	}
+	return cmd
+}
+
+func explanation(w io.Writer, answer []byte) error {
+	var x lb.Explanation
+	if err := json.Unmarshal(answer, &x); err != nil {
+		return fmt.Errorf("read the answer: %w", err)
+	}
+	fmt.Fprintf(w, "%s to %s/%s: %s (%s)\n", x.Client, netip.AddrPortFrom(x.Address, x.Port), x.Protocol, x.Action, x.Reason)
+	for i, step := range x.Steps {
+		fmt.Fprintf(w, "%3d. %s\n", i+1, step)
+	}
+	return nil
+}
+
 func flowsTable(w io.Writer, answer []byte) error {
 	var all admin.Flows
 	if err := json.Unmarshal(answer, &all); err != nil {

@@ -1,0 +1,166 @@
+package datapath
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// Explain says what the programs would do with the first packet of a flow now. It runs their own code on it (bpf/decide.h), sends
+// nothing and changes nothing.
+func (d *Datapath) Explain(q lb.Question) (lb.Explanation, error) {
+	e := lb.Explanation{Client: q.Client, Address: q.To.Addr(), Port: q.To.Port(), Protocol: q.Protocol}
+	run := ebpf.RunOptions{Data: opening(q), DataOut: make([]byte, explainRoom)}
+	if _, err := d.objects.SyExplain.Run(&run); err != nil {
+		return e, fmt.Errorf("run the programs on a packet: %w", err)
+	}
+	var v syVerdict
+	if err := binary.Read(bytes.NewReader(run.DataOut), binary.NativeEndian, &v); err != nil {
+		return e, fmt.Errorf("read the verdict: %w", err)
+	}
+	e.Action, e.Reason = d.actions[v.Action], d.reasons[v.Reason]
+	for _, r := range Reasons() {
+		if r.Name == e.Reason {
+			e.Meaning = r.Text
+		}
+	}
+	d.name(&e, v)
+	e.Steps = d.steps(q, e, v)
+	return e, nil
+}
+
+// explainRoom is the size of the packet that is explained: the verdict is written over it.
+const explainRoom = 512
+
+// opening is the frame of a packet that opens a flow, as far as decisions depend on it: no checksums.
+func opening(q lb.Question) []byte {
+	l4 := make([]byte, 20)
+	binary.BigEndian.PutUint16(l4[0:], q.Client.Port())
+	binary.BigEndian.PutUint16(l4[2:], q.To.Port())
+	switch q.Protocol {
+	case lb.TCP:
+		l4[12], l4[13] = 5<<4, 2 // no options, SYN
+	case lb.UDP:
+		binary.BigEndian.PutUint16(l4[4:], uint16(len(l4)))
+	case lb.SCTP:
+		l4[12] = 1 // INIT
+	}
+	frame := make([]byte, 14, explainRoom)
+	src, dst := q.Client.Addr().AsSlice(), q.To.Addr().AsSlice()
+	if q.To.Addr().Is4() {
+		binary.BigEndian.PutUint16(frame[12:], unix.ETH_P_IP)
+		frame = append(frame, 0x45, 0, 0, byte(20+len(l4)), 0, 0, 0, 0, 64, byte(q.Protocol), 0, 0)
+	} else {
+		binary.BigEndian.PutUint16(frame[12:], unix.ETH_P_IPV6)
+		frame = append(frame, 0x60, 0, 0, 0, 0, byte(len(l4)), byte(q.Protocol), 64)
+	}
+	frame = append(append(append(frame, src...), dst...), l4...)
+	return frame[:explainRoom]
+}
+
+// name fills in what a verdict has the ids of.
+func (d *Datapath) name(e *lb.Explanation, v syVerdict) {
+	_, services, _ := d.services.names()
+	if v.Counted > 0 {
+		e.Service = services[v.Frontend]
+	}
+	if e.Action != "forward" {
+		return
+	}
+	e.Forward = methodOf(syMethod(v.Method))
+	e.Backend = netip.AddrPortFrom(fromAddr(v.T.Dst), 0)
+	if e.Forward == lb.MethodNAT {
+		e.Backend = netip.AddrPortFrom(fromAddr(v.T.Dst), swap(v.T.Dport))
+	}
+}
+
+// steps tells the way of a packet in the order in which the programs decide.
+func (d *Datapath) steps(q lb.Question, e lb.Explanation, v syVerdict) (steps []string) {
+	say := func(format string, args ...any) { steps = append(steps, fmt.Sprintf(format, args...)) }
+	frontend := fmt.Sprintf("%s/%s", q.To, q.Protocol)
+	switch {
+	case v.Counted > 0:
+		say("%s is a frontend of %s", frontend, e.Service)
+	case e.Reason == "not_ours":
+		say("%s is no address of a service here: the packet is left to the machine", q.To.Addr())
+		return steps
+	default:
+		say("%s is an address of ours, and no service has %s", q.To.Addr(), frontend)
+	}
+	if e.Action == "forward" {
+		d.sayFlow(say, v)
+		d.sayWay(say, e, v)
+		return steps
+	}
+	say("%s: %s", e.Action, e.Meaning)
+	return steps
+}
+
+func (d *Datapath) sayFlow(say func(string, ...any), v syVerdict) {
+	chained := v.Method == uint8(syMethodMETHOD_GUE) && d.commits[v.Commit] == "none"
+	switch {
+	case chained && v.Chain.Passed == 1:
+		say("this machine delivers it, and does not know the flow: it asks those that may")
+	case chained:
+		say("its hash says which machine delivers it; no flow is kept here")
+	case d.commits[v.Commit] == "open":
+		say("no flow from there is known: one is opened")
+	default:
+		say("its flow is known")
+	}
+	if v.Sticky == 1 {
+		say("the client keeps its backend (affinity)")
+	}
+}
+
+func (d *Datapath) sayWay(say func(string, ...any), e lb.Explanation, v syVerdict) {
+	to := fromAddr(v.T.Dst)
+	switch {
+	case v.Here == 1:
+		say("to %s on this machine, which sees the client", e.Backend)
+		return
+	case e.Forward == lb.MethodNAT:
+		say("to %s, which sees %s and a port of snat_ports", e.Backend, fromAddr(v.T.Src))
+	case e.Forward == lb.MethodDSR:
+		say("to the MAC address of %s, otherwise as it is", to)
+	default:
+		how := "ipip"
+		if v.Method == uint8(syMethodMETHOD_GUE) {
+			how = "gue"
+		}
+		say("to %s through a tunnel (%s) from %s", to, how, fromAddr(v.T.Src))
+	}
+	var asked []string
+	for _, a := range v.Chain.Next[:min(int(v.Chain.N), len(v.Chain.Next))] {
+		asked = append(asked, fromAddr(a).String())
+	}
+	if len(asked) > 0 {
+		say("if it does not know the flow it asks %s", strings.Join(asked, ", then "))
+	}
+	say("%s", wayTo(to))
+}
+
+// wayTo says how the kernel gets to an address.
+func wayTo(to netip.Addr) string {
+	routes, err := netlink.RouteGet(to.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return fmt.Sprintf("the kernel has no route to %s: the packet would be dropped", to)
+	}
+	r := routes[0]
+	name := fmt.Sprint("interface ", r.LinkIndex)
+	if link, err := netlink.LinkByIndex(r.LinkIndex); err == nil {
+		name = link.Attrs().Name
+	}
+	if gw, ok := netip.AddrFromSlice(r.Gw); ok {
+		return fmt.Sprintf("by %s, next hop %s", name, gw.Unmap())
+	}
+	return fmt.Sprintf("by %s, on the same network", name)
+}

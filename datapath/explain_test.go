@@ -1,0 +1,71 @@
+package datapath
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// What is explained is what then happens, and explaining leaves no trace.
+func TestExplain(t *testing.T) {
+	for _, v6 := range []bool{false, true} {
+		w := newWorld(t, hookTC, v6, func(o *Options) { o.Delivers = true })
+		for _, tt := range []struct {
+			name   string
+			state  func()
+			to     netip.AddrPort
+			proto  lb.Protocol
+			action string
+			reason string
+			to2    string // the backend
+			says   []string
+		}{
+			{"not ours", func() {}, w.at("elsewhere", 80), lb.TCP, "pass", "not_ours", "", []string{"is no address of a service here"}},
+			{"no such port", func() { w.service(lb.TCP, "b1") }, w.at("vip", 81), lb.TCP, "reset", "no_frontend", "", []string{"no service has", "nobody serves this port"}},
+			{"nat", func() { w.service(lb.TCP, "b1") }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("b1", 8080).String(), []string{"a frontend of web", "one is opened", "sees " + w.addr("box").String(), "by eth0, on the same network"}},
+			{"udp", func() { w.service(lb.UDP, "b1") }, w.at("vip", 80), lb.UDP, "forward", "forwarded", w.at("b1", 8080).String(), []string{"one is opened"}},
+			{"sctp", func() { w.service(lb.SCTP, "b1") }, w.at("vip", 80), lb.SCTP, "forward", "forwarded", w.at("b1", 8080).String(), []string{"one is opened"}},
+			{"known", func() { w.service(lb.TCP, "b1"); w.run(w.fromClient(dptest.TCP, dptest.SYN).Frame()) }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("b1", 8080).String(), []string{"its flow is known"}},
+			{"no backend", func() { w.service(lb.TCP) }, w.at("vip", 80), lb.TCP, "reset", "no_backend", "", []string{"no backend may take new flows"}},
+			{"not allowed", func() {
+				w.serve(func(s *lb.Service) {
+					s.Allow = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd99::/16")}
+				}, "b1")
+			}, w.at("vip", 80), lb.TCP, "drop", "not_allowed", "", []string{"not in the service's allow list"}},
+			{"dsr", func() { w.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }, "b1") }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("b1", 0).String(), []string{"the MAC address of"}},
+			{"gue behind a router", func() { w.serve(tunnel(lb.EncapGUE), "far") }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("far", 0).String(), []string{"through a tunnel (gue)", "next hop " + w.addr("router").String()}},
+			{"here", func() { w.machines(lb.TCP, "box") }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("b1", 8080).String(), []string{"on this machine, which sees the client"}},
+			{"another machine", func() { w.machines(lb.TCP, "b2") }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("b2", 0).String(), []string{"no flow is kept here"}},
+			{"datagrams that others may know", func() { w.machines(lb.UDP, "b2"); w.machines(lb.UDP, "box", "-b2") }, w.at("vip", 80), lb.UDP, "forward", "forwarded", w.at("b2", 0).String(),
+				[]string{"it asks those that may", "if it does not know the flow it asks " + w.addr("box").String()}},
+		} {
+			w.reset()
+			tt.state()
+			before, counted := len(w.flows()), w.counts()
+			q := lb.Question{Client: w.at("client", 40000), To: tt.to, Protocol: tt.proto}
+			var e lb.Explanation
+			w.do(func() (err error) {
+				e, err = w.d.Explain(q)
+				return err
+			})
+			backend := ""
+			if e.Backend.IsValid() {
+				backend = e.Backend.String()
+			}
+			if e.Action != tt.action || e.Reason != tt.reason || backend != tt.to2 {
+				t.Errorf("%s: %s: %s, to %q; want %s: %s, to %q", tt.name, e.Action, e.Reason, backend, tt.action, tt.reason, tt.to2)
+			}
+			for _, want := range tt.says {
+				if !strings.Contains(strings.Join(e.Steps, "\n"), want) {
+					t.Errorf("%s: nothing about %q in\n%s", tt.name, want, strings.Join(e.Steps, "\n"))
+				}
+			}
+			if len(w.flows()) != before || len(w.counts()) != len(counted) {
+				t.Errorf("%s: it left a trace", tt.name)
+			}
+		}
+	}
+}
