@@ -344,6 +344,10 @@ func TestInsideTunnels(t *testing.T) {
 		w.asks("two more may know it", from("b2", in, w.chained(true, "router", "b2")...), in, true, "router", "b2")
 		w.asks("three more may know it", from("b2", in, w.chained(true, "b2", "router", "b2")...), in, true, "b2", "router", "b2")
 
+		in = on(dptest.TCP, dptest.SYN)
+		in.Dst = w.at("vip", 81)
+		is("a port that we do not know yet", from("b2", in), "dropped", "no_frontend")
+
 		w.machines(lb.TCP, "b2", "-box")
 		in = on(dptest.TCP, dptest.SYN)
 		w.asks("the second chance of a SYN", from("router", in), in, true, "b2")

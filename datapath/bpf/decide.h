@@ -60,5 +60,7 @@ static __always_inline struct flow *decide(const struct pkt *p, enum reason pars
 		return say(v, ACTION_PASS, REASON_NOT_OURS);
 	if (parsed != REASON_NONE)
 		return say(v, ACTION_DROP, parsed);
+	if (in) /* who sent it knows a frontend that we do not know yet: the client tries again */
+		return say(v, ACTION_DROP, unjoined(p) ? REASON_FRAGMENT : REASON_NO_FRONTEND);
 	return decide_vip(p, v, vip);
 }
