@@ -229,6 +229,14 @@ func TestSpreadOfARouter(t *testing.T) {
 			t.Errorf("a SYN again, none here: %s: %s", r.did, r.reason)
 		}
 		w.reset()
+		w.spread(lb.TCP, true, "b2", "-box", "-router") // hints
+		if r := w.run(w.on(5, dptest.TCP, dptest.ACK).Frame()); r.did != "sent" {
+			t.Fatalf("%s: %s", r.did, r.reason)
+		}
+		w.asks("others may have chosen another", w.run(ack.Frame()), ack, false, "b2", "router")
+		w.spread(lb.TCP, true, "router", "-box", "-b2", "-31")
+		w.asks("who had its slot comes first", w.run(ack.Frame()), ack, false, "router", "b2", "31")
+		w.reset()
 		w.spread(lb.UDP, true, "box", "-b2")
 		if r := w.run(datagram.Frame()); r.did != "passed" {
 			t.Errorf("a datagram: %s: %s", r.did, r.reason)

@@ -44,6 +44,8 @@ func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anywhere []uint32, de
 	for i := range t.slots {
 		var before []uint32
 		switch {
+		case p.Anywhere && sameSize:
+			before = append([]uint32{was.slots[i].Backend}, anywhere...)
 		case p.Anywhere:
 			before = anywhere
 		case len(was.slots) == 0:

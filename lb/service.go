@@ -24,7 +24,7 @@ type Service struct {
 	// untouched, and lets them deliver. Method is then how they do that.
 	Spread bool
 	// Machines, with Spread, are those that may have flows of each of Ports, in their order, whether they have backends for new
-	// ones or not. Anywhere says that not we choose the machine but a router does, so that any of them may have a flow, and those
+	// ones or not. Anywhere says that not all choose the same machine for a flow, so that any of them may have it, and those
 	// that come first most likely.
 	Machines [][]Machine
 	Anywhere bool

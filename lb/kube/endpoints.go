@@ -104,6 +104,7 @@ type choice struct {
 	cluster, local []endpoint // for the policies Cluster and Local; the fallback is taken for each by itself
 	readyHere      int
 	anywhere       bool // some endpoint is usable somewhere
+	ours           bool // hints make cluster our own choice, and others have another
 }
 
 func choose(all []endpoint, at place) choice {
@@ -117,6 +118,7 @@ func choose(all []endpoint, at place) choice {
 		c.local = filter(leaving, here)
 	}
 	c.cluster = near(ready, at)
+	c.ours = len(c.cluster) < len(ready)
 	if len(c.cluster) == 0 {
 		c.cluster = leaving
 	}

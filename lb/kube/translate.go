@@ -84,7 +84,7 @@ func translate(s *core.Service, vips []netip.Addr, endpoints []*discovery.Endpoi
 	}
 	var machines [][]lb.Machine
 	readyHere := map[bool]map[netip.Addr]bool{true: {}, false: {}} // by whether IPv4
-	some, somewhere := false, false
+	some, somewhere, hinted := false, false, false
 	for _, p := range s.Spec.Ports {
 		port := lb.Port{Port: uint16(p.Port), Target: uint16(p.Port)}
 		if port.Protocol.UnmarshalText([]byte(strings.ToLower(string(protocolOf(&p.Protocol))))) != nil {
@@ -101,7 +101,7 @@ func translate(s *core.Service, vips []netip.Addr, endpoints []*discovery.Endpoi
 			}
 			backends = append(backends, backendsFor(use, at)...)
 			there = append(there, all...)
-			some, somewhere = some || len(use) > 0, somewhere || c.anywhere
+			some, somewhere, hinted = some || len(use) > 0, somewhere || c.anywhere, hinted || c.ours
 			for _, e := range c.local[:c.readyHere] {
 				readyHere[is4][e.at.Addr()] = true
 			}
@@ -109,7 +109,7 @@ func translate(s *core.Service, vips []netip.Addr, endpoints []*discovery.Endpoi
 		out.Ports, out.PerPort, machines = append(out.Ports, port), append(out.PerPort, backends), append(machines, machinesOf(there, at))
 	}
 	if out.Spread = at.nodes != nil && everyNodeKnown(out.PerPort); out.Spread {
-		out.Machines, out.Anywhere = machines, isLocal(s)
+		out.Machines, out.Anywhere = machines, isLocal(s) || hinted
 	}
 	// Local, and endpoints are elsewhere only: dropped, for the client is to try another node; with none anywhere refused.
 	out.Silent = isLocal(s) && !some && somewhere

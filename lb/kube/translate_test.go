@@ -275,6 +275,7 @@ func TestMachines(t *testing.T) {
 		machines  string
 	}{
 		{"Cluster", same, false, append(elsewhere, here), "[192.0.2.1! 192.0.2.2]", false, "[192.0.2.3 192.0.2.1! 192.0.2.2]"},
+		{"Cluster, with hints", same, false, []discovery.Endpoint{ep("10.0.0.1", "n1", "rs", "n:n1"), ep("10.0.0.2", "n2", "rs", "n:n2")}, "[192.0.2.1!]", true, "[192.0.2.1! 192.0.2.2]"},
 		{"Local", local, false, append(elsewhere, here), "[192.0.2.1!]", true, "[192.0.2.3 192.0.2.1! 192.0.2.2]"},
 		{"Local, none here", local, false, elsewhere, "[]", true, "[192.0.2.3 192.0.2.2]"},
 		{"Local, none here, and the address is shared", local, true, elsewhere, "[192.0.2.2]", true, "[192.0.2.3 192.0.2.2]"},
