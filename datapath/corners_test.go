@@ -228,7 +228,7 @@ func TestWeights(t *testing.T) {
 					}
 					got[w.went(p)]++
 				}
-				if b1 := got[w.addr("b1")]; b1 < n/4*7/10 || b1 > n/4*13/10 || b1+got[w.addr("b2")] != n {
+				if b1 := got[w.addr("b1")]; b1 < n/4*5/10 || b1 > n/4*15/10 || b1+got[w.addr("b2")] != n {
 					t.Errorf("%s by %s: %v; want a quarter of %d for the first and the rest for the second", a, method, got, n)
 				}
 			}
