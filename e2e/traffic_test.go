@@ -27,6 +27,7 @@ func TestLifeOfAnAppliance(t *testing.T) {
 		t.Run("leaves a dead server in time", s.serverDies)
 		t.Run("withdraws when all servers are dead", s.allServersDie)
 		t.Run("comes back after a lost session", s.losesSession)
+		t.Run("is drained, over a restart, and undrained", s.drains)
 		t.Run("withdraws before it exits", s.terminates)
 	})
 }
@@ -243,6 +244,37 @@ func (s *site) losesSession(t *testing.T) {
 }
 
 // The routes must be gone while the process still runs; else there is a moment in which packets go to nobody.
+// drains: an operator takes out a service, then the balancer; what goes on is served.
+func (s *site) drains(t *testing.T) {
+	a := s.agents[0]
+	command := func(want string, args ...string) {
+		t.Helper()
+		if out, err := a.CLI(t.Context(), args...); err != nil || out != want {
+			t.Errorf("%v: %v: %q; want %q", args, err, out, want)
+		}
+	}
+	s.waitRoutes(t, 10*time.Second, s.Balancers...)
+	if out, err := a.CLI(t.Context(), "drain", "nobody"); err == nil || !strings.Contains(out, `there is no service "nobody"`) {
+		t.Errorf("drain of a service that is not there: %v: %s", err, out)
+	}
+	command("drained: [web]", "drain", "web")
+	s.waitRoutes(t, 5*time.Second, s.Balancers[1:]...)
+	if out, err := a.CLI(t.Context(), "routes"); err != nil || !strings.Contains(out, "drained by the operator") {
+		t.Errorf("routes: %v\n%s", err, out)
+	}
+	s.answered(t, 40)
+	a.Kill()
+	if err := errors.Join(a.Start(), a.WaitReady(t.Context(), 10*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	s.waitRoutes(t, 5*time.Second, s.Balancers[1:]...)
+	command("drained: the node", "drain", "--node")
+	command("drained: the node", "undrain", "web")
+	command("drained: nothing", "undrain", "--node")
+	s.waitRoutes(t, 10*time.Second, s.Balancers...)
+	s.answered(t, 40)
+}
+
 func (s *site) terminates(t *testing.T) {
 	a := s.agents[0]
 	p := a.Process()

@@ -39,6 +39,7 @@ type Engine struct {
 	routes   *routes
 	settleBy time.Time // when the wait for first answers ends; zero until every source is complete
 	settled  bool      // every source is complete and every service has had a plan
+	drains   Drains
 }
 
 // entry is what the engine knows of one Service.
@@ -186,6 +187,7 @@ func (e *Engine) replan() {
 			states[key.Backend] = h
 		}
 		plan := Build(en.service, states)
+		e.drains.hold(plan)
 		e.adopt(en, plan)
 	}
 	e.settled = e.settled || (len(e.awaited) == 0 && len(e.stale) == 0)

@@ -235,6 +235,35 @@ func TestFrontendOfAnotherServiceIsRefusedUntilFree(t *testing.T) {
 }
 
 // Random changes, slow and failing consumers: never announced without being served, and in the end as wanted.
+// What is drained is not announced and is served all the same; an address that another service has, too, stays.
+func TestDrain(t *testing.T) {
+	w := lbtest.NewWorld()
+	inEngine(t, w, func(t *testing.T, e *lb.Engine) {
+		one, both := service("one", []netip.Addr{vip1}, "10.0.0.1"), service("both", []netip.Addr{vip1, vip2}, "10.0.0.2")
+		both.Ports[0].Port = 81
+		for _, s := range []*lb.Service{one, both} {
+			e.Put(s)
+			answer(e, s, lb.StateHealthy)
+		}
+		e.Complete("file")
+		wantAnnounced(t, w, vip1, vip2)
+		d := lb.Drains{}.With("both", true)
+		e.Drain(d)
+		wantAnnounced(t, w, vip1)
+		wantTargets(t, w, lb.Frontend{VIP: vip2, Port: 81, Protocol: lb.TCP}, 1)
+		st, err := e.Status(t.Context())
+		if err != nil || st.Routes[1].Reason != "drained by the operator" || st.Services[0].State != lb.StateDraining {
+			t.Errorf("status: %v, %+v", err, st)
+		}
+		d = d.With("", true)
+		e.Drain(d)
+		wantAnnounced(t, w)
+		d = d.With("both", false).With("", false)
+		e.Drain(d)
+		wantAnnounced(t, w, vip1, vip2)
+	})
+}
+
 // Who asks hears since when the kernel lacks something.
 func TestBehind(t *testing.T) {
 	w := lbtest.NewWorld()

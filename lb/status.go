@@ -97,7 +97,11 @@ func (e *Engine) serviceStatus(en *entry, backends []BackendStatus) []ServiceSta
 		state, reason := StateUnknown, "waiting for the first health checks"
 		if en.plan != nil {
 			state, reason = StateHealthy, en.plan.VIPs[slices.Index(s.VIPs, vip)].Reason
-			if reason != "" {
+			switch reason {
+			case "":
+			case drained:
+				state = StateDraining
+			default:
 				state = StateUnhealthy
 			}
 		}

@@ -58,6 +58,8 @@ type Options struct {
 	Flows  func(context.Context, lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error)
 	// Explain says what would become of a packet.
 	Explain func(lb.Question) (lb.Explanation, error)
+	// Drain takes a service out of service, or puts it back; "" is the node. It returns what is drained then.
+	Drain func(ctx context.Context, service string, on bool) (lb.Drains, error)
 	// Info returns what does not follow from Status and Peers.
 	Info    func() Info
 	Metrics http.Handler
@@ -79,28 +81,27 @@ func (s *Server) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	listeners := []net.Listener{unix}
+	listeners := map[net.Listener]http.Handler{unix: s.Handler(true)}
 	if s.o.Listen != "" {
 		tcp, err := net.Listen("tcp", s.o.Listen)
 		if err != nil {
 			unix.Close()
 			return fmt.Errorf("listen for the API: %w", err)
 		}
-		listeners = append(listeners, tcp)
+		listeners[tcp] = s.Handler(false)
 	}
-	server := &http.Server{Handler: s.Handler(), ReadHeaderTimeout: 5 * time.Second, ErrorLog: slog.NewLogLogger(s.o.Log.Handler(), slog.LevelDebug)}
-	var g errgroup.Group
-	for _, l := range listeners {
+	g, ctx := errgroup.WithContext(ctx)
+	for l, handler := range listeners {
+		server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, ErrorLog: slog.NewLogLogger(s.o.Log.Handler(), slog.LevelDebug)}
+		stop := context.AfterFunc(ctx, func() { server.Close() })
+		defer stop()
 		g.Go(func() error {
 			if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-				server.Close()
 				return fmt.Errorf("serve the API on %s: %w", l.Addr(), err)
 			}
 			return nil
 		})
 	}
-	stop := context.AfterFunc(ctx, func() { server.Close() })
-	defer stop()
 	return g.Wait()
 }
 
@@ -130,9 +131,13 @@ func listenUnix(path string) (net.Listener, error) {
 //go:embed static
 var static embed.FS
 
-// Handler returns the whole API.
-func (s *Server) Handler() http.Handler {
+// Handler returns the API: all of it, or only what changes nothing.
+func (s *Server) Handler(whole bool) http.Handler {
 	mux := http.NewServeMux()
+	if whole {
+		mux.HandleFunc("POST /v1/drain", s.drain(true))
+		mux.HandleFunc("POST /v1/undrain", s.drain(false))
+	}
 	mux.HandleFunc("GET /v1/status", s.answer(func(st lb.Status) any { return s.info(st) }))
 	mux.HandleFunc("GET /v1/services", s.answer(func(st lb.Status) any { return st.Services }))
 	mux.HandleFunc("GET /v1/backends", s.answer(func(st lb.Status) any { return st.Backends }))
@@ -260,4 +265,17 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	write(w, http.StatusOK, e)
+}
+
+func (s *Server) drain(on bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), answerWithin)
+		defer cancel()
+		now, err := s.o.Drain(ctx, r.URL.Query().Get("service"), on)
+		if err != nil {
+			refuse(w, http.StatusBadRequest, err)
+			return
+		}
+		write(w, http.StatusOK, now)
+	}
 }

@@ -49,13 +49,19 @@ func options(t *testing.T) Options {
 			return []lb.FlowStatus{{Service: "web", Client: netip.MustParseAddrPort("198.51.100.11:40000"), Address: vip, Port: 80, Protocol: lb.TCP,
 				Backend: netip.MustParseAddrPort("10.0.0.1:8080"), Forward: lb.MethodNAT, State: lb.FlowClosing, Idle: 1.5}}, true, nil
 		},
+		Drain: func(_ context.Context, service string, on bool) (lb.Drains, error) {
+			if service == "gone" {
+				return lb.Drains{}, errors.New("there is no service \"gone\"")
+			}
+			return lb.Drains{}.With(service, on), nil
+		},
 		Info:    func() Info { return Info{Node: "lb1", Version: "test"} },
 		Metrics: promhttp.Handler(), Log: slog.New(slog.DiscardHandler),
 	}
 }
 
 func TestAPI(t *testing.T) {
-	h := New(options(t)).Handler()
+	h := New(options(t)).Handler(true)
 	for _, tt := range []struct {
 		path string
 		code int
@@ -90,15 +96,37 @@ func TestAPI(t *testing.T) {
 
 func TestOnlyGET(t *testing.T) {
 	w := httptest.NewRecorder()
-	New(options(t)).Handler().ServeHTTP(w, httptest.NewRequest("POST", "/v1/status", nil))
+	New(options(t)).Handler(true).ServeHTTP(w, httptest.NewRequest("POST", "/v1/status", nil))
 	if w.Code != http.StatusMethodNotAllowed {
 		t.Errorf("POST: %d; want %d", w.Code, http.StatusMethodNotAllowed)
 	}
 }
 
+// What changes something is only for who may use the socket.
+func TestDrain(t *testing.T) {
+	for _, tt := range []struct {
+		whole bool
+		path  string
+		code  int
+		want  string
+	}{
+		{true, "/v1/drain?service=web", 200, `{"node":false,"services":["web"]}`},
+		{true, "/v1/drain?service=", 200, `{"node":true,"services":null}`},
+		{true, "/v1/undrain?service=web", 200, `{"node":false,"services":null}`},
+		{true, "/v1/drain?service=gone", 400, `{"error":"thereisnoservice\"gone\""}`},
+		{false, "/v1/drain?service=web", 404, "404pagenotfound"},
+	} {
+		w := httptest.NewRecorder()
+		New(options(t)).Handler(tt.whole).ServeHTTP(w, httptest.NewRequest("POST", tt.path, nil))
+		if got := strings.Join(strings.Fields(w.Body.String()), ""); w.Code != tt.code || got != tt.want {
+			t.Errorf("POST %s, whole %t: %d %s; want %d %s", tt.path, tt.whole, w.Code, got, tt.code, tt.want)
+		}
+	}
+}
+
 func TestDashboard(t *testing.T) {
 	w := httptest.NewRecorder()
-	New(options(t)).Handler().ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+	New(options(t)).Handler(true).ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
 	body, _ := io.ReadAll(w.Body)
 	if w.Code != 200 || !strings.Contains(string(body), "<title>Steelyard</title>") {
 		t.Errorf("GET /: %d %.60s", w.Code, body)
@@ -109,7 +137,7 @@ func TestStuckEngineIsUnhealthy(t *testing.T) {
 	o := options(t)
 	o.Status = func(context.Context) (lb.Status, error) { return lb.Status{}, errors.New("ask the engine: no answer") }
 	w := httptest.NewRecorder()
-	New(o).Handler().ServeHTTP(w, httptest.NewRequest("GET", "/healthz", nil))
+	New(o).Handler(true).ServeHTTP(w, httptest.NewRequest("GET", "/healthz", nil))
 	if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "ask the engine: no answer") {
 		t.Errorf("%d %s; want 503 with the reason", w.Code, w.Body)
 	}

@@ -29,7 +29,16 @@ func NewClient(socket string) *Client {
 
 // Get decodes the answer to a GET of path into v. Its error says what to do when no agent is there.
 func (c *Client) Get(ctx context.Context, path string, v any) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://steelyard"+path, nil)
+	return c.do(ctx, http.MethodGet, path, v)
+}
+
+// Post is Get for what changes something.
+func (c *Client) Post(ctx context.Context, path string, v any) error {
+	return c.do(ctx, http.MethodPost, path, v)
+}
+
+func (c *Client) do(ctx context.Context, method, path string, v any) error {
+	req, err := http.NewRequestWithContext(ctx, method, "http://steelyard"+path, nil)
 	if err != nil {
 		return fmt.Errorf("ask for %s: %w", path, err)
 	}

@@ -111,8 +111,12 @@ func newAgent(name string, cfg *config.Config, level *slog.LevelVar, log *slog.L
 	if err != nil {
 		return nil, err
 	}
+	drains, err := openDrainer(datapath.DefaultStateDir, a.engine)
+	if err != nil {
+		return nil, err
+	}
 	api := admin.New(admin.Options{
-		Socket: cfg.Admin.Socket, Listen: cfg.Admin.Listen, Status: status, Peers: peers, Flows: a.datapath.Flows, Explain: a.datapath.Explain, Info: a.info,
+		Socket: cfg.Admin.Socket, Listen: cfg.Admin.Listen, Status: status, Peers: peers, Flows: a.datapath.Flows, Explain: a.datapath.Explain, Drain: drains.set, Info: a.info,
 		Metrics: metricsHandler(registry), Log: component(log, "admin"),
 	})
 	a.parts = append(a.parts, part{"datapath", a.datapath.Run}, part{"health checks", prober.Run}, part{"admin API", api.Run})

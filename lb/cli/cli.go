@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	ucli "github.com/urfave/cli/v2"
@@ -79,6 +80,8 @@ func commands(e *env) []*ucli.Command {
 		e.list("peers", "BGP neighbours", "/v1/peers", peersTable),
 		e.flows(),
 		e.explain(),
+		e.drain("drain", "announce a service, or everything on this machine, no longer; what arrives is still served"),
+		e.drain("undrain", "end that"),
 		{Name: "install", Usage: "install this binary as a systemd service", Action: e.install},
 		{Name: "uninstall", Usage: "remove the systemd service; the configuration stays", Action: e.uninstall},
 		{Name: "manifest", Usage: "print the Kubernetes objects that run the agent on every node", Flags: []ucli.Flag{
@@ -106,15 +109,16 @@ func usageError(_ *ucli.Context, err error, _ bool) error { return fmt.Errorf("%
 func strict(c *ucli.Command) {
 	c.OnUsageError = usageError
 	action := c.Action
-	want := len(strings.Fields(c.ArgsUsage))
+	want := strings.Fields(c.ArgsUsage)
+	optional := len(slices.DeleteFunc(slices.Clone(want), func(s string) bool { return !strings.HasPrefix(s, "[") }))
 	c.Action = func(cc *ucli.Context) error {
 		for _, a := range cc.Args().Slice() {
 			if strings.HasPrefix(a, "-") {
 				return fmt.Errorf("%w: flag %s must stand before the arguments", errUsage, a)
 			}
 		}
-		if cc.NArg() != want {
-			return fmt.Errorf("%w: %s takes %d arguments, got %d", errUsage, c.Name, want, cc.NArg())
+		if n := cc.NArg(); n > len(want) || n < len(want)-optional {
+			return fmt.Errorf("%w: %s takes %d arguments, got %d", errUsage, c.Name, len(want), n)
 		}
 		return action(cc)
 	}

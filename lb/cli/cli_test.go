@@ -160,6 +160,23 @@ func TestExplain(t *testing.T) {
 	}
 }
 
+func TestDrain(t *testing.T) {
+	socket := serve(t, lb.Status{Settled: true})
+	for _, tt := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"drain", "--socket", socket, "web"}, 0, "drained: [web]\n"}, {[]string{"drain", "--node", "--socket", socket}, 0, "drained: the node\n"},
+		{[]string{"undrain", "--node", "--socket", socket}, 0, "drained: nothing\n"}, {[]string{"drain", "--socket", socket}, 2, "want either SERVICE or --node"},
+		{[]string{"drain", "--node", "web"}, 2, "want either SERVICE or --node"}, {[]string{"drain", "a", "b"}, 2, "takes 1 arguments"},
+	} {
+		if code, out, errOut := steelyard(t, tt.args...); code != tt.code || !strings.Contains(out+errOut, tt.want) {
+			t.Errorf("%v: code %d\n%s%s", tt.args, code, out, errOut)
+		}
+	}
+}
+
 func TestReady(t *testing.T) {
 	for _, tt := range []struct {
 		settled   bool
@@ -184,6 +201,9 @@ func serve(t *testing.T, st lb.Status) string {
 		Status: func(context.Context) (lb.Status, error) { return st, nil },
 		Peers: func() []lb.PeerStatus {
 			return []lb.PeerStatus{{Peer: addr("192.0.2.1"), ASN: 64500, State: "active", LastError: "connection refused"}}
+		},
+		Drain: func(_ context.Context, service string, on bool) (lb.Drains, error) {
+			return lb.Drains{}.With(service, on), nil
 		},
 		Explain: func(q lb.Question) (lb.Explanation, error) {
 			return lb.Explanation{Client: q.Client, Address: q.To.Addr(), Port: q.To.Port(), Protocol: q.Protocol, Action: "drop", Reason: "no_backend", Steps: []string{"first", "then"}}, nil
