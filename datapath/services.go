@@ -281,53 +281,6 @@ func (s *services) settle(l *landing) {
 	l.err = errors.Join(s.sets.trim(f.id, l.plan, l.ids), s.setVIP(l.plan.VIP))
 }
 
-// methodWord returns the word of the programs for a method.
-func methodWord(m lb.Method, e lb.Encap) (syMethod, error) {
-	switch {
-	case m == lb.MethodNAT:
-		return syMethodMETHOD_NAT, nil
-	case m == lb.MethodDSR:
-		return syMethodMETHOD_DSR, nil
-	case m == lb.MethodTunnel && e == lb.EncapIPIP:
-		return syMethodMETHOD_IPIP, nil
-	case m == lb.MethodTunnel && e == lb.EncapGUE:
-		return syMethodMETHOD_GUE, nil
-	}
-	return 0, fmt.Errorf("forward = %q with tunnel = %q is not known to the datapath", m, e)
-}
-
-// methodOf is the method that a word of the programs is of.
-func methodOf(word syMethod) lb.Method {
-	switch word {
-	case syMethodMETHOD_NAT:
-		return lb.MethodNAT
-	case syMethodMETHOD_DSR:
-		return lb.MethodDSR
-	}
-	return lb.MethodTunnel
-}
-
-// describe returns p in the words of the programs.
-func describe(p *lb.FrontendPlan, id uint32) (f syFrontend, err error) {
-	method, err := methodWord(p.Method, p.Encap)
-	if err != nil {
-		return f, err
-	}
-	spread := map[lb.Algorithm]sySpread{
-		lb.AlgorithmMaglev: sySpreadSPREAD_FLOW, lb.AlgorithmSourceHash: sySpreadSPREAD_SOURCE, lb.AlgorithmRandom: sySpreadSPREAD_RANDOM,
-		lb.AlgorithmRoundRobin: sySpreadSPREAD_TURNS, lb.AlgorithmLeastConnections: sySpreadSPREAD_LEAST,
-	}[p.Algorithm]
-	if spread == 0 {
-		return f, fmt.Errorf("algorithm = %q is not known to the datapath", p.Algorithm)
-	}
-	if p.Affinity != 0 && p.Algorithm == lb.AlgorithmMaglev {
-		spread = sySpreadSPREAD_SOURCE // all balancers then agree where a client begins
-	}
-	f = syFrontend{Id: id, Method: uint8(method), Spread: uint8(spread), First: swap(p.Port), Affinity: uint32(p.Affinity.Seconds())}
-	f.Restricted, f.Silent, f.Chained = truth(len(p.Allow) > 0), truth(p.Silent), truth(p.Chained)
-	return f, nil
-}
-
 func (s *services) frontend(f lb.Frontend) (_ *frontend, isNew bool, err error) {
 	if known, ok := s.frontends[f]; ok {
 		return known, false, nil

@@ -1,12 +1,10 @@
 package kube
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -261,63 +259,6 @@ func (s *Source) viewOf(name string) *view {
 	return v
 }
 
-// shares reports whether another Service has an address of this one, too.
-func (s *Source) shares(service *core.Service) bool {
-	return len(s.sharing(service)) > 0
-}
-
-// touchSharing has those looked at again that share an address with a Service, before or after it changed.
-func (s *Source) touchSharing(x any) {
-	if service, ok := x.(*core.Service); ok {
-		for _, name := range s.sharing(service) {
-			s.queue.Add(name)
-		}
-	}
-}
-
-// sharing returns the names of other Services that have an address of this one.
-func (s *Source) sharing(service *core.Service) (names []string) {
-	for _, a := range append(addressesOf(service), externalsOf(service)...) {
-		found, _ := s.services.ByIndex(withAddress, a.String()) // the index exists
-		for _, x := range found {
-			if name := nameOf(x.(*core.Service)); name != nameOf(service) {
-				names = append(names, name)
-			}
-		}
-	}
-	return names
-}
-
-// vipsOf returns the addresses of a Service that this node is to serve: those it was given, and those of its externalIPs that a
-// pool for it has, which are of any type of Service.
-func (s *Source) vipsOf(service *core.Service) (vips, external []netip.Addr) {
-	if ours(service, s.o.Class) {
-		vips = addressesOf(service)
-	}
-	for _, a := range externalsOf(service) {
-		if p := poolOf(s.o.Pools, a); p != nil && p.serves(service) && !slices.Contains(vips, a) {
-			vips, external = append(vips, a), append(external, a)
-		}
-	}
-	return vips, external
-}
-
-// pooled makes a service be announced as its pool says. What is in no pool is not ours to announce, whoever gave it.
-func (s *Source) pooled(service *lb.Service) {
-	if len(s.o.Pools) == 0 {
-		return
-	}
-	for i, vip := range service.VIPs {
-		p := poolOf(s.o.Pools, vip)
-		switch {
-		case p == nil:
-			service.Hold = cmp.Or(service.Hold, vip.String()+" is in no pool")
-		case i == 0:
-			service.Announce = p.Announce
-		}
-	}
-}
-
 // portRetry is when a health check node port that somebody has is tried again.
 const portRetry = 10 * time.Second
 
@@ -407,64 +348,4 @@ func (s *Source) tellPeers() {
 	if err := s.o.Peers(addrs); err != nil {
 		s.o.Log.Error("tunnels of other nodes not allowed", "err", err)
 	}
-}
-
-// mourning is for how long the engine is told of an endpoint that is no more, so that it surely hears of it.
-const mourning = time.Minute
-
-// bury adds the endpoints to a service that it had and has no more: their flows are to end, so that clients that go on
-// sending (UDP) find another at once.
-func (s *Source) bury(name string, old, now *lb.Service) {
-	gone := s.gone[name]
-	for at, until := range gone {
-		if time.Now().After(until) {
-			delete(gone, at)
-		}
-	}
-	if old != nil {
-		for _, backends := range old.PerPort {
-			for _, b := range backends {
-				if !b.Gone {
-					if gone == nil {
-						gone = map[netip.AddrPort]time.Time{}
-						s.gone[name] = gone
-					}
-					if _, known := gone[b.ID()]; !known {
-						gone[b.ID()] = time.Now().Add(mourning)
-					}
-				}
-			}
-		}
-	}
-	here := s.known(name)
-	for at := range gone {
-		if here[at] {
-			delete(gone, at) // it is still there, ready or not
-		}
-	}
-	for i := range now.PerPort {
-		for _, at := range slices.SortedFunc(maps.Keys(gone), netip.AddrPort.Compare) {
-			now.PerPort[i] = append(now.PerPort[i], lb.Backend{Addr: at.Addr(), Port: at.Port(), Gone: true})
-		}
-	}
-}
-
-// known returns the addresses that some slice of a service has, in whatever condition.
-func (s *Source) known(name string) map[netip.AddrPort]bool {
-	at := map[netip.AddrPort]bool{}
-	found, _ := s.slices.ByIndex(serviceOf, name) // the index exists
-	for _, x := range found {
-		slice := x.(*discovery.EndpointSlice)
-		for _, p := range slice.Ports {
-			if p.Port == nil {
-				continue
-			}
-			for _, e := range slice.Endpoints {
-				if x, ok := toEndpoint(e, uint16(*p.Port)); ok {
-					at[x.at] = true
-				}
-			}
-		}
-	}
-	return at
 }
