@@ -168,6 +168,16 @@ func machinesOf(all []endpoint, at place) []lb.Machine {
 	})
 }
 
+// reachable leaves out endpoints on nodes that are not known, or no longer: their slices often outlive a node. When there are no
+// others it leaves out none.
+func reachable(use []endpoint, at place) []endpoint {
+	some := filter(use, func(e endpoint) bool { return at.nodes == nil || e.node == "" || at.nodes[e.node].IsValid() })
+	if len(some) == 0 {
+		return use
+	}
+	return some
+}
+
 func backendsFor(chosen []endpoint, at place) []lb.Backend {
 	out := make([]lb.Backend, 0, len(chosen))
 	for _, e := range chosen {

@@ -99,6 +99,7 @@ func translate(s *core.Service, vips []netip.Addr, endpoints []*discovery.Endpoi
 			if isLocal(s) && (len(c.local) > 0 || !shared || at.nodes == nil) {
 				use = c.local
 			}
+			use = reachable(use, at)
 			backends = append(backends, backendsFor(use, at)...)
 			there = append(there, all...)
 			some, somewhere, hinted = some || len(use) > 0, somewhere || c.anywhere, hinted || c.ours

@@ -276,6 +276,9 @@ func TestMachines(t *testing.T) {
 	}{
 		{"Cluster", same, false, append(elsewhere, here), "[192.0.2.1! 192.0.2.2]", false, "[192.0.2.3 192.0.2.1! 192.0.2.2]"},
 		{"Cluster, with hints", same, false, []discovery.Endpoint{ep("10.0.0.1", "n1", "rs", "n:n1"), ep("10.0.0.2", "n2", "rs", "n:n2")}, "[192.0.2.1!]", true, "[192.0.2.1! 192.0.2.2]"},
+		{"Cluster, a node is gone", same, false, []discovery.Endpoint{here, ep("10.0.0.9", "n9", "rs")}, "[192.0.2.1!]", false, "[192.0.2.1!]"},
+		{"Cluster, all nodes are gone", same, false, []discovery.Endpoint{ep("10.0.0.9", "n9", "rs")}, "[]", false, "[]"},
+		{"Cluster, written by hand", same, false, []discovery.Endpoint{here, {Addresses: []string{"10.0.0.9"}}}, "[]", false, "[]"},
 		{"Local", local, false, append(elsewhere, here), "[192.0.2.1!]", true, "[192.0.2.3 192.0.2.1! 192.0.2.2]"},
 		{"Local, none here", local, false, elsewhere, "[]", true, "[192.0.2.3 192.0.2.2]"},
 		{"Local, none here, and the address is shared", local, true, elsewhere, "[192.0.2.2]", true, "[192.0.2.3 192.0.2.2]"},
