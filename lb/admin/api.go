@@ -271,7 +271,13 @@ func (s *Server) drain(on bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), answerWithin)
 		defer cancel()
-		now, err := s.o.Drain(ctx, r.URL.Query().Get("service"), on)
+		q := r.URL.Query()
+		service := q.Get("service")
+		if (service == "") != (q.Get("node") == "true") { // a forgotten name must not take out everything
+			refuse(w, http.StatusBadRequest, errors.New("want either service=NAME or node=true"))
+			return
+		}
+		now, err := s.o.Drain(ctx, service, on)
 		if err != nil {
 			refuse(w, http.StatusBadRequest, err)
 			return

@@ -111,7 +111,10 @@ func TestDrain(t *testing.T) {
 		want  string
 	}{
 		{true, "/v1/drain?service=web", 200, `{"node":false,"services":["web"]}`},
-		{true, "/v1/drain?service=", 200, `{"node":true,"services":null}`},
+		{true, "/v1/drain?node=true", 200, `{"node":true,"services":null}`},
+		{true, "/v1/drain?service=", 400, `{"error":"wanteitherservice=NAMEornode=true"}`},
+		{true, "/v1/drain", 400, `{"error":"wanteitherservice=NAMEornode=true"}`},
+		{true, "/v1/drain?service=web&node=true", 400, `{"error":"wanteitherservice=NAMEornode=true"}`},
 		{true, "/v1/undrain?service=web", 200, `{"node":false,"services":null}`},
 		{true, "/v1/drain?service=gone", 400, `{"error":"thereisnoservice\"gone\""}`},
 		{false, "/v1/drain?service=web", 404, "404pagenotfound"},

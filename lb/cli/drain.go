@@ -64,12 +64,23 @@ func (d *drainer) set(ctx context.Context, service string, on bool) (lb.Drains, 
 	if err != nil {
 		return d.is, fmt.Errorf("write what is drained: %w", err)
 	}
-	if err := errors.Join(os.MkdirAll(filepath.Dir(d.path), 0o755), os.WriteFile(d.path, text, 0o644)); err != nil {
+	if err := d.write(text); err != nil {
 		return d.is, fmt.Errorf("write what is drained: %w", err)
 	}
 	d.is = next
 	d.engine.Drain(next)
 	return next, nil
+}
+
+// write replaces the file as a whole: an agent that is killed meanwhile leaves none that the next one cannot read.
+func (d *drainer) write(text []byte) error {
+	if err := os.MkdirAll(filepath.Dir(d.path), 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(d.path+".new", text, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(d.path+".new", d.path)
 }
 
 // drain returns the commands drain and undrain.
@@ -86,6 +97,9 @@ func (e *env) drain(name, usage string) *ucli.Command {
 			}
 			var now lb.Drains
 			query := url.Values{"service": {c.Args().First()}}
+			if c.Bool("node") {
+				query = url.Values{"node": {"true"}}
+			}
 			if err := admin.NewClient(c.String("socket")).Post(c.Context, "/v1/"+name+"?"+query.Encode(), &now); err != nil {
 				return err
 			}

@@ -69,8 +69,8 @@ type view struct {
 	readyHere int // ready endpoints on this node, by address, of the family that has more
 }
 
-// translate returns what this node is to do for s at these addresses. Shared says that another
-// Service has one of its addresses, too: then packets may arrive where it has no endpoint, whatever its policy is.
+// translate returns what this node is to do for s at these addresses. Shared says that another Service has one of
+// its addresses, too: then packets may arrive where it has no endpoint, whatever its policy is.
 func translate(s *core.Service, vips []netip.Addr, endpoints []*discovery.EndpointSlice, at place, shared bool) *view {
 	out := &lb.Service{
 		Name: s.Namespace + "/" + s.Name, Source: Name, VIPs: vips, Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT,
