@@ -63,7 +63,7 @@ func openBackends(o *syObjects, log *slog.Logger) (*backends, error) {
 // unuse, also after an error.
 func (s *backends) use(p *lb.FrontendPlan) (ids []uint32, err error) {
 	for _, t := range p.Targets {
-		b, err := s.get(t.Addr, t.Here)
+		b, err := s.get(t.Addr, t.Local)
 		if err != nil {
 			return ids, err
 		}
@@ -80,11 +80,11 @@ func (s *backends) use(p *lb.FrontendPlan) (ids []uint32, err error) {
 
 // anywhere returns the ids of the machines that may have any flow of p.
 func (s *backends) anywhere(p *lb.FrontendPlan) (ids []uint32, err error) {
-	if !p.Anywhere {
+	if !p.AnyNode {
 		return nil, nil
 	}
-	for _, m := range p.Machines {
-		b, err := s.get(netip.AddrPortFrom(m.Addr, 0), m.Here)
+	for _, m := range p.Nodes {
+		b, err := s.get(netip.AddrPortFrom(m.Addr, 0), m.Local)
 		if err != nil {
 			return nil, err
 		}

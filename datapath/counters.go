@@ -56,7 +56,7 @@ func (d *Datapath) Stats() (Stats, error) {
 		if err != nil {
 			return s, err
 		}
-		f.Inside = false // what comes through a tunnel is of the same frontend, for who counts
+		f.Decap = false // what comes through a tunnel is of the same frontend, for who counts
 		sum := s.Frontends[f]
 		s.Frontends[f] = Traffic{sum.Packets + t.Packets, sum.Bytes + t.Bytes, sum.Flows + t.Flows}
 	}
@@ -152,7 +152,7 @@ func (d *Datapath) Collect(ch chan<- prometheus.Metric) {
 	}
 	frontends, service, _ := d.services.names()
 	for id, f := range frontends {
-		if f.Inside {
+		if f.Decap {
 			continue
 		}
 		labels := []string{service[id], f.VIP.String(), f.Ports(), f.Protocol.String()}

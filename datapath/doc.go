@@ -20,7 +20,7 @@
 // A flow has an entry for each direction, in halfopen (a small LRU) until the client has proved that it is there: it
 // acknowledged the server's sequence number, or, with UDP, went on after an answer. Only then it enters flows, which is
 // no LRU: a flood of packets from invented addresses can neither fill it nor push anybody out. Run ends flows that are
-// silent for too long (bpf/config.h), and those to a backend that a plan calls Dead: both entries go, and the client of
+// silent for too long (bpf/config.h), and those to a backend that a plan calls Down: both entries go, and the client of
 // a TCP flow gets a RST at the sequence number it waits for.
 //
 // When all source ports to a server are taken, a new flow pushes out one whose client has not proved itself.
@@ -36,17 +36,17 @@
 // A tunnel ends here, too, for GUE from tunnel_sources: the packet goes on to the stack if it is for an address of this
 // machine. Checks of such servers ask for the VIP on one given server; only the mark on their packets tells which (probes.go).
 //
-// # Machines that spread and deliver alike
+// # Nodes that spread and deliver alike
 //
 // A frontend with lb.FrontendPlan.Chained has machines for backends, each of which has a datapath like this one (Kubernetes
 // nodes). Whichever a packet comes to reads one slot and sends the packet, untouched, to the machine there; it looks up and
-// writes no flow (bpf/spread.h). That machine has a second frontend for the same port (lb.Frontend.Inside), with its own pods,
+// writes no flow (bpf/spread.h). That machine has a second frontend for the same port (lb.Frontend.Decap), with its own pods,
 // and keeps the flow. A slot remembers up to three machines that had it before; they go along in the header of the tunnel (GUE's
 // private data, bpf/encap.h), and a packet of a flow that a machine does not know is passed on to the next of them. DESIGN has
 // one previous target; three outlive changes that come faster than connections end. A list only gets shorter, so no packet goes
 // around in circles: what nobody knows is refused by the last machine asked or, a datagram, comes back to the first one, which
 // opens the flow. A packet that named nobody is looked up in the table of the machine it came to, once: who sent it may not
-// know yet what that one knows. Only lb.FrontendPlan.Machines are remembered: nobody asks the dead.
+// know yet what that one knows. Only lb.FrontendPlan.Nodes are remembered: nobody asks the dead.
 //
 // A table of another size has other slots for all flows, so the one before is kept behind it. Two changes of size within the
 // life of a connection are more than is remembered.

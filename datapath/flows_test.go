@@ -94,7 +94,7 @@ func TestFlowsOfADeadBackendEnd(t *testing.T) {
 		plan := *w.service(lb.TCP, "b1", "b2")
 		dead := w.last.Dst
 		plan.Targets = slices.DeleteFunc(slices.Clone(plan.Targets), func(x lb.Target) bool { return x.Addr == dead })
-		plan.Table, plan.Dead = lb.Maglev(plan.Targets, lb.TableSize(1)), append(plan.Dead, dead)
+		plan.Table, plan.Down = lb.Maglev(plan.Targets, lb.TableSize(1)), append(plan.Down, dead)
 		w.apply(lb.Delta{Put: []*lb.FrontendPlan{&plan}})
 		w.end()
 		if n := len(w.flows()); n != 0 {

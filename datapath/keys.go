@@ -47,11 +47,11 @@ func swap32(n uint32) uint32 {
 }
 
 func toFrontendKey(f lb.Frontend) syFrontendKey {
-	return syFrontendKey{Vip: toAddr(f.VIP), Port: swap(f.Port), Proto: uint8(f.Protocol), Inside: truth(f.Inside)}
+	return syFrontendKey{Vip: toAddr(f.VIP), Port: swap(f.Port), Proto: uint8(f.Protocol), Inside: truth(f.Decap)}
 }
 
 func fromFrontendKey(k syFrontendKey) lb.Frontend {
-	return lb.Frontend{VIP: fromAddr(k.Vip), Port: swap(k.Port), Protocol: lb.Protocol(k.Proto), Inside: k.Inside == 1}
+	return lb.Frontend{VIP: fromAddr(k.Vip), Port: swap(k.Port), Protocol: lb.Protocol(k.Proto), Decap: k.Inside == 1}
 }
 
 // rangeBits is how many bits of a key of the ranges come before those of the port (bpf/types.h).

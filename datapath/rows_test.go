@@ -168,7 +168,7 @@ var rows = []row{
 	{name: "other protocol", state: web, in: change(tcp(0), func(_ *world, p *dptest.Packet) { p.Proto = 47 }), did: "dropped", reason: "protocol"},
 	{name: "neighbour solicitation", state: web, in: change(icmp(8, 135), func(*world, *dptest.Packet) {}), did: "passed", reason: "neighbour"},
 	{name: "fragment", state: web, in: change(udp, func(_ *world, p *dptest.Packet) { p.Fragment = true }), did: "dropped", reason: "fragment"},
-	{name: "no server here, and no other may", state: func(w *world) { w.serve(func(s *lb.Service) { s.Silent = true }) }, in: tcp(dptest.SYN), did: "dropped", reason: "none_here"},
+	{name: "no server here, and no other may", state: func(w *world) { w.serve(func(s *lb.Service) { s.DropWhenEmpty = true }) }, in: tcp(dptest.SYN), did: "dropped", reason: "none_here"},
 	{name: "TTL runs out", state: web, in: change(tcp(dptest.SYN), func(_ *world, p *dptest.Packet) { p.TTL = 1 }), did: "dropped", reason: "ttl"},
 	{name: "no route to the backend", state: func(w *world) { w.service(lb.TCP, "lost") }, in: tcp(dptest.SYN), did: "dropped", reason: "no_route"},
 	{name: "forwarding was switched off", state: func(w *world) { web(w); w.stopForwarding() }, in: tcp(dptest.SYN), did: "dropped", reason: "no_forwarding", alone: true},

@@ -200,12 +200,12 @@ func (s *services) done(p *lb.FrontendPlan) func(id uint32) bool {
 		}
 	}
 	if p.Chained {
-		for _, m := range p.Machines {
+		for _, m := range p.Nodes {
 			note([]netip.AddrPort{netip.AddrPortFrom(m.Addr, 0)})
 		}
 		return func(id uint32) bool { return !known[id] }
 	}
-	note(p.Dead)
+	note(p.Down)
 	return func(id uint32) bool { return known[id] || s.backends.byID[id] == nil }
 }
 
@@ -271,12 +271,12 @@ func (s *services) settle(l *landing) {
 	s.backends.unuse(f.backends)
 	f.service, f.backends, f.method, f.up = l.plan.Service, slices.Concat(l.ids, l.older), l.value.Method, len(l.ids) > 0
 	s.frontends[l.plan.Frontend] = f
-	for _, at := range l.plan.Dead {
+	for _, at := range l.plan.Down {
 		if b := s.backends.byAddr[at]; b != nil && !slices.Contains(f.dead, at) {
 			l.dead = append(l.dead, b.id)
 		}
 	}
-	f.dead = l.plan.Dead
+	f.dead = l.plan.Down
 	s.ofVIP(l.plan.VIP)[f.id] = f
 	l.err = errors.Join(s.sets.trim(f.id, l.plan, l.ids), s.setVIP(l.plan.VIP))
 }

@@ -24,18 +24,18 @@ func (w *world) spread(proto lb.Protocol, anywhere bool, names ...string) {
 	s := &lb.Service{
 		Name: "web", VIPs: []netip.Addr{w.addr("vip")}, Ports: []lb.Port{{Port: 80, Target: 80, Protocol: proto}},
 		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Spread: true, Check: lb.CheckSpec{Type: lb.CheckNone}, PerPort: [][]lb.Backend{nil},
-		Machines: [][]lb.Machine{nil}, Anywhere: anywhere, Silent: anywhere,
+		Nodes: [][]lb.Node{nil}, AnyNode: anywhere, DropWhenEmpty: anywhere,
 	}
 	for _, name := range names {
 		name, leaving := strings.CutPrefix(name, "-")
 		b := lb.Backend{Addr: w.addr("far"), Port: 8080, Weight: 1}
 		if name == "box" {
-			b.Addr, b.Here = w.addr("b1"), true
+			b.Addr, b.Local = w.addr("b1"), true
 		}
 		if b.Node = w.addr("box"); name != "box" {
 			b.Node = w.machine(name)
 		}
-		s.Machines[0] = append(s.Machines[0], lb.Machine{Addr: b.Node, Here: b.Here})
+		s.Nodes[0] = append(s.Nodes[0], lb.Node{Addr: b.Node, Local: b.Local})
 		if !leaving {
 			s.PerPort[0] = append(s.PerPort[0], b)
 		}

@@ -44,9 +44,9 @@ func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anywhere []uint32, de
 	for i := range t.slots {
 		var before []uint32
 		switch {
-		case p.Anywhere && sameSize:
+		case p.AnyNode && sameSize:
 			before = append([]uint32{was.slots[i].Backend}, anywhere...)
-		case p.Anywhere:
+		case p.AnyNode:
 			before = anywhere
 		case len(was.slots) == 0:
 		case sameSize:

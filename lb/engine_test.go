@@ -101,8 +101,8 @@ func TestServiceIsServedThenAnnouncedThenFollowsHealth(t *testing.T) {
 		answer(e, s, lb.StateUnhealthy, 1)
 		wantAnnounced(t, w) // one healthy backend is fewer than min_healthy
 		wantTargets(t, w, frontend(vip1), 1)
-		if p, _ := w.Served(frontend(vip1)); len(p.Dead) != 1 {
-			t.Errorf("dead backends %v; want one", p.Dead)
+		if p, _ := w.Served(frontend(vip1)); len(p.Down) != 1 {
+			t.Errorf("down backends %v; want one", p.Down)
 		}
 		st, err := e.Status(t.Context())
 		if err != nil {

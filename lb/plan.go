@@ -32,28 +32,28 @@ type FrontendPlan struct {
 	Algorithm Algorithm
 	Affinity  time.Duration
 	Allow     []netip.Prefix
-	// Silent drops new flows when there are no Targets; else they are refused.
-	Silent bool
+	// DropWhenEmpty drops new flows when there are no Targets; else they are refused.
+	DropWhenEmpty bool
 	// Targets are the backends that get new flows, sorted by address. With none, new flows are refused.
 	Targets []Target
 	// Table maps a hash to an index of Targets: target = Targets[Table[hash mod len(Table)]]. Empty without Targets.
 	Table []uint16
 	// Chained says that the targets are machines that all do as this one does: who is asked for a flow that it does not know
-	// asks those that had it before. Machines are those that may have flows, targets or not; Anywhere says that it takes no
+	// asks those that had it before. Nodes are those that may have flows, targets or not; AnyNode says that it takes no
 	// change of the targets for a flow to be with any of them.
-	Chained  bool
-	Anywhere bool
-	Machines []Machine
-	// Dead are the backends whose flows are to be ended: they are known not to answer. A backend that is neither
+	Chained bool
+	AnyNode bool
+	Nodes   []Node
+	// Down are the backends whose flows are to be ended: they are known not to answer. A backend that is neither
 	// here nor in Targets keeps the flows it has.
-	Dead []netip.AddrPort
+	Down []netip.AddrPort
 }
 
 // Target is where packets of a flow are sent.
 type Target struct {
 	Addr   netip.AddrPort
 	Weight int // ≥ 1
-	Here   bool
+	Local  bool
 }
 
 // Build returns the plan for s. States holds what is known of its backends by Backend.ID; a missing one is unknown, and
@@ -65,7 +65,7 @@ func Build(s *Service, states map[netip.AddrPort]Health) *Plan {
 		for i, port := range s.Ports {
 			usable, dead := usableFor(s, s.backendsOf(i), vip, states)
 			if s.Spread {
-				p.Frontends = append(p.Frontends, inside(s, vip, port, usable, dead), spread(s, vip, port, s.Machines[i], usable))
+				p.Frontends = append(p.Frontends, inside(s, vip, port, usable, dead), spread(s, vip, port, s.Nodes[i], usable))
 			} else {
 				p.Frontends = append(p.Frontends, buildFrontend(s, vip, port, usable, dead))
 			}
@@ -82,7 +82,7 @@ func usableFor(s *Service, backends []Backend, vip netip.Addr, states map[netip.
 		if !s.serves(vip, b) {
 			continue
 		}
-		if b.Gone {
+		if b.Deleted {
 			dead = append(dead, b)
 			continue
 		}
@@ -105,7 +105,7 @@ func usableFor(s *Service, backends []Backend, vip netip.Addr, states map[netip.
 // StateOf returns the state of backend b of s, given what its check last found.
 func StateOf(s *Service, b Backend, h Health) State {
 	state := h.State
-	if b.Gone {
+	if b.Deleted {
 		return StateUnhealthy
 	}
 	if s.Check.Type == CheckNone {
@@ -118,15 +118,15 @@ func StateOf(s *Service, b Backend, h Health) State {
 }
 
 func notAnnounced(s *Service, vip netip.Addr, healthy int) string {
-	if s.Hold != "" {
-		return s.Hold
+	if s.WithholdReason != "" {
+		return s.WithholdReason
 	}
 	if healthy >= max(1, s.MinHealthy) {
 		return ""
 	}
 	of := 0
 	for _, b := range s.all() {
-		if s.serves(vip, b) && !b.Gone {
+		if s.serves(vip, b) && !b.Deleted {
 			of++
 		}
 	}
@@ -137,47 +137,47 @@ func buildFrontend(s *Service, vip netip.Addr, port Port, usable, dead []Backend
 	f := &FrontendPlan{
 		Frontend: Frontend{VIP: vip, Port: port.Port, Last: port.Last, Protocol: port.Protocol},
 		Service:  s.Name, Method: s.Method, Encap: s.Encap, Algorithm: s.Algorithm,
-		Affinity: s.Affinity, Allow: s.Allow, Silent: s.Silent,
+		Affinity: s.Affinity, Allow: s.Allow, DropWhenEmpty: s.DropWhenEmpty,
 	}
-	if slices.Contains(s.Open, vip) {
+	if slices.Contains(s.UnrestrictedVIPs, vip) {
 		f.Allow = nil
 	}
 	for _, b := range usable {
-		f.Targets = append(f.Targets, Target{Addr: b.On(port), Weight: b.Weight, Here: b.Here})
+		f.Targets = append(f.Targets, Target{Addr: b.On(port), Weight: b.Weight, Local: b.Local})
 	}
 	slices.SortFunc(f.Targets, func(a, b Target) int { return a.Addr.Compare(b.Addr) })
 	for _, b := range dead {
-		f.Dead = append(f.Dead, b.On(port))
+		f.Down = append(f.Down, b.On(port))
 	}
-	slices.SortFunc(f.Dead, netip.AddrPort.Compare)
+	slices.SortFunc(f.Down, netip.AddrPort.Compare)
 	f.Table = tableFor(s.Algorithm, f.Targets, f.Method == MethodNAT)
 	return f
 }
 
 // inside is what this machine does with flows that it, or another one, has chosen it for.
 func inside(s *Service, vip netip.Addr, port Port, usable, dead []Backend) *FrontendPlan {
-	here := slices.DeleteFunc(slices.Clone(usable), func(b Backend) bool { return !b.Here })
+	here := slices.DeleteFunc(slices.Clone(usable), func(b Backend) bool { return !b.Local })
 	f := buildFrontend(s, vip, port, here, dead)
-	f.Inside, f.Allow, f.Silent = true, nil, true // who chose has looked at the source
+	f.Decap, f.Allow, f.DropWhenEmpty = true, nil, true // who chose has looked at the source
 	return f
 }
 
 // spread chooses a machine for each flow, the same on every machine: without state, and so without affinity to a backend.
-func spread(s *Service, vip netip.Addr, port Port, machines []Machine, usable []Backend) *FrontendPlan {
+func spread(s *Service, vip netip.Addr, port Port, machines []Node, usable []Backend) *FrontendPlan {
 	weights, here := map[netip.Addr]int{}, map[netip.Addr]bool{}
 	for _, b := range usable {
 		weights[b.Node] += b.Weight
-		here[b.Node] = b.Here
+		here[b.Node] = b.Local
 	}
 	f := buildFrontend(s, vip, port, nil, nil)
 	f.Method, f.Encap, f.Algorithm, f.Affinity = MethodTunnel, EncapGUE, AlgorithmMaglev, 0
-	f.Chained, f.Machines = true, machines
-	f.Anywhere = s.Anywhere && port.Protocol != UDP // the first datagram of every flow would have to go to all of them
+	f.Chained, f.Nodes = true, machines
+	f.AnyNode = s.AnyNode && port.Protocol != UDP // the first datagram of every flow would have to go to all of them
 	if s.Affinity != 0 {
 		f.Algorithm = AlgorithmSourceHash // a client stays with a machine
 	}
 	for node, w := range weights {
-		f.Targets = append(f.Targets, Target{Addr: netip.AddrPortFrom(node, 0), Weight: w, Here: here[node]})
+		f.Targets = append(f.Targets, Target{Addr: netip.AddrPortFrom(node, 0), Weight: w, Local: here[node]})
 	}
 	slices.SortFunc(f.Targets, func(a, b Target) int { return a.Addr.Compare(b.Addr) })
 	f.Table = tableFor(f.Algorithm, f.Targets, false)
@@ -187,15 +187,15 @@ func spread(s *Service, vip netip.Addr, port Port, machines []Machine, usable []
 // Equal reports whether f and g ask the same of the datapath.
 func (f *FrontendPlan) Equal(g *FrontendPlan) bool {
 	return f.Frontend == g.Frontend && f.Service == g.Service && f.Method == g.Method && f.Encap == g.Encap &&
-		f.Algorithm == g.Algorithm && f.Affinity == g.Affinity && f.Silent == g.Silent && slices.Equal(f.Allow, g.Allow) &&
+		f.Algorithm == g.Algorithm && f.Affinity == g.Affinity && f.DropWhenEmpty == g.DropWhenEmpty && slices.Equal(f.Allow, g.Allow) &&
 		f.Chained == g.Chained &&
-		f.Anywhere == g.Anywhere && slices.Equal(f.Targets, g.Targets) && slices.Equal(f.Machines, g.Machines) && slices.Equal(f.Dead, g.Dead)
+		f.AnyNode == g.AnyNode && slices.Equal(f.Targets, g.Targets) && slices.Equal(f.Nodes, g.Nodes) && slices.Equal(f.Down, g.Down)
 }
 
 // CompareFrontends orders frontends by address, port and protocol.
 func CompareFrontends(a, b Frontend) int {
 	return cmp.Or(a.VIP.Compare(b.VIP), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Last, b.Last), cmp.Compare(a.Protocol, b.Protocol),
-		compareBool(a.Inside, b.Inside))
+		compareBool(a.Decap, b.Decap))
 }
 
 func compareBool(a, b bool) int {

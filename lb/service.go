@@ -23,11 +23,11 @@ type Service struct {
 	// Spread sends flows to the machines (Backend.Node) in proportion to the backends that they have, by Encap with the packet
 	// untouched, and lets them deliver. Method is then how they do that.
 	Spread bool
-	// Machines, with Spread, are those that may have flows of each of Ports, in their order, whether they have backends for new
-	// ones or not. Anywhere says that not all choose the same machine for a flow, so that any of them may have it, and those
+	// Nodes, with Spread, are those that may have flows of each of Ports, in their order, whether they have backends for new
+	// ones or not. AnyNode says that not all choose the same machine for a flow, so that any of them may have it, and those
 	// that come first most likely.
-	Machines [][]Machine
-	Anywhere bool
+	Nodes   [][]Node
+	AnyNode bool
 	// PerPort, when not nil, has the backends of each of Ports, in their order, and Backends is nil. They are not checked: their
 	// source says which may be used. (Kubernetes: named target ports.)
 	PerPort   [][]Backend
@@ -39,16 +39,16 @@ type Service struct {
 	Affinity time.Duration
 	// Allow lists the sources that may connect; empty: all. (Kubernetes: loadBalancerSourceRanges.)
 	Allow []netip.Prefix
-	// Open are the VIPs that all sources may connect to, whatever Allow says. (Kubernetes: externalIPs.)
-	Open []netip.Addr
+	// UnrestrictedVIPs are the VIPs that all sources may connect to, whatever Allow says. (Kubernetes: externalIPs.)
+	UnrestrictedVIPs []netip.Addr
 	// MinHealthy is the number of healthy backends below which a VIP is not announced; at least 1.
 	MinHealthy int
 	Check      CheckSpec
-	// Silent drops new flows when there is no backend for them; else they are refused. (Kubernetes: Local, and endpoints are
+	// DropWhenEmpty drops new flows when there is no backend for them; else they are refused. (Kubernetes: Local, and endpoints are
 	// elsewhere only.)
-	Silent bool
-	// Hold is why the VIPs are not to be announced whatever the backends are; "": nothing speaks against it.
-	Hold string
+	DropWhenEmpty bool
+	// WithholdReason is why the VIPs are not to be announced whatever the backends are; "": nothing speaks against it.
+	WithholdReason string
 	// Announce says by what the VIPs are announced; empty: by every announcer that is on.
 	Announce []AnnouncerKind
 }
@@ -121,18 +121,18 @@ type Backend struct {
 	Weight int
 	// Drain keeps existing flows and takes no new ones.
 	Drain bool
-	// Here says that it runs on this machine: its packets keep their source.
-	Here bool
+	// Local says that it runs on this machine: its packets keep their source.
+	Local bool
 	// Node is the machine it runs on, one of several that spread and deliver alike; zero: it is reached by itself.
 	Node netip.Addr
-	// Gone ends the flows it has: it is known not to be there any more.
-	Gone bool
+	// Deleted ends the flows it has: it is known not to be there any more.
+	Deleted bool
 }
 
-// Machine is one of several that spread and deliver alike.
-type Machine struct {
-	Addr netip.Addr
-	Here bool // it is this one
+// Node is one of several that spread and deliver alike.
+type Node struct {
+	Addr  netip.Addr
+	Local bool // it is this one
 }
 
 // ID identifies a backend within its service: its address, and its own port or 0.
@@ -152,8 +152,8 @@ type Frontend struct {
 	Port     uint16
 	Last     uint16 // of a range; 0: Port alone
 	Protocol Protocol
-	// Inside is for packets that another machine has sent here through a tunnel: they are to be delivered here.
-	Inside bool
+	// Decap is for packets that another machine has sent here through a tunnel: they are to be delivered here.
+	Decap bool
 }
 
 // Ports is "80" or "8000-8999".
@@ -167,7 +167,7 @@ func (f Frontend) Ports() string {
 // String is "203.0.113.10:80/tcp", "[2001:db8::10]:80/tcp" or "203.0.113.10:8000-8999/tcp".
 func (f Frontend) String() string {
 	inside := ""
-	if f.Inside {
+	if f.Decap {
 		inside = " (inside)"
 	}
 	if f.Last != 0 {

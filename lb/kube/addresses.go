@@ -33,7 +33,7 @@ func (s *Source) pooled(service *lb.Service) {
 		p := poolOf(s.o.Pools, vip)
 		switch {
 		case p == nil:
-			service.Hold = cmp.Or(service.Hold, vip.String()+" is in no pool")
+			service.WithholdReason = cmp.Or(service.WithholdReason, vip.String()+" is in no pool")
 		case i == 0:
 			service.Announce = p.Announce
 		}

@@ -26,7 +26,7 @@ func (s *Source) bury(name string, old, now *lb.Service) {
 	if old != nil {
 		for _, backends := range old.PerPort {
 			for _, b := range backends {
-				if !b.Gone {
+				if !b.Deleted {
 					if gone == nil {
 						gone = map[netip.AddrPort]time.Time{}
 						s.gone[name] = gone
@@ -46,7 +46,7 @@ func (s *Source) bury(name string, old, now *lb.Service) {
 	}
 	for i := range now.PerPort {
 		for _, at := range slices.SortedFunc(maps.Keys(gone), netip.AddrPort.Compare) {
-			now.PerPort[i] = append(now.PerPort[i], lb.Backend{Addr: at.Addr(), Port: at.Port(), Gone: true})
+			now.PerPort[i] = append(now.PerPort[i], lb.Backend{Addr: at.Addr(), Port: at.Port(), Deleted: true})
 		}
 	}
 }

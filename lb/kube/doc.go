@@ -7,7 +7,7 @@
 //
 // # What this node announces
 //
-// An address is held back (lb.Service.Hold) for the first of these reasons: the node is excluded or going; the policy is Local
+// An address is held back (lb.Service.WithholdReason) for the first of these reasons: the node is excluded or going; the policy is Local
 // and no ready endpoint is here; the health check node port of the Service, asked as an outside balancer would ask it, says no;
 // the service proxy's health endpoint says no (gates.go). Terminating endpoints do not count for any of this and still get
 // traffic, so nothing in flight is lost while the route goes.
@@ -16,7 +16,7 @@
 //
 // With tunnels a node only chooses a node (lb.Service.Spread) and the chosen one delivers to a pod of its own. Under Cluster the
 // choice follows from a table that is the same everywhere. Under Local a node chooses itself; but since a router chose before,
-// and may choose again, it asks the others for connections that it does not know (lb.Service.Anywhere); so it does where hints make
+// and may choose again, it asks the others for connections that it does not know (lb.Service.AnyNode); so it does where hints make
 // nodes choose differently. When Services with
 // different pods share an address, packets come to nodes without a pod of theirs, and go to one that has some whatever the
 // policy says. Endpoints without a node, written by hand, are reached by nat instead.

@@ -153,17 +153,17 @@ func filter(all []endpoint, keep func(endpoint) bool) (some []endpoint) {
 
 // machinesOf returns the nodes that have endpoints, in whatever condition. Those that are about to lose theirs come first: flows
 // that come to another node than before are most likely theirs.
-func machinesOf(all []endpoint, at place) []lb.Machine {
-	ready := map[lb.Machine]int{}
+func machinesOf(all []endpoint, at place) []lb.Node {
+	ready := map[lb.Node]int{}
 	for _, e := range all {
-		if m := (lb.Machine{Addr: at.nodes[e.node], Here: e.here(at)}); m.Addr.IsValid() {
+		if m := (lb.Node{Addr: at.nodes[e.node], Local: e.here(at)}); m.Addr.IsValid() {
 			ready[m] += 0
 			if e.ready {
 				ready[m] = 1
 			}
 		}
 	}
-	return slices.SortedFunc(maps.Keys(ready), func(a, b lb.Machine) int {
+	return slices.SortedFunc(maps.Keys(ready), func(a, b lb.Node) int {
 		return cmp.Or(cmp.Compare(ready[a], ready[b]), a.Addr.Compare(b.Addr))
 	})
 }
@@ -181,7 +181,7 @@ func reachable(use []endpoint, at place) []endpoint {
 func backendsFor(chosen []endpoint, at place) []lb.Backend {
 	out := make([]lb.Backend, 0, len(chosen))
 	for _, e := range chosen {
-		out = append(out, lb.Backend{Addr: e.at.Addr(), Port: e.at.Port(), Weight: 1, Here: e.here(at), Node: at.nodes[e.node]})
+		out = append(out, lb.Backend{Addr: e.at.Addr(), Port: e.at.Port(), Weight: 1, Local: e.here(at), Node: at.nodes[e.node]})
 	}
 	return out
 }

@@ -252,9 +252,9 @@ func (s *Source) viewOf(name string) *view {
 	}
 	node := s.node()
 	v := translate(service, vips, endpoints, s.place(node), s.shares(service))
-	v.service.Open = external
+	v.service.UnrestrictedVIPs = external
 	s.nodePort(service, v)
-	v.service.Hold = s.gates.hold(service, v, node)
+	v.service.WithholdReason = s.gates.hold(service, v, node)
 	s.pooled(v.service)
 	return v
 }

@@ -82,7 +82,7 @@ func translate(s *core.Service, vips []netip.Addr, endpoints []*discovery.Endpoi
 			out.Affinity = time.Duration(*c.ClientIP.TimeoutSeconds) * time.Second
 		}
 	}
-	var machines [][]lb.Machine
+	var machines [][]lb.Node
 	readyHere := map[bool]map[netip.Addr]bool{true: {}, false: {}} // by whether IPv4
 	some, somewhere, hinted := false, false, false
 	for _, p := range s.Spec.Ports {
@@ -110,10 +110,10 @@ func translate(s *core.Service, vips []netip.Addr, endpoints []*discovery.Endpoi
 		out.Ports, out.PerPort, machines = append(out.Ports, port), append(out.PerPort, backends), append(machines, machinesOf(there, at))
 	}
 	if out.Spread = at.nodes != nil && everyNodeKnown(out.PerPort); out.Spread {
-		out.Machines, out.Anywhere = machines, isLocal(s) || hinted
+		out.Nodes, out.AnyNode = machines, isLocal(s) || hinted
 	}
 	// Local, and endpoints are elsewhere only: dropped, for the client is to try another node; with none anywhere refused.
-	out.Silent = isLocal(s) && !some && somewhere
+	out.DropWhenEmpty = isLocal(s) && !some && somewhere
 	return &view{service: out, readyHere: max(len(readyHere[true]), len(readyHere[false]))}
 }
 

@@ -88,13 +88,13 @@ func TestChoiceOfEndpoints(t *testing.T) {
 			var got []string
 			for _, b := range v.service.PerPort[0] {
 				mark := ""
-				if b.Here {
+				if b.Local {
 					mark = "!"
 				}
 				got = append(got, b.Addr.String()+mark)
 			}
-			if !slices.Equal(got, tt.want) || v.service.Silent != tt.silent || v.readyHere != tt.readyHere {
-				t.Errorf("%v, silent %t, %d ready here; want %v, %t, %d", got, v.service.Silent, v.readyHere, tt.want, tt.silent, tt.readyHere)
+			if !slices.Equal(got, tt.want) || v.service.DropWhenEmpty != tt.silent || v.readyHere != tt.readyHere {
+				t.Errorf("%v, silent %t, %d ready here; want %v, %t, %d", got, v.service.DropWhenEmpty, v.readyHere, tt.want, tt.silent, tt.readyHere)
 			}
 		})
 	}
@@ -111,7 +111,7 @@ func TestSeveralSlices(t *testing.T) {
 	v := seen(aService(same), all, place{node: "n1"}, false)
 	var got []string
 	for _, b := range v.service.PerPort[0] {
-		got = append(got, fmt.Sprint(b.ID(), b.Here))
+		got = append(got, fmt.Sprint(b.ID(), b.Local))
 	}
 	if fmt.Sprint(got) != "[10.0.0.1:8080 true 10.0.0.1:9090 true 10.0.0.2:9090 false [2001:db8::1]:7 true]" {
 		t.Errorf("backends %s", got)
@@ -291,13 +291,13 @@ func TestMachines(t *testing.T) {
 				continue
 			}
 			for _, x := range f.Targets {
-				targets = append(targets, x.Addr.Addr().String()+map[bool]string{true: "!"}[x.Here])
+				targets = append(targets, x.Addr.Addr().String()+map[bool]string{true: "!"}[x.Local])
 			}
-			for _, m := range f.Machines {
-				machines = append(machines, m.Addr.String()+map[bool]string{true: "!"}[m.Here])
+			for _, m := range f.Nodes {
+				machines = append(machines, m.Addr.String()+map[bool]string{true: "!"}[m.Local])
 			}
-			if f.Anywhere != tt.anywhere {
-				t.Errorf("%s: anywhere is %t", tt.name, f.Anywhere)
+			if f.AnyNode != tt.anywhere {
+				t.Errorf("%s: anywhere is %t", tt.name, f.AnyNode)
 			}
 		}
 		if fmt.Sprint(targets) != tt.targets || fmt.Sprint(machines) != tt.machines {
