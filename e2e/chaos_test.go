@@ -11,8 +11,8 @@ import (
 
 	core "k8s.io/api/core/v1"
 
-	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -27,7 +27,7 @@ func TestKubernetesConnectionsLive(t *testing.T) {
 	t.Run("the set of targets changes under load", func(t *testing.T) {
 		vips := c.offer(t, "changes", func(*core.Service) {}, []int{0, 1, 2}, pods[0], pods[1])
 		four, six := labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[0], 9000), 150), labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[1], 9000), 150)
-		traffic := c.client().Traffic(t.Context(), url(vips[0]), 5*time.Millisecond, 2*time.Second)
+		traffic := c.client().Stream(t.Context(), url(vips[0]), 5*time.Millisecond, 2*time.Second)
 		var talks []*datagrams
 		for _, vip := range vips {
 			for range 50 {
@@ -59,7 +59,7 @@ func TestKubernetesConnectionsLive(t *testing.T) {
 	})
 	t.Run("Local: the router moves connections to other nodes", func(t *testing.T) {
 		vips := c.offer(t, "moved", local, []int{0, 1, 2}, pods...)
-		var conns []*lab.Conns
+		var conns []*traffic.Conns
 		for _, vip := range vips {
 			conns = append(conns, labtest.Connect(t, c.client(), netip.AddrPortFrom(vip, 9000), 100))
 		}
@@ -166,7 +166,7 @@ type datagrams struct {
 	pod  string
 }
 
-func talk(t *testing.T, from *lab.Host, to netip.AddrPort) *datagrams {
+func talk(t *testing.T, from traffic.Client, to netip.AddrPort) *datagrams {
 	t.Helper()
 	conn, err := from.Dial(t.Context(), "udp", to.String())
 	if err != nil {

@@ -25,14 +25,17 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
 // cluster is a Kubernetes cluster with a real API server, whose nodes are hosts with an agent and with kube-proxy, and whose
 // pods are hosts behind them.
 type cluster struct {
 	*site
-	control *lab.ControlPlane
+	control *kube.ControlPlane
 	rest    *rest.Config
 	api     kubernetes.Interface
 	proxies []*lab.Process
@@ -46,7 +49,7 @@ type pod struct {
 	name   string
 	node   int
 	v4, v6 netip.Addr
-	web    *lab.HTTPServer
+	web    *traffic.HTTPServer
 	ready  bool
 	// leaving: it is terminating, and still serves.
 	leaving bool
@@ -78,8 +81,8 @@ func newCluster(t *testing.T, forward string, proxied bool) *cluster {
 		}
 		a := lab.BGPAgent(b, asn, routerASN)
 		a.Mode, a.Env = "tc", []string{"POD_NAMESPACE=steelyard"}
-		a.Extra = fmt.Sprintf(clusterTOML, lab.KubeconfigPath, forward, proxy, probeInterval, probeTimeout, probeFall)
-		if err := b.WriteFile(lab.KubeconfigPath, kubeconfig, 0o600); err != nil {
+		a.Extra = fmt.Sprintf(clusterTOML, kube.KubeconfigPath, forward, proxy, probeInterval, probeTimeout, probeFall)
+		if err := b.WriteFile(kube.KubeconfigPath, kubeconfig, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		c.config = append(c.config, a)
@@ -99,11 +102,11 @@ func startCluster(t *testing.T, nodes int, forward string) *cluster {
 	control := c.Servers[0]
 	c.control = labtest.ControlPlane(t, control.Host, control.V4, dir)
 	c.connect(t)
-	rc := lab.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: routerASN, HoldTime: 9 * time.Second}
+	rc := peers.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: routerASN, HoldTime: 9 * time.Second}
 	for _, b := range c.Balancers {
-		rc.Neighbors = append(rc.Neighbors, lab.Neighbor{Address: b.V4, ASN: asn}, lab.Neighbor{Address: b.V6, ASN: asn})
+		rc.Neighbors = append(rc.Neighbors, peers.Neighbor{Address: b.V4, ASN: asn}, peers.Neighbor{Address: b.V6, ASN: asn})
 	}
-	c.router = labtest.Router(t, c.Topology.Router, lab.BIRD, rc)
+	c.router = labtest.Router(t, c.Topology.Router, peers.BIRD, rc)
 	return c
 }
 

@@ -15,7 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
 // daemonTOML is one configuration for all nodes, as a user would write it.
@@ -37,7 +39,7 @@ addresses = ["203.0.113.0/24", "2001:db8:1::/64"]
 // The agent as a pod of a DaemonSet: a static binary in an image of its own, run by real kubelets with the rights of the
 // manifest, from "kubectl apply" on; and a rollout of another version under load.
 func TestDaemonSet(t *testing.T) {
-	if err := lab.HaveRuntime(); err != nil {
+	if err := kube.RuntimeAvailable(); err != nil {
 		if os.Getenv("STEELYARD_CI") != "" {
 			t.Fatal(err)
 		}
@@ -50,7 +52,7 @@ func TestDaemonSet(t *testing.T) {
 	for i, n := range c.Balancers {
 		c.join(t, i)
 		c.startProxy(t, n)
-		kubelet, err := c.control.StartKubelet(n, lab.Image{Name: agentImage, Program: binary})
+		kubelet, err := c.control.StartKubelet(n, kube.Image{Name: agentImage, Program: binary})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -71,13 +73,13 @@ func TestDaemonSet(t *testing.T) {
 	own := c.offer(t, "local", local, []int{0, 1}, pods...)
 	c.sawTheClient(t, pods...)
 
-	var conns []*lab.Conns
+	var conns []*traffic.Conns
 	for _, vip := range append(cluster, own...) {
 		conns = append(conns, labtest.Connect(t, c.client(), netip.AddrPortFrom(vip, 9000), 75))
 	}
-	var traffic []*lab.Traffic
+	var traffic []*traffic.Stream
 	for _, vip := range []netip.Addr{cluster[0], own[1]} {
-		traffic = append(traffic, c.client().Traffic(t.Context(), url(vip), 10*time.Millisecond, 2*time.Second))
+		traffic = append(traffic, c.client().Stream(t.Context(), url(vip), 10*time.Millisecond, 2*time.Second))
 	}
 	c.rollout(t)
 	for _, x := range traffic {
@@ -166,7 +168,7 @@ func (c *cluster) rollout(t *testing.T) {
 
 // daemonLog is the end of what the agent's container on a node wrote.
 func (c *cluster) daemonLog(n lab.Node) string {
-	out, err := n.Run(context.Background(), "sh", "-c", "tail -q -n 40 "+lab.PodLogs+"/*/steelyard/*.log")
+	out, err := n.Run(context.Background(), "sh", "-c", "tail -q -n 40 "+kube.PodLogs+"/*/steelyard/*.log")
 	if err != nil {
 		return err.Error()
 	}

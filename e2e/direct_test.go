@@ -9,6 +9,8 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
 // method is one of the ways in which servers answer clients themselves.
@@ -49,11 +51,11 @@ func newDirectSite(t *testing.T, m method, mode string, active int) *site {
 	for _, n := range s.Servers {
 		s.receives(t, n, m, sources)
 	}
-	rc := lab.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: routerASN, HoldTime: 9 * time.Second}
+	rc := peers.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: routerASN, HoldTime: 9 * time.Second}
 	for _, b := range s.Balancers {
-		rc.Neighbors = append(rc.Neighbors, lab.Neighbor{Address: b.V4, ASN: asn}, lab.Neighbor{Address: b.V6, ASN: asn})
+		rc.Neighbors = append(rc.Neighbors, peers.Neighbor{Address: b.V4, ASN: asn}, peers.Neighbor{Address: b.V6, ASN: asn})
 	}
-	s.router = labtest.Router(t, s.Topology.Router, lab.BIRD, rc)
+	s.router = labtest.Router(t, s.Topology.Router, peers.BIRD, rc)
 	for _, b := range s.Balancers {
 		c := lab.BGPAgent(b, asn, routerASN, s.directService(m, active))
 		c.Mode = mode
@@ -69,7 +71,7 @@ func (s *site) receives(t *testing.T, n lab.Node, m method, sources []netip.Addr
 	t.Helper()
 	n.V4, n.V6 = vip4, vip6 // where it serves
 	for _, vip := range vips {
-		if err := n.OwnVIP(vip); err != nil {
+		if err := traffic.OwnVIP(n.Host, vip); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -78,7 +80,7 @@ func (s *site) receives(t *testing.T, n lab.Node, m method, sources []netip.Addr
 	labtest.UDPEcho(t, n, 5353)
 	switch m.extra {
 	case ipip:
-		if err := n.EndIPIP(t.Context()); err != nil {
+		if err := traffic.EndIPIP(t.Context(), n.Host); err != nil {
 			t.Fatal(err)
 		}
 	case gue:
@@ -202,7 +204,7 @@ func (s *site) checksTheWay(t *testing.T, m method) {
 		labtest.Until(t, 10*time.Second, "all is well", func() error { return backends(t, a, "healthy", healthy) })
 	}
 	for _, vip := range vips {
-		if err := broken.DisownVIP(vip); err != nil {
+		if err := traffic.DisownVIP(broken.Host, vip); err != nil {
 			t.Fatal(err)
 		}
 	}

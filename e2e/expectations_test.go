@@ -14,6 +14,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
 // More of what Kubernetes' own end-to-end tests expect of Services (test/e2e/network).
@@ -130,7 +131,7 @@ func fromPods(t *testing.T, c *cluster, pods ...*pod) {
 			for _, vip := range vips {
 				// Each node's service proxy takes its time.
 				labtest.Until(t, 10*time.Second, fmt.Sprintf("%s: %s answers %s", name, vip, from.name), func() error {
-					r := from.Load(t.Context(), lab.Load{URL: url(vip), Requests: 10})
+					r := traffic.From(from.Host).Load(t.Context(), traffic.Load{URL: url(vip), Requests: 10})
 					if r.Err() != nil || r.Servers[pods[1].name] != 10 {
 						return fmt.Errorf("%s, %v", r, r.Err())
 					}

@@ -15,6 +15,8 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
 const (
@@ -26,7 +28,7 @@ const (
 func TestFlood(t *testing.T) {
 	for _, mode := range []string{"xdp", "tc"} {
 		t.Run(mode, func(t *testing.T) {
-			s := newSite(t, lab.BIRD, mode, 1, 3)
+			s := newSite(t, peers.BIRD, mode, 1, 3)
 			s.floodProof(t)
 		})
 	}
@@ -52,14 +54,14 @@ func (s *site) floodProof(t *testing.T) {
 	for i, vip := range vips {
 		flood.Go(func() { sent[i] = s.flood(t, ctx, vip, floodRate/2) })
 	}
-	var new lab.Result
+	var new traffic.Result
 	lost := 0
 	start := time.Now()
 	for ctx.Err() == nil {
 		exchange(t, conns, "in the flood")
 		exchange(t, six, "in the flood")
 		for _, vip := range vips {
-			r := s.client().Load(t.Context(), lab.Load{URL: url(vip), Requests: 20, Timeout: 10 * time.Second})
+			r := s.client().Load(t.Context(), traffic.Load{URL: url(vip), Requests: 20, Timeout: 10 * time.Second})
 			if r.Err() != nil {
 				t.Logf("new clients of %s: %v", vip, r.Err())
 				lost += len(r.Errors)

@@ -9,13 +9,14 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 )
 
 // An uplink that is taken out and put back, as when a driver is loaded anew, is used again.
 func TestInterfaceComesBack(t *testing.T) {
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run(mode, func(t *testing.T) {
-			s := newSite(t, lab.BIRD, mode, 1, 3)
+			s := newSite(t, peers.BIRD, mode, 1, 3)
 			balancer, router := s.Balancers[0], s.Topology.Router
 			s.answered(t, 20)
 			if out, err := balancer.Run(t.Context(), "ip", "link", "delete", "eth0"); err != nil {
@@ -50,7 +51,7 @@ func TestInterfaceComesBack(t *testing.T) {
 func TestSeveralUplinks(t *testing.T) {
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run(mode, func(t *testing.T) {
-			s := newSite(t, lab.BIRD, mode, 1, 3)
+			s := newSite(t, peers.BIRD, mode, 1, 3)
 			balancer := s.Balancers[0]
 			inside := []netip.Prefix{netip.MustParsePrefix("192.0.2.100/25"), netip.MustParsePrefix("2001:db8:2::100/64")}
 			err := s.Link(

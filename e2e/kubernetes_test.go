@@ -15,8 +15,8 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
 // What Kubernetes promises of Services, on three nodes with kube-proxy beside the agent. Each story has a Service of its own.
@@ -137,7 +137,7 @@ func isTimeout(err error) bool {
 func anyError(err error) bool { return err != nil }
 
 // from makes a set of pods count anew.
-func counted(c *cluster, t *testing.T, vip netip.Addr, n int) lab.Result {
+func counted(c *cluster, t *testing.T, vip netip.Addr, n int) traffic.Result {
 	t.Helper()
 	r := c.load(t, vip, n)
 	if r.Err() != nil {
@@ -348,7 +348,7 @@ func lifeOfAService(t *testing.T, c *cluster, pods ...*pod) {
 	}
 	c.change(t, "life", func(s *core.Service) { s.Spec.Ports[0].Port = 81 })
 	labtest.Until(t, 10*time.Second, "another port works", func() error {
-		r := c.client().Load(t.Context(), lab.Load{URL: fmt.Sprintf("http://%s/", netip.AddrPortFrom(vips[0], 81)), Requests: 20})
+		r := c.client().Load(t.Context(), traffic.Load{URL: fmt.Sprintf("http://%s/", netip.AddrPortFrom(vips[0], 81)), Requests: 20})
 		return r.Err()
 	})
 	c.change(t, "life", func(s *core.Service) { s.Spec.Ports[0].Port = 80 })
@@ -437,7 +437,7 @@ func shared(t *testing.T, c *cluster, pods ...*pod) {
 	c.routed(t, 20*time.Second, first, 0, 1) // the union of their nodes
 	for _, vip := range first {
 		for port, p := range map[uint16]*pod{80: pods[0], 8081: pods[1]} {
-			r := c.client().Load(t.Context(), lab.Load{URL: fmt.Sprintf("http://%s/", netip.AddrPortFrom(vip, port)), Requests: 60})
+			r := c.client().Load(t.Context(), traffic.Load{URL: fmt.Sprintf("http://%s/", netip.AddrPortFrom(vip, port)), Requests: 60})
 			if r.Err() != nil || r.Servers[p.name] != 60 {
 				t.Errorf("%s port %d: %s, %v; want all from %s", vip, port, r, r.Err(), p.name)
 			}
@@ -489,7 +489,7 @@ func refusedAddresses(t *testing.T, c *cluster, pods ...*pod) {
 func agentKilled(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.offer(t, "killed", local, []int{0, 1}, pods[0], pods[1])
 	conns := labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[0], 9000), 60)
-	traffic := c.client().Traffic(t.Context(), url(vips[0]), 5*time.Millisecond, 2*time.Second)
+	traffic := c.client().Stream(t.Context(), url(vips[0]), 5*time.Millisecond, 2*time.Second)
 	time.Sleep(500 * time.Millisecond)
 	for range 3 {
 		c.agents[0].Kill()
@@ -510,7 +510,7 @@ func agentKilled(t *testing.T, c *cluster, pods ...*pod) {
 func apiAway(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.offer(t, "away", local, []int{0, 1}, pods[0], pods[1])
 	conns := labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[0], 9000), 60)
-	traffic := c.client().Traffic(t.Context(), url(vips[0]), 20*time.Millisecond, 2*time.Second)
+	traffic := c.client().Stream(t.Context(), url(vips[0]), 20*time.Millisecond, 2*time.Second)
 	c.control.StopAPI()
 	time.Sleep(time.Minute)
 	exchange(t, conns, "while the API server is away")

@@ -9,10 +9,12 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
 // farClient is a client behind a router of its own, on whose way here packets may only have mtu bytes.
-func (s *site) farClient(t *testing.T, mtu int) *lab.Host {
+func (s *site) farClient(t *testing.T, mtu int) traffic.Client {
 	t.Helper()
 	edge, client := labtest.Host(t, s.Lab, "edge"), labtest.Host(t, s.Lab, "far")
 	on := func(texts ...string) (p []netip.Prefix) {
@@ -49,13 +51,13 @@ func (s *site) farClient(t *testing.T, mtu int) *lab.Host {
 			t.Fatal(err)
 		}
 	}
-	return client
+	return traffic.From(client)
 }
 
 const megabytes = 10 << 20
 
 // transfers moves 10 MB each way between a client and both VIPs.
-func transfers(t *testing.T, client *lab.Host) {
+func transfers(t *testing.T, client traffic.Client) {
 	for _, vip := range vips {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		start := time.Now()
@@ -83,7 +85,7 @@ func TestSmallPacketsOnTheWay(t *testing.T) {
 	}
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run("nat/"+mode, func(t *testing.T) {
-			s := newSite(t, lab.BIRD, mode, 1, 3)
+			s := newSite(t, peers.BIRD, mode, 1, 3)
 			both(t, s)
 			t.Run("datagrams of 60 KB", func(t *testing.T) {
 				for _, vip := range vips {

@@ -7,18 +7,19 @@ import (
 	"testing"
 	"time"
 
-	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
 // Killed with -9 and started again: nobody notices, neither clients nor the router.
 func TestKilledAgentCostsNothing(t *testing.T) {
-	variants(t, func(t *testing.T, kind lab.RouterKind, mode string) {
+	variants(t, func(t *testing.T, kind peers.RouterKind, mode string) {
 		s := newSite(t, kind, mode, 1, 3)
 		four, six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 200), labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 200)
-		traffic := []*lab.Traffic{
-			s.client().Traffic(t.Context(), url(vip4), 5*time.Millisecond, 2*time.Second),
-			s.client().Traffic(t.Context(), url(vip6), 5*time.Millisecond, 2*time.Second),
+		traffic := []*traffic.Stream{
+			s.client().Stream(t.Context(), url(vip4), 5*time.Millisecond, 2*time.Second),
+			s.client().Stream(t.Context(), url(vip6), 5*time.Millisecond, 2*time.Second),
 		}
 		stop := s.watchRoutes(t)
 		s.agents[0].Kill()
@@ -88,7 +89,7 @@ func (s *site) watchRoutes(t *testing.T) (stop func()) {
 func TestCleanupLeavesTheMachineAsItWas(t *testing.T) {
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run(mode, func(t *testing.T) {
-			s := newSite(t, lab.BIRD, mode, 1, 3)
+			s := newSite(t, peers.BIRD, mode, 1, 3)
 			lb := s.Balancers[0]
 			s.answered(t, 20)
 			if _, err := s.agents[0].CLI(t.Context(), "cleanup"); err == nil {

@@ -9,16 +9,18 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
 // site is a router, balancers that announce to it, and servers behind them.
 type site struct {
 	*lab.Topology
-	router *lab.Router
+	router *peers.Router
 	agents []*lab.Agent
 	config []lab.AgentConfig
-	web    []*lab.HTTPServer
-	echo   []*lab.TCPEcho
+	web    []*traffic.HTTPServer
+	echo   []*traffic.TCPEcho
 }
 
 const (
@@ -36,8 +38,8 @@ var (
 )
 
 // variants are the routers and the hooks that every story is played with.
-func variants(t *testing.T, f func(t *testing.T, kind lab.RouterKind, mode string)) {
-	for _, kind := range []lab.RouterKind{lab.BIRD, lab.FRR} {
+func variants(t *testing.T, f func(t *testing.T, kind peers.RouterKind, mode string)) {
+	for _, kind := range []peers.RouterKind{peers.BIRD, peers.FRR} {
 		for _, mode := range []string{"tc", "xdp"} {
 			t.Run(fmt.Sprintf("%s/%s", kind, mode), func(t *testing.T) { f(t, kind, mode) })
 		}
@@ -45,7 +47,7 @@ func variants(t *testing.T, f func(t *testing.T, kind lab.RouterKind, mode strin
 }
 
 // newSite builds a site whose agents announce both VIPs. The first `active` of its three servers are configured.
-func newSite(t *testing.T, kind lab.RouterKind, mode string, balancers, active int) *site {
+func newSite(t *testing.T, kind peers.RouterKind, mode string, balancers, active int) *site {
 	s := &site{Topology: labtest.Topology(t, lab.Shape{
 		Clients: 1, Balancers: balancers, Servers: 3, Wired: true,
 		Links: lab.LinkOptions{SoftwareChecksums: mode == "xdp"},
@@ -55,9 +57,9 @@ func newSite(t *testing.T, kind lab.RouterKind, mode string, balancers, active i
 		s.echo = append(s.echo, labtest.TCPEcho(t, n, 9000))
 		labtest.UDPEcho(t, n, 5353)
 	}
-	rc := lab.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: routerASN, HoldTime: 9 * time.Second}
+	rc := peers.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: routerASN, HoldTime: 9 * time.Second}
 	for _, b := range s.Balancers {
-		rc.Neighbors = append(rc.Neighbors, lab.Neighbor{Address: b.V4, ASN: asn}, lab.Neighbor{Address: b.V6, ASN: asn})
+		rc.Neighbors = append(rc.Neighbors, peers.Neighbor{Address: b.V4, ASN: asn}, peers.Neighbor{Address: b.V6, ASN: asn})
 	}
 	s.router = labtest.Router(t, s.Topology.Router, kind, rc)
 	for _, b := range s.Balancers {
@@ -101,14 +103,14 @@ func hops(vip netip.Addr, via []lab.Node) (out []netip.Addr) {
 	return out
 }
 
-func (s *site) client() *lab.Host { return s.Clients[0].Host }
+func (s *site) client() traffic.Client { return traffic.From(s.Clients[0].Host) }
 
 func url(vip netip.Addr) string { return fmt.Sprintf("http://%s/", netip.AddrPortFrom(vip, 80)) }
 
 // load makes n requests to a VIP, each over a connection of its own.
-func (s *site) load(t *testing.T, vip netip.Addr, n int) lab.Result {
+func (s *site) load(t *testing.T, vip netip.Addr, n int) traffic.Result {
 	t.Helper()
-	return s.client().Load(t.Context(), lab.Load{URL: url(vip), Requests: n})
+	return s.client().Load(t.Context(), traffic.Load{URL: url(vip), Requests: n})
 }
 
 // answered fails the test when a request to any VIP is not answered.
@@ -116,7 +118,7 @@ func (s *site) answered(t *testing.T, n int) {
 	t.Helper()
 	for _, vip := range vips {
 		// By nat a server may have our source port in TIME_WAIT from another client, and refuse a SYN: time for two to be sent again.
-		r := s.client().Load(t.Context(), lab.Load{URL: url(vip), Requests: n, Timeout: 4 * time.Second})
+		r := s.client().Load(t.Context(), traffic.Load{URL: url(vip), Requests: n, Timeout: 4 * time.Second})
 		if r.Err() != nil {
 			t.Errorf("%s: %v", vip, r.Err())
 		}
@@ -137,7 +139,7 @@ func (s *site) dial(t *testing.T, vip netip.Addr, port uint16) (time.Duration, e
 }
 
 // exchange fails the test when a connection dies.
-func exchange(t *testing.T, c *lab.Conns, when string) {
+func exchange(t *testing.T, c *traffic.Conns, when string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()

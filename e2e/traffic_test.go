@@ -11,12 +11,14 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
 // The life of an appliance, with two balancers: announce, balance, reload, servers that die, a router session that is
 // lost, maintenance.
 func TestLifeOfAnAppliance(t *testing.T) {
-	variants(t, func(t *testing.T, kind lab.RouterKind, mode string) {
+	variants(t, func(t *testing.T, kind peers.RouterKind, mode string) {
 		s := newSite(t, kind, mode, 2, 2)
 		t.Run("is attached as configured", func(t *testing.T) { s.attached(t, mode) })
 		t.Run("balances evenly", s.balances)
@@ -55,7 +57,7 @@ func (s *site) balances(t *testing.T) {
 }
 
 // even fails the test when a server's share is more than a fifth away from the others'.
-func even(t *testing.T, r lab.Result, servers int) {
+func even(t *testing.T, r traffic.Result, servers int) {
 	t.Helper()
 	if len(r.Servers) != servers {
 		t.Errorf("%s; want %d servers", r, servers)
@@ -146,7 +148,7 @@ func (s *site) serverDies(t *testing.T) {
 	dead := s.Servers[1]
 	conns := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 30)
 	onIt := conns.Servers()[dead.Name()]
-	traffic := s.client().Traffic(t.Context(), url(vip4), 5*time.Millisecond, 300*time.Millisecond)
+	traffic := s.client().Stream(t.Context(), url(vip4), 5*time.Millisecond, 300*time.Millisecond)
 	off := time.Now()
 	if err := dead.PowerOff(); err != nil {
 		t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 )
 
 // The privileges that the unit leaves to the agent are enough for its whole life: start, serve by BGP and with L2, take
@@ -84,9 +85,9 @@ func newUnitSite(t *testing.T, mode string) (*site, lab.AgentConfig) {
 		s.web = append(s.web, labtest.HTTP(t, n, 8080))
 	}
 	b := s.Balancers[0]
-	s.router = labtest.Router(t, s.Topology.Router, lab.BIRD, lab.RouterConfig{
+	s.router = labtest.Router(t, s.Topology.Router, peers.BIRD, peers.RouterConfig{
 		ID: netip.MustParseAddr("192.0.2.1"), ASN: routerASN, HoldTime: 9 * time.Second,
-		Neighbors: []lab.Neighbor{{Address: b.V4, ASN: asn}, {Address: b.V6, ASN: asn}},
+		Neighbors: []peers.Neighbor{{Address: b.V4, ASN: asn}, {Address: b.V6, ASN: asn}},
 	})
 	c := lab.BGPAgent(b, asn, routerASN, s.services(3)...)
 	c.Mode, c.L2 = mode, []string{"eth0"}

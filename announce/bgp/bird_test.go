@@ -15,7 +15,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 )
 
-// bird is a BIRD with a configuration that lab.Router has no words for.
+// bird is a BIRD with a configuration that peers.Router has no words for.
 type bird struct {
 	t    *testing.T
 	host *lab.Host

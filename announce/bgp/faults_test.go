@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -44,7 +44,7 @@ func sessionDownLines(c *child) (lines []string) {
 // A wrong password: the router does not answer, and who reads the status is told where to look. When the router dials
 // too, this machine's kernel has dropped its segments, and that is known.
 func TestWrongPassword(t *testing.T) {
-	eachRouter(t, func(t *testing.T, kind lab.RouterKind) {
+	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		for _, row := range []struct {
 			name, ours, theirs string
 			passive            bool
@@ -56,7 +56,7 @@ func TestWrongPassword(t *testing.T) {
 		} {
 			t.Run(row.name, func(t *testing.T) {
 				b := newBench(t)
-				b.router(kind, func(c *lab.RouterConfig) {
+				b.router(kind, func(c *peers.RouterConfig) {
 					c.Neighbors[0].Password, c.Neighbors[0].Passive = row.theirs, row.passive
 				})
 				o := b.options()
@@ -73,11 +73,11 @@ func TestWrongPassword(t *testing.T) {
 }
 
 func TestRightPassword(t *testing.T) {
-	eachRouter(t, func(t *testing.T, kind lab.RouterKind) {
+	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		for _, passive := range []bool{false, true} {
 			t.Run(fmt.Sprintf("passive=%v", passive), func(t *testing.T) {
 				b := newBench(t)
-				r := b.router(kind, func(c *lab.RouterConfig) {
+				r := b.router(kind, func(c *peers.RouterConfig) {
 					c.Neighbors[0].Password, c.Neighbors[0].Passive = "secret", passive
 				})
 				o := b.options()
@@ -94,17 +94,17 @@ func TestRightPassword(t *testing.T) {
 
 // The router expects another ASN than ours, or has another than we expect.
 func TestWrongASN(t *testing.T) {
-	eachRouter(t, func(t *testing.T, kind lab.RouterKind) {
+	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		t.Run("ours", func(t *testing.T) {
 			b := newBench(t)
-			b.router(kind, func(c *lab.RouterConfig) { c.Neighbors[0].ASN = 64999 })
+			b.router(kind, func(c *peers.RouterConfig) { c.Neighbors[0].ASN = 64999 })
 			c := startChild(t, b.host, b.options())
 			c.set(vip4)
 			wantReason(t, c, b.theirs[0][0], "the peer says", "bad peer as")
 		})
 		t.Run("theirs", func(t *testing.T) {
 			b := newBench(t)
-			b.router(kind, func(c *lab.RouterConfig) { c.ASN = 64999 })
+			b.router(kind, func(c *peers.RouterConfig) { c.ASN = 64999 })
 			c := startChild(t, b.host, b.options())
 			c.set(vip4)
 			wantReason(t, c, b.theirs[0][0], "as number mismatch expected 64500, received 64999")

@@ -12,6 +12,7 @@ import (
 	"github.com/steelyard-lb/steelyard/announce/bgp"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 )
 
 const (
@@ -30,7 +31,7 @@ type bench struct {
 	t       *testing.T
 	lab     *lab.Lab
 	host    *lab.Host
-	routers []*lab.Router
+	routers []*peers.Router
 	ours    [][2]netip.Addr // our addresses towards each router, IPv4 and IPv6
 	theirs  [][2]netip.Addr
 }
@@ -67,13 +68,13 @@ func (b *bench) wire(name string) *lab.Host {
 }
 
 // router adds a router that peers with the speaker over IPv4.
-func (b *bench) router(kind lab.RouterKind, change func(*lab.RouterConfig)) *lab.Router {
+func (b *bench) router(kind peers.RouterKind, change func(*peers.RouterConfig)) *peers.Router {
 	b.t.Helper()
 	h := b.wire(string(kind))
 	n := len(b.ours) - 1
-	c := lab.RouterConfig{
+	c := peers.RouterConfig{
 		ID: b.theirs[n][0], ASN: theirASN, HoldTime: 9 * time.Second,
-		Neighbors: []lab.Neighbor{{Address: b.ours[n][0], ASN: ourASN}},
+		Neighbors: []peers.Neighbor{{Address: b.ours[n][0], ASN: ourASN}},
 	}
 	if change != nil {
 		change(&c)
@@ -93,7 +94,7 @@ func (b *bench) options() bgp.Options {
 }
 
 // want waits until the kernel of r has exactly this next hop for vip, or none.
-func want(t testing.TB, r *lab.Router, vip netip.Addr, via ...netip.Addr) time.Duration {
+func want(t testing.TB, r *peers.Router, vip netip.Addr, via ...netip.Addr) time.Duration {
 	t.Helper()
 	took, err := r.WaitNextHops(context.Background(), patience, host(vip), via...)
 	if err != nil {
@@ -104,16 +105,16 @@ func want(t testing.TB, r *lab.Router, vip netip.Addr, via ...netip.Addr) time.D
 
 func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-func eachRouter(t *testing.T, f func(t *testing.T, kind lab.RouterKind)) {
+func eachRouter(t *testing.T, f func(t *testing.T, kind peers.RouterKind)) {
 	t.Parallel()
-	for _, kind := range lab.RouterKinds {
+	for _, kind := range peers.RouterKinds {
 		t.Run(string(kind), func(t *testing.T) { f(t, kind) })
 	}
 }
 
 // Both families over one IPv4 session, each with this machine's address as next hop; what is withdrawn goes, alone.
 func TestRouterGetsAndLosesRoutes(t *testing.T) {
-	eachRouter(t, func(t *testing.T, kind lab.RouterKind) {
+	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		b := newBench(t)
 		r := b.router(kind, nil)
 		c := startChild(t, b.host, b.options())
@@ -138,7 +139,7 @@ func TestRouterGetsAndLosesRoutes(t *testing.T) {
 }
 
 // steady polls the kernel of r for vip until stop is called, which fails the test when the route was ever away.
-func steady(t *testing.T, r *lab.Router, vip, via netip.Addr) (stop func()) {
+func steady(t *testing.T, r *peers.Router, vip, via netip.Addr) (stop func()) {
 	t.Helper()
 	quit, done := make(chan struct{}), make(chan struct{})
 	polls, away := 0, ""
@@ -175,7 +176,7 @@ func steady(t *testing.T, r *lab.Router, vip, via netip.Addr) (stop func()) {
 // may take the route out of its kernel at any moment. Then it ends in order, and the route goes at once.
 func TestKilledSpeakerKeepsItsRoutes(t *testing.T) {
 	b := newBench(t)
-	for _, kind := range lab.RouterKinds {
+	for _, kind := range peers.RouterKinds {
 		b.router(kind, nil)
 	}
 	c := startChild(t, b.host, b.options())
@@ -220,9 +221,9 @@ func TestKilledSpeakerKeepsItsRoutes(t *testing.T) {
 // After a restart one router is there at once and the other only later: that the first session is up must not make the
 // second router forget. (gobgp v3 takes the mark of the restart from all peers when one session is up.)
 func TestLateRouterKeepsItsRoutes(t *testing.T) {
-	eachRouter(t, func(t *testing.T, late lab.RouterKind) {
+	eachRouter(t, func(t *testing.T, late peers.RouterKind) {
 		b := newBench(t)
-		b.router(lab.BIRD, nil)
+		b.router(peers.BIRD, nil)
 		r := b.router(late, nil)
 		c := startChild(t, b.host, b.options())
 		c.set(vip4)
@@ -257,7 +258,7 @@ func TestLateRouterKeepsItsRoutes(t *testing.T) {
 // The connection breaks without a word while the speaker lives: the router keeps the route until the next session, whose
 // OPEN must say once more that forwarding went on.
 func TestBrokenConnectionKeepsRoutes(t *testing.T) {
-	eachRouter(t, func(t *testing.T, kind lab.RouterKind) {
+	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		b := newBench(t)
 		r := b.router(kind, nil)
 		c := startChild(t, b.host, b.options())
@@ -296,7 +297,7 @@ func (b *bench) ip(args ...string) {
 
 // Killed without graceful restart: the routes do go, so the tests above can fail.
 func TestKilledSpeakerWithoutGracefulRestart(t *testing.T) {
-	eachRouter(t, func(t *testing.T, kind lab.RouterKind) {
+	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		b := newBench(t)
 		r := b.router(kind, nil)
 		o := b.options()
@@ -313,7 +314,7 @@ func TestKilledSpeakerWithoutGracefulRestart(t *testing.T) {
 
 // What is no longer wanted after a restart goes when the speaker is back, and what is stays.
 func TestRestartWithOtherRoutes(t *testing.T) {
-	eachRouter(t, func(t *testing.T, kind lab.RouterKind) {
+	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		b := newBench(t)
 		r := b.router(kind, nil)
 		c := startChild(t, b.host, b.options())
@@ -331,7 +332,7 @@ func TestRestartWithOtherRoutes(t *testing.T) {
 
 // The router ends the session: it comes back by itself, with the routes, and the log says so once.
 func TestSessionComesBack(t *testing.T) {
-	eachRouter(t, func(t *testing.T, kind lab.RouterKind) {
+	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		b := newBench(t)
 		r := b.router(kind, nil)
 		c := startChild(t, b.host, b.options())

@@ -15,22 +15,23 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 )
 
-// doomed makes this test program build a lab full of processes, print their numbers, and wait to be killed.
-const doomed = "STEELYARD_LAB_DOOMED"
+// ownerEnv makes this test program build a lab with processes, print their process IDs, and wait for SIGKILL.
+const ownerEnv = "STEELYARD_LAB_OWNER"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(doomed) == "" {
+	if os.Getenv(ownerEnv) == "" {
 		os.Exit(m.Run())
 	}
-	if err := doom(); err != nil {
+	if err := ownLab(); err != nil {
 		fmt.Println("error:", err)
 		os.Exit(1)
 	}
 }
 
-func doom() error {
+func ownLab() error {
 	topo, err := lab.NewTopology(lab.Shape{})
 	if err != nil {
 		return err
@@ -40,12 +41,12 @@ func doom() error {
 		return err
 	}
 	all := []*lab.Process{sleep}
-	for i, kind := range lab.RouterKinds {
+	for i, kind := range peers.RouterKinds {
 		if kind.Installed() != nil {
 			continue
 		}
 		h := []*lab.Host{topo.Router, topo.Balancers[0].Host}[i]
-		r, err := lab.StartRouter(context.Background(), h, kind, lab.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: 64500})
+		r, err := peers.StartRouter(context.Background(), h, kind, peers.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: 64500})
 		if err != nil {
 			return err
 		}
@@ -55,18 +56,18 @@ func doom() error {
 		fmt.Println(p.Pid())
 	}
 	fmt.Println("ready")
-	time.Sleep(time.Minute) // killed long before; so that a broken test leaves nothing for longer
+	time.Sleep(time.Minute) // the test kills it earlier; this bounds the time after a broken test
 	return topo.Close()
 }
 
-// TestNothingOutlivesAKilledOwner: the programs of a lab die with the process that made it, although that gets no
-// chance to end them.
-func TestNothingOutlivesAKilledOwner(t *testing.T) {
+// TestProcessesEndWithAKilledOwner: the kernel ends the programs of a lab when the process that started them is killed
+// (PR_SET_PDEATHSIG).
+func TestProcessesEndWithAKilledOwner(t *testing.T) {
 	labtest.Root(t)
 	self, err := os.Executable()
 	check(t, err)
 	owner := exec.Command(self)
-	owner.Env = append(os.Environ(), doomed+"=1")
+	owner.Env = append(os.Environ(), ownerEnv+"=1")
 	out, err := owner.StdoutPipe()
 	check(t, err)
 	check(t, owner.Start())
@@ -87,7 +88,7 @@ func TestNothingOutlivesAKilledOwner(t *testing.T) {
 		t.Fatal("want some processes")
 	}
 	check(t, owner.Process.Kill())
-	labtest.Until(t, 5*time.Second, "its processes are gone", func() error {
+	labtest.Until(t, 5*time.Second, "its processes have ended", func() error {
 		var all error
 		for _, pid := range pids {
 			all = errors.Join(all, notRunning(pid))
@@ -96,7 +97,7 @@ func TestNothingOutlivesAKilledOwner(t *testing.T) {
 	})
 }
 
-// notRunning returns nil when the process is gone or a zombie.
+// notRunning returns nil when the process has ended or is a zombie.
 func notRunning(pid int) error {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -106,4 +107,11 @@ func notRunning(pid int) error {
 		return nil
 	}
 	return fmt.Errorf("process %d runs: %s", pid, b)
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }

@@ -145,7 +145,7 @@ func (h *Host) Listen(ctx context.Context, network, address string) (l net.Liste
 	if err != nil {
 		return nil, fmt.Errorf("host %s: %w", h.name, err)
 	}
-	return l, h.own(l)
+	return l, h.Own(l)
 }
 
 // ListenPacket is net.ListenPacket inside the host. The socket is closed with the host, if not before.
@@ -157,7 +157,7 @@ func (h *Host) ListenPacket(ctx context.Context, network, address string) (c net
 	if err != nil {
 		return nil, fmt.Errorf("host %s: %w", h.name, err)
 	}
-	return c, h.own(c)
+	return c, h.Own(c)
 }
 
 // Dial is net.Dial inside the host; unix sockets are found as the host sees them. address must not be a name to be
@@ -182,8 +182,8 @@ func (h *Host) DialFrom(ctx context.Context, from netip.AddrPort, network, addre
 	return c, nil
 }
 
-// own makes c be closed with the host.
-func (h *Host) own(c io.Closer) error {
+// Own makes Close of the host close c.
+func (h *Host) Own(c io.Closer) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {

@@ -1,7 +1,6 @@
 package lab_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
 func TestRequestsGoThroughTheRouter(t *testing.T) {
@@ -28,7 +28,8 @@ func TestRequestsGoThroughTheRouter(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%+v", shape), func(t *testing.T) {
 			topo := labtest.Topology(t, shape)
-			client := topo.Clients[0]
+			node := topo.Clients[0]
+			client := traffic.From(node.Host)
 			for _, s := range topo.Servers {
 				labtest.HTTP(t, s, 8080)
 				for i, at := range s.At(8080) {
@@ -36,14 +37,14 @@ func TestRequestsGoThroughTheRouter(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					want := []netip.Addr{client.V4, client.V6}[i]
+					want := []netip.Addr{node.V4, node.V6}[i]
 					if a.Server != s.Name() || a.Client.Addr() != want || len(a.Body) < 100000 {
 						t.Errorf("want %s answering %s with 100000 bytes, got %s answering %s with %d", s, want, a.Server, a.Client, len(a.Body))
 					}
 				}
 			}
-			for _, b := range topo.Balancers { // a balancer reaches the servers too, and the router forwards for it when wired
-				if r := b.Load(t.Context(), lab.Load{URL: "http://" + topo.Servers[0].At(8080)[0].String(), Requests: 1}); r.Err() != nil {
+			for _, b := range topo.Balancers { // a balancer reaches the servers, through the router when Wired
+				if r := traffic.From(b.Host).Load(t.Context(), traffic.Load{URL: "http://" + topo.Servers[0].At(8080)[0].String(), Requests: 1}); r.Err() != nil {
 					t.Error(r.Err())
 				}
 			}
@@ -53,7 +54,7 @@ func TestRequestsGoThroughTheRouter(t *testing.T) {
 
 func TestRoutesSpreadFlowsOverNextHops(t *testing.T) {
 	topo := labtest.Topology(t, lab.Shape{Servers: 3})
-	client, router := topo.Clients[0], topo.Router
+	client, router := traffic.From(topo.Clients[0].Host), topo.Router
 	for f, vip := range []string{"203.0.113.1/32", "2001:db8:1::1/128"} {
 		vip := netip.MustParsePrefix(vip)
 		var hops []netip.Addr
@@ -62,7 +63,7 @@ func TestRoutesSpreadFlowsOverNextHops(t *testing.T) {
 				t.Fatal(err)
 			}
 			at := netip.AddrPortFrom(vip.Addr(), 80)
-			if _, err := s.ServeHTTP(s.Name(), at); err != nil {
+			if _, err := traffic.ServeHTTP(s.Host, s.Name(), at); err != nil {
 				t.Fatal(err)
 			}
 			hops = append(hops, s.At(0)[f].Addr())
@@ -73,7 +74,7 @@ func TestRoutesSpreadFlowsOverNextHops(t *testing.T) {
 		if _, err := router.WaitNextHops(t.Context(), time.Second, vip, hops...); err != nil {
 			t.Fatal(err)
 		}
-		r := client.Load(t.Context(), lab.Load{URL: "http://" + netip.AddrPortFrom(vip.Addr(), 80).String(), Requests: 150})
+		r := client.Load(t.Context(), traffic.Load{URL: "http://" + netip.AddrPortFrom(vip.Addr(), 80).String(), Requests: 150})
 		if r.Err() != nil || len(r.Servers) != 3 {
 			t.Errorf("want answers of 3 servers, got %v (%v)", r, r.Err())
 		}
@@ -86,42 +87,9 @@ func TestRoutesSpreadFlowsOverNextHops(t *testing.T) {
 	}
 }
 
-func TestStoppedServerResetsAndComesBack(t *testing.T) {
-	topo := labtest.Topology(t, lab.Shape{})
-	client, server := topo.Clients[0], topo.Servers[0]
-	echo := labtest.TCPEcho(t, server, 7)
-	web := labtest.HTTP(t, server, 80)
-	conns := labtest.Connect(t, client.Host, server.At(7)[0], 10)
-	if err := errors.Join(echo.Stop(), web.Stop()); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-	defer cancel()
-	for _, err := range conns.Exchange(ctx) {
-		if !strings.Contains(err.Error(), "reset") && !strings.Contains(err.Error(), "broken pipe") {
-			t.Errorf("want a reset, got %v", err)
-		}
-	}
-	if conns.Alive() != 0 || echo.Connections() != 0 {
-		t.Errorf("want no connection, got %d at the client and %d at the server", conns.Alive(), echo.Connections())
-	}
-	if _, err := client.Get(ctx, "http://"+server.At(80)[0].String()); err == nil || !strings.Contains(err.Error(), "refused") {
-		t.Errorf("want connection refused, got %v", err)
-	}
-	if err := errors.Join(echo.Start(), web.Start()); err != nil {
-		t.Fatal(err)
-	}
-	web.SetHealthy(false)
-	a, err := client.Get(ctx, "http://"+server.At(80)[1].String()+"/healthz")
-	if err != nil || a.Status != 503 {
-		t.Errorf("want status 503 from /healthz, got %+v, %v", a, err)
-	}
-	labtest.Connect(t, client.Host, server.At(7)[1], 1)
-}
-
-func TestPowerOffIsSilentAndPowerOnHeals(t *testing.T) {
+func TestPowerOffStopsAndPowerOnRestores(t *testing.T) {
 	topo := labtest.Topology(t, lab.Shape{Servers: 2, Balancers: 1, Wired: true})
-	client, lb := topo.Clients[0], topo.Balancers[0]
+	client, lb := traffic.From(topo.Clients[0].Host), topo.Balancers[0]
 	labtest.HTTP(t, lb, 80)
 	labtest.UDPEcho(t, lb, 53)
 	vip := netip.MustParsePrefix("203.0.113.1/32")
@@ -135,28 +103,28 @@ func TestPowerOffIsSilentAndPowerOnHeals(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ask := func() error {
+	request := func() error {
 		all := errors.Join(client.Ping(t.Context(), lb.V4), client.Ping(t.Context(), lb.V6))
 		for i := range lb.At(0) {
-			all = errors.Join(all, client.Load(t.Context(), lab.Load{URL: "http://" + lb.At(80)[i].String(), Requests: 3, Timeout: 300 * time.Millisecond}).Err(),
+			all = errors.Join(all, client.Load(t.Context(), traffic.Load{URL: "http://" + lb.At(80)[i].String(), Requests: 3, Timeout: 300 * time.Millisecond}).Err(),
 				client.UDP(t.Context(), lb.At(53)[i], 3, 0, 300*time.Millisecond).Err())
 		}
 		return all
 	}
-	if err := ask(); err != nil {
+	if err := request(); err != nil {
 		t.Fatal(err)
 	}
 	if err := lb.PowerOff(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := lb.ReadFile("/run/x"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("want a file in memory lost with the power, got %v", err)
+		t.Errorf("want no file in /run after PowerOff, got %v", err)
 	}
 	if sleeper.Running() {
-		t.Error("a process outlived the power of its host")
+		t.Error("a process runs after PowerOff")
 	}
-	if err := ask(); err == nil {
-		t.Error("a host without power answers")
+	if err := request(); err == nil {
+		t.Error("a host answers after PowerOff")
 	}
 	if hops, err := topo.Router.NextHops(vip); err != nil || len(hops) != 0 {
 		t.Errorf("want no next hop behind a link without carrier, got %v, %v", hops, err)
@@ -164,10 +132,10 @@ func TestPowerOffIsSilentAndPowerOnHeals(t *testing.T) {
 	if err := lb.PowerOn(); err != nil {
 		t.Fatal(err)
 	}
-	labtest.Until(t, 5*time.Second, "the host answers again", ask)
+	labtest.Until(t, 5*time.Second, "the host answers again", request)
 }
 
-// TestHostsHaveTheirOwnSystemDirectories is what lets two agents run on one kernel.
+// TestHostsHaveTheirOwnSystemDirectories: two agents on one kernel share neither files nor pins.
 func TestHostsHaveTheirOwnSystemDirectories(t *testing.T) {
 	topo := labtest.Topology(t, lab.Shape{})
 	a, b := topo.Balancers[0], topo.Servers[0]
@@ -194,28 +162,28 @@ func TestHostsHaveTheirOwnSystemDirectories(t *testing.T) {
 	}
 }
 
-func TestProcessesAreEndedInOrderAndByForce(t *testing.T) {
+func TestStopAndKillEndProcesses(t *testing.T) {
 	topo := labtest.Topology(t, lab.Shape{})
 	h := topo.Servers[0]
-	polite, err := h.Start(lab.Command{Path: "sh", Args: []string{"-c", "trap 'echo bye; exit 3' TERM; echo ready; while :; do sleep 0.05; done"}})
+	process, err := h.Start(lab.Command{Path: "sh", Args: []string{"-c", "trap 'echo stopped; exit 3' TERM; echo ready; while :; do sleep 0.05; done"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	labtest.Until(t, 5*time.Second, "the trap is set", func() error {
-		if !polite.Log.Contains("ready") {
+		if !process.Log.Contains("ready") {
 			return errors.New("not yet")
 		}
 		return nil
 	})
-	if err := polite.Stop(); err != nil {
+	if err := process.Stop(); err != nil {
 		t.Fatal(err)
 	}
 	var exit *exec.ExitError
-	if err := polite.Wait(t.Context()); !errors.As(err, &exit) || exit.ExitCode() != 3 || !polite.Log.Contains("bye") {
-		t.Errorf("want exit status 3 and a goodbye, got %v and %q", err, polite.Log.Lines())
+	if err := process.Wait(t.Context()); !errors.As(err, &exit) || exit.ExitCode() != 3 || !process.Log.Contains("stopped") {
+		t.Errorf("want exit status 3 and the output of the trap, got %v and %q", err, process.Log.Lines())
 	}
-	if _, err := h.Run(t.Context(), "sh", "-c", "echo why >&2; exit 4"); err == nil || !strings.Contains(err.Error(), "why") {
-		t.Errorf("want an error with what the program said, got %v", err)
+	if _, err := h.Run(t.Context(), "sh", "-c", "echo reason >&2; exit 4"); err == nil || !strings.Contains(err.Error(), "reason") {
+		t.Errorf("want an error with the output of the program, got %v", err)
 	}
 	grandchild, err := h.Start(lab.Command{Path: "sh", Args: []string{"-c", "sleep 61 & echo $!; wait"}})
 	if err != nil {
@@ -232,28 +200,28 @@ func TestProcessesAreEndedInOrderAndByForce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	labtest.Until(t, 2*time.Second, "the grandchild is gone", func() error { return notRunning(pid) })
+	labtest.Until(t, 2*time.Second, "the grandchild has ended", func() error { return notRunning(pid) })
 }
 
-func TestPanicsAndErrorsComeOutOfDo(t *testing.T) {
+func TestDoReturnsErrorsAndPanics(t *testing.T) {
 	h := labtest.Host(t, labtest.New(t), "h")
 	want := errors.New("no")
 	if err := h.Do(func() error { return want }); !errors.Is(err, want) {
 		t.Errorf("want %v, got %v", want, err)
 	}
 	defer func() {
-		if p := recover(); p == nil || !strings.Contains(fmt.Sprint(p), "ouch") {
+		if p := recover(); p == nil || !strings.Contains(fmt.Sprint(p), "panic of the test") {
 			t.Errorf("want the panic of the function, got %v", p)
 		}
 	}()
-	h.Do(func() error { panic("ouch") })
+	h.Do(func() error { panic("panic of the test") })
 }
 
-// TestNothingStays: descriptors, processes, and what is in this process's own namespaces are after a Lab what they
-// were before, although the lab was full of life when it was closed.
-func TestNothingStays(t *testing.T) {
+// TestCloseLeavesNothing: after Close of a Lab with processes, servers and traffic, the descriptors and child processes of
+// this process and the files in its namespaces are the same as before.
+func TestCloseLeavesNothing(t *testing.T) {
 	labtest.Root(t)
-	fill := func() {
+	use := func() {
 		topo, err := lab.NewTopology(lab.Shape{Servers: 2})
 		if err != nil {
 			t.Fatal(err)
@@ -263,34 +231,34 @@ func TestNothingStays(t *testing.T) {
 				t.Error(err)
 			}
 		}()
-		server := topo.Servers[0]
+		server, client := topo.Servers[0], traffic.From(topo.Clients[0].Host)
 		labtest.HTTP(t, server, 80)
 		labtest.TCPEcho(t, server, 7)
 		labtest.UDPEcho(t, server, 53)
 		if _, err := server.Start(lab.Command{Path: "sleep", Args: []string{"62"}}); err != nil {
 			t.Fatal(err)
 		}
-		conns, err := topo.Clients[0].Connect(t.Context(), server.At(7)[0], 3)
+		conns, err := client.Connect(t.Context(), server.At(7)[0], 3)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer conns.Close()
-		traffic := topo.Clients[0].Traffic(t.Context(), "http://"+server.At(80)[0].String(), 5*time.Millisecond, time.Second)
-		defer traffic.Stop()
+		stream := client.Stream(t.Context(), "http://"+server.At(80)[0].String(), 5*time.Millisecond, time.Second)
+		defer stream.Stop()
 		labtest.Until(t, 5*time.Second, "traffic flows", func() error {
-			if r := traffic.Between(time.Time{}, time.Time{}); r.Answered() < 5 {
+			if r := stream.Between(time.Time{}, time.Time{}); r.Answered() < 5 {
 				return errors.New(r.String())
 			}
 			return nil
 		})
-		if r := traffic.Between(time.Time{}, time.Time{}); r.Err() != nil {
+		if r := stream.Between(time.Time{}, time.Time{}); r.Err() != nil {
 			t.Error(r.Err())
 		}
 	}
-	fill() // what the runtime and the resolver open once, they may keep
+	use() // the runtime and the resolver keep some descriptors open
 	before := traces(t)
-	fill()
-	labtest.Until(t, 5*time.Second, "nothing is left", func() error {
+	use()
+	labtest.Until(t, 5*time.Second, "the traces are those of before", func() error {
 		if diff := cmp.Diff(before, traces(t)); diff != "" {
 			return errors.New(diff)
 		}
@@ -298,7 +266,7 @@ func TestNothingStays(t *testing.T) {
 	})
 }
 
-// traces are the marks a lab could leave.
+// traces are what a lab could leave behind.
 func traces(t *testing.T) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}

@@ -1,10 +1,12 @@
 package lab
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -80,6 +82,21 @@ func (h *Host) NextHops(dst netip.Prefix) ([]netip.Addr, error) {
 	}
 	slices.SortFunc(hops, netip.Addr.Compare)
 	return slices.Compact(hops), nil
+}
+
+// WaitNextHops waits until the kernel of the host has a route to dst with exactly these next hops (none: no route), and
+// returns how long that took.
+func (h *Host) WaitNextHops(ctx context.Context, within time.Duration, dst netip.Prefix,
+	want ...netip.Addr) (time.Duration, error) {
+	want = slices.Clone(want)
+	slices.SortFunc(want, netip.Addr.Compare)
+	return Until(ctx, within, fmt.Sprintf("%s routes %s via %v", h, dst, want), func() error {
+		got, err := h.NextHops(dst)
+		if err == nil && !slices.Equal(got, want) {
+			err = fmt.Errorf("the next hops are %v", got)
+		}
+		return err
+	})
 }
 
 // Forward makes the host a router: it forwards both families, spreads flows over equal next hops by addresses,

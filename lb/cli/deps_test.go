@@ -81,6 +81,26 @@ func forbidden(pkg, dep string) string {
 	return ""
 }
 
+// TestMainLinksNoTestPrograms: the product links the hosts and the traffic of the lab, which the demo needs, but nothing
+// that runs routing daemons or Kubernetes programs.
+func TestMainLinksNoTestPrograms(t *testing.T) {
+	main := strings.TrimSuffix(module, "/")
+	out, err := exec.Command("go", "list", "-deps", main).Output()
+	if err != nil {
+		t.Fatalf("go list -deps: %v", err)
+	}
+	deps := strings.Fields(string(out))
+	if !slices.Contains(deps, module+"e2e/lab") {
+		t.Fatalf("%s does not link e2e/lab: the rule tests nothing", main)
+	}
+	for _, dep := range deps {
+		switch strings.TrimPrefix(dep, module) {
+		case "e2e", "e2e/lab/peers", "e2e/lab/kube", "e2e/lab/labtest":
+			t.Errorf("%s links %s: only tests need it", main, dep)
+		}
+	}
+}
+
 // listImports returns what each package of the module imports outside its tests, by path below the module.
 func listImports(t *testing.T) map[string][]string {
 	out, err := exec.Command("go", "list", "-json=ImportPath,Imports", module+"...").Output()

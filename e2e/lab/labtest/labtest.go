@@ -1,4 +1,5 @@
-// Package labtest is package lab for tests: what cannot be built fails the test, and everything built ends with it.
+// Package labtest has helpers that build a lab in a test, with servers, routers, agents and a control plane. A helper that
+// fails ends the test; everything it builds is closed with the test.
 package labtest
 
 import (
@@ -10,22 +11,25 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
-// Root skips the test when it does not run as root; with STEELYARD_CI set it fails instead, for a suite that skips
-// everything proves nothing.
+// Root skips the test when it does not run as root; with STEELYARD_CI set it fails the test, so that CI cannot pass with
+// every test skipped.
 func Root(t testing.TB) {
 	t.Helper()
 	switch {
 	case os.Geteuid() == 0:
 	case os.Getenv("STEELYARD_CI") != "":
-		t.Fatal("network namespaces need root, and STEELYARD_CI forbids to skip")
+		t.Fatal("network namespaces need root, and STEELYARD_CI is set")
 	default:
 		t.Skip("network namespaces need root")
 	}
 }
 
-// New returns an empty lab that is closed with the test.
+// New returns an empty lab, closed with the test.
 func New(t testing.TB) *lab.Lab {
 	t.Helper()
 	Root(t)
@@ -61,9 +65,9 @@ func Host(t testing.TB, l *lab.Lab, name string) *lab.Host {
 	return h
 }
 
-// Router starts a routing daemon in h. A daemon that is not installed skips the test, or with STEELYARD_CI fails it. The
-// end of its log is shown when the test fails.
-func Router(t testing.TB, h *lab.Host, kind lab.RouterKind, c lab.RouterConfig) *lab.Router {
+// Router starts a routing daemon in h. It skips the test when the daemon is not installed; with STEELYARD_CI set it fails
+// the test. A failed test shows the end of the daemon's log.
+func Router(t testing.TB, h *lab.Host, kind peers.RouterKind, c peers.RouterConfig) *peers.Router {
 	t.Helper()
 	if err := kind.Installed(); err != nil {
 		if os.Getenv("STEELYARD_CI") != "" {
@@ -71,83 +75,84 @@ func Router(t testing.TB, h *lab.Host, kind lab.RouterKind, c lab.RouterConfig) 
 		}
 		t.Skip(err)
 	}
-	r, err := lab.StartRouter(t.Context(), h, kind, c)
+	r, err := peers.StartRouter(t.Context(), h, kind, c)
 	must(t, err)
 	t.Cleanup(func() {
 		if !t.Failed() {
 			return
 		}
 		for _, p := range r.Processes {
-			t.Logf("%s of %s said:\n%s", kind, h, p.Log.Tail(60))
+			t.Logf("log of %s in %s:\n%s", kind, h, p.Log.Tail(60))
 		}
 	})
 	return r
 }
 
-// Agent starts a steelyard in h and waits until it answers. The end of its log is shown when the test fails.
+// Agent starts steelyard in h and waits until it answers. A failed test shows the end of its log and its packet counters.
 func Agent(t testing.TB, h *lab.Host, binary string, c lab.AgentConfig) *lab.Agent {
 	t.Helper()
 	a, err := lab.StartAgent(h, lab.AgentOptions{Binary: binary, Config: c.TOML(), Env: c.Env})
 	must(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the agent of %s said:\n%s\nand counted:\n%s", h, a.Process().Log.LastWords(60), counted(a))
+			t.Logf("log of the agent of %s:\n%s\nits packet counters:\n%s", h, a.Process().Log.LastWords(60), packetCounters(a))
 		}
 	})
 	must(t, a.WaitReady(t.Context(), 15*time.Second))
 	return a
 }
 
-// ControlPlane starts a Kubernetes control plane in h, whose programs are in dir.
-func ControlPlane(t testing.TB, h *lab.Host, address netip.Addr, dir string) *lab.ControlPlane {
+// ControlPlane starts a Kubernetes control plane in h. Its programs are in dir; it skips the test when they are missing,
+// and with STEELYARD_CI set fails it.
+func ControlPlane(t testing.TB, h *lab.Host, address netip.Addr, dir string) *kube.ControlPlane {
 	t.Helper()
-	if err := lab.HaveControlPlane(dir); err != nil {
+	if err := kube.Available(dir); err != nil {
 		if os.Getenv("STEELYARD_CI") != "" {
 			t.Fatal(err)
 		}
 		t.Skip(err)
 	}
-	c, err := lab.StartControlPlane(t.Context(), h, address, dir)
+	c, err := kube.StartControlPlane(t.Context(), h, address, dir)
 	must(t, err)
 	return c
 }
 
 // HTTP starts a web server on a port of every address of a node.
-func HTTP(t testing.TB, n lab.Node, port uint16) *lab.HTTPServer {
+func HTTP(t testing.TB, n lab.Node, port uint16) *traffic.HTTPServer {
 	t.Helper()
-	s, err := n.ServeHTTP(n.Name(), n.At(port)...)
+	s, err := traffic.ServeHTTP(n.Host, n.Name(), n.At(port)...)
 	must(t, err)
 	return s
 }
 
 // TCPEcho starts a server for long-lived connections on a port of every address of a node.
-func TCPEcho(t testing.TB, n lab.Node, port uint16) *lab.TCPEcho {
+func TCPEcho(t testing.TB, n lab.Node, port uint16) *traffic.TCPEcho {
 	t.Helper()
-	s, err := n.ServeTCPEcho(n.Name(), n.At(port)...)
+	s, err := traffic.ServeTCPEcho(n.Host, n.Name(), n.At(port)...)
 	must(t, err)
 	return s
 }
 
 // UDPEcho starts a UDP server on a port of every address of a node.
-func UDPEcho(t testing.TB, n lab.Node, port uint16) *lab.UDPEcho {
+func UDPEcho(t testing.TB, n lab.Node, port uint16) *traffic.UDPEcho {
 	t.Helper()
-	s, err := n.ServeUDPEcho(n.Name(), n.At(port)...)
+	s, err := traffic.ServeUDPEcho(n.Host, n.Name(), n.At(port)...)
 	must(t, err)
 	return s
 }
 
 // Connect opens n long-lived connections, closed with the test.
-func Connect(t testing.TB, h *lab.Host, to netip.AddrPort, n int) *lab.Conns {
+func Connect(t testing.TB, from traffic.Client, to netip.AddrPort, n int) *traffic.Conns {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	c, err := h.Connect(ctx, to, n)
+	c, err := from.Connect(ctx, to, n)
 	must(t, err)
 	t.Cleanup(c.Close)
 	return c
 }
 
-// Until fails the test when f has not returned nil within a time, and returns how long it took.
+// Until polls f until it returns nil, and returns how long that took. It fails the test when the time is over.
 func Until(t testing.TB, within time.Duration, what string, f func() error) time.Duration {
 	t.Helper()
 	took, err := lab.Until(t.Context(), within, what, f)
@@ -162,9 +167,9 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// counted returns what an agent has done with packets that it did not leave alone.
-func counted(a *lab.Agent) string {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second) // the test's own is over
+// packetCounters returns the packet counters of an agent that are not 0.
+func packetCounters(a *lab.Agent) string {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second) // t.Context() is done
 	defer cancel()
 	var text string
 	if err := a.Get(ctx, "/metrics", &text); err != nil {

@@ -8,13 +8,14 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
 // lived is how many long-lived connections each client has open while an agent dies.
 const lived = 20
 
 func (s *show) agentKilled(ctx context.Context) (string, error) {
-	var conns []*lab.Conns
+	var conns []*traffic.Conns
 	for i, vip := range vips {
 		c, err := s.clients[i].Connect(ctx, netip.AddrPortFrom(vip, echoPort), lived)
 		if err != nil {
@@ -90,7 +91,7 @@ func sessions(ctx context.Context, a *lab.Agent) error {
 }
 
 // alive exchanges a message over every connection and returns an error when one does not answer.
-func alive(ctx context.Context, sets []*lab.Conns) error {
+func alive(ctx context.Context, sets []*traffic.Conns) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	for _, c := range sets {
@@ -141,7 +142,7 @@ func (s *show) powerOn(ctx context.Context) (string, error) {
 	took := time.Since(start)
 	s.saw("the router has routes over both balancers again, %s after power on", short(took))
 	before := s.forwarded()
-	var r lab.Result
+	var r traffic.Result
 	if _, err := s.until(ctx, patience, "all requests are answered", func() error { r = s.request(ctx, 150); return r.Err() }); err != nil {
 		return "", err
 	}
@@ -187,6 +188,6 @@ func (s *show) maintenance(ctx context.Context) (string, error) {
 }
 
 // failures is "2 of 250 requests failed".
-func failures(r lab.Result) string {
+func failures(r traffic.Result) string {
 	return fmt.Sprintf("%d of %d requests failed", len(r.Errors), len(r.Errors)+r.Answered())
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
 const (
@@ -39,9 +40,9 @@ type network struct {
 	self    string // path of this binary
 	router  *lab.Process
 	agents  []*lab.Agent
-	web     []*lab.HTTPServer
-	echo    []*lab.TCPEcho
-	clients []lab.Node
+	web     []*traffic.HTTPServer
+	echo    []*traffic.TCPEcho
+	clients []traffic.Client
 }
 
 // build makes the machines and wires; nothing runs yet.
@@ -50,7 +51,11 @@ func build(self string) (*network, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &network{Topology: t, self: self, clients: t.Clients}, nil
+	n := &network{Topology: t, self: self}
+	for _, c := range t.Clients {
+		n.clients = append(n.clients, traffic.From(c.Host))
+	}
+	return n, nil
 }
 
 // close ends everything. The agents need not say goodbye to a network that goes away with them.
@@ -64,11 +69,11 @@ func (n *network) close() error {
 // startServers starts a web server and an echo server in each server machine.
 func (n *network) startServers() error {
 	for _, s := range n.Servers {
-		w, err := s.ServeHTTP(s.Name(), s.At(serverPort)...)
+		w, err := traffic.ServeHTTP(s.Host, s.Name(), s.At(serverPort)...)
 		if err != nil {
 			return err
 		}
-		e, err := s.ServeTCPEcho(s.Name(), s.At(echoPort)...)
+		e, err := traffic.ServeTCPEcho(s.Host, s.Name(), s.At(echoPort)...)
 		if err != nil {
 			return err
 		}
@@ -148,12 +153,12 @@ func (n *network) forwarded() map[string]int {
 }
 
 // request makes n requests for the service over IPv4 from one client and as many over IPv6 from the other.
-func (n *network) request(ctx context.Context, requests int) lab.Result {
-	results := make(chan lab.Result, len(vips))
+func (n *network) request(ctx context.Context, requests int) traffic.Result {
+	results := make(chan traffic.Result, len(vips))
 	for i, vip := range vips {
-		go func() { results <- n.clients[i].Load(ctx, lab.Load{URL: url(vip), Requests: requests}) }()
+		go func() { results <- n.clients[i].Load(ctx, traffic.Load{URL: url(vip), Requests: requests}) }()
 	}
-	sum := lab.Result{Servers: map[string]int{}}
+	sum := traffic.Result{Servers: map[string]int{}}
 	for range vips {
 		r := <-results
 		sum.Errors = append(sum.Errors, r.Errors...)

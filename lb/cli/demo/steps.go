@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -216,7 +217,7 @@ func (s *show) recovery(ctx context.Context) (string, error) {
 	}
 	back := time.Since(start)
 	s.saw("the router has its routes again, %s after the servers came back", short(back))
-	var r lab.Result
+	var r traffic.Result
 	_, err := s.until(ctx, patience, "all three servers answer", func() error {
 		if r = s.request(ctx, 60); r.Err() != nil {
 			return lab.Hopeless(fmt.Errorf("a route is back before its servers: %w", r.Err()))

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
 // A steady stream: each client makes a request every 10 ms, over a connection of its own, and gives up after a second.
@@ -16,12 +16,12 @@ const (
 )
 
 // stream is the traffic of both clients, over both families.
-type stream []*lab.Traffic
+type stream []*traffic.Stream
 
 func (n *network) stream(ctx context.Context) stream {
 	var s stream
 	for i, vip := range vips {
-		s = append(s, n.clients[i].Traffic(ctx, url(vip), requestEvery, requestTimeout))
+		s = append(s, n.clients[i].Stream(ctx, url(vip), requestEvery, requestTimeout))
 	}
 	return s
 }
@@ -34,8 +34,8 @@ func (s stream) stop() {
 }
 
 // since returns how the requests ended that were started after t.
-func (s stream) since(t time.Time) lab.Result {
-	sum := lab.Result{Servers: map[string]int{}}
+func (s stream) since(t time.Time) traffic.Result {
+	sum := traffic.Result{Servers: map[string]int{}}
 	for _, one := range s {
 		r := one.Between(t, time.Time{})
 		sum.Errors = append(sum.Errors, r.Errors...)

@@ -1,4 +1,4 @@
-package lab
+package traffic
 
 import (
 	"context"
@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// Traffic is a steady stream of HTTP requests, each over a connection of its own. Its methods may be called from any
+// Stream is a steady stream of HTTP requests, each over a connection of its own. Its methods may be called from any
 // goroutine.
-type Traffic struct {
+type Stream struct {
 	cancel context.CancelFunc
 	ended  chan struct{}
 
@@ -17,28 +17,28 @@ type Traffic struct {
 	samples []Sample
 }
 
-// Sample is one request of a Traffic.
+// Sample is one request of a Stream.
 type Sample struct {
 	Start, End time.Time
 	Server     string // empty when Err is not nil
 	Err        error
 }
 
-// Traffic starts a request for url every so often, whether or not the last was answered; each has timeout to be
-// answered. It goes on until Stop or the end of ctx.
-func (h *Host) Traffic(ctx context.Context, url string, every, timeout time.Duration) *Traffic {
+// Stream starts a request for url at every interval, whether or not the previous one was answered. Each request fails
+// after timeout. The stream ends with Stop or with ctx.
+func (c Client) Stream(ctx context.Context, url string, interval, timeout time.Duration) *Stream {
 	ctx, cancel := context.WithCancel(ctx)
-	t := &Traffic{cancel: cancel, ended: make(chan struct{})}
-	go t.run(ctx, h.httpClient(), url, every, timeout)
+	t := &Stream{cancel: cancel, ended: make(chan struct{})}
+	go t.run(ctx, c.httpClient(), url, interval, timeout)
 	return t
 }
 
-func (t *Traffic) run(ctx context.Context, c *http.Client, url string, every, timeout time.Duration) {
-	var asking sync.WaitGroup
+func (t *Stream) run(ctx context.Context, c *http.Client, url string, interval, timeout time.Duration) {
+	var requests sync.WaitGroup
 	defer close(t.ended)
 	defer c.CloseIdleConnections()
-	defer asking.Wait()
-	tick := time.NewTicker(every)
+	defer requests.Wait()
+	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
 		select {
@@ -46,9 +46,9 @@ func (t *Traffic) run(ctx context.Context, c *http.Client, url string, every, ti
 			return
 		case <-tick.C:
 		}
-		asking.Go(func() {
+		requests.Go(func() {
 			s := Sample{Start: time.Now()}
-			// Not from ctx: a request under way at Stop is answered, not counted as failed.
+			// Not from ctx: Stop does not fail a request in flight.
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 			defer cancel()
 			var r Result
@@ -65,22 +65,22 @@ func (t *Traffic) run(ctx context.Context, c *http.Client, url string, every, ti
 	}
 }
 
-// Stop ends the stream, waits for the requests under way, and returns all samples in the order in which they ended.
-func (t *Traffic) Stop() []Sample {
+// Stop ends the stream, waits for the requests in flight, and returns all samples in the order in which they ended.
+func (t *Stream) Stop() []Sample {
 	t.cancel()
 	<-t.ended
 	return t.Samples()
 }
 
 // Samples returns the requests that have ended so far, in the order in which they ended.
-func (t *Traffic) Samples() []Sample {
+func (t *Stream) Samples() []Sample {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return append([]Sample(nil), t.samples...)
 }
 
-// Between returns how the requests ended that were started from one moment until before another; a zero until is now.
-func (t *Traffic) Between(from, until time.Time) Result {
+// Between returns the outcome of the requests started at or after from and before until; a zero until is now.
+func (t *Stream) Between(from, until time.Time) Result {
 	r := Result{Servers: map[string]int{}}
 	for _, s := range t.Samples() {
 		switch {

@@ -1,4 +1,4 @@
-package lab
+package peers
 
 import (
 	"context"
@@ -7,8 +7,9 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"slices"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
 // RouterKind is a routing daemon.
@@ -19,10 +20,10 @@ const (
 	FRR  RouterKind = "frr"  // FRRouting 8 or later, apt package frr
 )
 
-// RouterKinds are the routing daemons there are.
+// RouterKinds are the supported routing daemons.
 var RouterKinds = []RouterKind{BIRD, FRR}
 
-// Installed returns an error that names the package to install when the daemon is not on this machine.
+// Installed returns an error with the name of the package to install when the daemon is missing.
 func (k RouterKind) Installed() error {
 	programs := map[RouterKind][]string{BIRD: {"bird", "birdc"}, FRR: {"zebra", "bgpd", "vtysh"}}
 	packages := map[RouterKind]string{BIRD: "bird2", FRR: "frr"}
@@ -34,15 +35,16 @@ func (k RouterKind) Installed() error {
 	return nil
 }
 
-// RouterConfig is what a Router is told. It takes every route its neighbours announce, of both families, over every
-// session; shares traffic among up to 16 equal ones; tells the neighbours nothing; and keeps the routes of a neighbour
-// that restarts gracefully (RFC 4724, as helper).
+// RouterConfig is the configuration of a Router. The router imports every route of its neighbours, of both families, over
+// every session; installs up to 16 equal paths (ECMP); exports no routes; and retains the routes of a neighbour that
+// restarts gracefully (RFC 4724, as helper).
 type RouterConfig struct {
 	// ID is the BGP identifier, an IPv4 address.
 	ID        netip.Addr
 	ASN       uint32
 	Neighbors []Neighbor
-	// HoldTime is offered to every neighbour, at least 3 s and in whole seconds; 0 means 9 s. Keepalives are a third.
+	// HoldTime is proposed to every neighbour, at least 3 s and in whole seconds; 0 means 9 s. The keepalive interval is
+	// a third of it.
 	HoldTime time.Duration
 }
 
@@ -52,41 +54,41 @@ type Neighbor struct {
 	ASN     uint32
 	// Password is the key of TCP MD5 signatures (RFC 2385); empty: none.
 	Password string
-	// Passive: the router waits for the neighbour to connect.
+	// Passive: the router does not open the TCP connection.
 	Passive bool
 }
 
-// PeerState is what a router says of a neighbour.
+// PeerState is the state of a session, as the router reports it.
 type PeerState struct {
 	Established bool
-	// Info is what the daemon says, in its own words: "Established", "Active        Socket: Connection refused".
+	// Info is the text of the daemon: "Established", "Active        Socket: Connection refused".
 	Info string
 }
 
 // Router is a host that runs a routing daemon.
 type Router struct {
-	*Host
+	*lab.Host
 	Kind RouterKind
 	// Processes are the programs of the daemon.
-	Processes []*Process
+	Processes []*lab.Process
 	config    RouterConfig
 	daemon    daemon
 }
 
-// daemon is what differs between routing daemons.
+// daemon is the part that differs between routing daemons.
 type daemon interface {
-	// start starts the programs, and returns when they answer.
-	start(ctx context.Context, h *Host, c RouterConfig) ([]*Process, error)
-	// show runs a command of the daemon's own shell.
-	show(ctx context.Context, h *Host, command string) (string, error)
-	peers(ctx context.Context, h *Host, c RouterConfig) (map[netip.Addr]PeerState, error)
-	// reset drops the session with a neighbour by a NOTIFICATION, and lets it come up again.
-	reset(ctx context.Context, h *Host, c RouterConfig, neighbor netip.Addr) error
+	// start starts the programs and returns when they answer on their control sockets.
+	start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.Process, error)
+	// show runs a command of the daemon's shell.
+	show(ctx context.Context, h *lab.Host, command string) (string, error)
+	peers(ctx context.Context, h *lab.Host, c RouterConfig) (map[netip.Addr]PeerState, error)
+	// reset ends the session with a neighbour by a NOTIFICATION (administrative reset); it is established again afterwards.
+	reset(ctx context.Context, h *lab.Host, c RouterConfig, neighbor netip.Addr) error
 }
 
-// StartRouter makes h forward and starts a routing daemon in it. It returns when the daemon answers its control
-// socket; sessions come up later. ctx bounds the start only.
-func StartRouter(ctx context.Context, h *Host, kind RouterKind, c RouterConfig) (*Router, error) {
+// StartRouter enables forwarding in h and starts a routing daemon there. It returns when the daemon answers on its
+// control socket; sessions are established later. ctx bounds the start only.
+func StartRouter(ctx context.Context, h *lab.Host, kind RouterKind, c RouterConfig) (*Router, error) {
 	if c.HoldTime == 0 {
 		c.HoldTime = 9 * time.Second
 	}
@@ -105,7 +107,7 @@ func StartRouter(ctx context.Context, h *Host, kind RouterKind, c RouterConfig) 
 	return r, nil
 }
 
-// Show runs a command in the daemon's own shell (birdc or vtysh) and returns what it says.
+// Show runs a command of the daemon's shell (birdc or vtysh) and returns its output.
 func (r *Router) Show(ctx context.Context, command string) (string, error) {
 	return r.daemon.show(ctx, r.Host, command)
 }
@@ -115,19 +117,19 @@ func (r *Router) Peers(ctx context.Context) (map[netip.Addr]PeerState, error) {
 	return r.daemon.peers(ctx, r.Host, r.config)
 }
 
-// Reset ends the session with a neighbour by an administrative reset and lets it come up again.
+// Reset ends the session with a neighbour by an administrative reset; it is established again afterwards.
 func (r *Router) Reset(ctx context.Context, neighbor netip.Addr) error {
 	return r.daemon.reset(ctx, r.Host, r.config, neighbor)
 }
 
-// WaitEstablished waits until the sessions with all these neighbours are up; with none named, all there are.
+// WaitEstablished waits until the sessions with these neighbours are established; without any, those with all neighbours.
 func (r *Router) WaitEstablished(ctx context.Context, within time.Duration, neighbors ...netip.Addr) error {
 	if len(neighbors) == 0 {
 		for _, n := range r.config.Neighbors {
 			neighbors = append(neighbors, n.Address)
 		}
 	}
-	_, err := Until(ctx, within, fmt.Sprintf("%s has sessions with %v", r.Host, neighbors), func() error {
+	_, err := lab.Until(ctx, within, fmt.Sprintf("%s has sessions with %v", r.Host, neighbors), func() error {
 		peers, err := r.Peers(ctx)
 		if err != nil {
 			return err
@@ -142,21 +144,7 @@ func (r *Router) WaitEstablished(ctx context.Context, within time.Duration, neig
 	return err
 }
 
-// WaitNextHops waits until the kernel of the host sends traffic for dst to exactly these next hops (none: there is no
-// route), and returns how long that took.
-func (h *Host) WaitNextHops(ctx context.Context, within time.Duration, dst netip.Prefix, want ...netip.Addr) (time.Duration, error) {
-	want = slices.Clone(want)
-	slices.SortFunc(want, netip.Addr.Compare)
-	return Until(ctx, within, fmt.Sprintf("%s routes %s via %v", h, dst, want), func() error {
-		got, err := h.NextHops(dst)
-		if err == nil && !slices.Equal(got, want) {
-			err = fmt.Errorf("it routes it via %v", got)
-		}
-		return err
-	})
-}
-
-// program finds the executable of a routing daemon, also where Debian keeps what is not for people to run.
+// program finds the executable of a routing daemon, in PATH and in the directories of Debian's daemons.
 func program(name, pkg string) (string, error) {
 	if path, err := exec.LookPath(name); err == nil {
 		return path, nil
@@ -169,11 +157,12 @@ func program(name, pkg string) (string, error) {
 	return "", fmt.Errorf("%s is not installed; try: apt-get install %s", name, pkg)
 }
 
-// dead returns an error when one of the processes has ended.
-func dead(all []*Process) error {
+// ended returns an error when one of the processes has ended.
+func ended(all []*lab.Process) error {
 	for _, p := range all {
 		if !p.Running() {
-			return Hopeless(fmt.Errorf("%s ended: %v\n%s", p.cmd.Path, p.err, p.Log.Tail(20)))
+			err := p.Wait(context.Background()) // it has ended
+			return lab.Hopeless(fmt.Errorf("%s ended: %v\n%s", p.Name(), err, p.Log.Tail(20)))
 		}
 	}
 	return nil

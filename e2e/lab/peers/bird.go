@@ -1,4 +1,4 @@
-package lab
+package peers
 
 import (
 	"context"
@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"strings"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
 const (
@@ -16,7 +18,7 @@ const (
 // bird runs BIRD 2.
 type bird struct{ birdc string }
 
-func (b *bird) start(ctx context.Context, h *Host, c RouterConfig) ([]*Process, error) {
+func (b *bird) start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.Process, error) {
 	path, err := program("bird", "bird2")
 	if err != nil {
 		return nil, err
@@ -27,13 +29,13 @@ func (b *bird) start(ctx context.Context, h *Host, c RouterConfig) ([]*Process, 
 	if err := h.WriteFile(birdConfig, birdText(c), 0o600); err != nil {
 		return nil, err
 	}
-	p, err := h.Start(Command{Path: path, Args: []string{"-f", "-c", birdConfig, "-s", birdSocket}})
+	p, err := h.Start(lab.Command{Path: path, Args: []string{"-f", "-c", birdConfig, "-s", birdSocket}})
 	if err != nil {
 		return nil, err
 	}
-	all := []*Process{p}
-	_, err = Until(ctx, 10*time.Second, "bird answers", func() error {
-		if err := dead(all); err != nil {
+	all := []*lab.Process{p}
+	_, err = lab.Until(ctx, 10*time.Second, "bird answers", func() error {
+		if err := ended(all); err != nil {
 			return err
 		}
 		_, err := b.show(ctx, h, "show status")
@@ -42,7 +44,7 @@ func (b *bird) start(ctx context.Context, h *Host, c RouterConfig) ([]*Process, 
 	return all, err
 }
 
-// birdText is the configuration. Every delay that keeps strangers from hammering each other is at its minimum.
+// birdText is the configuration. Connect, retry and error delays are at their minimum.
 func birdText(c RouterConfig) string {
 	hold := int(c.HoldTime.Seconds())
 	var s strings.Builder
@@ -72,18 +74,18 @@ func birdText(c RouterConfig) string {
 
 func birdName(i int) string { return fmt.Sprintf("peer%d", i) }
 
-func (b *bird) show(ctx context.Context, h *Host, command string) (string, error) {
+func (b *bird) show(ctx context.Context, h *lab.Host, command string) (string, error) {
 	return h.Run(ctx, b.birdc, append([]string{"-s", birdSocket}, strings.Fields(command)...)...)
 }
 
-func (b *bird) peers(ctx context.Context, h *Host, c RouterConfig) (map[netip.Addr]PeerState, error) {
+func (b *bird) peers(ctx context.Context, h *lab.Host, c RouterConfig) (map[netip.Addr]PeerState, error) {
 	out, err := b.show(ctx, h, "show protocols")
 	if err != nil {
 		return nil, err
 	}
 	byName := map[string]PeerState{}
 	for _, line := range strings.Split(out, "\n") {
-		// name, protocol, table, state, since, and the rest is information
+		// columns: name, protocol, table, state, since, information
 		if f := strings.Fields(line); len(f) >= 5 && f[1] == "BGP" {
 			info := strings.Join(f[5:], " ")
 			byName[f[0]] = PeerState{Established: info == "Established", Info: info}
@@ -96,7 +98,7 @@ func (b *bird) peers(ctx context.Context, h *Host, c RouterConfig) (map[netip.Ad
 	return peers, nil
 }
 
-func (b *bird) reset(ctx context.Context, h *Host, c RouterConfig, neighbor netip.Addr) error {
+func (b *bird) reset(ctx context.Context, h *lab.Host, c RouterConfig, neighbor netip.Addr) error {
 	for i, n := range c.Neighbors {
 		if n.Address == neighbor {
 			_, err := b.show(ctx, h, "restart "+birdName(i))

@@ -1,4 +1,4 @@
-package lab
+package traffic
 
 import (
 	"context"
@@ -12,12 +12,20 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// Answer is what a client got.
+// Client sends requests from a host. Its methods may be called from any goroutine.
+type Client struct{ *lab.Host }
+
+// From returns a Client that sends from h.
+func From(h *lab.Host) Client { return Client{h} }
+
+// Answer is the answer to one request.
 type Answer struct {
-	Server string         // the name of the server that answered
-	Client netip.AddrPort // whom the server saw
+	Server string         // the name of the server
+	Client netip.AddrPort // the client, as the server sees it
 	Status int
 	Body   string
 }
@@ -26,15 +34,15 @@ type Answer struct {
 type Load struct {
 	URL      string
 	Requests int
-	// Parallel is how many are under way at the same time; 0 means 8.
+	// Parallel is the number of requests in flight at the same time; 0 means 8.
 	Parallel int
-	// Timeout bounds each of them; 0 means 2 s.
+	// Timeout bounds each request; 0 means 2 s.
 	Timeout time.Duration
 }
 
-// Result says how a number of requests ended.
+// Result is the outcome of a number of requests.
 type Result struct {
-	// Servers is how many requests each server answered.
+	// Servers is the number of requests that each server answered.
 	Servers map[string]int
 	// Errors has one error for each request that was not answered with status 200.
 	Errors []error
@@ -49,7 +57,7 @@ func (r Result) Answered() int {
 	return n
 }
 
-// Err is nil when every request was answered; else it says how many were not, and why the first was not.
+// Err is nil when every request was answered; else it has the number of failed requests and the first error.
 func (r Result) Err() error {
 	if len(r.Errors) == 0 {
 		return nil
@@ -80,11 +88,11 @@ func (r *Result) add(a Answer, err error) {
 	r.Servers[a.Server]++
 }
 
-// Get asks for url over a new connection.
-func (h *Host) Get(ctx context.Context, url string) (Answer, error) {
-	c := h.httpClient()
-	defer c.CloseIdleConnections()
-	return get(ctx, c, url)
+// Get requests url over a new connection.
+func (c Client) Get(ctx context.Context, url string) (Answer, error) {
+	client := c.httpClient()
+	defer client.CloseIdleConnections()
+	return get(ctx, client, url)
 }
 
 func get(ctx context.Context, c *http.Client, url string) (Answer, error) {
@@ -109,41 +117,41 @@ func do(c *http.Client, req *http.Request) (Answer, error) {
 	return a, err
 }
 
-// httpClient asks from inside the host, each request over a new connection.
-func (h *Host) httpClient() *http.Client {
+// httpClient returns a client that sends each request over a new connection from the host.
+func (c Client) httpClient() *http.Client {
 	return &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
-			return h.Dial(ctx, network, addr)
+			return c.Dial(ctx, network, addr)
 		},
 	}}
 }
 
-// Load makes the requests and returns when each has been answered or has failed.
-func (h *Host) Load(ctx context.Context, l Load) Result {
+// Load sends the requests and returns when each has been answered or has failed.
+func (c Client) Load(ctx context.Context, l Load) Result {
 	if l.Parallel == 0 {
 		l.Parallel = 8
 	}
 	if l.Timeout == 0 {
 		l.Timeout = 2 * time.Second
 	}
-	c := h.httpClient()
-	defer c.CloseIdleConnections()
+	client := c.httpClient()
+	defer client.CloseIdleConnections()
 	var (
+		queue = make(chan struct{}, l.Requests)
 		mu    sync.Mutex // guards r
 		r     Result
 		wg    sync.WaitGroup
-		turns = make(chan struct{}, l.Requests)
 	)
 	for range l.Requests {
-		turns <- struct{}{}
+		queue <- struct{}{}
 	}
-	close(turns)
+	close(queue)
 	for range min(l.Parallel, l.Requests) {
 		wg.Go(func() {
-			for range turns {
+			for range queue {
 				ctx, cancel := context.WithTimeout(ctx, l.Timeout)
-				a, err := get(ctx, c, l.URL)
+				a, err := get(ctx, client, l.URL)
 				cancel()
 				mu.Lock()
 				r.add(a, err)
@@ -156,42 +164,42 @@ func (h *Host) Load(ctx context.Context, l Load) Result {
 }
 
 // Upload sends size bytes to url over a new connection.
-func (h *Host) Upload(ctx context.Context, url string, size int64) (Answer, error) {
-	c := h.httpClient()
-	defer c.CloseIdleConnections()
+func (c Client) Upload(ctx context.Context, url string, size int64) (Answer, error) {
+	client := c.httpClient()
+	defer client.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, io.LimitReader(zeros{}, size))
 	if err != nil {
 		return Answer{}, err
 	}
 	req.ContentLength = size
-	return do(c, req)
+	return do(client, req)
 }
 
-// UDP sends n datagrams of at least size bytes to a UDPEcho, each from a port of its own, and waits for each answer no longer
-// than timeout.
-func (h *Host) UDP(ctx context.Context, to netip.AddrPort, n, size int, timeout time.Duration) Result {
+// UDP sends n datagrams of at least size bytes to a UDPEcho, each from a port of its own, and waits at most timeout for
+// each answer.
+func (c Client) UDP(ctx context.Context, to netip.AddrPort, n, size int, timeout time.Duration) Result {
 	var r Result
 	for i := range n {
-		name, err := h.udp(ctx, to, fmt.Sprintf("%d%0*d", i, size, i), timeout)
+		name, err := c.udp(ctx, to, fmt.Sprintf("%d%0*d", i, size, i), timeout)
 		r.add(Answer{Server: name, Status: http.StatusOK}, err)
 	}
 	return r
 }
 
-func (h *Host) udp(ctx context.Context, to netip.AddrPort, text string, timeout time.Duration) (server string, err error) {
-	c, err := h.Dial(ctx, "udp", to.String())
+func (c Client) udp(ctx context.Context, to netip.AddrPort, text string, timeout time.Duration) (server string, err error) {
+	conn, err := c.Dial(ctx, "udp", to.String())
 	if err != nil {
 		return "", err
 	}
-	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(timeout)); err != nil {
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return "", err
 	}
-	if _, err := io.WriteString(c, text); err != nil {
+	if _, err := io.WriteString(conn, text); err != nil {
 		return "", err
 	}
 	b := make([]byte, 64<<10)
-	k, err := c.Read(b)
+	k, err := conn.Read(b)
 	if err != nil {
 		return "", err
 	}

@@ -1,4 +1,4 @@
-package lab
+package traffic
 
 import (
 	"context"
@@ -11,24 +11,26 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// OwnVIP gives the host an address that others have, too, as servers have that answer clients themselves: on lo, and
-// without telling anybody on the wire.
-func (h *Host) OwnVIP(vip netip.Addr) error {
+// OwnVIP gives h a VIP for direct server return: an address that other hosts have too, on lo, and without ARP for it on
+// the link (arp_ignore, arp_announce: Documentation/networking/ip-sysctl.rst).
+func OwnVIP(h *lab.Host, vip netip.Addr) error {
 	quiet := map[string]string{"net.ipv4.conf.all.arp_ignore": "1", "net.ipv4.conf.all.arp_announce": "2"}
 	return errors.Join(h.Sysctl(quiet), h.AddAddress("lo", netip.PrefixFrom(vip, vip.BitLen())))
 }
 
-// DisownVIP takes the address away.
-func (h *Host) DisownVIP(vip netip.Addr) error {
+// DisownVIP removes the address.
+func DisownVIP(h *lab.Host, vip netip.Addr) error {
 	return h.DeleteAddress("lo", netip.PrefixFrom(vip, vip.BitLen()))
 }
 
-// EndIPIP makes the host the end of IPIP tunnels of both families from anybody, in place of the kernel's own devices, which
+// EndIPIP makes h decapsulate IPIP of both families from any source. It stands in for the kernel's tunnel devices, which
 // not every kernel has. It ends with the host.
-func (h *Host) EndIPIP(ctx context.Context) error {
-	tun, err := h.tun("ipip")
+func EndIPIP(ctx context.Context, h *lab.Host) error {
+	tun, err := openTun(h, "ipip")
 	if err != nil {
 		return err
 	}
@@ -50,7 +52,7 @@ func (h *Host) EndIPIP(ctx context.Context) error {
 				}
 				if err == nil {
 					copy(b, checksumOf(b[virtioHeader:virtioHeader+n]))
-					tun.Write(b[:virtioHeader+n]) // what is no packet the kernel refuses
+					tun.Write(b[:virtioHeader+n]) // the kernel refuses what is not a packet
 				}
 			}
 		}()
@@ -60,8 +62,8 @@ func (h *Host) EndIPIP(ctx context.Context) error {
 
 const virtioHeader = 10
 
-// checksumOf is the struct virtio_net_hdr of a packet. It says that the checksum is yet to be finished, as a network card
-// would: so it is in what never was on a real wire, or was put together by GRO.
+// checksumOf returns the struct virtio_net_hdr of a packet. It marks the TCP or UDP checksum as partial (CHECKSUM_PARTIAL):
+// packets that a veth pair or GRO delivers have no complete checksum.
 func checksumOf(packet []byte) []byte {
 	h := make([]byte, virtioHeader)
 	var l4 int
@@ -81,8 +83,8 @@ func checksumOf(packet []byte) []byte {
 	return h
 }
 
-// tun makes an interface whose packets are those written to the file, and closes it with the host.
-func (h *Host) tun(name string) (tun io.WriteCloser, err error) {
+// openTun makes a TUN interface, which receives the packets written to the file, and closes it with the host.
+func openTun(h *lab.Host, name string) (tun io.WriteCloser, err error) {
 	err = h.Do(func() error {
 		fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
 		if err != nil {
@@ -97,7 +99,7 @@ func (h *Host) tun(name string) (tun io.WriteCloser, err error) {
 		return unix.IoctlIfreq(fd, unix.TUNSETIFF, req)
 	})
 	if err == nil {
-		err = h.own(tun)
+		err = h.Own(tun)
 	}
 	if err == nil {
 		err = h.SetUp(name)

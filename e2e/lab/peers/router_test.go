@@ -1,4 +1,4 @@
-package lab_test
+package peers_test
 
 import (
 	"fmt"
@@ -8,6 +8,8 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
 var (
@@ -40,7 +42,7 @@ protocol static { ipv6; route %s blackhole; }
 		if err := n.AddAddress("lo", vip); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := n.ServeHTTP(n.Name(), netip.AddrPortFrom(vip.Addr(), 80)); err != nil {
+		if _, err := traffic.ServeHTTP(n.Host, n.Name(), netip.AddrPortFrom(vip.Addr(), 80)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -53,15 +55,15 @@ protocol static { ipv6; route %s blackhole; }
 	}
 }
 
-func TestRoutersLearnSpreadKeepAndForget(t *testing.T) {
-	for _, kind := range lab.RouterKinds {
+func TestRoutersImportSpreadRetainAndWithdraw(t *testing.T) {
+	for _, kind := range peers.RouterKinds {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
 			topo := labtest.Topology(t, lab.Shape{Balancers: 2})
-			conf := lab.RouterConfig{ID: topo.Balancers[0].Gateway4, ASN: 64500, HoldTime: 3 * time.Second}
+			conf := peers.RouterConfig{ID: topo.Balancers[0].Gateway4, ASN: 64500, HoldTime: 3 * time.Second}
 			for _, b := range topo.Balancers {
 				for _, a := range []netip.Addr{b.V4, b.V6} {
-					conf.Neighbors = append(conf.Neighbors, lab.Neighbor{Address: a, ASN: 64512})
+					conf.Neighbors = append(conf.Neighbors, peers.Neighbor{Address: a, ASN: 64512})
 				}
 			}
 			r := labtest.Router(t, topo.Router, kind, conf)
@@ -79,18 +81,18 @@ func TestRoutersLearnSpreadKeepAndForget(t *testing.T) {
 			}
 			hops([]netip.Addr{one.V4, two.V4}, []netip.Addr{one.V6, two.V6})
 			for _, vip := range []netip.Prefix{vip4, vip6} {
-				load := topo.Clients[0].Load(t.Context(), lab.Load{URL: "http://" + netip.AddrPortFrom(vip.Addr(), 80).String(), Requests: 100})
+				load := traffic.From(topo.Clients[0].Host).Load(t.Context(), traffic.Load{URL: "http://" + netip.AddrPortFrom(vip.Addr(), 80).String(), Requests: 100})
 				if load.Err() != nil || load.Servers["lb1"] < 25 || load.Servers["lb2"] < 25 {
 					t.Errorf("want about 50 answers each from lb1 and lb2, got %v (%v)", load, load.Err())
 				}
 			}
 
-			// A neighbour that dies without a word and comes back keeps its routes meanwhile.
+			// The routes of a neighbour that crashes and restarts stay installed (RFC 4724).
 			p1.Kill()
-			labtest.Until(t, 10*time.Second, "the router has seen the session go", func() error {
+			labtest.Until(t, 10*time.Second, "the router has closed the session", func() error {
 				peers, err := r.Peers(t.Context())
 				if err == nil && peers[one.V4].Established {
-					err = fmt.Errorf("it says %q", peers[one.V4].Info)
+					err = fmt.Errorf("the session is %q", peers[one.V4].Info)
 				}
 				return err
 			})
@@ -99,17 +101,17 @@ func TestRoutersLearnSpreadKeepAndForget(t *testing.T) {
 			check(t, r.WaitEstablished(t.Context(), 20*time.Second))
 			hops([]netip.Addr{one.V4, two.V4}, []netip.Addr{one.V6, two.V6})
 
-			// One that says goodbye does not.
+			// The routes of a neighbour that closes its session (NOTIFICATION Cease) are removed.
 			check(t, p2.Stop())
 			hops([]netip.Addr{one.V4}, []netip.Addr{one.V6})
 			check(t, r.Reset(t.Context(), one.V4))
 			check(t, r.WaitEstablished(t.Context(), 20*time.Second, one.V4, one.V6))
-			// Not at once: a BIRD that ends with something unread in a socket resets the connection, the goodbye is
-			// lost, and what the router sees is a crash.
+			// Not right after the session is up: a BIRD that ends with unread data in a socket resets the connection, the
+			// NOTIFICATION is lost, and the router takes it for a crash.
 			hops([]netip.Addr{one.V4}, []netip.Addr{one.V6})
 			check(t, p1.Stop())
 			hops(nil, nil)
-			if out, err := r.Show(t.Context(), map[lab.RouterKind]string{lab.BIRD: "show route", lab.FRR: "show ip route"}[kind]); err != nil {
+			if out, err := r.Show(t.Context(), map[peers.RouterKind]string{peers.BIRD: "show route", peers.FRR: "show ip route"}[kind]); err != nil {
 				t.Error(err, out)
 			}
 		})
@@ -117,15 +119,15 @@ func TestRoutersLearnSpreadKeepAndForget(t *testing.T) {
 }
 
 func TestRouterPasswords(t *testing.T) {
-	for _, kind := range lab.RouterKinds {
+	for _, kind := range peers.RouterKinds {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
 			topo := labtest.Topology(t, lab.Shape{Balancers: 2})
 			one, two := topo.Balancers[0], topo.Balancers[1]
-			conf := lab.RouterConfig{ID: one.Gateway4, ASN: 64500, HoldTime: 3 * time.Second}
+			conf := peers.RouterConfig{ID: one.Gateway4, ASN: 64500, HoldTime: 3 * time.Second}
 			for _, b := range topo.Balancers {
 				for _, a := range []netip.Addr{b.V4, b.V6} {
-					conf.Neighbors = append(conf.Neighbors, lab.Neighbor{Address: a, ASN: 64512, Password: "right", Passive: true})
+					conf.Neighbors = append(conf.Neighbors, peers.Neighbor{Address: a, ASN: 64512, Password: "right", Passive: true})
 				}
 			}
 			r := labtest.Router(t, topo.Router, kind, conf)
@@ -135,7 +137,7 @@ func TestRouterPasswords(t *testing.T) {
 			peers, err := r.Peers(t.Context())
 			check(t, err)
 			if peers[two.V4].Established || peers[two.V6].Established || peers[two.V4].Info == "" {
-				t.Errorf("want no session with a wrong password and a word why, got %+v", peers)
+				t.Errorf("want no session with a wrong password, and a reason, got %+v", peers)
 			}
 		})
 	}

@@ -1,4 +1,4 @@
-package lab
+package kube
 
 import (
 	"context"
@@ -13,25 +13,28 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
 // ControlPlane is a real Kubernetes control plane in a host: etcd and kube-apiserver.
 type ControlPlane struct {
-	*Host
+	*lab.Host
 	Address   netip.Addr
-	Processes []*Process
-	dir       string // with the binaries
-	apiserver Command
+	Processes []*lab.Process
+	dir       string // of the binaries
+	apiserver lab.Command
 }
 
-// The token of everybody in the lab, who may do everything.
+// controlPlaneToken is the bearer token of the cluster administrator.
 const controlPlaneToken = "lab-admin"
 
-// controlPlaneDir is where a control plane has its files, as its host sees it.
+// controlPlaneDir is the directory of the control plane's files, as its host sees it.
 const controlPlaneDir = "/run/steelyard-lab/controlplane"
 
-// StartControlPlane starts one in h, reachable at an address of h. The programs are in dir.
-func StartControlPlane(ctx context.Context, h *Host, address netip.Addr, dir string) (*ControlPlane, error) {
+// StartControlPlane starts etcd and kube-apiserver in h and waits until the API server is ready. address is one of h; the
+// programs are in dir.
+func StartControlPlane(ctx context.Context, h *lab.Host, address netip.Addr, dir string) (*ControlPlane, error) {
 	c := &ControlPlane{Host: h, Address: address, dir: dir}
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
@@ -49,17 +52,17 @@ func StartControlPlane(ctx context.Context, h *Host, address netip.Addr, dir str
 			return nil, err
 		}
 	}
-	etcd := Command{Abrupt: true, Path: filepath.Join(dir, "etcd"), Args: []string{
+	etcd := lab.Command{Abrupt: true, Path: filepath.Join(dir, "etcd"), Args: []string{
 		"--data-dir=" + file("etcd"), "--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379",
 		"--listen-peer-urls=http://127.0.0.1:2380", "--unsafe-no-fsync", "--log-level=warn",
 	}}
-	c.apiserver = Command{Abrupt: true, Path: filepath.Join(dir, "kube-apiserver"), Args: []string{
+	c.apiserver = lab.Command{Abrupt: true, Path: filepath.Join(dir, "kube-apiserver"), Args: []string{
 		"--etcd-servers=http://127.0.0.1:2379", "--bind-address=" + address.String(), "--advertise-address=" + address.String(), "--secure-port=6443",
 		"--cert-dir=" + file("certs"), "--token-auth-file=" + file("tokens"), "--authorization-mode=RBAC",
 		"--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112", "--service-account-issuer=https://lab", "--service-account-key-file=" + file("sa.key"),
 		"--service-account-signing-key-file=" + file("sa.key"), "--v=1",
 	}}
-	for _, cmd := range []Command{etcd, c.apiserver} {
+	for _, cmd := range []lab.Command{etcd, c.apiserver} {
 		p, err := h.Start(cmd)
 		if err != nil {
 			return nil, err
@@ -69,15 +72,18 @@ func StartControlPlane(ctx context.Context, h *Host, address netip.Addr, dir str
 	return c, c.WaitReady(ctx, 60*time.Second)
 }
 
-// WaitReady waits until the API server is.
+// WaitReady waits until the API server reports ready.
 func (c *ControlPlane) WaitReady(ctx context.Context, within time.Duration) error {
-	client := c.httpClient()
-	client.Transport.(*http.Transport).TLSClientConfig = &tls.Config{InsecureSkipVerify: true} // it signs its own certificate
+	client := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext:       c.Dial,
+		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, // its certificate is self-signed
+	}}
 	defer client.CloseIdleConnections()
-	_, err := Until(ctx, within, "the API server is ready", func() error {
+	_, err := lab.Until(ctx, within, "the API server is ready", func() error {
 		for _, p := range c.Processes {
 			if !p.Running() {
-				return Hopeless(fmt.Errorf("%s ended: %s", p.Name(), p.Log.Tail(5)))
+				return lab.Hopeless(fmt.Errorf("%s ended: %s", p.Name(), p.Log.Tail(5)))
 			}
 		}
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL()+"/readyz", nil)
@@ -98,7 +104,7 @@ func (c *ControlPlane) WaitReady(ctx context.Context, within time.Duration) erro
 	return err
 }
 
-// StopAPI kills the API server; StartAPI starts it again.
+// StopAPI kills the API server.
 func (c *ControlPlane) StopAPI() { c.Processes[1].Kill() }
 
 // StartAPI starts the API server again and waits until it is ready.
@@ -111,15 +117,15 @@ func (c *ControlPlane) StartAPI(ctx context.Context) error {
 	return c.WaitReady(ctx, 60*time.Second)
 }
 
-// URL is that of the API server.
+// URL is the URL of the API server.
 func (c *ControlPlane) URL() string {
 	return fmt.Sprintf("https://%s", netip.AddrPortFrom(c.Address, 6443))
 }
 
-// Kubeconfig is a file for a client that may do everything.
+// Kubeconfig is the kubeconfig of the cluster administrator.
 func (c *ControlPlane) Kubeconfig() string { return c.KubeconfigFor(controlPlaneToken) }
 
-// KubeconfigFor is a file for a client with this token.
+// KubeconfigFor is the kubeconfig of a client with this token.
 func (c *ControlPlane) KubeconfigFor(token string) string {
 	return fmt.Sprintf(`apiVersion: v1
 kind: Config
@@ -130,33 +136,33 @@ users: [{name: admin, user: {token: %q}}]
 `, c.URL(), token)
 }
 
-// Where the agent and kube-proxy of a node find theirs.
+// The kubeconfig files of the agent and of kube-proxy on a node.
 const (
 	KubeconfigPath      = "/run/steelyard-lab/kubeconfig"
 	ProxyKubeconfigPath = "/run/steelyard-lab/kubeconfig-proxy"
 )
 
-// PodRanges are where the addresses of all pods are to be from: kube-proxy leaves what they send as it is.
+// PodRanges are the prefixes of all pod addresses: kube-proxy does not masquerade traffic from them.
 const PodRanges = "10.244.0.0/16,fd00:244::/32"
 
-// StartKubeProxy starts Kubernetes' own service proxy on a node.
-func (c *ControlPlane) StartKubeProxy(node *Host) (*Process, error) {
+// StartKubeProxy starts kube-proxy on a node. It returns before the proxy has synchronised its rules.
+func (c *ControlPlane) StartKubeProxy(node *lab.Host) (*lab.Process, error) {
 	if err := node.WriteFile(ProxyKubeconfigPath, c.Kubeconfig(), 0o600); err != nil {
 		return nil, err
 	}
-	return node.Start(Command{Abrupt: true, Path: filepath.Join(c.dir, "kube-proxy"), Args: []string{
+	return node.Start(lab.Command{Abrupt: true, Path: filepath.Join(c.dir, "kube-proxy"), Args: []string{
 		"--kubeconfig=" + ProxyKubeconfigPath, "--hostname-override=" + node.Name(), "--proxy-mode=nftables",
 		"--conntrack-max-per-core=0", "--conntrack-min=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
 		"--healthz-bind-address=0.0.0.0:10256", "--cluster-cidr=" + PodRanges, "--v=2",
 	}})
 }
 
-// ControlPlanePrograms are the programs that the lab needs of Kubernetes.
-var ControlPlanePrograms = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "pause"}
+// Programs are the Kubernetes programs that this package runs.
+var Programs = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "pause"}
 
-// HaveControlPlane says what is missing in dir.
-func HaveControlPlane(dir string) error {
-	for _, name := range ControlPlanePrograms {
+// Available returns an error when one of Programs is missing in dir.
+func Available(dir string) error {
+	for _, name := range Programs {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
 			return fmt.Errorf("%w; build it with: make controlplane", err)
 		}

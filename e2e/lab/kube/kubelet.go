@@ -1,4 +1,4 @@
-package lab
+package kube
 
 import (
 	"archive/tar"
@@ -10,11 +10,14 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
 // Image is a container image of one static program, "/NAME" in it.
@@ -23,11 +26,11 @@ type Image struct {
 	Program string // the file
 }
 
-// kubeletDir is where a node has the files of its kubelet and container runtime, as it sees them. It is in memory.
+// kubeletDir is the directory of the files of the kubelet and the container runtime, as the node sees it: a tmpfs.
 const kubeletDir = "/run/steelyard-lab/kubelet"
 
-// containerdTOML: no network plugin is ever called, for all pods here are on the node's own network; but without the
-// configuration of one the node would not be ready.
+// containerdTOML configures a CNI network, without which the node does not become ready. Its plugin is never called: all
+// pods here use the host network.
 const containerdTOML = `version = 2
 root = "` + kubeletDir + `/containerd"
 state = "` + kubeletDir + `/containerd-state"
@@ -64,7 +67,7 @@ evictionHard: {memory.available: 1Mi}
 resolvConf: ""
 `
 
-// kubeletScript runs both in one PID namespace, with which all they have started ends, whatever happens.
+// kubeletScript runs containerd and the kubelet in one PID namespace. The end of that namespace kills every process in it.
 const kubeletScript = `set -e
 cd ` + kubeletDir + `
 containerd --config containerd.toml &
@@ -74,17 +77,18 @@ for image in *.tar; do ctr -a containerd.sock -n k8s.io images import "$image"; 
 wait
 `
 
-// StartKubelet starts a kubelet with a container runtime of its own on a node, which can run these images.
-func (c *ControlPlane) StartKubelet(n Node, images ...Image) (*Process, error) {
+// StartKubelet starts a kubelet with a container runtime of its own on a node and imports these images.
+func (c *ControlPlane) StartKubelet(n lab.Node, images ...Image) (*lab.Process, error) {
 	group := fmt.Sprintf("steelyard-lab-%d-%s", os.Getpid(), n.Name())
-	if err := n.own(cgroup(group)); err != nil {
+	if err := n.Own(cgroup(group)); err != nil {
 		return nil, err
 	}
 	if err := n.Do(func() error { return makeCgroup(group) }); err != nil {
 		return nil, err
 	}
 	for name, text := range map[string]string{
-		"containerd.toml": containerdTOML, "cni/lab.conflist": cniConf, "kubelet.yaml": fmt.Sprintf(kubeletYAML, group), "kubeconfig": c.Kubeconfig(),
+		"containerd.toml": containerdTOML, "cni/lab.conflist": cniConf,
+		"kubelet.yaml": fmt.Sprintf(kubeletYAML, group), "kubeconfig": c.Kubeconfig(),
 	} {
 		if err := n.WriteFile(filepath.Join(kubeletDir, name), text, 0o600); err != nil {
 			return nil, err
@@ -99,11 +103,11 @@ func (c *ControlPlane) StartKubelet(n Node, images ...Image) (*Process, error) {
 			return nil, err
 		}
 	}
-	// What the kubelet leaves in /var/log is the node's, too.
+	// The kubelet writes to /var/log.
 	if err := n.Do(func() error { return unix.Mount("steelyard-lab", "/var/log", "tmpfs", 0, "mode=755") }); err != nil {
 		return nil, fmt.Errorf("mount /var/log in host %s: %w", n.Name(), err)
 	}
-	return n.Start(Command{Abrupt: true, Path: "unshare", Args: []string{
+	return n.Start(lab.Command{Abrupt: true, Path: "unshare", Args: []string{
 		"--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", kubeletScript, "kubelet",
 		filepath.Join(c.dir, "kubelet"), "--config=" + kubeletDir + "/kubelet.yaml", "--kubeconfig=" + kubeletDir + "/kubeconfig",
 		"--root-dir=" + kubeletDir + "/root", "--cert-dir=" + kubeletDir + "/pki", "--hostname-override=" + n.Name(),
@@ -111,12 +115,12 @@ func (c *ControlPlane) StartKubelet(n Node, images ...Image) (*Process, error) {
 	}})
 }
 
-// StartControllers starts what makes pods of DaemonSets: the controllers and the scheduler.
+// StartControllers starts the DaemonSet controller, the controllers that it needs, and the scheduler.
 func (c *ControlPlane) StartControllers(ctx context.Context) error {
 	if err := c.WriteFile(KubeconfigPath, c.Kubeconfig(), 0o600); err != nil {
 		return err
 	}
-	for _, cmd := range []Command{
+	for _, cmd := range []lab.Command{
 		{Abrupt: true, Path: filepath.Join(c.dir, "kube-controller-manager"), Args: []string{
 			"--kubeconfig=" + KubeconfigPath, "--leader-elect=false", "--root-ca-file=" + filepath.Join(controlPlaneDir, "certs", "apiserver.crt"),
 			"--controllers=daemonset-controller,garbage-collector-controller,root-ca-certificate-publisher-controller,serviceaccount-controller", "--v=1",
@@ -132,17 +136,17 @@ func (c *ControlPlane) StartControllers(ctx context.Context) error {
 	return nil
 }
 
-// HaveRuntime says what is missing to run a kubelet.
-func HaveRuntime() error {
+// RuntimeAvailable returns an error when a program that StartKubelet needs is missing.
+func RuntimeAvailable() error {
 	for _, name := range []string{"containerd", "ctr", "runc", "unshare"} {
-		if _, err := command(Command{Path: name}); err != nil {
+		if _, err := exec.LookPath(name); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// archive is the image as "docker save" writes it.
+// archive returns the image in the format of "docker save".
 func (i Image) archive() (string, error) {
 	program, err := os.ReadFile(i.Program)
 	if err != nil {
@@ -154,7 +158,8 @@ func (i Image) archive() (string, error) {
 		return "", err
 	}
 	config, err := json.Marshal(map[string]any{
-		"architecture": runtime.GOARCH, "os": "linux", "config": map[string]any{"Entrypoint": []string{"/" + path}}, "rootfs": map[string]any{"type": "layers", "diff_ids": []string{digest(layer)}},
+		"architecture": runtime.GOARCH, "os": "linux", "config": map[string]any{"Entrypoint": []string{"/" + path}},
+		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{digest(layer)}},
 	})
 	if err != nil {
 		return "", err
@@ -184,10 +189,10 @@ func tarOf(files map[string][]byte, mode int64) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// cgroup is a control group in every hierarchy, which Close removes with all below it. Nobody may be in it any more.
+// cgroup is a control group in every hierarchy. Close removes it with its children; no process may be in it then.
 type cgroup string
 
-// cgroupRoot has the hierarchies of version 1, and that of version 2 as "unified".
+// cgroupRoot has the hierarchies of cgroup v1, and cgroup v2 as "unified".
 const cgroupRoot = "/sys/fs/cgroup"
 
 func makeCgroup(name string) error {
@@ -222,7 +227,7 @@ func (g cgroup) Close() error {
 	if err != nil {
 		return err
 	}
-	_, err = Until(context.Background(), 5*time.Second, "the control groups are empty", func() error {
+	_, err = lab.Until(context.Background(), 5*time.Second, "the control groups are empty", func() error {
 		var errs []error
 		for _, dir := range dirs {
 			errs = append(errs, removeTree(dir))
@@ -232,7 +237,7 @@ func (g cgroup) Close() error {
 	return err
 }
 
-// removeTree removes directories from below; the files in control groups go with them.
+// removeTree removes the directories of control groups, children first; their files need not be removed.
 func removeTree(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -253,5 +258,5 @@ func removeTree(dir string) error {
 
 func digest(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
 
-// PodLogs is where a node has what its containers write, as it sees it: NAMESPACE_POD_UID/CONTAINER/N.log.
+// PodLogs is the directory of the container logs, as the node sees it: NAMESPACE_POD_UID/CONTAINER/N.log.
 const PodLogs = kubeletDir + "/logs"

@@ -1,4 +1,4 @@
-package lab
+package traffic
 
 import (
 	"fmt"
@@ -11,53 +11,56 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// serverHeader and clientHeader of an answer say who answered and whom it saw asking.
+// Response headers: the name of the server, and the client's address and port as the server sees them.
 const (
 	serverHeader = "X-Lab-Server"
 	clientHeader = "X-Lab-Client"
 )
 
-// HTTPServer is a web server in a host. Every path answers with the server's name (with ?size=N, followed by N bytes)
-// and counts, once it has all that the client sends; /healthz answers 200 or 503 and does not. Its methods may be called from any goroutine.
+// HTTPServer is a web server in a host. It reads the request body, counts the request, and answers every path with its
+// name; with ?size=N, N bytes follow. /healthz answers 200 or 503 and is not counted. Its methods may be called from any
+// goroutine.
 type HTTPServer struct {
 	Name string
-	s    service
+	l    listeners
 
 	mu      sync.Mutex // guards what follows
-	sick    bool
+	failing bool       // /healthz answers 503
 	clients map[netip.Addr]int
 	probes  int
 }
 
-// ServeHTTP starts a web server that listens on addrs. It ends with the host, if not before.
-func (h *Host) ServeHTTP(name string, addrs ...netip.AddrPort) (*HTTPServer, error) {
+// ServeHTTP starts a web server in h that listens on addrs. It ends with the host, if not before.
+func ServeHTTP(h *lab.Host, name string, addrs ...netip.AddrPort) (*HTTPServer, error) {
 	w := &HTTPServer{Name: name, clients: map[netip.Addr]int{}}
-	w.s = service{host: h, addrs: addrs, serve: func(l net.Listener) {
+	w.l = listeners{host: h, addrs: addrs, serve: func(l net.Listener) {
 		srv := &http.Server{Handler: w, ReadHeaderTimeout: 10 * time.Second, ErrorLog: log.New(io.Discard, "", 0)}
-		srv.Serve(l) // ends when the listener is closed; service closes the connections
+		srv.Serve(l) // returns when the listener is closed; listeners closes the connections
 	}}
 	if err := w.Start(); err != nil {
 		return nil, err
 	}
-	return w, h.own(&w.s)
+	return w, h.Own(&w.l)
 }
 
-// Start lets a stopped server listen again.
-func (w *HTTPServer) Start() error { return w.s.start() }
+// Start makes a stopped server listen again.
+func (w *HTTPServer) Start() error { return w.l.start() }
 
-// Stop takes the server away as a crash does: connections are reset and its ports refuse.
-func (w *HTTPServer) Stop() error { return w.s.Close() }
+// Stop ends the server as a crash does: its connections are reset, and its ports refuse new ones.
+func (w *HTTPServer) Stop() error { return w.l.Close() }
 
-// SetHealthy says what /healthz answers from now on: 200, or 503.
+// SetHealthy sets what /healthz answers: 200, or 503.
 func (w *HTTPServer) SetHealthy(ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.sick = !ok
+	w.failing = !ok
 }
 
-// Requests returns how many requests were answered, not counting /healthz.
+// Requests returns the number of requests answered, without those for /healthz.
 func (w *HTTPServer) Requests() int {
 	n := 0
 	for _, c := range w.Clients() {
@@ -66,22 +69,22 @@ func (w *HTTPServer) Requests() int {
 	return n
 }
 
-// Clients returns how many requests came from each address, not counting /healthz.
+// Clients returns the number of requests from each client address, without those for /healthz.
 func (w *HTTPServer) Clients() map[netip.Addr]int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return maps.Clone(w.clients)
 }
 
-// Probes returns how many times /healthz was asked.
+// Probes returns the number of requests for /healthz.
 func (w *HTTPServer) Probes() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.probes
 }
 
-// Connections returns how many connections are open.
-func (w *HTTPServer) Connections() int { return w.s.open() }
+// Connections returns the number of open connections.
+func (w *HTTPServer) Connections() int { return w.l.open() }
 
 // ServeHTTP implements http.Handler.
 func (w *HTTPServer) ServeHTTP(out http.ResponseWriter, r *http.Request) {
@@ -90,10 +93,10 @@ func (w *HTTPServer) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 	w.mu.Lock()
 	if r.URL.Path == "/healthz" {
 		w.probes++
-		sick := w.sick
+		failing := w.failing
 		w.mu.Unlock()
-		if sick {
-			http.Error(out, w.Name+" is sick", http.StatusServiceUnavailable)
+		if failing {
+			http.Error(out, w.Name+" is unhealthy", http.StatusServiceUnavailable)
 			return
 		}
 		fmt.Fprintln(out, "ok")
@@ -109,7 +112,7 @@ func (w *HTTPServer) ServeHTTP(out http.ResponseWriter, r *http.Request) {
 	}
 	fmt.Fprintln(out, w.Name)
 	if size, err := strconv.Atoi(r.URL.Query().Get("size")); err == nil && size > 0 {
-		io.CopyN(out, zeros{}, int64(size)) // a client that went away is no concern of the server
+		io.CopyN(out, zeros{}, int64(size)) // a client may close the connection early
 	}
 }
 

@@ -1,4 +1,4 @@
-package lab
+package traffic
 
 import (
 	"bufio"
@@ -8,33 +8,35 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// TCPEcho is a server whose connections live until a side ends them: it answers every line with its name, a space and
-// that line. Its methods may be called from any goroutine.
+// TCPEcho is a server for long-lived connections: it answers every line with its name, a space and that line, and closes
+// a connection only after the client does. Its methods may be called from any goroutine.
 type TCPEcho struct {
 	Name string
-	s    service
+	l    listeners
 }
 
-// ServeTCPEcho starts a TCPEcho that listens on addrs. It ends with the host, if not before.
-func (h *Host) ServeTCPEcho(name string, addrs ...netip.AddrPort) (*TCPEcho, error) {
+// ServeTCPEcho starts a TCPEcho in h that listens on addrs. It ends with the host, if not before.
+func ServeTCPEcho(h *lab.Host, name string, addrs ...netip.AddrPort) (*TCPEcho, error) {
 	e := &TCPEcho{Name: name}
-	e.s = service{host: h, addrs: addrs, serve: e.serve}
+	e.l = listeners{host: h, addrs: addrs, serve: e.serve}
 	if err := e.Start(); err != nil {
 		return nil, err
 	}
-	return e, h.own(&e.s)
+	return e, h.Own(&e.l)
 }
 
-// Start lets a stopped server listen again.
-func (e *TCPEcho) Start() error { return e.s.start() }
+// Start makes a stopped server listen again.
+func (e *TCPEcho) Start() error { return e.l.start() }
 
-// Stop takes the server away as a crash does: connections are reset and its ports refuse.
-func (e *TCPEcho) Stop() error { return e.s.Close() }
+// Stop ends the server as a crash does: its connections are reset, and its ports refuse new ones.
+func (e *TCPEcho) Stop() error { return e.l.Close() }
 
-// Connections returns how many connections are open.
-func (e *TCPEcho) Connections() int { return e.s.open() }
+// Connections returns the number of open connections.
+func (e *TCPEcho) Connections() int { return e.l.open() }
 
 func (e *TCPEcho) serve(l net.Listener) {
 	var conns sync.WaitGroup
@@ -59,24 +61,25 @@ func (e *TCPEcho) serve(l net.Listener) {
 // UDPEcho answers every datagram with its name, a space and the datagram.
 type UDPEcho struct {
 	Name    string
-	host    *Host
+	host    *lab.Host
 	addrs   []netip.AddrPort
 	mu      sync.Mutex // guards sockets
 	sockets []net.PacketConn
 	running sync.WaitGroup
 }
 
-// ServeUDPEcho starts a UDPEcho on addrs. An answer comes from the address asked only if that is in addrs: do not
-// listen on the unspecified address where a host has several. It ends with the host, if not before.
-func (h *Host) ServeUDPEcho(name string, addrs ...netip.AddrPort) (*UDPEcho, error) {
+// ServeUDPEcho starts a UDPEcho in h on addrs. The source of an answer is the destination of the request only if that is
+// in addrs: do not listen on the unspecified address where a host has several addresses. It ends with the host, if not
+// before.
+func ServeUDPEcho(h *lab.Host, name string, addrs ...netip.AddrPort) (*UDPEcho, error) {
 	e := &UDPEcho{Name: name, host: h, addrs: addrs}
 	if err := e.Start(); err != nil {
 		return nil, err
 	}
-	return e, h.own(e)
+	return e, h.Own(e)
 }
 
-// Start lets a stopped server listen again.
+// Start makes a stopped server listen again.
 func (e *UDPEcho) Start() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -101,13 +104,13 @@ func (e *UDPEcho) answer(c net.PacketConn) {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err == nil { // else an ICMP error about an answer sent before; the next datagram may be fine
+		if err == nil { // an error is an ICMP error about an earlier answer
 			c.WriteTo([]byte(e.Name+" "+string(b[:n])), from)
 		}
 	}
 }
 
-// Stop closes the sockets: the port is unreachable then.
+// Stop closes the sockets: the port is unreachable afterwards.
 func (e *UDPEcho) Stop() error { return e.Close() }
 
 // Close is Stop.

@@ -1,4 +1,4 @@
-package lab
+package traffic
 
 import (
 	"context"
@@ -6,57 +6,59 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// service is a set of TCP listeners that can be taken away as a crash takes them: listeners closed, connections reset.
-// Its methods may be called from any goroutine.
-type service struct {
-	host  *Host
+// listeners is a set of TCP listeners that can end as in a crash: listeners closed, connections reset. Its methods may be
+// called from any goroutine.
+type listeners struct {
+	host  *lab.Host
 	addrs []netip.AddrPort
-	serve func(net.Listener) // takes connections from a listener until that is closed
+	serve func(net.Listener) // accepts connections from a listener until it is closed
 
-	mu        sync.Mutex // guards what follows
-	listeners []net.Listener
-	conns     map[*trackedConn]struct{}
-	running   sync.WaitGroup
+	mu      sync.Mutex // guards what follows
+	sockets []net.Listener
+	conns   map[*trackedConn]struct{}
+	running sync.WaitGroup
 }
 
-// start listens and serves. It is no error when the service runs.
-func (s *service) start() error {
+// start listens and serves. It does nothing when it listens already.
+func (s *listeners) start() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.listeners != nil {
+	if s.sockets != nil {
 		return nil
 	}
 	s.conns = map[*trackedConn]struct{}{}
 	for _, a := range s.addrs {
 		l, err := s.host.Listen(context.Background(), "tcp", a.String())
 		if err != nil {
-			for _, opened := range s.listeners {
+			for _, opened := range s.sockets {
 				err = errors.Join(err, opened.Close())
 			}
-			s.listeners = nil
+			s.sockets = nil
 			return err
 		}
-		s.listeners = append(s.listeners, l)
+		s.sockets = append(s.sockets, l)
 	}
-	for _, l := range s.listeners {
+	for _, l := range s.sockets {
 		s.running.Go(func() { s.serve(trackingListener{l, s}) })
 	}
 	return nil
 }
 
-// Close stops listening, resets every connection, and waits until nobody serves any more.
-func (s *service) Close() error {
+// Close stops listening, resets every connection, and waits until every serve has returned.
+func (s *listeners) Close() error {
 	s.mu.Lock()
 	var err error
-	for _, l := range s.listeners {
+	for _, l := range s.sockets {
 		if e := l.Close(); e != nil && !errors.Is(e, net.ErrClosed) {
 			err = errors.Join(err, e)
 		}
 	}
 	conns := s.conns
-	s.listeners, s.conns = nil, nil
+	s.sockets, s.conns = nil, nil
 	s.mu.Unlock()
 	for c := range conns {
 		c.SetLinger(0) // RST instead of FIN
@@ -66,8 +68,8 @@ func (s *service) Close() error {
 	return err
 }
 
-// open is how many connections there are.
-func (s *service) open() int {
+// open returns the number of open connections.
+func (s *listeners) open() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.conns)
@@ -75,7 +77,7 @@ func (s *service) open() int {
 
 type trackingListener struct {
 	net.Listener
-	s *service
+	s *listeners
 }
 
 func (l trackingListener) Accept() (net.Conn, error) {
@@ -86,7 +88,7 @@ func (l trackingListener) Accept() (net.Conn, error) {
 	t := &trackedConn{TCPConn: c.(*net.TCPConn), s: l.s}
 	l.s.mu.Lock()
 	defer l.s.mu.Unlock()
-	if l.s.conns == nil { // closed meanwhile
+	if l.s.conns == nil { // Close was called meanwhile
 		t.SetLinger(0)
 		t.TCPConn.Close()
 		return nil, net.ErrClosed
@@ -97,7 +99,7 @@ func (l trackingListener) Accept() (net.Conn, error) {
 
 type trackedConn struct {
 	*net.TCPConn
-	s *service
+	s *listeners
 }
 
 func (c *trackedConn) Close() error {

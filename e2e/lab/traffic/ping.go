@@ -1,4 +1,4 @@
-package lab
+package traffic
 
 import (
 	"context"
@@ -15,21 +15,21 @@ import (
 )
 
 // Ping sends one ICMP echo request and waits for its reply until ctx ends, a second at most.
-func (h *Host) Ping(ctx context.Context, to netip.Addr) error {
+func (c Client) Ping(ctx context.Context, to netip.Addr) error {
 	network, request, reply, protocol := "ip4:icmp", icmp.Type(ipv4.ICMPTypeEcho), icmp.Type(ipv4.ICMPTypeEchoReply), 1
 	if to.Is6() {
 		network, request, reply, protocol = "ip6:ipv6-icmp", ipv6.ICMPTypeEchoRequest, ipv6.ICMPTypeEchoReply, 58
 	}
-	c, err := h.Dial(ctx, network, to.String())
+	conn, err := c.Dial(ctx, network, to.String())
 	if err != nil {
 		return err
 	}
-	defer c.Close()
+	defer conn.Close()
 	deadline := time.Now().Add(time.Second)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
 	}
-	if err := c.SetDeadline(deadline); err != nil {
+	if err := conn.SetDeadline(deadline); err != nil {
 		return err
 	}
 	echo := icmp.Echo{ID: os.Getpid() & 0xffff, Seq: int(time.Now().UnixMicro() & 0xffff), Data: []byte("steelyard lab")}
@@ -37,13 +37,13 @@ func (h *Host) Ping(ctx context.Context, to netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	if _, err := c.Write(out); err != nil {
-		return fmt.Errorf("ping %s from host %s: %w", to, h, err)
+	if _, err := conn.Write(out); err != nil {
+		return fmt.Errorf("ping %s from host %s: %w", to, c.Host, err)
 	}
-	return awaitReply(c.(*net.IPConn), protocol, reply, echo)
+	return awaitReply(conn.(*net.IPConn), protocol, reply, echo)
 }
 
-// awaitReply reads until the reply to echo comes. A raw socket also gets what others are answered.
+// awaitReply reads until the reply to echo comes. A raw socket also receives the replies to other requests.
 func awaitReply(c *net.IPConn, protocol int, reply icmp.Type, echo icmp.Echo) error {
 	b := make([]byte, 1500)
 	for {

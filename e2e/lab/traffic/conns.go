@@ -1,4 +1,4 @@
-package lab
+package traffic
 
 import (
 	"bufio"
@@ -15,7 +15,7 @@ import (
 // goroutine at a time.
 type Conns struct{ all []*longConn }
 
-// longConn is one of them. It is dead once err is set.
+// longConn is one connection. It has failed once err is set.
 type longConn struct {
 	number int
 	sent   int
@@ -25,42 +25,42 @@ type longConn struct {
 	err    error
 }
 
-// Connect opens n connections to one address and exchanges a first message over each, so that it is known which server
-// has it. It fails when one cannot be made.
-func (h *Host) Connect(ctx context.Context, to netip.AddrPort, n int) (*Conns, error) {
-	c := &Conns{}
+// Connect opens n connections to one address and exchanges a first message over each, which tells its server. It fails
+// when one connection fails.
+func (c Client) Connect(ctx context.Context, to netip.AddrPort, n int) (*Conns, error) {
+	all := &Conns{}
 	for i := range n {
-		conn, err := h.Dial(ctx, "tcp", to.String())
+		conn, err := c.Dial(ctx, "tcp", to.String())
 		if err != nil {
-			c.Close()
+			all.Close()
 			return nil, fmt.Errorf("connection %d of %d: %w", i+1, n, err)
 		}
-		c.all = append(c.all, &longConn{number: i, conn: conn, lines: bufio.NewReader(conn)})
+		all.all = append(all.all, &longConn{number: i, conn: conn, lines: bufio.NewReader(conn)})
 	}
-	if dead := c.Exchange(ctx); len(dead) > 0 {
-		c.Close()
-		return nil, fmt.Errorf("%d of %d connections died at their first message, one of them: %w", len(dead), n, dead[0])
+	if failed := all.Exchange(ctx); len(failed) > 0 {
+		all.Close()
+		return nil, fmt.Errorf("%d of %d connections failed at their first message, one of them: %w", len(failed), n, failed[0])
 	}
-	return c, nil
+	return all, nil
 }
 
-// Exchange sends the next message over every connection that lives, waits for its answer until ctx ends, and returns
-// an error for each that died of it: reset, no answer, the wrong answer, or one from another server than before.
+// Exchange sends the next message over every open connection, waits for its answer until ctx ends, and returns an error
+// for each connection that failed: a reset, no answer, a wrong answer, or an answer from another server than before.
 func (c *Conns) Exchange(ctx context.Context) []error {
 	var wg sync.WaitGroup
-	before := c.alive()
+	before := c.open()
 	for _, l := range before {
 		wg.Go(func() { l.err = l.exchange(ctx) })
 	}
 	wg.Wait()
-	var dead []error
+	var failed []error
 	for _, l := range before {
 		if l.err != nil {
-			dead = append(dead, fmt.Errorf("connection %d (from %s, to %s): %w", l.number, l.conn.LocalAddr(), l.server, l.err))
+			failed = append(failed, fmt.Errorf("connection %d (from %s, to %s): %w", l.number, l.conn.LocalAddr(), l.server, l.err))
 			l.conn.Close()
 		}
 	}
-	return dead
+	return failed
 }
 
 func (l *longConn) exchange(ctx context.Context) error {
@@ -83,23 +83,23 @@ func (l *longConn) exchange(ctx context.Context) error {
 	return nil
 }
 
-// Alive returns how many connections live.
-func (c *Conns) Alive() int { return len(c.alive()) }
+// Alive returns the number of connections that have not failed.
+func (c *Conns) Alive() int { return len(c.open()) }
 
-func (c *Conns) alive() []*longConn {
-	var alive []*longConn
+func (c *Conns) open() []*longConn {
+	var open []*longConn
 	for _, l := range c.all {
 		if l.err == nil {
-			alive = append(alive, l)
+			open = append(open, l)
 		}
 	}
-	return alive
+	return open
 }
 
-// Servers returns how many live connections each server has.
+// Servers returns the number of open connections of each server.
 func (c *Conns) Servers() map[string]int {
 	n := map[string]int{}
-	for _, l := range c.alive() {
+	for _, l := range c.open() {
 		n[l.server]++
 	}
 	return n

@@ -1,4 +1,4 @@
-package lab
+package peers
 
 import (
 	"context"
@@ -7,24 +7,26 @@ import (
 	"net/netip"
 	"strings"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
 const (
 	frrDir   = "/run/frr"
-	frrGroup = "frrvty" // whoever runs a daemon must be in it: Debian builds FRR with --enable-vty-group
+	frrGroup = "frrvty" // the user of a daemon must be a member: Debian builds FRR with --enable-vty-group
 )
 
 // frr runs FRR's zebra and bgpd.
 type frr struct{ vtysh string }
 
-func (f *frr) start(ctx context.Context, h *Host, c RouterConfig) ([]*Process, error) {
+func (f *frr) start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.Process, error) {
 	var err error
 	if f.vtysh, err = program("vtysh", "frr"); err != nil {
 		return nil, err
 	}
 	configs := map[string]string{"zebra": "hostname " + h.Name() + "\n", "bgpd": frrText(c)}
-	var all []*Process
-	// zebra first: bgpd tries again only after ten seconds when it does not find it.
+	var all []*lab.Process
+	// zebra first: a bgpd without zebra connects again only after ten seconds.
 	for _, name := range []string{"zebra", "bgpd"} {
 		path, err := program(name, "frr")
 		if err != nil {
@@ -34,8 +36,9 @@ func (f *frr) start(ctx context.Context, h *Host, c RouterConfig) ([]*Process, e
 		if err := h.WriteFile(config, configs[name], 0o600); err != nil {
 			return nil, err
 		}
-		// As root: a daemon that changes its user loses the death signal, and would stay when this process is killed.
-		p, err := h.Start(Command{Path: path, Args: []string{
+		// As root: a change of the user clears the parent-death signal (prctl(2)), so that the daemon would outlive this
+		// process.
+		p, err := h.Start(lab.Command{Path: path, Args: []string{
 			"-u", "root", "-g", frrGroup, "-f", config, "-z", frrDir + "/zserv.api", "-i", frrDir + "/" + name + ".pid",
 			"--vty_socket", frrDir, "-P", "0", "--log", "stdout", "--log-level", "info",
 		}})
@@ -43,8 +46,8 @@ func (f *frr) start(ctx context.Context, h *Host, c RouterConfig) ([]*Process, e
 			return nil, err
 		}
 		all = append(all, p)
-		_, err = Until(ctx, 10*time.Second, name+" answers", func() error {
-			if err := dead(all); err != nil {
+		_, err = lab.Until(ctx, 10*time.Second, name+" answers", func() error {
+			if err := ended(all); err != nil {
 				return err
 			}
 			_, err := h.Run(ctx, f.vtysh, "--vty_socket", frrDir, "-d", name, "-c", "show version")
@@ -86,21 +89,21 @@ func frrText(c RouterConfig) string {
 		}
 		s.WriteString(" exit-address-family\n")
 	}
-	// Of the two next hops an IPv6 route may have (RFC 2545), the one a reader can tell the neighbour by.
+	// Of the two next hops of an IPv6 route (RFC 2545) the global one: tests compare it with the address of the neighbour.
 	s.WriteString("route-map global permit 10\n set ipv6 next-hop prefer-global\n")
 	return s.String()
 }
 
-func (f *frr) show(ctx context.Context, h *Host, command string) (string, error) {
+func (f *frr) show(ctx context.Context, h *lab.Host, command string) (string, error) {
 	return h.Run(ctx, f.vtysh, "--vty_socket", frrDir, "-c", command)
 }
 
-func (f *frr) peers(ctx context.Context, h *Host, _ RouterConfig) (map[netip.Addr]PeerState, error) {
+func (f *frr) peers(ctx context.Context, h *lab.Host, _ RouterConfig) (map[netip.Addr]PeerState, error) {
 	out, err := h.Run(ctx, f.vtysh, "--vty_socket", frrDir, "-d", "bgpd", "-c", "show bgp neighbors json")
 	if err != nil {
 		return nil, err
 	}
-	// The answer starts after what vtysh may have to say; besides neighbours it may have other keys.
+	// vtysh may print messages before the JSON; the object has other keys besides the neighbours.
 	_, body, _ := strings.Cut(out, "{")
 	var raw map[string]json.RawMessage
 	if err := json.Unmarshal([]byte("{"+body), &raw); err != nil {
@@ -124,7 +127,7 @@ func (f *frr) peers(ctx context.Context, h *Host, _ RouterConfig) (map[netip.Add
 	return peers, nil
 }
 
-func (f *frr) reset(ctx context.Context, h *Host, _ RouterConfig, neighbor netip.Addr) error {
+func (f *frr) reset(ctx context.Context, h *lab.Host, _ RouterConfig, neighbor netip.Addr) error {
 	_, err := f.show(ctx, h, "clear bgp "+neighbor.String())
 	return err
 }
