@@ -102,7 +102,7 @@ func (s *site) reloads(t *testing.T) {
 		labtest.Until(t, 10*time.Second, "the new server gets requests", func() error {
 			r := s.load(t, vip, 60)
 			if r.Err() != nil {
-				return lab.Hopeless(r.Err())
+				return lab.Permanent(r.Err())
 			}
 			if len(r.Servers) < 3 {
 				return errors.New(r.String())

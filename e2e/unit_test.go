@@ -67,7 +67,7 @@ func TestUnitLeavesNoCapabilityTooMany(t *testing.T) {
 			if exit := new(exec.ExitError); !errors.As(err, &exit) || exit.ExitCode() != 1 {
 				t.Errorf("the agent: %v; want exit status 1", err)
 			}
-			last := agent.Process().Log.LastWords(1)
+			last := agent.Process().Log.FailureTail(1)
 			if !strings.HasPrefix(last, "steelyard: ") {
 				t.Errorf("its last words: %q; want an error", last)
 			}

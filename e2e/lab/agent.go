@@ -12,25 +12,25 @@ import (
 	"time"
 )
 
-// Where the agent has its things, as its host sees it.
+// The files of the agent, as its host sees them.
 const (
 	AgentConfigPath = "/run/steelyard-lab/steelyard.toml"
 	AgentSocketPath = "/run/steelyard/steelyard.sock"
 )
 
-// AgentOptions say what to run.
+// AgentOptions are the program and its configuration.
 type AgentOptions struct {
-	// Binary is the path of steelyard. It must not be below /run or /sys, which a host has of its own.
+	// Binary is the path of steelyard. It must not be below /run or /sys, which are private to a host.
 	Binary string
 	// Config is the TOML text; AgentConfig.TOML writes one.
 	Config string
 	// Env is added to the environment.
 	Env []string
-	// Output gets a copy of the log; nil: none.
+	// Output receives a copy of the log; nil: none.
 	Output io.Writer
 }
 
-// Agent is a steelyard in a host: one process after the other. Its methods may be called from any goroutine.
+// Agent runs steelyard in a host, at most one process at a time. Its methods may be called from any goroutine.
 type Agent struct {
 	*Host
 	o      AgentOptions
@@ -41,7 +41,7 @@ type Agent struct {
 	config string
 }
 
-// StartAgent writes the configuration and starts `steelyard run`. It does not wait until that is ready.
+// StartAgent writes the configuration and starts `steelyard run`. It does not wait until the agent is ready.
 func StartAgent(h *Host, o AgentOptions) (*Agent, error) {
 	a := &Agent{Host: h, o: o}
 	a.client = &http.Client{Transport: &http.Transport{
@@ -56,7 +56,7 @@ func StartAgent(h *Host, o AgentOptions) (*Agent, error) {
 	return a, a.Start()
 }
 
-// Start starts the agent again, with the configuration as it was last written, after Kill, Terminate or a crash.
+// Start starts the agent with the configuration last written, after Kill, Terminate or a crash.
 func (a *Agent) Start() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -74,7 +74,7 @@ func (a *Agent) Start() error {
 	return nil
 }
 
-// Process is the process last started.
+// Process returns the process last started.
 func (a *Agent) Process() *Process {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -89,14 +89,14 @@ func (a *Agent) Configure(text string) error {
 	return a.WriteFile(AgentConfigPath, text, 0o600)
 }
 
-// Reload asks the agent to read its configuration again (SIGHUP). It does not wait until that is done.
+// Reload makes the agent read its configuration again (SIGHUP). It does not wait for the result.
 func (a *Agent) Reload() error { return a.Process().Signal(syscall.SIGHUP) }
 
-// Kill ends the agent with SIGKILL and waits for its end: no goodbye to anyone, its datapath stays in the kernel.
+// Kill ends the agent by SIGKILL and waits for its end: it withdraws no route, and its datapath stays in the kernel.
 func (a *Agent) Kill() { a.Process().Kill() }
 
-// Terminate asks the agent to end (SIGTERM) and waits until it has. It fails when that takes longer than within, or
-// when the exit status is not 0.
+// Terminate sends SIGTERM to the agent and waits for its end. It fails when that takes longer than within, or when the
+// exit status is not 0.
 func (a *Agent) Terminate(ctx context.Context, within time.Duration) error {
 	p := a.Process()
 	if err := p.Signal(syscall.SIGTERM); err != nil {
@@ -110,7 +110,7 @@ func (a *Agent) Terminate(ctx context.Context, within time.Duration) error {
 	return nil
 }
 
-// Get asks the agent's control socket and decodes the JSON answer into v; a v of type *string gets the text.
+// Get requests path from the agent's control socket and decodes the JSON answer into v; a v of type *string gets the text.
 func (a *Agent) Get(ctx context.Context, path string, v any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
 	if err != nil {
@@ -138,17 +138,17 @@ func (a *Agent) Get(ctx context.Context, path string, v any) error {
 	return nil
 }
 
-// CLI runs another steelyard command in the host, such as "status", and returns what it prints.
+// CLI runs a steelyard command in the host, such as "status", and returns its output.
 func (a *Agent) CLI(ctx context.Context, args ...string) (string, error) {
 	return a.Run(ctx, a.o.Binary, args...)
 }
 
-// WaitReady waits until the agent answers on its control socket, and fails at once when it ends instead.
+// WaitReady waits until the agent answers on its control socket. It fails at once when the agent ends.
 func (a *Agent) WaitReady(ctx context.Context, within time.Duration) error {
 	p := a.Process()
 	_, err := Until(ctx, within, fmt.Sprintf("the agent of %s answers", a.Host), func() error {
 		if !p.Running() {
-			return Hopeless(fmt.Errorf("it ended: %v", p.Wait(ctx)))
+			return Permanent(fmt.Errorf("it ended: %v", p.Wait(ctx)))
 		}
 		var status json.RawMessage
 		return a.Get(ctx, "/v1/status", &status)

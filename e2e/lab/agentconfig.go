@@ -7,13 +7,14 @@ import (
 	"time"
 )
 
-// AgentConfig is what tests say to an agent; zero values are left to its defaults. What is not here goes into Extra.
+// AgentConfig is the configuration of an agent. Zero values are left out, so that the agent's defaults apply. Keys that
+// are not here go into Extra.
 type AgentConfig struct {
 	Name       string
 	Address    netip.Addr // of the node, also its router ID
 	Interfaces []string
 	Mode       string // auto, xdp, xdp-generic, tc
-	// TunnelSources are whose tunnels end there.
+	// TunnelSources are the addresses whose tunnels the agent decapsulates.
 	TunnelSources []netip.Addr
 	ASN           uint32 // 0: no BGP
 	ListenPort    int
@@ -21,9 +22,9 @@ type AgentConfig struct {
 	L2            []string // interfaces; empty: no L2
 	Services      []AgentService
 	LogLevel      string
-	// Env is for its environment.
+	// Env is added to the environment of the agent.
 	Env []string
-	// Extra is TOML that comes last: whole tables.
+	// Extra is appended: whole TOML tables.
 	Extra string
 }
 
@@ -66,7 +67,7 @@ type AgentCheck struct {
 	Rise, Fall        int
 }
 
-// Backends returns the addresses of nodes in the families of the service addresses, as backends.
+// Backends returns the addresses of nodes, of both families, as backends.
 func Backends(servers ...Node) []AgentBackend {
 	var all []AgentBackend
 	for _, s := range servers {
@@ -154,7 +155,7 @@ func (s AgentService) write(t *tomlText) {
 	}
 }
 
-// tomlText writes keys that have a value. Basic TOML strings are what %q writes, for the ASCII used here.
+// tomlText writes the keys that have a value. %q writes a basic TOML string as long as the text is ASCII.
 type tomlText struct{ b strings.Builder }
 
 func (t *tomlText) table(head string) { fmt.Fprintf(&t.b, "\n%s\n", head) }

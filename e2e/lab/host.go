@@ -17,13 +17,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Host is one machine. Its methods may be called from any goroutine.
+// Host is one simulated machine. Its methods may be called from any goroutine.
 type Host struct {
 	name   string
 	ns     namespaces
 	nl     *netlink.Handle
-	anchor chan func()   // work for the thread that lives inside the host and starts its processes
-	gone   chan struct{} // closed when that thread is to end
+	anchor chan func()   // run on the thread that stays in the host and starts its processes
+	ended  chan struct{} // closed when that thread must end
 
 	mu        sync.Mutex // guards what follows
 	closed    bool
@@ -32,9 +32,9 @@ type Host struct {
 	routes    []netlink.Route // what AddRoute added, put back by PowerOn
 }
 
-// sysctls are set in every host before it has a link. Strict reverse paths would drop what comes back another way;
-// duplicate address detection would keep IPv6 addresses unusable for a second; addresses survive a link that is down
-// so that a machine can be powered on again.
+// sysctls are set in every host before it has a link. Strict reverse-path filtering (RFC 3704) drops packets on
+// asymmetric paths; duplicate address detection keeps an IPv6 address tentative for a second; keep_addr_on_down keeps the
+// IPv6 addresses of a host that PowerOff sets down.
 var sysctls = map[string]string{
 	"net.ipv4.conf.all.rp_filter":                "0",
 	"net.ipv4.conf.default.rp_filter":            "0",
@@ -47,7 +47,7 @@ var sysctls = map[string]string{
 }
 
 func newHost(name string) (*Host, error) {
-	h := &Host{name: name, anchor: make(chan func()), gone: make(chan struct{}), processes: map[*Process]struct{}{}}
+	h := &Host{name: name, anchor: make(chan func()), ended: make(chan struct{}), processes: map[*Process]struct{}{}}
 	made := make(chan error, 1)
 	goOnThread(func() {
 		var err error
@@ -60,7 +60,7 @@ func newHost(name string) (*Host, error) {
 			select {
 			case work := <-h.anchor:
 				work()
-			case <-h.gone:
+			case <-h.ended:
 				return
 			}
 		}
@@ -91,8 +91,8 @@ func (h *Host) Name() string { return h.name }
 
 func (h *Host) String() string { return h.name }
 
-// Do runs f on a thread inside the host: sockets it makes and files it opens are the host's. f must not start
-// goroutines that rely on that, for they run elsewhere. Do returns the error of f.
+// Do runs f on a thread in the namespaces of the host: the sockets that f makes and the files that it opens are the host's.
+// A goroutine that f starts does not run in them. Do returns the error of f.
 func (h *Host) Do(f func() error) error {
 	return onThread(func() error {
 		if err := h.ns.enter(); err != nil {
@@ -102,7 +102,7 @@ func (h *Host) Do(f func() error) error {
 	})
 }
 
-// Sysctl sets kernel parameters of the host's network, named as sysctl(8) names them.
+// Sysctl sets kernel parameters of the host's network namespace by their sysctl(8) names.
 func (h *Host) Sysctl(values map[string]string) error {
 	return h.Do(func() error {
 		for name, value := range values {
@@ -115,8 +115,8 @@ func (h *Host) Sysctl(values map[string]string) error {
 	})
 }
 
-// WriteFile writes a file as the host sees it, making the directories above it. Only what is below /run is the host's
-// own; the rest of the file system is everybody's.
+// WriteFile writes a file as the host sees it, and makes its parent directories. Files below /run are private to the host;
+// the rest of the file system is shared.
 func (h *Host) WriteFile(path, text string, mode os.FileMode) error {
 	return h.Do(func() error {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -160,13 +160,13 @@ func (h *Host) ListenPacket(ctx context.Context, network, address string) (c net
 	return c, h.Own(c)
 }
 
-// Dial is net.Dial inside the host; unix sockets are found as the host sees them. address must not be a name to be
-// resolved. The connection is the caller's to close.
+// Dial is net.Dial inside the host; the path of a unix socket is the one that the host sees. address must not contain a
+// host name. The caller closes the connection.
 func (h *Host) Dial(ctx context.Context, network, address string) (c net.Conn, err error) {
 	return h.DialFrom(ctx, netip.AddrPort{}, network, address)
 }
 
-// DialFrom is Dial for tcp from a given local address and port; a zero port is any.
+// DialFrom is Dial for tcp from a local address and port; port 0 means any.
 func (h *Host) DialFrom(ctx context.Context, from netip.AddrPort, network, address string) (c net.Conn, err error) {
 	d := net.Dialer{KeepAlive: -1}
 	if from.IsValid() {
@@ -193,7 +193,7 @@ func (h *Host) Own(c io.Closer) error {
 	return nil
 }
 
-// Close ends the processes and servers of the host and lets its namespaces go. It may be called again.
+// Close ends the processes and servers of the host and releases its namespaces. It may be called again.
 func (h *Host) Close() error {
 	h.mu.Lock()
 	if h.closed {
@@ -211,7 +211,7 @@ func (h *Host) Close() error {
 			err = errors.Join(err, e)
 		}
 	}
-	close(h.gone)
+	close(h.ended)
 	if h.nl != nil {
 		h.nl.Close()
 	}

@@ -18,13 +18,13 @@ type Lab struct {
 // New returns an empty Lab. It fails without root.
 func New() (*Lab, error) {
 	if os.Geteuid() != 0 {
-		return nil, errors.New("a lab of network namespaces needs root; run it with sudo")
+		return nil, errors.New("network namespaces need root; run it with sudo")
 	}
 	return &Lab{}, nil
 }
 
-// Host adds a machine without links but the loopback. name is for people: it need not be unique, and the kernel does
-// not see it.
+// Host adds a host that has only a loopback interface. name is for output: it need not be unique, and the kernel does not
+// see it.
 func (l *Lab) Host(name string) (*Host, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

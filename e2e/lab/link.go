@@ -4,11 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -25,23 +21,23 @@ type End struct {
 	Bridge string
 }
 
-// LinkOptions hold for both ends of a Link. The zero value is an Ethernet of 1500 bytes with all offloads.
+// LinkOptions hold for both ends of a Link. The zero value has an MTU of 1500 bytes and all offloads.
 type LinkOptions struct {
 	// MTU in bytes; 0 means 1500.
 	MTU int
-	// SoftwareChecksums turns transmit checksum offload off and generic receive offload on, as a link needs whose
-	// frames an XDP program transmits or redirects: on a veth pair, offload leaves the checksum for a card that is
-	// not there, and a frame sent by XDP arrives only where GRO (so NAPI) is on.
+	// SoftwareChecksums turns transmit checksum offload off and generic receive offload on. A link needs both when an
+	// XDP program transmits or redirects its frames: a veth pair leaves an offloaded checksum incomplete
+	// (CHECKSUM_PARTIAL), and receives frames from XDP only while GRO, and with it NAPI, is on.
 	SoftwareChecksums bool
 }
 
-// Link joins two hosts by a wire. Both ends carry traffic when it returns.
+// Link connects two hosts by a veth pair. Both ends are operational when it returns.
 func (l *Lab) Link(a, b End, o LinkOptions) error {
 	l.mu.Lock()
 	l.links++
-	// The two ends of a veth pair in fresh namespaces easily have the same index, and then the kernel takes the link
-	// for one that depends on no other and lets up to a second pass until it uses it (net/core/link_watch.c,
-	// linkwatch_urgent_event). Indices from here on are never given out by itself.
+	// The two ends of a veth pair in new namespaces often get the same index. The kernel then takes the link for one
+	// without a lower device and delays its link event by up to a second (net/core/link_watch.c,
+	// linkwatch_urgent_event). The kernel does not assign indices from 1000 on by itself here.
 	index := 1000 + l.links
 	l.mu.Unlock()
 	if err := link(a, b, index, o); err != nil {
@@ -67,7 +63,7 @@ func link(a, b End, index int, o LinkOptions) error {
 			return fmt.Errorf("%s:%s: %w", e.Host, e.Name, err)
 		}
 	}
-	// Only once both are up: an end becomes a target of XDP redirects when the GRO of an end that is up is switched on.
+	// After both ends are up: veth enables NAPI, which XDP redirects need, when GRO is turned on at an end that is up.
 	for _, e := range []End{a, b} {
 		if o.SoftwareChecksums {
 			if err := e.Host.SoftwareChecksums(e.Name); err != nil {
@@ -112,122 +108,4 @@ func (e End) configure() error {
 		}
 	}
 	return nil
-}
-
-// Bridge adds an Ethernet switch to the host: links join it by End.Bridge. It does not snoop multicast, so that
-// neighbour discovery reaches every port at once.
-func (h *Host) Bridge(name string) error {
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = name
-	off := false
-	b := &netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &off}
-	if err := h.nl.LinkAdd(b); err != nil {
-		return fmt.Errorf("host %s: add bridge %s: %w", h, name, err)
-	}
-	return h.SetUp(name)
-}
-
-// AddAddress gives an interface an address; it can be used at once.
-func (h *Host) AddAddress(dev string, p netip.Prefix) error { return h.addr(dev, p, h.nl.AddrAdd) }
-
-// DeleteAddress takes an address from an interface.
-func (h *Host) DeleteAddress(dev string, p netip.Prefix) error { return h.addr(dev, p, h.nl.AddrDel) }
-
-func (h *Host) addr(dev string, p netip.Prefix, change func(netlink.Link, *netlink.Addr) error) error {
-	link, err := h.nl.LinkByName(dev)
-	if err == nil {
-		err = change(link, &netlink.Addr{IPNet: ipNet(p), Flags: nodad(p)})
-	}
-	if err != nil {
-		return fmt.Errorf("host %s: address %s of %s: %w", h, p, dev, err)
-	}
-	return nil
-}
-
-// SetUp puts an interface in service.
-func (h *Host) SetUp(dev string) error { return h.setLink(dev, h.nl.LinkSetUp) }
-
-// SetDown takes an interface out of service: the other end of its wire loses its carrier, as when a cable is pulled.
-func (h *Host) SetDown(dev string) error { return h.setLink(dev, h.nl.LinkSetDown) }
-
-func (h *Host) setLink(dev string, change func(netlink.Link) error) error {
-	link, err := h.nl.LinkByName(dev)
-	if err == nil {
-		err = change(link)
-	}
-	if err != nil {
-		return fmt.Errorf("host %s: change link %s: %w", h, dev, err)
-	}
-	return nil
-}
-
-// Interfaces returns the names of the host's interfaces but the loopback.
-func (h *Host) Interfaces() ([]string, error) {
-	links, err := h.nl.LinkList()
-	if err != nil {
-		return nil, fmt.Errorf("host %s: list links: %w", h, err)
-	}
-	var names []string
-	for _, l := range links {
-		if l.Attrs().Flags&net.FlagLoopback == 0 {
-			names = append(names, l.Attrs().Name)
-		}
-	}
-	return names, nil
-}
-
-// PowerOff is the mains plug pulled: every link goes down and every process of the host is killed, without a word to
-// anyone, and what was in memory (/run, BPF pins) is lost. Servers made by this process are not told; they just hear
-// and say nothing any more.
-func (h *Host) PowerOff() error {
-	names, err := h.Interfaces()
-	if err != nil {
-		return err
-	}
-	for _, n := range names {
-		if err := h.SetDown(n); err != nil {
-			return err
-		}
-	}
-	for _, p := range h.running() {
-		p.Kill()
-	}
-	return h.Do(func() error { return errors.Join(empty("/run"), empty("/sys/fs/bpf")) })
-}
-
-func empty(dir string) error {
-	entries, err := os.ReadDir(dir)
-	for _, e := range entries {
-		if strings.HasSuffix(e.Name(), ".debug") {
-			continue // a bpffs has maps.debug and progs.debug by itself, for good
-		}
-		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
-	}
-	return err
-}
-
-// PowerOn undoes what PowerOff did to the links, and puts back the routes. Processes stay dead.
-func (h *Host) PowerOn() error {
-	names, err := h.Interfaces()
-	if err != nil {
-		return err
-	}
-	for _, n := range names {
-		if err := h.SetUp(n); err != nil {
-			return err
-		}
-	}
-	h.mu.Lock()
-	routes := append([]netlink.Route(nil), h.routes...)
-	h.mu.Unlock()
-	for _, r := range routes {
-		if err := h.nl.RouteReplace(&r); err != nil {
-			return fmt.Errorf("host %s: put back route %s: %w", h, r, err)
-		}
-	}
-	return nil
-}
-
-func ipNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }

@@ -11,8 +11,7 @@ import (
 // logLines bounds how many lines a Log keeps.
 const logLines = 4000
 
-// Log keeps the last lines that were written to it. The zero value is ready; its methods may be called from any
-// goroutine.
+// Log keeps the last lines written to it. The zero value is ready to use; its methods may be called from any goroutine.
 type Log struct {
 	mu    sync.Mutex // guards what follows
 	lines []string
@@ -25,7 +24,7 @@ func (l *Log) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.tee != nil {
-		l.tee.Write(b) // a copy for people; the log itself is whole without it
+		l.tee.Write(b) // an error of the copy does not concern the log
 	}
 	l.rest = append(l.rest, b...)
 	for {
@@ -42,7 +41,7 @@ func (l *Log) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Lines returns the lines kept, oldest first, with an unfinished one at the end.
+// Lines returns the lines, oldest first, and an incomplete one at the end.
 func (l *Log) Lines() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -59,9 +58,9 @@ func (l *Log) Tail(n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// LastWords returns the n lines that most likely say why a program ended: those from a panic on, else the last. Signs of life
-// that BGP sends all the time say nothing.
-func (l *Log) LastWords(n int) string {
+// FailureTail returns the n lines that most likely tell why a program ended: those from a panic on, else the last ones. The
+// debug lines of sent BGP messages are left out.
+func (l *Log) FailureTail(n int) string {
 	lines := slices.DeleteFunc(l.Lines(), func(line string) bool { return strings.Contains(line, "component=bgp text=sent") })
 	start := max(0, len(lines)-n)
 	for i, line := range lines {
@@ -73,7 +72,7 @@ func (l *Log) LastWords(n int) string {
 	return strings.Join(lines[start:min(len(lines), start+n)], "\n")
 }
 
-// Contains reports whether a line kept contains text.
+// Contains reports whether a line contains text.
 func (l *Log) Contains(text string) bool {
 	for _, line := range l.Lines() {
 		if strings.Contains(line, text) {

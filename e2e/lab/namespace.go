@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespaces are the two namespaces that make a Host, held open by descriptors.
+// namespaces are the two namespaces of a Host, held open by descriptors.
 type namespaces struct {
 	net, mnt *os.File
 }
 
-// newNamespaces moves the calling thread into new namespaces and returns them. The thread must be locked and must end
-// afterwards or stay inside for good.
+// newNamespaces moves the calling thread into new namespaces and returns them. The thread must be locked, and must not be
+// unlocked afterwards.
 func newNamespaces() (namespaces, error) {
 	var none namespaces
 	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS | unix.CLONE_NEWNET); err != nil {
@@ -55,8 +55,8 @@ func (n namespaces) enter() error {
 func (n namespaces) close() error { return errors.Join(n.net.Close(), n.mnt.Close()) }
 
 // privateMounts gives the calling thread's new mount namespace its own /run, /sys and /sys/fs/bpf. A sysfs shows the
-// interfaces of the network namespace it was mounted in, so it must be a new one; what was mounted on the old one
-// (cgroups, tracing) is carried over, for a process in the host may need it.
+// interfaces of the network namespace it was mounted in, so it must be a new one. The mounts below the old one (cgroups,
+// tracing) are moved to the new one, because a process in the host may need them.
 func privateMounts() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -65,9 +65,9 @@ func privateMounts() error {
 	if err != nil {
 		return err
 	}
-	carried := map[string]int{}
+	moved := map[string]int{}
 	defer func() {
-		for _, fd := range carried {
+		for _, fd := range moved {
 			unix.Close(fd)
 		}
 	}()
@@ -79,7 +79,7 @@ func privateMounts() error {
 		if err != nil {
 			return fmt.Errorf("clone the mounts at %s: %w", path, err)
 		}
-		carried[path] = fd
+		moved[path] = fd
 	}
 	for _, m := range []struct{ fs, path, data string }{
 		{"tmpfs", "/run", "mode=755"}, {"sysfs", "/sys", ""}, {"bpf", "/sys/fs/bpf", "mode=700"},
@@ -88,15 +88,15 @@ func privateMounts() error {
 			return fmt.Errorf("mount %s on %s: %w", m.fs, m.path, err)
 		}
 	}
-	for path, fd := range carried {
+	for path, fd := range moved {
 		if err := unix.MoveMount(fd, "", unix.AT_FDCWD, path, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-			return fmt.Errorf("carry the mounts at %s over: %w", path, err)
+			return fmt.Errorf("move the mounts at %s: %w", path, err)
 		}
 	}
 	return nil
 }
 
-// mountsBelow returns the mount points below dir that are not below one another, in this thread's mount namespace.
+// mountsBelow returns the topmost mount points below dir in this thread's mount namespace.
 func mountsBelow(dir string) ([]string, error) {
 	f, err := os.Open("/proc/thread-self/mountinfo")
 	if err != nil {

@@ -24,7 +24,7 @@ type ifreq struct {
 	_    [16]byte
 }
 
-// SoftwareChecksums does for one end what LinkOptions.SoftwareChecksums does for both.
+// SoftwareChecksums does for one interface what LinkOptions.SoftwareChecksums does for both ends.
 func (h *Host) SoftwareChecksums(dev string) error {
 	return h.Do(func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -42,7 +42,7 @@ func (h *Host) SoftwareChecksums(dev string) error {
 	})
 }
 
-// ethtool is the ioctl; x/sys/unix has it for reading driver facts only.
+// ethtool is the SIOCETHTOOL ioctl; x/sys/unix has only its ETHTOOL_GDRVINFO.
 func ethtool(fd int, dev string, v ethtoolValue) error {
 	req := ifreq{data: unsafe.Pointer(&v)}
 	copy(req.name[:unix.IFNAMSIZ-1], dev)

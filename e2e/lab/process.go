@@ -13,37 +13,37 @@ import (
 	"time"
 )
 
-// StopGrace is how long a process has to end after SIGTERM before it is killed.
+// StopGrace is the time between SIGTERM and SIGKILL of a process.
 const StopGrace = 5 * time.Second
 
 // Command is a program to start in a host.
 type Command struct {
-	// Path is the program: a path, or a name to be found in PATH.
+	// Path is the program: a path, or a name to look up in PATH.
 	Path string
 	Args []string
 	// Env is added to the environment of this process.
 	Env []string
-	// Abrupt says that Stop kills it at once: it is none of the programs under test, and takes its time to end by itself.
+	// Abrupt makes Stop send SIGKILL at once: for programs that are not under test and end slowly after SIGTERM.
 	Abrupt bool
-	// Output gets a copy of what the process writes, as it is written; nil: none.
+	// Output receives a copy of the output as it is written; nil: none.
 	Output io.Writer
 }
 
 // Process is a program that was started in a host. Its methods may be called from any goroutine.
 type Process struct {
-	// Log has what the process wrote to stdout and stderr.
+	// Log has the end of stdout and stderr.
 	Log  Log
 	host *Host
 	cmd  *exec.Cmd
-	rude bool          // Command.Abrupt
+	kill bool          // Command.Abrupt
 	done chan struct{} // closed when the process has ended and its output has been read
 	err  error         // of Wait; set before done is closed
 }
 
-// Start starts a program in the host. The process is ended with the host, if not before, and dies with this process
-// however that ends.
+// Start starts a program in the host. Close of the host ends the process, if it runs then; the kernel kills it when this
+// process ends in any way.
 func (h *Host) Start(c Command) (*Process, error) {
-	p := &Process{host: h, rude: c.Abrupt, done: make(chan struct{})}
+	p := &Process{host: h, kill: c.Abrupt, done: make(chan struct{})}
 	p.Log.tee = c.Output
 	cmd, err := command(c)
 	if err != nil {
@@ -64,8 +64,8 @@ func (h *Host) Start(c Command) (*Process, error) {
 	return p, nil
 }
 
-// Run runs a program in the host to its end and returns what it wrote. A program that is still running when ctx ends is
-// killed. The error has the output too.
+// Run runs a program in the host to its end and returns its output. A program that is still running when ctx ends is
+// killed. The error contains the output, too.
 func (h *Host) Run(ctx context.Context, path string, args ...string) (string, error) {
 	p, err := h.Start(Command{Path: path, Args: args})
 	if err != nil {
@@ -87,7 +87,7 @@ func (h *Host) Run(ctx context.Context, path string, args ...string) (string, er
 
 func command(c Command) (*exec.Cmd, error) {
 	path := c.Path
-	if !filepath.IsAbs(path) { // the host's root directory is not this process's working directory
+	if !filepath.IsAbs(path) { // cmd.Dir is not this process's working directory
 		found, err := exec.LookPath(path)
 		if err != nil {
 			return nil, err
@@ -99,20 +99,20 @@ func command(c Command) (*exec.Cmd, error) {
 	cmd := exec.Command(path, c.Args...)
 	cmd.Dir = "/"
 	cmd.Env = append(os.Environ(), c.Env...)
-	// A group of its own, so that Ctrl-C at a terminal comes to us alone and we end things in order; the death signal
-	// for when we cannot. WaitDelay is for grandchildren that keep the output open.
+	// A process group of its own: Ctrl-C at a terminal signals this process only, which ends the others in order. The
+	// parent-death signal covers the SIGKILL of this process. WaitDelay is for grandchildren that keep the output open.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.WaitDelay = time.Second
 	return cmd, nil
 }
 
-// onAnchor runs f on the thread that lives in the host for as long as the host does.
+// onAnchor runs f on the thread that stays in the host until Close.
 func (h *Host) onAnchor(f func() error) error {
 	done := make(chan error, 1)
 	select {
 	case h.anchor <- func() { done <- f() }:
 		return <-done
-	case <-h.gone:
+	case <-h.ended:
 		return errors.New("the host is closed")
 	}
 }
@@ -125,7 +125,7 @@ func (p *Process) wait() {
 	close(p.done)
 }
 
-// Name is the program's.
+// Name is the name of the program.
 func (p *Process) Name() string { return filepath.Base(p.cmd.Path) }
 
 // Pid is the process id.
@@ -134,7 +134,7 @@ func (p *Process) Pid() int { return p.cmd.Process.Pid }
 // Done is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Running reports whether the process has not ended yet.
+// Running reports whether the process runs.
 func (p *Process) Running() bool {
 	select {
 	case <-p.done:
@@ -155,7 +155,7 @@ func (p *Process) Wait(ctx context.Context) error {
 	}
 }
 
-// Signal sends sig; it is no error when the process has ended.
+// Signal sends sig. It returns nil when the process has ended.
 func (p *Process) Signal(sig os.Signal) error {
 	err := p.cmd.Process.Signal(sig)
 	if errors.Is(err, os.ErrProcessDone) {
@@ -164,17 +164,17 @@ func (p *Process) Signal(sig os.Signal) error {
 	return err
 }
 
-// Kill ends the process and what it started with SIGKILL, and waits for its end.
+// Kill sends SIGKILL to the process and to its process group, and waits for its end.
 func (p *Process) Kill() {
 	p.cmd.Process.Kill()
 	<-p.done
-	// Its children are in its group, whose number cannot be given away while one of them lives.
+	// Its children are in its process group, whose ID is not reused while it has members.
 	syscall.Kill(-p.Pid(), syscall.SIGKILL)
 }
 
-// Stop ends the process with SIGTERM, and with SIGKILL if it takes longer than StopGrace, which is an error.
+// Stop ends the process by SIGTERM. It sends SIGKILL after StopGrace and then returns an error.
 func (p *Process) Stop() error {
-	if p.rude {
+	if p.kill {
 		p.Kill()
 		return nil
 	}
@@ -189,7 +189,7 @@ func (p *Process) Stop() error {
 		return nil
 	case <-late.C:
 		p.Kill()
-		return fmt.Errorf("%s in host %s did not end within %v of SIGTERM and was killed; its last words:\n%s",
+		return fmt.Errorf("%s in host %s did not end within %v of SIGTERM and was killed; the end of its log:\n%s",
 			filepath.Base(p.cmd.Path), p.host, StopGrace, p.Log.Tail(10))
 	}
 }

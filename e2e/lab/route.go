@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Default is the IPv4 default route's destination; Default6 that of IPv6.
+// Default is the destination of the IPv4 default route, Default6 that of the IPv6 one.
 var (
 	Default  = netip.MustParsePrefix("0.0.0.0/0")
 	Default6 = netip.MustParsePrefix("::/0")
 )
 
-// AddRoute sends traffic to dst by way of via; several next hops share it by flow (ECMP). It replaces a route to the
-// same destination.
+// AddRoute adds a route to dst with these next hops; several share the flows (ECMP). It replaces a route to the same
+// destination.
 func (h *Host) AddRoute(dst netip.Prefix, via ...netip.Addr) error {
 	if len(via) == 0 {
 		return fmt.Errorf("host %s: route to %s: no next hop", h, dst)
@@ -41,7 +41,7 @@ func (h *Host) AddRoute(dst netip.Prefix, via ...netip.Addr) error {
 	return nil
 }
 
-// DeleteRoute removes the route to dst; it is no error when there is none.
+// DeleteRoute removes the route to dst, if there is one.
 func (h *Host) DeleteRoute(dst netip.Prefix) error {
 	h.mu.Lock()
 	h.routes = slices.DeleteFunc(h.routes, func(r netlink.Route) bool { return r.Dst.String() == ipNet(dst).String() })
@@ -53,14 +53,14 @@ func (h *Host) DeleteRoute(dst netip.Prefix) error {
 	return nil
 }
 
-// NextHops returns where the kernel of the host would send packets for exactly dst, sorted: what a routing daemon has
-// really put in force. It is empty when there is no route to dst. Next hops whose link has no carrier are left out.
+// NextHops returns the next hops of the route to exactly dst in the kernel of the host, sorted. It is empty when there is
+// no such route. Next hops whose link has no carrier are left out.
 func (h *Host) NextHops(dst netip.Prefix) ([]netip.Addr, error) {
 	all, err := h.nl.RouteListFiltered(family(dst.Addr()), &netlink.Route{Dst: ipNet(dst.Masked())}, netlink.RT_FILTER_DST)
 	if err != nil {
 		return nil, fmt.Errorf("host %s: list routes: %w", h, err)
 	}
-	const dead = unix.RTNH_F_DEAD | unix.RTNH_F_LINKDOWN
+	const unusable = unix.RTNH_F_DEAD | unix.RTNH_F_LINKDOWN
 	var hops []netip.Addr
 	for _, r := range all {
 		for _, n := range r.MultiPath {
@@ -68,7 +68,7 @@ func (h *Host) NextHops(dst netip.Prefix) ([]netip.Addr, error) {
 			if via, ok := n.Via.(*netlink.Via); ok && gw == nil {
 				gw = via.Addr // an IPv4 route with an IPv6 next hop
 			}
-			if a, ok := netip.AddrFromSlice(gw); ok && n.Flags&dead == 0 {
+			if a, ok := netip.AddrFromSlice(gw); ok && n.Flags&unusable == 0 {
 				hops = append(hops, a.Unmap())
 			}
 		}
@@ -76,7 +76,7 @@ func (h *Host) NextHops(dst netip.Prefix) ([]netip.Addr, error) {
 		if via, ok := r.Via.(*netlink.Via); ok && gw == nil {
 			gw = via.Addr
 		}
-		if a, ok := netip.AddrFromSlice(gw); ok && r.Flags&dead == 0 {
+		if a, ok := netip.AddrFromSlice(gw); ok && r.Flags&unusable == 0 {
 			hops = append(hops, a.Unmap())
 		}
 	}
@@ -99,14 +99,14 @@ func (h *Host) WaitNextHops(ctx context.Context, within time.Duration, dst netip
 	})
 }
 
-// Forward makes the host a router: it forwards both families, spreads flows over equal next hops by addresses,
-// protocol and ports, and does not use a next hop behind a link without carrier.
+// Forward enables forwarding of both families in the host. ECMP hashes addresses, protocol and ports, and skips next hops
+// whose link has no carrier.
 func (h *Host) Forward() error {
 	values := map[string]string{"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "1"}
 	for _, f := range []string{"net.ipv4.", "net.ipv6."} {
-		// Policy 3 with the fields of policy 1: that one trusts the hash a packet brings along, and on veth that is a
-		// number the sender's socket picked, and picks anew when it retransmits. Policy 3 always reads the headers,
-		// which is all a router beyond a real wire has. Seen: connections that changed next hop after a lost SYN.
+		// Policy 3 with the fields of policy 1. Policy 1 uses the hash in the skb; on veth that is a random number of the
+		// sending socket, which changes with a retransmission. Policy 3 always hashes the headers, as a router behind a
+		// physical link does. With policy 1, connections changed their next hop after a lost SYN.
 		values[f+"fib_multipath_hash_policy"] = "3"
 		values[f+"fib_multipath_hash_fields"] = "0x37"
 		for _, conf := range []string{"all", "default"} {
@@ -124,12 +124,4 @@ func family(a netip.Addr) int {
 		return unix.AF_INET
 	}
 	return unix.AF_INET6
-}
-
-// nodad is the address flag that makes an IPv6 address usable at once: RFC 4862 §5.4 is for networks with strangers.
-func nodad(p netip.Prefix) int {
-	if p.Addr().Is4() {
-		return 0
-	}
-	return unix.IFA_F_NODAD
 }

@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errGoexit is returned when a function given to Do left by runtime.Goexit, as t.FailNow does.
-var errGoexit = errors.New("the function left its thread by runtime.Goexit; call t.FailNow and its kin outside Do")
+// errGoexit is returned when a function given to Do calls runtime.Goexit, as t.FailNow does.
+var errGoexit = errors.New("the function called runtime.Goexit; call t.FailNow, t.Fatal and t.Skip outside Do")
 
-// onThread runs f on an operating system thread of its own and starts no other goroutine there; the thread ends with
-// f, taking with it the namespaces f entered. It returns when f does; a panic of f continues in the caller.
+// onThread runs f on an operating system thread of its own. The thread ends with f, so that no other goroutine runs in the
+// namespaces that f entered. onThread returns when f does; a panic of f continues in the caller.
 func onThread(f func() error) error {
 	type outcome struct {
 		err      error
@@ -38,12 +38,12 @@ func onThread(f func() error) error {
 	return o.err
 }
 
-// goOnThread starts f on a thread that is not the process's first: that one cannot end, and /proc/self shows its
-// namespaces. Here the first thread, when the scheduler picks it, is kept busy until f has found another.
+// goOnThread starts f on a thread other than the first of the process: the first thread cannot end, and /proc/self shows
+// its namespaces. When the scheduler picks the first thread, it is locked until f runs on another.
 func goOnThread(f func()) {
 	found := make(chan struct{})
 	start := func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // not unlocked: the thread ends with the goroutine
 		close(found)
 		f()
 	}

@@ -7,17 +7,17 @@ import (
 	"slices"
 )
 
-// Shape says what a Topology has. The zero value of a number means one.
+// Shape is the size of a Topology. The zero value of a number means one.
 type Shape struct {
 	Clients, Balancers, Servers int
-	// Wired gives every balancer a wire of its own to the router, so that a balancer without power is a link without
-	// carrier there. Otherwise balancers and servers are on one Ethernet segment, behind a switch.
+	// Wired gives every balancer a link of its own to the router, so that the router sees the loss of carrier when a
+	// balancer is powered off. Otherwise balancers and servers are on one Ethernet segment, behind a switch.
 	Wired bool
-	// Links holds for every link.
+	// Links are the options of every link.
 	Links LinkOptions
 }
 
-// Topology is the network most tests want, dual stack, with addresses from the documentation ranges:
+// Topology is the network of most tests, dual stack, with addresses from the documentation ranges:
 //
 //	client1 … ──── clients ────┐                          198.51.100.0/24, 2001:db8:100::/64: router .1, clients .11 …
 //	                         router
@@ -25,9 +25,9 @@ type Shape struct {
 //	                           │           ┌────┼────┐    servers .21 …
 //	                           │          lb1  lb2  s1 …
 //
-// and when Wired, with the servers' prefix 192.0.2.0/25, each balancer has a wire to the router: 192.0.2.128/30 and
-// up, 2001:db8:2:i::/64. Clients and servers send everything to the router; so do balancers. VIPs are to be taken from
-// 203.0.113.0/24 and 2001:db8:1::/64, which belong to nobody.
+// When Wired, the prefix of the servers is 192.0.2.0/25, and each balancer has a link to the router: 192.0.2.128/30 and
+// up, 2001:db8:2:i::/64. The router is the default gateway of clients, servers and balancers. 203.0.113.0/24 and
+// 2001:db8:1::/64 are not assigned: tests take VIPs from them.
 type Topology struct {
 	*Lab
 	Router *Host
@@ -36,24 +36,24 @@ type Topology struct {
 	Clients, Balancers, Servers []Node
 }
 
-// Node is a machine of a Topology with one interface, eth0.
+// Node is a host of a Topology with one interface, eth0.
 type Node struct {
 	*Host
 	V4, V6 netip.Addr
 	// Gateway4 and Gateway6 are the router's addresses on the node's link.
 	Gateway4, Gateway6 netip.Addr
-	// Port is the name of the interface at the other end of the wire, in the switch or the router.
+	// Port is the name of the interface at the other end of the link, in the switch or the router.
 	Port string
 }
 
-// place is where a node's link goes.
+// place is the other end of a node's link.
 type place struct {
 	bridge             *Host // nil: to the router itself
 	prefix4, prefix6   netip.Prefix
 	gateway4, gateway6 netip.Addr
 }
 
-// NewTopology builds a Topology. It fails as a whole: nothing is left then.
+// NewTopology builds a Topology. When it fails, it closes what it has built.
 func NewTopology(s Shape) (*Topology, error) {
 	l, err := New()
 	if err != nil {
@@ -107,7 +107,7 @@ func (t *Topology) build(s Shape) (err error) {
 	return nil
 }
 
-// addSwitch gives p a switch and the router an interface on it.
+// addSwitch adds the switch of p, and a link from the router to it.
 func (t *Topology) addSwitch(p *place, name string, o LinkOptions) (err error) {
 	if p.bridge, err = t.Host(name); err != nil {
 		return err
@@ -149,7 +149,7 @@ func (t *Topology) addNode(to *[]Node, name string, p place, n int, o LinkOption
 	return errors.Join(h.AddRoute(Default, node.Gateway4), h.AddRoute(Default6, node.Gateway6))
 }
 
-// At returns where the node serves a port: its IPv4 and its IPv6 address.
+// At returns the IPv4 and the IPv6 address of the node with this port.
 func (n Node) At(port uint16) []netip.AddrPort {
 	return []netip.AddrPort{netip.AddrPortFrom(n.V4, port), netip.AddrPortFrom(n.V6, port)}
 }
@@ -161,7 +161,7 @@ func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 
 func on(a netip.Addr, p netip.Prefix) netip.Prefix { return netip.PrefixFrom(a, p.Bits()) }
 
-// nth is the n-th address of p; IPv6 addresses show n as people write it, ::11 for the eleventh.
+// nth is the n-th address of p. In an IPv6 address the digits of n are decimal: ::11 is the eleventh.
 func nth(p netip.Prefix, n int) netip.Addr {
 	if p.Addr().Is6() {
 		b := p.Addr().As16()

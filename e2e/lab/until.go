@@ -7,24 +7,24 @@ import (
 	"time"
 )
 
-// pollEvery is the time between two looks at something that is waited for.
-const pollEvery = 10 * time.Millisecond
+// pollInterval is the time between two calls of the function that Until polls.
+const pollInterval = 10 * time.Millisecond
 
-// hopeless is an error that waiting will not change.
-type hopeless struct{ error }
+// permanent is an error that waiting will not change.
+type permanent struct{ error }
 
-func (h hopeless) Unwrap() error { return h.error }
+func (p permanent) Unwrap() error { return p.error }
 
-// Hopeless marks an error as one that waiting will not change: Until then returns at once.
-func Hopeless(err error) error { return hopeless{err} }
+// Permanent marks an error that waiting will not change: Until then returns at once.
+func Permanent(err error) error { return permanent{err} }
 
-// Until asks again and again, every 10 ms, until f returns nil, and returns how long that took. When within has passed
-// or ctx has ended, it returns an error that says what was waited for and what f last said.
+// Until calls f every 10 ms until it returns nil, and returns how long that took. When within has passed or ctx has ended,
+// it returns an error with what and the last error of f.
 func Until(ctx context.Context, within time.Duration, what string, f func() error) (time.Duration, error) {
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	tick := time.NewTicker(pollEvery)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
 		err := f()
@@ -32,7 +32,7 @@ func Until(ctx context.Context, within time.Duration, what string, f func() erro
 		if err == nil {
 			return took, nil
 		}
-		if errors.As(err, new(hopeless)) {
+		if errors.As(err, new(permanent)) {
 			return took, fmt.Errorf("wait until %s: %w", what, err)
 		}
 		select {

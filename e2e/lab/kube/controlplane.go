@@ -83,7 +83,7 @@ func (c *ControlPlane) WaitReady(ctx context.Context, within time.Duration) erro
 	_, err := lab.Until(ctx, within, "the API server is ready", func() error {
 		for _, p := range c.Processes {
 			if !p.Running() {
-				return lab.Hopeless(fmt.Errorf("%s ended: %s", p.Name(), p.Log.Tail(5)))
+				return lab.Permanent(fmt.Errorf("%s ended: %s", p.Name(), p.Log.Tail(5)))
 			}
 		}
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL()+"/readyz", nil)

@@ -95,7 +95,7 @@ func Agent(t testing.TB, h *lab.Host, binary string, c lab.AgentConfig) *lab.Age
 	must(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("log of the agent of %s:\n%s\nits packet counters:\n%s", h, a.Process().Log.LastWords(60), packetCounters(a))
+			t.Logf("log of the agent of %s:\n%s\nits packet counters:\n%s", h, a.Process().Log.FailureTail(60), packetCounters(a))
 		}
 	})
 	must(t, a.WaitReady(t.Context(), 15*time.Second))

@@ -162,7 +162,7 @@ func ended(all []*lab.Process) error {
 	for _, p := range all {
 		if !p.Running() {
 			err := p.Wait(context.Background()) // it has ended
-			return lab.Hopeless(fmt.Errorf("%s ended: %v\n%s", p.Name(), err, p.Log.Tail(20)))
+			return lab.Permanent(fmt.Errorf("%s ended: %v\n%s", p.Name(), err, p.Log.Tail(20)))
 		}
 	}
 	return nil

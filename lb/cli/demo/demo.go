@@ -111,7 +111,7 @@ func (s *show) lastWords() {
 	for _, name := range []string{"lb1", "lb2", "router"} {
 		if p := logs[name]; p != nil {
 			s.line("   %s the last words of %s:", s.paint(red, "✗"), name)
-			s.note("%s", p.Log.LastWords(15))
+			s.note("%s", p.Log.FailureTail(15))
 		}
 	}
 }

@@ -220,7 +220,7 @@ func (s *show) recovery(ctx context.Context) (string, error) {
 	var r traffic.Result
 	_, err := s.until(ctx, patience, "all three servers answer", func() error {
 		if r = s.request(ctx, 60); r.Err() != nil {
-			return lab.Hopeless(fmt.Errorf("a route is back before its servers: %w", r.Err()))
+			return lab.Permanent(fmt.Errorf("a route is back before its servers: %w", r.Err()))
 		}
 		if len(r.Servers) < len(s.Servers) {
 			return errors.New(r.String())
