@@ -21,23 +21,23 @@ func TestKubernetesConnectionsLive(t *testing.T) {
 	c := newCluster(t, "tunnel", true)
 	var pods []*pod
 	for i := range 3 {
-		pods = append(pods, c.run(t, fmt.Sprintf("pod-%d", i), i))
+		pods = append(pods, c.startPod(t, fmt.Sprintf("pod-%d", i), i))
 	}
-	more := c.run(t, "pod-more", 1)
+	more := c.startPod(t, "pod-more", 1)
 	t.Run("the set of targets changes under load", func(t *testing.T) {
-		vips := c.offer(t, "changes", func(*core.Service) {}, []int{0, 1, 2}, pods[0], pods[1])
+		vips := c.startService(t, "changes", func(*core.Service) {}, []int{0, 1, 2}, pods[0], pods[1])
 		four, six := labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[0], 9000), 150), labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[1], 9000), 150)
-		traffic := c.client().Stream(t.Context(), url(vips[0]), 5*time.Millisecond, 2*time.Second)
+		stream := c.client().Stream(t.Context(), url(vips[0]), 5*time.Millisecond, 2*time.Second)
 		var talks []*datagrams
 		for _, vip := range vips {
 			for range 50 {
-				talks = append(talks, talk(t, c.client(), netip.AddrPortFrom(vip, 5353)))
+				talks = append(talks, newDatagrams(t, c.client(), netip.AddrPortFrom(vip, 5353)))
 			}
 		}
-		c.flowsAtHome(t, "default/changes")
+		c.checkFlowNodes(t, "default/changes")
 		now := []*pod{pods[0], pods[1]}
 		for i, set := range [][]*pod{{pods[0], pods[1], pods[2]}, {pods[0], pods[1], more}, {pods[0], pods[1], pods[2], more}, {pods[0], pods[1]}} {
-			c.replace(t, "changes", now, set)
+			c.replaceEndpoints(t, "changes", now, set)
 			now = set
 			// What comes while the nodes do not agree yet is to arrive, too.
 			for range 5 {
@@ -50,15 +50,15 @@ func TestKubernetesConnectionsLive(t *testing.T) {
 			for _, d := range talks {
 				d.stays(t, fmt.Sprintf("after set %d", i))
 			}
-			c.flowsAtHome(t, "default/changes")
+			c.checkFlowNodes(t, "default/changes")
 		}
-		traffic.Stop()
-		if r := traffic.Between(time.Time{}, time.Time{}); r.Err() != nil {
+		stream.Stop()
+		if r := stream.Between(time.Time{}, time.Time{}); r.Err() != nil {
 			t.Errorf("%v", r.Err())
 		}
 	})
 	t.Run("Local: the router moves connections to other nodes", func(t *testing.T) {
-		vips := c.offer(t, "moved", local, []int{0, 1, 2}, pods...)
+		vips := c.startService(t, "moved", local, []int{0, 1, 2}, pods...)
 		var conns []*traffic.Conns
 		for _, vip := range vips {
 			conns = append(conns, labtest.Connect(t, c.client(), netip.AddrPortFrom(vip, 9000), 100))
@@ -69,13 +69,13 @@ func TestKubernetesConnectionsLive(t *testing.T) {
 				exchange(t, some, when)
 			}
 		}
-		pods[0].leaving = true
-		c.publish(t, "moved", pods...)
-		c.routed(t, 5*time.Second, vips, 1, 2)
+		pods[0].terminating = true
+		c.setEndpoints(t, "moved", pods...)
+		c.waitRouted(t, 5*time.Second, vips, 1, 2)
 		live("a node is about to lose its pod")
-		pods[0].leaving = false
-		c.publish(t, "moved", pods...)
-		c.routed(t, 5*time.Second, vips, 0, 1, 2)
+		pods[0].terminating = false
+		c.setEndpoints(t, "moved", pods...)
+		c.waitRouted(t, 5*time.Second, vips, 0, 1, 2)
 		live("it has it again")
 	})
 	for name, policy := range map[string]struct {
@@ -84,58 +84,58 @@ func TestKubernetesConnectionsLive(t *testing.T) {
 	}{"Local": {local, []int{0, 1}}, "Cluster": {func(*core.Service) {}, []int{0, 1, 2}}} {
 		t.Run("rolling update under load, "+name, func(t *testing.T) {
 			service := "rolling-" + strings.ToLower(name)
-			vips := c.offer(t, service, policy.change, policy.nodes, pods[0], pods[1])
-			next := []*pod{c.run(t, "next-0-"+name, 0), c.run(t, "next-1-"+name, 1)}
+			vips := c.startService(t, service, policy.change, policy.nodes, pods[0], pods[1])
+			next := []*pod{c.startPod(t, "next-0-"+name, 0), c.startPod(t, "next-1-"+name, 1)}
 			done := make(chan error, 1)
 			go func() {
 				r := c.load(t, vips[0], 20_000)
 				done <- r.Err()
 			}()
 			time.Sleep(300 * time.Millisecond)
-			c.publish(t, service, pods[0], pods[1], next[0], next[1])
+			c.setEndpoints(t, service, pods[0], pods[1], next[0], next[1])
 			time.Sleep(500 * time.Millisecond)
-			pods[0].leaving, pods[1].leaving = true, true
-			c.publish(t, service, pods[0], pods[1], next[0], next[1])
+			pods[0].terminating, pods[1].terminating = true, true
+			c.setEndpoints(t, service, pods[0], pods[1], next[0], next[1])
 			time.Sleep(time.Second)
-			c.publish(t, service, next...)
-			pods[0].leaving, pods[1].leaving = false, false
+			c.setEndpoints(t, service, next...)
+			pods[0].terminating, pods[1].terminating = false, false
 			if err := <-done; err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	t.Run("an ingress node is killed", func(t *testing.T) {
-		vips := c.offer(t, "killed-node", func(*core.Service) {}, []int{0, 1, 2}, pods[1], pods[2])
+		vips := c.startService(t, "killed-node", func(*core.Service) {}, []int{0, 1, 2}, pods[1], pods[2])
 		conns := labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[0], 9000), 300)
 		if err := c.Balancers[0].PowerOff(); err != nil { // it has no pod of the Service
 			t.Fatal(err)
 		}
 		// Its sessions end when nothing is heard of it any more; until then the router sends packets to nobody.
-		c.routed(t, 15*time.Second, vips, 1, 2)
+		c.waitRouted(t, 15*time.Second, vips, 1, 2)
 		exchange(t, conns, "after the router has noticed")
 	})
 }
 
 // replace makes the pods of a Service others, as a rollout does: those that go finish what they have begun.
-func (c *cluster) replace(t *testing.T, service string, now, next []*pod) {
+func (c *cluster) replaceEndpoints(t *testing.T, service string, now, next []*pod) {
 	t.Helper()
 	both := slices.Clone(next)
 	for _, p := range now {
 		if !slices.Contains(next, p) {
-			p.leaving = true
+			p.terminating = true
 			both = append(both, p)
 		}
 	}
-	c.publish(t, service, both...)
+	c.setEndpoints(t, service, both...)
 	time.Sleep(500 * time.Millisecond)
-	c.publish(t, service, next...)
+	c.setEndpoints(t, service, next...)
 	for _, p := range now {
-		p.leaving = false
+		p.terminating = false
 	}
 }
 
 // flowsAtHome checks that a flow is known to no other node than that of its pod, and that some are.
-func (c *cluster) flowsAtHome(t *testing.T, service string) {
+func (c *cluster) checkFlowNodes(t *testing.T, service string) {
 	t.Helper()
 	var known, streams int
 	for i, a := range c.agents {
@@ -166,7 +166,7 @@ type datagrams struct {
 	pod  string
 }
 
-func talk(t *testing.T, from traffic.Client, to netip.AddrPort) *datagrams {
+func newDatagrams(t *testing.T, from traffic.Client, to netip.AddrPort) *datagrams {
 	t.Helper()
 	conn, err := from.Dial(t.Context(), "udp", to.String())
 	if err != nil {

@@ -51,8 +51,8 @@ type pod struct {
 	v4, v6 netip.Addr
 	web    *traffic.HTTPServer
 	ready  bool
-	// leaving: it is terminating, and still serves.
-	leaving bool
+	// terminating: the pod terminates and still serves.
+	terminating bool
 }
 
 const (
@@ -240,7 +240,7 @@ func podPrefixes(node int) (v4, v6 netip.Prefix) {
 }
 
 // run starts a pod on a node; it gets traffic once publish says so.
-func (c *cluster) run(t *testing.T, name string, node int) *pod {
+func (c *cluster) startPod(t *testing.T, name string, node int) *pod {
 	t.Helper()
 	k := len(c.pods)
 	p := &pod{
@@ -257,13 +257,13 @@ func (c *cluster) run(t *testing.T, name string, node int) *pod {
 	if err := errors.Join(err, p.AddRoute(lab.Default, gw4), p.AddRoute(lab.Default6, gw6)); err != nil {
 		t.Fatal(err)
 	}
-	p.serve(t)
+	p.startServers(t)
 	c.pods[name] = p
 	return p
 }
 
 // serve starts the servers of a pod.
-func (p *pod) serve(t *testing.T) {
+func (p *pod) startServers(t *testing.T) {
 	t.Helper()
 	at := lab.Node{Host: p.Host, V4: p.v4, V6: p.v6}
 	p.web = labtest.HTTP(t, at, 8080)
@@ -272,7 +272,7 @@ func (p *pod) serve(t *testing.T) {
 }
 
 // service makes a Service of type LoadBalancer of both families, for all pods.
-func (c *cluster) service(t *testing.T, name string, change func(*core.Service)) *core.Service {
+func (c *cluster) createService(t *testing.T, name string, change func(*core.Service)) *core.Service {
 	t.Helper()
 	both := core.IPFamilyPolicyRequireDualStack
 	s := &core.Service{
@@ -294,7 +294,7 @@ func (c *cluster) service(t *testing.T, name string, change func(*core.Service))
 }
 
 // addresses waits until a Service has its addresses.
-func (c *cluster) addresses(t *testing.T, name string) (vips []netip.Addr) {
+func (c *cluster) waitAddresses(t *testing.T, name string) (vips []netip.Addr) {
 	t.Helper()
 	labtest.Until(t, 30*time.Second, name+" has addresses", func() error {
 		s, err := c.api.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{})
@@ -314,7 +314,7 @@ func (c *cluster) addresses(t *testing.T, name string) (vips []netip.Addr) {
 }
 
 // publish writes the EndpointSlices of a Service, as its controller would for these pods.
-func (c *cluster) publish(t *testing.T, service string, pods ...*pod) {
+func (c *cluster) setEndpoints(t *testing.T, service string, pods ...*pod) {
 	t.Helper()
 	tcp, udp := core.ProtocolTCP, core.ProtocolUDP
 	for _, family := range []discovery.AddressType{discovery.AddressTypeIPv4, discovery.AddressTypeIPv6} {
@@ -334,7 +334,7 @@ func (c *cluster) publish(t *testing.T, service string, pods ...*pod) {
 			if family == discovery.AddressTypeIPv6 {
 				addr = p.v6
 			}
-			ready, serving, terminating := p.ready && !p.leaving, p.ready || p.leaving, p.leaving
+			ready, serving, terminating := p.ready && !p.terminating, p.ready || p.terminating, p.terminating
 			s.Endpoints = append(s.Endpoints, discovery.Endpoint{
 				Addresses: []string{addr.String()}, NodeName: &node,
 				Conditions: discovery.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating},
@@ -352,7 +352,7 @@ func (c *cluster) publish(t *testing.T, service string, pods ...*pod) {
 }
 
 // routed waits until the router sends addresses to exactly these nodes, and returns how long that took.
-func (c *cluster) routed(t *testing.T, within time.Duration, vips []netip.Addr, nodes ...int) time.Duration {
+func (c *cluster) waitRouted(t *testing.T, within time.Duration, vips []netip.Addr, nodes ...int) time.Duration {
 	t.Helper()
 	var via []lab.Node
 	for _, i := range nodes {
@@ -368,7 +368,7 @@ func (c *cluster) routed(t *testing.T, within time.Duration, vips []netip.Addr, 
 }
 
 // sawTheClient fails the test when a pod was asked by anybody but the client.
-func (c *cluster) sawTheClient(t *testing.T, pods ...*pod) {
+func (c *cluster) checkClientAddress(t *testing.T, pods ...*pod) {
 	t.Helper()
 	for _, p := range pods {
 		clients := p.web.Clients()

@@ -68,21 +68,21 @@ func TestDaemonSet(t *testing.T) {
 	c.install(t, fmt.Sprintf(daemonTOML, asn, gw.Gateway4, routerASN, gw.Gateway6, routerASN))
 	labtest.Until(t, 60*time.Second, "the DaemonSet is ready", c.daemonsReady(t))
 
-	pods := []*pod{c.run(t, "pod-0", 0), c.run(t, "pod-1", 1)}
-	cluster := c.offer(t, "cluster", func(*core.Service) {}, []int{0, 1}, pods...)
-	own := c.offer(t, "local", local, []int{0, 1}, pods...)
-	c.sawTheClient(t, pods...)
+	pods := []*pod{c.startPod(t, "pod-0", 0), c.startPod(t, "pod-1", 1)}
+	cluster := c.startService(t, "cluster", func(*core.Service) {}, []int{0, 1}, pods...)
+	own := c.startService(t, "local", local, []int{0, 1}, pods...)
+	c.checkClientAddress(t, pods...)
 
 	var conns []*traffic.Conns
 	for _, vip := range append(cluster, own...) {
 		conns = append(conns, labtest.Connect(t, c.client(), netip.AddrPortFrom(vip, 9000), 75))
 	}
-	var traffic []*traffic.Stream
+	var streams []*traffic.Stream
 	for _, vip := range []netip.Addr{cluster[0], own[1]} {
-		traffic = append(traffic, c.client().Stream(t.Context(), url(vip), 10*time.Millisecond, 2*time.Second))
+		streams = append(streams, c.client().Stream(t.Context(), url(vip), 10*time.Millisecond, 2*time.Second))
 	}
 	c.rollout(t)
-	for _, x := range traffic {
+	for _, x := range streams {
 		x.Stop()
 		if r := x.Between(time.Time{}, time.Time{}); r.Err() != nil || len(r.Servers) != 2 {
 			t.Errorf("during the rollout: %s, %v", r, r.Err())
@@ -91,12 +91,12 @@ func TestDaemonSet(t *testing.T) {
 	for _, some := range conns {
 		exchange(t, some, "after the rollout")
 	}
-	c.routed(t, 20*time.Second, append(cluster, own...), 0, 1)
+	c.waitRouted(t, 20*time.Second, append(cluster, own...), 0, 1)
 
 	if err := c.api.AppsV1().DaemonSets("steelyard").Delete(t.Context(), "steelyard", meta.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	c.routed(t, 30*time.Second, append(cluster, own...))
+	c.waitRouted(t, 30*time.Second, append(cluster, own...))
 }
 
 func (c *cluster) nodesReady() error {

@@ -20,12 +20,12 @@ import (
 // More of what Kubernetes' own end-to-end tests expect of Services (test/e2e/network).
 
 // Local ↔ Cluster on a live Service: routes and health check node port follow.
-func policySwitched(t *testing.T, c *cluster, pods ...*pod) {
-	vips := c.offer(t, "switched", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
+func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
+	vips := c.startService(t, "switched", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
 	for range 2 {
-		s := c.change(t, "switched", local)
-		c.routed(t, 10*time.Second, vips, 0)
-		c.answers(t, vips...)
+		s := c.updateService(t, "switched", local)
+		c.waitRouted(t, 10*time.Second, vips, 0)
+		c.waitAnswered(t, vips...)
 		at := func(node int) string {
 			return fmt.Sprintf("http://%s/healthz", netip.AddrPortFrom(c.Balancers[node].V4, uint16(s.Spec.HealthCheckNodePort)))
 		}
@@ -38,9 +38,9 @@ func policySwitched(t *testing.T, c *cluster, pods ...*pod) {
 				return err
 			})
 		}
-		c.change(t, "switched", func(s *core.Service) { s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyCluster })
-		c.routed(t, 10*time.Second, vips, 0, 1, 2)
-		c.answers(t, vips...)
+		c.updateService(t, "switched", func(s *core.Service) { s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyCluster })
+		c.waitRouted(t, 10*time.Second, vips, 0, 1, 2)
+		c.waitAnswered(t, vips...)
 		labtest.Until(t, 5*time.Second, "the health check node port is closed", func() error {
 			if _, err := c.client().Get(t.Context(), at(0)); err == nil {
 				return errors.New("it answers")
@@ -52,7 +52,7 @@ func policySwitched(t *testing.T, c *cluster, pods ...*pod) {
 
 // One port for TCP and UDP, scaled to nothing and back: the address stays.
 func onePortTwice(t *testing.T, c *cluster, pods ...*pod) {
-	vips := c.offer(t, "twice", func(s *core.Service) { s.Spec.Ports[2].Port = 80 }, []int{0, 1, 2}, pods[0])
+	vips := c.startService(t, "twice", func(s *core.Service) { s.Spec.Ports[2].Port = 80 }, []int{0, 1, 2}, pods[0])
 	ask := func(vip netip.Addr) error {
 		r := c.client().UDP(t.Context(), netip.AddrPortFrom(vip, 80), 20, 0, time.Second)
 		return errors.Join(r.Err(), c.load(t, vip, 20).Err())
@@ -62,10 +62,10 @@ func onePortTwice(t *testing.T, c *cluster, pods ...*pod) {
 			t.Errorf("%s: %v", vip, err)
 		}
 	}
-	c.publish(t, "twice")
-	c.routed(t, 5*time.Second, vips)
-	c.sendsTo(t, vips, 2)
-	c.silent(t, vips, refusedAtOnce)
+	c.setEndpoints(t, "twice")
+	c.waitRouted(t, 5*time.Second, vips)
+	c.overrideRoutes(t, vips, 2)
+	c.waitUnserved(t, vips, refusedAtOnce)
 	for _, vip := range vips {
 		conn, err := c.client().Dial(t.Context(), "udp", netip.AddrPortFrom(vip, 80).String())
 		if err != nil {
@@ -83,8 +83,8 @@ func onePortTwice(t *testing.T, c *cluster, pods ...*pod) {
 			return nil
 		})
 	}
-	c.publish(t, "twice", pods[0], pods[1])
-	c.routed(t, 10*time.Second, vips, 0, 1, 2)
+	c.setEndpoints(t, "twice", pods[0], pods[1])
+	c.waitRouted(t, 10*time.Second, vips, 0, 1, 2)
 	for _, vip := range vips {
 		labtest.Until(t, 5*time.Second, vip.String()+" is back", func() error { return ask(vip) })
 	}
@@ -94,7 +94,7 @@ func onePortTwice(t *testing.T, c *cluster, pods ...*pod) {
 func namedPorts(t *testing.T, c *cluster, pods ...*pod) {
 	other := pods[1]
 	web := labtest.HTTP(t, lab.Node{Host: other.Host, V4: other.v4, V6: other.v6}, 9090)
-	vips := c.offer(t, "named", func(*core.Service) {}, []int{0, 1, 2}, other)
+	vips := c.startService(t, "named", func(*core.Service) {}, []int{0, 1, 2}, other)
 	api := c.api.DiscoveryV1().EndpointSlices("default")
 	for _, family := range []string{"4", "6"} {
 		s, err := api.Get(t.Context(), "named-"+family, meta.GetOptions{})
@@ -108,7 +108,7 @@ func namedPorts(t *testing.T, c *cluster, pods ...*pod) {
 			t.Fatal(err)
 		}
 	}
-	c.publish(t, "named", pods[0])
+	c.setEndpoints(t, "named", pods[0])
 	for _, vip := range vips {
 		labtest.Until(t, 5*time.Second, "both pods answer", func() error {
 			if r := c.load(t, vip, 60); r.Err() != nil || len(r.Servers) != 2 {
@@ -126,7 +126,7 @@ func namedPorts(t *testing.T, c *cluster, pods ...*pod) {
 // does that, and what we do with the same addresses does not stand in its way.
 func fromPods(t *testing.T, c *cluster, pods ...*pod) {
 	for name, change := range map[string]func(*core.Service){"from-pods": func(*core.Service) {}, "from-pods-local": local} {
-		vips := c.offer(t, name, change, map[string][]int{"from-pods": {0, 1, 2}, "from-pods-local": {1}}[name], pods[1])
+		vips := c.startService(t, name, change, map[string][]int{"from-pods": {0, 1, 2}, "from-pods-local": {1}}[name], pods[1])
 		for _, from := range pods {
 			for _, vip := range vips {
 				// Each node's service proxy takes its time.
@@ -152,10 +152,10 @@ func fromPods(t *testing.T, c *cluster, pods ...*pod) {
 // A Service that was deleted comes back under its name.
 func recreated(t *testing.T, c *cluster, pods ...*pod) {
 	for range 2 {
-		vips := c.offer(t, "again", func(*core.Service) {}, []int{0, 1, 2}, pods[0], pods[1])
-		c.withdraw(t, "again")
-		c.routed(t, 5*time.Second, vips)
-		c.silent(t, vips, anyError)
+		vips := c.startService(t, "again", func(*core.Service) {}, []int{0, 1, 2}, pods[0], pods[1])
+		c.deleteService(t, "again")
+		c.waitRouted(t, 5*time.Second, vips)
+		c.waitUnserved(t, vips, anyError)
 	}
 }
 
@@ -163,34 +163,34 @@ func recreated(t *testing.T, c *cluster, pods ...*pod) {
 func externalIPs(t *testing.T, c *cluster, pods ...*pod) {
 	four, six := netip.MustParseAddr("203.0.113.200"), netip.MustParseAddr("2001:db8:1::200")
 	vips := []netip.Addr{four, six}
-	c.service(t, "external", func(s *core.Service) {
+	c.createService(t, "external", func(s *core.Service) {
 		s.Spec.Type, s.Spec.ExternalIPs = core.ServiceTypeClusterIP, []string{four.String(), six.String(), "198.51.100.200"}
 	})
-	t.Cleanup(func() { c.withdraw(t, "external") })
-	c.publish(t, "external", pods[0], pods[1])
-	c.routed(t, 20*time.Second, vips, 0, 1, 2)
+	t.Cleanup(func() { c.deleteService(t, "external") })
+	c.setEndpoints(t, "external", pods[0], pods[1])
+	c.waitRouted(t, 20*time.Second, vips, 0, 1, 2)
 	for _, vip := range vips {
-		if r := counted(c, t, vip, 100); len(r.Servers) != 2 {
+		if r := c.allAnswered(t, vip, 100); len(r.Servers) != 2 {
 			t.Errorf("%s: %s", vip, r)
 		}
 	}
-	c.routed(t, time.Second, []netip.Addr{netip.MustParseAddr("198.51.100.200")}) // in no pool
-	c.change(t, "external", func(s *core.Service) {
+	c.waitRouted(t, time.Second, []netip.Addr{netip.MustParseAddr("198.51.100.200")}) // in no pool
+	c.updateService(t, "external", func(s *core.Service) {
 		s.Spec.Type, s.Spec.LoadBalancerSourceRanges = core.ServiceTypeLoadBalancer, []string{"10.99.0.0/16", "fd99::/64"}
 	})
-	given := c.addresses(t, "external")
-	c.routed(t, 20*time.Second, given, 0, 1, 2)
-	c.silent(t, given, timesOut)
-	c.answers(t, vips...)
-	c.change(t, "external", func(s *core.Service) { s.Spec.ExternalIPs = nil })
-	c.routed(t, 10*time.Second, vips)
+	given := c.waitAddresses(t, "external")
+	c.waitRouted(t, 20*time.Second, given, 0, 1, 2)
+	c.waitUnserved(t, given, timesOut)
+	c.waitAnswered(t, vips...)
+	c.updateService(t, "external", func(s *core.Service) { s.Spec.ExternalIPs = nil })
+	c.waitRouted(t, 10*time.Second, vips)
 }
 
 // Pods on their node's own network, and pods on a bridge, are as good as routed ones.
 func otherNetworks(t *testing.T, c *cluster, pods ...*pod) {
 	node, bridge := c.Balancers[0], c.Balancers[1].Host
 	onHost := &pod{Host: node.Host, name: node.Name(), node: 0, v4: node.V4, v6: node.V6, ready: true}
-	onHost.serve(t)
+	onHost.startServers(t)
 	gw4, gw6 := netip.MustParsePrefix("10.244.1.241/28"), netip.MustParsePrefix("fd00:244:1:ff::1/64")
 	if err := errors.Join(bridge.Bridge("cni0"), bridge.AddAddress("cni0", gw4), bridge.AddAddress("cni0", gw6)); err != nil {
 		t.Fatal(err)
@@ -205,30 +205,30 @@ func otherNetworks(t *testing.T, c *cluster, pods ...*pod) {
 		if err := errors.Join(err, p.AddRoute(lab.Default, gw4.Addr()), p.AddRoute(lab.Default6, gw6.Addr())); err != nil {
 			t.Fatal(err)
 		}
-		p.serve(t)
+		p.startServers(t)
 		all = append(all, p)
 	}
 	for name, change := range map[string]func(*core.Service){"networks": func(*core.Service) {}, "networks-local": local} {
-		vips := c.offer(t, name, change, map[string][]int{"networks": {0, 1, 2}, "networks-local": {0, 1}}[name], all...)
+		vips := c.startService(t, name, change, map[string][]int{"networks": {0, 1, 2}, "networks-local": {0, 1}}[name], all...)
 		for _, vip := range vips {
-			if r := counted(c, t, vip, 300); len(r.Servers) != 3 {
+			if r := c.allAnswered(t, vip, 300); len(r.Servers) != 3 {
 				t.Errorf("%s: %s: %s", name, vip, r)
 			}
 			if r := c.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 60, 0, 2*time.Second); r.Err() != nil || len(r.Servers) != 3 {
 				t.Errorf("%s: %s: %s, %v", name, vip, r, r.Err())
 			}
 		}
-		c.sawTheClient(t, all...)
+		c.checkClientAddress(t, all...)
 	}
 }
 
 // What goes on with a connection that nobody knows is told so at once, whichever node it comes to and is passed on to.
 func unknownConnections(t *testing.T, c *cluster, pods ...*pod) {
 	for name, change := range map[string]func(*core.Service){"unknown": func(*core.Service) {}, "unknown-local": local} {
-		vips := c.offer(t, name, change, []int{0, 1, 2}, pods...)
+		vips := c.startService(t, name, change, []int{0, 1, 2}, pods...)
 		for _, vip := range vips {
 			for range 30 {
-				if err := c.goesOn(netip.AddrPortFrom(vip, 9000)); !errors.Is(err, syscall.ECONNRESET) {
+				if err := c.sendUnknown(netip.AddrPortFrom(vip, 9000)); !errors.Is(err, syscall.ECONNRESET) {
 					t.Errorf("%s: %s: it ended with %v; want a reset", name, vip, err)
 				}
 			}
@@ -237,7 +237,7 @@ func unknownConnections(t *testing.T, c *cluster, pods ...*pod) {
 }
 
 // goesOn sends on a connection that was never opened, and returns how it ends.
-func (c *cluster) goesOn(to netip.AddrPort) error {
+func (c *cluster) sendUnknown(to netip.AddrPort) error {
 	return c.client().Do(func() error {
 		family, from, sa := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Addr: c.Clients[0].V4.As4()}), unix.Sockaddr(nil)
 		if to.Addr().Is6() {

@@ -18,7 +18,7 @@ func TestInterfaceComesBack(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			s := newSite(t, peers.BIRD, mode, 1, 3)
 			balancer, router := s.Balancers[0], s.Topology.Router
-			s.answered(t, 20)
+			s.checkAnswered(t, 20)
 			if out, err := balancer.Run(t.Context(), "ip", "link", "delete", "eth0"); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
@@ -42,7 +42,7 @@ func TestInterfaceComesBack(t *testing.T) {
 			}
 			labtest.Until(t, 5*time.Second, "it is attached again", attached(mode+" (tcx)"))
 			s.waitRoutes(t, 60*time.Second, s.Balancers...)
-			s.settles(t)
+			s.waitAnswered(t)
 		})
 	}
 }
@@ -68,8 +68,8 @@ func TestSeveralUplinks(t *testing.T) {
 				t.Fatal(err)
 			}
 			s.waitRoutes(t, 30*time.Second, balancer)
-			s.settles(t)
-			s.answered(t, 200)
+			s.waitAnswered(t)
+			s.checkAnswered(t, 200)
 			for _, w := range s.web {
 				clients := w.Clients()
 				if clients[inside[0].Addr()] == 0 || clients[inside[1].Addr()] == 0 {

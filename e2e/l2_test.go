@@ -33,7 +33,7 @@ func TestAnnouncesByARPAndNDP(t *testing.T) {
 				if r.Err() != nil {
 					t.Fatal(r.Err())
 				}
-				even(t, r, 3)
+				checkEven(t, r, 3)
 			}
 			if err := a.Terminate(t.Context(), 10*time.Second); err != nil {
 				t.Fatal(err)

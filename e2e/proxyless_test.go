@@ -32,21 +32,21 @@ func (c *cluster) proxyHealth(t *testing.T, node int, vips []netip.Addr) {
 	}
 	labtest.Until(t, 5*time.Second, "/healthz", says("/healthz", 200, true))
 	labtest.Until(t, 5*time.Second, "/livez", says("/livez", 200, nil))
-	c.patchNode(t, node, goingTaint)
+	c.patchNode(t, node, deletionTaint)
 	labtest.Until(t, 5*time.Second, "/healthz of a node that goes", says("/healthz", 503, false))
 	labtest.Until(t, 5*time.Second, "/livez of a node that goes", says("/livez", 200, nil))
-	c.routed(t, 5*time.Second, vips, 0, 1)
+	c.waitRouted(t, 5*time.Second, vips, 0, 1)
 	c.patchNode(t, node, noTaint)
 	labtest.Until(t, 5*time.Second, "/healthz of a node that stays", says("/healthz", 200, true))
-	c.routed(t, 5*time.Second, vips, 0, 1, 2)
+	c.waitRouted(t, 5*time.Second, vips, 0, 1, 2)
 }
 
 // Where no service proxy answers at health check node ports, the agent does, and asks itself.
 func TestKubernetesWithoutProxy(t *testing.T) {
 	c := newCluster(t, "nat", false)
-	a, b := c.run(t, "pod-a", 0), c.run(t, "pod-b", 1)
-	vips := c.offer(t, "web", local, []int{0}, a)
-	c.sawTheClient(t, a)
+	a, b := c.startPod(t, "pod-a", 0), c.startPod(t, "pod-b", 1)
+	vips := c.startService(t, "web", local, []int{0}, a)
+	c.checkClientAddress(t, a)
 	s, err := c.api.CoreV1().Services("default").Get(t.Context(), "web", meta.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -66,26 +66,26 @@ func TestKubernetesWithoutProxy(t *testing.T) {
 	}
 	labtest.Until(t, 5*time.Second, "node 0 has an endpoint", says(0, 200, 1))
 	labtest.Until(t, 5*time.Second, "node 1 has none", says(1, 503, 0))
-	c.publish(t, "web", a, b)
-	c.routed(t, 10*time.Second, vips, 0, 1)
+	c.setEndpoints(t, "web", a, b)
+	c.waitRouted(t, 10*time.Second, vips, 0, 1)
 	labtest.Until(t, 5*time.Second, "node 1 has one", says(1, 200, 1))
-	b.leaving = true
-	c.publish(t, "web", a, b)
-	c.routed(t, 5*time.Second, vips, 0)
+	b.terminating = true
+	c.setEndpoints(t, "web", a, b)
+	c.waitRouted(t, 5*time.Second, vips, 0)
 	labtest.Until(t, 5*time.Second, "one that terminates does not count", says(1, 503, 0))
-	b.leaving = false
-	d := c.run(t, "pod-d", 2)
-	c.publish(t, "web", a, b, d)
-	c.routed(t, 10*time.Second, vips, 0, 1, 2)
+	b.terminating = false
+	d := c.startPod(t, "pod-d", 2)
+	c.setEndpoints(t, "web", a, b, d)
+	c.waitRouted(t, 10*time.Second, vips, 0, 1, 2)
 	labtest.Until(t, 5*time.Second, "a node whose agent is the proxy answers, too", says(2, 200, 1))
 	c.proxyHealth(t, 2, vips)
-	c.change(t, "web", func(s *core.Service) { s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyCluster })
-	c.routed(t, 10*time.Second, vips, 0, 1, 2)
+	c.updateService(t, "web", func(s *core.Service) { s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyCluster })
+	c.waitRouted(t, 10*time.Second, vips, 0, 1, 2)
 	labtest.Until(t, 5*time.Second, "the port is closed", func() error {
 		if _, err := c.client().Get(t.Context(), at(0)); err == nil {
 			return errors.New("it answers")
 		}
 		return nil
 	})
-	c.answers(t, vips...)
+	c.waitAnswered(t, vips...)
 }

@@ -17,7 +17,7 @@ func TestKilledAgentCostsNothing(t *testing.T) {
 	variants(t, func(t *testing.T, kind peers.RouterKind, mode string) {
 		s := newSite(t, kind, mode, 1, 3)
 		four, six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 200), labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 200)
-		traffic := []*traffic.Stream{
+		streams := []*traffic.Stream{
 			s.client().Stream(t.Context(), url(vip4), 5*time.Millisecond, 2*time.Second),
 			s.client().Stream(t.Context(), url(vip6), 5*time.Millisecond, 2*time.Second),
 		}
@@ -25,7 +25,7 @@ func TestKilledAgentCostsNothing(t *testing.T) {
 		s.agents[0].Kill()
 		exchange(t, four, "without an agent")
 		exchange(t, six, "without an agent")
-		s.answered(t, 200)
+		s.checkAnswered(t, 200)
 		if err := s.agents[0].Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -41,11 +41,11 @@ func TestKilledAgentCostsNothing(t *testing.T) {
 			}
 			return nil
 		})
-		s.answered(t, 200)
+		s.checkAnswered(t, 200)
 		exchange(t, four, "with the new agent")
 		exchange(t, six, "with the new agent")
 		stop()
-		for i, tr := range traffic {
+		for i, tr := range streams {
 			tr.Stop()
 			r := tr.Between(time.Time{}, time.Time{})
 			t.Logf("%s: %s", vips[i], r)
@@ -91,11 +91,11 @@ func TestCleanupLeavesTheMachineAsItWas(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			s := newSite(t, peers.BIRD, mode, 1, 3)
 			lb := s.Balancers[0]
-			s.answered(t, 20)
+			s.checkAnswered(t, 20)
 			if _, err := s.agents[0].CLI(t.Context(), "cleanup"); err == nil {
 				t.Error("cleanup beside a running agent succeeded")
 			}
-			s.answered(t, 20)
+			s.checkAnswered(t, 20)
 			if err := s.agents[0].Terminate(t.Context(), 10*time.Second); err != nil {
 				t.Fatal(err)
 			}

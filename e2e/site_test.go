@@ -114,7 +114,7 @@ func (s *site) load(t *testing.T, vip netip.Addr, n int) traffic.Result {
 }
 
 // answered fails the test when a request to any VIP is not answered.
-func (s *site) answered(t *testing.T, n int) {
+func (s *site) checkAnswered(t *testing.T, n int) {
 	t.Helper()
 	for _, vip := range vips {
 		// By nat a server may have our source port in TIME_WAIT from another client, and refuse a SYN: time for two to be sent again.

@@ -52,12 +52,12 @@ func (s *site) balances(t *testing.T) {
 		if r.Err() != nil {
 			t.Fatal(r.Err())
 		}
-		even(t, r, 2)
+		checkEven(t, r, 2)
 	}
 }
 
 // even fails the test when a server's share is more than a fifth away from the others'.
-func even(t *testing.T, r traffic.Result, servers int) {
+func checkEven(t *testing.T, r traffic.Result, servers int) {
 	t.Helper()
 	if len(r.Servers) != servers {
 		t.Errorf("%s; want %d servers", r, servers)
@@ -109,7 +109,7 @@ func (s *site) reloads(t *testing.T) {
 			}
 			return nil
 		})
-		even(t, s.load(t, vip, 1000), 3)
+		checkEven(t, s.load(t, vip, 1000), 3)
 	}
 	exchange(t, four, "after the reload")
 	exchange(t, six, "after the reload")
@@ -127,7 +127,7 @@ func (s *site) refusesWrongFile(t *testing.T) {
 		}
 		return nil
 	})
-	s.answered(t, 100)
+	s.checkAnswered(t, 100)
 	if _, err := a.CLI(t.Context(), "check", "-c", lab.AgentConfigPath); err == nil {
 		t.Error("check accepts the wrong file")
 	}
@@ -148,7 +148,7 @@ func (s *site) serverDies(t *testing.T) {
 	dead := s.Servers[1]
 	conns := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 30)
 	onIt := conns.Servers()[dead.Name()]
-	traffic := s.client().Stream(t.Context(), url(vip4), 5*time.Millisecond, 300*time.Millisecond)
+	stream := s.client().Stream(t.Context(), url(vip4), 5*time.Millisecond, 300*time.Millisecond)
 	off := time.Now()
 	if err := dead.PowerOff(); err != nil {
 		t.Fatal(err)
@@ -158,13 +158,13 @@ func (s *site) serverDies(t *testing.T) {
 	}
 	left := time.Since(off)
 	labtest.Until(t, 5*time.Second, "requests since then", func() error {
-		if r := traffic.Between(time.Now().Add(-300*time.Millisecond), time.Time{}); r.Answered() < 20 {
+		if r := stream.Between(time.Now().Add(-300*time.Millisecond), time.Time{}); r.Answered() < 20 {
 			return errors.New(r.String())
 		}
 		return nil
 	})
-	traffic.Stop()
-	if r := traffic.Between(off.Add(detection+250*time.Millisecond), time.Time{}); r.Err() != nil {
+	stream.Stop()
+	if r := stream.Between(off.Add(detection+250*time.Millisecond), time.Time{}); r.Err() != nil {
 		t.Errorf("more than %s after the death: %v", detection+250*time.Millisecond, r.Err())
 	}
 	t.Logf("the server had left %s after its death; the bound is %s", left, detection)
@@ -220,12 +220,12 @@ func (s *site) allServersDie(t *testing.T) {
 		}
 	}
 	s.waitRoutes(t, 10*time.Second, s.Balancers...)
-	s.settles(t)
+	s.waitAnswered(t)
 }
 
 // settles waits until requests are answered without exception. While a router adds a next hop it moves flows from one
 // balancer to the other, which by NAT cannot know them and resets them.
-func (s *site) settles(t *testing.T) {
+func (s *site) waitAnswered(t *testing.T) {
 	t.Helper()
 	for _, vip := range vips {
 		labtest.Until(t, 10*time.Second, "every request is answered", func() error { return s.load(t, vip, 200).Err() })
@@ -242,7 +242,7 @@ func (s *site) losesSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.waitRoutes(t, 10*time.Second, s.Balancers...)
-	s.settles(t)
+	s.waitAnswered(t)
 }
 
 // The routes must be gone while the process still runs; else there is a moment in which packets go to nobody.
@@ -264,7 +264,7 @@ func (s *site) drains(t *testing.T) {
 	if out, err := a.CLI(t.Context(), "routes"); err != nil || !strings.Contains(out, "drained by the operator") {
 		t.Errorf("routes: %v\n%s", err, out)
 	}
-	s.answered(t, 40)
+	s.checkAnswered(t, 40)
 	a.Kill()
 	if err := errors.Join(a.Start(), a.WaitReady(t.Context(), 10*time.Second)); err != nil {
 		t.Fatal(err)
@@ -274,7 +274,7 @@ func (s *site) drains(t *testing.T) {
 	command("drained: the node", "undrain", "web")
 	command("drained: nothing", "undrain", "--node")
 	s.waitRoutes(t, 10*time.Second, s.Balancers...)
-	s.answered(t, 40)
+	s.checkAnswered(t, 40)
 }
 
 func (s *site) terminates(t *testing.T) {
@@ -293,5 +293,5 @@ func (s *site) terminates(t *testing.T) {
 	if err := p.Wait(t.Context()); err != nil {
 		t.Errorf("exit: %v; want status 0", err)
 	}
-	s.answered(t, 100)
+	s.checkAnswered(t, 100)
 }

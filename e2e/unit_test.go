@@ -29,7 +29,7 @@ func TestUnitLeavesEnoughCapabilities(t *testing.T) {
 			s, config := newUnitSite(t, mode)
 			agent := labtest.Agent(t, s.Balancers[0].Host, confined, config)
 			s.waitRoutes(t, 30*time.Second, s.Balancers[0])
-			s.answered(t, 100)
+			s.checkAnswered(t, 100)
 			agent.Kill()
 			if err := agent.Start(); err != nil {
 				t.Fatal(err)
@@ -37,7 +37,7 @@ func TestUnitLeavesEnoughCapabilities(t *testing.T) {
 			if err := agent.WaitReady(t.Context(), 15*time.Second); err != nil {
 				t.Fatal(err)
 			}
-			s.answered(t, 100)
+			s.checkAnswered(t, 100)
 			if err := agent.Terminate(t.Context(), 10*time.Second); err != nil {
 				t.Fatal(err)
 			}

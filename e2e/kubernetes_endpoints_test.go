@@ -1,0 +1,114 @@
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+func localPolicy(t *testing.T, c *cluster, pods ...*pod) {
+	vips := c.startService(t, "local", local, []int{0, 1}, pods[:2]...)
+	for _, vip := range vips {
+		if r := c.allAnswered(t, vip, 300); len(r.Servers) != 2 {
+			t.Errorf("%s: %s", vip, r)
+		}
+	}
+	c.checkClientAddress(t, pods[:2]...)
+	c.setEndpoints(t, "local", pods[0], pods[2])
+	took := c.waitRouted(t, 5*time.Second, vips, 0, 2)
+	t.Logf("the routes followed the endpoints after %s", took)
+	c.waitAnswered(t, vips...)
+	c.checkClientAddress(t, pods[0], pods[2])
+	conns := labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[0], 9000), 20)
+	exchange(t, conns, "with Local")
+}
+
+func clusterPolicy(t *testing.T, c *cluster, pods ...*pod) {
+	second := c.startPod(t, "pod-a2", 0) // the shares are equal per pod, not per node
+	served := []*pod{pods[0], second, pods[1]}
+	vips := c.startService(t, "cluster", func(*core.Service) {}, []int{0, 1, 2}, served...)
+	defer func() {
+		if c.forward == "tunnel" {
+			c.checkClientAddress(t, served...)
+		}
+	}()
+	for _, vip := range vips {
+		checkEven(t, c.allAnswered(t, vip, 900), 3)
+		r := c.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 60, 0, 2*time.Second)
+		if r.Err() != nil || len(r.Servers) != 3 {
+			t.Errorf("%s: %s, %v", vip, r, r.Err())
+		}
+	}
+}
+
+func lastEndpoint(t *testing.T, c *cluster, pods ...*pod) {
+	byCluster := c.startService(t, "last", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
+	c.setEndpoints(t, "last")
+	c.waitRouted(t, 5*time.Second, byCluster)
+	// Without endpoints every node refuses connections. The route is withdrawn, so the test sets one.
+	c.overrideRoutes(t, byCluster, 1)
+	c.waitUnserved(t, byCluster, refusedAtOnce)
+	c.setEndpoints(t, "last", pods[0])
+	c.waitRouted(t, 10*time.Second, byCluster, 0, 1, 2)
+
+	byLocal := c.startService(t, "last-local", local, []int{0}, pods[0])
+	c.overrideRoutes(t, byLocal, 1) // this node has no local endpoint: it drops the packets
+	c.waitUnserved(t, byLocal, timesOut)
+	c.setEndpoints(t, "last-local")
+	c.waitUnserved(t, byLocal, refusedAtOnce)
+}
+
+func terminatingEndpoints(t *testing.T, c *cluster, pods ...*pod) {
+	vips := c.startService(t, "terminating", local, []int{0, 1}, pods[0], pods[1])
+	conns := labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[0], 9000), 40)
+	pods[0].terminating = true
+	defer func() { pods[0].terminating = false }()
+	c.setEndpoints(t, "terminating", pods[0], pods[1])
+	c.waitRouted(t, 5*time.Second, vips, 1)
+	exchange(t, conns, "while a pod terminates") // through the other node, which forwards them to the node of the pod
+	pods[1].terminating = true
+	defer func() { pods[1].terminating = false }()
+	c.setEndpoints(t, "terminating", pods[0], pods[1])
+	c.waitRouted(t, 5*time.Second, vips)
+	c.overrideRoutes(t, vips, 0)
+	c.waitAnswered(t, vips...) // no endpoint is ready: the terminating ones serve (KEP-1669)
+}
+
+// udpMoves: datagrams from one client port go to the new pod after the old one is removed.
+func udpMoves(t *testing.T, c *cluster, pods ...*pod) {
+	vips := c.startService(t, "udp", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
+	for _, vip := range vips {
+		conn, err := c.client().Dial(t.Context(), "udp", netip.AddrPortFrom(vip, 5353).String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		answeredBy := func(want string) func() error {
+			return func() error {
+				b := make([]byte, 200)
+				conn.SetDeadline(time.Now().Add(300 * time.Millisecond))
+				if _, err := conn.Write([]byte("who")); err != nil {
+					return err
+				}
+				n, err := conn.Read(b)
+				if err == nil && !strings.HasPrefix(string(b[:n]), want+" ") {
+					err = fmt.Errorf("answered by %s", b[:n])
+				}
+				return err
+			}
+		}
+		for _, p := range []*pod{pods[0], pods[1], pods[0]} {
+			c.setEndpoints(t, "udp", p)
+			took := labtest.Until(t, 5*time.Second, p.name+" answers", answeredBy(p.name))
+			if took > 2*time.Second {
+				t.Errorf("%s answered after %s", p.name, took)
+			}
+		}
+	}
+}

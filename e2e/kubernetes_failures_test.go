@@ -1,0 +1,158 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+)
+
+func proxyFails(t *testing.T, c *cluster, pods ...*pod) {
+	byLocal := c.startService(t, "proxied-local", local, []int{0, 1}, pods[0], pods[1])
+	byCluster := c.startService(t, "proxied", func(*core.Service) {}, []int{0, 1, 2}, pods[0], pods[1])
+	start := time.Now()
+	c.proxies[0].Kill()
+	c.waitRouted(t, 5*time.Second, byLocal, 1)
+	c.waitRouted(t, 5*time.Second, byCluster, 1, 2)
+	if took := time.Since(start); took > probeBound+600*time.Millisecond {
+		t.Errorf("the routes were withdrawn %s after kube-proxy ended; want about %s", took, probeBound)
+	}
+	out, err := c.agents[0].CLI(t.Context(), "routes")
+	if err != nil || !strings.Contains(out, "connection refused") {
+		t.Errorf("routes does not have the reason: %v\n%s", err, out)
+	}
+	p, err := c.control.StartKubeProxy(c.Balancers[0].Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.proxies[0] = p
+	c.waitRouted(t, 30*time.Second, byLocal, 0, 1)
+	c.waitRouted(t, 30*time.Second, byCluster, 0, 1, 2)
+	c.waitRecovered(t, pods...)
+}
+
+func excludedNode(t *testing.T, c *cluster, pods ...*pod) {
+	vips := c.startService(t, "excluded", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
+	label := func(text string) {
+		const key = "node.kubernetes.io/exclude-from-external-load-balancers"
+		c.patchNode(t, 1, fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, key, text))
+	}
+	label(`""`)
+	c.waitRouted(t, 5*time.Second, vips, 0, 2)
+	label(`"false"`)
+	c.waitRouted(t, 5*time.Second, vips, 0, 1, 2)
+	label("null")
+	c.waitRouted(t, 5*time.Second, vips, 0, 1, 2)
+	c.patchNode(t, 1, deletionTaint)
+	c.waitRouted(t, 5*time.Second, vips, 0, 2)
+	c.patchNode(t, 1, noTaint)
+	c.waitRouted(t, 5*time.Second, vips, 0, 1, 2)
+	c.waitRecovered(t, pods...)
+}
+
+const (
+	deletionTaint = `{"spec":{"taints":[{"key":"ToBeDeletedByClusterAutoscaler","effect":"NoSchedule"}]}}`
+	noTaint       = `{"spec":{"taints":null}}`
+)
+
+func agentKilled(t *testing.T, c *cluster, pods ...*pod) {
+	vips := c.startService(t, "killed", local, []int{0, 1}, pods[0], pods[1])
+	conns := labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[0], 9000), 60)
+	stream := c.client().Stream(t.Context(), url(vips[0]), 5*time.Millisecond, 2*time.Second)
+	waitRequests(t, stream, 100)
+	for range 3 {
+		c.agents[0].Kill()
+		waitRequests(t, stream, 100)
+		if err := errors.Join(c.agents[0].Start(), c.agents[0].WaitReady(t.Context(), 10*time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		waitRequests(t, stream, 100)
+	}
+	stream.Stop()
+	if r := stream.Between(time.Time{}, time.Time{}); r.Err() != nil {
+		t.Errorf("%v", r.Err())
+	}
+	exchange(t, conns, "after three kills")
+	c.waitRouted(t, 20*time.Second, vips, 0, 1)
+	c.waitRecovered(t, pods...)
+}
+
+func apiServerDown(t *testing.T, c *cluster, pods ...*pod) {
+	vips := c.startService(t, "server-down", local, []int{0, 1}, pods[0], pods[1])
+	conns := labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[0], 9000), 60)
+	stream := c.client().Stream(t.Context(), url(vips[0]), 20*time.Millisecond, 2*time.Second)
+	c.control.StopAPI()
+	time.Sleep(time.Minute) // longer than the Lease and the timeouts of the watches
+	exchange(t, conns, "while the API server is down")
+	if err := c.control.StartAPI(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	stream.Stop()
+	if r := stream.Between(time.Time{}, time.Time{}); r.Err() != nil {
+		t.Errorf("%v", r.Err())
+	}
+	exchange(t, conns, "after the API server has restarted")
+	c.setEndpoints(t, "server-down", pods[0], pods[2])
+	// The agents watch again within seconds. The route of the new node also needs an answer of its kube-proxy, whose client
+	// waits up to a minute before it watches again.
+	labtest.Until(t, 10*time.Second, "the agent of the node without a pod has the new endpoints", func() error {
+		out, err := c.agents[1].CLI(t.Context(), "routes")
+		if err == nil && !strings.Contains(out, "no ready endpoint is on this node") {
+			err = errors.New(out)
+		}
+		return err
+	})
+	c.waitRouted(t, 2*time.Minute, vips, 0, 2)
+	c.waitRecovered(t, pods...)
+}
+
+// recoveryTimeout bounds waitRecovered: after an outage of the API server the client of kube-proxy waits up to a minute
+// before it watches again.
+const recoveryTimeout = 2 * time.Minute
+
+// waitRecovered waits until every agent and every kube-proxy watches the API server and works: for a new Service, the
+// health check node port of every node answers, and the router has a route by every node. A scenario that stops one of
+// them calls it last. pods has one pod on each node.
+func (c *cluster) waitRecovered(t *testing.T, pods ...*pod) {
+	t.Helper()
+	const name = "recovered"
+	s := c.createService(t, name, local)
+	defer c.deleteService(t, name)
+	vips := c.waitAddresses(t, name)
+	c.setEndpoints(t, name, pods...)
+	for _, node := range c.Balancers {
+		at := netip.AddrPortFrom(node.V4, uint16(s.Spec.HealthCheckNodePort))
+		labtest.Until(t, recoveryTimeout, fmt.Sprintf("the health check node port of %s answers", node), func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			got, err := c.client().Get(ctx, fmt.Sprintf("http://%s/", at))
+			if err == nil && got.Status != http.StatusOK {
+				err = fmt.Errorf("status %d: %s", got.Status, got.Body)
+			}
+			return err
+		})
+	}
+	c.waitRouted(t, recoveryTimeout, vips, 0, 1, 2)
+	c.waitAnswered(t, vips...)
+}
+
+// waitRequests waits until n requests more than now have been answered or have failed.
+func waitRequests(t *testing.T, s *traffic.Stream, n int) {
+	t.Helper()
+	want := len(s.Samples()) + n
+	labtest.Until(t, 10*time.Second, fmt.Sprintf("%d more requests end", n), func() error {
+		if have := len(s.Samples()); have < want {
+			return fmt.Errorf("%d of %d", have, want)
+		}
+		return nil
+	})
+}

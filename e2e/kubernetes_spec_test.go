@@ -1,0 +1,180 @@
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+)
+
+func sourceRanges(t *testing.T, c *cluster, pods ...*pod) {
+	vips := c.startService(t, "ranges", local, []int{0}, pods[0])
+	only := func(ranges ...string) {
+		c.updateService(t, "ranges", func(s *core.Service) { s.Spec.LoadBalancerSourceRanges = ranges })
+	}
+	only("10.0.0.0/8", "2001:db8:dead::/48")
+	c.waitUnserved(t, vips, timesOut)
+	only("198.51.100.0/24", "2001:db8:100::/64")
+	c.waitAnswered(t, vips...)
+	only("255.0.0.0/32") // says nothing of IPv6
+	c.waitUnserved(t, vips[:1], timesOut)
+	c.waitAnswered(t, vips[1])
+	only()
+	c.waitAnswered(t, vips...)
+}
+
+func affinity(t *testing.T, c *cluster, pods ...*pod) {
+	vips := c.startService(t, "sticky", func(*core.Service) {}, []int{0, 1, 2}, pods...)
+	sticks := func(how core.ServiceAffinity, servers func(int) bool) {
+		t.Helper()
+		c.updateService(t, "sticky", func(s *core.Service) { s.Spec.SessionAffinity = how; s.Spec.SessionAffinityConfig = nil })
+		for _, vip := range vips {
+			labtest.Until(t, 10*time.Second, "affinity is "+string(how), func() error {
+				r := c.load(t, vip, 40)
+				if r.Err() != nil || !servers(len(r.Servers)) {
+					return fmt.Errorf("%s, %w", r, r.Err())
+				}
+				return nil
+			})
+		}
+	}
+	for range 2 {
+		sticks(core.ServiceAffinityClientIP, func(n int) bool { return n == 1 })
+		sticks(core.ServiceAffinityNone, func(n int) bool { return n == 3 })
+	}
+}
+
+func typeChanges(t *testing.T, c *cluster, pods ...*pod) {
+	vips := c.startService(t, "life", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
+	api := c.api.CoreV1().Services("default")
+	has := func(finalized bool, addresses int) func() error {
+		return func() error {
+			s, err := api.Get(t.Context(), "life", meta.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if slices.Contains(s.Finalizers, "service.kubernetes.io/load-balancer-cleanup") != finalized || len(s.Status.LoadBalancer.Ingress) != addresses {
+				return fmt.Errorf("finalizers %v, addresses %v", s.Finalizers, s.Status.LoadBalancer.Ingress)
+			}
+			return nil
+		}
+	}
+	labtest.Until(t, 5*time.Second, "it has the finalizer", has(true, 2))
+	s, err := api.Get(t.Context(), "life", meta.GetOptions{})
+	if err != nil || s.Status.LoadBalancer.Ingress[0].IPMode == nil || *s.Status.LoadBalancer.Ingress[0].IPMode != core.LoadBalancerIPModeVIP {
+		t.Errorf("ingress %+v, %v; want ipMode VIP", s.Status.LoadBalancer.Ingress, err)
+	}
+	c.updateService(t, "life", func(s *core.Service) { s.Spec.Ports[0].Port = 81 })
+	labtest.Until(t, 10*time.Second, "another port works", func() error {
+		r := c.client().Load(t.Context(), traffic.Load{URL: fmt.Sprintf("http://%s/", netip.AddrPortFrom(vips[0], 81)), Requests: 20})
+		return r.Err()
+	})
+	c.updateService(t, "life", func(s *core.Service) { s.Spec.Ports[0].Port = 80 })
+	c.waitAnswered(t, vips...)
+	if again := c.waitAddresses(t, "life"); !slices.Equal(again, vips) {
+		t.Errorf("addresses %v became %v", vips, again)
+	}
+	c.updateService(t, "life", func(s *core.Service) { s.Spec.Type = core.ServiceTypeClusterIP })
+	labtest.Until(t, 10*time.Second, "everything is taken back", has(false, 0))
+	c.waitRouted(t, 5*time.Second, vips)
+	c.waitUnserved(t, vips, anyError)
+	c.updateService(t, "life", func(s *core.Service) { s.Spec.Type = core.ServiceTypeLoadBalancer })
+	vips = c.waitAddresses(t, "life")
+	c.waitRouted(t, 10*time.Second, vips, 0, 1, 2)
+	c.waitAnswered(t, vips...)
+	c.deleteService(t, "life")
+	c.waitRouted(t, 5*time.Second, vips)
+}
+
+func noNodePorts(t *testing.T, c *cluster, pods ...*pod) {
+	no, yes := false, true
+	vips := c.startService(t, "portless", func(s *core.Service) { s.Spec.AllocateLoadBalancerNodePorts = &no }, []int{0, 1, 2}, pods[0])
+	s := c.updateService(t, "portless", func(s *core.Service) { s.Spec.AllocateLoadBalancerNodePorts = &yes })
+	if s.Spec.Ports[0].NodePort == 0 {
+		t.Error("no node port was allocated")
+	}
+	c.waitAnswered(t, vips...)
+	if again := c.waitAddresses(t, "portless"); !slices.Equal(again, vips) {
+		t.Errorf("addresses %v became %v", vips, again)
+	}
+}
+
+// shared: one address, two Services with other pods on other nodes, both Local.
+func shared(t *testing.T, c *cluster, pods ...*pod) {
+	share := func(port int32) func(*core.Service) {
+		return func(s *core.Service) {
+			local(s)
+			s.Annotations = map[string]string{"metallb.io/allow-shared-ip": "one"}
+			s.Spec.Ports = s.Spec.Ports[:1]
+			s.Spec.Ports[0].Port = port
+		}
+	}
+	c.createService(t, "shared-a", share(80))
+	t.Cleanup(func() { c.deleteService(t, "shared-a") })
+	first := c.waitAddresses(t, "shared-a")
+	c.createService(t, "shared-b", share(8081))
+	t.Cleanup(func() { c.deleteService(t, "shared-b") })
+	if second := c.waitAddresses(t, "shared-b"); !slices.Equal(first, second) {
+		t.Fatalf("addresses %v and %v; want the same", first, second)
+	}
+	c.setEndpoints(t, "shared-a", pods[0])
+	c.setEndpoints(t, "shared-b", pods[1])
+	c.waitRouted(t, 20*time.Second, first, 0, 1) // the union of their nodes
+	for _, vip := range first {
+		for port, p := range map[uint16]*pod{80: pods[0], 8081: pods[1]} {
+			r := c.client().Load(t.Context(), traffic.Load{URL: fmt.Sprintf("http://%s/", netip.AddrPortFrom(vip, port)), Requests: 60})
+			if r.Err() != nil || r.Servers[p.name] != 60 {
+				t.Errorf("%s port %d: %s, %v; want all from %s", vip, port, r, r.Err(), p.name)
+			}
+			c.checkClientAddress(t, p)
+		}
+	}
+}
+
+func otherProxies(t *testing.T, c *cluster, pods ...*pod) {
+	vips := c.startService(t, "labelled", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
+	for _, label := range []string{"service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"} {
+		c.updateService(t, "labelled", func(s *core.Service) { s.Labels = map[string]string{label: "other"} })
+		c.waitRouted(t, 10*time.Second, vips)
+		c.updateService(t, "labelled", func(s *core.Service) { s.Labels = nil })
+		c.waitRouted(t, 10*time.Second, vips, 0, 1, 2)
+		c.waitAnswered(t, vips...)
+	}
+}
+
+func refusedAddresses(t *testing.T, c *cluster, pods ...*pod) {
+	taken := c.startService(t, "first", func(*core.Service) {}, []int{0, 1, 2}, pods[0])[0].String()
+	for name, x := range map[string]struct{ ask, want string }{
+		"thief":    {taken, "belongs to default/first; to share it, give both the annotation steelyard.dev/share"},
+		"outsider": {"192.0.2.77", "192.0.2.77 is in no pool"},
+	} {
+		c.createService(t, name, func(s *core.Service) { s.Annotations = map[string]string{"steelyard.dev/addresses": x.ask} })
+		t.Cleanup(func() { c.deleteService(t, name) })
+		labtest.Until(t, 10*time.Second, "an event says why", func() error {
+			list, err := c.api.CoreV1().Events("default").List(t.Context(), meta.ListOptions{FieldSelector: "involvedObject.name=" + name})
+			if err != nil {
+				return err
+			}
+			for _, e := range list.Items {
+				if e.Type == core.EventTypeWarning && strings.Contains(e.Message, x.want) {
+					return nil
+				}
+			}
+			return fmt.Errorf("%d events", len(list.Items))
+		})
+	}
+	asked := c.startService(t, "asked", func(s *core.Service) {
+		s.Annotations = map[string]string{"metallb.io/loadBalancerIPs": "203.0.113.77, 2001:db8:1::77"}
+	}, []int{0, 1, 2}, pods[0])
+	if fmt.Sprint(asked) != "[203.0.113.77 2001:db8:1::77]" {
+		t.Errorf("asked for 203.0.113.77 and 2001:db8:1::77, got %v", asked)
+	}
+}
