@@ -7,11 +7,15 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/steelyard-lb/steelyard/lb/agent"
 	"github.com/steelyard-lb/steelyard/lb/cli"
+	"github.com/steelyard-lb/steelyard/lb/demo"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	os.Exit(cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr))
+	os.Exit(cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr, cli.Programs{
+		Run: agent.Main, Demo: demo.Main, DemoRouter: demo.Router, Cleanup: agent.Cleanup,
+	}))
 }

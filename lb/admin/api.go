@@ -19,7 +19,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Info is what an agent says of itself: the answer of /v1/status.
+// Info describes the agent: the answer of /v1/status.
 type Info struct {
 	Node       string      `json:"node"`
 	Version    string      `json:"version"`
@@ -49,31 +49,31 @@ type Interface struct {
 	Err  string `json:"reason,omitempty"`
 }
 
-// Options is everything a Server needs. All are required.
+// Options are the inputs of a Server. All are required.
 type Options struct {
 	Socket string // path of the unix socket
 	Listen string // "": no TCP
 	Status func(context.Context) (lb.Status, error)
 	Peers  func() []lb.PeerStatus
 	Flows  func(context.Context, lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error)
-	// Explain says what would become of a packet.
+	// Explain returns what the datapath would do with a packet.
 	Explain func(lb.Question) (lb.Explanation, error)
-	// Drain takes a service out of service, or puts it back; "" is the node. It returns what is drained then.
+	// Drain drains or undrains a service, "" the node. It returns all drains.
 	Drain func(ctx context.Context, service string, on bool) (lb.Drains, error)
-	// Info returns what does not follow from Status and Peers.
+	// Info returns the fields that do not follow from Status and Peers.
 	Info    func() Info
 	Metrics http.Handler
 	Log     *slog.Logger
 }
 
-// Server answers requests.
+// Server serves the API.
 type Server struct{ o Options }
 
 // New returns a Server that does not listen yet.
 func New(o Options) *Server { return &Server{o} }
 
-// A request asks for a snapshot, which the engine gives in milliseconds; an engine that needs longer is stuck.
-const answerWithin = 2 * time.Second
+// answerTimeout bounds a request to the engine. A snapshot takes milliseconds; an engine that needs longer is stuck.
+const answerTimeout = 2 * time.Second
 
 // Run listens and serves until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
@@ -92,7 +92,10 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	for l, handler := range listeners {
-		server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, ErrorLog: slog.NewLogLogger(s.o.Log.Handler(), slog.LevelDebug)}
+		server := &http.Server{
+			Handler: handler, ReadHeaderTimeout: 5 * time.Second,
+			ErrorLog: slog.NewLogLogger(s.o.Log.Handler(), slog.LevelDebug),
+		}
 		stop := context.AfterFunc(ctx, func() { server.Close() })
 		defer stop()
 		g.Go(func() error {
@@ -105,14 +108,14 @@ func (s *Server) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// listenUnix takes over the socket of an agent that is gone, but not of one that answers.
+// listenUnix replaces the socket of an agent that has ended, but not of one that runs.
 func listenUnix(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("make the directory of the API socket: %w", err)
 	}
 	if c, err := net.Dial("unix", path); err == nil {
 		c.Close()
-		return nil, fmt.Errorf("listen on %s: another agent answers there; stop it first", path)
+		return nil, fmt.Errorf("listen on %s: another agent runs there; stop it first", path)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("remove the API socket of an earlier run: %w", err)
@@ -131,10 +134,10 @@ func listenUnix(path string) (net.Listener, error) {
 //go:embed static
 var static embed.FS
 
-// Handler returns the API: all of it, or only what changes nothing.
-func (s *Server) Handler(whole bool) http.Handler {
+// Handler returns the API; with writable false only the requests that change nothing.
+func (s *Server) Handler(writable bool) http.Handler {
 	mux := http.NewServeMux()
-	if whole {
+	if writable {
 		mux.HandleFunc("POST /v1/drain", s.drain(true))
 		mux.HandleFunc("POST /v1/undrain", s.drain(false))
 	}
@@ -157,10 +160,10 @@ func (s *Server) Handler(whole bool) http.Handler {
 	return mux
 }
 
-// answer returns a handler that writes what f makes of the engine's state as JSON.
+// answer returns a handler that writes the result of f, given the status of the engine, as JSON.
 func (s *Server) answer(f func(lb.Status) any) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), answerWithin)
+		ctx, cancel := context.WithTimeout(r.Context(), answerTimeout)
 		defer cancel()
 		st, err := s.o.Status(ctx)
 		if err != nil {
@@ -190,7 +193,7 @@ type Flows struct {
 	More  bool            `json:"more"` // there are more than the limit
 }
 
-// flowLimit is how many flows are listed when nobody says how many.
+// flowLimit is the limit of the listed flows when the request has none.
 const flowLimit = 1000
 
 func (s *Server) flows(w http.ResponseWriter, r *http.Request) {
@@ -269,11 +272,11 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 
 func (s *Server) drain(on bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), answerWithin)
+		ctx, cancel := context.WithTimeout(r.Context(), answerTimeout)
 		defer cancel()
 		q := r.URL.Query()
 		service := q.Get("service")
-		if (service == "") != (q.Get("node") == "true") { // a forgotten name must not take out everything
+		if (service == "") != (q.Get("node") == "true") { // a missing name must not drain the node
 			refuse(w, http.StatusBadRequest, errors.New("want either service=NAME or node=true"))
 			return
 		}

@@ -170,7 +170,7 @@ func TestServerAndClient(t *testing.T) {
 		if fi, err := os.Stat(o.Socket); err != nil || fi.Mode().Perm() != 0o660 {
 			t.Errorf("socket: %v %v; want mode 0660", fi, err)
 		}
-		if err := New(o).Run(ctx); err == nil || !strings.Contains(err.Error(), "another agent answers there") {
+		if err := New(o).Run(ctx); err == nil || !strings.Contains(err.Error(), "another agent runs there") {
 			t.Errorf("second server: %v", err)
 		}
 		cancel()
@@ -181,10 +181,11 @@ func TestServerAndClient(t *testing.T) {
 }
 
 func TestMetrics(t *testing.T) {
-	m := NewMetrics(status)
+	m := NewCallMetrics()
 	m.Observe("datapath", time.Millisecond, errors.New("no"))
+	m.Observe("announcer", time.Millisecond, nil)
 	r := prometheus.NewRegistry()
-	r.MustRegister(m)
+	r.MustRegister(m, NewStateMetrics(status))
 	problems, err := testutil.GatherAndLint(r)
 	if err != nil || len(problems) > 0 {
 		t.Errorf("lint: %v %v", problems, err)

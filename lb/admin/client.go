@@ -11,7 +11,7 @@ import (
 	"syscall"
 )
 
-// Client asks an agent over its unix socket.
+// Client sends requests to an agent over its unix socket.
 type Client struct {
 	socket string
 	http   http.Client
@@ -27,12 +27,12 @@ func NewClient(socket string) *Client {
 	return c
 }
 
-// Get decodes the answer to a GET of path into v. Its error says what to do when no agent is there.
+// Get decodes the answer to a GET of path into v. Its error says what to do when no agent runs.
 func (c *Client) Get(ctx context.Context, path string, v any) error {
 	return c.do(ctx, http.MethodGet, path, v)
 }
 
-// Post is Get for what changes something.
+// Post is Get with the method POST.
 func (c *Client) Post(ctx context.Context, path string, v any) error {
 	return c.do(ctx, http.MethodPost, path, v)
 }
@@ -40,7 +40,7 @@ func (c *Client) Post(ctx context.Context, path string, v any) error {
 func (c *Client) do(ctx context.Context, method, path string, v any) error {
 	req, err := http.NewRequestWithContext(ctx, method, "http://steelyard"+path, nil)
 	if err != nil {
-		return fmt.Errorf("ask for %s: %w", path, err)
+		return fmt.Errorf("request %s: %w", path, err)
 	}
 	resp, err := c.http.Do(req)
 	switch {
@@ -49,13 +49,13 @@ func (c *Client) do(ctx context.Context, method, path string, v any) error {
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("no permission for %s; use sudo", c.socket)
 	case err != nil:
-		return fmt.Errorf("ask the agent on %s: %w", c.socket, err)
+		return fmt.Errorf("request to the agent on %s: %w", c.socket, err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		var e struct{ Error string }
 		json.NewDecoder(resp.Body).Decode(&e)
-		return fmt.Errorf("the agent says %s to %s: %s", resp.Status, path, e.Error)
+		return fmt.Errorf("the agent answers %s to %s: %s", resp.Status, path, e.Error)
 	}
 	if err := json.NewDecoder(resp.Body).Decode(v); err != nil {
 		return fmt.Errorf("read the answer to %s: %w", path, err)

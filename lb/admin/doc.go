@@ -1,11 +1,13 @@
-// Package admin is how people and programs talk to a running agent: HTTP on a unix socket (mode 0660), and the same
-// read-only on a TCP address when one is configured.
+// Package admin is the API of a running agent: HTTP on a unix socket (mode 0660), and read-only on a TCP address when
+// one is configured.
 //
-//	GET /v1/status /v1/services /v1/backends /v1/routes /v1/peers   JSON; the objects are those of lb.Status
-//	GET /metrics    Prometheus
-//	GET /healthz    200 while the engine answers, else 503
-//	GET /           the dashboard, one page without dependencies
+//	GET  /v1/status /v1/services /v1/backends /v1/routes /v1/peers   JSON; the objects of lb.Status
+//	GET  /v1/flows /v1/explain                                       JSON; from the datapath
+//	POST /v1/drain /v1/undrain                                       on the unix socket only
+//	GET  /metrics    Prometheus
+//	GET  /healthz    200 while the engine answers, else 503
+//	GET  /           the dashboard, one page without dependencies
 //
-// It asks the engine for a Status at each request and keeps nothing, so what it says is never stale. It never changes
-// anything.
+// Each request reads the status of the engine anew; nothing is cached. What a POST changes is up to the functions in
+// Options. The package knows neither the datapath nor the configuration.
 package admin

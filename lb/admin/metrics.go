@@ -9,11 +9,15 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Metrics exports what the engine knows, and how long its calls to consumers take.
-type Metrics struct {
-	status func(context.Context) (lb.Status, error)
+// CallMetrics counts and times the calls of the engine to its consumers.
+type CallMetrics struct {
 	calls  *prometheus.HistogramVec
 	errors *prometheus.CounterVec
+}
+
+// StateMetrics exports the state of the engine.
+type StateMetrics struct {
+	status func(context.Context) (lb.Status, error)
 }
 
 var (
@@ -23,10 +27,9 @@ var (
 	descSettled   = prometheus.NewDesc("steelyard_engine_settled", "1 once every source is complete and every check has answered.", nil, nil)
 )
 
-// NewMetrics returns a collector that asks status at each scrape.
-func NewMetrics(status func(context.Context) (lb.Status, error)) *Metrics {
-	return &Metrics{
-		status: status,
+// NewCallMetrics returns a collector without calls. It exists apart from StateMetrics because the engine needs it.
+func NewCallMetrics() *CallMetrics {
+	return &CallMetrics{
 		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "steelyard_engine_apply_duration_seconds", Help: "How long a consumer took to carry out a change.",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 9),
@@ -38,7 +41,7 @@ func NewMetrics(status func(context.Context) (lb.Status, error)) *Metrics {
 }
 
 // Observe is lb.EngineOptions.Observe.
-func (m *Metrics) Observe(consumer string, took time.Duration, err error) {
+func (m *CallMetrics) Observe(consumer string, took time.Duration, err error) {
 	m.calls.WithLabelValues(consumer).Observe(took.Seconds())
 	if err != nil {
 		m.errors.WithLabelValues(consumer).Inc()
@@ -46,19 +49,32 @@ func (m *Metrics) Observe(consumer string, took time.Duration, err error) {
 }
 
 // Describe implements prometheus.Collector.
-func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descBackends, descServices, descAnnounced, descSettled} {
-		ch <- d
-	}
+func (m *CallMetrics) Describe(ch chan<- *prometheus.Desc) {
 	m.calls.Describe(ch)
 	m.errors.Describe(ch)
 }
 
-// Collect implements prometheus.Collector. Without an answer of the engine it exports what it has itself.
-func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
+// Collect implements prometheus.Collector.
+func (m *CallMetrics) Collect(ch chan<- prometheus.Metric) {
 	m.calls.Collect(ch)
 	m.errors.Collect(ch)
-	ctx, cancel := context.WithTimeout(context.Background(), answerWithin)
+}
+
+// NewStateMetrics returns a collector that calls status at each scrape.
+func NewStateMetrics(status func(context.Context) (lb.Status, error)) *StateMetrics {
+	return &StateMetrics{status}
+}
+
+// Describe implements prometheus.Collector.
+func (m *StateMetrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{descBackends, descServices, descAnnounced, descSettled} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector. It exports nothing when the engine does not answer in time.
+func (m *StateMetrics) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
 	st, err := m.status(ctx)
 	if err != nil {

@@ -7,13 +7,13 @@ import (
 	ucli "github.com/urfave/cli/v2"
 
 	"github.com/steelyard-lb/steelyard/config"
-	"github.com/steelyard-lb/steelyard/lb/file"
+	"github.com/steelyard-lb/steelyard/lb/agent/preflight"
 )
 
-// check validates a configuration as far as that is possible without touching anything.
+// check validates a configuration as the agent does at its start, as far as that needs no privileges.
 func (e *env) check(c *ucli.Context) error {
 	name := c.String("config")
-	cfg, err := load(name)
+	cfg, err := preflight.Load(name)
 	if err != nil {
 		fmt.Fprintln(e.err, err)
 		var all config.Errors
@@ -28,18 +28,6 @@ func (e *env) check(c *ucli.Context) error {
 	_, err = fmt.Fprintf(e.out, "ok: %s: %s, %s, %s\n", name,
 		counted(len(cfg.Services), "service"), counted(len(cfg.Pools), "pool"), counted(bgpPeers(cfg), "BGP peer"))
 	return err
-}
-
-// load reads a configuration and makes sure that it can be carried out by this version.
-func load(name string) (*config.Config, error) {
-	cfg, err := config.Load(name)
-	if err != nil {
-		return nil, err
-	}
-	if err := file.New().Use(cfg); err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	return cfg, nil
 }
 
 func bgpPeers(cfg *config.Config) int {

@@ -10,31 +10,44 @@ import (
 
 	ucli "github.com/urfave/cli/v2"
 
-	"github.com/steelyard-lb/steelyard/systemd"
+	"github.com/steelyard-lb/steelyard/config"
 )
 
-// version is set when the binary is linked.
+// version is set by the linker (-X).
 var version = "dev"
 
-// errUsage marks errors of whoever typed the command; the exit code is 2.
+// errUsage marks errors in the arguments; the exit code is 2.
 var errUsage = errors.New("wrong usage")
 
-// DefaultConfig is where the configuration is looked for when -c names none.
+// DefaultConfig is the configuration file when -c names none.
 const DefaultConfig = "/etc/steelyard/steelyard.toml"
 
-// env is what a command may touch of the outside.
-type env struct {
-	out, err io.Writer
+// Programs are the commands that need more than the admin API. All fields are required.
+type Programs struct {
+	// Run runs the agent with a configuration file until ctx ends, with its log on errOut. version is that of the binary.
+	Run func(ctx context.Context, configFile, version string, errOut io.Writer) error
+	// Demo runs the demo, and DemoRouter a process of it.
+	Demo       func(ctx context.Context, out io.Writer) error
+	DemoRouter func(ctx context.Context, errOut io.Writer) error
+	// Cleanup removes every object of Steelyard from the kernel.
+	Cleanup func(errOut io.Writer) error
 }
 
-// Main runs the command that args name and returns the exit code.
-func Main(ctx context.Context, args []string, out, errOut io.Writer) int {
-	err := newApp(&env{out, errOut}).RunContext(ctx, append([]string{"steelyard"}, args...))
+// env is the environment of a command.
+type env struct {
+	out, err io.Writer
+	programs Programs
+}
+
+// Main runs the command in args and returns the exit code.
+func Main(ctx context.Context, args []string, out, errOut io.Writer, p Programs) int {
+	err := newApp(&env{out, errOut, p}).RunContext(ctx, append([]string{"steelyard"}, args...))
 	switch {
 	case err == nil:
 		return 0
 	case errors.Is(err, errUsage):
-		fmt.Fprintf(errOut, "steelyard: %v\nSee \"steelyard help\".\n", strings.TrimPrefix(err.Error(), errUsage.Error()+": "))
+		problem := strings.TrimPrefix(err.Error(), errUsage.Error()+": ")
+		fmt.Fprintf(errOut, "steelyard: %s\nSee \"steelyard help\".\n", problem)
 		return 2
 	case errors.Is(err, errReported):
 		return 1
@@ -44,15 +57,15 @@ func Main(ctx context.Context, args []string, out, errOut io.Writer) int {
 	}
 }
 
-// errReported marks errors that the command has already written where they belong.
+// errReported marks errors that the command has already written to stderr.
 var errReported = errors.New("see above")
 
 func newApp(e *env) *ucli.App {
 	app := &ucli.App{
-		Name: "steelyard", Usage: "announce, balance and check load-balancer addresses", HideVersion: true, HideHelpCommand: false,
+		Name: "steelyard", Usage: "announce, balance and check load-balancer addresses", HideVersion: true,
 		Writer: e.out, ErrWriter: e.err,
 		OnUsageError:   usageError,
-		ExitErrHandler: func(*ucli.Context, error) {}, // Main alone decides the exit code
+		ExitErrHandler: func(*ucli.Context, error) {}, // Main returns the exit code
 		Action: func(c *ucli.Context) error {
 			if c.NArg() > 0 {
 				return fmt.Errorf("%w: no command %q", errUsage, c.Args().First())
@@ -67,45 +80,53 @@ func newApp(e *env) *ucli.App {
 	return app
 }
 
-// commands are all there are. Nouns only read; verbs change something.
+// commands returns the command table. Nouns only read; verbs change something.
 func commands(e *env) []*ucli.Command {
+	image := &ucli.StringFlag{Name: "image", Value: "steelyard:" + version, Usage: "`IMAGE` of the agent"}
+	with := func(f ...ucli.Flag) []ucli.Flag { return f }
 	return []*ucli.Command{
-		{Name: "run", Usage: "run the agent; SIGTERM withdraws then exits, SIGHUP reloads", Flags: []ucli.Flag{configFlag()}, Action: e.run},
-		{Name: "check", Usage: "validate a configuration and report every error", Flags: []ucli.Flag{configFlag()}, Action: e.check},
+		{Name: "run", Usage: "run the agent; SIGTERM withdraws then exits, SIGHUP reloads", Flags: with(configFlag()), Action: e.run},
+		{Name: "check", Usage: "validate a configuration and report every error", Flags: with(configFlag()), Action: e.check},
 		{Name: "demo", Usage: "show a whole network on this machine, in namespaces; needs root", Action: e.demo},
 		e.status(),
 		e.list("services", "frontends and whether they are announced", "/v1/services", servicesTable),
-		e.list("backends", "backends and what their checks found", "/v1/backends", backendsTable),
+		e.list("backends", "backends and the results of their checks", "/v1/backends", backendsTable),
 		e.list("routes", "addresses and whether they are announced", "/v1/routes", routesTable),
 		e.list("peers", "BGP neighbours", "/v1/peers", peersTable),
 		e.flows(),
 		e.explain(),
-		e.drain("drain", "announce a service, or everything on this machine, no longer; what arrives is still served"),
-		e.drain("undrain", "end that"),
+		e.drain("drain", "withdraw the addresses of a service or of this node; arriving packets are still forwarded"),
+		e.drain("undrain", "announce the addresses of a drained service or node again"),
 		{Name: "install", Usage: "install this binary as a systemd service", Action: e.install},
 		{Name: "uninstall", Usage: "remove the systemd service; the configuration stays", Action: e.uninstall},
-		{Name: "manifest", Usage: "print the Kubernetes objects that run the agent on every node", Flags: []ucli.Flag{
-			&ucli.StringFlag{Name: "image", Value: "steelyard:" + version, Usage: "`IMAGE` of the agent"},
-		}, Action: func(c *ucli.Context) error {
-			_, err := fmt.Fprint(e.out, systemd.Manifest(c.String("image")))
-			return err
-		}},
-		{Name: "cleanup", Usage: "remove every trace of Steelyard from the kernel", Action: e.cleanup},
-		{Name: "version", Usage: "print the version", Action: func(*ucli.Context) error {
-			_, err := fmt.Fprintln(e.out, version)
-			return err
-		}},
+		{
+			Name: "manifest", Usage: "print the Kubernetes objects that run the agent on every node",
+			Flags: with(image), Action: e.manifest,
+		},
+		{Name: "cleanup", Usage: "remove every object of Steelyard from the kernel", Action: e.cleanup},
+		{Name: "version", Usage: "print the version", Action: e.version},
 		{Name: "demo-router", Hidden: true, Usage: "the router of the demo", Action: e.demoRouter},
 	}
 }
 
 func configFlag() ucli.Flag {
-	return &ucli.StringFlag{Name: "config", Aliases: []string{"c"}, Value: DefaultConfig, Usage: "read `FILE`", EnvVars: []string{"STEELYARD_CONFIG"}}
+	return &ucli.StringFlag{
+		Name: "config", Aliases: []string{"c"}, Value: DefaultConfig, Usage: "read `FILE`",
+		EnvVars: []string{"STEELYARD_CONFIG"},
+	}
+}
+
+// socketFlag is the flag of every command that is a client of the agent.
+func socketFlag() ucli.Flag {
+	return &ucli.StringFlag{
+		Name: "socket", Value: config.Default().Admin.Socket, Usage: "`PATH` of the agent's admin.socket",
+		EnvVars: []string{"STEELYARD_SOCKET"},
+	}
 }
 
 func usageError(_ *ucli.Context, err error, _ bool) error { return fmt.Errorf("%w: %w", errUsage, err) }
 
-// strict makes a command refuse what the library would silently take: flags after arguments, and arguments too many.
+// strict makes a command refuse what the library accepts without effect: flags after arguments, and extra arguments.
 func strict(c *ucli.Command) {
 	c.OnUsageError = usageError
 	action := c.Action

@@ -3,6 +3,9 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
 	"net/http"
 	"net/netip"
 	"os"
@@ -19,8 +22,22 @@ import (
 func steelyard(t *testing.T, args ...string) (code int, out, errOut string) {
 	t.Helper()
 	var o, e strings.Builder
-	code = Main(t.Context(), args, &o, &e)
+	code = Main(t.Context(), args, &o, &e, programs)
 	return code, o.String(), e.String()
+}
+
+// programs write their arguments; Run fails for /bad.toml.
+var programs = Programs{
+	Run: func(_ context.Context, configFile, version string, errOut io.Writer) error {
+		fmt.Fprintln(errOut, "run", configFile, version)
+		if configFile == "/bad.toml" {
+			return errors.New("bad")
+		}
+		return nil
+	},
+	Demo:       func(_ context.Context, out io.Writer) error { fmt.Fprintln(out, "demo"); return nil },
+	DemoRouter: func(_ context.Context, errOut io.Writer) error { fmt.Fprintln(errOut, "demo-router"); return nil },
+	Cleanup:    func(errOut io.Writer) error { fmt.Fprintln(errOut, "cleanup"); return nil },
 }
 
 func write(t *testing.T, text string) string {
@@ -61,6 +78,7 @@ func TestExitCodes(t *testing.T) {
 		{"check, good", []string{"check", "-c", file}, 0, "ok: " + file + ": 1 service, 0 pools, 1 BGP peer\n", ""},
 		{"check, bad", []string{"check", "-c", bad}, 1, "", `prots (service "web"): no such key; did you mean ports?`},
 		{"check, no file", []string{"check", "-c", "/nowhere.toml"}, 1, "", "/nowhere.toml: cannot be read: no such file or directory"},
+		{"manifest", []string{"manifest", "--image", "x:1"}, 0, "image: x:1\n", ""},
 		{"status, no agent", []string{"status", "--socket", "/nowhere.sock"}, 1, "", "no agent listens on /nowhere.sock"},
 		{"status, bad format", []string{"status", "-o", "xml"}, 2, "", "-o xml: unknown format; allowed: table, json"},
 	} {
@@ -78,14 +96,36 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// An agent must refuse what it cannot honour, naming all of it, before it touches anything.
-func TestRunRefusesWhatIsNotThere(t *testing.T) {
+// check refuses what the agent refuses at its start, and names all of it.
+func TestCheckRefusesWhatIsNotSupported(t *testing.T) {
 	text := strings.Replace(good, "asn = 64500", "asn = 64500, bfd = true", 1)
 	text += "[l2]\nmembers = [\"192.0.2.12\"]\n"
-	code, _, errOut := steelyard(t, "run", "-c", write(t, text))
-	for _, want := range []string{"not in this version: bgp.peers: bfd (peer 192.0.2.1)", "not in this version: l2.members"} {
-		if code != 1 || !strings.Contains(errOut, want) {
-			t.Errorf("code %d, stderr %q; want 1 and %q", code, errOut, want)
+	code, out, errOut := steelyard(t, "check", "-c", write(t, text))
+	for _, want := range []string{
+		"not in this version: bgp.peers: bfd (peer 192.0.2.1)", "not in this version: l2.members",
+	} {
+		if code != 1 || out != "" || !strings.Contains(errOut, want) {
+			t.Errorf("code %d, stdout %q, stderr %q; want 1 and %q", code, out, errOut, want)
+		}
+	}
+}
+
+func TestPrograms(t *testing.T) {
+	for _, tt := range []struct {
+		args     string
+		code     int
+		out, err string
+	}{
+		{"run", 0, "", "run " + DefaultConfig + " " + version + "\n"},
+		{"run -c /x.toml", 0, "", "run /x.toml " + version + "\n"},
+		{"run -c /bad.toml", 1, "", "run /bad.toml " + version + "\nsteelyard: bad\n"},
+		{"demo", 0, "demo\n", ""},
+		{"demo-router", 0, "", "demo-router\n"},
+		{"cleanup", 0, "nothing of Steelyard is left in the kernel\n", "cleanup\n"},
+	} {
+		code, out, errOut := steelyard(t, strings.Fields(tt.args)...)
+		if code != tt.code || out != tt.out || errOut != tt.err {
+			t.Errorf("%s: code %d, stdout %q, stderr %q; want %+v", tt.args, code, out, errOut, tt)
 		}
 	}
 }

@@ -1,6 +1,7 @@
-// Package cli has the commands, and is the only place that wires the parts together: every other package gets what it
-// needs from here and knows none of its neighbours.
+// Package cli has the command table, and the commands that are clients of the admin API (package lb/admin) or need only
+// files: check, install, manifest. The programs that load BPF, speak BGP, watch a cluster or build networks (run, demo,
+// cleanup) are given to Main as functions, so this package imports none of their libraries (deps_test.go).
 //
-// Main is a program without the process: it takes arguments and writers and returns the exit code, so tests call it.
-// Exit codes are a contract: 0 done, 1 a clear error on stderr, 2 wrong usage.
+// Main has no process state: it takes arguments and writers and returns the exit code, so tests call it. Exit codes are
+// a contract: 0 success, 1 an error on stderr, 2 wrong usage.
 package cli

@@ -14,25 +14,24 @@ import (
 
 	ucli "github.com/urfave/cli/v2"
 
-	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
 )
 
-// list returns a command that asks the agent for path and prints the answer: a table for people, or the JSON as it came.
+// list returns a command that requests path from the agent and prints the answer as a table, or as JSON.
 func (e *env) list(name, usage, path string, table func(w io.Writer, answer []byte) error) *ucli.Command {
 	return &ucli.Command{
 		Name: name, Usage: usage,
 		Flags: []ucli.Flag{
 			&ucli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "table", Usage: "`FORMAT`: table or json"},
-			&ucli.StringFlag{Name: "socket", Value: config.Default().Admin.Socket, Usage: "`PATH` of the agent's admin.socket", EnvVars: []string{"STEELYARD_SOCKET"}},
+			socketFlag(),
 		},
-		Action: func(c *ucli.Context) error { return e.ask(c, path, table) },
+		Action: func(c *ucli.Context) error { return e.show(c, path, table) },
 	}
 }
 
-// ask prints the agent's answer to path in the format that the flags say.
-func (e *env) ask(c *ucli.Context, path string, table func(w io.Writer, answer []byte) error) error {
+// show prints the agent's answer to path in the format of --output.
+func (e *env) show(c *ucli.Context, path string, table func(w io.Writer, answer []byte) error) error {
 	format := c.String("output")
 	if format != "table" && format != "json" {
 		return fmt.Errorf("%w: -o %s: unknown format; allowed: table, json", errUsage, format)
@@ -52,13 +51,15 @@ func (e *env) ask(c *ucli.Context, path string, table func(w io.Writer, answer [
 	return table(e.out, answer)
 }
 
-// patience is how long an agent that has some of its sessions waits for the others before it calls itself ready.
-const patience = 30 * time.Second
+// peersTimeout is the age after which an agent is ready with some of its BGP sessions established instead of all.
+const peersTimeout = 30 * time.Second
 
-// status is a list that can also fail: an orchestrator that replaces agents one by one must know when the next may go.
+// status is a list that can fail: a rolling update needs to know when it may continue with the next node.
 func (e *env) status() *ucli.Command {
-	cmd := e.list("status", "what the agent is, and how it is", "/v1/status", statusTable)
-	cmd.Flags = append(cmd.Flags, &ucli.BoolFlag{Name: "ready", Usage: "fail until the agent does what it is to do, and its routers know"})
+	cmd := e.list("status", "state of the agent", "/v1/status", statusTable)
+	cmd.Flags = append(cmd.Flags, &ucli.BoolFlag{
+		Name: "ready", Usage: "fail until the configuration is in force and BGP sessions are established",
+	})
 	show := cmd.Action
 	cmd.Action = func(c *ucli.Context) error {
 		if err := show(c); err != nil || !c.Bool("ready") {
@@ -76,8 +77,8 @@ func (e *env) status() *ucli.Command {
 func notReady(i admin.Info) error {
 	switch {
 	case !i.Settled:
-		return errors.New("not ready: not everything has been tried yet")
-	case i.PeersUp == i.Peers, i.PeersUp > 0 && time.Since(i.Started) > patience:
+		return errors.New("not ready: the first health checks or the first sync of services is not complete")
+	case i.PeersUp == i.Peers, i.PeersUp > 0 && time.Since(i.Started) > peersTimeout:
 		return nil
 	}
 	return fmt.Errorf("not ready: %d of %d BGP sessions are established", i.PeersUp, i.Peers)
@@ -85,11 +86,15 @@ func notReady(i admin.Info) error {
 
 // flows is a list with filters.
 func (e *env) flows() *ucli.Command {
-	cmd := e.list("flows", "flows that the kernel knows, by service, client, backend …", "", nil)
+	cmd := e.list("flows", "entries of the flow table, by service, client, backend …", "", nil)
 	usage := map[string]string{
-		"service": "only flows of the service `NAME`", "client": "only from `ADDRESS` or prefix", "backend": "only to `ADDRESS`",
-		"address": "only to the VIP `ADDRESS`", "port": "only to `PORT` of the VIP", "state": "only in `STATE`: " + lb.Words(lb.FlowStates),
-		"limit": "at most `N`; 0: all; default 1000",
+		"service": "only flows of the service `NAME`",
+		"client":  "only from `ADDRESS` or prefix",
+		"backend": "only to `ADDRESS`",
+		"address": "only to the VIP `ADDRESS`",
+		"port":    "only to `PORT` of the VIP",
+		"state":   "only in `STATE`: " + lb.Words(lb.FlowStates),
+		"limit":   "at most `N`; 0: all; default 1000",
 	}
 	for _, name := range lb.FlowFilters {
 		cmd.Flags = append(cmd.Flags, &ucli.StringFlag{Name: name, Usage: usage[name]})
@@ -105,12 +110,12 @@ func (e *env) flows() *ucli.Command {
 			}
 			query.Set(name, c.String(name))
 		}
-		return e.ask(c, "/v1/flows?"+query.Encode(), flowsTable)
+		return e.show(c, "/v1/flows?"+query.Encode(), flowsTable)
 	}
 	return cmd
 }
 
-// explain asks what would become of a packet.
+// explain returns the command that shows the processing of a packet.
 func (e *env) explain() *ucli.Command {
 	cmd := e.list("explain", "what the datapath would do with a packet, step by step, and why", "", nil)
 	cmd.ArgsUsage = "CLIENT VIP:PORT[/tcp|udp|sctp]"
@@ -119,7 +124,7 @@ func (e *env) explain() *ucli.Command {
 			return fmt.Errorf("%w: %w", errUsage, err)
 		}
 		query := url.Values{"client": {c.Args().Get(0)}, "to": {c.Args().Get(1)}}
-		return e.ask(c, "/v1/explain?"+query.Encode(), explanation)
+		return e.show(c, "/v1/explain?"+query.Encode(), explanation)
 	}
 	return cmd
 }
@@ -145,8 +150,9 @@ func flowsTable(w io.Writer, answer []byte) error {
 	fmt.Fprintln(tw, "SERVICE\tCLIENT\tADDRESS\tBACKEND\tFORWARD\tSTATE\tIDLE")
 	for _, f := range all.Flows {
 		idle := time.Duration(f.Idle * float64(time.Second)).Truncate(time.Second)
-		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", dash(f.Service), f.Client, lb.Frontend{VIP: f.Address, Port: f.Port, Protocol: f.Protocol},
-			f.Backend, f.Forward, f.State, idle)
+		frontend := lb.Frontend{VIP: f.Address, Port: f.Port, Protocol: f.Protocol}
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
+			dash(f.Service), f.Client, frontend, f.Backend, f.Forward, f.State, idle)
 	}
 	if all.More {
 		fmt.Fprintf(tw, "… and more; see --limit\n")
@@ -170,21 +176,24 @@ func rows[T any](w io.Writer, answer []byte, header string, row func(T) []any) e
 }
 
 func servicesTable(w io.Writer, answer []byte) error {
-	return rows(w, answer, "SERVICE\tADDRESS\tFORWARD\tALGORITHM\tHEALTHY\tANNOUNCED\tREASON", func(s lb.ServiceStatus) []any {
+	const header = "SERVICE\tADDRESS\tFORWARD\tALGORITHM\tHEALTHY\tANNOUNCED\tREASON"
+	return rows(w, answer, header, func(s lb.ServiceStatus) []any {
 		up := 0
 		for _, b := range s.Backends {
 			if b.State == lb.StateHealthy {
 				up++
 			}
 		}
-		return []any{s.Service, lb.Frontend{VIP: s.Address, Port: s.Port, Last: s.LastPort, Protocol: s.Protocol}, s.Forward, s.Algorithm,
+		frontend := lb.Frontend{VIP: s.Address, Port: s.Port, Last: s.LastPort, Protocol: s.Protocol}
+		return []any{s.Service, frontend, s.Forward, s.Algorithm,
 			fmt.Sprintf("%d/%d", up, len(s.Backends)), yesNo(s.Announced), dash(s.Reason)}
 	})
 }
 
 func backendsTable(w io.Writer, answer []byte) error {
 	return rows(w, answer, "SERVICE\tBACKEND\tWEIGHT\tSTATE\tSINCE\tREASON", func(b lb.BackendStatus) []any {
-		return []any{b.Service, netip.AddrPortFrom(b.Address, b.Port), b.Weight, b.State, ago(b.Since), dash(b.Reason)}
+		backend := netip.AddrPortFrom(b.Address, b.Port)
+		return []any{b.Service, backend, b.Weight, b.State, ago(b.Since), dash(b.Reason)}
 	})
 }
 
@@ -246,7 +255,7 @@ func dash(s string) string {
 	return s
 }
 
-// ago is how long ago t was, in the one or two units a person would use.
+// ago returns the time since t, in one or two units; "-" for the zero time.
 func ago(t time.Time) string {
 	if t.IsZero() {
 		return "-"

@@ -1,4 +1,4 @@
-package cli
+package agent
 
 import (
 	"cmp"
@@ -12,7 +12,7 @@ import (
 	"github.com/steelyard-lb/steelyard/config"
 )
 
-// node is what the configuration says of this machine, completed by what the machine says of itself.
+// node has the facts of this node: from the configuration, else from the system.
 type node struct {
 	name         string
 	routerID     netip.Addr // IPv4
@@ -22,18 +22,35 @@ type node struct {
 	l2Interfaces []string
 }
 
-// describe fails when something is needed that neither the configuration nor the machine knows.
-func describe(cfg *config.Config) (node, error) {
+// address is the IPv4 address, or the IPv6 address of a node without one.
+func (n node) address() netip.Addr {
+	if n.address4.IsValid() {
+		return n.address4
+	}
+	return n.address6
+}
+
+// host is the system on which the agent runs.
+type host interface {
+	name() (string, error)
+	// defaultInterface returns the interface of the default route, IPv4 first.
+	defaultInterface() (string, error)
+	// addresses returns the first global address of each family of an interface; zero where it has none.
+	addresses(iface string) (v4, v6 netip.Addr, err error)
+}
+
+// describe returns the facts of the node. It fails when a needed one is neither configured nor known to the system.
+func describe(cfg *config.Config, h host) (node, error) {
 	n := node{name: cfg.Node.Name, routerID: cfg.Node.RouterID, interfaces: cfg.Datapath.Interfaces}
 	if n.name == "" {
-		host, err := os.Hostname()
+		name, err := h.name()
 		if err != nil {
 			return node{}, fmt.Errorf("find the host name: %w; set node.name", err)
 		}
-		n.name = cmp.Or(os.Getenv("NODE_NAME"), host)
+		n.name = cmp.Or(os.Getenv("NODE_NAME"), name)
 	}
 	if len(n.interfaces) == 0 {
-		name, err := defaultInterface()
+		name, err := h.defaultInterface()
 		if err != nil {
 			return node{}, fmt.Errorf("find the uplink: %w; set datapath.interfaces", err)
 		}
@@ -43,7 +60,7 @@ func describe(cfg *config.Config) (node, error) {
 	if cfg.L2 != nil && len(cfg.L2.Interfaces) > 0 {
 		n.l2Interfaces = cfg.L2.Interfaces
 	}
-	v4, v6, err := addressesOf(n.interfaces[0])
+	v4, v6, err := h.addresses(n.interfaces[0])
 	if err != nil {
 		return node{}, err
 	}
@@ -57,13 +74,18 @@ func describe(cfg *config.Config) (node, error) {
 		n.routerID = n.address4
 	}
 	if cfg.BGP != nil && !n.routerID.IsValid() {
-		return node{}, fmt.Errorf("interface %s has no IPv4 address to use as BGP identifier; set node.router_id", n.interfaces[0])
+		return node{}, fmt.Errorf("interface %s has no IPv4 address to use as BGP identifier; set node.router_id",
+			n.interfaces[0])
 	}
 	return n, nil
 }
 
-// defaultInterface returns the interface of the default route, IPv4 first.
-func defaultInterface() (string, error) {
+// thisHost is the host of this process, in its network namespace.
+type thisHost struct{}
+
+func (thisHost) name() (string, error) { return os.Hostname() }
+
+func (thisHost) defaultInterface() (string, error) {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Dst: nil}, netlink.RT_FILTER_DST)
 		if err != nil {
@@ -82,15 +104,14 @@ func defaultInterface() (string, error) {
 	return "", errors.New("there is no default route")
 }
 
-// addressesOf returns the first global address of each family that an interface has; zero where it has none.
-func addressesOf(name string) (v4, v6 netip.Addr, err error) {
-	link, err := netlink.LinkByName(name)
+func (thisHost) addresses(iface string) (v4, v6 netip.Addr, err error) {
+	link, err := netlink.LinkByName(iface)
 	if err != nil {
-		return v4, v6, fmt.Errorf("interface %s: %w", name, err)
+		return v4, v6, fmt.Errorf("interface %s: %w", iface, err)
 	}
 	addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
-		return v4, v6, fmt.Errorf("list the addresses of %s: %w", name, err)
+		return v4, v6, fmt.Errorf("list the addresses of %s: %w", iface, err)
 	}
 	for _, a := range addrs {
 		ip, ok := netip.AddrFromSlice(a.IP)

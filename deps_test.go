@@ -1,4 +1,4 @@
-package cli
+package main
 
 import (
 	"encoding/json"
@@ -12,8 +12,8 @@ import (
 
 const module = "github.com/steelyard-lb/steelyard/"
 
-// TestImports holds the direction of the arrows: lb knows nobody, the parts know lb and never each other, and each
-// outside library has one owner.
+// TestImports checks the direction of the imports: lb imports no other package, the components import lb and not each
+// other, and each outside library is imported by its owners only.
 func TestImports(t *testing.T) {
 	imports := listImports(t)
 	for pkg, deps := range imports {
@@ -32,33 +32,39 @@ func TestImports(t *testing.T) {
 
 // mayImport lists the packages of this module that a package may import; one not listed may import lb only.
 var mayImport = map[string][]string{
-	"":             {"lb/cli"},
-	"lb":           {},
-	"config":       {"lb"},
-	"lb/file":      {"lb", "config"},
-	"announce/bgp": {"lb", "announce"},
-	"announce/l2":  {"lb", "announce"},
-	"systemd":      {},
-	"e2e/lab":      {},
+	"":                   {"lb/agent", "lb/cli", "lb/demo"},
+	"lb":                 {},
+	"config":             {"lb"},
+	"lb/file":            {"lb", "config"},
+	"lb/agent/preflight": {"config", "lb/file"},
+	"lb/cli":             {"lb", "lb/admin", "lb/agent/preflight", "config", "systemd"},
+	"lb/demo":            {"lb", "e2e/lab"},
+	"announce/bgp":       {"lb", "announce"},
+	"announce/l2":        {"lb", "announce"},
+	"systemd":            {},
+	"e2e/lab":            {},
 }
+
+// mayImportAll are the packages that connect the others, and the end-to-end tests.
+var mayImportAll = []string{"lb/agent", "e2e", "e2e/lab/labtest"}
 
 // owners lists who may import an outside library, by prefix.
 var owners = map[string][]string{
 	"github.com/cilium/ebpf":         {"datapath"},
-	"github.com/osrg/gobgp":          {"announce/bgp", "lb/cli/demo"},
+	"github.com/osrg/gobgp":          {"announce/bgp", "lb/demo"},
 	"github.com/mdlayher/":           {"announce/l2"},
 	"github.com/BurntSushi/toml":     {"config"},
 	"github.com/urfave/cli":          {"lb/cli"},
-	"github.com/vishvananda/netlink": {"datapath", "announce/l2", "announce/bgp", "e2e/lab", "lb/cli"},
+	"github.com/vishvananda/netlink": {"datapath", "announce/l2", "announce/bgp", "e2e/lab", "lb/agent", "lb/demo"},
 	"github.com/miekg/dns":           {"healthd"},
 	"google.golang.org/grpc":         {"healthd"},
 	"github.com/coreos/go-systemd":   {"systemd"},
-	"k8s.io/":                        {"lb/kube", "lb/cli"},
+	"k8s.io/":                        {"lb/kube", "lb/agent"},
 }
 
 func forbidden(pkg, dep string) string {
 	if own, ok := strings.CutPrefix(dep, module); ok {
-		if strings.HasPrefix(pkg, "lb/cli") || strings.HasPrefix(pkg, "e2e") && pkg != "e2e/lab" || strings.HasSuffix(own, "test") {
+		if slices.Contains(mayImportAll, pkg) || strings.HasSuffix(own, "test") {
 			return ""
 		}
 		allowed, ok := mayImport[pkg]
@@ -68,14 +74,15 @@ func forbidden(pkg, dep string) string {
 		if strings.HasPrefix(own, pkg+"/") || slices.Contains(allowed, own) {
 			return ""
 		}
-		return "parts know lb and never each other"
+		return "components import lb and not each other"
 	}
 	if pkg == "lb" && strings.Contains(strings.Split(dep, "/")[0], ".") {
-		return "lb is rules and vocabulary: standard library only"
+		return "lb imports the standard library only"
 	}
 	for prefix, who := range owners {
-		if strings.HasPrefix(dep, prefix) && !slices.ContainsFunc(who, func(w string) bool { return pkg == w || strings.HasPrefix(pkg, w+"/") }) {
-			return "it belongs to " + strings.Join(who, ", ")
+		owns := func(w string) bool { return pkg == w || strings.HasPrefix(pkg, w+"/") }
+		if strings.HasPrefix(dep, prefix) && !slices.ContainsFunc(who, owns) {
+			return "only these import it: " + strings.Join(who, ", ")
 		}
 	}
 	return ""
@@ -91,12 +98,36 @@ func TestMainLinksNoTestPrograms(t *testing.T) {
 	}
 	deps := strings.Fields(string(out))
 	if !slices.Contains(deps, module+"e2e/lab") {
-		t.Fatalf("%s does not link e2e/lab: the rule tests nothing", main)
+		t.Fatalf("%s does not link e2e/lab", main)
 	}
 	for _, dep := range deps {
 		switch strings.TrimPrefix(dep, module) {
 		case "e2e", "e2e/lab/peers", "e2e/lab/kube", "e2e/lab/labtest":
 			t.Errorf("%s links %s: only tests need it", main, dep)
+		}
+	}
+}
+
+// TestClientLinksNoDatapath checks that the client commands need none of the libraries of the agent, also not through
+// another package: they load fast, and run where neither BPF nor a cluster is.
+func TestClientLinksNoDatapath(t *testing.T) {
+	for _, pkg := range []string{"lb/cli", "lb/admin", "config"} {
+		out, err := exec.Command("go", "list", "-deps", module+pkg).Output()
+		if err != nil {
+			t.Fatalf("go list: %v", err)
+		}
+		deps := strings.Fields(string(out))
+		if !slices.Contains(deps, module+"lb") {
+			t.Errorf("go list -deps %s does not list lb: the test sees nothing", pkg)
+		}
+		for _, dep := range deps {
+			for _, library := range []string{
+				"github.com/cilium/ebpf", "github.com/osrg/gobgp", "github.com/vishvananda/netlink", "k8s.io/client-go",
+			} {
+				if dep == library || strings.HasPrefix(dep, library+"/") {
+					t.Errorf("%s depends on %s", pkg, dep)
+				}
+			}
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
@@ -114,4 +115,16 @@ func (s *show) lastWords() {
 			s.note("%s", p.Log.FailureTail(15))
 		}
 	}
+}
+
+// readingTime is the Pace of Main.
+const readingTime = 1500 * time.Millisecond
+
+// Main is "steelyard demo": the demo with this binary, on a terminal with time to read.
+func Main(ctx context.Context, out io.Writer) error {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this binary: %w", err)
+	}
+	return Run(ctx, out, self, Options{Pace: readingTime})
 }

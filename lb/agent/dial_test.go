@@ -1,4 +1,4 @@
-package cli
+package agent
 
 import (
 	"context"
@@ -8,22 +8,22 @@ import (
 	"time"
 )
 
-func TestPatientDial(t *testing.T) {
+func TestRetryingDial(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	at := l.Addr().String()
 	l.Close()
-	dial := patientDial(slog.New(slog.DiscardHandler))
+	dial := retryingDial(slog.New(slog.DiscardHandler))
 
-	ctx, cancel := context.WithTimeout(t.Context(), dialAgain/2)
+	ctx, cancel := context.WithTimeout(t.Context(), dialInterval/2)
 	defer cancel()
 	if conn, err := dial(ctx, "tcp", at); err == nil {
 		conn.Close()
 		t.Error("connected to nobody")
 	}
-	time.AfterFunc(dialAgain/2, func() {
+	time.AfterFunc(dialInterval/2, func() {
 		if l, err = net.Listen("tcp", at); err == nil {
 			t.Cleanup(func() { l.Close() })
 		}
@@ -34,7 +34,7 @@ func TestPatientDial(t *testing.T) {
 		t.Fatal(err)
 	}
 	conn.Close()
-	if took := time.Since(start); took < dialAgain/2 || took > 3*dialAgain {
+	if took := time.Since(start); took < dialInterval/2 || took > 3*dialInterval {
 		t.Errorf("connected after %s", took)
 	}
 }

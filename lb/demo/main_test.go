@@ -14,8 +14,9 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/agent"
 	"github.com/steelyard-lb/steelyard/lb/cli"
-	"github.com/steelyard-lb/steelyard/lb/cli/demo"
+	"github.com/steelyard-lb/steelyard/lb/demo"
 )
 
 // TestMain makes the test program all that the demo starts: with arguments of the command line it is steelyard, and
@@ -30,7 +31,8 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 	case len(os.Args) > 1 && (os.Args[1] == "run" || os.Args[1] == "demo-router"):
-		os.Exit(cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr))
+		programs := cli.Programs{Run: agent.Main, DemoRouter: demo.Router}
+		os.Exit(cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr, programs))
 	default:
 		os.Exit(m.Run())
 	}

@@ -1,0 +1,175 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/datapath"
+	"github.com/steelyard-lb/steelyard/healthd"
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/agent/preflight"
+	"github.com/steelyard-lb/steelyard/lb/file"
+	"github.com/steelyard-lb/steelyard/lb/kube"
+	"github.com/steelyard-lb/steelyard/systemd"
+)
+
+// Options are the inputs of an agent.
+type Options struct {
+	ConfigFile string         // read by New when Config is nil, and by each reload
+	Config     *config.Config // nil: read ConfigFile
+	Version    string         // reported by the API
+	Log        *slog.Logger   // required
+	Level      *slog.LevelVar // the level of Log, set by each reload; nil: the level stays
+	PinPath    string         // directory of the pinned BPF objects; "": datapath.DefaultPinPath
+	StateDir   string         // state that outlives the agent, not a reboot; "": datapath.DefaultStateDir
+}
+
+// complete fills in the defaults, and reads the configuration when there is none. A configuration that this version does
+// not implement is refused in both cases.
+func (o Options) complete() (Options, error) {
+	o.PinPath = cmp.Or(o.PinPath, datapath.DefaultPinPath)
+	o.StateDir = cmp.Or(o.StateDir, datapath.DefaultStateDir)
+	if o.Level == nil {
+		o.Level = new(slog.LevelVar)
+	}
+	if o.Config != nil {
+		return o, preflight.Supported(o.Config)
+	}
+	var err error
+	o.Config, err = preflight.Load(o.ConfigFile)
+	return o, err
+}
+
+// Agent is the daemon with all of its parts, created by New.
+type Agent struct {
+	log      *slog.Logger
+	engine   *lb.Engine
+	datapath *datapath.Datapath
+	reloader *reloader
+	sources  []task // run until the routes are to be withdrawn
+	tasks    []task // run until the routes are withdrawn
+}
+
+// task is a component that runs as long as the agent does.
+type task struct {
+	name string
+	run  func(context.Context) error
+}
+
+// Times of the engine: how long the first announcement waits for the first result of every check, the delay between
+// retries, and how long the end of the agent waits for the withdrawal of the routes.
+const (
+	settleTimeout   = 10 * time.Second
+	retryDelay      = 500 * time.Millisecond
+	withdrawTimeout = 5 * time.Second
+)
+
+// New creates an agent. It loads and attaches the kernel programs, which continue with the state of an earlier run, and
+// starts nothing else.
+func New(o Options) (_ *Agent, err error) {
+	if o, err = o.complete(); err != nil {
+		return nil, err
+	}
+	for _, w := range o.Config.Warnings {
+		o.Log.Warn("configuration warning", "reason", w)
+	}
+	facts, err := describe(o.Config, thisHost{})
+	if err != nil {
+		return nil, err
+	}
+	services := file.New()
+	if err := services.Use(o.Config); err != nil {
+		return nil, err
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
+	announcers, err := newAnnouncers(o.Config, facts, registry, o.Log)
+	if err != nil {
+		return nil, err
+	}
+	a := &Agent{log: o.Log, tasks: announcers.tasks}
+	a.reloader = newReloader(o, services, newReadiness(systemd.New(o.Log)))
+	dpOptions, err := datapathOptions(o, facts)
+	if err != nil {
+		return nil, err
+	}
+	if a.datapath, err = datapath.Open(dpOptions); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			a.close()
+		}
+	}()
+	registry.MustRegister(a.datapath)
+	if err := a.connect(o, facts, services, announcers, registry); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// connect creates the engine, and what reads from it: the drain store, the cluster and the admin API.
+func (a *Agent) connect(
+	o Options, facts node, services *file.Source, announcers announcers, registry *prometheus.Registry,
+) error {
+	relay := new(healthRelay)
+	prober := healthd.New(healthd.Options{
+		Report: relay.report, Way: checkPath(a.datapath), Log: component(o.Log, "health"), Registerer: registry,
+	})
+	calls := admin.NewCallMetrics()
+	sources := []string{file.Name}
+	if o.Config.Kubernetes != nil {
+		sources = append(sources, kube.Name)
+	}
+	var err error
+	a.engine, err = lb.NewEngine(lb.EngineOptions{
+		Datapath: a.datapath, Announcer: announcers.all, Prober: prober, Sources: sources,
+		Settle: settleTimeout, Retry: retryDelay, Withdraw: withdrawTimeout,
+		Log: component(o.Log, "engine"), Observe: calls.Observe,
+	})
+	if err != nil {
+		return err
+	}
+	relay.deliverTo(a.engine.Health)
+	registry.MustRegister(calls, admin.NewStateMetrics(a.engine.Status))
+	a.sources = append(a.sources, sourceTask("services of the file", services, a.engine))
+	drains, err := openDrainStore(o.StateDir, a.engine)
+	if err != nil {
+		return err
+	}
+	if o.Config.Kubernetes != nil {
+		c, err := newCluster(o, facts, a.engine, a.datapath.SetTunnelSources)
+		if err != nil {
+			return err
+		}
+		a.sources = append(a.sources, c.source)
+		a.tasks = append(a.tasks, c.tasks...)
+	}
+	info := describer{node: facts.name, version: o.Version, started: time.Now(), reloader: a.reloader, datapath: a.datapath}
+	api := admin.New(admin.Options{
+		Socket: o.Config.Admin.Socket, Listen: o.Config.Admin.Listen,
+		Status: a.engine.Status, Peers: announcers.peers, Flows: a.datapath.Flows, Explain: a.datapath.Explain,
+		Drain: drains.set, Info: info.info,
+		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}),
+		Log:     component(o.Log, "admin"),
+	})
+	a.tasks = append(a.tasks,
+		task{"datapath", a.datapath.Run}, task{"health checks", prober.Run}, task{"admin API", api.Run})
+	return nil
+}
+
+func sourceTask(name string, s lb.Source, sink lb.Sink) task {
+	return task{name, func(ctx context.Context) error { return s.Run(ctx, sink) }}
+}
+
+func component(log *slog.Logger, name string) *slog.Logger { return log.With("component", name) }

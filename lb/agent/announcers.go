@@ -1,0 +1,70 @@
+package agent
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/steelyard-lb/steelyard/announce"
+	"github.com/steelyard-lb/steelyard/announce/bgp"
+	"github.com/steelyard-lb/steelyard/announce/l2"
+	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// announcers are the configured announcers.
+type announcers struct {
+	all   lb.Announcer
+	peers func() []lb.PeerStatus // BGP neighbours
+	tasks []task
+}
+
+func newAnnouncers(
+	cfg *config.Config, facts node, registry *prometheus.Registry, log *slog.Logger,
+) (announcers, error) {
+	byKind := map[lb.AnnouncerKind]lb.Announcer{}
+	out := announcers{peers: func() []lb.PeerStatus { return nil }}
+	if cfg.BGP != nil {
+		speaker, err := bgp.New(bgpOptions(cfg.BGP, facts, component(log, "bgp")))
+		if err != nil {
+			return announcers{}, fmt.Errorf("bgp: %w", err)
+		}
+		registry.MustRegister(speaker)
+		byKind[lb.AnnounceBGP], out.peers = speaker, speaker.Peers
+		out.tasks = append(out.tasks, task{"bgp", speaker.Run})
+	}
+	if cfg.L2 != nil {
+		responder, err := l2.New(l2.Options{Interfaces: facts.l2Interfaces, Log: component(log, "l2")})
+		if err != nil {
+			return announcers{}, fmt.Errorf("l2: %w", err)
+		}
+		registry.MustRegister(responder)
+		byKind[lb.AnnounceL2] = responder
+		out.tasks = append(out.tasks, task{"l2", responder.Run})
+	}
+	out.all = announce.NewMux(byKind)
+	return out, nil
+}
+
+func bgpOptions(c *config.BGP, facts node, log *slog.Logger) bgp.Options {
+	o := bgp.Options{
+		ASN: c.ASN, RouterID: facts.routerID, ListenPort: c.ListenPort, LocalPref: c.LocalPref,
+		AggregateV4: c.AggregateV4, AggregateV6: c.AggregateV6, Weighted: c.Weighted,
+		NextHopV4: facts.address4, NextHopV6: facts.address6, Log: log,
+	}
+	for _, x := range c.Communities {
+		if standard, ok := x.Standard(); ok {
+			o.Communities = append(o.Communities, standard)
+		} else if large, ok := x.Large(); ok {
+			o.LargeCommunities = append(o.LargeCommunities, large)
+		}
+	}
+	for _, p := range c.Peers {
+		o.Peers = append(o.Peers, bgp.Peer{
+			Address: p.Address, ASN: p.ASN, Port: p.Port, Password: p.Password.Reveal(), HoldTime: p.HoldTime,
+			Multihop: p.Multihop, TTLSecurity: p.TTLSecurity, Source: p.Source, GracefulRestart: p.GracefulRestart,
+		})
+	}
+	return o
+}

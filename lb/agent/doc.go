@@ -1,0 +1,17 @@
+// Package agent is the daemon: it creates the datapath, the announcers, the health checks, the sources and the admin API
+// from one configuration, connects them through the engine (package lb), and runs them. It is the only package that
+// imports all of them; they do not import each other.
+//
+// New creates everything in this order, so that each constructor gets complete arguments:
+//
+//	node facts ─► announcers ─► datapath ─► prober ─► engine ─► drain store ─► cluster ─► admin API
+//
+// One cycle is left: the engine needs the prober, and the prober needs a receiver for its health reports. A healthRelay
+// is created before both.
+//
+// Run ends in this order: the engine withdraws the routes and waits for the confirmation, then everything else stops,
+// among it the BGP sessions over which the withdrawals were sent. The programs stay in the kernel and go on forwarding.
+//
+// Reloads (SIGHUP, POST /v1/reload) replace services, pools, checks and the log level. A configuration that preflight
+// refuses changes nothing.
+package agent

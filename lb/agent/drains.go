@@ -1,0 +1,85 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/google/renameio/v2"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// drainStore keeps the drains of an operator. They outlive the agent, but not a reboot: a node that boots serves.
+type drainStore struct {
+	path   string
+	engine drainer
+
+	mu      sync.Mutex // guards current
+	current lb.Drains
+}
+
+// drainer is the part of lb.Engine that a drainStore needs.
+type drainer interface {
+	Status(context.Context) (lb.Status, error)
+	Drain(lb.Drains)
+}
+
+// openDrainStore reads the drains from a directory, which need not exist, and gives them to the engine.
+func openDrainStore(dir string, e drainer) (*drainStore, error) {
+	d := &drainStore{path: filepath.Join(dir, "drained.json"), engine: e}
+	text, err := os.ReadFile(d.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return d, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &d.current)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the drains from %s: %w", d.path, err)
+	}
+	e.Drain(d.current)
+	return d, nil
+}
+
+// set drains or undrains a service, or with "" the node, and returns all drains. A service that does not exist can only
+// be undrained.
+func (d *drainStore) set(ctx context.Context, service string, on bool) (lb.Drains, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if service != "" && on {
+		st, err := d.engine.Status(ctx)
+		if err != nil {
+			return d.current, err
+		}
+		if !slices.ContainsFunc(st.Services, func(s lb.ServiceStatus) bool { return s.Service == service }) {
+			return d.current, fmt.Errorf("there is no service %q; see \"steelyard services\"", service)
+		}
+	}
+	next := d.current.With(service, on)
+	if err := d.write(next); err != nil {
+		return d.current, fmt.Errorf("write the drains: %w", err)
+	}
+	d.current = next
+	d.engine.Drain(next)
+	return next, nil
+}
+
+// write replaces the file atomically: an agent that is killed meanwhile leaves a file that the next one can read.
+func (d *drainStore) write(drains lb.Drains) error {
+	text, err := json.Marshal(drains)
+	if err != nil {
+		return err
+	}
+	dir := filepath.Dir(d.path)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	return renameio.WriteFile(d.path, text, 0o644, renameio.WithTempDir(dir))
+}

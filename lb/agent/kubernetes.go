@@ -1,0 +1,150 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/healthd"
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/kube"
+)
+
+// defaultLeaseNamespace has the Lease of the leader election when POD_NAMESPACE is not set.
+const defaultLeaseNamespace = "kube-system"
+
+// leaseTimeout bounds a request about the Lease. The last of them delays the end of the agent.
+const leaseTimeout = 2 * time.Second
+
+// cluster is the source that is a Kubernetes cluster, with its own health checks and the allocation of addresses.
+type cluster struct {
+	source task
+	tasks  []task
+}
+
+func newCluster(
+	o Options, facts node, engine *lb.Engine, setTunnelSources func([]netip.Addr) error,
+) (cluster, error) {
+	k := o.Config.Kubernetes
+	log := component(o.Log, "kubernetes")
+	client, err := newClient(k.Kubeconfig, o.Version, 0, retryingDial(log))
+	if err != nil {
+		return cluster{}, fmt.Errorf("kubernetes: %w", err)
+	}
+	lease, err := newClient(k.Kubeconfig, o.Version, leaseTimeout, nil)
+	if err != nil {
+		return cluster{}, fmt.Errorf("kubernetes: %w", err)
+	}
+	pools, err := poolsOf(o.Config)
+	if err != nil {
+		return cluster{}, err
+	}
+	klog.SetSlogLogger(log)
+
+	var c cluster
+	options := kubeOptions(o.Config, facts)
+	options.Client, options.Peers, options.Pools, options.Log = client, setTunnelSources, pools, log
+	// A prober apart from that of the backends: other names, and the cluster source is the receiver.
+	relay := new(healthRelay)
+	prober := healthd.New(healthd.Options{Report: relay.report, Log: component(o.Log, "health")})
+	options.Prober = prober
+	if k.Proxy != config.ProxyKubeProxy {
+		alive := func() bool { _, err := behind(engine); return err == nil }
+		ports := healthd.NewNodePorts(alive, component(o.Log, "health"))
+		options.NodePorts = ports
+		c.tasks = append(c.tasks, task{"health check node ports", ports.Run})
+	}
+	source, err := kube.New(options)
+	if err != nil {
+		return cluster{}, fmt.Errorf("kubernetes: %w", err)
+	}
+	relay.deliverTo(source.Health)
+	c.source = sourceTask("kubernetes", source, engine)
+	if k.Proxy == config.ProxyReplace {
+		health := &healthd.ProxyHealth{
+			Behind:   func() (time.Time, error) { return behind(engine) },
+			Eligible: source.Eligible, Log: component(o.Log, "health"),
+		}
+		c.tasks = append(c.tasks, task{"health of the service proxy", health.Run})
+	}
+	c.tasks = append(c.tasks, task{"node health checks", prober.Run})
+	if k.Allocate && len(pools) > 0 {
+		allocator := kube.NewAllocator(kube.AllocatorOptions{
+			Client: client, Lease: lease, Node: facts.name,
+			Namespace: cmp.Or(os.Getenv("POD_NAMESPACE"), defaultLeaseNamespace),
+			Class:     k.LoadBalancerClass, Pools: pools, Log: log,
+		})
+		c.tasks = append(c.tasks, task{"addresses", allocator.Run})
+	}
+	return c, nil
+}
+
+// kubeOptions returns the options of the source that follow from the configuration and the node alone.
+func kubeOptions(cfg *config.Config, facts node) kube.Options {
+	k, p := cfg.Kubernetes, cfg.Probe
+	return kube.Options{
+		Node: facts.name, Class: k.LoadBalancerClass, Address: facts.address(),
+		Probe:   lb.CheckSpec{Interval: p.Interval, Timeout: p.Timeout, Rise: p.Rise, Fall: p.Fall},
+		Forward: k.Forward, ProxyHealthz: p.ProxyHealthz,
+		NotReady:      slices.Contains(k.ExcludeNodes, config.NodeNotReady),
+		Unschedulable: slices.Contains(k.ExcludeNodes, config.NodeUnschedulable),
+		IsProxy:       k.Proxy == config.ProxyReplace,
+	}
+}
+
+// newClient returns a client of the API server. kubeconfig "": that of the pod. timeout bounds each request, 0: no
+// bound. dial nil: the default.
+func newClient(
+	kubeconfig, version string, timeout time.Duration,
+	dial func(ctx context.Context, network, address string) (net.Conn, error),
+) (kubernetes.Interface, error) {
+	var c *rest.Config
+	var err error
+	if kubeconfig != "" {
+		c, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
+	} else {
+		c, err = rest.InClusterConfig()
+	}
+	if err != nil {
+		return nil, err
+	}
+	c.Timeout, c.Dial = timeout, dial
+	c.UserAgent = "steelyard/" + version
+	c.ContentType = "application/vnd.kubernetes.protobuf"
+	c.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	return kubernetes.NewForConfig(c)
+}
+
+func poolsOf(cfg *config.Config) (pools []kube.Pool, err error) {
+	for _, p := range cfg.Pools {
+		k := kube.Pool{
+			Pool: lb.Pool{
+				Name: p.Name, AutoAssign: p.AutoAssign, Priority: p.Priority, AvoidBuggy: p.AvoidBuggyIPs,
+				Announce: p.Announce,
+			},
+			Namespaces: p.Namespaces,
+		}
+		for _, r := range p.Ranges {
+			k.Ranges = append(k.Ranges, lb.AddrRange{From: r.From, To: r.To})
+		}
+		if p.ServiceSelector != "" {
+			if k.Selector, err = labels.Parse(p.ServiceSelector); err != nil {
+				return nil, fmt.Errorf("pool %q: service_selector: %w", p.Name, err)
+			}
+		}
+		pools = append(pools, k)
+	}
+	return pools, nil
+}

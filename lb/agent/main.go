@@ -1,0 +1,44 @@
+package agent
+
+import (
+	"context"
+	"io"
+	"log/slog"
+
+	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/datapath"
+	"github.com/steelyard-lb/steelyard/lb/agent/preflight"
+)
+
+// Main is "steelyard run": the agent with this configuration file until ctx ends, with its log on w.
+func Main(ctx context.Context, configFile, version string, w io.Writer) error {
+	cfg, err := preflight.Load(configFile)
+	if err != nil {
+		return err
+	}
+	level := new(slog.LevelVar)
+	a, err := New(Options{
+		ConfigFile: configFile, Config: cfg, Version: version, Log: newLogger(w, cfg.Log, level), Level: level,
+	})
+	if err != nil {
+		return err
+	}
+	return a.Run(ctx)
+}
+
+// newLogger returns a logger in the configured format; its level is that of level, which becomes the configured one.
+func newLogger(w io.Writer, c config.Log, level *slog.LevelVar) *slog.Logger {
+	level.Set(c.Level)
+	o := &slog.HandlerOptions{Level: level}
+	if c.Format == "json" {
+		return slog.New(slog.NewJSONHandler(w, o))
+	}
+	return slog.New(slog.NewTextHandler(w, o))
+}
+
+// Cleanup is "steelyard cleanup": it removes programs, links, maps, filters and sysctl changes. It refuses while an
+// agent runs.
+func Cleanup(w io.Writer) error {
+	log := slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	return datapath.Cleanup(datapath.DefaultPinPath, datapath.DefaultStateDir, log)
+}

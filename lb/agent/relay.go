@@ -1,0 +1,35 @@
+package agent
+
+import (
+	"sync"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// healthRelay passes health reports from a prober to a receiver that is created after it. Reports made before deliverTo
+// are kept, in order. The zero value is ready.
+type healthRelay struct {
+	mu   sync.Mutex // guards all below; held while a report is delivered, which keeps the order
+	to   func(lb.Health)
+	kept []lb.Health
+}
+
+func (r *healthRelay) report(h lb.Health) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.to == nil {
+		r.kept = append(r.kept, h)
+		return
+	}
+	r.to(h)
+}
+
+// deliverTo sets the receiver, and delivers what was kept. to must not block and must not call the relay.
+func (r *healthRelay) deliverTo(to func(lb.Health)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, h := range r.kept {
+		to(h)
+	}
+	r.to, r.kept = to, nil
+}

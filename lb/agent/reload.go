@@ -1,0 +1,133 @@
+package agent
+
+import (
+	"log/slog"
+	"reflect"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb/agent/preflight"
+	"github.com/steelyard-lb/steelyard/lb/file"
+	"github.com/steelyard-lb/steelyard/systemd"
+)
+
+// reloader reads the configuration file again. Its reload may be called from any goroutine.
+type reloader struct {
+	file      string
+	version   string
+	running   *config.Config // as it was at the start; the sections that needRestart names stay in force
+	services  *file.Source
+	level     *slog.LevelVar
+	log       *slog.Logger
+	readiness *readiness
+	state     atomic.Pointer[loadState]
+}
+
+// loadState is the result of the last load of the configuration.
+type loadState struct {
+	at       time.Time // when the configuration in force was loaded
+	refused  string    // why a later one was refused; "": none was
+	warnings []string
+}
+
+func newReloader(o Options, services *file.Source, r *readiness) *reloader {
+	l := &reloader{
+		file: o.ConfigFile, version: o.Version, running: o.Config, services: services,
+		level: o.Level, log: o.Log, readiness: r,
+	}
+	l.state.Store(&loadState{at: time.Now(), warnings: o.Config.Warnings})
+	return l
+}
+
+// reload reads the configuration file again and applies it. A configuration that is not valid or not supported changes
+// nothing; the error names everything that is wrong with it.
+func (l *reloader) reload() (err error) {
+	l.readiness.reloading(func() { err = l.apply() })
+	return err
+}
+
+func (l *reloader) apply() error {
+	cfg, err := preflight.Load(l.file)
+	if err == nil {
+		err = l.services.Use(cfg)
+	}
+	if err != nil {
+		next := *l.state.Load()
+		next.refused = err.Error()
+		l.state.Store(&next)
+		l.log.Error("configuration refused; the running one stays in force", "config", l.file, "err", err)
+		return err
+	}
+	l.level.Set(cfg.Log.Level)
+	for _, section := range needRestart(l.running, cfg) {
+		l.log.Warn("changed section takes effect at the next start", "section", section)
+	}
+	l.state.Store(&loadState{at: time.Now(), warnings: cfg.Warnings})
+	l.log.Info("configuration reloaded", "config", l.file, "services", len(cfg.Services))
+	return nil
+}
+
+// needRestart returns the sections that differ and are read at the start only.
+func needRestart(running, next *config.Config) []string {
+	var changed []string
+	for _, s := range []struct {
+		name string
+		a, b any
+	}{
+		{"node", running.Node, next.Node},
+		{"datapath", running.Datapath, next.Datapath},
+		{"bgp", running.BGP, next.BGP},
+		{"l2", running.L2, next.L2},
+		{"admin", running.Admin, next.Admin},
+		{"kubernetes", running.Kubernetes, next.Kubernetes},
+		{"probe", running.Probe, next.Probe},
+		{"pool, for Services of the cluster", clusterPools(running), clusterPools(next)},
+	} {
+		if !reflect.DeepEqual(s.a, s.b) {
+			changed = append(changed, s.name)
+		}
+	}
+	return changed
+}
+
+// clusterPools returns the pools that the Kubernetes source has read.
+func clusterPools(c *config.Config) []config.Pool {
+	if c.Kubernetes == nil {
+		return nil
+	}
+	return c.Pools
+}
+
+// readiness tells systemd when the agent is ready and when it reloads. A reload that ends before the start is complete
+// must not send READY=1, which ends the start. It runs one reload at a time.
+type readiness struct {
+	notifier *systemd.Notifier
+
+	mu    sync.Mutex // guards ready; held during a reload
+	ready bool
+}
+
+func newReadiness(n *systemd.Notifier) *readiness { return &readiness{notifier: n} }
+
+// set reports that the start is complete.
+func (r *readiness) set() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ready = true
+	r.notifier.Ready()
+}
+
+// reloading calls reload between RELOADING=1 and READY=1, also when it refuses the configuration.
+func (r *readiness) reloading(reload func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.ready {
+		reload()
+		return
+	}
+	r.notifier.Reloading()
+	reload()
+	r.notifier.Ready()
+}

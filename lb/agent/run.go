@@ -1,0 +1,93 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// withdrawGrace is how long the sessions over which the routes were withdrawn stay up: routers need a moment to act on
+// the withdrawal, and the exit of the agent means to a caller that no more packets arrive.
+const withdrawGrace = 500 * time.Millisecond
+
+// Run runs the agent until ctx ends or a task fails. Then the engine withdraws the routes, and every task stops. Run
+// closes the datapath; the kernel goes on forwarding. An agent runs once.
+func (a *Agent) Run(ctx context.Context) error {
+	defer a.close()
+	rest, stopRest := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopRest()
+	g, rest := errgroup.WithContext(rest)
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	context.AfterFunc(rest, stop)
+	start := func(ctx context.Context, tasks []task) {
+		for _, t := range tasks {
+			g.Go(func() error {
+				if err := t.run(ctx); err != nil {
+					return fmt.Errorf("%s: %w", t.name, err)
+				}
+				return nil
+			})
+		}
+	}
+	start(rest, a.tasks)
+	start(ctx, a.sources)
+	systemd := a.reloader.readiness.notifier
+	g.Go(func() error { return systemd.Run(rest, a.alive) })
+	g.Go(func() error { a.reloadOnSignal(ctx); return nil })
+	g.Go(func() error { a.reportReady(ctx); return nil })
+
+	a.log.Info("agent started", "version", a.reloader.version, "config", a.reloader.file,
+		"services", len(a.reloader.running.Services))
+	err := a.engine.Run(ctx)
+	systemd.Stopping()
+	if err == nil {
+		time.Sleep(withdrawGrace)
+	}
+	stopRest()
+	err = errors.Join(err, g.Wait())
+	a.log.Info("agent stopped", "err", err)
+	return err
+}
+
+// alive returns an error when the engine does not answer.
+func (a *Agent) alive() error {
+	_, err := behind(a.engine)
+	return err
+}
+
+// reportReady tells systemd once that every part of the configuration was applied or tried.
+func (a *Agent) reportReady(ctx context.Context) {
+	if settled(ctx, a.engine) {
+		a.reloader.readiness.set()
+		a.log.Info("agent ready")
+	}
+}
+
+// reloadOnSignal reads the configuration again at each SIGHUP. reload logs the result.
+func (a *Agent) reloadOnSignal(ctx context.Context) {
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-hup:
+			a.reloader.reload()
+		}
+	}
+}
+
+// close releases the descriptors of the datapath. The kernel goes on forwarding.
+func (a *Agent) close() {
+	if err := a.datapath.Close(); err != nil {
+		a.log.Warn("datapath not closed", "err", err)
+	}
+}

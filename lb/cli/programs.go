@@ -1,0 +1,39 @@
+package cli
+
+import (
+	"fmt"
+
+	ucli "github.com/urfave/cli/v2"
+
+	"github.com/steelyard-lb/steelyard/systemd"
+)
+
+func (e *env) run(c *ucli.Context) error {
+	return e.programs.Run(c.Context, c.String("config"), version, e.err)
+}
+
+func (e *env) demo(c *ucli.Context) error { return e.programs.Demo(c.Context, e.out) }
+
+func (e *env) demoRouter(c *ucli.Context) error { return e.programs.DemoRouter(c.Context, e.err) }
+
+func (e *env) cleanup(*ucli.Context) error {
+	if err := e.programs.Cleanup(e.err); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(e.out, "nothing of Steelyard is left in the kernel")
+	return err
+}
+
+func (e *env) install(*ucli.Context) error { return systemd.Install(e.out, "/") }
+
+func (e *env) uninstall(*ucli.Context) error { return systemd.Uninstall(e.out, "/") }
+
+func (e *env) manifest(c *ucli.Context) error {
+	_, err := fmt.Fprint(e.out, systemd.Manifest(c.String("image")))
+	return err
+}
+
+func (e *env) version(*ucli.Context) error {
+	_, err := fmt.Fprintln(e.out, version)
+	return err
+}
