@@ -38,11 +38,14 @@ var mayImport = map[string][]string{
 	"lb/file":            {"lb", "config"},
 	"lb/agent/preflight": {"config", "lb/file"},
 	"lb/cli":             {"lb", "lb/admin", "lb/agent/preflight", "config", "systemd"},
-	"lb/demo":            {"lb", "e2e/lab"},
+	"lb/demo":            {"lb", "e2e/lab", "e2e/lab/traffic"},
 	"announce/bgp":       {"lb", "announce"},
 	"announce/l2":        {"lb", "announce"},
 	"systemd":            {},
 	"e2e/lab":            {},
+	"e2e/lab/traffic":    {"e2e/lab"},
+	"e2e/lab/peers":      {"e2e/lab"},
+	"e2e/lab/kube":       {"e2e/lab"},
 }
 
 // mayImportAll are the packages that connect the others, and the end-to-end tests.

@@ -30,6 +30,8 @@ func TestUnitLeavesEnoughCapabilities(t *testing.T) {
 			agent := labtest.Agent(t, s.Balancers[0].Host, confined, config)
 			s.waitRoutes(t, 30*time.Second, s.Balancers[0])
 			s.checkAnswered(t, 100)
+			checkReload(t, agent, config)
+			s.checkAnswered(t, 100)
 			agent.Kill()
 			if err := agent.Start(); err != nil {
 				t.Fatal(err)
@@ -45,6 +47,23 @@ func TestUnitLeavesEnoughCapabilities(t *testing.T) {
 				t.Errorf("%v\n%s", err, out)
 			}
 		})
+	}
+}
+
+// checkReload runs the unit's ExecReload: it succeeds with a valid file, and fails with a wrong one, which changes nothing.
+func checkReload(t *testing.T, agent *lab.Agent, config lab.AgentConfig) {
+	if out, err := agent.CLI(t.Context(), "reload"); err != nil {
+		t.Errorf("reload of a valid file: %v\n%s", err, out)
+	}
+	if err := agent.Configure(config.TOML() + "\n[nonsense]\n"); err != nil {
+		t.Fatal(err)
+	}
+	out, err := agent.CLI(t.Context(), "reload")
+	if err == nil || !strings.Contains(out+err.Error(), "nonsense: no such section") {
+		t.Errorf("reload of a wrong file: %v\n%s", err, out)
+	}
+	if err := agent.Configure(config.TOML()); err != nil {
+		t.Fatal(err)
 	}
 }
 

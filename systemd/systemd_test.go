@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -220,6 +221,26 @@ func need(t *testing.T, program, pkg string) string {
 	}
 	t.Skipf("SKIPPED: %s is missing (apt-get install %s)", program, pkg)
 	return ""
+}
+
+// The unit needs no program but ours: a minimal system has no procps. A filtered system call must not kill the agent, and
+// a reload must fail when the file is refused, which a signal cannot report.
+func TestUnitLines(t *testing.T) {
+	lines := strings.Split(string(unit), "\n")
+	for _, want := range []string{
+		"ExecStart=/usr/local/bin/steelyard run", "ExecReload=/usr/local/bin/steelyard reload",
+		"SystemCallErrorNumber=EPERM", "Type=notify",
+	} {
+		if !slices.Contains(lines, want) {
+			t.Errorf("the unit has no line %q", want)
+		}
+	}
+	for _, line := range lines {
+		key, command, _ := strings.Cut(line, "=")
+		if strings.HasPrefix(key, "Exec") && !strings.HasPrefix(command, "/"+binaryPath+" ") {
+			t.Errorf("%s runs another program than ours", line)
+		}
+	}
 }
 
 func TestUnitIsValid(t *testing.T) {

@@ -49,6 +49,14 @@ type Interface struct {
 	Err  string `json:"reason,omitempty"`
 }
 
+// Reloaded is the configuration in force after a reload: the answer of /v1/reload.
+type Reloaded struct {
+	Config      string    `json:"config"`
+	Loaded      time.Time `json:"loaded"`
+	Warnings    []string  `json:"warnings,omitempty"`
+	NeedRestart []string  `json:"need_restart,omitempty"` // changed sections that the agent reads at its start only
+}
+
 // Options are the inputs of a Server. All are required.
 type Options struct {
 	Socket string // path of the unix socket
@@ -60,6 +68,8 @@ type Options struct {
 	Explain func(lb.Question) (lb.Explanation, error)
 	// Drain drains or undrains a service, "" the node. It returns all drains.
 	Drain func(ctx context.Context, service string, on bool) (lb.Drains, error)
+	// Reload reads the configuration file again. Its error has one line for each reason why the file was refused.
+	Reload func() (Reloaded, error)
 	// Info returns the fields that do not follow from Status and Peers.
 	Info    func() Info
 	Metrics http.Handler
@@ -140,6 +150,7 @@ func (s *Server) Handler(writable bool) http.Handler {
 	if writable {
 		mux.HandleFunc("POST /v1/drain", s.drain(true))
 		mux.HandleFunc("POST /v1/undrain", s.drain(false))
+		mux.HandleFunc("POST /v1/reload", s.reload)
 	}
 	mux.HandleFunc("GET /v1/status", s.answer(func(st lb.Status) any { return s.info(st) }))
 	mux.HandleFunc("GET /v1/services", s.answer(func(st lb.Status) any { return st.Services }))
@@ -287,4 +298,14 @@ func (s *Server) drain(on bool) http.HandlerFunc {
 		}
 		write(w, http.StatusOK, now)
 	}
+}
+
+// reload answers 422 when the configuration is refused: the request is valid, the file is not.
+func (s *Server) reload(w http.ResponseWriter, _ *http.Request) {
+	now, err := s.o.Reload()
+	if err != nil {
+		refuse(w, http.StatusUnprocessableEntity, err)
+		return
+	}
+	write(w, http.StatusOK, now)
 }

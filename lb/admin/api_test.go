@@ -102,13 +102,13 @@ func TestOnlyGET(t *testing.T) {
 	}
 }
 
-// What changes something is only for who may use the socket.
+// Requests that change something are served on the socket only.
 func TestDrain(t *testing.T) {
 	for _, tt := range []struct {
-		whole bool
-		path  string
-		code  int
-		want  string
+		writable bool
+		path     string
+		code     int
+		want     string
 	}{
 		{true, "/v1/drain?service=web", 200, `{"node":false,"services":["web"]}`},
 		{true, "/v1/drain?node=true", 200, `{"node":true,"services":null}`},
@@ -120,10 +120,45 @@ func TestDrain(t *testing.T) {
 		{false, "/v1/drain?service=web", 404, "404pagenotfound"},
 	} {
 		w := httptest.NewRecorder()
-		New(options(t)).Handler(tt.whole).ServeHTTP(w, httptest.NewRequest("POST", tt.path, nil))
+		New(options(t)).Handler(tt.writable).ServeHTTP(w, httptest.NewRequest("POST", tt.path, nil))
 		if got := strings.Join(strings.Fields(w.Body.String()), ""); w.Code != tt.code || got != tt.want {
-			t.Errorf("POST %s, whole %t: %d %s; want %d %s", tt.path, tt.whole, w.Code, got, tt.code, tt.want)
+			t.Errorf("POST %s, writable %t: %d %s; want %d %s", tt.path, tt.writable, w.Code, got, tt.code, tt.want)
 		}
+	}
+}
+
+func TestReload(t *testing.T) {
+	now := Reloaded{
+		Config: "/etc/x.toml", Loaded: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+		Warnings: []string{"w"}, NeedRestart: []string{"bgp"},
+	}
+	for _, tt := range []struct {
+		name     string
+		writable bool
+		method   string
+		err      error
+		code     int
+		want     string
+		calls    int
+	}{
+		{
+			"in force", true, "POST", nil, 200,
+			`{"config":"/etc/x.toml","loaded":"2026-01-02T03:04:05Z","warnings":["w"],"need_restart":["bgp"]}`, 1,
+		},
+		{"refused", true, "POST", errors.New("a:1: x\na:2: y"), 422, `{"error":"a:1:x\na:2:y"}`, 1},
+		{"read-only listener", false, "POST", nil, 404, "404pagenotfound", 0},
+		{"GET", true, "GET", nil, 405, "MethodNotAllowed", 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			o, calls := options(t), 0
+			o.Reload = func() (Reloaded, error) { calls++; return now, tt.err }
+			w := httptest.NewRecorder()
+			New(o).Handler(tt.writable).ServeHTTP(w, httptest.NewRequest(tt.method, "/v1/reload", nil))
+			got := strings.NewReplacer(" ", "", "\n", "").Replace(w.Body.String())
+			if w.Code != tt.code || got != tt.want || calls != tt.calls {
+				t.Errorf("%d %s, %d calls; want %d %s, %d", w.Code, got, calls, tt.code, tt.want, tt.calls)
+			}
+		})
 	}
 }
 

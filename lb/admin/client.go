@@ -27,7 +27,18 @@ func NewClient(socket string) *Client {
 	return c
 }
 
-// Get decodes the answer to a GET of path into v. Its error says what to do when no agent runs.
+// RefusedError is an answer that is not 200.
+type RefusedError struct {
+	Code    int    // of HTTP
+	Path    string // of the request
+	Problem string // from the agent, one line for each reason
+}
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("the agent answers %d %s to %s: %s", e.Code, http.StatusText(e.Code), e.Path, e.Problem)
+}
+
+// Get decodes the answer to a GET of path into v. Its error is a RefusedError, or says what to do when no agent runs.
 func (c *Client) Get(ctx context.Context, path string, v any) error {
 	return c.do(ctx, http.MethodGet, path, v)
 }
@@ -55,7 +66,7 @@ func (c *Client) do(ctx context.Context, method, path string, v any) error {
 	if resp.StatusCode != http.StatusOK {
 		var e struct{ Error string }
 		json.NewDecoder(resp.Body).Decode(&e)
-		return fmt.Errorf("the agent answers %s to %s: %s", resp.Status, path, e.Error)
+		return &RefusedError{resp.StatusCode, path, e.Error}
 	}
 	if err := json.NewDecoder(resp.Body).Decode(v); err != nil {
 		return fmt.Errorf("read the answer to %s: %w", path, err)

@@ -159,7 +159,7 @@ func (a *Agent) connect(
 	api := admin.New(admin.Options{
 		Socket: o.Config.Admin.Socket, Listen: o.Config.Admin.Listen,
 		Status: a.engine.Status, Peers: announcers.peers, Flows: a.datapath.Flows, Explain: a.datapath.Explain,
-		Drain: drains.set, Info: info.info,
+		Drain: drains.set, Reload: a.reloader.reload, Info: info.info,
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}),
 		Log:     component(o.Log, "admin"),
 	})

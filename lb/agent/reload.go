@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/agent/preflight"
 	"github.com/steelyard-lb/steelyard/lb/file"
 	"github.com/steelyard-lb/steelyard/systemd"
@@ -43,12 +44,12 @@ func newReloader(o Options, services *file.Source, r *readiness) *reloader {
 
 // reload reads the configuration file again and applies it. A configuration that is not valid or not supported changes
 // nothing; the error names everything that is wrong with it.
-func (l *reloader) reload() (err error) {
-	l.readiness.reloading(func() { err = l.apply() })
-	return err
+func (l *reloader) reload() (done admin.Reloaded, err error) {
+	l.readiness.reloading(func() { done, err = l.apply() })
+	return done, err
 }
 
-func (l *reloader) apply() error {
+func (l *reloader) apply() (admin.Reloaded, error) {
 	cfg, err := preflight.Load(l.file)
 	if err == nil {
 		err = l.services.Use(cfg)
@@ -58,15 +59,17 @@ func (l *reloader) apply() error {
 		next.refused = err.Error()
 		l.state.Store(&next)
 		l.log.Error("configuration refused; the running one stays in force", "config", l.file, "err", err)
-		return err
+		return admin.Reloaded{}, err
 	}
 	l.level.Set(cfg.Log.Level)
-	for _, section := range needRestart(l.running, cfg) {
+	changed := needRestart(l.running, cfg)
+	for _, section := range changed {
 		l.log.Warn("changed section takes effect at the next start", "section", section)
 	}
-	l.state.Store(&loadState{at: time.Now(), warnings: cfg.Warnings})
+	next := &loadState{at: time.Now(), warnings: cfg.Warnings}
+	l.state.Store(next)
 	l.log.Info("configuration reloaded", "config", l.file, "services", len(cfg.Services))
-	return nil
+	return admin.Reloaded{Config: l.file, Loaded: next.at, Warnings: cfg.Warnings, NeedRestart: changed}, nil
 }
 
 // needRestart returns the sections that differ and are read at the start only.

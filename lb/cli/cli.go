@@ -87,6 +87,7 @@ func commands(e *env) []*ucli.Command {
 	return []*ucli.Command{
 		{Name: "run", Usage: "run the agent; SIGTERM withdraws then exits, SIGHUP reloads", Flags: with(configFlag()), Action: e.run},
 		{Name: "check", Usage: "validate a configuration and report every error", Flags: with(configFlag()), Action: e.check},
+		{Name: "reload", Usage: "make the running agent read its configuration again", Flags: with(socketFlag()), Action: e.reload},
 		{Name: "demo", Usage: "show a whole network on this machine, in namespaces; needs root", Action: e.demo},
 		e.status(),
 		e.list("services", "frontends and whether they are announced", "/v1/services", servicesTable),

@@ -78,6 +78,8 @@ func TestExitCodes(t *testing.T) {
 		{"check, good", []string{"check", "-c", file}, 0, "ok: " + file + ": 1 service, 0 pools, 1 BGP peer\n", ""},
 		{"check, bad", []string{"check", "-c", bad}, 1, "", `prots (service "web"): no such key; did you mean ports?`},
 		{"check, no file", []string{"check", "-c", "/nowhere.toml"}, 1, "", "/nowhere.toml: cannot be read: no such file or directory"},
+		{"reload, no agent", []string{"reload", "--socket", "/nowhere.sock"}, 1, "", "no agent listens on /nowhere.sock"},
+		{"reload, argument", []string{"reload", "x"}, 2, "", "reload takes 0 arguments, got 1"},
 		{"manifest", []string{"manifest", "--image", "x:1"}, 0, "image: x:1\n", ""},
 		{"status, no agent", []string{"status", "--socket", "/nowhere.sock"}, 1, "", "no agent listens on /nowhere.sock"},
 		{"status, bad format", []string{"status", "-o", "xml"}, 2, "", "-o xml: unknown format; allowed: table, json"},
@@ -127,6 +129,40 @@ func TestPrograms(t *testing.T) {
 		if code != tt.code || out != tt.out || errOut != tt.err {
 			t.Errorf("%s: code %d, stdout %q, stderr %q; want %+v", tt.args, code, out, errOut, tt)
 		}
+	}
+}
+
+// reload succeeds only when the file is in force, and prints every error when it is refused.
+func TestReload(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		now      admin.Reloaded
+		refused  error
+		code     int
+		out, err string
+	}{
+		{"in force", admin.Reloaded{Config: "/etc/x.toml"}, nil, 0, "reloaded: /etc/x.toml\n", ""},
+		{
+			"warnings", admin.Reloaded{Config: "/etc/x.toml", Warnings: []string{"w"}, NeedRestart: []string{"bgp"}}, nil,
+			0, "reloaded: /etc/x.toml\n",
+			"warning: w\nwarning: [bgp] has changed; the change takes effect at the next start\n",
+		},
+		{
+			"refused", admin.Reloaded{}, errors.New("x.toml:1: first\nx.toml:2: second"), 1, "",
+			"x.toml:1: first\nx.toml:2: second\nrefused; the running configuration stays in force\n",
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			socket := serveReload(t, lb.Status{}, func() (admin.Reloaded, error) { return tt.now, tt.refused })
+			code, out, errOut := steelyard(t, "reload", "--socket", socket)
+			if code != tt.code || out != tt.out || errOut != tt.err {
+				t.Errorf("code %d, stdout %q, stderr %q; want %+v", code, out, errOut, tt)
+			}
+			t.Setenv("STEELYARD_SOCKET", socket)
+			if code, out, _ := steelyard(t, "reload"); code != tt.code || out != tt.out {
+				t.Errorf("with STEELYARD_SOCKET: code %d, stdout %q", code, out)
+			}
+		})
 	}
 }
 
@@ -235,9 +271,14 @@ func TestReady(t *testing.T) {
 
 // serve runs an API that answers with st, and returns its socket.
 func serve(t *testing.T, st lb.Status) string {
+	return serveReload(t, st, func() (admin.Reloaded, error) { return admin.Reloaded{}, nil })
+}
+
+// serveReload is serve with a function for /v1/reload.
+func serveReload(t *testing.T, st lb.Status, reload func() (admin.Reloaded, error)) string {
 	socket := filepath.Join(t.TempDir(), "s")
 	s := admin.New(admin.Options{
-		Socket: socket,
+		Socket: socket, Reload: reload,
 		Status: func(context.Context) (lb.Status, error) { return st, nil },
 		Peers: func() []lb.PeerStatus {
 			return []lb.PeerStatus{{Peer: addr("192.0.2.1"), ASN: 64500, State: "active", LastError: "connection refused"}}
