@@ -1,9 +1,9 @@
-// Package systemd is what the program has to do with systemd: telling it how the agent is (sd_notify and the watchdog),
-// and installing the unit. It knows nothing of the rest; outside of systemd everything here is a no-op.
+// Package systemd has the interfaces to systemd: the notifications of the agent (sd_notify and the watchdog), and the
+// installation of the unit. It imports no other package of the module. Without systemd it does nothing.
 //
-// The unit is made to lose no connection: what it runs leaves its programs in the kernel when it ends, so a restart, also
-// one that the watchdog forces, costs nothing that routers holding the routes would notice (BGP graceful restart). For
-// the same reason /run/steelyard stays, and Install and Uninstall touch neither the configuration nor the kernel.
+// The unit loses no connection: the programs stay in the kernel when the agent ends, so a restart, also one by the
+// watchdog, is not visible to routers that keep the routes (BGP graceful restart). For the same reason /run/steelyard
+// stays, and Install and Uninstall change neither the configuration nor the kernel.
 //
-// That each capability in the unit is needed, and that they suffice, is tried in e2e/unit_test.go.
+// e2e/unit_test.go checks that the capabilities of the unit are needed and sufficient.
 package systemd

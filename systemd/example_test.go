@@ -10,7 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/systemd"
 )
 
-// The example is valid as it is installed, and with everything in it switched on.
+// The example is valid as installed, and with every line uncommented.
 func TestExampleIsValid(t *testing.T) {
 	text, err := os.ReadFile("steelyard.toml")
 	if err != nil {
@@ -22,16 +22,16 @@ func TestExampleIsValid(t *testing.T) {
 	on := regexp.MustCompile(`(?m)^# (\[|\w+ *=)`).ReplaceAll(text, []byte("$1"))
 	c, err := config.Parse("steelyard.toml", on)
 	if err != nil {
-		t.Fatalf("switched on: %v\n%s", err, on)
+		t.Fatalf("uncommented: %v\n%s", err, on)
 	}
 	if c.BGP == nil || len(c.BGP.Peers) != 1 || len(c.Services) != 1 || len(c.Services[0].Backends) != 2 {
-		t.Errorf("switched on, there is not one peer and one service of two backends in:\n%s", on)
+		t.Errorf("uncommented: want one peer and one service of two backends in:\n%s", on)
 	}
 }
 
 var toml = regexp.MustCompile(`(?s)steelyard.toml: \|\n(.*?)\n---`)
 
-// So is the configuration of the DaemonSet.
+// The configuration of the DaemonSet is valid, also with every line uncommented.
 func TestManifestConfigurationIsValid(t *testing.T) {
 	text := toml.FindStringSubmatch(systemd.Manifest("steelyard:test"))
 	if text == nil {

@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+
+	"github.com/google/renameio/v2"
 )
 
 //go:embed steelyard.service
@@ -17,16 +19,16 @@ var unit []byte
 //go:embed steelyard.toml
 var example []byte
 
-// Where things go, below the root given to Install.
+// Paths of the installed files, below the root given to Install.
 const (
 	binaryPath = "usr/local/bin/steelyard"
 	unitPath   = "etc/systemd/system/steelyard.service"
 	configPath = "etc/steelyard/steelyard.toml"
 )
 
-// Install copies the running binary, the unit and, where there is no configuration, an example below root, and tells
-// systemd when root is "/" and systemd runs the machine. It may be repeated, which is how to upgrade. It starts nothing and
-// enables nothing, for the example does nothing yet, and says on w what it did and what comes next.
+// Install copies the running binary, the unit and, when there is no configuration, an example below root. It reloads
+// systemd when root is "/" and systemd runs the system. Install again to upgrade. It starts and enables nothing, since the
+// example configures nothing. It reports each file and the next step on w.
 func Install(w io.Writer, root string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -60,18 +62,18 @@ func Install(w io.Writer, root string) error {
 			next = fmt.Sprintf("edit %s, then %s", path, next)
 		}
 	}
-	if err := tell(root, "daemon-reload"); err != nil {
+	if err := systemctl(root, "daemon-reload"); err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(w, "Next: %s\n", next)
 	return err
 }
 
-// Uninstall stops the service and removes what Install wrote, but for the configuration. What the kernel forwards goes
-// on until "steelyard cleanup". What is not there is no error.
+// Uninstall stops the service and removes the files of Install except the configuration. The kernel goes on forwarding
+// until "steelyard cleanup". A file that does not exist is no error.
 func Uninstall(w io.Writer, root string) error {
 	if _, err := os.Lstat(filepath.Join(root, unitPath)); err == nil {
-		if err := tell(root, "disable", "--now", "steelyard.service"); err != nil {
+		if err := systemctl(root, "disable", "--now", "steelyard.service"); err != nil {
 			return err
 		}
 	}
@@ -85,33 +87,21 @@ func Uninstall(w io.Writer, root string) error {
 			fmt.Fprintf(w, "removed   %s\n", path)
 		}
 	}
-	return tell(root, "daemon-reload")
+	return systemctl(root, "daemon-reload")
 }
 
-// replace writes a file at once, so that neither a program that runs from it nor a reader ever sees half of it. The mode
-// holds whatever the umask is: a unit that systemd's tools cannot read is of no use.
+// replace writes a file atomically: a program that runs from it, or a reader, never sees a part of it. The mode does not
+// depend on the umask, since systemd's tools must be able to read the unit.
 func replace(path string, text []byte, mode os.FileMode) error {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(dir, ".steelyard-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
+	return renameio.WriteFile(path, text, mode, renameio.WithTempDir(dir), renameio.WithStaticPermissions(mode))
 }
 
-// tell runs systemctl when root is the machine itself and systemd runs it (sd_booted(3)).
-func tell(root string, args ...string) error {
+// systemctl runs systemctl when root is the root of this system and systemd runs it (sd_booted(3)).
+func systemctl(root string, args ...string) error {
 	if fi, err := os.Lstat("/run/systemd/system"); filepath.Clean(root) != "/" || err != nil || !fi.IsDir() {
 		return nil
 	}

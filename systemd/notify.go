@@ -11,18 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Notifier tells systemd about the agent (sd_notify(3)). Without NOTIFY_SOCKET it does nothing. What cannot be sent is
-// logged and forgotten, for the agent serves without being watched too. Its methods may be called from any goroutine.
+// Notifier sends notifications to systemd (sd_notify(3)). Without NOTIFY_SOCKET it does nothing. A notification that
+// cannot be sent is logged and dropped; the agent works without it. The methods may be called from any goroutine.
 type Notifier struct{ log *slog.Logger }
 
 // New returns a Notifier.
 func New(log *slog.Logger) *Notifier { return &Notifier{log} }
 
-// Ready says that the agent does what its configuration asks for.
+// Ready reports that the configuration is in force.
 func (n *Notifier) Ready() { n.send(daemon.SdNotifyReady) }
 
-// Reloading says that a new configuration is being read; Ready must follow, also when it was refused. The time is for
-// units of Type=notify-reload, which ask for it.
+// Reloading reports that a reload has begun. Ready must follow, also when the configuration is refused. Units of
+// Type=notify-reload need the time.
 func (n *Notifier) Reloading() {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
@@ -31,15 +31,15 @@ func (n *Notifier) Reloading() {
 	n.send(fmt.Sprintf("%s\nMONOTONIC_USEC=%d", daemon.SdNotifyReloading, now.Nano()/1000))
 }
 
-// Status says in one line how the agent is; systemctl status shows it.
+// Status sets the status line that "systemctl status" shows.
 func (n *Notifier) Status(text string) { n.send("STATUS=" + strings.ReplaceAll(text, "\n", " ")) }
 
-// Stopping says that the agent is about to end.
+// Stopping reports that the agent is about to end.
 func (n *Notifier) Stopping() { n.send(daemon.SdNotifyStopping) }
 
-// Run feeds the watchdog (WATCHDOG_USEC), twice in its interval, while alive returns nil, until ctx ends; alive must return
-// within that half. An agent that is not alive is left to systemd, which kills it and starts another: the kernel forwards
-// meanwhile. Without a watchdog it waits for ctx. Run fails when systemd's interval cannot be read.
+// Run notifies the watchdog (WATCHDOG_USEC) twice per interval while alive returns nil, until ctx ends. alive must return
+// within half of the interval. When it returns errors, systemd kills and restarts the agent; the kernel forwards
+// meanwhile. Without a watchdog Run waits for ctx. It fails when the interval is not valid.
 func (n *Notifier) Run(ctx context.Context, alive func() error) error {
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
@@ -53,7 +53,7 @@ func (n *Notifier) Run(ctx context.Context, alive func() error) error {
 	defer tick.Stop()
 	for {
 		if err := alive(); err != nil {
-			n.log.Error("watchdog not fed", "err", err)
+			n.log.Error("watchdog not notified", "err", err)
 		} else {
 			n.send(daemon.SdNotifyWatchdog)
 		}

@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// manager is systemd's end of the notification socket.
+// manager returns the receiving end of the notification socket.
 func manager(t *testing.T) *net.UnixConn {
 	path := filepath.Join(t.TempDir(), "notify")
 	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
@@ -31,7 +31,7 @@ func manager(t *testing.T) *net.UnixConn {
 	return c
 }
 
-// read returns what systemd is told next, or the error.
+// read returns the next notification, or the error.
 func read(t *testing.T, c *net.UnixConn, within time.Duration) string {
 	t.Helper()
 	if err := c.SetReadDeadline(time.Now().Add(within)); err != nil {
@@ -59,7 +59,7 @@ func TestNotify(t *testing.T) {
 	} {
 		tt.say()
 		if got := read(t, c, time.Second); !regexp.MustCompile("^" + tt.want + "$").MatchString(got) {
-			t.Errorf("systemd was told %q; want %q", got, tt.want)
+			t.Errorf("systemd received %q; want %q", got, tt.want)
 		}
 	}
 }
@@ -72,13 +72,13 @@ func TestWithoutSystemdNothingHappens(t *testing.T) {
 	n.Ready()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := n.Run(ctx, func() error { t.Error("asked whether it is alive"); return nil }); err != nil || log.Len() > 0 {
+	if err := n.Run(ctx, func() error { t.Error("alive was called"); return nil }); err != nil || log.Len() > 0 {
 		t.Errorf("error %v, log %q; want none", err, &log)
 	}
 }
 
 func TestUnreachableSystemdIsLogged(t *testing.T) {
-	t.Setenv("NOTIFY_SOCKET", filepath.Join(t.TempDir(), "nobody"))
+	t.Setenv("NOTIFY_SOCKET", filepath.Join(t.TempDir(), "no-socket"))
 	var log bytes.Buffer
 	New(slog.New(slog.NewTextHandler(&log, nil))).Ready()
 	if want := `msg="systemd not notified"`; !strings.Contains(log.String(), want) {
@@ -94,7 +94,7 @@ func TestWrongWatchdogIntervalIsAnError(t *testing.T) {
 	}
 }
 
-func TestWatchdogIsFedWhileAlive(t *testing.T) {
+func TestWatchdogIsNotifiedWhileAlive(t *testing.T) {
 	c := manager(t)
 	t.Setenv("WATCHDOG_USEC", "200000")
 	var dead atomic.Bool
@@ -113,15 +113,15 @@ func TestWatchdogIsFedWhileAlive(t *testing.T) {
 	start := time.Now()
 	for range 3 {
 		if got := read(t, c, time.Second); got != "WATCHDOG=1" {
-			t.Fatalf("systemd was told %q; want WATCHDOG=1", got)
+			t.Fatalf("systemd received %q; want WATCHDOG=1", got)
 		}
 		<-asked
 	}
 	if took := time.Since(start); took < 150*time.Millisecond {
-		t.Errorf("fed three times in %s; want twice in 200 ms", took)
+		t.Errorf("notified three times in %s; want twice in 200 ms", took)
 	}
 	dead.Store(true)
-	<-asked // one that was asked before may still be on its way
+	<-asked // a notification from before may still be in the socket
 	<-asked
 	for range 10 {
 		if read(t, c, time.Millisecond) != "WATCHDOG=1" {
@@ -131,7 +131,7 @@ func TestWatchdogIsFedWhileAlive(t *testing.T) {
 	<-asked
 	<-asked
 	if got := read(t, c, time.Millisecond); !strings.Contains(got, "timeout") {
-		t.Errorf("a stuck agent told systemd %q", got)
+		t.Errorf("a stuck agent notified systemd: %q", got)
 	}
 	cancel()
 	if err := <-done; err != nil {
@@ -245,7 +245,7 @@ func TestUnitLines(t *testing.T) {
 
 func TestUnitIsValid(t *testing.T) {
 	analyze := need(t, "systemd-analyze", "systemd")
-	// The unit is judged as installed, with a program where it says that there is one.
+	// The paths of the unit are those of an installed system; verify wants the program to exist.
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "steelyard")
 	if err := os.WriteFile(bin, []byte("#!/bin/sh\n"), 0o755); err != nil {
