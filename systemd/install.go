@@ -91,13 +91,21 @@ func Uninstall(w io.Writer, root string) error {
 }
 
 // replace writes a file atomically: a program that runs from it, or a reader, never sees a part of it. The mode does not
-// depend on the umask, since systemd's tools must be able to read the unit.
+// depend on the umask or on an older file, since systemd's tools must be able to read the unit.
 func replace(path string, text []byte, mode os.FileMode) error {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	return renameio.WriteFile(path, text, mode, renameio.WithTempDir(dir), renameio.WithStaticPermissions(mode))
+	f, err := renameio.NewPendingFile(path, renameio.WithTempDir(dir), renameio.WithStaticPermissions(mode))
+	if err != nil {
+		return err
+	}
+	defer f.Cleanup()
+	if _, err := f.Write(text); err != nil {
+		return err
+	}
+	return f.CloseAtomicallyReplace()
 }
 
 // systemctl runs systemctl when root is the root of this system and systemd runs it (sd_booted(3)).

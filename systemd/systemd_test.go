@@ -162,7 +162,13 @@ func TestInstall(t *testing.T) {
 	if err := os.WriteFile(config, []byte("mine"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.Chmod(filepath.Join(root, unitPath), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	install("Next: systemctl restart steelyard")
+	if fi, err := os.Stat(filepath.Join(root, unitPath)); err != nil || fi.Mode().Perm() != 0o644 {
+		t.Errorf("the unit after an upgrade: %v, %v; want mode 644", fi, err)
+	}
 
 	for range 2 { // the second finds nothing
 		if err := Uninstall(new(bytes.Buffer), root); err != nil {
