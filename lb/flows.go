@@ -1,42 +1,44 @@
 package lb
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 )
 
-// FlowStatus is one flow that the kernel knows. Flows of services whose servers answer clients themselves are known only after
-// they have gone on, and by a sample of their packets.
+// FlowStatus is one flow of the kernel's flow table. A flow with direct return (dsr, tunnel) is recorded only from a
+// sample of its packets after the first, so it appears late and Idle is approximate.
 type FlowStatus struct {
-	Service  string         `json:"service,omitempty"` // "": gone
+	Service  string         `json:"service,omitempty"` // "": the service was deleted
 	Client   netip.AddrPort `json:"client"`
 	Address  netip.Addr     `json:"address"`
 	Port     uint16         `json:"port"`
 	Protocol Protocol       `json:"protocol"`
 	Backend  netip.AddrPort `json:"backend,omitzero"`
-	Source   netip.AddrPort `json:"source,omitzero"` // of ours, by nat: whom the backend sees
+	Source   netip.AddrPort `json:"source,omitzero"` // with nat: the address and port of the balancer that the backend sees
 	Forward  Method         `json:"forward"`
 	State    FlowState      `json:"state"`
 	Idle     float64        `json:"idle_seconds"` // since its last packet
 }
 
-// FlowState is where in its life a flow is.
+// FlowState is the state of a flow.
 type FlowState string
 
 // The states of a flow.
 const (
-	FlowHalfOpen    FlowState = "half-open" // the client has not proved that it is there
+	FlowHalfOpen    FlowState = "half-open" // the client has not completed the handshake
 	FlowEstablished FlowState = "established"
-	FlowClosing     FlowState = "closing" // one side has said that it is done
-	FlowClosed      FlowState = "closed"  // both have
+	FlowClosing     FlowState = "closing" // one side has closed
+	FlowClosed      FlowState = "closed"  // both sides have closed
 )
 
 // FlowStates are all of them.
 var FlowStates = []FlowState{FlowHalfOpen, FlowEstablished, FlowClosing, FlowClosed}
 
-// FlowFilter says which flows are wanted; what is zero is not looked at.
+// FlowFilter selects flows. A zero field selects all.
 type FlowFilter struct {
 	Service string
 	Client  netip.Prefix
@@ -44,11 +46,11 @@ type FlowFilter struct {
 	Address netip.Addr
 	Port    uint16
 	State   FlowState
-	// Limit is how many flows are returned at most; 0: all.
+	// Limit is the maximum number of flows to return; 0: no limit.
 	Limit int
 }
 
-// Match reports whether f is wanted.
+// Match reports whether w selects f.
 func (w FlowFilter) Match(f FlowStatus) bool {
 	return (w.Service == "" || w.Service == f.Service) &&
 		(!w.Client.IsValid() || w.Client.Contains(f.Client.Addr())) &&
@@ -58,7 +60,7 @@ func (w FlowFilter) Match(f FlowStatus) bool {
 		(w.State == "" || w.State == f.State)
 }
 
-// Set sets one field by its name in text, as a query of the API and a flag of the command line have it.
+// Set sets the field called name from text. API query parameters and command line flags have these names.
 func (w *FlowFilter) Set(name, value string) (err error) {
 	switch name {
 	case "service":
@@ -70,15 +72,13 @@ func (w *FlowFilter) Set(name, value string) (err error) {
 	case "address":
 		w.Address, err = netip.ParseAddr(value)
 	case "port":
-		_, err = fmt.Sscan(value, &w.Port)
+		w.Port, err = parsePort(value)
 	case "state":
 		if w.State = FlowState(value); !slices.Contains(FlowStates, w.State) {
 			err = fmt.Errorf("allowed: %s", Words(FlowStates))
 		}
 	case "limit":
-		if _, err = fmt.Sscan(value, &w.Limit); err == nil && w.Limit < 0 {
-			err = fmt.Errorf("want 0 or more")
-		}
+		w.Limit, err = parseLimit(value)
 	default:
 		return fmt.Errorf("unknown filter %q; allowed: %s", name, strings.Join(FlowFilters, ", "))
 	}
@@ -88,10 +88,28 @@ func (w *FlowFilter) Set(name, value string) (err error) {
 	return nil
 }
 
-// FlowFilters are the names that FlowFilter.Set knows.
+// FlowFilters are the names that FlowFilter.Set accepts.
 var FlowFilters = []string{"service", "client", "backend", "address", "port", "state", "limit"}
 
-// parsePrefix reads an address or a prefix.
+// parsePort parses a port: decimal digits only, 0 to 65535.
+func parsePort(s string) (uint16, error) {
+	n, err := strconv.ParseUint(s, 10, 16)
+	if err != nil {
+		return 0, errors.New("want a decimal number from 0 to 65535")
+	}
+	return uint16(n), nil
+}
+
+// parseLimit parses a limit: decimal digits only, 0 or more.
+func parseLimit(s string) (int, error) {
+	n, err := strconv.ParseUint(s, 10, 31)
+	if err != nil {
+		return 0, errors.New("want a decimal number, 0 or more")
+	}
+	return int(n), nil
+}
+
+// parsePrefix parses an address or a prefix.
 func parsePrefix(s string) (netip.Prefix, error) {
 	if a, err := netip.ParseAddr(s); err == nil {
 		return a.Prefix(a.BitLen())

@@ -74,7 +74,7 @@ func TestAPI(t *testing.T) {
 		{"/v1/peers", 200, `[{"peer":"192.0.2.1","asn":0,"state":"established","routes":0}]`},
 		{"/v1/flows?service=web&port=80", 200, `{"flows":[{"service":"web","client":"198.51.100.11:40000","address":"203.0.113.10","port":80,"protocol":"tcp","backend":"10.0.0.1:8080","forward":"nat","state":"closing","idle_seconds":1.5}],"more":true}`},
 		{"/v1/flows?who=me", 400, `{"error":"unknown filter \"who\"; allowed: service, client, backend, address, port, state, limit"}`},
-		{"/v1/flows?port=http", 400, `{"error":"port \"http\": expected integer"}`},
+		{"/v1/flows?port=http", 400, `{"error":"port \"http\": want a decimal number from 0 to 65535"}`},
 		{"/healthz", 200, `{"healthy":true,"settled":true}`},
 	} {
 		t.Run(tt.path, func(t *testing.T) {

@@ -1,0 +1,83 @@
+package lb
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+)
+
+func TestFlowFilterSet(t *testing.T) {
+	const notPort, notLimit = "want a decimal number from 0 to 65535", "want a decimal number, 0 or more"
+	for _, tt := range []struct{ name, value, want, err string }{
+		{"service", "web", "{web invalid Prefix invalid IP invalid IP 0  0}", ""},
+		{"client", "198.51.100.7", "{ 198.51.100.7/32 invalid IP invalid IP 0  0}", ""},
+		{"client", "198.51.100.7/24", "{ 198.51.100.0/24 invalid IP invalid IP 0  0}", ""},
+		{"client", "2001:db8::7", "{ 2001:db8::7/128 invalid IP invalid IP 0  0}", ""},
+		{"client", "me", "", `client "me": netip.ParsePrefix("me"): no '/'`},
+		{"backend", "10.0.0.1", "{ invalid Prefix 10.0.0.1 invalid IP 0  0}", ""},
+		{"address", "203.0.113.10", "{ invalid Prefix invalid IP 203.0.113.10 0  0}", ""},
+		{"state", "closing", "{ invalid Prefix invalid IP invalid IP 0 closing 0}", ""},
+		{"state", "open", "", `state "open": allowed: half-open, established, closing, closed`},
+		{"port", "80", "{ invalid Prefix invalid IP invalid IP 80  0}", ""},
+		{"port", "65535", "{ invalid Prefix invalid IP invalid IP 65535  0}", ""},
+		{"port", "65536", "", `port "65536": ` + notPort},
+		{"port", "0x50", "", `port "0x50": ` + notPort},
+		{"port", "80x", "", `port "80x": ` + notPort},
+		{"port", "-1", "", `port "-1": ` + notPort},
+		{"port", " 80", "", `port " 80": ` + notPort},
+		{"port", "8_0", "", `port "8_0": ` + notPort},
+		{"port", "", "", `port "": ` + notPort},
+		{"limit", "0", "{ invalid Prefix invalid IP invalid IP 0  0}", ""},
+		{"limit", "100", "{ invalid Prefix invalid IP invalid IP 0  100}", ""},
+		{"limit", "0x10", "", `limit "0x10": ` + notLimit},
+		{"limit", "10x", "", `limit "10x": ` + notLimit},
+		{"limit", "-1", "", `limit "-1": ` + notLimit},
+		{"limit", "", "", `limit "": ` + notLimit},
+		{"colour", "red", "", `unknown filter "colour"; allowed: service, client, backend, address, port, state, limit`},
+	} {
+		t.Run(tt.name+"="+tt.value, func(t *testing.T) {
+			var f FlowFilter
+			switch err := f.Set(tt.name, tt.value); {
+			case tt.err != "":
+				if err == nil || err.Error() != tt.err {
+					t.Errorf("error %v; want %s", err, tt.err)
+				}
+			case err != nil:
+				t.Error(err)
+			case fmt.Sprint(f) != tt.want:
+				t.Errorf("filter %v; want %s", f, tt.want)
+			}
+		})
+	}
+}
+
+// Each field of a filter selects by itself: a flow that differs from the filter in one field does not match.
+func TestFlowFilterMatch(t *testing.T) {
+	flow := FlowStatus{
+		Service: "web", Client: netip.MustParseAddrPort("198.51.100.7:1234"), Address: netip.MustParseAddr("203.0.113.10"),
+		Port: 80, Protocol: TCP, Backend: netip.MustParseAddrPort("10.0.0.1:8080"), State: FlowEstablished,
+	}
+	for _, tt := range []struct{ name, same, other string }{
+		{"service", "web", "mail"},
+		{"client", "198.51.100.0/24", "198.51.101.0/24"},
+		{"backend", "10.0.0.1", "10.0.0.2"},
+		{"address", "203.0.113.10", "203.0.113.11"},
+		{"port", "80", "81"},
+		{"state", "established", "closed"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			for value, want := range map[string]bool{tt.same: true, tt.other: false} {
+				var f FlowFilter
+				if err := f.Set(tt.name, value); err != nil {
+					t.Fatal(err)
+				}
+				if got := f.Match(flow); got != want {
+					t.Errorf("%s=%s matches: %t; want %t", tt.name, value, got, want)
+				}
+			}
+		})
+	}
+	if !(FlowFilter{}).Match(flow) {
+		t.Error("the zero filter does not match; want every flow")
+	}
+}
