@@ -130,9 +130,8 @@ type Service struct {
 	// Addresses are as written; empty: one is to be allocated of each family that both Pool and Backends have.
 	Addresses []netip.Addr
 	// Pool is the name of the pool that was asked for; "": Addresses were.
-	Pool string
-	// Ports has the port that checks ask first (lb.Checks takes the first).
-	Ports      []lb.Port
+	Pool       string
+	Ports      []lb.Port // in the order of the file
 	Backends   []lb.Backend
 	Algorithm  lb.Algorithm
 	Method     lb.Method

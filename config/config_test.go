@@ -120,7 +120,8 @@ func TestDesign(t *testing.T) {
 			Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Encap: lb.EncapIPIP, MinHealthy: 1,
 			Check: lb.CheckSpec{
 				Type: lb.CheckHTTP, Path: "/healthz", Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3,
-				Status: []lb.StatusRange{{From: 200, To: 399}},
+				Status:      []lb.StatusRange{{From: 200, To: 399}},
+				ServicePort: lb.Port{Port: 80, Target: 8080, Protocol: lb.TCP},
 			},
 			Announce: []lb.AnnouncerKind{lb.AnnounceBGP},
 		}},
@@ -214,7 +215,7 @@ func TestChecksAreFilled(t *testing.T) {
 	for _, c := range []struct {
 		ports, check string
 		want         lb.CheckSpec
-		first        lb.Port
+		asked        lb.Port // CheckSpec.ServicePort
 	}{
 		{`"80"`, ``, base, lb.Port{Port: 80, Target: 80, Protocol: lb.TCP}},
 		{`"53/udp", "80:8080"`, ``, base, lb.Port{Port: 80, Target: 8080, Protocol: lb.TCP}},
@@ -246,14 +247,33 @@ func TestChecksAreFilled(t *testing.T) {
 				text += "check = " + c.check + "\n"
 			}
 			s := mustParseText(t, text).Services[0]
+			c.want.ServicePort = c.asked
 			if diff := cmp.Diff(c.want, s.Check); diff != "" {
 				t.Errorf("want -, got +:\n%s", diff)
 			}
-			if s.Ports[0] != c.first {
-				t.Errorf("first port is %v, want %v", s.Ports[0], c.first)
+			var names []string
+			for _, p := range s.Ports {
+				names = append(names, p.Name())
+			}
+			if got, want := strings.Join(names, " "), portNames(c.ports); got != want {
+				t.Errorf("ports %s; want %s, the order of the file", got, want)
 			}
 		})
 	}
+}
+
+// portNames turns the items of a ports list into the names of the ports: `"53/udp", "80:8080"` into "53/udp 80/tcp".
+func portNames(list string) string {
+	names := strings.Split(strings.ReplaceAll(list, `"`, ""), ", ")
+	for i, n := range names {
+		number, protocol, udp := strings.Cut(n, "/")
+		if !udp {
+			protocol = "tcp"
+		}
+		number, _, _ = strings.Cut(number, ":")
+		names[i] = number + "/" + protocol
+	}
+	return strings.Join(names, " ")
 }
 
 func TestWarnings(t *testing.T) {

@@ -36,7 +36,8 @@
 // to send it an empty datagram would too, for most servers do not answer that; and to take all for alive unasked would
 // announce what is dead. One word decides: check = "none" is short for check = { type = "none" }.
 //
-// The first of Service.Ports is one that the check can ask, because lb.Checks asks that one.
+// A check without a port probes the first port of its service that its type can probe (lb.CheckSpec.ServicePort): the
+// first udp port for udp and dns, the first tcp port for every other type.
 //
 // dsr and tunnel deliver the packet as the client sent it, so they refuse a port mapping rather than ignore it.
 //

@@ -46,6 +46,7 @@ func (d *decoder) check(t *table, ports []lb.Port) lb.CheckSpec {
 		needType(sub, ports)
 	}
 	c.Port = integer(sub, "port", c.Port, 0, 65535)
+	c.ServicePort = portFor(c.Type, ports)
 	c.Interval, c.Timeout = sub.rhythm(c.Interval, c.Timeout)
 	c.Rise = integer(sub, "rise", c.Rise, 1, countMax)
 	c.Fall = integer(sub, "fall", c.Fall, 1, countMax)
@@ -67,6 +68,23 @@ func (d *decoder) check(t *table, ports []lb.Port) lb.CheckSpec {
 	checkKeys(sub, &c)
 	sub.done()
 	return c
+}
+
+// portFor returns the first port that a check of this type can probe; without one, the first port.
+func portFor(check lb.CheckType, ports []lb.Port) lb.Port {
+	want := lb.TCP
+	if check == lb.CheckUDP || check == lb.CheckDNS {
+		want = lb.UDP
+	}
+	for _, p := range ports {
+		if p.Protocol == want {
+			return p
+		}
+	}
+	if len(ports) == 0 { // an error of its own
+		return lb.Port{}
+	}
+	return ports[0]
 }
 
 // needType asks for a type when the default, tcp, would find every backend of the service dead.

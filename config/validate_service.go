@@ -43,7 +43,6 @@ func (d *decoder) service(t *table) {
 	}
 	s.MinHealthy = minHealthy(t, &s, f)
 	s.Check = d.check(t, s.Ports)
-	s.Ports = firstOf(s.Ports, s.Check.Type)
 
 	d.claimFrontends(vips, s.Ports)
 	familiesMeet(vips, backends, f, s.Method)
@@ -166,19 +165,6 @@ func (d *decoder) inPool(v placed[netip.Addr], named *Pool, s *Service) {
 func sameKinds(a, b []lb.AnnouncerKind) bool {
 	a, b = slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b))
 	return slices.Equal(a, b)
-}
-
-// firstOf puts a port that the check can ask first, for the checks of a service ask its first port.
-func firstOf(ports []lb.Port, check lb.CheckType) []lb.Port {
-	want := lb.TCP
-	if check == lb.CheckUDP || check == lb.CheckDNS {
-		want = lb.UDP
-	}
-	n := slices.IndexFunc(ports, func(p lb.Port) bool { return p.Protocol == want })
-	if n <= 0 {
-		return ports
-	}
-	return slices.Concat(ports[n:n+1], ports[:n], ports[n+1:])
 }
 
 // allowMeets warns of a family that nobody may connect from.

@@ -80,7 +80,7 @@ func (s *backends) use(p *lb.FrontendPlan) (ids []uint32, err error) {
 
 // anywhere returns the ids of the machines that may have any flow of p.
 func (s *backends) anywhere(p *lb.FrontendPlan) (ids []uint32, err error) {
-	if !p.AnyNode {
+	if !p.NodeForwarding.AnyNode {
 		return nil, nil
 	}
 	for _, m := range p.Nodes {

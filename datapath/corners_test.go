@@ -163,7 +163,7 @@ func TestLeastConnections(t *testing.T) {
 		w := newWorld(t, h, v6, nil)
 		w.serve(func(s *lb.Service) {
 			s.Algorithm = lb.AlgorithmLeastConnections
-			s.Backends[0].Weight = 2
+			s.Ports[0].Backends[0].Weight = 2
 		}, "b1", "b2")
 		flows := map[netip.Addr][]int{}
 		open := func(from, to int) {
@@ -215,7 +215,8 @@ func TestWeights(t *testing.T) {
 				w.reset()
 				w.serve(func(s *lb.Service) {
 					s.Algorithm, s.Method, s.Encap = a, method, lb.EncapGUE
-					s.Backends[0].Weight, s.Backends[1].Weight, s.Backends[2].Weight, s.Backends[3].Drain = 1, 3, 0, true
+					b := s.Ports[0].Backends
+					b[0].Weight, b[1].Weight, b[2].Weight, b[3].Drain = 1, 3, 0, true
 				}, "b1", "b2", "client", "router")
 				got := map[netip.Addr]int{}
 				const n = 400

@@ -12,7 +12,7 @@ import (
 func (w *world) deliver(change func(*lb.Service)) {
 	w.t.Helper()
 	w.serve(func(s *lb.Service) {
-		s.Backends[0].Local = true
+		s.Ports[0].Backends[0].Local = true
 		change(s)
 	}, "b1")
 }

@@ -38,7 +38,7 @@
 //
 // # Nodes that spread and deliver alike
 //
-// A frontend with lb.FrontendPlan.Chained has machines for backends, each of which has a datapath like this one (Kubernetes
+// A frontend with lb.FrontendPlan.NodeForwarding has machines for backends, each of which has a datapath like this one (Kubernetes
 // nodes). Whichever a packet comes to reads one slot and sends the packet, untouched, to the machine there; it looks up and
 // writes no flow (bpf/spread.h). That machine has a second frontend for the same port (lb.Frontend.Decap), with its own pods,
 // and keeps the flow. A slot remembers up to three machines that had it before; they go along in the header of the tunnel (GUE's

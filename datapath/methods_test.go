@@ -30,7 +30,7 @@ func crossed(e lb.Encap) func(*world) {
 				other = v4
 			}
 			for _, b := range []string{"b1", "b2"} {
-				s.Backends = append(s.Backends, lb.Backend{Addr: netip.MustParseAddr(other[b]), Weight: 1})
+				s.Ports[0].Backends = append(s.Ports[0].Backends, lb.Backend{Addr: netip.MustParseAddr(other[b]), Weight: 1})
 			}
 		})
 	}
@@ -216,7 +216,7 @@ func only(prefix string) func(*world) {
 }
 
 func manyPorts(w *world) {
-	w.serve(func(s *lb.Service) { s.Ports = []lb.Port{{Port: 8001, Last: 8999, Target: 9001, Protocol: lb.TCP}} }, "b1")
+	w.serve(func(s *lb.Service) { s.Ports[0].Port = lb.Port{Port: 8001, Last: 8999, Target: 9001, Protocol: lb.TCP} }, "b1")
 }
 
 func toPort(port uint16) func(*world) dptest.Packet {

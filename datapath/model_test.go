@@ -326,7 +326,7 @@ func newModel(t *testing.T, h hook, v6 bool) *model {
 	m := &model{w: w, half: map[way]*entry{}, full: map[way]*entry{}}
 	put := func(name string, port lb.Port, change func(*lb.Service), backends ...string) {
 		m.services = append(m.services, w.serve(func(s *lb.Service) {
-			s.Name, s.Ports[0] = name, port
+			s.Name, s.Ports[0].Port = name, port
 			change(s)
 		}, backends...))
 	}

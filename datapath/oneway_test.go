@@ -30,10 +30,10 @@ func (w *world) went(p dptest.Packet) netip.Addr {
 func (w *world) tunnelTo(proto lb.Protocol, dead func(netip.Addr) bool, hosts ...int) {
 	w.t.Helper()
 	s := &lb.Service{
-		Name: "web", VIPs: []netip.Addr{w.addr("vip")}, Ports: []lb.Port{{Port: 80, Target: 80, Protocol: proto}},
+		Name: "web", VIPs: []netip.Addr{w.addr("vip")}, Ports: lb.PortsOn(nil, lb.Port{Port: 80, Target: 80, Protocol: proto}),
 		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodTunnel, Encap: lb.EncapGUE, Check: lb.CheckSpec{Type: lb.CheckTCP},
 	}
-	states := map[netip.AddrPort]lb.Health{}
+	states := map[lb.CheckKey]lb.Health{}
 	for _, h := range hosts {
 		b := lb.Backend{Addr: netip.MustParseAddr(fmt.Sprintf("192.0.2.%d", h)), Weight: 1}
 		if w.v6 {
@@ -43,9 +43,10 @@ func (w *world) tunnelTo(proto lb.Protocol, dead func(netip.Addr) bool, hosts ..
 		if dead != nil && dead(b.Addr) {
 			state = lb.StateUnhealthy
 		}
-		s.Backends, states[b.ID()] = append(s.Backends, b), lb.Health{State: state}
+		s.Ports[0].Backends = append(s.Ports[0].Backends, b)
+		states[lb.CheckKey{Service: s.Name, Backend: b.ID()}] = lb.Health{State: state}
 	}
-	w.apply(lb.Delta{Put: lb.Build(s, states).Frontends})
+	w.apply(lb.Delta{Put: lb.Build(s, states, lb.Drains{}).Frontends})
 	w.end()
 }
 

@@ -199,7 +199,7 @@ func (s *services) done(p *lb.FrontendPlan) func(id uint32) bool {
 			}
 		}
 	}
-	if p.Chained {
+	if p.NodeForwarding.Enabled {
 		for _, m := range p.Nodes {
 			note([]netip.AddrPort{netip.AddrPortFrom(m.Addr, 0)})
 		}

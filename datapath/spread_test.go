@@ -22,10 +22,11 @@ func (w *world) machines(proto lb.Protocol, names ...string) {
 func (w *world) spread(proto lb.Protocol, anywhere bool, names ...string) {
 	w.t.Helper()
 	s := &lb.Service{
-		Name: "web", VIPs: []netip.Addr{w.addr("vip")}, Ports: []lb.Port{{Port: 80, Target: 80, Protocol: proto}},
-		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Spread: true, Check: lb.CheckSpec{Type: lb.CheckNone}, PerPort: [][]lb.Backend{nil},
-		Nodes: [][]lb.Node{nil}, AnyNode: anywhere, DropWhenEmpty: anywhere,
+		Name: "web", VIPs: []netip.Addr{w.addr("vip")}, Ports: lb.PortsOn(nil, lb.Port{Port: 80, Target: 80, Protocol: proto}),
+		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Check: lb.CheckSpec{Type: lb.CheckNone},
+		NodeForwarding: lb.NodeForwarding{Enabled: true, AnyNode: anywhere}, DropWhenEmpty: anywhere,
 	}
+	port := &s.Ports[0]
 	for _, name := range names {
 		name, leaving := strings.CutPrefix(name, "-")
 		b := lb.Backend{Addr: w.addr("far"), Port: 8080, Weight: 1}
@@ -35,12 +36,12 @@ func (w *world) spread(proto lb.Protocol, anywhere bool, names ...string) {
 		if b.Node = w.addr("box"); name != "box" {
 			b.Node = w.machine(name)
 		}
-		s.Nodes[0] = append(s.Nodes[0], lb.Node{Addr: b.Node, Local: b.Local})
+		port.Nodes = append(port.Nodes, lb.Node{Addr: b.Node, Local: b.Local})
 		if !leaving {
-			s.PerPort[0] = append(s.PerPort[0], b)
+			port.Backends = append(port.Backends, b)
 		}
 	}
-	w.apply(lb.Delta{Put: lb.Build(s, nil).Frontends})
+	w.apply(lb.Delta{Put: lb.Build(s, nil, lb.Drains{}).Frontends})
 }
 
 // machine is the address of a machine: one of the world's hosts, or "192.0.2.N" or "2001:db8::N" for a number.

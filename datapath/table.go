@@ -33,7 +33,7 @@ func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anywhere []uint32, de
 	for i, target := range p.Table {
 		t.slots[i].Backend = ids[target]
 	}
-	if len(t.slots) == 0 && p.Chained { // what goes on is still to find its machine
+	if len(t.slots) == 0 && p.NodeForwarding.Enabled { // what goes on is still to find its machine
 		t.slots = make([]sySlot, max(len(was.slots), 1))
 		for i := range t.slots {
 			t.slots[i].Backend = noBackend
@@ -44,9 +44,9 @@ func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anywhere []uint32, de
 	for i := range t.slots {
 		var before []uint32
 		switch {
-		case p.AnyNode && sameSize:
+		case p.NodeForwarding.AnyNode && sameSize:
 			before = append([]uint32{was.slots[i].Backend}, anywhere...)
-		case p.AnyNode:
+		case p.NodeForwarding.AnyNode:
 			before = anywhere
 		case len(was.slots) == 0:
 		case sameSize:
@@ -58,7 +58,7 @@ func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anywhere []uint32, de
 		refers = refers || slices.Contains(t.slots[i].Previous[:], anyBackend)
 	}
 	switch {
-	case !refers || !p.Chained:
+	case !refers || !p.NodeForwarding.Enabled:
 	case sameSize:
 		t.older = forget(was.older, dead)
 	default:

@@ -49,6 +49,6 @@ func describe(p *lb.FrontendPlan, id uint32) (f syFrontend, err error) {
 		spread = sySpreadSPREAD_SOURCE // all balancers then agree where a client begins
 	}
 	f = syFrontend{Id: id, Method: uint8(method), Spread: uint8(spread), First: swap(p.Port), Affinity: uint32(p.Affinity.Seconds())}
-	f.Restricted, f.Silent, f.Chained = truth(len(p.Allow) > 0), truth(p.DropWhenEmpty), truth(p.Chained)
+	f.Restricted, f.Silent, f.Chained = truth(len(p.Allow) > 0), truth(p.DropWhenEmpty), truth(p.NodeForwarding.Enabled)
 	return f, nil
 }

@@ -184,14 +184,14 @@ func (w *world) service(proto lb.Protocol, backends ...string) *lb.FrontendPlan 
 func (w *world) serve(change func(*lb.Service), backends ...string) *lb.FrontendPlan {
 	w.t.Helper()
 	s := &lb.Service{
-		Name: "web", VIPs: []netip.Addr{w.addr("vip")}, Ports: []lb.Port{{Port: 80, Target: 8080, Protocol: lb.TCP}},
+		Name: "web", VIPs: []netip.Addr{w.addr("vip")}, Ports: lb.PortsOn(nil, lb.Port{Port: 80, Target: 8080, Protocol: lb.TCP}),
 		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Check: lb.CheckSpec{Type: lb.CheckNone},
 	}
 	for _, b := range backends {
-		s.Backends = append(s.Backends, lb.Backend{Addr: w.addr(b), Weight: 1})
+		s.Ports[0].Backends = append(s.Ports[0].Backends, lb.Backend{Addr: w.addr(b), Weight: 1})
 	}
 	change(s)
-	p := lb.Build(s, nil).Frontends[0]
+	p := lb.Build(s, nil, lb.Drains{}).Frontends[0]
 	w.apply(lb.Delta{Put: []*lb.FrontendPlan{p}})
 	return p
 }

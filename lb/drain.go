@@ -2,13 +2,14 @@ package lb
 
 import "slices"
 
-// Drains are what an operator has taken out of service. Its addresses are not announced, as far as no other service has them;
-// what still arrives is served all the same.
+// Drains are the services, or the whole node, that an operator has taken out of service. Their VIPs are not announced
+// unless another service uses them, too; packets that still arrive are served.
 type Drains struct {
-	Node     bool     `json:"node"` // everything
+	Node     bool     `json:"node"` // every service
 	Services []string `json:"services"`
 }
 
+// drained is the reason of VIPs that are not announced because of Drains.
 const drained = "drained by the operator"
 
 // With returns d with a service, or with "" the node, drained or not.
@@ -24,19 +25,15 @@ func (d Drains) With(service string, on bool) Drains {
 	return d
 }
 
-// hold keeps a plan's addresses from being announced.
-func (d Drains) hold(p *Plan) {
-	if !d.Node && !slices.Contains(d.Services, p.Service.Name) {
-		return
+// reason returns why the VIPs of a service are not announced for it; "": the service is not drained.
+func (d Drains) reason(service string) string {
+	if d.Node || slices.Contains(d.Services, service) {
+		return drained
 	}
-	for i := range p.VIPs {
-		if p.VIPs[i].Reason == "" {
-			p.VIPs[i].Reason = drained
-		}
-	}
+	return ""
 }
 
-// Drain takes out of service what d says, and nothing else.
+// Drain replaces the drains that are in force.
 func (e *Engine) Drain(d Drains) {
 	e.mail.post(func() {
 		e.drains = d

@@ -182,13 +182,7 @@ func (e *Engine) replan() {
 			continue // what an earlier run left in the kernel goes on until we know better
 		}
 		delete(e.stale, name)
-		states := make(map[addrPort]Health, len(en.health))
-		for key, h := range en.health {
-			states[key.Backend] = h
-		}
-		plan := Build(en.service, states)
-		e.drains.hold(plan)
-		e.adopt(en, plan)
+		e.adopt(en, Build(en.service, en.health, e.drains))
 	}
 	e.settled = e.settled || (len(e.awaited) == 0 && len(e.stale) == 0)
 }

@@ -22,12 +22,15 @@ var (
 
 func service(name string, vips []netip.Addr, backends ...string) *lb.Service {
 	s := &lb.Service{
-		Name: name, Source: "file", VIPs: vips, Ports: []lb.Port{{Port: 80, Target: 8080, Protocol: lb.TCP}},
-		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, MinHealthy: 1, Check: lb.CheckSpec{Type: lb.CheckTCP},
+		Name: name, Source: "file", VIPs: vips, Policy: lb.PolicyCluster,
+		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, MinHealthy: 1,
 	}
+	var list []lb.Backend
 	for _, b := range backends {
-		s.Backends = append(s.Backends, lb.Backend{Addr: netip.MustParseAddr(b), Weight: 1})
+		list = append(list, lb.Backend{Addr: netip.MustParseAddr(b), Weight: 1})
 	}
+	port := lb.Port{Port: 80, Target: 8080, Protocol: lb.TCP}
+	s.Ports, s.Check = lb.PortsOn(list, port), lb.CheckSpec{Type: lb.CheckTCP, ServicePort: port}
 	return s
 }
 
@@ -205,7 +208,7 @@ func TestSharedVIPNeedsOneHealthyService(t *testing.T) {
 	w := lbtest.NewWorld()
 	inEngine(t, w, func(t *testing.T, e *lb.Engine) {
 		a, b := service("a", []netip.Addr{vip1}, "10.0.0.1"), service("b", []netip.Addr{vip1}, "10.0.0.2")
-		b.Ports = []lb.Port{{Port: 53, Target: 53, Protocol: lb.UDP}}
+		b.Ports[0].Port = lb.Port{Port: 53, Target: 53, Protocol: lb.UDP}
 		e.Put(a)
 		e.Put(b)
 		e.Complete("file")
@@ -240,7 +243,7 @@ func TestDrain(t *testing.T) {
 	w := lbtest.NewWorld()
 	inEngine(t, w, func(t *testing.T, e *lb.Engine) {
 		one, both := service("one", []netip.Addr{vip1}, "10.0.0.1"), service("both", []netip.Addr{vip1, vip2}, "10.0.0.2")
-		both.Ports[0].Port = 81
+		both.Ports[0].Port.Port = 81
 		for _, s := range []*lb.Service{one, both} {
 			e.Put(s)
 			answer(e, s, lb.StateHealthy)
@@ -316,7 +319,7 @@ func TestRandomChangesWithFailures(t *testing.T) {
 					switch s, ok := services[name]; {
 					case !ok || r.IntN(4) == 0:
 						s = service(name, vips, "10.0.0.1", "10.0.0.2")
-						s.Ports[0].Port = 80 + uint16(name[0]-'a')
+						s.Ports[0].Port.Port = 80 + uint16(name[0]-'a')
 						services[name] = s
 						e.Put(s)
 					case r.IntN(6) == 0:

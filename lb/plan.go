@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Plan is how one Service is to be carried out, given the health of its backends. It is immutable.
+// Plan is how one Service is carried out, given the health of its backends and what is drained. It is immutable.
 type Plan struct {
 	Service   *Service
 	Frontends []*FrontendPlan
@@ -15,11 +15,11 @@ type Plan struct {
 	VIPs []VIPPlan
 }
 
-// VIPPlan says whether a VIP has what it takes to be announced, for one service.
+// VIPPlan says whether a VIP may be announced for one service.
 type VIPPlan struct {
 	VIP     netip.Addr
-	Healthy int // backends that may receive new flows
-	// Reason is why the VIP is not to be announced; "": it is.
+	Healthy int // backends that may receive new flows, of the port that has most
+	// Reason is why the VIP must not be announced; "": it may be.
 	Reason string
 }
 
@@ -34,18 +34,18 @@ type FrontendPlan struct {
 	Allow     []netip.Prefix
 	// DropWhenEmpty drops new flows when there are no Targets; else they are refused.
 	DropWhenEmpty bool
-	// Targets are the backends that get new flows, sorted by address. With none, new flows are refused.
+	// Targets receive new flows, sorted by address: backends, or nodes with NodeForwarding.
 	Targets []Target
 	// Table maps a hash to an index of Targets: target = Targets[Table[hash mod len(Table)]]. Empty without Targets.
 	Table []uint16
-	// Chained says that the targets are machines that all do as this one does: who is asked for a flow that it does not know
-	// asks those that had it before. Nodes are those that may have flows, targets or not; AnyNode says that it takes no
-	// change of the targets for a flow to be with any of them.
-	Chained bool
-	AnyNode bool
-	Nodes   []Node
-	// Down are the backends whose flows are to be ended: they are known not to answer. A backend that is neither
-	// here nor in Targets keeps the flows it has.
+	// NodeForwarding.Enabled says that the Targets are nodes with the same service; a node that does not know a flow
+	// forwards it to the nodes that were the flow's target before. AnyNode says that any node may have a flow even
+	// though the targets did not change.
+	NodeForwarding NodeForwarding
+	// Nodes, with NodeForwarding, are the nodes that may have flows, as target or not.
+	Nodes []Node
+	// Down are the backends whose flows are ended: they are unhealthy or deleted. A backend that is neither here nor
+	// in Targets keeps the flows it has.
 	Down []netip.AddrPort
 }
 
@@ -56,37 +56,35 @@ type Target struct {
 	Local  bool
 }
 
-// Build returns the plan for s. States holds what is known of its backends by Backend.ID; a missing one is unknown, and
-// an unknown backend gets no traffic. It never fails, is deterministic, and does not keep states.
-func Build(s *Service, states map[netip.AddrPort]Health) *Plan {
+// Build returns the plan for s. States has the last result of each check of s; without one a backend is unknown and
+// gets no new flows. Drains are what the operator has drained. Build never fails, is deterministic, and keeps none of
+// its arguments but s.
+func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 	p := &Plan{Service: s, VIPs: make([]VIPPlan, 0, len(s.VIPs))}
 	for _, vip := range s.VIPs {
 		healthy := 0
-		for i, port := range s.Ports {
-			usable, dead := usableFor(s, s.backendsOf(i), vip, states)
-			if s.Spread {
-				p.Frontends = append(p.Frontends, inside(s, vip, port, usable, dead), spread(s, vip, port, s.Nodes[i], usable))
+		for _, port := range s.Ports {
+			usable, down := usableFor(s, port, vip, states)
+			if s.NodeForwarding.Enabled {
+				p.Frontends = append(p.Frontends, decapFrontend(s, vip, port, usable, down), nodeFrontend(s, vip, port, usable))
 			} else {
-				p.Frontends = append(p.Frontends, buildFrontend(s, vip, port, usable, dead))
+				p.Frontends = append(p.Frontends, backendFrontend(s, vip, port, usable, down))
 			}
 			healthy = max(healthy, len(usable))
 		}
-		p.VIPs = append(p.VIPs, VIPPlan{VIP: vip, Healthy: healthy, Reason: notAnnounced(s, vip, healthy)})
+		reason := cmp.Or(withholdReason(s, vip, healthy), drains.reason(s.Name))
+		p.VIPs = append(p.VIPs, VIPPlan{VIP: vip, Healthy: healthy, Reason: reason})
 	}
 	return p
 }
 
-// usableFor sorts the backends of vip's family into those that may receive new flows and those known to be dead.
-func usableFor(s *Service, backends []Backend, vip netip.Addr, states map[netip.AddrPort]Health) (usable, dead []Backend) {
-	for _, b := range backends {
+// usableFor returns the backends of a port that serve vip and may receive new flows, and those that are down.
+func usableFor(s *Service, port ServicePort, vip netip.Addr, states map[CheckKey]Health) (usable, down []Backend) {
+	for _, b := range port.Backends {
 		if !s.serves(vip, b) {
 			continue
 		}
-		if b.Deleted {
-			dead = append(dead, b)
-			continue
-		}
-		h := states[b.ID()]
+		h := states[keyOf(s, b)]
 		switch StateOf(s, b, h) {
 		case StateHealthy:
 			if h.Weight >= 0 && s.Check.Type == CheckNodePort {
@@ -96,13 +94,13 @@ func usableFor(s *Service, backends []Backend, vip netip.Addr, states map[netip.
 				usable = append(usable, b)
 			}
 		case StateUnhealthy:
-			dead = append(dead, b)
+			down = append(down, b)
 		}
 	}
-	return usable, dead
+	return usable, down
 }
 
-// StateOf returns the state of backend b of s, given what its check last found.
+// StateOf returns the state of backend b of s, given the last result of its check.
 func StateOf(s *Service, b Backend, h Health) State {
 	state := h.State
 	if b.Deleted {
@@ -117,85 +115,98 @@ func StateOf(s *Service, b Backend, h Health) State {
 	return state
 }
 
-func notAnnounced(s *Service, vip netip.Addr, healthy int) string {
+// withholdReason returns why the service itself keeps vip from being announced; "": it does not.
+func withholdReason(s *Service, vip netip.Addr, healthy int) string {
 	if s.WithholdReason != "" {
 		return s.WithholdReason
 	}
 	if healthy >= max(1, s.MinHealthy) {
 		return ""
 	}
-	of := 0
-	for _, b := range s.all() {
+	total := 0
+	for _, b := range s.allBackends() {
 		if s.serves(vip, b) && !b.Deleted {
-			of++
+			total++
 		}
 	}
-	return countReason(healthy, of, max(1, s.MinHealthy))
+	return countReason(healthy, total, max(1, s.MinHealthy))
 }
 
-func buildFrontend(s *Service, vip netip.Addr, port Port, usable, dead []Backend) *FrontendPlan {
+// backendFrontend sends the flows of a port to its usable backends.
+func backendFrontend(s *Service, vip netip.Addr, port ServicePort, usable, down []Backend) *FrontendPlan {
+	f := newFrontend(s, vip, port)
+	for _, b := range usable {
+		f.Targets = append(f.Targets, Target{Addr: b.On(port.Port), Weight: b.Weight, Local: b.Local})
+	}
+	for _, b := range down {
+		f.Down = append(f.Down, b.On(port.Port))
+	}
+	slices.SortFunc(f.Down, netip.AddrPort.Compare)
+	f.fill(f.Method == MethodNAT)
+	return f
+}
+
+// decapFrontend delivers the flows that this node, or another one, has forwarded to this node. The forwarding node has
+// applied the list of allowed sources.
+func decapFrontend(s *Service, vip netip.Addr, port ServicePort, usable, down []Backend) *FrontendPlan {
+	local := slices.DeleteFunc(slices.Clone(usable), func(b Backend) bool { return !b.Local })
+	f := backendFrontend(s, vip, port, local, down)
+	f.Decap, f.Allow, f.DropWhenEmpty = true, nil, true
+	return f
+}
+
+// nodeFrontend chooses a node for each flow, the same on every node: without state, and so without affinity to a backend.
+func nodeFrontend(s *Service, vip netip.Addr, port ServicePort, usable []Backend) *FrontendPlan {
+	weights, local := map[netip.Addr]int{}, map[netip.Addr]bool{}
+	for _, b := range usable {
+		weights[b.Node] += b.Weight
+		local[b.Node] = b.Local
+	}
+	f := newFrontend(s, vip, port)
+	f.Method, f.Encap, f.Algorithm, f.Affinity = MethodTunnel, EncapGUE, AlgorithmMaglev, 0
+	// Not for UDP: the first datagram of every flow would have to go to every node.
+	f.NodeForwarding = NodeForwarding{Enabled: true, AnyNode: s.NodeForwarding.AnyNode && port.Protocol != UDP}
+	f.Nodes = port.Nodes
+	if s.Affinity != 0 {
+		f.Algorithm = AlgorithmSourceHash // a client address keeps its node
+	}
+	for node, w := range weights {
+		f.Targets = append(f.Targets, Target{Addr: netip.AddrPortFrom(node, 0), Weight: w, Local: local[node]})
+	}
+	f.fill(false)
+	return f
+}
+
+// newFrontend returns what a frontend has from its service, without targets.
+func newFrontend(s *Service, vip netip.Addr, port ServicePort) *FrontendPlan {
 	f := &FrontendPlan{
-		Frontend: Frontend{VIP: vip, Port: port.Port, Last: port.Last, Protocol: port.Protocol},
-		Service:  s.Name, Method: s.Method, Encap: s.Encap, Algorithm: s.Algorithm,
+		Frontend: port.On(vip), Service: s.Name, Method: s.Method, Encap: s.Encap, Algorithm: s.Algorithm,
 		Affinity: s.Affinity, Allow: s.Allow, DropWhenEmpty: s.DropWhenEmpty,
 	}
 	if slices.Contains(s.UnrestrictedVIPs, vip) {
 		f.Allow = nil
 	}
-	for _, b := range usable {
-		f.Targets = append(f.Targets, Target{Addr: b.On(port), Weight: b.Weight, Local: b.Local})
-	}
+	return f
+}
+
+// fill sorts the targets and fills the table from them. Stateful: see tableFor.
+func (f *FrontendPlan) fill(stateful bool) {
 	slices.SortFunc(f.Targets, func(a, b Target) int { return a.Addr.Compare(b.Addr) })
-	for _, b := range dead {
-		f.Down = append(f.Down, b.On(port))
-	}
-	slices.SortFunc(f.Down, netip.AddrPort.Compare)
-	f.Table = tableFor(s.Algorithm, f.Targets, f.Method == MethodNAT)
-	return f
+	f.Table = tableFor(f.Algorithm, f.Targets, stateful)
 }
 
-// inside is what this machine does with flows that it, or another one, has chosen it for.
-func inside(s *Service, vip netip.Addr, port Port, usable, dead []Backend) *FrontendPlan {
-	here := slices.DeleteFunc(slices.Clone(usable), func(b Backend) bool { return !b.Local })
-	f := buildFrontend(s, vip, port, here, dead)
-	f.Decap, f.Allow, f.DropWhenEmpty = true, nil, true // who chose has looked at the source
-	return f
-}
-
-// spread chooses a machine for each flow, the same on every machine: without state, and so without affinity to a backend.
-func spread(s *Service, vip netip.Addr, port Port, machines []Node, usable []Backend) *FrontendPlan {
-	weights, here := map[netip.Addr]int{}, map[netip.Addr]bool{}
-	for _, b := range usable {
-		weights[b.Node] += b.Weight
-		here[b.Node] = b.Local
-	}
-	f := buildFrontend(s, vip, port, nil, nil)
-	f.Method, f.Encap, f.Algorithm, f.Affinity = MethodTunnel, EncapGUE, AlgorithmMaglev, 0
-	f.Chained, f.Nodes = true, machines
-	f.AnyNode = s.AnyNode && port.Protocol != UDP // the first datagram of every flow would have to go to all of them
-	if s.Affinity != 0 {
-		f.Algorithm = AlgorithmSourceHash // a client stays with a machine
-	}
-	for node, w := range weights {
-		f.Targets = append(f.Targets, Target{Addr: netip.AddrPortFrom(node, 0), Weight: w, Local: here[node]})
-	}
-	slices.SortFunc(f.Targets, func(a, b Target) int { return a.Addr.Compare(b.Addr) })
-	f.Table = tableFor(f.Algorithm, f.Targets, false)
-	return f
-}
-
-// Equal reports whether f and g ask the same of the datapath.
+// Equal reports whether f and g ask the same of the datapath. The table follows from the rest.
 func (f *FrontendPlan) Equal(g *FrontendPlan) bool {
 	return f.Frontend == g.Frontend && f.Service == g.Service && f.Method == g.Method && f.Encap == g.Encap &&
-		f.Algorithm == g.Algorithm && f.Affinity == g.Affinity && f.DropWhenEmpty == g.DropWhenEmpty && slices.Equal(f.Allow, g.Allow) &&
-		f.Chained == g.Chained &&
-		f.AnyNode == g.AnyNode && slices.Equal(f.Targets, g.Targets) && slices.Equal(f.Nodes, g.Nodes) && slices.Equal(f.Down, g.Down)
+		f.Algorithm == g.Algorithm && f.Affinity == g.Affinity && f.DropWhenEmpty == g.DropWhenEmpty &&
+		f.NodeForwarding == g.NodeForwarding && slices.Equal(f.Allow, g.Allow) && slices.Equal(f.Targets, g.Targets) &&
+		slices.Equal(f.Nodes, g.Nodes) && slices.Equal(f.Down, g.Down)
 }
 
 // CompareFrontends orders frontends by address, port and protocol.
 func CompareFrontends(a, b Frontend) int {
-	return cmp.Or(a.VIP.Compare(b.VIP), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Last, b.Last), cmp.Compare(a.Protocol, b.Protocol),
-		compareBool(a.Decap, b.Decap))
+	return cmp.Or(a.VIP.Compare(b.VIP), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Last, b.Last),
+		cmp.Compare(a.Protocol, b.Protocol), compareBool(a.Decap, b.Decap))
 }
 
 func compareBool(a, b bool) int {

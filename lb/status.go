@@ -89,7 +89,7 @@ func (e *Engine) serviceStatus(en *entry, backends []BackendStatus) []ServiceSta
 	var rows []ServiceStatus
 	for _, vip := range s.VIPs {
 		own := []BackendStatus{}
-		for i, b := range s.all() {
+		for i, b := range s.allBackends() {
 			if s.serves(vip, b) {
 				own = append(own, backends[i])
 			}
@@ -108,10 +108,10 @@ func (e *Engine) serviceStatus(en *entry, backends []BackendStatus) []ServiceSta
 		route := e.routes.status(vip)
 		for _, p := range s.Ports {
 			row := ServiceStatus{
-				Service: s.Name, Address: vip, Port: p.Port, LastPort: p.Last, Protocol: p.Protocol, Policy: PolicyCluster,
+				Service: s.Name, Address: vip, Port: p.Port.Port, LastPort: p.Last, Protocol: p.Protocol, Policy: PolicyCluster,
 				Forward: s.Method, Algorithm: s.Algorithm, Backends: own, State: state, Announced: route.Announced,
 			}
-			row.Reason = e.kernel.reason(Frontend{VIP: vip, Port: p.Port, Last: p.Last, Protocol: p.Protocol})
+			row.Reason = e.kernel.reason(p.On(vip))
 			if row.Reason == "" && !route.Announced {
 				row.Reason = cmp.Or(reason, route.Reason)
 			}
@@ -123,16 +123,12 @@ func (e *Engine) serviceStatus(en *entry, backends []BackendStatus) []ServiceSta
 
 func (en *entry) backendStatus() []BackendStatus {
 	var rows []BackendStatus
-	for _, b := range en.service.all() {
-		h := en.health[CheckKey{en.service.Name, b.ID()}]
-		row := BackendStatus{
-			Service: en.service.Name, Address: b.Addr, Port: b.Port, Weight: b.Weight,
+	for _, b := range en.service.allBackends() {
+		h := en.health[keyOf(en.service, b)]
+		rows = append(rows, BackendStatus{
+			Service: en.service.Name, Address: b.Addr, Port: b.On(en.service.Check.ServicePort).Port(), Weight: b.Weight,
 			State: StateOf(en.service, b, h), Reason: h.Reason, Since: h.At,
-		}
-		if row.Port == 0 && len(en.service.Ports) > 0 {
-			row.Port = en.service.Ports[0].Target
-		}
-		rows = append(rows, row)
+		})
 	}
 	return rows
 }

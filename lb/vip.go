@@ -2,10 +2,7 @@ package lb
 
 import "net/netip"
 
-type (
-	addrPort = netip.AddrPort
-	vipKey   = netip.Addr
-)
+type vipKey = netip.Addr
 
 // vip is what the engine knows of one VIP at both consumers: where kernel and routes meet.
 type vip struct {

@@ -125,7 +125,7 @@ func wants(c config.Service, pools []lb.Pool, is4 bool) bool {
 
 func translateService(c config.Service) *lb.Service {
 	return &lb.Service{
-		Name: c.Name, Source: Name, VIPs: c.Addresses, Ports: c.Ports, Backends: c.Backends,
+		Name: c.Name, Source: Name, VIPs: c.Addresses, Ports: lb.PortsOn(c.Backends, c.Ports...), Policy: lb.PolicyCluster,
 		Algorithm: c.Algorithm, Method: c.Method, Encap: c.Encap, Affinity: c.Affinity, Allow: c.Allow,
 		MinHealthy: c.MinHealthy, Check: c.Check, Announce: c.Announce,
 	}

@@ -24,8 +24,8 @@ func (s *Source) bury(name string, old, now *lb.Service) {
 		}
 	}
 	if old != nil {
-		for _, backends := range old.PerPort {
-			for _, b := range backends {
+		for _, p := range old.Ports {
+			for _, b := range p.Backends {
 				if !b.Deleted {
 					if gone == nil {
 						gone = map[netip.AddrPort]time.Time{}
@@ -44,9 +44,9 @@ func (s *Source) bury(name string, old, now *lb.Service) {
 			delete(gone, at) // it is still there, ready or not
 		}
 	}
-	for i := range now.PerPort {
+	for i := range now.Ports {
 		for _, at := range slices.SortedFunc(maps.Keys(gone), netip.AddrPort.Compare) {
-			now.PerPort[i] = append(now.PerPort[i], lb.Backend{Addr: at.Addr(), Port: at.Port(), Deleted: true})
+			now.Ports[i].Backends = append(now.Ports[i].Backends, lb.Backend{Addr: at.Addr(), Port: at.Port(), Deleted: true})
 		}
 	}
 }

@@ -14,9 +14,9 @@
 //
 // # Spread and deliver
 //
-// With tunnels a node only chooses a node (lb.Service.Spread) and the chosen one delivers to a pod of its own. Under Cluster the
+// With tunnels a node only chooses a node (lb.NodeForwarding) and the chosen one delivers to a pod of its own. Under Cluster the
 // choice follows from a table that is the same everywhere. Under Local a node chooses itself; but since a router chose before,
-// and may choose again, it asks the others for connections that it does not know (lb.Service.AnyNode); so it does where hints make
+// and may choose again, it asks the others for connections that it does not know (lb.NodeForwarding.AnyNode); so it does where hints make
 // nodes choose differently. When Services with
 // different pods share an address, packets come to nodes without a pod of theirs, and go to one that has some whatever the
 // policy says. Endpoints without a node, written by hand, are reached by nat instead.

@@ -151,15 +151,15 @@ func filter(all []endpoint, keep func(endpoint) bool) (some []endpoint) {
 	return some
 }
 
-// machinesOf returns the nodes that have endpoints, in whatever condition. Those that are about to lose theirs come first: flows
-// that come to another node than before are most likely theirs.
-func machinesOf(all []endpoint, at place) []lb.Node {
+// nodesOf returns the nodes that have endpoints, in any condition. Nodes without ready endpoints come first: a flow that
+// arrives at another node than before most likely belongs to one of them.
+func nodesOf(all []endpoint, at place) []lb.Node {
 	ready := map[lb.Node]int{}
 	for _, e := range all {
-		if m := (lb.Node{Addr: at.nodes[e.node], Local: e.here(at)}); m.Addr.IsValid() {
-			ready[m] += 0
+		if n := (lb.Node{Addr: at.nodes[e.node], Local: e.here(at)}); n.Addr.IsValid() {
+			ready[n] += 0
 			if e.ready {
-				ready[m] = 1
+				ready[n] = 1
 			}
 		}
 	}

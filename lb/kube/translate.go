@@ -63,6 +63,13 @@ func isLocal(s *core.Service) bool {
 	return s.Spec.ExternalTrafficPolicy == core.ServiceExternalTrafficPolicyLocal
 }
 
+func policyOf(s *core.Service) lb.Policy {
+	if isLocal(s) {
+		return lb.PolicyLocal
+	}
+	return lb.PolicyCluster
+}
+
 // view is what one node makes of a Service.
 type view struct {
 	service   *lb.Service
@@ -74,7 +81,7 @@ type view struct {
 func translate(s *core.Service, vips []netip.Addr, endpoints []*discovery.EndpointSlice, at place, shared bool) *view {
 	out := &lb.Service{
 		Name: s.Namespace + "/" + s.Name, Source: Name, VIPs: vips, Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT,
-		MinHealthy: 1, Check: lb.CheckSpec{Type: lb.CheckNone}, Allow: allowed(s, vips),
+		Policy: policyOf(s), MinHealthy: 1, Check: lb.CheckSpec{Type: lb.CheckNone}, Allow: allowed(s, vips),
 	}
 	if s.Spec.SessionAffinity == core.ServiceAffinityClientIP {
 		out.Affinity = time.Duration(core.DefaultClientIPServiceAffinitySeconds) * time.Second
@@ -82,15 +89,13 @@ func translate(s *core.Service, vips []netip.Addr, endpoints []*discovery.Endpoi
 			out.Affinity = time.Duration(*c.ClientIP.TimeoutSeconds) * time.Second
 		}
 	}
-	var machines [][]lb.Node
 	readyHere := map[bool]map[netip.Addr]bool{true: {}, false: {}} // by whether IPv4
 	some, somewhere, hinted := false, false, false
 	for _, p := range s.Spec.Ports {
-		port := lb.Port{Port: uint16(p.Port), Target: uint16(p.Port)}
+		port := lb.ServicePort{Port: lb.Port{Port: uint16(p.Port), Target: uint16(p.Port)}}
 		if port.Protocol.UnmarshalText([]byte(strings.ToLower(string(protocolOf(&p.Protocol))))) != nil {
 			continue
 		}
-		var backends []lb.Backend
 		var there []endpoint
 		for _, is4 := range []bool{true, false} {
 			all := endpointsOf(endpoints, p, is4)
@@ -100,27 +105,32 @@ func translate(s *core.Service, vips []netip.Addr, endpoints []*discovery.Endpoi
 				use = c.local
 			}
 			use = reachable(use, at)
-			backends = append(backends, backendsFor(use, at)...)
+			port.Backends = append(port.Backends, backendsFor(use, at)...)
 			there = append(there, all...)
 			some, somewhere, hinted = some || len(use) > 0, somewhere || c.anywhere, hinted || c.ours
 			for _, e := range c.local[:c.readyHere] {
 				readyHere[is4][e.at.Addr()] = true
 			}
 		}
-		out.Ports, out.PerPort, machines = append(out.Ports, port), append(out.PerPort, backends), append(machines, machinesOf(there, at))
+		port.Nodes = nodesOf(there, at)
+		out.Ports = append(out.Ports, port)
 	}
-	if out.Spread = at.nodes != nil && everyNodeKnown(out.PerPort); out.Spread {
-		out.Nodes, out.AnyNode = machines, isLocal(s) || hinted
+	if at.nodes != nil && everyNodeKnown(out.Ports) {
+		out.NodeForwarding = lb.NodeForwarding{Enabled: true, AnyNode: isLocal(s) || hinted}
+	} else {
+		for i := range out.Ports {
+			out.Ports[i].Nodes = nil
+		}
 	}
 	// Local, and endpoints are elsewhere only: dropped, for the client is to try another node; with none anywhere refused.
 	out.DropWhenEmpty = isLocal(s) && !some && somewhere
 	return &view{service: out, readyHere: max(len(readyHere[true]), len(readyHere[false]))}
 }
 
-// everyNodeKnown reports whether a tunnel leads to each endpoint. Those that somebody has written by hand are on no node.
-func everyNodeKnown(ports [][]lb.Backend) bool {
-	for _, backends := range ports {
-		for _, b := range backends {
+// everyNodeKnown reports whether the node of each endpoint is known. EndpointSlices written by hand may name no node.
+func everyNodeKnown(ports []lb.ServicePort) bool {
+	for _, p := range ports {
+		for _, b := range p.Backends {
 			if !b.Node.IsValid() {
 				return false
 			}

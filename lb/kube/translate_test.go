@@ -86,7 +86,7 @@ func TestChoiceOfEndpoints(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			v := seen(aService(tt.change), []*discovery.EndpointSlice{slice(8080, tt.endpoints...)}, place{node: "n1", zone: "z1"}, false)
 			var got []string
-			for _, b := range v.service.PerPort[0] {
+			for _, b := range v.service.Ports[0].Backends {
 				mark := ""
 				if b.Local {
 					mark = "!"
@@ -110,7 +110,7 @@ func TestSeveralSlices(t *testing.T) {
 	all := []*discovery.EndpointSlice{slice(8080, ep("10.0.0.1", "n1", "s"), ep("10.0.0.1", "n1", "rs")), other, six}
 	v := seen(aService(same), all, place{node: "n1"}, false)
 	var got []string
-	for _, b := range v.service.PerPort[0] {
+	for _, b := range v.service.Ports[0].Backends {
 		got = append(got, fmt.Sprint(b.ID(), b.Local))
 	}
 	if fmt.Sprint(got) != "[10.0.0.1:8080 true 10.0.0.1:9090 true 10.0.0.2:9090 false [2001:db8::1]:7 true]" {
@@ -286,8 +286,8 @@ func TestMachines(t *testing.T) {
 	} {
 		v := seen(aService(tt.change), []*discovery.EndpointSlice{slice(8080, tt.endpoints...)}, at, tt.shared)
 		var targets, machines []string
-		for _, f := range lb.Build(v.service, nil).Frontends {
-			if !f.Chained {
+		for _, f := range lb.Build(v.service, nil, lb.Drains{}).Frontends {
+			if !f.NodeForwarding.Enabled {
 				continue
 			}
 			for _, x := range f.Targets {
@@ -296,8 +296,8 @@ func TestMachines(t *testing.T) {
 			for _, m := range f.Nodes {
 				machines = append(machines, m.Addr.String()+map[bool]string{true: "!"}[m.Local])
 			}
-			if f.AnyNode != tt.anywhere {
-				t.Errorf("%s: anywhere is %t", tt.name, f.AnyNode)
+			if f.NodeForwarding.AnyNode != tt.anywhere {
+				t.Errorf("%s: anywhere is %t", tt.name, f.NodeForwarding.AnyNode)
 			}
 		}
 		if fmt.Sprint(targets) != tt.targets || fmt.Sprint(machines) != tt.machines {
