@@ -108,7 +108,7 @@ func (e *Engine) serviceStatus(en *entry, backends []BackendStatus) []ServiceSta
 		route := e.routes.status(vip)
 		for _, p := range s.Ports {
 			row := ServiceStatus{
-				Service: s.Name, Address: vip, Port: p.Port.Port, LastPort: p.Last, Protocol: p.Protocol, Policy: PolicyCluster,
+				Service: s.Name, Address: vip, Port: p.Port.Port, LastPort: p.Last, Protocol: p.Protocol, Policy: s.Policy,
 				Forward: s.Method, Algorithm: s.Algorithm, Backends: own, State: state, Announced: route.Announced,
 			}
 			row.Reason = e.kernel.reason(p.On(vip))

@@ -92,3 +92,25 @@ func TestFixedAddressesAreNotGivenAway(t *testing.T) {
 		t.Errorf("a has %v; want %v", got, want)
 	}
 }
+
+// The ports of a service share one list of backends, keep the order of the file, and the policy is Cluster.
+func TestTranslatedShape(t *testing.T) {
+	services, _, err := translate(parse(t, pool+"[[service]]\nname = \"dns\"\naddress = \"203.0.113.1\"\n"+
+		"ports = [\"53/udp\", \"80:8080\"]\nbackends = [\"10.0.0.1\", \"10.0.0.2\"]\n"), lb.NewAllocator())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := services[0]
+	if len(s.Ports) != 2 || s.Ports[0].Name() != "53/udp" || s.Ports[1].Name() != "80/tcp" {
+		t.Fatalf("ports %+v; want 53/udp and 80/tcp", s.Ports)
+	}
+	if a, b := s.Ports[0].Backends, s.Ports[1].Backends; len(a) != 2 || &a[0] != &b[0] || len(a) != len(b) {
+		t.Errorf("backends %v and %v; want one shared list of two", a, b)
+	}
+	if got, want := s.Check.ServicePort, s.Ports[1].Port; got != want {
+		t.Errorf("a tcp check probes %+v; want %+v", got, want)
+	}
+	if s.Policy != lb.PolicyCluster {
+		t.Errorf("policy %q; want Cluster", s.Policy)
+	}
+}
