@@ -2,13 +2,13 @@ package lb
 
 import "math/rand/v2"
 
-// TableFunc fills a lookup table of the given size with indices of targets. It is deterministic: every machine that
-// knows the same targets computes the same table. targets is never empty and sorted.
+// TableFunc fills a lookup table of the given size with indices of targets. It is deterministic: every node with the
+// same targets computes the same table. targets is sorted and not empty.
 type TableFunc func(targets []Target, size int) []uint16
 
-// tableFuncs has an entry for every Algorithm. The kernel always does Table[h mod len(Table)]; what differs is how the
-// table is filled here, and what h is there: a hash of the flow, of the source address, a counter or a random number.
-// LeastConnections compares the live flows of two slots there.
+// tableFuncs has an entry for every Algorithm. The kernel always uses Table[h mod len(Table)]. Algorithms differ in how
+// the table is filled here, and in what h is in the kernel: a hash of the flow, a hash of the source address, a counter
+// or a random number. For LeastConnections the kernel compares the live flows of two slots.
 var tableFuncs = map[Algorithm]TableFunc{
 	AlgorithmMaglev:           Maglev,
 	AlgorithmSourceHash:       Maglev,
@@ -17,8 +17,8 @@ var tableFuncs = map[Algorithm]TableFunc{
 	AlgorithmLeastConnections: interleaved,
 }
 
-// tableFor returns the table of these targets. Stateful says that the flows are kept in a flow table: then nothing depends on a
-// change of its size, and one target needs one slot.
+// tableFor returns the table of these targets. Stateful says that the kernel keeps every flow in its flow table: then a
+// change of the table size moves no flow, and one slot is enough for one target.
 func tableFor(a Algorithm, targets []Target, stateful bool) []uint16 {
 	if len(targets) == 0 {
 		return nil
@@ -43,7 +43,7 @@ func interleaved(targets []Target, size int) []uint16 {
 	table := make([]uint16, size)
 	credit := make([]int, len(targets))
 	for i := range credit {
-		// Start the targets at different phases; the seed is fixed, so every machine agrees.
+		// Start the targets at different phases; the seed is fixed, so every node agrees.
 		credit[i] = rand.New(rand.NewPCG(1, uint64(i))).IntN(total)
 	}
 	for slot := range table {

@@ -5,14 +5,14 @@ import (
 	"net/netip"
 )
 
-// Sink is what a Source writes to. Its methods never block for long and may be called from any goroutine.
+// Sink is what a Source writes to. Its methods do not block and may be called from any goroutine.
 type Sink interface {
 	// Put adds s, or replaces the service of that name.
 	Put(s *Service)
 	// Delete removes the service of that name, if there is one.
 	Delete(name string)
-	// Complete says that a source has put everything it had at its start. What earlier runs left in the kernel is
-	// removed only when every source is complete.
+	// Complete says that a source has put every service it had at its start. Frontends that an earlier run left in
+	// the kernel are removed only when every source is complete.
 	Complete(source string)
 }
 
@@ -24,10 +24,10 @@ type Source interface {
 
 // Datapath forwards packets. Both methods are called from one goroutine at a time.
 type Datapath interface {
-	// Held returns the frontends that the kernel already serves, left there by an earlier run.
+	// Held returns the frontends that an earlier run left in the kernel.
 	Held() ([]Frontend, error)
-	// Apply makes d true. It returns the frontends for which it is not, each with its error: those are then as they
-	// were before. Putting what is there and deleting what is not are no errors.
+	// Apply carries out d. It returns the frontends for which that failed, each with its error; those are unchanged.
+	// To put a frontend that exists, and to delete one that does not, is no error.
 	Apply(ctx context.Context, d Delta) map[Frontend]error
 }
 
@@ -39,24 +39,24 @@ type Delta struct {
 
 // Announcer makes VIPs reachable.
 type Announcer interface {
-	// Set makes exactly these VIPs announced, and returns when that is so as far as this machine can tell: updates
-	// and withdrawals are on their way to every peer that can be reached. An unreachable peer is no error and never
-	// delays Set. After an error anything between the old and the new set may be announced.
+	// Set announces exactly these VIPs. It returns when the updates and withdrawals have been sent to every peer that
+	// can be reached. An unreachable peer is no error and never delays Set. After an error, each VIP of the old and
+	// the new set may be announced or not.
 	Set(ctx context.Context, announcements []Announcement) error
 }
 
-// Announcement is a VIP to be made reachable through this machine.
+// Announcement is a VIP to be made reachable through this node.
 type Announcement struct {
 	VIP netip.Addr
 	// By names the announcers to use; empty: all.
 	By []AnnouncerKind
-	// Weight is how much this machine can serve relative to others (its healthy backends); at least 1.
+	// Weight is the number of healthy backends, at least 1: the capacity of this node relative to other nodes.
 	Weight int
 }
 
-// Prober asks backends how they are, and reports to the Engine's Health method.
+// Prober runs checks, and reports results to Engine.Health.
 type Prober interface {
-	// Put makes these the checks of a service. A check that stays the same keeps its state and its rhythm; an empty
+	// Put replaces the checks of a service. A check that stays the same keeps its state and its schedule; an empty
 	// list ends the checks of the service.
 	Put(service string, checks []Check)
 }

@@ -13,48 +13,48 @@ type EngineOptions struct {
 	Datapath  Datapath
 	Announcer Announcer
 	Prober    Prober
-	// Sources are the names that must say Complete before anything is announced or removed.
+	// Sources are the names of the sources that must be complete before anything is announced or removed.
 	Sources []string
-	// Settle bounds how long the first announcement waits for the first answer of every check.
+	// Settle bounds how long the first announcement waits for the first result of every check.
 	Settle time.Duration
-	// Retry is the delay before something that failed is tried again; it doubles up to 32 times Retry.
+	// Retry is the delay before a failed call is retried; it doubles with each failure, up to 32 × Retry.
 	Retry time.Duration
 	// Withdraw bounds how long Run waits for the withdrawal of all routes after its context has ended.
 	Withdraw time.Duration
 	Log      *slog.Logger
-	// Observe is told of every call to a consumer ("datapath", "announcer"), for metrics. It may be nil.
+	// Observe is called after every call to a consumer ("datapath", "announcer"), for metrics. It may be nil.
 	Observe func(consumer string, took time.Duration, err error)
 }
 
-// Engine turns Services and Health into what the datapath, the announcers and the prober are told. It has no rules of
-// its own: those are Build (plan.go), Serve and Announce (order.go). All state belongs to the goroutine of Run; every
-// other method posts to its mailbox and may be called from anywhere, before Run too.
+// Engine turns Services and Health into calls of the datapath, the announcers and the prober. It has no rules of its
+// own: those are Build (plan.go), Serve and Announce (order.go). All state belongs to the goroutine of Run; every other
+// method posts to its mailbox and may be called from any goroutine, before Run too.
 type Engine struct {
 	o        EngineOptions
 	mail     mailbox
 	services map[string]*entry
-	stale    map[string]struct{} // services to plan again
+	stale    map[string]struct{} // services that need a new plan
 	awaited  map[string]struct{} // sources that are not complete yet
-	kernel   *kernel
+	datapath *datapathState
 	routes   *routes
-	settleBy time.Time // when the wait for first answers ends; zero until every source is complete
-	settled  bool      // every source is complete and every service has had a plan
+	settleBy time.Time     // when the wait for first results ends; zero until every source is complete
+	settled  chan struct{} // closed once every source is complete and every service has had a plan
 	drains   Drains
 }
 
-// entry is what the engine knows of one Service.
+// entry is one Service, its health and its plan.
 type entry struct {
 	service *Service
 	health  map[CheckKey]Health
-	plan    *Plan // nil until the first answer of every check
-	refused bool  // another service has one of its frontends
+	plan    *Plan // nil until the first result of every check
+	refused bool  // one of its frontends belongs to another service
 }
 
 // NewEngine returns an Engine that starts from what the datapath already holds.
 func NewEngine(o EngineOptions) (*Engine, error) {
 	held, err := o.Datapath.Held()
 	if err != nil {
-		return nil, fmt.Errorf("read what the kernel already serves: %w", err)
+		return nil, fmt.Errorf("read the frontends in the kernel: %w", err)
 	}
 	if o.Observe == nil {
 		o.Observe = func(string, time.Duration, error) {}
@@ -62,12 +62,13 @@ func NewEngine(o EngineOptions) (*Engine, error) {
 	e := &Engine{
 		o: o, mail: mailbox{wake: make(chan struct{}, 1)},
 		services: map[string]*entry{}, stale: map[string]struct{}{}, awaited: map[string]struct{}{},
+		settled: make(chan struct{}),
 	}
 	for _, s := range o.Sources {
 		e.awaited[s] = struct{}{}
 	}
 	vips := &vipTable{byAddr: map[vipKey]*vip{}}
-	e.kernel = newKernel(vips, held, o.Retry)
+	e.datapath = newDatapathState(vips, held, o.Retry)
 	e.routes = newRoutes(vips, o.Retry, o.Log)
 	return e, nil
 }
@@ -81,22 +82,47 @@ func (e *Engine) Delete(name string) { e.mail.post(func() { e.delete(name) }) }
 // Complete implements Sink.
 func (e *Engine) Complete(source string) { e.mail.post(func() { delete(e.awaited, source) }) }
 
-// Health takes what a check found. It is what the Prober reports to.
+// Health takes the result of a check. The Prober reports to it.
 func (e *Engine) Health(h Health) { e.mail.post(func() { e.healthChanged(h) }) }
 
-// Status returns what the engine knows now. It fails only when ctx ends first.
-func (e *Engine) Status(ctx context.Context) (Status, error) {
-	answer := make(chan Status, 1)
-	e.mail.post(func() { answer <- e.status() })
+// Settled returns a channel that is closed once every source is complete and every service has had a plan: from then
+// on Status is complete, and frontends of an earlier run that no service wants are removed.
+func (e *Engine) Settled() <-chan struct{} { return e.settled }
+
+// isSettled reports whether Settled is closed.
+func (e *Engine) isSettled() bool {
 	select {
-	case s := <-answer:
-		return s, nil
-	case <-ctx.Done():
-		return Status{}, fmt.Errorf("ask the engine: %w", ctx.Err())
+	case <-e.settled:
+		return true
+	default:
+		return false
 	}
 }
 
-// Run works until ctx ends, then withdraws every route and returns nil, or what kept it from withdrawing.
+// Status returns the state of the engine. Its cost grows with the number of services. It fails only when ctx ends
+// before the engine's goroutine answers.
+func (e *Engine) Status(ctx context.Context) (Status, error) { return query(ctx, e, e.status) }
+
+// Behind returns since when the datapath lacks a frontend that is wanted, or an update of one; zero: it lacks none. Its
+// cost is constant. It fails only when ctx ends before the engine's goroutine answers.
+func (e *Engine) Behind(ctx context.Context) (time.Time, error) {
+	return query(ctx, e, func() time.Time { return e.datapath.behind })
+}
+
+// query runs f in the engine's goroutine.
+func query[T any](ctx context.Context, e *Engine, f func() T) (T, error) {
+	answer := make(chan T, 1)
+	e.mail.post(func() { answer <- f() })
+	select {
+	case v := <-answer:
+		return v, nil
+	case <-ctx.Done():
+		var zero T
+		return zero, fmt.Errorf("query the engine: %w", ctx.Err())
+	}
+}
+
+// Run works until ctx ends, then withdraws every route. It returns nil, or the error of the withdrawal.
 func (e *Engine) Run(ctx context.Context) error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -170,7 +196,7 @@ func (e *Engine) healthChanged(h Health) {
 	}
 }
 
-// replan builds the plans of services whose wish or health changed.
+// replan builds the plans of services that changed, or whose health or drain changed.
 func (e *Engine) replan() {
 	for name := range e.stale {
 		en, ok := e.services[name]
@@ -179,18 +205,20 @@ func (e *Engine) replan() {
 			continue
 		}
 		if en.plan == nil && !answered(en) && !e.settleTimeout() {
-			continue // what an earlier run left in the kernel goes on until we know better
+			continue // frontends of an earlier run stay in the kernel until the health is known
 		}
 		delete(e.stale, name)
 		e.adopt(en, Build(en.service, en.health, e.drains))
 	}
-	e.settled = e.settled || (len(e.awaited) == 0 && len(e.stale) == 0)
+	if len(e.awaited) == 0 && len(e.stale) == 0 && !e.isSettled() {
+		close(e.settled)
+	}
 }
 
-// answered reports whether every check of the service has answered at least once.
+// answered reports whether every check of the service has had a result.
 func answered(en *entry) bool { return len(en.health) == len(Checks(en.service)) }
 
-// settleTimeout reports whether the wait for first answers is over.
+// settleTimeout reports whether the wait for first results is over.
 func (e *Engine) settleTimeout() bool {
 	if len(e.awaited) == 0 && e.settleBy.IsZero() {
 		e.settleBy = time.Now().Add(e.o.Settle)
@@ -204,13 +232,13 @@ func (e *Engine) adopt(en *entry, plan *Plan) {
 	en.plan = plan
 	en.refused = false
 	if plan != nil {
-		for _, f := range e.kernel.want(plan) {
+		for _, f := range e.datapath.want(plan) {
 			en.refused = true
 			e.o.Log.Error("frontend refused", "service", plan.Service.Name, "frontend", f, "reason", "another service has it")
 		}
 	}
-	if old != nil && e.kernel.drop(old, plan) {
-		for name, other := range e.services { // who had to do without the freed frontends gets them now
+	if old != nil && e.datapath.drop(old, plan) {
+		for name, other := range e.services { // one that was refused a frontend may get it now
 			if other.refused {
 				e.mail.post(func() { e.stale[name] = struct{}{} })
 			}
@@ -219,9 +247,9 @@ func (e *Engine) adopt(en *entry, plan *Plan) {
 	e.routes.adopt(old, plan)
 }
 
-// serve starts a call to the datapath if there is something to do and none is under way.
+// serve starts a call to the datapath if there is a delta and no call is in flight.
 func (e *Engine) serve(ctx context.Context, calls *sync.WaitGroup, now time.Time) {
-	delta, ok := e.kernel.next(now, e.settled)
+	delta, ok := e.datapath.next(now, e.isSettled())
 	if !ok {
 		return
 	}
@@ -233,16 +261,17 @@ func (e *Engine) serve(ctx context.Context, calls *sync.WaitGroup, now time.Time
 			for f, err := range failed {
 				e.o.Log.Error("frontend not in force", "frontend", f, "err", err)
 			}
-			e.kernel.applied(delta, failed, time.Now())
-			e.routes.kernelChanged()
+			e.datapath.complete(delta, failed, time.Now())
+			e.routes.datapathChanged()
 		})
 	})
 }
 
-// announce starts a call to the announcers if there is something to say and none is under way. The first one waits
-// until all is known and in force: a router that keeps our routes while we restart drops those missing from it.
+// announce starts a call to the announcers if the set changed and no call is in flight. The first call waits until the
+// engine has settled and the datapath has tried every frontend: with graceful restart, a router drops the routes that
+// are missing from the first set after a restart (RFC 4724).
 func (e *Engine) announce(ctx context.Context, calls *sync.WaitGroup, now time.Time) {
-	if !e.routes.started && !(e.settled && e.kernel.quiet(now)) {
+	if !e.routes.started && !(e.isSettled() && e.datapath.idle(now)) {
 		return
 	}
 	set, ok := e.routes.next(now)
@@ -253,14 +282,14 @@ func (e *Engine) announce(ctx context.Context, calls *sync.WaitGroup, now time.T
 		start := time.Now()
 		err := e.o.Announcer.Set(ctx, set)
 		e.o.Observe("announcer", time.Since(start), err)
-		e.mail.post(func() { e.routes.announced(err, time.Now()) })
+		e.mail.post(func() { e.routes.complete(err, time.Now()) })
 	})
 }
 
-// nextWake returns how long Run may sleep when nothing happens.
+// nextWake returns how long Run may sleep if no mail arrives.
 func (e *Engine) nextWake(now time.Time) time.Duration {
 	wake := now.Add(time.Hour)
-	for _, t := range []time.Time{e.kernel.retryAt(), e.routes.retryAt, e.settleBy} {
+	for _, t := range []time.Time{e.datapath.retryAt(), e.routes.retryAt, e.settleBy} {
 		if t.After(now) && t.Before(wake) {
 			wake = t
 		}

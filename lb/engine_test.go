@@ -36,11 +36,11 @@ func service(name string, vips []netip.Addr, backends ...string) *lb.Service {
 
 func frontend(vip netip.Addr) lb.Frontend { return lb.Frontend{VIP: vip, Port: 80, Protocol: lb.TCP} }
 
-// inEngine runs f beside a running engine, in a bubble of its own time.
-func inEngine(t *testing.T, w *lbtest.World, f func(t *testing.T, e *lb.Engine)) {
+// inEngine runs f beside a running engine, in a synctest bubble.
+func inEngine(t *testing.T, fx *lbtest.Fixture, f func(t *testing.T, e *lb.Engine)) {
 	synctest.Test(t, func(t *testing.T) {
 		e, err := lb.NewEngine(lb.EngineOptions{
-			Datapath: w, Announcer: w, Prober: w, Sources: []string{"file"},
+			Datapath: fx, Announcer: fx, Prober: fx, Sources: []string{"file"},
 			Settle: 10 * time.Second, Retry: 100 * time.Millisecond, Withdraw: 5 * time.Second,
 			Log: slog.New(slog.DiscardHandler),
 		})
@@ -52,10 +52,10 @@ func inEngine(t *testing.T, w *lbtest.World, f func(t *testing.T, e *lb.Engine))
 		go func() { done <- e.Run(ctx) }()
 		f(t, e)
 		cancel()
-		if err := <-done; err != nil && w.Fail == 0 {
+		if err := <-done; err != nil && fx.Fail == 0 {
 			t.Errorf("Run: %v", err)
 		}
-		if v := w.Violations(); len(v) > 0 {
+		if v := fx.Violations(); len(v) > 0 {
 			t.Errorf("order violated %d times, first: %s", len(v), v[0])
 		}
 	})
@@ -69,42 +69,42 @@ func answer(e *lb.Engine, s *lb.Service, state lb.State, which ...int) {
 	}
 }
 
-func wantAnnounced(t *testing.T, w *lbtest.World, want ...netip.Addr) {
+func wantAnnounced(t *testing.T, fx *lbtest.Fixture, want ...netip.Addr) {
 	t.Helper()
 	synctest.Wait()
-	if got := w.Announced(); !slices.Equal(got, want) {
+	if got := fx.Announced(); !slices.Equal(got, want) {
 		t.Errorf("announced %v; want %v", got, want)
 	}
 }
 
-func wantTargets(t *testing.T, w *lbtest.World, f lb.Frontend, want int) {
+func wantTargets(t *testing.T, fx *lbtest.Fixture, f lb.Frontend, want int) {
 	t.Helper()
 	synctest.Wait()
-	p, ok := w.Served(f)
+	p, ok := fx.Served(f)
 	if !ok || p == nil || len(p.Targets) != want {
 		t.Errorf("%s is served as %+v; want %d targets", f, p, want)
 	}
 }
 
 func TestServiceIsServedThenAnnouncedThenFollowsHealth(t *testing.T) {
-	w := lbtest.NewWorld()
-	inEngine(t, w, func(t *testing.T, e *lb.Engine) {
+	fx := lbtest.New()
+	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
 		s := service("web", []netip.Addr{vip1}, "10.0.0.1", "10.0.0.2")
 		s.MinHealthy = 2
 		e.Put(s)
 		e.Complete("file")
-		wantAnnounced(t, w)
-		if _, ok := w.Served(frontend(vip1)); ok {
-			t.Error("served before the first checks answered")
+		wantAnnounced(t, fx)
+		if _, ok := fx.Served(frontend(vip1)); ok {
+			t.Error("served before the first results of the checks")
 		}
 		answer(e, s, lb.StateHealthy)
-		wantAnnounced(t, w, vip1)
-		wantTargets(t, w, frontend(vip1), 2)
+		wantAnnounced(t, fx, vip1)
+		wantTargets(t, fx, frontend(vip1), 2)
 
 		answer(e, s, lb.StateUnhealthy, 1)
-		wantAnnounced(t, w) // one healthy backend is fewer than min_healthy
-		wantTargets(t, w, frontend(vip1), 1)
-		if p, _ := w.Served(frontend(vip1)); len(p.Down) != 1 {
+		wantAnnounced(t, fx) // one healthy backend is fewer than min_healthy
+		wantTargets(t, fx, frontend(vip1), 1)
+		if p, _ := fx.Served(frontend(vip1)); len(p.Down) != 1 {
 			t.Errorf("down backends %v; want one", p.Down)
 		}
 		st, err := e.Status(t.Context())
@@ -115,98 +115,98 @@ func TestServiceIsServedThenAnnouncedThenFollowsHealth(t *testing.T) {
 			t.Errorf("reason %q; want %q", got, want)
 		}
 		answer(e, s, lb.StateHealthy, 1)
-		wantAnnounced(t, w, vip1)
+		wantAnnounced(t, fx, vip1)
 
 		e.Delete("web")
-		wantAnnounced(t, w)
-		if _, ok := w.Served(frontend(vip1)); ok {
+		wantAnnounced(t, fx)
+		if _, ok := fx.Served(frontend(vip1)); ok {
 			t.Error("still served after deletion")
 		}
-		if len(w.Checks("web")) > 0 {
+		if len(fx.Checks("web")) > 0 {
 			t.Error("still checked after deletion")
 		}
 	})
 }
 
-// When the last backend comes back, the table without it is still in force for a moment: no route until that is over.
+// When the only backend recovers, the datapath still has the table without it: no route until the new table is in force.
 func TestRecoveryWaitsForTheNewTable(t *testing.T) {
-	w := lbtest.NewWorld()
-	inEngine(t, w, func(t *testing.T, e *lb.Engine) {
+	fx := lbtest.New()
+	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
 		s := service("web", []netip.Addr{vip1}, "10.0.0.1")
 		e.Put(s)
 		e.Complete("file")
 		answer(e, s, lb.StateHealthy)
-		wantAnnounced(t, w, vip1)
+		wantAnnounced(t, fx, vip1)
 		answer(e, s, lb.StateUnhealthy)
-		wantAnnounced(t, w)
-		wantTargets(t, w, frontend(vip1), 0)
-		w.Hold()
+		wantAnnounced(t, fx)
+		wantTargets(t, fx, frontend(vip1), 0)
+		fx.Pause()
 		answer(e, s, lb.StateHealthy)
-		wantAnnounced(t, w)
-		w.Release()
-		wantTargets(t, w, frontend(vip1), 1)
-		wantAnnounced(t, w, vip1)
+		wantAnnounced(t, fx)
+		fx.Resume()
+		wantTargets(t, fx, frontend(vip1), 1)
+		wantAnnounced(t, fx, vip1)
 	})
 }
 
 func TestShutdownWithdraws(t *testing.T) {
-	w := lbtest.NewWorld()
-	inEngine(t, w, func(t *testing.T, e *lb.Engine) {
+	fx := lbtest.New()
+	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
 		s := service("web", []netip.Addr{vip1}, "10.0.0.1")
 		e.Put(s)
 		e.Complete("file")
 		answer(e, s, lb.StateHealthy)
-		wantAnnounced(t, w, vip1)
+		wantAnnounced(t, fx, vip1)
 	})
-	if got := w.Announced(); len(got) > 0 {
+	if got := fx.Announced(); len(got) > 0 {
 		t.Errorf("announced %v after the end; want none", got)
 	}
-	if _, ok := w.Served(frontend(vip1)); !ok {
+	if _, ok := fx.Served(frontend(vip1)); !ok {
 		t.Error("no longer served after the end; flows would break")
 	}
 }
 
 func TestRestartKeepsWhatTheKernelHolds(t *testing.T) {
-	w := lbtest.NewWorld(frontend(vip1), frontend(vip2))
-	inEngine(t, w, func(t *testing.T, e *lb.Engine) {
+	fx := lbtest.New(frontend(vip1), frontend(vip2))
+	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
 		s := service("web", []netip.Addr{vip1}, "10.0.0.1")
 		e.Put(s)
 		synctest.Wait()
-		if w.Sets() > 0 {
-			t.Fatal("announced before the sources were complete: routers would drop what is not named")
+		if fx.Sets() > 0 {
+			t.Fatal("announced before the sources were complete: routers would drop the routes missing from the set")
 		}
 		e.Complete("file")
 		synctest.Wait()
-		if w.Sets() > 0 {
-			t.Fatal("announced before the checks answered")
+		if fx.Sets() > 0 {
+			t.Fatal("announced before the first results of the checks")
 		}
-		wantAnnounced(t, w, vip1, vip2)
+		wantAnnounced(t, fx, vip1, vip2)
 		answer(e, s, lb.StateHealthy)
-		wantAnnounced(t, w, vip1)
-		if _, ok := w.Served(frontend(vip2)); ok {
-			t.Error("what nobody wants any more was not removed")
+		wantAnnounced(t, fx, vip1)
+		if _, ok := fx.Served(frontend(vip2)); ok {
+			t.Error("a frontend that no service wants was not removed")
 		}
 	})
 }
 
-// A check that never answers must not keep everything else from being announced for ever.
+// A check without results delays the announcements of other services only for the time Settle.
 func TestSettleIsBounded(t *testing.T) {
-	w := lbtest.NewWorld()
-	inEngine(t, w, func(t *testing.T, e *lb.Engine) {
+	fx := lbtest.New()
+	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
 		a, b := service("a", []netip.Addr{vip1}, "10.0.0.1"), service("b", []netip.Addr{vip2}, "10.0.0.2")
 		e.Put(a)
 		e.Put(b)
 		e.Complete("file")
 		answer(e, a, lb.StateHealthy)
-		wantAnnounced(t, w)
+		wantAnnounced(t, fx)
 		time.Sleep(11 * time.Second)
-		wantAnnounced(t, w, vip1)
+		wantAnnounced(t, fx, vip1)
 	})
 }
 
 func TestSharedVIPNeedsOneHealthyService(t *testing.T) {
-	w := lbtest.NewWorld()
-	inEngine(t, w, func(t *testing.T, e *lb.Engine) {
+	fx := lbtest.New()
+	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
 		a, b := service("a", []netip.Addr{vip1}, "10.0.0.1"), service("b", []netip.Addr{vip1}, "10.0.0.2")
 		b.Ports[0].Port = lb.Port{Port: 53, Target: 53, Protocol: lb.UDP}
 		e.Put(a)
@@ -214,15 +214,15 @@ func TestSharedVIPNeedsOneHealthyService(t *testing.T) {
 		e.Complete("file")
 		answer(e, a, lb.StateHealthy)
 		answer(e, b, lb.StateUnhealthy)
-		wantAnnounced(t, w, vip1)
+		wantAnnounced(t, fx, vip1)
 		answer(e, a, lb.StateUnhealthy)
-		wantAnnounced(t, w)
+		wantAnnounced(t, fx)
 	})
 }
 
 func TestFrontendOfAnotherServiceIsRefusedUntilFree(t *testing.T) {
-	w := lbtest.NewWorld()
-	inEngine(t, w, func(t *testing.T, e *lb.Engine) {
+	fx := lbtest.New()
+	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
 		a, b := service("a", []netip.Addr{vip1}, "10.0.0.1"), service("b", []netip.Addr{vip1}, "10.0.0.2", "10.0.0.3")
 		e.Put(a)
 		answer(e, a, lb.StateHealthy)
@@ -230,18 +230,17 @@ func TestFrontendOfAnotherServiceIsRefusedUntilFree(t *testing.T) {
 		e.Put(b)
 		answer(e, b, lb.StateHealthy)
 		e.Complete("file")
-		wantTargets(t, w, frontend(vip1), 1)
+		wantTargets(t, fx, frontend(vip1), 1)
 		e.Delete("a")
-		wantTargets(t, w, frontend(vip1), 2)
-		wantAnnounced(t, w, vip1)
+		wantTargets(t, fx, frontend(vip1), 2)
+		wantAnnounced(t, fx, vip1)
 	})
 }
 
-// Random changes, slow and failing consumers: never announced without being served, and in the end as wanted.
-// What is drained is not announced and is served all the same; an address that another service has, too, stays.
+// The VIPs of a drained service are served but not announced, except those that another service uses, too.
 func TestDrain(t *testing.T) {
-	w := lbtest.NewWorld()
-	inEngine(t, w, func(t *testing.T, e *lb.Engine) {
+	fx := lbtest.New()
+	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
 		one, both := service("one", []netip.Addr{vip1}, "10.0.0.1"), service("both", []netip.Addr{vip1, vip2}, "10.0.0.2")
 		both.Ports[0].Port.Port = 81
 		for _, s := range []*lb.Service{one, both} {
@@ -249,45 +248,49 @@ func TestDrain(t *testing.T) {
 			answer(e, s, lb.StateHealthy)
 		}
 		e.Complete("file")
-		wantAnnounced(t, w, vip1, vip2)
+		wantAnnounced(t, fx, vip1, vip2)
 		d := lb.Drains{}.With("both", true)
 		e.Drain(d)
-		wantAnnounced(t, w, vip1)
-		wantTargets(t, w, lb.Frontend{VIP: vip2, Port: 81, Protocol: lb.TCP}, 1)
+		wantAnnounced(t, fx, vip1)
+		wantTargets(t, fx, lb.Frontend{VIP: vip2, Port: 81, Protocol: lb.TCP}, 1)
 		st, err := e.Status(t.Context())
 		if err != nil || st.Routes[1].Reason != "drained by the operator" || st.Services[0].State != lb.StateDraining {
 			t.Errorf("status: %v, %+v", err, st)
 		}
 		d = d.With("", true)
 		e.Drain(d)
-		wantAnnounced(t, w)
+		wantAnnounced(t, fx)
 		d = d.With("both", false).With("", false)
 		e.Drain(d)
-		wantAnnounced(t, w, vip1, vip2)
+		wantAnnounced(t, fx, vip1, vip2)
 	})
 }
 
-// Who asks hears since when the kernel lacks something.
+// Behind, and Status, say since when the datapath lacks a wanted frontend.
 func TestBehind(t *testing.T) {
-	w := lbtest.NewWorld()
-	w.Rand = rand.New(rand.NewPCG(1, 1))
-	inEngine(t, w, func(t *testing.T, e *lb.Engine) {
+	fx := lbtest.New()
+	fx.Rand = rand.New(rand.NewPCG(1, 1))
+	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
 		behind := func() time.Duration {
 			synctest.Wait()
 			st, err := e.Status(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
-			if st.Behind.IsZero() {
+			since, err := e.Behind(t.Context())
+			if err != nil || !since.Equal(st.Behind) {
+				t.Errorf("Behind: %s, %v; Status says %s", since, err, st.Behind)
+			}
+			if since.IsZero() {
 				return 0
 			}
-			return time.Since(st.Behind)
+			return time.Since(since)
 		}
 		e.Complete("file")
 		if d := behind(); d != 0 {
-			t.Errorf("behind for %s with nothing to do", d)
+			t.Errorf("behind for %s without services", d)
 		}
-		w.Fail = 1
+		fx.Fail = 1
 		s := service("web", []netip.Addr{vip1}, "10.0.0.1")
 		e.Put(s)
 		answer(e, s, lb.StateHealthy)
@@ -295,7 +298,7 @@ func TestBehind(t *testing.T) {
 		if d := behind(); d < 69*time.Second || d > 71*time.Second {
 			t.Errorf("behind for %s after 70 s of failures", d)
 		}
-		w.Fail = 0
+		fx.Fail = 0
 		time.Sleep(time.Minute)
 		if d := behind(); d != 0 {
 			t.Errorf("behind for %s when all is in force", d)
@@ -303,13 +306,15 @@ func TestBehind(t *testing.T) {
 	})
 }
 
+// Random changes with slow and failing consumers: no VIP is announced without being served, and in the end the
+// announcements and the datapath are as wanted.
 func TestRandomChangesWithFailures(t *testing.T) {
 	for seed := range uint64(60) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 2))
-			w := lbtest.NewWorld(frontend(vip2))
-			w.Fail, w.Delay, w.Rand = 0.1, 50*time.Millisecond, rand.New(rand.NewPCG(seed, 3))
-			inEngine(t, w, func(t *testing.T, e *lb.Engine) {
+			fx := lbtest.New(frontend(vip2))
+			fx.Fail, fx.Delay, fx.Rand = 0.1, 50*time.Millisecond, rand.New(rand.NewPCG(seed, 3))
+			inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
 				e.Complete("file")
 				services := map[string]*lb.Service{}
 				states := map[lb.CheckKey]lb.State{}
@@ -340,11 +345,11 @@ func TestRandomChangesWithFailures(t *testing.T) {
 				slices.SortFunc(want, netip.Addr.Compare)
 				want = slices.Compact(want)
 				time.Sleep(5 * time.Minute)
-				wantAnnounced(t, w, want...)
+				wantAnnounced(t, fx, want...)
 				for _, vip := range []netip.Addr{vip1, vip2} {
 					if !slices.Contains(want, vip) {
 						for port := range uint16(3) {
-							if _, ok := w.Served(lb.Frontend{VIP: vip, Port: 80 + port, Protocol: lb.TCP}); ok {
+							if _, ok := fx.Served(lb.Frontend{VIP: vip, Port: 80 + port, Protocol: lb.TCP}); ok {
 								t.Errorf("%s:%d is still served", vip, 80+port)
 							}
 						}
@@ -356,8 +361,8 @@ func TestRandomChangesWithFailures(t *testing.T) {
 }
 
 func BenchmarkOneChangeOf10000(b *testing.B) {
-	w := lbtest.NewWorld()
-	e, err := lb.NewEngine(lb.EngineOptions{Datapath: w, Announcer: w, Prober: w, Settle: time.Second, Retry: time.Second,
+	fx := lbtest.New()
+	e, err := lb.NewEngine(lb.EngineOptions{Datapath: fx, Announcer: fx, Prober: fx, Settle: time.Second, Retry: time.Second,
 		Withdraw: time.Second, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		b.Fatal(err)
@@ -371,7 +376,7 @@ func BenchmarkOneChangeOf10000(b *testing.B) {
 		e.Put(last)
 		answer(e, last, lb.StateHealthy)
 	}
-	served := func(n int) bool { p, ok := w.Served(frontend(last.VIPs[0])); return ok && len(p.Targets) == n }
+	served := func(n int) bool { p, ok := fx.Served(frontend(last.VIPs[0])); return ok && len(p.Targets) == n }
 	for !served(2) {
 		time.Sleep(time.Millisecond)
 	}

@@ -6,17 +6,17 @@ import (
 	"strings"
 )
 
-// Question is a packet that somebody asks about: the first of a flow.
+// Question is a packet to explain: the first packet of a flow.
 type Question struct {
 	Client   netip.AddrPort
 	To       netip.AddrPort
 	Protocol Protocol
 }
 
-// anyPort is a client's port when nobody says which.
+// anyPort is the client's port when none is given.
 const anyPort = 40000
 
-// ParseQuestion reads the words of people: CLIENT is an address with or without a port, to is VIP:PORT[/PROTOCOL].
+// ParseQuestion parses a question: client is an address with or without a port, to is VIP:PORT[/PROTOCOL], by default tcp.
 func ParseQuestion(client, to string) (q Question, err error) {
 	if a, err := netip.ParseAddr(client); err == nil {
 		q.Client = netip.AddrPortFrom(a.Unmap(), anyPort)

@@ -8,15 +8,15 @@ import (
 // TableSize returns how many slots the table of n targets has: a prime of at least 100 × n, so that shares are within
 // about one per cent (Maglev, §5.3), between a floor that keeps small services cheap and a cap that bounds memory.
 func TableSize(n int) int {
-	i := sort.SearchInts(tableSizes, 100*n)
-	return tableSizes[min(i, len(tableSizes)-1)]
+	i := sort.SearchInts(tablePrimes, 100*n)
+	return tablePrimes[min(i, len(tablePrimes)-1)]
 }
 
-// tableSizes are primes, about a factor of two apart: a service that grows changes its table size rarely, for a change
-// of size moves most flows that have no entry in a flow table.
-var tableSizes = []int{1009, 2039, 4093, 8191, 16381, 32749, 65521}
+// tablePrimes are about a factor of two apart, so that the table size of a growing service changes rarely: a change of
+// size moves most flows that have no entry in a flow table.
+var tablePrimes = []int{1009, 2039, 4093, 8191, 16381, 32749, 65521}
 
-// MaxTableSize is the largest table there is.
+// MaxTableSize is the size of the largest table, in slots.
 const MaxTableSize = 65521
 
 // Maglev fills a table by the algorithm of Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load

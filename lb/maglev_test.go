@@ -76,7 +76,7 @@ func TestMaglevMovesLittle(t *testing.T) {
 }
 
 func TestTableSizesArePrimes(t *testing.T) {
-	for _, size := range tableSizes {
+	for _, size := range tablePrimes {
 		for d := 2; d*d <= size; d++ {
 			if size%d == 0 {
 				t.Errorf("%d is %d × %d", size, d, size/d)

@@ -1,25 +1,25 @@
 package lb
 
-// Order is data: what a consumer may be told about a VIP follows from what is wanted and from what the other consumer
-// surely or maybe holds. "Announced only while served, torn down only when no longer announced" is these two pure
-// functions and nothing else; there is no first step and no second, so a crash, a slow peer or a reload in the middle
-// is no special case. The obvious rule, to trust what was last confirmed, is wrong while a call is under way.
+// Order is data: what a consumer may be asked to do with a VIP follows from what is wanted and from what the other
+// consumer surely or maybe holds. "Announced only while served, removed only when no longer announced" is the two pure
+// functions Serve and Announce, not a sequence of steps, so a crash, a slow peer or a reload is no special case. The
+// simpler rule, which relies on the last confirmation, is wrong while a call is in flight.
 
-// Known is what the engine knows of one VIP at one consumer.
+// Known is the state of one VIP at one consumer.
 type Known struct {
-	Done bool // held when the consumer last said so
-	Busy bool // a call is under way …
-	Goal bool // … after which it will be held, if the call succeeds
+	Done bool // the consumer held the VIP when its last call returned
+	Busy bool // a call is in flight …
+	Goal bool // … after which the consumer holds the VIP, if the call succeeds
 }
 
-// Surely reports whether the consumer holds the VIP whatever comes of the call under way.
+// Surely reports whether the consumer holds the VIP, whatever the outcome of the call in flight.
 func (k Known) Surely() bool { return k.Done && (!k.Busy || k.Goal) }
 
-// Maybe reports whether the consumer may hold the VIP, now or after the call under way.
+// Maybe reports whether the consumer may hold the VIP, now or after the call in flight.
 func (k Known) Maybe() bool { return k.Done || (k.Busy && k.Goal) }
 
-// Serve reports whether the datapath must serve a VIP: when it is wanted, and as long as it may still attract traffic.
+// Serve reports whether the datapath must serve a VIP: while it is wanted, and while it may be announced.
 func Serve(want bool, announce Known) bool { return want || announce.Maybe() }
 
-// Announce reports whether a VIP may be announced: wanted, healthy and surely served.
+// Announce reports whether a VIP may be announced: it is wanted, healthy and surely served.
 func Announce(want, healthy bool, datapath Known) bool { return want && healthy && datapath.Surely() }

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// model is one consumer of one VIP: it changes its mind at any step of a call, and may fail midway.
+// model is one consumer of one VIP: the change happens at any step of a call, or not at all when the call fails.
 type model struct {
 	Known
 	real bool
@@ -22,9 +22,9 @@ func (m *model) step(r *rand.Rand) {
 		return
 	}
 	switch r.IntN(3) {
-	case 0: // the change happens, the answer is not in yet
+	case 0: // the change happens, the call has not returned
 		m.real = m.Goal
-	case 1: // the call ends, having done something or not
+	case 1: // the call returns, after the change or without it
 		m.Known = Known{Done: m.real}
 	}
 }
@@ -73,7 +73,7 @@ func TestOrderNeverAnnouncesWhatIsNotServed(t *testing.T) {
 	}
 }
 
-// The obvious rules, which trust what was last confirmed, must fail the same test: else it proves nothing.
+// The simpler rules, which rely on the last confirmation, must fail the same test: else it proves nothing.
 func TestOrderTestCanFail(t *testing.T) {
 	bad := 0
 	for seed := range uint64(200) {

@@ -7,23 +7,24 @@ import (
 	"time"
 )
 
-// routes keeps what the announcers are to announce and what they announce, per VIP, and says what to tell them next.
+// routes is, per VIP, what the announcers must announce and what they announce. It computes the next set of
+// announcements.
 type routes struct {
-	vips    *vipTable
-	retry   time.Duration
-	log     *slog.Logger
-	claims  map[vipKey]map[string]claim // who wants which VIP, by service
-	since   map[vipKey]time.Time        // when a VIP was announced or withdrawn
-	started bool                        // a first set is on its way, or was
-	dirty   bool                        // what is announced and what is to be may differ
-	flight  map[vipKey]Announcement     // what the call under way announces; nil: none is
-	last    map[vipKey]Announcement     // what the last call announced
-	tries   int
-	retryAt time.Time
-	err     error
+	vips     *vipTable
+	retry    time.Duration
+	log      *slog.Logger
+	claims   map[vipKey]map[string]claim // the services that use a VIP, by name
+	since    map[vipKey]time.Time        // when a VIP was announced or withdrawn
+	started  bool                        // a first set was passed to the announcers
+	dirty    bool                        // the wanted and the announced set may differ
+	inFlight map[vipKey]Announcement     // the set of the running call to Set; nil: no call is running
+	last     map[vipKey]Announcement     // the set of the last successful call
+	tries    int                         // consecutive failures
+	retryAt  time.Time
+	err      error // of the last call
 }
 
-// claim is what one service says of a VIP.
+// claim is the plan of one service for a VIP.
 type claim struct {
 	plan VIPPlan
 	by   []AnnouncerKind
@@ -36,7 +37,7 @@ func newRoutes(vips *vipTable, retry time.Duration, log *slog.Logger) *routes {
 	}
 }
 
-// adopt replaces what the service of one plan says by what the next one says; either may be nil.
+// adopt replaces the claims of a service's old plan by those of its next plan; either may be nil.
 func (r *routes) adopt(old, plan *Plan) {
 	r.dirty = true
 	if old != nil {
@@ -58,12 +59,12 @@ func (r *routes) adopt(old, plan *Plan) {
 	}
 }
 
-// kernelChanged says that the datapath may hold other VIPs than before.
-func (r *routes) kernelChanged() { r.dirty = true }
+// datapathChanged says that the set of VIPs that the datapath serves may have changed.
+func (r *routes) datapathChanged() { r.dirty = true }
 
-// next returns the whole set to announce now; false when it is what is announced, or a call is under way.
+// next returns the complete set to announce now; false when it is announced already, or a call is in flight.
 func (r *routes) next(now time.Time) ([]Announcement, bool) {
-	if r.flight != nil || !r.dirty || r.retryAt.After(now) {
+	if r.inFlight != nil || !r.dirty || r.retryAt.After(now) {
 		return nil, false
 	}
 	r.dirty = false
@@ -72,7 +73,7 @@ func (r *routes) next(now time.Time) ([]Announcement, bool) {
 		return nil, false
 	}
 	r.started = true
-	r.flight = set
+	r.inFlight = set
 	for addr := range set {
 		v := r.vips.get(addr)
 		v.announce.Busy, v.announce.Goal = true, true
@@ -87,25 +88,25 @@ func (r *routes) next(now time.Time) ([]Announcement, bool) {
 	return list, true
 }
 
-// wanted returns what is to be announced, given what the datapath surely serves.
+// wanted returns the set to announce, given what the datapath surely serves.
 func (r *routes) wanted() map[vipKey]Announcement {
 	set := map[vipKey]Announcement{}
 	for addr, services := range r.claims {
 		v := r.vips.get(addr)
-		a := Announcement{VIP: addr, Weight: 0}
-		everyone := false
+		a := Announcement{VIP: addr}
+		byAll := false
 		for _, c := range services {
 			if !Announce(v.wanted > 0, c.plan.Reason == "", v.datapath) {
 				continue
 			}
 			a.Weight += c.plan.Healthy
 			a.By = append(a.By, c.by...)
-			everyone = everyone || len(c.by) == 0
+			byAll = byAll || len(c.by) == 0
 		}
 		if a.Weight == 0 {
 			continue
 		}
-		if everyone {
+		if byAll {
 			a.By = nil
 		}
 		slices.Sort(a.By)
@@ -115,18 +116,18 @@ func (r *routes) wanted() map[vipKey]Announcement {
 	return set
 }
 
-// announced notes the outcome of the call under way.
-func (r *routes) announced(err error, now time.Time) {
-	set, first := r.flight, r.last == nil
-	r.flight, r.err = nil, err
+// complete records the outcome of the call in flight.
+func (r *routes) complete(err error, now time.Time) {
+	set, first := r.inFlight, r.last == nil
+	r.inFlight, r.err = nil, err
 	if err != nil {
 		r.log.Error("routes not as wanted", "err", err)
-		r.retryAt = now.Add(r.retry << min(r.tries, 5))
+		r.retryAt = now.Add(backoff(r.retry, r.tries))
 		r.tries++
 	} else {
 		r.last, r.tries, r.retryAt = set, 0, time.Time{}
 	}
-	r.dirty = true // something may have changed while the call was under way
+	r.dirty = true // claims may have changed while the call was running
 	for _, v := range r.vips.byAddr {
 		if !v.announce.Busy {
 			continue
@@ -155,7 +156,7 @@ func (r *routes) changed(addr vipKey, announced bool, now time.Time) {
 	}
 }
 
-// status returns what is known of addr.
+// status returns the state of addr.
 func (r *routes) status(addr vipKey) RouteStatus {
 	s := RouteStatus{Address: addr, Services: slices.Sorted(maps.Keys(r.claims[addr])), Since: r.since[addr]}
 	if a, ok := r.last[addr]; ok {
@@ -171,7 +172,7 @@ func (r *routes) status(addr vipKey) RouteStatus {
 	return s
 }
 
-// reason returns why no service has addr announced; "" when nothing speaks against it.
+// reason returns why addr must not be announced; "": it may be.
 func (r *routes) reason(addr vipKey) string {
 	if len(r.claims[addr]) == 0 {
 		return "no service has it"

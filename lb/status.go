@@ -9,15 +9,15 @@ import (
 	"time"
 )
 
-// Status is what the engine knows at one moment: the source of the API, the metrics and the command line. The field
-// names are a contract (DESIGN §7).
+// Status is the state of the engine at one moment: the source of the API, the metrics and the command line. The field
+// names are a contract with users (docs/api.md).
 type Status struct {
 	Services []ServiceStatus `json:"services"`
 	Backends []BackendStatus `json:"backends"`
 	Routes   []RouteStatus   `json:"routes"`
-	// Settled is false from the start of the agent until every source is complete and every check has answered once.
+	// Settled is false from the start of the agent until every source is complete and every service has had a plan.
 	Settled bool `json:"settled"`
-	// Behind is since when the kernel lacks something that it is to have; zero: it has all.
+	// Behind is since when the kernel lacks a frontend that is wanted, or an update of one; zero: it lacks none.
 	Behind time.Time `json:"behind,omitzero"`
 }
 
@@ -45,17 +45,17 @@ type BackendStatus struct {
 	Port    uint16     `json:"port"`
 	Weight  int        `json:"weight"`
 	State   State      `json:"state"`
-	Reason  string     `json:"reason,omitempty"` // what its check last found
+	Reason  string     `json:"reason,omitempty"` // of the last result of its check
 	Since   time.Time  `json:"since,omitzero"`   // when it entered the state
 }
 
-// RouteStatus is one VIP.
+// RouteStatus is the announcement of one VIP.
 type RouteStatus struct {
 	Address   netip.Addr      `json:"address"`
 	Services  []string        `json:"services"`
 	By        []AnnouncerKind `json:"by,omitempty"` // empty: every announcer that is on
 	Announced bool            `json:"announced"`
-	Reason    string          `json:"reason,omitempty"` // why not
+	Reason    string          `json:"reason,omitempty"` // why not announced
 	Since     time.Time       `json:"since,omitzero"`   // when announced or withdrawn
 }
 
@@ -64,14 +64,17 @@ type PeerStatus struct {
 	Peer      netip.Addr `json:"peer"`
 	ASN       uint32     `json:"asn"`
 	State     string     `json:"state"`  // idle, connect, active, opensent, openconfirm, established
-	Routes    int        `json:"routes"` // announced to it
+	Routes    int        `json:"routes"` // announced to the neighbour
 	Since     time.Time  `json:"since,omitzero"`
 	LastError string     `json:"reason,omitempty"` // why it is not established
 }
 
-// status puts together what the engine knows. It runs in the engine's goroutine.
+// status builds the Status. It runs in the engine's goroutine.
 func (e *Engine) status() Status {
-	out := Status{Services: []ServiceStatus{}, Backends: []BackendStatus{}, Routes: []RouteStatus{}, Settled: e.settled, Behind: e.kernel.behind}
+	out := Status{
+		Services: []ServiceStatus{}, Backends: []BackendStatus{}, Routes: []RouteStatus{},
+		Settled: e.isSettled(), Behind: e.datapath.behind,
+	}
 	for _, name := range slices.Sorted(maps.Keys(e.services)) {
 		en := e.services[name]
 		backends := en.backendStatus()
@@ -111,7 +114,7 @@ func (e *Engine) serviceStatus(en *entry, backends []BackendStatus) []ServiceSta
 				Service: s.Name, Address: vip, Port: p.Port.Port, LastPort: p.Last, Protocol: p.Protocol, Policy: s.Policy,
 				Forward: s.Method, Algorithm: s.Algorithm, Backends: own, State: state, Announced: route.Announced,
 			}
-			row.Reason = e.kernel.reason(p.On(vip))
+			row.Reason = e.datapath.reason(p.On(vip))
 			if row.Reason == "" && !route.Announced {
 				row.Reason = cmp.Or(reason, route.Reason)
 			}

@@ -13,7 +13,7 @@ import (
 func TestStatusHasThePolicy(t *testing.T) {
 	for _, policy := range lb.Policies {
 		t.Run(string(policy), func(t *testing.T) {
-			inEngine(t, lbtest.NewWorld(), func(t *testing.T, e *lb.Engine) {
+			inEngine(t, lbtest.New(), func(t *testing.T, e *lb.Engine) {
 				s := service("web", []netip.Addr{vip1}, "10.0.0.1")
 				s.Policy = policy
 				e.Put(s)

@@ -4,12 +4,12 @@ import "net/netip"
 
 type vipKey = netip.Addr
 
-// vip is what the engine knows of one VIP at both consumers: where kernel and routes meet.
+// vip is the state of one VIP at both consumers. datapathState and routes share it.
 type vip struct {
 	addr     netip.Addr
 	wanted   int // frontends that are wanted
 	held     int // frontends that the datapath holds
-	serving  int // of them, those that have a backend: what makes the VIP worth announcing
+	serving  int // frontends that the datapath holds and that have targets; a VIP without any is not announced
 	datapath Known
 	announce Known
 }
@@ -26,7 +26,7 @@ func (t *vipTable) get(addr netip.Addr) *vip {
 	return v
 }
 
-// forget drops the entry of a VIP nobody knows any more.
+// forget drops the entry of a VIP that is neither wanted nor held nor announced.
 func (t *vipTable) forget(v *vip) {
 	if v.wanted == 0 && v.held == 0 && !v.announce.Maybe() && !v.datapath.Maybe() {
 		delete(t.byAddr, v.addr)

@@ -9,13 +9,13 @@ import (
 // The enumerated words of the model. Each is a string that reads the same in Go, TOML, JSON and logs; their
 // UnmarshalText refuses anything else with an error that lists what is allowed.
 type (
-	// Method says how packets of a service get from the balancer to a backend (DESIGN §4.2).
+	// Method says how packets of a service get from the balancer to a backend (docs/forwarding.md).
 	Method string
 	// Algorithm says how new flows are spread over the backends of a service.
 	Algorithm string
 	// Policy says which backends may be used for traffic from outside a Kubernetes cluster.
 	Policy string
-	// CheckType says what a health check asks.
+	// CheckType says how a health check probes.
 	CheckType string
 	// AnnouncerKind says by which protocol an address is made reachable.
 	AnnouncerKind string
@@ -130,7 +130,7 @@ func (p *Protocol) UnmarshalText(b []byte) error {
 	return fmt.Errorf("unknown protocol %q; allowed: tcp, udp, sctp", b)
 }
 
-// State is what is known of a backend. The zero value means that no check has answered yet.
+// State is the state of a backend. The zero value means that its check has had no result yet.
 type State uint8
 
 const (

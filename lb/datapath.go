@@ -1,0 +1,234 @@
+package lb
+
+import (
+	"slices"
+	"time"
+)
+
+// datapathState is, per Frontend, what the datapath must hold and what it holds. It computes the next Delta.
+type datapathState struct {
+	vips      *vipTable
+	retry     time.Duration
+	frontends map[Frontend]*frontendState
+	dirty     map[Frontend]struct{} // frontends whose wanted and held plan may differ
+	inFlight  bool                  // a call to Apply is running
+	behind    time.Time             // since when the datapath lacks a wanted frontend; zero: it lacks none
+}
+
+// frontendState is the state of one Frontend.
+type frontendState struct {
+	want  *FrontendPlan // nil: not wanted
+	held  bool          // the datapath holds the frontend …
+	plan  *FrontendPlan // … with this plan; nil when an earlier run installed it
+	tries int           // consecutive failures
+	retry time.Time     // no further try before this time
+	err   error         // of the last try
+}
+
+// serves reports whether the datapath has a target for this frontend. A frontend of an earlier run counts as having one.
+func (s *frontendState) serves() bool { return s.held && (s.plan == nil || len(s.plan.Targets) > 0) }
+
+// newDatapathState starts from the frontends that the datapath holds. Their VIPs count as announced: routers may still
+// forward to routes of an earlier run, so the frontends stay until the announcers have confirmed their first set.
+func newDatapathState(vips *vipTable, held []Frontend, retry time.Duration) *datapathState {
+	d := &datapathState{
+		vips: vips, retry: retry, frontends: map[Frontend]*frontendState{}, dirty: map[Frontend]struct{}{},
+	}
+	for _, f := range held {
+		d.frontends[f] = &frontendState{held: true}
+		d.dirty[f] = struct{}{}
+		v := vips.get(f.VIP)
+		v.held++
+		v.serving++
+		v.datapath.Done = true
+		v.announce.Done = true
+	}
+	return d
+}
+
+// want makes the frontends of p wanted. It returns those that belong to another service.
+func (d *datapathState) want(p *Plan) (refused []Frontend) {
+	for _, f := range p.Frontends {
+		s, ok := d.frontends[f.Frontend]
+		if !ok {
+			s = &frontendState{}
+			d.frontends[f.Frontend] = s
+		}
+		if s.want != nil && s.want.Service != f.Service {
+			refused = append(refused, f.Frontend)
+			continue
+		}
+		if s.want == nil {
+			d.vips.get(f.VIP).wanted++
+		}
+		s.want, s.tries, s.retry = f, 0, time.Time{}
+		d.dirty[f.Frontend] = struct{}{}
+	}
+	return refused
+}
+
+// drop makes the frontends of old that are not in plan unwanted, and reports whether there were any; plan may be nil.
+func (d *datapathState) drop(old, plan *Plan) (dropped bool) {
+	stays := map[Frontend]bool{}
+	if plan != nil {
+		for _, f := range plan.Frontends {
+			stays[f.Frontend] = true
+		}
+	}
+	for _, f := range old.Frontends {
+		s, ok := d.frontends[f.Frontend]
+		if !ok || stays[f.Frontend] || s.want == nil || s.want.Service != old.Service.Name {
+			continue
+		}
+		s.want = nil
+		d.vips.get(f.VIP).wanted--
+		d.dirty[f.Frontend] = struct{}{}
+		dropped = true
+	}
+	return dropped
+}
+
+// next returns the delta to apply now; false when there is none, or a call is in flight. Before the engine has settled
+// nothing is removed: a source may still want it.
+func (d *datapathState) next(now time.Time, settled bool) (Delta, bool) {
+	if d.inFlight {
+		return Delta{}, false
+	}
+	var delta Delta
+	leaving, lacking := map[*vip]int{}, false
+	for f := range d.dirty {
+		s, v := d.frontends[f], d.vips.get(f.VIP)
+		switch {
+		case s.retry.After(now):
+			lacking = lacking || s.want != nil
+		case s.want != nil && s.held && s.plan != nil && s.plan.Equal(s.want):
+			s.plan = s.want
+			delete(d.dirty, f)
+		case s.want != nil:
+			delta.Put = append(delta.Put, s.want)
+		case !s.held:
+			delete(d.dirty, f)
+			delete(d.frontends, f)
+			d.vips.forget(v)
+		case settled && (v.held-leaving[v] > 1 || !Serve(v.wanted > 0, v.announce)):
+			leaving[v]++ // the last frontend of a VIP that must be served stays until another one is held
+			delta.Delete = append(delta.Delete, f)
+		}
+	}
+	switch lacking = lacking || len(delta.Put) > 0; {
+	case !lacking:
+		d.behind = time.Time{}
+	case d.behind.IsZero():
+		d.behind = now
+	}
+	if len(delta.Put) == 0 && len(delta.Delete) == 0 {
+		return Delta{}, false
+	}
+	slices.SortFunc(delta.Put, func(a, b *FrontendPlan) int { return CompareFrontends(a.Frontend, b.Frontend) })
+	slices.SortFunc(delta.Delete, CompareFrontends)
+	d.begin(delta)
+	return delta, true
+}
+
+// begin records what the call in flight may change: a VIP is surely served, whatever fails, if one of its frontends
+// with targets is not changed, or is replaced by a plan with targets.
+func (d *datapathState) begin(delta Delta) {
+	d.inFlight = true
+	unsure := map[*vip]int{}
+	for _, f := range delta.Put {
+		if d.frontends[f.Frontend].serves() && len(f.Targets) == 0 {
+			unsure[d.vips.get(f.VIP)]++
+		}
+	}
+	for _, f := range delta.Delete {
+		if d.frontends[f].serves() {
+			unsure[d.vips.get(f.VIP)]++
+		}
+	}
+	for _, f := range delta.frontends() {
+		v := d.vips.get(f.VIP)
+		v.datapath.Busy, v.datapath.Goal = true, v.serving > unsure[v]
+	}
+}
+
+// complete records the outcome of the call in flight.
+func (d *datapathState) complete(delta Delta, failed map[Frontend]error, now time.Time) {
+	d.inFlight = false
+	for _, f := range delta.Put {
+		d.completeOne(f.Frontend, f, failed[f.Frontend], now)
+	}
+	for _, f := range delta.Delete {
+		d.completeOne(f, nil, failed[f], now)
+	}
+	for _, f := range delta.frontends() {
+		v := d.vips.get(f.VIP)
+		v.datapath = Known{Done: v.serving > 0}
+	}
+}
+
+// completeOne records that the datapath holds f with plan, or not at all when plan is nil. With an error f is as before.
+func (d *datapathState) completeOne(f Frontend, plan *FrontendPlan, err error, now time.Time) {
+	s, v := d.frontends[f], d.vips.get(f.VIP)
+	s.err = err
+	if err != nil {
+		s.retry = now.Add(backoff(d.retry, s.tries))
+		s.tries++
+		return
+	}
+	s.tries, s.retry = 0, time.Time{}
+	v.held -= count(s.held)
+	v.serving -= count(s.serves())
+	s.held, s.plan = plan != nil, plan
+	v.held += count(s.held)
+	v.serving += count(s.serves())
+}
+
+func count(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// backoff returns the delay after a failed try that followed n failures: first, doubled n times, at most 32 × first.
+func backoff(first time.Duration, n int) time.Duration { return first << min(n, 5) }
+
+// idle reports whether no call is in flight and every wanted frontend that can be put now has been tried.
+func (d *datapathState) idle(now time.Time) bool {
+	if d.inFlight {
+		return false
+	}
+	for f := range d.dirty {
+		if s := d.frontends[f]; s.want != nil && !s.retry.After(now) {
+			return false
+		}
+	}
+	return true
+}
+
+// retryAt returns the time of the earliest retry; zero when none is pending.
+func (d *datapathState) retryAt() (at time.Time) {
+	for f := range d.dirty {
+		if s := d.frontends[f]; !s.retry.IsZero() && (at.IsZero() || s.retry.Before(at)) {
+			at = s.retry
+		}
+	}
+	return at
+}
+
+// frontends returns every frontend in d.
+func (d Delta) frontends() []Frontend {
+	all := slices.Clone(d.Delete)
+	for _, p := range d.Put {
+		all = append(all, p.Frontend)
+	}
+	return all
+}
+
+// reason returns the error of the last try for f; "" when there is none.
+func (d *datapathState) reason(f Frontend) string {
+	if s, ok := d.frontends[f]; ok && s.err != nil {
+		return s.err.Error()
+	}
+	return ""
+}
