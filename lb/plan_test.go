@@ -1,0 +1,214 @@
+package lb
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+)
+
+// planText is one line per frontend (targets with weight and "!" for local ones, then down backends) and per VIP.
+func planText(p *Plan) string {
+	var b strings.Builder
+	for _, f := range p.Frontends {
+		fmt.Fprintf(&b, "%s %s", f.Frontend, f.Method)
+		for _, x := range f.Targets {
+			fmt.Fprintf(&b, " %s*%d%s", x.Addr, x.Weight, map[bool]string{true: "!"}[x.Local])
+		}
+		if len(f.Down) > 0 {
+			fmt.Fprintf(&b, " down %v", f.Down)
+		}
+		if f.NodeForwarding.Enabled {
+			fmt.Fprintf(&b, " nodes %d any %t", len(f.Nodes), f.NodeForwarding.AnyNode)
+		}
+		b.WriteString("\n")
+	}
+	for _, v := range p.VIPs {
+		fmt.Fprintf(&b, "%s: %d %q\n", v.VIP, v.Healthy, v.Reason)
+	}
+	return b.String()
+}
+
+// states returns results for backends in order: h healthy, u unhealthy, anything else: no result.
+func states(s *Service, results string) map[CheckKey]Health {
+	out := map[CheckKey]Health{}
+	for i, b := range s.allBackends() {
+		if i < len(results) && strings.ContainsRune("hu", rune(results[i])) {
+			state := map[byte]State{'h': StateHealthy, 'u': StateUnhealthy}[results[i]]
+			out[keyOf(s, b)] = Health{State: state, Weight: -1}
+		}
+	}
+	return out
+}
+
+func TestBuild(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		change  func(*Service)
+		results string
+		drains  Drains
+		want    string
+	}{
+		{"healthy, unhealthy and unknown backends", func(*Service) {}, "hu?", Drains{},
+			"203.0.113.10:80/tcp nat 10.0.0.1:8080*1 down [10.0.0.2:8080]\n203.0.113.10: 1 \"\"\n"},
+		{"a backend of the other family is skipped, the next one is used", func(s *Service) {
+			s.Ports[0].Backends = backends("2001:db8::1", "10.0.0.1")
+		}, "hh", Drains{}, "203.0.113.10:80/tcp nat 10.0.0.1:8080*1\n203.0.113.10: 1 \"\"\n"},
+		{"a deleted backend is down, the next one is used", func(s *Service) { s.Ports[0].Backends[0].Deleted = true }, "hhh",
+			Drains{}, "203.0.113.10:80/tcp nat 10.0.0.2:8080*1 10.0.0.3:8080*1 down [10.0.0.1:8080]\n203.0.113.10: 2 \"\"\n"},
+		{"draining and weight 0: no new flows, existing ones stay", func(s *Service) {
+			s.Ports[0].Backends[0].Drain, s.Ports[0].Backends[1].Weight = true, 0
+		}, "hhh", Drains{}, "203.0.113.10:80/tcp nat 10.0.0.3:8080*1\n203.0.113.10: 1 \"\"\n"},
+		{"weights, and targets sorted by address", func(s *Service) {
+			s.Ports[0].Backends = backends("10.0.0.9", "10.0.0.1")
+			s.Ports[0].Backends[0].Weight, s.Ports[0].Backends[1].Local = 7, true
+		}, "hh", Drains{}, "203.0.113.10:80/tcp nat 10.0.0.1:8080*1! 10.0.0.9:8080*7\n203.0.113.10: 2 \"\"\n"},
+		{"without check", func(s *Service) { s.Check.Type = CheckNone }, "u??", Drains{},
+			"203.0.113.10:80/tcp nat 10.0.0.1:8080*1 10.0.0.2:8080*1 10.0.0.3:8080*1\n203.0.113.10: 3 \"\"\n"},
+		{"fewer than min_healthy; a deleted backend does not count", func(s *Service) {
+			s.MinHealthy, s.Ports[0].Backends[2].Deleted = 2, true
+		}, "hu?", Drains{}, "203.0.113.10:80/tcp nat 10.0.0.1:8080*1 down [10.0.0.2:8080 10.0.0.3:8080]\n" +
+			"203.0.113.10: 1 \"1 of 2 backends healthy, min_healthy is 2\"\n"},
+		{"min_healthy 0 means 1", func(s *Service) { s.MinHealthy = 0 }, "???", Drains{},
+			"203.0.113.10:80/tcp nat\n203.0.113.10: 0 \"0 of 3 backends healthy, min_healthy is 1\"\n"},
+		{"as many as min_healthy", func(s *Service) { s.MinHealthy = 2 }, "hh?", Drains{},
+			"203.0.113.10:80/tcp nat 10.0.0.1:8080*1 10.0.0.2:8080*1\n203.0.113.10: 2 \"\"\n"},
+		{"withheld by the source", func(s *Service) { s.WithholdReason = "no" }, "h??", Drains{},
+			"203.0.113.10:80/tcp nat 10.0.0.1:8080*1\n203.0.113.10: 1 \"no\"\n"},
+		{"service drained", func(*Service) {}, "h??", Drains{Services: []string{"web"}},
+			"203.0.113.10:80/tcp nat 10.0.0.1:8080*1\n203.0.113.10: 1 \"drained by the operator\"\n"},
+		{"another service drained", func(*Service) {}, "h??", Drains{Services: []string{"mail"}},
+			"203.0.113.10:80/tcp nat 10.0.0.1:8080*1\n203.0.113.10: 1 \"\"\n"},
+		{"node drained, and a reason of its own", func(*Service) {}, "???", Drains{Node: true},
+			"203.0.113.10:80/tcp nat\n203.0.113.10: 0 \"0 of 3 backends healthy, min_healthy is 1\"\n"},
+		{"ports with other backends: the best one counts", func(s *Service) {
+			s.Ports = append(s.Ports, ServicePort{Port: Port{53, 0, 53, UDP}, Backends: backends("10.0.0.1")})
+		}, "hh?", Drains{}, "203.0.113.10:80/tcp nat 10.0.0.1:8080*1 10.0.0.2:8080*1\n" +
+			"203.0.113.10:53/udp nat 10.0.0.1:53*1\n203.0.113.10: 2 \"\"\n"},
+		{"two VIPs", func(s *Service) {
+			s.VIPs = append(s.VIPs, testVIP6)
+			s.Ports[0].Backends = backends("10.0.0.1", "2001:db8::1", "2001:db8::2")
+		}, "hhh", Drains{}, "203.0.113.10:80/tcp nat 10.0.0.1:8080*1\n" +
+			"[2001:db8::10]:80/tcp nat [2001:db8::1]:8080*1 [2001:db8::2]:8080*1\n203.0.113.10: 1 \"\"\n2001:db8::10: 2 \"\"\n"},
+		{"a tunnel uses the other family when its own has no backend", func(s *Service) {
+			s.Method, s.VIPs = MethodTunnel, []netip.Addr{testVIP, testVIP6}
+		}, "h??", Drains{}, "203.0.113.10:80/tcp tunnel 10.0.0.1:8080*1\n[2001:db8::10]:80/tcp tunnel 10.0.0.1:8080*1\n" +
+			"203.0.113.10: 1 \"\"\n2001:db8::10: 1 \"\"\n"},
+		{"a tunnel uses its own family when that has a backend", func(s *Service) {
+			s.Method, s.VIPs, s.Ports[0].Backends[2] = MethodTunnel, []netip.Addr{testVIP6}, backend("2001:db8::1")
+		}, "hhh", Drains{}, "[2001:db8::10]:80/tcp tunnel [2001:db8::1]:8080*1\n2001:db8::10: 1 \"\"\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := &Service{
+				Name: "web", VIPs: []netip.Addr{testVIP}, Algorithm: AlgorithmMaglev, Method: MethodNAT, MinHealthy: 1,
+				Ports: PortsOn(backends("10.0.0.1", "10.0.0.2", "10.0.0.3"), Port{80, 0, 8080, TCP}), Check: CheckSpec{Type: CheckTCP},
+			}
+			tt.change(s)
+			if got := planText(Build(s, states(s, tt.results), tt.drains)); got != tt.want {
+				t.Errorf("plan:\n%swant:\n%s", got, tt.want)
+			}
+		})
+	}
+}
+
+// With node forwarding each port has a frontend that delivers to local backends, and one that chooses a node.
+func TestBuildNodeForwarding(t *testing.T) {
+	n1, n2 := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	list := backends("10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.3:8080", "10.0.0.4:8080")
+	list[0].Node, list[0].Local = n1, true
+	list[1].Node, list[2].Node, list[3].Node, list[3].Deleted = n2, n2, n2, true
+	s := &Service{
+		Name: "web", VIPs: []netip.Addr{testVIP}, Ports: PortsOn(list, Port{80, 0, 80, TCP}, Port{80, 0, 80, UDP}),
+		NodeForwarding: NodeForwarding{Enabled: true, AnyNode: true}, Algorithm: AlgorithmMaglev, Method: MethodNAT,
+		Allow: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}, Affinity: time.Hour, Check: CheckSpec{Type: CheckNone},
+	}
+	s.Ports[0].Nodes = []Node{{n2, false}, {n1, true}}
+	p := Build(s, nil, Drains{})
+	want := `203.0.113.10:80/tcp (decap) nat 10.0.0.1:8080*1! down [10.0.0.4:8080]
+203.0.113.10:80/tcp tunnel 192.0.2.1:0*1! 192.0.2.2:0*2 nodes 2 any true
+203.0.113.10:80/udp (decap) nat 10.0.0.1:8080*1! down [10.0.0.4:8080]
+203.0.113.10:80/udp tunnel 192.0.2.1:0*1! 192.0.2.2:0*2 nodes 0 any false
+203.0.113.10: 3 ""
+`
+	if got := planText(p); got != want {
+		t.Errorf("plan:\n%swant:\n%s", got, want)
+	}
+	decap, node := p.Frontends[0], p.Frontends[1]
+	if decap.Allow != nil || !decap.DropWhenEmpty || decap.Affinity != time.Hour {
+		t.Errorf("decap frontend %+v; want no list of sources, dropping, affinity", decap)
+	}
+	if len(node.Allow) != 1 || node.DropWhenEmpty || node.Affinity != 0 || node.Encap != EncapGUE || node.Algorithm != AlgorithmSourceHash {
+		t.Errorf("node frontend %+v; want the list of sources, GUE by the source's hash without affinity", node)
+	}
+}
+
+func TestUnrestrictedVIPs(t *testing.T) {
+	other := netip.MustParseAddr("203.0.113.11")
+	s := &Service{
+		Name: "web", VIPs: []netip.Addr{testVIP, other}, UnrestrictedVIPs: []netip.Addr{other}, Algorithm: AlgorithmMaglev,
+		Allow: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}, Ports: PortsOn(nil, Port{80, 0, 80, TCP}),
+	}
+	p := Build(s, nil, Drains{})
+	if a, b := p.Frontends[0].Allow, p.Frontends[1].Allow; len(a) != 1 || len(b) != 0 {
+		t.Errorf("allowed sources %v and %v; want one prefix, and all for the unrestricted VIP", a, b)
+	}
+}
+
+// The weight that a backend reports replaces the configured one with the check of Kubernetes' node ports only.
+func TestReportedWeight(t *testing.T) {
+	for _, tt := range []struct {
+		check    CheckType
+		reported int
+		want     string
+	}{
+		{CheckNodePort, 5, "10.0.0.1:80*5"}, {CheckNodePort, -1, "10.0.0.1:80*1"}, {CheckNodePort, 0, ""}, {CheckHTTP, 5, "10.0.0.1:80*1"},
+	} {
+		s := &Service{
+			Name: "web", VIPs: []netip.Addr{testVIP}, Algorithm: AlgorithmMaglev, Check: CheckSpec{Type: tt.check},
+			Ports: PortsOn(backends("10.0.0.1"), Port{80, 0, 80, TCP}),
+		}
+		h := map[CheckKey]Health{keyOf(s, s.Ports[0].Backends[0]): {State: StateHealthy, Weight: tt.reported}}
+		got := ""
+		for _, x := range Build(s, h, Drains{}).Frontends[0].Targets {
+			got += fmt.Sprintf("%s*%d", x.Addr, x.Weight)
+		}
+		if got != tt.want {
+			t.Errorf("%s reports %d: targets %q; want %q", tt.check, tt.reported, got, tt.want)
+		}
+	}
+}
+
+// Every field that the datapath reads makes two plans differ.
+func TestFrontendPlanEqual(t *testing.T) {
+	full := func() *FrontendPlan {
+		return &FrontendPlan{
+			Frontend: Frontend{VIP: testVIP, Port: 80, Protocol: TCP}, Service: "web", Method: MethodNAT, Encap: EncapGUE,
+			Algorithm: AlgorithmMaglev, Affinity: time.Second, Allow: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
+			Targets: targets(1, 2), Nodes: []Node{{Addr: testVIP}}, Down: []netip.AddrPort{netip.AddrPortFrom(testVIP, 1)},
+		}
+	}
+	if !full().Equal(full()) {
+		t.Error("a plan is not equal to itself")
+	}
+	for name, change := range map[string]func(*FrontendPlan){
+		"frontend":        func(f *FrontendPlan) { f.Decap = true },
+		"service":         func(f *FrontendPlan) { f.Service = "mail" },
+		"method":          func(f *FrontendPlan) { f.Method = MethodDSR },
+		"encap":           func(f *FrontendPlan) { f.Encap = EncapIPIP },
+		"algorithm":       func(f *FrontendPlan) { f.Algorithm = AlgorithmRandom },
+		"affinity":        func(f *FrontendPlan) { f.Affinity = 0 },
+		"allow":           func(f *FrontendPlan) { f.Allow = nil },
+		"drop when empty": func(f *FrontendPlan) { f.DropWhenEmpty = true },
+		"target":          func(f *FrontendPlan) { f.Targets[1].Weight = 3 },
+		"node forwarding": func(f *FrontendPlan) { f.NodeForwarding.Enabled = true },
+		"any node":        func(f *FrontendPlan) { f.NodeForwarding.AnyNode = true },
+		"nodes":           func(f *FrontendPlan) { f.Nodes[0].Local = true },
+		"down":            func(f *FrontendPlan) { f.Down = nil },
+	} {
+		f := full()
+		if change(f); f.Equal(full()) || full().Equal(f) {
+			t.Errorf("a plan with another %s is equal", name)
+		}
+	}
+}
