@@ -1,170 +1,324 @@
 package lb
 
 import (
-	"errors"
-	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 )
 
-// Pool is a named set of address ranges that VIPs may come from. Ranges of all pools are disjoint.
-type Pool struct {
-	Name   string
-	Ranges []AddrRange
-	// AutoAssign pools serve requests that name no pool; the lowest Priority first, then in the order given.
-	AutoAssign bool
-	Priority   int
-	// AvoidBuggy skips IPv4 addresses that end in .0 or .255, which some old equipment drops.
-	AvoidBuggy bool
-	Announce   []AnnouncerKind
+// Holder is a service as far as it matters for sharing an address.
+type Holder struct {
+	Service string
+	// ShareKey permits two services to hold one address: both have the same key, not "", and no port in common.
+	ShareKey string
+	Ports    []Port
 }
 
-// AddrRange is From to To, inclusive, both of one family.
-type AddrRange struct{ From, To netip.Addr }
-
-// Contains reports whether a is in r.
-func (r AddrRange) Contains(a netip.Addr) bool {
-	return r.From.Is4() == a.Is4() && r.From.Compare(a) <= 0 && a.Compare(r.To) <= 0
+// equal reports whether h and o share addresses with the same services.
+func (h Holder) equal(o Holder) bool {
+	return h.Service == o.Service && h.ShareKey == o.ShareKey && slices.Equal(h.Ports, o.Ports)
 }
 
-// PoolOf returns the pool that has addr, or nil.
-func PoolOf(pools []Pool, addr netip.Addr) *Pool {
-	for i := range pools {
-		if slices.ContainsFunc(pools[i].Ranges, func(r AddrRange) bool { return r.Contains(addr) }) {
-			return &pools[i]
+// Request says which addresses a service needs.
+type Request struct {
+	Holder
+	// Families are the families that the service needs one address of each, in the order of the result.
+	Families []FamilyRequest
+	// Pool is the pool to assign from; "": the AutoAssign pools.
+	Pool string
+	// Addresses are asked for by name, at most one of a family. They take precedence over Pool.
+	Addresses []netip.Addr
+	// Allows reports whether the service may have addresses of a pool; nil: of all.
+	Allows func(pool string) bool
+	// KeepShared keeps an address that the service has although another service holds it without the same ShareKey.
+	// (File: a fixed address may equal one that a pool has assigned.)
+	KeepShared bool
+}
+
+// FamilyRequest is a need for one address. An Optional one that cannot be met is left out of the result.
+type FamilyRequest struct {
+	Family   Family
+	Optional bool
+}
+
+func (r *Request) allows(p Pool) bool { return r.Allows == nil || r.Allows(p.Name) }
+
+// Allocator assigns VIPs to services. An address that a service has stays with it until it is released or until its
+// pool no longer has it: neither the order of pools nor other services move it. A new address is the lowest free one of
+// the first range of the first pool that has one.
+//
+// The cost of a call does not depend on the number of addresses assigned or on the size of the pools. An Allocator is a
+// pure state machine for one goroutine: the same calls give the same results.
+type Allocator struct {
+	pools    []Pool                           // by Priority
+	free     [][]scan                         // of pools and their ranges
+	shared   map[shareKey]*shareGroup         // none is empty
+	assigned map[string][]netip.Addr          // by service, in the order of its families
+	reserved map[string][]netip.Addr          // by service
+	holders  map[netip.Addr]map[string]Holder // by address and service; no inner map is empty
+}
+
+// NewAllocator returns an Allocator that has assigned nothing.
+func NewAllocator(pools []Pool) *Allocator {
+	a := &Allocator{
+		pools: slices.Clone(pools), shared: map[shareKey]*shareGroup{},
+		assigned: map[string][]netip.Addr{}, reserved: map[string][]netip.Addr{},
+		holders: map[netip.Addr]map[string]Holder{},
+	}
+	slices.SortStableFunc(a.pools, func(p, q Pool) int { return p.Priority - q.Priority })
+	for _, p := range a.pools {
+		scans := make([]scan, len(p.Ranges))
+		for i, r := range p.Ranges {
+			scans[i].next = r.From
+		}
+		a.free = append(a.free, scans)
+	}
+	return a
+}
+
+// Given returns the addresses that were assigned to a service, in the order of its families.
+func (a *Allocator) Given(service string) []netip.Addr { return slices.Clone(a.assigned[service]) }
+
+// Take assigns exactly these addresses to a service, whether others hold them or not, and releases what it had before.
+func (a *Allocator) Take(h Holder, addrs []netip.Addr) { a.replace(a.assigned, h, addrs) }
+
+// Release takes back what was assigned to a service.
+func (a *Allocator) Release(service string) { a.Take(Holder{Service: service}, nil) }
+
+// Reserve makes a service the holder of addresses that it names itself, besides those assigned to it; it replaces an
+// earlier reservation. They are not assigned to others. (Kubernetes: externalIPs.)
+func (a *Allocator) Reserve(h Holder, addrs []netip.Addr) { a.replace(a.reserved, h, addrs) }
+
+// Assign returns one address of each family of r, and assigns them. For each family it takes, in this order, the address
+// asked for by name, the one that the service has, the lowest that it may share, the lowest free one. When it fails, with
+// an *AssignError, it changes nothing.
+func (a *Allocator) Assign(r Request) ([]netip.Addr, error) {
+	var addrs []netip.Addr
+	for _, f := range r.Families {
+		switch addr, err := a.find(&r, f.Family); {
+		case err == nil:
+			addrs = append(addrs, addr)
+		case !f.Optional:
+			return nil, err
+		}
+	}
+	for _, addr := range r.Addresses {
+		if !slices.Contains(addrs, addr) {
+			return nil, &AssignError{Cause: FamilyNotRequested, Addr: addr}
+		}
+	}
+	a.Take(r.Holder, addrs)
+	return addrs, nil
+}
+
+// find returns an address of one family for r.
+func (a *Allocator) find(r *Request, f Family) (netip.Addr, error) {
+	for _, addr := range r.Addresses {
+		if FamilyOf(addr) == f {
+			return addr, a.mayHold(r, addr)
+		}
+	}
+	pools, err := a.poolsFor(r)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	for _, addr := range a.assigned[r.Service] {
+		if FamilyOf(addr) == f && a.keeps(r, addr, pools) {
+			return addr, nil
+		}
+	}
+	if r.ShareKey != "" {
+		if addr := a.lowestShared(r, f, pools); addr.IsValid() {
+			return addr, nil
+		}
+	}
+	for _, p := range pools {
+		for i, ar := range a.pools[p].Ranges {
+			if FamilyOf(ar.From) != f {
+				continue
+			}
+			fits := func(addr netip.Addr) bool { return a.holders[addr] == nil && a.pools[p].assignable(addr) }
+			if addr := a.free[p][i].lowest(fits, ar.after); addr.IsValid() {
+				return addr, nil
+			}
+		}
+	}
+	return netip.Addr{}, &AssignError{Cause: NoFreeAddress, Family: f, Pools: a.names(pools)}
+}
+
+// poolsFor returns the pools that r may be assigned addresses from, best first.
+func (a *Allocator) poolsFor(r *Request) (pools []int, err error) {
+	for i, p := range a.pools {
+		switch {
+		case r.Pool != "" && p.Name != r.Pool || r.Pool == "" && !p.AutoAssign:
+		case r.allows(p):
+			pools = append(pools, i)
+		case r.Pool != "":
+			return nil, &AssignError{Cause: PoolNotAllowed, Pools: []string{r.Pool}}
+		}
+	}
+	switch {
+	case len(pools) > 0:
+		return pools, nil
+	case r.Pool != "":
+		return nil, &AssignError{Cause: NoSuchPool, Pools: []string{r.Pool}}
+	}
+	return nil, &AssignError{Cause: NoPool}
+}
+
+// keeps reports whether a service keeps an address that it has. A pool that is no longer AutoAssign keeps serving those
+// that name no pool and have an address of it.
+func (a *Allocator) keeps(r *Request, addr netip.Addr, pools []int) bool {
+	p := a.poolOf(addr)
+	return p >= 0 && (slices.Contains(pools, p) || r.Pool == "" && r.allows(a.pools[p])) &&
+		(r.KeepShared || a.mayHold(r, addr) == nil)
+}
+
+// lowestShared returns the lowest address in use that r may share, or zero.
+func (a *Allocator) lowestShared(r *Request, f Family, pools []int) (lowest netip.Addr) {
+	ports := signature(r.Ports)
+	for _, p := range pools {
+		g := a.shared[shareKey{p, f, r.ShareKey}]
+		if g == nil {
+			continue
+		}
+		addr := g.lowest(ports, func(addr netip.Addr) bool { return a.conflict(r.Holder, addr) == nil })
+		if addr.IsValid() && (!lowest.IsValid() || addr.Less(lowest)) {
+			lowest = addr
+		}
+	}
+	return lowest
+}
+
+// mayHold returns why r cannot have addr: it is in no pool that it may use, or another service holds it and does not
+// share it.
+func (a *Allocator) mayHold(r *Request, addr netip.Addr) error {
+	p := a.poolOf(addr)
+	if p < 0 {
+		return &AssignError{Cause: AddrInNoPool, Addr: addr}
+	}
+	if !r.allows(a.pools[p]) {
+		return &AssignError{Cause: AddrNotAllowed, Addr: addr, Pools: []string{a.pools[p].Name}}
+	}
+	if err := a.conflict(r.Holder, addr); err != nil {
+		return err
+	}
+	return nil
+}
+
+// conflict returns why h cannot hold addr together with its holders, of which it names the first by name; nil: it can.
+func (a *Allocator) conflict(h Holder, addr netip.Addr) *AssignError {
+	for _, service := range slices.Sorted(maps.Keys(a.holders[addr])) {
+		if service == h.Service {
+			continue
+		}
+		other := a.holders[addr][service]
+		if h.ShareKey == "" || h.ShareKey != other.ShareKey {
+			return &AssignError{Cause: AddrInUse, Addr: addr, Service: service}
+		}
+		for _, p := range h.Ports {
+			if slices.ContainsFunc(other.Ports, p.Overlaps) {
+				return &AssignError{Cause: PortInUse, Addr: addr, Service: service, Port: p}
+			}
 		}
 	}
 	return nil
 }
 
-// Allocator gives VIPs to services. An address once given stays with its service until it is released or its pool has
-// it no more: the order of pools and services does not move it. It is a pure state machine for one goroutine.
-type Allocator struct {
-	given map[string][]netip.Addr            // by service, in the order of its families
-	users map[netip.Addr]map[string]struct{} // services of an address
-}
-
-// NewAllocator returns an Allocator that has given nothing.
-func NewAllocator() *Allocator {
-	return &Allocator{given: map[string][]netip.Addr{}, users: map[netip.Addr]map[string]struct{}{}}
-}
-
-// Take gives a service exactly these addresses, whether others have them or not: the caller knows that they may be
-// shared. It releases what the service had before.
-func (a *Allocator) Take(service string, addrs []netip.Addr) {
-	a.Release(service)
-	a.given[service] = slices.Clone(addrs)
+// replace makes addrs the addresses of a service in list, which is assigned or reserved.
+func (a *Allocator) replace(list map[string][]netip.Addr, h Holder, addrs []netip.Addr) {
+	old := list[h.Service]
+	if len(addrs) == 0 {
+		delete(list, h.Service)
+	} else {
+		list[h.Service] = slices.Clone(addrs)
+	}
+	for _, addr := range old {
+		if !slices.Contains(a.assigned[h.Service], addr) && !slices.Contains(a.reserved[h.Service], addr) {
+			a.drop(h.Service, addr)
+		}
+	}
 	for _, addr := range addrs {
-		if a.users[addr] == nil {
-			a.users[addr] = map[string]struct{}{}
-		}
-		a.users[addr][service] = struct{}{}
+		a.hold(h, addr)
 	}
 }
 
-// Allocate returns an address for service from the pool of that name, or from any AutoAssign pool when pool is "".
-// want4 and want6 say which families are needed. What the service already has is kept where it still fits. It fails,
-// and changes nothing, when the pool does not exist or has no free address of a family.
-func (a *Allocator) Allocate(service, pool string, want4, want6 bool, pools []Pool) ([]netip.Addr, error) {
-	from, err := choosePools(pool, pools)
-	if err != nil {
-		return nil, err
+// hold makes h a holder of addr.
+func (a *Allocator) hold(h Holder, addr netip.Addr) {
+	if old, held := a.holders[addr][h.Service]; held {
+		if old.equal(h) {
+			return
+		}
+		a.drop(h.Service, addr)
 	}
-	var addrs []netip.Addr
-	for _, family := range []struct {
-		is4, wanted bool
-		name        string
-	}{{true, want4, "IPv4"}, {false, want6, "IPv6"}} {
-		if !family.wanted {
-			continue
-		}
-		addr, ok := a.keep(service, family.is4, from)
-		if !ok {
-			addr, ok = a.free(family.is4, from)
-		}
-		if !ok {
-			return nil, fmt.Errorf("no free %s address in %s", family.name, poolNames(from))
-		}
-		addrs = append(addrs, addr)
+	if a.holders[addr] == nil {
+		a.holders[addr] = map[string]Holder{}
 	}
-	a.Take(service, addrs)
-	return addrs, nil
+	h.Ports = slices.Clone(h.Ports)
+	a.holders[addr][h.Service] = h
+	p := a.poolOf(addr)
+	if p < 0 || h.ShareKey == "" {
+		return
+	}
+	key := shareKey{p, FamilyOf(addr), h.ShareKey}
+	if a.shared[key] == nil {
+		a.shared[key] = &shareGroup{}
+	}
+	a.shared[key].add(addr)
 }
 
-// Release takes back what a service has.
-func (a *Allocator) Release(service string) {
-	for _, addr := range a.given[service] {
-		delete(a.users[addr], service)
-		if len(a.users[addr]) == 0 {
-			delete(a.users, addr)
+// drop makes a service no holder of addr: who could not have or share addr may do so now.
+func (a *Allocator) drop(service string, addr netip.Addr) {
+	keys := map[string]bool{a.holders[addr][service].ShareKey: false}
+	delete(a.holders[addr], service)
+	for _, h := range a.holders[addr] {
+		keys[h.ShareKey] = true
+	}
+	if len(a.holders[addr]) == 0 {
+		delete(a.holders, addr)
+	}
+	p := a.poolOf(addr)
+	if p < 0 {
+		return
+	}
+	for i, r := range a.pools[p].Ranges {
+		if len(a.holders[addr]) == 0 && r.Contains(addr) {
+			a.free[p][i].put(addr)
 		}
 	}
-	delete(a.given, service)
+	for key, member := range keys {
+		group := shareKey{p, FamilyOf(addr), key}
+		g := a.shared[group]
+		if g == nil {
+			continue // the key is ""
+		}
+		if member {
+			g.put(addr)
+		} else if g.remove(addr); len(g.members) == 0 {
+			delete(a.shared, group)
+		}
+	}
 }
 
-// Given returns what a service has.
-func (a *Allocator) Given(service string) []netip.Addr { return slices.Clone(a.given[service]) }
-
-func (a *Allocator) keep(service string, is4 bool, from []Pool) (netip.Addr, bool) {
-	for _, addr := range a.given[service] {
-		if addr.Is4() == is4 && PoolOf(from, addr) != nil {
-			return addr, true
-		}
-	}
-	return netip.Addr{}, false
+// poolOf returns the index of the pool that has addr, or -1.
+func (a *Allocator) poolOf(addr netip.Addr) int {
+	return slices.IndexFunc(a.pools, func(p Pool) bool { return p.Contains(addr) })
 }
 
-func (a *Allocator) free(is4 bool, from []Pool) (netip.Addr, bool) {
-	for _, p := range from {
-		for _, r := range p.Ranges {
-			if r.From.Is4() != is4 {
-				continue
-			}
-			for addr := r.From; r.Contains(addr); addr = addr.Next() {
-				if _, used := a.users[addr]; !used && !(p.AvoidBuggy && buggy(addr)) {
-					return addr, true
-				}
-			}
-		}
-	}
-	return netip.Addr{}, false
-}
-
-func choosePools(name string, pools []Pool) ([]Pool, error) {
-	if name != "" {
-		for _, p := range pools {
-			if p.Name == name {
-				return []Pool{p}, nil
-			}
-		}
-		return nil, fmt.Errorf("there is no pool %q", name)
-	}
-	var from []Pool
+func (a *Allocator) names(pools []int) (names []string) {
 	for _, p := range pools {
-		if p.AutoAssign {
-			from = append(from, p)
-		}
+		names = append(names, a.pools[p].Name)
 	}
-	if len(from) == 0 {
-		return nil, errors.New("no pool has auto_assign")
-	}
-	slices.SortStableFunc(from, func(a, b Pool) int { return a.Priority - b.Priority })
-	return from, nil
+	return names
 }
 
-func buggy(a netip.Addr) bool {
-	if !a.Is4() {
-		return false
+// signature is the same text for the same ports in any order.
+func signature(ports []Port) string {
+	names := make([]string, len(ports))
+	for i, p := range ports {
+		names[i] = p.Name()
 	}
-	last := a.As4()[3]
-	return last == 0 || last == 255
-}
-
-func poolNames(pools []Pool) string {
-	names := make([]string, len(pools))
-	for i, p := range pools {
-		names[i] = p.Name
-	}
-	return strings.Join(names, ", ")
+	slices.Sort(names)
+	return strings.Join(names, " ")
 }

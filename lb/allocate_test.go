@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -17,51 +18,284 @@ func pool(name, from, to string) Pool {
 	return Pool{Name: name, AutoAssign: true, Ranges: []AddrRange{{netip.MustParseAddr(from), netip.MustParseAddr(to)}}}
 }
 
+// request asks for one address of each family: "4", "6" or "46".
+func request(service, pool, families string) Request {
+	r := Request{Holder: Holder{Service: service}, Pool: pool}
+	for _, f := range families {
+		r.Families = append(r.Families, FamilyRequest{Family: Family(f - '0')})
+	}
+	return r
+}
+
 func TestAllocate(t *testing.T) {
 	v4, v6 := pool("v4", "203.0.113.0", "203.0.113.2"), pool("v6", "2001:db8::1", "2001:db8::1")
 	careful, manual := v4, v4
 	careful.AvoidBuggy, manual.AutoAssign = true, false
+	end := pool("end", "255.255.255.254", "255.255.255.255")
+	careful6 := pool("v6", "2001:db8::ff00", "2001:db8::ff01")
+	careful6.AvoidBuggy = true
+	first := pool("first", "198.51.100.1", "198.51.100.1")
+	first.Priority = -1
+	ranges := pool("v4", "203.0.113.9", "203.0.113.9")
+	ranges.Ranges = append(ranges.Ranges, AddrRange{v6.Ranges[0].From, v6.Ranges[0].To}, v4.Ranges[0])
 	for _, tt := range []struct {
-		name         string
-		taken        []netip.Addr
-		pool         string
-		want4, want6 bool
-		pools        []Pool
-		want         []netip.Addr
-		err          string
+		name     string
+		taken    []netip.Addr
+		pool     string
+		families string
+		pools    []Pool
+		want     []netip.Addr
+		err      string
 	}{
-		{"lowest free address", nil, "v4", true, false, []Pool{v4}, addrs("203.0.113.0"), ""},
-		{"taken ones are skipped", addrs("203.0.113.0"), "v4", true, false, []Pool{v4}, addrs("203.0.113.1"), ""},
-		{"buggy ones are skipped", nil, "v4", true, false, []Pool{careful}, addrs("203.0.113.1"), ""},
-		{"both families from any pool", nil, "", true, true, []Pool{v4, v6}, addrs("203.0.113.0", "2001:db8::1"), ""},
-		{"exhausted", addrs("2001:db8::1"), "v6", false, true, []Pool{v4, v6}, nil, "no free IPv6 address in v6"},
-		{"no such pool", nil, "x", true, false, []Pool{v4}, nil, `there is no pool "x"`},
-		{"only manual pools", nil, "", true, false, []Pool{manual}, nil, "no pool has auto_assign"},
+		{"lowest free address", nil, "v4", "4", []Pool{v4}, addrs("203.0.113.0"), ""},
+		{"taken ones are skipped", addrs("203.0.113.0"), "v4", "4", []Pool{v4}, addrs("203.0.113.1"), ""},
+		{"buggy ones are skipped", nil, "v4", "4", []Pool{careful}, addrs("203.0.113.1"), ""},
+		{".255 is buggy", nil, "", "4", []Pool{pool("v4", "192.0.2.255", "192.0.3.0")}, addrs("192.0.2.255"), ""},
+		{"no IPv6 address is buggy", nil, "v6", "6", []Pool{careful6}, addrs("2001:db8::ff00"), ""},
+		{"the last IPv4 addresses", addrs("255.255.255.254"), "end", "4", []Pool{end}, addrs("255.255.255.255"), ""},
+		{"the last IPv4 address is taken", end.addrs(), "end", "4", []Pool{end}, nil, "no free IPv4 address in end"},
+		{"both families from any pool", nil, "", "46", []Pool{v4, v6}, addrs("203.0.113.0", "2001:db8::1"), ""},
+		{"in the order asked for", nil, "", "64", []Pool{v4, v6}, addrs("2001:db8::1", "203.0.113.0"), ""},
+		{"lowest priority first", nil, "", "4", []Pool{v4, first}, addrs("198.51.100.1"), ""},
+		{"ranges in the order given", nil, "", "46", []Pool{ranges}, addrs("203.0.113.9", "2001:db8::1"), ""},
+		{"the next range", addrs("203.0.113.9"), "", "4", []Pool{ranges}, addrs("203.0.113.0"), ""},
+		{"the next pool", v4.addrs(), "", "4", []Pool{v4, ranges}, addrs("203.0.113.9"), ""},
+		{"exhausted", addrs("2001:db8::1"), "v6", "6", []Pool{v4, v6}, nil, "no free IPv6 address in v6"},
+		{"exhausted pools", nil, "", "6", []Pool{v4, first}, nil, "no free IPv6 address in first, v4"},
+		{"no such pool", nil, "x", "4", []Pool{v4}, nil, `there is no pool "x"`},
+		{"only manual pools", nil, "", "4", []Pool{manual}, nil, "no pool has auto_assign"},
+		{"a manual pool by name", nil, "v4", "4", []Pool{manual}, addrs("203.0.113.0"), ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			a := NewAllocator()
-			a.Take("other", tt.taken)
-			got, err := a.Allocate("web", tt.pool, tt.want4, tt.want6, tt.pools)
+			a := NewAllocator(tt.pools)
+			a.Take(Holder{Service: "other"}, tt.taken)
+			got, err := a.Assign(request("web", tt.pool, tt.families))
 			if msg := errText(err); msg != tt.err || !slices.Equal(got, tt.want) {
-				t.Errorf("Allocate = %v, %q; want %v, %q", got, msg, tt.want, tt.err)
+				t.Errorf("Assign = %v, %q; want %v, %q", got, msg, tt.want, tt.err)
+			}
+			if given := a.Given("web"); !slices.Equal(given, tt.want) {
+				t.Errorf("Given = %v; want %v", given, tt.want)
 			}
 		})
 	}
 }
 
+// addrs returns every address of a small pool.
+func (p Pool) addrs() (all []netip.Addr) {
+	for _, r := range p.Ranges {
+		for a := r.From; a.IsValid(); a = r.after(a) {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
 func TestAllocationIsSticky(t *testing.T) {
-	p := pool("v4", "203.0.113.1", "203.0.113.9")
-	a := NewAllocator()
-	a.Allocate("first", "", true, false, []Pool{p})
-	second, _ := a.Allocate("second", "", true, false, []Pool{p})
+	a := NewAllocator([]Pool{pool("v4", "203.0.113.1", "203.0.113.9")})
+	a.Assign(request("first", "", "4"))
+	second, _ := a.Assign(request("second", "", "4"))
 	a.Release("first")
-	again, err := a.Allocate("second", "", true, false, []Pool{p})
+	again, err := a.Assign(request("second", "", "4"))
 	if err != nil || !slices.Equal(again, second) {
 		t.Errorf("second has %v (%v) after first was released; want %v as before", again, err, second)
 	}
-	moved, err := a.Allocate("second", "", true, false, []Pool{pool("other", "198.51.100.1", "198.51.100.9")})
+	a = NewAllocator([]Pool{pool("other", "198.51.100.1", "198.51.100.9")})
+	a.Take(Holder{Service: "second"}, second)
+	moved, err := a.Assign(request("second", "", "4"))
 	if err != nil || !slices.Equal(moved, addrs("198.51.100.1")) {
 		t.Errorf("second has %v (%v) after its pool is gone; want 198.51.100.1", moved, err)
+	}
+}
+
+// A service keeps its address in a pool that serves only who names it, but not against a request for another pool, a pool
+// that it may no longer use, or another holder.
+func TestKeep(t *testing.T) {
+	manual := pool("manual", "192.0.2.1", "192.0.2.9")
+	manual.AutoAssign = false
+	denied := func(string) bool { return false }
+	for name, tt := range map[string]struct {
+		change func(*Request)
+		holder string // another one of the address
+		want   string
+	}{
+		"no longer auto_assign":    {func(r *Request) {}, "", "[192.0.2.5]"},
+		"named":                    {func(r *Request) { r.Pool = "manual" }, "", "[192.0.2.5]"},
+		"another pool is named":    {func(r *Request) { r.Pool = "auto" }, "", "[203.0.113.1]"},
+		"no longer allowed":        {func(r *Request) { r.Allows = func(p string) bool { return p == "auto" } }, "", "[203.0.113.1]"},
+		"nothing is allowed":       {func(r *Request) { r.Allows = denied }, "", "no pool has auto_assign"},
+		"the named is not allowed": {func(r *Request) { r.Allows, r.Pool = denied, "auto" }, "", `the pool "auto" is not for this service`},
+		"another holder":           {func(r *Request) {}, "other", "[203.0.113.1]"},
+		"KeepShared":               {func(r *Request) { r.KeepShared = true }, "other", "[192.0.2.5]"},
+		"the other family":         {func(r *Request) { r.Families[0].Family = IPv6 }, "", "no free IPv6 address in auto"},
+	} {
+		a := NewAllocator([]Pool{pool("auto", "203.0.113.1", "203.0.113.9"), manual})
+		a.Take(Holder{Service: "web"}, addrs("192.0.2.5"))
+		if tt.holder != "" {
+			a.Take(Holder{Service: tt.holder}, addrs("192.0.2.5"))
+		}
+		r := request("web", "", "4")
+		tt.change(&r)
+		if got := outcome(a.Assign(r)); got != tt.want {
+			t.Errorf("%s: %s; want %s", name, got, tt.want)
+		}
+	}
+}
+
+func outcome(got []netip.Addr, err error) string {
+	if err != nil {
+		return err.Error()
+	}
+	return fmt.Sprint(got)
+}
+
+func TestAddressesByName(t *testing.T) {
+	manual := pool("manual", "192.0.2.0", "192.0.2.9")
+	manual.AutoAssign, manual.AvoidBuggy = false, true
+	for name, tt := range map[string]struct {
+		families, addr, allowed string
+		want                    string
+	}{
+		"free":                 {"4", "203.0.113.7", "auto", "[203.0.113.7]"},
+		"of a manual pool":     {"4", "192.0.2.0", "manual", "[192.0.2.0]"},
+		"one of two families":  {"64", "203.0.113.7", "auto", "no free IPv6 address in auto"},
+		"in no pool":           {"4", "198.51.100.1", "auto", "198.51.100.1 is in no pool"},
+		"not allowed":          {"4", "192.0.2.0", "auto", `192.0.2.0 is in the pool "manual", which is not for this service`},
+		"in use":               {"4", "203.0.113.3", "auto", "203.0.113.3 belongs to other"},
+		"of no family of it":   {"4", "2001:db8::1", "auto", "2001:db8::1 is asked for, and the service has no such family"},
+		"reserved by another":  {"4", "203.0.113.4", "auto", "203.0.113.4 belongs to other"},
+		"reserved by itself":   {"4", "203.0.113.5", "auto", "[203.0.113.5]"},
+		"reserved, then freed": {"4", "203.0.113.6", "auto", "[203.0.113.6]"},
+	} {
+		a := NewAllocator([]Pool{pool("auto", "203.0.113.1", "203.0.113.9"), manual})
+		a.Reserve(Holder{Service: "other"}, addrs("203.0.113.6"))
+		a.Reserve(Holder{Service: "other"}, addrs("203.0.113.3", "203.0.113.4"))
+		a.Take(Holder{Service: "other"}, addrs("203.0.113.3"))
+		a.Reserve(Holder{Service: "web"}, addrs("203.0.113.5"))
+		r := request("web", "", tt.families)
+		r.Addresses, r.Allows = addrs(tt.addr), func(p string) bool { return p == tt.allowed }
+		if got := outcome(a.Assign(r)); got != tt.want {
+			t.Errorf("%s: %s; want %s", name, got, tt.want)
+		}
+	}
+}
+
+// An address stays in use until it is neither assigned nor reserved.
+func TestReservationAndAssignmentAreApart(t *testing.T) {
+	a := NewAllocator([]Pool{pool("v4", "203.0.113.1", "203.0.113.2")})
+	first := addrs("203.0.113.1")
+	a.Take(Holder{Service: "a"}, first)
+	a.Reserve(Holder{Service: "a"}, first)
+	for i, step := range []struct {
+		do   func()
+		want string
+	}{
+		{func() {}, "[203.0.113.2]"},
+		{func() { a.Release("a") }, "[203.0.113.2]"},
+		{func() { a.Take(Holder{Service: "a"}, first); a.Reserve(Holder{Service: "a"}, nil) }, "[203.0.113.2]"},
+		{func() { a.Release("a") }, "[203.0.113.1]"},
+	} {
+		step.do()
+		a.Release("b")
+		if got := outcome(a.Assign(request("b", "", "4"))); got != step.want {
+			t.Errorf("step %d: %s; want %s", i, got, step.want)
+		}
+	}
+}
+
+func TestOptionalFamily(t *testing.T) {
+	for name, tt := range map[string]struct {
+		first, second bool // optional
+		want          string
+	}{
+		"both required":     {false, false, "no free IPv6 address in v4"},
+		"second optional":   {false, true, "no free IPv6 address in v4"},
+		"first optional":    {true, false, "[203.0.113.1]"},
+		"both are optional": {true, true, "[203.0.113.1]"},
+	} {
+		a := NewAllocator([]Pool{pool("v4", "203.0.113.1", "203.0.113.2")})
+		r := request("web", "", "64")
+		r.Families[0].Optional, r.Families[1].Optional = tt.first, tt.second
+		if got := outcome(a.Assign(r)); got != tt.want {
+			t.Errorf("%s: %s; want %s", name, got, tt.want)
+		}
+	}
+}
+
+// A request that fails for one family changes nothing.
+func TestFailureChangesNothing(t *testing.T) {
+	a := NewAllocator([]Pool{pool("v4", "203.0.113.1", "203.0.113.2")})
+	a.Assign(request("web", "", "4"))
+	if _, err := a.Assign(request("web", "", "46")); err == nil {
+		t.Fatal("an IPv6 address from an IPv4 pool")
+	}
+	if got := a.Given("web"); !slices.Equal(got, addrs("203.0.113.1")) {
+		t.Errorf("web has %v; want what it had", got)
+	}
+	if got := outcome(a.Assign(request("b", "", "4"))); got != "[203.0.113.2]" {
+		t.Errorf("b has %s; want 203.0.113.2", got)
+	}
+}
+
+// sharer asks for an IPv4 address that it may share by key, for TCP ports.
+func sharer(service, key string, ports ...uint16) Request {
+	r := request(service, "", "4")
+	r.ShareKey = key
+	for _, p := range ports {
+		r.Ports = append(r.Ports, Port{Port: p, Protocol: TCP})
+	}
+	return r
+}
+
+func TestShare(t *testing.T) {
+	a := NewAllocator([]Pool{pool("v4", "203.0.113.1", "203.0.113.9"), pool("more", "192.0.2.1", "192.0.2.9")})
+	udp := sharer("udp", "x", 80)
+	udp.Ports[0].Protocol = UDP
+	ranged := sharer("range", "x", 400)
+	ranged.Ports[0].Last = 500
+	byName := sharer("byname", "x", 443)
+	byName.Addresses = addrs("203.0.113.1")
+	other := sharer("other key", "y", 1)
+	other.Addresses = addrs("203.0.113.1")
+	manual := sharer("more", "x", 80)
+	manual.Pool = "more"
+	lower := sharer("lower", "x", 8080)
+	for i, step := range []struct {
+		r    Request
+		want string
+	}{
+		{sharer("a", "x", 80), "[203.0.113.1]"},
+		{sharer("b", "x", 443, 8443), "[203.0.113.1]"},
+		{sharer("c", "x", 80), "[203.0.113.2]"},
+		{sharer("d", "y", 53), "[203.0.113.3]"},
+		{sharer("e", "", 53), "[203.0.113.4]"},
+		{udp, "[203.0.113.1]"},
+		{ranged, "[203.0.113.2]"},
+		{byName, "203.0.113.1 cannot be shared with b: both have port 443/tcp"},
+		{other, "203.0.113.1 belongs to a"},
+		{sharer("f", "x", 80), "[203.0.113.5]"},
+		{manual, "[192.0.2.1]"},
+		{lower, "[192.0.2.1]"}, // the lowest address, whatever the order of pools
+	} {
+		if got := outcome(a.Assign(step.r)); got != step.want {
+			t.Errorf("step %d, %s: %s; want %s", i, step.r.Service, got, step.want)
+		}
+	}
+	a.Release("a") // 80 is free at .1 again, which b still holds
+	if got := outcome(a.Assign(sharer("g", "x", 80))); got != "[203.0.113.1]" {
+		t.Errorf("after a release: %s; want [203.0.113.1]", got)
+	}
+	a.Assign(sharer("b", "z", 443, 8443)) // b leaves the address by its key: the other two stay
+	if got := outcome(a.Assign(sharer("h", "x", 443))); got != "[192.0.2.1]" {
+		t.Errorf("another port: %s; want [192.0.2.1]", got)
+	}
+	if len(a.shared) == 0 {
+		t.Fatal("no address is shared")
+	}
+	for service := range a.assigned {
+		a.Release(service)
+	}
+	if len(a.shared)+len(a.holders)+len(a.assigned) != 0 {
+		t.Errorf("after all are released: %v, %v, %v", a.shared, a.holders, a.assigned)
 	}
 }
 

@@ -1,8 +1,7 @@
 // Package file is the source of services that is the configuration file.
 //
-// It turns config.Service into lb.Service and tells the engine the difference between one configuration and the next.
-// It knows nothing of what runs; a configuration that cannot be carried out is refused as a whole by Use, before
-// anything running is touched.
+// It translates config.Service to lb.Service and sends the engine the difference between one configuration and the next.
+// Use refuses a configuration whose services cannot all have an address, as a whole, and then changes nothing.
 package file
 
 import (
@@ -21,17 +20,17 @@ const Name = "file"
 
 // Source implements lb.Source. Use may be called before and while Run runs, from one goroutine.
 type Source struct {
-	next  chan []*lb.Service // capacity 1: the newest configuration that Run has not taken yet
+	next  chan []*lb.Service // capacity 1: the newest configuration that Run has not received yet
 	alloc *lb.Allocator
 }
 
 // New returns a Source without services.
 func New() *Source {
-	return &Source{next: make(chan []*lb.Service, 1), alloc: lb.NewAllocator()}
+	return &Source{next: make(chan []*lb.Service, 1), alloc: lb.NewAllocator(nil)}
 }
 
-// Use makes the services of cfg the wanted ones. When some cannot be given an address it changes nothing and returns an
-// error that names each.
+// Use makes the services of cfg the wanted ones. When some cannot be assigned an address it changes nothing and returns
+// an error that names each.
 func (s *Source) Use(cfg *config.Config) error {
 	services, alloc, err := translate(cfg, s.alloc)
 	if err != nil {
@@ -39,7 +38,7 @@ func (s *Source) Use(cfg *config.Config) error {
 	}
 	s.alloc = alloc
 	select {
-	case <-s.next: // overtaken before Run took it
+	case <-s.next: // replaced before Run received it
 	default:
 	}
 	s.next <- services
@@ -60,7 +59,7 @@ func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 	}
 }
 
-// apply tells sink the difference between two configurations. What is gone goes first: others may want its ports.
+// apply sends sink the difference between two configurations. Deletions come first: they free ports that others may use.
 func apply(sink lb.Sink, current map[string]*lb.Service, services []*lb.Service) map[string]*lb.Service {
 	next := make(map[string]*lb.Service, len(services))
 	for _, s := range services {
@@ -79,31 +78,25 @@ func apply(sink lb.Sink, current map[string]*lb.Service, services []*lb.Service)
 	return next
 }
 
-// translate turns the services of cfg into the model. Addresses from pools are given by a copy of alloc, which is
-// returned; fixed addresses are taken first, so that no pool gives them away.
+// translate turns the services of cfg into the model. It returns the allocator that the new services have their addresses
+// from and does not change old. Fixed addresses are taken first, so that none is assigned from a pool, then the addresses
+// that services have had.
 func translate(cfg *config.Config, old *lb.Allocator) ([]*lb.Service, *lb.Allocator, error) {
-	pools := make([]lb.Pool, len(cfg.Pools))
-	for i, p := range cfg.Pools {
-		pools[i] = lb.Pool{Name: p.Name, AutoAssign: p.AutoAssign, Priority: p.Priority, AvoidBuggy: p.AvoidBuggyIPs, Announce: p.Announce}
-		for _, r := range p.Ranges {
-			pools[i].Ranges = append(pools[i].Ranges, lb.AddrRange{From: r.From, To: r.To})
-		}
-	}
-	alloc := lb.NewAllocator()
+	pools := translatePools(cfg.Pools)
+	alloc := lb.NewAllocator(pools)
 	for _, c := range cfg.Services {
-		switch had := old.Given(c.Name); {
-		case len(c.Addresses) > 0:
-			alloc.Take(c.Name, c.Addresses)
-		case len(had) > 0:
-			alloc.Take(c.Name, had)
+		had := old.Given(c.Name)
+		if len(c.Addresses) > 0 {
+			had = c.Addresses
 		}
+		alloc.Take(lb.Holder{Service: c.Name}, had)
 	}
 	var services []*lb.Service
 	var errs []error
 	for _, c := range cfg.Services {
 		s := translateService(c)
 		if len(s.VIPs) == 0 {
-			vips, err := alloc.Allocate(c.Name, c.Pool, wants(c, pools, true), wants(c, pools, false), pools)
+			vips, err := alloc.Assign(request(c, pools))
 			if err != nil {
 				errs = append(errs, fmt.Errorf("service %q: %w", c.Name, err))
 				continue
@@ -115,12 +108,37 @@ func translate(cfg *config.Config, old *lb.Allocator) ([]*lb.Service, *lb.Alloca
 	return services, alloc, errors.Join(errs...)
 }
 
-// wants reports whether a service needs an address of a family: its pool has the family, and a backend could serve it.
-func wants(c config.Service, pools []lb.Pool, is4 bool) bool {
+func translatePools(from []config.Pool) []lb.Pool {
+	pools := make([]lb.Pool, len(from))
+	for i, p := range from {
+		pools[i] = lb.Pool{
+			Name: p.Name, AutoAssign: p.AutoAssign, Priority: p.Priority, AvoidBuggy: p.AvoidBuggyIPs, Announce: p.Announce,
+		}
+		for _, r := range p.Ranges {
+			pools[i].Ranges = append(pools[i].Ranges, lb.AddrRange{From: r.From, To: r.To})
+		}
+	}
+	return pools
+}
+
+// request asks for an address of each family that the pool of a service has and that a backend can serve. A fixed
+// address of another service may equal one that the service has: the services share it by port.
+func request(c config.Service, pools []lb.Pool) lb.Request {
+	r := lb.Request{Holder: lb.Holder{Service: c.Name}, Pool: c.Pool, KeepShared: true}
 	i := slices.IndexFunc(pools, func(p lb.Pool) bool { return p.Name == c.Pool })
-	return i >= 0 &&
-		slices.ContainsFunc(pools[i].Ranges, func(r lb.AddrRange) bool { return r.From.Is4() == is4 }) &&
-		slices.ContainsFunc(c.Backends, func(b lb.Backend) bool { return b.Addr.Is4() == is4 || c.Method == lb.MethodTunnel })
+	if i < 0 {
+		return r
+	}
+	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+		inPool := slices.ContainsFunc(pools[i].Ranges, func(r lb.AddrRange) bool { return lb.FamilyOf(r.From) == f })
+		served := slices.ContainsFunc(c.Backends, func(b lb.Backend) bool {
+			return lb.FamilyOf(b.Addr) == f || c.Method == lb.MethodTunnel
+		})
+		if inPool && served {
+			r.Families = append(r.Families, lb.FamilyRequest{Family: f})
+		}
+	}
+	return r
 }
 
 func translateService(c config.Service) *lb.Service {

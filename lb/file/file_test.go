@@ -12,14 +12,14 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// sink writes down what it is told.
-type sink struct{ said []string }
+// sink records its calls.
+type sink struct{ calls []string }
 
 func (s *sink) Put(svc *lb.Service) {
-	s.said = append(s.said, fmt.Sprintf("put %s %v", svc.Name, svc.VIPs))
+	s.calls = append(s.calls, fmt.Sprintf("put %s %v", svc.Name, svc.VIPs))
 }
-func (s *sink) Delete(name string)     { s.said = append(s.said, "delete "+name) }
-func (s *sink) Complete(source string) { s.said = append(s.said, "complete "+source) }
+func (s *sink) Delete(name string)     { s.calls = append(s.calls, "delete "+name) }
+func (s *sink) Complete(source string) { s.calls = append(s.calls, "complete "+source) }
 
 func parse(t *testing.T, text string) *config.Config {
 	t.Helper()
@@ -40,7 +40,7 @@ func pooled(name string) string {
 	return fmt.Sprintf("[[service]]\nname = %q\npool = \"p\"\nports = [\"80\"]\nbackends = [\"10.0.0.1\"]\n", name)
 }
 
-func TestSourceTellsTheDifference(t *testing.T) {
+func TestSourceSendsTheDifference(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, out := New(), &sink{}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -56,13 +56,13 @@ func TestSourceTellsTheDifference(t *testing.T) {
 			{pool + pooled("b"), []string{"delete a", "complete file"}},
 			{pool + pooled("c") + pooled("b"), []string{"put c [203.0.113.1]", "complete file"}},
 		} {
-			out.said = nil
+			out.calls = nil
 			if err := s.Use(parse(t, step.text)); err != nil {
 				t.Fatal(err)
 			}
 			synctest.Wait()
-			if !slices.Equal(out.said, step.want) {
-				t.Errorf("told %q; want %q", out.said, step.want)
+			if !slices.Equal(out.calls, step.want) {
+				t.Errorf("calls %q; want %q", out.calls, step.want)
 			}
 		}
 		cancel()
@@ -83,8 +83,8 @@ func TestUseRefusesAsAWhole(t *testing.T) {
 	}
 }
 
-func TestFixedAddressesAreNotGivenAway(t *testing.T) {
-	services, _, err := translate(parse(t, pool+pooled("a")+fixed("b", "203.0.113.1", "10.0.0.1")), lb.NewAllocator())
+func TestFixedAddressesAreNotAssigned(t *testing.T) {
+	services, _, err := translate(parse(t, pool+pooled("a")+fixed("b", "203.0.113.1", "10.0.0.1")), lb.NewAllocator(nil))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestFixedAddressesAreNotGivenAway(t *testing.T) {
 // The ports of a service share one list of backends, keep the order of the file, and the policy is Cluster.
 func TestTranslatedShape(t *testing.T) {
 	services, _, err := translate(parse(t, pool+"[[service]]\nname = \"dns\"\naddress = \"203.0.113.1\"\n"+
-		"ports = [\"53/udp\", \"80:8080\"]\nbackends = [\"10.0.0.1\", \"10.0.0.2\"]\n"), lb.NewAllocator())
+		"ports = [\"53/udp\", \"80:8080\"]\nbackends = [\"10.0.0.1\", \"10.0.0.2\"]\n"), lb.NewAllocator(nil))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,5 +112,45 @@ func TestTranslatedShape(t *testing.T) {
 	}
 	if s.Policy != lb.PolicyCluster {
 		t.Errorf("policy %q; want Cluster", s.Policy)
+	}
+}
+
+// A service keeps its address when the file is read again and another service names the same address.
+func TestAssignedAddressesStay(t *testing.T) {
+	_, alloc, err := translate(parse(t, pool+pooled("a")+pooled("b")), lb.NewAllocator(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	services, _, err := translate(parse(t, pool+fixed("c", "203.0.113.2", "10.0.0.1")+pooled("b")), alloc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := services[1].VIPs, []netip.Addr{netip.MustParseAddr("203.0.113.2")}; !slices.Equal(got, want) {
+		t.Errorf("b has %v; want %v", got, want)
+	}
+}
+
+// A service has an address of each family that its pool has and that a backend serves.
+func TestFamiliesOfAService(t *testing.T) {
+	dual := pool + "[[pool]]\nname = \"d\"\naddresses = [\"198.51.100.1-198.51.100.2\", \"2001:db8::1-2001:db8::2\"]\n"
+	service := func(pool, backends, more string) string {
+		return fmt.Sprintf("[[service]]\nname = \"a\"\npool = %q\nports = [\"80\"]\nbackends = [%s]\n%s", pool, backends, more)
+	}
+	for _, tt := range []struct {
+		name, text, want string
+	}{
+		{"both", service("d", `"10.0.0.1", "fd00::1"`, ""), "[198.51.100.1 2001:db8::1]"},
+		{"backends of one family", service("d", `"10.0.0.1"`, ""), "[198.51.100.1]"},
+		{"a tunnel carries both", service("d", `"10.0.0.1"`, "forward = \"tunnel\"\n"), "[198.51.100.1 2001:db8::1]"},
+		{"a pool of one family", service("p", `"10.0.0.1"`, "forward = \"tunnel\"\n"), "[203.0.113.1]"},
+	} {
+		services, _, err := translate(parse(t, dual+tt.text), lb.NewAllocator(nil))
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+			continue
+		}
+		if got := fmt.Sprint(services[0].VIPs); got != tt.want {
+			t.Errorf("%s: addresses %s; want %s", tt.name, got, tt.want)
+		}
 	}
 }

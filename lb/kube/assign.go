@@ -3,7 +3,6 @@ package kube
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -14,7 +13,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Pool is a pool, and which Services may have its addresses.
+// Pool is a pool and the Services that may have its addresses.
 type Pool struct {
 	lb.Pool
 	Namespaces []string // empty: all
@@ -26,13 +25,16 @@ func (p Pool) serves(s *core.Service) bool {
 		(p.Selector == nil || p.Selector.Matches(labels.Set(s.Labels)))
 }
 
-// Annotations of a Service: ours, then those that MetalLB's users have.
+// Annotations of a Service: ours, then MetalLB's.
 var (
-	wantAddresses = []string{"steelyard.dev/addresses", "metallb.io/loadBalancerIPs", "metallb.universe.tf/loadBalancerIPs"}
-	wantPool      = []string{"steelyard.dev/pool", "metallb.io/address-pool", "metallb.universe.tf/address-pool"}
-	wantShare     = []string{"steelyard.dev/share", "metallb.io/allow-shared-ip", "metallb.universe.tf/allow-shared-ip"}
+	wantAddresses = []string{
+		"steelyard.dev/addresses", "metallb.io/loadBalancerIPs", "metallb.universe.tf/loadBalancerIPs",
+	}
+	wantPool  = []string{"steelyard.dev/pool", "metallb.io/address-pool", "metallb.universe.tf/address-pool"}
+	wantShare = []string{"steelyard.dev/share", "metallb.io/allow-shared-ip", "metallb.universe.tf/allow-shared-ip"}
 )
 
+// annotation returns the first of these annotations that has a value.
 func annotation(s *core.Service, names []string) string {
 	for _, n := range names {
 		if v := strings.TrimSpace(s.Annotations[n]); v != "" {
@@ -42,119 +44,120 @@ func annotation(s *core.Service, names []string) string {
 	return ""
 }
 
-// assigner decides which Service has which addresses. What a Service has it keeps, whatever else changes.
+// assigner translates Services to requests of the one allocator, and its errors to what a user of Kubernetes can do.
 type assigner struct {
-	pools []Pool
-	users map[netip.Addr]map[string]*core.Service
-	has   map[string][]netip.Addr
-	// external has the addresses that Services name themselves: they are nobody else's, whoever gave them.
-	external map[string][]netip.Addr
+	pools []Pool // by Priority, as the allocator tries them
+	alloc *lb.Allocator
 }
 
 func newAssigner(pools []Pool) *assigner {
 	pools = slices.Clone(pools)
 	slices.SortStableFunc(pools, func(a, b Pool) int { return a.Priority - b.Priority })
-	return &assigner{pools: pools, users: map[netip.Addr]map[string]*core.Service{}, has: map[string][]netip.Addr{}, external: map[string][]netip.Addr{}}
+	ranges := make([]lb.Pool, len(pools))
+	for i, p := range pools {
+		ranges[i] = p.Pool
+	}
+	return &assigner{pools: pools, alloc: lb.NewAllocator(ranges)}
 }
 
-func keyOf(s *core.Service) string { return s.Namespace + "/" + s.Name }
-
-// adopt notes what the status of a Service says, as far as it is ours to give.
+// adopt records the addresses in the status of a Service that are in a pool.
 func (a *assigner) adopt(s *core.Service) {
 	var addrs []netip.Addr
 	for _, i := range s.Status.LoadBalancer.Ingress {
-		if addr, err := netip.ParseAddr(i.IP); err == nil && a.poolOf(addr) != nil {
+		if addr, err := netip.ParseAddr(i.IP); err == nil && poolOf(a.pools, addr) != nil {
 			addrs = append(addrs, addr)
 		}
 	}
-	a.take(s, addrs)
+	a.alloc.Take(holder(s), addrs)
 }
 
-func (a *assigner) take(s *core.Service, addrs []netip.Addr) {
-	a.release(keyOf(s))
-	a.has[keyOf(s)] = addrs
-	a.use(s, addrs)
-}
+// reserve records the externalIPs of a Service.
+func (a *assigner) reserve(s *core.Service) { a.alloc.Reserve(holder(s), externalsOf(s)) }
 
-// reserve notes the externalIPs of a Service.
-func (a *assigner) reserve(s *core.Service) {
-	a.unreserve(keyOf(s))
-	if addrs := externalsOf(s); len(addrs) > 0 {
-		a.external[keyOf(s)] = addrs
-		a.use(s, addrs)
-	}
-}
+// unreserve removes the externalIPs of a deleted Service.
+func (a *assigner) unreserve(name string) { a.alloc.Reserve(lb.Holder{Service: name}, nil) }
 
-func (a *assigner) use(s *core.Service, addrs []netip.Addr) {
-	for _, addr := range addrs {
-		if a.users[addr] == nil {
-			a.users[addr] = map[string]*core.Service{}
-		}
-		a.users[addr][keyOf(s)] = s
-	}
-}
+// release takes back the addresses that were assigned to a Service.
+func (a *assigner) release(name string) { a.alloc.Release(name) }
 
-// release frees what a Service was given.
-func (a *assigner) release(key string) {
-	addrs := a.has[key]
-	delete(a.has, key)
-	a.unuse(key, addrs)
-}
+// holds reports whether a Service has assigned addresses.
+func (a *assigner) holds(name string) bool { return len(a.alloc.Given(name)) > 0 }
 
-func (a *assigner) unreserve(key string) {
-	addrs := a.external[key]
-	delete(a.external, key)
-	a.unuse(key, addrs)
-}
-
-func (a *assigner) unuse(key string, addrs []netip.Addr) {
-	for _, addr := range addrs {
-		if slices.Contains(a.has[key], addr) || slices.Contains(a.external[key], addr) {
-			continue
-		}
-		if delete(a.users[addr], key); len(a.users[addr]) == 0 {
-			delete(a.users, addr)
-		}
-	}
-}
-
-func (a *assigner) poolOf(addr netip.Addr) *Pool { return poolOf(a.pools, addr) }
-
-func poolOf(pools []Pool, addr netip.Addr) *Pool {
-	for i := range pools {
-		if slices.ContainsFunc(pools[i].Ranges, func(r lb.AddrRange) bool { return r.Contains(addr) }) {
-			return &pools[i]
-		}
-	}
-	return nil
-}
-
-// assign returns the addresses that a Service is to have, one of each of its families, and takes them. Its error says what to
-// do; what the Service had stays.
+// assign returns one address of each family of a Service and records them. Its error says what a user can do; the Service
+// then keeps what it had.
 func (a *assigner) assign(s *core.Service) ([]netip.Addr, error) {
-	wanted, err := requested(s)
+	r, err := a.request(s)
 	if err != nil {
 		return nil, err
 	}
-	var addrs []netip.Addr
-	for _, f := range s.Spec.IPFamilies {
-		addr, err := a.one(s, f == core.IPv4Protocol, wanted)
-		if err != nil {
-			// With PreferDualStack one family may do.
-			if len(addrs) > 0 && s.Spec.IPFamilyPolicy != nil && *s.Spec.IPFamilyPolicy == core.IPFamilyPolicyPreferDualStack && len(wanted) == 0 {
-				break
-			}
-			return nil, err
-		}
-		addrs = append(addrs, addr)
+	addrs, err := a.alloc.Assign(r)
+	if err != nil {
+		return nil, a.explain(err)
 	}
-	for _, w := range wanted {
-		if !slices.Contains(addrs, w) {
-			return nil, fmt.Errorf("%s is asked for, and the Service has no such family: see spec.ipFamilies", w)
-		}
-	}
-	a.take(s, addrs)
 	return addrs, nil
+}
+
+func (a *assigner) request(s *core.Service) (lb.Request, error) {
+	wanted, err := requested(s)
+	r := lb.Request{
+		Holder: holder(s), Pool: annotation(s, wantPool), Addresses: wanted,
+		Allows: func(pool string) bool {
+			i := slices.IndexFunc(a.pools, func(p Pool) bool { return p.Name == pool })
+			return i >= 0 && a.pools[i].serves(s)
+		},
+	}
+	// With PreferDualStack the first family is enough, except for who asks for addresses by name.
+	policy := s.Spec.IPFamilyPolicy
+	preferDual := policy != nil && *policy == core.IPFamilyPolicyPreferDualStack && len(wanted) == 0
+	for i, f := range s.Spec.IPFamilies {
+		family := lb.IPv6
+		if f == core.IPv4Protocol {
+			family = lb.IPv4
+		}
+		r.Families = append(r.Families, lb.FamilyRequest{Family: family, Optional: preferDual && i > 0})
+	}
+	return r, err
+}
+
+// holder returns what decides with whom a Service shares an address.
+func holder(s *core.Service) lb.Holder {
+	h := lb.Holder{Service: nameOf(s), ShareKey: annotation(s, wantShare)}
+	for _, p := range s.Spec.Ports {
+		port := lb.Port{Port: uint16(p.Port)}
+		if port.Protocol.UnmarshalText([]byte(strings.ToLower(string(protocolOf(&p.Protocol))))) == nil {
+			h.Ports = append(h.Ports, port)
+		}
+	}
+	return h
+}
+
+// explain adds to an error of the allocator what can be done about it in Kubernetes.
+func (a *assigner) explain(err error) error {
+	var e *lb.AssignError
+	if !errors.As(err, &e) {
+		return err
+	}
+	const notAllowed = "not for this Service: see its namespaces and service_selector"
+	switch e.Cause {
+	case lb.NoSuchPool:
+		return fmt.Errorf("%w; pools: %s", err, names(a.pools))
+	case lb.PoolNotAllowed:
+		return fmt.Errorf("the pool %q is %s", e.Pools[0], notAllowed)
+	case lb.NoPool:
+		return errors.New("no pool is for this Service; name one with the annotation steelyard.dev/pool, or set auto_assign")
+	case lb.NoFreeAddress:
+		return fmt.Errorf("%w; add addresses to a pool, or delete a Service that has one", err)
+	case lb.AddrNotAllowed:
+		return fmt.Errorf("%s is in the pool %q, which is %s", e.Addr, e.Pools[0], notAllowed)
+	case lb.AddrInUse:
+		return fmt.Errorf("%w; to share it, give both the annotation steelyard.dev/share with one value", err)
+	case lb.PortInUse:
+		protocol := strings.ToUpper(e.Port.Protocol.String())
+		return fmt.Errorf("%s cannot be shared with %s: both have port %d/%s", e.Addr, e.Service, e.Port.Port, protocol)
+	case lb.FamilyNotRequested:
+		return fmt.Errorf("%s is asked for, and the Service has no such family: see spec.ipFamilies", e.Addr)
+	}
+	return err
 }
 
 // requested returns the addresses that a Service asks for by name.
@@ -182,111 +185,20 @@ func requested(s *core.Service) (addrs []netip.Addr, err error) {
 	return addrs, nil
 }
 
-// one finds an address of one family: the one that is asked for, the one that it has, one that may be shared, a free one.
-func (a *assigner) one(s *core.Service, is4 bool, wanted []netip.Addr) (netip.Addr, error) {
-	for _, w := range wanted {
-		if w.Is4() == is4 {
-			return w, a.may(s, w)
-		}
-	}
-	pools, err := a.poolsFor(s)
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	in := func(addr netip.Addr) bool {
-		p := a.poolOf(addr)
-		return p != nil && slices.ContainsFunc(pools, func(o Pool) bool { return o.Name == p.Name })
-	}
-	named := annotation(s, wantPool) != ""
-	for _, addr := range a.has[keyOf(s)] {
-		// A pool that is no longer for everybody does not take away what it has given.
-		if p := a.poolOf(addr); addr.Is4() == is4 && p != nil && (in(addr) || !named && p.serves(s)) && a.may(s, addr) == nil {
-			return addr, nil
-		}
-	}
-	if annotation(s, wantShare) != "" {
-		for _, addr := range slices.SortedFunc(maps.Keys(a.users), netip.Addr.Compare) {
-			if addr.Is4() == is4 && in(addr) && a.may(s, addr) == nil {
-				return addr, nil
-			}
-		}
-	}
-	for _, p := range pools {
-		for _, r := range p.Ranges {
-			if r.From.Is4() != is4 {
-				continue
-			}
-			for addr := r.From; r.Contains(addr); addr = addr.Next() {
-				if a.users[addr] == nil && !(p.AvoidBuggy && buggy(addr)) {
-					return addr, nil
-				}
-			}
-		}
-	}
-	family := "IPv6"
-	if is4 {
-		family = "IPv4"
-	}
-	return netip.Addr{}, fmt.Errorf("no free %s address in %s; add addresses to a pool, or delete a Service that has one", family, names(pools))
-}
-
-func buggy(addr netip.Addr) bool {
-	return addr.Is4() && (addr.As4()[3] == 0 || addr.As4()[3] == 255)
-}
-
-// poolsFor returns the pools that a Service may be given addresses from, best first.
-func (a *assigner) poolsFor(s *core.Service) (pools []Pool, err error) {
-	name := annotation(s, wantPool)
-	for _, p := range a.pools {
-		switch {
-		case name != "" && p.Name != name || name == "" && !p.AutoAssign:
-		case p.serves(s):
-			pools = append(pools, p)
-		case name != "":
-			return nil, fmt.Errorf("the pool %q is not for this Service: see its namespaces and service_selector", name)
-		}
-	}
-	switch {
-	case len(pools) > 0:
-		return pools, nil
-	case name != "":
-		return nil, fmt.Errorf("there is no pool %q; pools: %s", name, names(a.pools))
-	}
-	return nil, errors.New("no pool is for this Service; name one with the annotation steelyard.dev/pool, or set auto_assign")
-}
-
-// may reports why a Service cannot have an address: it is in no pool for it, or others have it and do not share it.
-func (a *assigner) may(s *core.Service, addr netip.Addr) error {
-	p := a.poolOf(addr)
-	if p == nil {
-		return fmt.Errorf("%s is in no pool", addr)
-	}
-	if !p.serves(s) {
-		return fmt.Errorf("%s is in the pool %q, which is not for this Service: see its namespaces and service_selector", addr, p.Name)
-	}
-	for key, other := range a.users[addr] {
-		if key == keyOf(s) {
-			continue
-		}
-		share := annotation(s, wantShare)
-		if share == "" || share != annotation(other, wantShare) {
-			return fmt.Errorf("%s belongs to %s; to share it, give both the annotation steelyard.dev/share with one value", addr, key)
-		}
-		for _, p := range s.Spec.Ports {
-			for _, o := range other.Spec.Ports {
-				if p.Port == o.Port && protocolOf(&p.Protocol) == protocolOf(&o.Protocol) {
-					return fmt.Errorf("%s cannot be shared with %s: both have port %d/%s", addr, key, p.Port, protocolOf(&p.Protocol))
-				}
-			}
-		}
-	}
-	return nil
-}
-
 func names(pools []Pool) string {
 	var all []string
 	for _, p := range pools {
 		all = append(all, p.Name)
 	}
 	return strings.Join(all, ", ")
+}
+
+// poolOf returns the pool that has addr, or nil.
+func poolOf(pools []Pool, addr netip.Addr) *Pool {
+	for i := range pools {
+		if pools[i].Contains(addr) {
+			return &pools[i]
+		}
+	}
+	return nil
 }

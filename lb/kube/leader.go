@@ -95,7 +95,7 @@ func (a *Allocator) lead(ctx context.Context) {
 		if gone, ok := x.(cache.DeletedFinalStateUnknown); ok {
 			x = gone.Obj
 		}
-		t.queue.Add(keyOf(x.(*core.Service)))
+		t.queue.Add(nameOf(x.(*core.Service)))
 	}
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: touch, UpdateFunc: func(_, x any) { touch(x) }, DeleteFunc: touch,
@@ -134,7 +134,7 @@ func (t *term) adopt() {
 		all = append(all, x.(*core.Service))
 	}
 	slices.SortFunc(all, func(a, b *core.Service) int {
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(keyOf(a), keyOf(b)))
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(nameOf(a), nameOf(b)))
 	})
 	for _, s := range all {
 		t.assigner.reserve(s)
@@ -152,7 +152,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 	}
 	if !ok {
 		t.assigner.unreserve(key)
-		if len(t.assigner.has[key]) > 0 {
+		if t.assigner.holds(key) {
 			t.assigner.release(key)
 			t.retryOthers()
 		}
@@ -182,7 +182,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 
 // takeBack clears the status of a Service that is no longer ours to serve, and lets it go.
 func (t *term) takeBack(ctx context.Context, s *core.Service) error {
-	had := len(t.assigner.has[keyOf(s)]) > 0
+	had := t.assigner.holds(nameOf(s))
 	others := s.Spec.Type == core.ServiceTypeLoadBalancer && !ours(s, t.o.Class)
 	if !had && (others || !slices.Contains(s.Finalizers, finalizer)) {
 		return nil
@@ -195,9 +195,9 @@ func (t *term) takeBack(ctx context.Context, s *core.Service) error {
 	if err := t.setFinalizer(ctx, s, false); err != nil {
 		return err
 	}
-	t.assigner.release(keyOf(s))
+	t.assigner.release(nameOf(s))
 	if had {
-		t.o.Log.Info("address taken back", "service", keyOf(s))
+		t.o.Log.Info("address taken back", "service", nameOf(s))
 		t.retryOthers()
 	}
 	return nil
@@ -207,7 +207,7 @@ func (t *term) takeBack(ctx context.Context, s *core.Service) error {
 func (t *term) retryOthers() {
 	for _, x := range t.services.List() {
 		if s := x.(*core.Service); ours(s, t.o.Class) && len(s.Status.LoadBalancer.Ingress) == 0 {
-			t.queue.Add(keyOf(s))
+			t.queue.Add(nameOf(s))
 		}
 	}
 }

@@ -1,0 +1,124 @@
+package lb
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+)
+
+// exhaustive applies the rules of Assign to every address in turn, for one IPv4 address each.
+type exhaustive struct {
+	pools []Pool // by priority
+	has   map[string]Request
+	at    map[string]netip.Addr
+}
+
+func (m *exhaustive) fits(r Request, addr netip.Addr) bool {
+	for name, o := range m.has {
+		if name == r.Service || m.at[name] != addr {
+			continue
+		}
+		clash := slices.ContainsFunc(r.Ports, func(p Port) bool { return slices.ContainsFunc(o.Ports, p.Overlaps) })
+		if r.ShareKey == "" || r.ShareKey != o.ShareKey || clash {
+			return false
+		}
+	}
+	return true
+}
+
+func (m *exhaustive) find(r Request) netip.Addr {
+	if at := m.at[r.Service]; at.IsValid() && m.fits(r, at) {
+		return at
+	}
+	if r.ShareKey != "" {
+		for _, addr := range slices.SortedFunc(maps.Values(m.at), netip.Addr.Compare) {
+			if m.fits(r, addr) {
+				return addr
+			}
+		}
+	}
+	for _, p := range m.pools {
+		for _, addr := range p.addrs() {
+			if !slices.Contains(slices.Collect(maps.Values(m.at)), addr) && p.assignable(addr) {
+				return addr
+			}
+		}
+	}
+	return netip.Addr{}
+}
+
+// Whatever is assigned and released, the result is that of a search through all addresses: no address for two services
+// that do not share, the lowest that fits, and a released one is available.
+func TestAssignAgainstExhaustiveSearch(t *testing.T) {
+	const seed = 14
+	rng := rand.New(rand.NewPCG(seed, seed))
+	for round := range 50 {
+		pools := []Pool{pool("a", "203.0.113.250", "203.0.114.3"), pool("b", "192.0.2.1", "192.0.2.8")}
+		pools[0].AvoidBuggy = round%2 == 0
+		a := NewAllocator(pools)
+		m := &exhaustive{pools: pools, has: map[string]Request{}, at: map[string]netip.Addr{}}
+		for step := range 400 {
+			r := sharer(fmt.Sprintf("s%02d", rng.IntN(30)), []string{"", "x", "y"}[rng.IntN(3)])
+			if rng.IntN(3) == 0 {
+				a.Release(r.Service)
+				delete(m.has, r.Service)
+				delete(m.at, r.Service)
+				continue
+			}
+			for range 1 + rng.IntN(2) {
+				r.Ports = append(r.Ports, Port{Port: uint16(80 + rng.IntN(4)), Protocol: TCP})
+			}
+			want := m.find(r)
+			if want.IsValid() {
+				m.at[r.Service], m.has[r.Service] = want, r
+			}
+			got, err := a.Assign(r)
+			if want.IsValid() != (err == nil) || want.IsValid() && got[0] != want {
+				t.Fatalf("seed %d, round %d, step %d: Assign(%+v) = %v, %v; want %v", seed, round, step, r, got, err, want)
+			}
+		}
+	}
+}
+
+// A pool of 2^64 addresses is as fast to search as any, and full ranges of it are not passed twice.
+func TestLargePool(t *testing.T) {
+	a := NewAllocator([]Pool{pool("v6", "2001:db8::", "2001:db8::ffff:ffff:ffff:ffff")})
+	for i := range 1000 {
+		want := netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 14: byte(i >> 8), 15: byte(i)})
+		if got := outcome(a.Assign(request(fmt.Sprint(i), "", "6"))); got != fmt.Sprint([]netip.Addr{want}) {
+			t.Fatalf("address %d: %s; want %s", i, got, want)
+		}
+	}
+	a.Release("700")
+	a.Release("300")
+	if got := outcome(a.Assign(request("x", "", "6"))); got != "[2001:db8::12c]" {
+		t.Errorf("after two releases: %s; want the lower, 2001:db8::12c", got)
+	}
+}
+
+// Assigning and releasing one address costs the same whatever is assigned already. The shared ones have one port each, so
+// that none can be shared.
+func BenchmarkAssign(b *testing.B) {
+	for _, key := range []string{"", "shared"} {
+		for _, given := range []int{100, 1000, 10_000, 100_000} {
+			b.Run(fmt.Sprintf("key=%q/given=%d", key, given), func(b *testing.B) {
+				a := NewAllocator([]Pool{pool("v4", "10.0.0.0", "10.255.255.255")})
+				for i := range given {
+					if _, err := a.Assign(sharer(fmt.Sprint(i), key, 80)); err != nil {
+						b.Fatal(err)
+					}
+				}
+				r := sharer("new", key, 80)
+				for b.Loop() {
+					if _, err := a.Assign(r); err != nil {
+						b.Fatal(err)
+					}
+					a.Release("new")
+				}
+			})
+		}
+	}
+}

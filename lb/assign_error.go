@@ -1,0 +1,56 @@
+package lb
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// AssignCause is why an address is not assigned.
+type AssignCause uint8
+
+const (
+	NoSuchPool         AssignCause = iota + 1 // Pools[0] does not exist
+	PoolNotAllowed                            // the service may not use Pools[0], which it names
+	NoPool                                    // the service names no pool and may use none that is AutoAssign
+	NoFreeAddress                             // Pools have no free address of Family
+	AddrInNoPool                              // Addr, asked for by name, is in no pool
+	AddrNotAllowed                            // Addr is in Pools[0], which the service may not use
+	AddrInUse                                 // Service holds Addr and does not share it
+	PortInUse                                 // Service holds Addr and has Port, too
+	FamilyNotRequested                        // the service needs no address of the family of Addr
+)
+
+// AssignError says why a request fails. Fields that the Cause does not name are zero.
+type AssignError struct {
+	Cause   AssignCause
+	Addr    netip.Addr
+	Family  Family
+	Pools   []string
+	Service string
+	Port    Port
+}
+
+func (e *AssignError) Error() string {
+	switch e.Cause {
+	case NoSuchPool:
+		return fmt.Sprintf("there is no pool %q", e.Pools[0])
+	case PoolNotAllowed:
+		return fmt.Sprintf("the pool %q is not for this service", e.Pools[0])
+	case NoPool:
+		return "no pool has auto_assign"
+	case NoFreeAddress:
+		return fmt.Sprintf("no free %s address in %s", e.Family, strings.Join(e.Pools, ", "))
+	case AddrInNoPool:
+		return fmt.Sprintf("%s is in no pool", e.Addr)
+	case AddrNotAllowed:
+		return fmt.Sprintf("%s is in the pool %q, which is not for this service", e.Addr, e.Pools[0])
+	case AddrInUse:
+		return fmt.Sprintf("%s belongs to %s", e.Addr, e.Service)
+	case PortInUse:
+		return fmt.Sprintf("%s cannot be shared with %s: both have port %s", e.Addr, e.Service, e.Port.Name())
+	case FamilyNotRequested:
+		return fmt.Sprintf("%s is asked for, and the service has no such family", e.Addr)
+	}
+	panic(fmt.Sprintf("lb: unknown cause %d of an assignment error", e.Cause))
+}

@@ -1,0 +1,72 @@
+package lb
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Pool is a named set of address ranges that VIPs are assigned from. Ranges of all pools are disjoint.
+type Pool struct {
+	Name   string
+	Ranges []AddrRange
+	// AutoAssign pools serve requests that name no pool: the lowest Priority first, then in the order given.
+	AutoAssign bool
+	Priority   int
+	// AvoidBuggy excludes IPv4 addresses that end in .0 or .255 from assignment, because some old equipment drops them.
+	AvoidBuggy bool
+	Announce   []AnnouncerKind
+}
+
+// Contains reports whether addr is in a range of p.
+func (p Pool) Contains(addr netip.Addr) bool {
+	return slices.ContainsFunc(p.Ranges, func(r AddrRange) bool { return r.Contains(addr) })
+}
+
+// assignable reports whether p assigns addr to a service that does not ask for it by name.
+func (p Pool) assignable(addr netip.Addr) bool {
+	if !p.AvoidBuggy || !addr.Is4() {
+		return true
+	}
+	last := addr.As4()[3]
+	return last != 0 && last != 255
+}
+
+// AddrRange is From to To, inclusive, both of one family.
+type AddrRange struct{ From, To netip.Addr }
+
+// Contains reports whether a is in r.
+func (r AddrRange) Contains(a netip.Addr) bool {
+	return r.From.Is4() == a.Is4() && r.From.Compare(a) <= 0 && a.Compare(r.To) <= 0
+}
+
+// after returns the address of r that follows a; zero when a is the last one.
+func (r AddrRange) after(a netip.Addr) netip.Addr {
+	if next := a.Next(); r.Contains(next) {
+		return next
+	}
+	return netip.Addr{}
+}
+
+// Family is an IP version.
+type Family uint8
+
+const (
+	IPv4 Family = 4
+	IPv6 Family = 6
+)
+
+// FamilyOf returns the family of a valid address.
+func FamilyOf(a netip.Addr) Family {
+	if a.Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+// String is "IPv4" or "IPv6".
+func (f Family) String() string {
+	if f == IPv4 {
+		return "IPv4"
+	}
+	return "IPv6"
+}
