@@ -21,6 +21,7 @@ type Checker interface {
 
 // Result is what a backend that is well says of itself.
 type Result struct {
+	Err    error  // why the probe failed; set by the Prober
 	Reason string // "HTTP 200"
 	Weight int    // -1: nothing
 }

@@ -192,7 +192,7 @@ func (p *Prober) probe(ctx context.Context, l *loop, checker Checker) {
 		return // ended, not failed
 	}
 	if err != nil {
-		result = Result{Reason: reason(err, l.check.Spec.Timeout), Weight: -1}
+		result = Result{Reason: reason(err, l.check.Spec.Timeout), Weight: -1, Err: err}
 	}
 	p.metrics.observe(l.check.Key.Service, time.Since(start), err == nil)
 	l.take(p.o.Report, result, err == nil)
@@ -213,7 +213,7 @@ func (l *loop) take(report func(lb.Health), r Result, well bool) {
 	if h.State == state {
 		l.streak = 0
 		changed := h.Weight != r.Weight || h.Reason != r.Reason
-		h.Weight, h.Reason = r.Weight, r.Reason
+		h.Weight, h.Reason, h.Err = r.Weight, r.Reason, r.Err
 		if changed {
 			report(*h)
 		}
@@ -223,6 +223,6 @@ func (l *loop) take(report func(lb.Health), r Result, well bool) {
 		return
 	}
 	l.streak = 0
-	h.State, h.Weight, h.Reason, h.At = state, r.Weight, r.Reason, time.Now()
+	h.State, h.Weight, h.Reason, h.Err, h.At = state, r.Weight, r.Reason, r.Err, time.Now()
 	report(*h)
 }

@@ -1,13 +1,14 @@
 package kube
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
+	"syscall"
 
 	core "k8s.io/api/core/v1"
 
@@ -131,7 +132,7 @@ func (g *gates) proxyless() bool {
 }
 
 func refused(h lb.Health) bool {
-	return h.State == lb.StateUnhealthy && strings.Contains(h.Reason, "refused")
+	return h.State == lb.StateUnhealthy && errors.Is(h.Err, syscall.ECONNREFUSED)
 }
 
 // ask makes sure that a check runs.

@@ -1,0 +1,52 @@
+package healthd
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// A report carries the error of the probe, so that nobody has to parse the reason.
+func TestReportCarriesTheError(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := netip.MustParseAddrPort(l.Addr().String())
+	defer l.Close()
+	closing, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := netip.MustParseAddrPort(closing.Addr().String())
+	closing.Close()
+
+	reports := make(chan lb.Health, 2)
+	p := New(Options{Report: func(h lb.Health) { reports <- h }, Log: slog.New(slog.DiscardHandler)})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- p.Run(ctx) }()
+	spec := lb.CheckSpec{Type: lb.CheckTCP, Interval: time.Hour, Timeout: 10 * time.Second, Rise: 1, Fall: 1}
+	for _, target := range []netip.AddrPort{open, closed} {
+		key := lb.CheckKey{Service: target.String(), Backend: target}
+		p.Put(key.Service, []lb.Check{{Key: key, Target: target, Spec: spec}})
+	}
+	for range 2 {
+		h := <-reports
+		refused := errors.Is(h.Err, syscall.ECONNREFUSED)
+		if want := h.Key.Backend == closed; refused != want || (h.Err != nil) != want {
+			t.Errorf("%v, %s: error %v; refused: want %t", h.Key.Backend, h.State, h.Err, want)
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
