@@ -90,9 +90,9 @@ func (a *Allocator) Release(service string) { a.Take(Holder{Service: service}, n
 // earlier reservation. They are not assigned to others. (Kubernetes: externalIPs.)
 func (a *Allocator) Reserve(h Holder, addrs []netip.Addr) { a.replace(a.reserved, h, addrs) }
 
-// Assign returns one address of each family of r, and assigns them. For each family it takes, in this order, the address
-// asked for by name, the one that the service has, the lowest that it may share, the lowest free one. When it fails, with
-// an *AssignError, it changes nothing.
+// Assign returns one address of each family of r, and assigns them. For each family it takes the first that exists of
+// the address asked for by name, the one that the service has, the lowest that it may share, and the lowest free one.
+// When it fails, with an *AssignError, it changes nothing.
 func (a *Allocator) Assign(r Request) ([]netip.Addr, error) {
 	var addrs []netip.Addr
 	for _, f := range r.Families {
@@ -268,7 +268,7 @@ func (a *Allocator) hold(h Holder, addr netip.Addr) {
 	a.shared[key].add(addr)
 }
 
-// drop makes a service no holder of addr: who could not have or share addr may do so now.
+// drop makes a service no holder of addr, so that others may have or share it.
 func (a *Allocator) drop(service string, addr netip.Addr) {
 	keys := map[string]bool{a.holders[addr][service].ShareKey: false}
 	delete(a.holders[addr], service)

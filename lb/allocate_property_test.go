@@ -77,7 +77,8 @@ func TestAssignAgainstExhaustiveSearch(t *testing.T) {
 			}
 			got, err := a.Assign(r)
 			if want.IsValid() != (err == nil) || want.IsValid() && got[0] != want {
-				t.Fatalf("seed %d, round %d, step %d: Assign(%+v) = %v, %v; want %v", seed, round, step, r, got, err, want)
+				t.Fatalf("seed %d, round %d, step %d: Assign(%+v) = %v, %v; want %v",
+					seed, round, step, r, got, err, want)
 			}
 		}
 	}
@@ -99,8 +100,8 @@ func TestLargePool(t *testing.T) {
 	}
 }
 
-// Assigning and releasing one address costs the same whatever is assigned already. The shared ones have one port each, so
-// that none can be shared.
+// Assigning and releasing one address costs the same whatever is assigned already. With a share key all services have the
+// same port, so that no address fits.
 func BenchmarkAssign(b *testing.B) {
 	for _, key := range []string{"", "shared"} {
 		for _, given := range []int{100, 1000, 10_000, 100_000} {

@@ -107,26 +107,28 @@ func TestAllocationIsSticky(t *testing.T) {
 	}
 }
 
-// A service keeps its address in a pool that serves only who names it, but not against a request for another pool, a pool
-// that it may no longer use, or another holder.
+// A service keeps its address in a pool that is no longer auto_assign, but not when it names another pool, may no longer
+// use the pool, or another service holds the address.
 func TestKeep(t *testing.T) {
 	manual := pool("manual", "192.0.2.1", "192.0.2.9")
 	manual.AutoAssign = false
-	denied := func(string) bool { return false }
+	denied, autoOnly := func(string) bool { return false }, func(p string) bool { return p == "auto" }
 	for name, tt := range map[string]struct {
 		change func(*Request)
 		holder string // another one of the address
 		want   string
 	}{
-		"no longer auto_assign":    {func(r *Request) {}, "", "[192.0.2.5]"},
-		"named":                    {func(r *Request) { r.Pool = "manual" }, "", "[192.0.2.5]"},
-		"another pool is named":    {func(r *Request) { r.Pool = "auto" }, "", "[203.0.113.1]"},
-		"no longer allowed":        {func(r *Request) { r.Allows = func(p string) bool { return p == "auto" } }, "", "[203.0.113.1]"},
-		"nothing is allowed":       {func(r *Request) { r.Allows = denied }, "", "no pool has auto_assign"},
-		"the named is not allowed": {func(r *Request) { r.Allows, r.Pool = denied, "auto" }, "", `the pool "auto" is not for this service`},
-		"another holder":           {func(r *Request) {}, "other", "[203.0.113.1]"},
-		"KeepShared":               {func(r *Request) { r.KeepShared = true }, "other", "[192.0.2.5]"},
-		"the other family":         {func(r *Request) { r.Families[0].Family = IPv6 }, "", "no free IPv6 address in auto"},
+		"no longer auto_assign": {func(r *Request) {}, "", "[192.0.2.5]"},
+		"named":                 {func(r *Request) { r.Pool = "manual" }, "", "[192.0.2.5]"},
+		"another pool is named": {func(r *Request) { r.Pool = "auto" }, "", "[203.0.113.1]"},
+		"no longer allowed":     {func(r *Request) { r.Allows = autoOnly }, "", "[203.0.113.1]"},
+		"nothing is allowed":    {func(r *Request) { r.Allows = denied }, "", "no pool has auto_assign"},
+		"the named is not allowed": {func(r *Request) {
+			r.Allows, r.Pool = denied, "auto"
+		}, "", `the pool "auto" is not for this service`},
+		"another holder":   {func(r *Request) {}, "other", "[203.0.113.1]"},
+		"KeepShared":       {func(r *Request) { r.KeepShared = true }, "other", "[192.0.2.5]"},
+		"the other family": {func(r *Request) { r.Families[0].Family = IPv6 }, "", "no free IPv6 address in auto"},
 	} {
 		a := NewAllocator([]Pool{pool("auto", "203.0.113.1", "203.0.113.9"), manual})
 		a.Take(Holder{Service: "web"}, addrs("192.0.2.5"))
@@ -151,17 +153,20 @@ func outcome(got []netip.Addr, err error) string {
 func TestAddressesByName(t *testing.T) {
 	manual := pool("manual", "192.0.2.0", "192.0.2.9")
 	manual.AutoAssign, manual.AvoidBuggy = false, true
+	const (
+		noFamily   = "2001:db8::1 is asked for, and the service has no such family"
+		notAllowed = `192.0.2.0 is in the pool "manual", which is not for this service`
+	)
 	for name, tt := range map[string]struct {
-		families, addr, allowed string
-		want                    string
+		families, addr, allowed, want string
 	}{
 		"free":                 {"4", "203.0.113.7", "auto", "[203.0.113.7]"},
 		"of a manual pool":     {"4", "192.0.2.0", "manual", "[192.0.2.0]"},
 		"one of two families":  {"64", "203.0.113.7", "auto", "no free IPv6 address in auto"},
 		"in no pool":           {"4", "198.51.100.1", "auto", "198.51.100.1 is in no pool"},
-		"not allowed":          {"4", "192.0.2.0", "auto", `192.0.2.0 is in the pool "manual", which is not for this service`},
+		"not allowed":          {"4", "192.0.2.0", "auto", notAllowed},
 		"in use":               {"4", "203.0.113.3", "auto", "203.0.113.3 belongs to other"},
-		"of no family of it":   {"4", "2001:db8::1", "auto", "2001:db8::1 is asked for, and the service has no such family"},
+		"of no family of it":   {"4", "2001:db8::1", "auto", noFamily},
 		"reserved by another":  {"4", "203.0.113.4", "auto", "203.0.113.4 belongs to other"},
 		"reserved by itself":   {"4", "203.0.113.5", "auto", "[203.0.113.5]"},
 		"reserved, then freed": {"4", "203.0.113.6", "auto", "[203.0.113.6]"},

@@ -55,7 +55,7 @@ func newCluster(
 
 	var c cluster
 	options := kubeOptions(o.Config, facts)
-	options.Client, options.Peers, options.Pools, options.Log = client, setTunnelSources, pools, log
+	options.Client, options.TunnelSources, options.Pools, options.Log = client, setTunnelSources, pools, log
 	// A prober apart from that of the backends: other names, and the cluster source is the receiver.
 	relay := new(healthRelay)
 	prober := healthd.New(healthd.Options{Report: relay.report, Log: component(o.Log, "health")})

@@ -1,7 +1,7 @@
 // Package file is the source of services that is the configuration file.
 //
-// It translates config.Service to lb.Service and sends the engine the difference between one configuration and the next.
-// Use refuses a configuration whose services cannot all have an address, as a whole, and then changes nothing.
+// It translates config.Service to lb.Service and sends the engine the difference between one configuration and the
+// next. Use refuses a configuration whose services cannot all have an address, as a whole, and then changes nothing.
 package file
 
 import (
@@ -59,7 +59,7 @@ func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 	}
 }
 
-// apply sends sink the difference between two configurations. Deletions come first: they free ports that others may use.
+// apply sends sink the difference between two configurations. Deletions come first, because they free ports.
 func apply(sink lb.Sink, current map[string]*lb.Service, services []*lb.Service) map[string]*lb.Service {
 	next := make(map[string]*lb.Service, len(services))
 	for _, s := range services {
@@ -78,9 +78,8 @@ func apply(sink lb.Sink, current map[string]*lb.Service, services []*lb.Service)
 	return next
 }
 
-// translate turns the services of cfg into the model. It returns the allocator that the new services have their addresses
-// from and does not change old. Fixed addresses are taken first, so that none is assigned from a pool, then the addresses
-// that services have had.
+// translate translates the services of cfg. It returns the allocator of their addresses and does not change old. It takes
+// fixed addresses and those that services have had before it assigns new ones.
 func translate(cfg *config.Config, old *lb.Allocator) ([]*lb.Service, *lb.Allocator, error) {
 	pools := translatePools(cfg.Pools)
 	alloc := lb.NewAllocator(pools)
@@ -112,7 +111,8 @@ func translatePools(from []config.Pool) []lb.Pool {
 	pools := make([]lb.Pool, len(from))
 	for i, p := range from {
 		pools[i] = lb.Pool{
-			Name: p.Name, AutoAssign: p.AutoAssign, Priority: p.Priority, AvoidBuggy: p.AvoidBuggyIPs, Announce: p.Announce,
+			Name: p.Name, AutoAssign: p.AutoAssign, Priority: p.Priority, AvoidBuggy: p.AvoidBuggyIPs,
+			Announce: p.Announce,
 		}
 		for _, r := range p.Ranges {
 			pools[i].Ranges = append(pools[i].Ranges, lb.AddrRange{From: r.From, To: r.To})

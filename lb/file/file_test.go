@@ -50,9 +50,13 @@ func TestSourceSendsTheDifference(t *testing.T) {
 			text string
 			want []string
 		}{
-			{pool + fixed("a", "203.0.113.1", "10.0.0.1") + pooled("b"), []string{"put a [203.0.113.1]", "put b [203.0.113.2]", "complete file"}},
+			{pool + fixed("a", "203.0.113.1", "10.0.0.1") + pooled("b"), []string{
+				"put a [203.0.113.1]", "put b [203.0.113.2]", "complete file",
+			}},
 			{pool + pooled("b") + fixed("a", "203.0.113.1", "10.0.0.1"), []string{"complete file"}},
-			{pool + pooled("b") + fixed("a", "203.0.113.1", "10.0.0.2"), []string{"put a [203.0.113.1]", "complete file"}},
+			{pool + pooled("b") + fixed("a", "203.0.113.1", "10.0.0.2"), []string{
+				"put a [203.0.113.1]", "complete file",
+			}},
 			{pool + pooled("b"), []string{"delete a", "complete file"}},
 			{pool + pooled("c") + pooled("b"), []string{"put c [203.0.113.1]", "complete file"}},
 		} {
@@ -84,7 +88,8 @@ func TestUseRefusesAsAWhole(t *testing.T) {
 }
 
 func TestFixedAddressesAreNotAssigned(t *testing.T) {
-	services, _, err := translate(parse(t, pool+pooled("a")+fixed("b", "203.0.113.1", "10.0.0.1")), lb.NewAllocator(nil))
+	cfg := parse(t, pool+pooled("a")+fixed("b", "203.0.113.1", "10.0.0.1"))
+	services, _, err := translate(cfg, lb.NewAllocator(nil))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +139,8 @@ func TestAssignedAddressesStay(t *testing.T) {
 func TestFamiliesOfAService(t *testing.T) {
 	dual := pool + "[[pool]]\nname = \"d\"\naddresses = [\"198.51.100.1-198.51.100.2\", \"2001:db8::1-2001:db8::2\"]\n"
 	service := func(pool, backends, more string) string {
-		return fmt.Sprintf("[[service]]\nname = \"a\"\npool = %q\nports = [\"80\"]\nbackends = [%s]\n%s", pool, backends, more)
+		const text = "[[service]]\nname = \"a\"\npool = %q\nports = [\"80\"]\nbackends = [%s]\n%s"
+		return fmt.Sprintf(text, pool, backends, more)
 	}
 	for _, tt := range []struct {
 		name, text, want string

@@ -10,8 +10,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// vipsOf returns the addresses of a Service that this node is to serve: those it was given, and those of its externalIPs that a
-// pool for it has, which are of any type of Service.
+// vipsOf returns the addresses of a Service that this node serves: those in its status, and those of its externalIPs
+// that are in a pool for it. ExternalIPs work with every type of Service.
 func (s *Source) vipsOf(service *core.Service) (vips, external []netip.Addr) {
 	if ours(service, s.o.Class) {
 		vips = addressesOf(service)
@@ -24,7 +24,7 @@ func (s *Source) vipsOf(service *core.Service) (vips, external []netip.Addr) {
 	return vips, external
 }
 
-// pooled makes a service be announced as its pool says. What is in no pool is not ours to announce, whoever gave it.
+// pooled sets the announcers of a service from its pool. An address in no pool is withheld, whoever assigned it.
 func (s *Source) pooled(service *lb.Service) {
 	if len(s.o.Pools) == 0 {
 		return
@@ -40,12 +40,12 @@ func (s *Source) pooled(service *lb.Service) {
 	}
 }
 
-// shares reports whether another Service has an address of this one, too.
+// shares reports whether another Service has an address of this one.
 func (s *Source) shares(service *core.Service) bool {
 	return len(s.sharing(service)) > 0
 }
 
-// touchSharing has those looked at again that share an address with a Service, before or after it changed.
+// touchSharing adds to the queue the Services that share an address with x, a Service before or after a change.
 func (s *Source) touchSharing(x any) {
 	if service, ok := x.(*core.Service); ok {
 		for _, name := range s.sharing(service) {

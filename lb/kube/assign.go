@@ -83,8 +83,8 @@ func (a *assigner) release(name string) { a.alloc.Release(name) }
 // holds reports whether a Service has assigned addresses.
 func (a *assigner) holds(name string) bool { return len(a.alloc.Given(name)) > 0 }
 
-// assign returns one address of each family of a Service and records them. Its error says what a user can do; the Service
-// then keeps what it had.
+// assign returns one address of each family of a Service and records them. Its error says what a user can do; the
+// Service then keeps what it had.
 func (a *assigner) assign(s *core.Service) ([]netip.Addr, error) {
 	r, err := a.request(s)
 	if err != nil {
@@ -144,7 +144,8 @@ func (a *assigner) explain(err error) error {
 	case lb.PoolNotAllowed:
 		return fmt.Errorf("the pool %q is %s", e.Pools[0], notAllowed)
 	case lb.NoPool:
-		return errors.New("no pool is for this Service; name one with the annotation steelyard.dev/pool, or set auto_assign")
+		return errors.New("no pool is for this Service; " +
+			"name one with the annotation steelyard.dev/pool, or set auto_assign")
 	case lb.NoFreeAddress:
 		return fmt.Errorf("%w; add addresses to a pool, or delete a Service that has one", err)
 	case lb.AddrNotAllowed:

@@ -1,29 +1,39 @@
 // Package kube is the source of services that is a Kubernetes cluster.
 //
-// It watches Services of type LoadBalancer, their EndpointSlices and this node, and tells the engine what this node is to do
-// for each: which endpoints get traffic that arrives here, and whether the addresses may be announced from here. What a
-// Service means follows kube-proxy to the letter (translate.go, endpoints.go; sources are named there): users' expectations
-// and upstream's tests were written against it.
+// It watches Services, EndpointSlices and Nodes, and sends the engine what this node does for each Service: which
+// endpoints receive the traffic that arrives here, and whether this node may announce the addresses. The rules are
+// those of kube-proxy (translate.go, endpoints.go; comments name the source files), because users and upstream's tests
+// expect them.
 //
 // # What this node announces
 //
-// An address is held back (lb.Service.WithholdReason) for the first of these reasons: the node is excluded or going; the policy is Local
-// and no ready endpoint is here; the health check node port of the Service, asked as an outside balancer would ask it, says no;
-// the service proxy's health endpoint says no (gates.go). Terminating endpoints do not count for any of this and still get
-// traffic, so nothing in flight is lost while the route goes.
+// The addresses of a Service are withheld (lb.Service.WithholdReason) for the first of these reasons (conditions.go):
 //
-// # Spread and deliver
+//   - the node is excluded or about to be removed;
+//   - externalTrafficPolicy is Local and no ready endpoint is on this node;
+//   - the health check node port of the Service is not healthy, probed as an external load balancer probes it;
+//   - the health endpoint of the service proxy is not healthy.
 //
-// With tunnels a node only chooses a node (lb.NodeForwarding) and the chosen one delivers to a pod of its own. Under Cluster the
-// choice follows from a table that is the same everywhere. Under Local a node chooses itself; but since a router chose before,
-// and may choose again, it asks the others for connections that it does not know (lb.NodeForwarding.AnyNode); so it does where hints make
-// nodes choose differently. When Services with
-// different pods share an address, packets come to nodes without a pod of theirs, and go to one that has some whatever the
-// policy says. Endpoints without a node, written by hand, are reached by nat instead.
+// Terminating endpoints do not count as ready but still receive traffic, so no flow breaks while the route is
+// withdrawn.
+//
+// # Forwarding between nodes
+//
+// With tunnels, a node selects a node (lb.NodeForwarding), and the selected node delivers to a pod of its own.
+//
+//   - Under Cluster the selection follows from a table that is the same on all nodes.
+//   - Under Local a node selects itself. The router has selected before and may select another node later, so a node
+//     asks the others for flows that it does not know (lb.NodeForwarding.AnyNode). The same applies when topology hints make
+//     the tables differ.
+//   - When Services with different pods share an address, packets arrive at nodes without a pod of the Service. They
+//     are forwarded to a node that has one, under either policy.
+//
+// Endpoints without a node, as in slices written by hand, are reached by nat.
 //
 // # Addresses
 //
-// One elected agent gives addresses (allocator.go); all agents serve what stands in the status of a Service, whoever wrote it.
+// One elected agent assigns addresses (leader.go) by the rules of lb.Allocator; assign.go only translates. All agents
+// serve the addresses in the status of a Service, whoever wrote them.
 //
-// An outage of the API server changes nothing: informers keep what they know and the engine hears nothing.
+// An outage of the API server changes nothing: the informers keep their caches, and the engine receives no update.
 package kube

@@ -10,7 +10,7 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// newRecorder returns what tells users of a Service, by Events, and what ends it.
+// newRecorder returns a recorder of Events on Services, and a function that stops it.
 func newRecorder(ctx context.Context, client kubernetes.Interface, node string) (record.EventRecorder, func()) {
 	b := record.NewBroadcaster(record.WithContext(ctx))
 	b.StartRecordingToSink(&typed.EventSinkImpl{Interface: client.CoreV1().Events("")})

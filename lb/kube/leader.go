@@ -21,16 +21,16 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// finalizer keeps a Service until its addresses are taken back (k8s.io/cloud-provider/service/helpers).
+// finalizer keeps a deleted Service until its addresses are released (k8s.io/cloud-provider/service/helpers).
 const finalizer = "service.kubernetes.io/load-balancer-cleanup"
 
-// Allocator gives addresses to Services while this agent is the leader.
+// Allocator assigns addresses to Services while this agent is the leader.
 type Allocator struct {
 	o      AllocatorOptions
 	events record.EventRecorder
 }
 
-// term is the time from one election to the next.
+// term is the state of one period as the leader.
 type term struct {
 	*Allocator
 	services cache.Store
@@ -38,13 +38,13 @@ type term struct {
 	assigner *assigner
 }
 
-// AllocatorOptions is everything an Allocator needs.
+// AllocatorOptions configures an Allocator.
 type AllocatorOptions struct {
 	Client kubernetes.Interface
-	// Lease is a client for the election, whose requests end within a few seconds: else an API server that is silent when we
-	// end would keep us.
+	// Lease is a client for the election whose requests have a timeout of a few seconds, because the last one delays
+	// the shutdown while the API server does not answer.
 	Lease     kubernetes.Interface
-	Node      string // who we are in the election
+	Node      string // the identity in the election
 	Namespace string // of the lease
 	Class     string
 	Pools     []Pool
@@ -54,11 +54,11 @@ type AllocatorOptions struct {
 // NewAllocator returns an Allocator that does nothing until Run.
 func NewAllocator(o AllocatorOptions) *Allocator { return &Allocator{o: o} }
 
-// How long a leader that is silent stays one, and so for how long nobody may be given an address.
+// The timing of the election. No address is assigned for up to leaseDuration after a leader has failed.
 const (
-	leaseFor   = 15 * time.Second
-	renewFor   = 10 * time.Second
-	leaseRetry = 2 * time.Second
+	leaseDuration = 15 * time.Second
+	renewDeadline = 10 * time.Second
+	leaseRetry    = 2 * time.Second
 )
 
 // Run takes part in the election until ctx ends.
@@ -66,23 +66,25 @@ func (a *Allocator) Run(ctx context.Context) error {
 	var shutdown func()
 	a.events, shutdown = newRecorder(ctx, a.o.Client, a.o.Node)
 	defer shutdown()
-	for ctx.Err() == nil { // an election ends when the lease is lost; then comes the next
+	lock := &resourcelock.LeaseLock{
+		LeaseMeta:  meta.ObjectMeta{Name: "steelyard", Namespace: a.o.Namespace},
+		Client:     a.o.Lease.CoordinationV1(),
+		LockConfig: resourcelock.ResourceLockConfig{Identity: a.o.Node},
+	}
+	for ctx.Err() == nil { // RunOrDie returns when the lease is lost
 		leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{
-			Lock: &resourcelock.LeaseLock{
-				LeaseMeta: meta.ObjectMeta{Name: "steelyard", Namespace: a.o.Namespace}, Client: a.o.Lease.CoordinationV1(),
-				LockConfig: resourcelock.ResourceLockConfig{Identity: a.o.Node},
-			},
-			LeaseDuration: leaseFor, RenewDeadline: renewFor, RetryPeriod: leaseRetry, ReleaseOnCancel: true, Name: "steelyard",
+			Lock: lock, LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: leaseRetry,
+			ReleaseOnCancel: true, Name: "steelyard",
 			Callbacks: leaderelection.LeaderCallbacks{
 				OnStartedLeading: a.lead,
-				OnStoppedLeading: func() { a.o.Log.Info("another agent gives addresses now") },
+				OnStoppedLeading: func() { a.o.Log.Info("this agent does not assign addresses") },
 			},
 		})
 	}
 	return nil
 }
 
-// lead gives addresses until ctx ends. What is given is read first, and only then anything new is.
+// lead assigns addresses until ctx ends. It reads what is assigned before it assigns anything new.
 func (a *Allocator) lead(ctx context.Context) {
 	t := &term{
 		Allocator: a, assigner: newAssigner(a.o.Pools),
@@ -92,8 +94,8 @@ func (a *Allocator) lead(ctx context.Context) {
 	informer := factory.Core().V1().Services().Informer()
 	t.services = informer.GetStore()
 	touch := func(x any) {
-		if gone, ok := x.(cache.DeletedFinalStateUnknown); ok {
-			x = gone.Obj
+		if deleted, ok := x.(cache.DeletedFinalStateUnknown); ok {
+			x = deleted.Obj
 		}
 		t.queue.Add(nameOf(x.(*core.Service)))
 	}
@@ -101,14 +103,14 @@ func (a *Allocator) lead(ctx context.Context) {
 		AddFunc: touch, UpdateFunc: func(_, x any) { touch(x) }, DeleteFunc: touch,
 	})
 	if err != nil {
-		a.o.Log.Error("Services not watched", "err", err)
+		a.o.Log.Error("services not watched", "err", err)
 		return
 	}
 	factory.Start(ctx.Done())
 	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
 		return
 	}
-	a.o.Log.Info("this agent gives addresses now")
+	a.o.Log.Info("this agent assigns addresses")
 	t.adopt()
 	stop := context.AfterFunc(ctx, t.queue.ShutDown)
 	defer stop()
@@ -118,7 +120,7 @@ func (a *Allocator) lead(ctx context.Context) {
 			return
 		}
 		if err := t.reconcile(ctx, key); err != nil {
-			a.o.Log.Warn("address not given", "service", key, "err", err)
+			a.o.Log.Warn("address not assigned", "service", key, "err", err)
 			t.queue.AddRateLimited(key)
 		} else {
 			t.queue.Forget(key)
@@ -127,7 +129,7 @@ func (a *Allocator) lead(ctx context.Context) {
 	}
 }
 
-// adopt takes note of what Services have, the oldest first: it was there before who came to have the same.
+// adopt records the addresses in the status of all Services, the oldest first, and their externalIPs.
 func (t *term) adopt() {
 	var all []*core.Service
 	for _, x := range t.services.List() {
@@ -144,7 +146,7 @@ func (t *term) adopt() {
 	}
 }
 
-// reconcile makes finalizer and status of a Service what they should be. It fails when the API server does.
+// reconcile sets finalizer and status of a Service. It fails when the API server does.
 func (t *term) reconcile(ctx context.Context, key string) error {
 	x, ok, err := t.services.GetByKey(key)
 	if err != nil {
@@ -161,27 +163,28 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 	s := x.(*core.Service)
 	t.assigner.reserve(s)
 	if !ours(s, t.o.Class) || s.DeletionTimestamp != nil {
-		return t.takeBack(ctx, s)
+		return t.withdraw(ctx, s)
 	}
 	addrs, err := t.assigner.assign(s)
 	if err != nil {
 		t.events.Event(s, core.EventTypeWarning, "AllocationFailed", err.Error())
 		t.o.Log.Warn("no address for service", "service", key, "reason", err)
-		return nil // a change of the Service, of another one, or of the pools is needed
+		return nil // only a change of the Service, of another one or of the pools can help
 	}
 	if err := t.setFinalizer(ctx, s, true); err != nil {
 		return err
 	}
-	given, err := t.setStatus(ctx, s, addrs)
-	if err == nil && given {
+	changed, err := t.setStatus(ctx, s, addrs)
+	if err == nil && changed {
 		t.events.Eventf(s, core.EventTypeNormal, "IPAllocated", "assigned %v", addrs)
-		t.o.Log.Info("address given", "service", key, "addresses", addrs)
+		t.o.Log.Info("address assigned", "service", key, "addresses", addrs)
 	}
 	return err
 }
 
-// takeBack clears the status of a Service that is no longer ours to serve, and lets it go.
-func (t *term) takeBack(ctx context.Context, s *core.Service) error {
+// withdraw clears the status of a Service that is no longer of our class or is being deleted, removes the finalizer
+// and releases the addresses.
+func (t *term) withdraw(ctx context.Context, s *core.Service) error {
 	had := t.assigner.holds(nameOf(s))
 	others := s.Spec.Type == core.ServiceTypeLoadBalancer && !ours(s, t.o.Class)
 	if !had && (others || !slices.Contains(s.Finalizers, finalizer)) {
@@ -197,13 +200,13 @@ func (t *term) takeBack(ctx context.Context, s *core.Service) error {
 	}
 	t.assigner.release(nameOf(s))
 	if had {
-		t.o.Log.Info("address taken back", "service", nameOf(s))
+		t.o.Log.Info("address released", "service", nameOf(s))
 		t.retryOthers()
 	}
 	return nil
 }
 
-// retryOthers looks again at Services without an address: one has become free.
+// retryOthers adds to the queue the Services without an address, because one is free now.
 func (t *term) retryOthers() {
 	for _, x := range t.services.List() {
 		if s := x.(*core.Service); ours(s, t.o.Class) && len(s.Status.LoadBalancer.Ingress) == 0 {
@@ -212,6 +215,7 @@ func (t *term) retryOthers() {
 	}
 }
 
+// setFinalizer adds or removes our finalizer.
 func (a *Allocator) setFinalizer(ctx context.Context, s *core.Service, on bool) error {
 	has := slices.Contains(s.Finalizers, finalizer)
 	if has == on {
@@ -221,10 +225,11 @@ func (a *Allocator) setFinalizer(ctx context.Context, s *core.Service, on bool) 
 	if on {
 		list = append(list, finalizer)
 	}
-	return a.patch(ctx, s, map[string]any{"metadata": map[string]any{"resourceVersion": s.ResourceVersion, "finalizers": list}})
+	metadata := map[string]any{"resourceVersion": s.ResourceVersion, "finalizers": list}
+	return a.patch(ctx, s, map[string]any{"metadata": metadata})
 }
 
-// setStatus writes the addresses, if they are others than before.
+// setStatus writes the addresses to status.loadBalancer if they changed.
 func (a *Allocator) setStatus(ctx context.Context, s *core.Service, addrs []netip.Addr) (changed bool, err error) {
 	mode := core.LoadBalancerIPModeVIP
 	ingress := []core.LoadBalancerIngress{}
@@ -236,14 +241,17 @@ func (a *Allocator) setStatus(ctx context.Context, s *core.Service, addrs []neti
 	if same {
 		return false, nil
 	}
-	return true, a.patch(ctx, s, map[string]any{"status": map[string]any{"loadBalancer": map[string]any{"ingress": ingress}}}, "status")
+	status := map[string]any{"loadBalancer": map[string]any{"ingress": ingress}}
+	return true, a.patch(ctx, s, map[string]any{"status": status}, "status")
 }
 
+// patch merges a change into a Service or a subresource of it.
 func (a *Allocator) patch(ctx context.Context, s *core.Service, change map[string]any, subresource ...string) error {
 	text, err := json.Marshal(change)
 	if err != nil {
 		return err
 	}
-	_, err = a.o.Client.CoreV1().Services(s.Namespace).Patch(ctx, s.Name, types.MergePatchType, text, meta.PatchOptions{FieldManager: "steelyard"}, subresource...)
+	o := meta.PatchOptions{FieldManager: "steelyard"}
+	_, err = a.o.Client.CoreV1().Services(s.Namespace).Patch(ctx, s.Name, types.MergePatchType, text, o, subresource...)
 	return err
 }

@@ -24,61 +24,61 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Name is the Source of every service that comes from here.
+// Name is the lb.Service.Source of every service of this package.
 const Name = "kubernetes"
 
-// Options is everything a Source needs. Pools may be empty.
+// Options configures a Source.
 type Options struct {
 	Client kubernetes.Interface
-	Node   string // our own, as the API server knows it
-	Class  string // spec.loadBalancerClass of the Services that are ours; "": those without one
-	// Forward is how packets get to pods on other nodes: by tunnel, to be delivered there, or by nat.
+	Node   string // the Node object of this machine
+	Class  string // spec.loadBalancerClass of the Services to serve; "": those without one
+	// Forward is how packets reach pods on other nodes: by tunnel to the node, which delivers them, or by nat.
 	Forward lb.Method
-	// Peers is told the addresses of all nodes, whose tunnels may end here; nil: nobody wants to know.
-	Peers func([]netip.Addr) error
-	// Address is ours, where health check node ports are asked.
+	// TunnelSources sets the addresses that tunnel packets may come from: those of all nodes. Nil: none is set.
+	TunnelSources func([]netip.Addr) error
+	// Address is that of this node, for checks of its health check node ports.
 	Address netip.Addr
-	// Probe is how the node's own health endpoints are asked: Interval, Timeout, Rise and Fall.
+	// Probe has Interval, Timeout, Rise and Fall of the checks of this node's health endpoints.
 	Probe lb.CheckSpec
-	// ProxyHealthz is the URL of the service proxy's health endpoint; "": it is not asked.
+	// ProxyHealthz is the URL of the service proxy's health endpoint; "": it is not checked.
 	ProxyHealthz string
-	// Pools have the addresses that may be announced, and say by what; none: any address, by whatever is on.
+	// Pools have the addresses that may be announced and their announcers; empty: any address, by every announcer.
 	Pools []Pool
-	// Prober asks them. It reports to the Source's Health.
+	// Prober runs the checks of this node's health endpoints. It reports to the Source's Health.
 	Prober lb.Prober
-	// NodePorts answers at health check node ports where no service proxy does; nil: that is never to be.
+	// NodePorts answers at health check node ports where no service proxy does; nil: never.
 	NodePorts NodePorts
-	// NotReady and Unschedulable say that a node in that state announces nothing.
+	// NotReady and Unschedulable withhold all addresses while the node is in that state.
 	NotReady, Unschedulable bool
-	// IsProxy says that this agent is the service proxy of the node.
+	// IsProxy is true when this agent is the service proxy of the node.
 	IsProxy bool
 	Log     *slog.Logger
 }
 
-// NodePorts is who answers at health check node ports, by service, "namespace/name".
+// NodePorts answers at health check node ports. Services are named "namespace/name".
 type NodePorts interface {
-	Serve(service string, port uint16, readyHere int) error
+	Serve(service string, port uint16, readyLocal int) error
 	Stop(service string)
 }
 
 // Source implements lb.Source.
 type Source struct {
-	o        Options
-	queue    workqueue.TypedRateLimitingInterface[string]
-	services cache.Indexer
-	slices   cache.Indexer
-	nodes    cache.Indexer
-	synced   []cache.InformerSynced
-	start    []func(stop <-chan struct{})
-	gates    *gates
-	events   record.EventRecorder
+	o          Options
+	queue      workqueue.TypedRateLimitingInterface[string]
+	services   cache.Indexer
+	slices     cache.Indexer
+	nodes      cache.Indexer
+	synced     []cache.InformerSynced
+	start      []func(stop <-chan struct{})
+	conditions *conditions
+	events     record.EventRecorder
 
-	// Of Run's goroutine.
-	put  map[string]*lb.Service
-	gone map[string]map[netip.AddrPort]time.Time // endpoints that were there until then, by service
+	// Only Run's goroutine uses these.
+	put   map[string]*lb.Service
+	stale map[string]map[netip.AddrPort]time.Time // removed endpoints and when they expire, by service
 }
 
-// everything is the key in the queue that stands for all services: something changed that concerns each.
+// everything is the key in the queue for all services.
 const everything = ""
 
 // The indexes: of EndpointSlices by their service, and of Services by their addresses.
@@ -87,68 +87,84 @@ const (
 	withAddress = "address"
 )
 
+// nameOf is the name of a Service in lb.
 func nameOf(s *core.Service) string { return s.Namespace + "/" + s.Name }
 
 // New returns a Source that watches nothing until Run.
 func New(o Options) (*Source, error) {
 	s := &Source{
-		o: o, put: map[string]*lb.Service{}, gone: map[string]map[netip.AddrPort]time.Time{},
+		o: o, put: map[string]*lb.Service{}, stale: map[string]map[netip.AddrPort]time.Time{},
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
 	}
-	s.gates = newGates(o, func(service string) { s.queue.Add(service) })
-	unlabelled := func(l *meta.ListOptions) {
-		l.LabelSelector = "!" + labelProxyName + ",!" + labelHeadless
-	}
-	objects := informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithTweakListOptions(unlabelled), informers.WithTransform(slim))
-	nodes := informers.NewSharedInformerFactoryWithOptions(o.Client, 0, informers.WithTransform(slim), informers.WithTweakListOptions(func(l *meta.ListOptions) {
-		if o.Forward != lb.MethodTunnel { // else the others are of concern, too
-			l.FieldSelector = fields.OneTermEqualSelector("metadata.name", o.Node).String()
-		}
-	}))
-	s.start = append(s.start, objects.Start, nodes.Start)
-
-	var errs []error
-	watch := func(i cache.SharedIndexInformer, key func(any) string) cache.Indexer {
-		touch := func(x any) {
-			if gone, ok := x.(cache.DeletedFinalStateUnknown); ok {
-				x = gone.Obj
-			}
-			s.queue.Add(key(x))
-			s.touchSharing(x)
-		}
-		_, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{
-			AddFunc: touch, DeleteFunc: touch,
-			UpdateFunc: func(old, x any) {
-				if !s.insignificant(old, x) {
-					touch(x)
-				}
-				s.touchSharing(old)
-			},
-		})
-		errs = append(errs, err)
-		s.synced = append(s.synced, i.HasSynced)
-		return i.GetIndexer()
-	}
-	bySlice := objects.Discovery().V1().EndpointSlices().Informer()
-	errs = append(errs, bySlice.AddIndexers(cache.Indexers{serviceOf: func(x any) ([]string, error) { return []string{sliceKey(x)}, nil }}))
-	s.slices = watch(bySlice, sliceKey)
-	services := objects.Core().V1().Services().Informer()
-	errs = append(errs, services.AddIndexers(cache.Indexers{withAddress: func(x any) (addrs []string, err error) {
-		service := x.(*core.Service)
-		for _, a := range append(addressesOf(service), externalsOf(service)...) {
-			addrs = append(addrs, a.String())
-		}
-		return addrs, nil
-	}}))
-	s.services = watch(services, func(x any) string { return nameOf(x.(*core.Service)) })
-	s.nodes = watch(nodes.Core().V1().Nodes().Informer(), func(any) string { return everything })
-	if err := errors.Join(errs...); err != nil {
+	s.conditions = newConditions(o, func(service string) { s.queue.Add(service) })
+	if err := s.watchCluster(); err != nil {
 		return nil, fmt.Errorf("watch the cluster: %w", err)
 	}
 	return s, nil
 }
 
-// slim drops what nobody here reads and what is a large part of every object.
+// watchCluster creates the informers of Services, EndpointSlices and Nodes, which Run starts.
+func (s *Source) watchCluster() error {
+	ofUs := informers.WithTweakListOptions(func(l *meta.ListOptions) {
+		l.LabelSelector = "!" + labelProxyName + ",!" + labelHeadless
+	})
+	neededNodes := informers.WithTweakListOptions(func(l *meta.ListOptions) {
+		if s.o.Forward != lb.MethodTunnel { // a tunnel needs the addresses of the others
+			l.FieldSelector = fields.OneTermEqualSelector("metadata.name", s.o.Node).String()
+		}
+	})
+	transform := informers.WithTransform(slim)
+	objects := informers.NewSharedInformerFactoryWithOptions(s.o.Client, 0, ofUs, transform)
+	nodes := informers.NewSharedInformerFactoryWithOptions(s.o.Client, 0, neededNodes, transform)
+	s.start = append(s.start, objects.Start, nodes.Start)
+
+	endpoints := objects.Discovery().V1().EndpointSlices().Informer()
+	services := objects.Core().V1().Services().Informer()
+	errs := []error{
+		endpoints.AddIndexers(cache.Indexers{serviceOf: func(x any) ([]string, error) {
+			return []string{sliceKey(x)}, nil
+		}}),
+		services.AddIndexers(cache.Indexers{withAddress: func(x any) (addrs []string, err error) {
+			service := x.(*core.Service)
+			for _, a := range append(addressesOf(service), externalsOf(service)...) {
+				addrs = append(addrs, a.String())
+			}
+			return addrs, nil
+		}}),
+	}
+	watch := func(i cache.SharedIndexInformer, key func(any) string) cache.Indexer {
+		errs = append(errs, s.watch(i, key))
+		return i.GetIndexer()
+	}
+	s.slices = watch(endpoints, sliceKey)
+	s.services = watch(services, func(x any) string { return nameOf(x.(*core.Service)) })
+	s.nodes = watch(nodes.Core().V1().Nodes().Informer(), func(any) string { return everything })
+	return errors.Join(errs...)
+}
+
+// watch adds to the queue the key of each object that changes, and the Services that share an address with it.
+func (s *Source) watch(i cache.SharedIndexInformer, key func(any) string) error {
+	touch := func(x any) {
+		if deleted, ok := x.(cache.DeletedFinalStateUnknown); ok {
+			x = deleted.Obj
+		}
+		s.queue.Add(key(x))
+		s.touchSharing(x)
+	}
+	_, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: touch, DeleteFunc: touch,
+		UpdateFunc: func(old, x any) {
+			if !s.insignificant(old, x) {
+				touch(x)
+			}
+			s.touchSharing(old)
+		},
+	})
+	s.synced = append(s.synced, i.HasSynced)
+	return err
+}
+
+// slim removes unused fields that are a large part of every object in the informers' caches.
 func slim(x any) (any, error) {
 	if o, ok := x.(meta.Object); ok {
 		o.SetManagedFields(nil)
@@ -165,8 +181,8 @@ func sliceKey(x any) string {
 	return s.Namespace + "/" + s.Labels[discovery.LabelServiceName]
 }
 
-// Health takes what a check of one of the node's health endpoints found. It is what Options.Prober reports to.
-func (s *Source) Health(h lb.Health) { s.gates.health(h) }
+// Health takes a report of Options.Prober.
+func (s *Source) Health(h lb.Health) { s.conditions.health(h) }
 
 // Run implements lb.Source.
 func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
@@ -181,21 +197,21 @@ func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 	var shutdown func()
 	s.events, shutdown = newRecorder(ctx, s.o.Client, s.o.Node)
 	defer shutdown()
-	s.gates.proxy()
-	s.tellPeers()
+	s.conditions.startProxyCheck()
+	s.setTunnelSources()
 	for _, x := range s.services.List() {
 		service := x.(*core.Service)
 		s.reconcile(nameOf(service), sink)
 	}
 	sink.Complete(Name)
-	s.o.Log.Info("cluster known", "services", len(s.services.List()), "served", len(s.put))
+	s.o.Log.Info("caches of the cluster synced", "services", len(s.services.List()), "served", len(s.put))
 	for {
 		key, down := s.queue.Get()
 		if down {
 			return nil
 		}
 		if key == everything {
-			s.tellPeers()
+			s.setTunnelSources()
 			for name := range s.put {
 				s.reconcile(name, sink)
 			}
@@ -206,7 +222,7 @@ func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 	}
 }
 
-// reconcile tells the engine what this node is to do for a service now.
+// reconcile sends the engine what this node does for a service.
 func (s *Source) reconcile(name string, sink lb.Sink) {
 	v := s.viewOf(name)
 	old := s.put[name]
@@ -214,13 +230,13 @@ func (s *Source) reconcile(name string, sink lb.Sink) {
 		if old != nil {
 			sink.Delete(name)
 			delete(s.put, name)
-			delete(s.gone, name)
+			delete(s.stale, name)
 		}
-		s.gates.forget(name)
+		s.conditions.stop(name)
 		s.closePort(name)
 		return
 	}
-	s.bury(name, old, v.service)
+	s.addStale(name, old, v.service)
 	if old != nil && reflect.DeepEqual(old, v.service) {
 		return
 	}
@@ -228,7 +244,7 @@ func (s *Source) reconcile(name string, sink lb.Sink) {
 	sink.Put(v.service)
 }
 
-// viewOf returns what this node makes of a service; nil when nothing.
+// viewOf returns the view that this node has of a service; nil when it does not serve it.
 func (s *Source) viewOf(name string) *view {
 	x, ok, err := s.services.GetByKey(name)
 	if err != nil || !ok {
@@ -254,36 +270,37 @@ func (s *Source) viewOf(name string) *view {
 	v := translate(service, vips, endpoints, s.place(node), s.shares(service))
 	v.service.UnrestrictedVIPs = external
 	s.nodePort(service, v)
-	v.service.WithholdReason = s.gates.hold(service, v, node)
+	v.service.WithholdReason = s.conditions.withhold(service, v, node)
 	s.pooled(v.service)
 	return v
 }
 
-// portRetry is when a health check node port that somebody has is tried again.
+// portRetry is the delay before listening again at a health check node port that is in use.
 const portRetry = 10 * time.Second
 
-// nodePort answers at the health check node port of a service if the node has no service proxy that does.
+// nodePort answers at the health check node port of a service unless the service proxy of the node does.
 func (s *Source) nodePort(service *core.Service, v *view) {
 	port := uint16(service.Spec.HealthCheckNodePort)
-	if s.o.NodePorts == nil || !isLocal(service) || port == 0 || !s.o.IsProxy && !s.gates.proxyless() {
+	if s.o.NodePorts == nil || !isLocal(service) || port == 0 || !s.o.IsProxy && !s.conditions.noProxy() {
 		s.closePort(v.service.Name)
 		return
 	}
 	if err := s.o.NodePorts.Serve(v.service.Name, port, v.readyHere); err != nil {
-		// The words are kube-proxy's (pkg/proxy/healthcheck/service_health.go).
+		// Reason and message are kube-proxy's (pkg/proxy/healthcheck/service_health.go).
 		s.events.Eventf(service, core.EventTypeWarning, "FailedToStartServiceHealthcheck",
 			"node %s failed to start healthcheck %q on port %d: %v", s.o.Node, v.service.Name, port, err)
 		s.queue.AddAfter(v.service.Name, portRetry)
 	}
 }
 
+// closePort stops answering at the health check node port of a service.
 func (s *Source) closePort(service string) {
 	if s.o.NodePorts != nil {
 		s.o.NodePorts.Stop(service)
 	}
 }
 
-// node returns our own; nil when the API server does not know it.
+// node returns the Node object of this node; nil when the API server has none.
 func (s *Source) node() *core.Node {
 	x, ok, err := s.nodes.GetByKey(s.o.Node)
 	if err != nil || !ok {
@@ -292,13 +309,14 @@ func (s *Source) node() *core.Node {
 	return x.(*core.Node)
 }
 
-// Eligible reports whether balancers outside the cluster may send traffic to this node (pkg/proxy/node.go): it exists, is not
-// being deleted, and no autoscaler is about to take it away. It may be called from any goroutine.
+// Eligible reports whether external load balancers may send traffic to this node (pkg/proxy/node.go): it exists, is not
+// being deleted, and is not about to be removed by the autoscaler. It may be called from any goroutine.
 func (s *Source) Eligible() bool {
 	n := s.node()
-	return n != nil && going(n) == ""
+	return n != nil && removal(n) == ""
 }
 
+// place returns where this node is and, with tunnels, where the others are.
 func (s *Source) place(own *core.Node) place {
 	p := place{node: s.o.Node}
 	if own != nil {
@@ -317,7 +335,7 @@ func (s *Source) place(own *core.Node) place {
 	return p
 }
 
-// nodeAddresses returns where a node is reached by others, the first as all of them see it.
+// nodeAddresses returns the InternalIPs of a node. All nodes use the first.
 func nodeAddresses(n *core.Node) (addrs []netip.Addr) {
 	for _, a := range n.Status.Addresses {
 		if addr, err := netip.ParseAddr(a.Address); err == nil && a.Type == core.NodeInternalIP {
@@ -327,7 +345,7 @@ func nodeAddresses(n *core.Node) (addrs []netip.Addr) {
 	return addrs
 }
 
-// insignificant reports whether a change of a node is no concern of ours: most are signs of life of others.
+// insignificant reports whether a change of an object needs no reconciliation: most are heartbeats of other nodes.
 func (s *Source) insignificant(old, now any) bool {
 	o, isNode := old.(*core.Node)
 	if !isNode || o.Name == s.o.Node {
@@ -336,16 +354,16 @@ func (s *Source) insignificant(old, now any) bool {
 	return slices.Equal(nodeAddresses(o), nodeAddresses(now.(*core.Node)))
 }
 
-// tellPeers says whose tunnels may end here.
-func (s *Source) tellPeers() {
-	if s.o.Peers == nil || s.o.Forward != lb.MethodTunnel {
+// setTunnelSources permits the addresses of all nodes as sources of tunnel packets.
+func (s *Source) setTunnelSources() {
+	if s.o.TunnelSources == nil || s.o.Forward != lb.MethodTunnel {
 		return
 	}
 	var addrs []netip.Addr
 	for _, x := range s.nodes.List() {
 		addrs = append(addrs, nodeAddresses(x.(*core.Node))...)
 	}
-	if err := s.o.Peers(addrs); err != nil {
-		s.o.Log.Error("tunnels of other nodes not allowed", "err", err)
+	if err := s.o.TunnelSources(addrs); err != nil {
+		s.o.Log.Error("tunnel sources not set", "err", err)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 
 	core "k8s.io/api/core/v1"
@@ -149,117 +148,6 @@ func TestWhatIsServed(t *testing.T) {
 	}
 }
 
-func TestExcludedNode(t *testing.T) {
-	for value, want := range map[string]bool{"": true, "true": true, "yes": true, "false": false, "0": false} {
-		n := &core.Node{ObjectMeta: meta.ObjectMeta{Labels: map[string]string{labelExclude: value}}}
-		if got := (&gates{}).excluded(n) != ""; got != want {
-			t.Errorf("label %q: excluded %t; want %t", value, got, want)
-		}
-	}
-	// What Kubernetes itself leaves in service is excluded only when the configuration says so.
-	conditions := func(status core.ConditionStatus) []core.NodeCondition {
-		return []core.NodeCondition{{Type: core.NodeMemoryPressure, Status: core.ConditionTrue}, {Type: core.NodeReady, Status: status}}
-	}
-	ready := core.NodeStatus{Conditions: conditions(core.ConditionTrue)}
-	for _, tt := range []struct {
-		o    Options
-		node core.Node
-		want string
-	}{
-		{Options{}, core.Node{Spec: core.NodeSpec{Unschedulable: true}}, ""},
-		{Options{Unschedulable: true}, core.Node{Spec: core.NodeSpec{Unschedulable: true}}, "the node is cordoned"},
-		{Options{Unschedulable: true}, core.Node{}, ""},
-		{Options{NotReady: true}, core.Node{Status: ready}, ""},
-		{Options{NotReady: true}, core.Node{Status: core.NodeStatus{Conditions: conditions(core.ConditionUnknown)}}, "the node is not ready"},
-		{Options{NotReady: true}, core.Node{}, "the node is not ready"},
-	} {
-		if got := (&gates{o: tt.o}).excluded(&tt.node); got != tt.want {
-			t.Errorf("%+v: excluded for %q; want %q", tt.node, got, tt.want)
-		}
-	}
-}
-
-// Who has an address keeps it; who asks for one gets it or is told why not.
-func TestAssign(t *testing.T) {
-	pool := func(name, from, to string, change func(*Pool)) Pool {
-		p := Pool{Pool: lb.Pool{Name: name, AutoAssign: true, Ranges: []lb.AddrRange{{From: netip.MustParseAddr(from), To: netip.MustParseAddr(to)}}}}
-		change(&p)
-		return p
-	}
-	none := func(*Pool) {}
-	a := newAssigner([]Pool{
-		pool("late", "203.0.113.200", "203.0.113.201", func(p *Pool) { p.Priority = 5 }),
-		pool("four", "203.0.113.0", "203.0.113.2", func(p *Pool) { p.AvoidBuggy = true }),
-		pool("six", "2001:db8::1", "2001:db8::2", none),
-		pool("team", "198.51.100.1", "198.51.100.1", func(p *Pool) { p.Namespaces = []string{"team"} }),
-		pool("manual", "198.51.100.9", "198.51.100.9", func(p *Pool) { p.AutoAssign = false }),
-	})
-	svc := func(name string, change func(*core.Service)) *core.Service {
-		return aService(func(s *core.Service) {
-			s.Name, s.Status = name, core.ServiceStatus{}
-			change(s)
-		})
-	}
-	notes := func(pairs ...string) func(*core.Service) {
-		return func(s *core.Service) {
-			s.Annotations = map[string]string{}
-			for i := 0; i < len(pairs); i += 2 {
-				s.Annotations[pairs[i]] = pairs[i+1]
-			}
-		}
-	}
-	dual := func(s *core.Service) { s.Spec.IPFamilies = []core.IPFamily{core.IPv6Protocol, core.IPv4Protocol} }
-	port := func(n int32, more func(*core.Service)) func(*core.Service) {
-		return func(s *core.Service) { more(s); s.Spec.Ports[0].Port = n }
-	}
-	for _, tt := range []struct {
-		service *core.Service
-		want    string
-	}{
-		{svc("a", same), "[203.0.113.1]"}, // .0 is left out
-		{svc("a", dual), "[2001:db8::1 203.0.113.1]"},
-		{svc("b", same), "[203.0.113.2]"},
-		{svc("c", same), "[203.0.113.200]"},
-		{svc("b", notes("steelyard.dev/pool", "late")), "[203.0.113.201]"},
-		{svc("b", same), "[203.0.113.201]"},
-		{svc("d", same), "[203.0.113.2]"},
-		{svc("e", same), "no free IPv4 address in four, six, late; add addresses to a pool, or delete a Service that has one"},
-		{svc("e", notes("metallb.io/address-pool", "manual")), "[198.51.100.9]"},
-		{svc("f", notes("steelyard.dev/pool", "team")), `the pool "team" is not for this Service: see its namespaces and service_selector`},
-		{svc("f", notes("steelyard.dev/pool", "none")), `there is no pool "none"; pools: four, six, team, manual, late`},
-		{svc("f", notes("steelyard.dev/addresses", "203.0.113.1")), "203.0.113.1 belongs to default/a; to share it, give both the annotation steelyard.dev/share with one value"},
-		{svc("f", notes("steelyard.dev/addresses", "2001:db8::2")), "no free IPv4 address in four, six, late; add addresses to a pool, or delete a Service that has one"},
-		{svc("f", notes("steelyard.dev/addresses", "me")), `"me" is asked for, and is not an IP address`},
-		{svc("e", same), "[198.51.100.9]"}, // it had asked for the pool once, and keeps what it has
-		{svc("g", port(1, notes("steelyard.dev/share", "x", "steelyard.dev/pool", "six"))), "no free IPv4 address in six; add addresses to a pool, or delete a Service that has one"},
-		{svc("a", notes("steelyard.dev/share", "x")), "[203.0.113.1]"},
-		{svc("g", notes("steelyard.dev/share", "x", "steelyard.dev/addresses", "203.0.113.1")), "203.0.113.1 cannot be shared with default/a: both have port 80/TCP"},
-		{svc("g", port(81, notes("steelyard.dev/share", "x"))), "[203.0.113.1]"},
-	} {
-		got, err := a.assign(tt.service)
-		text := fmt.Sprint(got)
-		if err != nil {
-			text = err.Error()
-		}
-		if text != tt.want {
-			t.Errorf("%s with %v: %s; want %s", tt.service.Name, tt.service.Annotations, text, tt.want)
-		}
-	}
-	a.release("default/d")
-	if got, err := a.assign(svc("h", same)); fmt.Sprint(got) != "[203.0.113.2]" {
-		t.Errorf("after a release: %v, %v", got, err)
-	}
-	// Another leader starts from what stands in the API, in whatever order.
-	next := newAssigner(a.pools)
-	old := svc("z", func(s *core.Service) {
-		s.Status.LoadBalancer.Ingress = []core.LoadBalancerIngress{{IP: "203.0.113.1"}, {IP: "192.0.2.1"}}
-	})
-	next.adopt(old)
-	if got, err := next.assign(svc("a", same)); fmt.Sprint(got) != "[203.0.113.2]" {
-		t.Errorf("beside an older Service: %v, %v", got, err)
-	}
-}
-
 // With tunnels a node is told which others may have flows. Under Local it gives traffic to them only where an address is shared.
 func TestMachines(t *testing.T) {
 	addr := func(s string) netip.Addr { return netip.MustParseAddr(s) }
@@ -308,48 +196,4 @@ func TestMachines(t *testing.T) {
 
 func seen(s *core.Service, endpoints []*discovery.EndpointSlice, at place, shared bool) *view {
 	return translate(s, addressesOf(s), endpoints, at, shared)
-}
-
-// externalIPs are served when a pool for the Service has them, on any type of Service, and are nobody else's.
-func TestExternalIPs(t *testing.T) {
-	addr := func(s string) netip.Addr { return netip.MustParseAddr(s) }
-	pool := Pool{Pool: lb.Pool{Name: "public", AutoAssign: true, Ranges: []lb.AddrRange{{From: addr("203.0.113.0"), To: addr("203.0.113.3")}}}, Namespaces: []string{"default"}}
-	source := &Source{o: Options{Pools: []Pool{pool}}}
-	for name, tt := range map[string]struct {
-		change func(*core.Service)
-		vips   string
-		open   string
-	}{
-		"LoadBalancer": {func(s *core.Service) { s.Spec.ExternalIPs = []string{"203.0.113.3", "x", "203.0.113.3"} }, "[203.0.113.10 203.0.113.3]", "[203.0.113.3]"},
-		"ClusterIP": {func(s *core.Service) {
-			s.Spec.Type, s.Spec.ExternalIPs = core.ServiceTypeClusterIP, []string{"203.0.113.3"}
-		}, "[203.0.113.3]", "[203.0.113.3]"},
-		"in no pool":        {func(s *core.Service) { s.Spec.ExternalIPs = []string{"8.8.8.8"} }, "[203.0.113.10]", "[]"},
-		"in another's pool": {func(s *core.Service) { s.Namespace, s.Spec.ExternalIPs = "other", []string{"203.0.113.3"} }, "[203.0.113.10]", "[]"},
-		"which it has":      {func(s *core.Service) { s.Spec.ExternalIPs = []string{"203.0.113.10"} }, "[203.0.113.10]", "[]"},
-	} {
-		vips, open := source.vipsOf(aService(tt.change))
-		if fmt.Sprint(vips) != tt.vips || fmt.Sprint(open) != tt.open {
-			t.Errorf("%s: serves %v, of which %v are open; want %s and %s", name, vips, open, tt.vips, tt.open)
-		}
-	}
-
-	a := newAssigner([]Pool{pool})
-	outside := aService(func(s *core.Service) { s.Name, s.Spec.ExternalIPs = "outside", []string{"203.0.113.0", "203.0.113.1"} })
-	a.reserve(outside)
-	inside := aService(func(s *core.Service) {
-		s.Name, s.Spec.IPFamilies, s.Status = "inside", []core.IPFamily{core.IPv4Protocol}, core.ServiceStatus{}
-	})
-	if got, err := a.assign(inside); err != nil || fmt.Sprint(got) != "[203.0.113.2]" {
-		t.Errorf("given %v, %v; want what nobody names", got, err)
-	}
-	inside.Spec.LoadBalancerIP = "203.0.113.1"
-	if got, err := a.assign(inside); err == nil || !strings.Contains(err.Error(), "belongs to default/outside") {
-		t.Errorf("given %v, %v; want that it belongs to another", got, err)
-	}
-	outside.Spec.ExternalIPs = nil
-	a.reserve(outside)
-	if got, err := a.assign(inside); err != nil || fmt.Sprint(got) != "[203.0.113.1]" {
-		t.Errorf("given %v, %v; want what is free now", got, err)
-	}
 }

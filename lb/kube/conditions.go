@@ -1,0 +1,207 @@
+package kube
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+
+	core "k8s.io/api/core/v1"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// conditions decides whether the addresses of a service may be announced from this node.
+type conditions struct {
+	o       Options
+	changed func(service string) // or everything
+
+	mu      sync.Mutex           // guards all below
+	checks  map[string]lb.Check  // running ones, by service; proxyCheck is that of the service proxy
+	results map[string]lb.Health // by service, of running checks only
+	// proxyListens is set once a probe of the service proxy has ended otherwise than with ECONNREFUSED.
+	proxyListens bool
+}
+
+// proxyCheck is the key of the service proxy's check; no service has this name.
+const proxyCheck = "node/proxy"
+
+func newConditions(o Options, changed func(string)) *conditions {
+	return &conditions{o: o, changed: changed, checks: map[string]lb.Check{}, results: map[string]lb.Health{}}
+}
+
+// withhold returns why the addresses of a service must not be announced from this node; "": they may.
+func (c *conditions) withhold(s *core.Service, v *view, node *core.Node) string {
+	if reason := c.excluded(node); reason != "" {
+		return reason
+	}
+	if isLocal(s) {
+		if v.readyHere == 0 {
+			c.stop(v.service.Name)
+			return "externalTrafficPolicy is Local, and no ready endpoint is on this node"
+		}
+		if s.Spec.HealthCheckNodePort != 0 {
+			return c.nodePort(v.service.Name, uint16(s.Spec.HealthCheckNodePort))
+		}
+	}
+	c.stop(v.service.Name)
+	return c.proxyReason()
+}
+
+// labelExclude excludes a node from every load balancer outside the cluster, unless its value parses as false
+// (k8s.io/cloud-provider, nodeIncludedPredicate).
+const labelExclude = core.LabelNodeExcludeBalancers
+
+// taintAutoscaler marks nodes that the cluster autoscaler is about to remove (pkg/proxy/node.go).
+const taintAutoscaler = "ToBeDeletedByClusterAutoscaler"
+
+// excluded returns why this node announces nothing; "": it does.
+func (c *conditions) excluded(n *core.Node) string {
+	if n == nil {
+		return "this node is not known to the API server"
+	}
+	if value, ok := n.Labels[labelExclude]; ok {
+		if b, err := strconv.ParseBool(value); err != nil || b {
+			return "the node has the label " + labelExclude
+		}
+	}
+	if c.o.Unschedulable && n.Spec.Unschedulable {
+		return "the node is cordoned"
+	}
+	if c.o.NotReady && !slices.ContainsFunc(n.Status.Conditions, func(c core.NodeCondition) bool {
+		return c.Type == core.NodeReady && c.Status == core.ConditionTrue
+	}) {
+		return "the node is not ready"
+	}
+	return removal(n)
+}
+
+// removal returns why a node is about to be removed; "": it is not.
+func removal(n *core.Node) string {
+	if n.DeletionTimestamp != nil {
+		return "the node is being deleted"
+	}
+	for _, t := range n.Spec.Taints {
+		if t.Key == taintAutoscaler {
+			return "the node has the taint " + taintAutoscaler
+		}
+	}
+	return ""
+}
+
+// nodePort checks a health check node port of this node as an external load balancer does.
+func (c *conditions) nodePort(service string, port uint16) string {
+	check := lb.Check{
+		Key: lb.CheckKey{Service: service}, Target: netip.AddrPortFrom(c.o.Address, port), Spec: c.o.Probe,
+	}
+	check.Spec.Type, check.Spec.Path, check.Spec.Body = lb.CheckNodePort, "/healthz", service
+	c.start(check)
+	return c.reason(service, fmt.Sprintf("health check node port %d", port))
+}
+
+// startProxyCheck starts the check of the service proxy, if its health endpoint is configured.
+func (c *conditions) startProxyCheck() {
+	u, err := url.Parse(c.o.ProxyHealthz)
+	if c.o.ProxyHealthz == "" || err != nil {
+		return
+	}
+	target, err := netip.ParseAddrPort(u.Host)
+	if err != nil {
+		const reason = "its host is not an address and a port"
+		c.o.Log.Warn("service proxy not checked", "url", c.o.ProxyHealthz, "reason", reason)
+		return
+	}
+	check := lb.Check{Key: lb.CheckKey{Service: proxyCheck}, Target: target, Spec: c.o.Probe}
+	check.Spec.Type, check.Spec.Path = lb.CheckHTTP, u.RequestURI()
+	check.Spec.Status = []lb.StatusRange{{From: 200, To: 200}}
+	c.start(check)
+}
+
+// proxyReason withholds the addresses when the service proxy is not healthy. A proxy that has never listened at its
+// health endpoint is an old one or another product, and does not count.
+func (c *conditions) proxyReason() string {
+	if c.noProxy() {
+		return ""
+	}
+	return c.reason(proxyCheck, "the service proxy's "+c.o.ProxyHealthz)
+}
+
+// noProxy reports whether the service proxy is not checked, or nothing has ever listened at its health endpoint.
+func (c *conditions) noProxy() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, checked := c.checks[proxyCheck]
+	return !checked || !c.proxyListens && refused(c.results[proxyCheck])
+}
+
+// refused reports whether nothing listens at the target of a check.
+func refused(h lb.Health) bool {
+	return h.State == lb.StateUnhealthy && errors.Is(h.Err, syscall.ECONNREFUSED)
+}
+
+// start starts a check unless it runs. A changed target discards the result.
+func (c *conditions) start(check lb.Check) {
+	c.mu.Lock()
+	old, known := c.checks[check.Key.Service]
+	same := known && old.Target == check.Target
+	c.checks[check.Key.Service] = check
+	if known && !same {
+		delete(c.results, check.Key.Service)
+	}
+	c.mu.Unlock()
+	if !same {
+		c.o.Prober.Put(check.Key.Service, []lb.Check{check})
+	}
+}
+
+// stop ends the check of a service and discards its result.
+func (c *conditions) stop(service string) {
+	c.mu.Lock()
+	_, known := c.checks[service]
+	delete(c.checks, service)
+	delete(c.results, service)
+	c.mu.Unlock()
+	if known {
+		c.o.Prober.Put(service, nil)
+	}
+}
+
+// reason returns why the check under this key withholds addresses; "": it is healthy. What names its target.
+func (c *conditions) reason(key, what string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	h, known := c.results[key]
+	switch {
+	case !known:
+		return what + " has not answered yet"
+	case h.State == lb.StateHealthy:
+		return ""
+	}
+	return what + ": " + h.Reason
+}
+
+// health records the result of a check and triggers the reconciliation of the services that depend on it.
+func (c *conditions) health(h lb.Health) {
+	key := h.Key.Service
+	c.mu.Lock()
+	if _, running := c.checks[key]; !running {
+		c.mu.Unlock()
+		return
+	}
+	c.results[key] = h
+	warn := key == proxyCheck && !c.proxyListens && refused(h)
+	c.proxyListens = c.proxyListens || key == proxyCheck && !refused(h)
+	c.mu.Unlock()
+	if warn {
+		c.o.Log.Warn("service proxy does not listen at its health endpoint; its health is ignored",
+			"url", c.o.ProxyHealthz, "fix", "set probe.proxy_healthz, or use a proxy that has one")
+	}
+	if key == proxyCheck {
+		key = everything
+	}
+	c.changed(key)
+}
