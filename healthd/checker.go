@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"strings"
 	"syscall"
 	"time"
@@ -14,19 +13,20 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Checker asks once. It returns an error whose text is the reason, for people, when the backend is not well.
+// Checker runs one probe. It returns an error when the probe fails; the text of the error is the reason then, and the
+// Result is ignored.
 type Checker interface {
 	Probe(ctx context.Context) (Result, error)
 }
 
-// Result is what a backend that is well says of itself.
+// Result is what a successful probe returns.
 type Result struct {
 	Err    error  // why the probe failed; set by the Prober
 	Reason string // "HTTP 200"
-	Weight int    // -1: nothing
+	Weight int    // the weight that the backend reports; -1: none
 }
 
-// checkers has an entry for every lb.CheckType that asks something.
+// checkers has a constructor for every lb.CheckType except CheckNone.
 var checkers = map[lb.CheckType]func(target) Checker{
 	lb.CheckTCP:      func(t target) Checker { return tcpChecker{t} },
 	lb.CheckHTTP:     func(t target) Checker { return httpChecker{t, "http"} },
@@ -40,16 +40,14 @@ var checkers = map[lb.CheckType]func(target) Checker{
 
 func ok(reason string) (Result, error) { return Result{Reason: reason, Weight: -1}, nil }
 
-func fail(format string, args ...any) (Result, error) {
-	return Result{Weight: -1}, fmt.Errorf(format, args...)
-}
+func fail(format string, args ...any) (Result, error) { return Result{}, fmt.Errorf(format, args...) }
 
-// reason says in a few words what went wrong, without the addresses that stand beside it anyway.
+// reason returns a short text for err, without addresses: the reader of a reason has the backend beside it.
 func reason(err error, timeout time.Duration) string {
 	var op *net.OpError
 	switch {
-	case errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) || isTimeout(err):
-		return fmt.Sprintf("no answer within %s", timeout)
+	case isTimeout(err):
+		return fmt.Sprintf("no response within %s", timeout)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "connection refused"
 	case errors.Is(err, syscall.ECONNRESET):
@@ -59,14 +57,15 @@ func reason(err error, timeout time.Duration) string {
 	case errors.Is(err, syscall.ENETUNREACH):
 		return "network unreachable"
 	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
-		return "connection closed without an answer"
-	case errors.As(err, &op) && op.Err != nil:
+		return "connection closed without a response"
+	case errors.As(err, &op):
 		return op.Err.Error()
 	}
 	text, _, _ := strings.Cut(err.Error(), "\n")
 	return text
 }
 
+// isTimeout is true for the deadlines of contexts and of connections, too.
 func isTimeout(err error) bool {
 	var t interface{ Timeout() bool }
 	return errors.As(err, &t) && t.Timeout()

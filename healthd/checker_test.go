@@ -10,6 +10,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -29,7 +31,7 @@ func TestEveryTypeHasAChecker(t *testing.T) {
 	}
 }
 
-// probeOnce asks like the prober does and returns "ok: reason" or the reason of the failure.
+// probeOnce probes as the Prober does. It returns "ok: reason", or the reason of the failure.
 func probeOnce(t *testing.T, c lb.Check) string {
 	t.Helper()
 	if c.Spec.Timeout == 0 {
@@ -62,14 +64,14 @@ func listen(t *testing.T) net.Listener {
 	return l
 }
 
-// nobody is an address where nothing listens.
-func nobody(t *testing.T) netip.AddrPort {
+// closedPort returns an address on which nothing listens.
+func closedPort(t *testing.T) netip.AddrPort {
 	l := listen(t)
 	defer l.Close()
 	return targetOf(l.Addr())
 }
 
-// silent accepts connections and says nothing.
+// silent returns an address that accepts connections and sends nothing.
 func silent(t *testing.T) netip.AddrPort { return targetOf(listen(t).Addr()) }
 
 func TestHTTP(t *testing.T) {
@@ -83,6 +85,16 @@ func TestHTTP(t *testing.T) {
 			w.Header().Set("X-Load-Balancing-Endpoint-Weight", "many")
 		case "/redirect":
 			http.Redirect(w, r, "/503", http.StatusFound)
+		case "/at/65533", "/at/65534":
+			n, _ := strconv.ParseInt(strings.TrimPrefix(r.URL.Path, "/at/"), 10, 64)
+			io.CopyN(w, zeros{}, n)
+			io.WriteString(w, "end")
+		case "/service":
+			io.WriteString(w, `{"service": {"namespace": "default", "name": "web"}, "localEndpoints": 1}`)
+		case "/negative":
+			w.Header().Set("X-Load-Balancing-Endpoint-Weight", "-1")
+		case "/zero":
+			w.Header().Set("X-Load-Balancing-Endpoint-Weight", "0")
 		case "/big":
 			io.CopyN(w, zeros{}, 1<<20)
 		default:
@@ -99,22 +111,47 @@ func TestHTTP(t *testing.T) {
 		spec lb.CheckSpec
 		want string
 	}{
-		{"good", at, lb.CheckSpec{Type: lb.CheckHTTP, Path: "/?x=1", Host: "web.example", Body: "host=web.example agent=steelyard-health q=x=1"}, "ok: HTTP 200"},
+		{"good", at, lb.CheckSpec{Type: lb.CheckHTTP, Path: "/?x=1", Host: "web.example",
+			Body: "host=web.example agent=steelyard-health q=x=1"}, "ok: HTTP 200"},
 		{"bad status", at, lb.CheckSpec{Type: lb.CheckHTTP, Path: "/503"}, "HTTP 503, want 200-399"},
-		{"status wanted", at, lb.CheckSpec{Type: lb.CheckHTTP, Path: "/503", Status: []lb.StatusRange{{From: 503, To: 503}}}, "ok: HTTP 503"},
+		{"expected status", at, lb.CheckSpec{Type: lb.CheckHTTP, Path: "/503",
+			Status: []lb.StatusRange{{From: 503, To: 503}}}, "ok: HTTP 503"},
+		{"status in no range", at, lb.CheckSpec{Type: lb.CheckHTTP, Path: "/503",
+			Status: []lb.StatusRange{{From: 200, To: 200}, {From: 301, To: 308}}}, "HTTP 503, want 200,301-308"},
 		{"redirect is not followed", at, lb.CheckSpec{Type: lb.CheckHTTP, Path: "/redirect"}, "ok: HTTP 302"},
-		{"bad body", at, lb.CheckSpec{Type: lb.CheckHTTP, Path: "/", Body: "xyz"}, `HTTP 200, body does not contain "xyz"`},
+		{"bad body", at, lb.CheckSpec{Type: lb.CheckHTTP, Path: "/", Body: "xyz"},
+			`HTTP 200, body does not contain "xyz"`},
 		{"big body", at, lb.CheckSpec{Type: lb.CheckHTTP, Path: "/big"}, "ok: HTTP 200"},
-		{"refused", nobody(t), lb.CheckSpec{Type: lb.CheckHTTP, Path: "/"}, "connection refused"},
-		{"silent", silent(t), lb.CheckSpec{Type: lb.CheckHTTP, Path: "/"}, "no answer within 300ms"},
+		{"body within 64 KiB", at, lb.CheckSpec{Type: lb.CheckHTTP, Path: "/at/65533", Body: "end"}, "ok: HTTP 200"},
+		{"body after 64 KiB", at, lb.CheckSpec{Type: lb.CheckHTTP, Path: "/at/65534", Body: "end"},
+			`HTTP 200, body does not contain "end"`},
+		{"bad path", at, lb.CheckSpec{Type: lb.CheckHTTP, Path: "%zz"},
+			`path "%zz": parse "%zz": invalid URL escape "%zz"`},
+		{"refused", closedPort(t), lb.CheckSpec{Type: lb.CheckHTTP, Path: "/"}, "connection refused"},
+		{"silent", silent(t), lb.CheckSpec{Type: lb.CheckHTTP, Path: "/"}, "no response within 300ms"},
 		{"https", tlsAt, lb.CheckSpec{Type: lb.CheckHTTPS, Path: "/"}, "ok: HTTP 200"},
-		{"https to plain", at, lb.CheckSpec{Type: lb.CheckHTTPS, Path: "/"}, "tls: first record does not look like a TLS handshake"},
-		{"https, unknown authority", tlsAt, lb.CheckSpec{Type: lb.CheckHTTPS, Path: "/", TLSServerName: "example.com"}, "tls: failed to verify certificate: x509: certificate signed by unknown authority"},
-		{"https, silent", silent(t), lb.CheckSpec{Type: lb.CheckHTTPS, Path: "/"}, "no answer within 300ms"},
+		{"https to plain", at, lb.CheckSpec{Type: lb.CheckHTTPS, Path: "/"},
+			"tls: first record does not look like a TLS handshake"},
+		{"https, unknown authority", tlsAt, lb.CheckSpec{Type: lb.CheckHTTPS, Path: "/", TLSServerName: "example.com"},
+			"tls: failed to verify certificate: x509: certificate signed by unknown authority"},
+		{"https, silent", silent(t), lb.CheckSpec{Type: lb.CheckHTTPS, Path: "/"}, "no response within 300ms"},
 		{"node port", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/weight"}, "ok: HTTP 200, 3 endpoints"},
-		{"node port, no endpoint", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/503"}, "HTTP 503: no local endpoint, or the node's proxy is not healthy"},
-		{"node port, something else", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/redirect"}, "HTTP 302: not a health check node port"},
-		{"node port, bad weight", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/badweight"}, `X-Load-Balancing-Endpoint-Weight is "many", want a number`},
+		{"node port, no endpoint", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/503"},
+			"HTTP 503: no local endpoint, or the node's proxy is not healthy"},
+		{"node port, something else", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/redirect"},
+			"HTTP 302: not a health check node port"},
+		{"node port, bad weight", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/badweight"},
+			`X-Load-Balancing-Endpoint-Weight is "many", want a number`},
+		{"node port, negative weight", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/negative"},
+			`X-Load-Balancing-Endpoint-Weight is "-1", want a number`},
+		{"node port, weight 0", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/zero"}, "ok: HTTP 200, 0 endpoints"},
+		{"node port, no weight", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/service"}, "ok: HTTP 200"},
+		{"node port, right service", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/service", Body: "default/web"},
+			"ok: HTTP 200"},
+		{"node port, other service", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/service", Body: "default/api"},
+			`HTTP 200, the response is about another service: "default/web"`},
+		{"node port, no JSON", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/?x", Body: "default/api"},
+			fmt.Sprintf(`HTTP 200, the response is about another service: "host=%s agent=steelyard-health q=x"`, at)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := probeOnce(t, lb.Check{Target: tt.at, Spec: tt.spec}); got != tt.want {
@@ -129,15 +166,15 @@ type zeros struct{}
 func (zeros) Read(b []byte) (int, error) { return len(b), nil }
 
 func TestTCP(t *testing.T) {
-	for want, at := range map[string]netip.AddrPort{"ok: connected": silent(t), "connection refused": nobody(t)} {
+	for want, at := range map[string]netip.AddrPort{"ok: connected": silent(t), "connection refused": closedPort(t)} {
 		if got := probeOnce(t, lb.Check{Target: at, Spec: lb.CheckSpec{Type: lb.CheckTCP}}); got != want {
 			t.Errorf("%s; want %s", got, want)
 		}
 	}
 }
 
-// udpServer answers each datagram with what answer makes of it; nil: not at all.
-func udpServer(t *testing.T, answer func([]byte) []byte) netip.AddrPort {
+// udpServer replies to each datagram with the result of reply; nil: no reply.
+func udpServer(t *testing.T, reply func([]byte) []byte) netip.AddrPort {
 	c, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -151,7 +188,7 @@ func udpServer(t *testing.T, answer func([]byte) []byte) netip.AddrPort {
 			if err != nil {
 				return
 			}
-			if out := answer(b[:n]); out != nil {
+			if out := reply(b[:n]); out != nil {
 				c.WriteTo(out, from)
 			}
 		}
@@ -162,7 +199,7 @@ func udpServer(t *testing.T, answer func([]byte) []byte) netip.AddrPort {
 
 func TestUDP(t *testing.T) {
 	echo := udpServer(t, func(b []byte) []byte { return append([]byte("re: "), b...) })
-	mute := udpServer(t, func([]byte) []byte { return nil })
+	silent := udpServer(t, func([]byte) []byte { return nil })
 	c, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -175,10 +212,11 @@ func TestUDP(t *testing.T) {
 		spec lb.CheckSpec
 		want string
 	}{
-		{"answer", echo, lb.CheckSpec{Send: "ping", Body: "re: ping"}, "ok: answered"},
-		{"wrong answer", echo, lb.CheckSpec{Send: "ping", Body: "pong"}, "no answer within 300ms"},
-		{"silence is success", mute, lb.CheckSpec{Send: "ping"}, "ok: no error came back"},
-		{"silence when an answer is wanted", mute, lb.CheckSpec{Send: "ping", Body: "pong"}, "no answer within 300ms"},
+		{"response", echo, lb.CheckSpec{Send: "ping", Body: "re: ping"}, "ok: response received"},
+		{"wrong response", echo, lb.CheckSpec{Send: "ping", Body: "pong"}, "no response within 300ms"},
+		{"silence is success", silent, lb.CheckSpec{Send: "ping"}, "ok: no error received"},
+		{"silence when a response is required", silent, lb.CheckSpec{Send: "ping", Body: "pong"},
+			"no response within 300ms"},
 		{"port unreachable", closed, lb.CheckSpec{Send: "ping"}, "connection refused"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -191,7 +229,7 @@ func TestUDP(t *testing.T) {
 }
 
 func TestDNS(t *testing.T) {
-	answer := func(b []byte) []byte {
+	reply := func(b []byte) []byte {
 		q, m := new(dns.Msg), new(dns.Msg)
 		if q.Unpack(b) != nil {
 			return nil
@@ -208,7 +246,7 @@ func TestDNS(t *testing.T) {
 		out, _ := m.Pack()
 		return out
 	}
-	at, mute := udpServer(t, answer), udpServer(t, func([]byte) []byte { return nil })
+	at, silent := udpServer(t, reply), udpServer(t, func([]byte) []byte { return nil })
 	for _, tt := range []struct {
 		at         netip.AddrPort
 		host, body string
@@ -218,10 +256,11 @@ func TestDNS(t *testing.T) {
 		{at, "web.example", "192.0.2.7", "ok: DNS NOERROR"},
 		{at, "web.example", "192.0.2.8", `DNS answer does not contain "192.0.2.8"`},
 		{at, "nowhere.example", "", "DNS NXDOMAIN"},
-		{mute, "", "", "no answer within 300ms"},
+		{silent, "", "", "no response within 300ms"},
 	} {
 		t.Run(tt.want, func(t *testing.T) {
-			if got := probeOnce(t, lb.Check{Target: tt.at, Spec: lb.CheckSpec{Type: lb.CheckDNS, Host: tt.host, Body: tt.body}}); got != tt.want {
+			spec := lb.CheckSpec{Type: lb.CheckDNS, Host: tt.host, Body: tt.body}
+			if got := probeOnce(t, lb.Check{Target: tt.at, Spec: spec}); got != tt.want {
 				t.Errorf("%s; want %s", got, tt.want)
 			}
 		})
@@ -242,10 +281,11 @@ func TestGRPC(t *testing.T) {
 		{targetOf(l.Addr()), "", "ok: SERVING"},
 		{targetOf(l.Addr()), "down", "NOT_SERVING"},
 		{targetOf(l.Addr()), "other", "gRPC NotFound: unknown service"},
-		{silent(t), "", "no answer within 300ms"},
+		{silent(t), "", "no response within 300ms"},
 	} {
 		t.Run(tt.want, func(t *testing.T) {
-			if got := probeOnce(t, lb.Check{Target: tt.at, Spec: lb.CheckSpec{Type: lb.CheckGRPC, Path: tt.path}}); got != tt.want {
+			spec := lb.CheckSpec{Type: lb.CheckGRPC, Path: tt.path}
+			if got := probeOnce(t, lb.Check{Target: tt.at, Spec: spec}); got != tt.want {
 				t.Errorf("%s; want %s", got, tt.want)
 			}
 		})
@@ -255,18 +295,24 @@ func TestGRPC(t *testing.T) {
 func TestExec(t *testing.T) {
 	at := netip.MustParseAddrPort("10.0.0.1:80")
 	for name, tt := range map[string]struct{ script, want string }{
-		"good":      {`[ "$1 $2 $STEELYARD_SERVICE" = "10.0.0.1 80 web" ]`, "ok: exit status 0"},
-		"bad":       {"echo no disk >&2; echo more >&2; exit 2", "exit status 2: no disk"},
-		"quiet bad": {"exit 1", "exit status 1"},
-		"hanging":   {"sleep 60 & wait", "no answer within 300ms"},
-		"talkative": {"head -c 1000000 /dev/zero >&2", "ok: exit status 0"},
+		"good":           {`[ "$1 $2 $STEELYARD_SERVICE" = "10.0.0.1 80 web" ]`, "ok: exit status 0"},
+		"bad":            {"echo no disk >&2; echo more >&2; exit 2", "exit status 2: no disk"},
+		"bad, no output": {"exit 1", "exit status 1"},
+		// The group is killed at the timeout; a process outside it that holds stderr does not extend the probe.
+		"own session": {"setsid sleep 3 & wait", "no response within 300ms"},
+		"hanging":     {"sleep 60 & wait", "no response within 300ms"},
+		"long output": {"head -c 1000000 /dev/zero >&2", "ok: exit status 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "check")
 			if err := os.WriteFile(path, []byte("#!/bin/sh\n"+tt.script+"\n"), 0o700); err != nil {
 				t.Fatal(err)
 			}
-			c := lb.Check{Key: lb.CheckKey{Service: "web"}, Target: at, Spec: lb.CheckSpec{Type: lb.CheckExec, Path: path}}
+			c := lb.Check{Target: at, Spec: lb.CheckSpec{Type: lb.CheckExec, Path: path}}
+			c.Key.Service = "web"
+			if !strings.HasPrefix(tt.want, "no response") {
+				c.Spec.Timeout = 10 * time.Second
+			}
 			if got := probeOnce(t, c); got != tt.want {
 				t.Errorf("%s; want %s", got, tt.want)
 			}

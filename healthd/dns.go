@@ -7,8 +7,8 @@ import (
 	"github.com/miekg/dns"
 )
 
-// dnsChecker asks for a name, over UDP and again over TCP when the answer is truncated. Without a name it asks for the
-// name servers of the root, which any resolver and most authoritative servers answer.
+// dnsChecker sends a query for a name over UDP, and again over TCP when the response is truncated. Without a name it
+// queries the NS records of the root, to which resolvers and most authoritative servers respond.
 type dnsChecker struct{ target }
 
 func (c dnsChecker) Probe(ctx context.Context) (Result, error) {
@@ -20,20 +20,20 @@ func (c dnsChecker) Probe(ctx context.Context) (Result, error) {
 	} else {
 		m.SetQuestion(dns.Fqdn(c.Spec.Host), dns.TypeAAAA)
 	}
-	answer, err := c.ask(ctx, m, "udp")
-	if err == nil && answer.Truncated {
-		answer, err = c.ask(ctx, m, "tcp")
+	resp, err := c.exchange(ctx, m, "udp")
+	if err == nil && resp.Truncated {
+		resp, err = c.exchange(ctx, m, "tcp")
 	}
 	if err != nil {
-		return Result{Weight: -1}, err
+		return Result{}, err
 	}
-	if answer.Rcode != dns.RcodeSuccess {
-		return fail("DNS %s", dns.RcodeToString[answer.Rcode])
+	if resp.Rcode != dns.RcodeSuccess {
+		return fail("DNS %s", dns.RcodeToString[resp.Rcode])
 	}
 	if c.Spec.Body == "" {
 		return ok("DNS NOERROR")
 	}
-	for _, rr := range answer.Answer {
+	for _, rr := range resp.Answer {
 		if strings.Contains(rr.String(), c.Spec.Body) {
 			return ok("DNS NOERROR")
 		}
@@ -41,12 +41,13 @@ func (c dnsChecker) Probe(ctx context.Context) (Result, error) {
 	return fail("DNS answer does not contain %q", c.Spec.Body)
 }
 
-func (c dnsChecker) ask(ctx context.Context, m *dns.Msg, network string) (*dns.Msg, error) {
+func (c dnsChecker) exchange(ctx context.Context, m *dns.Msg, network string) (*dns.Msg, error) {
 	d, to, err := c.dialer(network)
 	if err != nil {
 		return nil, err
 	}
 	d.Timeout = c.Spec.Timeout
-	answer, _, err := (&dns.Client{Net: network, Timeout: c.Spec.Timeout, Dialer: d}).ExchangeContext(ctx, m, to.String())
-	return answer, err
+	client := &dns.Client{Net: network, Timeout: c.Spec.Timeout, Dialer: d}
+	resp, _, err := client.ExchangeContext(ctx, m, to.String())
+	return resp, err
 }

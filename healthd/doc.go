@@ -1,14 +1,20 @@
-// Package healthd asks backends how they are and reports changes. It knows nothing of who listens.
+// Package healthd probes backends and reports changes of their health. It does not know who consumes the reports.
 //
-// One goroutine per check keeps its rhythm: probes start Interval apart, at a phase that follows from the check's key, so
-// a thousand checks spread over the interval and stay so. The first probe comes at once (spread over a fraction of the
-// interval when there are many) and decides alone; after that Rise or Fall probes in a row change the state. A probe that
-// overruns its Interval delays the next one instead of piling up, and Timeout bounds everything a probe does. From the
-// death of a server to the report pass at most Fall × Interval + Timeout.
+// In: checks per service (Prober.Put). Out: lb.Health, on each change only (Options.Report), and metrics.
 //
-// A probe is a function (Checker); the map in checker.go is the only list of them. At most 1,024 run at once, so ten
-// thousand checks do not exhaust the files of the process.
+//   - One goroutine runs each check. Probes start Interval apart. The phase of the first probe follows from the key
+//     of the check, so that many checks do not start together; jitter of up to 5 % shortens each gap and spreads them
+//     further.
+//   - The first probe determines the state alone; it starts within a tenth of the interval, at most 200 ms. After
+//     that the state changes after Rise or Fall probes in a row.
+//   - A probe that takes longer than Interval delays the next one: probes of one check never overlap. Timeout bounds a
+//     whole probe. A backend that fails is reported within Fall × Interval + Timeout.
+//   - At most 1,024 probes run at once, so that 10,000 checks do not exhaust the file descriptors of the process.
 //
-// For dsr and tunnel a check asks for the VIP on that server (lb.Check.VIP), and its packets go the way of the traffic: who
-// makes a Prober says how (Options.Way). An exec check and one of a health check node port ask for the server itself.
+// A probe is a function (Checker); the map in checker.go is the only list of check types.
+//
+// For dsr and tunnel a probe connects to the VIP on one server (lb.Check.VIP) over the path of the traffic; Options.Way
+// returns the socket options for that. Checks of type exec and health-check-node-port use the server's own address.
+//
+// NodePorts and ProxyHealth are HTTP servers with the responses of kube-proxy.
 package healthd

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// grpcChecker calls grpc.health.v1.Health/Check for the service that Path names; "" asks for the server as a whole.
+// grpcChecker calls grpc.health.v1.Health/Check for the service that Path names; "" is the whole server.
 type grpcChecker struct{ target }
 
 func (c grpcChecker) Probe(ctx context.Context) (Result, error) {
@@ -24,26 +24,28 @@ func (c grpcChecker) Probe(ctx context.Context) (Result, error) {
 	}
 	d, to, err := c.dialer("tcp")
 	if err != nil {
-		return Result{Weight: -1}, err
+		return Result{}, err
 	}
 	conn, err := grpc.NewClient("passthrough:///"+to.String(), grpc.WithTransportCredentials(creds),
-		grpc.WithAuthority(cmp.Or(c.Spec.Host, c.Spec.TLSServerName, to.String())), grpc.WithDisableRetry(), grpc.WithDisableServiceConfig(),
-		grpc.WithUserAgent("steelyard-health"), grpc.WithNoProxy(),
-		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return d.DialContext(ctx, "tcp", addr) }))
+		grpc.WithAuthority(cmp.Or(c.Spec.Host, c.Spec.TLSServerName, to.String())), grpc.WithDisableRetry(),
+		grpc.WithDisableServiceConfig(), grpc.WithUserAgent("steelyard-health"), grpc.WithNoProxy(),
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+			return d.DialContext(ctx, "tcp", addr)
+		}))
 	if err != nil {
-		return Result{Weight: -1}, err
+		return Result{}, err
 	}
 	defer conn.Close()
-	answer, err := health.NewHealthClient(conn).Check(ctx, &health.HealthCheckRequest{Service: c.Spec.Path})
+	resp, err := health.NewHealthClient(conn).Check(ctx, &health.HealthCheckRequest{Service: c.Spec.Path})
 	if err != nil {
 		s := status.Convert(err)
 		if s.Code() == codes.DeadlineExceeded || ctx.Err() != nil {
-			return Result{Weight: -1}, context.DeadlineExceeded
+			return Result{}, context.DeadlineExceeded
 		}
-		return Result{Weight: -1}, errors.New("gRPC " + s.Code().String() + ": " + s.Message())
+		return Result{}, errors.New("gRPC " + s.Code().String() + ": " + s.Message())
 	}
-	if answer.Status != health.HealthCheckResponse_SERVING {
-		return Result{Weight: -1}, errors.New(answer.Status.String())
+	if resp.Status != health.HealthCheckResponse_SERVING {
+		return Result{}, errors.New(resp.Status.String())
 	}
 	return ok("SERVING")
 }

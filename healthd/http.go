@@ -16,10 +16,10 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// maxBody is how much of an answer is looked at.
+// maxBody is how many bytes of a response are read.
 const maxBody = 64 << 10
 
-// httpChecker asks for a path and looks at status and body.
+// httpChecker requests a path and checks the status and the body of the response.
 type httpChecker struct {
 	target
 	scheme string
@@ -28,7 +28,7 @@ type httpChecker struct {
 func (c httpChecker) Probe(ctx context.Context) (Result, error) {
 	resp, body, err := httpGet(ctx, c.target, c.scheme)
 	if err != nil {
-		return Result{Weight: -1}, err
+		return Result{}, err
 	}
 	want := c.Spec.Status
 	if !slices.ContainsFunc(want, func(r lb.StatusRange) bool { return r.Contains(resp.StatusCode) }) {
@@ -40,7 +40,7 @@ func (c httpChecker) Probe(ctx context.Context) (Result, error) {
 	return ok(fmt.Sprintf("HTTP %d", resp.StatusCode))
 }
 
-// httpGet makes one request over a connection of its own and follows no redirect.
+// httpGet makes one request over a new connection and follows no redirect.
 func httpGet(ctx context.Context, c target, scheme string) (*http.Response, string, error) {
 	u, err := url.Parse(c.Spec.Path)
 	if err != nil {
@@ -73,10 +73,10 @@ func httpGet(ctx context.Context, c target, scheme string) (*http.Response, stri
 	return resp, string(body), nil
 }
 
-// tlsConfig verifies the certificate when there is a name to verify it for.
+// tlsConfig verifies the certificate only when a server name is configured.
 func tlsConfig(s lb.CheckSpec) *tls.Config {
 	if s.TLSServerName == "" {
-		return &tls.Config{InsecureSkipVerify: true} // asked for by address: nothing to verify against
+		return &tls.Config{InsecureSkipVerify: true} // the target is an address: no name to verify
 	}
 	return &tls.Config{ServerName: s.TLSServerName}
 }
@@ -93,19 +93,19 @@ func ranges(rs []lb.StatusRange) string {
 	return strings.Join(out, ",")
 }
 
-// nodePortChecker asks a Kubernetes node's healthCheckNodePort, or its proxy's /healthz, as an outside balancer does:
-// only the HTTP answer counts, for the port is open on every node. With a Body, "namespace/name", the answer must be about that
-// Service. It asks for the node, whatever the way of the traffic.
+// nodePortChecker requests a Kubernetes node's healthCheckNodePort, or its proxy's /healthz, as an external load
+// balancer does: only the HTTP status counts, because the port is open on every node. With a Body, "namespace/name",
+// the response must be about that Service. The request goes to the node's own address, not to the VIP.
 type nodePortChecker struct{ target }
 
 func (c nodePortChecker) Probe(ctx context.Context) (Result, error) {
 	c.VIP = netip.Addr{}
 	resp, body, err := httpGet(ctx, c.target, "http")
 	if err != nil {
-		return Result{Weight: -1}, err
+		return Result{}, err
 	}
-	if c.Spec.Body != "" && aboutService(body) != c.Spec.Body {
-		return fail("HTTP %d, and the answer is about another service: %.100q", resp.StatusCode, aboutService(body))
+	if got := serviceOf(body); c.Spec.Body != "" && got != c.Spec.Body {
+		return fail("HTTP %d, the response is about another service: %.100q", resp.StatusCode, got)
 	}
 	switch resp.StatusCode {
 	case http.StatusOK:
@@ -125,13 +125,14 @@ func (c nodePortChecker) Probe(ctx context.Context) (Result, error) {
 	return r, nil
 }
 
-// aboutService returns "namespace/name" of the Service that an answer is about (pkg/proxy/healthcheck/service_health.go).
-func aboutService(body string) string {
-	var answer struct {
+// serviceOf returns "namespace/name" of the Service that a response is about, or the body when it names none
+// (kubernetes pkg/proxy/healthcheck/service_health.go).
+func serviceOf(body string) string {
+	var resp struct {
 		Service struct{ Namespace, Name string }
 	}
-	if json.Unmarshal([]byte(body), &answer) != nil {
+	if json.Unmarshal([]byte(body), &resp) != nil {
 		return body
 	}
-	return answer.Service.Namespace + "/" + answer.Service.Name
+	return resp.Service.Namespace + "/" + resp.Service.Name
 }

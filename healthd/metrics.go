@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics counts probes by service: backends come and go too often to be labels.
+// metrics counts probes per service. Backends are no label: they change too often.
 type metrics struct {
 	probes   *prometheus.CounterVec
 	duration *prometheus.HistogramVec
@@ -15,10 +15,12 @@ type metrics struct {
 func newMetrics(r prometheus.Registerer) *metrics {
 	m := &metrics{
 		probes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "steelyard_health_probes_total", Help: "Probes of the backends of a service, by result: ok or failed.",
+			Name: "steelyard_health_probes_total",
+			Help: "Probes of the backends of a service, by result: ok or failed.",
 		}, []string{"service", "result"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "steelyard_health_probe_duration_seconds", Help: "How long a probe of a backend of a service took.",
+			Name:    "steelyard_health_probe_duration_seconds",
+			Help:    "Duration of the probes of the backends of a service.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 8),
 		}, []string{"service"}),
 	}
@@ -28,16 +30,16 @@ func newMetrics(r prometheus.Registerer) *metrics {
 	return m
 }
 
-func (m *metrics) observe(service string, took time.Duration, well bool) {
+func (m *metrics) observe(service string, took time.Duration, ok bool) {
 	result := "failed"
-	if well {
+	if ok {
 		result = "ok"
 	}
 	m.probes.WithLabelValues(service, result).Inc()
 	m.duration.WithLabelValues(service).Observe(took.Seconds())
 }
 
-// forget removes the series of a service that is gone.
+// forget removes the series of a deleted service.
 func (m *metrics) forget(service string) {
 	m.probes.DeletePartialMatch(prometheus.Labels{"service": service})
 	m.duration.DeletePartialMatch(prometheus.Labels{"service": service})

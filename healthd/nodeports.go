@@ -10,13 +10,13 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 )
 
-// NodePorts answers at health check node ports as kube-proxy does, byte by byte (pkg/proxy/healthcheck/service_health.go in
-// Kubernetes 1.35): balancers outside the cluster ask there whether a node has endpoints of a Service.
+// NodePorts serves health check node ports. The responses equal those of kube-proxy byte by byte
+// (pkg/proxy/healthcheck/service_health.go in Kubernetes 1.35): external load balancers learn from them whether a
+// node has endpoints of a Service.
 type NodePorts struct {
-	healthy func() bool // whether the service proxy is: without it no endpoint is any use
+	healthy func() bool // whether the service proxy is healthy
 	log     *slog.Logger
 
 	mu       sync.Mutex // guards services
@@ -32,13 +32,14 @@ type nodePort struct {
 	endpoints int
 }
 
-// NewNodePorts returns one that listens nowhere yet.
+// NewNodePorts returns NodePorts without listeners.
 func NewNodePorts(healthy func() bool, log *slog.Logger) *NodePorts {
 	return &NodePorts{healthy: healthy, log: log, services: map[string]*nodePort{}}
 }
 
-// Serve answers for a Service, "namespace/name", on every address of the node, from now on with this number of ready endpoints
-// here. It fails when somebody else listens at the port; Serve again to try again.
+// Serve listens for a Service, "namespace/name", on every address of the node and responds with this number of ready
+// local endpoints. A further call updates the number or the port. It fails when the port is in use; call it again to
+// retry.
 func (n *NodePorts) Serve(service string, port uint16, endpoints int) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -53,9 +54,7 @@ func (n *NodePorts) Serve(service string, port uint16, endpoints int) error {
 			return err
 		}
 		p = &nodePort{port: port}
-		p.server = &http.Server{
-			Handler: n.handler(service, p), ReadHeaderTimeout: 5 * time.Second, ErrorLog: slog.NewLogLogger(n.log.Handler(), slog.LevelDebug),
-		}
+		p.server = newServer(n.handler(service, p), n.log)
 		n.services[service] = p
 		go func() {
 			if err := p.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
@@ -69,7 +68,7 @@ func (n *NodePorts) Serve(service string, port uint16, endpoints int) error {
 	return nil
 }
 
-// Stop closes the port of a Service; there may be none.
+// Stop closes the port of a Service, if there is one.
 func (n *NodePorts) Stop(service string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -78,7 +77,7 @@ func (n *NodePorts) Stop(service string) {
 
 func (n *NodePorts) stop(service string) {
 	if p := n.services[service]; p != nil {
-		p.server.Close() // it closes the listener; there is nothing else to fail
+		p.server.Close() // closes the listener; its error has no consequence
 		delete(n.services, service)
 	}
 }
@@ -94,7 +93,7 @@ func (n *NodePorts) Run(ctx context.Context) error {
 	return nil
 }
 
-const nodePortAnswer = `{
+const nodePortResponse = `{
 	"service": {
 		"namespace": %q,
 		"name": %q
@@ -103,7 +102,7 @@ const nodePortAnswer = `{
 	"serviceProxyHealthy": %t
 }`
 
-// handler answers any method at any path.
+// handler responds to every method and path.
 func (n *NodePorts) handler(service string, p *nodePort) http.HandlerFunc {
 	namespace, name, _ := strings.Cut(service, "/")
 	return func(w http.ResponseWriter, _ *http.Request) {
@@ -117,6 +116,6 @@ func (n *NodePorts) handler(service string, p *nodePort) http.HandlerFunc {
 		if endpoints == 0 || !healthy {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
-		fmt.Fprintf(w, nodePortAnswer, namespace, name, endpoints, healthy)
+		fmt.Fprintf(w, nodePortResponse, namespace, name, endpoints, healthy)
 	}
 }

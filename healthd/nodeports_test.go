@@ -1,22 +1,25 @@
 package healthd
 
 import (
+	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"testing"
+	"time"
 )
 
-// What kube-proxy answers, to the byte.
+// The responses are those of kube-proxy, byte by byte.
 func TestNodePorts(t *testing.T) {
 	healthy := true
 	n := NewNodePorts(func() bool { return healthy }, slog.New(slog.DiscardHandler))
 	l := listen(t)
 	port := uint16(l.Addr().(*net.TCPAddr).Port)
 	if err := n.Serve("default/web", port, 1); err == nil {
-		t.Error("a port that somebody else has was served")
+		t.Error("Serve succeeded on a port in use")
 	}
 	l.Close()
 	for _, tt := range []struct {
@@ -28,8 +31,8 @@ func TestNodePorts(t *testing.T) {
 		if err := n.Serve("default/web", port, tt.endpoints); err != nil {
 			t.Fatal(err)
 		}
-		for _, ask := range []struct{ method, at string }{{"GET", "127.0.0.1"}, {"POST", "[::1]"}} {
-			req, err := http.NewRequest(ask.method, fmt.Sprintf("http://%s:%d/any/path", ask.at, port), nil)
+		for _, request := range []struct{ method, at string }{{"GET", "127.0.0.1"}, {"POST", "[::1]"}} {
+			req, err := http.NewRequest(request.method, fmt.Sprintf("http://%s:%d/any/path", request.at, port), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -39,12 +42,14 @@ func TestNodePorts(t *testing.T) {
 			}
 			body, err := io.ReadAll(resp.Body)
 			resp.Body.Close()
-			want := fmt.Sprintf("{\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t},\n\t\"localEndpoints\": %d,\n\t\"serviceProxyHealthy\": %t\n}", tt.endpoints, tt.healthy)
+			want := fmt.Sprintf("{\n\t\"service\": {\n\t\t\"namespace\": \"default\",\n\t\t\"name\": \"web\"\n\t},\n"+
+				"\t\"localEndpoints\": %d,\n\t\"serviceProxyHealthy\": %t\n}", tt.endpoints, tt.healthy)
 			if err != nil || resp.StatusCode != tt.status || string(body) != want {
 				t.Errorf("%d, %v\n%s\nwant %d\n%s", resp.StatusCode, err, body, tt.status, want)
 			}
 			for name, want := range map[string]string{
-				"Content-Type": "application/json", "X-Content-Type-Options": "nosniff", "X-Load-Balancing-Endpoint-Weight": fmt.Sprint(tt.endpoints),
+				"Content-Type": "application/json", "X-Content-Type-Options": "nosniff",
+				"X-Load-Balancing-Endpoint-Weight": fmt.Sprint(tt.endpoints),
 			} {
 				if got := resp.Header.Get(name); got != want {
 					t.Errorf("%s: %q; want %q", name, got, want)
@@ -56,5 +61,72 @@ func TestNodePorts(t *testing.T) {
 	if c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
 		c.Close()
 		t.Error("the port is still open")
+	}
+}
+
+// freePorts returns n ports on which nothing listens.
+func freePorts(t *testing.T, n int) []uint16 {
+	t.Helper()
+	var ports []uint16
+	for range n {
+		l, err := net.Listen("tcp", ":0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		ports = append(ports, uint16(l.Addr().(*net.TCPAddr).Port))
+	}
+	return ports
+}
+
+func isOpen(port uint16) bool {
+	c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+	if err == nil {
+		c.Close()
+	}
+	return err == nil
+}
+
+// A changed port replaces the old one, the same port stays open, and the end of Run closes all.
+func TestNodePortsChange(t *testing.T) {
+	var out bytes.Buffer
+	n := NewNodePorts(func() bool { return true }, slog.New(slog.NewTextHandler(&out, nil)))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- n.Run(ctx) }()
+	p := freePorts(t, 3)
+	serve := func(service string, port uint16) *http.Server {
+		t.Helper()
+		if err := n.Serve(service, port, 1); err != nil {
+			t.Fatal(err)
+		}
+		return n.services[service].server
+	}
+	first := serve("default/web", p[0])
+	if first.ReadHeaderTimeout != 5*time.Second {
+		t.Errorf("ReadHeaderTimeout is %s; want 5 s", first.ReadHeaderTimeout)
+	}
+	if serve("default/web", p[0]) != first {
+		t.Error("the same port was opened again")
+	}
+	serve("default/api", p[2])
+	serve("default/web", p[1])
+	for i, want := range []bool{false, true, true} {
+		if got := isOpen(p[i]); got != want {
+			t.Errorf("port %d of 3 is open: %t; want %t", i+1, got, want)
+		}
+	}
+	n.Stop("default/unknown")
+	cancel()
+	if err := <-done; err != nil {
+		t.Errorf("Run: %v", err)
+	}
+	for i := range p {
+		if isOpen(p[i]) {
+			t.Errorf("port %d of 3 is open after Run", i+1)
+		}
+	}
+	if out.Len() > 0 {
+		t.Errorf("logged %s", &out)
 	}
 }

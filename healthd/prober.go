@@ -14,12 +14,12 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Options is everything a Prober needs. Registerer may be nil, and Way when no check has a VIP.
+// Options configures a Prober. Registerer may be nil; Way may be nil when no check has a VIP.
 type Options struct {
-	// Report is told of every change. It is never called for one check from two goroutines at once, and never after
-	// Put has ended the check.
+	// Report is called on every change. It is never called for one check from two goroutines at once, and never after
+	// Put has removed the check.
 	Report func(lb.Health)
-	// Way is asked before each probe of a check with a VIP.
+	// Way is called before each probe of a check with a VIP.
 	Way        func(lb.Check) (Way, error)
 	Log        *slog.Logger
 	Registerer prometheus.Registerer
@@ -29,7 +29,7 @@ type Options struct {
 type Prober struct {
 	o       Options
 	metrics *metrics
-	slots   chan struct{} // one for each probe that may run at once
+	slots   chan struct{} // one element for each running probe
 	make    func(lb.Check) Checker
 
 	mu     sync.Mutex                       // guards all below
@@ -41,7 +41,7 @@ type Prober struct {
 // maxProbes is how many probes run at once.
 const maxProbes = 1024
 
-// New returns a Prober that asks nothing until Run.
+// New returns a Prober that starts no probe before Run.
 func New(o Options) *Prober {
 	p := &Prober{
 		o: o, metrics: newMetrics(o.Registerer), slots: make(chan struct{}, maxProbes),
@@ -51,18 +51,18 @@ func New(o Options) *Prober {
 	return p
 }
 
-// loop is one check and what is known of it.
+// loop is one check and its state.
 type loop struct {
 	check  lb.Check
-	cancel context.CancelFunc // nil before it runs
+	cancel context.CancelFunc // nil before Run
 	mu     sync.Mutex         // guards all below; held while reporting
 	ended  bool
 	health lb.Health
-	streak int // probes in a row that contradict the state
+	streak int // consecutive probes whose result differs from the state
 }
 
-// Put implements lb.Prober. A check that is the same goes on as it was; one that changed starts anew and keeps its
-// state until its first answer.
+// Put implements lb.Prober. An unchanged check continues; a changed one starts anew and keeps its state until Rise or
+// Fall probes contradict it.
 func (p *Prober) Put(service string, checks []lb.Check) {
 	p.mu.Lock()
 	old := p.checks[service]
@@ -87,7 +87,7 @@ func (p *Prober) Put(service string, checks []lb.Check) {
 		delete(p.checks, service)
 	}
 	p.mu.Unlock()
-	// Outside the lock: a report under way may be waiting for whoever called Put.
+	// Outside the lock: a report in progress may wait for the caller of Put.
 	for _, l := range old {
 		l.end()
 	}
@@ -106,7 +106,7 @@ func (p *Prober) start(l *loop) {
 	p.loops.Go(func() { p.run(ctx, l) })
 }
 
-// end makes sure that nothing more is reported.
+// end stops l: after it returns, nothing more is reported.
 func (l *loop) end() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -116,7 +116,7 @@ func (l *loop) end() {
 	}
 }
 
-// Run asks until ctx ends and every probe has.
+// Run probes until ctx ends and every probe has ended.
 func (p *Prober) Run(ctx context.Context) error {
 	p.mu.Lock()
 	p.ctx = ctx
@@ -128,25 +128,25 @@ func (p *Prober) Run(ctx context.Context) error {
 	p.mu.Unlock()
 	<-ctx.Done()
 	p.mu.Lock()
-	p.ctx = nil // nothing starts after this
+	p.ctx = nil // no check starts after this
 	p.mu.Unlock()
 	p.loops.Wait()
 	return nil
 }
 
-// run probes at the check's own rhythm.
+// run probes once per interval until ctx ends.
 func (p *Prober) run(ctx context.Context, l *loop) {
 	checker := p.make(l.check)
 	interval := l.check.Spec.Interval
 	phase := phaseOf(l.check.Key)
-	// The first verdict is what a start waits for: it comes within a tenth of the interval, at most 200 ms.
+	// A start waits for the first result, so the first probe is delayed by a tenth of the interval at most.
 	if !sleep(ctx, time.Duration(phase*float64(min(interval/10, 200*time.Millisecond)))) {
 		return
 	}
 	next := time.Now()
 	for {
 		p.probe(ctx, l, checker)
-		// Jitter only ever shortens a gap: checks that fall together drift apart, and no verdict comes late.
+		// Jitter only shortens the gap: checks that coincide drift apart, and no report is late.
 		next = next.Add(interval - time.Duration(rand.Float64()*float64(interval)/20))
 		if now := time.Now(); next.Before(now) {
 			next = now
@@ -157,7 +157,7 @@ func (p *Prober) run(ctx context.Context, l *loop) {
 	}
 }
 
-// phaseOf is where in an interval a check has its place, 0 to 1.
+// phaseOf returns the position of a check in its interval, in [0, 1), derived from its key.
 func phaseOf(k lb.CheckKey) float64 {
 	h := fnv.New32a()
 	h.Write([]byte(k.Service))
@@ -176,7 +176,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// probe asks once and takes the answer into account.
+// probe runs one probe and applies its result.
 func (p *Prober) probe(ctx context.Context, l *loop, checker Checker) {
 	select {
 	case p.slots <- struct{}{}:
@@ -189,24 +189,24 @@ func (p *Prober) probe(ctx context.Context, l *loop, checker Checker) {
 	start := time.Now()
 	result, err := checker.Probe(bounded)
 	if ctx.Err() != nil {
-		return // ended, not failed
+		return // the check was stopped: the error says nothing about the backend
 	}
 	if err != nil {
 		result = Result{Reason: reason(err, l.check.Spec.Timeout), Weight: -1, Err: err}
 	}
 	p.metrics.observe(l.check.Key.Service, time.Since(start), err == nil)
-	l.take(p.o.Report, result, err == nil)
+	l.apply(p.o.Report, result, err == nil)
 }
 
-// take applies rise and fall, and reports what changed.
-func (l *loop) take(report func(lb.Health), r Result, well bool) {
+// apply counts a result towards Rise or Fall, and reports a change of state, weight or reason.
+func (l *loop) apply(report func(lb.Health), r Result, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended {
 		return
 	}
 	state, need := lb.StateUnhealthy, l.check.Spec.Fall
-	if well {
+	if ok {
 		state, need = lb.StateHealthy, l.check.Spec.Rise
 	}
 	h := &l.health

@@ -15,17 +15,17 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// fake answers as it is told and notes when it was asked.
+// fake is a Checker with a preset result. It records when each probe started.
 type fake struct {
-	mu    sync.Mutex
-	err   error
-	took  time.Duration
-	asked []time.Time
+	mu      sync.Mutex
+	err     error
+	took    time.Duration
+	started []time.Time
 }
 
 func (f *fake) Probe(ctx context.Context) (Result, error) {
 	f.mu.Lock()
-	f.asked = append(f.asked, time.Now())
+	f.started = append(f.started, time.Now())
 	err, took := f.err, f.took
 	f.mu.Unlock()
 	if !sleep(ctx, took) {
@@ -45,17 +45,17 @@ func check(i int, s lb.CheckSpec) lb.Check {
 	return lb.Check{Key: lb.CheckKey{Service: "web", Backend: at}, Target: at, Spec: s}
 }
 
-// bubble runs f beside a running prober whose probes are answered by ask.
-func bubble(t *testing.T, ask Checker, f func(t *testing.T, p *Prober, said func() []string)) {
+// bubble runs f beside a running Prober whose probes are those of checker. reports returns the reports so far.
+func bubble(t *testing.T, checker Checker, f func(t *testing.T, p *Prober, reports func() []string)) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
-		var reports []string
+		var list []string
 		p := New(Options{Log: slog.New(slog.DiscardHandler), Report: func(h lb.Health) {
 			mu.Lock()
 			defer mu.Unlock()
-			reports = append(reports, fmt.Sprintf("%s: %s", h.State, h.Reason))
+			list = append(list, fmt.Sprintf("%s: %s", h.State, h.Reason))
 		}})
-		p.make = func(lb.Check) Checker { return ask }
+		p.make = func(lb.Check) Checker { return checker }
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- p.Run(ctx) }()
@@ -63,7 +63,7 @@ func bubble(t *testing.T, ask Checker, f func(t *testing.T, p *Prober, said func
 			synctest.Wait()
 			mu.Lock()
 			defer mu.Unlock()
-			return slices.Clone(reports)
+			return slices.Clone(list)
 		})
 		cancel()
 		if err := <-done; err != nil {
@@ -72,13 +72,13 @@ func bubble(t *testing.T, ask Checker, f func(t *testing.T, p *Prober, said func
 	})
 }
 
-func TestFirstAnswerDecidesThenRiseAndFall(t *testing.T) {
+func TestFirstProbeThenRiseAndFall(t *testing.T) {
 	f := &fake{}
-	bubble(t, f, func(t *testing.T, p *Prober, said func() []string) {
+	bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
 		p.Put("web", []lb.Check{check(1, spec())})
 		expect := func(want ...string) {
 			t.Helper()
-			if got := said(); !slices.Equal(got, want) {
+			if got := reports(); !slices.Equal(got, want) {
 				t.Fatalf("reports %q; want %q", got, want)
 			}
 		}
@@ -86,35 +86,36 @@ func TestFirstAnswerDecidesThenRiseAndFall(t *testing.T) {
 		expect("healthy: fine")
 		f.set(errors.New("broken"))
 		time.Sleep(1900 * time.Millisecond)
-		expect("healthy: fine") // two failures are not three
+		expect("healthy: fine") // 2 failures, Fall is 3
 		time.Sleep(1100 * time.Millisecond)
 		expect("healthy: fine", "unhealthy: broken")
 		f.set(nil)
 		time.Sleep(2100 * time.Millisecond)
 		expect("healthy: fine", "unhealthy: broken", "healthy: fine")
-		time.Sleep(time.Minute) // steady state is silent
+		time.Sleep(time.Minute) // no report without a change
 		expect("healthy: fine", "unhealthy: broken", "healthy: fine")
 	})
 }
 
-func TestDeathIsReportedInTime(t *testing.T) {
+func TestFailureIsReportedInTime(t *testing.T) {
 	f := &fake{}
-	bubble(t, f, func(t *testing.T, p *Prober, said func() []string) {
+	bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
 		p.Put("web", []lb.Check{check(1, spec())})
 		time.Sleep(10 * time.Second)
 		f.mu.Lock()
 		f.took = time.Hour // hangs: every probe takes its whole timeout
 		f.mu.Unlock()
 		time.Sleep(3*time.Second + 500*time.Millisecond) // fall × interval + timeout
-		if got, want := said(), []string{"healthy: fine", "unhealthy: no answer within 500ms"}; !slices.Equal(got, want) {
+		want := []string{"healthy: fine", "unhealthy: no response within 500ms"}
+		if got := reports(); !slices.Equal(got, want) {
 			t.Errorf("reports %q; want %q", got, want)
 		}
 	})
 }
 
-func TestProbesSpreadAndDoNotPileUp(t *testing.T) {
+func TestProbesSpreadAndDoNotOverlap(t *testing.T) {
 	f := &fake{took: 400 * time.Millisecond}
-	bubble(t, f, func(t *testing.T, p *Prober, said func() []string) {
+	bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
 		var all []lb.Check
 		for i := range 1000 {
 			all = append(all, check(i, spec()))
@@ -122,7 +123,7 @@ func TestProbesSpreadAndDoNotPileUp(t *testing.T) {
 		p.Put("web", all)
 		time.Sleep(990 * time.Millisecond)
 		f.mu.Lock()
-		first := slices.Clone(f.asked)
+		first := slices.Clone(f.started)
 		f.mu.Unlock()
 		if len(first) < 1000 {
 			t.Fatalf("%d first probes in a second; want 1000", len(first))
@@ -138,7 +139,7 @@ func TestProbesSpreadAndDoNotPileUp(t *testing.T) {
 		}
 		time.Sleep(9 * time.Second)
 		f.mu.Lock()
-		n := len(f.asked)
+		n := len(f.started)
 		f.mu.Unlock()
 		if n < 9500 || n > 11000 {
 			t.Errorf("%d probes in ten seconds of 1000 checks a second; want about 10,300", n)
@@ -148,31 +149,31 @@ func TestProbesSpreadAndDoNotPileUp(t *testing.T) {
 
 func TestPut(t *testing.T) {
 	f := &fake{err: errors.New("broken")}
-	bubble(t, f, func(t *testing.T, p *Prober, said func() []string) {
+	bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
 		c := check(1, spec())
 		p.Put("web", []lb.Check{c})
 		time.Sleep(250 * time.Millisecond)
-		p.Put("web", []lb.Check{c}) // the same: no new first probe
+		p.Put("web", []lb.Check{c}) // unchanged: no new first probe
 		time.Sleep(10 * time.Millisecond)
 		f.mu.Lock()
-		n := len(f.asked)
+		n := len(f.started)
 		f.mu.Unlock()
 		if n != 1 {
-			t.Errorf("asked %d times; want 1", n)
+			t.Errorf("%d probes; want 1", n)
 		}
 		c.Spec.Fall = 1
 		f.set(nil)
 		c.Spec.Rise = 1
 		p.Put("web", []lb.Check{c})
 		time.Sleep(250 * time.Millisecond)
-		if got, want := said(), []string{"unhealthy: broken", "healthy: fine"}; !slices.Equal(got, want) {
+		if got, want := reports(), []string{"unhealthy: broken", "healthy: fine"}; !slices.Equal(got, want) {
 			t.Errorf("reports %q; want %q", got, want)
 		}
 		p.Put("web", nil)
 		f.set(errors.New("broken"))
-		before := len(said())
+		before := len(reports())
 		time.Sleep(time.Minute)
-		if got := said(); len(got) != before {
+		if got := reports(); len(got) != before {
 			t.Errorf("reports after the end: %q", got[before:])
 		}
 	})

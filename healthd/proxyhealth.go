@@ -11,26 +11,28 @@ import (
 	"time"
 )
 
-// ProxyHealthPort is where a service proxy tells its health (pkg/cluster/ports in Kubernetes).
+// ProxyHealthPort is the port of the health endpoints of a service proxy (kubernetes pkg/cluster/ports).
 const ProxyHealthPort = 10256
 
-// stuck is after how long a service proxy is not healthy any more that does not get done what it is to do: twice the period of
-// kube-proxy's syncs.
-const stuck = 60 * time.Second
+// syncTimeout is how long an update of the datapath may be pending before the service proxy counts as unhealthy: twice
+// kube-proxy's sync period.
+const syncTimeout = 60 * time.Second
 
-// ProxyHealth answers at the health port of a service proxy as kube-proxy does (pkg/proxy/healthcheck/proxy_health.go in
-// Kubernetes 1.35): /healthz says whether balancers outside the cluster are to send traffic to the node, /livez whether the
-// proxy works.
+// ProxyHealth serves the health port of a service proxy with the responses of kube-proxy
+// (pkg/proxy/healthcheck/proxy_health.go in Kubernetes 1.35): /healthz says whether external load balancers may send
+// traffic to the node, /livez whether the proxy works.
 type ProxyHealth struct {
-	// Behind returns since when the kernel lacks something that it is to have; zero: it has all. An error: the proxy does not work.
+	// Behind returns since when an update of the datapath is pending; zero: none is. An error means that the proxy does
+	// not work.
 	Behind func() (time.Time, error)
-	// Eligible reports whether the node is to get traffic from outside the cluster (KEP-3836): it exists and stays.
+	// Eligible reports whether the node may receive traffic from outside the cluster (KEP-3836): the Node exists and is
+	// not being deleted.
 	Eligible func() bool
 	Log      *slog.Logger
 }
 
-// proxyAnswer has kube-proxy's names.
-type proxyAnswer struct {
+// proxyResponse has kube-proxy's field names.
+type proxyResponse struct {
 	LastUpdated  time.Time              `json:"lastUpdated"`
 	CurrentTime  time.Time              `json:"currentTime"`
 	NodeEligible *bool                  `json:"nodeEligible,omitempty"`
@@ -43,31 +45,31 @@ type proxyFamily struct {
 	Healthy     bool      `json:"healthy"`
 }
 
-// Handler answers /healthz and /livez.
+// Handler serves /healthz and /livez.
 func (p *ProxyHealth) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		eligible := p.Eligible()
-		p.answer(w, &eligible)
+		p.respond(w, &eligible)
 	})
-	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) { p.answer(w, nil) })
+	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) { p.respond(w, nil) })
 	return mux
 }
 
-func (p *ProxyHealth) answer(w http.ResponseWriter, eligible *bool) {
+func (p *ProxyHealth) respond(w http.ResponseWriter, eligible *bool) {
 	now := time.Now().UTC()
 	behind, err := p.Behind()
-	a := proxyAnswer{LastUpdated: now, CurrentTime: now, NodeEligible: eligible}
-	a.Healthy = err == nil && (behind.IsZero() || now.Sub(behind) < stuck)
+	a := proxyResponse{LastUpdated: now, CurrentTime: now, NodeEligible: eligible}
+	a.Healthy = err == nil && (behind.IsZero() || now.Sub(behind) < syncTimeout)
 	good := a.Healthy && (eligible == nil || *eligible)
-	if !good && !behind.IsZero() { // when all is well, now is when it was last updated
+	if !good && !behind.IsZero() { // a healthy proxy was last updated now
 		a.LastUpdated = behind.UTC()
 	}
 	family := proxyFamily{LastUpdated: a.LastUpdated, Healthy: a.Healthy}
 	a.Status = map[string]proxyFamily{"IPv4": family, "IPv6": family}
 	body, err := json.Marshal(a)
 	if err != nil {
-		panic("healthd: " + err.Error()) // there is nothing in it that could fail
+		panic("healthd: " + err.Error()) // no field can fail to encode
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -77,21 +79,25 @@ func (p *ProxyHealth) answer(w http.ResponseWriter, eligible *bool) {
 	w.Write(body)
 }
 
-// portRetry is when a port that somebody has is tried again.
+// portRetry is the time between two attempts to listen while the port is in use.
 const portRetry = 5 * time.Second
 
-// Run answers on every address of the node until ctx ends. While somebody else has the port it says so and tries again.
+// Run serves on every address of the node until ctx ends. While the port is in use it logs that once and retries.
 func (p *ProxyHealth) Run(ctx context.Context) error {
-	said := false
+	return p.run(ctx, func() (net.Listener, error) { return net.Listen("tcp", fmt.Sprintf(":%d", ProxyHealthPort)) })
+}
+
+func (p *ProxyHealth) run(ctx context.Context, listen func() (net.Listener, error)) error {
+	logged := false
 	for {
-		l, err := net.Listen("tcp", fmt.Sprintf(":%d", ProxyHealthPort))
+		l, err := listen()
 		if err == nil {
 			return p.serve(ctx, l)
 		}
-		if !said {
-			p.Log.Error("health of the service proxy not served", "port", ProxyHealthPort, "err", err,
-				"fix", `end the other service proxy, or set kubernetes.proxy = "kube-proxy"`)
-			said = true
+		if !logged {
+			p.Log.Error("proxy health port not served", "port", ProxyHealthPort, "err", err,
+				"fix", `stop the other service proxy, or set kubernetes.proxy = "kube-proxy"`)
+			logged = true
 		}
 		select {
 		case <-ctx.Done():
@@ -102,11 +108,18 @@ func (p *ProxyHealth) Run(ctx context.Context) error {
 }
 
 func (p *ProxyHealth) serve(ctx context.Context, l net.Listener) error {
-	s := &http.Server{Handler: p.Handler(), ReadHeaderTimeout: 5 * time.Second, ErrorLog: slog.NewLogLogger(p.Log.Handler(), slog.LevelDebug)}
+	s := newServer(p.Handler(), p.Log)
 	stop := context.AfterFunc(ctx, func() { s.Close() })
 	defer stop()
 	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve the health of the service proxy: %w", err)
+		return fmt.Errorf("serve the proxy health port: %w", err)
 	}
 	return nil
+}
+
+// newServer returns an HTTP server that logs its errors at debug level.
+func newServer(h http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler: h, ReadHeaderTimeout: 5 * time.Second, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
 }

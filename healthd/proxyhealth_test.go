@@ -1,10 +1,19 @@
 package healthd
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
+	"net"
 	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -18,11 +27,11 @@ func TestProxyHealth(t *testing.T) {
 		healthz, livez  int
 		healthy, recent bool
 	}{
-		{"all is well", 0, nil, true, 200, 200, true, true},
-		{"busy", 30 * time.Second, nil, true, 200, 200, true, true},
-		{"stuck", 61 * time.Second, nil, true, 503, 503, false, false},
-		{"the node goes", 0, nil, false, 503, 200, true, true},
-		{"does not answer", 0, errors.New("no answer"), true, 503, 503, false, true},
+		{"up to date", 0, nil, true, 200, 200, true, true},
+		{"update pending for 30 s", 30 * time.Second, nil, true, 200, 200, true, true},
+		{"update pending for 61 s", 61 * time.Second, nil, true, 503, 503, false, false},
+		{"node being deleted", 0, nil, false, 503, 200, true, true},
+		{"engine error", 0, errors.New("no response"), true, 503, 503, false, true},
 	} {
 		p := &ProxyHealth{Eligible: func() bool { return tt.eligible }, Behind: func() (time.Time, error) {
 			if tt.behind == 0 {
@@ -44,19 +53,86 @@ func TestProxyHealth(t *testing.T) {
 				t.Errorf("%s: %s: %v in %s", tt.name, path, err, r.Body)
 				continue
 			}
-			eligible, told := got["nodeEligible"]
-			if told != (path == "/healthz") || told && eligible != tt.eligible || got["healthy"] != tt.healthy {
+			eligible, present := got["nodeEligible"]
+			if present != (path == "/healthz") || present && eligible != tt.eligible || got["healthy"] != tt.healthy {
 				t.Errorf("%s: %s: %s", tt.name, path, r.Body)
 			}
-			for _, at := range []any{got["lastUpdated"], got["status"].(map[string]any)["IPv6"].(map[string]any)["lastUpdated"]} {
+			family := got["status"].(map[string]any)["IPv6"].(map[string]any)
+			for _, at := range []any{got["lastUpdated"], family["lastUpdated"]} {
 				updated, err := time.Parse(time.RFC3339, at.(string))
 				if err != nil || time.Since(updated) < 10*time.Second != tt.recent {
 					t.Errorf("%s: %s: last updated %v, %v", tt.name, path, at, err)
 				}
 			}
-			if r.Header().Get("Content-Type") != "application/json" || r.Header().Get("X-Content-Type-Options") != "nosniff" {
-				t.Errorf("%s: %s: headers %v", tt.name, path, r.Header())
+			h := r.Header()
+			if h.Get("Content-Type") != "application/json" || h.Get("X-Content-Type-Options") != "nosniff" {
+				t.Errorf("%s: %s: headers %v", tt.name, path, h)
 			}
 		}
 	}
 }
+
+// While the port is in use Run logs that once, retries every 5 s, and then serves until its context ends.
+func TestProxyHealthRetries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		p := &ProxyHealth{Log: slog.New(slog.NewTextHandler(&out, nil))}
+		begin, l := time.Now(), &listener{closed: make(chan struct{})}
+		var tries []time.Duration
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() {
+			done <- p.run(ctx, func() (net.Listener, error) {
+				if tries = append(tries, time.Since(begin)); len(tries) < 3 {
+					return nil, syscall.EADDRINUSE
+				}
+				return l, nil
+			})
+		}()
+		time.Sleep(time.Minute)
+		if want := []time.Duration{0, 5 * time.Second, 10 * time.Second}; !slices.Equal(tries, want) {
+			t.Errorf("tried after %v; want %v", tries, want)
+		}
+		if n := strings.Count(out.String(), "proxy health port not served"); n != 1 {
+			t.Errorf("logged %d times; want once: %s", n, &out)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("run: %v", err)
+		}
+	})
+}
+
+func TestProxyHealthEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &ProxyHealth{Log: slog.New(slog.DiscardHandler)}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := p.run(ctx, func() (net.Listener, error) { return nil, syscall.EADDRINUSE }); err != nil {
+			t.Errorf("the port is in use until the end: %v", err)
+		}
+		broken := &listener{closed: make(chan struct{}), err: errors.New("broken")}
+		err := p.run(t.Context(), func() (net.Listener, error) { return broken, nil })
+		if err == nil || err.Error() != "serve the proxy health port: broken" {
+			t.Errorf("a listener that fails: %v", err)
+		}
+	})
+}
+
+// listener accepts nothing until it is closed, or fails with err.
+type listener struct {
+	closed chan struct{}
+	once   sync.Once
+	err    error
+}
+
+func (l *listener) Accept() (net.Conn, error) {
+	if l.err == nil {
+		<-l.closed
+		return nil, net.ErrClosed
+	}
+	return nil, l.err
+}
+
+func (l *listener) Close() error   { l.once.Do(func() { close(l.closed) }); return nil }
+func (l *listener) Addr() net.Addr { return &net.TCPAddr{} }

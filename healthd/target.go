@@ -10,20 +10,20 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Way is how the packets of a check get to one server although the address they are for is a VIP, which many have.
+// Way has the socket options with which packets to a VIP reach one server, although many servers have the VIP.
 type Way struct {
 	Mark uint32     // SO_MARK
-	From netip.Addr // our address
+	From netip.Addr // source address
 }
 
-// target is what a check asks, and how to get there.
+// target is the destination of a check and the path to it.
 type target struct {
 	lb.Check
 	way func(lb.Check) (Way, error) // for checks with a VIP
 }
 
-// dialer returns what to connect with, and where to. A check of a server that answers
-// clients itself asks for the VIP, the way clients' packets go, because that is what must work.
+// dialer returns a dialer and the address to dial. A server that replies to clients itself (dsr, tunnel) is probed at
+// the VIP over the path of clients' packets, because that path must work.
 func (t target) dialer(network string) (*net.Dialer, netip.AddrPort, error) {
 	if !t.VIP.IsValid() {
 		return &net.Dialer{}, t.Target, nil
@@ -39,7 +39,9 @@ func (t target) dialer(network string) (*net.Dialer, netip.AddrPort, error) {
 	}
 	d.Control = func(_, _ string, c syscall.RawConn) error {
 		var failed error
-		err := c.Control(func(fd uintptr) { failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(way.Mark)) })
+		err := c.Control(func(fd uintptr) {
+			failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(way.Mark))
+		})
 		if err != nil {
 			return err
 		}

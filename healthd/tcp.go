@@ -5,21 +5,21 @@ import (
 	"net"
 )
 
-// tcpChecker connects and resets the connection, so that neither side keeps it in TIME_WAIT.
+// tcpChecker opens a connection and resets it, so that neither side enters TIME_WAIT.
 type tcpChecker struct{ target }
 
 func (c tcpChecker) Probe(ctx context.Context) (Result, error) {
 	d, to, err := c.dialer("tcp")
 	if err != nil {
-		return Result{Weight: -1}, err
+		return Result{}, err
 	}
 	conn, err := d.DialContext(ctx, "tcp", to.String())
 	if err != nil {
-		return Result{Weight: -1}, err
+		return Result{}, err
 	}
 	defer conn.Close()
 	if t, isTCP := conn.(*net.TCPConn); isTCP {
-		t.SetLinger(0) // it fails only on a closed socket
+		t.SetLinger(0) // fails only on a closed socket
 	}
 	return ok("connected")
 }

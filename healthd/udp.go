@@ -8,38 +8,38 @@ import (
 	"time"
 )
 
-// udpChecker sends a datagram. An ICMP error is a failure. With a Body an answer that has it is required; without one,
-// silence until shortly before the timeout is success, for nothing else can be known.
+// udpChecker sends a datagram. An ICMP error is a failure. With a Body, a response that contains it is required.
+// Without one, no error until shortly before the timeout is success: nothing more can be known.
 type udpChecker struct{ target }
 
 func (c udpChecker) Probe(ctx context.Context) (Result, error) {
 	d, to, err := c.dialer("udp")
 	if err != nil {
-		return Result{Weight: -1}, err
+		return Result{}, err
 	}
 	conn, err := d.DialContext(ctx, "udp", to.String())
 	if err != nil {
-		return Result{Weight: -1}, err
+		return Result{}, err
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
 	if deadline, set := ctx.Deadline(); set {
-		// Silence must be told from a probe that ran out of time.
+		// The read ends before the probe does, so that silence is not taken for a timeout of the probe.
 		conn.SetReadDeadline(deadline.Add(-time.Until(deadline) / 10))
 	}
 	if _, err := conn.Write([]byte(c.Spec.Send)); err != nil {
-		return Result{Weight: -1}, err
+		return Result{}, err
 	}
-	answer := make([]byte, maxBody)
+	resp := make([]byte, maxBody)
 	for {
-		n, err := conn.Read(answer)
+		n, err := conn.Read(resp)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded) && c.Spec.Body == "" && ctx.Err() == nil:
-			return ok("no error came back")
+			return ok("no error received")
 		case err != nil:
-			return Result{Weight: -1}, err
-		case c.Spec.Body == "" || bytes.Contains(answer[:n], []byte(c.Spec.Body)):
-			return ok("answered")
+			return Result{}, err
+		case c.Spec.Body == "" || bytes.Contains(resp[:n], []byte(c.Spec.Body)):
+			return ok("response received")
 		}
 	}
 }

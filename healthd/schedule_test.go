@@ -1,0 +1,267 @@
+package healthd
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// checkerFunc is a Checker.
+type checkerFunc func(ctx context.Context) (Result, error)
+
+func (f checkerFunc) Probe(ctx context.Context) (Result, error) { return f(ctx) }
+
+// startTimes returns when the probes of f started.
+func (f *fake) startTimes() []time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.started)
+}
+
+// gaps returns the time between the starts of consecutive probes.
+func (f *fake) gaps() []time.Duration {
+	times := f.startTimes()
+	var all []time.Duration
+	for i := range times[1:] {
+		all = append(all, times[i+1].Sub(times[i]))
+	}
+	return all
+}
+
+func TestPhaseOf(t *testing.T) {
+	least, most := 1.0, 0.0
+	for i := range 1000 {
+		phase := phaseOf(check(i, spec()).Key)
+		least, most = min(least, phase), max(most, phase)
+	}
+	if least < 0 || least > 0.05 || most < 0.95 || most >= 1 {
+		t.Errorf("phases from %f to %f; want them spread over [0, 1)", least, most)
+	}
+	a, b := check(1, spec()).Key, check(1, spec()).Key
+	b.Service = "api"
+	if phaseOf(a) == phaseOf(b) {
+		t.Error("two services check one backend at the same phase")
+	}
+}
+
+// The first probes are spread over a tenth of the interval, and over 200 ms at most.
+func TestFirstProbesAreSpread(t *testing.T) {
+	for interval, want := range map[time.Duration]time.Duration{
+		time.Second: 100 * time.Millisecond, time.Hour: 200 * time.Millisecond,
+	} {
+		f := &fake{}
+		bubble(t, f, func(t *testing.T, p *Prober, _ func() []string) {
+			var all []lb.Check
+			for i := range 1000 {
+				s := spec()
+				s.Interval = interval
+				all = append(all, check(i, s))
+			}
+			begin := time.Now()
+			p.Put("web", all)
+			time.Sleep(interval / 2)
+			times := f.startTimes()
+			if len(times) != 1000 {
+				t.Fatalf("%d first probes; want 1000", len(times))
+			}
+			if last := slices.MaxFunc(times, time.Time.Compare).Sub(begin); last >= want || last < want*9/10 {
+				t.Errorf("interval %s: the last first probe starts after %s; want up to %s", interval, last, want)
+			}
+		})
+	}
+}
+
+// Jitter shortens a gap by 5 % at most and never lengthens it.
+func TestJitter(t *testing.T) {
+	f := &fake{}
+	bubble(t, f, func(t *testing.T, p *Prober, _ func() []string) {
+		p.Put("web", []lb.Check{check(1, spec())})
+		time.Sleep(2000 * time.Second)
+		gaps := f.gaps()
+		least, most := slices.Min(gaps), slices.Max(gaps)
+		const ms = time.Millisecond
+		if least < 950*ms || least > 951*ms || most < 999*ms || most > 1000*ms {
+			t.Errorf("gaps from %s to %s; want 950 ms to 1 s", least, most)
+		}
+	})
+}
+
+// A probe that overruns the interval delays the next one; the probes that it displaced are not made up for.
+func TestOverrunIsNotMadeUp(t *testing.T) {
+	f := &fake{took: 3500 * time.Millisecond}
+	bubble(t, f, func(t *testing.T, p *Prober, _ func() []string) {
+		s := spec()
+		s.Timeout = 10 * time.Second
+		p.Put("web", []lb.Check{check(1, s)})
+		time.Sleep(time.Second)
+		f.mu.Lock()
+		f.took = 0
+		f.mu.Unlock()
+		time.Sleep(5 * time.Second)
+		gaps := f.gaps()
+		if gaps[0] != 3500*time.Millisecond {
+			t.Errorf("the next probe started after %s; want 3.5 s", gaps[0])
+		}
+		if least := slices.Min(gaps[1:]); least < 950*time.Millisecond {
+			t.Errorf("a gap of %s; want about 1 s", least)
+		}
+	})
+}
+
+func TestConcurrentProbesAreBounded(t *testing.T) {
+	var running, most atomic.Int32
+	slow := checkerFunc(func(ctx context.Context) (Result, error) {
+		most.Store(max(most.Load(), running.Add(1)))
+		defer running.Add(-1)
+		sleep(ctx, 400*time.Millisecond)
+		return ok("fine")
+	})
+	bubble(t, slow, func(t *testing.T, p *Prober, reports func() []string) {
+		var all []lb.Check
+		for i := range 1100 {
+			all = append(all, check(i, spec()))
+		}
+		p.Put("web", all)
+		time.Sleep(350 * time.Millisecond)
+		if got := running.Load(); got != 1024 {
+			t.Errorf("%d probes run; want 1024", got)
+		}
+		time.Sleep(time.Second)
+		if got := len(reports()); got != 1100 || most.Load() != 1024 {
+			t.Errorf("%d checks reported, %d at most ran at once; want 1100 and 1024", got, most.Load())
+		}
+	})
+}
+
+// A changed reason or weight is reported although the state stays; At is the time of the last change of state.
+func TestReportsWithinAState(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var got []lb.Health
+		l := &loop{check: check(1, spec()), health: lb.Health{Weight: -1}}
+		report := func(h lb.Health) { got = append(got, h) }
+		begin := time.Now()
+		step := func(r Result, ok bool) {
+			time.Sleep(time.Second)
+			l.apply(report, r, ok)
+		}
+		step(Result{"a", 1}, true)
+		step(Result{"a", 1}, true)
+		step(Result{"b", 1}, true)
+		step(Result{"b", 2}, true)
+		step(Result{"x", -1}, false)
+		step(Result{"b", 2}, true) // resets the count of failures
+		step(Result{"x", -1}, false)
+		step(Result{"x", -1}, false)
+		step(Result{"x", -1}, false)
+		l.end()
+		step(Result{"y", -1}, false)
+		at := func(s int) time.Time { return begin.Add(time.Duration(s) * time.Second) }
+		want := []lb.Health{
+			{State: lb.StateHealthy, Reason: "a", Weight: 1, At: at(1)},
+			{State: lb.StateHealthy, Reason: "b", Weight: 1, At: at(1)},
+			{State: lb.StateHealthy, Reason: "b", Weight: 2, At: at(1)},
+			{State: lb.StateUnhealthy, Reason: "x", Weight: -1, At: at(9)},
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("got  %+v\nwant %+v", got, want)
+		}
+	})
+}
+
+// Checks that are put before Run start with Run; those that are put after its end never start.
+func TestPutOutsideRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{}
+		p := New(Options{Log: slog.New(slog.DiscardHandler), Report: func(lb.Health) {}})
+		p.make = func(lb.Check) Checker { return f }
+		p.Put("web", []lb.Check{check(1, spec())})
+		p.Put("removed", []lb.Check{check(2, spec())})
+		p.Put("removed", nil)
+		time.Sleep(time.Minute)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- p.Run(ctx) }()
+		time.Sleep(500 * time.Millisecond)
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		p.Put("late", []lb.Check{check(3, spec())})
+		time.Sleep(time.Minute)
+		if n := len(f.startTimes()); n != 1 {
+			t.Errorf("%d probes; want 1", n)
+		}
+		if len(p.checks) != 2 || p.checks["removed"] != nil {
+			t.Errorf("services %v; want web and late", p.checks)
+		}
+	})
+}
+
+func TestMetrics(t *testing.T) {
+	f := &fake{took: 2 * time.Millisecond}
+	synctest.Test(t, func(t *testing.T) {
+		registry := prometheus.NewRegistry()
+		p := New(Options{Log: slog.New(slog.DiscardHandler), Report: func(lb.Health) {}, Registerer: registry})
+		p.make = func(lb.Check) Checker { return f }
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- p.Run(ctx) }()
+		s := spec()
+		s.Interval = 10 * time.Second
+		of := func(service string, i int) []lb.Check {
+			c := check(i, s)
+			c.Key.Service = service
+			return []lb.Check{c}
+		}
+		p.Put("web", of("web", 1))
+		p.Put("api", of("api", 2))
+		time.Sleep(5 * time.Second)
+		f.set(errors.New("broken"))
+		p.Put("api", of("api", 3)) // a service that has a check keeps its series
+		time.Sleep(3 * time.Second)
+		const head = `# HELP steelyard_health_probes_total Probes of the backends of a service, by result: ok or failed.
+# TYPE steelyard_health_probes_total counter
+`
+		const name = "steelyard_health_probes_total"
+		expect := func(lines, name string) {
+			t.Helper()
+			if err := testutil.GatherAndCompare(registry, strings.NewReader(lines), name); err != nil {
+				t.Error(err)
+			}
+		}
+		expect(head+`steelyard_health_probes_total{result="failed",service="api"} 1
+steelyard_health_probes_total{result="ok",service="api"} 1
+steelyard_health_probes_total{result="ok",service="web"} 1
+`, name)
+		p.Put("api", nil)
+		expect(head+`steelyard_health_probes_total{result="ok",service="web"} 1
+`, name)
+		expect(`# HELP steelyard_health_probe_duration_seconds Duration of the probes of the backends of a service.
+# TYPE steelyard_health_probe_duration_seconds histogram
+steelyard_health_probe_duration_seconds_bucket{service="web",le="0.0005"} 0
+steelyard_health_probe_duration_seconds_bucket{service="web",le="0.002"} 1
+steelyard_health_probe_duration_seconds_bucket{service="web",le="0.008"} 1
+steelyard_health_probe_duration_seconds_bucket{service="web",le="0.032"} 1
+steelyard_health_probe_duration_seconds_bucket{service="web",le="0.128"} 1
+steelyard_health_probe_duration_seconds_bucket{service="web",le="0.512"} 1
+steelyard_health_probe_duration_seconds_bucket{service="web",le="2.048"} 1
+steelyard_health_probe_duration_seconds_bucket{service="web",le="8.192"} 1
+steelyard_health_probe_duration_seconds_bucket{service="web",le="+Inf"} 1
+steelyard_health_probe_duration_seconds_sum{service="web"} 0.002
+steelyard_health_probe_duration_seconds_count{service="web"} 1
+`, "steelyard_health_probe_duration_seconds")
+		cancel()
+		<-done
+	})
+}

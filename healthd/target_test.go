@@ -1,0 +1,93 @@
+package healthd
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"syscall"
+	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+func TestDialer(t *testing.T) {
+	vip, from := netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("192.0.2.1")
+	server := netip.MustParseAddrPort("10.0.0.1:80")
+	way := func(lb.Check) (Way, error) { return Way{Mark: 7, From: from}, nil }
+	for _, tt := range []struct {
+		name, network string
+		vip           netip.Addr
+		to, local     string
+	}{
+		{"server", "tcp", netip.Addr{}, "10.0.0.1:80", "<nil>"},
+		{"VIP, TCP", "tcp", vip, "203.0.113.10:80", "192.0.2.1:0"},
+		{"VIP, UDP", "udp", vip, "203.0.113.10:80", "192.0.2.1:0"},
+	} {
+		d, to, err := target{lb.Check{Target: server, VIP: tt.vip}, way}.dialer(tt.network)
+		if err != nil || to.String() != tt.to {
+			t.Fatalf("%s: to %v, %v; want %s", tt.name, to, err, tt.to)
+		}
+		local := "<nil>"
+		if d.LocalAddr != nil {
+			local = d.LocalAddr.String()
+			if d.LocalAddr.Network() != tt.network {
+				t.Errorf("%s: local address of %s", tt.name, d.LocalAddr.Network())
+			}
+		}
+		if local != tt.local || (d.Control != nil) != tt.vip.IsValid() {
+			t.Errorf("%s: from %s, sets a mark: %t", tt.name, local, d.Control != nil)
+		}
+	}
+}
+
+// Without a path to the server no probe of a VIP is sent.
+func TestDialerWithoutPath(t *testing.T) {
+	broken := errors.New("no such server")
+	c := lb.Check{Target: netip.MustParseAddrPort("10.0.0.1:80"), VIP: netip.MustParseAddr("203.0.113.10")}
+	for typ, checker := range checkers {
+		if typ == lb.CheckExec || typ == lb.CheckNodePort {
+			continue // they use the server's own address
+		}
+		_, err := checker(target{c, func(lb.Check) (Way, error) { return Way{}, broken }}).Probe(t.Context())
+		if !errors.Is(err, broken) {
+			t.Errorf("%s: error %v; want %v", typ, err, broken)
+		}
+	}
+}
+
+// SO_MARK needs CAP_NET_ADMIN: without it the dial fails, and is not sent unmarked.
+func TestMarkIsSet(t *testing.T) {
+	l := listen(t)
+	c := lb.Check{Target: targetOf(l.Addr()), VIP: netip.MustParseAddr("127.0.0.1")}
+	from := netip.MustParseAddr("127.0.0.3")
+	d, to, err := target{c, func(lb.Check) (Way, error) { return Way{Mark: 7, From: from}, nil }}.dialer("tcp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := d.DialContext(t.Context(), "tcp", to.String())
+	if os.Geteuid() != 0 {
+		if !errors.Is(err, syscall.EPERM) {
+			t.Errorf("error %v; want EPERM", err)
+		}
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mark int
+	var failed error
+	if err := raw.Control(func(fd uintptr) {
+		mark, failed = syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_MARK)
+	}); err != nil || failed != nil || mark != 7 {
+		t.Errorf("mark %d, %v, %v; want 7", mark, err, failed)
+	}
+	if got := conn.LocalAddr().(*net.TCPAddr).IP.String(); got != from.String() {
+		t.Errorf("from %s; want %s", got, from)
+	}
+}
