@@ -11,28 +11,27 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Mux hands each announcement to the announcers that it names; one that names none goes to all.
+// Mux passes each announcement to the announcers in its By field, or to all when By is empty.
 //
-// An announcement that names only announcers that are off is announced by nobody. That is no error here: it is what
-// the configuration says, and what reads the configuration reports it.
+// An announcement whose announcers are all off is not announced. That is no error here: package config reports it.
 type Mux struct {
 	kinds      []lb.AnnouncerKind // sorted
 	announcers map[lb.AnnouncerKind]lb.Announcer
 }
 
-// NewMux returns one Announcer made of those that are on. The map may be empty; it is not kept.
+// NewMux returns a Mux of the announcers that are on. The map may be empty; it is copied.
 func NewMux(announcers map[lb.AnnouncerKind]lb.Announcer) *Mux {
 	return &Mux{kinds: slices.Sorted(maps.Keys(announcers)), announcers: maps.Clone(announcers)}
 }
 
-// Set tells every announcer its part, all at the same time, and returns when each has answered. The errors are joined,
-// each with the name of its announcer: one that fails keeps no other from its work.
+// Set calls Set of every announcer concurrently, each with its part, and waits for all. The errors are joined, each
+// with the name of its announcer; a failure of one does not affect the others.
 func (m *Mux) Set(ctx context.Context, announcements []lb.Announcement) error {
 	errs := make([]error, len(m.kinds))
 	var calls sync.WaitGroup
 	for i, kind := range m.kinds {
 		calls.Go(func() {
-			if err := m.announcers[kind].Set(ctx, only(announcements, kind)); err != nil {
+			if err := m.announcers[kind].Set(ctx, filter(announcements, kind)); err != nil {
 				errs[i] = fmt.Errorf("announce by %s: %w", kind, err)
 			}
 		})
@@ -41,8 +40,8 @@ func (m *Mux) Set(ctx context.Context, announcements []lb.Announcement) error {
 	return errors.Join(errs...)
 }
 
-// only returns the announcements that are for kind, in their order.
-func only(announcements []lb.Announcement, kind lb.AnnouncerKind) []lb.Announcement {
+// filter returns the announcements for kind, in their order.
+func filter(announcements []lb.Announcement, kind lb.AnnouncerKind) []lb.Announcement {
 	own := make([]lb.Announcement, 0, len(announcements))
 	for _, a := range announcements {
 		if len(a.By) == 0 || slices.Contains(a.By, kind) {

@@ -14,18 +14,18 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// recorder is an Announcer that remembers its last set, and can fail or wait.
+// recorder is an Announcer that records its last set. It can fail or block.
 type recorder struct {
-	mu   sync.Mutex
-	last []netip.Addr
-	err  error
-	gate chan struct{} // Set waits until it is closed; nil: not at all
+	mu    sync.Mutex
+	last  []netip.Addr
+	err   error
+	block chan struct{} // Set waits until it is closed; nil: Set does not wait
 }
 
 func (r *recorder) Set(ctx context.Context, announcements []lb.Announcement) error {
-	if r.gate != nil {
+	if r.block != nil {
 		select {
-		case <-r.gate:
+		case <-r.block:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -62,7 +62,7 @@ func announcements() []lb.Announcement {
 	}
 }
 
-func TestMuxGivesEachItsOwn(t *testing.T) {
+func TestMuxFiltersByAnnouncer(t *testing.T) {
 	bgp, l2 := &recorder{}, &recorder{}
 	m := announce.NewMux(map[lb.AnnouncerKind]lb.Announcer{lb.AnnounceBGP: bgp, lb.AnnounceL2: l2})
 	if err := m.Set(t.Context(), announcements()); err != nil {
@@ -85,7 +85,7 @@ func TestMuxGivesEachItsOwn(t *testing.T) {
 	}
 }
 
-// What names only an announcer that is off goes to nobody, and is no error.
+// An announcement whose only announcer is off is not announced, and is no error.
 func TestMuxOffAnnouncer(t *testing.T) {
 	bgp := &recorder{}
 	m := announce.NewMux(map[lb.AnnouncerKind]lb.Announcer{lb.AnnounceBGP: bgp})
@@ -100,20 +100,19 @@ func TestMuxOffAnnouncer(t *testing.T) {
 	}
 }
 
-// One announcer fails and the other is slow: the slow one still gets its set while the first has failed, and the error
-// says which one it was.
-func TestMuxFailureBlocksNobody(t *testing.T) {
+// One announcer fails and the other is slow: the slow one still gets its set, and the error names the failed one.
+func TestMuxFailureIsIndependent(t *testing.T) {
 	broken := errors.New("no such device")
-	bgp, l2 := &recorder{gate: make(chan struct{})}, &recorder{err: broken}
+	bgp, l2 := &recorder{block: make(chan struct{})}, &recorder{err: broken}
 	m := announce.NewMux(map[lb.AnnouncerKind]lb.Announcer{lb.AnnounceBGP: bgp, lb.AnnounceL2: l2})
 	done := make(chan error, 1)
 	go func() { done <- m.Set(t.Context(), announcements()) }()
 	select {
 	case err := <-done:
-		t.Fatalf("returned before bgp had answered: %v", err)
+		t.Fatalf("returned before Set of bgp had returned: %v", err)
 	default:
 	}
-	close(bgp.gate)
+	close(bgp.block)
 	err := <-done
 	if !errors.Is(err, broken) || err.Error() != "announce by l2: no such device" {
 		t.Errorf("error %q", err)
@@ -127,7 +126,7 @@ func TestMuxFailureBlocksNobody(t *testing.T) {
 	}
 }
 
-// Both work at the same time: each waits for the other to have been called.
+// The calls are concurrent: each blocks until the other has started.
 func TestMuxConcurrent(t *testing.T) {
 	var both sync.WaitGroup
 	both.Add(2)

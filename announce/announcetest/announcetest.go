@@ -1,4 +1,5 @@
-// Package announcetest checks that an announcer keeps the promises of package announce, as a neighbour sees it.
+// Package announcetest is the conformance suite of announcers: it checks the guarantees of package announce from the
+// view of a neighbour.
 package announcetest
 
 import (
@@ -13,20 +14,20 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Patience bounds how long a neighbour may take to see a change.
-const Patience = 20 * time.Second
+// timeout bounds how long a neighbour may take to see a change.
+const timeout = 20 * time.Second
 
-// Announcer is what is tested.
+// Announcer is the announcer under test.
 type Announcer interface {
 	lb.Announcer
 	Run(ctx context.Context) error
 }
 
-// Bench is one announcer and the neighbour that listens to it.
+// Bench is one announcer and a neighbour.
 type Bench struct {
 	Announcer Announcer
-	// Seen returns the VIPs that the neighbour can reach through the announcer now, in any order. It is asked again
-	// and again, and must not answer from memory.
+	// Seen returns the VIPs that the neighbour can reach through the announcer now, in any order. It is polled and must
+	// not cache.
 	Seen func() []netip.Addr
 	// VIPs are at least three addresses that may be announced.
 	VIPs []netip.Addr
@@ -37,9 +38,9 @@ type Bench struct {
 // Run tests announcers made by newBench, a fresh one for each subtest.
 func Run(t *testing.T, newBench func(testing.TB) *Bench) {
 	t.Run("set", func(t *testing.T) { testSet(t, newBench(t)) })
-	t.Run("silent before the first set", func(t *testing.T) { testSilent(t, newBench(t)) })
-	t.Run("set before run", func(t *testing.T) { testSetFirst(t, newBench(t)) })
-	t.Run("what stays is never withdrawn", func(t *testing.T) { testSteady(t, newBench(t)) })
+	t.Run("nothing before the first set", func(t *testing.T) { testNothingBeforeSet(t, newBench(t)) })
+	t.Run("set before run", func(t *testing.T) { testSetBeforeRun(t, newBench(t)) })
+	t.Run("unchanged VIPs are never withdrawn", func(t *testing.T) { testUnchanged(t, newBench(t)) })
 	t.Run("bad announcement", func(t *testing.T) { testBad(t, newBench(t)) })
 	t.Run("cancelled set", func(t *testing.T) { testCancelled(t, newBench(t)) })
 	t.Run("run ends", func(t *testing.T) { testRunEnds(t, newBench(t)) })
@@ -53,7 +54,7 @@ func testSet(t *testing.T, b *Bench) {
 	}
 }
 
-func testSilent(t *testing.T, b *Bench) {
+func testNothingBeforeSet(t *testing.T, b *Bench) {
 	start(t, b)
 	for range 20 {
 		if seen := b.Seen(); len(seen) != 0 {
@@ -64,14 +65,14 @@ func testSilent(t *testing.T, b *Bench) {
 	b.await(t, b.VIPs[0])
 }
 
-func testSetFirst(t *testing.T, b *Bench) {
+func testSetBeforeRun(t *testing.T, b *Bench) {
 	b.set(t, b.VIPs[0])
 	b.set(t, b.VIPs[:2]...)
 	start(t, b)
 	b.await(t, b.VIPs[:2]...)
 }
 
-func testSteady(t *testing.T, b *Bench) {
+func testUnchanged(t *testing.T, b *Bench) {
 	start(t, b)
 	b.set(t, b.VIPs[0])
 	b.await(t, b.VIPs[0])
@@ -98,7 +99,7 @@ func testBad(t *testing.T, b *Bench) {
 	b.await(t, b.VIPs[0])
 }
 
-// After a Set whose context has ended the next one still makes everything right.
+// A Set after one whose context had ended still has its full effect.
 func testCancelled(t *testing.T, b *Bench) {
 	start(t, b)
 	b.set(t, b.VIPs[:2]...)
@@ -120,7 +121,7 @@ func testRunEnds(t *testing.T, b *Bench) {
 	b.await(t)
 }
 
-// start runs the announcer; stop, or the end of the test, ends it and checks that it ended well.
+// start runs the announcer; stop, or the end of the test, ends it and checks that Run returns nil.
 func start(t *testing.T, b *Bench) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -138,8 +139,8 @@ func start(t *testing.T, b *Bench) (stop func()) {
 			if err != nil {
 				t.Errorf("Run returned %v, want nil", err)
 			}
-		case <-time.After(Patience):
-			t.Errorf("Run has not returned %v after its context ended", Patience)
+		case <-time.After(timeout):
+			t.Errorf("Run has not returned %v after its context ended", timeout)
 		}
 	}
 	t.Cleanup(stop)
@@ -148,7 +149,7 @@ func start(t *testing.T, b *Bench) (stop func()) {
 
 func (b *Bench) set(t *testing.T, vips ...netip.Addr) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	if err := b.Announcer.Set(ctx, announcements(vips)); err != nil {
 		t.Fatalf("Set(%v): %v", vips, err)
@@ -160,12 +161,12 @@ func (b *Bench) await(t *testing.T, vips ...netip.Addr) {
 	t.Helper()
 	want := sorted(vips)
 	var seen string
-	for deadline := time.Now().Add(Patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(timeout); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		if seen = sorted(b.Seen()); seen == want {
 			return
 		}
 	}
-	t.Fatalf("the neighbour sees %s after %v, want %s", seen, Patience, want)
+	t.Fatalf("the neighbour sees %s after %v, want %s", seen, timeout, want)
 }
 
 func sorted(vips []netip.Addr) string {

@@ -10,8 +10,8 @@ import (
 	"github.com/mdlayher/ethernet"
 )
 
-// readARP answers requests until the socket is closed.
-func (p *port) readARP(s *sockets) error {
+// readARP replies to requests until the socket is closed.
+func (r *responder) readARP(s *sockets) error {
 	for {
 		packet, _, err := s.arp.Read()
 		if err != nil {
@@ -20,32 +20,32 @@ func (p *port) readARP(s *sockets) error {
 			}
 			var op *net.OpError
 			if errors.As(err, &op) {
-				return err // the interface is gone or down
+				return err // the interface is down or deleted
 			}
-			continue // a frame that lies about its lengths
+			continue // a frame with wrong lengths
 		}
 		if bytes.Equal(packet.SenderHardwareAddr, s.ifi.HardwareAddr) {
 			continue
 		}
 		if packet.SenderIP.IsValid() && !packet.SenderIP.IsUnspecified() {
-			p.a.rival(packet.SenderIP, packet.SenderHardwareAddr.String(), p.name)
+			r.a.conflict(packet.SenderIP, packet.SenderHardwareAddr.String(), r.name)
 		}
 		if packet.Operation != arp.OperationRequest {
 			continue
 		}
-		sent, err := p.a.answer(packet.TargetIP, func() error {
+		sent, err := r.a.reply(packet.TargetIP, func() error {
 			return s.arp.Reply(packet, s.ifi.HardwareAddr, packet.TargetIP)
 		})
 		if err != nil {
-			p.log.Debug("not answered", "vip", packet.TargetIP, "err", err)
+			r.log.Debug("reply not sent", "vip", packet.TargetIP, "err", err)
 		} else if sent {
-			p.a.metrics.answers.WithLabelValues(p.name).Inc()
+			r.a.metrics.replies.WithLabelValues(r.name).Inc()
 		}
 	}
 }
 
-// gratuitousARP announces vip as a request and as a reply: some stacks heed only the one, some only the other
-// (RFC 5227 §3 describes why it is a request).
+// gratuitousARP announces vip as a request and as a reply, because some stacks process only one of the two (RFC 5227 §3
+// explains why it is a request).
 func gratuitousARP(s *sockets, vip netip.Addr) error {
 	request, err := arp.NewPacket(arp.OperationRequest, s.ifi.HardwareAddr, vip, make(net.HardwareAddr, 6), vip)
 	if err != nil {

@@ -1,16 +1,18 @@
-// Package l2 makes VIPs reachable on the local network: it answers ARP (RFC 826) and neighbour solicitations (RFC 4861)
-// for them with this machine's MAC, and tells everybody when it takes one over (RFC 5227 §3, RFC 4861 §7.2.6).
+// Package l2 makes VIPs reachable on the local network. It replies to ARP requests (RFC 826) and neighbour
+// solicitations (RFC 4861) for them with this node's MAC address, and sends gratuitous ARP (RFC 5227 §3) and
+// unsolicited neighbour advertisements (RFC 4861 §7.2.6) when it starts to announce one.
 //
-// VIPs are never put on an interface. A VIP is answered for on every interface that Options names. After Set has
-// returned nothing is answered for a VIP that it left out.
+// VIPs are never added to an interface. Replies for a VIP are sent on every interface in Options. After Set has
+// returned, no reply is sent for a VIP that it left out.
 //
-// One machine owns a VIP. Who that is among several is not decided here yet: this announcer answers for all it is given,
-// so only one machine may be given a VIP. Another one that claims a VIP is reported, and answered as RFC 5227 §2.4 (c)
-// has it: the address is kept.
+// One node owns a VIP. There is no election between several nodes yet: this announcer replies for every VIP that it is
+// given, so a VIP may be given to one node only. An address conflict (RFC 5227 §2.4) is logged and counted, and the VIP
+// is kept.
 //
-// Solicitations are read from a packet socket, not from an ICMPv6 socket: a neighbour that only wants to know whether
-// we are still there asks the VIP itself by unicast (RFC 4861 §7.3), which the stack does not take for its own. Frames
-// that do not parse are ignored; a broadcast frame that lies about its length must not end the loop.
+// Solicitations are read from a packet socket, not from an ICMPv6 socket: neighbour unreachability detection sends
+// solicitations by unicast to the VIP (RFC 4861 §7.3), which the network stack does not accept as a local address.
+// Frames that do not parse are ignored: a broadcast frame with a wrong length must not end the loop.
 //
-// An interface that is down, gone or new is followed; one that fails never holds up another.
+// An interface that goes down, is deleted or is created is handled while running; a failing interface does not delay
+// the others.
 package l2

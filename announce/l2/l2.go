@@ -16,50 +16,52 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Options is everything an Announcer needs.
+// Options configures an Announcer.
 type Options struct {
 	Interfaces []string
 	Log        *slog.Logger
-	// Repeat is when a take-over is told again, after the first time. nil: 100 ms, 500 ms, 1 s, 2 s and 4 s.
+	// Repeat are the delays after which gratuitous frames are sent again. nil: 100 ms, 500 ms, 1 s, 2 s and 4 s.
 	Repeat []time.Duration
 }
 
-var repeats = []time.Duration{100 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second}
+var defaultRepeat = []time.Duration{
+	100 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second,
+}
 
 // Announcer implements lb.Announcer.
 type Announcer struct {
-	o       Options
-	metrics *metrics
-	ports   []*port
+	o          Options
+	metrics    *metrics
+	responders []*responder
 
-	mu     sync.RWMutex            // guards all below; an answer is sent under RLock, so that Set waits for it
-	owned  map[netip.Addr]struct{} //
-	rivals map[string]bool         // reported already: VIP and MAC
-	ctx    context.Context         // of Run; nil before
-	bursts sync.WaitGroup
+	mu        sync.RWMutex // guards all below; a reply is sent under RLock, so that Set waits for it
+	owned     map[netip.Addr]struct{}
+	conflicts map[string]bool // logged already: VIP and MAC
+	ctx       context.Context // of Run; nil before
+	bursts    sync.WaitGroup
 }
 
-// New returns an Announcer that is silent until it owns something and runs.
+// New returns an Announcer. It sends nothing before Set and Run.
 func New(o Options) (*Announcer, error) {
 	if len(o.Interfaces) == 0 {
-		return nil, errors.New("no interface to answer on")
+		return nil, errors.New("no interface given")
 	}
 	if o.Repeat == nil {
-		o.Repeat = repeats
+		o.Repeat = defaultRepeat
 	}
-	a := &Announcer{o: o, metrics: newMetrics(), owned: map[netip.Addr]struct{}{}, rivals: map[string]bool{}}
+	a := &Announcer{o: o, metrics: newMetrics(), owned: map[netip.Addr]struct{}{}, conflicts: map[string]bool{}}
 	for _, name := range o.Interfaces {
-		a.ports = append(a.ports, &port{a: a, name: name, log: o.Log.With("interface", name)})
+		a.responders = append(a.responders, &responder{a: a, name: name, log: o.Log.With("interface", name)})
 	}
 	return a, nil
 }
 
-// Set implements lb.Announcer. It fails for addresses that no neighbour can ask for, and announces the others.
+// Set implements lb.Announcer. It fails for addresses that are not unicast, and announces the others.
 func (a *Announcer) Set(_ context.Context, list []lb.Announcement) error {
 	want, errs := map[netip.Addr]struct{}{}, []error(nil)
 	for _, x := range list {
 		if !x.VIP.IsGlobalUnicast() {
-			errs = append(errs, fmt.Errorf("announce %s by ARP or NDP: it is no unicast address", x.VIP))
+			errs = append(errs, fmt.Errorf("announce %s by ARP or NDP: not a global unicast address", x.VIP))
 			continue
 		}
 		want[x.VIP] = struct{}{}
@@ -71,7 +73,7 @@ func (a *Announcer) Set(_ context.Context, list []lb.Announcement) error {
 			added = append(added, vip)
 		}
 	}
-	for _, p := range a.ports {
+	for _, p := range a.responders {
 		for vip := range a.owned {
 			if _, ok := want[vip]; !ok {
 				p.leave(vip)
@@ -86,19 +88,19 @@ func (a *Announcer) Set(_ context.Context, list []lb.Announcement) error {
 	a.mu.Unlock()
 	if ctx != nil && len(added) > 0 {
 		slices.SortFunc(added, netip.Addr.Compare)
-		a.tell(ctx, a.ports, added)
+		a.announce(ctx, a.responders, added)
 	}
 	return errors.Join(errs...)
 }
 
-// tell announces the take-over of VIPs at once, and again later: switches and neighbours miss things.
-func (a *Announcer) tell(ctx context.Context, ports []*port, vips []netip.Addr) {
-	say := func() {
-		for _, p := range ports {
+// announce sends gratuitous frames for vips now, and again after each delay of Repeat, because frames can be lost.
+func (a *Announcer) announce(ctx context.Context, responders []*responder, vips []netip.Addr) {
+	send := func() {
+		for _, p := range responders {
 			p.gratuitous(vips)
 		}
 	}
-	say()
+	send()
 	a.bursts.Go(func() {
 		start := time.Now()
 		for _, after := range a.o.Repeat {
@@ -106,24 +108,24 @@ func (a *Announcer) tell(ctx context.Context, ports []*port, vips []netip.Addr) 
 			case <-ctx.Done():
 				return
 			case <-time.After(time.Until(start.Add(after))):
-				say()
+				send()
 			}
 		}
 	})
 }
 
-// Run answers until ctx ends.
+// Run replies to requests until ctx ends.
 func (a *Announcer) Run(ctx context.Context) error {
 	a.mu.Lock()
 	a.ctx = ctx
 	a.mu.Unlock()
-	changes, stop, err := watchLinks(ctx, a.ports, a.o.Log)
+	changes, stop, err := watchLinks(ctx, a.responders, a.o.Log)
 	if err != nil {
 		return err
 	}
 	defer stop()
 	var running sync.WaitGroup
-	for i, p := range a.ports {
+	for i, p := range a.responders {
 		running.Go(func() { p.run(ctx, changes[i]) })
 	}
 	running.Wait()
@@ -134,8 +136,8 @@ func (a *Announcer) Run(ctx context.Context) error {
 	return nil
 }
 
-// answer runs send when vip is owned, so that it is over before a Set that drops vip returns.
-func (a *Announcer) answer(vip netip.Addr, send func() error) (sent bool, err error) {
+// reply calls send when vip is owned. A Set that removes vip returns only after send has.
+func (a *Announcer) reply(vip netip.Addr, send func() error) (sent bool, err error) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	if _, ok := a.owned[vip]; !ok {
@@ -151,22 +153,23 @@ func (a *Announcer) all() []netip.Addr {
 	return slices.SortedFunc(maps.Keys(a.owned), netip.Addr.Compare)
 }
 
-// rival reports another machine that claims an owned VIP, once for each.
-func (a *Announcer) rival(vip netip.Addr, mac, iface string) {
+// conflict counts an address conflict (RFC 5227 §2.4): a frame in which another host claims an owned VIP. It is logged
+// once per VIP and MAC address.
+func (a *Announcer) conflict(vip netip.Addr, mac, iface string) {
 	a.mu.Lock()
 	_, owned := a.owned[vip]
 	key := vip.String() + " " + mac
-	known := a.rivals[key]
+	known := a.conflicts[key]
 	if owned {
-		a.rivals[key] = true
+		a.conflicts[key] = true
 	}
 	a.mu.Unlock()
 	if !owned {
 		return
 	}
-	a.metrics.rivals.WithLabelValues(iface).Inc()
+	a.metrics.conflicts.WithLabelValues(iface).Inc()
 	if !known {
-		a.o.Log.Warn("another machine claims a VIP of ours", "vip", vip, "mac", mac, "interface", iface)
+		a.o.Log.Warn("address conflict", "vip", vip, "mac", mac, "interface", iface)
 	}
 }
 
@@ -180,21 +183,24 @@ func (a *Announcer) Collect(ch chan<- prometheus.Metric) {
 	a.metrics.each(func(c prometheus.Collector) { c.Collect(ch) })
 }
 
-type metrics struct{ answers, gratuitous, rivals *prometheus.CounterVec }
+type metrics struct{ replies, gratuitous, conflicts *prometheus.CounterVec }
 
 func newMetrics() *metrics {
 	counter := func(name, help string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"interface"})
 	}
 	return &metrics{
-		answers:    counter("steelyard_l2_answers_total", "ARP and NDP answers for owned VIPs."),
-		gratuitous: counter("steelyard_l2_gratuitous_total", "Unasked announcements of owned VIPs."),
-		rivals:     counter("steelyard_l2_rival_frames_total", "Frames in which another machine claims an owned VIP."),
+		replies: counter("steelyard_l2_replies_total",
+			"ARP replies and neighbour advertisements sent in reply to requests for owned VIPs."),
+		gratuitous: counter("steelyard_l2_gratuitous_total",
+			"Gratuitous ARP and unsolicited neighbour advertisements sent for owned VIPs."),
+		conflicts: counter("steelyard_l2_conflicts_total",
+			"Address conflicts (RFC 5227): frames in which another host claims an owned VIP."),
 	}
 }
 
 func (m *metrics) each(f func(prometheus.Collector)) {
-	for _, c := range []*prometheus.CounterVec{m.answers, m.gratuitous, m.rivals} {
+	for _, c := range []*prometheus.CounterVec{m.replies, m.gratuitous, m.conflicts} {
 		f(c)
 	}
 }

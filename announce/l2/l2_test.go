@@ -14,9 +14,8 @@ import (
 	"time"
 
 	"github.com/mdlayher/arp"
-	"github.com/mdlayher/ndp"
+	"github.com/mdlayher/ethernet"
 	"github.com/mdlayher/packet"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/vishvananda/netlink"
 
@@ -29,7 +28,7 @@ var (
 	vips       = []netip.Addr{vip4, vip6, netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("2001:db8::1:10")}
 )
 
-// lines is a log that a test can read.
+// lines is a log that tests read.
 type lines struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -48,13 +47,16 @@ func (l *lines) count(s string) int {
 }
 
 func newAnnouncer(t testing.TB, log *lines, interfaces ...string) *Announcer {
-	a, err := New(Options{Interfaces: interfaces, Log: slog.New(slog.NewTextHandler(log, nil)), Repeat: []time.Duration{50 * time.Millisecond}})
+	a, err := New(Options{
+		Interfaces: interfaces, Repeat: []time.Duration{50 * time.Millisecond},
+		Log: slog.New(slog.NewTextHandler(log, nil)),
+	})
 	must(t, err)
 	return a
 }
 
-// running starts a and ends it with the test.
-func running(t testing.TB, a *Announcer) {
+// run runs a until the end of the test.
+func run(t testing.TB, a *Announcer) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()
@@ -78,7 +80,7 @@ func TestConformance(t *testing.T) {
 		n, log := newNeighbour(t), &lines{}
 		t.Cleanup(func() {
 			if t.Failed() {
-				t.Logf("the announcer said:\n%s", &log.b)
+				t.Logf("log of the announcer:\n%s", &log.b)
 			}
 		})
 		return &announcetest.Bench{
@@ -94,37 +96,40 @@ func ourMAC(t testing.TB) net.HardwareAddr {
 	return ours.Attrs().HardwareAddr
 }
 
-// A take-over must reach caches at once: the neighbour believes another MAC, and is never asked again.
-func TestTakeOverMovesCachedEntries(t *testing.T) {
+// Gratuitous frames update existing neighbour entries: the neighbour has another MAC and sends no request.
+func TestGratuitousFramesUpdateEntries(t *testing.T) {
 	n := newNeighbour(t)
 	a := newAnnouncer(t, &lines{}, "eth0")
-	running(t, a)
+	run(t, a)
 	for _, v := range []netip.Addr{vip4, vip6} {
 		must(t, n.nl.NeighSet(&netlink.Neigh{LinkIndex: n.link.Attrs().Index, IP: v.AsSlice(),
 			HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 77}, State: netlink.NUD_STALE}))
 	}
 	set(t, a, vip4, vip6)
 	for _, v := range []netip.Addr{vip4, vip6} {
-		until(t, "the neighbour to believe us", func() bool {
+		until(t, "an updated neighbour entry", func() bool {
 			e := n.entry(v)
 			return e != nil && bytes.Equal(e.HardwareAddr, ourMAC(t))
 		})
 	}
+	// Once at Set and once per repeat, for each VIP.
+	until(t, "the repeated frames", func() bool {
+		return testutil.ToFloat64(a.metrics.gratuitous.WithLabelValues("eth0")) == 4
+	})
 }
 
-// A neighbour that only wants to know whether we are still there asks the VIP itself. Without an answer it goes to
-// FAILED, for nothing else makes it REACHABLE again.
+// Neighbour unreachability detection sends unicast requests to the VIP. Without a reply the entry becomes FAILED.
 func TestUnicastProbesAreAnswered(t *testing.T) {
 	n := newNeighbour(t)
 	a := newAnnouncer(t, &lines{}, "eth0")
-	running(t, a)
+	run(t, a)
 	set(t, a, vip4, vip6)
 	for _, v := range []netip.Addr{vip4, vip6} {
 		until(t, "a first resolution", func() bool { return n.resolve(v) != nil })
 		e := *n.entry(v)
 		e.State = netlink.NUD_PROBE
 		must(t, n.nl.NeighSet(&e))
-		until(t, "the probe's answer", func() bool {
+		until(t, "a reply to the probe", func() bool {
 			now := n.entry(v)
 			if now == nil || now.State&netlink.NUD_FAILED != 0 {
 				t.Fatalf("%s: the probe failed", v)
@@ -149,7 +154,7 @@ func (n *neighbour) send(ethertype int, payload []byte) {
 		defer c.Close()
 		frame := append([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, ifi.HardwareAddr...)
 		frame = append(frame, byte(ethertype>>8), byte(ethertype))
-		_, err = c.WriteTo(append(frame, payload...), &packet.Addr{HardwareAddr: net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}})
+		_, err = c.WriteTo(append(frame, payload...), &packet.Addr{HardwareAddr: ethernet.Broadcast})
 		return err
 	}))
 }
@@ -157,12 +162,12 @@ func (n *neighbour) send(ethertype int, payload []byte) {
 func TestMalformedFramesDoNotEndTheLoop(t *testing.T) {
 	n := newNeighbour(t)
 	a := newAnnouncer(t, &lines{}, "eth0")
-	running(t, a)
+	run(t, a)
 	set(t, a, vip4, vip6)
-	until(t, "a first answer", func() bool { return n.resolve(vip4) != nil && n.resolve(vip6) != nil })
-	lies := make([]byte, 28)
-	copy(lies, []byte{0, 1, 8, 0, 200, 200, 0, 1}) // addresses of 200 bytes
-	n.send(0x0806, lies)
+	until(t, "a first reply", func() bool { return n.resolve(vip4) != nil && n.resolve(vip6) != nil })
+	wrong := make([]byte, 28)
+	copy(wrong, []byte{0, 1, 8, 0, 200, 200, 0, 1}) // addresses of 200 bytes
+	n.send(0x0806, wrong)
 	n.send(0x0806, []byte{0})
 	solicitation := make([]byte, 40+24)
 	copy(solicitation, []byte{0x60, 0, 0, 0, 0xff, 0xff, 58, 255}) // a length of 65535
@@ -171,18 +176,18 @@ func TestMalformedFramesDoNotEndTheLoop(t *testing.T) {
 	copy(solicitation, []byte{0x60, 0, 0, 0, 0, 24, 58, 255}) // a wrong checksum
 	n.send(0x86dd, solicitation)
 	if n.resolve(vip4) == nil || n.resolve(vip6) == nil {
-		t.Error("no answer after malformed frames")
+		t.Error("no reply after malformed frames")
 	}
 }
 
-// Somebody else who claims a VIP is told once in the log and counted each time, and the address is kept.
-func TestRivalIsReported(t *testing.T) {
+// A conflicting frame is logged once and counted each time, and the VIP is kept.
+func TestConflictIsReported(t *testing.T) {
 	n := newNeighbour(t)
 	log := &lines{}
 	a := newAnnouncer(t, log, "eth0")
-	running(t, a)
+	run(t, a)
 	set(t, a, vip4)
-	until(t, "a first answer", func() bool { return n.resolve(vip4) != nil })
+	until(t, "a first reply", func() bool { return n.resolve(vip4) != nil })
 	for range 2 {
 		must(t, n.do(func() error {
 			ifi, err := net.InterfaceByName("eth0")
@@ -198,35 +203,38 @@ func TestRivalIsReported(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return c.WriteTo(p, net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
+			return c.WriteTo(p, ethernet.Broadcast)
 		}))
 	}
-	until(t, "both frames to be counted", func() bool { return testutil.ToFloat64(a.metrics.rivals.WithLabelValues("eth0")) == 2 })
-	if got := log.count("another machine claims a VIP of ours"); got != 1 {
+	until(t, "both frames to be counted", func() bool {
+		return testutil.ToFloat64(a.metrics.conflicts.WithLabelValues("eth0")) == 2
+	})
+	if got := log.count(`msg="address conflict"`); got != 1 {
 		t.Errorf("%d log lines; want 1", got)
 	}
 	if n.resolve(vip4) == nil {
-		t.Error("no longer answered")
+		t.Error("no reply for the VIP any more")
 	}
 }
 
-// An interface that is deleted and made again has another index and another MAC; one that is missing holds up nobody.
-func TestInterfacesComeAndGo(t *testing.T) {
+// An interface that is deleted and created again has another index and another MAC; a missing one does not delay
+// others.
+func TestInterfacesChange(t *testing.T) {
 	n := newNeighbour(t)
 	log := &lines{}
 	a := newAnnouncer(t, log, "missing0", "eth0")
-	running(t, a)
+	run(t, a)
 	set(t, a, vip4, vip6)
-	until(t, "answers", func() bool { return n.resolve(vip4) != nil && n.resolve(vip6) != nil })
+	until(t, "replies", func() bool { return n.resolve(vip4) != nil && n.resolve(vip6) != nil })
 	before := ourMAC(t)
 	ours, err := netlink.LinkByName("eth0")
 	must(t, err)
 	must(t, netlink.LinkSetDown(ours))
 	must(t, netlink.LinkSetUp(ours))
-	until(t, "answers after down and up", func() bool { return n.resolve(vip4) != nil && n.resolve(vip6) != nil })
+	until(t, "replies after down and up", func() bool { return n.resolve(vip4) != nil && n.resolve(vip6) != nil })
 	must(t, netlink.LinkDel(ours))
-	n.wire("eth0")
-	until(t, "answers with the new MAC", func() bool {
+	n.connect("eth0")
+	until(t, "replies with the new MAC", func() bool {
 		mac := n.resolve(vip4)
 		return bytes.Equal(mac, ourMAC(t)) && !bytes.Equal(mac, before) && bytes.Equal(n.resolve(vip6), ourMAC(t))
 	})
@@ -235,13 +243,13 @@ func TestInterfacesComeAndGo(t *testing.T) {
 	}
 }
 
-// Who is about to use an address asks from no address at all (RFC 4862 §5.4); the answer goes to everybody.
+// Duplicate address detection solicits from the unspecified address (RFC 4862 §5.4); the reply goes to all nodes.
 func TestDuplicateAddressDetectionFails(t *testing.T) {
 	n := newNeighbour(t)
 	a := newAnnouncer(t, &lines{}, "eth0")
-	running(t, a)
+	run(t, a)
 	set(t, a, vip6)
-	until(t, "a first answer", func() bool { return n.resolve(vip6) != nil })
+	until(t, "a first reply", func() bool { return n.resolve(vip6) != nil })
 	addr, err := netlink.ParseAddr(vip6.String() + "/64")
 	must(t, err)
 	must(t, n.nl.AddrAdd(n.link, addr)) // with detection
@@ -255,30 +263,4 @@ func TestDuplicateAddressDetectionFails(t *testing.T) {
 		}
 		return false
 	})
-}
-
-func TestMetricsAreClean(t *testing.T) {
-	r := prometheus.NewRegistry()
-	a := newAnnouncer(t, &lines{}, "eth0")
-	for _, c := range []*prometheus.CounterVec{a.metrics.answers, a.metrics.gratuitous, a.metrics.rivals} {
-		c.WithLabelValues("eth0").Inc()
-	}
-	r.MustRegister(a)
-	if problems, err := testutil.GatherAndLint(r); err != nil || len(problems) > 0 {
-		t.Errorf("%v %v", problems, err)
-	}
-}
-
-func TestChecksum(t *testing.T) {
-	from, to := netip.MustParseAddr("fe80::1"), netip.MustParseAddr("ff02::1:ff00:10")
-	m, err := ndp.MarshalMessageChecksum(&ndp.NeighborSolicitation{TargetAddress: vip6}, from, to)
-	must(t, err)
-	addrs := append(from.AsSlice(), to.AsSlice()...)
-	if sum := icmpChecksum(addrs, m); sum != 0 {
-		t.Errorf("sum of a right message is %#x; want 0", sum)
-	}
-	m[5] ^= 1
-	if icmpChecksum(addrs, m) == 0 {
-		t.Error("sum of a wrong message is 0")
-	}
 }

@@ -8,23 +8,25 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// watchLinks returns, for each port, a channel that has something when its interface may have changed.
-func watchLinks(ctx context.Context, ports []*port, log *slog.Logger) (changes []chan struct{}, stop func(), err error) {
+// watchLinks returns a channel per responder that receives when its interface may have changed.
+func watchLinks(
+	ctx context.Context, responders []*responder, log *slog.Logger,
+) (changes []chan struct{}, stop func(), err error) {
 	updates, done := make(chan netlink.LinkUpdate, 64), make(chan struct{})
 	err = netlink.LinkSubscribeWithOptions(updates, done, netlink.LinkSubscribeOptions{
 		ErrorCallback: func(err error) { log.Debug("netlink", "err", err) },
 	})
 	if err != nil {
-		return nil, nil, fmt.Errorf("watch the interfaces: %w", err)
+		return nil, nil, fmt.Errorf("subscribe to link updates: %w", err)
 	}
-	for range ports {
+	for range responders {
 		changes = append(changes, make(chan struct{}, 1))
 	}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		for u := range updates { // closed once done is
-			for i, p := range ports {
+		for u := range updates { // closed after done
+			for i, p := range responders {
 				if u.Link == nil || u.Attrs().Name != p.name {
 					continue
 				}

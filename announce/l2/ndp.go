@@ -32,9 +32,9 @@ const (
 	icmpAdvertise  = 136
 )
 
-// neighbourMessages lets only ICMPv6 solicitations and advertisements with a hop limit of 255 through: others were
-// routed, and so are not from a neighbour (RFC 4861 §7.1).
-var neighbourMessages = []bpf.Instruction{
+// neighbourFilter accepts only ICMPv6 solicitations and advertisements with a hop limit of 255: others were routed, so
+// they are not from a neighbour (RFC 4861 §7.1).
+var neighbourFilter = []bpf.Instruction{
 	bpf.LoadAbsolute{Off: ethernetHeader + 6, Size: 1}, // next header
 	bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.IPPROTO_ICMPV6, SkipTrue: 6},
 	bpf.LoadAbsolute{Off: ethernetHeader + 7, Size: 1}, // hop limit
@@ -47,15 +47,15 @@ var neighbourMessages = []bpf.Instruction{
 }
 
 func openNDP(ifi *net.Interface) (*ndpSocket, error) {
-	// Package net remembers for a minute which index the name of a zone has; one that was deleted and made again would
-	// be missed for so long. A number as the zone is taken as it is.
+	// Package net caches the index of a zone name for a minute, which is wrong after the interface was deleted and
+	// created again. A numeric zone is not looked up.
 	numbered := *ifi
 	numbered.Name = strconv.Itoa(ifi.Index)
 	conn, _, err := ndp.Listen(&numbered, ndp.LinkLocal)
 	if err != nil {
 		return nil, fmt.Errorf("open NDP: %w", err)
 	}
-	filter, err := bpf.Assemble(neighbourMessages)
+	filter, err := bpf.Assemble(neighbourFilter)
 	if err != nil {
 		conn.Close()
 		return nil, fmt.Errorf("assemble the filter: %w", err)
@@ -73,14 +73,14 @@ func (n *ndpSocket) close() {
 	n.conn.Close()
 }
 
-// neighbourMessage is a solicitation or an advertisement, and who sent it.
+// neighbourMessage is a solicitation or an advertisement with its sender.
 type neighbourMessage struct {
 	from netip.Addr
 	mac  net.HardwareAddr
 	m    ndp.Message
 }
 
-// read returns the next message that is valid.
+// read returns the next valid message.
 func (n *ndpSocket) read(b []byte) (*neighbourMessage, error) {
 	for {
 		size, _, err := n.in.ReadFrom(b)
@@ -93,7 +93,7 @@ func (n *ndpSocket) read(b []byte) (*neighbourMessage, error) {
 	}
 }
 
-// parseNeighbour returns nil for a frame that is not valid (RFC 4861 §7.1).
+// parseNeighbour returns nil for an invalid frame (RFC 4861 §7.1).
 func parseNeighbour(frame []byte) *neighbourMessage {
 	if len(frame) < ethernetHeader+ipv6Header {
 		return nil
@@ -115,7 +115,7 @@ func parseNeighbour(frame []byte) *neighbourMessage {
 	return &neighbourMessage{from: from, mac: net.HardwareAddr(bytes.Clone(frame[6:12])), m: m}
 }
 
-// icmpChecksum is 0 for a message whose checksum is right (RFC 4443 §2.3).
+// icmpChecksum returns 0 for a message with a correct checksum (RFC 4443 §2.3).
 func icmpChecksum(addresses, icmp []byte) uint16 {
 	sum := uint32(len(icmp)) + unix.IPPROTO_ICMPV6
 	for _, part := range [][]byte{addresses, icmp} {
@@ -132,8 +132,8 @@ func icmpChecksum(addresses, icmp []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// readNDP answers solicitations until the socket is closed.
-func (p *port) readNDP(s *sockets) error {
+// readNDP replies to solicitations until the socket is closed.
+func (r *responder) readNDP(s *sockets) error {
 	b := make([]byte, 2048)
 	for {
 		n, err := s.ndp.read(b)
@@ -148,29 +148,30 @@ func (p *port) readNDP(s *sockets) error {
 		}
 		switch m := n.m.(type) {
 		case *ndp.NeighborAdvertisement:
-			p.a.rival(m.TargetAddress, n.mac.String(), p.name)
+			r.a.conflict(m.TargetAddress, n.mac.String(), r.name)
 		case *ndp.NeighborSolicitation:
-			p.solicited(s, n.from, m.TargetAddress)
+			r.solicited(s, n.from, m.TargetAddress)
 		}
 	}
 }
 
-// solicited answers who asked; somebody who is about to use the address (RFC 4862 §5.4) has none yet, so everybody.
-func (p *port) solicited(s *sockets, from, vip netip.Addr) {
-	sent, err := p.a.answer(vip, func() error {
+// solicited replies to the sender. Duplicate address detection (RFC 4862 §5.4) solicits from the unspecified address;
+// that reply goes to all nodes.
+func (r *responder) solicited(s *sockets, from, vip netip.Addr) {
+	sent, err := r.a.reply(vip, func() error {
 		if from.IsUnspecified() {
 			return s.ndp.advertise(vip, allNodes, false)
 		}
 		return s.ndp.advertise(vip, from, true)
 	})
 	if err != nil {
-		p.log.Debug("not answered", "vip", vip, "err", err)
+		r.log.Debug("reply not sent", "vip", vip, "err", err)
 	} else if sent {
-		p.a.metrics.answers.WithLabelValues(p.name).Inc()
+		r.a.metrics.replies.WithLabelValues(r.name).Inc()
 	}
 }
 
-// advertise says that vip is here (RFC 4861 §4.4).
+// advertise sends a neighbour advertisement for vip (RFC 4861 §4.4).
 func (n *ndpSocket) advertise(vip, to netip.Addr, solicited bool) error {
 	m := &ndp.NeighborAdvertisement{
 		Solicited: solicited, Override: true, TargetAddress: vip,

@@ -16,23 +16,22 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// The tests run in a process whose every thread is in a network namespace of its own: the announcer opens sockets from
-// many. TestMain starts that process.
+// The tests that need a network run in a child process in its own network namespace, because the announcer opens
+// sockets from many threads. TestMain starts that process.
 func TestMain(m *testing.M) {
-	if os.Getenv("L2_INSIDE") != "" {
+	if os.Getenv("L2_TEST_CHILD") != "" {
 		os.Exit(m.Run())
 	}
 	if os.Geteuid() != 0 {
 		if os.Getenv("STEELYARD_CI") != "" {
-			fmt.Fprintln(os.Stderr, "network namespaces need root, and STEELYARD_CI forbids to skip")
+			fmt.Fprintln(os.Stderr, "network namespaces need root, and STEELYARD_CI forbids skipping")
 			os.Exit(1)
 		}
-		fmt.Println("SKIPPED: network namespaces need root")
-		return
+		os.Exit(m.Run()) // newNeighbour skips
 	}
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.Env = append(os.Environ(), "L2_INSIDE=1")
+	cmd.Env = append(os.Environ(), "L2_TEST_CHILD=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -40,7 +39,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// neighbour is a Linux machine on the other end of the wire of our interface "eth0".
+// neighbour is a Linux host at the other end of the veth pair of our interface "eth0".
 type neighbour struct {
 	t    testing.TB
 	ns   netns.NsHandle
@@ -50,9 +49,12 @@ type neighbour struct {
 
 var addresses = []string{"192.0.2.1/24", "2001:db8::1/64"}
 
-// newNeighbour makes both ends; ours has the addresses .2, the VIPs are in the same subnets.
+// newNeighbour creates both ends. Ours has the addresses .2; the VIPs are in the same subnets.
 func newNeighbour(t testing.TB) *neighbour {
 	t.Helper()
+	if os.Getenv("L2_TEST_CHILD") == "" {
+		t.Skip("NOT TESTED: network namespaces need root")
+	}
 	n := &neighbour{t: t}
 	runtime.LockOSThread()
 	home, err := netns.Get()
@@ -64,7 +66,7 @@ func newNeighbour(t testing.TB) *neighbour {
 	home.Close()
 	n.nl, err = netlink.NewHandleAt(n.ns)
 	must(t, err)
-	n.wire("eth0")
+	n.connect("eth0")
 	t.Cleanup(func() {
 		if ours, err := netlink.LinkByName("eth0"); err == nil {
 			must(t, netlink.LinkDel(ours))
@@ -75,11 +77,12 @@ func newNeighbour(t testing.TB) *neighbour {
 	return n
 }
 
-// wire makes our interface of that name, with the neighbour's "eth0" at the other end.
-func (n *neighbour) wire(name string) {
+// connect creates our interface of that name, with the neighbour's "eth0" at the other end.
+func (n *neighbour) connect(name string) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
-	must(n.t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(n.ns))}))
+	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(n.ns))}
+	must(n.t, netlink.LinkAdd(veth))
 	ours, err := netlink.LinkByName(name)
 	must(n.t, err)
 	n.link, err = n.nl.LinkByName("eth0")
@@ -91,7 +94,7 @@ func (n *neighbour) wire(name string) {
 	}
 	must(n.t, n.nl.LinkSetUp(n.link))
 	must(n.t, netlink.LinkSetUp(ours))
-	// NDP speaks from the link-local address, which the kernel makes a moment after the link is up.
+	// NDP sends from the link-local address, which the kernel adds shortly after the link is up.
 	until(n.t, "a link-local address", func() bool {
 		all, err := netlink.AddrList(ours, netlink.FAMILY_V6)
 		return err == nil && slices.ContainsFunc(all, func(a netlink.Addr) bool {
@@ -121,27 +124,29 @@ func (n *neighbour) do(f func() error) error {
 	return <-done
 }
 
-// resolve returns the MAC that a fresh resolution of ip gives; nil when nobody answers.
+// resolve returns the MAC address of a new resolution of ip; nil when there is no reply.
 func (n *neighbour) resolve(ip netip.Addr) net.HardwareAddr {
 	n.t.Helper()
 	return n.resolveAll([]netip.Addr{ip})[ip]
 }
 
-// patience is how long an answer may take; on a wire without delay it takes less than a millisecond.
-const patience = 150 * time.Millisecond
+// replyTimeout is how long a reply may take; on veth it takes less than a millisecond.
+const replyTimeout = 150 * time.Millisecond
 
-// resolveAll resolves several addresses anew, at the same time.
+// resolveAll resolves several addresses anew, concurrently.
 func (n *neighbour) resolveAll(ips []netip.Addr) map[netip.Addr]net.HardwareAddr {
 	n.t.Helper()
 	for _, ip := range ips {
 		n.forget(ip)
-		n.ask(ip)
+		n.sendTo(ip)
 	}
 	macs := map[netip.Addr]net.HardwareAddr{}
-	for deadline := time.Now().Add(patience); len(macs) < len(ips) && time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+	deadline := time.Now().Add(replyTimeout)
+	for ; len(macs) < len(ips) && time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
 		for _, ip := range ips {
 			e := n.entry(ip)
-			if e != nil && len(e.HardwareAddr) > 0 && e.State&(netlink.NUD_REACHABLE|netlink.NUD_STALE|netlink.NUD_DELAY) != 0 {
+			const usable = netlink.NUD_REACHABLE | netlink.NUD_STALE | netlink.NUD_DELAY
+			if e != nil && len(e.HardwareAddr) > 0 && e.State&usable != 0 {
 				macs[ip] = e.HardwareAddr
 			}
 		}
@@ -149,8 +154,8 @@ func (n *neighbour) resolveAll(ips []netip.Addr) map[netip.Addr]net.HardwareAddr
 	return macs
 }
 
-// ask makes the neighbour send something to ip.
-func (n *neighbour) ask(ip netip.Addr) {
+// sendTo sends a datagram from the neighbour to ip.
+func (n *neighbour) sendTo(ip netip.Addr) {
 	n.t.Helper()
 	must(n.t, n.do(func() error {
 		c, err := net.Dial("udp", netip.AddrPortFrom(ip, 9).String())
@@ -177,7 +182,7 @@ func (n *neighbour) entry(ip netip.Addr) *netlink.Neigh {
 
 func (n *neighbour) forget(ip netip.Addr) {
 	if e := n.entry(ip); e != nil {
-		n.nl.NeighDel(e) // it may have gone meanwhile
+		n.nl.NeighDel(e) // it may be deleted already
 	}
 }
 

@@ -1,0 +1,125 @@
+package l2
+
+import (
+	"errors"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+func TestNew(t *testing.T) {
+	if _, err := New(Options{}); err == nil || err.Error() != "no interface given" {
+		t.Errorf("without interfaces: %v", err)
+	}
+	a, err := New(Options{Interfaces: []string{"eth0", "eth1"}, Log: slog.New(slog.DiscardHandler)})
+	must(t, err)
+	const ms = time.Millisecond
+	if want := []time.Duration{100 * ms, 500 * ms, 1000 * ms, 2000 * ms, 4000 * ms}; !slices.Equal(a.o.Repeat, want) {
+		t.Errorf("repeats after %v; want %v", a.o.Repeat, want)
+	}
+	if len(a.responders) != 2 || a.responders[1].name != "eth1" {
+		t.Errorf("%d responders; want one per interface", len(a.responders))
+	}
+}
+
+// Set replaces what is owned, and names what it rejects.
+func TestSet(t *testing.T) {
+	a := newAnnouncer(t, &lines{}, "eth0")
+	for _, tt := range []struct {
+		vips, owned []string
+		err         string
+	}{
+		{[]string{"192.0.2.10", "2001:db8::10"}, []string{"192.0.2.10", "2001:db8::10"}, ""},
+		{[]string{"224.0.0.1", "192.0.2.11", "fe80::1"}, []string{"192.0.2.11"},
+			"announce 224.0.0.1 by ARP or NDP: not a global unicast address\n" +
+				"announce fe80::1 by ARP or NDP: not a global unicast address"},
+		{nil, nil, ""},
+	} {
+		var list []lb.Announcement
+		for _, v := range tt.vips {
+			list = append(list, lb.Announcement{VIP: netip.MustParseAddr(v)})
+		}
+		text := ""
+		if err := a.Set(t.Context(), list); err != nil {
+			text = err.Error()
+		}
+		var owned []string
+		for _, v := range a.all() {
+			owned = append(owned, v.String())
+		}
+		if text != tt.err || !slices.Equal(owned, tt.owned) {
+			t.Errorf("Set(%v): owned %v, error %q; want %v, %q", tt.vips, owned, text, tt.owned, tt.err)
+		}
+	}
+}
+
+// A reply is sent for owned VIPs only.
+func TestReply(t *testing.T) {
+	a := newAnnouncer(t, &lines{}, "eth0")
+	set(t, a, vip4)
+	broken, calls := errors.New("broken"), 0
+	send := func() error { calls++; return broken }
+	if sent, err := a.reply(vip4, send); !sent || !errors.Is(err, broken) || calls != 1 {
+		t.Errorf("owned: sent %t, %v, %d calls", sent, err, calls)
+	}
+	if sent, err := a.reply(vip6, send); sent || err != nil || calls != 1 {
+		t.Errorf("not owned: sent %t, %v, %d calls", sent, err, calls)
+	}
+}
+
+// A conflict is counted per frame and logged once per VIP and MAC address; other addresses are no conflict.
+func TestConflict(t *testing.T) {
+	log := &lines{}
+	a := newAnnouncer(t, log, "eth0")
+	set(t, a, vip4, vip6)
+	for _, c := range []struct {
+		vip netip.Addr
+		mac string
+	}{{vip4, "m1"}, {vip4, "m1"}, {vip4, "m2"}, {vip6, "m1"}, {vips[2], "m1"}} {
+		a.conflict(c.vip, c.mac, "eth0")
+	}
+	if got := testutil.ToFloat64(a.metrics.conflicts.WithLabelValues("eth0")); got != 4 {
+		t.Errorf("%v conflicts counted; want 4", got)
+	}
+	if got := log.count(`msg="address conflict"`); got != 3 {
+		t.Errorf("%d log lines; want 3", got)
+	}
+	// An address that is owned only later is logged then.
+	set(t, a, vips[2])
+	a.conflict(vips[2], "m1", "eth0")
+	if got := log.count("vip=" + vips[2].String()); got != 1 {
+		t.Errorf("%d log lines for %s; want 1", got, vips[2])
+	}
+}
+
+// Without open sockets nothing is sent or counted, and groups are left alone.
+func TestResponderWithoutSockets(t *testing.T) {
+	a := newAnnouncer(t, &lines{}, "eth0")
+	set(t, a, vip4, vip6)
+	r := a.responders[0]
+	r.gratuitous(vips)
+	r.join(vip6)
+	if got := testutil.ToFloat64(a.metrics.gratuitous.WithLabelValues("eth0")); got != 0 || r.groups != nil {
+		t.Errorf("%v frames counted, groups %v", got, maps.Collect(maps.All(r.groups)))
+	}
+}
+
+func TestMetricsPassPromlint(t *testing.T) {
+	r := prometheus.NewRegistry()
+	a := newAnnouncer(t, &lines{}, "eth0")
+	for _, c := range []*prometheus.CounterVec{a.metrics.replies, a.metrics.gratuitous, a.metrics.conflicts} {
+		c.WithLabelValues("eth0").Inc()
+	}
+	r.MustRegister(a)
+	if problems, err := testutil.GatherAndLint(r); err != nil || len(problems) > 0 {
+		t.Errorf("%v %v", problems, err)
+	}
+}

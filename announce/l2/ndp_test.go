@@ -1,0 +1,138 @@
+package l2
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/mdlayher/ndp"
+	"golang.org/x/net/bpf"
+)
+
+// solicitation is a valid Ethernet frame with a neighbour solicitation for vip6.
+func solicitation(t *testing.T) []byte {
+	t.Helper()
+	from, to := netip.MustParseAddr("fe80::1"), netip.MustParseAddr("ff02::1:ff00:10")
+	m, err := ndp.MarshalMessageChecksum(&ndp.NeighborSolicitation{TargetAddress: vip6}, from, to)
+	must(t, err)
+	frame := []byte{0x33, 0x33, 0xff, 0, 0, 0x10, 2, 0, 0, 0, 0, 1, 0x86, 0xdd}
+	frame = append(frame, 0x60, 0, 0, 0, 0, 0, 58, 255)
+	binary.BigEndian.PutUint16(frame[18:], uint16(len(m)))
+	return slices.Concat(frame, from.AsSlice(), to.AsSlice(), m)
+}
+
+func TestParseNeighbour(t *testing.T) {
+	valid := solicitation(t)
+	size := len(valid) - 54
+	for _, tt := range []struct {
+		name   string
+		change func(b []byte) []byte
+		ok     bool
+	}{
+		{"valid", func(b []byte) []byte { return b }, true},
+		{"padded", func(b []byte) []byte { return append(b, 0, 0, 0) }, true},
+		{"empty", func([]byte) []byte { return nil }, false},
+		{"no complete IPv6 header", func(b []byte) []byte { return b[:53] }, false},
+		{"header only", func(b []byte) []byte { return b[:54] }, false},
+		{"length of 7", func(b []byte) []byte { b[19] = 7; return b }, false},
+		{"length of 0", func(b []byte) []byte { b[19] = 0; return b }, false},
+		{"length of one byte too many", func(b []byte) []byte { b[19]++; return b }, false},
+		{"length of 65535", func(b []byte) []byte { b[18], b[19] = 255, 255; return b }, false},
+		{"truncated", func(b []byte) []byte { return b[:len(b)-1] }, false},
+		{"wrong checksum", func(b []byte) []byte { b[56] ^= 1; return b }, false},
+		{"other target than summed", func(b []byte) []byte { b[len(b)-1] ^= 1; return b }, false},
+		{"other source than summed", func(b []byte) []byte { b[22+15] ^= 1; return b }, false},
+	} {
+		m := parseNeighbour(tt.change(slices.Clone(valid)))
+		if (m != nil) != tt.ok {
+			t.Errorf("%s: got %+v; want valid: %t", tt.name, m, tt.ok)
+			continue
+		}
+		if m == nil {
+			continue
+		}
+		s, isSolicitation := m.m.(*ndp.NeighborSolicitation)
+		if !isSolicitation || s.TargetAddress != vip6 {
+			t.Errorf("%s: got %+v", tt.name, m.m)
+		}
+		if m.from.String() != "fe80::1" || m.mac.String() != "02:00:00:00:00:01" {
+			t.Errorf("%s: from %s, %s", tt.name, m.from, m.mac)
+		}
+	}
+	if size != 24 {
+		t.Errorf("the message has %d bytes; want 24", size)
+	}
+}
+
+// An ICMPv6 message of 8 bytes with a correct checksum, but of a type that is no neighbour message, is invalid.
+func TestParseNeighbourShortMessage(t *testing.T) {
+	frame := solicitation(t)[:54+8]
+	frame[19] = 8
+	frame[56], frame[57] = 0, 0
+	sum := icmpChecksum(frame[22:54], frame[54:])
+	binary.BigEndian.PutUint16(frame[56:], sum)
+	if m := parseNeighbour(frame); m != nil {
+		t.Errorf("got %+v", m)
+	}
+}
+
+func TestNeighbourFilter(t *testing.T) {
+	vm, err := bpf.NewVM(neighbourFilter)
+	must(t, err)
+	for _, tt := range []struct {
+		name                string
+		next, hopLimit, typ byte
+		accepted            bool
+	}{
+		{"solicitation", 58, 255, 135, true},
+		{"advertisement", 58, 255, 136, true},
+		{"routed solicitation", 58, 254, 135, false},
+		{"echo request", 58, 255, 128, false},
+		{"router advertisement", 58, 255, 134, false},
+		{"redirect", 58, 255, 137, false},
+		{"TCP", 6, 255, 135, false},
+		{"TCP, routed", 6, 64, 136, false},
+	} {
+		frame := solicitation(t)
+		frame[20], frame[21], frame[54] = tt.next, tt.hopLimit, tt.typ
+		n, err := vm.Run(frame)
+		must(t, err)
+		if want := map[bool]int{true: 1500}[tt.accepted]; n != want {
+			t.Errorf("%s: %d bytes accepted; want %d", tt.name, n, want)
+		}
+	}
+}
+
+func TestChecksum(t *testing.T) {
+	from, to := netip.MustParseAddr("fe80::1"), netip.MustParseAddr("ff02::1:ff00:10")
+	m, err := ndp.MarshalMessageChecksum(&ndp.NeighborSolicitation{TargetAddress: vip6}, from, to)
+	must(t, err)
+	addrs := append(from.AsSlice(), to.AsSlice()...)
+	if sum := icmpChecksum(addrs, m); sum != 0 {
+		t.Errorf("sum of a correct message is %#x; want 0", sum)
+	}
+	m[5] ^= 1
+	if icmpChecksum(addrs, m) == 0 {
+		t.Error("sum of a wrong message is 0")
+	}
+}
+
+// RFC 1071: an odd last byte is padded with zero, and carries are added back.
+func TestChecksumArithmetic(t *testing.T) {
+	addrs := make([]byte, 32)
+	for _, tt := range []struct {
+		icmp []byte
+		want uint16
+	}{
+		{[]byte{0, 0}, ^uint16(58 + 2)},
+		{[]byte{0, 0, 1}, ^uint16(58 + 3 + 0x100)},
+		{[]byte{0xff, 0xff, 0xff, 0xff}, ^uint16(58 + 4)},
+		{[]byte{0xff, 0xc1, 0, 0}, ^uint16(0xffff)},
+		{[]byte{0xff, 0xc2, 0, 0}, ^uint16(1)},
+	} {
+		if got := icmpChecksum(addrs, tt.icmp); got != tt.want {
+			t.Errorf("%x: %#x; want %#x", tt.icmp, got, tt.want)
+		}
+	}
+}

@@ -1,0 +1,207 @@
+package l2
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/mdlayher/arp"
+	"github.com/mdlayher/ndp"
+)
+
+// responder replies to requests on one interface.
+type responder struct {
+	a    *Announcer
+	name string
+	log  *slog.Logger
+
+	mu     sync.Mutex // guards all below; taken after Announcer.mu
+	open   *sockets   // nil while the interface is unusable
+	groups map[netip.Addr]int
+}
+
+// sockets are the sockets of an interface while it is up and unchanged.
+type sockets struct {
+	ifi *net.Interface
+	arp *arp.Client
+	ndp *ndpSocket // nil when the interface has no IPv6
+}
+
+// retryAfter is the time before a failed interface is tried again, unless it changes earlier.
+const retryAfter = time.Second
+
+func (r *responder) run(ctx context.Context, changed <-chan struct{}) {
+	logged := ""
+	for ctx.Err() == nil {
+		err := r.serve(ctx, changed)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil && err.Error() != logged { // once per cause, not per attempt
+			logged = err.Error()
+			r.log.Warn("interface not served", "err", err)
+		} else if err == nil {
+			logged = ""
+			continue // the interface changed: reopen at once
+		}
+		select {
+		case <-ctx.Done():
+		case <-changed:
+		case <-time.After(retryAfter):
+		}
+	}
+}
+
+// serve replies until ctx ends or the interface changes or fails. It returns nil when the sockets must be opened again.
+func (r *responder) serve(ctx context.Context, changed <-chan struct{}) error {
+	s, err := openSockets(r.name, r.log)
+	if err != nil {
+		return err
+	}
+	r.use(s)
+	r.log.Info("interface served", "mac", s.ifi.HardwareAddr.String(), "ndp", s.ndp != nil)
+	failed := make(chan error, 2)
+	var readers sync.WaitGroup
+	readers.Go(func() { failed <- r.readARP(s) })
+	if s.ndp != nil {
+		readers.Go(func() { failed <- r.readNDP(s) })
+	}
+	r.a.announce(ctx, []*responder{r}, r.a.all())
+	defer func() {
+		r.mu.Lock()
+		r.open, r.groups = nil, nil
+		r.mu.Unlock()
+		s.close()
+		readers.Wait()
+	}()
+	retry := time.NewTicker(retryAfter)
+	defer retry.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-failed:
+			return err
+		case <-retry.C:
+			if s.ndp != nil {
+				retry.Stop()
+			} else if n, err := openNDP(s.ifi); err == nil { // it had no link-local address before
+				n.close()
+				return nil
+			}
+		case <-changed:
+			now, err := net.InterfaceByName(r.name)
+			if err != nil {
+				return fmt.Errorf("look the interface up again: %w", err)
+			}
+			same := now.Index == s.ifi.Index && bytes.Equal(now.HardwareAddr, s.ifi.HardwareAddr)
+			if !same || now.Flags&net.FlagUp == 0 {
+				return nil
+			}
+		}
+	}
+}
+
+func openSockets(name string, log *slog.Logger) (*sockets, error) {
+	ifi, err := net.InterfaceByName(name)
+	if err != nil {
+		return nil, err
+	}
+	if ifi.Flags&net.FlagUp == 0 {
+		return nil, errors.New("interface is down")
+	}
+	if len(ifi.HardwareAddr) != 6 {
+		return nil, errors.New("interface is not Ethernet")
+	}
+	c, err := arp.Dial(ifi)
+	if err != nil {
+		return nil, fmt.Errorf("open ARP: %w", err)
+	}
+	n, err := openNDP(ifi)
+	if err != nil {
+		log.Info("no NDP on interface", "err", err)
+	}
+	return &sockets{ifi, c, n}, nil
+}
+
+func (s *sockets) close() {
+	s.arp.Close()
+	if s.ndp != nil {
+		s.ndp.close()
+	}
+}
+
+// use makes s the sockets to send with, and joins the multicast groups of the owned VIPs.
+func (r *responder) use(s *sockets) {
+	r.a.mu.RLock()
+	defer r.a.mu.RUnlock()
+	r.mu.Lock()
+	r.open, r.groups = s, map[netip.Addr]int{}
+	r.mu.Unlock()
+	for vip := range r.a.owned {
+		r.join(vip)
+	}
+}
+
+// join joins the solicited-node multicast group of an IPv6 VIP (RFC 4861 §7.2.1). Several VIPs may share a group.
+func (r *responder) join(vip netip.Addr) { r.addToGroup(vip, 1) }
+
+// leave reverses join.
+func (r *responder) leave(vip netip.Addr) { r.addToGroup(vip, -1) }
+
+// addToGroup adds n to the number of VIPs in the group of vip.
+
+func (r *responder) addToGroup(vip netip.Addr, n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !vip.Is6() || r.open == nil || r.open.ndp == nil {
+		return
+	}
+	group, err := ndp.SolicitedNodeMulticast(vip)
+	if err != nil {
+		return // only for addresses that Set rejects
+	}
+	was := r.groups[group]
+	r.groups[group] += n
+	switch {
+	case was == 0 && n > 0:
+		err = r.open.ndp.conn.JoinGroup(group)
+	case was == 1 && n < 0:
+		err = r.open.ndp.conn.LeaveGroup(group)
+	}
+	if err != nil {
+		r.log.Warn("multicast group not changed", "vip", vip, "err", err)
+	}
+}
+
+// gratuitous sends gratuitous frames for those of vips that are still owned.
+func (r *responder) gratuitous(vips []netip.Addr) {
+	r.mu.Lock()
+	s := r.open
+	r.mu.Unlock()
+	if s == nil {
+		return
+	}
+	for _, vip := range vips {
+		sent, err := r.a.reply(vip, func() error {
+			if vip.Is4() {
+				return gratuitousARP(s, vip)
+			}
+			if s.ndp == nil {
+				return nil
+			}
+			return s.ndp.advertise(vip, allNodes, false)
+		})
+		if err != nil {
+			r.log.Debug("gratuitous frame not sent", "vip", vip, "err", err)
+		} else if sent {
+			r.a.metrics.gratuitous.WithLabelValues(r.name).Inc()
+		}
+	}
+}
