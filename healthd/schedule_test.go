@@ -155,17 +155,17 @@ func TestReportsWithinAState(t *testing.T) {
 			time.Sleep(time.Second)
 			l.apply(report, r, ok)
 		}
-		step(Result{"a", 1}, true)
-		step(Result{"a", 1}, true)
-		step(Result{"b", 1}, true)
-		step(Result{"b", 2}, true)
-		step(Result{"x", -1}, false)
-		step(Result{"b", 2}, true) // resets the count of failures
-		step(Result{"x", -1}, false)
-		step(Result{"x", -1}, false)
-		step(Result{"x", -1}, false)
+		step(Result{Reason: "a", Weight: 1}, true)
+		step(Result{Reason: "a", Weight: 1}, true)
+		step(Result{Reason: "b", Weight: 1}, true)
+		step(Result{Reason: "b", Weight: 2}, true)
+		step(Result{Reason: "x", Weight: -1}, false)
+		step(Result{Reason: "b", Weight: 2}, true) // resets the count of failures
+		step(Result{Reason: "x", Weight: -1}, false)
+		step(Result{Reason: "x", Weight: -1}, false)
+		step(Result{Reason: "x", Weight: -1}, false)
 		l.end()
-		step(Result{"y", -1}, false)
+		step(Result{Reason: "y", Weight: -1}, false)
 		at := func(s int) time.Time { return begin.Add(time.Duration(s) * time.Second) }
 		want := []lb.Health{
 			{State: lb.StateHealthy, Reason: "a", Weight: 1, At: at(1)},

@@ -15,19 +15,19 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 )
 
-// bird is a BIRD with a configuration that peers.Router has no words for.
+// bird is a BIRD with a configuration that peers.Router does not support.
 type bird struct {
 	t    *testing.T
 	host *lab.Host
 }
 
-// startBIRD starts a BIRD whose only neighbour is described by protocol, the inside of a "protocol bgp".
+// startBIRD starts a BIRD with one neighbour; protocol is the body of its "protocol bgp".
 func startBIRD(t *testing.T, h *lab.Host, protocol, more string) *bird {
 	t.Helper()
 	path, err := exec.LookPath("bird")
 	if err != nil {
 		if os.Getenv("STEELYARD_CI") != "" {
-			t.Fatalf("bird2 is not installed, and STEELYARD_CI forbids to skip: %v", err)
+			t.Fatalf("bird2 is not installed, and STEELYARD_CI forbids skipping: %v", err)
 		}
 		t.Skipf("NOT TESTED: bird2 is not installed: %v", err)
 	}
@@ -44,36 +44,38 @@ protocol bgp speaker {
 	if err := h.WriteFile("/run/own-bird.conf", text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p, err := h.Start(lab.Command{Path: path, Args: []string{"-f", "-c", "/run/own-bird.conf", "-s", "/run/own-bird.ctl"}})
+	args := []string{"-f", "-c", "/run/own-bird.conf", "-s", "/run/own-bird.ctl"}
+	p, err := h.Start(lab.Command{Path: path, Args: args})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("bird said:\n%s", p.Log.Tail(30))
+			t.Logf("log of bird:\n%s", p.Log.Tail(30))
 		}
 	})
 	b := &bird{t, h}
-	labtest.Until(t, 10*time.Second, "bird answers", func() error { _, err := b.ask("show status"); return err })
+	labtest.Until(t, 10*time.Second, "bird is up", func() error { _, err := b.birdc("show status"); return err })
 	return b
 }
 
-func (b *bird) ask(command string) (string, error) {
-	return b.host.Run(context.Background(), "birdc", append([]string{"-s", "/run/own-bird.ctl"}, strings.Fields(command)...)...)
+func (b *bird) birdc(command string) (string, error) {
+	args := append([]string{"-s", "/run/own-bird.ctl"}, strings.Fields(command)...)
+	return b.host.Run(context.Background(), "birdc", args...)
 }
 
-// await waits until BIRD's answer has all of these words, and returns it.
+// await waits until the output of command has all of these words, and returns it.
 func (b *bird) await(command string, words ...string) string {
 	b.t.Helper()
 	var out string
-	labtest.Until(b.t, patience, fmt.Sprintf("%q in %q", words, command), func() error {
+	labtest.Until(b.t, timeout, fmt.Sprintf("%q in %q", words, command), func() error {
 		var err error
-		if out, err = b.ask(command); err != nil {
+		if out, err = b.birdc(command); err != nil {
 			return err
 		}
 		for _, w := range words {
 			if !strings.Contains(out, w) {
-				return fmt.Errorf("bird says %s", out)
+				return fmt.Errorf("the output is %s", out)
 			}
 		}
 		return nil
@@ -81,23 +83,30 @@ func (b *bird) await(command string, words ...string) string {
 	return out
 }
 
+// Lines of "show route count".
+const (
+	one4  = "1 of 1 routes for 1 networks in table master4"
+	none4 = "0 of 0 routes for 0 networks in table master4"
+	none6 = "0 of 0 routes for 0 networks in table master6"
+)
+
 const bothFamilies = "ipv4 { import all; export none; }; ipv6 { import all; export none; };"
 
-// One host wired to ours, without a router yet.
-func oneWire(t *testing.T) (*bench, *lab.Host, bgp.Options) {
+// oneLink returns a host linked to the speaker's, without a router yet.
+func oneLink(t *testing.T) (*bench, *lab.Host, bgp.Options) {
 	b := newBench(t)
-	h := b.wire("router")
+	h := b.link("router")
 	return b, h, b.options()
 }
 
 // A router without IPv6 gets the IPv4 route, with graceful restart too, and the count is right.
 func TestIPv4OnlyRouter(t *testing.T) {
-	b, h, o := oneWire(t)
+	b, h, o := oneLink(t)
 	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; ipv4 { import all; export none; };", "")
 	c := startChild(t, b.host, o)
 	c.set(vip4, vip6)
 	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
-	labtest.Until(t, patience, "one route is counted", func() error {
+	labtest.Until(t, timeout, "one route is counted", func() error {
 		if p := c.peer(b.theirs[0][0]); p.State != "established" || p.Routes != 1 || p.LastError != "" {
 			return fmt.Errorf("%+v", p)
 		}
@@ -105,14 +114,14 @@ func TestIPv4OnlyRouter(t *testing.T) {
 	})
 	c.set()
 	if out := r.await("show route", "BIRD"); strings.Contains(out, "203.0.113.10") {
-		r.await("show route count", "0 of 0 routes for 0 networks in table master4")
+		r.await("show route count", none4)
 	}
 }
 
-// A session over IPv6, from an address of our choice, carries both families; IPv4 routes have our IPv4 address as next
-// hop, which a router can use without RFC 8950.
+// A session over IPv6 from a configured source carries both families. IPv4 routes have the IPv4 address of this node as
+// next hop, which a router can use without RFC 8950.
 func TestSessionOverIPv6(t *testing.T) {
-	b, h, o := oneWire(t)
+	b, h, o := oneLink(t)
 	source := netip.MustParseAddr("2001:db8:2::99")
 	if err := b.host.AddAddress("eth0", netip.PrefixFrom(source, 64)); err != nil {
 		t.Fatal(err)
@@ -124,12 +133,12 @@ func TestSessionOverIPv6(t *testing.T) {
 	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
 	r.await("show route all for 2001:db8:1::10", "BGP.next_hop: 2001:db8:2::99")
 	c.terminate()
-	r.await("show route count", "0 of 0 routes for 0 networks in table master4", "0 of 0 routes for 0 networks in table master6")
+	r.await("show route count", none4, none6)
 }
 
-// A session between link-local addresses: the next hops are global ones all the same.
+// The next hops of a session between link-local addresses are global addresses.
 func TestLinkLocalSession(t *testing.T) {
-	b, h, o := oneWire(t)
+	b, h, o := oneLink(t)
 	ours, theirs := netip.MustParseAddr("fe80::aa"), netip.MustParseAddr("fe80::bb")
 	if err := b.host.AddAddress("eth0", netip.PrefixFrom(ours, 64)); err != nil {
 		t.Fatal(err)
@@ -148,10 +157,10 @@ func TestLinkLocalSession(t *testing.T) {
 	}
 }
 
-// Without an IPv6 address towards the router IPv6 routes cannot be used there: they are not sent, and the status says
-// why. They follow as soon as there is an address.
+// Without an IPv6 address towards the router IPv6 routes have no next hop: they are not sent, and the status has the
+// reason. They are sent as soon as there is an address.
 func TestNoNextHop(t *testing.T) {
-	b, h, o := oneWire(t)
+	b, h, o := oneLink(t)
 	ours6 := netip.PrefixFrom(b.ours[0][1], 64)
 	if err := b.host.DeleteAddress("eth0", ours6); err != nil {
 		t.Fatal(err)
@@ -160,9 +169,10 @@ func TestNoNextHop(t *testing.T) {
 	c := startChild(t, b.host, o)
 	c.set(vip4, vip6)
 	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
-	labtest.Until(t, patience, "the reason", func() error {
+	labtest.Until(t, timeout, "the reason", func() error {
 		p := c.peer(b.theirs[0][0])
-		if p.Routes != 1 || p.LastError != "IPv6 routes are not sent: no IPv6 next hop, for eth0 has no global IPv6 address" {
+		const reason = "IPv6 routes are not sent: no IPv6 next hop, eth0 has no global IPv6 address"
+		if p.Routes != 1 || p.LastError != reason {
 			return fmt.Errorf("%+v", p)
 		}
 		return nil
@@ -177,18 +187,18 @@ func TestNoNextHop(t *testing.T) {
 	if err := b.host.DeleteAddress("eth0", ours6); err != nil {
 		t.Fatal(err)
 	}
-	r.await("show route count", "1 of 1 routes for 1 networks in table master4", "0 of 0 routes for 0 networks in table master6")
+	r.await("show route count", one4, none6)
 }
 
 func TestTTLSecurity(t *testing.T) {
-	b, h, o := oneWire(t)
+	b, h, o := oneLink(t)
 	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; ttl security yes; "+bothFamilies, "")
 	c := startChild(t, b.host, o)
 	c.set(vip4)
-	// Which packet is the first to be dropped depends on who dials, and either side may take the session for established
-	// until its hold time is over; what counts is that no route comes of it.
+	// Which packet is dropped first depends on the side that connects, and either side may see the session as
+	// established until its hold time expires; the router must not have the route.
 	<-time.After(5 * time.Second)
-	if out, err := r.ask("show route for 203.0.113.10"); err == nil && strings.Contains(out, "203.0.113.10/32") {
+	if out, err := r.birdc("show route for 203.0.113.10"); err == nil && strings.Contains(out, "203.0.113.10/32") {
 		t.Errorf("the router has a route from a speaker without TTL security:\n%s", out)
 	}
 	c.terminate()
@@ -198,10 +208,10 @@ func TestTTLSecurity(t *testing.T) {
 	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
 }
 
-// The router is two hops away, and is reached with multihop only.
+// The router is two hops away: the session needs multihop.
 func TestMultihop(t *testing.T) {
 	b := newBench(t)
-	middle := b.wire("middle")
+	middle := b.link("middle")
 	if err := middle.Forward(); err != nil {
 		t.Fatal(err)
 	}
@@ -231,25 +241,27 @@ func TestMultihop(t *testing.T) {
 	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
 }
 
-// What one router says is not passed on to another, and what it says is not taken for ours.
-func TestNothingIsPassedOn(t *testing.T) {
+// Routes of one router are not propagated to another, and do not replace ours.
+func TestNoRouteIsPropagated(t *testing.T) {
 	b := newBench(t)
-	talker := startBIRD(t, b.wire("talker"), "neighbor 192.0.2.2 as 64512; ipv4 { import all; export where source = RTS_STATIC; };",
-		"protocol static { ipv4; route 198.51.100.0/24 blackhole; route 203.0.113.10/32 blackhole; route 0.0.0.0/0 blackhole; }")
-	listener := startBIRD(t, b.wire("listener"), "neighbor 192.0.2.6 as 64512; "+bothFamilies, "")
+	sender := startBIRD(t, b.link("sender"),
+		"neighbor 192.0.2.2 as 64512; ipv4 { import all; export where source = RTS_STATIC; };",
+		"protocol static { ipv4; route 198.51.100.0/24 blackhole; route 203.0.113.10/32 blackhole; "+
+			"route 0.0.0.0/0 blackhole; }")
+	receiver := startBIRD(t, b.link("receiver"), "neighbor 192.0.2.6 as 64512; "+bothFamilies, "")
 	c := startChild(t, b.host, b.options())
 	other := netip.MustParseAddr("203.0.113.11")
 	c.set(vip4)
-	listener.await("show route count", "1 of 1 routes for 1 networks in table master4")
-	talker.await("show protocols all speaker", "Established", "Routes:")
+	receiver.await("show route count", one4)
+	sender.await("show protocols all speaker", "Established", "Routes:")
 	c.set(other)
-	listener.await("show route", "203.0.113.11/32")
-	listener.await("show route count", "1 of 1 routes for 1 networks in table master4", "0 of 0 routes for 0 networks in table master6")
+	receiver.await("show route", "203.0.113.11/32")
+	receiver.await("show route count", one4, none6)
 }
 
-// Communities as a router reads them.
+// Communities as a router decodes them.
 func TestCommunitiesAtBIRD(t *testing.T) {
-	b, h, o := oneWire(t)
+	b, h, o := oneLink(t)
 	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; "+bothFamilies, "")
 	o.Communities, o.LargeCommunities = []uint32{64512<<16 | 100}, [][3]uint32{{64512, 1, 2}}
 	o.Weighted = true

@@ -20,8 +20,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// The tests against BIRD and FRR run a speaker as a process of its own, for a namespace belongs to a process, and a
-// process can be killed: the test binary starts itself again with this variable set to the options.
+// The tests against BIRD and FRR run the speaker in a child process, which has its own network namespace and can be
+// killed. The test binary starts itself with this variable set to the options.
 const childOptions = "STEELYARD_BGP_TEST_CHILD"
 
 const childSocket = "/run/speaker.sock"
@@ -37,10 +37,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// question is what a child is asked: to Set when Set is not nil, and in any case how its peers are.
-type question struct{ Set []lb.Announcement }
+// request is a call of Set, if Set is not nil. The response always has the state of the peers.
+type request struct{ Set []lb.Announcement }
 
-type answer struct {
+type response struct {
 	Err   string
 	Peers []lb.PeerStatus
 }
@@ -84,11 +84,11 @@ func runChild(text string) error {
 
 func serveChild(s *bgp.Speaker, c net.Conn) {
 	defer c.Close()
-	var q question
+	var q request
 	if err := json.NewDecoder(bufio.NewReader(c)).Decode(&q); err != nil {
 		return
 	}
-	var a answer
+	var a response
 	if q.Set != nil {
 		if err := s.Set(context.Background(), q.Set); err != nil {
 			a.Err = err.Error()
@@ -98,7 +98,7 @@ func serveChild(s *bgp.Speaker, c net.Conn) {
 	_ = json.NewEncoder(c).Encode(a)
 }
 
-// child is a speaker in a host.
+// child is a speaker process in a host.
 type child struct {
 	*lab.Process
 	t    testing.TB
@@ -109,16 +109,16 @@ type child struct {
 func startChild(t testing.TB, h *lab.Host, o bgp.Options) *child {
 	t.Helper()
 	c := runChildProcess(t, h, o)
-	c.answers()
+	c.awaitUp()
 	t.Cleanup(func() {
 		if t.Failed() || os.Getenv("STEELYARD_BGP_DEBUG") != "" {
-			t.Logf("the speaker's last words:\n%s", c.Log.Tail(80))
+			t.Logf("log of the speaker:\n%s", c.Log.Tail(80))
 		}
 	})
 	return c
 }
 
-// runChildProcess starts a speaker that need not live long.
+// runChildProcess starts a speaker that may end at once.
 func runChildProcess(t testing.TB, h *lab.Host, o bgp.Options) *child {
 	t.Helper()
 	c := &child{t: t, host: h, o: o}
@@ -130,12 +130,12 @@ func runChildProcess(t testing.TB, h *lab.Host, o bgp.Options) *child {
 func (c *child) start() {
 	c.t.Helper()
 	c.run()
-	c.answers()
+	c.awaitUp()
 }
 
-func (c *child) answers() {
+func (c *child) awaitUp() {
 	c.t.Helper()
-	labtest.Until(c.t, 10*time.Second, "the speaker answers", func() error { _, err := c.ask(question{}); return err })
+	labtest.Until(c.t, 10*time.Second, "the speaker is up", func() error { _, err := c.call(request{}); return err })
 }
 
 func (c *child) run() {
@@ -155,8 +155,8 @@ func (c *child) run() {
 	c.Process = p
 }
 
-func (c *child) ask(q question) (answer, error) {
-	var a answer
+func (c *child) call(q request) (response, error) {
+	var a response
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	conn, err := c.host.Dial(ctx, "unix", childSocket)
@@ -180,7 +180,7 @@ func (c *child) setWeighted(list ...lb.Announcement) {
 	if list == nil {
 		list = []lb.Announcement{}
 	}
-	a, err := c.ask(question{Set: list})
+	a, err := c.call(request{Set: list})
 	if err != nil || a.Err != "" {
 		c.t.Fatalf("set %v: %v %s", list, err, a.Err)
 	}
@@ -188,7 +188,7 @@ func (c *child) setWeighted(list ...lb.Announcement) {
 
 func (c *child) peer(addr netip.Addr) lb.PeerStatus {
 	c.t.Helper()
-	a, err := c.ask(question{})
+	a, err := c.call(request{})
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -201,7 +201,7 @@ func (c *child) peer(addr netip.Addr) lb.PeerStatus {
 	return lb.PeerStatus{}
 }
 
-// terminate ends the speaker as systemd would, and checks that it ended well.
+// terminate sends SIGTERM, as systemd does, and checks the exit status.
 func (c *child) terminate() {
 	c.t.Helper()
 	if err := c.Signal(syscall.SIGTERM); err != nil {

@@ -8,7 +8,7 @@ var (
 	routesAnnounced = prometheus.NewDesc("steelyard_bgp_routes_announced",
 		"Routes announced to the peer.", []string{"peer"}, nil)
 	transitions = prometheus.NewDesc("steelyard_bgp_session_transitions_total",
-		"How often the session with the peer came up and went down.", []string{"peer", "to"}, nil)
+		"Transitions of the BGP session with the peer to up and down.", []string{"peer", "to"}, nil)
 )
 
 // Describe implements prometheus.Collector.

@@ -12,12 +12,11 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// wantReason waits until the peer's status has a reason with all these words, and checks that the log has said it in
-// one line and no more.
+// wantReason waits until the status of the peer has a reason with all these words.
 func wantReason(t *testing.T, c *child, peer netip.Addr, words ...string) lb.PeerStatus {
 	t.Helper()
 	var p lb.PeerStatus
-	labtest.Until(t, patience, fmt.Sprintf("a reason with %q", words), func() error {
+	labtest.Until(t, timeout, fmt.Sprintf("a reason with %q", words), func() error {
 		p = c.peer(peer)
 		for _, w := range words {
 			if !strings.Contains(p.LastError, w) {
@@ -41,8 +40,8 @@ func sessionDownLines(c *child) (lines []string) {
 	return lines
 }
 
-// A wrong password: the router does not answer, and who reads the status is told where to look. When the router dials
-// too, this machine's kernel has dropped its segments, and that is known.
+// With a wrong password the router does not respond, and the status says what to check. When the router connects too,
+// the local kernel counts the segments that it dropped.
 func TestWrongPassword(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		for _, row := range []struct {
@@ -50,9 +49,13 @@ func TestWrongPassword(t *testing.T) {
 			passive            bool
 			words              []string
 		}{
-			{"differs", "wrong", "right", false, []string{"no TCP connection to 192.0.2.1:179 for", "dropped TCP segments with a wrong or missing MD5 signature", "check the password (MD5) on both sides"}},
-			{"we have none", "", "right", false, []string{"no TCP connection to 192.0.2.1:179 for", "MD5 signature: the peer has a password, we have none"}},
-			{"router only waits", "wrong", "right", true, []string{"no TCP connection to 192.0.2.1:179 for", "no answer; if the peer is up, check the password (MD5) on both sides"}},
+			{"differs", "wrong", "right", false, []string{"no TCP connection to 192.0.2.1:179 for",
+				"dropped TCP segments with a wrong or missing MD5 signature",
+				"check the password (MD5) on both sides"}},
+			{"none here", "", "right", false, []string{"no TCP connection to 192.0.2.1:179 for",
+				"MD5 signature: the peer has a password, this node has none"}},
+			{"passive router", "wrong", "right", true, []string{"no TCP connection to 192.0.2.1:179 for",
+				"no response; if the peer is up, check the password (MD5) on both sides"}},
 		} {
 			t.Run(row.name, func(t *testing.T) {
 				b := newBench(t)
@@ -65,7 +68,7 @@ func TestWrongPassword(t *testing.T) {
 				c.set(vip4)
 				wantReason(t, c, b.theirs[0][0], row.words...)
 				if lines := sessionDownLines(c); len(lines) == 0 || len(lines) > 2 {
-					t.Errorf("the log says %q", lines)
+					t.Errorf("log lines %q", lines)
 				}
 			})
 		}
@@ -92,7 +95,7 @@ func TestRightPassword(t *testing.T) {
 	})
 }
 
-// The router expects another ASN than ours, or has another than we expect.
+// The router expects another ASN than ours, or has another one than configured here.
 func TestWrongASN(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		t.Run("ours", func(t *testing.T) {
@@ -100,7 +103,7 @@ func TestWrongASN(t *testing.T) {
 			b.router(kind, func(c *peers.RouterConfig) { c.Neighbors[0].ASN = 64999 })
 			c := startChild(t, b.host, b.options())
 			c.set(vip4)
-			wantReason(t, c, b.theirs[0][0], "the peer says", "bad peer as")
+			wantReason(t, c, b.theirs[0][0], "received NOTIFICATION", "bad peer as")
 		})
 		t.Run("theirs", func(t *testing.T) {
 			b := newBench(t)
@@ -112,36 +115,37 @@ func TestWrongASN(t *testing.T) {
 	})
 }
 
-func TestNobodyListens(t *testing.T) {
+func TestConnectionRefused(t *testing.T) {
 	b := newBench(t)
-	b.wire("router")
+	b.link("router")
 	c := startChild(t, b.host, b.options())
 	c.set(vip4)
 	p := wantReason(t, c, b.theirs[0][0], "no TCP connection to 192.0.2.1:179 for", "connection refused")
 	if p.Routes != 0 {
-		t.Errorf("%d routes are announced to nobody", p.Routes)
+		t.Errorf("%d routes announced without a session", p.Routes)
 	}
 	<-time.After(8 * time.Second) // several more attempts
 	if lines := sessionDownLines(c); len(lines) != 1 {
-		t.Errorf("the log tells it %d times:\n%s", len(lines), strings.Join(lines, "\n"))
+		t.Errorf("logged %d times:\n%s", len(lines), strings.Join(lines, "\n"))
 	}
 	c.terminate()
 }
 
-// Another program has the port: Run ends with an error that says what to do, and needs no Set for that.
-func TestPortTaken(t *testing.T) {
+// The port is in use: Run fails before the first Set, and the error says what to do.
+func TestPortInUse(t *testing.T) {
 	b := newBench(t)
-	b.wire("router")
+	b.link("router")
 	if _, err := b.host.Listen(t.Context(), "tcp", "0.0.0.0:179"); err != nil {
 		t.Fatal(err)
 	}
 	c := runChildProcess(t, b.host, b.options())
 	if err := c.Wait(t.Context()); err == nil {
-		t.Error("the speaker ended well")
+		t.Error("the speaker exited with status 0")
 	}
-	const text = "speaker: listen on port 179: another program does; stop it, or set listen_port = -1 to only dial: "
+	const text = "speaker: listen on port 179: in use by another program; " +
+		"stop it, or set listen_port = -1 to only connect: "
 	if !c.Log.Contains(text) {
-		t.Errorf("it said %s", c.Log.Tail(5))
+		t.Errorf("log: %s", c.Log.Tail(5))
 	}
 	o := b.options()
 	o.ListenPort = -1

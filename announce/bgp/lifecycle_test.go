@@ -26,8 +26,8 @@ func TestNewStartsNothing(t *testing.T) {
 	}
 }
 
-// Run leaves nothing behind: not a goroutine, although gobgp's own server never returns.
-func TestNothingIsLeftBehind(t *testing.T) {
+// Run leaves no goroutine running, although Serve of gobgp never returns.
+func TestNoGoroutineIsLeft(t *testing.T) {
 	r := startRouter(t)
 	before := runtime.NumGoroutine()
 	for range 3 {
@@ -39,7 +39,7 @@ func TestNothingIsLeftBehind(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.awaitPaths(t, 2)
-		labtest.Until(t, patience, "the speaker knows that the session is up", func() error {
+		labtest.Until(t, timeout, "the speaker has the session", func() error {
 			if p := s.Peers()[0]; p.State != "established" {
 				return fmt.Errorf("%+v", p)
 			}
@@ -56,7 +56,7 @@ func TestNothingIsLeftBehind(t *testing.T) {
 			t.Errorf("after Run: %+v", p)
 		}
 	}
-	labtest.Until(t, patience, "all goroutines to end", func() error {
+	labtest.Until(t, timeout, "all goroutines to end", func() error {
 		if n := runtime.NumGoroutine(); n > before {
 			stacks := make([]byte, 1<<20)
 			return fmt.Errorf("%d goroutines, before %d:\n%s", n, before, stacks[:runtime.Stack(stacks, true)])
@@ -65,7 +65,7 @@ func TestNothingIsLeftBehind(t *testing.T) {
 	})
 }
 
-// Run that ends before the first Set opens no session and ends at once.
+// Run without a Set opens no session and returns when its context ends.
 func TestRunEndsBeforeSet(t *testing.T) {
 	r := startRouter(t)
 	s := newSpeaker(t, r.options())
@@ -76,7 +76,7 @@ func TestRunEndsBeforeSet(t *testing.T) {
 	}
 }
 
-// A speaker can run again: what was set before is announced anew.
+// A speaker can run again and then announces the last set.
 func TestRunTwice(t *testing.T) {
 	r := startRouter(t)
 	s := newSpeaker(t, r.options())
@@ -107,7 +107,7 @@ steelyard_bgp_peer_up{peer="127.0.0.1"} %d
 # HELP steelyard_bgp_routes_announced Routes announced to the peer.
 # TYPE steelyard_bgp_routes_announced gauge
 steelyard_bgp_routes_announced{peer="127.0.0.1"} %d
-# HELP steelyard_bgp_session_transitions_total How often the session with the peer came up and went down.
+# HELP steelyard_bgp_session_transitions_total Transitions of the BGP session with the peer to up and down.
 # TYPE steelyard_bgp_session_transitions_total counter
 steelyard_bgp_session_transitions_total{peer="127.0.0.1",to="down"} 0
 steelyard_bgp_session_transitions_total{peer="127.0.0.1",to="up"} %d
@@ -122,13 +122,13 @@ steelyard_bgp_session_transitions_total{peer="127.0.0.1",to="up"} %d
 	if err := s.Set(t.Context(), announcements(vip4, vip6)); err != nil {
 		t.Fatal(err)
 	}
-	labtest.Until(t, patience, "metrics of a session", func() error { return gathered(1, 2, 1) })
+	labtest.Until(t, timeout, "metrics of a session", func() error { return gathered(1, 2, 1) })
 	if problems, err := testutil.GatherAndLint(reg); err != nil || len(problems) > 0 {
 		t.Errorf("promlint: %v %v", problems, err)
 	}
 }
 
-// BenchmarkSet is one VIP more and one less among 10,000, with a session.
+// BenchmarkSet adds or removes one of 10,000 VIPs with an established session.
 func BenchmarkSet(b *testing.B) {
 	r := startRouter(b)
 	s := newSpeaker(b, r.options())

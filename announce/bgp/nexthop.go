@@ -6,10 +6,11 @@ import (
 	"net/netip"
 )
 
-// nextHops says which next hop a peer gets for routes of each family: our address of the session where it is of that
-// family, else one that the policy writes in. The reasons say why a family has none: its routes are not sent then.
+// nextHops are the next hops of routes to one peer, per family: the local address of the session if it is of that
+// family, else an address that the export policy sets. A family without one has a reason instead, and its routes are
+// not sent.
 type nextHops struct {
-	// session says that our address of the session serves, so the policy has nothing to do.
+	// session4, session6: the local address of the session is the next hop; no policy is needed.
 	session4, session6 bool
 	addr4, addr6       netip.Addr
 	reason4, reason6   string
@@ -23,7 +24,7 @@ func (n nextHops) has(addr netip.Addr) bool {
 	return n.session6 || n.addr6.IsValid()
 }
 
-// nextHopsTo returns the next hops for a session that is not there yet: those that the routing table lets us expect.
+// nextHopsTo returns the next hops expected for a session that is not established, according to the routing table.
 func (o *Options) nextHopsTo(p Peer) nextHops {
 	local, err := localTowards(p)
 	if err == nil {
@@ -39,8 +40,8 @@ func (o *Options) nextHopsTo(p Peer) nextHops {
 	return n
 }
 
-// nextHopsFrom returns the next hops for a session that has local on our side. Addresses of the interface come before
-// those of the options: the peer is sure to reach them.
+// nextHopsFrom returns the next hops for a session with this local address. Addresses of its interface have precedence
+// over those of the options, because the peer can reach them.
 func (o *Options) nextHopsFrom(local netip.Addr) nextHops {
 	n := nextHops{session4: local.Is4(), session6: local.Is6() && !local.IsLinkLocalUnicast()}
 	if n.session4 && n.session6 {
@@ -74,7 +75,8 @@ func missing(addr netip.Addr, family, iface string, err error) string {
 	case err != nil:
 		return fmt.Sprintf("%s routes are not sent: %v", family, err)
 	default:
-		return fmt.Sprintf("%s routes are not sent: no %s next hop, for %s has no global %s address", family, family, iface, family)
+		return fmt.Sprintf("%s routes are not sent: no %s next hop, %s has no global %s address",
+			family, family, iface, family)
 	}
 }
 
@@ -111,15 +113,15 @@ func interfaceOf(addr netip.Addr) (name string, global []netip.Addr, err error) 
 	return "", nil, fmt.Errorf("no interface has %v", addr)
 }
 
-// localTowards returns the address that a session with p will have on our side. It sends nothing: connecting a UDP
-// socket only asks the routing table.
+// localTowards returns the local address that a session with p will have. It sends no packet: connecting a UDP socket
+// only looks up the route.
 func localTowards(p Peer) (netip.Addr, error) {
 	if p.Source.IsValid() {
 		return p.Source, nil
 	}
 	c, err := net.Dial("udp", netip.AddrPortFrom(p.Address, p.Port).String())
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("find the way to %v: %w", p.Address, err)
+		return netip.Addr{}, fmt.Errorf("look up the route to %v: %w", p.Address, err)
 	}
 	defer c.Close()
 	return c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), nil

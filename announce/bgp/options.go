@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// Options is everything a Speaker needs. What has no default is required.
+// Options configures a Speaker. Fields without a default are required.
 type Options struct {
-	// ASN is our autonomous system number; RouterID our BGP identifier, an IPv4 address.
+	// ASN is the local autonomous system number. RouterID is the BGP identifier, an IPv4 address.
 	ASN      uint32
 	RouterID netip.Addr
-	// ListenPort is the TCP port peers may connect to; 0: 179; -1: never listen, only dial.
+	// ListenPort is the TCP port for connections of peers; 0: 179; -1: do not listen, only connect.
 	ListenPort int
 	// ListenAddresses are the addresses to listen on; empty: every address of the families that peers have.
 	ListenAddresses []netip.Addr
@@ -22,7 +22,7 @@ type Options struct {
 	Communities []uint32
 	// LargeCommunities are large communities (RFC 8092).
 	LargeCommunities [][3]uint32
-	// LocalPref is sent to peers of our own ASN only; 0: 100.
+	// LocalPref is sent to peers with the local ASN only; 0: 100.
 	LocalPref uint32
 	// AggregateV4 and AggregateV6 are the lengths of the announced prefixes; 0: 32 and 128. The prefix is announced
 	// while any VIP in it is.
@@ -30,34 +30,35 @@ type Options struct {
 	// Weighted adds the link bandwidth extended community, in proportion to the weight of an announcement
 	// (draft-ietf-idr-link-bandwidth).
 	Weighted bool
-	// RestartTime is how long peers keep our routes while we are away, in whole seconds up to 4095 s; 0: 120 s.
-	// (RFC 4724, section 3.)
+	// RestartTime is how long peers keep the routes while this process is down, in whole seconds up to 4095 s; 0: 120
+	// s. (RFC 4724, section 3.)
 	RestartTime time.Duration
-	// NextHopV4 and NextHopV6 are this machine's addresses, used as next hop where the session has none of that family
-	// and the interface towards the peer has none either. They may be zero.
+	// NextHopV4 and NextHopV6 are addresses of this node, used as next hop where neither the session nor the interface
+	// towards the peer has one of that family. They may be zero.
 	NextHopV4, NextHopV6 netip.Addr
 	Log                  *slog.Logger
 }
 
 // Peer is one neighbour.
 type Peer struct {
-	// Address is where it is; with a zone when it is link-local.
+	// Address is the address of the neighbour, with a zone when it is link-local.
 	Address netip.Addr
 	ASN     uint32
-	// Port is where it listens; 0: 179.
+	// Port is its TCP port; 0: 179.
 	Port uint16
 	// Password is the TCP MD5 key (RFC 2385), at most 80 bytes; "": none.
 	Password string
 	// HoldTime is proposed to the peer, in whole seconds from 3 s to 65535 s; 0: 90 s. (RFC 4271, section 4.2.)
 	HoldTime time.Duration
-	// Multihop is how many hops away the peer may be, 1 to 255; 0: directly connected. Peers of our own ASN may always be
-	// anywhere.
+	// Multihop is the maximum distance of an eBGP peer in hops, 1 to 255; 0: directly connected. It does not apply to
+	// iBGP peers.
 	Multihop int
-	// TTLSecurity accepts only packets that have come at most Multihop hops (RFC 5082). Both sides must have it.
+	// TTLSecurity accepts only packets that were forwarded over at most Multihop hops (RFC 5082). Both sides must
+	// enable it.
 	TTLSecurity bool
-	// Source is our address for the session; zero: the one the routing table gives.
+	// Source is the local address of the session; zero: the kernel chooses it.
 	Source netip.Addr
-	// GracefulRestart asks the peer to keep our routes while this process is away (RFC 4724).
+	// GracefulRestart makes the peer keep the routes while this process is down (RFC 4724).
 	GracefulRestart bool
 }
 
@@ -68,7 +69,7 @@ const (
 	maxPassword        = 80 // TCP_MD5SIG_MAXKEYLEN
 )
 
-// withDefaults returns o with every default filled in, or every reason why it cannot be used.
+// withDefaults returns o with all defaults, or an error with every invalid field.
 func (o Options) withDefaults() (Options, error) {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }

@@ -20,13 +20,13 @@ var (
 	familyV6 = &api.Family{Afi: api.Family_AFI_IP6, Safi: api.Family_SAFI_UNICAST}
 )
 
-// setPolicies tells gobgp what may come in (nothing) and what may go out (what we put in ourselves, with a next hop that
-// fits). It replaces what was set before, and does not send anything again.
-func setPolicies(ctx context.Context, srv *server.BgpServer, hops map[netip.Addr]nextHops) error {
+// setPolicies sets the import policy of gobgp (reject all) and its export policy (accept local routes, with the next
+// hop of the peer). It replaces the previous policies and does not send routes again.
+func setPolicies(ctx context.Context, srv *server.BgpServer, peers map[netip.Addr]nextHops) error {
 	sets := []*api.DefinedSet{}
 	all := []string{}
 	var out []*api.Statement
-	for peer, n := range hops {
+	for peer, n := range peers {
 		name := peer.String()
 		host := hostPrefix(peer)
 		all = append(all, host)
@@ -38,7 +38,7 @@ func setPolicies(ctx context.Context, srv *server.BgpServer, hops map[netip.Addr
 			out = append(out, nextHopStatement(name, "ipv6", familyV6, n.addr6))
 		}
 	}
-	// An empty neighbour set would match everything, our own routes too.
+	// An empty neighbour set would match every route, local ones too.
 	in := []*api.Statement{}
 	if len(all) > 0 {
 		sets = append(sets, &api.DefinedSet{DefinedType: api.DefinedType_NEIGHBOR, Name: allPeers, List: all})
@@ -60,7 +60,7 @@ func setPolicies(ctx context.Context, srv *server.BgpServer, hops map[netip.Addr
 	return nil
 }
 
-// assignPolicies puts the policies into force. Afterwards setPolicies replaces them in place.
+// assignPolicies applies the policies. After that, setPolicies replaces them in place.
 func assignPolicies(ctx context.Context, srv *server.BgpServer) error {
 	for _, a := range []*api.PolicyAssignment{
 		{
@@ -79,8 +79,7 @@ func assignPolicies(ctx context.Context, srv *server.BgpServer) error {
 	return nil
 }
 
-// nextHopStatement gives own routes of a family the next hop addr on their way to a peer, or keeps them back when there
-// is none.
+// nextHopStatement sets the next hop of local routes of a family to a peer, or rejects them when addr is zero.
 func nextHopStatement(peer, family string, f *api.Family, addr netip.Addr) *api.Statement {
 	s := &api.Statement{
 		Name: family + " to " + peer,

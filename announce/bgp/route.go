@@ -14,14 +14,14 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// bandwidthUnit is the link bandwidth announced for a weight of one, in bytes a second: 1 Gbit/s. Routers compare the
-// values with each other, so only the proportion matters.
+// bandwidthUnit is the link bandwidth announced for a weight of 1, in bytes per second: 1 Gbit/s. Routers use the
+// proportion of the values only.
 const bandwidthUnit = 125e6
 
-// routes is what is to be announced: prefixes, each with the weight of all VIPs in it.
+// routes are prefixes to announce, each with the sum of the weights of its VIPs.
 type routes map[netip.Prefix]int
 
-// routesFor returns the routes of announcements, and an error that names every VIP that cannot be announced.
+// routesFor returns the routes of announcements, and an error with every VIP that cannot be announced.
 func (o *Options) routesFor(announcements []lb.Announcement) (routes, error) {
 	var errs []error
 	out := make(routes, len(announcements))
@@ -40,14 +40,14 @@ func (o *Options) routesFor(announcements []lb.Announcement) (routes, error) {
 	return out, errors.Join(errs...)
 }
 
-// change is one step from one set of routes to another.
+// change is one change of a route.
 type change struct {
 	prefix netip.Prefix
 	weight int // 0: withdraw
 }
 
-// changes returns the steps from one set of routes to another, withdrawals first. A change of weight is one only when
-// the weight is announced.
+// changes returns the changes from one set of routes to another, withdrawals first. A changed weight is a change only
+// if weights are announced.
 func (o *Options) changes(from, to routes) []change {
 	var steps []change
 	for p := range from {
@@ -66,8 +66,8 @@ func (o *Options) changes(from, to routes) []change {
 	return steps
 }
 
-// path returns c as gobgp takes it. The next hop is unspecified: gobgp writes our address of the session into it (table.
-// UpdatePathAttrs), and the export policy what else is needed (policy.go).
+// path returns c as a gobgp path. The next hop is unspecified: gobgp replaces it with the local address of the session
+// (table.UpdatePathAttrs), or the export policy sets it (policy.go).
 func (o *Options) path(c change) (*api.Path, error) {
 	addr, bits := c.prefix.Addr(), uint8(c.prefix.Bits())
 	attrs := []bgp.PathAttributeInterface{bgp.NewPathAttributeOrigin(bgp.BGP_ORIGIN_ATTR_TYPE_IGP)}
@@ -89,7 +89,7 @@ func (o *Options) path(c change) (*api.Path, error) {
 	return p, nil
 }
 
-// attributes returns what is said of every route. LOCAL_PREF is for peers of our own ASN; gobgp drops it for others.
+// attributes returns the attributes of every announced route. gobgp removes LOCAL_PREF for eBGP peers.
 func (o *Options) attributes(weight int) []bgp.PathAttributeInterface {
 	attrs := []bgp.PathAttributeInterface{bgp.NewPathAttributeLocalPref(o.LocalPref)}
 	if len(o.Communities) > 0 {

@@ -18,7 +18,7 @@ import (
 const (
 	ourASN   = 64512
 	theirASN = 64500
-	patience = 20 * time.Second
+	timeout  = 20 * time.Second
 )
 
 var (
@@ -26,7 +26,7 @@ var (
 	vip6 = netip.MustParseAddr("2001:db8:1::10")
 )
 
-// bench is a speaker's host wired to routers: 192.0.2.0/30 and 2001:db8:2:0::/64 to the first, and so on.
+// bench is the host of a speaker with links to routers: 192.0.2.0/30 and 2001:db8:2:0::/64 to the first, and so on.
 type bench struct {
 	t       *testing.T
 	lab     *lab.Lab
@@ -36,7 +36,7 @@ type bench struct {
 	theirs  [][2]netip.Addr
 }
 
-// newBench makes the test run beside others: most of them wait for timers most of the time.
+// newBench makes the test run in parallel with others: they mostly wait for timers.
 func newBench(t *testing.T) *bench {
 	t.Parallel()
 	labtest.Root(t)
@@ -44,8 +44,8 @@ func newBench(t *testing.T) *bench {
 	return &bench{t: t, lab: l, host: labtest.Host(t, l, "speaker")}
 }
 
-// wire adds a host linked to the speaker's.
-func (b *bench) wire(name string) *lab.Host {
+// link adds a host with a link to the speaker's.
+func (b *bench) link(name string) *lab.Host {
 	b.t.Helper()
 	h := labtest.Host(b.t, b.lab, name)
 	n := len(b.ours)
@@ -70,7 +70,7 @@ func (b *bench) wire(name string) *lab.Host {
 // router adds a router that peers with the speaker over IPv4.
 func (b *bench) router(kind peers.RouterKind, change func(*peers.RouterConfig)) *peers.Router {
 	b.t.Helper()
-	h := b.wire(string(kind))
+	h := b.link(string(kind))
 	n := len(b.ours) - 1
 	c := peers.RouterConfig{
 		ID: b.theirs[n][0], ASN: theirASN, HoldTime: 9 * time.Second,
@@ -88,7 +88,8 @@ func (b *bench) router(kind peers.RouterKind, change func(*peers.RouterConfig)) 
 func (b *bench) options() bgp.Options {
 	o := bgp.Options{ASN: ourASN, RouterID: b.ours[0][0]}
 	for _, a := range b.theirs {
-		o.Peers = append(o.Peers, bgp.Peer{Address: a[0], ASN: theirASN, HoldTime: 9 * time.Second, GracefulRestart: true})
+		p := bgp.Peer{Address: a[0], ASN: theirASN, HoldTime: 9 * time.Second, GracefulRestart: true}
+		o.Peers = append(o.Peers, p)
 	}
 	return o
 }
@@ -96,7 +97,7 @@ func (b *bench) options() bgp.Options {
 // want waits until the kernel of r has exactly this next hop for vip, or none.
 func want(t testing.TB, r *peers.Router, vip netip.Addr, via ...netip.Addr) time.Duration {
 	t.Helper()
-	took, err := r.WaitNextHops(context.Background(), patience, host(vip), via...)
+	took, err := r.WaitNextHops(context.Background(), timeout, host(vip), via...)
 	if err != nil {
 		t.Fatalf("%s: %v", r.Kind, err)
 	}
@@ -112,7 +113,8 @@ func eachRouter(t *testing.T, f func(t *testing.T, kind peers.RouterKind)) {
 	}
 }
 
-// Both families over one IPv4 session, each with this machine's address as next hop; what is withdrawn goes, alone.
+// One IPv4 session carries both families, each with an address of this node as next hop. Only withdrawn routes are
+// removed.
 func TestRouterGetsAndLosesRoutes(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		b := newBench(t)
@@ -124,7 +126,7 @@ func TestRouterGetsAndLosesRoutes(t *testing.T) {
 		want(t, r, vip6, b.ours[0][1])
 		want(t, r, other, b.ours[0][0])
 		if p := c.peer(b.theirs[0][0]); p.State != "established" || p.Routes != 3 || p.LastError != "" {
-			t.Errorf("peer %+v, want established with 3 routes and nothing wrong", p)
+			t.Errorf("peer %+v, want established with 3 routes and no error", p)
 		}
 		c.set(other)
 		want(t, r, vip4)
@@ -133,16 +135,16 @@ func TestRouterGetsAndLosesRoutes(t *testing.T) {
 		c.set(vip4)
 		c.terminate()
 		if took := want(t, r, vip4); took > time.Second {
-			t.Errorf("after a clean end the route stayed %v", took)
+			t.Errorf("the route stayed %v after a clean exit", took)
 		}
 	})
 }
 
-// steady polls the kernel of r for vip until stop is called, which fails the test when the route was ever away.
-func steady(t *testing.T, r *peers.Router, vip, via netip.Addr) (stop func()) {
+// watchRoute polls the kernel of r for vip until stop is called, which fails the test if the route was ever missing.
+func watchRoute(t *testing.T, r *peers.Router, vip, via netip.Addr) (stop func()) {
 	t.Helper()
 	quit, done := make(chan struct{}), make(chan struct{})
-	polls, away := 0, ""
+	polls, missing := 0, ""
 	go func() {
 		defer close(done)
 		for {
@@ -153,27 +155,27 @@ func steady(t *testing.T, r *peers.Router, vip, via netip.Addr) (stop func()) {
 			}
 			hops, err := r.NextHops(host(vip))
 			if err != nil || !slices.Equal(hops, []netip.Addr{via}) {
-				away = fmt.Sprintf("at poll %d next hops are %v (%v)", polls, hops, err)
+				missing = fmt.Sprintf("at poll %d next hops are %v (%v)", polls, hops, err)
 				return
 			}
 			polls++
-			time.Sleep(200 * time.Microsecond) // leave the processors to the others
+			time.Sleep(200 * time.Microsecond) // leave CPU time to the other tests
 		}
 	}()
 	return func() {
 		t.Helper()
 		close(quit)
 		<-done
-		if away != "" {
-			t.Errorf("%s lost the route to %v: %s", r.Kind, vip, away)
+		if missing != "" {
+			t.Errorf("%s lost the route to %v: %s", r.Kind, vip, missing)
 		} else if polls < 100 {
-			t.Errorf("%s was asked only %d times", r.Kind, polls)
+			t.Errorf("only %d polls of %s", polls, r.Kind)
 		}
 	}
 }
 
-// The speaker is killed, and started again by someone who knows only after a while what to announce. Neither router
-// may take the route out of its kernel at any moment. Then it ends in order, and the route goes at once.
+// The speaker is killed and started again, and its first Set comes a few seconds later. No router may remove the route
+// from its kernel at any time. After a clean exit the route is removed at once.
 func TestKilledSpeakerKeepsItsRoutes(t *testing.T) {
 	b := newBench(t)
 	for _, kind := range peers.RouterKinds {
@@ -188,19 +190,19 @@ func TestKilledSpeakerKeepsItsRoutes(t *testing.T) {
 	for round := range 3 {
 		var stops []func()
 		for i, r := range b.routers {
-			stops = append(stops, steady(t, r, vip4, b.ours[i][0]), steady(t, r, vip6, b.ours[i][1]))
+			stops = append(stops, watchRoute(t, r, vip4, b.ours[i][0]), watchRoute(t, r, vip6, b.ours[i][1]))
 		}
 		c.Kill()
 		c.start()
-		<-time.After(3 * time.Second) // health checks that have not answered yet
+		<-time.After(3 * time.Second) // time until the first health reports
 		c.set(vip4, vip6)
 		for i, r := range b.routers {
-			err := r.WaitEstablished(context.Background(), patience, b.ours[i][0])
+			err := r.WaitEstablished(context.Background(), timeout, b.ours[i][0])
 			if err != nil {
 				t.Fatal(err)
 			}
 		}
-		<-time.After(2 * time.Second) // routers have had every chance to drop what they held
+		<-time.After(2 * time.Second) // time for routers to remove stale routes
 		for _, stop := range stops {
 			stop()
 		}
@@ -212,14 +214,14 @@ func TestKilledSpeakerKeepsItsRoutes(t *testing.T) {
 	for _, r := range b.routers {
 		for _, vip := range []netip.Addr{vip4, vip6} {
 			if took := want(t, r, vip); took > time.Second {
-				t.Errorf("%s kept %v for %v after a clean end", r.Kind, vip, took)
+				t.Errorf("%s kept %v for %v after a clean exit", r.Kind, vip, took)
 			}
 		}
 	}
 }
 
-// After a restart one router is there at once and the other only later: that the first session is up must not make the
-// second router forget. (gobgp v3 takes the mark of the restart from all peers when one session is up.)
+// After a restart one router connects at once and the other later: the first session must not make the second router
+// remove the routes. (gobgp v3 clears the restart flag of all peers when one session is up.)
 func TestLateRouterKeepsItsRoutes(t *testing.T) {
 	eachRouter(t, func(t *testing.T, late peers.RouterKind) {
 		b := newBench(t)
@@ -228,9 +230,9 @@ func TestLateRouterKeepsItsRoutes(t *testing.T) {
 		c := startChild(t, b.host, b.options())
 		c.set(vip4)
 		want(t, r, vip4, b.ours[1][0])
-		stop := steady(t, r, vip4, b.ours[1][0])
+		stop := watchRoute(t, r, vip4, b.ours[1][0])
 		c.Kill()
-		labtest.Until(t, patience, "the router notices", func() error {
+		labtest.Until(t, timeout, "the router detects it", func() error {
 			peers, err := r.Peers(context.Background())
 			if err == nil && peers[b.ours[1][0]].Established {
 				err = fmt.Errorf("the session is up")
@@ -240,24 +242,24 @@ func TestLateRouterKeepsItsRoutes(t *testing.T) {
 		b.ip("route", "add", "blackhole", host(b.theirs[1][0]).String())
 		c.start()
 		c.set(vip4)
-		labtest.Until(t, patience, "the first session", func() error {
+		labtest.Until(t, timeout, "the first session", func() error {
 			if p := c.peer(b.theirs[0][0]); p.State != "established" {
 				return fmt.Errorf("%+v", p)
 			}
 			return nil
 		})
 		b.ip("route", "del", "blackhole", host(b.theirs[1][0]).String())
-		if err := r.WaitEstablished(context.Background(), patience, b.ours[1][0]); err != nil {
+		if err := r.WaitEstablished(context.Background(), timeout, b.ours[1][0]); err != nil {
 			t.Fatal(err)
 		}
-		<-time.After(time.Second) // the router has had every chance to drop what it held
+		<-time.After(time.Second) // time for the router to remove stale routes
 		stop()
 	})
 }
 
-// The connection breaks without a word while the speaker lives: the router keeps the route until the next session, whose
-// OPEN must say once more that forwarding went on.
-func TestBrokenConnectionKeepsRoutes(t *testing.T) {
+// The connection is lost without a NOTIFICATION while the speaker runs: the router keeps the route until the next
+// session, whose OPEN must have the Forwarding State bit.
+func TestLostConnectionKeepsRoutes(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		b := newBench(t)
 		r := b.router(kind, nil)
@@ -265,23 +267,23 @@ func TestBrokenConnectionKeepsRoutes(t *testing.T) {
 		c.set(vip4, vip6)
 		want(t, r, vip4, b.ours[0][0])
 		want(t, r, vip6, b.ours[0][1])
-		stop4, stop6 := steady(t, r, vip4, b.ours[0][0]), steady(t, r, vip6, b.ours[0][1])
+		stop4, stop6 := watchRoute(t, r, vip4, b.ours[0][0]), watchRoute(t, r, vip6, b.ours[0][1])
 		if out, err := b.host.Run(context.Background(), "ss", "-K", "dst", b.theirs[0][0].String()); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
-		labtest.Until(t, patience, "the speaker notices", func() error {
+		labtest.Until(t, timeout, "the speaker detects it", func() error {
 			if !c.Log.Contains("bgp session down") {
 				return fmt.Errorf("no line in the log")
 			}
 			return nil
 		})
-		labtest.Until(t, patience, "the session is back", func() error {
+		labtest.Until(t, timeout, "the session is back", func() error {
 			if p := c.peer(b.theirs[0][0]); p.State != "established" || p.Routes != 2 {
 				return fmt.Errorf("%+v", p)
 			}
 			return nil
 		})
-		<-time.After(2 * time.Second) // the router has had every chance to drop what it held
+		<-time.After(2 * time.Second) // time for the router to remove stale routes
 		stop4()
 		stop6()
 	})
@@ -295,7 +297,7 @@ func (b *bench) ip(args ...string) {
 	}
 }
 
-// Killed without graceful restart: the routes do go, so the tests above can fail.
+// Without graceful restart a killed speaker loses its routes: the tests above can fail.
 func TestKilledSpeakerWithoutGracefulRestart(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		b := newBench(t)
@@ -312,7 +314,7 @@ func TestKilledSpeakerWithoutGracefulRestart(t *testing.T) {
 	})
 }
 
-// What is no longer wanted after a restart goes when the speaker is back, and what is stays.
+// After a restart, routes that are no longer announced are removed and the others stay.
 func TestRestartWithOtherRoutes(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		b := newBench(t)
@@ -321,7 +323,7 @@ func TestRestartWithOtherRoutes(t *testing.T) {
 		c.set(vip4, vip6)
 		want(t, r, vip4, b.ours[0][0])
 		want(t, r, vip6, b.ours[0][1])
-		stop := steady(t, r, vip6, b.ours[0][1])
+		stop := watchRoute(t, r, vip6, b.ours[0][1])
 		c.Kill()
 		c.start()
 		c.set(vip6)
@@ -330,8 +332,8 @@ func TestRestartWithOtherRoutes(t *testing.T) {
 	})
 }
 
-// The router ends the session: it comes back by itself, with the routes, and the log says so once.
-func TestSessionComesBack(t *testing.T) {
+// The router resets the session: it is established again with the routes, and the reset is logged once.
+func TestSessionIsReestablished(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		b := newBench(t)
 		r := b.router(kind, nil)
@@ -341,13 +343,13 @@ func TestSessionComesBack(t *testing.T) {
 		if err := r.Reset(context.Background(), b.ours[0][0]); err != nil {
 			t.Fatal(err)
 		}
-		labtest.Until(t, patience, "the speaker notices", func() error {
+		labtest.Until(t, timeout, "the speaker detects it", func() error {
 			if c.Log.Contains("bgp session down") {
 				return nil
 			}
 			return fmt.Errorf("no line in the log")
 		})
-		labtest.Until(t, patience, "the session is back", func() error {
+		labtest.Until(t, timeout, "the session is back", func() error {
 			if p := c.peer(b.theirs[0][0]); p.State != "established" {
 				return fmt.Errorf("%+v", p)
 			}
@@ -361,7 +363,7 @@ func TestSessionComesBack(t *testing.T) {
 			}
 		}
 		if downs != 1 {
-			t.Errorf("%d lines say that and why the session went down, want 1", downs)
+			t.Errorf("%d log lines with the reason, want 1", downs)
 		}
 	})
 }

@@ -11,114 +11,114 @@ import (
 )
 
 const (
-	// closing bounds how long Run waits for the peers to be told that it ends.
-	closing = 3 * time.Second
-	// A session that has not lasted shortLived is followed by the next one only after flapDelay.
-	shortLived = 5 * time.Second
-	flapDelay  = 2 * time.Second
-	// refusedDelay is how long a peer that gobgp will not take is kept from it.
-	refusedDelay = 10 * time.Second
-	// renewEvery bounds how often a peer that waits for its session is given to gobgp anew.
-	renewEvery = 10 * time.Second
-	// tick is the time between two looks at what no fact tells: next hops that have come or gone.
-	tick = time.Second
+	// shutdownTimeout bounds how long Run waits until the peers have received the CEASE.
+	shutdownTimeout = 3 * time.Second
+	// A session that lasted less than flapThreshold is followed by the next one only after flapDelay.
+	flapThreshold = 5 * time.Second
+	flapDelay     = 2 * time.Second
+	// addRetryDelay is the time before a peer that gobgp rejected is added again.
+	addRetryDelay = 10 * time.Second
+	// readdInterval is the minimum time between two readdWaiting of a peer.
+	readdInterval = 10 * time.Second
+	// pollInterval is the interval of checks that no event triggers: next hops and NOTIFICATION probes.
+	pollInterval = time.Second
 )
 
-// Run speaks BGP until ctx ends, then closes every session with CEASE, Administrative Shutdown (RFC 9003), upon which
-// peers forget our routes at once, graceful restart or not. It fails when it cannot listen.
+// Run keeps BGP sessions until ctx ends, then closes each with CEASE, Administrative Shutdown (RFC 9003). Peers
+// remove the routes at once then, also with graceful restart. It fails when it cannot listen.
 //
-// No session is opened before the first Set: the first thing a peer hears after a restart is everything it should keep.
+// No session is opened before the first Set: the first UPDATEs after a restart have every route that is to stay.
 func (s *Speaker) Run(ctx context.Context) error {
-	e, err := s.startEngine(ctx)
+	srv, err := s.startServer(ctx)
 	if err != nil {
 		return err
 	}
-	defer e.end()
-	var questions sync.WaitGroup
-	defer questions.Wait()
+	defer srv.stop()
+	var probes sync.WaitGroup
+	defer probes.Wait()
 	select {
 	case <-ctx.Done():
 		return nil
-	case <-s.first:
+	case <-s.firstSet:
 	}
-	if err := s.open(ctx, e); err != nil {
+	if err := s.open(ctx, srv); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
 		return err
 	}
-	ticker := time.NewTicker(tick)
+	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
 		case <-s.mail.wake:
-			for _, f := range s.mail.take() {
-				s.handle(ctx, e, f)
+			for _, ev := range s.mail.take() {
+				s.handle(ctx, srv, ev)
 			}
 		case <-ticker.C:
-			s.look(ctx, e)
-			s.ask(ctx, &questions)
+			s.refreshNextHops(ctx, srv)
+			s.probeRefusals(ctx, &probes)
 		}
-		s.addDue(ctx, e)
+		s.addDue(ctx, srv)
 	}
-	s.close(e)
+	s.close(srv)
 	return nil
 }
 
-// open fills gobgp with what is wanted and then lets it talk to the peers.
-func (s *Speaker) open(ctx context.Context, e *engine) error {
+// open adds the wanted routes to gobgp, and then the peers.
+func (s *Speaker) open(ctx context.Context, srv *bgpServer) error {
 	s.setMu.Lock()
 	defer s.setMu.Unlock()
 	now := time.Now()
-	s.each(func(p *session) {
-		p.addAt, p.noTCP, p.dial, p.fault, p.md5Dropped = now, now, nil, "", md5Dropped()
-		p.hops = s.o.nextHopsTo(p.peer)
+	s.forEachSession(func(p *session) {
+		p.addAt, p.disconnectedAt, p.dialErr, p.fault, p.md5Dropped = now, now, nil, "", md5Dropped()
+		p.nextHops = s.o.nextHopsTo(p.peer)
 	})
-	if err := setPolicies(ctx, e.BgpServer, s.hops()); err != nil {
+	if err := setPolicies(ctx, srv.BgpServer, s.nextHops()); err != nil {
 		return err
 	}
-	if err := assignPolicies(ctx, e.BgpServer); err != nil {
+	if err := assignPolicies(ctx, srv.BgpServer); err != nil {
 		return err
 	}
-	s.installed, s.engine = routes{}, e
+	s.installed, s.server = routes{}, srv
 	if err := s.install(ctx); err != nil {
-		s.engine = nil
+		s.server = nil
 		return err
 	}
-	s.addDue(ctx, e)
+	s.addDue(ctx, srv)
 	return nil
 }
 
-// close tells the peers and waits, for a bounded time, until they have been told. Updates queued before go out first.
-func (s *Speaker) close(e *engine) {
+// close sends a CEASE to the peers and waits for it to be sent, up to shutdownTimeout. Queued UPDATEs are sent before.
+func (s *Speaker) close(srv *bgpServer) {
 	s.setMu.Lock()
-	s.engine, s.installed = nil, routes{}
+	s.server, s.installed = nil, routes{}
 	s.setMu.Unlock()
-	ctx, cancel := context.WithTimeout(context.Background(), closing)
+	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
-	s.each(func(p *session) { p.addAt = time.Time{} })
-	for addr := range s.hops() {
-		_ = e.DisablePeer(ctx, &api.DisablePeerRequest{Address: addr.String(), Communication: "steelyard stops"})
+	s.forEachSession(func(p *session) { p.addAt = time.Time{} })
+	for addr := range s.nextHops() {
+		_ = srv.DisablePeer(ctx, &api.DisablePeerRequest{Address: addr.String(), Communication: "steelyard stops"})
 	}
 	for s.established() > 0 && ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
 		case <-s.mail.wake:
-			for _, f := range s.mail.take() {
-				s.note(f)
+			for _, ev := range s.mail.take() {
+				s.record(ev)
 			}
 		}
 	}
-	s.each(func(p *session) {
-		s.wire.down(p.peer.Address)
+	s.forEachSession(func(p *session) {
+		s.withdrawals.peerDown(p.peer.Address)
 		p.state, p.has4, p.has6 = "idle", false, false
 	})
-	s.count()
+	s.publishCounts()
 }
 
-// each calls f for every session, with s.mu held.
-func (s *Speaker) each(f func(*session)) {
+// forEachSession calls f for every session with s.mu held.
+func (s *Speaker) forEachSession(f func(*session)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.sessions {
@@ -126,15 +126,15 @@ func (s *Speaker) each(f func(*session)) {
 	}
 }
 
-func (s *Speaker) hops() map[netip.Addr]nextHops {
-	hops := map[netip.Addr]nextHops{}
-	s.each(func(p *session) { hops[p.peer.Address] = p.hops })
-	return hops
+func (s *Speaker) nextHops() map[netip.Addr]nextHops {
+	all := map[netip.Addr]nextHops{}
+	s.forEachSession(func(p *session) { all[p.peer.Address] = p.nextHops })
+	return all
 }
 
 func (s *Speaker) established() int {
 	n := 0
-	s.each(func(p *session) {
+	s.forEachSession(func(p *session) {
 		if p.state == stateEstablished {
 			n++
 		}
@@ -142,95 +142,95 @@ func (s *Speaker) established() int {
 	return n
 }
 
-// handle acts on what gobgp said of a peer.
-func (s *Speaker) handle(ctx context.Context, e *engine, f fact) {
-	wasUp := s.note(f)
+// handle processes an event of a peer.
+func (s *Speaker) handle(ctx context.Context, srv *bgpServer, ev peerEvent) {
+	wasUp := s.record(ev)
 	switch {
-	case f.kind != factState:
-	case f.new == stateEstablished:
-		s.up(ctx, e, f.peer)
-		s.renewWaiting(ctx, e, f.peer)
-	case f.old == stateEstablished:
+	case ev.kind != eventState:
+	case ev.new == stateEstablished:
+		s.sessionUp(ctx, srv, ev.peer)
+		s.readdWaiting(ctx, srv, ev.peer)
+	case ev.old == stateEstablished:
 		delay := time.Duration(0)
-		if wasUp < shortLived {
+		if wasUp < flapThreshold {
 			delay = flapDelay
 		}
-		s.renew(ctx, e, f.peer, delay)
+		s.readd(ctx, srv, ev.peer, delay)
 	}
-	s.report(f.peer)
+	s.report(ev.peer)
 }
 
-// note writes down what gobgp said. It returns for how long a session that ended was up.
-func (s *Speaker) note(f fact) (wasUp time.Duration) {
+// record updates the session by an event. It returns how long a session that ended was up.
+func (s *Speaker) record(ev peerEvent) (wasUp time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p, ok := s.sessions[f.peer]
+	p, ok := s.sessions[ev.peer]
 	if !ok {
 		return 0
 	}
 	now := time.Now()
-	switch f.kind {
-	case factDial:
-		p.dial = f.err
-	case factNotification:
-		p.fault, p.faultAt, p.dial = f.text, now, nil
-	case factState:
-		p.state = f.new
+	switch ev.kind {
+	case eventDial:
+		p.dialErr = ev.err
+	case eventNotification:
+		p.fault, p.faultAt, p.dialErr = ev.text, now, nil
+	case eventState:
+		p.state = ev.new
 		switch {
-		case f.new == stateEstablished:
-			p.since, p.noTCP, p.dial, p.fault = now, time.Time{}, nil, ""
+		case ev.new == stateEstablished:
+			p.since, p.disconnectedAt, p.dialErr, p.fault = now, time.Time{}, nil, ""
 			p.ups++
-		case f.old == stateEstablished:
+		case ev.old == stateEstablished:
 			wasUp = now.Sub(p.since)
 			p.since, p.local, p.has4, p.has6 = now, netip.Addr{}, false, false
 			p.downs++
 			fallthrough
-		case f.new == "idle":
-			p.noTCP, p.md5Dropped = now, md5Dropped()
-			p.blame(faultText(f.text), now)
+		case ev.new == "idle":
+			p.disconnectedAt, p.md5Dropped = now, md5Dropped()
+			p.setFault(faultText(ev.text), now)
 		}
 	}
 	return wasUp
 }
 
-// blame writes down why a session ended or did not come up, unless it is known better: a NOTIFICATION has told it just
-// now, or the peer has been asked.
-func (e *session) blame(text string, now time.Time) {
-	age := now.Sub(e.faultAt)
-	if e.fault == "" || (text != unsaid && age > tick) || age > sayAgain {
-		e.fault, e.faultAt = text, now
+// setFault sets why a session ended or did not come up, unless a better reason is known: from a NOTIFICATION just
+// received or from a probe.
+func (n *session) setFault(text string, now time.Time) {
+	age := now.Sub(n.faultAt)
+	if n.fault == "" || (text != refusalUnknown && age > pollInterval) || age > refusalTTL {
+		n.fault, n.faultAt = text, now
 	}
 }
 
-// faultText says in words why gobgp ended a session.
+// faultText returns a description of the reason that gobgp gives for the end of a session.
 func faultText(reason string) string {
 	switch reason {
 	case "invalid-msg":
-		return unsaid
+		return refusalUnknown
 	case "read-failed":
 		return "the peer closed the connection"
 	case "write-failed":
-		return "the connection broke while we sent"
+		return "the connection failed while sending"
 	case "graceful-restart":
 		return "the connection was lost"
 	case "hold-timer-expired":
-		return "nothing heard from the peer for the hold time"
+		return "hold timer expired: no message from the peer"
 	}
 	return reason
 }
 
-// report logs the state of a peer when it is another than the one last logged.
+// report logs the state of a peer if it differs from the one last logged.
 func (s *Speaker) report(addr netip.Addr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.sessions[addr]
-	reason := p.problem()
+	reason := p.logReason()
 	key := fmt.Sprint(p.state == stateEstablished, reason)
-	unknown := reason == "" || (reason == unsaid && time.Since(p.faultAt) < sayWithin)
-	if key == p.logged || (p.state != stateEstablished && unknown) {
+	unknown := reason == "" || (reason == refusalUnknown && time.Since(p.faultAt) < logRefusalAfter)
+	if key == p.lastLogged || (p.state != stateEstablished && unknown) {
 		return
 	}
-	p.logged = key
+	p.lastLogged = key
 	switch {
 	case p.state != stateEstablished:
 		s.o.Log.Warn("bgp session down", "peer", addr, "reason", reason)

@@ -14,23 +14,23 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/server"
 )
 
-// engine is a running gobgp server without sessions.
-type engine struct {
+// bgpServer is a running gobgp server.
+type bgpServer struct {
 	*server.BgpServer
-	served  chan struct{} // closed when the goroutine of Serve has ended
-	leaving atomic.Bool
+	served   chan struct{} // closed when the goroutine of Serve has ended
+	stopping atomic.Bool
 }
 
-// startEngine starts gobgp and, unless told not to, listens.
-func (s *Speaker) startEngine(ctx context.Context) (*engine, error) {
-	e := &engine{served: make(chan struct{})}
-	e.BgpServer = server.NewBgpServer(
-		server.LoggerOption(&logger{log: s.o.Log, tell: s.mail.post, wire: s.wire}),
-		server.TimingHookOption(e),
+// startServer starts gobgp. It listens unless the port is -1.
+func (s *Speaker) startServer(ctx context.Context) (*bgpServer, error) {
+	srv := &bgpServer{served: make(chan struct{})}
+	srv.BgpServer = server.NewBgpServer(
+		server.LoggerOption(&logger{log: s.o.Log, post: s.mail.post, withdrawals: s.withdrawals}),
+		server.TimingHookOption(srv),
 	)
 	go func() {
-		defer close(e.served)
-		e.Serve()
+		defer close(srv.served)
+		srv.Serve()
 	}()
 	listen := s.listenAddresses()
 	global := &api.Global{
@@ -39,20 +39,20 @@ func (s *Speaker) startEngine(ctx context.Context) (*engine, error) {
 	if len(listen) == 0 {
 		global.ListenPort = -1
 	}
-	err := e.StartBgp(ctx, &api.StartBgpRequest{Global: global})
+	err := srv.StartBgp(ctx, &api.StartBgpRequest{Global: global})
 	if err == nil {
-		return e, nil
+		return srv, nil
 	}
-	e.end()
+	srv.stop()
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return nil, fmt.Errorf("listen on port %d: another program does; stop it, or set listen_port = -1 to only dial: %w",
-			s.o.ListenPort, err)
+		const hint = "in use by another program; stop it, or set listen_port = -1 to only connect"
+		return nil, fmt.Errorf("listen on port %d: %s: %w", s.o.ListenPort, hint, err)
 	}
 	return nil, fmt.Errorf("start bgp: %w", err)
 }
 
-// listenAddresses returns where to listen: what was asked for, or everywhere for the families that peers have, so that a
-// machine without IPv6 can serve IPv4 peers.
+// listenAddresses returns the addresses of Options, or the unspecified address of each family that peers have, so
+// that a node without IPv6 can have IPv4 peers.
 func (s *Speaker) listenAddresses() []string {
 	var list []string
 	for _, a := range s.o.ListenAddresses {
@@ -73,27 +73,27 @@ func (s *Speaker) listenAddresses() []string {
 	return list
 }
 
-// end stops gobgp and returns when its goroutines have ended. Sessions that are left are closed with a CEASE.
+// stop stops gobgp and returns when its goroutine has ended. Remaining sessions are closed with a CEASE.
 //
-// Serve of gobgp v3 has no way to return. It calls Observe after everything it does, and that ends its goroutine. A
-// request that Serve never answers would hang for ever; so one is made only when none before it can end Serve.
-func (e *engine) end() {
+// Serve of gobgp v3 never returns. It calls Observe after each operation, and Observe ends its goroutine. A request to
+// Serve after that would block for ever, so the last one is sent only if Serve has not ended by then.
+func (srv *bgpServer) stop() {
 	ctx := context.Background()
-	nobody := func(*api.Peer) {}
-	_ = e.StopBgp(ctx, &api.StopBgpRequest{})
-	_ = e.ListPeer(ctx, &api.ListPeerRequest{}, nobody)
-	e.leaving.Store(true)
+	ignore := func(*api.Peer) {}
+	_ = srv.StopBgp(ctx, &api.StopBgpRequest{})
+	_ = srv.ListPeer(ctx, &api.ListPeerRequest{}, ignore)
+	srv.stopping.Store(true)
 	select {
-	case <-e.served:
+	case <-srv.served:
 	case <-time.After(50 * time.Millisecond):
-		go func() { _ = e.ListPeer(ctx, &api.ListPeerRequest{}, nobody) }()
-		<-e.served
+		go func() { _ = srv.ListPeer(ctx, &api.ListPeerRequest{}, ignore) }()
+		<-srv.served
 	}
 }
 
 // Observe is called by gobgp in the goroutine of Serve.
-func (e *engine) Observe(server.FSMOperation, time.Duration, time.Duration) {
-	if e.leaving.Load() {
+func (srv *bgpServer) Observe(server.FSMOperation, time.Duration, time.Duration) {
+	if srv.stopping.Load() {
 		runtime.Goexit()
 	}
 }

@@ -12,45 +12,48 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// session is what the speaker knows of one peer. Written by the goroutine of Run under Speaker.mu.
+// session is the state of one peer. The goroutine of Run writes it under Speaker.mu.
 type session struct {
-	peer  Peer
-	state string
-	since time.Time // when it became established, or ceased to be
-	hops  nextHops
-	// has4 and has6: the peer takes routes of that family.
+	peer     Peer
+	state    string
+	since    time.Time // of the last change to or from established
+	nextHops nextHops
+	// has4 and has6: the peer has negotiated the family.
 	has4, has6 bool
-	local      netip.Addr // our address of the session; zero: there is none
-	// addAt is when to give the peer to gobgp; zero: gobgp has it.
-	addAt   time.Time
-	renewed time.Time // when renewWaiting last did so
+	local      netip.Addr // local address of the session; zero: no session
+	// addAt is when to add the peer to gobgp; zero: gobgp has it.
+	addAt     time.Time
+	readdedAt time.Time // when readdWaiting last removed and added the peer
 
-	noTCP      time.Time // since when there is no TCP connection; zero: there is one
-	dial       error     // why the last attempt to connect failed
-	fault      string    // what ended or refused the last session
-	faultAt    time.Time
-	asked      time.Time // when the peer was last asked why it refuses us
-	md5Dropped uint64    // segments that this machine had dropped for their MD5 signature when noTCP began
+	disconnectedAt time.Time // since when there is no TCP connection; zero: connected
+	dialErr        error     // why the last attempt to connect failed
+	fault          string    // why the last session ended or was refused
+	faultAt        time.Time
+	probedAt       time.Time // last NOTIFICATION probe
+	md5Dropped     uint64    // md5Dropped() at disconnectedAt
 
 	ups, downs uint64
-	logged     string // the last reason that was logged
+	lastLogged string // state and reason last logged
 }
 
-// carries reports whether routes of the family of addr go to the peer.
-func (e *session) carries(addr netip.Addr) bool {
+// connecting reports whether gobgp has no session and no OPEN in progress with the peer.
+func (n *session) connecting() bool { return n.state == "idle" || n.state == "active" }
+
+// carries reports whether routes of the family of addr are sent to the peer.
+func (n *session) carries(addr netip.Addr) bool {
 	if addr.Is4() {
-		return e.has4 && e.hops.has(addr)
+		return n.has4 && n.nextHops.has(addr)
 	}
-	return e.has6 && e.hops.has(addr)
+	return n.has6 && n.nextHops.has(addr)
 }
 
-// apiPeer returns e as gobgp takes it.
+// apiPeer returns the gobgp configuration of the peer.
 //
-// LocalRestarting makes the OPEN say that forwarding went on while we were away (RFC 4724, section 3: Restart State and
-// Forwarding State). It is always true here: the datapath outlives this process, and every loss of a session too.
-// gobgp then holds routes back until the peer has sent its End-of-RIB, which does not concern us: DeferralTime bounds it.
-func (e *session) apiPeer(o *Options) *api.Peer {
-	p := e.peer
+// LocalRestarting sets Restart State and Forwarding State in the OPEN (RFC 4724, section 3). That is always correct:
+// the datapath forwards while this process is down and while a session is lost. gobgp then defers routes until the
+// peer has sent its End-of-RIB, which is not needed here: DeferralTime bounds it.
+func (n *session) apiPeer(o *Options) *api.Peer {
+	p := n.peer
 	hold := uint64(p.HoldTime / time.Second)
 	family := func(f *api.Family) *api.AfiSafi {
 		return &api.AfiSafi{
@@ -83,81 +86,82 @@ func (e *session) apiPeer(o *Options) *api.Peer {
 	return out
 }
 
-// status returns e for people. It is called with Speaker.mu held.
-func (e *session) status(now time.Time, v4, v6 int) lb.PeerStatus {
-	s := lb.PeerStatus{Peer: e.peer.Address, ASN: e.peer.ASN, State: e.state, Since: e.since, LastError: e.reason(now)}
-	s.Routes = e.routes(v4, v6)
+// status returns the public state. Speaker.mu is held.
+func (n *session) status(now time.Time, v4, v6 int) lb.PeerStatus {
+	s := lb.PeerStatus{Peer: n.peer.Address, ASN: n.peer.ASN, State: n.state, Since: n.since, LastError: n.reason(now)}
+	s.Routes = n.routes(v4, v6)
 	return s
 }
 
-// routes returns how many of v4 and v6 routes go to the peer.
-func (e *session) routes(v4, v6 int) int {
-	if e.state != stateEstablished {
+// routes returns how many of v4 and v6 routes are sent to the peer.
+func (n *session) routes(v4, v6 int) int {
+	if n.state != stateEstablished {
 		return 0
 	}
-	n := 0
-	if e.carries(netip.IPv4Unspecified()) {
-		n += v4
+	sent := 0
+	if n.carries(netip.IPv4Unspecified()) {
+		sent += v4
 	}
-	if e.carries(netip.IPv6Unspecified()) {
-		n += v6
+	if n.carries(netip.IPv6Unspecified()) {
+		sent += v6
 	}
-	return n
+	return sent
 }
 
-// reason says what is wrong, and where it can be told what to do. "" when nothing is.
-func (e *session) reason(now time.Time) string {
-	if e.state == stateEstablished {
-		return e.notSent()
+// reason returns what is wrong and, where possible, what to check; "" when nothing is.
+func (n *session) reason(now time.Time) string {
+	if n.state == stateEstablished {
+		return n.routesNotSent()
 	}
-	if e.dial == nil {
-		return e.fault
+	if n.dialErr == nil {
+		return n.fault
 	}
-	at := netip.AddrPortFrom(e.peer.Address, e.peer.Port)
-	text := fmt.Sprintf("no TCP connection to %v for %v: %s", at, now.Sub(e.noTCP).Round(time.Second), e.noConnection())
-	if e.fault != "" && now.Sub(e.faultAt) < time.Minute {
-		text += "; before that: " + e.fault
+	at := netip.AddrPortFrom(n.peer.Address, n.peer.Port)
+	duration := now.Sub(n.disconnectedAt).Round(time.Second)
+	text := fmt.Sprintf("no TCP connection to %v for %v: %s", at, duration, n.dialProblem())
+	if n.fault != "" && now.Sub(n.faultAt) < time.Minute {
+		text += "; before that: " + n.fault
 	}
 	return text
 }
 
-// notSent says which routes an established session does not carry.
-func (e *session) notSent() string {
+// routesNotSent returns why an established session does not carry a family; "" when it carries both.
+func (n *session) routesNotSent() string {
 	switch {
-	case e.has4 && e.hops.reason4 != "":
-		return e.hops.reason4
-	case e.has6 && e.hops.reason6 != "":
-		return e.hops.reason6
+	case n.has4 && n.nextHops.reason4 != "":
+		return n.nextHops.reason4
+	case n.has6 && n.nextHops.reason6 != "":
+		return n.nextHops.reason6
 	}
 	return ""
 }
 
-// noConnection says why there is no TCP connection. A wrong password cannot be told from a silent peer on the dialling
-// side: the kernel of the side that gets the wrong signature drops the segment and says nothing (RFC 2385, section 2).
-// But the peer dials too, and what this kernel drops for that reason is counted.
-func (e *session) noConnection() string {
-	const dropped = "no answer; this machine has dropped TCP segments with "
-	switch wrong := md5Dropped() > e.md5Dropped; {
-	case !isTimeout(e.dial):
-		return cause(e.dial)
-	case wrong && e.peer.Password == "":
-		return dropped + "an MD5 signature: the peer has a password, we have none"
+// dialProblem returns why there is no TCP connection. The connecting side cannot distinguish a wrong password from a
+// peer that is down: the kernel of the peer drops segments with a wrong signature silently (RFC 2385, section 2). But
+// the peer connects too, and this kernel counts what it drops.
+func (n *session) dialProblem() string {
+	const dropped = "no response; this node has dropped TCP segments with "
+	switch wrong := md5Dropped() > n.md5Dropped; {
+	case !isTimeout(n.dialErr):
+		return cause(n.dialErr)
+	case wrong && n.peer.Password == "":
+		return dropped + "an MD5 signature: the peer has a password, this node has none"
 	case wrong:
 		return dropped + "a wrong or missing MD5 signature: check the password (MD5) on both sides"
 	default:
-		return "no answer; if the peer is up, check the password (MD5) on both sides"
+		return "no response; if the peer is up, check the password (MD5) on both sides"
 	}
 }
 
-// problem is reason without what changes from one moment to the next, for the log.
-func (e *session) problem() string {
+// logReason is reason without durations, for the log.
+func (n *session) logReason() string {
 	switch {
-	case e.state == stateEstablished:
-		return e.notSent()
-	case e.dial != nil:
-		return "no TCP connection: " + e.noConnection()
+	case n.state == stateEstablished:
+		return n.routesNotSent()
+	case n.dialErr != nil:
+		return "no TCP connection: " + n.dialProblem()
 	default:
-		return e.fault
+		return n.fault
 	}
 }
 

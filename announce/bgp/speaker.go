@@ -14,120 +14,121 @@ import (
 )
 
 const (
-	// connectRetry is the least time between two attempts to connect, in seconds; gobgp takes up to twice that, and gives
-	// an attempt up after one second less.
+	// connectRetry is the minimum time between two attempts to connect, in seconds. gobgp waits up to twice that, and
+	// cancels an attempt after one second less.
 	connectRetry = 2
-	// confirmation bounds how long Set waits for withdrawals to be written to the peers.
-	confirmation = 2 * time.Second
+	// withdrawTimeout bounds how long Set waits until withdrawals are written to the peers.
+	withdrawTimeout = 2 * time.Second
 )
 
 // Speaker announces VIPs to BGP peers. It implements lb.Announcer and prometheus.Collector; all methods may be called
 // from any goroutine.
 type Speaker struct {
-	o    Options
-	wire *wire
-	mail mailbox
+	o           Options
+	withdrawals *withdrawalTracker
+	mail        mailbox
 
-	first     chan struct{} // closed by the first Set
-	firstOnce sync.Once
+	firstSet     chan struct{} // closed by the first Set
+	firstSetOnce sync.Once
 
-	setMu     sync.Mutex // guards what follows; held for the whole of a Set
+	setMu     sync.Mutex // guards the following fields; held during a whole Set
 	wanted    routes
 	installed routes
-	engine    *engine // nil: Run is not that far, or has ended
+	server    *bgpServer // nil: Run has not started it yet, or has ended
 
-	mu       sync.Mutex // guards what follows, never held while gobgp is called
+	mu       sync.Mutex // guards the following fields; never held while gobgp is called
 	sessions map[netip.Addr]*session
-	v4, v6   int // routes in gobgp
+	v4, v6   int // numbers of routes in gobgp
 }
 
-// New returns a Speaker, or every reason why o cannot be used. It opens nothing.
+// New returns a Speaker, or an error with every invalid option. It opens no socket.
 func New(o Options) (*Speaker, error) {
 	o, err := o.withDefaults()
 	if err != nil {
 		return nil, fmt.Errorf("bgp options: %w", err)
 	}
 	s := &Speaker{
-		o: o, wire: newWire(), mail: mailbox{wake: make(chan struct{}, 1)}, first: make(chan struct{}),
-		installed: routes{}, sessions: map[netip.Addr]*session{},
+		o: o, withdrawals: newWithdrawalTracker(), mail: mailbox{wake: make(chan struct{}, 1)},
+		firstSet: make(chan struct{}), installed: routes{}, sessions: map[netip.Addr]*session{},
 	}
 	now := time.Now()
 	for _, p := range o.Peers {
-		s.sessions[p.Address] = &session{peer: p, state: "idle", since: now, noTCP: now}
+		s.sessions[p.Address] = &session{peer: p, state: "idle", since: now, disconnectedAt: now}
 	}
 	return s, nil
 }
 
-// Set implements lb.Announcer: exactly these VIPs are announced, whatever By says. It returns when withdrawals are
-// written to every session; new routes are on their way to the sessions then. Announcements that cannot be made are
-// errors and keep no other from being made.
+// Set implements lb.Announcer: exactly these VIPs are announced; By is ignored. It returns when withdrawals are
+// written to every session; new routes are queued by then. An announcement that cannot be made is an error and does
+// not affect the others.
 func (s *Speaker) Set(ctx context.Context, announcements []lb.Announcement) error {
 	s.setMu.Lock()
 	defer s.setMu.Unlock()
 	wanted, err := s.o.routesFor(announcements)
 	s.wanted = wanted
-	s.firstOnce.Do(func() { close(s.first) })
-	if s.engine == nil {
+	s.firstSetOnce.Do(func() { close(s.firstSet) })
+	if s.server == nil {
 		return err
 	}
 	return errors.Join(err, s.install(ctx))
 }
 
-// install makes gobgp have what is wanted. s.setMu is held.
+// install changes the routes in gobgp to the wanted ones. s.setMu is held.
 func (s *Speaker) install(ctx context.Context) error {
 	steps := s.o.changes(s.installed, s.wanted)
 	withdrawn := 0
 	for withdrawn < len(steps) && steps[withdrawn].weight == 0 {
 		withdrawn++
 	}
-	gone := make([]netip.Prefix, withdrawn)
+	prefixes := make([]netip.Prefix, withdrawn)
 	for i, c := range steps[:withdrawn] {
-		gone[i] = c.prefix
+		prefixes[i] = c.prefix
 	}
-	s.wire.expect(gone)
+	s.withdrawals.expect(prefixes)
 	var errs []error
 	for i, c := range steps {
 		if i%256 == 0 && ctx.Err() != nil {
-			errs = append(errs, fmt.Errorf("change routes: %d of %d are not changed yet: %w", len(steps)-i, len(steps), ctx.Err()))
+			err := fmt.Errorf("change routes: %d of %d not changed: %w", len(steps)-i, len(steps), ctx.Err())
+			errs = append(errs, err)
 			break
 		}
-		if err := s.step(ctx, c); err != nil {
+		if err := s.applyChange(ctx, c); err != nil {
 			errs = append(errs, err)
 		}
 	}
-	s.count()
+	s.publishCounts()
 	if withdrawn > 0 {
-		ctx, cancel := context.WithTimeout(ctx, confirmation)
+		ctx, cancel := context.WithTimeout(ctx, withdrawTimeout)
 		defer cancel()
-		if n := s.wire.wait(ctx); n > 0 && len(errs) == 0 {
-			s.o.Log.Warn("withdrawals not confirmed", "routes", n, "after", confirmation)
+		if n := s.withdrawals.wait(ctx); n > 0 && len(errs) == 0 {
+			s.o.Log.Warn("withdrawals not confirmed", "routes", n, "after", withdrawTimeout)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// step makes one change in gobgp.
-func (s *Speaker) step(ctx context.Context, c change) error {
+// applyChange applies one change in gobgp.
+func (s *Speaker) applyChange(ctx context.Context, c change) error {
 	p, err := s.o.path(c)
 	if err != nil {
 		return err
 	}
 	if c.weight == 0 {
-		if err := s.engine.DeletePath(ctx, &api.DeletePathRequest{Path: p}); err != nil {
+		if err := s.server.DeletePath(ctx, &api.DeletePathRequest{Path: p}); err != nil {
 			return fmt.Errorf("withdraw %v: %w", c.prefix, err)
 		}
 		delete(s.installed, c.prefix)
 		return nil
 	}
-	if _, err := s.engine.AddPath(ctx, &api.AddPathRequest{Path: p}); err != nil {
+	if _, err := s.server.AddPath(ctx, &api.AddPathRequest{Path: p}); err != nil {
 		return fmt.Errorf("announce %v: %w", c.prefix, err)
 	}
 	s.installed[c.prefix] = c.weight
 	return nil
 }
 
-// count publishes how many routes there are.
-func (s *Speaker) count() {
+// publishCounts updates the numbers of routes for Peers and the metrics.
+func (s *Speaker) publishCounts() {
 	v4 := 0
 	for p := range s.installed {
 		if p.Addr().Is4() {
@@ -139,7 +140,7 @@ func (s *Speaker) count() {
 	s.v4, s.v6 = v4, len(s.installed)-v4
 }
 
-// Peers returns the state of every peer, in the order of their addresses.
+// Peers returns the state of every peer, sorted by address.
 func (s *Speaker) Peers() []lb.PeerStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,16 +153,16 @@ func (s *Speaker) Peers() []lb.PeerStatus {
 	return list
 }
 
-// mailbox hands facts to the goroutine of Run. Posting never blocks.
+// mailbox passes events to the goroutine of Run. post never blocks.
 type mailbox struct {
-	mu    sync.Mutex
-	facts []fact
-	wake  chan struct{}
+	mu     sync.Mutex
+	events []peerEvent
+	wake   chan struct{}
 }
 
-func (m *mailbox) post(f fact) {
+func (m *mailbox) post(ev peerEvent) {
 	m.mu.Lock()
-	m.facts = append(m.facts, f)
+	m.events = append(m.events, ev)
 	m.mu.Unlock()
 	select {
 	case m.wake <- struct{}{}:
@@ -169,10 +170,10 @@ func (m *mailbox) post(f fact) {
 	}
 }
 
-func (m *mailbox) take() []fact {
+func (m *mailbox) take() []peerEvent {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	facts := m.facts
-	m.facts = nil
-	return facts
+	events := m.events
+	m.events = nil
+	return events
 }

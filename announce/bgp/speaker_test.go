@@ -20,7 +20,7 @@ import (
 
 var loopback = netip.MustParseAddr("127.0.0.1")
 
-// testLog is shown with -v and STEELYARD_BGP_DEBUG.
+// testLog logs to stderr if STEELYARD_BGP_DEBUG is set.
 func testLog() *slog.Logger {
 	if os.Getenv("STEELYARD_BGP_DEBUG") == "" {
 		return slog.New(slog.DiscardHandler)
@@ -28,7 +28,7 @@ func testLog() *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// quiet keeps gobgp's own logging, that of the peer, out of the tests.
+// quiet discards the log of the gobgp server that is the peer.
 type quiet struct{ gobgplog.Logger }
 
 func (quiet) Panic(string, gobgplog.Fields) {}
@@ -40,7 +40,7 @@ func (quiet) Debug(string, gobgplog.Fields) {}
 func (quiet) SetLevel(gobgplog.LogLevel)    {}
 func (quiet) GetLevel() gobgplog.LogLevel   { return gobgplog.ErrorLevel }
 
-// router is a gobgp in this process that waits on the loopback for the speaker.
+// router is a passive gobgp in this process, on the loopback interface.
 type router struct {
 	*server.BgpServer
 	port uint16
@@ -51,7 +51,7 @@ func startRouter(t testing.TB) *router {
 	return startRouterFor(t, 64512)
 }
 
-// startRouterFor starts a router, AS 64500, that has a speaker of this AS as neighbour.
+// startRouterFor starts a router, AS 64500, with a speaker of this AS as neighbour.
 func startRouterFor(t testing.TB, asn uint32) *router {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -71,7 +71,8 @@ func startRouterFor(t testing.TB, asn uint32) *router {
 	}
 	t.Cleanup(r.Stop)
 	family := func(afi api.Family_Afi) *api.AfiSafi {
-		return &api.AfiSafi{Config: &api.AfiSafiConfig{Family: &api.Family{Afi: afi, Safi: api.Family_SAFI_UNICAST}, Enabled: true}}
+		f := &api.Family{Afi: afi, Safi: api.Family_SAFI_UNICAST}
+		return &api.AfiSafi{Config: &api.AfiSafiConfig{Family: f, Enabled: true}}
 	}
 	err = r.AddPeer(ctx, &api.AddPeerRequest{Peer: &api.Peer{
 		Conf:      &api.PeerConf{NeighborAddress: "127.0.0.1", PeerAsn: asn},
@@ -84,7 +85,7 @@ func startRouterFor(t testing.TB, asn uint32) *router {
 	return r
 }
 
-// paths returns the routes that the router has, by prefix.
+// paths returns the routes of the router by prefix.
 func (r *router) paths(t testing.TB) map[netip.Prefix]*api.Path {
 	t.Helper()
 	paths := map[netip.Prefix]*api.Path{}
@@ -112,7 +113,9 @@ func (r *router) options() bgp.Options {
 	return bgp.Options{
 		ASN: 64512, RouterID: netip.MustParseAddr("192.0.2.11"), ListenPort: -1,
 		NextHopV6: netip.MustParseAddr("2001:db8::11"), Log: testLog(),
-		Peers: []bgp.Peer{{Address: loopback, ASN: 64500, Port: r.port, HoldTime: 9 * time.Second, GracefulRestart: true}},
+		Peers: []bgp.Peer{
+			{Address: loopback, ASN: 64500, Port: r.port, HoldTime: 9 * time.Second, GracefulRestart: true},
+		},
 	}
 }
 
@@ -153,12 +156,14 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-func TestNewRefuses(t *testing.T) {
+func TestNewRejects(t *testing.T) {
 	_, err := bgp.New(bgp.Options{
-		RouterID: netip.MustParseAddr("::1"), ListenPort: 70000, AggregateV4: 33, AggregateV6: -1, RestartTime: 5000 * time.Second,
-		NextHopV4: netip.MustParseAddr("::1"), NextHopV6: netip.MustParseAddr("fe80::1"),
+		RouterID: netip.MustParseAddr("::1"), ListenPort: 70000, AggregateV4: 33, AggregateV6: -1,
+		RestartTime: 5000 * time.Second,
+		NextHopV4:   netip.MustParseAddr("::1"), NextHopV6: netip.MustParseAddr("fe80::1"),
 		Peers: []bgp.Peer{
-			{Address: netip.MustParseAddr("fe80::1"), HoldTime: time.Second, Multihop: 300, Password: strings.Repeat("x", 81)},
+			{Address: netip.MustParseAddr("fe80::1"), HoldTime: time.Second, Multihop: 300,
+				Password: strings.Repeat("x", 81)},
 			{Address: loopback, ASN: 1, Source: netip.MustParseAddr("::1")},
 			{Address: loopback, ASN: 1},
 			{ASN: 1},

@@ -14,25 +14,25 @@ import (
 )
 
 const (
-	// asking bounds how long a peer may take to say why it refuses us.
-	asking = 3 * time.Second
-	// askAgain is the least time between two such questions; routers answer none while they hold a grudge (BIRD: error
-	// wait time).
-	askAgain = 2 * time.Second
-	// unsaid is what is told until a peer has given its reason, and logged when it does not within sayWithin.
-	unsaid    = "the peer refused the session; its log says why"
-	sayWithin = 10 * time.Second
-	// sayAgain is for how long a reason that a peer has given is taken for that of later refusals.
-	sayAgain = time.Minute
+	// probeTimeout bounds a NOTIFICATION probe.
+	probeTimeout = 3 * time.Second
+	// probeInterval is the minimum time between two probes of a peer. Routers accept no connection for some time
+	// after an error (BIRD: error wait time).
+	probeInterval = 2 * time.Second
+	// refusalUnknown is the fault until the reason of a refusal is known. It is logged only after logRefusalAfter.
+	refusalUnknown  = "the peer refused the session; see its log for the reason"
+	logRefusalAfter = 10 * time.Second
+	// refusalTTL is how long a known reason is assumed for later refusals.
+	refusalTTL = time.Minute
 )
 
-// why asks a peer that has refused a session for the reason: it connects, sends an OPEN and reads the answer. gobgp
-// v3 throws away what a NOTIFICATION says that comes before the session is established, and that is where a wrong ASN
-// or hold time is told. "" when the peer has nothing against us, or says nothing.
-func (o *Options) why(ctx context.Context, p Peer) string {
-	ctx, cancel := context.WithTimeout(ctx, asking)
+// probeNotification learns why a peer refuses the session: it connects, sends an OPEN and reads the response. gobgp v3
+// discards a NOTIFICATION received before the session is established, which is where peers report a wrong ASN or hold
+// time. It returns "" when the peer accepts the OPEN or does not respond.
+func (o *Options) probeNotification(ctx context.Context, p Peer) string {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error { return o.socket(c, p) }}
+	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error { return o.setSocketOptions(c, p) }}
 	if p.Source.IsValid() {
 		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(p.Source, 0))
 	}
@@ -50,29 +50,30 @@ func (o *Options) why(ctx context.Context, p Peer) string {
 	if _, err := conn.Write(open); err != nil {
 		return ""
 	}
-	for range 2 { // its OPEN may come first
+	for range 2 { // the first message may be an OPEN
 		m, err := readMessage(conn)
 		if err != nil {
 			return ""
 		}
 		if n, ok := m.Body.(*bgp.BGPNotification); ok {
-			return "the peer says: " + bgp.NewNotificationErrorCode(n.ErrorCode, n.ErrorSubcode).String()
+			return "received NOTIFICATION: " + bgp.NewNotificationErrorCode(n.ErrorCode, n.ErrorSubcode).String()
 		}
 		if m.Header.Type == bgp.BGP_MSG_KEEPALIVE {
-			return "" // it takes our OPEN
+			return "" // the OPEN is accepted
 		}
 	}
 	return ""
 }
 
-// openMessage is the OPEN that gobgp sends, as far as a peer could find fault with it.
+// openMessage returns an OPEN with those fields of the OPEN of gobgp that a peer may reject.
 func (o *Options) openMessage(p Peer) *bgp.BGPMessage {
 	asn := uint16(bgp.AS_TRANS)
 	if o.ASN <= 65535 {
 		asn = uint16(o.ASN)
 	}
 	caps := []bgp.ParameterCapabilityInterface{
-		bgp.NewCapMultiProtocol(bgp.RF_IPv4_UC), bgp.NewCapMultiProtocol(bgp.RF_IPv6_UC), bgp.NewCapFourOctetASNumber(o.ASN),
+		bgp.NewCapMultiProtocol(bgp.RF_IPv4_UC), bgp.NewCapMultiProtocol(bgp.RF_IPv6_UC),
+		bgp.NewCapFourOctetASNumber(o.ASN),
 	}
 	return bgp.NewBGPOpenMessage(asn, uint16(p.HoldTime/time.Second), o.RouterID.String(),
 		[]bgp.OptionParameterInterface{bgp.NewOptionParameterCapability(caps)})
@@ -97,19 +98,19 @@ func readMessage(r io.Reader) (*bgp.BGPMessage, error) {
 	return bgp.ParseBGPBody(&h, body)
 }
 
-// socket sets what the peer expects of our packets: signature and hop limit.
-func (o *Options) socket(c syscall.RawConn, p Peer) error {
+// setSocketOptions sets the MD5 signature and the TTL that the peer expects.
+func (o *Options) setSocketOptions(c syscall.RawConn, p Peer) error {
 	var err error
 	controlErr := c.Control(func(fd uintptr) {
 		if p.Password != "" {
 			err = unix.SetsockoptTCPMD5Sig(int(fd), unix.IPPROTO_TCP, unix.TCP_MD5SIG, md5Key(p))
 		}
-		if hops := p.hops(o.ASN); hops > 0 && err == nil {
+		if ttl := p.ttl(o.ASN); ttl > 0 && err == nil {
 			level, name := unix.IPPROTO_IP, unix.IP_TTL
 			if p.Address.Is6() {
 				level, name = unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS
 			}
-			err = unix.SetsockoptInt(int(fd), level, name, hops)
+			err = unix.SetsockoptInt(int(fd), level, name, ttl)
 		}
 	})
 	if controlErr != nil {
@@ -118,8 +119,8 @@ func (o *Options) socket(c syscall.RawConn, p Peer) error {
 	return err
 }
 
-// hops is the hop limit of packets to p; 0: that of the system.
-func (p Peer) hops(asn uint32) int {
+// ttl returns the TTL (IPv6: hop limit) of packets to p; 0: the default of the kernel.
+func (p Peer) ttl(asn uint32) int {
 	switch {
 	case p.TTLSecurity:
 		return 255
@@ -133,7 +134,8 @@ func (p Peer) hops(asn uint32) int {
 func md5Key(p Peer) *unix.TCPMD5Sig {
 	sig := &unix.TCPMD5Sig{Keylen: uint16(len(p.Password))}
 	copy(sig.Key[:], p.Password)
-	// sig.Addr is a struct sockaddr_in or sockaddr_in6 without its family: port, and for IPv6 flow info, come first.
+	// sig.Addr.Data is a sockaddr_in or sockaddr_in6 without its family: it begins with the port and, for IPv6, flow
+	// info.
 	if a := p.Address; a.Is4() {
 		sig.Addr.Family = unix.AF_INET
 		copy(sig.Addr.Data[2:], a.AsSlice())

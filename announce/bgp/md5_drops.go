@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// md5Dropped returns how many TCP segments this machine has dropped for a missing, unexpected or wrong MD5 signature
-// since it was started; 0 when the kernel does not say. (TcpExt in /proc/net/netstat; kernel snmp_counter.rst.)
+// md5Dropped returns how many TCP segments this network namespace has dropped for a missing, unexpected or wrong MD5
+// signature; 0 when the kernel has no such counters. (TcpExt in /proc/net/netstat; kernel snmp_counter.rst.)
 func md5Dropped() uint64 {
 	text, err := os.ReadFile("/proc/net/netstat")
 	if err != nil {

@@ -1,0 +1,93 @@
+package bgp
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+func announce(pairs ...any) (list []lb.Announcement) {
+	for i := 0; i < len(pairs); i += 2 {
+		a, _ := netip.ParseAddr(pairs[i].(string))
+		list = append(list, lb.Announcement{VIP: a, Weight: pairs[i+1].(int)})
+	}
+	return list
+}
+
+func TestRoutesFor(t *testing.T) {
+	bad := func(vips ...string) string {
+		var lines []string
+		for _, v := range vips {
+			lines = append(lines, "announce "+v+": not a global unicast address")
+		}
+		return strings.Join(lines, "\n")
+	}
+	for _, row := range []struct {
+		name   string
+		v4, v6 int
+		in     []lb.Announcement
+		want   map[string]int
+		err    string
+	}{
+		{"nothing", 32, 128, nil, map[string]int{}, ""},
+		{"hosts", 32, 128, announce("203.0.113.1", 2, "2001:db8::1", 3),
+			map[string]int{"203.0.113.1/32": 2, "2001:db8::1/128": 3}, ""},
+		{"mapped and zoned", 32, 128, announce("::ffff:203.0.113.1", 1, "2001:db8::1%eth0", 1),
+			map[string]int{"203.0.113.1/32": 1, "2001:db8::1/128": 1}, ""},
+		{"a weight below one counts as one", 32, 128, announce("203.0.113.1", 0),
+			map[string]int{"203.0.113.1/32": 1}, ""},
+		{"weights add up", 24, 64,
+			announce("203.0.113.1", 2, "203.0.113.2", 3, "2001:db8::1", 1, "2001:db8::2", 1),
+			map[string]int{"203.0.113.0/24": 5, "2001:db8::/64": 2}, ""},
+		{"addresses that cannot be routed", 32, 128,
+			announce("", 1, "0.0.0.0", 1, "127.0.0.1", 1, "224.0.0.1", 1, "fe80::1", 1, "::", 1, "255.255.255.255", 1,
+				"203.0.113.1", 1),
+			map[string]int{"203.0.113.1/32": 1},
+			bad("invalid IP", "0.0.0.0", "127.0.0.1", "224.0.0.1", "fe80::1", "::", "255.255.255.255")},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			o := Options{AggregateV4: row.v4, AggregateV6: row.v6}
+			routes, err := o.routesFor(row.in)
+			got := map[string]int{}
+			for p, w := range routes {
+				got[p.String()] = w
+			}
+			if diff := cmp.Diff(row.want, got); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+			if text := errText(err); text != row.err {
+				t.Errorf("error\n%s\nwant\n%s", text, row.err)
+			}
+		})
+	}
+}
+
+func errText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func TestChanges(t *testing.T) {
+	p := netip.MustParsePrefix
+	from := routes{p("203.0.113.1/32"): 1, p("203.0.113.2/32"): 1, p("203.0.113.3/32"): 1}
+	to := routes{p("203.0.113.0/32"): 1, p("203.0.113.2/32"): 2, p("203.0.113.3/32"): 1}
+	for _, row := range []struct {
+		weighted bool
+		want     []change
+	}{
+		{false, []change{{p("203.0.113.1/32"), 0}, {p("203.0.113.0/32"), 1}}},
+		{true, []change{{p("203.0.113.1/32"), 0}, {p("203.0.113.0/32"), 1}, {p("203.0.113.2/32"), 2}}},
+	} {
+		o := Options{Weighted: row.weighted}
+		got := o.changes(from, to)
+		if !slices.Equal(got, row.want) {
+			t.Errorf("weighted=%v: %v, want %v", row.weighted, got, row.want)
+		}
+	}
+}
