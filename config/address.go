@@ -4,24 +4,18 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Range is the addresses from From to To, both included and of one family.
-type Range struct{ From, To netip.Addr }
-
-// Contains says whether addr is in r.
-func (r Range) Contains(addr netip.Addr) bool {
-	return r.From.Is4() == addr.Is4() && r.From.Compare(addr) <= 0 && addr.Compare(r.To) <= 0
+// overlap reports whether an address is in both ranges.
+func overlap(a, b lb.AddrRange) bool {
+	return a.From.Is4() == b.From.Is4() && a.From.Compare(b.To) <= 0 && b.From.Compare(a.To) <= 0
 }
 
-// Overlaps says whether an address is in both.
-func (r Range) Overlaps(o Range) bool {
-	return r.From.Is4() == o.From.Is4() && r.From.Compare(o.To) <= 0 && o.From.Compare(r.To) <= 0
-}
-
-// Prefix returns the prefix that is the same as r, if there is one.
-func (r Range) Prefix() (netip.Prefix, bool) {
-	for bits := 0; bits <= r.From.BitLen(); bits++ {
+// prefixOf returns the prefix with exactly the addresses of r, if there is one.
+func prefixOf(r lb.AddrRange) (netip.Prefix, bool) {
+	for bits := range r.From.BitLen() + 1 {
 		p := netip.PrefixFrom(r.From, bits)
 		if p.Masked() == p && last(p) == r.To {
 			return p, true
@@ -30,12 +24,12 @@ func (r Range) Prefix() (netip.Prefix, bool) {
 	return netip.Prefix{}, false
 }
 
-// String is "203.0.113.0/28", or "203.0.113.40-203.0.113.50", or the address if it is one.
-func (r Range) String() string {
+// formatRange returns "203.0.113.0/28", or "203.0.113.40-203.0.113.50", or the address if it is only one.
+func formatRange(r lb.AddrRange) string {
 	if r.From == r.To {
 		return r.From.String()
 	}
-	if p, ok := r.Prefix(); ok {
+	if p, ok := prefixOf(r); ok {
 		return p.String()
 	}
 	return r.From.String() + "-" + r.To.String()
@@ -53,7 +47,7 @@ func last(p netip.Prefix) netip.Addr {
 
 const likeAddr = "192.0.2.1"
 
-// addr returns an address without zone; an IPv4 address is a plain one.
+// addr returns an address without zone, never an IPv4-mapped one.
 func (i item) addr() (netip.Addr, bool) {
 	s, ok := i.str(likeAddr)
 	if !ok {
@@ -85,7 +79,7 @@ func (i item) parseAddr(s string) (netip.Addr, bool) {
 	return a, true
 }
 
-// special are the ranges nobody may send to from elsewhere: none of them can be a VIP or a backend.
+// special are ranges that other hosts cannot send to: none can be a VIP or a backend.
 var special = []struct{ prefix, what string }{
 	{"0.0.0.0/8", `"this network" (RFC 1122 §3.2.1.3)`},
 	{"127.0.0.0/8", "loopback"},
@@ -99,18 +93,18 @@ var special = []struct{ prefix, what string }{
 	{"ff00::/8", "multicast"},
 }
 
-// whySpecial says what special addresses r has; "" when it has none.
-func whySpecial(r Range) string {
+// specialIn returns which special addresses are in r; "" when none are.
+func specialIn(r lb.AddrRange) string {
 	for _, s := range special {
 		p := netip.MustParsePrefix(s.prefix)
-		if r.Overlaps(Range{p.Addr(), last(p)}) {
+		if overlap(r, lb.AddrRange{From: p.Addr(), To: last(p)}) {
 			return s.what
 		}
 	}
 	return ""
 }
 
-// unicast is addr for an address that others send to.
+// unicast is addr for an address that other hosts send to.
 func (i item) unicast() (netip.Addr, bool) {
 	a, ok := i.addr()
 	if ok {
@@ -120,14 +114,14 @@ func (i item) unicast() (netip.Addr, bool) {
 }
 
 func (i item) isUnicast(a netip.Addr) bool {
-	why := whySpecial(Range{a, a})
-	if why != "" {
-		i.errorf("write an address that others can send to", "%s is %s", a, why)
+	what := specialIn(lb.AddrRange{From: a, To: a})
+	if what != "" {
+		i.errorf("write an address that others can send to", "%s is %s", a, what)
 	}
-	return why == ""
+	return what == ""
 }
 
-// host is addr for the address of a machine, in which loopback and link-local have a use.
+// host is addr for the address of a machine; loopback and link-local are allowed.
 func (i item) host() (netip.Addr, bool) {
 	a, ok := i.addr()
 	if ok && (a.IsUnspecified() || a.IsMulticast()) {
@@ -137,7 +131,7 @@ func (i item) host() (netip.Addr, bool) {
 	return a, ok
 }
 
-// prefix returns a CIDR; a single address stands for itself.
+// prefix returns a CIDR; a single address is a prefix of full length.
 func (i item) prefix() (netip.Prefix, bool) {
 	s, ok := i.str("192.0.2.0/24")
 	if !ok {
@@ -164,13 +158,13 @@ func (i item) prefix() (netip.Prefix, bool) {
 }
 
 // addrRange returns "a.b.c.d/n", "a-b" or a single address, none of it special.
-func (i item) addrRange() (Range, bool) {
+func (i item) addrRange() (lb.AddrRange, bool) {
 	s, ok := i.str("203.0.113.0/28")
 	if !ok {
-		return Range{}, false
+		return lb.AddrRange{}, false
 	}
 	from, to, isRange := strings.Cut(s, "-")
-	var r Range
+	var r lb.AddrRange
 	if isRange {
 		if r.From, ok = i.parseAddr(strings.TrimSpace(from)); !ok {
 			return r, false
@@ -183,7 +177,8 @@ func (i item) addrRange() (Range, bool) {
 			return r, false
 		}
 		if r.To.Less(r.From) {
-			i.errorf(fmt.Sprintf("write %q", Range{r.To, r.From}), "%q ends before it begins", s)
+			reversed := lb.AddrRange{From: r.To, To: r.From}
+			i.errorf(fmt.Sprintf("write %q", formatRange(reversed)), "%q ends before it begins", s)
 			return r, false
 		}
 	} else {
@@ -191,22 +186,22 @@ func (i item) addrRange() (Range, bool) {
 		if !ok {
 			return r, false
 		}
-		r = Range{p.Addr(), last(p)}
+		r = lb.AddrRange{From: p.Addr(), To: last(p)}
 	}
-	if why := whySpecial(r); why != "" {
-		i.errorf("write addresses that others can send to", "%q has addresses that are %s", s, why)
+	if what := specialIn(r); what != "" {
+		i.errorf("write addresses that others can send to", "%q has addresses that are %s", s, what)
 		return r, false
 	}
 	return r, true
 }
 
-// ownAddress is an address of this machine or of one that it talks to.
+// ownAddress is an address of this machine or of a peer of it.
 type ownAddress struct {
 	addr netip.Addr
 	key  string
 }
 
-// isOwn notes that addr belongs to a machine and can be no VIP.
+// isOwn records that addr belongs to a machine, so it cannot be a VIP.
 func (d *decoder) isOwn(addr netip.Addr, i item) {
 	d.own = append(d.own, ownAddress{addr, i.path})
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var update = flag.Bool("update", false, "rewrite the want lines of testdata/bad; read the difference before committing it")
+var update = flag.Bool("update", false, "rewrite the want lines of testdata/bad; review the difference")
 
 var wantLine = regexp.MustCompile(`(?m)^# want ?(.*)\n`)
 
@@ -52,7 +52,7 @@ func secrets(t *testing.T) string {
 	return dir
 }
 
-// TestBad compares everything that is said of each file in testdata/bad with its "# want line: …" comments.
+// TestBad compares the errors of each file in testdata/bad with its "# want line: …" comments.
 func TestBad(t *testing.T) {
 	files, err := filepath.Glob("testdata/bad/*.toml")
 	if err != nil || len(files) == 0 {
@@ -69,7 +69,7 @@ func TestBad(t *testing.T) {
 			for _, m := range wantLine.FindAllSubmatch(text, -1) {
 				want.Write(append(m[1], '\n'))
 			}
-			got := said(t, secrets(t), text)
+			got := errorsOf(t, secrets(t), text)
 			mistakes += strings.Count(got, "\n")
 			if diff := cmp.Diff(want.String(), got); diff != "" {
 				t.Errorf("want -, got +:\n%s", diff)
@@ -85,8 +85,8 @@ func TestBad(t *testing.T) {
 	t.Logf("%d mistakes in %d files", mistakes, len(files))
 }
 
-// said returns the errors of a text, without the name of its file.
-func said(t *testing.T, dir string, text []byte) string {
+// errorsOf returns the errors of a text, without the name of its file.
+func errorsOf(t *testing.T, dir string, text []byte) string {
 	t.Helper()
 	file := filepath.Join(dir, "steelyard.toml")
 	c, err := Parse(file, text)
@@ -96,14 +96,14 @@ func said(t *testing.T, dir string, text []byte) string {
 	}
 	for _, e := range errs {
 		if e.Hint == "" || e.Problem == "" || e.Line < 1 {
-			t.Errorf("says too little: %#v", e)
+			t.Errorf("incomplete error: %#v", e)
 		}
 	}
 	got := strings.ReplaceAll(errs.Error()+"\n", file+":", "")
 	return strings.ReplaceAll(got, dir, "DIR")
 }
 
-// rewrite puts the wants where they were: at the beginning for files whose end is what is wrong.
+// rewrite replaces the want lines in their place: at the beginning of files with an error at the end.
 func rewrite(t *testing.T, file string, text []byte, got string) {
 	t.Helper()
 	first := wantLine.FindIndex(text)

@@ -24,15 +24,15 @@ type Config struct {
 	Probe      Probe
 	Admin      Admin
 	Log        Log
-	// Warnings are things that are legal but surely not meant, one line each in the form of an Error.
+	// Warnings are legal but useless settings, one line each in the form of an Error.
 	Warnings []string
 }
 
-// Node is this machine. What is zero is to be derived from the machine.
+// Node is this machine. Zero fields are derived from the machine.
 type Node struct {
 	Name     string     // default: NODE_NAME, else the host name
 	RouterID netip.Addr // IPv4; default: the address of the interface of the default route
-	Address  netip.Addr // what peers and tunnels use; default: RouterID
+	Address  netip.Addr // used by peers and tunnels; default: RouterID
 }
 
 // Modes of attaching the datapath.
@@ -51,29 +51,29 @@ type Datapath struct {
 	// SNATPorts are the first and the last source port used when forwarding by nat.
 	SNATPorts  [2]uint16
 	TunnelPort uint16 // UDP port of tunnels; not within SNATPorts
-	// TunnelSources are whose GUE tunnels may end on this machine; none: nobody's.
+	// TunnelSources are the sources whose GUE tunnels may end on this machine; empty: none.
 	TunnelSources []netip.Prefix
 	Timeouts      Timeouts
 }
 
-// Timeouts are the times after which a silent flow is over, 1 s to 7 days each.
+// Timeouts are the idle timeouts of flows, 1 s to 7 days each.
 type Timeouts struct {
-	HalfOpen    time.Duration // the client has not proved that it is there
+	HalfOpen    time.Duration // the handshake is not complete
 	Established time.Duration // TCP and SCTP
-	Closing     time.Duration // one side has said that it is done
-	Closed      time.Duration // both have
+	Closing     time.Duration // one side has sent a FIN
+	Closed      time.Duration // both sides have
 	UDP         time.Duration
 }
 
-// BGP says what to tell whom.
+// BGP configures the BGP speaker.
 type BGP struct {
 	ASN         uint32
-	ListenPort  int // -1: never listen, only dial
+	ListenPort  int // -1: do not listen, only connect
 	Peers       []Peer
 	Communities []Community
 	LocalPref   uint32
-	// AggregateV4 and AggregateV6 are the prefix lengths that are announced. Everything they cover is in a pool that
-	// is announced by BGP, or they are 32 and 128.
+	// AggregateV4 and AggregateV6 are the announced prefix lengths. All addresses they cover are in pools announced
+	// by BGP, or they are 32 and 128.
 	AggregateV4, AggregateV6 int
 	Weighted                 bool // link-bandwidth extended community in proportion to the healthy backends
 }
@@ -83,9 +83,9 @@ type Peer struct {
 	Address         netip.Addr // may have a zone when it is link-local
 	ASN             uint32
 	Port            uint16
-	Password        Secret        // TCP MD5 (RFC 2385), 1 to 80 bytes; zero: none was asked for
+	Password        Secret        // TCP MD5 (RFC 2385), 1 to 80 bytes; zero: none configured
 	HoldTime        time.Duration // 0, or whole seconds from 3 to 65535 (RFC 4271 §4.2)
-	Multihop        int           // TTL of an eBGP session over several hops; 0: directly connected
+	Multihop        int           // TTL of a multihop eBGP session; 0: directly connected
 	TTLSecurity     bool          // RFC 5082; never together with Multihop
 	Source          netip.Addr    // of the family of Address; zero: the kernel chooses
 	GracefulRestart bool
@@ -93,7 +93,7 @@ type Peer struct {
 	NodeSelector    string // label selector; "": every node
 }
 
-// L2 is the announcing of addresses by ARP and NDP.
+// L2 configures announcements by ARP and NDP.
 type L2 struct {
 	Interfaces []string // empty: the uplinks
 	Members    []netip.Addr
@@ -104,8 +104,8 @@ type L2 struct {
 // Pool is a set of addresses that may be given to services and announced.
 type Pool struct {
 	Name   string
-	Ranges []Range // no two of them overlap, within one pool or between pools
-	// Announce says by what; empty: by whatever is on. What it names is on.
+	Ranges []lb.AddrRange // disjoint, within one pool and between pools
+	// Announce are the announcers, all of them on; empty: all that are on.
 	Announce        []lb.AnnouncerKind
 	AutoAssign      bool // give its addresses to services that do not name the pool
 	AvoidBuggyIPs   bool // skip addresses that end in .0 or .255
@@ -114,7 +114,7 @@ type Pool struct {
 	Priority        int // lower first
 }
 
-// Contains says whether addr is in the pool.
+// Contains reports whether addr is in the pool.
 func (p *Pool) Contains(addr netip.Addr) bool {
 	for _, r := range p.Ranges {
 		if r.Contains(addr) {
@@ -127,9 +127,9 @@ func (p *Pool) Contains(addr netip.Addr) bool {
 // Service is a service of the file: everything an lb.Service needs.
 type Service struct {
 	Name string
-	// Addresses are as written; empty: one is to be allocated of each family that both Pool and Backends have.
+	// Addresses are those in the file; empty: one is allocated per family that both Pool and Backends have.
 	Addresses []netip.Addr
-	// Pool is the name of the pool that was asked for; "": Addresses were.
+	// Pool is the requested pool; "": Addresses are requested.
 	Pool       string
 	Ports      []lb.Port // in the order of the file
 	Backends   []lb.Backend
@@ -140,7 +140,7 @@ type Service struct {
 	Allow      []netip.Prefix
 	MinHealthy int
 	Check      lb.CheckSpec
-	// Announce is that of the pool that has the addresses; empty: by whatever is on.
+	// Announce is that of the pool that has the addresses; empty: all announcers that are on.
 	Announce []lb.AnnouncerKind
 }
 
@@ -148,17 +148,17 @@ type Service struct {
 const (
 	ProxyAuto      = "auto"
 	ProxyKubeProxy = "kube-proxy" // it serves health check node ports and ClusterIPs
-	ProxyReplace   = "replace"    // we do
+	ProxyReplace   = "replace"    // the agent serves them
 )
 
-// Kubernetes is the source of services that is a cluster.
+// Kubernetes configures the source of services from a cluster.
 type Kubernetes struct {
 	Kubeconfig        string // "": the credentials of the pod
 	LoadBalancerClass string // "": Services that name no class
 	Allocate          bool
 	Proxy             string    // ProxyAuto, ProxyKubeProxy or ProxyReplace
 	Forward           lb.Method // to pods on other nodes: MethodTunnel or MethodNAT
-	// ExcludeNodes has the states of this node, beside those of Kubernetes itself, in which it announces nothing.
+	// ExcludeNodes are states of this node, beside those of Kubernetes itself, in which it announces nothing.
 	ExcludeNodes []string
 }
 
@@ -168,20 +168,20 @@ const (
 	NodeUnschedulable = "unschedulable" // cordoned
 )
 
-// Probe is how the health check node ports and the nodes are asked.
+// Probe configures the probes of health check node ports and of the service proxy.
 type Probe struct {
 	Interval, Timeout time.Duration // Timeout ≤ Interval
 	Fall, Rise        int
 	ProxyHealthz      string // URL
 }
 
-// Admin is where the agent can be talked to.
+// Admin has the addresses of the API of the agent.
 type Admin struct {
 	Socket string // absolute path, at most 107 bytes
 	Listen string // "address:port", read-only; "": nowhere
 }
 
-// Log is how the agent logs.
+// Log configures the log of the agent.
 type Log struct {
 	Level  slog.Level
 	Format string // "text" or "json"
@@ -206,7 +206,7 @@ func Default() *Config {
 	}
 }
 
-// Load reads a file and returns what it says. The error is an Errors with everything that is wrong with it.
+// Load reads and parses a file. The error is an Errors with all errors of the file.
 func Load(file string) (*Config, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -220,6 +220,6 @@ func Load(file string) (*Config, error) {
 	return Parse(file, text)
 }
 
-// Parse returns what text says. file is for errors, and the names of secret files that are not absolute are relative
-// to its directory; nothing else is read. The error is an Errors with everything that is wrong.
+// Parse parses text. file is used in errors; relative names of secret files are relative to its directory, and
+// nothing else is read. The error is an Errors with all errors of the text.
 func Parse(file string, text []byte) (*Config, error) { return newDecoder(file).decode(text) }

@@ -48,7 +48,8 @@ func mustParseText(t *testing.T, text string) *Config {
 func TestEmptyFileIsDefault(t *testing.T) {
 	c := mustParseText(t, "")
 	want := Default()
-	want.Warnings = []string{"steelyard.toml: nothing to do: no services and no source of services; add a [[service]] or [kubernetes]"}
+	want.Warnings = []string{"steelyard.toml: nothing to do: no services and no source of services; " +
+		"add a [[service]] or [kubernetes]"}
 	if diff := cmp.Diff(want, c, exact); diff != "" {
 		t.Errorf("want -, got +:\n%s", diff)
 	}
@@ -56,9 +57,9 @@ func TestEmptyFileIsDefault(t *testing.T) {
 
 // reference.toml says the default of every key: with all keys written it means the same as with only those that have
 // no default.
-func TestReferenceSaysTheDefaults(t *testing.T) {
+func TestReferenceHasTheDefaults(t *testing.T) {
 	got, want := mustParse(t, "reference.toml"), mustParse(t, "testdata/required.toml")
-	// tunnel has its default but is without effect; that is told, and is not what this test is about.
+	// tunnel has its default but no effect, which is a warning; this test is about values.
 	got.Warnings, want.Warnings = nil, nil
 	if diff := cmp.Diff(want, got, exact); diff != "" {
 		t.Errorf("want -, got +:\n%s", diff)
@@ -87,7 +88,10 @@ func TestDesign(t *testing.T) {
 		Datapath: Datapath{
 			Interfaces: []string{"eth0"}, Mode: ModeAuto, MaxFlows: 1000000,
 			SNATPorts: [2]uint16{61000, 65535}, TunnelPort: 6090,
-			Timeouts: Timeouts{HalfOpen: 30 * time.Second, Established: 130 * time.Minute, Closing: 4 * time.Minute, Closed: 10 * time.Second, UDP: 3 * time.Minute},
+			Timeouts: Timeouts{
+				HalfOpen: 30 * time.Second, Established: 130 * time.Minute, Closing: 4 * time.Minute,
+				Closed: 10 * time.Second, UDP: 3 * time.Minute,
+			},
 		},
 		BGP: &BGP{
 			ASN: 64512, ListenPort: 179,
@@ -104,10 +108,10 @@ func TestDesign(t *testing.T) {
 		},
 		Pools: []Pool{{
 			Name: "public",
-			Ranges: []Range{
-				{netip.MustParseAddr("203.0.113.0"), netip.MustParseAddr("203.0.113.15")},
-				{netip.MustParseAddr("203.0.113.40"), netip.MustParseAddr("203.0.113.50")},
-				{netip.MustParseAddr("2001:db8:1::"), netip.MustParseAddr("2001:db8:1::f")},
+			Ranges: []lb.AddrRange{
+				{From: netip.MustParseAddr("203.0.113.0"), To: netip.MustParseAddr("203.0.113.15")},
+				{From: netip.MustParseAddr("203.0.113.40"), To: netip.MustParseAddr("203.0.113.50")},
+				{From: netip.MustParseAddr("2001:db8:1::"), To: netip.MustParseAddr("2001:db8:1::f")},
 			},
 			Announce: []lb.AnnouncerKind{lb.AnnounceBGP}, AutoAssign: true,
 		}},
@@ -205,7 +209,7 @@ func TestByteOrderMarkAndWindowsLines(t *testing.T) {
 	}
 }
 
-func TestChecksAreFilled(t *testing.T) {
+func TestCheckDefaults(t *testing.T) {
 	base := defaultCheck()
 	with := func(f func(*lb.CheckSpec)) lb.CheckSpec {
 		c := base
@@ -229,7 +233,8 @@ func TestChecksAreFilled(t *testing.T) {
 		{`"53/udp"`, `{ type = "udp", send = "ping", expect_body = "pong" }`,
 			with(func(c *lb.CheckSpec) { c.Type, c.Send, c.Body = lb.CheckUDP, "ping", "pong" }),
 			lb.Port{Port: 53, Target: 53, Protocol: lb.UDP}},
-		{`"443"`, `{ type = "https", expect_status = "200, 301-308", tls_server_name = "a.example.net", host = "b.example.net:443" }`,
+		{`"443"`, `{ type = "https", expect_status = "200, 301-308", tls_server_name = "a.example.net",` +
+			` host = "b.example.net:443" }`,
 			with(func(c *lb.CheckSpec) {
 				c.Type, c.Path, c.TLSServerName, c.Host = lb.CheckHTTPS, "/", "a.example.net", "b.example.net:443"
 				c.Status = []lb.StatusRange{{From: 200, To: 200}, {From: 301, To: 308}}
@@ -242,7 +247,8 @@ func TestChecksAreFilled(t *testing.T) {
 			lb.Port{Port: 80, Target: 80, Protocol: lb.TCP}},
 	} {
 		t.Run(c.ports+" "+c.check, func(t *testing.T) {
-			text := fmt.Sprintf("[[service]]\nname = \"s\"\naddress = \"203.0.113.10\"\nports = [%s]\nbackends = [\"10.0.0.21\"]\n", c.ports)
+			text := "[[service]]\nname = \"s\"\naddress = \"203.0.113.10\"\nbackends = [\"10.0.0.21\"]\n"
+			text += fmt.Sprintf("ports = [%s]\n", c.ports)
 			if c.check != "" {
 				text += "check = " + c.check + "\n"
 			}
@@ -298,13 +304,17 @@ allow = ["2001:db8::/32"]
 backends = [{ address = "10.0.0.1", weight = 0 }, { address = "10.0.0.2", drain = true }]
 `).Warnings
 	want := []string{
-		`steelyard.toml:1: bgp: has no peers, so nothing is announced by it; add [[bgp.peers]]`,
-		`steelyard.toml:5: l2.members: anybody who reaches port 7946 can take addresses over; share a secret by secret_file`,
-		`steelyard.toml:10: pool[0].namespaces (pool "p"): has no effect without Kubernetes; add [kubernetes], or leave it out`,
-		`steelyard.toml:11: pool[0].service_selector (pool "p"): has no effect without Kubernetes; add [kubernetes], or leave it out`,
-		`steelyard.toml:17: service[0].tunnel (service "s"): has no effect with forward = "nat"; write forward = "tunnel", or leave tunnel out`,
-		`steelyard.toml:18: service[0].allow (service "s"): nobody may connect to 203.0.113.10; add a prefix of its family`,
-		`steelyard.toml:19: service[0].backends (service "s"): none of them takes new connections; let one have weight and no drain`,
+		`1: bgp: has no peers, so nothing is announced by it; add [[bgp.peers]]`,
+		`5: l2.members: anybody who reaches port 7946 can take addresses over; share a secret by secret_file`,
+		`10: pool[0].namespaces (pool "p"): has no effect without Kubernetes; add [kubernetes], or leave it out`,
+		`11: pool[0].service_selector (pool "p"): has no effect without Kubernetes; add [kubernetes], or leave it out`,
+		`17: service[0].tunnel (service "s"): has no effect with forward = "nat"; ` +
+			`write forward = "tunnel", or leave tunnel out`,
+		`18: service[0].allow (service "s"): nobody may connect to 203.0.113.10; add a prefix of its family`,
+		`19: service[0].backends (service "s"): none of them takes new connections; let one have weight and no drain`,
+	}
+	for i := range want {
+		want[i] = "steelyard.toml:" + want[i]
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("want -, got +:\n%s", diff)

@@ -13,13 +13,13 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// decoder turns one file into a Config. It holds what all sections share: where keys stand and what was found wrong.
+// decoder turns one file into a Config. It holds what all sections share: the positions of keys, and the errors.
 type decoder struct {
 	file     string
 	lines    map[string]int // by path
 	errs     Errors
 	warnings Errors
-	absent   []string // paths of keys the schema has and the file has not; a test wants none for reference.toml
+	absent   []string // paths of keys in the schema but not in the file; for reference.toml a test requires none
 
 	config *Config
 	own    []ownAddress
@@ -35,13 +35,13 @@ func newDecoder(file string) *decoder {
 	}
 }
 
-// decode reads text. Only a text that is not TOML ends it early: nothing can be said of the rest then.
+// decode reads text. It stops early only if text is not TOML, because nothing reliable follows the first syntax error.
 func (d *decoder) decode(text []byte) (*Config, error) {
-	bare := cutMark(string(text))
+	bare := stripBOM(string(text))
 	positions := scan(bare)
 	for _, p := range positions {
-		// A table that has no header of its own, as a in [a.b], is where the first of its parts is.
-		for path, ok := p.Path, true; ok && d.lines[path] == 0; path, ok = around(path) {
+		// A table without a header, as a in [a.b], has the position of its first part.
+		for path, ok := p.Path, true; ok && d.lines[path] == 0; path, ok = parentPath(path) {
 			d.lines[path] = p.Line
 		}
 	}
@@ -51,15 +51,15 @@ func (d *decoder) decode(text []byte) (*Config, error) {
 	}
 	d.root(&table{d: d, values: values})
 	if len(d.errs) > 0 {
-		return nil, inOrder(d.errs)
+		return nil, sortedByLine(d.errs)
 	}
-	for _, w := range inOrder(d.warnings) {
+	for _, w := range sortedByLine(d.warnings) {
 		d.config.Warnings = append(d.config.Warnings, w.Error())
 	}
 	return d.config, nil
 }
 
-// root reads the sections in an order in which each finds what it is checked against.
+// root reads the sections in an order in which each is read after those that it is checked against.
 func (d *decoder) root(t *table) {
 	c := d.config
 	t.section("node", d.node)
@@ -77,11 +77,11 @@ func (d *decoder) root(t *table) {
 		d.service(s)
 	}
 	d.aggregates()
-	d.pointless(t)
+	d.warn(t)
 	t.noOtherSections()
 }
 
-// noOtherSections is done for the whole file.
+// noOtherSections reports unknown sections.
 func (t *table) noOtherSections() {
 	header := func(key string) string {
 		if key == "pool" || key == "service" {
@@ -105,7 +105,7 @@ func (t *table) noOtherSections() {
 	}
 }
 
-// optional reads a section that switches something on.
+// optional reads a section whose presence enables a feature.
 func optional[T any](t *table, key string, read func(*table) *T) *T {
 	sub := t.sub(key)
 	if sub == nil {
@@ -120,9 +120,9 @@ func (d *decoder) add(to *Errors, path, object, problem, hint string) {
 	*to = append(*to, Error{File: d.file, Line: d.line(path), Key: path, Object: object, Problem: problem, Hint: hint})
 }
 
-// line returns the line of a path, or of the nearest thing around it that the file has; 0 when there is none.
+// line returns the line of a path, or of its nearest parent in the file; 0 when there is none.
 func (d *decoder) line(path string) int {
-	for ok := true; ok; path, ok = around(path) {
+	for ok := true; ok; path, ok = parentPath(path) {
 		if n := d.lines[path]; n > 0 {
 			return n
 		}
@@ -130,18 +130,18 @@ func (d *decoder) line(path string) int {
 	return 0
 }
 
-// around returns the path of what a path is in.
-func around(path string) (string, bool) {
+// parentPath returns the path of the table or list that has path.
+func parentPath(path string) (string, bool) {
 	cut := strings.LastIndexAny(path, ".[")
 	return path[:max(cut, 0)], cut > 0
 }
 
-func inOrder(errs Errors) Errors {
+func sortedByLine(errs Errors) Errors {
 	slices.SortStableFunc(errs, func(a, b Error) int { return cmp.Compare(a.Line, b.Line) })
 	return errs
 }
 
-// syntaxHints say what would be right, by a part of what the TOML parser said.
+// syntaxHints are hints by a part of the error text of the TOML parser.
 var syntaxHints = []struct{ part, hint string }{
 	{"already been defined", "take one of the two out"},
 	{"already exists", "take one of the two out"},
@@ -161,11 +161,11 @@ func (d *decoder) syntaxError(err error, text string, positions []position) Erro
 	e := Error{File: d.file, Problem: "not TOML: " + err.Error()}
 	var pe toml.ParseError
 	if errors.As(err, &pe) {
-		// Its line is one too few at the end of the file and one too many at the end of a line; its offset is right.
+		// The parser's line is off by one at the end of the file and at the end of a line; its offset is correct.
 		start := min(max(pe.Position.Start, 0), len(text))
 		e.Line = 1 + strings.Count(text[:start], "\n")
 		e.Problem = "not TOML: " + strings.TrimSuffix(pe.Message, ".")
-		// The parser names the key without indices; the scan knows it with them if it got that far.
+		// The parser names the key without indices; the scan has it with indices if it got that far.
 		for _, p := range positions {
 			if p.Line <= e.Line && p.Key != "" && p.Key == pe.LastKey {
 				e.Key = p.Path
@@ -181,17 +181,17 @@ func (d *decoder) syntaxError(err error, text string, positions []position) Erro
 	return e
 }
 
-// table is a [section], an element of an [[array of tables]] or an inline table, not yet read. Its methods name the
-// keys of the schema; what is left when done is called is unknown.
+// table is a [section], an element of an [[array of tables]] or an inline table. Its methods read the keys of the
+// schema; keys that are not read when done is called are unknown.
 type table struct {
 	d      *decoder
 	path   string
 	object string
 	values map[string]any
-	keys   []string // asked for so far
+	keys   []string // read so far
 }
 
-// item is one value and where it stands.
+// item is one value and its position.
 type item struct {
 	d      *decoder
 	path   string
@@ -207,7 +207,7 @@ func (i item) warnf(hint, problem string, args ...any) {
 	i.d.add(&i.d.warnings, i.path, i.object, fmt.Sprintf(problem, args...), hint)
 }
 
-// at is the place of a key, whether or not the file has it.
+// at returns the item of a key, whether or not the file has it.
 func (t *table) at(key string) item {
 	return item{d: t.d, path: joinKey(t.path, key), object: t.object, value: t.values[key]}
 }
@@ -225,7 +225,7 @@ func (t *table) get(key string) (item, bool) {
 	return i, ok
 }
 
-// need is get for a key without which the section makes no sense. hint shows one.
+// need is get for a required key. hint shows an example.
 func (t *table) need(key, hint string) (item, bool) {
 	i, ok := t.get(key)
 	if !ok {
@@ -257,7 +257,8 @@ func (t *table) sub(key string) *table {
 	}
 	values, ok := i.value.(map[string]any)
 	if !ok {
-		i.errorf(fmt.Sprintf("write [%s] on a line of its own and its keys below", i.path), "%s, must be a table", i.what())
+		hint := fmt.Sprintf("write [%s] on a line of its own and its keys below", i.path)
+		i.errorf(hint, "%s, must be a table", i.what())
 		return nil
 	}
 	return i.table(values)
@@ -311,7 +312,7 @@ func (i item) elements() ([]item, bool) {
 	return items, true
 }
 
-// done reports the keys that the schema does not have. elsewhere are keys of other sections that people look for here.
+// done reports keys that the schema does not have. elsewhere are keys of other sections that users may expect here.
 func (t *table) done(elsewhere ...string) {
 	for _, key := range slices.Sorted(maps.Keys(t.values)) {
 		if slices.Contains(t.keys, key) {

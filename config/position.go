@@ -7,20 +7,20 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// position is where a key or an element of a list stands.
+// position is the position of a key or of an element of a list.
 type position struct {
 	Path string // with indices: service[1].check.interval
 	Key  string // as toml.MetaData.Keys names it: service.check.interval; "" for an element of a list
 	Line int
 }
 
-// scan returns the positions of all keys and list elements of a TOML document, in the order of the document. What it
-// says of a text that is not valid TOML is a guess; it never fails and always ends.
+// scan returns the positions of all keys and list elements of a TOML document, in document order. For a text that is
+// not valid TOML the result is a best effort; scan never fails and always ends.
 //
-// It exists because BurntSushi/toml 1.6.0 keeps positions by dotted key without index, so that of several [[service]]
-// it knows the lines of the last only, and because it tells no position of unknown keys.
+// It exists because BurntSushi/toml 1.6.0 keeps positions by dotted key without index, so that it has the lines of the
+// last of several [[service]] only, and because it has no positions of unknown keys.
 func scan(text string) []position {
-	text = cutMark(text)
+	text = stripBOM(text)
 	sc := &scanner{s: text, line: 1, elements: map[string]int{}}
 	var table, key string
 	for {
@@ -46,8 +46,8 @@ func scan(text string) []position {
 	}
 }
 
-// cutMark cuts off a byte order mark, as the parser does.
-func cutMark(text string) string {
+// stripBOM removes a byte order mark, as the parser does.
+func stripBOM(text string) string {
 	for _, mark := range []string{"\xff\xfe", "\xfe\xff", "\xef\xbb\xbf"} {
 		if rest, ok := strings.CutPrefix(text, mark); ok {
 			return rest
@@ -61,7 +61,7 @@ type scanner struct {
 	i        int
 	line     int
 	found    []position
-	elements map[string]int // how many elements of each array of tables were seen, by path
+	elements map[string]int // number of elements seen of each array of tables, by path
 }
 
 // header returns the path and the key of a [table] or [[array of tables]].
@@ -74,7 +74,7 @@ func (sc *scanner) header(parts []string, array bool) (path, key string) {
 			sc.elements[path]++
 			path += index(n)
 		case n > 0:
-			path += index(n - 1) // the element that was opened last
+			path += index(n - 1) // the last element
 		}
 	}
 	return path, key
@@ -112,14 +112,14 @@ func (sc *scanner) value(path, key string) {
 			sc.pair(path, key)
 		}
 	default:
-		sc.i++ // always advance: the text may not be TOML
+		sc.i++ // always advance, also in invalid TOML
 		for sc.i < len(sc.s) && !strings.ContainsRune(",]}\n#", rune(sc.s[sc.i])) {
 			sc.i++
 		}
 	}
 }
 
-// more steps over the opening bracket or a comma, and says whether another element follows before the closing one.
+// more skips the opening bracket or a comma, and reports whether another element follows before the closing bracket.
 func (sc *scanner) more(closing byte) bool {
 	if rest := sc.s[min(sc.i, len(sc.s)):]; closing == ']' && strings.HasPrefix(rest, "[") ||
 		closing == '}' && strings.HasPrefix(rest, "{") {
@@ -209,7 +209,7 @@ func (sc *scanner) blank(newlines bool) {
 	}
 }
 
-// unquote returns what a quoted key stands for.
+// unquote returns the value of a quoted key.
 func unquote(quoted string) string {
 	if strings.Contains(quoted, `\`) && quoted[0] == '"' {
 		var v struct{ K string }
@@ -220,7 +220,7 @@ func unquote(quoted string) string {
 	return strings.Trim(quoted, quoted[:1])
 }
 
-// joinKey appends a key to a path, in quotes if it would be taken for several.
+// joinKey appends a key to a path, quoted if it is not a bare key.
 func joinKey(path, key string) string {
 	if strings.IndexFunc(key, notBare) >= 0 || key == "" {
 		key = strconv.Quote(key)
@@ -231,7 +231,7 @@ func joinKey(path, key string) string {
 	return path + "." + key
 }
 
-// notBare says whether a key with this rune needs quotes.
+// notBare reports whether a key with this rune needs quotes.
 func notBare(r rune) bool {
 	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '_' && r != '-'
 }

@@ -139,7 +139,7 @@ func FuzzScan(f *testing.F) {
 	})
 }
 
-// FuzzParse looks for panics and for errors that say too little.
+// FuzzParse finds panics and incomplete errors.
 func FuzzParse(f *testing.F) {
 	for _, text := range tomlFiles(f) {
 		f.Add(text)
@@ -158,7 +158,7 @@ func FuzzParse(f *testing.F) {
 		}
 		for i, e := range errs {
 			if e.Problem == "" || e.Hint == "" || e.Line < 1 || e.Line > strings.Count(text, "\n")+1 {
-				t.Errorf("says too little: %#v", e)
+				t.Errorf("incomplete error: %#v", e)
 			}
 			if i > 0 && errs[i-1].Line > e.Line {
 				t.Errorf("line %d comes after line %d", e.Line, errs[i-1].Line)

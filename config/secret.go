@@ -13,11 +13,10 @@ import (
 
 const redacted = "[redacted]"
 
-// Secret is a password or key that came from a file. However it is printed, logged or marshalled, it says [redacted];
-// only Reveal gives it away. The zero Secret is "none". Equal secrets are equal with ==, so that a reload can compare.
+// Secret is a password or key from a file. Printed, logged or marshalled it is [redacted]; only Reveal returns the
+// value. The zero Secret is "none". Equal secrets are equal with ==, so that a reload can compare them.
 type Secret struct {
-	// A handle and not a string: fmt prints the fields of a struct that is itself in an unexported field without
-	// calling its methods, and would then print the string.
+	// A handle and not a string: fmt does not call methods of a value in an unexported field, and would print a string.
 	handle unique.Handle[string]
 }
 
@@ -29,7 +28,7 @@ func NewSecret(value string) Secret {
 	return Secret{handle: unique.Make(value)}
 }
 
-// Reveal returns the secret itself; "" when there is none.
+// Reveal returns the value; "" when there is none.
 func (s Secret) Reveal() string {
 	if !s.IsSet() {
 		return ""
@@ -37,7 +36,7 @@ func (s Secret) Reveal() string {
 	return s.handle.Value()
 }
 
-// IsSet says whether there is a secret.
+// IsSet reports whether there is a secret.
 func (s Secret) IsSet() bool { return s != Secret{} }
 
 // String never returns the secret.
@@ -57,11 +56,11 @@ func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 // Format prints the same whatever the verb.
 func (s Secret) Format(f fmt.State, _ rune) { fmt.Fprint(f, s.String()) }
 
-// secretMax is far above what any use allows; it keeps a wrong file name from reading a disk.
+// secretMax is above the limit of every use. It bounds how much of a wrong file is read.
 const secretMax = 4096
 
-// secret reads the secret whose file a key names. A file that is there in name only is an error, for to go on without
-// a password is the worst answer to a wrong password file. low and high bound its length in bytes.
+// secret reads the secret file that a key names. An empty file is an error: a session without a password must not
+// result from a wrong password file. low and high bound its length in bytes.
 func (t *table) secret(key, like string, low, high int) Secret {
 	i, ok := t.get(key)
 	if !ok {
@@ -95,7 +94,7 @@ func (t *table) secret(key, like string, low, high int) Secret {
 	return Secret{}
 }
 
-// secretFile reads a file that only those who may should be able to read: one that is open to all works, with a warning.
+// secretFile reads a secret file. A file that every user can read is accepted with a warning.
 func (i item) secretFile(name string) ([]byte, bool) {
 	refuse := func(err error) ([]byte, bool) {
 		var pe *fs.PathError
@@ -106,7 +105,7 @@ func (i item) secretFile(name string) ([]byte, bool) {
 		i.d.errs[len(i.d.errs)-1].cause = err
 		return nil, false
 	}
-	info, err := os.Stat(name) // before opening: to open a named pipe would wait for its writer
+	info, err := os.Stat(name) // before opening, because opening a named pipe blocks
 	if err != nil {
 		return refuse(err)
 	}

@@ -60,14 +60,17 @@ func TestSecretOpenToAllWorksWithAWarning(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "open.key"), []byte("password\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	c, err := Parse(filepath.Join(dir, "steelyard.toml"), []byte("[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.1\", asn = 64500, password_file = \"open.key\" }]\n"))
+	const text = "[bgp]\nasn = 64512\n" +
+		"peers = [{ address = \"192.0.2.1\", asn = 64500, password_file = \"open.key\" }]\n"
+	c, err := Parse(filepath.Join(dir, "steelyard.toml"), []byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := c.BGP.Peers[0].Password.Reveal(); got != "password" {
 		t.Errorf("password %q", got)
 	}
-	if !slices.ContainsFunc(c.Warnings, func(w string) bool { return strings.Contains(w, "open to every user of this machine (mode 0644)") }) {
+	const warning = "open to every user of this machine (mode 0644)"
+	if !slices.ContainsFunc(c.Warnings, func(w string) bool { return strings.Contains(w, warning) }) {
 		t.Errorf("warnings %q; want one about the mode", c.Warnings)
 	}
 }

@@ -30,7 +30,7 @@ func (d *decoder) admin(t *table) {
 	}
 }
 
-// listen reads "address:port"; without an address it is every address. Port 0 lets the kernel choose.
+// listen reads "address:port"; without an address it listens on all. Port 0 lets the kernel choose.
 func (d *decoder) listen(i item) string {
 	const like = "127.0.0.1:9911"
 	s, ok := i.str(like)
@@ -48,7 +48,7 @@ func (d *decoder) listen(i item) string {
 	return s
 }
 
-// levels are the words of log.level.
+// levels are the values of log.level.
 var levels = map[string]slog.Level{
 	"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError,
 }

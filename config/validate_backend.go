@@ -67,12 +67,14 @@ func (i item) backend() (lb.Backend, bool) {
 		t.done()
 		return b, ok
 	default:
-		i.errorf(`write "10.0.0.21", or { address = "10.0.0.21", weight = 3 }`, "%s, must be an address or a table", i.what())
+		i.errorf(`write "10.0.0.21", or { address = "10.0.0.21", weight = 3 }`,
+			"%s, must be an address or a table", i.what())
 		return b, false
 	}
 }
 
-// minHealthy reads min_healthy. More than there are would never be announced; each family counts for itself.
+// minHealthy reads min_healthy. With a value above the number of backends the address would never be announced;
+// families count separately.
 func minHealthy(t *table, s *Service, f families) int {
 	n := integer(t, "min_healthy", s.MinHealthy, 1, 65535)
 	v4, v6 := 0, 0
@@ -89,7 +91,7 @@ func minHealthy(t *table, s *Service, f families) int {
 		name string
 	}{{f.v4, v4, "IPv4"}, {f.v6, v6, "IPv6"}} {
 		if c.have == 0 && s.Method == lb.MethodTunnel {
-			c.have = len(s.Backends) // of the other family: a tunnel goes to either
+			c.have = len(s.Backends) // also those of the other family
 		}
 		if c.on && c.have > 0 && n > c.have {
 			t.at("min_healthy").errorf("write at most "+strconv.Itoa(c.have),
@@ -99,9 +101,9 @@ func minHealthy(t *table, s *Service, f families) int {
 	return n
 }
 
-// familiesMeet reports backends that no address could use, addresses that no backend serves, and backends that are the
-// address itself. A tunnel goes to backends of either family.
-func familiesMeet(vips []placed[netip.Addr], backends []placed[lb.Backend], f families, method lb.Method) {
+// checkFamilies reports backends without an address of their family, addresses without a backend of their family, and
+// backends that are an address of the service. A tunnel can carry either family to either.
+func checkFamilies(vips []placed[netip.Addr], backends []placed[lb.Backend], f families, method lb.Method) {
 	for _, b := range backends {
 		if slices.ContainsFunc(vips, func(v placed[netip.Addr]) bool { return v.v == b.v.Addr }) {
 			b.item.errorf("write the address of a server", "%s is an address of the service itself", b.v.Addr)
@@ -112,9 +114,8 @@ func familiesMeet(vips []placed[netip.Addr], backends []placed[lb.Backend], f fa
 		}
 	}
 	for _, v := range vips {
-		if len(backends) == 0 || method == lb.MethodTunnel || slices.ContainsFunc(backends, func(b placed[lb.Backend]) bool {
-			return b.v.Addr.Is4() == v.v.Is4()
-		}) {
+		sameFamily := func(b placed[lb.Backend]) bool { return b.v.Addr.Is4() == v.v.Is4() }
+		if len(backends) == 0 || method == lb.MethodTunnel || slices.ContainsFunc(backends, sameFamily) {
 			continue
 		}
 		v.item.errorf(fmt.Sprintf("add %s backends, or take the address out", family(v.v)),
@@ -129,7 +130,7 @@ func family(a netip.Addr) string {
 	return "IPv6"
 }
 
-// samePorts reports ports that dsr and tunnel cannot translate: the server gets the packet as the client sent it.
+// samePorts reports port mappings with dsr and tunnel, which deliver the packet as the client sent it.
 func samePorts(ports []placed[lb.Port], backends []placed[lb.Backend], method lb.Method) {
 	if method == lb.MethodNAT {
 		return
@@ -144,6 +145,7 @@ func samePorts(ports []placed[lb.Port], backends []placed[lb.Backend], method lb
 		if b.v.Port == 0 || len(ports) == 1 && ports[0].v.Port == b.v.Port {
 			continue
 		}
-		b.item.errorf(`leave its port out, or write forward = "nat"`, "forward = %q cannot change the port to %d", method, b.v.Port)
+		b.item.errorf(`leave its port out, or write forward = "nat"`,
+			"forward = %q cannot change the port to %d", method, b.v.Port)
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 func defaultBGP() *BGP {
@@ -34,14 +36,14 @@ func (d *decoder) bgp(t *table) *BGP {
 	}
 	b.Communities = distinct(t.list("communities", "64512:100"), item.community)
 	b.LocalPref = integer(t, "local_pref", b.LocalPref, 0, 1<<32-1)
-	// Lower bounds: nobody has more than a /8 or a /16, and no typing error makes a default route.
+	// The lower bounds are the largest allocations, a /8 and a /16: no typing error results in a default route.
 	b.AggregateV4 = integer(t, "aggregate_v4", b.AggregateV4, 8, 32)
 	b.AggregateV6 = integer(t, "aggregate_v6", b.AggregateV6, 16, 128)
 	b.Weighted = t.boolean("weighted", b.Weighted)
 	return b
 }
 
-// asn reads an AS number that may be used.
+// asn reads an AS number that is not reserved.
 func (t *table) asn() uint32 {
 	i, ok := t.need("asn", "write asn = 64512, or the number you were given")
 	if !ok {
@@ -86,7 +88,7 @@ func (d *decoder) peer(t *table, seen map[netip.Addr]string) Peer {
 	return p
 }
 
-// peerAddress is host for a neighbour; a link-local one says on which link.
+// peerAddress is host for a neighbour; a link-local address needs a zone.
 func (i item) peerAddress(seen map[netip.Addr]string) netip.Addr {
 	s, ok := i.str(likeAddr)
 	if !ok {
@@ -118,14 +120,15 @@ func (d *decoder) source(i item, peer netip.Addr) netip.Addr {
 		return netip.Addr{}
 	}
 	if peer.IsValid() && a.Is4() != peer.Is4() {
-		i.errorf("write an address of this machine in the family of the peer", "%s and the peer %s are of two families", a, peer)
+		i.errorf("write an address of this machine in the family of the peer",
+			"%s and the peer %s are of two families", a, peer)
 		return netip.Addr{}
 	}
 	d.isOwn(a, i)
 	return a
 }
 
-// holdTime is 0 or at least 3 s, and goes over the wire in two bytes of seconds (RFC 4271 §4.2).
+// holdTime is 0 or at least 3 s, and is encoded as two bytes of seconds (RFC 4271 §4.2).
 func (t *table) holdTime(def time.Duration) time.Duration {
 	const most = 65535 * time.Second
 	h := t.duration("hold_time", def, 0, most)
@@ -134,14 +137,16 @@ func (t *table) holdTime(def time.Duration) time.Duration {
 	}
 	i := t.at("hold_time")
 	if h%time.Second != 0 {
-		i.errorf(fmt.Sprintf("write %q", short(max(h.Truncate(time.Second), 3*time.Second))), "%q is not whole seconds", i.value)
+		seconds := max(h.Truncate(time.Second), 3*time.Second)
+		i.errorf(fmt.Sprintf("write %q", short(seconds)), "%q is not whole seconds", i.value)
 	} else {
-		i.errorf(`write at least "3s", or "0s" for a session without keepalives (RFC 4271 §4.2)`, "%q is too short", i.value)
+		i.errorf(`write at least "3s", or "0s" for a session without keepalives (RFC 4271 §4.2)`,
+			"%q is too short", i.value)
 	}
 	return def
 }
 
-// aggregates says so when a prefix to be announced has addresses that were not given to us.
+// aggregates reports announced prefixes with addresses that are in no pool.
 func (d *decoder) aggregates() {
 	b := d.config.BGP
 	if b == nil || d.pools.broken {
@@ -187,11 +192,11 @@ func (d *decoder) aggregate(key string, v4 bool, bits int) {
 	}
 }
 
-// bgpRanges returns the ranges of the pools announced by BGP, joined where they touch.
-func (d *decoder) bgpRanges(v4 bool) []Range {
-	var ranges []Range
+// bgpRanges returns the ranges of the pools announced by BGP, joined where they are adjacent.
+func (d *decoder) bgpRanges(v4 bool) []lb.AddrRange {
+	var ranges []lb.AddrRange
 	for _, p := range d.config.Pools {
-		if len(p.Announce) > 0 && !slices.Contains(p.Announce, "bgp") {
+		if len(p.Announce) > 0 && !slices.Contains(p.Announce, lb.AnnounceBGP) {
 			continue
 		}
 		for _, r := range p.Ranges {
@@ -200,8 +205,8 @@ func (d *decoder) bgpRanges(v4 bool) []Range {
 			}
 		}
 	}
-	slices.SortFunc(ranges, func(a, b Range) int { return a.From.Compare(b.From) })
-	var joined []Range
+	slices.SortFunc(ranges, func(a, b lb.AddrRange) int { return a.From.Compare(b.From) })
+	var joined []lb.AddrRange
 	for _, r := range ranges {
 		if n := len(joined); n > 0 && joined[n-1].To.Next() == r.From {
 			joined[n-1].To = r.To

@@ -50,14 +50,14 @@ func (t *table) timeouts(def Timeouts) Timeouts {
 	return o
 }
 
-// notSNAT says so when a port on which this machine listens would be taken for a reply of a backend.
+// notSNAT reports a listening port in snat_ports: packets to it would be taken for replies of a backend.
 func (d *decoder) notSNAT(i item, port uint16) {
 	if r := d.config.Datapath.SNATPorts; r[0] <= port && port <= r[1] {
 		i.errorf(fmt.Sprintf("choose one outside %d-%d", r[0], r[1]), "%d is one of datapath.snat_ports", port)
 	}
 }
 
-// portRange returns "61000-65535". Ports below 1024 belong to services of the machine.
+// portRange reads "61000-65535". Ports below 1024 are for services of the machine.
 func (i item) portRange() (r [2]uint16, ok bool) {
 	const like = "61000-65535"
 	s, ok := i.str(like)

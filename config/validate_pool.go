@@ -9,16 +9,16 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// poolTable is what other sections ask about pools.
+// poolTable is what other sections need to know about pools.
 type poolTable struct {
 	names  map[string]string // path by name
-	broken bool              // a pool could not be read: nobody is told that an address is in none
+	broken bool              // a pool has errors: that an address is in no pool is not reported
 	ranges []pooledRange
 }
 
-// pooledRange is a range and where it stands.
+// pooledRange is a range and its position.
 type pooledRange struct {
-	Range
+	lb.AddrRange
 	item item
 }
 
@@ -27,7 +27,7 @@ var (
 	namespaceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 )
 
-// name reads the name of a pool or service, which no other may have, and makes the errors of the table carry it.
+// name reads the unique name of a pool or service, and adds it to the errors of the table.
 func (t *table) name(kind string, taken map[string]string) string {
 	i, ok := t.need("name", fmt.Sprintf("write name = %q", "web"))
 	if !ok {
@@ -73,9 +73,9 @@ func (d *decoder) pool(t *table) {
 	d.config.Pools = append(d.config.Pools, p)
 }
 
-// poolRanges reads addresses and compares them with those of all pools so far.
-func (d *decoder) poolRanges(t *table) []Range {
-	var ranges []Range
+// poolRanges reads addresses and compares them with those of the pools read before.
+func (d *decoder) poolRanges(t *table) []lb.AddrRange {
+	var ranges []lb.AddrRange
 	for _, e := range t.some("addresses", "203.0.113.0/28", `write addresses = ["203.0.113.0/28"]`) {
 		r, ok := e.addrRange()
 		if !ok {
@@ -83,18 +83,19 @@ func (d *decoder) poolRanges(t *table) []Range {
 			continue
 		}
 		for _, o := range d.pools.ranges {
-			if r.Overlaps(o.Range) {
+			if overlap(r, o.AddrRange) {
 				where := o.item.path
 				if o.item.object != "" {
 					where = fmt.Sprintf("%s (%s)", o.item.path, o.item.object)
 				}
-				e.errorf("let each address be in one place", "%s overlaps with %s, %s", r, o.Range, where)
+				e.errorf("let each address be in one place",
+					"%s overlaps with %s, %s", formatRange(r), formatRange(o.AddrRange), where)
 			}
 		}
 		for _, own := range d.own {
 			if r.Contains(own.addr) {
 				e.errorf("leave it out; ranges can be written like \"203.0.113.40-203.0.113.50\"",
-					"%s has %s, which is %s", r, own.addr, own.key)
+					"%s has %s, which is %s", formatRange(r), own.addr, own.key)
 			}
 		}
 		d.pools.ranges = append(d.pools.ranges, pooledRange{r, e})
@@ -148,7 +149,7 @@ func (d *decoder) describePools() string {
 	for n, p := range d.config.Pools {
 		ranges := make([]string, len(p.Ranges))
 		for m, r := range p.Ranges {
-			ranges[m] = r.String()
+			ranges[m] = formatRange(r)
 		}
 		list[n] = fmt.Sprintf("%s (%s)", p.Name, strings.Join(ranges, ", "))
 	}

@@ -30,8 +30,8 @@ func (d *decoder) probe(t *table) {
 	}
 }
 
-// rhythm reads interval and timeout. A timeout that is not given is never longer than the interval, so that it is
-// enough to write a short interval.
+// rhythm reads interval and timeout. A timeout that is not given is at most the interval, so that a short interval
+// needs no further key.
 func (t *table) rhythm(interval, timeout time.Duration) (time.Duration, time.Duration) {
 	before := len(t.d.errs)
 	interval = t.duration("interval", interval, intervalMin, intervalMax)

@@ -45,7 +45,7 @@ func (d *decoder) service(t *table) {
 	s.Check = d.check(t, s.Ports)
 
 	d.claimFrontends(vips, s.Ports)
-	familiesMeet(vips, backends, f, s.Method)
+	checkFamilies(vips, backends, f, s.Method)
 	samePorts(ports, backends, s.Method)
 	rangesMeet(ports, backends)
 	allowMeets(t, &s)

@@ -30,7 +30,7 @@ func (i item) what() string {
 	}
 }
 
-// str returns a string. like is an example of a good one, without quotes.
+// str returns a string. like is an example without quotes.
 func (i item) str(like string) (string, bool) {
 	s, ok := i.value.(string)
 	if !ok {
@@ -39,7 +39,7 @@ func (i item) str(like string) (string, bool) {
 	return s, ok
 }
 
-// digits is str for what people forget to quote, as in ports = [80].
+// digits is str with a hint for a number without quotes, as in ports = [80].
 func (i item) digits(like string) (string, bool) {
 	if n, ok := i.value.(int64); ok {
 		i.errorf(fmt.Sprintf(`write "%d"`, n), "%s, must be a string", i.what())
@@ -129,7 +129,7 @@ func (t *table) duration(key string, def, low, high time.Duration) time.Duration
 	return d
 }
 
-// short is d as people write it: 1h rather than 1h0m0s.
+// short formats d without zero parts: 1h, not 1h0m0s.
 func short(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {
@@ -158,7 +158,7 @@ func (t *table) list(key, like string) []item {
 	return items
 }
 
-// some is list for a list that must be there and not be empty. hint shows a good one.
+// some is list for a required list with at least one element. hint shows an example.
 func (t *table) some(key, like, hint string) []item {
 	i, ok := t.need(key, hint)
 	if !ok {
@@ -181,7 +181,7 @@ func (t *table) oneOrMore(key, like string) []item {
 	return t.list(key, like)
 }
 
-// distinct reads a list with read and reports elements that are there twice.
+// distinct reads a list with read and reports duplicates.
 func distinct[T comparable](items []item, read func(item) (T, bool)) []T {
 	var list []T
 	for _, i := range items {
@@ -213,7 +213,7 @@ func (i item) word(what string, allowed []string) (string, bool) {
 	return s, true
 }
 
-// words makes the words of lb plain.
+// words returns the words of lb as strings.
 func words[T ~string](list []T) []string {
 	return strings.Split(lb.Words(list), ", ")
 }

@@ -136,9 +136,7 @@ func poolsOf(cfg *config.Config) (pools []kube.Pool, err error) {
 			},
 			Namespaces: p.Namespaces,
 		}
-		for _, r := range p.Ranges {
-			k.Ranges = append(k.Ranges, lb.AddrRange{From: r.From, To: r.To})
-		}
+		k.Ranges = p.Ranges
 		if p.ServiceSelector != "" {
 			if k.Selector, err = labels.Parse(p.ServiceSelector); err != nil {
 				return nil, fmt.Errorf("pool %q: service_selector: %w", p.Name, err)

@@ -112,10 +112,7 @@ func translatePools(from []config.Pool) []lb.Pool {
 	for i, p := range from {
 		pools[i] = lb.Pool{
 			Name: p.Name, AutoAssign: p.AutoAssign, Priority: p.Priority, AvoidBuggy: p.AvoidBuggyIPs,
-			Announce: p.Announce,
-		}
-		for _, r := range p.Ranges {
-			pools[i].Ranges = append(pools[i].Ranges, lb.AddrRange{From: r.From, To: r.To})
+			Announce: p.Announce, Ranges: p.Ranges,
 		}
 	}
 	return pools

@@ -6,11 +6,12 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// pointless warns of what is legal and cannot have been meant.
-func (d *decoder) pointless(t *table) {
+// warn adds warnings about legal but useless settings.
+func (d *decoder) warn(t *table) {
 	c := d.config
 	root := func(key string) item { return t.at(key) }
-	if len(c.Services) == 0 && c.Kubernetes == nil && !t.has("service") && !t.has("kubernetes") && len(c.Datapath.TunnelSources) == 0 {
+	noSource := len(c.Services) == 0 && c.Kubernetes == nil && !t.has("service") && !t.has("kubernetes")
+	if noSource && len(c.Datapath.TunnelSources) == 0 {
 		item{d: d}.warnf("add a [[service]] or [kubernetes]", "nothing to do: no services and no source of services")
 	}
 	if (len(c.Services) > 0 || c.Kubernetes != nil) && c.BGP == nil && c.L2 == nil {
@@ -25,8 +26,8 @@ func (d *decoder) pointless(t *table) {
 		root("bgp").warnf("add [[bgp.peers]]", "has no peers, so nothing is announced by it")
 	}
 	for n, s := range c.Services {
-		rests := func(b lb.Backend) bool { return b.Drain || b.Weight == 0 }
-		if len(s.Backends) > 0 && !slices.ContainsFunc(s.Backends, func(b lb.Backend) bool { return !rests(b) }) {
+		unused := func(b lb.Backend) bool { return b.Drain || b.Weight == 0 }
+		if len(s.Backends) > 0 && !slices.ContainsFunc(s.Backends, func(b lb.Backend) bool { return !unused(b) }) {
 			i := item{d: d, path: "service" + index(n) + ".backends", object: `service "` + s.Name + `"`}
 			i.warnf("let one have weight and no drain", "none of them takes new connections")
 		}
@@ -36,7 +37,7 @@ func (d *decoder) pointless(t *table) {
 	}
 }
 
-// needsKubernetes warns of keys that have an effect with Kubernetes only.
+// needsKubernetes warns of keys that have no effect without Kubernetes.
 func (d *decoder) needsKubernetes() {
 	const hint, problem = "add [kubernetes], or leave it out", "has no effect without Kubernetes"
 	if d.config.BGP != nil {
