@@ -29,7 +29,7 @@ check    = { type = "http", path = "/healthz" }
 	// Output: web [203.0.113.10] 3 backends, http check every 2s
 }
 
-// Everything that is wrong is told at once.
+// All errors are reported at once.
 func ExampleErrors() {
 	_, err := config.Parse("steelyard.toml", []byte(`
 [[service]]

@@ -50,6 +50,9 @@ func probeOnce(t *testing.T, c lb.Check) string {
 	if err != nil {
 		return reason(err, c.Spec.Timeout)
 	}
+	if c.Spec.Type != lb.CheckNodePort && r.Weight != -1 {
+		t.Errorf("weight %d; want none", r.Weight)
+	}
 	return "ok: " + r.Reason
 }
 
@@ -282,13 +285,26 @@ func TestGRPC(t *testing.T) {
 		{targetOf(l.Addr()), "down", "NOT_SERVING"},
 		{targetOf(l.Addr()), "other", "gRPC NotFound: unknown service"},
 		{silent(t), "", "no response within 300ms"},
+		{closedPort(t), "", "gRPC Unavailable"},
 	} {
 		t.Run(tt.want, func(t *testing.T) {
 			spec := lb.CheckSpec{Type: lb.CheckGRPC, Path: tt.path}
-			if got := probeOnce(t, lb.Check{Target: tt.at, Spec: spec}); got != tt.want {
+			got := probeOnce(t, lb.Check{Target: tt.at, Spec: spec})
+			got, _, _ = strings.Cut(got, ": connection error")
+			if got != tt.want {
 				t.Errorf("%s; want %s", got, tt.want)
 			}
 		})
+	}
+}
+
+func TestNodePortWithoutWeight(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	t.Cleanup(s.Close)
+	c := lb.Check{Target: targetOf(s.Listener.Addr()), Spec: lb.CheckSpec{Type: lb.CheckNodePort, Path: "/"}}
+	r, err := nodePortChecker{target{Check: c}}.Probe(t.Context())
+	if err != nil || r != (Result{Reason: "HTTP 200", Weight: -1}) {
+		t.Errorf("%+v, %v; want no weight", r, err)
 	}
 }
 

@@ -30,6 +30,7 @@ func TestProxyHealth(t *testing.T) {
 		{"up to date", 0, nil, true, 200, 200, true, true},
 		{"update pending for 30 s", 30 * time.Second, nil, true, 200, 200, true, true},
 		{"update pending for 61 s", 61 * time.Second, nil, true, 503, 503, false, false},
+		{"update pending for 59 s", 59 * time.Second, nil, true, 200, 200, true, true},
 		{"node being deleted", 0, nil, false, 503, 200, true, true},
 		{"engine error", 0, errors.New("no response"), true, 503, 503, false, true},
 	} {
@@ -69,6 +70,25 @@ func TestProxyHealth(t *testing.T) {
 				t.Errorf("%s: %s: headers %v", tt.name, path, h)
 			}
 		}
+	}
+}
+
+// An update that is pending for exactly a minute is too late.
+func TestSyncTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin := time.Now()
+		p := &ProxyHealth{Behind: func() (time.Time, error) { return begin, nil }}
+		for _, want := range []int{200, 503} {
+			r := httptest.NewRecorder()
+			p.Handler().ServeHTTP(r, httptest.NewRequest("GET", "/livez", nil))
+			if r.Code != want {
+				t.Errorf("after %s: %d; want %d", time.Since(begin), r.Code, want)
+			}
+			time.Sleep(time.Minute - time.Since(begin))
+		}
+	})
+	if ProxyHealthPort != 10256 {
+		t.Errorf("port %d; want that of kube-proxy", ProxyHealthPort)
 	}
 }
 

@@ -75,7 +75,7 @@ func TestFirstProbesAreSpread(t *testing.T) {
 			if len(times) != 1000 {
 				t.Fatalf("%d first probes; want 1000", len(times))
 			}
-			if last := slices.MaxFunc(times, time.Time.Compare).Sub(begin); last >= want || last < want*9/10 {
+			if last := slices.MaxFunc(times, time.Time.Compare).Sub(begin); last >= want || last < want*95/100 {
 				t.Errorf("interval %s: the last first probe starts after %s; want up to %s", interval, last, want)
 			}
 		})

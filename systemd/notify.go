@@ -11,18 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Notifier sends notifications to systemd (sd_notify(3)). Without NOTIFY_SOCKET it does nothing. A notification that
-// cannot be sent is logged and dropped; the agent works without it. The methods may be called from any goroutine.
+// Notifier sends the state of the agent to systemd (sd_notify(3)). Without NOTIFY_SOCKET it does nothing. A failure
+// to send is logged only, because the agent works without systemd. Its methods may be called from any goroutine.
 type Notifier struct{ log *slog.Logger }
 
 // New returns a Notifier.
 func New(log *slog.Logger) *Notifier { return &Notifier{log} }
 
-// Ready reports that the configuration is in force.
+// Ready sends READY=1: the configuration is applied.
 func (n *Notifier) Ready() { n.send(daemon.SdNotifyReady) }
 
-// Reloading reports that a reload has begun. Ready must follow, also when the configuration is refused. Units of
-// Type=notify-reload need the time.
+// Reloading sends RELOADING=1. Ready must follow, also when the new configuration is rejected. Units of
+// Type=notify-reload require the time.
 func (n *Notifier) Reloading() {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
@@ -31,15 +31,15 @@ func (n *Notifier) Reloading() {
 	n.send(fmt.Sprintf("%s\nMONOTONIC_USEC=%d", daemon.SdNotifyReloading, now.Nano()/1000))
 }
 
-// Status sets the status line that "systemctl status" shows.
+// Status sends a line that systemctl status shows.
 func (n *Notifier) Status(text string) { n.send("STATUS=" + strings.ReplaceAll(text, "\n", " ")) }
 
-// Stopping reports that the agent is about to end.
+// Stopping sends STOPPING=1: the agent is about to exit.
 func (n *Notifier) Stopping() { n.send(daemon.SdNotifyStopping) }
 
-// Run notifies the watchdog (WATCHDOG_USEC) twice per interval while alive returns nil, until ctx ends. alive must return
-// within half of the interval. When it returns errors, systemd kills and restarts the agent; the kernel forwards
-// meanwhile. Without a watchdog Run waits for ctx. It fails when the interval is not valid.
+// Run sends WATCHDOG=1 twice per watchdog interval (WATCHDOG_USEC) while alive returns nil, until ctx ends. alive must
+// return within half an interval. When it fails, systemd kills and restarts the agent; the kernel forwards meanwhile.
+// Without a watchdog Run waits for ctx. It fails when the interval cannot be read.
 func (n *Notifier) Run(ctx context.Context, alive func() error) error {
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
@@ -53,7 +53,7 @@ func (n *Notifier) Run(ctx context.Context, alive func() error) error {
 	defer tick.Stop()
 	for {
 		if err := alive(); err != nil {
-			n.log.Error("watchdog not notified", "err", err)
+			n.log.Error("watchdog message not sent", "err", err)
 		} else {
 			n.send(daemon.SdNotifyWatchdog)
 		}
@@ -67,6 +67,6 @@ func (n *Notifier) Run(ctx context.Context, alive func() error) error {
 
 func (n *Notifier) send(state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
-		n.log.Warn("systemd not notified", "err", err)
+		n.log.Warn("systemd notification not sent", "err", err)
 	}
 }

@@ -81,7 +81,7 @@ func TestUnreachableSystemdIsLogged(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", filepath.Join(t.TempDir(), "no-socket"))
 	var log bytes.Buffer
 	New(slog.New(slog.NewTextHandler(&log, nil))).Ready()
-	if want := `msg="systemd not notified"`; !strings.Contains(log.String(), want) {
+	if want := `msg="systemd notification not sent"`; !strings.Contains(log.String(), want) {
 		t.Errorf("log %q; want %s", &log, want)
 	}
 }
