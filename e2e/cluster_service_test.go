@@ -13,12 +13,16 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
-// offer makes a Service with these endpoints, and waits until the router sends its addresses to these nodes.
-func (c *cluster) startService(t *testing.T, name string, change func(*core.Service), nodes []int, pods ...*pod) []netip.Addr {
+// startService creates a Service with these endpoints, and waits until the router has routes to its addresses by these
+// nodes and requests are answered. It deletes the Service with the test.
+func (c *cluster) startService(
+	t *testing.T, name string, change func(*core.Service), nodes []int, pods ...*pod,
+) []netip.Addr {
 	t.Helper()
 	c.createService(t, name, change)
 	t.Cleanup(func() { c.deleteService(t, name) })
@@ -29,26 +33,29 @@ func (c *cluster) startService(t *testing.T, name string, change func(*core.Serv
 	return vips
 }
 
-// withdraw deletes a Service and waits until it is gone; a finalizer that nobody takes away would keep it.
+// deleteService deletes a Service and waits until it does not exist any more, so until its finalizer is removed.
 func (c *cluster) deleteService(t *testing.T, name string) {
 	t.Helper()
-	ctx, api := context.Background(), c.api.CoreV1().Services("default") // the test is over
-	err := api.Delete(ctx, name, meta.DeleteOptions{})
-	for range 600 { // another leader may have to be elected first
-		if _, err = api.Get(ctx, name, meta.GetOptions{}); err != nil {
-			return
+	ctx, api := context.Background(), c.api.CoreV1().Services("default") // t.Context() is done in a cleanup
+	deleted := api.Delete(ctx, name, meta.DeleteOptions{})
+	// 30 s: a new leader may have to be elected first.
+	_, err := lab.Until(ctx, 30*time.Second, name+" is deleted", func() error {
+		if _, err := api.Get(ctx, name, meta.GetOptions{}); err == nil {
+			return errors.New("it exists")
 		}
-		time.Sleep(50 * time.Millisecond)
+		return nil
+	})
+	if err != nil {
+		t.Errorf("%v (%v)", err, deleted)
 	}
-	t.Errorf("%s is still there: %v", name, err)
 }
 
-// change updates a Service.
+// updateService changes a Service, and tries again on a conflict.
 func (c *cluster) updateService(t *testing.T, name string, change func(*core.Service)) *core.Service {
 	t.Helper()
 	api := c.api.CoreV1().Services("default")
 	var s *core.Service
-	labtest.Until(t, 5*time.Second, "the Service is changed", func() (err error) {
+	labtest.Until(t, 5*time.Second, name+" is updated", func() (err error) {
 		if s, err = api.Get(t.Context(), name, meta.GetOptions{}); err != nil {
 			return err
 		}
@@ -59,7 +66,7 @@ func (c *cluster) updateService(t *testing.T, name string, change func(*core.Ser
 	return s
 }
 
-// answers waits until requests to all these addresses are answered.
+// waitAnswered waits until all of 60 requests to each of these addresses are answered.
 func (c *cluster) waitAnswered(t *testing.T, vips ...netip.Addr) {
 	t.Helper()
 	for _, vip := range vips {
@@ -67,8 +74,8 @@ func (c *cluster) waitAnswered(t *testing.T, vips ...netip.Addr) {
 	}
 }
 
-// silent waits until connections to all these addresses end as they should.
-func (c *cluster) waitUnserved(t *testing.T, vips []netip.Addr, ends func(error) bool) {
+// waitUnserved waits until a connection to each of these addresses ends with an error that want accepts.
+func (c *cluster) waitUnserved(t *testing.T, vips []netip.Addr, want func(error) bool) {
 	t.Helper()
 	for _, vip := range vips {
 		labtest.Until(t, 10*time.Second, vip.String()+" is not served", func() error {
@@ -78,15 +85,15 @@ func (c *cluster) waitUnserved(t *testing.T, vips []netip.Addr, ends func(error)
 			if err == nil {
 				conn.Close()
 			}
-			if !ends(err) {
-				return fmt.Errorf("it ended with %v", err)
+			if !want(err) {
+				return fmt.Errorf("the connection ended with %v", err)
 			}
 			return nil
 		})
 	}
 }
 
-func refusedAtOnce(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
+func refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
 func timesOut(err error) bool { return errors.Is(err, context.DeadlineExceeded) || isTimeout(err) }
 
@@ -97,7 +104,7 @@ func isTimeout(err error) bool {
 
 func anyError(err error) bool { return err != nil }
 
-// from makes a set of pods count anew.
+// allAnswered makes n requests to a VIP and fails the test when one of them is not answered.
 func (c *cluster) allAnswered(t *testing.T, vip netip.Addr, n int) traffic.Result {
 	t.Helper()
 	r := c.load(t, vip, n)
@@ -107,11 +114,11 @@ func (c *cluster) allAnswered(t *testing.T, vip netip.Addr, n int) traffic.Resul
 	return r
 }
 
-// sendsTo makes the router send addresses to one node, whatever is announced.
+// overrideRoutes makes the router send these addresses to one node, in place of the announced routes, until the test ends.
 func (c *cluster) overrideRoutes(t *testing.T, vips []netip.Addr, node int) {
 	t.Helper()
 	for _, vip := range vips {
-		// More specific than anything announced is not possible; a table of its own comes before what BGP says.
+		// Announced routes are host routes already: a table that is looked up first overrides them.
 		via := hops(vip, c.Balancers[node:node+1])[0].String()
 		family := "-4"
 		if vip.Is6() {
@@ -126,14 +133,18 @@ func (c *cluster) overrideRoutes(t *testing.T, vips []netip.Addr, node int) {
 			}
 		}
 		t.Cleanup(func() {
-			c.Topology.Router.Run(context.Background(), "ip", family, "rule", "del", "to", host(vip).String(), "priority", "77")
+			args := []string{family, "rule", "del", "to", host(vip).String(), "priority", "77"}
+			c.Topology.Router.Run(context.Background(), "ip", args...)
 		})
 	}
 }
 
+// patchNode applies a merge patch to a Node.
 func (c *cluster) patchNode(t *testing.T, node int, patch string) {
 	t.Helper()
-	if _, err := c.api.CoreV1().Nodes().Patch(t.Context(), c.Balancers[node].Name(), types.MergePatchType, []byte(patch), meta.PatchOptions{}); err != nil {
+	api, name := c.api.CoreV1().Nodes(), c.Balancers[node].Name()
+	_, err := api.Patch(t.Context(), name, types.MergePatchType, []byte(patch), meta.PatchOptions{})
+	if err != nil {
 		t.Fatal(err)
 	}
 }

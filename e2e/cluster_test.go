@@ -31,8 +31,8 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
-// cluster is a Kubernetes cluster with a real API server, whose nodes are hosts with an agent and with kube-proxy, and whose
-// pods are hosts behind them.
+// cluster is a Kubernetes cluster with a real API server. Its nodes are hosts with an agent and kube-proxy; its pods are
+// hosts behind them.
 type cluster struct {
 	*site
 	control *kube.ControlPlane
@@ -60,11 +60,11 @@ const (
 	probeBound                             = probeFall*probeInterval + probeTimeout
 )
 
-// agentImage is what the agent's image is called.
+// agentImage is the name of the agent's image.
 const agentImage = "steelyard:test"
 
-// newCluster makes a cluster of three nodes behind a router that spreads over them, with kube-proxy on each, or on none: then
-// the last one's agent says that it is the service proxy.
+// newCluster makes a cluster of three nodes behind a router with ECMP. With proxied every node has kube-proxy; without,
+// none has, and the agent of the last node is configured as service proxy.
 func newCluster(t *testing.T, forward string, proxied bool) *cluster {
 	t.Helper()
 	c := startCluster(t, 3, forward)
@@ -91,10 +91,11 @@ func newCluster(t *testing.T, forward string, proxied bool) *cluster {
 	return c
 }
 
-// startCluster makes machines for a cluster, its control plane, and the router before it.
+// startCluster makes the hosts of a cluster, its control plane and its router.
 func startCluster(t *testing.T, nodes int, forward string) *cluster {
 	t.Helper()
-	c := &cluster{forward: forward, site: &site{Topology: labtest.Topology(t, lab.Shape{Clients: 1, Balancers: nodes, Servers: 1})}, pods: map[string]*pod{}}
+	topology := labtest.Topology(t, lab.Shape{Clients: 1, Balancers: nodes, Servers: 1})
+	c := &cluster{site: &site{Topology: topology}, pods: map[string]*pod{}, forward: forward}
 	dir, err := filepath.Abs("../.cache/controlplane")
 	if err != nil {
 		t.Fatal(err)
@@ -102,11 +103,7 @@ func startCluster(t *testing.T, nodes int, forward string) *cluster {
 	control := c.Servers[0]
 	c.control = labtest.ControlPlane(t, control.Host, control.V4, dir)
 	c.connect(t)
-	rc := peers.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: routerASN, HoldTime: 9 * time.Second}
-	for _, b := range c.Balancers {
-		rc.Neighbors = append(rc.Neighbors, peers.Neighbor{Address: b.V4, ASN: asn}, peers.Neighbor{Address: b.V6, ASN: asn})
-	}
-	c.router = labtest.Router(t, c.Topology.Router, peers.BIRD, rc)
+	c.router = labtest.Router(t, c.Topology.Router, peers.BIRD, c.routerConfig())
 	return c
 }
 
@@ -138,8 +135,8 @@ func (c *cluster) connect(t *testing.T) {
 	}
 }
 
-// install applies the manifest, once dry as a careful user would, and returns a kubeconfig with no more rights than it gives.
-// With a configuration it puts that where users are told to put theirs.
+// install applies the manifest, first as a server-side dry run, and returns a kubeconfig with the rights of its service
+// account. A configuration goes into the ConfigMap of the manifest.
 func (c *cluster) install(t *testing.T, config string) string {
 	t.Helper()
 	manifest, err := exec.Command(binary, "manifest", "--image", agentImage).Output()
@@ -179,14 +176,15 @@ func (c *cluster) install(t *testing.T, config string) string {
 			}
 		}
 	}
-	token, err := c.api.CoreV1().ServiceAccounts("steelyard").CreateToken(t.Context(), "steelyard", &authentication.TokenRequest{}, meta.CreateOptions{})
+	accounts := c.api.CoreV1().ServiceAccounts("steelyard")
+	token, err := accounts.CreateToken(t.Context(), "steelyard", &authentication.TokenRequest{}, meta.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return c.control.KubeconfigFor(token.Status.Token)
 }
 
-// join makes a host ready to be a node: it forwards, and has routes to the pods of the others.
+// join prepares a host as a node: it enables forwarding and adds routes to the pods of the other nodes.
 func (c *cluster) join(t *testing.T, i int) {
 	t.Helper()
 	n := c.Balancers[i]
@@ -204,19 +202,24 @@ func (c *cluster) join(t *testing.T, i int) {
 	}
 }
 
-// register makes a node known to the API server, as its kubelet would.
+// register creates the Node object of a host, as its kubelet would.
 func (c *cluster) register(t *testing.T, i int) {
 	t.Helper()
 	n := c.Balancers[i]
-	_, err := c.api.CoreV1().Nodes().Create(t.Context(), &core.Node{ObjectMeta: meta.ObjectMeta{Name: n.Name()}}, meta.CreateOptions{})
-	if err == nil {
-		var node *core.Node
-		if node, err = c.api.CoreV1().Nodes().Get(t.Context(), n.Name(), meta.GetOptions{}); err == nil {
-			node.Status.Addresses = []core.NodeAddress{{Type: core.NodeInternalIP, Address: n.V4.String()}, {Type: core.NodeInternalIP, Address: n.V6.String()}}
-			_, err = c.api.CoreV1().Nodes().UpdateStatus(t.Context(), node, meta.UpdateOptions{})
-		}
-	}
+	api := c.api.CoreV1().Nodes()
+	node := &core.Node{ObjectMeta: meta.ObjectMeta{Name: n.Name()}}
+	_, err := api.Create(t.Context(), node, meta.CreateOptions{})
 	if err != nil {
+		t.Fatal(err)
+	}
+	if node, err = api.Get(t.Context(), n.Name(), meta.GetOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range n.At(0) {
+		address := core.NodeAddress{Type: core.NodeInternalIP, Address: a.Addr().String()}
+		node.Status.Addresses = append(node.Status.Addresses, address)
+	}
+	if _, err := api.UpdateStatus(t.Context(), node, meta.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -230,24 +233,28 @@ func (c *cluster) startProxy(t *testing.T, n lab.Node) {
 	c.proxies = append(c.proxies, p)
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("kube-proxy of %s said:\n%s", n.Name(), p.Log.Tail(20))
+			t.Logf("log of kube-proxy on %s:\n%s", n.Name(), p.Log.Tail(20))
 		}
 	})
 }
 
 func podPrefixes(node int) (v4, v6 netip.Prefix) {
-	return netip.MustParsePrefix(fmt.Sprintf("10.244.%d.0/24", node)), netip.MustParsePrefix(fmt.Sprintf("fd00:244:%d::/48", node))
+	v4 = netip.MustParsePrefix(fmt.Sprintf("10.244.%d.0/24", node))
+	v6 = netip.MustParsePrefix(fmt.Sprintf("fd00:244:%d::/48", node))
+	return v4, v6
 }
 
-// run starts a pod on a node; it gets traffic once publish says so.
+// startPod starts a pod on a node. It becomes an endpoint by setEndpoints.
 func (c *cluster) startPod(t *testing.T, name string, node int) *pod {
 	t.Helper()
 	k := len(c.pods)
 	p := &pod{
 		Host: labtest.Host(t, c.Lab, name), name: name, node: node, ready: true,
-		v4: netip.AddrFrom4([4]byte{10, 244, byte(node), byte(4*k + 2)}), v6: netip.MustParseAddr(fmt.Sprintf("fd00:244:%d:%x::2", node, k)),
+		v4: netip.AddrFrom4([4]byte{10, 244, byte(node), byte(4*k + 2)}),
+		v6: netip.MustParseAddr(fmt.Sprintf("fd00:244:%d:%x::2", node, k)),
 	}
-	gw4, gw6 := netip.AddrFrom4([4]byte{10, 244, byte(node), byte(4*k + 1)}), netip.MustParseAddr(fmt.Sprintf("fd00:244:%d:%x::1", node, k))
+	gw4 := netip.AddrFrom4([4]byte{10, 244, byte(node), byte(4*k + 1)})
+	gw6 := netip.MustParseAddr(fmt.Sprintf("fd00:244:%d:%x::1", node, k))
 	with := func(a, b netip.Addr) []netip.Prefix {
 		return []netip.Prefix{netip.PrefixFrom(a, 30), netip.PrefixFrom(b, 64)}
 	}
@@ -262,7 +269,7 @@ func (c *cluster) startPod(t *testing.T, name string, node int) *pod {
 	return p
 }
 
-// serve starts the servers of a pod.
+// startServers starts the servers of a pod.
 func (p *pod) startServers(t *testing.T) {
 	t.Helper()
 	at := lab.Node{Host: p.Host, V4: p.v4, V6: p.v6}
@@ -271,7 +278,7 @@ func (p *pod) startServers(t *testing.T) {
 	labtest.UDPEcho(t, at, 5353)
 }
 
-// service makes a Service of type LoadBalancer of both families, for all pods.
+// createService creates a Service of type LoadBalancer with both families and without endpoints.
 func (c *cluster) createService(t *testing.T, name string, change func(*core.Service)) *core.Service {
 	t.Helper()
 	both := core.IPFamilyPolicyRequireDualStack
@@ -280,7 +287,8 @@ func (c *cluster) createService(t *testing.T, name string, change func(*core.Ser
 		Spec: core.ServiceSpec{
 			Type: core.ServiceTypeLoadBalancer, IPFamilyPolicy: &both,
 			Ports: []core.ServicePort{
-				{Name: "http", Port: 80, TargetPort: intstr.FromInt32(8080)}, {Name: "echo", Port: 9000, TargetPort: intstr.FromInt32(9000)},
+				{Name: "http", Port: 80, TargetPort: intstr.FromInt32(8080)},
+				{Name: "echo", Port: 9000, TargetPort: intstr.FromInt32(9000)},
 				{Name: "dns", Port: 5353, Protocol: core.ProtocolUDP, TargetPort: intstr.FromInt32(5353)},
 			},
 		},
@@ -293,7 +301,7 @@ func (c *cluster) createService(t *testing.T, name string, change func(*core.Ser
 	return s
 }
 
-// addresses waits until a Service has its addresses.
+// waitAddresses waits until a Service has an address of each of its families, and returns them.
 func (c *cluster) waitAddresses(t *testing.T, name string) (vips []netip.Addr) {
 	t.Helper()
 	labtest.Until(t, 30*time.Second, name+" has addresses", func() error {
@@ -313,13 +321,16 @@ func (c *cluster) waitAddresses(t *testing.T, name string) (vips []netip.Addr) {
 	return vips
 }
 
-// publish writes the EndpointSlices of a Service, as its controller would for these pods.
+// setEndpoints writes the EndpointSlices of a Service for these pods, as the EndpointSlice controller would.
 func (c *cluster) setEndpoints(t *testing.T, service string, pods ...*pod) {
 	t.Helper()
 	tcp, udp := core.ProtocolTCP, core.ProtocolUDP
 	for _, family := range []discovery.AddressType{discovery.AddressTypeIPv4, discovery.AddressTypeIPv6} {
+		suffix := map[discovery.AddressType]string{discovery.AddressTypeIPv4: "-4", discovery.AddressTypeIPv6: "-6"}[family]
 		s := &discovery.EndpointSlice{
-			ObjectMeta:  meta.ObjectMeta{Name: service + "-" + map[bool]string{true: "4", false: "6"}[family == discovery.AddressTypeIPv4], Namespace: "default", Labels: map[string]string{discovery.LabelServiceName: service}},
+			ObjectMeta: meta.ObjectMeta{
+				Name: service + suffix, Namespace: "default", Labels: map[string]string{discovery.LabelServiceName: service},
+			},
 			AddressType: family,
 		}
 		for _, p := range []struct {
@@ -351,7 +362,8 @@ func (c *cluster) setEndpoints(t *testing.T, service string, pods ...*pod) {
 	}
 }
 
-// routed waits until the router sends addresses to exactly these nodes, and returns how long that took.
+// waitRouted waits until the next hops of the router for these addresses are exactly these nodes, and returns how long that
+// took.
 func (c *cluster) waitRouted(t *testing.T, within time.Duration, vips []netip.Addr, nodes ...int) time.Duration {
 	t.Helper()
 	var via []lab.Node
@@ -367,18 +379,18 @@ func (c *cluster) waitRouted(t *testing.T, within time.Duration, vips []netip.Ad
 	return time.Since(start)
 }
 
-// sawTheClient fails the test when a pod was asked by anybody but the client.
+// checkClientAddress fails the test when a pod had no request, or one whose source was not the client.
 func (c *cluster) checkClientAddress(t *testing.T, pods ...*pod) {
 	t.Helper()
 	for _, p := range pods {
 		clients := p.web.Clients()
 		for from := range clients {
 			if !slices.Contains([]netip.Addr{c.Clients[0].V4, c.Clients[0].V6}, from) {
-				t.Errorf("%s saw %s; want the client", p.name, from)
+				t.Errorf("%s had a request from %s; want the client", p.name, from)
 			}
 		}
 		if len(clients) == 0 {
-			t.Errorf("%s saw nobody", p.name)
+			t.Errorf("%s had no request", p.name)
 		}
 	}
 }

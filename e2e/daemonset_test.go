@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,7 +21,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
-// daemonTOML is one configuration for all nodes, as a user would write it.
+// daemonTOML is the configuration of all nodes, as in the documentation.
 const daemonTOML = `
 [datapath]
 mode = "tc"
@@ -36,8 +37,8 @@ name = "public"
 addresses = ["203.0.113.0/24", "2001:db8:1::/64"]
 `
 
-// The agent as a pod of a DaemonSet: a static binary in an image of its own, run by real kubelets with the rights of the
-// manifest, from "kubectl apply" on; and a rollout of another version under load.
+// TestDaemonSet runs the agent as the pod of a DaemonSet: a static binary in an image, run by real kubelets with the rights
+// of the manifest, from "kubectl apply" to a rollout under load.
 func TestDaemonSet(t *testing.T) {
 	if err := kube.RuntimeAvailable(); err != nil {
 		if os.Getenv("STEELYARD_CI") != "" {
@@ -58,7 +59,7 @@ func TestDaemonSet(t *testing.T) {
 		}
 		t.Cleanup(func() {
 			if t.Failed() {
-				t.Logf("the kubelet of %s said:\n%s\nand the agent:\n%s", n, kubelet.Log.Tail(40), c.daemonLog(n))
+				t.Logf("log of the kubelet on %s:\n%s\nlog of the agent:\n%s", n, kubelet.Log.Tail(40), c.daemonLog(n))
 			}
 		})
 	}
@@ -69,16 +70,16 @@ func TestDaemonSet(t *testing.T) {
 	labtest.Until(t, 60*time.Second, "the DaemonSet is ready", c.daemonsReady(t))
 
 	pods := []*pod{c.startPod(t, "pod-0", 0), c.startPod(t, "pod-1", 1)}
-	cluster := c.startService(t, "cluster", func(*core.Service) {}, []int{0, 1}, pods...)
-	own := c.startService(t, "local", local, []int{0, 1}, pods...)
+	byCluster := c.startService(t, "cluster", func(*core.Service) {}, []int{0, 1}, pods...)
+	byLocal := c.startService(t, "local", local, []int{0, 1}, pods...)
 	c.checkClientAddress(t, pods...)
 
 	var conns []*traffic.Conns
-	for _, vip := range append(cluster, own...) {
+	for _, vip := range slices.Concat(byCluster, byLocal) {
 		conns = append(conns, labtest.Connect(t, c.client(), netip.AddrPortFrom(vip, 9000), 75))
 	}
 	var streams []*traffic.Stream
-	for _, vip := range []netip.Addr{cluster[0], own[1]} {
+	for _, vip := range []netip.Addr{byCluster[0], byLocal[1]} {
 		streams = append(streams, c.client().Stream(t.Context(), url(vip), 10*time.Millisecond, 2*time.Second))
 	}
 	c.rollout(t)
@@ -91,14 +92,16 @@ func TestDaemonSet(t *testing.T) {
 	for _, some := range conns {
 		exchange(t, some, "after the rollout")
 	}
-	c.waitRouted(t, 20*time.Second, append(cluster, own...), 0, 1)
+	c.waitRouted(t, 20*time.Second, slices.Concat(byCluster, byLocal), 0, 1)
 
-	if err := c.api.AppsV1().DaemonSets("steelyard").Delete(t.Context(), "steelyard", meta.DeleteOptions{}); err != nil {
+	err := c.api.AppsV1().DaemonSets("steelyard").Delete(t.Context(), "steelyard", meta.DeleteOptions{})
+	if err != nil {
 		t.Fatal(err)
 	}
-	c.waitRouted(t, 30*time.Second, append(cluster, own...))
+	c.waitRouted(t, 30*time.Second, slices.Concat(byCluster, byLocal))
 }
 
+// nodesReady returns an error unless all nodes are ready.
 func (c *cluster) nodesReady() error {
 	list, err := c.api.CoreV1().Nodes().List(context.Background(), meta.ListOptions{})
 	if err != nil {
@@ -122,7 +125,8 @@ func (c *cluster) nodesReady() error {
 	return nil
 }
 
-// daemonsReady reports whether the newest version of the DaemonSet is ready on every node.
+// daemonsReady returns a function that returns an error unless the latest generation of the DaemonSet is available on every
+// node.
 func (c *cluster) daemonsReady(t *testing.T) func() error {
 	return func() error {
 		d, err := c.api.AppsV1().DaemonSets("steelyard").Get(t.Context(), "steelyard", meta.GetOptions{})
@@ -130,14 +134,15 @@ func (c *cluster) daemonsReady(t *testing.T) func() error {
 			return err
 		}
 		s, want := d.Status, int32(len(c.Balancers))
-		if s.ObservedGeneration != d.Generation || s.DesiredNumberScheduled != want || s.UpdatedNumberScheduled != want || s.NumberAvailable != want {
+		scheduled := s.DesiredNumberScheduled == want && s.UpdatedNumberScheduled == want
+		if s.ObservedGeneration != d.Generation || !scheduled || s.NumberAvailable != want {
 			return fmt.Errorf("%+v%s", s, c.podStates(t))
 		}
 		return nil
 	}
 }
 
-// podStates says what keeps pods from being ready.
+// podStates describes the phase and the container states of the agent's pods.
 func (c *cluster) podStates(t *testing.T) string {
 	list, err := c.api.CoreV1().Pods("steelyard").List(t.Context(), meta.ListOptions{})
 	if err != nil {
@@ -157,7 +162,8 @@ func (c *cluster) podStates(t *testing.T) string {
 func (c *cluster) rollout(t *testing.T) {
 	t.Helper()
 	api := c.api.AppsV1().DaemonSets("steelyard")
-	patch := fmt.Sprintf(`{"spec":{"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/restartedAt":%q}}}}}`, time.Now().Format(time.RFC3339))
+	const annotate = `{"spec":{"template":{"metadata":{"annotations":{"kubectl.kubernetes.io/restartedAt":%q}}}}}`
+	patch := fmt.Sprintf(annotate, time.Now().Format(time.RFC3339))
 	var d *apps.DaemonSet
 	d, err := api.Patch(t.Context(), "steelyard", types.StrategicMergePatchType, []byte(patch), meta.PatchOptions{})
 	if err != nil {
@@ -166,7 +172,7 @@ func (c *cluster) rollout(t *testing.T) {
 	labtest.Until(t, 120*time.Second, fmt.Sprintf("generation %d is ready", d.Generation), c.daemonsReady(t))
 }
 
-// daemonLog is the end of what the agent's container on a node wrote.
+// daemonLog returns the end of the log of the agent's container on a node.
 func (c *cluster) daemonLog(n lab.Node) string {
 	out, err := n.Run(context.Background(), "sh", "-c", "tail -q -n 40 "+kube.PodLogs+"/*/steelyard/*.log")
 	if err != nil {

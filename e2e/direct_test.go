@@ -13,12 +13,12 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
-// method is one of the ways in which servers answer clients themselves.
+// method is a forward method with direct server return.
 type method struct {
 	name    string
 	forward string // of the configuration
 	extra   string
-	outside netip.Addr // of the servers' addresses one of this family is used; zero: both
+	outer   netip.Addr // only backend addresses of its family are used; zero: both families
 }
 
 const ipip, gue = `tunnel = "ipip"`, `tunnel = "gue"`
@@ -27,8 +27,8 @@ var methods = []method{
 	{name: "dsr", forward: "dsr"},
 	{name: "ipip", forward: "tunnel", extra: ipip},
 	{name: "gue", forward: "tunnel", extra: gue},
-	{name: "gue over IPv4", forward: "tunnel", extra: gue, outside: vip4},
-	{name: "ipip over IPv6", forward: "tunnel", extra: ipip, outside: vip6},
+	{name: "gue over IPv4", forward: "tunnel", extra: gue, outer: vip4},
+	{name: "ipip over IPv6", forward: "tunnel", extra: ipip, outer: vip6},
 }
 
 func directVariants(t *testing.T, f func(t *testing.T, m method, mode string)) {
@@ -39,8 +39,8 @@ func directVariants(t *testing.T, f func(t *testing.T, m method, mode string)) {
 	}
 }
 
-// newDirectSite builds a site whose servers have the VIPs themselves, on one segment with the balancers. The first `active`
-// of its three servers are configured.
+// newDirectSite builds a site whose servers own the VIPs and share a segment with the balancers. The first `active` of its
+// three servers are configured.
 func newDirectSite(t *testing.T, m method, mode string, active int) *site {
 	links := lab.LinkOptions{SoftwareChecksums: mode == "xdp"}
 	s := &site{Topology: labtest.Topology(t, lab.Shape{Clients: 1, Balancers: 2, Servers: 3, Links: links})}
@@ -49,13 +49,9 @@ func newDirectSite(t *testing.T, m method, mode string, active int) *site {
 		sources = append(sources, b.V4, b.V6)
 	}
 	for _, n := range s.Servers {
-		s.receives(t, n, m, sources)
+		s.startReceiver(t, n, m, sources)
 	}
-	rc := peers.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: routerASN, HoldTime: 9 * time.Second}
-	for _, b := range s.Balancers {
-		rc.Neighbors = append(rc.Neighbors, peers.Neighbor{Address: b.V4, ASN: asn}, peers.Neighbor{Address: b.V6, ASN: asn})
-	}
-	s.router = labtest.Router(t, s.Topology.Router, peers.BIRD, rc)
+	s.router = labtest.Router(t, s.Topology.Router, peers.BIRD, s.routerConfig())
 	for _, b := range s.Balancers {
 		c := lab.BGPAgent(b, asn, routerASN, s.directService(m, active))
 		c.Mode = mode
@@ -66,10 +62,10 @@ func newDirectSite(t *testing.T, m method, mode string, active int) *site {
 	return s
 }
 
-// receives makes a server have the VIPs, and the end of tunnels to it.
-func (s *site) receives(t *testing.T, n lab.Node, m method, sources []netip.Addr) {
+// startReceiver adds the VIPs to a server, starts its servers there, and starts what decapsulates its tunnel.
+func (s *site) startReceiver(t *testing.T, n lab.Node, m method, sources []netip.Addr) {
 	t.Helper()
-	n.V4, n.V6 = vip4, vip6 // where it serves
+	n.V4, n.V6 = vip4, vip6 // the servers listen on the VIPs
 	for _, vip := range vips {
 		if err := traffic.OwnVIP(n.Host, vip); err != nil {
 			t.Fatal(err)
@@ -91,10 +87,10 @@ func (s *site) receives(t *testing.T, n lab.Node, m method, sources []netip.Addr
 
 func (s *site) directService(m method, active int) lab.AgentService {
 	backends := lab.Backends(s.Servers[:active]...)
-	if m.outside.IsValid() {
+	if m.outer.IsValid() {
 		var of []lab.AgentBackend
 		for _, b := range backends {
-			if b.Address.Is4() == m.outside.Is4() {
+			if b.Address.Is4() == m.outer.Is4() {
 				of = append(of, b)
 			}
 		}
@@ -107,25 +103,25 @@ func (s *site) directService(m method, active int) lab.AgentService {
 	}
 }
 
-// The life of an appliance whose servers answer clients themselves.
-func TestServersAnswerThemselves(t *testing.T) {
+// TestDirectReturn: servers answer clients directly, by dsr, ipip and gue.
+func TestDirectReturn(t *testing.T) {
 	directVariants(t, func(t *testing.T, m method, mode string) {
 		s := newDirectSite(t, m, mode, 2)
 		t.Run("balances evenly", s.balances)
-		t.Run("shows servers the clients", s.showsClients)
+		t.Run("servers see the client's address", s.seesClients)
 		t.Run("balances UDP", s.balancesUDP)
 		t.Run("carries datagrams of 60 KB", func(t *testing.T) { s.carriesLargeDatagrams(t, m) })
-		t.Run("keeps connections over changes of the servers", func(t *testing.T) { s.keepsConnections(t, m) })
-		t.Run("keeps connections when a balancer goes", s.balancerGoes)
-		t.Run("checks the way of the traffic", func(t *testing.T) { s.checksTheWay(t, m) })
+		t.Run("keeps connections while servers change", func(t *testing.T) { s.keepsConnections(t, m) })
+		t.Run("keeps connections when a balancer terminates", s.balancerTerminates)
+		t.Run("checks the path of the traffic", func(t *testing.T) { s.checksThePath(t, m) })
 	})
 }
 
-func (s *site) showsClients(t *testing.T) {
+func (s *site) seesClients(t *testing.T) {
 	for _, w := range s.web {
 		for from := range w.Clients() {
 			if from != s.Clients[0].V4 && from != s.Clients[0].V6 {
-				t.Errorf("%s saw %s; want the address of the client", w.Name, from)
+				t.Errorf("%s had a request from %s; want the address of the client", w.Name, from)
 			}
 		}
 	}
@@ -133,7 +129,7 @@ func (s *site) showsClients(t *testing.T) {
 
 func (s *site) carriesLargeDatagrams(t *testing.T, m method) {
 	for _, vip := range vips {
-		if m.forward == "tunnel" { // the client learns which fragments fit; the datagram is lost, and may be reported so
+		if m.forward == "tunnel" { // the client learns the path MTU; this datagram is lost
 			s.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 1, 60_000, 200*time.Millisecond)
 		}
 		r := s.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 40, 60_000, 2*time.Second)
@@ -143,11 +139,12 @@ func (s *site) carriesLargeDatagrams(t *testing.T, m method) {
 	}
 }
 
-// Servers are added and taken out again, and one agent is killed meanwhile: connections stay where they are.
+// keepsConnections: servers are added and removed, and an agent is killed; connections stay on their servers.
 func (s *site) keepsConnections(t *testing.T, m method) {
-	four, six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 100), labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 100)
+	four := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 100)
+	six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 100)
 	for _, active := range []int{3, 2, 3} {
-		s.waitRoutes(t, 20*time.Second, s.Balancers...) // flows that a router moves are another matter
+		s.waitRoutes(t, 20*time.Second, s.Balancers...) // a router that changes next hops moves flows
 		for i, a := range s.agents {
 			s.config[i].Services = []lab.AgentService{s.directService(m, active)}
 			if err := errors.Join(a.Configure(s.config[i].TOML()), a.Reload()); err != nil {
@@ -174,34 +171,39 @@ func (s *site) keepsConnections(t *testing.T, m method) {
 		exchange(t, four, "after a kill")
 		exchange(t, six, "after a kill")
 	}
+	// The router keeps the routes of a killed agent (RFC 4724): they do not show that its sessions are established again.
+	if err := s.router.WaitEstablished(t.Context(), 40*time.Second, s.Balancers[0].V4, s.Balancers[0].V6); err != nil {
+		t.Fatal(err)
+	}
 	for _, a := range s.agents {
-		labtest.Until(t, 10*time.Second, "the servers are healthy", func() error { return backends(t, a, "unhealthy", 0) })
+		labtest.Until(t, 10*time.Second, "no server is unhealthy", func() error { return backends(t, a, "unhealthy", 0) })
 	}
 }
 
-// What a balancer does follows from the packet alone, so that another one can go on with its connections.
-func (s *site) balancerGoes(t *testing.T) {
+// balancerTerminates: balancers choose the server by a hash of the packet, so another one continues the connections.
+func (s *site) balancerTerminates(t *testing.T) {
 	s.waitRoutes(t, 20*time.Second, s.Balancers...)
-	four, six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 100), labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 100)
+	four := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 100)
+	six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 100)
 	if err := s.agents[0].Terminate(t.Context(), 10*time.Second); err != nil {
 		t.Fatal(err)
 	}
-	exchange(t, four, "after a balancer has gone")
-	exchange(t, six, "after a balancer has gone")
+	exchange(t, four, "after a balancer has terminated")
+	exchange(t, six, "after a balancer has terminated")
 	if err := s.agents[0].Start(); err != nil {
 		t.Fatal(err)
 	}
 	s.waitRoutes(t, 20*time.Second, s.Balancers...)
-	exchange(t, four, "after it is back")
-	exchange(t, six, "after it is back")
+	exchange(t, four, "after it has started again")
+	exchange(t, six, "after it has started again")
 }
 
-// A server that runs but has lost the VIP cannot serve, although its own address answers.
-func (s *site) checksTheWay(t *testing.T, m method) {
+// checksThePath: the check fails for a server without the VIP, although the server answers on its own address.
+func (s *site) checksThePath(t *testing.T, m method) {
 	broken := s.Servers[2]
 	healthy := len(s.directService(m, 3).Backends)
 	for _, a := range s.agents {
-		labtest.Until(t, 10*time.Second, "all is well", func() error { return backends(t, a, "healthy", healthy) })
+		labtest.Until(t, 10*time.Second, "all backends are healthy", func() error { return backends(t, a, "healthy", healthy) })
 	}
 	for _, vip := range vips {
 		if err := traffic.DisownVIP(broken.Host, vip); err != nil {
@@ -209,10 +211,12 @@ func (s *site) checksTheWay(t *testing.T, m method) {
 		}
 	}
 	for _, a := range s.agents {
-		labtest.Until(t, 5*time.Second, "the server is found out", func() error { return backends(t, a, "unhealthy", healthy/3) })
+		labtest.Until(t, 5*time.Second, "the check has failed", func() error {
+			return backends(t, a, "unhealthy", healthy/3)
+		})
 	}
 	for _, vip := range vips {
-		labtest.Until(t, 5*time.Second, "the kernel uses it no more", func() error {
+		labtest.Until(t, 5*time.Second, "the datapath has removed the server", func() error {
 			if r := s.load(t, vip, 200); r.Err() != nil || len(r.Servers) != 2 {
 				return fmt.Errorf("%s, %w", r, r.Err())
 			}

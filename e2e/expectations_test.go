@@ -17,28 +17,32 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
-// More of what Kubernetes' own end-to-end tests expect of Services (test/e2e/network).
+// The scenarios of this file follow Kubernetes' own end-to-end tests of Services (test/e2e/network).
 
-// Local ↔ Cluster on a live Service: routes and health check node port follow.
+// policyChanged: routes and the health check node port follow changes between Local and Cluster.
 func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
-	vips := c.startService(t, "switched", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
+	vips := c.startService(t, "policy", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
 	for range 2 {
-		s := c.updateService(t, "switched", local)
+		s := c.updateService(t, "policy", local)
 		c.waitRouted(t, 10*time.Second, vips, 0)
 		c.waitAnswered(t, vips...)
 		at := func(node int) string {
-			return fmt.Sprintf("http://%s/healthz", netip.AddrPortFrom(c.Balancers[node].V4, uint16(s.Spec.HealthCheckNodePort)))
+			port := uint16(s.Spec.HealthCheckNodePort)
+			return fmt.Sprintf("http://%s/healthz", netip.AddrPortFrom(c.Balancers[node].V4, port))
 		}
 		for node, want := range []int{200, 503, 503} {
-			labtest.Until(t, 5*time.Second, fmt.Sprintf("health check node port of node %d says %d", node, want), func() error {
+			what := fmt.Sprintf("the health check node port of node %d answers %d", node, want)
+			labtest.Until(t, 5*time.Second, what, func() error {
 				got, err := c.client().Get(t.Context(), at(node))
 				if err == nil && got.Status != want {
-					err = fmt.Errorf("it says %d", got.Status)
+					err = fmt.Errorf("it answers %d", got.Status)
 				}
 				return err
 			})
 		}
-		c.updateService(t, "switched", func(s *core.Service) { s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyCluster })
+		c.updateService(t, "policy", func(s *core.Service) {
+			s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyCluster
+		})
 		c.waitRouted(t, 10*time.Second, vips, 0, 1, 2)
 		c.waitAnswered(t, vips...)
 		labtest.Until(t, 5*time.Second, "the health check node port is closed", func() error {
@@ -50,22 +54,22 @@ func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 	}
 }
 
-// One port for TCP and UDP, scaled to nothing and back: the address stays.
+// onePortTwice: TCP and UDP on one port, scaled to zero and back; the address stays.
 func onePortTwice(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.startService(t, "twice", func(s *core.Service) { s.Spec.Ports[2].Port = 80 }, []int{0, 1, 2}, pods[0])
-	ask := func(vip netip.Addr) error {
+	request := func(vip netip.Addr) error {
 		r := c.client().UDP(t.Context(), netip.AddrPortFrom(vip, 80), 20, 0, time.Second)
 		return errors.Join(r.Err(), c.load(t, vip, 20).Err())
 	}
 	for _, vip := range vips {
-		if err := ask(vip); err != nil {
+		if err := request(vip); err != nil {
 			t.Errorf("%s: %v", vip, err)
 		}
 	}
 	c.setEndpoints(t, "twice")
 	c.waitRouted(t, 5*time.Second, vips)
 	c.overrideRoutes(t, vips, 2)
-	c.waitUnserved(t, vips, refusedAtOnce)
+	c.waitUnserved(t, vips, refused)
 	for _, vip := range vips {
 		conn, err := c.client().Dial(t.Context(), "udp", netip.AddrPortFrom(vip, 80).String())
 		if err != nil {
@@ -78,7 +82,7 @@ func onePortTwice(t *testing.T, c *cluster, pods ...*pod) {
 				return nil
 			}
 			if _, err := conn.Read(make([]byte, 100)); !errors.Is(err, syscall.ECONNREFUSED) {
-				return fmt.Errorf("it ended with %v", err)
+				return fmt.Errorf("the read ended with %v", err)
 			}
 			return nil
 		})
@@ -86,11 +90,11 @@ func onePortTwice(t *testing.T, c *cluster, pods ...*pod) {
 	c.setEndpoints(t, "twice", pods[0], pods[1])
 	c.waitRouted(t, 10*time.Second, vips, 0, 1, 2)
 	for _, vip := range vips {
-		labtest.Until(t, 5*time.Second, vip.String()+" is back", func() error { return ask(vip) })
+		labtest.Until(t, 5*time.Second, vip.String()+" is served again", func() error { return request(vip) })
 	}
 }
 
-// A named target port may be another number on every pod.
+// namedPorts: a named target port has a different number on each pod.
 func namedPorts(t *testing.T, c *cluster, pods ...*pod) {
 	other := pods[1]
 	web := labtest.HTTP(t, lab.Node{Host: other.Host, V4: other.v4, V6: other.v6}, 9090)
@@ -118,18 +122,21 @@ func namedPorts(t *testing.T, c *cluster, pods ...*pod) {
 		})
 	}
 	if len(web.Clients()) == 0 {
-		t.Error("nobody came to port 9090")
+		t.Error("no request to port 9090")
 	}
 }
 
-// Pods reach addresses of Services from inside, also one of their own, and are seen as themselves: their node's service proxy
-// does that, and what we do with the same addresses does not stand in its way.
+// fromPods: pods reach the addresses of Services, also of a Service whose endpoint they are, and the endpoint sees their own
+// address. kube-proxy of their node forwards these packets; the agent must not take them.
 func fromPods(t *testing.T, c *cluster, pods ...*pod) {
-	for name, change := range map[string]func(*core.Service){"from-pods": func(*core.Service) {}, "from-pods-local": local} {
-		vips := c.startService(t, name, change, map[string][]int{"from-pods": {0, 1, 2}, "from-pods-local": {1}}[name], pods[1])
+	for name, x := range map[string]struct {
+		change func(*core.Service)
+		nodes  []int
+	}{"from-pods": {func(*core.Service) {}, []int{0, 1, 2}}, "from-pods-local": {local, []int{1}}} {
+		vips := c.startService(t, name, x.change, x.nodes, pods[1])
 		for _, from := range pods {
 			for _, vip := range vips {
-				// Each node's service proxy takes its time.
+				// kube-proxy of each node programs the Service some time after the agents.
 				labtest.Until(t, 10*time.Second, fmt.Sprintf("%s: %s answers %s", name, vip, from.name), func() error {
 					r := traffic.From(from.Host).Load(t.Context(), traffic.Load{URL: url(vip), Requests: 10})
 					if r.Err() != nil || r.Servers[pods[1].name] != 10 {
@@ -142,29 +149,30 @@ func fromPods(t *testing.T, c *cluster, pods ...*pod) {
 		if name == "from-pods-local" {
 			for _, from := range []netip.Addr{pods[0].v4, pods[2].v6} {
 				if pods[1].web.Clients()[from] == 0 {
-					t.Errorf("the pod was not asked by %s itself, but by %v", from, pods[1].web.Clients())
+					t.Errorf("no request from %s itself, but from %v", from, pods[1].web.Clients())
 				}
 			}
 		}
 	}
 }
 
-// A Service that was deleted comes back under its name.
+// recreated: a deleted Service is created again with the same name.
 func recreated(t *testing.T, c *cluster, pods ...*pod) {
 	for range 2 {
-		vips := c.startService(t, "again", func(*core.Service) {}, []int{0, 1, 2}, pods[0], pods[1])
-		c.deleteService(t, "again")
+		vips := c.startService(t, "recreated", func(*core.Service) {}, []int{0, 1, 2}, pods[0], pods[1])
+		c.deleteService(t, "recreated")
 		c.waitRouted(t, 5*time.Second, vips)
 		c.waitUnserved(t, vips, anyError)
 	}
 }
 
-// externalIPs that a pool has are announced and served, of a Service of any type; source ranges do not concern them.
+// externalIPs: those that are in a pool are announced and served for a Service of any type; source ranges do not apply.
 func externalIPs(t *testing.T, c *cluster, pods ...*pod) {
 	four, six := netip.MustParseAddr("203.0.113.200"), netip.MustParseAddr("2001:db8:1::200")
 	vips := []netip.Addr{four, six}
 	c.createService(t, "external", func(s *core.Service) {
-		s.Spec.Type, s.Spec.ExternalIPs = core.ServiceTypeClusterIP, []string{four.String(), six.String(), "198.51.100.200"}
+		s.Spec.Type = core.ServiceTypeClusterIP
+		s.Spec.ExternalIPs = []string{four.String(), six.String(), "198.51.100.200"}
 	})
 	t.Cleanup(func() { c.deleteService(t, "external") })
 	c.setEndpoints(t, "external", pods[0], pods[1])
@@ -176,7 +184,8 @@ func externalIPs(t *testing.T, c *cluster, pods ...*pod) {
 	}
 	c.waitRouted(t, time.Second, []netip.Addr{netip.MustParseAddr("198.51.100.200")}) // in no pool
 	c.updateService(t, "external", func(s *core.Service) {
-		s.Spec.Type, s.Spec.LoadBalancerSourceRanges = core.ServiceTypeLoadBalancer, []string{"10.99.0.0/16", "fd99::/64"}
+		s.Spec.Type = core.ServiceTypeLoadBalancer
+		s.Spec.LoadBalancerSourceRanges = []string{"10.99.0.0/16", "fd99::/64"}
 	})
 	given := c.waitAddresses(t, "external")
 	c.waitRouted(t, 20*time.Second, given, 0, 1, 2)
@@ -186,35 +195,44 @@ func externalIPs(t *testing.T, c *cluster, pods ...*pod) {
 	c.waitRouted(t, 10*time.Second, vips)
 }
 
-// Pods on their node's own network, and pods on a bridge, are as good as routed ones.
+// otherNetworks: pods on the host network and pods on a bridge serve as routed pods do.
 func otherNetworks(t *testing.T, c *cluster, pods ...*pod) {
 	node, bridge := c.Balancers[0], c.Balancers[1].Host
 	onHost := &pod{Host: node.Host, name: node.Name(), node: 0, v4: node.V4, v6: node.V6, ready: true}
 	onHost.startServers(t)
 	gw4, gw6 := netip.MustParsePrefix("10.244.1.241/28"), netip.MustParsePrefix("fd00:244:1:ff::1/64")
-	if err := errors.Join(bridge.Bridge("cni0"), bridge.AddAddress("cni0", gw4), bridge.AddAddress("cni0", gw6)); err != nil {
+	err := errors.Join(bridge.Bridge("cni0"), bridge.AddAddress("cni0", gw4), bridge.AddAddress("cni0", gw6))
+	if err != nil {
 		t.Fatal(err)
 	}
 	all := []*pod{onHost}
 	for i := range 2 {
-		p := &pod{Host: labtest.Host(t, c.Lab, fmt.Sprintf("bridged-%d", i)), name: fmt.Sprintf("bridged-%d", i), node: 1, ready: true}
-		p.v4, p.v6 = netip.AddrFrom4([4]byte{10, 244, 1, byte(242 + i)}), netip.MustParseAddr(fmt.Sprintf("fd00:244:1:ff::%d", 2+i))
+		name := fmt.Sprintf("bridged-%d", i)
+		p := &pod{Host: labtest.Host(t, c.Lab, name), name: name, node: 1, ready: true}
+		p.v4 = netip.AddrFrom4([4]byte{10, 244, 1, byte(242 + i)})
+		p.v6 = netip.MustParseAddr(fmt.Sprintf("fd00:244:1:ff::%d", 2+i))
+		addresses := []netip.Prefix{netip.PrefixFrom(p.v4, 28), netip.PrefixFrom(p.v6, 64)}
 		err := c.Link(
 			lab.End{Host: bridge, Name: p.name, Bridge: "cni0"},
-			lab.End{Host: p.Host, Name: "eth0", Addresses: []netip.Prefix{netip.PrefixFrom(p.v4, 28), netip.PrefixFrom(p.v6, 64)}}, lab.LinkOptions{})
-		if err := errors.Join(err, p.AddRoute(lab.Default, gw4.Addr()), p.AddRoute(lab.Default6, gw6.Addr())); err != nil {
+			lab.End{Host: p.Host, Name: "eth0", Addresses: addresses}, lab.LinkOptions{})
+		err = errors.Join(err, p.AddRoute(lab.Default, gw4.Addr()), p.AddRoute(lab.Default6, gw6.Addr()))
+		if err != nil {
 			t.Fatal(err)
 		}
 		p.startServers(t)
 		all = append(all, p)
 	}
-	for name, change := range map[string]func(*core.Service){"networks": func(*core.Service) {}, "networks-local": local} {
-		vips := c.startService(t, name, change, map[string][]int{"networks": {0, 1, 2}, "networks-local": {0, 1}}[name], all...)
+	for name, x := range map[string]struct {
+		change func(*core.Service)
+		nodes  []int
+	}{"networks": {func(*core.Service) {}, []int{0, 1, 2}}, "networks-local": {local, []int{0, 1}}} {
+		vips := c.startService(t, name, x.change, x.nodes, all...)
 		for _, vip := range vips {
 			if r := c.allAnswered(t, vip, 300); len(r.Servers) != 3 {
 				t.Errorf("%s: %s: %s", name, vip, r)
 			}
-			if r := c.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 60, 0, 2*time.Second); r.Err() != nil || len(r.Servers) != 3 {
+			r := c.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 60, 0, 2*time.Second)
+			if r.Err() != nil || len(r.Servers) != 3 {
 				t.Errorf("%s: %s: %s, %v", name, vip, r, r.Err())
 			}
 		}
@@ -222,24 +240,27 @@ func otherNetworks(t *testing.T, c *cluster, pods ...*pod) {
 	}
 }
 
-// What goes on with a connection that nobody knows is told so at once, whichever node it comes to and is passed on to.
+// unknownConnections: a packet of a connection that no node has a flow for is answered with a reset, whichever node
+// receives it and whichever node that one forwards it to.
 func unknownConnections(t *testing.T, c *cluster, pods ...*pod) {
-	for name, change := range map[string]func(*core.Service){"unknown": func(*core.Service) {}, "unknown-local": local} {
+	policies := map[string]func(*core.Service){"unknown": func(*core.Service) {}, "unknown-local": local}
+	for name, change := range policies {
 		vips := c.startService(t, name, change, []int{0, 1, 2}, pods...)
 		for _, vip := range vips {
 			for range 30 {
 				if err := c.sendUnknown(netip.AddrPortFrom(vip, 9000)); !errors.Is(err, syscall.ECONNRESET) {
-					t.Errorf("%s: %s: it ended with %v; want a reset", name, vip, err)
+					t.Errorf("%s: %s: the connection ended with %v; want a reset", name, vip, err)
 				}
 			}
 		}
 	}
 }
 
-// goesOn sends on a connection that was never opened, and returns how it ends.
+// sendUnknown sends data on a connection that was never opened (TCP_REPAIR), and returns the error that ends it.
 func (c *cluster) sendUnknown(to netip.AddrPort) error {
 	return c.client().Do(func() error {
-		family, from, sa := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Addr: c.Clients[0].V4.As4()}), unix.Sockaddr(nil)
+		var sa unix.Sockaddr
+		family, from := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Addr: c.Clients[0].V4.As4()})
 		if to.Addr().Is6() {
 			family, from = unix.AF_INET6, &unix.SockaddrInet6{Addr: c.Clients[0].V6.As16()}
 			sa = &unix.SockaddrInet6{Addr: to.Addr().As16(), Port: int(to.Port())}
@@ -253,8 +274,10 @@ func (c *cluster) sendUnknown(to netip.AddrPort) error {
 		defer unix.Close(fd)
 		wait := unix.NsecToTimeval(int64(2 * time.Second))
 		repair := func(on int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_REPAIR, on) }
-		if err := errors.Join(unix.Bind(fd, from), repair(1), unix.Connect(fd, sa), repair(0), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
-			return fmt.Errorf("make a connection out of nothing: %w", err)
+		err = errors.Join(unix.Bind(fd, from), repair(1), unix.Connect(fd, sa), repair(0),
+			unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait))
+		if err != nil {
+			return fmt.Errorf("set up the socket by TCP_REPAIR: %w", err)
 		}
 		if _, err := unix.Write(fd, []byte("hello")); err != nil {
 			return err

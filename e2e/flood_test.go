@@ -24,24 +24,24 @@ const (
 	floodRate = 200_000 // packets a second
 )
 
-// A flood of SYNs from everywhere costs no connection, and new clients still get in.
+// TestFlood: during a SYN flood from random addresses no connection fails and new clients are answered.
 func TestFlood(t *testing.T) {
 	for _, mode := range []string{"xdp", "tc"} {
 		t.Run(mode, func(t *testing.T) {
 			s := newSite(t, peers.BIRD, mode, 1, 3)
-			s.floodProof(t)
+			s.withstandsFlood(t)
 		})
 	}
 }
 
-func (s *site) floodProof(t *testing.T) {
+func (s *site) withstandsFlood(t *testing.T) {
 	conns := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 500)
 	six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 500)
-	// Frames from XDP arrive only where GRO is on.
+	// veth receives frames from XDP only while GRO is on.
 	if err := s.Balancers[0].SoftwareChecksums("eth0"); err != nil {
 		t.Fatal(err)
 	}
-	// What is answered to addresses that do not exist ends at the router.
+	// The router drops answers to the random source addresses.
 	for _, net := range []string{"198.18.0.0/15", "2001:db8:bad::/48"} {
 		if out, err := s.Topology.Router.Run(t.Context(), "ip", "route", "add", "blackhole", net); err != nil {
 			t.Fatalf("%v\n%s", err, out)
@@ -58,8 +58,8 @@ func (s *site) floodProof(t *testing.T) {
 	lost := 0
 	start := time.Now()
 	for ctx.Err() == nil {
-		exchange(t, conns, "in the flood")
-		exchange(t, six, "in the flood")
+		exchange(t, conns, "during the flood")
+		exchange(t, six, "during the flood")
 		for _, vip := range vips {
 			r := s.client().Load(t.Context(), traffic.Load{URL: url(vip), Requests: 20, Timeout: 10 * time.Second})
 			if r.Err() != nil {
@@ -79,19 +79,20 @@ func (s *site) floodProof(t *testing.T) {
 	exchange(t, conns, "after the flood")
 	exchange(t, six, "after the flood")
 	out := s.metrics(t, s.agents[0], "steelyard_datapath_packets_total", "steelyard_datapath_flows")
-	t.Logf("%d + %d SYNs in %s: %.0f a second; %d of 1000 connections live, %d requests of new clients answered\n%s",
-		sent[0], sent[1], took.Round(time.Second), float64(sent[0]+sent[1])/took.Seconds(), conns.Alive()+six.Alive(), new.Answered(), out)
-	// At this rate a source port is taken over after a quarter of a second; the generator and all hosts share two CPUs, so a
+	perSecond := float64(sent[0]+sent[1]) / took.Seconds()
+	t.Logf("%d + %d SYNs in %s: %.0f a second; %d of 1000 connections open, %d requests of new clients answered\n%s",
+		sent[0], sent[1], took.Round(time.Second), perSecond, conns.Alive()+six.Alive(), new.Answered(), out)
+	// At this rate a source port is reused after a quarter of a second. The generator and all hosts share two CPUs, so a
 	// handshake may take longer.
 	if lost*1000 > new.Answered() {
 		t.Errorf("%d requests of new clients failed, and %d were answered", lost, new.Answered())
 	}
 	if sent[0]+sent[1] < 1_000_000 {
-		t.Errorf("%d packets are no flood", sent[0]+sent[1])
+		t.Errorf("the flood had only %d packets", sent[0]+sent[1])
 	}
 }
 
-// metrics returns the lines of an agent's metrics that begin with one of these words.
+// metrics returns the lines of an agent's metrics that start with one of these names.
 func (s *site) metrics(t *testing.T, a *lab.Agent, names ...string) string {
 	t.Helper()
 	var text string
@@ -118,7 +119,8 @@ func (s *site) flood(t *testing.T, ctx context.Context, vip netip.Addr, rate int
 			return err
 		}
 		frame := synFrom(vip)
-		prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL", Instructions: flooder(frame, nic.Index)})
+		spec := &ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL", Instructions: flooder(frame, nic.Index)}
+		prog, err := ebpf.NewProgram(spec)
 		if err != nil {
 			return err
 		}
@@ -148,7 +150,10 @@ func (s *site) flood(t *testing.T, ctx context.Context, vip netip.Addr, rate int
 
 // synFrom is a SYN from 198.18.0.0 or 2001:db8:bad::.
 func synFrom(vip netip.Addr) []byte {
-	p := dptest.Packet{Src: netip.MustParseAddrPort("198.18.0.0:0"), Dst: netip.AddrPortFrom(vip, 9000), Proto: dptest.TCP, Flags: dptest.SYN, MSS: 1460}
+	p := dptest.Packet{
+		Src: netip.MustParseAddrPort("198.18.0.0:0"), Dst: netip.AddrPortFrom(vip, 9000),
+		Proto: dptest.TCP, Flags: dptest.SYN, MSS: 1460,
+	}
 	if vip.Is6() {
 		p.Src = netip.MustParseAddrPort("[2001:db8:bad::]:0")
 	}
@@ -156,8 +161,8 @@ func synFrom(vip netip.Addr) []byte {
 	return append(f, make([]byte, (4-len(f)%4)%4)...)
 }
 
-// flooder is a program that makes each packet anew, from another address and port, and sends it out of an interface. A
-// checksum does not change when two words of what it covers change to values that are each other's complement.
+// flooder is an XDP program that writes each packet with a random source address and port and redirects it to an interface.
+// It writes a random word and its complement: their ones' complement sum is 0, so the checksum stays valid (RFC 1071).
 func flooder(frame []byte, ifindex int) asm.Instructions {
 	ins := asm.Instructions{
 		asm.Mov.Reg(asm.R6, asm.R1),
@@ -173,18 +178,19 @@ func flooder(frame []byte, ifindex int) asm.Instructions {
 		word := int64(int32(uint32(frame[i]) | uint32(frame[i+1])<<8 | uint32(frame[i+2])<<16 | uint32(frame[i+3])<<24))
 		ins = append(ins, asm.StoreImm(asm.R2, int16(i), word, asm.Word))
 	}
-	// Where in the frame the low half of the source address is, and the TCP header.
+	// The offsets of the low half of the source address and of the TCP header.
 	low, tcp := int16(14+14), int16(14+20)
 	if frame[12] == 0x86 {
 		low, tcp = 14+22, 14+40
 	}
 	half := func(at int16, of asm.Register) asm.Instruction { return asm.StoreMem(asm.R2, at, of, asm.Half) }
-	ins = append(ins, asm.Mov.Reg(asm.R8, asm.R7), asm.Xor.Imm(asm.R8, -1)) // the complements
+	ins = append(ins, asm.Mov.Reg(asm.R8, asm.R7), asm.Xor.Imm(asm.R8, -1)) // the complement
 	if frame[12] == 0x08 {
-		ins = append(ins, half(14+4, asm.R8)) // the IPv4 header's own checksum: its id
+		ins = append(ins, half(14+4, asm.R8)) // for the IPv4 header checksum: the identification
 	}
-	ins = append(ins, half(low, asm.R7), half(tcp+14, asm.R8))                                                     // address and window
-	ins = append(ins, asm.RSh.Imm(asm.R7, 16), asm.RSh.Imm32(asm.R8, 16), half(tcp, asm.R7), half(tcp+18, asm.R8)) // port and urgent pointer
+	ins = append(ins, half(low, asm.R7), half(tcp+14, asm.R8)) // address and window
+	ins = append(ins, asm.RSh.Imm(asm.R7, 16), asm.RSh.Imm32(asm.R8, 16))
+	ins = append(ins, half(tcp, asm.R7), half(tcp+18, asm.R8)) // port and urgent pointer
 	return append(ins,
 		asm.Mov.Imm(asm.R1, int32(ifindex)), asm.Mov.Imm(asm.R2, 0), asm.FnRedirect.Call(), asm.Return(),
 		asm.Mov.Imm(asm.R0, 1).WithSymbol("out"), asm.Return())

@@ -12,8 +12,8 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 )
 
-// An uplink that is taken out and put back, as when a driver is loaded anew, is used again.
-func TestInterfaceComesBack(t *testing.T) {
+// TestInterfaceRecreated: an uplink that is deleted and created again, as by a driver reload, is attached again.
+func TestInterfaceRecreated(t *testing.T) {
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run(mode, func(t *testing.T) {
 			s := newSite(t, peers.BIRD, mode, 1, 3)
@@ -31,13 +31,16 @@ func TestInterfaceComesBack(t *testing.T) {
 					return err
 				}
 			}
-			labtest.Until(t, 5*time.Second, "status tells that it is gone", attached("gone"))
-			on := func(a netip.Addr, bits int) netip.Prefix { return netip.PrefixFrom(a, bits) }
+			labtest.Until(t, 5*time.Second, "status shows that it does not exist", attached("gone"))
+			near := []netip.Prefix{netip.PrefixFrom(balancer.V4, 30), netip.PrefixFrom(balancer.V6, 64)}
+			far := []netip.Prefix{netip.PrefixFrom(balancer.Gateway4, 30), netip.PrefixFrom(balancer.Gateway6, 64)}
 			err := s.Link(
-				lab.End{Host: balancer.Host, Name: "eth0", Addresses: []netip.Prefix{on(balancer.V4, 30), on(balancer.V6, 64)}},
-				lab.End{Host: router, Name: balancer.Port, Addresses: []netip.Prefix{on(balancer.Gateway4, 30), on(balancer.Gateway6, 64)}},
+				lab.End{Host: balancer.Host, Name: "eth0", Addresses: near},
+				lab.End{Host: router, Name: balancer.Port, Addresses: far},
 				lab.LinkOptions{SoftwareChecksums: mode == "xdp"})
-			if err := errors.Join(err, balancer.AddRoute(lab.Default, balancer.Gateway4), balancer.AddRoute(lab.Default6, balancer.Gateway6)); err != nil {
+			err = errors.Join(err, balancer.AddRoute(lab.Default, balancer.Gateway4),
+				balancer.AddRoute(lab.Default6, balancer.Gateway6))
+			if err != nil {
 				t.Fatal(err)
 			}
 			labtest.Until(t, 5*time.Second, "it is attached again", attached(mode+" (tcx)"))
@@ -47,16 +50,19 @@ func TestInterfaceComesBack(t *testing.T) {
 	}
 }
 
-// A balancer between two networks: clients come in by one uplink, servers are behind the other.
+// TestSeveralUplinks: the balancer receives requests on one uplink and reaches the servers by another.
 func TestSeveralUplinks(t *testing.T) {
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run(mode, func(t *testing.T) {
 			s := newSite(t, peers.BIRD, mode, 1, 3)
 			balancer := s.Balancers[0]
-			inside := []netip.Prefix{netip.MustParsePrefix("192.0.2.100/25"), netip.MustParsePrefix("2001:db8:2::100/64")}
+			inside := []netip.Prefix{
+				netip.MustParsePrefix("192.0.2.100/25"), netip.MustParsePrefix("2001:db8:2::100/64"),
+			}
 			err := s.Link(
 				lab.End{Host: balancer.Host, Name: "eth1", Addresses: inside},
-				lab.End{Host: s.Switch, Name: "lb1", Bridge: "switch"}, lab.LinkOptions{SoftwareChecksums: mode == "xdp"})
+				lab.End{Host: s.Switch, Name: "lb1", Bridge: "switch"},
+				lab.LinkOptions{SoftwareChecksums: mode == "xdp"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -73,7 +79,7 @@ func TestSeveralUplinks(t *testing.T) {
 			for _, w := range s.web {
 				clients := w.Clients()
 				if clients[inside[0].Addr()] == 0 || clients[inside[1].Addr()] == 0 {
-					t.Errorf("%s saw %v; want the balancer's addresses on its own network", w.Name, clients)
+					t.Errorf("%s had requests from %v; want the balancer's addresses on the network of the servers", w.Name, clients)
 				}
 			}
 			exchange(t, labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 50), "over two uplinks")

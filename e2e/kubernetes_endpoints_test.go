@@ -53,7 +53,7 @@ func lastEndpoint(t *testing.T, c *cluster, pods ...*pod) {
 	c.waitRouted(t, 5*time.Second, byCluster)
 	// Without endpoints every node refuses connections. The route is withdrawn, so the test sets one.
 	c.overrideRoutes(t, byCluster, 1)
-	c.waitUnserved(t, byCluster, refusedAtOnce)
+	c.waitUnserved(t, byCluster, refused)
 	c.setEndpoints(t, "last", pods[0])
 	c.waitRouted(t, 10*time.Second, byCluster, 0, 1, 2)
 
@@ -61,7 +61,7 @@ func lastEndpoint(t *testing.T, c *cluster, pods ...*pod) {
 	c.overrideRoutes(t, byLocal, 1) // this node has no local endpoint: it drops the packets
 	c.waitUnserved(t, byLocal, timesOut)
 	c.setEndpoints(t, "last-local")
-	c.waitUnserved(t, byLocal, refusedAtOnce)
+	c.waitUnserved(t, byLocal, refused)
 }
 
 func terminatingEndpoints(t *testing.T, c *cluster, pods ...*pod) {

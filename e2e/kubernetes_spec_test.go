@@ -24,7 +24,7 @@ func sourceRanges(t *testing.T, c *cluster, pods ...*pod) {
 	c.waitUnserved(t, vips, timesOut)
 	only("198.51.100.0/24", "2001:db8:100::/64")
 	c.waitAnswered(t, vips...)
-	only("255.0.0.0/32") // says nothing of IPv6
+	only("255.0.0.0/32") // no IPv6 range: IPv6 is not restricted
 	c.waitUnserved(t, vips[:1], timesOut)
 	c.waitAnswered(t, vips[1])
 	only()
@@ -32,14 +32,16 @@ func sourceRanges(t *testing.T, c *cluster, pods ...*pod) {
 }
 
 func affinity(t *testing.T, c *cluster, pods ...*pod) {
-	vips := c.startService(t, "sticky", func(*core.Service) {}, []int{0, 1, 2}, pods...)
-	sticks := func(how core.ServiceAffinity, servers func(int) bool) {
+	vips := c.startService(t, "affinity", func(*core.Service) {}, []int{0, 1, 2}, pods...)
+	expect := func(mode core.ServiceAffinity, servers int) {
 		t.Helper()
-		c.updateService(t, "sticky", func(s *core.Service) { s.Spec.SessionAffinity = how; s.Spec.SessionAffinityConfig = nil })
+		c.updateService(t, "affinity", func(s *core.Service) {
+			s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig = mode, nil
+		})
 		for _, vip := range vips {
-			labtest.Until(t, 10*time.Second, "affinity is "+string(how), func() error {
+			labtest.Until(t, 10*time.Second, "affinity is "+string(mode), func() error {
 				r := c.load(t, vip, 40)
-				if r.Err() != nil || !servers(len(r.Servers)) {
+				if r.Err() != nil || len(r.Servers) != servers {
 					return fmt.Errorf("%s, %w", r, r.Err())
 				}
 				return nil
@@ -47,56 +49,63 @@ func affinity(t *testing.T, c *cluster, pods ...*pod) {
 		}
 	}
 	for range 2 {
-		sticks(core.ServiceAffinityClientIP, func(n int) bool { return n == 1 })
-		sticks(core.ServiceAffinityNone, func(n int) bool { return n == 3 })
+		expect(core.ServiceAffinityClientIP, 1)
+		expect(core.ServiceAffinityNone, 3)
 	}
 }
 
 func typeChanges(t *testing.T, c *cluster, pods ...*pod) {
-	vips := c.startService(t, "life", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
+	vips := c.startService(t, "types", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
 	api := c.api.CoreV1().Services("default")
 	has := func(finalized bool, addresses int) func() error {
 		return func() error {
-			s, err := api.Get(t.Context(), "life", meta.GetOptions{})
+			s, err := api.Get(t.Context(), "types", meta.GetOptions{})
 			if err != nil {
 				return err
 			}
-			if slices.Contains(s.Finalizers, "service.kubernetes.io/load-balancer-cleanup") != finalized || len(s.Status.LoadBalancer.Ingress) != addresses {
-				return fmt.Errorf("finalizers %v, addresses %v", s.Finalizers, s.Status.LoadBalancer.Ingress)
+			ingress := s.Status.LoadBalancer.Ingress
+			has := slices.Contains(s.Finalizers, "service.kubernetes.io/load-balancer-cleanup")
+			if has != finalized || len(ingress) != addresses {
+				return fmt.Errorf("finalizers %v, addresses %v", s.Finalizers, ingress)
 			}
 			return nil
 		}
 	}
 	labtest.Until(t, 5*time.Second, "it has the finalizer", has(true, 2))
-	s, err := api.Get(t.Context(), "life", meta.GetOptions{})
-	if err != nil || s.Status.LoadBalancer.Ingress[0].IPMode == nil || *s.Status.LoadBalancer.Ingress[0].IPMode != core.LoadBalancerIPModeVIP {
-		t.Errorf("ingress %+v, %v; want ipMode VIP", s.Status.LoadBalancer.Ingress, err)
+	s, err := api.Get(t.Context(), "types", meta.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
 	}
-	c.updateService(t, "life", func(s *core.Service) { s.Spec.Ports[0].Port = 81 })
-	labtest.Until(t, 10*time.Second, "another port works", func() error {
-		r := c.client().Load(t.Context(), traffic.Load{URL: fmt.Sprintf("http://%s/", netip.AddrPortFrom(vips[0], 81)), Requests: 20})
-		return r.Err()
+	ingress := s.Status.LoadBalancer.Ingress
+	if ingress[0].IPMode == nil || *ingress[0].IPMode != core.LoadBalancerIPModeVIP {
+		t.Errorf("ingress %+v; want ipMode VIP", ingress)
+	}
+	c.updateService(t, "types", func(s *core.Service) { s.Spec.Ports[0].Port = 81 })
+	labtest.Until(t, 10*time.Second, "the new port is served", func() error {
+		at := fmt.Sprintf("http://%s/", netip.AddrPortFrom(vips[0], 81))
+		return c.client().Load(t.Context(), traffic.Load{URL: at, Requests: 20}).Err()
 	})
-	c.updateService(t, "life", func(s *core.Service) { s.Spec.Ports[0].Port = 80 })
+	c.updateService(t, "types", func(s *core.Service) { s.Spec.Ports[0].Port = 80 })
 	c.waitAnswered(t, vips...)
-	if again := c.waitAddresses(t, "life"); !slices.Equal(again, vips) {
+	if again := c.waitAddresses(t, "types"); !slices.Equal(again, vips) {
 		t.Errorf("addresses %v became %v", vips, again)
 	}
-	c.updateService(t, "life", func(s *core.Service) { s.Spec.Type = core.ServiceTypeClusterIP })
-	labtest.Until(t, 10*time.Second, "everything is taken back", has(false, 0))
+	c.updateService(t, "types", func(s *core.Service) { s.Spec.Type = core.ServiceTypeClusterIP })
+	labtest.Until(t, 10*time.Second, "the finalizer and the addresses are removed", has(false, 0))
 	c.waitRouted(t, 5*time.Second, vips)
 	c.waitUnserved(t, vips, anyError)
-	c.updateService(t, "life", func(s *core.Service) { s.Spec.Type = core.ServiceTypeLoadBalancer })
-	vips = c.waitAddresses(t, "life")
+	c.updateService(t, "types", func(s *core.Service) { s.Spec.Type = core.ServiceTypeLoadBalancer })
+	vips = c.waitAddresses(t, "types")
 	c.waitRouted(t, 10*time.Second, vips, 0, 1, 2)
 	c.waitAnswered(t, vips...)
-	c.deleteService(t, "life")
+	c.deleteService(t, "types")
 	c.waitRouted(t, 5*time.Second, vips)
 }
 
 func noNodePorts(t *testing.T, c *cluster, pods ...*pod) {
 	no, yes := false, true
-	vips := c.startService(t, "portless", func(s *core.Service) { s.Spec.AllocateLoadBalancerNodePorts = &no }, []int{0, 1, 2}, pods[0])
+	without := func(s *core.Service) { s.Spec.AllocateLoadBalancerNodePorts = &no }
+	vips := c.startService(t, "portless", without, []int{0, 1, 2}, pods[0])
 	s := c.updateService(t, "portless", func(s *core.Service) { s.Spec.AllocateLoadBalancerNodePorts = &yes })
 	if s.Spec.Ports[0].NodePort == 0 {
 		t.Error("no node port was allocated")
@@ -107,7 +116,7 @@ func noNodePorts(t *testing.T, c *cluster, pods ...*pod) {
 	}
 }
 
-// shared: one address, two Services with other pods on other nodes, both Local.
+// shared: two Services with policy Local share an address; their pods are on different nodes.
 func shared(t *testing.T, c *cluster, pods ...*pod) {
 	share := func(port int32) func(*core.Service) {
 		return func(s *core.Service) {
@@ -130,7 +139,8 @@ func shared(t *testing.T, c *cluster, pods ...*pod) {
 	c.waitRouted(t, 20*time.Second, first, 0, 1) // the union of their nodes
 	for _, vip := range first {
 		for port, p := range map[uint16]*pod{80: pods[0], 8081: pods[1]} {
-			r := c.client().Load(t.Context(), traffic.Load{URL: fmt.Sprintf("http://%s/", netip.AddrPortFrom(vip, port)), Requests: 60})
+			at := fmt.Sprintf("http://%s/", netip.AddrPortFrom(vip, port))
+			r := c.client().Load(t.Context(), traffic.Load{URL: at, Requests: 60})
 			if r.Err() != nil || r.Servers[p.name] != 60 {
 				t.Errorf("%s port %d: %s, %v; want all from %s", vip, port, r, r.Err(), p.name)
 			}
@@ -152,14 +162,17 @@ func otherProxies(t *testing.T, c *cluster, pods ...*pod) {
 
 func refusedAddresses(t *testing.T, c *cluster, pods ...*pod) {
 	taken := c.startService(t, "first", func(*core.Service) {}, []int{0, 1, 2}, pods[0])[0].String()
-	for name, x := range map[string]struct{ ask, want string }{
-		"thief":    {taken, "belongs to default/first; to share it, give both the annotation steelyard.dev/share"},
-		"outsider": {"192.0.2.77", "192.0.2.77 is in no pool"},
+	for name, x := range map[string]struct{ request, want string }{
+		"taken":         {taken, "belongs to default/first; to share it, give both the annotation steelyard.dev/share"},
+		"not-in-a-pool": {"192.0.2.77", "192.0.2.77 is in no pool"},
 	} {
-		c.createService(t, name, func(s *core.Service) { s.Annotations = map[string]string{"steelyard.dev/addresses": x.ask} })
+		c.createService(t, name, func(s *core.Service) {
+			s.Annotations = map[string]string{"steelyard.dev/addresses": x.request}
+		})
 		t.Cleanup(func() { c.deleteService(t, name) })
-		labtest.Until(t, 10*time.Second, "an event says why", func() error {
-			list, err := c.api.CoreV1().Events("default").List(t.Context(), meta.ListOptions{FieldSelector: "involvedObject.name=" + name})
+		labtest.Until(t, 10*time.Second, "an Event has the reason", func() error {
+			of := meta.ListOptions{FieldSelector: "involvedObject.name=" + name}
+			list, err := c.api.CoreV1().Events("default").List(t.Context(), of)
 			if err != nil {
 				return err
 			}
@@ -171,10 +184,10 @@ func refusedAddresses(t *testing.T, c *cluster, pods ...*pod) {
 			return fmt.Errorf("%d events", len(list.Items))
 		})
 	}
-	asked := c.startService(t, "asked", func(s *core.Service) {
+	requested := c.startService(t, "requested", func(s *core.Service) {
 		s.Annotations = map[string]string{"metallb.io/loadBalancerIPs": "203.0.113.77, 2001:db8:1::77"}
 	}, []int{0, 1, 2}, pods[0])
-	if fmt.Sprint(asked) != "[203.0.113.77 2001:db8:1::77]" {
-		t.Errorf("asked for 203.0.113.77 and 2001:db8:1::77, got %v", asked)
+	if fmt.Sprint(requested) != "[203.0.113.77 2001:db8:1::77]" {
+		t.Errorf("requested 203.0.113.77 and 2001:db8:1::77, got %v", requested)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
-// farClient is a client behind a router of its own, on whose way here packets may only have mtu bytes.
+// farClient adds a client behind a router of its own. The link of that router to the lab's router has this MTU.
 func (s *site) farClient(t *testing.T, mtu int) traffic.Client {
 	t.Helper()
 	edge, client := labtest.Host(t, s.Lab, "edge"), labtest.Host(t, s.Lab, "far")
@@ -28,12 +28,14 @@ func (s *site) farClient(t *testing.T, mtu int) traffic.Client {
 		func() error {
 			return s.Link(
 				lab.End{Host: s.Topology.Router, Name: "far", Addresses: on("198.18.1.1/30", "2001:db8:301::1/64")},
-				lab.End{Host: edge, Name: "up", Addresses: on("198.18.1.2/30", "2001:db8:301::2/64")}, lab.LinkOptions{MTU: mtu})
+				lab.End{Host: edge, Name: "up", Addresses: on("198.18.1.2/30", "2001:db8:301::2/64")},
+				lab.LinkOptions{MTU: mtu})
 		},
 		func() error {
 			return s.Link(
 				lab.End{Host: edge, Name: "far", Addresses: on("198.18.2.1/24", "2001:db8:302::1/64")},
-				lab.End{Host: client, Name: "eth0", Addresses: on("198.18.2.2/24", "2001:db8:302::2/64")}, lab.LinkOptions{})
+				lab.End{Host: client, Name: "eth0", Addresses: on("198.18.2.2/24", "2001:db8:302::2/64")},
+				lab.LinkOptions{})
 		},
 		func() error { return edge.AddRoute(lab.Default, netip.MustParseAddr("198.18.1.1")) },
 		func() error { return edge.AddRoute(lab.Default6, netip.MustParseAddr("2001:db8:301::1")) },
@@ -54,19 +56,20 @@ func (s *site) farClient(t *testing.T, mtu int) traffic.Client {
 	return traffic.From(client)
 }
 
-const megabytes = 10 << 20
+// transferSize is in bytes.
+const transferSize = 10 << 20
 
-// transfers moves 10 MB each way between a client and both VIPs.
+// transfers downloads and uploads transferSize bytes between a client and each VIP.
 func transfers(t *testing.T, client traffic.Client) {
 	for _, vip := range vips {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		start := time.Now()
-		down, err := client.Get(ctx, fmt.Sprintf("%s?size=%d", url(vip), megabytes))
-		if err != nil || len(down.Body) < megabytes {
+		down, err := client.Get(ctx, fmt.Sprintf("%s?size=%d", url(vip), transferSize))
+		if err != nil || len(down.Body) < transferSize {
 			t.Errorf("%d bytes from %s: %v", len(down.Body), vip, err)
 		}
 		took := time.Since(start)
-		up, err := client.Upload(ctx, url(vip), megabytes)
+		up, err := client.Upload(ctx, url(vip), transferSize)
 		if err != nil || up.Status != 200 {
 			t.Errorf("to %s: status %d, %v", vip, up.Status, err)
 		}
@@ -75,9 +78,9 @@ func transfers(t *testing.T, client traffic.Client) {
 	}
 }
 
-// Routers on the way tell who sends too much what fits; what they say is about packets that a balancer has changed, and is for
-// somebody behind it.
-func TestSmallPacketsOnTheWay(t *testing.T) {
+// TestPathMTU: path MTU discovery works through a balancer. An ICMP error (fragmentation needed, packet too big) quotes a
+// packet that the balancer has rewritten; the balancer forwards it to the sender behind it.
+func TestPathMTU(t *testing.T) {
 	const mtu = 1300
 	both := func(t *testing.T, s *site) {
 		t.Run("far client", func(t *testing.T) { transfers(t, s.farClient(t, mtu)) })

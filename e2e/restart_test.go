@@ -12,11 +12,12 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
-// Killed with -9 and started again: nobody notices, neither clients nor the router.
-func TestKilledAgentCostsNothing(t *testing.T) {
+// TestAgentKilled: SIGKILL and a restart of the agent fail no request and no connection and remove no route.
+func TestAgentKilled(t *testing.T) {
 	variants(t, func(t *testing.T, kind peers.RouterKind, mode string) {
 		s := newSite(t, kind, mode, 1, 3)
-		four, six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 200), labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 200)
+		four := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 200)
+		six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 200)
 		streams := []*traffic.Stream{
 			s.client().Stream(t.Context(), url(vip4), 5*time.Millisecond, 2*time.Second),
 			s.client().Stream(t.Context(), url(vip6), 5*time.Millisecond, 2*time.Second),
@@ -32,7 +33,8 @@ func TestKilledAgentCostsNothing(t *testing.T) {
 		if err := s.agents[0].WaitReady(t.Context(), 15*time.Second); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.router.WaitEstablished(t.Context(), 40*time.Second, s.Balancers[0].V4, s.Balancers[0].V6); err != nil {
+		b := s.Balancers[0]
+		if err := s.router.WaitEstablished(t.Context(), 40*time.Second, b.V4, b.V6); err != nil {
 			t.Fatal(err)
 		}
 		labtest.Until(t, 10*time.Second, "the new agent has announced", func() error {
@@ -56,37 +58,38 @@ func TestKilledAgentCostsNothing(t *testing.T) {
 	})
 }
 
-// watchRoutes looks at the router's routes all the time until stop is called, which fails the test if one was ever gone.
+// watchRoutes polls the router's routes until stop is called, which fails the test if a route was ever missing.
 func (s *site) watchRoutes(t *testing.T) (stop func()) {
 	quit, done := make(chan struct{}), make(chan int)
-	var gone []string
+	var missing []string
 	go func() {
-		looks := 0
-		defer func() { done <- looks }()
+		polls := 0
+		defer func() { done <- polls }()
 		for {
 			select {
 			case <-quit:
 				return
 			default:
 			}
-			looks++
+			polls++
 			for _, vip := range vips {
 				if via, err := s.Topology.Router.NextHops(host(vip)); err != nil || len(via) != 1 {
-					gone = append(gone, vip.String())
+					missing = append(missing, vip.String())
 				}
 			}
 		}
 	}()
 	return func() {
 		close(quit)
-		if looks := <-done; len(gone) > 0 || looks < 100 {
-			t.Errorf("of %d looks at the router's table, routes were missing in %d: %s", looks, len(gone), strings.Join(gone[:min(3, len(gone))], ", "))
+		if polls := <-done; len(missing) > 0 || polls < 100 {
+			first := strings.Join(missing[:min(3, len(missing))], ", ")
+			t.Errorf("the router's table was polled %d times; routes were missing %d times: %s", polls, len(missing), first)
 		}
 	}
 }
 
-// What "steelyard cleanup" leaves must be what was there before the agent.
-func TestCleanupLeavesTheMachineAsItWas(t *testing.T) {
+// TestCleanup: "steelyard cleanup" removes all that the agent has set on the node.
+func TestCleanup(t *testing.T) {
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run(mode, func(t *testing.T) {
 			s := newSite(t, peers.BIRD, mode, 1, 3)
@@ -112,7 +115,8 @@ func TestCleanupLeavesTheMachineAsItWas(t *testing.T) {
 			if out, err := lb.Run(t.Context(), "ls", "/sys/fs/bpf"); err != nil || strings.Contains(out, "steelyard") {
 				t.Errorf("still pinned: %s %v", out, err)
 			}
-			if out, err := lb.Run(t.Context(), "ip", "-details", "link", "show", "eth0"); err != nil || strings.Contains(out, "xdp") {
+			out, err := lb.Run(t.Context(), "ip", "-details", "link", "show", "eth0")
+			if err != nil || strings.Contains(out, "xdp") {
 				t.Errorf("XDP is still attached: %s %v", out, err)
 			}
 		})

@@ -26,7 +26,7 @@ type site struct {
 const (
 	asn, routerASN = 64512, 64500
 
-	// How fast the site finds a dead server: fall × interval + timeout.
+	// The time to detect a failed server: fall × interval + timeout.
 	interval, timeout, fall = 200 * time.Millisecond, 150 * time.Millisecond, 2
 	detection               = fall*interval + timeout
 )
@@ -37,9 +37,9 @@ var (
 	vips = []netip.Addr{vip4, vip6}
 )
 
-// variants are the routers and the hooks that every story is played with.
+// variants runs f with each router and each attach mode.
 func variants(t *testing.T, f func(t *testing.T, kind peers.RouterKind, mode string)) {
-	for _, kind := range []peers.RouterKind{peers.BIRD, peers.FRR} {
+	for _, kind := range peers.RouterKinds {
 		for _, mode := range []string{"tc", "xdp"} {
 			t.Run(fmt.Sprintf("%s/%s", kind, mode), func(t *testing.T) { f(t, kind, mode) })
 		}
@@ -57,11 +57,7 @@ func newSite(t *testing.T, kind peers.RouterKind, mode string, balancers, active
 		s.echo = append(s.echo, labtest.TCPEcho(t, n, 9000))
 		labtest.UDPEcho(t, n, 5353)
 	}
-	rc := peers.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: routerASN, HoldTime: 9 * time.Second}
-	for _, b := range s.Balancers {
-		rc.Neighbors = append(rc.Neighbors, peers.Neighbor{Address: b.V4, ASN: asn}, peers.Neighbor{Address: b.V6, ASN: asn})
-	}
-	s.router = labtest.Router(t, s.Topology.Router, kind, rc)
+	s.router = labtest.Router(t, s.Topology.Router, kind, s.routerConfig())
 	for _, b := range s.Balancers {
 		c := lab.BGPAgent(b, asn, routerASN, s.services(active)...)
 		c.Mode = mode
@@ -72,15 +68,28 @@ func newSite(t *testing.T, kind peers.RouterKind, mode string, balancers, active
 	return s
 }
 
+// routerConfig is the configuration of a router whose neighbours are the balancers, over both families.
+func (s *site) routerConfig() peers.RouterConfig {
+	c := peers.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: routerASN, HoldTime: 9 * time.Second}
+	for _, b := range s.Balancers {
+		for _, a := range b.At(0) {
+			c.Neighbors = append(c.Neighbors, peers.Neighbor{Address: a.Addr(), ASN: asn})
+		}
+	}
+	return c
+}
+
 func (s *site) services(active int) []lab.AgentService {
-	check := lab.AgentCheck{Type: "http", Path: "/healthz", Port: 8080, Interval: interval, Timeout: timeout, Rise: 1, Fall: fall}
+	check := lab.AgentCheck{
+		Type: "http", Path: "/healthz", Port: 8080, Interval: interval, Timeout: timeout, Rise: 1, Fall: fall,
+	}
 	return []lab.AgentService{{
 		Name: "web", Addresses: vips, Ports: []string{"80:8080", "9000", "5353/udp"},
 		Backends: lab.Backends(s.Servers[:active]...), Check: check,
 	}}
 }
 
-// waitRoutes waits until the router sends both VIPs to exactly these balancers.
+// waitRoutes waits until the next hops of the router for both VIPs are exactly these balancers.
 func (s *site) waitRoutes(t *testing.T, within time.Duration, via ...lab.Node) {
 	t.Helper()
 	for _, vip := range vips {
@@ -113,11 +122,12 @@ func (s *site) load(t *testing.T, vip netip.Addr, n int) traffic.Result {
 	return s.client().Load(t.Context(), traffic.Load{URL: url(vip), Requests: n})
 }
 
-// answered fails the test when a request to any VIP is not answered.
+// checkAnswered fails the test when one of n requests to a VIP is not answered.
 func (s *site) checkAnswered(t *testing.T, n int) {
 	t.Helper()
 	for _, vip := range vips {
-		// By nat a server may have our source port in TIME_WAIT from another client, and refuse a SYN: time for two to be sent again.
+		// With nat a server may have the source port in TIME_WAIT from an earlier flow and not accept the SYN: the timeout
+		// allows two retransmissions.
 		r := s.client().Load(t.Context(), traffic.Load{URL: url(vip), Requests: n, Timeout: 4 * time.Second})
 		if r.Err() != nil {
 			t.Errorf("%s: %v", vip, r.Err())
@@ -125,7 +135,7 @@ func (s *site) checkAnswered(t *testing.T, n int) {
 	}
 }
 
-// dial returns how a TCP connection to a port of a VIP ends, and how long that took.
+// dial opens a TCP connection to a port of a VIP and returns the error, and how long that took.
 func (s *site) dial(t *testing.T, vip netip.Addr, port uint16) (time.Duration, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
@@ -138,12 +148,12 @@ func (s *site) dial(t *testing.T, vip netip.Addr, port uint16) (time.Duration, e
 	return time.Since(start), err
 }
 
-// exchange fails the test when a connection dies.
+// exchange sends a message over every connection and fails the test when a connection fails.
 func exchange(t *testing.T, c *traffic.Conns, when string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	if errs := c.Exchange(ctx); len(errs) > 0 {
-		t.Errorf("%s: %d connections died, the first: %v", when, len(errs), errs[0])
+		t.Errorf("%s: %d connections failed, the first: %v", when, len(errs), errs[0])
 	}
 }

@@ -15,21 +15,21 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
-// The life of an appliance, with two balancers: announce, balance, reload, servers that die, a router session that is
-// lost, maintenance.
-func TestLifeOfAnAppliance(t *testing.T) {
+// TestStandalone covers two standalone balancers: announcements, balancing, reload, failed servers, a lost BGP session,
+// drain and termination.
+func TestStandalone(t *testing.T) {
 	variants(t, func(t *testing.T, kind peers.RouterKind, mode string) {
 		s := newSite(t, kind, mode, 2, 2)
 		t.Run("is attached as configured", func(t *testing.T) { s.attached(t, mode) })
 		t.Run("balances evenly", s.balances)
 		t.Run("answers ping and refuses other ports", s.refuses)
 		t.Run("balances UDP", s.balancesUDP)
-		t.Run("keeps connections over a reload that adds a server", s.reloads)
-		t.Run("refuses a wrong file and goes on", s.refusesWrongFile)
-		t.Run("leaves a dead server in time", s.serverDies)
-		t.Run("withdraws when all servers are dead", s.allServersDie)
-		t.Run("comes back after a lost session", s.losesSession)
-		t.Run("is drained, over a restart, and undrained", s.drains)
+		t.Run("keeps connections during a reload that adds a server", s.reloads)
+		t.Run("rejects an invalid file and continues", s.rejectsInvalidFile)
+		t.Run("removes a failed server in time", s.serverFails)
+		t.Run("withdraws when all servers fail", s.allServersFail)
+		t.Run("announces again after a lost session", s.losesSession)
+		t.Run("is drained, stays drained after a restart, and is undrained", s.drains)
 		t.Run("withdraws before it exits", s.terminates)
 	})
 }
@@ -56,7 +56,7 @@ func (s *site) balances(t *testing.T) {
 	}
 }
 
-// even fails the test when a server's share is more than a fifth away from the others'.
+// checkEven fails the test when the share of a server differs from the mean by more than a fifth.
 func checkEven(t *testing.T, r traffic.Result, servers int) {
 	t.Helper()
 	if len(r.Servers) != servers {
@@ -76,7 +76,7 @@ func (s *site) refuses(t *testing.T) {
 			t.Errorf("ping %s: %v", vip, err)
 		}
 		if took, err := s.dial(t, vip, 81); !errors.Is(err, syscall.ECONNREFUSED) || took > time.Second {
-			t.Errorf("port 81 of %s: %v after %s; want refused at once", vip, err, took)
+			t.Errorf("port 81 of %s: %v after %s; want connection refused within a second", vip, err, took)
 		}
 	}
 }
@@ -91,7 +91,8 @@ func (s *site) balancesUDP(t *testing.T) {
 }
 
 func (s *site) reloads(t *testing.T) {
-	four, six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 200), labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 200)
+	four := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 200)
+	six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 200)
 	for i, a := range s.agents {
 		s.config[i].Services = s.services(3)
 		if err := errors.Join(a.Configure(s.config[i].TOML()), a.Reload()); err != nil {
@@ -115,12 +116,13 @@ func (s *site) reloads(t *testing.T) {
 	exchange(t, six, "after the reload")
 }
 
-func (s *site) refusesWrongFile(t *testing.T) {
+func (s *site) rejectsInvalidFile(t *testing.T) {
 	a, text := s.agents[0], s.config[0].TOML()
-	if err := errors.Join(a.Configure(strings.Replace(text, `"web"`, `"web"`+"\nprots = 1", 1)), a.Reload()); err != nil {
+	invalid := strings.Replace(text, `"web"`, `"web"`+"\nprots = 1", 1)
+	if err := errors.Join(a.Configure(invalid), a.Reload()); err != nil {
 		t.Fatal(err)
 	}
-	labtest.Until(t, 5*time.Second, "status says why", func() error {
+	labtest.Until(t, 5*time.Second, "status has the reason", func() error {
 		out, err := a.CLI(t.Context(), "status")
 		if err != nil || !strings.Contains(out, "no such key; did you mean ports?") {
 			return fmt.Errorf("%v\n%s", err, out)
@@ -129,12 +131,12 @@ func (s *site) refusesWrongFile(t *testing.T) {
 	})
 	s.checkAnswered(t, 100)
 	if _, err := a.CLI(t.Context(), "check", "-c", lab.AgentConfigPath); err == nil {
-		t.Error("check accepts the wrong file")
+		t.Error("check accepts the invalid file")
 	}
 	if err := errors.Join(a.Configure(text), a.Reload()); err != nil {
 		t.Fatal(err)
 	}
-	labtest.Until(t, 5*time.Second, "the error is gone", func() error {
+	labtest.Until(t, 5*time.Second, "status has no error", func() error {
 		out, err := a.CLI(t.Context(), "status")
 		if err != nil || strings.Contains(out, "refused") {
 			return fmt.Errorf("%v\n%s", err, out)
@@ -143,21 +145,22 @@ func (s *site) refusesWrongFile(t *testing.T) {
 	})
 }
 
-// The bound is on when the kernel stops to choose the server; the rest is for the change itself and a busy machine.
-func (s *site) serverDies(t *testing.T) {
-	dead := s.Servers[1]
+// serverFails: detection bounds the time until the check fails; the margin covers the change of the datapath on a busy
+// machine.
+func (s *site) serverFails(t *testing.T) {
+	failed := s.Servers[1]
 	conns := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 30)
-	onIt := conns.Servers()[dead.Name()]
+	onIt := conns.Servers()[failed.Name()]
 	stream := s.client().Stream(t.Context(), url(vip4), 5*time.Millisecond, 300*time.Millisecond)
 	off := time.Now()
-	if err := dead.PowerOff(); err != nil {
+	if err := failed.PowerOff(); err != nil {
 		t.Fatal(err)
 	}
 	for _, a := range s.agents {
 		labtest.Until(t, 5*time.Second, "the check has failed", func() error { return backends(t, a, "unhealthy", 2) })
 	}
 	left := time.Since(off)
-	labtest.Until(t, 5*time.Second, "requests since then", func() error {
+	labtest.Until(t, 5*time.Second, "requests have been answered since then", func() error {
 		if r := stream.Between(time.Now().Add(-300*time.Millisecond), time.Time{}); r.Answered() < 20 {
 			return errors.New(r.String())
 		}
@@ -165,23 +168,23 @@ func (s *site) serverDies(t *testing.T) {
 	})
 	stream.Stop()
 	if r := stream.Between(off.Add(detection+250*time.Millisecond), time.Time{}); r.Err() != nil {
-		t.Errorf("more than %s after the death: %v", detection+250*time.Millisecond, r.Err())
+		t.Errorf("more than %s after the failure: %v", detection+250*time.Millisecond, r.Err())
 	}
-	t.Logf("the server had left %s after its death; the bound is %s", left, detection)
+	t.Logf("the check failed %s after the server; the bound is %s", left, detection)
 	if onIt == 0 {
-		t.Fatal("no connection was on the server that died")
+		t.Fatal("no connection was on the failed server")
 	}
-	// Its connections are reset, not left hanging: the exchange fails long before its own patience ends.
+	// The agent resets its connections: the exchange fails long before the context ends.
 	start := time.Now()
 	errs := conns.Exchange(t.Context())
 	if took := time.Since(start); len(errs) != onIt || took > 2*time.Second {
-		t.Errorf("%d of %d connections of the dead server ended, after %s", len(errs), onIt, took)
+		t.Errorf("%d of %d connections of the failed server ended, after %s", len(errs), onIt, took)
 	}
-	if err := dead.PowerOn(); err != nil {
+	if err := failed.PowerOn(); err != nil {
 		t.Fatal(err)
 	}
 	for _, a := range s.agents {
-		labtest.Until(t, 15*time.Second, "the server is back", func() error { return backends(t, a, "healthy", 6) })
+		labtest.Until(t, 15*time.Second, "the server is healthy again", func() error { return backends(t, a, "healthy", 6) })
 	}
 }
 
@@ -203,7 +206,7 @@ func backends(t *testing.T, a *lab.Agent, state string, n int) error {
 	return nil
 }
 
-func (s *site) allServersDie(t *testing.T) {
+func (s *site) allServersFail(t *testing.T) {
 	start := time.Now()
 	for _, w := range s.web {
 		if err := w.Stop(); err != nil {
@@ -212,7 +215,7 @@ func (s *site) allServersDie(t *testing.T) {
 	}
 	s.waitRoutes(t, 5*time.Second)
 	if took := time.Since(start); took > detection+500*time.Millisecond {
-		t.Errorf("the routes were gone after %s; want about %s", took, detection)
+		t.Errorf("the routes were withdrawn after %s; want about %s", took, detection)
 	}
 	for _, w := range s.web {
 		if err := w.Start(); err != nil {
@@ -223,8 +226,8 @@ func (s *site) allServersDie(t *testing.T) {
 	s.waitAnswered(t)
 }
 
-// settles waits until requests are answered without exception. While a router adds a next hop it moves flows from one
-// balancer to the other, which by NAT cannot know them and resets them.
+// waitAnswered waits until all of 200 requests to each VIP are answered. A router that adds a next hop moves flows to
+// another balancer, which with nat has no state for them and resets them.
 func (s *site) waitAnswered(t *testing.T) {
 	t.Helper()
 	for _, vip := range vips {
@@ -245,8 +248,7 @@ func (s *site) losesSession(t *testing.T) {
 	s.waitAnswered(t)
 }
 
-// The routes must be gone while the process still runs; else there is a moment in which packets go to nobody.
-// drains: an operator takes out a service, then the balancer; what goes on is served.
+// drains: the operator drains a service, then the node. Traffic that still arrives is served.
 func (s *site) drains(t *testing.T) {
 	a := s.agents[0]
 	command := func(want string, args ...string) {
@@ -256,8 +258,9 @@ func (s *site) drains(t *testing.T) {
 		}
 	}
 	s.waitRoutes(t, 10*time.Second, s.Balancers...)
-	if out, err := a.CLI(t.Context(), "drain", "nobody"); err == nil || !strings.Contains(out, `there is no service "nobody"`) {
-		t.Errorf("drain of a service that is not there: %v: %s", err, out)
+	out, err := a.CLI(t.Context(), "drain", "unknown")
+	if err == nil || !strings.Contains(out, `there is no service "unknown"`) {
+		t.Errorf("drain of an unknown service: %v: %s", err, out)
 	}
 	command("drained: [web]", "drain", "web")
 	s.waitRoutes(t, 5*time.Second, s.Balancers[1:]...)
@@ -277,6 +280,7 @@ func (s *site) drains(t *testing.T) {
 	s.checkAnswered(t, 40)
 }
 
+// terminates: on SIGTERM the agent withdraws its routes before it ends.
 func (s *site) terminates(t *testing.T) {
 	a := s.agents[0]
 	p := a.Process()
@@ -287,7 +291,7 @@ func (s *site) terminates(t *testing.T) {
 	for _, vip := range vips {
 		got, err := s.Topology.Router.NextHops(host(vip))
 		if err != nil || len(got) != 1 || got[0] != hops(vip, s.Balancers[1:])[0] {
-			t.Errorf("when the agent had ended, the router sent %s to %v, %v; want the other balancer only", vip, got, err)
+			t.Errorf("after the end of the agent the next hops of %s are %v, %v; want the other balancer", vip, got, err)
 		}
 	}
 	if err := p.Wait(t.Context()); err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,9 +18,9 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 )
 
-// The privileges that the unit leaves to the agent are enough for its whole life: start, serve by BGP and with L2, take
-// over what is pinned, stop, and clean up.
-func TestUnitLeavesEnoughCapabilities(t *testing.T) {
+// TestUnitCapabilitiesSuffice: with the capabilities of the unit the agent starts, announces by BGP and L2, reuses its pinned
+// maps, stops and cleans up.
+func TestUnitCapabilitiesSuffice(t *testing.T) {
 	labtest.Root(t)
 	confined := confine(t, unitCapabilities(t))
 	for _, mode := range []string{"tc", "xdp"} {
@@ -50,7 +49,7 @@ func TestUnitLeavesEnoughCapabilities(t *testing.T) {
 	}
 }
 
-// checkReload runs the unit's ExecReload: it succeeds with a valid file, and fails with a wrong one, which changes nothing.
+// checkReload runs the unit's ExecReload: it succeeds with a valid file; with an invalid file it fails and changes nothing.
 func checkReload(t *testing.T, agent *lab.Agent, config lab.AgentConfig) {
 	if out, err := agent.CLI(t.Context(), "reload"); err != nil {
 		t.Errorf("reload of a valid file: %v\n%s", err, out)
@@ -60,15 +59,15 @@ func checkReload(t *testing.T, agent *lab.Agent, config lab.AgentConfig) {
 	}
 	out, err := agent.CLI(t.Context(), "reload")
 	if err == nil || !strings.Contains(out+err.Error(), "nonsense: no such section") {
-		t.Errorf("reload of a wrong file: %v\n%s", err, out)
+		t.Errorf("reload of an invalid file: %v\n%s", err, out)
 	}
 	if err := agent.Configure(config.TOML()); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// And none of them is too much: without it the agent ends, and says why.
-func TestUnitLeavesNoCapabilityTooMany(t *testing.T) {
+// TestUnitCapabilitiesAreNeeded: without one of them the agent ends with an error.
+func TestUnitCapabilitiesAreNeeded(t *testing.T) {
 	labtest.Root(t)
 	all := unitCapabilities(t)
 	s, config := newUnitSite(t, "tc")
@@ -86,16 +85,16 @@ func TestUnitLeavesNoCapabilityTooMany(t *testing.T) {
 			if exit := new(exec.ExitError); !errors.As(err, &exit) || exit.ExitCode() != 1 {
 				t.Errorf("the agent: %v; want exit status 1", err)
 			}
-			last := agent.Process().Log.FailureTail(1)
-			if !strings.HasPrefix(last, "steelyard: ") {
-				t.Errorf("its last words: %q; want an error", last)
+			line := agent.Process().Log.FailureTail(1)
+			if !strings.HasPrefix(line, "steelyard: ") {
+				t.Errorf("the end of its log: %q; want an error", line)
 			}
-			t.Log(last)
+			t.Log(line)
 		})
 	}
 }
 
-// newUnitSite is a site with one balancer, and the configuration of an agent for it, which does not run.
+// newUnitSite returns a site with one balancer, and the configuration of its agent, which is not started.
 func newUnitSite(t *testing.T, mode string) (*site, lab.AgentConfig) {
 	s := &site{Topology: labtest.Topology(t, lab.Shape{
 		Clients: 1, Balancers: 1, Servers: 3, Wired: true, Links: lab.LinkOptions{SoftwareChecksums: mode == "xdp"},
@@ -103,19 +102,15 @@ func newUnitSite(t *testing.T, mode string) (*site, lab.AgentConfig) {
 	for _, n := range s.Servers {
 		s.web = append(s.web, labtest.HTTP(t, n, 8080))
 	}
-	b := s.Balancers[0]
-	s.router = labtest.Router(t, s.Topology.Router, peers.BIRD, peers.RouterConfig{
-		ID: netip.MustParseAddr("192.0.2.1"), ASN: routerASN, HoldTime: 9 * time.Second,
-		Neighbors: []peers.Neighbor{{Address: b.V4, ASN: asn}, {Address: b.V6, ASN: asn}},
-	})
-	c := lab.BGPAgent(b, asn, routerASN, s.services(3)...)
+	s.router = labtest.Router(t, s.Topology.Router, peers.BIRD, s.routerConfig())
+	c := lab.BGPAgent(s.Balancers[0], asn, routerASN, s.services(3)...)
 	c.Mode, c.L2 = mode, []string{"eth0"}
 	return s, c
 }
 
 var boundingSet = regexp.MustCompile(`(?m)^CapabilityBoundingSet=(.*)$`)
 
-// unitCapabilities returns what the unit leaves to the agent.
+// unitCapabilities returns the CapabilityBoundingSet of the unit.
 func unitCapabilities(t *testing.T) []string {
 	unit, err := os.ReadFile("../systemd/steelyard.service")
 	if err != nil {
@@ -128,10 +123,10 @@ func unitCapabilities(t *testing.T) []string {
 	return strings.Fields(string(m[1]))
 }
 
-// confine returns a program that runs steelyard with these capabilities, and no way to more.
+// confine returns a program that runs steelyard with these capabilities as bounding set.
 func confine(t *testing.T, capabilities []string) string {
 	set := "-all"
-	for _, c := range capabilities { // setpriv(1) has its own way to write them
+	for _, c := range capabilities { // in the notation of setpriv(1)
 		set += ",+" + strings.ToLower(strings.TrimPrefix(c, "CAP_"))
 	}
 	path := filepath.Join(t.TempDir(), "steelyard")

@@ -1,0 +1,220 @@
+package e2e
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// TestKubernetesConnections: a connection stays on its pod while endpoints, routes and nodes change.
+func TestKubernetesConnections(t *testing.T) {
+	c := newCluster(t, "tunnel", true)
+	var pods []*pod
+	for i := range 3 {
+		pods = append(pods, c.startPod(t, fmt.Sprintf("pod-%d", i), i))
+	}
+	t.Run("the set of endpoints changes under load", func(t *testing.T) { c.endpointsChange(t, pods) })
+	t.Run("Local: the router moves connections to other nodes", func(t *testing.T) { c.routerMoves(t, pods) })
+	for name, policy := range map[string]struct {
+		change func(*core.Service)
+		nodes  []int
+	}{"Local": {local, []int{0, 1}}, "Cluster": {func(*core.Service) {}, []int{0, 1, 2}}} {
+		t.Run("rolling update under load, "+name, func(t *testing.T) {
+			service := "roll-" + strings.ToLower(name)
+			vips := c.startService(t, service, policy.change, policy.nodes, pods[0], pods[1])
+			c.rollingUpdate(t, service, vips[0], pods)
+		})
+	}
+	// The last scenario: the node stays powered off.
+	t.Run("an ingress node loses power", func(t *testing.T) { c.ingressNodeFails(t, pods) })
+}
+
+func (c *cluster) endpointsChange(t *testing.T, pods []*pod) {
+	more := c.startPod(t, "pod-more", 1)
+	vips := c.startService(t, "changes", func(*core.Service) {}, []int{0, 1, 2}, pods[0], pods[1])
+	four := labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[0], 9000), 150)
+	six := labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[1], 9000), 150)
+	stream := c.client().Stream(t.Context(), url(vips[0]), 5*time.Millisecond, 2*time.Second)
+	var udp []*datagrams
+	for _, vip := range vips {
+		for range 50 {
+			udp = append(udp, newDatagrams(t, c.client(), netip.AddrPortFrom(vip, 5353)))
+		}
+	}
+	c.checkFlowNodes(t, "default/changes")
+	now := []*pod{pods[0], pods[1]}
+	for i, set := range [][]*pod{
+		{pods[0], pods[1], pods[2]}, {pods[0], pods[1], more}, {pods[0], pods[1], pods[2], more}, {pods[0], pods[1]},
+	} {
+		c.replaceEndpoints(t, "changes", now, set)
+		now = set
+		// Also while the nodes have different sets of endpoints.
+		for range 5 {
+			exchange(t, four, fmt.Sprintf("set %d", i))
+			exchange(t, six, fmt.Sprintf("set %d", i))
+		}
+		time.Sleep(300 * time.Millisecond)
+		exchange(t, four, fmt.Sprintf("after set %d", i))
+		exchange(t, six, fmt.Sprintf("after set %d", i))
+		for _, d := range udp {
+			d.stays(t, fmt.Sprintf("after set %d", i))
+		}
+		c.checkFlowNodes(t, "default/changes")
+	}
+	stream.Stop()
+	if r := stream.Between(time.Time{}, time.Time{}); r.Err() != nil {
+		t.Errorf("%v", r.Err())
+	}
+}
+
+func (c *cluster) routerMoves(t *testing.T, pods []*pod) {
+	vips := c.startService(t, "moved", local, []int{0, 1, 2}, pods...)
+	var conns []*traffic.Conns
+	for _, vip := range vips {
+		conns = append(conns, labtest.Connect(t, c.client(), netip.AddrPortFrom(vip, 9000), 100))
+	}
+	exchangeAll := func(when string) {
+		t.Helper()
+		for _, some := range conns {
+			exchange(t, some, when)
+		}
+	}
+	pods[0].terminating = true
+	c.setEndpoints(t, "moved", pods...)
+	c.waitRouted(t, 5*time.Second, vips, 1, 2)
+	exchangeAll("while the pod of a node terminates")
+	pods[0].terminating = false
+	c.setEndpoints(t, "moved", pods...)
+	c.waitRouted(t, 5*time.Second, vips, 0, 1, 2)
+	exchangeAll("while it is ready again")
+}
+
+// rollingUpdate replaces both pods of a Service, as a Deployment does, while requests arrive at a VIP.
+func (c *cluster) rollingUpdate(t *testing.T, service string, vip netip.Addr, pods []*pod) {
+	next := []*pod{c.startPod(t, service+"-0", 0), c.startPod(t, service+"-1", 1)}
+	done := make(chan error, 1)
+	go func() {
+		r := c.load(t, vip, 20_000)
+		done <- r.Err()
+	}()
+	time.Sleep(300 * time.Millisecond)
+	c.setEndpoints(t, service, pods[0], pods[1], next[0], next[1])
+	time.Sleep(500 * time.Millisecond)
+	pods[0].terminating, pods[1].terminating = true, true
+	c.setEndpoints(t, service, pods[0], pods[1], next[0], next[1])
+	time.Sleep(time.Second)
+	c.setEndpoints(t, service, next...)
+	pods[0].terminating, pods[1].terminating = false, false
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func (c *cluster) ingressNodeFails(t *testing.T, pods []*pod) {
+	vips := c.startService(t, "failed-node", func(*core.Service) {}, []int{0, 1, 2}, pods[1], pods[2])
+	conns := labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[0], 9000), 300)
+	if err := c.Balancers[0].PowerOff(); err != nil { // it has no pod of the Service
+		t.Fatal(err)
+	}
+	// The router removes its routes after the hold time; until then packets to it are lost.
+	c.waitRouted(t, 15*time.Second, vips, 1, 2)
+	exchange(t, conns, "after the router has removed its routes")
+}
+
+// replaceEndpoints replaces the pods of a Service as a rollout does: the old ones are terminating for half a second first.
+func (c *cluster) replaceEndpoints(t *testing.T, service string, now, next []*pod) {
+	t.Helper()
+	both := slices.Clone(next)
+	for _, p := range now {
+		if !slices.Contains(next, p) {
+			p.terminating = true
+			both = append(both, p)
+		}
+	}
+	c.setEndpoints(t, service, both...)
+	time.Sleep(500 * time.Millisecond)
+	c.setEndpoints(t, service, next...)
+	for _, p := range now {
+		p.terminating = false
+	}
+}
+
+// checkFlowNodes fails the test when a node has a flow of a pod on another node, or when not all 300 connections have one.
+func (c *cluster) checkFlowNodes(t *testing.T, service string) {
+	t.Helper()
+	var flowCount, connections int
+	for i, a := range c.agents {
+		var flows struct{ Flows []lb.FlowStatus }
+		if err := a.Get(t.Context(), "/v1/flows?service="+service, &flows); err != nil {
+			t.Fatal(err)
+		}
+		four, six := podPrefixes(i)
+		for _, f := range flows.Flows {
+			flowCount++
+			if f.Port == 9000 {
+				connections++
+			}
+			if !four.Contains(f.Backend.Addr()) && !six.Contains(f.Backend.Addr()) {
+				t.Errorf("node %d has a flow of %s", i, f.Backend)
+				return
+			}
+		}
+	}
+	if flowCount == 0 || connections != 300 {
+		t.Errorf("the nodes have %d flows, %d of connections; want 300 of connections", flowCount, connections)
+	}
+}
+
+// datagrams is a UDP client that sends from one port. pod is the first one that answered.
+type datagrams struct {
+	conn net.Conn
+	pod  string
+}
+
+func newDatagrams(t *testing.T, from traffic.Client, to netip.AddrPort) *datagrams {
+	t.Helper()
+	conn, err := from.Dial(t.Context(), "udp", to.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	d := &datagrams{conn: conn}
+	d.pod = d.request(t)
+	d.request(t) // a second datagram confirms the flow
+	return d
+}
+
+// request sends a datagram and returns the name of the pod that answers.
+func (d *datagrams) request(t *testing.T) string {
+	t.Helper()
+	b := make([]byte, 200)
+	d.conn.SetDeadline(time.Now().Add(2 * time.Second))
+	if _, err := d.conn.Write([]byte("who")); err != nil {
+		t.Error(err)
+		return ""
+	}
+	n, err := d.conn.Read(b)
+	if err != nil {
+		t.Error(err)
+	}
+	name, _, _ := strings.Cut(string(b[:n]), " ")
+	return name
+}
+
+// stays fails the test when another pod answers than the first time.
+func (d *datagrams) stays(t *testing.T, when string) {
+	t.Helper()
+	if pod := d.request(t); pod != d.pod {
+		t.Errorf("%s: datagrams from %s went to %s first, and go to %s", when, d.conn.LocalAddr(), d.pod, pod)
+	}
+}
