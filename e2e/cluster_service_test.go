@@ -10,13 +10,101 @@ import (
 	"time"
 
 	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
+
+// createService creates a Service of type LoadBalancer with both families and without endpoints.
+func (c *cluster) createService(t *testing.T, name string, change func(*core.Service)) *core.Service {
+	t.Helper()
+	both := core.IPFamilyPolicyRequireDualStack
+	s := &core.Service{
+		ObjectMeta: meta.ObjectMeta{Name: name, Namespace: "default"},
+		Spec: core.ServiceSpec{
+			Type: core.ServiceTypeLoadBalancer, IPFamilyPolicy: &both,
+			Ports: []core.ServicePort{
+				{Name: "http", Port: 80, TargetPort: intstr.FromInt32(8080)},
+				{Name: "echo", Port: 9000, TargetPort: intstr.FromInt32(9000)},
+				{Name: "dns", Port: 5353, Protocol: core.ProtocolUDP, TargetPort: intstr.FromInt32(5353)},
+			},
+		},
+	}
+	change(s)
+	s, err := c.api.CoreV1().Services("default").Create(t.Context(), s, meta.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// waitAddresses waits until a Service has an address of each of its families, and returns them.
+func (c *cluster) waitAddresses(t *testing.T, name string) (vips []netip.Addr) {
+	t.Helper()
+	labtest.Until(t, 30*time.Second, name+" has addresses", func() error {
+		s, err := c.api.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{})
+		if err != nil {
+			return err
+		}
+		vips = nil
+		for _, i := range s.Status.LoadBalancer.Ingress {
+			vips = append(vips, netip.MustParseAddr(i.IP))
+		}
+		if len(vips) != len(s.Spec.IPFamilies) {
+			return fmt.Errorf("it has %v", vips)
+		}
+		return nil
+	})
+	return vips
+}
+
+// setEndpoints writes the EndpointSlices of a Service for these pods, as the EndpointSlice controller would.
+func (c *cluster) setEndpoints(t *testing.T, service string, pods ...*pod) {
+	t.Helper()
+	tcp, udp := core.ProtocolTCP, core.ProtocolUDP
+	for _, family := range []discovery.AddressType{discovery.AddressTypeIPv4, discovery.AddressTypeIPv6} {
+		name := service + "-4"
+		if family == discovery.AddressTypeIPv6 {
+			name = service + "-6"
+		}
+		labels := map[string]string{discovery.LabelServiceName: service}
+		s := &discovery.EndpointSlice{
+			ObjectMeta:  meta.ObjectMeta{Name: name, Namespace: "default", Labels: labels},
+			AddressType: family,
+		}
+		for _, p := range []struct {
+			name string
+			port int32
+			of   *core.Protocol
+		}{{"http", 8080, &tcp}, {"echo", 9000, &tcp}, {"dns", 5353, &udp}} {
+			s.Ports = append(s.Ports, discovery.EndpointPort{Name: &p.name, Port: &p.port, Protocol: p.of})
+		}
+		for _, p := range pods {
+			addr, node := p.v4, c.Balancers[p.node].Name()
+			if family == discovery.AddressTypeIPv6 {
+				addr = p.v6
+			}
+			ready, serving, terminating := p.ready && !p.terminating, p.ready || p.terminating, p.terminating
+			s.Endpoints = append(s.Endpoints, discovery.Endpoint{
+				Addresses: []string{addr.String()}, NodeName: &node,
+				Conditions: discovery.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating},
+			})
+		}
+		api := c.api.DiscoveryV1().EndpointSlices("default")
+		_, err := api.Update(t.Context(), s, meta.UpdateOptions{})
+		if err != nil {
+			_, err = api.Create(t.Context(), s, meta.CreateOptions{})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
 
 // startService creates a Service with these endpoints, and waits until the router has routes to its addresses by these
 // nodes and requests are answered. It deletes the Service with the test.
@@ -114,7 +202,8 @@ func (c *cluster) allAnswered(t *testing.T, vip netip.Addr, n int) traffic.Resul
 	return r
 }
 
-// overrideRoutes makes the router send these addresses to one node, in place of the announced routes, until the test ends.
+// overrideRoutes makes the router send these addresses to one node, in place of the announced routes, until the test
+// ends.
 func (c *cluster) overrideRoutes(t *testing.T, vips []netip.Addr, node int) {
 	t.Helper()
 	for _, vip := range vips {

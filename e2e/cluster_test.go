@@ -13,10 +13,8 @@ import (
 
 	authentication "k8s.io/api/authentication/v1"
 	core "k8s.io/api/core/v1"
-	discovery "k8s.io/api/discovery/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -28,11 +26,10 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
-	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
-// cluster is a Kubernetes cluster with a real API server. Its nodes are hosts with an agent and kube-proxy; its pods are
-// hosts behind them.
+// cluster is a Kubernetes cluster with a real API server. Its nodes are hosts with an agent and kube-proxy; its pods
+// are hosts behind them.
 type cluster struct {
 	*site
 	control *kube.ControlPlane
@@ -41,18 +38,6 @@ type cluster struct {
 	proxies []*lab.Process
 	pods    map[string]*pod
 	forward string // kubernetes.forward
-}
-
-// pod is one server of the cluster.
-type pod struct {
-	*lab.Host
-	name   string
-	node   int
-	v4, v6 netip.Addr
-	web    *traffic.HTTPServer
-	ready  bool
-	// terminating: the pod terminates and still serves.
-	terminating bool
 }
 
 const (
@@ -238,132 +223,8 @@ func (c *cluster) startProxy(t *testing.T, n lab.Node) {
 	})
 }
 
-func podPrefixes(node int) (v4, v6 netip.Prefix) {
-	v4 = netip.MustParsePrefix(fmt.Sprintf("10.244.%d.0/24", node))
-	v6 = netip.MustParsePrefix(fmt.Sprintf("fd00:244:%d::/48", node))
-	return v4, v6
-}
-
-// startPod starts a pod on a node. It becomes an endpoint by setEndpoints.
-func (c *cluster) startPod(t *testing.T, name string, node int) *pod {
-	t.Helper()
-	k := len(c.pods)
-	p := &pod{
-		Host: labtest.Host(t, c.Lab, name), name: name, node: node, ready: true,
-		v4: netip.AddrFrom4([4]byte{10, 244, byte(node), byte(4*k + 2)}),
-		v6: netip.MustParseAddr(fmt.Sprintf("fd00:244:%d:%x::2", node, k)),
-	}
-	gw4 := netip.AddrFrom4([4]byte{10, 244, byte(node), byte(4*k + 1)})
-	gw6 := netip.MustParseAddr(fmt.Sprintf("fd00:244:%d:%x::1", node, k))
-	with := func(a, b netip.Addr) []netip.Prefix {
-		return []netip.Prefix{netip.PrefixFrom(a, 30), netip.PrefixFrom(b, 64)}
-	}
-	err := c.Link(
-		lab.End{Host: c.Balancers[node].Host, Name: name, Addresses: with(gw4, gw6)},
-		lab.End{Host: p.Host, Name: "eth0", Addresses: with(p.v4, p.v6)}, lab.LinkOptions{})
-	if err := errors.Join(err, p.AddRoute(lab.Default, gw4), p.AddRoute(lab.Default6, gw6)); err != nil {
-		t.Fatal(err)
-	}
-	p.startServers(t)
-	c.pods[name] = p
-	return p
-}
-
-// startServers starts the servers of a pod.
-func (p *pod) startServers(t *testing.T) {
-	t.Helper()
-	at := lab.Node{Host: p.Host, V4: p.v4, V6: p.v6}
-	p.web = labtest.HTTP(t, at, 8080)
-	labtest.TCPEcho(t, at, 9000)
-	labtest.UDPEcho(t, at, 5353)
-}
-
-// createService creates a Service of type LoadBalancer with both families and without endpoints.
-func (c *cluster) createService(t *testing.T, name string, change func(*core.Service)) *core.Service {
-	t.Helper()
-	both := core.IPFamilyPolicyRequireDualStack
-	s := &core.Service{
-		ObjectMeta: meta.ObjectMeta{Name: name, Namespace: "default"},
-		Spec: core.ServiceSpec{
-			Type: core.ServiceTypeLoadBalancer, IPFamilyPolicy: &both,
-			Ports: []core.ServicePort{
-				{Name: "http", Port: 80, TargetPort: intstr.FromInt32(8080)},
-				{Name: "echo", Port: 9000, TargetPort: intstr.FromInt32(9000)},
-				{Name: "dns", Port: 5353, Protocol: core.ProtocolUDP, TargetPort: intstr.FromInt32(5353)},
-			},
-		},
-	}
-	change(s)
-	s, err := c.api.CoreV1().Services("default").Create(t.Context(), s, meta.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
-// waitAddresses waits until a Service has an address of each of its families, and returns them.
-func (c *cluster) waitAddresses(t *testing.T, name string) (vips []netip.Addr) {
-	t.Helper()
-	labtest.Until(t, 30*time.Second, name+" has addresses", func() error {
-		s, err := c.api.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{})
-		if err != nil {
-			return err
-		}
-		vips = nil
-		for _, i := range s.Status.LoadBalancer.Ingress {
-			vips = append(vips, netip.MustParseAddr(i.IP))
-		}
-		if len(vips) != len(s.Spec.IPFamilies) {
-			return fmt.Errorf("it has %v", vips)
-		}
-		return nil
-	})
-	return vips
-}
-
-// setEndpoints writes the EndpointSlices of a Service for these pods, as the EndpointSlice controller would.
-func (c *cluster) setEndpoints(t *testing.T, service string, pods ...*pod) {
-	t.Helper()
-	tcp, udp := core.ProtocolTCP, core.ProtocolUDP
-	for _, family := range []discovery.AddressType{discovery.AddressTypeIPv4, discovery.AddressTypeIPv6} {
-		suffix := map[discovery.AddressType]string{discovery.AddressTypeIPv4: "-4", discovery.AddressTypeIPv6: "-6"}[family]
-		s := &discovery.EndpointSlice{
-			ObjectMeta: meta.ObjectMeta{
-				Name: service + suffix, Namespace: "default", Labels: map[string]string{discovery.LabelServiceName: service},
-			},
-			AddressType: family,
-		}
-		for _, p := range []struct {
-			name string
-			port int32
-			of   *core.Protocol
-		}{{"http", 8080, &tcp}, {"echo", 9000, &tcp}, {"dns", 5353, &udp}} {
-			s.Ports = append(s.Ports, discovery.EndpointPort{Name: &p.name, Port: &p.port, Protocol: p.of})
-		}
-		for _, p := range pods {
-			addr, node := p.v4, c.Balancers[p.node].Name()
-			if family == discovery.AddressTypeIPv6 {
-				addr = p.v6
-			}
-			ready, serving, terminating := p.ready && !p.terminating, p.ready || p.terminating, p.terminating
-			s.Endpoints = append(s.Endpoints, discovery.Endpoint{
-				Addresses: []string{addr.String()}, NodeName: &node,
-				Conditions: discovery.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating},
-			})
-		}
-		api := c.api.DiscoveryV1().EndpointSlices("default")
-		_, err := api.Update(t.Context(), s, meta.UpdateOptions{})
-		if err != nil {
-			_, err = api.Create(t.Context(), s, meta.CreateOptions{})
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// waitRouted waits until the next hops of the router for these addresses are exactly these nodes, and returns how long that
-// took.
+// waitRouted waits until the next hops of the router for these addresses are exactly these nodes, and returns how long
+// that took.
 func (c *cluster) waitRouted(t *testing.T, within time.Duration, vips []netip.Addr, nodes ...int) time.Duration {
 	t.Helper()
 	var via []lab.Node

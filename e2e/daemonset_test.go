@@ -37,8 +37,8 @@ name = "public"
 addresses = ["203.0.113.0/24", "2001:db8:1::/64"]
 `
 
-// TestDaemonSet runs the agent as the pod of a DaemonSet: a static binary in an image, run by real kubelets with the rights
-// of the manifest, from "kubectl apply" to a rollout under load.
+// TestDaemonSet runs the agent as the pod of a DaemonSet: a static binary in an image, run by real kubelets with the
+// rights of the manifest, from "kubectl apply" to a rollout under load.
 func TestDaemonSet(t *testing.T) {
 	if err := kube.RuntimeAvailable(); err != nil {
 		if os.Getenv("STEELYARD_CI") != "" {
@@ -125,8 +125,8 @@ func (c *cluster) nodesReady() error {
 	return nil
 }
 
-// daemonsReady returns a function that returns an error unless the latest generation of the DaemonSet is available on every
-// node.
+// daemonsReady returns a function that returns an error unless the latest generation of the DaemonSet is available on
+// every node.
 func (c *cluster) daemonsReady(t *testing.T) func() error {
 	return func() error {
 		d, err := c.api.AppsV1().DaemonSets("steelyard").Get(t.Context(), "steelyard", meta.GetOptions{})

@@ -39,8 +39,8 @@ func directVariants(t *testing.T, f func(t *testing.T, m method, mode string)) {
 	}
 }
 
-// newDirectSite builds a site whose servers own the VIPs and share a segment with the balancers. The first `active` of its
-// three servers are configured.
+// newDirectSite builds a site whose servers own the VIPs and share a segment with the balancers. The first `active` of
+// its three servers are configured.
 func newDirectSite(t *testing.T, m method, mode string, active int) *site {
 	links := lab.LinkOptions{SoftwareChecksums: mode == "xdp"}
 	s := &site{Topology: labtest.Topology(t, lab.Shape{Clients: 1, Balancers: 2, Servers: 3, Links: links})}
@@ -171,12 +171,14 @@ func (s *site) keepsConnections(t *testing.T, m method) {
 		exchange(t, four, "after a kill")
 		exchange(t, six, "after a kill")
 	}
-	// The router keeps the routes of a killed agent (RFC 4724): they do not show that its sessions are established again.
+	// The router keeps the routes of a killed agent (RFC 4724): they do not show that its sessions are established
+	// again.
 	if err := s.router.WaitEstablished(t.Context(), 40*time.Second, s.Balancers[0].V4, s.Balancers[0].V6); err != nil {
 		t.Fatal(err)
 	}
 	for _, a := range s.agents {
-		labtest.Until(t, 10*time.Second, "no server is unhealthy", func() error { return backends(t, a, "unhealthy", 0) })
+		labtest.Until(t, 10*time.Second, "no server is unhealthy",
+			func() error { return backends(t, a, "unhealthy", 0) })
 	}
 }
 
@@ -203,7 +205,8 @@ func (s *site) checksThePath(t *testing.T, m method) {
 	broken := s.Servers[2]
 	healthy := len(s.directService(m, 3).Backends)
 	for _, a := range s.agents {
-		labtest.Until(t, 10*time.Second, "all backends are healthy", func() error { return backends(t, a, "healthy", healthy) })
+		labtest.Until(t, 10*time.Second, "all backends are healthy",
+			func() error { return backends(t, a, "healthy", healthy) })
 	}
 	for _, vip := range vips {
 		if err := traffic.DisownVIP(broken.Host, vip); err != nil {

@@ -126,8 +126,8 @@ func namedPorts(t *testing.T, c *cluster, pods ...*pod) {
 	}
 }
 
-// fromPods: pods reach the addresses of Services, also of a Service whose endpoint they are, and the endpoint sees their own
-// address. kube-proxy of their node forwards these packets; the agent must not take them.
+// fromPods: pods reach the addresses of Services, also of a Service whose endpoint they are, and the endpoint sees
+// their own address. kube-proxy of their node forwards these packets; the agent must not take them.
 func fromPods(t *testing.T, c *cluster, pods ...*pod) {
 	for name, x := range map[string]struct {
 		change func(*core.Service)

@@ -82,8 +82,8 @@ func (s *site) withstandsFlood(t *testing.T) {
 	perSecond := float64(sent[0]+sent[1]) / took.Seconds()
 	t.Logf("%d + %d SYNs in %s: %.0f a second; %d of 1000 connections open, %d requests of new clients answered\n%s",
 		sent[0], sent[1], took.Round(time.Second), perSecond, conns.Alive()+six.Alive(), new.Answered(), out)
-	// At this rate a source port is reused after a quarter of a second. The generator and all hosts share two CPUs, so a
-	// handshake may take longer.
+	// At this rate a source port is reused after a quarter of a second. The generator and all hosts share two CPUs, so
+	// a handshake may take longer.
 	if lost*1000 > new.Answered() {
 		t.Errorf("%d requests of new clients failed, and %d were answered", lost, new.Answered())
 	}
@@ -161,8 +161,9 @@ func synFrom(vip netip.Addr) []byte {
 	return append(f, make([]byte, (4-len(f)%4)%4)...)
 }
 
-// flooder is an XDP program that writes each packet with a random source address and port and redirects it to an interface.
-// It writes a random word and its complement: their ones' complement sum is 0, so the checksum stays valid (RFC 1071).
+// flooder is an XDP program that writes each packet with a random source address and port and redirects it to an
+// interface. It writes a random word and its complement: their ones' complement sum is 0, so the checksum stays valid
+// (RFC 1071).
 func flooder(frame []byte, ifindex int) asm.Instructions {
 	ins := asm.Instructions{
 		asm.Mov.Reg(asm.R6, asm.R1),

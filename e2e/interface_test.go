@@ -79,7 +79,7 @@ func TestSeveralUplinks(t *testing.T) {
 			for _, w := range s.web {
 				clients := w.Clients()
 				if clients[inside[0].Addr()] == 0 || clients[inside[1].Addr()] == 0 {
-					t.Errorf("%s had requests from %v; want the balancer's addresses on the network of the servers", w.Name, clients)
+					t.Errorf("%s had requests from %v; want the balancer's addresses on eth1", w.Name, clients)
 				}
 			}
 			exchange(t, labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 50), "over two uplinks")

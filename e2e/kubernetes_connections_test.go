@@ -131,7 +131,8 @@ func (c *cluster) ingressNodeFails(t *testing.T, pods []*pod) {
 	exchange(t, conns, "after the router has removed its routes")
 }
 
-// replaceEndpoints replaces the pods of a Service as a rollout does: the old ones are terminating for half a second first.
+// replaceEndpoints replaces the pods of a Service as a rollout does: the old ones are terminating for half a second
+// first.
 func (c *cluster) replaceEndpoints(t *testing.T, service string, now, next []*pod) {
 	t.Helper()
 	both := slices.Clone(next)
@@ -149,7 +150,8 @@ func (c *cluster) replaceEndpoints(t *testing.T, service string, now, next []*po
 	}
 }
 
-// checkFlowNodes fails the test when a node has a flow of a pod on another node, or when not all 300 connections have one.
+// checkFlowNodes fails the test when a node has a flow of a pod on another node, or when not all 300 connections have
+// one.
 func (c *cluster) checkFlowNodes(t *testing.T, service string) {
 	t.Helper()
 	var flowCount, connections int

@@ -102,8 +102,8 @@ func apiServerDown(t *testing.T, c *cluster, pods ...*pod) {
 	}
 	exchange(t, conns, "after the API server has restarted")
 	c.setEndpoints(t, "server-down", pods[0], pods[2])
-	// The agents watch again within seconds. The route of the new node also needs an answer of its kube-proxy, whose client
-	// waits up to a minute before it watches again.
+	// The agents watch again within seconds. The route of the new node also needs an answer of its kube-proxy, whose
+	// client waits up to a minute before it watches again.
 	labtest.Until(t, 10*time.Second, "the agent of the node without a pod has the new endpoints", func() error {
 		out, err := c.agents[1].CLI(t.Context(), "routes")
 		if err == nil && !strings.Contains(out, "no ready endpoint is on this node") {

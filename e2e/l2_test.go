@@ -27,7 +27,8 @@ func TestAnnouncesByARPAndNDP(t *testing.T) {
 			}
 			b := topology.Balancers[0]
 			c := lab.AgentConfig{
-				Name: "lb1", Address: b.V4, Interfaces: []string{"eth0"}, Mode: mode, L2: []string{"eth0"}, Services: s.services(3),
+				Name: "lb1", Address: b.V4, Interfaces: []string{"eth0"}, Mode: mode,
+				L2: []string{"eth0"}, Services: s.services(3),
 			}
 			a := labtest.Agent(t, b.Host, binary, c)
 			for _, vip := range vips {

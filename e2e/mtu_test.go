@@ -78,8 +78,8 @@ func transfers(t *testing.T, client traffic.Client) {
 	}
 }
 
-// TestPathMTU: path MTU discovery works through a balancer. An ICMP error (fragmentation needed, packet too big) quotes a
-// packet that the balancer has rewritten; the balancer forwards it to the sender behind it.
+// TestPathMTU: path MTU discovery works through a balancer. An ICMP error (fragmentation needed, packet too big) quotes
+// a packet that the balancer has rewritten; the balancer forwards it to the sender behind it.
 func TestPathMTU(t *testing.T) {
 	const mtu = 1300
 	both := func(t *testing.T, s *site) {

@@ -14,7 +14,8 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 )
 
-// proxyHealth: an agent that is the service proxy of its node serves /healthz and /livez on port 10256, as kube-proxy does.
+// proxyHealth: an agent that is the service proxy of its node serves /healthz and /livez on port 10256, as kube-proxy
+// does.
 func (c *cluster) proxyHealth(t *testing.T, node int, vips []netip.Addr) {
 	t.Helper()
 	answers := func(path string, status int, eligible any) func() error {
@@ -44,7 +45,8 @@ func (c *cluster) proxyHealth(t *testing.T, node int, vips []netip.Addr) {
 	c.waitRouted(t, 5*time.Second, vips, 0, 1, 2)
 }
 
-// nodePortAnswer is the body that kube-proxy sends on a health check node port (pkg/proxy/healthcheck/service_health.go).
+// nodePortAnswer is the body that kube-proxy sends on a health check node port
+// (pkg/proxy/healthcheck/service_health.go).
 const nodePortAnswer = `{
 	"service": {
 		"namespace": "default",
@@ -54,8 +56,8 @@ const nodePortAnswer = `{
 	"serviceProxyHealthy": true
 }`
 
-// TestKubernetesWithoutProxy: without a service proxy the agent serves the health check node ports, and its own probes use
-// them.
+// TestKubernetesWithoutProxy: without a service proxy the agent serves the health check node ports, and its own probes
+// use them.
 func TestKubernetesWithoutProxy(t *testing.T) {
 	c := newCluster(t, "nat", false)
 	a, b := c.startPod(t, "pod-a", 0), c.startPod(t, "pod-b", 1)

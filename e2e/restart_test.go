@@ -83,7 +83,7 @@ func (s *site) watchRoutes(t *testing.T) (stop func()) {
 		close(quit)
 		if polls := <-done; len(missing) > 0 || polls < 100 {
 			first := strings.Join(missing[:min(3, len(missing))], ", ")
-			t.Errorf("the router's table was polled %d times; routes were missing %d times: %s", polls, len(missing), first)
+			t.Errorf("of %d polls of the router's table, routes were missing in %d: %s", polls, len(missing), first)
 		}
 	}
 }

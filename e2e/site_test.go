@@ -126,8 +126,8 @@ func (s *site) load(t *testing.T, vip netip.Addr, n int) traffic.Result {
 func (s *site) checkAnswered(t *testing.T, n int) {
 	t.Helper()
 	for _, vip := range vips {
-		// With nat a server may have the source port in TIME_WAIT from an earlier flow and not accept the SYN: the timeout
-		// allows two retransmissions.
+		// With nat a server may have the source port in TIME_WAIT from an earlier flow and not accept the SYN: the
+		// timeout allows two retransmissions.
 		r := s.client().Load(t.Context(), traffic.Load{URL: url(vip), Requests: n, Timeout: 4 * time.Second})
 		if r.Err() != nil {
 			t.Errorf("%s: %v", vip, r.Err())

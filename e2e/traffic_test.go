@@ -184,7 +184,8 @@ func (s *site) serverFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, a := range s.agents {
-		labtest.Until(t, 15*time.Second, "the server is healthy again", func() error { return backends(t, a, "healthy", 6) })
+		labtest.Until(t, 15*time.Second, "the server is healthy again",
+			func() error { return backends(t, a, "healthy", 6) })
 	}
 }
 
@@ -291,7 +292,7 @@ func (s *site) terminates(t *testing.T) {
 	for _, vip := range vips {
 		got, err := s.Topology.Router.NextHops(host(vip))
 		if err != nil || len(got) != 1 || got[0] != hops(vip, s.Balancers[1:])[0] {
-			t.Errorf("after the end of the agent the next hops of %s are %v, %v; want the other balancer", vip, got, err)
+			t.Errorf("the next hops of %s after the end of the agent: %v, %v; want lb2", vip, got, err)
 		}
 	}
 	if err := p.Wait(t.Context()); err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 )
 
-// TestUnitCapabilitiesSuffice: with the capabilities of the unit the agent starts, announces by BGP and L2, reuses its pinned
-// maps, stops and cleans up.
+// TestUnitCapabilitiesSuffice: with the capabilities of the unit the agent starts, announces by BGP and L2, reuses its
+// pinned maps, stops and cleans up.
 func TestUnitCapabilitiesSuffice(t *testing.T) {
 	labtest.Root(t)
 	confined := confine(t, unitCapabilities(t))

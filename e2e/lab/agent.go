@@ -66,7 +66,9 @@ func (a *Agent) Start() error {
 	if err := a.WriteFile(AgentConfigPath, a.config, 0o600); err != nil {
 		return err
 	}
-	p, err := a.Host.Start(Command{Path: a.o.Binary, Args: []string{"run", "-c", AgentConfigPath}, Env: a.o.Env, Output: a.o.Output})
+	p, err := a.Host.Start(Command{
+		Path: a.o.Binary, Args: []string{"run", "-c", AgentConfigPath}, Env: a.o.Env, Output: a.o.Output,
+	})
 	if err != nil {
 		return err
 	}
@@ -110,7 +112,8 @@ func (a *Agent) Terminate(ctx context.Context, within time.Duration) error {
 	return nil
 }
 
-// Get requests path from the agent's control socket and decodes the JSON answer into v; a v of type *string gets the text.
+// Get requests path from the agent's control socket and decodes the JSON answer into v; a v of type *string gets the
+// text.
 func (a *Agent) Get(ctx context.Context, path string, v any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
 	if err != nil {

@@ -79,7 +79,10 @@ func Backends(servers ...Node) []AgentBackend {
 // BGPAgent returns the configuration of an agent on node that announces by BGP to the gateways of the node, over both
 // families, and forwards on eth0.
 func BGPAgent(node Node, asn, routerASN uint32, services ...AgentService) AgentConfig {
-	c := AgentConfig{Name: node.Name(), Address: node.V4, Interfaces: []string{"eth0"}, ASN: asn, Services: services, LogLevel: "debug"}
+	c := AgentConfig{
+		Name: node.Name(), Address: node.V4, Interfaces: []string{"eth0"}, ASN: asn,
+		Services: services, LogLevel: "debug",
+	}
 	for _, g := range node.Gateways() {
 		c.Peers = append(c.Peers, AgentPeer{Address: g, ASN: routerASN, HoldTime: 3 * time.Second})
 	}

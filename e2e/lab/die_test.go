@@ -46,7 +46,8 @@ func ownLab() error {
 			continue
 		}
 		h := []*lab.Host{topo.Router, topo.Balancers[0].Host}[i]
-		r, err := peers.StartRouter(context.Background(), h, kind, peers.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: 64500})
+		config := peers.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: 64500}
+		r, err := peers.StartRouter(context.Background(), h, kind, config)
 		if err != nil {
 			return err
 		}

@@ -12,9 +12,9 @@
 // What it guarantees:
 //
 //   - It needs root and no other program: it sets links, routes and offloads by netlink and ioctl.
-//   - A Host has a network namespace and a mount namespace of its own. In the mount namespace /sys shows the interfaces of
-//     the host, /run is an empty tmpfs and /sys/fs/bpf is a new bpffs, so that agents on one kernel share neither pins nor
-//     sockets. Hosts share the rest of the file system, and the control groups.
+//   - A Host has a network namespace and a mount namespace of its own. In the mount namespace /sys shows the interfaces
+//     of the host, /run is an empty tmpfs and /sys/fs/bpf is a new bpffs, so that agents on one kernel share neither
+//     pins nor sockets. Hosts share the rest of the file system, and the control groups.
 //   - Nothing has a name outside this process: no /run/netns entry, no interface in the root namespace, no file. (The
 //     control groups of a kubelet, which Close of its node removes, are the exception.) A namespace exists as long as a
 //     process or a descriptor refers to it. The kernel kills a process when the thread that started it ends
@@ -22,11 +22,11 @@
 //   - Close of a Lab ends the processes first (SIGTERM, then SIGKILL after StopGrace), then the servers, then the
 //     namespaces. It may be called again, and by a deferred function during a panic.
 //
-// Why threads: a namespace belongs to a thread. A Host keeps one locked thread in its namespaces, the anchor, which starts
-// the processes, because the parent-death signal is tied to the thread that started the child. Do uses a new thread each
-// time and ends it afterwards, because a thread that has unshared its file system attributes cannot share them again. A
-// socket stays in the namespace where it was made, so any goroutine may use what Listen and Dial return.
+// Why threads: a namespace belongs to a thread. A Host keeps one locked thread in its namespaces, the anchor, which
+// starts the processes, because the parent-death signal is tied to the thread that started the child. Do uses a new
+// thread each time and ends it afterwards, because a thread that has unshared its file system attributes cannot share
+// them again. A socket stays in the namespace where it was made, so any goroutine may use what Listen and Dial return.
 //
-// Reading order: thread.go, namespace.go, host.go, link.go, address.go, power.go, route.go (hosts and links); process.go,
-// log.go (programs); agent.go, agentconfig.go (Steelyard); topology.go (the network of most tests).
+// Reading order: thread.go, namespace.go, host.go, link.go, address.go, power.go, route.go (hosts and links);
+// process.go, log.go (programs); agent.go, agentconfig.go (Steelyard); topology.go (the network of most tests).
 package lab

@@ -33,8 +33,8 @@ type Host struct {
 }
 
 // sysctls are set in every host before it has a link. Strict reverse-path filtering (RFC 3704) drops packets on
-// asymmetric paths; duplicate address detection keeps an IPv6 address tentative for a second; keep_addr_on_down keeps the
-// IPv6 addresses of a host that PowerOff sets down.
+// asymmetric paths; duplicate address detection keeps an IPv6 address tentative for a second; keep_addr_on_down keeps
+// the IPv6 addresses of a host that PowerOff sets down.
 var sysctls = map[string]string{
 	"net.ipv4.conf.all.rp_filter":                "0",
 	"net.ipv4.conf.default.rp_filter":            "0",
@@ -91,8 +91,8 @@ func (h *Host) Name() string { return h.name }
 
 func (h *Host) String() string { return h.name }
 
-// Do runs f on a thread in the namespaces of the host: the sockets that f makes and the files that it opens are the host's.
-// A goroutine that f starts does not run in them. Do returns the error of f.
+// Do runs f on a thread in the namespaces of the host: the sockets that f makes and the files that it opens are the
+// host's. A goroutine that f starts does not run in them. Do returns the error of f.
 func (h *Host) Do(f func() error) error {
 	return onThread(func() error {
 		if err := h.ns.enter(); err != nil {
@@ -115,8 +115,8 @@ func (h *Host) Sysctl(values map[string]string) error {
 	})
 }
 
-// WriteFile writes a file as the host sees it, and makes its parent directories. Files below /run are private to the host;
-// the rest of the file system is shared.
+// WriteFile writes a file as the host sees it, and makes its parent directories. Files below /run are private to the
+// host; the rest of the file system is shared.
 func (h *Host) WriteFile(path, text string, mode os.FileMode) error {
 	return h.Do(func() error {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {

@@ -39,12 +39,14 @@ func TestRequestsGoThroughTheRouter(t *testing.T) {
 					}
 					want := []netip.Addr{node.V4, node.V6}[i]
 					if a.Server != s.Name() || a.Client.Addr() != want || len(a.Body) < 100000 {
-						t.Errorf("want %s answering %s with 100000 bytes, got %s answering %s with %d", s, want, a.Server, a.Client, len(a.Body))
+						t.Errorf("want %s answering %s with 100000 bytes, got %s answering %s with %d", s, want,
+							a.Server, a.Client, len(a.Body))
 					}
 				}
 			}
 			for _, b := range topo.Balancers { // a balancer reaches the servers, through the router when Wired
-				if r := traffic.From(b.Host).Load(t.Context(), traffic.Load{URL: "http://" + topo.Servers[0].At(8080)[0].String(), Requests: 1}); r.Err() != nil {
+				url := "http://" + topo.Servers[0].At(8080)[0].String()
+				if r := traffic.From(b.Host).Load(t.Context(), traffic.Load{URL: url, Requests: 1}); r.Err() != nil {
 					t.Error(r.Err())
 				}
 			}
@@ -74,7 +76,8 @@ func TestRoutesSpreadFlowsOverNextHops(t *testing.T) {
 		if _, err := router.WaitNextHops(t.Context(), time.Second, vip, hops...); err != nil {
 			t.Fatal(err)
 		}
-		r := client.Load(t.Context(), traffic.Load{URL: "http://" + netip.AddrPortFrom(vip.Addr(), 80).String(), Requests: 150})
+		url := "http://" + netip.AddrPortFrom(vip.Addr(), 80).String()
+		r := client.Load(t.Context(), traffic.Load{URL: url, Requests: 150})
 		if r.Err() != nil || len(r.Servers) != 3 {
 			t.Errorf("want answers of 3 servers, got %v (%v)", r, r.Err())
 		}
@@ -106,8 +109,10 @@ func TestPowerOffStopsAndPowerOnRestores(t *testing.T) {
 	request := func() error {
 		all := errors.Join(client.Ping(t.Context(), lb.V4), client.Ping(t.Context(), lb.V6))
 		for i := range lb.At(0) {
-			all = errors.Join(all, client.Load(t.Context(), traffic.Load{URL: "http://" + lb.At(80)[i].String(), Requests: 3, Timeout: 300 * time.Millisecond}).Err(),
-				client.UDP(t.Context(), lb.At(53)[i], 3, 0, 300*time.Millisecond).Err())
+			const timeout = 300 * time.Millisecond
+			load := traffic.Load{URL: "http://" + lb.At(80)[i].String(), Requests: 3, Timeout: timeout}
+			all = errors.Join(all, client.Load(t.Context(), load).Err(),
+				client.UDP(t.Context(), lb.At(53)[i], 3, 0, timeout).Err())
 		}
 		return all
 	}
@@ -148,7 +153,8 @@ func TestHostsHaveTheirOwnSystemDirectories(t *testing.T) {
 	if _, err := os.Stat("/run/steelyard/x"); err == nil {
 		t.Error("a file of the host's /run is in ours")
 	}
-	out, err := a.Run(t.Context(), "sh", "-c", "cat /run/steelyard/x; mkdir /sys/fs/bpf/mine; ls /sys/class/net /sys/fs/bpf; ls -d /sys/fs/cgroup/*")
+	const script = "cat /run/steelyard/x; mkdir /sys/fs/bpf/mine; ls /sys/class/net /sys/fs/bpf; ls -d /sys/fs/cgroup/*"
+	out, err := a.Run(t.Context(), "sh", "-c", script)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +171,8 @@ func TestHostsHaveTheirOwnSystemDirectories(t *testing.T) {
 func TestStopAndKillEndProcesses(t *testing.T) {
 	topo := labtest.Topology(t, lab.Shape{})
 	h := topo.Servers[0]
-	process, err := h.Start(lab.Command{Path: "sh", Args: []string{"-c", "trap 'echo stopped; exit 3' TERM; echo ready; while :; do sleep 0.05; done"}})
+	const script = "trap 'echo stopped; exit 3' TERM; echo ready; while :; do sleep 0.05; done"
+	process, err := h.Start(lab.Command{Path: "sh", Args: []string{"-c", script}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,10 +186,12 @@ func TestStopAndKillEndProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	var exit *exec.ExitError
-	if err := process.Wait(t.Context()); !errors.As(err, &exit) || exit.ExitCode() != 3 || !process.Log.Contains("stopped") {
+	if err := process.Wait(t.Context()); !errors.As(err, &exit) || exit.ExitCode() != 3 ||
+		!process.Log.Contains("stopped") {
 		t.Errorf("want exit status 3 and the output of the trap, got %v and %q", err, process.Log.Lines())
 	}
-	if _, err := h.Run(t.Context(), "sh", "-c", "echo reason >&2; exit 4"); err == nil || !strings.Contains(err.Error(), "reason") {
+	_, err = h.Run(t.Context(), "sh", "-c", "echo reason >&2; exit 4")
+	if err == nil || !strings.Contains(err.Error(), "reason") {
 		t.Errorf("want an error with the output of the program, got %v", err)
 	}
 	grandchild, err := h.Start(lab.Command{Path: "sh", Args: []string{"-c", "sleep 61 & echo $!; wait"}})
@@ -217,8 +226,8 @@ func TestDoReturnsErrorsAndPanics(t *testing.T) {
 	h.Do(func() error { panic("panic of the test") })
 }
 
-// TestCloseLeavesNothing: after Close of a Lab with processes, servers and traffic, the descriptors and child processes of
-// this process and the files in its namespaces are the same as before.
+// TestCloseLeavesNothing: after Close of a Lab with processes, servers and traffic, the descriptors and child processes
+// of this process and the files in its namespaces are the same as before.
 func TestCloseLeavesNothing(t *testing.T) {
 	labtest.Root(t)
 	use := func() {

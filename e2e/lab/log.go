@@ -58,10 +58,12 @@ func (l *Log) Tail(n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// FailureTail returns the n lines that most likely tell why a program ended: those from a panic on, else the last ones. The
-// debug lines of sent BGP messages are left out.
+// FailureTail returns the n lines that most likely tell why a program ended: those from a panic on, else the last ones.
+// The debug lines of sent BGP messages are left out.
 func (l *Log) FailureTail(n int) string {
-	lines := slices.DeleteFunc(l.Lines(), func(line string) bool { return strings.Contains(line, "component=bgp text=sent") })
+	lines := slices.DeleteFunc(l.Lines(), func(line string) bool {
+		return strings.Contains(line, "component=bgp text=sent")
+	})
 	start := max(0, len(lines)-n)
 	for i, line := range lines {
 		if strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ") {

@@ -16,8 +16,8 @@ type namespaces struct {
 	net, mnt *os.File
 }
 
-// newNamespaces moves the calling thread into new namespaces and returns them. The thread must be locked, and must not be
-// unlocked afterwards.
+// newNamespaces moves the calling thread into new namespaces and returns them. The thread must be locked, and must not
+// be unlocked afterwards.
 func newNamespaces() (namespaces, error) {
 	var none namespaces
 	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS | unix.CLONE_NEWNET); err != nil {
@@ -55,8 +55,8 @@ func (n namespaces) enter() error {
 func (n namespaces) close() error { return errors.Join(n.net.Close(), n.mnt.Close()) }
 
 // privateMounts gives the calling thread's new mount namespace its own /run, /sys and /sys/fs/bpf. A sysfs shows the
-// interfaces of the network namespace it was mounted in, so it must be a new one. The mounts below the old one (cgroups,
-// tracing) are moved to the new one, because a process in the host may need them.
+// interfaces of the network namespace it was mounted in, so it must be a new one. The mounts below the old one
+// (cgroups, tracing) are moved to the new one, because a process in the host may need them.
 func privateMounts() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)

@@ -40,8 +40,8 @@ type Process struct {
 	err  error         // of Wait; set before done is closed
 }
 
-// Start starts a program in the host. Close of the host ends the process, if it runs then; the kernel kills it when this
-// process ends in any way.
+// Start starts a program in the host. Close of the host ends the process, if it runs then; the kernel kills it when
+// this process ends in any way.
 func (h *Host) Start(c Command) (*Process, error) {
 	p := &Process{host: h, kill: c.Abrupt, done: make(chan struct{})}
 	p.Log.tee = c.Output

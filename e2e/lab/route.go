@@ -53,10 +53,11 @@ func (h *Host) DeleteRoute(dst netip.Prefix) error {
 	return nil
 }
 
-// NextHops returns the next hops of the route to exactly dst in the kernel of the host, sorted. It is empty when there is
-// no such route. Next hops whose link has no carrier are left out.
+// NextHops returns the next hops of the route to exactly dst in the kernel of the host, sorted. It is empty when there
+// is no such route. Next hops whose link has no carrier are left out.
 func (h *Host) NextHops(dst netip.Prefix) ([]netip.Addr, error) {
-	all, err := h.nl.RouteListFiltered(family(dst.Addr()), &netlink.Route{Dst: ipNet(dst.Masked())}, netlink.RT_FILTER_DST)
+	filter := &netlink.Route{Dst: ipNet(dst.Masked())}
+	all, err := h.nl.RouteListFiltered(family(dst.Addr()), filter, netlink.RT_FILTER_DST)
 	if err != nil {
 		return nil, fmt.Errorf("host %s: list routes: %w", h, err)
 	}
@@ -99,14 +100,14 @@ func (h *Host) WaitNextHops(ctx context.Context, within time.Duration, dst netip
 	})
 }
 
-// Forward enables forwarding of both families in the host. ECMP hashes addresses, protocol and ports, and skips next hops
-// whose link has no carrier.
+// Forward enables forwarding of both families in the host. ECMP hashes addresses, protocol and ports, and skips next
+// hops whose link has no carrier.
 func (h *Host) Forward() error {
 	values := map[string]string{"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "1"}
 	for _, f := range []string{"net.ipv4.", "net.ipv6."} {
-		// Policy 3 with the fields of policy 1. Policy 1 uses the hash in the skb; on veth that is a random number of the
-		// sending socket, which changes with a retransmission. Policy 3 always hashes the headers, as a router behind a
-		// physical link does. With policy 1, connections changed their next hop after a lost SYN.
+		// Policy 3 with the fields of policy 1. Policy 1 uses the hash in the skb; on veth that is a random number of
+		// the sending socket, which changes with a retransmission. Policy 3 always hashes the headers, as a router
+		// behind a physical link does. With policy 1, connections changed their next hop after a lost SYN.
 		values[f+"fib_multipath_hash_policy"] = "3"
 		values[f+"fib_multipath_hash_fields"] = "0x37"
 		for _, conf := range []string{"all", "default"} {

@@ -107,6 +107,11 @@ func (t *Topology) build(s Shape) (err error) {
 	return nil
 }
 
+// gateways are the addresses of the router there.
+func (p place) gateways() []netip.Prefix {
+	return []netip.Prefix{on(p.gateway4, p.prefix4), on(p.gateway6, p.prefix6)}
+}
+
 // addSwitch adds the switch of p, and a link from the router to it.
 func (t *Topology) addSwitch(p *place, name string, o LinkOptions) (err error) {
 	if p.bridge, err = t.Host(name); err != nil {
@@ -117,7 +122,7 @@ func (t *Topology) addSwitch(p *place, name string, o LinkOptions) (err error) {
 	}
 	p.gateway4, p.gateway6 = nth(p.prefix4, 1), nth(p.prefix6, 1)
 	return t.Link(
-		End{Host: t.Router, Name: name, Addresses: []netip.Prefix{on(p.gateway4, p.prefix4), on(p.gateway6, p.prefix6)}},
+		End{Host: t.Router, Name: name, Addresses: p.gateways()},
 		End{Host: p.bridge, Name: "router", Bridge: "switch"}, o)
 }
 
@@ -136,11 +141,13 @@ func (t *Topology) addNode(to *[]Node, name string, p place, n int, o LinkOption
 	if err != nil {
 		return err
 	}
-	node := Node{Host: h, V4: nth(p.prefix4, n), V6: nth(p.prefix6, n), Gateway4: p.gateway4, Gateway6: p.gateway6, Port: name}
+	node := Node{
+		Host: h, V4: nth(p.prefix4, n), V6: nth(p.prefix6, n), Gateway4: p.gateway4, Gateway6: p.gateway6, Port: name,
+	}
 	near := End{Host: h, Name: "eth0", Addresses: []netip.Prefix{on(node.V4, p.prefix4), on(node.V6, p.prefix6)}}
 	far := End{Host: p.bridge, Name: node.Port, Bridge: "switch"}
 	if p.bridge == nil {
-		far = End{Host: t.Router, Name: node.Port, Addresses: []netip.Prefix{on(p.gateway4, p.prefix4), on(p.gateway6, p.prefix6)}}
+		far = End{Host: t.Router, Name: node.Port, Addresses: p.gateways()}
 	}
 	if err := t.Link(near, far, o); err != nil {
 		return err

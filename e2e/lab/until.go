@@ -18,8 +18,8 @@ func (p permanent) Unwrap() error { return p.error }
 // Permanent marks an error that waiting will not change: Until then returns at once.
 func Permanent(err error) error { return permanent{err} }
 
-// Until calls f every 10 ms until it returns nil, and returns how long that took. When within has passed or ctx has ended,
-// it returns an error with what and the last error of f.
+// Until calls f every 10 ms until it returns nil, and returns how long that took. When within has passed or ctx has
+// ended, it returns an error with what and the last error of f.
 func Until(ctx context.Context, within time.Duration, what string, f func() error) (time.Duration, error) {
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, within)

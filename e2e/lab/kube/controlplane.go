@@ -32,8 +32,8 @@ const controlPlaneToken = "lab-admin"
 // controlPlaneDir is the directory of the control plane's files, as its host sees it.
 const controlPlaneDir = "/run/steelyard-lab/controlplane"
 
-// StartControlPlane starts etcd and kube-apiserver in h and waits until the API server is ready. address is one of h; the
-// programs are in dir.
+// StartControlPlane starts etcd and kube-apiserver in h and waits until the API server is ready. address is one of h;
+// the programs are in dir.
 func StartControlPlane(ctx context.Context, h *lab.Host, address netip.Addr, dir string) (*ControlPlane, error) {
 	c := &ControlPlane{Host: h, Address: address, dir: dir}
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -46,20 +46,25 @@ func StartControlPlane(ctx context.Context, h *lab.Host, address netip.Addr, dir
 	}
 	file := func(name string) string { return filepath.Join(controlPlaneDir, name) }
 	for name, text := range map[string]string{
-		"sa.key": string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})), "tokens": controlPlaneToken + ",admin,1,system:masters\n",
+		"sa.key": string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})),
+		"tokens": controlPlaneToken + ",admin,1,system:masters\n",
 	} {
 		if err := h.WriteFile(file(name), text, 0o600); err != nil {
 			return nil, err
 		}
 	}
 	etcd := lab.Command{Abrupt: true, Path: filepath.Join(dir, "etcd"), Args: []string{
-		"--data-dir=" + file("etcd"), "--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379",
+		"--data-dir=" + file("etcd"), "--listen-client-urls=http://127.0.0.1:2379",
+		"--advertise-client-urls=http://127.0.0.1:2379",
 		"--listen-peer-urls=http://127.0.0.1:2380", "--unsafe-no-fsync", "--log-level=warn",
 	}}
 	c.apiserver = lab.Command{Abrupt: true, Path: filepath.Join(dir, "kube-apiserver"), Args: []string{
-		"--etcd-servers=http://127.0.0.1:2379", "--bind-address=" + address.String(), "--advertise-address=" + address.String(), "--secure-port=6443",
+		"--etcd-servers=http://127.0.0.1:2379", "--bind-address=" + address.String(),
+		"--advertise-address=" + address.String(),
+		"--secure-port=6443",
 		"--cert-dir=" + file("certs"), "--token-auth-file=" + file("tokens"), "--authorization-mode=RBAC",
-		"--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112", "--service-account-issuer=https://lab", "--service-account-key-file=" + file("sa.key"),
+		"--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112",
+		"--service-account-issuer=https://lab", "--service-account-key-file=" + file("sa.key"),
 		"--service-account-signing-key-file=" + file("sa.key"), "--v=1",
 	}}
 	for _, cmd := range []lab.Command{etcd, c.apiserver} {
@@ -152,13 +157,15 @@ func (c *ControlPlane) StartKubeProxy(node *lab.Host) (*lab.Process, error) {
 	}
 	return node.Start(lab.Command{Abrupt: true, Path: filepath.Join(c.dir, "kube-proxy"), Args: []string{
 		"--kubeconfig=" + ProxyKubeconfigPath, "--hostname-override=" + node.Name(), "--proxy-mode=nftables",
-		"--conntrack-max-per-core=0", "--conntrack-min=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
+		"--conntrack-max-per-core=0", "--conntrack-min=0",
+		"--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
 		"--healthz-bind-address=0.0.0.0:10256", "--cluster-cidr=" + PodRanges, "--v=2",
 	}})
 }
 
 // Programs are the Kubernetes programs that this package runs.
-var Programs = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "pause"}
+var Programs = []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy",
+	"kubelet", "pause"}
 
 // Available returns an error when one of Programs is missing in dir.
 func Available(dir string) error {

@@ -29,8 +29,8 @@ type Image struct {
 // kubeletDir is the directory of the files of the kubelet and the container runtime, as the node sees it: a tmpfs.
 const kubeletDir = "/run/steelyard-lab/kubelet"
 
-// containerdTOML configures a CNI network, without which the node does not become ready. Its plugin is never called: all
-// pods here use the host network.
+// containerdTOML configures a CNI network, without which the node does not become ready. Its plugin is never called:
+// all pods here use the host network.
 const containerdTOML = `version = 2
 root = "` + kubeletDir + `/containerd"
 state = "` + kubeletDir + `/containerd-state"
@@ -67,7 +67,8 @@ evictionHard: {memory.available: 1Mi}
 resolvConf: ""
 `
 
-// kubeletScript runs containerd and the kubelet in one PID namespace. The end of that namespace kills every process in it.
+// kubeletScript runs containerd and the kubelet in one PID namespace. The end of that namespace kills every process in
+// it.
 const kubeletScript = `set -e
 cd ` + kubeletDir + `
 containerd --config containerd.toml &
@@ -104,12 +105,14 @@ func (c *ControlPlane) StartKubelet(n lab.Node, images ...Image) (*lab.Process, 
 		}
 	}
 	// The kubelet writes to /var/log.
-	if err := n.Do(func() error { return unix.Mount("steelyard-lab", "/var/log", "tmpfs", 0, "mode=755") }); err != nil {
+	err := n.Do(func() error { return unix.Mount("steelyard-lab", "/var/log", "tmpfs", 0, "mode=755") })
+	if err != nil {
 		return nil, fmt.Errorf("mount /var/log in host %s: %w", n.Name(), err)
 	}
 	return n.Start(lab.Command{Abrupt: true, Path: "unshare", Args: []string{
 		"--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", kubeletScript, "kubelet",
-		filepath.Join(c.dir, "kubelet"), "--config=" + kubeletDir + "/kubelet.yaml", "--kubeconfig=" + kubeletDir + "/kubeconfig",
+		filepath.Join(c.dir, "kubelet"), "--config=" + kubeletDir + "/kubelet.yaml",
+		"--kubeconfig=" + kubeletDir + "/kubeconfig",
 		"--root-dir=" + kubeletDir + "/root", "--cert-dir=" + kubeletDir + "/pki", "--hostname-override=" + n.Name(),
 		fmt.Sprintf("--node-ip=%s,%s", n.V4, n.V6), "--v=2",
 	}})
@@ -122,10 +125,15 @@ func (c *ControlPlane) StartControllers(ctx context.Context) error {
 	}
 	for _, cmd := range []lab.Command{
 		{Abrupt: true, Path: filepath.Join(c.dir, "kube-controller-manager"), Args: []string{
-			"--kubeconfig=" + KubeconfigPath, "--leader-elect=false", "--root-ca-file=" + filepath.Join(controlPlaneDir, "certs", "apiserver.crt"),
-			"--controllers=daemonset-controller,garbage-collector-controller,root-ca-certificate-publisher-controller,serviceaccount-controller", "--v=1",
+			"--kubeconfig=" + KubeconfigPath, "--leader-elect=false",
+			"--root-ca-file=" + filepath.Join(controlPlaneDir, "certs", "apiserver.crt"),
+			"--controllers=daemonset-controller,garbage-collector-controller," +
+				"root-ca-certificate-publisher-controller,serviceaccount-controller",
+			"--v=1",
 		}},
-		{Abrupt: true, Path: filepath.Join(c.dir, "kube-scheduler"), Args: []string{"--kubeconfig=" + KubeconfigPath, "--leader-elect=false", "--v=1"}},
+		{Abrupt: true, Path: filepath.Join(c.dir, "kube-scheduler"), Args: []string{
+			"--kubeconfig=" + KubeconfigPath, "--leader-elect=false", "--v=1",
+		}},
 	} {
 		p, err := c.Start(cmd)
 		if err != nil {
@@ -164,7 +172,9 @@ func (i Image) archive() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "RepoTags": []string{i.Name}, "Layers": []string{"layer.tar"}}})
+	manifest, err := json.Marshal([]map[string]any{{
+		"Config": "config.json", "RepoTags": []string{i.Name}, "Layers": []string{"layer.tar"},
+	}})
 	if err != nil {
 		return "", err
 	}

@@ -1,5 +1,5 @@
-// Package labtest has helpers that build a lab in a test, with servers, routers, agents and a control plane. A helper that
-// fails ends the test; everything it builds is closed with the test.
+// Package labtest has helpers that build a lab in a test, with servers, routers, agents and a control plane. A helper
+// that fails ends the test; everything it builds is closed with the test.
 package labtest
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
-// Root skips the test when it does not run as root; with STEELYARD_CI set it fails the test, so that CI cannot pass with
-// every test skipped.
+// Root skips the test when it does not run as root; with STEELYARD_CI set it fails the test, so that CI cannot pass
+// with every test skipped.
 func Root(t testing.TB) {
 	t.Helper()
 	switch {
@@ -65,8 +65,8 @@ func Host(t testing.TB, l *lab.Lab, name string) *lab.Host {
 	return h
 }
 
-// Router starts a routing daemon in h. It skips the test when the daemon is not installed; with STEELYARD_CI set it fails
-// the test. A failed test shows the end of the daemon's log.
+// Router starts a routing daemon in h. It skips the test when the daemon is not installed; with STEELYARD_CI set it
+// fails the test. A failed test shows the end of the daemon's log.
 func Router(t testing.TB, h *lab.Host, kind peers.RouterKind, c peers.RouterConfig) *peers.Router {
 	t.Helper()
 	if err := kind.Installed(); err != nil {
@@ -88,22 +88,24 @@ func Router(t testing.TB, h *lab.Host, kind peers.RouterKind, c peers.RouterConf
 	return r
 }
 
-// Agent starts steelyard in h and waits until it answers. A failed test shows the end of its log and its packet counters.
+// Agent starts steelyard in h and waits until it answers. A failed test shows the end of its log and its packet
+// counters.
 func Agent(t testing.TB, h *lab.Host, binary string, c lab.AgentConfig) *lab.Agent {
 	t.Helper()
 	a, err := lab.StartAgent(h, lab.AgentOptions{Binary: binary, Config: c.TOML(), Env: c.Env})
 	must(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("log of the agent of %s:\n%s\nits packet counters:\n%s", h, a.Process().Log.FailureTail(60), packetCounters(a))
+			t.Logf("log of the agent of %s:\n%s\nits packet counters:\n%s", h, a.Process().Log.FailureTail(60),
+				packetCounters(a))
 		}
 	})
 	must(t, a.WaitReady(t.Context(), 15*time.Second))
 	return a
 }
 
-// ControlPlane starts a Kubernetes control plane in h. Its programs are in dir; it skips the test when they are missing,
-// and with STEELYARD_CI set fails it.
+// ControlPlane starts a Kubernetes control plane in h. Its programs are in dir; it skips the test when they are
+// missing, and with STEELYARD_CI set fails it.
 func ControlPlane(t testing.TB, h *lab.Host, address netip.Addr, dir string) *kube.ControlPlane {
 	t.Helper()
 	if err := kube.Available(dir); err != nil {

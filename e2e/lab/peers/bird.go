@@ -51,10 +51,12 @@ func birdText(c RouterConfig) string {
 	fmt.Fprintf(&s, "router id %s;\nlog stderr all;\ndebug protocols { states };\n", c.ID)
 	s.WriteString("protocol device { scan time 1; }\n")
 	for _, f := range []string{"ipv4", "ipv6"} {
-		fmt.Fprintf(&s, "protocol kernel { scan time 1; merge paths on limit 16; %s { import none; export all; }; }\n", f)
+		s.WriteString("protocol kernel { scan time 1; merge paths on limit 16;\n")
+		fmt.Fprintf(&s, "  %s { import none; export all; }; }\n", f)
 	}
 	for i, n := range c.Neighbors {
-		fmt.Fprintf(&s, "protocol bgp %s {\n  local as %d;\n  neighbor %s as %d;\n", birdName(i), c.ASN, n.Address, n.ASN)
+		fmt.Fprintf(&s, "protocol bgp %s {\n  local as %d;\n", birdName(i), c.ASN)
+		fmt.Fprintf(&s, "  neighbor %s as %d;\n", n.Address, n.ASN)
 		fmt.Fprintf(&s, "  hold time %d; keepalive time %d;\n", hold, max(1, hold/3))
 		s.WriteString("  connect delay time 1; connect retry time 1; error wait time 1, 2; error forget time 1;\n")
 		s.WriteString("  graceful restart aware;\n")

@@ -36,8 +36,8 @@ func (f *frr) start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.Pr
 		if err := h.WriteFile(config, configs[name], 0o600); err != nil {
 			return nil, err
 		}
-		// As root: a change of the user clears the parent-death signal (prctl(2)), so that the daemon would outlive this
-		// process.
+		// As root: a change of the user clears the parent-death signal (prctl(2)), so that the daemon would outlive
+		// this process.
 		p, err := h.Start(lab.Command{Path: path, Args: []string{
 			"-u", "root", "-g", frrGroup, "-f", config, "-z", frrDir + "/zserv.api", "-i", frrDir + "/" + name + ".pid",
 			"--vty_socket", frrDir, "-P", "0", "--log", "stdout", "--log-level", "info",
@@ -89,7 +89,8 @@ func frrText(c RouterConfig) string {
 		}
 		s.WriteString(" exit-address-family\n")
 	}
-	// Of the two next hops of an IPv6 route (RFC 2545) the global one: tests compare it with the address of the neighbour.
+	// Of the two next hops of an IPv6 route (RFC 2545) the global one: tests compare it with the address of the
+	// neighbour.
 	s.WriteString("route-map global permit 10\n set ipv6 next-hop prefer-global\n")
 	return s.String()
 }

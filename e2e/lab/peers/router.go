@@ -35,16 +35,16 @@ func (k RouterKind) Installed() error {
 	return nil
 }
 
-// RouterConfig is the configuration of a Router. The router imports every route of its neighbours, of both families, over
-// every session; installs up to 16 equal paths (ECMP); exports no routes; and retains the routes of a neighbour that
-// restarts gracefully (RFC 4724, as helper).
+// RouterConfig is the configuration of a Router. The router imports every route of its neighbours, of both families,
+// over every session; installs up to 16 equal paths (ECMP); exports no routes; and retains the routes of a neighbour
+// that restarts gracefully (RFC 4724, as helper).
 type RouterConfig struct {
 	// ID is the BGP identifier, an IPv4 address.
 	ID        netip.Addr
 	ASN       uint32
 	Neighbors []Neighbor
-	// HoldTime is proposed to every neighbour, at least 3 s and in whole seconds; 0 means 9 s. The keepalive interval is
-	// a third of it.
+	// HoldTime is proposed to every neighbour, at least 3 s and in whole seconds; 0 means 9 s. The keepalive interval
+	// is a third of it.
 	HoldTime time.Duration
 }
 
@@ -82,7 +82,8 @@ type daemon interface {
 	// show runs a command of the daemon's shell.
 	show(ctx context.Context, h *lab.Host, command string) (string, error)
 	peers(ctx context.Context, h *lab.Host, c RouterConfig) (map[netip.Addr]PeerState, error)
-	// reset ends the session with a neighbour by a NOTIFICATION (administrative reset); it is established again afterwards.
+	// reset ends the session with a neighbour by a NOTIFICATION (administrative reset); it is established again
+	// afterwards.
 	reset(ctx context.Context, h *lab.Host, c RouterConfig, neighbor netip.Addr) error
 }
 
@@ -122,7 +123,8 @@ func (r *Router) Reset(ctx context.Context, neighbor netip.Addr) error {
 	return r.daemon.reset(ctx, r.Host, r.config, neighbor)
 }
 
-// WaitEstablished waits until the sessions with these neighbours are established; without any, those with all neighbours.
+// WaitEstablished waits until the sessions with these neighbours are established; without any, those with all
+// neighbours.
 func (r *Router) WaitEstablished(ctx context.Context, within time.Duration, neighbors ...netip.Addr) error {
 	if len(neighbors) == 0 {
 		for _, n := range r.config.Neighbors {

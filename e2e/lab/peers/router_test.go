@@ -27,7 +27,8 @@ protocol static { ipv4; route %s blackhole; }
 protocol static { ipv6; route %s blackhole; }
 `, n.V4, vip4, vip6)
 	for i, g := range n.Gateways() {
-		conf += fmt.Sprintf(`protocol bgp p%d { local as 64512; neighbor %s as 64500; hold time 3; connect delay time 1; connect retry time 1; error wait time 1,1;
+		conf += fmt.Sprintf(`protocol bgp p%d { local as 64512; neighbor %s as 64500; hold time 3;
+  connect delay time 1; connect retry time 1; error wait time 1,1;
   graceful restart on; graceful restart time 20; %s
 `, i, g, password)
 		if g.Is4() {
@@ -47,7 +48,8 @@ protocol static { ipv6; route %s blackhole; }
 		}
 	}
 	return func() *lab.Process {
-		p, err := n.Start(lab.Command{Path: "/usr/sbin/bird", Args: []string{"-f", "-c", "/run/announcer.conf", "-s", "/run/announcer.ctl"}})
+		args := []string{"-f", "-c", "/run/announcer.conf", "-s", "/run/announcer.ctl"}
+		p, err := n.Start(lab.Command{Path: "/usr/sbin/bird", Args: args})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,7 +83,8 @@ func TestRoutersImportSpreadRetainAndWithdraw(t *testing.T) {
 			}
 			hops([]netip.Addr{one.V4, two.V4}, []netip.Addr{one.V6, two.V6})
 			for _, vip := range []netip.Prefix{vip4, vip6} {
-				load := traffic.From(topo.Clients[0].Host).Load(t.Context(), traffic.Load{URL: "http://" + netip.AddrPortFrom(vip.Addr(), 80).String(), Requests: 100})
+				url := "http://" + netip.AddrPortFrom(vip.Addr(), 80).String()
+				load := traffic.From(topo.Clients[0].Host).Load(t.Context(), traffic.Load{URL: url, Requests: 100})
 				if load.Err() != nil || load.Servers["lb1"] < 25 || load.Servers["lb2"] < 25 {
 					t.Errorf("want about 50 answers each from lb1 and lb2, got %v (%v)", load, load.Err())
 				}
@@ -106,12 +109,13 @@ func TestRoutersImportSpreadRetainAndWithdraw(t *testing.T) {
 			hops([]netip.Addr{one.V4}, []netip.Addr{one.V6})
 			check(t, r.Reset(t.Context(), one.V4))
 			check(t, r.WaitEstablished(t.Context(), 20*time.Second, one.V4, one.V6))
-			// Not right after the session is up: a BIRD that ends with unread data in a socket resets the connection, the
-			// NOTIFICATION is lost, and the router takes it for a crash.
+			// Not right after the session is up: a BIRD that ends with unread data in a socket resets the connection,
+			// the NOTIFICATION is lost, and the router takes it for a crash.
 			hops([]netip.Addr{one.V4}, []netip.Addr{one.V6})
 			check(t, p1.Stop())
 			hops(nil, nil)
-			if out, err := r.Show(t.Context(), map[peers.RouterKind]string{peers.BIRD: "show route", peers.FRR: "show ip route"}[kind]); err != nil {
+			show := map[peers.RouterKind]string{peers.BIRD: "show route", peers.FRR: "show ip route"}[kind]
+			if out, err := r.Show(t.Context(), show); err != nil {
 				t.Error(err, out)
 			}
 		})
@@ -127,7 +131,8 @@ func TestRouterPasswords(t *testing.T) {
 			conf := peers.RouterConfig{ID: one.Gateway4, ASN: 64500, HoldTime: 3 * time.Second}
 			for _, b := range topo.Balancers {
 				for _, a := range []netip.Addr{b.V4, b.V6} {
-					conf.Neighbors = append(conf.Neighbors, peers.Neighbor{Address: a, ASN: 64512, Password: "right", Passive: true})
+					n := peers.Neighbor{Address: a, ASN: 64512, Password: "right", Passive: true}
+					conf.Neighbors = append(conf.Neighbors, n)
 				}
 			}
 			r := labtest.Router(t, topo.Router, kind, conf)

@@ -186,7 +186,7 @@ func (c Client) UDP(ctx context.Context, to netip.AddrPort, n, size int, timeout
 	return r
 }
 
-func (c Client) udp(ctx context.Context, to netip.AddrPort, text string, timeout time.Duration) (server string, err error) {
+func (c Client) udp(ctx context.Context, to netip.AddrPort, text string, timeout time.Duration) (string, error) {
 	conn, err := c.Dial(ctx, "udp", to.String())
 	if err != nil {
 		return "", err

@@ -39,7 +39,8 @@ func (c Client) Connect(ctx context.Context, to netip.AddrPort, n int) (*Conns, 
 	}
 	if failed := all.Exchange(ctx); len(failed) > 0 {
 		all.Close()
-		return nil, fmt.Errorf("%d of %d connections failed at their first message, one of them: %w", len(failed), n, failed[0])
+		return nil, fmt.Errorf("%d of %d connections failed at their first message, one of them: %w", len(failed), n,
+			failed[0])
 	}
 	return all, nil
 }
@@ -56,7 +57,8 @@ func (c *Conns) Exchange(ctx context.Context) []error {
 	var failed []error
 	for _, l := range before {
 		if l.err != nil {
-			failed = append(failed, fmt.Errorf("connection %d (from %s, to %s): %w", l.number, l.conn.LocalAddr(), l.server, l.err))
+			err := fmt.Errorf("connection %d (from %s, to %s): %w", l.number, l.conn.LocalAddr(), l.server, l.err)
+			failed = append(failed, err)
 			l.conn.Close()
 		}
 	}

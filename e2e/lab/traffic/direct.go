@@ -27,8 +27,8 @@ func DisownVIP(h *lab.Host, vip netip.Addr) error {
 	return h.DeleteAddress("lo", netip.PrefixFrom(vip, vip.BitLen()))
 }
 
-// EndIPIP makes h decapsulate IPIP of both families from any source. It stands in for the kernel's tunnel devices, which
-// not every kernel has. It ends with the host.
+// EndIPIP makes h decapsulate IPIP of both families from any source. It stands in for the kernel's tunnel devices,
+// which not every kernel has. It ends with the host.
 func EndIPIP(ctx context.Context, h *lab.Host) error {
 	tun, err := openTun(h, "ipip")
 	if err != nil {
@@ -62,8 +62,8 @@ func EndIPIP(ctx context.Context, h *lab.Host) error {
 
 const virtioHeader = 10
 
-// checksumOf returns the struct virtio_net_hdr of a packet. It marks the TCP or UDP checksum as partial (CHECKSUM_PARTIAL):
-// packets that a veth pair or GRO delivers have no complete checksum.
+// checksumOf returns the struct virtio_net_hdr of a packet. It marks the TCP or UDP checksum as partial
+// (CHECKSUM_PARTIAL): packets that a veth pair or GRO delivers have no complete checksum.
 func checksumOf(packet []byte) []byte {
 	h := make([]byte, virtioHeader)
 	var l4 int

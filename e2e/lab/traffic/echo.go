@@ -12,8 +12,8 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// TCPEcho is a server for long-lived connections: it answers every line with its name, a space and that line, and closes
-// a connection only after the client does. Its methods may be called from any goroutine.
+// TCPEcho is a server for long-lived connections: it answers every line with its name, a space and that line, and
+// closes a connection only after the client does. Its methods may be called from any goroutine.
 type TCPEcho struct {
 	Name string
 	l    listeners
@@ -68,9 +68,9 @@ type UDPEcho struct {
 	running sync.WaitGroup
 }
 
-// ServeUDPEcho starts a UDPEcho in h on addrs. The source of an answer is the destination of the request only if that is
-// in addrs: do not listen on the unspecified address where a host has several addresses. It ends with the host, if not
-// before.
+// ServeUDPEcho starts a UDPEcho in h on addrs. The source of an answer is the destination of the request only if that
+// is in addrs: do not listen on the unspecified address where a host has several addresses. It ends with the host, if
+// not before.
 func ServeUDPEcho(h *lab.Host, name string, addrs ...netip.AddrPort) (*UDPEcho, error) {
 	e := &UDPEcho{Name: name, host: h, addrs: addrs}
 	if err := e.Start(); err != nil {

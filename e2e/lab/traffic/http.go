@@ -22,8 +22,8 @@ const (
 )
 
 // HTTPServer is a web server in a host. It reads the request body, counts the request, and answers every path with its
-// name; with ?size=N, N bytes follow. /healthz answers 200 or 503 and is not counted. Its methods may be called from any
-// goroutine.
+// name; with ?size=N, N bytes follow. /healthz answers 200 or 503 and is not counted. Its methods may be called from
+// any goroutine.
 type HTTPServer struct {
 	Name string
 	l    listeners

@@ -10,8 +10,8 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// listeners is a set of TCP listeners that can end as in a crash: listeners closed, connections reset. Its methods may be
-// called from any goroutine.
+// listeners is a set of TCP listeners that can end as in a crash: listeners closed, connections reset. Its methods may
+// be called from any goroutine.
 type listeners struct {
 	host  *lab.Host
 	addrs []netip.AddrPort

@@ -32,7 +32,8 @@ func (c Client) Ping(ctx context.Context, to netip.Addr) error {
 	if err := conn.SetDeadline(deadline); err != nil {
 		return err
 	}
-	echo := icmp.Echo{ID: os.Getpid() & 0xffff, Seq: int(time.Now().UnixMicro() & 0xffff), Data: []byte("steelyard lab")}
+	seq := int(time.Now().UnixMicro() & 0xffff)
+	echo := icmp.Echo{ID: os.Getpid() & 0xffff, Seq: seq, Data: []byte("steelyard lab")}
 	out, err := (&icmp.Message{Type: request, Body: &echo}).Marshal(nil) // the kernel fills in the checksum of ICMPv6
 	if err != nil {
 		return err

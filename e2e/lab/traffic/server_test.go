@@ -31,7 +31,8 @@ func TestStoppedServerResetsAndStartsAgain(t *testing.T) {
 	if conns.Alive() != 0 || echo.Connections() != 0 {
 		t.Errorf("want no connection, got %d at the client and %d at the server", conns.Alive(), echo.Connections())
 	}
-	if _, err := client.Get(ctx, "http://"+server.At(80)[0].String()); err == nil || !strings.Contains(err.Error(), "refused") {
+	if _, err := client.Get(ctx, "http://"+server.At(80)[0].String()); err == nil ||
+		!strings.Contains(err.Error(), "refused") {
 		t.Errorf("want connection refused, got %v", err)
 	}
 	if err := errors.Join(echo.Start(), web.Start()); err != nil {
