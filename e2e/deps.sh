@@ -1,22 +1,40 @@
 #!/bin/sh
-# Installs what the tests need beyond Go: the routers that are our peers, and the compiler of the BPF objects. Nothing is
-# installed that is there, and the services that come with the packages are started neither now nor at the next boot.
+# Installs what the tests need beyond Go: routing daemons, a container runtime, the compiler of the BPF objects and some
+# tools. Programs of Debian's essential packages are not listed. It installs only what is missing, and neither starts nor
+# enables the services of these packages.
 set -eu
 missing= services=
-need() { # PROGRAM PACKAGE [SERVICE]
-	[ -x "$1" ] || command -v "$1" >/dev/null 2>&1 || { missing="$missing $2" services="$services ${3-}"; }
+need() { # PROGRAM-OR-FILE PACKAGE [SERVICE]
+	[ -e "$1" ] || command -v "$1" >/dev/null 2>&1 || { missing="$missing $2" services="$services ${3-}"; }
 }
-need /usr/sbin/bird bird2 bird
-need /usr/lib/frr/bgpd frr frr
+# Go downloads modules by HTTPS.
+need /etc/ssl/certs/ca-certificates.crt ca-certificates
+# The Makefile links the version in.
+need git git
+# make generate, and the test that the BPF objects are those of the sources.
 need clang-14 clang-14
 need llvm-strip-14 llvm-14
-need systemd-analyze systemd
+# The routers; the tests of the announcers run birdc and a BIRD of their own.
+need /usr/sbin/bird bird2 bird
+need /usr/sbin/birdc bird2 bird
+need /usr/lib/frr/zebra frr frr
+need /usr/lib/frr/bgpd frr frr
+need vtysh frr frr
+# ip, ss and tc change and list routes, links, sockets and filters in a host.
 need ip iproute2
+need ss iproute2
+need tc iproute2
+# setpriv drops capabilities; unshare makes the PID namespace of a kubelet.
 need setpriv util-linux
-need git git
+need unshare util-linux
+# kube-proxy and the kubelet.
 need nft nftables
+need mount mount
 need containerd containerd containerd
+need ctr containerd containerd
 need runc runc
+# The test of the unit file.
+need systemd-analyze systemd
 [ -n "$missing" ] || exit 0
 [ "$(id -u)" = 0 ] || { echo "missing:$missing; run as root, or: apt-get install$missing" >&2; exit 1; }
 command -v apt-get >/dev/null 2>&1 || { echo "missing:$missing; install what your distribution calls them" >&2; exit 1; }
@@ -30,7 +48,7 @@ if [ ! -e $policy ]; then
 fi
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -q </dev/null
-# shellcheck disable=SC2086
+# shellcheck disable=SC2086 # one word a package; a package may be there twice
 apt-get install -y -q --no-install-recommends $missing </dev/null
 if command -v systemctl >/dev/null 2>&1; then
 	for s in $services; do systemctl disable "$s" </dev/null; done
