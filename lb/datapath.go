@@ -193,7 +193,7 @@ func count(b bool) int {
 // backoff returns the delay after a failed try that followed n failures: first, doubled n times, at most 32 × first.
 func backoff(first time.Duration, n int) time.Duration { return first << min(n, 5) }
 
-// idle reports whether no call is in flight and every wanted frontend that can be put now has been tried.
+// idle reports, after next, whether no call is in flight and every wanted frontend that can be put now has been tried.
 func (d *datapathState) idle(now time.Time) bool {
 	if d.inFlight {
 		return false

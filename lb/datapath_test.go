@@ -1,0 +1,251 @@
+package lb
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+var (
+	testStart = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	errTest   = errors.New("injected")
+)
+
+// testPlan is the plan of a service at these ports of testVIP, each with n targets.
+func testPlan(name string, n int, ports ...uint16) *Plan {
+	p := &Plan{Service: &Service{Name: name}, VIPs: []VIPPlan{{VIP: testVIP, Healthy: n}}}
+	for _, port := range ports {
+		p.Frontends = append(p.Frontends, &FrontendPlan{Frontend: at(port), Service: name, Targets: equalWeights(n)})
+	}
+	return p
+}
+
+func at(port uint16) Frontend { return Frontend{VIP: testVIP, Port: port, Protocol: TCP} }
+
+// deltaText is "+80 +81 -82".
+func deltaText(d Delta) string {
+	var out []string
+	for _, p := range d.Put {
+		out = append(out, fmt.Sprintf("+%d", p.Port))
+	}
+	for _, f := range d.Delete {
+		out = append(out, fmt.Sprintf("-%d", f.Port))
+	}
+	return strings.Join(out, " ")
+}
+
+func newTestState(held ...Frontend) *datapathState {
+	return newDatapathState(&vipTable{byAddr: map[vipKey]*vip{}}, held, time.Second)
+}
+
+// step takes the next delta, which must be want, and completes it with errors for the failed ports.
+func (d *datapathState) step(t *testing.T, now time.Time, want string, failed ...uint16) {
+	t.Helper()
+	delta, ok := d.next(now, true)
+	if got := deltaText(delta); got != want || ok != (want != "") {
+		t.Fatalf("delta %q, %t; want %q", got, ok, want)
+	}
+	if !ok {
+		return
+	}
+	if again, ok := d.next(now, true); ok {
+		t.Fatalf("delta %q while a call is in flight", deltaText(again))
+	}
+	errs := map[Frontend]error{}
+	for _, port := range failed {
+		errs[at(port)] = errTest
+	}
+	d.complete(delta, errs, now)
+}
+
+func (d *datapathState) held() (ports []uint16) {
+	for f, s := range d.frontends {
+		if s.held {
+			ports = append(ports, f.Port)
+		}
+	}
+	slices.Sort(ports)
+	return ports
+}
+
+// The frontends of an old plan that the next one lacks go; those of other services and those that stay do not.
+func TestDatapathStateDrop(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		next    *Plan
+		dropped bool
+		want    []uint16
+	}{
+		{"no next plan", nil, true, []uint16{90}},
+		{"the same ports", testPlan("web", 1, 80, 81), false, []uint16{80, 81, 90}},
+		{"the first port stays, the second goes", testPlan("web", 1, 80), true, []uint16{80, 90}},
+		{"the first port goes, the second stays", testPlan("web", 1, 81), true, []uint16{81, 90}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			d := newTestState()
+			old, other := testPlan("web", 1, 80, 81, 90), testPlan("other", 1, 90)
+			if refused := d.want(other); len(refused) > 0 {
+				t.Fatalf("refused %v", refused)
+			}
+			if refused := d.want(old); !slices.Equal(refused, []Frontend{at(90)}) {
+				t.Fatalf("refused %v; want port 90 of the other service", refused)
+			}
+			d.step(t, testStart, "+80 +81 +90")
+			if tt.next != nil {
+				d.want(tt.next)
+			}
+			if got := d.drop(old, tt.next); got != tt.dropped {
+				t.Errorf("dropped: %t; want %t", got, tt.dropped)
+			}
+			delta, _ := d.next(testStart, true)
+			d.complete(delta, nil, testStart)
+			if got := d.held(); !slices.Equal(got, tt.want) {
+				t.Errorf("held %v; want %v", got, tt.want)
+			}
+			if got, want := d.vips.get(testVIP).wanted, len(tt.want); got != want {
+				t.Errorf("%d frontends wanted; want %d", got, want)
+			}
+		})
+	}
+}
+
+// A failed frontend is retried alone after Retry, which doubles up to 32 times; a new plan is tried at once.
+func TestDatapathStateRetries(t *testing.T) {
+	d, now := newTestState(), testStart
+	d.want(testPlan("web", 1, 80, 81))
+	d.step(t, now, "+80 +81", 81)
+	if got := d.held(); !slices.Equal(got, []uint16{80}) {
+		t.Fatalf("held %v; want 80", got)
+	}
+	for _, delay := range []time.Duration{1, 2, 4, 8, 16, 32, 32} {
+		delay *= time.Second
+		if got := d.retryAt(); !got.Equal(now.Add(delay)) {
+			t.Fatalf("retry after %s; want %s", got.Sub(now), delay)
+		}
+		if d.reason(at(81)) != errTest.Error() || d.reason(at(80)) != "" {
+			t.Errorf("reasons %q and %q; want one for port 81", d.reason(at(80)), d.reason(at(81)))
+		}
+		d.step(t, now.Add(delay-1), "")
+		if !d.idle(now.Add(delay - 1)) {
+			t.Error("not idle before the retry is due")
+		}
+		if d.idle(now.Add(delay)) {
+			t.Error("idle when the retry is due")
+		}
+		if got := d.behind; !got.Equal(testStart) {
+			t.Errorf("behind since %s; want %s", got, testStart)
+		}
+		now = now.Add(delay)
+		d.step(t, now, "+81", 81)
+	}
+	d.want(testPlan("web", 2, 81))
+	d.step(t, now, "+81")
+	d.step(t, now, "")
+	if !d.behind.IsZero() || !d.retryAt().IsZero() || d.reason(at(81)) != "" {
+		t.Errorf("behind since %s, retry at %s, reason %q; want none", d.behind, d.retryAt(), d.reason(at(81)))
+	}
+}
+
+// A plan equal to the one in force is no delta; another one is.
+func TestDatapathStateAppliesChangesOnly(t *testing.T) {
+	d := newTestState()
+	d.want(testPlan("web", 1, 80))
+	d.step(t, testStart, "+80")
+	d.want(testPlan("web", 1, 80))
+	d.step(t, testStart, "")
+	d.want(testPlan("web", 2, 80))
+	d.step(t, testStart, "+80")
+}
+
+// What an earlier run left stays until the engine has settled and no announcer may announce its VIP.
+func TestDatapathStateOfAnEarlierRun(t *testing.T) {
+	d := newTestState(at(80), at(81))
+	v := d.vips.get(testVIP)
+	if v.held != 2 || v.serving != 2 || !v.datapath.Surely() || !v.announce.Surely() {
+		t.Fatalf("VIP %+v; want served and announced", v)
+	}
+	if delta, ok := d.next(testStart, false); ok {
+		t.Fatalf("delta %q before the engine has settled", deltaText(delta))
+	}
+	delta, _ := d.next(testStart, true)
+	if len(delta.Delete) != 1 {
+		t.Fatalf("delta %q; want one frontend deleted: the last one of an announced VIP stays", deltaText(delta))
+	}
+	d.complete(delta, nil, testStart)
+	if delta, ok := d.next(testStart, true); ok {
+		t.Fatalf("delta %q while the VIP is announced", deltaText(delta))
+	}
+	v.announce = Known{}
+	delta, _ = d.next(testStart, true)
+	if d.complete(delta, nil, testStart); len(d.held()) > 0 {
+		t.Errorf("held %v after the withdrawal; want none", d.held())
+	}
+	if d.next(testStart, true); len(d.vips.byAddr) > 0 {
+		t.Errorf("VIPs %v; want none", d.vips.byAddr)
+	}
+}
+
+// While a call is in flight a VIP is surely served only if that does not depend on the outcome.
+func TestDatapathStateInFlight(t *testing.T) {
+	for _, tt := range []struct {
+		name      string
+		now, next *Plan
+		surely    bool
+	}{
+		{"first frontend", nil, testPlan("web", 1, 80), false},
+		{"other targets", testPlan("web", 1, 80), testPlan("web", 2, 80), true},
+		{"no targets any more", testPlan("web", 1, 80), testPlan("web", 0, 80), false},
+		{"targets again", testPlan("web", 0, 80), testPlan("web", 1, 80), false},
+		{"no targets any more, another frontend has some", testPlan("web", 1, 80, 81), &Plan{
+			Service: &Service{Name: "web"}, Frontends: testPlan("web", 0, 80).Frontends,
+		}, true},
+		{"a second frontend", testPlan("web", 1, 80), testPlan("web", 1, 80, 81), true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			d := newTestState()
+			if tt.now != nil {
+				d.want(tt.now)
+				delta, _ := d.next(testStart, true)
+				d.complete(delta, nil, testStart)
+			}
+			d.want(tt.next)
+			delta, ok := d.next(testStart, true)
+			if !ok || d.idle(testStart) {
+				t.Fatalf("delta: %t, idle: %t; want a call in flight", ok, d.idle(testStart))
+			}
+			v := d.vips.get(testVIP)
+			if got := v.datapath.Surely(); got != tt.surely {
+				t.Errorf("surely served: %t; want %t", got, tt.surely)
+			}
+			d.complete(delta, nil, testStart)
+			d.step(t, testStart, "")
+			if !d.idle(testStart) || v.datapath.Busy || v.datapath.Done != (v.serving > 0) {
+				t.Errorf("after the call: idle %t, %+v, %d serving", d.idle(testStart), v.datapath, v.serving)
+			}
+		})
+	}
+}
+
+func TestVIPsAreOfOneTable(t *testing.T) {
+	table := &vipTable{byAddr: map[vipKey]*vip{}}
+	v := table.get(testVIP)
+	if table.get(testVIP) != v || table.get(netip.MustParseAddr("203.0.113.99")) == v {
+		t.Error("an entry is not of its address")
+	}
+	for _, busy := range []vip{{wanted: 1}, {held: 1}, {announce: Known{Done: true}}, {datapath: Known{Done: true}}} {
+		busy.addr = testVIP
+		table.byAddr[testVIP] = &busy
+		if table.forget(&busy); table.byAddr[testVIP] == nil {
+			t.Errorf("%+v was forgotten", busy)
+		}
+	}
+	idle := &vip{addr: testVIP}
+	table.byAddr[testVIP] = idle
+	if table.forget(idle); table.byAddr[testVIP] != nil {
+		t.Error("an unused entry was not forgotten")
+	}
+}

@@ -1,0 +1,220 @@
+package lb
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// routesFixture has routes whose log is kept, and VIPs that the datapath serves.
+type routesFixture struct {
+	*routes
+	log strings.Builder
+	now time.Time
+}
+
+func newRoutesFixture(served ...netip.Addr) *routesFixture {
+	fx := &routesFixture{now: testStart}
+	vips := &vipTable{byAddr: map[vipKey]*vip{}}
+	for _, addr := range served {
+		*vips.get(addr) = vip{addr: addr, wanted: 1, held: 1, serving: 1, datapath: Known{Done: true}}
+	}
+	plain := &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey || a.Key == slog.LevelKey {
+			return slog.Attr{}
+		}
+		return a
+	}}
+	fx.routes = newRoutes(vips, time.Second, slog.New(slog.NewTextHandler(&fx.log, plain)))
+	return fx
+}
+
+// logged returns what was logged since the last call.
+func (fx *routesFixture) logged() string {
+	defer fx.log.Reset()
+	return fx.log.String()
+}
+
+// put makes a service claim VIPs with this number of healthy backends; 0 gives a reason not to announce.
+func (fx *routesFixture) put(name string, healthy int, by []AnnouncerKind, vips ...netip.Addr) *Plan {
+	p := &Plan{Service: &Service{Name: name, Announce: by}}
+	for _, v := range vips {
+		plan := VIPPlan{VIP: v, Healthy: healthy}
+		if healthy == 0 {
+			plan.Reason = "no backend of " + name
+		}
+		p.VIPs = append(p.VIPs, plan)
+	}
+	fx.adopt(nil, p)
+	return p
+}
+
+// step takes the next set, which must be want ("VIP*weight[announcers]"), and completes it.
+func (fx *routesFixture) step(t *testing.T, want string, err error) {
+	t.Helper()
+	set, ok := fx.next(fx.now)
+	got := []string{}
+	for _, a := range set {
+		got = append(got, fmt.Sprintf("%s*%d%v", a.VIP, a.Weight, a.By))
+	}
+	if text := strings.Join(got, " "); text != want || !ok {
+		t.Fatalf("set %q, %t; want %q", text, ok, want)
+	}
+	if _, ok := fx.next(fx.now); ok {
+		t.Fatal("a second set while a call is in flight")
+	}
+	fx.complete(err, fx.now)
+}
+
+func (fx *routesFixture) none(t *testing.T) {
+	t.Helper()
+	if set, ok := fx.next(fx.now); ok {
+		t.Fatalf("set %v; want none", set)
+	}
+}
+
+// The route of a VIP is logged when it changes, not with every call.
+func TestRoutesLogChanges(t *testing.T) {
+	fx := newRoutesFixture(testVIP, testVIP6)
+	fx.step(t, "", nil)
+	if got := fx.logged(); got != "" {
+		t.Errorf("logged %q for an empty set", got)
+	}
+	plan := fx.put("web", 1, nil, testVIP)
+	fx.step(t, "203.0.113.10*1[]", nil)
+	if got, want := fx.logged(), "msg=\"route announced\" vip=203.0.113.10\n"; got != want {
+		t.Errorf("logged %q; want %q", got, want)
+	}
+	fx.none(t)
+	fx.put("web", 2, nil, testVIP)
+	fx.step(t, "203.0.113.10*2[]", nil)
+	if got := fx.logged(); got != "" {
+		t.Errorf("logged %q for another weight", got)
+	}
+	since := fx.status(testVIP).Since
+	fx.now = fx.now.Add(time.Minute)
+	fx.adopt(plan, nil)
+	fx.step(t, "", nil)
+	if got, want := fx.logged(), "msg=\"route withdrawn\" vip=203.0.113.10 reason=\"no service has it\"\n"; got != want {
+		t.Errorf("logged %q; want %q", got, want)
+	}
+	if !since.Equal(testStart) || len(fx.since) > 0 {
+		t.Errorf("announced since %s, then kept %v; want %s, nothing", since, fx.since, testStart)
+	}
+}
+
+// The first set after a start logs the routes that an earlier run announced, too.
+func TestFirstRoutesAreLogged(t *testing.T) {
+	fx := newRoutesFixture(testVIP)
+	fx.vips.get(testVIP).announce.Done = true
+	fx.put("web", 1, nil, testVIP)
+	fx.step(t, "203.0.113.10*1[]", nil)
+	if got, want := fx.logged(), "msg=\"route announced\" vip=203.0.113.10\n"; got != want {
+		t.Errorf("logged %q; want %q", got, want)
+	}
+	fx = newRoutesFixture(testVIP)
+	fx.vips.get(testVIP).announce.Done = true
+	fx.put("web", 0, nil, testVIP)
+	fx.step(t, "", nil)
+	if got, want := fx.logged(), "msg=\"route withdrawn\" vip=203.0.113.10 reason=\"no backend of web\"\n"; got != want {
+		t.Errorf("logged %q; want %q", got, want)
+	}
+}
+
+// After an error a VIP counts as announced if it was before or may be now, nothing is logged as announced, and the set is
+// tried again after Retry, which doubles.
+func TestRoutesAfterErrors(t *testing.T) {
+	fx := newRoutesFixture(testVIP, testVIP6)
+	fx.put("web", 1, nil, testVIP)
+	fx.step(t, "203.0.113.10*1[]", nil)
+	fx.logged()
+	fx.put("web", 0, nil, testVIP)
+	fx.put("six", 1, nil, testVIP6)
+	for _, delay := range []time.Duration{1, 2, 4, 8, 16, 32, 32} {
+		fx.step(t, "2001:db8::10*1[]", errTest)
+		if got, want := fx.logged(), "msg=\"routes not as wanted\" err=injected\n"; got != want {
+			t.Errorf("logged %q; want %q", got, want)
+		}
+		for _, addr := range []netip.Addr{testVIP, testVIP6} {
+			if k := fx.vips.get(addr).announce; !k.Maybe() || k.Busy {
+				t.Errorf("%s: %+v; want it to count as announced", addr, k)
+			}
+		}
+		if got := fx.status(testVIP6); got.Announced || got.Reason != "injected" {
+			t.Errorf("status %+v; want the error", got)
+		}
+		if got, want := fx.retryAt.Sub(fx.now), delay*time.Second; got != want {
+			t.Fatalf("retry after %s; want %s", got, want)
+		}
+		fx.now = fx.retryAt.Add(-1)
+		fx.none(t)
+		fx.now = fx.retryAt
+	}
+	fx.step(t, "2001:db8::10*1[]", nil)
+	if fx.vips.get(testVIP).announce.Maybe() || !fx.vips.get(testVIP6).announce.Surely() {
+		t.Error("after the call succeeded: want the first VIP withdrawn, the second announced")
+	}
+	if got := fx.status(testVIP6); !got.Announced || got.Reason != "" || !fx.retryAt.IsZero() {
+		t.Errorf("status %+v, retry at %s; want announced and no retry", got, fx.retryAt)
+	}
+}
+
+// The weight of a VIP is the sum over its healthy services, and its announcers are those of any of them.
+func TestRoutesOfSeveralServices(t *testing.T) {
+	bgp, l2 := []AnnouncerKind{AnnounceBGP}, []AnnouncerKind{AnnounceL2}
+	fx := newRoutesFixture(testVIP)
+	fx.put("a", 2, l2, testVIP)
+	b := fx.put("b", 3, bgp, testVIP)
+	fx.put("c", 0, nil, testVIP)
+	fx.step(t, "203.0.113.10*5[bgp l2]", nil)
+	if got := fx.status(testVIP); !slices.Equal(got.Services, []string{"a", "b", "c"}) || !slices.Equal(got.By, []AnnouncerKind{"bgp", "l2"}) {
+		t.Errorf("status %+v; want three services, bgp and l2", got)
+	}
+	fx.adopt(b, nil)
+	fx.step(t, "203.0.113.10*2[l2]", nil)
+	fx.put("d", 1, l2, testVIP)
+	fx.step(t, "203.0.113.10*3[l2]", nil)
+	fx.put("e", 1, nil, testVIP)
+	fx.step(t, "203.0.113.10*4[]", nil)
+}
+
+func TestRouteReasons(t *testing.T) {
+	fx := newRoutesFixture(testVIP)
+	if got, want := fx.status(testVIP).Reason, "no service has it"; got != want {
+		t.Errorf("reason %q; want %q", got, want)
+	}
+	fx.put("web", 1, nil, testVIP)
+	if got, want := fx.status(testVIP).Reason, "not yet"; got != want {
+		t.Errorf("reason %q; want %q", got, want)
+	}
+	fx.put("six", 1, nil, testVIP6)
+	if got, want := fx.status(testVIP6).Reason, "no backend in the datapath yet"; got != want {
+		t.Errorf("reason %q; want %q", got, want)
+	}
+	fx.put("six", 0, nil, testVIP6)
+	if got, want := fx.status(testVIP6).Reason, "no backend of six"; got != want {
+		t.Errorf("reason %q; want %q", got, want)
+	}
+}
+
+func TestAnnouncementEqual(t *testing.T) {
+	a := Announcement{VIP: testVIP, Weight: 2, By: []AnnouncerKind{AnnounceBGP}}
+	for name, tt := range map[string]struct {
+		b    Announcement
+		want bool
+	}{
+		"same":            {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2}, true},
+		"other VIP":       {Announcement{testVIP6, []AnnouncerKind{AnnounceBGP}, 2}, false},
+		"other weight":    {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 1}, false},
+		"other announcer": {Announcement{testVIP, []AnnouncerKind{AnnounceL2}, 2}, false},
+		"all announcers":  {Announcement{testVIP, nil, 2}, false},
+	} {
+		if got := a.equal(tt.b); got != tt.want {
+			t.Errorf("%s: equal %t; want %t", name, got, tt.want)
+		}
+	}
+}
