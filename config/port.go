@@ -60,11 +60,12 @@ func (i item) port() (lb.Port, bool) {
 			return p, false
 		}
 		if size := last - first; target == end && target+size <= 65535 {
-			end = target + size // of a range, where it begins is enough
+			end = target + size // the first port is enough
 		}
 	}
 	if end-target != last-first {
-		i.errorf(fmt.Sprintf("write where the backends' range begins, like \"%s:%d\"", front, min(target, 65535-(last-first))),
+		like := min(target, 65535-(last-first))
+		i.errorf(fmt.Sprintf("write where the backends' range begins, like \"%s:%d\"", front, like),
 			"%q has %d ports on one side and %d on the other", s, last-first+1, end-target+1)
 		return p, false
 	}
@@ -103,21 +104,22 @@ func (i item) ports(s, part string) (first, last uint64, ok bool) {
 	return first, last, true
 }
 
-// claim is a port of a VIP that a service has.
+// claim is a port of a VIP that a service uses.
 type claim struct {
 	port         lb.Port
 	path, object string
 }
 
-// claimFrontends reports frontends that an earlier service has.
+// claimFrontends reports frontends that an earlier service of the file uses.
 func (d *decoder) claimFrontends(vips []placed[netip.Addr], ports []lb.Port) {
 	for _, v := range vips {
 		path, _, _ := strings.Cut(v.item.path, ".")
 		for _, p := range ports {
 			for _, c := range d.claims[v.v] {
 				if c.port.Overlaps(p) {
-					f := lb.Frontend{VIP: v.v, Port: c.port.Port, Last: c.port.Last, Protocol: p.Protocol}
-					v.item.errorf("use another address or port", "%s belongs to %s (%s) on line %d", f, c.path, c.object, d.line(c.path))
+					f := c.port.On(v.v)
+					v.item.errorf("use another address or port",
+						"%s belongs to %s (%s) on line %d", f, c.path, c.object, d.line(c.path))
 				}
 			}
 		}
@@ -127,7 +129,7 @@ func (d *decoder) claimFrontends(vips []placed[netip.Addr], ports []lb.Port) {
 	}
 }
 
-// rangesMeet reports backends with a port of their own beside a range of ports, which they could not all serve.
+// rangesMeet reports backends with a port of their own in a service with a range of ports: one port cannot serve it.
 func rangesMeet(ports []placed[lb.Port], backends []placed[lb.Backend]) {
 	for _, p := range ports {
 		if p.v.Last == 0 {
@@ -135,7 +137,8 @@ func rangesMeet(ports []placed[lb.Port], backends []placed[lb.Backend]) {
 		}
 		for _, b := range backends {
 			if b.v.Port != 0 {
-				b.item.errorf("leave its port out; where the backends' range begins is written in ports, like \"8000-8999:9000\"",
+				b.item.errorf(
+					"leave its port out; where the backends' range begins is written in ports, like \"8000-8999:9000\"",
 					"port %d cannot serve all of %s", b.v.Port, p.v.Name())
 			}
 		}

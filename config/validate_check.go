@@ -40,7 +40,7 @@ func (d *decoder) check(t *table, ports []lb.Port) lb.CheckSpec {
 	before := len(d.errs)
 	c.Type = word(sub, "type", "check type", c.Type, lb.CheckTypes)
 	if len(d.errs) > before {
-		c.Type = lb.CheckNone // so that nothing is said of keys that would be right for the type that was meant
+		c.Type = lb.CheckNone // no further errors about keys that may be right for the intended type
 	}
 	if !sub.has("type") {
 		needType(sub, ports)
@@ -81,24 +81,25 @@ func portFor(check lb.CheckType, ports []lb.Port) lb.Port {
 			return p
 		}
 	}
-	if len(ports) == 0 { // an error of its own
+	if len(ports) == 0 { // servicePorts has reported it
 		return lb.Port{}
 	}
 	return ports[0]
 }
 
-// needType asks for a type when the default, tcp, would find every backend of the service dead.
+// needType requires a type when every probe of the default type, tcp, would fail: the service has no tcp port.
 func needType(t *table, ports []lb.Port) {
 	isTCP := func(p lb.Port) bool { return p.Protocol == lb.TCP }
 	if len(ports) == 0 || slices.ContainsFunc(ports, isTCP) || t.has("port") {
 		return
 	}
-	t.at("type").errorf(`say what to ask: check = { type = "dns", host = "example.net" }, or "udp" with send, or "none"`,
+	t.at("type").errorf(
+		`say what to ask: check = { type = "dns", host = "example.net" }, or "udp" with send, or "none"`,
 		"missing, and the default, tcp, cannot ask a service without a tcp port")
 }
 
-// checkUses says which types use a key. A key that the type does not use is an error, because who writes expect_body
-// believes that the answer is looked at.
+// checkUses lists the types that use a key. A key that the type does not use is an error: a user who writes expect_body
+// expects that the response is compared.
 var checkUses = map[string][]lb.CheckType{
 	"path":            {lb.CheckHTTP, lb.CheckHTTPS, lb.CheckGRPC, lb.CheckExec},
 	"expect_status":   {lb.CheckHTTP, lb.CheckHTTPS},
@@ -108,7 +109,8 @@ var checkUses = map[string][]lb.CheckType{
 	"tls_server_name": {lb.CheckHTTPS, lb.CheckGRPC},
 }
 
-// onlyFor reports a key that a check of this type does not use. With none, what is written waits for better days.
+// onlyFor reports an error for a key that the check type does not use. Type none accepts every key, so that a check can
+// be turned off without deleting its keys.
 func (i item) onlyFor(key string, used lb.CheckType) bool {
 	if used == lb.CheckNone || slices.Contains(checkUses[key], used) {
 		return true
@@ -117,7 +119,7 @@ func (i item) onlyFor(key string, used lb.CheckType) bool {
 	return false
 }
 
-// text reads a string that not every type uses; "" is as if it were not there.
+// text reads a string that only some types use; "" is the same as no key.
 func (t *table) text(key, like string, c *lb.CheckSpec) (string, bool) {
 	i, ok := t.get(key)
 	if !ok || i.value == "" {
@@ -130,7 +132,7 @@ func (t *table) text(key, like string, c *lb.CheckSpec) (string, bool) {
 	return s, true
 }
 
-// checkKeys checks what one type needs and fills what it leaves open.
+// checkKeys validates the keys that the type requires and fills in those that have a default.
 func checkKeys(t *table, c *lb.CheckSpec) {
 	path, host := t.at("path"), t.at("host")
 	switch c.Type {
@@ -155,7 +157,7 @@ func checkKeys(t *table, c *lb.CheckSpec) {
 			host.errorf(`write one like "example.net"`, "missing: a dns check asks for this name")
 		}
 	case lb.CheckNodePort:
-		// One that answers elsewhere than at /healthz does so at every path. Without a port it is kube-proxy's.
+		// kube-proxy has /healthz; other implementations answer at every path. 10256 is kube-proxy's port.
 		c.Path = "/healthz"
 		if c.Port == 0 {
 			c.Port = 10256
@@ -163,7 +165,8 @@ func checkKeys(t *table, c *lb.CheckSpec) {
 	}
 	if c.Host != "" && c.Type != lb.CheckNone {
 		name, _, _ := strings.Cut(c.Host, ":")
-		if _, err := netip.ParseAddr(c.Host); err != nil && !hostName.MatchString(name) && !strings.HasPrefix(name, "[") {
+		_, err := netip.ParseAddr(c.Host)
+		if err != nil && !hostName.MatchString(name) && !strings.HasPrefix(name, "[") {
 			host.errorf(`write one like "www.example.net"`, "%q is not a host name", c.Host)
 		}
 	}

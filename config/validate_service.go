@@ -15,7 +15,7 @@ func defaultService() Service {
 	return Service{Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Encap: lb.EncapIPIP, MinHealthy: 1}
 }
 
-// placed is something that was read and where it stands, for checks that need several keys.
+// placed is a value and its item in the file, for validations of several keys.
 type placed[T any] struct {
 	v    T
 	item item
@@ -31,7 +31,8 @@ func (d *decoder) service(t *table) {
 	s.Method = word(t, "forward", "method", s.Method, lb.Methods)
 	s.Encap = word(t, "tunnel", "encapsulation", s.Encap, lb.Encaps)
 	if t.has("tunnel") && s.Method != lb.MethodTunnel {
-		t.at("tunnel").warnf(`write forward = "tunnel", or leave tunnel out`, "has no effect with forward = %q", s.Method)
+		t.at("tunnel").warnf(`write forward = "tunnel", or leave tunnel out`,
+			"has no effect with forward = %q", s.Method)
 	}
 	s.Affinity = t.duration("affinity", 0, 0, affinityMax)
 	s.Allow = distinct(t.list("allow", "192.0.2.0/24"), item.prefix)
@@ -53,7 +54,7 @@ func (d *decoder) service(t *table) {
 	d.config.Services = append(d.config.Services, s)
 }
 
-// elsewhereInService are keys that people look for in a service and that its check has.
+// elsewhereInService are keys of the check that users may write in the service, for the hint of the error.
 var elsewhereInService = []string{"check.interval", "check.timeout", "check.rise", "check.fall", "check.path",
 	"check.type", "check.expect_status", "check.host"}
 
@@ -106,7 +107,7 @@ func (d *decoder) addresses(t *table, s *Service) ([]placed[netip.Addr], familie
 	return vips, f
 }
 
-// servicePool reads the name of a pool; nil when there is none of that name, or none was named.
+// servicePool reads the name of the pool. It returns nil without the key, and when no pool has that name.
 func (d *decoder) servicePool(t *table, s *Service) *Pool {
 	i, ok := t.get("pool")
 	if !ok {
@@ -130,8 +131,8 @@ func (d *decoder) servicePool(t *table, s *Service) *Pool {
 	return pool
 }
 
-// notOwn says so when a VIP is an address of a machine: what is not for a frontend of a VIP is dropped, which
-// would lock everybody out of that machine.
+// notOwn reports an error when a VIP is the address of a node. The datapath drops packets to a VIP that are not for one
+// of its frontends, so nobody could reach that node any more.
 func (d *decoder) notOwn(v placed[netip.Addr]) bool {
 	for _, own := range d.own {
 		if own.addr == v.v {
@@ -142,7 +143,7 @@ func (d *decoder) notOwn(v placed[netip.Addr]) bool {
 	return true
 }
 
-// inPool checks that a VIP is in the pool that is named, or in any if there are some.
+// inPool checks that a VIP is in the named pool, or, without a name, in one of the pools if there are any.
 func (d *decoder) inPool(v placed[netip.Addr], named *Pool, s *Service) {
 	if len(d.config.Pools) == 0 || d.pools.broken {
 		return
@@ -153,12 +154,14 @@ func (d *decoder) inPool(v placed[netip.Addr], named *Pool, s *Service) {
 		v.item.errorf("pools: "+d.describePools(), "%s is in no pool", v.v)
 		return
 	case named != nil && p != named:
-		v.item.errorf(fmt.Sprintf("write pool = %q, or leave pool out", p.Name), "%s is in the pool %q, not in %q", v.v, p.Name, named.Name)
+		v.item.errorf(fmt.Sprintf("write pool = %q, or leave pool out", p.Name),
+			"%s is in the pool %q, not in %q", v.v, p.Name, named.Name)
 		return
 	case s.Addresses[0] == v.v:
 		s.Announce = p.Announce
 	case !sameKinds(s.Announce, p.Announce):
-		v.item.errorf("make a service for each", "%s and %s are of pools that are announced differently", s.Addresses[0], v.v)
+		v.item.errorf("make a service for each",
+			"%s and %s are of pools that are announced differently", s.Addresses[0], v.v)
 	}
 }
 
@@ -167,7 +170,7 @@ func sameKinds(a, b []lb.AnnouncerKind) bool {
 	return slices.Equal(a, b)
 }
 
-// allowMeets warns of a family that nobody may connect from.
+// allowMeets warns of a VIP whose family has no prefix in allow: no source may connect to it.
 func allowMeets(t *table, s *Service) {
 	if len(s.Allow) == 0 {
 		return

@@ -63,7 +63,8 @@ type Check struct {
 	Spec   CheckSpec
 }
 
-// Health is the result of a check, sent on each change of State, and when Weight or Reason of an unchanged state changes.
+// Health is the result of a check, sent on each change of State, and when Weight or Reason of an unchanged state
+// changes.
 type Health struct {
 	Key   CheckKey
 	State State // healthy or unhealthy

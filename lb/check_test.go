@@ -41,7 +41,9 @@ func TestChecks(t *testing.T) {
 		{"the check's own port", func(s *Service) { s.Check.Port = 7 }, "[10.0.0.1:7 10.0.0.2:7]"},
 		{"none", func(s *Service) { s.Check.Type = CheckNone }, "[]"},
 		{"no ports", func(s *Service) { s.Ports = nil }, "[]"},
-		{"dsr", func(s *Service) { s.Method = MethodDSR }, "[10.0.0.1:8080 to 203.0.113.10 10.0.0.2:9000 to 203.0.113.10]"},
+		{"dsr", func(s *Service) {
+			s.Method = MethodDSR
+		}, "[10.0.0.1:8080 to 203.0.113.10 10.0.0.2:9000 to 203.0.113.10]"},
 		{"dsr, the other family has the first VIP", func(s *Service) {
 			s.Method, s.VIPs = MethodDSR, []netip.Addr{testVIP6, testVIP}
 		}, "[10.0.0.1:8080 to 203.0.113.10 10.0.0.2:9000 to 203.0.113.10]"},
@@ -57,8 +59,9 @@ func TestChecks(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := &Service{
-				Name: "web", VIPs: []netip.Addr{testVIP}, Ports: PortsOn(backends("10.0.0.1", "10.0.0.2:9000"), web, tls, dns),
-				Method: MethodNAT, Check: CheckSpec{Type: CheckTCP, ServicePort: web},
+				Name: "web", VIPs: []netip.Addr{testVIP}, Method: MethodNAT,
+				Ports: PortsOn(backends("10.0.0.1", "10.0.0.2:9000"), web, tls, dns),
+				Check: CheckSpec{Type: CheckTCP, ServicePort: web},
 			}
 			tt.change(s)
 			got := []string{}
@@ -98,7 +101,8 @@ func TestDrainsWith(t *testing.T) {
 	if !slices.Equal(d.Services, []string{"b", "a"}) || d.Node {
 		t.Errorf("drains %+v; want b and a", d)
 	}
-	if e := d.With("b", false); !slices.Equal(e.Services, []string{"a"}) || !slices.Equal(d.Services, []string{"b", "a"}) {
+	e := d.With("b", false)
+	if !slices.Equal(e.Services, []string{"a"}) || !slices.Equal(d.Services, []string{"b", "a"}) {
 		t.Errorf("without b: %+v; want a; before: %+v; want b and a", e, d)
 	}
 	for name, tt := range map[string]struct {

@@ -25,7 +25,8 @@ type frontendState struct {
 	err   error         // of the last try
 }
 
-// serves reports whether the datapath has a target for this frontend. A frontend of an earlier run counts as having one.
+// serves reports whether the datapath has a target for this frontend. A frontend of an earlier run counts as having
+// one.
 func (s *frontendState) serves() bool { return s.held && (s.plan == nil || len(s.plan.Targets) > 0) }
 
 // newDatapathState starts from the frontends that the datapath holds. Their VIPs count as announced: routers may still
@@ -166,7 +167,8 @@ func (d *datapathState) complete(delta Delta, failed map[Frontend]error, now tim
 	}
 }
 
-// completeOne records that the datapath holds f with plan, or not at all when plan is nil. With an error f is as before.
+// completeOne records that the datapath holds f with plan, or not at all when plan is nil. With an error f is
+// unchanged.
 func (d *datapathState) completeOne(f Frontend, plan *FrontendPlan, err error, now time.Time) {
 	s, v := d.frontends[f], d.vips.get(f.VIP)
 	s.err = err

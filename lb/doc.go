@@ -1,5 +1,5 @@
-// Package lb is the model and the rules of Steelyard: what a Service, a Frontend, a Backend and a VIP are, which backends
-// may receive flows, how a table is filled, and in which order the datapath and the announcers are called.
+// Package lb is the model and the rules of Steelyard: what a Service, a Frontend, a Backend and a VIP are, which
+// backends may receive flows, how a table is filled, and in which order the datapath and the announcers are called.
 //
 // It imports the standard library only, and has no dependency on BPF, BGP, sockets, TOML or Kubernetes. Data flows one
 // way:

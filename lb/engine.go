@@ -192,7 +192,8 @@ func (e *Engine) healthChanged(h Health) {
 	en.health[h.Key] = h
 	e.stale[h.Key.Service] = struct{}{}
 	if !known || before.State != h.State {
-		e.o.Log.Info("backend "+h.State.String(), "service", h.Key.Service, "backend", h.Key.Backend, "reason", h.Reason)
+		e.o.Log.Info("backend "+h.State.String(),
+			"service", h.Key.Service, "backend", h.Key.Backend, "reason", h.Reason)
 	}
 }
 
@@ -234,7 +235,8 @@ func (e *Engine) adopt(en *entry, plan *Plan) {
 	if plan != nil {
 		for _, f := range e.datapath.want(plan) {
 			en.refused = true
-			e.o.Log.Error("frontend refused", "service", plan.Service.Name, "frontend", f, "reason", "another service has it")
+			e.o.Log.Error("frontend refused",
+				"service", plan.Service.Name, "frontend", f, "reason", "another service has it")
 		}
 	}
 	if old != nil && e.datapath.drop(old, plan) {

@@ -128,7 +128,7 @@ func TestServiceIsServedThenAnnouncedThenFollowsHealth(t *testing.T) {
 	})
 }
 
-// When the only backend recovers, the datapath still has the table without it: no route until the new table is in force.
+// When the only backend recovers, the datapath still has the table without it: no route until the new one is in force.
 func TestRecoveryWaitsForTheNewTable(t *testing.T) {
 	fx := lbtest.New()
 	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
@@ -241,7 +241,8 @@ func TestFrontendOfAnotherServiceIsRefusedUntilFree(t *testing.T) {
 func TestDrain(t *testing.T) {
 	fx := lbtest.New()
 	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
-		one, both := service("one", []netip.Addr{vip1}, "10.0.0.1"), service("both", []netip.Addr{vip1, vip2}, "10.0.0.2")
+		one := service("one", []netip.Addr{vip1}, "10.0.0.1")
+		both := service("both", []netip.Addr{vip1, vip2}, "10.0.0.2")
 		both.Ports[0].Port.Port = 81
 		for _, s := range []*lb.Service{one, both} {
 			e.Put(s)
@@ -362,8 +363,10 @@ func TestRandomChangesWithFailures(t *testing.T) {
 
 func BenchmarkOneChangeOf10000(b *testing.B) {
 	fx := lbtest.New()
-	e, err := lb.NewEngine(lb.EngineOptions{Datapath: fx, Announcer: fx, Prober: fx, Settle: time.Second, Retry: time.Second,
-		Withdraw: time.Second, Log: slog.New(slog.DiscardHandler)})
+	e, err := lb.NewEngine(lb.EngineOptions{
+		Datapath: fx, Announcer: fx, Prober: fx, Settle: time.Second, Retry: time.Second,
+		Withdraw: time.Second, Log: slog.New(slog.DiscardHandler),
+	})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -372,7 +375,8 @@ func BenchmarkOneChangeOf10000(b *testing.B) {
 	go func() { done <- e.Run(ctx) }()
 	var last *lb.Service
 	for i := range 10_000 {
-		last = service(fmt.Sprint(i), []netip.Addr{netip.AddrFrom4([4]byte{203, 0, byte(i / 256), byte(i)})}, "10.0.0.1", "10.0.0.2")
+		addr := netip.AddrFrom4([4]byte{203, 0, byte(i / 256), byte(i)})
+		last = service(fmt.Sprint(i), []netip.Addr{addr}, "10.0.0.1", "10.0.0.2")
 		e.Put(last)
 		answer(e, last, lb.StateHealthy)
 	}

@@ -19,7 +19,8 @@ func web() *lb.Service {
 		{Addr: netip.MustParseAddr("10.0.0.2"), Weight: 3},
 	}
 	return &lb.Service{
-		Name: "web", Source: "file", VIPs: []netip.Addr{netip.MustParseAddr("203.0.113.10")}, Ports: lb.PortsOn(backends, port),
+		Name: "web", Source: "file", VIPs: []netip.Addr{netip.MustParseAddr("203.0.113.10")},
+		Ports:  lb.PortsOn(backends, port),
 		Policy: lb.PolicyCluster, Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, MinHealthy: 2,
 		Check: lb.CheckSpec{Type: lb.CheckTCP, ServicePort: port},
 	}

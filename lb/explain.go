@@ -16,7 +16,8 @@ type Question struct {
 // anyPort is the client's port when none is given.
 const anyPort = 40000
 
-// ParseQuestion parses a question: client is an address with or without a port, to is VIP:PORT[/PROTOCOL], by default tcp.
+// ParseQuestion parses a question: client is an address with or without a port, to is VIP:PORT[/PROTOCOL], tcp by
+// default.
 func ParseQuestion(client, to string) (q Question, err error) {
 	if a, err := netip.ParseAddr(client); err == nil {
 		q.Client = netip.AddrPortFrom(a.Unmap(), anyPort)
@@ -39,7 +40,7 @@ func ParseQuestion(client, to string) (q Question, err error) {
 	return q, nil
 }
 
-// Explanation says what the datapath would do with a packet now.
+// Explanation is what the datapath would do with a packet now.
 type Explanation struct {
 	Client   netip.AddrPort `json:"client"`
 	Address  netip.Addr     `json:"address"`

@@ -18,7 +18,7 @@ type FlowStatus struct {
 	Port     uint16         `json:"port"`
 	Protocol Protocol       `json:"protocol"`
 	Backend  netip.AddrPort `json:"backend,omitzero"`
-	Source   netip.AddrPort `json:"source,omitzero"` // with nat: the address and port of the balancer that the backend sees
+	Source   netip.AddrPort `json:"source,omitzero"` // with nat: the source that the backend sees
 	Forward  Method         `json:"forward"`
 	State    FlowState      `json:"state"`
 	Idle     float64        `json:"idle_seconds"` // since its last packet

@@ -33,7 +33,8 @@ func TestFlowFilterSet(t *testing.T) {
 		{"limit", "10x", "", `limit "10x": ` + notLimit},
 		{"limit", "-1", "", `limit "-1": ` + notLimit},
 		{"limit", "", "", `limit "": ` + notLimit},
-		{"colour", "red", "", `unknown filter "colour"; allowed: service, client, backend, address, port, state, limit`},
+		{"colour", "red", "",
+			`unknown filter "colour"; allowed: service, client, backend, address, port, state, limit`},
 	} {
 		t.Run(tt.name+"="+tt.value, func(t *testing.T) {
 			var f FlowFilter
@@ -54,8 +55,9 @@ func TestFlowFilterSet(t *testing.T) {
 // Each field of a filter selects by itself: a flow that differs from the filter in one field does not match.
 func TestFlowFilterMatch(t *testing.T) {
 	flow := FlowStatus{
-		Service: "web", Client: netip.MustParseAddrPort("198.51.100.7:1234"), Address: netip.MustParseAddr("203.0.113.10"),
-		Port: 80, Protocol: TCP, Backend: netip.MustParseAddrPort("10.0.0.1:8080"), State: FlowEstablished,
+		Service: "web", Client: netip.MustParseAddrPort("198.51.100.7:1234"),
+		Address: netip.MustParseAddr("203.0.113.10"), Port: 80, Protocol: TCP,
+		Backend: netip.MustParseAddrPort("10.0.0.1:8080"), State: FlowEstablished,
 	}
 	for _, tt := range []struct{ name, same, other string }{
 		{"service", "web", "mail"},

@@ -11,7 +11,8 @@ import (
 func targets(weights ...int) []Target {
 	out := make([]Target, len(weights))
 	for i, w := range weights {
-		out[i] = Target{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(i / 256), byte(i % 256)}), 80), Weight: w}
+		addr := netip.AddrFrom4([4]byte{10, 0, byte(i / 256), byte(i % 256)})
+		out[i] = Target{Addr: netip.AddrPortFrom(addr, 80), Weight: w}
 	}
 	return out
 }
@@ -28,8 +29,11 @@ func shares(table []uint16, n int) []int {
 
 // Every table function must give each target its share, and the same table each time.
 func TestTablesGiveEveryTargetItsShare(t *testing.T) {
+	sets := [][]Target{
+		equalWeights(1), equalWeights(3), equalWeights(100), targets(1, 2, 3), targets(1, 1000), targets(7, 7),
+	}
 	for _, algorithm := range Algorithms {
-		for _, ts := range [][]Target{equalWeights(1), equalWeights(3), equalWeights(100), targets(1, 2, 3), targets(1, 1000), targets(7, 7)} {
+		for _, ts := range sets {
 			t.Run(fmt.Sprintf("%s/%d", algorithm, len(ts)), func(t *testing.T) {
 				table := tableFor(algorithm, ts, true)
 				if !slices.Equal(table, tableFor(algorithm, ts, true)) {

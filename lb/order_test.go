@@ -60,7 +60,8 @@ func play(t *testing.T, seed uint64, serve func(bool, Known) bool, announce func
 		announcer.start(announce(want, healthy, datapath.Known))
 	}
 	if announcer.real != (want && healthy) || datapath.real != want {
-		t.Errorf("seed %d: want %v healthy %v ended with served %v announced %v", seed, want, healthy, datapath.real, announcer.real)
+		t.Errorf("seed %d: want %v healthy %v ended with served %v announced %v",
+			seed, want, healthy, datapath.real, announcer.real)
 	}
 	return true
 }

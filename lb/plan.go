@@ -66,7 +66,8 @@ func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 		for _, port := range s.Ports {
 			usable, down := usableFor(s, port, vip, states)
 			if s.NodeForwarding.Enabled {
-				p.Frontends = append(p.Frontends, decapFrontend(s, vip, port, usable, down), nodeFrontend(s, vip, port, usable))
+				p.Frontends = append(p.Frontends,
+					decapFrontend(s, vip, port, usable, down), nodeFrontend(s, vip, port, usable))
 			} else {
 				p.Frontends = append(p.Frontends, backendFrontend(s, vip, port, usable, down))
 			}
@@ -155,7 +156,8 @@ func decapFrontend(s *Service, vip netip.Addr, port ServicePort, usable, down []
 	return f
 }
 
-// nodeFrontend chooses a node for each flow, the same on every node: without state, and so without affinity to a backend.
+// nodeFrontend chooses a node for each flow, the same on every node: without state, and so without affinity to a
+// backend.
 func nodeFrontend(s *Service, vip netip.Addr, port ServicePort, usable []Backend) *FrontendPlan {
 	weights, local := map[netip.Addr]int{}, map[netip.Addr]bool{}
 	for _, b := range usable {

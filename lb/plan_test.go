@@ -55,8 +55,10 @@ func TestBuild(t *testing.T) {
 		{"a backend of the other family is skipped, the next one is used", func(s *Service) {
 			s.Ports[0].Backends = backends("2001:db8::1", "10.0.0.1")
 		}, "hh", Drains{}, "203.0.113.10:80/tcp nat 10.0.0.1:8080*1\n203.0.113.10: 1 \"\"\n"},
-		{"a deleted backend is down, the next one is used", func(s *Service) { s.Ports[0].Backends[0].Deleted = true }, "hhh",
-			Drains{}, "203.0.113.10:80/tcp nat 10.0.0.2:8080*1 10.0.0.3:8080*1 down [10.0.0.1:8080]\n203.0.113.10: 2 \"\"\n"},
+		{"a deleted backend is down, the next one is used", func(s *Service) {
+			s.Ports[0].Backends[0].Deleted = true
+		}, "hhh", Drains{}, "203.0.113.10:80/tcp nat 10.0.0.2:8080*1 10.0.0.3:8080*1 down [10.0.0.1:8080]\n" +
+			"203.0.113.10: 2 \"\"\n"},
 		{"draining and weight 0: no new flows, existing ones stay", func(s *Service) {
 			s.Ports[0].Backends[0].Drain, s.Ports[0].Backends[1].Weight = true, 0
 		}, "hhh", Drains{}, "203.0.113.10:80/tcp nat 10.0.0.3:8080*1\n203.0.113.10: 1 \"\"\n"},
@@ -90,10 +92,12 @@ func TestBuild(t *testing.T) {
 			s.VIPs = append(s.VIPs, testVIP6)
 			s.Ports[0].Backends = backends("10.0.0.1", "2001:db8::1", "2001:db8::2")
 		}, "hhh", Drains{}, "203.0.113.10:80/tcp nat 10.0.0.1:8080*1\n" +
-			"[2001:db8::10]:80/tcp nat [2001:db8::1]:8080*1 [2001:db8::2]:8080*1\n203.0.113.10: 1 \"\"\n2001:db8::10: 2 \"\"\n"},
+			"[2001:db8::10]:80/tcp nat [2001:db8::1]:8080*1 [2001:db8::2]:8080*1\n" +
+			"203.0.113.10: 1 \"\"\n2001:db8::10: 2 \"\"\n"},
 		{"a tunnel uses the other family when its own has no backend", func(s *Service) {
 			s.Method, s.VIPs = MethodTunnel, []netip.Addr{testVIP, testVIP6}
-		}, "h??", Drains{}, "203.0.113.10:80/tcp tunnel 10.0.0.1:8080*1\n[2001:db8::10]:80/tcp tunnel 10.0.0.1:8080*1\n" +
+		}, "h??", Drains{}, "203.0.113.10:80/tcp tunnel 10.0.0.1:8080*1\n" +
+			"[2001:db8::10]:80/tcp tunnel 10.0.0.1:8080*1\n" +
 			"203.0.113.10: 1 \"\"\n2001:db8::10: 1 \"\"\n"},
 		{"a tunnel uses its own family when that has a backend", func(s *Service) {
 			s.Method, s.VIPs, s.Ports[0].Backends[2] = MethodTunnel, []netip.Addr{testVIP6}, backend("2001:db8::1")
@@ -102,7 +106,8 @@ func TestBuild(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s := &Service{
 				Name: "web", VIPs: []netip.Addr{testVIP}, Algorithm: AlgorithmMaglev, Method: MethodNAT, MinHealthy: 1,
-				Ports: PortsOn(backends("10.0.0.1", "10.0.0.2", "10.0.0.3"), Port{80, 0, 8080, TCP}), Check: CheckSpec{Type: CheckTCP},
+				Ports: PortsOn(backends("10.0.0.1", "10.0.0.2", "10.0.0.3"), Port{80, 0, 8080, TCP}),
+				Check: CheckSpec{Type: CheckTCP},
 			}
 			tt.change(s)
 			if got := planText(Build(s, states(s, tt.results), tt.drains)); got != tt.want {
@@ -121,7 +126,8 @@ func TestBuildNodeForwarding(t *testing.T) {
 	s := &Service{
 		Name: "web", VIPs: []netip.Addr{testVIP}, Ports: PortsOn(list, Port{80, 0, 80, TCP}, Port{80, 0, 80, UDP}),
 		NodeForwarding: NodeForwarding{Enabled: true, AnyNode: true}, Algorithm: AlgorithmMaglev, Method: MethodNAT,
-		Allow: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}, Affinity: time.Hour, Check: CheckSpec{Type: CheckNone},
+		Allow: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}, Affinity: time.Hour,
+		Check: CheckSpec{Type: CheckNone},
 	}
 	s.Ports[0].Nodes = []Node{{n2, false}, {n1, true}}
 	p := Build(s, nil, Drains{})
@@ -138,7 +144,8 @@ func TestBuildNodeForwarding(t *testing.T) {
 	if decap.Allow != nil || !decap.DropWhenEmpty || decap.Affinity != time.Hour {
 		t.Errorf("decap frontend %+v; want no list of sources, dropping, affinity", decap)
 	}
-	if len(node.Allow) != 1 || node.DropWhenEmpty || node.Affinity != 0 || node.Encap != EncapGUE || node.Algorithm != AlgorithmSourceHash {
+	if len(node.Allow) != 1 || node.DropWhenEmpty || node.Affinity != 0 ||
+		node.Encap != EncapGUE || node.Algorithm != AlgorithmSourceHash {
 		t.Errorf("node frontend %+v; want the list of sources, GUE by the source's hash without affinity", node)
 	}
 }
@@ -146,8 +153,9 @@ func TestBuildNodeForwarding(t *testing.T) {
 func TestUnrestrictedVIPs(t *testing.T) {
 	other := netip.MustParseAddr("203.0.113.11")
 	s := &Service{
-		Name: "web", VIPs: []netip.Addr{testVIP, other}, UnrestrictedVIPs: []netip.Addr{other}, Algorithm: AlgorithmMaglev,
-		Allow: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}, Ports: PortsOn(nil, Port{80, 0, 80, TCP}),
+		Name: "web", VIPs: []netip.Addr{testVIP, other}, UnrestrictedVIPs: []netip.Addr{other},
+		Algorithm: AlgorithmMaglev,
+		Allow:     []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}, Ports: PortsOn(nil, Port{80, 0, 80, TCP}),
 	}
 	p := Build(s, nil, Drains{})
 	if a, b := p.Frontends[0].Allow, p.Frontends[1].Allow; len(a) != 1 || len(b) != 0 {
@@ -162,7 +170,8 @@ func TestReportedWeight(t *testing.T) {
 		reported int
 		want     string
 	}{
-		{CheckNodePort, 5, "10.0.0.1:80*5"}, {CheckNodePort, -1, "10.0.0.1:80*1"}, {CheckNodePort, 0, ""}, {CheckHTTP, 5, "10.0.0.1:80*1"},
+		{CheckNodePort, 5, "10.0.0.1:80*5"}, {CheckNodePort, -1, "10.0.0.1:80*1"}, {CheckNodePort, 0, ""},
+		{CheckHTTP, 5, "10.0.0.1:80*1"},
 	} {
 		s := &Service{
 			Name: "web", VIPs: []netip.Addr{testVIP}, Algorithm: AlgorithmMaglev, Check: CheckSpec{Type: tt.check},
@@ -183,9 +192,11 @@ func TestReportedWeight(t *testing.T) {
 func TestFrontendPlanEqual(t *testing.T) {
 	full := func() *FrontendPlan {
 		return &FrontendPlan{
-			Frontend: Frontend{VIP: testVIP, Port: 80, Protocol: TCP}, Service: "web", Method: MethodNAT, Encap: EncapGUE,
-			Algorithm: AlgorithmMaglev, Affinity: time.Second, Allow: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
-			Targets: targets(1, 2), Nodes: []Node{{Addr: testVIP}}, Down: []netip.AddrPort{netip.AddrPortFrom(testVIP, 1)},
+			Frontend: Frontend{VIP: testVIP, Port: 80, Protocol: TCP}, Service: "web",
+			Method: MethodNAT, Encap: EncapGUE, Algorithm: AlgorithmMaglev, Affinity: time.Second,
+			Allow:   []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")},
+			Targets: targets(1, 2), Nodes: []Node{{Addr: testVIP}},
+			Down: []netip.AddrPort{netip.AddrPortFrom(testVIP, 1)},
 		}
 	}
 	if !full().Equal(full()) {

@@ -13,7 +13,7 @@ func TestPortOverlaps(t *testing.T) {
 		want bool
 	}{
 		{"same port", Port{Port: 80, Protocol: TCP}, Port{Port: 80, Protocol: TCP}, true},
-		{"same port, other target", Port{Port: 80, Target: 1, Protocol: TCP}, Port{Port: 80, Target: 2, Protocol: TCP}, true},
+		{"same port, other target", Port{80, 0, 1, TCP}, Port{80, 0, 2, TCP}, true},
 		{"same port, other protocol", Port{Port: 53, Protocol: TCP}, Port{Port: 53, Protocol: UDP}, false},
 		{"other port", Port{Port: 80, Protocol: TCP}, Port{Port: 81, Protocol: TCP}, false},
 		{"in a range", Port{Port: 85, Protocol: TCP}, Port{Port: 80, Last: 89, Protocol: TCP}, true},
@@ -23,7 +23,7 @@ func TestPortOverlaps(t *testing.T) {
 		{"after a range", Port{Port: 90, Protocol: TCP}, Port{Port: 80, Last: 89, Protocol: TCP}, false},
 		{"in a range, other protocol", Port{Port: 85, Protocol: UDP}, Port{Port: 80, Last: 89, Protocol: TCP}, false},
 		{"ranges", Port{Port: 80, Last: 85, Protocol: TCP}, Port{Port: 85, Last: 89, Protocol: TCP}, true},
-		{"range within a range", Port{Port: 82, Last: 84, Protocol: TCP}, Port{Port: 80, Last: 89, Protocol: TCP}, true},
+		{"range within a range", Port{82, 84, 1, TCP}, Port{80, 89, 1, TCP}, true},
 		{"adjacent ranges", Port{Port: 80, Last: 84, Protocol: TCP}, Port{Port: 85, Last: 89, Protocol: TCP}, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -70,8 +70,8 @@ func TestFrontendText(t *testing.T) {
 func TestCompareFrontends(t *testing.T) {
 	a, b := netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("203.0.113.11")
 	sorted := []Frontend{
-		{a, 80, 0, TCP, false}, {a, 80, 0, TCP, true}, {a, 80, 0, UDP, false}, {a, 80, 89, TCP, false}, {a, 81, 0, TCP, false},
-		{b, 80, 0, TCP, false},
+		{a, 80, 0, TCP, false}, {a, 80, 0, TCP, true}, {a, 80, 0, UDP, false}, {a, 80, 89, TCP, false},
+		{a, 81, 0, TCP, false}, {b, 80, 0, TCP, false},
 	}
 	mixed := []Frontend{sorted[5], sorted[1], sorted[3], sorted[0], sorted[4], sorted[2]}
 	if slices.SortFunc(mixed, CompareFrontends); !slices.Equal(mixed, sorted) {

@@ -99,7 +99,8 @@ func TestRoutesLogChanges(t *testing.T) {
 	fx.now = fx.now.Add(time.Minute)
 	fx.adopt(plan, nil)
 	fx.step(t, "", nil)
-	if got, want := fx.logged(), "msg=\"route withdrawn\" vip=203.0.113.10 reason=\"no service has it\"\n"; got != want {
+	want := "msg=\"route withdrawn\" vip=203.0.113.10 reason=\"no service has it\"\n"
+	if got := fx.logged(); got != want {
 		t.Errorf("logged %q; want %q", got, want)
 	}
 	if !since.Equal(testStart) || len(fx.since) > 0 {
@@ -120,13 +121,14 @@ func TestFirstRoutesAreLogged(t *testing.T) {
 	fx.vips.get(testVIP).announce.Done = true
 	fx.put("web", 0, nil, testVIP)
 	fx.step(t, "", nil)
-	if got, want := fx.logged(), "msg=\"route withdrawn\" vip=203.0.113.10 reason=\"no backend of web\"\n"; got != want {
+	want := "msg=\"route withdrawn\" vip=203.0.113.10 reason=\"no backend of web\"\n"
+	if got := fx.logged(); got != want {
 		t.Errorf("logged %q; want %q", got, want)
 	}
 }
 
-// After an error a VIP counts as announced if it was before or may be now, nothing is logged as announced, and the set is
-// tried again after Retry, which doubles.
+// After an error a VIP counts as announced if it was before or may be now, nothing is logged as announced, and the set
+// is retried after Retry, which doubles.
 func TestRoutesAfterErrors(t *testing.T) {
 	fx := newRoutesFixture(testVIP, testVIP6)
 	fx.put("web", 1, nil, testVIP)
@@ -171,7 +173,8 @@ func TestRoutesOfSeveralServices(t *testing.T) {
 	b := fx.put("b", 3, bgp, testVIP)
 	fx.put("c", 0, nil, testVIP)
 	fx.step(t, "203.0.113.10*5[bgp l2]", nil)
-	if got := fx.status(testVIP); !slices.Equal(got.Services, []string{"a", "b", "c"}) || !slices.Equal(got.By, []AnnouncerKind{"bgp", "l2"}) {
+	got := fx.status(testVIP)
+	if !slices.Equal(got.Services, []string{"a", "b", "c"}) || !slices.Equal(got.By, []AnnouncerKind{"bgp", "l2"}) {
 		t.Errorf("status %+v; want three services, bgp and l2", got)
 	}
 	fx.adopt(b, nil)

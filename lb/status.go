@@ -111,8 +111,9 @@ func (e *Engine) serviceStatus(en *entry, backends []BackendStatus) []ServiceSta
 		route := e.routes.status(vip)
 		for _, p := range s.Ports {
 			row := ServiceStatus{
-				Service: s.Name, Address: vip, Port: p.Port.Port, LastPort: p.Last, Protocol: p.Protocol, Policy: s.Policy,
-				Forward: s.Method, Algorithm: s.Algorithm, Backends: own, State: state, Announced: route.Announced,
+				Service: s.Name, Address: vip, Port: p.Port.Port, LastPort: p.Last, Protocol: p.Protocol,
+				Policy: s.Policy, Forward: s.Method, Algorithm: s.Algorithm, Backends: own,
+				State: state, Announced: route.Announced,
 			}
 			row.Reason = e.datapath.reason(p.On(vip))
 			if row.Reason == "" && !route.Announced {
@@ -126,11 +127,12 @@ func (e *Engine) serviceStatus(en *entry, backends []BackendStatus) []ServiceSta
 
 func (en *entry) backendStatus() []BackendStatus {
 	var rows []BackendStatus
-	for _, b := range en.service.allBackends() {
-		h := en.health[keyOf(en.service, b)]
+	s := en.service
+	for _, b := range s.allBackends() {
+		h := en.health[keyOf(s, b)]
 		rows = append(rows, BackendStatus{
-			Service: en.service.Name, Address: b.Addr, Port: b.On(en.service.Check.ServicePort).Port(), Weight: b.Weight,
-			State: StateOf(en.service, b, h), Reason: h.Reason, Since: h.At,
+			Service: s.Name, Address: b.Addr, Port: b.On(s.Check.ServicePort).Port(), Weight: b.Weight,
+			State: StateOf(s, b, h), Reason: h.Reason, Since: h.At,
 		})
 	}
 	return rows

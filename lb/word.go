@@ -58,10 +58,14 @@ const (
 // The lists of allowed words, in the order in which errors and documents name them.
 var (
 	// Methods are the ones a configuration may name; "local" follows from where a backend runs.
-	Methods        = []Method{MethodNAT, MethodDSR, MethodTunnel}
-	Algorithms     = []Algorithm{AlgorithmMaglev, AlgorithmRoundRobin, AlgorithmRandom, AlgorithmSourceHash, AlgorithmLeastConnections}
-	Policies       = []Policy{PolicyCluster, PolicyLocal}
-	CheckTypes     = []CheckType{CheckTCP, CheckHTTP, CheckHTTPS, CheckUDP, CheckDNS, CheckGRPC, CheckExec, CheckNone, CheckNodePort}
+	Methods    = []Method{MethodNAT, MethodDSR, MethodTunnel}
+	Algorithms = []Algorithm{
+		AlgorithmMaglev, AlgorithmRoundRobin, AlgorithmRandom, AlgorithmSourceHash, AlgorithmLeastConnections,
+	}
+	Policies   = []Policy{PolicyCluster, PolicyLocal}
+	CheckTypes = []CheckType{
+		CheckTCP, CheckHTTP, CheckHTTPS, CheckUDP, CheckDNS, CheckGRPC, CheckExec, CheckNone, CheckNodePort,
+	}
 	AnnouncerKinds = []AnnouncerKind{AnnounceBGP, AnnounceL2}
 	Encaps         = []Encap{EncapIPIP, EncapGUE}
 )

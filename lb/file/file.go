@@ -140,8 +140,8 @@ func request(c config.Service, pools []lb.Pool) lb.Request {
 
 func translateService(c config.Service) *lb.Service {
 	return &lb.Service{
-		Name: c.Name, Source: Name, VIPs: c.Addresses, Ports: lb.PortsOn(c.Backends, c.Ports...), Policy: lb.PolicyCluster,
-		Algorithm: c.Algorithm, Method: c.Method, Encap: c.Encap, Affinity: c.Affinity, Allow: c.Allow,
-		MinHealthy: c.MinHealthy, Check: c.Check, Announce: c.Announce,
+		Name: c.Name, Source: Name, VIPs: c.Addresses, Ports: lb.PortsOn(c.Backends, c.Ports...),
+		Policy: lb.PolicyCluster, Algorithm: c.Algorithm, Method: c.Method, Encap: c.Encap, Affinity: c.Affinity,
+		Allow: c.Allow, MinHealthy: c.MinHealthy, Check: c.Check, Announce: c.Announce,
 	}
 }
