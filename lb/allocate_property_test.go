@@ -100,8 +100,8 @@ func TestLargePool(t *testing.T) {
 	}
 }
 
-// Assigning and releasing one address costs the same whatever is assigned already. With a share key all services have the
-// same port, so that no address fits.
+// Assigning and releasing one address costs the same whatever is assigned already. With a share key all services have
+// the same port, so that no address fits.
 func BenchmarkAssign(b *testing.B) {
 	for _, key := range []string{"", "shared"} {
 		for _, given := range []int{100, 1000, 10_000, 100_000} {

@@ -107,8 +107,8 @@ func TestAllocationIsSticky(t *testing.T) {
 	}
 }
 
-// A service keeps its address in a pool that is no longer auto_assign, but not when it names another pool, may no longer
-// use the pool, or another service holds the address.
+// A service keeps its address in a pool that is no longer auto_assign, but not when it names another pool, may no
+// longer use the pool, or another service holds the address.
 func TestKeep(t *testing.T) {
 	manual := pool("manual", "192.0.2.1", "192.0.2.9")
 	manual.AutoAssign = false
@@ -126,9 +126,11 @@ func TestKeep(t *testing.T) {
 		"the named is not allowed": {func(r *Request) {
 			r.Allows, r.Pool = denied, "auto"
 		}, "", `the pool "auto" is not for this service`},
-		"another holder":   {func(r *Request) {}, "other", "[203.0.113.1]"},
-		"KeepShared":       {func(r *Request) { r.KeepShared = true }, "other", "[192.0.2.5]"},
-		"the other family": {func(r *Request) { r.Families[0].Family = IPv6 }, "", "no free IPv6 address in auto"},
+		"another holder": {func(r *Request) {}, "other", "[203.0.113.1]"},
+		"KeepShared":     {func(r *Request) { r.KeepShared = true }, "other", "[192.0.2.5]"},
+		"the other family": {func(r *Request) {
+			r.Families[0].Family = IPv6
+		}, "", "no free IPv6 address in auto"},
 	} {
 		a := NewAllocator([]Pool{pool("auto", "203.0.113.1", "203.0.113.9"), manual})
 		a.Take(Holder{Service: "web"}, addrs("192.0.2.5"))

@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// scan finds the lowest address of an ordered set that meets a condition. It keeps a cursor and tests each address once;
-// an address that the cursor has passed is tested again only after put. The cost of a search therefore does not grow with
-// the number of addresses assigned, and an IPv6 /64 takes no memory.
+// scan finds the lowest address of an ordered set that meets a condition. It keeps a cursor and tests each address
+// once; an address that the cursor has passed is tested again only after put. The cost of a search therefore does not
+// grow with the number of addresses assigned, and an IPv6 /64 takes no memory.
 type scan struct {
 	next     netip.Addr // the first address not passed yet; zero: all are passed
 	returned addrHeap   // passed addresses that may meet the condition again

@@ -78,8 +78,8 @@ func apply(sink lb.Sink, current map[string]*lb.Service, services []*lb.Service)
 	return next
 }
 
-// translate translates the services of cfg. It returns the allocator of their addresses and does not change old. It takes
-// fixed addresses and those that services have had before it assigns new ones.
+// translate translates the services of cfg. It returns the allocator of their addresses and does not change old. It
+// takes fixed addresses and those that services have had before it assigns new ones.
 func translate(cfg *config.Config, old *lb.Allocator) ([]*lb.Service, *lb.Allocator, error) {
 	pools := translatePools(cfg.Pools)
 	alloc := lb.NewAllocator(pools)
