@@ -1,10 +1,21 @@
 package kube
 
 import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 func TestExcludedNode(t *testing.T) {
@@ -36,5 +47,194 @@ func TestExcludedNode(t *testing.T) {
 		if got := (&conditions{o: tt.o}).excluded(&tt.node); got != tt.want {
 			t.Errorf("%+v: excluded for %q; want %q", tt.node, got, tt.want)
 		}
+	}
+}
+
+func TestRemoval(t *testing.T) {
+	tainted := func(keys ...string) *core.Node {
+		n := &core.Node{}
+		for _, k := range keys {
+			n.Spec.Taints = append(n.Spec.Taints, core.Taint{Key: k})
+		}
+		return n
+	}
+	deleted := &core.Node{}
+	deleted.DeletionTimestamp = &meta.Time{Time: time.Now()}
+	for want, n := range map[string]*core.Node{
+		"":                          tainted("other"),
+		"the node is being deleted": deleted,
+		"the node has the taint ToBeDeletedByClusterAutoscaler": tainted("other", taintAutoscaler),
+	} {
+		if got := (&conditions{}).excluded(n); got != want {
+			t.Errorf("excluded for %q; want %q", got, want)
+		}
+	}
+	if got := (&conditions{}).excluded(nil); got != "this node is not known to the API server" {
+		t.Errorf("no node: excluded for %q", got)
+	}
+}
+
+const healthz = "http://192.0.2.1:10256/healthz?x=1"
+
+// errRefused is what a dialer returns where nothing listens.
+var errRefused = &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+
+// report is the report of a check: by err healthy, or unhealthy.
+func report(key string, err error) lb.Health {
+	h := lb.Health{Key: lb.CheckKey{Service: key}, State: lb.StateHealthy, Reason: "HTTP 200", Err: err}
+	if err != nil {
+		h.State, h.Reason = lb.StateUnhealthy, "bad"
+	}
+	return h
+}
+
+// The addresses are withheld for the first reason that applies.
+func TestWithhold(t *testing.T) {
+	const web = "default/web"
+	nodePort := func(s *core.Service) { local(s); s.Spec.HealthCheckNodePort = 30000 }
+	clusterNodePort := func(s *core.Service) { s.Spec.HealthCheckNodePort = 30000 }
+	const noneReady = "externalTrafficPolicy is Local, and no ready endpoint is on this node"
+	const proxy = "the service proxy's " + healthz
+	for _, tt := range []struct {
+		name    string
+		change  func(*core.Service)
+		ready   int
+		node    *core.Node
+		reports []lb.Health
+		want    string
+		checked bool // its health check node port is, after
+	}{
+		{"healthy proxy", same, 0, node("n1"), []lb.Health{report(proxyCheck, nil)}, "", false},
+		{"proxy not probed yet", same, 0, node("n1"), nil, proxy + " has not answered yet", false},
+		{"unhealthy proxy", same, 0, node("n1"), []lb.Health{report(proxyCheck, errTest)}, proxy + ": bad", false},
+		{"no proxy", same, 0, node("n1"), []lb.Health{report(proxyCheck, errRefused)}, "", false},
+		{"no node", same, 0, nil, []lb.Health{report(proxyCheck, nil)}, "this node is not known to the API server", true},
+		{"Local, none ready", local, 0, node("n1"), []lb.Health{report(proxyCheck, nil)}, noneReady, false},
+		{"Local, one ready", local, 1, node("n1"), []lb.Health{report(proxyCheck, nil)}, "", false},
+		{"Local, not probed yet", nodePort, 1, node("n1"), nil, "health check node port 30000 has not answered yet", true},
+		{"Local, unhealthy", nodePort, 1, node("n1"), []lb.Health{report(web, errTest)}, "health check node port 30000: bad", true},
+		{"Local, healthy", nodePort, 1, node("n1"), []lb.Health{report(proxyCheck, errTest), report(web, nil)}, "", true},
+		{"Local, none ready any more", nodePort, 0, node("n1"), []lb.Health{report(web, nil)}, noneReady, false},
+		{"Cluster", clusterNodePort, 1, node("n1"), []lb.Health{report(proxyCheck, nil)}, "", false},
+	} {
+		f := newFixture(t, func(o *Options) { o.ProxyHealthz = healthz })
+		f.conditions.startProxyCheck()
+		f.conditions.nodePort(web, 30000) // as if the Service had been Local before
+		for _, h := range tt.reports {
+			f.Health(h)
+		}
+		got := f.conditions.withhold(aService(tt.change), &view{service: &lb.Service{Name: web}, readyHere: tt.ready}, tt.node)
+		if _, checked := f.conditions.checks[web]; got != tt.want || checked != tt.checked {
+			t.Errorf("%s: withheld for %q, checked %t; want %q, %t", tt.name, got, checked, tt.want, tt.checked)
+		}
+	}
+}
+
+func TestChecksOfTheNode(t *testing.T) {
+	f := newFixture(t, func(o *Options) { o.ProxyHealthz = healthz })
+	f.conditions.startProxyCheck()
+	f.conditions.nodePort("default/web", 30000)
+	spec := f.o.Probe
+	proxy, port := spec, spec
+	proxy.Type, proxy.Path, proxy.Status = lb.CheckHTTP, "/healthz?x=1", []lb.StatusRange{{From: 200, To: 200}}
+	port.Type, port.Path, port.Body = lb.CheckNodePort, "/healthz", "default/web"
+	want := []lb.Check{
+		{Key: lb.CheckKey{Service: proxyCheck}, Target: netip.MustParseAddrPort("192.0.2.1:10256"), Spec: proxy},
+		{Key: lb.CheckKey{Service: "default/web"}, Target: netip.MustParseAddrPort("192.0.2.1:30000"), Spec: port},
+	}
+	if !reflect.DeepEqual(f.checks, want) {
+		t.Errorf("checks %+v; want %+v", f.checks, want)
+	}
+}
+
+// A proxy that is not checked withholds nothing.
+func TestProxyIsNotChecked(t *testing.T) {
+	for url, warns := range map[string]bool{"": false, "http://a b/": false, "http://proxy:10256/healthz": true} {
+		f := newFixture(t, func(o *Options) { o.ProxyHealthz = url })
+		f.conditions.startProxyCheck()
+		warned := strings.Contains(f.log.String(), `level=WARN msg="service proxy not checked"`)
+		if len(f.checks) > 0 || warned != warns || !f.conditions.noProxy() || f.conditions.proxyReason() != "" {
+			t.Errorf("%q: checks %v, log %s", url, f.checks, &f.log)
+		}
+	}
+}
+
+// Refused connections count as a failure once the proxy has listened; before, there is no proxy.
+func TestProxyListens(t *testing.T) {
+	for name, tt := range map[string]struct {
+		reports []error
+		none    bool // noProxy
+		warns   int
+	}{
+		"not probed yet":        {nil, false, 0},
+		"never":                 {[]error{errRefused, errRefused}, true, 2},
+		"fails":                 {[]error{errTest}, false, 0},
+		"listens later":         {[]error{errRefused, nil}, false, 1},
+		"fails later":           {[]error{errRefused, errTest}, false, 1},
+		"listened before":       {[]error{nil, errRefused}, false, 0},
+		"failed before":         {[]error{errTest, errRefused, errRefused}, false, 0},
+		"refused in words only": {[]error{fmt.Errorf("connection refused by policy")}, false, 0},
+	} {
+		f := newFixture(t, func(o *Options) { o.ProxyHealthz = healthz })
+		f.conditions.startProxyCheck()
+		for _, err := range tt.reports {
+			f.Health(report(proxyCheck, err))
+			if got := f.queued(); !slices.Equal(got, []string{everything}) {
+				t.Errorf("%s: queued %q; want all services", name, got)
+			}
+		}
+		warns := strings.Count(f.log.String(), "level=WARN")
+		if got := f.conditions.noProxy(); got != tt.none || warns != tt.warns {
+			t.Errorf("%s: no proxy %t, %d warnings; want %t, %d", name, got, warns, tt.none, tt.warns)
+		}
+	}
+	f := newFixture(t, func(o *Options) { o.ProxyHealthz = healthz })
+	f.conditions.startProxyCheck()
+	f.conditions.nodePort("default/web", 30000)
+	f.Health(report("default/web", errRefused))
+	if warned := f.log.Len() > 0; warned || f.conditions.noProxy() || f.conditions.proxyListens {
+		t.Error("the report of a health check node port was taken for the proxy's")
+	}
+	if got := f.queued(); !slices.Equal(got, []string{"default/web"}) {
+		t.Errorf("queued %q; want the service", got)
+	}
+}
+
+// A check starts once, starts anew when its target changes, and its result is not used after it has stopped.
+func TestCheckStartsAndStops(t *testing.T) {
+	const web = "default/web"
+	f := newFixture(t, asIs)
+	started := func(want ...string) {
+		t.Helper()
+		var got []string
+		for _, c := range f.checks {
+			got = append(got, c.Target.String())
+		}
+		if f.checks = nil; !slices.Equal(got, want) {
+			t.Errorf("started %q; want %q", got, want)
+		}
+	}
+	f.conditions.stop(web)
+	started()
+	f.conditions.nodePort(web, 30000)
+	started("192.0.2.1:30000")
+	f.Health(report(web, errTest))
+	if got := f.conditions.nodePort(web, 30000); got != "health check node port 30000: bad" {
+		t.Errorf("withheld for %q", got)
+	}
+	started()
+	if got := f.conditions.nodePort(web, 30001); got != "health check node port 30001 has not answered yet" {
+		t.Errorf("after another port: withheld for %q", got)
+	}
+	started("192.0.2.1:30001")
+	f.queued()
+	f.conditions.stop(web)
+	started("invalid AddrPort")
+	f.Health(report(web, nil))
+	if got := f.queued(); len(got) > 0 || len(f.conditions.results) > 0 {
+		t.Errorf("a late report queues %q", got)
+	}
+	if got := f.conditions.nodePort(web, 30001); got != "health check node port 30001 has not answered yet" {
+		t.Errorf("after a new start: withheld for %q", got)
 	}
 }

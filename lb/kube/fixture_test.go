@@ -1,0 +1,139 @@
+package kube
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// fixture is a Source that does not run: tests fill its caches and call its methods.
+type fixture struct {
+	*Source
+	*recorded
+}
+
+// recorded has what a Source has done.
+type recorded struct {
+	checks  []lb.Check // started; one without a target is a stopped one
+	ports   []string   // calls of NodePorts
+	portErr error      // what NodePorts returns
+	tunnels []string
+	tunnErr error
+	sink    []string
+	log     bytes.Buffer
+	events  *record.FakeRecorder
+}
+
+func (r *recorded) Put(service string, checks []lb.Check) {
+	if len(checks) == 0 {
+		checks = []lb.Check{{Key: lb.CheckKey{Service: service}}}
+	}
+	r.checks = append(r.checks, checks...)
+}
+
+type fakePorts struct{ *recorded }
+
+func (p fakePorts) Serve(service string, port uint16, readyLocal int) error {
+	p.ports = append(p.ports, fmt.Sprintf("serve %s %d %d", service, port, readyLocal))
+	return p.portErr
+}
+func (p fakePorts) Stop(service string) { p.ports = append(p.ports, "stop "+service) }
+
+type fakeSink struct{ *recorded }
+
+func (s fakeSink) Put(service *lb.Service) {
+	s.sink = append(s.sink, fmt.Sprintf("put %s %v", service.Name, service.VIPs))
+}
+func (s fakeSink) Delete(name string)     { s.sink = append(s.sink, "delete "+name) }
+func (s fakeSink) Complete(source string) { s.sink = append(s.sink, "complete "+source) }
+
+// taken returns what was recorded in a list and empties it.
+func taken(list *[]string) string {
+	text := fmt.Sprint(*list)
+	*list = nil
+	return text
+}
+
+var errTest = errors.New("test error")
+
+func newFixture(t *testing.T, change func(*Options)) *fixture {
+	t.Helper()
+	r := &recorded{events: record.NewFakeRecorder(20)}
+	o := Options{
+		Client: fake.NewClientset(), Node: "n1", Prober: r, NodePorts: fakePorts{r},
+		Address: netip.MustParseAddr("192.0.2.1"), Probe: lb.CheckSpec{Interval: time.Second, Rise: 2, Fall: 3},
+		TunnelSources: func(addrs []netip.Addr) error { r.tunnels = append(r.tunnels, fmt.Sprint(addrs)); return r.tunnErr },
+		Log: slog.New(slog.NewTextHandler(&r.log, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		}})),
+	}
+	change(&o)
+	s, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.queue.ShutDown)
+	s.events = r.events
+	return &fixture{s, r}
+}
+
+func asIs(*Options) {}
+
+// queued returns the keys in the queue and empties it.
+func (f *fixture) queued() (keys []string) {
+	for f.queue.Len() > 0 {
+		key, _ := f.queue.Get()
+		f.queue.Done(key)
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+// have puts objects into the caches.
+func (f *fixture) have(t *testing.T, objects ...any) {
+	t.Helper()
+	for _, x := range objects {
+		var err error
+		switch x := x.(type) {
+		case *core.Service:
+			err = f.services.Add(x)
+		case *discovery.EndpointSlice:
+			err = f.slices.Add(x)
+		case *core.Node:
+			err = f.nodes.Add(x)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// of makes an EndpointSlice one of a service in the namespace default.
+func of(service string, s *discovery.EndpointSlice) *discovery.EndpointSlice {
+	s.Namespace, s.Name = "default", service+"-1"
+	s.Labels = map[string]string{discovery.LabelServiceName: service}
+	return s
+}
+
+func node(name string, addrs ...string) *core.Node {
+	n := &core.Node{ObjectMeta: meta.ObjectMeta{Name: name, Labels: map[string]string{core.LabelTopologyZone: "zone-" + name}}}
+	for _, a := range addrs {
+		n.Status.Addresses = append(n.Status.Addresses, core.NodeAddress{Type: core.NodeInternalIP, Address: a})
+	}
+	return n
+}
