@@ -93,6 +93,9 @@ func TestWithhold(t *testing.T) {
 	const web = "default/web"
 	nodePort := func(s *core.Service) { local(s); s.Spec.HealthCheckNodePort = 30000 }
 	clusterNodePort := func(s *core.Service) { s.Spec.HealthCheckNodePort = 30000 }
+	const notProbed = "health check node port 30000 has not answered yet"
+	const unhealthy = "health check node port 30000: bad"
+	proxyIs := func(err error) []lb.Health { return []lb.Health{report(proxyCheck, err)} }
 	const noneReady = "externalTrafficPolicy is Local, and no ready endpoint is on this node"
 	const proxy = "the service proxy's " + healthz
 	for _, tt := range []struct {
@@ -104,18 +107,18 @@ func TestWithhold(t *testing.T) {
 		want    string
 		checked bool // its health check node port is, after
 	}{
-		{"healthy proxy", same, 0, node("n1"), []lb.Health{report(proxyCheck, nil)}, "", false},
+		{"healthy proxy", same, 0, node("n1"), proxyIs(nil), "", false},
 		{"proxy not probed yet", same, 0, node("n1"), nil, proxy + " has not answered yet", false},
-		{"unhealthy proxy", same, 0, node("n1"), []lb.Health{report(proxyCheck, errTest)}, proxy + ": bad", false},
-		{"no proxy", same, 0, node("n1"), []lb.Health{report(proxyCheck, errRefused)}, "", false},
-		{"no node", same, 0, nil, []lb.Health{report(proxyCheck, nil)}, "this node is not known to the API server", true},
-		{"Local, none ready", local, 0, node("n1"), []lb.Health{report(proxyCheck, nil)}, noneReady, false},
-		{"Local, one ready", local, 1, node("n1"), []lb.Health{report(proxyCheck, nil)}, "", false},
-		{"Local, not probed yet", nodePort, 1, node("n1"), nil, "health check node port 30000 has not answered yet", true},
-		{"Local, unhealthy", nodePort, 1, node("n1"), []lb.Health{report(web, errTest)}, "health check node port 30000: bad", true},
-		{"Local, healthy", nodePort, 1, node("n1"), []lb.Health{report(proxyCheck, errTest), report(web, nil)}, "", true},
+		{"unhealthy proxy", same, 0, node("n1"), proxyIs(errTest), proxy + ": bad", false},
+		{"no proxy", same, 0, node("n1"), proxyIs(errRefused), "", false},
+		{"no node", same, 0, nil, proxyIs(nil), "this node is not known to the API server", true},
+		{"Local, none ready", local, 0, node("n1"), proxyIs(nil), noneReady, false},
+		{"Local, one ready", local, 1, node("n1"), proxyIs(nil), "", false},
+		{"Local, not probed yet", nodePort, 1, node("n1"), nil, notProbed, true},
+		{"Local, unhealthy", nodePort, 1, node("n1"), []lb.Health{report(web, errTest)}, unhealthy, true},
+		{"Local, healthy", nodePort, 1, node("n1"), append(proxyIs(errTest), report(web, nil)), "", true},
 		{"Local, none ready any more", nodePort, 0, node("n1"), []lb.Health{report(web, nil)}, noneReady, false},
-		{"Cluster", clusterNodePort, 1, node("n1"), []lb.Health{report(proxyCheck, nil)}, "", false},
+		{"Cluster", clusterNodePort, 1, node("n1"), proxyIs(nil), "", false},
 	} {
 		f := newFixture(t, func(o *Options) { o.ProxyHealthz = healthz })
 		f.conditions.startProxyCheck()
@@ -123,7 +126,8 @@ func TestWithhold(t *testing.T) {
 		for _, h := range tt.reports {
 			f.Health(h)
 		}
-		got := f.conditions.withhold(aService(tt.change), &view{service: &lb.Service{Name: web}, readyHere: tt.ready}, tt.node)
+		v := &view{service: &lb.Service{Name: web}, readyHere: tt.ready}
+		got := f.conditions.withhold(aService(tt.change), v, tt.node)
 		if _, checked := f.conditions.checks[web]; got != tt.want || checked != tt.checked {
 			t.Errorf("%s: withheld for %q, checked %t; want %q, %t", tt.name, got, checked, tt.want, tt.checked)
 		}

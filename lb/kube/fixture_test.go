@@ -33,7 +33,7 @@ type recorded struct {
 	tunnErr error
 	sink    []string
 	log     bytes.Buffer
-	events  *record.FakeRecorder
+	emitted *record.FakeRecorder
 }
 
 func (r *recorded) Put(service string, checks []lb.Check) {
@@ -70,17 +70,15 @@ var errTest = errors.New("test error")
 
 func newFixture(t *testing.T, change func(*Options)) *fixture {
 	t.Helper()
-	r := &recorded{events: record.NewFakeRecorder(20)}
+	r := &recorded{emitted: record.NewFakeRecorder(20)}
 	o := Options{
 		Client: fake.NewClientset(), Node: "n1", Prober: r, NodePorts: fakePorts{r},
 		Address: netip.MustParseAddr("192.0.2.1"), Probe: lb.CheckSpec{Interval: time.Second, Rise: 2, Fall: 3},
-		TunnelSources: func(addrs []netip.Addr) error { r.tunnels = append(r.tunnels, fmt.Sprint(addrs)); return r.tunnErr },
-		Log: slog.New(slog.NewTextHandler(&r.log, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-			if a.Key == slog.TimeKey {
-				return slog.Attr{}
-			}
-			return a
-		}})),
+		TunnelSources: func(addrs []netip.Addr) error {
+			r.tunnels = append(r.tunnels, fmt.Sprint(addrs))
+			return r.tunnErr
+		},
+		Log: slog.New(slog.NewTextHandler(&r.log, nil)),
 	}
 	change(&o)
 	s, err := New(o)
@@ -88,7 +86,7 @@ func newFixture(t *testing.T, change func(*Options)) *fixture {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.queue.ShutDown)
-	s.events = r.events
+	s.events = r.emitted
 	return &fixture{s, r}
 }
 
@@ -131,7 +129,8 @@ func of(service string, s *discovery.EndpointSlice) *discovery.EndpointSlice {
 }
 
 func node(name string, addrs ...string) *core.Node {
-	n := &core.Node{ObjectMeta: meta.ObjectMeta{Name: name, Labels: map[string]string{core.LabelTopologyZone: "zone-" + name}}}
+	n := &core.Node{ObjectMeta: meta.ObjectMeta{Name: name}}
+	n.Labels = map[string]string{core.LabelTopologyZone: "zone-" + name}
 	for _, a := range addrs {
 		n.Status.Addresses = append(n.Status.Addresses, core.NodeAddress{Type: core.NodeInternalIP, Address: a})
 	}

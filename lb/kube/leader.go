@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"log/slog"
@@ -129,16 +128,10 @@ func (a *Allocator) lead(ctx context.Context) {
 	}
 }
 
-// adopt records the addresses in the status of all Services, the oldest first, and their externalIPs.
+// adopt records the addresses in the status of the Services of our class, and the externalIPs of all.
 func (t *term) adopt() {
-	var all []*core.Service
 	for _, x := range t.services.List() {
-		all = append(all, x.(*core.Service))
-	}
-	slices.SortFunc(all, func(a, b *core.Service) int {
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(nameOf(a), nameOf(b)))
-	})
-	for _, s := range all {
+		s := x.(*core.Service)
 		t.assigner.reserve(s)
 		if ours(s, t.o.Class) {
 			t.assigner.adopt(s)

@@ -1,0 +1,315 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	k8stest "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/workqueue"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// newTerm is a term that does not run: tests fill its cache and call its methods.
+func newTerm(t *testing.T, objects ...*core.Service) (*term, *fake.Clientset, *record.FakeRecorder) {
+	ranges := []lb.AddrRange{{From: netip.MustParseAddr("203.0.113.1"), To: netip.MustParseAddr("203.0.113.2")}}
+	client, events := fake.NewClientset(), record.NewFakeRecorder(20)
+	a := NewAllocator(AllocatorOptions{
+		Client: client, Node: "n1", Pools: []Pool{{Pool: lb.Pool{Name: "public", AutoAssign: true, Ranges: ranges}}},
+		Log: slog.New(slog.DiscardHandler),
+	})
+	a.events = events
+	term := &term{
+		Allocator: a, services: cache.NewStore(cache.MetaNamespaceKeyFunc), assigner: newAssigner(a.o.Pools),
+		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
+	}
+	t.Cleanup(term.queue.ShutDown)
+	for _, s := range objects {
+		term.services.Add(s)
+		if err := client.Tracker().Add(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return term, client, events
+}
+
+// wanting is a Service without an address.
+func wanting(name string, change func(*core.Service)) *core.Service {
+	return aService(func(s *core.Service) {
+		s.Name, s.Status, s.ResourceVersion = name, core.ServiceStatus{}, "7"
+		change(s)
+	})
+}
+
+func given(addrs ...string) func(*core.Service) {
+	return func(s *core.Service) {
+		for _, a := range addrs {
+			status := &s.Status.LoadBalancer
+			status.Ingress = append(status.Ingress, core.LoadBalancerIngress{IP: a})
+		}
+	}
+}
+
+// patches returns what was patched, and forgets it.
+func patches(client *fake.Clientset) (all []string) {
+	for _, a := range client.Actions() {
+		if p, ok := a.(k8stest.PatchAction); ok {
+			all = append(all, strings.TrimSpace(p.GetSubresource()+" "+string(p.GetPatch())))
+		}
+	}
+	client.ClearActions()
+	return all
+}
+
+const (
+	addFinalizer    = `{"metadata":{"finalizers":["` + finalizer + `"],"resourceVersion":"7"}}`
+	removeFinalizer = `{"metadata":{"finalizers":[],"resourceVersion":"7"}}`
+	setFirst        = `status {"status":{"loadBalancer":{"ingress":[{"ip":"203.0.113.1","ipMode":"VIP"}]}}}`
+	clearStatus     = `status {"status":{"loadBalancer":{"ingress":[]}}}`
+)
+
+// What a reconciliation writes depends on the status and the finalizer that the Service has.
+func TestReconcileStatus(t *testing.T) {
+	finalized := func(more func(*core.Service)) func(*core.Service) {
+		return func(s *core.Service) { more(s); s.Finalizers = []string{finalizer} }
+	}
+	otherClass := func(more func(*core.Service)) func(*core.Service) {
+		return func(s *core.Service) { more(s); s.Spec.LoadBalancerClass = ptr("x/y") }
+	}
+	clusterIP := func(more func(*core.Service)) func(*core.Service) {
+		return func(s *core.Service) { more(s); s.Spec.Type = core.ServiceTypeClusterIP }
+	}
+	deleting := func(more func(*core.Service)) func(*core.Service) {
+		return func(s *core.Service) { more(s); s.DeletionTimestamp = &meta.Time{Time: time.Unix(1, 0)} }
+	}
+	const assigned = "Normal IPAllocated assigned [203.0.113.1]"
+	withdrawn := []string{clearStatus, removeFinalizer}
+	noPool := func(s *core.Service) { s.Annotations = map[string]string{"steelyard.dev/pool": "x"} }
+	for _, tt := range []struct {
+		name   string
+		change func(*core.Service)
+		want   []string // patches
+		event  string
+		holds  bool
+	}{
+		{"new", same, []string{addFinalizer, setFirst}, assigned, true},
+		{"has both", finalized(given("203.0.113.1")), nil, "", true},
+		{"has an address", given("203.0.113.1"), []string{addFinalizer}, "", true},
+		{"has the finalizer", finalized(same), []string{setFirst}, assigned, true},
+		{"has two", finalized(given("203.0.113.1", "203.0.113.2")), []string{setFirst}, assigned, true},
+		{"has another's", finalized(given("192.0.2.1")), []string{setFirst}, assigned, true},
+		{"cannot have any", noPool, nil, `Warning AllocationFailed there is no pool "x"; pools: public`, false},
+		{"other class", otherClass(same), nil, "", false},
+		{"other class, with its finalizer", otherClass(finalized(given("192.0.2.1"))), nil, "", false},
+		{"class changed", otherClass(finalized(given("203.0.113.1"))), withdrawn, "", false},
+		{"ClusterIP", clusterIP(same), nil, "", false},
+		{"ClusterIP, with a finalizer", clusterIP(finalized(same)), []string{removeFinalizer}, "", false},
+		{"became ClusterIP", clusterIP(finalized(given("203.0.113.1"))), withdrawn, "", false},
+		{"deleting", deleting(finalized(given("203.0.113.1"))), []string{removeFinalizer}, "", false},
+		{"deleting, without the finalizer", deleting(same), nil, "", false},
+	} {
+		s := wanting("web", tt.change)
+		term, client, events := newTerm(t, s)
+		term.assigner.adopt(s)
+		if err := term.reconcile(t.Context(), webName); err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+		event := ""
+		if len(events.Events) > 0 {
+			event = <-events.Events
+		}
+		got, holds := patches(client), term.assigner.holds(webName)
+		if !slices.Equal(got, tt.want) || event != tt.event || holds != tt.holds {
+			t.Errorf("%s: patches %q, event %q, holds %t; want %q, %q, %t",
+				tt.name, got, event, holds, tt.want, tt.event, tt.holds)
+		}
+	}
+}
+
+// Other finalizers stay.
+func TestFinalizersOfOthers(t *testing.T) {
+	s := wanting("web", func(s *core.Service) { s.Finalizers = []string{"a", finalizer, "b"} })
+	term, client, _ := newTerm(t, s)
+	term.setFinalizer(t.Context(), s, true)
+	term.setFinalizer(t.Context(), s, false)
+	s.Finalizers = []string{"a"}
+	term.setFinalizer(t.Context(), s, false)
+	term.setFinalizer(t.Context(), s, true)
+	want := []string{
+		`{"metadata":{"finalizers":["a","b"],"resourceVersion":"7"}}`,
+		`{"metadata":{"finalizers":["a","` + finalizer + `"],"resourceVersion":"7"}}`,
+	}
+	if got := patches(client); !slices.Equal(got, want) {
+		t.Errorf("patches %q; want %q", got, want)
+	}
+}
+
+// A failed request is an error: the Service is reconciled again, keeps its addresses, and the next step is not taken.
+func TestRequestsFail(t *testing.T) {
+	gone := func(s *core.Service) {
+		given("203.0.113.1")(s)
+		s.Spec.Type, s.Finalizers = core.ServiceTypeClusterIP, []string{finalizer}
+	}
+	for _, tt := range []struct {
+		name        string
+		change      func(*core.Service)
+		subresource string // whose patch fails
+		want        []string
+	}{
+		{"assign, finalizer", same, "", []string{addFinalizer}},
+		{"assign, status", same, "status", []string{addFinalizer, setFirst}},
+		{"withdraw, status", gone, "status", []string{clearStatus}},
+		{"withdraw, finalizer", gone, "", []string{clearStatus, removeFinalizer}},
+	} {
+		s := wanting("web", tt.change)
+		term, client, events := newTerm(t, s)
+		term.assigner.adopt(s)
+		client.PrependReactor("patch", "services", func(a k8stest.Action) (bool, runtime.Object, error) {
+			return a.GetSubresource() == tt.subresource, nil, errTest
+		})
+		err := term.reconcile(t.Context(), webName)
+		got, said, holds := patches(client), len(events.Events), term.assigner.holds(webName)
+		if err == nil || !slices.Equal(got, tt.want) || said > 0 || !holds {
+			t.Errorf("%s: %v, patches %q, %d events, holds %t; want an error, %q, none, true",
+				tt.name, err, got, said, holds, tt.want)
+		}
+	}
+}
+
+// A released address is offered to the Services of ours that have none.
+func TestRetryOthers(t *testing.T) {
+	had := wanting("had", func(s *core.Service) {
+		given("203.0.113.1")(s)
+		s.Finalizers = []string{finalizer}
+	})
+	others := []*core.Service{
+		wanting("waits", same), wanting("has", given("203.0.113.2")),
+		wanting("other", func(s *core.Service) { s.Spec.LoadBalancerClass = ptr("x/y") }),
+	}
+	queued := func(term *term) (keys []string) {
+		for term.queue.Len() > 0 {
+			key, _ := term.queue.Get()
+			term.queue.Done(key)
+			keys = append(keys, key)
+		}
+		return keys
+	}
+	for name, tt := range map[string]struct {
+		end  func(*term)
+		want []string
+	}{
+		"deleted":        {func(t *term) { t.services.Delete(had) }, []string{"default/waits"}},
+		"other class":    {func(*term) { had.Spec.LoadBalancerClass = ptr("x/y") }, []string{"default/waits"}},
+		"deleted before": {func(t *term) { t.services.Delete(had); t.assigner.release("default/had") }, nil},
+		"only reserved": {func(t *term) {
+			t.services.Delete(had)
+			t.assigner.release("default/had")
+			reserved := []netip.Addr{netip.MustParseAddr("203.0.113.1")}
+			t.assigner.alloc.Reserve(lb.Holder{Service: "default/had"}, reserved)
+		}, nil},
+	} {
+		had.Spec.LoadBalancerClass = nil
+		term, _, _ := newTerm(t, append(slices.Clone(others), had)...)
+		term.assigner.adopt(had)
+		tt.end(term)
+		if err := term.reconcile(t.Context(), "default/had"); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got := queued(term); !slices.Equal(got, tt.want) {
+			t.Errorf("%s: queued %q; want %q", name, got, tt.want)
+		}
+		if got, err := term.assigner.assign(wanting("new", same)); fmt.Sprint(got) != "[203.0.113.1]" {
+			t.Errorf("%s: %v, %v after the release", name, got, err)
+		}
+	}
+}
+
+// A new leader assigns no address that is in the status of a Service of its class or in externalIPs.
+func TestAdopt(t *testing.T) {
+	otherClass := func(s *core.Service) {
+		given("203.0.113.1")(s)
+		s.Spec.LoadBalancerClass = ptr("x/y")
+	}
+	first := given("203.0.113.1")
+	for name, tt := range map[string]struct {
+		services []*core.Service
+		want     string // the addresses of "new"
+	}{
+		"none":          {nil, "[203.0.113.1]"},
+		"one":           {[]*core.Service{wanting("a", first)}, "[203.0.113.2]"},
+		"in no pool":    {[]*core.Service{wanting("a", given("192.0.2.1"))}, "[203.0.113.1]"},
+		"another class": {[]*core.Service{wanting("a", otherClass)}, "[203.0.113.1]"},
+		"externalIPs": {[]*core.Service{wanting("a", func(s *core.Service) {
+			s.Spec.Type, s.Spec.ExternalIPs = core.ServiceTypeClusterIP, []string{"203.0.113.1"}
+		})}, "[203.0.113.2]"},
+	} {
+		term, _, _ := newTerm(t, tt.services...)
+		term.adopt()
+		if got, err := term.assigner.assign(wanting("new", same)); fmt.Sprint(got) != tt.want {
+			t.Errorf("%s: %v, %v; want %s", name, got, err, tt.want)
+		}
+	}
+}
+
+// A leader assigns addresses, the next one starts from what the API server has.
+func TestElection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		old := wanting("old", func(s *core.Service) { given("203.0.113.1")(s); s.Finalizers = []string{finalizer} })
+		client := fake.NewClientset(old, wanting("new", same), wanting("late", same))
+		pool := lb.Pool{Name: "public", AutoAssign: true, Ranges: []lb.AddrRange{
+			{From: netip.MustParseAddr("203.0.113.1"), To: netip.MustParseAddr("203.0.113.2")},
+		}}
+		address := func(name string) string {
+			s, err := client.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{})
+			if err != nil {
+				return err.Error()
+			}
+			return fmt.Sprint(addressesOf(s))
+		}
+		run := func(node string) (stop func()) {
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error)
+			a := NewAllocator(AllocatorOptions{
+				Client: client, Lease: client, Node: node, Namespace: "kube-system", Pools: []Pool{{Pool: pool}},
+				Log: slog.New(slog.DiscardHandler),
+			})
+			go func() { done <- a.Run(ctx) }()
+			return func() {
+				cancel()
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		stopFirst, stopSecond := run("n1"), run("n2")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if got := []string{address("old"), address("new"), address("late")}; !slices.Contains(got, "[]") ||
+			!slices.Contains(got, "[203.0.113.2]") || got[0] != "[203.0.113.1]" {
+			t.Errorf("addresses %q; want one each for old and one other", got)
+		}
+		stopFirst()
+		client.CoreV1().Services("default").Delete(t.Context(), "old", meta.DeleteOptions{})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		got := []string{address("new"), address("late")}
+		slices.Sort(got)
+		if want := []string{"[203.0.113.1]", "[203.0.113.2]"}; !slices.Equal(got, want) {
+			t.Errorf("addresses %q after the first leader; want %q", got, want)
+		}
+		stopSecond()
+	})
+}

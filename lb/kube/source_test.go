@@ -1,0 +1,348 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+	k8stest "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// A service is sent when it changes, and deleted once when this node no longer serves it.
+func TestReconcile(t *testing.T) {
+	for name, stop := range map[string]func(*fixture, *core.Service){
+		"deleted":         func(f *fixture, s *core.Service) { f.services.Delete(s) },
+		"no address":      func(f *fixture, s *core.Service) { s.Status = core.ServiceStatus{} },
+		"another proxy":   func(f *fixture, s *core.Service) { s.Labels = map[string]string{labelProxyName: "x"} },
+		"another class":   func(f *fixture, s *core.Service) { s.Spec.LoadBalancerClass = ptr("x/y") },
+		"no longer of us": func(f *fixture, s *core.Service) { s.Spec.Type = core.ServiceTypeClusterIP },
+	} {
+		f := newFixture(t, asIs)
+		service := aService(same)
+		f.have(t, service, node("n1"), of("web", slice(8080, ep("10.0.0.1", "n1", "rs"))))
+		reconcile := func(want string) {
+			t.Helper()
+			f.reconcile(webName, fakeSink{f.recorded})
+			if got := taken(&f.sink); got != want {
+				t.Errorf("%s: %s; want %s", name, got, want)
+			}
+		}
+		reconcile("[put default/web [203.0.113.10]]")
+		reconcile("[]")
+		f.have(t, of("web", slice(8080)))
+		reconcile("[put default/web [203.0.113.10]]")
+		f.conditions.nodePort(webName, 30000)
+		stop(f, service)
+		taken(&f.ports)
+		reconcile("[delete default/web]")
+		if len(f.put)+len(f.stale)+len(f.conditions.checks) > 0 || taken(&f.ports) != "[stop default/web]" {
+			t.Errorf("%s: something is left of the service", name)
+		}
+		reconcile("[]")
+	}
+}
+
+// The agent answers at a health check node port when the policy is Local and the node has no other proxy.
+func TestNodePort(t *testing.T) {
+	localPort := func(s *core.Service) { local(s); s.Spec.HealthCheckNodePort = 30000 }
+	const served, stopped = "[serve default/web 30000 2]", "[stop default/web]"
+	for name, tt := range map[string]struct {
+		change  func(*core.Service)
+		isProxy bool
+		health  error // of the service proxy
+		want    string
+	}{
+		"is the proxy":       {localPort, true, nil, served},
+		"no proxy":           {localPort, false, errRefused, served},
+		"a proxy":            {localPort, false, nil, stopped},
+		"an unhealthy proxy": {localPort, false, errTest, stopped},
+		"Cluster":            {func(s *core.Service) { s.Spec.HealthCheckNodePort = 30000 }, true, nil, stopped},
+		"no port":            {local, true, nil, stopped},
+	} {
+		f := newFixture(t, func(o *Options) { o.ProxyHealthz, o.IsProxy = healthz, tt.isProxy })
+		f.conditions.startProxyCheck()
+		f.Health(report(proxyCheck, tt.health))
+		f.nodePort(aService(tt.change), &view{service: &lb.Service{Name: webName}, readyHere: 2})
+		if got := taken(&f.ports); got != tt.want || len(f.emitted.Events) > 0 {
+			t.Errorf("%s: %s, %d events; want %s", name, got, len(f.emitted.Events), tt.want)
+		}
+	}
+	f := newFixture(t, func(o *Options) { o.NodePorts, o.IsProxy = nil, true })
+	f.nodePort(aService(localPort), &view{service: &lb.Service{Name: webName}})
+	f.closePort(webName)
+}
+
+// A health check node port in use is reported by an Event and tried again.
+func TestNodePortInUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, func(o *Options) { o.IsProxy = true })
+		f.portErr = errTest
+		service := aService(func(s *core.Service) { local(s); s.Spec.HealthCheckNodePort = 30000 })
+		f.nodePort(service, &view{service: &lb.Service{Name: webName}})
+		want := "Warning FailedToStartServiceHealthcheck " +
+			`node n1 failed to start healthcheck "default/web" on port 30000: test error`
+		if got := <-f.emitted.Events; got != want {
+			t.Errorf("event %q; want %q", got, want)
+		}
+		time.Sleep(portRetry - time.Millisecond)
+		synctest.Wait()
+		early := f.queued()
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if late := f.queued(); len(early) > 0 || !slices.Equal(late, []string{webName}) {
+			t.Errorf("queued %q, later %q; want a retry after %s", early, late, portRetry)
+		}
+	})
+}
+
+func TestEligible(t *testing.T) {
+	f := newFixture(t, asIs)
+	if f.have(t, node("n2")); f.Eligible() {
+		t.Error("eligible without a Node object")
+	}
+	if f.have(t, node("n1")); !f.Eligible() {
+		t.Error("not eligible")
+	}
+	tainted := node("n1")
+	tainted.Spec.Taints = []core.Taint{{Key: taintAutoscaler}}
+	if f.have(t, tainted); f.Eligible() {
+		t.Error("eligible although about to be removed")
+	}
+}
+
+func TestPlace(t *testing.T) {
+	other := node("n2", "x", "192.0.2.2", "192.0.2.22")
+	external := core.NodeAddress{Type: core.NodeExternalIP, Address: "198.51.100.2"}
+	other.Status.Addresses = append([]core.NodeAddress{external}, other.Status.Addresses...)
+	for forward, want := range map[lb.Method]string{
+		lb.MethodTunnel: "n1 zone-n1 map[n1:192.0.2.1 n2:192.0.2.2]",
+		lb.MethodNAT:    "n1 zone-n1 map[]",
+	} {
+		f := newFixture(t, func(o *Options) { o.Forward = forward })
+		f.have(t, node("n1", "192.0.2.1"), other, node("n3"))
+		got := f.place(f.node())
+		text := fmt.Sprint(got.node, " ", got.zone, " ", got.nodes)
+		if text != want || (got.nodes != nil) != (forward == lb.MethodTunnel) {
+			t.Errorf("%s: %v; want %s", forward, got, want)
+		}
+	}
+	if got := newFixture(t, asIs).place(nil); got.node != "n1" || got.zone != "" {
+		t.Errorf("without a Node object: %+v", got)
+	}
+}
+
+func TestTunnelSources(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(*Options)
+		err    error
+		want   string
+	}{
+		{"tunnel", func(o *Options) { o.Forward = lb.MethodTunnel }, nil, "[[192.0.2.1 2001:db8::1]]"},
+		{"fails", func(o *Options) { o.Forward = lb.MethodTunnel }, errTest, "[[192.0.2.1 2001:db8::1]]"},
+		{"nat", asIs, nil, "[]"},
+		{"not wanted", func(o *Options) { o.Forward, o.TunnelSources = lb.MethodTunnel, nil }, nil, "[]"},
+	} {
+		f := newFixture(t, tt.change)
+		f.tunnErr = tt.err
+		f.have(t, node("n1", "192.0.2.1", "2001:db8::1"), node("n2"))
+		f.setTunnelSources()
+		if got := taken(&f.tunnels); got != tt.want || (f.log.Len() > 0) != (tt.err != nil) {
+			t.Errorf("%s: %s, log %q; want %s", tt.name, got, &f.log, tt.want)
+		}
+	}
+}
+
+// handlers is an informer that keeps its handlers.
+type handlers struct {
+	cache.SharedIndexInformer
+	cache.ResourceEventHandlerFuncs
+}
+
+func (h *handlers) AddEventHandler(x cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
+	h.ResourceEventHandlerFuncs = x.(cache.ResourceEventHandlerFuncs)
+	return nil, nil
+}
+func (h *handlers) HasSynced() bool { return true }
+
+// What changes is queued, and with a Service those that share an address with it, before or after.
+func TestWatch(t *testing.T) {
+	named := func(name string, ips ...string) *core.Service {
+		return aService(func(s *core.Service) {
+			s.Name, s.Status, s.Spec.ExternalIPs = name, core.ServiceStatus{}, ips
+		})
+	}
+	f := newFixture(t, asIs)
+	one, two := named("one", "203.0.113.1"), named("two", "203.0.113.2")
+	f.have(t, one, two, named("none"))
+	services, nodes := &handlers{}, &handlers{}
+	f.watch(services, func(x any) string { return nameOf(x.(*core.Service)) })
+	f.watch(nodes, func(any) string { return everything })
+	heartbeat := node("n2", "192.0.2.2")
+	atFirst, atSecond := named("new", "203.0.113.1"), named("new", "203.0.113.2")
+	moved := node("n2", "192.0.2.3")
+	heartbeat.Status.Conditions = []core.NodeCondition{{Type: core.NodeReady}}
+	for _, tt := range []struct {
+		name string
+		do   func()
+		want []string
+	}{
+		{"add", func() { services.OnAdd(named("new"), false) }, []string{"default/new"}},
+		{"add, shared", func() { services.OnAdd(atSecond, false) }, []string{"default/new", "default/two"}},
+		{"update", func() {
+			services.OnUpdate(atFirst, atSecond)
+		}, []string{"default/new", "default/two", "default/one"}},
+		{"delete", func() { services.OnDelete(one) }, []string{"default/one"}},
+		{"delete, missed", func() {
+			services.OnDelete(cache.DeletedFinalStateUnknown{Obj: two})
+		}, []string{"default/two"}},
+		{"heartbeat of another node", func() { nodes.OnUpdate(node("n2", "192.0.2.2"), heartbeat) }, nil},
+		{"address of another node", func() { nodes.OnUpdate(heartbeat, moved) }, []string{everything}},
+		{"this node", func() { nodes.OnUpdate(node("n1"), node("n1")) }, []string{everything}},
+		{"another node", func() { nodes.OnAdd(node("n2"), false) }, []string{everything}},
+	} {
+		tt.do()
+		if got := f.queued(); !slices.Equal(got, tt.want) {
+			t.Errorf("%s: queued %q; want %q", tt.name, got, tt.want)
+		}
+	}
+	if f.shares(named("none")) || f.shares(one) || !f.shares(named("new", "203.0.113.1")) {
+		t.Error("shares is wrong")
+	}
+}
+
+// The pool of the first address names the announcers; an address in no pool withholds the service.
+func TestPooled(t *testing.T) {
+	pool := func(name, addr string, announce lb.AnnouncerKind) Pool {
+		a := netip.MustParseAddr(addr)
+		ranges := []lb.AddrRange{{From: a, To: a}}
+		return Pool{Pool: lb.Pool{Name: name, Ranges: ranges, Announce: []lb.AnnouncerKind{announce}}}
+	}
+	two := []Pool{pool("a", "203.0.113.1", lb.AnnounceBGP), pool("b", "203.0.113.2", lb.AnnounceL2)}
+	for _, tt := range []struct {
+		pools []Pool
+		vips  []string
+		hold  string
+		want  string
+	}{
+		{nil, []string{"203.0.113.9"}, "", " []"},
+		{two, []string{"203.0.113.1", "203.0.113.2"}, "", " [bgp]"},
+		{two, []string{"203.0.113.2", "203.0.113.1"}, "", " [l2]"},
+		{two, []string{"203.0.113.1", "203.0.113.9"}, "", "203.0.113.9 is in no pool [bgp]"},
+		{two, []string{"203.0.113.9"}, "cordoned", "cordoned []"},
+	} {
+		f := newFixture(t, func(o *Options) { o.Pools = tt.pools })
+		s := &lb.Service{WithholdReason: tt.hold}
+		for _, v := range tt.vips {
+			s.VIPs = append(s.VIPs, netip.MustParseAddr(v))
+		}
+		f.pooled(s)
+		if got := fmt.Sprint(s.WithholdReason, " ", s.Announce); got != tt.want {
+			t.Errorf("%v: %s; want %s", tt.vips, got, tt.want)
+		}
+	}
+}
+
+func TestSlim(t *testing.T) {
+	n := node("n1", "192.0.2.1")
+	n.ManagedFields, n.Status.Images = []meta.ManagedFieldsEntry{{}}, []core.ContainerImage{{}}
+	x, err := slim(n)
+	got := x.(*core.Node)
+	if err != nil || got.ManagedFields != nil || got.Status.Images != nil || len(got.Status.Addresses) == 0 {
+		t.Errorf("slim: %+v, %v", x, err)
+	}
+	if x, err := slim("tombstone"); x != "tombstone" || err != nil {
+		t.Errorf("slim: %v, %v", x, err)
+	}
+}
+
+// Run follows a cluster: here the API server is client-go's fake.
+func TestRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		endpoints := of("web", slice(8080, ep("10.0.0.1", "n1", "rs")))
+		client := fake.NewClientset(aService(same), endpoints, node("n1", "192.0.2.1"), node("n2", "192.0.2.2"))
+		f := newFixture(t, func(o *Options) { o.Client, o.Forward = client, lb.MethodTunnel })
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- f.Run(ctx, fakeSink{f.recorded}) }()
+		api := client.CoreV1()
+		step := func(name, want, tunnels string) {
+			t.Helper()
+			time.Sleep(time.Second)
+			synctest.Wait()
+			if got, sources := taken(&f.sink), taken(&f.tunnels); got != want || sources != tunnels {
+				t.Errorf("%s: %s, tunnel sources %s; want %s, %s", name, got, sources, want, tunnels)
+			}
+		}
+		const put = "[put default/web [203.0.113.10]]"
+		both := "[192.0.2.1 192.0.2.2]"
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if got := taken(&f.sink); got != "[put default/web [203.0.113.10] complete kubernetes]" {
+			t.Errorf("start: %s", got)
+		}
+		if got := f.tunnels; !slices.Contains(got, both) && !slices.Contains(got, "[192.0.2.2 192.0.2.1]") {
+			t.Errorf("start: tunnel sources %s", got)
+		}
+		f.tunnels = nil
+		if text := f.log.String(); !strings.Contains(text, "services=1 served=1") {
+			t.Errorf("log %s", text)
+		}
+		changed := of("web", slice(8080, ep("10.0.0.2", "n1", "rs")))
+		client.DiscoveryV1().EndpointSlices("default").Update(ctx, changed, meta.UpdateOptions{})
+		step("endpoint changed", put, "[]")
+		api.Nodes().Delete(ctx, "n2", meta.DeleteOptions{})
+		step("other node deleted", "[]", "[[192.0.2.1]]")
+		unready := node("n1", "192.0.2.1")
+		unready.Labels[labelExclude] = ""
+		api.Nodes().Update(ctx, unready, meta.UpdateOptions{})
+		step("node excluded", put, "[[192.0.2.1]]")
+		api.Services("default").Delete(ctx, "web", meta.DeleteOptions{})
+		step("deleted", "[delete default/web]", "[]")
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// With nat the source watches its own Node only. It never watches what another proxy serves.
+func TestWhatIsWatched(t *testing.T) {
+	const labels = "!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name"
+	for forward, fields := range map[lb.Method]string{lb.MethodTunnel: "", lb.MethodNAT: "metadata.name=n1"} {
+		synctest.Test(t, func(t *testing.T) {
+			client := fake.NewClientset()
+			f := newFixture(t, func(o *Options) { o.Client, o.Forward = client, forward })
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error)
+			go func() { done <- f.Run(ctx, fakeSink{f.recorded}) }()
+			time.Sleep(time.Second)
+			synctest.Wait()
+			cancel()
+			<-done
+			got := map[string]string{}
+			for _, a := range client.Actions() {
+				if w, ok := a.(k8stest.WatchAction); ok {
+					r := w.GetWatchRestrictions()
+					got[a.GetResource().Resource] = r.Labels.String() + r.Fields.String()
+				}
+			}
+			want := map[string]string{"services": labels, "endpointslices": labels, "nodes": fields}
+			if !maps.Equal(got, want) {
+				t.Errorf("%s: watched %v; want %v", forward, got, want)
+			}
+		})
+	}
+}
