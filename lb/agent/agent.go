@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"io"
 	"log/slog"
 	"time"
 
@@ -52,7 +53,7 @@ func (o Options) complete() (Options, error) {
 type Agent struct {
 	log      *slog.Logger
 	engine   *lb.Engine
-	datapath *datapath.Datapath
+	datapath io.Closer
 	reloader *reloader
 	sources  []task // run until the routes are to be withdrawn
 	tasks    []task // run until the routes are withdrawn
@@ -74,8 +75,9 @@ const (
 
 // New creates an agent. It loads and attaches the kernel programs, which continue with the state of an earlier run, and
 // starts nothing else.
-func New(o Options) (_ *Agent, err error) {
-	if o, err = o.complete(); err != nil {
+func New(o Options) (*Agent, error) {
+	o, err := o.complete()
+	if err != nil {
 		return nil, err
 	}
 	for _, w := range o.Config.Warnings {
@@ -103,16 +105,14 @@ func New(o Options) (_ *Agent, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if a.datapath, err = datapath.Open(dpOptions); err != nil {
+	dp, err := datapath.Open(dpOptions)
+	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			a.close()
-		}
-	}()
-	registry.MustRegister(a.datapath)
-	if err := a.connect(o, facts, services, announcers, registry); err != nil {
+	a.datapath = dp
+	registry.MustRegister(dp)
+	if err := a.connect(o, facts, services, announcers, dp, registry); err != nil {
+		a.close()
 		return nil, err
 	}
 	return a, nil
@@ -120,11 +120,12 @@ func New(o Options) (_ *Agent, err error) {
 
 // connect creates the engine, and what reads from it: the drain store, the cluster and the admin API.
 func (a *Agent) connect(
-	o Options, facts node, services *file.Source, announcers announcers, registry *prometheus.Registry,
+	o Options, facts node, services *file.Source, announcers announcers, dp *datapath.Datapath,
+	registry *prometheus.Registry,
 ) error {
 	relay := new(healthRelay)
 	prober := healthd.New(healthd.Options{
-		Report: relay.report, Way: checkPath(a.datapath), Log: component(o.Log, "health"), Registerer: registry,
+		Report: relay.report, Way: checkPath(dp), Log: component(o.Log, "health"), Registerer: registry,
 	})
 	calls := admin.NewCallMetrics()
 	sources := []string{file.Name}
@@ -133,7 +134,7 @@ func (a *Agent) connect(
 	}
 	var err error
 	a.engine, err = lb.NewEngine(lb.EngineOptions{
-		Datapath: a.datapath, Announcer: announcers.all, Prober: prober, Sources: sources,
+		Datapath: dp, Announcer: announcers.all, Prober: prober, Sources: sources,
 		Settle: settleTimeout, Retry: retryDelay, Withdraw: withdrawTimeout,
 		Log: component(o.Log, "engine"), Observe: calls.Observe,
 	})
@@ -148,23 +149,23 @@ func (a *Agent) connect(
 		return err
 	}
 	if o.Config.Kubernetes != nil {
-		c, err := newCluster(o, facts, a.engine, a.datapath.SetTunnelSources)
+		c, err := newCluster(o, facts, a.engine, dp.SetTunnelSources)
 		if err != nil {
 			return err
 		}
 		a.sources = append(a.sources, c.source)
 		a.tasks = append(a.tasks, c.tasks...)
 	}
-	info := describer{node: facts.name, version: o.Version, started: time.Now(), reloader: a.reloader, datapath: a.datapath}
+	info := describer{node: facts.name, version: o.Version, started: time.Now(), reloader: a.reloader, datapath: dp}
 	api := admin.New(admin.Options{
 		Socket: o.Config.Admin.Socket, Listen: o.Config.Admin.Listen,
-		Status: a.engine.Status, Peers: announcers.peers, Flows: a.datapath.Flows, Explain: a.datapath.Explain,
+		Status: a.engine.Status, Peers: announcers.peers, Flows: dp.Flows, Explain: dp.Explain,
 		Drain: drains.set, Reload: a.reloader.reload, Info: info.info,
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}),
 		Log:     component(o.Log, "admin"),
 	})
 	a.tasks = append(a.tasks,
-		task{"datapath", a.datapath.Run}, task{"health checks", prober.Run}, task{"admin API", api.Run})
+		task{"datapath", dp.Run}, task{"health checks", prober.Run}, task{"admin API", api.Run})
 	return nil
 }
 

@@ -3,7 +3,6 @@ package agent
 import (
 	"log/slog"
 	"reflect"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -11,7 +10,6 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/agent/preflight"
 	"github.com/steelyard-lb/steelyard/lb/file"
-	"github.com/steelyard-lb/steelyard/systemd"
 )
 
 // reloader reads the configuration file again. Its reload may be called from any goroutine.
@@ -101,36 +99,4 @@ func clusterPools(c *config.Config) []config.Pool {
 		return nil
 	}
 	return c.Pools
-}
-
-// readiness tells systemd when the agent is ready and when it reloads. A reload that ends before the start is complete
-// must not send READY=1, which ends the start. It runs one reload at a time.
-type readiness struct {
-	notifier *systemd.Notifier
-
-	mu    sync.Mutex // guards ready; held during a reload
-	ready bool
-}
-
-func newReadiness(n *systemd.Notifier) *readiness { return &readiness{notifier: n} }
-
-// set reports that the start is complete.
-func (r *readiness) set() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.ready = true
-	r.notifier.Ready()
-}
-
-// reloading calls reload between RELOADING=1 and READY=1, also when it refuses the configuration.
-func (r *readiness) reloading(reload func()) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !r.ready {
-		reload()
-		return
-	}
-	r.notifier.Reloading()
-	reload()
-	r.notifier.Ready()
 }

@@ -1,0 +1,100 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// fakeEngine has one service, web.
+type fakeEngine struct {
+	drains []lb.Drains
+	err    error
+}
+
+func (e *fakeEngine) Status(context.Context) (lb.Status, error) {
+	return lb.Status{Services: []lb.ServiceStatus{{Service: "web"}}}, e.err
+}
+
+func (e *fakeEngine) Drain(d lb.Drains) { e.drains = append(e.drains, d) }
+
+func TestDrainStore(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state") // does not exist before the first drain
+	e := new(fakeEngine)
+	store, err := openDrainStore(dir, e)
+	if err != nil || len(e.drains) > 0 {
+		t.Fatalf("without a file: %v, engine %v", err, e.drains)
+	}
+	for _, tt := range []struct {
+		service string
+		on      bool
+		want    lb.Drains
+	}{
+		{"web", true, lb.Drains{Services: []string{"web"}}},
+		{"", true, lb.Drains{Node: true, Services: []string{"web"}}},
+		{"deleted", false, lb.Drains{Node: true, Services: []string{"web"}}},
+		{"web", false, lb.Drains{Node: true, Services: []string{}}},
+	} {
+		got, err := store.set(t.Context(), tt.service, tt.on)
+		if d := cmp.Diff(tt.want, got); d != "" || err != nil {
+			t.Errorf("%q %t: %v, -want +got:\n%s", tt.service, tt.on, err, d)
+		}
+		if d := cmp.Diff(tt.want, e.drains[len(e.drains)-1]); d != "" {
+			t.Errorf("%q %t: the engine has, -want +got:\n%s", tt.service, tt.on, d)
+		}
+		// A later agent starts with the same drains.
+		next := new(fakeEngine)
+		if _, err := openDrainStore(dir, next); err != nil || len(next.drains) != 1 || cmp.Diff(tt.want, next.drains[0]) != "" {
+			t.Errorf("%q %t: a later agent: %v, %v", tt.service, tt.on, err, next.drains)
+		}
+	}
+	if files, err := os.ReadDir(dir); err != nil || len(files) != 1 || files[0].Name() != "drained.json" {
+		t.Errorf("files: %v, %v; want drained.json alone", files, err)
+	}
+}
+
+// A drain that is refused or cannot be written changes neither the file nor the engine.
+func TestDrainStoreRefuses(t *testing.T) {
+	dir := t.TempDir()
+	e := new(fakeEngine)
+	store, err := openDrainStore(dir, e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := func(what, want string) {
+		t.Helper()
+		got, err := store.set(t.Context(), strings.Fields(what)[0], true)
+		if err == nil || !strings.HasPrefix(err.Error(), want) || len(got.Services) > 0 || got.Node || len(e.drains) > 0 {
+			t.Errorf("%s: %v, %v, engine %v; want error %s…", what, got, err, e.drains, want)
+		}
+	}
+	refused("mail", `there is no service "mail"; see "steelyard services"`)
+	e.err = errors.New("no answer")
+	refused("web", "no answer")
+	e.err = nil
+	if err := os.Mkdir(filepath.Join(dir, "drained.json"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	refused("web", "write the drains: ")
+	if _, err := openDrainStore(dir, e); err == nil || !strings.HasPrefix(err.Error(), "read the drains from "+dir) {
+		t.Errorf("a directory in place of the file: %v", err)
+	}
+}
+
+func TestDrainStoreOfWrongFile(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "drained.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e := new(fakeEngine)
+	if _, err := openDrainStore(dir, e); err == nil || len(e.drains) > 0 {
+		t.Errorf("error %v, engine %v; want an error and no drain", err, e.drains)
+	}
+}

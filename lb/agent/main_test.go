@@ -1,0 +1,161 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/admin"
+)
+
+// TestMain makes the test program an agent, too: the lab starts it in a host with the arguments "run -c FILE".
+func TestMain(m *testing.M) {
+	if len(os.Args) != 4 || os.Args[1] != "run" {
+		os.Exit(m.Run())
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := runAgent(ctx, os.Args[3]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// runAgent runs an agent by its Go API, with a state directory of its own.
+func runAgent(ctx context.Context, configFile string) error {
+	a, err := New(Options{
+		ConfigFile: configFile, Version: "test", StateDir: "/run/agent-test",
+		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+	})
+	if err != nil {
+		return err
+	}
+	return a.Run(ctx)
+}
+
+// The agent runs in a host of the lab: it announces its service, keeps drains in its state directory over a restart,
+// refuses a wrong file, and withdraws at its end.
+func TestAgentInALab(t *testing.T) {
+	labtest.Root(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	site := labtest.Topology(t, lab.Shape{Clients: 1, Balancers: 1, Servers: 1})
+	b := site.Balancers[0]
+	agent := labtest.Agent(t, b.Host, self, lab.AgentConfig{
+		Name: "lb1", Interfaces: []string{"eth0"}, Mode: "tc", L2: []string{"eth0"},
+		Services: []lab.AgentService{{
+			Name: "web", Addresses: []netip.Addr{ip("203.0.113.10"), ip("2001:db8:1::10")}, Ports: []string{"80:8080"}, Backends: lab.Backends(site.Servers...),
+			Check: lab.AgentCheck{Type: "none"},
+		}},
+	})
+	state := func(what string, want func(admin.Info) bool) {
+		t.Helper()
+		labtest.Until(t, 10*time.Second, what, func() error {
+			var i admin.Info
+			if err := agent.Get(t.Context(), "/v1/status", &i); err != nil {
+				return err
+			}
+			if !want(i) {
+				return fmt.Errorf("%+v", i)
+			}
+			return nil
+		})
+	}
+	state("the addresses are announced", func(i admin.Info) bool {
+		return i.Settled && i.Announced == 2 && i.Node == "lb1" && i.Version == "test" && i.Config == lab.AgentConfigPath
+	})
+	drains, err := json.Marshal(map[string]any{"node": true, "services": nil})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := agent.Terminate(t.Context(), 10*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Host.WriteFile("/run/agent-test/drained.json", string(drains), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := agent.Start(); err != nil {
+		t.Fatal(err)
+	}
+	state("the drained addresses are not announced", func(i admin.Info) bool { return i.Settled && i.Announced == 0 })
+	if err := agent.Configure("[nonsense]\n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := agent.Reload(); err != nil {
+		t.Fatal(err)
+	}
+	state("the wrong file is refused", func(i admin.Info) bool { return strings.Contains(i.LoadError, "nonsense") })
+	if err := agent.Terminate(t.Context(), 10*time.Second); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// An agent refuses what it cannot carry out before it changes anything, and names all of it.
+func TestMainRefuses(t *testing.T) {
+	for _, tt := range []struct {
+		name, text string
+		want       []string
+	}{
+		{"not valid", "[nonsense]\n[rubbish]\n", []string{"nonsense: no such section", "rubbish: no such section"}},
+		{
+			"not supported",
+			"[bgp]\nasn = 1\npeers = [{ address = \"192.0.2.1\", asn = 2, bfd = true }]\n[l2]\nmembers = [\"192.0.2.12\"]\n",
+			[]string{"not in this version: bgp.peers: bfd (peer 192.0.2.1)", "not in this version: l2.members"},
+		},
+		{"unknown interface", "[datapath]\ninterfaces = [\"no-such-link\"]\n", []string{"interface no-such-link: "}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var log bytes.Buffer
+			path := writeConfig(t, "", tt.text)
+			err := Main(t.Context(), path, "v", &log)
+			for _, want := range tt.want {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("Main: %v; want %q", err, want)
+				}
+			}
+			if _, direct := New(Options{ConfigFile: path, Log: discard}); direct == nil || direct.Error() != err.Error() {
+				t.Errorf("New: %v; want the same", direct)
+			}
+		})
+	}
+}
+
+// A configuration given as a value is checked, too.
+func TestNewRefusesUnsupportedValue(t *testing.T) {
+	cfg := parse(t, "[bgp]\nasn = 1\npeers = [{ address = \"192.0.2.1\", asn = 2, bfd = true }]\n")
+	if _, err := New(Options{Config: cfg, Log: discard}); err == nil || !strings.Contains(err.Error(), "bfd") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestLogger(t *testing.T) {
+	for format, want := range map[string]string{"json": `"level":"WARN","msg":"m"}`, "text": "level=WARN msg=m"} {
+		var out bytes.Buffer
+		level := new(slog.LevelVar)
+		log := newLogger(&out, config.Log{Level: slog.LevelWarn, Format: format}, level)
+		log.Info("hidden")
+		log.Warn("m")
+		if got := out.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, want) {
+			t.Errorf("%s: %s", format, got)
+		}
+		level.Set(slog.LevelInfo)
+		log.Info("shown")
+		if !strings.Contains(out.String(), "shown") {
+			t.Errorf("%s: the level does not follow", format)
+		}
+	}
+}

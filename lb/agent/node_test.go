@@ -1,0 +1,150 @@
+package agent
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/steelyard-lb/steelyard/config"
+)
+
+// fakeHost has an interface eth0 with one address of each family, and a default route over it.
+type fakeHost struct {
+	noName, noRoute bool
+	noV4            bool
+}
+
+func (h fakeHost) name() (string, error) {
+	if h.noName {
+		return "", errors.New("no name")
+	}
+	return "host", nil
+}
+
+func (h fakeHost) defaultInterface() (string, error) {
+	if h.noRoute {
+		return "", errors.New("no route")
+	}
+	return "eth0", nil
+}
+
+func (h fakeHost) addresses(iface string) (v4, v6 netip.Addr, err error) {
+	switch {
+	case iface != "eth0":
+		return v4, v6, errors.New("interface " + iface + ": not found")
+	case h.noV4:
+		return v4, ip("2001:db8::1"), nil
+	}
+	return ip("192.0.2.1"), ip("2001:db8::1"), nil
+}
+
+func ip(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+func TestDescribe(t *testing.T) {
+	eth0 := []string{"eth0"}
+	bgp := &config.BGP{ASN: 64512}
+	for _, tt := range []struct {
+		name string
+		host fakeHost
+		env  string // NODE_NAME
+		cfg  config.Config
+		want node
+		err  string
+	}{
+		{
+			name: "nothing configured",
+			want: node{"host", ip("192.0.2.1"), ip("192.0.2.1"), ip("2001:db8::1"), eth0, eth0},
+		},
+		{
+			name: "NODE_NAME before the host name", env: "pod-node",
+			want: node{"pod-node", ip("192.0.2.1"), ip("192.0.2.1"), ip("2001:db8::1"), eth0, eth0},
+		},
+		{
+			name: "all configured", env: "pod-node", host: fakeHost{noName: true, noRoute: true},
+			cfg: config.Config{
+				Node:     config.Node{Name: "n", RouterID: ip("192.0.2.9"), Address: ip("192.0.2.2")},
+				Datapath: config.Datapath{Interfaces: []string{"eth0", "eth1"}},
+				L2:       &config.L2{Interfaces: []string{"eth2"}},
+			},
+			want: node{
+				"n", ip("192.0.2.9"), ip("192.0.2.2"), ip("2001:db8::1"), []string{"eth0", "eth1"}, []string{"eth2"},
+			},
+		},
+		{
+			name: "IPv6 address configured, L2 on the uplinks",
+			cfg:  config.Config{Node: config.Node{Address: ip("2001:db8::2")}, L2: &config.L2{}},
+			want: node{"host", ip("192.0.2.1"), ip("192.0.2.1"), ip("2001:db8::2"), eth0, eth0},
+		},
+		{
+			name: "no IPv4, no BGP", host: fakeHost{noV4: true},
+			want: node{name: "host", address6: ip("2001:db8::1"), interfaces: eth0, l2Interfaces: eth0},
+		},
+		{
+			name: "no IPv4, BGP with a router ID", host: fakeHost{noV4: true},
+			cfg:  config.Config{BGP: bgp, Node: config.Node{RouterID: ip("192.0.2.9")}},
+			want: node{"host", ip("192.0.2.9"), netip.Addr{}, ip("2001:db8::1"), eth0, eth0},
+		},
+		{
+			name: "no IPv4, BGP", host: fakeHost{noV4: true}, cfg: config.Config{BGP: bgp},
+			err: "interface eth0 has no IPv4 address to use as BGP identifier; set node.router_id",
+		},
+		{name: "no host name", host: fakeHost{noName: true}, err: "find the host name: no name; set node.name"},
+		{name: "no default route", host: fakeHost{noRoute: true}, err: "find the uplink: no route; set datapath.interfaces"},
+		{
+			name: "unknown interface", cfg: config.Config{Datapath: config.Datapath{Interfaces: []string{"eth9"}}},
+			err: "interface eth9: not found",
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Setenv("NODE_NAME", tt.env)
+			got, err := describe(&tt.cfg, tt.host)
+			if tt.err != "" {
+				if err == nil || err.Error() != tt.err {
+					t.Errorf("error %v; want %s", err, tt.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			equal := []cmp.Option{cmp.AllowUnexported(node{}), cmpopts.EquateComparable(netip.Addr{})}
+			if d := cmp.Diff(tt.want, got, equal...); d != "" {
+				t.Errorf("-want +got:\n%s", d)
+			}
+		})
+	}
+}
+
+func TestNodeAddress(t *testing.T) {
+	for _, tt := range []struct{ n, want string }{
+		{"192.0.2.1 2001:db8::1", "192.0.2.1"}, {" 2001:db8::1", "2001:db8::1"},
+	} {
+		v4, v6, _ := strings.Cut(tt.n, " ")
+		n := node{address6: ip(v6)}
+		if v4 != "" {
+			n.address4 = ip(v4)
+		}
+		if got := n.address(); got != ip(tt.want) {
+			t.Errorf("%q: %s; want %s", tt.n, got, tt.want)
+		}
+	}
+}
+
+// The system itself is read without privileges: the loopback interface has no global address.
+func TestThisHost(t *testing.T) {
+	v4, v6, err := thisHost{}.addresses("lo")
+	if err != nil || v4.IsLoopback() || v6.IsLoopback() || v6.IsLinkLocalUnicast() {
+		t.Errorf("lo: %s, %s, %v", v4, v6, err)
+	}
+	_, _, err = thisHost{}.addresses("no-such-link")
+	if err == nil || !strings.HasPrefix(err.Error(), "interface no-such-link: ") {
+		t.Errorf("unknown interface: %v", err)
+	}
+	if name, err := (thisHost{}).name(); err != nil || name == "" {
+		t.Errorf("host name %q, %v", name, err)
+	}
+}

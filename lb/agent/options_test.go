@@ -1,0 +1,216 @@
+package agent
+
+import (
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/steelyard-lb/steelyard/announce/bgp"
+	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/datapath"
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/kube"
+)
+
+var discard = slog.New(slog.DiscardHandler)
+
+var facts = node{
+	name: "n", routerID: ip("192.0.2.9"), address4: ip("192.0.2.1"), address6: ip("2001:db8::1"),
+	interfaces: []string{"eth0"}, l2Interfaces: []string{"eth1"},
+}
+
+var comparable = cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
+
+// parse returns the configuration of a TOML text.
+func parse(t *testing.T, text string) *config.Config {
+	t.Helper()
+	cfg, err := config.Parse("test.toml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+func TestBGPOptions(t *testing.T) {
+	cfg := parse(t, `
+[bgp]
+asn = 64512
+listen_port = 1179
+communities = ["64512:1", "64512:2:3"]
+local_pref = 200
+weighted = true
+peers = [
+  { address = "192.0.2.254", asn = 64500, port = 1790, hold_time = "9s", multihop = 3, source = "192.0.2.1", graceful_restart = false },
+  { address = "2001:db8::fe", asn = 64501, ttl_security = true },
+]`)
+	cfg.BGP.AggregateV4, cfg.BGP.AggregateV6 = 24, 64
+	want := bgp.Options{
+		ASN: 64512, RouterID: facts.routerID, ListenPort: 1179, LocalPref: 200, Weighted: true,
+		Communities: []uint32{64512<<16 + 1}, LargeCommunities: [][3]uint32{{64512, 2, 3}},
+		AggregateV4: 24, AggregateV6: 64, NextHopV4: facts.address4, NextHopV6: facts.address6,
+		Peers: []bgp.Peer{
+			{Address: ip("192.0.2.254"), ASN: 64500, Port: 1790, HoldTime: 9 * time.Second, Multihop: 3, Source: ip("192.0.2.1")},
+			{
+				Address: ip("2001:db8::fe"), ASN: 64501, Port: cfg.BGP.Peers[1].Port, HoldTime: cfg.BGP.Peers[1].HoldTime,
+				TTLSecurity: true, GracefulRestart: true,
+			},
+		},
+	}
+	got := bgpOptions(cfg.BGP, facts, nil)
+	if d := cmp.Diff(want, got, comparable); d != "" {
+		t.Errorf("-want +got:\n%s", d)
+	}
+}
+
+func TestAnnouncers(t *testing.T) {
+	none, err := newAnnouncers(parse(t, ""), facts, prometheus.NewRegistry(), discard)
+	if err != nil || len(none.tasks) != 0 || none.peers() != nil || none.all == nil {
+		t.Errorf("nothing configured: %+v, %v", none, err)
+	}
+	both := parse(t, "[l2]\n[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.254\", asn = 64500 }]")
+	out, err := newAnnouncers(both, facts, prometheus.NewRegistry(), discard)
+	if err != nil || len(out.tasks) != 2 || out.tasks[0].name != "bgp" || out.tasks[1].name != "l2" {
+		t.Fatalf("BGP and L2: %+v, %v", out.tasks, err)
+	}
+	if p := out.peers(); len(p) != 1 || p[0].Peer != ip("192.0.2.254") {
+		t.Errorf("peers %+v", p)
+	}
+	both.BGP.ASN = 0
+	if _, err := newAnnouncers(both, facts, prometheus.NewRegistry(), discard); err == nil || !strings.HasPrefix(err.Error(), "bgp: ") {
+		t.Errorf("wrong options: %v", err)
+	}
+}
+
+func TestDatapathOptions(t *testing.T) {
+	cfg := parse(t, `
+[datapath]
+mode = "tc"
+max_flows = 1000
+snat_ports = "2000-3000"
+tunnel_port = 6082
+tunnel_sources = ["192.0.2.0/24"]`)
+	o := Options{Config: cfg, PinPath: "/pins", StateDir: "/state", Log: discard}
+	want := datapath.Options{
+		Interfaces: facts.interfaces, Mode: datapath.ModeTC, MaxFlows: 1000, SNATPorts: [2]uint16{2000, 3000},
+		TunnelPort: 6082, TunnelSources: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
+		Timeouts: datapath.DefaultTimeouts, PinPath: "/pins", StateDir: "/state",
+	}
+	for _, delivers := range []bool{false, true} {
+		if delivers {
+			cfg.Kubernetes = &config.Kubernetes{}
+		}
+		want.Delivers = delivers
+		got, err := datapathOptions(o, facts)
+		got.Log = nil
+		if d := cmp.Diff(want, got, comparable); d != "" || err != nil {
+			t.Errorf("%v, -want +got:\n%s", err, d)
+		}
+	}
+	cfg.Datapath.Mode = "dpdk"
+	if _, err := datapathOptions(o, facts); err == nil {
+		t.Error("an unknown mode is accepted")
+	}
+}
+
+func TestKubeOptions(t *testing.T) {
+	cfg := parse(t, `
+[kubernetes]
+load_balancer_class = "steelyard.dev/lb"
+forward = "nat"
+proxy = "replace"
+exclude_nodes = ["not-ready"]
+[probe]
+interval = "3s"
+timeout = "2s"
+rise = 4
+fall = 5
+proxy_healthz = "http://127.0.0.1:1/healthz"`)
+	want := kube.Options{
+		Node: "n", Class: "steelyard.dev/lb", Address: facts.address4, Forward: lb.MethodNAT, IsProxy: true, NotReady: true,
+		Probe:        lb.CheckSpec{Interval: 3 * time.Second, Timeout: 2 * time.Second, Rise: 4, Fall: 5},
+		ProxyHealthz: "http://127.0.0.1:1/healthz",
+	}
+	if d := cmp.Diff(want, kubeOptions(cfg, facts), comparable); d != "" {
+		t.Errorf("-want +got:\n%s", d)
+	}
+	cfg.Kubernetes.ExcludeNodes, cfg.Kubernetes.Proxy = []string{config.NodeUnschedulable}, config.ProxyAuto
+	if o := kubeOptions(cfg, facts); o.NotReady || !o.Unschedulable || o.IsProxy {
+		t.Errorf("not ready %t, unschedulable %t, is proxy %t; want the second alone", o.NotReady, o.Unschedulable, o.IsProxy)
+	}
+}
+
+func TestPoolsOf(t *testing.T) {
+	cfg := parse(t, `
+[l2]
+[[pool]]
+name = "a"
+addresses = ["203.0.113.0/30"]
+announce = ["l2"]
+auto_assign = false
+avoid_buggy_ips = true
+priority = 7
+namespaces = ["prod"]
+service_selector = "tier=web"
+[[pool]]
+name = "b"
+addresses = ["2001:db8::1-2001:db8::9"]`)
+	pools, err := poolsOf(cfg)
+	if err != nil || len(pools) != 2 {
+		t.Fatalf("%v, %v", pools, err)
+	}
+	want := lb.Pool{
+		Name: "a", Ranges: []lb.AddrRange{{From: ip("203.0.113.0"), To: ip("203.0.113.3")}}, AvoidBuggy: true, Priority: 7,
+		Announce: []lb.AnnouncerKind{lb.AnnounceL2},
+	}
+	if d := cmp.Diff(want, pools[0].Pool, comparable); d != "" {
+		t.Errorf("-want +got:\n%s", d)
+	}
+	if d := cmp.Diff([]string{"prod"}, pools[0].Namespaces); d != "" || pools[0].Selector.String() != "tier=web" {
+		t.Errorf("namespaces and selector: %s %v", d, pools[0].Selector)
+	}
+	if p := pools[1]; p.Name != "b" || !p.AutoAssign || p.Selector != nil || p.Ranges[0].To != ip("2001:db8::9") {
+		t.Errorf("second pool %+v", p)
+	}
+	cfg.Pools[1].ServiceSelector = "!!"
+	if _, err := poolsOf(cfg); err == nil || !strings.HasPrefix(err.Error(), `pool "b": service_selector: `) {
+		t.Errorf("wrong selector: %v", err)
+	}
+}
+
+func TestClusterWithoutAPIServerFile(t *testing.T) {
+	cfg := parse(t, "[kubernetes]\nkubeconfig = \"/no/such/file\"")
+	_, err := newCluster(Options{Config: cfg, Log: discard}, facts, nil, nil)
+	if err == nil || !strings.HasPrefix(err.Error(), "kubernetes: ") {
+		t.Errorf("error %v", err)
+	}
+}
+
+type uplinks []datapath.InterfaceStatus
+
+func (u uplinks) Interfaces() []datapath.InterfaceStatus { return u }
+
+func TestInfo(t *testing.T) {
+	started, loaded := time.Unix(1, 0), time.Unix(2, 0)
+	l := &reloader{file: "/etc/x.toml"}
+	l.state.Store(&loadState{at: loaded, refused: "wrong", warnings: []string{"w"}})
+	d := describer{node: "n", version: "v", started: started, reloader: l, datapath: uplinks{
+		{Name: "eth0", Mode: datapath.ModeTC, Hook: "tcx"}, {Name: "eth1"},
+	}}
+	want := admin.Info{
+		Node: "n", Version: "v", Started: started, Config: "/etc/x.toml", Loaded: loaded, LoadError: "wrong",
+		Warnings: []string{"w"}, Interfaces: []admin.Interface{
+			{Name: "eth0", Mode: "tc", Hook: "tcx"},
+			{Name: "eth1", Err: "interface not found; it is attached when it exists again"},
+		},
+	}
+	if diff := cmp.Diff(want, d.info()); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}

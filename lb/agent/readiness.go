@@ -1,0 +1,39 @@
+package agent
+
+import (
+	"sync"
+
+	"github.com/steelyard-lb/steelyard/systemd"
+)
+
+// readiness tells systemd when the agent is ready and when it reloads. A reload that ends before the start is complete
+// must not send READY=1, which ends the start. It runs one reload at a time.
+type readiness struct {
+	notifier *systemd.Notifier
+
+	mu    sync.Mutex // guards ready; held during a reload
+	ready bool
+}
+
+func newReadiness(n *systemd.Notifier) *readiness { return &readiness{notifier: n} }
+
+// set reports that the start is complete.
+func (r *readiness) set() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ready = true
+	r.notifier.Ready()
+}
+
+// reloading calls reload between RELOADING=1 and READY=1, also when it refuses the configuration.
+func (r *readiness) reloading(reload func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.ready {
+		reload()
+		return
+	}
+	r.notifier.Reloading()
+	reload()
+	r.notifier.Ready()
+}

@@ -1,0 +1,244 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/file"
+	"github.com/steelyard-lb/steelyard/systemd"
+)
+
+const webTOML = `
+[l2]
+[[service]]
+name = "web"
+address = "203.0.113.10"
+ports = ["80:8080"]
+backends = ["10.0.0.21"]
+check = "none"
+`
+
+// writeConfig writes a configuration file and returns its path.
+func writeConfig(t *testing.T, path, text string) string {
+	t.Helper()
+	if path == "" {
+		path = filepath.Join(t.TempDir(), "steelyard.toml")
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// sink records the names of the services of a source.
+type sink struct {
+	mu    sync.Mutex // guards names
+	names map[string]bool
+}
+
+func (s *sink) Put(x *lb.Service)    { s.mu.Lock(); defer s.mu.Unlock(); s.names[x.Name] = true }
+func (s *sink) Delete(name string)   { s.mu.Lock(); defer s.mu.Unlock(); delete(s.names, name) }
+func (s *sink) Complete(string)      {}
+func (s *sink) has(name string) bool { s.mu.Lock(); defer s.mu.Unlock(); return s.names[name] }
+
+// newTestReloader returns a reloader of a file with webTOML, and its sink.
+func newTestReloader(t *testing.T, level *slog.LevelVar, log *slog.Logger) (*reloader, *sink) {
+	t.Helper()
+	services, s := file.New(), &sink{names: map[string]bool{}}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { services.Run(ctx, s); close(done) }()
+	t.Cleanup(func() { cancel(); <-done })
+	o := Options{ConfigFile: writeConfig(t, "", webTOML), Config: parse(t, webTOML), Version: "v", Log: log, Level: level}
+	if err := services.Use(o.Config); err != nil {
+		t.Fatal(err)
+	}
+	return newReloader(o, services, newReadiness(systemd.New(discard))), s
+}
+
+// eventually fails the test when f is not true within 5 s.
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 5 s: %s", what)
+		}
+	}
+}
+
+func TestReloadApplies(t *testing.T) {
+	var text bytes.Buffer
+	level := new(slog.LevelVar)
+	l, services := newTestReloader(t, level, slog.New(slog.NewTextHandler(&text, &slog.HandlerOptions{Level: level})))
+	start := l.state.Load()
+	next := strings.Replace(webTOML, `"web"`, `"mail"`, 1) + "[log]\nlevel = \"debug\"\n[node]\nname = \"other\"\n"
+	writeConfig(t, l.file, next)
+	done, err := l.reload()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if done.Config != l.file || !done.Loaded.After(start.at) || !slices.Equal(done.NeedRestart, []string{"node"}) {
+		t.Errorf("answer %+v", done)
+	}
+	eventually(t, "mail in place of web", func() bool { return services.has("mail") && !services.has("web") })
+	if level.Level() != slog.LevelDebug {
+		t.Errorf("level %s; want DEBUG", level)
+	}
+	if st := l.state.Load(); st.refused != "" || !st.at.Equal(done.Loaded) {
+		t.Errorf("state %+v", st)
+	}
+	for _, want := range []string{
+		`msg="configuration reloaded"`, `msg="changed section takes effect at the next start" section=node`,
+	} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("the log has no %s:\n%s", want, &text)
+		}
+	}
+}
+
+// A refused configuration changes nothing, and the state says why until one is accepted.
+func TestReloadRefuses(t *testing.T) {
+	for _, tt := range []struct{ name, text, want string }{
+		{"not valid", strings.Replace(webTOML, "ports", "prots", 1), "prots"},
+		{"every error", "[nonsense]\n[rubbish]\n", "rubbish: no such section"},
+		{"not supported", webTOML + "[bgp]\nasn = 1\npeers = [{address=\"192.0.2.1\", asn=2, bfd=true}]", "not in this version"},
+		{"no address left", "[l2]\n[[pool]]\nname=\"p\"\naddresses=[\"203.0.113.1/32\"]\n" +
+			strings.ReplaceAll(strings.TrimPrefix(webTOML, "\n[l2]\n"), `address = "203.0.113.10"`, `pool = "p"`) +
+			strings.NewReplacer("\n[l2]\n", "", `address = "203.0.113.10"`, `pool = "p"`, `"web"`, `"two"`).Replace(webTOML),
+			`service "two"`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			level := new(slog.LevelVar)
+			l, services := newTestReloader(t, level, discard)
+			eventually(t, "web", func() bool { return services.has("web") })
+			start := l.state.Load()
+			writeConfig(t, l.file, tt.text+"\n[log]\nlevel = \"debug\"\n")
+			_, err := l.reload()
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Fatalf("error %v; want %q in it", err, tt.want)
+			}
+			st := l.state.Load()
+			if st.refused != err.Error() || !st.at.Equal(start.at) || level.Level() != slog.LevelInfo || !services.has("web") {
+				t.Errorf("state %+v, level %s; want the configuration of the start in force", st, level)
+			}
+			writeConfig(t, l.file, webTOML)
+			if _, err := l.reload(); err != nil || l.state.Load().refused != "" {
+				t.Errorf("a valid file afterwards: %v, %q", err, l.state.Load().refused)
+			}
+		})
+	}
+}
+
+// The sections that the agent reads at its start only are named; the others are not.
+func TestNeedRestart(t *testing.T) {
+	base := "[kubernetes]\n[l2]\n[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/30\"]\n"
+	bgp := "[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.254\", asn = 64500 }]\n"
+	for _, tt := range []struct {
+		name, from, to string
+		want           []string
+	}{
+		{"nothing", base + bgp, base + bgp, nil},
+		{"node", base, base + "[node]\nname = \"x\"\n", []string{"node"}},
+		{"datapath", base, base + "[datapath]\nmax_flows = 99\n", []string{"datapath"}},
+		{"bgp", base, base + bgp, []string{"bgp"}},
+		{"bgp peer", base + bgp, base + strings.Replace(bgp, "64500", "64501", 1), []string{"bgp"}},
+		{"l2", base, strings.Replace(base, "[l2]", "[l2]\ninterfaces = [\"eth9\"]", 1), []string{"l2"}},
+		{"admin", base, base + "[admin]\nlisten = \"127.0.0.1:9\"\n", []string{"admin"}},
+		{"kubernetes", base, strings.Replace(base, "[kubernetes]", "[kubernetes]\nallocate = false", 1), []string{"kubernetes"}},
+		{"probe", base, base + "[probe]\nfall = 9\n", []string{"probe"}},
+		{"pool of the cluster", base, strings.Replace(base, "/30", "/29", 1), []string{"pool, for Services of the cluster"}},
+		{"log, service", base, base + strings.NewReplacer("\n[l2]", "", "113.10", "113.1").Replace(webTOML) + "[log]\nlevel = \"debug\"\n", nil},
+		{
+			"pool without a cluster", strings.TrimPrefix(base, "[kubernetes]\n"),
+			strings.TrimPrefix(strings.Replace(base, "/30", "/29", 1), "[kubernetes]\n"), nil,
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got := needRestart(parse(t, tt.from), parse(t, tt.to))
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("%q; want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// notifications returns the receiving end of systemd's notification socket, line by line.
+func notifications(t *testing.T) <-chan string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "notify")
+	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	t.Setenv("NOTIFY_SOCKET", path)
+	lines := make(chan string, 100)
+	go func() {
+		b := make([]byte, 4096)
+		for {
+			n, err := c.Read(b)
+			if err != nil {
+				return
+			}
+			line, _, _ := strings.Cut(string(b[:n]), "\n")
+			lines <- line
+		}
+	}()
+	return lines
+}
+
+// next fails the test unless these are the next notifications.
+func next(t *testing.T, lines <-chan string, want ...string) {
+	t.Helper()
+	for _, w := range want {
+		select {
+		case got := <-lines:
+			if got != w {
+				t.Errorf("systemd received %s; want %s", got, w)
+			}
+		case <-time.After(5 * time.Second):
+			t.Fatalf("systemd received nothing within 5 s; want %s", w)
+		}
+	}
+}
+
+// A reload before the start is complete sends nothing: READY=1 would end the start.
+func TestReadiness(t *testing.T) {
+	lines := notifications(t)
+	r := newReadiness(systemd.New(discard))
+	calls := 0
+	r.reloading(func() { calls++ })
+	r.set()
+	next(t, lines, "READY=1")
+	r.reloading(func() { calls++; next(t, lines, "RELOADING=1") })
+	next(t, lines, "READY=1")
+	if calls != 2 {
+		t.Errorf("%d reloads; want 2", calls)
+	}
+}
+
+func TestCompleteOptions(t *testing.T) {
+	path := writeConfig(t, "", webTOML)
+	o, err := Options{ConfigFile: path}.complete()
+	if err != nil || len(o.Config.Services) != 1 || o.Level == nil {
+		t.Errorf("%+v, %v", o, err)
+	}
+	if o.PinPath != "/sys/fs/bpf/steelyard" || o.StateDir != "/run/steelyard" {
+		t.Errorf("pin path %s, state directory %s", o.PinPath, o.StateDir)
+	}
+	o, err = Options{Config: &config.Config{}, PinPath: "/p", StateDir: "/s"}.complete()
+	if err != nil || o.PinPath != "/p" || o.StateDir != "/s" {
+		t.Errorf("%+v, %v", o, err)
+	}
+}

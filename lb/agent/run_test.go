@@ -1,0 +1,162 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/signal"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/file"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
+	"github.com/steelyard-lb/steelyard/systemd"
+)
+
+// fixture is an agent whose datapath and announcer are in memory.
+type fixture struct {
+	*Agent
+	announced func() int // addresses
+	log       *events
+}
+
+// events is a list of what happened, in order.
+type events struct {
+	mu   sync.Mutex // guards list
+	list []string
+}
+
+func (e *events) add(s string) { e.mu.Lock(); defer e.mu.Unlock(); e.list = append(e.list, s) }
+
+func (e *events) Close() error { e.add("datapath closed"); return nil }
+
+func (e *events) all() []string { e.mu.Lock(); defer e.mu.Unlock(); return slices.Clone(e.list) }
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
+	memory := lbtest.New()
+	engine, err := lb.NewEngine(lb.EngineOptions{
+		Datapath: memory, Announcer: memory, Prober: memory, Sources: []string{file.Name},
+		Settle: settleTimeout, Retry: retryDelay, Withdraw: withdrawTimeout, Log: discard,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{ConfigFile: writeConfig(t, "", webTOML), Config: parse(t, webTOML), Log: discard}
+	if o, err = o.complete(); err != nil {
+		t.Fatal(err)
+	}
+	services := file.New()
+	if err := services.Use(o.Config); err != nil {
+		t.Fatal(err)
+	}
+	f := &fixture{log: new(events), announced: func() int { return len(memory.Announced()) }}
+	f.Agent = &Agent{
+		log: discard, engine: engine, datapath: f.log,
+		reloader: newReloader(o, services, newReadiness(systemd.New(discard))),
+		sources:  []task{sourceTask("services of the file", services, engine)},
+	}
+	return f
+}
+
+// start runs the agent and returns a function that ends it and returns the error of Run.
+func (f *fixture) start(t *testing.T) (stop func() error) {
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- f.Run(ctx) }()
+	return func() error { cancel(); return <-done }
+}
+
+// The tasks, among them the BGP sessions, run until the routes are withdrawn and for a grace time after that; the
+// sources end before. The datapath is closed last.
+func TestRunWithdrawsFirst(t *testing.T) {
+	lines := notifications(t)
+	f := newFixture(t)
+	var left int
+	var ended, sourceEnded time.Time
+	f.tasks = append(f.tasks, task{"observer", func(ctx context.Context) error {
+		<-ctx.Done()
+		left, ended = f.announced(), time.Now()
+		f.log.add("tasks ended")
+		return nil
+	}})
+	f.sources = append(f.sources, task{"source", func(ctx context.Context) error {
+		<-ctx.Done()
+		sourceEnded = time.Now()
+		return nil
+	}})
+	stop := f.start(t)
+	next(t, lines, "READY=1")
+	eventually(t, "an announced address", func() bool { return f.announced() == 1 })
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	next(t, lines, "STOPPING=1")
+	if left != 0 {
+		t.Errorf("%d addresses announced when the tasks ended; want 0", left)
+	}
+	if d := ended.Sub(sourceEnded); d < withdrawGrace {
+		t.Errorf("the tasks ended %s after the sources; want at least %s", d, withdrawGrace)
+	}
+	if want := []string{"tasks ended", "datapath closed"}; !slices.Equal(f.log.all(), want) {
+		t.Errorf("%q; want %q", f.log.all(), want)
+	}
+}
+
+// A task that fails ends the agent, which withdraws its routes.
+func TestRunEndsWithAFailedTask(t *testing.T) {
+	f := newFixture(t)
+	fail := make(chan struct{})
+	broken := errors.New("broken")
+	f.tasks = append(f.tasks, task{"mail", func(context.Context) error { <-fail; return broken }})
+	done := make(chan error, 1)
+	go func() { done <- f.Run(t.Context()) }()
+	eventually(t, "an announced address", func() bool { return f.announced() == 1 })
+	close(fail)
+	if err := <-done; !errors.Is(err, broken) || err.Error() != "mail: broken" {
+		t.Errorf("error %v; want mail: broken", err)
+	}
+	if n := f.announced(); n != 0 {
+		t.Errorf("%d addresses announced afterwards", n)
+	}
+}
+
+func TestRunReloadsAtSIGHUP(t *testing.T) {
+	ignored := make(chan os.Signal, 1) // without a receiver SIGHUP would end the test
+	signal.Notify(ignored, syscall.SIGHUP)
+	defer signal.Stop(ignored)
+	lines := notifications(t)
+	f := newFixture(t)
+	stop := f.start(t)
+	next(t, lines, "READY=1")
+	start := f.reloader.state.Load()
+	writeConfig(t, f.reloader.file, "[nonsense]\n")
+	eventually(t, "a reload", func() bool {
+		if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+		return f.reloader.state.Load() != start
+	})
+	next(t, lines, "RELOADING=1", "READY=1")
+	if f.reloader.state.Load().refused == "" {
+		t.Error("the file is not refused")
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAlive(t *testing.T) {
+	f := newFixture(t)
+	stop := f.start(t)
+	if err := f.alive(); err != nil {
+		t.Errorf("while it runs: %v", err)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
