@@ -11,50 +11,51 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// Options are the choices of who starts the demo.
+// Options are the parameters of Run.
 type Options struct {
-	// Pace is how long a person has to read what a step has shown before the next; it is used on a terminal only.
+	// Pace is the pause after each step, to read its output; on a terminal only.
 	Pace time.Duration
 }
 
-// show is a demo under way.
+// show is a running demo.
 type show struct {
 	*network
 	*screen
 	rows []row
 }
 
-// step is one thing to be seen. run returns what was seen, in a few words for the summary.
+// step is one part of the demo. run returns its result in a few words, for the summary.
 type step struct {
-	title, story string
-	run          func(*show, context.Context) (string, error)
+	title, text string
+	run         func(*show, context.Context) (string, error)
 }
 
 var steps = []step{
 	{"Announce", "balancers come up and tell the router, each for both families", (*show).announce},
 	{"Balance", "requests spread over balancers and servers", (*show).balance},
-	{"A server dies", "s2 crashes; its checks fail, new requests go elsewhere", (*show).serverDies},
-	{"All servers die", "nothing to deliver to: nothing must be attracted", (*show).allServersDie},
-	{"Recovery", "the servers come back", (*show).recovery},
-	{"kill -9 of an agent", "the kernel forwards on, the router keeps the route (graceful restart)", (*show).agentKilled},
-	{"A balancer loses power", "the router sees the link go; the other balancer takes over", (*show).powerOff},
-	{"It returns", "power on, agent started, route announced again", (*show).powerOn},
+	{"A server fails", "s2 crashes; its checks fail, new requests go to the other servers", (*show).serverFails},
+	{"All servers fail", "no backend is left: the routes must be withdrawn", (*show).allServersFail},
+	{"Recovery", "the servers run again", (*show).recovery},
+	{"kill -9 of an agent", "the kernel goes on forwarding, the router keeps the route (graceful restart)", (*show).agentKilled},
+	{"A balancer loses power", "its link goes down at the router; the other balancer takes over", (*show).powerOff},
+	{"Power on", "power on, agent started, route announced again", (*show).powerOn},
 	{"Maintenance", "SIGTERM: withdraw first, then exit", (*show).maintenance},
 }
 
-// Run shows the demo on out. self is the path of this binary. It returns nil only if every step was really seen, and
-// leaves nothing behind, however it ends.
+// Run runs the demo and writes it to out. self is the path of this binary. It returns nil only when every step showed
+// the expected result. It leaves nothing behind in either case.
 func Run(ctx context.Context, out io.Writer, self string, o Options) (err error) {
 	s := &show{screen: newScreen(out)}
 	start := time.Now()
-	s.line("%s", s.paint(bold, "steelyard demo: eight machines and two switches, in namespaces of this one; nothing outside them changes"))
+	s.line("%s", s.paint(bold, "steelyard demo: eight hosts and two switches, in namespaces of this machine; "+
+		"nothing outside them changes"))
 	if s.network, err = build(self); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
 	s.line("%s", s.picture())
 	for i, st := range steps {
-		s.heading(i+1, st.title, st.story)
+		s.heading(i+1, st.title, st.text)
 		begin := time.Now()
 		seen, err := st.run(s, ctx)
 		s.clear()
@@ -62,8 +63,8 @@ func Run(ctx context.Context, out io.Writer, self string, o Options) (err error)
 			return fmt.Errorf("interrupted; nothing is left behind: %w", context.Cause(ctx))
 		}
 		if err != nil {
-			s.rows = append(s.rows, row{st.title, "not seen", time.Since(begin), true})
-			s.lastWords()
+			s.rows = append(s.rows, row{st.title, "failed", time.Since(begin), true})
+			s.showLogs()
 			s.summary(s.rows)
 			return fmt.Errorf("step %d, %s: %w", i+1, st.title, err)
 		}
@@ -73,7 +74,7 @@ func Run(ctx context.Context, out io.Writer, self string, o Options) (err error)
 		}
 	}
 	s.summary(s.rows)
-	s.line("\n%s All of it was seen, in %s.", s.paint(green, "✓"), short(time.Since(start)))
+	s.line("\n%s All steps succeeded, in %s.", s.paint(green, "✓"), short(time.Since(start)))
 	return nil
 }
 
@@ -86,7 +87,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// until waits for something to be seen, and shows that it waits.
+// until waits until f returns nil, and shows that it waits.
 func (s *show) until(ctx context.Context, within time.Duration, what string, f func() error) (time.Duration, error) {
 	start := time.Now()
 	took, err := lab.Until(ctx, within, what, func() error {
@@ -98,20 +99,20 @@ func (s *show) until(ctx context.Context, within time.Duration, what string, f f
 	})
 	s.clear()
 	if err != nil {
-		err = fmt.Errorf("expected that %s within %v; seen: %w", what, within, err)
+		err = fmt.Errorf("expected that %s within %v; observed: %w", what, within, err)
 	}
 	return took, err
 }
 
-// lastWords shows the end of the logs of everything that runs, for whoever has to find out why a step failed.
-func (s *show) lastWords() {
+// showLogs shows the end of the logs of all processes, to find out why a step failed.
+func (s *show) showLogs() {
 	logs := map[string]*lab.Process{"router": s.router}
 	for _, a := range s.agents {
 		logs[a.Name()] = a.Process()
 	}
 	for _, name := range []string{"lb1", "lb2", "router"} {
 		if p := logs[name]; p != nil {
-			s.line("   %s the last words of %s:", s.paint(red, "✗"), name)
+			s.line("   %s end of the log of %s:", s.paint(red, "✗"), name)
 			s.note("%s", p.Log.FailureTail(15))
 		}
 	}

@@ -11,15 +11,15 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
-// lived is how many long-lived connections each client has open while an agent dies.
-const lived = 20
+// heldConns is the number of connections that each client holds open while an agent is killed.
+const heldConns = 20
 
 func (s *show) agentKilled(ctx context.Context) (string, error) {
 	var conns []*traffic.Conns
 	for i, vip := range vips {
-		c, err := s.clients[i].Connect(ctx, netip.AddrPortFrom(vip, echoPort), lived)
+		c, err := s.clients[i].Connect(ctx, netip.AddrPortFrom(vip, echoPort), heldConns)
 		if err != nil {
-			return "", fmt.Errorf("expected %d connections to %s; seen: %w", lived, vip, err)
+			return "", fmt.Errorf("expected %d connections to %s; observed: %w", heldConns, vip, err)
 		}
 		defer c.Close()
 		conns = append(conns, c)
@@ -33,11 +33,12 @@ func (s *show) agentKilled(ctx context.Context) (string, error) {
 	if _, err := s.routed(ctx, s.Balancers...); err != nil {
 		return "", err
 	}
-	s.saw("lb1 has had no agent for %s: its route is still there, and %d requests were answered", short(time.Since(died)), traffic.since(died).Answered())
+	s.saw("lb1 has had no agent for %s: its route is still there, and %d requests were answered",
+		short(time.Since(died)), traffic.since(died).Answered())
 	if err := alive(ctx, conns); err != nil {
 		return "", err
 	}
-	s.saw("all of %d connections opened before are alive", len(conns)*lived)
+	s.saw("all of %d connections opened before still work", len(conns)*heldConns)
 	if err := agent.Start(); err != nil {
 		return "", err
 	}
@@ -45,7 +46,7 @@ func (s *show) agentKilled(ctx context.Context) (string, error) {
 		return "", err
 	}
 	again := time.Now()
-	if _, err := s.until(ctx, patience, "traffic goes on", func() error { return traffic.settled(again) }); err != nil {
+	if _, err := s.until(ctx, stepTimeout, "traffic goes on", func() error { return traffic.settled(again) }); err != nil {
 		return "", err
 	}
 	if err := alive(ctx, conns); err != nil {
@@ -54,18 +55,20 @@ func (s *show) agentKilled(ctx context.Context) (string, error) {
 	traffic.stop()
 	r := traffic.since(died)
 	if r.Err() != nil {
-		return "", fmt.Errorf("expected that no request fails while an agent is dead or starts; seen: %w", r.Err())
+		return "", fmt.Errorf("expected that no request fails while an agent is stopped or starts; observed: %w", r.Err())
 	}
-	s.saw("started again, it took over what the kernel holds: none of %d requests failed, no connection was lost", r.Answered())
-	return fmt.Sprintf("0 of %d requests failed, 0 of %d connections lost", r.Answered(), len(conns)*lived), nil
+	s.saw("started again, it took over the state of the kernel: none of %d requests failed, no connection was lost",
+		r.Answered())
+	return fmt.Sprintf("0 of %d requests failed, 0 of %d connections lost", r.Answered(), len(conns)*heldConns), nil
 }
 
-// returned waits until an agent that was started has its sessions, and the router routes over both balancers.
+// returned waits until a restarted agent has its sessions, and the router has routes over both balancers.
 func (s *show) returned(ctx context.Context, a *lab.Agent) error {
-	if err := a.WaitReady(ctx, patience); err != nil {
+	if err := a.WaitReady(ctx, stepTimeout); err != nil {
 		return err
 	}
-	_, err := s.until(ctx, patience, "the router has sessions with "+a.Name()+" again", func() error { return sessions(ctx, a) })
+	what := "the router has sessions with " + a.Name() + " again"
+	_, err := s.until(ctx, stepTimeout, what, func() error { return sessions(ctx, a) })
 	if err != nil {
 		return err
 	}
@@ -96,15 +99,16 @@ func alive(ctx context.Context, sets []*traffic.Conns) error {
 	defer cancel()
 	for _, c := range sets {
 		if dead := c.Exchange(ctx); len(dead) > 0 {
-			return fmt.Errorf("expected that all of %d connections answer; seen: %d do not, one of them: %w", lived, len(dead), dead[0])
+			return fmt.Errorf("expected that all of %d connections answer; observed: %d do not, one of them: %w",
+				heldConns, len(dead), dead[0])
 		}
 	}
 	return nil
 }
 
-// lossWithin bounds for how long requests may fail when a balancer loses its power. The router sees its link go at
-// once; what was under way through the dead machine is lost and found out by its timeout.
-const lossWithin = time.Second
+// lossTimeout bounds the time in which requests may fail after a balancer has lost power. The link goes down at the
+// router at once; a request in flight through that balancer is lost, and the client notices by its timeout.
+const lossTimeout = time.Second
 
 func (s *show) powerOff(ctx context.Context) (string, error) {
 	traffic, died, err := s.disturbed(ctx, s.Balancers[0].PowerOff)
@@ -116,12 +120,13 @@ func (s *show) powerOff(ctx context.Context) (string, error) {
 		return "", err
 	}
 	lost, r := traffic.lastFailure(died).Sub(died), traffic.since(died)
-	s.saw("the router sends everything to lb2 now")
+	s.saw("the router sends all packets to lb2")
 	if err := s.showRoutes(); err != nil {
 		return "", err
 	}
-	if lost > lossWithin {
-		return "", fmt.Errorf("expected that no request fails later than %v after the loss of power; seen: one after %v", lossWithin, lost)
+	if lost > lossTimeout {
+		return "", fmt.Errorf("expected that no request fails later than %v after the loss of power; observed: one after %v",
+			lossTimeout, lost)
 	}
 	s.saw("%s", failures(r))
 	if len(r.Errors) > 0 {
@@ -143,28 +148,32 @@ func (s *show) powerOn(ctx context.Context) (string, error) {
 	s.saw("the router has routes over both balancers again, %s after power on", short(took))
 	before := s.forwarded()
 	var r traffic.Result
-	if _, err := s.until(ctx, patience, "all requests are answered", func() error { r = s.request(ctx, 150); return r.Err() }); err != nil {
+	_, err := s.until(ctx, stepTimeout, "all requests are answered", func() error {
+		r = s.request(ctx, 150)
+		return r.Err()
+	})
+	if err != nil {
 		return "", err
 	}
 	by := minus(s.forwarded(), before)
 	s.saw("%d of %d requests answered; forwarded by:", r.Answered(), r.Answered()+len(r.Errors))
 	s.bars(by)
 	if by["lb1"] == 0 {
-		return "", fmt.Errorf("expected that lb1 forwards again; seen: %v", by)
+		return "", fmt.Errorf("expected that lb1 forwards again; observed: %v", by)
 	}
 	return fmt.Sprintf("lb1 announced again %s after power on and forwards", short(took)), nil
 }
 
-// underWay is how many requests may fail when routes move from one balancer to another: those under way, at 200 a
-// second and about a millisecond each. A flow that changes its balancer in the middle is unknown to the new one.
-const underWay = 3
+// inFlight is how many requests may fail when routes move from one balancer to another: those in flight, at 200 per
+// second and about a millisecond each. The new balancer has no entry for a flow that moves to it.
+const inFlight = 3
 
 func (s *show) maintenance(ctx context.Context) (string, error) {
 	agent := s.agents[1]
 	took := time.Duration(0)
 	traffic, asked, err := s.disturbed(ctx, func() error {
 		start := time.Now()
-		err := agent.Terminate(ctx, patience)
+		err := agent.Terminate(ctx, stepTimeout)
 		took = time.Since(start)
 		return err
 	})
@@ -172,7 +181,7 @@ func (s *show) maintenance(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	s.saw("lb2 withdrew its routes and ended with status 0, all within %s", short(took))
+	s.saw("lb2 withdrew its routes and exited with status 0 within %s", short(took))
 	if _, err := s.routed(ctx, s.Balancers[0]); err != nil {
 		return "", err
 	}
@@ -180,8 +189,8 @@ func (s *show) maintenance(ctx context.Context) (string, error) {
 		return "", err
 	}
 	r := traffic.since(asked)
-	if len(r.Errors) > underWay {
-		return "", fmt.Errorf("expected that a planned stop fails no request but those under way; seen: %w", r.Err())
+	if len(r.Errors) > inFlight {
+		return "", fmt.Errorf("expected that a planned stop fails no request except those in flight; observed: %w", r.Err())
 	}
 	s.saw("%s", failures(r))
 	return fmt.Sprintf("withdrawn and ended in %s; %s", short(took), failures(r)), nil

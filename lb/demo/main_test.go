@@ -19,8 +19,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/demo"
 )
 
-// TestMain makes the test program all that the demo starts: with arguments of the command line it is steelyard, and
-// with options in its environment a speaker for the test of the router.
+// TestMain makes the test program every program that the demo starts: with arguments it is steelyard, and with options in
+// its environment a speaker for the test of the router.
 func TestMain(m *testing.M) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// TestDemo is the whole demo, as make demo shows it.
+// TestDemo runs the whole demo, as make demo does.
 func TestDemo(t *testing.T) {
 	labtest.Root(t)
 	self, err := os.Executable()
@@ -52,14 +52,14 @@ func TestDemo(t *testing.T) {
 		t.Fatal(err)
 	}
 	if strings.Contains(out.String(), "\x1b") {
-		t.Error("want no escape sequences where no terminal is")
+		t.Error("want no escape sequences without a terminal")
 	}
 	if left := children(t); len(left) > 0 {
 		t.Errorf("want no process left, got %v", left)
 	}
 }
 
-// TestDemoInterrupted: Ctrl-C in the middle of a step ends it soon, with an error, and leaves nothing.
+// TestDemoInterrupted checks that Ctrl-C in the middle of a step ends the demo soon, with an error, and leaves nothing.
 func TestDemoInterrupted(t *testing.T) {
 	labtest.Root(t)
 	self, err := os.Executable()
@@ -67,7 +67,7 @@ func TestDemoInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	out := &until{text: "A server dies", then: cancel}
+	out := &until{text: "A server fails", then: cancel}
 	err = demo.Run(ctx, out, self, demo.Options{})
 	if err == nil || !strings.Contains(err.Error(), "interrupted") {
 		t.Errorf("want an error that says interrupted, got %v after\n%s", err, &out.Buffer)
@@ -96,7 +96,7 @@ func (u *until) Write(b []byte) (int, error) {
 	return u.Buffer.Write(b)
 }
 
-// children are the processes whose parent this one is.
+// children returns the child processes of this one.
 func children(t *testing.T) []string {
 	t.Helper()
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")

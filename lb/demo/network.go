@@ -19,13 +19,13 @@ const (
 	echoPort    = 7    // of both: long-lived connections
 )
 
-// The check of the service: a server that refuses is out after two failures in a row, so within interval × fall +
-// timeout = 550 ms.
+// The check of the service: a server that refuses is unhealthy after two failures in a row, so within interval × fall
+// + timeout = 550 ms.
 const (
-	checkInterval = 200 * time.Millisecond
-	checkTimeout  = 150 * time.Millisecond
-	checkFall     = 2
-	leaveWithin   = checkFall*checkInterval + checkTimeout
+	checkInterval    = 200 * time.Millisecond
+	checkTimeout     = 150 * time.Millisecond
+	checkFall        = 2
+	unhealthyTimeout = checkFall*checkInterval + checkTimeout
 )
 
 var (
@@ -34,7 +34,7 @@ var (
 	vips = []netip.Addr{vip4, vip6}
 )
 
-// network is the stage: every machine of the demo and what runs there.
+// network is every host of the demo, and the processes in it.
 type network struct {
 	*lab.Topology
 	self    string // path of this binary
@@ -45,7 +45,7 @@ type network struct {
 	clients []traffic.Client
 }
 
-// build makes the machines and wires; nothing runs yet.
+// build creates the hosts and links; no process runs yet.
 func build(self string) (*network, error) {
 	t, err := lab.NewTopology(lab.Shape{Clients: 2, Balancers: 2, Servers: 3, Wired: true})
 	if err != nil {
@@ -58,7 +58,7 @@ func build(self string) (*network, error) {
 	return n, nil
 }
 
-// close ends everything. The agents need not say goodbye to a network that goes away with them.
+// close ends all processes and removes the network. Agents are killed, since no router needs a withdrawal any more.
 func (n *network) close() error {
 	for _, a := range n.agents {
 		a.Kill()
@@ -66,7 +66,7 @@ func (n *network) close() error {
 	return n.Topology.Close()
 }
 
-// startServers starts a web server and an echo server in each server machine.
+// startServers starts a web server and an echo server in each server host.
 func (n *network) startServers() error {
 	for _, s := range n.Servers {
 		w, err := traffic.ServeHTTP(s.Host, s.Name(), s.At(serverPort)...)
@@ -82,7 +82,7 @@ func (n *network) startServers() error {
 	return nil
 }
 
-// startRouter starts the BGP router of this binary in the router machine.
+// startRouter starts the BGP router of this binary in the router host.
 func (n *network) startRouter() error {
 	c := routerConfig{ID: n.Balancers[0].Gateway4, ASN: routerASN}
 	for _, b := range n.Balancers {
@@ -101,7 +101,7 @@ func (n *network) startRouter() error {
 	return err
 }
 
-// startAgents starts `steelyard run` in the balancer machines.
+// startAgents starts `steelyard run` in the balancer hosts.
 func (n *network) startAgents() error {
 	for _, b := range n.Balancers {
 		a, err := lab.StartAgent(b.Host, lab.AgentOptions{Binary: n.self, Config: n.config(b).TOML()})
@@ -113,7 +113,7 @@ func (n *network) startAgents() error {
 	return nil
 }
 
-// config is what a balancer is told: as little as in a first real configuration.
+// config returns the configuration of a balancer, with the defaults for all other settings.
 func (n *network) config(b lab.Node) lab.AgentConfig {
 	c := lab.BGPAgent(b, balancerASN, routerASN, lab.AgentService{
 		Name: "web", Addresses: vips, Ports: []string{fmt.Sprintf("%d:%d", webPort, serverPort), fmt.Sprint(echoPort)},
@@ -139,7 +139,7 @@ func hops(vip netip.Addr, balancers ...lab.Node) []netip.Addr {
 	return all
 }
 
-// forwarded returns how many requests the servers have seen coming from each balancer, whose address they see.
+// forwarded returns the number of requests that the servers received from the address of each balancer.
 func (n *network) forwarded() map[string]int {
 	counts := map[string]int{}
 	for _, b := range n.Balancers {

@@ -2,7 +2,7 @@ package demo
 
 import "fmt"
 
-// picture draws the network, with the addresses it really has.
+// picture draws the network with its addresses.
 func (n *network) picture() string {
 	lb, s := n.Balancers, n.Servers
 	return fmt.Sprintf(`
@@ -15,7 +15,7 @@ func (n *network) picture() string {
         AS %d      AS %d          ├── s2  %-12s  %s
                                         └── s3  %-12s  %s
 
-   service "web": %s and %s, port %d  →  s1, s2, s3, port %d, asked for /healthz every %v`,
+   service "web": %s and %s, port %d  →  s1, s2, s3, port %d, checked by GET /healthz every %v`,
 		routerASN, lb[0].V4, lb[1].V4, s[0].V4, s[0].V6, balancerASN, balancerASN, s[1].V4, s[1].V6, s[2].V4, s[2].V6,
 		vip4, vip6, webPort, serverPort, checkInterval)
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// routerConfigPath is where the router finds what it is to do, in its host's own /run.
+// routerConfigPath is the configuration of the router, in the /run of its host.
 const routerConfigPath = "/run/steelyard-demo/router.json"
 
 // routerConfig is the router's configuration.
@@ -35,15 +35,15 @@ type neighbor struct {
 	Interface string // whose carrier the session depends on
 }
 
-// scanEvery is how often the router compares its kernel's routes with what BGP says. A demo has a handful of routes.
-const scanEvery = 20 * time.Millisecond
+// scanInterval is how often the router compares the routes of its kernel with those of BGP. A demo has few routes.
+const scanInterval = 20 * time.Millisecond
 
 var families = []*api.Family{
 	{Afi: api.Family_AFI_IP, Safi: api.Family_SAFI_UNICAST},
 	{Afi: api.Family_AFI_IP6, Safi: api.Family_SAFI_UNICAST},
 }
 
-// router speaks BGP and puts what it learns into the kernel of the namespace it runs in.
+// router speaks BGP and installs the routes that it learns in the kernel of its namespace.
 type router struct {
 	config    routerConfig
 	bgp       *server.BgpServer
@@ -59,8 +59,9 @@ func Router(ctx context.Context, errOut io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("this command is the router of `steelyard demo`, which starts it: %w", err)
 	}
+	handler := slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: slog.LevelDebug})
 	r := &router{
-		log:       slog.New(slog.NewTextHandler(errOut, &slog.HandlerOptions{Level: slog.LevelDebug})).With("component", "router"),
+		log:       slog.New(handler).With("component", "router"),
 		installed: map[netip.Prefix][]netip.Addr{}, carrier: map[string]bool{},
 	}
 	if err := json.Unmarshal(text, &r.config); err != nil {
@@ -71,9 +72,9 @@ func Router(ctx context.Context, errOut io.Writer) error {
 
 func (r *router) run(ctx context.Context) error {
 	r.bgp = server.NewBgpServer(server.LoggerOption(&bgpLog{r.log}))
-	go r.bgp.Serve() // has no end; the process has
-	// It dials and does not listen: after the loss of a session gobgp stays idle for 5 s, and would take connections only
-	// to close them, upon which a neighbour that is gobgp too stays idle for as long.
+	go r.bgp.Serve() // runs until the process ends
+	// It dials and does not listen: after the loss of a session gobgp stays idle for 5 s and closes the connections that
+	// it accepts meanwhile; a neighbour that is gobgp too then stays idle for as long.
 	err := r.bgp.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{
 		Asn: r.config.ASN, RouterId: r.config.ID.String(), ListenPort: -1, UseMultiplePaths: true,
 	}})
@@ -86,11 +87,11 @@ func (r *router) run(ctx context.Context) error {
 			return fmt.Errorf("add neighbour %s: %w", n.Address, err)
 		}
 	}
-	tick := time.NewTicker(scanEvery)
+	tick := time.NewTicker(scanInterval)
 	defer tick.Stop()
 	for {
 		if err := errors.Join(r.watchLinks(ctx), r.install(ctx)); err != nil && ctx.Err() == nil {
-			r.log.Warn("routes not as they should be", "err", err)
+			r.log.Warn("routes not updated", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -102,8 +103,10 @@ func (r *router) run(ctx context.Context) error {
 
 func (n neighbor) peer() *api.Peer {
 	p := &api.Peer{
-		Conf:            &api.PeerConf{NeighborAddress: n.Address.String(), PeerAsn: n.ASN},
-		Timers:          &api.Timers{Config: &api.TimersConfig{HoldTime: 3, KeepaliveInterval: 1, ConnectRetry: 1, IdleHoldTimeAfterReset: 1}},
+		Conf: &api.PeerConf{NeighborAddress: n.Address.String(), PeerAsn: n.ASN},
+		Timers: &api.Timers{Config: &api.TimersConfig{
+			HoldTime: 3, KeepaliveInterval: 1, ConnectRetry: 1, IdleHoldTimeAfterReset: 1,
+		}},
 		GracefulRestart: &api.GracefulRestart{Enabled: true, HelperOnly: true},
 	}
 	for _, f := range families {
@@ -118,8 +121,8 @@ func (n neighbor) peer() *api.Peer {
 	return p
 }
 
-// watchLinks ends the sessions over a link that has lost its carrier, at once and without grace, and allows them again
-// when it is back.
+// watchLinks ends the sessions over a link that has lost its carrier, without graceful restart, and allows them again
+// when the carrier returns.
 func (r *router) watchLinks(ctx context.Context) error {
 	for _, name := range slices.Sorted(maps.Keys(r.carrier)) {
 		link, err := netlink.LinkByName(name)
@@ -138,7 +141,8 @@ func (r *router) watchLinks(ctx context.Context) error {
 			case up:
 				err = errors.Join(err, r.bgp.EnablePeer(ctx, &api.EnablePeerRequest{Address: n.Address.String()}))
 			default:
-				err = errors.Join(err, r.bgp.DisablePeer(ctx, &api.DisablePeerRequest{Address: n.Address.String(), Communication: "link down"}))
+				request := &api.DisablePeerRequest{Address: n.Address.String(), Communication: "link down"}
+				err = errors.Join(err, r.bgp.DisablePeer(ctx, request))
 			}
 		}
 		if err != nil {
@@ -148,11 +152,12 @@ func (r *router) watchLinks(ctx context.Context) error {
 	return nil
 }
 
-// install makes the kernel's routes those of BGP.
+// install sets the routes of the kernel to those of BGP.
 func (r *router) install(ctx context.Context) error {
 	want := map[netip.Prefix][]netip.Addr{}
 	for _, f := range families {
-		err := r.bgp.ListPath(ctx, &api.ListPathRequest{TableType: api.TableType_GLOBAL, Family: f}, func(d *api.Destination) {
+		request := &api.ListPathRequest{TableType: api.TableType_GLOBAL, Family: f}
+		err := r.bgp.ListPath(ctx, request, func(d *api.Destination) {
 			p, hops := r.hops(d)
 			if len(hops) > 0 {
 				want[p] = hops
@@ -178,9 +183,10 @@ func (r *router) install(ctx context.Context) error {
 		if want[p] != nil {
 			continue
 		}
-		// The kernel has dropped it already when its last link went down.
-		if err := netlink.RouteDel(&netlink.Route{Dst: netlink.NewIPNet(p.Addr().AsSlice()), Protocol: protocolBGP}); err != nil {
-			r.log.Debug("route was gone already", "prefix", p, "err", err)
+		// The kernel removes it itself when its last link goes down.
+		route := &netlink.Route{Dst: netlink.NewIPNet(p.Addr().AsSlice()), Protocol: protocolBGP}
+		if err := netlink.RouteDel(route); err != nil {
+			r.log.Debug("route was already removed", "prefix", p, "err", err)
 		}
 		r.log.Info("route removed", "prefix", p)
 		delete(r.installed, p)
@@ -188,11 +194,11 @@ func (r *router) install(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// hops returns the next hops of all paths to a destination: the balancers' routes are equal in all but that.
+// hops returns the next hops of all paths to a destination: the paths of the balancers differ in nothing else.
 func (r *router) hops(d *api.Destination) (netip.Prefix, []netip.Addr) {
 	p, err := netip.ParsePrefix(d.Prefix)
 	if err != nil || !p.IsSingleIP() {
-		return p, nil // no balancer of the demo announces anything but host routes
+		return p, nil // the balancers of the demo announce host routes only
 	}
 	var hops []netip.Addr
 	for _, path := range d.Paths {
@@ -244,7 +250,7 @@ func putRoute(p netip.Prefix, hops []netip.Addr) error {
 	return nil
 }
 
-// bgpLog takes what gobgp says; its Panic and Fatal do not end the router.
+// bgpLog passes the log of gobgp on; Panic and Fatal do not end the router.
 type bgpLog struct{ log *slog.Logger }
 
 func (l *bgpLog) Panic(msg string, f log.Fields) { l.log.Error(msg, args(f)...) }

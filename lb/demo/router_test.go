@@ -50,7 +50,7 @@ func TestRouter(t *testing.T) {
 	check(t, n.startRouter())
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the router said:\n%s", n.router.Log.Tail(60))
+			t.Logf("log of the router:\n%s", n.router.Log.Tail(60))
 		}
 	})
 	one, two := n.Balancers[0], n.Balancers[1]
@@ -64,17 +64,17 @@ func TestRouter(t *testing.T) {
 	}
 	via(20*time.Second, one, two)
 
-	// Killed without a word: the routes stay. The hold time is 3 s; when it has passed, and a new speaker has come and
-	// announced the same, they have never been away.
+	// Killed without a NOTIFICATION: the routes stay. The hold time is 3 s; they stay also after it, and while a new
+	// speaker announces the same routes.
 	p1.Kill()
 	stays(t, n, 4*time.Second, one, two)
 	speaker(t, one, self)
 	stays(t, n, 4*time.Second, one, two)
 
-	// Without power the link is down: gone at once.
+	// Without power the link is down: the routes are removed at once.
 	check(t, one.PowerOff())
 	via(time.Second, two)
-	labtest.Until(t, time.Second, "the router itself has noticed, not only its kernel", func() error {
+	labtest.Until(t, time.Second, "the router has removed them, not only its kernel", func() error {
 		_, after, _ := strings.Cut(n.router.Log.Tail(20), "interface=lb1 up=false")
 		for _, vip := range vips {
 			if !strings.Contains(after, fmt.Sprintf("prefix=%s via=[%s]", host(vip), hops(vip, two)[0])) {
@@ -87,7 +87,7 @@ func TestRouter(t *testing.T) {
 	p1 = speaker(t, one, self)
 	via(20*time.Second, one, two)
 
-	// A goodbye is believed.
+	// The routes of a speaker that closes its session are removed.
 	check(t, p2.Stop())
 	via(2*time.Second, one)
 	check(t, p1.Stop())
@@ -97,7 +97,7 @@ func TestRouter(t *testing.T) {
 // stays fails the test when the routes are not all the time those over nodes.
 func stays(t *testing.T, n *network, d time.Duration, nodes ...lab.Node) {
 	t.Helper()
-	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(scanEvery) {
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(scanInterval) {
 		for _, vip := range vips {
 			if _, err := n.Router.WaitNextHops(t.Context(), 0, host(vip), hops(vip, nodes...)...); err != nil {
 				t.Fatal(err)
@@ -108,9 +108,14 @@ func stays(t *testing.T, n *network, d time.Duration, nodes ...lab.Node) {
 
 func speaker(t *testing.T, node lab.Node, self string) *lab.Process {
 	t.Helper()
-	o := bgp.Options{ASN: balancerASN, RouterID: node.V4, ListenPort: 179, NextHopV4: node.V4, NextHopV6: node.V6, AggregateV4: 32, AggregateV6: 128}
+	o := bgp.Options{
+		ASN: balancerASN, RouterID: node.V4, ListenPort: 179, NextHopV4: node.V4, NextHopV6: node.V6,
+		AggregateV4: 32, AggregateV6: 128,
+	}
 	for _, g := range []netip.Addr{node.Gateway4, node.Gateway6} {
-		o.Peers = append(o.Peers, bgp.Peer{Address: g, ASN: routerASN, Port: 179, HoldTime: 3 * time.Second, GracefulRestart: true})
+		o.Peers = append(o.Peers, bgp.Peer{
+			Address: g, ASN: routerASN, Port: 179, HoldTime: 3 * time.Second, GracefulRestart: true,
+		})
 	}
 	text, err := json.Marshal(o)
 	check(t, err)
@@ -118,7 +123,7 @@ func speaker(t *testing.T, node lab.Node, self string) *lab.Process {
 	check(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("%s said:\n%s", node, p.Log.Tail(30))
+			t.Logf("log of %s:\n%s", node, p.Log.Tail(30))
 		}
 	})
 	return p

@@ -13,16 +13,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// screen is what the viewer sees. It is used from one goroutine.
+// screen writes the output of the demo. It is used from one goroutine.
 type screen struct {
 	w     io.Writer
-	tty   bool // a person watches: lines may be redrawn, and there is time to read
+	tty   bool // w is a terminal: lines are redrawn
 	color bool
-	drawn time.Time // when the line that is redrawn was last
+	drawn time.Time // when the redrawn line was last written
 	spins int
 }
 
-// newScreen finds out what out is. Colours follow NO_COLOR (no-color.org).
+// newScreen detects a terminal. Colours follow NO_COLOR (no-color.org).
 func newScreen(out io.Writer) *screen {
 	s := &screen{w: out}
 	if f, ok := out.(*os.File); ok {
@@ -48,7 +48,7 @@ func (s *screen) paint(code, text string) string {
 	return "\x1b[" + code + "m" + text + "\x1b[0m"
 }
 
-// line writes one line, or several, in the place of the one that is redrawn.
+// line writes one or more lines in place of the redrawn one.
 func (s *screen) line(format string, args ...any) {
 	s.clear()
 	fmt.Fprintf(s.w, format+"\n", args...)
@@ -62,23 +62,23 @@ func (s *screen) clear() {
 }
 
 // heading starts a step.
-func (s *screen) heading(n int, title, story string) {
-	s.line("\n%s  %s", s.paint(bold+";"+cyan, fmt.Sprintf("%d  %s", n, title)), s.paint(dim, story))
+func (s *screen) heading(n int, title, text string) {
+	s.line("\n%s  %s", s.paint(bold+";"+cyan, fmt.Sprintf("%d  %s", n, title)), s.paint(dim, text))
 }
 
-// saw says what has been seen.
+// saw writes an observation.
 func (s *screen) saw(format string, args ...any) {
 	s.line("   %s %s", s.paint(green, "✓"), fmt.Sprintf(format, args...))
 }
 
-// note adds what belongs to the line before.
+// note writes details of the line before.
 func (s *screen) note(format string, args ...any) {
 	for _, l := range strings.Split(fmt.Sprintf(format, args...), "\n") {
 		s.line("     %s", s.paint(dim, l))
 	}
 }
 
-// waiting redraws the line that says what is waited for; it does nothing unless a person watches.
+// waiting redraws the line that shows the awaited condition, on a terminal only.
 func (s *screen) waiting(what string) {
 	if !s.tty || time.Since(s.drawn) < 80*time.Millisecond {
 		return
@@ -91,7 +91,7 @@ func (s *screen) waiting(what string) {
 	s.spins++
 }
 
-// columns is how wide the terminal is.
+// columns returns the width of the terminal.
 func (s *screen) columns() int {
 	if f, ok := s.w.(*os.File); ok {
 		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col >= 40 {
@@ -101,7 +101,7 @@ func (s *screen) columns() int {
 	return 80
 }
 
-// barWidth is how many columns the longest bar has.
+// barWidth is the width of the longest bar, in columns.
 const barWidth = 32
 
 // bars draws counts, one line each, by name.
@@ -117,30 +117,30 @@ func (s *screen) bars(counts map[string]int) {
 	}
 }
 
-// row is a line of the summary.
+// row is one line of the summary.
 type row struct {
-	step, seen string
-	took       time.Duration
-	failed     bool
+	step, result string
+	took         time.Duration
+	failed       bool
 }
 
-// summary shows what was seen, all of it once more.
+// summary writes the results of all steps.
 func (s *screen) summary(rows []row) {
 	width := 0
 	for _, r := range rows {
 		width = max(width, len([]rune(r.step)))
 	}
-	s.line("\n%s", s.paint(bold, "What was seen"))
+	s.line("\n%s", s.paint(bold, "Summary"))
 	for _, r := range rows {
 		mark := s.paint(green, "✓")
 		if r.failed {
 			mark = s.paint(red, "✗")
 		}
-		s.line(" %s %-*s  %7s  %s", mark, width, r.step, short(r.took), r.seen)
+		s.line(" %s %-*s  %7s  %s", mark, width, r.step, short(r.took), r.result)
 	}
 }
 
-// short is a duration as people say it: "420 ms", "1.3 s".
+// short formats a duration: "420 ms", "1.3 s".
 func short(d time.Duration) string {
 	if d < time.Second {
 		return fmt.Sprintf("%d ms", max(0, d.Milliseconds()))

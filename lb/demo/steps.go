@@ -14,8 +14,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// patience is how long a step waits for something that has no bound of its own: machines are slow and busy.
-const patience = 15 * time.Second
+// stepTimeout bounds a wait that has no bound of its own. It allows for a slow and busy machine.
+const stepTimeout = 15 * time.Second
 
 func (s *show) announce(ctx context.Context) (string, error) {
 	if err := errors.Join(s.startServers(), s.startRouter()); err != nil {
@@ -26,7 +26,7 @@ func (s *show) announce(ctx context.Context) (string, error) {
 		return "", err
 	}
 	for _, a := range s.agents {
-		if err := a.WaitReady(ctx, patience); err != nil {
+		if err := a.WaitReady(ctx, stepTimeout); err != nil {
 			return "", err
 		}
 	}
@@ -38,7 +38,8 @@ func (s *show) announce(ctx context.Context) (string, error) {
 		return "", err
 	}
 	for _, vip := range vips {
-		if _, err := s.until(ctx, patience, vip.String()+" answers ping", func() error { return s.clients[0].Ping(ctx, vip) }); err != nil {
+		ping := func() error { return s.clients[0].Ping(ctx, vip) }
+		if _, err := s.until(ctx, stepTimeout, vip.String()+" answers ping", ping); err != nil {
 			return "", err
 		}
 	}
@@ -46,13 +47,13 @@ func (s *show) announce(ctx context.Context) (string, error) {
 	return "both addresses are routed over lb1 and lb2 and answer ping", nil
 }
 
-// routed waits until the router's kernel sends traffic for both VIPs to exactly these balancers.
+// routed waits until the router has routes to both VIPs over exactly these balancers.
 func (s *show) routed(ctx context.Context, balancers ...lab.Node) (time.Duration, error) {
 	what := "the router routes both addresses over " + names(balancers)
 	if len(balancers) == 0 {
 		what = "the router has no route to either address"
 	}
-	return s.until(ctx, patience, what, func() error {
+	return s.until(ctx, stepTimeout, what, func() error {
 		var all error
 		for _, vip := range vips {
 			got, err := s.Router.NextHops(host(vip))
@@ -65,7 +66,7 @@ func (s *show) routed(ctx context.Context, balancers ...lab.Node) (time.Duration
 	})
 }
 
-// showRoutes shows the routes to the VIPs that the router's kernel has.
+// showRoutes shows the routes to the VIPs in the router's kernel.
 func (s *show) showRoutes() error {
 	for _, vip := range vips {
 		got, err := s.Router.NextHops(host(vip))
@@ -94,46 +95,47 @@ func (s *show) balance(ctx context.Context) (string, error) {
 	before := s.forwarded()
 	r := s.request(ctx, each)
 	if r.Err() != nil {
-		return "", fmt.Errorf("expected that all of %d requests are answered; seen: %w", 2*each, r.Err())
+		return "", fmt.Errorf("expected that all of %d requests are answered; observed: %w", 2*each, r.Err())
 	}
 	s.saw("%d of %d requests answered, half of them over IPv6", r.Answered(), 2*each)
 	s.bars(r.Servers)
-	// A share is binomial around 200 with a standard deviation of 12: a server below 130 is no chance.
+	// A share is binomial around 200 with a standard deviation of 12; below 130 is not chance.
 	for _, server := range s.Servers {
 		if r.Servers[server.Name()] < 130 {
-			return "", fmt.Errorf("expected about %d requests at %s; seen: %s", 2*each/3, server.Name(), r)
+			return "", fmt.Errorf("expected about %d requests at %s; observed: %s", 2*each/3, server.Name(), r)
 		}
 	}
 	by := minus(s.forwarded(), before)
 	s.saw("lb1 forwarded %d of them, lb2 %d", by["lb1"], by["lb2"])
 	if by["lb1"] < 200 || by["lb2"] < 200 {
-		return "", fmt.Errorf("expected about %d requests by each balancer; seen: lb1 %d, lb2 %d", each, by["lb1"], by["lb2"])
+		return "", fmt.Errorf("expected about %d requests by each balancer; observed: lb1 %d, lb2 %d",
+			each, by["lb1"], by["lb2"])
 	}
 	return fmt.Sprintf("%d of %d requests answered: %s", r.Answered(), 2*each, r), nil
 }
 
-// disturbed lets traffic flow, does harm to it, and waits until it flows again. It returns when the harm was done and
-// the traffic, still flowing, which the caller stops.
-func (s *show) disturbed(ctx context.Context, harm func() error) (stream, time.Time, error) {
+// disturbed starts traffic, injects a fault, and waits until requests are answered again. It returns the time of the
+// fault and the traffic, which still runs; the caller stops it.
+func (s *show) disturbed(ctx context.Context, fault func() error) (stream, time.Time, error) {
 	start := time.Now()
 	traffic := s.stream(ctx)
-	_, err := s.until(ctx, patience, "traffic flows undisturbed", func() error {
+	_, err := s.until(ctx, stepTimeout, "all requests are answered", func() error {
 		if r := traffic.since(start); r.Answered() < 100 {
 			return errors.New(r.String())
 		}
 		return traffic.since(start).Err()
 	})
-	harmed := time.Now()
+	at := time.Now()
 	if err == nil {
-		err = harm()
+		err = fault()
 	}
 	if err == nil {
-		_, err = s.until(ctx, patience, "requests are answered again", func() error { return traffic.settled(harmed) })
+		_, err = s.until(ctx, stepTimeout, "requests are answered again", func() error { return traffic.settled(at) })
 	}
-	return traffic, harmed, err
+	return traffic, at, err
 }
 
-func (s *show) serverDies(ctx context.Context) (string, error) {
+func (s *show) serverFails(ctx context.Context) (string, error) {
 	traffic, died, err := s.disturbed(ctx, func() error { return errors.Join(s.web[1].Stop(), s.echo[1].Stop()) })
 	defer traffic.stop()
 	if err != nil {
@@ -141,25 +143,28 @@ func (s *show) serverDies(ctx context.Context) (string, error) {
 	}
 	left, r := traffic.lastFailure(died).Sub(died), traffic.since(died)
 	after := traffic.since(died.Add(left + time.Nanosecond))
-	s.saw("no request reached s2 any more %s after its death (promised: %s)", short(left), short(leaveWithin))
-	s.note("until then %d of %d requests failed; since then none of %d, served by:", len(r.Errors),
+	s.saw("no request reached s2 later than %s after its crash (expected: %s)", short(left), short(unhealthyTimeout))
+	s.note("until then %d of %d requests failed; after that none of %d, served by:", len(r.Errors),
 		len(r.Errors)+r.Answered()-after.Answered(), after.Answered())
 	s.bars(after.Servers)
-	// The promise is the agent's; what is asked here leaves room for a machine that plays ten.
-	if left > leaveWithin+time.Second {
-		return "", fmt.Errorf("expected that no request fails later than %v after the death of s2; seen: one after %v", leaveWithin, left)
+	// One second more than the checks need: this machine runs all hosts.
+	if left > unhealthyTimeout+time.Second {
+		return "", fmt.Errorf("expected that no request fails later than %v after the crash of s2; observed: one after %v",
+			unhealthyTimeout, left)
 	}
 	if err := s.unhealthy(ctx, s.Servers[1]); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("s2 left after %s; %s failed until then, none after", short(left), plural(len(r.Errors), "request")), nil
+	failed := plural(len(r.Errors), "request")
+	return fmt.Sprintf("s2 out after %s; %s failed until then, none after", short(left), failed), nil
 }
 
-// unhealthy waits until both agents say what is the matter with a server, and shows it.
+// unhealthy waits until both agents report a server as unhealthy, and shows the reason.
 func (s *show) unhealthy(ctx context.Context, server lab.Node) error {
 	for _, a := range s.agents {
 		reason := ""
-		_, err := s.until(ctx, patience, fmt.Sprintf("%s says that %s is unhealthy", a.Name(), server.Name()), func() error {
+		what := fmt.Sprintf("%s reports %s as unhealthy", a.Name(), server.Name())
+		_, err := s.until(ctx, stepTimeout, what, func() error {
 			var backends []lb.BackendStatus
 			if err := a.Get(ctx, "/v1/backends", &backends); err != nil {
 				return err
@@ -170,17 +175,17 @@ func (s *show) unhealthy(ctx context.Context, server lab.Node) error {
 					return nil
 				}
 			}
-			return errors.New("it does not")
+			return errors.New("it does not report it")
 		})
 		if err != nil {
 			return err
 		}
-		s.saw("%s says of %s: %s", a.Name(), server.Name(), reason)
+		s.saw("%s reports about %s: %s", a.Name(), server.Name(), reason)
 	}
 	return nil
 }
 
-func (s *show) allServersDie(ctx context.Context) (string, error) {
+func (s *show) allServersFail(ctx context.Context) (string, error) {
 	start := time.Now()
 	for i, w := range s.web {
 		if err := errors.Join(w.Stop(), s.echo[i].Stop()); err != nil {
@@ -191,7 +196,7 @@ func (s *show) allServersDie(ctx context.Context) (string, error) {
 		return "", err
 	}
 	took := time.Since(start)
-	s.saw("the router has no route any more, %s after the death of the last server", short(took))
+	s.saw("the router has no route any more, %s after the last server stopped", short(took))
 	if err := s.showRoutes(); err != nil {
 		return "", err
 	}
@@ -199,10 +204,10 @@ func (s *show) allServersDie(ctx context.Context) (string, error) {
 	defer cancel()
 	_, err := s.clients[0].Get(ctx, url(vip4))
 	if err == nil {
-		return "", errors.New("expected that a request fails without a route; seen: an answer")
+		return "", errors.New("expected that a request fails without a route; observed: an answer")
 	}
-	s.saw("a client is told at once: %s", lastPart(err))
-	return fmt.Sprintf("the routes were gone after %s", short(took)), nil
+	s.saw("a client gets an error at once: %s", lastPart(err))
+	return fmt.Sprintf("the routes were withdrawn after %s", short(took)), nil
 }
 
 func (s *show) recovery(ctx context.Context) (string, error) {
@@ -216,9 +221,9 @@ func (s *show) recovery(ctx context.Context) (string, error) {
 		return "", err
 	}
 	back := time.Since(start)
-	s.saw("the router has its routes again, %s after the servers came back", short(back))
+	s.saw("the router has its routes again, %s after the servers started", short(back))
 	var r traffic.Result
-	_, err := s.until(ctx, patience, "all three servers answer", func() error {
+	_, err := s.until(ctx, stepTimeout, "all three servers answer", func() error {
 		if r = s.request(ctx, 60); r.Err() != nil {
 			return lab.Permanent(fmt.Errorf("a route is back before its servers: %w", r.Err()))
 		}
@@ -243,7 +248,7 @@ func names(nodes []lab.Node) string {
 	return strings.Join(all, " and ")
 }
 
-// minus is a - b, name by name.
+// minus returns a - b for each name.
 func minus(a, b map[string]int) map[string]int {
 	d := map[string]int{}
 	for name := range a {
@@ -254,7 +259,7 @@ func minus(a, b map[string]int) map[string]int {
 
 func host(vip netip.Addr) netip.Prefix { return netip.PrefixFrom(vip, vip.BitLen()) }
 
-// lastPart is the innermost cause of an error, the last of what is joined by colons.
+// lastPart returns the innermost cause of an error: the text after the last colon.
 func lastPart(err error) string {
 	parts := strings.Split(err.Error(), ": ")
 	return parts[len(parts)-1]

@@ -8,10 +8,10 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
-// A steady stream: each client makes a request every 10 ms, over a connection of its own, and gives up after a second.
+// Each client makes a request every 10 ms, over a new connection.
 const (
-	requestEvery = 10 * time.Millisecond
-	// A SYN that meets an old connection of the same port on a server (TIME_WAIT) is sent again after a second (RFC 6298).
+	requestInterval = 10 * time.Millisecond
+	// A SYN for a port that is in TIME_WAIT on a server is retransmitted after a second (RFC 6298).
 	requestTimeout = 2500 * time.Millisecond
 )
 
@@ -21,19 +21,19 @@ type stream []*traffic.Stream
 func (n *network) stream(ctx context.Context) stream {
 	var s stream
 	for i, vip := range vips {
-		s = append(s, n.clients[i].Stream(ctx, url(vip), requestEvery, requestTimeout))
+		s = append(s, n.clients[i].Stream(ctx, url(vip), requestInterval, requestTimeout))
 	}
 	return s
 }
 
-// stop ends the stream and waits for the requests under way.
+// stop ends the stream and waits for the requests in flight.
 func (s stream) stop() {
 	for _, t := range s {
 		t.Stop()
 	}
 }
 
-// since returns how the requests ended that were started after t.
+// since returns the results of the requests that were started after t.
 func (s stream) since(t time.Time) traffic.Result {
 	sum := traffic.Result{Servers: map[string]int{}}
 	for _, one := range s {
@@ -46,7 +46,7 @@ func (s stream) since(t time.Time) traffic.Result {
 	return sum
 }
 
-// lastFailure returns when the last request was started, at or after t, that failed; t when none did.
+// lastFailure returns the start of the last failed request that was started at or after t; t when there is none.
 func (s stream) lastFailure(t time.Time) time.Time {
 	last := t
 	for _, one := range s {
@@ -59,8 +59,8 @@ func (s stream) lastFailure(t time.Time) time.Time {
 	return last
 }
 
-// calm is how many requests in a row must be answered before a disturbance counts as over: with 200 a second, and each
-// given up after two and a half, as long as an unanswered request may still become a failure.
+// calm is the number of requests in a row that must be answered before a disturbance is over: at 200 per second this is
+// longer than requestTimeout, so every earlier request has ended.
 const calm = 550
 
 // settled returns an error unless at least calm requests have been answered since the last failure at or after t.
