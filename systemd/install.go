@@ -27,8 +27,8 @@ const (
 )
 
 // Install copies the running binary, the unit and, when there is no configuration, an example below root. It reloads
-// systemd when root is "/" and systemd runs the system. Install again to upgrade. It starts and enables nothing, since the
-// example configures nothing. It reports each file and the next step on w.
+// systemd when root is "/" and systemd runs the system. Install again to upgrade. It starts and enables nothing, since
+// the example configures nothing. It reports each file and the next step on w.
 func Install(w io.Writer, root string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -90,8 +90,8 @@ func Uninstall(w io.Writer, root string) error {
 	return systemctl(root, "daemon-reload")
 }
 
-// replace writes a file atomically: a program that runs from it, or a reader, never sees a part of it. The mode does not
-// depend on the umask or on an older file, since systemd's tools must be able to read the unit.
+// replace writes a file atomically: a program that runs from it, or a reader, never sees a part of it. The mode does
+// not depend on the umask or on an older file, since systemd's tools must be able to read the unit.
 func replace(path string, text []byte, mode os.FileMode) error {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {

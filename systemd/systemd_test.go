@@ -210,7 +210,8 @@ func TestInstallIntoAFileFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := Install(new(bytes.Buffer), root)
-	if want := "install " + filepath.Join(root, binaryPath) + ": "; err == nil || !strings.HasPrefix(err.Error(), want) {
+	want := "install " + filepath.Join(root, binaryPath) + ": "
+	if err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("error %v; want %s…", err, want)
 	}
 }
@@ -229,8 +230,8 @@ func need(t *testing.T, program, pkg string) string {
 	return ""
 }
 
-// The unit needs no program but ours: a minimal system has no procps. A filtered system call must not kill the agent, and
-// a reload must fail when the file is refused, which a signal cannot report.
+// The unit needs no program but ours: a minimal system has no procps. A filtered system call must not kill the agent,
+// and a reload must fail when the file is refused, which a signal cannot report.
 func TestUnitLines(t *testing.T) {
 	lines := strings.Split(string(unit), "\n")
 	for _, want := range []string{
@@ -258,7 +259,8 @@ func TestUnitIsValid(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := filepath.Join(dir, "steelyard.service")
-	if err := os.WriteFile(file, bytes.ReplaceAll(unit, []byte("/usr/local/bin/steelyard"), []byte(bin)), 0o644); err != nil {
+	text := bytes.ReplaceAll(unit, []byte("/usr/local/bin/steelyard"), []byte(bin))
+	if err := os.WriteFile(file, text, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	out, err := exec.Command(analyze, "verify", "--man=no", file).CombinedOutput()

@@ -41,7 +41,7 @@ type Info struct {
 	Warnings   []string    `json:"warnings,omitempty"`   // of the configuration
 }
 
-// Interface is where the datapath is attached.
+// Interface is an interface to which the datapath is attached.
 type Interface struct {
 	Name string `json:"interface"`
 	Mode string `json:"mode"` // xdp, xdp-generic or tc

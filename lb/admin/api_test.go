@@ -27,10 +27,15 @@ import (
 var vip = netip.MustParseAddr("203.0.113.10")
 
 func status(context.Context) (lb.Status, error) {
-	b := lb.BackendStatus{Service: "web", Address: netip.MustParseAddr("10.0.0.1"), Port: 8080, Weight: 1, State: lb.StateHealthy}
+	b := lb.BackendStatus{
+		Service: "web", Address: netip.MustParseAddr("10.0.0.1"), Port: 8080, Weight: 1, State: lb.StateHealthy,
+	}
 	return lb.Status{
-		Settled:  true,
-		Services: []lb.ServiceStatus{{Service: "web", Address: vip, Port: 80, Protocol: lb.TCP, Policy: lb.PolicyCluster, Backends: []lb.BackendStatus{b}, State: lb.StateHealthy, Announced: true}},
+		Settled: true,
+		Services: []lb.ServiceStatus{{
+			Service: "web", Address: vip, Port: 80, Protocol: lb.TCP, Policy: lb.PolicyCluster,
+			Backends: []lb.BackendStatus{b}, State: lb.StateHealthy, Announced: true,
+		}},
 		Backends: []lb.BackendStatus{b},
 		Routes:   []lb.RouteStatus{{Address: vip, Services: []string{"web"}, Announced: true}},
 	}, nil
@@ -46,8 +51,12 @@ func options(t *testing.T) Options {
 			if want != (lb.FlowFilter{Service: "web", Port: 80, Limit: flowLimit}) {
 				return nil, false, fmt.Errorf("asked for %+v", want)
 			}
-			return []lb.FlowStatus{{Service: "web", Client: netip.MustParseAddrPort("198.51.100.11:40000"), Address: vip, Port: 80, Protocol: lb.TCP,
-				Backend: netip.MustParseAddrPort("10.0.0.1:8080"), Forward: lb.MethodNAT, State: lb.FlowClosing, Idle: 1.5}}, true, nil
+			f := lb.FlowStatus{
+				Service: "web", Client: netip.MustParseAddrPort("198.51.100.11:40000"),
+				Address: vip, Port: 80, Protocol: lb.TCP, Backend: netip.MustParseAddrPort("10.0.0.1:8080"),
+				Forward: lb.MethodNAT, State: lb.FlowClosing, Idle: 1.5,
+			}
+			return []lb.FlowStatus{f}, true, nil
 		},
 		Drain: func(_ context.Context, service string, on bool) (lb.Drains, error) {
 			if service == "gone" {
@@ -67,13 +76,21 @@ func TestAPI(t *testing.T) {
 		code int
 		want string
 	}{
-		{"/v1/status", 200, `{"node":"lb1","version":"test","started":"0001-01-01T00:00:00Z","config":"","settled":true,"services":1,"services_healthy":1,"backends":1,"backends_healthy":1,"routes":1,"routes_announced":1,"peers":1,"peers_established":1,"interfaces":[]}`},
-		{"/v1/services", 200, `[{"service":"web","address":"203.0.113.10","port":80,"protocol":"tcp","policy":"Cluster","forward":"","algorithm":"","backends":[{"service":"web","address":"10.0.0.1","port":8080,"weight":1,"state":"healthy"}],"state":"healthy","announced":true}]`},
+		{"/v1/status", 200, `{"node":"lb1","version":"test","started":"0001-01-01T00:00:00Z","config":"","settled":true,
+			"services":1,"services_healthy":1,"backends":1,"backends_healthy":1,"routes":1,"routes_announced":1,
+			"peers":1,"peers_established":1,"interfaces":[]}`},
+		{"/v1/services", 200, `[{"service":"web","address":"203.0.113.10","port":80,"protocol":"tcp",
+			"policy":"Cluster","forward":"","algorithm":"",
+			"backends":[{"service":"web","address":"10.0.0.1","port":8080,"weight":1,"state":"healthy"}],
+			"state":"healthy","announced":true}]`},
 		{"/v1/backends", 200, `[{"service":"web","address":"10.0.0.1","port":8080,"weight":1,"state":"healthy"}]`},
 		{"/v1/routes", 200, `[{"address":"203.0.113.10","services":["web"],"announced":true}]`},
 		{"/v1/peers", 200, `[{"peer":"192.0.2.1","asn":0,"state":"established","routes":0}]`},
-		{"/v1/flows?service=web&port=80", 200, `{"flows":[{"service":"web","client":"198.51.100.11:40000","address":"203.0.113.10","port":80,"protocol":"tcp","backend":"10.0.0.1:8080","forward":"nat","state":"closing","idle_seconds":1.5}],"more":true}`},
-		{"/v1/flows?who=me", 400, `{"error":"unknown filter \"who\"; allowed: service, client, backend, address, port, state, limit"}`},
+		{"/v1/flows?service=web&port=80", 200, `{"flows":[{"service":"web","client":"198.51.100.11:40000",
+			"address":"203.0.113.10","port":80,"protocol":"tcp","backend":"10.0.0.1:8080","forward":"nat",
+			"state":"closing","idle_seconds":1.5}],"more":true}`},
+		{"/v1/flows?who=me", 400,
+			`{"error":"unknown filter \"who\"; allowed: service, client, backend, address, port, state, limit"}`},
 		{"/v1/flows?port=http", 400, `{"error":"port \"http\": want a decimal number from 0 to 65535"}`},
 		{"/healthz", 200, `{"healthy":true,"settled":true}`},
 	} {
@@ -173,7 +190,9 @@ func TestDashboard(t *testing.T) {
 
 func TestStuckEngineIsUnhealthy(t *testing.T) {
 	o := options(t)
-	o.Status = func(context.Context) (lb.Status, error) { return lb.Status{}, errors.New("ask the engine: no answer") }
+	o.Status = func(context.Context) (lb.Status, error) {
+		return lb.Status{}, errors.New("ask the engine: no answer")
+	}
 	w := httptest.NewRecorder()
 	New(o).Handler(true).ServeHTTP(w, httptest.NewRequest("GET", "/healthz", nil))
 	if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "ask the engine: no answer") {
@@ -185,7 +204,8 @@ func TestServerAndClient(t *testing.T) {
 	o := options(t)
 	c := NewClient(o.Socket)
 	var info Info
-	if err := c.Get(t.Context(), "/v1/status", &info); err == nil || !strings.Contains(err.Error(), "no agent listens on") {
+	err := c.Get(t.Context(), "/v1/status", &info)
+	if err == nil || !strings.Contains(err.Error(), "no agent listens on") {
 		t.Errorf("without a server: %v", err)
 	}
 	for range 2 { // the second run finds the socket of the first
@@ -225,7 +245,9 @@ func TestMetrics(t *testing.T) {
 	if err != nil || len(problems) > 0 {
 		t.Errorf("lint: %v %v", problems, err)
 	}
-	want := "# HELP steelyard_announce_announced 1 while a VIP is announced, else 0.\n# TYPE steelyard_announce_announced gauge\nsteelyard_announce_announced{vip=\"203.0.113.10\"} 1\n"
+	want := "# HELP steelyard_announce_announced 1 while a VIP is announced, else 0.\n" +
+		"# TYPE steelyard_announce_announced gauge\n" +
+		"steelyard_announce_announced{vip=\"203.0.113.10\"} 1\n"
 	if err := testutil.GatherAndCompare(r, strings.NewReader(want), "steelyard_announce_announced"); err != nil {
 		t.Error(err)
 	}

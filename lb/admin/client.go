@@ -20,10 +20,13 @@ type Client struct {
 // NewClient returns a Client for the agent that listens on socket.
 func NewClient(socket string) *Client {
 	c := &Client{socket: socket}
-	c.http.Transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "unix", socket)
-	}}
+	c.http.Transport = &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", socket)
+		},
+	}
 	return c
 }
 
@@ -56,7 +59,8 @@ func (c *Client) do(ctx context.Context, method, path string, v any) error {
 	resp, err := c.http.Do(req)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("no agent listens on %s; is \"steelyard run\" running, and is this its admin.socket?", c.socket)
+		return fmt.Errorf("no agent listens on %s; is \"steelyard run\" running, and is this its admin.socket?",
+			c.socket)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("no permission for %s; use sudo", c.socket)
 	case err != nil:

@@ -21,10 +21,14 @@ type StateMetrics struct {
 }
 
 var (
-	descBackends  = prometheus.NewDesc("steelyard_engine_backends", "Backends of a service by state.", []string{"service", "state"}, nil)
-	descServices  = prometheus.NewDesc("steelyard_engine_services", "Services that are configured.", nil, nil)
-	descAnnounced = prometheus.NewDesc("steelyard_announce_announced", "1 while a VIP is announced, else 0.", []string{"vip"}, nil)
-	descSettled   = prometheus.NewDesc("steelyard_engine_settled", "1 once every source is complete and every check has answered.", nil, nil)
+	descBackends = prometheus.NewDesc("steelyard_engine_backends",
+		"Backends of a service by state.", []string{"service", "state"}, nil)
+	descServices = prometheus.NewDesc("steelyard_engine_services",
+		"Services that are configured.", nil, nil)
+	descAnnounced = prometheus.NewDesc("steelyard_announce_announced",
+		"1 while a VIP is announced, else 0.", []string{"vip"}, nil)
+	descSettled = prometheus.NewDesc("steelyard_engine_settled",
+		"1 once every source is complete and every check has answered.", nil, nil)
 )
 
 // NewCallMetrics returns a collector without calls. It exists apart from StateMetrics because the engine needs it.
@@ -35,7 +39,8 @@ func NewCallMetrics() *CallMetrics {
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 9),
 		}, []string{"consumer"}),
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "steelyard_engine_apply_errors_total", Help: "Changes that a consumer could not carry out, tries included.",
+			Name: "steelyard_engine_apply_errors_total",
+			Help: "Changes that a consumer could not carry out, tries included.",
 		}, []string{"consumer"}),
 	}
 }

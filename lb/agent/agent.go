@@ -33,8 +33,8 @@ type Options struct {
 	StateDir   string         // state that outlives the agent, not a reboot; "": datapath.DefaultStateDir
 }
 
-// complete fills in the defaults, and reads the configuration when there is none. A configuration that this version does
-// not implement is refused in both cases.
+// complete fills in the defaults, and reads the configuration when there is none. A configuration that this version
+// does not implement is refused in both cases.
 func (o Options) complete() (Options, error) {
 	o.PinPath = cmp.Or(o.PinPath, datapath.DefaultPinPath)
 	o.StateDir = cmp.Or(o.StateDir, datapath.DefaultStateDir)
@@ -118,7 +118,7 @@ func New(o Options) (*Agent, error) {
 	return a, nil
 }
 
-// connect creates the engine, and what reads from it: the drain store, the cluster and the admin API.
+// connect creates the engine and what reads from it: the drain store, the cluster and the admin API.
 func (a *Agent) connect(
 	o Options, facts node, services *file.Source, announcers announcers, dp *datapath.Datapath,
 	registry *prometheus.Registry,

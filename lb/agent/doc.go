@@ -1,5 +1,5 @@
-// Package agent is the daemon: it creates the datapath, the announcers, the health checks, the sources and the admin API
-// from one configuration, connects them through the engine (package lb), and runs them. It is the only package that
+// Package agent is the daemon: it creates the datapath, the announcers, the health checks, the sources and the admin
+// API from one configuration, connects them through the engine (package lb), and runs them. It is the only package that
 // imports all of them; they do not import each other.
 //
 // New creates everything in this order, so that each constructor gets complete arguments:

@@ -51,7 +51,8 @@ func TestDrainStore(t *testing.T) {
 		}
 		// A later agent starts with the same drains.
 		next := new(fakeEngine)
-		if _, err := openDrainStore(dir, next); err != nil || len(next.drains) != 1 || cmp.Diff(tt.want, next.drains[0]) != "" {
+		_, err = openDrainStore(dir, next)
+		if err != nil || len(next.drains) != 1 || cmp.Diff(tt.want, next.drains[0]) != "" {
 			t.Errorf("%q %t: a later agent: %v, %v", tt.service, tt.on, err, next.drains)
 		}
 	}
@@ -71,7 +72,8 @@ func TestDrainStoreRefuses(t *testing.T) {
 	refused := func(what, want string) {
 		t.Helper()
 		got, err := store.set(t.Context(), strings.Fields(what)[0], true)
-		if err == nil || !strings.HasPrefix(err.Error(), want) || len(got.Services) > 0 || got.Node || len(e.drains) > 0 {
+		changed := len(got.Services) > 0 || got.Node || len(e.drains) > 0
+		if err == nil || !strings.HasPrefix(err.Error(), want) || changed {
 			t.Errorf("%s: %v, %v, engine %v; want error %s…", what, got, err, e.drains, want)
 		}
 	}

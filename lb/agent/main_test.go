@@ -58,7 +58,8 @@ func TestAgentInALab(t *testing.T) {
 	agent := labtest.Agent(t, b.Host, self, lab.AgentConfig{
 		Name: "lb1", Interfaces: []string{"eth0"}, Mode: "tc", L2: []string{"eth0"},
 		Services: []lab.AgentService{{
-			Name: "web", Addresses: []netip.Addr{ip("203.0.113.10"), ip("2001:db8:1::10")}, Ports: []string{"80:8080"}, Backends: lab.Backends(site.Servers...),
+			Name: "web", Addresses: []netip.Addr{ip("203.0.113.10"), ip("2001:db8:1::10")},
+			Ports: []string{"80:8080"}, Backends: lab.Backends(site.Servers...),
 			Check: lab.AgentCheck{Type: "none"},
 		}},
 	})
@@ -76,7 +77,8 @@ func TestAgentInALab(t *testing.T) {
 		})
 	}
 	state("the addresses are announced", func(i admin.Info) bool {
-		return i.Settled && i.Announced == 2 && i.Node == "lb1" && i.Version == "test" && i.Config == lab.AgentConfigPath
+		named := i.Node == "lb1" && i.Version == "test" && i.Config == lab.AgentConfigPath
+		return named && i.Settled && i.Announced == 2
 	})
 	drains, err := json.Marshal(map[string]any{"node": true, "services": nil})
 	if err != nil {
@@ -113,7 +115,8 @@ func TestMainRefuses(t *testing.T) {
 		{"not valid", "[nonsense]\n[rubbish]\n", []string{"nonsense: no such section", "rubbish: no such section"}},
 		{
 			"not supported",
-			"[bgp]\nasn = 1\npeers = [{ address = \"192.0.2.1\", asn = 2, bfd = true }]\n[l2]\nmembers = [\"192.0.2.12\"]\n",
+			"[bgp]\nasn = 1\npeers = [{ address = \"192.0.2.1\", asn = 2, bfd = true }]\n" +
+				"[l2]\nmembers = [\"192.0.2.12\"]\n",
 			[]string{"not in this version: bgp.peers: bfd (peer 192.0.2.1)", "not in this version: l2.members"},
 		},
 		{"unknown interface", "[datapath]\ninterfaces = [\"no-such-link\"]\n", []string{"interface no-such-link: "}},
@@ -127,7 +130,8 @@ func TestMainRefuses(t *testing.T) {
 					t.Errorf("Main: %v; want %q", err, want)
 				}
 			}
-			if _, direct := New(Options{ConfigFile: path, Log: discard}); direct == nil || direct.Error() != err.Error() {
+			_, direct := New(Options{ConfigFile: path, Log: discard})
+			if direct == nil || direct.Error() != err.Error() {
 				t.Errorf("New: %v; want the same", direct)
 			}
 		})

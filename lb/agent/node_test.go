@@ -93,7 +93,10 @@ func TestDescribe(t *testing.T) {
 			err: "interface eth0 has no IPv4 address to use as BGP identifier; set node.router_id",
 		},
 		{name: "no host name", host: fakeHost{noName: true}, err: "find the host name: no name; set node.name"},
-		{name: "no default route", host: fakeHost{noRoute: true}, err: "find the uplink: no route; set datapath.interfaces"},
+		{
+			name: "no default route", host: fakeHost{noRoute: true},
+			err: "find the uplink: no route; set datapath.interfaces",
+		},
 		{
 			name: "unknown interface", cfg: config.Config{Datapath: config.Datapath{Interfaces: []string{"eth9"}}},
 			err: "interface eth9: not found",

@@ -47,7 +47,8 @@ communities = ["64512:1", "64512:2:3"]
 local_pref = 200
 weighted = true
 peers = [
-  { address = "192.0.2.254", asn = 64500, port = 1790, hold_time = "9s", multihop = 3, source = "192.0.2.1", graceful_restart = false },
+  { address = "192.0.2.254", asn = 64500, port = 1790, hold_time = "9s", multihop = 3, source = "192.0.2.1",
+    graceful_restart = false },
   { address = "2001:db8::fe", asn = 64501, ttl_security = true },
 ]`)
 	cfg.BGP.AggregateV4, cfg.BGP.AggregateV6 = 24, 64
@@ -56,9 +57,12 @@ peers = [
 		Communities: []uint32{64512<<16 + 1}, LargeCommunities: [][3]uint32{{64512, 2, 3}},
 		AggregateV4: 24, AggregateV6: 64, NextHopV4: facts.address4, NextHopV6: facts.address6,
 		Peers: []bgp.Peer{
-			{Address: ip("192.0.2.254"), ASN: 64500, Port: 1790, HoldTime: 9 * time.Second, Multihop: 3, Source: ip("192.0.2.1")},
 			{
-				Address: ip("2001:db8::fe"), ASN: 64501, Port: cfg.BGP.Peers[1].Port, HoldTime: cfg.BGP.Peers[1].HoldTime,
+				Address: ip("192.0.2.254"), ASN: 64500, Port: 1790, HoldTime: 9 * time.Second, Multihop: 3,
+				Source: ip("192.0.2.1"),
+			},
+			{
+				Address: ip("2001:db8::fe"), ASN: 64501, Port: 179, HoldTime: cfg.BGP.Peers[1].HoldTime,
 				TTLSecurity: true, GracefulRestart: true,
 			},
 		},
@@ -83,7 +87,8 @@ func TestAnnouncers(t *testing.T) {
 		t.Errorf("peers %+v", p)
 	}
 	both.BGP.ASN = 0
-	if _, err := newAnnouncers(both, facts, prometheus.NewRegistry(), discard); err == nil || !strings.HasPrefix(err.Error(), "bgp: ") {
+	_, err = newAnnouncers(both, facts, prometheus.NewRegistry(), discard)
+	if err == nil || !strings.HasPrefix(err.Error(), "bgp: ") {
 		t.Errorf("wrong options: %v", err)
 	}
 }
@@ -133,7 +138,8 @@ rise = 4
 fall = 5
 proxy_healthz = "http://127.0.0.1:1/healthz"`)
 	want := kube.Options{
-		Node: "n", Class: "steelyard.dev/lb", Address: facts.address4, Forward: lb.MethodNAT, IsProxy: true, NotReady: true,
+		Node: "n", Class: "steelyard.dev/lb", Address: facts.address4, Forward: lb.MethodNAT,
+		IsProxy: true, NotReady: true,
 		Probe:        lb.CheckSpec{Interval: 3 * time.Second, Timeout: 2 * time.Second, Rise: 4, Fall: 5},
 		ProxyHealthz: "http://127.0.0.1:1/healthz",
 	}
@@ -142,7 +148,8 @@ proxy_healthz = "http://127.0.0.1:1/healthz"`)
 	}
 	cfg.Kubernetes.ExcludeNodes, cfg.Kubernetes.Proxy = []string{config.NodeUnschedulable}, config.ProxyAuto
 	if o := kubeOptions(cfg, facts); o.NotReady || !o.Unschedulable || o.IsProxy {
-		t.Errorf("not ready %t, unschedulable %t, is proxy %t; want the second alone", o.NotReady, o.Unschedulable, o.IsProxy)
+		t.Errorf("not ready %t, unschedulable %t, is proxy %t; want the second alone",
+			o.NotReady, o.Unschedulable, o.IsProxy)
 	}
 }
 
@@ -166,7 +173,8 @@ addresses = ["2001:db8::1-2001:db8::9"]`)
 		t.Fatalf("%v, %v", pools, err)
 	}
 	want := lb.Pool{
-		Name: "a", Ranges: []lb.AddrRange{{From: ip("203.0.113.0"), To: ip("203.0.113.3")}}, AvoidBuggy: true, Priority: 7,
+		Name: "a", Ranges: []lb.AddrRange{{From: ip("203.0.113.0"), To: ip("203.0.113.3")}},
+		AvoidBuggy: true, Priority: 7,
 		Announce: []lb.AnnouncerKind{lb.AnnounceL2},
 	}
 	if d := cmp.Diff(want, pools[0].Pool, comparable); d != "" {

@@ -60,7 +60,9 @@ func newTestReloader(t *testing.T, level *slog.LevelVar, log *slog.Logger) (*rel
 	done := make(chan struct{})
 	go func() { services.Run(ctx, s); close(done) }()
 	t.Cleanup(func() { cancel(); <-done })
-	o := Options{ConfigFile: writeConfig(t, "", webTOML), Config: parse(t, webTOML), Version: "v", Log: log, Level: level}
+	o := Options{
+		ConfigFile: writeConfig(t, "", webTOML), Config: parse(t, webTOML), Version: "v", Log: log, Level: level,
+	}
 	if err := services.Use(o.Config); err != nil {
 		t.Fatal(err)
 	}
@@ -112,10 +114,15 @@ func TestReloadRefuses(t *testing.T) {
 	for _, tt := range []struct{ name, text, want string }{
 		{"not valid", strings.Replace(webTOML, "ports", "prots", 1), "prots"},
 		{"every error", "[nonsense]\n[rubbish]\n", "rubbish: no such section"},
-		{"not supported", webTOML + "[bgp]\nasn = 1\npeers = [{address=\"192.0.2.1\", asn=2, bfd=true}]", "not in this version"},
+		{
+			"not supported", webTOML + "[bgp]\nasn = 1\npeers = [{address=\"192.0.2.1\", asn=2, bfd=true}]",
+			"not in this version",
+		},
 		{"no address left", "[l2]\n[[pool]]\nname=\"p\"\naddresses=[\"203.0.113.1/32\"]\n" +
 			strings.ReplaceAll(strings.TrimPrefix(webTOML, "\n[l2]\n"), `address = "203.0.113.10"`, `pool = "p"`) +
-			strings.NewReplacer("\n[l2]\n", "", `address = "203.0.113.10"`, `pool = "p"`, `"web"`, `"two"`).Replace(webTOML),
+			strings.NewReplacer(
+				"\n[l2]\n", "", `address = "203.0.113.10"`, `pool = "p"`, `"web"`, `"two"`,
+			).Replace(webTOML),
 			`service "two"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -129,7 +136,8 @@ func TestReloadRefuses(t *testing.T) {
 				t.Fatalf("error %v; want %q in it", err, tt.want)
 			}
 			st := l.state.Load()
-			if st.refused != err.Error() || !st.at.Equal(start.at) || level.Level() != slog.LevelInfo || !services.has("web") {
+			same := st.at.Equal(start.at) && level.Level() == slog.LevelInfo && services.has("web")
+			if st.refused != err.Error() || !same {
 				t.Errorf("state %+v, level %s; want the configuration of the start in force", st, level)
 			}
 			writeConfig(t, l.file, webTOML)
@@ -155,10 +163,19 @@ func TestNeedRestart(t *testing.T) {
 		{"bgp peer", base + bgp, base + strings.Replace(bgp, "64500", "64501", 1), []string{"bgp"}},
 		{"l2", base, strings.Replace(base, "[l2]", "[l2]\ninterfaces = [\"eth9\"]", 1), []string{"l2"}},
 		{"admin", base, base + "[admin]\nlisten = \"127.0.0.1:9\"\n", []string{"admin"}},
-		{"kubernetes", base, strings.Replace(base, "[kubernetes]", "[kubernetes]\nallocate = false", 1), []string{"kubernetes"}},
+		{
+			"kubernetes", base, strings.Replace(base, "[kubernetes]", "[kubernetes]\nallocate = false", 1),
+			[]string{"kubernetes"},
+		},
 		{"probe", base, base + "[probe]\nfall = 9\n", []string{"probe"}},
-		{"pool of the cluster", base, strings.Replace(base, "/30", "/29", 1), []string{"pool, for Services of the cluster"}},
-		{"log, service", base, base + strings.NewReplacer("\n[l2]", "", "113.10", "113.1").Replace(webTOML) + "[log]\nlevel = \"debug\"\n", nil},
+		{
+			"pool of the cluster", base, strings.Replace(base, "/30", "/29", 1),
+			[]string{"pool, for Services of the cluster"},
+		},
+		{
+			"log, service", base, base + "[log]\nlevel = \"debug\"\n" +
+				strings.NewReplacer("\n[l2]", "", "113.10", "113.1").Replace(webTOML), nil,
+		},
 		{
 			"pool without a cluster", strings.TrimPrefix(base, "[kubernetes]\n"),
 			strings.TrimPrefix(strings.Replace(base, "/30", "/29", 1), "[kubernetes]\n"), nil,

@@ -24,7 +24,7 @@ const DefaultConfig = "/etc/steelyard/steelyard.toml"
 
 // Programs are the commands that need more than the admin API. All fields are required.
 type Programs struct {
-	// Run runs the agent with a configuration file until ctx ends, with its log on errOut. version is that of the binary.
+	// Run runs the agent with a configuration file until ctx ends, with its log on errOut. version is of the binary.
 	Run func(ctx context.Context, configFile, version string, errOut io.Writer) error
 	// Demo runs the demo, and DemoRouter a process of it.
 	Demo       func(ctx context.Context, out io.Writer) error
@@ -85,9 +85,18 @@ func commands(e *env) []*ucli.Command {
 	image := &ucli.StringFlag{Name: "image", Value: "steelyard:" + version, Usage: "`IMAGE` of the agent"}
 	with := func(f ...ucli.Flag) []ucli.Flag { return f }
 	return []*ucli.Command{
-		{Name: "run", Usage: "run the agent; SIGTERM withdraws then exits, SIGHUP reloads", Flags: with(configFlag()), Action: e.run},
-		{Name: "check", Usage: "validate a configuration and report every error", Flags: with(configFlag()), Action: e.check},
-		{Name: "reload", Usage: "make the running agent read its configuration again", Flags: with(socketFlag()), Action: e.reload},
+		{
+			Name: "run", Usage: "run the agent; SIGTERM withdraws then exits, SIGHUP reloads",
+			Flags: with(configFlag()), Action: e.run,
+		},
+		{
+			Name: "check", Usage: "validate a configuration and report every error",
+			Flags: with(configFlag()), Action: e.check,
+		},
+		{
+			Name: "reload", Usage: "make the running agent read its configuration again",
+			Flags: with(socketFlag()), Action: e.reload,
+		},
 		{Name: "demo", Usage: "show a whole network on this machine, in namespaces; needs root", Action: e.demo},
 		e.status(),
 		e.list("services", "frontends and whether they are announced", "/v1/services", servicesTable),

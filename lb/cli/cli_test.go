@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -77,11 +75,20 @@ func TestExitCodes(t *testing.T) {
 		{"flag after argument", []string{"check", "x", "-c", "y"}, 2, "", "flag -c must stand before the arguments"},
 		{"check, good", []string{"check", "-c", file}, 0, "ok: " + file + ": 1 service, 0 pools, 1 BGP peer\n", ""},
 		{"check, bad", []string{"check", "-c", bad}, 1, "", `prots (service "web"): no such key; did you mean ports?`},
-		{"check, no file", []string{"check", "-c", "/nowhere.toml"}, 1, "", "/nowhere.toml: cannot be read: no such file or directory"},
-		{"reload, no agent", []string{"reload", "--socket", "/nowhere.sock"}, 1, "", "no agent listens on /nowhere.sock"},
+		{
+			"check, no file", []string{"check", "-c", "/nowhere.toml"}, 1, "",
+			"/nowhere.toml: cannot be read: no such file or directory",
+		},
+		{
+			"reload, no agent", []string{"reload", "--socket", "/nowhere.sock"}, 1, "",
+			"no agent listens on /nowhere.sock",
+		},
 		{"reload, argument", []string{"reload", "x"}, 2, "", "reload takes 0 arguments, got 1"},
 		{"manifest", []string{"manifest", "--image", "x:1"}, 0, "image: x:1\n", ""},
-		{"status, no agent", []string{"status", "--socket", "/nowhere.sock"}, 1, "", "no agent listens on /nowhere.sock"},
+		{
+			"status, no agent", []string{"status", "--socket", "/nowhere.sock"}, 1, "",
+			"no agent listens on /nowhere.sock",
+		},
 		{"status, bad format", []string{"status", "-o", "xml"}, 2, "", "-o xml: unknown format; allowed: table, json"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -143,8 +150,8 @@ func TestReload(t *testing.T) {
 	}{
 		{"in force", admin.Reloaded{Config: "/etc/x.toml"}, nil, 0, "reloaded: /etc/x.toml\n", ""},
 		{
-			"warnings", admin.Reloaded{Config: "/etc/x.toml", Warnings: []string{"w"}, NeedRestart: []string{"bgp"}}, nil,
-			0, "reloaded: /etc/x.toml\n",
+			"warnings", admin.Reloaded{Config: "/etc/x.toml", Warnings: []string{"w"}, NeedRestart: []string{"bgp"}},
+			nil, 0, "reloaded: /etc/x.toml\n",
 			"warning: w\nwarning: [bgp] has changed; the change takes effect at the next start\n",
 		},
 		{
@@ -167,17 +174,24 @@ func TestReload(t *testing.T) {
 }
 
 func TestTables(t *testing.T) {
-	b := lb.BackendStatus{Service: "web", Address: addr("10.0.0.21"), Port: 8080, Weight: 1, State: lb.StateUnhealthy, Reason: "connection refused"}
+	const down = "0 of 1 backends healthy, min_healthy is 1"
+	b := lb.BackendStatus{
+		Service: "web", Address: addr("10.0.0.21"), Port: 8080, Weight: 1, State: lb.StateUnhealthy,
+		Reason: "connection refused",
+	}
 	socket := serve(t, lb.Status{
 		Settled: true,
-		Services: []lb.ServiceStatus{{Service: "web", Address: addr("203.0.113.10"), Port: 80, Protocol: lb.TCP, Policy: lb.PolicyCluster, Forward: lb.MethodNAT,
-			Algorithm: lb.AlgorithmMaglev, Backends: []lb.BackendStatus{b}, State: lb.StateUnhealthy, Reason: "0 of 1 backends healthy, min_healthy is 1"}},
+		Services: []lb.ServiceStatus{{
+			Service: "web", Address: addr("203.0.113.10"), Port: 80, Protocol: lb.TCP, Policy: lb.PolicyCluster,
+			Forward: lb.MethodNAT, Algorithm: lb.AlgorithmMaglev, Backends: []lb.BackendStatus{b},
+			State: lb.StateUnhealthy, Reason: down,
+		}},
 		Backends: []lb.BackendStatus{b},
-		Routes:   []lb.RouteStatus{{Address: addr("203.0.113.10"), Services: []string{"web"}, Reason: "0 of 1 backends healthy, min_healthy is 1"}},
+		Routes:   []lb.RouteStatus{{Address: addr("203.0.113.10"), Services: []string{"web"}, Reason: down}},
 	})
 	for command, want := range map[string]string{
 		"services": "SERVICE  ADDRESS              FORWARD  ALGORITHM  HEALTHY  ANNOUNCED  REASON\n" +
-			"web      203.0.113.10:80/tcp  nat      maglev     0/1      no         0 of 1 backends healthy, min_healthy is 1\n",
+			"web      203.0.113.10:80/tcp  nat      maglev     0/1      no         " + down + "\n",
 		"backends": "SERVICE  BACKEND         WEIGHT  STATE      SINCE  REASON\n" +
 			"web      10.0.0.21:8080  1       unhealthy  -      connection refused\n",
 		"routes": "ADDRESS       ANNOUNCED  SINCE  SERVICES  REASON\n" +
@@ -201,19 +215,24 @@ func TestTables(t *testing.T) {
 		flag, value, want string
 		code              int
 	}{
-		{"client", "198.51.100.0/24", flow, 0}, {"client", "198.51.100.12", flow[:strings.Index(flow, "\n")+1], 0}, {"limit", "1", flow + "… and more; see --limit\n", 0},
-		{"state", "established", flow, 0}, {"backend", "10.0.0.21", flow, 0}, {"service", "web", flow, 0}, {"address", "203.0.113.10", flow, 0}, {"port", "80", flow, 0},
+		{"client", "198.51.100.0/24", flow, 0}, {"client", "198.51.100.12", flow[:strings.Index(flow, "\n")+1], 0},
+		{"limit", "1", flow + "… and more; see --limit\n", 0}, {"state", "established", flow, 0},
+		{"backend", "10.0.0.21", flow, 0}, {"service", "web", flow, 0}, {"address", "203.0.113.10", flow, 0},
+		{"port", "80", flow, 0},
 		{"state", "open", "", 2}, {"client", "me", "", 2}, {"limit", "-1", "", 2},
 	} {
 		code, out, errOut := steelyard(t, "flows", "--"+tt.flag, tt.value, "--socket", socket)
 		if code != tt.code || strings.Join(strings.Fields(out), " ") != strings.Join(strings.Fields(tt.want), " ") {
-			t.Errorf("flows --%s %s: code %d, stderr %q, stdout:\n%s\nwant:\n%s", tt.flag, tt.value, code, errOut, out, tt.want)
+			t.Errorf("flows --%s %s: code %d, stderr %q, stdout:\n%s\nwant:\n%s",
+				tt.flag, tt.value, code, errOut, out, tt.want)
 		}
 	}
-	if code, out, _ := steelyard(t, "status", "--socket", socket); code != 0 || !strings.Contains(out, "backends  0 of 1 healthy\n") {
+	code, out, _ := steelyard(t, "status", "--socket", socket)
+	if code != 0 || !strings.Contains(out, "backends  0 of 1 healthy\n") {
 		t.Errorf("status: code %d\n%s", code, out)
 	}
-	if code, out, errOut := steelyard(t, "status", "--ready", "--socket", socket); code != 1 || !strings.Contains(out, "backends") || !strings.Contains(errOut, "0 of 1 BGP sessions") {
+	code, out, errOut := steelyard(t, "status", "--ready", "--socket", socket)
+	if code != 1 || !strings.Contains(out, "backends") || !strings.Contains(errOut, "0 of 1 BGP sessions") {
 		t.Errorf("status --ready: code %d, stderr %q\n%s", code, errOut, out)
 	}
 }
@@ -225,11 +244,15 @@ func TestExplain(t *testing.T) {
 		code int
 		want string
 	}{
-		{"198.51.100.7 203.0.113.10:53/udp", 0, "198.51.100.7:40000 to 203.0.113.10:53/udp: drop (no_backend)\n  1. first\n  2. then\n"},
+		{
+			"198.51.100.7 203.0.113.10:53/udp", 0,
+			"198.51.100.7:40000 to 203.0.113.10:53/udp: drop (no_backend)\n  1. first\n  2. then\n",
+		},
 		{"-o json 198.51.100.7 203.0.113.10:80", 0, `"reason": "no_backend"`},
 		{"198.51.100.7", 2, "takes 2 arguments"}, {"198.51.100.7 203.0.113.10", 2, "want VIP:PORT"},
 	} {
-		code, out, errOut := steelyard(t, append([]string{"explain", "--socket", socket}, strings.Fields(tt.args)...)...)
+		args := append([]string{"explain", "--socket", socket}, strings.Fields(tt.args)...)
+		code, out, errOut := steelyard(t, args...)
 		if code != tt.code || !strings.Contains(out+errOut, tt.want) {
 			t.Errorf("explain %s: code %d\n%s%s", tt.args, code, out, errOut)
 		}
@@ -243,9 +266,12 @@ func TestDrain(t *testing.T) {
 		code int
 		want string
 	}{
-		{[]string{"drain", "--socket", socket, "web"}, 0, "drained: [web]\n"}, {[]string{"drain", "--node", "--socket", socket}, 0, "drained: the node\n"},
-		{[]string{"undrain", "--node", "--socket", socket}, 0, "drained: nothing\n"}, {[]string{"drain", "--socket", socket}, 2, "want either SERVICE or --node"},
-		{[]string{"drain", "--node", "web"}, 2, "want either SERVICE or --node"}, {[]string{"drain", "a", "b"}, 2, "takes 1 arguments"},
+		{[]string{"drain", "--socket", socket, "web"}, 0, "drained: [web]\n"},
+		{[]string{"drain", "--node", "--socket", socket}, 0, "drained: the node\n"},
+		{[]string{"undrain", "--node", "--socket", socket}, 0, "drained: nothing\n"},
+		{[]string{"drain", "--socket", socket}, 2, "want either SERVICE or --node"},
+		{[]string{"drain", "--node", "web"}, 2, "want either SERVICE or --node"},
+		{[]string{"drain", "a", "b"}, 2, "takes 1 arguments"},
 	} {
 		if code, out, errOut := steelyard(t, tt.args...); code != tt.code || !strings.Contains(out+errOut, tt.want) {
 			t.Errorf("%v: code %d\n%s%s", tt.args, code, out, errOut)
@@ -260,60 +286,13 @@ func TestReady(t *testing.T) {
 		age       time.Duration
 		ready     bool
 	}{
-		{false, 0, 0, time.Hour, false}, {true, 0, 0, 0, true}, {true, 2, 2, 0, true}, {true, 2, 1, 10 * time.Second, false}, {true, 2, 1, time.Minute, true}, {true, 2, 0, time.Hour, false},
+		{false, 0, 0, time.Hour, false}, {true, 0, 0, 0, true}, {true, 2, 2, 0, true},
+		{true, 2, 1, 25 * time.Second, false}, {true, 2, 1, 35 * time.Second, true}, {true, 2, 0, time.Hour, false},
 	} {
-		err := notReady(admin.Info{Settled: tt.settled, Peers: tt.peers, PeersUp: tt.up, Started: time.Now().Add(-tt.age)})
+		started := time.Now().Add(-tt.age)
+		err := notReady(admin.Info{Settled: tt.settled, Peers: tt.peers, PeersUp: tt.up, Started: started})
 		if (err == nil) != tt.ready {
 			t.Errorf("%+v: %v", tt, err)
-		}
-	}
-}
-
-// serve runs an API that answers with st, and returns its socket.
-func serve(t *testing.T, st lb.Status) string {
-	return serveReload(t, st, func() (admin.Reloaded, error) { return admin.Reloaded{}, nil })
-}
-
-// serveReload is serve with a function for /v1/reload.
-func serveReload(t *testing.T, st lb.Status, reload func() (admin.Reloaded, error)) string {
-	socket := filepath.Join(t.TempDir(), "s")
-	s := admin.New(admin.Options{
-		Socket: socket, Reload: reload,
-		Status: func(context.Context) (lb.Status, error) { return st, nil },
-		Peers: func() []lb.PeerStatus {
-			return []lb.PeerStatus{{Peer: addr("192.0.2.1"), ASN: 64500, State: "active", LastError: "connection refused"}}
-		},
-		Drain: func(_ context.Context, service string, on bool) (lb.Drains, error) {
-			return lb.Drains{}.With(service, on), nil
-		},
-		Explain: func(q lb.Question) (lb.Explanation, error) {
-			return lb.Explanation{Client: q.Client, Address: q.To.Addr(), Port: q.To.Port(), Protocol: q.Protocol, Action: "drop", Reason: "no_backend", Steps: []string{"first", "then"}}, nil
-		},
-		Flows: func(_ context.Context, want lb.FlowFilter) ([]lb.FlowStatus, bool, error) {
-			f := lb.FlowStatus{Service: "web", Client: netip.MustParseAddrPort("198.51.100.11:40000"), Address: addr("203.0.113.10"), Port: 80, Protocol: lb.TCP,
-				Backend: netip.MustParseAddrPort("10.0.0.21:8080"), Forward: lb.MethodNAT, State: lb.FlowEstablished, Idle: 2.5}
-			if !want.Match(f) {
-				return nil, false, nil
-			}
-			return []lb.FlowStatus{f}, want.Limit == 1, nil
-		},
-		Info: func() admin.Info { return admin.Info{Node: "lb1"} }, Metrics: http.NotFoundHandler(), Log: discard,
-	})
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		if _, err := os.Stat(socket); err == nil {
-			return socket
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the API does not listen")
 		}
 	}
 }

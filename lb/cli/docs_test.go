@@ -16,7 +16,7 @@ var discard = slog.New(slog.DiscardHandler)
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
-// pages returns every page that users read, by name.
+// pages returns every page of the documentation, by name.
 func pages(t *testing.T) map[string]string {
 	names, err := filepath.Glob("../../docs/*.md")
 	if err != nil {
@@ -62,7 +62,7 @@ func TestDocumentedCommandsExist(t *testing.T) {
 		for _, m := range commandLine.FindAllStringSubmatch(text, -1) {
 			n++
 			if !known[m[1]] {
-				t.Errorf("%s names the command %q, which does not exist", page, m[1])
+				t.Errorf("%s has the command %q, which does not exist", page, m[1])
 			}
 		}
 	}
@@ -99,5 +99,5 @@ func TestReferenceIsDocumentedWhole(t *testing.T) {
 
 var secretKey = regexp.MustCompile(`(?m)(^|, )(password_file|secret_file) *= *"[^"]*"[^\n,}]*`)
 
-// withoutSecrets leaves out the files that exist only on the reader's machine.
+// withoutSecrets removes the keys that name files of the reader.
 func withoutSecrets(text string) string { return secretKey.ReplaceAllString(text, "") }

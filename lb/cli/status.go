@@ -134,7 +134,8 @@ func explanation(w io.Writer, answer []byte) error {
 	if err := json.Unmarshal(answer, &x); err != nil {
 		return fmt.Errorf("read the answer: %w", err)
 	}
-	fmt.Fprintf(w, "%s to %s/%s: %s (%s)\n", x.Client, netip.AddrPortFrom(x.Address, x.Port), x.Protocol, x.Action, x.Reason)
+	to := netip.AddrPortFrom(x.Address, x.Port)
+	fmt.Fprintf(w, "%s to %s/%s: %s (%s)\n", x.Client, to, x.Protocol, x.Action, x.Reason)
 	for i, step := range x.Steps {
 		fmt.Fprintf(w, "%3d. %s\n", i+1, step)
 	}

@@ -36,7 +36,10 @@ var steps = []step{
 	{"A server fails", "s2 crashes; its checks fail, new requests go to the other servers", (*show).serverFails},
 	{"All servers fail", "no backend is left: the routes must be withdrawn", (*show).allServersFail},
 	{"Recovery", "the servers run again", (*show).recovery},
-	{"kill -9 of an agent", "the kernel goes on forwarding, the router keeps the route (graceful restart)", (*show).agentKilled},
+	{
+		"kill -9 of an agent", "the kernel goes on forwarding, the router keeps the route (graceful restart)",
+		(*show).agentKilled,
+	},
 	{"A balancer loses power", "its link goes down at the router; the other balancer takes over", (*show).powerOff},
 	{"Power on", "power on, agent started, route announced again", (*show).powerOn},
 	{"Maintenance", "SIGTERM: withdraw first, then exit", (*show).maintenance},

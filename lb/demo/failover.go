@@ -46,7 +46,8 @@ func (s *show) agentKilled(ctx context.Context) (string, error) {
 		return "", err
 	}
 	again := time.Now()
-	if _, err := s.until(ctx, stepTimeout, "traffic goes on", func() error { return traffic.settled(again) }); err != nil {
+	_, err = s.until(ctx, stepTimeout, "requests are answered", func() error { return traffic.settled(again) })
+	if err != nil {
 		return "", err
 	}
 	if err := alive(ctx, conns); err != nil {
@@ -55,7 +56,8 @@ func (s *show) agentKilled(ctx context.Context) (string, error) {
 	traffic.stop()
 	r := traffic.since(died)
 	if r.Err() != nil {
-		return "", fmt.Errorf("expected that no request fails while an agent is stopped or starts; observed: %w", r.Err())
+		return "", fmt.Errorf("expected that no request fails while an agent is stopped or starts; observed: %w",
+			r.Err())
 	}
 	s.saw("started again, it took over the state of the kernel: none of %d requests failed, no connection was lost",
 		r.Answered())
@@ -125,7 +127,7 @@ func (s *show) powerOff(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if lost > lossTimeout {
-		return "", fmt.Errorf("expected that no request fails later than %v after the loss of power; observed: one after %v",
+		return "", fmt.Errorf("expected no failed request later than %v after the power loss; observed: one after %v",
 			lossTimeout, lost)
 	}
 	s.saw("%s", failures(r))
@@ -190,7 +192,8 @@ func (s *show) maintenance(ctx context.Context) (string, error) {
 	}
 	r := traffic.since(asked)
 	if len(r.Errors) > inFlight {
-		return "", fmt.Errorf("expected that a planned stop fails no request except those in flight; observed: %w", r.Err())
+		return "", fmt.Errorf("expected that a planned stop fails no request except those in flight; observed: %w",
+			r.Err())
 	}
 	s.saw("%s", failures(r))
 	return fmt.Sprintf("withdrawn and ended in %s; %s", short(took), failures(r)), nil

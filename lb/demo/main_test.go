@@ -19,8 +19,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/demo"
 )
 
-// TestMain makes the test program every program that the demo starts: with arguments it is steelyard, and with options in
-// its environment a speaker for the test of the router.
+// TestMain makes the test program every program that the demo starts: with arguments it is steelyard, and with options
+// in its environment a speaker for the test of the router.
 func TestMain(m *testing.M) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()

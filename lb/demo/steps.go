@@ -149,7 +149,7 @@ func (s *show) serverFails(ctx context.Context) (string, error) {
 	s.bars(after.Servers)
 	// One second more than the checks need: this machine runs all hosts.
 	if left > unhealthyTimeout+time.Second {
-		return "", fmt.Errorf("expected that no request fails later than %v after the crash of s2; observed: one after %v",
+		return "", fmt.Errorf("expected no failed request later than %v after the crash of s2; observed: one after %v",
 			unhealthyTimeout, left)
 	}
 	if err := s.unhealthy(ctx, s.Servers[1]); err != nil {

@@ -1,0 +1,71 @@
+package cli
+
+import (
+	"context"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/admin"
+)
+
+// serve runs an API that answers with st, and returns its socket.
+func serve(t *testing.T, st lb.Status) string {
+	return serveReload(t, st, func() (admin.Reloaded, error) { return admin.Reloaded{}, nil })
+}
+
+// serveReload is serve with a function for /v1/reload.
+func serveReload(t *testing.T, st lb.Status, reload func() (admin.Reloaded, error)) string {
+	socket := filepath.Join(t.TempDir(), "s")
+	s := admin.New(admin.Options{
+		Socket: socket, Reload: reload,
+		Status: func(context.Context) (lb.Status, error) { return st, nil },
+		Peers: func() []lb.PeerStatus {
+			p := lb.PeerStatus{Peer: addr("192.0.2.1"), ASN: 64500, State: "active", LastError: "connection refused"}
+			return []lb.PeerStatus{p}
+		},
+		Drain: func(_ context.Context, service string, on bool) (lb.Drains, error) {
+			return lb.Drains{}.With(service, on), nil
+		},
+		Explain: func(q lb.Question) (lb.Explanation, error) {
+			return lb.Explanation{
+				Client: q.Client, Address: q.To.Addr(), Port: q.To.Port(), Protocol: q.Protocol,
+				Action: "drop", Reason: "no_backend", Steps: []string{"first", "then"},
+			}, nil
+		},
+		Flows: func(_ context.Context, want lb.FlowFilter) ([]lb.FlowStatus, bool, error) {
+			f := lb.FlowStatus{
+				Service: "web", Client: netip.MustParseAddrPort("198.51.100.11:40000"),
+				Address: addr("203.0.113.10"), Port: 80, Protocol: lb.TCP,
+				Backend: netip.MustParseAddrPort("10.0.0.21:8080"), Forward: lb.MethodNAT,
+				State: lb.FlowEstablished, Idle: 2.5,
+			}
+			if !want.Match(f) {
+				return nil, false, nil
+			}
+			return []lb.FlowStatus{f}, want.Limit == 1, nil
+		},
+		Info: func() admin.Info { return admin.Info{Node: "lb1"} }, Metrics: http.NotFoundHandler(), Log: discard,
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if _, err := os.Stat(socket); err == nil {
+			return socket
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the API does not listen")
+		}
+	}
+}
