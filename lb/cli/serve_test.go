@@ -2,9 +2,9 @@ package cli
 
 import (
 	"context"
+	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -61,7 +61,8 @@ func serveReload(t *testing.T, st lb.Status, reload func() (admin.Reloaded, erro
 		}
 	})
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		if _, err := os.Stat(socket); err == nil {
+		if c, err := net.Dial("unix", socket); err == nil { // the file exists before the server listens
+			c.Close()
 			return socket
 		}
 		if time.Now().After(deadline) {
