@@ -163,3 +163,13 @@ func TestLogger(t *testing.T) {
 		}
 	}
 }
+
+// New returns the error of the datapath, which validates its options before it changes anything.
+func TestNewReturnsTheErrorOfTheDatapath(t *testing.T) {
+	cfg := parse(t, "[datapath]\ninterfaces = [\"lo\"]\n")
+	cfg.Datapath.MaxFlows = 0
+	a, err := New(Options{Config: cfg, Log: discard, PinPath: t.TempDir(), StateDir: t.TempDir()})
+	if a != nil || err == nil || !strings.Contains(err.Error(), "max_flows is 0") {
+		t.Errorf("agent %v, error %v", a, err)
+	}
+}
