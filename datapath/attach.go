@@ -141,7 +141,7 @@ func (a *attachments) attachXDP(nic netlink.Link) (Mode, error) {
 		}
 		a.o.Log.Info("driver has no native XDP; tc is used", "interface", name, "reason", err)
 	}
-	if err := ignoreMissing(a.objects.Uplinks.Delete(uint32(index))); err != nil {
+	if err := ignoreMissing(a.objects.SyUplinks.Delete(uint32(index))); err != nil {
 		return "", err
 	}
 	return ModeTC, errors.Join(a.unpin(native), a.unpin(generic))
@@ -156,10 +156,10 @@ func (a *attachments) setUplink(nic netlink.Link) error {
 		if err != nil || features&xdpFeatureXmit == 0 {
 			a.o.Log.Warn("the other end of veth takes no frames from XDP; tc sends instead",
 				"interface", nic.Attrs().Name, "err", err, "fix", "switch on GRO there: ethtool -K DEV gro on")
-			return ignoreMissing(a.objects.Uplinks.Delete(uint32(index)))
+			return ignoreMissing(a.objects.SyUplinks.Delete(uint32(index)))
 		}
 	}
-	return a.objects.Uplinks.Put(uint32(index), uint32(1))
+	return a.objects.SyUplinks.Put(uint32(index), uint32(1))
 }
 
 // pinned makes the link pinned under name run prog on interface index: the one that is there by an atomic update, or a

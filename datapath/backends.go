@@ -38,7 +38,7 @@ func openBackends(o *syObjects, log *slog.Logger) (*backends, error) {
 	s := &backends{objects: o, log: log, byAddr: map[netip.AddrPort]*backend{}, byID: map[uint32]*backend{}}
 	keys, values := make([]uint32, maxBackends), make([]syBackend, maxBackends)
 	var cursor ebpf.MapBatchCursor
-	n, err := o.Backends.BatchLookup(&cursor, keys, values, nil)
+	n, err := o.SyBackends.BatchLookup(&cursor, keys, values, nil)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 		return nil, fmt.Errorf("read the backends: %w", err)
 	}
@@ -46,7 +46,7 @@ func openBackends(o *syObjects, log *slog.Logger) (*backends, error) {
 		if values[i] == (syBackend{}) {
 			continue
 		}
-		b := &backend{id: keys[i], here: values[i].Here == 1}
+		b := &backend{id: keys[i], here: values[i].Local == 1}
 		b.at, b.ours = fromBackend(values[i])
 		s.byAddr[b.at], s.byID[b.id] = b, b
 		s.next = max(s.next, b.id+1)
@@ -121,10 +121,10 @@ func (s *backends) get(at netip.AddrPort, here bool) (*backend, error) {
 		return nil, fmt.Errorf("there are %d backends, and no room for more", maxBackends)
 	}
 	b := &backend{id: id, at: at, here: here, ours: s.ours(at.Addr())}
-	if err := forgetCounts(s.objects.ByBackend, id); err != nil {
+	if err := forgetCounts(s.objects.SyBeCounters, id); err != nil {
 		return nil, err
 	}
-	if err := s.objects.Load.Put(id, uint32(0)); err != nil {
+	if err := s.objects.SyBackendLoad.Put(id, uint32(0)); err != nil {
 		return nil, fmt.Errorf("reset the load of backend %s: %w", at, err)
 	}
 	if err := s.write(b); err != nil {
@@ -140,7 +140,7 @@ func (s *backends) get(at netip.AddrPort, here bool) (*backend, error) {
 }
 
 func (s *backends) write(b *backend) error {
-	if err := s.objects.Backends.Put(b.id, toBackend(b.at, b.here, b.ours)); err != nil {
+	if err := s.objects.SyBackends.Put(b.id, toBackend(b.at, b.here, b.ours)); err != nil {
 		return fmt.Errorf("put backend %s: %w", b.at, err)
 	}
 	return nil
@@ -148,7 +148,7 @@ func (s *backends) write(b *backend) error {
 
 // measure makes the programs note what routers say of the way to the far end of a tunnel.
 func (s *backends) measure(far netip.Addr) error {
-	err := s.objects.Paths.Update(toAddr(far), syPath{}, ebpf.UpdateNoExist)
+	err := s.objects.SyPmtu.Update(toAddr(far), syPmtu{}, ebpf.UpdateNoExist)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
 		return fmt.Errorf("note the way to %s: %w", far, err)
 	}
@@ -161,7 +161,7 @@ func (s *backends) release(unused func(id uint32) bool) {
 		if b.tables > 0 || !unused(b.id) {
 			continue
 		}
-		if err := s.objects.Backends.Put(b.id, syBackend{}); err != nil {
+		if err := s.objects.SyBackends.Put(b.id, syBackend{}); err != nil {
 			s.log.Warn("backend not removed", "backend", at, "err", err)
 			continue
 		}
@@ -169,7 +169,7 @@ func (s *backends) release(unused func(id uint32) bool) {
 		delete(s.byID, b.id)
 		s.spare = append(s.spare, b.id)
 		if !s.has(at.Addr()) {
-			if err := ignoreMissing(s.objects.Paths.Delete(toAddr(at.Addr()))); err != nil {
+			if err := ignoreMissing(s.objects.SyPmtu.Delete(toAddr(at.Addr()))); err != nil {
 				s.log.Warn("way to a backend not forgotten", "backend", at, "err", err)
 			}
 		}

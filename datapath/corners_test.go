@@ -42,7 +42,7 @@ func TestFragmentsFollowTheFirst(t *testing.T) {
 			big.Payload[i] = byte(i)
 		}
 		frames := big.Fragments(7, 1400)
-		if r := w.run(frames[1]); r.did != "dropped" || r.reason != "fragment" {
+		if r := w.run(frames[1]); r.did != "dropped" || r.reason != "fragment_not_found" {
 			t.Errorf("a later fragment before the first: %s: %s", r.did, r.reason)
 		}
 		out := w.joined(frames)
@@ -55,7 +55,7 @@ func TestFragmentsFollowTheFirst(t *testing.T) {
 		if err := toClient(w, back, w.joined(back.Fragments(9, 1400))); err != nil {
 			t.Error(err)
 		}
-		if r := w.run(big.Fragments(8, 1400)[1]); r.reason != "fragment" {
+		if r := w.run(big.Fragments(8, 1400)[1]); r.reason != "fragment_not_found" {
 			t.Errorf("a later fragment of another datagram: %s: %s", r.did, r.reason)
 		}
 	})
@@ -129,7 +129,7 @@ func TestSeveralSourceAddresses(t *testing.T) {
 		if !from[w.addr("box")] || !from[second.Addr()] {
 			t.Errorf("flows came from %v; want both of our addresses", from)
 		}
-		if r := w.run(w.on(2, dptest.TCP, dptest.SYN).Frame()); r.reason != "snat_full" {
+		if r := w.run(w.on(2, dptest.TCP, dptest.SYN).Frame()); r.reason != "snat_exhausted" {
 			t.Errorf("with both ports taken: %s: %s", r.did, r.reason)
 		}
 	})
@@ -148,7 +148,7 @@ func TestHalfOpenFlowsMakeRoom(t *testing.T) {
 			t.Errorf("a flow that has made room: %s: %s", r.did, r.reason)
 		}
 		w.went(w.on(2, dptest.TCP, dptest.ACK))
-		if r := w.run(w.on(3, dptest.TCP, dptest.SYN).Frame()); r.reason != "snat_full" {
+		if r := w.run(w.on(3, dptest.TCP, dptest.SYN).Frame()); r.reason != "snat_exhausted" {
 			t.Errorf("beside an established flow: %s: %s", r.did, r.reason)
 		}
 		if n := len(w.flows()); n != 2 {
@@ -198,7 +198,7 @@ func (w *world) loads() map[netip.Addr]uint32 {
 	loads := map[netip.Addr]uint32{}
 	for at, b := range w.d.services.backends.byAddr {
 		var n uint32
-		if err := w.d.objects.Load.Lookup(b.id, &n); err != nil {
+		if err := w.d.objects.SyBackendLoad.Lookup(b.id, &n); err != nil {
 			w.t.Fatal(err)
 		}
 		loads[at.Addr()] = n
@@ -290,7 +290,7 @@ func TestICMPErrorsAreLimited(t *testing.T) {
 		took := time.Since(start)
 		after := w.counts()
 		answered := after[Verdict{"refuse", "no_frontend"}] - before[Verdict{"refuse", "no_frontend"}]
-		limited := after[Verdict{"drop", "rate"}] - before[Verdict{"drop", "rate"}]
+		limited := after[Verdict{"drop", "icmp_ratelimited"}] - before[Verdict{"drop", "icmp_ratelimited"}]
 		if answered+limited != 4000 || answered == 0 || limited == 0 && took < 500*time.Millisecond {
 			t.Errorf("of 4000 packets in %s, %d were answered and %d were not", took, answered, limited)
 		}

@@ -52,7 +52,7 @@ func (d *Datapath) Stats() (Stats, error) {
 	s := Stats{Frontends: map[lb.Frontend]Traffic{}, Backends: map[netip.AddrPort]Traffic{}, Packets: map[Verdict]uint64{}, Flows: d.upkeep.counts()}
 	frontends, _, backends := d.services.names()
 	for id, f := range frontends {
-		t, err := readTraffic(d.objects.ByFrontend, id)
+		t, err := readTraffic(d.objects.SyFeCounters, id)
 		if err != nil {
 			return s, err
 		}
@@ -61,13 +61,13 @@ func (d *Datapath) Stats() (Stats, error) {
 		s.Frontends[f] = Traffic{sum.Packets + t.Packets, sum.Bytes + t.Bytes, sum.Flows + t.Flows}
 	}
 	for id, b := range backends {
-		t, err := readTraffic(d.objects.ByBackend, id)
+		t, err := readTraffic(d.objects.SyBeCounters, id)
 		if err != nil {
 			return s, err
 		}
 		s.Backends[b] = t
 	}
-	packets, err := readVerdicts(d.objects.Verdicts)
+	packets, err := readVerdicts(d.objects.SyVerdicts)
 	if err != nil {
 		return s, err
 	}

@@ -64,7 +64,7 @@ func TestDeliversToBackendsHere(t *testing.T) {
 					t.Errorf("%s, answer %d: %v", proto, i, err)
 				}
 			}
-			if n := len(entries(t, w.d.objects.Flows)); n != 2 {
+			if n := len(entries(t, w.d.objects.SyFlows)); n != 2 {
 				t.Errorf("%s: %d entries of established flows; want 2", proto, n)
 			}
 		}

@@ -7,7 +7,7 @@
 // (no neighbour entry yet, an egress without our XDP) it leaves untouched, uncommitted and uncounted, and tc finishes
 // it. sy_tc_out sees what this machine itself sends: health checks that must go the way of traffic, and answers whose
 // segment size must fit a tunnel. All, and sy_explain, are one C core: parse → decide → route → commit → act (bpf/). What is
-// known of a packet is in a per-CPU map (bpf/work.h): it is too much for the stack, and functions that take it from there are
+// known of a packet is in a per-CPU map (bpf/scratch.h): it is too much for the stack, and functions that take it from there are
 // verified once and not for each way that leads to them. decide only reads maps;
 // commit is the only writer and runs once it is known that the packet can be sent, and before it is sent, because a flow
 // may only be opened with a source port that is surely its own and taking one is a write that may fail.
@@ -17,7 +17,7 @@
 //
 // # Flows
 //
-// A flow has an entry for each direction, in halfopen (a small LRU) until the client has proved that it is there: it
+// A flow has an entry for each direction, in sy_halfopen (a small LRU) until the client has proved that it is there: it
 // acknowledged the server's sequence number, or, with UDP, went on after an answer. Only then it enters flows, which is
 // no LRU: a flood of packets from invented addresses can neither fill it nor push anybody out. Run ends flows that are
 // silent for too long (bpf/config.h), and those to a backend that a plan calls Down: both entries go, and the client of
@@ -30,7 +30,7 @@
 // By dsr and tunnel (IPIP, GUE) we see one direction only, and a million lookups a second for it would be the dearest thing we
 // do. So the hash of a packet says where it goes, on every balancer the same, and no table is read as long as a slot of the
 // table has never had another backend. Where it has, it remembers that (struct slot), and packets in it look for their flow,
-// which was written when it opened and is refreshed by a sample of its packets (bpf/oneway.h). Slots remember for good: they
+// which was written when it opened and is refreshed by a sample of its packets (bpf/dsr.h). Slots remember for good: they
 // forget when the agent is told to clean up, and the price is a lookup.
 //
 // A tunnel ends here, too, for GUE from tunnel_sources: the packet goes on to the stack if it is for an address of this
@@ -51,7 +51,7 @@
 // A table of another size has other slots for all flows, so the one before is kept behind it. Two changes of size within the
 // life of a connection are more than is remembered.
 //
-// sy_tc_in takes such packets out of their tunnel and goes on with sy_tc_inside (a tail call): XDP leaves them to tc, for it
+// sy_tc_in takes such packets out of their tunnel and goes on with sy_tc_decap (a tail call): XDP leaves them to tc, for it
 // could not hand them to the stack with what was said along with them.
 //
 // # Restart, crash, upgrade

@@ -116,7 +116,7 @@ func (d *Datapath) sayFlow(say func(string, ...any), v syVerdict) {
 	default:
 		say("its flow is known")
 	}
-	if v.Sticky == 1 {
+	if v.Affinity == 1 {
 		say("the client keeps its backend (affinity)")
 	}
 }
@@ -124,7 +124,7 @@ func (d *Datapath) sayFlow(say func(string, ...any), v syVerdict) {
 func (d *Datapath) sayWay(say func(string, ...any), e lb.Explanation, v syVerdict) {
 	to := fromAddr(v.T.Dst)
 	switch {
-	case v.Here == 1:
+	case v.Local == 1:
 		say("to %s on this machine, which sees the client", e.Backend)
 		return
 	case e.Forward == lb.MethodNAT:

@@ -24,12 +24,12 @@ func TestExplain(t *testing.T) {
 			says   []string
 		}{
 			{"not ours", func() {}, w.at("elsewhere", 80), lb.TCP, "pass", "not_ours", "", []string{"is no address of a service here"}},
-			{"no such port", func() { w.service(lb.TCP, "b1") }, w.at("vip", 81), lb.TCP, "reset", "no_frontend", "", []string{"no service has", "nobody serves this port"}},
+			{"no such port", func() { w.service(lb.TCP, "b1") }, w.at("vip", 81), lb.TCP, "reset", "no_frontend", "", []string{"no service has", "the VIP has no service on this port"}},
 			{"nat", func() { w.service(lb.TCP, "b1") }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("b1", 8080).String(), []string{"a frontend of web", "one is opened", "sees " + w.addr("box").String(), "by eth0, on the same network"}},
 			{"udp", func() { w.service(lb.UDP, "b1") }, w.at("vip", 80), lb.UDP, "forward", "forwarded", w.at("b1", 8080).String(), []string{"one is opened"}},
 			{"sctp", func() { w.service(lb.SCTP, "b1") }, w.at("vip", 80), lb.SCTP, "forward", "forwarded", w.at("b1", 8080).String(), []string{"one is opened"}},
 			{"known", func() { w.service(lb.TCP, "b1"); w.run(w.fromClient(dptest.TCP, dptest.SYN).Frame()) }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("b1", 8080).String(), []string{"its flow is known"}},
-			{"no backend", func() { w.service(lb.TCP) }, w.at("vip", 80), lb.TCP, "reset", "no_backend", "", []string{"no backend may take new flows"}},
+			{"no backend", func() { w.service(lb.TCP) }, w.at("vip", 80), lb.TCP, "reset", "no_backend", "", []string{"no backend accepts new flows"}},
 			{"not allowed", func() {
 				w.serve(func(s *lb.Service) {
 					s.Allow = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd99::/16")}

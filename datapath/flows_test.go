@@ -29,8 +29,8 @@ func entries(t testing.TB, m *ebpf.Map) map[syFlowKey]syFlow {
 // flows returns all entries of both tables.
 func (w *world) flows() map[syFlowKey]syFlow {
 	w.t.Helper()
-	all := entries(w.t, w.d.objects.Flows)
-	maps.Copy(all, entries(w.t, w.d.objects.Halfopen))
+	all := entries(w.t, w.d.objects.SyFlows)
+	maps.Copy(all, entries(w.t, w.d.objects.SyHalfopen))
 	return all
 }
 
@@ -170,14 +170,14 @@ func TestSilentFlowsExpire(t *testing.T) {
 func TestFloodDoesNotTouchEstablishedFlows(t *testing.T) {
 	w := newWorld(t, hookXDP, false, func(o *Options) { o.SNATPorts, o.TunnelPort = [2]uint16{2000, 65535}, 1999 })
 	established(w)
-	before := entries(t, w.d.objects.Flows)
+	before := entries(t, w.d.objects.SyFlows)
 	r := rand.New(rand.NewPCG(1, 1))
 	for range 3000 {
 		p := w.fromClient(dptest.TCP, dptest.SYN)
 		p.Src = w.at("other", uint16(r.Uint32()))
 		w.run(p.Frame())
 	}
-	if after := entries(t, w.d.objects.Flows); !maps.Equal(before, after) {
+	if after := entries(t, w.d.objects.SyFlows); !maps.Equal(before, after) {
 		t.Errorf("established flows were %v and are %v", before, after)
 	}
 }

@@ -47,11 +47,11 @@ func swap32(n uint32) uint32 {
 }
 
 func toFrontendKey(f lb.Frontend) syFrontendKey {
-	return syFrontendKey{Vip: toAddr(f.VIP), Port: swap(f.Port), Proto: uint8(f.Protocol), Inside: truth(f.Decap)}
+	return syFrontendKey{Vip: toAddr(f.VIP), Port: swap(f.Port), Proto: uint8(f.Protocol), Decap: truth(f.Decap)}
 }
 
 func fromFrontendKey(k syFrontendKey) lb.Frontend {
-	return lb.Frontend{VIP: fromAddr(k.Vip), Port: swap(k.Port), Protocol: lb.Protocol(k.Proto), Decap: k.Inside == 1}
+	return lb.Frontend{VIP: fromAddr(k.Vip), Port: swap(k.Port), Protocol: lb.Protocol(k.Proto), Decap: k.Decap == 1}
 }
 
 // rangeBits is how many bits of a key of the ranges come before those of the port (bpf/types.h).
@@ -89,7 +89,7 @@ func toAllowKey(frontend uint32, p netip.Prefix) syAllowKey {
 }
 
 func toBackend(at netip.AddrPort, here bool, ours []netip.Addr) (b syBackend) {
-	b.Addr, b.Port, b.Here = toAddr(at.Addr()), swap(at.Port()), truth(here)
+	b.Addr, b.Port, b.Local = toAddr(at.Addr()), swap(at.Port()), truth(here)
 	for i := range min(len(ours), len(b.Snat)) {
 		b.Snat[i] = toAddr(ours[i])
 	}

@@ -22,7 +22,7 @@ func load(o Options, dir string) (*syObjects, error) {
 	}
 	for name, value := range map[string]any{
 		"snat_first": o.SNATPorts[0], "snat_last": o.SNATPorts[1], "no_xdp_tx": anyVeth(o.Interfaces),
-		"tunnel_port": o.TunnelPort, "delivers": truth(o.Delivers), "tunnel_end": truth(o.Delivers || len(o.TunnelSources) > 0),
+		"tunnel_port": o.TunnelPort, "local_delivery": truth(o.Delivers), "tunnel_decap": truth(o.Delivers || len(o.TunnelSources) > 0),
 		"timeout_half_open": uint64(o.Timeouts.HalfOpen), "timeout_established": uint64(o.Timeouts.Established),
 		"timeout_closing": uint64(o.Timeouts.Closing), "timeout_closed": uint64(o.Timeouts.Closed), "timeout_udp": uint64(o.Timeouts.UDP),
 	} {
@@ -53,7 +53,7 @@ func load(o Options, dir string) (*syObjects, error) {
 	case err != nil:
 		return nil, fmt.Errorf("load the programs: %w", err)
 	}
-	if err := objects.Next.Put(uint32(0), objects.SyTcInside); err != nil {
+	if err := objects.SyProgs.Put(uint32(0), objects.SyTcDecap); err != nil {
 		return nil, fmt.Errorf("chain the programs: %w", err)
 	}
 	return &objects, nil
@@ -87,10 +87,10 @@ func keepSize(o Options, m *ebpf.MapSpec, path string) {
 // they need it; the others, which may forget, take theirs at once.
 func tableSizes(maxFlows int) map[string]uint32 {
 	return map[string]uint32{
-		"flows":      uint32(2 * maxFlows), // an entry for each direction
-		"halfopen":   uint32(max(1<<16, maxFlows/4)),
-		"oneway":     uint32(max(1<<16, maxFlows/2)),
-		"affinities": uint32(max(1<<14, maxFlows/8)),
+		"sy_flows":     uint32(2 * maxFlows), // an entry for each direction
+		"sy_halfopen":  uint32(max(1<<16, maxFlows/4)),
+		"sy_dsr_flows": uint32(max(1<<16, maxFlows/2)),
+		"sy_affinity":  uint32(max(1<<14, maxFlows/8)),
 	}
 }
 

@@ -244,7 +244,7 @@ var moreRows = []row{
 	{name: "gue, the other family", state: crossed(lb.EncapGUE), in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
 	{name: "gue, in turn: a flow keeps its server", state: gueAgain, in: tcp(dptest.ACK), did: "sent", reason: "forwarded", check: gueSame},
 	{name: "gue to a server behind a router", state: func(w *world) { w.serve(tunnel(lb.EncapGUE), "far") }, in: tcp(dptest.SYN), did: "sent", reason: "forwarded"},
-	{name: "gue, TTL runs out", state: gue, in: change(tcp(dptest.SYN), func(_ *world, p *dptest.Packet) { p.TTL = 1 }), did: "dropped", reason: "ttl"},
+	{name: "gue, TTL runs out", state: gue, in: change(tcp(dptest.SYN), func(_ *world, p *dptest.Packet) { p.TTL = 1 }), did: "dropped", reason: "ttl_expired"},
 	{name: "gue, too big for the tunnel", state: gue, in: change(tcp(dptest.ACK), func(_ *world, p *dptest.Packet) { p.Payload = make([]byte, 1440) }), did: "sent", reason: "too_big", check: func(w *world, in, out dptest.Packet) error {
 		if w.v6 {
 			return tooBig(1500-52)(w, in, out)
@@ -258,11 +258,11 @@ var moreRows = []row{
 			x.Payload, x.Inner = make([]byte, 64), nil
 			return x
 		})(w)
-	}, did: "passed", reason: "path", check: nil},
+	}, did: "passed", reason: "pmtu_learned", check: nil},
 	{name: "smaller than that MTU from now on", state: func(w *world) {
 		gue(w)
 		for _, b := range []string{"b1", "b2"} {
-			err := w.d.objects.Paths.Put(toAddr(w.addr(b)), syPath{Seen: uint64(uptime()), Mtu: 1400})
+			err := w.d.objects.SyPmtu.Put(toAddr(w.addr(b)), syPmtu{Seen: uint64(uptime()), Mtu: 1400})
 			if err != nil {
 				w.t.Fatal(err)
 			}
@@ -273,9 +273,9 @@ var moreRows = []row{
 		}
 		return tooBig(1400-32)(w, in, out)
 	}},
-	{name: "out of a tunnel", state: web, in: aTunnel("router"), did: "passed", reason: "tunnelled", check: takenOut, option: ends},
-	{name: "out of a tunnel, and not for us", state: web, in: aTunnelFor("elsewhere", "router"), did: "dropped", reason: "not_local", option: ends},
-	{name: "a tunnel of a stranger", state: web, in: aTunnel("stranger"), did: "dropped", reason: "unknown_peer", option: ends},
+	{name: "out of a tunnel", state: web, in: aTunnel("router"), did: "passed", reason: "decapsulated", check: takenOut, option: ends},
+	{name: "out of a tunnel, and not for us", state: web, in: aTunnelFor("elsewhere", "router"), did: "dropped", reason: "decap_not_local", option: ends},
+	{name: "a tunnel of a stranger", state: web, in: aTunnel("stranger"), did: "dropped", reason: "unknown_tunnel_source", option: ends},
 	{name: "a tunnel, and none may end here", state: web, in: aTunnel("router"), did: "passed", reason: "not_ours"},
 	{name: "a tunnel with rubbish", state: web, in: change(aTunnel("router"), func(_ *world, p *dptest.Packet) { p.Payload[0] = 0xff }), did: "dropped", reason: "malformed", option: ends},
 
@@ -286,7 +286,7 @@ var moreRows = []row{
 			s.Allow = []netip.Prefix{netip.MustParsePrefix(map[bool]string{true: "0.0.0.0/0", false: "::/0"}[w.v6])}
 		}, "b1", "b2")
 	}, in: tcp(dptest.SYN), did: "dropped", reason: "not_allowed"},
-	{name: "not allowed, ping", state: only("10.0.0.0/8"), in: icmp(8, 128), did: "sent", reason: "echo"},
+	{name: "not allowed, ping", state: only("10.0.0.0/8"), in: icmp(8, 128), did: "sent", reason: "echo_reply"},
 	{name: "affinity", state: loyal, in: change(tcp(dptest.SYN), func(w *world, p *dptest.Packet) { p.Src = w.at("client", 40001) }), did: "sent", reason: "forwarded", check: loyalSame},
 
 	{name: "first port of a range", state: manyPorts, in: toPort(8001), did: "sent", reason: "forwarded", check: atPort(9001)},
@@ -314,13 +314,13 @@ var moreRows = []row{
 	{name: "error of a router about a packet to a server, UDP", state: answered, in: icmpError("router", lastSent), did: "sent", reason: "forwarded", check: errorFor("vip", "client", toVIP)},
 	{name: "error of a router about a packet to a client", state: func(w *world) { w.service(lb.TCP, "b1"); established1(w) }, in: icmpError("router", toTheClient), did: "sent", reason: "forwarded", check: errorFor("box", "b1", asServer)},
 	{name: "error about no flow", state: web, in: icmpError("router", toTheClient), did: "dropped", reason: "no_flow"},
-	{name: "error about what we never sent", state: established, in: change(icmpError("router", lastSent), func(w *world, p *dptest.Packet) { p.Dst = w.at("vip", 0) }), did: "dropped", reason: "protocol"},
+	{name: "error about what we never sent", state: established, in: change(icmpError("router", lastSent), func(w *world, p *dptest.Packet) { p.Dst = w.at("vip", 0) }), did: "dropped", reason: "unsupported_protocol"},
 	{name: "error about a packet of a server, dsr", state: dsr, in: icmpError("router", toTheClient), did: "sent", reason: "forwarded", check: untouched},
 	{name: "error about a packet of a server, gue", state: gue, in: icmpError("router", toTheClient), did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
 
 	{name: "tagged", state: web, in: change(tcp(dptest.SYN), func(_ *world, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "forwarded", check: keepsTag},
 	{name: "tagged twice", state: web, in: change(tcp(dptest.SYN), func(_ *world, p *dptest.Packet) { p.Tags = []uint16{7, 42} }), did: "sent", reason: "forwarded", check: keepsTag},
-	{name: "tagged ping", state: web, in: change(icmp(8, 128), func(_ *world, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "echo", check: keepsTag},
+	{name: "tagged ping", state: web, in: change(icmp(8, 128), func(_ *world, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "echo_reply", check: keepsTag},
 	{name: "tagged, refused", state: web, in: change(udp, func(_ *world, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "no_frontend", check: keepsTag},
 	{name: "tagged, reset", state: web, in: change(toPort(81), func(_ *world, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "no_frontend", check: keepsTag},
 	{name: "tagged, dsr", state: dsr, in: change(tcp(dptest.SYN), func(_ *world, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "forwarded", check: untouched},

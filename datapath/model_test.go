@@ -91,11 +91,11 @@ func (m *model) predict(p dptest.Packet) prediction {
 		case !toVIP:
 			return notOurs
 		case p.Fragment:
-			return drop("fragment")
+			return drop("fragment_not_found")
 		case p.Proto == dptest.ICMP && p.Type == 8 || p.Proto == dptest.ICMPv6 && p.Type == 128:
-			return prediction{"sent", "echo", func(in, out dptest.Packet) error { return echoReply(w, in, out) }}
+			return prediction{"sent", "echo_reply", func(in, out dptest.Packet) error { return echoReply(w, in, out) }}
 		}
-		return drop("protocol")
+		return drop("unsupported_protocol")
 	}
 	if p.Dst.Port() >= 61000 {
 		if e, half := m.find(s.way); e != nil && e.reply {
@@ -146,7 +146,7 @@ func (m *model) refused(s segment, reason string) prediction {
 // became is the prediction that a packet goes on with other addresses and one hop less; then is what that changes.
 func became(p dptest.Packet, to func(out dptest.Packet) (way, error), then func()) prediction {
 	if p.TTL == 1 {
-		return drop("ttl")
+		return drop("ttl_expired")
 	}
 	return prediction{"sent", "forwarded", func(in, out dptest.Packet) error {
 		want, err := to(out)
@@ -278,9 +278,9 @@ func (m *model) replied(p dptest.Packet, s segment, e *entry, half bool) predict
 func (m *model) oneWay(p dptest.Packet, f *lb.FrontendPlan) prediction {
 	switch {
 	case f.Method == lb.MethodTunnel && m.w.hook == hookTC && len(p.Tags) > 0:
-		return drop("tags")
+		return drop("vlan_stacked")
 	case p.TTL == 1:
-		return drop("ttl")
+		return drop("ttl_expired")
 	}
 	return prediction{"sent", "forwarded", func(in, out dptest.Packet) error {
 		if f.Method == lb.MethodDSR {
@@ -460,7 +460,7 @@ func TestModel(t *testing.T) {
 			seen[got.reason]++
 		}
 		t.Log(seen)
-		for _, reason := range []string{"forwarded", "not_ours", "no_flow", "bad_ack", "no_frontend", "not_allowed", "no_backend", "fragment", "protocol", "echo", "ttl"} {
+		for _, reason := range []string{"forwarded", "not_ours", "no_flow", "bad_ack", "no_frontend", "not_allowed", "no_backend", "fragment_not_found", "unsupported_protocol", "echo_reply", "ttl_expired"} {
 			if seen[reason] < 20 {
 				t.Errorf("only %d packets were %s: the generator shows little", seen[reason], reason)
 			}

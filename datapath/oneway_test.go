@@ -113,7 +113,7 @@ func TestOneWayFlowsKeepTheirServer(t *testing.T) {
 	})
 }
 
-func (w *world) oneWayFlows() map[syFlowKey]syFlow { return entries(w.t, w.d.objects.Oneway) }
+func (w *world) oneWayFlows() map[syFlowKey]syFlow { return entries(w.t, w.d.objects.SyDsrFlows) }
 
 // A flood of SYNs from everywhere must leave the flows alone that have gone on.
 func TestFloodDoesNotTouchOneWayFlows(t *testing.T) {

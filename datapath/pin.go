@@ -10,7 +10,7 @@ import (
 )
 
 // schema is the version of what is pinned. It changes with the layout or the meaning of any map.
-const schema = "v5"
+const schema = "v6"
 
 // pins is the directory of pinned maps and links, held by one agent at a time.
 type pins struct {

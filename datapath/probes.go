@@ -16,9 +16,9 @@ import (
 
 // Health checks of one-way services go the way of traffic: a packet that has one of these marks leaves as a client's would,
 // to a given server. Nobody but that server has the VIP, so the kernel would not know where to send it: a rule makes it
-// send marked packets to lo, where the program of bpf/out.h takes them.
+// send marked packets to lo, where the program of bpf/egress.h takes them.
 const (
-	probeMark     = 0x5359_0000 // what the marks begin with (bpf/out.h); the lower half tells them apart
+	probeMark     = 0x5359_0000 // what the marks begin with (bpf/egress.h); the lower half tells them apart
 	probeMask     = 0xffff_0000
 	probeTable    = 0x5359
 	probePriority = 537
@@ -73,7 +73,7 @@ func (p *probes) way(vip, server netip.Addr, method syMethod) (mark uint32, from
 			return 0, from, err
 		}
 	}
-	if err := p.objects.Probes.Put(mark, syProbe{Addr: toAddr(server), Local: toAddr(ours[0]), Method: uint32(method), Ifindex: uint32(nic)}); err != nil {
+	if err := p.objects.SyProbes.Put(mark, syProbe{Addr: toAddr(server), Local: toAddr(ours[0]), Method: uint32(method), Ifindex: uint32(nic)}); err != nil {
 		return 0, from, fmt.Errorf("put the way of a probe: %w", err)
 	}
 	p.marks[k] = mark

@@ -12,11 +12,11 @@ var update = flag.Bool("update", false, "rewrite docs/reasons.md")
 
 const reasonsPage = "../docs/reasons.md"
 
-// The page has every reason, in the words of the only list.
+// docs/reasons.md has every reason of the only list, with its comment.
 func TestReasonsAreDocumented(t *testing.T) {
 	var page strings.Builder
-	page.WriteString("# Why a packet went where it went\n\nThe label `reason` of `steelyard_datapath_packets_total`. Packets that are no concern of Steelyard are not counted.\n\n" +
-		"| reason | who may want to act | what it means |\n|---|---|---|\n")
+	page.WriteString("# Reasons\n\nThe label `reason` of `steelyard_datapath_packets_total` and the reason in `steelyard explain`. Packets to other destinations are not counted.\n\n" +
+		"| reason | who must act | meaning and remedy |\n|---|---|---|\n")
 	names := map[string]bool{"none": true, "not_ours": true, "max": true}
 	for _, r := range Reasons() {
 		if r.Name == "not_ours" {
@@ -31,7 +31,7 @@ func TestReasonsAreDocumented(t *testing.T) {
 	}
 	for _, name := range all {
 		if !names[name] {
-			t.Errorf("the comment of reason %q in bpf/types.h does not say who may want to act", name)
+			t.Errorf("the comment of reason %q in bpf/types.h does not say who must act", name)
 		}
 	}
 	if *update {

@@ -162,14 +162,14 @@ var rows = []row{
 	{name: "UDP answer", state: with(dns, udp), in: replies(0), did: "sent", reason: "forwarded", check: toClient},
 	{name: "UDP goes on after an answer", state: with(dns, udp, replies(0)), in: udp, did: "sent", reason: "forwarded", check: isEstablished},
 	{name: "UDP of a known flow", state: answered, in: udp, did: "sent", reason: "forwarded", check: samePort},
-	{name: "ping", state: web, in: icmp(8, 128), did: "sent", reason: "echo", check: echoReply},
+	{name: "ping", state: web, in: icmp(8, 128), did: "sent", reason: "echo_reply", check: echoReply},
 	{name: "ping without a backend", state: noServer, in: icmp(8, 128), did: "dropped", reason: "vip_down"},
-	{name: "other ICMP", state: web, in: icmp(13, 139), did: "dropped", reason: "protocol"},
-	{name: "other protocol", state: web, in: change(tcp(0), func(_ *world, p *dptest.Packet) { p.Proto = 47 }), did: "dropped", reason: "protocol"},
-	{name: "neighbour solicitation", state: web, in: change(icmp(8, 135), func(*world, *dptest.Packet) {}), did: "passed", reason: "neighbour"},
-	{name: "fragment", state: web, in: change(udp, func(_ *world, p *dptest.Packet) { p.Fragment = true }), did: "dropped", reason: "fragment"},
-	{name: "no server here, and no other may", state: func(w *world) { w.serve(func(s *lb.Service) { s.DropWhenEmpty = true }) }, in: tcp(dptest.SYN), did: "dropped", reason: "none_here"},
-	{name: "TTL runs out", state: web, in: change(tcp(dptest.SYN), func(_ *world, p *dptest.Packet) { p.TTL = 1 }), did: "dropped", reason: "ttl"},
+	{name: "other ICMP", state: web, in: icmp(13, 139), did: "dropped", reason: "unsupported_protocol"},
+	{name: "other protocol", state: web, in: change(tcp(0), func(_ *world, p *dptest.Packet) { p.Proto = 47 }), did: "dropped", reason: "unsupported_protocol"},
+	{name: "neighbour solicitation", state: web, in: change(icmp(8, 135), func(*world, *dptest.Packet) {}), did: "passed", reason: "neighbour_discovery"},
+	{name: "fragment", state: web, in: change(udp, func(_ *world, p *dptest.Packet) { p.Fragment = true }), did: "dropped", reason: "fragment_not_found"},
+	{name: "no server here, and no other may", state: func(w *world) { w.serve(func(s *lb.Service) { s.DropWhenEmpty = true }) }, in: tcp(dptest.SYN), did: "dropped", reason: "no_local_backend"},
+	{name: "TTL runs out", state: web, in: change(tcp(dptest.SYN), func(_ *world, p *dptest.Packet) { p.TTL = 1 }), did: "dropped", reason: "ttl_expired"},
 	{name: "no route to the backend", state: func(w *world) { w.service(lb.TCP, "lost") }, in: tcp(dptest.SYN), did: "dropped", reason: "no_route"},
 	{name: "forwarding was switched off", state: func(w *world) { web(w); w.stopForwarding() }, in: tcp(dptest.SYN), did: "dropped", reason: "no_forwarding", alone: true},
 	{name: "larger than the MTU", state: func(w *world) { web(w); w.shrinkMTU(1280) }, in: change(tcp(dptest.SYN), func(_ *world, p *dptest.Packet) { p.Payload = make([]byte, 1300) }), did: "sent", reason: "too_big", check: tooBig(1280), alone: true},
@@ -177,7 +177,7 @@ var rows = []row{
 		option: func(o *Options) { o.MaxFlows = 1 }},
 	{name: "source ports used up", state: with(func(w *world) { w.service(lb.TCP, "b1") }, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK), tcp(dptest.ACK)),
 		in:  change(tcp(dptest.SYN), func(w *world, p *dptest.Packet) { p.Src = w.at("client", 40001) }),
-		did: "dropped", reason: "snat_full",
+		did: "dropped", reason: "snat_exhausted",
 		option: func(o *Options) { o.SNATPorts = [2]uint16{61000, 61000} }},
 }
 
@@ -197,7 +197,7 @@ func otherPort(w *world, in, out dptest.Packet) error {
 
 func isEstablished(w *world, in, out dptest.Packet) error {
 	n := 0
-	for range entries(w.t, w.d.objects.Flows) {
+	for range entries(w.t, w.d.objects.SyFlows) {
 		n++
 	}
 	return wrong(n != 2 || len(w.flows()) != 2, "%d entries of established flows, %d in all; want 2 and 2", n, len(w.flows()))
@@ -217,7 +217,7 @@ func fill(w *world) dptest.Packet {
 	for i := range uint16(2) {
 		k := syFlowKey{Proto: 1}
 		k.T.Sport = i
-		if err := w.d.objects.Flows.Put(&k, &syFlow{}); err != nil {
+		if err := w.d.objects.SyFlows.Put(&k, &syFlow{}); err != nil {
 			w.t.Fatal(err)
 		}
 	}
@@ -253,7 +253,7 @@ func TestRows(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		shared := newWorld(t, h, v6, nil)
 		for _, r := range rows {
-			if v6 == false && r.reason == "neighbour" {
+			if v6 == false && r.reason == "neighbour_discovery" {
 				continue // there is no NDP for IPv4
 			}
 			t.Run(r.name, func(t *testing.T) {
@@ -284,7 +284,7 @@ func TestEveryReasonHasARow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	have := []string{"none", "max", "internal", "rate", "tags"} // rate has a test of its own, tags is in that of the model; internal never happens
+	have := []string{"none", "max", "internal_error", "icmp_ratelimited", "vlan_stacked"} // icmp_ratelimited has a test of its own, vlan_stacked is in that of the model; internal_error never happens
 	for _, r := range rows {
 		have = append(have, r.reason)
 	}

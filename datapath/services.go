@@ -78,11 +78,11 @@ func (s *services) readFrontends() (used map[uint32]bool, err error) {
 	var key syFrontendKey
 	var prefix syRangeKey
 	var value syFrontend
-	single := s.objects.Frontends.Iterate()
+	single := s.objects.SyFrontends.Iterate()
 	for single.Next(&key, &value) {
 		note(fromFrontendKey(key), value)
 	}
-	ranges := s.objects.Ranges.Iterate()
+	ranges := s.objects.SyPortRanges.Iterate()
 	for ranges.Next(&prefix, &value) {
 		note(fromRangeKey(prefix), value)
 	}
@@ -220,13 +220,13 @@ func (s *services) swapTables(landings []*landing) {
 	if len(ids) == 0 {
 		return
 	}
-	_, err := s.objects.Tables.BatchUpdate(ids, tables, nil)
+	_, err := s.objects.SyTables.BatchUpdate(ids, tables, nil)
 	for _, l := range landings {
 		if l.table == nil {
 			continue
 		}
 		if err != nil && l.err == nil { // a kernel without batches of maps
-			l.err = s.objects.Tables.Put(l.f.id, l.table)
+			l.err = s.objects.SyTables.Put(l.f.id, l.table)
 		}
 		l.table.Close()
 	}
@@ -235,10 +235,10 @@ func (s *services) swapTables(landings []*landing) {
 // putFrontend makes packets find a frontend.
 func (s *services) putFrontend(f lb.Frontend, value syFrontend) error {
 	if f.Last == 0 {
-		return s.objects.Frontends.Put(toFrontendKey(f), value)
+		return s.objects.SyFrontends.Put(toFrontendKey(f), value)
 	}
 	for _, k := range toRangeKeys(f) {
-		if err := s.objects.Ranges.Put(k, value); err != nil {
+		if err := s.objects.SyPortRanges.Put(k, value); err != nil {
 			return err
 		}
 	}
@@ -247,10 +247,10 @@ func (s *services) putFrontend(f lb.Frontend, value syFrontend) error {
 
 func (s *services) deleteFrontend(f lb.Frontend) error {
 	if f.Last == 0 {
-		return ignoreMissing(s.objects.Frontends.Delete(toFrontendKey(f)))
+		return ignoreMissing(s.objects.SyFrontends.Delete(toFrontendKey(f)))
 	}
 	for _, k := range toRangeKeys(f) {
-		if err := ignoreMissing(s.objects.Ranges.Delete(k)); err != nil {
+		if err := ignoreMissing(s.objects.SyPortRanges.Delete(k)); err != nil {
 			return err
 		}
 	}
@@ -289,7 +289,7 @@ func (s *services) frontend(f lb.Frontend) (_ *frontend, isNew bool, err error) 
 		return nil, false, fmt.Errorf("there are %d frontends, and no room for more", maxFrontends)
 	}
 	id := s.free[len(s.free)-1]
-	if err := forgetCounts(s.objects.ByFrontend, id); err != nil {
+	if err := forgetCounts(s.objects.SyFeCounters, id); err != nil {
 		return nil, false, err
 	}
 	s.free = s.free[:len(s.free)-1]
@@ -308,10 +308,10 @@ func (s *services) setVIP(addr netip.Addr) error {
 		}
 	}
 	if len(s.vips[addr]) > 0 {
-		return s.objects.Vips.Put(toAddr(addr), vip)
+		return s.objects.SyVips.Put(toAddr(addr), vip)
 	}
 	delete(s.vips, addr)
-	return ignoreMissing(s.objects.Vips.Delete(toAddr(addr)))
+	return ignoreMissing(s.objects.SyVips.Delete(toAddr(addr)))
 }
 
 // ofVIP returns the frontends of a VIP, by id.
@@ -336,7 +336,7 @@ func (s *services) remove(f lb.Frontend) (id uint32, err error) {
 	delete(s.frontends, f)
 	delete(s.ofVIP(f.VIP), state.id)
 	s.backends.unuse(state.backends)
-	if err := ignoreMissing(s.objects.Tables.Delete(state.id)); err != nil {
+	if err := ignoreMissing(s.objects.SyTables.Delete(state.id)); err != nil {
 		s.log.Warn("table not removed", "frontend", f, "err", err)
 	}
 	if err := os.Remove(s.pins.table(state.id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -365,7 +365,7 @@ func (s *services) setLoads(open map[uint32]uint32) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for id := range s.backends.byID {
-		if err := s.objects.Load.Put(id, open[id]); err != nil {
+		if err := s.objects.SyBackendLoad.Put(id, open[id]); err != nil {
 			return err
 		}
 	}

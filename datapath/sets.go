@@ -22,11 +22,11 @@ func openSets(o *syObjects) (*frontendSets, error) {
 	var ak syAllowKey
 	var mk syMemberKey
 	var n uint32
-	allowed := o.Allowed.Iterate()
+	allowed := o.SySrcAllow.Iterate()
 	for allowed.Next(&ak, &n) {
 		s.allowedOf(swap32(ak.Frontend))[ak] = true
 	}
-	members := o.Members.Iterate()
+	members := o.SyWeights.Iterate()
 	for members.Next(&mk, &n) {
 		s.membersOf(mk.Frontend)[mk] = n
 	}
@@ -58,7 +58,7 @@ func (s *frontendSets) add(id uint32, p *lb.FrontendPlan, backends []uint32) err
 		if s.allowedOf(id)[k] {
 			continue
 		}
-		if err := s.objects.Allowed.Put(k, uint32(1)); err != nil {
+		if err := s.objects.SySrcAllow.Put(k, uint32(1)); err != nil {
 			return fmt.Errorf("allow a source: %w", err)
 		}
 		s.allowedOf(id)[k] = true
@@ -67,7 +67,7 @@ func (s *frontendSets) add(id uint32, p *lb.FrontendPlan, backends []uint32) err
 		if s.membersOf(id)[k] == weight {
 			continue
 		}
-		if err := s.objects.Members.Put(k, weight); err != nil {
+		if err := s.objects.SyWeights.Put(k, weight); err != nil {
 			return fmt.Errorf("put the weight of a backend: %w", err)
 		}
 		s.membersOf(id)[k] = weight
@@ -86,7 +86,7 @@ func (s *frontendSets) trim(id uint32, p *lb.FrontendPlan, backends []uint32) er
 		if allowed[k] {
 			continue
 		}
-		if err := ignoreMissing(s.objects.Allowed.Delete(k)); err != nil {
+		if err := ignoreMissing(s.objects.SySrcAllow.Delete(k)); err != nil {
 			return fmt.Errorf("remove an allowed source: %w", err)
 		}
 		delete(s.allowed[id], k)
@@ -95,7 +95,7 @@ func (s *frontendSets) trim(id uint32, p *lb.FrontendPlan, backends []uint32) er
 		if _, ok := members[k]; ok {
 			continue
 		}
-		if err := ignoreMissing(s.objects.Members.Delete(k)); err != nil {
+		if err := ignoreMissing(s.objects.SyWeights.Delete(k)); err != nil {
 			return fmt.Errorf("remove the weight of a backend: %w", err)
 		}
 		delete(s.members[id], k)

@@ -221,12 +221,12 @@ func TestSpreadOfARouter(t *testing.T) {
 		}
 		w.asks("an unknown flow", w.run(ack.Frame()), ack, true, "router", "b2")
 		w.spread(lb.TCP, true, "-box", "-router", "-b2")
-		if r := w.run(w.on(4, dptest.TCP, dptest.SYN).Frame()); r.reason != "none_here" {
+		if r := w.run(w.on(4, dptest.TCP, dptest.SYN).Frame()); r.reason != "no_local_backend" {
 			t.Errorf("a SYN, none here: %s: %s", r.did, r.reason)
 		}
 		w.asks("an unknown flow, none here", w.run(ack.Frame()), ack, false, "router", "b2")
 		syn.Flags = dptest.SYN
-		if r := w.run(syn.Frame()); r.did != "dropped" || r.reason != "none_here" {
+		if r := w.run(syn.Frame()); r.did != "dropped" || r.reason != "no_local_backend" {
 			t.Errorf("a SYN again, none here: %s: %s", r.did, r.reason)
 		}
 		w.reset()
@@ -301,7 +301,7 @@ func TestInsideTunnels(t *testing.T) {
 			did, frame := w.runTC(p.Frame())
 			r := result{did: did, frame: frame}
 			for v, n := range w.counts() {
-				if n > before[v] && v.Reason != "tunnelled" {
+				if n > before[v] && v.Reason != "decapsulated" {
 					r.reason = v.Reason
 				}
 			}
@@ -341,13 +341,13 @@ func TestInsideTunnels(t *testing.T) {
 			return p
 		}
 		w.machines(lb.TCP, "box", "b2")
-		is("a stranger", from("client", on(dptest.TCP, dptest.SYN)), "dropped", "unknown_peer")
+		is("a stranger", from("client", on(dptest.TCP, dptest.SYN)), "dropped", "unknown_tunnel_source")
 		is("a SYN", from("b2", on(dptest.TCP, dptest.SYN)), "passed", "forwarded")
 		is("a SYN that was passed on", from("b2", on(dptest.TCP, dptest.SYN), w.chained(true)...), "passed", "forwarded")
 		is("nobody knows it", from("b2", on(dptest.TCP, dptest.ACK)), "sent", "no_flow")
 		is("nobody knew it", from("b2", on(dptest.TCP, dptest.ACK), w.chained(true)...), "sent", "no_flow")
 		is("other private data", from("b2", on(dptest.TCP, dptest.ACK), 1, 2, 3, 4), "sent", "no_flow")
-		is("to be passed to a stranger", from("b2", on(dptest.TCP, dptest.ACK), w.chained(false, "lost")...), "dropped", "unknown_peer")
+		is("to be passed to a stranger", from("b2", on(dptest.TCP, dptest.ACK), w.chained(false, "lost")...), "dropped", "unknown_tunnel_source")
 		in := on(dptest.TCP, dptest.ACK)
 		w.asks("one more may know it", from("b2", in, w.chained(false, "router")...), in, true, "router")
 		w.asks("two more may know it", from("b2", in, w.chained(true, "router", "b2")...), in, true, "router", "b2")
@@ -360,7 +360,7 @@ func TestInsideTunnels(t *testing.T) {
 		w.machines(lb.TCP, "b2", "-box")
 		in = on(dptest.TCP, dptest.SYN)
 		w.asks("the second chance of a SYN", from("router", in), in, true, "b2")
-		is("no third chance", from("router", in, w.chained(true)...), "dropped", "none_here")
+		is("no third chance", from("router", in, w.chained(true)...), "dropped", "no_local_backend")
 		in.Flags = dptest.ACK
 		w.asks("who sent it may be late", from("router", in), in, true, "b2")
 
@@ -372,6 +372,6 @@ func TestInsideTunnels(t *testing.T) {
 		is("datagrams that nobody knew", from("b2", in, w.chained(true)...), "passed", "forwarded")
 		is("datagrams that we know", from("router", in, w.chained(false, "b2")...), "passed", "forwarded")
 		w.machines(lb.UDP, "b2")
-		is("nothing is here", from("router", on(dptest.UDP, 0), w.chained(true)...), "dropped", "none_here")
+		is("nothing is here", from("router", on(dptest.UDP, 0), w.chained(true)...), "dropped", "no_local_backend")
 	}
 }

@@ -45,6 +45,16 @@ type syAffinityKey struct {
 	Frontend uint32
 }
 
+type syAlgorithm uint32
+
+const (
+	syAlgorithmALGORITHM_FLOW_HASH   syAlgorithm = 1
+	syAlgorithmALGORITHM_SOURCE_HASH syAlgorithm = 2
+	syAlgorithmALGORITHM_RANDOM      syAlgorithm = 3
+	syAlgorithmALGORITHM_ROUND_ROBIN syAlgorithm = 4
+	syAlgorithmALGORITHM_LEAST_CONN  syAlgorithm = 5
+)
+
 type syAllowKey struct {
 	_        structs.HostLayout
 	Prefix   uint32
@@ -53,18 +63,12 @@ type syAllowKey struct {
 }
 
 type syBackend struct {
-	_    structs.HostLayout
-	Addr syAddr
-	Snat [4]syAddr
-	Port uint16
-	Here uint8
-	Pad  uint8
-}
-
-type syBucket struct {
-	_      structs.HostLayout
-	Filled uint64
-	Left   uint64
+	_     structs.HostLayout
+	Addr  syAddr
+	Snat  [4]syAddr
+	Port  uint16
+	Local uint8
+	Pad   uint8
 }
 
 type syExported struct {
@@ -84,21 +88,21 @@ type syExported struct {
 			Sport uint16
 			Dport uint16
 		}
-		Action   uint32
-		Reason   uint32
-		Commit   uint32
-		Frontend uint32
-		Backend  uint32
-		Mtu      uint32
-		Method   uint8
-		Counted  uint8
-		Half     uint8
-		Sticky   uint8
-		Hash     uint32
-		Pending  uint8
-		Here     uint8
-		Pad      [2]uint8
-		Chain    struct {
+		Action     uint32
+		Reason     uint32
+		Commit     uint32
+		Frontend   uint32
+		Backend    uint32
+		Mtu        uint32
+		Method     uint8
+		Counted    uint8
+		HalfOpen   uint8
+		Affinity   uint8
+		Hash       uint32
+		DsrPending uint8
+		Local      uint8
+		Pad        [2]uint8
+		Chain      struct {
 			_    structs.HostLayout
 			Next [3]struct {
 				_ structs.HostLayout
@@ -111,11 +115,17 @@ type syExported struct {
 	}
 	FlowState uint32
 	Method    uint32
-	Spread    uint32
+	Algorithm uint32
 	Slot      struct {
 		_        structs.HostLayout
 		Backend  uint32
 		Previous [3]uint32
+	}
+	TableHeader struct {
+		_          structs.HostLayout
+		Slots      uint32
+		OlderSlots uint32
+		Pad        [2]uint32
 	}
 	Traffic struct {
 		_       structs.HostLayout
@@ -136,7 +146,7 @@ type syFlow struct {
 	Answered uint8
 	Fin      uint8
 	Method   uint8
-	Here     uint8
+	Local    uint8
 	Pad      [2]uint8
 	Seen     uint64
 }
@@ -172,24 +182,24 @@ type syFragmentKey struct {
 }
 
 type syFrontend struct {
-	_          structs.HostLayout
-	Id         uint32
-	Method     uint8
-	Spread     uint8
-	Restricted uint8
-	Silent     uint8
-	First      uint16
-	Chained    uint8
-	Pad        uint8
-	Affinity   uint32
+	_             structs.HostLayout
+	Id            uint32
+	Method        uint8
+	Algorithm     uint8
+	Restricted    uint8
+	DropWhenEmpty uint8
+	FirstPort     uint16
+	Chained       uint8
+	Pad           uint8
+	Affinity      uint32
 }
 
 type syFrontendKey struct {
-	_      structs.HostLayout
-	Vip    syAddr
-	Port   uint16
-	Proto  uint8
-	Inside uint8
+	_     structs.HostLayout
+	Vip   syAddr
+	Port  uint16
+	Proto uint8
+	Decap uint8
 }
 
 type syMemberKey struct {
@@ -207,7 +217,7 @@ const (
 	syMethodMETHOD_GUE  syMethod = 4
 )
 
-type syPath struct {
+type syPmtu struct {
 	_    structs.HostLayout
 	Seen uint64
 	Mtu  uint32
@@ -233,36 +243,36 @@ type syRangeKey struct {
 type syReason uint32
 
 const (
-	syReasonREASON_NONE          syReason = 0
-	syReasonREASON_NOT_OURS      syReason = 1
-	syReasonREASON_FORWARDED     syReason = 2
-	syReasonREASON_ECHO          syReason = 3
-	syReasonREASON_NEIGHBOUR     syReason = 4
-	syReasonREASON_TUNNELLED     syReason = 5
-	syReasonREASON_PATH          syReason = 6
-	syReasonREASON_MALFORMED     syReason = 7
-	syReasonREASON_FRAGMENT      syReason = 8
-	syReasonREASON_NO_FRONTEND   syReason = 9
-	syReasonREASON_PROTOCOL      syReason = 10
-	syReasonREASON_NOT_ALLOWED   syReason = 11
-	syReasonREASON_VIP_DOWN      syReason = 12
-	syReasonREASON_NO_BACKEND    syReason = 13
-	syReasonREASON_NONE_HERE     syReason = 14
-	syReasonREASON_NO_FLOW       syReason = 15
-	syReasonREASON_BAD_ACK       syReason = 16
-	syReasonREASON_FLOWS_FULL    syReason = 17
-	syReasonREASON_SNAT_FULL     syReason = 18
-	syReasonREASON_NO_ROUTE      syReason = 19
-	syReasonREASON_NOT_ON_LINK   syReason = 20
-	syReasonREASON_NO_FORWARDING syReason = 21
-	syReasonREASON_TTL           syReason = 22
-	syReasonREASON_TOO_BIG       syReason = 23
-	syReasonREASON_UNKNOWN_PEER  syReason = 24
-	syReasonREASON_NOT_LOCAL     syReason = 25
-	syReasonREASON_TAGS          syReason = 26
-	syReasonREASON_RATE          syReason = 27
-	syReasonREASON_INTERNAL      syReason = 28
-	syReasonREASON_MAX           syReason = 29
+	syReasonREASON_NONE                  syReason = 0
+	syReasonREASON_NOT_OURS              syReason = 1
+	syReasonREASON_FORWARDED             syReason = 2
+	syReasonREASON_ECHO_REPLY            syReason = 3
+	syReasonREASON_NEIGHBOUR_DISCOVERY   syReason = 4
+	syReasonREASON_DECAPSULATED          syReason = 5
+	syReasonREASON_PMTU_LEARNED          syReason = 6
+	syReasonREASON_MALFORMED             syReason = 7
+	syReasonREASON_FRAGMENT_NOT_FOUND    syReason = 8
+	syReasonREASON_NO_FRONTEND           syReason = 9
+	syReasonREASON_UNSUPPORTED_PROTOCOL  syReason = 10
+	syReasonREASON_NOT_ALLOWED           syReason = 11
+	syReasonREASON_VIP_DOWN              syReason = 12
+	syReasonREASON_NO_BACKEND            syReason = 13
+	syReasonREASON_NO_LOCAL_BACKEND      syReason = 14
+	syReasonREASON_NO_FLOW               syReason = 15
+	syReasonREASON_BAD_ACK               syReason = 16
+	syReasonREASON_FLOWS_FULL            syReason = 17
+	syReasonREASON_SNAT_EXHAUSTED        syReason = 18
+	syReasonREASON_NO_ROUTE              syReason = 19
+	syReasonREASON_NOT_ON_LINK           syReason = 20
+	syReasonREASON_NO_FORWARDING         syReason = 21
+	syReasonREASON_TTL_EXPIRED           syReason = 22
+	syReasonREASON_TOO_BIG               syReason = 23
+	syReasonREASON_UNKNOWN_TUNNEL_SOURCE syReason = 24
+	syReasonREASON_DECAP_NOT_LOCAL       syReason = 25
+	syReasonREASON_VLAN_STACKED          syReason = 26
+	syReasonREASON_ICMP_RATELIMITED      syReason = 27
+	syReasonREASON_INTERNAL_ERROR        syReason = 28
+	syReasonREASON_MAX                   syReason = 29
 )
 
 type sySlot struct {
@@ -271,15 +281,18 @@ type sySlot struct {
 	Previous [3]uint32
 }
 
-type sySpread uint32
+type syTableHeader struct {
+	_          structs.HostLayout
+	Slots      uint32
+	OlderSlots uint32
+	Pad        [2]uint32
+}
 
-const (
-	sySpreadSPREAD_FLOW   sySpread = 1
-	sySpreadSPREAD_SOURCE sySpread = 2
-	sySpreadSPREAD_RANDOM sySpread = 3
-	sySpreadSPREAD_TURNS  sySpread = 4
-	sySpreadSPREAD_LEAST  sySpread = 5
-)
+type syTokenBucket struct {
+	_        structs.HostLayout
+	Refilled uint64
+	Tokens   uint64
+}
 
 type syTraffic struct {
 	_       structs.HostLayout
@@ -297,23 +310,23 @@ type syTuple struct {
 }
 
 type syVerdict struct {
-	_        structs.HostLayout
-	T        syTuple
-	Action   syAction
-	Reason   syReason
-	Commit   uint32
-	Frontend uint32
-	Backend  uint32
-	Mtu      uint32
-	Method   uint8
-	Counted  uint8
-	Half     uint8
-	Sticky   uint8
-	Hash     uint32
-	Pending  uint8
-	Here     uint8
-	Pad      [2]uint8
-	Chain    struct {
+	_          structs.HostLayout
+	T          syTuple
+	Action     syAction
+	Reason     syReason
+	Commit     uint32
+	Frontend   uint32
+	Backend    uint32
+	Mtu        uint32
+	Method     uint8
+	Counted    uint8
+	HalfOpen   uint8
+	Affinity   uint8
+	Hash       uint32
+	DsrPending uint8
+	Local      uint8
+	Pad        [2]uint8
+	Chain      struct {
 		_      structs.HostLayout
 		Next   [3]syAddr
 		N      uint8
@@ -333,51 +346,51 @@ type syVip struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	syMapAffinities         = "affinities"
-	syMapAllowed            = "allowed"
-	syMapAnswers            = "answers"
-	syMapBackends           = "backends"
-	syMapByBackend          = "by_backend"
-	syMapByFrontend         = "by_frontend"
-	syMapFlows              = "flows"
-	syMapFragments          = "fragments"
-	syMapFrontends          = "frontends"
-	syMapHalfopen           = "halfopen"
-	syMapLoad               = "load"
-	syMapMembers            = "members"
-	syMapNext               = "next"
-	syMapOneway             = "oneway"
-	syMapOwn                = "own"
-	syMapPaths              = "paths"
-	syMapPeers              = "peers"
-	syMapPending            = "pending"
-	syMapProbes             = "probes"
-	syMapRanges             = "ranges"
-	syMapTables             = "tables"
-	syMapTunnelled          = "tunnelled"
-	syMapTurns              = "turns"
-	syMapUplinks            = "uplinks"
-	syMapVerdicts           = "verdicts"
-	syMapVips               = "vips"
-	syMapWorks              = "works"
-	syProgSyExplain         = "sy_explain"
-	syProgSyTcIn            = "sy_tc_in"
-	syProgSyTcInside        = "sy_tc_inside"
-	syProgSyTcOut           = "sy_tc_out"
-	syProgSyXdp             = "sy_xdp"
-	syVarAnswersPerSecond   = "answers_per_second"
-	syVarDelivers           = "delivers"
-	syVarExported           = "exported"
-	syVarNoXdpTx            = "no_xdp_tx"
-	syVarSnatFirst          = "snat_first"
-	syVarSnatLast           = "snat_last"
-	syVarTimeoutClosed      = "timeout_closed"
-	syVarTimeoutClosing     = "timeout_closing"
-	syVarTimeoutEstablished = "timeout_established"
-	syVarTimeoutHalfOpen    = "timeout_half_open"
-	syVarTimeoutUdp         = "timeout_udp"
-	syVarTunnelEnd          = "tunnel_end"
-	syVarTunnelPort         = "tunnel_port"
+	syMapSyAffinity          = "sy_affinity"
+	syMapSyBackendLoad       = "sy_backend_load"
+	syMapSyBackends          = "sy_backends"
+	syMapSyBeCounters        = "sy_be_counters"
+	syMapSyDsrFlows          = "sy_dsr_flows"
+	syMapSyDsrPending        = "sy_dsr_pending"
+	syMapSyFeCounters        = "sy_fe_counters"
+	syMapSyFlows             = "sy_flows"
+	syMapSyFrags             = "sy_frags"
+	syMapSyFrontends         = "sy_frontends"
+	syMapSyHalfopen          = "sy_halfopen"
+	syMapSyIcmpRate          = "sy_icmp_rate"
+	syMapSyLocalAddrs        = "sy_local_addrs"
+	syMapSyPmtu              = "sy_pmtu"
+	syMapSyPortRanges        = "sy_port_ranges"
+	syMapSyProbes            = "sy_probes"
+	syMapSyProgs             = "sy_progs"
+	syMapSyRrCounter         = "sy_rr_counter"
+	syMapSyScratch           = "sy_scratch"
+	syMapSySrcAllow          = "sy_src_allow"
+	syMapSyTables            = "sy_tables"
+	syMapSyTunnelHlen        = "sy_tunnel_hlen"
+	syMapSyTunnelSrc         = "sy_tunnel_src"
+	syMapSyUplinks           = "sy_uplinks"
+	syMapSyVerdicts          = "sy_verdicts"
+	syMapSyVips              = "sy_vips"
+	syMapSyWeights           = "sy_weights"
+	syProgSyExplain          = "sy_explain"
+	syProgSyTcDecap          = "sy_tc_decap"
+	syProgSyTcIn             = "sy_tc_in"
+	syProgSyTcOut            = "sy_tc_out"
+	syProgSyXdp              = "sy_xdp"
+	syVarExported            = "exported"
+	syVarIcmpErrorsPerSecond = "icmp_errors_per_second"
+	syVarLocalDelivery       = "local_delivery"
+	syVarNoXdpTx             = "no_xdp_tx"
+	syVarSnatFirst           = "snat_first"
+	syVarSnatLast            = "snat_last"
+	syVarTimeoutClosed       = "timeout_closed"
+	syVarTimeoutClosing      = "timeout_closing"
+	syVarTimeoutEstablished  = "timeout_established"
+	syVarTimeoutHalfOpen     = "timeout_half_open"
+	syVarTimeoutUdp          = "timeout_udp"
+	syVarTunnelDecap         = "tunnel_decap"
+	syVarTunnelPort          = "tunnel_port"
 )
 
 // loadSy returns the embedded CollectionSpec for sy.
@@ -422,63 +435,63 @@ type sySpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type syProgramSpecs struct {
-	SyExplain  *ebpf.ProgramSpec `ebpf:"sy_explain"`
-	SyTcIn     *ebpf.ProgramSpec `ebpf:"sy_tc_in"`
-	SyTcInside *ebpf.ProgramSpec `ebpf:"sy_tc_inside"`
-	SyTcOut    *ebpf.ProgramSpec `ebpf:"sy_tc_out"`
-	SyXdp      *ebpf.ProgramSpec `ebpf:"sy_xdp"`
+	SyExplain *ebpf.ProgramSpec `ebpf:"sy_explain"`
+	SyTcDecap *ebpf.ProgramSpec `ebpf:"sy_tc_decap"`
+	SyTcIn    *ebpf.ProgramSpec `ebpf:"sy_tc_in"`
+	SyTcOut   *ebpf.ProgramSpec `ebpf:"sy_tc_out"`
+	SyXdp     *ebpf.ProgramSpec `ebpf:"sy_xdp"`
 }
 
 // syMapSpecs contains maps before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type syMapSpecs struct {
-	Affinities *ebpf.MapSpec `ebpf:"affinities"`
-	Allowed    *ebpf.MapSpec `ebpf:"allowed"`
-	Answers    *ebpf.MapSpec `ebpf:"answers"`
-	Backends   *ebpf.MapSpec `ebpf:"backends"`
-	ByBackend  *ebpf.MapSpec `ebpf:"by_backend"`
-	ByFrontend *ebpf.MapSpec `ebpf:"by_frontend"`
-	Flows      *ebpf.MapSpec `ebpf:"flows"`
-	Fragments  *ebpf.MapSpec `ebpf:"fragments"`
-	Frontends  *ebpf.MapSpec `ebpf:"frontends"`
-	Halfopen   *ebpf.MapSpec `ebpf:"halfopen"`
-	Load       *ebpf.MapSpec `ebpf:"load"`
-	Members    *ebpf.MapSpec `ebpf:"members"`
-	Next       *ebpf.MapSpec `ebpf:"next"`
-	Oneway     *ebpf.MapSpec `ebpf:"oneway"`
-	Own        *ebpf.MapSpec `ebpf:"own"`
-	Paths      *ebpf.MapSpec `ebpf:"paths"`
-	Peers      *ebpf.MapSpec `ebpf:"peers"`
-	Pending    *ebpf.MapSpec `ebpf:"pending"`
-	Probes     *ebpf.MapSpec `ebpf:"probes"`
-	Ranges     *ebpf.MapSpec `ebpf:"ranges"`
-	Tables     *ebpf.MapSpec `ebpf:"tables"`
-	Tunnelled  *ebpf.MapSpec `ebpf:"tunnelled"`
-	Turns      *ebpf.MapSpec `ebpf:"turns"`
-	Uplinks    *ebpf.MapSpec `ebpf:"uplinks"`
-	Verdicts   *ebpf.MapSpec `ebpf:"verdicts"`
-	Vips       *ebpf.MapSpec `ebpf:"vips"`
-	Works      *ebpf.MapSpec `ebpf:"works"`
+	SyAffinity    *ebpf.MapSpec `ebpf:"sy_affinity"`
+	SyBackendLoad *ebpf.MapSpec `ebpf:"sy_backend_load"`
+	SyBackends    *ebpf.MapSpec `ebpf:"sy_backends"`
+	SyBeCounters  *ebpf.MapSpec `ebpf:"sy_be_counters"`
+	SyDsrFlows    *ebpf.MapSpec `ebpf:"sy_dsr_flows"`
+	SyDsrPending  *ebpf.MapSpec `ebpf:"sy_dsr_pending"`
+	SyFeCounters  *ebpf.MapSpec `ebpf:"sy_fe_counters"`
+	SyFlows       *ebpf.MapSpec `ebpf:"sy_flows"`
+	SyFrags       *ebpf.MapSpec `ebpf:"sy_frags"`
+	SyFrontends   *ebpf.MapSpec `ebpf:"sy_frontends"`
+	SyHalfopen    *ebpf.MapSpec `ebpf:"sy_halfopen"`
+	SyIcmpRate    *ebpf.MapSpec `ebpf:"sy_icmp_rate"`
+	SyLocalAddrs  *ebpf.MapSpec `ebpf:"sy_local_addrs"`
+	SyPmtu        *ebpf.MapSpec `ebpf:"sy_pmtu"`
+	SyPortRanges  *ebpf.MapSpec `ebpf:"sy_port_ranges"`
+	SyProbes      *ebpf.MapSpec `ebpf:"sy_probes"`
+	SyProgs       *ebpf.MapSpec `ebpf:"sy_progs"`
+	SyRrCounter   *ebpf.MapSpec `ebpf:"sy_rr_counter"`
+	SyScratch     *ebpf.MapSpec `ebpf:"sy_scratch"`
+	SySrcAllow    *ebpf.MapSpec `ebpf:"sy_src_allow"`
+	SyTables      *ebpf.MapSpec `ebpf:"sy_tables"`
+	SyTunnelHlen  *ebpf.MapSpec `ebpf:"sy_tunnel_hlen"`
+	SyTunnelSrc   *ebpf.MapSpec `ebpf:"sy_tunnel_src"`
+	SyUplinks     *ebpf.MapSpec `ebpf:"sy_uplinks"`
+	SyVerdicts    *ebpf.MapSpec `ebpf:"sy_verdicts"`
+	SyVips        *ebpf.MapSpec `ebpf:"sy_vips"`
+	SyWeights     *ebpf.MapSpec `ebpf:"sy_weights"`
 }
 
 // syVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type syVariableSpecs struct {
-	AnswersPerSecond   *ebpf.VariableSpec `ebpf:"answers_per_second"`
-	Delivers           *ebpf.VariableSpec `ebpf:"delivers"`
-	Exported           *ebpf.VariableSpec `ebpf:"exported"`
-	NoXdpTx            *ebpf.VariableSpec `ebpf:"no_xdp_tx"`
-	SnatFirst          *ebpf.VariableSpec `ebpf:"snat_first"`
-	SnatLast           *ebpf.VariableSpec `ebpf:"snat_last"`
-	TimeoutClosed      *ebpf.VariableSpec `ebpf:"timeout_closed"`
-	TimeoutClosing     *ebpf.VariableSpec `ebpf:"timeout_closing"`
-	TimeoutEstablished *ebpf.VariableSpec `ebpf:"timeout_established"`
-	TimeoutHalfOpen    *ebpf.VariableSpec `ebpf:"timeout_half_open"`
-	TimeoutUdp         *ebpf.VariableSpec `ebpf:"timeout_udp"`
-	TunnelEnd          *ebpf.VariableSpec `ebpf:"tunnel_end"`
-	TunnelPort         *ebpf.VariableSpec `ebpf:"tunnel_port"`
+	Exported            *ebpf.VariableSpec `ebpf:"exported"`
+	IcmpErrorsPerSecond *ebpf.VariableSpec `ebpf:"icmp_errors_per_second"`
+	LocalDelivery       *ebpf.VariableSpec `ebpf:"local_delivery"`
+	NoXdpTx             *ebpf.VariableSpec `ebpf:"no_xdp_tx"`
+	SnatFirst           *ebpf.VariableSpec `ebpf:"snat_first"`
+	SnatLast            *ebpf.VariableSpec `ebpf:"snat_last"`
+	TimeoutClosed       *ebpf.VariableSpec `ebpf:"timeout_closed"`
+	TimeoutClosing      *ebpf.VariableSpec `ebpf:"timeout_closing"`
+	TimeoutEstablished  *ebpf.VariableSpec `ebpf:"timeout_established"`
+	TimeoutHalfOpen     *ebpf.VariableSpec `ebpf:"timeout_half_open"`
+	TimeoutUdp          *ebpf.VariableSpec `ebpf:"timeout_udp"`
+	TunnelDecap         *ebpf.VariableSpec `ebpf:"tunnel_decap"`
+	TunnelPort          *ebpf.VariableSpec `ebpf:"tunnel_port"`
 }
 
 // syObjects contains all objects after they have been loaded into the kernel.
@@ -501,64 +514,64 @@ func (o *syObjects) Close() error {
 //
 // It can be passed to loadSyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type syMaps struct {
-	Affinities *ebpf.Map `ebpf:"affinities"`
-	Allowed    *ebpf.Map `ebpf:"allowed"`
-	Answers    *ebpf.Map `ebpf:"answers"`
-	Backends   *ebpf.Map `ebpf:"backends"`
-	ByBackend  *ebpf.Map `ebpf:"by_backend"`
-	ByFrontend *ebpf.Map `ebpf:"by_frontend"`
-	Flows      *ebpf.Map `ebpf:"flows"`
-	Fragments  *ebpf.Map `ebpf:"fragments"`
-	Frontends  *ebpf.Map `ebpf:"frontends"`
-	Halfopen   *ebpf.Map `ebpf:"halfopen"`
-	Load       *ebpf.Map `ebpf:"load"`
-	Members    *ebpf.Map `ebpf:"members"`
-	Next       *ebpf.Map `ebpf:"next"`
-	Oneway     *ebpf.Map `ebpf:"oneway"`
-	Own        *ebpf.Map `ebpf:"own"`
-	Paths      *ebpf.Map `ebpf:"paths"`
-	Peers      *ebpf.Map `ebpf:"peers"`
-	Pending    *ebpf.Map `ebpf:"pending"`
-	Probes     *ebpf.Map `ebpf:"probes"`
-	Ranges     *ebpf.Map `ebpf:"ranges"`
-	Tables     *ebpf.Map `ebpf:"tables"`
-	Tunnelled  *ebpf.Map `ebpf:"tunnelled"`
-	Turns      *ebpf.Map `ebpf:"turns"`
-	Uplinks    *ebpf.Map `ebpf:"uplinks"`
-	Verdicts   *ebpf.Map `ebpf:"verdicts"`
-	Vips       *ebpf.Map `ebpf:"vips"`
-	Works      *ebpf.Map `ebpf:"works"`
+	SyAffinity    *ebpf.Map `ebpf:"sy_affinity"`
+	SyBackendLoad *ebpf.Map `ebpf:"sy_backend_load"`
+	SyBackends    *ebpf.Map `ebpf:"sy_backends"`
+	SyBeCounters  *ebpf.Map `ebpf:"sy_be_counters"`
+	SyDsrFlows    *ebpf.Map `ebpf:"sy_dsr_flows"`
+	SyDsrPending  *ebpf.Map `ebpf:"sy_dsr_pending"`
+	SyFeCounters  *ebpf.Map `ebpf:"sy_fe_counters"`
+	SyFlows       *ebpf.Map `ebpf:"sy_flows"`
+	SyFrags       *ebpf.Map `ebpf:"sy_frags"`
+	SyFrontends   *ebpf.Map `ebpf:"sy_frontends"`
+	SyHalfopen    *ebpf.Map `ebpf:"sy_halfopen"`
+	SyIcmpRate    *ebpf.Map `ebpf:"sy_icmp_rate"`
+	SyLocalAddrs  *ebpf.Map `ebpf:"sy_local_addrs"`
+	SyPmtu        *ebpf.Map `ebpf:"sy_pmtu"`
+	SyPortRanges  *ebpf.Map `ebpf:"sy_port_ranges"`
+	SyProbes      *ebpf.Map `ebpf:"sy_probes"`
+	SyProgs       *ebpf.Map `ebpf:"sy_progs"`
+	SyRrCounter   *ebpf.Map `ebpf:"sy_rr_counter"`
+	SyScratch     *ebpf.Map `ebpf:"sy_scratch"`
+	SySrcAllow    *ebpf.Map `ebpf:"sy_src_allow"`
+	SyTables      *ebpf.Map `ebpf:"sy_tables"`
+	SyTunnelHlen  *ebpf.Map `ebpf:"sy_tunnel_hlen"`
+	SyTunnelSrc   *ebpf.Map `ebpf:"sy_tunnel_src"`
+	SyUplinks     *ebpf.Map `ebpf:"sy_uplinks"`
+	SyVerdicts    *ebpf.Map `ebpf:"sy_verdicts"`
+	SyVips        *ebpf.Map `ebpf:"sy_vips"`
+	SyWeights     *ebpf.Map `ebpf:"sy_weights"`
 }
 
 func (m *syMaps) Close() error {
 	return _SyClose(
-		m.Affinities,
-		m.Allowed,
-		m.Answers,
-		m.Backends,
-		m.ByBackend,
-		m.ByFrontend,
-		m.Flows,
-		m.Fragments,
-		m.Frontends,
-		m.Halfopen,
-		m.Load,
-		m.Members,
-		m.Next,
-		m.Oneway,
-		m.Own,
-		m.Paths,
-		m.Peers,
-		m.Pending,
-		m.Probes,
-		m.Ranges,
-		m.Tables,
-		m.Tunnelled,
-		m.Turns,
-		m.Uplinks,
-		m.Verdicts,
-		m.Vips,
-		m.Works,
+		m.SyAffinity,
+		m.SyBackendLoad,
+		m.SyBackends,
+		m.SyBeCounters,
+		m.SyDsrFlows,
+		m.SyDsrPending,
+		m.SyFeCounters,
+		m.SyFlows,
+		m.SyFrags,
+		m.SyFrontends,
+		m.SyHalfopen,
+		m.SyIcmpRate,
+		m.SyLocalAddrs,
+		m.SyPmtu,
+		m.SyPortRanges,
+		m.SyProbes,
+		m.SyProgs,
+		m.SyRrCounter,
+		m.SyScratch,
+		m.SySrcAllow,
+		m.SyTables,
+		m.SyTunnelHlen,
+		m.SyTunnelSrc,
+		m.SyUplinks,
+		m.SyVerdicts,
+		m.SyVips,
+		m.SyWeights,
 	)
 }
 
@@ -566,37 +579,37 @@ func (m *syMaps) Close() error {
 //
 // It can be passed to loadSyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type syVariables struct {
-	AnswersPerSecond   *ebpf.Variable `ebpf:"answers_per_second"`
-	Delivers           *ebpf.Variable `ebpf:"delivers"`
-	Exported           *ebpf.Variable `ebpf:"exported"`
-	NoXdpTx            *ebpf.Variable `ebpf:"no_xdp_tx"`
-	SnatFirst          *ebpf.Variable `ebpf:"snat_first"`
-	SnatLast           *ebpf.Variable `ebpf:"snat_last"`
-	TimeoutClosed      *ebpf.Variable `ebpf:"timeout_closed"`
-	TimeoutClosing     *ebpf.Variable `ebpf:"timeout_closing"`
-	TimeoutEstablished *ebpf.Variable `ebpf:"timeout_established"`
-	TimeoutHalfOpen    *ebpf.Variable `ebpf:"timeout_half_open"`
-	TimeoutUdp         *ebpf.Variable `ebpf:"timeout_udp"`
-	TunnelEnd          *ebpf.Variable `ebpf:"tunnel_end"`
-	TunnelPort         *ebpf.Variable `ebpf:"tunnel_port"`
+	Exported            *ebpf.Variable `ebpf:"exported"`
+	IcmpErrorsPerSecond *ebpf.Variable `ebpf:"icmp_errors_per_second"`
+	LocalDelivery       *ebpf.Variable `ebpf:"local_delivery"`
+	NoXdpTx             *ebpf.Variable `ebpf:"no_xdp_tx"`
+	SnatFirst           *ebpf.Variable `ebpf:"snat_first"`
+	SnatLast            *ebpf.Variable `ebpf:"snat_last"`
+	TimeoutClosed       *ebpf.Variable `ebpf:"timeout_closed"`
+	TimeoutClosing      *ebpf.Variable `ebpf:"timeout_closing"`
+	TimeoutEstablished  *ebpf.Variable `ebpf:"timeout_established"`
+	TimeoutHalfOpen     *ebpf.Variable `ebpf:"timeout_half_open"`
+	TimeoutUdp          *ebpf.Variable `ebpf:"timeout_udp"`
+	TunnelDecap         *ebpf.Variable `ebpf:"tunnel_decap"`
+	TunnelPort          *ebpf.Variable `ebpf:"tunnel_port"`
 }
 
 // syPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to loadSyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type syPrograms struct {
-	SyExplain  *ebpf.Program `ebpf:"sy_explain"`
-	SyTcIn     *ebpf.Program `ebpf:"sy_tc_in"`
-	SyTcInside *ebpf.Program `ebpf:"sy_tc_inside"`
-	SyTcOut    *ebpf.Program `ebpf:"sy_tc_out"`
-	SyXdp      *ebpf.Program `ebpf:"sy_xdp"`
+	SyExplain *ebpf.Program `ebpf:"sy_explain"`
+	SyTcDecap *ebpf.Program `ebpf:"sy_tc_decap"`
+	SyTcIn    *ebpf.Program `ebpf:"sy_tc_in"`
+	SyTcOut   *ebpf.Program `ebpf:"sy_tc_out"`
+	SyXdp     *ebpf.Program `ebpf:"sy_xdp"`
 }
 
 func (p *syPrograms) Close() error {
 	return _SyClose(
 		p.SyExplain,
+		p.SyTcDecap,
 		p.SyTcIn,
-		p.SyTcInside,
 		p.SyTcOut,
 		p.SyXdp,
 	)

@@ -124,17 +124,25 @@ func (t table) remembered() (ids []uint32) {
 	return ids
 }
 
+// The header takes the place of a slot, so both have one size (bpf/types.h).
+var _ [unsafe.Sizeof(sySlot{})]byte = [unsafe.Sizeof(syTableHeader{})]byte{}
+
+// header returns element 0 of a table as what it is. All elements of an array map have one type, the slot's.
+func header(elements []sySlot) *syTableHeader {
+	return (*syTableHeader)(unsafe.Pointer(&elements[0]))
+}
+
 // newTable makes the map of a table (bpf/maps.h).
 func newTable(t table) (*ebpf.Map, error) {
 	n := 1 + len(t.slots) + len(t.older)
 	keys, values := make([]uint32, n), make([]sySlot, 1, n)
-	values[0].Backend, values[0].Previous[0] = uint32(len(t.slots)), uint32(len(t.older))
+	*header(values) = syTableHeader{Slots: uint32(len(t.slots)), OlderSlots: uint32(len(t.older))}
 	values = append(append(values, t.slots...), t.older...)
 	for i := range keys {
 		keys[i] = uint32(i)
 	}
 	m, err := ebpf.NewMap(&ebpf.MapSpec{
-		Name: "table", Type: ebpf.Array, KeySize: 4, ValueSize: uint32(unsafe.Sizeof(sySlot{})), MaxEntries: uint32(len(keys)), Flags: unix.BPF_F_INNER_MAP,
+		Name: "sy_table", Type: ebpf.Array, KeySize: 4, ValueSize: uint32(unsafe.Sizeof(sySlot{})), MaxEntries: uint32(len(keys)), Flags: unix.BPF_F_INNER_MAP,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make a table: %w", err)
@@ -174,9 +182,10 @@ func readTable(path string) (t table, err error) {
 	if n, err := m.BatchLookup(&cursor, keys, values, nil); n != len(keys) {
 		return t, fmt.Errorf("read a table: %w", err)
 	}
-	n := 1 + int(values[0].Backend)
-	if n+int(values[0].Previous[0]) != len(values) {
-		return t, fmt.Errorf("read a table: %d slots and %d older ones in %d elements", n-1, values[0].Previous[0], len(values))
+	h := header(values)
+	n := 1 + int(h.Slots)
+	if n+int(h.OlderSlots) != len(values) {
+		return t, fmt.Errorf("read a table: %d slots and %d older ones in %d elements", h.Slots, h.OlderSlots, len(values))
 	}
 	return table{slots: values[1:n], older: values[n:]}, nil
 }

@@ -36,7 +36,7 @@ func (t *tunnels) set(addrs []netip.Addr) error {
 	for _, p := range sources {
 		peers[toAllowKey(0, p.Masked())] = true
 	}
-	if err := replaceKeys(t.objects.Peers, peers); err != nil {
+	if err := replaceKeys(t.objects.SyTunnelSrc, peers); err != nil {
 		return fmt.Errorf("allow tunnels: %w", err)
 	}
 	return t.refresh()
@@ -59,7 +59,7 @@ func (t *tunnels) refresh() error {
 			}
 		}
 	}
-	if err := replaceKeys(t.objects.Own, own); err != nil {
+	if err := replaceKeys(t.objects.SyLocalAddrs, own); err != nil {
 		return fmt.Errorf("note the addresses of this machine: %w", err)
 	}
 	return nil

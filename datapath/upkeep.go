@@ -114,7 +114,7 @@ func (u *upkeep) endWanted(ctx context.Context, reset *resetter) {
 		}
 		ended++
 		u.remove(m, k, f)
-		if k.Proto == unix.IPPROTO_TCP && m == u.objects.Flows && f.State < uint8(syFlowStateFLOW_CLOSED) {
+		if k.Proto == unix.IPPROTO_TCP && m == u.objects.SyFlows && f.State < uint8(syFlowStateFLOW_CLOSED) {
 			if err := reset.client(k, f); err != nil {
 				u.log.Debug("flow ended without a reset", "err", err)
 			}
@@ -212,7 +212,7 @@ func (u *upkeep) twinOver(k syFlowKey, f syFlow, now time.Duration) bool {
 		return true
 	}
 	other := twinKey(k, f)
-	for _, m := range []*ebpf.Map{u.objects.Flows, u.objects.Halfopen} {
+	for _, m := range []*ebpf.Map{u.objects.SyFlows, u.objects.SyHalfopen} {
 		var t syFlow
 		if m.Lookup(&other, &t) == nil && twinKey(other, t) == k {
 			return u.over(other, t, now)
@@ -238,7 +238,7 @@ func (u *upkeep) remove(m *ebpf.Map, k syFlowKey, f syFlow) {
 // walk calls visit for every entry of all tables, pausing between chunks. What changes meanwhile may be missed or seen
 // twice; the next walk sees it.
 func (u *upkeep) walk(ctx context.Context, pause time.Duration, visit func(*ebpf.Map, syFlowKey, syFlow)) error {
-	for _, m := range []*ebpf.Map{u.objects.Halfopen, u.objects.Flows, u.objects.Oneway} {
+	for _, m := range []*ebpf.Map{u.objects.SyHalfopen, u.objects.SyFlows, u.objects.SyDsrFlows} {
 		if err := walkMap(ctx, m, pause, visit); err != nil {
 			return err
 		}

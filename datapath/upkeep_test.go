@@ -13,7 +13,7 @@ import (
 func TestUpkeepOfAMillionFlows(t *testing.T) {
 	const million, silent = 1_000_000, 1000
 	w := newWorld(t, hookTC, false, func(o *Options) { o.MaxFlows = million })
-	fillFlows(t, w.d.objects.Flows, million, silent)
+	fillFlows(t, w.d.objects.SyFlows, million, silent)
 	cpu, start := cpuTime(), time.Now()
 	w.d.upkeep.expire(context.Background())
 	cpu, took := cpuTime()-cpu, time.Since(start)

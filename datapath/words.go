@@ -38,17 +38,17 @@ func describe(p *lb.FrontendPlan, id uint32) (f syFrontend, err error) {
 	if err != nil {
 		return f, err
 	}
-	spread := map[lb.Algorithm]sySpread{
-		lb.AlgorithmMaglev: sySpreadSPREAD_FLOW, lb.AlgorithmSourceHash: sySpreadSPREAD_SOURCE, lb.AlgorithmRandom: sySpreadSPREAD_RANDOM,
-		lb.AlgorithmRoundRobin: sySpreadSPREAD_TURNS, lb.AlgorithmLeastConnections: sySpreadSPREAD_LEAST,
+	algorithm := map[lb.Algorithm]syAlgorithm{
+		lb.AlgorithmMaglev: syAlgorithmALGORITHM_FLOW_HASH, lb.AlgorithmSourceHash: syAlgorithmALGORITHM_SOURCE_HASH, lb.AlgorithmRandom: syAlgorithmALGORITHM_RANDOM,
+		lb.AlgorithmRoundRobin: syAlgorithmALGORITHM_ROUND_ROBIN, lb.AlgorithmLeastConnections: syAlgorithmALGORITHM_LEAST_CONN,
 	}[p.Algorithm]
-	if spread == 0 {
+	if algorithm == 0 {
 		return f, fmt.Errorf("algorithm = %q is not known to the datapath", p.Algorithm)
 	}
 	if p.Affinity != 0 && p.Algorithm == lb.AlgorithmMaglev {
-		spread = sySpreadSPREAD_SOURCE // all balancers then agree where a client begins
+		algorithm = syAlgorithmALGORITHM_SOURCE_HASH // all balancers then agree where a client begins
 	}
-	f = syFrontend{Id: id, Method: uint8(method), Spread: uint8(spread), First: swap(p.Port), Affinity: uint32(p.Affinity.Seconds())}
-	f.Restricted, f.Silent, f.Chained = truth(len(p.Allow) > 0), truth(p.DropWhenEmpty), truth(p.NodeForwarding.Enabled)
+	f = syFrontend{Id: id, Method: uint8(method), Algorithm: uint8(algorithm), FirstPort: swap(p.Port), Affinity: uint32(p.Affinity.Seconds())}
+	f.Restricted, f.DropWhenEmpty, f.Chained = truth(len(p.Allow) > 0), truth(p.DropWhenEmpty), truth(p.NodeForwarding.Enabled)
 	return f, nil
 }

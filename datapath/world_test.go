@@ -152,7 +152,7 @@ func (w *world) reset() {
 	}
 	w.apply(lb.Delta{Delete: held})
 	w.end()
-	for _, m := range []*ebpf.Map{w.d.objects.Flows, w.d.objects.Halfopen, w.d.objects.Oneway} {
+	for _, m := range []*ebpf.Map{w.d.objects.SyFlows, w.d.objects.SyHalfopen, w.d.objects.SyDsrFlows} {
 		for k := range entries(w.t, m) {
 			if err := m.Delete(&k); err != nil {
 				w.t.Fatal(err)
@@ -231,7 +231,7 @@ func (w *world) run(frame []byte) result {
 			r.reason = v.Reason
 		}
 	}
-	delivered := r.reason == "tunnelled" || r.did == "passed" && r.reason == "forwarded"
+	delivered := r.reason == "decapsulated" || r.did == "passed" && r.reason == "forwarded"
 	if r.did == "passed" && !delivered && string(r.frame) != string(frame) {
 		w.t.Fatalf("a packet was passed on changed:\n%x\n%x", frame, r.frame)
 	}

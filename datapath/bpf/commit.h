@@ -1,137 +1,139 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* commit: the only writer. It runs when the packet can be sent, and before it is: a flow may only be opened with a
- * source port that is surely ours, and taking one is a write that can fail. It then turns the verdict into a drop. */
+/* commit: the only writer. It runs when the packet can be sent, and before it is sent: a flow may only be opened
+ * with a source port of its own, and claiming one is a write that can fail. The verdict then becomes a drop. */
 #pragma once
 #include "decide.h"
-#include "work.h"
+#include "scratch.h"
 
 #define SNAT_TRIES 32
-#define SNAT_POLITE 8 /* tries before the port of another flow is taken over */
+#define SNAT_EVICT_AFTER 8 /* tries before the port of another flow may be taken */
 
-static __always_inline void count(const struct pkt *p, const struct verdict *v)
+static __always_inline void verdict_count(const struct pkt *p, const struct verdict *v)
 {
 	__u32 k = v->action * REASON_MAX + v->reason;
-	__u64 *n = bpf_map_lookup_elem(&verdicts, &k);
+	__u64 *n = bpf_map_lookup_elem(&sy_verdicts, &k);
 
 	if (n)
 		(*n)++;
 	if (v->counted) {
 		k = v->frontend;
-		struct traffic *t = bpf_map_lookup_elem(&by_frontend, &k);
+		struct traffic *t = bpf_map_lookup_elem(&sy_fe_counters, &k);
 
 		if (t) {
 			t->packets++;
 			t->bytes += p->len;
-			t->flows += v->commit == COMMIT_OPEN && opens(p);
+			t->flows += v->commit == COMMIT_OPEN && pkt_opens_flow(p);
 		}
 	}
 	if (v->counted == 2 && v->action == ACTION_FORWARD) {
 		k = v->backend;
-		struct traffic *t = bpf_map_lookup_elem(&by_backend, &k);
+		struct traffic *t = bpf_map_lookup_elem(&sy_be_counters, &k);
 
 		if (t) {
 			t->packets++;
 			t->bytes += p->len;
-			t->flows += v->commit == COMMIT_OPEN && opens(p);
+			t->flows += v->commit == COMMIT_OPEN && pkt_opens_flow(p);
 		}
 	}
 }
 
-static __always_inline void give_up(struct verdict *v, enum reason r)
+static __always_inline void verdict_drop(struct verdict *v, enum reason r)
 {
 	v->action = ACTION_DROP;
 	v->reason = r;
 	v->commit = COMMIT_NONE;
 }
 
-/* forget removes both directions of a flow, given the key of one. */
-static __always_inline void forget(const struct flow_key *k)
+/* flow_delete removes both directions of a flow, given the key of one. */
+static __always_inline void flow_delete(const struct flow_key *k)
 {
-	struct flow *f = bpf_map_lookup_elem(&flows, k);
+	struct flow *f = bpf_map_lookup_elem(&sy_flows, k);
 
 	if (!f)
 		return;
-	struct flow_key other = twin_key(f, k->proto);
+	struct flow_key other = flow_reverse_key(f, k->proto);
 
-	bpf_map_delete_elem(&flows, &other);
-	bpf_map_delete_elem(&flows, k);
+	bpf_map_delete_elem(&sy_flows, &other);
+	bpf_map_delete_elem(&sy_flows, k);
 }
 
-/* add_load notes that a backend has one flow more or less. */
-static __always_inline void add_load(__u32 backend, int n)
+/* backend_load_add changes the number of open flows of a backend by n. */
+static __always_inline void backend_load_add(__u32 backend, int n)
 {
-	__u32 *l = bpf_map_lookup_elem(&load, &backend);
+	__u32 *l = bpf_map_lookup_elem(&sy_backend_load, &backend);
 
 	if (l && (n > 0 || *l > 0))
 		__sync_fetch_and_add(l, n);
 }
 
-/* owns reports whether the reply direction r is that of the client's direction k, which may be gone or another flow's. */
-static __always_inline int owns(const struct flow *r, const struct flow_key *k)
+/* flow_is_reverse reports whether r is the reply direction of the flow with the client's key k. It may be missing
+ * or belong to another flow. */
+static __always_inline int flow_is_reverse(const struct flow *r, const struct flow_key *k)
 {
-	return r->t.dport == k->t.sport && r->t.sport == k->t.dport && same_address(r->t.dst.w, k->t.src.w) &&
-	       same_address(r->t.src.w, k->t.dst.w);
+	return r->t.dport == k->t.sport && r->t.sport == k->t.dport && addr_equal(r->t.dst.w, k->t.src.w) &&
+	       addr_equal(r->t.src.w, k->t.dst.w);
 }
 
-/* push_out ends a flow whose client has not proved that it is there, given the key of its reply direction. A flood would keep
- * all ports busy otherwise; who is there tries again. */
-static __always_inline void push_out(const struct flow_key *k)
+/* flow_evict removes a half-open flow, given the key of its reply direction. Otherwise a flood could hold all
+ * ports; a real client sends again. */
+static __always_inline void flow_evict(const struct flow_key *k)
 {
-	struct flow *r = bpf_map_lookup_elem(&halfopen, k), *f;
+	struct flow *r = bpf_map_lookup_elem(&sy_halfopen, k), *f;
 
 	if (!r)
 		return;
-	struct flow_key client = twin_key(r, k->proto);
+	struct flow_key client = flow_reverse_key(r, k->proto);
 
-	f = bpf_map_lookup_elem(&halfopen, &client);
+	f = bpf_map_lookup_elem(&sy_halfopen, &client);
 	if (f && f->t.sport == k->t.dport)
-		bpf_map_delete_elem(&halfopen, &client);
-	bpf_map_delete_elem(&halfopen, k);
+		bpf_map_delete_elem(&sy_halfopen, &client);
+	bpf_map_delete_elem(&sy_halfopen, k);
 }
 
-/* take_port writes the reply direction of a new flow under k, if no other flow has it that it may not push out. */
-static __always_inline int take_port(const struct flow_key *k, const struct flow *reply, int polite)
+/* snat_claim_port writes the reply direction of a new flow under k, unless a flow that may not be evicted has it. */
+static __always_inline int snat_claim_port(const struct flow_key *k, const struct flow *reply, int polite)
 {
 	if (!polite)
-		push_out(k);
-	if (bpf_map_update_elem(&halfopen, k, reply, BPF_NOEXIST))
+		flow_evict(k);
+	if (bpf_map_update_elem(&sy_halfopen, k, reply, BPF_NOEXIST))
 		return 0;
-	struct flow *f = bpf_map_lookup_elem(&flows, k);
+	struct flow *f = bpf_map_lookup_elem(&sy_flows, k);
 
 	if (!f)
 		return 1;
 	if (!polite && f->state == FLOW_CLOSED) {
-		forget(k);
+		flow_delete(k);
 		return 1;
 	}
-	bpf_map_delete_elem(&halfopen, k);
+	bpf_map_delete_elem(&sy_halfopen, k);
 	return 0;
 }
 
-/* source writes what the backend is to see as the source at the n-th try: one of our addresses and ports; or, on this
- * machine, the client, and only when it has a flow to the backend from that port (by another VIP) another port. */
-static __always_inline void source(struct flow_key *k, const struct pkt *p, const struct verdict *v, const struct backend *b,
+/* snat_source sets the source that the backend sees at the n-th try: one of the SNAT addresses and a port. For a
+ * backend on this node it is the client; only the port changes, and only when the client has another flow to the
+ * backend (by another VIP) from it. */
+static __always_inline void snat_source(struct flow_key *k, const struct pkt *p, const struct verdict *v, const struct backend *b,
 				   __u32 start, __u32 n)
 {
 	__u32 range = (__u32)snat_last - snat_first + 1;
 
-	/* 7919 is prime to any range below it and spreads the tries over larger ones. */
+	/* 7919 is coprime to any range below it and spreads the tries over larger ranges. */
 	k->t.dport = bpf_htons(snat_first + (start + n * 7919) % range);
-	if (v->here) {
+	if (v->local) {
 		if (!n)
 			k->t.dport = p->key.t.sport;
 		return;
 	}
-	const struct addr *ours = &b->snat[(start + n) & (SNATS - 1)];
+	const struct addr *ours = &b->snat[(start + n) & (SNAT_ADDRS - 1)];
 
-	k->t.dst = is_zero(ours) ? b->snat[0] : *ours;
+	k->t.dst = addr_is_zero(ours) ? b->snat[0] : *ours;
 }
 
-/* older_than reports whether the half-open flow with the reply key k has been silent for longer than one last seen at best, and
- * then makes best its time. */
-static __always_inline int older_than(const struct flow_key *k, __u64 *best)
+/* flow_is_older reports whether the half-open flow with the reply key k was last seen before *best, and then sets
+ * *best to that time. */
+static __always_inline int flow_is_older(const struct flow_key *k, __u64 *best)
 {
-	struct flow *r = bpf_map_lookup_elem(&halfopen, k);
+	struct flow *r = bpf_map_lookup_elem(&sy_halfopen, k);
 
 	if (!r || r->seen >= *best)
 		return 0;
@@ -139,131 +141,131 @@ static __always_inline int older_than(const struct flow_key *k, __u64 *best)
 	return 1;
 }
 
-/* open_nat takes a source address and port that no flow to this backend has, and writes both directions. */
-static __always_inline void open_nat(const struct pkt *p, struct verdict *v, __u64 now)
+/* flow_open_nat claims a source address and port that no flow to this backend has, and writes both directions. */
+static __always_inline void flow_open_nat(const struct pkt *p, struct verdict *v, __u64 now)
 {
-	struct flow reply = { .t = reversed(&p->key.t), .frontend = v->frontend, .backend = v->backend, .method = METHOD_NAT,
-			      .here = v->here, .state = FLOW_HALF_OPEN, .reply = 1, .seen = now };
-	struct flow_key k = { .t = reversed(&v->t), .proto = p->key.proto };
-	struct backend *b = bpf_map_lookup_elem(&backends, &v->backend);
+	struct flow reply = { .t = tuple_reverse(&p->key.t), .frontend = v->frontend, .backend = v->backend, .method = METHOD_NAT,
+			      .local = v->local, .state = FLOW_HALF_OPEN, .reply = 1, .seen = now };
+	struct flow_key k = { .t = tuple_reverse(&v->t), .proto = p->key.proto };
+	struct backend *b = bpf_map_lookup_elem(&sy_backends, &v->backend);
 	__u32 start = bpf_get_prandom_u32();
 
-	__u32 oldest = SNAT_POLITE;
+	__u32 oldest = SNAT_EVICT_AFTER;
 	__u64 seen = ~0ULL;
 
-	forget(&p->key); /* one that is over */
+	flow_delete(&p->key); /* a closed flow with the same key */
 	for (__u32 i = 0; i < SNAT_TRIES && b; i++) {
-		/* The oldest of several: in a flood who is there has time to prove it. */
-		source(&k, p, v, b, start, i == SNAT_POLITE ? oldest : i);
-		if (!take_port(&k, &reply, i < SNAT_POLITE)) {
-			if (i < SNAT_POLITE && older_than(&k, &seen))
+		/* Evict the oldest of the tried ones: in a flood a real client then has time to confirm. */
+		snat_source(&k, p, v, b, start, i == SNAT_EVICT_AFTER ? oldest : i);
+		if (!snat_claim_port(&k, &reply, i < SNAT_EVICT_AFTER)) {
+			if (i < SNAT_EVICT_AFTER && flow_is_older(&k, &seen))
 				oldest = i;
 			continue;
 		}
-		v->t = reversed(&k.t);
+		v->t = tuple_reverse(&k.t);
 		struct flow f = { .t = v->t, .frontend = v->frontend, .backend = v->backend, .method = METHOD_NAT,
-				  .here = v->here, .state = FLOW_HALF_OPEN, .seen = now };
+				  .local = v->local, .state = FLOW_HALF_OPEN, .seen = now };
 
-		if (bpf_map_update_elem(&halfopen, &p->key, &f, BPF_ANY))
-			give_up(v, REASON_INTERNAL);
+		if (bpf_map_update_elem(&sy_halfopen, &p->key, &f, BPF_ANY))
+			verdict_drop(v, REASON_INTERNAL_ERROR);
 		return;
 	}
-	give_up(v, REASON_SNAT_FULL);
+	verdict_drop(v, REASON_SNAT_EXHAUSTED);
 }
 
-/* open_oneway writes a new flow. One that cannot be written is forwarded all the same. */
-static __always_inline void open_oneway(const struct pkt *p, const struct verdict *v, __u64 now)
+/* flow_open_dsr writes a new flow. The packet is forwarded even when the write fails. */
+static __always_inline void flow_open_dsr(const struct pkt *p, const struct verdict *v, __u64 now)
 {
 	struct flow f = { .t = v->t, .frontend = v->frontend, .backend = v->backend, .method = v->method,
 			  .state = FLOW_HALF_OPEN, .seen = now };
-	__u64 bit, *word = pending_bit(v->hash, &bit);
+	__u64 bit, *word = dsr_pending_bit(v->hash, &bit);
 
-	bpf_map_delete_elem(&oneway, &p->key); /* one that is over */
-	bpf_map_update_elem(&halfopen, &p->key, &f, BPF_ANY);
-	if (word && !v->pending)
+	bpf_map_delete_elem(&sy_dsr_flows, &p->key); /* a closed flow with the same key */
+	bpf_map_update_elem(&sy_halfopen, &p->key, &f, BPF_ANY);
+	if (word && !v->dsr_pending)
 		__sync_fetch_and_or(word, bit);
 }
 
-static __always_inline void open_flow(const struct pkt *p, struct verdict *v, __u64 now)
+static __always_inline void flow_open(const struct pkt *p, struct verdict *v, __u64 now)
 {
 	if (v->method == METHOD_NAT)
-		open_nat(p, v, now);
+		flow_open_nat(p, v, now);
 	else
-		open_oneway(p, v, now);
-	if (v->commit != COMMIT_OPEN || !opens(p))
+		flow_open_dsr(p, v, now);
+	if (v->commit != COMMIT_OPEN || !pkt_opens_flow(p))
 		return;
-	add_load(v->backend, 1);
-	if (!v->sticky)
+	backend_load_add(v->backend, 1);
+	if (!v->affinity)
 		return;
 	struct affinity_key k = { .client = p->key.t.src, .frontend = v->frontend };
 	struct affinity a = { .backend = v->backend, .seen = now };
 
-	bpf_map_update_elem(&affinities, &k, &a, BPF_ANY);
+	bpf_map_update_elem(&sy_affinity, &k, &a, BPF_ANY);
 }
 
-/* take_turn makes the next new flow of this frontend take the next slot. */
-static __always_inline void take_turn(__u32 frontend)
+/* rr_advance makes the next new flow of this frontend take the next slot. */
+static __always_inline void rr_advance(__u32 frontend)
 {
-	__u32 *n = bpf_map_lookup_elem(&turns, &frontend);
+	__u32 *n = bpf_map_lookup_elem(&sy_rr_counter, &frontend);
 
 	if (n)
 		(*n)++;
 }
 
-/* settle_oneway clears the pending bit of a flow that has gone on. Another flow with the same bit then waits for a sampled
- * packet. */
-static __always_inline void settle_oneway(const struct verdict *v)
+/* dsr_clear_pending clears the pending bit of a confirmed flow. Another flow with the same bit then waits for a
+ * sampled packet. */
+static __always_inline void dsr_clear_pending(const struct verdict *v)
 {
-	__u64 bit, *word = pending_bit(v->hash, &bit);
+	__u64 bit, *word = dsr_pending_bit(v->hash, &bit);
 
 	if (word)
 		__sync_fetch_and_and(word, ~bit);
 }
 
-static __always_inline void prove_oneway(const struct pkt *p, const struct flow *f, __u64 now)
+static __always_inline void flow_confirm_dsr(const struct pkt *p, const struct flow *f, __u64 now)
 {
 	struct flow moved = *f;
 
 	moved.state = FLOW_ESTABLISHED;
 	moved.seen = now;
-	bpf_map_update_elem(&oneway, &p->key, &moved, BPF_ANY);
-	bpf_map_delete_elem(&halfopen, &p->key);
+	bpf_map_update_elem(&sy_dsr_flows, &p->key, &moved, BPF_ANY);
+	bpf_map_delete_elem(&sy_halfopen, &p->key);
 }
 
-/* prove moves both directions to the established table. */
-static __always_inline void prove(const struct pkt *p, struct verdict *v, const struct flow *f, __u64 now)
+/* flow_confirm moves both directions to the table of established flows. */
+static __always_inline void flow_confirm(const struct pkt *p, struct verdict *v, const struct flow *f, __u64 now)
 {
-	struct flow_key k = twin_key(f, p->key.proto);
+	struct flow_key k = flow_reverse_key(f, p->key.proto);
 	struct flow fwd = *f;
-	struct flow reply = { .t = reversed(&p->key.t), .frontend = f->frontend, .backend = f->backend, .method = METHOD_NAT,
-			      .here = f->here, .state = FLOW_ESTABLISHED, .reply = 1, .seen = now };
+	struct flow reply = { .t = tuple_reverse(&p->key.t), .frontend = f->frontend, .backend = f->backend, .method = METHOD_NAT,
+			      .local = f->local, .state = FLOW_ESTABLISHED, .reply = 1, .seen = now };
 
-	struct flow *r = bpf_map_lookup_elem(&halfopen, &k);
+	struct flow *r = bpf_map_lookup_elem(&sy_halfopen, &k);
 
-	if (r && !owns(r, &p->key)) { /* its port went to another flow */
-		bpf_map_delete_elem(&halfopen, &p->key);
-		give_up(v, REASON_NO_FLOW);
+	if (r && !flow_is_reverse(r, &p->key)) { /* another flow took the port */
+		bpf_map_delete_elem(&sy_halfopen, &p->key);
+		verdict_drop(v, REASON_NO_FLOW);
 		return;
 	}
 	fwd.state = reply.state = p->flags & TCP_FIN ? FLOW_CLOSING : FLOW_ESTABLISHED;
 	fwd.fin = (p->flags & TCP_FIN) != 0;
 	fwd.seq = p->ack;
 	fwd.seen = now;
-	if (bpf_map_update_elem(&flows, &k, &reply, BPF_NOEXIST)) {
-		give_up(v, REASON_FLOWS_FULL);
+	if (bpf_map_update_elem(&sy_flows, &k, &reply, BPF_NOEXIST)) {
+		verdict_drop(v, REASON_FLOWS_FULL);
 		return;
 	}
-	if (bpf_map_update_elem(&flows, &p->key, &fwd, BPF_ANY)) {
-		bpf_map_delete_elem(&flows, &k);
-		give_up(v, REASON_FLOWS_FULL);
+	if (bpf_map_update_elem(&sy_flows, &p->key, &fwd, BPF_ANY)) {
+		bpf_map_delete_elem(&sy_flows, &k);
+		verdict_drop(v, REASON_FLOWS_FULL);
 		return;
 	}
-	bpf_map_delete_elem(&halfopen, &k);
-	bpf_map_delete_elem(&halfopen, &p->key);
+	bpf_map_delete_elem(&sy_halfopen, &k);
+	bpf_map_delete_elem(&sy_halfopen, &p->key);
 }
 
-/* close notes a FIN or RST, which concerns both directions. A one-way flow only hears one side: its FIN is the end. */
-static __always_inline void close_flow(const struct pkt *p, struct flow *f, struct flow *other)
+/* flow_close records a FIN or RST for both directions. A DSR flow has one direction only: its FIN closes it. */
+static __always_inline void flow_close(const struct pkt *p, struct flow *f, struct flow *other)
 {
 	__u8 state = FLOW_CLOSED;
 
@@ -273,16 +275,16 @@ static __always_inline void close_flow(const struct pkt *p, struct flow *f, stru
 			state = FLOW_CLOSING;
 	}
 	if (f->state != FLOW_CLOSED && state == FLOW_CLOSED)
-		add_load(f->backend, -1);
+		backend_load_add(f->backend, -1);
 	f->state = state;
 	if (other)
 		other->state = state;
 }
 
-/* note_path remembers what a router said of the way to a backend. */
-static __always_inline void note_path(const struct pkt *p, __u64 now)
+/* pmtu_learn stores the path MTU that a router reported. */
+static __always_inline void pmtu_learn(const struct pkt *p, __u64 now)
 {
-	struct path *path = bpf_map_lookup_elem(&paths, &p->key.t.src);
+	struct pmtu *path = bpf_map_lookup_elem(&sy_pmtu, &p->key.t.src);
 
 	if (!path)
 		return;
@@ -290,44 +292,44 @@ static __always_inline void note_path(const struct pkt *p, __u64 now)
 	path->seen = now;
 }
 
-/* note_fragments remembers the ports of a datagram whose first fragment this is. */
-static __always_inline void note_fragments(const struct pkt *p)
+/* frag_learn stores the ports of a datagram, given its first fragment. */
+static __always_inline void frag_learn(const struct pkt *p)
 {
-	struct fragment_key k = { .src = p->key.t.src, .dst = p->key.t.dst, .id = p->id, .proto = p->key.proto };
+	struct fragment_key k = { .src = p->key.t.src, .dst = p->key.t.dst, .id = p->frag_id, .proto = p->key.proto };
 	struct fragment f = { p->key.t.sport, p->key.t.dport };
 
-	bpf_map_update_elem(&fragments, &k, &f, BPF_ANY);
+	bpf_map_update_elem(&sy_frags, &k, &f, BPF_ANY);
 }
 
-static __always_inline void write(const struct pkt *p, struct verdict *v, struct flow *f)
+static __always_inline void flow_write(const struct pkt *p, struct verdict *v, struct flow *f)
 {
 	__u64 now = bpf_ktime_get_coarse_ns();
 
-	if (v->commit == COMMIT_PATH) {
-		note_path(p, now);
+	if (v->commit == COMMIT_PMTU) {
+		pmtu_learn(p, now);
 		return;
 	}
-	if (v->pending && v->commit != COMMIT_OPEN)
-		settle_oneway(v);
+	if (v->dsr_pending && v->commit != COMMIT_OPEN)
+		dsr_clear_pending(v);
 	if (v->commit == COMMIT_OPEN) {
-		open_flow(p, v, now);
+		flow_open(p, v, now);
 		if (v->commit == COMMIT_OPEN)
-			take_turn(v->frontend);
+			rr_advance(v->frontend);
 	}
-	if (p->fragment == FIRST && v->action == ACTION_FORWARD)
-		note_fragments(p);
+	if (p->fragment == FRAG_FIRST && v->action == ACTION_FORWARD)
+		frag_learn(p);
 	if (!f || v->commit == COMMIT_NONE)
 		return;
-	if (v->commit == COMMIT_PROVE && f->method != METHOD_NAT) {
-		prove_oneway(p, f, now);
+	if (v->commit == COMMIT_CONFIRM && f->method != METHOD_NAT) {
+		flow_confirm_dsr(p, f, now);
 		return;
 	}
-	if (v->commit == COMMIT_PROVE) {
-		prove(p, v, f, now);
+	if (v->commit == COMMIT_CONFIRM) {
+		flow_confirm(p, v, f, now);
 		return;
 	}
 	f->seen = now;
-	if (f->method == METHOD_NAT && !f->reply && p->flags & TCP_ACK && !v->half)
+	if (f->method == METHOD_NAT && !f->reply && p->flags & TCP_ACK && !v->half_open)
 		f->seq = p->ack;
 	if (v->commit != COMMIT_ANSWER && v->commit != COMMIT_CLOSE)
 		return;
@@ -335,41 +337,42 @@ static __always_inline void write(const struct pkt *p, struct verdict *v, struct
 	struct flow *other = 0;
 
 	if (f->method == METHOD_NAT) {
-		struct flow_key k = twin_key(f, p->key.proto);
+		struct flow_key k = flow_reverse_key(f, p->key.proto);
 		__u8 half;
 
-		other = find(&k, &half);
-		/* The client may have begun another flow from the same port: then that entry is not our other half. */
+		other = flow_find(&k, &half);
+		/* The client may have opened another flow from the same port; then that entry is not the other
+		 * direction of this one. */
 		if (other && other->t.sport != p->key.t.dport && f->reply)
 			other = 0;
 	}
 	if (v->commit == COMMIT_CLOSE) {
-		close_flow(p, f, other);
+		flow_close(p, f, other);
 	} else if (other) {
 		other->answered = 1;
 		other->seq = p->seq;
 	}
 }
 
-/* commit writes what the verdict on the packet asks for; f is what decide returned. */
+/* commit writes what the verdict asks for; f is the flow that decide returned. */
 __noinline int commit(struct flow *f)
 {
-	struct work *w = work();
+	struct scratch *s = scratch_get();
 
-	if (w)
-		write(&w->p, &w->v, f);
+	if (s)
+		flow_write(&s->p, &s->v, f);
 	return 0;
 }
 
-/* lost counts a packet that could not be made what its verdict asked for. */
-__noinline int lost(void)
+/* verdict_internal_error counts a packet that could not be transformed as its verdict says. */
+__noinline int verdict_internal_error(void)
 {
-	struct work *w = work();
+	struct scratch *s = scratch_get();
 
-	if (!w)
+	if (!s)
 		return 0;
-	w->v.counted = 0;
-	say(&w->v, ACTION_DROP, REASON_INTERNAL);
-	count(&w->p, &w->v);
+	s->v.counted = 0;
+	verdict_set(&s->v, ACTION_DROP, REASON_INTERNAL_ERROR);
+	verdict_count(&s->p, &s->v);
 	return 0;
 }

@@ -1,66 +1,66 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* decide: struct pkt → struct verdict. It touches no packet and no context and only reads maps: XDP, tc and explain
- * run the very same code. It returns the entry of a known flow, so that commit need not look it up again: among a
- * million flows that costs more than all the rest. */
+/* decide: struct pkt → struct verdict. It accesses neither packet nor context and only reads maps, so XDP, tc and
+ * explain run the same code. It returns the flow entry so that commit needs no second lookup: with a million flows
+ * that lookup would be the largest cost of a packet. */
 #pragma once
 #include "spread.h"
 
-/* To a VIP, but not to a frontend: never to the stack, which would route it back to where it came from. */
+/* A packet to a VIP without a frontend for it. It never goes to the stack, which would route it back. */
 static __always_inline struct flow *decide_vip(const struct pkt *p, struct verdict *v, const struct vip *vip)
 {
-	if (p->fragment == LATER)
-		return say(v, ACTION_DROP, REASON_FRAGMENT);
-	if (has_ports(p->key.proto))
-		return refuse(p, v, REASON_NO_FRONTEND);
-	if (p->v6 && p->key.proto == IPPROTO_ICMPV6 && p->icmp >= ND_FIRST && p->icmp <= ND_LAST)
-		return say(v, ACTION_PASS, REASON_NEIGHBOUR);
-	if (!p->fragment && ((!p->v6 && p->key.proto == IPPROTO_ICMP && p->icmp == ICMP_ECHO) ||
-			     (p->v6 && p->key.proto == IPPROTO_ICMPV6 && p->icmp == ICMP6_ECHO))) {
+	if (p->fragment == FRAG_LATER)
+		return verdict_set(v, ACTION_DROP, REASON_FRAGMENT_NOT_FOUND);
+	if (proto_has_ports(p->key.proto))
+		return verdict_refuse(p, v, REASON_NO_FRONTEND);
+	if (p->v6 && p->key.proto == IPPROTO_ICMPV6 && p->icmp_type >= ND_FIRST && p->icmp_type <= ND_LAST)
+		return verdict_set(v, ACTION_PASS, REASON_NEIGHBOUR_DISCOVERY);
+	if (!p->fragment && ((!p->v6 && p->key.proto == IPPROTO_ICMP && p->icmp_type == ICMP_ECHO) ||
+			     (p->v6 && p->key.proto == IPPROTO_ICMPV6 && p->icmp_type == ICMP6_ECHO))) {
 		if (!vip->up)
-			return say(v, ACTION_DROP, REASON_VIP_DOWN);
-		return say(v, ACTION_ECHO, REASON_ECHO);
+			return verdict_set(v, ACTION_DROP, REASON_VIP_DOWN);
+		return verdict_set(v, ACTION_ECHO, REASON_ECHO_REPLY);
 	}
-	return say(v, ACTION_DROP, REASON_PROTOCOL);
+	return verdict_set(v, ACTION_DROP, REASON_UNSUPPORTED_PROTOCOL);
 }
 
-/* unjoined: a later fragment whose ports nobody knows. */
-static __always_inline int unjoined(const struct pkt *p)
+/* frag_unresolved reports a later fragment whose ports are not known. */
+static __always_inline int frag_unresolved(const struct pkt *p)
 {
-	return p->fragment == LATER && !(p->key.t.sport | p->key.t.dport);
+	return p->fragment == FRAG_LATER && !(p->key.t.sport | p->key.t.dport);
 }
 
-/* in: how the packet came out of its tunnel; NULL when it was in none. */
-static __always_inline struct flow *decide(const struct pkt *p, enum reason parsed, struct verdict *v, const struct inside *in)
+/* in: the context of a decapsulated packet, or NULL. */
+static __always_inline struct flow *decide(const struct pkt *p, enum reason parsed, struct verdict *v, const struct decap_ctx *in)
 {
 	if (parsed == REASON_NOT_OURS)
-		return say(v, ACTION_PASS, REASON_NOT_OURS);
+		return verdict_set(v, ACTION_PASS, REASON_NOT_OURS);
 	if (!in && parsed == REASON_NONE && decide_tunnel(p, v))
 		return 0;
-	if (parsed == REASON_NONE && has_ports(p->key.proto) && !unjoined(p)) {
-		if (in_snat_range(p->key.t.dport)) {
-			struct flow *f = find(&p->key, &v->half);
+	if (parsed == REASON_NONE && proto_has_ports(p->key.proto) && !frag_unresolved(p)) {
+		if (snat_in_range(p->key.t.dport)) {
+			struct flow *f = flow_find(&p->key, &v->half_open);
 
 			if (f && f->reply)
 				return decide_reply(p, v, f);
-			v->half = 0;
+			v->half_open = 0;
 		}
-		struct frontend *fe = frontend_of(&p->key, 0);
+		struct frontend *fe = frontend_lookup(&p->key, 0);
 
 		if (fe) {
 			v->frontend = fe->id;
 			v->counted = 1;
-			if (delivers && fe->chained)
+			if (local_delivery && fe->chained)
 				return decide_spread(p, v, fe, in);
-			return fe->method == METHOD_NAT ? decide_nat(p, v, fe) : decide_oneway(p, v, fe);
+			return fe->method == METHOD_NAT ? decide_nat(p, v, fe) : decide_dsr(p, v, fe);
 		}
 	}
-	struct vip *vip = bpf_map_lookup_elem(&vips, &p->key.t.dst);
+	struct vip *vip = bpf_map_lookup_elem(&sy_vips, &p->key.t.dst);
 
 	if (!vip)
-		return say(v, ACTION_PASS, REASON_NOT_OURS);
+		return verdict_set(v, ACTION_PASS, REASON_NOT_OURS);
 	if (parsed != REASON_NONE)
-		return say(v, ACTION_DROP, parsed);
-	if (in) /* who sent it knows a frontend that we do not know yet: the client tries again */
-		return say(v, ACTION_DROP, unjoined(p) ? REASON_FRAGMENT : REASON_NO_FRONTEND);
+		return verdict_set(v, ACTION_DROP, parsed);
+	if (in) /* the sending node has a frontend that this node does not have yet; the client sends again */
+		return verdict_set(v, ACTION_DROP, frag_unresolved(p) ? REASON_FRAGMENT_NOT_FOUND : REASON_NO_FRONTEND);
 	return decide_vip(p, v, vip);
 }

@@ -1,146 +1,147 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Which backend a new flow goes to. */
+/* Frontend lookup and the choice of a backend for a new flow. */
 #pragma once
 #include "config.h"
 #include "maps.h"
 #include "parse.h"
 
-static __always_inline __u32 mix(__u32 h, __u32 w)
+static __always_inline __u32 hash_mix(__u32 h, __u32 w)
 {
 	h ^= w * 0xcc9e2d51;
 	h = (h << 13) | (h >> 19);
 	return h * 5 + 0xe6546b64;
 }
 
-/* finish makes every bit depend on every other (MurmurHash3's finaliser). */
-static __always_inline __u32 finish(__u32 h)
+/* hash_finish is the finaliser of MurmurHash3: each input bit affects each output bit. */
+static __always_inline __u32 hash_finish(__u32 h)
 {
 	h = (h ^ h >> 16) * 0x85ebca6b;
 	h = (h ^ h >> 13) * 0xc2b2ae35;
 	return h ^ h >> 16;
 }
 
-/* hash is the same on every balancer, so that a flow which a router moves lands on the same backend. */
-static __always_inline __u32 hash(const struct flow_key *k, __u8 spread)
+/* flow_hash is the same on every balancer, so that a flow rerouted by a router keeps its backend. */
+static __always_inline __u32 flow_hash(const struct flow_key *k, __u8 algorithm)
 {
 	const __u32 *w = (const __u32 *)k;
-	int words = spread == SPREAD_SOURCE ? 4 : sizeof(*k) / 4;
+	int words = algorithm == ALGORITHM_SOURCE_HASH ? 4 : sizeof(*k) / 4;
 	__u32 h = 0x9747b28c;
 
 	for (int i = 0; i < (int)(sizeof(*k) / 4); i++)
 		if (i < words)
-			h = mix(h, w[i]);
-	return finish(h);
+			h = hash_mix(h, w[i]);
+	return hash_finish(h);
 }
 
-static __always_inline __u32 turn(__u32 frontend)
+static __always_inline __u32 rr_counter(__u32 frontend)
 {
-	__u32 *n = bpf_map_lookup_elem(&turns, &frontend);
+	__u32 *n = bpf_map_lookup_elem(&sy_rr_counter, &frontend);
 
 	return n ? *n : 0;
 }
 
-/* frontend_of returns the frontend that a packet is for. Single ports go before ranges. */
-static __always_inline struct frontend *frontend_of(const struct flow_key *k, __u8 inside)
+/* frontend_lookup returns the frontend of a packet. A single port takes precedence over a range. */
+static __always_inline struct frontend *frontend_lookup(const struct flow_key *k, __u8 decap)
 {
-	struct frontend_key key = { .vip = k->t.dst, .port = k->t.dport, .proto = k->proto, .inside = inside };
-	struct frontend *fe = bpf_map_lookup_elem(&frontends, &key);
+	struct frontend_key key = { .vip = k->t.dst, .port = k->t.dport, .proto = k->proto, .decap = decap };
+	struct frontend *fe = bpf_map_lookup_elem(&sy_frontends, &key);
 
-	if (fe || inside)
+	if (fe || decap)
 		return fe;
-	struct vip *vip = bpf_map_lookup_elem(&vips, &k->t.dst);
+	struct vip *vip = bpf_map_lookup_elem(&sy_vips, &k->t.dst);
 
 	if (!vip || !vip->ranges)
 		return 0;
 	struct range_key r = { .prefix = RANGE_BITS + 16, .vip = k->t.dst, .proto = bpf_htons(k->proto), .port = k->t.dport };
 
-	return bpf_map_lookup_elem(&ranges, &r);
+	return bpf_map_lookup_elem(&sy_port_ranges, &r);
 }
 
-static __always_inline int allowed_from(const struct frontend *fe, const struct addr *source)
+static __always_inline int frontend_allows(const struct frontend *fe, const struct addr *source)
 {
 	struct allow_key k = { .prefix = 32 + 128, .frontend = bpf_htonl(fe->id), .source = *source };
 
-	return !fe->restricted || bpf_map_lookup_elem(&allowed, &k);
+	return !fe->restricted || bpf_map_lookup_elem(&sy_src_allow, &k);
 }
 
-static __always_inline struct slot *slot_at(void *table, __u32 slots, __u32 h)
+static __always_inline struct slot *table_slot(void *table, __u32 slots, __u32 h)
 {
 	__u32 i = 1 + h % slots;
 
 	return bpf_map_lookup_elem(table, &i);
 }
 
-/* heavier reports whether a has more flows for its weight than b. A backend without a weight is only leaving. */
-static __always_inline int heavier(__u32 frontend, __u32 a, __u32 b)
+/* backend_more_loaded reports whether a has more flows per weight than b. A backend without a weight is draining. */
+static __always_inline int backend_more_loaded(__u32 frontend, __u32 a, __u32 b)
 {
 	struct member_key ka = { frontend, a }, kb = { frontend, b };
-	__u32 *wa = bpf_map_lookup_elem(&members, &ka), *wb = bpf_map_lookup_elem(&members, &kb);
-	__u32 *la = bpf_map_lookup_elem(&load, &a), *lb = bpf_map_lookup_elem(&load, &b);
+	__u32 *wa = bpf_map_lookup_elem(&sy_weights, &ka), *wb = bpf_map_lookup_elem(&sy_weights, &kb);
+	__u32 *la = bpf_map_lookup_elem(&sy_backend_load, &a), *lb = bpf_map_lookup_elem(&sy_backend_load, &b);
 
 	if (!wa || !wb || !la || !lb)
 		return 0;
 	return (__u64)(*la + 1) * *wb > (__u64)(*lb + 1) * *wa;
 }
 
-#define LEAST_OF 8 /* slots that are compared: two do for many servers (Mitzenmacher, 2001), but the same may come up */
+/* Slots compared. Two are enough for many servers (Mitzenmacher, 2001), but one may be drawn twice. */
+#define LEAST_CONN_SAMPLES 8
 
-static __always_inline struct slot *least(void *table, __u32 slots, __u32 frontend)
+static __always_inline struct slot *table_least_conn(void *table, __u32 slots, __u32 frontend)
 {
-	struct slot *best = slot_at(table, slots, bpf_get_prandom_u32());
+	struct slot *best = table_slot(table, slots, bpf_get_prandom_u32());
 
-	for (int i = 1; best && i < LEAST_OF; i++) {
-		struct slot *s = slot_at(table, slots, bpf_get_prandom_u32());
+	for (int i = 1; best && i < LEAST_CONN_SAMPLES; i++) {
+		struct slot *s = table_slot(table, slots, bpf_get_prandom_u32());
 
-		if (s && s->backend != best->backend && heavier(frontend, best->backend, s->backend))
+		if (s && s->backend != best->backend && backend_more_loaded(frontend, best->backend, s->backend))
 			best = s;
 	}
 	return best;
 }
 
-/* table_of returns the table of a frontend and its head; NULL when it has no slots. */
-static __always_inline struct slot *table_of(const struct frontend *fe, void **table)
+/* table_lookup returns the table of a frontend and its header; NULL when it has no slots. */
+static __always_inline struct table_header *table_lookup(const struct frontend *fe, void **table)
 {
 	__u32 key = fe->id, zero = 0;
 
-	*table = bpf_map_lookup_elem(&tables, &key);
+	*table = bpf_map_lookup_elem(&sy_tables, &key);
 	if (!*table)
 		return 0;
-	struct slot *head = bpf_map_lookup_elem(*table, &zero);
+	struct table_header *header = bpf_map_lookup_elem(*table, &zero);
 
-	return head && head->backend ? head : 0;
+	return header && header->slots ? header : 0;
 }
 
-/* choose returns the slot for a new flow; NULL when there is none. */
-static __always_inline struct slot *choose(const struct frontend *fe, const struct flow_key *k)
+/* table_select returns the slot for a new flow; NULL when there is none. */
+static __always_inline struct slot *table_select(const struct frontend *fe, const struct flow_key *k)
 {
 	void *table;
-	struct slot *head = table_of(fe, &table);
+	struct table_header *header = table_lookup(fe, &table);
 
-	if (!head)
+	if (!header)
 		return 0;
-	__u32 slots = head->backend;
+	__u32 slots = header->slots;
 
-	switch (fe->spread) {
-	case SPREAD_RANDOM:
-		return slot_at(table, slots, bpf_get_prandom_u32());
-	case SPREAD_TURNS:
-		return slot_at(table, slots, turn(fe->id));
-	case SPREAD_LEAST:
-		return least(table, slots, fe->id);
+	switch (fe->algorithm) {
+	case ALGORITHM_RANDOM:
+		return table_slot(table, slots, bpf_get_prandom_u32());
+	case ALGORITHM_ROUND_ROBIN:
+		return table_slot(table, slots, rr_counter(fe->id));
+	case ALGORITHM_LEAST_CONN:
+		return table_least_conn(table, slots, fe->id);
 	}
-	return slot_at(table, slots, hash(k, fe->spread));
+	return table_slot(table, slots, flow_hash(k, fe->algorithm));
 }
 
-/* remembered returns the backend that a client has had lately, if it still takes new flows; else NO_BACKEND. */
-static __always_inline __u32 remembered(const struct frontend *fe, const struct addr *client, __u64 now)
+/* affinity_lookup returns the last backend of a client if it still accepts new flows, otherwise NO_BACKEND. */
+static __always_inline __u32 affinity_lookup(const struct frontend *fe, const struct addr *client, __u64 now)
 {
 	struct affinity_key k = { .client = *client, .frontend = fe->id };
-	struct affinity *a = bpf_map_lookup_elem(&affinities, &k);
+	struct affinity *a = bpf_map_lookup_elem(&sy_affinity, &k);
 
 	if (!a || now - a->seen > fe->affinity * SECOND)
 		return NO_BACKEND;
 	struct member_key m = { fe->id, a->backend };
 
-	return bpf_map_lookup_elem(&members, &m) ? a->backend : NO_BACKEND;
+	return bpf_map_lookup_elem(&sy_weights, &m) ? a->backend : NO_BACKEND;
 }

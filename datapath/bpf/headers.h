@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Wire formats, so that only what BPF itself needs comes from outside. */
+/* Wire formats, defined here so that only what BPF itself needs is included from outside. */
 #pragma once
 #include <linux/types.h>
 
@@ -47,7 +47,7 @@ struct iphdr { /* RFC 791 */
 struct ip6hdr { /* RFC 8200 */
 	__be32 ver_class_label;
 	__be16 len;
-	__u8 next, hops;
+	__u8 next, hop_limit;
 	struct in6 {
 		__u32 w[4];
 	} src, dst;
@@ -119,13 +119,13 @@ struct icmphdr { /* RFC 792, RFC 4443 */
 #define ICMP6_UNREACHABLE 1
 #define ICMP6_PORT 4
 #define ICMP6_TOO_BIG 2
-#define ICMP6_PARAMETER 4 /* the last of the errors */
+#define ICMP6_PARAMETER 4 /* the last of the error types */
 #define ICMP6_ECHO 128
 #define ICMP6_ECHO_REPLY 129
 #define ND_FIRST 133 /* router solicitation … */
 #define ND_LAST 137 /* … redirect (RFC 4861) */
 
-/* Verdicts of tc (linux/pkt_cls.h). */
+/* Return codes of tc (linux/pkt_cls.h). */
 #define TC_ACT_UNSPEC (-1)
 #define TC_ACT_OK 0
 #define TC_ACT_SHOT 2

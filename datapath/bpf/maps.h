@@ -11,16 +11,16 @@ struct {
 	__type(key, struct frontend_key);
 	__type(value, struct frontend);
 	__uint(max_entries, MAX_FRONTENDS);
-} frontends SEC(".maps");
+} sy_frontends SEC(".maps");
 
-/* Frontends with many ports, looked up when `frontends` has none. */
+/* Frontends with port ranges, looked up when sy_frontends has no entry. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct range_key);
 	__type(value, struct frontend);
 	__uint(max_entries, MAX_FRONTENDS);
-} ranges SEC(".maps");
+} sy_port_ranges SEC(".maps");
 
 /* Sources that may open flows of restricted frontends. */
 struct {
@@ -29,12 +29,11 @@ struct {
 	__type(key, struct allow_key);
 	__type(value, __u32);
 	__uint(max_entries, 1 << 20);
-} allowed SEC(".maps");
+} sy_src_allow SEC(".maps");
 
-/* Frontend id → its table. Element 0 has the number of slots as its backend, the slots follow. Then come those of the last
- * table that had another size, as many as element 0 has as its first previous. A table is swapped as a whole and never edited,
- * so its sizes and its slots always belong together. */
-struct table {
+/* Frontend id → table: the header (struct table_header), the slots, then the slots of the last table of another
+ * size. A table is replaced as a whole and never edited, so its header always matches its slots. */
+struct sy_table {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_INNER_MAP);
 	__type(key, __u32);
@@ -46,40 +45,39 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__type(key, __u32);
 	__uint(max_entries, MAX_FRONTENDS);
-	__array(values, struct table);
-} tables SEC(".maps");
+	__array(values, struct sy_table);
+} sy_tables SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
 	__type(value, struct backend);
 	__uint(max_entries, MAX_BACKENDS);
-} backends SEC(".maps");
+} sy_backends SEC(".maps");
 
-/* Member → its weight. */
+/* Frontend and backend → weight. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct member_key);
 	__type(value, __u32);
 	__uint(max_entries, 1 << 20);
-} members SEC(".maps");
+} sy_weights SEC(".maps");
 
-/* Flows of a backend that are open, by its id. Exact after each walk of the agent through the flow tables, and kept up
- * to date in between. */
+/* Open flows by backend id. Exact after each walk of the agent through the flow tables, and updated in between. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
 	__type(value, __u32);
 	__uint(max_entries, MAX_BACKENDS);
-} load SEC(".maps");
+} sy_backend_load SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct affinity_key);
 	__type(value, struct affinity);
 	__uint(max_entries, 1024);
-} affinities SEC(".maps");
+} sy_affinity SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -87,84 +85,85 @@ struct {
 	__type(key, struct addr);
 	__type(value, struct vip);
 	__uint(max_entries, MAX_FRONTENDS);
-} vips SEC(".maps");
+} sy_vips SEC(".maps");
 
-/* Flows whose client has proved itself. Not an LRU: a flood must not push anybody out. Sized when loaded. */
+/* Flows whose client is confirmed. Not an LRU: a flood must not evict flows. Sized by the loader. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct flow_key);
 	__type(value, struct flow);
 	__uint(max_entries, 1024);
-} flows SEC(".maps");
+} sy_flows SEC(".maps");
 
-/* All others. Losing one costs its client a retransmission. */
+/* All other flows. A lost entry costs the client one retransmission. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct flow_key);
 	__type(value, struct flow);
 	__uint(max_entries, 1024);
-} halfopen SEC(".maps");
+} sy_halfopen SEC(".maps");
 
-/* Flows by dsr and tunnel whose client has gone on after its first packet. We do not see what servers answer, so that
- * proves little, and an LRU may forget: only flows in slots that have changed hands need their entry. */
+/* Flows by DSR and tunnel whose client continued after its first packet. Replies are not seen, so this confirms
+ * little; an LRU is enough, because only flows in slots that changed their backend need their entry. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct flow_key);
 	__type(value, struct flow);
 	__uint(max_entries, 1024);
-} oneway SEC(".maps");
+} sy_dsr_flows SEC(".maps");
 
-/* One bit for each value of the low bits of a flow's hash: a one-way flow with that hash was opened, and has not gone
- * on yet. It tells which packets are worth a look into halfopen. */
-#define PENDING_WORDS 4096
+/* One bit per value of the low bits of a flow hash, set from the opening of a DSR flow until its confirmation. It
+ * selects the packets that are looked up in sy_halfopen. */
+#define DSR_PENDING_WORDS 4096
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
 	__type(value, __u64);
-	__uint(max_entries, PENDING_WORDS);
-} pending SEC(".maps");
+	__uint(max_entries, DSR_PENDING_WORDS);
+} sy_dsr_pending SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct fragment_key);
 	__type(value, struct fragment);
 	__uint(max_entries, 16384);
-} fragments SEC(".maps");
+} sy_frags SEC(".maps");
 
-/* By address of a backend behind a tunnel. Only the agent makes entries: others could not fill or poison it. */
+/* By address of a backend behind a tunnel. Only the agent adds keys, so ICMP errors can neither fill nor poison
+ * the map. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct addr);
-	__type(value, struct path);
+	__type(value, struct pmtu);
 	__uint(max_entries, MAX_BACKENDS);
-} paths SEC(".maps");
+} sy_pmtu SEC(".maps");
 
-/* Our own addresses, where tunnels end and to which their packets are. */
+/* Addresses of this node, where tunnels may end and to which decapsulated packets may go. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct addr);
 	__type(value, __u32);
 	__uint(max_entries, 4096);
-} own SEC(".maps");
+} sy_local_addrs SEC(".maps");
 
-/* Who may send us tunnel packets; frontend is 0. */
+/* Sources whose tunnels are accepted; frontend is 0. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct allow_key);
 	__type(value, __u32);
 	__uint(max_entries, 16384);
-} peers SEC(".maps");
+} sy_tunnel_src SEC(".maps");
 
-/* Addresses to which packets came through a tunnel, and the largest packet that such a tunnel takes. */
+/* Destination of decapsulated packets → overhead of their tunnel in bytes. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct addr);
 	__type(value, __u32);
 	__uint(max_entries, 4096);
-} tunnelled SEC(".maps");
+} sy_tunnel_hlen SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -172,22 +171,22 @@ struct {
 	__type(key, __u32);
 	__type(value, struct probe);
 	__uint(max_entries, MAX_BACKENDS);
-} probes SEC(".maps");
+} sy_probes SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
-	__type(value, struct bucket);
+	__type(value, struct token_bucket);
 	__uint(max_entries, 1);
-} answers SEC(".maps");
+} sy_icmp_rate SEC(".maps");
 
-/* How many flows a CPU has opened, for SPREAD_TURNS. */
+/* Flows opened per CPU, for ALGORITHM_ROUND_ROBIN. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
 	__type(value, __u32);
 	__uint(max_entries, MAX_FRONTENDS);
-} turns SEC(".maps");
+} sy_rr_counter SEC(".maps");
 
 /* Interfaces, by index, from which native XDP may send. */
 struct {
@@ -195,26 +194,26 @@ struct {
 	__type(key, __u32);
 	__type(value, __u32);
 	__uint(max_entries, 256);
-} uplinks SEC(".maps");
+} sy_uplinks SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
 	__type(value, struct traffic);
 	__uint(max_entries, MAX_FRONTENDS);
-} by_frontend SEC(".maps");
+} sy_fe_counters SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
 	__type(value, struct traffic);
 	__uint(max_entries, MAX_BACKENDS);
-} by_backend SEC(".maps");
+} sy_be_counters SEC(".maps");
 
-/* Packets by ACTION * REASON_MAX + REASON. */
+/* Packets by action * REASON_MAX + reason. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
 	__type(value, __u64);
 	__uint(max_entries, ACTION_MAX *REASON_MAX);
-} verdicts SEC(".maps");
+} sy_verdicts SEC(".maps");

@@ -1,64 +1,64 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* parse: frame → struct pkt. It needs only the bytes, so it is the same for XDP, tc and explain. */
+/* parse: frame → struct pkt. It needs only the bytes, so XDP, tc and explain share it. */
 #pragma once
 #include <bpf/bpf_endian.h>
 #include "headers.h"
 #include "types.h"
 
-enum fragment_kind {
-	WHOLE,
-	FIRST, /* of several: it has the ports */
-	LATER,
+enum frag_kind {
+	FRAG_NONE,
+	FRAG_FIRST, /* the first of several: it has the ports */
+	FRAG_LATER,
 };
 
 struct pkt {
-	/* An ICMP error has the key of the flow it is about, as that flow's packets to us have it. */
+	/* For an ICMP error: the key of the flow it is about, as that flow's packets arrive here. */
 	struct flow_key key;
-	__u32 seq, ack; /* TCP and, with tags for numbers, SCTP; host order */
+	__u32 seq, ack; /* TCP, and SCTP with tags in place of numbers; host order */
 	__u32 len; /* of the frame */
-	__u32 l3len; /* what the IP header says, header included */
-	__u32 segment; /* TCP: bytes of payload */
-	__u32 id; /* of a fragment's datagram */
-	__u32 mtu; /* what an ICMP error says */
+	__u32 l3len; /* total length of the IP header, header included */
+	__u32 payload; /* TCP: bytes of payload */
+	__u32 frag_id; /* identification of a fragment's datagram */
+	__u32 mtu; /* reported by an ICMP error */
 	__u16 l4; /* offset of the transport header in the frame */
 	__u8 l3; /* offset of the IP header */
 	__u8 v6, ttl, tos;
-	__u8 flags; /* of TCP; of SCTP what comes nearest */
-	__u8 icmp; /* ICMP type */
-	__u8 error; /* 1: an ICMP error that quotes a packet with ports, or a tunnel packet of ours */
-	__u8 fragment; /* enum fragment_kind */
-	__u8 whole_only; /* 1: IPv4 with DF */
-	__u8 same_hops; /* 1: the stack takes the hop off, not we */
+	__u8 flags; /* of TCP; for SCTP the nearest equivalent */
+	__u8 icmp_type; /* ICMP type */
+	__u8 icmp_error; /* 1: an ICMP error that quotes a packet with ports or one of our tunnel packets */
+	__u8 fragment; /* enum frag_kind */
+	__u8 dont_fragment; /* 1: DF is set, or IPv6 */
+	__u8 keep_ttl; /* 1: the stack decrements the TTL */
 };
 
-/* How a packet came that was in a tunnel. */
-struct inside {
+/* Context of a decapsulated packet. */
+struct decap_ctx {
 	struct chain chain;
-	struct addr self; /* our address, to which it was sent */
+	struct addr outer_dst; /* our address, the destination of the outer header */
 };
 
-#define MAX_EXTENSIONS 6
+#define IP6_EXTENSIONS_MAX 6
 
-/* For the verifier: no offset is followed beyond these. */
+/* Bounds for the verifier. */
 #define L3(p) ((p)->l3 & 31)
 #define L4(p) ((p)->l4 & 1023)
 
-static __always_inline struct addr mapped(__be32 v4)
+static __always_inline struct addr addr_v4mapped(__be32 v4)
 {
 	return (struct addr){ .w = { 0, 0, bpf_htonl(0xffff), v4 } };
 }
 
-static __always_inline int is_v4(const struct addr *a)
+static __always_inline int addr_is_v4(const struct addr *a)
 {
 	return !(a->w[0] | a->w[1]) && a->w[2] == bpf_htonl(0xffff);
 }
 
-static __always_inline int same_address(const __u32 *a, const __u32 *b)
+static __always_inline int addr_equal(const __u32 *a, const __u32 *b)
 {
 	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3];
 }
 
-static __always_inline int has_ports(__u8 proto)
+static __always_inline int proto_has_ports(__u8 proto)
 {
 	return proto == IPPROTO_TCP || proto == IPPROTO_UDP || proto == IPPROTO_SCTP;
 }
@@ -74,18 +74,18 @@ static __always_inline enum reason parse_v4(void *data, void *end, struct pkt *p
 	p->l3len = bpf_ntohs(ip->len);
 	if (ip->ver_ihl >> 4 != 4 || hlen < sizeof(*ip) || p->l3len < hlen)
 		return REASON_MALFORMED;
-	p->key.t.src = mapped(ip->src);
-	p->key.t.dst = mapped(ip->dst);
+	p->key.t.src = addr_v4mapped(ip->src);
+	p->key.t.dst = addr_v4mapped(ip->dst);
 	p->key.proto = ip->proto;
 	p->ttl = ip->ttl;
 	p->tos = ip->tos;
 	p->l4 = p->l3 + hlen;
-	p->id = ip->id;
-	p->whole_only = (ip->frag & bpf_htons(IP_DF)) != 0;
+	p->frag_id = ip->id;
+	p->dont_fragment = (ip->frag & bpf_htons(IP_DF)) != 0;
 	if (ip->frag & bpf_htons(IP_OFFSET))
-		p->fragment = LATER;
+		p->fragment = FRAG_LATER;
 	else if (ip->frag & bpf_htons(IP_MF))
-		p->fragment = FIRST;
+		p->fragment = FRAG_FIRST;
 	return REASON_NONE;
 }
 
@@ -98,15 +98,15 @@ static __always_inline enum reason parse_v6(void *data, void *end, struct pkt *p
 	__builtin_memcpy(&p->key.t.src, &ip->src, sizeof(p->key.t.src));
 	__builtin_memcpy(&p->key.t.dst, &ip->dst, sizeof(p->key.t.dst));
 	p->v6 = 1;
-	p->ttl = ip->hops;
+	p->ttl = ip->hop_limit;
 	p->tos = bpf_ntohl(ip->ver_class_label) >> 20;
 	p->l3len = bpf_ntohs(ip->len) + sizeof(*ip);
-	p->whole_only = 1;
+	p->dont_fragment = 1;
 
 	__u8 next = ip->next;
 	__u32 off = L3(p) + sizeof(*ip);
 
-	for (int i = 0; i < MAX_EXTENSIONS; i++) {
+	for (int i = 0; i < IP6_EXTENSIONS_MAX; i++) {
 		struct ip6ext *x = data + off;
 
 		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS && next != IPPROTO_FRAGMENT)
@@ -118,11 +118,11 @@ static __always_inline enum reason parse_v6(void *data, void *end, struct pkt *p
 
 			if ((void *)(frag + 1) > end)
 				return REASON_MALFORMED;
-			p->id = frag->id;
-			p->fragment = frag->frag & bpf_htons(IP6_OFFSET) ? LATER : FIRST;
+			p->frag_id = frag->id;
+			p->fragment = frag->frag & bpf_htons(IP6_OFFSET) ? FRAG_LATER : FRAG_FIRST;
 			off += sizeof(*frag);
 			next = frag->next;
-			if (p->fragment == LATER)
+			if (p->fragment == FRAG_LATER)
 				break;
 			continue;
 		}
@@ -136,7 +136,7 @@ static __always_inline enum reason parse_v6(void *data, void *end, struct pkt *p
 	return REASON_NONE;
 }
 
-/* parse_sctp makes an association look like a connection: the tag that the server chooses is its sequence number. */
+/* parse_sctp maps an association to a TCP connection: the tag that the server chooses is its sequence number. */
 static __always_inline enum reason parse_sctp(void *l4, void *end, struct pkt *p, __u32 room)
 {
 	struct sctphdr *sctp = l4;
@@ -172,8 +172,8 @@ static __always_inline enum reason parse_sctp(void *l4, void *end, struct pkt *p
 	return REASON_NONE;
 }
 
-/* quote_v4 reads the packet that an ICMP error quotes. One that we cannot make sense of leaves p->error at 0. */
-static __always_inline void quote_v4(void *data, void *end, struct pkt *p)
+/* parse_quote_v4 reads the packet that an ICMP error quotes. When it cannot, p->icmp_error stays 0. */
+static __always_inline void parse_quote_v4(void *data, void *end, struct pkt *p)
 {
 	struct quote {
 		struct iphdr ip;
@@ -183,14 +183,14 @@ static __always_inline void quote_v4(void *data, void *end, struct pkt *p)
 
 	if ((void *)(q + 1) > end || q->ip.ver_ihl != 0x45 || q->ip.frag & bpf_htons(IP_OFFSET) || q->ip.src != p->key.t.dst.w[3])
 		return;
-	p->error = 1;
+	p->icmp_error = 1;
 	p->key.proto = q->ip.proto;
-	p->key.t.src = mapped(q->ip.dst);
+	p->key.t.src = addr_v4mapped(q->ip.dst);
 	p->key.t.sport = q->dport;
 	p->key.t.dport = q->sport;
 }
 
-static __always_inline void quote_v6(void *data, void *end, struct pkt *p)
+static __always_inline void parse_quote_v6(void *data, void *end, struct pkt *p)
 {
 	struct quote {
 		struct ip6hdr ip;
@@ -198,9 +198,9 @@ static __always_inline void quote_v6(void *data, void *end, struct pkt *p)
 		__be32 more;
 	} *q = data + L4(p) + sizeof(struct icmphdr);
 
-	if ((void *)(q + 1) > end || !same_address(q->ip.src.w, p->key.t.dst.w))
+	if ((void *)(q + 1) > end || !addr_equal(q->ip.src.w, p->key.t.dst.w))
 		return;
-	p->error = 1;
+	p->icmp_error = 1;
 	p->key.proto = q->ip.next;
 	__builtin_memcpy(&p->key.t.src, &q->ip.dst, sizeof(p->key.t.src));
 	p->key.t.sport = q->dport;
@@ -213,17 +213,17 @@ static __always_inline enum reason parse_icmp(void *data, void *end, struct pkt 
 
 	if ((void *)(icmp + 1) > end || room < sizeof(*icmp))
 		return REASON_MALFORMED;
-	p->icmp = icmp->type;
+	p->icmp_type = icmp->type;
 	if (p->fragment)
 		return REASON_NONE;
 	if (p->v6 && icmp->type > 0 && icmp->type <= ICMP6_PARAMETER) {
 		if (icmp->type == ICMP6_TOO_BIG)
 			p->mtu = bpf_ntohl(icmp->rest);
-		quote_v6(data, end, p);
+		parse_quote_v6(data, end, p);
 	} else if (!p->v6 && (icmp->type == ICMP_UNREACHABLE || icmp->type == ICMP_TIME_EXCEEDED || icmp->type == ICMP_PARAMETER)) {
 		if (icmp->type == ICMP_UNREACHABLE && icmp->code == ICMP_FRAG_NEEDED)
 			p->mtu = bpf_ntohl(icmp->rest) & 0xffff;
-		quote_v4(data, end, p);
+		parse_quote_v4(data, end, p);
 	}
 	return REASON_NONE;
 }
@@ -244,7 +244,7 @@ static __always_inline enum reason parse_l4(void *data, void *end, struct pkt *p
 		p->seq = bpf_ntohl(tcp->seq);
 		p->ack = bpf_ntohl(tcp->ack);
 		p->flags = tcp->flags;
-		p->segment = room - (tcp->off >> 4) * 4;
+		p->payload = room - (tcp->off >> 4) * 4;
 	} else if (p->key.proto == IPPROTO_UDP) {
 		struct udphdr *udp = l4;
 
@@ -260,7 +260,7 @@ static __always_inline enum reason parse_l4(void *data, void *end, struct pkt *p
 	return REASON_NONE;
 }
 
-/* parse_l2 finds the IP header behind at most two VLAN tags. */
+/* parse_l2 finds the IP header after at most two VLAN tags. */
 static __always_inline __be16 parse_l2(void *data, void *end, struct pkt *p)
 {
 	struct ethhdr *eth = data;
@@ -283,8 +283,8 @@ static __always_inline __be16 parse_l2(void *data, void *end, struct pkt *p)
 	return proto;
 }
 
-/* parse fills p. REASON_NOT_OURS means that the frame is not IP; what it finds malformed may not be for us either, so
- * the caller leaves that to the stack unless the destination is an address of ours. */
+/* parse fills p. REASON_NOT_OURS means that the frame is not IP. A malformed packet may be for another
+ * destination; the caller passes it to the stack unless the destination is a VIP. */
 static __always_inline enum reason parse(void *data, void *end, struct pkt *p)
 {
 	__be16 proto = parse_l2(data, end, p);
@@ -296,7 +296,7 @@ static __always_inline enum reason parse(void *data, void *end, struct pkt *p)
 		r = parse_v6(data, end, p);
 	else
 		return REASON_NOT_OURS;
-	if (r != REASON_NONE || p->fragment == LATER)
+	if (r != REASON_NONE || p->fragment == FRAG_LATER)
 		return r;
 	return parse_l4(data, end, p);
 }

@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Changes of the bytes of a packet that are the same for XDP and tc. */
+/* Changes of packet bytes that XDP and tc share. */
 #pragma once
 #include <bpf/bpf_endian.h>
 #include "parse.h"
 #include "sctp.h"
 
-static __always_inline __u16 fold(__u32 sum)
+static __always_inline __u16 csum_fold(__u32 sum)
 {
 	sum = (sum & 0xffff) + (sum >> 16);
 	sum = (sum & 0xffff) + (sum >> 16);
 	return sum;
 }
 
-/* IPv4 addresses differ from their mapped form by words that cancel out, so one sum serves both families. */
-static __always_inline __u32 addresses_diff(const struct tuple *from, const struct tuple *to)
+/* The mapped form adds constant words to an IPv4 address. They cancel out, so one sum serves both families. */
+static __always_inline __u32 csum_addrs_diff(const struct tuple *from, const struct tuple *to)
 {
 	return bpf_csum_diff((__be32 *)from, 32, (__be32 *)to, 32, 0);
 }
 
-static __always_inline __u32 ports_diff(const struct tuple *from, const struct tuple *to)
+static __always_inline __u32 csum_ports_diff(const struct tuple *from, const struct tuple *to)
 {
 	return bpf_csum_diff((__be32 *)&from->sport, 4, (__be32 *)&to->sport, 4, 0);
 }
 
-/* rewrite_l3 writes new addresses and, unless the stack does, one hop less (RFC 1624 for the header checksum). */
+/* rewrite_l3 writes new addresses and decrements the TTL unless the stack does (RFC 1624 for the header checksum). */
 static __always_inline int rewrite_l3(void *data, void *end, const struct pkt *p, const struct tuple *t)
 {
 	if (p->v6) {
@@ -33,7 +33,7 @@ static __always_inline int rewrite_l3(void *data, void *end, const struct pkt *p
 			return 0;
 		__builtin_memcpy(&ip->src, &t->src, sizeof(ip->src));
 		__builtin_memcpy(&ip->dst, &t->dst, sizeof(ip->dst));
-		ip->hops -= !p->same_hops;
+		ip->hop_limit -= !p->keep_ttl;
 		return 1;
 	}
 	struct iphdr *ip = data + L3(p);
@@ -43,17 +43,17 @@ static __always_inline int rewrite_l3(void *data, void *end, const struct pkt *p
 	__be32 from[3] = { ip->src, ip->dst, 0 }, to[3] = { t->src.w[3], t->dst.w[3], 0 };
 
 	from[2] = bpf_htonl((__u32)ip->ttl << 8);
-	ip->ttl -= !p->same_hops;
+	ip->ttl -= !p->keep_ttl;
 	to[2] = bpf_htonl((__u32)ip->ttl << 8);
 	ip->src = to[0];
 	ip->dst = to[1];
-	ip->csum = ~fold(bpf_csum_diff(from, sizeof(from), to, sizeof(to), (__u16)~ip->csum));
+	ip->csum = ~csum_fold(bpf_csum_diff(from, sizeof(from), to, sizeof(to), (__u16)~ip->csum));
 	return 1;
 }
 
 static __always_inline int rewrite_ports(void *data, void *end, const struct pkt *p, const struct tuple *t)
 {
-	struct udphdr *l4 = data + L4(p); /* TCP's ports are in the same place */
+	struct udphdr *l4 = data + L4(p); /* the ports of TCP are in the same place */
 
 	if ((void *)(l4 + 1) > end)
 		return 0;
@@ -62,15 +62,15 @@ static __always_inline int rewrite_ports(void *data, void *end, const struct pkt
 	return 1;
 }
 
-/* one_hop_less is all that a router changes. */
-static __always_inline int one_hop_less(void *data, void *end, const struct pkt *p)
+/* rewrite_ttl decrements the TTL or hop limit, as a router does. */
+static __always_inline int rewrite_ttl(void *data, void *end, const struct pkt *p)
 {
 	if (p->v6) {
 		struct ip6hdr *ip = data + L3(p);
 
 		if ((void *)(ip + 1) > end)
 			return 0;
-		ip->hops--;
+		ip->hop_limit--;
 		return 1;
 	}
 	struct iphdr *ip = data + L3(p);
@@ -81,11 +81,11 @@ static __always_inline int one_hop_less(void *data, void *end, const struct pkt 
 
 	ip->ttl--;
 	to = bpf_htonl((__u32)ip->ttl << 8);
-	ip->csum = ~fold(bpf_csum_diff(&from, 4, &to, 4, (__u16)~ip->csum));
+	ip->csum = ~csum_fold(bpf_csum_diff(&from, 4, &to, 4, (__u16)~ip->csum));
 	return 1;
 }
 
-/* rewrite_sctp changes the ports of an SCTP packet, whose checksum knows no addresses. */
+/* rewrite_sctp changes the ports of an SCTP packet. Its checksum does not cover the addresses. */
 static __always_inline int rewrite_sctp(void *data, void *end, const struct pkt *p, const struct tuple *t)
 {
 	struct sctphdr *sctp = data + L4(p);
@@ -94,13 +94,13 @@ static __always_inline int rewrite_sctp(void *data, void *end, const struct pkt 
 		return 0;
 	__u32 from = *(__u32 *)&p->key.t.sport, to = *(__u32 *)&t->sport;
 
-	sctp->csum ^= crc_change(from ^ to, p->l3 + p->l3len - p->l4);
+	sctp->csum ^= crc32c_change(from ^ to, p->l3 + p->l3len - p->l4);
 	sctp->sport = t->sport;
 	sctp->dport = t->dport;
 	return 1;
 }
 
-/* What an ICMP error quotes, as far as we change it: the header and 8 bytes. */
+/* The part of a quoted packet that is rewritten: the IP header and 8 bytes. */
 struct quote4 {
 	struct iphdr ip;
 	__be16 sport, dport;
@@ -115,17 +115,18 @@ struct quote6 {
 	__sum16 csum;
 };
 
-/* sum_without returns what a UDP checksum becomes when words of what it covers change; a TCP one is not in the quote. */
-static __always_inline __sum16 quoted_sum(const struct pkt *p, const struct tuple *was, const struct tuple *is, __sum16 sum)
+/* csum_quoted returns the UDP checksum in a quote after a change from was to is. The checksum of TCP is not in the
+ * quote. */
+static __always_inline __sum16 csum_quoted(const struct pkt *p, const struct tuple *was, const struct tuple *is, __sum16 sum)
 {
 	if (p->key.proto != IPPROTO_UDP || !sum)
 		return sum;
-	__u16 c = ~fold(bpf_csum_diff((__be32 *)was, sizeof(*was), (__be32 *)is, sizeof(*is), (__u16)~sum));
+	__u16 c = ~csum_fold(bpf_csum_diff((__be32 *)was, sizeof(*was), (__be32 *)is, sizeof(*is), (__u16)~sum));
 
 	return c ? c : 0xffff;
 }
 
-static __always_inline int rewrite_error4(void *data, void *end, const struct pkt *p, const struct tuple *was, const struct tuple *is)
+static __always_inline int rewrite_icmp_error4(void *data, void *end, const struct pkt *p, const struct tuple *was, const struct tuple *is)
 {
 	struct icmphdr *icmp = data + L4(p);
 	struct quote4 *q = (void *)(icmp + 1), old, new;
@@ -135,16 +136,16 @@ static __always_inline int rewrite_error4(void *data, void *end, const struct pk
 	old = new = *q;
 	new.ip.src = is->src.w[3];
 	new.ip.dst = is->dst.w[3];
-	new.ip.csum = ~fold(bpf_csum_diff(&old.ip.src, 8, &new.ip.src, 8, (__u16)~old.ip.csum));
+	new.ip.csum = ~csum_fold(bpf_csum_diff(&old.ip.src, 8, &new.ip.src, 8, (__u16)~old.ip.csum));
 	new.sport = is->sport;
 	new.dport = is->dport;
-	new.csum = quoted_sum(p, was, is, old.csum);
+	new.csum = csum_quoted(p, was, is, old.csum);
 	*q = new;
-	icmp->csum = ~fold(bpf_csum_diff((__be32 *)&old, sizeof(old), (__be32 *)&new, sizeof(new), (__u16)~icmp->csum));
+	icmp->csum = ~csum_fold(bpf_csum_diff((__be32 *)&old, sizeof(old), (__be32 *)&new, sizeof(new), (__u16)~icmp->csum));
 	return 1;
 }
 
-static __always_inline int rewrite_error6(void *data, void *end, const struct pkt *p, const struct tuple *was, const struct tuple *is,
+static __always_inline int rewrite_icmp_error6(void *data, void *end, const struct pkt *p, const struct tuple *was, const struct tuple *is,
 					  const struct tuple *outer)
 {
 	struct ip6hdr *ip = data + L3(p);
@@ -158,35 +159,36 @@ static __always_inline int rewrite_error6(void *data, void *end, const struct pk
 	__builtin_memcpy(&new.ip.dst, &is->dst, sizeof(new.ip.dst));
 	new.sport = is->sport;
 	new.dport = is->dport;
-	new.csum = quoted_sum(p, was, is, old.csum);
+	new.csum = csum_quoted(p, was, is, old.csum);
 	*q = new;
 	__u32 sum = bpf_csum_diff((__be32 *)&old, sizeof(old), (__be32 *)&new, sizeof(new), (__u16)~icmp->csum);
 
 	/* The pseudo header has the outer addresses (RFC 4443, 2.3). */
-	icmp->csum = ~fold(bpf_csum_diff((__be32 *)&ip->src, 32, (__be32 *)outer, 32, fold(sum)));
+	icmp->csum = ~csum_fold(bpf_csum_diff((__be32 *)&ip->src, 32, (__be32 *)outer, 32, csum_fold(sum)));
 	return 1;
 }
 
-/* rewrite_error makes an ICMP error about what we sent one about what we got, for whom we got it from: t is what packets of
- * that one become. The error comes from the address that its receiver talks to, whoever sent it. */
-static __always_inline int rewrite_error(void *data, void *end, const struct pkt *p, const struct tuple *t)
+/* rewrite_icmp_error translates an ICMP error about a packet sent here into one about the packet received: t is
+ * what packets of that sender become. The source becomes the address that the receiver talks to, whichever router
+ * sent the error. */
+static __always_inline int rewrite_icmp_error(void *data, void *end, const struct pkt *p, const struct tuple *t)
 {
 	struct tuple was = { .src = p->key.t.dst, .dst = p->key.t.src, .sport = p->key.t.dport, .dport = p->key.t.sport };
 	struct tuple is = { .src = t->dst, .dst = t->src, .sport = t->dport, .dport = t->sport };
 
-	if (!(p->v6 ? rewrite_error6(data, end, p, &was, &is, t) : rewrite_error4(data, end, p, &was, &is)))
+	if (!(p->v6 ? rewrite_icmp_error6(data, end, p, &was, &is, t) : rewrite_icmp_error4(data, end, p, &was, &is)))
 		return 0;
 	return rewrite_l3(data, end, p, t);
 }
 
-/* csum_offset is where the transport checksum is in the frame. */
+/* csum_offset returns the offset of the transport checksum in the frame. */
 static __always_inline __u32 csum_offset(const struct pkt *p)
 {
 	return p->l4 + (p->key.proto == IPPROTO_TCP ? __builtin_offsetof(struct tcphdr, csum) :
 						      __builtin_offsetof(struct udphdr, csum));
 }
 
-static __always_inline void swap_macs(struct ethhdr *eth)
+static __always_inline void rewrite_swap_macs(struct ethhdr *eth)
 {
 	__u8 mac[ETH_ALEN];
 
@@ -195,13 +197,14 @@ static __always_inline void swap_macs(struct ethhdr *eth)
 	__builtin_memcpy(eth->src, mac, ETH_ALEN);
 }
 
-/* turn_around makes the headers below the transport those of an answer with len bytes of IP payload: addresses and
- * MACs swapped, a full TTL. It keeps options and extension headers, which say nothing that is wrong in an answer. */
-static __always_inline int turn_around(void *data, void *end, const struct pkt *p, __u16 len, __u8 proto)
+/* rewrite_to_answer turns the headers below the transport into those of an answer with len bytes of IP payload:
+ * addresses and MAC addresses swapped, a full TTL. Options and extension headers stay; all of them are valid in an
+ * answer. */
+static __always_inline int rewrite_to_answer(void *data, void *end, const struct pkt *p, __u16 len, __u8 proto)
 {
 	if (data + sizeof(struct ethhdr) > end)
 		return 0;
-	swap_macs(data);
+	rewrite_swap_macs(data);
 	if (p->v6) {
 		struct ip6hdr *ip = data + L3(p);
 
@@ -209,7 +212,7 @@ static __always_inline int turn_around(void *data, void *end, const struct pkt *
 			return 0;
 		__builtin_memcpy(&ip->src, &p->key.t.dst, sizeof(ip->src));
 		__builtin_memcpy(&ip->dst, &p->key.t.src, sizeof(ip->dst));
-		ip->hops = 64;
+		ip->hop_limit = 64;
 		ip->len = bpf_htons(p->l4 - L3(p) - sizeof(*ip) + len);
 		if (p->l4 == L3(p) + sizeof(*ip))
 			ip->next = proto;
@@ -229,12 +232,12 @@ static __always_inline int turn_around(void *data, void *end, const struct pkt *
 	ip->frag = 0;
 	ip->len = bpf_htons(p->l4 - L3(p) + len);
 	__builtin_memcpy(new, ip, sizeof(new));
-	ip->csum = ~fold(bpf_csum_diff(old, sizeof(old), new, sizeof(new), (__u16)~ip->csum));
+	ip->csum = ~csum_fold(bpf_csum_diff(old, sizeof(old), new, sizeof(new), (__u16)~ip->csum));
 	return 1;
 }
 
-/* pseudo_sum is the checksum of the pseudo header of an answer (RFC 9293, 3.1; RFC 8200, 8.1), not folded. */
-static __always_inline __u32 pseudo_sum(const struct pkt *p, __u16 len, __u8 proto)
+/* csum_pseudo returns the checksum of an answer's pseudo header, not folded (RFC 9293, 3.1; RFC 8200, 8.1). */
+static __always_inline __u32 csum_pseudo(const struct pkt *p, __u16 len, __u8 proto)
 {
 	__be32 tail[2] = { bpf_htonl(len), bpf_htonl(proto) };
 	__u32 sum = bpf_csum_diff(0, 0, tail, sizeof(tail), 0);

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Where a packet goes: the kernel's own routes and neighbours. */
+/* Routes and neighbours, as the kernel has them. */
 #pragma once
 #include "encap.h"
-#include "work.h"
+#include "scratch.h"
 
 enum route {
 	ROUTE_OK,
-	ROUTE_NO_NEIGHBOUR, /* the address of the next hop is not resolved yet */
-	ROUTE_NONE, /* the verdict is no forwarding any more */
+	ROUTE_NO_NEIGHBOUR, /* the next hop has no neighbour entry */
+	ROUTE_NONE, /* the verdict is no longer to forward */
 };
 
-static __always_inline enum route no_route(struct verdict *v, enum reason r)
+static __always_inline enum route route_drop(struct verdict *v, enum reason r)
 {
 	v->action = ACTION_DROP;
 	v->reason = r;
@@ -18,62 +18,63 @@ static __always_inline enum route no_route(struct verdict *v, enum reason r)
 	return ROUTE_NONE;
 }
 
-/* too_big tells the sender what fits, unless it would not understand. mtu is that of the way, tunnel included. */
-static __always_inline enum route too_big(const struct pkt *p, struct verdict *v, __u32 mtu)
+/* route_too_big makes the verdict an ICMP error with the MTU for the sender. mtu is that of the path, tunnel
+ * included. */
+static __always_inline enum route route_too_big(const struct pkt *p, struct verdict *v, __u32 mtu)
 {
 	__u32 least = p->v6 ? MIN_MTU : 68; /* RFC 8200, 5; RFC 791, 3.2 */
 
-	no_route(v, REASON_TOO_BIG);
-	if (is_part(p))
+	route_drop(v, REASON_TOO_BIG);
+	if (pkt_without_l4(p))
 		return ROUTE_NONE;
 	v->action = ACTION_TOO_BIG;
-	v->mtu = mtu > overhead(v) + least ? mtu - overhead(v) : least;
+	v->mtu = mtu > encap_overhead(v) + least ? mtu - encap_overhead(v) : least;
 	return ROUTE_NONE;
 }
 
-#define PATH_LIFE (600 * SECOND) /* RFC 1191, 6.3; RFC 8201, 4 */
+#define PMTU_LIFETIME (600 * SECOND) /* RFC 1191, 6.3; RFC 8201, 4 */
 
-/* fits_path reports whether a way to a backend takes a packet of len bytes, as far as routers have told us. */
-static __always_inline int fits_path(const struct verdict *v, __u32 len, __u32 *mtu)
+/* route_fits_pmtu reports whether a packet of len bytes fits the path MTU to a backend, as far as it is known. */
+static __always_inline int route_fits_pmtu(const struct verdict *v, __u32 len, __u32 *mtu)
 {
-	struct path *path;
+	struct pmtu *path;
 
 	if (v->method < METHOD_IPIP || len <= MIN_MTU)
 		return 1;
-	path = bpf_map_lookup_elem(&paths, &v->t.dst);
-	if (!path || !path->mtu || len <= path->mtu || bpf_ktime_get_coarse_ns() - path->seen > PATH_LIFE)
+	path = bpf_map_lookup_elem(&sy_pmtu, &v->t.dst);
+	if (!path || !path->mtu || len <= path->mtu || bpf_ktime_get_coarse_ns() - path->seen > PMTU_LIFETIME)
 		return 1;
 	*mtu = path->mtu;
 	return 0;
 }
 
-/* on_link reports whether the server of a dsr flow is what the kernel would send to, and not behind a router. */
-static __always_inline int on_link(const struct verdict *v, const struct bpf_fib_lookup *fib)
+/* route_on_link reports whether the server of a DSR packet is the next hop itself and not behind a router. */
+static __always_inline int route_on_link(const struct verdict *v, const struct bpf_fib_lookup *fib)
 {
 	if (v->method != METHOD_DSR)
 		return 1;
 	if (fib->family == AF_INET)
 		return fib->ipv4_dst == v->t.dst.w[3];
-	return same_address(fib->ipv6_dst, v->t.dst.w);
+	return addr_equal(fib->ipv6_dst, v->t.dst.w);
 }
 
-/* route fills fib for a packet whose largest part has len bytes from its IP header on. */
-static __always_inline enum route route(void *ctx, __u32 ifindex, __u32 len, const struct pkt *p, struct verdict *v,
+/* route_lookup fills fib for a packet whose largest segment has len bytes, from the IP header on. */
+static __always_inline enum route route_lookup(void *ctx, __u32 ifindex, __u32 len, const struct pkt *p, struct verdict *v,
 					struct bpf_fib_lookup *fib)
 {
 	__u32 mtu = 0;
 	enum route r = ROUTE_OK;
 
 	if (p->ttl <= 1)
-		return no_route(v, REASON_TTL);
-	len += overhead(v);
-	if (!fits_path(v, len, &mtu))
-		return too_big(p, v, mtu);
+		return route_drop(v, REASON_TTL_EXPIRED);
+	len += encap_overhead(v);
+	if (!route_fits_pmtu(v, len, &mtu))
+		return route_too_big(p, v, mtu);
 	__builtin_memset(fib, 0, sizeof(*fib));
 	fib->ifindex = ifindex;
 	fib->l4_protocol = v->method == METHOD_GUE ? IPPROTO_UDP : p->key.proto;
 	fib->tot_len = len;
-	if (is_v4(&v->t.dst)) {
+	if (addr_is_v4(&v->t.dst)) {
 		fib->family = AF_INET;
 		fib->ipv4_src = v->t.src.w[3];
 		fib->ipv4_dst = v->t.dst.w[3];
@@ -89,11 +90,11 @@ static __always_inline enum route route(void *ctx, __u32 ifindex, __u32 len, con
 		r = ROUTE_NO_NEIGHBOUR;
 		break;
 	case BPF_FIB_LKUP_RET_FWD_DISABLED:
-		return no_route(v, REASON_NO_FORWARDING);
+		return route_drop(v, REASON_NO_FORWARDING);
 	case BPF_FIB_LKUP_RET_FRAG_NEEDED:
-		return too_big(p, v, fib->mtu_result);
+		return route_too_big(p, v, fib->mtu_result);
 	default:
-		return no_route(v, REASON_NO_ROUTE);
+		return route_drop(v, REASON_NO_ROUTE);
 	}
-	return on_link(v, fib) ? r : no_route(v, REASON_NOT_ON_LINK);
+	return route_on_link(v, fib) ? r : route_drop(v, REASON_NOT_ON_LINK);
 }

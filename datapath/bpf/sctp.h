@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* The checksum of SCTP (CRC32c, RFC 9260, appendix A) when the ports change. A CRC is linear: what a change of the first
- * four bytes does to it follows from those bytes and the number of bytes, so the packet need not be read. */
+/* The checksum of SCTP (CRC32c, RFC 9260, appendix A) when the ports change. A CRC is linear: the change follows
+ * from the difference of the first four bytes and the length, so the packet is not read. */
 #pragma once
 #include <linux/types.h>
 
 #define CRC32C 0x82f63b78 /* reflected */
 
-/* crc_times multiplies two polynomials modulo that of the CRC. */
-static __always_inline __u32 crc_times(__u32 a, __u32 b)
+/* crc32c_multiply multiplies two polynomials modulo the CRC's. */
+static __always_inline __u32 crc32c_multiply(__u32 a, __u32 b)
 {
 	__u32 product = 0;
 
@@ -20,17 +20,17 @@ static __always_inline __u32 crc_times(__u32 a, __u32 b)
 }
 
 /* x to the power of 8 · 2^i */
-static const __u32 crc_powers[16] = {
+static const __u32 crc32c_powers[16] = {
 	0x00800000, 0x00008000, 0x82f63b78, 0x6ea2d55c, 0x18b8ea18, 0x510ac59a, 0xb82be955, 0xb8fdb1e7,
 	0x88e56f72, 0x74c360a4, 0xe4172b16, 0x0d65762a, 0x35d73a62, 0x28461564, 0xbf455269, 0xe2ea32dc,
 };
 
-/* crc_change is what to XOR to the checksum of a packet of so many bytes whose first four have changed by diff. It is a
- * function of its own for the verifier, which then looks at it once. */
-__attribute__((noinline)) __u32 crc_change(__u32 diff, __u32 bytes)
+/* crc32c_change returns what to XOR to the checksum of a packet of so many bytes whose first four changed by diff.
+ * It is not inlined, so that the verifier checks it once. */
+__attribute__((noinline)) __u32 crc32c_change(__u32 diff, __u32 bytes)
 {
 	for (int i = 0; i < 16; i++)
 		if (bytes >> i & 1)
-			diff = crc_times(crc_powers[i], diff);
+			diff = crc32c_multiply(crc32c_powers[i], diff);
 	return diff;
 }

@@ -1,193 +1,195 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* decide, for frontends that machines of one kind serve together. Whichever a packet comes to finds out by its hash who is to
- * deliver it, and keeps nothing. Who delivers keeps the flow, and passes a packet of a flow that it does not know on to those
- * that had its slot before (Faild and Beamer, both NSDI 2018). The list of those goes along with the packet and only gets
- * shorter, so none goes around in circles. */
+/* decide, for chained frontends, which several nodes serve together. The node that receives a packet finds the
+ * node that delivers it by the hash of the flow, and stores nothing. The delivering node stores the flow; a packet
+ * of a flow that it does not know it relays to the previous nodes of the slot (Faild and Beamer, both NSDI 2018).
+ * The packet carries the list of those nodes, and the list only shrinks, so there are no loops. */
 #pragma once
-#include "oneway.h"
+#include "dsr.h"
 
-/* append puts an address at the end of those that are to be asked; the first one is asked now. */
-static __always_inline void append(struct verdict *v, const struct addr *a)
+/* spread_append adds a node to the list; the first one becomes the destination. */
+static __always_inline void spread_append(struct verdict *v, const struct addr *a)
 {
 	__u32 n = v->chain.n;
 
-	asm volatile("" : "+r"(n)); /* what is compared below is what is used */
-	if (is_zero(&v->t.dst)) {
+	asm volatile("" : "+r"(n)); /* the compared value must be the one used */
+	if (addr_is_zero(&v->t.dst)) {
 		v->t.dst = *a;
 		return;
 	}
-	if (n >= CHAIN || is_v4(a) != is_v4(&v->t.dst)) /* a tunnel has addresses of one family */
+	if (n >= CHAIN_MAX || addr_is_v4(a) != addr_is_v4(&v->t.dst)) /* a tunnel has addresses of one family */
 		return;
 	v->chain.next[n] = *a;
 	v->chain.n = n + 1;
 }
 
-/* takes reports whether this machine has a backend for new flows of a frontend. */
-static __always_inline int takes(const struct frontend *here)
+/* spread_has_backends reports whether this node has a backend for new flows of a frontend. */
+static __always_inline int spread_has_backends(const struct frontend *local)
 {
 	void *table;
 
-	return here && table_of(here, &table);
+	return local && table_lookup(local, &table);
 }
 
 enum {
-	IS_OURS = 1, /* this machine is to deliver it */
-	WAS_OURS = 2, /* it was, and may know its flow */
+	SLOT_IS_LOCAL = 1, /* this node delivers the packet */
+	SLOT_WAS_LOCAL = 2, /* this node had the slot before and may know the flow */
 };
 
-/* consider appends a machine that may know a flow. */
-static __always_inline int consider(struct verdict *v, __u32 id)
+/* spread_add_backend adds a node that may know a flow. */
+static __always_inline int spread_add_backend(struct verdict *v, __u32 id)
 {
-	struct backend *b = bpf_map_lookup_elem(&backends, &id);
+	struct backend *b = bpf_map_lookup_elem(&sy_backends, &id);
 
 	if (!b)
 		return 0;
-	if (b->here)
-		return WAS_OURS;
-	if (is_zero(&v->t.dst))
+	if (b->local)
+		return SLOT_WAS_LOCAL;
+	if (addr_is_zero(&v->t.dst))
 		v->t.src = b->snat[0];
-	append(v, &b->addr);
+	spread_append(v, &b->addr);
 	return 0;
 }
 
-/* older considers the machines of a slot of the table before this one. */
-static __always_inline int older(struct verdict *v, void *table, const struct slot *head, __u32 h)
+/* spread_add_older adds the nodes of the slot in the older table. */
+static __always_inline int spread_add_older(struct verdict *v, void *table, const struct table_header *header, __u32 h)
 {
-	__u32 slots = head->previous[0];
-	int whose = 0;
+	__u32 slots = header->older_slots;
+	int locality = 0;
 
 	if (!slots)
 		return 0;
-	__u32 i = 1 + head->backend + h % slots;
+	__u32 i = 1 + header->slots + h % slots;
 	struct slot *s = bpf_map_lookup_elem(table, &i);
 
 	if (!s)
 		return 0;
-	whose |= consider(v, s->backend);
-	for (int j = 0; j < PREVIOUS - 1; j++)
-		whose |= consider(v, s->previous[j]);
-	return whose;
+	locality |= spread_add_backend(v, s->backend);
+	for (int j = 0; j < PREVIOUS_MAX - 1; j++)
+		locality |= spread_add_backend(v, s->previous[j]);
+	return locality;
 }
 
-/* candidates fills in who may know the flow of a packet: who has its slot, and those that had it. A flow that begins is known
- * to nobody. It says what this machine has to do with it. */
-static __always_inline int candidates(const struct pkt *p, struct verdict *v, const struct frontend *fe, int begins)
+/* spread_candidates adds the nodes that may know the flow: the one of the slot and the previous ones. A new flow
+ * has only the first. It returns the role of this node. */
+static __always_inline int spread_candidates(const struct pkt *p, struct verdict *v, const struct frontend *fe, int is_new)
 {
-	__u32 h = hash(&p->key, fe->spread);
+	__u32 h = flow_hash(&p->key, fe->algorithm);
 	void *table;
-	struct slot *head = table_of(fe, &table), *s = head ? slot_at(table, head->backend, h) : 0;
-	int whose = 0;
+	struct table_header *header = table_lookup(fe, &table);
+	struct slot *s = header ? table_slot(table, header->slots, h) : 0;
+	int locality = 0;
 
 	v->backend = NO_BACKEND;
 	if (!s)
 		return 0;
 	v->backend = s->backend;
-	if (consider(v, s->backend))
-		whose = IS_OURS;
-	for (int i = 0; i < PREVIOUS && !begins; i++) {
+	if (spread_add_backend(v, s->backend))
+		locality = SLOT_IS_LOCAL;
+	for (int i = 0; i < PREVIOUS_MAX && !is_new; i++) {
 		if (s->previous[i] == NO_BACKEND)
 			break;
 		if (s->previous[i] == ANY_BACKEND) {
-			whose |= older(v, table, head, h);
+			locality |= spread_add_older(v, table, header, h);
 			break;
 		}
-		whose |= consider(v, s->previous[i]);
+		locality |= spread_add_backend(v, s->previous[i]);
 	}
-	return whose;
+	return locality;
 }
 
-/* pass sends a packet to the first machine that is to be asked. */
-static __always_inline struct flow *pass(struct verdict *v)
+/* spread_send sends a packet to the first node of the list. */
+static __always_inline struct flow *spread_send(struct verdict *v)
 {
-	if (is_zero(&v->t.src))
-		return say(v, ACTION_DROP, REASON_NO_ROUTE);
-	tunnel_ports(v);
+	if (addr_is_zero(&v->t.src))
+		return verdict_set(v, ACTION_DROP, REASON_NO_ROUTE);
+	tunnel_set_ports(v);
 	v->method = METHOD_GUE;
-	return say(v, ACTION_FORWARD, REASON_FORWARDED);
+	return verdict_set(v, ACTION_FORWARD, REASON_FORWARDED);
 }
 
-/* pass_on follows the list that came with a packet. A flow of datagrams that nobody knows comes back to who was first asked. */
-static __always_inline struct flow *pass_on(const struct pkt *p, struct verdict *v, const struct frontend *here, const struct inside *in)
+/* spread_relay sends a packet on to the next node of the list that came with it. A datagram of an unknown flow
+ * returns to the first node of the list. */
+static __always_inline struct flow *spread_relay(const struct pkt *p, struct verdict *v, const struct frontend *local, const struct decap_ctx *in)
 {
 	struct allow_key k = { .prefix = 32 + 128, .source = in->chain.next[0] };
 
-	if (!bpf_map_lookup_elem(&peers, &k))
-		return say(v, ACTION_DROP, REASON_UNKNOWN_PEER);
-	v->t.src = in->self;
+	if (!bpf_map_lookup_elem(&sy_tunnel_src, &k))
+		return verdict_set(v, ACTION_DROP, REASON_UNKNOWN_TUNNEL_SOURCE);
+	v->t.src = in->outer_dst;
 	v->t.dst = in->chain.next[0];
 	if (in->chain.n > 1)
-		append(v, &in->chain.next[1]);
+		spread_append(v, &in->chain.next[1]);
 	if (in->chain.n > 2)
-		append(v, &in->chain.next[2]);
-	if (!in->chain.passed && opens(p) && takes(here))
-		append(v, &in->self);
+		spread_append(v, &in->chain.next[2]);
+	if (!in->chain.passed && pkt_opens_flow(p) && spread_has_backends(local))
+		spread_append(v, &in->outer_dst);
 	v->chain.passed = 1;
-	return pass(v);
+	return spread_send(v);
 }
 
-static __always_inline struct flow *known(const struct pkt *p, struct verdict *v)
+static __always_inline struct flow *flow_known(const struct pkt *p, struct verdict *v)
 {
-	struct flow *f = find(&p->key, &v->half);
+	struct flow *f = flow_find(&p->key, &v->half_open);
 
-	if (f && in_force(p, f, METHOD_NAT))
+	if (f && flow_valid(p, f, METHOD_NAT))
 		return f;
-	v->half = 0;
+	v->half_open = 0;
 	return 0;
 }
 
-/* settle is for who is asked last: it opens the flow, or there is none. */
-static __always_inline struct flow *settle(const struct pkt *p, struct verdict *v, const struct frontend *here)
+/* spread_open is for the last node of the list: it opens the flow or drops the packet. */
+static __always_inline struct flow *spread_open(const struct pkt *p, struct verdict *v, const struct frontend *local)
 {
-	if (!here)
-		return say(v, ACTION_DROP, REASON_NONE_HERE);
-	v->frontend = here->id;
-	v->half = 0;
-	return decide_new(p, v, here);
+	if (!local)
+		return verdict_set(v, ACTION_DROP, REASON_NO_LOCAL_BACKEND);
+	v->frontend = local->id;
+	v->half_open = 0;
+	return decide_new(p, v, local);
 }
 
-static __always_inline struct flow *decide_spread(const struct pkt *p, struct verdict *v, const struct frontend *fe, const struct inside *in)
+static __always_inline struct flow *decide_spread(const struct pkt *p, struct verdict *v, const struct frontend *fe, const struct decap_ctx *in)
 {
-	struct frontend *here = frontend_of(&p->key, 1);
-	int begins = is_stream(p) && opens(p), whose;
+	struct frontend *local = frontend_lookup(&p->key, 1);
+	int is_new = pkt_is_stream(p) && pkt_opens_flow(p), locality;
 	struct flow *f;
 
-	v->hash = hash(&p->key, SPREAD_FLOW);
+	v->hash = flow_hash(&p->key, ALGORITHM_FLOW_HASH);
 	if (in) {
-		f = known(p, v);
+		f = flow_known(p, v);
 		if (f)
 			return decide_known(p, v, f);
-		if (begins && takes(here))
-			return settle(p, v, here);
-		if (in->chain.n && !begins)
-			return pass_on(p, v, here, in);
+		if (is_new && spread_has_backends(local))
+			return spread_open(p, v, local);
+		if (in->chain.n && !is_new)
+			return spread_relay(p, v, local, in);
 		if (in->chain.passed)
-			return settle(p, v, here);
-		/* Who sent it may not know yet what we do, so our own table is asked, once. */
-	} else if (opens(p) && !allowed_from(fe, &p->key.t.src)) {
-		return say(v, ACTION_DROP, REASON_NOT_ALLOWED);
+			return spread_open(p, v, local);
+		/* The sending node may have an older table, so the own table is used, once. */
+	} else if (pkt_opens_flow(p) && !frontend_allows(fe, &p->key.t.src)) {
+		return verdict_set(v, ACTION_DROP, REASON_NOT_ALLOWED);
 	}
-	whose = candidates(p, v, fe, begins);
-	if (whose && !in) {
-		f = known(p, v);
+	locality = spread_candidates(p, v, fe, is_new);
+	if (locality && !in) {
+		f = flow_known(p, v);
 		if (f)
 			return decide_known(p, v, f);
 	}
-	if (is_zero(&v->t.dst) || (whose & IS_OURS && begins)) {
-		if (in || whose)
-			return settle(p, v, here);
-		return fe->silent ? say(v, ACTION_DROP, REASON_NONE_HERE) : refuse(p, v, REASON_NO_BACKEND);
+	if (addr_is_zero(&v->t.dst) || (locality & SLOT_IS_LOCAL && is_new)) {
+		if (in || locality)
+			return spread_open(p, v, local);
+		return fe->drop_when_empty ? verdict_set(v, ACTION_DROP, REASON_NO_LOCAL_BACKEND) : verdict_refuse(p, v, REASON_NO_BACKEND);
 	}
-	if (opens(p) && !begins && takes(here)) {
-		if (in && !(whose & IS_OURS))
-			return settle(p, v, here);
-		struct backend *self = whose & IS_OURS ? bpf_map_lookup_elem(&backends, &v->backend) : 0;
+	if (pkt_opens_flow(p) && !is_new && spread_has_backends(local)) {
+		if (in && !(locality & SLOT_IS_LOCAL))
+			return spread_open(p, v, local);
+		struct backend *self = locality & SLOT_IS_LOCAL ? bpf_map_lookup_elem(&sy_backends, &v->backend) : 0;
 
 		if (self)
-			append(v, &self->addr);
+			spread_append(v, &self->addr);
 	}
 	if (in)
-		v->t.src = in->self;
-	v->chain.passed = in || whose & IS_OURS;
+		v->t.src = in->outer_dst;
+	v->chain.passed = in || locality & SLOT_IS_LOCAL;
 	v->counted = v->chain.passed ? 1 : 2;
-	return pass(v);
+	return spread_send(v);
 }

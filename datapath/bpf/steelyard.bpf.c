@@ -4,102 +4,102 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 #include "act_xdp.h"
-#include "out.h"
+#include "egress.h"
 
-/* How much of a packet must be in one piece for us to look at it. */
-#define HEADERS 192
+/* Bytes of a packet that must be linear for parsing. */
+#define HEADERS_MAX 192
 
-static __always_inline int look(void *data, void *end, __u32 len)
+static __always_inline int parse_packet(void *data, void *end, __u32 len)
 {
-	struct work *w = begin(len);
+	struct scratch *s = scratch_begin(len);
 
-	if (!w)
+	if (!s)
 		return 0;
-	w->parsed = parse(data, end, &w->p);
-	join(&w->p);
+	s->parsed = parse(data, end, &s->p);
+	frag_join(&s->p);
 	return 1;
 }
 
-__noinline int look_xdp(struct xdp_md *ctx)
+__noinline int parse_xdp(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 
-	return look(data, end, end - data);
+	return parse_packet(data, end, end - data);
 }
 
-__noinline int look_tc(struct __sk_buff *skb)
+__noinline int parse_tc(struct __sk_buff *skb)
 {
-	return look((void *)(long)skb->data, (void *)(long)skb->data_end, skb->len);
+	return parse_packet((void *)(long)skb->data, (void *)(long)skb->data_end, skb->len);
 }
 
 SEC("xdp")
 int sy_xdp(struct xdp_md *ctx)
 {
-	struct work *w = look_xdp(ctx) ? work() : 0;
+	struct scratch *s = parse_xdp(ctx) ? scratch_get() : 0;
 
-	return w ? act_xdp(ctx, w, decide(&w->p, w->parsed, &w->v, 0)) : XDP_ABORTED;
+	return s ? act_xdp(ctx, s, decide(&s->p, s->parsed, &s->v, 0)) : XDP_ABORTED;
 }
 
-static __always_inline void pull(struct __sk_buff *skb)
+static __always_inline void tc_pull(struct __sk_buff *skb)
 {
-	if ((void *)(long)skb->data + HEADERS > (void *)(long)skb->data_end)
-		bpf_skb_pull_data(skb, skb->len < HEADERS ? skb->len : HEADERS);
+	if ((void *)(long)skb->data + HEADERS_MAX > (void *)(long)skb->data_end)
+		bpf_skb_pull_data(skb, skb->len < HEADERS_MAX ? skb->len : HEADERS_MAX);
 }
 
 SEC("tc")
 int sy_tc_in(struct __sk_buff *skb)
 {
-	pull(skb);
-	struct work *w = look_tc(skb) ? work() : 0;
+	tc_pull(skb);
+	struct scratch *s = parse_tc(skb) ? scratch_get() : 0;
 
-	return w ? act_tc(skb, w, decide(&w->p, w->parsed, &w->v, 0), 0) : TC_ACT_SHOT;
+	return s ? act_tc(skb, s, decide(&s->p, s->parsed, &s->v, 0), 0) : TC_ACT_SHOT;
 }
 
-/* What sy_tc_in has taken out of a tunnel, to be delivered or passed on. */
+/* A packet that sy_tc_in has decapsulated, for a VIP. */
 SEC("tc")
-int sy_tc_inside(struct __sk_buff *skb)
+int sy_tc_decap(struct __sk_buff *skb)
 {
-	pull(skb);
-	struct work *w = look_tc(skb) ? work() : 0;
+	tc_pull(skb);
+	struct scratch *s = parse_tc(skb) ? scratch_get() : 0;
 
-	return w ? act_tc(skb, w, decide(&w->p, w->parsed, &w->v, &w->in), &w->in) : TC_ACT_SHOT;
+	return s ? act_tc(skb, s, decide(&s->p, s->parsed, &s->v, &s->in), &s->in) : TC_ACT_SHOT;
 }
 
-/* What this machine sends by itself. */
+/* Packets sent by this node. */
 SEC("tc")
 int sy_tc_out(struct __sk_buff *skb)
 {
-	if (!tunnel_end && !delivers && !is_probe(skb)) /* all that is forwarded comes by here, too */
+	if (!tunnel_decap && !local_delivery && !egress_is_probe(skb)) /* forwarded packets pass this hook, too */
 		return TC_ACT_UNSPEC;
-	pull(skb);
-	struct work *w = look_tc(skb) ? work() : 0;
+	tc_pull(skb);
+	struct scratch *s = parse_tc(skb) ? scratch_get() : 0;
 
-	if (!w || w->parsed != REASON_NONE)
+	if (!s || s->parsed != REASON_NONE)
 		return TC_ACT_UNSPEC;
-	int r = out_probe(skb, w);
+	int r = egress_probe(skb, s);
 
-	if (r == OUT_OTHER && delivers)
-		r = out_answer(skb, w);
-	if (r != OUT_OTHER)
+	if (r == EGRESS_NOT_MINE && local_delivery)
+		r = egress_reply(skb, s);
+	if (r != EGRESS_NOT_MINE)
 		return r;
-	out_clamp(skb, &w->p, &w->p.key.t.src);
+	egress_clamp_mss(skb, &s->p, &s->p.key.t.src);
 	return TC_ACT_UNSPEC;
 }
 
-/* explain writes the verdict over the head of the packet and changes nothing else. */
+/* sy_explain writes the verdict over the head of the packet and changes nothing else. */
 SEC("xdp")
 int sy_explain(struct xdp_md *ctx)
 {
-	struct work *w = look_xdp(ctx) ? work() : 0;
+	struct scratch *s = parse_xdp(ctx) ? scratch_get() : 0;
 
-	if (!w)
+	if (!s)
 		return XDP_ABORTED;
-	decide(&w->p, w->parsed, &w->v, 0);
+	decide(&s->p, s->parsed, &s->v, 0);
 	void *data = (void *)(long)ctx->data;
 
-	if (data + sizeof(w->v) > (void *)(long)ctx->data_end)
+	if (data + sizeof(s->v) > (void *)(long)ctx->data_end)
 		return XDP_ABORTED;
-	__builtin_memcpy(data, &w->v, sizeof(w->v));
+	__builtin_memcpy(data, &s->v, sizeof(s->v));
 	return XDP_PASS;
 }
 

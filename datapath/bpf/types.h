@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Types shared with Go through bpf2go. No unions and no implicit padding: every byte has a name and one meaning. */
+/* Types shared with Go through bpf2go. No unions and no implicit padding: each byte has a name and one meaning. */
 #pragma once
 #include <linux/types.h>
 
-/* IPv4 is carried as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2), so there is one path for both families. */
+/* IPv4 is stored as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2), so both families share one code path. */
 struct addr {
 	__u32 w[4];
 };
 
-/* What a flow is told by; 36 bytes, the same layout wherever checksums are taken over it. */
+/* Addresses and ports of a flow: 36 bytes, with the same layout wherever a checksum covers them. */
 struct tuple {
 	struct addr src, dst;
 	__be16 sport, dport;
@@ -18,50 +18,50 @@ struct frontend_key {
 	struct addr vip;
 	__be16 port;
 	__u8 proto; /* IPPROTO_* */
-	__u8 inside; /* 1: what this machine does with packets that it is to deliver, of a chained frontend */
+	__u8 decap; /* 1: the entry of a chained frontend for decapsulated packets, with the backends of this node */
 };
 
-/* How packets get to a backend. All but METHOD_NAT are one-way: the server answers the client itself. */
+/* Forwarding methods. With all but METHOD_NAT the server answers the client directly (direct server return). */
 enum method {
 	METHOD_NAT = 1,
-	METHOD_DSR, /* another destination MAC */
+	METHOD_DSR, /* rewrites the destination MAC address */
 	METHOD_IPIP, /* RFC 2003, RFC 2473, RFC 4213 */
 	METHOD_GUE, /* draft-ietf-intarea-gue, version 0 */
 };
 
-/* What to take a slot of the table by. */
-enum spread {
-	SPREAD_FLOW = 1, /* hash of the tuple */
-	SPREAD_SOURCE, /* hash of the client's address */
-	SPREAD_RANDOM,
-	SPREAD_TURNS, /* each new flow the next slot, per CPU */
-	SPREAD_LEAST, /* of a few random slots the one whose backend has the fewest flows for its weight */
+/* How a slot of the table is selected. */
+enum algorithm {
+	ALGORITHM_FLOW_HASH = 1, /* hash of addresses and ports */
+	ALGORITHM_SOURCE_HASH, /* hash of the client address */
+	ALGORITHM_RANDOM,
+	ALGORITHM_ROUND_ROBIN, /* the next slot for each new flow, per CPU */
+	ALGORITHM_LEAST_CONN, /* of a few random slots the one with the fewest flows per weight */
 };
 
 struct frontend {
 	__u32 id;
 	__u8 method; /* enum method */
-	__u8 spread; /* enum spread */
-	__u8 restricted; /* 1: only sources in `allowed` may open flows */
-	__u8 silent; /* 1: without a backend new flows are dropped and not refused */
-	__be16 first; /* port of a range; a backend's port belongs to it */
-	__u8 chained; /* 1: its backends are machines that do as this one does: flows are kept by who delivers them */
+	__u8 algorithm; /* enum algorithm */
+	__u8 restricted; /* 1: only sources in sy_src_allow may open flows */
+	__u8 drop_when_empty; /* 1: without a backend, new flows are dropped and not refused */
+	__be16 first_port; /* first port of a range; it maps to the backend's port */
+	__u8 chained; /* 1: its backends are nodes that run this datapath; the delivering node stores the flows */
 	__u8 pad;
-	__u32 affinity; /* seconds that a client keeps its backend; 0: not at all */
+	__u32 affinity; /* in seconds; 0: off */
 };
 
-/* A range of ports is in `ranges` as the prefixes that it consists of. */
+/* sy_port_ranges has a range of ports as the prefixes it consists of. */
 struct range_key {
-	__u32 prefix; /* bits of what follows */
+	__u32 prefix; /* bits of the following fields */
 	struct addr vip;
-	__be16 proto; /* so that the port begins at a multiple of 16 bits */
+	__be16 proto; /* 16 bits wide, so that the port begins at a multiple of 16 bits */
 	__be16 port;
 };
 
-#define RANGE_BITS (128 + 16) /* before the bits of the port */
+#define RANGE_BITS (128 + 16) /* bits before the port */
 
 struct allow_key {
-	__u32 prefix; /* bits of what follows */
+	__u32 prefix; /* bits of the following fields */
 	__be32 frontend;
 	struct addr source;
 };
@@ -69,33 +69,42 @@ struct allow_key {
 #define NO_BACKEND 0xffffffff
 #define ANY_BACKEND 0xfffffffe
 
-/* A slot remembers which backends it had before, the last one first: flows that were opened then may still go there. */
-#define PREVIOUS 3
+/* A slot stores its previous backends, the last one first: flows opened before a change may still belong to them. */
+#define PREVIOUS_MAX 3
 struct slot {
-	__u32 backend; /* NO_BACKEND: it has none any more */
-	__u32 previous[PREVIOUS]; /* NO_BACKEND: there are no more; ANY_BACKEND: see the slots of the old table */
+	__u32 backend; /* NO_BACKEND: none at present */
+	__u32 previous[PREVIOUS_MAX]; /* NO_BACKEND: end of the list; ANY_BACKEND: the older table follows */
 };
 
-/* Machines that may know the flow of a packet, in the order in which they are to be asked. It goes along with the packet. */
-#define CHAIN 3
+/* Element 0 of a table. All elements of an array map have one size, so the header takes the place of a slot. */
+struct table_header {
+	__u32 slots; /* current slots: elements 1 to slots */
+	__u32 older_slots; /* slots of the table before the last change of size; they follow the current ones */
+	__u32 pad[2];
+};
+
+_Static_assert(sizeof(struct table_header) == sizeof(struct slot), "the header takes the place of a slot");
+
+/* Nodes that may know the flow of a packet, in the order in which they are tried. Tunnel packets carry it. */
+#define CHAIN_MAX 3
 struct chain {
-	struct addr next[CHAIN];
-	__u8 n; /* of next */
-	__u8 passed; /* 1: a machine that was to deliver the packet has passed it on */
+	struct addr next[CHAIN_MAX];
+	__u8 n; /* used entries of next */
+	__u8 passed; /* 1: a node of the slot has relayed the packet */
 	__u8 pad[2];
 };
 
-#define SNATS 4 /* a power of two */
+#define SNAT_ADDRS 4 /* a power of two */
 
 struct backend {
 	struct addr addr;
-	struct addr snat[SNATS]; /* our addresses towards it, best first; the rest is zero */
+	struct addr snat[SNAT_ADDRS]; /* source addresses towards the backend, best first; the rest is zero */
 	__be16 port;
-	__u8 here; /* 1: on this machine: packets keep their source, and the stack delivers them */
+	__u8 local; /* 1: on this node: packets keep their source and go to the stack */
 	__u8 pad;
 };
 
-/* A backend that may get new flows of a frontend; only where affinity or weights must be asked for. */
+/* A backend that accepts new flows of a frontend. Only frontends with affinity or weights have entries. */
 struct member_key {
 	__u32 frontend, backend;
 };
@@ -108,10 +117,10 @@ struct affinity_key {
 struct affinity {
 	__u32 backend;
 	__u32 pad;
-	__u64 seen; /* last flow that was opened, CLOCK_MONOTONIC (coarse) ns */
+	__u64 seen; /* last opened flow, CLOCK_MONOTONIC_COARSE in ns */
 };
 
-/* The ports of a datagram whose first fragment we have seen. */
+/* The ports of a datagram, from its first fragment. */
 struct fragment_key {
 	struct addr src, dst;
 	__u32 id;
@@ -122,29 +131,29 @@ struct fragment {
 	__be16 sport, dport;
 };
 
-/* How large a packet to a backend may be, as a router on the way has told (RFC 1191, RFC 8201). */
-struct path {
+/* Path MTU to a backend, as reported by a router (RFC 1191, RFC 8201). */
+struct pmtu {
 	__u64 seen;
 	__u32 mtu;
 	__u32 pad;
 };
 
-/* A packet of our own health checks, by its mark. */
+/* Destination of a health check packet, by its mark. */
 struct probe {
-	struct addr addr, local; /* of the server, and ours towards it */
+	struct addr addr, local; /* of the server, and the source address towards it */
 	__u32 method;
-	__u32 ifindex; /* of the interface towards it */
+	__u32 ifindex; /* egress interface */
 };
 
-/* What one CPU may still answer with ICMP errors. */
-struct bucket {
-	__u64 filled; /* CLOCK_MONOTONIC (coarse) ns */
-	__u64 left;
+/* Limit of ICMP errors, per CPU. */
+struct token_bucket {
+	__u64 refilled; /* CLOCK_MONOTONIC_COARSE in ns */
+	__u64 tokens;
 };
 
 struct vip {
-	__u8 up; /* 1: some frontend of it can serve; then it answers ping */
-	__u8 ranges; /* 1: some frontend of it is in `ranges` */
+	__u8 up; /* 1: a frontend has a backend; the VIP answers ping */
+	__u8 ranges; /* 1: a frontend of it is in sy_port_ranges */
 	__u8 pad[2];
 };
 
@@ -155,27 +164,27 @@ struct flow_key {
 };
 
 enum flow_state {
-	FLOW_HALF_OPEN = 1, /* the client has not proved that it is there */
+	FLOW_HALF_OPEN = 1, /* the client is not confirmed yet */
 	FLOW_ESTABLISHED,
-	FLOW_CLOSING, /* one side has said FIN */
-	FLOW_CLOSED, /* both have, or one has said RST */
+	FLOW_CLOSING, /* one side has sent FIN */
+	FLOW_CLOSED, /* both have, or one has sent RST */
 };
 
-/* One direction of a flow. The entry of the other direction is found under the reverse of t. */
+/* One direction of a flow. The other direction is found under the reverse of t. */
 struct flow {
 	struct tuple t; /* what the packet becomes */
-	/* From the client: half-open, the first sequence number of the server; then the last ACK of the client, which is
-	 * where a RST to it must start. */
+	/* In the client's direction. Half-open: the first sequence number of the server. Then: the last ACK of the
+	 * client, which is the sequence number of a RST to it. */
 	__u32 seq;
 	__u32 frontend, backend; /* ids */
 	__u8 state; /* enum flow_state */
-	__u8 reply; /* 1: this is the direction from the server */
-	__u8 answered; /* 1: the server has answered; only in the client's direction */
-	__u8 fin; /* 1: this side has said FIN */
-	__u8 method; /* enum method; a one-way flow has no other direction */
-	__u8 here; /* 1: to a backend on this machine */
+	__u8 reply; /* 1: from the server to the client */
+	__u8 answered; /* 1: the server has answered; in the client's direction only */
+	__u8 fin; /* 1: this side has sent FIN */
+	__u8 method; /* enum method; a DSR flow has no other direction */
+	__u8 local; /* 1: to a backend on this node */
 	__u8 pad[2];
-	__u64 seen; /* last packet, CLOCK_MONOTONIC (coarse) ns */
+	__u64 seen; /* last packet, CLOCK_MONOTONIC_COARSE in ns */
 };
 
 struct traffic {
@@ -183,78 +192,107 @@ struct traffic {
 	__u64 flows; /* opened */
 };
 
-/* The only list of reasons: names in metrics, tests and documents are made from it. Each says who must act. */
+/* The only list of reasons: the names in metrics, tests and documents derive from it. Each comment says who must
+ * act, and what to do. */
 enum reason {
 	REASON_NONE,
-	REASON_NOT_OURS, /* nobody: not for an address of ours */
-	REASON_FORWARDED, /* nobody: to a backend, or back to a client */
-	REASON_ECHO, /* nobody: ping answered */
-	REASON_NEIGHBOUR, /* nobody: neighbour discovery, for the stack */
-	REASON_TUNNELLED, /* nobody: came out of a tunnel, for the stack */
-	REASON_PATH, /* nobody: a router told the MTU of the way to a backend */
-	REASON_MALFORMED, /* sender: headers that end too early */
-	REASON_FRAGMENT, /* nobody: a fragment that came before the first one of its datagram */
-	REASON_NO_FRONTEND, /* client: nobody serves this port */
-	REASON_PROTOCOL, /* client: neither TCP, UDP, SCTP nor echo */
-	REASON_NOT_ALLOWED, /* client: its address is not in the service's allow list */
-	REASON_VIP_DOWN, /* operator: ping to an address without a usable backend */
-	REASON_NO_BACKEND, /* operator: no backend may take new flows */
-	REASON_NONE_HERE, /* operator: no backend on this machine, and the policy allows no other */
-	REASON_NO_FLOW, /* client: goes on with a flow that we do not know, or no longer */
-	REASON_BAD_ACK, /* client: acknowledges what the server never sent */
-	REASON_FLOWS_FULL, /* operator: raise max_flows */
-	REASON_SNAT_FULL, /* operator: more snat_ports, more addresses of ours or more backends */
-	REASON_NO_ROUTE, /* operator: the kernel has no route to where it goes */
-	REASON_NOT_ON_LINK, /* operator: a server with forward = "dsr" is behind a router */
-	REASON_NO_FORWARDING, /* operator: something turned the forwarding sysctl off */
-	REASON_TTL, /* sender: loops, or starts with too small a TTL */
-	REASON_TOO_BIG, /* operator: the way to the receiver takes only smaller packets, and the sender was told */
-	REASON_UNKNOWN_PEER, /* operator: a tunnel packet from an address that is not in tunnel_sources */
-	REASON_NOT_LOCAL, /* operator: came out of a tunnel, and is for an address that this machine has not */
-	REASON_TAGS, /* operator: behind two VLAN tags only XDP can put packets into tunnels, or take them out */
-	REASON_RATE, /* sender: more packets to be answered with ICMP than we answer */
-	REASON_INTERNAL, /* us: a helper failed that does not fail */
+	/* nobody: the destination is no address of Steelyard */
+	REASON_NOT_OURS,
+	/* nobody: sent to a backend or back to a client */
+	REASON_FORWARDED,
+	/* nobody: a ping of a VIP was answered */
+	REASON_ECHO_REPLY,
+	/* nobody: neighbour discovery, passed to the stack */
+	REASON_NEIGHBOUR_DISCOVERY,
+	/* nobody: the tunnel headers were removed, and the packet went on to its local destination */
+	REASON_DECAPSULATED,
+	/* nobody: a router reported the path MTU to a backend */
+	REASON_PMTU_LEARNED,
+	/* sender: the headers are truncated or inconsistent; fix the sender */
+	REASON_MALFORMED,
+	/* nobody: a later fragment arrived before the first one of its datagram, which has the ports */
+	REASON_FRAGMENT_NOT_FOUND,
+	/* client: the VIP has no service on this port; correct the port */
+	REASON_NO_FRONTEND,
+	/* client: the protocol is not TCP, UDP, SCTP or ICMP echo; use one of these */
+	REASON_UNSUPPORTED_PROTOCOL,
+	/* client: the source is not in the service's allow list; add it there if it should be */
+	REASON_NOT_ALLOWED,
+	/* operator: a ping was dropped because no service of the VIP has a usable backend; repair the backends */
+	REASON_VIP_DOWN,
+	/* operator: no backend accepts new flows; repair the backends or add some */
+	REASON_NO_BACKEND,
+	/* operator: this node has no backend, and the policy allows no other node; schedule a backend here or change the policy */
+	REASON_NO_LOCAL_BACKEND,
+	/* client: the packet belongs to no known flow, which may have timed out; open a new connection */
+	REASON_NO_FLOW,
+	/* client: the acknowledgement is for data that the server never sent; open a new connection */
+	REASON_BAD_ACK,
+	/* operator: the flow table is full; raise max_flows */
+	REASON_FLOWS_FULL,
+	/* operator: all source ports to the backend are in use; widen snat_ports, or add node addresses or backends */
+	REASON_SNAT_EXHAUSTED,
+	/* operator: the kernel has no route to the destination; add one */
+	REASON_NO_ROUTE,
+	/* operator: a server with forward = "dsr" is behind a router; put it on the link or use a tunnel */
+	REASON_NOT_ON_LINK,
+	/* operator: IP forwarding is off on the interface; find what changed the sysctl and restart the agent */
+	REASON_NO_FORWARDING,
+	/* sender: the TTL or hop limit is used up; look for a routing loop or raise the initial TTL */
+	REASON_TTL_EXPIRED,
+	/* operator: the packet exceeds the path MTU, and an ICMP error told the sender; raise the MTU of the path, or let ICMP pass */
+	REASON_TOO_BIG,
+	/* operator: the source of a tunnel packet is not in tunnel_sources; add it there if it should be */
+	REASON_UNKNOWN_TUNNEL_SOURCE,
+	/* operator: the destination inside the tunnel is no address of this node; correct the sender or add the address */
+	REASON_DECAP_NOT_LOCAL,
+	/* operator: tc cannot handle tunnels behind two VLAN tags; use XDP or one tag */
+	REASON_VLAN_STACKED,
+	/* sender: the limit of ICMP errors per second is reached; find out why the sender causes them */
+	REASON_ICMP_RATELIMITED,
+	/* developer: a kernel helper failed where none should; report a bug */
+	REASON_INTERNAL_ERROR,
 	REASON_MAX,
 };
 
 enum action {
-	ACTION_PASS, /* to the stack, untouched */
+	ACTION_PASS, /* to the stack, unchanged */
 	ACTION_DROP,
 	ACTION_FORWARD, /* by verdict.method */
-	ACTION_ECHO, /* answer the ping */
+	ACTION_ECHO, /* answer with an echo reply */
 	ACTION_RESET, /* answer with a TCP RST */
 	ACTION_REFUSE, /* answer with ICMP port unreachable */
-	ACTION_TOO_BIG, /* answer with ICMP: verdict.mtu is what fits */
-	ACTION_DECAP, /* to the stack, out of its tunnel */
+	ACTION_TOO_BIG, /* answer with an ICMP error; verdict.mtu is what fits */
+	ACTION_DECAP, /* remove the tunnel headers, then to the stack */
 	ACTION_MAX,
 };
 
-/* What commit has to write when the packet is really sent. */
+/* What commit writes when the packet can be sent. */
 enum commit {
 	COMMIT_NONE,
-	COMMIT_TOUCH, /* the flow was seen */
-	COMMIT_OPEN, /* new half-open flow; by nat with a source port of ours */
+	COMMIT_TOUCH, /* refresh the flow */
+	COMMIT_OPEN, /* new half-open flow; with METHOD_NAT, claim a source port */
 	COMMIT_ANSWER, /* the server answered a half-open flow */
-	COMMIT_PROVE, /* the client proved itself: half-open becomes established */
+	COMMIT_CONFIRM, /* the client is confirmed: the flow becomes established */
 	COMMIT_CLOSE, /* FIN or RST */
-	COMMIT_PATH, /* remember the MTU of a path */
+	COMMIT_PMTU, /* store a path MTU */
 };
 
 struct verdict {
-	/* nat: what the packet becomes. dsr: dst is the server. Tunnels: addresses and ports of the outer packet. */
+	/* METHOD_NAT: what the packet becomes. METHOD_DSR: dst is the server. Tunnels: outer addresses and ports. */
 	struct tuple t;
 	enum action action;
 	enum reason reason;
 	enum commit commit;
-	__u32 frontend, backend; /* ids, when counted is 1 */
-	__u32 mtu; /* ACTION_TOO_BIG: of the largest packet that fits, with its IP header */
+	__u32 frontend, backend; /* ids, see counted */
+	__u32 mtu; /* ACTION_TOO_BIG: the largest packet that fits, IP header included */
 	__u8 method; /* enum method */
-	__u8 counted; /* 1: frontend is valid; 2: backend too */
-	__u8 half; /* 1: the flow is in halfopen */
-	__u8 sticky; /* 1: a new flow's client is to get this backend again */
-	__u32 hash; /* of a one-way flow */
-	__u8 pending; /* 1: its bit in `pending` is set */
-	__u8 here; /* 1: nat without a source of ours; the stack delivers the packet */
+	__u8 counted; /* 1: frontend is valid; 2: frontend and backend are */
+	__u8 half_open; /* 1: the flow is in sy_halfopen */
+	__u8 affinity; /* 1: store the backend of the new flow for the client */
+	__u32 hash; /* of a DSR flow */
+	__u8 dsr_pending; /* 1: its bit in sy_dsr_pending is set */
+	__u8 local; /* 1: METHOD_NAT without SNAT; the stack delivers the packet */
 	__u8 pad[2];
-	struct chain chain; /* goes along, if chained */
+	struct chain chain; /* sent along by chained frontends */
 };

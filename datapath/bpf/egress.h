@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Packets sent by this node: health checks that take the path of client traffic, and replies of servers behind a
+ * tunnel that ends here. */
+#pragma once
+#include "act_tc.h"
+
+/* Marks of health checks; the lower half is the key in sy_probes. Go has the same value. */
+#define PROBE_MARK 0x53590000
+
+static __always_inline int egress_is_probe(const struct __sk_buff *skb)
+{
+	return (skb->mark & 0xffff0000) == PROBE_MARK;
+}
+
+#define EGRESS_NOT_MINE -2 /* the packet is of another kind; no return code of tc */
+
+/* egress_probe sends a packet of a health check to its server like a client's. */
+static __always_inline int egress_probe(struct __sk_buff *skb, struct scratch *s)
+{
+	const struct pkt *p = &s->p;
+	struct verdict *v = &s->v;
+	__u32 mark = skb->mark;
+
+	if (!egress_is_probe(skb))
+		return EGRESS_NOT_MINE;
+	struct probe *probe = bpf_map_lookup_elem(&sy_probes, &mark);
+
+	if (!probe)
+		return TC_ACT_SHOT;
+	skb->mark = 0; /* the packet passes this hook again */
+	verdict_set(v, ACTION_FORWARD, REASON_FORWARDED);
+	v->method = probe->method;
+	v->t.src = probe->local;
+	v->t.dst = probe->addr;
+	v->hash = flow_hash(&p->key, ALGORITHM_FLOW_HASH);
+	tunnel_set_ports(v);
+	enum route r = route_lookup(skb, probe->ifindex, tc_segment_len(skb, p), p, v, &s->fib);
+
+	return r == ROUTE_NONE ? TC_ACT_SHOT : tc_forward(skb, v, &s->fib, r);
+}
+
+static __always_inline void egress_clamp_mss(struct __sk_buff *skb, const struct pkt *p, const struct addr *from);
+
+/* egress_reply rewrites a reply of a backend on this node to come from the VIP. */
+static __always_inline int egress_reply(struct __sk_buff *skb, struct scratch *s)
+{
+	struct flow *f = proto_has_ports(s->p.key.proto) ? flow_find(&s->p.key, &s->v.half_open) : 0;
+
+	if (!f || !f->reply || !f->local)
+		return EGRESS_NOT_MINE;
+	decide_reply(&s->p, &s->v, f);
+	commit(f);
+	verdict_count(&s->p, &s->v);
+	egress_clamp_mss(skb, &s->p, &f->t.src);
+	return tc_deliver(skb, s);
+}
+
+#define TCPOPT_END 0
+#define TCPOPT_NOP 1
+#define TCPOPT_MSS 2
+#define TCP_OPTIONS_MAX 10 /* options scanned for the MSS, which senders put first */
+
+/* egress_clamp_mss lowers the MSS that a server behind a tunnel announces to the client, so that the client's
+ * segments fit the tunnel (RFC 9293, 3.7.1). */
+static __always_inline void egress_clamp_mss(struct __sk_buff *skb, const struct pkt *p, const struct addr *from)
+{
+	__u32 *n, mtu = 0, off = p->l4 + sizeof(struct tcphdr), stop = p->l3 + p->l3len - p->payload;
+
+	if (p->key.proto != IPPROTO_TCP || pkt_without_l4(p) || (p->flags & (TCP_SYN | TCP_ACK)) != (TCP_SYN | TCP_ACK))
+		return;
+	n = bpf_map_lookup_elem(&sy_tunnel_hlen, from);
+	if (!n || bpf_check_mtu(skb, 0, &mtu, 0, 0) < 0)
+		return;
+	__u16 fits = mtu - *n - (p->l4 - p->l3) - sizeof(struct tcphdr);
+
+	for (int i = 0; i < TCP_OPTIONS_MAX; i++) {
+		struct {
+			__u8 kind, len;
+			__be16 mss;
+		} o;
+
+		if (off + sizeof(o) > stop || bpf_skb_load_bytes(skb, off, &o, sizeof(o)) || o.kind == TCPOPT_END)
+			return;
+		if (o.kind == TCPOPT_NOP) {
+			off++;
+			continue;
+		}
+		if (o.kind == TCPOPT_MSS) {
+			__be16 new = bpf_htons(fits);
+
+			if (o.len != 4 || bpf_ntohs(o.mss) <= fits || off & 1)
+				return;
+			bpf_l4_csum_replace(skb, csum_offset(p), o.mss, new, sizeof(new));
+			bpf_skb_store_bytes(skb, off + 2, &new, sizeof(new), 0);
+			return;
+		}
+		if (o.len < 2)
+			return;
+		off += o.len;
+	}
+}

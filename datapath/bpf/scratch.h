@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* State that the steps for one packet share. */
+#pragma once
+#include "parse.h"
+
+/* State of one packet. It exceeds the stack of 512 bytes. Programs do not interrupt each other on a CPU. */
+struct scratch {
+	struct pkt p;
+	struct verdict v;
+	enum reason parsed;
+	struct bpf_fib_lookup fib;
+	struct decap_ctx in; /* of a decapsulated packet */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__uint(value_size, sizeof(struct scratch)); /* no type: Go does not need it */
+	__uint(max_entries, 1);
+} sy_scratch SEC(".maps");
+
+/* The verifier checks a global function once, not per call path. It takes no packet pointers, so such functions
+ * begin with the state that earlier steps stored here. */
+static __always_inline struct scratch *scratch_get(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&sy_scratch, &zero);
+}
+
+/* scratch_begin returns the cleared state for a new packet. */
+static __always_inline struct scratch *scratch_begin(__u32 len)
+{
+	struct scratch *s = scratch_get();
+
+	if (!s)
+		return 0;
+	__builtin_memset(s, 0, sizeof(s->p) + sizeof(s->v));
+	s->p.len = len;
+	return s;
+}
