@@ -95,7 +95,8 @@ static __always_inline int tc_error4(struct __sk_buff *skb, const struct pkt *p,
 	return rewrite_to_answer((void *)(long)skb->data, (void *)(long)skb->data_end, p, sizeof(e), IPPROTO_ICMP);
 }
 
-static __always_inline int tc_error6(struct __sk_buff *skb, const struct pkt *p, const struct verdict *v, const __u32 quote)
+static __always_inline int tc_error6(struct __sk_buff *skb, const struct pkt *p, const struct verdict *v,
+				     const __u32 quote)
 {
 	struct error6 e = { .icmp = icmp_error_header(p, v) };
 	const __u32 size = sizeof(e) - QUOTE_LONG + quote;
@@ -122,7 +123,8 @@ static __always_inline int tc_make_room(struct __sk_buff *skb, __u32 size, __u64
 
 /* tc_push inserts size bytes before the IP header. Segments of a GSO packet keep their size: the sender's MSS
  * accounts for the tunnel. */
-static __always_inline int tc_push(struct __sk_buff *skb, const struct pkt *p, const struct verdict *v, const void *outer, __u32 size)
+static __always_inline int tc_push(struct __sk_buff *skb, const struct pkt *p, const struct verdict *v,
+				   const void *outer, __u32 size)
 {
 	int v4 = addr_is_v4(&v->t.dst);
 	__u64 flags = v4 ? BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 : BPF_F_ADJ_ROOM_ENCAP_L3_IPV6;
@@ -167,7 +169,6 @@ __noinline int tc_decap(struct __sk_buff *skb, __u32 n, __u32 reserve, __u32 eth
 	if (!s)
 		return 0;
 	const struct pkt *p = &s->p;
-
 
 	if (type != skb->protocol) /* needs Linux 6.3; before, both headers must be of one family */
 		flags |= type == bpf_htons(ETH_P_IP) ? ADJ_ROOM_DECAP_IPV4 : ADJ_ROOM_DECAP_IPV6;
@@ -252,7 +253,8 @@ static __always_inline int tc_deliver(struct __sk_buff *skb, struct scratch *s)
 	return tc_transform(skb) ? TC_ACT_UNSPEC : tc_internal_error();
 }
 
-static __always_inline int tc_forward(struct __sk_buff *skb, const struct verdict *v, const struct bpf_fib_lookup *fib, enum route r)
+static __always_inline int tc_forward(struct __sk_buff *skb, const struct verdict *v, const struct bpf_fib_lookup *fib,
+				      enum route r)
 {
 	if (!tc_transform(skb))
 		return tc_internal_error();
@@ -303,7 +305,8 @@ static __always_inline int act_tc(struct __sk_buff *skb, struct scratch *s, stru
 	__u32 n = 0;
 
 	/* The kernel strips one VLAN tag before tc. bpf_skb_adjust_room does not support a second one. */
-	if (p->l3 != sizeof(struct ethhdr) && (v->action == ACTION_DECAP || (v->action == ACTION_FORWARD && v->method >= METHOD_IPIP)))
+	if (p->l3 != sizeof(struct ethhdr) &&
+	    (v->action == ACTION_DECAP || (v->action == ACTION_FORWARD && v->method >= METHOD_IPIP)))
 		route_drop(v, REASON_VLAN_STACKED);
 	if (v->action == ACTION_FORWARD && v->local)
 		r = ROUTE_OK;

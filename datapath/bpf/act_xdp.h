@@ -172,7 +172,8 @@ static __always_inline int xdp_error4(struct xdp_md *ctx, const struct pkt *p, c
 	return rewrite_to_answer(data, end, p, sizeof(e), IPPROTO_ICMP);
 }
 
-static __always_inline int xdp_error6(struct xdp_md *ctx, const struct pkt *p, const struct verdict *v, const __u32 quote)
+static __always_inline int xdp_error6(struct xdp_md *ctx, const struct pkt *p, const struct verdict *v,
+				      const __u32 quote)
 {
 	struct error6 e = { .icmp = icmp_error_header(p, v) };
 	const __u32 size = sizeof(e) - QUOTE_LONG + quote;

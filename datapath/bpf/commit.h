@@ -112,8 +112,8 @@ static __always_inline int snat_claim_port(const struct flow_key *k, const struc
 /* snat_source sets the source that the backend sees at the n-th try: one of the SNAT addresses and a port. For a
  * backend on this node it is the client; only the port changes, and only when the client has another flow to the
  * backend (by another VIP) from it. */
-static __always_inline void snat_source(struct flow_key *k, const struct pkt *p, const struct verdict *v, const struct backend *b,
-				   __u32 start, __u32 n)
+static __always_inline void snat_source(struct flow_key *k, const struct pkt *p, const struct verdict *v,
+					const struct backend *b, __u32 start, __u32 n)
 {
 	__u32 range = (__u32)snat_last - snat_first + 1;
 
@@ -144,8 +144,14 @@ static __always_inline int flow_is_older(const struct flow_key *k, __u64 *best)
 /* flow_open_nat claims a source address and port that no flow to this backend has, and writes both directions. */
 static __always_inline void flow_open_nat(const struct pkt *p, struct verdict *v, __u64 now)
 {
-	struct flow reply = { .t = tuple_reverse(&p->key.t), .frontend = v->frontend, .backend = v->backend, .method = METHOD_NAT,
-			      .local = v->local, .state = FLOW_HALF_OPEN, .reply = 1, .seen = now };
+	struct flow reply = { .t = tuple_reverse(&p->key.t),
+			      .frontend = v->frontend,
+			      .backend = v->backend,
+			      .method = METHOD_NAT,
+			      .local = v->local,
+			      .state = FLOW_HALF_OPEN,
+			      .reply = 1,
+			      .seen = now };
 	struct flow_key k = { .t = tuple_reverse(&v->t), .proto = p->key.proto };
 	struct backend *b = bpf_map_lookup_elem(&sy_backends, &v->backend);
 	__u32 start = bpf_get_prandom_u32();
@@ -163,8 +169,13 @@ static __always_inline void flow_open_nat(const struct pkt *p, struct verdict *v
 			continue;
 		}
 		v->t = tuple_reverse(&k.t);
-		struct flow f = { .t = v->t, .frontend = v->frontend, .backend = v->backend, .method = METHOD_NAT,
-				  .local = v->local, .state = FLOW_HALF_OPEN, .seen = now };
+		struct flow f = { .t = v->t,
+				  .frontend = v->frontend,
+				  .backend = v->backend,
+				  .method = METHOD_NAT,
+				  .local = v->local,
+				  .state = FLOW_HALF_OPEN,
+				  .seen = now };
 
 		if (bpf_map_update_elem(&sy_halfopen, &p->key, &f, BPF_ANY))
 			verdict_drop(v, REASON_INTERNAL_ERROR);
@@ -176,8 +187,12 @@ static __always_inline void flow_open_nat(const struct pkt *p, struct verdict *v
 /* flow_open_dsr writes a new flow. The packet is forwarded even when the write fails. */
 static __always_inline void flow_open_dsr(const struct pkt *p, const struct verdict *v, __u64 now)
 {
-	struct flow f = { .t = v->t, .frontend = v->frontend, .backend = v->backend, .method = v->method,
-			  .state = FLOW_HALF_OPEN, .seen = now };
+	struct flow f = { .t = v->t,
+			  .frontend = v->frontend,
+			  .backend = v->backend,
+			  .method = v->method,
+			  .state = FLOW_HALF_OPEN,
+			  .seen = now };
 	__u64 bit, *word = dsr_pending_bit(v->hash, &bit);
 
 	bpf_map_delete_elem(&sy_dsr_flows, &p->key); /* a closed flow with the same key */
@@ -237,8 +252,14 @@ static __always_inline void flow_confirm(const struct pkt *p, struct verdict *v,
 {
 	struct flow_key k = flow_reverse_key(f, p->key.proto);
 	struct flow fwd = *f;
-	struct flow reply = { .t = tuple_reverse(&p->key.t), .frontend = f->frontend, .backend = f->backend, .method = METHOD_NAT,
-			      .local = f->local, .state = FLOW_ESTABLISHED, .reply = 1, .seen = now };
+	struct flow reply = { .t = tuple_reverse(&p->key.t),
+			      .frontend = f->frontend,
+			      .backend = f->backend,
+			      .method = METHOD_NAT,
+			      .local = f->local,
+			      .state = FLOW_ESTABLISHED,
+			      .reply = 1,
+			      .seen = now };
 
 	struct flow *r = bpf_map_lookup_elem(&sy_halfopen, &k);
 

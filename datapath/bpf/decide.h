@@ -30,7 +30,8 @@ static __always_inline int frag_unresolved(const struct pkt *p)
 }
 
 /* in: the context of a decapsulated packet, or NULL. */
-static __always_inline struct flow *decide(const struct pkt *p, enum reason parsed, struct verdict *v, const struct decap_ctx *in)
+static __always_inline struct flow *decide(const struct pkt *p, enum reason parsed, struct verdict *v,
+					   const struct decap_ctx *in)
 {
 	if (parsed == REASON_NOT_OURS)
 		return verdict_set(v, ACTION_PASS, REASON_NOT_OURS);

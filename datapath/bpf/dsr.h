@@ -86,7 +86,8 @@ static __always_inline struct flow *decide_dsr(const struct pkt *p, struct verdi
 		v->backend = s->backend;
 	else if (!backend_select(p, v, fe))
 		return verdict_refuse(p, v, REASON_NO_BACKEND);
-	return dsr_forward(v, fe->method, 0, (lookup || !by_hash) && !(p->flags & (TCP_FIN | TCP_RST)) ? COMMIT_OPEN : COMMIT_NONE);
+	return dsr_forward(v, fe->method, 0,
+			   (lookup || !by_hash) && !(p->flags & (TCP_FIN | TCP_RST)) ? COMMIT_OPEN : COMMIT_NONE);
 }
 
 /* decide_tunnel handles the packets of the tunnels themselves, and reports whether this is one. */
@@ -99,8 +100,8 @@ static __always_inline int decide_tunnel(const struct pkt *p, struct verdict *v)
 		v->commit = COMMIT_PMTU;
 		return 1;
 	}
-	if (!tunnel_decap || p->fragment || p->icmp_error || p->key.proto != IPPROTO_UDP || p->key.t.dport != bpf_htons(tunnel_port) ||
-	    !bpf_map_lookup_elem(&sy_local_addrs, &p->key.t.dst))
+	if (!tunnel_decap || p->fragment || p->icmp_error || p->key.proto != IPPROTO_UDP ||
+	    p->key.t.dport != bpf_htons(tunnel_port) || !bpf_map_lookup_elem(&sy_local_addrs, &p->key.t.dst))
 		return 0;
 	struct allow_key k = { .prefix = 32 + 128, .source = p->key.t.src };
 

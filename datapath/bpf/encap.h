@@ -60,8 +60,8 @@ static __always_inline __u8 encap_inner_proto(const struct pkt *p)
 }
 
 /* No outer UDP checksum: the inner packet has its own (RFC 6935, RFC 6936). */
-static __always_inline void encap_gue(const struct pkt *p, const struct verdict *v, struct udphdr *udp, struct guehdr *gue,
-				struct chain_head *head, __u32 chain_size)
+static __always_inline void encap_gue(const struct pkt *p, const struct verdict *v, struct udphdr *udp,
+				      struct guehdr *gue, struct chain_head *head, __u32 chain_size)
 {
 	__u32 private = encap_has_chain(v) ? chain_size : 0;
 
@@ -79,8 +79,14 @@ static __always_inline void encap_gue(const struct pkt *p, const struct verdict 
 static __always_inline void encap_outer4(const struct pkt *p, const struct verdict *v, struct outer4 *o)
 {
 	o->ip = (struct iphdr){
-		.ver_ihl = 0x45, .tos = p->tos, .len = bpf_htons(p->l3len + encap_overhead(v)), .frag = bpf_htons(IP_DF), .ttl = OUTER_TTL,
-		.proto = v->method == METHOD_GUE ? IPPROTO_UDP : encap_inner_proto(p), .src = v->t.src.w[3], .dst = v->t.dst.w[3],
+		.ver_ihl = 0x45,
+		.tos = p->tos,
+		.len = bpf_htons(p->l3len + encap_overhead(v)),
+		.frag = bpf_htons(IP_DF),
+		.ttl = OUTER_TTL,
+		.proto = v->method == METHOD_GUE ? IPPROTO_UDP : encap_inner_proto(p),
+		.src = v->t.src.w[3],
+		.dst = v->t.dst.w[3],
 	};
 	o->ip.csum = ~csum_fold(bpf_csum_diff(0, 0, (__be32 *)&o->ip, sizeof(o->ip), 0));
 	encap_gue(p, v, &o->udp, &o->gue, &o->chain.head, sizeof(o->chain));
@@ -93,7 +99,8 @@ static __always_inline void encap_outer6(const struct pkt *p, const struct verdi
 {
 	o->ip = (struct ip6hdr){
 		.ver_class_label = bpf_htonl(6U << 28 | (__u32)p->tos << 20 | (v->hash & 0xfffff)),
-		.len = bpf_htons(p->l3len + encap_overhead(v) - sizeof(o->ip)), .hop_limit = OUTER_TTL,
+		.len = bpf_htons(p->l3len + encap_overhead(v) - sizeof(o->ip)),
+		.hop_limit = OUTER_TTL,
 		.next = v->method == METHOD_GUE ? IPPROTO_UDP : encap_inner_proto(p),
 	};
 	__builtin_memcpy(&o->ip.src, &v->t.src, sizeof(o->ip.src));
@@ -109,7 +116,11 @@ static __always_inline __be16 decap_ethertype(__u8 proto)
 
 /* decap_dest returns the destination of the decapsulated packet at l3: this node, or a VIP with backends on it. If
  * the node forwards, any other packet would be routed back. */
-enum decap_dest { DECAP_NOT_LOCAL, DECAP_NODE, DECAP_VIP };
+enum decap_dest {
+	DECAP_NOT_LOCAL,
+	DECAP_NODE,
+	DECAP_VIP
+};
 
 static __always_inline enum decap_dest decap_dest(void *l3, void *end, __be16 type)
 {

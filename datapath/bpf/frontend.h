@@ -52,7 +52,9 @@ static __always_inline struct frontend *frontend_lookup(const struct flow_key *k
 
 	if (!vip || !vip->ranges)
 		return 0;
-	struct range_key r = { .prefix = RANGE_BITS + 16, .vip = k->t.dst, .proto = bpf_htons(k->proto), .port = k->t.dport };
+	struct range_key r = {
+		.prefix = RANGE_BITS + 16, .vip = k->t.dst, .proto = bpf_htons(k->proto), .port = k->t.dport
+	};
 
 	return bpf_map_lookup_elem(&sy_port_ranges, &r);
 }

@@ -156,7 +156,8 @@ static __always_inline struct flow *decide_new(const struct pkt *p, struct verdi
 	struct backend *b = backend_select(p, v, fe);
 
 	if (!b)
-		return fe->drop_when_empty ? verdict_set(v, ACTION_DROP, REASON_NO_LOCAL_BACKEND) : verdict_refuse(p, v, REASON_NO_BACKEND);
+		return fe->drop_when_empty ? verdict_set(v, ACTION_DROP, REASON_NO_LOCAL_BACKEND) :
+					     verdict_refuse(p, v, REASON_NO_BACKEND);
 	if (!b->local && addr_is_zero(&b->snat[0]))
 		return verdict_set(v, ACTION_DROP, REASON_NO_ROUTE);
 	v->method = METHOD_NAT;

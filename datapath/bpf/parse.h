@@ -109,7 +109,8 @@ static __always_inline enum reason parse_v6(void *data, void *end, struct pkt *p
 	for (int i = 0; i < IP6_EXTENSIONS_MAX; i++) {
 		struct ip6ext *x = data + off;
 
-		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS && next != IPPROTO_FRAGMENT)
+		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS &&
+		    next != IPPROTO_FRAGMENT)
 			break;
 		if ((void *)(x + 1) > end)
 			return REASON_MALFORMED;
@@ -181,7 +182,8 @@ static __always_inline void parse_quote_v4(void *data, void *end, struct pkt *p)
 		__be32 more;
 	} *q = data + L4(p) + sizeof(struct icmphdr);
 
-	if ((void *)(q + 1) > end || q->ip.ver_ihl != 0x45 || q->ip.frag & bpf_htons(IP_OFFSET) || q->ip.src != p->key.t.dst.w[3])
+	if ((void *)(q + 1) > end || q->ip.ver_ihl != 0x45 || q->ip.frag & bpf_htons(IP_OFFSET) ||
+	    q->ip.src != p->key.t.dst.w[3])
 		return;
 	p->icmp_error = 1;
 	p->key.proto = q->ip.proto;
@@ -220,7 +222,8 @@ static __always_inline enum reason parse_icmp(void *data, void *end, struct pkt 
 		if (icmp->type == ICMP6_TOO_BIG)
 			p->mtu = bpf_ntohl(icmp->rest);
 		parse_quote_v6(data, end, p);
-	} else if (!p->v6 && (icmp->type == ICMP_UNREACHABLE || icmp->type == ICMP_TIME_EXCEEDED || icmp->type == ICMP_PARAMETER)) {
+	} else if (!p->v6 && (icmp->type == ICMP_UNREACHABLE || icmp->type == ICMP_TIME_EXCEEDED ||
+			      icmp->type == ICMP_PARAMETER)) {
 		if (icmp->type == ICMP_UNREACHABLE && icmp->code == ICMP_FRAG_NEEDED)
 			p->mtu = bpf_ntohl(icmp->rest) & 0xffff;
 		parse_quote_v4(data, end, p);

@@ -117,7 +117,8 @@ struct quote6 {
 
 /* csum_quoted returns the UDP checksum in a quote after a change from was to is. The checksum of TCP is not in the
  * quote. */
-static __always_inline __sum16 csum_quoted(const struct pkt *p, const struct tuple *was, const struct tuple *is, __sum16 sum)
+static __always_inline __sum16 csum_quoted(const struct pkt *p, const struct tuple *was, const struct tuple *is,
+					   __sum16 sum)
 {
 	if (p->key.proto != IPPROTO_UDP || !sum)
 		return sum;
@@ -126,7 +127,8 @@ static __always_inline __sum16 csum_quoted(const struct pkt *p, const struct tup
 	return c ? c : 0xffff;
 }
 
-static __always_inline int rewrite_icmp_error4(void *data, void *end, const struct pkt *p, const struct tuple *was, const struct tuple *is)
+static __always_inline int rewrite_icmp_error4(void *data, void *end, const struct pkt *p, const struct tuple *was,
+					       const struct tuple *is)
 {
 	struct icmphdr *icmp = data + L4(p);
 	struct quote4 *q = (void *)(icmp + 1), old, new;
@@ -141,12 +143,13 @@ static __always_inline int rewrite_icmp_error4(void *data, void *end, const stru
 	new.dport = is->dport;
 	new.csum = csum_quoted(p, was, is, old.csum);
 	*q = new;
-	icmp->csum = ~csum_fold(bpf_csum_diff((__be32 *)&old, sizeof(old), (__be32 *)&new, sizeof(new), (__u16)~icmp->csum));
+	icmp->csum =
+		~csum_fold(bpf_csum_diff((__be32 *)&old, sizeof(old), (__be32 *)&new, sizeof(new), (__u16)~icmp->csum));
 	return 1;
 }
 
-static __always_inline int rewrite_icmp_error6(void *data, void *end, const struct pkt *p, const struct tuple *was, const struct tuple *is,
-					  const struct tuple *outer)
+static __always_inline int rewrite_icmp_error6(void *data, void *end, const struct pkt *p, const struct tuple *was,
+					       const struct tuple *is, const struct tuple *outer)
 {
 	struct ip6hdr *ip = data + L3(p);
 	struct icmphdr *icmp = data + L4(p);
@@ -173,7 +176,9 @@ static __always_inline int rewrite_icmp_error6(void *data, void *end, const stru
  * sent the error. */
 static __always_inline int rewrite_icmp_error(void *data, void *end, const struct pkt *p, const struct tuple *t)
 {
-	struct tuple was = { .src = p->key.t.dst, .dst = p->key.t.src, .sport = p->key.t.dport, .dport = p->key.t.sport };
+	struct tuple was = {
+		.src = p->key.t.dst, .dst = p->key.t.src, .sport = p->key.t.dport, .dport = p->key.t.sport
+	};
 	struct tuple is = { .src = t->dst, .dst = t->src, .sport = t->dport, .dport = t->sport };
 
 	if (!(p->v6 ? rewrite_icmp_error6(data, end, p, &was, &is, t) : rewrite_icmp_error4(data, end, p, &was, &is)))

@@ -59,8 +59,8 @@ static __always_inline int route_on_link(const struct verdict *v, const struct b
 }
 
 /* route_lookup fills fib for a packet whose largest segment has len bytes, from the IP header on. */
-static __always_inline enum route route_lookup(void *ctx, __u32 ifindex, __u32 len, const struct pkt *p, struct verdict *v,
-					struct bpf_fib_lookup *fib)
+static __always_inline enum route route_lookup(void *ctx, __u32 ifindex, __u32 len, const struct pkt *p,
+					       struct verdict *v, struct bpf_fib_lookup *fib)
 {
 	__u32 mtu = 0;
 	enum route r = ROUTE_OK;

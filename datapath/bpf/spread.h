@@ -71,7 +71,8 @@ static __always_inline int spread_add_older(struct verdict *v, void *table, cons
 
 /* spread_candidates adds the nodes that may know the flow: the one of the slot and the previous ones. A new flow
  * has only the first. It returns the role of this node. */
-static __always_inline int spread_candidates(const struct pkt *p, struct verdict *v, const struct frontend *fe, int is_new)
+static __always_inline int spread_candidates(const struct pkt *p, struct verdict *v, const struct frontend *fe,
+					     int is_new)
 {
 	__u32 h = flow_hash(&p->key, fe->algorithm);
 	void *table;
@@ -109,7 +110,8 @@ static __always_inline struct flow *spread_send(struct verdict *v)
 
 /* spread_relay sends a packet on to the next node of the list that came with it. A datagram of an unknown flow
  * returns to the first node of the list. */
-static __always_inline struct flow *spread_relay(const struct pkt *p, struct verdict *v, const struct frontend *local, const struct decap_ctx *in)
+static __always_inline struct flow *spread_relay(const struct pkt *p, struct verdict *v, const struct frontend *local,
+						 const struct decap_ctx *in)
 {
 	struct allow_key k = { .prefix = 32 + 128, .source = in->chain.next[0] };
 
@@ -147,7 +149,8 @@ static __always_inline struct flow *spread_open(const struct pkt *p, struct verd
 	return decide_new(p, v, local);
 }
 
-static __always_inline struct flow *decide_spread(const struct pkt *p, struct verdict *v, const struct frontend *fe, const struct decap_ctx *in)
+static __always_inline struct flow *decide_spread(const struct pkt *p, struct verdict *v, const struct frontend *fe,
+						  const struct decap_ctx *in)
 {
 	struct frontend *local = frontend_lookup(&p->key, 1);
 	int is_new = pkt_is_stream(p) && pkt_opens_flow(p), locality;
@@ -177,7 +180,8 @@ static __always_inline struct flow *decide_spread(const struct pkt *p, struct ve
 	if (addr_is_zero(&v->t.dst) || (locality & SLOT_IS_LOCAL && is_new)) {
 		if (in || locality)
 			return spread_open(p, v, local);
-		return fe->drop_when_empty ? verdict_set(v, ACTION_DROP, REASON_NO_LOCAL_BACKEND) : verdict_refuse(p, v, REASON_NO_BACKEND);
+		return fe->drop_when_empty ? verdict_set(v, ACTION_DROP, REASON_NO_LOCAL_BACKEND) :
+					     verdict_refuse(p, v, REASON_NO_BACKEND);
 	}
 	if (pkt_opens_flow(p) && !is_new && spread_has_backends(local)) {
 		if (in && !(locality & SLOT_IS_LOCAL))

@@ -222,7 +222,7 @@ enum reason {
 	REASON_VIP_DOWN,
 	/* operator: no backend accepts new flows; repair the backends or add some */
 	REASON_NO_BACKEND,
-	/* operator: this node has no backend, and the policy allows no other node; schedule a backend here or change the policy */
+	/* operator: this node has no backend and the policy allows no other; add a backend here or change the policy */
 	REASON_NO_LOCAL_BACKEND,
 	/* client: the packet belongs to no known flow, which may have timed out; open a new connection */
 	REASON_NO_FLOW,
@@ -240,11 +240,11 @@ enum reason {
 	REASON_NO_FORWARDING,
 	/* sender: the TTL or hop limit is used up; look for a routing loop or raise the initial TTL */
 	REASON_TTL_EXPIRED,
-	/* operator: the packet exceeds the path MTU, and an ICMP error told the sender; raise the MTU of the path, or let ICMP pass */
+	/* operator: larger than the path MTU, answered with an ICMP error; raise the MTU, or let ICMP errors pass */
 	REASON_TOO_BIG,
 	/* operator: the source of a tunnel packet is not in tunnel_sources; add it there if it should be */
 	REASON_UNKNOWN_TUNNEL_SOURCE,
-	/* operator: the destination inside the tunnel is no address of this node; correct the sender or add the address */
+	/* operator: the inner destination of a tunnel packet is not on this node; correct the sender or add it */
 	REASON_DECAP_NOT_LOCAL,
 	/* operator: tc cannot handle tunnels behind two VLAN tags; use XDP or one tag */
 	REASON_VLAN_STACKED,
