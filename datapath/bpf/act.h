@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* What XDP and tc share of rewriting, encapsulating and answering a packet. hook is a constant in each caller, so the
+ * compiler keeps one branch. */
+#pragma once
+#include "answer.h"
+#include "hook_tc.h"
+#include "hook_xdp.h"
+
+enum hook {
+	HOOK_XDP,
+	HOOK_TC,
+};
+
+static __always_inline void *act_data(void *ctx, enum hook hook)
+{
+	return (void *)(long)(hook == HOOK_XDP ? ((struct xdp_md *)ctx)->data : ((struct __sk_buff *)ctx)->data);
+}
+
+static __always_inline void *act_data_end(void *ctx, enum hook hook)
+{
+	return (void *)(long)(hook == HOOK_XDP ? ((struct xdp_md *)ctx)->data_end :
+						 ((struct __sk_buff *)ctx)->data_end);
+}
+
+static __always_inline int act_load(void *ctx, enum hook hook, __u32 off, void *to, __u32 size)
+{
+	return hook == HOOK_XDP ? xdp_load(ctx, off, to, size) : !bpf_skb_load_bytes(ctx, off, to, size);
+}
+
+static __always_inline int act_replace_tail(void *ctx, enum hook hook, const struct pkt *p, const void *from,
+					    __u32 size)
+{
+	return hook == HOOK_XDP ? xdp_replace_tail(ctx, p, L4(p), from, size) : tc_replace_tail(ctx, L4(p), from, size);
+}
+
+static __always_inline int act_rewrite(void *ctx, enum hook hook, const struct pkt *p, const struct tuple *t)
+{
+	int summed = !p->icmp_error && p->fragment != FRAG_LATER && p->key.proto != IPPROTO_SCTP;
+
+	if (summed && !(hook == HOOK_XDP ? xdp_rewrite_csum(ctx, p, t) : tc_rewrite_csum(ctx, p, t)))
+		return 0;
+	void *data = act_data(ctx, hook), *end = act_data_end(ctx, hook);
+
+	if (p->icmp_error)
+		return rewrite_icmp_error(data, end, p, t);
+	if (summed && !rewrite_ports(data, end, p, t))
+		return 0;
+	if (p->fragment != FRAG_LATER && p->key.proto == IPPROTO_SCTP && !rewrite_sctp(data, end, p, t))
+		return 0;
+	return rewrite_l3(data, end, p, t);
+}
+
+static __always_inline int act_push(void *ctx, enum hook hook, const struct pkt *p, const struct verdict *v,
+				    const void *outer, __u32 size)
+{
+	return hook == HOOK_XDP ? xdp_push(ctx, p, v, outer, size) : tc_push(ctx, p, v, outer, size);
+}
+
+static __always_inline int act_encap(void *ctx, enum hook hook, const struct pkt *p, const struct verdict *v)
+{
+	if (addr_is_v4(&v->t.dst)) {
+		struct outer4 o;
+
+		encap_outer4(p, v, &o);
+		if (v->method == METHOD_IPIP)
+			return act_push(ctx, hook, p, v, &o, sizeof(o.ip));
+		if (encap_has_chain(v))
+			return act_push(ctx, hook, p, v, &o, sizeof(o));
+		return act_push(ctx, hook, p, v, &o, sizeof(o) - sizeof(o.chain));
+	}
+	struct outer6 o;
+
+	encap_outer6(p, v, &o);
+	if (v->method == METHOD_IPIP)
+		return act_push(ctx, hook, p, v, &o, sizeof(o.ip));
+	if (encap_has_chain(v))
+		return act_push(ctx, hook, p, v, &o, sizeof(o));
+	return act_push(ctx, hook, p, v, &o, sizeof(o) - sizeof(o.chain));
+}
+
+static __always_inline int act_reset(void *ctx, enum hook hook, const struct pkt *p)
+{
+	struct tcphdr tcp = tcp_reset_header(p);
+	__u32 sum = csum_pseudo(p, sizeof(tcp), IPPROTO_TCP);
+
+	if (hook == HOOK_TC && tc_csum_partial(ctx, p))
+		tcp.csum = csum_fold(sum); /* the kernel adds the rest and complements */
+	else
+		tcp.csum = ~csum_fold(bpf_csum_diff(0, 0, (__be32 *)&tcp, sizeof(tcp), sum));
+	return act_replace_tail(ctx, hook, p, &tcp, sizeof(tcp)) &&
+	       rewrite_to_answer(act_data(ctx, hook), act_data_end(ctx, hook), p, sizeof(tcp), IPPROTO_TCP);
+}
+
+/* An ICMP error that quotes a packet with an incomplete checksum is correct as long as no device completes the
+ * sum: receivers on this host accept it, a network card could corrupt it. Sending no error is not better. */
+static __always_inline int act_error4(void *ctx, enum hook hook, const struct pkt *p, const struct verdict *v)
+{
+	struct error4 e = { .icmp = icmp_error_header(p, v) };
+
+	if (p->l4 != p->l3 + sizeof(e.ip) || !act_load(ctx, hook, L3(p), &e.ip, sizeof(e.ip) + QUOTE))
+		return 0;
+	e.icmp.csum = ~csum_fold(bpf_csum_diff(0, 0, (__be32 *)&e, sizeof(e), 0));
+	return act_replace_tail(ctx, hook, p, &e, sizeof(e)) &&
+	       rewrite_to_answer(act_data(ctx, hook), act_data_end(ctx, hook), p, sizeof(e), IPPROTO_ICMP);
+}
+
+static __always_inline int act_error6(void *ctx, enum hook hook, const struct pkt *p, const struct verdict *v,
+				      const __u32 quote)
+{
+	struct error6 e = { .icmp = icmp_error_header(p, v) };
+	const __u32 size = sizeof(e) - QUOTE_LONG + quote;
+
+	if (!act_load(ctx, hook, L3(p), &e.ip, sizeof(e.ip) + quote))
+		return 0;
+	e.icmp.csum = ~csum_fold(bpf_csum_diff(0, 0, (__be32 *)&e, size, csum_pseudo(p, size, IPPROTO_ICMPV6)));
+	return act_replace_tail(ctx, hook, p, &e, size) &&
+	       rewrite_to_answer(act_data(ctx, hook), act_data_end(ctx, hook), p, size, IPPROTO_ICMPV6);
+}
+
+/* act_transform rewrites or encapsulates the packet as the verdict says. */
+static __always_inline int act_transform(void *ctx, enum hook hook)
+{
+	struct scratch *s = scratch_get();
+
+	if (!s)
+		return 0;
+	const struct pkt *p = &s->p;
+	const struct verdict *v = &s->v;
+
+	if (v->method == METHOD_NAT)
+		return act_rewrite(ctx, hook, p, &v->t);
+	if (!rewrite_ttl(act_data(ctx, hook), act_data_end(ctx, hook), p))
+		return 0;
+	return v->method == METHOD_DSR || act_encap(ctx, hook, p, v);
+}
+
+/* act_answer turns the packet into the answer to it. */
+static __always_inline int act_answer(void *ctx, enum hook hook)
+{
+	struct scratch *s = scratch_get();
+
+	if (!s)
+		return 0;
+	struct pkt *p = &s->p;
+
+	switch (s->v.action) {
+	case ACTION_ECHO:
+		return icmp_echo_reply(act_data(ctx, hook), act_data_end(ctx, hook), p);
+	case ACTION_RESET:
+		return act_reset(ctx, hook, p);
+	case ACTION_REFUSE:
+	case ACTION_TOO_BIG:
+		if (!p->v6)
+			return act_error4(ctx, hook, p, &s->v);
+		if (icmp_strip_extensions(p) == QUOTE)
+			return act_error6(ctx, hook, p, &s->v, QUOTE);
+		return act_error6(ctx, hook, p, &s->v, QUOTE_LONG);
+	default:
+		return 0;
+	}
+}

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* How XDP accesses and resizes a packet. */
+#pragma once
+#include "encap.h"
+
+/* The frame up to its IP header: MAC addresses and up to two VLAN tags. */
+struct l2 {
+	__u8 macs[2 * ETH_ALEN];
+	__be16 types[5];
+};
+
+static __always_inline void l2_set_type(struct l2 *l2, const struct pkt *p, __be16 type)
+{
+	if (p->l3 == sizeof(struct ethhdr))
+		l2->types[0] = type;
+	else if (p->l3 == sizeof(struct ethhdr) + sizeof(struct vlan))
+		l2->types[2] = type;
+	else
+		l2->types[4] = type;
+}
+
+/* xdp_push inserts size bytes before the IP header and sets the ethertype. */
+static __always_inline int xdp_push(struct xdp_md *ctx, const struct pkt *p, const struct verdict *v, const void *outer,
+				    __u32 size)
+{
+	if (bpf_xdp_adjust_head(ctx, -(int)size))
+		return 0;
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	void *l3 = data + L3(p);
+
+	if (data + size + sizeof(struct l2) > end || l3 + size > end)
+		return 0;
+	__builtin_memmove(data, data + size, sizeof(struct l2)); /* the surplus is overwritten below */
+	l2_set_type(data, p, addr_is_v4(&v->t.dst) ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6));
+	__builtin_memcpy(l3, outer, size);
+	return 1;
+}
+
+/* xdp_decap removes n bytes of outer headers and sets the ethertype. */
+static __always_inline int xdp_decap(struct xdp_md *ctx, const struct pkt *p, __u32 n, __be16 type)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	struct l2 l2;
+
+	if (data + sizeof(l2) > end)
+		return 0;
+	__builtin_memcpy(&l2, data, sizeof(l2));
+	l2_set_type(&l2, p, type);
+	if (bpf_xdp_adjust_head(ctx, n & 1023))
+		return 0;
+	data = (void *)(long)ctx->data;
+	end = (void *)(long)ctx->data_end;
+	if (data + sizeof(l2) > end)
+		return 0;
+	if (p->l3 == sizeof(struct ethhdr))
+		__builtin_memcpy(data, &l2, sizeof(struct ethhdr));
+	else if (p->l3 == sizeof(struct ethhdr) + sizeof(struct vlan))
+		__builtin_memcpy(data, &l2, sizeof(struct ethhdr) + sizeof(struct vlan));
+	else
+		__builtin_memcpy(data, &l2, sizeof(l2));
+
+	struct pkt inner = { .len = end - data };
+
+	if (parse(data, end, &inner) == REASON_NONE)
+		decap_note_overhead(&inner.key.t.dst, n);
+	return 1;
+}
+
+/* xdp_load copies size bytes of the packet from offset off. */
+static __always_inline int xdp_load(struct xdp_md *ctx, __u32 off, void *to, __u32 size)
+{
+	void *from = (void *)(long)ctx->data + off;
+
+	if (from + size > (void *)(long)ctx->data_end)
+		return 0;
+	__builtin_memcpy(to, from, size);
+	return 1;
+}
+
+/* xdp_replace_tail makes the packet end with these size bytes at offset off. */
+static __always_inline int xdp_replace_tail(struct xdp_md *ctx, const struct pkt *p, __u32 off, const void *from,
+					    __u32 size)
+{
+	if (bpf_xdp_adjust_tail(ctx, (int)(off + size) - (int)p->len))
+		return 0;
+	void *to = (void *)(long)ctx->data + off;
+
+	if (to + size > (void *)(long)ctx->data_end)
+		return 0;
+	__builtin_memcpy(to, from, size);
+	return 1;
+}
+
+static __always_inline int xdp_rewrite_csum(struct xdp_md *ctx, const struct pkt *p, const struct tuple *t)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	__sum16 *csum = data + (csum_offset(p) & 1023);
+
+	if ((void *)(csum + 1) > end)
+		return 0;
+	if (*csum || p->key.proto == IPPROTO_TCP) { /* a UDP checksum of 0 means none (RFC 768) */
+		__u16 sum = ~*csum;
+		__u16 c = ~csum_fold(bpf_csum_diff((__be32 *)&p->key.t, sizeof(*t), (__be32 *)t, sizeof(*t), sum));
+
+		*csum = c || p->key.proto == IPPROTO_TCP ? c : 0xffff;
+	}
+	return 1;
+}
