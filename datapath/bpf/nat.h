@@ -11,6 +11,14 @@ static __always_inline struct flow *verdict_set(struct verdict *v, enum action a
 	return 0;
 }
 
+/* verdict_drop makes the verdict a drop with nothing to commit. */
+static __always_inline void verdict_drop(struct verdict *v, enum reason r)
+{
+	v->action = ACTION_DROP;
+	v->reason = r;
+	v->commit = COMMIT_NONE;
+}
+
 /* verdict_forward sends a packet of a NAT flow to the destination of the flow. */
 static __always_inline struct flow *verdict_forward(struct verdict *v, struct flow *f, enum commit c)
 {

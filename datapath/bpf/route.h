@@ -12,9 +12,7 @@ enum route {
 
 static __always_inline enum route route_drop(struct verdict *v, enum reason r)
 {
-	v->action = ACTION_DROP;
-	v->reason = r;
-	v->commit = COMMIT_NONE;
+	verdict_drop(v, r);
 	return ROUTE_NONE;
 }
 

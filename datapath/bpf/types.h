@@ -196,7 +196,7 @@ struct traffic {
  * act, and what to do. */
 enum reason {
 	REASON_NONE,
-	/* nobody: the destination is no address of Steelyard */
+	/* nobody: not IP, or the destination is no VIP */
 	REASON_NOT_OURS,
 	/* nobody: sent to a backend or back to a client */
 	REASON_FORWARDED,
@@ -216,7 +216,7 @@ enum reason {
 	REASON_NO_FRONTEND,
 	/* client: the protocol is not TCP, UDP, SCTP or ICMP echo; use one of these */
 	REASON_UNSUPPORTED_PROTOCOL,
-	/* client: the source is not in the service's allow list; add it there if it should be */
+	/* client: the source is not in the service's allow list; use an allowed address */
 	REASON_NOT_ALLOWED,
 	/* operator: a ping was dropped because no service of the VIP has a usable backend; repair the backends */
 	REASON_VIP_DOWN,
