@@ -8,6 +8,7 @@
 /* Index of the program that handles a packet after its tunnel headers were removed. */
 #define PROG_TC_DECAP 0
 
+/* Programs for tail calls. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
 	__uint(key_size, sizeof(__u32));

@@ -5,6 +5,7 @@
 #define MAX_FRONTENDS 65536
 #define MAX_BACKENDS 131072
 
+/* Address, port and protocol → frontend. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -48,6 +49,7 @@ struct {
 	__array(values, struct sy_table);
 } sy_tables SEC(".maps");
 
+/* Backend id → backend. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
@@ -72,6 +74,7 @@ struct {
 	__uint(max_entries, MAX_BACKENDS);
 } sy_backend_load SEC(".maps");
 
+/* Client and frontend → the last backend of the client. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct affinity_key);
@@ -79,6 +82,7 @@ struct {
 	__uint(max_entries, 1024);
 } sy_affinity SEC(".maps");
 
+/* Addresses of frontends. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -123,6 +127,7 @@ struct {
 	__uint(max_entries, DSR_PENDING_WORDS);
 } sy_dsr_pending SEC(".maps");
 
+/* Fragmented datagram → its ports. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct fragment_key);
@@ -165,6 +170,7 @@ struct {
 	__uint(max_entries, 4096);
 } sy_tunnel_hlen SEC(".maps");
 
+/* Mark of a health check → its server. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -173,6 +179,7 @@ struct {
 	__uint(max_entries, MAX_BACKENDS);
 } sy_probes SEC(".maps");
 
+/* Limit of ICMP errors, per CPU. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -196,6 +203,7 @@ struct {
 	__uint(max_entries, 256);
 } sy_uplinks SEC(".maps");
 
+/* Traffic by frontend id. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -203,6 +211,7 @@ struct {
 	__uint(max_entries, MAX_FRONTENDS);
 } sy_fe_counters SEC(".maps");
 
+/* Traffic by backend id. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);

@@ -12,6 +12,7 @@ struct scratch {
 	struct decap_ctx in; /* of a decapsulated packet */
 };
 
+/* State of the current packet, per CPU. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);

@@ -32,6 +32,7 @@ __noinline int parse_tc(struct __sk_buff *skb)
 	return parse_packet((void *)(long)skb->data, (void *)(long)skb->data_end, skb->len);
 }
 
+/* The fast path: what XDP can send itself. */
 SEC("xdp")
 int sy_xdp(struct xdp_md *ctx)
 {
@@ -46,6 +47,7 @@ static __always_inline void tc_pull(struct __sk_buff *skb)
 		bpf_skb_pull_data(skb, skb->len < HEADERS_MAX ? skb->len : HEADERS_MAX);
 }
 
+/* Ingress: all that XDP leaves. */
 SEC("tc")
 int sy_tc_in(struct __sk_buff *skb)
 {
