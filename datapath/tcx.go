@@ -1,0 +1,57 @@
+package datapath
+
+import (
+	"errors"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+)
+
+// direction is one of the two places of tc on an interface.
+type direction struct {
+	pin    string
+	attach ebpf.AttachType
+	parent uint32 // of a clsact filter
+	prog   func(*syObjects) *ebpf.Program
+}
+
+var (
+	inward  = direction{"tcx", ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS, func(o *syObjects) *ebpf.Program { return o.SyTcIn }}
+	outward = direction{"tcx-out", ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS, func(o *syObjects) *ebpf.Program { return o.SyTcOut }}
+)
+
+// attachTC uses tcx links where the kernel has them, else clsact filters.
+func (a *attachments) attachTC(nic netlink.Link, directions ...direction) (hook string, err error) {
+	hook = "clsact"
+	if !a.o.ForceClsact {
+		hook, err = a.attachTCX(nic, directions)
+	}
+	switch {
+	case err != nil:
+		return "", err
+	case hook == "tcx":
+		return hook, removeClsact(nic)
+	}
+	for _, d := range directions {
+		err = errors.Join(err, a.unpin(pinName(nic.Attrs().Name, d.pin)), attachClsact(nic, d, a.objects))
+	}
+	return hook, err
+}
+
+func (a *attachments) attachTCX(nic netlink.Link, directions []direction) (hook string, err error) {
+	name, index := nic.Attrs().Name, nic.Attrs().Index
+	for _, d := range directions {
+		prog := d.prog(a.objects)
+		err := a.pinned(pinName(name, d.pin), index, prog, func() (link.Link, error) {
+			return link.AttachTCX(link.TCXOptions{Interface: index, Program: prog, Attach: d.attach})
+		})
+		if errors.Is(err, ebpf.ErrNotSupported) {
+			return "clsact", nil
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	return "tcx", nil
+}
