@@ -9,21 +9,23 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
 )
 
-// pinned makes the link pinned under name run prog on interface index: the one that is there by an atomic update, or a
-// new one.
+// pinned makes the link pinned under name run prog on interface index: by an atomic update of the pinned link or, when
+// there is none or its interface was deleted, by a new link from attach. When the kernel refuses an update for another
+// reason, the pinned link stays in force and the error is returned: a new link would meet the same refusal, after the
+// old one was removed.
 func (a *attachments) pinned(name string, index int, prog *ebpf.Program, attach func() (link.Link, error)) error {
 	path := a.pins.link(name)
-	if old, err := link.LoadPinnedLink(path, nil); err == nil {
-		defer old.Close()
-		if linkIndex(old) == index && old.Update(prog) == nil {
-			return nil
-		}
-		if err := old.Unpin(); err != nil {
-			return fmt.Errorf("remove the link %s of a gone interface: %w", name, err)
-		}
-		old.Close()
+	switch done, err := updateLink(path, index, prog); {
+	case err != nil:
+		return fmt.Errorf("update the link %s: %w", name, err)
+	case done:
+		return nil
+	}
+	if err := unpin(path); err != nil {
+		return err
 	}
 	l, err := attach()
 	if err != nil {
@@ -36,29 +38,50 @@ func (a *attachments) pinned(name string, index int, prog *ebpf.Program, attach 
 	return nil
 }
 
+// updateLink makes the pinned link run prog. It reports false when there is no link on interface index to update.
+func updateLink(path string, index int, prog *ebpf.Program) (done bool, err error) {
+	l, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer l.Close()
+	on, err := linkIndex(l)
+	if err != nil || on != index {
+		return false, err
+	}
+	err = l.Update(prog)
+	if errors.Is(err, unix.ENOLINK) { // the interface was deleted after linkIndex
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // pinName is the name of a link's pin: bpffs refuses dots, which names of VLAN interfaces have.
 func pinName(iface, kind string) string {
 	return strings.NewReplacer("%", "%25", ".", "%2e").Replace(iface) + ":" + kind
 }
 
-// linkIndex returns the interface a link is attached to; 0 when that is gone.
-func linkIndex(l link.Link) int {
+// linkIndex returns the interface that a link is attached to; 0 after that was deleted, and for links of other types.
+func linkIndex(l link.Link) (int, error) {
 	info, err := l.Info()
 	if err != nil {
-		return 0
+		return 0, err
 	}
 	if x := info.XDP(); x != nil {
-		return int(x.Ifindex)
+		return int(x.Ifindex), nil
 	}
 	if x := info.TCX(); x != nil {
-		return int(x.Ifindex)
+		return int(x.Ifindex), nil
 	}
-	return 0
+	return 0, nil
 }
 
 func (a *attachments) unpin(name string) error { return unpin(a.pins.link(name)) }
 
-// unpin ends a link; there may be none.
+// unpin removes a link, if there is one.
 func unpin(path string) error {
 	l, err := link.LoadPinnedLink(path, nil)
 	if errors.Is(err, fs.ErrNotExist) {

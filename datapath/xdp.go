@@ -35,7 +35,7 @@ func (a *attachments) attachXDP(nic netlink.Link) (Mode, error) {
 		if mode == ModeXDP {
 			return "", err
 		}
-		a.o.Log.Info("driver has no native XDP; tc is used", "interface", name, "reason", err)
+		a.o.Log.Info("native XDP not attached; tc is used", "interface", name, "err", err)
 	}
 	if err := ignoreMissing(a.objects.SyUplinks.Delete(uint32(index))); err != nil {
 		return "", err

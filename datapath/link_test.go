@@ -1,0 +1,103 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// pinForeignXDP replaces the pinned XDP link of eth0 by one whose program the kernel does not exchange for sy_xdp: the
+// expected attach types differ (bpf_xdp_link_update in net/core/dev.c returns EINVAL). It returns the id of the link.
+func (w *world) pinForeignXDP() (id link.ID) {
+	w.t.Helper()
+	w.do(func() error {
+		path := w.o.PinPath + "/" + schema + "/links/" + pinName("eth0", string(ModeXDP))
+		if err := unpin(path); err != nil {
+			return err
+		}
+		prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+			Name: "foreign", Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}, // XDP_PASS
+		})
+		if err != nil {
+			return err
+		}
+		defer prog.Close()
+		l, err := link.AttachXDP(link.XDPOptions{Program: prog, Interface: int(w.nic), Flags: link.XDPDriverMode})
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		info, err := l.Info()
+		if err != nil {
+			return err
+		}
+		id = info.ID
+		return l.Pin(path)
+	})
+	return id
+}
+
+// When the kernel does not update a pinned link, Open returns the kernel's error and keeps the link in force.
+func TestUpdateErrorOfALinkIsReturned(t *testing.T) {
+	w := newWorld(t, hookXDP, false, nil)
+	w.service(lb.TCP, "b1")
+	w.close()
+	id := w.pinForeignXDP()
+	w.do(func() error {
+		d, err := Open(w.o)
+		if err == nil {
+			d.Close()
+		}
+		if !errors.Is(err, unix.EINVAL) {
+			t.Errorf("Open: %v; want the error of the update", err)
+		}
+		l, err := link.NewFromID(id)
+		if err != nil {
+			return fmt.Errorf("the link in force was removed: %w", err)
+		}
+		return l.Close()
+	})
+}
+
+// A pinned link whose interface was deleted is replaced by a new one on the interface that has its name now.
+func TestLinkOfADeletedInterfaceIsReplaced(t *testing.T) {
+	for _, mode := range []Mode{ModeXDP, ModeTC} {
+		w := newWorld(t, hookTC, false, func(o *Options) { o.Mode = mode })
+		w.close()
+		w.recreateUplink()
+		w.do(func() (err error) {
+			w.d, err = Open(w.o)
+			return err
+		})
+		if s := w.d.Interfaces()[0]; s.Mode != mode || s.Hook != "tcx" {
+			t.Errorf("attached as %+v", s)
+		}
+	}
+}
+
+// recreateUplink deletes eth0 and adds another interface of that name.
+func (w *world) recreateUplink() {
+	w.t.Helper()
+	w.do(func() error {
+		nic, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		if err := netlink.LinkDel(nic); err != nil {
+			return err
+		}
+		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "peer0"}
+		if err := netlink.LinkAdd(veth); err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(veth)
+	})
+}
