@@ -26,24 +26,51 @@ type attachments struct {
 	objects *syObjects
 	pins    *pins
 	sysctls *sysctls
+	open    *transaction // nil after Open
 
 	mu     sync.Mutex                 // guards status
 	status map[string]InterfaceStatus // by name
 	index  map[string]int             // by name; of Run's goroutine and Open
 }
 
-// attach puts the programs on one interface, taking over what an earlier agent pinned.
-func (a *attachments) attach(name string) error {
+// attachAll attaches the programs to all uplinks in Open. What is most likely to fail comes first: while it does, the
+// programs of an earlier agent are all in force.
+func (a *attachments) attachAll() error {
+	var nics []netlink.Link
+	for _, name := range a.o.Interfaces {
+		nic, err := a.prepare(name)
+		if err != nil {
+			return err
+		}
+		nics = append(nics, nic)
+	}
+	for _, nic := range nics {
+		if err := a.exchange(nic); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// prepare makes an interface ready to forward.
+func (a *attachments) prepare(name string) (netlink.Link, error) {
 	nic, err := netlink.LinkByName(name)
 	if err != nil {
-		return fmt.Errorf("interface %s: %w", name, err)
+		return nil, fmt.Errorf("interface %s: %w", name, err)
 	}
 	switch err := a.sysctls.forward(name); {
-	case errors.Is(err, unix.EROFS): // in a container; what is not forwarded is counted as no_forwarding
-		a.o.Log.Warn("forwarding not switched on", "interface", name, "err", err, "fix", "sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1")
+	case errors.Is(err, unix.EROFS): // in a container; packets that the kernel does not forward are counted as no_forwarding
+		a.o.Log.Warn("forwarding not switched on", "interface", name, "err", err,
+			"fix", "sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1")
 	case err != nil:
-		return fmt.Errorf("interface %s: %w", name, err)
+		return nil, fmt.Errorf("interface %s: %w", name, err)
 	}
+	return nic, nil
+}
+
+// exchange attaches the programs to one interface, in place of those that an earlier agent pinned.
+func (a *attachments) exchange(nic netlink.Link) error {
+	name := nic.Attrs().Name
 	hook, err := a.attachTC(nic, inward, outward)
 	if err != nil {
 		return fmt.Errorf("attach tc to %s: %w", name, err)
@@ -57,7 +84,7 @@ func (a *attachments) attach(name string) error {
 	a.status[name] = InterfaceStatus{name, mode, hook}
 	a.mu.Unlock()
 	a.o.Log.Info("interface attached", "interface", name, "mode", mode, "hook", hook)
-	return nil
+	return a.o.inject("attach " + name)
 }
 
 // prune ends the links of interfaces that are no uplinks any more.
@@ -91,7 +118,11 @@ func (a *attachments) linkChanged(u netlink.LinkUpdate) {
 		a.mu.Unlock()
 		a.o.Log.Warn("interface gone", "interface", name)
 	case u.Header.Type == unix.RTM_NEWLINK && index != u.Attrs().Index:
-		if err := a.attach(name); err != nil {
+		nic, err := a.prepare(name)
+		if err == nil {
+			err = a.exchange(nic)
+		}
+		if err != nil {
 			a.o.Log.Error("interface not attached", "interface", name, "err", err)
 		}
 	}

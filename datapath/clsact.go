@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"strings"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -24,15 +25,28 @@ func clsactQdisc(nic netlink.Link) *netlink.GenericQdisc {
 	}
 }
 
-func attachClsact(nic netlink.Link, d direction, o *syObjects) error {
+func (a *attachments) attachClsact(nic netlink.Link, d direction) error {
 	if err := netlink.QdiscAdd(clsactQdisc(nic)); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("add clsact: %w", err)
 	}
+	earlier, err := clsactFilter(nic, d)
+	if err != nil {
+		return err
+	}
+	if earlier == nil {
+		a.open.onFailure(func() error { return removeClsact(nic) })
+	} else {
+		a.open.keepProgram(ebpf.ProgramID(earlier.Id), func(prog *ebpf.Program) error { return setFilter(nic, d, prog) })
+	}
+	return setFilter(nic, d, d.prog(a.objects))
+}
+
+func setFilter(nic netlink.Link, d direction, prog *ebpf.Program) error {
 	err := netlink.FilterReplace(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: nic.Attrs().Index, Parent: d.parent, Handle: filterHandle, Priority: filterPriority, Protocol: unix.ETH_P_ALL,
 		},
-		Fd: d.prog(o).FD(), Name: filterName, DirectAction: true,
+		Fd: prog.FD(), Name: filterName, DirectAction: true,
 	})
 	if err != nil {
 		return fmt.Errorf("set the filter: %w", err)
@@ -40,27 +54,44 @@ func attachClsact(nic netlink.Link, d direction, o *syObjects) error {
 	return nil
 }
 
-// removeClsact removes our filter, and the qdisc when nobody else has a filter there.
+// clsactFilter returns our filter; nil when there is none.
+func clsactFilter(nic netlink.Link, d direction) (*netlink.BpfFilter, error) {
+	filters, err := netlink.FilterList(nic, d.parent)
+	if err != nil {
+		return nil, fmt.Errorf("list the filters of %s: %w", nic.Attrs().Name, err)
+	}
+	for _, f := range filters {
+		if b, ok := f.(*netlink.BpfFilter); ok && ours(b) {
+			return b, nil
+		}
+	}
+	return nil, nil
+}
+
+func ours(f *netlink.BpfFilter) bool {
+	return f.Handle == filterHandle && strings.HasPrefix(f.Name, filterName)
+}
+
+// removeClsact removes our filters, and the qdisc unless it has other filters.
 func removeClsact(nic netlink.Link) error {
-	ours := 0
-	others := 0
+	removed, others := 0, 0
 	for _, d := range []direction{inward, outward} {
 		filters, err := netlink.FilterList(nic, d.parent)
 		if err != nil {
 			return fmt.Errorf("list the filters of %s: %w", nic.Attrs().Name, err)
 		}
 		for _, f := range filters {
-			if b, ok := f.(*netlink.BpfFilter); !ok || b.Handle != filterHandle || !strings.HasPrefix(b.Name, filterName) {
+			if b, ok := f.(*netlink.BpfFilter); !ok || !ours(b) {
 				others++
 				continue
 			}
-			ours++
+			removed++
 			if err := netlink.FilterDel(f); err != nil {
 				return fmt.Errorf("remove the filter of %s: %w", nic.Attrs().Name, err)
 			}
 		}
 	}
-	if ours == 0 || others > 0 {
+	if removed == 0 || others > 0 {
 		return nil
 	}
 	if err := netlink.QdiscDel(clsactQdisc(nic)); err != nil {

@@ -31,63 +31,90 @@ type Datapath struct {
 	commits  []string
 }
 
-// Open loads the programs, or takes over from an earlier agent, and attaches them. Nothing that the kernel forwards is
-// disturbed, also when Open fails.
+// Open loads the programs, or takes over from an earlier agent, and attaches them. When it fails, a first start leaves
+// nothing, and a takeover leaves the maps, links and programs of the earlier agent in force.
 func Open(o Options) (_ *Datapath, err error) {
 	if err := o.validate(); err != nil {
 		return nil, fmt.Errorf("open the datapath: %w", err)
 	}
 	d := &Datapath{o: o, log: o.Log}
-	if d.reasons, err = reasonNames(); err != nil {
-		return nil, err
-	}
-	if d.actions, err = enumNames("action", "ACTION_"); err != nil {
-		return nil, err
-	}
-	if d.commits, err = enumNames("commit", "COMMIT_"); err != nil {
+	if err := d.readNames(); err != nil {
 		return nil, err
 	}
 	if d.pins, err = openPins(o.PinPath); err != nil {
 		return nil, err
 	}
+	t := &transaction{}
+	t.onFailure(d.pins.rollback)
 	defer func() {
 		if err != nil {
-			d.Close()
+			err = errors.Join(err, t.rollback(), d.Close())
 		}
 	}()
-	if d.objects, err = load(o, d.pins.dir); err != nil {
+	if err := d.open(t); err != nil {
 		return nil, err
 	}
-	if d.services, err = openServices(d.objects, d.pins, o.Log); err != nil {
+	if err := d.pins.publish(); err != nil {
 		return nil, err
 	}
-	d.tunnels = &tunnels{objects: d.objects, delivers: o.Delivers, always: o.TunnelSources}
-	if !o.Delivers { // else whoever knows the other machines says so soon; until then those of an earlier agent may go on
+	d.uplinks.open = nil
+	if err := errors.Join(t.commit(), d.uplinks.prune()); err != nil {
+		return nil, err
+	}
+	if !o.Delivers { // otherwise SetTunnelSources follows soon; until then the sources of an earlier agent remain
 		if err := d.tunnels.set(nil); err != nil {
 			return nil, err
 		}
 	}
-	d.upkeep = newUpkeep(d.objects, d.services, o.Timeouts, o.Log)
-	sys, err := openSysctls(o.StateDir)
-	if err != nil {
-		return nil, err
+	return d, nil
+}
+
+// readNames reads the enumerators of C from the embedded object.
+func (d *Datapath) readNames() (err error) {
+	if d.reasons, err = reasonNames(); err != nil {
+		return err
 	}
-	if err := sys.reserve(o.SNATPorts); err != nil {
+	if d.actions, err = enumNames("action", "ACTION_"); err != nil {
+		return err
+	}
+	d.commits, err = enumNames("commit", "COMMIT_")
+	return err
+}
+
+// open loads the programs and puts them in force; t undoes each step.
+func (d *Datapath) open(t *transaction) (err error) {
+	if d.objects, err = load(d.o, d.pins.dir); err != nil {
+		return err
+	}
+	if err := d.o.inject("load"); err != nil {
+		return err
+	}
+	if d.services, err = openServices(d.objects, d.pins, d.log); err != nil {
+		return err
+	}
+	d.tunnels = &tunnels{objects: d.objects, delivers: d.o.Delivers, always: d.o.TunnelSources}
+	d.upkeep = newUpkeep(d.objects, d.services, d.o.Timeouts, d.log)
+	sys, err := openSysctls(d.o.StateDir)
+	if err != nil {
+		return err
+	}
+	if d.pins.first() {
+		t.onFailure(sys.restore)
+	}
+	if err := sys.reserve(d.o.SNATPorts); err != nil {
 		// In a container without privileges sysctls are read-only. The ports are above those that Linux gives away by default.
-		o.Log.Warn("snat_ports not kept from sockets of this machine", "err", err,
-			"fix", fmt.Sprintf("sysctl -w net.ipv4.ip_local_reserved_ports=%d-%d", o.SNATPorts[0], o.SNATPorts[1]))
+		d.log.Warn("snat_ports not kept from sockets of this machine", "err", err,
+			"fix", fmt.Sprintf("sysctl -w net.ipv4.ip_local_reserved_ports=%d-%d", d.o.SNATPorts[0], d.o.SNATPorts[1]))
 	}
 	d.uplinks = &attachments{
-		o: o, objects: d.objects, pins: d.pins, sysctls: sys,
+		o: d.o, objects: d.objects, pins: d.pins, sysctls: sys, open: t,
 		status: map[string]InterfaceStatus{}, index: map[string]int{},
 	}
 	d.probes = &probes{objects: d.objects, uplinks: d.uplinks, marks: map[probeKey]uint32{}}
-	for _, name := range o.Interfaces {
-		if err := d.uplinks.attach(name); err != nil {
-			return nil, err
-		}
+	if err := chain(d.objects, t); err != nil {
+		return err
 	}
-	return d, d.uplinks.prune()
+	return d.uplinks.attachAll()
 }
 
 // Held implements lb.Datapath.

@@ -18,7 +18,7 @@ import (
 // old one was removed.
 func (a *attachments) pinned(name string, index int, prog *ebpf.Program, attach func() (link.Link, error)) error {
 	path := a.pins.link(name)
-	switch done, err := updateLink(path, index, prog); {
+	switch done, err := a.updateLink(path, index, prog); {
 	case err != nil:
 		return fmt.Errorf("update the link %s: %w", name, err)
 	case done:
@@ -35,11 +35,12 @@ func (a *attachments) pinned(name string, index int, prog *ebpf.Program, attach 
 	if err := l.Pin(path); err != nil {
 		return fmt.Errorf("pin the link %s: %w", name, err)
 	}
+	a.open.onFailure(func() error { return unpin(path) })
 	return nil
 }
 
 // updateLink makes the pinned link run prog. It reports false when there is no link on interface index to update.
-func updateLink(path string, index int, prog *ebpf.Program) (done bool, err error) {
+func (a *attachments) updateLink(path string, index int, prog *ebpf.Program) (done bool, err error) {
 	l, err := link.LoadPinnedLink(path, nil)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -48,15 +49,29 @@ func updateLink(path string, index int, prog *ebpf.Program) (done bool, err erro
 		return false, err
 	}
 	defer l.Close()
-	on, err := linkIndex(l)
-	if err != nil || on != index {
+	info, err := l.Info()
+	if err != nil || linkIndex(info) != index {
 		return false, err
 	}
+	a.open.keepProgram(info.Program, func(earlier *ebpf.Program) error { return restoreLink(path, earlier) })
 	err = l.Update(prog)
-	if errors.Is(err, unix.ENOLINK) { // the interface was deleted after linkIndex
+	if errors.Is(err, unix.ENOLINK) { // the interface was deleted after Info
 		return false, nil
 	}
 	return err == nil, err
+}
+
+// restoreLink makes a pinned link run an earlier program again.
+func restoreLink(path string, earlier *ebpf.Program) error {
+	l, err := link.LoadPinnedLink(path, nil)
+	if err != nil {
+		return fmt.Errorf("open the link %s: %w", filepath.Base(path), err)
+	}
+	defer l.Close()
+	if err := l.Update(earlier); err != nil {
+		return fmt.Errorf("restore the link %s: %w", filepath.Base(path), err)
+	}
+	return nil
 }
 
 // pinName is the name of a link's pin: bpffs refuses dots, which names of VLAN interfaces have.
@@ -65,18 +80,14 @@ func pinName(iface, kind string) string {
 }
 
 // linkIndex returns the interface that a link is attached to; 0 after that was deleted, and for links of other types.
-func linkIndex(l link.Link) (int, error) {
-	info, err := l.Info()
-	if err != nil {
-		return 0, err
-	}
+func linkIndex(info *link.Info) int {
 	if x := info.XDP(); x != nil {
-		return int(x.Ifindex), nil
+		return int(x.Ifindex)
 	}
 	if x := info.TCX(); x != nil {
-		return int(x.Ifindex), nil
+		return int(x.Ifindex)
 	}
-	return 0, nil
+	return 0
 }
 
 func (a *attachments) unpin(name string) error { return unpin(a.pins.link(name)) }

@@ -11,7 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// load loads the programs of this binary, with the maps pinned in dir or, where there are none, with new ones.
+// load loads the programs of this binary, with the maps pinned in dir. A map that is not there is made and pinned.
 func load(o Options, dir string) (*syObjects, error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, fmt.Errorf("lift the limit on locked memory: %w", err)
@@ -53,10 +53,22 @@ func load(o Options, dir string) (*syObjects, error) {
 	case err != nil:
 		return nil, fmt.Errorf("load the programs: %w", err)
 	}
-	if err := objects.SyProgs.Put(uint32(0), objects.SyTcDecap); err != nil {
-		return nil, fmt.Errorf("chain the programs: %w", err)
-	}
 	return &objects, nil
+}
+
+// chain makes sy_tc_in go on with the program of this binary.
+func chain(objects *syObjects, t *transaction) error {
+	var earlier uint32 // the kernel returns the id of a program
+	switch err := objects.SyProgs.Lookup(uint32(0), &earlier); {
+	case err == nil:
+		t.keepProgram(ebpf.ProgramID(earlier), func(prog *ebpf.Program) error { return objects.SyProgs.Put(uint32(0), prog) })
+	case !errors.Is(err, ebpf.ErrKeyNotExist):
+		return fmt.Errorf("read the chained program: %w", err)
+	}
+	if err := objects.SyProgs.Put(uint32(0), objects.SyTcDecap); err != nil {
+		return fmt.Errorf("chain the programs: %w", err)
+	}
+	return nil
 }
 
 // anyVeth returns 1 when an interface is one end of a veth pair.

@@ -73,6 +73,15 @@ type Options struct {
 	// ForceClsact attaches tc programs the way of kernels before 6.6.
 	ForceClsact bool
 	Log         *slog.Logger
+	// fault makes a step of Open fail in a test: it is called after each, with its name.
+	fault func(step string) error
+}
+
+func (o Options) inject(step string) error {
+	if o.fault == nil {
+		return nil
+	}
+	return o.fault(step)
 }
 
 func (o Options) validate() error {

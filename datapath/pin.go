@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -12,39 +13,123 @@ import (
 // schema is the version of what is pinned. It changes with the layout or the meaning of any map.
 const schema = "v6"
 
-// pins is the directory of pinned maps and links, held by one agent at a time.
+// unpublished is the directory beside the final one in which a first start pins. No reader looks there. bpffs refuses
+// names with a dot.
+const unpublished = schema + "-new"
+
+// pins is the directory of pinned maps and links, locked by one agent at a time. A first start pins everything in a
+// temporary directory, which one rename(2) publishes, so that the final directory is complete whenever it exists.
 type pins struct {
-	dir  string // PinPath/schema
-	lock *os.File
+	path    string // PinPath
+	dir     string // PinPath/schema, or the temporary directory until publish
+	earlier []string
+	lock    *os.File
 }
 
-// openPins makes and locks the directory. It fails when another agent has it, or when what is there is of another schema.
-func openPins(path string) (*pins, error) {
+// openPins makes and locks the directory. It fails when another agent has the lock, or when the directory has the state
+// of another schema.
+func openPins(path string) (_ *pins, err error) {
 	if err := mountBPF(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
-	dir := filepath.Join(path, schema)
-	for _, sub := range []string{"links", "slots"} {
-		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
-			return nil, fmt.Errorf("make the directory for pinned maps: %w", err)
-		}
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, fmt.Errorf("make the directory for pinned maps: %w", err)
 	}
-	lock, err := lockDir(path)
-	if err != nil {
+	p := &pins{path: path, dir: filepath.Join(path, unpublished)}
+	if p.lock, err = lockDir(path); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			p.lock.Close()
+		}
+	}()
+	// A first start that was killed has left this. We have the lock, so no process uses it.
+	if err := removePins(p.dir); err != nil {
 		return nil, err
 	}
 	entries, err := os.ReadDir(path)
 	if err != nil {
-		lock.Close()
 		return nil, fmt.Errorf("list %s: %w", path, err)
 	}
 	for _, e := range entries {
 		if e.Name() != schema {
-			lock.Close()
 			return nil, fmt.Errorf("%s has state of schema %s, this version has %s; run \"steelyard cleanup\", which ends its flows, or the version that left it", path, e.Name(), schema)
 		}
+		p.dir = filepath.Join(path, schema)
 	}
-	return &pins{dir: dir, lock: lock}, nil
+	if p.earlier, err = p.maps(); err != nil {
+		return nil, err
+	}
+	for _, sub := range []string{"links", "slots"} {
+		if err := os.MkdirAll(filepath.Join(p.dir, sub), 0o700); err != nil {
+			return nil, fmt.Errorf("make the directory for pinned maps: %w", err)
+		}
+	}
+	return p, nil
+}
+
+// first reports whether there is nothing to take over from an earlier agent.
+func (p *pins) first() bool { return filepath.Base(p.dir) == unpublished }
+
+// maps returns the names of the pinned maps; none while there is no directory.
+func (p *pins) maps() (names []string, err error) {
+	entries, err := os.ReadDir(p.dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("list the pinned maps: %w", err)
+	}
+	for _, e := range entries {
+		if !e.IsDir() {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+// publish makes the pins of a first start those that the next agent takes over.
+func (p *pins) publish() error {
+	if !p.first() {
+		return nil
+	}
+	final := filepath.Join(p.path, schema)
+	if err := os.Rename(p.dir, final); err != nil {
+		return fmt.Errorf("publish the pinned maps: %w", err)
+	}
+	p.dir = final
+	return nil
+}
+
+// rollback removes the maps that were not pinned before openPins; after a first start, everything.
+func (p *pins) rollback() error {
+	if p.first() {
+		return removePins(p.dir)
+	}
+	now, err := p.maps()
+	errs := []error{err}
+	for _, name := range now {
+		if !slices.Contains(p.earlier, name) {
+			errs = append(errs, os.Remove(filepath.Join(p.dir, name)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// removePins removes a directory with its links and maps; there may be none. Links are removed one by one, so that they
+// are detached when it returns: the kernel detaches a link later when only the removal of its pin ends it.
+func removePins(dir string) error {
+	links, err := filepath.Glob(filepath.Join(dir, "links", "*"))
+	if err != nil {
+		return fmt.Errorf("list the links: %w", err)
+	}
+	for _, path := range links {
+		if err := unpin(path); err != nil {
+			return err
+		}
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("remove the pinned maps: %w", err)
+	}
+	return nil
 }
 
 // lockDir takes path for this process until the file is closed, by whatever end.

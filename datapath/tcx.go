@@ -31,10 +31,11 @@ func (a *attachments) attachTC(nic netlink.Link, directions ...direction) (hook 
 	case err != nil:
 		return "", err
 	case hook == "tcx":
-		return hook, removeClsact(nic)
+		return hook, a.open.onSuccess(func() error { return removeClsact(nic) })
 	}
 	for _, d := range directions {
-		err = errors.Join(err, a.unpin(pinName(nic.Attrs().Name, d.pin)), attachClsact(nic, d, a.objects))
+		unpin := a.open.onSuccess(func() error { return a.unpin(pinName(nic.Attrs().Name, d.pin)) })
+		err = errors.Join(err, unpin, a.attachClsact(nic, d))
 	}
 	return hook, err
 }

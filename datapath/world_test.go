@@ -63,6 +63,13 @@ func (w *world) at(name string, port uint16) netip.AddrPort {
 
 var quiet = slog.New(slog.DiscardHandler)
 
+func testOptions() Options {
+	return Options{
+		Interfaces: []string{"eth0"}, Mode: ModeXDP, MaxFlows: 1000, SNATPorts: [2]uint16{61000, 65535}, TunnelPort: 6090, Timeouts: DefaultTimeouts,
+		PinPath: DefaultPinPath, StateDir: DefaultStateDir, Log: quiet,
+	}
+}
+
 // newWorld makes a host with one uplink whose neighbours are known, and opens a datapath there.
 func newWorld(t *testing.T, h hook, isV6 bool, change func(*Options)) *world {
 	t.Helper()
@@ -79,10 +86,7 @@ func newWorldWith(t *testing.T, h hook, isV6 bool, change func(*Options), prepar
 	if err := l.Link(end, lab.End{Host: peer, Name: "eth0"}, lab.LinkOptions{SoftwareChecksums: true}); err != nil {
 		t.Fatal(err)
 	}
-	w.o = Options{
-		Interfaces: []string{"eth0"}, Mode: ModeXDP, MaxFlows: 1000, SNATPorts: [2]uint16{61000, 65535}, TunnelPort: 6090, Timeouts: DefaultTimeouts,
-		PinPath: DefaultPinPath, StateDir: DefaultStateDir, Log: quiet,
-	}
+	w.o = testOptions()
 	if change != nil {
 		change(&w.o)
 	}

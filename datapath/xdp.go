@@ -11,6 +11,8 @@ import (
 func (a *attachments) attachXDP(nic netlink.Link) (Mode, error) {
 	name, index := nic.Attrs().Name, nic.Attrs().Index
 	try := func(mode Mode, flags link.XDPAttachFlags, other string) error {
+		// The kernel refuses both modes at once, so a change of mode is not undone when a later step fails; tc, which is
+		// attached already, does all that XDP does.
 		if err := a.unpin(other); err != nil {
 			return err
 		}
@@ -40,7 +42,7 @@ func (a *attachments) attachXDP(nic netlink.Link) (Mode, error) {
 	if err := ignoreMissing(a.objects.SyUplinks.Delete(uint32(index))); err != nil {
 		return "", err
 	}
-	return ModeTC, errors.Join(a.unpin(native), a.unpin(generic))
+	return ModeTC, a.open.onSuccess(func() error { return errors.Join(a.unpin(native), a.unpin(generic)) })
 }
 
 // setUplink lets XDP send out of an interface by redirect, if that works there. On veth it does only while the other end

@@ -1,0 +1,230 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// failures are the ways in which the tests below make Open fail: by an interface that does not exist, behind one that
+// does, and by a fault after each step.
+func failures() map[string]func(*Options) {
+	all := map[string]func(*Options){
+		"no such interface": func(o *Options) { o.Interfaces = []string{"eth0", "eth1"} },
+	}
+	for _, step := range []string{"load", "attach eth0"} {
+		all["after "+step] = func(o *Options) {
+			o.fault = func(now string) error {
+				if now == step {
+					return errors.New("injected")
+				}
+				return nil
+			}
+		}
+	}
+	return all
+}
+
+// A first start that fails leaves no pin, no attached program and no changed sysctl; the next one succeeds.
+func TestFailedFirstStartLeavesNothing(t *testing.T) {
+	for name, fail := range failures() {
+		for _, hook := range []string{"tcx", "clsact"} {
+			t.Run(name+"/"+hook, func(t *testing.T) {
+				l := labtest.New(t)
+				w := &world{t: t, host: labtest.Host(t, l, "lb"), hook: hookXDP}
+				ends := []lab.End{{Host: w.host, Name: "eth0"}, {Host: labtest.Host(t, l, "peer"), Name: "eth0"}}
+				if err := l.Link(ends[0], ends[1], lab.LinkOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				w.o = testOptions()
+				w.o.ForceClsact = hook == "clsact"
+				before := w.inForce()
+				w.do(func() error {
+					o := w.o
+					fail(&o)
+					if d, err := Open(o); err == nil {
+						d.Close()
+						return errors.New("Open succeeded")
+					}
+					return nil
+				})
+				if diff := cmp.Diff(before, w.inForce()); diff != "" {
+					t.Errorf("before -, after +:\n%s", diff)
+				}
+				w.open()
+				if s := w.d.Interfaces()[0]; s.Hook != hook || s.Mode != ModeXDP {
+					t.Errorf("attached as %+v", s)
+				}
+			})
+		}
+	}
+}
+
+// A takeover that fails leaves every map, link and program of the earlier agent, and packets are forwarded.
+func TestFailedTakeoverLeavesPins(t *testing.T) {
+	for name, fail := range failures() {
+		for _, hook := range []string{"tcx", "clsact"} {
+			t.Run(name+"/"+hook, func(t *testing.T) {
+				w := newWorld(t, hookXDP, false, func(o *Options) { o.ForceClsact = hook == "clsact" })
+				established(w)
+				w.close()
+				before := w.inForce()
+				w.do(func() error {
+					o := w.o
+					fail(&o)
+					if d, err := Open(o); err == nil {
+						d.Close()
+						return errors.New("Open succeeded")
+					}
+					return nil
+				})
+				if diff := cmp.Diff(before, w.inForce()); diff != "" {
+					t.Errorf("before -, after +:\n%s", diff)
+				}
+				if did := w.runAttached(tcp(dptest.ACK)(w).Frame()); did != "sent" {
+					t.Errorf("a packet of the flow was %s", did)
+				}
+				w.open()
+				if n := len(w.flows()); n != 2 {
+					t.Errorf("%d entries; want the two of the flow", n)
+				}
+			})
+		}
+	}
+}
+
+// A start that was killed before it published its pins is not taken over.
+func TestUnpublishedPinsAreRemoved(t *testing.T) {
+	w := newWorld(t, hookXDP, false, nil)
+	w.service(lb.TCP, "b1")
+	w.close()
+	w.do(func() error {
+		return os.Rename(w.o.PinPath+"/"+schema, w.o.PinPath+"/"+unpublished)
+	})
+	w.open()
+	if held, err := w.d.Held(); err != nil || len(held) != 0 {
+		t.Errorf("held %v, %v; want nothing", held, err)
+	}
+	for _, name := range w.pinned() {
+		if !strings.HasPrefix(name, schema+"/") {
+			t.Errorf("%s is still pinned", name)
+		}
+	}
+}
+
+// inForce is all that a failed Open could leave or take away: each pin with the id of its object and, for links, of their
+// program; the chained program; the filters of eth0 and its sysctls.
+func (w *world) inForce() map[string]string {
+	w.t.Helper()
+	s := map[string]string{}
+	w.do(func() error {
+		err := filepath.WalkDir(w.o.PinPath, func(path string, e fs.DirEntry, err error) error {
+			switch {
+			case errors.Is(err, fs.ErrNotExist):
+				return nil
+			case err != nil || e.IsDir():
+				return err
+			}
+			s[path], err = describePin(path)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		nic, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		s["XDP of eth0"] = fmt.Sprint(nic.Attrs().Xdp.Attached, nic.Attrs().Xdp.ProgId)
+		for _, d := range []direction{inward, outward} {
+			f, err := clsactFilter(nic, d)
+			if err != nil {
+				return err
+			}
+			if f != nil {
+				s["filter "+d.pin] = fmt.Sprint(f.Id)
+			}
+			r, err := link.QueryPrograms(link.QueryOptions{Target: nic.Attrs().Index, Attach: d.attach})
+			if err != nil {
+				return err
+			}
+			s[d.pin] = fmt.Sprint(len(r.Programs))
+		}
+		for _, path := range []string{sysctlPath("ipv4", "eth0", "forwarding"), sysctlPath("ipv6", "eth0", "forwarding"), reservedPorts} {
+			value, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			s[path] = string(value)
+		}
+		return nil
+	})
+	return s
+}
+
+// describePin returns the ids of what is pinned at path.
+func describePin(path string) (string, error) {
+	if l, err := link.LoadPinnedLink(path, nil); err == nil {
+		defer l.Close()
+		info, err := l.Info()
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("link %d, program %d", info.ID, info.Program), nil
+	}
+	m, err := ebpf.LoadPinnedMap(path, nil)
+	if err != nil {
+		return "", err
+	}
+	defer m.Close()
+	info, err := m.Info()
+	if err != nil {
+		return "", err
+	}
+	id, _ := info.ID()
+	if m.Type() != ebpf.ProgramArray {
+		return fmt.Sprintf("map %d", id), nil
+	}
+	var prog uint32
+	err = m.Lookup(uint32(0), &prog)
+	return fmt.Sprintf("map %d, program %d", id, prog), err
+}
+
+// runAttached runs a frame through the program that is attached to eth0 as XDP.
+func (w *world) runAttached(frame []byte) (did string) {
+	w.t.Helper()
+	w.do(func() error {
+		l, err := link.LoadPinnedLink(filepath.Join(w.o.PinPath, schema, "links", pinName("eth0", string(ModeXDP))), nil)
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		info, err := l.Info()
+		if err != nil {
+			return err
+		}
+		prog, err := ebpf.NewProgramFromID(info.Program)
+		if err != nil {
+			return err
+		}
+		defer prog.Close()
+		ret, err := prog.Run(&ebpf.RunOptions{Data: frame, Context: w.xdp(frame)})
+		did = hookXDP.verdicts()[ret]
+		return err
+	})
+	return did
+}
