@@ -16,11 +16,11 @@ import (
 // InterfaceStatus is how programs are attached to an interface.
 type InterfaceStatus struct {
 	Name string `json:"interface"`
-	Mode Mode   `json:"mode"` // xdp, xdp-generic or tc; "" while the interface is gone
+	Mode Mode   `json:"mode"` // xdp, xdp-generic or tc; "" while there is no such interface
 	Hook string `json:"hook"` // tcx or clsact
 }
 
-// attachments keeps the programs on the uplinks.
+// attachments maintains the programs on the uplinks.
 type attachments struct {
 	o       Options
 	objects *syObjects
@@ -87,7 +87,7 @@ func (a *attachments) exchange(nic netlink.Link) error {
 	return a.o.inject("attach " + name)
 }
 
-// prune ends the links of interfaces that are no uplinks any more.
+// prune removes the links of interfaces that are not uplinks.
 func (a *attachments) prune() error {
 	entries, err := os.ReadDir(filepath.Join(a.pins.dir, "links"))
 	if err != nil {
@@ -103,27 +103,4 @@ func (a *attachments) prune() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// linkChanged attaches again to an uplink that came back, and says so when one is gone.
-func (a *attachments) linkChanged(u netlink.LinkUpdate) {
-	name := u.Attrs().Name
-	index, ours := a.index[name]
-	switch {
-	case !ours:
-	case u.Header.Type == unix.RTM_DELLINK && index == u.Attrs().Index:
-		a.index[name] = 0
-		a.mu.Lock()
-		a.status[name] = InterfaceStatus{Name: name}
-		a.mu.Unlock()
-		a.o.Log.Warn("interface gone", "interface", name)
-	case u.Header.Type == unix.RTM_NEWLINK && index != u.Attrs().Index:
-		nic, err := a.prepare(name)
-		if err == nil {
-			err = a.exchange(nic)
-		}
-		if err != nil {
-			a.o.Log.Error("interface not attached", "interface", name, "err", err)
-		}
-	}
 }

@@ -14,26 +14,26 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// backends keeps the backends in the kernel, and their ids.
+// backends maintains the backends in the kernel, and their ids.
 type backends struct {
 	objects *syObjects
 	log     *slog.Logger
 	byAddr  map[netip.AddrPort]*backend
 	byID    map[uint32]*backend
-	next    uint32   // ids from here on were never used …
-	spare   []uint32 // … and these no longer are
+	next    uint32   // the lowest id that was never used
+	spare   []uint32 // ids below next that are free
 }
 
-// backend is one backend in the kernel. It stays as long as a table or a flow has its id.
+// backend is one backend in the kernel. It is kept while a table or a flow has its id.
 type backend struct {
 	id     uint32
 	at     netip.AddrPort
-	here   bool         // on this machine
-	ours   []netip.Addr // our addresses towards it, best first; none: no route
-	tables int          // that have it, or remember it
+	local  bool         // on this node
+	ours   []netip.Addr // our source addresses towards it, the preferred one first; none: no route
+	tables int          // number of tables that refer to it
 }
 
-// openBackends reads back what an earlier agent left.
+// openBackends reads the backends of an earlier agent.
 func openBackends(o *syObjects, log *slog.Logger) (*backends, error) {
 	s := &backends{objects: o, log: log, byAddr: map[netip.AddrPort]*backend{}, byID: map[uint32]*backend{}}
 	keys, values := make([]uint32, maxBackends), make([]syBackend, maxBackends)
@@ -46,7 +46,7 @@ func openBackends(o *syObjects, log *slog.Logger) (*backends, error) {
 		if values[i] == (syBackend{}) {
 			continue
 		}
-		b := &backend{id: keys[i], here: values[i].Local == 1}
+		b := &backend{id: keys[i], local: values[i].Local == 1}
 		b.at, b.ours = fromBackend(values[i])
 		s.byAddr[b.at], s.byID[b.id] = b, b
 		s.next = max(s.next, b.id+1)
@@ -59,7 +59,7 @@ func openBackends(o *syObjects, log *slog.Logger) (*backends, error) {
 	return s, nil
 }
 
-// use returns the ids of p's targets, in their order, and counts them as used. Whatever it returns must be given back with
+// use returns the ids of p's targets, in their order, and counts a reference to each. The caller drops the references with
 // unuse, also after an error.
 func (s *backends) use(p *lb.FrontendPlan) (ids []uint32, err error) {
 	for _, t := range p.Targets {
@@ -78,8 +78,8 @@ func (s *backends) use(p *lb.FrontendPlan) (ids []uint32, err error) {
 	return ids, nil
 }
 
-// anywhere returns the ids of the machines that may have any flow of p.
-func (s *backends) anywhere(p *lb.FrontendPlan) (ids []uint32, err error) {
+// anyNode returns the ids of the nodes that may have any flow of p.
+func (s *backends) anyNode(p *lb.FrontendPlan) (ids []uint32, err error) {
 	if !p.NodeForwarding.AnyNode {
 		return nil, nil
 	}
@@ -93,7 +93,7 @@ func (s *backends) anywhere(p *lb.FrontendPlan) (ids []uint32, err error) {
 	return ids, nil
 }
 
-// keep counts backends as used that are known already.
+// keep counts a reference to backends that exist.
 func (s *backends) keep(ids []uint32) {
 	for _, id := range ids {
 		s.byID[id].tables++
@@ -106,22 +106,22 @@ func (s *backends) unuse(ids []uint32) {
 	}
 }
 
-func (s *backends) get(at netip.AddrPort, here bool) (*backend, error) {
+func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 	if b, ok := s.byAddr[at]; ok {
-		if b.here == here {
+		if b.local == local {
 			return b, nil
 		}
-		b.here = here
+		b.local = local
 		return b, s.write(b)
 	}
 	id := s.next
 	if n := len(s.spare); n > 0 {
 		id = s.spare[n-1]
 	} else if id == maxBackends {
-		return nil, fmt.Errorf("there are %d backends, and no room for more", maxBackends)
+		return nil, fmt.Errorf("backend map full (%d entries)", maxBackends)
 	}
-	b := &backend{id: id, at: at, here: here, ours: s.ours(at.Addr())}
-	if err := forgetCounts(s.objects.SyBeCounters, id); err != nil {
+	b := &backend{id: id, at: at, local: local, ours: s.ours(at.Addr())}
+	if err := resetCounts(s.objects.SyBeCounters, id); err != nil {
 		return nil, err
 	}
 	if err := s.objects.SyBackendLoad.Put(id, uint32(0)); err != nil {
@@ -140,22 +140,22 @@ func (s *backends) get(at netip.AddrPort, here bool) (*backend, error) {
 }
 
 func (s *backends) write(b *backend) error {
-	if err := s.objects.SyBackends.Put(b.id, toBackend(b.at, b.here, b.ours)); err != nil {
+	if err := s.objects.SyBackends.Put(b.id, toBackend(b.at, b.local, b.ours)); err != nil {
 		return fmt.Errorf("put backend %s: %w", b.at, err)
 	}
 	return nil
 }
 
-// measure makes the programs note what routers say of the way to the far end of a tunnel.
+// measure makes the programs record the path MTU towards the remote end of a tunnel.
 func (s *backends) measure(far netip.Addr) error {
 	err := s.objects.SyPmtu.Update(toAddr(far), syPmtu{}, ebpf.UpdateNoExist)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
-		return fmt.Errorf("note the way to %s: %w", far, err)
+		return fmt.Errorf("add the path MTU entry of %s: %w", far, err)
 	}
 	return nil
 }
 
-// release gives back the ids that neither a table nor a flow has.
+// release frees the ids that neither a table nor a flow uses.
 func (s *backends) release(unused func(id uint32) bool) {
 	for at, b := range s.byAddr {
 		if b.tables > 0 || !unused(b.id) {
@@ -170,7 +170,7 @@ func (s *backends) release(unused func(id uint32) bool) {
 		s.spare = append(s.spare, b.id)
 		if !s.has(at.Addr()) {
 			if err := ignoreMissing(s.objects.SyPmtu.Delete(toAddr(at.Addr()))); err != nil {
-				s.log.Warn("way to a backend not forgotten", "backend", at, "err", err)
+				s.log.Warn("path MTU entry of a backend not removed", "backend", at, "err", err)
 			}
 		}
 	}
@@ -185,7 +185,7 @@ func (s *backends) has(addr netip.Addr) bool {
 	return false
 }
 
-// refresh asks the kernel again for our addresses towards backends. Flows keep the one they have.
+// refresh reads our source addresses towards backends from the kernel again. Flows keep the address they have.
 func (s *backends) refresh() {
 	for at, b := range s.byAddr {
 		if b.tables == 0 {
@@ -198,11 +198,11 @@ func (s *backends) refresh() {
 		was := b.ours
 		b.ours = ours
 		if err := s.write(b); err != nil {
-			s.log.Error("addresses towards backend not changed", "backend", at, "err", err)
+			s.log.Error("source addresses towards backend not changed", "backend", at, "err", err)
 			b.ours = was
 			continue
 		}
-		s.log.Info("our addresses towards backend changed", "backend", at, "from", was, "to", ours)
+		s.log.Info("source addresses towards backend changed", "backend", at, "from", was, "to", ours)
 	}
 }
 
@@ -214,11 +214,11 @@ func (s *backends) ours(towards netip.Addr) []netip.Addr {
 	return ours
 }
 
-// maxOurs is how many addresses of ours a backend may see (bpf/types.h).
+// maxOurs is the number of our source addresses per backend (bpf/types.h).
 const maxOurs = len(syBackend{}.Snat)
 
-// ourAddressesTowards returns our addresses towards a backend: what the kernel would use, and others on the same network, so
-// that there are more source ports; and the interface. There is none without a route.
+// ourAddressesTowards returns our source addresses towards a backend, and the interface: the address that the kernel
+// selects, and others in the same subnet, which add source ports. Without a route there are none.
 func ourAddressesTowards(to netip.Addr) (ours []netip.Addr, nic int) {
 	routes, err := netlink.RouteGet(to.AsSlice())
 	if err != nil || len(routes) == 0 {
@@ -238,7 +238,7 @@ func ourAddressesTowards(to netip.Addr) (ours []netip.Addr, nic int) {
 	if err != nil {
 		return ours, nic
 	}
-	next := to // the first hop
+	next := to // next hop
 	if gw, ok := netip.AddrFromSlice(routes[0].Gw); ok {
 		next = gw.Unmap()
 	}
@@ -253,7 +253,7 @@ func ourAddressesTowards(to netip.Addr) (ours []netip.Addr, nic int) {
 	return ours, nic
 }
 
-// usable reports whether others can answer to an address.
+// usable reports whether an address can be the source of packets to other hosts.
 func usable(a netlink.Addr) bool {
 	return a.Flags&(unix.IFA_F_DEPRECATED|unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) == 0 && a.Scope == int(netlink.SCOPE_UNIVERSE)
 }

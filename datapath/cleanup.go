@@ -11,8 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Cleanup removes every trace from the kernel: links with their programs, maps with all flows, filters, and changes of
-// sysctls and routes. It needs no agent, and refuses while one runs. What is not there is no error.
+// Cleanup removes all state from the kernel: links with their programs, maps with all flows, filters, routes, and changes of
+// sysctls. It needs no agent, and fails while one runs. Missing state is no error.
 func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
 	lock, err := lockDir(pinPath)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -28,7 +28,7 @@ func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
 	}
 	for _, path := range links {
 		if err := unpin(path); err != nil {
-			log.Warn("link not removed in order", "link", path, "err", err)
+			log.Warn("link not detached; its pin is removed", "link", path, "err", err)
 			errs = append(errs, os.Remove(path))
 		}
 	}

@@ -27,7 +27,7 @@ func TestCleanupLeavesNothing(t *testing.T) {
 			hook := map[bool]string{true: "clsact", false: "tcx"}[clsact]
 			t.Run(fmt.Sprintf("%s/%s", mode, hook), func(t *testing.T) {
 				var before map[string]string
-				w := newWorldWith(t, hookTC, false, func(o *Options) { o.Mode, o.ForceClsact = mode, clsact }, func(w *world) {
+				w := newFixtureWith(t, hookTC, false, func(o *Options) { o.Mode, o.ForceClsact = mode, clsact }, func(w *fixture) {
 					w.do(func() error { return writeSysctl(reservedPorts, "8080,9000-9010") })
 					before = w.snapshot()
 				})
@@ -64,7 +64,7 @@ func TestCleanupLeavesNothing(t *testing.T) {
 }
 
 // snapshot is everything that an agent could leave on a machine.
-func (w *world) snapshot() map[string]string {
+func (w *fixture) snapshot() map[string]string {
 	w.t.Helper()
 	s := map[string]string{}
 	w.do(func() error {

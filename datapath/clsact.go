@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A clsact filter is known by its name and handle.
+// A clsact filter of ours has this name and handle.
 const (
 	filterName     = "sy_tc"
 	filterPriority = 1

@@ -14,7 +14,7 @@ import (
 )
 
 // joined runs frames and puts together what came out.
-func (w *world) joined(frames [][]byte) dptest.Packet {
+func (w *fixture) joined(frames [][]byte) dptest.Packet {
 	w.t.Helper()
 	var out [][]byte
 	for i, f := range frames {
@@ -34,7 +34,7 @@ func (w *world) joined(frames [][]byte) dptest.Packet {
 // A datagram in pieces is one datagram: to one backend, and back.
 func TestFragmentsFollowTheFirst(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newWorld(t, h, v6, nil)
+		w := newFixture(t, h, v6, nil)
 		dns(w)
 		big := udp(w)
 		big.DF, big.Payload = false, make([]byte, 60_000)
@@ -64,7 +64,7 @@ func TestFragmentsFollowTheFirst(t *testing.T) {
 // By dsr and tunnel they go where the ports say, too.
 func TestFragmentsByDSR(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newWorld(t, h, v6, nil)
+		w := newFixture(t, h, v6, nil)
 		w.serve(func(s *lb.Service) { s.Method, s.Ports[0].Protocol = lb.MethodDSR, lb.UDP }, "b1", "b2")
 		big := udp(w)
 		big.DF, big.Payload = false, make([]byte, 5000)
@@ -77,7 +77,7 @@ func TestFragmentsByDSR(t *testing.T) {
 // A client that uses one source port towards two VIPs with the same server has two flows.
 func TestTwoVIPsWithOneServer(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newWorld(t, h, v6, func(o *Options) { o.SNATPorts = [2]uint16{61000, 61001} })
+		w := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = [2]uint16{61000, 61001} })
 		w.service(lb.TCP, "b1")
 		w.serve(func(s *lb.Service) { s.Name, s.VIPs = "other", []netip.Addr{w.addr("elsewhere")} }, "b1")
 		type flow struct{ in, out dptest.Packet }
@@ -102,7 +102,7 @@ func TestTwoVIPsWithOneServer(t *testing.T) {
 // All addresses that the box has on the network of a backend give source ports.
 func TestSeveralSourceAddresses(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newWorld(t, h, v6, func(o *Options) { o.SNATPorts = [2]uint16{61000, 61000} })
+		w := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = [2]uint16{61000, 61000} })
 		second := netip.MustParsePrefix("192.0.2.2/24")
 		if v6 {
 			second = netip.MustParsePrefix("2001:db8::2/64")
@@ -138,7 +138,7 @@ func TestSeveralSourceAddresses(t *testing.T) {
 // When all source ports are taken, a flow whose client has not proved that it is there makes room; others never do.
 func TestHalfOpenFlowsMakeRoom(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newWorld(t, h, v6, func(o *Options) { o.SNATPorts = [2]uint16{61000, 61000} })
+		w := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = [2]uint16{61000, 61000} })
 		w.service(lb.TCP, "b1")
 		for i := range 3 {
 			w.went(w.on(i, dptest.TCP, dptest.SYN))
@@ -160,7 +160,7 @@ func TestHalfOpenFlowsMakeRoom(t *testing.T) {
 // The backend with the fewest flows for its weight gets the next one, and the agent's count agrees.
 func TestLeastConnections(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newWorld(t, h, v6, nil)
+		w := newFixture(t, h, v6, nil)
 		w.serve(func(s *lb.Service) {
 			s.Algorithm = lb.AlgorithmLeastConnections
 			s.Ports[0].Backends[0].Weight = 2
@@ -187,14 +187,14 @@ func TestLeastConnections(t *testing.T) {
 			t.Errorf("the idle server got %d of 30 flows; want nearly all", n)
 		}
 		before := w.loads()
-		w.do(func() error { w.d.upkeep.expire(context.Background()); return nil })
+		w.do(func() error { w.d.gc.expire(context.Background()); return nil })
 		if after := w.loads(); before[b1] != after[b1] || before[b2] != after[b2] || int(after[b1]) != len(flows[b1]) {
 			t.Errorf("flows were counted as %v, the walk found %v; want %d and %d", before, after, len(flows[b1]), len(flows[b2])-was)
 		}
 	})
 }
 
-func (w *world) loads() map[netip.Addr]uint32 {
+func (w *fixture) loads() map[netip.Addr]uint32 {
 	loads := map[netip.Addr]uint32{}
 	for at, b := range w.d.services.backends.byAddr {
 		var n uint32
@@ -209,7 +209,7 @@ func (w *world) loads() map[netip.Addr]uint32 {
 // Weights are shares, whatever the algorithm; a server with weight 0 or one that drains gets no new flow.
 func TestWeights(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newWorld(t, h, v6, nil)
+		w := newFixture(t, h, v6, nil)
 		for _, a := range lb.Algorithms {
 			for _, method := range []lb.Method{lb.MethodNAT, lb.MethodTunnel} {
 				w.reset()
@@ -241,7 +241,7 @@ func TestWeights(t *testing.T) {
 func TestAffinity(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		for _, method := range []lb.Method{lb.MethodNAT, lb.MethodTunnel} {
-			w := newWorld(t, h, v6, nil)
+			w := newFixture(t, h, v6, nil)
 			with := func(backends ...string) {
 				w.serve(func(s *lb.Service) {
 					s.Affinity, s.Algorithm, s.Method, s.Encap = time.Hour, lb.AlgorithmRandom, method, lb.EncapGUE
@@ -275,7 +275,7 @@ func TestAffinity(t *testing.T) {
 // We answer only so many packets with ICMP.
 func TestICMPErrorsAreLimited(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newWorld(t, h, v6, nil)
+		w := newFixture(t, h, v6, nil)
 		web(w)
 		frame := udp(w).Frame()
 		before := w.counts()
@@ -301,8 +301,8 @@ func TestICMPErrorsAreLimited(t *testing.T) {
 // fits through it.
 func TestOut(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
-		w := newWorld(t, hookTC, v6, ends)
-		for method, check := range map[lb.Method]func(*world, dptest.Packet, dptest.Packet) error{lb.MethodDSR: untouched, lb.MethodTunnel: tunnelled(dptest.UDP)} {
+		w := newFixture(t, hookTC, v6, ends)
+		for method, check := range map[lb.Method]func(*fixture, dptest.Packet, dptest.Packet) error{lb.MethodDSR: untouched, lb.MethodTunnel: tunnelled(dptest.UDP)} {
 			var mark uint32
 			w.do(func() (err error) {
 				mark, _, err = w.d.ProbeWay(w.addr("vip"), w.addr("b2"), method, lb.EncapGUE)
@@ -340,7 +340,7 @@ func TestOut(t *testing.T) {
 	}
 }
 
-func (w *world) runOut(frame []byte, mark uint32) (did string, out []byte) {
+func (w *fixture) runOut(frame []byte, mark uint32) (did string, out []byte) {
 	w.t.Helper()
 	return w.runProgram(w.d.objects.SyTcOut, frame, w.skb(mark), hookTC.verdicts())
 }

@@ -15,12 +15,11 @@ import (
 // Traffic is what was counted for a frontend or a backend since the maps were made, both directions.
 type Traffic struct{ Packets, Bytes, Flows uint64 }
 
-// Stats is everything that is counted.
+// Stats are all counters.
 type Stats struct {
 	Frontends map[lb.Frontend]Traffic
 	Backends  map[netip.AddrPort]Traffic
-	// Packets are counted by what was done with them ("forward", "drop"…) and why. Packets that are not for an address
-	// of ours are not counted.
+	// Packets are counted by action ("forward", "drop"…) and reason. Packets to other addresses than VIPs are not counted.
 	Packets map[Verdict]uint64
 	Flows   FlowCounts
 }
@@ -49,14 +48,14 @@ func reasonNames() ([]string, error) { return enumNames("reason", "REASON_") }
 
 // Stats reads all counters.
 func (d *Datapath) Stats() (Stats, error) {
-	s := Stats{Frontends: map[lb.Frontend]Traffic{}, Backends: map[netip.AddrPort]Traffic{}, Packets: map[Verdict]uint64{}, Flows: d.upkeep.counts()}
+	s := Stats{Frontends: map[lb.Frontend]Traffic{}, Backends: map[netip.AddrPort]Traffic{}, Packets: map[Verdict]uint64{}, Flows: d.gc.counts()}
 	frontends, _, backends := d.services.names()
 	for id, f := range frontends {
 		t, err := readTraffic(d.objects.SyFeCounters, id)
 		if err != nil {
 			return s, err
 		}
-		f.Decap = false // what comes through a tunnel is of the same frontend, for who counts
+		f.Decap = false // packets that arrive in a tunnel count for the same frontend
 		sum := s.Frontends[f]
 		s.Frontends[f] = Traffic{sum.Packets + t.Packets, sum.Bytes + t.Bytes, sum.Flows + t.Flows}
 	}
@@ -108,8 +107,8 @@ func readTraffic(m *ebpf.Map, id uint32) (sum Traffic, err error) {
 	return sum, nil
 }
 
-// forgetCounts makes the counters of an id start from zero, for a new owner.
-func forgetCounts(m *ebpf.Map, id uint32) error {
+// resetCounts sets the counters of an id to zero before the id is used again.
+func resetCounts(m *ebpf.Map, id uint32) error {
 	if err := m.Put(id, make([]syTraffic, ebpf.MustPossibleCPU())); err != nil {
 		return fmt.Errorf("reset counters: %w", err)
 	}

@@ -7,15 +7,13 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Datapath is the forwarding in the kernel, as far as this process is needed for it: to change it and to tidy up.
+// Datapath controls the forwarding in the kernel: it changes the maps, and removes flows that have ended.
 type Datapath struct {
 	o        Options
 	log      *slog.Logger
@@ -25,7 +23,7 @@ type Datapath struct {
 	services *services
 	tunnels  *tunnels
 	probes   *probes
-	upkeep   *upkeep
+	gc       *flowGC
 	reasons  []string
 	actions  []string
 	commits  []string
@@ -93,7 +91,7 @@ func (d *Datapath) open(t *transaction) (err error) {
 		return err
 	}
 	d.tunnels = &tunnels{objects: d.objects, delivers: d.o.Delivers, always: d.o.TunnelSources}
-	d.upkeep = newUpkeep(d.objects, d.services, d.o.Timeouts, d.log)
+	d.gc = newFlowGC(d.objects, d.services, d.o.Timeouts, d.log)
 	sys, err := openSysctls(d.o.StateDir)
 	if err != nil {
 		return err
@@ -120,7 +118,7 @@ func (d *Datapath) open(t *transaction) (err error) {
 // Held implements lb.Datapath.
 func (d *Datapath) Held() ([]lb.Frontend, error) { return d.services.held(), nil }
 
-// Apply implements lb.Datapath. Ends of flows that d asks for follow within about 100 ms, in Run.
+// Apply implements lb.Datapath. Run ends the flows of removed frontends and of backends that are down within about 100 ms.
 func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]error {
 	failed := map[lb.Frontend]error{}
 	for _, f := range delta.Delete {
@@ -129,68 +127,30 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 			failed[f] = fmt.Errorf("remove frontend %s: %w", f, err)
 			continue
 		}
-		d.upkeep.endFrontend(id)
+		d.gc.endFrontend(id)
 	}
-	for _, l := range d.services.put(delta.Put) {
-		if l.err != nil {
-			failed[l.plan.Frontend] = fmt.Errorf("put frontend %s: %w", l.plan.Frontend, l.err)
+	for _, u := range d.services.put(delta.Put) {
+		if u.err != nil {
+			failed[u.plan.Frontend] = fmt.Errorf("put frontend %s: %w", u.plan.Frontend, u.err)
 			continue
 		}
-		d.upkeep.endBackends(l.f.id, l.dead)
-		if l.turn {
-			d.upkeep.endFlows(l.f.id)
+		d.gc.endBackends(u.f.id, u.down)
+		if u.methodChanged {
+			d.gc.endFlows(u.f.id)
 		}
 	}
 	return failed
 }
 
-// Run tidies up until ctx ends: flows that are over or whose backend is dead, interfaces that come and go, addresses
-// towards backends that change.
+// Run removes flows that have ended, and follows changes of interfaces, addresses and routes, until ctx ends.
 func (d *Datapath) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return d.upkeep.run(ctx) })
+	g.Go(func() error { return d.gc.run(ctx) })
 	g.Go(func() error { return d.watch(ctx) })
 	return g.Wait()
 }
 
-// watch follows the kernel's links, addresses and routes.
-func (d *Datapath) watch(ctx context.Context) error {
-	links, addrs, routes := make(chan netlink.LinkUpdate, 64), make(chan netlink.AddrUpdate, 64), make(chan netlink.RouteUpdate, 64)
-	done := make(chan struct{})
-	defer close(done)
-	onError := func(err error) { d.log.Debug("netlink", "err", err) }
-	err := errors.Join(
-		netlink.LinkSubscribeWithOptions(links, done, netlink.LinkSubscribeOptions{ListExisting: true, ErrorCallback: onError}),
-		netlink.AddrSubscribeWithOptions(addrs, done, netlink.AddrSubscribeOptions{ErrorCallback: onError}),
-		netlink.RouteSubscribeWithOptions(routes, done, netlink.RouteSubscribeOptions{ErrorCallback: onError}))
-	if err != nil {
-		return fmt.Errorf("watch the network: %w", err)
-	}
-	// Routes change in bursts; one look after the burst is enough.
-	settle := time.NewTimer(time.Hour)
-	defer settle.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case u := <-links:
-			if u.Link != nil {
-				d.uplinks.linkChanged(u)
-			}
-		case <-addrs:
-			settle.Reset(100 * time.Millisecond)
-		case <-routes:
-			settle.Reset(100 * time.Millisecond)
-		case <-settle.C:
-			d.services.refreshSources()
-			if err := d.tunnels.refresh(); err != nil {
-				d.log.Error("own addresses not refreshed", "err", err)
-			}
-		}
-	}
-}
-
-// Close closes what this process holds. Everything stays in force in the kernel.
+// Close closes the file descriptors of this process. The kernel continues to forward.
 func (d *Datapath) Close() error {
 	var err error
 	if d.objects != nil {

@@ -9,7 +9,7 @@ import (
 )
 
 // deliver puts VIP:80 to port 8080 of b1, which runs on this machine, or what change makes of it.
-func (w *world) deliver(change func(*lb.Service)) {
+func (w *fixture) deliver(change func(*lb.Service)) {
 	w.t.Helper()
 	w.serve(func(s *lb.Service) {
 		s.Ports[0].Backends[0].Local = true
@@ -18,7 +18,7 @@ func (w *world) deliver(change func(*lb.Service)) {
 }
 
 // out runs what a backend of this machine sends through the program for what leaves.
-func (w *world) out(p dptest.Packet) dptest.Packet {
+func (w *fixture) out(p dptest.Packet) dptest.Packet {
 	w.t.Helper()
 	did, frame := w.runOut(p.Frame(), 0)
 	out, err := dptest.Parse(frame)
@@ -31,7 +31,7 @@ func (w *world) out(p dptest.Packet) dptest.Packet {
 // A backend on this machine sees the client, and the client sees the VIP; the stack does the rest.
 func TestDeliversToBackendsHere(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newWorld(t, h, v6, func(o *Options) { o.Delivers = true })
+		w := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
 		for _, proto := range []lb.Protocol{lb.TCP, lb.UDP} {
 			w.reset()
 			w.deliver(func(s *lb.Service) { s.Ports[0].Protocol = proto })
@@ -78,7 +78,7 @@ func TestDeliversToBackendsHere(t *testing.T) {
 // One client, one port, two VIPs, one server: the server must tell the flows apart, and each answer must find its way.
 func TestTwoVIPsWithOneServerHere(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newWorld(t, h, v6, func(o *Options) { o.Delivers = true })
+		w := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
 		w.deliver(func(*lb.Service) {})
 		w.deliver(func(s *lb.Service) { s.Name, s.VIPs = "other", []netip.Addr{w.addr("elsewhere")} })
 		seen := map[netip.AddrPort]bool{}

@@ -14,8 +14,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Explain says what the programs would do with the first packet of a flow now. It runs their own code on it (bpf/decide.h), sends
-// nothing and changes nothing.
+// Explain returns the decision of the programs for the first packet of a flow. It runs their own code (bpf/decide.h), sends
+// no packet and changes no map.
 func (d *Datapath) Explain(q lb.Question) (lb.Explanation, error) {
 	e := lb.Explanation{Client: q.Client, Address: q.To.Addr(), Port: q.To.Port(), Protocol: q.Protocol}
 	run := ebpf.RunOptions{Data: opening(q), DataOut: make([]byte, explainRoom)}
@@ -37,10 +37,10 @@ func (d *Datapath) Explain(q lb.Question) (lb.Explanation, error) {
 	return e, nil
 }
 
-// explainRoom is the size of the packet that is explained: the verdict is written over it.
+// explainRoom is the size of the packet in bytes: the program overwrites it with the verdict.
 const explainRoom = 512
 
-// opening is the frame of a packet that opens a flow, as far as decisions depend on it: no checksums.
+// opening is the first frame of a flow, with the fields that decisions depend on: no checksums.
 func opening(q lb.Question) []byte {
 	l4 := make([]byte, 20)
 	binary.BigEndian.PutUint16(l4[0:], q.Client.Port())
@@ -66,7 +66,7 @@ func opening(q lb.Question) []byte {
 	return frame[:explainRoom]
 }
 
-// name fills in what a verdict has the ids of.
+// name sets the names for the ids in a verdict.
 func (d *Datapath) name(e *lb.Explanation, v syVerdict) {
 	_, services, _ := d.services.names()
 	if v.Counted > 0 {
@@ -75,14 +75,14 @@ func (d *Datapath) name(e *lb.Explanation, v syVerdict) {
 	if e.Action != "forward" {
 		return
 	}
-	e.Forward = methodOf(syMethod(v.Method))
+	e.Forward = decodeMethod(syMethod(v.Method))
 	e.Backend = netip.AddrPortFrom(fromAddr(v.T.Dst), 0)
 	if e.Forward == lb.MethodNAT {
 		e.Backend = netip.AddrPortFrom(fromAddr(v.T.Dst), swap(v.T.Dport))
 	}
 }
 
-// steps tells the way of a packet in the order in which the programs decide.
+// steps describes the decision in the order in which the programs take it.
 func (d *Datapath) steps(q lb.Question, e lb.Explanation, v syVerdict) (steps []string) {
 	say := func(format string, args ...any) { steps = append(steps, fmt.Sprintf(format, args...)) }
 	frontend := fmt.Sprintf("%s/%s", q.To, q.Protocol)
@@ -148,7 +148,7 @@ func (d *Datapath) sayWay(say func(string, ...any), e lb.Explanation, v syVerdic
 	say("%s", wayTo(to))
 }
 
-// wayTo says how the kernel gets to an address.
+// wayTo describes the kernel's route to an address.
 func wayTo(to netip.Addr) string {
 	routes, err := netlink.RouteGet(to.AsSlice())
 	if err != nil || len(routes) == 0 {

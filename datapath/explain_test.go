@@ -12,7 +12,7 @@ import (
 // What is explained is what then happens, and explaining leaves no trace.
 func TestExplain(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
-		w := newWorld(t, hookTC, v6, func(o *Options) { o.Delivers = true })
+		w := newFixture(t, hookTC, v6, func(o *Options) { o.Delivers = true })
 		for _, tt := range []struct {
 			name   string
 			state  func()

@@ -18,13 +18,13 @@ const (
 	xdpFeatureXmit = 4 // NETDEV_XDP_ACT_NDO_XMIT: a frame can be redirected to the device
 )
 
-// genlHeader is struct genlmsghdr. The library's sends two stray bytes in the reserved field, which the family refuses.
+// genlHeader is struct genlmsghdr. The library sends a nonzero reserved field, which the family rejects.
 type genlHeader [4]byte
 
 func (h genlHeader) Len() int          { return len(h) }
 func (h genlHeader) Serialize() []byte { return h[:] }
 
-// xdpFeatures returns what XDP can do with an interface. It fails on kernels that cannot tell.
+// xdpFeatures returns the XDP features of an interface. It fails before Linux 6.3.
 func xdpFeatures(index int) (uint64, error) {
 	family, err := netlink.GenlFamilyGet("netdev")
 	if err != nil {
@@ -35,7 +35,7 @@ func xdpFeatures(index int) (uint64, error) {
 	req.AddData(nl.NewRtAttr(netdevIfindex, nl.Uint32Attr(uint32(index))))
 	answers, err := req.Execute(unix.NETLINK_GENERIC, 0)
 	if err != nil {
-		return 0, fmt.Errorf("ask for XDP features: %w", err)
+		return 0, fmt.Errorf("request XDP features: %w", err)
 	}
 	for _, a := range answers {
 		attrs, err := nl.ParseRouteAttr(a[nl.SizeofGenlmsg:])
@@ -48,5 +48,5 @@ func xdpFeatures(index int) (uint64, error) {
 			}
 		}
 	}
-	return 0, fmt.Errorf("the kernel does not say what XDP can do with interface %d", index)
+	return 0, fmt.Errorf("the kernel returns no XDP features of interface %d", index)
 }

@@ -27,7 +27,7 @@ func entries(t testing.TB, m *ebpf.Map) map[syFlowKey]syFlow {
 }
 
 // flows returns all entries of both tables.
-func (w *world) flows() map[syFlowKey]syFlow {
+func (w *fixture) flows() map[syFlowKey]syFlow {
 	w.t.Helper()
 	all := entries(w.t, w.d.objects.SyFlows)
 	maps.Copy(all, entries(w.t, w.d.objects.SyHalfopen))
@@ -37,7 +37,7 @@ func (w *world) flows() map[syFlowKey]syFlow {
 // A restart must lose neither flows nor ids, and must not disturb what the kernel does meanwhile.
 func TestRestartKeepsEverything(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newWorld(t, h, v6, nil)
+		w := newFixture(t, h, v6, nil)
 		established(w)
 		before, ids := w.flows(), w.d.services.frontends
 		w.close()
@@ -64,7 +64,7 @@ func TestRestartKeepsEverything(t *testing.T) {
 }
 
 func TestSecondAgentIsRefused(t *testing.T) {
-	w := newWorld(t, hookTC, false, nil)
+	w := newFixture(t, hookTC, false, nil)
 	w.do(func() error {
 		if _, err := Open(w.o); err == nil || !strings.Contains(err.Error(), "another agent is running") {
 			t.Errorf("second Open: %v", err)
@@ -74,7 +74,7 @@ func TestSecondAgentIsRefused(t *testing.T) {
 }
 
 // end runs what Run would do about flows that must end.
-func (w *world) end() {
+func (w *fixture) end() {
 	w.t.Helper()
 	w.do(func() error {
 		reset, err := newResetter()
@@ -82,14 +82,14 @@ func (w *world) end() {
 			return err
 		}
 		defer reset.close()
-		w.d.upkeep.endWanted(context.Background(), reset)
+		w.d.gc.endRequested(context.Background(), reset)
 		return nil
 	})
 }
 
 func TestFlowsOfADeadBackendEnd(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newWorld(t, h, v6, nil)
+		w := newFixture(t, h, v6, nil)
 		established(w)
 		plan := *w.service(lb.TCP, "b1", "b2")
 		dead := w.last.Dst
@@ -111,7 +111,7 @@ func TestFlowsOfADeadBackendEnd(t *testing.T) {
 
 // A backend that is only taken out of the plan keeps the flows it has.
 func TestFlowsOfARemovedBackendGoOn(t *testing.T) {
-	w := newWorld(t, hookTC, false, nil)
+	w := newFixture(t, hookTC, false, nil)
 	established(w)
 	other := "b1"
 	if w.last.Dst.Addr() == w.addr("b1") {
@@ -123,20 +123,20 @@ func TestFlowsOfARemovedBackendGoOn(t *testing.T) {
 	if r := w.run(tcp(dptest.ACK)(w).Frame()); r.out.Dst != before {
 		t.Errorf("%s: went to %s; want %s", r.reason, r.out.Dst, before)
 	}
-	w.do(func() error { w.d.upkeep.expire(context.Background()); return nil })
+	w.do(func() error { w.d.gc.expire(context.Background()); return nil })
 	if w.d.services.backends.byAddr[before] == nil {
 		t.Error("the id of a backend with flows was given back")
 	}
 	w.run(w.reply(dptest.RST).Frame())
-	w.d.upkeep.limits.Closed = -time.Second
-	w.do(func() error { w.d.upkeep.expire(context.Background()); return nil })
+	w.d.gc.limits.Closed = -time.Second
+	w.do(func() error { w.d.gc.expire(context.Background()); return nil })
 	if w.d.services.backends.byAddr[before] != nil {
 		t.Error("the id of a backend without plan and flows was not given back")
 	}
 }
 
 func TestFrontendGoesWithItsFlows(t *testing.T) {
-	w := newWorld(t, hookTC, true, nil)
+	w := newFixture(t, hookTC, true, nil)
 	established(w)
 	f := lb.Frontend{VIP: w.addr("vip"), Port: 80, Protocol: lb.TCP}
 	w.apply(lb.Delta{Delete: []lb.Frontend{f}})
@@ -153,14 +153,14 @@ func TestFrontendGoesWithItsFlows(t *testing.T) {
 }
 
 func TestSilentFlowsExpire(t *testing.T) {
-	w := newWorld(t, hookTC, false, nil)
+	w := newFixture(t, hookTC, false, nil)
 	established(w)
-	w.do(func() error { w.d.upkeep.expire(context.Background()); return nil })
-	if c := w.d.upkeep.counts(); c != (FlowCounts{Established: 1}) {
+	w.do(func() error { w.d.gc.expire(context.Background()); return nil })
+	if c := w.d.gc.counts(); c != (FlowCounts{Established: 1}) {
 		t.Errorf("counted %+v; want one established flow", c)
 	}
-	w.d.upkeep.limits.Established = -time.Second
-	w.do(func() error { w.d.upkeep.expire(context.Background()); return nil })
+	w.d.gc.limits.Established = -time.Second
+	w.do(func() error { w.d.gc.expire(context.Background()); return nil })
 	if n := len(w.flows()); n != 0 {
 		t.Errorf("%d entries are left", n)
 	}
@@ -168,7 +168,7 @@ func TestSilentFlowsExpire(t *testing.T) {
 
 // A flood of SYNs from everywhere must leave the established table alone.
 func TestFloodDoesNotTouchEstablishedFlows(t *testing.T) {
-	w := newWorld(t, hookXDP, false, func(o *Options) { o.SNATPorts, o.TunnelPort = [2]uint16{2000, 65535}, 1999 })
+	w := newFixture(t, hookXDP, false, func(o *Options) { o.SNATPorts, o.TunnelPort = [2]uint16{2000, 65535}, 1999 })
 	established(w)
 	before := entries(t, w.d.objects.SyFlows)
 	r := rand.New(rand.NewPCG(1, 1))
@@ -186,7 +186,7 @@ func TestFloodDoesNotTouchEstablishedFlows(t *testing.T) {
 // The list has each flow once, with both its ends, and only what is asked for.
 func TestListOfFlows(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newWorld(t, h, v6, nil)
+		w := newFixture(t, h, v6, nil)
 		w.service(lb.TCP, "b1")
 		for i := range 20 {
 			w.run(w.on(i, dptest.TCP, dptest.SYN).Frame())

@@ -19,7 +19,7 @@ var fuzzFor = flag.Duration("fuzzfor", 30*time.Second, "how long each hook and f
 // Headers that end too early are dropped, however early.
 func TestMalformedFrames(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newWorld(t, h, v6, nil)
+		w := newFixture(t, h, v6, nil)
 		web(w)
 		whole := tcp(dptest.SYN)(w).Frame()
 		l3 := 34
@@ -44,7 +44,7 @@ func TestRandomFrames(t *testing.T) {
 		seed := uint64(time.Now().UnixNano())
 		rnd := rand.New(rand.NewPCG(seed, 2))
 		var corpus [][]byte
-		for _, make := range []func(*world) dptest.Packet{aTunnel("router"), aTunnel("stranger"), icmp(8, 128), icmp(13, 135)} {
+		for _, make := range []func(*fixture) dptest.Packet{aTunnel("router"), aTunnel("stranger"), icmp(8, 128), icmp(13, 135)} {
 			corpus = append(corpus, make(m.w).Frame())
 		}
 		for range 300 {
@@ -92,7 +92,7 @@ func mutate(rnd *rand.Rand, f []byte) {
 }
 
 // runRaw runs a frame and returns what became of it; an aborted program fails the test. It must be on the balancer's thread.
-func (w *world) runRaw(frame []byte) string {
+func (w *fixture) runRaw(frame []byte) string {
 	w.t.Helper()
 	prog, opts := w.d.objects.SyTcIn, ebpf.RunOptions{Data: frame, Context: w.skb(0)}
 	if w.hook == hookXDP {

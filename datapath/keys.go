@@ -8,7 +8,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// The only place where Go's addresses and ports become those of C. IPv4 is carried as ::ffff:a.b.c.d.
+// This file has all conversions between the addresses and ports of Go and of C. IPv4 is ::ffff:a.b.c.d (RFC 4291 §2.5.5.2).
 
 func toAddr(a netip.Addr) (out syAddr) {
 	if !a.IsValid() {
@@ -33,7 +33,7 @@ func fromAddr(a syAddr) netip.Addr {
 	return netip.AddrFrom16(b).Unmap()
 }
 
-// swap turns a port from host to network byte order, and back.
+// swap converts a port between host and network byte order.
 func swap(port uint16) uint16 {
 	var b [2]byte
 	binary.BigEndian.PutUint16(b[:], port)
@@ -54,10 +54,10 @@ func fromFrontendKey(k syFrontendKey) lb.Frontend {
 	return lb.Frontend{VIP: fromAddr(k.Vip), Port: swap(k.Port), Protocol: lb.Protocol(k.Proto), Decap: k.Decap == 1}
 }
 
-// rangeBits is how many bits of a key of the ranges come before those of the port (bpf/types.h).
+// rangeBits is the number of bits before the port in a key of the ranges map (bpf/types.h).
 const rangeBits = 128 + 16
 
-// toRangeKeys returns the prefixes that a range of ports consists of.
+// toRangeKeys returns the prefixes that cover a range of ports exactly.
 func toRangeKeys(f lb.Frontend) (keys []syRangeKey) {
 	for first, last := int(f.Port), int(f.Last); first <= last; {
 		size := 1
@@ -73,7 +73,7 @@ func toRangeKeys(f lb.Frontend) (keys []syRangeKey) {
 	return keys
 }
 
-// fromRangeKey returns the part of a range that a key is for.
+// fromRangeKey returns the part of a range that a key covers.
 func fromRangeKey(k syRangeKey) lb.Frontend {
 	first := swap(k.Port)
 	return lb.Frontend{VIP: fromAddr(k.Vip), Port: first, Last: first + 1<<(rangeBits+16-k.Prefix) - 1, Protocol: lb.Protocol(swap(k.Proto))}
@@ -88,8 +88,8 @@ func toAllowKey(frontend uint32, p netip.Prefix) syAllowKey {
 	return syAllowKey{Prefix: uint32(32 + n), Frontend: swap32(frontend), Source: toAddr(p.Addr())}
 }
 
-func toBackend(at netip.AddrPort, here bool, ours []netip.Addr) (b syBackend) {
-	b.Addr, b.Port, b.Local = toAddr(at.Addr()), swap(at.Port()), truth(here)
+func toBackend(at netip.AddrPort, local bool, ours []netip.Addr) (b syBackend) {
+	b.Addr, b.Port, b.Local = toAddr(at.Addr()), swap(at.Port()), truth(local)
 	for i := range min(len(ours), len(b.Snat)) {
 		b.Snat[i] = toAddr(ours[i])
 	}
@@ -105,8 +105,8 @@ func fromBackend(b syBackend) (at netip.AddrPort, ours []netip.Addr) {
 	return netip.AddrPortFrom(fromAddr(b.Addr), swap(b.Port)), ours
 }
 
-// twinKey is where the other direction of a flow is found (bpf/flow.h).
-func twinKey(k syFlowKey, f syFlow) syFlowKey {
+// reverseKey is the key of the reverse tuple of a flow (bpf/flow.h).
+func reverseKey(k syFlowKey, f syFlow) syFlowKey {
 	return syFlowKey{T: reversed(f.T), Proto: k.Proto}
 }
 

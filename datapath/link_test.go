@@ -16,7 +16,7 @@ import (
 
 // pinForeignXDP replaces the pinned XDP link of eth0 by one whose program the kernel does not exchange for sy_xdp: the
 // expected attach types differ (bpf_xdp_link_update in net/core/dev.c returns EINVAL). It returns the id of the link.
-func (w *world) pinForeignXDP() (id link.ID) {
+func (w *fixture) pinForeignXDP() (id link.ID) {
 	w.t.Helper()
 	w.do(func() error {
 		path := w.o.PinPath + "/" + schema + "/links/" + pinName("eth0", string(ModeXDP))
@@ -47,7 +47,7 @@ func (w *world) pinForeignXDP() (id link.ID) {
 
 // When the kernel does not update a pinned link, Open returns the kernel's error and keeps the link in force.
 func TestUpdateErrorOfALinkIsReturned(t *testing.T) {
-	w := newWorld(t, hookXDP, false, nil)
+	w := newFixture(t, hookXDP, false, nil)
 	w.service(lb.TCP, "b1")
 	w.close()
 	id := w.pinForeignXDP()
@@ -70,7 +70,7 @@ func TestUpdateErrorOfALinkIsReturned(t *testing.T) {
 // A pinned link whose interface was deleted is replaced by a new one on the interface that has its name now.
 func TestLinkOfADeletedInterfaceIsReplaced(t *testing.T) {
 	for _, mode := range []Mode{ModeXDP, ModeTC} {
-		w := newWorld(t, hookTC, false, func(o *Options) { o.Mode = mode })
+		w := newFixture(t, hookTC, false, func(o *Options) { o.Mode = mode })
 		w.close()
 		w.recreateUplink()
 		w.do(func() (err error) {
@@ -84,7 +84,7 @@ func TestLinkOfADeletedInterfaceIsReplaced(t *testing.T) {
 }
 
 // recreateUplink deletes eth0 and adds another interface of that name.
-func (w *world) recreateUplink() {
+func (w *fixture) recreateUplink() {
 	w.t.Helper()
 	w.do(func() error {
 		nic, err := netlink.LinkByName("eth0")

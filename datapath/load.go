@@ -47,16 +47,16 @@ func load(o Options, dir string) (*syObjects, error) {
 	var verifier *ebpf.VerifierError
 	switch {
 	case errors.Is(err, ebpf.ErrMapIncompatible):
-		return nil, fmt.Errorf("what an earlier version left in %s does not fit this one: %w; stop the agent and run \"steelyard cleanup\", which ends its flows", dir, err)
+		return nil, fmt.Errorf("the maps that an earlier version pinned in %s are incompatible: %w; stop the agent and run \"steelyard cleanup\", which ends its flows", dir, err)
 	case errors.As(err, &verifier):
-		return nil, fmt.Errorf("the kernel refuses a program: %w", err)
+		return nil, fmt.Errorf("the kernel rejects a program: %w", err)
 	case err != nil:
 		return nil, fmt.Errorf("load the programs: %w", err)
 	}
 	return &objects, nil
 }
 
-// chain makes sy_tc_in go on with the program of this binary.
+// chain makes the program of this binary the target of the tail call.
 func chain(objects *syObjects, t *transaction) error {
 	var earlier uint32 // the kernel returns the id of a program
 	switch err := objects.SyProgs.Lookup(uint32(0), &earlier); {
@@ -81,11 +81,11 @@ func anyVeth(names []string) uint8 {
 	return 0
 }
 
-// keepSize makes m as large as the pinned map of that name: flows matter more than a changed max_flows.
+// keepSize gives m the size of the pinned map of that name: a takeover keeps flows, and applies no other max_flows.
 func keepSize(o Options, m *ebpf.MapSpec, path string) {
 	pinned, err := ebpf.LoadPinnedMap(path, nil)
 	if err != nil {
-		return // there is none
+		return // none is pinned
 	}
 	defer pinned.Close()
 	if pinned.MaxEntries() != m.MaxEntries {
@@ -95,8 +95,8 @@ func keepSize(o Options, m *ebpf.MapSpec, path string) {
 	}
 }
 
-// tableSizes returns the entries of the tables whose size follows from max_flows. Only flows have memory of their own as
-// they need it; the others, which may forget, take theirs at once.
+// tableSizes returns the max_entries of the maps whose size follows from max_flows. The map of established flows allocates
+// per entry; the others are LRU maps, which allocate all memory when they are made.
 func tableSizes(maxFlows int) map[string]uint32 {
 	return map[string]uint32{
 		"sy_flows":     uint32(2 * maxFlows), // an entry for each direction

@@ -12,17 +12,17 @@ import (
 
 // Rows of the methods beside nat, of what restricts and binds clients, and of the corners of protocols.
 
-func dsr(w *world)  { w.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }, "b1", "b2") }
-func ipip(w *world) { w.serve(tunnel(lb.EncapIPIP), "b1", "b2") }
-func gue(w *world)  { w.serve(tunnel(lb.EncapGUE), "b1", "b2") }
+func dsr(w *fixture)  { w.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }, "b1", "b2") }
+func ipip(w *fixture) { w.serve(tunnel(lb.EncapIPIP), "b1", "b2") }
+func gue(w *fixture)  { w.serve(tunnel(lb.EncapGUE), "b1", "b2") }
 
 func tunnel(e lb.Encap) func(*lb.Service) {
 	return func(s *lb.Service) { s.Method, s.Encap = lb.MethodTunnel, e }
 }
 
 // crossed is a tunnel whose servers have addresses of the other family only.
-func crossed(e lb.Encap) func(*world) {
-	return func(w *world) {
+func crossed(e lb.Encap) func(*fixture) {
+	return func(w *fixture) {
 		w.serve(func(s *lb.Service) {
 			tunnel(e)(s)
 			other := v6
@@ -36,21 +36,21 @@ func crossed(e lb.Encap) func(*world) {
 	}
 }
 
-func inTurn(method lb.Method) func(*world) {
-	return func(w *world) {
+func inTurn(method lb.Method) func(*fixture) {
+	return func(w *fixture) {
 		w.serve(func(s *lb.Service) { s.Method, s.Encap, s.Algorithm = method, lb.EncapGUE, lb.AlgorithmRoundRobin }, "b1", "b2")
 	}
 }
 
 // untouched checks that all that has changed is the hop count.
-func untouched(_ *world, in, out dptest.Packet) error {
+func untouched(_ *fixture, in, out dptest.Packet) error {
 	in.TTL, out.DF = 63, in.DF
 	return wrong(fmt.Sprintf("%+v", in) != fmt.Sprintf("%+v", out), "became\n%+v; want\n%+v", out, in)
 }
 
 // tunnelled checks that what came is inside, in a packet of ours to a backend.
-func tunnelled(proto ...uint8) func(w *world, in, out dptest.Packet) error {
-	return func(w *world, in, out dptest.Packet) error {
+func tunnelled(proto ...uint8) func(w *fixture, in, out dptest.Packet) error {
+	return func(w *fixture, in, out dptest.Packet) error {
 		src, dst := out.Src.Addr(), out.Dst.Addr()
 		is := func(a netip.Addr, names ...string) bool {
 			for _, n := range names {
@@ -71,16 +71,16 @@ func tunnelled(proto ...uint8) func(w *world, in, out dptest.Packet) error {
 }
 
 // sameServer checks that a packet goes to the server that the one before went to.
-func sameServer(state func(*world), first func(*world) dptest.Packet) (func(*world), func(*world, dptest.Packet, dptest.Packet) error) {
+func sameServer(state func(*fixture), first func(*fixture) dptest.Packet) (func(*fixture), func(*fixture, dptest.Packet, dptest.Packet) error) {
 	var went []byte
-	return func(w *world) {
+	return func(w *fixture) {
 			state(w)
 			r := w.run(first(w).Frame())
 			if r.did != "sent" {
 				w.t.Fatalf("the first packet was %s: %s", r.did, r.reason)
 			}
 			went = server(r)
-		}, func(w *world, in, out dptest.Packet) error {
+		}, func(w *fixture, in, out dptest.Packet) error {
 			r := w.run(in.Frame())
 			return wrong(!bytes.Equal(went, server(r)), "went to %x; want %x", server(r), went)
 		}
@@ -95,17 +95,17 @@ func server(r result) []byte {
 }
 
 // aTunnel is a packet of a peer's tunnel to us, with a packet inside for an address that we have beside those of the uplink.
-func aTunnel(from string) func(*world) dptest.Packet { return aTunnelFor("home", from) }
+func aTunnel(from string) func(*fixture) dptest.Packet { return aTunnelFor("home", from) }
 
-func aTunnelFor(to, from string) func(*world) dptest.Packet {
-	return func(w *world) dptest.Packet {
+func aTunnelFor(to, from string) func(*fixture) dptest.Packet {
+	return func(w *fixture) dptest.Packet {
 		inner := w.fromClient(dptest.TCP, dptest.SYN)
 		inner.Dst = w.at(to, 80)
 		return dptest.Packet{Src: w.at(from, 50000), Dst: w.at("box", 6090), Proto: dptest.UDP, Payload: dptest.GUE(inner)}
 	}
 }
 
-func takenOut(w *world, in, out dptest.Packet) error {
+func takenOut(w *fixture, in, out dptest.Packet) error {
 	want, err := dptest.Parse(in.Frame())
 	if err != nil {
 		return err
@@ -118,8 +118,8 @@ func ends(o *Options) {
 }
 
 // tooBig is the answer that says what would fit.
-func tooBig(mtu uint32) func(w *world, in, out dptest.Packet) error {
-	return func(w *world, in, out dptest.Packet) error {
+func tooBig(mtu uint32) func(w *fixture, in, out dptest.Packet) error {
+	return func(w *fixture, in, out dptest.Packet) error {
 		wantType, wantCode, n := uint8(3), uint8(4), 28
 		if w.v6 {
 			wantType, wantCode, n = 2, 0, 48
@@ -131,8 +131,8 @@ func tooBig(mtu uint32) func(w *world, in, out dptest.Packet) error {
 }
 
 // icmpError is an error of somebody about a packet that was sent there.
-func icmpError(from string, about func(w *world) dptest.Packet) func(*world) dptest.Packet {
-	return func(w *world) dptest.Packet {
+func icmpError(from string, about func(w *fixture) dptest.Packet) func(*fixture) dptest.Packet {
+	return func(w *fixture) dptest.Packet {
 		q := about(w)
 		p := dptest.Packet{Src: w.at(from, 0), Dst: netip.AddrPortFrom(q.Src.Addr(), 0), Proto: dptest.ICMP, Type: 3, Code: 4, Rest: 1400}
 		n := 28
@@ -144,16 +144,16 @@ func icmpError(from string, about func(w *world) dptest.Packet) func(*world) dpt
 	}
 }
 
-func lastSent(w *world) dptest.Packet { return w.last }
+func lastSent(w *fixture) dptest.Packet { return w.last }
 
 // toTheClient is a packet of a server to the client, as the client gets it.
-func toTheClient(w *world) dptest.Packet {
+func toTheClient(w *fixture) dptest.Packet {
 	return dptest.Packet{Src: w.at("vip", 80), Dst: w.at("client", 40000), Proto: dptest.TCP, Flags: dptest.ACK, Seq: 5001, Ack: 1001, Payload: []byte("answer")}
 }
 
 // errorFor checks that an error was translated: who gets it, and which ports it quotes.
-func errorFor(from, to string, quoted func(w *world) (src, dst netip.AddrPort)) func(*world, dptest.Packet, dptest.Packet) error {
-	return func(w *world, in, out dptest.Packet) error {
+func errorFor(from, to string, quoted func(w *fixture) (src, dst netip.AddrPort)) func(*fixture, dptest.Packet, dptest.Packet) error {
+	return func(w *fixture, in, out dptest.Packet) error {
 		src, dst := quoted(w)
 		ip := out.Payload
 		head := 20
@@ -171,37 +171,37 @@ func errorFor(from, to string, quoted func(w *world) (src, dst netip.AddrPort)) 
 	}
 }
 
-func toVIP(w *world) (src, dst netip.AddrPort)    { return w.at("client", 40000), w.at("vip", 80) }
-func asServer(w *world) (src, dst netip.AddrPort) { return w.last.Dst, w.last.Src }
+func toVIP(w *fixture) (src, dst netip.AddrPort)    { return w.at("client", 40000), w.at("vip", 80) }
+func asServer(w *fixture) (src, dst netip.AddrPort) { return w.last.Dst, w.last.Src }
 
 // sctp is a packet of the client with one chunk.
-func sctp(chunk uint8, tag uint32) func(*world) dptest.Packet {
-	return func(w *world) dptest.Packet {
+func sctp(chunk uint8, tag uint32) func(*fixture) dptest.Packet {
+	return func(w *fixture) dptest.Packet {
 		return dptest.Packet{Src: w.at("client", 40000), Dst: w.at("vip", 80), Proto: dptest.SCTP, Type: chunk, Ack: tag, Seq: 7, Payload: []byte("chunk.")}
 	}
 }
 
-func sctpReply(chunk uint8) func(*world) dptest.Packet {
-	return func(w *world) dptest.Packet {
+func sctpReply(chunk uint8) func(*fixture) dptest.Packet {
+	return func(w *fixture) dptest.Packet {
 		return dptest.Packet{Src: w.last.Dst, Dst: w.last.Src, Proto: dptest.SCTP, Type: chunk, Ack: 7, Seq: 99, Payload: []byte("answer")}
 	}
 }
 
-func phones(w *world) { w.service(lb.SCTP, "b1", "b2") }
+func phones(w *fixture) { w.service(lb.SCTP, "b1", "b2") }
 
 func tagged(p *dptest.Packet) { p.Tags = []uint16{42} }
 
 var (
 	dsrAgain, dsrSame = sameServer(inTurn(lb.MethodDSR), tcp(dptest.SYN))
 	gueAgain, gueSame = sameServer(inTurn(lb.MethodTunnel), tcp(dptest.SYN))
-	loyal, loyalSame  = sameServer(func(w *world) { w.serve(sticky, "b1", "b2") }, tcp(dptest.SYN))
+	loyal, loyalSame  = sameServer(func(w *fixture) { w.serve(sticky, "b1", "b2") }, tcp(dptest.SYN))
 	sctpKnown         = with(phones, sctp(1, 0), sctpReply(2), sctp(10, 99))
 )
 
 func sticky(s *lb.Service) { s.Affinity, s.Algorithm = time.Hour, lb.AlgorithmRoundRobin }
 
-func only(prefix string) func(*world) {
-	return func(w *world) {
+func only(prefix string) func(*fixture) {
+	return func(w *fixture) {
 		w.serve(func(s *lb.Service) {
 			p := netip.MustParsePrefix(prefix)
 			if w.v6 {
@@ -215,51 +215,51 @@ func only(prefix string) func(*world) {
 	}
 }
 
-func manyPorts(w *world) {
+func manyPorts(w *fixture) {
 	w.serve(func(s *lb.Service) { s.Ports[0].Port = lb.Port{Port: 8001, Last: 8999, Target: 9001, Protocol: lb.TCP} }, "b1")
 }
 
-func toPort(port uint16) func(*world) dptest.Packet {
-	return change(tcp(dptest.SYN), func(w *world, p *dptest.Packet) { p.Dst = w.at("vip", port) })
+func toPort(port uint16) func(*fixture) dptest.Packet {
+	return change(tcp(dptest.SYN), func(w *fixture, p *dptest.Packet) { p.Dst = w.at("vip", port) })
 }
 
-func atPort(port uint16) func(w *world, in, out dptest.Packet) error {
-	return func(_ *world, _, out dptest.Packet) error {
+func atPort(port uint16) func(w *fixture, in, out dptest.Packet) error {
+	return func(_ *fixture, _, out dptest.Packet) error {
 		return wrong(out.Dst.Port() != port, "went to %s; want port %d", out.Dst, port)
 	}
 }
 
 var moreRows = []row{
 	{name: "dsr", state: dsr, in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: untouched},
-	{name: "dsr, UDP", state: func(w *world) {
+	{name: "dsr, UDP", state: func(w *fixture) {
 		w.serve(func(s *lb.Service) { s.Method, s.Ports[0].Protocol = lb.MethodDSR, lb.UDP }, "b1", "b2")
 	}, in: udp, did: "sent", reason: "forwarded", check: untouched},
 	{name: "dsr, in turn: a flow keeps its server", state: dsrAgain, in: tcp(dptest.ACK), did: "sent", reason: "forwarded", check: dsrSame},
 	{name: "dsr, in turn: no flow", state: inTurn(lb.MethodDSR), in: tcp(dptest.ACK), did: "sent", reason: "no_flow", check: aReset},
-	{name: "dsr behind a router", state: func(w *world) { w.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }, "far") }, in: tcp(dptest.SYN), did: "dropped", reason: "not_on_link"},
-	{name: "dsr without a backend", state: func(w *world) { w.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }) }, in: tcp(dptest.SYN), did: "sent", reason: "no_backend", check: aReset},
+	{name: "dsr behind a router", state: func(w *fixture) { w.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }, "far") }, in: tcp(dptest.SYN), did: "dropped", reason: "not_on_link"},
+	{name: "dsr without a backend", state: func(w *fixture) { w.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }) }, in: tcp(dptest.SYN), did: "sent", reason: "no_backend", check: aReset},
 	{name: "ipip", state: ipip, in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: tunnelled(dptest.IPIP, dptest.IPv6)},
 	{name: "ipip, the other family", state: crossed(lb.EncapIPIP), in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: tunnelled(dptest.IPIP, dptest.IPv6)},
 	{name: "gue", state: gue, in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
 	{name: "gue, the other family", state: crossed(lb.EncapGUE), in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
 	{name: "gue, in turn: a flow keeps its server", state: gueAgain, in: tcp(dptest.ACK), did: "sent", reason: "forwarded", check: gueSame},
-	{name: "gue to a server behind a router", state: func(w *world) { w.serve(tunnel(lb.EncapGUE), "far") }, in: tcp(dptest.SYN), did: "sent", reason: "forwarded"},
-	{name: "gue, TTL runs out", state: gue, in: change(tcp(dptest.SYN), func(_ *world, p *dptest.Packet) { p.TTL = 1 }), did: "dropped", reason: "ttl_expired"},
-	{name: "gue, too big for the tunnel", state: gue, in: change(tcp(dptest.ACK), func(_ *world, p *dptest.Packet) { p.Payload = make([]byte, 1440) }), did: "sent", reason: "too_big", check: func(w *world, in, out dptest.Packet) error {
+	{name: "gue to a server behind a router", state: func(w *fixture) { w.serve(tunnel(lb.EncapGUE), "far") }, in: tcp(dptest.SYN), did: "sent", reason: "forwarded"},
+	{name: "gue, TTL runs out", state: gue, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { p.TTL = 1 }), did: "dropped", reason: "ttl_expired"},
+	{name: "gue, too big for the tunnel", state: gue, in: change(tcp(dptest.ACK), func(_ *fixture, p *dptest.Packet) { p.Payload = make([]byte, 1440) }), did: "sent", reason: "too_big", check: func(w *fixture, in, out dptest.Packet) error {
 		if w.v6 {
 			return tooBig(1500-52)(w, in, out)
 		}
 		return tooBig(1500-32)(w, in, out)
 	}},
-	{name: "a router told the MTU of a tunnel's way", state: gue, in: func(w *world) dptest.Packet {
+	{name: "a router told the MTU of a tunnel's way", state: gue, in: func(w *fixture) dptest.Packet {
 		r := w.run(tcp(dptest.SYN)(w).Frame())
-		return icmpError("router", func(*world) dptest.Packet {
+		return icmpError("router", func(*fixture) dptest.Packet {
 			x := r.out
 			x.Payload, x.Inner = make([]byte, 64), nil
 			return x
 		})(w)
 	}, did: "passed", reason: "pmtu_learned", check: nil},
-	{name: "smaller than that MTU from now on", state: func(w *world) {
+	{name: "smaller than that MTU from now on", state: func(w *fixture) {
 		gue(w)
 		for _, b := range []string{"b1", "b2"} {
 			err := w.d.objects.SyPmtu.Put(toAddr(w.addr(b)), syPmtu{Seen: uint64(uptime()), Mtu: 1400})
@@ -267,7 +267,7 @@ var moreRows = []row{
 				w.t.Fatal(err)
 			}
 		}
-	}, in: change(tcp(dptest.ACK), func(_ *world, p *dptest.Packet) { p.Payload = make([]byte, 1340) }), did: "sent", reason: "too_big", check: func(w *world, in, out dptest.Packet) error {
+	}, in: change(tcp(dptest.ACK), func(_ *fixture, p *dptest.Packet) { p.Payload = make([]byte, 1340) }), did: "sent", reason: "too_big", check: func(w *fixture, in, out dptest.Packet) error {
 		if w.v6 {
 			return tooBig(1400-52)(w, in, out)
 		}
@@ -277,17 +277,17 @@ var moreRows = []row{
 	{name: "out of a tunnel, and not for us", state: web, in: aTunnelFor("elsewhere", "router"), did: "dropped", reason: "decap_not_local", option: ends},
 	{name: "a tunnel of a stranger", state: web, in: aTunnel("stranger"), did: "dropped", reason: "unknown_tunnel_source", option: ends},
 	{name: "a tunnel, and none may end here", state: web, in: aTunnel("router"), did: "passed", reason: "not_ours"},
-	{name: "a tunnel with rubbish", state: web, in: change(aTunnel("router"), func(_ *world, p *dptest.Packet) { p.Payload[0] = 0xff }), did: "dropped", reason: "malformed", option: ends},
+	{name: "a tunnel with rubbish", state: web, in: change(aTunnel("router"), func(_ *fixture, p *dptest.Packet) { p.Payload[0] = 0xff }), did: "dropped", reason: "malformed", option: ends},
 
 	{name: "allowed", state: only("192.0.2.0/24"), in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: sentOn},
 	{name: "not allowed", state: only("10.0.0.0/8"), in: tcp(dptest.SYN), did: "dropped", reason: "not_allowed"},
-	{name: "allowed for the other family only", state: func(w *world) {
+	{name: "allowed for the other family only", state: func(w *fixture) {
 		w.serve(func(s *lb.Service) {
 			s.Allow = []netip.Prefix{netip.MustParsePrefix(map[bool]string{true: "0.0.0.0/0", false: "::/0"}[w.v6])}
 		}, "b1", "b2")
 	}, in: tcp(dptest.SYN), did: "dropped", reason: "not_allowed"},
 	{name: "not allowed, ping", state: only("10.0.0.0/8"), in: icmp(8, 128), did: "sent", reason: "echo_reply"},
-	{name: "affinity", state: loyal, in: change(tcp(dptest.SYN), func(w *world, p *dptest.Packet) { p.Src = w.at("client", 40001) }), did: "sent", reason: "forwarded", check: loyalSame},
+	{name: "affinity", state: loyal, in: change(tcp(dptest.SYN), func(w *fixture, p *dptest.Packet) { p.Src = w.at("client", 40001) }), did: "sent", reason: "forwarded", check: loyalSame},
 
 	{name: "first port of a range", state: manyPorts, in: toPort(8001), did: "sent", reason: "forwarded", check: atPort(9001)},
 	{name: "a port in a range", state: manyPorts, in: toPort(8555), did: "sent", reason: "forwarded", check: atPort(9555)},
@@ -303,34 +303,34 @@ var moreRows = []row{
 	{name: "SCTP ends", state: sctpKnown, in: sctp(6, 99), did: "sent", reason: "forwarded", check: isClosed},
 	{name: "SCTP of no association", state: phones, in: sctp(0, 99), did: "sent", reason: "no_flow", check: unreachable},
 	{name: "SCTP abort of no association", state: phones, in: sctp(6, 99), did: "dropped", reason: "no_flow"},
-	{name: "SCTP by dsr", state: func(w *world) {
+	{name: "SCTP by dsr", state: func(w *fixture) {
 		w.serve(func(s *lb.Service) { s.Method, s.Ports[0].Protocol = lb.MethodDSR, lb.SCTP }, "b1", "b2")
 	}, in: sctp(1, 0), did: "sent", reason: "forwarded", check: untouched},
-	{name: "SCTP by gue", state: func(w *world) {
+	{name: "SCTP by gue", state: func(w *fixture) {
 		w.serve(func(s *lb.Service) { tunnel(lb.EncapGUE)(s); s.Ports[0].Protocol = lb.SCTP }, "b1", "b2")
 	}, in: sctp(1, 0), did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
 
 	{name: "error of a router about a packet to a server", state: established, in: icmpError("router", lastSent), did: "sent", reason: "forwarded", check: errorFor("vip", "client", toVIP)},
 	{name: "error of a router about a packet to a server, UDP", state: answered, in: icmpError("router", lastSent), did: "sent", reason: "forwarded", check: errorFor("vip", "client", toVIP)},
-	{name: "error of a router about a packet to a client", state: func(w *world) { w.service(lb.TCP, "b1"); established1(w) }, in: icmpError("router", toTheClient), did: "sent", reason: "forwarded", check: errorFor("box", "b1", asServer)},
+	{name: "error of a router about a packet to a client", state: func(w *fixture) { w.service(lb.TCP, "b1"); established1(w) }, in: icmpError("router", toTheClient), did: "sent", reason: "forwarded", check: errorFor("box", "b1", asServer)},
 	{name: "error about no flow", state: web, in: icmpError("router", toTheClient), did: "dropped", reason: "no_flow"},
-	{name: "error about what we never sent", state: established, in: change(icmpError("router", lastSent), func(w *world, p *dptest.Packet) { p.Dst = w.at("vip", 0) }), did: "dropped", reason: "unsupported_protocol"},
+	{name: "error about what we never sent", state: established, in: change(icmpError("router", lastSent), func(w *fixture, p *dptest.Packet) { p.Dst = w.at("vip", 0) }), did: "dropped", reason: "unsupported_protocol"},
 	{name: "error about a packet of a server, dsr", state: dsr, in: icmpError("router", toTheClient), did: "sent", reason: "forwarded", check: untouched},
 	{name: "error about a packet of a server, gue", state: gue, in: icmpError("router", toTheClient), did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
 
-	{name: "tagged", state: web, in: change(tcp(dptest.SYN), func(_ *world, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "forwarded", check: keepsTag},
-	{name: "tagged twice", state: web, in: change(tcp(dptest.SYN), func(_ *world, p *dptest.Packet) { p.Tags = []uint16{7, 42} }), did: "sent", reason: "forwarded", check: keepsTag},
-	{name: "tagged ping", state: web, in: change(icmp(8, 128), func(_ *world, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "echo_reply", check: keepsTag},
-	{name: "tagged, refused", state: web, in: change(udp, func(_ *world, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "no_frontend", check: keepsTag},
-	{name: "tagged, reset", state: web, in: change(toPort(81), func(_ *world, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "no_frontend", check: keepsTag},
-	{name: "tagged, dsr", state: dsr, in: change(tcp(dptest.SYN), func(_ *world, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "forwarded", check: untouched},
+	{name: "tagged", state: web, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "forwarded", check: keepsTag},
+	{name: "tagged twice", state: web, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { p.Tags = []uint16{7, 42} }), did: "sent", reason: "forwarded", check: keepsTag},
+	{name: "tagged ping", state: web, in: change(icmp(8, 128), func(_ *fixture, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "echo_reply", check: keepsTag},
+	{name: "tagged, refused", state: web, in: change(udp, func(_ *fixture, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "no_frontend", check: keepsTag},
+	{name: "tagged, reset", state: web, in: change(toPort(81), func(_ *fixture, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "no_frontend", check: keepsTag},
+	{name: "tagged, dsr", state: dsr, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "forwarded", check: untouched},
 }
 
 // established1 is a connection through the service that is there.
-func established1(w *world) {
-	with(func(*world) {}, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK), tcp(dptest.ACK))(w)
+func established1(w *fixture) {
+	with(func(*fixture) {}, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK), tcp(dptest.ACK))(w)
 }
 
-func keepsTag(w *world, in, out dptest.Packet) error {
+func keepsTag(w *fixture, in, out dptest.Packet) error {
 	return wrong(fmt.Sprint(in.Tags) != fmt.Sprint(out.Tags), "tags were %v and are %v", in.Tags, out.Tags)
 }

@@ -17,7 +17,7 @@ import (
 // model says what the datapath must do with a packet, in Go, from the documents and not from the C code: which of the two
 // tables a flow is in, what proves it, what ends it, and what each packet becomes.
 type model struct {
-	w        *world
+	w        *fixture
 	services []*lb.FrontendPlan
 	half     map[way]*entry
 	full     map[way]*entry
@@ -319,7 +319,7 @@ func (m *model) server(x way, f *lb.FrontendPlan) netip.AddrPort {
 
 // newModel makes a world with services of every kind, and a model of it.
 func newModel(t *testing.T, h hook, v6 bool) *model {
-	w := newWorld(t, h, v6, func(o *Options) {
+	w := newFixture(t, h, v6, func(o *Options) {
 		ends(o)
 		o.Timeouts = Timeouts{time.Hour, time.Hour, time.Hour, time.Hour, time.Hour}
 	})

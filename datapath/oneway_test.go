@@ -10,14 +10,14 @@ import (
 )
 
 // on is a packet of the n-th flow of the client.
-func (w *world) on(flow int, proto, flags uint8) dptest.Packet {
+func (w *fixture) on(flow int, proto, flags uint8) dptest.Packet {
 	p := w.fromClient(proto, flags)
 	p.Src = w.at("client", uint16(20000+flow))
 	return p
 }
 
 // went runs a packet and returns the server it was sent to.
-func (w *world) went(p dptest.Packet) netip.Addr {
+func (w *fixture) went(p dptest.Packet) netip.Addr {
 	w.t.Helper()
 	r := w.run(p.Frame())
 	if r.did != "sent" || r.reason != "forwarded" {
@@ -27,7 +27,7 @@ func (w *world) went(p dptest.Packet) netip.Addr {
 }
 
 // tunnelTo puts the GUE frontend with servers whose addresses end in these numbers.
-func (w *world) tunnelTo(proto lb.Protocol, dead func(netip.Addr) bool, hosts ...int) {
+func (w *fixture) tunnelTo(proto lb.Protocol, dead func(netip.Addr) bool, hosts ...int) {
 	w.t.Helper()
 	s := &lb.Service{
 		Name: "web", VIPs: []netip.Addr{w.addr("vip")}, Ports: lb.PortsOn(nil, lb.Port{Port: 80, Target: 80, Protocol: proto}),
@@ -57,7 +57,7 @@ func TestOneWayFlowsKeepTheirServer(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		for _, proto := range []lb.Protocol{lb.TCP, lb.UDP} {
 			t.Run(proto.String(), func(t *testing.T) {
-				w := newWorld(t, h, v6, nil)
+				w := newFixture(t, h, v6, nil)
 				all := []int{21, 22, 23, 24, 25, 26, 27, 28, 29, 30}
 				w.tunnelTo(proto, nil, all...)
 				server := map[int]netip.Addr{}
@@ -113,11 +113,11 @@ func TestOneWayFlowsKeepTheirServer(t *testing.T) {
 	})
 }
 
-func (w *world) oneWayFlows() map[syFlowKey]syFlow { return entries(w.t, w.d.objects.SyDsrFlows) }
+func (w *fixture) oneWayFlows() map[syFlowKey]syFlow { return entries(w.t, w.d.objects.SyDsrFlows) }
 
 // A flood of SYNs from everywhere must leave the flows alone that have gone on.
 func TestFloodDoesNotTouchOneWayFlows(t *testing.T) {
-	w := newWorld(t, hookXDP, false, nil)
+	w := newFixture(t, hookXDP, false, nil)
 	w.tunnelTo(lb.TCP, nil, 21, 22)
 	for i := range 50 {
 		w.went(w.on(i, dptest.TCP, dptest.SYN))
@@ -136,7 +136,7 @@ func TestFloodDoesNotTouchOneWayFlows(t *testing.T) {
 
 // While no slot has changed hands, packets in the middle of a flow touch no table but for a sample.
 func TestOneWayFlowsLeaveNoTraceInTheMiddle(t *testing.T) {
-	w := newWorld(t, hookXDP, false, nil)
+	w := newFixture(t, hookXDP, false, nil)
 	w.tunnelTo(lb.TCP, nil, 21, 22)
 	for i := range 640 {
 		w.went(w.on(i, dptest.TCP, dptest.ACK))
@@ -147,7 +147,7 @@ func TestOneWayFlowsLeaveNoTraceInTheMiddle(t *testing.T) {
 }
 
 func TestAnotherMethodEndsFlows(t *testing.T) {
-	w := newWorld(t, hookTC, false, nil)
+	w := newFixture(t, hookTC, false, nil)
 	established(w)
 	dsr(w)
 	w.end()

@@ -22,7 +22,7 @@ const (
 
 var modes = []Mode{ModeAuto, ModeXDP, ModeXDPGeneric, ModeTC}
 
-// UnmarshalText refuses anything but the four modes.
+// UnmarshalText accepts the four modes only.
 func (m *Mode) UnmarshalText(b []byte) error {
 	if !slices.Contains(modes, Mode(b)) {
 		names := make([]string, len(modes))
@@ -35,18 +35,18 @@ func (m *Mode) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// Where things are on a machine with one agent.
+// Default locations, for one agent per node.
 const (
 	DefaultPinPath  = "/sys/fs/bpf/steelyard"
 	DefaultStateDir = "/run/steelyard"
 )
 
-// Timeouts are the times after which a silent flow is over.
+// Timeouts are how long a flow may be idle, by state.
 type Timeouts struct {
-	HalfOpen    time.Duration // the client has not proved that it is there
+	HalfOpen    time.Duration // the client is not confirmed
 	Established time.Duration // TCP and SCTP; RFC 5382, REQ-5: at least 2 h 4 min
-	Closing     time.Duration // one side has said FIN; RFC 5382, REQ-5: 4 min
-	Closed      time.Duration // both have, or one has said RST: for what was still on its way
+	Closing     time.Duration // one side has sent FIN; RFC 5382, REQ-5: 4 min
+	Closed      time.Duration // both have sent FIN, or one RST: for packets in flight
 	UDP         time.Duration // RFC 4787, REQ-5: at least 2 min
 }
 
@@ -55,22 +55,22 @@ var DefaultTimeouts = Timeouts{
 	HalfOpen: 30 * time.Second, Established: 130 * time.Minute, Closing: 4 * time.Minute, Closed: 10 * time.Second, UDP: 3 * time.Minute,
 }
 
-// Options is everything Open needs. Delivers and ForceClsact may be false and TunnelSources empty; all others are required.
+// Options are the parameters of Open. Delivers and ForceClsact may be false and TunnelSources empty; all others are required.
 type Options struct {
-	Interfaces []string // uplinks: where packets of clients and servers arrive
+	Interfaces []string // uplinks: interfaces on which packets of clients and servers arrive
 	Mode       Mode
 	MaxFlows   int       // established flows, 1 to 100,000,000; each has two entries of about 150 bytes
 	SNATPorts  [2]uint16 // first and last source port towards backends
-	// TunnelPort is where tunnels of ours end, at backends and here.
+	// TunnelPort is the UDP destination port of GUE, at backends and on this node.
 	TunnelPort uint16
-	// TunnelSources are whose tunnels may end here; none: nobody's.
+	// TunnelSources are the prefixes from which tunnel packets are accepted; empty: from none.
 	TunnelSources []netip.Prefix
 	Timeouts      Timeouts
-	PinPath       string // below a bpffs, which is mounted when it is the default one
-	StateDir      string // what a restart must know and bpffs cannot keep
-	// Delivers makes the datapath ready for backends on this machine.
+	PinPath       string // in a bpffs, which is mounted for the default path only
+	StateDir      string // files that must outlive the agent, until reboot
+	// Delivers prepares the datapath for backends on this node.
 	Delivers bool
-	// ForceClsact attaches tc programs the way of kernels before 6.6.
+	// ForceClsact attaches tc programs as clsact filters, as on kernels before 6.6.
 	ForceClsact bool
 	Log         *slog.Logger
 	// fault makes a step of Open fail in a test: it is called after each, with its name.
@@ -91,7 +91,7 @@ func (o Options) validate() error {
 	case o.MaxFlows < 1:
 		return fmt.Errorf("max_flows is %d; want at least 1", o.MaxFlows)
 	case o.SNATPorts[0] == 0 || o.SNATPorts[0] > o.SNATPorts[1]:
-		return fmt.Errorf("snat_ports %d-%d is no range", o.SNATPorts[0], o.SNATPorts[1])
+		return fmt.Errorf("snat_ports %d-%d is not a range", o.SNATPorts[0], o.SNATPorts[1])
 	case o.TunnelPort == 0 || o.TunnelPort >= o.SNATPorts[0] && o.TunnelPort <= o.SNATPorts[1]:
 		return fmt.Errorf("tunnel_port is %d; want a port that is not one of snat_ports", o.TunnelPort)
 	case min(o.Timeouts.HalfOpen, o.Timeouts.Established, o.Timeouts.Closing, o.Timeouts.Closed, o.Timeouts.UDP) < time.Second:

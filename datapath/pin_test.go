@@ -45,7 +45,7 @@ func TestFailedFirstStartLeavesNothing(t *testing.T) {
 		for _, hook := range []string{"tcx", "clsact"} {
 			t.Run(name+"/"+hook, func(t *testing.T) {
 				l := labtest.New(t)
-				w := &world{t: t, host: labtest.Host(t, l, "lb"), hook: hookXDP}
+				w := &fixture{t: t, host: labtest.Host(t, l, "lb"), hook: hookXDP}
 				ends := []lab.End{{Host: w.host, Name: "eth0"}, {Host: labtest.Host(t, l, "peer"), Name: "eth0"}}
 				if err := l.Link(ends[0], ends[1], lab.LinkOptions{}); err != nil {
 					t.Fatal(err)
@@ -79,7 +79,7 @@ func TestFailedTakeoverLeavesPins(t *testing.T) {
 	for name, fail := range failures() {
 		for _, hook := range []string{"tcx", "clsact"} {
 			t.Run(name+"/"+hook, func(t *testing.T) {
-				w := newWorld(t, hookXDP, false, func(o *Options) { o.ForceClsact = hook == "clsact" })
+				w := newFixture(t, hookXDP, false, func(o *Options) { o.ForceClsact = hook == "clsact" })
 				established(w)
 				w.close()
 				before := w.inForce()
@@ -109,7 +109,7 @@ func TestFailedTakeoverLeavesPins(t *testing.T) {
 
 // A start that was killed before it published its pins is not taken over.
 func TestUnpublishedPinsAreRemoved(t *testing.T) {
-	w := newWorld(t, hookXDP, false, nil)
+	w := newFixture(t, hookXDP, false, nil)
 	w.service(lb.TCP, "b1")
 	w.close()
 	w.do(func() error {
@@ -128,7 +128,7 @@ func TestUnpublishedPinsAreRemoved(t *testing.T) {
 
 // inForce is all that a failed Open could leave or take away: each pin with the id of its object and, for links, of their
 // program; the chained program; the filters of eth0 and its sysctls.
-func (w *world) inForce() map[string]string {
+func (w *fixture) inForce() map[string]string {
 	w.t.Helper()
 	s := map[string]string{}
 	w.do(func() error {
@@ -205,7 +205,7 @@ func describePin(path string) (string, error) {
 }
 
 // runAttached runs a frame through the program that is attached to eth0 as XDP.
-func (w *world) runAttached(frame []byte) (did string) {
+func (w *fixture) runAttached(frame []byte) (did string) {
 	w.t.Helper()
 	w.do(func() error {
 		l, err := link.LoadPinnedLink(filepath.Join(w.o.PinPath, schema, "links", pinName("eth0", string(ModeXDP))), nil)

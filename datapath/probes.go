@@ -14,24 +14,24 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Health checks of one-way services go the way of traffic: a packet that has one of these marks leaves as a client's would,
-// to a given server. Nobody but that server has the VIP, so the kernel would not know where to send it: a rule makes it
-// send marked packets to lo, where the program of bpf/egress.h takes them.
+// Health checks of services with direct return take the path of traffic: a packet with one of these marks is sent like a
+// client's packet, to a given server. The destination is the VIP, which the kernel cannot route to one server: a rule routes
+// marked packets to lo, where sy_tc_out redirects them.
 const (
-	probeMark     = 0x5359_0000 // what the marks begin with (bpf/egress.h); the lower half tells them apart
+	probeMark     = 0x5359_0000 // upper half of the marks, as in the C code; the lower half numbers them
 	probeMask     = 0xffff_0000
 	probeTable    = 0x5359
 	probePriority = 537
-	probeMTU      = 1280 // that of lo would make peers believe that we take packets of 64 KB
+	probeMTU      = 1280 // from the MTU of lo, TCP would announce a segment size of 64 KB
 )
 
-// probes keeps the marks and what goes with them.
+// probes maintains the marks and their entries.
 type probes struct {
 	objects *syObjects
 	uplinks *attachments
 	mu      sync.Mutex // guards all below
 	marks   map[probeKey]uint32
-	onLo    bool // the program is on lo
+	onLo    bool // the program is attached to lo
 }
 
 type probeKey struct {
@@ -39,10 +39,10 @@ type probeKey struct {
 	method uint8
 }
 
-// ProbeWay returns how a health check to a VIP reaches one server of a service by dsr or tunnel: from this address of ours,
-// with this SO_MARK. It asks the kernel for the way each time, so it is to be called for each check.
+// ProbeWay returns the SO_MARK and the source address with which a health check to a VIP reaches one server of a service by
+// dsr or tunnel. It reads the route from the kernel, so call it for each check.
 func (d *Datapath) ProbeWay(vip, server netip.Addr, method lb.Method, encap lb.Encap) (mark uint32, from netip.Addr, err error) {
-	word, err := methodWord(method, encap)
+	word, err := encodeMethod(method, encap)
 	if err != nil {
 		return 0, netip.Addr{}, err
 	}
@@ -50,7 +50,7 @@ func (d *Datapath) ProbeWay(vip, server netip.Addr, method lb.Method, encap lb.E
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := p.open(vip.Is4()); err != nil {
-		return 0, netip.Addr{}, fmt.Errorf("make way for health checks: %w", err)
+		return 0, netip.Addr{}, fmt.Errorf("route health checks: %w", err)
 	}
 	return p.way(vip, server, word)
 }
@@ -60,7 +60,7 @@ func (p *probes) way(vip, server netip.Addr, method syMethod) (mark uint32, from
 	mark, known := p.marks[k]
 	if !known {
 		if mark = probeMark + uint32(len(p.marks)) + 1; mark > probeMark+0xffff {
-			return 0, from, fmt.Errorf("there are %d probed servers, and no room for more", len(p.marks))
+			return 0, from, fmt.Errorf("all %d marks of probes are in use", len(p.marks))
 		}
 	}
 	ours, nic := ourAddressesTowards(server)
@@ -74,13 +74,13 @@ func (p *probes) way(vip, server netip.Addr, method syMethod) (mark uint32, from
 		}
 	}
 	if err := p.objects.SyProbes.Put(mark, syProbe{Addr: toAddr(server), Local: toAddr(ours[0]), Method: uint32(method), Ifindex: uint32(nic)}); err != nil {
-		return 0, from, fmt.Errorf("put the way of a probe: %w", err)
+		return 0, from, fmt.Errorf("put a probe: %w", err)
 	}
 	p.marks[k] = mark
 	return mark, from, nil
 }
 
-// addressOn returns an address of a family that others can answer to, on this interface.
+// addressOn returns a usable source address of a family on an interface.
 func addressOn(index int, is4 bool) (netip.Addr, error) {
 	nic, err := netlink.LinkByIndex(index)
 	if err != nil {
@@ -99,11 +99,11 @@ func addressOn(index int, is4 bool) (netip.Addr, error) {
 			return addr.Unmap(), nil
 		}
 	}
-	return netip.Addr{}, fmt.Errorf("%s has no %s address that a server could answer to", nic.Attrs().Name, name)
+	return netip.Addr{}, fmt.Errorf("%s has no usable %s address", nic.Attrs().Name, name)
 }
 
-// open makes marked packets of a family come to the program. Others tidy up rules that they do not know, so it looks anew
-// each time; what is there is no error, and no news to anybody.
+// open routes marked packets of a family to the program. Other software removes rules that it does not know, so open adds
+// them each time; a rule that exists is no error.
 func (p *probes) open(is4 bool) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -133,7 +133,7 @@ func probeRoute(is4 bool, lo netlink.Link) (*netlink.Rule, *netlink.Route) {
 		rule.Family = netlink.FAMILY_V4
 		all = &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}
 	}
-	// IPv6 has no other routes through lo than local ones.
+	// For IPv6, routes through lo are local ones only.
 	return rule, &netlink.Route{
 		LinkIndex: lo.Attrs().Index, Dst: all, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST, Table: probeTable, MTU: probeMTU,
 	}
@@ -150,7 +150,7 @@ func closeProbes() error {
 		rule, route := probeRoute(is4, lo)
 		for _, err := range []error{netlink.RuleDel(rule), netlink.RouteDel(route)} {
 			if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EAFNOSUPPORT) {
-				errs = append(errs, fmt.Errorf("close the way of health checks: %w", err))
+				errs = append(errs, fmt.Errorf("remove the route of health checks: %w", err))
 			}
 		}
 	}

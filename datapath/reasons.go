@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// Reason explains the action on a packet.
+// Reason is why the datapath took an action on a packet.
 type Reason struct {
-	Name string // the label in metrics
-	Who  string // must act: nobody, client, sender, operator or developer
+	Name string // as in metrics
+	Who  string // may want to act: nobody, client, sender, operator or us
 	Text string
 }
 
@@ -18,7 +18,7 @@ var typesHeader string
 
 var reasonLine = regexp.MustCompile(`(?m)^\t/\* ([a-z]+): (.+) \*/\n\tREASON_([A-Z_]+),$`)
 
-// Reasons returns all reasons whose comment says who must act. The list in C is the only one.
+// Reasons returns the reasons with the comments of enum reason (bpf/types.h), the only list.
 func Reasons() (all []Reason) {
 	for _, m := range reasonLine.FindAllStringSubmatch(typesHeader, -1) {
 		all = append(all, Reason{strings.ToLower(m[3]), m[1], m[2]})

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// resetter tells clients that their connection is over, in the name of the VIP.
+// resetter sends TCP resets to clients, from the address of the VIP.
 type resetter struct{ v4, v6 int }
 
 func newResetter() (*resetter, error) {
@@ -30,8 +30,8 @@ func (r *resetter) close() {
 	}
 }
 
-// client sends the RST that ends the client's side of a flow: its sequence number is the last one the client
-// acknowledged, so it is just what the client waits for (RFC 5961, 3.2).
+// client sends the RST that ends the client's side of a flow. Its sequence number is the last one that the client
+// acknowledged, the only one that the client accepts at once (RFC 5961 §3.2).
 func (r *resetter) client(k syFlowKey, f syFlow) error {
 	client := netip.AddrPortFrom(fromAddr(k.T.Src), swap(k.T.Sport))
 	vip := netip.AddrPortFrom(fromAddr(k.T.Dst), swap(k.T.Dport))

@@ -17,28 +17,28 @@ import (
 // with explain, for IPv4 and IPv6.
 type row struct {
 	name   string
-	state  func(w *world) // before the packet
-	in     func(w *world) dptest.Packet
+	state  func(w *fixture) // before the packet
+	in     func(w *fixture) dptest.Packet
 	did    string
 	reason string
-	check  func(w *world, in, out dptest.Packet) error // of what was sent
+	check  func(w *fixture, in, out dptest.Packet) error // of what was sent
 	option func(*Options)
 	alone  bool // it changes the machine
 }
 
-func tcp(flags uint8) func(*world) dptest.Packet {
-	return func(w *world) dptest.Packet { return w.fromClient(dptest.TCP, flags) }
+func tcp(flags uint8) func(*fixture) dptest.Packet {
+	return func(w *fixture) dptest.Packet { return w.fromClient(dptest.TCP, flags) }
 }
 
-func udp(w *world) dptest.Packet { return w.fromClient(dptest.UDP, 0) }
+func udp(w *fixture) dptest.Packet { return w.fromClient(dptest.UDP, 0) }
 
-func web(w *world)      { w.service(lb.TCP, "b1", "b2") }
-func dns(w *world)      { w.service(lb.UDP, "b1", "b2") }
-func noServer(w *world) { w.service(lb.TCP) }
+func web(w *fixture)      { w.service(lb.TCP, "b1", "b2") }
+func dns(w *fixture)      { w.service(lb.UDP, "b1", "b2") }
+func noServer(w *fixture) { w.service(lb.TCP) }
 
 // with returns a state in which packets have been run after another state; each must have been sent.
-func with(state func(*world), packets ...func(*world) dptest.Packet) func(*world) {
-	return func(w *world) {
+func with(state func(*fixture), packets ...func(*fixture) dptest.Packet) func(*fixture) {
+	return func(w *fixture) {
 		w.t.Helper()
 		state(w)
 		for i, p := range packets {
@@ -49,8 +49,8 @@ func with(state func(*world), packets ...func(*world) dptest.Packet) func(*world
 	}
 }
 
-func replies(flags uint8) func(*world) dptest.Packet {
-	return func(w *world) dptest.Packet { return w.reply(flags) }
+func replies(flags uint8) func(*fixture) dptest.Packet {
+	return func(w *fixture) dptest.Packet { return w.reply(flags) }
 }
 
 // established is a TCP connection; answered is a UDP flow with an answer.
@@ -59,20 +59,20 @@ var (
 	answered    = with(dns, udp, replies(0), udp)
 )
 
-func sentOn(w *world, in, out dptest.Packet) error {
+func sentOn(w *fixture, in, out dptest.Packet) error {
 	ok := out.Src.Addr() == w.addr("box") && out.Src.Port() >= 61000 && out.Dst.Port() == 8080 &&
 		(out.Dst.Addr() == w.addr("b1") || out.Dst.Addr() == w.addr("b2")) &&
 		out.TTL == 63 && bytes.Equal(in.Payload, out.Payload) && in.Flags == out.Flags && in.Seq == out.Seq
 	return wrong(!ok, "sent on as %+v", out)
 }
 
-func toClient(w *world, in, out dptest.Packet) error {
+func toClient(w *fixture, in, out dptest.Packet) error {
 	ok := out.Src == w.at("vip", 80) && out.Dst == w.at("client", 40000) && out.TTL == 63 && bytes.Equal(in.Payload, out.Payload)
 	return wrong(!ok, "sent back as %+v", out)
 }
 
 // aReset is the answer that RFC 9293, 3.10.7.1 has for a segment of no connection.
-func aReset(w *world, in, out dptest.Packet) error {
+func aReset(w *fixture, in, out dptest.Packet) error {
 	want := dptest.Packet{Src: in.Dst, Dst: in.Src, Proto: dptest.TCP, TTL: 64, Flags: dptest.RST}
 	if in.Flags&dptest.ACK != 0 {
 		want.Seq = in.Ack
@@ -87,7 +87,7 @@ func aReset(w *world, in, out dptest.Packet) error {
 		out.Ack != want.Ack || len(out.Payload) > 0, "answered with %+v; want %+v", out, want)
 }
 
-func unreachable(w *world, in, out dptest.Packet) error {
+func unreachable(w *fixture, in, out dptest.Packet) error {
 	wantType, wantCode, frame := uint8(3), uint8(3), in.Frame()
 	n := 20 + 8
 	if w.v6 {
@@ -98,7 +98,7 @@ func unreachable(w *world, in, out dptest.Packet) error {
 	return wrong(!ok, "answered with %+v", out)
 }
 
-func echoReply(w *world, in, out dptest.Packet) error {
+func echoReply(w *fixture, in, out dptest.Packet) error {
 	wantType := uint8(0)
 	if w.v6 {
 		wantType = 129
@@ -115,8 +115,8 @@ func wrong(bad bool, format string, args ...any) error {
 }
 
 // icmp is an echo request (or, with another type for IPv6, that) to the VIP.
-func icmp(t4, t6 uint8) func(w *world) dptest.Packet {
-	return func(w *world) dptest.Packet {
+func icmp(t4, t6 uint8) func(w *fixture) dptest.Packet {
+	return func(w *fixture) dptest.Packet {
 		p := dptest.Packet{Src: w.at("client", 0), Dst: w.at("vip", 0), Proto: dptest.ICMP, Type: t4, Payload: []byte("ping pong")}
 		if w.v6 {
 			p.Proto, p.Type, p.Payload = dptest.ICMPv6, t6, make([]byte, 24)
@@ -125,8 +125,8 @@ func icmp(t4, t6 uint8) func(w *world) dptest.Packet {
 	}
 }
 
-func change(in func(*world) dptest.Packet, f func(w *world, p *dptest.Packet)) func(*world) dptest.Packet {
-	return func(w *world) dptest.Packet {
+func change(in func(*fixture) dptest.Packet, f func(w *fixture, p *dptest.Packet)) func(*fixture) dptest.Packet {
+	return func(w *fixture) dptest.Packet {
 		p := in(w)
 		f(w, &p)
 		return p
@@ -136,15 +136,15 @@ func change(in func(*world) dptest.Packet, f func(w *world, p *dptest.Packet)) f
 func init() { rows = append(rows, moreRows...) }
 
 var rows = []row{
-	{name: "not for us", state: web, in: change(tcp(dptest.SYN), func(w *world, p *dptest.Packet) { p.Dst = w.at("elsewhere", 80) }), did: "passed", reason: "not_ours"},
-	{name: "not TCP, for somebody else", state: web, in: change(icmp(8, 128), func(w *world, p *dptest.Packet) { p.Dst = w.at("elsewhere", 0) }), did: "passed", reason: "not_ours"},
+	{name: "not for us", state: web, in: change(tcp(dptest.SYN), func(w *fixture, p *dptest.Packet) { p.Dst = w.at("elsewhere", 80) }), did: "passed", reason: "not_ours"},
+	{name: "not TCP, for somebody else", state: web, in: change(icmp(8, 128), func(w *fixture, p *dptest.Packet) { p.Dst = w.at("elsewhere", 0) }), did: "passed", reason: "not_ours"},
 	{name: "SYN opens a flow", state: web, in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: sentOn},
-	{name: "SYN with IP options", state: web, in: change(tcp(dptest.SYN), func(_ *world, p *dptest.Packet) { p.Options = true }), did: "sent", reason: "forwarded", check: sentOn},
+	{name: "SYN with IP options", state: web, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { p.Options = true }), did: "sent", reason: "forwarded", check: sentOn},
 	{name: "SYN again keeps its port", state: with(web, tcp(dptest.SYN)), in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: samePort},
 	{name: "SYN-ACK goes back", state: with(web, tcp(dptest.SYN)), in: replies(dptest.SYN | dptest.ACK), did: "sent", reason: "forwarded", check: toClient},
 	{name: "the right ACK establishes", state: with(web, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK)), in: tcp(dptest.ACK), did: "sent", reason: "forwarded", check: isEstablished},
 	{name: "a guessed ACK does not", state: with(web, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK)),
-		in: change(tcp(dptest.ACK), func(_ *world, p *dptest.Packet) { p.Ack = 77 }), did: "dropped", reason: "bad_ack"},
+		in: change(tcp(dptest.ACK), func(_ *fixture, p *dptest.Packet) { p.Ack = 77 }), did: "dropped", reason: "bad_ack"},
 	{name: "an ACK before the server answered", state: with(web, tcp(dptest.SYN)), in: tcp(dptest.ACK), did: "dropped", reason: "bad_ack"},
 	{name: "data of a known flow", state: established, in: tcp(dptest.ACK | dptest.PSH), did: "sent", reason: "forwarded", check: samePort},
 	{name: "answer of a known flow", state: established, in: replies(dptest.ACK), did: "sent", reason: "forwarded", check: toClient},
@@ -152,11 +152,11 @@ var rows = []row{
 	{name: "RST closes", state: established, in: replies(dptest.RST), did: "sent", reason: "forwarded", check: isClosed},
 	{name: "a new SYN from the port of a closed flow", state: with(established, replies(dptest.RST)), in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: otherPort},
 	{name: "ACK of no flow", state: web, in: tcp(dptest.ACK), did: "sent", reason: "no_flow", check: aReset},
-	{name: "FIN without ACK of no flow", state: web, in: change(tcp(dptest.PSH), func(*world, *dptest.Packet) {}), did: "sent", reason: "no_flow", check: aReset},
+	{name: "FIN without ACK of no flow", state: web, in: change(tcp(dptest.PSH), func(*fixture, *dptest.Packet) {}), did: "sent", reason: "no_flow", check: aReset},
 	{name: "RST of no flow", state: web, in: tcp(dptest.RST), did: "dropped", reason: "no_flow"},
 	{name: "no backend, TCP", state: noServer, in: tcp(dptest.SYN), did: "sent", reason: "no_backend", check: aReset},
-	{name: "no backend, UDP", state: func(w *world) { w.service(lb.UDP) }, in: udp, did: "sent", reason: "no_backend", check: unreachable},
-	{name: "no such port, TCP", state: web, in: change(tcp(dptest.SYN), func(w *world, p *dptest.Packet) { p.Dst = w.at("vip", 81) }), did: "sent", reason: "no_frontend", check: aReset},
+	{name: "no backend, UDP", state: func(w *fixture) { w.service(lb.UDP) }, in: udp, did: "sent", reason: "no_backend", check: unreachable},
+	{name: "no such port, TCP", state: web, in: change(tcp(dptest.SYN), func(w *fixture, p *dptest.Packet) { p.Dst = w.at("vip", 81) }), did: "sent", reason: "no_frontend", check: aReset},
 	{name: "no such port, UDP", state: web, in: udp, did: "sent", reason: "no_frontend", check: unreachable},
 	{name: "UDP opens a flow", state: dns, in: udp, did: "sent", reason: "forwarded", check: sentOn},
 	{name: "UDP answer", state: with(dns, udp), in: replies(0), did: "sent", reason: "forwarded", check: toClient},
@@ -165,23 +165,23 @@ var rows = []row{
 	{name: "ping", state: web, in: icmp(8, 128), did: "sent", reason: "echo_reply", check: echoReply},
 	{name: "ping without a backend", state: noServer, in: icmp(8, 128), did: "dropped", reason: "vip_down"},
 	{name: "other ICMP", state: web, in: icmp(13, 139), did: "dropped", reason: "unsupported_protocol"},
-	{name: "other protocol", state: web, in: change(tcp(0), func(_ *world, p *dptest.Packet) { p.Proto = 47 }), did: "dropped", reason: "unsupported_protocol"},
-	{name: "neighbour solicitation", state: web, in: change(icmp(8, 135), func(*world, *dptest.Packet) {}), did: "passed", reason: "neighbour_discovery"},
-	{name: "fragment", state: web, in: change(udp, func(_ *world, p *dptest.Packet) { p.Fragment = true }), did: "dropped", reason: "fragment_not_found"},
-	{name: "no server here, and no other may", state: func(w *world) { w.serve(func(s *lb.Service) { s.DropWhenEmpty = true }) }, in: tcp(dptest.SYN), did: "dropped", reason: "no_local_backend"},
-	{name: "TTL runs out", state: web, in: change(tcp(dptest.SYN), func(_ *world, p *dptest.Packet) { p.TTL = 1 }), did: "dropped", reason: "ttl_expired"},
-	{name: "no route to the backend", state: func(w *world) { w.service(lb.TCP, "lost") }, in: tcp(dptest.SYN), did: "dropped", reason: "no_route"},
-	{name: "forwarding was switched off", state: func(w *world) { web(w); w.stopForwarding() }, in: tcp(dptest.SYN), did: "dropped", reason: "no_forwarding", alone: true},
-	{name: "larger than the MTU", state: func(w *world) { web(w); w.shrinkMTU(1280) }, in: change(tcp(dptest.SYN), func(_ *world, p *dptest.Packet) { p.Payload = make([]byte, 1300) }), did: "sent", reason: "too_big", check: tooBig(1280), alone: true},
+	{name: "other protocol", state: web, in: change(tcp(0), func(_ *fixture, p *dptest.Packet) { p.Proto = 47 }), did: "dropped", reason: "unsupported_protocol"},
+	{name: "neighbour solicitation", state: web, in: change(icmp(8, 135), func(*fixture, *dptest.Packet) {}), did: "passed", reason: "neighbour_discovery"},
+	{name: "fragment", state: web, in: change(udp, func(_ *fixture, p *dptest.Packet) { p.Fragment = true }), did: "dropped", reason: "fragment_not_found"},
+	{name: "no server here, and no other may", state: func(w *fixture) { w.serve(func(s *lb.Service) { s.DropWhenEmpty = true }) }, in: tcp(dptest.SYN), did: "dropped", reason: "no_local_backend"},
+	{name: "TTL runs out", state: web, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { p.TTL = 1 }), did: "dropped", reason: "ttl_expired"},
+	{name: "no route to the backend", state: func(w *fixture) { w.service(lb.TCP, "lost") }, in: tcp(dptest.SYN), did: "dropped", reason: "no_route"},
+	{name: "forwarding was switched off", state: func(w *fixture) { web(w); w.stopForwarding() }, in: tcp(dptest.SYN), did: "dropped", reason: "no_forwarding", alone: true},
+	{name: "larger than the MTU", state: func(w *fixture) { web(w); w.shrinkMTU(1280) }, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { p.Payload = make([]byte, 1300) }), did: "sent", reason: "too_big", check: tooBig(1280), alone: true},
 	{name: "flow table full", state: with(web, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK), fill), in: tcp(dptest.ACK), did: "dropped", reason: "flows_full",
 		option: func(o *Options) { o.MaxFlows = 1 }},
-	{name: "source ports used up", state: with(func(w *world) { w.service(lb.TCP, "b1") }, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK), tcp(dptest.ACK)),
-		in:  change(tcp(dptest.SYN), func(w *world, p *dptest.Packet) { p.Src = w.at("client", 40001) }),
+	{name: "source ports used up", state: with(func(w *fixture) { w.service(lb.TCP, "b1") }, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK), tcp(dptest.ACK)),
+		in:  change(tcp(dptest.SYN), func(w *fixture, p *dptest.Packet) { p.Src = w.at("client", 40001) }),
 		did: "dropped", reason: "snat_exhausted",
 		option: func(o *Options) { o.SNATPorts = [2]uint16{61000, 61000} }},
 }
 
-func samePort(w *world, in, out dptest.Packet) error {
+func samePort(w *fixture, in, out dptest.Packet) error {
 	flows := w.flows()
 	for k, f := range flows {
 		if f.Reply == 0 && swap(k.T.Sport) == in.Src.Port() && swap(f.T.Sport) == out.Src.Port() {
@@ -191,11 +191,11 @@ func samePort(w *world, in, out dptest.Packet) error {
 	return fmt.Errorf("sent from %s, which no flow has", out.Src)
 }
 
-func otherPort(w *world, in, out dptest.Packet) error {
+func otherPort(w *fixture, in, out dptest.Packet) error {
 	return wrong(len(w.flows()) != 2, "the old flow is still there: %d entries", len(w.flows()))
 }
 
-func isEstablished(w *world, in, out dptest.Packet) error {
+func isEstablished(w *fixture, in, out dptest.Packet) error {
 	n := 0
 	for range entries(w.t, w.d.objects.SyFlows) {
 		n++
@@ -203,7 +203,7 @@ func isEstablished(w *world, in, out dptest.Packet) error {
 	return wrong(n != 2 || len(w.flows()) != 2, "%d entries of established flows, %d in all; want 2 and 2", n, len(w.flows()))
 }
 
-func isClosed(w *world, in, out dptest.Packet) error {
+func isClosed(w *fixture, in, out dptest.Packet) error {
 	for _, f := range w.flows() {
 		if f.State != uint8(syFlowStateFLOW_CLOSED) {
 			return fmt.Errorf("flow in state %d; want closed", f.State)
@@ -213,7 +213,7 @@ func isClosed(w *world, in, out dptest.Packet) error {
 }
 
 // fill is a packet that changes nothing, after both entries of the table were taken.
-func fill(w *world) dptest.Packet {
+func fill(w *fixture) dptest.Packet {
 	for i := range uint16(2) {
 		k := syFlowKey{Proto: 1}
 		k.T.Sport = i
@@ -224,14 +224,14 @@ func fill(w *world) dptest.Packet {
 	return icmp(8, 128)(w)
 }
 
-func (w *world) stopForwarding() {
+func (w *fixture) stopForwarding() {
 	if err := w.host.Sysctl(map[string]string{"net.ipv4.conf.eth0.forwarding": "0", "net.ipv6.conf.eth0.forwarding": "0"}); err != nil {
 		w.t.Fatal(err)
 	}
 }
 
 // shrinkMTU makes what goes to backends smaller than what comes in.
-func (w *world) shrinkMTU(mtu int) {
+func (w *fixture) shrinkMTU(mtu int) {
 	w.do(func() error {
 		nic, err := netlink.LinkByName("eth0")
 		if err != nil {
@@ -251,7 +251,7 @@ func (w *world) shrinkMTU(mtu int) {
 
 func TestRows(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		shared := newWorld(t, h, v6, nil)
+		shared := newFixture(t, h, v6, nil)
 		for _, r := range rows {
 			if v6 == false && r.reason == "neighbour_discovery" {
 				continue // there is no NDP for IPv4
@@ -259,7 +259,7 @@ func TestRows(t *testing.T) {
 			t.Run(r.name, func(t *testing.T) {
 				w := shared
 				if w.t = t; r.alone || r.option != nil {
-					w = newWorld(t, h, v6, r.option)
+					w = newFixture(t, h, v6, r.option)
 				}
 				w.reset()
 				r.state(w)

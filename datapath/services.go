@@ -21,7 +21,7 @@ const (
 	maxBackends  = 131072
 )
 
-// services keeps frontends, their tables, backends and VIPs in the kernel.
+// services maintains frontends, their tables, backends and VIPs in the kernel.
 type services struct {
 	objects *syObjects
 	pins    *pins
@@ -32,10 +32,10 @@ type services struct {
 	vips      map[netip.Addr]map[uint32]*frontend // by frontend id
 	free      []uint32                            // frontend ids
 	backends  *backends
-	sets      *frontendSets
+	entries   *frontendEntries
 }
 
-// frontend is one Frontend in the kernel. An earlier agent's has neither service nor backends.
+// frontend is one Frontend in the kernel. One that an earlier agent installed has neither service nor backends here.
 type frontend struct {
 	id       uint32
 	is       lb.Frontend
@@ -43,10 +43,10 @@ type frontend struct {
 	service  string
 	up       bool
 	backends []uint32         // that it refers to
-	dead     []netip.AddrPort // whose flows were ended
+	down     []netip.AddrPort // whose flows were ended
 }
 
-// openServices reads back what an earlier agent left.
+// openServices reads the maps of an earlier agent.
 func openServices(o *syObjects, pins *pins, log *slog.Logger) (*services, error) {
 	s := &services{objects: o, pins: pins, log: log, frontends: map[lb.Frontend]*frontend{}, vips: map[netip.Addr]map[uint32]*frontend{}}
 	used, err := s.readFrontends()
@@ -61,7 +61,7 @@ func openServices(o *syObjects, pins *pins, log *slog.Logger) (*services, error)
 	if s.backends, err = openBackends(o, log); err != nil {
 		return nil, err
 	}
-	s.sets, err = openSets(o)
+	s.entries, err = openFrontendEntries(o)
 	return s, err
 }
 
@@ -105,79 +105,80 @@ func (s *services) held() []lb.Frontend {
 	return held
 }
 
-// landing is a plan on its way into the kernel.
-type landing struct {
+// frontendUpdate is the change of one frontend to a plan, while put applies it.
+type frontendUpdate struct {
 	plan  *lb.FrontendPlan
 	f     *frontend
 	isNew bool
 	value syFrontend
 	ids   []uint32 // of its targets
-	older []uint32 // of what its table remembers beyond them
-	// anywhere are the ids of machines that may have any flow.
-	anywhere []uint32
-	table    *ebpf.Map
-	dead     []uint32 // ids of backends that are newly dead
-	turn     bool     // the method is another one: flows by the old one are over
-	err      error
+	older []uint32 // of earlier backends that its table lists beside them
+	// anyNode are the ids of nodes that may have any flow.
+	anyNode       []uint32
+	table         *ebpf.Map
+	down          []uint32 // ids of backends that this plan is the first to call down
+	methodChanged bool     // flows by the old method end
+	err           error
 }
 
-// put makes plans true, and returns what became of each. The order is backends, table, frontend, VIP: nothing points to
-// what is not there. Tables are swapped in one call: the kernel waits for a grace period in each, which is some 20 ms.
-func (s *services) put(plans []*lb.FrontendPlan) []*landing {
+// put applies plans, and returns the result of each. The order is backends, table, frontend, VIP, so that no entry refers
+// to a missing one. Tables are exchanged in one call: in each the kernel waits for a grace period, which is some 20 ms.
+func (s *services) put(plans []*lb.FrontendPlan) []*frontendUpdate {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	landings := make([]*landing, len(plans))
+	updates := make([]*frontendUpdate, len(plans))
 	for i, p := range plans {
-		landings[i] = s.prepare(p)
+		updates[i] = s.prepare(p)
 	}
-	s.swapTables(landings)
-	for _, l := range landings {
-		if l.err == nil {
-			l.err = s.putFrontend(l.plan.Frontend, l.value)
+	s.swapTables(updates)
+	for _, u := range updates {
+		if u.err == nil {
+			u.err = s.putFrontend(u.plan.Frontend, u.value)
 		}
-		s.settle(l)
+		s.complete(u)
 	}
-	return landings
+	return updates
 }
 
-// prepare makes everything for p that no packet sees yet.
-func (s *services) prepare(p *lb.FrontendPlan) *landing {
-	l := &landing{plan: p}
-	if l.f, l.isNew, l.err = s.frontend(p.Frontend); l.err != nil {
-		return l
+// prepare writes everything for p that no packet reads yet.
+func (s *services) prepare(p *lb.FrontendPlan) *frontendUpdate {
+	u := &frontendUpdate{plan: p}
+	if u.f, u.isNew, u.err = s.frontend(p.Frontend); u.err != nil {
+		return u
 	}
-	if l.value, l.err = describe(p, l.f.id); l.err != nil {
-		return l
+	if u.value, u.err = encodeFrontend(p, u.f.id); u.err != nil {
+		return u
 	}
-	l.turn = !l.isNew && l.f.method != l.value.Method
-	if l.ids, l.err = s.backends.use(p); l.err != nil {
-		return l
+	u.methodChanged = !u.isNew && u.f.method != u.value.Method
+	if u.ids, u.err = s.backends.use(p); u.err != nil {
+		return u
 	}
-	if l.anywhere, l.err = s.backends.anywhere(p); l.err != nil {
-		return l
+	if u.anyNode, u.err = s.backends.anyNode(p); u.err != nil {
+		return u
 	}
-	if l.err = s.sets.add(l.f.id, p, l.ids); l.err != nil {
-		return l
+	if u.err = s.entries.add(u.f.id, p, u.ids); u.err != nil {
+		return u
 	}
-	l.table, l.err = s.newTable(l)
-	return l
+	u.table, u.err = s.newTable(u)
+	return u
 }
 
-// newTable makes the table of a plan. Flows by nat find their backend in the flow table; others must know what their slot had.
-func (s *services) newTable(l *landing) (*ebpf.Map, error) {
-	oneWay := l.plan.Method != lb.MethodNAT
-	path := s.pins.table(l.f.id)
+// newTable makes the table of a plan. Flows by nat find their backend in the flow table; the slots of the other methods list
+// their earlier backends.
+func (s *services) newTable(u *frontendUpdate) (*ebpf.Map, error) {
+	oneWay := u.plan.Method != lb.MethodNAT
+	path := s.pins.table(u.f.id)
 	var was table
-	if oneWay && !l.isNew && !l.turn {
+	if oneWay && !u.isNew && !u.methodChanged {
 		var err error
 		if was, err = readTable(path); err != nil {
-			s.log.Warn("table of an earlier plan not read; flows in slots that change hands may break", "frontend", l.plan.Frontend, "err", err)
+			s.log.Warn("table of an earlier plan not read; flows in slots that get another backend may break", "frontend", u.plan.Frontend, "err", err)
 		}
 	}
-	next := newSlots(l.plan, l.ids, was, l.anywhere, s.done(l.plan))
+	next := newSlots(u.plan, u.ids, was, u.anyNode, s.withoutFlows(u.plan))
 	if oneWay {
-		l.older = next.remembered()
-		s.backends.keep(l.older)
+		u.older = next.remembered()
+		s.backends.keep(u.older)
 	}
 	table, err := newTable(next)
 	if err != nil {
@@ -189,8 +190,8 @@ func (s *services) newTable(l *landing) (*ebpf.Map, error) {
 	return table, err
 }
 
-// done returns what reports whether a backend has no flows any more that a plan would have go on.
-func (s *services) done(p *lb.FrontendPlan) func(id uint32) bool {
+// withoutFlows returns a function that reports whether a backend has no flows that continue under a plan.
+func (s *services) withoutFlows(p *lb.FrontendPlan) func(id uint32) bool {
 	known := map[uint32]bool{}
 	note := func(list []netip.AddrPort) {
 		for _, at := range list {
@@ -209,26 +210,26 @@ func (s *services) done(p *lb.FrontendPlan) func(id uint32) bool {
 	return func(id uint32) bool { return known[id] || s.backends.byID[id] == nil }
 }
 
-// swapTables puts all new tables in force at once.
-func (s *services) swapTables(landings []*landing) {
+// swapTables puts all new tables in force in one call.
+func (s *services) swapTables(updates []*frontendUpdate) {
 	var ids, tables []uint32
-	for _, l := range landings {
-		if l.err == nil {
-			ids, tables = append(ids, l.f.id), append(tables, uint32(l.table.FD()))
+	for _, u := range updates {
+		if u.err == nil {
+			ids, tables = append(ids, u.f.id), append(tables, uint32(u.table.FD()))
 		}
 	}
 	if len(ids) == 0 {
 		return
 	}
 	_, err := s.objects.SyTables.BatchUpdate(ids, tables, nil)
-	for _, l := range landings {
-		if l.table == nil {
+	for _, u := range updates {
+		if u.table == nil {
 			continue
 		}
-		if err != nil && l.err == nil { // a kernel without batches of maps
-			l.err = s.objects.SyTables.Put(l.f.id, l.table)
+		if err != nil && u.err == nil { // a kernel without batches of maps
+			u.err = s.objects.SyTables.Put(u.f.id, u.table)
 		}
-		l.table.Close()
+		u.table.Close()
 	}
 }
 
@@ -257,28 +258,28 @@ func (s *services) deleteFrontend(f lb.Frontend) error {
 	return nil
 }
 
-// settle takes note of what was put, or gives back what it took when it was not.
-func (s *services) settle(l *landing) {
-	if l.err != nil {
-		s.backends.unuse(l.ids)
-		s.backends.unuse(l.older)
-		if l.isNew && l.f != nil {
-			s.free = append(s.free, l.f.id)
+// complete records the result of an update; after an error, it releases the ids that the update took.
+func (s *services) complete(u *frontendUpdate) {
+	if u.err != nil {
+		s.backends.unuse(u.ids)
+		s.backends.unuse(u.older)
+		if u.isNew && u.f != nil {
+			s.free = append(s.free, u.f.id)
 		}
 		return
 	}
-	f := l.f
+	f := u.f
 	s.backends.unuse(f.backends)
-	f.service, f.backends, f.method, f.up = l.plan.Service, slices.Concat(l.ids, l.older), l.value.Method, len(l.ids) > 0
-	s.frontends[l.plan.Frontend] = f
-	for _, at := range l.plan.Down {
-		if b := s.backends.byAddr[at]; b != nil && !slices.Contains(f.dead, at) {
-			l.dead = append(l.dead, b.id)
+	f.service, f.backends, f.method, f.up = u.plan.Service, slices.Concat(u.ids, u.older), u.value.Method, len(u.ids) > 0
+	s.frontends[u.plan.Frontend] = f
+	for _, at := range u.plan.Down {
+		if b := s.backends.byAddr[at]; b != nil && !slices.Contains(f.down, at) {
+			u.down = append(u.down, b.id)
 		}
 	}
-	f.dead = l.plan.Down
-	s.ofVIP(l.plan.VIP)[f.id] = f
-	l.err = errors.Join(s.sets.trim(f.id, l.plan, l.ids), s.setVIP(l.plan.VIP))
+	f.down = u.plan.Down
+	s.ofVIP(u.plan.VIP)[f.id] = f
+	u.err = errors.Join(s.entries.trim(f.id, u.plan, u.ids), s.setVIP(u.plan.VIP))
 }
 
 func (s *services) frontend(f lb.Frontend) (_ *frontend, isNew bool, err error) {
@@ -286,17 +287,17 @@ func (s *services) frontend(f lb.Frontend) (_ *frontend, isNew bool, err error) 
 		return known, false, nil
 	}
 	if len(s.free) == 0 {
-		return nil, false, fmt.Errorf("there are %d frontends, and no room for more", maxFrontends)
+		return nil, false, fmt.Errorf("frontend map full (%d entries)", maxFrontends)
 	}
 	id := s.free[len(s.free)-1]
-	if err := forgetCounts(s.objects.SyFeCounters, id); err != nil {
+	if err := resetCounts(s.objects.SyFeCounters, id); err != nil {
 		return nil, false, err
 	}
 	s.free = s.free[:len(s.free)-1]
 	return &frontend{id: id, is: f}, true, nil
 }
 
-// setVIP makes the VIP known while it has a frontend, and up while one of them has a backend.
+// setVIP keeps the entry of a VIP while it has a frontend; it is up while one of them has a backend.
 func (s *services) setVIP(addr netip.Addr) error {
 	var vip syVip
 	for _, f := range s.vips[addr] {
@@ -322,7 +323,7 @@ func (s *services) ofVIP(addr netip.Addr) map[uint32]*frontend {
 	return s.vips[addr]
 }
 
-// remove removes a frontend and returns its id, whose flows are to be ended; the id is free when they are.
+// remove removes a frontend and returns its id. The caller ends its flows, and then releases the id.
 func (s *services) remove(f lb.Frontend) (id uint32, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -342,7 +343,7 @@ func (s *services) remove(f lb.Frontend) (id uint32, err error) {
 	if err := os.Remove(s.pins.table(state.id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		s.log.Warn("table not unpinned", "frontend", f, "err", err)
 	}
-	return state.id, errors.Join(s.sets.trim(state.id, nil, nil), s.setVIP(f.VIP))
+	return state.id, errors.Join(s.entries.trim(state.id, nil, nil), s.setVIP(f.VIP))
 }
 
 func ignoreMissing(err error) error {
@@ -352,7 +353,7 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// release gives ids back: those of frontends that are gone, and of backends that neither a table nor a flow has.
+// release frees the ids of removed frontends, and of backends that neither a table nor a flow uses.
 func (s *services) release(frontends []uint32, unused func(backend uint32) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -360,7 +361,7 @@ func (s *services) release(frontends []uint32, unused func(backend uint32) bool)
 	s.backends.release(unused)
 }
 
-// setLoads corrects the number of open flows of each backend.
+// setLoads writes the number of open flows of each backend.
 func (s *services) setLoads(open map[uint32]uint32) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -372,7 +373,7 @@ func (s *services) setLoads(open map[uint32]uint32) error {
 	return nil
 }
 
-// refreshSources asks the kernel again for our addresses towards backends.
+// refreshSources reads our source addresses towards backends from the kernel again.
 func (s *services) refreshSources() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

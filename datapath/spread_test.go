@@ -13,13 +13,13 @@ import (
 
 // machines puts VIP:80 to pods on these machines: "box" is this one, whose pod is b1; others have one by the name of "far". One
 // with "-" before its name gets no new flows.
-func (w *world) machines(proto lb.Protocol, names ...string) {
+func (w *fixture) machines(proto lb.Protocol, names ...string) {
 	w.t.Helper()
 	w.spread(proto, false, names...)
 }
 
 // spread is machines, where a router may have brought a flow to any of them.
-func (w *world) spread(proto lb.Protocol, anywhere bool, names ...string) {
+func (w *fixture) spread(proto lb.Protocol, anywhere bool, names ...string) {
 	w.t.Helper()
 	s := &lb.Service{
 		Name: "web", VIPs: []netip.Addr{w.addr("vip")}, Ports: lb.PortsOn(nil, lb.Port{Port: 80, Target: 80, Protocol: proto}),
@@ -45,7 +45,7 @@ func (w *world) spread(proto lb.Protocol, anywhere bool, names ...string) {
 }
 
 // machine is the address of a machine: one of the world's hosts, or "192.0.2.N" or "2001:db8::N" for a number.
-func (w *world) machine(name string) netip.Addr {
+func (w *fixture) machine(name string) netip.Addr {
 	if _, ok := v4[name]; ok {
 		return w.addr(name)
 	}
@@ -56,7 +56,7 @@ func (w *world) machine(name string) netip.Addr {
 }
 
 // flowOf returns the first packet of a flow that is delivered here, or that is sent to another machine. Nothing is left of it.
-func (w *world) flowOf(here bool) dptest.Packet {
+func (w *fixture) flowOf(here bool) dptest.Packet {
 	w.t.Helper()
 	for i := range 100 {
 		p := w.on(i, dptest.TCP, dptest.SYN)
@@ -94,7 +94,7 @@ func askedBy(out dptest.Packet) (a asked, err error) {
 }
 
 // chained is GUE's private data that asks these machines next.
-func (w *world) chained(passed bool, next ...string) []byte {
+func (w *fixture) chained(passed bool, next ...string) []byte {
 	size := len(w.addr("box").AsSlice())
 	b := make([]byte, 4, 4+3*size)
 	b[0], b[1], b[2] = 0x5c, byte(len(next)), truth(passed)
@@ -105,7 +105,7 @@ func (w *world) chained(passed bool, next ...string) []byte {
 }
 
 // asks checks who is asked for a packet.
-func (w *world) asks(when string, r result, in dptest.Packet, passed bool, who ...string) {
+func (w *fixture) asks(when string, r result, in dptest.Packet, passed bool, who ...string) {
 	w.t.Helper()
 	want := asked{passed: passed}
 	for _, name := range who {
@@ -131,7 +131,7 @@ func (w *world) asks(when string, r result, in dptest.Packet, passed bool, who .
 // Flows outlive any change of the table: the machines that had their slot are asked.
 func TestSpread(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newWorld(t, h, v6, func(o *Options) { o.Delivers = true })
+		w := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
 		w.machines(lb.TCP, "box", "b2")
 		local, remote := w.flowOf(true), w.flowOf(false)
 		w.reset()
@@ -192,7 +192,7 @@ func TestSpread(t *testing.T) {
 // Datagrams have no beginning: whoever had the slot is asked first, and who has it then opens the flow.
 func TestSpreadDatagrams(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newWorld(t, h, v6, func(o *Options) { o.Delivers = true })
+		w := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
 		in := w.fromClient(dptest.UDP, 0)
 		w.machines(lb.UDP, "b2")
 		w.asks("one machine", w.run(in.Frame()), in, false, "b2")
@@ -213,7 +213,7 @@ func TestSpreadDatagrams(t *testing.T) {
 // Where a router decides which machine gets a flow, all others are asked for one that this one does not know.
 func TestSpreadOfARouter(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newWorld(t, h, v6, func(o *Options) { o.Delivers = true })
+		w := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
 		syn, ack, datagram := w.on(1, dptest.TCP, dptest.SYN), w.on(2, dptest.TCP, dptest.ACK), w.on(3, dptest.UDP, 0)
 		w.spread(lb.TCP, true, "-router", "box", "-b2")
 		if r := w.run(syn.Frame()); r.did != "passed" {
@@ -248,7 +248,7 @@ func TestSpreadOfARouter(t *testing.T) {
 // A table of another size puts all flows into other slots: the old one is remembered.
 func TestSpreadOverTablesOfOtherSizes(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newWorld(t, h, v6, func(o *Options) { o.Delivers = true })
+		w := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
 		names := func(n int) (all []string) {
 			for i := range n {
 				all = append(all, fmt.Sprint(31+i))
@@ -281,7 +281,7 @@ func TestSpreadOverTablesOfOtherSizes(t *testing.T) {
 	})
 }
 
-func (w *world) names(machines []string) (addrs []netip.Addr) {
+func (w *fixture) names(machines []string) (addrs []netip.Addr) {
 	for _, m := range machines {
 		addrs = append(addrs, w.machine(m))
 	}
@@ -291,7 +291,7 @@ func (w *world) names(machines []string) (addrs []netip.Addr) {
 // What others send here is delivered or passed on.
 func TestInsideTunnels(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
-		w := newWorld(t, hookTC, v6, func(o *Options) { o.Delivers = true })
+		w := newFixture(t, hookTC, v6, func(o *Options) { o.Delivers = true })
 		w.do(func() error {
 			return w.d.SetTunnelSources([]netip.Addr{w.addr("b2"), w.addr("router"), w.addr("box")})
 		})

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// sysctls changes kernel settings and remembers what they were, in a file, so that Cleanup can put them back even when
-// the agent that changed them is gone.
+// sysctls changes kernel settings and keeps the earlier values in a file, so that Cleanup can restore them after the agent
+// has ended.
 type sysctls struct {
 	file string
 	old  map[string]string // path → value before our first change
@@ -32,13 +32,13 @@ func openSysctls(stateDir string) (*sysctls, error) {
 	return s, nil
 }
 
-// forward makes the kernel forward what arrives on an interface.
+// forward makes the kernel forward packets that arrive on an interface.
 func (s *sysctls) forward(name string) error {
 	if err := s.set("ipv4", name, "forwarding", "1"); err != nil {
 		return err
 	}
 	if _, err := os.Stat(sysctlPath("ipv6", name, "forwarding")); err != nil {
-		return nil // IPv6 is off
+		return nil // IPv6 is disabled
 	}
 	// An interface that forwards ignores router advertisements unless told not to (ip-sysctl, accept_ra).
 	if v, err := os.ReadFile(sysctlPath("ipv6", name, "accept_ra")); err == nil && strings.TrimSpace(string(v)) == "1" {
@@ -57,17 +57,17 @@ func (s *sysctls) set(family, iface, key, value string) error {
 	return s.change(sysctlPath(family, iface, key), func(string) string { return value })
 }
 
-// reservedPorts are those that the kernel gives to no socket unasked, of either family.
+// reservedPorts are the ports of which the kernel assigns none to a socket by itself, for IPv4 and IPv6.
 const reservedPorts = "/proc/sys/net/ipv4/ip_local_reserved_ports"
 
-// reserve keeps ports from sockets of this machine.
+// reserve makes the kernel assign none of these ports to sockets of this node.
 func (s *sysctls) reserve(ports [2]uint16) error {
 	return s.change(reservedPorts, func(others string) string {
 		return strings.TrimPrefix(fmt.Sprintf("%s,%d-%d", others, ports[0], ports[1]), ",")
 	})
 }
 
-// change sets a sysctl to what follows from the value it had before our first change.
+// change sets a sysctl to a value computed from the one before our first change.
 func (s *sysctls) change(path string, to func(was string) string) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -84,7 +84,7 @@ func (s *sysctls) change(path string, to func(was string) string) error {
 	}
 	if !known {
 		s.old[path] = was
-		if err := s.save(); err != nil { // before the change: a crash between the two loses nothing
+		if err := s.save(); err != nil { // before the change, so that a crash between the two loses no value
 			return err
 		}
 	}
@@ -92,7 +92,7 @@ func (s *sysctls) change(path string, to func(was string) string) error {
 }
 
 func writeSysctl(path, value string) error {
-	// With the end of the line, for an empty value is one, too.
+	// With a newline: a write of no bytes does not set an empty value.
 	if err := os.WriteFile(path, []byte(value+"\n"), 0o644); err != nil {
 		return fmt.Errorf("set sysctl: %w", err)
 	}
@@ -102,18 +102,18 @@ func writeSysctl(path, value string) error {
 func (s *sysctls) save() error {
 	text, err := json.Marshal(s.old)
 	if err != nil {
-		return fmt.Errorf("remember sysctls: %w", err)
+		return fmt.Errorf("save sysctls: %w", err)
 	}
 	if err := os.MkdirAll(filepath.Dir(s.file), 0o755); err != nil {
-		return fmt.Errorf("remember sysctls: %w", err)
+		return fmt.Errorf("save sysctls: %w", err)
 	}
 	if err := os.WriteFile(s.file+".new", text, 0o600); err != nil {
-		return fmt.Errorf("remember sysctls: %w", err)
+		return fmt.Errorf("save sysctls: %w", err)
 	}
 	return os.Rename(s.file+".new", s.file)
 }
 
-// restore puts every setting back; interfaces that are gone have none any more.
+// restore restores all settings; those of deleted interfaces no longer exist.
 func (s *sysctls) restore() error {
 	var errs []error
 	for path, value := range s.old {
@@ -125,7 +125,7 @@ func (s *sysctls) restore() error {
 		if err := os.Remove(s.file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}
-		os.Remove(filepath.Dir(s.file)) // unless somebody has something there
+		os.Remove(filepath.Dir(s.file)) // fails if it has other files
 	}
 	return errors.Join(errs...)
 }

@@ -20,20 +20,20 @@ const (
 	anyBackend = 0xfffffffe
 )
 
-// table is what the kernel has of a frontend's table (bpf/maps.h).
+// table is the content of a frontend's table (bpf/maps.h).
 type table struct {
 	slots []sySlot
-	older []sySlot // of the last table that had another size, as far as slots refer to it
+	older []sySlot // of the last table of another size, if slots refer to it
 }
 
-// newSlots returns the table of a plan, whose targets have these ids. Each slot remembers which backends it had before, as far
-// as those may still have flows; then come backends that may have any.
-func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anywhere []uint32, dead func(id uint32) bool) table {
+// newSlots returns the table of a plan, whose targets have these ids. Each slot lists its earlier backends that may still have
+// flows, and after them the nodes that may have any flow.
+func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anyNode []uint32, expired func(id uint32) bool) table {
 	t := table{slots: make([]sySlot, len(p.Table))}
 	for i, target := range p.Table {
 		t.slots[i].Backend = ids[target]
 	}
-	if len(t.slots) == 0 && p.NodeForwarding.Enabled { // what goes on is still to find its machine
+	if len(t.slots) == 0 && p.NodeForwarding.Enabled { // packets of existing flows still need their node
 		t.slots = make([]sySlot, max(len(was.slots), 1))
 		for i := range t.slots {
 			t.slots[i].Backend = noBackend
@@ -45,24 +45,24 @@ func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anywhere []uint32, de
 		var before []uint32
 		switch {
 		case p.NodeForwarding.AnyNode && sameSize:
-			before = append([]uint32{was.slots[i].Backend}, anywhere...)
+			before = append([]uint32{was.slots[i].Backend}, anyNode...)
 		case p.NodeForwarding.AnyNode:
-			before = anywhere
+			before = anyNode
 		case len(was.slots) == 0:
 		case sameSize:
 			before = append([]uint32{was.slots[i].Backend}, was.slots[i].Previous[:]...)
-		default: // flows that share a slot now did not before
+		default: // the flows of a slot came from several slots
 			before = []uint32{anyBackend}
 		}
-		t.slots[i].Previous = remember(t.slots[i].Backend, before, dead)
+		t.slots[i].Previous = remember(t.slots[i].Backend, before, expired)
 		refers = refers || slices.Contains(t.slots[i].Previous[:], anyBackend)
 	}
 	switch {
 	case !refers || !p.NodeForwarding.Enabled:
 	case sameSize:
-		t.older = forget(was.older, dead)
+		t.older = forget(was.older, expired)
 	default:
-		t.older = forget(was.slots, dead)
+		t.older = forget(was.slots, expired)
 	}
 	if len(p.Table) == 0 && !slices.ContainsFunc(t.slots, func(s sySlot) bool { return s.Previous[0] != noBackend }) {
 		return table{}
@@ -70,14 +70,14 @@ func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anywhere []uint32, de
 	return t
 }
 
-// remember returns who had a slot before its backend, the last one first.
-func remember(backend uint32, before []uint32, dead func(id uint32) bool) (previous [len(sySlot{}.Previous)]uint32) {
+// remember returns the earlier backends of a slot, the latest first.
+func remember(backend uint32, before []uint32, expired func(id uint32) bool) (previous [len(sySlot{}.Previous)]uint32) {
 	n := 0
 	for i := range previous {
 		previous[i] = noBackend
 	}
 	for _, id := range before {
-		if n == len(previous) || id == noBackend || id == backend || slices.Contains(previous[:n], id) || id != anyBackend && dead(id) {
+		if n == len(previous) || id == noBackend || id == backend || slices.Contains(previous[:n], id) || id != anyBackend && expired(id) {
 			continue
 		}
 		previous[n] = id
@@ -89,19 +89,19 @@ func remember(backend uint32, before []uint32, dead func(id uint32) bool) (previ
 	return previous
 }
 
-// forget returns the slots of an older table without backends that have no flows any more.
-func forget(slots []sySlot, dead func(id uint32) bool) []sySlot {
+// forget returns the slots of an older table without backends that have no flows.
+func forget(slots []sySlot, expired func(id uint32) bool) []sySlot {
 	out := slices.Clone(slots)
 	for i, s := range slots {
-		if s.Backend != noBackend && dead(s.Backend) {
+		if s.Backend != noBackend && expired(s.Backend) {
 			out[i].Backend = noBackend
 		}
-		out[i].Previous = remember(out[i].Backend, s.Previous[:], func(id uint32) bool { return id == anyBackend || dead(id) })
+		out[i].Previous = remember(out[i].Backend, s.Previous[:], func(id uint32) bool { return id == anyBackend || expired(id) })
 	}
 	return out
 }
 
-// remembered returns the ids of all backends that only older flows may have.
+// remembered returns the ids of all earlier backends.
 func (t table) remembered() (ids []uint32) {
 	seen := map[uint32]bool{noBackend: true, anyBackend: true}
 	note := func(id uint32) {
@@ -154,8 +154,8 @@ func newTable(t table) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// pinTable keeps a table within reach of the next agent, which must know what slots had before. The kernel would give a table
-// of the map of maps only to a process with CAP_SYS_ADMIN.
+// pinTable pins a table for the next agent, which must read the earlier backends of its slots. From the map of maps the
+// kernel opens a table only with CAP_SYS_ADMIN.
 func pinTable(path string, table *ebpf.Map) error {
 	next := path + "-next"
 	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -8,7 +8,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// direction is one of the two places of tc on an interface.
+// direction is ingress or egress of tc on an interface.
 type direction struct {
 	pin    string
 	attach ebpf.AttachType

@@ -10,7 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// tunnels keeps what tunnels may end here: those of the sources, at any address of this machine.
+// tunnels maintains the sources whose tunnel packets are accepted, at any address of this node.
 type tunnels struct {
 	objects  *syObjects
 	delivers bool
@@ -20,10 +20,10 @@ type tunnels struct {
 	sources []netip.Prefix
 }
 
-// SetTunnelSources makes these addresses, besides Options.TunnelSources, the only ones whose tunnels may end here.
+// SetTunnelSources accepts tunnel packets from these addresses and from Options.TunnelSources, and from no others.
 func (d *Datapath) SetTunnelSources(addrs []netip.Addr) error { return d.tunnels.set(addrs) }
 
-// set makes the sources the only ones, whatever an earlier agent allowed.
+// set replaces the sources, also those of an earlier agent.
 func (t *tunnels) set(addrs []netip.Addr) error {
 	sources := slices.Clone(t.always)
 	for _, a := range addrs {
@@ -32,17 +32,17 @@ func (t *tunnels) set(addrs []netip.Addr) error {
 	t.mu.Lock()
 	t.sources = sources
 	t.mu.Unlock()
-	peers := map[syAllowKey]bool{}
+	allowed := map[syAllowKey]bool{}
 	for _, p := range sources {
-		peers[toAllowKey(0, p.Masked())] = true
+		allowed[toAllowKey(0, p.Masked())] = true
 	}
-	if err := replaceKeys(t.objects.SyTunnelSrc, peers); err != nil {
+	if err := replaceKeys(t.objects.SyTunnelSrc, allowed); err != nil {
 		return fmt.Errorf("allow tunnels: %w", err)
 	}
 	return t.refresh()
 }
 
-// refresh looks again which addresses this machine has.
+// refresh reads the addresses of this node from the kernel again.
 func (t *tunnels) refresh() error {
 	own := map[syAddr]bool{}
 	t.mu.Lock()
@@ -51,7 +51,7 @@ func (t *tunnels) refresh() error {
 	if some {
 		addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 		if err != nil {
-			return fmt.Errorf("list the addresses of this machine: %w", err)
+			return fmt.Errorf("list the addresses of this node: %w", err)
 		}
 		for _, a := range addrs {
 			if addr, ok := netip.AddrFromSlice(a.IP); ok && addr.Unmap().IsGlobalUnicast() {
@@ -60,12 +60,12 @@ func (t *tunnels) refresh() error {
 		}
 	}
 	if err := replaceKeys(t.objects.SyLocalAddrs, own); err != nil {
-		return fmt.Errorf("note the addresses of this machine: %w", err)
+		return fmt.Errorf("put the addresses of this node: %w", err)
 	}
 	return nil
 }
 
-// replaceKeys makes these the keys of a map whose values say nothing.
+// replaceKeys makes these the keys of a map that is used as a set.
 func replaceKeys[K comparable](m *ebpf.Map, keys map[K]bool) error {
 	for k := range keys {
 		if err := m.Put(k, uint32(1)); err != nil {

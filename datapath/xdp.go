@@ -7,7 +7,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// attachXDP attaches as the mode says and returns what is in force.
+// attachXDP attaches in the configured mode and returns the mode in force.
 func (a *attachments) attachXDP(nic netlink.Link) (Mode, error) {
 	name, index := nic.Attrs().Name, nic.Attrs().Index
 	try := func(mode Mode, flags link.XDPAttachFlags, other string) error {
@@ -23,7 +23,7 @@ func (a *attachments) attachXDP(nic netlink.Link) (Mode, error) {
 	native, generic := pinName(name, string(ModeXDP)), pinName(name, string(ModeXDPGeneric))
 	mode := a.o.Mode
 	if mode == ModeAuto && (nic.Type() == "veth" || nic.Type() == "bridge") {
-		a.o.Log.Debug("native XDP would cost GSO; tc is used", "interface", name, "type", nic.Type())
+		a.o.Log.Debug("native XDP would turn GSO off; tc is used", "interface", name, "type", nic.Type())
 		mode = ModeTC
 	}
 	switch mode {
@@ -45,15 +45,15 @@ func (a *attachments) attachXDP(nic netlink.Link) (Mode, error) {
 	return ModeTC, a.open.onSuccess(func() error { return errors.Join(a.unpin(native), a.unpin(generic)) })
 }
 
-// setUplink lets XDP send out of an interface by redirect, if that works there. On veth it does only while the other end
-// listens to it (it has GRO or an XDP program, seen from here as a feature of our end); else tc sends.
+// setUplink lets XDP redirect frames to an interface, if that works there. On veth it works only while the peer has GRO or
+// an XDP program, which the kernel shows as a feature of this end; otherwise tc sends.
 func (a *attachments) setUplink(nic netlink.Link) error {
 	index := nic.Attrs().Index
 	if nic.Type() == "veth" {
 		features, err := xdpFeatures(index)
 		if err != nil || features&xdpFeatureXmit == 0 {
-			a.o.Log.Warn("the other end of veth takes no frames from XDP; tc sends instead",
-				"interface", nic.Attrs().Name, "err", err, "fix", "switch on GRO there: ethtool -K DEV gro on")
+			a.o.Log.Warn("veth peer does not receive frames from XDP; tc sends instead",
+				"interface", nic.Attrs().Name, "err", err, "fix", "turn GRO on for the peer: ethtool -K DEV gro on")
 			return ignoreMissing(a.objects.SyUplinks.Delete(uint32(index)))
 		}
 	}

@@ -29,8 +29,8 @@ const (
 	hookTC  hook = "tc"
 )
 
-// world is a balancer on whose programs packets are run by BPF_PROG_TEST_RUN, for one address family.
-type world struct {
+// fixture is a node whose programs are run on packets by BPF_PROG_TEST_RUN, for one address family.
+type fixture struct {
 	t    *testing.T
 	host *lab.Host
 	d    *Datapath
@@ -50,14 +50,14 @@ var (
 		"lost": "2001:db8:9::9", "far": "2001:db8:9::77", "router": "2001:db8::254", "stranger": "2001:db8:77::9", "other": "2001:db8::100", "elsewhere": "2001:db8:1::99", "home": "2001:db8:1::50"}
 )
 
-func (w *world) addr(name string) netip.Addr {
+func (w *fixture) addr(name string) netip.Addr {
 	if w.v6 {
 		return netip.MustParseAddr(v6[name])
 	}
 	return netip.MustParseAddr(v4[name])
 }
 
-func (w *world) at(name string, port uint16) netip.AddrPort {
+func (w *fixture) at(name string, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(w.addr(name), port)
 }
 
@@ -70,17 +70,17 @@ func testOptions() Options {
 	}
 }
 
-// newWorld makes a host with one uplink whose neighbours are known, and opens a datapath there.
-func newWorld(t *testing.T, h hook, isV6 bool, change func(*Options)) *world {
+// newFixture makes a host with one uplink whose neighbours are known, and opens a datapath there.
+func newFixture(t *testing.T, h hook, isV6 bool, change func(*Options)) *fixture {
 	t.Helper()
-	return newWorldWith(t, h, isV6, change, func(*world) {})
+	return newFixtureWith(t, h, isV6, change, func(*fixture) {})
 }
 
-// newWorldWith is newWorld for a host that is not as usual before it has a datapath.
-func newWorldWith(t *testing.T, h hook, isV6 bool, change func(*Options), prepare func(*world)) *world {
+// newFixtureWith is newFixture for a host that is not as usual before it has a datapath.
+func newFixtureWith(t *testing.T, h hook, isV6 bool, change func(*Options), prepare func(*fixture)) *fixture {
 	t.Helper()
 	l := labtest.New(t)
-	w := &world{t: t, host: labtest.Host(t, l, "lb"), hook: h, v6: isV6}
+	w := &fixture{t: t, host: labtest.Host(t, l, "lb"), hook: h, v6: isV6}
 	peer := labtest.Host(t, l, "peer")
 	end := lab.End{Host: w.host, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}}
 	if err := l.Link(end, lab.End{Host: peer, Name: "eth0"}, lab.LinkOptions{SoftwareChecksums: true}); err != nil {
@@ -131,14 +131,14 @@ func hostPrefix(addr string) netip.Prefix {
 }
 
 // do runs f on the balancer.
-func (w *world) do(f func() error) {
+func (w *fixture) do(f func() error) {
 	w.t.Helper()
 	if err := w.host.Do(f); err != nil {
 		w.t.Fatal(err)
 	}
 }
 
-func (w *world) open() {
+func (w *fixture) open() {
 	w.t.Helper()
 	w.do(func() (err error) {
 		w.d, err = Open(w.o)
@@ -148,7 +148,7 @@ func (w *world) open() {
 }
 
 // reset forgets every service and flow.
-func (w *world) reset() {
+func (w *fixture) reset() {
 	w.t.Helper()
 	held, err := w.d.Held()
 	if err != nil {
@@ -168,7 +168,7 @@ func (w *world) reset() {
 	}
 }
 
-func (w *world) close() {
+func (w *fixture) close() {
 	if w.d == nil {
 		return
 	}
@@ -179,13 +179,13 @@ func (w *world) close() {
 }
 
 // service puts the frontend VIP:80 for a protocol, to port 8080 of these backends.
-func (w *world) service(proto lb.Protocol, backends ...string) *lb.FrontendPlan {
+func (w *fixture) service(proto lb.Protocol, backends ...string) *lb.FrontendPlan {
 	w.t.Helper()
 	return w.serve(func(s *lb.Service) { s.Ports[0].Protocol = proto }, backends...)
 }
 
 // serve puts the frontend VIP:80/tcp to port 8080 of these backends, or what change makes of it.
-func (w *world) serve(change func(*lb.Service), backends ...string) *lb.FrontendPlan {
+func (w *fixture) serve(change func(*lb.Service), backends ...string) *lb.FrontendPlan {
 	w.t.Helper()
 	s := &lb.Service{
 		Name: "web", VIPs: []netip.Addr{w.addr("vip")}, Ports: lb.PortsOn(nil, lb.Port{Port: 80, Target: 8080, Protocol: lb.TCP}),
@@ -200,7 +200,7 @@ func (w *world) serve(change func(*lb.Service), backends ...string) *lb.Frontend
 	return p
 }
 
-func (w *world) apply(d lb.Delta) {
+func (w *fixture) apply(d lb.Delta) {
 	w.t.Helper()
 	w.do(func() error {
 		for f, err := range w.d.Apply(context.Background(), d) {
@@ -219,7 +219,7 @@ type result struct {
 }
 
 // run runs a frame through explain and through the hook, and checks that they agree. What XDP leaves goes on to tc.
-func (w *world) run(frame []byte) result {
+func (w *fixture) run(frame []byte) result {
 	w.t.Helper()
 	r := result{reason: w.explain(frame), frame: frame}
 	before := w.counts()
@@ -258,12 +258,12 @@ func isFragment(f []byte) bool {
 	return binary.BigEndian.Uint16(f[12:]) == 0x86dd && f[20] == 44
 }
 
-func (w *world) runXDP(frame []byte) (did string, out []byte) {
+func (w *fixture) runXDP(frame []byte) (did string, out []byte) {
 	w.t.Helper()
 	return w.runProgram(w.d.objects.SyXdp, frame, w.xdp(frame), hookXDP.verdicts())
 }
 
-func (w *world) runTC(frame []byte) (did string, out []byte) {
+func (w *fixture) runTC(frame []byte) (did string, out []byte) {
 	w.t.Helper()
 	return w.runProgram(w.d.objects.SyTcIn, frame, w.skb(0), hookTC.verdicts())
 }
@@ -272,7 +272,7 @@ func (w *world) runTC(frame []byte) (did string, out []byte) {
 type xdpMd struct{ Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32 }
 
 // xdp is the context of a frame on the uplink.
-func (w *world) xdp(frame []byte) xdpMd { return xdpMd{DataEnd: uint32(len(frame)), Ingress: w.nic} }
+func (w *fixture) xdp(frame []byte) xdpMd { return xdpMd{DataEnd: uint32(len(frame)), Ingress: w.nic} }
 
 // verdicts are what the programs of a hook may return.
 func (h hook) verdicts() map[uint32]string {
@@ -283,14 +283,14 @@ func (h hook) verdicts() map[uint32]string {
 }
 
 // skb is the context of a packet on the uplink: struct __sk_buff, of which mark is the third word and ifindex the eleventh.
-func (w *world) skb(mark uint32) []byte {
+func (w *fixture) skb(mark uint32) []byte {
 	skb := make([]byte, 192)
 	binary.NativeEndian.PutUint32(skb[8:], mark)
 	binary.NativeEndian.PutUint32(skb[40:], w.nic)
 	return skb
 }
 
-func (w *world) runProgram(prog *ebpf.Program, frame []byte, context any, verdicts map[uint32]string) (did string, out []byte) {
+func (w *fixture) runProgram(prog *ebpf.Program, frame []byte, context any, verdicts map[uint32]string) (did string, out []byte) {
 	w.t.Helper()
 	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: context}
 	var ret uint32
@@ -304,7 +304,7 @@ func (w *world) runProgram(prog *ebpf.Program, frame []byte, context any, verdic
 	return did, opts.DataOut
 }
 
-func (w *world) counts() map[Verdict]uint64 {
+func (w *fixture) counts() map[Verdict]uint64 {
 	w.t.Helper()
 	s, err := w.d.Stats()
 	if err != nil {
@@ -314,7 +314,7 @@ func (w *world) counts() map[Verdict]uint64 {
 }
 
 // explain returns the reason that sy_explain gives, having checked that it counted and changed nothing.
-func (w *world) explain(frame []byte) string {
+func (w *fixture) explain(frame []byte) string {
 	w.t.Helper()
 	out := make([]byte, len(frame)+256)
 	padded := append(frame[:len(frame):len(frame)], make([]byte, 128)...) // room for the verdict
@@ -327,7 +327,7 @@ func (w *world) explain(frame []byte) string {
 }
 
 // fromClient is a packet of the client to VIP:80.
-func (w *world) fromClient(proto uint8, flags uint8) dptest.Packet {
+func (w *fixture) fromClient(proto uint8, flags uint8) dptest.Packet {
 	p := dptest.Packet{Src: w.at("client", 40000), Dst: w.at("vip", 80), Proto: proto, Flags: flags, Payload: []byte("hello"), DF: true}
 	if proto == dptest.TCP {
 		p.Seq, p.Ack = 1000, 5001
@@ -336,7 +336,7 @@ func (w *world) fromClient(proto uint8, flags uint8) dptest.Packet {
 }
 
 // reply is a packet of the backend to which the last one went.
-func (w *world) reply(flags uint8) dptest.Packet {
+func (w *fixture) reply(flags uint8) dptest.Packet {
 	return dptest.Packet{Src: w.last.Dst, Dst: w.last.Src, Proto: w.last.Proto, Flags: flags, Seq: 5000, Ack: 1001, Payload: []byte("answer")}
 }
 
@@ -354,7 +354,7 @@ func each(t *testing.T, f func(t *testing.T, h hook, v6 bool)) {
 }
 
 // pinned lists what is pinned on the balancer.
-func (w *world) pinned() (names []string) {
+func (w *fixture) pinned() (names []string) {
 	w.t.Helper()
 	w.do(func() error {
 		return filepath.Walk(DefaultPinPath, func(path string, info os.FileInfo, err error) error {

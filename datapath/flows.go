@@ -15,14 +15,14 @@ var flowStates = map[syFlowState]lb.FlowState{
 	syFlowStateFLOW_CLOSING: lb.FlowClosing, syFlowStateFLOW_CLOSED: lb.FlowClosed,
 }
 
-// Flows lists flows, and reports whether there are more than the filter's limit. It reads the tables in chunks while packets go
-// on: what changes meanwhile may be missed.
+// Flows lists flows, and reports whether there are more than the filter's limit. It reads the tables in chunks while packets
+// are forwarded: flows that change during the call may be missed.
 func (d *Datapath) Flows(ctx context.Context, want lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error) {
 	_, service, backends := d.services.names()
 	now := uptime()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	err = d.upkeep.walk(ctx, 0, func(_ *ebpf.Map, k syFlowKey, f syFlow) {
+	err = d.gc.walk(ctx, 0, func(_ *ebpf.Map, k syFlowKey, f syFlow) {
 		if f.Reply == 1 || more {
 			return
 		}
@@ -44,12 +44,12 @@ func (d *Datapath) Flows(ctx context.Context, want lb.FlowFilter) (flows []lb.Fl
 	return flows, more, err
 }
 
-// toStatus turns the entry of the client's direction into what people read.
+// toStatus converts the entry of the client's direction.
 func toStatus(k syFlowKey, f syFlow, now time.Duration) lb.FlowStatus {
 	s := lb.FlowStatus{
 		Client:  netip.AddrPortFrom(fromAddr(k.T.Src), swap(k.T.Sport)),
 		Address: fromAddr(k.T.Dst), Port: swap(k.T.Dport), Protocol: lb.Protocol(k.Proto),
-		Forward: methodOf(syMethod(f.Method)), State: flowStates[syFlowState(f.State)],
+		Forward: decodeMethod(syMethod(f.Method)), State: flowStates[syFlowState(f.State)],
 		Idle: max(0, now-time.Duration(f.Seen)).Seconds(),
 	}
 	if !oneWay(f) {

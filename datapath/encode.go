@@ -6,8 +6,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// methodWord returns the word of the programs for a method.
-func methodWord(m lb.Method, e lb.Encap) (syMethod, error) {
+// encodeMethod returns the value of enum method (bpf/types.h).
+func encodeMethod(m lb.Method, e lb.Encap) (syMethod, error) {
 	switch {
 	case m == lb.MethodNAT:
 		return syMethodMETHOD_NAT, nil
@@ -21,8 +21,8 @@ func methodWord(m lb.Method, e lb.Encap) (syMethod, error) {
 	return 0, fmt.Errorf("forward = %q with tunnel = %q is not known to the datapath", m, e)
 }
 
-// methodOf is the method that a word of the programs is of.
-func methodOf(word syMethod) lb.Method {
+// decodeMethod is the inverse of encodeMethod, without the encapsulation.
+func decodeMethod(word syMethod) lb.Method {
 	switch word {
 	case syMethodMETHOD_NAT:
 		return lb.MethodNAT
@@ -32,9 +32,9 @@ func methodOf(word syMethod) lb.Method {
 	return lb.MethodTunnel
 }
 
-// describe returns p in the words of the programs.
-func describe(p *lb.FrontendPlan, id uint32) (f syFrontend, err error) {
-	method, err := methodWord(p.Method, p.Encap)
+// encodeFrontend returns what the programs read of p.
+func encodeFrontend(p *lb.FrontendPlan, id uint32) (f syFrontend, err error) {
+	method, err := encodeMethod(p.Method, p.Encap)
 	if err != nil {
 		return f, err
 	}
@@ -46,7 +46,7 @@ func describe(p *lb.FrontendPlan, id uint32) (f syFrontend, err error) {
 		return f, fmt.Errorf("algorithm = %q is not known to the datapath", p.Algorithm)
 	}
 	if p.Affinity != 0 && p.Algorithm == lb.AlgorithmMaglev {
-		algorithm = syAlgorithmALGORITHM_SOURCE_HASH // all balancers then agree where a client begins
+		algorithm = syAlgorithmALGORITHM_SOURCE_HASH // all balancers select the same first backend for a client
 	}
 	f = syFrontend{Id: id, Method: uint8(method), Algorithm: uint8(algorithm), FirstPort: swap(p.Port), Affinity: uint32(p.Affinity.Seconds())}
 	f.Restricted, f.DropWhenEmpty, f.Chained = truth(len(p.Allow) > 0), truth(p.DropWhenEmpty), truth(p.NodeForwarding.Enabled)

@@ -8,17 +8,17 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// frontendSets keeps the entries that a frontend has in maps shared by all: sources that it allows, and the weights of its
-// backends. What is new is added before the frontend asks for it, what is stale is removed after.
-type frontendSets struct {
+// frontendEntries maintains the entries of each frontend in two maps that all frontends share: allowed sources, and weights
+// of backends. New entries are added before the frontend refers to them, stale ones are removed after.
+type frontendEntries struct {
 	objects *syObjects
 	allowed map[uint32]map[syAllowKey]bool    // by frontend id
 	members map[uint32]map[syMemberKey]uint32 // weight, by frontend id
 }
 
-// openSets reads back what an earlier agent left.
-func openSets(o *syObjects) (*frontendSets, error) {
-	s := &frontendSets{objects: o, allowed: map[uint32]map[syAllowKey]bool{}, members: map[uint32]map[syMemberKey]uint32{}}
+// openFrontendEntries reads the entries of an earlier agent.
+func openFrontendEntries(o *syObjects) (*frontendEntries, error) {
+	s := &frontendEntries{objects: o, allowed: map[uint32]map[syAllowKey]bool{}, members: map[uint32]map[syMemberKey]uint32{}}
 	var ak syAllowKey
 	var mk syMemberKey
 	var n uint32
@@ -32,28 +32,28 @@ func openSets(o *syObjects) (*frontendSets, error) {
 	}
 	for _, it := range []*ebpf.MapIterator{allowed, members} {
 		if err := it.Err(); err != nil {
-			return nil, fmt.Errorf("read what belongs to frontends: %w", err)
+			return nil, fmt.Errorf("read allowed sources and weights: %w", err)
 		}
 	}
 	return s, nil
 }
 
-func (s *frontendSets) allowedOf(id uint32) map[syAllowKey]bool {
+func (s *frontendEntries) allowedOf(id uint32) map[syAllowKey]bool {
 	if s.allowed[id] == nil {
 		s.allowed[id] = map[syAllowKey]bool{}
 	}
 	return s.allowed[id]
 }
 
-func (s *frontendSets) membersOf(id uint32) map[syMemberKey]uint32 {
+func (s *frontendEntries) membersOf(id uint32) map[syMemberKey]uint32 {
 	if s.members[id] == nil {
 		s.members[id] = map[syMemberKey]uint32{}
 	}
 	return s.members[id]
 }
 
-// add puts what p needs and is not there.
-func (s *frontendSets) add(id uint32, p *lb.FrontendPlan, backends []uint32) error {
+// add puts the entries of p that are missing.
+func (s *frontendEntries) add(id uint32, p *lb.FrontendPlan, backends []uint32) error {
 	for k := range allowedKeys(id, p) {
 		if s.allowedOf(id)[k] {
 			continue
@@ -75,8 +75,8 @@ func (s *frontendSets) add(id uint32, p *lb.FrontendPlan, backends []uint32) err
 	return nil
 }
 
-// trim removes what p does not need; a nil p needs nothing.
-func (s *frontendSets) trim(id uint32, p *lb.FrontendPlan, backends []uint32) error {
+// trim removes the entries that p does not have; a nil p has none.
+func (s *frontendEntries) trim(id uint32, p *lb.FrontendPlan, backends []uint32) error {
 	var allowed map[syAllowKey]bool
 	var members map[syMemberKey]uint32
 	if p != nil {
@@ -110,14 +110,14 @@ func (s *frontendSets) trim(id uint32, p *lb.FrontendPlan, backends []uint32) er
 func allowedKeys(id uint32, plan *lb.FrontendPlan) map[syAllowKey]bool {
 	keys := map[syAllowKey]bool{}
 	for _, p := range plan.Allow {
-		if p.Addr().Is4() == plan.VIP.Is4() { // ::/0 has the mapped addresses of IPv4, too
+		if p.Addr().Is4() == plan.VIP.Is4() { // ::/0 would contain IPv4-mapped addresses
 			keys[toAllowKey(id, p)] = true
 		}
 	}
 	return keys
 }
 
-// memberWeights returns the weights that the programs ask for; most frontends have none there.
+// memberWeights returns the weights that the programs look up: for affinity and least connections only.
 func memberWeights(id uint32, p *lb.FrontendPlan, backends []uint32) map[syMemberKey]uint32 {
 	if p.Affinity == 0 && p.Algorithm != lb.AlgorithmLeastConnections {
 		return nil

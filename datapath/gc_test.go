@@ -10,22 +10,22 @@ import (
 )
 
 // With a million flows a walk finds those that are over, costs a part of one CPU, and leaves the others alone.
-func TestUpkeepOfAMillionFlows(t *testing.T) {
+func TestGarbageCollectionOfAMillionFlows(t *testing.T) {
 	const million, silent = 1_000_000, 1000
-	w := newWorld(t, hookTC, false, func(o *Options) { o.MaxFlows = million })
+	w := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = million })
 	fillFlows(t, w.d.objects.SyFlows, million, silent)
 	cpu, start := cpuTime(), time.Now()
-	w.d.upkeep.expire(context.Background())
+	w.d.gc.expire(context.Background())
 	cpu, took := cpuTime()-cpu, time.Since(start)
 	t.Logf("a walk through %d entries took %s, of which %s on a CPU", 2*million, took, cpu)
-	if c := w.d.upkeep.counts(); c.Established != million-silent {
+	if c := w.d.gc.counts(); c.Established != million-silent {
 		t.Errorf("%d flows were counted; want %d", c.Established, million-silent)
 	}
 	if cpu > took*3/4 {
 		t.Errorf("the walk took %s of %s: that is no pause", cpu, took)
 	}
-	w.d.upkeep.expire(context.Background())
-	if c := w.d.upkeep.counts(); c.Established != million-silent {
+	w.d.gc.expire(context.Background())
+	if c := w.d.gc.counts(); c.Established != million-silent {
 		t.Errorf("%d flows are left; want %d", c.Established, million-silent)
 	}
 }
@@ -43,10 +43,10 @@ func fillFlows(t *testing.T, m *ebpf.Map, flows, silent int) {
 		k := syFlowKey{Proto: unix.IPPROTO_UDP}
 		k.T.Src.W[3], k.T.Dst.W[3] = uint32(i), 1
 		f.T.Src.W[3], f.T.Dst.W[3] = uint32(i), 2
-		twin, back := twinKey(k, f), f
+		reverse, back := reverseKey(k, f), f
 		back.Reply = 1
 		back.T.Src, back.T.Dst = k.T.Dst, k.T.Src
-		keys, values = append(keys, k, twin), append(values, f, back)
+		keys, values = append(keys, k, reverse), append(values, f, back)
 		if len(keys) == cap(keys) {
 			if _, err := m.BatchUpdate(keys, values, nil); err != nil {
 				t.Fatal(err)
