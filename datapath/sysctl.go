@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/google/renameio/v2"
 )
 
 // sysctls changes kernel settings and keeps the earlier values in a file, so that Cleanup can restore them after the agent
@@ -107,10 +109,10 @@ func (s *sysctls) save() error {
 	if err := os.MkdirAll(filepath.Dir(s.file), 0o755); err != nil {
 		return fmt.Errorf("save sysctls: %w", err)
 	}
-	if err := os.WriteFile(s.file+".new", text, 0o600); err != nil {
+	if err := renameio.WriteFile(s.file, text, 0o600); err != nil {
 		return fmt.Errorf("save sysctls: %w", err)
 	}
-	return os.Rename(s.file+".new", s.file)
+	return nil
 }
 
 // restore restores all settings; those of deleted interfaces no longer exist.
