@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/steelyard-lb/steelyard/datapath/checksum"
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -159,7 +160,7 @@ func errorFor(from, to string, quoted func(w *fixture) (src, dst netip.AddrPort)
 		head := 20
 		if w.v6 {
 			head = 40
-		} else if dptest.Checksum(ip[:20]) != 0 {
+		} else if checksum.Internet(ip[:20]) != 0 {
 			return fmt.Errorf("checksum of the quoted header is wrong")
 		}
 		qs, _ := netip.AddrFromSlice(ip[head-2*len(src.Addr().AsSlice()) : head-len(src.Addr().AsSlice())])

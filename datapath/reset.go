@@ -6,6 +6,8 @@ import (
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/datapath/checksum"
 )
 
 // resetter sends TCP resets to clients, from the address of the VIP.
@@ -57,7 +59,7 @@ func resetPacket(from, to netip.AddrPort, seq uint32) []byte {
 	tcp[12], tcp[13] = 5<<4, 4 // header length in words; RST
 	pseudo := append(from.Addr().AsSlice(), to.Addr().AsSlice()...)
 	pseudo = append(pseudo, 0, unix.IPPROTO_TCP, 0, 20)
-	binary.BigEndian.PutUint16(tcp[16:], checksum(append(pseudo, tcp...)))
+	binary.BigEndian.PutUint16(tcp[16:], checksum.Internet(pseudo, tcp))
 
 	if from.Addr().Is4() {
 		ip := make([]byte, 20) // the kernel fills in length, id and checksum (raw(7))
@@ -71,16 +73,4 @@ func resetPacket(from, to netip.AddrPort, seq uint32) []byte {
 	copy(ip[8:], from.Addr().AsSlice())
 	copy(ip[24:], to.Addr().AsSlice())
 	return append(ip, tcp...)
-}
-
-// checksum is the Internet checksum of an even number of bytes (RFC 1071).
-func checksum(b []byte) uint16 {
-	var sum uint32
-	for i := 0; i < len(b); i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(b[i:]))
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return ^uint16(sum)
 }

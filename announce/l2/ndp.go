@@ -14,6 +14,8 @@ import (
 	"golang.org/x/net/bpf"
 	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/datapath/checksum"
 )
 
 var allNodes = netip.MustParseAddr("ff02::1")
@@ -117,19 +119,10 @@ func parseNeighbour(frame []byte) *neighbourMessage {
 
 // icmpChecksum returns 0 for a message with a correct checksum (RFC 4443 §2.3).
 func icmpChecksum(addresses, icmp []byte) uint16 {
-	sum := uint32(len(icmp)) + unix.IPPROTO_ICMPV6
-	for _, part := range [][]byte{addresses, icmp} {
-		for i := 0; i+1 < len(part); i += 2 {
-			sum += uint32(binary.BigEndian.Uint16(part[i:]))
-		}
-		if len(part)%2 == 1 {
-			sum += uint32(part[len(part)-1]) << 8
-		}
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return ^uint16(sum)
+	var rest [8]byte // of the pseudo-header (RFC 8200 §8.1)
+	binary.BigEndian.PutUint32(rest[:], uint32(len(icmp)))
+	rest[7] = unix.IPPROTO_ICMPV6
+	return checksum.Internet(addresses, rest[:], icmp)
 }
 
 // readNDP replies to solicitations until the socket is closed.

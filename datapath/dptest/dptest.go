@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"hash/crc32"
 	"net/netip"
+
+	"github.com/steelyard-lb/steelyard/datapath/checksum"
 )
 
 // Protocol numbers and TCP flags, as on the wire.
@@ -79,7 +81,7 @@ func (p Packet) Frame() []byte {
 		ip[8], ip[9] = ttl, p.Proto
 		copy(ip[12:], p.Src.Addr().AsSlice())
 		copy(ip[16:], p.Dst.Addr().AsSlice())
-		binary.BigEndian.PutUint16(ip[10:], Checksum(ip))
+		binary.BigEndian.PutUint16(ip[10:], checksum.Internet(ip))
 		return append(append(f, ip...), l4...)
 	}
 	binary.BigEndian.PutUint16(f[len(f)-2:], 0x86dd)
@@ -136,7 +138,7 @@ func (p Packet) transport() []byte {
 	}
 	h = append(h, p.Payload...)
 	if !p.NoSum {
-		sum := Checksum(append(p.pseudo(len(h)), h...))
+		sum := checksum.Internet(p.pseudo(len(h)), h)
 		if p.Proto == UDP && sum == 0 {
 			sum = 0xffff
 		}
@@ -178,22 +180,6 @@ func (p Packet) pseudo(n int) []byte {
 	return append(b, 0, p.Proto, byte(n>>8), byte(n))
 }
 
-// Checksum is the Internet checksum (RFC 1071).
-func Checksum(b []byte) uint16 {
-	var sum uint32
-	for i, x := range b {
-		if i%2 == 0 {
-			sum += uint32(x) << 8
-		} else {
-			sum += uint32(x)
-		}
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return ^uint16(sum)
-}
-
 // Parse reads a frame and fails when a length or checksum in it is wrong.
 func Parse(f []byte) (Packet, error) {
 	var p Packet
@@ -217,7 +203,7 @@ func (p *Packet) parseIP(ip []byte, kind uint16) error {
 		if total != len(ip) || n > total {
 			return fmt.Errorf("IPv4 length is %d, there are %d bytes", total, len(ip))
 		}
-		if Checksum(ip[:n]) != 0 {
+		if checksum.Internet(ip[:n]) != 0 {
 			return fmt.Errorf("IPv4 checksum is wrong")
 		}
 		p.Proto, p.TTL, l4 = ip[9], ip[8], ip[n:]
@@ -294,7 +280,7 @@ func (p *Packet) parseTransport(l4 []byte) error {
 		}
 		return nil
 	}
-	if !p.NoSum && Checksum(append(p.pseudo(len(l4)), l4...)) != 0 {
+	if !p.NoSum && checksum.Internet(p.pseudo(len(l4)), l4) != 0 {
 		return fmt.Errorf("checksum of protocol %d is wrong", p.Proto)
 	}
 	if p.Proto == UDP && p.Dst.Port() == GUEPort && len(p.Payload) > 4 {
@@ -329,7 +315,7 @@ func (p Packet) Fragments(id uint32, size int) (frames [][]byte) {
 			binary.BigEndian.PutUint16(f[l3+4:], uint16(id))
 			binary.BigEndian.PutUint16(f[l3+6:], more<<13|uint16(at/8))
 			binary.BigEndian.PutUint16(f[l3+10:], 0)
-			binary.BigEndian.PutUint16(f[l3+10:], Checksum(f[l3:head]))
+			binary.BigEndian.PutUint16(f[l3+10:], checksum.Internet(f[l3:head]))
 		} else {
 			binary.BigEndian.PutUint16(f[l3+4:], uint16(8+len(part)))
 			ext := []byte{f[l3+6], 0, 0, 0}
@@ -352,7 +338,7 @@ func Join(frames [][]byte) (Packet, error) {
 		if !v4 {
 			head, skip = l3+40, 8
 		}
-		if v4 && Checksum(f[l3:head]) != 0 {
+		if v4 && checksum.Internet(f[l3:head]) != 0 {
 			return Packet{}, fmt.Errorf("IPv4 checksum of fragment %d is wrong", i)
 		}
 		if i == 0 {
@@ -369,7 +355,7 @@ func Join(frames [][]byte) (Packet, error) {
 		binary.BigEndian.PutUint16(whole[l3+2:], uint16(len(whole)-l3))
 		copy(whole[l3+6:], []byte{0, 0})
 		copy(whole[l3+10:], []byte{0, 0})
-		binary.BigEndian.PutUint16(whole[l3+10:], Checksum(whole[l3:l3+20]))
+		binary.BigEndian.PutUint16(whole[l3+10:], checksum.Internet(whole[l3:l3+20]))
 	} else {
 		binary.BigEndian.PutUint16(whole[l3+4:], uint16(len(whole)-l3-40))
 	}

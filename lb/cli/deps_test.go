@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"encoding/json"
@@ -40,7 +40,10 @@ var mayImport = map[string][]string{
 	"lb/cli":             {"lb", "lb/admin", "lb/agent/preflight", "config", "systemd"},
 	"lb/demo":            {"lb", "e2e/lab", "e2e/lab/traffic"},
 	"announce/bgp":       {"lb", "announce"},
-	"announce/l2":        {"lb", "announce"},
+	"announce/l2":        {"lb", "announce", "datapath/checksum"},
+	"datapath":           {"lb", "datapath/checksum"},
+	"datapath/checksum":  {},
+	"datapath/dptest":    {"datapath/checksum"},
 	"systemd":            {},
 	"e2e/lab":            {},
 	"e2e/lab/traffic":    {"e2e/lab"},
