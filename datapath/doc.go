@@ -1,71 +1,80 @@
-// Package datapath forwards packets in the kernel. It implements lb.Datapath and knows nothing of where services come
-// from or how their addresses are announced.
+// Package datapath forwards packets in the kernel. It implements lb.Datapath. It does not know where services are
+// configured or how their addresses are announced.
 //
-// # What the kernel holds
+// # Programs
 //
-// Three programs on each uplink (and one that the second goes on with). sy_tc_in can do everything; sy_xdp is the fast path before it: what XDP cannot send itself
-// (no neighbour entry yet, an egress without our XDP) it leaves untouched, uncommitted and uncounted, and tc finishes
-// it. sy_tc_out sees what this machine itself sends: health checks that must go the way of traffic, and answers whose
-// segment size must fit a tunnel. All, and sy_explain, are one C core: parse → decide → route → commit → act (bpf/). What is
-// known of a packet is in a per-CPU map (bpf/scratch.h): it is too much for the stack, and functions that take it from there are
-// verified once and not for each way that leads to them. decide only reads maps;
-// commit is the only writer and runs once it is known that the packet can be sent, and before it is sent, because a flow
-// may only be opened with a source port that is surely its own and taking one is a write that may fail.
+// Each uplink has three programs. sy_tc_in, at tc ingress, implements all of forwarding. sy_xdp is the fast path before it:
+// a packet that XDP cannot send (no neighbour entry, or an egress interface without our XDP) is passed unchanged, not
+// committed and not counted, and sy_tc_in processes it. sy_tc_out, at tc egress, processes packets that this node sends
+// itself: health checks that take the path of traffic, and SYN-ACKs whose segment size must fit a tunnel.
 //
-// decide returns the entry of a known flow, so it is inlined and not a global function: a second lookup among a million
-// flows would cost more than everything else together.
+// All of them, and sy_explain, share one C core: parse → decide → route → commit → act (bpf/). The state of a packet is in a
+// per-CPU map, because it does not fit on the stack, and because functions that read it there are verified once and not per
+// call site. decide only reads maps. commit is the only writer. It runs after it is known that the packet can be sent and
+// before it is sent: a flow may be opened only with a source port of its own, and taking a port is a write that may fail.
+//
+// decide returns the entry of a known flow. So it is inlined and not a global function: a second lookup among a million
+// flows would cost more than all other work on a packet.
+//
+// docs/datapath.md lists programs and maps.
 //
 // # Flows
 //
-// A flow has an entry for each direction, in sy_halfopen (a small LRU) until the client has proved that it is there: it
-// acknowledged the server's sequence number, or, with UDP, went on after an answer. Only then it enters flows, which is
-// no LRU: a flood of packets from invented addresses can neither fill it nor push anybody out. Run ends flows that are
-// silent for too long (bpf/config.h), and those to a backend that a plan calls Down: both entries go, and the client of
-// a TCP flow gets a RST at the sequence number it waits for.
+// A flow by nat has an entry for each direction. The entries are in the half-open table, a small LRU map, until the client is
+// confirmed: it acknowledges the server's sequence number or, with UDP, sends again after a reply. Then they move to the table
+// of established flows, which is not an LRU map: packets with forged source addresses neither fill it nor evict entries. Run
+// removes flows that are idle for longer than their timeout (bpf/config.h), and flows to a backend that a plan lists as Down:
+// both entries are removed, and the client of a TCP flow gets a RST with the sequence number that it expects.
 //
-// When all source ports to a server are taken, a new flow pushes out one whose client has not proved itself.
+// When all source ports towards a server are in use, a new flow evicts a half-open one.
 //
-// # Servers that answer clients themselves
+// # Direct return
 //
-// By dsr and tunnel (IPIP, GUE) we see one direction only, and a million lookups a second for it would be the dearest thing we
-// do. So the hash of a packet says where it goes, on every balancer the same, and no table is read as long as a slot of the
-// table has never had another backend. Where it has, it remembers that (struct slot), and packets in it look for their flow,
-// which was written when it opened and is refreshed by a sample of its packets (bpf/dsr.h). Slots remember for good: they
-// forget when the agent is told to clean up, and the price is a lookup.
+// By dsr and tunnel (IPIP, GUE) the servers answer clients directly (DSR), and the datapath receives one direction only. It
+// avoids a lookup in a large table per packet: the hash of a packet selects a slot of the frontend's table, the same on every
+// balancer, and a slot that has always had one backend needs no flow table. A slot that had other backends lists them (struct
+// slot), and its packets look up their flow, which is written when it opens and refreshed by a sample of its packets. Slots
+// keep their earlier backends until cleanup; the cost is a lookup.
 //
-// A tunnel ends here, too, for GUE from tunnel_sources: the packet goes on to the stack if it is for an address of this
-// machine. Checks of such servers ask for the VIP on one given server; only the mark on their packets tells which (probes.go).
+// The datapath also decapsulates GUE packets from tunnel_sources: a packet to an address of this node is passed to the stack.
+// Health checks of servers with direct return request the VIP from one given server; the mark of their packets selects the
+// server (probes.go).
 //
-// # Nodes that spread and deliver alike
+// # Chained frontends
 //
-// A frontend with lb.FrontendPlan.NodeForwarding has machines for backends, each of which has a datapath like this one (Kubernetes
-// nodes). Whichever a packet comes to reads one slot and sends the packet, untouched, to the machine there; it looks up and
-// writes no flow (bpf/spread.h). That machine has a second frontend for the same port (lb.Frontend.Decap), with its own pods,
-// and keeps the flow. A slot remembers up to three machines that had it before; they go along in the header of the tunnel (GUE's
-// private data, bpf/encap.h), and a packet of a flow that a machine does not know is passed on to the next of them. DESIGN has
-// one previous target; three outlive changes that come faster than connections end. A list only gets shorter, so no packet goes
-// around in circles: what nobody knows is refused by the last machine asked or, a datagram, comes back to the first one, which
-// opens the flow. A packet that named nobody is looked up in the table of the machine it came to, once: who sent it may not
-// know yet what that one knows. Only lb.FrontendPlan.Nodes are remembered: nobody asks the dead.
+// The backends of a frontend with lb.NodeForwarding are nodes with a datapath like this one (Kubernetes nodes). The node
+// that receives a packet reads one slot and sends the packet unchanged to the node in it; it neither looks up nor writes a flow
+// (bpf/spread.h). The target node has a second frontend for the same port (lb.Frontend.Decap) with its local pods, and keeps
+// the flow.
 //
-// A table of another size has other slots for all flows, so the one before is kept behind it. Two changes of size within the
-// life of a connection are more than is remembered.
+// A slot lists up to three nodes that had it before. They are sent along in the private data of GUE (bpf/encap.h). A node that
+// receives a packet of an unknown flow passes it to the next node of the list. Three nodes cover changes that follow each other
+// faster than connections end. The list only becomes shorter, so there are no loops. The last node refuses a packet of an
+// unknown flow; a datagram returns to the first node, which opens the flow. A packet without a list is looked up once in the
+// table of the node that received it, because the sender's table may be older. Only lb.FrontendPlan.Nodes are listed, never
+// nodes that are down.
 //
-// sy_tc_in takes such packets out of their tunnel and goes on with sy_tc_decap (a tail call): XDP leaves them to tc, for it
-// could not hand them to the stack with what was said along with them.
+// A table of another size maps all flows to other slots, so the previous table is kept behind the new one. Flows that are open
+// during two changes of size may be refused.
+//
+// sy_tc_in decapsulates such packets and continues with sy_tc_decap by a tail call. XDP leaves them to tc: it cannot pass the
+// list of nodes to the stack together with the packet.
 //
 // # Restart, crash, upgrade
 //
-// Maps and links are pinned under PinPath in a directory named after the schema, so the kernel forwards whether or not
-// an agent runs. Open loads the programs of this binary against the pinned maps and swaps them in with an atomic link
-// update; ids of frontends and backends are read back and stay. Only one agent at a time can hold the directory.
+// Maps and links are pinned under PinPath in a directory named after the schema, so the kernel forwards with or without an
+// agent. Open loads the programs of this binary with the pinned maps, and exchanges each program by an atomic link update. Ids of
+// frontends and backends are read from the maps and do not change. A lock on the directory admits one agent at a time.
 //
-// A table is swapped as a whole (a new inner map, one write to the outer one) and carries its own size, so no packet
-// sees half of one, or the slots of one with the size of another.
+// A first start pins everything in a temporary directory, and publishes it by one rename(2). When Open fails, a first start
+// leaves nothing, and a takeover gives each link the program of the earlier agent back (transaction.go).
 //
-// # What it changes on the machine
+// A table is replaced as a whole (a new inner map, one write to the outer map) and contains its own size, so no packet reads a
+// part of one, or the slots of one with the size of another.
 //
-// bpf_fib_lookup answers only on interfaces that forward, so forwarding is switched on for the uplinks, and for them
-// only; accept_ra becomes 2 where it was 1, for a forwarding interface would stop to listen to routers. The old values
-// are kept in StateDir and Cleanup puts them back.
+// # Changes to the node
+//
+// bpf_fib_lookup resolves only on interfaces that forward, so forwarding is enabled on the uplinks, and on no other interface.
+// accept_ra changes from 1 to 2 there, because an interface that forwards otherwise ignores router advertisements. The earlier
+// values are kept in StateDir, and Cleanup restores them.
 package datapath

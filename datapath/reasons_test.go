@@ -3,16 +3,15 @@ package datapath
 import (
 	"flag"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 )
 
-var update = flag.Bool("update", false, "rewrite docs/reasons.md")
+var update = flag.Bool("update", false, "rewrite the generated pages in docs")
 
 const reasonsPage = "../docs/reasons.md"
 
-// docs/reasons.md has every reason of the only list, with its comment.
+// docs/reasons.md lists every reason with the comment of enum reason (bpf/types.h).
 func TestReasonsAreDocumented(t *testing.T) {
 	var page strings.Builder
 	page.WriteString("# Reasons\n\nThe label `reason` of `steelyard_datapath_packets_total` and the reason in `steelyard explain`. Packets to other destinations are not counted.\n\n" +
@@ -34,12 +33,5 @@ func TestReasonsAreDocumented(t *testing.T) {
 			t.Errorf("the comment of reason %q in bpf/types.h does not say who must act", name)
 		}
 	}
-	if *update {
-		if err := os.WriteFile(reasonsPage, []byte(page.String()), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if have, err := os.ReadFile(reasonsPage); err != nil || string(have) != page.String() {
-		t.Errorf("docs/reasons.md is not what bpf/types.h says (%v); run go test ./datapath -run Documented -update", err)
-	}
+	checkPage(t, reasonsPage, page.String())
 }

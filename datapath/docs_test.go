@@ -1,0 +1,140 @@
+package datapath
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+)
+
+const datapathPage = "../docs/datapath.md"
+
+// docs/datapath.md lists the programs and maps of the embedded object; the meanings are the comments in bpf/.
+func TestProgramsAndMapsAreDocumented(t *testing.T) {
+	spec, err := loadSy()
+	if err != nil {
+		t.Fatal(err)
+	}
+	meanings := readMeanings(t)
+	var page strings.Builder
+	page.WriteString("# Programs and maps of the datapath\n\nAs `bpftool prog` and `bpftool map` show them. " +
+		"Generated from the embedded object and the comments in `datapath/bpf`.\n\n" +
+		"| program | type | meaning |\n|---|---|---|\n")
+	for _, name := range slices.Sorted(maps.Keys(spec.Programs)) {
+		fmt.Fprintf(&page, "| `%s` | %s | %s |\n", name, spec.Programs[name].Type, meanings[name])
+	}
+	page.WriteString("\n`max_flows` says that the size follows from the option of that name.\n\n" +
+		"| map | type | key | value | max entries | meaning |\n|---|---|---|---|---|---|\n")
+	for _, name := range slices.Sorted(maps.Keys(spec.Maps)) {
+		if strings.HasPrefix(name, ".") { // constants
+			continue
+		}
+		m := spec.Maps[name]
+		size := fmt.Sprint(m.MaxEntries)
+		if _, ok := tableSizes(1)[name]; ok {
+			size = "`max_flows`"
+		}
+		fmt.Fprintf(&page, "| `%s` | %s | %s | %s | %s | %s |\n", name, m.Type, typeName(m.Key, m.KeySize), valueName(m), size, meanings[name])
+	}
+	for name := range spec.Maps {
+		if says, ok := meanings[name]; !ok && !strings.HasPrefix(name, ".") {
+			t.Errorf("the definition of map %s is not found in bpf/", name)
+		} else if says == "" && !strings.HasPrefix(name, ".") {
+			t.Errorf("map %s has no comment in bpf/", name)
+		}
+	}
+	for name := range spec.Programs {
+		if _, ok := meanings[name]; !ok {
+			t.Errorf("the definition of program %s is not found in bpf/", name)
+		}
+	}
+	checkPage(t, datapathPage, page.String())
+}
+
+func valueName(m *ebpf.MapSpec) string {
+	switch {
+	case m.Type == ebpf.ProgramArray:
+		return "program"
+	case m.InnerMap != nil:
+		return fmt.Sprintf("%s of %s", m.InnerMap.Type, typeName(m.InnerMap.Value, m.InnerMap.ValueSize))
+	}
+	return typeName(m.Value, m.ValueSize)
+}
+
+func typeName(t btf.Type, size uint32) string {
+	if t == nil || t.TypeName() == "" {
+		return fmt.Sprintf("%d bytes", size)
+	}
+	return "`" + t.TypeName() + "`"
+}
+
+var (
+	mapEnd     = regexp.MustCompile(`(?m)^\} (\w+) SEC\("\.maps"\);`)
+	program    = regexp.MustCompile(`(?m)^SEC\("\w+"\)\nint (\w+)\(`)
+	innerMap   = regexp.MustCompile(`__array\(values, struct (\w+)\)`)
+	comment    = regexp.MustCompile(`(?s)^/\*(.+?)\*/\n`)
+	commentEnd = regexp.MustCompile(`\s*\n \* ?`)
+	sentence   = regexp.MustCompile(`^(.+?\.)( |$)`)
+)
+
+// readMeanings returns the first sentence of the comment above each program and map of the C code. A map of maps may have
+// its comment above the struct of its inner map.
+func readMeanings(t *testing.T) map[string]string {
+	t.Helper()
+	files, err := filepath.Glob("bpf/*.[ch]")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no C files: %v", err)
+	}
+	meanings, structs := map[string]string{}, map[string]string{}
+	for _, path := range files {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for block := range strings.SplitSeq(string(text), "\n\n") {
+			block = strings.TrimLeft(block, "\n")
+			c := comment.FindStringSubmatch(block)
+			says := ""
+			if c != nil {
+				says = strings.TrimSpace(commentEnd.ReplaceAllString(c[1], " "))
+				if s := sentence.FindStringSubmatch(says); s != nil {
+					says = s[1]
+				}
+				says = strings.ReplaceAll(strings.TrimSuffix(says, "."), "|", "\\|")
+				block = block[len(c[0]):]
+			}
+			if name, ok := strings.CutPrefix(strings.SplitN(block, " {", 2)[0], "struct "); ok {
+				structs[name] = says
+			}
+			switch m, p := mapEnd.FindStringSubmatch(block), program.FindStringSubmatch(block); {
+			case m != nil && says == "" && innerMap.MatchString(block):
+				meanings[m[1]] = structs[innerMap.FindStringSubmatch(block)[1]]
+			case m != nil:
+				meanings[m[1]] = says
+			case p != nil:
+				meanings[p[1]] = says
+			}
+		}
+	}
+	return meanings
+}
+
+// checkPage compares a generated page with the file; with -update it writes the file.
+func checkPage(t *testing.T, path, want string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if have, err := os.ReadFile(path); err != nil || string(have) != want {
+		t.Errorf("%s is not up to date (%v); run go test ./datapath -run Documented -update", filepath.Base(path), err)
+	}
+}
