@@ -59,8 +59,8 @@ func openBackends(o *syObjects, log *slog.Logger) (*backends, error) {
 	return s, nil
 }
 
-// use returns the ids of p's targets, in their order, and counts a reference to each. The caller drops the references with
-// unuse, also after an error.
+// use returns the ids of p's targets, in their order, and counts a reference to each. The caller drops the references
+// with unuse, also after an error.
 func (s *backends) use(p *lb.FrontendPlan) (ids []uint32, err error) {
 	for _, t := range p.Targets {
 		b, err := s.get(t.Addr, t.Local)

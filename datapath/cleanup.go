@@ -11,8 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Cleanup removes all state from the kernel: links with their programs, maps with all flows, filters, routes, and changes of
-// sysctls. It needs no agent, and fails while one runs. Missing state is no error.
+// Cleanup removes all state from the kernel: links with their programs, maps with all flows, filters, routes, and
+// changes of sysctls. It needs no agent, and fails while one runs. Missing state is no error.
 func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
 	lock, err := lockDir(pinPath)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

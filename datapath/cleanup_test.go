@@ -18,8 +18,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Whatever a machine had before is what it has after cleanup: links, programs, qdiscs, filters, rules, routes, every sysctl of
-// the network, and what is pinned.
+// Whatever a machine had before is what it has after cleanup: links, programs, qdiscs, filters, rules, routes, every
+// sysctl of the network, and what is pinned.
 func TestCleanupLeavesNothing(t *testing.T) {
 	labtest.Root(t)
 	for _, clsact := range []bool{false, true} {

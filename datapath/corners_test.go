@@ -297,8 +297,8 @@ func TestICMPErrorsAreLimited(t *testing.T) {
 	})
 }
 
-// What this machine sends itself: health checks leave the way of traffic, and a server at the end of a tunnel announces what
-// fits through it.
+// What this machine sends itself: health checks leave the way of traffic, and a server at the end of a tunnel announces
+// what fits through it.
 func TestOut(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		w := newFixture(t, hookTC, v6, ends)

@@ -19,7 +19,8 @@ type Traffic struct{ Packets, Bytes, Flows uint64 }
 type Stats struct {
 	Frontends map[lb.Frontend]Traffic
 	Backends  map[netip.AddrPort]Traffic
-	// Packets are counted by action ("forward", "drop"…) and reason. Packets to other addresses than VIPs are not counted.
+	// Packets are counted by action ("forward", "drop"…) and reason. Packets to other addresses than VIPs are not
+	// counted.
 	Packets map[Verdict]uint64
 	Flows   FlowCounts
 }

@@ -100,7 +100,8 @@ func (d *Datapath) open(t *transaction) (err error) {
 		t.onFailure(sys.restore)
 	}
 	if err := sys.reserve(d.o.SNATPorts); err != nil {
-		// In a container without privileges sysctls are read-only. The ports are above those that Linux gives away by default.
+		// In a container without privileges sysctls are read-only. The ports are above those that Linux gives away by
+		// default.
 		d.log.Warn("snat_ports not kept from sockets of this machine", "err", err,
 			"fix", fmt.Sprintf("sysctl -w net.ipv4.ip_local_reserved_ports=%d-%d", d.o.SNATPorts[0], d.o.SNATPorts[1]))
 	}
@@ -118,7 +119,8 @@ func (d *Datapath) open(t *transaction) (err error) {
 // Held implements lb.Datapath.
 func (d *Datapath) Held() ([]lb.Frontend, error) { return d.services.held(), nil }
 
-// Apply implements lb.Datapath. Run ends the flows of removed frontends and of backends that are down within about 100 ms.
+// Apply implements lb.Datapath. Run ends the flows of removed frontends and of backends that are down within about 100
+// ms.
 func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]error {
 	failed := map[lb.Frontend]error{}
 	for _, f := range delta.Delete {

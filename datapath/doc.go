@@ -3,15 +3,16 @@
 //
 // # Programs
 //
-// Each uplink has three programs. sy_tc_in, at tc ingress, implements all of forwarding. sy_xdp is the fast path before it:
-// a packet that XDP cannot send (no neighbour entry, or an egress interface without our XDP) is passed unchanged, not
-// committed and not counted, and sy_tc_in processes it. sy_tc_out, at tc egress, processes packets that this node sends
-// itself: health checks that take the path of traffic, and SYN-ACKs whose segment size must fit a tunnel.
+// Each uplink has three programs. sy_tc_in, at tc ingress, implements all of forwarding. sy_xdp is the fast path before
+// it: a packet that XDP cannot send (no neighbour entry, or an egress interface without our XDP) is passed unchanged,
+// not committed and not counted, and sy_tc_in processes it. sy_tc_out, at tc egress, processes packets that this node
+// sends itself: health checks that take the path of traffic, and SYN-ACKs whose segment size must fit a tunnel.
 //
-// All of them, and sy_explain, share one C core: parse → decide → route → commit → act (bpf/). The state of a packet is in a
-// per-CPU map, because it does not fit on the stack, and because functions that read it there are verified once and not per
-// call site. decide only reads maps. commit is the only writer. It runs after it is known that the packet can be sent and
-// before it is sent: a flow may be opened only with a source port of its own, and taking a port is a write that may fail.
+// All of them, and sy_explain, share one C core: parse → decide → route → commit → act (bpf/). The state of a packet is
+// in a per-CPU map, because it does not fit on the stack, and because functions that read it there are verified once
+// and not per call site. decide only reads maps. commit is the only writer. It runs after it is known that the packet
+// can be sent and before it is sent: a flow may be opened only with a source port of its own, and taking a port is a
+// write that may fail.
 //
 // decide returns the entry of a known flow. So it is inlined and not a global function: a second lookup among a million
 // flows would cost more than all other work on a packet.
@@ -20,61 +21,63 @@
 //
 // # Flows
 //
-// A flow by nat has an entry for each direction. The entries are in the half-open table, a small LRU map, until the client is
-// confirmed: it acknowledges the server's sequence number or, with UDP, sends again after a reply. Then they move to the table
-// of established flows, which is not an LRU map: packets with forged source addresses neither fill it nor evict entries. Run
-// removes flows that are idle for longer than their timeout (bpf/config.h), and flows to a backend that a plan lists as Down:
-// both entries are removed, and the client of a TCP flow gets a RST with the sequence number that it expects.
+// A flow by nat has an entry for each direction. The entries are in the half-open table, a small LRU map, until the
+// client is confirmed: it acknowledges the server's sequence number or, with UDP, sends again after a reply. Then they
+// move to the table of established flows, which is not an LRU map: packets with forged source addresses neither fill it
+// nor evict entries. Run removes flows that are idle for longer than their timeout (bpf/config.h), and flows to a
+// backend that a plan lists as Down: both entries are removed, and the client of a TCP flow gets a RST with the
+// sequence number that it expects.
 //
 // When all source ports towards a server are in use, a new flow evicts a half-open one.
 //
 // # Direct return
 //
-// By dsr and tunnel (IPIP, GUE) the servers answer clients directly (DSR), and the datapath receives one direction only. It
-// avoids a lookup in a large table per packet: the hash of a packet selects a slot of the frontend's table, the same on every
-// balancer, and a slot that has always had one backend needs no flow table. A slot that had other backends lists them (struct
-// slot), and its packets look up their flow, which is written when it opens and refreshed by a sample of its packets. Slots
-// keep their earlier backends until cleanup; the cost is a lookup.
+// By dsr and tunnel (IPIP, GUE) the servers answer clients directly (DSR), and the datapath receives one direction
+// only. It avoids a lookup in a large table per packet: the hash of a packet selects a slot of the frontend's table,
+// the same on every balancer, and a slot that has always had one backend needs no flow table. A slot that had other
+// backends lists them (struct slot), and its packets look up their flow, which is written when it opens and refreshed
+// by a sample of its packets. Slots keep their earlier backends until cleanup; the cost is a lookup.
 //
-// The datapath also decapsulates GUE packets from tunnel_sources: a packet to an address of this node is passed to the stack.
-// Health checks of servers with direct return request the VIP from one given server; the mark of their packets selects the
-// server (probes.go).
+// The datapath also decapsulates GUE packets from tunnel_sources: a packet to an address of this node is passed to the
+// stack. Health checks of servers with direct return request the VIP from one given server; the mark of their packets
+// selects the server (probes.go).
 //
 // # Chained frontends
 //
-// The backends of a frontend with lb.NodeForwarding are nodes with a datapath like this one (Kubernetes nodes). The node
-// that receives a packet reads one slot and sends the packet unchanged to the node in it; it neither looks up nor writes a flow
-// (bpf/spread.h). The target node has a second frontend for the same port (lb.Frontend.Decap) with its local pods, and keeps
-// the flow.
+// The backends of a frontend with lb.NodeForwarding are nodes with a datapath like this one (Kubernetes nodes).
+// The node that receives a packet reads one slot and sends the packet unchanged to the node in it; it neither looks up
+// nor writes a flow (bpf/spread.h). The target node has a second frontend for the same port (lb.Frontend.Decap) with
+// its local pods, and keeps the flow.
 //
-// A slot lists up to three nodes that had it before. They are sent along in the private data of GUE (bpf/encap.h). A node that
-// receives a packet of an unknown flow passes it to the next node of the list. Three nodes cover changes that follow each other
-// faster than connections end. The list only becomes shorter, so there are no loops. The last node refuses a packet of an
-// unknown flow; a datagram returns to the first node, which opens the flow. A packet without a list is looked up once in the
-// table of the node that received it, because the sender's table may be older. Only lb.FrontendPlan.Nodes are listed, never
-// nodes that are down.
+// A slot lists up to three nodes that had it before. They are sent along in the private data of GUE (bpf/encap.h). A
+// node that receives a packet of an unknown flow passes it to the next node of the list. Three nodes cover changes that
+// follow each other faster than connections end. The list only becomes shorter, so there are no loops. The last node
+// refuses a packet of an unknown flow; a datagram returns to the first node, which opens the flow. A packet without a
+// list is looked up once in the table of the node that received it, because the sender's table may be older. Only
+// lb.FrontendPlan.Nodes are listed, never nodes that are down.
 //
-// A table of another size maps all flows to other slots, so the previous table is kept behind the new one. Flows that are open
-// during two changes of size may be refused.
+// A table of another size maps all flows to other slots, so the previous table is kept behind the new one. Flows that
+// are open during two changes of size may be refused.
 //
-// sy_tc_in decapsulates such packets and continues with sy_tc_decap by a tail call. XDP leaves them to tc: it cannot pass the
-// list of nodes to the stack together with the packet.
+// sy_tc_in decapsulates such packets and continues with sy_tc_decap by a tail call. XDP leaves them to tc: it cannot
+// pass the list of nodes to the stack together with the packet.
 //
 // # Restart, crash, upgrade
 //
-// Maps and links are pinned under PinPath in a directory named after the schema, so the kernel forwards with or without an
-// agent. Open loads the programs of this binary with the pinned maps, and exchanges each program by an atomic link update. Ids of
-// frontends and backends are read from the maps and do not change. A lock on the directory admits one agent at a time.
+// Maps and links are pinned under PinPath in a directory named after the schema, so the kernel forwards with or without
+// an agent. Open loads the programs of this binary with the pinned maps, and exchanges each program by an atomic link
+// update. Ids of frontends and backends are read from the maps and do not change. A lock on the directory admits one
+// agent at a time.
 //
-// A first start pins everything in a temporary directory, and publishes it by one rename(2). When Open fails, a first start
-// leaves nothing, and a takeover gives each link the program of the earlier agent back (transaction.go).
+// A first start pins everything in a temporary directory, and publishes it by one rename(2). When Open fails, a first
+// start leaves nothing, and a takeover gives each link the program of the earlier agent back (transaction.go).
 //
-// A table is replaced as a whole (a new inner map, one write to the outer map) and contains its own size, so no packet reads a
-// part of one, or the slots of one with the size of another.
+// A table is replaced as a whole (a new inner map, one write to the outer map) and contains its own size, so no packet
+// reads a part of one, or the slots of one with the size of another.
 //
 // # Changes to the node
 //
-// bpf_fib_lookup resolves only on interfaces that forward, so forwarding is enabled on the uplinks, and on no other interface.
-// accept_ra changes from 1 to 2 there, because an interface that forwards otherwise ignores router advertisements. The earlier
-// values are kept in StateDir, and Cleanup restores them.
+// bpf_fib_lookup resolves only on interfaces that forward, so forwarding is enabled on the uplinks, and on no other
+// interface. accept_ra changes from 1 to 2 there, because an interface that forwards otherwise ignores router
+// advertisements. The earlier values are kept in StateDir, and Cleanup restores them.
 package datapath

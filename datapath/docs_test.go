@@ -84,8 +84,8 @@ var (
 	sentence   = regexp.MustCompile(`^(.+?\.)( |$)`)
 )
 
-// readMeanings returns the first sentence of the comment above each program and map of the C code. A map of maps may have
-// its comment above the struct of its inner map.
+// readMeanings returns the first sentence of the comment above each program and map of the C code. A map of maps may
+// have its comment above the struct of its inner map.
 func readMeanings(t *testing.T) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob("bpf/*.[ch]")

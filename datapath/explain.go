@@ -14,8 +14,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Explain returns the decision of the programs for the first packet of a flow. It runs their own code (bpf/decide.h), sends
-// no packet and changes no map.
+// Explain returns the decision of the programs for the first packet of a flow. It runs their own code (bpf/decide.h),
+// sends no packet and changes no map.
 func (d *Datapath) Explain(q lb.Question) (lb.Explanation, error) {
 	e := lb.Explanation{Client: q.Client, Address: q.To.Addr(), Port: q.To.Port(), Protocol: q.Protocol}
 	run := ebpf.RunOptions{Data: opening(q), DataOut: make([]byte, explainRoom)}

@@ -282,7 +282,8 @@ func (h hook) verdicts() map[uint32]string {
 	return map[uint32]string{2: "dropped", 0xffffffff: "passed", 7: "sent"}
 }
 
-// skb is the context of a packet on the uplink: struct __sk_buff, of which mark is the third word and ifindex the eleventh.
+// skb is the context of a packet on the uplink: struct __sk_buff, of which mark is the third word and ifindex the
+// eleventh.
 func (w *fixture) skb(mark uint32) []byte {
 	skb := make([]byte, 192)
 	binary.NativeEndian.PutUint32(skb[8:], mark)

@@ -15,8 +15,8 @@ var flowStates = map[syFlowState]lb.FlowState{
 	syFlowStateFLOW_CLOSING: lb.FlowClosing, syFlowStateFLOW_CLOSED: lb.FlowClosed,
 }
 
-// Flows lists flows, and reports whether there are more than the filter's limit. It reads the tables in chunks while packets
-// are forwarded: flows that change during the call may be missed.
+// Flows lists flows, and reports whether there are more than the filter's limit. It reads the tables in chunks while
+// packets are forwarded: flows that change during the call may be missed.
 func (d *Datapath) Flows(ctx context.Context, want lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error) {
 	_, service, backends := d.services.names()
 	now := uptime()

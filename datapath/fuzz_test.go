@@ -91,7 +91,8 @@ func mutate(rnd *rand.Rand, f []byte) {
 	}
 }
 
-// runRaw runs a frame and returns what became of it; an aborted program fails the test. It must be on the balancer's thread.
+// runRaw runs a frame and returns what became of it; an aborted program fails the test. It must be on the balancer's
+// thread.
 func (w *fixture) runRaw(frame []byte) string {
 	w.t.Helper()
 	prog, opts := w.d.objects.SyTcIn, ebpf.RunOptions{Data: frame, Context: w.skb(0)}

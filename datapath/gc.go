@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flowGC is the garbage collection of flows: it removes flows that are idle for longer than their timeout, and flows whose
-// backend is down or whose frontend was removed. It reads the tables in chunks at a bounded rate, so a million flows cost
-// no more per second than a thousand.
+// flowGC is the garbage collection of flows: it removes flows that are idle for longer than their timeout, and flows
+// whose backend is down or whose frontend was removed. It reads the tables in chunks at a bounded rate, so a million
+// flows cost no more per second than a thousand.
 type flowGC struct {
 	objects  *syObjects
 	services *services
@@ -136,7 +136,8 @@ func (g *flowGC) endRequested(ctx context.Context, reset *resetter) {
 	}
 }
 
-// expire removes flows after their timeout, counts the others, and releases the ids of backends without a table or flow.
+// expire removes flows after their timeout, counts the others, and releases the ids of backends without a table or
+// flow.
 func (g *flowGC) expire(ctx context.Context) {
 	now := uptime()
 	var counts FlowCounts

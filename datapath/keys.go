@@ -8,7 +8,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// This file has all conversions between the addresses and ports of Go and of C. IPv4 is ::ffff:a.b.c.d (RFC 4291 §2.5.5.2).
+// This file has all conversions between the addresses and ports of Go and of C. IPv4 is ::ffff:a.b.c.d (RFC 4291
+// §2.5.5.2).
 
 func toAddr(a netip.Addr) (out syAddr) {
 	if !a.IsValid() {

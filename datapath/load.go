@@ -95,8 +95,8 @@ func keepSize(o Options, m *ebpf.MapSpec, path string) {
 	}
 }
 
-// tableSizes returns the max_entries of the maps whose size follows from max_flows. The map of established flows allocates
-// per entry; the others are LRU maps, which allocate all memory when they are made.
+// tableSizes returns the max_entries of the maps whose size follows from max_flows. The map of established flows
+// allocates per entry; the others are LRU maps, which allocate all memory when they are made.
 func tableSizes(maxFlows int) map[string]uint32 {
 	return map[string]uint32{
 		"sy_flows":     uint32(2 * maxFlows), // an entry for each direction

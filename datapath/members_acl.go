@@ -8,8 +8,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// frontendEntries maintains the entries of each frontend in two maps that all frontends share: allowed sources, and weights
-// of backends. New entries are added before the frontend refers to them, stale ones are removed after.
+// frontendEntries maintains the entries of each frontend in two maps that all frontends share: allowed sources, and
+// weights of backends. New entries are added before the frontend refers to them, stale ones are removed after.
 type frontendEntries struct {
 	objects *syObjects
 	allowed map[uint32]map[syAllowKey]bool    // by frontend id

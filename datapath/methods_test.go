@@ -95,7 +95,8 @@ func server(r result) []byte {
 	return r.frame[:6]
 }
 
-// aTunnel is a packet of a peer's tunnel to us, with a packet inside for an address that we have beside those of the uplink.
+// aTunnel is a packet of a peer's tunnel to us, with a packet inside for an address that we have beside those of the
+// uplink.
 func aTunnel(from string) func(*fixture) dptest.Packet { return aTunnelFor("home", from) }
 
 func aTunnelFor(to, from string) func(*fixture) dptest.Packet {

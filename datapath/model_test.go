@@ -14,8 +14,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// model says what the datapath must do with a packet, in Go, from the documents and not from the C code: which of the two
-// tables a flow is in, what proves it, what ends it, and what each packet becomes.
+// model says what the datapath must do with a packet, in Go, from the documents and not from the C code: which of the
+// two tables a flow is in, what proves it, what ends it, and what each packet becomes.
 type model struct {
 	w        *fixture
 	services []*lb.FrontendPlan
@@ -435,7 +435,8 @@ func (m *model) replies() (keys []way) {
 
 var modelPackets = flag.Int("packets", 6000, "how many packets the model predicts, for each hook and family")
 
-// The model and the programs must agree about every packet: what is done with it, why, and every field of what it becomes.
+// The model and the programs must agree about every packet: what is done with it, why, and every field of what it
+// becomes.
 func TestModel(t *testing.T) {
 	packets := *modelPackets
 	each(t, func(t *testing.T, h hook, v6 bool) {

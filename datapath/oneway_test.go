@@ -50,8 +50,8 @@ func (w *fixture) tunnelTo(proto lb.Protocol, dead func(netip.Addr) bool, hosts 
 	w.end()
 }
 
-// Flows of servers that answer clients themselves keep their server through changes of the set of servers, of the size of the
-// table, and of agents; and leave it when it is dead.
+// Flows of servers that answer clients themselves keep their server through changes of the set of servers, of the size
+// of the table, and of agents; and leave it when it is dead.
 func TestOneWayFlowsKeepTheirServer(t *testing.T) {
 	const flows = 150
 	each(t, func(t *testing.T, h hook, v6 bool) {

@@ -55,7 +55,8 @@ var DefaultTimeouts = Timeouts{
 	HalfOpen: 30 * time.Second, Established: 130 * time.Minute, Closing: 4 * time.Minute, Closed: 10 * time.Second, UDP: 3 * time.Minute,
 }
 
-// Options are the parameters of Open. Delivers and ForceClsact may be false and TunnelSources empty; all others are required.
+// Options are the parameters of Open. Delivers and ForceClsact may be false and TunnelSources empty; all others are
+// required.
 type Options struct {
 	Interfaces []string // uplinks: interfaces on which packets of clients and servers arrive
 	Mode       Mode

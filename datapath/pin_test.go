@@ -126,8 +126,8 @@ func TestUnpublishedPinsAreRemoved(t *testing.T) {
 	}
 }
 
-// inForce is all that a failed Open could leave or take away: each pin with the id of its object and, for links, of their
-// program; the chained program; the filters of eth0 and its sysctls.
+// inForce is all that a failed Open could leave or take away: each pin with the id of its object and, for links, of
+// their program; the chained program; the filters of eth0 and its sysctls.
 func (w *fixture) inForce() map[string]string {
 	w.t.Helper()
 	s := map[string]string{}

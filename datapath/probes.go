@@ -14,9 +14,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Health checks of services with direct return take the path of traffic: a packet with one of these marks is sent like a
-// client's packet, to a given server. The destination is the VIP, which the kernel cannot route to one server: a rule routes
-// marked packets to lo, where sy_tc_out redirects them.
+// Health checks of services with direct return take the path of traffic: a packet with one of these marks is sent like
+// a client's packet, to a given server. The destination is the VIP, which the kernel cannot route to one server: a rule
+// routes marked packets to lo, where sy_tc_out redirects them.
 const (
 	probeMark     = 0x5359_0000 // upper half of the marks, as in the C code; the lower half numbers them
 	probeMask     = 0xffff_0000
@@ -39,8 +39,8 @@ type probeKey struct {
 	method uint8
 }
 
-// ProbeWay returns the SO_MARK and the source address with which a health check to a VIP reaches one server of a service by
-// dsr or tunnel. It reads the route from the kernel, so call it for each check.
+// ProbeWay returns the SO_MARK and the source address with which a health check to a VIP reaches one server of a
+// service by dsr or tunnel. It reads the route from the kernel, so call it for each check.
 func (d *Datapath) ProbeWay(vip, server netip.Addr, method lb.Method, encap lb.Encap) (mark uint32, from netip.Addr, err error) {
 	word, err := encodeMethod(method, encap)
 	if err != nil {
@@ -102,8 +102,8 @@ func addressOn(index int, is4 bool) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("%s has no usable %s address", nic.Attrs().Name, name)
 }
 
-// open routes marked packets of a family to the program. Other software removes rules that it does not know, so open adds
-// them each time; a rule that exists is no error.
+// open routes marked packets of a family to the program. Other software removes rules that it does not know, so open
+// adds them each time; a rule that exists is no error.
 func (p *probes) open(is4 bool) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {

@@ -121,8 +121,9 @@ type frontendUpdate struct {
 	err           error
 }
 
-// put applies plans, and returns the result of each. The order is backends, table, frontend, VIP, so that no entry refers
-// to a missing one. Tables are exchanged in one call: in each the kernel waits for a grace period, which is some 20 ms.
+// put applies plans, and returns the result of each. The order is backends, table, frontend, VIP, so that no entry
+// refers to a missing one. Tables are exchanged in one call: in each the kernel waits for a grace period, which is some
+// 20 ms.
 func (s *services) put(plans []*lb.FrontendPlan) []*frontendUpdate {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,8 +164,8 @@ func (s *services) prepare(p *lb.FrontendPlan) *frontendUpdate {
 	return u
 }
 
-// newTable makes the table of a plan. Flows by nat find their backend in the flow table; the slots of the other methods list
-// their earlier backends.
+// newTable makes the table of a plan. Flows by nat find their backend in the flow table; the slots of the other methods
+// list their earlier backends.
 func (s *services) newTable(u *frontendUpdate) (*ebpf.Map, error) {
 	oneWay := u.plan.Method != lb.MethodNAT
 	path := s.pins.table(u.f.id)

@@ -11,8 +11,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// machines puts VIP:80 to pods on these machines: "box" is this one, whose pod is b1; others have one by the name of "far". One
-// with "-" before its name gets no new flows.
+// machines puts VIP:80 to pods on these machines: "box" is this one, whose pod is b1; others have one by the name of
+// "far". One with "-" before its name gets no new flows.
 func (w *fixture) machines(proto lb.Protocol, names ...string) {
 	w.t.Helper()
 	w.spread(proto, false, names...)
@@ -55,7 +55,8 @@ func (w *fixture) machine(name string) netip.Addr {
 	return netip.MustParseAddr("192.0.2." + name)
 }
 
-// flowOf returns the first packet of a flow that is delivered here, or that is sent to another machine. Nothing is left of it.
+// flowOf returns the first packet of a flow that is delivered here, or that is sent to another machine. Nothing is left
+// of it.
 func (w *fixture) flowOf(here bool) dptest.Packet {
 	w.t.Helper()
 	for i := range 100 {
@@ -127,8 +128,8 @@ func (w *fixture) asks(when string, r result, in dptest.Packet, passed bool, who
 	}
 }
 
-// A machine of many delivers what its table says is its own, and sends the rest to others, untouched, and keeps nothing of it.
-// Flows outlive any change of the table: the machines that had their slot are asked.
+// A machine of many delivers what its table says is its own, and sends the rest to others, untouched, and keeps nothing
+// of it. Flows outlive any change of the table: the machines that had their slot are asked.
 func TestSpread(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		w := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })

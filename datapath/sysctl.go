@@ -12,8 +12,8 @@ import (
 	"github.com/google/renameio/v2"
 )
 
-// sysctls changes kernel settings and keeps the earlier values in a file, so that Cleanup can restore them after the agent
-// has ended.
+// sysctls changes kernel settings and keeps the earlier values in a file, so that Cleanup can restore them after the
+// agent has ended.
 type sysctls struct {
 	file string
 	old  map[string]string // path → value before our first change

@@ -26,8 +26,8 @@ type table struct {
 	older []sySlot // of the last table of another size, if slots refer to it
 }
 
-// newSlots returns the table of a plan, whose targets have these ids. Each slot lists its earlier backends that may still have
-// flows, and after them the nodes that may have any flow.
+// newSlots returns the table of a plan, whose targets have these ids. Each slot lists its earlier backends that may
+// still have flows, and after them the nodes that may have any flow.
 func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anyNode []uint32, expired func(id uint32) bool) table {
 	t := table{slots: make([]sySlot, len(p.Table))}
 	for i, target := range p.Table {

@@ -18,9 +18,9 @@ type transaction struct {
 	held  []io.Closer // what undo needs
 }
 
-// keepProgram opens the program that a hook runs now, and registers that set gives it back to the hook. The kernel opens
-// a program by its id only with CAP_SYS_ADMIN. Without, a rollback leaves the program of this binary there, which works
-// on the same maps, and says so.
+// keepProgram opens the program that a hook runs now, and registers that set gives it back to the hook. The kernel
+// opens a program by its id only with CAP_SYS_ADMIN. Without, a rollback leaves the program of this binary there, which
+// works on the same maps, and says so.
 func (t *transaction) keepProgram(id ebpf.ProgramID, set func(*ebpf.Program) error) {
 	if t == nil {
 		return

@@ -11,8 +11,8 @@ import (
 func (a *attachments) attachXDP(nic netlink.Link) (Mode, error) {
 	name, index := nic.Attrs().Name, nic.Attrs().Index
 	try := func(mode Mode, flags link.XDPAttachFlags, other string) error {
-		// The kernel refuses both modes at once, so a change of mode is not undone when a later step fails; tc, which is
-		// attached already, does all that XDP does.
+		// The kernel refuses both modes at once, so a change of mode is not undone when a later step fails; tc, which
+		// is attached already, does all that XDP does.
 		if err := a.unpin(other); err != nil {
 			return err
 		}
@@ -45,8 +45,8 @@ func (a *attachments) attachXDP(nic netlink.Link) (Mode, error) {
 	return ModeTC, a.open.onSuccess(func() error { return errors.Join(a.unpin(native), a.unpin(generic)) })
 }
 
-// setUplink lets XDP redirect frames to an interface, if that works there. On veth it works only while the peer has GRO or
-// an XDP program, which the kernel shows as a feature of this end; otherwise tc sends.
+// setUplink lets XDP redirect frames to an interface, if that works there. On veth it works only while the peer has GRO
+// or an XDP program, which the kernel shows as a feature of this end; otherwise tc sends.
 func (a *attachments) setUplink(nic netlink.Link) error {
 	index := nic.Attrs().Index
 	if nic.Type() == "veth" {
