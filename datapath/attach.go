@@ -59,7 +59,7 @@ func (a *attachments) prepare(name string) (netlink.Link, error) {
 		return nil, fmt.Errorf("interface %s: %w", name, err)
 	}
 	switch err := a.sysctls.forward(name); {
-	case errors.Is(err, unix.EROFS): // in a container; packets that the kernel does not forward are counted as no_forwarding
+	case errors.Is(err, unix.EROFS): // in a container; packets that are not forwarded are counted as no_forwarding
 		a.o.Log.Warn("forwarding not switched on", "interface", name, "err", err,
 			"fix", "sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1")
 	case err != nil:

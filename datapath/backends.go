@@ -246,7 +246,8 @@ func ourAddressesTowards(to netip.Addr) (ours []netip.Addr, nic int) {
 		addr, ok := netip.AddrFromSlice(a.IP)
 		ones, _ := a.Mask.Size()
 		addr = addr.Unmap()
-		if ok && len(ours) < maxOurs && usable(a) && !slices.Contains(ours, addr) && netip.PrefixFrom(addr, ones).Contains(next) {
+		more := len(ours) < maxOurs && !slices.Contains(ours, addr)
+		if ok && more && usable(a) && netip.PrefixFrom(addr, ones).Contains(next) {
 			ours = append(ours, addr)
 		}
 	}
@@ -255,5 +256,6 @@ func ourAddressesTowards(to netip.Addr) (ours []netip.Addr, nic int) {
 
 // usable reports whether an address can be the source of packets to other hosts.
 func usable(a netlink.Addr) bool {
-	return a.Flags&(unix.IFA_F_DEPRECATED|unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) == 0 && a.Scope == int(netlink.SCOPE_UNIVERSE)
+	const unfit = unix.IFA_F_DEPRECATED | unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED
+	return a.Flags&unfit == 0 && a.Scope == int(netlink.SCOPE_UNIVERSE)
 }

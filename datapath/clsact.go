@@ -20,8 +20,10 @@ const (
 
 func clsactQdisc(nic netlink.Link) *netlink.GenericQdisc {
 	return &netlink.GenericQdisc{
-		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: nic.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT},
-		QdiscType:  "clsact",
+		QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: nic.Attrs().Index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+		},
+		QdiscType: "clsact",
 	}
 }
 
@@ -36,7 +38,8 @@ func (a *attachments) attachClsact(nic netlink.Link, d direction) error {
 	if earlier == nil {
 		a.open.onFailure(func() error { return removeClsact(nic) })
 	} else {
-		a.open.keepProgram(ebpf.ProgramID(earlier.Id), func(prog *ebpf.Program) error { return setFilter(nic, d, prog) })
+		id := ebpf.ProgramID(earlier.Id)
+		a.open.keepProgram(id, func(prog *ebpf.Program) error { return setFilter(nic, d, prog) })
 	}
 	return setFilter(nic, d, d.prog(a.objects))
 }
@@ -44,7 +47,8 @@ func (a *attachments) attachClsact(nic netlink.Link, d direction) error {
 func setFilter(nic netlink.Link, d direction, prog *ebpf.Program) error {
 	err := netlink.FilterReplace(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: nic.Attrs().Index, Parent: d.parent, Handle: filterHandle, Priority: filterPriority, Protocol: unix.ETH_P_ALL,
+			LinkIndex: nic.Attrs().Index, Parent: d.parent, Handle: filterHandle, Priority: filterPriority,
+			Protocol: unix.ETH_P_ALL,
 		},
 		Fd: prog.FD(), Name: filterName, DirectAction: true,
 	})

@@ -49,7 +49,10 @@ func reasonNames() ([]string, error) { return enumNames("reason", "REASON_") }
 
 // Stats reads all counters.
 func (d *Datapath) Stats() (Stats, error) {
-	s := Stats{Frontends: map[lb.Frontend]Traffic{}, Backends: map[netip.AddrPort]Traffic{}, Packets: map[Verdict]uint64{}, Flows: d.gc.counts()}
+	s := Stats{
+		Frontends: map[lb.Frontend]Traffic{}, Backends: map[netip.AddrPort]Traffic{},
+		Packets: map[Verdict]uint64{}, Flows: d.gc.counts(),
+	}
 	frontends, _, backends := d.services.names()
 	for id, f := range frontends {
 		t, err := readTraffic(d.objects.SyFeCounters, id)
@@ -117,19 +120,31 @@ func resetCounts(m *ebpf.Map, id uint32) error {
 }
 
 var (
-	descPackets  = prometheus.NewDesc("steelyard_datapath_packets_total", "Packets to or from a VIP, by what was done with them and why.", []string{"action", "reason"}, nil)
-	descFlows    = prometheus.NewDesc("steelyard_datapath_flows", "Flows, by state, as of the last walk through the tables.", []string{"state"}, nil)
-	descSPackets = prometheus.NewDesc("steelyard_datapath_service_packets_total", "Packets of a service, both directions.", []string{"service", "vip", "port", "protocol"}, nil)
-	descSBytes   = prometheus.NewDesc("steelyard_datapath_service_bytes_total", "Bytes of a service, both directions, with all headers.", []string{"service", "vip", "port", "protocol"}, nil)
-	descSFlows   = prometheus.NewDesc("steelyard_datapath_service_flows_total", "Flows of a service that were opened.", []string{"service", "vip", "port", "protocol"}, nil)
-	descBPackets = prometheus.NewDesc("steelyard_datapath_backend_packets_total", "Packets forwarded to or from a backend.", []string{"backend"}, nil)
-	descBBytes   = prometheus.NewDesc("steelyard_datapath_backend_bytes_total", "Bytes forwarded to or from a backend, with all headers.", []string{"backend"}, nil)
-	descBFlows   = prometheus.NewDesc("steelyard_datapath_backend_flows_total", "Flows that were opened to a backend.", []string{"backend"}, nil)
+	serviceLabels = []string{"service", "vip", "port", "protocol"}
+
+	descPackets = prometheus.NewDesc("steelyard_datapath_packets_total",
+		"Packets to or from a VIP, by action and reason.", []string{"action", "reason"}, nil)
+	descFlows = prometheus.NewDesc("steelyard_datapath_flows",
+		"Flows, by state, as of the last walk through the tables.", []string{"state"}, nil)
+	descSPackets = prometheus.NewDesc("steelyard_datapath_service_packets_total",
+		"Packets of a service, both directions.", serviceLabels, nil)
+	descSBytes = prometheus.NewDesc("steelyard_datapath_service_bytes_total",
+		"Bytes of a service, both directions, with all headers.", serviceLabels, nil)
+	descSFlows = prometheus.NewDesc("steelyard_datapath_service_flows_total",
+		"Flows of a service that were opened.", serviceLabels, nil)
+	descBPackets = prometheus.NewDesc("steelyard_datapath_backend_packets_total",
+		"Packets forwarded to or from a backend.", []string{"backend"}, nil)
+	descBBytes = prometheus.NewDesc("steelyard_datapath_backend_bytes_total",
+		"Bytes forwarded to or from a backend, with all headers.", []string{"backend"}, nil)
+	descBFlows = prometheus.NewDesc("steelyard_datapath_backend_flows_total",
+		"Flows that were opened to a backend.", []string{"backend"}, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (d *Datapath) Describe(ch chan<- *prometheus.Desc) {
-	for _, x := range []*prometheus.Desc{descPackets, descFlows, descSPackets, descSBytes, descSFlows, descBPackets, descBBytes, descBFlows} {
+	for _, x := range []*prometheus.Desc{
+		descPackets, descFlows, descSPackets, descSBytes, descSFlows, descBPackets, descBBytes, descBFlows,
+	} {
 		ch <- x
 	}
 }
@@ -147,7 +162,8 @@ func (d *Datapath) Collect(ch chan<- prometheus.Metric) {
 	for v, n := range s.Packets {
 		counter(descPackets, n, v.Action, v.Reason)
 	}
-	for state, n := range map[string]int{"half_open": s.Flows.HalfOpen, "established": s.Flows.Established, "closing": s.Flows.Closing} {
+	states := map[string]int{"half_open": s.Flows.HalfOpen, "established": s.Flows.Established, "closing": s.Flows.Closing}
+	for state, n := range states {
 		ch <- prometheus.MustNewConstMetric(descFlows, prometheus.GaugeValue, float64(n), state)
 	}
 	frontends, service, _ := d.services.names()

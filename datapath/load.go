@@ -47,7 +47,8 @@ func load(o Options, dir string) (*syObjects, error) {
 	var verifier *ebpf.VerifierError
 	switch {
 	case errors.Is(err, ebpf.ErrMapIncompatible):
-		return nil, fmt.Errorf("the maps that an earlier version pinned in %s are incompatible: %w; stop the agent and run \"steelyard cleanup\", which ends its flows", dir, err)
+		return nil, fmt.Errorf("the maps that an earlier version pinned in %s are incompatible: %w; "+
+			"stop the agent and run \"steelyard cleanup\", which ends its flows", dir, err)
 	case errors.As(err, &verifier):
 		return nil, fmt.Errorf("the kernel rejects a program: %w", err)
 	case err != nil:
@@ -61,7 +62,8 @@ func chain(objects *syObjects, t *transaction) error {
 	var earlier uint32 // the kernel returns the id of a program
 	switch err := objects.SyProgs.Lookup(uint32(0), &earlier); {
 	case err == nil:
-		t.keepProgram(ebpf.ProgramID(earlier), func(prog *ebpf.Program) error { return objects.SyProgs.Put(uint32(0), prog) })
+		id := ebpf.ProgramID(earlier)
+		t.keepProgram(id, func(prog *ebpf.Program) error { return objects.SyProgs.Put(uint32(0), prog) })
 	case !errors.Is(err, ebpf.ErrKeyNotExist):
 		return fmt.Errorf("read the chained program: %w", err)
 	}

@@ -52,7 +52,12 @@ type Timeouts struct {
 
 // DefaultTimeouts follow the RFCs.
 var DefaultTimeouts = Timeouts{
-	HalfOpen: 30 * time.Second, Established: 130 * time.Minute, Closing: 4 * time.Minute, Closed: 10 * time.Second, UDP: 3 * time.Minute,
+	HalfOpen: 30 * time.Second, Established: 130 * time.Minute, Closing: 4 * time.Minute, Closed: 10 * time.Second,
+	UDP: 3 * time.Minute,
+}
+
+func (t Timeouts) shortest() time.Duration {
+	return min(t.HalfOpen, t.Established, t.Closing, t.Closed, t.UDP)
 }
 
 // Options are the parameters of Open. Delivers and ForceClsact may be false and TunnelSources empty; all others are
@@ -95,7 +100,7 @@ func (o Options) validate() error {
 		return fmt.Errorf("snat_ports %d-%d is not a range", o.SNATPorts[0], o.SNATPorts[1])
 	case o.TunnelPort == 0 || o.TunnelPort >= o.SNATPorts[0] && o.TunnelPort <= o.SNATPorts[1]:
 		return fmt.Errorf("tunnel_port is %d; want a port that is not one of snat_ports", o.TunnelPort)
-	case min(o.Timeouts.HalfOpen, o.Timeouts.Established, o.Timeouts.Closing, o.Timeouts.Closed, o.Timeouts.UDP) < time.Second:
+	case o.Timeouts.shortest() < time.Second:
 		return fmt.Errorf("timeouts are %+v; want at least a second each", o.Timeouts)
 	}
 	return nil

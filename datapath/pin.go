@@ -20,9 +20,9 @@ const unpublished = schema + "-new"
 // pins is the directory of pinned maps and links, locked by one agent at a time. A first start pins everything in a
 // temporary directory, which one rename(2) publishes, so that the final directory is complete whenever it exists.
 type pins struct {
-	path    string // PinPath
-	dir     string // PinPath/schema, or the temporary directory until publish
-	earlier []string
+	path    string   // PinPath
+	dir     string   // PinPath/schema, or the temporary directory until publish
+	earlier []string // maps that were pinned before
 	lock    *os.File
 }
 
@@ -54,7 +54,8 @@ func openPins(path string) (_ *pins, err error) {
 	}
 	for _, e := range entries {
 		if e.Name() != schema {
-			return nil, fmt.Errorf("%s has state of schema %s, this version has %s; run \"steelyard cleanup\", which ends its flows, or the version that left it", path, e.Name(), schema)
+			return nil, fmt.Errorf("%s has state of schema %s, this version has %s; "+
+				"run \"steelyard cleanup\", which ends its flows, or the version that left it", path, e.Name(), schema)
 		}
 		p.dir = filepath.Join(path, schema)
 	}

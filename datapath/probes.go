@@ -41,7 +41,9 @@ type probeKey struct {
 
 // ProbeWay returns the SO_MARK and the source address with which a health check to a VIP reaches one server of a
 // service by dsr or tunnel. It reads the route from the kernel, so call it for each check.
-func (d *Datapath) ProbeWay(vip, server netip.Addr, method lb.Method, encap lb.Encap) (mark uint32, from netip.Addr, err error) {
+func (d *Datapath) ProbeWay(
+	vip, server netip.Addr, method lb.Method, encap lb.Encap,
+) (mark uint32, from netip.Addr, err error) {
 	word, err := encodeMethod(method, encap)
 	if err != nil {
 		return 0, netip.Addr{}, err
@@ -127,7 +129,8 @@ func (p *probes) open(is4 bool) error {
 
 func probeRoute(is4 bool, lo netlink.Link) (*netlink.Rule, *netlink.Route) {
 	rule, mask := netlink.NewRule(), uint32(probeMask)
-	rule.Family, rule.Mark, rule.Mask, rule.Table, rule.Priority = netlink.FAMILY_V6, probeMark, &mask, probeTable, probePriority
+	rule.Mark, rule.Mask, rule.Table, rule.Priority = probeMark, &mask, probeTable, probePriority
+	rule.Family = netlink.FAMILY_V6
 	all := &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
 	if is4 {
 		rule.Family = netlink.FAMILY_V4
@@ -135,7 +138,8 @@ func probeRoute(is4 bool, lo netlink.Link) (*netlink.Rule, *netlink.Route) {
 	}
 	// For IPv6, routes through lo are local ones only.
 	return rule, &netlink.Route{
-		LinkIndex: lo.Attrs().Index, Dst: all, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST, Table: probeTable, MTU: probeMTU,
+		LinkIndex: lo.Attrs().Index, Dst: all, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
+		Table: probeTable, MTU: probeMTU,
 	}
 }
 
@@ -149,7 +153,8 @@ func closeProbes() error {
 	for _, is4 := range []bool{true, false} {
 		rule, route := probeRoute(is4, lo)
 		for _, err := range []error{netlink.RuleDel(rule), netlink.RouteDel(route)} {
-			if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EAFNOSUPPORT) {
+			missing := errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EAFNOSUPPORT)
+			if err != nil && !missing {
 				errs = append(errs, fmt.Errorf("remove the route of health checks: %w", err))
 			}
 		}

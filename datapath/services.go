@@ -48,7 +48,10 @@ type frontend struct {
 
 // openServices reads the maps of an earlier agent.
 func openServices(o *syObjects, pins *pins, log *slog.Logger) (*services, error) {
-	s := &services{objects: o, pins: pins, log: log, frontends: map[lb.Frontend]*frontend{}, vips: map[netip.Addr]map[uint32]*frontend{}}
+	s := &services{
+		objects: o, pins: pins, log: log,
+		frontends: map[lb.Frontend]*frontend{}, vips: map[netip.Addr]map[uint32]*frontend{},
+	}
 	used, err := s.readFrontends()
 	if err != nil {
 		return nil, fmt.Errorf("read the frontends: %w", err)
@@ -173,7 +176,8 @@ func (s *services) newTable(u *frontendUpdate) (*ebpf.Map, error) {
 	if oneWay && !u.isNew && !u.methodChanged {
 		var err error
 		if was, err = readTable(path); err != nil {
-			s.log.Warn("table of an earlier plan not read; flows in slots that get another backend may break", "frontend", u.plan.Frontend, "err", err)
+			s.log.Warn("table of an earlier plan not read; flows in slots that get another backend may break",
+				"frontend", u.plan.Frontend, "err", err)
 		}
 	}
 	next := newSlots(u.plan, u.ids, was, u.anyNode, s.withoutFlows(u.plan))
@@ -271,7 +275,8 @@ func (s *services) complete(u *frontendUpdate) {
 	}
 	f := u.f
 	s.backends.unuse(f.backends)
-	f.service, f.backends, f.method, f.up = u.plan.Service, slices.Concat(u.ids, u.older), u.value.Method, len(u.ids) > 0
+	f.service, f.backends = u.plan.Service, slices.Concat(u.ids, u.older)
+	f.method, f.up = u.value.Method, len(u.ids) > 0
 	s.frontends[u.plan.Frontend] = f
 	for _, at := range u.plan.Down {
 		if b := s.backends.byAddr[at]; b != nil && !slices.Contains(f.down, at) {
@@ -382,7 +387,9 @@ func (s *services) refreshSources() {
 }
 
 // names returns the service of each frontend id and the address of each backend id.
-func (s *services) names() (frontends map[uint32]lb.Frontend, service map[uint32]string, backends map[uint32]netip.AddrPort) {
+func (s *services) names() (
+	frontends map[uint32]lb.Frontend, service map[uint32]string, backends map[uint32]netip.AddrPort,
+) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	frontends, service, backends = map[uint32]lb.Frontend{}, map[uint32]string{}, map[uint32]netip.AddrPort{}

@@ -77,7 +77,8 @@ func remember(backend uint32, before []uint32, expired func(id uint32) bool) (pr
 		previous[i] = noBackend
 	}
 	for _, id := range before {
-		if n == len(previous) || id == noBackend || id == backend || slices.Contains(previous[:n], id) || id != anyBackend && expired(id) {
+		known := id == noBackend || id == backend || slices.Contains(previous[:n], id)
+		if n == len(previous) || known || id != anyBackend && expired(id) {
 			continue
 		}
 		previous[n] = id
@@ -96,7 +97,8 @@ func forget(slots []sySlot, expired func(id uint32) bool) []sySlot {
 		if s.Backend != noBackend && expired(s.Backend) {
 			out[i].Backend = noBackend
 		}
-		out[i].Previous = remember(out[i].Backend, s.Previous[:], func(id uint32) bool { return id == anyBackend || expired(id) })
+		unlisted := func(id uint32) bool { return id == anyBackend || expired(id) }
+		out[i].Previous = remember(out[i].Backend, s.Previous[:], unlisted)
 	}
 	return out
 }

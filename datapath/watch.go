@@ -12,12 +12,14 @@ import (
 
 // watch follows the kernel's links, addresses and routes.
 func (d *Datapath) watch(ctx context.Context) error {
-	links, addrs, routes := make(chan netlink.LinkUpdate, 64), make(chan netlink.AddrUpdate, 64), make(chan netlink.RouteUpdate, 64)
+	links := make(chan netlink.LinkUpdate, 64)
+	addrs, routes := make(chan netlink.AddrUpdate, 64), make(chan netlink.RouteUpdate, 64)
 	done := make(chan struct{})
 	defer close(done)
 	onError := func(err error) { d.log.Debug("netlink", "err", err) }
 	err := errors.Join(
-		netlink.LinkSubscribeWithOptions(links, done, netlink.LinkSubscribeOptions{ListExisting: true, ErrorCallback: onError}),
+		netlink.LinkSubscribeWithOptions(links, done,
+			netlink.LinkSubscribeOptions{ListExisting: true, ErrorCallback: onError}),
 		netlink.AddrSubscribeWithOptions(addrs, done, netlink.AddrSubscribeOptions{ErrorCallback: onError}),
 		netlink.RouteSubscribeWithOptions(routes, done, netlink.RouteSubscribeOptions{ErrorCallback: onError}))
 	if err != nil {
