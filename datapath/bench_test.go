@@ -12,7 +12,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// BenchmarkApply is how long a change of plans takes until the kernel uses it.
+// BenchmarkApply measures the time until a change of plans is in force in the kernel.
 func BenchmarkApply(b *testing.B) {
 	labtest.Root(b)
 	for _, n := range []int{1, 10, 1000} {

@@ -18,8 +18,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Whatever a machine had before is what it has after cleanup: links, programs, qdiscs, filters, rules, routes, every
-// sysctl of the network, and what is pinned.
+// Cleanup restores the state from before the first start: links, programs, qdiscs, filters, rules, routes, every sysctl
+// of the network, and pins.
 func TestCleanupLeavesNothing(t *testing.T) {
 	labtest.Root(t)
 	for _, clsact := range []bool{false, true} {
@@ -63,7 +63,7 @@ func TestCleanupLeavesNothing(t *testing.T) {
 	}
 }
 
-// snapshot is everything that an agent could leave on a machine.
+// snapshot is all state of the node that an agent may change.
 func (w *fixture) snapshot() map[string]string {
 	w.t.Helper()
 	s := map[string]string{}

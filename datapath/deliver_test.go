@@ -8,7 +8,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// deliver puts VIP:80 to port 8080 of b1, which runs on this machine, or what change makes of it.
+// deliver puts VIP:80 to port 8080 of b1, which runs on this node; change may modify the service.
 func (w *fixture) deliver(change func(*lb.Service)) {
 	w.t.Helper()
 	w.serve(func(s *lb.Service) {
@@ -17,7 +17,7 @@ func (w *fixture) deliver(change func(*lb.Service)) {
 	}, "b1")
 }
 
-// out runs what a backend of this machine sends through the program for what leaves.
+// out runs a packet of a local backend through sy_tc_out.
 func (w *fixture) out(p dptest.Packet) dptest.Packet {
 	w.t.Helper()
 	did, frame := w.runOut(p.Frame(), 0)
@@ -28,8 +28,8 @@ func (w *fixture) out(p dptest.Packet) dptest.Packet {
 	return out
 }
 
-// A backend on this machine sees the client, and the client sees the VIP; the stack does the rest.
-func TestDeliversToBackendsHere(t *testing.T) {
+// A local backend receives packets from the client's address, and the client from the VIP.
+func TestDeliversToLocalBackends(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		w := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
 		for _, proto := range []lb.Protocol{lb.TCP, lb.UDP} {
@@ -70,13 +70,14 @@ func TestDeliversToBackendsHere(t *testing.T) {
 		}
 		other := dptest.Packet{Src: w.at("b1", 8080), Dst: w.at("client", 41000), Proto: dptest.TCP, Flags: dptest.ACK}
 		if out := w.out(other); out.Src != other.Src || out.Dst != other.Dst {
-			t.Errorf("what has nothing to do with us left as %+v", out)
+			t.Errorf("an unrelated packet was sent as %+v", out)
 		}
 	})
 }
 
-// One client, one port, two VIPs, one server: the server must tell the flows apart, and each answer must find its way.
-func TestTwoVIPsWithOneServerHere(t *testing.T) {
+// A client uses one port towards two VIPs with the same local server: the server receives two distinct flows, and each
+// reply is translated to its VIP.
+func TestTwoVIPsWithOneLocalServer(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		w := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
 		w.deliver(func(*lb.Service) {})

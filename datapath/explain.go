@@ -90,14 +90,14 @@ func (d *Datapath) steps(q lb.Question, e lb.Explanation, v syVerdict) (steps []
 	case v.Counted > 0:
 		say("%s is a frontend of %s", frontend, e.Service)
 	case e.Reason == "not_ours":
-		say("%s is no address of a service here: the packet is left to the machine", q.To.Addr())
+		say("%s is not the address of a service: the packet is passed to the stack", q.To.Addr())
 		return steps
 	default:
-		say("%s is an address of ours, and no service has %s", q.To.Addr(), frontend)
+		say("%s is a VIP, and no service has %s", q.To.Addr(), frontend)
 	}
 	if e.Action == "forward" {
 		d.sayFlow(say, v)
-		d.sayWay(say, e, v)
+		d.sayPath(say, e, v)
 		return steps
 	}
 	say("%s: %s", e.Action, e.Meaning)
@@ -108,11 +108,11 @@ func (d *Datapath) sayFlow(say func(string, ...any), v syVerdict) {
 	chained := v.Method == uint8(syMethodMETHOD_GUE) && d.commits[v.Commit] == "none"
 	switch {
 	case chained && v.Chain.Passed == 1:
-		say("this machine delivers it, and does not know the flow: it asks those that may")
+		say("this node delivers it, and the flow is unknown here: it is passed to nodes that may have it")
 	case chained:
-		say("its hash says which machine delivers it; no flow is kept here")
+		say("its hash selects the node that delivers it; no flow is kept here")
 	case d.commits[v.Commit] == "open":
-		say("no flow from there is known: one is opened")
+		say("no flow is known: one is opened")
 	default:
 		say("its flow is known")
 	}
@@ -121,16 +121,16 @@ func (d *Datapath) sayFlow(say func(string, ...any), v syVerdict) {
 	}
 }
 
-func (d *Datapath) sayWay(say func(string, ...any), e lb.Explanation, v syVerdict) {
+func (d *Datapath) sayPath(say func(string, ...any), e lb.Explanation, v syVerdict) {
 	to := fromAddr(v.T.Dst)
 	switch {
 	case v.Local == 1:
-		say("to %s on this machine, which sees the client", e.Backend)
+		say("to %s on this node, with the client's address", e.Backend)
 		return
 	case e.Forward == lb.MethodNAT:
-		say("to %s, which sees %s and a port of snat_ports", e.Backend, fromAddr(v.T.Src))
+		say("to %s, from %s and a port of snat_ports", e.Backend, fromAddr(v.T.Src))
 	case e.Forward == lb.MethodDSR:
-		say("to the MAC address of %s, otherwise as it is", to)
+		say("to the MAC address of %s, otherwise unchanged", to)
 	default:
 		how := "ipip"
 		if v.Method == uint8(syMethodMETHOD_GUE) {
@@ -143,13 +143,13 @@ func (d *Datapath) sayWay(say func(string, ...any), e lb.Explanation, v syVerdic
 		asked = append(asked, fromAddr(a).String())
 	}
 	if len(asked) > 0 {
-		say("if it does not know the flow it asks %s", strings.Join(asked, ", then "))
+		say("if the flow is unknown there, next to %s", strings.Join(asked, ", then "))
 	}
-	say("%s", wayTo(to))
+	say("%s", routeTo(to))
 }
 
-// wayTo describes the kernel's route to an address.
-func wayTo(to netip.Addr) string {
+// routeTo describes the kernel's route to an address.
+func routeTo(to netip.Addr) string {
 	routes, err := netlink.RouteGet(to.AsSlice())
 	if err != nil || len(routes) == 0 {
 		return fmt.Sprintf("the kernel has no route to %s: the packet would be dropped", to)

@@ -9,7 +9,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// What is explained is what then happens, and explaining leaves no trace.
+// Explain returns the decision that the programs take, and changes no map.
 func TestExplain(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		w := newFixture(t, hookTC, v6, func(o *Options) { o.Delivers = true })
@@ -23,9 +23,9 @@ func TestExplain(t *testing.T) {
 			to2    string // the backend
 			says   []string
 		}{
-			{"not ours", func() {}, w.at("elsewhere", 80), lb.TCP, "pass", "not_ours", "", []string{"is no address of a service here"}},
+			{"not ours", func() {}, w.at("elsewhere", 80), lb.TCP, "pass", "not_ours", "", []string{"is not the address of a service"}},
 			{"no such port", func() { w.service(lb.TCP, "b1") }, w.at("vip", 81), lb.TCP, "reset", "no_frontend", "", []string{"no service has", "the VIP has no service on this port"}},
-			{"nat", func() { w.service(lb.TCP, "b1") }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("b1", 8080).String(), []string{"a frontend of web", "one is opened", "sees " + w.addr("box").String(), "by eth0, on the same network"}},
+			{"nat", func() { w.service(lb.TCP, "b1") }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("b1", 8080).String(), []string{"a frontend of web", "one is opened", "from " + w.addr("box").String(), "by eth0, on the same network"}},
 			{"udp", func() { w.service(lb.UDP, "b1") }, w.at("vip", 80), lb.UDP, "forward", "forwarded", w.at("b1", 8080).String(), []string{"one is opened"}},
 			{"sctp", func() { w.service(lb.SCTP, "b1") }, w.at("vip", 80), lb.SCTP, "forward", "forwarded", w.at("b1", 8080).String(), []string{"one is opened"}},
 			{"known", func() { w.service(lb.TCP, "b1"); w.run(w.fromClient(dptest.TCP, dptest.SYN).Frame()) }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("b1", 8080).String(), []string{"its flow is known"}},
@@ -37,10 +37,10 @@ func TestExplain(t *testing.T) {
 			}, w.at("vip", 80), lb.TCP, "drop", "not_allowed", "", []string{"not in the service's allow list"}},
 			{"dsr", func() { w.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }, "b1") }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("b1", 0).String(), []string{"the MAC address of"}},
 			{"gue behind a router", func() { w.serve(tunnel(lb.EncapGUE), "far") }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("far", 0).String(), []string{"through a tunnel (gue)", "next hop " + w.addr("router").String()}},
-			{"here", func() { w.machines(lb.TCP, "box") }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("b1", 8080).String(), []string{"on this machine, which sees the client"}},
-			{"another machine", func() { w.machines(lb.TCP, "b2") }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("b2", 0).String(), []string{"no flow is kept here"}},
-			{"datagrams that others may know", func() { w.machines(lb.UDP, "b2"); w.machines(lb.UDP, "box", "-b2") }, w.at("vip", 80), lb.UDP, "forward", "forwarded", w.at("b2", 0).String(),
-				[]string{"it asks those that may", "if it does not know the flow it asks " + w.addr("box").String()}},
+			{"here", func() { w.nodes(lb.TCP, "box") }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("b1", 8080).String(), []string{"on this node, with the client's address"}},
+			{"another node", func() { w.nodes(lb.TCP, "b2") }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("b2", 0).String(), []string{"no flow is kept here"}},
+			{"datagrams that others may know", func() { w.nodes(lb.UDP, "b2"); w.nodes(lb.UDP, "box", "-b2") }, w.at("vip", 80), lb.UDP, "forward", "forwarded", w.at("b2", 0).String(),
+				[]string{"passed to nodes that may have it", "if the flow is unknown there, next to " + w.addr("box").String()}},
 		} {
 			w.reset()
 			tt.state()
@@ -64,7 +64,7 @@ func TestExplain(t *testing.T) {
 				}
 			}
 			if len(w.flows()) != before || len(w.counts()) != len(counted) {
-				t.Errorf("%s: it left a trace", tt.name)
+				t.Errorf("%s: it changed a map", tt.name)
 			}
 		}
 	}

@@ -21,7 +21,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// hook is one way a packet meets the core.
+// hook is the program that a packet is run through.
 type hook string
 
 const (
@@ -76,7 +76,7 @@ func newFixture(t *testing.T, h hook, isV6 bool, change func(*Options)) *fixture
 	return newFixtureWith(t, h, isV6, change, func(*fixture) {})
 }
 
-// newFixtureWith is newFixture for a host that is not as usual before it has a datapath.
+// newFixtureWith is newFixture with changes to the host before the datapath is opened.
 func newFixtureWith(t *testing.T, h hook, isV6 bool, change func(*Options), prepare func(*fixture)) *fixture {
 	t.Helper()
 	l := labtest.New(t)
@@ -147,7 +147,7 @@ func (w *fixture) open() {
 	w.t.Cleanup(func() { w.close() })
 }
 
-// reset forgets every service and flow.
+// reset removes all services and flows.
 func (w *fixture) reset() {
 	w.t.Helper()
 	held, err := w.d.Held()
@@ -184,7 +184,7 @@ func (w *fixture) service(proto lb.Protocol, backends ...string) *lb.FrontendPla
 	return w.serve(func(s *lb.Service) { s.Ports[0].Protocol = proto }, backends...)
 }
 
-// serve puts the frontend VIP:80/tcp to port 8080 of these backends, or what change makes of it.
+// serve puts the frontend VIP:80/tcp to port 8080 of these backends, as modified by change.
 func (w *fixture) serve(change func(*lb.Service), backends ...string) *lb.FrontendPlan {
 	w.t.Helper()
 	s := &lb.Service{
@@ -210,7 +210,7 @@ func (w *fixture) apply(d lb.Delta) {
 	})
 }
 
-// result is what became of a packet.
+// result is the result of a packet.
 type result struct {
 	did    string // sent, dropped or passed
 	reason string
@@ -218,7 +218,8 @@ type result struct {
 	out    dptest.Packet // of frame, when it was sent or taken out of a tunnel, and is no fragment
 }
 
-// run runs a frame through explain and through the hook, and checks that they agree. What XDP leaves goes on to tc.
+// run runs a frame through explain and through the hook, and checks that they agree. Packets that XDP passes are run
+// through tc.
 func (w *fixture) run(frame []byte) result {
 	w.t.Helper()
 	r := result{reason: w.explain(frame), frame: frame}
@@ -229,7 +230,7 @@ func (w *fixture) run(frame []byte) result {
 	if w.hook == hookTC || r.did == "passed" {
 		r.did, r.frame = w.runTC(r.frame)
 	}
-	// What was counted is what happened; the reason of explain may be overruled when the packet is sent.
+	// The counted reason is the final one; sending may fail for another reason than explain returns.
 	for v, n := range w.counts() {
 		if n > before[v] {
 			r.reason = v.Reason
@@ -354,7 +355,7 @@ func each(t *testing.T, f func(t *testing.T, h hook, v6 bool)) {
 	}
 }
 
-// pinned lists what is pinned on the balancer.
+// pinned lists the pins on the balancer.
 func (w *fixture) pinned() (names []string) {
 	w.t.Helper()
 	w.do(func() error {

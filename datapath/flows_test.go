@@ -34,7 +34,7 @@ func (w *fixture) flows() map[syFlowKey]syFlow {
 	return all
 }
 
-// A restart must lose neither flows nor ids, and must not disturb what the kernel does meanwhile.
+// A restart keeps flows and ids, and forwarding continues.
 func TestRestartKeepsEverything(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		w := newFixture(t, h, v6, nil)
@@ -73,7 +73,7 @@ func TestSecondAgentIsRefused(t *testing.T) {
 	})
 }
 
-// end runs what Run would do about flows that must end.
+// end ends flows as Run does.
 func (w *fixture) end() {
 	w.t.Helper()
 	w.do(func() error {
@@ -87,7 +87,7 @@ func (w *fixture) end() {
 	})
 }
 
-func TestFlowsOfADeadBackendEnd(t *testing.T) {
+func TestFlowsOfADownBackendEnd(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		w := newFixture(t, h, v6, nil)
 		established(w)
@@ -104,13 +104,13 @@ func TestFlowsOfADeadBackendEnd(t *testing.T) {
 			t.Errorf("the client's next packet: %s, %+v; want a reset", r.reason, r.out)
 		}
 		if r := w.run(tcp(dptest.SYN)(w).Frame()); r.out.Dst == dead {
-			t.Errorf("a new flow went to the dead backend")
+			t.Errorf("a new flow went to the backend that is down")
 		}
 	})
 }
 
-// A backend that is only taken out of the plan keeps the flows it has.
-func TestFlowsOfARemovedBackendGoOn(t *testing.T) {
+// A backend that is removed from the plan, and not down, keeps its flows.
+func TestFlowsOfARemovedBackendContinue(t *testing.T) {
 	w := newFixture(t, hookTC, false, nil)
 	established(w)
 	other := "b1"
@@ -135,7 +135,7 @@ func TestFlowsOfARemovedBackendGoOn(t *testing.T) {
 	}
 }
 
-func TestFrontendGoesWithItsFlows(t *testing.T) {
+func TestFlowsEndWithTheirFrontend(t *testing.T) {
 	w := newFixture(t, hookTC, true, nil)
 	established(w)
 	f := lb.Frontend{VIP: w.addr("vip"), Port: 80, Protocol: lb.TCP}
@@ -152,7 +152,7 @@ func TestFrontendGoesWithItsFlows(t *testing.T) {
 	}
 }
 
-func TestSilentFlowsExpire(t *testing.T) {
+func TestIdleFlowsExpire(t *testing.T) {
 	w := newFixture(t, hookTC, false, nil)
 	established(w)
 	w.do(func() error { w.d.gc.expire(context.Background()); return nil })
@@ -166,7 +166,7 @@ func TestSilentFlowsExpire(t *testing.T) {
 	}
 }
 
-// A flood of SYNs from everywhere must leave the established table alone.
+// A flood of SYNs with random sources does not change the established table.
 func TestFloodDoesNotTouchEstablishedFlows(t *testing.T) {
 	w := newFixture(t, hookXDP, false, func(o *Options) { o.SNATPorts, o.TunnelPort = [2]uint16{2000, 65535}, 1999 })
 	established(w)
@@ -182,8 +182,7 @@ func TestFloodDoesNotTouchEstablishedFlows(t *testing.T) {
 	}
 }
 
-// Frames that lie about themselves must end in an orderly verdict.
-// The list has each flow once, with both its ends, and only what is asked for.
+// The list has each flow once, with both ends, and only flows that match the filter.
 func TestListOfFlows(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		w := newFixture(t, h, v6, nil)

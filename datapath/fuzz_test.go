@@ -16,7 +16,7 @@ import (
 
 var fuzzFor = flag.Duration("fuzzfor", 30*time.Second, "how long each hook and family gets random packets; a second with -short")
 
-// Headers that end too early are dropped, however early.
+// Truncated headers are dropped, at every length.
 func TestMalformedFrames(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		w := newFixture(t, h, v6, nil)
@@ -37,7 +37,7 @@ func TestMalformedFrames(t *testing.T) {
 	})
 }
 
-// Whatever comes, the programs end with a verdict that they know, and the maps hold only what they can.
+// For random frames the programs return a known verdict.
 func TestRandomFrames(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		m := newModel(t, h, v6)
@@ -76,7 +76,7 @@ func TestRandomFrames(t *testing.T) {
 	})
 }
 
-// mutate changes a byte or a word of a frame behind its MACs, often to a value that means something at a boundary.
+// mutate changes a byte or a word of a frame behind its MACs, often to a boundary value.
 func mutate(rnd *rand.Rand, f []byte) {
 	at := 12 + rnd.IntN(len(f)-12)
 	switch rnd.IntN(4) {
@@ -91,8 +91,7 @@ func mutate(rnd *rand.Rand, f []byte) {
 	}
 }
 
-// runRaw runs a frame and returns what became of it; an aborted program fails the test. It must be on the balancer's
-// thread.
+// runRaw runs a frame and returns the verdict; an aborted program fails the test. Call it on the balancer's thread.
 func (w *fixture) runRaw(frame []byte) string {
 	w.t.Helper()
 	prog, opts := w.d.objects.SyTcIn, ebpf.RunOptions{Data: frame, Context: w.skb(0)}

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// With a million flows a walk finds those that are over, costs a part of one CPU, and leaves the others alone.
+// With a million flows, a walk removes the expired ones, keeps the others, and uses a part of one CPU.
 func TestGarbageCollectionOfAMillionFlows(t *testing.T) {
 	const million, silent = 1_000_000, 1000
 	w := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = million })
@@ -30,7 +30,7 @@ func TestGarbageCollectionOfAMillionFlows(t *testing.T) {
 	}
 }
 
-// fillFlows puts flows with both directions into a table; the first `silent` of them are over.
+// fillFlows puts flows with both directions into a table; the first `silent` of them are expired.
 func fillFlows(t *testing.T, m *ebpf.Map, flows, silent int) {
 	t.Helper()
 	const at = 10_000
@@ -56,7 +56,7 @@ func fillFlows(t *testing.T, m *ebpf.Map, flows, silent int) {
 	}
 }
 
-// cpuTime is what the process has used so far.
+// cpuTime is the CPU time of the process.
 func cpuTime() time.Duration {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {

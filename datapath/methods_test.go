@@ -11,7 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Rows of the methods beside nat, of what restricts and binds clients, and of the corners of protocols.
+// Rows for the other methods than nat, for allow lists and affinity, and for edge cases of protocols.
 
 func dsr(w *fixture)  { w.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }, "b1", "b2") }
 func ipip(w *fixture) { w.serve(tunnel(lb.EncapIPIP), "b1", "b2") }
@@ -43,13 +43,13 @@ func inTurn(method lb.Method) func(*fixture) {
 	}
 }
 
-// untouched checks that all that has changed is the hop count.
+// untouched checks that only the hop count has changed.
 func untouched(_ *fixture, in, out dptest.Packet) error {
 	in.TTL, out.DF = 63, in.DF
 	return wrong(fmt.Sprintf("%+v", in) != fmt.Sprintf("%+v", out), "became\n%+v; want\n%+v", out, in)
 }
 
-// tunnelled checks that what came is inside, in a packet of ours to a backend.
+// tunnelled checks that the packet is encapsulated, from our address to a backend.
 func tunnelled(proto ...uint8) func(w *fixture, in, out dptest.Packet) error {
 	return func(w *fixture, in, out dptest.Packet) error {
 		src, dst := out.Src.Addr(), out.Dst.Addr()
@@ -71,7 +71,7 @@ func tunnelled(proto ...uint8) func(w *fixture, in, out dptest.Packet) error {
 	}
 }
 
-// sameServer checks that a packet goes to the server that the one before went to.
+// sameServer checks that a packet is sent to the server of the packet before.
 func sameServer(state func(*fixture), first func(*fixture) dptest.Packet) (func(*fixture), func(*fixture, dptest.Packet, dptest.Packet) error) {
 	var went []byte
 	return func(w *fixture) {
@@ -87,7 +87,7 @@ func sameServer(state func(*fixture), first func(*fixture) dptest.Packet) (func(
 		}
 }
 
-// server tells where a frame goes: the address of the server, or its MAC.
+// server returns the destination of a frame: the address of the server, or its MAC.
 func server(r result) []byte {
 	if r.out.Inner != nil || r.out.Src.Port() >= 61000 {
 		return r.out.Dst.Addr().AsSlice()
@@ -119,7 +119,7 @@ func ends(o *Options) {
 	o.TunnelSources = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")}
 }
 
-// tooBig is the answer that says what would fit.
+// tooBig checks for the ICMP error with this MTU.
 func tooBig(mtu uint32) func(w *fixture, in, out dptest.Packet) error {
 	return func(w *fixture, in, out dptest.Packet) error {
 		wantType, wantCode, n := uint8(3), uint8(4), 28
@@ -132,7 +132,7 @@ func tooBig(mtu uint32) func(w *fixture, in, out dptest.Packet) error {
 	}
 }
 
-// icmpError is an error of somebody about a packet that was sent there.
+// icmpError is an ICMP error from a host about a packet.
 func icmpError(from string, about func(w *fixture) dptest.Packet) func(*fixture) dptest.Packet {
 	return func(w *fixture) dptest.Packet {
 		q := about(w)
@@ -148,12 +148,12 @@ func icmpError(from string, about func(w *fixture) dptest.Packet) func(*fixture)
 
 func lastSent(w *fixture) dptest.Packet { return w.last }
 
-// toTheClient is a packet of a server to the client, as the client gets it.
+// toTheClient is a packet of a server to the client, as the client receives it.
 func toTheClient(w *fixture) dptest.Packet {
 	return dptest.Packet{Src: w.at("vip", 80), Dst: w.at("client", 40000), Proto: dptest.TCP, Flags: dptest.ACK, Seq: 5001, Ack: 1001, Payload: []byte("answer")}
 }
 
-// errorFor checks that an error was translated: who gets it, and which ports it quotes.
+// errorFor checks that an ICMP error was translated: its addresses, and the quoted ports.
 func errorFor(from, to string, quoted func(w *fixture) (src, dst netip.AddrPort)) func(*fixture, dptest.Packet, dptest.Packet) error {
 	return func(w *fixture, in, out dptest.Packet) error {
 		src, dst := quoted(w)
@@ -328,7 +328,7 @@ var moreRows = []row{
 	{name: "tagged, dsr", state: dsr, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "forwarded", check: untouched},
 }
 
-// established1 is a connection through the service that is there.
+// established1 is a connection through the present service.
 func established1(w *fixture) {
 	with(func(*fixture) {}, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK), tcp(dptest.ACK))(w)
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// model says what the datapath must do with a packet, in Go, from the documents and not from the C code: which of the
-// two tables a flow is in, what proves it, what ends it, and what each packet becomes.
+// model predicts the result of a packet, in Go, from the documents and not from the C code: which of the two tables a
+// flow is in, what confirms it, what ends it, and how each packet is translated.
 type model struct {
 	w        *fixture
 	services []*lb.FrontendPlan
@@ -23,7 +23,7 @@ type model struct {
 	full     map[way]*entry
 }
 
-// way is how packets of one direction arrive.
+// way is the tuple of packets of one direction.
 type way struct {
 	src, dst netip.AddrPort
 	proto    uint8
@@ -33,7 +33,7 @@ func (x way) back() way { return way{x.dst, x.src, x.proto} }
 
 // entry is one direction of a flow by nat.
 type entry struct {
-	to       way // what its packets become
+	to       way // the tuple after translation
 	reply    bool
 	answered bool
 	seq      uint32
@@ -41,7 +41,7 @@ type entry struct {
 	state    syFlowState
 }
 
-// prediction is what must become of a packet.
+// prediction is the expected result of a packet.
 type prediction struct {
 	did, reason string
 	check       func(in, out dptest.Packet) error
@@ -58,7 +58,7 @@ func (m *model) find(x way) (e *entry, half bool) {
 	return m.half[x], true
 }
 
-// segment is a packet as far as flows are concerned.
+// segment is the part of a packet that matters to flows.
 type segment struct {
 	way
 	syn, ack, fin, rst bool
@@ -143,7 +143,7 @@ func (m *model) refused(s segment, reason string) prediction {
 	return prediction{"sent", reason, check}
 }
 
-// became is the prediction that a packet goes on with other addresses and one hop less; then is what that changes.
+// became predicts that a packet is sent with other addresses and one hop less; then updates the model.
 func became(p dptest.Packet, to func(out dptest.Packet) (way, error), then func()) prediction {
 	if p.TTL == 1 {
 		return drop("ttl_expired")
@@ -175,7 +175,7 @@ func onlyHops(in, out dptest.Packet) error {
 	return wrong(fmt.Sprintf("%+v", in) != fmt.Sprintf("%+v", out), "became\n%+v; want\n%+v", out, in)
 }
 
-// opened: a new flow goes where the table says, from a port of ours that no other flow to that server has.
+// opened: the table selects the server of a new flow; no other flow to that server has its source port.
 func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) prediction {
 	server := m.server(s.way, f)
 	port := server.Port() + p.Dst.Port() - f.Port
@@ -211,7 +211,7 @@ func (m *model) known(p dptest.Packet, s segment, e *entry, half bool) predictio
 		return became(p, to, func() { m.closes(s, e) })
 	case s.stream && !s.ack:
 		return became(p, to, nothing)
-	case s.stream && !(e.answered && m.proves(s, e)):
+	case s.stream && !(e.answered && m.confirms(s, e)):
 		return drop("bad_ack")
 	}
 	if r := m.half[e.to.back()]; p.TTL != 1 && r != nil && r.to != s.way.back() {
@@ -230,14 +230,14 @@ func (m *model) known(p dptest.Packet, s segment, e *entry, half bool) predictio
 	})
 }
 
-func (m *model) proves(s segment, e *entry) bool {
+func (m *model) confirms(s segment, e *entry) bool {
 	if s.proto == dptest.SCTP {
 		return s.number == e.seq
 	}
 	return s.number-e.seq >= 1 && s.number-e.seq <= 0x10000
 }
 
-// other is the other direction, unless a newer flow of the client has taken its place.
+// other is the reverse direction, unless its entry belongs to a newer flow of the client.
 func (m *model) other(s segment, e *entry) *entry {
 	o, _ := m.find(e.to.back())
 	if o != nil && e.reply && o.to.src.Port() != s.dst.Port() {
@@ -274,7 +274,7 @@ func (m *model) replied(p dptest.Packet, s segment, e *entry, half bool) predict
 	})
 }
 
-// oneWay: as long as the servers stay the same, the table alone says where a packet goes.
+// oneWay: while the servers do not change, the table alone selects the server.
 func (m *model) oneWay(p dptest.Packet, f *lb.FrontendPlan) prediction {
 	switch {
 	case f.Method == lb.MethodTunnel && m.w.hook == hookTC && len(p.Tags) > 0:
@@ -296,7 +296,7 @@ func (m *model) oneWay(p dptest.Packet, f *lb.FrontendPlan) prediction {
 	}}
 }
 
-// server is where the table of a frontend sends a new flow: MurmurHash3 of the key as the programs have it.
+// server is the target that a frontend's table selects for a new flow: by MurmurHash3 of the key, as in the programs.
 func (m *model) server(x way, f *lb.FrontendPlan) netip.AddrPort {
 	b := make([]byte, 0, 40)
 	for _, a := range []netip.AddrPort{x.src, x.dst} {
@@ -317,7 +317,7 @@ func (m *model) server(x way, f *lb.FrontendPlan) netip.AddrPort {
 	return f.Targets[f.Table[h%uint32(len(f.Table))]].Addr
 }
 
-// newModel makes a world with services of every kind, and a model of it.
+// newModel makes a fixture with services of every kind, and its model.
 func newModel(t *testing.T, h hook, v6 bool) *model {
 	w := newFixture(t, h, v6, func(o *Options) {
 		ends(o)
@@ -346,7 +346,7 @@ func newModel(t *testing.T, h hook, v6 bool) *model {
 	return m
 }
 
-// packet makes a packet that has a chance to mean something to the datapath in its present state.
+// packet makes a random packet that is likely to match the state of the datapath.
 func (m *model) packet(rnd *rand.Rand) dptest.Packet {
 	w := m.w
 	one := func(ports ...uint16) uint16 { return ports[rnd.IntN(len(ports))] }
@@ -392,7 +392,7 @@ func (m *model) packet(rnd *rand.Rand) dptest.Packet {
 	return p
 }
 
-// spoil makes some packets unusual.
+// spoil changes some packets to unusual ones.
 func (m *model) spoil(rnd *rand.Rand, p *dptest.Packet) {
 	w := m.w
 	switch rnd.IntN(20) {
@@ -435,8 +435,7 @@ func (m *model) replies() (keys []way) {
 
 var modelPackets = flag.Int("packets", 6000, "how many packets the model predicts, for each hook and family")
 
-// The model and the programs must agree about every packet: what is done with it, why, and every field of what it
-// becomes.
+// The model and the programs agree about every packet: the action, the reason, and every field of the output.
 func TestModel(t *testing.T) {
 	packets := *modelPackets
 	each(t, func(t *testing.T, h hook, v6 bool) {

@@ -16,7 +16,7 @@ func (w *fixture) on(flow int, proto, flags uint8) dptest.Packet {
 	return p
 }
 
-// went runs a packet and returns the server it was sent to.
+// went runs a packet and returns the server that it is sent to.
 func (w *fixture) went(p dptest.Packet) netip.Addr {
 	w.t.Helper()
 	r := w.run(p.Frame())
@@ -50,9 +50,9 @@ func (w *fixture) tunnelTo(proto lb.Protocol, dead func(netip.Addr) bool, hosts 
 	w.end()
 }
 
-// Flows of servers that answer clients themselves keep their server through changes of the set of servers, of the size
-// of the table, and of agents; and leave it when it is dead.
-func TestOneWayFlowsKeepTheirServer(t *testing.T) {
+// Flows by direct return keep their server when servers are added or removed, when the size of the table changes, and
+// when the agent restarts. They lose it when it is down.
+func TestDirectReturnFlowsKeepTheirServer(t *testing.T) {
 	const flows = 150
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		for _, proto := range []lb.Protocol{lb.TCP, lb.UDP} {
@@ -115,8 +115,8 @@ func TestOneWayFlowsKeepTheirServer(t *testing.T) {
 
 func (w *fixture) oneWayFlows() map[syFlowKey]syFlow { return entries(w.t, w.d.objects.SyDsrFlows) }
 
-// A flood of SYNs from everywhere must leave the flows alone that have gone on.
-func TestFloodDoesNotTouchOneWayFlows(t *testing.T) {
+// A flood of SYNs does not change the entries of flows that sent a second packet.
+func TestFloodDoesNotTouchDirectReturnFlows(t *testing.T) {
 	w := newFixture(t, hookXDP, false, nil)
 	w.tunnelTo(lb.TCP, nil, 21, 22)
 	for i := range 50 {
@@ -134,8 +134,8 @@ func TestFloodDoesNotTouchOneWayFlows(t *testing.T) {
 	}
 }
 
-// While no slot has changed hands, packets in the middle of a flow touch no table but for a sample.
-func TestOneWayFlowsLeaveNoTraceInTheMiddle(t *testing.T) {
+// While all slots have their first backend, only a sample of the packets of a flow writes an entry.
+func TestDirectReturnFlowsAreSampled(t *testing.T) {
 	w := newFixture(t, hookXDP, false, nil)
 	w.tunnelTo(lb.TCP, nil, 21, 22)
 	for i := range 640 {

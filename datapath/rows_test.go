@@ -13,8 +13,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// row is one packet and what must become of it, after others have prepared the ground. Each runs on XDP and tc, both
-// with explain, for IPv4 and IPv6.
+// row is one packet and its expected result in a given state. Each row runs on XDP and tc, both with explain, for IPv4
+// and IPv6.
 type row struct {
 	name   string
 	state  func(w *fixture) // before the packet
@@ -23,7 +23,7 @@ type row struct {
 	reason string
 	check  func(w *fixture, in, out dptest.Packet) error // of what was sent
 	option func(*Options)
-	alone  bool // it changes the machine
+	alone  bool // it changes the node
 }
 
 func tcp(flags uint8) func(*fixture) dptest.Packet {
@@ -212,7 +212,7 @@ func isClosed(w *fixture, in, out dptest.Packet) error {
 	return nil
 }
 
-// fill is a packet that changes nothing, after both entries of the table were taken.
+// fill fills the table of established flows, and returns a packet that changes no flow.
 func fill(w *fixture) dptest.Packet {
 	for i := range uint16(2) {
 		k := syFlowKey{Proto: 1}
@@ -230,7 +230,7 @@ func (w *fixture) stopForwarding() {
 	}
 }
 
-// shrinkMTU makes what goes to backends smaller than what comes in.
+// shrinkMTU sets an MTU on the routes to backends.
 func (w *fixture) shrinkMTU(mtu int) {
 	w.do(func() error {
 		nic, err := netlink.LinkByName("eth0")
@@ -278,7 +278,7 @@ func TestRows(t *testing.T) {
 	})
 }
 
-// Every reason must have a row, so that none is given by mistake or never.
+// Every reason has a row.
 func TestEveryReasonHasARow(t *testing.T) {
 	reasons, err := reasonNames()
 	if err != nil {

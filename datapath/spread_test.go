@@ -11,14 +11,14 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// machines puts VIP:80 to pods on these machines: "box" is this one, whose pod is b1; others have one by the name of
-// "far". One with "-" before its name gets no new flows.
-func (w *fixture) machines(proto lb.Protocol, names ...string) {
+// nodes puts VIP:80 to pods on these nodes: "box" is this node, its pod is b1; the pods of the others are "far". A node
+// with "-" before its name gets no new flows.
+func (w *fixture) nodes(proto lb.Protocol, names ...string) {
 	w.t.Helper()
 	w.spread(proto, false, names...)
 }
 
-// spread is machines, where a router may have brought a flow to any of them.
+// spread is nodes, for a Service whose flows a router may bring to any node (AnyNode).
 func (w *fixture) spread(proto lb.Protocol, anywhere bool, names ...string) {
 	w.t.Helper()
 	s := &lb.Service{
@@ -34,7 +34,7 @@ func (w *fixture) spread(proto lb.Protocol, anywhere bool, names ...string) {
 			b.Addr, b.Local = w.addr("b1"), true
 		}
 		if b.Node = w.addr("box"); name != "box" {
-			b.Node = w.machine(name)
+			b.Node = w.nodeAddr(name)
 		}
 		port.Nodes = append(port.Nodes, lb.Node{Addr: b.Node, Local: b.Local})
 		if !leaving {
@@ -44,8 +44,8 @@ func (w *fixture) spread(proto lb.Protocol, anywhere bool, names ...string) {
 	w.apply(lb.Delta{Put: lb.Build(s, nil, lb.Drains{}).Frontends})
 }
 
-// machine is the address of a machine: one of the world's hosts, or "192.0.2.N" or "2001:db8::N" for a number.
-func (w *fixture) machine(name string) netip.Addr {
+// nodeAddr is the address of a node: one of the fixture's hosts, or "192.0.2.N" or "2001:db8::N" for a number.
+func (w *fixture) nodeAddr(name string) netip.Addr {
 	if _, ok := v4[name]; ok {
 		return w.addr(name)
 	}
@@ -55,8 +55,8 @@ func (w *fixture) machine(name string) netip.Addr {
 	return netip.MustParseAddr("192.0.2." + name)
 }
 
-// flowOf returns the first packet of a flow that is delivered here, or that is sent to another machine. Nothing is left
-// of it.
+// flowOf returns the first packet of a flow that is delivered here, or that is sent to another node. It keeps no
+// entries.
 func (w *fixture) flowOf(here bool) dptest.Packet {
 	w.t.Helper()
 	for i := range 100 {
@@ -69,7 +69,7 @@ func (w *fixture) flowOf(here bool) dptest.Packet {
 	return dptest.Packet{}
 }
 
-// asked is who is asked for a packet, and who then.
+// asked is the list of nodes that a packet is passed to in turn.
 type asked struct {
 	passed bool
 	who    []netip.Addr
@@ -94,23 +94,23 @@ func askedBy(out dptest.Packet) (a asked, err error) {
 	return a, nil
 }
 
-// chained is GUE's private data that asks these machines next.
+// chained is GUE's private data with these nodes.
 func (w *fixture) chained(passed bool, next ...string) []byte {
 	size := len(w.addr("box").AsSlice())
 	b := make([]byte, 4, 4+3*size)
 	b[0], b[1], b[2] = 0x5c, byte(len(next)), truth(passed)
 	for _, name := range next {
-		b = append(b, w.machine(name).AsSlice()...)
+		b = append(b, w.nodeAddr(name).AsSlice()...)
 	}
 	return b[:cap(b)]
 }
 
-// asks checks who is asked for a packet.
+// asks checks the nodes that a packet is passed to.
 func (w *fixture) asks(when string, r result, in dptest.Packet, passed bool, who ...string) {
 	w.t.Helper()
 	want := asked{passed: passed}
 	for _, name := range who {
-		want.who = append(want.who, w.machine(name))
+		want.who = append(want.who, w.nodeAddr(name))
 	}
 	if r.did != "sent" || r.reason != "forwarded" || r.out.Inner == nil {
 		w.t.Errorf("%s: %s: %s: %+v", when, r.did, r.reason, r.out)
@@ -128,20 +128,21 @@ func (w *fixture) asks(when string, r result, in dptest.Packet, passed bool, who
 	}
 }
 
-// A machine of many delivers what its table says is its own, and sends the rest to others, untouched, and keeps nothing
-// of it. Flows outlive any change of the table: the machines that had their slot are asked.
+// A node delivers the flows whose slot has its own id, sends other packets unchanged to the node in their slot, and
+// keeps no entries for those. Flows survive each change of the table: packets are passed to the earlier nodes of their
+// slot.
 func TestSpread(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		w := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
-		w.machines(lb.TCP, "box", "b2")
+		w.nodes(lb.TCP, "box", "b2")
 		local, remote := w.flowOf(true), w.flowOf(false)
 		w.reset()
-		w.machines(lb.TCP, "box", "b2")
+		w.nodes(lb.TCP, "box", "b2")
 		r := w.run(local.Frame())
 		if r.did != "passed" || r.out.Dst != w.at("b1", 8080) || r.out.Src != local.Src {
-			t.Errorf("a flow of this machine: %s: %s: %+v", r.did, r.reason, r.out)
+			t.Errorf("a flow of this node: %s: %s: %+v", r.did, r.reason, r.out)
 		}
-		w.asks("a SYN of another machine's", w.run(remote.Frame()), remote, false, "b2")
+		w.asks("a SYN of another node's", w.run(remote.Frame()), remote, false, "b2")
 		w.out(dptest.Packet{Src: w.at("b1", 8080), Dst: local.Src, Proto: dptest.TCP, Flags: dptest.SYN | dptest.ACK, Seq: 5000})
 		local.Flags, remote.Flags = dptest.ACK, dptest.ACK
 		syn := remote
@@ -149,25 +150,25 @@ func TestSpread(t *testing.T) {
 		delivered := func(when string) {
 			t.Helper()
 			if r := w.run(local.Frame()); r.did != "passed" || r.out.Dst != w.at("b1", 8080) {
-				t.Errorf("%s: a flow of this machine: %s: %s", when, r.did, r.reason)
+				t.Errorf("%s: a flow of this node: %s: %s", when, r.did, r.reason)
 			}
 		}
 		delivered("proved")
 		w.asks("nothing changed", w.run(remote.Frame()), remote, false, "b2")
 
-		w.machines(lb.TCP, "b2", "-box")
+		w.nodes(lb.TCP, "b2", "-box")
 		delivered("not a target any more")
-		w.machines(lb.TCP, "box", "-b2")
+		w.nodes(lb.TCP, "box", "-b2")
 		delivered("the only target")
-		w.asks("its machine takes no new ones", w.run(remote.Frame()), remote, true, "b2")
+		w.asks("its node takes no new flows", w.run(remote.Frame()), remote, true, "b2")
 		if r := w.run(w.on(200, dptest.TCP, dptest.SYN).Frame()); r.did != "passed" {
 			t.Errorf("a SYN, the only target: %s: %s", r.did, r.reason)
 		}
-		w.machines(lb.TCP, "router", "-box", "-b2")
+		w.nodes(lb.TCP, "router", "-box", "-b2")
 		delivered("others are the target")
-		w.asks("two machines had its slot", w.run(remote.Frame()), remote, false, "router", "b2")
-		w.asks("a SYN, two machines had its slot", w.run(syn.Frame()), syn, false, "router")
-		w.machines(lb.TCP, "-router", "-box", "-b2")
+		w.asks("two nodes had its slot", w.run(remote.Frame()), remote, false, "router", "b2")
+		w.asks("a SYN, two nodes had its slot", w.run(syn.Frame()), syn, false, "router")
+		w.nodes(lb.TCP, "-router", "-box", "-b2")
 		delivered("no targets")
 		w.asks("no targets", w.run(remote.Frame()), remote, false, "router", "b2")
 		if r := w.run(syn.Frame()); r.reason != "no_backend" || r.did != "sent" {
@@ -175,14 +176,14 @@ func TestSpread(t *testing.T) {
 		}
 		w.close()
 		w.open()
-		w.machines(lb.TCP, "b2", "router", "box")
+		w.nodes(lb.TCP, "b2", "router", "box")
 		delivered("another agent")
 		if got, _ := askedBy(w.run(remote.Frame()).out); !slices.Contains(got.who, w.addr("b2")) {
 			t.Errorf("another agent: asks %s", got)
 		}
-		w.machines(lb.TCP, "box")
+		w.nodes(lb.TCP, "box")
 		if r := w.run(remote.Frame()); r.reason != "no_flow" {
-			t.Errorf("its machine has nothing any more: %s: %s", r.did, r.reason)
+			t.Errorf("its node has no pods: %s: %s", r.did, r.reason)
 		}
 		if n := len(w.oneWayFlows()); n != 0 {
 			t.Errorf("%d entries of flows that others deliver", n)
@@ -190,18 +191,19 @@ func TestSpread(t *testing.T) {
 	})
 }
 
-// Datagrams have no beginning: whoever had the slot is asked first, and who has it then opens the flow.
+// The first datagram of a flow has no mark: the earlier nodes of the slot come first, then the present one opens the
+// flow.
 func TestSpreadDatagrams(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		w := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
 		in := w.fromClient(dptest.UDP, 0)
-		w.machines(lb.UDP, "b2")
-		w.asks("one machine", w.run(in.Frame()), in, false, "b2")
-		w.machines(lb.UDP, "box", "-b2")
+		w.nodes(lb.UDP, "b2")
+		w.asks("one node", w.run(in.Frame()), in, false, "b2")
+		w.nodes(lb.UDP, "box", "-b2")
 		w.asks("ours now", w.run(in.Frame()), in, true, "b2", "box")
-		w.machines(lb.UDP, "router", "-b2")
+		w.nodes(lb.UDP, "router", "-b2")
 		w.asks("not ours any more", w.run(in.Frame()), in, false, "router", "b2")
-		w.machines(lb.UDP, "box")
+		w.nodes(lb.UDP, "box")
 		if r := w.run(in.Frame()); r.did != "passed" || r.reason != "forwarded" {
 			t.Errorf("nobody else is left: %s: %s", r.did, r.reason)
 		}
@@ -211,7 +213,7 @@ func TestSpreadDatagrams(t *testing.T) {
 	})
 }
 
-// Where a router decides which machine gets a flow, all others are asked for one that this one does not know.
+// With AnyNode, a packet of an unknown flow is passed to all other nodes.
 func TestSpreadOfARouter(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		w := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
@@ -246,7 +248,7 @@ func TestSpreadOfARouter(t *testing.T) {
 	})
 }
 
-// A table of another size puts all flows into other slots: the old one is remembered.
+// A table of another size maps all flows to other slots: the previous table is kept.
 func TestSpreadOverTablesOfOtherSizes(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		w := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
@@ -258,39 +260,39 @@ func TestSpreadOverTablesOfOtherSizes(t *testing.T) {
 		}
 		for _, sizes := range [][]int{{8, 30, 28, 29}, {30, 9, 8, 7}} {
 			w.reset()
-			w.machines(lb.TCP, names(sizes[0])...)
+			w.nodes(lb.TCP, names(sizes[0])...)
 			has := map[int]netip.Addr{}
 			for i := range 100 {
 				has[i] = w.went(w.on(i, dptest.TCP, dptest.SYN))
 			}
 			for _, n := range sizes[1:] {
-				w.machines(lb.TCP, names(n)...)
+				w.nodes(lb.TCP, names(n)...)
 				asks := 0
 				for i := range 100 {
 					got, err := askedBy(w.run(w.on(i, dptest.TCP, dptest.ACK).Frame()).out)
 					there := slices.Contains(w.names(names(n)), has[i])
 					if err != nil || there && !slices.Contains(got.who, has[i]) {
-						t.Errorf("%d, then %d machines: flow %d: asks %s (%v); want %s among them", sizes[0], n, i, got, err, has[i])
+						t.Errorf("%d, then %d nodes: flow %d: asks %s (%v); want %s among them", sizes[0], n, i, got, err, has[i])
 					}
 					asks += len(got.who)
 				}
 				if asks > 300 {
-					t.Errorf("%d, then %d machines: %d are asked for 100 flows", sizes[0], n, asks)
+					t.Errorf("%d, then %d nodes: %d are asked for 100 flows", sizes[0], n, asks)
 				}
 			}
 		}
 	})
 }
 
-func (w *fixture) names(machines []string) (addrs []netip.Addr) {
-	for _, m := range machines {
-		addrs = append(addrs, w.machine(m))
+func (w *fixture) names(nodes []string) (addrs []netip.Addr) {
+	for _, m := range nodes {
+		addrs = append(addrs, w.nodeAddr(m))
 	}
 	return addrs
 }
 
-// What others send here is delivered or passed on.
-func TestInsideTunnels(t *testing.T) {
+// Packets that other nodes send here are delivered or passed on.
+func TestDecapsulatedPackets(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		w := newFixture(t, hookTC, v6, func(o *Options) { o.Delivers = true })
 		w.do(func() error {
@@ -324,7 +326,7 @@ func TestInsideTunnels(t *testing.T) {
 			}
 		}
 		var ours []dptest.Packet
-		w.machines(lb.TCP, "box", "b2")
+		w.nodes(lb.TCP, "box", "b2")
 		for i := range 100 {
 			if p := w.on(i, dptest.TCP, dptest.SYN); w.run(p.Frame()).did == "passed" {
 				ours = append(ours, p)
@@ -341,7 +343,7 @@ func TestInsideTunnels(t *testing.T) {
 			}
 			return p
 		}
-		w.machines(lb.TCP, "box", "b2")
+		w.nodes(lb.TCP, "box", "b2")
 		is("a stranger", from("client", on(dptest.TCP, dptest.SYN)), "dropped", "unknown_tunnel_source")
 		is("a SYN", from("b2", on(dptest.TCP, dptest.SYN)), "passed", "forwarded")
 		is("a SYN that was passed on", from("b2", on(dptest.TCP, dptest.SYN), w.chained(true)...), "passed", "forwarded")
@@ -358,7 +360,7 @@ func TestInsideTunnels(t *testing.T) {
 		in.Dst = w.at("vip", 81)
 		is("a port that we do not know yet", from("b2", in), "dropped", "no_frontend")
 
-		w.machines(lb.TCP, "b2", "-box")
+		w.nodes(lb.TCP, "b2", "-box")
 		in = on(dptest.TCP, dptest.SYN)
 		w.asks("the second chance of a SYN", from("router", in), in, true, "b2")
 		is("no third chance", from("router", in, w.chained(true)...), "dropped", "no_local_backend")
@@ -366,13 +368,13 @@ func TestInsideTunnels(t *testing.T) {
 		w.asks("who sent it may be late", from("router", in), in, true, "b2")
 
 		w.reset()
-		w.machines(lb.UDP, "box", "-b2")
+		w.nodes(lb.UDP, "box", "-b2")
 		in = on(dptest.UDP, 0)
 		w.asks("datagrams come back", from("router", in, w.chained(false, "b2")...), in, true, "b2", "box")
 		w.asks("not to who was only asked", from("router", in, w.chained(true, "b2")...), in, true, "b2")
 		is("datagrams that nobody knew", from("b2", in, w.chained(true)...), "passed", "forwarded")
 		is("datagrams that we know", from("router", in, w.chained(false, "b2")...), "passed", "forwarded")
-		w.machines(lb.UDP, "b2")
+		w.nodes(lb.UDP, "b2")
 		is("nothing is here", from("router", on(dptest.UDP, 0), w.chained(true)...), "dropped", "no_local_backend")
 	}
 }

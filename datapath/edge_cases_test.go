@@ -13,7 +13,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// joined runs frames and puts together what came out.
+// joined runs fragments and reassembles the output.
 func (w *fixture) joined(frames [][]byte) dptest.Packet {
 	w.t.Helper()
 	var out [][]byte
@@ -31,7 +31,7 @@ func (w *fixture) joined(frames [][]byte) dptest.Packet {
 	return p
 }
 
-// A datagram in pieces is one datagram: to one backend, and back.
+// All fragments of a datagram take the path of the first one, to the backend and back.
 func TestFragmentsFollowTheFirst(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		w := newFixture(t, h, v6, nil)
@@ -61,7 +61,7 @@ func TestFragmentsFollowTheFirst(t *testing.T) {
 	})
 }
 
-// By dsr and tunnel they go where the ports say, too.
+// The same for dsr, where the ports select the server.
 func TestFragmentsByDSR(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		w := newFixture(t, h, v6, nil)
@@ -99,7 +99,7 @@ func TestTwoVIPsWithOneServer(t *testing.T) {
 	})
 }
 
-// All addresses that the box has on the network of a backend give source ports.
+// Source ports come from all addresses in the subnet of a backend.
 func TestSeveralSourceAddresses(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		w := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = [2]uint16{61000, 61000} })
@@ -135,8 +135,8 @@ func TestSeveralSourceAddresses(t *testing.T) {
 	})
 }
 
-// When all source ports are taken, a flow whose client has not proved that it is there makes room; others never do.
-func TestHalfOpenFlowsMakeRoom(t *testing.T) {
+// When all source ports are in use, a new flow evicts a half-open flow, and never an established one.
+func TestHalfOpenFlowsAreEvicted(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		w := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = [2]uint16{61000, 61000} })
 		w.service(lb.TCP, "b1")
@@ -157,7 +157,7 @@ func TestHalfOpenFlowsMakeRoom(t *testing.T) {
 	})
 }
 
-// The backend with the fewest flows for its weight gets the next one, and the agent's count agrees.
+// The backend with the fewest flows for its weight gets the next flow. The agent counts the same number of flows.
 func TestLeastConnections(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		w := newFixture(t, h, v6, nil)
@@ -206,7 +206,7 @@ func (w *fixture) loads() map[netip.Addr]uint32 {
 	return loads
 }
 
-// Weights are shares, whatever the algorithm; a server with weight 0 or one that drains gets no new flow.
+// Weights are shares, with every algorithm; a server with weight 0 or one that drains gets no new flow.
 func TestWeights(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		w := newFixture(t, h, v6, nil)
@@ -237,7 +237,7 @@ func TestWeights(t *testing.T) {
 	})
 }
 
-// A client keeps its server for as long as affinity says, and no longer than that server takes new flows.
+// A client keeps its server during the affinity timeout, while that server accepts new flows.
 func TestAffinity(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		for _, method := range []lb.Method{lb.MethodNAT, lb.MethodTunnel} {
@@ -272,7 +272,7 @@ func TestAffinity(t *testing.T) {
 	})
 }
 
-// We answer only so many packets with ICMP.
+// The rate of ICMP errors is limited.
 func TestICMPErrorsAreLimited(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		w := newFixture(t, h, v6, nil)
@@ -297,8 +297,7 @@ func TestICMPErrorsAreLimited(t *testing.T) {
 	})
 }
 
-// What this machine sends itself: health checks leave the way of traffic, and a server at the end of a tunnel announces
-// what fits through it.
+// sy_tc_out: health checks take the path of traffic, and a server behind a tunnel announces a segment size that fits.
 func TestOut(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		w := newFixture(t, hookTC, v6, ends)
