@@ -183,3 +183,19 @@ func (d *Datapath) Collect(ch chan<- prometheus.Metric) {
 		counter(descBFlows, t.Flows, at.String())
 	}
 }
+
+// names returns the service of each frontend id and the address of each backend id.
+func (s *services) names() (
+	frontends map[uint32]lb.Frontend, service map[uint32]string, backends map[uint32]netip.AddrPort,
+) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	frontends, service, backends = map[uint32]lb.Frontend{}, map[uint32]string{}, map[uint32]netip.AddrPort{}
+	for f, state := range s.frontends {
+		frontends[state.id], service[state.id] = f, state.service
+	}
+	for at, b := range s.backends.byAddr {
+		backends[b.id] = at
+	}
+	return frontends, service, backends
+}

@@ -1,0 +1,164 @@
+package datapath
+
+import (
+	"flag"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// newModel makes a fixture with services of every kind, and its model.
+func newModel(t *testing.T, h hook, v6 bool) *model {
+	w := newFixture(t, h, v6, func(o *Options) {
+		ends(o)
+		o.Timeouts = Timeouts{time.Hour, time.Hour, time.Hour, time.Hour, time.Hour}
+	})
+	m := &model{w: w, half: map[way]*entry{}, full: map[way]*entry{}}
+	put := func(name string, port lb.Port, change func(*lb.Service), backends ...string) {
+		m.services = append(m.services, w.serve(func(s *lb.Service) {
+			s.Name, s.Ports[0].Port = name, port
+			change(s)
+		}, backends...))
+	}
+	as := func(method lb.Method) func(*lb.Service) {
+		return func(s *lb.Service) { s.Method, s.Encap = method, lb.EncapGUE }
+	}
+	put("web", lb.Port{Port: 80, Target: 8080, Protocol: lb.TCP}, as(lb.MethodNAT), "b1", "b2")
+	put("dns", lb.Port{Port: 53, Target: 5353, Protocol: lb.UDP}, as(lb.MethodNAT), "b1", "b2")
+	put("phone", lb.Port{Port: 36412, Target: 36412, Protocol: lb.SCTP}, as(lb.MethodNAT), "b1", "b2")
+	put("many", lb.Port{Port: 8000, Last: 8009, Target: 9000, Protocol: lb.TCP}, as(lb.MethodNAT), "b1")
+	put("direct", lb.Port{Port: 90, Target: 90, Protocol: lb.TCP}, as(lb.MethodDSR), "b1", "b2")
+	put("tunnel", lb.Port{Port: 91, Target: 91, Protocol: lb.UDP}, as(lb.MethodTunnel), "b1", "b2")
+	put("inside", lb.Port{Port: 92, Target: 92, Protocol: lb.TCP}, func(s *lb.Service) {
+		s.Allow = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
+	}, "b1")
+	put("empty", lb.Port{Port: 93, Target: 93, Protocol: lb.TCP}, as(lb.MethodNAT))
+	return m
+}
+
+// packet makes a random packet that is likely to match the state of the datapath.
+func (m *model) packet(rnd *rand.Rand) dptest.Packet {
+	w := m.w
+	one := func(ports ...uint16) uint16 { return ports[rnd.IntN(len(ports))] }
+	from := w.at([]string{"client", "router"}[rnd.IntN(2)], uint16(20000+rnd.IntN(6)))
+	p := dptest.Packet{Src: from, Dst: w.at("vip", one(80, 80, 80, 53, 53, 36412, 36412, 8000, 8009, 8010, 90, 91, 92, 93, 7)), TTL: 64, DF: true,
+		Payload: make([]byte, rnd.IntN(3)*rnd.IntN(100))}
+	for i := range p.Payload {
+		p.Payload[i] = byte(rnd.Uint32())
+	}
+	switch p.Dst.Port() {
+	case 53, 91:
+		p.Proto = dptest.UDP
+	case 36412:
+		p.Proto = dptest.SCTP
+	default:
+		p.Proto = dptest.TCP
+	}
+	if rnd.IntN(3) == 0 { // an answer
+		if keys := m.replies(); len(keys) > 0 {
+			x := keys[rnd.IntN(len(keys))]
+			p.Src, p.Dst, p.Proto = x.src, x.dst, x.proto
+		}
+	}
+	p.Seq, p.Ack = rnd.Uint32(), rnd.Uint32()
+	p.Flags = []uint8{dptest.SYN, dptest.SYN, dptest.ACK, dptest.ACK, dptest.ACK | dptest.PSH, dptest.SYN | dptest.ACK, dptest.FIN | dptest.ACK, dptest.RST, dptest.RST | dptest.ACK, 0}[rnd.IntN(10)]
+	p.Type = []uint8{1, 1, 2, 2, 10, 11, 0, 3, 7, 8, 6, 14}[rnd.IntN(12)]
+	if e, _ := m.find(way{p.Src, p.Dst, p.Proto}); e != nil && rnd.IntN(3) > 0 {
+		p.Ack = e.seq + 1 + uint32(rnd.IntN(100))
+		if p.Proto == dptest.SCTP {
+			p.Ack = e.seq
+		}
+	}
+	if p.Proto != dptest.SCTP {
+		p.Type = 0
+	}
+	if p.Proto != dptest.TCP {
+		p.Flags = 0
+	}
+	if p.Proto == dptest.UDP {
+		p.Seq, p.Ack, p.NoSum = 0, 0, !w.v6 && rnd.IntN(4) == 0
+	}
+	m.spoil(rnd, &p)
+	return p
+}
+
+// spoil changes some packets to unusual ones.
+func (m *model) spoil(rnd *rand.Rand, p *dptest.Packet) {
+	w := m.w
+	switch rnd.IntN(20) {
+	case 0:
+		p.TTL = 1
+	case 1:
+		p.TTL = 2
+	case 2:
+		p.Tags = []uint16{7}
+	case 3:
+		p.Tags = []uint16{7, 8}
+	case 4:
+		p.Fragment = true
+	case 5:
+		p.Dst = netip.AddrPortFrom(w.addr("elsewhere"), p.Dst.Port())
+	case 6:
+		p.Dst = w.at("box", uint16(61000+rnd.IntN(4000)))
+	case 7:
+		p.Options = p.Proto == dptest.TCP
+	case 8:
+		*p = dptest.Packet{Src: p.Src, Dst: p.Dst, TTL: 64, Proto: 47, Payload: p.Payload}
+	case 9:
+		*p = icmp(8, 128)(w)
+	case 10:
+		*p = icmp(13, 127)(w)
+	}
+}
+
+func (m *model) replies() (keys []way) {
+	for _, table := range []map[way]*entry{m.half, m.full} {
+		for x, e := range table {
+			if e.reply {
+				keys = append(keys, x)
+			}
+		}
+	}
+	slices.SortFunc(keys, func(a, b way) int { return a.dst.Compare(b.dst)*2 + a.src.Compare(b.src) })
+	return keys
+}
+
+var modelPackets = flag.Int("packets", 6000, "how many packets the model predicts, for each hook and family")
+
+// The model and the programs agree about every packet: the action, the reason, and every field of the output.
+func TestModel(t *testing.T) {
+	packets := *modelPackets
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		m := newModel(t, h, v6)
+		seed := uint64(time.Now().UnixNano())
+		t.Logf("seed %d", seed)
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		seen := map[string]int{}
+		for i := range packets {
+			p := m.packet(rnd)
+			want := m.predict(p)
+			got := m.w.run(p.Frame())
+			if got.did != want.did || got.reason != want.reason {
+				e, half := m.find(way{p.Src, p.Dst, p.Proto})
+				t.Fatalf("packet %d: %s: %s; want %s: %s\n%+v\nof the flow %+v, half-open: %t", i, got.did, got.reason, want.did, want.reason, p, e, half)
+			}
+			if want.check != nil {
+				if err := want.check(p, got.out); err != nil {
+					t.Fatalf("packet %d (%s): %v\n%+v", i, want.reason, err, p)
+				}
+			}
+			seen[got.reason]++
+		}
+		t.Log(seen)
+		for _, reason := range []string{"forwarded", "not_ours", "no_flow", "bad_ack", "no_frontend", "not_allowed", "no_backend", "fragment_not_found", "unsupported_protocol", "echo_reply", "ttl_expired"} {
+			if seen[reason] < 20 {
+				t.Errorf("only %d packets were %s: the generator shows little", seen[reason], reason)
+			}
+		}
+	})
+}
