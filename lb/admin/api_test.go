@@ -245,10 +245,10 @@ func TestMetrics(t *testing.T) {
 	if err != nil || len(problems) > 0 {
 		t.Errorf("lint: %v %v", problems, err)
 	}
-	want := "# HELP steelyard_announce_announced 1 while a VIP is announced, else 0.\n" +
-		"# TYPE steelyard_announce_announced gauge\n" +
-		"steelyard_announce_announced{vip=\"203.0.113.10\"} 1\n"
-	if err := testutil.GatherAndCompare(r, strings.NewReader(want), "steelyard_announce_announced"); err != nil {
+	want := "# HELP steelyard_announce_vip_announced 1 while a VIP is announced, else 0.\n" +
+		"# TYPE steelyard_announce_vip_announced gauge\n" +
+		"steelyard_announce_vip_announced{vip=\"203.0.113.10\"} 1\n"
+	if err := testutil.GatherAndCompare(r, strings.NewReader(want), "steelyard_announce_vip_announced"); err != nil {
 		t.Error(err)
 	}
 	if got := testutil.ToFloat64(m.errors.WithLabelValues("datapath")); got != 1 {

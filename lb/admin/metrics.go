@@ -25,7 +25,7 @@ var (
 		"Backends of a service by state.", []string{"service", "state"}, nil)
 	descServices = prometheus.NewDesc("steelyard_engine_services",
 		"Services that are configured.", nil, nil)
-	descAnnounced = prometheus.NewDesc("steelyard_announce_announced",
+	descAnnounced = prometheus.NewDesc("steelyard_announce_vip_announced",
 		"1 while a VIP is announced, else 0.", []string{"vip"}, nil)
 	descSettled = prometheus.NewDesc("steelyard_engine_settled",
 		"1 once every source is complete and every check has answered.", nil, nil)

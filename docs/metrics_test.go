@@ -1,0 +1,179 @@
+// Package docs has the pages for users, and the tests that hold generated pages to the code.
+package docs
+
+import (
+	"flag"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/steelyard-lb/steelyard/announce/bgp"
+	"github.com/steelyard-lb/steelyard/announce/l2"
+	"github.com/steelyard-lb/steelyard/datapath"
+	"github.com/steelyard-lb/steelyard/healthd"
+	"github.com/steelyard-lb/steelyard/lb/admin"
+)
+
+var update = flag.Bool("update", false, "rewrite docs/metrics.md")
+
+// metric is what a collector says of one of its metrics before it is collected.
+type metric struct {
+	name, help string
+	labels     []string
+}
+
+// kind returns the type, which the suffix of the name gives; TestMetricNames holds the names to it.
+func (m metric) kind() dto.MetricType {
+	switch {
+	case strings.HasSuffix(m.name, "_total"):
+		return dto.MetricType_COUNTER
+	case strings.HasSuffix(m.name, "_duration_seconds"):
+		return dto.MetricType_HISTOGRAM
+	}
+	return dto.MetricType_GAUGE
+}
+
+// registry is a prometheus.Registerer that keeps what is registered.
+type registry struct{ all []prometheus.Collector }
+
+func (r *registry) Register(c prometheus.Collector) error { r.all = append(r.all, c); return nil }
+func (r *registry) Unregister(prometheus.Collector) bool  { return false }
+func (r *registry) MustRegister(cs ...prometheus.Collector) {
+	r.all = append(r.all, cs...)
+}
+
+// collectors returns those of every part of the agent. Describe needs neither privileges nor a running agent.
+func collectors(t *testing.T) []prometheus.Collector {
+	t.Helper()
+	var r registry
+	healthd.New(healthd.Options{Registerer: &r, Log: slog.New(slog.DiscardHandler)})
+	onLink, err := l2.New(l2.Options{Interfaces: []string{"eth0"}, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.MustRegister((*datapath.Datapath)(nil), (*bgp.Speaker)(nil), onLink, admin.NewMetrics(nil))
+	return r.all
+}
+
+var described = regexp.MustCompile(`^Desc\{fqName: ("[^"]*"), help: ("(?:[^"\\]|\\.)*"), ` +
+	`constLabels: \{\}, variableLabels: \{(.*)\}\}$`)
+
+// metrics returns the metrics of all collectors, by name.
+func metrics(t *testing.T) []metric {
+	t.Helper()
+	var all []metric
+	for _, c := range collectors(t) {
+		descs := make(chan *prometheus.Desc, 100)
+		c.Describe(descs)
+		close(descs)
+		for d := range descs {
+			m := described.FindStringSubmatch(d.String())
+			if m == nil {
+				t.Fatalf("cannot read %s", d)
+			}
+			var x metric
+			x.name, _ = strconv.Unquote(m[1])
+			x.help, _ = strconv.Unquote(m[2])
+			if m[3] != "" {
+				x.labels = strings.Split(m[3], ",")
+			}
+			all = append(all, x)
+		}
+	}
+	slices.SortFunc(all, func(a, b metric) int { return strings.Compare(a.name, b.name) })
+	return all
+}
+
+// The page has every metric of the collectors.
+func TestMetricsAreDocumented(t *testing.T) {
+	var page strings.Builder
+	page.WriteString("# Metrics\n\n" +
+		"The answer to `GET /metrics` on the admin socket and on `admin.listen`, in the text format of Prometheus.\n" +
+		"The metrics of the Go runtime and of the process (`go_*`, `process_*`) are included.\n" +
+		"The values of the label `reason` are in [reasons.md](reasons.md).\n\n" +
+		"| metric | type | labels | meaning |\n|---|---|---|---|\n")
+	for _, m := range metrics(t) {
+		labels := "none"
+		if len(m.labels) > 0 {
+			labels = "`" + strings.Join(m.labels, "` `") + "`"
+		}
+		fmt.Fprintf(&page, "| `%s` | %s | %s | %s |\n", m.name, strings.ToLower(m.kind().String()), labels, m.help)
+	}
+	if *update {
+		if err := os.WriteFile("metrics.md", []byte(page.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if have, err := os.ReadFile("metrics.md"); err != nil || string(have) != page.String() {
+		t.Errorf("docs/metrics.md is not what the collectors describe (%v); run go test ./docs -update", err)
+	}
+}
+
+// Names and help texts follow the conventions of Prometheus.
+func TestMetricNames(t *testing.T) {
+	var families []*dto.MetricFamily
+	for _, m := range metrics(t) {
+		f := &dto.MetricFamily{Name: &m.name, Help: &m.help, Type: m.kind().Enum(), Metric: []*dto.Metric{{}}}
+		for _, l := range m.labels {
+			f.Metric[0].Label = append(f.Metric[0].Label, &dto.LabelPair{Name: &l})
+		}
+		families = append(families, f)
+	}
+	problems, err := promlint.NewWithMetricFamilies(families).Lint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+}
+
+var (
+	metricName = regexp.MustCompile(`\bsteelyard_(?:announce|bgp|datapath|engine|health|l2|kube|admin)_[a-z0-9_]*[a-z0-9]`)
+	histogram  = regexp.MustCompile(`_seconds_(bucket|sum|count)$`)
+)
+
+// A metric that is named anywhere, in code, tests or pages, is one of a collector above.
+func TestNamedMetricsExist(t *testing.T) {
+	known := map[string]bool{}
+	for _, m := range metrics(t) {
+		known[m.name] = true
+	}
+	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != ".." {
+			if err == nil {
+				err = filepath.SkipDir
+			}
+			return err
+		}
+		// The change log has the names of earlier versions.
+		ext := filepath.Ext(path)
+		if d.IsDir() || d.Name() == "CHANGELOG.md" || !slices.Contains([]string{".go", ".html", ".js", ".md"}, ext) {
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		for _, name := range metricName.FindAllString(string(text), -1) {
+			if !known[histogram.ReplaceAllString(name, "_seconds")] {
+				t.Errorf("%s names the metric %s, which no collector has", path, name)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
