@@ -1,0 +1,201 @@
+// Mutants changes the program by one token at a time and reports the changes that the unit tests do not notice.
+//
+// For each package it draws a random sample of mutants and runs the unit tests of the package against each, as "make
+// unit" does (go test -short). A mutant on which they pass has survived: no test pins that token. The tree is not
+// touched: the changed file is given to the go command by -overlay. Mutants that do not compile are drawn again. The
+// seed is printed, and the same seed draws the same mutants from the same source.
+//
+// Mutants in log calls are not made: nothing depends on them. A survivor is not always a missing test, because some
+// mutants behave like the original.
+//
+// Why not an existing tool: gremlins (v0.6) runs every mutant of a package, has no sample and no fixed budget, and does
+// not change constants, nil errors or calls; go-mutesting is no longer maintained.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+func main() {
+	n := flag.Int("n", 30, "mutants per package")
+	seed := flag.Uint64("seed", uint64(time.Now().UnixNano())%1_000_000, "seed of the sample")
+	limit := flag.Duration("limit", 0, "time for the tests of one mutant (default: 5 times that of the unchanged package)")
+	flag.Parse()
+	r := runner{n: *n, seed: *seed, limit: *limit, out: os.Stdout}
+	if err := r.run(context.Background(), flag.Args()); err != nil {
+		fmt.Fprintln(os.Stderr, "mutants:", err)
+		os.Exit(1)
+	}
+}
+
+type runner struct {
+	n     int
+	seed  uint64
+	limit time.Duration
+	dir   string // where the go command runs; empty: here
+	out   io.Writer
+}
+
+// pkg is what "go list" says of a package.
+type pkg struct {
+	ImportPath, Dir string
+	GoFiles         []string
+	TestGoFiles     []string
+	XTestGoFiles    []string
+}
+
+func (r *runner) run(ctx context.Context, patterns []string) error {
+	pkgs, err := r.list(ctx, patterns)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(r.out, "seed %d, %d mutants per package\n", r.seed, r.n)
+	var failed []error
+	for _, p := range pkgs {
+		if err := r.sample(ctx, p); err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", p.ImportPath, err))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+func (r *runner) list(ctx context.Context, patterns []string) (all []pkg, err error) {
+	args := []string{"list", "-json=ImportPath,Dir,GoFiles,TestGoFiles,XTestGoFiles"}
+	cmd := exec.CommandContext(ctx, "go", append(args, patterns...)...)
+	cmd.Dir, cmd.Stderr = r.dir, os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w", err)
+	}
+	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p pkg
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return all, nil
+		} else if err != nil {
+			return nil, err
+		}
+		if len(p.TestGoFiles)+len(p.XTestGoFiles) > 0 {
+			all = append(all, p)
+		}
+	}
+}
+
+// sample runs the tests of p unchanged, then against the mutants that it draws.
+func (r *runner) sample(ctx context.Context, p pkg) error {
+	var all []mutant
+	for _, f := range p.GoFiles {
+		found, err := mutantsOf(filepath.Join(p.Dir, f))
+		if err != nil {
+			return err
+		}
+		all = append(all, found...)
+	}
+	began := time.Now()
+	if how, out := r.test(ctx, p, nil, 10*time.Minute); how != survived {
+		return fmt.Errorf("the tests fail without a change:\n%s", out)
+	}
+	limit := r.limit
+	if limit == 0 {
+		limit = max(10*time.Second, 5*time.Since(began))
+	}
+	h := fnv.New64()
+	h.Write([]byte(p.ImportPath))
+	draw := rand.New(rand.NewPCG(r.seed, h.Sum64()))
+	draw.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+
+	// The first n that compile count, in the order of the draw, whatever finishes first.
+	results := make([]result, len(all))
+	tried, compiled := 0, 0
+	for compiled < r.n && tried < len(all) {
+		batch := all[tried:min(len(all), tried+r.n-compiled)]
+		r.testAll(ctx, p, batch, results[tried:], limit)
+		for _, how := range results[tried : tried+len(batch)] {
+			if how != invalid {
+				compiled++
+			}
+		}
+		tried += len(batch)
+	}
+	alive := 0
+	for i, m := range all[:tried] {
+		if results[i] == survived {
+			alive++
+			fmt.Fprintf(r.out, "%s\n", m)
+		}
+	}
+	rate := 100 * float64(alive) / float64(max(1, compiled))
+	fmt.Fprintf(r.out, "%s: %d of %d mutants survive (%.0f %%)\n", p.ImportPath, alive, compiled, rate)
+	return nil
+}
+
+// testAll fills results for the mutants, as many at a time as there are processors.
+func (r *runner) testAll(ctx context.Context, p pkg, all []mutant, results []result, limit time.Duration) {
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, runtime.GOMAXPROCS(0))
+	for i := range all {
+		slots <- struct{}{}
+		wg.Go(func() {
+			results[i], _ = r.test(ctx, p, &all[i], limit)
+			<-slots
+		})
+	}
+	wg.Wait()
+}
+
+type result int
+
+const (
+	invalid  result = iota // it does not compile
+	killed                 // a test fails, or takes too long
+	survived               // the tests pass
+)
+
+// buildTime is added to the limit of the tests, for compiling and linking them.
+const buildTime = 2 * time.Minute
+
+// test runs the tests of p against m; nil is the package as it is.
+func (r *runner) test(ctx context.Context, p pkg, m *mutant, limit time.Duration) (result, string) {
+	ctx, cancel := context.WithTimeout(ctx, limit+buildTime)
+	defer cancel()
+	args := []string{"test", "-short", "-count=1", "-vet=off", "-failfast", "-timeout", limit.String()}
+	if m != nil {
+		dir, err := os.MkdirTemp("", "mutant-")
+		if err != nil {
+			return invalid, err.Error()
+		}
+		defer os.RemoveAll(dir)
+		overlay, err := m.overlay(dir)
+		if err != nil {
+			return invalid, err.Error()
+		}
+		args = append(args, "-overlay", overlay)
+	}
+	cmd := exec.CommandContext(ctx, "go", append(args, p.ImportPath)...)
+	cmd.Dir = r.dir
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the tests and what they start end with the go command
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 5 * time.Second
+	out, err := cmd.CombinedOutput()
+	switch {
+	case err == nil:
+		return survived, string(out)
+	case strings.Contains(string(out), "[build failed]") || strings.Contains(string(out), "[setup failed]"):
+		return invalid, string(out)
+	}
+	return killed, string(out)
+}
