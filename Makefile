@@ -1,6 +1,3 @@
-# sudo make demo    build, and see a whole network on this machine
-# sudo make test    install what the tests need (apt), and run everything
-#
 # A pipe fails when any part of it does.
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
@@ -8,27 +5,73 @@ SHELL := /bin/bash
 export PATH := $(PATH):/usr/local/go/bin:/usr/lib/go/bin
 # One static binary, the same from any directory.
 export CGO_ENABLED = 0
-# The version is linked in below; asking git again fails in a checkout that belongs to somebody else.
+# The version is linked in below; asking git again fails in a checkout that belongs to another user.
 export GOFLAGS := $(GOFLAGS) -buildvcs=false
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X github.com/steelyard-lb/steelyard/lb/cli.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
+GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.12.2
 
-.PHONY: build demo test controlplane deps generate lint install clean
+.PHONY: build help install demo unit test bench fuzz mutants lint golangci generate clean controlplane deps go-version
 
-build:
+build: go-version ## build ./steelyard (the default)
 	go build -trimpath -ldflags '$(LDFLAGS)' -o steelyard .
 
-demo: build
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: build ## install the binary, a systemd unit and an example configuration (root)
+	./steelyard install
+
+demo: build ## run a network with balancers, servers and clients in namespaces (root)
 	./steelyard demo
 
-# Packages are tested two at a time: many of them measure time on their own networks. The summary is built, not "go run",
-# so that its last line is the last.
-test: deps build controlplane
+# Packages in which every test needs root. Tests of other packages skip with -short when they do.
+NEED_ROOT := announce/l2 e2e e2e/lab lb/cli/demo
+unit: go-version ## run the tests that need neither root nor other programs
+	@sh e2e/unit.sh $(NEED_ROOT)
+
+# Packages are tested two at a time: many of them measure time on their own networks.
+test: deps build controlplane ## install what the tests need (apt), and run everything (root)
 	@test "$$(id -u)" = 0 || { echo "the tests make network namespaces and load BPF: sudo make test" >&2; exit 1; }
-	go build -o .cache/testsum ./e2e/testsum
-	go test -json -p 2 -count 1 -timeout 20m ./... | .cache/testsum
+	@go build -o .cache/gotestsum gotest.tools/gotestsum && go build -o .cache/testsum ./e2e/testsum
+	@status=0; \
+	.cache/gotestsum --format pkgname --no-color --jsonfile .cache/test.json -- -p 2 -count 1 -timeout 20m ./... || status=$$?; \
+	printf '\nslowest:\n'; .cache/gotestsum tool slowest --num 10 --threshold 1s --jsonfile .cache/test.json; \
+	.cache/testsum .cache/test.json $$status
+
+BENCH ?= .
+bench: go-version ## run the benchmarks; BENCH=REGEXP chooses (those of datapath need root)
+	go test -run '^$$' -bench '$(BENCH)' -benchmem $(sort $(dir $(shell grep -rl --include='*_test.go' '^func Benchmark' ./*/)))
+
+FUZZTIME ?= 30s
+fuzz: go-version ## fuzz each parser; FUZZTIME=30s is the time for each
+	@grep -ro --include='*_test.go' '^func Fuzz[A-Za-z0-9]*' ./*/ | while IFS=: read -r file name; do \
+		name=$${name#func }; echo "$$name in $$(dirname "$$file")"; \
+		go test -run '^$$' -fuzz "^$$name\$$" -fuzztime '$(FUZZTIME)' "$$(dirname "$$file")" || exit 1; \
+	done
+
+PKGS ?= ./lb ./lb/kube/... ./lb/agent/... ./healthd ./config ./announce/...
+N ?= 30
+mutants: go-version ## change single tokens and list the changes that the unit tests miss; PKGS="..." N=30 SEED=...
+	go run ./e2e/mutants -n $(N) $(if $(SEED),-seed $(SEED)) $(PKGS)
+
+lint: go-version ## check formatting, go vet, staticcheck, and the lengths of lines and files
+	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
+	go vet ./...
+	go run $(STATICCHECK) ./...
+	go run ./e2e/lengths
+
+golangci: go-version ## run golangci-lint (.golangci.yml); the first run compiles it, which takes minutes
+	go run $(GOLANGCI) run ./...
+
+generate: go-version ## compile the BPF programs (clang-14) and write the generated documents
+	go generate ./datapath
+	go test ./datapath ./docs -run Documented -update
+
+clean: ## remove what was built
+	rm -rf steelyard .cache
 
 deps:
 	sh e2e/deps.sh
@@ -41,16 +84,9 @@ $(CONTROLPLANE)/built: e2e/controlplane/go.sum
 	cd e2e/controlplane && go build -trimpath -ldflags '$(CONTROLPLANE_LDFLAGS)' -o $(CURDIR)/$(CONTROLPLANE)/ ./cmd/...
 	touch $@
 
-generate:
-	go generate ./datapath
-
-lint:
-	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
-	go vet ./...
-	go run $(STATICCHECK) ./...
-
-install: build
-	./steelyard install
-
-clean:
-	rm -rf steelyard .cache
+# An older go command with GOTOOLCHAIN=auto may have switched to the version in go.mod, and then reports that one.
+GO_NEEDED = $(shell sed -n 's/^go //p' go.mod)
+GO_FOUND = $(shell (go version || GOTOOLCHAIN=local go version) 2>/dev/null | sed -n 's/^go version \(go[0-9.]*\).*/\1/p')
+go-version:
+	@$(if $(shell printf 'go%s\n' '$(GO_NEEDED)' | cat - <(echo '$(GO_FOUND)') | sort -V -C && echo yes),,\
+		$(error Go $(GO_NEEDED) or newer is needed, and $(if $(GO_FOUND),this is $(GO_FOUND),there is none); see README))

@@ -21,6 +21,8 @@ import (
 func Root(t testing.TB) {
 	t.Helper()
 	switch {
+	case testing.Short():
+		t.Skip("network namespaces need root, and -short is set")
 	case os.Geteuid() == 0:
 	case os.Getenv("STEELYARD_CI") != "":
 		t.Fatal("network namespaces need root, and STEELYARD_CI is set")

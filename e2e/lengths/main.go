@@ -1,0 +1,81 @@
+// Lengths lists Go and C files of more than 400 lines, and lines of more than 120 columns. Its exit status is 1 if
+// there are any. A tab counts as 4 columns. It leaves out generated files, the kernel headers in datapath/bpf/include,
+// and lines that cannot be broken: directives, and lines without a space.
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"unicode/utf8"
+)
+
+const (
+	maxColumns = 120
+	maxLines   = 400
+	tabWidth   = 4
+)
+
+func main() {
+	found, err := check(os.Stdout, os.DirFS("."))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "lengths:", err)
+	}
+	if found || err != nil {
+		os.Exit(1)
+	}
+}
+
+// check reports to out, and returns whether there was anything to report.
+func check(out io.Writer, tree fs.FS) (found bool, err error) {
+	report := func(format string, args ...any) {
+		found = true
+		fmt.Fprintf(out, format+"\n", args...)
+	}
+	err = fs.WalkDir(tree, ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			if path != "." && strings.HasPrefix(d.Name(), ".") || strings.HasSuffix(path, "bpf/include") {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if ext := filepath.Ext(path); ext != ".go" && ext != ".c" && ext != ".h" {
+			return nil
+		}
+		text, err := fs.ReadFile(tree, path)
+		if err != nil || generated(text) {
+			return err
+		}
+		lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
+		if len(lines) > maxLines {
+			report("%s has %d lines, more than %d", path, len(lines), maxLines)
+		}
+		for i, line := range lines {
+			if n := columns(line); n > maxColumns && breakable(line) {
+				report("%s:%d has %d columns, more than %d", path, i+1, n, maxColumns)
+			}
+		}
+		return nil
+	})
+	return found, err
+}
+
+func generated(text []byte) bool {
+	first, _, _ := bytes.Cut(text, []byte("\n"))
+	return bytes.HasPrefix(first, []byte("// Code generated ")) || bytes.HasPrefix(first, []byte("/* Code generated "))
+}
+
+func columns(line string) int {
+	return utf8.RuneCountInString(line) + (tabWidth-1)*strings.Count(line, "\t")
+}
+
+func breakable(line string) bool {
+	return !strings.HasPrefix(line, "//go:") && strings.Contains(strings.TrimSpace(line), " ")
+}
