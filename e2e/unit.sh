@@ -1,6 +1,7 @@
 #!/bin/sh
 # make unit: the tests that need neither root nor other programs. Arguments: packages to leave out, below this module.
 set -u
+# Three packages at a time: one of them waits for BGP timers most of the time.
 unset STEELYARD_CI # a test that needs root is skipped, not failed
 module=$(go list -m) || exit 1
 all=$(go list ./...) || exit 1
@@ -10,7 +11,7 @@ mkdir -p .cache
 status=0
 # shellcheck disable=SC2086
 go tool gotestsum --format pkgname --format-hide-empty-pkg --no-color --hide-summary skipped \
-	--jsonfile-timing-events .cache/unit.json -- -short -vet=off $all || status=$?
+	--jsonfile-timing-events .cache/unit.json -- -short -vet=off -p 3 $all || status=$?
 
 printf '\nleft out, because it needs root or other programs (sudo make test):\n'
 for left in "$@"; do
