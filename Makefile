@@ -28,7 +28,7 @@ demo: build ## run a network with balancers, servers and clients in namespaces (
 	./steelyard demo
 
 # Packages in which every test needs root. Tests of other packages skip with -short when they do.
-NEED_ROOT := announce/l2 e2e e2e/lab lb/cli/demo
+NEED_ROOT := e2e
 unit: go-version ## run the tests that need neither root nor other programs
 	@sh e2e/unit.sh $(NEED_ROOT)
 

@@ -52,7 +52,7 @@ var addresses = []string{"192.0.2.1/24", "2001:db8::1/64"}
 // newNeighbour creates both ends. Ours has the addresses .2; the VIPs are in the same subnets.
 func newNeighbour(t testing.TB) *neighbour {
 	t.Helper()
-	if os.Getenv("L2_TEST_CHILD") == "" {
+	if testing.Short() || os.Getenv("L2_TEST_CHILD") == "" {
 		t.Skip("NOT TESTED: network namespaces need root")
 	}
 	n := &neighbour{t: t}
