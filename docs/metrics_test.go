@@ -140,7 +140,7 @@ func TestMetricNames(t *testing.T) {
 }
 
 var (
-	metricName = regexp.MustCompile(`\bsteelyard_(?:announce|bgp|datapath|engine|health|l2|kube|admin)_[a-z0-9_]*[a-z0-9]`)
+	metricName = regexp.MustCompile(`\bsteelyard_(?:announce|bgp|datapath|engine|health|l2)_[a-z0-9_]*[a-z0-9]`)
 	histogram  = regexp.MustCompile(`_seconds_(bucket|sum|count)$`)
 )
 
