@@ -1,0 +1,217 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// withService is a file with one service; %s are further keys of it.
+const withService = `
+[[service]]
+name = "s"
+address = "203.0.113.10"
+ports = ["80"]
+backends = ["10.0.0.1", "10.0.0.2"]
+%s`
+
+const withPeer = "[bgp]\nasn = 64512\n[[bgp.peers]]\naddress = \"192.0.2.1\"\nasn = 64500\n%s"
+
+// The first and last accepted value of each key, and the values next to them.
+func TestLimits(t *testing.T) {
+	name := func(n int) string { return strings.Repeat("a", n) }
+	host := func(n int) string { return strings.Repeat("a.", 150)[:n-1] + "a" }
+	for _, c := range []struct {
+		text   string // %s is the value
+		ok     []string
+		broken []string
+	}{
+		{"[datapath]\nmax_flows = %s", []string{"1", "100000000"}, []string{"0", "100000001"}},
+		{"[datapath]\ntunnel_port = %s", []string{"1", "60999"}, []string{"0", "61000", "65535", "65536"}},
+		{"[datapath]\nsnat_ports = \"%s\"", []string{"1024-1024", "61000-65535", "1024 - 6000"},
+			[]string{"1023-2000", "2001-2000", "2000", "2000-65536", "6000-7000"}},
+		{"[datapath.timeouts]\nudp = \"%s\"", []string{"1s", "168h"}, []string{"999ms", "168h1s"}},
+		{"[datapath]\ninterfaces = [\"%s\"]", []string{name(15), "eth0.1"},
+			[]string{name(16), "", ".", "..", "a/b", "a:b", "a b"}},
+		{"[bgp]\nasn = %s", []string{"1", "23455", "23457", "65534", "4294967294"},
+			[]string{"0", "23456", "65535", "4294967295", "4294967296"}},
+		{"[bgp]\nasn = 64512\nlisten_port = %s", []string{"-1", "1", "60999"}, []string{"-2", "0", "65535", "65536"}},
+		{"[bgp]\nasn = 64512\nlocal_pref = %s", []string{"0", "4294967295"}, []string{"-1", "4294967296"}},
+		{"[bgp]\nasn = 64512\naggregate_v4 = %s", []string{"8", "32"}, []string{"7", "33"}},
+		{"[bgp]\nasn = 64512\naggregate_v6 = %s", []string{"16", "128"}, []string{"15", "129"}},
+		{fmt.Sprintf(withPeer, "port = %s"), []string{"1", "65535"}, []string{"0", "65536"}},
+		{fmt.Sprintf(withPeer, "multihop = %s"), []string{"0", "255"}, []string{"-1", "256"}},
+		{fmt.Sprintf(withPeer, "ttl_security = true\nmultihop = %s"), []string{"0"}, []string{"1"}},
+		{fmt.Sprintf(withPeer, "hold_time = \"%s\""), []string{"0s", "3s", "65535s"},
+			[]string{"1s", "2s", "3500ms", "500ms", "65536s"}},
+		{fmt.Sprintf(withPeer, "source = \"%s\""), []string{"192.0.2.2"}, []string{"2001:db8::2", "0.0.0.0"}},
+		{"[l2]\nport = %s", []string{"1", "60999"}, []string{"0", "61000", "65536"}},
+		{"[probe]\nfall = %s", []string{"1", "100"}, []string{"0", "101"}},
+		{"[probe]\nrise = %s", []string{"1", "100"}, []string{"0", "101"}},
+		{"[probe]\ninterval = \"%s\"", []string{"10ms", "1h"}, []string{"9ms", "61m"}},
+		{"[probe]\ninterval = \"1s\"\ntimeout = \"%s\"", []string{"1ms", "1s"}, []string{"999us", "1001ms"}},
+		{"[probe]\nproxy_healthz = \"%s\"", []string{"http://127.0.0.1/", "https://[::1]:1/x"},
+			[]string{"ftp://127.0.0.1/", "127.0.0.1:80", "http://", "%%zz"}},
+		{"[node]\nname = \"%s\"", []string{host(253), name(63), "lb_1.example.net."},
+			[]string{host(254), name(64), "-a", "a..b"}},
+		{"[node]\nrouter_id = \"%s\"", []string{"192.0.2.1"}, []string{"2001:db8::1", "0.0.0.0", "224.0.0.1"}},
+		{"[admin]\nsocket = \"/%s\"", []string{name(106)}, []string{name(107)}},
+		{"[admin]\nlisten = \"%s\"", []string{":9911", "127.0.0.1:0", "[::1]:9911", ""},
+			[]string{"localhost:9911", "127.0.0.1", "127.0.0.1:65536", "127.0.0.1:61000"}},
+		{"[[pool]]\nname = \"%s\"\naddresses = [\"203.0.113.0/28\"]", []string{name(63), "a.b-c_d"},
+			[]string{name(64), "", "-a", "a b"}},
+		{"[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/28\"]\nnamespaces = [\"%s\"]",
+			[]string{name(63), "a-b"}, []string{name(64), "A", "-a"}},
+		{"[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/28\"]\npriority = %s",
+			[]string{"-2147483648", "2147483647"}, []string{"-2147483649", "2147483648"}},
+		{"[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.16/28\", \"%s\"]",
+			[]string{"203.0.113.15", "203.0.113.32", "203.0.113.0-203.0.113.15"},
+			[]string{"203.0.113.16", "203.0.113.31", "203.0.113.0-203.0.113.16", "203.0.113.1-2001:db8::1"}},
+		{fmt.Sprintf(withService, "min_healthy = %s"), []string{"1", "2"}, []string{"0", "3"}},
+		{fmt.Sprintf(withService, "affinity = \"%s\""), []string{"0s", "24h"}, []string{"-1s", "24h1s"}},
+		{fmt.Sprintf(withService, "[[service.backends]]\naddress = \"10.0.0.3\"\nweight = %s"), nil, []string{"1"}},
+		{"[[service]]\nname = \"s\"\naddress = \"203.0.113.10\"\nports = [\"80\"]\n" +
+			"backends = [{ address = \"10.0.0.3\", weight = %s }]", []string{"0", "1000"}, []string{"-1", "1001"}},
+		{"[[service]]\nname = \"s\"\naddress = \"203.0.113.10\"\nports = [\"80\"]\n" +
+			"backends = [{ address = \"10.0.0.3\", port = %s }]", []string{"0", "65535"}, []string{"-1", "65536"}},
+		{"[kubernetes]\nload_balancer_class = \"%s\"", []string{"", "a.example/b", name(63)},
+			[]string{name(64), "/a", "A/b"}},
+	} {
+		parse := func(value string) error {
+			_, err := Parse("steelyard.toml", []byte(fmt.Sprintf(c.text, value)))
+			return err
+		}
+		for _, value := range c.ok {
+			if err := parse(value); err != nil {
+				t.Errorf("%s: %v", fmt.Sprintf(c.text, value), err)
+			}
+		}
+		for _, value := range c.broken {
+			if parse(value) == nil {
+				t.Errorf("%s: accepted", fmt.Sprintf(c.text, value))
+			}
+		}
+	}
+}
+
+// Values that differ from the default reach the result.
+func TestValues(t *testing.T) {
+	c := mustParseText(t, `
+[datapath]
+snat_ports = "2000-3000"
+tunnel_port = 1
+[bgp]
+asn = 64512
+listen_port = -1
+weighted = false
+[[bgp.peers]]
+address = "192.0.2.1"
+asn = 64500
+hold_time = "0s"
+graceful_restart = false
+bfd = true
+[kubernetes]
+allocate = false
+exclude_nodes = ["unschedulable"]
+[admin]
+listen = ":9911"
+[log]
+level = "warn"
+`)
+	p := c.BGP.Peers[0]
+	if c.Datapath.SNATPorts != [2]uint16{2000, 3000} || c.Datapath.TunnelPort != 1 {
+		t.Errorf("datapath %+v", c.Datapath)
+	}
+	if c.BGP.ListenPort != -1 || c.BGP.Weighted || p.HoldTime != 0 || p.GracefulRestart || !p.BFD {
+		t.Errorf("bgp %+v", c.BGP)
+	}
+	if c.Kubernetes.Allocate || !slices.Equal(c.Kubernetes.ExcludeNodes, []string{NodeUnschedulable}) {
+		t.Errorf("kubernetes %+v", c.Kubernetes)
+	}
+	if c.Admin.Listen != ":9911" || c.Log.Level.String() != "WARN" {
+		t.Errorf("admin %+v, log %+v", c.Admin, c.Log)
+	}
+}
+
+// A timeout that is not given follows the interval down, not up.
+func TestTimeoutFollowsInterval(t *testing.T) {
+	for interval, want := range map[string]time.Duration{
+		"10ms": 10 * time.Millisecond, "500ms": 500 * time.Millisecond, "1h": 500 * time.Millisecond,
+	} {
+		if got := mustParseText(t, fmt.Sprintf("[probe]\ninterval = %q", interval)).Probe.Timeout; got != want {
+			t.Errorf("interval %s: timeout %s, want %s", interval, got, want)
+		}
+	}
+}
+
+func TestOverlap(t *testing.T) {
+	parse := func(s string) lb.AddrRange {
+		from, to, _ := strings.Cut(s, "-")
+		return lb.AddrRange{From: netip.MustParseAddr(from), To: netip.MustParseAddr(to)}
+	}
+	for _, c := range []struct {
+		a, b string
+		want bool
+	}{
+		{"192.0.2.1-192.0.2.5", "192.0.2.5-192.0.2.9", true},
+		{"192.0.2.1-192.0.2.5", "192.0.2.6-192.0.2.9", false},
+		{"192.0.2.1-192.0.2.9", "192.0.2.4-192.0.2.4", true},
+		{"192.0.2.1-192.0.2.9", "::-ffff::", false},
+	} {
+		a, b := parse(c.a), parse(c.b)
+		if overlap(a, b) != c.want || overlap(b, a) != c.want {
+			t.Errorf("%s and %s: overlap %t, want %t", c.a, c.b, overlap(a, b), c.want)
+		}
+	}
+	if got := formatRange(parse("0.0.0.0-255.255.255.255")); got != "0.0.0.0/0" {
+		t.Errorf("got %s, want 0.0.0.0/0", got)
+	}
+	if _, ok := prefixOf(parse("192.0.2.1-192.0.2.1")); !ok {
+		t.Error("a single address is a prefix")
+	}
+}
+
+func TestSpecialAddresses(t *testing.T) {
+	for addr, want := range map[string]string{
+		"0.255.255.255": `"this network" (RFC 1122 §3.2.1.3)`, "1.0.0.0": "",
+		"126.255.255.255": "", "127.0.0.0": "loopback",
+		"128.0.0.0": "", "169.253.255.255": "", "169.254.255.255": "link-local", "169.255.0.0": "",
+		"223.255.255.255": "",
+		"224.0.0.0":       "multicast", "239.255.255.255": "multicast", "240.0.0.0": "reserved or broadcast",
+		"255.255.255.255": "reserved or broadcast", "::": "the unspecified address", "::1": "loopback", "::2": "",
+		"fe7f:ffff::": "", "fe80::": "link-local", "febf::": "link-local", "fec0::": "", "feff::": "",
+		"ff00::": "multicast",
+	} {
+		a := netip.MustParseAddr(addr)
+		if got := specialIn(lb.AddrRange{From: a, To: a}); got != want {
+			t.Errorf("%s: %q, want %q", addr, got, want)
+		}
+	}
+}
+
+// Paths of a document whose first array element has a table of its own, and keys with quotes.
+func TestScanPaths(t *testing.T) {
+	var got []string
+	const text = "[[a]]\n[a.b]\nc = 1\n'd\\e' = 2\n[[a]]\n[[a.f]]\n[a.f.g]\n\"h\\\"i\" = {j = [1], k = 2}\n"
+	for _, p := range scan(text) {
+		got = append(got, fmt.Sprintf("%d %s", p.Line, p.Path))
+	}
+	want := []string{"1 a[0]", "2 a[0].b", "3 a[0].b.c", `4 a[0].b."d\\e"`, "5 a[1]", "6 a[1].f[0]", "7 a[1].f[0].g",
+		`8 a[1].f[0].g."h\"i"`, `8 a[1].f[0].g."h\"i".j`, `8 a[1].f[0].g."h\"i".j[0]`, `8 a[1].f[0].g."h\"i".k`}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+func TestParentPath(t *testing.T) {
+	for path, want := range map[string]string{"a.b[1].c": "a.b[1]", "a.b[1]": "a.b", "a.b": "a", "a": "", "": ""} {
+		if got, ok := parentPath(path); got != want || ok != (want != "") {
+			t.Errorf("%q: %q, %t, want %q", path, got, ok, want)
+		}
+	}
+}
