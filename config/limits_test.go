@@ -3,6 +3,8 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -212,6 +214,41 @@ func TestParentPath(t *testing.T) {
 	for path, want := range map[string]string{"a.b[1].c": "a.b[1]", "a.b[1]": "a.b", "a.b": "a", "a": "", "": ""} {
 		if got, ok := parentPath(path); got != want || ok != (want != "") {
 			t.Errorf("%q: %q, %t, want %q", path, got, ok, want)
+		}
+	}
+}
+
+// Keys that are not used without Kubernetes are warned of only where they are set.
+func TestNoWarningWithoutKeys(t *testing.T) {
+	text := "[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.1\", asn = 64500 }]\n" +
+		"[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/28\"]\n" + fmt.Sprintf(withService, "")
+	if got := mustParseText(t, text).Warnings; len(got) > 0 {
+		t.Errorf("warnings %q", got)
+	}
+}
+
+func TestSecretLengths(t *testing.T) {
+	dir := t.TempDir()
+	for _, c := range []struct {
+		text string
+		size int
+		ok   bool
+	}{
+		{"[l2]\nsecret_file = \"s\"", 15, false},
+		{"[l2]\nsecret_file = \"s\"", 16, true},
+		{"[l2]\nsecret_file = \"s\"", 80, true},
+		{"[l2]\nsecret_file = \"s\"", 81, false},
+		{fmt.Sprintf(withPeer, "password_file = \"s\""), 0, false},
+		{fmt.Sprintf(withPeer, "password_file = \"s\""), 1, true},
+		{fmt.Sprintf(withPeer, "password_file = \"s\""), 80, true},
+		{fmt.Sprintf(withPeer, "password_file = \"s\""), 81, false},
+	} {
+		if err := os.WriteFile(filepath.Join(dir, "s"), []byte(strings.Repeat("x", c.size)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Parse(filepath.Join(dir, "steelyard.toml"), []byte(c.text))
+		if (err == nil) != c.ok {
+			t.Errorf("%d bytes in %q: %v, want accepted: %t", c.size, c.text, err, c.ok)
 		}
 	}
 }

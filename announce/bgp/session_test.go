@@ -116,8 +116,11 @@ func TestAPIPeer(t *testing.T) {
 			t.Errorf("TTL security over %d hops: %v, want a TTL of at least %d", hops, p.TtlSecurity, want)
 		}
 	}
-	if p := build(func(p *Peer) { p.Multihop = 3 }); !p.EbgpMultihop.Enabled || p.EbgpMultihop.MultihopTtl != 3 {
-		t.Errorf("multihop %v", p.EbgpMultihop)
+	for _, hops := range []int{1, 3} {
+		p := build(func(p *Peer) { p.Multihop = hops })
+		if !p.EbgpMultihop.GetEnabled() || p.EbgpMultihop.MultihopTtl != uint32(hops) {
+			t.Errorf("multihop %d: %v", hops, p.EbgpMultihop)
+		}
 	}
 	if p := build(func(p *Peer) { p.Multihop, p.ASN = 3, o.ASN }); p.EbgpMultihop != nil {
 		t.Errorf("multihop for iBGP: %v", p.EbgpMultihop)
