@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -250,5 +251,26 @@ func TestSecretLengths(t *testing.T) {
 		if (err == nil) != c.ok {
 			t.Errorf("%d bytes in %q: %v, want accepted: %t", c.size, c.text, err, c.ok)
 		}
+	}
+}
+
+// An aggregate is compared with the pools that BGP announces; those of l2 only do not count.
+func TestAggregateIgnoresOtherPools(t *testing.T) {
+	const text = "[bgp]\nasn = 64512\naggregate_v4 = 28\n[l2]\n[[pool]]\nname = \"p\"\n" +
+		"addresses = [\"203.0.113.0/29\"]\nannounce = [%s]\n"
+	for announce, ok := range map[string]bool{`"l2"`: true, `"bgp"`: false, `"l2", "bgp"`: false, "": false} {
+		if _, err := Parse("steelyard.toml", []byte(fmt.Sprintf(text, announce))); (err == nil) != ok {
+			t.Errorf("announce = [%s]: %v, want accepted: %t", announce, err, ok)
+		}
+	}
+}
+
+// A pool with an error is reported alone: its addresses are unknown, so none is reported to be in no pool.
+func TestBrokenPoolIsReportedAlone(t *testing.T) {
+	const text = "[[pool]]\nname = \"p\"\naddresses = [\"198.51.100.0/28\", \"x\"]\n"
+	_, err := Parse("steelyard.toml", []byte(text+fmt.Sprintf(withService, "")))
+	var errs Errors
+	if !errors.As(err, &errs) || len(errs) != 1 || errs[0].Key != "pool[0].addresses[1]" {
+		t.Errorf("errors %v, want one about the address", err)
 	}
 }
