@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	core "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -159,5 +160,103 @@ func TestExternalIPs(t *testing.T) {
 	a.reserve(outside)
 	if got, err := a.assign(inside); err != nil || fmt.Sprint(got) != "[203.0.113.1]" {
 		t.Errorf("given %v, %v; want what is free now", got, err)
+	}
+}
+
+// With PreferDualStack the first family is enough, unless addresses are asked for by name.
+func TestFamilies(t *testing.T) {
+	addr := netip.MustParseAddr
+	four := Pool{Pool: lb.Pool{Name: "four", AutoAssign: true, Ranges: []lb.AddrRange{
+		{From: addr("203.0.113.1"), To: addr("203.0.113.9")},
+	}}}
+	const noSix = "no free IPv6 address in four; add addresses to a pool, or delete a Service that has one"
+	const v4, v6 = core.IPv4Protocol, core.IPv6Protocol
+	for name, tt := range map[string]struct {
+		policy   *core.IPFamilyPolicy
+		families []core.IPFamily
+		byName   string
+		want     string
+	}{
+		"single":          {nil, []core.IPFamily{v4}, "", "[203.0.113.1]"},
+		"no policy":       {nil, []core.IPFamily{v4, v6}, "", noSix},
+		"single stack":    {ptr(core.IPFamilyPolicySingleStack), []core.IPFamily{v4, v6}, "", noSix},
+		"required":        {ptr(core.IPFamilyPolicyRequireDualStack), []core.IPFamily{v4, v6}, "", noSix},
+		"preferred":       {ptr(core.IPFamilyPolicyPreferDualStack), []core.IPFamily{v4, v6}, "", "[203.0.113.1]"},
+		"IPv6 first":      {ptr(core.IPFamilyPolicyPreferDualStack), []core.IPFamily{v6, v4}, "", noSix},
+		"one by name":     {ptr(core.IPFamilyPolicyPreferDualStack), []core.IPFamily{v4, v6}, "203.0.113.5", noSix},
+		"without its own": {nil, []core.IPFamily{v4}, "2001:db8::1", noFamily},
+		"the only one":    {nil, []core.IPFamily{v4}, " 203.0.113.5, ", "[203.0.113.5]"},
+		"two of a family": {nil, []core.IPFamily{v4}, "203.0.113.5,203.0.113.6", twoOfFamily},
+		"in no pool":      {nil, []core.IPFamily{v4}, "192.0.2.1", "192.0.2.1 is in no pool"},
+	} {
+		s := aService(func(s *core.Service) {
+			s.Status = core.ServiceStatus{}
+			s.Spec.IPFamilyPolicy, s.Spec.IPFamilies = tt.policy, tt.families
+			s.Annotations = map[string]string{"steelyard.dev/addresses": tt.byName}
+		})
+		got, err := newAssigner([]Pool{four}).assign(s)
+		text := fmt.Sprint(got)
+		if err != nil {
+			text = err.Error()
+		}
+		if text != tt.want {
+			t.Errorf("%s: %s; want %s", name, text, tt.want)
+		}
+	}
+	both := aService(func(s *core.Service) {
+		s.Annotations = map[string]string{"metallb.io/loadBalancerIPs": "203.0.113.5"}
+		s.Spec.LoadBalancerIP = "203.0.113.6"
+	})
+	if _, err := newAssigner([]Pool{four}).assign(both); err == nil || !strings.HasPrefix(err.Error(), "both ") {
+		t.Errorf("two ways to ask: %v", err)
+	}
+}
+
+const (
+	noFamily    = "2001:db8::1 is asked for, and the Service has no such family: see spec.ipFamilies"
+	twoOfFamily = "two addresses of one family are asked for: 203.0.113.5,203.0.113.6"
+)
+
+// Addresses asked for and auto_assign pools that the namespace or the labels of a Service exclude.
+func TestPoolsOfAService(t *testing.T) {
+	addr := netip.MustParseAddr("203.0.113.1")
+	pool := Pool{Pool: lb.Pool{Name: "four", AutoAssign: true, Ranges: []lb.AddrRange{{From: addr, To: addr}}}}
+	const none = "no pool is for this Service; name one with the annotation steelyard.dev/pool, or set auto_assign"
+	const byName = `203.0.113.1 is in the pool "four", which is not for this Service: ` +
+		"see its namespaces and service_selector"
+	for name, tt := range map[string]struct {
+		namespaces []string
+		selector   labels.Set
+		auto       bool
+		byName     string
+		want       string
+	}{
+		"all":                 {nil, nil, true, "", "[203.0.113.1]"},
+		"its namespace":       {[]string{"x", "default"}, nil, true, "", "[203.0.113.1]"},
+		"another namespace":   {[]string{"x"}, nil, true, "", none},
+		"by name":             {[]string{"x"}, nil, true, "203.0.113.1", byName},
+		"its labels":          {nil, labels.Set{"app": "web"}, true, "", "[203.0.113.1]"},
+		"other labels":        {nil, labels.Set{"app": "x"}, true, "", none},
+		"labels, not its ns":  {[]string{"x"}, labels.Set{"app": "web"}, true, "", none},
+		"not auto_assign":     {nil, nil, false, "", none},
+		"not auto, but asked": {nil, nil, false, "203.0.113.1", "[203.0.113.1]"},
+	} {
+		p := pool
+		p.Namespaces, p.AutoAssign = tt.namespaces, tt.auto
+		if tt.selector != nil {
+			p.Selector = tt.selector.AsSelector()
+		}
+		s := aService(func(s *core.Service) {
+			s.Status, s.Labels = core.ServiceStatus{}, map[string]string{"app": "web"}
+			s.Spec.LoadBalancerIP = tt.byName
+		})
+		got, err := newAssigner([]Pool{p}).assign(s)
+		text := fmt.Sprint(got)
+		if err != nil {
+			text = err.Error()
+		}
+		if text != tt.want {
+			t.Errorf("%s: %s; want %s", name, text, tt.want)
+		}
 	}
 }
