@@ -49,7 +49,8 @@ func TestUnitCapabilitiesSuffice(t *testing.T) {
 	}
 }
 
-// checkReload runs the unit's ExecReload: it succeeds with a valid file; with an invalid file it fails and changes nothing.
+// checkReload runs the ExecReload of the unit: it succeeds with a valid file; with an invalid file it fails and changes
+// nothing.
 func checkReload(t *testing.T, agent *lab.Agent, config lab.AgentConfig) {
 	if out, err := agent.CLI(t.Context(), "reload"); err != nil {
 		t.Errorf("reload of a valid file: %v\n%s", err, out)
