@@ -62,7 +62,8 @@ func collectors(t *testing.T) []prometheus.Collector {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.MustRegister((*datapath.Datapath)(nil), (*bgp.Speaker)(nil), onLink, admin.NewMetrics(nil))
+	r.MustRegister((*datapath.Datapath)(nil), (*bgp.Speaker)(nil), onLink)
+	r.MustRegister(admin.NewCallMetrics(), admin.NewStateMetrics(nil))
 	return r.all
 }
 
@@ -159,7 +160,7 @@ func TestNamedMetricsExist(t *testing.T) {
 		}
 		// The change log has the names of earlier versions.
 		ext := filepath.Ext(path)
-		if d.IsDir() || d.Name() == "CHANGELOG.md" || !strings.Contains(".go .html .js .md", ext) {
+		if d.IsDir() || d.Name() == "CHANGELOG.md" || !slices.Contains([]string{".go", ".html", ".js", ".md"}, ext) {
 			return nil
 		}
 		text, err := os.ReadFile(path)

@@ -23,40 +23,21 @@ func TestHealthRelay(t *testing.T) {
 	}
 }
 
-type statusFunc func(context.Context) (lb.Status, error)
+type behindFunc func(context.Context) (time.Time, error)
 
-func (f statusFunc) Status(ctx context.Context) (lb.Status, error) { return f(ctx) }
+func (f behindFunc) Behind(ctx context.Context) (time.Time, error) { return f(ctx) }
 
 func TestBehind(t *testing.T) {
 	since := time.Unix(1, 0)
 	for _, want := range []error{nil, errors.New("no answer")} {
-		got, err := behind(statusFunc(func(ctx context.Context) (lb.Status, error) {
+		got, err := behind(behindFunc(func(ctx context.Context) (time.Time, error) {
 			if d, ok := ctx.Deadline(); !ok || time.Until(d) > engineTimeout || time.Until(d) < engineTimeout/2 {
 				t.Errorf("deadline %s, %t; want %s from now", d, ok, engineTimeout)
 			}
-			return lb.Status{Behind: since}, want
+			return since, want
 		}))
 		if !errors.Is(err, want) || !got.Equal(since) {
 			t.Errorf("%s, %v; want %s, %v", got, err, since, want)
 		}
-	}
-}
-
-func TestSettled(t *testing.T) {
-	n := 0
-	yes := settled(t.Context(), statusFunc(func(context.Context) (lb.Status, error) {
-		n++
-		if n == 2 {
-			return lb.Status{Settled: true}, errors.New("no answer")
-		}
-		return lb.Status{Settled: n == 4}, nil
-	}))
-	if !yes || n != 4 {
-		t.Errorf("settled %t after %d requests; want true after 4", yes, n)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if settled(ctx, statusFunc(func(context.Context) (lb.Status, error) { return lb.Status{}, nil })) {
-		t.Error("settled after the end of the context")
 	}
 }

@@ -64,9 +64,11 @@ func (a *Agent) alive() error {
 
 // reportReady tells systemd once that every part of the configuration was applied or tried.
 func (a *Agent) reportReady(ctx context.Context) {
-	if settled(ctx, a.engine) {
+	select {
+	case <-a.engine.Settled():
 		a.reloader.readiness.set()
 		a.log.Info("agent ready")
+	case <-ctx.Done():
 	}
 }
 
