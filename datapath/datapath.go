@@ -81,13 +81,15 @@ func (d *Datapath) readNames() (err error) {
 
 // open loads the programs and puts them in force; t undoes each step.
 func (d *Datapath) open(t *transaction) (err error) {
-	if d.objects, err = load(d.o, d.pins.dir); err != nil {
+	objects, tableSpec, err := load(d.o, d.pins.dir)
+	if err != nil {
 		return err
 	}
+	d.objects = objects
 	if err := d.o.inject("load"); err != nil {
 		return err
 	}
-	if d.services, err = openServices(d.objects, d.pins, d.log); err != nil {
+	if d.services, err = openServices(d.objects, tableSpec, d.pins, d.log); err != nil {
 		return err
 	}
 	d.tunnels = &tunnels{objects: d.objects, delivers: d.o.Delivers, always: d.o.TunnelSources}

@@ -12,13 +12,14 @@ import (
 )
 
 // load loads the programs of this binary, with the maps pinned in dir. A map that is not there is made and pinned.
-func load(o Options, dir string) (*syObjects, error) {
+// tableSpec is the spec of the inner maps of sy_tables.
+func load(o Options, dir string) (_ *syObjects, tableSpec *ebpf.MapSpec, err error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
-		return nil, fmt.Errorf("lift the limit on locked memory: %w", err)
+		return nil, nil, fmt.Errorf("lift the limit on locked memory: %w", err)
 	}
 	spec, err := loadSy()
 	if err != nil {
-		return nil, fmt.Errorf("read the embedded programs: %w", err)
+		return nil, nil, fmt.Errorf("read the embedded programs: %w", err)
 	}
 	for name, value := range map[string]any{
 		"snat_first": o.SNATPorts[0], "snat_last": o.SNATPorts[1], "no_xdp_tx": anyVeth(o.Interfaces),
@@ -27,7 +28,7 @@ func load(o Options, dir string) (*syObjects, error) {
 		"timeout_closing": uint64(o.Timeouts.Closing), "timeout_closed": uint64(o.Timeouts.Closed), "timeout_udp": uint64(o.Timeouts.UDP),
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
-			return nil, fmt.Errorf("set %s: %w", name, err)
+			return nil, nil, fmt.Errorf("set %s: %w", name, err)
 		}
 	}
 	for name, size := range tableSizes(o.MaxFlows) {
@@ -47,14 +48,14 @@ func load(o Options, dir string) (*syObjects, error) {
 	var verifier *ebpf.VerifierError
 	switch {
 	case errors.Is(err, ebpf.ErrMapIncompatible):
-		return nil, fmt.Errorf("the maps that an earlier version pinned in %s are incompatible: %w; "+
+		return nil, nil, fmt.Errorf("the maps that an earlier version pinned in %s are incompatible: %w; "+
 			"stop the agent and run \"steelyard cleanup\", which ends its flows", dir, err)
 	case errors.As(err, &verifier):
-		return nil, fmt.Errorf("the kernel rejects a program: %w", err)
+		return nil, nil, fmt.Errorf("the kernel rejects a program: %w", err)
 	case err != nil:
-		return nil, fmt.Errorf("load the programs: %w", err)
+		return nil, nil, fmt.Errorf("load the programs: %w", err)
 	}
-	return &objects, nil
+	return &objects, spec.Maps["sy_tables"].InnerMap, nil
 }
 
 // chain makes the program of this binary the target of the tail call.

@@ -23,9 +23,10 @@ const (
 
 // services maintains frontends, their tables, backends and VIPs in the kernel.
 type services struct {
-	objects *syObjects
-	pins    *pins
-	log     *slog.Logger
+	objects   *syObjects
+	tableSpec *ebpf.MapSpec // of a frontend's table
+	pins      *pins
+	log       *slog.Logger
 
 	mu        sync.Mutex // guards all below
 	frontends map[lb.Frontend]*frontend
@@ -47,9 +48,9 @@ type frontend struct {
 }
 
 // openServices reads the maps of an earlier agent.
-func openServices(o *syObjects, pins *pins, log *slog.Logger) (*services, error) {
+func openServices(o *syObjects, tableSpec *ebpf.MapSpec, pins *pins, log *slog.Logger) (*services, error) {
 	s := &services{
-		objects: o, pins: pins, log: log,
+		objects: o, tableSpec: tableSpec, pins: pins, log: log,
 		frontends: map[lb.Frontend]*frontend{}, vips: map[netip.Addr]map[uint32]*frontend{},
 	}
 	used, err := s.readFrontends()
@@ -185,7 +186,7 @@ func (s *services) newTable(u *frontendUpdate) (*ebpf.Map, error) {
 		u.older = next.remembered()
 		s.backends.keep(u.older)
 	}
-	table, err := newTable(next)
+	table, err := newTable(s.tableSpec, next)
 	if err != nil {
 		return nil, err
 	}

@@ -9,7 +9,6 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -134,8 +133,9 @@ func header(elements []sySlot) *syTableHeader {
 	return (*syTableHeader)(unsafe.Pointer(&elements[0]))
 }
 
-// newTable makes the map of a table (bpf/maps.h).
-func newTable(t table) (*ebpf.Map, error) {
+// newTable makes the map of a table (bpf/maps.h) from the spec of the inner maps. The spec has the BTF of the template:
+// Linux before 6.2 compares the BTF of an inner map with that of the template, and refuses a map without it.
+func newTable(spec *ebpf.MapSpec, t table) (*ebpf.Map, error) {
 	n := 1 + len(t.slots) + len(t.older)
 	keys, values := make([]uint32, n), make([]sySlot, 1, n)
 	*header(values) = syTableHeader{Slots: uint32(len(t.slots)), OlderSlots: uint32(len(t.older))}
@@ -143,9 +143,9 @@ func newTable(t table) (*ebpf.Map, error) {
 	for i := range keys {
 		keys[i] = uint32(i)
 	}
-	m, err := ebpf.NewMap(&ebpf.MapSpec{
-		Name: "sy_table", Type: ebpf.Array, KeySize: 4, ValueSize: uint32(unsafe.Sizeof(sySlot{})), MaxEntries: uint32(len(keys)), Flags: unix.BPF_F_INNER_MAP,
-	})
+	spec = spec.Copy()
+	spec.MaxEntries = uint32(n)
+	m, err := ebpf.NewMap(spec)
 	if err != nil {
 		return nil, fmt.Errorf("make a table: %w", err)
 	}
