@@ -27,35 +27,35 @@ func TestCleanupLeavesNothing(t *testing.T) {
 			hook := map[bool]string{true: "clsact", false: "tcx"}[clsact]
 			t.Run(fmt.Sprintf("%s/%s", mode, hook), func(t *testing.T) {
 				var before map[string]string
-				w := newFixtureWith(t, hookTC, false, func(o *Options) { o.Mode, o.ForceClsact = mode, clsact }, func(w *fixture) {
-					w.do(func() error { return writeSysctl(reservedPorts, "8080,9000-9010") })
-					before = w.snapshot()
+				fx := newFixtureWith(t, hookTC, false, func(o *Options) { o.Mode, o.ForceClsact = mode, clsact }, func(fx *fixture) {
+					fx.do(func() error { return writeSysctl(reservedPorts, "8080,9000-9010") })
+					before = fx.snapshot()
 				})
-				if s := w.d.Interfaces()[0]; s.Mode != mode || s.Hook != hook {
+				if s := fx.d.Interfaces()[0]; s.Mode != mode || s.Hook != hook {
 					t.Errorf("attached as %+v", s)
 				}
-				web(w)
-				w.do(func() error {
+				web(fx)
+				fx.do(func() error {
 					for _, vip := range []map[string]string{v4, v6} {
-						w.v6 = len(vip["vip"]) > len("203.0.113.10")
-						if _, _, err := w.d.ProbeWay(w.addr("vip"), w.addr("b1"), lb.MethodDSR, ""); err != nil {
+						fx.v6 = len(vip["vip"]) > len("203.0.113.10")
+						if _, _, err := fx.d.ProbeWay(fx.addr("vip"), fx.addr("b1"), lb.MethodDSR, ""); err != nil {
 							return err
 						}
 					}
-					if err := Cleanup(w.o.PinPath, w.o.StateDir, quiet); err == nil {
+					if err := Cleanup(fx.o.PinPath, fx.o.StateDir, quiet); err == nil {
 						t.Error("cleanup beside a running agent succeeded")
 					}
 					return nil
 				})
-				during := w.snapshot()
+				during := fx.snapshot()
 				for _, changed := range []string{reservedPorts, "ip rule", "ip -6 route show table all", "/proc/sys/net/ipv4/conf/eth0/forwarding", "pinned", "programs of lo"} {
 					if before[changed] == during[changed] {
 						t.Errorf("%s is as before while the agent runs: what is compared shows nothing", changed)
 					}
 				}
-				w.close()
-				w.do(func() error { return Cleanup(w.o.PinPath, w.o.StateDir, quiet) })
-				if diff := cmp.Diff(before, w.snapshot()); diff != "" {
+				fx.close()
+				fx.do(func() error { return Cleanup(fx.o.PinPath, fx.o.StateDir, quiet) })
+				if diff := cmp.Diff(before, fx.snapshot()); diff != "" {
 					t.Errorf("before -, after +:\n%s", diff)
 				}
 			})
@@ -64,10 +64,10 @@ func TestCleanupLeavesNothing(t *testing.T) {
 }
 
 // snapshot is all state of the node that an agent may change.
-func (w *fixture) snapshot() map[string]string {
-	w.t.Helper()
+func (fx *fixture) snapshot() map[string]string {
+	fx.t.Helper()
 	s := map[string]string{}
-	w.do(func() error {
+	fx.do(func() error {
 		for _, command := range []string{
 			"ip -details link show", "ip rule", "ip -6 rule", "ip route show table all", "ip -6 route show table all",
 			"tc qdisc show", "tc filter show dev eth0 ingress", "tc filter show dev eth0 egress", "ls -A /run",
@@ -107,6 +107,6 @@ func (w *fixture) snapshot() map[string]string {
 			return nil
 		})
 	})
-	s["pinned"] = strings.Join(w.pinned(), " ")
+	s["pinned"] = strings.Join(fx.pinned(), " ")
 	return s
 }

@@ -9,21 +9,21 @@ import (
 )
 
 // deliver puts VIP:80 to port 8080 of b1, which runs on this node; change may modify the service.
-func (w *fixture) deliver(change func(*lb.Service)) {
-	w.t.Helper()
-	w.serve(func(s *lb.Service) {
+func (fx *fixture) deliver(change func(*lb.Service)) {
+	fx.t.Helper()
+	fx.serve(func(s *lb.Service) {
 		s.Ports[0].Backends[0].Local = true
 		change(s)
 	}, "b1")
 }
 
 // out runs a packet of a local backend through sy_tc_out.
-func (w *fixture) out(p dptest.Packet) dptest.Packet {
-	w.t.Helper()
-	did, frame := w.runOut(p.Frame(), 0)
+func (fx *fixture) out(p dptest.Packet) dptest.Packet {
+	fx.t.Helper()
+	did, frame := fx.runOut(p.Frame(), 0)
 	out, err := dptest.Parse(frame)
 	if did != "passed" || err != nil {
-		w.t.Fatalf("what leaves was %s: %v", did, err)
+		fx.t.Fatalf("what leaves was %s: %v", did, err)
 	}
 	return out
 }
@@ -31,26 +31,26 @@ func (w *fixture) out(p dptest.Packet) dptest.Packet {
 // A local backend receives packets from the client's address, and the client from the VIP.
 func TestDeliversToLocalBackends(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
+		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
 		for _, proto := range []lb.Protocol{lb.TCP, lb.UDP} {
-			w.reset()
-			w.deliver(func(s *lb.Service) { s.Ports[0].Protocol = proto })
+			fx.reset()
+			fx.deliver(func(s *lb.Service) { s.Ports[0].Protocol = proto })
 			there := func(flags uint8) dptest.Packet {
-				return w.fromClient(uint8(proto), flags&(255*uint8(truth(proto == lb.TCP))))
+				return fx.fromClient(uint8(proto), flags&(255*uint8(truth(proto == lb.TCP))))
 			}
 			back := func(flags uint8) dptest.Packet {
 				p := there(flags)
-				p.Src, p.Dst, p.Seq, p.Ack = w.at("b1", 8080), p.Src, 5*p.Seq, 0
+				p.Src, p.Dst, p.Seq, p.Ack = fx.at("b1", 8080), p.Src, 5*p.Seq, 0
 				return p
 			}
 			for i, flags := range []uint8{dptest.SYN, dptest.ACK, dptest.ACK} {
 				in := there(flags)
-				r := w.run(in.Frame())
+				r := fx.run(in.Frame())
 				if r.did != "passed" || r.reason != "forwarded" {
 					t.Fatalf("%s, packet %d: %s: %s", proto, i, r.did, r.reason)
 				}
 				want := in
-				want.Dst, want.TTL = w.at("b1", 8080), 65
+				want.Dst, want.TTL = fx.at("b1", 8080), 65
 				if err := onlyHops(want, r.out); err != nil {
 					t.Errorf("%s, packet %d: %v", proto, i, err)
 				}
@@ -59,17 +59,17 @@ func TestDeliversToLocalBackends(t *testing.T) {
 					answer = back(dptest.SYN | dptest.ACK)
 				}
 				want = answer
-				want.Src, want.TTL = w.at("vip", 80), 65
-				if err := onlyHops(want, w.out(answer)); err != nil {
+				want.Src, want.TTL = fx.at("vip", 80), 65
+				if err := onlyHops(want, fx.out(answer)); err != nil {
 					t.Errorf("%s, answer %d: %v", proto, i, err)
 				}
 			}
-			if n := len(entries(t, w.d.objects.SyFlows)); n != 2 {
+			if n := len(entries(t, fx.d.objects.SyFlows)); n != 2 {
 				t.Errorf("%s: %d entries of established flows; want 2", proto, n)
 			}
 		}
-		other := dptest.Packet{Src: w.at("b1", 8080), Dst: w.at("client", 41000), Proto: dptest.TCP, Flags: dptest.ACK}
-		if out := w.out(other); out.Src != other.Src || out.Dst != other.Dst {
+		other := dptest.Packet{Src: fx.at("b1", 8080), Dst: fx.at("client", 41000), Proto: dptest.TCP, Flags: dptest.ACK}
+		if out := fx.out(other); out.Src != other.Src || out.Dst != other.Dst {
 			t.Errorf("an unrelated packet was sent as %+v", out)
 		}
 	})
@@ -79,19 +79,19 @@ func TestDeliversToLocalBackends(t *testing.T) {
 // reply is translated to its VIP.
 func TestTwoVIPsWithOneLocalServer(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
-		w.deliver(func(*lb.Service) {})
-		w.deliver(func(s *lb.Service) { s.Name, s.VIPs = "other", []netip.Addr{w.addr("elsewhere")} })
+		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
+		fx.deliver(func(*lb.Service) {})
+		fx.deliver(func(s *lb.Service) { s.Name, s.VIPs = "other", []netip.Addr{fx.addr("elsewhere")} })
 		seen := map[netip.AddrPort]bool{}
 		for _, vip := range []string{"vip", "elsewhere"} {
-			p := w.fromClient(dptest.TCP, dptest.SYN)
-			p.Dst = w.at(vip, 80)
-			r := w.run(p.Frame())
+			p := fx.fromClient(dptest.TCP, dptest.SYN)
+			p.Dst = fx.at(vip, 80)
+			r := fx.run(p.Frame())
 			if r.did != "passed" || r.out.Src.Addr() != p.Src.Addr() || seen[r.out.Src] {
 				t.Fatalf("%s: %s: %s, from %s", vip, r.did, r.reason, r.out.Src)
 			}
 			seen[r.out.Src] = true
-			answer := w.out(dptest.Packet{Src: r.out.Dst, Dst: r.out.Src, Proto: dptest.TCP, Flags: dptest.SYN | dptest.ACK})
+			answer := fx.out(dptest.Packet{Src: r.out.Dst, Dst: r.out.Src, Proto: dptest.TCP, Flags: dptest.SYN | dptest.ACK})
 			if answer.Src != p.Dst || answer.Dst != p.Src {
 				t.Errorf("%s: the answer left from %s to %s", vip, answer.Src, answer.Dst)
 			}

@@ -14,19 +14,19 @@ import (
 )
 
 // joined runs fragments and reassembles the output.
-func (w *fixture) joined(frames [][]byte) dptest.Packet {
-	w.t.Helper()
+func (fx *fixture) joined(frames [][]byte) dptest.Packet {
+	fx.t.Helper()
 	var out [][]byte
 	for i, f := range frames {
-		r := w.run(f)
+		r := fx.run(f)
 		if r.did != "sent" {
-			w.t.Fatalf("fragment %d was %s: %s", i, r.did, r.reason)
+			fx.t.Fatalf("fragment %d was %s: %s", i, r.did, r.reason)
 		}
 		out = append(out, r.frame)
 	}
 	p, err := dptest.Join(out)
 	if err != nil {
-		w.t.Fatal(err)
+		fx.t.Fatal(err)
 	}
 	return p
 }
@@ -34,28 +34,28 @@ func (w *fixture) joined(frames [][]byte) dptest.Packet {
 // All fragments of a datagram take the path of the first one, to the backend and back.
 func TestFragmentsFollowTheFirst(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newFixture(t, h, v6, nil)
-		dns(w)
-		big := udp(w)
+		fx := newFixture(t, h, v6, nil)
+		dns(fx)
+		big := udp(fx)
 		big.DF, big.Payload = false, make([]byte, 60_000)
 		for i := range big.Payload {
 			big.Payload[i] = byte(i)
 		}
 		frames := big.Fragments(7, 1400)
-		if r := w.run(frames[1]); r.did != "dropped" || r.reason != "fragment_not_found" {
+		if r := fx.run(frames[1]); r.did != "dropped" || r.reason != "fragment_not_found" {
 			t.Errorf("a later fragment before the first: %s: %s", r.did, r.reason)
 		}
-		out := w.joined(frames)
-		if err := sentOn(w, big, out); err != nil {
+		out := fx.joined(frames)
+		if err := sentOn(fx, big, out); err != nil {
 			t.Error(err)
 		}
-		w.last = out
-		back := w.reply(0)
+		fx.last = out
+		back := fx.reply(0)
 		back.Payload = big.Payload
-		if err := toClient(w, back, w.joined(back.Fragments(9, 1400))); err != nil {
+		if err := toClient(fx, back, fx.joined(back.Fragments(9, 1400))); err != nil {
 			t.Error(err)
 		}
-		if r := w.run(big.Fragments(8, 1400)[1]); r.reason != "fragment_not_found" {
+		if r := fx.run(big.Fragments(8, 1400)[1]); r.reason != "fragment_not_found" {
 			t.Errorf("a later fragment of another datagram: %s: %s", r.did, r.reason)
 		}
 	})
@@ -64,11 +64,11 @@ func TestFragmentsFollowTheFirst(t *testing.T) {
 // The same for dsr, where the ports select the server.
 func TestFragmentsByDSR(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newFixture(t, h, v6, nil)
-		w.serve(func(s *lb.Service) { s.Method, s.Ports[0].Protocol = lb.MethodDSR, lb.UDP }, "b1", "b2")
-		big := udp(w)
+		fx := newFixture(t, h, v6, nil)
+		fx.serve(func(s *lb.Service) { s.Method, s.Ports[0].Protocol = lb.MethodDSR, lb.UDP }, "b1", "b2")
+		big := udp(fx)
 		big.DF, big.Payload = false, make([]byte, 5000)
-		if err := untouched(w, big, w.joined(big.Fragments(7, 1400))); err != nil {
+		if err := untouched(fx, big, fx.joined(big.Fragments(7, 1400))); err != nil {
 			t.Error(err)
 		}
 	})
@@ -77,22 +77,22 @@ func TestFragmentsByDSR(t *testing.T) {
 // A client that uses one source port towards two VIPs with the same server has two flows.
 func TestTwoVIPsWithOneServer(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = [2]uint16{61000, 61001} })
-		w.service(lb.TCP, "b1")
-		w.serve(func(s *lb.Service) { s.Name, s.VIPs = "other", []netip.Addr{w.addr("elsewhere")} }, "b1")
+		fx := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = [2]uint16{61000, 61001} })
+		fx.service(lb.TCP, "b1")
+		fx.serve(func(s *lb.Service) { s.Name, s.VIPs = "other", []netip.Addr{fx.addr("elsewhere")} }, "b1")
 		type flow struct{ in, out dptest.Packet }
 		var flows []flow
 		for _, vip := range []string{"vip", "elsewhere"} {
-			p := tcp(dptest.SYN)(w)
-			p.Dst = w.at(vip, 80)
-			flows = append(flows, flow{p, w.run(p.Frame()).out})
+			p := tcp(dptest.SYN)(fx)
+			p.Dst = fx.at(vip, 80)
+			flows = append(flows, flow{p, fx.run(p.Frame()).out})
 		}
 		if flows[0].out.Src == flows[1].out.Src {
 			t.Fatalf("both flows come from %s", flows[0].out.Src)
 		}
 		for _, f := range flows {
-			w.last = f.out
-			if back := w.run(w.reply(dptest.SYN | dptest.ACK).Frame()).out; back.Src != f.in.Dst || back.Dst != f.in.Src {
+			fx.last = f.out
+			if back := fx.run(fx.reply(dptest.SYN | dptest.ACK).Frame()).out; back.Src != f.in.Dst || back.Dst != f.in.Src {
 				t.Errorf("the answer to %s came from %s to %s", f.in.Dst, back.Src, back.Dst)
 			}
 		}
@@ -102,12 +102,12 @@ func TestTwoVIPsWithOneServer(t *testing.T) {
 // Source ports come from all addresses in the subnet of a backend.
 func TestSeveralSourceAddresses(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = [2]uint16{61000, 61000} })
+		fx := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = [2]uint16{61000, 61000} })
 		second := netip.MustParsePrefix("192.0.2.2/24")
 		if v6 {
 			second = netip.MustParsePrefix("2001:db8::2/64")
 		}
-		w.do(func() error {
+		fx.do(func() error {
 			nic, err := netlink.LinkByName("eth0")
 			if err != nil {
 				return err
@@ -115,21 +115,21 @@ func TestSeveralSourceAddresses(t *testing.T) {
 			return netlink.AddrAdd(nic, &netlink.Addr{Flags: 2 /* IFA_F_NODAD */, IPNet: &net.IPNet{
 				IP: second.Addr().AsSlice(), Mask: net.CIDRMask(second.Bits(), second.Addr().BitLen())}})
 		})
-		w.service(lb.TCP, "b1")
+		fx.service(lb.TCP, "b1")
 		from := map[netip.Addr]bool{}
 		for i := range 2 {
-			r := w.run(w.on(i, dptest.TCP, dptest.SYN).Frame())
+			r := fx.run(fx.on(i, dptest.TCP, dptest.SYN).Frame())
 			from[r.out.Src.Addr()] = true
-			w.last = r.out
-			if back := w.run(w.reply(dptest.SYN | dptest.ACK).Frame()).out; back.Dst != w.on(i, 0, 0).Src {
+			fx.last = r.out
+			if back := fx.run(fx.reply(dptest.SYN | dptest.ACK).Frame()).out; back.Dst != fx.on(i, 0, 0).Src {
 				t.Errorf("the answer to flow %d went to %s", i, back.Dst)
 			}
-			w.went(w.on(i, dptest.TCP, dptest.ACK))
+			fx.went(fx.on(i, dptest.TCP, dptest.ACK))
 		}
-		if !from[w.addr("box")] || !from[second.Addr()] {
+		if !from[fx.addr("box")] || !from[second.Addr()] {
 			t.Errorf("flows came from %v; want both of our addresses", from)
 		}
-		if r := w.run(w.on(2, dptest.TCP, dptest.SYN).Frame()); r.reason != "snat_exhausted" {
+		if r := fx.run(fx.on(2, dptest.TCP, dptest.SYN).Frame()); r.reason != "snat_exhausted" {
 			t.Errorf("with both ports taken: %s: %s", r.did, r.reason)
 		}
 	})
@@ -138,20 +138,20 @@ func TestSeveralSourceAddresses(t *testing.T) {
 // When all source ports are in use, a new flow evicts a half-open flow, and never an established one.
 func TestHalfOpenFlowsAreEvicted(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = [2]uint16{61000, 61000} })
-		w.service(lb.TCP, "b1")
+		fx := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = [2]uint16{61000, 61000} })
+		fx.service(lb.TCP, "b1")
 		for i := range 3 {
-			w.went(w.on(i, dptest.TCP, dptest.SYN))
+			fx.went(fx.on(i, dptest.TCP, dptest.SYN))
 		}
-		w.run(w.reply(dptest.SYN | dptest.ACK).Frame())
-		if r := w.run(w.on(0, dptest.TCP, dptest.ACK).Frame()); r.reason != "no_flow" {
+		fx.run(fx.reply(dptest.SYN | dptest.ACK).Frame())
+		if r := fx.run(fx.on(0, dptest.TCP, dptest.ACK).Frame()); r.reason != "no_flow" {
 			t.Errorf("a flow that has made room: %s: %s", r.did, r.reason)
 		}
-		w.went(w.on(2, dptest.TCP, dptest.ACK))
-		if r := w.run(w.on(3, dptest.TCP, dptest.SYN).Frame()); r.reason != "snat_exhausted" {
+		fx.went(fx.on(2, dptest.TCP, dptest.ACK))
+		if r := fx.run(fx.on(3, dptest.TCP, dptest.SYN).Frame()); r.reason != "snat_exhausted" {
 			t.Errorf("beside an established flow: %s: %s", r.did, r.reason)
 		}
-		if n := len(w.flows()); n != 2 {
+		if n := len(fx.flows()); n != 2 {
 			t.Errorf("%d entries; want the two of the established flow", n)
 		}
 	})
@@ -160,8 +160,8 @@ func TestHalfOpenFlowsAreEvicted(t *testing.T) {
 // The backend with the fewest flows for its weight gets the next flow. The agent counts the same number of flows.
 func TestLeastConnections(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newFixture(t, h, v6, nil)
-		w.serve(func(s *lb.Service) {
+		fx := newFixture(t, h, v6, nil)
+		fx.serve(func(s *lb.Service) {
 			s.Algorithm = lb.AlgorithmLeastConnections
 			s.Ports[0].Backends[0].Weight = 2
 		}, "b1", "b2")
@@ -169,37 +169,37 @@ func TestLeastConnections(t *testing.T) {
 		open := func(from, to int) {
 			t.Helper()
 			for i := from; i < to; i++ {
-				addr := w.went(w.on(i, dptest.TCP, dptest.SYN))
+				addr := fx.went(fx.on(i, dptest.TCP, dptest.SYN))
 				flows[addr] = append(flows[addr], i)
 			}
 		}
 		open(0, 150)
-		b1, b2 := w.addr("b1"), w.addr("b2")
+		b1, b2 := fx.addr("b1"), fx.addr("b2")
 		if n := len(flows[b1]); n < 90 || n > 110 {
 			t.Errorf("the server with weight 2 of 3 has %d of 150 flows; want about 100", n)
 		}
 		for _, i := range flows[b2] {
-			w.went(w.on(i, dptest.TCP, dptest.RST))
+			fx.went(fx.on(i, dptest.TCP, dptest.RST))
 		}
 		was := len(flows[b2])
 		open(200, 230)
 		if n := len(flows[b2]) - was; n < 26 {
 			t.Errorf("the idle server got %d of 30 flows; want nearly all", n)
 		}
-		before := w.loads()
-		w.do(func() error { w.d.gc.expire(context.Background()); return nil })
-		if after := w.loads(); before[b1] != after[b1] || before[b2] != after[b2] || int(after[b1]) != len(flows[b1]) {
+		before := fx.loads()
+		fx.do(func() error { fx.d.gc.expire(context.Background()); return nil })
+		if after := fx.loads(); before[b1] != after[b1] || before[b2] != after[b2] || int(after[b1]) != len(flows[b1]) {
 			t.Errorf("flows were counted as %v, the walk found %v; want %d and %d", before, after, len(flows[b1]), len(flows[b2])-was)
 		}
 	})
 }
 
-func (w *fixture) loads() map[netip.Addr]uint32 {
+func (fx *fixture) loads() map[netip.Addr]uint32 {
 	loads := map[netip.Addr]uint32{}
-	for at, b := range w.d.services.backends.byAddr {
+	for at, b := range fx.d.services.backends.byAddr {
 		var n uint32
-		if err := w.d.objects.SyBackendLoad.Lookup(b.id, &n); err != nil {
-			w.t.Fatal(err)
+		if err := fx.d.objects.SyBackendLoad.Lookup(b.id, &n); err != nil {
+			fx.t.Fatal(err)
 		}
 		loads[at.Addr()] = n
 	}
@@ -209,11 +209,11 @@ func (w *fixture) loads() map[netip.Addr]uint32 {
 // Weights are shares, with every algorithm; a server with weight 0 or one that drains gets no new flow.
 func TestWeights(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newFixture(t, h, v6, nil)
+		fx := newFixture(t, h, v6, nil)
 		for _, a := range lb.Algorithms {
 			for _, method := range []lb.Method{lb.MethodNAT, lb.MethodTunnel} {
-				w.reset()
-				w.serve(func(s *lb.Service) {
+				fx.reset()
+				fx.serve(func(s *lb.Service) {
 					s.Algorithm, s.Method, s.Encap = a, method, lb.EncapGUE
 					b := s.Ports[0].Backends
 					b[0].Weight, b[1].Weight, b[2].Weight, b[3].Drain = 1, 3, 0, true
@@ -221,15 +221,15 @@ func TestWeights(t *testing.T) {
 				got := map[netip.Addr]int{}
 				const n = 400
 				for i := range n {
-					p := w.on(i, dptest.TCP, dptest.SYN)
+					p := fx.on(i, dptest.TCP, dptest.SYN)
 					if a == lb.AlgorithmSourceHash { // the network's addresses, not the client's ports, make the difference
 						b := p.Src.Addr().As16()
 						b[14], b[15] = byte(i/250), byte(i%250)
 						p.Src = netip.AddrPortFrom(netip.AddrFrom16(b).Unmap(), 20000)
 					}
-					got[w.went(p)]++
+					got[fx.went(p)]++
 				}
-				if b1 := got[w.addr("b1")]; b1 < n/4*5/10 || b1 > n/4*15/10 || b1+got[w.addr("b2")] != n {
+				if b1 := got[fx.addr("b1")]; b1 < n/4*5/10 || b1 > n/4*15/10 || b1+got[fx.addr("b2")] != n {
 					t.Errorf("%s by %s: %v; want a quarter of %d for the first and the rest for the second", a, method, got, n)
 				}
 			}
@@ -241,31 +241,31 @@ func TestWeights(t *testing.T) {
 func TestAffinity(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		for _, method := range []lb.Method{lb.MethodNAT, lb.MethodTunnel} {
-			w := newFixture(t, h, v6, nil)
+			fx := newFixture(t, h, v6, nil)
 			with := func(backends ...string) {
-				w.serve(func(s *lb.Service) {
+				fx.serve(func(s *lb.Service) {
 					s.Affinity, s.Algorithm, s.Method, s.Encap = time.Hour, lb.AlgorithmRandom, method, lb.EncapGUE
 				}, backends...)
 			}
 			with("b1", "b2")
-			first := w.went(w.on(0, dptest.TCP, dptest.SYN))
+			first := fx.went(fx.on(0, dptest.TCP, dptest.SYN))
 			for i := range 40 {
-				if to := w.went(w.on(i, dptest.TCP, dptest.SYN)); to != first {
+				if to := fx.went(fx.on(i, dptest.TCP, dptest.SYN)); to != first {
 					t.Fatalf("%s: flow %d went to %s; want %s", method, i, to, first)
 				}
 			}
 			left, gone := "b1", "b2"
-			if first == w.addr("b1") {
+			if first == fx.addr("b1") {
 				left, gone = gone, left
 			}
 			with(left)
-			if to := w.went(w.on(50, dptest.TCP, dptest.SYN)); to != w.addr(left) {
+			if to := fx.went(fx.on(50, dptest.TCP, dptest.SYN)); to != fx.addr(left) {
 				t.Errorf("%s: after %s had gone a flow went to %s", method, gone, to)
 			}
 			if method == lb.MethodNAT {
 				continue
 			}
-			if to := w.went(w.on(0, dptest.TCP, dptest.ACK)); to != first {
+			if to := fx.went(fx.on(0, dptest.TCP, dptest.ACK)); to != first {
 				t.Errorf("%s: the old flow went to %s; want %s", method, to, first)
 			}
 		}
@@ -275,20 +275,20 @@ func TestAffinity(t *testing.T) {
 // The rate of ICMP errors is limited.
 func TestICMPErrorsAreLimited(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newFixture(t, h, v6, nil)
-		web(w)
-		frame := udp(w).Frame()
-		before := w.counts()
+		fx := newFixture(t, h, v6, nil)
+		web(fx)
+		frame := udp(fx).Frame()
+		before := fx.counts()
 		start := time.Now()
 		for range 4000 {
-			if w.hook == hookXDP {
-				w.runXDP(frame)
+			if fx.hook == hookXDP {
+				fx.runXDP(frame)
 			} else {
-				w.runTC(frame)
+				fx.runTC(frame)
 			}
 		}
 		took := time.Since(start)
-		after := w.counts()
+		after := fx.counts()
 		answered := after[Verdict{"refuse", "no_frontend"}] - before[Verdict{"refuse", "no_frontend"}]
 		limited := after[Verdict{"drop", "icmp_ratelimited"}] - before[Verdict{"drop", "icmp_ratelimited"}]
 		if answered+limited != 4000 || answered == 0 || limited == 0 && took < 500*time.Millisecond {
@@ -300,46 +300,46 @@ func TestICMPErrorsAreLimited(t *testing.T) {
 // sy_tc_out: health checks take the path of traffic, and a server behind a tunnel announces a segment size that fits.
 func TestOut(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
-		w := newFixture(t, hookTC, v6, ends)
+		fx := newFixture(t, hookTC, v6, ends)
 		for method, check := range map[lb.Method]func(*fixture, dptest.Packet, dptest.Packet) error{lb.MethodDSR: untouched, lb.MethodTunnel: tunnelled(dptest.UDP)} {
 			var mark uint32
-			w.do(func() (err error) {
-				mark, _, err = w.d.ProbeWay(w.addr("vip"), w.addr("b2"), method, lb.EncapGUE)
+			fx.do(func() (err error) {
+				mark, _, err = fx.d.ProbeWay(fx.addr("vip"), fx.addr("b2"), method, lb.EncapGUE)
 				return err
 			})
-			probe := w.fromClient(dptest.TCP, dptest.SYN)
-			probe.Src = w.at("box", 33333)
-			did, out := w.runOut(probe.Frame(), mark)
+			probe := fx.fromClient(dptest.TCP, dptest.SYN)
+			probe.Src = fx.at("box", 33333)
+			did, out := fx.runOut(probe.Frame(), mark)
 			p, err := dptest.Parse(out)
 			if err != nil || did != "sent" {
 				t.Fatalf("%s: %s, %v", method, did, err)
 			}
-			if err := check(w, probe, p); err != nil {
+			if err := check(fx, probe, p); err != nil {
 				t.Errorf("%s: %v", method, err)
 			}
 		}
-		synAck := dptest.Packet{Src: w.at("home", 80), Dst: w.at("client", 40000), Proto: dptest.TCP, Flags: dptest.SYN | dptest.ACK, MSS: 1460}
-		if did, out := w.runOut(synAck.Frame(), 0); did != "passed" || string(out) != string(synAck.Frame()) {
+		synAck := dptest.Packet{Src: fx.at("home", 80), Dst: fx.at("client", 40000), Proto: dptest.TCP, Flags: dptest.SYN | dptest.ACK, MSS: 1460}
+		if did, out := fx.runOut(synAck.Frame(), 0); did != "passed" || string(out) != string(synAck.Frame()) {
 			t.Errorf("an answer that has nothing to do with tunnels was changed: %s", did)
 		}
-		w.run(aTunnel("router")(w).Frame())
+		fx.run(aTunnel("router")(fx).Frame())
 		want := uint16(1500 - 32 - 20 - 20)
 		if v6 {
 			want = 1500 - 52 - 40 - 20
 		}
-		_, out := w.runOut(synAck.Frame(), 0)
+		_, out := fx.runOut(synAck.Frame(), 0)
 		if p, err := dptest.Parse(out); err != nil || p.MSS != want {
 			t.Errorf("the server announces %d, %v; want %d", p.MSS, err, want)
 		}
 		synAck.MSS = 1000
-		_, out = w.runOut(synAck.Frame(), 0)
+		_, out = fx.runOut(synAck.Frame(), 0)
 		if p, err := dptest.Parse(out); err != nil || p.MSS != 1000 {
 			t.Errorf("the server announces %d, %v; want 1000 as before", p.MSS, err)
 		}
 	}
 }
 
-func (w *fixture) runOut(frame []byte, mark uint32) (did string, out []byte) {
-	w.t.Helper()
-	return w.runProgram(w.d.objects.SyTcOut, frame, w.skb(mark), hookTC.verdicts())
+func (fx *fixture) runOut(frame []byte, mark uint32) (did string, out []byte) {
+	fx.t.Helper()
+	return fx.runProgram(fx.d.objects.SyTcOut, frame, fx.skb(mark), hookTC.verdicts())
 }

@@ -12,7 +12,7 @@ import (
 // Explain returns the decision that the programs take, and changes no map.
 func TestExplain(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
-		w := newFixture(t, hookTC, v6, func(o *Options) { o.Delivers = true })
+		fx := newFixture(t, hookTC, v6, func(o *Options) { o.Delivers = true })
 		for _, tt := range []struct {
 			name   string
 			state  func()
@@ -23,32 +23,32 @@ func TestExplain(t *testing.T) {
 			to2    string // the backend
 			says   []string
 		}{
-			{"not ours", func() {}, w.at("elsewhere", 80), lb.TCP, "pass", "not_ours", "", []string{"is not the address of a service"}},
-			{"no such port", func() { w.service(lb.TCP, "b1") }, w.at("vip", 81), lb.TCP, "reset", "no_frontend", "", []string{"no service has", "the VIP has no service on this port"}},
-			{"nat", func() { w.service(lb.TCP, "b1") }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("b1", 8080).String(), []string{"a frontend of web", "one is opened", "from " + w.addr("box").String(), "by eth0, on the same network"}},
-			{"udp", func() { w.service(lb.UDP, "b1") }, w.at("vip", 80), lb.UDP, "forward", "forwarded", w.at("b1", 8080).String(), []string{"one is opened"}},
-			{"sctp", func() { w.service(lb.SCTP, "b1") }, w.at("vip", 80), lb.SCTP, "forward", "forwarded", w.at("b1", 8080).String(), []string{"one is opened"}},
-			{"known", func() { w.service(lb.TCP, "b1"); w.run(w.fromClient(dptest.TCP, dptest.SYN).Frame()) }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("b1", 8080).String(), []string{"its flow is known"}},
-			{"no backend", func() { w.service(lb.TCP) }, w.at("vip", 80), lb.TCP, "reset", "no_backend", "", []string{"no backend accepts new flows"}},
+			{"not ours", func() {}, fx.at("elsewhere", 80), lb.TCP, "pass", "not_ours", "", []string{"is not the address of a service"}},
+			{"no such port", func() { fx.service(lb.TCP, "b1") }, fx.at("vip", 81), lb.TCP, "reset", "no_frontend", "", []string{"no service has", "the VIP has no service on this port"}},
+			{"nat", func() { fx.service(lb.TCP, "b1") }, fx.at("vip", 80), lb.TCP, "forward", "forwarded", fx.at("b1", 8080).String(), []string{"a frontend of web", "one is opened", "from " + fx.addr("box").String(), "by eth0, on the same network"}},
+			{"udp", func() { fx.service(lb.UDP, "b1") }, fx.at("vip", 80), lb.UDP, "forward", "forwarded", fx.at("b1", 8080).String(), []string{"one is opened"}},
+			{"sctp", func() { fx.service(lb.SCTP, "b1") }, fx.at("vip", 80), lb.SCTP, "forward", "forwarded", fx.at("b1", 8080).String(), []string{"one is opened"}},
+			{"known", func() { fx.service(lb.TCP, "b1"); fx.run(fx.fromClient(dptest.TCP, dptest.SYN).Frame()) }, fx.at("vip", 80), lb.TCP, "forward", "forwarded", fx.at("b1", 8080).String(), []string{"its flow is known"}},
+			{"no backend", func() { fx.service(lb.TCP) }, fx.at("vip", 80), lb.TCP, "reset", "no_backend", "", []string{"no backend accepts new flows"}},
 			{"not allowed", func() {
-				w.serve(func(s *lb.Service) {
+				fx.serve(func(s *lb.Service) {
 					s.Allow = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd99::/16")}
 				}, "b1")
-			}, w.at("vip", 80), lb.TCP, "drop", "not_allowed", "", []string{"not in the service's allow list"}},
-			{"dsr", func() { w.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }, "b1") }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("b1", 0).String(), []string{"the MAC address of"}},
-			{"gue behind a router", func() { w.serve(tunnel(lb.EncapGUE), "far") }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("far", 0).String(), []string{"through a tunnel (gue)", "next hop " + w.addr("router").String()}},
-			{"here", func() { w.nodes(lb.TCP, "box") }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("b1", 8080).String(), []string{"on this node, with the client's address"}},
-			{"another node", func() { w.nodes(lb.TCP, "b2") }, w.at("vip", 80), lb.TCP, "forward", "forwarded", w.at("b2", 0).String(), []string{"no flow is kept here"}},
-			{"datagrams that others may know", func() { w.nodes(lb.UDP, "b2"); w.nodes(lb.UDP, "box", "-b2") }, w.at("vip", 80), lb.UDP, "forward", "forwarded", w.at("b2", 0).String(),
-				[]string{"passed to nodes that may have it", "if the flow is unknown there, next to " + w.addr("box").String()}},
+			}, fx.at("vip", 80), lb.TCP, "drop", "not_allowed", "", []string{"not in the service's allow list"}},
+			{"dsr", func() { fx.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }, "b1") }, fx.at("vip", 80), lb.TCP, "forward", "forwarded", fx.at("b1", 0).String(), []string{"the MAC address of"}},
+			{"gue behind a router", func() { fx.serve(tunnel(lb.EncapGUE), "far") }, fx.at("vip", 80), lb.TCP, "forward", "forwarded", fx.at("far", 0).String(), []string{"through a tunnel (gue)", "next hop " + fx.addr("router").String()}},
+			{"here", func() { fx.nodes(lb.TCP, "box") }, fx.at("vip", 80), lb.TCP, "forward", "forwarded", fx.at("b1", 8080).String(), []string{"on this node, with the client's address"}},
+			{"another node", func() { fx.nodes(lb.TCP, "b2") }, fx.at("vip", 80), lb.TCP, "forward", "forwarded", fx.at("b2", 0).String(), []string{"no flow is kept here"}},
+			{"datagrams that others may know", func() { fx.nodes(lb.UDP, "b2"); fx.nodes(lb.UDP, "box", "-b2") }, fx.at("vip", 80), lb.UDP, "forward", "forwarded", fx.at("b2", 0).String(),
+				[]string{"passed to nodes that may have it", "if the flow is unknown there, next to " + fx.addr("box").String()}},
 		} {
-			w.reset()
+			fx.reset()
 			tt.state()
-			before, counted := len(w.flows()), w.counts()
-			q := lb.Question{Client: w.at("client", 40000), To: tt.to, Protocol: tt.proto}
+			before, counted := len(fx.flows()), fx.counts()
+			q := lb.Question{Client: fx.at("client", 40000), To: tt.to, Protocol: tt.proto}
 			var e lb.Explanation
-			w.do(func() (err error) {
-				e, err = w.d.Explain(q)
+			fx.do(func() (err error) {
+				e, err = fx.d.Explain(q)
 				return err
 			})
 			backend := ""
@@ -63,7 +63,7 @@ func TestExplain(t *testing.T) {
 					t.Errorf("%s: nothing about %q in\n%s", tt.name, want, strings.Join(e.Steps, "\n"))
 				}
 			}
-			if len(w.flows()) != before || len(w.counts()) != len(counted) {
+			if len(fx.flows()) != before || len(fx.counts()) != len(counted) {
 				t.Errorf("%s: it changed a map", tt.name)
 			}
 		}

@@ -50,15 +50,15 @@ var (
 		"lost": "2001:db8:9::9", "far": "2001:db8:9::77", "router": "2001:db8::254", "stranger": "2001:db8:77::9", "other": "2001:db8::100", "elsewhere": "2001:db8:1::99", "home": "2001:db8:1::50"}
 )
 
-func (w *fixture) addr(name string) netip.Addr {
-	if w.v6 {
+func (fx *fixture) addr(name string) netip.Addr {
+	if fx.v6 {
 		return netip.MustParseAddr(v6[name])
 	}
 	return netip.MustParseAddr(v4[name])
 }
 
-func (w *fixture) at(name string, port uint16) netip.AddrPort {
-	return netip.AddrPortFrom(w.addr(name), port)
+func (fx *fixture) at(name string, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(fx.addr(name), port)
 }
 
 var quiet = slog.New(slog.DiscardHandler)
@@ -80,24 +80,24 @@ func newFixture(t *testing.T, h hook, isV6 bool, change func(*Options)) *fixture
 func newFixtureWith(t *testing.T, h hook, isV6 bool, change func(*Options), prepare func(*fixture)) *fixture {
 	t.Helper()
 	l := labtest.New(t)
-	w := &fixture{t: t, host: labtest.Host(t, l, "lb"), hook: h, v6: isV6}
+	fx := &fixture{t: t, host: labtest.Host(t, l, "lb"), hook: h, v6: isV6}
 	peer := labtest.Host(t, l, "peer")
-	end := lab.End{Host: w.host, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}}
+	end := lab.End{Host: fx.host, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}}
 	if err := l.Link(end, lab.End{Host: peer, Name: "eth0"}, lab.LinkOptions{SoftwareChecksums: true}); err != nil {
 		t.Fatal(err)
 	}
-	w.o = testOptions()
+	fx.o = testOptions()
 	if change != nil {
-		change(&w.o)
+		change(&fx.o)
 	}
-	w.do(func() error {
+	fx.do(func() error {
 		nic, err := netlink.LinkByName("eth0")
 		if err != nil {
 			return err
 		}
-		w.nic = uint32(nic.Attrs().Index)
+		fx.nic = uint32(nic.Attrs().Index)
 		for _, names := range []map[string]string{v4, v6} {
-			if err := w.host.AddAddress("lo", hostPrefix(names["home"])); err != nil {
+			if err := fx.host.AddAddress("lo", hostPrefix(names["home"])); err != nil {
 				return err
 			}
 			far := net.ParseIP(names["far"])
@@ -120,9 +120,9 @@ func newFixtureWith(t *testing.T, h hook, isV6 bool, change func(*Options), prep
 		}
 		return nil
 	})
-	prepare(w)
-	w.open()
-	return w
+	prepare(fx)
+	fx.open()
+	return fx
 }
 
 func hostPrefix(addr string) netip.Prefix {
@@ -131,79 +131,79 @@ func hostPrefix(addr string) netip.Prefix {
 }
 
 // do runs f on the balancer.
-func (w *fixture) do(f func() error) {
-	w.t.Helper()
-	if err := w.host.Do(f); err != nil {
-		w.t.Fatal(err)
+func (fx *fixture) do(f func() error) {
+	fx.t.Helper()
+	if err := fx.host.Do(f); err != nil {
+		fx.t.Fatal(err)
 	}
 }
 
-func (w *fixture) open() {
-	w.t.Helper()
-	w.do(func() (err error) {
-		w.d, err = Open(w.o)
+func (fx *fixture) open() {
+	fx.t.Helper()
+	fx.do(func() (err error) {
+		fx.d, err = Open(fx.o)
 		return err
 	})
-	w.t.Cleanup(func() { w.close() })
+	fx.t.Cleanup(func() { fx.close() })
 }
 
 // reset removes all services and flows.
-func (w *fixture) reset() {
-	w.t.Helper()
-	held, err := w.d.Held()
+func (fx *fixture) reset() {
+	fx.t.Helper()
+	held, err := fx.d.Held()
 	if err != nil {
-		w.t.Fatal(err)
+		fx.t.Fatal(err)
 	}
-	w.apply(lb.Delta{Delete: held})
-	w.end()
-	for _, m := range []*ebpf.Map{w.d.objects.SyFlows, w.d.objects.SyHalfopen, w.d.objects.SyDsrFlows} {
-		for k := range entries(w.t, m) {
+	fx.apply(lb.Delta{Delete: held})
+	fx.end()
+	for _, m := range []*ebpf.Map{fx.d.objects.SyFlows, fx.d.objects.SyHalfopen, fx.d.objects.SyDsrFlows} {
+		for k := range entries(fx.t, m) {
 			if err := m.Delete(&k); err != nil {
-				w.t.Fatal(err)
+				fx.t.Fatal(err)
 			}
 		}
 	}
-	if err := w.d.services.setLoads(nil); err != nil {
-		w.t.Fatal(err)
+	if err := fx.d.services.setLoads(nil); err != nil {
+		fx.t.Fatal(err)
 	}
 }
 
-func (w *fixture) close() {
-	if w.d == nil {
+func (fx *fixture) close() {
+	if fx.d == nil {
 		return
 	}
-	if err := w.d.Close(); err != nil {
-		w.t.Error(err)
+	if err := fx.d.Close(); err != nil {
+		fx.t.Error(err)
 	}
-	w.d = nil
+	fx.d = nil
 }
 
 // service puts the frontend VIP:80 for a protocol, to port 8080 of these backends.
-func (w *fixture) service(proto lb.Protocol, backends ...string) *lb.FrontendPlan {
-	w.t.Helper()
-	return w.serve(func(s *lb.Service) { s.Ports[0].Protocol = proto }, backends...)
+func (fx *fixture) service(proto lb.Protocol, backends ...string) *lb.FrontendPlan {
+	fx.t.Helper()
+	return fx.serve(func(s *lb.Service) { s.Ports[0].Protocol = proto }, backends...)
 }
 
 // serve puts the frontend VIP:80/tcp to port 8080 of these backends, as modified by change.
-func (w *fixture) serve(change func(*lb.Service), backends ...string) *lb.FrontendPlan {
-	w.t.Helper()
+func (fx *fixture) serve(change func(*lb.Service), backends ...string) *lb.FrontendPlan {
+	fx.t.Helper()
 	s := &lb.Service{
-		Name: "web", VIPs: []netip.Addr{w.addr("vip")}, Ports: lb.PortsOn(nil, lb.Port{Port: 80, Target: 8080, Protocol: lb.TCP}),
+		Name: "web", VIPs: []netip.Addr{fx.addr("vip")}, Ports: lb.PortsOn(nil, lb.Port{Port: 80, Target: 8080, Protocol: lb.TCP}),
 		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Check: lb.CheckSpec{Type: lb.CheckNone},
 	}
 	for _, b := range backends {
-		s.Ports[0].Backends = append(s.Ports[0].Backends, lb.Backend{Addr: w.addr(b), Weight: 1})
+		s.Ports[0].Backends = append(s.Ports[0].Backends, lb.Backend{Addr: fx.addr(b), Weight: 1})
 	}
 	change(s)
 	p := lb.Build(s, nil, lb.Drains{}).Frontends[0]
-	w.apply(lb.Delta{Put: []*lb.FrontendPlan{p}})
+	fx.apply(lb.Delta{Put: []*lb.FrontendPlan{p}})
 	return p
 }
 
-func (w *fixture) apply(d lb.Delta) {
-	w.t.Helper()
-	w.do(func() error {
-		for f, err := range w.d.Apply(context.Background(), d) {
+func (fx *fixture) apply(d lb.Delta) {
+	fx.t.Helper()
+	fx.do(func() error {
+		for f, err := range fx.d.Apply(context.Background(), d) {
 			return fmt.Errorf("%s: %w", f, err)
 		}
 		return nil
@@ -220,33 +220,33 @@ type result struct {
 
 // run runs a frame through explain and through the hook, and checks that they agree. Packets that XDP passes are run
 // through tc.
-func (w *fixture) run(frame []byte) result {
-	w.t.Helper()
-	r := result{reason: w.explain(frame), frame: frame}
-	before := w.counts()
-	if w.hook == hookXDP {
-		r.did, r.frame = w.runXDP(frame)
+func (fx *fixture) run(frame []byte) result {
+	fx.t.Helper()
+	r := result{reason: fx.explain(frame), frame: frame}
+	before := fx.counts()
+	if fx.hook == hookXDP {
+		r.did, r.frame = fx.runXDP(frame)
 	}
-	if w.hook == hookTC || r.did == "passed" {
-		r.did, r.frame = w.runTC(r.frame)
+	if fx.hook == hookTC || r.did == "passed" {
+		r.did, r.frame = fx.runTC(r.frame)
 	}
 	// The counted reason is the final one; sending may fail for another reason than explain returns.
-	for v, n := range w.counts() {
+	for v, n := range fx.counts() {
 		if n > before[v] {
 			r.reason = v.Reason
 		}
 	}
 	delivered := r.reason == "decapsulated" || r.did == "passed" && r.reason == "forwarded"
 	if r.did == "passed" && !delivered && string(r.frame) != string(frame) {
-		w.t.Fatalf("a packet was passed on changed:\n%x\n%x", frame, r.frame)
+		fx.t.Fatalf("a packet was passed on changed:\n%x\n%x", frame, r.frame)
 	}
 	if (r.did == "sent" || delivered) && !isFragment(r.frame) {
 		var err error
 		if r.out, err = dptest.Parse(r.frame); err != nil {
-			w.t.Fatalf("what was sent: %v\n%x", err, r.frame)
+			fx.t.Fatalf("what was sent: %v\n%x", err, r.frame)
 		}
-		if r.reason == "forwarded" && r.out.Src.Addr() == w.addr("box") && r.out.Inner == nil && r.out.Src.Port() != 0 {
-			w.last = r.out
+		if r.reason == "forwarded" && r.out.Src.Addr() == fx.addr("box") && r.out.Inner == nil && r.out.Src.Port() != 0 {
+			fx.last = r.out
 		}
 	}
 	return r
@@ -259,21 +259,23 @@ func isFragment(f []byte) bool {
 	return binary.BigEndian.Uint16(f[12:]) == 0x86dd && f[20] == 44
 }
 
-func (w *fixture) runXDP(frame []byte) (did string, out []byte) {
-	w.t.Helper()
-	return w.runProgram(w.d.objects.SyXdp, frame, w.xdp(frame), hookXDP.verdicts())
+func (fx *fixture) runXDP(frame []byte) (did string, out []byte) {
+	fx.t.Helper()
+	return fx.runProgram(fx.d.objects.SyXdp, frame, fx.xdp(frame), hookXDP.verdicts())
 }
 
-func (w *fixture) runTC(frame []byte) (did string, out []byte) {
-	w.t.Helper()
-	return w.runProgram(w.d.objects.SyTcIn, frame, w.skb(0), hookTC.verdicts())
+func (fx *fixture) runTC(frame []byte) (did string, out []byte) {
+	fx.t.Helper()
+	return fx.runProgram(fx.d.objects.SyTcIn, frame, fx.skb(0), hookTC.verdicts())
 }
 
 // xdpMd is struct xdp_md.
 type xdpMd struct{ Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32 }
 
 // xdp is the context of a frame on the uplink.
-func (w *fixture) xdp(frame []byte) xdpMd { return xdpMd{DataEnd: uint32(len(frame)), Ingress: w.nic} }
+func (fx *fixture) xdp(frame []byte) xdpMd {
+	return xdpMd{DataEnd: uint32(len(frame)), Ingress: fx.nic}
+}
 
 // verdicts are what the programs of a hook may return.
 func (h hook) verdicts() map[uint32]string {
@@ -285,52 +287,52 @@ func (h hook) verdicts() map[uint32]string {
 
 // skb is the context of a packet on the uplink: struct __sk_buff, of which mark is the third word and ifindex the
 // eleventh.
-func (w *fixture) skb(mark uint32) []byte {
+func (fx *fixture) skb(mark uint32) []byte {
 	skb := make([]byte, 192)
 	binary.NativeEndian.PutUint32(skb[8:], mark)
-	binary.NativeEndian.PutUint32(skb[40:], w.nic)
+	binary.NativeEndian.PutUint32(skb[40:], fx.nic)
 	return skb
 }
 
-func (w *fixture) runProgram(prog *ebpf.Program, frame []byte, context any, verdicts map[uint32]string) (did string, out []byte) {
-	w.t.Helper()
+func (fx *fixture) runProgram(prog *ebpf.Program, frame []byte, context any, verdicts map[uint32]string) (did string, out []byte) {
+	fx.t.Helper()
 	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: context}
 	var ret uint32
-	w.do(func() (err error) {
+	fx.do(func() (err error) {
 		ret, err = prog.Run(&opts)
 		return err
 	})
 	if did = verdicts[ret]; did == "" {
-		w.t.Fatalf("the program returned %d", ret)
+		fx.t.Fatalf("the program returned %d", ret)
 	}
 	return did, opts.DataOut
 }
 
-func (w *fixture) counts() map[Verdict]uint64 {
-	w.t.Helper()
-	s, err := w.d.Stats()
+func (fx *fixture) counts() map[Verdict]uint64 {
+	fx.t.Helper()
+	s, err := fx.d.Stats()
 	if err != nil {
-		w.t.Fatal(err)
+		fx.t.Fatal(err)
 	}
 	return s.Packets
 }
 
 // explain returns the reason that sy_explain gives, having checked that it counted and changed nothing.
-func (w *fixture) explain(frame []byte) string {
-	w.t.Helper()
+func (fx *fixture) explain(frame []byte) string {
+	fx.t.Helper()
 	out := make([]byte, len(frame)+256)
 	padded := append(frame[:len(frame):len(frame)], make([]byte, 128)...) // room for the verdict
 	opts := ebpf.RunOptions{Data: padded, DataOut: out}
-	if _, err := w.d.objects.SyExplain.Run(&opts); err != nil {
-		w.t.Fatal(err)
+	if _, err := fx.d.objects.SyExplain.Run(&opts); err != nil {
+		fx.t.Fatal(err)
 	}
 	const reasonAt = 36 + 4 // behind the tuple and the action
-	return w.d.reasons[binary.NativeEndian.Uint32(opts.DataOut[reasonAt:])]
+	return fx.d.reasons[binary.NativeEndian.Uint32(opts.DataOut[reasonAt:])]
 }
 
 // fromClient is a packet of the client to VIP:80.
-func (w *fixture) fromClient(proto uint8, flags uint8) dptest.Packet {
-	p := dptest.Packet{Src: w.at("client", 40000), Dst: w.at("vip", 80), Proto: proto, Flags: flags, Payload: []byte("hello"), DF: true}
+func (fx *fixture) fromClient(proto uint8, flags uint8) dptest.Packet {
+	p := dptest.Packet{Src: fx.at("client", 40000), Dst: fx.at("vip", 80), Proto: proto, Flags: flags, Payload: []byte("hello"), DF: true}
 	if proto == dptest.TCP {
 		p.Seq, p.Ack = 1000, 5001
 	}
@@ -338,8 +340,8 @@ func (w *fixture) fromClient(proto uint8, flags uint8) dptest.Packet {
 }
 
 // reply is a packet of the backend to which the last one went.
-func (w *fixture) reply(flags uint8) dptest.Packet {
-	return dptest.Packet{Src: w.last.Dst, Dst: w.last.Src, Proto: w.last.Proto, Flags: flags, Seq: 5000, Ack: 1001, Payload: []byte("answer")}
+func (fx *fixture) reply(flags uint8) dptest.Packet {
+	return dptest.Packet{Src: fx.last.Dst, Dst: fx.last.Src, Proto: fx.last.Proto, Flags: flags, Seq: 5000, Ack: 1001, Payload: []byte("answer")}
 }
 
 // each runs f for every hook and family.
@@ -356,9 +358,9 @@ func each(t *testing.T, f func(t *testing.T, h hook, v6 bool)) {
 }
 
 // pinned lists the pins on the balancer.
-func (w *fixture) pinned() (names []string) {
-	w.t.Helper()
-	w.do(func() error {
+func (fx *fixture) pinned() (names []string) {
+	fx.t.Helper()
+	fx.do(func() error {
 		return filepath.Walk(DefaultPinPath, func(path string, info os.FileInfo, err error) error {
 			if err == nil && !info.IsDir() {
 				names = append(names, strings.TrimPrefix(path, DefaultPinPath+"/"))

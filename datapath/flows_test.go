@@ -27,46 +27,46 @@ func entries(t testing.TB, m *ebpf.Map) map[syFlowKey]syFlow {
 }
 
 // flows returns all entries of both tables.
-func (w *fixture) flows() map[syFlowKey]syFlow {
-	w.t.Helper()
-	all := entries(w.t, w.d.objects.SyFlows)
-	maps.Copy(all, entries(w.t, w.d.objects.SyHalfopen))
+func (fx *fixture) flows() map[syFlowKey]syFlow {
+	fx.t.Helper()
+	all := entries(fx.t, fx.d.objects.SyFlows)
+	maps.Copy(all, entries(fx.t, fx.d.objects.SyHalfopen))
 	return all
 }
 
 // A restart keeps flows and ids, and forwarding continues.
 func TestRestartKeepsEverything(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newFixture(t, h, v6, nil)
-		established(w)
-		before, ids := w.flows(), w.d.services.frontends
-		w.close()
-		w.open()
-		if held, err := w.d.Held(); err != nil || len(held) != 1 || held[0].VIP != w.addr("vip") {
+		fx := newFixture(t, h, v6, nil)
+		established(fx)
+		before, ids := fx.flows(), fx.d.services.frontends
+		fx.close()
+		fx.open()
+		if held, err := fx.d.Held(); err != nil || len(held) != 1 || held[0].VIP != fx.addr("vip") {
 			t.Errorf("held %v, %v; want the frontend", held, err)
 		}
 		for f, was := range ids {
-			if now := w.d.services.frontends[f]; now == nil || now.id != was.id {
+			if now := fx.d.services.frontends[f]; now == nil || now.id != was.id {
 				t.Errorf("%s was %d and is %+v", f, was.id, now)
 			}
 		}
-		if after := w.flows(); !maps.Equal(before, after) {
+		if after := fx.flows(); !maps.Equal(before, after) {
 			t.Errorf("flows were\n%v\nand are\n%v", before, after)
 		}
-		if r := w.run(w.reply(dptest.ACK).Frame()); r.reason != "forwarded" {
+		if r := fx.run(fx.reply(dptest.ACK).Frame()); r.reason != "forwarded" {
 			t.Errorf("after the restart: %s %s", r.did, r.reason)
 		}
-		w.service(lb.TCP, "b1", "b2")
-		if r := w.run(tcp(dptest.ACK)(w).Frame()); r.reason != "forwarded" {
+		fx.service(lb.TCP, "b1", "b2")
+		if r := fx.run(tcp(dptest.ACK)(fx).Frame()); r.reason != "forwarded" {
 			t.Errorf("after the first plan: %s %s", r.did, r.reason)
 		}
 	})
 }
 
 func TestSecondAgentIsRefused(t *testing.T) {
-	w := newFixture(t, hookTC, false, nil)
-	w.do(func() error {
-		if _, err := Open(w.o); err == nil || !strings.Contains(err.Error(), "another agent is running") {
+	fx := newFixture(t, hookTC, false, nil)
+	fx.do(func() error {
+		if _, err := Open(fx.o); err == nil || !strings.Contains(err.Error(), "another agent is running") {
 			t.Errorf("second Open: %v", err)
 		}
 		return nil
@@ -74,36 +74,36 @@ func TestSecondAgentIsRefused(t *testing.T) {
 }
 
 // end ends flows as Run does.
-func (w *fixture) end() {
-	w.t.Helper()
-	w.do(func() error {
+func (fx *fixture) end() {
+	fx.t.Helper()
+	fx.do(func() error {
 		reset, err := newResetter()
 		if err != nil {
 			return err
 		}
 		defer reset.close()
-		w.d.gc.endRequested(context.Background(), reset)
+		fx.d.gc.endRequested(context.Background(), reset)
 		return nil
 	})
 }
 
 func TestFlowsOfADownBackendEnd(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newFixture(t, h, v6, nil)
-		established(w)
-		plan := *w.service(lb.TCP, "b1", "b2")
-		dead := w.last.Dst
+		fx := newFixture(t, h, v6, nil)
+		established(fx)
+		plan := *fx.service(lb.TCP, "b1", "b2")
+		dead := fx.last.Dst
 		plan.Targets = slices.DeleteFunc(slices.Clone(plan.Targets), func(x lb.Target) bool { return x.Addr == dead })
 		plan.Table, plan.Down = lb.Maglev(plan.Targets, lb.TableSize(1)), append(plan.Down, dead)
-		w.apply(lb.Delta{Put: []*lb.FrontendPlan{&plan}})
-		w.end()
-		if n := len(w.flows()); n != 0 {
+		fx.apply(lb.Delta{Put: []*lb.FrontendPlan{&plan}})
+		fx.end()
+		if n := len(fx.flows()); n != 0 {
 			t.Errorf("%d entries are left", n)
 		}
-		if r := w.run(tcp(dptest.ACK)(w).Frame()); r.reason != "no_flow" || r.out.Flags&dptest.RST == 0 {
+		if r := fx.run(tcp(dptest.ACK)(fx).Frame()); r.reason != "no_flow" || r.out.Flags&dptest.RST == 0 {
 			t.Errorf("the client's next packet: %s, %+v; want a reset", r.reason, r.out)
 		}
-		if r := w.run(tcp(dptest.SYN)(w).Frame()); r.out.Dst == dead {
+		if r := fx.run(tcp(dptest.SYN)(fx).Frame()); r.out.Dst == dead {
 			t.Errorf("a new flow went to the backend that is down")
 		}
 	})
@@ -111,73 +111,73 @@ func TestFlowsOfADownBackendEnd(t *testing.T) {
 
 // A backend that is removed from the plan, and not down, keeps its flows.
 func TestFlowsOfARemovedBackendContinue(t *testing.T) {
-	w := newFixture(t, hookTC, false, nil)
-	established(w)
+	fx := newFixture(t, hookTC, false, nil)
+	established(fx)
 	other := "b1"
-	if w.last.Dst.Addr() == w.addr("b1") {
+	if fx.last.Dst.Addr() == fx.addr("b1") {
 		other = "b2"
 	}
-	w.service(lb.TCP, other)
-	w.end()
-	before := w.last.Dst
-	if r := w.run(tcp(dptest.ACK)(w).Frame()); r.out.Dst != before {
+	fx.service(lb.TCP, other)
+	fx.end()
+	before := fx.last.Dst
+	if r := fx.run(tcp(dptest.ACK)(fx).Frame()); r.out.Dst != before {
 		t.Errorf("%s: went to %s; want %s", r.reason, r.out.Dst, before)
 	}
-	w.do(func() error { w.d.gc.expire(context.Background()); return nil })
-	if w.d.services.backends.byAddr[before] == nil {
+	fx.do(func() error { fx.d.gc.expire(context.Background()); return nil })
+	if fx.d.services.backends.byAddr[before] == nil {
 		t.Error("the id of a backend with flows was given back")
 	}
-	w.run(w.reply(dptest.RST).Frame())
-	w.d.gc.limits.Closed = -time.Second
-	w.do(func() error { w.d.gc.expire(context.Background()); return nil })
-	if w.d.services.backends.byAddr[before] != nil {
+	fx.run(fx.reply(dptest.RST).Frame())
+	fx.d.gc.limits.Closed = -time.Second
+	fx.do(func() error { fx.d.gc.expire(context.Background()); return nil })
+	if fx.d.services.backends.byAddr[before] != nil {
 		t.Error("the id of a backend without plan and flows was not given back")
 	}
 }
 
 func TestFlowsEndWithTheirFrontend(t *testing.T) {
-	w := newFixture(t, hookTC, true, nil)
-	established(w)
-	f := lb.Frontend{VIP: w.addr("vip"), Port: 80, Protocol: lb.TCP}
-	w.apply(lb.Delta{Delete: []lb.Frontend{f}})
-	w.end()
-	if n := len(w.flows()); n != 0 {
+	fx := newFixture(t, hookTC, true, nil)
+	established(fx)
+	f := lb.Frontend{VIP: fx.addr("vip"), Port: 80, Protocol: lb.TCP}
+	fx.apply(lb.Delta{Delete: []lb.Frontend{f}})
+	fx.end()
+	if n := len(fx.flows()); n != 0 {
 		t.Errorf("%d entries are left", n)
 	}
-	if r := w.run(tcp(dptest.SYN)(w).Frame()); r.did != "passed" {
+	if r := fx.run(tcp(dptest.SYN)(fx).Frame()); r.did != "passed" {
 		t.Errorf("to an address that is ours no more: %s", r.did)
 	}
-	if n := len(w.d.services.free); n != maxFrontends {
+	if n := len(fx.d.services.free); n != maxFrontends {
 		t.Errorf("%d free ids; want %d", n, maxFrontends)
 	}
 }
 
 func TestIdleFlowsExpire(t *testing.T) {
-	w := newFixture(t, hookTC, false, nil)
-	established(w)
-	w.do(func() error { w.d.gc.expire(context.Background()); return nil })
-	if c := w.d.gc.counts(); c != (FlowCounts{Established: 1}) {
+	fx := newFixture(t, hookTC, false, nil)
+	established(fx)
+	fx.do(func() error { fx.d.gc.expire(context.Background()); return nil })
+	if c := fx.d.gc.counts(); c != (FlowCounts{Established: 1}) {
 		t.Errorf("counted %+v; want one established flow", c)
 	}
-	w.d.gc.limits.Established = -time.Second
-	w.do(func() error { w.d.gc.expire(context.Background()); return nil })
-	if n := len(w.flows()); n != 0 {
+	fx.d.gc.limits.Established = -time.Second
+	fx.do(func() error { fx.d.gc.expire(context.Background()); return nil })
+	if n := len(fx.flows()); n != 0 {
 		t.Errorf("%d entries are left", n)
 	}
 }
 
 // A flood of SYNs with random sources does not change the established table.
 func TestFloodDoesNotTouchEstablishedFlows(t *testing.T) {
-	w := newFixture(t, hookXDP, false, func(o *Options) { o.SNATPorts, o.TunnelPort = [2]uint16{2000, 65535}, 1999 })
-	established(w)
-	before := entries(t, w.d.objects.SyFlows)
+	fx := newFixture(t, hookXDP, false, func(o *Options) { o.SNATPorts, o.TunnelPort = [2]uint16{2000, 65535}, 1999 })
+	established(fx)
+	before := entries(t, fx.d.objects.SyFlows)
 	r := rand.New(rand.NewPCG(1, 1))
 	for range 3000 {
-		p := w.fromClient(dptest.TCP, dptest.SYN)
-		p.Src = w.at("other", uint16(r.Uint32()))
-		w.run(p.Frame())
+		p := fx.fromClient(dptest.TCP, dptest.SYN)
+		p.Src = fx.at("other", uint16(r.Uint32()))
+		fx.run(p.Frame())
 	}
-	if after := entries(t, w.d.objects.SyFlows); !maps.Equal(before, after) {
+	if after := entries(t, fx.d.objects.SyFlows); !maps.Equal(before, after) {
 		t.Errorf("established flows were %v and are %v", before, after)
 	}
 }
@@ -185,17 +185,17 @@ func TestFloodDoesNotTouchEstablishedFlows(t *testing.T) {
 // The list has each flow once, with both ends, and only flows that match the filter.
 func TestListOfFlows(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newFixture(t, h, v6, nil)
-		w.service(lb.TCP, "b1")
+		fx := newFixture(t, h, v6, nil)
+		fx.service(lb.TCP, "b1")
 		for i := range 20 {
-			w.run(w.on(i, dptest.TCP, dptest.SYN).Frame())
+			fx.run(fx.on(i, dptest.TCP, dptest.SYN).Frame())
 		}
-		open := w.on(0, dptest.TCP, dptest.SYN)
-		w.run(open.Frame())
-		w.run(w.reply(dptest.SYN | dptest.ACK).Frame())
-		w.run(w.on(0, dptest.TCP, dptest.ACK).Frame())
+		open := fx.on(0, dptest.TCP, dptest.SYN)
+		fx.run(open.Frame())
+		fx.run(fx.reply(dptest.SYN | dptest.ACK).Frame())
+		fx.run(fx.on(0, dptest.TCP, dptest.ACK).Frame())
 		list := func(f lb.FlowFilter) []lb.FlowStatus {
-			flows, more, err := w.d.Flows(t.Context(), f)
+			flows, more, err := fx.d.Flows(t.Context(), f)
 			if err != nil || more != (f.Limit == 5) {
 				t.Errorf("%+v: more %t, %v", f, more, err)
 			}
@@ -214,19 +214,19 @@ func TestListOfFlows(t *testing.T) {
 			t.Fatalf("%d established flows; want 1", len(flows))
 		}
 		f := flows[0]
-		if f.Idle < 0 || f.Idle > 60 || f.Source != w.last.Src {
-			t.Errorf("idle %f s, source %s; want %s", f.Idle, f.Source, w.last.Src)
+		if f.Idle < 0 || f.Idle > 60 || f.Source != fx.last.Src {
+			t.Errorf("idle %f s, source %s; want %s", f.Idle, f.Source, fx.last.Src)
 		}
 		f.Idle, f.Source = 0, netip.AddrPort{}
-		want := lb.FlowStatus{Service: "web", Client: open.Src, Address: w.addr("vip"), Port: 80, Protocol: lb.TCP, Backend: w.at("b1", 8080), Forward: lb.MethodNAT, State: lb.FlowEstablished}
+		want := lb.FlowStatus{Service: "web", Client: open.Src, Address: fx.addr("vip"), Port: 80, Protocol: lb.TCP, Backend: fx.at("b1", 8080), Forward: lb.MethodNAT, State: lb.FlowEstablished}
 		if f != want {
 			t.Errorf("%+v; want %+v", f, want)
 		}
-		w.reset()
-		w.tunnelTo(lb.TCP, nil, 21)
-		w.went(w.on(3, dptest.TCP, dptest.SYN))
-		w.went(w.on(3, dptest.TCP, dptest.ACK))
-		if flows := list(lb.FlowFilter{}); len(flows) != 1 || flows[0].Forward != lb.MethodTunnel || flows[0].Backend != w.at("b1", 80) {
+		fx.reset()
+		fx.tunnelTo(lb.TCP, nil, 21)
+		fx.went(fx.on(3, dptest.TCP, dptest.SYN))
+		fx.went(fx.on(3, dptest.TCP, dptest.ACK))
+		if flows := list(lb.FlowFilter{}); len(flows) != 1 || flows[0].Forward != lb.MethodTunnel || flows[0].Backend != fx.at("b1", 80) {
 			t.Errorf("by tunnel: %+v", flows)
 		}
 	})

@@ -19,16 +19,16 @@ var fuzzFor = flag.Duration("fuzzfor", 30*time.Second, "how long each hook and f
 // Truncated headers are dropped, at every length.
 func TestMalformedFrames(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newFixture(t, h, v6, nil)
-		web(w)
-		whole := tcp(dptest.SYN)(w).Frame()
+		fx := newFixture(t, h, v6, nil)
+		web(fx)
+		whole := tcp(dptest.SYN)(fx).Frame()
 		l3 := 34
 		if v6 {
 			l3 = 54
 		}
-		w.do(func() error {
+		fx.do(func() error {
 			for n := l3; n < l3+20; n++ {
-				if r := w.runRaw(whole[:n]); r != "dropped" {
+				if r := fx.runRaw(whole[:n]); r != "dropped" {
 					t.Errorf("cut to %d bytes: %s; want dropped", n, r)
 				}
 			}
@@ -45,18 +45,18 @@ func TestRandomFrames(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(seed, 2))
 		var corpus [][]byte
 		for _, make := range []func(*fixture) dptest.Packet{aTunnel("router"), aTunnel("stranger"), icmp(8, 128), icmp(13, 135)} {
-			corpus = append(corpus, make(m.w).Frame())
+			corpus = append(corpus, make(m.fx).Frame())
 		}
 		for range 300 {
 			corpus = append(corpus, m.packet(rnd).Frame())
 		}
-		corpus = append(corpus, dptest.Packet{Src: m.w.at("client", 1), Dst: m.w.at("vip", 91), Proto: dptest.UDP, Payload: make([]byte, 400)}.Fragments(7, 200)...)
+		corpus = append(corpus, dptest.Packet{Src: m.fx.at("client", 1), Dst: m.fx.at("vip", 91), Proto: dptest.UDP, Payload: make([]byte, 400)}.Fragments(7, 200)...)
 		end := time.Now().Add(*fuzzFor)
 		if testing.Short() {
 			end = time.Now().Add(time.Second)
 		}
 		n, did := 0, map[string]int{}
-		m.w.do(func() error {
+		m.fx.do(func() error {
 			for ; time.Now().Before(end); n++ {
 				f := slices.Clone(corpus[rnd.IntN(len(corpus))])
 				for range rnd.IntN(5) {
@@ -65,7 +65,7 @@ func TestRandomFrames(t *testing.T) {
 				if rnd.IntN(4) == 0 {
 					f = f[:14+rnd.IntN(len(f)-13)]
 				}
-				did[m.w.runRaw(f)]++
+				did[m.fx.runRaw(f)]++
 			}
 			return nil
 		})
@@ -92,22 +92,22 @@ func mutate(rnd *rand.Rand, f []byte) {
 }
 
 // runRaw runs a frame and returns the verdict; an aborted program fails the test. Call it on the balancer's thread.
-func (w *fixture) runRaw(frame []byte) string {
-	w.t.Helper()
-	prog, opts := w.d.objects.SyTcIn, ebpf.RunOptions{Data: frame, Context: w.skb(0)}
-	if w.hook == hookXDP {
-		prog, opts.Context = w.d.objects.SyXdp, w.xdp(frame)
+func (fx *fixture) runRaw(frame []byte) string {
+	fx.t.Helper()
+	prog, opts := fx.d.objects.SyTcIn, ebpf.RunOptions{Data: frame, Context: fx.skb(0)}
+	if fx.hook == hookXDP {
+		prog, opts.Context = fx.d.objects.SyXdp, fx.xdp(frame)
 	}
 	ret, err := prog.Run(&opts)
-	if w.hook == hookTC && len(frame) < 54 && errors.Is(err, unix.EINVAL) {
+	if fx.hook == hookTC && len(frame) < 54 && errors.Is(err, unix.EINVAL) {
 		return "refused by the kernel"
 	}
 	if err != nil {
-		w.t.Fatalf("run %x: %v", frame, err)
+		fx.t.Fatalf("run %x: %v", frame, err)
 	}
-	did := w.hook.verdicts()[ret]
+	did := fx.hook.verdicts()[ret]
 	if did == "" {
-		w.t.Fatalf("the program returned %d for %x", ret, frame)
+		fx.t.Fatalf("the program returned %d for %x", ret, frame)
 	}
 	return did
 }

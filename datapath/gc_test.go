@@ -12,20 +12,20 @@ import (
 // With a million flows, a walk removes the expired ones, keeps the others, and uses a part of one CPU.
 func TestGarbageCollectionOfAMillionFlows(t *testing.T) {
 	const million, silent = 1_000_000, 1000
-	w := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = million })
-	fillFlows(t, w.d.objects.SyFlows, million, silent)
+	fx := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = million })
+	fillFlows(t, fx.d.objects.SyFlows, million, silent)
 	cpu, start := cpuTime(), time.Now()
-	w.d.gc.expire(context.Background())
+	fx.d.gc.expire(context.Background())
 	cpu, took := cpuTime()-cpu, time.Since(start)
 	t.Logf("a walk through %d entries took %s, of which %s on a CPU", 2*million, took, cpu)
-	if c := w.d.gc.counts(); c.Established != million-silent {
+	if c := fx.d.gc.counts(); c.Established != million-silent {
 		t.Errorf("%d flows were counted; want %d", c.Established, million-silent)
 	}
 	if cpu > took*3/4 {
 		t.Errorf("the walk took %s of %s: that is no pause", cpu, took)
 	}
-	w.d.gc.expire(context.Background())
-	if c := w.d.gc.counts(); c.Established != million-silent {
+	fx.d.gc.expire(context.Background())
+	if c := fx.d.gc.counts(); c.Established != million-silent {
 		t.Errorf("%d flows are left; want %d", c.Established, million-silent)
 	}
 }

@@ -16,10 +16,10 @@ import (
 
 // pinForeignXDP replaces the pinned XDP link of eth0 by one whose program the kernel does not exchange for sy_xdp: the
 // expected attach types differ (bpf_xdp_link_update in net/core/dev.c returns EINVAL). It returns the id of the link.
-func (w *fixture) pinForeignXDP() (id link.ID) {
-	w.t.Helper()
-	w.do(func() error {
-		path := w.o.PinPath + "/" + schema + "/links/" + pinName("eth0", string(ModeXDP))
+func (fx *fixture) pinForeignXDP() (id link.ID) {
+	fx.t.Helper()
+	fx.do(func() error {
+		path := fx.o.PinPath + "/" + schema + "/links/" + pinName("eth0", string(ModeXDP))
 		if err := unpin(path); err != nil {
 			return err
 		}
@@ -30,7 +30,7 @@ func (w *fixture) pinForeignXDP() (id link.ID) {
 			return err
 		}
 		defer prog.Close()
-		l, err := link.AttachXDP(link.XDPOptions{Program: prog, Interface: int(w.nic), Flags: link.XDPDriverMode})
+		l, err := link.AttachXDP(link.XDPOptions{Program: prog, Interface: int(fx.nic), Flags: link.XDPDriverMode})
 		if err != nil {
 			return err
 		}
@@ -47,12 +47,12 @@ func (w *fixture) pinForeignXDP() (id link.ID) {
 
 // When the kernel does not update a pinned link, Open returns the kernel's error and keeps the link in force.
 func TestUpdateErrorOfALinkIsReturned(t *testing.T) {
-	w := newFixture(t, hookXDP, false, nil)
-	w.service(lb.TCP, "b1")
-	w.close()
-	id := w.pinForeignXDP()
-	w.do(func() error {
-		d, err := Open(w.o)
+	fx := newFixture(t, hookXDP, false, nil)
+	fx.service(lb.TCP, "b1")
+	fx.close()
+	id := fx.pinForeignXDP()
+	fx.do(func() error {
+		d, err := Open(fx.o)
 		if err == nil {
 			d.Close()
 		}
@@ -70,23 +70,23 @@ func TestUpdateErrorOfALinkIsReturned(t *testing.T) {
 // A pinned link whose interface was deleted is replaced by a new one on the interface that has its name now.
 func TestLinkOfADeletedInterfaceIsReplaced(t *testing.T) {
 	for _, mode := range []Mode{ModeXDP, ModeTC} {
-		w := newFixture(t, hookTC, false, func(o *Options) { o.Mode = mode })
-		w.close()
-		w.recreateUplink()
-		w.do(func() (err error) {
-			w.d, err = Open(w.o)
+		fx := newFixture(t, hookTC, false, func(o *Options) { o.Mode = mode })
+		fx.close()
+		fx.recreateUplink()
+		fx.do(func() (err error) {
+			fx.d, err = Open(fx.o)
 			return err
 		})
-		if s := w.d.Interfaces()[0]; s.Mode != mode || s.Hook != "tcx" {
+		if s := fx.d.Interfaces()[0]; s.Mode != mode || s.Hook != "tcx" {
 			t.Errorf("attached as %+v", s)
 		}
 	}
 }
 
 // recreateUplink deletes eth0 and adds another interface of that name.
-func (w *fixture) recreateUplink() {
-	w.t.Helper()
-	w.do(func() error {
+func (fx *fixture) recreateUplink() {
+	fx.t.Helper()
+	fx.do(func() error {
 		nic, err := netlink.LinkByName("eth0")
 		if err != nil {
 			return err

@@ -13,9 +13,9 @@ import (
 
 // Rows for the other methods than nat, for allow lists and affinity, and for edge cases of protocols.
 
-func dsr(w *fixture)  { w.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }, "b1", "b2") }
-func ipip(w *fixture) { w.serve(tunnel(lb.EncapIPIP), "b1", "b2") }
-func gue(w *fixture)  { w.serve(tunnel(lb.EncapGUE), "b1", "b2") }
+func dsr(fx *fixture)  { fx.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }, "b1", "b2") }
+func ipip(fx *fixture) { fx.serve(tunnel(lb.EncapIPIP), "b1", "b2") }
+func gue(fx *fixture)  { fx.serve(tunnel(lb.EncapGUE), "b1", "b2") }
 
 func tunnel(e lb.Encap) func(*lb.Service) {
 	return func(s *lb.Service) { s.Method, s.Encap = lb.MethodTunnel, e }
@@ -23,11 +23,11 @@ func tunnel(e lb.Encap) func(*lb.Service) {
 
 // crossed is a tunnel whose servers have addresses of the other family only.
 func crossed(e lb.Encap) func(*fixture) {
-	return func(w *fixture) {
-		w.serve(func(s *lb.Service) {
+	return func(fx *fixture) {
+		fx.serve(func(s *lb.Service) {
 			tunnel(e)(s)
 			other := v6
-			if w.v6 {
+			if fx.v6 {
 				other = v4
 			}
 			for _, b := range []string{"b1", "b2"} {
@@ -38,8 +38,8 @@ func crossed(e lb.Encap) func(*fixture) {
 }
 
 func inTurn(method lb.Method) func(*fixture) {
-	return func(w *fixture) {
-		w.serve(func(s *lb.Service) { s.Method, s.Encap, s.Algorithm = method, lb.EncapGUE, lb.AlgorithmRoundRobin }, "b1", "b2")
+	return func(fx *fixture) {
+		fx.serve(func(s *lb.Service) { s.Method, s.Encap, s.Algorithm = method, lb.EncapGUE, lb.AlgorithmRoundRobin }, "b1", "b2")
 	}
 }
 
@@ -50,8 +50,8 @@ func untouched(_ *fixture, in, out dptest.Packet) error {
 }
 
 // tunnelled checks that the packet is encapsulated, from our address to a backend.
-func tunnelled(proto ...uint8) func(w *fixture, in, out dptest.Packet) error {
-	return func(w *fixture, in, out dptest.Packet) error {
+func tunnelled(proto ...uint8) func(fx *fixture, in, out dptest.Packet) error {
+	return func(fx *fixture, in, out dptest.Packet) error {
 		src, dst := out.Src.Addr(), out.Dst.Addr()
 		is := func(a netip.Addr, names ...string) bool {
 			for _, n := range names {
@@ -67,22 +67,22 @@ func tunnelled(proto ...uint8) func(w *fixture, in, out dptest.Packet) error {
 		if out.Proto == dptest.UDP && (out.Dst.Port() != 6090 || out.Src.Port() < 0xc000) {
 			return fmt.Errorf("sent from %s to %s", out.Src, out.Dst)
 		}
-		return untouched(w, in, *out.Inner)
+		return untouched(fx, in, *out.Inner)
 	}
 }
 
 // sameServer checks that a packet is sent to the server of the packet before.
 func sameServer(state func(*fixture), first func(*fixture) dptest.Packet) (func(*fixture), func(*fixture, dptest.Packet, dptest.Packet) error) {
 	var went []byte
-	return func(w *fixture) {
-			state(w)
-			r := w.run(first(w).Frame())
+	return func(fx *fixture) {
+			state(fx)
+			r := fx.run(first(fx).Frame())
 			if r.did != "sent" {
-				w.t.Fatalf("the first packet was %s: %s", r.did, r.reason)
+				fx.t.Fatalf("the first packet was %s: %s", r.did, r.reason)
 			}
 			went = server(r)
-		}, func(w *fixture, in, out dptest.Packet) error {
-			r := w.run(in.Frame())
+		}, func(fx *fixture, in, out dptest.Packet) error {
+			r := fx.run(in.Frame())
 			return wrong(!bytes.Equal(went, server(r)), "went to %x; want %x", server(r), went)
 		}
 }
@@ -100,14 +100,14 @@ func server(r result) []byte {
 func aTunnel(from string) func(*fixture) dptest.Packet { return aTunnelFor("home", from) }
 
 func aTunnelFor(to, from string) func(*fixture) dptest.Packet {
-	return func(w *fixture) dptest.Packet {
-		inner := w.fromClient(dptest.TCP, dptest.SYN)
-		inner.Dst = w.at(to, 80)
-		return dptest.Packet{Src: w.at(from, 50000), Dst: w.at("box", 6090), Proto: dptest.UDP, Payload: dptest.GUE(inner)}
+	return func(fx *fixture) dptest.Packet {
+		inner := fx.fromClient(dptest.TCP, dptest.SYN)
+		inner.Dst = fx.at(to, 80)
+		return dptest.Packet{Src: fx.at(from, 50000), Dst: fx.at("box", 6090), Proto: dptest.UDP, Payload: dptest.GUE(inner)}
 	}
 }
 
-func takenOut(w *fixture, in, out dptest.Packet) error {
+func takenOut(fx *fixture, in, out dptest.Packet) error {
 	want, err := dptest.Parse(in.Frame())
 	if err != nil {
 		return err
@@ -120,10 +120,10 @@ func ends(o *Options) {
 }
 
 // tooBig checks for the ICMP error with this MTU.
-func tooBig(mtu uint32) func(w *fixture, in, out dptest.Packet) error {
-	return func(w *fixture, in, out dptest.Packet) error {
+func tooBig(mtu uint32) func(fx *fixture, in, out dptest.Packet) error {
+	return func(fx *fixture, in, out dptest.Packet) error {
 		wantType, wantCode, n := uint8(3), uint8(4), 28
-		if w.v6 {
+		if fx.v6 {
 			wantType, wantCode, n = 2, 0, 48
 		}
 		ok := out.Src.Addr() == in.Dst.Addr() && out.Dst.Addr() == in.Src.Addr() && out.Type == wantType && out.Code == wantCode &&
@@ -133,12 +133,12 @@ func tooBig(mtu uint32) func(w *fixture, in, out dptest.Packet) error {
 }
 
 // icmpError is an ICMP error from a host about a packet.
-func icmpError(from string, about func(w *fixture) dptest.Packet) func(*fixture) dptest.Packet {
-	return func(w *fixture) dptest.Packet {
-		q := about(w)
-		p := dptest.Packet{Src: w.at(from, 0), Dst: netip.AddrPortFrom(q.Src.Addr(), 0), Proto: dptest.ICMP, Type: 3, Code: 4, Rest: 1400}
+func icmpError(from string, about func(fx *fixture) dptest.Packet) func(*fixture) dptest.Packet {
+	return func(fx *fixture) dptest.Packet {
+		q := about(fx)
+		p := dptest.Packet{Src: fx.at(from, 0), Dst: netip.AddrPortFrom(q.Src.Addr(), 0), Proto: dptest.ICMP, Type: 3, Code: 4, Rest: 1400}
 		n := 28
-		if w.v6 {
+		if fx.v6 {
 			p.Proto, p.Type, p.Code, n = dptest.ICMPv6, 2, 0, 48
 		}
 		p.Payload = q.Frame()[14 : 14+n]
@@ -146,20 +146,20 @@ func icmpError(from string, about func(w *fixture) dptest.Packet) func(*fixture)
 	}
 }
 
-func lastSent(w *fixture) dptest.Packet { return w.last }
+func lastSent(fx *fixture) dptest.Packet { return fx.last }
 
 // toTheClient is a packet of a server to the client, as the client receives it.
-func toTheClient(w *fixture) dptest.Packet {
-	return dptest.Packet{Src: w.at("vip", 80), Dst: w.at("client", 40000), Proto: dptest.TCP, Flags: dptest.ACK, Seq: 5001, Ack: 1001, Payload: []byte("answer")}
+func toTheClient(fx *fixture) dptest.Packet {
+	return dptest.Packet{Src: fx.at("vip", 80), Dst: fx.at("client", 40000), Proto: dptest.TCP, Flags: dptest.ACK, Seq: 5001, Ack: 1001, Payload: []byte("answer")}
 }
 
 // errorFor checks that an ICMP error was translated: its addresses, and the quoted ports.
-func errorFor(from, to string, quoted func(w *fixture) (src, dst netip.AddrPort)) func(*fixture, dptest.Packet, dptest.Packet) error {
-	return func(w *fixture, in, out dptest.Packet) error {
-		src, dst := quoted(w)
+func errorFor(from, to string, quoted func(fx *fixture) (src, dst netip.AddrPort)) func(*fixture, dptest.Packet, dptest.Packet) error {
+	return func(fx *fixture, in, out dptest.Packet) error {
+		src, dst := quoted(fx)
 		ip := out.Payload
 		head := 20
-		if w.v6 {
+		if fx.v6 {
 			head = 40
 		} else if checksum.Internet(ip[:20]) != 0 {
 			return fmt.Errorf("checksum of the quoted header is wrong")
@@ -167,47 +167,47 @@ func errorFor(from, to string, quoted func(w *fixture) (src, dst netip.AddrPort)
 		qs, _ := netip.AddrFromSlice(ip[head-2*len(src.Addr().AsSlice()) : head-len(src.Addr().AsSlice())])
 		qd, _ := netip.AddrFromSlice(ip[head-len(src.Addr().AsSlice()) : head])
 		got := fmt.Sprint(netip.AddrPortFrom(qs, uint16(ip[head])<<8|uint16(ip[head+1])), netip.AddrPortFrom(qd, uint16(ip[head+2])<<8|uint16(ip[head+3])))
-		ok := out.Src.Addr() == w.addr(from) && out.Dst.Addr() == w.addr(to) && out.Type == in.Type && out.Code == in.Code && out.Rest == in.Rest &&
+		ok := out.Src.Addr() == fx.addr(from) && out.Dst.Addr() == fx.addr(to) && out.Type == in.Type && out.Code == in.Code && out.Rest == in.Rest &&
 			got == fmt.Sprint(src, dst)
 		return wrong(!ok, "became %+v, quoting %s; want %s", out, got, fmt.Sprint(src, dst))
 	}
 }
 
-func toVIP(w *fixture) (src, dst netip.AddrPort)    { return w.at("client", 40000), w.at("vip", 80) }
-func asServer(w *fixture) (src, dst netip.AddrPort) { return w.last.Dst, w.last.Src }
+func toVIP(fx *fixture) (src, dst netip.AddrPort)    { return fx.at("client", 40000), fx.at("vip", 80) }
+func asServer(fx *fixture) (src, dst netip.AddrPort) { return fx.last.Dst, fx.last.Src }
 
 // sctp is a packet of the client with one chunk.
 func sctp(chunk uint8, tag uint32) func(*fixture) dptest.Packet {
-	return func(w *fixture) dptest.Packet {
-		return dptest.Packet{Src: w.at("client", 40000), Dst: w.at("vip", 80), Proto: dptest.SCTP, Type: chunk, Ack: tag, Seq: 7, Payload: []byte("chunk.")}
+	return func(fx *fixture) dptest.Packet {
+		return dptest.Packet{Src: fx.at("client", 40000), Dst: fx.at("vip", 80), Proto: dptest.SCTP, Type: chunk, Ack: tag, Seq: 7, Payload: []byte("chunk.")}
 	}
 }
 
 func sctpReply(chunk uint8) func(*fixture) dptest.Packet {
-	return func(w *fixture) dptest.Packet {
-		return dptest.Packet{Src: w.last.Dst, Dst: w.last.Src, Proto: dptest.SCTP, Type: chunk, Ack: 7, Seq: 99, Payload: []byte("answer")}
+	return func(fx *fixture) dptest.Packet {
+		return dptest.Packet{Src: fx.last.Dst, Dst: fx.last.Src, Proto: dptest.SCTP, Type: chunk, Ack: 7, Seq: 99, Payload: []byte("answer")}
 	}
 }
 
-func phones(w *fixture) { w.service(lb.SCTP, "b1", "b2") }
+func phones(fx *fixture) { fx.service(lb.SCTP, "b1", "b2") }
 
 func tagged(p *dptest.Packet) { p.Tags = []uint16{42} }
 
 var (
 	dsrAgain, dsrSame = sameServer(inTurn(lb.MethodDSR), tcp(dptest.SYN))
 	gueAgain, gueSame = sameServer(inTurn(lb.MethodTunnel), tcp(dptest.SYN))
-	loyal, loyalSame  = sameServer(func(w *fixture) { w.serve(sticky, "b1", "b2") }, tcp(dptest.SYN))
+	loyal, loyalSame  = sameServer(func(fx *fixture) { fx.serve(sticky, "b1", "b2") }, tcp(dptest.SYN))
 	sctpKnown         = with(phones, sctp(1, 0), sctpReply(2), sctp(10, 99))
 )
 
 func sticky(s *lb.Service) { s.Affinity, s.Algorithm = time.Hour, lb.AlgorithmRoundRobin }
 
 func only(prefix string) func(*fixture) {
-	return func(w *fixture) {
-		w.serve(func(s *lb.Service) {
+	return func(fx *fixture) {
+		fx.serve(func(s *lb.Service) {
 			p := netip.MustParsePrefix(prefix)
-			if w.v6 {
-				p = netip.PrefixFrom(w.addr("client"), 64).Masked()
+			if fx.v6 {
+				p = netip.PrefixFrom(fx.addr("client"), 64).Masked()
 				if prefix == "10.0.0.0/8" {
 					p = netip.MustParsePrefix("fd00::/8")
 				}
@@ -217,15 +217,15 @@ func only(prefix string) func(*fixture) {
 	}
 }
 
-func manyPorts(w *fixture) {
-	w.serve(func(s *lb.Service) { s.Ports[0].Port = lb.Port{Port: 8001, Last: 8999, Target: 9001, Protocol: lb.TCP} }, "b1")
+func manyPorts(fx *fixture) {
+	fx.serve(func(s *lb.Service) { s.Ports[0].Port = lb.Port{Port: 8001, Last: 8999, Target: 9001, Protocol: lb.TCP} }, "b1")
 }
 
 func toPort(port uint16) func(*fixture) dptest.Packet {
-	return change(tcp(dptest.SYN), func(w *fixture, p *dptest.Packet) { p.Dst = w.at("vip", port) })
+	return change(tcp(dptest.SYN), func(fx *fixture, p *dptest.Packet) { p.Dst = fx.at("vip", port) })
 }
 
-func atPort(port uint16) func(w *fixture, in, out dptest.Packet) error {
+func atPort(port uint16) func(fx *fixture, in, out dptest.Packet) error {
 	return func(_ *fixture, _, out dptest.Packet) error {
 		return wrong(out.Dst.Port() != port, "went to %s; want port %d", out.Dst, port)
 	}
@@ -233,47 +233,47 @@ func atPort(port uint16) func(w *fixture, in, out dptest.Packet) error {
 
 var moreRows = []row{
 	{name: "dsr", state: dsr, in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: untouched},
-	{name: "dsr, UDP", state: func(w *fixture) {
-		w.serve(func(s *lb.Service) { s.Method, s.Ports[0].Protocol = lb.MethodDSR, lb.UDP }, "b1", "b2")
+	{name: "dsr, UDP", state: func(fx *fixture) {
+		fx.serve(func(s *lb.Service) { s.Method, s.Ports[0].Protocol = lb.MethodDSR, lb.UDP }, "b1", "b2")
 	}, in: udp, did: "sent", reason: "forwarded", check: untouched},
 	{name: "dsr, in turn: a flow keeps its server", state: dsrAgain, in: tcp(dptest.ACK), did: "sent", reason: "forwarded", check: dsrSame},
 	{name: "dsr, in turn: no flow", state: inTurn(lb.MethodDSR), in: tcp(dptest.ACK), did: "sent", reason: "no_flow", check: aReset},
-	{name: "dsr behind a router", state: func(w *fixture) { w.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }, "far") }, in: tcp(dptest.SYN), did: "dropped", reason: "not_on_link"},
-	{name: "dsr without a backend", state: func(w *fixture) { w.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }) }, in: tcp(dptest.SYN), did: "sent", reason: "no_backend", check: aReset},
+	{name: "dsr behind a router", state: func(fx *fixture) { fx.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }, "far") }, in: tcp(dptest.SYN), did: "dropped", reason: "not_on_link"},
+	{name: "dsr without a backend", state: func(fx *fixture) { fx.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }) }, in: tcp(dptest.SYN), did: "sent", reason: "no_backend", check: aReset},
 	{name: "ipip", state: ipip, in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: tunnelled(dptest.IPIP, dptest.IPv6)},
 	{name: "ipip, the other family", state: crossed(lb.EncapIPIP), in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: tunnelled(dptest.IPIP, dptest.IPv6)},
 	{name: "gue", state: gue, in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
 	{name: "gue, the other family", state: crossed(lb.EncapGUE), in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
 	{name: "gue, in turn: a flow keeps its server", state: gueAgain, in: tcp(dptest.ACK), did: "sent", reason: "forwarded", check: gueSame},
-	{name: "gue to a server behind a router", state: func(w *fixture) { w.serve(tunnel(lb.EncapGUE), "far") }, in: tcp(dptest.SYN), did: "sent", reason: "forwarded"},
+	{name: "gue to a server behind a router", state: func(fx *fixture) { fx.serve(tunnel(lb.EncapGUE), "far") }, in: tcp(dptest.SYN), did: "sent", reason: "forwarded"},
 	{name: "gue, TTL runs out", state: gue, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { p.TTL = 1 }), did: "dropped", reason: "ttl_expired"},
-	{name: "gue, too big for the tunnel", state: gue, in: change(tcp(dptest.ACK), func(_ *fixture, p *dptest.Packet) { p.Payload = make([]byte, 1440) }), did: "sent", reason: "too_big", check: func(w *fixture, in, out dptest.Packet) error {
-		if w.v6 {
-			return tooBig(1500-52)(w, in, out)
+	{name: "gue, too big for the tunnel", state: gue, in: change(tcp(dptest.ACK), func(_ *fixture, p *dptest.Packet) { p.Payload = make([]byte, 1440) }), did: "sent", reason: "too_big", check: func(fx *fixture, in, out dptest.Packet) error {
+		if fx.v6 {
+			return tooBig(1500-52)(fx, in, out)
 		}
-		return tooBig(1500-32)(w, in, out)
+		return tooBig(1500-32)(fx, in, out)
 	}},
-	{name: "a router told the MTU of a tunnel's way", state: gue, in: func(w *fixture) dptest.Packet {
-		r := w.run(tcp(dptest.SYN)(w).Frame())
+	{name: "a router told the MTU of a tunnel's way", state: gue, in: func(fx *fixture) dptest.Packet {
+		r := fx.run(tcp(dptest.SYN)(fx).Frame())
 		return icmpError("router", func(*fixture) dptest.Packet {
 			x := r.out
 			x.Payload, x.Inner = make([]byte, 64), nil
 			return x
-		})(w)
+		})(fx)
 	}, did: "passed", reason: "pmtu_learned", check: nil},
-	{name: "smaller than that MTU from now on", state: func(w *fixture) {
-		gue(w)
+	{name: "smaller than that MTU from now on", state: func(fx *fixture) {
+		gue(fx)
 		for _, b := range []string{"b1", "b2"} {
-			err := w.d.objects.SyPmtu.Put(toAddr(w.addr(b)), syPmtu{Seen: uint64(uptime()), Mtu: 1400})
+			err := fx.d.objects.SyPmtu.Put(toAddr(fx.addr(b)), syPmtu{Seen: uint64(uptime()), Mtu: 1400})
 			if err != nil {
-				w.t.Fatal(err)
+				fx.t.Fatal(err)
 			}
 		}
-	}, in: change(tcp(dptest.ACK), func(_ *fixture, p *dptest.Packet) { p.Payload = make([]byte, 1340) }), did: "sent", reason: "too_big", check: func(w *fixture, in, out dptest.Packet) error {
-		if w.v6 {
-			return tooBig(1400-52)(w, in, out)
+	}, in: change(tcp(dptest.ACK), func(_ *fixture, p *dptest.Packet) { p.Payload = make([]byte, 1340) }), did: "sent", reason: "too_big", check: func(fx *fixture, in, out dptest.Packet) error {
+		if fx.v6 {
+			return tooBig(1400-52)(fx, in, out)
 		}
-		return tooBig(1400-32)(w, in, out)
+		return tooBig(1400-32)(fx, in, out)
 	}},
 	{name: "out of a tunnel", state: web, in: aTunnel("router"), did: "passed", reason: "decapsulated", check: takenOut, option: ends},
 	{name: "out of a tunnel, and not for us", state: web, in: aTunnelFor("elsewhere", "router"), did: "dropped", reason: "decap_not_local", option: ends},
@@ -283,13 +283,13 @@ var moreRows = []row{
 
 	{name: "allowed", state: only("192.0.2.0/24"), in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: sentOn},
 	{name: "not allowed", state: only("10.0.0.0/8"), in: tcp(dptest.SYN), did: "dropped", reason: "not_allowed"},
-	{name: "allowed for the other family only", state: func(w *fixture) {
-		w.serve(func(s *lb.Service) {
-			s.Allow = []netip.Prefix{netip.MustParsePrefix(map[bool]string{true: "0.0.0.0/0", false: "::/0"}[w.v6])}
+	{name: "allowed for the other family only", state: func(fx *fixture) {
+		fx.serve(func(s *lb.Service) {
+			s.Allow = []netip.Prefix{netip.MustParsePrefix(map[bool]string{true: "0.0.0.0/0", false: "::/0"}[fx.v6])}
 		}, "b1", "b2")
 	}, in: tcp(dptest.SYN), did: "dropped", reason: "not_allowed"},
 	{name: "not allowed, ping", state: only("10.0.0.0/8"), in: icmp(8, 128), did: "sent", reason: "echo_reply"},
-	{name: "affinity", state: loyal, in: change(tcp(dptest.SYN), func(w *fixture, p *dptest.Packet) { p.Src = w.at("client", 40001) }), did: "sent", reason: "forwarded", check: loyalSame},
+	{name: "affinity", state: loyal, in: change(tcp(dptest.SYN), func(fx *fixture, p *dptest.Packet) { p.Src = fx.at("client", 40001) }), did: "sent", reason: "forwarded", check: loyalSame},
 
 	{name: "first port of a range", state: manyPorts, in: toPort(8001), did: "sent", reason: "forwarded", check: atPort(9001)},
 	{name: "a port in a range", state: manyPorts, in: toPort(8555), did: "sent", reason: "forwarded", check: atPort(9555)},
@@ -305,18 +305,18 @@ var moreRows = []row{
 	{name: "SCTP ends", state: sctpKnown, in: sctp(6, 99), did: "sent", reason: "forwarded", check: isClosed},
 	{name: "SCTP of no association", state: phones, in: sctp(0, 99), did: "sent", reason: "no_flow", check: unreachable},
 	{name: "SCTP abort of no association", state: phones, in: sctp(6, 99), did: "dropped", reason: "no_flow"},
-	{name: "SCTP by dsr", state: func(w *fixture) {
-		w.serve(func(s *lb.Service) { s.Method, s.Ports[0].Protocol = lb.MethodDSR, lb.SCTP }, "b1", "b2")
+	{name: "SCTP by dsr", state: func(fx *fixture) {
+		fx.serve(func(s *lb.Service) { s.Method, s.Ports[0].Protocol = lb.MethodDSR, lb.SCTP }, "b1", "b2")
 	}, in: sctp(1, 0), did: "sent", reason: "forwarded", check: untouched},
-	{name: "SCTP by gue", state: func(w *fixture) {
-		w.serve(func(s *lb.Service) { tunnel(lb.EncapGUE)(s); s.Ports[0].Protocol = lb.SCTP }, "b1", "b2")
+	{name: "SCTP by gue", state: func(fx *fixture) {
+		fx.serve(func(s *lb.Service) { tunnel(lb.EncapGUE)(s); s.Ports[0].Protocol = lb.SCTP }, "b1", "b2")
 	}, in: sctp(1, 0), did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
 
 	{name: "error of a router about a packet to a server", state: established, in: icmpError("router", lastSent), did: "sent", reason: "forwarded", check: errorFor("vip", "client", toVIP)},
 	{name: "error of a router about a packet to a server, UDP", state: answered, in: icmpError("router", lastSent), did: "sent", reason: "forwarded", check: errorFor("vip", "client", toVIP)},
-	{name: "error of a router about a packet to a client", state: func(w *fixture) { w.service(lb.TCP, "b1"); established1(w) }, in: icmpError("router", toTheClient), did: "sent", reason: "forwarded", check: errorFor("box", "b1", asServer)},
+	{name: "error of a router about a packet to a client", state: func(fx *fixture) { fx.service(lb.TCP, "b1"); established1(fx) }, in: icmpError("router", toTheClient), did: "sent", reason: "forwarded", check: errorFor("box", "b1", asServer)},
 	{name: "error about no flow", state: web, in: icmpError("router", toTheClient), did: "dropped", reason: "no_flow"},
-	{name: "error about what we never sent", state: established, in: change(icmpError("router", lastSent), func(w *fixture, p *dptest.Packet) { p.Dst = w.at("vip", 0) }), did: "dropped", reason: "unsupported_protocol"},
+	{name: "error about what we never sent", state: established, in: change(icmpError("router", lastSent), func(fx *fixture, p *dptest.Packet) { p.Dst = fx.at("vip", 0) }), did: "dropped", reason: "unsupported_protocol"},
 	{name: "error about a packet of a server, dsr", state: dsr, in: icmpError("router", toTheClient), did: "sent", reason: "forwarded", check: untouched},
 	{name: "error about a packet of a server, gue", state: gue, in: icmpError("router", toTheClient), did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
 
@@ -329,10 +329,10 @@ var moreRows = []row{
 }
 
 // established1 is a connection through the present service.
-func established1(w *fixture) {
-	with(func(*fixture) {}, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK), tcp(dptest.ACK))(w)
+func established1(fx *fixture) {
+	with(func(*fixture) {}, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK), tcp(dptest.ACK))(fx)
 }
 
-func keepsTag(w *fixture, in, out dptest.Packet) error {
+func keepsTag(fx *fixture, in, out dptest.Packet) error {
 	return wrong(fmt.Sprint(in.Tags) != fmt.Sprint(out.Tags), "tags were %v and are %v", in.Tags, out.Tags)
 }

@@ -14,13 +14,13 @@ import (
 
 // newModel makes a fixture with services of every kind, and its model.
 func newModel(t *testing.T, h hook, v6 bool) *model {
-	w := newFixture(t, h, v6, func(o *Options) {
+	fx := newFixture(t, h, v6, func(o *Options) {
 		ends(o)
 		o.Timeouts = Timeouts{time.Hour, time.Hour, time.Hour, time.Hour, time.Hour}
 	})
-	m := &model{w: w, half: map[way]*entry{}, full: map[way]*entry{}}
+	m := &model{fx: fx, half: map[way]*entry{}, full: map[way]*entry{}}
 	put := func(name string, port lb.Port, change func(*lb.Service), backends ...string) {
-		m.services = append(m.services, w.serve(func(s *lb.Service) {
+		m.services = append(m.services, fx.serve(func(s *lb.Service) {
 			s.Name, s.Ports[0].Port = name, port
 			change(s)
 		}, backends...))
@@ -43,10 +43,10 @@ func newModel(t *testing.T, h hook, v6 bool) *model {
 
 // packet makes a random packet that is likely to match the state of the datapath.
 func (m *model) packet(rnd *rand.Rand) dptest.Packet {
-	w := m.w
+	fx := m.fx
 	one := func(ports ...uint16) uint16 { return ports[rnd.IntN(len(ports))] }
-	from := w.at([]string{"client", "router"}[rnd.IntN(2)], uint16(20000+rnd.IntN(6)))
-	p := dptest.Packet{Src: from, Dst: w.at("vip", one(80, 80, 80, 53, 53, 36412, 36412, 8000, 8009, 8010, 90, 91, 92, 93, 7)), TTL: 64, DF: true,
+	from := fx.at([]string{"client", "router"}[rnd.IntN(2)], uint16(20000+rnd.IntN(6)))
+	p := dptest.Packet{Src: from, Dst: fx.at("vip", one(80, 80, 80, 53, 53, 36412, 36412, 8000, 8009, 8010, 90, 91, 92, 93, 7)), TTL: 64, DF: true,
 		Payload: make([]byte, rnd.IntN(3)*rnd.IntN(100))}
 	for i := range p.Payload {
 		p.Payload[i] = byte(rnd.Uint32())
@@ -81,7 +81,7 @@ func (m *model) packet(rnd *rand.Rand) dptest.Packet {
 		p.Flags = 0
 	}
 	if p.Proto == dptest.UDP {
-		p.Seq, p.Ack, p.NoSum = 0, 0, !w.v6 && rnd.IntN(4) == 0
+		p.Seq, p.Ack, p.NoSum = 0, 0, !fx.v6 && rnd.IntN(4) == 0
 	}
 	m.spoil(rnd, &p)
 	return p
@@ -89,7 +89,7 @@ func (m *model) packet(rnd *rand.Rand) dptest.Packet {
 
 // spoil changes some packets to unusual ones.
 func (m *model) spoil(rnd *rand.Rand, p *dptest.Packet) {
-	w := m.w
+	fx := m.fx
 	switch rnd.IntN(20) {
 	case 0:
 		p.TTL = 1
@@ -102,17 +102,17 @@ func (m *model) spoil(rnd *rand.Rand, p *dptest.Packet) {
 	case 4:
 		p.Fragment = true
 	case 5:
-		p.Dst = netip.AddrPortFrom(w.addr("elsewhere"), p.Dst.Port())
+		p.Dst = netip.AddrPortFrom(fx.addr("elsewhere"), p.Dst.Port())
 	case 6:
-		p.Dst = w.at("box", uint16(61000+rnd.IntN(4000)))
+		p.Dst = fx.at("box", uint16(61000+rnd.IntN(4000)))
 	case 7:
 		p.Options = p.Proto == dptest.TCP
 	case 8:
 		*p = dptest.Packet{Src: p.Src, Dst: p.Dst, TTL: 64, Proto: 47, Payload: p.Payload}
 	case 9:
-		*p = icmp(8, 128)(w)
+		*p = icmp(8, 128)(fx)
 	case 10:
-		*p = icmp(13, 127)(w)
+		*p = icmp(13, 127)(fx)
 	}
 }
 
@@ -142,7 +142,7 @@ func TestModel(t *testing.T) {
 		for i := range packets {
 			p := m.packet(rnd)
 			want := m.predict(p)
-			got := m.w.run(p.Frame())
+			got := m.fx.run(p.Frame())
 			if got.did != want.did || got.reason != want.reason {
 				e, half := m.find(way{p.Src, p.Dst, p.Proto})
 				t.Fatalf("packet %d: %s: %s; want %s: %s\n%+v\nof the flow %+v, half-open: %t", i, got.did, got.reason, want.did, want.reason, p, e, half)

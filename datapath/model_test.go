@@ -13,7 +13,7 @@ import (
 // model predicts the result of a packet, in Go, from the documents and not from the C code: which of the two tables a
 // flow is in, what confirms it, what ends it, and how each packet is translated.
 type model struct {
-	w        *fixture
+	fx       *fixture
 	services []*lb.FrontendPlan
 	half     map[way]*entry
 	full     map[way]*entry
@@ -78,8 +78,8 @@ func segmentOf(p dptest.Packet) segment {
 func (s segment) opens() bool { return !s.stream || s.syn && !s.ack && !s.rst }
 
 func (m *model) predict(p dptest.Packet) prediction {
-	w := m.w
-	toVIP := p.Dst.Addr() == w.addr("vip")
+	fx := m.fx
+	toVIP := p.Dst.Addr() == fx.addr("vip")
 	s := segmentOf(p)
 	ports := p.Proto == dptest.TCP || p.Proto == dptest.UDP || p.Proto == dptest.SCTP
 	if p.Fragment || !ports {
@@ -89,7 +89,7 @@ func (m *model) predict(p dptest.Packet) prediction {
 		case p.Fragment:
 			return drop("fragment_not_found")
 		case p.Proto == dptest.ICMP && p.Type == 8 || p.Proto == dptest.ICMPv6 && p.Type == 128:
-			return prediction{"sent", "echo_reply", func(in, out dptest.Packet) error { return echoReply(w, in, out) }}
+			return prediction{"sent", "echo_reply", func(in, out dptest.Packet) error { return echoReply(fx, in, out) }}
 		}
 		return drop("unsupported_protocol")
 	}
@@ -128,13 +128,13 @@ func (m *model) predict(p dptest.Packet) prediction {
 func (m *model) refused(s segment, reason string) prediction {
 	check := func(in, out dptest.Packet) error {
 		in.Tags = nil // what is quoted begins with the IP header
-		return unreachable(m.w, in, out)
+		return unreachable(m.fx, in, out)
 	}
 	switch {
 	case s.stream && s.rst:
 		return drop(reason)
 	case s.proto == dptest.TCP:
-		check = func(in, out dptest.Packet) error { return aReset(m.w, in, out) }
+		check = func(in, out dptest.Packet) error { return aReset(m.fx, in, out) }
 	}
 	return prediction{"sent", reason, check}
 }
@@ -180,7 +180,7 @@ func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) predictio
 	return became(p, func(out dptest.Packet) (way, error) {
 		ours = out.Src
 		to := way{ours, server, s.proto}
-		if ours.Addr() != m.w.addr("box") || ours.Port() < 61000 || m.half[to.back()] != nil || m.full[to.back()] != nil {
+		if ours.Addr() != m.fx.addr("box") || ours.Port() < 61000 || m.half[to.back()] != nil || m.full[to.back()] != nil {
 			return to, fmt.Errorf("opened from %s", ours)
 		}
 		return to, nil
@@ -273,7 +273,7 @@ func (m *model) replied(p dptest.Packet, s segment, e *entry, half bool) predict
 // oneWay: while the servers do not change, the table alone selects the server.
 func (m *model) oneWay(p dptest.Packet, f *lb.FrontendPlan) prediction {
 	switch {
-	case f.Method == lb.MethodTunnel && m.w.hook == hookTC && len(p.Tags) > 0:
+	case f.Method == lb.MethodTunnel && m.fx.hook == hookTC && len(p.Tags) > 0:
 		return drop("vlan_stacked")
 	case p.TTL == 1:
 		return drop("ttl_expired")

@@ -10,33 +10,33 @@ import (
 )
 
 // on is a packet of the n-th flow of the client.
-func (w *fixture) on(flow int, proto, flags uint8) dptest.Packet {
-	p := w.fromClient(proto, flags)
-	p.Src = w.at("client", uint16(20000+flow))
+func (fx *fixture) on(flow int, proto, flags uint8) dptest.Packet {
+	p := fx.fromClient(proto, flags)
+	p.Src = fx.at("client", uint16(20000+flow))
 	return p
 }
 
 // went runs a packet and returns the server that it is sent to.
-func (w *fixture) went(p dptest.Packet) netip.Addr {
-	w.t.Helper()
-	r := w.run(p.Frame())
+func (fx *fixture) went(p dptest.Packet) netip.Addr {
+	fx.t.Helper()
+	r := fx.run(p.Frame())
 	if r.did != "sent" || r.reason != "forwarded" {
-		w.t.Fatalf("%s: %s", r.did, r.reason)
+		fx.t.Fatalf("%s: %s", r.did, r.reason)
 	}
 	return r.out.Dst.Addr()
 }
 
 // tunnelTo puts the GUE frontend with servers whose addresses end in these numbers.
-func (w *fixture) tunnelTo(proto lb.Protocol, dead func(netip.Addr) bool, hosts ...int) {
-	w.t.Helper()
+func (fx *fixture) tunnelTo(proto lb.Protocol, dead func(netip.Addr) bool, hosts ...int) {
+	fx.t.Helper()
 	s := &lb.Service{
-		Name: "web", VIPs: []netip.Addr{w.addr("vip")}, Ports: lb.PortsOn(nil, lb.Port{Port: 80, Target: 80, Protocol: proto}),
+		Name: "web", VIPs: []netip.Addr{fx.addr("vip")}, Ports: lb.PortsOn(nil, lb.Port{Port: 80, Target: 80, Protocol: proto}),
 		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodTunnel, Encap: lb.EncapGUE, Check: lb.CheckSpec{Type: lb.CheckTCP},
 	}
 	states := map[lb.CheckKey]lb.Health{}
 	for _, h := range hosts {
 		b := lb.Backend{Addr: netip.MustParseAddr(fmt.Sprintf("192.0.2.%d", h)), Weight: 1}
-		if w.v6 {
+		if fx.v6 {
 			b.Addr = netip.MustParseAddr(fmt.Sprintf("2001:db8::%d", h))
 		}
 		state := lb.StateHealthy
@@ -46,8 +46,8 @@ func (w *fixture) tunnelTo(proto lb.Protocol, dead func(netip.Addr) bool, hosts 
 		s.Ports[0].Backends = append(s.Ports[0].Backends, b)
 		states[lb.CheckKey{Service: s.Name, Backend: b.ID()}] = lb.Health{State: state}
 	}
-	w.apply(lb.Delta{Put: lb.Build(s, states, lb.Drains{}).Frontends})
-	w.end()
+	fx.apply(lb.Delta{Put: lb.Build(s, states, lb.Drains{}).Frontends})
+	fx.end()
 }
 
 // Flows by direct return keep their server when servers are added or removed, when the size of the table changes, and
@@ -57,21 +57,21 @@ func TestDirectReturnFlowsKeepTheirServer(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		for _, proto := range []lb.Protocol{lb.TCP, lb.UDP} {
 			t.Run(proto.String(), func(t *testing.T) {
-				w := newFixture(t, h, v6, nil)
+				fx := newFixture(t, h, v6, nil)
 				all := []int{21, 22, 23, 24, 25, 26, 27, 28, 29, 30}
-				w.tunnelTo(proto, nil, all...)
+				fx.tunnelTo(proto, nil, all...)
 				server := map[int]netip.Addr{}
 				next := uint8(dptest.SYN)
 				for range 200 { // until each flow of datagrams was in the sample
 					for i := range flows {
-						to := w.went(w.on(i, uint8(proto), next))
+						to := fx.went(fx.on(i, uint8(proto), next))
 						if was, ok := server[i]; ok && was != to {
 							t.Fatalf("flow %d went to %s; was %s", i, to, was)
 						}
 						server[i] = to
 					}
 					next = dptest.ACK
-					if len(w.oneWayFlows()) == flows {
+					if len(fx.oneWayFlows()) == flows {
 						break
 					}
 				}
@@ -79,7 +79,7 @@ func TestDirectReturnFlowsKeepTheirServer(t *testing.T) {
 					t.Helper()
 					moved := 0
 					for i := range flows {
-						if to := w.went(w.on(i, uint8(proto), dptest.ACK)); to != server[i] && !except(server[i]) {
+						if to := fx.went(fx.on(i, uint8(proto), dptest.ACK)); to != server[i] && !except(server[i]) {
 							moved++
 						}
 					}
@@ -88,24 +88,24 @@ func TestDirectReturnFlowsKeepTheirServer(t *testing.T) {
 					}
 				}
 				none := func(netip.Addr) bool { return false }
-				w.tunnelTo(proto, nil, all[2:]...)
+				fx.tunnelTo(proto, nil, all[2:]...)
 				stays("two servers less", none)
-				w.close()
-				w.open()
+				fx.close()
+				fx.open()
 				stays("another agent", none)
-				w.tunnelTo(proto, nil, all[2:]...)
+				fx.tunnelTo(proto, nil, all[2:]...)
 				stays("its first plan", none)
-				w.tunnelTo(proto, nil, all...)
+				fx.tunnelTo(proto, nil, all...)
 				stays("two servers more", none)
-				w.tunnelTo(proto, nil, append(all, 31, 32)...)
+				fx.tunnelTo(proto, nil, append(all, 31, 32)...)
 				stays("a larger table", none)
-				if len(w.oneWayFlows()) < flows {
-					t.Errorf("%d entries of one-way flows; want %d", len(w.oneWayFlows()), flows)
+				if len(fx.oneWayFlows()) < flows {
+					t.Errorf("%d entries of one-way flows; want %d", len(fx.oneWayFlows()), flows)
 				}
 				dead := func(a netip.Addr) bool { return a == server[0] }
-				w.tunnelTo(proto, dead, append(all, 31, 32)...)
+				fx.tunnelTo(proto, dead, append(all, 31, 32)...)
 				stays("a dead server", dead)
-				if to := w.went(w.on(0, uint8(proto), dptest.ACK)); to == server[0] {
+				if to := fx.went(fx.on(0, uint8(proto), dptest.ACK)); to == server[0] {
 					t.Errorf("a flow goes on to the dead server %s", to)
 				}
 			})
@@ -113,53 +113,53 @@ func TestDirectReturnFlowsKeepTheirServer(t *testing.T) {
 	})
 }
 
-func (w *fixture) oneWayFlows() map[syFlowKey]syFlow { return entries(w.t, w.d.objects.SyDsrFlows) }
+func (fx *fixture) oneWayFlows() map[syFlowKey]syFlow { return entries(fx.t, fx.d.objects.SyDsrFlows) }
 
 // A flood of SYNs does not change the entries of flows that sent a second packet.
 func TestFloodDoesNotTouchDirectReturnFlows(t *testing.T) {
-	w := newFixture(t, hookXDP, false, nil)
-	w.tunnelTo(lb.TCP, nil, 21, 22)
+	fx := newFixture(t, hookXDP, false, nil)
+	fx.tunnelTo(lb.TCP, nil, 21, 22)
 	for i := range 50 {
-		w.went(w.on(i, dptest.TCP, dptest.SYN))
-		w.went(w.on(i, dptest.TCP, dptest.ACK))
+		fx.went(fx.on(i, dptest.TCP, dptest.SYN))
+		fx.went(fx.on(i, dptest.TCP, dptest.ACK))
 	}
-	if n := len(w.oneWayFlows()); n != 50 {
+	if n := len(fx.oneWayFlows()); n != 50 {
 		t.Fatalf("%d entries; want 50", n)
 	}
 	for i := range 3000 {
-		w.went(w.on(100+i, dptest.TCP, dptest.SYN))
+		fx.went(fx.on(100+i, dptest.TCP, dptest.SYN))
 	}
-	if n := len(w.oneWayFlows()); n != 50 {
+	if n := len(fx.oneWayFlows()); n != 50 {
 		t.Errorf("%d entries after the flood; want 50", n)
 	}
 }
 
 // While all slots have their first backend, only a sample of the packets of a flow writes an entry.
 func TestDirectReturnFlowsAreSampled(t *testing.T) {
-	w := newFixture(t, hookXDP, false, nil)
-	w.tunnelTo(lb.TCP, nil, 21, 22)
+	fx := newFixture(t, hookXDP, false, nil)
+	fx.tunnelTo(lb.TCP, nil, 21, 22)
 	for i := range 640 {
-		w.went(w.on(i, dptest.TCP, dptest.ACK))
+		fx.went(fx.on(i, dptest.TCP, dptest.ACK))
 	}
-	if n := len(w.flows()); n > 80 {
+	if n := len(fx.flows()); n > 80 {
 		t.Errorf("%d of 640 packets left an entry; want about one in %d", n, 32)
 	}
 }
 
 func TestAnotherMethodEndsFlows(t *testing.T) {
-	w := newFixture(t, hookTC, false, nil)
-	established(w)
-	dsr(w)
-	w.end()
-	if n := len(w.flows()); n != 0 {
+	fx := newFixture(t, hookTC, false, nil)
+	established(fx)
+	dsr(fx)
+	fx.end()
+	if n := len(fx.flows()); n != 0 {
 		t.Errorf("%d entries are left of flows by nat", n)
 	}
-	if r := w.run(tcp(dptest.SYN)(w).Frame()); r.out.Dst != w.at("vip", 80) {
+	if r := fx.run(tcp(dptest.SYN)(fx).Frame()); r.out.Dst != fx.at("vip", 80) {
 		t.Errorf("a new flow went to %s", r.out.Dst)
 	}
-	web(w)
-	w.end()
-	if r := w.run(tcp(dptest.ACK)(w).Frame()); r.reason != "no_flow" {
+	web(fx)
+	fx.end()
+	if r := fx.run(tcp(dptest.ACK)(fx).Frame()); r.reason != "no_flow" {
 		t.Errorf("a flow by dsr goes on by nat: %s", r.reason)
 	}
 }

@@ -45,16 +45,16 @@ func TestFailedFirstStartLeavesNothing(t *testing.T) {
 		for _, hook := range []string{"tcx", "clsact"} {
 			t.Run(name+"/"+hook, func(t *testing.T) {
 				l := labtest.New(t)
-				w := &fixture{t: t, host: labtest.Host(t, l, "lb"), hook: hookXDP}
-				ends := []lab.End{{Host: w.host, Name: "eth0"}, {Host: labtest.Host(t, l, "peer"), Name: "eth0"}}
+				fx := &fixture{t: t, host: labtest.Host(t, l, "lb"), hook: hookXDP}
+				ends := []lab.End{{Host: fx.host, Name: "eth0"}, {Host: labtest.Host(t, l, "peer"), Name: "eth0"}}
 				if err := l.Link(ends[0], ends[1], lab.LinkOptions{}); err != nil {
 					t.Fatal(err)
 				}
-				w.o = testOptions()
-				w.o.ForceClsact = hook == "clsact"
-				before := w.inForce()
-				w.do(func() error {
-					o := w.o
+				fx.o = testOptions()
+				fx.o.ForceClsact = hook == "clsact"
+				before := fx.inForce()
+				fx.do(func() error {
+					o := fx.o
 					fail(&o)
 					if d, err := Open(o); err == nil {
 						d.Close()
@@ -62,11 +62,11 @@ func TestFailedFirstStartLeavesNothing(t *testing.T) {
 					}
 					return nil
 				})
-				if diff := cmp.Diff(before, w.inForce()); diff != "" {
+				if diff := cmp.Diff(before, fx.inForce()); diff != "" {
 					t.Errorf("before -, after +:\n%s", diff)
 				}
-				w.open()
-				if s := w.d.Interfaces()[0]; s.Hook != hook || s.Mode != ModeXDP {
+				fx.open()
+				if s := fx.d.Interfaces()[0]; s.Hook != hook || s.Mode != ModeXDP {
 					t.Errorf("attached as %+v", s)
 				}
 			})
@@ -79,12 +79,12 @@ func TestFailedTakeoverLeavesPins(t *testing.T) {
 	for name, fail := range failures() {
 		for _, hook := range []string{"tcx", "clsact"} {
 			t.Run(name+"/"+hook, func(t *testing.T) {
-				w := newFixture(t, hookXDP, false, func(o *Options) { o.ForceClsact = hook == "clsact" })
-				established(w)
-				w.close()
-				before := w.inForce()
-				w.do(func() error {
-					o := w.o
+				fx := newFixture(t, hookXDP, false, func(o *Options) { o.ForceClsact = hook == "clsact" })
+				established(fx)
+				fx.close()
+				before := fx.inForce()
+				fx.do(func() error {
+					o := fx.o
 					fail(&o)
 					if d, err := Open(o); err == nil {
 						d.Close()
@@ -92,14 +92,14 @@ func TestFailedTakeoverLeavesPins(t *testing.T) {
 					}
 					return nil
 				})
-				if diff := cmp.Diff(before, w.inForce()); diff != "" {
+				if diff := cmp.Diff(before, fx.inForce()); diff != "" {
 					t.Errorf("before -, after +:\n%s", diff)
 				}
-				if did := w.runAttached(tcp(dptest.ACK)(w).Frame()); did != "sent" {
+				if did := fx.runAttached(tcp(dptest.ACK)(fx).Frame()); did != "sent" {
 					t.Errorf("a packet of the flow was %s", did)
 				}
-				w.open()
-				if n := len(w.flows()); n != 2 {
+				fx.open()
+				if n := len(fx.flows()); n != 2 {
 					t.Errorf("%d entries; want the two of the flow", n)
 				}
 			})
@@ -109,17 +109,17 @@ func TestFailedTakeoverLeavesPins(t *testing.T) {
 
 // A start that was killed before it published its pins is not taken over.
 func TestUnpublishedPinsAreRemoved(t *testing.T) {
-	w := newFixture(t, hookXDP, false, nil)
-	w.service(lb.TCP, "b1")
-	w.close()
-	w.do(func() error {
-		return os.Rename(w.o.PinPath+"/"+schema, w.o.PinPath+"/"+unpublished)
+	fx := newFixture(t, hookXDP, false, nil)
+	fx.service(lb.TCP, "b1")
+	fx.close()
+	fx.do(func() error {
+		return os.Rename(fx.o.PinPath+"/"+schema, fx.o.PinPath+"/"+unpublished)
 	})
-	w.open()
-	if held, err := w.d.Held(); err != nil || len(held) != 0 {
+	fx.open()
+	if held, err := fx.d.Held(); err != nil || len(held) != 0 {
 		t.Errorf("held %v, %v; want nothing", held, err)
 	}
-	for _, name := range w.pinned() {
+	for _, name := range fx.pinned() {
 		if !strings.HasPrefix(name, schema+"/") {
 			t.Errorf("%s is still pinned", name)
 		}
@@ -128,11 +128,11 @@ func TestUnpublishedPinsAreRemoved(t *testing.T) {
 
 // inForce is all that a failed Open could leave or take away: each pin with the id of its object and, for links, of
 // their program; the chained program; the filters of eth0 and its sysctls.
-func (w *fixture) inForce() map[string]string {
-	w.t.Helper()
+func (fx *fixture) inForce() map[string]string {
+	fx.t.Helper()
 	s := map[string]string{}
-	w.do(func() error {
-		err := filepath.WalkDir(w.o.PinPath, func(path string, e fs.DirEntry, err error) error {
+	fx.do(func() error {
+		err := filepath.WalkDir(fx.o.PinPath, func(path string, e fs.DirEntry, err error) error {
 			switch {
 			case errors.Is(err, fs.ErrNotExist):
 				return nil
@@ -205,10 +205,10 @@ func describePin(path string) (string, error) {
 }
 
 // runAttached runs a frame through the program that is attached to eth0 as XDP.
-func (w *fixture) runAttached(frame []byte) (did string) {
-	w.t.Helper()
-	w.do(func() error {
-		l, err := link.LoadPinnedLink(filepath.Join(w.o.PinPath, schema, "links", pinName("eth0", string(ModeXDP))), nil)
+func (fx *fixture) runAttached(frame []byte) (did string) {
+	fx.t.Helper()
+	fx.do(func() error {
+		l, err := link.LoadPinnedLink(filepath.Join(fx.o.PinPath, schema, "links", pinName("eth0", string(ModeXDP))), nil)
 		if err != nil {
 			return err
 		}
@@ -222,7 +222,7 @@ func (w *fixture) runAttached(frame []byte) (did string) {
 			return err
 		}
 		defer prog.Close()
-		ret, err := prog.Run(&ebpf.RunOptions{Data: frame, Context: w.xdp(frame)})
+		ret, err := prog.Run(&ebpf.RunOptions{Data: frame, Context: fx.xdp(frame)})
 		did = hookXDP.verdicts()[ret]
 		return err
 	})

@@ -17,40 +17,40 @@ import (
 // and IPv6.
 type row struct {
 	name   string
-	state  func(w *fixture) // before the packet
-	in     func(w *fixture) dptest.Packet
+	state  func(fx *fixture) // before the packet
+	in     func(fx *fixture) dptest.Packet
 	did    string
 	reason string
-	check  func(w *fixture, in, out dptest.Packet) error // of what was sent
+	check  func(fx *fixture, in, out dptest.Packet) error // of what was sent
 	option func(*Options)
 	alone  bool // it changes the node
 }
 
 func tcp(flags uint8) func(*fixture) dptest.Packet {
-	return func(w *fixture) dptest.Packet { return w.fromClient(dptest.TCP, flags) }
+	return func(fx *fixture) dptest.Packet { return fx.fromClient(dptest.TCP, flags) }
 }
 
-func udp(w *fixture) dptest.Packet { return w.fromClient(dptest.UDP, 0) }
+func udp(fx *fixture) dptest.Packet { return fx.fromClient(dptest.UDP, 0) }
 
-func web(w *fixture)      { w.service(lb.TCP, "b1", "b2") }
-func dns(w *fixture)      { w.service(lb.UDP, "b1", "b2") }
-func noServer(w *fixture) { w.service(lb.TCP) }
+func web(fx *fixture)      { fx.service(lb.TCP, "b1", "b2") }
+func dns(fx *fixture)      { fx.service(lb.UDP, "b1", "b2") }
+func noServer(fx *fixture) { fx.service(lb.TCP) }
 
 // with returns a state in which packets have been run after another state; each must have been sent.
 func with(state func(*fixture), packets ...func(*fixture) dptest.Packet) func(*fixture) {
-	return func(w *fixture) {
-		w.t.Helper()
-		state(w)
+	return func(fx *fixture) {
+		fx.t.Helper()
+		state(fx)
 		for i, p := range packets {
-			if r := w.run(p(w).Frame()); r.did != "sent" {
-				w.t.Fatalf("packet %d of the preparation was %s: %s", i, r.did, r.reason)
+			if r := fx.run(p(fx).Frame()); r.did != "sent" {
+				fx.t.Fatalf("packet %d of the preparation was %s: %s", i, r.did, r.reason)
 			}
 		}
 	}
 }
 
 func replies(flags uint8) func(*fixture) dptest.Packet {
-	return func(w *fixture) dptest.Packet { return w.reply(flags) }
+	return func(fx *fixture) dptest.Packet { return fx.reply(flags) }
 }
 
 // established is a TCP connection; answered is a UDP flow with an answer.
@@ -59,20 +59,20 @@ var (
 	answered    = with(dns, udp, replies(0), udp)
 )
 
-func sentOn(w *fixture, in, out dptest.Packet) error {
-	ok := out.Src.Addr() == w.addr("box") && out.Src.Port() >= 61000 && out.Dst.Port() == 8080 &&
-		(out.Dst.Addr() == w.addr("b1") || out.Dst.Addr() == w.addr("b2")) &&
+func sentOn(fx *fixture, in, out dptest.Packet) error {
+	ok := out.Src.Addr() == fx.addr("box") && out.Src.Port() >= 61000 && out.Dst.Port() == 8080 &&
+		(out.Dst.Addr() == fx.addr("b1") || out.Dst.Addr() == fx.addr("b2")) &&
 		out.TTL == 63 && bytes.Equal(in.Payload, out.Payload) && in.Flags == out.Flags && in.Seq == out.Seq
 	return wrong(!ok, "sent on as %+v", out)
 }
 
-func toClient(w *fixture, in, out dptest.Packet) error {
-	ok := out.Src == w.at("vip", 80) && out.Dst == w.at("client", 40000) && out.TTL == 63 && bytes.Equal(in.Payload, out.Payload)
+func toClient(fx *fixture, in, out dptest.Packet) error {
+	ok := out.Src == fx.at("vip", 80) && out.Dst == fx.at("client", 40000) && out.TTL == 63 && bytes.Equal(in.Payload, out.Payload)
 	return wrong(!ok, "sent back as %+v", out)
 }
 
 // aReset is the answer that RFC 9293, 3.10.7.1 has for a segment of no connection.
-func aReset(w *fixture, in, out dptest.Packet) error {
+func aReset(fx *fixture, in, out dptest.Packet) error {
 	want := dptest.Packet{Src: in.Dst, Dst: in.Src, Proto: dptest.TCP, TTL: 64, Flags: dptest.RST}
 	if in.Flags&dptest.ACK != 0 {
 		want.Seq = in.Ack
@@ -87,10 +87,10 @@ func aReset(w *fixture, in, out dptest.Packet) error {
 		out.Ack != want.Ack || len(out.Payload) > 0, "answered with %+v; want %+v", out, want)
 }
 
-func unreachable(w *fixture, in, out dptest.Packet) error {
+func unreachable(fx *fixture, in, out dptest.Packet) error {
 	wantType, wantCode, frame := uint8(3), uint8(3), in.Frame()
 	n := 20 + 8
-	if w.v6 {
+	if fx.v6 {
 		wantType, wantCode, n = 1, 4, 40+8
 	}
 	ok := out.Src.Addr() == in.Dst.Addr() && out.Dst.Addr() == in.Src.Addr() && out.Type == wantType && out.Code == wantCode &&
@@ -98,9 +98,9 @@ func unreachable(w *fixture, in, out dptest.Packet) error {
 	return wrong(!ok, "answered with %+v", out)
 }
 
-func echoReply(w *fixture, in, out dptest.Packet) error {
+func echoReply(fx *fixture, in, out dptest.Packet) error {
 	wantType := uint8(0)
-	if w.v6 {
+	if fx.v6 {
 		wantType = 129
 	}
 	ok := out.Src.Addr() == in.Dst.Addr() && out.Dst.Addr() == in.Src.Addr() && out.Type == wantType && bytes.Equal(out.Payload, in.Payload)
@@ -115,20 +115,20 @@ func wrong(bad bool, format string, args ...any) error {
 }
 
 // icmp is an echo request (or, with another type for IPv6, that) to the VIP.
-func icmp(t4, t6 uint8) func(w *fixture) dptest.Packet {
-	return func(w *fixture) dptest.Packet {
-		p := dptest.Packet{Src: w.at("client", 0), Dst: w.at("vip", 0), Proto: dptest.ICMP, Type: t4, Payload: []byte("ping pong")}
-		if w.v6 {
+func icmp(t4, t6 uint8) func(fx *fixture) dptest.Packet {
+	return func(fx *fixture) dptest.Packet {
+		p := dptest.Packet{Src: fx.at("client", 0), Dst: fx.at("vip", 0), Proto: dptest.ICMP, Type: t4, Payload: []byte("ping pong")}
+		if fx.v6 {
 			p.Proto, p.Type, p.Payload = dptest.ICMPv6, t6, make([]byte, 24)
 		}
 		return p
 	}
 }
 
-func change(in func(*fixture) dptest.Packet, f func(w *fixture, p *dptest.Packet)) func(*fixture) dptest.Packet {
-	return func(w *fixture) dptest.Packet {
-		p := in(w)
-		f(w, &p)
+func change(in func(*fixture) dptest.Packet, f func(fx *fixture, p *dptest.Packet)) func(*fixture) dptest.Packet {
+	return func(fx *fixture) dptest.Packet {
+		p := in(fx)
+		f(fx, &p)
 		return p
 	}
 }
@@ -136,8 +136,8 @@ func change(in func(*fixture) dptest.Packet, f func(w *fixture, p *dptest.Packet
 func init() { rows = append(rows, moreRows...) }
 
 var rows = []row{
-	{name: "not for us", state: web, in: change(tcp(dptest.SYN), func(w *fixture, p *dptest.Packet) { p.Dst = w.at("elsewhere", 80) }), did: "passed", reason: "not_ours"},
-	{name: "not TCP, for somebody else", state: web, in: change(icmp(8, 128), func(w *fixture, p *dptest.Packet) { p.Dst = w.at("elsewhere", 0) }), did: "passed", reason: "not_ours"},
+	{name: "not for us", state: web, in: change(tcp(dptest.SYN), func(fx *fixture, p *dptest.Packet) { p.Dst = fx.at("elsewhere", 80) }), did: "passed", reason: "not_ours"},
+	{name: "not TCP, for somebody else", state: web, in: change(icmp(8, 128), func(fx *fixture, p *dptest.Packet) { p.Dst = fx.at("elsewhere", 0) }), did: "passed", reason: "not_ours"},
 	{name: "SYN opens a flow", state: web, in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: sentOn},
 	{name: "SYN with IP options", state: web, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { p.Options = true }), did: "sent", reason: "forwarded", check: sentOn},
 	{name: "SYN again keeps its port", state: with(web, tcp(dptest.SYN)), in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: samePort},
@@ -155,8 +155,8 @@ var rows = []row{
 	{name: "FIN without ACK of no flow", state: web, in: change(tcp(dptest.PSH), func(*fixture, *dptest.Packet) {}), did: "sent", reason: "no_flow", check: aReset},
 	{name: "RST of no flow", state: web, in: tcp(dptest.RST), did: "dropped", reason: "no_flow"},
 	{name: "no backend, TCP", state: noServer, in: tcp(dptest.SYN), did: "sent", reason: "no_backend", check: aReset},
-	{name: "no backend, UDP", state: func(w *fixture) { w.service(lb.UDP) }, in: udp, did: "sent", reason: "no_backend", check: unreachable},
-	{name: "no such port, TCP", state: web, in: change(tcp(dptest.SYN), func(w *fixture, p *dptest.Packet) { p.Dst = w.at("vip", 81) }), did: "sent", reason: "no_frontend", check: aReset},
+	{name: "no backend, UDP", state: func(fx *fixture) { fx.service(lb.UDP) }, in: udp, did: "sent", reason: "no_backend", check: unreachable},
+	{name: "no such port, TCP", state: web, in: change(tcp(dptest.SYN), func(fx *fixture, p *dptest.Packet) { p.Dst = fx.at("vip", 81) }), did: "sent", reason: "no_frontend", check: aReset},
 	{name: "no such port, UDP", state: web, in: udp, did: "sent", reason: "no_frontend", check: unreachable},
 	{name: "UDP opens a flow", state: dns, in: udp, did: "sent", reason: "forwarded", check: sentOn},
 	{name: "UDP answer", state: with(dns, udp), in: replies(0), did: "sent", reason: "forwarded", check: toClient},
@@ -168,21 +168,21 @@ var rows = []row{
 	{name: "other protocol", state: web, in: change(tcp(0), func(_ *fixture, p *dptest.Packet) { p.Proto = 47 }), did: "dropped", reason: "unsupported_protocol"},
 	{name: "neighbour solicitation", state: web, in: change(icmp(8, 135), func(*fixture, *dptest.Packet) {}), did: "passed", reason: "neighbour_discovery"},
 	{name: "fragment", state: web, in: change(udp, func(_ *fixture, p *dptest.Packet) { p.Fragment = true }), did: "dropped", reason: "fragment_not_found"},
-	{name: "no server here, and no other may", state: func(w *fixture) { w.serve(func(s *lb.Service) { s.DropWhenEmpty = true }) }, in: tcp(dptest.SYN), did: "dropped", reason: "no_local_backend"},
+	{name: "no server here, and no other may", state: func(fx *fixture) { fx.serve(func(s *lb.Service) { s.DropWhenEmpty = true }) }, in: tcp(dptest.SYN), did: "dropped", reason: "no_local_backend"},
 	{name: "TTL runs out", state: web, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { p.TTL = 1 }), did: "dropped", reason: "ttl_expired"},
-	{name: "no route to the backend", state: func(w *fixture) { w.service(lb.TCP, "lost") }, in: tcp(dptest.SYN), did: "dropped", reason: "no_route"},
-	{name: "forwarding was switched off", state: func(w *fixture) { web(w); w.stopForwarding() }, in: tcp(dptest.SYN), did: "dropped", reason: "no_forwarding", alone: true},
-	{name: "larger than the MTU", state: func(w *fixture) { web(w); w.shrinkMTU(1280) }, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { p.Payload = make([]byte, 1300) }), did: "sent", reason: "too_big", check: tooBig(1280), alone: true},
+	{name: "no route to the backend", state: func(fx *fixture) { fx.service(lb.TCP, "lost") }, in: tcp(dptest.SYN), did: "dropped", reason: "no_route"},
+	{name: "forwarding was switched off", state: func(fx *fixture) { web(fx); fx.stopForwarding() }, in: tcp(dptest.SYN), did: "dropped", reason: "no_forwarding", alone: true},
+	{name: "larger than the MTU", state: func(fx *fixture) { web(fx); fx.shrinkMTU(1280) }, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { p.Payload = make([]byte, 1300) }), did: "sent", reason: "too_big", check: tooBig(1280), alone: true},
 	{name: "flow table full", state: with(web, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK), fill), in: tcp(dptest.ACK), did: "dropped", reason: "flows_full",
 		option: func(o *Options) { o.MaxFlows = 1 }},
-	{name: "source ports used up", state: with(func(w *fixture) { w.service(lb.TCP, "b1") }, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK), tcp(dptest.ACK)),
-		in:  change(tcp(dptest.SYN), func(w *fixture, p *dptest.Packet) { p.Src = w.at("client", 40001) }),
+	{name: "source ports used up", state: with(func(fx *fixture) { fx.service(lb.TCP, "b1") }, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK), tcp(dptest.ACK)),
+		in:  change(tcp(dptest.SYN), func(fx *fixture, p *dptest.Packet) { p.Src = fx.at("client", 40001) }),
 		did: "dropped", reason: "snat_exhausted",
 		option: func(o *Options) { o.SNATPorts = [2]uint16{61000, 61000} }},
 }
 
-func samePort(w *fixture, in, out dptest.Packet) error {
-	flows := w.flows()
+func samePort(fx *fixture, in, out dptest.Packet) error {
+	flows := fx.flows()
 	for k, f := range flows {
 		if f.Reply == 0 && swap(k.T.Sport) == in.Src.Port() && swap(f.T.Sport) == out.Src.Port() {
 			return wrong(len(flows) != 2, "%d entries; want 2", len(flows))
@@ -191,20 +191,20 @@ func samePort(w *fixture, in, out dptest.Packet) error {
 	return fmt.Errorf("sent from %s, which no flow has", out.Src)
 }
 
-func otherPort(w *fixture, in, out dptest.Packet) error {
-	return wrong(len(w.flows()) != 2, "the old flow is still there: %d entries", len(w.flows()))
+func otherPort(fx *fixture, in, out dptest.Packet) error {
+	return wrong(len(fx.flows()) != 2, "the old flow is still there: %d entries", len(fx.flows()))
 }
 
-func isEstablished(w *fixture, in, out dptest.Packet) error {
+func isEstablished(fx *fixture, in, out dptest.Packet) error {
 	n := 0
-	for range entries(w.t, w.d.objects.SyFlows) {
+	for range entries(fx.t, fx.d.objects.SyFlows) {
 		n++
 	}
-	return wrong(n != 2 || len(w.flows()) != 2, "%d entries of established flows, %d in all; want 2 and 2", n, len(w.flows()))
+	return wrong(n != 2 || len(fx.flows()) != 2, "%d entries of established flows, %d in all; want 2 and 2", n, len(fx.flows()))
 }
 
-func isClosed(w *fixture, in, out dptest.Packet) error {
-	for _, f := range w.flows() {
+func isClosed(fx *fixture, in, out dptest.Packet) error {
+	for _, f := range fx.flows() {
 		if f.State != uint8(syFlowStateFLOW_CLOSED) {
 			return fmt.Errorf("flow in state %d; want closed", f.State)
 		}
@@ -213,32 +213,32 @@ func isClosed(w *fixture, in, out dptest.Packet) error {
 }
 
 // fill fills the table of established flows, and returns a packet that changes no flow.
-func fill(w *fixture) dptest.Packet {
+func fill(fx *fixture) dptest.Packet {
 	for i := range uint16(2) {
 		k := syFlowKey{Proto: 1}
 		k.T.Sport = i
-		if err := w.d.objects.SyFlows.Put(&k, &syFlow{}); err != nil {
-			w.t.Fatal(err)
+		if err := fx.d.objects.SyFlows.Put(&k, &syFlow{}); err != nil {
+			fx.t.Fatal(err)
 		}
 	}
-	return icmp(8, 128)(w)
+	return icmp(8, 128)(fx)
 }
 
-func (w *fixture) stopForwarding() {
-	if err := w.host.Sysctl(map[string]string{"net.ipv4.conf.eth0.forwarding": "0", "net.ipv6.conf.eth0.forwarding": "0"}); err != nil {
-		w.t.Fatal(err)
+func (fx *fixture) stopForwarding() {
+	if err := fx.host.Sysctl(map[string]string{"net.ipv4.conf.eth0.forwarding": "0", "net.ipv6.conf.eth0.forwarding": "0"}); err != nil {
+		fx.t.Fatal(err)
 	}
 }
 
 // shrinkMTU sets an MTU on the routes to backends.
-func (w *fixture) shrinkMTU(mtu int) {
-	w.do(func() error {
+func (fx *fixture) shrinkMTU(mtu int) {
+	fx.do(func() error {
 		nic, err := netlink.LinkByName("eth0")
 		if err != nil {
 			return err
 		}
 		for _, b := range []string{"b1", "b2"} {
-			a := w.addr(b)
+			a := fx.addr(b)
 			err := netlink.RouteAdd(&netlink.Route{LinkIndex: nic.Attrs().Index, MTU: mtu, MTULock: true,
 				Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}})
 			if err != nil {
@@ -257,19 +257,19 @@ func TestRows(t *testing.T) {
 				continue // there is no NDP for IPv4
 			}
 			t.Run(r.name, func(t *testing.T) {
-				w := shared
-				if w.t = t; r.alone || r.option != nil {
-					w = newFixture(t, h, v6, r.option)
+				fx := shared
+				if fx.t = t; r.alone || r.option != nil {
+					fx = newFixture(t, h, v6, r.option)
 				}
-				w.reset()
-				r.state(w)
-				in := r.in(w)
-				got := w.run(in.Frame())
+				fx.reset()
+				r.state(fx)
+				in := r.in(fx)
+				got := fx.run(in.Frame())
 				if got.did != r.did || got.reason != r.reason {
 					t.Fatalf("%s: %s; want %s: %s", got.did, got.reason, r.did, r.reason)
 				}
 				if r.check != nil {
-					if err := r.check(w, in, got.out); err != nil {
+					if err := r.check(fx, in, got.out); err != nil {
 						t.Error(err)
 					}
 				}

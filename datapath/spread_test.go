@@ -13,43 +13,43 @@ import (
 
 // nodes puts VIP:80 to pods on these nodes: "box" is this node, its pod is b1; the pods of the others are "far". A node
 // with "-" before its name gets no new flows.
-func (w *fixture) nodes(proto lb.Protocol, names ...string) {
-	w.t.Helper()
-	w.spread(proto, false, names...)
+func (fx *fixture) nodes(proto lb.Protocol, names ...string) {
+	fx.t.Helper()
+	fx.spread(proto, false, names...)
 }
 
 // spread is nodes, for a Service whose flows a router may bring to any node (AnyNode).
-func (w *fixture) spread(proto lb.Protocol, anywhere bool, names ...string) {
-	w.t.Helper()
+func (fx *fixture) spread(proto lb.Protocol, anywhere bool, names ...string) {
+	fx.t.Helper()
 	s := &lb.Service{
-		Name: "web", VIPs: []netip.Addr{w.addr("vip")}, Ports: lb.PortsOn(nil, lb.Port{Port: 80, Target: 80, Protocol: proto}),
+		Name: "web", VIPs: []netip.Addr{fx.addr("vip")}, Ports: lb.PortsOn(nil, lb.Port{Port: 80, Target: 80, Protocol: proto}),
 		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Check: lb.CheckSpec{Type: lb.CheckNone},
 		NodeForwarding: lb.NodeForwarding{Enabled: true, AnyNode: anywhere}, DropWhenEmpty: anywhere,
 	}
 	port := &s.Ports[0]
 	for _, name := range names {
 		name, leaving := strings.CutPrefix(name, "-")
-		b := lb.Backend{Addr: w.addr("far"), Port: 8080, Weight: 1}
+		b := lb.Backend{Addr: fx.addr("far"), Port: 8080, Weight: 1}
 		if name == "box" {
-			b.Addr, b.Local = w.addr("b1"), true
+			b.Addr, b.Local = fx.addr("b1"), true
 		}
-		if b.Node = w.addr("box"); name != "box" {
-			b.Node = w.nodeAddr(name)
+		if b.Node = fx.addr("box"); name != "box" {
+			b.Node = fx.nodeAddr(name)
 		}
 		port.Nodes = append(port.Nodes, lb.Node{Addr: b.Node, Local: b.Local})
 		if !leaving {
 			port.Backends = append(port.Backends, b)
 		}
 	}
-	w.apply(lb.Delta{Put: lb.Build(s, nil, lb.Drains{}).Frontends})
+	fx.apply(lb.Delta{Put: lb.Build(s, nil, lb.Drains{}).Frontends})
 }
 
 // nodeAddr is the address of a node: one of the fixture's hosts, or "192.0.2.N" or "2001:db8::N" for a number.
-func (w *fixture) nodeAddr(name string) netip.Addr {
+func (fx *fixture) nodeAddr(name string) netip.Addr {
 	if _, ok := v4[name]; ok {
-		return w.addr(name)
+		return fx.addr(name)
 	}
-	if w.v6 {
+	if fx.v6 {
 		return netip.MustParseAddr("2001:db8::" + name)
 	}
 	return netip.MustParseAddr("192.0.2." + name)
@@ -57,15 +57,15 @@ func (w *fixture) nodeAddr(name string) netip.Addr {
 
 // flowOf returns the first packet of a flow that is delivered here, or that is sent to another node. It keeps no
 // entries.
-func (w *fixture) flowOf(here bool) dptest.Packet {
-	w.t.Helper()
+func (fx *fixture) flowOf(here bool) dptest.Packet {
+	fx.t.Helper()
 	for i := range 100 {
-		p := w.on(i, dptest.TCP, dptest.SYN)
-		if r := w.run(p.Frame()); (r.did == "passed") == here {
+		p := fx.on(i, dptest.TCP, dptest.SYN)
+		if r := fx.run(p.Frame()); (r.did == "passed") == here {
 			return p
 		}
 	}
-	w.t.Fatalf("no flow of 100 is delivered here: %t", here)
+	fx.t.Fatalf("no flow of 100 is delivered here: %t", here)
 	return dptest.Packet{}
 }
 
@@ -95,36 +95,36 @@ func askedBy(out dptest.Packet) (a asked, err error) {
 }
 
 // chained is GUE's private data with these nodes.
-func (w *fixture) chained(passed bool, next ...string) []byte {
-	size := len(w.addr("box").AsSlice())
+func (fx *fixture) chained(passed bool, next ...string) []byte {
+	size := len(fx.addr("box").AsSlice())
 	b := make([]byte, 4, 4+3*size)
 	b[0], b[1], b[2] = 0x5c, byte(len(next)), truth(passed)
 	for _, name := range next {
-		b = append(b, w.nodeAddr(name).AsSlice()...)
+		b = append(b, fx.nodeAddr(name).AsSlice()...)
 	}
 	return b[:cap(b)]
 }
 
 // asks checks the nodes that a packet is passed to.
-func (w *fixture) asks(when string, r result, in dptest.Packet, passed bool, who ...string) {
-	w.t.Helper()
+func (fx *fixture) asks(when string, r result, in dptest.Packet, passed bool, who ...string) {
+	fx.t.Helper()
 	want := asked{passed: passed}
 	for _, name := range who {
-		want.who = append(want.who, w.nodeAddr(name))
+		want.who = append(want.who, fx.nodeAddr(name))
 	}
 	if r.did != "sent" || r.reason != "forwarded" || r.out.Inner == nil {
-		w.t.Errorf("%s: %s: %s: %+v", when, r.did, r.reason, r.out)
+		fx.t.Errorf("%s: %s: %s: %+v", when, r.did, r.reason, r.out)
 		return
 	}
 	got, err := askedBy(r.out)
 	if err != nil || got.passed != want.passed || !slices.Equal(got.who, want.who) {
-		w.t.Errorf("%s: asks %s (%v); want %s", when, got, err, want)
+		fx.t.Errorf("%s: asks %s (%v); want %s", when, got, err, want)
 	}
-	if r.out.Src.Addr() != w.addr("box") {
-		w.t.Errorf("%s: asks as %s", when, r.out.Src)
+	if r.out.Src.Addr() != fx.addr("box") {
+		fx.t.Errorf("%s: asks as %s", when, r.out.Src)
 	}
 	if err := onlyHops(in, *r.out.Inner); err != nil {
-		w.t.Errorf("%s: %v", when, err)
+		fx.t.Errorf("%s: %v", when, err)
 	}
 }
 
@@ -133,59 +133,59 @@ func (w *fixture) asks(when string, r result, in dptest.Packet, passed bool, who
 // slot.
 func TestSpread(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
-		w.nodes(lb.TCP, "box", "b2")
-		local, remote := w.flowOf(true), w.flowOf(false)
-		w.reset()
-		w.nodes(lb.TCP, "box", "b2")
-		r := w.run(local.Frame())
-		if r.did != "passed" || r.out.Dst != w.at("b1", 8080) || r.out.Src != local.Src {
+		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
+		fx.nodes(lb.TCP, "box", "b2")
+		local, remote := fx.flowOf(true), fx.flowOf(false)
+		fx.reset()
+		fx.nodes(lb.TCP, "box", "b2")
+		r := fx.run(local.Frame())
+		if r.did != "passed" || r.out.Dst != fx.at("b1", 8080) || r.out.Src != local.Src {
 			t.Errorf("a flow of this node: %s: %s: %+v", r.did, r.reason, r.out)
 		}
-		w.asks("a SYN of another node's", w.run(remote.Frame()), remote, false, "b2")
-		w.out(dptest.Packet{Src: w.at("b1", 8080), Dst: local.Src, Proto: dptest.TCP, Flags: dptest.SYN | dptest.ACK, Seq: 5000})
+		fx.asks("a SYN of another node's", fx.run(remote.Frame()), remote, false, "b2")
+		fx.out(dptest.Packet{Src: fx.at("b1", 8080), Dst: local.Src, Proto: dptest.TCP, Flags: dptest.SYN | dptest.ACK, Seq: 5000})
 		local.Flags, remote.Flags = dptest.ACK, dptest.ACK
 		syn := remote
 		syn.Flags = dptest.SYN
 		delivered := func(when string) {
 			t.Helper()
-			if r := w.run(local.Frame()); r.did != "passed" || r.out.Dst != w.at("b1", 8080) {
+			if r := fx.run(local.Frame()); r.did != "passed" || r.out.Dst != fx.at("b1", 8080) {
 				t.Errorf("%s: a flow of this node: %s: %s", when, r.did, r.reason)
 			}
 		}
 		delivered("proved")
-		w.asks("nothing changed", w.run(remote.Frame()), remote, false, "b2")
+		fx.asks("nothing changed", fx.run(remote.Frame()), remote, false, "b2")
 
-		w.nodes(lb.TCP, "b2", "-box")
+		fx.nodes(lb.TCP, "b2", "-box")
 		delivered("not a target any more")
-		w.nodes(lb.TCP, "box", "-b2")
+		fx.nodes(lb.TCP, "box", "-b2")
 		delivered("the only target")
-		w.asks("its node takes no new flows", w.run(remote.Frame()), remote, true, "b2")
-		if r := w.run(w.on(200, dptest.TCP, dptest.SYN).Frame()); r.did != "passed" {
+		fx.asks("its node takes no new flows", fx.run(remote.Frame()), remote, true, "b2")
+		if r := fx.run(fx.on(200, dptest.TCP, dptest.SYN).Frame()); r.did != "passed" {
 			t.Errorf("a SYN, the only target: %s: %s", r.did, r.reason)
 		}
-		w.nodes(lb.TCP, "router", "-box", "-b2")
+		fx.nodes(lb.TCP, "router", "-box", "-b2")
 		delivered("others are the target")
-		w.asks("two nodes had its slot", w.run(remote.Frame()), remote, false, "router", "b2")
-		w.asks("a SYN, two nodes had its slot", w.run(syn.Frame()), syn, false, "router")
-		w.nodes(lb.TCP, "-router", "-box", "-b2")
+		fx.asks("two nodes had its slot", fx.run(remote.Frame()), remote, false, "router", "b2")
+		fx.asks("a SYN, two nodes had its slot", fx.run(syn.Frame()), syn, false, "router")
+		fx.nodes(lb.TCP, "-router", "-box", "-b2")
 		delivered("no targets")
-		w.asks("no targets", w.run(remote.Frame()), remote, false, "router", "b2")
-		if r := w.run(syn.Frame()); r.reason != "no_backend" || r.did != "sent" {
+		fx.asks("no targets", fx.run(remote.Frame()), remote, false, "router", "b2")
+		if r := fx.run(syn.Frame()); r.reason != "no_backend" || r.did != "sent" {
 			t.Errorf("a SYN, no targets: %s: %s", r.did, r.reason)
 		}
-		w.close()
-		w.open()
-		w.nodes(lb.TCP, "b2", "router", "box")
+		fx.close()
+		fx.open()
+		fx.nodes(lb.TCP, "b2", "router", "box")
 		delivered("another agent")
-		if got, _ := askedBy(w.run(remote.Frame()).out); !slices.Contains(got.who, w.addr("b2")) {
+		if got, _ := askedBy(fx.run(remote.Frame()).out); !slices.Contains(got.who, fx.addr("b2")) {
 			t.Errorf("another agent: asks %s", got)
 		}
-		w.nodes(lb.TCP, "box")
-		if r := w.run(remote.Frame()); r.reason != "no_flow" {
+		fx.nodes(lb.TCP, "box")
+		if r := fx.run(remote.Frame()); r.reason != "no_flow" {
 			t.Errorf("its node has no pods: %s: %s", r.did, r.reason)
 		}
-		if n := len(w.oneWayFlows()); n != 0 {
+		if n := len(fx.oneWayFlows()); n != 0 {
 			t.Errorf("%d entries of flows that others deliver", n)
 		}
 	})
@@ -195,19 +195,19 @@ func TestSpread(t *testing.T) {
 // flow.
 func TestSpreadDatagrams(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
-		in := w.fromClient(dptest.UDP, 0)
-		w.nodes(lb.UDP, "b2")
-		w.asks("one node", w.run(in.Frame()), in, false, "b2")
-		w.nodes(lb.UDP, "box", "-b2")
-		w.asks("ours now", w.run(in.Frame()), in, true, "b2", "box")
-		w.nodes(lb.UDP, "router", "-b2")
-		w.asks("not ours any more", w.run(in.Frame()), in, false, "router", "b2")
-		w.nodes(lb.UDP, "box")
-		if r := w.run(in.Frame()); r.did != "passed" || r.reason != "forwarded" {
+		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
+		in := fx.fromClient(dptest.UDP, 0)
+		fx.nodes(lb.UDP, "b2")
+		fx.asks("one node", fx.run(in.Frame()), in, false, "b2")
+		fx.nodes(lb.UDP, "box", "-b2")
+		fx.asks("ours now", fx.run(in.Frame()), in, true, "b2", "box")
+		fx.nodes(lb.UDP, "router", "-b2")
+		fx.asks("not ours any more", fx.run(in.Frame()), in, false, "router", "b2")
+		fx.nodes(lb.UDP, "box")
+		if r := fx.run(in.Frame()); r.did != "passed" || r.reason != "forwarded" {
 			t.Errorf("nobody else is left: %s: %s", r.did, r.reason)
 		}
-		if n := len(w.flows()); n != 2 {
+		if n := len(fx.flows()); n != 2 {
 			t.Errorf("%d entries; want two of one flow", n)
 		}
 	})
@@ -216,33 +216,33 @@ func TestSpreadDatagrams(t *testing.T) {
 // With AnyNode, a packet of an unknown flow is passed to all other nodes.
 func TestSpreadOfARouter(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
-		syn, ack, datagram := w.on(1, dptest.TCP, dptest.SYN), w.on(2, dptest.TCP, dptest.ACK), w.on(3, dptest.UDP, 0)
-		w.spread(lb.TCP, true, "-router", "box", "-b2")
-		if r := w.run(syn.Frame()); r.did != "passed" {
+		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
+		syn, ack, datagram := fx.on(1, dptest.TCP, dptest.SYN), fx.on(2, dptest.TCP, dptest.ACK), fx.on(3, dptest.UDP, 0)
+		fx.spread(lb.TCP, true, "-router", "box", "-b2")
+		if r := fx.run(syn.Frame()); r.did != "passed" {
 			t.Errorf("a SYN: %s: %s", r.did, r.reason)
 		}
-		w.asks("an unknown flow", w.run(ack.Frame()), ack, true, "router", "b2")
-		w.spread(lb.TCP, true, "-box", "-router", "-b2")
-		if r := w.run(w.on(4, dptest.TCP, dptest.SYN).Frame()); r.reason != "no_local_backend" {
+		fx.asks("an unknown flow", fx.run(ack.Frame()), ack, true, "router", "b2")
+		fx.spread(lb.TCP, true, "-box", "-router", "-b2")
+		if r := fx.run(fx.on(4, dptest.TCP, dptest.SYN).Frame()); r.reason != "no_local_backend" {
 			t.Errorf("a SYN, none here: %s: %s", r.did, r.reason)
 		}
-		w.asks("an unknown flow, none here", w.run(ack.Frame()), ack, false, "router", "b2")
+		fx.asks("an unknown flow, none here", fx.run(ack.Frame()), ack, false, "router", "b2")
 		syn.Flags = dptest.SYN
-		if r := w.run(syn.Frame()); r.did != "dropped" || r.reason != "no_local_backend" {
+		if r := fx.run(syn.Frame()); r.did != "dropped" || r.reason != "no_local_backend" {
 			t.Errorf("a SYN again, none here: %s: %s", r.did, r.reason)
 		}
-		w.reset()
-		w.spread(lb.TCP, true, "b2", "-box", "-router") // hints
-		if r := w.run(w.on(5, dptest.TCP, dptest.ACK).Frame()); r.did != "sent" {
+		fx.reset()
+		fx.spread(lb.TCP, true, "b2", "-box", "-router") // hints
+		if r := fx.run(fx.on(5, dptest.TCP, dptest.ACK).Frame()); r.did != "sent" {
 			t.Fatalf("%s: %s", r.did, r.reason)
 		}
-		w.asks("others may have chosen another", w.run(ack.Frame()), ack, false, "b2", "router")
-		w.spread(lb.TCP, true, "router", "-box", "-b2", "-31")
-		w.asks("who had its slot comes first", w.run(ack.Frame()), ack, false, "router", "b2", "31")
-		w.reset()
-		w.spread(lb.UDP, true, "box", "-b2")
-		if r := w.run(datagram.Frame()); r.did != "passed" {
+		fx.asks("others may have chosen another", fx.run(ack.Frame()), ack, false, "b2", "router")
+		fx.spread(lb.TCP, true, "router", "-box", "-b2", "-31")
+		fx.asks("who had its slot comes first", fx.run(ack.Frame()), ack, false, "router", "b2", "31")
+		fx.reset()
+		fx.spread(lb.UDP, true, "box", "-b2")
+		if r := fx.run(datagram.Frame()); r.did != "passed" {
 			t.Errorf("a datagram: %s: %s", r.did, r.reason)
 		}
 	})
@@ -251,7 +251,7 @@ func TestSpreadOfARouter(t *testing.T) {
 // A table of another size maps all flows to other slots: the previous table is kept.
 func TestSpreadOverTablesOfOtherSizes(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		w := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
+		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
 		names := func(n int) (all []string) {
 			for i := range n {
 				all = append(all, fmt.Sprint(31+i))
@@ -259,18 +259,18 @@ func TestSpreadOverTablesOfOtherSizes(t *testing.T) {
 			return all
 		}
 		for _, sizes := range [][]int{{8, 30, 28, 29}, {30, 9, 8, 7}} {
-			w.reset()
-			w.nodes(lb.TCP, names(sizes[0])...)
+			fx.reset()
+			fx.nodes(lb.TCP, names(sizes[0])...)
 			has := map[int]netip.Addr{}
 			for i := range 100 {
-				has[i] = w.went(w.on(i, dptest.TCP, dptest.SYN))
+				has[i] = fx.went(fx.on(i, dptest.TCP, dptest.SYN))
 			}
 			for _, n := range sizes[1:] {
-				w.nodes(lb.TCP, names(n)...)
+				fx.nodes(lb.TCP, names(n)...)
 				asks := 0
 				for i := range 100 {
-					got, err := askedBy(w.run(w.on(i, dptest.TCP, dptest.ACK).Frame()).out)
-					there := slices.Contains(w.names(names(n)), has[i])
+					got, err := askedBy(fx.run(fx.on(i, dptest.TCP, dptest.ACK).Frame()).out)
+					there := slices.Contains(fx.names(names(n)), has[i])
 					if err != nil || there && !slices.Contains(got.who, has[i]) {
 						t.Errorf("%d, then %d nodes: flow %d: asks %s (%v); want %s among them", sizes[0], n, i, got, err, has[i])
 					}
@@ -284,9 +284,9 @@ func TestSpreadOverTablesOfOtherSizes(t *testing.T) {
 	})
 }
 
-func (w *fixture) names(nodes []string) (addrs []netip.Addr) {
+func (fx *fixture) names(nodes []string) (addrs []netip.Addr) {
 	for _, m := range nodes {
-		addrs = append(addrs, w.nodeAddr(m))
+		addrs = append(addrs, fx.nodeAddr(m))
 	}
 	return addrs
 }
@@ -294,16 +294,16 @@ func (w *fixture) names(nodes []string) (addrs []netip.Addr) {
 // Packets that other nodes send here are delivered or passed on.
 func TestDecapsulatedPackets(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
-		w := newFixture(t, hookTC, v6, func(o *Options) { o.Delivers = true })
-		w.do(func() error {
-			return w.d.SetTunnelSources([]netip.Addr{w.addr("b2"), w.addr("router"), w.addr("box")})
+		fx := newFixture(t, hookTC, v6, func(o *Options) { o.Delivers = true })
+		fx.do(func() error {
+			return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router"), fx.addr("box")})
 		})
 		from := func(sender string, in dptest.Packet, private ...byte) result {
-			p := dptest.Packet{Src: w.at(sender, 50000), Dst: w.at("box", 6090), Proto: dptest.UDP, Payload: dptest.GUE(in, private...)}
-			before := w.counts()
-			did, frame := w.runTC(p.Frame())
+			p := dptest.Packet{Src: fx.at(sender, 50000), Dst: fx.at("box", 6090), Proto: dptest.UDP, Payload: dptest.GUE(in, private...)}
+			before := fx.counts()
+			did, frame := fx.runTC(p.Frame())
 			r := result{did: did, frame: frame}
-			for v, n := range w.counts() {
+			for v, n := range fx.counts() {
 				if n > before[v] && v.Reason != "decapsulated" {
 					r.reason = v.Reason
 				}
@@ -321,18 +321,18 @@ func TestDecapsulatedPackets(t *testing.T) {
 			if r.did != did || r.reason != reason {
 				t.Errorf("%s: %s: %s; want %s: %s", when, r.did, r.reason, did, reason)
 			}
-			if did == "passed" && (r.out.Dst != w.at("b1", 8080) || r.out.Src.Addr() != w.addr("client")) {
+			if did == "passed" && (r.out.Dst != fx.at("b1", 8080) || r.out.Src.Addr() != fx.addr("client")) {
 				t.Errorf("%s: delivered as %+v", when, r.out)
 			}
 		}
 		var ours []dptest.Packet
-		w.nodes(lb.TCP, "box", "b2")
+		fx.nodes(lb.TCP, "box", "b2")
 		for i := range 100 {
-			if p := w.on(i, dptest.TCP, dptest.SYN); w.run(p.Frame()).did == "passed" {
+			if p := fx.on(i, dptest.TCP, dptest.SYN); fx.run(p.Frame()).did == "passed" {
 				ours = append(ours, p)
 			}
 		}
-		w.reset()
+		fx.reset()
 		n := -1
 		on := func(proto, flags uint8) dptest.Packet { // a flow that nobody has seen, in a slot of ours
 			n++
@@ -343,38 +343,38 @@ func TestDecapsulatedPackets(t *testing.T) {
 			}
 			return p
 		}
-		w.nodes(lb.TCP, "box", "b2")
+		fx.nodes(lb.TCP, "box", "b2")
 		is("a stranger", from("client", on(dptest.TCP, dptest.SYN)), "dropped", "unknown_tunnel_source")
 		is("a SYN", from("b2", on(dptest.TCP, dptest.SYN)), "passed", "forwarded")
-		is("a SYN that was passed on", from("b2", on(dptest.TCP, dptest.SYN), w.chained(true)...), "passed", "forwarded")
+		is("a SYN that was passed on", from("b2", on(dptest.TCP, dptest.SYN), fx.chained(true)...), "passed", "forwarded")
 		is("nobody knows it", from("b2", on(dptest.TCP, dptest.ACK)), "sent", "no_flow")
-		is("nobody knew it", from("b2", on(dptest.TCP, dptest.ACK), w.chained(true)...), "sent", "no_flow")
+		is("nobody knew it", from("b2", on(dptest.TCP, dptest.ACK), fx.chained(true)...), "sent", "no_flow")
 		is("other private data", from("b2", on(dptest.TCP, dptest.ACK), 1, 2, 3, 4), "sent", "no_flow")
-		is("to be passed to a stranger", from("b2", on(dptest.TCP, dptest.ACK), w.chained(false, "lost")...), "dropped", "unknown_tunnel_source")
+		is("to be passed to a stranger", from("b2", on(dptest.TCP, dptest.ACK), fx.chained(false, "lost")...), "dropped", "unknown_tunnel_source")
 		in := on(dptest.TCP, dptest.ACK)
-		w.asks("one more may know it", from("b2", in, w.chained(false, "router")...), in, true, "router")
-		w.asks("two more may know it", from("b2", in, w.chained(true, "router", "b2")...), in, true, "router", "b2")
-		w.asks("three more may know it", from("b2", in, w.chained(true, "b2", "router", "b2")...), in, true, "b2", "router", "b2")
+		fx.asks("one more may know it", from("b2", in, fx.chained(false, "router")...), in, true, "router")
+		fx.asks("two more may know it", from("b2", in, fx.chained(true, "router", "b2")...), in, true, "router", "b2")
+		fx.asks("three more may know it", from("b2", in, fx.chained(true, "b2", "router", "b2")...), in, true, "b2", "router", "b2")
 
 		in = on(dptest.TCP, dptest.SYN)
-		in.Dst = w.at("vip", 81)
+		in.Dst = fx.at("vip", 81)
 		is("a port that we do not know yet", from("b2", in), "dropped", "no_frontend")
 
-		w.nodes(lb.TCP, "b2", "-box")
+		fx.nodes(lb.TCP, "b2", "-box")
 		in = on(dptest.TCP, dptest.SYN)
-		w.asks("the second chance of a SYN", from("router", in), in, true, "b2")
-		is("no third chance", from("router", in, w.chained(true)...), "dropped", "no_local_backend")
+		fx.asks("the second chance of a SYN", from("router", in), in, true, "b2")
+		is("no third chance", from("router", in, fx.chained(true)...), "dropped", "no_local_backend")
 		in.Flags = dptest.ACK
-		w.asks("who sent it may be late", from("router", in), in, true, "b2")
+		fx.asks("who sent it may be late", from("router", in), in, true, "b2")
 
-		w.reset()
-		w.nodes(lb.UDP, "box", "-b2")
+		fx.reset()
+		fx.nodes(lb.UDP, "box", "-b2")
 		in = on(dptest.UDP, 0)
-		w.asks("datagrams come back", from("router", in, w.chained(false, "b2")...), in, true, "b2", "box")
-		w.asks("not to who was only asked", from("router", in, w.chained(true, "b2")...), in, true, "b2")
-		is("datagrams that nobody knew", from("b2", in, w.chained(true)...), "passed", "forwarded")
-		is("datagrams that we know", from("router", in, w.chained(false, "b2")...), "passed", "forwarded")
-		w.nodes(lb.UDP, "b2")
-		is("nothing is here", from("router", on(dptest.UDP, 0), w.chained(true)...), "dropped", "no_local_backend")
+		fx.asks("datagrams come back", from("router", in, fx.chained(false, "b2")...), in, true, "b2", "box")
+		fx.asks("not to who was only asked", from("router", in, fx.chained(true, "b2")...), in, true, "b2")
+		is("datagrams that nobody knew", from("b2", in, fx.chained(true)...), "passed", "forwarded")
+		is("datagrams that we know", from("router", in, fx.chained(false, "b2")...), "passed", "forwarded")
+		fx.nodes(lb.UDP, "b2")
+		is("nothing is here", from("router", on(dptest.UDP, 0), fx.chained(true)...), "dropped", "no_local_backend")
 	}
 }
