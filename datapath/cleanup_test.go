@@ -29,6 +29,7 @@ func TestCleanupLeavesNothing(t *testing.T) {
 				var before map[string]string
 				fx := newFixtureWith(t, hookTC, false, func(o *Options) { o.Mode, o.ForceClsact = mode, clsact }, func(fx *fixture) {
 					fx.do(func() error { return writeSysctl(reservedPorts, "8080,9000-9010") })
+					fx.addressesSettled()
 					before = fx.snapshot()
 				})
 				if s := fx.d.Interfaces()[0]; s.Mode != mode || s.Hook != hook {

@@ -9,11 +9,14 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
@@ -369,4 +372,31 @@ func (fx *fixture) pinned() (names []string) {
 		})
 	})
 	return names
+}
+
+// addressesSettled waits until the IPv6 addresses of the host have their local routes. The kernel adds them from a work
+// queue, also for addresses without duplicate address detection (net/ipv6/addrconf.c, addrconf_dad_work).
+func (fx *fixture) addressesSettled() {
+	fx.t.Helper()
+	fx.do(func() error {
+		_, err := lab.Until(fx.t.Context(), 10*time.Second, "the addresses have routes", func() error {
+			routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Table: unix.RT_TABLE_LOCAL}, netlink.RT_FILTER_TABLE)
+			if err != nil {
+				return err
+			}
+			addrs, err := netlink.AddrList(nil, netlink.FAMILY_V6)
+			if err != nil {
+				return err
+			}
+			linkLocal := false
+			for _, a := range addrs {
+				linkLocal = linkLocal || a.IP.IsLinkLocalUnicast()
+				if !slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.Type == unix.RTN_LOCAL && r.Dst.IP.Equal(a.IP) }) {
+					return fmt.Errorf("%s has no route", a.IP)
+				}
+			}
+			return wrong(!linkLocal, "no link-local address")
+		})
+		return err
+	})
 }
