@@ -2,12 +2,12 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"net/netip"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
@@ -51,22 +51,18 @@ func serveReload(t *testing.T, st lb.Status, reload func() (admin.Reloaded, erro
 		},
 		Info: func() admin.Info { return admin.Info{Node: "lb1"} }, Metrics: http.NotFoundHandler(), Log: discard,
 	})
-	ctx, cancel := context.WithCancel(context.Background())
+	l, err := net.Listen("unix", socket) // here, not in Server.Run: clients can connect from now on
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: s.Handler(true)}
 	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
+	go func() { done <- server.Serve(l) }()
 	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
+		server.Close()
+		if err := <-done; !errors.Is(err, http.ErrServerClosed) {
 			t.Error(err)
 		}
 	})
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		if c, err := net.Dial("unix", socket); err == nil { // the file exists before the server listens
-			c.Close()
-			return socket
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the API does not listen")
-		}
-	}
+	return socket
 }
