@@ -70,7 +70,7 @@ type Health struct {
 	State State // healthy or unhealthy
 	// Reason is for people: "200 OK", "connection refused", "no answer within 1s".
 	Reason string
-	// Err is the error of the last probe of an unhealthy backend, for errors.Is; nil when healthy. It is not serialised.
+	// Err is the error of the last probe of an unhealthy backend, for errors.Is; nil when healthy. It is not encoded.
 	Err error `json:"-"`
 	// Weight is the weight that the backend reports (X-Load-Balancing-Endpoint-Weight), or -1.
 	Weight int

@@ -299,7 +299,8 @@ func TestReady(t *testing.T) {
 
 func TestAgo(t *testing.T) {
 	for age, want := range map[time.Duration]string{
-		59 * time.Second: "59s", time.Minute: "1m", 90 * time.Minute: "1h30m", 47 * time.Hour: "47h0m", 48 * time.Hour: "2d",
+		59 * time.Second: "59s", time.Minute: "1m", 90 * time.Minute: "1h30m", 47 * time.Hour: "47h0m",
+		48 * time.Hour: "2d",
 	} {
 		if got := ago(time.Now().Add(-age)); got != want {
 			t.Errorf("%s ago: %s; want %s", age, got, want)

@@ -94,8 +94,8 @@ func forbidden(pkg, dep string) string {
 	return ""
 }
 
-// TestMainLinksNoTestPrograms: the product links the hosts and the traffic of the lab, which the demo needs, but nothing
-// that runs routing daemons or Kubernetes programs.
+// The product links the hosts and the traffic of the lab, which the demo needs, but nothing that runs routing daemons
+// or Kubernetes programs.
 func TestMainLinksNoTestPrograms(t *testing.T) {
 	main := strings.TrimSuffix(module, "/")
 	out, err := exec.Command("go", "list", "-deps", main).Output()

@@ -13,6 +13,6 @@
 //   - It leaves nothing behind: see package lab. Ctrl-C ends it at any time.
 //
 // Parameters: the hold time is 3 s, the minimum of BGP (RFC 4271 §4.2); checks run every 200 ms with a timeout of
-// 150 ms, and two failures in a row take a server out. The takeover by the other balancer is shown with a loss of power,
-// since the end of the process alone interrupts nothing, which is shown too.
+// 150 ms, and two failures in a row take a server out. The takeover by the other balancer is shown with a loss of
+// power, since the end of the process alone interrupts nothing, which is shown too.
 package demo
