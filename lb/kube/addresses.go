@@ -13,10 +13,10 @@ import (
 // vipsOf returns the addresses of a Service that this node serves: those in its status, and those of its externalIPs
 // that are in a pool for it. ExternalIPs work with every type of Service.
 func (s *Source) vipsOf(service *core.Service) (vips, external []netip.Addr) {
-	if ours(service, s.o.Class) {
+	if matchesClass(service, s.o.Class) {
 		vips = addressesOf(service)
 	}
-	for _, a := range externalsOf(service) {
+	for _, a := range externalIPsOf(service) {
 		if p := poolOf(s.o.Pools, a); p != nil && p.serves(service) && !slices.Contains(vips, a) {
 			vips, external = append(vips, a), append(external, a)
 		}
@@ -56,7 +56,7 @@ func (s *Source) touchSharing(x any) {
 
 // sharing returns the names of other Services that have an address of this one.
 func (s *Source) sharing(service *core.Service) (names []string) {
-	for _, a := range append(addressesOf(service), externalsOf(service)...) {
+	for _, a := range append(addressesOf(service), externalIPsOf(service)...) {
 		found, _ := s.services.ByIndex(withAddress, a.String()) // the index exists
 		for _, x := range found {
 			if name := nameOf(x.(*core.Service)); name != nameOf(service) {

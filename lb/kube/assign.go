@@ -72,7 +72,7 @@ func (a *assigner) adopt(s *core.Service) {
 }
 
 // reserve records the externalIPs of a Service.
-func (a *assigner) reserve(s *core.Service) { a.alloc.Reserve(holder(s), externalsOf(s)) }
+func (a *assigner) reserve(s *core.Service) { a.alloc.Reserve(holder(s), externalIPsOf(s)) }
 
 // unreserve removes the externalIPs of a deleted Service.
 func (a *assigner) unreserve(name string) { a.alloc.Reserve(lb.Holder{Service: name}, nil) }

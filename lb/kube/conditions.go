@@ -40,7 +40,7 @@ func (c *conditions) withhold(s *core.Service, v *view, node *core.Node) string 
 		return reason
 	}
 	if isLocal(s) {
-		if v.readyHere == 0 {
+		if v.readyLocal == 0 {
 			c.stop(v.service.Name)
 			return "externalTrafficPolicy is Local, and no ready endpoint is on this node"
 		}

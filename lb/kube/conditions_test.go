@@ -126,7 +126,7 @@ func TestWithhold(t *testing.T) {
 		for _, h := range tt.reports {
 			f.Health(h)
 		}
-		v := &view{service: &lb.Service{Name: web}, readyHere: tt.ready}
+		v := &view{service: &lb.Service{Name: web}, readyLocal: tt.ready}
 		got := f.conditions.withhold(aService(tt.change), v, tt.node)
 		if _, checked := f.conditions.checks[web]; got != tt.want || checked != tt.checked {
 			t.Errorf("%s: withheld for %q, checked %t; want %q, %t", tt.name, got, checked, tt.want, tt.checked)

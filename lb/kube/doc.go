@@ -22,9 +22,9 @@
 // With tunnels, a node selects a node (lb.NodeForwarding), and the selected node delivers to a pod of its own.
 //
 //   - Under Cluster the selection follows from a table that is the same on all nodes.
-//   - Under Local a node selects itself. The router has selected before and may select another node later, so a node
-//     asks the others for flows that it does not know (lb.NodeForwarding.AnyNode). The same applies when topology hints make
-//     the tables differ.
+//   - Under Local a node selects itself. The router has selected the node, and may select another one later, so a node
+//     passes packets of unknown flows on to the others (lb.NodeForwarding.AnyNode). The same applies when topology
+//     hints make the tables differ.
 //   - When Services with different pods share an address, packets arrive at nodes without a pod of the Service. They
 //     are forwarded to a node that has one, under either policy.
 //

@@ -12,10 +12,10 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// place is where this node is, as far as the choice of endpoints is concerned.
-type place struct {
+// topology is what the choice of endpoints depends on: this node, its zone, and the addresses of the nodes.
+type topology struct {
 	node, zone string
-	nodes      map[string]netip.Addr // by name, for tunnels; nil: there are none
+	nodes      map[string]netip.Addr // tunnel addresses by name of the node; nil: without tunnels
 }
 
 // endpoint is one address of an EndpointSlice that serves one port.
@@ -26,23 +26,24 @@ type endpoint struct {
 	forNodes, forZones          []string
 }
 
-func (e endpoint) here(p place) bool { return e.node == p.node && p.node != "" }
+// isLocal reports whether the endpoint is on this node.
+func (e endpoint) isLocal(top topology) bool { return e.node == top.node && top.node != "" }
 
-// endpointsOf returns what serves a port of a service, in one family: matched by port name and protocol, only the first address
-// of each (the others are promised to be the same), and each once although slices may overlap while they are rewritten
-// (pkg/proxy/endpointslicecache.go).
-func endpointsOf(slices_ []*discovery.EndpointSlice, port core.ServicePort, is4 bool) []endpoint {
+// endpointsOf returns the endpoints of a port of a Service in one family, ordered by address. Ports match by name and
+// protocol. Only the first address of an endpoint counts, as the API defines. Each address occurs once: slices may
+// overlap while the controller moves endpoints between them (pkg/proxy/endpointslicecache.go).
+func endpointsOf(all []*discovery.EndpointSlice, port core.ServicePort, is4 bool) []endpoint {
 	family := discovery.AddressTypeIPv6
 	if is4 {
 		family = discovery.AddressTypeIPv4
 	}
 	byAddr := map[netip.AddrPort]endpoint{}
-	for _, s := range slices_ {
+	for _, s := range all {
 		if s.AddressType != family {
 			continue
 		}
 		for _, p := range s.Ports {
-			if p.Name == nil || p.Port == nil || *p.Port == 0 || *p.Name != port.Name || protocolOf(p.Protocol) != protocolOf(&port.Protocol) {
+			if !matches(p, port) {
 				continue
 			}
 			for _, e := range s.Endpoints {
@@ -54,12 +55,13 @@ func endpointsOf(slices_ []*discovery.EndpointSlice, port core.ServicePort, is4 
 			}
 		}
 	}
-	all := make([]endpoint, 0, len(byAddr))
-	for _, e := range byAddr {
-		all = append(all, e)
-	}
-	slices.SortFunc(all, func(a, b endpoint) int { return a.at.Compare(b.at) })
-	return all
+	return slices.SortedFunc(maps.Values(byAddr), func(a, b endpoint) int { return a.at.Compare(b.at) })
+}
+
+// matches reports whether a port of an EndpointSlice is that of the Service.
+func matches(p discovery.EndpointPort, port core.ServicePort) bool {
+	return p.Name != nil && *p.Name == port.Name && p.Port != nil && *p.Port != 0 &&
+		protocolOf(p.Protocol) == protocolOf(&port.Protocol)
 }
 
 func protocolOf(p *core.Protocol) core.Protocol {
@@ -69,7 +71,8 @@ func protocolOf(p *core.Protocol) core.Protocol {
 	return *p
 }
 
-// toEndpoint reads conditions as the API defines them: nil ready is true, nil serving is ready, nil terminating is false.
+// toEndpoint applies the defaults of the API to the conditions: ready is true, serving is ready, terminating is false.
+// It returns false for an endpoint without a valid address.
 func toEndpoint(e discovery.Endpoint, port uint16) (x endpoint, ok bool) {
 	if len(e.Addresses) == 0 {
 		return x, false
@@ -99,44 +102,50 @@ func toEndpoint(e discovery.Endpoint, port uint16) (x endpoint, ok bool) {
 	return x, true
 }
 
-// choice is what of the endpoints may be used (pkg/proxy/topology.go, CategorizeEndpoints).
+// choice has the endpoints that may receive traffic (pkg/proxy/topology.go, CategorizeEndpoints).
 type choice struct {
-	cluster, local []endpoint // for the policies Cluster and Local; the fallback is taken for each by itself
-	readyHere      int
-	anywhere       bool // some endpoint is usable somewhere
-	ours           bool // hints make cluster our own choice, and others have another
+	// Under the policies Cluster and Local. Each falls back to terminating endpoints on its own.
+	cluster, local []endpoint
+	readyLocal     int  // how many of local are ready: all or none
+	usable         bool // the cluster has an endpoint that is ready, or serves while it terminates
+	hinted         bool // hints have restricted cluster, so other nodes may have another choice
 }
 
-func choose(all []endpoint, at place) choice {
+func choose(all []endpoint, top topology) choice {
 	var c choice
-	here := func(e endpoint) bool { return e.here(at) }
+	isLocal := func(e endpoint) bool { return e.isLocal(top) }
 	ready := filter(all, func(e endpoint) bool { return e.ready })
-	leaving := filter(all, func(e endpoint) bool { return e.serving && e.terminating })
-	c.local = filter(ready, here)
-	c.readyHere = len(c.local)
+	terminating := filter(all, func(e endpoint) bool { return e.serving && e.terminating })
+	c.local = filter(ready, isLocal)
+	c.readyLocal = len(c.local)
 	if len(c.local) == 0 {
-		c.local = filter(leaving, here)
+		c.local = filter(terminating, isLocal)
 	}
-	c.cluster = near(ready, at)
-	c.ours = len(c.cluster) < len(ready)
+	c.cluster = byHints(ready, top)
+	c.hinted = len(c.cluster) < len(ready)
 	if len(c.cluster) == 0 {
-		c.cluster = leaving
+		c.cluster = terminating
 	}
-	c.anywhere = len(ready)+len(leaving) > 0
+	c.usable = len(ready)+len(terminating) > 0
 	return c
 }
 
-// near follows the hints, if every ready endpoint has one and one is for us: those for nodes before those for zones.
-func near(ready []endpoint, at place) []endpoint {
+// byHints returns the endpoints with a hint for this node, else those with a hint for its zone, else all. A kind of
+// hint counts only if every ready endpoint has one (KEP-2433).
+func byHints(ready []endpoint, top topology) []endpoint {
 	for _, hint := range []struct {
-		mine  string
+		own   string
 		hints func(endpoint) []string
-	}{{at.node, func(e endpoint) []string { return e.forNodes }}, {at.zone, func(e endpoint) []string { return e.forZones }}} {
-		if hint.mine == "" || slices.ContainsFunc(ready, func(e endpoint) bool { return len(hint.hints(e)) == 0 }) {
+	}{
+		{top.node, func(e endpoint) []string { return e.forNodes }},
+		{top.zone, func(e endpoint) []string { return e.forZones }},
+	} {
+		if hint.own == "" || slices.ContainsFunc(ready, func(e endpoint) bool { return len(hint.hints(e)) == 0 }) {
 			continue
 		}
-		if mine := filter(ready, func(e endpoint) bool { return slices.Contains(hint.hints(e), hint.mine) }); len(mine) > 0 {
-			return mine
+		own := filter(ready, func(e endpoint) bool { return slices.Contains(hint.hints(e), hint.own) })
+		if len(own) > 0 {
+			return own
 		}
 	}
 	return ready
@@ -151,12 +160,12 @@ func filter(all []endpoint, keep func(endpoint) bool) (some []endpoint) {
 	return some
 }
 
-// nodesOf returns the nodes that have endpoints, in any condition. Nodes without ready endpoints come first: a flow that
-// arrives at another node than before most likely belongs to one of them.
-func nodesOf(all []endpoint, at place) []lb.Node {
+// nodesOf returns the nodes that have endpoints, in any condition. Nodes without ready endpoints come first: a flow
+// that was at another node before most likely belongs to one of them.
+func nodesOf(all []endpoint, top topology) []lb.Node {
 	ready := map[lb.Node]int{}
 	for _, e := range all {
-		if n := (lb.Node{Addr: at.nodes[e.node], Local: e.here(at)}); n.Addr.IsValid() {
+		if n := (lb.Node{Addr: top.nodes[e.node], Local: e.isLocal(top)}); n.Addr.IsValid() {
 			ready[n] += 0
 			if e.ready {
 				ready[n] = 1
@@ -168,20 +177,24 @@ func nodesOf(all []endpoint, at place) []lb.Node {
 	})
 }
 
-// reachable leaves out endpoints on nodes that are not known, or no longer: their slices often outlive a node. When there are no
-// others it leaves out none.
-func reachable(use []endpoint, at place) []endpoint {
-	some := filter(use, func(e endpoint) bool { return at.nodes == nil || e.node == "" || at.nodes[e.node].IsValid() })
-	if len(some) == 0 {
+// reachable removes the endpoints on unknown nodes, because slices often outlive a deleted node. When all are on
+// unknown nodes, it removes none.
+func reachable(use []endpoint, top topology) []endpoint {
+	known := filter(use, func(e endpoint) bool {
+		return top.nodes == nil || e.node == "" || top.nodes[e.node].IsValid()
+	})
+	if len(known) == 0 {
 		return use
 	}
-	return some
+	return known
 }
 
-func backendsFor(chosen []endpoint, at place) []lb.Backend {
+func backendsFor(chosen []endpoint, top topology) []lb.Backend {
 	out := make([]lb.Backend, 0, len(chosen))
 	for _, e := range chosen {
-		out = append(out, lb.Backend{Addr: e.at.Addr(), Port: e.at.Port(), Weight: 1, Local: e.here(at), Node: at.nodes[e.node]})
+		out = append(out, lb.Backend{
+			Addr: e.at.Addr(), Port: e.at.Port(), Weight: 1, Local: e.isLocal(top), Node: top.nodes[e.node],
+		})
 	}
 	return out
 }

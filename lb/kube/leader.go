@@ -133,7 +133,7 @@ func (t *term) adopt() {
 	for _, x := range t.services.List() {
 		s := x.(*core.Service)
 		t.assigner.reserve(s)
-		if ours(s, t.o.Class) {
+		if matchesClass(s, t.o.Class) {
 			t.assigner.adopt(s)
 		}
 	}
@@ -155,7 +155,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 	}
 	s := x.(*core.Service)
 	t.assigner.reserve(s)
-	if !ours(s, t.o.Class) || s.DeletionTimestamp != nil {
+	if !matchesClass(s, t.o.Class) || s.DeletionTimestamp != nil {
 		return t.withdraw(ctx, s)
 	}
 	addrs, err := t.assigner.assign(s)
@@ -179,7 +179,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 // and releases the addresses.
 func (t *term) withdraw(ctx context.Context, s *core.Service) error {
 	had := t.assigner.holds(nameOf(s))
-	others := s.Spec.Type == core.ServiceTypeLoadBalancer && !ours(s, t.o.Class)
+	others := s.Spec.Type == core.ServiceTypeLoadBalancer && !matchesClass(s, t.o.Class)
 	if !had && (others || !slices.Contains(s.Finalizers, finalizer)) {
 		return nil
 	}
@@ -202,7 +202,7 @@ func (t *term) withdraw(ctx context.Context, s *core.Service) error {
 // retryOthers adds to the queue the Services without an address, because one is free now.
 func (t *term) retryOthers() {
 	for _, x := range t.services.List() {
-		if s := x.(*core.Service); ours(s, t.o.Class) && len(s.Status.LoadBalancer.Ingress) == 0 {
+		if s := x.(*core.Service); matchesClass(s, t.o.Class) && len(s.Status.LoadBalancer.Ingress) == 0 {
 			t.queue.Add(nameOf(s))
 		}
 	}

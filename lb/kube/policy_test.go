@@ -19,7 +19,7 @@ func TestPolicyIsExternalTrafficPolicy(t *testing.T) {
 		{"Local", local, lb.PolicyLocal},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := seen(aService(tt.change), nil, place{node: "n1"}, false).service.Policy; got != tt.want {
+			if got := viewOn(aService(tt.change), nil, topology{node: "n1"}, false).service.Policy; got != tt.want {
 				t.Errorf("policy %q; want %q", got, tt.want)
 			}
 		})

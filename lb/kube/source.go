@@ -126,7 +126,7 @@ func (s *Source) watchCluster() error {
 		}}),
 		services.AddIndexers(cache.Indexers{withAddress: func(x any) (addrs []string, err error) {
 			service := x.(*core.Service)
-			for _, a := range append(addressesOf(service), externalsOf(service)...) {
+			for _, a := range append(addressesOf(service), externalIPsOf(service)...) {
 				addrs = append(addrs, a.String())
 			}
 			return addrs, nil
@@ -267,7 +267,7 @@ func (s *Source) viewOf(name string) *view {
 		endpoints = append(endpoints, x.(*discovery.EndpointSlice))
 	}
 	node := s.node()
-	v := translate(service, vips, endpoints, s.place(node), s.shares(service))
+	v := translate(service, vips, endpoints, s.topology(node), s.shares(service))
 	v.service.UnrestrictedVIPs = external
 	s.nodePort(service, v)
 	v.service.WithholdReason = s.conditions.withhold(service, v, node)
@@ -285,7 +285,7 @@ func (s *Source) nodePort(service *core.Service, v *view) {
 		s.closePort(v.service.Name)
 		return
 	}
-	if err := s.o.NodePorts.Serve(v.service.Name, port, v.readyHere); err != nil {
+	if err := s.o.NodePorts.Serve(v.service.Name, port, v.readyLocal); err != nil {
 		// Reason and message are kube-proxy's (pkg/proxy/healthcheck/service_health.go).
 		s.events.Eventf(service, core.EventTypeWarning, "FailedToStartServiceHealthcheck",
 			"node %s failed to start healthcheck %q on port %d: %v", s.o.Node, v.service.Name, port, err)
@@ -316,23 +316,23 @@ func (s *Source) Eligible() bool {
 	return n != nil && removal(n) == ""
 }
 
-// place returns where this node is and, with tunnels, where the others are.
-func (s *Source) place(own *core.Node) place {
-	p := place{node: s.o.Node}
+// topology returns the zone of this node and, with tunnels, the addresses of all nodes.
+func (s *Source) topology(own *core.Node) topology {
+	top := topology{node: s.o.Node}
 	if own != nil {
-		p.zone = labels.Set(own.Labels).Get(core.LabelTopologyZone)
+		top.zone = labels.Set(own.Labels).Get(core.LabelTopologyZone)
 	}
 	if s.o.Forward != lb.MethodTunnel {
-		return p
+		return top
 	}
-	p.nodes = map[string]netip.Addr{}
+	top.nodes = map[string]netip.Addr{}
 	for _, x := range s.nodes.List() {
 		n := x.(*core.Node)
 		if addrs := nodeAddresses(n); len(addrs) > 0 {
-			p.nodes[n.Name] = addrs[0]
+			top.nodes[n.Name] = addrs[0]
 		}
 	}
-	return p
+	return top
 }
 
 // nodeAddresses returns the InternalIPs of a node. All nodes use the first.

@@ -74,7 +74,7 @@ func TestNodePort(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.ProxyHealthz, o.IsProxy = healthz, tt.isProxy })
 		f.conditions.startProxyCheck()
 		f.Health(report(proxyCheck, tt.health))
-		f.nodePort(aService(tt.change), &view{service: &lb.Service{Name: webName}, readyHere: 2})
+		f.nodePort(aService(tt.change), &view{service: &lb.Service{Name: webName}, readyLocal: 2})
 		if got := taken(&f.ports); got != tt.want || len(f.emitted.Events) > 0 {
 			t.Errorf("%s: %s, %d events; want %s", name, got, len(f.emitted.Events), tt.want)
 		}
@@ -122,7 +122,7 @@ func TestEligible(t *testing.T) {
 	}
 }
 
-func TestPlace(t *testing.T) {
+func TestTopology(t *testing.T) {
 	other := node("n2", "x", "192.0.2.2", "192.0.2.22")
 	external := core.NodeAddress{Type: core.NodeExternalIP, Address: "198.51.100.2"}
 	other.Status.Addresses = append([]core.NodeAddress{external}, other.Status.Addresses...)
@@ -132,13 +132,13 @@ func TestPlace(t *testing.T) {
 	} {
 		f := newFixture(t, func(o *Options) { o.Forward = forward })
 		f.have(t, node("n1", "192.0.2.1"), other, node("n3"))
-		got := f.place(f.node())
+		got := f.topology(f.node())
 		text := fmt.Sprint(got.node, " ", got.zone, " ", got.nodes)
 		if text != want || (got.nodes != nil) != (forward == lb.MethodTunnel) {
 			t.Errorf("%s: %v; want %s", forward, got, want)
 		}
 	}
-	if got := newFixture(t, asIs).place(nil); got.node != "n1" || got.zone != "" {
+	if got := newFixture(t, asIs).topology(nil); got.node != "n1" || got.zone != "" {
 		t.Errorf("without a Node object: %+v", got)
 	}
 }

@@ -38,7 +38,8 @@ func (s *Source) addStale(name string, old, now *lb.Service) {
 	maps.DeleteFunc(stale, func(at netip.AddrPort, _ time.Time) bool { return present[at] })
 	for i := range now.Ports {
 		for _, at := range slices.SortedFunc(maps.Keys(stale), netip.AddrPort.Compare) {
-			now.Ports[i].Backends = append(now.Ports[i].Backends, lb.Backend{Addr: at.Addr(), Port: at.Port(), Deleted: true})
+			deleted := lb.Backend{Addr: at.Addr(), Port: at.Port(), Deleted: true}
+			now.Ports[i].Backends = append(now.Ports[i].Backends, deleted)
 		}
 	}
 }

@@ -12,21 +12,23 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Labels with which a Service says that others look after it (pkg/proxy/apis/well_known_labels.go).
+// Labels of Services that another proxy serves, and of headless ones (pkg/proxy/apis/well_known_labels.go).
 const (
 	labelProxyName = "service.kubernetes.io/service-proxy-name"
 	labelHeadless  = "service.kubernetes.io/headless"
 )
 
-// handled reports whether nodes may serve a Service: nobody else looks after it, and it is not headless.
+// handled reports whether nodes serve a Service: no other proxy does, it is not headless, and it has ports.
 func handled(s *core.Service) bool {
 	_, proxied := s.Labels[labelProxyName]
 	_, headless := s.Labels[labelHeadless]
-	return !proxied && !headless && s.Spec.ClusterIP != core.ClusterIPNone && s.Spec.Type != core.ServiceTypeExternalName && len(s.Spec.Ports) > 0
+	return !proxied && !headless && len(s.Spec.Ports) > 0 &&
+		s.Spec.ClusterIP != core.ClusterIPNone && s.Spec.Type != core.ServiceTypeExternalName
 }
 
-// ours reports whether a Service is to have addresses from us: of type LoadBalancer, and of our class.
-func ours(s *core.Service, class string) bool {
+// matchesClass reports whether a Service gets addresses from this agent: its type is LoadBalancer, and its
+// spec.loadBalancerClass is class. The class "" matches Services that have none.
+func matchesClass(s *core.Service, class string) bool {
 	if s.Spec.Type != core.ServiceTypeLoadBalancer {
 		return false
 	}
@@ -36,7 +38,8 @@ func ours(s *core.Service, class string) bool {
 	return *s.Spec.LoadBalancerClass == class
 }
 
-// addressesOf returns the addresses of a Service that nodes are to serve: those of its status whose ipMode is VIP, the default.
+// addressesOf returns the addresses in the status of a Service that nodes serve: those with the ipMode VIP, which is
+// the default.
 func addressesOf(s *core.Service) (vips []netip.Addr) {
 	for _, i := range s.Status.LoadBalancer.Ingress {
 		if i.IPMode != nil && *i.IPMode != core.LoadBalancerIPModeVIP {
@@ -49,8 +52,8 @@ func addressesOf(s *core.Service) (vips []netip.Addr) {
 	return vips
 }
 
-// externalsOf returns spec.externalIPs.
-func externalsOf(s *core.Service) (addrs []netip.Addr) {
+// externalIPsOf returns spec.externalIPs.
+func externalIPsOf(s *core.Service) (addrs []netip.Addr) {
 	for _, text := range s.Spec.ExternalIPs {
 		if a, err := netip.ParseAddr(text); err == nil && !slices.Contains(addrs, a) {
 			addrs = append(addrs, a)
@@ -70,64 +73,75 @@ func policyOf(s *core.Service) lb.Policy {
 	return lb.PolicyCluster
 }
 
-// view is what one node makes of a Service.
+// view is a Service as one node serves it.
 type view struct {
-	service   *lb.Service
-	readyHere int // ready endpoints on this node, by address, of the family that has more
+	service    *lb.Service
+	readyLocal int // addresses of ready endpoints on this node, in the family that has more
 }
 
-// translate returns what this node is to do for s at these addresses. Shared says that another Service has one of
-// its addresses, too: then packets may arrive where it has no endpoint, whatever its policy is.
-func translate(s *core.Service, vips []netip.Addr, endpoints []*discovery.EndpointSlice, at place, shared bool) *view {
+// translate returns the view that the node of top has of s with these VIPs. Shared is true when another Service has one
+// of the VIPs: then packets may arrive at a node without an endpoint of s, whatever the policy is.
+func translate(
+	s *core.Service, vips []netip.Addr, endpoints []*discovery.EndpointSlice, top topology, shared bool,
+) *view {
 	out := &lb.Service{
-		Name: s.Namespace + "/" + s.Name, Source: Name, VIPs: vips, Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT,
-		Policy: policyOf(s), MinHealthy: 1, Check: lb.CheckSpec{Type: lb.CheckNone}, Allow: allowed(s, vips),
+		Name: nameOf(s), Source: Name, VIPs: vips, Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT,
+		Policy: policyOf(s), Affinity: affinityOf(s),
+		MinHealthy: 1, Check: lb.CheckSpec{Type: lb.CheckNone}, Allow: allowed(s),
 	}
-	if s.Spec.SessionAffinity == core.ServiceAffinityClientIP {
-		out.Affinity = time.Duration(core.DefaultClientIPServiceAffinitySeconds) * time.Second
-		if c := s.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
-			out.Affinity = time.Duration(*c.ClientIP.TimeoutSeconds) * time.Second
-		}
-	}
-	readyHere := map[bool]map[netip.Addr]bool{true: {}, false: {}} // by whether IPv4
-	some, somewhere, hinted := false, false, false
+	readyLocal := map[bool]map[netip.Addr]bool{true: {}, false: {}} // by whether IPv4
+	// Of any port: a backend was chosen, the cluster has a usable endpoint, hints have restricted the choice.
+	chosen, usable, hinted := false, false, false
 	for _, p := range s.Spec.Ports {
 		port := lb.ServicePort{Port: lb.Port{Port: uint16(p.Port), Target: uint16(p.Port)}}
 		if port.Protocol.UnmarshalText([]byte(strings.ToLower(string(protocolOf(&p.Protocol))))) != nil {
 			continue
 		}
-		var there []endpoint
+		var both []endpoint // of both families
 		for _, is4 := range []bool{true, false} {
 			all := endpointsOf(endpoints, p, is4)
-			c := choose(all, at)
+			c := choose(all, top)
 			use := c.cluster
-			if isLocal(s) && (len(c.local) > 0 || !shared || at.nodes == nil) {
+			if isLocal(s) && (len(c.local) > 0 || !shared || top.nodes == nil) {
 				use = c.local
 			}
-			use = reachable(use, at)
-			port.Backends = append(port.Backends, backendsFor(use, at)...)
-			there = append(there, all...)
-			some, somewhere, hinted = some || len(use) > 0, somewhere || c.anywhere, hinted || c.ours
-			for _, e := range c.local[:c.readyHere] {
-				readyHere[is4][e.at.Addr()] = true
+			use = reachable(use, top)
+			port.Backends = append(port.Backends, backendsFor(use, top)...)
+			both = append(both, all...)
+			chosen, usable, hinted = chosen || len(use) > 0, usable || c.usable, hinted || c.hinted
+			for _, e := range c.local[:c.readyLocal] {
+				readyLocal[is4][e.at.Addr()] = true
 			}
 		}
-		port.Nodes = nodesOf(there, at)
+		port.Nodes = nodesOf(both, top)
 		out.Ports = append(out.Ports, port)
 	}
-	if at.nodes != nil && everyNodeKnown(out.Ports) {
+	if top.nodes != nil && everyNodeKnown(out.Ports) {
 		out.NodeForwarding = lb.NodeForwarding{Enabled: true, AnyNode: isLocal(s) || hinted}
 	} else {
 		for i := range out.Ports {
 			out.Ports[i].Nodes = nil
 		}
 	}
-	// Local, and endpoints are elsewhere only: dropped, for the client is to try another node; with none anywhere refused.
-	out.DropWhenEmpty = isLocal(s) && !some && somewhere
-	return &view{service: out, readyHere: max(len(readyHere[true]), len(readyHere[false]))}
+	// Under Local, with usable endpoints on other nodes only, packets are dropped: the client retries, and the router
+	// may select another node. With no usable endpoint in the cluster, connections are refused.
+	out.DropWhenEmpty = isLocal(s) && !chosen && usable
+	return &view{service: out, readyLocal: max(len(readyLocal[true]), len(readyLocal[false]))}
 }
 
-// everyNodeKnown reports whether the node of each endpoint is known. EndpointSlices written by hand may name no node.
+// affinityOf returns the timeout of sessionAffinity ClientIP; 0 without it.
+func affinityOf(s *core.Service) time.Duration {
+	if s.Spec.SessionAffinity != core.ServiceAffinityClientIP {
+		return 0
+	}
+	seconds := core.DefaultClientIPServiceAffinitySeconds
+	if c := s.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+		seconds = *c.ClientIP.TimeoutSeconds
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+// everyNodeKnown reports whether each backend has a node. Endpoints in slices written by hand may have none.
 func everyNodeKnown(ports []lb.ServicePort) bool {
 	for _, p := range ports {
 		for _, b := range p.Backends {
@@ -139,10 +153,11 @@ func everyNodeKnown(ports []lb.ServicePort) bool {
 	return true
 }
 
-// allowed returns loadBalancerSourceRanges. A family of which none is listed is not restricted (pkg/proxy/serviceport.go).
-func allowed(s *core.Service, vips []netip.Addr) (list []netip.Prefix) {
+// allowed returns spec.loadBalancerSourceRanges. A family without a range in it is not restricted
+// (pkg/proxy/serviceport.go).
+func allowed(s *core.Service) (list []netip.Prefix) {
 	for _, text := range s.Spec.LoadBalancerSourceRanges {
-		if p, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil { // the API server has seen to it
+		if p, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil { // the API server validates them
 			list = append(list, p.Masked())
 		}
 	}

@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	core "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
@@ -15,7 +17,8 @@ import (
 
 func ptr[T any](v T) *T { return &v }
 
-// ep is an endpoint "ADDRESS node flags", with flags of r (ready), s (serving), t (terminating), n:NODE and z:ZONE (hints).
+// ep is an endpoint with the conditions in flags, r (ready), s (serving) and t (terminating), and with the hints n:NODE
+// and z:ZONE.
 func ep(addr, node string, flags string, hints ...string) discovery.Endpoint {
 	has := func(f byte) *bool { return ptr(slices.Contains([]byte(flags), f)) }
 	e := discovery.Endpoint{
@@ -60,54 +63,90 @@ func local(s *core.Service) {
 // The choice of endpoints is kube-proxy's (pkg/proxy/topology_test.go has the same cases).
 func TestChoiceOfEndpoints(t *testing.T) {
 	const a, b, c = "10.0.0.1", "10.0.0.2", "10.0.0.3"
+	type eps = []discovery.Endpoint
 	for _, tt := range []struct {
-		name      string
-		change    func(*core.Service)
-		endpoints []discovery.Endpoint
-		want      []string // "address" and, for those here, "address!"
-		silent    bool
-		readyHere int
+		name       string
+		change     func(*core.Service)
+		endpoints  eps
+		want       string // addresses; "!" follows those on this node
+		drop       bool
+		readyLocal int
 	}{
-		{"ready ones", same, []discovery.Endpoint{ep(a, "n1", "rs"), ep(b, "n2", "rs"), ep(c, "n2", "")}, []string{a + "!", b}, false, 1},
-		{"no condition means ready", same, []discovery.Endpoint{{Addresses: []string{a}}}, []string{a}, false, 0},
-		{"terminating ones while one is ready", same, []discovery.Endpoint{ep(a, "n1", "st"), ep(b, "n2", "rs")}, []string{b}, false, 0},
-		{"terminating ones when none is ready", same, []discovery.Endpoint{ep(a, "n1", "st"), ep(b, "n2", "st"), ep(c, "n2", "t")}, []string{a + "!", b}, false, 0},
-		{"Local", local, []discovery.Endpoint{ep(a, "n1", "rs"), ep(b, "n2", "rs")}, []string{a + "!"}, false, 1},
-		{"Local, one that terminates is here", local, []discovery.Endpoint{ep(a, "n1", "st"), ep(b, "n2", "rs")}, []string{a + "!"}, false, 0},
-		{"Local, elsewhere only", local, []discovery.Endpoint{ep(b, "n2", "rs")}, nil, true, 0},
-		{"Local, nowhere", local, nil, nil, false, 0},
-		{"hints for zones", same, []discovery.Endpoint{ep(a, "n1", "rs", "z:z2"), ep(b, "n2", "rs", "z:z1")}, []string{b}, false, 1},
-		{"hints for nodes come first", same, []discovery.Endpoint{ep(a, "n1", "rs", "z:z2", "n:n1"), ep(b, "n2", "rs", "z:z1", "n:n2")}, []string{a + "!"}, false, 1},
-		{"not all have hints", same, []discovery.Endpoint{ep(a, "n1", "rs", "z:z2"), ep(b, "n2", "rs")}, []string{a + "!", b}, false, 1},
-		{"no hint is for us", same, []discovery.Endpoint{ep(a, "n1", "rs", "z:z3"), ep(b, "n2", "rs", "z:z2")}, []string{a + "!", b}, false, 1},
-		{"hints say nothing to Local", local, []discovery.Endpoint{ep(a, "n1", "rs", "z:z2"), ep(b, "n2", "rs", "z:z1")}, []string{a + "!"}, false, 1},
+		{"ready", same, eps{ep(a, "n1", "rs"), ep(b, "n2", "rs"), ep(c, "n2", "")}, "10.0.0.1! 10.0.0.2", false, 1},
+		{"no condition means ready", same, eps{{Addresses: []string{a}}}, "10.0.0.1", false, 0},
+		{"a ready one and a terminating one", same, eps{ep(a, "n1", "st"), ep(b, "n2", "rs")}, "10.0.0.2", false, 0},
+		{
+			"none is ready: serving and terminating ones", same,
+			eps{ep(a, "n1", "st"), ep(b, "n2", "st"), ep(c, "n2", "t")}, "10.0.0.1! 10.0.0.2", false, 0,
+		},
+		{"serving, neither ready nor terminating", same, eps{ep(a, "n1", "s")}, "", false, 0},
+		{"no address", same, eps{{NodeName: ptr("n1")}, {Addresses: []string{"pod.example"}}}, "", false, 0},
+		{"Local", local, eps{ep(a, "n1", "rs"), ep(b, "n2", "rs")}, "10.0.0.1!", false, 1},
+		{"Local, a terminating one here", local, eps{ep(a, "n1", "st"), ep(b, "n2", "rs")}, "10.0.0.1!", false, 0},
+		{"Local, on other nodes only", local, eps{ep(b, "n2", "rs")}, "", true, 0},
+		{"Local, on other nodes only, terminating", local, eps{ep(b, "n2", "st")}, "", true, 0},
+		{"Local, none", local, nil, "", false, 0},
+		{"Local, none usable", local, eps{ep(a, "n1", ""), ep(b, "n2", "s")}, "", false, 0},
+		{
+			"hints for zones", same, eps{ep(a, "n1", "rs", "z:z2"), ep(b, "n2", "rs", "z:z1")},
+			"10.0.0.2", false, 1,
+		},
+		{
+			"hints for nodes come first", same,
+			eps{ep(a, "n1", "rs", "z:z2", "n:n1"), ep(b, "n2", "rs", "z:z1", "n:n2")}, "10.0.0.1!", false, 1,
+		},
+		{
+			"no hint for this node, one for its zone", same,
+			eps{ep(a, "n1", "rs", "z:z2", "n:n3"), ep(b, "n2", "rs", "z:z1", "n:n2")}, "10.0.0.2", false, 1,
+		},
+		{
+			"not all have hints", same, eps{ep(a, "n1", "rs", "z:z2"), ep(b, "n2", "rs")},
+			"10.0.0.1! 10.0.0.2", false, 1,
+		},
+		{
+			"no hint for this zone", same, eps{ep(a, "n1", "rs", "z:z3"), ep(b, "n2", "rs", "z:z2")},
+			"10.0.0.1! 10.0.0.2", false, 1,
+		},
+		{
+			"Local ignores hints", local, eps{ep(a, "n1", "rs", "z:z2"), ep(b, "n2", "rs", "z:z1")},
+			"10.0.0.1!", false, 1,
+		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			v := seen(aService(tt.change), []*discovery.EndpointSlice{slice(8080, tt.endpoints...)}, place{node: "n1", zone: "z1"}, false)
-			var got []string
-			for _, b := range v.service.Ports[0].Backends {
-				mark := ""
-				if b.Local {
-					mark = "!"
-				}
-				got = append(got, b.Addr.String()+mark)
-			}
-			if !slices.Equal(got, tt.want) || v.service.DropWhenEmpty != tt.silent || v.readyHere != tt.readyHere {
-				t.Errorf("%v, silent %t, %d ready here; want %v, %t, %d", got, v.service.DropWhenEmpty, v.readyHere, tt.want, tt.silent, tt.readyHere)
+			endpoints := []*discovery.EndpointSlice{slice(8080, tt.endpoints...)}
+			v := viewOn(aService(tt.change), endpoints, topology{node: "n1", zone: "z1"}, false)
+			got := marked(v.service.Ports[0].Backends, func(b lb.Backend) (netip.Addr, bool) { return b.Addr, b.Local })
+			drop := v.service.DropWhenEmpty
+			if got != tt.want || drop != tt.drop || v.readyLocal != tt.readyLocal {
+				t.Errorf("%q, drop %t, %d ready here; want %q, %t, %d",
+					got, drop, v.readyLocal, tt.want, tt.drop, tt.readyLocal)
 			}
 		})
 	}
 }
 
+// marked lists addresses, with "!" after local ones.
+func marked[T any](all []T, of func(T) (addr netip.Addr, local bool)) string {
+	var list []string
+	for _, x := range all {
+		addr, local := of(x)
+		list = append(list, addr.String()+map[bool]string{true: "!"}[local])
+	}
+	return strings.Join(list, " ")
+}
+
 // Ports are matched by name and protocol, may differ from endpoint to endpoint, and an address counts once.
 func TestSeveralSlices(t *testing.T) {
 	other := slice(9090, ep("10.0.0.2", "n2", "rs"), ep("10.0.0.1", "n1", "rs"))
-	other.Ports = append(other.Ports, discovery.EndpointPort{Name: ptr("admin"), Port: ptr(int32(1)), Protocol: ptr(core.ProtocolTCP)},
-		discovery.EndpointPort{Name: ptr("http"), Port: ptr(int32(2)), Protocol: ptr(core.ProtocolUDP)}, discovery.EndpointPort{Port: ptr(int32(3))})
+	other.Ports = append(other.Ports,
+		discovery.EndpointPort{Name: ptr("admin"), Port: ptr(int32(1)), Protocol: ptr(core.ProtocolTCP)},
+		discovery.EndpointPort{Name: ptr("http"), Port: ptr(int32(2)), Protocol: ptr(core.ProtocolUDP)},
+		discovery.EndpointPort{Name: ptr("http"), Port: ptr(int32(0))}, discovery.EndpointPort{Name: ptr("http")},
+		discovery.EndpointPort{Port: ptr(int32(3))})
 	six := slice(7, ep("2001:db8::1", "n1", "rs"))
 	six.AddressType = discovery.AddressTypeIPv6
 	all := []*discovery.EndpointSlice{slice(8080, ep("10.0.0.1", "n1", "s"), ep("10.0.0.1", "n1", "rs")), other, six}
-	v := seen(aService(same), all, place{node: "n1"}, false)
+	v := viewOn(aService(same), all, topology{node: "n1"}, false)
 	var got []string
 	for _, b := range v.service.Ports[0].Backends {
 		got = append(got, fmt.Sprint(b.ID(), b.Local))
@@ -115,85 +154,184 @@ func TestSeveralSlices(t *testing.T) {
 	if fmt.Sprint(got) != "[10.0.0.1:8080 true 10.0.0.1:9090 true 10.0.0.2:9090 false [2001:db8::1]:7 true]" {
 		t.Errorf("backends %s", got)
 	}
-	if v.readyHere != 1 {
-		t.Errorf("%d ready here; want 1: a pod, whatever its ports and families", v.readyHere)
+	if v.readyLocal != 1 {
+		t.Errorf("%d ready here; want 1: a pod with two ports and two families counts once", v.readyLocal)
 	}
 }
 
-func TestWhatIsServed(t *testing.T) {
+func TestServedServices(t *testing.T) {
 	for name, tt := range map[string]struct {
 		change func(*core.Service)
 		class  string
 		want   bool
 	}{
-		"LoadBalancer":           {same, "", true},
-		"ClusterIP":              {func(s *core.Service) { s.Spec.Type = core.ServiceTypeClusterIP }, "", false},
-		"of another class":       {func(s *core.Service) { s.Spec.LoadBalancerClass = ptr("x/y") }, "", false},
-		"of our class":           {func(s *core.Service) { s.Spec.LoadBalancerClass = ptr("x/y") }, "x/y", true},
-		"of none, and we of one": {same, "x/y", false},
-		"another's proxy":        {func(s *core.Service) { s.Labels = map[string]string{labelProxyName: ""} }, "", false},
-		"headless by label":      {func(s *core.Service) { s.Labels = map[string]string{labelHeadless: ""} }, "", false},
-		"headless":               {func(s *core.Service) { s.Spec.ClusterIP = core.ClusterIPNone }, "", false},
+		"LoadBalancer":        {same, "", true},
+		"ClusterIP":           {func(s *core.Service) { s.Spec.Type = core.ServiceTypeClusterIP }, "", false},
+		"other class":         {func(s *core.Service) { s.Spec.LoadBalancerClass = ptr("x/y") }, "", false},
+		"same class":          {func(s *core.Service) { s.Spec.LoadBalancerClass = ptr("x/y") }, "x/y", true},
+		"class only of agent": {same, "x/y", false},
+		"of another proxy":    {func(s *core.Service) { s.Labels = map[string]string{labelProxyName: ""} }, "", false},
+		"headless by label":   {func(s *core.Service) { s.Labels = map[string]string{labelHeadless: ""} }, "", false},
+		"headless":            {func(s *core.Service) { s.Spec.ClusterIP = core.ClusterIPNone }, "", false},
+		"without ports":       {func(s *core.Service) { s.Spec.Ports = nil }, "", false},
 	} {
 		s := aService(tt.change)
-		if got := handled(s) && ours(s, tt.class); got != tt.want {
+		if got := handled(s) && matchesClass(s, tt.class); got != tt.want {
 			t.Errorf("%s: served %t; want %t", name, got, tt.want)
 		}
 	}
-	proxied := aService(func(s *core.Service) {
-		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, core.LoadBalancerIngress{IP: "203.0.113.11", IPMode: ptr(core.LoadBalancerIPModeProxy)}, core.LoadBalancerIngress{Hostname: "x"})
-	})
-	if got := addressesOf(proxied); fmt.Sprint(got) != "[203.0.113.10]" {
-		t.Errorf("addresses %v; those of ipMode Proxy are not for nodes", got)
+	if handled(aService(func(s *core.Service) { s.Spec.Type = core.ServiceTypeExternalName })) {
+		t.Error("ExternalName: served")
 	}
 }
 
-// With tunnels a node is told which others may have flows. Under Local it gives traffic to them only where an address is shared.
-func TestMachines(t *testing.T) {
+func TestAddressesOfService(t *testing.T) {
+	s := aService(func(s *core.Service) {
+		s.Status.LoadBalancer.Ingress = []core.LoadBalancerIngress{
+			{IP: "203.0.113.10"}, {IP: "203.0.113.11", IPMode: ptr(core.LoadBalancerIPModeProxy)}, {Hostname: "x"},
+			{IP: "2001:db8::1", IPMode: ptr(core.LoadBalancerIPModeVIP)}, {IP: "203.0.113.10"},
+		}
+		s.Spec.ExternalIPs = []string{"198.51.100.1", "x", "198.51.100.2", "198.51.100.1"}
+	})
+	if got := addressesOf(s); fmt.Sprint(got) != "[203.0.113.10 2001:db8::1]" {
+		t.Errorf("addresses %v; those with the ipMode Proxy are not for nodes", got)
+	}
+	if got := externalIPsOf(s); fmt.Sprint(got) != "[198.51.100.1 198.51.100.2]" {
+		t.Errorf("external IPs %v", got)
+	}
+}
+
+func TestAffinityOfService(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		affinity core.ServiceAffinity
+		config   *core.SessionAffinityConfig
+		want     time.Duration
+	}{
+		{"unset", "", nil, 0},
+		{"None", core.ServiceAffinityNone, &core.SessionAffinityConfig{}, 0},
+		{"no timeout", core.ServiceAffinityClientIP, nil, 3 * time.Hour},
+		{"no clientIP", core.ServiceAffinityClientIP, &core.SessionAffinityConfig{}, 3 * time.Hour},
+		{
+			"no timeoutSeconds", core.ServiceAffinityClientIP,
+			&core.SessionAffinityConfig{ClientIP: &core.ClientIPConfig{}}, 3 * time.Hour,
+		},
+		{
+			"timeout", core.ServiceAffinityClientIP,
+			&core.SessionAffinityConfig{ClientIP: &core.ClientIPConfig{TimeoutSeconds: ptr(int32(60))}}, time.Minute,
+		},
+	} {
+		s := aService(func(s *core.Service) {
+			s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig = tt.affinity, tt.config
+		})
+		if got := viewOn(s, nil, topology{}, false).service.Affinity; got != tt.want {
+			t.Errorf("%s: %s; want %s", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestAllowedSources(t *testing.T) {
+	for _, tt := range []struct {
+		ranges []string
+		want   string
+	}{
+		{nil, "[]"},
+		{[]string{"x"}, "[]"},
+		{[]string{" 192.0.2.1/24 "}, "[192.0.2.0/24 ::/0]"},
+		{[]string{"2001:db8::1/32"}, "[2001:db8::/32 0.0.0.0/0]"},
+		{[]string{"2001:db8::/32", "192.0.2.0/24"}, "[2001:db8::/32 192.0.2.0/24]"},
+	} {
+		s := aService(func(s *core.Service) { s.Spec.LoadBalancerSourceRanges = tt.ranges })
+		if got := viewOn(s, nil, topology{}, false).service.Allow; fmt.Sprint(got) != tt.want {
+			t.Errorf("%q: %v; want %s", tt.ranges, got, tt.want)
+		}
+	}
+}
+
+// What a node does not choose itself is the same for all Services.
+func TestViewHasFixedFields(t *testing.T) {
+	s := aService(func(s *core.Service) {
+		s.Spec.Ports = []core.ServicePort{
+			{Name: "http", Port: 80}, {Port: 9, Protocol: "X"}, {Port: 53, Protocol: "UDP"},
+		}
+	})
+	got := *viewOn(s, nil, topology{node: "n1"}, false).service
+	want := lb.Service{
+		Name: webName, Source: Name, VIPs: []netip.Addr{netip.MustParseAddr("203.0.113.10")},
+		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Policy: lb.PolicyCluster, MinHealthy: 1,
+		Check: lb.CheckSpec{Type: lb.CheckNone},
+		Ports: []lb.ServicePort{
+			{Port: lb.Port{Port: 80, Target: 80, Protocol: lb.TCP}},
+			{Port: lb.Port{Port: 53, Target: 53, Protocol: lb.UDP}},
+		},
+	}
+	if got, want := fmt.Sprintf("%+v", got), fmt.Sprintf("%+v", want); got != want {
+		t.Errorf("%s\nwant %s", got, want)
+	}
+}
+
+// With tunnels a node knows which nodes may have flows. Under Local it forwards to other nodes only where an address is
+// shared.
+func TestNodeForwarding(t *testing.T) {
 	addr := func(s string) netip.Addr { return netip.MustParseAddr(s) }
-	at := place{node: "n1", nodes: map[string]netip.Addr{"n1": addr("192.0.2.1"), "n2": addr("192.0.2.2"), "n3": addr("192.0.2.3")}}
-	here, elsewhere := ep("10.0.0.1", "n1", "rs"), []discovery.Endpoint{ep("10.0.0.2", "n2", "rs"), ep("10.0.0.3", "n3", "st")}
+	top := topology{node: "n1", nodes: map[string]netip.Addr{
+		"n1": addr("192.0.2.1"), "n2": addr("192.0.2.2"), "n3": addr("192.0.2.3"),
+	}}
+	type eps = []discovery.Endpoint
+	here := ep("10.0.0.1", "n1", "rs")
+	elsewhere := eps{ep("10.0.0.2", "n2", "rs"), ep("10.0.0.3", "n3", "st")}
+	all := append(slices.Clone(elsewhere), here)
+	const n1, n2, n12, n321 = "192.0.2.1!", "192.0.2.2", "192.0.2.1! 192.0.2.2", "192.0.2.3 192.0.2.1! 192.0.2.2"
 	for _, tt := range []struct {
 		name      string
 		change    func(*core.Service)
 		shared    bool
-		endpoints []discovery.Endpoint
+		endpoints eps
 		targets   string
-		anywhere  bool
-		machines  string
+		anyNode   bool
+		nodes     string
 	}{
-		{"Cluster", same, false, append(elsewhere, here), "[192.0.2.1! 192.0.2.2]", false, "[192.0.2.3 192.0.2.1! 192.0.2.2]"},
-		{"Cluster, with hints", same, false, []discovery.Endpoint{ep("10.0.0.1", "n1", "rs", "n:n1"), ep("10.0.0.2", "n2", "rs", "n:n2")}, "[192.0.2.1!]", true, "[192.0.2.1! 192.0.2.2]"},
-		{"Cluster, a node is gone", same, false, []discovery.Endpoint{here, ep("10.0.0.9", "n9", "rs")}, "[192.0.2.1!]", false, "[192.0.2.1!]"},
-		{"Cluster, all nodes are gone", same, false, []discovery.Endpoint{ep("10.0.0.9", "n9", "rs")}, "[]", false, "[]"},
-		{"Cluster, written by hand", same, false, []discovery.Endpoint{here, {Addresses: []string{"10.0.0.9"}}}, "[]", false, "[]"},
-		{"Local", local, false, append(elsewhere, here), "[192.0.2.1!]", true, "[192.0.2.3 192.0.2.1! 192.0.2.2]"},
-		{"Local, none here", local, false, elsewhere, "[]", true, "[192.0.2.3 192.0.2.2]"},
-		{"Local, none here, and the address is shared", local, true, elsewhere, "[192.0.2.2]", true, "[192.0.2.3 192.0.2.2]"},
-		{"Local, one here, and the address is shared", local, true, append(elsewhere, here), "[192.0.2.1!]", true, "[192.0.2.3 192.0.2.1! 192.0.2.2]"},
+		{"Cluster", same, false, all, n12, false, n321},
+		{"Cluster, shared address", same, true, all, n12, false, n321},
+		{
+			"Cluster, with hints", same, false,
+			eps{ep("10.0.0.1", "n1", "rs", "n:n1"), ep("10.0.0.2", "n2", "rs", "n:n2")}, n1, true, n12,
+		},
+		{"Cluster, a deleted node", same, false, eps{here, ep("10.0.0.9", "n9", "rs")}, n1, false, n1},
+		{"Cluster, deleted nodes only", same, false, eps{ep("10.0.0.9", "n9", "rs")}, "", false, ""},
+		{"Cluster, written by hand", same, false, eps{here, {Addresses: []string{"10.0.0.9"}}}, "", false, ""},
+		{"Local", local, false, all, n1, true, n321},
+		{"Local, none here", local, false, elsewhere, "", true, "192.0.2.3 192.0.2.2"},
+		{"Local, none here, shared address", local, true, elsewhere, n2, true, "192.0.2.3 192.0.2.2"},
+		{"Local, one here, shared address", local, true, all, n1, true, n321},
 	} {
-		v := seen(aService(tt.change), []*discovery.EndpointSlice{slice(8080, tt.endpoints...)}, at, tt.shared)
-		var targets, machines []string
+		v := viewOn(aService(tt.change), []*discovery.EndpointSlice{slice(8080, tt.endpoints...)}, top, tt.shared)
+		var targets, nodes string
 		for _, f := range lb.Build(v.service, nil, lb.Drains{}).Frontends {
 			if !f.NodeForwarding.Enabled {
 				continue
 			}
-			for _, x := range f.Targets {
-				targets = append(targets, x.Addr.Addr().String()+map[bool]string{true: "!"}[x.Local])
-			}
-			for _, m := range f.Nodes {
-				machines = append(machines, m.Addr.String()+map[bool]string{true: "!"}[m.Local])
-			}
-			if f.NodeForwarding.AnyNode != tt.anywhere {
-				t.Errorf("%s: anywhere is %t", tt.name, f.NodeForwarding.AnyNode)
+			targets = marked(f.Targets, func(x lb.Target) (netip.Addr, bool) { return x.Addr.Addr(), x.Local })
+			nodes = marked(f.Nodes, func(n lb.Node) (netip.Addr, bool) { return n.Addr, n.Local })
+			if f.NodeForwarding.AnyNode != tt.anyNode {
+				t.Errorf("%s: AnyNode is %t", tt.name, f.NodeForwarding.AnyNode)
 			}
 		}
-		if fmt.Sprint(targets) != tt.targets || fmt.Sprint(machines) != tt.machines {
-			t.Errorf("%s: targets %v of machines %v; want %s of %s", tt.name, targets, machines, tt.targets, tt.machines)
+		if targets != tt.targets || nodes != tt.nodes {
+			t.Errorf("%s: targets %q of nodes %q; want %q of %q", tt.name, targets, nodes, tt.targets, tt.nodes)
 		}
 	}
 }
 
-func seen(s *core.Service, endpoints []*discovery.EndpointSlice, at place, shared bool) *view {
-	return translate(s, addressesOf(s), endpoints, at, shared)
+// Without tunnels there is no forwarding between nodes, also where an address is shared.
+func TestNoNodeForwardingWithoutTunnels(t *testing.T) {
+	endpoints := []*discovery.EndpointSlice{slice(8080, ep("10.0.0.2", "n2", "rs"))}
+	s := viewOn(aService(local), endpoints, topology{node: "n1"}, true).service
+	if s.NodeForwarding.Enabled || s.Ports[0].Nodes != nil || len(s.Ports[0].Backends) != 0 || !s.DropWhenEmpty {
+		t.Errorf("%+v", s)
+	}
+}
+
+func viewOn(s *core.Service, endpoints []*discovery.EndpointSlice, top topology, shared bool) *view {
+	return translate(s, addressesOf(s), endpoints, top, shared)
 }
