@@ -316,6 +316,9 @@ func TestExec(t *testing.T) {
 		"bad, no output": {"exit 1", "exit status 1"},
 		// The group is killed at the timeout; a process outside it that holds stderr does not extend the probe.
 		"own session": {"setsid sleep 3 & wait", "no response within 300ms"},
+		// A background process that holds stderr does not change the result.
+		"good, background process": {"sleep 1 & exit 0", "ok: exit status 0"},
+		"bad, background process":  {"sleep 1 & echo no disk >&2; exit 2", "exit status 2: no disk"},
 		"hanging":     {"sleep 60 & wait", "no response within 300ms"},
 		"long output": {"head -c 1000000 /dev/zero >&2", "ok: exit status 0"},
 	} {

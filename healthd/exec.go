@@ -41,6 +41,7 @@ func (c execChecker) Probe(ctx context.Context) (Result, error) {
 			line = ": " + line
 		}
 		return fail("%s%s", exit, line)
+	case errors.Is(err, exec.ErrWaitDelay): // exit status 0, but another process has stderr open
 	case err != nil:
 		return Result{}, fmt.Errorf("run %s: %w", c.Spec.Path, errors.Unwrap(err))
 	}
