@@ -35,8 +35,8 @@ type Bench struct {
 	Bad netip.Addr
 }
 
-// Run tests announcers made by newBench, a fresh one for each subtest.
-func Run(t *testing.T, newBench func(testing.TB) *Bench) {
+// Run tests announcers made by newBench, a fresh one for each subtest. newBench may call Parallel of the subtest.
+func Run(t *testing.T, newBench func(*testing.T) *Bench) {
 	t.Run("set", func(t *testing.T) { testSet(t, newBench(t)) })
 	t.Run("nothing before the first set", func(t *testing.T) { testNothingBeforeSet(t, newBench(t)) })
 	t.Run("set before run", func(t *testing.T) { testSetBeforeRun(t, newBench(t)) })

@@ -57,6 +57,7 @@ func (r *router) awaitPaths(t testing.TB, n int) map[string][]string {
 }
 
 func TestAttributes(t *testing.T) {
+	t.Parallel()
 	for _, row := range []struct {
 		name string
 		asn  uint32
@@ -66,6 +67,7 @@ func TestAttributes(t *testing.T) {
 		{"same AS", 64500, []string{"{Origin: i}", "{AsPath: }", "{LocalPref: 200}"}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
 			r := startRouterFor(t, row.asn)
 			o := r.options()
 			o.ASN, o.LocalPref, o.Weighted = row.asn, 200, true
@@ -123,6 +125,7 @@ func sets(m map[string][]string) map[string]map[string]bool {
 
 // A covering prefix is announced once, while any VIP in it is.
 func TestAggregation(t *testing.T) {
+	t.Parallel()
 	r := startRouter(t)
 	o := r.options()
 	o.AggregateV4, o.AggregateV6 = 28, 64

@@ -55,6 +55,7 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 		if p := s.Peers()[0]; p.State != "idle" || p.Routes != 0 {
 			t.Errorf("after Run: %+v", p)
 		}
+		r.forgetNeighbour(t)
 	}
 	labtest.Until(t, timeout, "all goroutines to end", func() error {
 		if n := runtime.NumGoroutine(); n > before {
@@ -78,6 +79,7 @@ func TestRunEndsBeforeSet(t *testing.T) {
 
 // A speaker can run again and then announces the last set.
 func TestRunTwice(t *testing.T) {
+	t.Parallel()
 	r := startRouter(t)
 	s := newSpeaker(t, r.options())
 	if err := s.Set(t.Context(), announcements(vip4)); err != nil {
@@ -93,10 +95,12 @@ func TestRunTwice(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.awaitPaths(t, 0)
+		r.forgetNeighbour(t)
 	}
 }
 
 func TestMetrics(t *testing.T) {
+	t.Parallel()
 	r := startRouter(t)
 	s := newSpeaker(t, r.options())
 	reg := prometheus.NewPedanticRegistry()

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -44,6 +45,7 @@ func (quiet) GetLevel() gobgplog.LogLevel   { return gobgplog.ErrorLevel }
 type router struct {
 	*server.BgpServer
 	port uint16
+	asn  uint32 // of the neighbour
 }
 
 func startRouter(t testing.TB) *router {
@@ -51,16 +53,21 @@ func startRouter(t testing.TB) *router {
 	return startRouterFor(t, 64512)
 }
 
+// choosingPort keeps two routers from choosing the same port.
+var choosingPort sync.Mutex
+
 // startRouterFor starts a router, AS 64500, with a speaker of this AS as neighbour.
 func startRouterFor(t testing.TB, asn uint32) *router {
 	t.Helper()
+	choosingPort.Lock()
+	defer choosingPort.Unlock()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	port := l.Addr().(*net.TCPAddr).AddrPort().Port()
 	l.Close()
-	r := &router{server.NewBgpServer(server.LoggerOption(quiet{})), port}
+	r := &router{server.NewBgpServer(server.LoggerOption(quiet{})), port, asn}
 	go r.Serve()
 	ctx := context.Background()
 	err = r.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{
@@ -70,19 +77,33 @@ func startRouterFor(t testing.TB, asn uint32) *router {
 		t.Fatal(err)
 	}
 	t.Cleanup(r.Stop)
+	r.addNeighbour(t)
+	return r
+}
+
+func (r *router) addNeighbour(t testing.TB) {
+	t.Helper()
 	family := func(afi api.Family_Afi) *api.AfiSafi {
 		f := &api.Family{Afi: afi, Safi: api.Family_SAFI_UNICAST}
 		return &api.AfiSafi{Config: &api.AfiSafiConfig{Family: f, Enabled: true}}
 	}
-	err = r.AddPeer(ctx, &api.AddPeerRequest{Peer: &api.Peer{
-		Conf:      &api.PeerConf{NeighborAddress: "127.0.0.1", PeerAsn: asn},
+	err := r.AddPeer(context.Background(), &api.AddPeerRequest{Peer: &api.Peer{
+		Conf:      &api.PeerConf{NeighborAddress: "127.0.0.1", PeerAsn: r.asn},
 		Transport: &api.Transport{PassiveMode: true},
 		AfiSafis:  []*api.AfiSafi{family(api.Family_AFI_IP), family(api.Family_AFI_IP6)},
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return r
+}
+
+// forgetNeighbour removes and adds the neighbour, because gobgp accepts no connection for 5 s after a session.
+func (r *router) forgetNeighbour(t testing.TB) {
+	t.Helper()
+	if err := r.DeletePeer(context.Background(), &api.DeletePeerRequest{Address: "127.0.0.1"}); err != nil {
+		t.Fatal(err)
+	}
+	r.addNeighbour(t)
 }
 
 // paths returns the routes of the router by prefix.
@@ -145,7 +166,9 @@ func announcements(vips ...netip.Addr) []lb.Announcement {
 }
 
 func TestConformance(t *testing.T) {
-	announcetest.Run(t, func(t testing.TB) *announcetest.Bench {
+	t.Parallel()
+	announcetest.Run(t, func(t *testing.T) *announcetest.Bench {
+		t.Parallel()
 		r := startRouter(t)
 		return &announcetest.Bench{
 			Announcer: newSpeaker(t, r.options()),

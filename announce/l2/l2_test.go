@@ -76,7 +76,7 @@ func set(t testing.TB, a *Announcer, vips ...netip.Addr) {
 }
 
 func TestConformance(t *testing.T) {
-	announcetest.Run(t, func(t testing.TB) *announcetest.Bench {
+	announcetest.Run(t, func(t *testing.T) *announcetest.Bench {
 		n, log := newNeighbour(t), &lines{}
 		t.Cleanup(func() {
 			if t.Failed() {
