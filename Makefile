@@ -13,7 +13,7 @@ LDFLAGS := -s -w -X github.com/steelyard-lb/steelyard/lb/cli.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.12.2
 
-.PHONY: build help install demo unit test bench fuzz mutants lint golangci generate clean controlplane deps go-version
+.PHONY: build help install demo unit test bench fuzz mutants lint golangci generate clean controlplane deps root go-version
 
 build: go-version ## build ./steelyard (the default)
 	go build -trimpath -ldflags '$(LDFLAGS)' -o steelyard .
@@ -33,8 +33,7 @@ unit: go-version ## run the tests that need neither root nor other programs
 	@sh e2e/unit.sh $(NEED_ROOT)
 
 # Packages are tested two at a time: many of them measure time on their own networks.
-test: deps build controlplane ## install what the tests need (apt), and run everything (root)
-	@test "$$(id -u)" = 0 || { echo "the tests make network namespaces and load BPF: sudo make test" >&2; exit 1; }
+test: root deps build controlplane ## install what the tests need (apt), and run everything (root)
 	@go build -o .cache/gotestsum gotest.tools/gotestsum && go build -o .cache/testsum ./e2e/testsum
 	@status=0; \
 	.cache/gotestsum --format pkgname --no-color --jsonfile .cache/test.json -- -p 2 -count 1 -timeout 20m ./... || status=$$?; \
@@ -73,7 +72,10 @@ generate: go-version ## compile the BPF programs (clang-14) and write the genera
 clean: ## remove what was built
 	rm -rf steelyard .cache
 
-deps:
+root: go-version
+	@test "$$(id -u)" = 0 || { echo "the tests make network namespaces and load BPF: sudo make test" >&2; exit 1; }
+
+deps: go-version
 	sh e2e/deps.sh
 
 # Kubernetes' own programs, which some tests run: about six minutes, once.
@@ -85,8 +87,12 @@ $(CONTROLPLANE)/built: e2e/controlplane/go.sum
 	touch $@
 
 # An older go command with GOTOOLCHAIN=auto may have switched to the version in go.mod, and then reports that one.
+# Before GNU make 4.4, $(shell) does not have the PATH that is exported above.
 GO_NEEDED = $(shell sed -n 's/^go //p' go.mod)
-GO_FOUND = $(shell (go version || GOTOOLCHAIN=local go version) 2>/dev/null | sed -n 's/^go version \(go[0-9.]*\).*/\1/p')
+GO_PATH = $(shell PATH='$(PATH)'; command -v go)
+GO_FOUND = $(shell PATH='$(PATH)'; (go version || GOTOOLCHAIN=local go version) 2>/dev/null | \
+	sed -n 's/^go version \(go[0-9.]*\).*/\1/p')
 go-version:
 	@$(if $(shell printf 'go%s\n' '$(GO_NEEDED)' | cat - <(echo '$(GO_FOUND)') | sort -V -C && echo yes),,\
-		$(error Go $(GO_NEEDED) or newer is needed, and $(if $(GO_FOUND),this is $(GO_FOUND),there is none); see README))
+		$(error Go $(GO_NEEDED) or newer is needed (https://go.dev/dl), and $(if \
+			$(GO_FOUND),$(GO_PATH) is $(GO_FOUND),there is none in PATH or /usr/local/go/bin)))
