@@ -1,0 +1,130 @@
+package docs
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var (
+	code      = regexp.MustCompile("`([^`\n]+)`")
+	fence     = regexp.MustCompile("(?ms)^```.*?^```")
+	filePath  = regexp.MustCompile(`^(?:[\w.*-]+/)*[\w*-]+\.(?:go|h|sh|toml|md|o|\*)$`)
+	directory = regexp.MustCompile(`^(?:lb|datapath|announce|healthd|config|e2e|docs|systemd|\.ci)(?:/\w+)*$`)
+	testName  = regexp.MustCompile(`\bTest[A-Z]\w*`)
+	target    = regexp.MustCompile("(?:^|\n|`|sudo )make ([a-z]+)")
+	link      = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+)
+
+// pages returns the pages of the repository, by path, without what is between code fences.
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	paths, err := filepath.Glob("*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	top, err := filepath.Glob("../*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]string{}
+	for _, path := range append(paths, top...) {
+		all[path] = fence.ReplaceAllString(read(t, path), "")
+	}
+	return all
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// Files and directories that the pages for developers name exist. A name without a directory is one of datapath/bpf, or
+// one beside the page.
+func TestNamedFilesExist(t *testing.T) {
+	named := 0
+	for _, page := range []string{"architecture.md", "../CONTRIBUTING.md"} {
+		for _, m := range code.FindAllStringSubmatch(pages(t)[page], -1) {
+			name := m[1]
+			if !filePath.MatchString(name) && !directory.MatchString(name) {
+				continue
+			}
+			named++
+			places := []string{filepath.Join("..", name)}
+			if !strings.Contains(name, "/") {
+				places = append(places, filepath.Join("../datapath/bpf", name))
+			}
+			if !slices.ContainsFunc(places, exists) && name != "doc.go" { // that of a package
+				t.Errorf("%s names %s, which does not exist", page, name)
+			}
+		}
+	}
+	if named < 50 {
+		t.Errorf("found only %d names of files: the pages or this test have changed", named)
+	}
+}
+
+func exists(pattern string) bool {
+	found, err := filepath.Glob(pattern)
+	return err == nil && len(found) > 0
+}
+
+func TestLinksLeadToFiles(t *testing.T) {
+	for page, text := range pages(t) {
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			if !exists(filepath.Join(filepath.Dir(page), m[1])) {
+				t.Errorf("%s links to %s, which does not exist", page, m[1])
+			}
+		}
+	}
+}
+
+// Every page is reachable from the first one.
+func TestREADMELinksToEveryPage(t *testing.T) {
+	readme := pages(t)["../README.md"]
+	for page := range pages(t) {
+		path := filepath.Join("docs", page)
+		if path != "README.md" && !strings.Contains(readme, "]("+path+")") {
+			t.Errorf("README.md does not link to %s", path)
+		}
+	}
+}
+
+func TestNamedTargetsExist(t *testing.T) {
+	makefile := read(t, "../Makefile")
+	for page, text := range pages(t) {
+		commands := strings.Join(append(code.FindAllString(text, -1), fence.FindAllString(read(t, page), -1)...), "\n")
+		for _, m := range target.FindAllStringSubmatch(commands, -1) {
+			if !strings.Contains(makefile, "\n"+m[1]+":") {
+				t.Errorf("%s names make %s, which is no target", page, m[1])
+			}
+		}
+	}
+}
+
+func TestNamedTestsExist(t *testing.T) {
+	var tests strings.Builder
+	err := filepath.WalkDir("..", func(path string, _ os.DirEntry, err error) error {
+		if err == nil && strings.HasSuffix(path, "_test.go") {
+			tests.WriteString(read(t, path))
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for page, text := range pages(t) {
+		for _, name := range testName.FindAllString(text, -1) {
+			if !strings.Contains(tests.String(), "func "+name+"(") {
+				t.Errorf("%s names %s, which is no test", page, name)
+			}
+		}
+	}
+}
