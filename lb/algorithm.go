@@ -17,7 +17,7 @@ var tableFuncs = map[Algorithm]TableFunc{
 	AlgorithmLeastConnections: interleaved,
 }
 
-// tableFor returns the table of these targets. Stateful says that the kernel keeps every flow in its flow table: then a
+// tableFor returns the table of these targets. Stateful: the kernel has every flow in its flow table, so a
 // change of the table size moves no flow, and one slot is enough for one target.
 func tableFor(a Algorithm, targets []Target, stateful bool) []uint16 {
 	if len(targets) == 0 {
@@ -43,7 +43,7 @@ func interleaved(targets []Target, size int) []uint16 {
 	table := make([]uint16, size)
 	credit := make([]int, len(targets))
 	for i := range credit {
-		// Start the targets at different phases; the seed is fixed, so every node agrees.
+		// Start the targets at different phases; the seed is fixed, so every node computes the same table.
 		credit[i] = rand.New(rand.NewPCG(1, uint64(i))).IntN(total)
 	}
 	for slot := range table {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Holder is a service as far as it matters for sharing an address.
+// Holder is the part of a service that determines whether it can share an address.
 type Holder struct {
 	Service string
 	// ShareKey permits two services to hold one address: both have the same key, not "", and no port in common.
@@ -20,14 +20,14 @@ func (h Holder) equal(o Holder) bool {
 	return h.Service == o.Service && h.ShareKey == o.ShareKey && slices.Equal(h.Ports, o.Ports)
 }
 
-// Request says which addresses a service needs.
+// Request is the set of addresses that a service needs.
 type Request struct {
 	Holder
 	// Families are the families that the service needs one address of each, in the order of the result.
 	Families []FamilyRequest
 	// Pool is the pool to assign from; "": the AutoAssign pools.
 	Pool string
-	// Addresses are asked for by name, at most one of a family. They take precedence over Pool.
+	// Addresses are requested explicitly, at most one of a family. They take precedence over Pool.
 	Addresses []netip.Addr
 	// Allows reports whether the service may have addresses of a pool; nil: of all.
 	Allows func(pool string) bool
@@ -80,18 +80,18 @@ func NewAllocator(pools []Pool) *Allocator {
 // Given returns the addresses that were assigned to a service, in the order of its families.
 func (a *Allocator) Given(service string) []netip.Addr { return slices.Clone(a.assigned[service]) }
 
-// Take assigns exactly these addresses to a service, whether others hold them or not, and releases what it had before.
+// Take assigns exactly these addresses to a service, whether others hold them or not, and releases its previous ones.
 func (a *Allocator) Take(h Holder, addrs []netip.Addr) { a.replace(a.assigned, h, addrs) }
 
-// Release takes back what was assigned to a service.
+// Release releases the addresses assigned to a service.
 func (a *Allocator) Release(service string) { a.Take(Holder{Service: service}, nil) }
 
-// Reserve makes a service the holder of addresses that it names itself, besides those assigned to it; it replaces an
-// earlier reservation. They are not assigned to others. (Kubernetes: externalIPs.)
+// Reserve makes a service the holder of addresses of its own specification, in addition to those assigned to it; it
+// replaces an earlier reservation. They are not assigned to others. (Kubernetes: externalIPs.)
 func (a *Allocator) Reserve(h Holder, addrs []netip.Addr) { a.replace(a.reserved, h, addrs) }
 
 // Assign returns one address of each family of r, and assigns them. For each family it takes the first that exists of
-// the address asked for by name, the one that the service has, the lowest that it may share, and the lowest free one.
+// the requested address, the one that the service has, the lowest that it may share, and the lowest free one.
 // When it fails, with an *AssignError, it changes nothing.
 func (a *Allocator) Assign(r Request) ([]netip.Addr, error) {
 	var addrs []netip.Addr
@@ -207,7 +207,7 @@ func (a *Allocator) mayHold(r *Request, addr netip.Addr) error {
 	return nil
 }
 
-// conflict returns why h cannot hold addr together with its holders, of which it names the first by name; nil: it can.
+// conflict returns why h cannot hold addr together with its holders, with the first of them by name; nil: it can.
 func (a *Allocator) conflict(h Holder, addr netip.Addr) *AssignError {
 	for _, service := range slices.Sorted(maps.Keys(a.holders[addr])) {
 		if service == h.Service {

@@ -11,17 +11,17 @@ type AssignCause uint8
 
 const (
 	NoSuchPool         AssignCause = iota + 1 // Pools[0] does not exist
-	PoolNotAllowed                            // the service may not use Pools[0], which it names
-	NoPool                                    // the service names no pool and may use none that is AutoAssign
+	PoolNotAllowed                            // the service may not use Pools[0], which it requests
+	NoPool                                    // the service requests no pool and may use none that is AutoAssign
 	NoFreeAddress                             // Pools have no free address of Family
-	AddrInNoPool                              // Addr, asked for by name, is in no pool
+	AddrInNoPool                              // Addr, which is requested, is in no pool
 	AddrNotAllowed                            // Addr is in Pools[0], which the service may not use
 	AddrInUse                                 // Service holds Addr and does not share it
 	PortInUse                                 // Service holds Addr and has Port, too
 	FamilyNotRequested                        // the service needs no address of the family of Addr
 )
 
-// AssignError says why a request fails. Fields that the Cause does not name are zero.
+// AssignError is the reason why a request fails. Fields that the Cause does not mention are zero.
 type AssignError struct {
 	Cause   AssignCause
 	Addr    netip.Addr

@@ -22,7 +22,7 @@ type CheckSpec struct {
 	Rise, Fall int
 	// Status are the HTTP status codes that mean success.
 	Status []StatusRange
-	// Body must occur in the answer (http, https, udp, dns); "": any answer.
+	// Body must occur in the response (http, https, udp, dns); "": any response.
 	Body string
 	// Send is the payload of a udp check.
 	Send string
@@ -68,7 +68,7 @@ type Check struct {
 type Health struct {
 	Key   CheckKey
 	State State // healthy or unhealthy
-	// Reason is for people: "200 OK", "connection refused", "no answer within 1s".
+	// Reason is a text for operators: "HTTP 200", "connection refused", "no response within 1s"
 	Reason string
 	// Err is the error of the last probe of an unhealthy backend, for errors.Is; nil when healthy. It is not encoded.
 	Err error `json:"-"`

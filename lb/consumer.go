@@ -11,12 +11,12 @@ type Sink interface {
 	Put(s *Service)
 	// Delete removes the service of that name, if there is one.
 	Delete(name string)
-	// Complete says that a source has put every service it had at its start. Frontends that an earlier run left in
-	// the kernel are removed only when every source is complete.
+	// Complete reports that a source has put every service that existed at its start. Frontends of an earlier run are
+	// removed from the kernel only when every source is complete.
 	Complete(source string)
 }
 
-// Source is where Services come from.
+// Source is an origin of Services.
 type Source interface {
 	// Run feeds sink until ctx ends; it returns nil then.
 	Run(ctx context.Context, sink Sink) error
@@ -24,7 +24,7 @@ type Source interface {
 
 // Datapath forwards packets. Both methods are called from one goroutine at a time.
 type Datapath interface {
-	// Held returns the frontends that an earlier run left in the kernel.
+	// Held returns the frontends of an earlier run that are in the kernel.
 	Held() ([]Frontend, error)
 	// Apply carries out d. It returns the frontends for which that failed, each with its error; those are unchanged.
 	// To put a frontend that exists, and to delete one that does not, is no error.
@@ -48,7 +48,7 @@ type Announcer interface {
 // Announcement is a VIP to be made reachable through this node.
 type Announcement struct {
 	VIP netip.Addr
-	// By names the announcers to use; empty: all.
+	// By lists the announcers to use; empty: all.
 	By []AnnouncerKind
 	// Weight is the number of healthy backends, at least 1: the capacity of this node relative to other nodes.
 	Weight int

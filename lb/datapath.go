@@ -12,7 +12,7 @@ type datapathState struct {
 	frontends map[Frontend]*frontendState
 	dirty     map[Frontend]struct{} // frontends whose wanted and held plan may differ
 	inFlight  bool                  // a call to Apply is running
-	behind    time.Time             // since when the datapath lacks a wanted frontend; zero: it lacks none
+	behind    time.Time             // since when a wanted frontend is not in the datapath; zero: all are
 }
 
 // frontendState is the state of one Frontend.
@@ -47,7 +47,7 @@ func newDatapathState(vips *vipTable, held []Frontend, retry time.Duration) *dat
 	return d
 }
 
-// want makes the frontends of p wanted. It returns those that belong to another service.
+// want adds the frontends of p to the wanted state. It returns those that belong to another service.
 func (d *datapathState) want(p *Plan) (refused []Frontend) {
 	for _, f := range p.Frontends {
 		s, ok := d.frontends[f.Frontend]
@@ -68,7 +68,8 @@ func (d *datapathState) want(p *Plan) (refused []Frontend) {
 	return refused
 }
 
-// drop makes the frontends of old that are not in plan unwanted, and reports whether there were any; plan may be nil.
+// drop removes the frontends of old that are not in plan from the wanted state, and reports whether there were any;
+// plan may be nil.
 func (d *datapathState) drop(old, plan *Plan) (dropped bool) {
 	stays := map[Frontend]bool{}
 	if plan != nil {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// EngineOptions is everything an Engine needs. All fields but Observe are required.
+// EngineOptions are the inputs of an Engine. All fields but Observe are required.
 type EngineOptions struct {
 	Datapath  Datapath
 	Announcer Announcer
@@ -28,7 +28,7 @@ type EngineOptions struct {
 
 // Engine turns Services and Health into calls of the datapath, the announcers and the prober. It has no rules of its
 // own: those are Build (plan.go), Serve and Announce (order.go). All state belongs to the goroutine of Run; every other
-// method posts to its mailbox and may be called from any goroutine, before Run too.
+// method posts to its mailbox and may be called from any goroutine, also before Run.
 type Engine struct {
 	o        EngineOptions
 	mail     mailbox
@@ -82,11 +82,11 @@ func (e *Engine) Delete(name string) { e.mail.post(func() { e.delete(name) }) }
 // Complete implements Sink.
 func (e *Engine) Complete(source string) { e.mail.post(func() { delete(e.awaited, source) }) }
 
-// Health takes the result of a check. The Prober reports to it.
+// Health records the result of a check. The Prober calls it.
 func (e *Engine) Health(h Health) { e.mail.post(func() { e.healthChanged(h) }) }
 
 // Settled returns a channel that is closed once every source is complete and every service has had a plan: from then
-// on Status is complete, and frontends of an earlier run that no service wants are removed.
+// on Status is complete, and frontends of an earlier run that belong to no service are removed.
 func (e *Engine) Settled() <-chan struct{} { return e.settled }
 
 // isSettled reports whether Settled is closed.
@@ -100,21 +100,21 @@ func (e *Engine) isSettled() bool {
 }
 
 // Status returns the state of the engine. Its cost grows with the number of services. It fails only when ctx ends
-// before the engine's goroutine answers.
+// before the engine's goroutine has handled the query.
 func (e *Engine) Status(ctx context.Context) (Status, error) { return query(ctx, e, e.status) }
 
 // Behind returns since when the datapath lacks a frontend that is wanted, or an update of one; zero: it lacks none. Its
-// cost is constant. It fails only when ctx ends before the engine's goroutine answers.
+// cost is constant. It fails only when ctx ends before the engine's goroutine has handled the query.
 func (e *Engine) Behind(ctx context.Context) (time.Time, error) {
 	return query(ctx, e, func() time.Time { return e.datapath.behind })
 }
 
 // query runs f in the engine's goroutine.
 func query[T any](ctx context.Context, e *Engine, f func() T) (T, error) {
-	answer := make(chan T, 1)
-	e.mail.post(func() { answer <- f() })
+	result := make(chan T, 1)
+	e.mail.post(func() { result <- f() })
 	select {
-	case v := <-answer:
+	case v := <-result:
 		return v, nil
 	case <-ctx.Done():
 		var zero T
@@ -122,7 +122,7 @@ func query[T any](ctx context.Context, e *Engine, f func() T) (T, error) {
 	}
 }
 
-// Run works until ctx ends, then withdraws every route. It returns nil, or the error of the withdrawal.
+// Run runs until ctx ends, then withdraws every route. It returns nil, or the error of the withdrawal.
 func (e *Engine) Run(ctx context.Context) error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -205,8 +205,8 @@ func (e *Engine) replan() {
 			delete(e.stale, name)
 			continue
 		}
-		if en.plan == nil && !answered(en) && !e.settleTimeout() {
-			continue // frontends of an earlier run stay in the kernel until the health is known
+		if en.plan == nil && !hasResults(en) && !e.settleTimeout() {
+			continue // frontends of an earlier run stay in the kernel until there is a health state
 		}
 		delete(e.stale, name)
 		e.adopt(en, Build(en.service, en.health, e.drains))
@@ -216,8 +216,8 @@ func (e *Engine) replan() {
 	}
 }
 
-// answered reports whether every check of the service has had a result.
-func answered(en *entry) bool { return len(en.health) == len(Checks(en.service)) }
+// hasResults reports whether every check of the service has had a result.
+func hasResults(en *entry) bool { return len(en.health) == len(Checks(en.service)) }
 
 // settleTimeout reports whether the wait for first results is over.
 func (e *Engine) settleTimeout() bool {

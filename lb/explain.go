@@ -47,11 +47,11 @@ type Explanation struct {
 	Port     uint16         `json:"port"`
 	Protocol Protocol       `json:"protocol"`
 	Service  string         `json:"service,omitempty"`
-	Backend  netip.AddrPort `json:"backend,omitzero"` // where it goes
+	Backend  netip.AddrPort `json:"backend,omitzero"` // destination; zero: none
 	Forward  Method         `json:"forward,omitempty"`
 	// Action, Reason and Meaning are those of the counters (docs/reasons.md).
 	Action  string   `json:"action"`
 	Reason  string   `json:"reason"`
 	Meaning string   `json:"meaning,omitempty"`
-	Steps   []string `json:"steps"` // for people
+	Steps   []string `json:"steps"` // text for operators
 }

@@ -21,8 +21,8 @@ const MaxTableSize = 65521
 
 // Maglev fills a table by the algorithm of Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load
 // Balancer", NSDI 2016, §3.4: each target walks its own permutation of the slots and takes the next free one in turn.
-// A target of weight w takes turns in proportion to w. Slots of a target that leaves are spread over the others, and
-// few other slots change.
+// A target of weight w takes turns in proportion to w. When a target is removed, its slots are spread over the others,
+// and few other slots change.
 func Maglev(targets []Target, size int) []uint16 {
 	type walk struct{ next, skip int }
 	walks := make([]walk, len(targets))

@@ -2,8 +2,8 @@ package lb
 
 import "sync"
 
-// mailbox is a queue of functions to run in the engine's goroutine. It is unbounded on purpose: a prober or a source
-// that posts must never wait for the engine, which may be calling that same prober (deadlock).
+// mailbox is a queue of functions to run in the engine's goroutine. It is unbounded: if post blocked until the engine
+// has room, a prober that posts while the engine calls it would deadlock.
 type mailbox struct {
 	wake  chan struct{} // capacity 1: there may be mail
 	mu    sync.Mutex    // guards queue

@@ -1,9 +1,10 @@
 package lb
 
-// Order is data: what a consumer may be asked to do with a VIP follows from what is wanted and from what the other
-// consumer surely or maybe holds. "Announced only while served, removed only when no longer announced" is the two pure
-// functions Serve and Announce, not a sequence of steps, so a crash, a slow peer or a reload is no special case. The
-// simpler rule, which relies on the last confirmation, is wrong while a call is in flight.
+// The order of updates follows from sets: the state of a VIP at one consumer depends on the wanted state and on the
+// state that the other consumer surely or maybe has. "Announced only while served, removed only when no longer
+// announced" is implemented by the two pure functions Serve and Announce, not by a sequence of steps, so a crash, a
+// slow peer or a reload needs no special case. A simpler rule, which relies on the last confirmation, is wrong while a
+// call is in flight.
 
 // Known is the state of one VIP at one consumer.
 type Known struct {

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// Plan is how one Service is carried out, given the health of its backends and what is drained. It is immutable.
+// Plan is the input of the consumers for one Service, computed from its backends' health and the drains. It is
+// immutable.
 type Plan struct {
 	Service   *Service
 	Frontends []*FrontendPlan
@@ -15,7 +16,7 @@ type Plan struct {
 	VIPs []VIPPlan
 }
 
-// VIPPlan says whether a VIP may be announced for one service.
+// VIPPlan is the part of a Plan for one VIP: whether the service permits its announcement.
 type VIPPlan struct {
 	VIP     netip.Addr
 	Healthy int // backends that may receive new flows, of the port that has most
@@ -38,14 +39,14 @@ type FrontendPlan struct {
 	Targets []Target
 	// Table maps a hash to an index of Targets: target = Targets[Table[hash mod len(Table)]]. Empty without Targets.
 	Table []uint16
-	// NodeForwarding.Enabled says that the Targets are nodes with the same service; a node that does not know a flow
-	// forwards it to the nodes that were the flow's target before. AnyNode says that any node may have a flow even
-	// though the targets did not change.
+	// NodeForwarding.Enabled: the Targets are nodes with the same service; a node without an entry for a flow forwards
+	// it to the nodes that were its target before. AnyNode: any node may have a flow even if the targets did not
+	// change.
 	NodeForwarding NodeForwarding
 	// Nodes, with NodeForwarding, are the nodes that may have flows, as target or not.
 	Nodes []Node
-	// Down are the backends whose flows are ended: they are unhealthy or deleted. A backend that is neither here nor
-	// in Targets keeps the flows it has.
+	// Down are the backends whose flows are ended: they are unhealthy or deleted. A backend that is neither in Down
+	// nor in Targets keeps its flows.
 	Down []netip.AddrPort
 }
 
@@ -57,8 +58,8 @@ type Target struct {
 }
 
 // Build returns the plan for s. States has the last result of each check of s; without one a backend is unknown and
-// gets no new flows. Drains are what the operator has drained. Build never fails, is deterministic, and keeps none of
-// its arguments but s.
+// gets no new flows. Drains are those of the operator. Build never fails, is deterministic, and keeps none of its
+// arguments but s.
 func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 	p := &Plan{Service: s, VIPs: make([]VIPPlan, 0, len(s.VIPs))}
 	for _, vip := range s.VIPs {
@@ -116,7 +117,7 @@ func StateOf(s *Service, b Backend, h Health) State {
 	return state
 }
 
-// withholdReason returns why the service itself keeps vip from being announced; "": it does not.
+// withholdReason returns why vip must not be announced for the service; "": it may be.
 func withholdReason(s *Service, vip netip.Addr, healthy int) string {
 	if s.WithholdReason != "" {
 		return s.WithholdReason
@@ -147,7 +148,7 @@ func backendFrontend(s *Service, vip netip.Addr, port ServicePort, usable, down 
 	return f
 }
 
-// decapFrontend delivers the flows that this node, or another one, has forwarded to this node. The forwarding node has
+// decapFrontend delivers flows that were forwarded to this node, by itself or by another node. The forwarding node has
 // applied the list of allowed sources.
 func decapFrontend(s *Service, vip netip.Addr, port ServicePort, usable, down []Backend) *FrontendPlan {
 	local := slices.DeleteFunc(slices.Clone(usable), func(b Backend) bool { return !b.Local })
@@ -156,7 +157,7 @@ func decapFrontend(s *Service, vip netip.Addr, port ServicePort, usable, down []
 	return f
 }
 
-// nodeFrontend chooses a node for each flow, the same on every node: without state, and so without affinity to a
+// nodeFrontend selects a node for each flow, the same on every node. It keeps no state, and so no affinity to a
 // backend.
 func nodeFrontend(s *Service, vip netip.Addr, port ServicePort, usable []Backend) *FrontendPlan {
 	weights, local := map[netip.Addr]int{}, map[netip.Addr]bool{}
@@ -179,7 +180,7 @@ func nodeFrontend(s *Service, vip netip.Addr, port ServicePort, usable []Backend
 	return f
 }
 
-// newFrontend returns what a frontend has from its service, without targets.
+// newFrontend returns a frontend with the properties of its service, without targets.
 func newFrontend(s *Service, vip netip.Addr, port ServicePort) *FrontendPlan {
 	f := &FrontendPlan{
 		Frontend: port.On(vip), Service: s.Name, Method: s.Method, Encap: s.Encap, Algorithm: s.Algorithm,
@@ -197,7 +198,7 @@ func (f *FrontendPlan) fill(stateful bool) {
 	f.Table = tableFor(f.Algorithm, f.Targets, stateful)
 }
 
-// Equal reports whether f and g ask the same of the datapath. The table follows from the rest.
+// Equal reports whether f and g have the same effect in the datapath. The table follows from the other fields.
 func (f *FrontendPlan) Equal(g *FrontendPlan) bool {
 	return f.Frontend == g.Frontend && f.Service == g.Service && f.Method == g.Method && f.Encap == g.Encap &&
 		f.Algorithm == g.Algorithm && f.Affinity == g.Affinity && f.DropWhenEmpty == g.DropWhenEmpty &&

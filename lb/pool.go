@@ -9,7 +9,7 @@ import (
 type Pool struct {
 	Name   string
 	Ranges []AddrRange
-	// AutoAssign pools serve requests that name no pool: the lowest Priority first, then in the order given.
+	// AutoAssign: the pool is used for requests without a pool; lowest Priority first, then in the order of the list.
 	AutoAssign bool
 	Priority   int
 	// AvoidBuggy excludes IPv4 addresses that end in .0 or .255 from assignment, because some old equipment drops them.
@@ -22,7 +22,7 @@ func (p Pool) Contains(addr netip.Addr) bool {
 	return slices.ContainsFunc(p.Ranges, func(r AddrRange) bool { return r.Contains(addr) })
 }
 
-// assignable reports whether p assigns addr to a service that does not ask for it by name.
+// assignable reports whether p assigns addr to a service that does not request it explicitly.
 func (p Pool) assignable(addr netip.Addr) bool {
 	if !p.AvoidBuggy || !addr.Is4() {
 		return true

@@ -16,7 +16,7 @@ type Port struct {
 	Protocol Protocol
 }
 
-// ServicePort is a port of a service and what serves it.
+// ServicePort is a port of a service with its backends.
 type ServicePort struct {
 	Port
 	// Backends serve the port. A VIP uses those of its own address family. Ports with the same backends may share

@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// routes is, per VIP, what the announcers must announce and what they announce. It computes the next set of
-// announcements.
+// routes is the wanted and the announced state of each VIP. It computes the next set of announcements.
 type routes struct {
 	vips     *vipTable
 	retry    time.Duration
@@ -59,7 +58,7 @@ func (r *routes) adopt(old, plan *Plan) {
 	}
 }
 
-// datapathChanged says that the set of VIPs that the datapath serves may have changed.
+// datapathChanged records that the set of VIPs that the datapath serves may have changed.
 func (r *routes) datapathChanged() { r.dirty = true }
 
 // next returns the complete set to announce now; false when it is announced already, or a call is in flight.
@@ -133,7 +132,7 @@ func (r *routes) complete(err error, now time.Time) {
 			continue
 		}
 		was, goal := v.announce.Done, v.announce.Goal
-		// After a failure the VIP may be announced as before or as asked: it counts as announced if either is.
+		// After a failure the VIP may be announced as before or as requested: it counts as announced if either is.
 		v.announce = Known{Done: goal || (err != nil && was)}
 		if err == nil && (was != goal || (first && goal)) {
 			r.changed(v.addr, goal, now)

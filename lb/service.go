@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// Service is what a user asked for: traffic to these addresses and ports goes to these backends. It is immutable once
+// Service is a service as configured by a user: VIPs and ports, and the backends that serve them. It is immutable once
 // passed to a Sink; a change is a new value with the same Name.
 type Service struct {
 	// Name identifies the service in every list, log line and metric: "web", or "namespace/name" from Kubernetes.
 	Name string
 	// Source is the source it comes from: "file" or "kube". Two sources may not use one name.
 	Source string
-	// VIPs are the addresses clients connect to, in the order asked for, one or several per family.
+	// VIPs are the addresses clients connect to, in the configured order, one or several per family.
 	VIPs []netip.Addr
 	// Ports are the ports clients connect to, each with its backends; every port exists on every VIP.
 	Ports []ServicePort
@@ -38,7 +38,7 @@ type Service struct {
 	// DropWhenEmpty drops new flows of a port without usable backends; else they are refused. (Kubernetes: policy
 	// Local, and only other nodes have endpoints.)
 	DropWhenEmpty bool
-	// WithholdReason is why the VIPs must not be announced, whatever the health of the backends; "": they may be.
+	// WithholdReason is why the VIPs must not be announced, regardless of the health of the backends; "": they may be.
 	WithholdReason string
 	// Announce lists the announcers of the VIPs; empty: every announcer that is on.
 	Announce []AnnouncerKind
@@ -49,8 +49,8 @@ type Service struct {
 // chosen node delivers the packet to one of its own backends by Service.Method.
 type NodeForwarding struct {
 	Enabled bool
-	// AnyNode says that nodes may choose differently, so that any node of ServicePort.Nodes may have an existing
-	// flow, the first ones most likely.
+	// AnyNode: nodes may select different targets, so any node of ServicePort.Nodes may have an existing flow, the
+	// first ones most likely.
 	AnyNode bool
 }
 
@@ -91,7 +91,7 @@ type Backend struct {
 	Weight int
 	// Drain keeps existing flows and takes no new ones.
 	Drain bool
-	// Local says that the backend runs on this node: its packets keep their source address.
+	// Local: the backend runs on this node; its packets keep their source address.
 	Local bool
 	// Node is the address of the node that the backend runs on. Required by NodeForwarding; else it may be zero.
 	Node netip.Addr

@@ -17,7 +17,7 @@ type Status struct {
 	Routes   []RouteStatus   `json:"routes"`
 	// Settled is false from the start of the agent until every source is complete and every service has had a plan.
 	Settled bool `json:"settled"`
-	// Behind is since when the kernel lacks a frontend that is wanted, or an update of one; zero: it lacks none.
+	// Behind is since when a wanted frontend, or an update of one, is not in the kernel; zero: all are.
 	Behind time.Time `json:"behind,omitzero"`
 }
 

@@ -26,7 +26,7 @@ func (t *vipTable) get(addr netip.Addr) *vip {
 	return v
 }
 
-// forget drops the entry of a VIP that is neither wanted nor held nor announced.
+// forget removes the entry of a VIP that is neither wanted nor held nor announced.
 func (t *vipTable) forget(v *vip) {
 	if v.wanted == 0 && v.held == 0 && !v.announce.Maybe() && !v.datapath.Maybe() {
 		delete(t.byAddr, v.addr)

@@ -6,27 +6,27 @@ import (
 	"strings"
 )
 
-// The enumerated words of the model. Each is a string that reads the same in Go, TOML, JSON and logs; their
-// UnmarshalText refuses anything else with an error that lists what is allowed.
+// The enumerations of the model. Each value is a string, the same in Go, TOML, JSON and logs. UnmarshalText rejects all
+// others with an error that lists the allowed values.
 type (
-	// Method says how packets of a service get from the balancer to a backend (docs/forwarding.md).
+	// Method is how packets of a service are forwarded to a backend (docs/forwarding.md).
 	Method string
-	// Algorithm says how new flows are spread over the backends of a service.
+	// Algorithm is how new flows are spread over the backends of a service.
 	Algorithm string
-	// Policy says which backends may be used for traffic from outside a Kubernetes cluster.
+	// Policy determines the backends for traffic from outside a Kubernetes cluster.
 	Policy string
-	// CheckType says how a health check probes.
+	// CheckType is the protocol of a health check.
 	CheckType string
-	// AnnouncerKind says by which protocol an address is made reachable.
+	// AnnouncerKind is the protocol that makes an address reachable.
 	AnnouncerKind string
 	// Encap is the encapsulation used by MethodTunnel.
 	Encap string
 )
 
 const (
-	MethodNAT    Method = "nat"    // rewrite source and destination; replies come back through the balancer
-	MethodDSR    Method = "dsr"    // rewrite the destination MAC only; the server answers the client directly
-	MethodTunnel Method = "tunnel" // encapsulate; the server answers the client directly
+	MethodNAT    Method = "nat"    // rewrite source and destination; replies return through the balancer
+	MethodDSR    Method = "dsr"    // rewrite the destination MAC only; the server replies to the client directly
+	MethodTunnel Method = "tunnel" // encapsulate; the server replies to the client directly
 	MethodLocal  Method = "local"  // rewrite the destination; the backend runs on this node
 
 	AlgorithmMaglev           Algorithm = "maglev"
@@ -55,9 +55,9 @@ const (
 	EncapGUE  Encap = "gue"
 )
 
-// The lists of allowed words, in the order in which errors and documents name them.
+// The allowed values, in the order of errors and documents.
 var (
-	// Methods are the ones a configuration may name; "local" follows from where a backend runs.
+	// Methods are those that a configuration may have; MethodLocal follows from the node of a backend.
 	Methods    = []Method{MethodNAT, MethodDSR, MethodTunnel}
 	Algorithms = []Algorithm{
 		AlgorithmMaglev, AlgorithmRoundRobin, AlgorithmRandom, AlgorithmSourceHash, AlgorithmLeastConnections,
@@ -91,7 +91,7 @@ func unmarshalWord[T ~string](dst *T, what string, allowed []T, b []byte) error 
 	return nil
 }
 
-// Words joins enumerated words with ", ", for error messages.
+// Words joins values of an enumeration with ", ", for error messages.
 func Words[T ~string](words []T) string {
 	s := make([]string, len(words))
 	for i, w := range words {
