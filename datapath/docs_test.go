@@ -30,7 +30,7 @@ func TestProgramsAndMapsAreDocumented(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(spec.Programs)) {
 		fmt.Fprintf(&page, "| `%s` | %s | %s |\n", name, spec.Programs[name].Type, meanings[name])
 	}
-	page.WriteString("\n`max_flows` says that the size follows from the option of that name.\n\n" +
+	page.WriteString("\n`max_flows`: the size follows from the option of that name.\n\n" +
 		"| map | type | key | value | max entries | meaning |\n|---|---|---|---|---|---|\n")
 	for _, name := range slices.Sorted(maps.Keys(spec.Maps)) {
 		if strings.HasPrefix(name, ".") { // constants
@@ -41,7 +41,8 @@ func TestProgramsAndMapsAreDocumented(t *testing.T) {
 		if _, ok := tableSizes(1)[name]; ok {
 			size = "`max_flows`"
 		}
-		fmt.Fprintf(&page, "| `%s` | %s | %s | %s | %s | %s |\n", name, m.Type, typeName(m.Key, m.KeySize), valueName(m), size, meanings[name])
+		fmt.Fprintf(&page, "| `%s` | %s | %s | %s | %s | %s |\n", name, m.Type, typeName(m.Key, m.KeySize),
+			valueName(m), size, meanings[name])
 	}
 	for name := range spec.Maps {
 		if says, ok := meanings[name]; !ok && !strings.HasPrefix(name, ".") {

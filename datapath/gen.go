@@ -1,5 +1,5 @@
 package datapath
 
 // The object is committed, so that building needs only Go; it is made by Debian's clang-14, with headers of its own
-// (-nostdinc), so that it is the same on every machine.
+// (-nostdinc), so that it is the same on every host.
 //go:generate go tool bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel -type frontend_key -type frontend -type range_key -type allow_key -type slot -type table_header -type backend -type member_key -type affinity -type probe -type pmtu -type vip -type addr -type tuple -type flow_key -type flow -type flow_state -type method -type algorithm -type reason -type action -type verdict -type traffic sy bpf/steelyard.bpf.c -- -nostdinc -isystem bpf/include -O2 -g -Wall -Werror -Wpadded -mcpu=v3 -fdebug-prefix-map=$PWD=.

@@ -9,7 +9,7 @@ import (
 // Reason is why the datapath took an action on a packet.
 type Reason struct {
 	Name string // as in metrics
-	Who  string // may want to act: nobody, client, sender, operator or us
+	Who  string // who must act: none, client, sender, operator or developer
 	Text string
 }
 

@@ -14,7 +14,9 @@ const reasonsPage = "../docs/reasons.md"
 // docs/reasons.md lists every reason with the comment of enum reason (bpf/types.h).
 func TestReasonsAreDocumented(t *testing.T) {
 	var page strings.Builder
-	page.WriteString("# Reasons\n\nThe label `reason` of `steelyard_datapath_packets_total` and the reason in `steelyard explain`. Packets to other destinations are not counted.\n\n" +
+	page.WriteString("# Reasons\n\n" +
+		"The label `reason` of `steelyard_datapath_packets_total` and the reason in `steelyard explain`. " +
+		"Packets to other destinations are not counted.\n\n" +
 		"| reason | who must act | meaning and remedy |\n|---|---|---|\n")
 	names := map[string]bool{"none": true, "not_ours": true, "max": true}
 	for _, r := range Reasons() {

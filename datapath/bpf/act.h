@@ -117,7 +117,7 @@ static __always_inline int act_error6(void *ctx, enum hook hook, const struct pk
 	       rewrite_to_answer(act_data(ctx, hook), act_data_end(ctx, hook), p, size, IPPROTO_ICMPV6);
 }
 
-/* act_transform rewrites or encapsulates the packet as the verdict says. */
+/* act_transform rewrites or encapsulates the packet as the verdict specifies. */
 static __always_inline int act_transform(void *ctx, enum hook hook)
 {
 	struct scratch *s = scratch_get();

@@ -31,7 +31,7 @@ static __always_inline int tc_redirect_neigh(const struct verdict *v, const stru
 	return bpf_redirect_neigh(fib->ifindex, &hop, sizeof(hop), 0);
 }
 
-/* tc_transform rewrites or encapsulates the packet as the verdict says. */
+/* tc_transform rewrites or encapsulates the packet as the verdict specifies. */
 __noinline int tc_transform(struct __sk_buff *skb)
 {
 	return act_transform(skb, HOOK_TC);
@@ -130,7 +130,7 @@ static __always_inline int act_tc(struct __sk_buff *skb, struct scratch *s, stru
 			return tc_decap_vip(skb, s, n, type);
 		return tc_decap(skb, n, n, type) ? TC_ACT_UNSPEC : tc_internal_error();
 	case ACTION_PASS:
-		return TC_ACT_UNSPEC; /* other programs on this interface go on */
+		return TC_ACT_UNSPEC; /* the next program on this interface runs */
 	case ACTION_DROP:
 		return TC_ACT_SHOT;
 	default:

@@ -22,7 +22,7 @@ static __always_inline int xdp_send(struct xdp_md *ctx, __u32 ifindex)
 	return bpf_redirect(ifindex, 0);
 }
 
-/* xdp_transform rewrites or encapsulates the packet as the verdict says. */
+/* xdp_transform rewrites or encapsulates the packet as the verdict specifies. */
 __noinline int xdp_transform(struct xdp_md *ctx)
 {
 	return act_transform(ctx, HOOK_XDP);

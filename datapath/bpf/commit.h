@@ -242,7 +242,7 @@ static __always_inline void flow_write(const struct pkt *p, struct verdict *v, s
 	}
 }
 
-/* commit writes what the verdict asks for; f is the flow that decide returned. */
+/* commit writes what the verdict requires; f is the flow that decide returned. */
 __noinline int commit(struct flow *f)
 {
 	struct scratch *s = scratch_get();
@@ -252,7 +252,7 @@ __noinline int commit(struct flow *f)
 	return 0;
 }
 
-/* verdict_internal_error counts a packet that could not be transformed as its verdict says. */
+/* verdict_internal_error counts a packet that could not be transformed as its verdict specifies. */
 __noinline int verdict_internal_error(void)
 {
 	struct scratch *s = scratch_get();

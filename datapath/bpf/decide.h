@@ -5,7 +5,7 @@
 #pragma once
 #include "spread.h"
 
-/* A packet to a VIP without a frontend for it. It never goes to the stack, which would route it back. */
+/* A packet to a VIP without a frontend for it. It is never passed to the stack, which would route it back. */
 static __always_inline struct flow *decide_vip(const struct pkt *p, struct verdict *v, const struct vip *vip)
 {
 	if (p->fragment == FRAG_LATER)

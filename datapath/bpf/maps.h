@@ -108,7 +108,7 @@ struct {
 	__uint(max_entries, 1024);
 } sy_halfopen SEC(".maps");
 
-/* Flows by DSR and tunnel whose client continued after its first packet. Replies are not seen, so this confirms
+/* Flows by DSR and tunnel whose client continued after its first packet. Replies do not pass here, so this confirms
  * little; an LRU is enough, because only flows in slots that changed their backend need their entry. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

@@ -172,7 +172,7 @@ static __always_inline int rewrite_icmp_error6(void *data, void *end, const stru
 }
 
 /* rewrite_icmp_error translates an ICMP error about a packet sent here into one about the packet received: t is
- * what packets of that sender become. The source becomes the address that the receiver talks to, whichever router
+ * what packets of that sender become. The source becomes the address that the receiver sends to, whichever router
  * sent the error. */
 static __always_inline int rewrite_icmp_error(void *data, void *end, const struct pkt *p, const struct tuple *t)
 {

@@ -54,7 +54,7 @@ static __always_inline int snat_claim_port(const struct flow_key *k, const struc
 	return 0;
 }
 
-/* snat_source sets the source that the backend sees at the n-th try: one of the SNAT addresses and a port. For a
+/* snat_source sets the source that the backend receives at the n-th try: one of the SNAT addresses and a port. For a
  * backend on this node it is the client; only the port changes, and only when the client has another flow to the
  * backend (by another VIP) from it. */
 static __always_inline void snat_source(struct flow_key *k, const struct pkt *p, const struct verdict *v,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* decide, for chained frontends, which several nodes serve together. The node that receives a packet finds the
  * node that delivers it by the hash of the flow, and stores nothing. The delivering node stores the flow; a packet
- * of a flow that it does not know it relays to the previous nodes of the slot (Faild and Beamer, both NSDI 2018).
+ * of an unknown flow it relays to the previous nodes of the slot (Faild and Beamer, both NSDI 2018).
  * The packet carries the list of those nodes, and the list only shrinks, so there are no loops. */
 #pragma once
 #include "dsr.h"
@@ -32,10 +32,10 @@ static __always_inline int spread_has_backends(const struct frontend *local)
 
 enum {
 	SLOT_IS_LOCAL = 1, /* this node delivers the packet */
-	SLOT_WAS_LOCAL = 2, /* this node had the slot before and may know the flow */
+	SLOT_WAS_LOCAL = 2, /* this node had the slot before and may have the flow */
 };
 
-/* spread_add_backend adds a node that may know a flow. */
+/* spread_add_backend adds a node that may have a flow. */
 static __always_inline int spread_add_backend(struct verdict *v, __u32 id)
 {
 	struct backend *b = bpf_map_lookup_elem(&sy_backends, &id);
@@ -69,7 +69,7 @@ static __always_inline int spread_add_older(struct verdict *v, void *table, cons
 	return locality;
 }
 
-/* spread_candidates adds the nodes that may know the flow: the one of the slot and the previous ones. A new flow
+/* spread_candidates adds the nodes that may have the flow: the one of the slot and the previous ones. A new flow
  * has only the first. It returns the role of this node. */
 static __always_inline int spread_candidates(const struct pkt *p, struct verdict *v, const struct frontend *fe,
 					     int is_new)

@@ -85,7 +85,7 @@ struct table_header {
 
 _Static_assert(sizeof(struct table_header) == sizeof(struct slot), "the header takes the place of a slot");
 
-/* Nodes that may know the flow of a packet, in the order in which they are tried. Tunnel packets carry it. */
+/* Nodes that may have the flow of a packet, in the order in which they are tried. Tunnel packets carry it. */
 #define CHAIN_MAX 3
 struct chain {
 	struct addr next[CHAIN_MAX];
@@ -196,21 +196,21 @@ struct traffic {
  * act, and what to do. */
 enum reason {
 	REASON_NONE,
-	/* nobody: not IP, or the destination is no VIP */
+	/* none: not IP, or the destination is no VIP */
 	REASON_NOT_OURS,
-	/* nobody: sent to a backend or back to a client */
+	/* none: sent to a backend or back to a client */
 	REASON_FORWARDED,
-	/* nobody: a ping of a VIP was answered */
+	/* none: a ping of a VIP was answered */
 	REASON_ECHO_REPLY,
-	/* nobody: neighbour discovery, passed to the stack */
+	/* none: neighbour discovery, passed to the stack */
 	REASON_NEIGHBOUR_DISCOVERY,
-	/* nobody: the tunnel headers were removed, and the packet went on to its local destination */
+	/* none: the tunnel headers were removed, and the packet was passed to its local destination */
 	REASON_DECAPSULATED,
-	/* nobody: a router reported the path MTU to a backend */
+	/* none: a router reported the path MTU to a backend */
 	REASON_PMTU_LEARNED,
 	/* sender: the headers are truncated or inconsistent; fix the sender */
 	REASON_MALFORMED,
-	/* nobody: a later fragment arrived before the first one of its datagram, which has the ports */
+	/* none: a later fragment arrived before the first one of its datagram, which has the ports */
 	REASON_FRAGMENT_NOT_FOUND,
 	/* client: the VIP has no service on this port; correct the port */
 	REASON_NO_FRONTEND,
