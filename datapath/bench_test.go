@@ -22,11 +22,13 @@ func BenchmarkApply(b *testing.B) {
 			for i := range n {
 				s := &lb.Service{
 					Name: fmt.Sprint(i), VIPs: []netip.Addr{netip.AddrFrom4([4]byte{203, 0, byte(i / 256), byte(i)})},
-					Ports: lb.PortsOn(nil, lb.Port{Port: 80, Target: 80, Protocol: lb.TCP}), Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT,
+					Ports:     lb.PortsOn(nil, lb.Port{Port: 80, Target: 80, Protocol: lb.TCP}),
+					Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT,
 					Check: lb.CheckSpec{Type: lb.CheckNone},
 				}
 				for k := range byte(10) {
-					s.Ports[0].Backends = append(s.Ports[0].Backends, lb.Backend{Addr: netip.AddrFrom4([4]byte{10, 0, 0, k + 1}), Weight: 1})
+					s.Ports[0].Backends = append(s.Ports[0].Backends,
+						lb.Backend{Addr: netip.AddrFrom4([4]byte{10, 0, 0, k + 1}), Weight: 1})
 					if k == 8 {
 						plans[0] = append(plans[0], lb.Build(s, nil, lb.Drains{}).Frontends...)
 					}
@@ -34,7 +36,8 @@ func BenchmarkApply(b *testing.B) {
 				plans[1] = append(plans[1], lb.Build(s, nil, lb.Drains{}).Frontends...)
 			}
 			err := host.Do(func() error {
-				d, err := Open(Options{Interfaces: []string{"lo"}, Mode: ModeTC, MaxFlows: 1000, SNATPorts: [2]uint16{61000, 65535}, TunnelPort: 6090, Timeouts: DefaultTimeouts,
+				d, err := Open(Options{Interfaces: []string{"lo"}, Mode: ModeTC, MaxFlows: 1000,
+					SNATPorts: [2]uint16{61000, 65535}, TunnelPort: 6090, Timeouts: DefaultTimeouts,
 					PinPath: DefaultPinPath, StateDir: DefaultStateDir, Log: slog.New(slog.DiscardHandler)})
 				if err != nil {
 					return err

@@ -27,7 +27,8 @@ func TestCleanupLeavesNothing(t *testing.T) {
 			hook := map[bool]string{true: "clsact", false: "tcx"}[clsact]
 			t.Run(fmt.Sprintf("%s/%s", mode, hook), func(t *testing.T) {
 				var before map[string]string
-				fx := newFixtureWith(t, hookTC, false, func(o *Options) { o.Mode, o.ForceClsact = mode, clsact }, func(fx *fixture) {
+				change := func(o *Options) { o.Mode, o.ForceClsact = mode, clsact }
+				fx := newFixtureWith(t, hookTC, false, change, func(fx *fixture) {
 					fx.do(func() error { return writeSysctl(reservedPorts, "8080,9000-9010") })
 					fx.addressesSettled()
 					before = fx.snapshot()
@@ -49,7 +50,10 @@ func TestCleanupLeavesNothing(t *testing.T) {
 					return nil
 				})
 				during := fx.snapshot()
-				for _, changed := range []string{reservedPorts, "ip rule", "ip -6 route show table all", "/proc/sys/net/ipv4/conf/eth0/forwarding", "pinned", "programs of lo"} {
+				for _, changed := range []string{
+					reservedPorts, "ip rule", "ip -6 route show table all", "/proc/sys/net/ipv4/conf/eth0/forwarding",
+					"pinned", "programs of lo",
+				} {
 					if before[changed] == during[changed] {
 						t.Errorf("%s is as before while the agent runs: what is compared shows nothing", changed)
 					}

@@ -162,7 +162,8 @@ func (d *Datapath) Collect(ch chan<- prometheus.Metric) {
 	for v, n := range s.Packets {
 		counter(descPackets, n, v.Action, v.Reason)
 	}
-	states := map[string]int{"half_open": s.Flows.HalfOpen, "established": s.Flows.Established, "closing": s.Flows.Closing}
+	states := map[string]int{"half_open": s.Flows.HalfOpen, "established": s.Flows.Established,
+		"closing": s.Flows.Closing}
 	for state, n := range states {
 		ch <- prometheus.MustNewConstMetric(descFlows, prometheus.GaugeValue, float64(n), state)
 	}

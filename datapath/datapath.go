@@ -102,7 +102,7 @@ func (d *Datapath) open(t *transaction) (err error) {
 		t.onFailure(sys.restore)
 	}
 	if err := sys.reserve(d.o.SNATPorts); err != nil {
-		// In a container without privileges sysctls are read-only. The ports are above those that Linux gives away by
+		// In a container without privileges sysctls are read-only. The ports are above those that Linux assigns by
 		// default.
 		d.log.Warn("snat_ports not reserved", "err", err,
 			"fix", fmt.Sprintf("sysctl -w net.ipv4.ip_local_reserved_ports=%d-%d", d.o.SNATPorts[0], d.o.SNATPorts[1]))

@@ -68,7 +68,8 @@ func TestDeliversToLocalBackends(t *testing.T) {
 				t.Errorf("%s: %d entries of established flows; want 2", proto, n)
 			}
 		}
-		other := dptest.Packet{Src: fx.at("b1", 8080), Dst: fx.at("client", 41000), Proto: dptest.TCP, Flags: dptest.ACK}
+		other := dptest.Packet{Src: fx.at("b1", 8080), Dst: fx.at("client", 41000), Proto: dptest.TCP,
+			Flags: dptest.ACK}
 		if out := fx.out(other); out.Src != other.Src || out.Dst != other.Dst {
 			t.Errorf("an unrelated packet was sent as %+v", out)
 		}
@@ -91,7 +92,8 @@ func TestTwoVIPsWithOneLocalServer(t *testing.T) {
 				t.Fatalf("%s: %s: %s, from %s", vip, r.did, r.reason, r.out.Src)
 			}
 			seen[r.out.Src] = true
-			answer := fx.out(dptest.Packet{Src: r.out.Dst, Dst: r.out.Src, Proto: dptest.TCP, Flags: dptest.SYN | dptest.ACK})
+			answer := fx.out(dptest.Packet{Src: r.out.Dst, Dst: r.out.Src, Proto: dptest.TCP,
+				Flags: dptest.SYN | dptest.ACK})
 			if answer.Src != p.Dst || answer.Dst != p.Src {
 				t.Errorf("%s: the answer left from %s to %s", vip, answer.Src, answer.Dst)
 			}

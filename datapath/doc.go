@@ -1,5 +1,5 @@
-// Package datapath forwards packets in the kernel. It implements lb.Datapath. It does not know where services are
-// configured or how their addresses are announced.
+// Package datapath forwards packets in the kernel. It implements lb.Datapath. It is independent of where services are
+// configured and how their addresses are announced.
 //
 // # Programs
 //

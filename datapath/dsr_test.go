@@ -27,11 +27,13 @@ func (fx *fixture) went(p dptest.Packet) netip.Addr {
 }
 
 // tunnelTo puts the GUE frontend with servers whose addresses end in these numbers.
-func (fx *fixture) tunnelTo(proto lb.Protocol, dead func(netip.Addr) bool, hosts ...int) {
+func (fx *fixture) tunnelTo(proto lb.Protocol, down func(netip.Addr) bool, hosts ...int) {
 	fx.t.Helper()
 	s := &lb.Service{
-		Name: "web", VIPs: []netip.Addr{fx.addr("vip")}, Ports: lb.PortsOn(nil, lb.Port{Port: 80, Target: 80, Protocol: proto}),
-		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodTunnel, Encap: lb.EncapGUE, Check: lb.CheckSpec{Type: lb.CheckTCP},
+		Name: "web", VIPs: []netip.Addr{fx.addr("vip")},
+		Ports:     lb.PortsOn(nil, lb.Port{Port: 80, Target: 80, Protocol: proto}),
+		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodTunnel, Encap: lb.EncapGUE,
+		Check: lb.CheckSpec{Type: lb.CheckTCP},
 	}
 	states := map[lb.CheckKey]lb.Health{}
 	for _, h := range hosts {
@@ -40,7 +42,7 @@ func (fx *fixture) tunnelTo(proto lb.Protocol, dead func(netip.Addr) bool, hosts
 			b.Addr = netip.MustParseAddr(fmt.Sprintf("2001:db8::%d", h))
 		}
 		state := lb.StateHealthy
-		if dead != nil && dead(b.Addr) {
+		if down != nil && down(b.Addr) {
 			state = lb.StateUnhealthy
 		}
 		s.Ports[0].Backends = append(s.Ports[0].Backends, b)
@@ -71,7 +73,7 @@ func TestDirectReturnFlowsKeepTheirServer(t *testing.T) {
 						server[i] = to
 					}
 					next = dptest.ACK
-					if len(fx.oneWayFlows()) == flows {
+					if len(fx.dsrFlows()) == flows {
 						break
 					}
 				}
@@ -99,21 +101,21 @@ func TestDirectReturnFlowsKeepTheirServer(t *testing.T) {
 				stays("two servers more", none)
 				fx.tunnelTo(proto, nil, append(all, 31, 32)...)
 				stays("a larger table", none)
-				if len(fx.oneWayFlows()) < flows {
-					t.Errorf("%d entries of one-way flows; want %d", len(fx.oneWayFlows()), flows)
+				if len(fx.dsrFlows()) < flows {
+					t.Errorf("%d entries of DSR flows; want %d", len(fx.dsrFlows()), flows)
 				}
-				dead := func(a netip.Addr) bool { return a == server[0] }
-				fx.tunnelTo(proto, dead, append(all, 31, 32)...)
-				stays("a dead server", dead)
+				down := func(a netip.Addr) bool { return a == server[0] }
+				fx.tunnelTo(proto, down, append(all, 31, 32)...)
+				stays("a server that is down", down)
 				if to := fx.went(fx.on(0, uint8(proto), dptest.ACK)); to == server[0] {
-					t.Errorf("a flow goes on to the dead server %s", to)
+					t.Errorf("a flow is still sent to %s, which is down", to)
 				}
 			})
 		}
 	})
 }
 
-func (fx *fixture) oneWayFlows() map[syFlowKey]syFlow { return entries(fx.t, fx.d.objects.SyDsrFlows) }
+func (fx *fixture) dsrFlows() map[syFlowKey]syFlow { return entries(fx.t, fx.d.objects.SyDsrFlows) }
 
 // A flood of SYNs does not change the entries of flows that sent a second packet.
 func TestFloodDoesNotTouchDirectReturnFlows(t *testing.T) {
@@ -123,13 +125,13 @@ func TestFloodDoesNotTouchDirectReturnFlows(t *testing.T) {
 		fx.went(fx.on(i, dptest.TCP, dptest.SYN))
 		fx.went(fx.on(i, dptest.TCP, dptest.ACK))
 	}
-	if n := len(fx.oneWayFlows()); n != 50 {
+	if n := len(fx.dsrFlows()); n != 50 {
 		t.Fatalf("%d entries; want 50", n)
 	}
 	for i := range 3000 {
 		fx.went(fx.on(100+i, dptest.TCP, dptest.SYN))
 	}
-	if n := len(fx.oneWayFlows()); n != 50 {
+	if n := len(fx.dsrFlows()); n != 50 {
 		t.Errorf("%d entries after the flood; want 50", n)
 	}
 }
@@ -152,7 +154,7 @@ func TestAnotherMethodEndsFlows(t *testing.T) {
 	dsr(fx)
 	fx.end()
 	if n := len(fx.flows()); n != 0 {
-		t.Errorf("%d entries are left of flows by nat", n)
+		t.Errorf("%d entries of flows by nat are left", n)
 	}
 	if r := fx.run(tcp(dptest.SYN)(fx).Frame()); r.out.Dst != fx.at("vip", 80) {
 		t.Errorf("a new flow went to %s", r.out.Dst)
@@ -160,6 +162,6 @@ func TestAnotherMethodEndsFlows(t *testing.T) {
 	web(fx)
 	fx.end()
 	if r := fx.run(tcp(dptest.ACK)(fx).Frame()); r.reason != "no_flow" {
-		t.Errorf("a flow by dsr goes on by nat: %s", r.reason)
+		t.Errorf("a flow by dsr continues by nat: %s", r.reason)
 	}
 }

@@ -92,7 +92,8 @@ func TestTwoVIPsWithOneServer(t *testing.T) {
 		}
 		for _, f := range flows {
 			fx.last = f.out
-			if back := fx.run(fx.reply(dptest.SYN | dptest.ACK).Frame()).out; back.Src != f.in.Dst || back.Dst != f.in.Src {
+			back := fx.run(fx.reply(dptest.SYN | dptest.ACK).Frame()).out
+			if back.Src != f.in.Dst || back.Dst != f.in.Src {
 				t.Errorf("the answer to %s came from %s to %s", f.in.Dst, back.Src, back.Dst)
 			}
 		}
@@ -126,7 +127,7 @@ func TestSeveralSourceAddresses(t *testing.T) {
 			}
 			fx.went(fx.on(i, dptest.TCP, dptest.ACK))
 		}
-		if !from[fx.addr("box")] || !from[second.Addr()] {
+		if !from[fx.addr("self")] || !from[second.Addr()] {
 			t.Errorf("flows came from %v; want both of our addresses", from)
 		}
 		if r := fx.run(fx.on(2, dptest.TCP, dptest.SYN).Frame()); r.reason != "snat_exhausted" {
@@ -145,7 +146,7 @@ func TestHalfOpenFlowsAreEvicted(t *testing.T) {
 		}
 		fx.run(fx.reply(dptest.SYN | dptest.ACK).Frame())
 		if r := fx.run(fx.on(0, dptest.TCP, dptest.ACK).Frame()); r.reason != "no_flow" {
-			t.Errorf("a flow that has made room: %s: %s", r.did, r.reason)
+			t.Errorf("an evicted flow: %s: %s", r.did, r.reason)
 		}
 		fx.went(fx.on(2, dptest.TCP, dptest.ACK))
 		if r := fx.run(fx.on(3, dptest.TCP, dptest.SYN).Frame()); r.reason != "snat_exhausted" {
@@ -189,7 +190,8 @@ func TestLeastConnections(t *testing.T) {
 		before := fx.loads()
 		fx.do(func() error { fx.d.gc.expire(context.Background()); return nil })
 		if after := fx.loads(); before[b1] != after[b1] || before[b2] != after[b2] || int(after[b1]) != len(flows[b1]) {
-			t.Errorf("flows were counted as %v, the walk found %v; want %d and %d", before, after, len(flows[b1]), len(flows[b2])-was)
+			t.Errorf("flows were counted as %v, the walk found %v; want %d and %d",
+				before, after, len(flows[b1]), len(flows[b2])-was)
 		}
 	})
 }
@@ -222,7 +224,7 @@ func TestWeights(t *testing.T) {
 				const n = 400
 				for i := range n {
 					p := fx.on(i, dptest.TCP, dptest.SYN)
-					if a == lb.AlgorithmSourceHash { // the network's addresses, not the client's ports, make the difference
+					if a == lb.AlgorithmSourceHash { // other addresses, because it does not use the ports
 						b := p.Src.Addr().As16()
 						b[14], b[15] = byte(i/250), byte(i%250)
 						p.Src = netip.AddrPortFrom(netip.AddrFrom16(b).Unmap(), 20000)
@@ -230,7 +232,8 @@ func TestWeights(t *testing.T) {
 					got[fx.went(p)]++
 				}
 				if b1 := got[fx.addr("b1")]; b1 < n/4*5/10 || b1 > n/4*15/10 || b1+got[fx.addr("b2")] != n {
-					t.Errorf("%s by %s: %v; want a quarter of %d for the first and the rest for the second", a, method, got, n)
+					t.Errorf("%s by %s: %v; want a quarter of %d for the first and the rest for the second",
+						a, method, got, n)
 				}
 			}
 		}
@@ -254,13 +257,13 @@ func TestAffinity(t *testing.T) {
 					t.Fatalf("%s: flow %d went to %s; want %s", method, i, to, first)
 				}
 			}
-			left, gone := "b1", "b2"
+			left, removed := "b1", "b2"
 			if first == fx.addr("b1") {
-				left, gone = gone, left
+				left, removed = removed, left
 			}
 			with(left)
 			if to := fx.went(fx.on(50, dptest.TCP, dptest.SYN)); to != fx.addr(left) {
-				t.Errorf("%s: after %s had gone a flow went to %s", method, gone, to)
+				t.Errorf("%s: after %s was removed a flow went to %s", method, removed, to)
 			}
 			if method == lb.MethodNAT {
 				continue
@@ -300,15 +303,16 @@ func TestICMPErrorsAreLimited(t *testing.T) {
 // sy_tc_out: health checks take the path of traffic, and a server behind a tunnel announces a segment size that fits.
 func TestOut(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
-		fx := newFixture(t, hookTC, v6, ends)
-		for method, check := range map[lb.Method]func(*fixture, dptest.Packet, dptest.Packet) error{lb.MethodDSR: untouched, lb.MethodTunnel: tunnelled(dptest.UDP)} {
+		fx := newFixture(t, hookTC, v6, acceptTunnels)
+		checks := map[lb.Method]checkFunc{lb.MethodDSR: untouched, lb.MethodTunnel: tunnelled(dptest.UDP)}
+		for method, check := range checks {
 			var mark uint32
 			fx.do(func() (err error) {
 				mark, _, err = fx.d.ProbeWay(fx.addr("vip"), fx.addr("b2"), method, lb.EncapGUE)
 				return err
 			})
 			probe := fx.fromClient(dptest.TCP, dptest.SYN)
-			probe.Src = fx.at("box", 33333)
+			probe.Src = fx.at("self", 33333)
 			did, out := fx.runOut(probe.Frame(), mark)
 			p, err := dptest.Parse(out)
 			if err != nil || did != "sent" {
@@ -318,11 +322,12 @@ func TestOut(t *testing.T) {
 				t.Errorf("%s: %v", method, err)
 			}
 		}
-		synAck := dptest.Packet{Src: fx.at("home", 80), Dst: fx.at("client", 40000), Proto: dptest.TCP, Flags: dptest.SYN | dptest.ACK, MSS: 1460}
+		synAck := dptest.Packet{Src: fx.at("loopback", 80), Dst: fx.at("client", 40000), Proto: dptest.TCP,
+			Flags: dptest.SYN | dptest.ACK, MSS: 1460}
 		if did, out := fx.runOut(synAck.Frame(), 0); did != "passed" || string(out) != string(synAck.Frame()) {
-			t.Errorf("an answer that has nothing to do with tunnels was changed: %s", did)
+			t.Errorf("an answer outside tunnels was changed: %s", did)
 		}
-		fx.run(aTunnel("router")(fx).Frame())
+		fx.run(tunnelFrom("router")(fx).Frame())
 		want := uint16(1500 - 32 - 20 - 20)
 		if v6 {
 			want = 1500 - 52 - 40 - 20
@@ -334,7 +339,7 @@ func TestOut(t *testing.T) {
 		synAck.MSS = 1000
 		_, out = fx.runOut(synAck.Frame(), 0)
 		if p, err := dptest.Parse(out); err != nil || p.MSS != 1000 {
-			t.Errorf("the server announces %d, %v; want 1000 as before", p.MSS, err)
+			t.Errorf("the server announces %d, %v; want 1000, unchanged", p.MSS, err)
 		}
 	}
 }

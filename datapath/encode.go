@@ -18,7 +18,7 @@ func encodeMethod(m lb.Method, e lb.Encap) (syMethod, error) {
 	case m == lb.MethodTunnel && e == lb.EncapGUE:
 		return syMethodMETHOD_GUE, nil
 	}
-	return 0, fmt.Errorf("forward = %q with tunnel = %q is not known to the datapath", m, e)
+	return 0, fmt.Errorf("forward = %q with tunnel = %q is not supported by the datapath", m, e)
 }
 
 // decodeMethod is the inverse of encodeMethod, without the encapsulation.
@@ -39,16 +39,21 @@ func encodeFrontend(p *lb.FrontendPlan, id uint32) (f syFrontend, err error) {
 		return f, err
 	}
 	algorithm := map[lb.Algorithm]syAlgorithm{
-		lb.AlgorithmMaglev: syAlgorithmALGORITHM_FLOW_HASH, lb.AlgorithmSourceHash: syAlgorithmALGORITHM_SOURCE_HASH, lb.AlgorithmRandom: syAlgorithmALGORITHM_RANDOM,
-		lb.AlgorithmRoundRobin: syAlgorithmALGORITHM_ROUND_ROBIN, lb.AlgorithmLeastConnections: syAlgorithmALGORITHM_LEAST_CONN,
+		lb.AlgorithmMaglev:           syAlgorithmALGORITHM_FLOW_HASH,
+		lb.AlgorithmSourceHash:       syAlgorithmALGORITHM_SOURCE_HASH,
+		lb.AlgorithmRandom:           syAlgorithmALGORITHM_RANDOM,
+		lb.AlgorithmRoundRobin:       syAlgorithmALGORITHM_ROUND_ROBIN,
+		lb.AlgorithmLeastConnections: syAlgorithmALGORITHM_LEAST_CONN,
 	}[p.Algorithm]
 	if algorithm == 0 {
-		return f, fmt.Errorf("algorithm = %q is not known to the datapath", p.Algorithm)
+		return f, fmt.Errorf("algorithm = %q is not supported by the datapath", p.Algorithm)
 	}
 	if p.Affinity != 0 && p.Algorithm == lb.AlgorithmMaglev {
 		algorithm = syAlgorithmALGORITHM_SOURCE_HASH // all balancers select the same first backend for a client
 	}
-	f = syFrontend{Id: id, Method: uint8(method), Algorithm: uint8(algorithm), FirstPort: swap(p.Port), Affinity: uint32(p.Affinity.Seconds())}
-	f.Restricted, f.DropWhenEmpty, f.Chained = truth(len(p.Allow) > 0), truth(p.DropWhenEmpty), truth(p.NodeForwarding.Enabled)
-	return f, nil
+	return syFrontend{
+		Id: id, Method: uint8(method), Algorithm: uint8(algorithm), FirstPort: swap(p.Port),
+		Affinity: uint32(p.Affinity.Seconds()), Restricted: truth(len(p.Allow) > 0),
+		DropWhenEmpty: truth(p.DropWhenEmpty), Chained: truth(p.NodeForwarding.Enabled),
+	}, nil
 }

@@ -138,12 +138,12 @@ func (d *Datapath) sayPath(say func(string, ...any), e lb.Explanation, v syVerdi
 		}
 		say("to %s through a tunnel (%s) from %s", to, how, fromAddr(v.T.Src))
 	}
-	var asked []string
+	var next []string
 	for _, a := range v.Chain.Next[:min(int(v.Chain.N), len(v.Chain.Next))] {
-		asked = append(asked, fromAddr(a).String())
+		next = append(next, fromAddr(a).String())
 	}
-	if len(asked) > 0 {
-		say("if the flow is unknown there, next to %s", strings.Join(asked, ", then "))
+	if len(next) > 0 {
+		say("if the flow is unknown there, next to %s", strings.Join(next, ", then "))
 	}
 	say("%s", routeTo(to))
 }

@@ -20,27 +20,45 @@ func TestExplain(t *testing.T) {
 			proto  lb.Protocol
 			action string
 			reason string
-			to2    string // the backend
-			says   []string
+			server string
+			steps  []string
 		}{
-			{"not ours", func() {}, fx.at("elsewhere", 80), lb.TCP, "pass", "not_ours", "", []string{"is not the address of a service"}},
-			{"no such port", func() { fx.service(lb.TCP, "b1") }, fx.at("vip", 81), lb.TCP, "reset", "no_frontend", "", []string{"no service has", "the VIP has no service on this port"}},
-			{"nat", func() { fx.service(lb.TCP, "b1") }, fx.at("vip", 80), lb.TCP, "forward", "forwarded", fx.at("b1", 8080).String(), []string{"a frontend of web", "one is opened", "from " + fx.addr("box").String(), "by eth0, on the same network"}},
-			{"udp", func() { fx.service(lb.UDP, "b1") }, fx.at("vip", 80), lb.UDP, "forward", "forwarded", fx.at("b1", 8080).String(), []string{"one is opened"}},
-			{"sctp", func() { fx.service(lb.SCTP, "b1") }, fx.at("vip", 80), lb.SCTP, "forward", "forwarded", fx.at("b1", 8080).String(), []string{"one is opened"}},
-			{"known", func() { fx.service(lb.TCP, "b1"); fx.run(fx.fromClient(dptest.TCP, dptest.SYN).Frame()) }, fx.at("vip", 80), lb.TCP, "forward", "forwarded", fx.at("b1", 8080).String(), []string{"its flow is known"}},
-			{"no backend", func() { fx.service(lb.TCP) }, fx.at("vip", 80), lb.TCP, "reset", "no_backend", "", []string{"no backend accepts new flows"}},
+			{"not ours", func() {}, fx.at("elsewhere", 80), lb.TCP, "pass", "not_ours", "",
+				[]string{"is not the address of a service"}},
+			{"no such port", func() { fx.service(lb.TCP, "b1") }, fx.at("vip", 81), lb.TCP, "reset", "no_frontend",
+				"", []string{"no service has", "the VIP has no service on this port"}},
+			{"nat", func() { fx.service(lb.TCP, "b1") }, fx.at("vip", 80), lb.TCP, "forward", "forwarded",
+				fx.at("b1", 8080).String(),
+				[]string{"a frontend of web", "one is opened", "from " + fx.addr("self").String(),
+					"by eth0, on the same network"}},
+			{"udp", func() { fx.service(lb.UDP, "b1") }, fx.at("vip", 80), lb.UDP, "forward", "forwarded",
+				fx.at("b1", 8080).String(), []string{"one is opened"}},
+			{"sctp", func() { fx.service(lb.SCTP, "b1") }, fx.at("vip", 80), lb.SCTP, "forward", "forwarded",
+				fx.at("b1", 8080).String(), []string{"one is opened"}},
+			{"known", func() { fx.service(lb.TCP, "b1"); fx.run(fx.fromClient(dptest.TCP, dptest.SYN).Frame()) },
+				fx.at("vip", 80), lb.TCP, "forward", "forwarded", fx.at("b1", 8080).String(),
+				[]string{"its flow is known"}},
+			{"no backend", func() { fx.service(lb.TCP) }, fx.at("vip", 80), lb.TCP, "reset", "no_backend", "",
+				[]string{"no backend accepts new flows"}},
 			{"not allowed", func() {
 				fx.serve(func(s *lb.Service) {
 					s.Allow = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd99::/16")}
 				}, "b1")
 			}, fx.at("vip", 80), lb.TCP, "drop", "not_allowed", "", []string{"not in the service's allow list"}},
-			{"dsr", func() { fx.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }, "b1") }, fx.at("vip", 80), lb.TCP, "forward", "forwarded", fx.at("b1", 0).String(), []string{"the MAC address of"}},
-			{"gue behind a router", func() { fx.serve(tunnel(lb.EncapGUE), "far") }, fx.at("vip", 80), lb.TCP, "forward", "forwarded", fx.at("far", 0).String(), []string{"through a tunnel (gue)", "next hop " + fx.addr("router").String()}},
-			{"here", func() { fx.nodes(lb.TCP, "box") }, fx.at("vip", 80), lb.TCP, "forward", "forwarded", fx.at("b1", 8080).String(), []string{"on this node, with the client's address"}},
-			{"another node", func() { fx.nodes(lb.TCP, "b2") }, fx.at("vip", 80), lb.TCP, "forward", "forwarded", fx.at("b2", 0).String(), []string{"no flow is kept here"}},
-			{"datagrams that others may know", func() { fx.nodes(lb.UDP, "b2"); fx.nodes(lb.UDP, "box", "-b2") }, fx.at("vip", 80), lb.UDP, "forward", "forwarded", fx.at("b2", 0).String(),
-				[]string{"passed to nodes that may have it", "if the flow is unknown there, next to " + fx.addr("box").String()}},
+			{"dsr", func() { fx.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }, "b1") }, fx.at("vip", 80),
+				lb.TCP, "forward", "forwarded", fx.at("b1", 0).String(), []string{"the MAC address of"}},
+			{"gue behind a router", func() { fx.serve(tunnel(lb.EncapGUE), "far") }, fx.at("vip", 80), lb.TCP,
+				"forward", "forwarded", fx.at("far", 0).String(),
+				[]string{"through a tunnel (gue)", "next hop " + fx.addr("router").String()}},
+			{"local", func() { fx.nodes(lb.TCP, "self") }, fx.at("vip", 80), lb.TCP, "forward", "forwarded",
+				fx.at("b1", 8080).String(), []string{"on this node, with the client's address"}},
+			{"another node", func() { fx.nodes(lb.TCP, "b2") }, fx.at("vip", 80), lb.TCP, "forward", "forwarded",
+				fx.at("b2", 0).String(), []string{"no flow is kept here"}},
+			{"a datagram, other nodes may have its flow",
+				func() { fx.nodes(lb.UDP, "b2"); fx.nodes(lb.UDP, "self", "-b2") }, fx.at("vip", 80), lb.UDP,
+				"forward", "forwarded", fx.at("b2", 0).String(),
+				[]string{"passed to nodes that may have it",
+					"if the flow is unknown there, next to " + fx.addr("self").String()}},
 		} {
 			fx.reset()
 			tt.state()
@@ -55,10 +73,11 @@ func TestExplain(t *testing.T) {
 			if e.Backend.IsValid() {
 				backend = e.Backend.String()
 			}
-			if e.Action != tt.action || e.Reason != tt.reason || backend != tt.to2 {
-				t.Errorf("%s: %s: %s, to %q; want %s: %s, to %q", tt.name, e.Action, e.Reason, backend, tt.action, tt.reason, tt.to2)
+			if e.Action != tt.action || e.Reason != tt.reason || backend != tt.server {
+				t.Errorf("%s: %s: %s, to %q; want %s: %s, to %q",
+					tt.name, e.Action, e.Reason, backend, tt.action, tt.reason, tt.server)
 			}
-			for _, want := range tt.says {
+			for _, want := range tt.steps {
 				if !strings.Contains(strings.Join(e.Steps, "\n"), want) {
 					t.Errorf("%s: nothing about %q in\n%s", tt.name, want, strings.Join(e.Steps, "\n"))
 				}

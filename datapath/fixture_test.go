@@ -2,7 +2,6 @@ package datapath
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"log/slog"
 	"net"
@@ -47,10 +46,16 @@ type fixture struct {
 
 // Addresses by name, for each family.
 var (
-	v4 = map[string]string{"box": "192.0.2.1", "client": "192.0.2.100", "b1": "192.0.2.21", "b2": "192.0.2.22", "vip": "203.0.113.10",
-		"lost": "198.51.100.9", "far": "198.51.100.77", "router": "192.0.2.254", "stranger": "198.18.0.9", "other": "192.0.2.100", "elsewhere": "203.0.113.99", "home": "203.0.113.50"}
-	v6 = map[string]string{"box": "2001:db8::1", "client": "2001:db8::100", "b1": "2001:db8::21", "b2": "2001:db8::22", "vip": "2001:db8:1::10",
-		"lost": "2001:db8:9::9", "far": "2001:db8:9::77", "router": "2001:db8::254", "stranger": "2001:db8:77::9", "other": "2001:db8::100", "elsewhere": "2001:db8:1::99", "home": "2001:db8:1::50"}
+	v4 = map[string]string{
+		"self": "192.0.2.1", "loopback": "203.0.113.50", "vip": "203.0.113.10", "elsewhere": "203.0.113.99",
+		"client": "192.0.2.100", "other": "192.0.2.100", "b1": "192.0.2.21", "b2": "192.0.2.22",
+		"router": "192.0.2.254", "far": "198.51.100.77", "unrouted": "198.51.100.9", "unknown": "198.18.0.9",
+	}
+	v6 = map[string]string{
+		"self": "2001:db8::1", "loopback": "2001:db8:1::50", "vip": "2001:db8:1::10", "elsewhere": "2001:db8:1::99",
+		"client": "2001:db8::100", "other": "2001:db8::100", "b1": "2001:db8::21", "b2": "2001:db8::22",
+		"router": "2001:db8::254", "far": "2001:db8:9::77", "unrouted": "2001:db8:9::9", "unknown": "2001:db8:77::9",
+	}
 )
 
 func (fx *fixture) addr(name string) netip.Addr {
@@ -68,7 +73,8 @@ var quiet = slog.New(slog.DiscardHandler)
 
 func testOptions() Options {
 	return Options{
-		Interfaces: []string{"eth0"}, Mode: ModeXDP, MaxFlows: 1000, SNATPorts: [2]uint16{61000, 65535}, TunnelPort: 6090, Timeouts: DefaultTimeouts,
+		Interfaces: []string{"eth0"}, Mode: ModeXDP, MaxFlows: 1000, SNATPorts: [2]uint16{61000, 65535},
+		TunnelPort: 6090, Timeouts: DefaultTimeouts,
 		PinPath: DefaultPinPath, StateDir: DefaultStateDir, Log: quiet,
 	}
 }
@@ -85,7 +91,8 @@ func newFixtureWith(t *testing.T, h hook, isV6 bool, change func(*Options), prep
 	l := labtest.New(t)
 	fx := &fixture{t: t, host: labtest.Host(t, l, "lb"), hook: h, v6: isV6}
 	peer := labtest.Host(t, l, "peer")
-	end := lab.End{Host: fx.host, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}}
+	end := lab.End{Host: fx.host, Name: "eth0",
+		Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}}
 	if err := l.Link(end, lab.End{Host: peer, Name: "eth0"}, lab.LinkOptions{SoftwareChecksums: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +107,7 @@ func newFixtureWith(t *testing.T, h hook, isV6 bool, change func(*Options), prep
 		}
 		fx.nic = uint32(nic.Attrs().Index)
 		for _, names := range []map[string]string{v4, v6} {
-			if err := fx.host.AddAddress("lo", hostPrefix(names["home"])); err != nil {
+			if err := fx.host.AddAddress("lo", hostPrefix(names["loopback"])); err != nil {
 				return err
 			}
 			far := net.ParseIP(names["far"])
@@ -108,7 +115,8 @@ func newFixtureWith(t *testing.T, h hook, isV6 bool, change func(*Options), prep
 			if far.To4() != nil {
 				far, bits = far.To4(), 32
 			}
-			if err := netlink.RouteAdd(&netlink.Route{Dst: &net.IPNet{IP: far, Mask: net.CIDRMask(bits, bits)}, Gw: net.ParseIP(names["router"])}); err != nil {
+			dst := &net.IPNet{IP: far, Mask: net.CIDRMask(bits, bits)}
+			if err := netlink.RouteAdd(&netlink.Route{Dst: dst, Gw: net.ParseIP(names["router"])}); err != nil {
 				return fmt.Errorf("route to far: %w", err)
 			}
 			for _, name := range []string{"client", "b1", "b2", "router"} {
@@ -191,7 +199,8 @@ func (fx *fixture) service(proto lb.Protocol, backends ...string) *lb.FrontendPl
 func (fx *fixture) serve(change func(*lb.Service), backends ...string) *lb.FrontendPlan {
 	fx.t.Helper()
 	s := &lb.Service{
-		Name: "web", VIPs: []netip.Addr{fx.addr("vip")}, Ports: lb.PortsOn(nil, lb.Port{Port: 80, Target: 8080, Protocol: lb.TCP}),
+		Name: "web", VIPs: []netip.Addr{fx.addr("vip")},
+		Ports:     lb.PortsOn(nil, lb.Port{Port: 80, Target: 8080, Protocol: lb.TCP}),
 		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Check: lb.CheckSpec{Type: lb.CheckNone},
 	}
 	for _, b := range backends {
@@ -213,129 +222,10 @@ func (fx *fixture) apply(d lb.Delta) {
 	})
 }
 
-// result is the result of a packet.
-type result struct {
-	did    string // sent, dropped or passed
-	reason string
-	frame  []byte
-	out    dptest.Packet // of frame, when it was sent or taken out of a tunnel, and is no fragment
-}
-
-// run runs a frame through explain and through the hook, and checks that they agree. Packets that XDP passes are run
-// through tc.
-func (fx *fixture) run(frame []byte) result {
-	fx.t.Helper()
-	r := result{reason: fx.explain(frame), frame: frame}
-	before := fx.counts()
-	if fx.hook == hookXDP {
-		r.did, r.frame = fx.runXDP(frame)
-	}
-	if fx.hook == hookTC || r.did == "passed" {
-		r.did, r.frame = fx.runTC(r.frame)
-	}
-	// The counted reason is the final one; sending may fail for another reason than explain returns.
-	for v, n := range fx.counts() {
-		if n > before[v] {
-			r.reason = v.Reason
-		}
-	}
-	delivered := r.reason == "decapsulated" || r.did == "passed" && r.reason == "forwarded"
-	if r.did == "passed" && !delivered && string(r.frame) != string(frame) {
-		fx.t.Fatalf("a packet was passed on changed:\n%x\n%x", frame, r.frame)
-	}
-	if (r.did == "sent" || delivered) && !isFragment(r.frame) {
-		var err error
-		if r.out, err = dptest.Parse(r.frame); err != nil {
-			fx.t.Fatalf("what was sent: %v\n%x", err, r.frame)
-		}
-		if r.reason == "forwarded" && r.out.Src.Addr() == fx.addr("box") && r.out.Inner == nil && r.out.Src.Port() != 0 {
-			fx.last = r.out
-		}
-	}
-	return r
-}
-
-func isFragment(f []byte) bool {
-	if binary.BigEndian.Uint16(f[12:]) == 0x0800 {
-		return binary.BigEndian.Uint16(f[20:])&0x3fff != 0
-	}
-	return binary.BigEndian.Uint16(f[12:]) == 0x86dd && f[20] == 44
-}
-
-func (fx *fixture) runXDP(frame []byte) (did string, out []byte) {
-	fx.t.Helper()
-	return fx.runProgram(fx.d.objects.SyXdp, frame, fx.xdp(frame), hookXDP.verdicts())
-}
-
-func (fx *fixture) runTC(frame []byte) (did string, out []byte) {
-	fx.t.Helper()
-	return fx.runProgram(fx.d.objects.SyTcIn, frame, fx.skb(0), hookTC.verdicts())
-}
-
-// xdpMd is struct xdp_md.
-type xdpMd struct{ Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32 }
-
-// xdp is the context of a frame on the uplink.
-func (fx *fixture) xdp(frame []byte) xdpMd {
-	return xdpMd{DataEnd: uint32(len(frame)), Ingress: fx.nic}
-}
-
-// verdicts are what the programs of a hook may return.
-func (h hook) verdicts() map[uint32]string {
-	if h == hookXDP {
-		return map[uint32]string{1: "dropped", 2: "passed", 3: "sent", 4: "sent"}
-	}
-	return map[uint32]string{2: "dropped", 0xffffffff: "passed", 7: "sent"}
-}
-
-// skb is the context of a packet on the uplink: struct __sk_buff, of which mark is the third word and ifindex the
-// eleventh.
-func (fx *fixture) skb(mark uint32) []byte {
-	skb := make([]byte, 192)
-	binary.NativeEndian.PutUint32(skb[8:], mark)
-	binary.NativeEndian.PutUint32(skb[40:], fx.nic)
-	return skb
-}
-
-func (fx *fixture) runProgram(prog *ebpf.Program, frame []byte, context any, verdicts map[uint32]string) (did string, out []byte) {
-	fx.t.Helper()
-	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: context}
-	var ret uint32
-	fx.do(func() (err error) {
-		ret, err = prog.Run(&opts)
-		return err
-	})
-	if did = verdicts[ret]; did == "" {
-		fx.t.Fatalf("the program returned %d", ret)
-	}
-	return did, opts.DataOut
-}
-
-func (fx *fixture) counts() map[Verdict]uint64 {
-	fx.t.Helper()
-	s, err := fx.d.Stats()
-	if err != nil {
-		fx.t.Fatal(err)
-	}
-	return s.Packets
-}
-
-// explain returns the reason that sy_explain gives, having checked that it counted and changed nothing.
-func (fx *fixture) explain(frame []byte) string {
-	fx.t.Helper()
-	out := make([]byte, len(frame)+256)
-	padded := append(frame[:len(frame):len(frame)], make([]byte, 128)...) // room for the verdict
-	opts := ebpf.RunOptions{Data: padded, DataOut: out}
-	if _, err := fx.d.objects.SyExplain.Run(&opts); err != nil {
-		fx.t.Fatal(err)
-	}
-	const reasonAt = 36 + 4 // behind the tuple and the action
-	return fx.d.reasons[binary.NativeEndian.Uint32(opts.DataOut[reasonAt:])]
-}
-
 // fromClient is a packet of the client to VIP:80.
 func (fx *fixture) fromClient(proto uint8, flags uint8) dptest.Packet {
-	p := dptest.Packet{Src: fx.at("client", 40000), Dst: fx.at("vip", 80), Proto: proto, Flags: flags, Payload: []byte("hello"), DF: true}
+	p := dptest.Packet{Src: fx.at("client", 40000), Dst: fx.at("vip", 80), Proto: proto, Flags: flags,
+		Payload: []byte("hello"), DF: true}
 	if proto == dptest.TCP {
 		p.Seq, p.Ack = 1000, 5001
 	}
@@ -344,7 +234,8 @@ func (fx *fixture) fromClient(proto uint8, flags uint8) dptest.Packet {
 
 // reply is a packet of the backend to which the last one went.
 func (fx *fixture) reply(flags uint8) dptest.Packet {
-	return dptest.Packet{Src: fx.last.Dst, Dst: fx.last.Src, Proto: fx.last.Proto, Flags: flags, Seq: 5000, Ack: 1001, Payload: []byte("answer")}
+	return dptest.Packet{Src: fx.last.Dst, Dst: fx.last.Src, Proto: fx.last.Proto, Flags: flags, Seq: 5000, Ack: 1001,
+		Payload: []byte("answer")}
 }
 
 // each runs f for every hook and family.
@@ -380,7 +271,8 @@ func (fx *fixture) addressesSettled() {
 	fx.t.Helper()
 	fx.do(func() error {
 		_, err := lab.Until(fx.t.Context(), 10*time.Second, "the addresses have routes", func() error {
-			routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Table: unix.RT_TABLE_LOCAL}, netlink.RT_FILTER_TABLE)
+			local := &netlink.Route{Table: unix.RT_TABLE_LOCAL}
+			routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, local, netlink.RT_FILTER_TABLE)
 			if err != nil {
 				return err
 			}
@@ -391,7 +283,8 @@ func (fx *fixture) addressesSettled() {
 			linkLocal := false
 			for _, a := range addrs {
 				linkLocal = linkLocal || a.IP.IsLinkLocalUnicast()
-				if !slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.Type == unix.RTN_LOCAL && r.Dst.IP.Equal(a.IP) }) {
+				toIt := func(r netlink.Route) bool { return r.Type == unix.RTN_LOCAL && r.Dst.IP.Equal(a.IP) }
+				if !slices.ContainsFunc(routes, toIt) {
 					return fmt.Errorf("%s has no route", a.IP)
 				}
 			}

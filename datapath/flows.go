@@ -28,7 +28,7 @@ func (d *Datapath) Flows(ctx context.Context, want lb.FlowFilter) (flows []lb.Fl
 		}
 		s := toStatus(k, f, now)
 		s.Service = service[f.Frontend]
-		if oneWay(f) {
+		if isDSR(f) {
 			s.Backend = backends[f.Backend]
 		}
 		if !want.Match(s) {
@@ -52,7 +52,7 @@ func toStatus(k syFlowKey, f syFlow, now time.Duration) lb.FlowStatus {
 		Forward: decodeMethod(syMethod(f.Method)), State: flowStates[syFlowState(f.State)],
 		Idle: max(0, now-time.Duration(f.Seen)).Seconds(),
 	}
-	if !oneWay(f) {
+	if !isDSR(f) {
 		s.Source = netip.AddrPortFrom(fromAddr(f.T.Src), swap(f.T.Sport))
 		s.Backend = netip.AddrPortFrom(fromAddr(f.T.Dst), swap(f.T.Dport))
 	}

@@ -35,7 +35,7 @@ func (fx *fixture) flows() map[syFlowKey]syFlow {
 }
 
 // A restart keeps flows and ids, and forwarding continues.
-func TestRestartKeepsEverything(t *testing.T) {
+func TestRestartKeepsFlowsAndIDs(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		established(fx)
@@ -92,9 +92,9 @@ func TestFlowsOfADownBackendEnd(t *testing.T) {
 		fx := newFixture(t, h, v6, nil)
 		established(fx)
 		plan := *fx.service(lb.TCP, "b1", "b2")
-		dead := fx.last.Dst
-		plan.Targets = slices.DeleteFunc(slices.Clone(plan.Targets), func(x lb.Target) bool { return x.Addr == dead })
-		plan.Table, plan.Down = lb.Maglev(plan.Targets, lb.TableSize(1)), append(plan.Down, dead)
+		down := fx.last.Dst
+		plan.Targets = slices.DeleteFunc(slices.Clone(plan.Targets), func(x lb.Target) bool { return x.Addr == down })
+		plan.Table, plan.Down = lb.Maglev(plan.Targets, lb.TableSize(1)), append(plan.Down, down)
 		fx.apply(lb.Delta{Put: []*lb.FrontendPlan{&plan}})
 		fx.end()
 		if n := len(fx.flows()); n != 0 {
@@ -103,7 +103,7 @@ func TestFlowsOfADownBackendEnd(t *testing.T) {
 		if r := fx.run(tcp(dptest.ACK)(fx).Frame()); r.reason != "no_flow" || r.out.Flags&dptest.RST == 0 {
 			t.Errorf("the client's next packet: %s, %+v; want a reset", r.reason, r.out)
 		}
-		if r := fx.run(tcp(dptest.SYN)(fx).Frame()); r.out.Dst == dead {
+		if r := fx.run(tcp(dptest.SYN)(fx).Frame()); r.out.Dst == down {
 			t.Errorf("a new flow went to the backend that is down")
 		}
 	})
@@ -125,13 +125,13 @@ func TestFlowsOfARemovedBackendContinue(t *testing.T) {
 	}
 	fx.do(func() error { fx.d.gc.expire(context.Background()); return nil })
 	if fx.d.services.backends.byAddr[before] == nil {
-		t.Error("the id of a backend with flows was given back")
+		t.Error("the id of a backend with flows was released")
 	}
 	fx.run(fx.reply(dptest.RST).Frame())
 	fx.d.gc.limits.Closed = -time.Second
 	fx.do(func() error { fx.d.gc.expire(context.Background()); return nil })
 	if fx.d.services.backends.byAddr[before] != nil {
-		t.Error("the id of a backend without plan and flows was not given back")
+		t.Error("the id of a backend without plan and flows was not released")
 	}
 }
 
@@ -145,7 +145,7 @@ func TestFlowsEndWithTheirFrontend(t *testing.T) {
 		t.Errorf("%d entries are left", n)
 	}
 	if r := fx.run(tcp(dptest.SYN)(fx).Frame()); r.did != "passed" {
-		t.Errorf("to an address that is ours no more: %s", r.did)
+		t.Errorf("to the address of a removed frontend: %s", r.did)
 	}
 	if n := len(fx.d.services.free); n != maxFrontends {
 		t.Errorf("%d free ids; want %d", n, maxFrontends)
@@ -204,7 +204,10 @@ func TestListOfFlows(t *testing.T) {
 		for _, x := range []struct {
 			filter lb.FlowFilter
 			want   int
-		}{{lb.FlowFilter{}, 20}, {lb.FlowFilter{Limit: 5}, 5}, {lb.FlowFilter{State: lb.FlowHalfOpen}, 19}, {lb.FlowFilter{Service: "other"}, 0}} {
+		}{
+			{lb.FlowFilter{}, 20}, {lb.FlowFilter{Limit: 5}, 5},
+			{lb.FlowFilter{State: lb.FlowHalfOpen}, 19}, {lb.FlowFilter{Service: "other"}, 0},
+		} {
 			if got := len(list(x.filter)); got != x.want {
 				t.Errorf("%+v: %d flows; want %d", x.filter, got, x.want)
 			}
@@ -218,7 +221,8 @@ func TestListOfFlows(t *testing.T) {
 			t.Errorf("idle %f s, source %s; want %s", f.Idle, f.Source, fx.last.Src)
 		}
 		f.Idle, f.Source = 0, netip.AddrPort{}
-		want := lb.FlowStatus{Service: "web", Client: open.Src, Address: fx.addr("vip"), Port: 80, Protocol: lb.TCP, Backend: fx.at("b1", 8080), Forward: lb.MethodNAT, State: lb.FlowEstablished}
+		want := lb.FlowStatus{Service: "web", Client: open.Src, Address: fx.addr("vip"), Port: 80, Protocol: lb.TCP,
+			Backend: fx.at("b1", 8080), Forward: lb.MethodNAT, State: lb.FlowEstablished}
 		if f != want {
 			t.Errorf("%+v; want %+v", f, want)
 		}
@@ -226,7 +230,8 @@ func TestListOfFlows(t *testing.T) {
 		fx.tunnelTo(lb.TCP, nil, 21)
 		fx.went(fx.on(3, dptest.TCP, dptest.SYN))
 		fx.went(fx.on(3, dptest.TCP, dptest.ACK))
-		if flows := list(lb.FlowFilter{}); len(flows) != 1 || flows[0].Forward != lb.MethodTunnel || flows[0].Backend != fx.at("b1", 80) {
+		if flows := list(lb.FlowFilter{}); len(flows) != 1 || flows[0].Forward != lb.MethodTunnel ||
+			flows[0].Backend != fx.at("b1", 80) {
 			t.Errorf("by tunnel: %+v", flows)
 		}
 	})

@@ -14,7 +14,8 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 )
 
-var fuzzFor = flag.Duration("fuzzfor", 30*time.Second, "how long each hook and family gets random packets; a second with -short")
+var fuzzFor = flag.Duration("fuzzfor", 30*time.Second,
+	"how long each hook and family gets random packets; a second with -short")
 
 // Truncated headers are dropped, at every length.
 func TestMalformedFrames(t *testing.T) {
@@ -44,13 +45,16 @@ func TestRandomFrames(t *testing.T) {
 		seed := uint64(time.Now().UnixNano())
 		rnd := rand.New(rand.NewPCG(seed, 2))
 		var corpus [][]byte
-		for _, make := range []func(*fixture) dptest.Packet{aTunnel("router"), aTunnel("stranger"), icmp(8, 128), icmp(13, 135)} {
+		for _, make := range []func(*fixture) dptest.Packet{
+			tunnelFrom("router"), tunnelFrom("unknown"), icmp(8, 128), icmp(13, 135),
+		} {
 			corpus = append(corpus, make(m.fx).Frame())
 		}
 		for range 300 {
 			corpus = append(corpus, m.packet(rnd).Frame())
 		}
-		corpus = append(corpus, dptest.Packet{Src: m.fx.at("client", 1), Dst: m.fx.at("vip", 91), Proto: dptest.UDP, Payload: make([]byte, 400)}.Fragments(7, 200)...)
+		corpus = append(corpus, dptest.Packet{Src: m.fx.at("client", 1), Dst: m.fx.at("vip", 91), Proto: dptest.UDP,
+			Payload: make([]byte, 400)}.Fragments(7, 200)...)
 		end := time.Now().Add(*fuzzFor)
 		if testing.Short() {
 			end = time.Now().Add(time.Second)

@@ -199,18 +199,18 @@ func (g *flowGC) expired(k syFlowKey, f syFlow, now time.Duration) bool {
 	case k.Proto == unix.IPPROTO_UDP:
 		limit = g.limits.UDP
 	}
-	if f.State == uint8(syFlowStateFLOW_ESTABLISHED) && oneWay(f) {
+	if f.State == uint8(syFlowStateFLOW_ESTABLISHED) && isDSR(f) {
 		limit *= 4
 	}
 	return now-time.Duration(f.Seen) > limit
 }
 
-// oneWay reports whether a flow is by direct return: it has only one entry.
-func oneWay(f syFlow) bool { return f.Method != uint8(syMethodMETHOD_NAT) }
+// isDSR reports whether a flow is by direct return: it has only one entry.
+func isDSR(f syFlow) bool { return f.Method != uint8(syMethodMETHOD_NAT) }
 
 // reverseExpired reports whether the reverse direction is expired or missing, or belongs to a newer flow of the client.
 func (g *flowGC) reverseExpired(k syFlowKey, f syFlow, now time.Duration) bool {
-	if oneWay(f) {
+	if isDSR(f) {
 		return true
 	}
 	other := reverseKey(k, f)
@@ -227,7 +227,7 @@ func (g *flowGC) reverseExpired(k syFlowKey, f syFlow, now time.Duration) bool {
 func (g *flowGC) remove(m *ebpf.Map, k syFlowKey, f syFlow) {
 	other := reverseKey(k, f)
 	var t syFlow
-	if !oneWay(f) && m.Lookup(&other, &t) == nil && reverseKey(other, t) == k {
+	if !isDSR(f) && m.Lookup(&other, &t) == nil && reverseKey(other, t) == k {
 		if err := ignoreMissing(m.Delete(&other)); err != nil {
 			g.log.Debug("flow not removed", "err", err)
 		}

@@ -11,33 +11,34 @@ import (
 
 // With a million flows, a walk removes the expired ones, keeps the others, and uses a part of one CPU.
 func TestGarbageCollectionOfAMillionFlows(t *testing.T) {
-	const million, silent = 1_000_000, 1000
+	const million, idle = 1_000_000, 1000
 	fx := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = million })
-	fillFlows(t, fx.d.objects.SyFlows, million, silent)
+	fillFlows(t, fx.d.objects.SyFlows, million, idle)
 	cpu, start := cpuTime(), time.Now()
 	fx.d.gc.expire(context.Background())
 	cpu, took := cpuTime()-cpu, time.Since(start)
 	t.Logf("a walk through %d entries took %s, of which %s on a CPU", 2*million, took, cpu)
-	if c := fx.d.gc.counts(); c.Established != million-silent {
-		t.Errorf("%d flows were counted; want %d", c.Established, million-silent)
+	if c := fx.d.gc.counts(); c.Established != million-idle {
+		t.Errorf("%d flows were counted; want %d", c.Established, million-idle)
 	}
 	if cpu > took*3/4 {
 		t.Errorf("the walk took %s of %s: that is no pause", cpu, took)
 	}
 	fx.d.gc.expire(context.Background())
-	if c := fx.d.gc.counts(); c.Established != million-silent {
-		t.Errorf("%d flows are left; want %d", c.Established, million-silent)
+	if c := fx.d.gc.counts(); c.Established != million-idle {
+		t.Errorf("%d flows are left; want %d", c.Established, million-idle)
 	}
 }
 
-// fillFlows puts flows with both directions into a table; the first `silent` of them are expired.
-func fillFlows(t *testing.T, m *ebpf.Map, flows, silent int) {
+// fillFlows puts flows with both directions into a table; the first `idle` of them are expired.
+func fillFlows(t *testing.T, m *ebpf.Map, flows, idle int) {
 	t.Helper()
 	const at = 10_000
 	keys, values := make([]syFlowKey, 0, 2*at), make([]syFlow, 0, 2*at)
 	for i := range flows {
-		f := syFlow{State: uint8(syFlowStateFLOW_ESTABLISHED), Method: uint8(syMethodMETHOD_NAT), Seen: uint64(uptime())}
-		if i < silent {
+		f := syFlow{State: uint8(syFlowStateFLOW_ESTABLISHED), Method: uint8(syMethodMETHOD_NAT),
+			Seen: uint64(uptime())}
+		if i < idle {
 			f.Seen = 0
 		}
 		k := syFlowKey{Proto: unix.IPPROTO_UDP}

@@ -77,7 +77,8 @@ func toRangeKeys(f lb.Frontend) (keys []syRangeKey) {
 // fromRangeKey returns the part of a range that a key covers.
 func fromRangeKey(k syRangeKey) lb.Frontend {
 	first := swap(k.Port)
-	return lb.Frontend{VIP: fromAddr(k.Vip), Port: first, Last: first + 1<<(rangeBits+16-k.Prefix) - 1, Protocol: lb.Protocol(swap(k.Proto))}
+	last := first + 1<<(rangeBits+16-k.Prefix) - 1
+	return lb.Frontend{VIP: fromAddr(k.Vip), Port: first, Last: last, Protocol: lb.Protocol(swap(k.Proto))}
 }
 
 // toAllowKey is the key of a source prefix that may open flows of a frontend.

@@ -24,7 +24,8 @@ func (fx *fixture) pinForeignXDP() (id link.ID) {
 			return err
 		}
 		prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-			Name: "foreign", Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}, // XDP_PASS
+			Name: "foreign", Type: ebpf.XDP, License: "GPL",
+			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}, // XDP_PASS
 		})
 		if err != nil {
 			return err

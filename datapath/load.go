@@ -23,9 +23,11 @@ func load(o Options, dir string) (_ *syObjects, tableSpec *ebpf.MapSpec, err err
 	}
 	for name, value := range map[string]any{
 		"snat_first": o.SNATPorts[0], "snat_last": o.SNATPorts[1], "no_xdp_tx": anyVeth(o.Interfaces),
-		"tunnel_port": o.TunnelPort, "local_delivery": truth(o.Delivers), "tunnel_decap": truth(o.Delivers || len(o.TunnelSources) > 0),
+		"tunnel_port": o.TunnelPort, "tunnel_decap": truth(o.Delivers || len(o.TunnelSources) > 0),
+		"local_delivery":    truth(o.Delivers),
 		"timeout_half_open": uint64(o.Timeouts.HalfOpen), "timeout_established": uint64(o.Timeouts.Established),
-		"timeout_closing": uint64(o.Timeouts.Closing), "timeout_closed": uint64(o.Timeouts.Closed), "timeout_udp": uint64(o.Timeouts.UDP),
+		"timeout_closing": uint64(o.Timeouts.Closing), "timeout_closed": uint64(o.Timeouts.Closed),
+		"timeout_udp": uint64(o.Timeouts.UDP),
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			return nil, nil, fmt.Errorf("set %s: %w", name, err)

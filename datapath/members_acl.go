@@ -18,7 +18,8 @@ type frontendEntries struct {
 
 // openFrontendEntries reads the entries of an earlier agent.
 func openFrontendEntries(o *syObjects) (*frontendEntries, error) {
-	s := &frontendEntries{objects: o, allowed: map[uint32]map[syAllowKey]bool{}, members: map[uint32]map[syMemberKey]uint32{}}
+	s := &frontendEntries{objects: o, allowed: map[uint32]map[syAllowKey]bool{},
+		members: map[uint32]map[syMemberKey]uint32{}}
 	var ak syAllowKey
 	var mk syMemberKey
 	var n uint32

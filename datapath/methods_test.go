@@ -11,7 +11,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Rows for the other methods than nat, for allow lists and affinity, and for edge cases of protocols.
+// This file has the states, packets and checks of methodRows.
 
 func dsr(fx *fixture)  { fx.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }, "b1", "b2") }
 func ipip(fx *fixture) { fx.serve(tunnel(lb.EncapIPIP), "b1", "b2") }
@@ -31,7 +31,8 @@ func crossed(e lb.Encap) func(*fixture) {
 				other = v4
 			}
 			for _, b := range []string{"b1", "b2"} {
-				s.Ports[0].Backends = append(s.Ports[0].Backends, lb.Backend{Addr: netip.MustParseAddr(other[b]), Weight: 1})
+				s.Ports[0].Backends = append(s.Ports[0].Backends,
+					lb.Backend{Addr: netip.MustParseAddr(other[b]), Weight: 1})
 			}
 		})
 	}
@@ -39,7 +40,9 @@ func crossed(e lb.Encap) func(*fixture) {
 
 func inTurn(method lb.Method) func(*fixture) {
 	return func(fx *fixture) {
-		fx.serve(func(s *lb.Service) { s.Method, s.Encap, s.Algorithm = method, lb.EncapGUE, lb.AlgorithmRoundRobin }, "b1", "b2")
+		fx.serve(func(s *lb.Service) {
+			s.Method, s.Encap, s.Algorithm = method, lb.EncapGUE, lb.AlgorithmRoundRobin
+		}, "b1", "b2")
 	}
 }
 
@@ -50,7 +53,7 @@ func untouched(_ *fixture, in, out dptest.Packet) error {
 }
 
 // tunnelled checks that the packet is encapsulated, from our address to a backend.
-func tunnelled(proto ...uint8) func(fx *fixture, in, out dptest.Packet) error {
+func tunnelled(proto ...uint8) checkFunc {
 	return func(fx *fixture, in, out dptest.Packet) error {
 		src, dst := out.Src.Addr(), out.Dst.Addr()
 		is := func(a netip.Addr, names ...string) bool {
@@ -61,7 +64,8 @@ func tunnelled(proto ...uint8) func(fx *fixture, in, out dptest.Packet) error {
 			}
 			return false
 		}
-		if out.Inner == nil || !is(src, "box") || !is(dst, "b1", "b2") || !bytes.Contains(proto, []byte{out.Proto}) || out.TTL != 64 {
+		if out.Inner == nil || !is(src, "self") || !is(dst, "b1", "b2") ||
+			!bytes.Contains(proto, []byte{out.Proto}) || out.TTL != 64 {
 			return fmt.Errorf("sent as %+v", out)
 		}
 		if out.Proto == dptest.UDP && (out.Dst.Port() != 6090 || out.Src.Port() < 0xc000) {
@@ -72,7 +76,7 @@ func tunnelled(proto ...uint8) func(fx *fixture, in, out dptest.Packet) error {
 }
 
 // sameServer checks that a packet is sent to the server of the packet before.
-func sameServer(state func(*fixture), first func(*fixture) dptest.Packet) (func(*fixture), func(*fixture, dptest.Packet, dptest.Packet) error) {
+func sameServer(state func(*fixture), first func(*fixture) dptest.Packet) (func(*fixture), checkFunc) {
 	var went []byte
 	return func(fx *fixture) {
 			state(fx)
@@ -95,39 +99,41 @@ func server(r result) []byte {
 	return r.frame[:6]
 }
 
-// aTunnel is a packet of a peer's tunnel to us, with a packet inside for an address that we have beside those of the
-// uplink.
-func aTunnel(from string) func(*fixture) dptest.Packet { return aTunnelFor("home", from) }
+// tunnelFrom is a tunnel packet to this node whose inner destination is an address of lo.
+func tunnelFrom(from string) func(*fixture) dptest.Packet { return tunnelFor("loopback", from) }
 
-func aTunnelFor(to, from string) func(*fixture) dptest.Packet {
+func tunnelFor(to, from string) func(*fixture) dptest.Packet {
 	return func(fx *fixture) dptest.Packet {
 		inner := fx.fromClient(dptest.TCP, dptest.SYN)
 		inner.Dst = fx.at(to, 80)
-		return dptest.Packet{Src: fx.at(from, 50000), Dst: fx.at("box", 6090), Proto: dptest.UDP, Payload: dptest.GUE(inner)}
+		return dptest.Packet{Src: fx.at(from, 50000), Dst: fx.at("self", 6090), Proto: dptest.UDP,
+			Payload: dptest.GUE(inner)}
 	}
 }
 
-func takenOut(fx *fixture, in, out dptest.Packet) error {
+func decapsulated(fx *fixture, in, out dptest.Packet) error {
 	want, err := dptest.Parse(in.Frame())
 	if err != nil {
 		return err
 	}
-	return wrong(want.Inner == nil || fmt.Sprintf("%+v", *want.Inner) != fmt.Sprintf("%+v", out), "came out as\n%+v; want\n%+v", out, want.Inner)
+	return wrong(want.Inner == nil || fmt.Sprintf("%+v", *want.Inner) != fmt.Sprintf("%+v", out),
+		"became\n%+v; want\n%+v", out, want.Inner)
 }
 
-func ends(o *Options) {
+func acceptTunnels(o *Options) {
 	o.TunnelSources = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")}
 }
 
 // tooBig checks for the ICMP error with this MTU.
-func tooBig(mtu uint32) func(fx *fixture, in, out dptest.Packet) error {
+func tooBig(mtu uint32) checkFunc {
 	return func(fx *fixture, in, out dptest.Packet) error {
 		wantType, wantCode, n := uint8(3), uint8(4), 28
 		if fx.v6 {
 			wantType, wantCode, n = 2, 0, 48
 		}
-		ok := out.Src.Addr() == in.Dst.Addr() && out.Dst.Addr() == in.Src.Addr() && out.Type == wantType && out.Code == wantCode &&
-			out.Rest == mtu && bytes.Equal(out.Payload, in.Frame()[14:14+n])
+		ok := out.Src.Addr() == in.Dst.Addr() && out.Dst.Addr() == in.Src.Addr() &&
+			out.Type == wantType && out.Code == wantCode && out.Rest == mtu &&
+			bytes.Equal(out.Payload, in.Frame()[14:14+n])
 		return wrong(!ok, "answered with %+v; want MTU %d", out, mtu)
 	}
 }
@@ -136,7 +142,8 @@ func tooBig(mtu uint32) func(fx *fixture, in, out dptest.Packet) error {
 func icmpError(from string, about func(fx *fixture) dptest.Packet) func(*fixture) dptest.Packet {
 	return func(fx *fixture) dptest.Packet {
 		q := about(fx)
-		p := dptest.Packet{Src: fx.at(from, 0), Dst: netip.AddrPortFrom(q.Src.Addr(), 0), Proto: dptest.ICMP, Type: 3, Code: 4, Rest: 1400}
+		p := dptest.Packet{Src: fx.at(from, 0), Dst: netip.AddrPortFrom(q.Src.Addr(), 0), Proto: dptest.ICMP,
+			Type: 3, Code: 4, Rest: 1400}
 		n := 28
 		if fx.v6 {
 			p.Proto, p.Type, p.Code, n = dptest.ICMPv6, 2, 0, 48
@@ -150,11 +157,12 @@ func lastSent(fx *fixture) dptest.Packet { return fx.last }
 
 // toTheClient is a packet of a server to the client, as the client receives it.
 func toTheClient(fx *fixture) dptest.Packet {
-	return dptest.Packet{Src: fx.at("vip", 80), Dst: fx.at("client", 40000), Proto: dptest.TCP, Flags: dptest.ACK, Seq: 5001, Ack: 1001, Payload: []byte("answer")}
+	return dptest.Packet{Src: fx.at("vip", 80), Dst: fx.at("client", 40000), Proto: dptest.TCP, Flags: dptest.ACK,
+		Seq: 5001, Ack: 1001, Payload: []byte("answer")}
 }
 
 // errorFor checks that an ICMP error was translated: its addresses, and the quoted ports.
-func errorFor(from, to string, quoted func(fx *fixture) (src, dst netip.AddrPort)) func(*fixture, dptest.Packet, dptest.Packet) error {
+func errorFor(from, to string, quoted func(fx *fixture) (src, dst netip.AddrPort)) checkFunc {
 	return func(fx *fixture, in, out dptest.Packet) error {
 		src, dst := quoted(fx)
 		ip := out.Payload
@@ -166,9 +174,10 @@ func errorFor(from, to string, quoted func(fx *fixture) (src, dst netip.AddrPort
 		}
 		qs, _ := netip.AddrFromSlice(ip[head-2*len(src.Addr().AsSlice()) : head-len(src.Addr().AsSlice())])
 		qd, _ := netip.AddrFromSlice(ip[head-len(src.Addr().AsSlice()) : head])
-		got := fmt.Sprint(netip.AddrPortFrom(qs, uint16(ip[head])<<8|uint16(ip[head+1])), netip.AddrPortFrom(qd, uint16(ip[head+2])<<8|uint16(ip[head+3])))
-		ok := out.Src.Addr() == fx.addr(from) && out.Dst.Addr() == fx.addr(to) && out.Type == in.Type && out.Code == in.Code && out.Rest == in.Rest &&
-			got == fmt.Sprint(src, dst)
+		got := fmt.Sprint(netip.AddrPortFrom(qs, uint16(ip[head])<<8|uint16(ip[head+1])),
+			netip.AddrPortFrom(qd, uint16(ip[head+2])<<8|uint16(ip[head+3])))
+		ok := out.Src.Addr() == fx.addr(from) && out.Dst.Addr() == fx.addr(to) &&
+			out.Type == in.Type && out.Code == in.Code && out.Rest == in.Rest && got == fmt.Sprint(src, dst)
 		return wrong(!ok, "became %+v, quoting %s; want %s", out, got, fmt.Sprint(src, dst))
 	}
 }
@@ -179,25 +188,27 @@ func asServer(fx *fixture) (src, dst netip.AddrPort) { return fx.last.Dst, fx.la
 // sctp is a packet of the client with one chunk.
 func sctp(chunk uint8, tag uint32) func(*fixture) dptest.Packet {
 	return func(fx *fixture) dptest.Packet {
-		return dptest.Packet{Src: fx.at("client", 40000), Dst: fx.at("vip", 80), Proto: dptest.SCTP, Type: chunk, Ack: tag, Seq: 7, Payload: []byte("chunk.")}
+		return dptest.Packet{Src: fx.at("client", 40000), Dst: fx.at("vip", 80), Proto: dptest.SCTP, Type: chunk,
+			Ack: tag, Seq: 7, Payload: []byte("chunk.")}
 	}
 }
 
 func sctpReply(chunk uint8) func(*fixture) dptest.Packet {
 	return func(fx *fixture) dptest.Packet {
-		return dptest.Packet{Src: fx.last.Dst, Dst: fx.last.Src, Proto: dptest.SCTP, Type: chunk, Ack: 7, Seq: 99, Payload: []byte("answer")}
+		return dptest.Packet{Src: fx.last.Dst, Dst: fx.last.Src, Proto: dptest.SCTP, Type: chunk, Ack: 7, Seq: 99,
+			Payload: []byte("answer")}
 	}
 }
 
-func phones(fx *fixture) { fx.service(lb.SCTP, "b1", "b2") }
+func sctpService(fx *fixture) { fx.service(lb.SCTP, "b1", "b2") }
 
 func tagged(p *dptest.Packet) { p.Tags = []uint16{42} }
 
 var (
-	dsrAgain, dsrSame = sameServer(inTurn(lb.MethodDSR), tcp(dptest.SYN))
-	gueAgain, gueSame = sameServer(inTurn(lb.MethodTunnel), tcp(dptest.SYN))
-	loyal, loyalSame  = sameServer(func(fx *fixture) { fx.serve(sticky, "b1", "b2") }, tcp(dptest.SYN))
-	sctpKnown         = with(phones, sctp(1, 0), sctpReply(2), sctp(10, 99))
+	dsrAgain, dsrSame       = sameServer(inTurn(lb.MethodDSR), tcp(dptest.SYN))
+	gueAgain, gueSame       = sameServer(inTurn(lb.MethodTunnel), tcp(dptest.SYN))
+	stickyAgain, stickySame = sameServer(func(fx *fixture) { fx.serve(sticky, "b1", "b2") }, tcp(dptest.SYN))
+	sctpEstablished         = with(sctpService, sctp(1, 0), sctpReply(2), sctp(10, 99))
 )
 
 func sticky(s *lb.Service) { s.Affinity, s.Algorithm = time.Hour, lb.AlgorithmRoundRobin }
@@ -218,118 +229,23 @@ func only(prefix string) func(*fixture) {
 }
 
 func manyPorts(fx *fixture) {
-	fx.serve(func(s *lb.Service) { s.Ports[0].Port = lb.Port{Port: 8001, Last: 8999, Target: 9001, Protocol: lb.TCP} }, "b1")
+	fx.serve(func(s *lb.Service) {
+		s.Ports[0].Port = lb.Port{Port: 8001, Last: 8999, Target: 9001, Protocol: lb.TCP}
+	}, "b1")
 }
 
 func toPort(port uint16) func(*fixture) dptest.Packet {
 	return change(tcp(dptest.SYN), func(fx *fixture, p *dptest.Packet) { p.Dst = fx.at("vip", port) })
 }
 
-func atPort(port uint16) func(fx *fixture, in, out dptest.Packet) error {
+func atPort(port uint16) checkFunc {
 	return func(_ *fixture, _, out dptest.Packet) error {
 		return wrong(out.Dst.Port() != port, "went to %s; want port %d", out.Dst, port)
 	}
 }
 
-var moreRows = []row{
-	{name: "dsr", state: dsr, in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: untouched},
-	{name: "dsr, UDP", state: func(fx *fixture) {
-		fx.serve(func(s *lb.Service) { s.Method, s.Ports[0].Protocol = lb.MethodDSR, lb.UDP }, "b1", "b2")
-	}, in: udp, did: "sent", reason: "forwarded", check: untouched},
-	{name: "dsr, in turn: a flow keeps its server", state: dsrAgain, in: tcp(dptest.ACK), did: "sent", reason: "forwarded", check: dsrSame},
-	{name: "dsr, in turn: no flow", state: inTurn(lb.MethodDSR), in: tcp(dptest.ACK), did: "sent", reason: "no_flow", check: aReset},
-	{name: "dsr behind a router", state: func(fx *fixture) { fx.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }, "far") }, in: tcp(dptest.SYN), did: "dropped", reason: "not_on_link"},
-	{name: "dsr without a backend", state: func(fx *fixture) { fx.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }) }, in: tcp(dptest.SYN), did: "sent", reason: "no_backend", check: aReset},
-	{name: "ipip", state: ipip, in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: tunnelled(dptest.IPIP, dptest.IPv6)},
-	{name: "ipip, the other family", state: crossed(lb.EncapIPIP), in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: tunnelled(dptest.IPIP, dptest.IPv6)},
-	{name: "gue", state: gue, in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
-	{name: "gue, the other family", state: crossed(lb.EncapGUE), in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
-	{name: "gue, in turn: a flow keeps its server", state: gueAgain, in: tcp(dptest.ACK), did: "sent", reason: "forwarded", check: gueSame},
-	{name: "gue to a server behind a router", state: func(fx *fixture) { fx.serve(tunnel(lb.EncapGUE), "far") }, in: tcp(dptest.SYN), did: "sent", reason: "forwarded"},
-	{name: "gue, TTL runs out", state: gue, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { p.TTL = 1 }), did: "dropped", reason: "ttl_expired"},
-	{name: "gue, too big for the tunnel", state: gue, in: change(tcp(dptest.ACK), func(_ *fixture, p *dptest.Packet) { p.Payload = make([]byte, 1440) }), did: "sent", reason: "too_big", check: func(fx *fixture, in, out dptest.Packet) error {
-		if fx.v6 {
-			return tooBig(1500-52)(fx, in, out)
-		}
-		return tooBig(1500-32)(fx, in, out)
-	}},
-	{name: "a router told the MTU of a tunnel's way", state: gue, in: func(fx *fixture) dptest.Packet {
-		r := fx.run(tcp(dptest.SYN)(fx).Frame())
-		return icmpError("router", func(*fixture) dptest.Packet {
-			x := r.out
-			x.Payload, x.Inner = make([]byte, 64), nil
-			return x
-		})(fx)
-	}, did: "passed", reason: "pmtu_learned", check: nil},
-	{name: "smaller than that MTU from now on", state: func(fx *fixture) {
-		gue(fx)
-		for _, b := range []string{"b1", "b2"} {
-			err := fx.d.objects.SyPmtu.Put(toAddr(fx.addr(b)), syPmtu{Seen: uint64(uptime()), Mtu: 1400})
-			if err != nil {
-				fx.t.Fatal(err)
-			}
-		}
-	}, in: change(tcp(dptest.ACK), func(_ *fixture, p *dptest.Packet) { p.Payload = make([]byte, 1340) }), did: "sent", reason: "too_big", check: func(fx *fixture, in, out dptest.Packet) error {
-		if fx.v6 {
-			return tooBig(1400-52)(fx, in, out)
-		}
-		return tooBig(1400-32)(fx, in, out)
-	}},
-	{name: "out of a tunnel", state: web, in: aTunnel("router"), did: "passed", reason: "decapsulated", check: takenOut, option: ends},
-	{name: "out of a tunnel, and not for us", state: web, in: aTunnelFor("elsewhere", "router"), did: "dropped", reason: "decap_not_local", option: ends},
-	{name: "a tunnel of a stranger", state: web, in: aTunnel("stranger"), did: "dropped", reason: "unknown_tunnel_source", option: ends},
-	{name: "a tunnel, and none may end here", state: web, in: aTunnel("router"), did: "passed", reason: "not_ours"},
-	{name: "a tunnel with rubbish", state: web, in: change(aTunnel("router"), func(_ *fixture, p *dptest.Packet) { p.Payload[0] = 0xff }), did: "dropped", reason: "malformed", option: ends},
-
-	{name: "allowed", state: only("192.0.2.0/24"), in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: sentOn},
-	{name: "not allowed", state: only("10.0.0.0/8"), in: tcp(dptest.SYN), did: "dropped", reason: "not_allowed"},
-	{name: "allowed for the other family only", state: func(fx *fixture) {
-		fx.serve(func(s *lb.Service) {
-			s.Allow = []netip.Prefix{netip.MustParsePrefix(map[bool]string{true: "0.0.0.0/0", false: "::/0"}[fx.v6])}
-		}, "b1", "b2")
-	}, in: tcp(dptest.SYN), did: "dropped", reason: "not_allowed"},
-	{name: "not allowed, ping", state: only("10.0.0.0/8"), in: icmp(8, 128), did: "sent", reason: "echo_reply"},
-	{name: "affinity", state: loyal, in: change(tcp(dptest.SYN), func(fx *fixture, p *dptest.Packet) { p.Src = fx.at("client", 40001) }), did: "sent", reason: "forwarded", check: loyalSame},
-
-	{name: "first port of a range", state: manyPorts, in: toPort(8001), did: "sent", reason: "forwarded", check: atPort(9001)},
-	{name: "a port in a range", state: manyPorts, in: toPort(8555), did: "sent", reason: "forwarded", check: atPort(9555)},
-	{name: "last port of a range", state: manyPorts, in: toPort(8999), did: "sent", reason: "forwarded", check: atPort(9999)},
-	{name: "before a range", state: manyPorts, in: toPort(8000), did: "sent", reason: "no_frontend", check: aReset},
-	{name: "behind a range", state: manyPorts, in: toPort(9000), did: "sent", reason: "no_frontend", check: aReset},
-
-	{name: "SCTP opens", state: phones, in: sctp(1, 0), did: "sent", reason: "forwarded", check: sentOn},
-	{name: "SCTP answer", state: with(phones, sctp(1, 0)), in: sctpReply(2), did: "sent", reason: "forwarded", check: toClient},
-	{name: "SCTP with the right tag establishes", state: with(phones, sctp(1, 0), sctpReply(2)), in: sctp(10, 99), did: "sent", reason: "forwarded", check: isEstablished},
-	{name: "SCTP with another tag does not", state: with(phones, sctp(1, 0), sctpReply(2)), in: sctp(10, 98), did: "dropped", reason: "bad_ack"},
-	{name: "SCTP goes on", state: sctpKnown, in: sctp(0, 99), did: "sent", reason: "forwarded", check: sentOn},
-	{name: "SCTP ends", state: sctpKnown, in: sctp(6, 99), did: "sent", reason: "forwarded", check: isClosed},
-	{name: "SCTP of no association", state: phones, in: sctp(0, 99), did: "sent", reason: "no_flow", check: unreachable},
-	{name: "SCTP abort of no association", state: phones, in: sctp(6, 99), did: "dropped", reason: "no_flow"},
-	{name: "SCTP by dsr", state: func(fx *fixture) {
-		fx.serve(func(s *lb.Service) { s.Method, s.Ports[0].Protocol = lb.MethodDSR, lb.SCTP }, "b1", "b2")
-	}, in: sctp(1, 0), did: "sent", reason: "forwarded", check: untouched},
-	{name: "SCTP by gue", state: func(fx *fixture) {
-		fx.serve(func(s *lb.Service) { tunnel(lb.EncapGUE)(s); s.Ports[0].Protocol = lb.SCTP }, "b1", "b2")
-	}, in: sctp(1, 0), did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
-
-	{name: "error of a router about a packet to a server", state: established, in: icmpError("router", lastSent), did: "sent", reason: "forwarded", check: errorFor("vip", "client", toVIP)},
-	{name: "error of a router about a packet to a server, UDP", state: answered, in: icmpError("router", lastSent), did: "sent", reason: "forwarded", check: errorFor("vip", "client", toVIP)},
-	{name: "error of a router about a packet to a client", state: func(fx *fixture) { fx.service(lb.TCP, "b1"); established1(fx) }, in: icmpError("router", toTheClient), did: "sent", reason: "forwarded", check: errorFor("box", "b1", asServer)},
-	{name: "error about no flow", state: web, in: icmpError("router", toTheClient), did: "dropped", reason: "no_flow"},
-	{name: "error about what we never sent", state: established, in: change(icmpError("router", lastSent), func(fx *fixture, p *dptest.Packet) { p.Dst = fx.at("vip", 0) }), did: "dropped", reason: "unsupported_protocol"},
-	{name: "error about a packet of a server, dsr", state: dsr, in: icmpError("router", toTheClient), did: "sent", reason: "forwarded", check: untouched},
-	{name: "error about a packet of a server, gue", state: gue, in: icmpError("router", toTheClient), did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
-
-	{name: "tagged", state: web, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "forwarded", check: keepsTag},
-	{name: "tagged twice", state: web, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { p.Tags = []uint16{7, 42} }), did: "sent", reason: "forwarded", check: keepsTag},
-	{name: "tagged ping", state: web, in: change(icmp(8, 128), func(_ *fixture, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "echo_reply", check: keepsTag},
-	{name: "tagged, refused", state: web, in: change(udp, func(_ *fixture, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "no_frontend", check: keepsTag},
-	{name: "tagged, reset", state: web, in: change(toPort(81), func(_ *fixture, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "no_frontend", check: keepsTag},
-	{name: "tagged, dsr", state: dsr, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { tagged(p) }), did: "sent", reason: "forwarded", check: untouched},
-}
-
-// established1 is a connection through the present service.
-func established1(fx *fixture) {
+// connect opens a connection through the service of the state.
+func connect(fx *fixture) {
 	with(func(*fixture) {}, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK), tcp(dptest.ACK))(fx)
 }
 

@@ -15,7 +15,7 @@ import (
 // newModel makes a fixture with services of every kind, and its model.
 func newModel(t *testing.T, h hook, v6 bool) *model {
 	fx := newFixture(t, h, v6, func(o *Options) {
-		ends(o)
+		acceptTunnels(o)
 		o.Timeouts = Timeouts{time.Hour, time.Hour, time.Hour, time.Hour, time.Hour}
 	})
 	m := &model{fx: fx, half: map[way]*entry{}, full: map[way]*entry{}}
@@ -30,11 +30,11 @@ func newModel(t *testing.T, h hook, v6 bool) *model {
 	}
 	put("web", lb.Port{Port: 80, Target: 8080, Protocol: lb.TCP}, as(lb.MethodNAT), "b1", "b2")
 	put("dns", lb.Port{Port: 53, Target: 5353, Protocol: lb.UDP}, as(lb.MethodNAT), "b1", "b2")
-	put("phone", lb.Port{Port: 36412, Target: 36412, Protocol: lb.SCTP}, as(lb.MethodNAT), "b1", "b2")
-	put("many", lb.Port{Port: 8000, Last: 8009, Target: 9000, Protocol: lb.TCP}, as(lb.MethodNAT), "b1")
+	put("sctp", lb.Port{Port: 36412, Target: 36412, Protocol: lb.SCTP}, as(lb.MethodNAT), "b1", "b2")
+	put("range", lb.Port{Port: 8000, Last: 8009, Target: 9000, Protocol: lb.TCP}, as(lb.MethodNAT), "b1")
 	put("direct", lb.Port{Port: 90, Target: 90, Protocol: lb.TCP}, as(lb.MethodDSR), "b1", "b2")
 	put("tunnel", lb.Port{Port: 91, Target: 91, Protocol: lb.UDP}, as(lb.MethodTunnel), "b1", "b2")
-	put("inside", lb.Port{Port: 92, Target: 92, Protocol: lb.TCP}, func(s *lb.Service) {
+	put("restricted", lb.Port{Port: 92, Target: 92, Protocol: lb.TCP}, func(s *lb.Service) {
 		s.Allow = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
 	}, "b1")
 	put("empty", lb.Port{Port: 93, Target: 93, Protocol: lb.TCP}, as(lb.MethodNAT))
@@ -46,7 +46,8 @@ func (m *model) packet(rnd *rand.Rand) dptest.Packet {
 	fx := m.fx
 	one := func(ports ...uint16) uint16 { return ports[rnd.IntN(len(ports))] }
 	from := fx.at([]string{"client", "router"}[rnd.IntN(2)], uint16(20000+rnd.IntN(6)))
-	p := dptest.Packet{Src: from, Dst: fx.at("vip", one(80, 80, 80, 53, 53, 36412, 36412, 8000, 8009, 8010, 90, 91, 92, 93, 7)), TTL: 64, DF: true,
+	port := one(80, 80, 80, 53, 53, 36412, 36412, 8000, 8009, 8010, 90, 91, 92, 93, 7)
+	p := dptest.Packet{Src: from, Dst: fx.at("vip", port), TTL: 64, DF: true,
 		Payload: make([]byte, rnd.IntN(3)*rnd.IntN(100))}
 	for i := range p.Payload {
 		p.Payload[i] = byte(rnd.Uint32())
@@ -66,7 +67,8 @@ func (m *model) packet(rnd *rand.Rand) dptest.Packet {
 		}
 	}
 	p.Seq, p.Ack = rnd.Uint32(), rnd.Uint32()
-	p.Flags = []uint8{dptest.SYN, dptest.SYN, dptest.ACK, dptest.ACK, dptest.ACK | dptest.PSH, dptest.SYN | dptest.ACK, dptest.FIN | dptest.ACK, dptest.RST, dptest.RST | dptest.ACK, 0}[rnd.IntN(10)]
+	p.Flags = []uint8{dptest.SYN, dptest.SYN, dptest.ACK, dptest.ACK, dptest.ACK | dptest.PSH,
+		dptest.SYN | dptest.ACK, dptest.FIN | dptest.ACK, dptest.RST, dptest.RST | dptest.ACK, 0}[rnd.IntN(10)]
 	p.Type = []uint8{1, 1, 2, 2, 10, 11, 0, 3, 7, 8, 6, 14}[rnd.IntN(12)]
 	if e, _ := m.find(way{p.Src, p.Dst, p.Proto}); e != nil && rnd.IntN(3) > 0 {
 		p.Ack = e.seq + 1 + uint32(rnd.IntN(100))
@@ -83,12 +85,12 @@ func (m *model) packet(rnd *rand.Rand) dptest.Packet {
 	if p.Proto == dptest.UDP {
 		p.Seq, p.Ack, p.NoSum = 0, 0, !fx.v6 && rnd.IntN(4) == 0
 	}
-	m.spoil(rnd, &p)
+	m.vary(rnd, &p)
 	return p
 }
 
-// spoil changes some packets to unusual ones.
-func (m *model) spoil(rnd *rand.Rand, p *dptest.Packet) {
+// vary makes some packets unusual.
+func (m *model) vary(rnd *rand.Rand, p *dptest.Packet) {
 	fx := m.fx
 	switch rnd.IntN(20) {
 	case 0:
@@ -104,7 +106,7 @@ func (m *model) spoil(rnd *rand.Rand, p *dptest.Packet) {
 	case 5:
 		p.Dst = netip.AddrPortFrom(fx.addr("elsewhere"), p.Dst.Port())
 	case 6:
-		p.Dst = fx.at("box", uint16(61000+rnd.IntN(4000)))
+		p.Dst = fx.at("self", uint16(61000+rnd.IntN(4000)))
 	case 7:
 		p.Options = p.Proto == dptest.TCP
 	case 8:
@@ -145,7 +147,8 @@ func TestModel(t *testing.T) {
 			got := m.fx.run(p.Frame())
 			if got.did != want.did || got.reason != want.reason {
 				e, half := m.find(way{p.Src, p.Dst, p.Proto})
-				t.Fatalf("packet %d: %s: %s; want %s: %s\n%+v\nof the flow %+v, half-open: %t", i, got.did, got.reason, want.did, want.reason, p, e, half)
+				t.Fatalf("packet %d: %s: %s; want %s: %s\n%+v\nof the flow %+v, half-open: %t",
+					i, got.did, got.reason, want.did, want.reason, p, e, half)
 			}
 			if want.check != nil {
 				if err := want.check(p, got.out); err != nil {
@@ -155,9 +158,10 @@ func TestModel(t *testing.T) {
 			seen[got.reason]++
 		}
 		t.Log(seen)
-		for _, reason := range []string{"forwarded", "not_ours", "no_flow", "bad_ack", "no_frontend", "not_allowed", "no_backend", "fragment_not_found", "unsupported_protocol", "echo_reply", "ttl_expired"} {
+		for _, reason := range []string{"forwarded", "not_ours", "no_flow", "bad_ack", "no_frontend", "not_allowed",
+			"no_backend", "fragment_not_found", "unsupported_protocol", "echo_reply", "ttl_expired"} {
 			if seen[reason] < 20 {
-				t.Errorf("only %d packets were %s: the generator shows little", seen[reason], reason)
+				t.Errorf("only %d packets were %s: the generator covers too little", seen[reason], reason)
 			}
 		}
 	})

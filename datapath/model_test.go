@@ -10,8 +10,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// model predicts the result of a packet, in Go, from the documents and not from the C code: which of the two tables a
-// flow is in, what confirms it, what ends it, and how each packet is translated.
+// model predicts the result of a packet, in Go, from the documentation and not from the C code: which of the two tables
+// a flow is in, what confirms it, what ends it, and how each packet is translated.
 type model struct {
 	fx       *fixture
 	services []*lb.FrontendPlan
@@ -66,7 +66,8 @@ func segmentOf(p dptest.Packet) segment {
 	s := segment{way: way{p.Src, p.Dst, p.Proto}, seq: p.Seq, number: p.Ack, stream: p.Proto != dptest.UDP}
 	switch p.Proto {
 	case dptest.TCP:
-		s.syn, s.ack, s.fin, s.rst = p.Flags&dptest.SYN != 0, p.Flags&dptest.ACK != 0, p.Flags&dptest.FIN != 0, p.Flags&dptest.RST != 0
+		s.syn, s.ack = p.Flags&dptest.SYN != 0, p.Flags&dptest.ACK != 0
+		s.fin, s.rst = p.Flags&dptest.FIN != 0, p.Flags&dptest.RST != 0
 	case dptest.SCTP: // chunk types of RFC 9260, 3.2
 		s.syn, s.rst = p.Type == 1 || p.Type == 2, p.Type == 6 || p.Type == 14
 		s.fin = p.Type == 7 || p.Type == 8
@@ -109,7 +110,7 @@ func (m *model) predict(p dptest.Packet) prediction {
 	}
 	f := m.services[i]
 	if f.Method != lb.MethodNAT {
-		return m.oneWay(p, f)
+		return m.dsr(p, f)
 	}
 	if e, half := m.find(s.way); e != nil && !(e.state >= syFlowStateFLOW_CLOSING && s.stream && s.opens()) {
 		return m.known(p, s, e, half)
@@ -163,7 +164,7 @@ func onlyHops(in, out dptest.Packet) error {
 		in.TTL = 64
 	}
 	in.TTL--
-	in.Options = false // Parse does not tell
+	in.Options = false // Parse does not set it
 	if in.Src.Addr().Is6() {
 		in.DF = false
 	}
@@ -180,7 +181,8 @@ func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) predictio
 	return became(p, func(out dptest.Packet) (way, error) {
 		ours = out.Src
 		to := way{ours, server, s.proto}
-		if ours.Addr() != m.fx.addr("box") || ours.Port() < 61000 || m.half[to.back()] != nil || m.full[to.back()] != nil {
+		used := m.half[to.back()] != nil || m.full[to.back()] != nil
+		if ours.Addr() != m.fx.addr("self") || ours.Port() < 61000 || used {
 			return to, fmt.Errorf("opened from %s", ours)
 		}
 		return to, nil
@@ -270,8 +272,8 @@ func (m *model) replied(p dptest.Packet, s segment, e *entry, half bool) predict
 	})
 }
 
-// oneWay: while the servers do not change, the table alone selects the server.
-func (m *model) oneWay(p dptest.Packet, f *lb.FrontendPlan) prediction {
+// dsr: while the servers do not change, the table alone selects the server.
+func (m *model) dsr(p dptest.Packet, f *lb.FrontendPlan) prediction {
 	switch {
 	case f.Method == lb.MethodTunnel && m.fx.hook == hookTC && len(p.Tags) > 0:
 		return drop("vlan_stacked")

@@ -126,7 +126,7 @@ func TestUnpublishedPinsAreRemoved(t *testing.T) {
 	}
 }
 
-// inForce is all that a failed Open could leave or take away: each pin with the id of its object and, for links, of
+// inForce is all that a failed Open could leave behind or remove: each pin with the id of its object and, for links, of
 // their program; the chained program; the filters of eth0 and its sysctls.
 func (fx *fixture) inForce() map[string]string {
 	fx.t.Helper()
@@ -164,7 +164,9 @@ func (fx *fixture) inForce() map[string]string {
 			}
 			s[d.pin] = fmt.Sprint(len(r.Programs))
 		}
-		for _, path := range []string{sysctlPath("ipv4", "eth0", "forwarding"), sysctlPath("ipv6", "eth0", "forwarding"), reservedPorts} {
+		for _, path := range []string{
+			sysctlPath("ipv4", "eth0", "forwarding"), sysctlPath("ipv6", "eth0", "forwarding"), reservedPorts,
+		} {
 			value, err := os.ReadFile(path)
 			if err != nil {
 				return err
@@ -208,7 +210,8 @@ func describePin(path string) (string, error) {
 func (fx *fixture) runAttached(frame []byte) (did string) {
 	fx.t.Helper()
 	fx.do(func() error {
-		l, err := link.LoadPinnedLink(filepath.Join(fx.o.PinPath, schema, "links", pinName("eth0", string(ModeXDP))), nil)
+		path := filepath.Join(fx.o.PinPath, schema, "links", pinName("eth0", string(ModeXDP)))
+		l, err := link.LoadPinnedLink(path, nil)
 		if err != nil {
 			return err
 		}

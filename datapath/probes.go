@@ -75,7 +75,8 @@ func (p *probes) way(vip, server netip.Addr, method syMethod) (mark uint32, from
 			return 0, from, err
 		}
 	}
-	if err := p.objects.SyProbes.Put(mark, syProbe{Addr: toAddr(server), Local: toAddr(ours[0]), Method: uint32(method), Ifindex: uint32(nic)}); err != nil {
+	probe := syProbe{Addr: toAddr(server), Local: toAddr(ours[0]), Method: uint32(method), Ifindex: uint32(nic)}
+	if err := p.objects.SyProbes.Put(mark, probe); err != nil {
 		return 0, from, fmt.Errorf("put a probe: %w", err)
 	}
 	p.marks[k] = mark
@@ -104,8 +105,8 @@ func addressOn(index int, is4 bool) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("%s has no usable %s address", nic.Attrs().Name, name)
 }
 
-// open routes marked packets of a family to the program. Other software removes rules that it does not know, so open
-// adds them each time; a rule that exists is no error.
+// open routes marked packets of a family to the program. Other software may remove the rules, so open adds them each
+// time; a rule that exists is no error.
 func (p *probes) open(is4 bool) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {

@@ -120,7 +120,7 @@ type frontendUpdate struct {
 	// anyNode are the ids of nodes that may have any flow.
 	anyNode       []uint32
 	table         *ebpf.Map
-	down          []uint32 // ids of backends that this plan is the first to call down
+	down          []uint32 // ids of backends that this plan is the first to list as down
 	methodChanged bool     // flows by the old method end
 	err           error
 }
@@ -171,10 +171,10 @@ func (s *services) prepare(p *lb.FrontendPlan) *frontendUpdate {
 // newTable makes the table of a plan. Flows by nat find their backend in the flow table; the slots of the other methods
 // list their earlier backends.
 func (s *services) newTable(u *frontendUpdate) (*ebpf.Map, error) {
-	oneWay := u.plan.Method != lb.MethodNAT
+	dsr := u.plan.Method != lb.MethodNAT
 	path := s.pins.table(u.f.id)
 	var was table
-	if oneWay && !u.isNew && !u.methodChanged {
+	if dsr && !u.isNew && !u.methodChanged {
 		var err error
 		if was, err = readTable(path); err != nil {
 			s.log.Warn("table of an earlier plan not read; flows in slots that get another backend may break",
@@ -182,15 +182,15 @@ func (s *services) newTable(u *frontendUpdate) (*ebpf.Map, error) {
 		}
 	}
 	next := newSlots(u.plan, u.ids, was, u.anyNode, s.withoutFlows(u.plan))
-	if oneWay {
-		u.older = next.remembered()
+	if dsr {
+		u.older = next.earlierIDs()
 		s.backends.keep(u.older)
 	}
 	table, err := newTable(s.tableSpec, next)
 	if err != nil {
 		return nil, err
 	}
-	if oneWay {
+	if dsr {
 		err = pinTable(path, table)
 	}
 	return table, err

@@ -11,29 +11,30 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// nodes puts VIP:80 to pods on these nodes: "box" is this node, its pod is b1; the pods of the others are "far". A node
-// with "-" before its name gets no new flows.
+// nodes puts VIP:80 to pods on these nodes: "self" is this node, its pod is b1; the pods of the others are "far". A
+// node with "-" before its name gets no new flows.
 func (fx *fixture) nodes(proto lb.Protocol, names ...string) {
 	fx.t.Helper()
 	fx.spread(proto, false, names...)
 }
 
-// spread is nodes, for a Service whose flows a router may bring to any node (AnyNode).
-func (fx *fixture) spread(proto lb.Protocol, anywhere bool, names ...string) {
+// spread is nodes, for a Service whose packets a router may send to any node (AnyNode).
+func (fx *fixture) spread(proto lb.Protocol, anyNode bool, names ...string) {
 	fx.t.Helper()
 	s := &lb.Service{
-		Name: "web", VIPs: []netip.Addr{fx.addr("vip")}, Ports: lb.PortsOn(nil, lb.Port{Port: 80, Target: 80, Protocol: proto}),
+		Name: "web", VIPs: []netip.Addr{fx.addr("vip")},
+		Ports:     lb.PortsOn(nil, lb.Port{Port: 80, Target: 80, Protocol: proto}),
 		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Check: lb.CheckSpec{Type: lb.CheckNone},
-		NodeForwarding: lb.NodeForwarding{Enabled: true, AnyNode: anywhere}, DropWhenEmpty: anywhere,
+		NodeForwarding: lb.NodeForwarding{Enabled: true, AnyNode: anyNode}, DropWhenEmpty: anyNode,
 	}
 	port := &s.Ports[0]
 	for _, name := range names {
 		name, leaving := strings.CutPrefix(name, "-")
 		b := lb.Backend{Addr: fx.addr("far"), Port: 8080, Weight: 1}
-		if name == "box" {
+		if name == "self" {
 			b.Addr, b.Local = fx.addr("b1"), true
 		}
-		if b.Node = fx.addr("box"); name != "box" {
+		if b.Node = fx.addr("self"); name != "self" {
 			b.Node = fx.nodeAddr(name)
 		}
 		port.Nodes = append(port.Nodes, lb.Node{Addr: b.Node, Local: b.Local})
@@ -69,16 +70,16 @@ func (fx *fixture) flowOf(here bool) dptest.Packet {
 	return dptest.Packet{}
 }
 
-// asked is the list of nodes that a packet is passed to in turn.
-type asked struct {
+// nodeList is the list of nodes that a packet is sent to in turn.
+type nodeList struct {
 	passed bool
-	who    []netip.Addr
+	nodes  []netip.Addr
 }
 
-func (a asked) String() string { return fmt.Sprintf("%v, passed on: %t", a.who, a.passed) }
+func (a nodeList) String() string { return fmt.Sprintf("%v, relayed: %t", a.nodes, a.passed) }
 
-func askedBy(out dptest.Packet) (a asked, err error) {
-	a.who = []netip.Addr{out.Dst.Addr()}
+func nodesOf(out dptest.Packet) (a nodeList, err error) {
+	a.nodes = []netip.Addr{out.Dst.Addr()}
 	if len(out.Private) == 0 {
 		return a, nil
 	}
@@ -88,7 +89,7 @@ func askedBy(out dptest.Packet) (a asked, err error) {
 	}
 	for i := range int(out.Private[1]) {
 		next, _ := netip.AddrFromSlice(out.Private[4+i*size:][:size])
-		a.who = append(a.who, next)
+		a.nodes = append(a.nodes, next)
 	}
 	a.passed = out.Private[2] == 1
 	return a, nil
@@ -96,7 +97,7 @@ func askedBy(out dptest.Packet) (a asked, err error) {
 
 // chained is GUE's private data with these nodes.
 func (fx *fixture) chained(passed bool, next ...string) []byte {
-	size := len(fx.addr("box").AsSlice())
+	size := len(fx.addr("self").AsSlice())
 	b := make([]byte, 4, 4+3*size)
 	b[0], b[1], b[2] = 0x5c, byte(len(next)), truth(passed)
 	for _, name := range next {
@@ -105,23 +106,23 @@ func (fx *fixture) chained(passed bool, next ...string) []byte {
 	return b[:cap(b)]
 }
 
-// asks checks the nodes that a packet is passed to.
-func (fx *fixture) asks(when string, r result, in dptest.Packet, passed bool, who ...string) {
+// sentTo checks the nodes that a packet is sent to.
+func (fx *fixture) sentTo(when string, r result, in dptest.Packet, passed bool, nodes ...string) {
 	fx.t.Helper()
-	want := asked{passed: passed}
-	for _, name := range who {
-		want.who = append(want.who, fx.nodeAddr(name))
+	want := nodeList{passed: passed}
+	for _, name := range nodes {
+		want.nodes = append(want.nodes, fx.nodeAddr(name))
 	}
 	if r.did != "sent" || r.reason != "forwarded" || r.out.Inner == nil {
 		fx.t.Errorf("%s: %s: %s: %+v", when, r.did, r.reason, r.out)
 		return
 	}
-	got, err := askedBy(r.out)
-	if err != nil || got.passed != want.passed || !slices.Equal(got.who, want.who) {
-		fx.t.Errorf("%s: asks %s (%v); want %s", when, got, err, want)
+	got, err := nodesOf(r.out)
+	if err != nil || got.passed != want.passed || !slices.Equal(got.nodes, want.nodes) {
+		fx.t.Errorf("%s: sent to %s (%v); want %s", when, got, err, want)
 	}
-	if r.out.Src.Addr() != fx.addr("box") {
-		fx.t.Errorf("%s: asks as %s", when, r.out.Src)
+	if r.out.Src.Addr() != fx.addr("self") {
+		fx.t.Errorf("%s: the outer source is %s", when, r.out.Src)
 	}
 	if err := onlyHops(in, *r.out.Inner); err != nil {
 		fx.t.Errorf("%s: %v", when, err)
@@ -134,16 +135,17 @@ func (fx *fixture) asks(when string, r result, in dptest.Packet, passed bool, wh
 func TestSpread(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
-		fx.nodes(lb.TCP, "box", "b2")
+		fx.nodes(lb.TCP, "self", "b2")
 		local, remote := fx.flowOf(true), fx.flowOf(false)
 		fx.reset()
-		fx.nodes(lb.TCP, "box", "b2")
+		fx.nodes(lb.TCP, "self", "b2")
 		r := fx.run(local.Frame())
 		if r.did != "passed" || r.out.Dst != fx.at("b1", 8080) || r.out.Src != local.Src {
 			t.Errorf("a flow of this node: %s: %s: %+v", r.did, r.reason, r.out)
 		}
-		fx.asks("a SYN of another node's", fx.run(remote.Frame()), remote, false, "b2")
-		fx.out(dptest.Packet{Src: fx.at("b1", 8080), Dst: local.Src, Proto: dptest.TCP, Flags: dptest.SYN | dptest.ACK, Seq: 5000})
+		fx.sentTo("a SYN of another node's", fx.run(remote.Frame()), remote, false, "b2")
+		fx.out(dptest.Packet{Src: fx.at("b1", 8080), Dst: local.Src, Proto: dptest.TCP,
+			Flags: dptest.SYN | dptest.ACK, Seq: 5000})
 		local.Flags, remote.Flags = dptest.ACK, dptest.ACK
 		syn := remote
 		syn.Flags = dptest.SYN
@@ -153,40 +155,40 @@ func TestSpread(t *testing.T) {
 				t.Errorf("%s: a flow of this node: %s: %s", when, r.did, r.reason)
 			}
 		}
-		delivered("proved")
-		fx.asks("nothing changed", fx.run(remote.Frame()), remote, false, "b2")
+		delivered("confirmed")
+		fx.sentTo("nothing changed", fx.run(remote.Frame()), remote, false, "b2")
 
-		fx.nodes(lb.TCP, "b2", "-box")
+		fx.nodes(lb.TCP, "b2", "-self")
 		delivered("not a target any more")
-		fx.nodes(lb.TCP, "box", "-b2")
+		fx.nodes(lb.TCP, "self", "-b2")
 		delivered("the only target")
-		fx.asks("its node takes no new flows", fx.run(remote.Frame()), remote, true, "b2")
+		fx.sentTo("its node accepts no new flows", fx.run(remote.Frame()), remote, true, "b2")
 		if r := fx.run(fx.on(200, dptest.TCP, dptest.SYN).Frame()); r.did != "passed" {
 			t.Errorf("a SYN, the only target: %s: %s", r.did, r.reason)
 		}
-		fx.nodes(lb.TCP, "router", "-box", "-b2")
+		fx.nodes(lb.TCP, "router", "-self", "-b2")
 		delivered("others are the target")
-		fx.asks("two nodes had its slot", fx.run(remote.Frame()), remote, false, "router", "b2")
-		fx.asks("a SYN, two nodes had its slot", fx.run(syn.Frame()), syn, false, "router")
-		fx.nodes(lb.TCP, "-router", "-box", "-b2")
+		fx.sentTo("two nodes had its slot", fx.run(remote.Frame()), remote, false, "router", "b2")
+		fx.sentTo("a SYN, two nodes had its slot", fx.run(syn.Frame()), syn, false, "router")
+		fx.nodes(lb.TCP, "-router", "-self", "-b2")
 		delivered("no targets")
-		fx.asks("no targets", fx.run(remote.Frame()), remote, false, "router", "b2")
+		fx.sentTo("no targets", fx.run(remote.Frame()), remote, false, "router", "b2")
 		if r := fx.run(syn.Frame()); r.reason != "no_backend" || r.did != "sent" {
 			t.Errorf("a SYN, no targets: %s: %s", r.did, r.reason)
 		}
 		fx.close()
 		fx.open()
-		fx.nodes(lb.TCP, "b2", "router", "box")
+		fx.nodes(lb.TCP, "b2", "router", "self")
 		delivered("another agent")
-		if got, _ := askedBy(fx.run(remote.Frame()).out); !slices.Contains(got.who, fx.addr("b2")) {
-			t.Errorf("another agent: asks %s", got)
+		if got, _ := nodesOf(fx.run(remote.Frame()).out); !slices.Contains(got.nodes, fx.addr("b2")) {
+			t.Errorf("another agent: sent to %s", got)
 		}
-		fx.nodes(lb.TCP, "box")
+		fx.nodes(lb.TCP, "self")
 		if r := fx.run(remote.Frame()); r.reason != "no_flow" {
 			t.Errorf("its node has no pods: %s: %s", r.did, r.reason)
 		}
-		if n := len(fx.oneWayFlows()); n != 0 {
-			t.Errorf("%d entries of flows that others deliver", n)
+		if n := len(fx.dsrFlows()); n != 0 {
+			t.Errorf("%d entries of flows that other nodes deliver", n)
 		}
 	})
 }
@@ -198,14 +200,14 @@ func TestSpreadDatagrams(t *testing.T) {
 		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
 		in := fx.fromClient(dptest.UDP, 0)
 		fx.nodes(lb.UDP, "b2")
-		fx.asks("one node", fx.run(in.Frame()), in, false, "b2")
-		fx.nodes(lb.UDP, "box", "-b2")
-		fx.asks("ours now", fx.run(in.Frame()), in, true, "b2", "box")
+		fx.sentTo("one node", fx.run(in.Frame()), in, false, "b2")
+		fx.nodes(lb.UDP, "self", "-b2")
+		fx.sentTo("this node is the target", fx.run(in.Frame()), in, true, "b2", "self")
 		fx.nodes(lb.UDP, "router", "-b2")
-		fx.asks("not ours any more", fx.run(in.Frame()), in, false, "router", "b2")
-		fx.nodes(lb.UDP, "box")
+		fx.sentTo("another node is the target", fx.run(in.Frame()), in, false, "router", "b2")
+		fx.nodes(lb.UDP, "self")
 		if r := fx.run(in.Frame()); r.did != "passed" || r.reason != "forwarded" {
-			t.Errorf("nobody else is left: %s: %s", r.did, r.reason)
+			t.Errorf("this node is the only one: %s: %s", r.did, r.reason)
 		}
 		if n := len(fx.flows()); n != 2 {
 			t.Errorf("%d entries; want two of one flow", n)
@@ -214,34 +216,35 @@ func TestSpreadDatagrams(t *testing.T) {
 }
 
 // With AnyNode, a packet of an unknown flow is passed to all other nodes.
-func TestSpreadOfARouter(t *testing.T) {
+func TestSpreadAnyNode(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
-		syn, ack, datagram := fx.on(1, dptest.TCP, dptest.SYN), fx.on(2, dptest.TCP, dptest.ACK), fx.on(3, dptest.UDP, 0)
-		fx.spread(lb.TCP, true, "-router", "box", "-b2")
+		syn, ack := fx.on(1, dptest.TCP, dptest.SYN), fx.on(2, dptest.TCP, dptest.ACK)
+		datagram := fx.on(3, dptest.UDP, 0)
+		fx.spread(lb.TCP, true, "-router", "self", "-b2")
 		if r := fx.run(syn.Frame()); r.did != "passed" {
 			t.Errorf("a SYN: %s: %s", r.did, r.reason)
 		}
-		fx.asks("an unknown flow", fx.run(ack.Frame()), ack, true, "router", "b2")
-		fx.spread(lb.TCP, true, "-box", "-router", "-b2")
+		fx.sentTo("an unknown flow", fx.run(ack.Frame()), ack, true, "router", "b2")
+		fx.spread(lb.TCP, true, "-self", "-router", "-b2")
 		if r := fx.run(fx.on(4, dptest.TCP, dptest.SYN).Frame()); r.reason != "no_local_backend" {
 			t.Errorf("a SYN, none here: %s: %s", r.did, r.reason)
 		}
-		fx.asks("an unknown flow, none here", fx.run(ack.Frame()), ack, false, "router", "b2")
+		fx.sentTo("an unknown flow, none here", fx.run(ack.Frame()), ack, false, "router", "b2")
 		syn.Flags = dptest.SYN
 		if r := fx.run(syn.Frame()); r.did != "dropped" || r.reason != "no_local_backend" {
 			t.Errorf("a SYN again, none here: %s: %s", r.did, r.reason)
 		}
 		fx.reset()
-		fx.spread(lb.TCP, true, "b2", "-box", "-router") // hints
+		fx.spread(lb.TCP, true, "b2", "-self", "-router") // hints
 		if r := fx.run(fx.on(5, dptest.TCP, dptest.ACK).Frame()); r.did != "sent" {
 			t.Fatalf("%s: %s", r.did, r.reason)
 		}
-		fx.asks("others may have chosen another", fx.run(ack.Frame()), ack, false, "b2", "router")
-		fx.spread(lb.TCP, true, "router", "-box", "-b2", "-31")
-		fx.asks("who had its slot comes first", fx.run(ack.Frame()), ack, false, "router", "b2", "31")
+		fx.sentTo("another node may have selected another one", fx.run(ack.Frame()), ack, false, "b2", "router")
+		fx.spread(lb.TCP, true, "router", "-self", "-b2", "-31")
+		fx.sentTo("the node that had the slot is first", fx.run(ack.Frame()), ack, false, "router", "b2", "31")
 		fx.reset()
-		fx.spread(lb.UDP, true, "box", "-b2")
+		fx.spread(lb.UDP, true, "self", "-b2")
 		if r := fx.run(datagram.Frame()); r.did != "passed" {
 			t.Errorf("a datagram: %s: %s", r.did, r.reason)
 		}
@@ -267,17 +270,18 @@ func TestSpreadOverTablesOfOtherSizes(t *testing.T) {
 			}
 			for _, n := range sizes[1:] {
 				fx.nodes(lb.TCP, names(n)...)
-				asks := 0
+				listed := 0
 				for i := range 100 {
-					got, err := askedBy(fx.run(fx.on(i, dptest.TCP, dptest.ACK).Frame()).out)
+					got, err := nodesOf(fx.run(fx.on(i, dptest.TCP, dptest.ACK).Frame()).out)
 					there := slices.Contains(fx.names(names(n)), has[i])
-					if err != nil || there && !slices.Contains(got.who, has[i]) {
-						t.Errorf("%d, then %d nodes: flow %d: asks %s (%v); want %s among them", sizes[0], n, i, got, err, has[i])
+					if err != nil || there && !slices.Contains(got.nodes, has[i]) {
+						t.Errorf("%d, then %d nodes: flow %d: sent to %s (%v); want %s among them",
+							sizes[0], n, i, got, err, has[i])
 					}
-					asks += len(got.who)
+					listed += len(got.nodes)
 				}
-				if asks > 300 {
-					t.Errorf("%d, then %d nodes: %d are asked for 100 flows", sizes[0], n, asks)
+				if listed > 300 {
+					t.Errorf("%d, then %d nodes: 100 flows list %d nodes", sizes[0], n, listed)
 				}
 			}
 		}
@@ -291,15 +295,16 @@ func (fx *fixture) names(nodes []string) (addrs []netip.Addr) {
 	return addrs
 }
 
-// Packets that other nodes send here are delivered or passed on.
+// Packets that other nodes send here are delivered or relayed.
 func TestDecapsulatedPackets(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		fx := newFixture(t, hookTC, v6, func(o *Options) { o.Delivers = true })
 		fx.do(func() error {
-			return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router"), fx.addr("box")})
+			return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router"), fx.addr("self")})
 		})
 		from := func(sender string, in dptest.Packet, private ...byte) result {
-			p := dptest.Packet{Src: fx.at(sender, 50000), Dst: fx.at("box", 6090), Proto: dptest.UDP, Payload: dptest.GUE(in, private...)}
+			p := dptest.Packet{Src: fx.at(sender, 50000), Dst: fx.at("self", 6090), Proto: dptest.UDP,
+				Payload: dptest.GUE(in, private...)}
 			before := fx.counts()
 			did, frame := fx.runTC(p.Frame())
 			r := result{did: did, frame: frame}
@@ -326,7 +331,7 @@ func TestDecapsulatedPackets(t *testing.T) {
 			}
 		}
 		var ours []dptest.Packet
-		fx.nodes(lb.TCP, "box", "b2")
+		fx.nodes(lb.TCP, "self", "b2")
 		for i := range 100 {
 			if p := fx.on(i, dptest.TCP, dptest.SYN); fx.run(p.Frame()).did == "passed" {
 				ours = append(ours, p)
@@ -334,7 +339,7 @@ func TestDecapsulatedPackets(t *testing.T) {
 		}
 		fx.reset()
 		n := -1
-		on := func(proto, flags uint8) dptest.Packet { // a flow that nobody has seen, in a slot of ours
+		on := func(proto, flags uint8) dptest.Packet { // a new flow, in a slot of this node
 			n++
 			p := ours[n]
 			p.Proto, p.Flags = proto, flags
@@ -343,38 +348,42 @@ func TestDecapsulatedPackets(t *testing.T) {
 			}
 			return p
 		}
-		fx.nodes(lb.TCP, "box", "b2")
-		is("a stranger", from("client", on(dptest.TCP, dptest.SYN)), "dropped", "unknown_tunnel_source")
+		fx.nodes(lb.TCP, "self", "b2")
+		is("an unknown source", from("client", on(dptest.TCP, dptest.SYN)), "dropped", "unknown_tunnel_source")
 		is("a SYN", from("b2", on(dptest.TCP, dptest.SYN)), "passed", "forwarded")
-		is("a SYN that was passed on", from("b2", on(dptest.TCP, dptest.SYN), fx.chained(true)...), "passed", "forwarded")
-		is("nobody knows it", from("b2", on(dptest.TCP, dptest.ACK)), "sent", "no_flow")
-		is("nobody knew it", from("b2", on(dptest.TCP, dptest.ACK), fx.chained(true)...), "sent", "no_flow")
+		is("a relayed SYN", from("b2", on(dptest.TCP, dptest.SYN), fx.chained(true)...), "passed", "forwarded")
+		is("an unknown flow", from("b2", on(dptest.TCP, dptest.ACK)), "sent", "no_flow")
+		is("an unknown flow, relayed", from("b2", on(dptest.TCP, dptest.ACK), fx.chained(true)...), "sent", "no_flow")
 		is("other private data", from("b2", on(dptest.TCP, dptest.ACK), 1, 2, 3, 4), "sent", "no_flow")
-		is("to be passed to a stranger", from("b2", on(dptest.TCP, dptest.ACK), fx.chained(false, "lost")...), "dropped", "unknown_tunnel_source")
 		in := on(dptest.TCP, dptest.ACK)
-		fx.asks("one more may know it", from("b2", in, fx.chained(false, "router")...), in, true, "router")
-		fx.asks("two more may know it", from("b2", in, fx.chained(true, "router", "b2")...), in, true, "router", "b2")
-		fx.asks("three more may know it", from("b2", in, fx.chained(true, "b2", "router", "b2")...), in, true, "b2", "router", "b2")
+		is("the next node is no tunnel source", from("b2", in, fx.chained(false, "unrouted")...),
+			"dropped", "unknown_tunnel_source")
+		in = on(dptest.TCP, dptest.ACK)
+		fx.sentTo("one more node", from("b2", in, fx.chained(false, "router")...), in, true, "router")
+		fx.sentTo("two more nodes", from("b2", in, fx.chained(true, "router", "b2")...), in, true, "router", "b2")
+		fx.sentTo("three more nodes", from("b2", in, fx.chained(true, "b2", "router", "b2")...), in, true,
+			"b2", "router", "b2")
 
 		in = on(dptest.TCP, dptest.SYN)
 		in.Dst = fx.at("vip", 81)
-		is("a port that we do not know yet", from("b2", in), "dropped", "no_frontend")
+		is("no frontend on this node yet", from("b2", in), "dropped", "no_frontend")
 
-		fx.nodes(lb.TCP, "b2", "-box")
+		fx.nodes(lb.TCP, "b2", "-self")
 		in = on(dptest.TCP, dptest.SYN)
-		fx.asks("the second chance of a SYN", from("router", in), in, true, "b2")
-		is("no third chance", from("router", in, fx.chained(true)...), "dropped", "no_local_backend")
+		fx.sentTo("a SYN without a list: the table of this node", from("router", in), in, true, "b2")
+		is("a relayed SYN: dropped", from("router", in, fx.chained(true)...), "dropped", "no_local_backend")
 		in.Flags = dptest.ACK
-		fx.asks("who sent it may be late", from("router", in), in, true, "b2")
+		fx.sentTo("the table of the sender may be older", from("router", in), in, true, "b2")
 
 		fx.reset()
-		fx.nodes(lb.UDP, "box", "-b2")
+		fx.nodes(lb.UDP, "self", "-b2")
 		in = on(dptest.UDP, 0)
-		fx.asks("datagrams come back", from("router", in, fx.chained(false, "b2")...), in, true, "b2", "box")
-		fx.asks("not to who was only asked", from("router", in, fx.chained(true, "b2")...), in, true, "b2")
-		is("datagrams that nobody knew", from("b2", in, fx.chained(true)...), "passed", "forwarded")
-		is("datagrams that we know", from("router", in, fx.chained(false, "b2")...), "passed", "forwarded")
+		fx.sentTo("a datagram returns to the first node", from("router", in, fx.chained(false, "b2")...), in, true,
+			"b2", "self")
+		fx.sentTo("a relayed datagram does not return", from("router", in, fx.chained(true, "b2")...), in, true, "b2")
+		is("a relayed datagram of an unknown flow", from("b2", in, fx.chained(true)...), "passed", "forwarded")
+		is("a datagram of a known flow", from("router", in, fx.chained(false, "b2")...), "passed", "forwarded")
 		fx.nodes(lb.UDP, "b2")
-		is("nothing is here", from("router", on(dptest.UDP, 0), fx.chained(true)...), "dropped", "no_local_backend")
+		is("no backend here", from("router", on(dptest.UDP, 0), fx.chained(true)...), "dropped", "no_local_backend")
 	}
 }

@@ -42,7 +42,7 @@ func (s *sysctls) forward(name string) error {
 	if _, err := os.Stat(sysctlPath("ipv6", name, "forwarding")); err != nil {
 		return nil // IPv6 is disabled
 	}
-	// An interface that forwards ignores router advertisements unless told not to (ip-sysctl, accept_ra).
+	// An interface that forwards ignores router advertisements unless accept_ra is 2 (ip-sysctl).
 	if v, err := os.ReadFile(sysctlPath("ipv6", name, "accept_ra")); err == nil && strings.TrimSpace(string(v)) == "1" {
 		if err := s.set("ipv6", name, "accept_ra", "2"); err != nil {
 			return err

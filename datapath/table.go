@@ -53,15 +53,15 @@ func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anyNode []uint32, exp
 		default: // the flows of a slot came from several slots
 			before = []uint32{anyBackend}
 		}
-		t.slots[i].Previous = remember(t.slots[i].Backend, before, expired)
+		t.slots[i].Previous = earlierBackends(t.slots[i].Backend, before, expired)
 		refers = refers || slices.Contains(t.slots[i].Previous[:], anyBackend)
 	}
 	switch {
 	case !refers || !p.NodeForwarding.Enabled:
 	case sameSize:
-		t.older = forget(was.older, expired)
+		t.older = withoutExpired(was.older, expired)
 	default:
-		t.older = forget(was.slots, expired)
+		t.older = withoutExpired(was.slots, expired)
 	}
 	if len(p.Table) == 0 && !slices.ContainsFunc(t.slots, func(s sySlot) bool { return s.Previous[0] != noBackend }) {
 		return table{}
@@ -69,8 +69,10 @@ func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anyNode []uint32, exp
 	return t
 }
 
-// remember returns the earlier backends of a slot, the latest first.
-func remember(backend uint32, before []uint32, expired func(id uint32) bool) (previous [len(sySlot{}.Previous)]uint32) {
+// earlierBackends returns the earlier backends of a slot, the latest first.
+func earlierBackends(
+	backend uint32, before []uint32, expired func(id uint32) bool,
+) (previous [len(sySlot{}.Previous)]uint32) {
 	n := 0
 	for i := range previous {
 		previous[i] = noBackend
@@ -89,21 +91,21 @@ func remember(backend uint32, before []uint32, expired func(id uint32) bool) (pr
 	return previous
 }
 
-// forget returns the slots of an older table without backends that have no flows.
-func forget(slots []sySlot, expired func(id uint32) bool) []sySlot {
+// withoutExpired returns the slots of an older table without the backends that have no flows.
+func withoutExpired(slots []sySlot, expired func(id uint32) bool) []sySlot {
 	out := slices.Clone(slots)
 	for i, s := range slots {
 		if s.Backend != noBackend && expired(s.Backend) {
 			out[i].Backend = noBackend
 		}
 		unlisted := func(id uint32) bool { return id == anyBackend || expired(id) }
-		out[i].Previous = remember(out[i].Backend, s.Previous[:], unlisted)
+		out[i].Previous = earlierBackends(out[i].Backend, s.Previous[:], unlisted)
 	}
 	return out
 }
 
-// remembered returns the ids of all earlier backends.
-func (t table) remembered() (ids []uint32) {
+// earlierIDs returns the ids of all earlier backends.
+func (t table) earlierIDs() (ids []uint32) {
 	seen := map[uint32]bool{noBackend: true, anyBackend: true}
 	note := func(id uint32) {
 		if !seen[id] {
@@ -187,7 +189,8 @@ func readTable(path string) (t table, err error) {
 	h := header(values)
 	n := 1 + int(h.Slots)
 	if n+int(h.OlderSlots) != len(values) {
-		return t, fmt.Errorf("read a table: %d slots and %d older ones in %d elements", h.Slots, h.OlderSlots, len(values))
+		return t, fmt.Errorf("read a table: %d slots and %d older ones in %d elements",
+			h.Slots, h.OlderSlots, len(values))
 	}
 	return table{slots: values[1:n], older: values[n:]}, nil
 }

@@ -17,8 +17,10 @@ type direction struct {
 }
 
 var (
-	inward  = direction{"tcx", ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS, func(o *syObjects) *ebpf.Program { return o.SyTcIn }}
-	outward = direction{"tcx-out", ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS, func(o *syObjects) *ebpf.Program { return o.SyTcOut }}
+	inward = direction{"tcx", ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS,
+		func(o *syObjects) *ebpf.Program { return o.SyTcIn }}
+	outward = direction{"tcx-out", ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS,
+		func(o *syObjects) *ebpf.Program { return o.SyTcOut }}
 )
 
 // attachTC uses tcx links where the kernel has them, else clsact filters.

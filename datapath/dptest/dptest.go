@@ -45,7 +45,7 @@ type Packet struct {
 	Private []byte
 	// Fragment makes it a later fragment of a datagram.
 	Fragment bool
-	// Options are IPv4 options or an IPv6 destination options header, of 8 bytes that say nothing.
+	// Options are IPv4 options or an IPv6 destination options header, of 8 bytes of padding.
 	Options bool
 }
 
@@ -267,7 +267,8 @@ func (p *Packet) parseTransport(l4 []byte) error {
 	case ICMP, ICMPv6:
 		p.Type, p.Code, p.Rest, p.Payload = l4[0], l4[1], binary.BigEndian.Uint32(l4[4:]), bytes.Clone(l4[8:])
 	case SCTP:
-		p.Ack, p.Type, p.Seq, p.Payload = binary.BigEndian.Uint32(l4[4:]), l4[12], binary.BigEndian.Uint32(l4[16:]), bytes.Clone(l4[20:])
+		p.Ack, p.Type, p.Seq, p.Payload = binary.BigEndian.Uint32(l4[4:]), l4[12], binary.BigEndian.Uint32(l4[16:]),
+			bytes.Clone(l4[20:])
 	}
 	if p.Proto == TCP || p.Proto == UDP || p.Proto == SCTP {
 		p.Src = netip.AddrPortFrom(p.Src.Addr(), binary.BigEndian.Uint16(l4[0:]))
@@ -348,7 +349,7 @@ func Join(frames [][]byte) (Packet, error) {
 				whole[l3+6] = f[head]
 			}
 		} else if !bytes.Equal(f[head-8:head], frames[0][head-8:head]) {
-			return Packet{}, fmt.Errorf("fragment %d goes somewhere else", i)
+			return Packet{}, fmt.Errorf("fragment %d has another destination", i)
 		}
 		whole = append(whole, f[head+skip:]...)
 	}

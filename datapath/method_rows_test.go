@@ -1,0 +1,152 @@
+package datapath
+
+import (
+	"net/netip"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// methodRows are the rows for dsr and tunnel, for allow lists and affinity, and for edge cases of protocols.
+var methodRows = []row{
+	{name: "dsr", state: dsr, in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: untouched},
+	{name: "dsr, UDP", state: func(fx *fixture) {
+		fx.serve(func(s *lb.Service) { s.Method, s.Ports[0].Protocol = lb.MethodDSR, lb.UDP }, "b1", "b2")
+	}, in: udp, did: "sent", reason: "forwarded", check: untouched},
+	{name: "dsr, in turn: a flow keeps its server", state: dsrAgain, in: tcp(dptest.ACK),
+		did: "sent", reason: "forwarded", check: dsrSame},
+	{name: "dsr, in turn: no flow", state: inTurn(lb.MethodDSR), in: tcp(dptest.ACK),
+		did: "sent", reason: "no_flow", check: aReset},
+	{name: "dsr behind a router",
+		state: func(fx *fixture) { fx.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }, "far") },
+		in:    tcp(dptest.SYN), did: "dropped", reason: "not_on_link"},
+	{name: "dsr without a backend",
+		state: func(fx *fixture) { fx.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }) },
+		in:    tcp(dptest.SYN), did: "sent", reason: "no_backend", check: aReset},
+	{name: "ipip", state: ipip, in: tcp(dptest.SYN),
+		did: "sent", reason: "forwarded", check: tunnelled(dptest.IPIP, dptest.IPv6)},
+	{name: "ipip, the other family", state: crossed(lb.EncapIPIP), in: tcp(dptest.SYN),
+		did: "sent", reason: "forwarded", check: tunnelled(dptest.IPIP, dptest.IPv6)},
+	{name: "gue", state: gue, in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
+	{name: "gue, the other family", state: crossed(lb.EncapGUE), in: tcp(dptest.SYN),
+		did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
+	{name: "gue, in turn: a flow keeps its server", state: gueAgain, in: tcp(dptest.ACK),
+		did: "sent", reason: "forwarded", check: gueSame},
+	{name: "gue to a server behind a router", state: func(fx *fixture) { fx.serve(tunnel(lb.EncapGUE), "far") },
+		in: tcp(dptest.SYN), did: "sent", reason: "forwarded"},
+	{name: "gue, TTL expires", state: gue,
+		in:  change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { p.TTL = 1 }),
+		did: "dropped", reason: "ttl_expired"},
+	{name: "gue, too big for the tunnel", state: gue,
+		in:  change(tcp(dptest.ACK), func(_ *fixture, p *dptest.Packet) { p.Payload = make([]byte, 1440) }),
+		did: "sent", reason: "too_big", check: func(fx *fixture, in, out dptest.Packet) error {
+			if fx.v6 {
+				return tooBig(1500-52)(fx, in, out)
+			}
+			return tooBig(1500-32)(fx, in, out)
+		}},
+	{name: "a router reports the path MTU of a tunnel", state: gue, in: func(fx *fixture) dptest.Packet {
+		r := fx.run(tcp(dptest.SYN)(fx).Frame())
+		return icmpError("router", func(*fixture) dptest.Packet {
+			x := r.out
+			x.Payload, x.Inner = make([]byte, 64), nil
+			return x
+		})(fx)
+	}, did: "passed", reason: "pmtu_learned", check: nil},
+	{name: "larger than the reported MTU", state: func(fx *fixture) {
+		gue(fx)
+		for _, b := range []string{"b1", "b2"} {
+			err := fx.d.objects.SyPmtu.Put(toAddr(fx.addr(b)), syPmtu{Seen: uint64(uptime()), Mtu: 1400})
+			if err != nil {
+				fx.t.Fatal(err)
+			}
+		}
+	}, in: change(tcp(dptest.ACK), func(_ *fixture, p *dptest.Packet) { p.Payload = make([]byte, 1340) }),
+		did: "sent", reason: "too_big", check: func(fx *fixture, in, out dptest.Packet) error {
+			if fx.v6 {
+				return tooBig(1400-52)(fx, in, out)
+			}
+			return tooBig(1400-32)(fx, in, out)
+		}},
+	{name: "decapsulated", state: web, in: tunnelFrom("router"),
+		did: "passed", reason: "decapsulated", check: decapsulated, option: acceptTunnels},
+	{name: "decapsulated, not for this node", state: web, in: tunnelFor("elsewhere", "router"),
+		did: "dropped", reason: "decap_not_local", option: acceptTunnels},
+	{name: "a tunnel of an unknown source", state: web, in: tunnelFrom("unknown"),
+		did: "dropped", reason: "unknown_tunnel_source", option: acceptTunnels},
+	{name: "a tunnel, without tunnel sources", state: web, in: tunnelFrom("router"), did: "passed", reason: "not_ours"},
+	{name: "a tunnel with an invalid GUE header", state: web,
+		in:  change(tunnelFrom("router"), func(_ *fixture, p *dptest.Packet) { p.Payload[0] = 0xff }),
+		did: "dropped", reason: "malformed", option: acceptTunnels},
+
+	{name: "allowed", state: only("192.0.2.0/24"), in: tcp(dptest.SYN),
+		did: "sent", reason: "forwarded", check: sentOn},
+	{name: "not allowed", state: only("10.0.0.0/8"), in: tcp(dptest.SYN), did: "dropped", reason: "not_allowed"},
+	{name: "allowed for the other family only", state: func(fx *fixture) {
+		fx.serve(func(s *lb.Service) {
+			s.Allow = []netip.Prefix{netip.MustParsePrefix(map[bool]string{true: "0.0.0.0/0", false: "::/0"}[fx.v6])}
+		}, "b1", "b2")
+	}, in: tcp(dptest.SYN), did: "dropped", reason: "not_allowed"},
+	{name: "not allowed, ping", state: only("10.0.0.0/8"), in: icmp(8, 128), did: "sent", reason: "echo_reply"},
+	{name: "affinity", state: stickyAgain,
+		in:  change(tcp(dptest.SYN), func(fx *fixture, p *dptest.Packet) { p.Src = fx.at("client", 40001) }),
+		did: "sent", reason: "forwarded", check: stickySame},
+
+	{name: "first port of a range", state: manyPorts, in: toPort(8001),
+		did: "sent", reason: "forwarded", check: atPort(9001)},
+	{name: "a port in a range", state: manyPorts, in: toPort(8555),
+		did: "sent", reason: "forwarded", check: atPort(9555)},
+	{name: "last port of a range", state: manyPorts, in: toPort(8999),
+		did: "sent", reason: "forwarded", check: atPort(9999)},
+	{name: "before a range", state: manyPorts, in: toPort(8000), did: "sent", reason: "no_frontend", check: aReset},
+	{name: "behind a range", state: manyPorts, in: toPort(9000), did: "sent", reason: "no_frontend", check: aReset},
+
+	{name: "SCTP opens", state: sctpService, in: sctp(1, 0), did: "sent", reason: "forwarded", check: sentOn},
+	{name: "SCTP answer", state: with(sctpService, sctp(1, 0)), in: sctpReply(2),
+		did: "sent", reason: "forwarded", check: toClient},
+	{name: "SCTP with the right tag establishes", state: with(sctpService, sctp(1, 0), sctpReply(2)),
+		in: sctp(10, 99), did: "sent", reason: "forwarded", check: isEstablished},
+	{name: "SCTP with another tag does not", state: with(sctpService, sctp(1, 0), sctpReply(2)), in: sctp(10, 98),
+		did: "dropped", reason: "bad_ack"},
+	{name: "SCTP data", state: sctpEstablished, in: sctp(0, 99), did: "sent", reason: "forwarded", check: sentOn},
+	{name: "SCTP ends", state: sctpEstablished, in: sctp(6, 99), did: "sent", reason: "forwarded", check: isClosed},
+	{name: "SCTP of no association", state: sctpService, in: sctp(0, 99),
+		did: "sent", reason: "no_flow", check: unreachable},
+	{name: "SCTP abort of no association", state: sctpService, in: sctp(6, 99), did: "dropped", reason: "no_flow"},
+	{name: "SCTP by dsr", state: func(fx *fixture) {
+		fx.serve(func(s *lb.Service) { s.Method, s.Ports[0].Protocol = lb.MethodDSR, lb.SCTP }, "b1", "b2")
+	}, in: sctp(1, 0), did: "sent", reason: "forwarded", check: untouched},
+	{name: "SCTP by gue", state: func(fx *fixture) {
+		fx.serve(func(s *lb.Service) { tunnel(lb.EncapGUE)(s); s.Ports[0].Protocol = lb.SCTP }, "b1", "b2")
+	}, in: sctp(1, 0), did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
+
+	{name: "error of a router about a packet to a server", state: established, in: icmpError("router", lastSent),
+		did: "sent", reason: "forwarded", check: errorFor("vip", "client", toVIP)},
+	{name: "error of a router about a packet to a server, UDP", state: answered, in: icmpError("router", lastSent),
+		did: "sent", reason: "forwarded", check: errorFor("vip", "client", toVIP)},
+	{name: "error of a router about a packet to a client",
+		state: func(fx *fixture) { fx.service(lb.TCP, "b1"); connect(fx) }, in: icmpError("router", toTheClient),
+		did: "sent", reason: "forwarded", check: errorFor("self", "b1", asServer)},
+	{name: "error about no flow", state: web, in: icmpError("router", toTheClient), did: "dropped", reason: "no_flow"},
+	{name: "error about a packet that was not sent", state: established,
+		in:  change(icmpError("router", lastSent), func(fx *fixture, p *dptest.Packet) { p.Dst = fx.at("vip", 0) }),
+		did: "dropped", reason: "unsupported_protocol"},
+	{name: "error about a packet of a server, dsr", state: dsr, in: icmpError("router", toTheClient),
+		did: "sent", reason: "forwarded", check: untouched},
+	{name: "error about a packet of a server, gue", state: gue, in: icmpError("router", toTheClient),
+		did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
+
+	{name: "tagged", state: web, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { tagged(p) }),
+		did: "sent", reason: "forwarded", check: keepsTag},
+	{name: "tagged twice", state: web,
+		in:  change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { p.Tags = []uint16{7, 42} }),
+		did: "sent", reason: "forwarded", check: keepsTag},
+	{name: "tagged ping", state: web, in: change(icmp(8, 128), func(_ *fixture, p *dptest.Packet) { tagged(p) }),
+		did: "sent", reason: "echo_reply", check: keepsTag},
+	{name: "tagged, refused", state: web, in: change(udp, func(_ *fixture, p *dptest.Packet) { tagged(p) }),
+		did: "sent", reason: "no_frontend", check: keepsTag},
+	{name: "tagged, reset", state: web, in: change(toPort(81), func(_ *fixture, p *dptest.Packet) { tagged(p) }),
+		did: "sent", reason: "no_frontend", check: keepsTag},
+	{name: "tagged, dsr", state: dsr, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { tagged(p) }),
+		did: "sent", reason: "forwarded", check: untouched},
+}

@@ -1,0 +1,132 @@
+package datapath
+
+import (
+	"encoding/binary"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+)
+
+// result is the result of a packet.
+type result struct {
+	did    string // sent, dropped or passed
+	reason string
+	frame  []byte
+	out    dptest.Packet // of frame, when it was sent or taken out of a tunnel, and is no fragment
+}
+
+// run runs a frame through explain and through the hook, and checks that they agree. Packets that XDP passes are run
+// through tc.
+func (fx *fixture) run(frame []byte) result {
+	fx.t.Helper()
+	r := result{reason: fx.explain(frame), frame: frame}
+	before := fx.counts()
+	if fx.hook == hookXDP {
+		r.did, r.frame = fx.runXDP(frame)
+	}
+	if fx.hook == hookTC || r.did == "passed" {
+		r.did, r.frame = fx.runTC(r.frame)
+	}
+	// The counted reason is the final one; sending may fail for another reason than explain returns.
+	for v, n := range fx.counts() {
+		if n > before[v] {
+			r.reason = v.Reason
+		}
+	}
+	delivered := r.reason == "decapsulated" || r.did == "passed" && r.reason == "forwarded"
+	if r.did == "passed" && !delivered && string(r.frame) != string(frame) {
+		fx.t.Fatalf("a packet was passed on changed:\n%x\n%x", frame, r.frame)
+	}
+	if (r.did == "sent" || delivered) && !isFragment(r.frame) {
+		var err error
+		if r.out, err = dptest.Parse(r.frame); err != nil {
+			fx.t.Fatalf("what was sent: %v\n%x", err, r.frame)
+		}
+		fromHere := r.out.Src.Addr() == fx.addr("self") && r.out.Src.Port() != 0
+		if r.reason == "forwarded" && fromHere && r.out.Inner == nil {
+			fx.last = r.out
+		}
+	}
+	return r
+}
+
+func isFragment(f []byte) bool {
+	if binary.BigEndian.Uint16(f[12:]) == 0x0800 {
+		return binary.BigEndian.Uint16(f[20:])&0x3fff != 0
+	}
+	return binary.BigEndian.Uint16(f[12:]) == 0x86dd && f[20] == 44
+}
+
+func (fx *fixture) runXDP(frame []byte) (did string, out []byte) {
+	fx.t.Helper()
+	return fx.runProgram(fx.d.objects.SyXdp, frame, fx.xdp(frame), hookXDP.verdicts())
+}
+
+func (fx *fixture) runTC(frame []byte) (did string, out []byte) {
+	fx.t.Helper()
+	return fx.runProgram(fx.d.objects.SyTcIn, frame, fx.skb(0), hookTC.verdicts())
+}
+
+// xdpMd is struct xdp_md.
+type xdpMd struct{ Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32 }
+
+// xdp is the context of a frame on the uplink.
+func (fx *fixture) xdp(frame []byte) xdpMd {
+	return xdpMd{DataEnd: uint32(len(frame)), Ingress: fx.nic}
+}
+
+// verdicts are what the programs of a hook may return.
+func (h hook) verdicts() map[uint32]string {
+	if h == hookXDP {
+		return map[uint32]string{1: "dropped", 2: "passed", 3: "sent", 4: "sent"}
+	}
+	return map[uint32]string{2: "dropped", 0xffffffff: "passed", 7: "sent"}
+}
+
+// skb is the context of a packet on the uplink: struct __sk_buff, of which mark is the third word and ifindex the
+// eleventh.
+func (fx *fixture) skb(mark uint32) []byte {
+	skb := make([]byte, 192)
+	binary.NativeEndian.PutUint32(skb[8:], mark)
+	binary.NativeEndian.PutUint32(skb[40:], fx.nic)
+	return skb
+}
+
+func (fx *fixture) runProgram(
+	prog *ebpf.Program, frame []byte, context any, verdicts map[uint32]string,
+) (did string, out []byte) {
+	fx.t.Helper()
+	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+256), Context: context}
+	var ret uint32
+	fx.do(func() (err error) {
+		ret, err = prog.Run(&opts)
+		return err
+	})
+	if did = verdicts[ret]; did == "" {
+		fx.t.Fatalf("the program returned %d", ret)
+	}
+	return did, opts.DataOut
+}
+
+func (fx *fixture) counts() map[Verdict]uint64 {
+	fx.t.Helper()
+	s, err := fx.d.Stats()
+	if err != nil {
+		fx.t.Fatal(err)
+	}
+	return s.Packets
+}
+
+// explain returns the reason that sy_explain gives, having checked that it counted and changed nothing.
+func (fx *fixture) explain(frame []byte) string {
+	fx.t.Helper()
+	out := make([]byte, len(frame)+256)
+	padded := append(frame[:len(frame):len(frame)], make([]byte, 128)...) // room for the verdict
+	opts := ebpf.RunOptions{Data: padded, DataOut: out}
+	if _, err := fx.d.objects.SyExplain.Run(&opts); err != nil {
+		fx.t.Fatal(err)
+	}
+	const reasonAt = 36 + 4 // behind the tuple and the action
+	return fx.d.reasons[binary.NativeEndian.Uint32(opts.DataOut[reasonAt:])]
+}
