@@ -1,0 +1,87 @@
+package admin
+
+import (
+	"errors"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// serveAnswer answers every request on a new socket with a status and a body, and returns a client of it.
+func serveAnswer(t *testing.T, code int, body string) *Client {
+	t.Helper()
+	socket := options(t).Socket
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(code)
+		w.Write([]byte(body))
+	})}
+	go server.Serve(l)
+	t.Cleanup(func() { server.Close() })
+	return NewClient(socket)
+}
+
+func TestClientErrors(t *testing.T) {
+	for _, tt := range []struct {
+		name, body string
+		code       int
+		err        string // "": none
+	}{
+		{"answer", `"x"`, 200, ""},
+		{"not JSON", `x`, 200, "read the answer to /v1/x: invalid character"},
+		{"wrong type", `1`, 200, "read the answer to /v1/x: json: cannot unmarshal number"},
+		{"refused", `{"error":"no\nno"}`, 422, "the agent answers 422 Unprocessable Entity to /v1/x: no\nno"},
+		{"refused, not JSON", `404 page not found`, 404, "the agent answers 404 Not Found to /v1/x: "},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := serveAnswer(t, tt.code, tt.body)
+			for _, do := range []func(v any) error{
+				func(v any) error { return c.Get(t.Context(), "/v1/x", v) },
+				func(v any) error { return c.Post(t.Context(), "/v1/x", v) },
+			} {
+				var v string
+				err := do(&v)
+				if tt.err == "" {
+					if err != nil || v != "x" {
+						t.Errorf("%q, %v", v, err)
+					}
+					continue
+				}
+				if err == nil || !strings.HasPrefix(err.Error(), tt.err) {
+					t.Errorf("error %v; want %s", err, tt.err)
+				}
+				var refused *RefusedError
+				if errors.As(err, &refused) != (tt.code != 200) || refused != nil && refused.Code != tt.code {
+					t.Errorf("RefusedError %+v", refused)
+				}
+			}
+		})
+	}
+	c := NewClient(strings.Repeat("x", 200))
+	err := c.Get(t.Context(), "/v1/x", nil)
+	if err == nil || !strings.HasPrefix(err.Error(), "request to the agent on x") {
+		t.Errorf("a path too long for a socket: %v", err)
+	}
+	if err := c.Get(t.Context(), "/%", nil); err == nil || !strings.HasPrefix(err.Error(), "request /%: ") {
+		t.Errorf("a wrong path: %v", err)
+	}
+}
+
+// A socket file without a listener is one that an agent left behind.
+func TestClientOfAnAgentThatHasEnded(t *testing.T) {
+	socket := options(t).Socket
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close()
+	err = NewClient(socket).Get(t.Context(), "/v1/x", nil)
+	if err == nil || !strings.HasPrefix(err.Error(), "no agent listens on "+socket) {
+		t.Errorf("error %v", err)
+	}
+}

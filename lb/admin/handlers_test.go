@@ -1,0 +1,192 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// get returns the code and the body, without white space, of a GET of path.
+func get(o Options, path string) (code int, body string) {
+	w := httptest.NewRecorder()
+	New(o).Handler(true).ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	return w.Code, strings.Join(strings.Fields(w.Body.String()), "")
+}
+
+func TestExplainHandler(t *testing.T) {
+	for _, tt := range []struct {
+		query string
+		err   error
+		code  int
+		want  string
+	}{
+		{"client=198.51.100.7&to=203.0.113.10:53/udp", nil, 200, `"reason":"no_backend"`},
+		{"client=198.51.100.7&to=203.0.113.10:53/udp", errors.New("no map"), 500, `{"error":"nomap"}`},
+		{"client=198.51.100.7&to=203.0.113.10", nil, 400, "wantVIP:PORT"},
+		{"to=203.0.113.10:53", nil, 400, `{"error":`},
+	} {
+		o := options(t)
+		o.Explain = func(q lb.Question) (lb.Explanation, error) {
+			if q.Client.Addr() != netip.MustParseAddr("198.51.100.7") || q.To.Port() != 53 || q.Protocol != lb.UDP {
+				t.Errorf("question %+v", q)
+			}
+			return lb.Explanation{Reason: "no_backend"}, tt.err
+		}
+		if code, body := get(o, "/v1/explain?"+tt.query); code != tt.code || !strings.Contains(body, tt.want) {
+			t.Errorf("%s: %d %s; want %d %s", tt.query, code, body, tt.code, tt.want)
+		}
+	}
+}
+
+// Lists are never null: a client may iterate over them.
+func TestEmptyLists(t *testing.T) {
+	o := options(t)
+	o.Peers = func() []lb.PeerStatus { return nil }
+	o.Flows = func(context.Context, lb.FlowFilter) ([]lb.FlowStatus, bool, error) { return nil, false, nil }
+	for path, want := range map[string]string{"/v1/peers": "[]", "/v1/flows": `{"flows":[],"more":false}`} {
+		if code, body := get(o, path); code != 200 || body != want {
+			t.Errorf("%s: %d %s; want %s", path, code, body, want)
+		}
+	}
+	o.Flows = func(context.Context, lb.FlowFilter) ([]lb.FlowStatus, bool, error) {
+		return nil, false, errors.New("no map")
+	}
+	if code, body := get(o, "/v1/flows"); code != 500 || body != `{"error":"nomap"}` {
+		t.Errorf("failed list: %d %s", code, body)
+	}
+}
+
+func TestInfoCounts(t *testing.T) {
+	o := options(t)
+	o.Info = func() Info { return Info{Interfaces: []Interface{{Name: "eth0"}}} }
+	o.Peers = func() []lb.PeerStatus {
+		return []lb.PeerStatus{{State: "idle"}, {State: "established"}, {State: "established"}}
+	}
+	backends := []lb.BackendStatus{{State: lb.StateHealthy}, {State: lb.StateUnhealthy}, {State: lb.StateDraining}}
+	services := []lb.ServiceStatus{{State: lb.StateUnhealthy}, {State: lb.StateHealthy}, {State: lb.StateUnknown}}
+	i := New(o).info(lb.Status{
+		Behind: time.Unix(1, 0), Services: services, Backends: append(backends, backends[0]),
+		Routes: []lb.RouteStatus{{Announced: true}, {}, {}, {}, {}},
+	})
+	got := [8]int{i.Services, i.Healthy, i.Backends, i.BackendsUp, i.Routes, i.Announced, i.Peers, i.PeersUp}
+	if want := [8]int{3, 1, 4, 2, 5, 1, 3, 2}; got != want || i.Settled || !i.Behind.Equal(time.Unix(1, 0)) {
+		t.Errorf("%v; want %v; %+v", got, want, i)
+	}
+	if len(i.Interfaces) != 1 {
+		t.Errorf("interfaces %+v", i.Interfaces)
+	}
+}
+
+// Answers that wait for the engine end after answerTimeout.
+func TestHandlersBoundTheirRequests(t *testing.T) {
+	o := options(t)
+	checkDeadline := func(ctx context.Context) {
+		t.Helper()
+		if at, ok := ctx.Deadline(); !ok || time.Until(at) > answerTimeout {
+			t.Errorf("deadline %s, %t", at, ok)
+		}
+	}
+	o.Status = func(ctx context.Context) (lb.Status, error) { checkDeadline(ctx); return status(ctx) }
+	var drained context.Context
+	o.Drain = func(ctx context.Context, _ string, _ bool) (lb.Drains, error) {
+		checkDeadline(ctx)
+		drained = ctx
+		return lb.Drains{}, nil
+	}
+	get(o, "/v1/status")
+	w := httptest.NewRecorder()
+	New(o).Handler(true).ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/v1/drain?service=web", nil))
+	if h := w.Header(); h.Get("Content-Type") != "application/json" || h.Get("X-Content-Type-Options") != "nosniff" {
+		t.Errorf("header %v", h)
+	}
+	if drained == nil || drained.Err() == nil {
+		t.Error("the context of the request is not ended with it")
+	}
+}
+
+func TestStateMetrics(t *testing.T) {
+	backend := func(state lb.State) lb.BackendStatus { return lb.BackendStatus{Service: "web", State: state} }
+	var failure error
+	m := NewStateMetrics(func(ctx context.Context) (lb.Status, error) {
+		if _, ok := ctx.Deadline(); !ok {
+			t.Error("no deadline")
+		}
+		return lb.Status{
+			Settled:  true,
+			Services: []lb.ServiceStatus{{Service: "web"}, {Service: "web"}, {Service: "idle"}},
+			Backends: []lb.BackendStatus{
+				backend(lb.StateHealthy), backend(lb.StateHealthy), backend(lb.StateUnhealthy),
+				backend(lb.StateDraining), backend(lb.StateUnknown),
+			},
+			Routes: []lb.RouteStatus{{Address: vip}},
+		}, failure
+	})
+	r := prometheus.NewPedanticRegistry()
+	r.MustRegister(m)
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		for _, x := range f.Metric {
+			name := f.GetName()
+			for _, l := range x.Label {
+				name += " " + l.GetValue()
+			}
+			got[strings.TrimPrefix(name, "steelyard_")] = x.Gauge.GetValue()
+		}
+	}
+	want := map[string]float64{
+		"engine_backends web unknown": 1, "engine_backends web healthy": 2,
+		"engine_backends web unhealthy": 1, "engine_backends web draining": 1,
+		"engine_backends idle unknown": 0, "engine_backends idle healthy": 0,
+		"engine_backends idle unhealthy": 0, "engine_backends idle draining": 0,
+		"engine_services": 2, "engine_settled": 1, "announce_vip_announced 203.0.113.10": 0,
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("-want +got:\n%s", d)
+	}
+	failure = errors.New("no answer")
+	if n := testutil.CollectAndCount(m); n != 0 {
+		t.Errorf("without an answer of the engine: %d metrics; want none", n)
+	}
+}
+
+func TestCallMetrics(t *testing.T) {
+	m := NewCallMetrics()
+	m.Observe("datapath", 500*time.Millisecond, nil)
+	m.Observe("datapath", 500*time.Millisecond, errors.New("no"))
+	const want = `# HELP steelyard_engine_apply_duration_seconds How long a consumer took to carry out a change.
+# TYPE steelyard_engine_apply_duration_seconds histogram
+steelyard_engine_apply_duration_seconds_bucket{consumer="datapath",le="0.0001"} 0
+steelyard_engine_apply_duration_seconds_bucket{consumer="datapath",le="0.0004"} 0
+steelyard_engine_apply_duration_seconds_bucket{consumer="datapath",le="0.0016"} 0
+steelyard_engine_apply_duration_seconds_bucket{consumer="datapath",le="0.0064"} 0
+steelyard_engine_apply_duration_seconds_bucket{consumer="datapath",le="0.0256"} 0
+steelyard_engine_apply_duration_seconds_bucket{consumer="datapath",le="0.1024"} 0
+steelyard_engine_apply_duration_seconds_bucket{consumer="datapath",le="0.4096"} 0
+steelyard_engine_apply_duration_seconds_bucket{consumer="datapath",le="1.6384"} 2
+steelyard_engine_apply_duration_seconds_bucket{consumer="datapath",le="6.5536"} 2
+steelyard_engine_apply_duration_seconds_bucket{consumer="datapath",le="+Inf"} 2
+steelyard_engine_apply_duration_seconds_sum{consumer="datapath"} 1
+steelyard_engine_apply_duration_seconds_count{consumer="datapath"} 2
+# HELP steelyard_engine_apply_errors_total Changes that a consumer could not carry out, tries included.
+# TYPE steelyard_engine_apply_errors_total counter
+steelyard_engine_apply_errors_total{consumer="datapath"} 1
+`
+	if err := testutil.CollectAndCompare(m, strings.NewReader(want)); err != nil {
+		t.Error(err)
+	}
+}
