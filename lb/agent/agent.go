@@ -31,6 +31,8 @@ type Options struct {
 	Level      *slog.LevelVar // the level of Log, set by each reload; nil: the level stays
 	PinPath    string         // directory of the pinned BPF objects; "": datapath.DefaultPinPath
 	StateDir   string         // state that outlives the agent, not a reboot; "": datapath.DefaultStateDir
+
+	open func(datapath.Options) (forwarder, error) // nil: openDatapath; tests have one in memory
 }
 
 // complete fills in the defaults, and reads the configuration when there is none. A configuration that this version
@@ -38,6 +40,9 @@ type Options struct {
 func (o Options) complete() (Options, error) {
 	o.PinPath = cmp.Or(o.PinPath, datapath.DefaultPinPath)
 	o.StateDir = cmp.Or(o.StateDir, datapath.DefaultStateDir)
+	if o.open == nil {
+		o.open = openDatapath
+	}
 	if o.Level == nil {
 		o.Level = new(slog.LevelVar)
 	}
@@ -105,7 +110,7 @@ func New(o Options) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	dp, err := datapath.Open(dpOptions)
+	dp, err := o.open(dpOptions)
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +125,7 @@ func New(o Options) (*Agent, error) {
 
 // connect creates the engine and what reads from it: the drain store, the cluster and the admin API.
 func (a *Agent) connect(
-	o Options, facts node, services *file.Source, announcers announcers, dp *datapath.Datapath,
+	o Options, facts node, services *file.Source, announcers announcers, dp forwarder,
 	registry *prometheus.Registry,
 ) error {
 	relay := new(healthRelay)

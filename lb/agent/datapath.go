@@ -1,10 +1,32 @@
 package agent
 
 import (
+	"context"
+	"io"
+	"net/netip"
+
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/steelyard-lb/steelyard/datapath"
 	"github.com/steelyard-lb/steelyard/healthd"
 	"github.com/steelyard-lb/steelyard/lb"
 )
+
+// forwarder is the part of datapath.Datapath that the agent needs.
+type forwarder interface {
+	lb.Datapath
+	prometheus.Collector
+	io.Closer
+	Run(context.Context) error
+	Interfaces() []datapath.InterfaceStatus
+	Flows(context.Context, lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error)
+	Explain(lb.Question) (lb.Explanation, error)
+	SetTunnelSources([]netip.Addr) error
+	ProbeWay(vip, server netip.Addr, method lb.Method, encap lb.Encap) (mark uint32, from netip.Addr, err error)
+}
+
+// openDatapath loads and attaches the kernel programs.
+func openDatapath(o datapath.Options) (forwarder, error) { return datapath.Open(o) }
 
 func datapathOptions(o Options, facts node) (datapath.Options, error) {
 	c := o.Config.Datapath
@@ -21,7 +43,7 @@ func datapathOptions(o Options, facts node) (datapath.Options, error) {
 }
 
 // checkPath returns how a probe of a server that has the VIP itself is sent: with a mark, from an address.
-func checkPath(d *datapath.Datapath) func(lb.Check) (healthd.Way, error) {
+func checkPath(d forwarder) func(lb.Check) (healthd.Way, error) {
 	return func(c lb.Check) (healthd.Way, error) {
 		mark, from, err := d.ProbeWay(c.VIP, c.Target.Addr(), c.Method, c.Encap)
 		return healthd.Way{Mark: mark, From: from}, err

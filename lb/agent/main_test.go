@@ -45,7 +45,7 @@ func runAgent(ctx context.Context, configFile string) error {
 	return a.Run(ctx)
 }
 
-// stepTimeout bounds each step of an agent in the lab. A start takes a second, and more than ten on a busy machine.
+// stepTimeout bounds each step of a test. A start takes a second, and more than ten on a busy machine.
 const stepTimeout = time.Minute
 
 // The agent runs in a host of the lab: it announces its service, keeps drains in its state directory over a restart,

@@ -72,7 +72,7 @@ func newTestReloader(t *testing.T, level *slog.LevelVar, log *slog.Logger) (*rel
 // eventually fails the test when f is not true within 5 s.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(stepTimeout); !f(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("not within 5 s: %s", what)
 		}
@@ -224,7 +224,7 @@ func next(t *testing.T, lines <-chan string, want ...string) {
 			if got != w {
 				t.Errorf("systemd received %s; want %s", got, w)
 			}
-		case <-time.After(5 * time.Second):
+		case <-time.After(stepTimeout):
 			t.Fatalf("systemd received nothing within 5 s; want %s", w)
 		}
 	}

@@ -1,0 +1,339 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/steelyard-lb/steelyard/datapath"
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
+)
+
+// memoryDatapath is a datapath in memory.
+type memoryDatapath struct {
+	*lbtest.Fixture
+	prometheus.Gauge
+	*events // of Close
+	options datapath.Options
+}
+
+func (d *memoryDatapath) open(o datapath.Options) (forwarder, error) { d.options = o; return d, nil }
+
+func (d *memoryDatapath) Run(ctx context.Context) error { d.add("run"); <-ctx.Done(); return nil }
+
+func (d *memoryDatapath) Interfaces() []datapath.InterfaceStatus {
+	return []datapath.InterfaceStatus{{Name: "lo", Mode: datapath.ModeTC, Hook: "tcx"}}
+}
+
+func (d *memoryDatapath) Flows(context.Context, lb.FlowFilter) ([]lb.FlowStatus, bool, error) {
+	return nil, true, nil
+}
+
+func (d *memoryDatapath) Explain(q lb.Question) (lb.Explanation, error) {
+	return lb.Explanation{Protocol: q.Protocol, Reason: "test"}, nil
+}
+
+func (d *memoryDatapath) SetTunnelSources([]netip.Addr) error { return nil }
+
+// ProbeWay fails with its arguments, so that they are seen as the reason of the backend's state.
+func (d *memoryDatapath) ProbeWay(
+	vip, server netip.Addr, method lb.Method, encap lb.Encap,
+) (uint32, netip.Addr, error) {
+	if method == lb.MethodDSR {
+		return 0, netip.Addr{}, fmt.Errorf("way to %s on %s by %s", vip, server, method)
+	}
+	return 0, server, nil
+}
+
+func newMemoryDatapath() *memoryDatapath {
+	gauge := prometheus.NewGauge(prometheus.GaugeOpts{Name: "steelyard_datapath_test"})
+	return &memoryDatapath{Fixture: lbtest.New(), Gauge: gauge, events: new(events)}
+}
+
+// newInMemory creates an agent with a configuration, a datapath in memory and a state directory.
+func newInMemory(t *testing.T, text string, change func(*Options)) (*Agent, *memoryDatapath, error) {
+	t.Helper()
+	dp := newMemoryDatapath()
+	text = "[node]\nname = \"n\"\n[datapath]\ninterfaces = [\"lo\"]\n" + text
+	o := Options{
+		ConfigFile: writeConfig(t, "", text), Config: parse(t, text), Version: "v", Log: discard,
+		PinPath: "/pins", StateDir: t.TempDir(), open: dp.open,
+	}
+	change(&o)
+	a, err := New(o)
+	return a, dp, err
+}
+
+func asIs(*Options) {}
+
+// New connects the parts: each request to the API reaches the part that has the answer.
+func TestNewConnects(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	a, dp, err := newInMemory(t, fmt.Sprintf("[admin]\nsocket = %q\n", socket)+`
+[[service]]
+name = "up"
+address = "203.0.113.10"
+ports = ["80:8080"]
+backends = ["10.0.0.21"]
+check = "none"
+[[service]]
+name = "web"
+address = "203.0.113.11"
+ports = ["80"]
+backends = ["10.0.0.22"]
+forward = "dsr"
+check = "tcp"
+`, asIs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o := dp.options; o.PinPath != "/pins" || o.Interfaces[0] != "lo" || o.Delivers {
+		t.Errorf("options of the datapath %+v", o)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	c := admin.NewClient(socket)
+	var i admin.Info
+	eventually(t, "settled", func() bool { return c.Get(ctx, "/v1/status", &i) == nil && i.Settled })
+	if i.Node != "n" || i.Version != "v" || i.Services != 2 || i.Interfaces[0].Name != "lo" || i.Started.IsZero() {
+		t.Errorf("status %+v", i)
+	}
+	var backends []lb.BackendStatus
+	reason := func() string {
+		if err := c.Get(ctx, "/v1/backends", &backends); err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprint(backends)
+	}
+	eventually(t, "a failed check", func() bool {
+		return strings.Contains(reason(), "way to 203.0.113.11 on 10.0.0.22 by dsr")
+	})
+	var flows admin.Flows
+	if err := c.Get(ctx, "/v1/flows", &flows); err != nil || !flows.More {
+		t.Errorf("flows %+v, %v", flows, err)
+	}
+	var x lb.Explanation
+	path := "/v1/explain?client=198.51.100.7&to=203.0.113.10:80"
+	if err := c.Get(ctx, path, &x); err != nil || x.Reason != "test" {
+		t.Errorf("explanation %+v, %v", x, err)
+	}
+	var drains lb.Drains
+	if err := c.Post(ctx, "/v1/drain?service=web", &drains); err != nil || len(drains.Services) != 1 {
+		t.Errorf("drains %+v, %v", drains, err)
+	}
+	var reloaded admin.Reloaded
+	if err := c.Post(ctx, "/v1/reload", &reloaded); err != nil || reloaded.Config != a.reloader.file {
+		t.Errorf("reload %+v, %v", reloaded, err)
+	}
+	metrics := scrape(t, socket)
+	for _, name := range []string{
+		"steelyard_datapath_test 0", "steelyard_engine_settled 1", "steelyard_engine_apply_duration_seconds_count{",
+		"steelyard_health_", "go_goroutines ", "process_open_fds ",
+	} {
+		if !strings.Contains(metrics, name) {
+			t.Errorf("no %s in the metrics", name)
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if got := fmt.Sprint(dp.all()); got != "[run datapath closed]" {
+		t.Errorf("datapath: %s", got)
+	}
+}
+
+// scrape returns the answer to GET /metrics on a socket.
+func scrape(t *testing.T, socket string) string {
+	t.Helper()
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		},
+	}}
+	resp, err := client.Get("http://agent/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// What New has opened is closed when a later step fails.
+func TestNewFails(t *testing.T) {
+	const kubeconfig = "[kubernetes]\nkubeconfig = \"/no/such/file\"\n"
+	const bgp = "[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.254\", asn = 64500 }]\n"
+	wrongDrains := func(o *Options) {
+		if err := os.WriteFile(filepath.Join(o.StateDir, "drained.json"), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		name, text string
+		change     func(*Options)
+		err        string
+		closed     bool
+	}{
+		{
+			"datapath", "", func(o *Options) {
+				o.open = func(datapath.Options) (forwarder, error) { return nil, errors.New("no BPF") }
+			}, "no BPF", false,
+		},
+		{"mode", "", func(o *Options) { o.Config.Datapath.Mode = "dpdk" }, "dpdk", false},
+		{"node", bgp, asIs, "interface lo has no IPv4 address to use as BGP identifier", false},
+		{"announcer", bgp, func(o *Options) {
+			o.Config.Node.RouterID, o.Config.BGP.ASN = ip("192.0.2.1"), 0
+		}, "bgp: ", false},
+		{"drains", "", wrongDrains, "read the drains from ", true},
+		{"cluster", kubeconfig, asIs, "kubernetes: ", true},
+	} {
+		a, dp, err := newInMemory(t, tt.text, tt.change)
+		if a != nil || err == nil || !strings.Contains(err.Error(), tt.err) {
+			t.Errorf("%s: agent %v, error %v; want %s", tt.name, a, err, tt.err)
+		}
+		if closed := len(dp.all()) == 1; closed != tt.closed {
+			t.Errorf("%s: datapath closed %t; want %t", tt.name, closed, tt.closed)
+		}
+	}
+}
+
+func TestNewLogsWarnings(t *testing.T) {
+	var log bytes.Buffer
+	_, _, err := newInMemory(t, "", func(o *Options) {
+		o.Log, o.Config.Warnings = slog.New(slog.NewTextHandler(&log, nil)), []string{"pointless"}
+	})
+	if err != nil || !strings.Contains(log.String(), "reason=pointless") {
+		t.Errorf("error %v, log %s", err, &log)
+	}
+}
+
+// The parts of the cluster source that run depend on who the service proxy is and who assigns addresses.
+func TestClusterTasks(t *testing.T) {
+	kubeconfig := writeConfig(t, "", `
+apiVersion: v1
+kind: Config
+current-context: c
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+users: [{name: u, user: {}}]
+`)
+	const pool = "[l2]\n[[pool]]\nname = \"a\"\naddresses = [\"203.0.113.0/30\"]\n"
+	for _, tt := range []struct{ keys, more, want string }{
+		{`proxy = "kube-proxy"`, "", "node health checks"},
+		{"", "", "health check node ports, node health checks"},
+		{
+			`proxy = "replace"`, "",
+			"health check node ports, health of the service proxy, node health checks",
+		},
+		{`proxy = "kube-proxy"`, pool, "node health checks, addresses"},
+		{"proxy = \"kube-proxy\"\nallocate = false", pool, "node health checks"},
+	} {
+		cfg := parse(t, fmt.Sprintf("[kubernetes]\nkubeconfig = %q\n%s\n%s", kubeconfig, tt.keys, tt.more))
+		c, err := newCluster(Options{Config: cfg, Log: discard}, facts, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, x := range c.tasks {
+			names = append(names, x.name)
+		}
+		if got := strings.Join(names, ", "); got != tt.want || c.source.name != "kubernetes" {
+			t.Errorf("%s: source %s, tasks %s; want %s", tt.keys, c.source.name, got, tt.want)
+		}
+		if tt.more != "" {
+			cfg.Pools[0].ServiceSelector = "!!"
+			if _, err := newCluster(Options{Config: cfg, Log: discard}, facts, nil, nil); err == nil {
+				t.Errorf("%s: a wrong selector is accepted", tt.keys)
+			}
+		}
+	}
+}
+
+// The client of the API server identifies itself, asks for protobuf, and gives up after its timeout.
+func TestNewClient(t *testing.T) {
+	header := make(chan http.Header, 10)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := make(chan struct{})
+	server := &http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		header <- r.Header
+		<-stop
+	})}
+	go server.Serve(l)
+	t.Cleanup(func() { close(stop); server.Close() })
+	kubeconfig := writeConfig(t, "", fmt.Sprintf(`
+apiVersion: v1
+kind: Config
+current-context: c
+clusters: [{name: c, cluster: {server: "http://%s"}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+users: [{name: u, user: {}}]
+`, l.Addr()))
+	dialed := ""
+	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+		dialed = address
+		return new(net.Dialer).DialContext(ctx, network, address)
+	}
+	client, err := newClient(kubeconfig, "v1", 50*time.Millisecond, dial)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Discovery().ServerVersion(); err == nil || dialed != l.Addr().String() {
+		t.Errorf("a server without an answer: %v, dialed %q", err, dialed)
+	}
+	h := <-header
+	if got := h.Get("User-Agent"); got != "steelyard/v1" {
+		t.Errorf("user agent %q", got)
+	}
+	if got := h.Get("Accept"); !strings.HasPrefix(got, "application/vnd.kubernetes.protobuf") {
+		t.Errorf("accepts %q", got)
+	}
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	if _, err := newClient("", "v1", 0, nil); err == nil {
+		t.Error("outside of a pod: no error")
+	}
+}
+
+// The default interface is that of the kernel's routes; a host without a default route has none.
+func TestDefaultInterface(t *testing.T) {
+	routes, err := os.ReadFile("/proc/net/route")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := thisHost{}.defaultInterface()
+	for line := range strings.Lines(string(routes)) {
+		f := strings.Fields(line)
+		if f[1] == "00000000" && f[7] == "00000000" {
+			if err != nil || got != f[0] {
+				t.Errorf("%s, %v; want %s", got, err, f[0])
+			}
+			return
+		}
+	}
+	if err != nil && err.Error() != "there is no default route" {
+		t.Error(err)
+	}
+}
