@@ -69,12 +69,12 @@ func newTestReloader(t *testing.T, level *slog.LevelVar, log *slog.Logger) (*rel
 	return newReloader(o, services, newReadiness(systemd.New(discard))), s
 }
 
-// eventually fails the test when f is not true within 5 s.
+// eventually fails the test when f stays false for stepTimeout.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(stepTimeout); !f(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 5 s: %s", what)
+			t.Fatalf("not within %s: %s", stepTimeout, what)
 		}
 	}
 }
@@ -225,7 +225,7 @@ func next(t *testing.T, lines <-chan string, want ...string) {
 				t.Errorf("systemd received %s; want %s", got, w)
 			}
 		case <-time.After(stepTimeout):
-			t.Fatalf("systemd received nothing within 5 s; want %s", w)
+			t.Fatalf("systemd received nothing within %s; want %s", stepTimeout, w)
 		}
 	}
 }
