@@ -51,7 +51,8 @@ func New(o Options) (*Announcer, error) {
 	}
 	a := &Announcer{o: o, metrics: newMetrics(), owned: map[netip.Addr]struct{}{}, conflicts: map[string]bool{}}
 	for _, name := range o.Interfaces {
-		a.responders = append(a.responders, &responder{a: a, name: name, log: o.Log.With("interface", name)})
+		r := &responder{a: a, name: name, log: o.Log.With("interface", name), sys: kernel}
+		a.responders = append(a.responders, r)
 	}
 	return a, nil
 }

@@ -26,16 +26,21 @@ func watchLinks(
 	go func() {
 		defer close(ended)
 		for u := range updates { // closed after done
-			for i, p := range responders {
-				if u.Link == nil || u.Attrs().Name != p.name {
-					continue
-				}
-				select {
-				case changes[i] <- struct{}{}:
-				default:
-				}
-			}
+			notify(u, responders, changes)
 		}
 	}()
 	return changes, func() { close(done); <-ended }, nil
+}
+
+// notify sends to the channel of each responder whose interface the update is about, unless it is full.
+func notify(u netlink.LinkUpdate, responders []*responder, changes []chan struct{}) {
+	for i, p := range responders {
+		if u.Link == nil || u.Attrs().Name != p.name {
+			continue
+		}
+		select {
+		case changes[i] <- struct{}{}:
+		default:
+		}
+	}
 }

@@ -23,8 +23,8 @@ var allNodes = netip.MustParseAddr("ff02::1")
 // ndpSocket sends advertisements through one socket and reads solicitations from another (see doc.go).
 type ndpSocket struct {
 	ifi  *net.Interface
-	conn *ndp.Conn
-	in   *packet.Conn
+	conn ndpConn
+	in   net.PacketConn
 }
 
 const (

@@ -2,6 +2,7 @@ package l2
 
 import (
 	"encoding/binary"
+	"net"
 	"net/netip"
 	"slices"
 	"testing"
@@ -13,10 +14,17 @@ import (
 // solicitation is a valid Ethernet frame with a neighbour solicitation for vip6.
 func solicitation(t *testing.T) []byte {
 	t.Helper()
-	from, to := netip.MustParseAddr("fe80::1"), netip.MustParseAddr("ff02::1:ff00:10")
-	m, err := ndp.MarshalMessageChecksum(&ndp.NeighborSolicitation{TargetAddress: vip6}, from, to)
+	m := &ndp.NeighborSolicitation{TargetAddress: vip6}
+	return neighbourFrame(t, net.HardwareAddr{2, 0, 0, 0, 0, 1}, "fe80::1", m)
+}
+
+// neighbourFrame is a valid Ethernet frame to the solicited-node multicast group of vip6.
+func neighbourFrame(t *testing.T, mac net.HardwareAddr, source string, message ndp.Message) []byte {
+	t.Helper()
+	from, to := netip.MustParseAddr(source), netip.MustParseAddr("ff02::1:ff00:10")
+	m, err := ndp.MarshalMessageChecksum(message, from, to)
 	must(t, err)
-	frame := []byte{0x33, 0x33, 0xff, 0, 0, 0x10, 2, 0, 0, 0, 0, 1, 0x86, 0xdd}
+	frame := slices.Concat([]byte{0x33, 0x33, 0xff, 0, 0, 0x10}, mac, []byte{0x86, 0xdd})
 	frame = append(frame, 0x60, 0, 0, 0, 0, 0, 58, 255)
 	binary.BigEndian.PutUint16(frame[18:], uint16(len(m)))
 	return slices.Concat(frame, from.AsSlice(), to.AsSlice(), m)

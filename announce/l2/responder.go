@@ -1,7 +1,6 @@
 package l2
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/mdlayher/arp"
 	"github.com/mdlayher/ndp"
 )
 
@@ -20,6 +18,7 @@ type responder struct {
 	a    *Announcer
 	name string
 	log  *slog.Logger
+	sys  system
 
 	mu     sync.Mutex // guards all below; taken after Announcer.mu
 	open   *sockets   // nil while the interface is unusable
@@ -29,7 +28,7 @@ type responder struct {
 // sockets are the sockets of an interface while it is up and unchanged.
 type sockets struct {
 	ifi *net.Interface
-	arp *arp.Client
+	arp arpConn
 	ndp *ndpSocket // nil when the interface has no IPv6
 }
 
@@ -60,7 +59,7 @@ func (r *responder) run(ctx context.Context, changed <-chan struct{}) {
 
 // serve replies until ctx ends or the interface changes or fails. It returns nil when the sockets must be opened again.
 func (r *responder) serve(ctx context.Context, changed <-chan struct{}) error {
-	s, err := openSockets(r.name, r.log)
+	s, err := r.openSockets()
 	if err != nil {
 		return err
 	}
@@ -91,25 +90,24 @@ func (r *responder) serve(ctx context.Context, changed <-chan struct{}) error {
 		case <-retry.C:
 			if s.ndp != nil {
 				retry.Stop()
-			} else if n, err := openNDP(s.ifi); err == nil { // it had no link-local address before
+			} else if n, err := r.sys.openNDP(s.ifi); err == nil { // it had no link-local address before
 				n.close()
 				return nil
 			}
 		case <-changed:
-			now, err := net.InterfaceByName(r.name)
+			now, err := r.sys.byName(r.name)
 			if err != nil {
 				return fmt.Errorf("look the interface up again: %w", err)
 			}
-			same := now.Index == s.ifi.Index && bytes.Equal(now.HardwareAddr, s.ifi.HardwareAddr)
-			if !same || now.Flags&net.FlagUp == 0 {
+			if !usable(s.ifi, now) {
 				return nil
 			}
 		}
 	}
 }
 
-func openSockets(name string, log *slog.Logger) (*sockets, error) {
-	ifi, err := net.InterfaceByName(name)
+func (r *responder) openSockets() (*sockets, error) {
+	ifi, err := r.sys.byName(r.name)
 	if err != nil {
 		return nil, err
 	}
@@ -119,13 +117,13 @@ func openSockets(name string, log *slog.Logger) (*sockets, error) {
 	if len(ifi.HardwareAddr) != 6 {
 		return nil, errors.New("interface is not Ethernet")
 	}
-	c, err := arp.Dial(ifi)
+	c, err := r.sys.openARP(ifi)
 	if err != nil {
 		return nil, fmt.Errorf("open ARP: %w", err)
 	}
-	n, err := openNDP(ifi)
+	n, err := r.sys.openNDP(ifi)
 	if err != nil {
-		log.Info("no NDP on interface", "err", err)
+		r.log.Info("no NDP on interface", "err", err)
 	}
 	return &sockets{ifi, c, n}, nil
 }
@@ -156,7 +154,6 @@ func (r *responder) join(vip netip.Addr) { r.addToGroup(vip, 1) }
 func (r *responder) leave(vip netip.Addr) { r.addToGroup(vip, -1) }
 
 // addToGroup adds n to the number of VIPs in the group of vip.
-
 func (r *responder) addToGroup(vip netip.Addr, n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

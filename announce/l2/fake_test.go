@@ -1,0 +1,199 @@
+package l2
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/mdlayher/arp"
+	"github.com/mdlayher/ethernet"
+	"github.com/mdlayher/ndp"
+	"golang.org/x/net/ipv6"
+)
+
+// Hardware addresses of this node and of another host.
+var (
+	ownMAC   = net.HardwareAddr{2, 0, 0, 0, 0, 0xaa}
+	otherMAC = net.HardwareAddr{2, 0, 0, 0, 0, 0xbb}
+)
+
+// fakeSystem has one interface. It records what is sent.
+type fakeSystem struct {
+	mu      sync.Mutex
+	ifi     net.Interface
+	missing error // of byName
+	noARP   error
+	noNDP   error
+	opened  []*fakeSocket
+	sent    []string
+}
+
+func newFakeSystem() *fakeSystem {
+	return &fakeSystem{ifi: net.Interface{Index: 7, Name: "eth0", Flags: net.FlagUp, HardwareAddr: ownMAC}}
+}
+
+// use makes the responders of a use f.
+func (f *fakeSystem) use(a *Announcer) {
+	for _, r := range a.responders {
+		r.sys = system{byName: f.byName, openARP: f.openARP, openNDP: f.openNDP}
+	}
+}
+
+func (f *fakeSystem) change(change func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
+}
+
+func (f *fakeSystem) byName(string) (*net.Interface, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	ifi := f.ifi
+	return &ifi, f.missing
+}
+
+func (f *fakeSystem) open() *fakeSocket {
+	s := &fakeSocket{system: f, in: make(chan frame), closed: make(chan struct{})}
+	f.opened = append(f.opened, s)
+	return s
+}
+
+func (f *fakeSystem) openARP(*net.Interface) (arpConn, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.noARP != nil {
+		return nil, f.noARP
+	}
+	return fakeARP{f.open()}, nil
+}
+
+func (f *fakeSystem) openNDP(ifi *net.Interface) (*ndpSocket, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.noNDP != nil {
+		return nil, f.noNDP
+	}
+	return &ndpSocket{ifi, fakeNDP{f.open()}, fakeFrames{f.open()}}, nil
+}
+
+func (f *fakeSystem) record(format string, args ...any) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.sent = append(f.sent, fmt.Sprintf(format, args...))
+	return nil
+}
+
+// take returns what was sent since the last call, and forgets it.
+func (f *fakeSystem) take() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	sent := f.sent
+	f.sent = nil
+	return sent
+}
+
+// counts reports how many sockets were opened, and how many of them are not closed.
+func (f *fakeSystem) counts() (opened, left int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, s := range f.opened {
+		select {
+		case <-s.closed:
+		default:
+			left++
+		}
+	}
+	return len(f.opened), left
+}
+
+// frame is what a socket receives next.
+type frame struct {
+	arp *arp.Packet
+	raw []byte
+	err error
+}
+
+type fakeSocket struct {
+	system *fakeSystem
+	in     chan frame
+	closed chan struct{}
+}
+
+func (s *fakeSocket) Close() error { close(s.closed); return nil }
+
+func (s *fakeSocket) read() frame {
+	select {
+	case f := <-s.in:
+		return f
+	case <-s.closed:
+		return frame{err: &net.OpError{Op: "read", Err: net.ErrClosed}}
+	}
+}
+
+type fakeARP struct{ *fakeSocket }
+
+func (s fakeARP) Read() (*arp.Packet, *ethernet.Frame, error) {
+	f := s.read()
+	return f.arp, nil, f.err
+}
+
+func (s fakeARP) Reply(request *arp.Packet, mac net.HardwareAddr, ip netip.Addr) error {
+	return s.system.record("reply to %s: %s is at %s", request.SenderIP, ip, mac)
+}
+
+func (s fakeARP) WriteTo(p *arp.Packet, to net.HardwareAddr) error {
+	return s.system.record("%d from %s %s for %s %s to %s", p.Operation, p.SenderHardwareAddr, p.SenderIP,
+		p.TargetHardwareAddr, p.TargetIP, to)
+}
+
+type fakeNDP struct{ *fakeSocket }
+
+func (s fakeNDP) JoinGroup(group netip.Addr) error  { return s.system.record("join %s", group) }
+func (s fakeNDP) LeaveGroup(group netip.Addr) error { return s.system.record("leave %s", group) }
+
+func (s fakeNDP) WriteTo(m ndp.Message, cm *ipv6.ControlMessage, to netip.Addr) error {
+	na := m.(*ndp.NeighborAdvertisement)
+	mac := na.Options[0].(*ndp.LinkLayerAddress)
+	if !na.Override || na.Router || mac.Direction != ndp.Target || cm.HopLimit != 255 || cm.IfIndex != 7 {
+		return fmt.Errorf("advertisement %+v, %+v", na, cm)
+	}
+	return s.system.record("advertise to %s: %s is at %s, solicited %t", to, na.TargetAddress, mac.Addr, na.Solicited)
+}
+
+type fakeFrames struct{ *fakeSocket }
+
+func (s fakeFrames) ReadFrom(b []byte) (int, net.Addr, error) {
+	f := s.read()
+	return copy(b, f.raw), nil, f.err
+}
+
+func (fakeFrames) WriteTo([]byte, net.Addr) (int, error) { return 0, errors.ErrUnsupported }
+func (fakeFrames) LocalAddr() net.Addr                   { return nil }
+func (fakeFrames) SetDeadline(time.Time) error           { return nil }
+func (fakeFrames) SetReadDeadline(time.Time) error       { return nil }
+func (fakeFrames) SetWriteDeadline(time.Time) error      { return nil }
+
+// serving returns an announcer with open sockets of f that owns vips.
+func serving(t *testing.T, log *lines, f *fakeSystem, vips ...netip.Addr) (*Announcer, *responder, *sockets) {
+	t.Helper()
+	a := newAnnouncer(t, log, "eth0")
+	f.use(a)
+	set(t, a, vips...)
+	r := a.responders[0]
+	s, err := r.openSockets()
+	must(t, err)
+	r.use(s)
+	return a, r, s
+}
+
+func wantSent(t *testing.T, what string, f *fakeSystem, want ...string) {
+	t.Helper()
+	if got := f.take(); !slices.Equal(got, want) {
+		t.Errorf("%s: sent\n%q\nwant\n%q", what, got, want)
+	}
+}

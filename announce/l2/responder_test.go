@@ -1,0 +1,357 @@
+package l2
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mdlayher/arp"
+	"github.com/mdlayher/ndp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/vishvananda/netlink"
+)
+
+// counted returns the counters of replies and conflicts.
+func counted(a *Announcer) [2]float64 {
+	return [2]float64{testutil.ToFloat64(a.metrics.replies.WithLabelValues("eth0")),
+		testutil.ToFloat64(a.metrics.conflicts.WithLabelValues("eth0"))}
+}
+
+// Requests for owned VIPs get a reply. A frame whose sender has an owned VIP is a conflict, unless it is our own.
+func TestReadARP(t *testing.T) {
+	host, other := netip.MustParseAddr("192.0.2.1"), vips[2]
+	const reply = "reply to 192.0.2.1: 192.0.2.10 is at 02:00:00:00:00:aa"
+	for _, tt := range []struct {
+		name         string
+		op           arp.Operation
+		mac          net.HardwareAddr
+		from, target netip.Addr
+		sent         []string
+		counted      [2]float64 // replies, conflicts
+	}{
+		{"request", arp.OperationRequest, otherMAC, host, vip4, []string{reply}, [2]float64{1, 0}},
+		{"request for another address", arp.OperationRequest, otherMAC, host, other, nil, [2]float64{}},
+		{"reply", arp.OperationReply, otherMAC, host, vip4, nil, [2]float64{}},
+		{"our own request", arp.OperationRequest, ownMAC, vip4, vip4, nil, [2]float64{}},
+		{"conflicting reply", arp.OperationReply, otherMAC, vip4, host, nil, [2]float64{0, 1}},
+		{"probe", arp.OperationRequest, otherMAC, netip.IPv4Unspecified(), vip4,
+			[]string{"reply to 0.0.0.0: 192.0.2.10 is at 02:00:00:00:00:aa"}, [2]float64{1, 0}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFakeSystem()
+			a, r, s := serving(t, &lines{}, f, vip4)
+			done := make(chan error)
+			go func() { done <- r.readARP(s) }()
+			in := s.arp.(fakeARP).in
+			in <- frame{err: io.ErrUnexpectedEOF} // a frame with wrong lengths
+			in <- frame{arp: &arp.Packet{
+				Operation: tt.op, SenderHardwareAddr: tt.mac, SenderIP: tt.from, TargetIP: tt.target,
+			}}
+			synctest.Wait()
+			wantSent(t, tt.name, f, tt.sent...)
+			if got := counted(a); got != tt.counted {
+				t.Errorf("%s: %v replies and conflicts counted; want %v", tt.name, got, tt.counted)
+			}
+			down := &net.OpError{Op: "read", Err: errors.New("network is down")}
+			in <- frame{err: down}
+			if err := <-done; !errors.Is(err, down) {
+				t.Errorf("%s: ended with %v", tt.name, err)
+			}
+			s.close()
+			if err := r.readARP(s); err != nil {
+				t.Errorf("%s: after close: %v", tt.name, err)
+			}
+		})
+	}
+}
+
+// The same for neighbour discovery. The unspecified source is that of duplicate address detection.
+func TestReadNDP(t *testing.T) {
+	advertisement := func(mac net.HardwareAddr) []byte {
+		return neighbourFrame(t, mac, "fe80::1", &ndp.NeighborAdvertisement{TargetAddress: vip6})
+	}
+	solicit := func(mac net.HardwareAddr, from string, vip netip.Addr) []byte {
+		return neighbourFrame(t, mac, from, &ndp.NeighborSolicitation{TargetAddress: vip})
+	}
+	for _, tt := range []struct {
+		name    string
+		raw     []byte
+		sent    []string
+		counted [2]float64
+	}{
+		{"solicitation", solicit(otherMAC, "fe80::1", vip6),
+			[]string{"advertise to fe80::1: 2001:db8::10 is at 02:00:00:00:00:aa, solicited true"}, [2]float64{1, 0}},
+		{"duplicate address detection", solicit(otherMAC, "::", vip6),
+			[]string{"advertise to ff02::1: 2001:db8::10 is at 02:00:00:00:00:aa, solicited false"}, [2]float64{1, 0}},
+		{"solicitation for another address", solicit(otherMAC, "fe80::1", vips[3]), nil, [2]float64{}},
+		{"our own solicitation", solicit(ownMAC, "fe80::1", vip6), nil, [2]float64{}},
+		{"conflicting advertisement", advertisement(otherMAC), nil, [2]float64{0, 1}},
+		{"our own advertisement", advertisement(ownMAC), nil, [2]float64{}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFakeSystem()
+			a, r, s := serving(t, &lines{}, f, vip6)
+			wantSent(t, tt.name, f, "join ff02::1:ff00:10")
+			done := make(chan error)
+			go func() { done <- r.readNDP(s) }()
+			in := s.ndp.in.(fakeFrames).in
+			in <- frame{raw: []byte("not valid")}
+			in <- frame{raw: tt.raw}
+			synctest.Wait()
+			wantSent(t, tt.name, f, tt.sent...)
+			if got := counted(a); got != tt.counted {
+				t.Errorf("%s: %v replies and conflicts counted; want %v", tt.name, got, tt.counted)
+			}
+			down := errors.New("network is down")
+			in <- frame{err: down}
+			if err := <-done; !errors.Is(err, down) {
+				t.Errorf("%s: ended with %v", tt.name, err)
+			}
+			s.close()
+			if err := r.readNDP(s); err != nil {
+				t.Errorf("%s: after close: %v", tt.name, err)
+			}
+		})
+	}
+}
+
+// A VIP is announced by an ARP request and a reply, or by an advertisement to all nodes, while it is owned.
+func TestGratuitous(t *testing.T) {
+	f := newFakeSystem()
+	a, r, s := serving(t, &lines{}, f, vip4, vip6)
+	f.take()
+	r.gratuitous([]netip.Addr{vip4, vip6, vips[2]})
+	wantSent(t, "both families", f,
+		"1 from 02:00:00:00:00:aa 192.0.2.10 for 00:00:00:00:00:00 192.0.2.10 to ff:ff:ff:ff:ff:ff",
+		"2 from 02:00:00:00:00:aa 192.0.2.10 for ff:ff:ff:ff:ff:ff 192.0.2.10 to ff:ff:ff:ff:ff:ff",
+		"advertise to ff02::1: 2001:db8::10 is at 02:00:00:00:00:aa, solicited false")
+	if got := testutil.ToFloat64(a.metrics.gratuitous.WithLabelValues("eth0")); got != 2 {
+		t.Errorf("%v counted; want 2", got)
+	}
+	s.ndp = nil
+	r.gratuitous([]netip.Addr{vip6})
+	wantSent(t, "no IPv6", f)
+	s.ifi.HardwareAddr = nil // a reply cannot be built
+	r.gratuitous([]netip.Addr{vip4})
+	wantSent(t, "failure", f)
+	if got := testutil.ToFloat64(a.metrics.gratuitous.WithLabelValues("eth0")); got != 3 {
+		t.Errorf("%v counted after a failure; want 3", got)
+	}
+}
+
+// A multicast group is joined with its first VIP and left with its last one, and joined again on new sockets.
+func TestGroups(t *testing.T) {
+	f := newFakeSystem()
+	a, r, _ := serving(t, &lines{}, f)
+	shared := netip.MustParseAddr("2001:db8:1::10") // in the group of vip6
+	const group = "ff02::1:ff00:10"
+	for _, tt := range []struct {
+		name string
+		vips []netip.Addr
+		sent []string
+	}{
+		{"IPv4", []netip.Addr{vip4}, nil},
+		{"first", []netip.Addr{vip6}, []string{"join " + group}},
+		{"second of the group", []netip.Addr{vip6, shared}, nil},
+		{"first removed", []netip.Addr{shared}, nil},
+		{"last removed", nil, []string{"leave " + group}},
+		{"again", []netip.Addr{vip4, vip6, shared}, []string{"join " + group}},
+	} {
+		set(t, a, tt.vips...)
+		wantSent(t, tt.name, f, tt.sent...)
+	}
+	s, err := r.openSockets()
+	must(t, err)
+	r.use(s)
+	wantSent(t, "new sockets", f, "join "+group)
+}
+
+func TestOpenSockets(t *testing.T) {
+	broken := errors.New("broken")
+	for _, tt := range []struct {
+		name   string
+		change func(f *fakeSystem)
+		err    string
+		opened int
+	}{
+		{"up", func(*fakeSystem) {}, "", 3},
+		{"missing", func(f *fakeSystem) { f.missing = broken }, "broken", 0},
+		{"down", func(f *fakeSystem) { f.ifi.Flags = net.FlagBroadcast }, "interface is down", 0},
+		{"not Ethernet", func(f *fakeSystem) { f.ifi.HardwareAddr = nil }, "interface is not Ethernet", 0},
+		{"no ARP", func(f *fakeSystem) { f.noARP = broken }, "open ARP: broken", 0},
+		{"no NDP", func(f *fakeSystem) { f.noNDP = broken }, "", 1},
+	} {
+		f := newFakeSystem()
+		tt.change(f)
+		a := newAnnouncer(t, &lines{}, "eth0")
+		f.use(a)
+		s, err := a.responders[0].openSockets()
+		text := ""
+		if err != nil {
+			text = err.Error()
+		}
+		if opened, _ := f.counts(); text != tt.err || opened != tt.opened {
+			t.Errorf("%s: error %q, %d sockets; want %q, %d", tt.name, text, opened, tt.err, tt.opened)
+		}
+		if err == nil {
+			s.close()
+		}
+		if _, left := f.counts(); left != 0 {
+			t.Errorf("%s: %d sockets are open after close", tt.name, left)
+		}
+	}
+}
+
+// The sockets are opened again when the interface is another one or down, and when IPv6 appears.
+func TestServe(t *testing.T) {
+	broken := errors.New("broken")
+	for _, tt := range []struct {
+		name   string
+		noNDP  error
+		change func(f *fakeSystem, changed chan struct{}, cancel func())
+		err    error
+		after  time.Duration
+	}{
+		{"end of the context", nil, func(_ *fakeSystem, _ chan struct{}, cancel func()) { cancel() }, nil, 0},
+		{"unchanged", nil, func(_ *fakeSystem, changed chan struct{}, cancel func()) {
+			changed <- struct{}{}
+			time.AfterFunc(10*time.Second, cancel)
+		}, nil, 10 * time.Second},
+		{"down", nil, func(f *fakeSystem, changed chan struct{}, _ func()) {
+			f.change(func() { f.ifi.Flags = 0 })
+			changed <- struct{}{}
+		}, nil, 0},
+		{"deleted", nil, func(f *fakeSystem, changed chan struct{}, _ func()) {
+			f.change(func() { f.missing = broken })
+			changed <- struct{}{}
+		}, broken, 0},
+		{"ARP socket fails", nil, func(f *fakeSystem, _ chan struct{}, _ func()) {
+			f.opened[0].in <- frame{err: &net.OpError{Err: broken}}
+		}, broken, 0},
+		{"NDP socket fails", nil, func(f *fakeSystem, _ chan struct{}, _ func()) {
+			f.opened[2].in <- frame{err: broken}
+		}, broken, 0},
+		{"IPv6 appears", broken, func(f *fakeSystem, _ chan struct{}, _ func()) {
+			time.Sleep(2500 * time.Millisecond)
+			f.change(func() { f.noNDP = nil })
+		}, nil, 3 * time.Second},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFakeSystem()
+			f.noNDP = tt.noNDP
+			a := newAnnouncer(t, &lines{}, "eth0")
+			a.o.Repeat = nil
+			f.use(a)
+			set(t, a, vip4)
+			r := a.responders[0]
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			changed, done := make(chan struct{}), make(chan error, 1)
+			began := time.Now()
+			go func() { done <- r.serve(ctx, changed) }()
+			synctest.Wait()
+			if n := len(f.take()); n != 2 {
+				t.Errorf("%s: %d gratuitous frames; want 2", tt.name, n)
+			}
+			tt.change(f, changed, cancel)
+			err := <-done
+			took := time.Since(began)
+			if !errors.Is(err, tt.err) || (err == nil) != (tt.err == nil) || took != tt.after {
+				t.Errorf("%s: %v after %s; want %v after %s", tt.name, err, took, tt.err, tt.after)
+			}
+			if _, left := f.counts(); left != 0 || r.open != nil || r.groups != nil {
+				t.Errorf("%s: %d sockets are left open", tt.name, left)
+			}
+		})
+	}
+}
+
+// A failing interface is tried once a second and when it changes, and a cause is logged once until it is served.
+func TestResponderRetries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, log := newFakeSystem(), &lines{}
+		f.missing = errors.New("no such interface")
+		a := newAnnouncer(t, log, "eth0")
+		f.use(a)
+		r, changed := a.responders[0], make(chan struct{})
+		tries := 0
+		r.sys.byName = func(name string) (*net.Interface, error) { tries++; return f.byName(name) }
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); r.run(ctx, changed) }()
+		expect := func(what string, wantTries, failures, served int) {
+			t.Helper()
+			synctest.Wait()
+			got := []int{tries, log.count("interface not served"), log.count(`msg="interface served"`)}
+			if want := []int{wantTries, failures, served}; !slices.Equal(got, want) {
+				t.Errorf("%s: tries, failures and successes in the log %v; want %v", what, got, want)
+			}
+		}
+		expect("at first", 1, 1, 0)
+		time.Sleep(2500 * time.Millisecond)
+		expect("after 2.5 s", 3, 1, 0)
+		changed <- struct{}{}
+		expect("after a change", 4, 1, 0)
+		f.change(func() { f.missing = errors.New("another cause") })
+		changed <- struct{}{}
+		expect("another cause", 5, 2, 0)
+		f.change(func() { f.missing = nil })
+		changed <- struct{}{}
+		expect("present", 6, 2, 1)
+		f.change(func() { f.ifi.Index = 8 })
+		changed <- struct{}{}
+		expect("another interface of this name", 8, 2, 2)
+		f.change(func() { f.missing = errors.New("another cause") })
+		changed <- struct{}{}
+		expect("deleted", 9, 3, 2)
+		time.Sleep(time.Second)
+		expect("deleted for a second", 10, 4, 2)
+		cancel()
+		<-done
+	})
+}
+
+func TestUsable(t *testing.T) {
+	was := newFakeSystem().ifi
+	for _, tt := range []struct {
+		name   string
+		change func(i *net.Interface)
+		want   bool
+	}{
+		{"unchanged", func(*net.Interface) {}, true},
+		{"other flags", func(i *net.Interface) { i.Flags |= net.FlagRunning }, true},
+		{"down", func(i *net.Interface) { i.Flags = net.FlagRunning }, false},
+		{"other index", func(i *net.Interface) { i.Index++ }, false},
+		{"other MAC", func(i *net.Interface) { i.HardwareAddr = otherMAC }, false},
+	} {
+		now := was
+		tt.change(&now)
+		if got := usable(&was, &now); got != tt.want {
+			t.Errorf("%s: %t; want %t", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestNotify(t *testing.T) {
+	responders := []*responder{{name: "eth0"}, {name: "eth1"}, {name: "eth1"}}
+	var changes []chan struct{}
+	for range responders {
+		changes = append(changes, make(chan struct{}, 1))
+	}
+	link := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "eth1"}}
+	for range 2 { // the second one finds the channels full
+		notify(netlink.LinkUpdate{Link: link}, responders, changes)
+	}
+	notify(netlink.LinkUpdate{}, responders, changes)
+	for i, want := range []int{0, 1, 1} {
+		if len(changes[i]) != want {
+			t.Errorf("responder %d: %d notifications; want %d", i, len(changes[i]), want)
+		}
+	}
+}

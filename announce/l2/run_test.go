@@ -1,0 +1,61 @@
+package l2
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Gratuitous frames are sent at once and after each delay since then, until the context ends.
+func TestAnnounceRepeats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeSystem()
+		a, _, _ := serving(t, &lines{}, f, vip6)
+		a.o.Repeat = []time.Duration{time.Second, 3 * time.Second, 7 * time.Second}
+		f.take()
+		ctx, cancel := context.WithCancel(t.Context())
+		a.announce(ctx, a.responders, []netip.Addr{vip6})
+		for _, want := range []int{1, 1, 0, 1, 0, 0} { // in each second
+			synctest.Wait()
+			if got := len(f.take()); got != want {
+				t.Errorf("%d frames; want %d", got, want)
+			}
+			time.Sleep(time.Second)
+		}
+		cancel()
+		a.bursts.Wait()
+		time.Sleep(time.Minute)
+		if got := f.take(); len(got) > 0 {
+			t.Errorf("sent after the end: %q", got)
+		}
+	})
+}
+
+// Run serves until its context ends; after that Set sends nothing.
+func TestRunWithoutRoot(t *testing.T) {
+	f := newFakeSystem()
+	a := newAnnouncer(t, &lines{}, "eth0")
+	f.use(a)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	until(t, "the sockets are open", func() bool { opened, _ := f.counts(); return opened == 3 })
+	set(t, a, vip4)
+	until(t, "the frames and their repetition", func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return len(f.sent) == 4
+	})
+	set(t, a, vip4) // nothing new to announce
+	cancel()
+	must(t, <-done)
+	set(t, a, vip4, vip6)
+	if n := len(f.take()); n != 4 {
+		t.Errorf("%d frames; want 4", n)
+	}
+	if _, left := f.counts(); left != 0 {
+		t.Errorf("%d sockets are left open", left)
+	}
+}
