@@ -210,14 +210,21 @@ func Default() *Config {
 func Load(file string) (*Config, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
-		e := Error{File: file, Problem: "cannot be read: " + err.Error(), Hint: "name the file with -c", cause: err}
-		var pe *fs.PathError
-		if errors.As(err, &pe) {
-			e.Problem = fmt.Sprintf("cannot be read: %v", pe.Err)
-		}
-		return nil, Errors{e}
+		return nil, Errors{unreadable(file, err)}
 	}
 	return Parse(file, text)
+}
+
+func unreadable(file string, err error) Error {
+	e := Error{File: file, Problem: "cannot be read: " + err.Error(), Hint: "name the file with -c", cause: err}
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		e.Problem = fmt.Sprintf("cannot be read: %v", pe.Err)
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		e.Hint = "use sudo"
+	}
+	return e
 }
 
 // Parse parses text. file is used in errors; relative names of secret files are relative to its directory, and

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -338,6 +339,10 @@ func TestLoad(t *testing.T) {
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%v is not fs.ErrNotExist", err)
+	}
+	denied := unreadable("a.toml", &fs.PathError{Op: "open", Path: "a.toml", Err: syscall.EACCES})
+	if want := "a.toml: cannot be read: permission denied; use sudo"; denied.Error() != want {
+		t.Errorf("got %v, want %s", denied, want)
 	}
 	// Secret files are looked for beside the configuration.
 	dir = secrets(t)

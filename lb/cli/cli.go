@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
 	"slices"
 	"strings"
 
@@ -52,9 +54,17 @@ func Main(ctx context.Context, args []string, out, errOut io.Writer, p Programs)
 	case errors.Is(err, errReported):
 		return 1
 	default:
-		fmt.Fprintf(errOut, "steelyard: %v\n", err)
+		fmt.Fprintf(errOut, "steelyard: %v%s\n", err, remedy(err, os.Geteuid()))
 		return 1
 	}
+}
+
+// remedy returns what to add to an error that root would not have got. Errors of the configuration have remedies.
+func remedy(err error, euid int) string {
+	if errors.Is(err, fs.ErrPermission) && euid != 0 && !errors.As(err, new(config.Errors)) {
+		return "; use sudo"
+	}
+	return ""
 }
 
 // errReported marks errors that the command has already written to stderr.

@@ -6,12 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
 )
@@ -312,6 +315,24 @@ func TestAgo(t *testing.T) {
 }
 
 // The router of the demo is a process that the demo starts, not a command for users.
+func TestRemedy(t *testing.T) {
+	denied := fmt.Errorf("install: %w", &fs.PathError{Op: "open", Path: "/usr/local/bin/x", Err: syscall.EACCES})
+	for _, tc := range []struct {
+		err  error
+		euid int
+		want string
+	}{
+		{denied, 1000, "; use sudo"},
+		{denied, 0, ""},
+		{errors.New("other"), 1000, ""},
+		{config.Errors{{Problem: "cannot be read", Hint: "use sudo"}}, 1000, ""},
+	} {
+		if got := remedy(tc.err, tc.euid); got != tc.want {
+			t.Errorf("%v as %d: got %q, want %q", tc.err, tc.euid, got, tc.want)
+		}
+	}
+}
+
 func TestHelpHidesTheRouterOfTheDemo(t *testing.T) {
 	_, out, _ := steelyard(t, "help")
 	if strings.Contains(out, "demo-router") || !strings.Contains(out, "reload") {
