@@ -5,7 +5,10 @@
 set -eu
 missing= services=
 need() { # PROGRAM-OR-FILE PACKAGE [SERVICE]
-	[ -e "$1" ] || command -v "$1" >/dev/null 2>&1 || { missing="$missing $2" services="$services ${3-}"; }
+	[ -e "$1" ] || command -v "$1" >/dev/null 2>&1 || case "$missing " in
+	*" $2 "*) ;;
+	*) missing="$missing $2" services="$services ${3-}" ;;
+	esac
 }
 # Go downloads modules by HTTPS.
 need /etc/ssl/certs/ca-certificates.crt ca-certificates
@@ -48,7 +51,7 @@ if [ ! -e $policy ]; then
 fi
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -q </dev/null
-# shellcheck disable=SC2086 # one word a package; a package may be there twice
+# shellcheck disable=SC2086 # one word a package
 apt-get install -y -q --no-install-recommends $missing </dev/null
 if command -v systemctl >/dev/null 2>&1; then
 	for s in $services; do systemctl disable "$s" </dev/null; done
