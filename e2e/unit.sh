@@ -6,17 +6,20 @@ unset STEELYARD_CI # a test that needs root is skipped, not failed
 module=$(go list -m) || exit 1
 all=$(go list ./...) || exit 1
 for left in "$@"; do all=$(printf '%s\n' "$all" | grep -vx "$module/$left"); done
-mkdir -p .cache
+# .cache may belong to root, after sudo make test.
+events=$(mktemp) || exit 1
+trap 'rm -f "$events"' EXIT
+trap 'exit 1' HUP INT TERM
 
 status=0
 # shellcheck disable=SC2086
 go tool gotestsum --format pkgname --format-hide-empty-pkg --no-color --hide-summary skipped \
-	--jsonfile-timing-events .cache/unit.json -- -short -vet=off -p 3 $all || status=$?
+	--jsonfile-timing-events "$events" -- -short -vet=off -p 3 $all || status=$?
 
 printf '\nleft out, because it needs root or other programs (sudo make test):\n'
 for left in "$@"; do
 	[ ! -d "$left" ] || printf '%6d tests of %s\n' "$(cat "$left"/*_test.go | grep -c '^func Test')" "$left"
 done
-sed -n "s,.*\"Action\":\"skip\"\,\"Package\":\"$module/\([^\"]*\)\"\,\"Test\":.*,\1,p" .cache/unit.json | sort | uniq -c |
+sed -n "s,.*\"Action\":\"skip\"\,\"Package\":\"$module/\([^\"]*\)\"\,\"Test\":.*,\1,p" "$events" | sort | uniq -c |
 	while read -r n package; do printf '%6d tests of %s\n' "$n" "$package"; done
 exit $status
