@@ -5,7 +5,7 @@ SHELL := /bin/bash
 export PATH := $(PATH):/usr/local/go/bin:/usr/lib/go/bin
 # One static binary, the same from any directory.
 export CGO_ENABLED = 0
-# The version is linked in below; asking git again fails in a checkout that belongs to another user.
+# The version is linked in below; -buildvcs runs git again, which fails in a checkout that belongs to another user.
 export GOFLAGS := $(GOFLAGS) -buildvcs=false
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
@@ -78,7 +78,7 @@ root: go-version
 deps: go-version
 	sh e2e/deps.sh
 
-# Kubernetes' own programs, which some tests run: about six minutes, once.
+# The Kubernetes programs that some tests run; the first build takes about six minutes.
 CONTROLPLANE := .cache/controlplane
 CONTROLPLANE_LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=v1.35.4 -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=35
 controlplane: $(CONTROLPLANE)/built

@@ -1,11 +1,11 @@
 // Package announce makes VIPs reachable. Announcers are packages of their own (announce/bgp, announce/l2) that do not
-// know each other; Mux combines several into one lb.Announcer.
+// depend on each other; Mux combines several into one lb.Announcer.
 //
 // Every announcer guarantees the following; package announcetest checks it:
 //
 //   - Set is complete and idempotent: after it exactly the given VIPs are announced. A VIP that stays is never
 //     withdrawn in between.
-//   - Set returns when this node has sent what follows from it. A neighbour that is down, slow or misconfigured is no
+//   - Set returns when this node has sent the resulting updates. A neighbour that is down, slow or misconfigured is no
 //     error and does not delay Set.
 //   - An announcement that cannot be made is an error that names its VIP. The others are announced regardless.
 //   - Set may be called before Run; Run then starts with that set. Before the first Set nothing is sent, because an

@@ -42,7 +42,7 @@ func ok(reason string) (Result, error) { return Result{Reason: reason, Weight: -
 
 func fail(format string, args ...any) (Result, error) { return Result{}, fmt.Errorf(format, args...) }
 
-// reason returns a short text for err, without addresses: the reader of a reason has the backend beside it.
+// reason returns a short text for err, without addresses: a reason is shown next to its backend.
 func reason(err error, timeout time.Duration) string {
 	var op *net.OpError
 	switch {

@@ -1,4 +1,5 @@
-// Package healthd probes backends and reports changes of their health. It does not know who consumes the reports.
+// Package healthd probes backends and reports changes of their health. It does not depend on the receiver of the
+// reports.
 //
 // In: checks per service (Prober.Put). Out: lb.Health, on each change only (Options.Report), and metrics.
 //

@@ -14,7 +14,7 @@ import (
 )
 
 // execChecker runs a program with the address and the port as arguments; exit status 0 is healthy. The program runs in
-// its own process group, which is killed at the timeout. Its packets do not take the path of the traffic.
+// its own process group, which is killed at the timeout. Its packets are not sent over the path of the traffic.
 type execChecker struct{ target }
 
 func (c execChecker) Probe(ctx context.Context) (Result, error) {

@@ -95,7 +95,7 @@ func ranges(rs []lb.StatusRange) string {
 
 // nodePortChecker requests a Kubernetes node's healthCheckNodePort, or its proxy's /healthz, as an external load
 // balancer does: only the HTTP status counts, because the port is open on every node. With a Body, "namespace/name",
-// the response must be about that Service. The request goes to the node's own address, not to the VIP.
+// the response must be about that Service. The request is sent to the node's own address, not to the VIP.
 type nodePortChecker struct{ target }
 
 func (c nodePortChecker) Probe(ctx context.Context) (Result, error) {

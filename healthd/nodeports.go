@@ -13,8 +13,8 @@ import (
 )
 
 // NodePorts serves health check node ports. The responses equal those of kube-proxy byte by byte
-// (pkg/proxy/healthcheck/service_health.go in Kubernetes 1.35): external load balancers learn from them whether a
-// node has endpoints of a Service.
+// (pkg/proxy/healthcheck/service_health.go in Kubernetes 1.35): external load balancers use them to determine whether
+// a node has endpoints of a Service.
 type NodePorts struct {
 	healthy func() bool // whether the service proxy is healthy
 	log     *slog.Logger

@@ -189,7 +189,7 @@ func (p *Prober) probe(ctx context.Context, l *loop, checker Checker) {
 	start := time.Now()
 	result, err := checker.Probe(bounded)
 	if ctx.Err() != nil {
-		return // the check was stopped: the error says nothing about the backend
+		return // the check was stopped: the error is not that of the backend
 	}
 	if err != nil {
 		result = Result{Reason: reason(err, l.check.Spec.Timeout), Weight: -1, Err: err}

@@ -19,8 +19,8 @@ const ProxyHealthPort = 10256
 const syncTimeout = 60 * time.Second
 
 // ProxyHealth serves the health port of a service proxy with the responses of kube-proxy
-// (pkg/proxy/healthcheck/proxy_health.go in Kubernetes 1.35): /healthz says whether external load balancers may send
-// traffic to the node, /livez whether the proxy works.
+// (pkg/proxy/healthcheck/proxy_health.go in Kubernetes 1.35): /healthz reports whether external load balancers may
+// send traffic to the node, /livez whether the proxy works.
 type ProxyHealth struct {
 	// Behind returns since when an update of the datapath is pending; zero: none is. An error means that the proxy does
 	// not work.

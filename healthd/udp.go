@@ -9,7 +9,7 @@ import (
 )
 
 // udpChecker sends a datagram. An ICMP error is a failure. With a Body, a response that contains it is required.
-// Without one, no error until shortly before the timeout is success: nothing more can be known.
+// Without one, no error until shortly before the timeout is success: UDP provides no further evidence.
 type udpChecker struct{ target }
 
 func (c udpChecker) Probe(ctx context.Context) (Result, error) {

@@ -69,8 +69,8 @@ func Install(w io.Writer, root string) error {
 	return err
 }
 
-// Uninstall stops the service and removes the files of Install except the configuration. The kernel goes on forwarding
-// until "steelyard cleanup". A file that does not exist is no error.
+// Uninstall stops the service and removes the files of Install except the configuration. The kernel continues to
+// forward until "steelyard cleanup". A file that does not exist is no error.
 func Uninstall(w io.Writer, root string) error {
 	if _, err := os.Lstat(filepath.Join(root, unitPath)); err == nil {
 		if err := systemctl(root, "disable", "--now", "steelyard.service"); err != nil {
@@ -90,7 +90,7 @@ func Uninstall(w io.Writer, root string) error {
 	return systemctl(root, "daemon-reload")
 }
 
-// replace writes a file atomically: a program that runs from it, or a reader, never sees a part of it. The mode does
+// replace writes a file atomically: a running program or a reader never has a partial file. The mode does
 // not depend on the umask or on an older file, since systemd's tools must be able to read the unit.
 func replace(path string, text []byte, mode os.FileMode) error {
 	dir := filepath.Dir(path)

@@ -38,7 +38,7 @@ func (n *Notifier) Status(text string) { n.send("STATUS=" + strings.ReplaceAll(t
 func (n *Notifier) Stopping() { n.send(daemon.SdNotifyStopping) }
 
 // Run sends WATCHDOG=1 twice per watchdog interval (WATCHDOG_USEC) while alive returns nil, until ctx ends. alive must
-// return within half an interval. When it fails, systemd kills and restarts the agent; the kernel forwards meanwhile.
+// return within half an interval. When it fails, systemd restarts the agent; the kernel continues to forward.
 // Without a watchdog Run waits for ctx. It fails when the interval cannot be read.
 func (n *Notifier) Run(ctx context.Context, alive func() error) error {
 	interval, err := daemon.SdWatchdogEnabled(false)

@@ -1,8 +1,8 @@
 // Package bgp announces VIPs to routers by BGP (RFC 4271; RFC 4760 for IPv6) with an embedded gobgp v3 server.
 //
 // In: the complete set of VIPs to announce (Speaker.Set). Out: routes at the peers, the state of the sessions (Peers)
-// and metrics. The package does not know services or health, does not change routes of this node, and offers no gRPC
-// API.
+// and metrics. The package has no notion of services or health, does not change routes of this node, and offers no
+// gRPC API.
 //
 // Guarantees:
 //
@@ -26,18 +26,18 @@
 //
 // # Graceful restart
 //
-// RFC 4724, section 4.2: a peer removes our routes when the new OPEN lacks the Forwarding State bit of their family, or
-// when an End-of-RIB arrives before them. Hence:
+// RFC 4724, section 4.2: a peer removes the routes of this node when the new OPEN lacks the Forwarding State bit of
+// their family, or when an End-of-RIB arrives before them. Hence:
 //
 //   - No peer is added to gobgp before the first Set, and then only with every route in place: the End-of-RIB cannot be
 //     early.
 //   - gobgp v3 sets the bit only for sessions of peers added with LocalRestarting, and clears that flag of all peers
 //     once one such session is up. So a peer whose session has ended, or that waits for its session while another one
 //     comes up, is removed from gobgp and added again (readd, readdWaiting). The bit is always correct: the datapath
-//     outlives this process. Both cases have a test that fails without this.
+//     forwards without this process. Both cases have a test that fails without this.
 //   - Not covered: two peers that connect within the same fraction of a millisecond. The OPEN of the second could be
 //     written after the flag was cleared and before it is set again; its routes would be missing until the first
-//     UPDATE. Seen in none of 18 restarts with two routers.
+//     UPDATE. This did not occur in 18 restarts with two routers.
 //   - A next hop address that is added only after the session is up (IPv6 at boot) is announced after the End-of-RIB.
 //
 // # Working around gobgp v3.37.0
@@ -57,6 +57,6 @@
 //
 // A wrong TCP MD5 password is indistinguishable from a peer that is down: kernels drop such segments silently (RFC
 // 2385). When the peer connects to us, the local kernel counts the dropped segments (md5_drops.go) and PeerStatus
-// reports that the passwords differ. Otherwise it reports no response and suggests to check the password. The counter
+// reports that the passwords differ. Otherwise it reports no response and the password as a possible cause. The counter
 // is that of the whole network namespace.
 package bgp

@@ -13,8 +13,8 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 )
 
-// peerEvent is an event of a peer, read from gobgp's log. gobgp v3 offers no other way to learn why a connection or a
-// session failed: its own events have states without reasons. The messages below are those of v3.37.0; the tests
+// peerEvent is an event of a peer, read from gobgp's log. gobgp v3 has no other source for the reason of a failed
+// connection or session: its own events have states without reasons. The messages below are those of v3.37.0; the tests
 // against real peers fail when one of them changes.
 type peerEvent struct {
 	peer netip.Addr

@@ -26,7 +26,7 @@ const (
 	refusalTTL = time.Minute
 )
 
-// probeNotification learns why a peer refuses the session: it connects, sends an OPEN and reads the response. gobgp v3
+// probeNotification returns why a peer rejects the session: it connects, sends an OPEN and reads the response. gobgp v3
 // discards a NOTIFICATION received before the session is established, which is where peers report a wrong ASN or hold
 // time. It returns "" when the peer accepts the OPEN or does not respond.
 func (o *Options) probeNotification(ctx context.Context, p Peer) string {

@@ -140,7 +140,7 @@ func (p Peer) withDefaults(asn uint32) (Peer, error) {
 		bad("ASN is required")
 	}
 	if len(p.Password) > maxPassword {
-		bad("password has %d bytes, the kernel takes %d", len(p.Password), maxPassword)
+		bad("password has %d bytes, the kernel accepts %d", len(p.Password), maxPassword)
 	}
 	if p.HoldTime < 3*time.Second || p.HoldTime > 65535*time.Second || p.HoldTime%time.Second != 0 {
 		bad("hold time %v: want whole seconds, 3s to 65535s", p.HoldTime)

@@ -55,7 +55,7 @@ func families(state *api.PeerState) (v4, v6 bool) {
 	return v4 || !multiprotocol, v6
 }
 
-// probeRefusals starts a NOTIFICATION probe of every peer whose refusal has no known reason.
+// probeRefusals starts a NOTIFICATION probe of every peer that refused the session without a known reason.
 func (s *Speaker) probeRefusals(ctx context.Context, probes *sync.WaitGroup) {
 	var due []Peer
 	now := time.Now()

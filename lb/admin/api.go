@@ -19,14 +19,14 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Info describes the agent: the answer of /v1/status.
+// Info describes the agent: the response of /v1/status.
 type Info struct {
 	Node       string      `json:"node"`
 	Version    string      `json:"version"`
 	Started    time.Time   `json:"started"`
 	Config     string      `json:"config"`
 	Loaded     time.Time   `json:"loaded,omitzero"`      // when the running configuration was loaded
-	LoadError  string      `json:"load_error,omitempty"` // why the last reload was refused
+	LoadError  string      `json:"load_error,omitempty"` // why the last reload was rejected
 	Settled    bool        `json:"settled"`              // see lb.Status
 	Behind     time.Time   `json:"behind,omitzero"`      // see lb.Status
 	Services   int         `json:"services"`             // frontends
@@ -49,7 +49,7 @@ type Interface struct {
 	Err  string `json:"reason,omitempty"`
 }
 
-// Reloaded is the configuration in force after a reload: the answer of /v1/reload.
+// Reloaded is the configuration in force after a reload: the response of /v1/reload.
 type Reloaded struct {
 	Config      string    `json:"config"`
 	Loaded      time.Time `json:"loaded"`
@@ -68,7 +68,7 @@ type Options struct {
 	Explain func(lb.Question) (lb.Explanation, error)
 	// Drain drains or undrains a service, "" the node. It returns all drains.
 	Drain func(ctx context.Context, service string, on bool) (lb.Drains, error)
-	// Reload reads the configuration file again. Its error has one line for each reason why the file was refused.
+	// Reload reads the configuration file again. Its error has one line for each problem of a rejected file.
 	Reload func() (Reloaded, error)
 	// Info returns the fields that do not follow from Status and Peers.
 	Info    func() Info
@@ -82,8 +82,8 @@ type Server struct{ o Options }
 // New returns a Server that does not listen yet.
 func New(o Options) *Server { return &Server{o} }
 
-// answerTimeout bounds a request to the engine. A snapshot takes milliseconds; an engine that needs longer is stuck.
-const answerTimeout = 2 * time.Second
+// engineTimeout bounds a request to the engine. A snapshot takes milliseconds; an engine that exceeds this is stuck.
+const engineTimeout = 2 * time.Second
 
 // Run listens and serves until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
@@ -118,7 +118,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// listenUnix replaces the socket of an agent that has ended, but not of one that runs.
+// listenUnix replaces the socket of an agent that has ended, but not that of a running one.
 func listenUnix(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("make the directory of the API socket: %w", err)
@@ -152,14 +152,14 @@ func (s *Server) Handler(writable bool) http.Handler {
 		mux.HandleFunc("POST /v1/undrain", s.drain(false))
 		mux.HandleFunc("POST /v1/reload", s.reload)
 	}
-	mux.HandleFunc("GET /v1/status", s.answer(func(st lb.Status) any { return s.info(st) }))
-	mux.HandleFunc("GET /v1/services", s.answer(func(st lb.Status) any { return st.Services }))
-	mux.HandleFunc("GET /v1/backends", s.answer(func(st lb.Status) any { return st.Backends }))
-	mux.HandleFunc("GET /v1/routes", s.answer(func(st lb.Status) any { return st.Routes }))
-	mux.HandleFunc("GET /v1/peers", s.answer(func(lb.Status) any { return s.peers() }))
+	mux.HandleFunc("GET /v1/status", s.respond(func(st lb.Status) any { return s.info(st) }))
+	mux.HandleFunc("GET /v1/services", s.respond(func(st lb.Status) any { return st.Services }))
+	mux.HandleFunc("GET /v1/backends", s.respond(func(st lb.Status) any { return st.Backends }))
+	mux.HandleFunc("GET /v1/routes", s.respond(func(st lb.Status) any { return st.Routes }))
+	mux.HandleFunc("GET /v1/peers", s.respond(func(lb.Status) any { return s.peers() }))
 	mux.HandleFunc("GET /v1/flows", s.flows)
 	mux.HandleFunc("GET /v1/explain", s.explain)
-	mux.HandleFunc("GET /healthz", s.answer(func(st lb.Status) any {
+	mux.HandleFunc("GET /healthz", s.respond(func(st lb.Status) any {
 		return map[string]bool{"healthy": true, "settled": st.Settled}
 	}))
 	mux.Handle("GET /metrics", s.o.Metrics)
@@ -171,14 +171,14 @@ func (s *Server) Handler(writable bool) http.Handler {
 	return mux
 }
 
-// answer returns a handler that writes the result of f, given the status of the engine, as JSON.
-func (s *Server) answer(f func(lb.Status) any) http.HandlerFunc {
+// respond returns a handler that writes the result of f, given the status of the engine, as JSON.
+func (s *Server) respond(f func(lb.Status) any) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), answerTimeout)
+		ctx, cancel := context.WithTimeout(r.Context(), engineTimeout)
 		defer cancel()
 		st, err := s.o.Status(ctx)
 		if err != nil {
-			refuse(w, http.StatusServiceUnavailable, err)
+			writeError(w, http.StatusServiceUnavailable, err)
 			return
 		}
 		write(w, http.StatusOK, f(st))
@@ -194,11 +194,11 @@ func write(w http.ResponseWriter, status int, v any) {
 	e.Encode(v)
 }
 
-func refuse(w http.ResponseWriter, status int, err error) {
+func writeError(w http.ResponseWriter, status int, err error) {
 	write(w, status, map[string]string{"error": err.Error()})
 }
 
-// Flows is the answer of /v1/flows.
+// Flows is the response of /v1/flows.
 type Flows struct {
 	Flows []lb.FlowStatus `json:"flows"`
 	More  bool            `json:"more"` // there are more than the limit
@@ -212,14 +212,14 @@ func (s *Server) flows(w http.ResponseWriter, r *http.Request) {
 	for name, values := range r.URL.Query() {
 		for _, v := range values {
 			if err := want.Set(name, v); err != nil {
-				refuse(w, http.StatusBadRequest, err)
+				writeError(w, http.StatusBadRequest, err)
 				return
 			}
 		}
 	}
 	flows, more, err := s.o.Flows(r.Context(), want)
 	if err != nil {
-		refuse(w, http.StatusInternalServerError, err)
+		writeError(w, http.StatusInternalServerError, err)
 		return
 	}
 	if flows == nil {
@@ -270,12 +270,12 @@ func one(b bool) int {
 func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 	q, err := lb.ParseQuestion(r.URL.Query().Get("client"), r.URL.Query().Get("to"))
 	if err != nil {
-		refuse(w, http.StatusBadRequest, err)
+		writeError(w, http.StatusBadRequest, err)
 		return
 	}
 	e, err := s.o.Explain(q)
 	if err != nil {
-		refuse(w, http.StatusInternalServerError, err)
+		writeError(w, http.StatusInternalServerError, err)
 		return
 	}
 	write(w, http.StatusOK, e)
@@ -283,28 +283,28 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 
 func (s *Server) drain(on bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), answerTimeout)
+		ctx, cancel := context.WithTimeout(r.Context(), engineTimeout)
 		defer cancel()
 		q := r.URL.Query()
 		service := q.Get("service")
 		if (service == "") != (q.Get("node") == "true") { // a missing name must not drain the node
-			refuse(w, http.StatusBadRequest, errors.New("want either service=NAME or node=true"))
+			writeError(w, http.StatusBadRequest, errors.New("want either service=NAME or node=true"))
 			return
 		}
 		now, err := s.o.Drain(ctx, service, on)
 		if err != nil {
-			refuse(w, http.StatusBadRequest, err)
+			writeError(w, http.StatusBadRequest, err)
 			return
 		}
 		write(w, http.StatusOK, now)
 	}
 }
 
-// reload answers 422 when the configuration is refused: the request is valid, the file is not.
+// reload responds with 422 when the configuration is rejected: the request is valid, the file is not.
 func (s *Server) reload(w http.ResponseWriter, _ *http.Request) {
 	now, err := s.o.Reload()
 	if err != nil {
-		refuse(w, http.StatusUnprocessableEntity, err)
+		writeError(w, http.StatusUnprocessableEntity, err)
 		return
 	}
 	write(w, http.StatusOK, now)

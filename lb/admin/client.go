@@ -30,7 +30,7 @@ func NewClient(socket string) *Client {
 	return c
 }
 
-// RefusedError is an answer that is not 200.
+// RefusedError is a response with a status other than 200.
 type RefusedError struct {
 	Code    int    // of HTTP
 	Path    string // of the request
@@ -38,10 +38,10 @@ type RefusedError struct {
 }
 
 func (e *RefusedError) Error() string {
-	return fmt.Sprintf("the agent answers %d %s to %s: %s", e.Code, http.StatusText(e.Code), e.Path, e.Problem)
+	return fmt.Sprintf("the agent responded %d %s to %s: %s", e.Code, http.StatusText(e.Code), e.Path, e.Problem)
 }
 
-// Get decodes the answer to a GET of path into v. Its error is a RefusedError, or says what to do when no agent runs.
+// Get decodes the response to a GET of path into v. Its error is a RefusedError, or has a hint when no agent runs.
 func (c *Client) Get(ctx context.Context, path string, v any) error {
 	return c.do(ctx, http.MethodGet, path, v)
 }
@@ -73,7 +73,7 @@ func (c *Client) do(ctx context.Context, method, path string, v any) error {
 		return &RefusedError{resp.StatusCode, path, e.Error}
 	}
 	if err := json.NewDecoder(resp.Body).Decode(v); err != nil {
-		return fmt.Errorf("read the answer to %s: %w", path, err)
+		return fmt.Errorf("read the response to %s: %w", path, err)
 	}
 	return nil
 }

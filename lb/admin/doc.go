@@ -5,9 +5,9 @@
 //	GET  /v1/flows /v1/explain                                       JSON; from the datapath
 //	POST /v1/drain /v1/undrain /v1/reload                            on the unix socket only
 //	GET  /metrics    Prometheus
-//	GET  /healthz    200 while the engine answers, else 503
+//	GET  /healthz    200 while the engine responds, else 503
 //	GET  /           the dashboard, one page without dependencies
 //
-// Each request reads the status of the engine anew; nothing is cached. What a POST changes is up to the functions in
-// Options. The package knows neither the datapath nor the configuration.
+// Each request reads the status of the engine anew; nothing is cached. The functions in Options carry out a POST.
+// The package depends neither on the datapath nor on the configuration.
 package admin

@@ -28,19 +28,19 @@ var (
 	descAnnounced = prometheus.NewDesc("steelyard_announce_vip_announced",
 		"1 while a VIP is announced, else 0.", []string{"vip"}, nil)
 	descSettled = prometheus.NewDesc("steelyard_engine_settled",
-		"1 once every source is complete and every check has answered.", nil, nil)
+		"1 once every source is complete and every check has a result, else 0.", nil, nil)
 )
 
 // NewCallMetrics returns a collector without calls. It exists apart from StateMetrics because the engine needs it.
 func NewCallMetrics() *CallMetrics {
 	return &CallMetrics{
 		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "steelyard_engine_apply_duration_seconds", Help: "How long a consumer took to carry out a change.",
+			Name: "steelyard_engine_apply_duration_seconds", Help: "Duration of calls to a consumer.",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 9),
 		}, []string{"consumer"}),
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "steelyard_engine_apply_errors_total",
-			Help: "Changes that a consumer could not carry out, tries included.",
+			Help: "Failed calls to a consumer, retries included.",
 		}, []string{"consumer"}),
 	}
 }
@@ -77,9 +77,9 @@ func (m *StateMetrics) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector. It exports nothing when the engine does not answer in time.
+// Collect implements prometheus.Collector. It exports nothing when the engine does not respond in time.
 func (m *StateMetrics) Collect(ch chan<- prometheus.Metric) {
-	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), engineTimeout)
 	defer cancel()
 	st, err := m.status(ctx)
 	if err != nil {

@@ -28,7 +28,7 @@ type Options struct {
 	Config     *config.Config // nil: read ConfigFile
 	Version    string         // reported by the API
 	Log        *slog.Logger   // required
-	Level      *slog.LevelVar // the level of Log, set by each reload; nil: the level stays
+	Level      *slog.LevelVar // the level of Log, set by each reload; nil: not changed
 	PinPath    string         // directory of the pinned BPF objects; "": datapath.DefaultPinPath
 	StateDir   string         // state that outlives the agent, not a reboot; "": datapath.DefaultStateDir
 
@@ -36,7 +36,7 @@ type Options struct {
 }
 
 // complete fills in the defaults, and reads the configuration when there is none. A configuration that this version
-// does not implement is refused in both cases.
+// does not implement is rejected in both cases.
 func (o Options) complete() (Options, error) {
 	o.PinPath = cmp.Or(o.PinPath, datapath.DefaultPinPath)
 	o.StateDir = cmp.Or(o.StateDir, datapath.DefaultStateDir)

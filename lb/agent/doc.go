@@ -6,12 +6,13 @@
 //
 //	node facts ─► announcers ─► datapath ─► prober ─► engine ─► drain store ─► cluster ─► admin API
 //
-// One cycle is left: the engine needs the prober, and the prober needs a receiver for its health reports. A healthRelay
-// is created before both.
+// There is one cycle: the engine needs the prober, and the prober needs a receiver for its health reports. A
+// healthRelay is created before both.
 //
-// Run ends in this order: the engine withdraws the routes and waits for the confirmation, then everything else stops,
-// among it the BGP sessions over which the withdrawals were sent. The programs stay in the kernel and go on forwarding.
+// Run ends in this order: the engine withdraws the routes and waits for the confirmation; then all other tasks stop,
+// including the BGP sessions over which the withdrawals were sent. The programs stay in the kernel and continue to
+// forward.
 //
 // Reloads (SIGHUP, POST /v1/reload) replace services, pools, checks and the log level. A configuration that preflight
-// refuses changes nothing.
+// rejects changes nothing.
 package agent

@@ -16,7 +16,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// drainStore keeps the drains of an operator. They outlive the agent, but not a reboot: a node that boots serves.
+// drainStore stores the drains of an operator. They persist across restarts of the agent, but not across a reboot.
 type drainStore struct {
 	path   string
 	engine drainer
@@ -31,7 +31,7 @@ type drainer interface {
 	Drain(lb.Drains)
 }
 
-// openDrainStore reads the drains from a directory, which need not exist, and gives them to the engine.
+// openDrainStore reads the drains from a directory, which need not exist, and passes them to the engine.
 func openDrainStore(dir string, e drainer) (*drainStore, error) {
 	d := &drainStore{path: filepath.Join(dir, "drained.json"), engine: e}
 	text, err := os.ReadFile(d.path)

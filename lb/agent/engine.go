@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// engineTimeout is the time in which a working engine answers; the watchdog and the health ports use it.
+// engineTimeout is the time in which a working engine responds; the watchdog and the health ports use it.
 const engineTimeout = 5 * time.Second
 
 // behindOf is the part of lb.Engine that this file needs.
@@ -13,8 +13,8 @@ type behindOf interface {
 	Behind(context.Context) (time.Time, error)
 }
 
-// behind returns since when the kernel lacks a part of the plan; zero: it lacks nothing. An error: the engine does not
-// answer.
+// behind returns since when a part of the plan is not in the kernel; zero: all of it is. An error means that the engine
+// does not respond.
 func behind(e behindOf) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), engineTimeout)
 	defer cancel()

@@ -56,7 +56,7 @@ func newCluster(
 	var c cluster
 	options := kubeOptions(o.Config, facts)
 	options.Client, options.TunnelSources, options.Pools, options.Log = client, setTunnelSources, pools, log
-	// A prober apart from that of the backends: other names, and the cluster source is the receiver.
+	// Not the prober of the backends: the names differ, and the cluster source receives the reports.
 	relay := new(healthRelay)
 	prober := healthd.New(healthd.Options{Report: relay.report, Log: component(o.Log, "health")})
 	options.Prober = prober

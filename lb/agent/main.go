@@ -36,7 +36,7 @@ func newLogger(w io.Writer, c config.Log, level *slog.LevelVar) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, o))
 }
 
-// Cleanup is "steelyard cleanup": it removes programs, links, maps, filters and sysctl changes. It refuses while an
+// Cleanup is "steelyard cleanup": it removes programs, links, maps, filters and sysctl changes. It fails while an
 // agent runs.
 func Cleanup(w io.Writer) error {
 	log := slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelWarn}))

@@ -39,7 +39,7 @@ type host interface {
 	addresses(iface string) (v4, v6 netip.Addr, err error)
 }
 
-// describe returns the facts of the node. It fails when a needed one is neither configured nor known to the system.
+// describe returns the facts of the node. It fails when a required one is neither configured nor found in the system.
 func describe(cfg *config.Config, h host) (node, error) {
 	n := node{name: cfg.Node.Name, routerID: cfg.Node.RouterID, interfaces: cfg.Datapath.Interfaces}
 	if n.name == "" {

@@ -6,8 +6,8 @@ import (
 	"github.com/steelyard-lb/steelyard/systemd"
 )
 
-// readiness tells systemd when the agent is ready and when it reloads. A reload that ends before the start is complete
-// must not send READY=1, which ends the start. It runs one reload at a time.
+// readiness notifies systemd when the agent is ready and when it reloads. A reload that ends before the start is
+// complete must not send READY=1, which ends the start. It runs one reload at a time.
 type readiness struct {
 	notifier *systemd.Notifier
 
@@ -25,7 +25,7 @@ func (r *readiness) set() {
 	r.notifier.Ready()
 }
 
-// reloading calls reload between RELOADING=1 and READY=1, also when it refuses the configuration.
+// reloading calls reload between RELOADING=1 and READY=1, also when it rejects the configuration.
 func (r *readiness) reloading(reload func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

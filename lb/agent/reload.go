@@ -27,7 +27,7 @@ type reloader struct {
 // loadState is the result of the last load of the configuration.
 type loadState struct {
 	at       time.Time // when the configuration in force was loaded
-	refused  string    // why a later one was refused; "": none was
+	refused  string    // why a later one was rejected; "": none was
 	warnings []string
 }
 
@@ -41,7 +41,7 @@ func newReloader(o Options, services *file.Source, r *readiness) *reloader {
 }
 
 // reload reads the configuration file again and applies it. A configuration that is not valid or not supported changes
-// nothing; the error names everything that is wrong with it.
+// nothing; the error has every problem.
 func (l *reloader) reload() (done admin.Reloaded, err error) {
 	l.readiness.reloading(func() { done, err = l.apply() })
 	return done, err
@@ -56,7 +56,7 @@ func (l *reloader) apply() (admin.Reloaded, error) {
 		next := *l.state.Load()
 		next.refused = err.Error()
 		l.state.Store(&next)
-		l.log.Error("configuration refused; the running one stays in force", "config", l.file, "err", err)
+		l.log.Error("configuration rejected; the running one stays in force", "config", l.file, "err", err)
 		return admin.Reloaded{}, err
 	}
 	l.level.Set(cfg.Log.Level)
@@ -70,7 +70,7 @@ func (l *reloader) apply() (admin.Reloaded, error) {
 	return admin.Reloaded{Config: l.file, Loaded: next.at, Warnings: cfg.Warnings, NeedRestart: changed}, nil
 }
 
-// needRestart returns the sections that differ and are read at the start only.
+// needRestart returns the sections that differ and that are read at the start only.
 func needRestart(running, next *config.Config) []string {
 	var changed []string
 	for _, s := range []struct {

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// withdrawGrace is how long the sessions over which the routes were withdrawn stay up: routers need a moment to act on
-// the withdrawal, and the exit of the agent means to a caller that no more packets arrive.
+// withdrawGrace is the time between the withdrawal of the routes and the end of the BGP sessions: routers need time to
+// apply the withdrawals, and after the exit of the agent no more packets should arrive.
 const withdrawGrace = 500 * time.Millisecond
 
 // Run runs the agent until ctx ends or a task fails. Then the engine withdraws the routes, and every task stops. Run
-// closes the datapath; the kernel goes on forwarding. An agent runs once.
+// closes the datapath; the kernel continues to forward. An agent runs once.
 func (a *Agent) Run(ctx context.Context) error {
 	defer a.close()
 	rest, stopRest := context.WithCancel(context.WithoutCancel(ctx))
@@ -56,13 +56,13 @@ func (a *Agent) Run(ctx context.Context) error {
 	return err
 }
 
-// alive returns an error when the engine does not answer.
+// alive returns an error when the engine does not respond.
 func (a *Agent) alive() error {
 	_, err := behind(a.engine)
 	return err
 }
 
-// reportReady tells systemd once that every part of the configuration was applied or tried.
+// reportReady notifies systemd once every part of the configuration was applied or tried.
 func (a *Agent) reportReady(ctx context.Context) {
 	select {
 	case <-a.engine.Settled():
@@ -87,7 +87,7 @@ func (a *Agent) reloadOnSignal(ctx context.Context) {
 	}
 }
 
-// close releases the descriptors of the datapath. The kernel goes on forwarding.
+// close releases the descriptors of the datapath. The kernel continues to forward.
 func (a *Agent) close() {
 	if err := a.datapath.Close(); err != nil {
 		a.log.Warn("datapath not closed", "err", err)

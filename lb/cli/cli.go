@@ -24,7 +24,7 @@ var errUsage = errors.New("wrong usage")
 // DefaultConfig is the configuration file when -c names none.
 const DefaultConfig = "/etc/steelyard/steelyard.toml"
 
-// Programs are the commands that need more than the admin API. All fields are required.
+// Programs are the commands that are not clients of the admin API. All fields are required.
 type Programs struct {
 	// Run runs the agent with a configuration file until ctx ends, with its log on errOut. version is of the binary.
 	Run func(ctx context.Context, configFile, version string, errOut io.Writer) error
@@ -96,7 +96,7 @@ func commands(e *env) []*ucli.Command {
 	with := func(f ...ucli.Flag) []ucli.Flag { return f }
 	return []*ucli.Command{
 		{
-			Name: "run", Usage: "run the agent; SIGTERM withdraws then exits, SIGHUP reloads",
+			Name: "run", Usage: "run the agent; SIGTERM withdraws the routes and exits, SIGHUP reloads",
 			Flags: with(configFlag()), Action: e.run,
 		},
 		{
@@ -107,7 +107,7 @@ func commands(e *env) []*ucli.Command {
 			Name: "reload", Usage: "make the running agent read its configuration again",
 			Flags: with(socketFlag()), Action: e.reload,
 		},
-		{Name: "demo", Usage: "show a whole network on this machine, in namespaces; needs root", Action: e.demo},
+		{Name: "demo", Usage: "run an example network in namespaces; needs root", Action: e.demo},
 		e.status(),
 		e.list("services", "frontends and whether they are announced", "/v1/services", servicesTable),
 		e.list("backends", "backends and the results of their checks", "/v1/backends", backendsTable),
@@ -118,7 +118,7 @@ func commands(e *env) []*ucli.Command {
 		e.drain("drain", "withdraw the addresses of a service or of this node; arriving packets are still forwarded"),
 		e.drain("undrain", "announce the addresses of a drained service or node again"),
 		{Name: "install", Usage: "install this binary as a systemd service", Action: e.install},
-		{Name: "uninstall", Usage: "remove the systemd service; the configuration stays", Action: e.uninstall},
+		{Name: "uninstall", Usage: "remove the systemd service, but not the configuration", Action: e.uninstall},
 		{
 			Name: "manifest", Usage: "print the Kubernetes objects that run the agent on every node",
 			Flags: with(image), Action: e.manifest,
@@ -146,7 +146,7 @@ func socketFlag() ucli.Flag {
 
 func usageError(_ *ucli.Context, err error, _ bool) error { return fmt.Errorf("%w: %w", errUsage, err) }
 
-// strict makes a command refuse what the library accepts without effect: flags after arguments, and extra arguments.
+// strict makes a command reject flags after arguments and extra arguments, which the library accepts without effect.
 func strict(c *ucli.Command) {
 	c.OnUsageError = usageError
 	action := c.Action

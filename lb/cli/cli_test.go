@@ -159,7 +159,7 @@ func TestReload(t *testing.T) {
 		},
 		{
 			"refused", admin.Reloaded{}, errors.New("x.toml:1: first\nx.toml:2: second"), 1, "",
-			"x.toml:1: first\nx.toml:2: second\nrefused; the running configuration stays in force\n",
+			"x.toml:1: first\nx.toml:2: second\nrejected; the running configuration stays in force\n",
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -10,13 +10,13 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/admin"
 )
 
-// reload makes the running agent read its configuration file again, and fails when the agent refuses the file.
+// reload makes the running agent read its configuration file again, and fails when the agent rejects the file.
 func (e *env) reload(c *ucli.Context) error {
 	var now admin.Reloaded
 	err := admin.NewClient(c.String("socket")).Post(c.Context, "/v1/reload", &now)
 	var refused *admin.RefusedError
 	if errors.As(err, &refused) && refused.Code == http.StatusUnprocessableEntity {
-		fmt.Fprintf(e.err, "%s\nrefused; the running configuration stays in force\n", refused.Problem)
+		fmt.Fprintf(e.err, "%s\nrejected; the running configuration stays in force\n", refused.Problem)
 		return errReported
 	}
 	if err != nil {

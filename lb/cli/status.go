@@ -18,7 +18,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/admin"
 )
 
-// list returns a command that requests path from the agent and prints the answer as a table, or as JSON.
+// list returns a command that requests path from the agent and prints the response as a table, or as JSON.
 func (e *env) list(name, usage, path string, table func(w io.Writer, answer []byte) error) *ucli.Command {
 	return &ucli.Command{
 		Name: name, Usage: usage,
@@ -30,7 +30,7 @@ func (e *env) list(name, usage, path string, table func(w io.Writer, answer []by
 	}
 }
 
-// show prints the agent's answer to path in the format of --output.
+// show prints the agent's response to path in the format of --output.
 func (e *env) show(c *ucli.Context, path string, table func(w io.Writer, answer []byte) error) error {
 	format := c.String("output")
 	if format != "table" && format != "json" {
@@ -43,7 +43,7 @@ func (e *env) show(c *ucli.Context, path string, table func(w io.Writer, answer 
 	if format == "json" {
 		var pretty bytes.Buffer
 		if err := json.Indent(&pretty, answer, "", "  "); err != nil {
-			return fmt.Errorf("read the answer: %w", err)
+			return fmt.Errorf("read the response: %w", err)
 		}
 		_, err := fmt.Fprintln(e.out, pretty.String())
 		return err
@@ -54,7 +54,7 @@ func (e *env) show(c *ucli.Context, path string, table func(w io.Writer, answer 
 // peersTimeout is the age after which an agent is ready with some of its BGP sessions established instead of all.
 const peersTimeout = 30 * time.Second
 
-// status is a list that can fail: a rolling update needs to know when it may continue with the next node.
+// status is a list with the flag --ready, which a rolling update waits for before it continues with the next node.
 func (e *env) status() *ucli.Command {
 	cmd := e.list("status", "state of the agent", "/v1/status", statusTable)
 	cmd.Flags = append(cmd.Flags, &ucli.BoolFlag{
@@ -117,7 +117,7 @@ func (e *env) flows() *ucli.Command {
 
 // explain returns the command that shows the processing of a packet.
 func (e *env) explain() *ucli.Command {
-	cmd := e.list("explain", "what the datapath would do with a packet, step by step, and why", "", nil)
+	cmd := e.list("explain", "the processing of a packet by the datapath, step by step", "", nil)
 	cmd.ArgsUsage = "CLIENT VIP:PORT[/tcp|udp|sctp]"
 	cmd.Action = func(c *ucli.Context) error {
 		if _, err := lb.ParseQuestion(c.Args().Get(0), c.Args().Get(1)); err != nil {
@@ -132,7 +132,7 @@ func (e *env) explain() *ucli.Command {
 func explanation(w io.Writer, answer []byte) error {
 	var x lb.Explanation
 	if err := json.Unmarshal(answer, &x); err != nil {
-		return fmt.Errorf("read the answer: %w", err)
+		return fmt.Errorf("read the response: %w", err)
 	}
 	to := netip.AddrPortFrom(x.Address, x.Port)
 	fmt.Fprintf(w, "%s to %s/%s: %s (%s)\n", x.Client, to, x.Protocol, x.Action, x.Reason)
@@ -145,7 +145,7 @@ func explanation(w io.Writer, answer []byte) error {
 func flowsTable(w io.Writer, answer []byte) error {
 	var all admin.Flows
 	if err := json.Unmarshal(answer, &all); err != nil {
-		return fmt.Errorf("read the answer: %w", err)
+		return fmt.Errorf("read the response: %w", err)
 	}
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "SERVICE\tCLIENT\tADDRESS\tBACKEND\tFORWARD\tSTATE\tIDLE")
@@ -161,11 +161,11 @@ func flowsTable(w io.Writer, answer []byte) error {
 	return tw.Flush()
 }
 
-// rows decodes answer and writes a line for each of its elements.
+// rows decodes response and writes a line for each of its elements.
 func rows[T any](w io.Writer, answer []byte, header string, row func(T) []any) error {
 	var all []T
 	if err := json.Unmarshal(answer, &all); err != nil {
-		return fmt.Errorf("read the answer: %w", err)
+		return fmt.Errorf("read the response: %w", err)
 	}
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, header)
@@ -213,7 +213,7 @@ func peersTable(w io.Writer, answer []byte) error {
 func statusTable(w io.Writer, answer []byte) error {
 	var i admin.Info
 	if err := json.Unmarshal(answer, &i); err != nil {
-		return fmt.Errorf("read the answer: %w", err)
+		return fmt.Errorf("read the response: %w", err)
 	}
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(name, format string, args ...any) {
@@ -223,7 +223,7 @@ func statusTable(w io.Writer, answer []byte) error {
 	line("version", "%s, up %s", i.Version, ago(i.Started))
 	line("config", "%s, loaded %s ago", i.Config, ago(i.Loaded))
 	if i.LoadError != "" {
-		line("last reload", "refused: %s", strings.ReplaceAll(i.LoadError, "\n", "\n\t"))
+		line("last reload", "rejected: %s", strings.ReplaceAll(i.LoadError, "\n", "\n\t"))
 	}
 	line("services", "%d of %d healthy", i.Healthy, i.Services)
 	line("backends", "%d of %d healthy", i.BackendsUp, i.Backends)

@@ -1,6 +1,6 @@
-// Package preflight reads a configuration and refuses it when this version cannot carry it out. "steelyard check", the
-// start of the agent and each reload use the same function, so they refuse the same files. It changes nothing and needs
-// no privileges.
+// Package preflight reads a configuration and rejects it when this version does not implement it. "steelyard check",
+// the start of the agent and each reload use the same function, so they reject the same files. It changes nothing and
+// needs no privileges.
 package preflight
 
 import (
@@ -11,8 +11,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/file"
 )
 
-// Load reads and validates a configuration file. Its error names everything that is wrong, one problem per line; a
-// file that is not valid gives a config.Errors.
+// Load reads and validates a configuration file. Its error has every problem, one per line. For a file that is not
+// valid it is a config.Errors.
 func Load(name string) (*config.Config, error) {
 	cfg, err := config.Load(name)
 	if err != nil {
@@ -34,7 +34,7 @@ func Supported(cfg *config.Config) error {
 		errs = append(errs, fmt.Errorf("not in this version: "+format, args...))
 	}
 	if cfg.L2 != nil && len(cfg.L2.Members) > 0 {
-		missing("l2.members: every node with [l2] answers for all of its addresses, so only one node may have them")
+		missing("l2.members: every node with [l2] replies for all of its addresses, so only one node may have them")
 	}
 	if cfg.BGP != nil {
 		for _, p := range cfg.BGP.Peers {
