@@ -31,12 +31,19 @@ func TestEveryTypeHasAChecker(t *testing.T) {
 	}
 }
 
+// probeFor is probeOnce with a timeout for this result: a short one where the timeout is what is tested.
+func probeFor(t *testing.T, c lb.Check, want string) string {
+	t.Helper()
+	c.Spec.Timeout = 20 * time.Second
+	if strings.HasPrefix(want, "no response") || want == "ok: no error received" {
+		c.Spec.Timeout = 300 * time.Millisecond
+	}
+	return probeOnce(t, c)
+}
+
 // probeOnce probes as the Prober does. It returns "ok: reason", or the reason of the failure.
 func probeOnce(t *testing.T, c lb.Check) string {
 	t.Helper()
-	if c.Spec.Timeout == 0 {
-		c.Spec.Timeout = 300 * time.Millisecond
-	}
 	if c.Spec.Status == nil {
 		c.Spec.Status = []lb.StatusRange{{From: 200, To: 399}}
 	}
@@ -157,7 +164,7 @@ func TestHTTP(t *testing.T) {
 			fmt.Sprintf(`HTTP 200, the response is about another service: "host=%s agent=steelyard-health q=x"`, at)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := probeOnce(t, lb.Check{Target: tt.at, Spec: tt.spec}); got != tt.want {
+			if got := probeFor(t, lb.Check{Target: tt.at, Spec: tt.spec}, tt.want); got != tt.want {
 				t.Errorf("%s; want %s", got, tt.want)
 			}
 		})
@@ -170,7 +177,7 @@ func (zeros) Read(b []byte) (int, error) { return len(b), nil }
 
 func TestTCP(t *testing.T) {
 	for want, at := range map[string]netip.AddrPort{"ok: connected": silent(t), "connection refused": closedPort(t)} {
-		if got := probeOnce(t, lb.Check{Target: at, Spec: lb.CheckSpec{Type: lb.CheckTCP}}); got != want {
+		if got := probeFor(t, lb.Check{Target: at, Spec: lb.CheckSpec{Type: lb.CheckTCP}}, want); got != want {
 			t.Errorf("%s; want %s", got, want)
 		}
 	}
@@ -217,6 +224,7 @@ func TestUDP(t *testing.T) {
 	}{
 		{"response", echo, lb.CheckSpec{Send: "ping", Body: "re: ping"}, "ok: response received"},
 		{"wrong response", echo, lb.CheckSpec{Send: "ping", Body: "pong"}, "no response within 300ms"},
+		{"any response", echo, lb.CheckSpec{Send: "ping"}, "ok: response received"},
 		{"silence is success", silent, lb.CheckSpec{Send: "ping"}, "ok: no error received"},
 		{"silence when a response is required", silent, lb.CheckSpec{Send: "ping", Body: "pong"},
 			"no response within 300ms"},
@@ -224,7 +232,7 @@ func TestUDP(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.spec.Type = lb.CheckUDP
-			if got := probeOnce(t, lb.Check{Target: tt.at, Spec: tt.spec}); got != tt.want {
+			if got := probeFor(t, lb.Check{Target: tt.at, Spec: tt.spec}, tt.want); got != tt.want {
 				t.Errorf("%s; want %s", got, tt.want)
 			}
 		})
@@ -263,7 +271,7 @@ func TestDNS(t *testing.T) {
 	} {
 		t.Run(tt.want, func(t *testing.T) {
 			spec := lb.CheckSpec{Type: lb.CheckDNS, Host: tt.host, Body: tt.body}
-			if got := probeOnce(t, lb.Check{Target: tt.at, Spec: spec}); got != tt.want {
+			if got := probeFor(t, lb.Check{Target: tt.at, Spec: spec}, tt.want); got != tt.want {
 				t.Errorf("%s; want %s", got, tt.want)
 			}
 		})
@@ -289,7 +297,7 @@ func TestGRPC(t *testing.T) {
 	} {
 		t.Run(tt.want, func(t *testing.T) {
 			spec := lb.CheckSpec{Type: lb.CheckGRPC, Path: tt.path}
-			got := probeOnce(t, lb.Check{Target: tt.at, Spec: spec})
+			got := probeFor(t, lb.Check{Target: tt.at, Spec: spec}, tt.want)
 			got, _, _ = strings.Cut(got, ": connection error")
 			if got != tt.want {
 				t.Errorf("%s; want %s", got, tt.want)
@@ -319,8 +327,8 @@ func TestExec(t *testing.T) {
 		// A background process that holds stderr does not change the result.
 		"good, background process": {"sleep 1 & exit 0", "ok: exit status 0"},
 		"bad, background process":  {"sleep 1 & echo no disk >&2; exit 2", "exit status 2: no disk"},
-		"hanging":     {"sleep 60 & wait", "no response within 300ms"},
-		"long output": {"head -c 1000000 /dev/zero >&2", "ok: exit status 0"},
+		"hanging":                  {"sleep 60 & wait", "no response within 300ms"},
+		"long output":              {"head -c 1000000 /dev/zero >&2", "ok: exit status 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "check")
@@ -329,16 +337,14 @@ func TestExec(t *testing.T) {
 			}
 			c := lb.Check{Target: at, Spec: lb.CheckSpec{Type: lb.CheckExec, Path: path}}
 			c.Key.Service = "web"
-			if !strings.HasPrefix(tt.want, "no response") {
-				c.Spec.Timeout = 10 * time.Second
-			}
-			if got := probeOnce(t, c); got != tt.want {
+			if got := probeFor(t, c, tt.want); got != tt.want {
 				t.Errorf("%s; want %s", got, tt.want)
 			}
 		})
 	}
 	c := lb.Check{Target: at, Spec: lb.CheckSpec{Type: lb.CheckExec, Path: "/nowhere"}}
-	if got, want := probeOnce(t, c), "run /nowhere: no such file or directory"; got != want {
+	const want = "run /nowhere: no such file or directory"
+	if got := probeFor(t, c, want); got != want {
 		t.Errorf("%s; want %s", got, want)
 	}
 }

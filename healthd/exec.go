@@ -36,7 +36,7 @@ func (c execChecker) Probe(ctx context.Context) (Result, error) {
 	case ctx.Err() != nil:
 		return Result{}, ctx.Err()
 	case errors.As(err, &exit):
-		line, _, _ := strings.Cut(strings.TrimSpace(stderr.String()), "\n")
+		line, _, _ := strings.Cut(strings.TrimSpace(stderr.kept.String()), "\n")
 		if line != "" {
 			line = ": " + line
 		}
@@ -49,11 +49,13 @@ func (c execChecker) Probe(ctx context.Context) (Result, error) {
 }
 
 // firstKiB keeps the first 1,024 bytes written to it and discards the rest.
-type firstKiB struct{ bytes.Buffer }
+//
+// The buffer is not embedded: os/exec would call its ReadFrom, which has no limit.
+type firstKiB struct{ kept bytes.Buffer }
 
 func (k *firstKiB) Write(b []byte) (int, error) {
-	if room := 1024 - k.Len(); room > 0 {
-		k.Buffer.Write(b[:min(room, len(b))])
+	if room := 1024 - k.kept.Len(); room > 0 {
+		k.kept.Write(b[:min(room, len(b))])
 	}
 	return len(b), nil
 }

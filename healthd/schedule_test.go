@@ -179,6 +179,29 @@ func TestReportsWithinAState(t *testing.T) {
 	})
 }
 
+// A failed probe has no weight, whatever the weight of the backend was.
+func TestFailureHasNoWeight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var got []int
+		p := New(Options{Log: slog.New(slog.DiscardHandler), Report: func(h lb.Health) { got = append(got, h.Weight) }})
+		fails := errors.New("broken")
+		results := []error{nil, fails}
+		checker := checkerFunc(func(context.Context) (Result, error) {
+			err := results[0]
+			results = results[1:]
+			return Result{Weight: 3}, err
+		})
+		s := spec()
+		s.Fall = 1
+		l := &loop{check: check(1, s), health: lb.Health{Weight: -1}}
+		p.probe(t.Context(), l, checker)
+		p.probe(t.Context(), l, checker)
+		if want := []int{3, -1}; !slices.Equal(got, want) || !errors.Is(l.health.Err, fails) {
+			t.Errorf("weights %v, error %v; want %v", got, l.health.Err, want)
+		}
+	})
+}
+
 // Checks that are put before Run start with Run; those that are put after its end never start.
 func TestPutOutsideRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

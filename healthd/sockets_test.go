@@ -1,0 +1,142 @@
+package healthd
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// The connection is reset, so that the server does not keep it.
+func TestTCPResets(t *testing.T) {
+	l := listen(t)
+	c := lb.Check{Target: targetOf(l.Addr()), Spec: lb.CheckSpec{Type: lb.CheckTCP}}
+	if got := probeFor(t, c, ""); got != "ok: connected" {
+		t.Fatal(got)
+	}
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the server reads %v; want a reset", err)
+	}
+}
+
+// A UDP probe ends with its context, before its deadline.
+func TestUDPEndsWithContext(t *testing.T) {
+	at := udpServer(t, func([]byte) []byte { return nil })
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	time.AfterFunc(50*time.Millisecond, cancel)
+	began := time.Now()
+	r, err := udpChecker{target{Check: lb.Check{Target: at}}}.Probe(ctx)
+	if took := time.Since(began); err == nil || took > 10*time.Second {
+		t.Errorf("%+v, %v after %s; want an error", r, err, took)
+	}
+}
+
+// The question is about an address of the target's family, and is asked again over TCP after a truncated response.
+func TestDNSQuestion(t *testing.T) {
+	answer := func(q *dns.Msg, truncated bool) *dns.Msg {
+		m := new(dns.Msg)
+		m.SetReply(q)
+		m.Truncated = truncated
+		rr, err := dns.NewRR("web.example. 60 IN TXT over-tcp-" + dns.TypeToString[q.Question[0].Qtype])
+		if err == nil && !truncated {
+			m.Answer = append(m.Answer, rr)
+		}
+		return m
+	}
+	for host, record := range map[string]string{"127.0.0.1": "A", "::1": "AAAA"} {
+		u, err := net.ListenPacket("udp", net.JoinHostPort(host, "0"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := net.Listen("tcp", u.LocalAddr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range []*dns.Server{{PacketConn: u}, {Listener: l}} {
+			s.Handler = dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
+				w.WriteMsg(answer(q, w.LocalAddr().Network() == "udp"))
+			})
+			started := make(chan struct{})
+			s.NotifyStartedFunc = func() { close(started) }
+			go s.ActivateAndServe()
+			<-started
+			t.Cleanup(func() { s.Shutdown() })
+		}
+		spec := lb.CheckSpec{Type: lb.CheckDNS, Host: "web.example", Body: "over-tcp-" + record + "\""}
+		if got := probeFor(t, lb.Check{Target: targetOf(u.LocalAddr()), Spec: spec}, ""); got != "ok: DNS NOERROR" {
+			t.Errorf("%s: %s", host, got)
+		}
+	}
+}
+
+func TestExecEnvironment(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "check")
+	const script = "#!/bin/sh\necho $STEELYARD_SERVICE $STEELYARD_ADDRESS $STEELYARD_PORT $STEELYARD_VIP >&2\nexit 1\n"
+	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for vip, want := range map[string]string{
+		"": "exit status 1: web 10.0.0.1 80", "203.0.113.10": "exit status 1: web 10.0.0.1 80 203.0.113.10",
+	} {
+		c := lb.Check{Target: netip.MustParseAddrPort("10.0.0.1:80")}
+		c.Spec = lb.CheckSpec{Type: lb.CheckExec, Path: path}
+		c.Key.Service = "web"
+		c.VIP, _ = netip.ParseAddr(vip)
+		if got := probeFor(t, c, want); got != want {
+			t.Errorf("%s; want %s", got, want)
+		}
+	}
+}
+
+// What a program writes beyond the first 1,024 bytes is not kept, however it arrives.
+func TestFirstKiB(t *testing.T) {
+	text := strings.Repeat("0123456789", 200)
+	for _, r := range []io.Reader{strings.NewReader(text), iotest.OneByteReader(strings.NewReader(text))} {
+		var k firstKiB
+		if n, err := io.Copy(&k, r); err != nil || n != 2000 {
+			t.Errorf("%d bytes, %v; want 2000", n, err)
+		}
+		if got := k.kept.String(); got != text[:1024] {
+			t.Errorf("%d bytes kept; want the first 1024", len(got))
+		}
+	}
+}
+
+// A server name makes the gRPC probe use TLS.
+func TestGRPCUsesTLS(t *testing.T) {
+	l := listen(t)
+	first := make(chan byte, 1)
+	go func() {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		b := make([]byte, 1)
+		conn.Read(b)
+		first <- b[0]
+	}()
+	spec := lb.CheckSpec{Type: lb.CheckGRPC, TLSServerName: "web.example"}
+	probeFor(t, lb.Check{Target: targetOf(l.Addr()), Spec: spec}, "no response")
+	if b := <-first; b != 22 { // handshake (RFC 8446 §5.1)
+		t.Errorf("the first byte is %d; want that of a TLS handshake", b)
+	}
+}
