@@ -211,6 +211,29 @@ func TestScanPaths(t *testing.T) {
 	}
 }
 
+// The characters of a bare key are those of TOML; all others make the path quote the key.
+func TestJoinKey(t *testing.T) {
+	for key, want := range map[string]string{
+		"azAZ09_-": "t.azAZ09_-", "": `t.""`, "a.b": `t."a.b"`, "a`": "t.\"a`\"", "a{": `t."a{"`, "a@": `t."a@"`,
+		"a[": `t."a["`, "a/": `t."a/"`, "a:": `t."a:"`,
+	} {
+		if got := joinKey("t", key); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}
+
+// A text that ends within a comment, a key or a string has the positions of what it has.
+func TestScanEndsAnywhere(t *testing.T) {
+	for text, want := range map[string]int{
+		"a = 1 # end": 1, "a = 1\n# end": 1, "a =": 1, "a": 1, "a = \"x": 1, "a = \"x\\": 1, "[": 1, "": 0,
+	} {
+		if got := scan(text); len(got) != want {
+			t.Errorf("%q: %d positions, want %d: %v", text, len(got), want, got)
+		}
+	}
+}
+
 func TestParentPath(t *testing.T) {
 	for path, want := range map[string]string{"a.b[1].c": "a.b[1]", "a.b[1]": "a.b", "a.b": "a", "a": "", "": ""} {
 		if got, ok := parentPath(path); got != want || ok != (want != "") {
