@@ -140,14 +140,20 @@ func (n *session) routesNotSent() string {
 // peer that is down: the kernel of the peer drops segments with a wrong signature silently (RFC 2385, section 2). But
 // the peer connects too, and this kernel counts what it drops.
 func (n *session) dialProblem() string {
-	const dropped = "no response; this node has dropped TCP segments with "
-	switch wrong := md5Dropped() > n.md5Dropped; {
-	case !isTimeout(n.dialErr):
-		return cause(n.dialErr)
-	case wrong && n.peer.Password == "":
-		return dropped + "an MD5 signature: the peer has a password, this node has none"
-	case wrong:
-		return dropped + "a wrong or missing MD5 signature: check the password (MD5) on both sides"
+	return dialProblem(n.dialErr, n.peer.Password != "", md5Dropped() > n.md5Dropped)
+}
+
+// dialProblem describes err; dropped: this kernel has dropped segments with a wrong signature since the connection was
+// lost.
+func dialProblem(err error, password, dropped bool) string {
+	const text = "no response; this node has dropped TCP segments with "
+	switch {
+	case !isTimeout(err):
+		return cause(err)
+	case dropped && !password:
+		return text + "an MD5 signature: the peer has a password, this node has none"
+	case dropped:
+		return text + "a wrong or missing MD5 signature: check the password (MD5) on both sides"
 	default:
 		return "no response; if the peer is up, check the password (MD5) on both sides"
 	}

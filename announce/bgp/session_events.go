@@ -57,21 +57,24 @@ func families(state *api.PeerState) (v4, v6 bool) {
 
 // probeRefusals starts a NOTIFICATION probe of every peer that refused the session without a known reason.
 func (s *Speaker) probeRefusals(ctx context.Context, probes *sync.WaitGroup) {
-	var due []Peer
-	now := time.Now()
-	s.forEachSession(func(p *session) {
-		if p.fault == refusalUnknown && p.connecting() && now.Sub(p.probedAt) > probeInterval {
-			p.probedAt = now
-			due = append(due, p.peer)
-		}
-	})
-	for _, p := range due {
+	for _, p := range s.toProbe(time.Now()) {
 		probes.Go(func() {
 			if text := s.o.probeNotification(ctx, p); text != "" {
 				s.mail.post(peerEvent{peer: p.Address, kind: eventNotification, text: text})
 			}
 		})
 	}
+}
+
+// toProbe returns the peers to probe now, and records that they are probed.
+func (s *Speaker) toProbe(now time.Time) (due []Peer) {
+	s.forEachSession(func(p *session) {
+		if p.fault == refusalUnknown && p.connecting() && now.Sub(p.probedAt) > probeInterval {
+			p.probedAt = now
+			due = append(due, p.peer)
+		}
+	})
+	return due
 }
 
 // refreshNextHops applies changes of next hops that follow from changed addresses of this node.
@@ -110,17 +113,19 @@ func (s *Speaker) changeNextHops(ctx context.Context, srv *bgpServer, addr netip
 		s.o.Log.Error("next hop not changed", "peer", addr, "err", err)
 		return
 	}
-	lost := false
-	for _, family := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
-		lost = lost || (before.has(family) && !after.has(family))
-	}
-	if lost {
+	if lostNextHop(before, after) {
 		s.readd(ctx, srv, addr, 0)
 		return
 	}
 	_ = srv.ResetPeer(ctx, &api.ResetPeerRequest{
 		Address: addr.String(), Soft: true, Direction: api.ResetPeerRequest_OUT,
 	})
+}
+
+// lostNextHop reports whether a family had a next hop before and has none after.
+func lostNextHop(before, after nextHops) bool {
+	lost := func(family netip.Addr) bool { return before.has(family) && !after.has(family) }
+	return lost(netip.IPv4Unspecified()) || lost(netip.IPv6Unspecified())
 }
 
 // readd removes a peer from gobgp and adds it again after delay, so that the OPEN of its next session has the
@@ -137,8 +142,14 @@ func (s *Speaker) readd(ctx context.Context, srv *bgpServer, addr netip.Addr, de
 // readdWaiting removes and adds the peers that have no session yet. Once one session with LocalRestarting is up, gobgp
 // clears the flag of all peers, and their next OPEN would make them drop the routes (RFC 4724, section 4.2).
 func (s *Speaker) readdWaiting(ctx context.Context, srv *bgpServer, up netip.Addr) {
-	var waiting []netip.Addr
-	now := time.Now()
+	for _, addr := range s.toReadd(up, time.Now()) {
+		s.readd(ctx, srv, addr, 0)
+	}
+	s.addDue(ctx, srv)
+}
+
+// toReadd returns the peers that readdWaiting readds now, and records that.
+func (s *Speaker) toReadd(up netip.Addr, now time.Time) (waiting []netip.Addr) {
 	s.forEachSession(func(p *session) {
 		waits := p.connecting() && p.addAt.IsZero() && now.Sub(p.readdedAt) > readdInterval
 		if waits && p.peer.Address != up && p.peer.GracefulRestart {
@@ -146,10 +157,7 @@ func (s *Speaker) readdWaiting(ctx context.Context, srv *bgpServer, up netip.Add
 			waiting = append(waiting, p.peer.Address)
 		}
 	})
-	for _, addr := range waiting {
-		s.readd(ctx, srv, addr, 0)
-	}
-	s.addDue(ctx, srv)
+	return waiting
 }
 
 // addDue adds the peers to gobgp whose addAt has passed.
