@@ -113,7 +113,7 @@ func TestResponderWithoutSockets(t *testing.T) {
 }
 
 func TestMetricsPassPromlint(t *testing.T) {
-	r := prometheus.NewRegistry()
+	r := prometheus.NewPedanticRegistry()
 	a := newAnnouncer(t, &lines{}, "eth0")
 	for _, c := range []*prometheus.CounterVec{a.metrics.replies, a.metrics.gratuitous, a.metrics.conflicts} {
 		c.WithLabelValues("eth0").Inc()

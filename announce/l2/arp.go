@@ -51,9 +51,7 @@ func gratuitousARP(s *sockets, vip netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	reply, err := arp.NewPacket(arp.OperationReply, s.ifi.HardwareAddr, vip, ethernet.Broadcast, vip)
-	if err != nil {
-		return err
-	}
-	return errors.Join(s.arp.WriteTo(request, ethernet.Broadcast), s.arp.WriteTo(reply, ethernet.Broadcast))
+	reply := *request
+	reply.Operation, reply.TargetHardwareAddr = arp.OperationReply, ethernet.Broadcast
+	return errors.Join(s.arp.WriteTo(request, ethernet.Broadcast), s.arp.WriteTo(&reply, ethernet.Broadcast))
 }

@@ -102,7 +102,7 @@ func parseNeighbour(frame []byte) *neighbourMessage {
 	}
 	ip := frame[ethernetHeader:]
 	size := int(binary.BigEndian.Uint16(ip[4:]))
-	if size < 8 || len(ip) < ipv6Header+size {
+	if len(ip) < ipv6Header+size {
 		return nil
 	}
 	icmp := ip[ipv6Header : ipv6Header+size]
