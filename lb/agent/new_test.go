@@ -61,7 +61,7 @@ func (d *memoryDatapath) ProbeWay(
 }
 
 func newMemoryDatapath() *memoryDatapath {
-	gauge := prometheus.NewGauge(prometheus.GaugeOpts{Name: "steelyard_datapath_test"})
+	gauge := prometheus.NewGauge(prometheus.GaugeOpts{Name: "steelyard_test"})
 	return &memoryDatapath{Fixture: lbtest.New(), Gauge: gauge, events: new(events)}
 }
 
@@ -143,7 +143,7 @@ check = "tcp"
 	}
 	metrics := scrape(t, socket)
 	for _, name := range []string{
-		"steelyard_datapath_test 0", "steelyard_engine_settled 1", "steelyard_engine_apply_duration_seconds_count{",
+		"steelyard_test 0", "steelyard_engine_settled 1", "steelyard_engine_apply_duration_seconds_count{",
 		"steelyard_health_", "go_goroutines ", "process_open_fds ",
 	} {
 		if !strings.Contains(metrics, name) {

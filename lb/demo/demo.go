@@ -31,13 +31,13 @@ type step struct {
 }
 
 var steps = []step{
-	{"Announce", "balancers come up and tell the router, each for both families", (*show).announce},
+	{"Announce", "both balancers announce both addresses to the router", (*show).announce},
 	{"Balance", "requests spread over balancers and servers", (*show).balance},
 	{"A server fails", "s2 crashes; its checks fail, new requests go to the other servers", (*show).serverFails},
-	{"All servers fail", "no backend is left: the routes must be withdrawn", (*show).allServersFail},
-	{"Recovery", "the servers run again", (*show).recovery},
+	{"All servers fail", "no backend is healthy: the routes must be withdrawn", (*show).allServersFail},
+	{"Recovery", "the servers are started again", (*show).recovery},
 	{
-		"kill -9 of an agent", "the kernel goes on forwarding, the router keeps the route (graceful restart)",
+		"kill -9 of an agent", "the kernel continues to forward, the router keeps the route (graceful restart)",
 		(*show).agentKilled,
 	},
 	{"A balancer loses power", "its link goes down at the router; the other balancer takes over", (*show).powerOff},
@@ -46,7 +46,7 @@ var steps = []step{
 }
 
 // Run runs the demo and writes it to out. self is the path of this binary. It returns nil only when every step showed
-// the expected result. It leaves nothing behind in either case.
+// the expected result. It removes all that it created in either case.
 func Run(ctx context.Context, out io.Writer, self string, o Options) (err error) {
 	s := &show{screen: newScreen(out)}
 	start := time.Now()
@@ -63,7 +63,7 @@ func Run(ctx context.Context, out io.Writer, self string, o Options) (err error)
 		seen, err := st.run(s, ctx)
 		s.clear()
 		if ctx.Err() != nil {
-			return fmt.Errorf("interrupted; nothing is left behind: %w", context.Cause(ctx))
+			return fmt.Errorf("interrupted; the network was removed: %w", context.Cause(ctx))
 		}
 		if err != nil {
 			s.rows = append(s.rows, row{st.title, "failed", time.Since(begin), true})
@@ -90,7 +90,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// until waits until f returns nil, and shows that it waits.
+// until waits until f returns nil, and shows the condition meanwhile.
 func (s *show) until(ctx context.Context, within time.Duration, what string, f func() error) (time.Duration, error) {
 	start := time.Now()
 	took, err := lab.Until(ctx, within, what, func() error {
@@ -107,7 +107,7 @@ func (s *show) until(ctx context.Context, within time.Duration, what string, f f
 	return took, err
 }
 
-// showLogs shows the end of the logs of all processes, to find out why a step failed.
+// showLogs shows the end of the logs of all processes, for the cause of a failed step.
 func (s *show) showLogs() {
 	logs := map[string]*lab.Process{"router": s.router}
 	for _, a := range s.agents {
@@ -124,7 +124,7 @@ func (s *show) showLogs() {
 // readingTime is the Pace of Main.
 const readingTime = 1500 * time.Millisecond
 
-// Main is "steelyard demo": the demo with this binary, on a terminal with time to read.
+// Main is "steelyard demo": the demo with this binary; on a terminal it pauses after each step.
 func Main(ctx context.Context, out io.Writer) error {
 	self, err := os.Executable()
 	if err != nil {

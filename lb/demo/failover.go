@@ -33,12 +33,12 @@ func (s *show) agentKilled(ctx context.Context) (string, error) {
 	if _, err := s.routed(ctx, s.Balancers...); err != nil {
 		return "", err
 	}
-	s.saw("lb1 has had no agent for %s: its route is still there, and %d requests were answered",
+	s.observed("lb1 has had no agent for %s: its route is still installed, and %d requests were answered",
 		short(time.Since(died)), traffic.since(died).Answered())
-	if err := alive(ctx, conns); err != nil {
+	if err := echoed(ctx, conns); err != nil {
 		return "", err
 	}
-	s.saw("all of %d connections opened before still work", len(conns)*heldConns)
+	s.observed("all of %d connections opened before still work", len(conns)*heldConns)
 	if err := agent.Start(); err != nil {
 		return "", err
 	}
@@ -50,7 +50,7 @@ func (s *show) agentKilled(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := alive(ctx, conns); err != nil {
+	if err := echoed(ctx, conns); err != nil {
 		return "", err
 	}
 	traffic.stop()
@@ -59,7 +59,7 @@ func (s *show) agentKilled(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("expected that no request fails while an agent is stopped or starts; observed: %w",
 			r.Err())
 	}
-	s.saw("started again, it took over the state of the kernel: none of %d requests failed, no connection was lost",
+	s.observed("the new agent adopted the state in the kernel: none of %d requests failed, no connection was lost",
 		r.Answered())
 	return fmt.Sprintf("0 of %d requests failed, 0 of %d connections lost", r.Answered(), len(conns)*heldConns), nil
 }
@@ -95,13 +95,13 @@ func sessions(ctx context.Context, a *lab.Agent) error {
 	return nil
 }
 
-// alive exchanges a message over every connection and returns an error when one does not answer.
-func alive(ctx context.Context, sets []*traffic.Conns) error {
+// echoed exchanges a message over every connection and returns an error when one has no echo.
+func echoed(ctx context.Context, sets []*traffic.Conns) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	for _, c := range sets {
 		if dead := c.Exchange(ctx); len(dead) > 0 {
-			return fmt.Errorf("expected that all of %d connections answer; observed: %d do not, one of them: %w",
+			return fmt.Errorf("expected an echo on all of %d connections; observed: none on %d, one of them: %w",
 				heldConns, len(dead), dead[0])
 		}
 	}
@@ -109,7 +109,7 @@ func alive(ctx context.Context, sets []*traffic.Conns) error {
 }
 
 // lossTimeout bounds the time in which requests may fail after a balancer has lost power. The link goes down at the
-// router at once; a request in flight through that balancer is lost, and the client notices by its timeout.
+// router at once; a request in flight through that balancer is lost, and the client detects it by its timeout.
 const lossTimeout = time.Second
 
 func (s *show) powerOff(ctx context.Context) (string, error) {
@@ -122,7 +122,7 @@ func (s *show) powerOff(ctx context.Context) (string, error) {
 		return "", err
 	}
 	lost, r := traffic.lastFailure(died).Sub(died), traffic.since(died)
-	s.saw("the router sends all packets to lb2")
+	s.observed("the router sends all packets to lb2")
 	if err := s.showRoutes(); err != nil {
 		return "", err
 	}
@@ -130,7 +130,7 @@ func (s *show) powerOff(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("expected no failed request later than %v after the power loss; observed: one after %v",
 			lossTimeout, lost)
 	}
-	s.saw("%s", failures(r))
+	s.observed("%s", failures(r))
 	if len(r.Errors) > 0 {
 		s.note("the last one was made %s after the loss of power", short(lost))
 	}
@@ -147,7 +147,7 @@ func (s *show) powerOn(ctx context.Context) (string, error) {
 		return "", err
 	}
 	took := time.Since(start)
-	s.saw("the router has routes over both balancers again, %s after power on", short(took))
+	s.observed("the router has routes over both balancers again, %s after power on", short(took))
 	before := s.forwarded()
 	var r traffic.Result
 	_, err := s.until(ctx, stepTimeout, "all requests are answered", func() error {
@@ -158,7 +158,7 @@ func (s *show) powerOn(ctx context.Context) (string, error) {
 		return "", err
 	}
 	by := minus(s.forwarded(), before)
-	s.saw("%d of %d requests answered; forwarded by:", r.Answered(), r.Answered()+len(r.Errors))
+	s.observed("%d of %d requests answered; forwarded by:", r.Answered(), r.Answered()+len(r.Errors))
 	s.bars(by)
 	if by["lb1"] == 0 {
 		return "", fmt.Errorf("expected that lb1 forwards again; observed: %v", by)
@@ -183,7 +183,7 @@ func (s *show) maintenance(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	s.saw("lb2 withdrew its routes and exited with status 0 within %s", short(took))
+	s.observed("lb2 withdrew its routes and exited with status 0 within %s", short(took))
 	if _, err := s.routed(ctx, s.Balancers[0]); err != nil {
 		return "", err
 	}
@@ -195,7 +195,7 @@ func (s *show) maintenance(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("expected that a planned stop fails no request except those in flight; observed: %w",
 			r.Err())
 	}
-	s.saw("%s", failures(r))
+	s.observed("%s", failures(r))
 	return fmt.Sprintf("withdrawn and ended in %s; %s", short(took), failures(r)), nil
 }
 

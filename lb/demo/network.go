@@ -19,8 +19,8 @@ const (
 	echoPort    = 7    // of both: long-lived connections
 )
 
-// The check of the service: a server that refuses is unhealthy after two failures in a row, so within interval × fall
-// + timeout = 550 ms.
+// The check of the service: a server that refuses connections is unhealthy after two failures in a row, so within
+// interval × fall + timeout = 550 ms.
 const (
 	checkInterval    = 200 * time.Millisecond
 	checkTimeout     = 150 * time.Millisecond

@@ -66,8 +66,8 @@ func (s *screen) heading(n int, title, text string) {
 	s.line("\n%s  %s", s.paint(bold+";"+cyan, fmt.Sprintf("%d  %s", n, title)), s.paint(dim, text))
 }
 
-// saw writes an observation.
-func (s *screen) saw(format string, args ...any) {
+// observed writes an observation.
+func (s *screen) observed(format string, args ...any) {
 	s.line("   %s %s", s.paint(green, "✓"), fmt.Sprintf(format, args...))
 }
 

@@ -33,7 +33,7 @@ func (s *show) announce(ctx context.Context) (string, error) {
 	if _, err := s.routed(ctx, s.Balancers...); err != nil {
 		return "", err
 	}
-	s.saw("the router has routes over both balancers, %s after their start", short(time.Since(start)))
+	s.observed("the router has routes over both balancers, %s after their start", short(time.Since(start)))
 	if err := s.showRoutes(); err != nil {
 		return "", err
 	}
@@ -43,7 +43,7 @@ func (s *show) announce(ctx context.Context) (string, error) {
 			return "", err
 		}
 	}
-	s.saw("%s and %s answer ping", vip4, vip6)
+	s.observed("%s and %s answer ping", vip4, vip6)
 	return "both addresses are routed over lb1 and lb2 and answer ping", nil
 }
 
@@ -97,7 +97,7 @@ func (s *show) balance(ctx context.Context) (string, error) {
 	if r.Err() != nil {
 		return "", fmt.Errorf("expected that all of %d requests are answered; observed: %w", 2*each, r.Err())
 	}
-	s.saw("%d of %d requests answered, half of them over IPv6", r.Answered(), 2*each)
+	s.observed("%d of %d requests answered, half of them over IPv6", r.Answered(), 2*each)
 	s.bars(r.Servers)
 	// A share is binomial around 200 with a standard deviation of 12; below 130 is not chance.
 	for _, server := range s.Servers {
@@ -106,7 +106,7 @@ func (s *show) balance(ctx context.Context) (string, error) {
 		}
 	}
 	by := minus(s.forwarded(), before)
-	s.saw("lb1 forwarded %d of them, lb2 %d", by["lb1"], by["lb2"])
+	s.observed("lb1 forwarded %d of them, lb2 %d", by["lb1"], by["lb2"])
 	if by["lb1"] < 200 || by["lb2"] < 200 {
 		return "", fmt.Errorf("expected about %d requests by each balancer; observed: lb1 %d, lb2 %d",
 			each, by["lb1"], by["lb2"])
@@ -143,7 +143,8 @@ func (s *show) serverFails(ctx context.Context) (string, error) {
 	}
 	left, r := traffic.lastFailure(died).Sub(died), traffic.since(died)
 	after := traffic.since(died.Add(left + time.Nanosecond))
-	s.saw("no request reached s2 later than %s after its crash (expected: %s)", short(left), short(unhealthyTimeout))
+	s.observed("no request reached s2 later than %s after its crash (expected: %s)",
+		short(left), short(unhealthyTimeout))
 	s.note("until then %d of %d requests failed; after that none of %d, served by:", len(r.Errors),
 		len(r.Errors)+r.Answered()-after.Answered(), after.Answered())
 	s.bars(after.Servers)
@@ -156,7 +157,7 @@ func (s *show) serverFails(ctx context.Context) (string, error) {
 		return "", err
 	}
 	failed := plural(len(r.Errors), "request")
-	return fmt.Sprintf("s2 out after %s; %s failed until then, none after", short(left), failed), nil
+	return fmt.Sprintf("no requests to s2 after %s; %s failed until then, none after", short(left), failed), nil
 }
 
 // unhealthy waits until both agents report a server as unhealthy, and shows the reason.
@@ -175,12 +176,12 @@ func (s *show) unhealthy(ctx context.Context, server lab.Node) error {
 					return nil
 				}
 			}
-			return errors.New("it does not report it")
+			return errors.New("the agent does not list it")
 		})
 		if err != nil {
 			return err
 		}
-		s.saw("%s reports about %s: %s", a.Name(), server.Name(), reason)
+		s.observed("%s reports about %s: %s", a.Name(), server.Name(), reason)
 	}
 	return nil
 }
@@ -196,7 +197,7 @@ func (s *show) allServersFail(ctx context.Context) (string, error) {
 		return "", err
 	}
 	took := time.Since(start)
-	s.saw("the router has no route any more, %s after the last server stopped", short(took))
+	s.observed("the router has no route any more, %s after the last server stopped", short(took))
 	if err := s.showRoutes(); err != nil {
 		return "", err
 	}
@@ -204,9 +205,9 @@ func (s *show) allServersFail(ctx context.Context) (string, error) {
 	defer cancel()
 	_, err := s.clients[0].Get(ctx, url(vip4))
 	if err == nil {
-		return "", errors.New("expected that a request fails without a route; observed: an answer")
+		return "", errors.New("expected that a request fails without a route; observed: a response")
 	}
-	s.saw("a client gets an error at once: %s", lastPart(err))
+	s.observed("a client gets an error at once: %s", lastPart(err))
 	return fmt.Sprintf("the routes were withdrawn after %s", short(took)), nil
 }
 
@@ -221,11 +222,11 @@ func (s *show) recovery(ctx context.Context) (string, error) {
 		return "", err
 	}
 	back := time.Since(start)
-	s.saw("the router has its routes again, %s after the servers started", short(back))
+	s.observed("the router has its routes again, %s after the servers started", short(back))
 	var r traffic.Result
-	_, err := s.until(ctx, stepTimeout, "all three servers answer", func() error {
+	_, err := s.until(ctx, stepTimeout, "all three servers respond", func() error {
 		if r = s.request(ctx, 60); r.Err() != nil {
-			return lab.Permanent(fmt.Errorf("a route is back before its servers: %w", r.Err()))
+			return lab.Permanent(fmt.Errorf("a route is installed before its servers respond: %w", r.Err()))
 		}
 		if len(r.Servers) < len(s.Servers) {
 			return errors.New(r.String())
@@ -235,9 +236,9 @@ func (s *show) recovery(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	s.saw("%d of %d requests answered", r.Answered(), r.Answered()+len(r.Errors))
+	s.observed("%d of %d requests answered", r.Answered(), r.Answered()+len(r.Errors))
 	s.bars(r.Servers)
-	return fmt.Sprintf("routes back after %s, all three servers answer", short(back)), nil
+	return fmt.Sprintf("routes installed after %s, all three servers respond", short(back)), nil
 }
 
 func names(nodes []lab.Node) string {
