@@ -116,7 +116,7 @@ func (i item) unicast() (netip.Addr, bool) {
 func (i item) isUnicast(a netip.Addr) bool {
 	what := specialIn(lb.AddrRange{From: a, To: a})
 	if what != "" {
-		i.errorf("write an address that others can send to", "%s is %s", a, what)
+		i.errorf("write an address that other hosts can send to", "%s is %s", a, what)
 	}
 	return what == ""
 }
@@ -173,7 +173,7 @@ func (i item) addrRange() (lb.AddrRange, bool) {
 			return r, false
 		}
 		if r.From.Is4() != r.To.Is4() {
-			i.errorf("write both in one family", "%q goes from one address family to the other", s)
+			i.errorf("write both in one family", "%q has two address families", s)
 			return r, false
 		}
 		if r.To.Less(r.From) {
@@ -189,7 +189,7 @@ func (i item) addrRange() (lb.AddrRange, bool) {
 		r = lb.AddrRange{From: p.Addr(), To: last(p)}
 	}
 	if what := specialIn(r); what != "" {
-		i.errorf("write addresses that others can send to", "%q has addresses that are %s", s, what)
+		i.errorf("write addresses that other hosts can send to", "%q has addresses that are %s", s, what)
 		return r, false
 	}
 	return r, true

@@ -101,13 +101,13 @@ type L2 struct {
 	Secret     Secret // 16 to 80 bytes; zero: membership is not authenticated
 }
 
-// Pool is a set of addresses that may be given to services and announced.
+// Pool is a set of addresses that may be assigned to services and announced.
 type Pool struct {
 	Name   string
 	Ranges []lb.AddrRange // disjoint, within one pool and between pools
 	// Announce are the announcers, all of them on; empty: all that are on.
 	Announce        []lb.AnnouncerKind
-	AutoAssign      bool // give its addresses to services that do not name the pool
+	AutoAssign      bool // assign its addresses to services that do not request a pool
 	AvoidBuggyIPs   bool // skip addresses that end in .0 or .255
 	Namespaces      []string
 	ServiceSelector string

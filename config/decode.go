@@ -143,8 +143,8 @@ func sortedByLine(errs Errors) Errors {
 
 // syntaxHints are hints by a part of the error text of the TOML parser.
 var syntaxHints = []struct{ part, hint string }{
-	{"already been defined", "take one of the two out"},
-	{"already exists", "take one of the two out"},
+	{"already been defined", "remove one of the two"},
+	{"already exists", "remove one of the two"},
 	{"cannot be used as an array", "write either [name] once, or [[name]] for each"},
 	{"strings cannot contain newlines", `close the quote on the same line`},
 	{"end table name", "write [name] on a line of its own, or [[name]]"},
@@ -152,7 +152,7 @@ var syntaxHints = []struct{ part, hint string }{
 	{"unexpected EOF", "close what was opened: a quote, [ or {"},
 	{"UTF-16", "save the file as UTF-8"},
 	{"invalid UTF-8", "save the file as UTF-8"},
-	{"control characters", "take it out"},
+	{"control characters", "remove it"},
 	{"invalid escape", `write \\ for a backslash`},
 	{"", `a line is key = value; texts, addresses and durations stand in quotes, as in address = "192.0.2.1"`},
 }

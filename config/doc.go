@@ -8,12 +8,12 @@
 //   - A file whose effect differs from its apparent meaning is rejected: an unknown key, a key without effect in its
 //     place, a password file that is missing or empty, a check key that the check type does not use.
 //   - Legal but useless settings are in Config.Warnings.
-//   - Only addresses given to us can be announced: pools do not overlap and contain no address of a machine named in
-//     the file, an aggregate never covers more addresses than the pools, and a default route cannot be written.
+//   - Only addresses of the operator can be announced: pools do not overlap and contain no address of a machine in the
+//     file, an aggregate never covers more addresses than the pools, and a default route cannot be configured.
 //   - A Secret never prints its value.
 //
-// The package does not know what runs. It reads no interface, route or host name, and opens no file except the
-// configuration and the secret files that it names. Values to be derived from the machine stay zero. It imports lb
+// The result depends on the files only. The package reads no interface, route or host name, and opens no file except
+// the configuration and the secret files that it names. Values to be derived from the machine stay zero. It imports lb
 // for the enumerations of the model, so that "allowed: …" in an error is always complete.
 //
 // # Files
@@ -26,7 +26,8 @@
 //
 // # Choices
 //
-// Line numbers come from a scanner of our own (position.go says why). A fuzz test compares it with the parser's keys.
+// Line numbers are from a scanner of this package (position.go has the reason). A fuzz test compares it with the
+// parser's keys.
 //
 // A timeout that is not given is at most the interval, so that a short interval needs no further key.
 //

@@ -24,9 +24,9 @@ next:
 			case !o.v.Overlaps(p):
 				continue
 			case o.v.Port == p.Port && o.v.Last == p.Last:
-				e.errorf("take one of the two out", "%s is there twice", p.Name())
+				e.errorf("remove one of the two", "%s is listed twice", p.Name())
 			default:
-				e.errorf("let each port be in one place", "%s overlaps with %s", p.Name(), o.v.Name())
+				e.errorf("list each port once", "%s overlaps with %s", p.Name(), o.v.Name())
 			}
 			continue next
 		}

@@ -53,7 +53,7 @@ func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
 // MarshalText never returns the secret.
 func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// Format prints the same whatever the verb.
+// Format prints the same for every verb.
 func (s Secret) Format(f fmt.State, _ rune) { fmt.Fprint(f, s.String()) }
 
 // secretMax is above the limit of every use. It bounds how much of a wrong file is read.
@@ -118,7 +118,7 @@ func (i item) secretFile(name string) ([]byte, bool) {
 			"%s is open to every user of this machine (mode %04o)", name, info.Mode().Perm())
 	}
 	if info.Size() > secretMax {
-		i.errorf("name the right file", "%s has %d bytes, too many for a secret", name, info.Size())
+		i.errorf("correct the file name", "%s has %d bytes, too many for a secret", name, info.Size())
 		return nil, false
 	}
 	text, err := os.ReadFile(name)

@@ -27,8 +27,8 @@ func (d *decoder) backends(t *table) []placed[lb.Backend] {
 			continue
 		}
 		if slices.ContainsFunc(backends, func(o placed[lb.Backend]) bool { return o.v.ID() == b.ID() }) {
-			e.errorf("take one of the two out, and give the other more weight if that was meant",
-				"%s is there twice", describeBackend(b))
+			e.errorf("remove one of the two, or increase the weight of the other",
+				"%s is listed twice", describeBackend(b))
 			continue
 		}
 		backends = append(backends, placed[lb.Backend]{b, e})
@@ -109,7 +109,7 @@ func checkFamilies(vips []placed[netip.Addr], backends []placed[lb.Backend], f f
 			b.item.errorf("write the address of a server", "%s is an address of the service itself", b.v.Addr)
 		}
 		if f.known && !f.has(b.v.Addr) && method != lb.MethodTunnel {
-			b.item.errorf(fmt.Sprintf("give the service an %s address, or take the backend out", family(b.v.Addr)),
+			b.item.errorf(fmt.Sprintf("give the service an %s address, or remove the backend", family(b.v.Addr)),
 				"%s is %s, and the service has no such address", b.v.Addr, family(b.v.Addr))
 		}
 	}
@@ -118,7 +118,7 @@ func checkFamilies(vips []placed[netip.Addr], backends []placed[lb.Backend], f f
 		if len(backends) == 0 || method == lb.MethodTunnel || slices.ContainsFunc(backends, sameFamily) {
 			continue
 		}
-		v.item.errorf(fmt.Sprintf("add %s backends, or take the address out", family(v.v)),
+		v.item.errorf(fmt.Sprintf("add %s backends, or remove the address", family(v.v)),
 			"%s is %s, and the service has no such backend", v.v, family(v.v))
 	}
 }

@@ -45,7 +45,7 @@ func (d *decoder) bgp(t *table) *BGP {
 
 // asn reads an AS number that is not reserved.
 func (t *table) asn() uint32 {
-	i, ok := t.need("asn", "write asn = 64512, or the number you were given")
+	i, ok := t.need("asn", "write asn = 64512, or the AS number of this site")
 	if !ok {
 		return 0
 	}
@@ -106,7 +106,7 @@ func (i item) peerAddress(seen map[netip.Addr]string) netip.Addr {
 		}
 	}
 	if other, ok := seen[a]; ok {
-		i.errorf("take one of the two out", "%s is also %s", a, other)
+		i.errorf("remove one of the two", "%s is also %s", a, other)
 		return a
 	}
 	seen[a] = i.path

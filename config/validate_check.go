@@ -94,8 +94,8 @@ func needType(t *table, ports []lb.Port) {
 		return
 	}
 	t.at("type").errorf(
-		`say what to ask: check = { type = "dns", host = "example.net" }, or "udp" with send, or "none"`,
-		"missing, and the default, tcp, cannot ask a service without a tcp port")
+		`write check = { type = "dns", host = "example.net" }, or "udp" with send, or "none"`,
+		"missing, and the default, tcp, cannot probe a service without a tcp port")
 }
 
 // checkUses lists the types that use a key. A key that the type does not use is an error: a user who writes expect_body
@@ -154,10 +154,10 @@ func checkKeys(t *table, c *lb.CheckSpec) {
 		}
 	case lb.CheckDNS:
 		if c.Host == "" {
-			host.errorf(`write one like "example.net"`, "missing: a dns check asks for this name")
+			host.errorf(`write one like "example.net"`, "missing: a dns check queries this name")
 		}
 	case lb.CheckNodePort:
-		// kube-proxy has /healthz; other implementations answer at every path. 10256 is kube-proxy's port.
+		// kube-proxy has /healthz; other implementations respond at every path. 10256 is kube-proxy's port.
 		c.Path = "/healthz"
 		if c.Port == 0 {
 			c.Port = 10256

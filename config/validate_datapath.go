@@ -50,7 +50,7 @@ func (t *table) timeouts(def Timeouts) Timeouts {
 	return o
 }
 
-// notSNAT reports a listening port in snat_ports: packets to it would be taken for replies of a backend.
+// notSNAT reports a listening port in snat_ports: packets to it would be handled as replies of a backend.
 func (d *decoder) notSNAT(i item, port uint16) {
 	if r := d.config.Datapath.SNATPorts; r[0] <= port && port <= r[1] {
 		i.errorf(fmt.Sprintf("choose one outside %d-%d", r[0], r[1]), "%d is one of datapath.snat_ports", port)

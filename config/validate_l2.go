@@ -19,7 +19,7 @@ func (d *decoder) l2(t *table) *L2 {
 	l.Secret = t.secret("secret_file", "/etc/steelyard/gossip.key", 16, 80)
 	if len(l.Members) > 0 && !t.has("secret_file") {
 		t.at("members").warnf("share a secret by secret_file",
-			"anybody who reaches port %d can take addresses over", l.Port)
+			"any host that can reach port %d can take over addresses", l.Port)
 	}
 	return l
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// poolTable is what other sections need to know about pools.
+// poolTable has the properties of pools that other sections use.
 type poolTable struct {
 	names  map[string]string // path by name
 	broken bool              // a pool has errors: that an address is in no pool is not reported
@@ -44,7 +44,7 @@ func (t *table) name(kind string, taken map[string]string) string {
 		return ""
 	}
 	if other, ok := taken[s]; ok {
-		i.errorf("give each a name of its own", "%s on line %d has this name too", other, t.d.line(other))
+		i.errorf("use unique names", "%s on line %d has this name too", other, t.d.line(other))
 		return ""
 	}
 	taken[s] = t.path
@@ -88,7 +88,7 @@ func (d *decoder) poolRanges(t *table) []lb.AddrRange {
 				if o.item.object != "" {
 					where = fmt.Sprintf("%s (%s)", o.item.path, o.item.object)
 				}
-				e.errorf("let each address be in one place",
+				e.errorf("list each address once",
 					"%s overlaps with %s, %s", formatRange(r), formatRange(o.AddrRange), where)
 			}
 		}
@@ -116,7 +116,7 @@ func (d *decoder) announce(t *table) []lb.AnnouncerKind {
 		if on := map[lb.AnnouncerKind]bool{
 			lb.AnnounceBGP: d.config.BGP != nil, lb.AnnounceL2: d.config.L2 != nil,
 		}; !on[kind] {
-			i.errorf(fmt.Sprintf("add a section [%s] or take this out", kind), "%s is off", kind)
+			i.errorf(fmt.Sprintf("add a section [%s] or remove this", kind), "%s is off", kind)
 			return "", false
 		}
 		return kind, true

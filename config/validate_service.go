@@ -58,7 +58,7 @@ func (d *decoder) service(t *table) {
 var elsewhereInService = []string{"check.interval", "check.timeout", "check.rise", "check.fall", "check.path",
 	"check.type", "check.expect_status", "check.host"}
 
-// families says which address families a service has.
+// families are the address families of a service.
 type families struct {
 	v4, v6 bool
 	known  bool // false when an address or the pool could not be read
@@ -131,12 +131,12 @@ func (d *decoder) servicePool(t *table, s *Service) *Pool {
 	return pool
 }
 
-// notOwn reports an error when a VIP is the address of a node. The datapath drops packets to a VIP that are not for one
-// of its frontends, so nobody could reach that node any more.
+// notOwn reports an error when a VIP is the address of a node. The datapath drops packets to a VIP that match none of
+// its frontends, so that node would be unreachable.
 func (d *decoder) notOwn(v placed[netip.Addr]) bool {
 	for _, own := range d.own {
 		if own.addr == v.v {
-			v.item.errorf("give the service an address of its own", "%s is already %s", v.v, own.key)
+			v.item.errorf("use another address for the service", "%s is already %s", v.v, own.key)
 			return false
 		}
 	}
@@ -177,7 +177,7 @@ func allowMeets(t *table, s *Service) {
 	}
 	for _, vip := range s.Addresses {
 		if !slices.ContainsFunc(s.Allow, func(p netip.Prefix) bool { return p.Addr().Is4() == vip.Is4() }) {
-			t.at("allow").warnf("add a prefix of its family", "nobody may connect to %s", vip)
+			t.at("allow").warnf("add a prefix of its family", "no source may connect to %s", vip)
 		}
 	}
 }

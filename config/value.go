@@ -190,7 +190,7 @@ func distinct[T comparable](items []item, read func(item) (T, bool)) []T {
 			continue
 		}
 		if slices.Contains(list, v) {
-			i.errorf("take one of the two out", "%v is there twice", v)
+			i.errorf("remove one of the two", "%v is listed twice", v)
 			continue
 		}
 		list = append(list, v)
