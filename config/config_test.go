@@ -312,7 +312,7 @@ backends = [{ address = "10.0.0.1", weight = 0 }, { address = "10.0.0.2", drain 
 		`17: service[0].tunnel (service "s"): has no effect with forward = "nat"; ` +
 			`write forward = "tunnel", or leave tunnel out`,
 		`18: service[0].allow (service "s"): no source may connect to 203.0.113.10; add a prefix of its family`,
-		`19: service[0].backends (service "s"): none accepts new connections; enable one of them`,
+		`19: service[0].backends (service "s"): none accepts new connections; set weight and drain = false on one`,
 	}
 	for i := range want {
 		want[i] = "steelyard.toml:" + want[i]

@@ -29,7 +29,7 @@ func (d *decoder) warn(t *table) {
 		unused := func(b lb.Backend) bool { return b.Drain || b.Weight == 0 }
 		if len(s.Backends) > 0 && !slices.ContainsFunc(s.Backends, func(b lb.Backend) bool { return !unused(b) }) {
 			i := item{d: d, path: "service" + index(n) + ".backends", object: `service "` + s.Name + `"`}
-			i.warnf("enable one of them", "none accepts new connections")
+			i.warnf("set weight and drain = false on one", "none accepts new connections")
 		}
 	}
 	if c.Kubernetes == nil {
