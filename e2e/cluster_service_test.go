@@ -158,7 +158,7 @@ func (c *cluster) updateService(t *testing.T, name string, change func(*core.Ser
 func (c *cluster) waitAnswered(t *testing.T, vips ...netip.Addr) {
 	t.Helper()
 	for _, vip := range vips {
-		labtest.Until(t, 10*time.Second, vip.String()+" answers", func() error { return c.load(t, vip, 60).Err() })
+		labtest.Until(t, 10*time.Second, vip.String()+" responds", func() error { return c.load(t, vip, 60).Err() })
 	}
 }
 

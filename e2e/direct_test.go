@@ -103,7 +103,7 @@ func (s *site) directService(m method, active int) lab.AgentService {
 	}
 }
 
-// TestDirectReturn: servers answer clients directly, by dsr, ipip and gue.
+// TestDirectReturn: servers reply to clients directly, by dsr, ipip and gue.
 func TestDirectReturn(t *testing.T) {
 	directVariants(t, func(t *testing.T, m method, mode string) {
 		s := newDirectSite(t, m, mode, 2)
@@ -200,7 +200,7 @@ func (s *site) balancerTerminates(t *testing.T) {
 	exchange(t, six, "after it has started again")
 }
 
-// checksThePath: the check fails for a server without the VIP, although the server answers on its own address.
+// checksThePath: the check fails for a server without the VIP, although the server responds on its own address.
 func (s *site) checksThePath(t *testing.T, m method) {
 	broken := s.Servers[2]
 	healthy := len(s.directService(m, 3).Backends)

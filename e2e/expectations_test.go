@@ -31,11 +31,11 @@ func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 			return fmt.Sprintf("http://%s/healthz", netip.AddrPortFrom(c.Balancers[node].V4, port))
 		}
 		for node, want := range []int{200, 503, 503} {
-			what := fmt.Sprintf("the health check node port of node %d answers %d", node, want)
+			what := fmt.Sprintf("the health check node port of node %d responds with %d", node, want)
 			labtest.Until(t, 5*time.Second, what, func() error {
 				got, err := c.client().Get(t.Context(), at(node))
 				if err == nil && got.Status != want {
-					err = fmt.Errorf("it answers %d", got.Status)
+					err = fmt.Errorf("its status is %d", got.Status)
 				}
 				return err
 			})
@@ -47,7 +47,7 @@ func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 		c.waitAnswered(t, vips...)
 		labtest.Until(t, 5*time.Second, "the health check node port is closed", func() error {
 			if _, err := c.client().Get(t.Context(), at(0)); err == nil {
-				return errors.New("it answers")
+				return errors.New("it responds")
 			}
 			return nil
 		})
@@ -114,7 +114,7 @@ func namedPorts(t *testing.T, c *cluster, pods ...*pod) {
 	}
 	c.setEndpoints(t, "named", pods[0])
 	for _, vip := range vips {
-		labtest.Until(t, 5*time.Second, "both pods answer", func() error {
+		labtest.Until(t, 5*time.Second, "both pods respond", func() error {
 			if r := c.load(t, vip, 60); r.Err() != nil || len(r.Servers) != 2 {
 				return fmt.Errorf("%s, %v", r, r.Err())
 			}
@@ -137,7 +137,7 @@ func fromPods(t *testing.T, c *cluster, pods ...*pod) {
 		for _, from := range pods {
 			for _, vip := range vips {
 				// kube-proxy of each node programs the Service some time after the agents.
-				labtest.Until(t, 10*time.Second, fmt.Sprintf("%s: %s answers %s", name, vip, from.name), func() error {
+				labtest.Until(t, 10*time.Second, fmt.Sprintf("%s: %s responds to %s", name, vip, from.name), func() error {
 					r := traffic.From(from.Host).Load(t.Context(), traffic.Load{URL: url(vip), Requests: 10})
 					if r.Err() != nil || r.Servers[pods[1].name] != 10 {
 						return fmt.Errorf("%s, %v", r, r.Err())
@@ -240,8 +240,8 @@ func otherNetworks(t *testing.T, c *cluster, pods ...*pod) {
 	}
 }
 
-// unknownConnections: a packet of a connection that no node has a flow for is answered with a reset, whichever node
-// receives it and whichever node that one forwards it to.
+// unknownConnections: a packet of a connection for which no node has a flow is answered with a reset, on every
+// receiving node and every node that it is forwarded to.
 func unknownConnections(t *testing.T, c *cluster, pods ...*pod) {
 	policies := map[string]func(*core.Service){"unknown": func(*core.Service) {}, "unknown-local": local}
 	for name, change := range policies {

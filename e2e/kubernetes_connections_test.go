@@ -177,7 +177,7 @@ func (c *cluster) checkFlowNodes(t *testing.T, service string) {
 	}
 }
 
-// datagrams is a UDP client that sends from one port. pod is the first one that answered.
+// datagrams is a UDP client that sends from one port. pod is the first one that responded.
 type datagrams struct {
 	conn net.Conn
 	pod  string
@@ -196,7 +196,7 @@ func newDatagrams(t *testing.T, from traffic.Client, to netip.AddrPort) *datagra
 	return d
 }
 
-// request sends a datagram and returns the name of the pod that answers.
+// request sends a datagram and returns the name of the pod that responds.
 func (d *datagrams) request(t *testing.T) string {
 	t.Helper()
 	b := make([]byte, 200)
@@ -213,7 +213,7 @@ func (d *datagrams) request(t *testing.T) string {
 	return name
 }
 
-// stays fails the test when another pod answers than the first time.
+// stays fails the test when another pod responds than the first time.
 func (d *datagrams) stays(t *testing.T, when string) {
 	t.Helper()
 	if pod := d.request(t); pod != d.pod {

@@ -105,7 +105,7 @@ func udpMoves(t *testing.T, c *cluster, pods ...*pod) {
 		}
 		for _, p := range []*pod{pods[0], pods[1], pods[0]} {
 			c.setEndpoints(t, "udp", p)
-			took := labtest.Until(t, 5*time.Second, p.name+" answers", answeredBy(p.name))
+			took := labtest.Until(t, 5*time.Second, p.name+" responds", answeredBy(p.name))
 			if took > 2*time.Second {
 				t.Errorf("%s answered after %s", p.name, took)
 			}

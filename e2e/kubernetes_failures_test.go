@@ -102,7 +102,7 @@ func apiServerDown(t *testing.T, c *cluster, pods ...*pod) {
 	}
 	exchange(t, conns, "after the API server has restarted")
 	c.setEndpoints(t, "server-down", pods[0], pods[2])
-	// The agents watch again within seconds. The route of the new node also needs an answer of its kube-proxy, whose
+	// The agents watch again within seconds. The route of the new node also needs a response of its kube-proxy, whose
 	// client waits up to a minute before it watches again.
 	labtest.Until(t, 10*time.Second, "the agent of the node without a pod has the new endpoints", func() error {
 		out, err := c.agents[1].CLI(t.Context(), "routes")
@@ -120,7 +120,7 @@ func apiServerDown(t *testing.T, c *cluster, pods ...*pod) {
 const recoveryTimeout = 2 * time.Minute
 
 // waitRecovered waits until every agent and every kube-proxy watches the API server and works: for a new Service, the
-// health check node port of every node answers, and the router has a route by every node. A scenario that stops one of
+// health check node port of every node responds, and the router has a route by every node. A scenario that stops one of
 // them calls it last. pods has one pod on each node.
 func (c *cluster) waitRecovered(t *testing.T, pods ...*pod) {
 	t.Helper()
@@ -131,7 +131,7 @@ func (c *cluster) waitRecovered(t *testing.T, pods ...*pod) {
 	c.setEndpoints(t, name, pods...)
 	for _, node := range c.Balancers {
 		at := netip.AddrPortFrom(node.V4, uint16(s.Spec.HealthCheckNodePort))
-		labtest.Until(t, recoveryTimeout, fmt.Sprintf("the health check node port of %s answers", node), func() error {
+		labtest.Until(t, recoveryTimeout, fmt.Sprintf("the health check node port of %s responds", node), func() error {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			got, err := c.client().Get(ctx, fmt.Sprintf("http://%s/", at))

@@ -32,7 +32,7 @@ func TestAnnouncesByARPAndNDP(t *testing.T) {
 			}
 			a := labtest.Agent(t, b.Host, binary, c)
 			for _, vip := range vips {
-				labtest.Until(t, 15*time.Second, "the VIP answers ping", func() error {
+				labtest.Until(t, 15*time.Second, "the VIP replies to ping", func() error {
 					return s.client().Ping(t.Context(), vip)
 				})
 				r := s.load(t, vip, 1000)

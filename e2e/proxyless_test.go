@@ -93,7 +93,7 @@ func TestKubernetesWithoutProxy(t *testing.T) {
 	d := c.startPod(t, "pod-d", 2)
 	c.setEndpoints(t, "web", a, b, d)
 	c.waitRouted(t, 10*time.Second, vips, 0, 1, 2)
-	labtest.Until(t, 5*time.Second, "a node whose agent is the service proxy answers, too", answers(2, 200, 1))
+	labtest.Until(t, 5*time.Second, "a node whose agent is the service proxy responds, too", answers(2, 200, 1))
 	c.proxyHealth(t, 2, vips)
 	c.updateService(t, "web", func(s *core.Service) {
 		s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyCluster
@@ -101,7 +101,7 @@ func TestKubernetesWithoutProxy(t *testing.T) {
 	c.waitRouted(t, 10*time.Second, vips, 0, 1, 2)
 	labtest.Until(t, 5*time.Second, "the port is closed", func() error {
 		if _, err := c.client().Get(t.Context(), at(0)); err == nil {
-			return errors.New("it answers")
+			return errors.New("it responds")
 		}
 		return nil
 	})

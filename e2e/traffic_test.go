@@ -22,7 +22,7 @@ func TestStandalone(t *testing.T) {
 		s := newSite(t, kind, mode, 2, 2)
 		t.Run("is attached as configured", func(t *testing.T) { s.attached(t, mode) })
 		t.Run("balances evenly", s.balances)
-		t.Run("answers ping and refuses other ports", s.refuses)
+		t.Run("replies to ping and refuses other ports", s.refuses)
 		t.Run("balances UDP", s.balancesUDP)
 		t.Run("keeps connections during a reload that adds a server", s.reloads)
 		t.Run("rejects an invalid file and continues", s.rejectsInvalidFile)

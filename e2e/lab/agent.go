@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// The files of the agent, as its host sees them.
+// The files of the agent in its host.
 const (
 	AgentConfigPath = "/run/steelyard-lab/steelyard.toml"
 	AgentSocketPath = "/run/steelyard/steelyard.sock"
@@ -112,7 +112,7 @@ func (a *Agent) Terminate(ctx context.Context, within time.Duration) error {
 	return nil
 }
 
-// Get requests path from the agent's control socket and decodes the JSON answer into v; a v of type *string gets the
+// Get requests path from the agent's admin socket and decodes the JSON response into v; a v of type *string gets the
 // text.
 func (a *Agent) Get(ctx context.Context, path string, v any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent"+path, nil)
@@ -146,10 +146,10 @@ func (a *Agent) CLI(ctx context.Context, args ...string) (string, error) {
 	return a.Run(ctx, a.o.Binary, args...)
 }
 
-// WaitReady waits until the agent answers on its control socket. It fails at once when the agent ends.
+// WaitReady waits until the agent responds on its admin socket. It fails at once when the agent ends.
 func (a *Agent) WaitReady(ctx context.Context, within time.Duration) error {
 	p := a.Process()
-	_, err := Until(ctx, within, fmt.Sprintf("the agent of %s answers", a.Host), func() error {
+	_, err := Until(ctx, within, fmt.Sprintf("the agent of %s responds", a.Host), func() error {
 		if !p.Running() {
 			return Permanent(fmt.Errorf("it ended: %v", p.Wait(ctx)))
 		}

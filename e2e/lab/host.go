@@ -115,8 +115,8 @@ func (h *Host) Sysctl(values map[string]string) error {
 	})
 }
 
-// WriteFile writes a file as the host sees it, and makes its parent directories. Files below /run are private to the
-// host; the rest of the file system is shared.
+// WriteFile writes a file in the file system of the host, and makes its parent directories. Files below /run are
+// private to the host; the rest of the file system is shared.
 func (h *Host) WriteFile(path, text string, mode os.FileMode) error {
 	return h.Do(func() error {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -126,7 +126,7 @@ func (h *Host) WriteFile(path, text string, mode os.FileMode) error {
 	})
 }
 
-// ReadFile reads a file as the host sees it.
+// ReadFile reads a file in the file system of the host.
 func (h *Host) ReadFile(path string) (text string, err error) {
 	err = h.Do(func() error {
 		b, err := os.ReadFile(path)
@@ -160,8 +160,8 @@ func (h *Host) ListenPacket(ctx context.Context, network, address string) (c net
 	return c, h.Own(c)
 }
 
-// Dial is net.Dial inside the host; the path of a unix socket is the one that the host sees. address must not contain a
-// host name. The caller closes the connection.
+// Dial is net.Dial inside the host; the path of a unix socket is in the file system of the host. address must not
+// contain a host name. The caller closes the connection.
 func (h *Host) Dial(ctx context.Context, network, address string) (c net.Conn, err error) {
 	return h.DialFrom(ctx, netip.AddrPort{}, network, address)
 }

@@ -23,8 +23,8 @@ func New() (*Lab, error) {
 	return &Lab{}, nil
 }
 
-// Host adds a host that has only a loopback interface. name is for output: it need not be unique, and the kernel does
-// not see it.
+// Host adds a host that has only a loopback interface. name is for output only: it need not be unique, and is not
+// passed to the kernel.
 func (l *Lab) Host(name string) (*Host, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -79,7 +79,7 @@ func TestRoutesSpreadFlowsOverNextHops(t *testing.T) {
 		url := "http://" + netip.AddrPortFrom(vip.Addr(), 80).String()
 		r := client.Load(t.Context(), traffic.Load{URL: url, Requests: 150})
 		if r.Err() != nil || len(r.Servers) != 3 {
-			t.Errorf("want answers of 3 servers, got %v (%v)", r, r.Err())
+			t.Errorf("want responses of 3 servers, got %v (%v)", r, r.Err())
 		}
 		if err := router.DeleteRoute(vip); err != nil {
 			t.Fatal(err)
@@ -129,7 +129,7 @@ func TestPowerOffStopsAndPowerOnRestores(t *testing.T) {
 		t.Error("a process runs after PowerOff")
 	}
 	if err := request(); err == nil {
-		t.Error("a host answers after PowerOff")
+		t.Error("a host responds after PowerOff")
 	}
 	if hops, err := topo.Router.NextHops(vip); err != nil || len(hops) != 0 {
 		t.Errorf("want no next hop behind a link without carrier, got %v, %v", hops, err)
@@ -137,7 +137,7 @@ func TestPowerOffStopsAndPowerOnRestores(t *testing.T) {
 	if err := lb.PowerOn(); err != nil {
 		t.Fatal(err)
 	}
-	labtest.Until(t, 5*time.Second, "the host answers again", request)
+	labtest.Until(t, 5*time.Second, "the host responds again", request)
 }
 
 // TestHostsHaveTheirOwnSystemDirectories: two agents on one kernel share neither files nor pins.
@@ -275,7 +275,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	})
 }
 
-// traces are what a lab could leave behind.
+// traces are objects that a lab could fail to remove.
 func traces(t *testing.T) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}

@@ -35,7 +35,7 @@ type LinkOptions struct {
 func (l *Lab) Link(a, b End, o LinkOptions) error {
 	l.mu.Lock()
 	l.links++
-	// The two ends of a veth pair in new namespaces often get the same index. The kernel then takes the link for one
+	// The two ends of a veth pair in new namespaces often get the same index. The kernel then treats the link as one
 	// without a lower device and delays its link event by up to a second (net/core/link_watch.c,
 	// linkwatch_urgent_event). The kernel does not assign indices from 1000 on by itself here.
 	index := 1000 + l.links

@@ -58,7 +58,7 @@ func (l *Log) Tail(n int) string {
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-// FailureTail returns the n lines that most likely tell why a program ended: those from a panic on, else the last ones.
+// FailureTail returns the n lines that most likely show why a program ended: those from a panic on, else the last ones.
 // The debug lines of sent BGP messages are left out.
 func (l *Log) FailureTail(n int) string {
 	lines := slices.DeleteFunc(l.Lines(), func(line string) bool {

@@ -54,8 +54,8 @@ func (n namespaces) enter() error {
 
 func (n namespaces) close() error { return errors.Join(n.net.Close(), n.mnt.Close()) }
 
-// privateMounts gives the calling thread's new mount namespace its own /run, /sys and /sys/fs/bpf. A sysfs shows the
-// interfaces of the network namespace it was mounted in, so it must be a new one. The mounts below the old one
+// privateMounts mounts in the calling thread's new mount namespace a private /run, /sys and /sys/fs/bpf. A sysfs shows
+// the interfaces of the network namespace it was mounted in, so it must be a new one. The mounts below the old one
 // (cgroups, tracing) are moved to the new one, because a process in the host may need them.
 func privateMounts() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {

@@ -17,7 +17,7 @@ const (
 // ethtoolValue is struct ethtool_value.
 type ethtoolValue struct{ cmd, data uint32 }
 
-// ifreq is struct ifreq with the pointer that SIOCETHTOOL wants.
+// ifreq is struct ifreq with the pointer that SIOCETHTOOL requires.
 type ifreq struct {
 	name [unix.IFNAMSIZ]byte
 	data unsafe.Pointer

@@ -51,7 +51,7 @@ type runner struct {
 	out   io.Writer
 }
 
-// pkg is what "go list" says of a package.
+// pkg is the output of "go list" for a package.
 type pkg struct {
 	ImportPath, Dir string
 	GoFiles         []string

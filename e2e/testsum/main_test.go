@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// The streams in testdata were recorded from "go test -json" (Go 1.26, -trimpath) over small packages that do what the
-// name of the file says; cut.json is the beginning of fail.json. The failures are found in the events alone.
+// The streams in testdata were recorded from "go test -json" (Go 1.26, -trimpath) over small packages whose behaviour
+// is the name of the file; cut.json is the beginning of fail.json. The failures are found in the events alone.
 func TestCount(t *testing.T) {
 	for file, want := range map[string]string{
 		"pass":      "3 passed, 0 failed, 0 skipped",

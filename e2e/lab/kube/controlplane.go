@@ -29,7 +29,7 @@ type ControlPlane struct {
 // controlPlaneToken is the bearer token of the cluster administrator.
 const controlPlaneToken = "lab-admin"
 
-// controlPlaneDir is the directory of the control plane's files, as its host sees it.
+// controlPlaneDir is the directory of the control plane's files, in the file system of its host.
 const controlPlaneDir = "/run/steelyard-lab/controlplane"
 
 // StartControlPlane starts etcd and kube-apiserver in h and waits until the API server is ready. address is one of h;

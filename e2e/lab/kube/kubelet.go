@@ -26,7 +26,7 @@ type Image struct {
 	Program string // the file
 }
 
-// kubeletDir is the directory of the files of the kubelet and the container runtime, as the node sees it: a tmpfs.
+// kubeletDir is the directory of the files of the kubelet and the container runtime, on a tmpfs of the node.
 const kubeletDir = "/run/steelyard-lab/kubelet"
 
 // containerdTOML configures a CNI network, without which the node does not become ready. Its plugin is never called:
@@ -268,5 +268,5 @@ func removeTree(dir string) error {
 
 func digest(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
 
-// PodLogs is the directory of the container logs, as the node sees it: NAMESPACE_POD_UID/CONTAINER/N.log.
+// PodLogs is the directory of the container logs in the file system of the node: NAMESPACE_POD_UID/CONTAINER/N.log.
 const PodLogs = kubeletDir + "/logs"

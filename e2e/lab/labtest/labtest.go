@@ -90,7 +90,7 @@ func Router(t testing.TB, h *lab.Host, kind peers.RouterKind, c peers.RouterConf
 	return r
 }
 
-// Agent starts steelyard in h and waits until it answers. A failed test shows the end of its log and its packet
+// Agent starts steelyard in h and waits until it responds. A failed test shows the end of its log and its packet
 // counters.
 func Agent(t testing.TB, h *lab.Host, binary string, c lab.AgentConfig) *lab.Agent {
 	t.Helper()

@@ -34,7 +34,7 @@ func (b *bird) start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.P
 		return nil, err
 	}
 	all := []*lab.Process{p}
-	_, err = lab.Until(ctx, 10*time.Second, "bird answers", func() error {
+	_, err = lab.Until(ctx, 10*time.Second, "bird responds", func() error {
 		if err := ended(all); err != nil {
 			return err
 		}

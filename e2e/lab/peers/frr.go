@@ -36,8 +36,8 @@ func (f *frr) start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.Pr
 		if err := h.WriteFile(config, configs[name], 0o600); err != nil {
 			return nil, err
 		}
-		// As root: a change of the user clears the parent-death signal (prctl(2)), so that the daemon would outlive
-		// this process.
+		// As root: a change of the user clears the parent-death signal (prctl(2)), so that the daemon would not end
+		// with this process.
 		p, err := h.Start(lab.Command{Path: path, Args: []string{
 			"-u", "root", "-g", frrGroup, "-f", config, "-z", frrDir + "/zserv.api", "-i", frrDir + "/" + name + ".pid",
 			"--vty_socket", frrDir, "-P", "0", "--log", "stdout", "--log-level", "info",
@@ -46,7 +46,7 @@ func (f *frr) start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.Pr
 			return nil, err
 		}
 		all = append(all, p)
-		_, err = lab.Until(ctx, 10*time.Second, name+" answers", func() error {
+		_, err = lab.Until(ctx, 10*time.Second, name+" responds", func() error {
 			if err := ended(all); err != nil {
 				return err
 			}

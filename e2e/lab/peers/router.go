@@ -77,7 +77,7 @@ type Router struct {
 
 // daemon is the part that differs between routing daemons.
 type daemon interface {
-	// start starts the programs and returns when they answer on their control sockets.
+	// start starts the programs and returns when they respond on their control sockets.
 	start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.Process, error)
 	// show runs a command of the daemon's shell.
 	show(ctx context.Context, h *lab.Host, command string) (string, error)
@@ -87,7 +87,7 @@ type daemon interface {
 	reset(ctx context.Context, h *lab.Host, c RouterConfig, neighbor netip.Addr) error
 }
 
-// StartRouter enables forwarding in h and starts a routing daemon there. It returns when the daemon answers on its
+// StartRouter enables forwarding in h and starts a routing daemon there. It returns when the daemon responds on its
 // control socket; sessions are established later. ctx bounds the start only.
 func StartRouter(ctx context.Context, h *lab.Host, kind RouterKind, c RouterConfig) (*Router, error) {
 	if c.HoldTime == 0 {

@@ -18,7 +18,7 @@ var (
 )
 
 // announcer is a host that announces both VIPs to the router over both sessions by a BIRD of its own, with graceful
-// restart, and answers HTTP on them.
+// restart, and serves HTTP on them.
 func announcer(t *testing.T, n lab.Node, password string) func() *lab.Process {
 	t.Helper()
 	conf := fmt.Sprintf(`router id %s; log stderr all;
@@ -110,7 +110,7 @@ func TestRoutersImportSpreadRetainAndWithdraw(t *testing.T) {
 			check(t, r.Reset(t.Context(), one.V4))
 			check(t, r.WaitEstablished(t.Context(), 20*time.Second, one.V4, one.V6))
 			// Not right after the session is up: a BIRD that ends with unread data in a socket resets the connection,
-			// the NOTIFICATION is lost, and the router takes it for a crash.
+			// the NOTIFICATION is lost, and the router handles it as a crash.
 			hops([]netip.Addr{one.V4}, []netip.Addr{one.V6})
 			check(t, p1.Stop())
 			hops(nil, nil)

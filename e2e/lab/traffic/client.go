@@ -22,7 +22,7 @@ type Client struct{ *lab.Host }
 // From returns a Client that sends from h.
 func From(h *lab.Host) Client { return Client{h} }
 
-// Answer is the answer to one request.
+// Answer is the response to one request.
 type Answer struct {
 	Server string         // the name of the server
 	Client netip.AddrPort // the client, as the server sees it
@@ -176,7 +176,7 @@ func (c Client) Upload(ctx context.Context, url string, size int64) (Answer, err
 }
 
 // UDP sends n datagrams of at least size bytes to a UDPEcho, each from a port of its own, and waits at most timeout for
-// each answer.
+// each response.
 func (c Client) UDP(ctx context.Context, to netip.AddrPort, n, size int, timeout time.Duration) Result {
 	var r Result
 	for i := range n {
@@ -205,7 +205,7 @@ func (c Client) udp(ctx context.Context, to netip.AddrPort, text string, timeout
 	}
 	server, echo, _ := strings.Cut(string(b[:k]), " ")
 	if echo != text {
-		return "", fmt.Errorf("the answer is to another datagram: %.100s", b[:k])
+		return "", fmt.Errorf("the response is to another datagram: %.100s", b[:k])
 	}
 	return server, nil
 }

@@ -25,8 +25,8 @@ type longConn struct {
 	err    error
 }
 
-// Connect opens n connections to one address and exchanges a first message over each, which tells its server. It fails
-// when one connection fails.
+// Connect opens n connections to one address and exchanges a first message over each, which identifies its server. It
+// fails when one connection fails.
 func (c Client) Connect(ctx context.Context, to netip.AddrPort, n int) (*Conns, error) {
 	all := &Conns{}
 	for i := range n {
@@ -45,8 +45,9 @@ func (c Client) Connect(ctx context.Context, to netip.AddrPort, n int) (*Conns, 
 	return all, nil
 }
 
-// Exchange sends the next message over every open connection, waits for its answer until ctx ends, and returns an error
-// for each connection that failed: a reset, no answer, a wrong answer, or an answer from another server than before.
+// Exchange sends the next message over every open connection, waits for its response until ctx ends, and returns an
+// error for each connection that failed: a reset, no response, a wrong response, or a response from another server than
+// before.
 func (c *Conns) Exchange(ctx context.Context) []error {
 	var wg sync.WaitGroup
 	before := c.open()

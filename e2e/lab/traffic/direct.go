@@ -15,8 +15,8 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// OwnVIP gives h a VIP for direct server return: an address that other hosts have too, on lo, and without ARP for it on
-// the link (arp_ignore, arp_announce: Documentation/networking/ip-sysctl.rst).
+// OwnVIP adds a VIP to h for direct server return: an address that other hosts have too, on lo, and without ARP for it
+// on the link (arp_ignore, arp_announce: Documentation/networking/ip-sysctl.rst).
 func OwnVIP(h *lab.Host, vip netip.Addr) error {
 	quiet := map[string]string{"net.ipv4.conf.all.arp_ignore": "1", "net.ipv4.conf.all.arp_announce": "2"}
 	return errors.Join(h.Sysctl(quiet), h.AddAddress("lo", netip.PrefixFrom(vip, vip.BitLen())))

@@ -12,7 +12,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// TCPEcho is a server for long-lived connections: it answers every line with its name, a space and that line, and
+// TCPEcho is a server for long-lived connections: it responds to every line with its name, a space and that line, and
 // closes a connection only after the client does. Its methods may be called from any goroutine.
 type TCPEcho struct {
 	Name string
@@ -58,7 +58,7 @@ func (e *TCPEcho) serve(l net.Listener) {
 	}
 }
 
-// UDPEcho answers every datagram with its name, a space and the datagram.
+// UDPEcho responds to every datagram with its name, a space and the datagram.
 type UDPEcho struct {
 	Name    string
 	host    *lab.Host
@@ -68,7 +68,7 @@ type UDPEcho struct {
 	running sync.WaitGroup
 }
 
-// ServeUDPEcho starts a UDPEcho in h on addrs. The source of an answer is the destination of the request only if that
+// ServeUDPEcho starts a UDPEcho in h on addrs. The source of a response is the destination of the request only if that
 // is in addrs: do not listen on the unspecified address where a host has several addresses. It ends with the host, if
 // not before.
 func ServeUDPEcho(h *lab.Host, name string, addrs ...netip.AddrPort) (*UDPEcho, error) {
@@ -104,7 +104,7 @@ func (e *UDPEcho) answer(c net.PacketConn) {
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err == nil { // an error is an ICMP error about an earlier answer
+		if err == nil { // an error is an ICMP error about an earlier response
 			c.WriteTo([]byte(e.Name+" "+string(b[:n])), from)
 		}
 	}

@@ -21,15 +21,15 @@ const (
 	clientHeader = "X-Lab-Client"
 )
 
-// HTTPServer is a web server in a host. It reads the request body, counts the request, and answers every path with its
-// name; with ?size=N, N bytes follow. /healthz answers 200 or 503 and is not counted. Its methods may be called from
-// any goroutine.
+// HTTPServer is a web server in a host. It reads the request body, counts the request, and responds to every path with
+// its name; with ?size=N, N bytes follow. /healthz responds with 200 or 503 and is not counted. Its methods may be
+// called from any goroutine.
 type HTTPServer struct {
 	Name string
 	l    listeners
 
 	mu      sync.Mutex // guards what follows
-	failing bool       // /healthz answers 503
+	failing bool       // /healthz responds with 503
 	clients map[netip.Addr]int
 	probes  int
 }
@@ -53,7 +53,7 @@ func (w *HTTPServer) Start() error { return w.l.start() }
 // Stop ends the server as a crash does: its connections are reset, and its ports refuse new ones.
 func (w *HTTPServer) Stop() error { return w.l.Close() }
 
-// SetHealthy sets what /healthz answers: 200, or 503.
+// SetHealthy sets the status of /healthz: 200 or 503.
 func (w *HTTPServer) SetHealthy(ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -44,13 +44,13 @@ func (c Client) Ping(ctx context.Context, to netip.Addr) error {
 	return awaitReply(conn.(*net.IPConn), protocol, reply, echo)
 }
 
-// awaitReply reads until the reply to echo comes. A raw socket also receives the replies to other requests.
+// awaitReply reads until the reply to echo arrives. A raw socket also receives the replies to other requests.
 func awaitReply(c *net.IPConn, protocol int, reply icmp.Type, echo icmp.Echo) error {
 	b := make([]byte, 1500)
 	for {
 		n, _, err := c.ReadFrom(b) // unlike Read, it leaves the IPv4 header out
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return fmt.Errorf("ping %s: no answer", c.RemoteAddr())
+			return fmt.Errorf("ping %s: no reply", c.RemoteAddr())
 		}
 		if err != nil {
 			return fmt.Errorf("ping %s: %w", c.RemoteAddr(), err)
