@@ -137,7 +137,8 @@ func fromPods(t *testing.T, c *cluster, pods ...*pod) {
 		for _, from := range pods {
 			for _, vip := range vips {
 				// kube-proxy of each node programs the Service some time after the agents.
-				labtest.Until(t, 10*time.Second, fmt.Sprintf("%s: %s responds to %s", name, vip, from.name), func() error {
+				labtest.Until(t, 10*time.Second,
+					fmt.Sprintf("%s: %s replies to %s", name, vip, from.name), func() error {
 					r := traffic.From(from.Host).Load(t.Context(), traffic.Load{URL: url(vip), Requests: 10})
 					if r.Err() != nil || r.Servers[pods[1].name] != 10 {
 						return fmt.Errorf("%s, %v", r, r.Err())
