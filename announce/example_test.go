@@ -19,7 +19,7 @@ func (p printer) Set(_ context.Context, list []lb.Announcement) error {
 	return nil
 }
 
-// An announcement without By goes to every announcer, one with By to those that it names.
+// An announcement without By is passed to every announcer, one with By to those in By.
 func ExampleMux() {
 	m := announce.NewMux(map[lb.AnnouncerKind]lb.Announcer{
 		lb.AnnounceBGP: printer{"bgp"},

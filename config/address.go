@@ -195,7 +195,7 @@ func (i item) addrRange() (lb.AddrRange, bool) {
 	return r, true
 }
 
-// ownAddress is an address of this machine or of a peer of it.
+// ownAddress is an address of this node or of one of its peers.
 type ownAddress struct {
 	addr netip.Addr
 	key  string

@@ -28,7 +28,7 @@ type Config struct {
 	Warnings []string
 }
 
-// Node is this machine. Zero fields are derived from the machine.
+// Node describes this node. Zero fields are derived from the system.
 type Node struct {
 	Name     string     // default: NODE_NAME, else the host name
 	RouterID netip.Addr // IPv4; default: the address of the interface of the default route
@@ -51,7 +51,7 @@ type Datapath struct {
 	// SNATPorts are the first and the last source port used when forwarding by nat.
 	SNATPorts  [2]uint16
 	TunnelPort uint16 // UDP port of tunnels; not within SNATPorts
-	// TunnelSources are the sources whose GUE tunnels may end on this machine; empty: none.
+	// TunnelSources are the sources whose GUE tunnels this node accepts; empty: none.
 	TunnelSources []netip.Prefix
 	Timeouts      Timeouts
 }

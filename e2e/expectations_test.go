@@ -139,12 +139,12 @@ func fromPods(t *testing.T, c *cluster, pods ...*pod) {
 				// kube-proxy of each node programs the Service some time after the agents.
 				labtest.Until(t, 10*time.Second,
 					fmt.Sprintf("%s: %s replies to %s", name, vip, from.name), func() error {
-					r := traffic.From(from.Host).Load(t.Context(), traffic.Load{URL: url(vip), Requests: 10})
-					if r.Err() != nil || r.Servers[pods[1].name] != 10 {
-						return fmt.Errorf("%s, %v", r, r.Err())
-					}
-					return nil
-				})
+						r := traffic.From(from.Host).Load(t.Context(), traffic.Load{URL: url(vip), Requests: 10})
+						if r.Err() != nil || r.Servers[pods[1].name] != 10 {
+							return fmt.Errorf("%s, %v", r, r.Err())
+						}
+						return nil
+					})
 			}
 		}
 		if name == "from-pods-local" {

@@ -13,7 +13,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// A report carries the error of the probe, so that nobody has to parse the reason.
+// A report carries the error of the probe, so that a receiver need not parse the reason.
 func TestReportCarriesTheError(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -29,7 +29,7 @@ type Options struct {
 type Prober struct {
 	o       Options
 	metrics *metrics
-	slots   chan struct{} // one element for each running probe
+	running chan struct{} // one element for each running probe
 	make    func(lb.Check) Checker
 
 	mu     sync.Mutex                       // guards all below
@@ -44,7 +44,7 @@ const maxProbes = 1024
 // New returns a Prober that starts no probe before Run.
 func New(o Options) *Prober {
 	p := &Prober{
-		o: o, metrics: newMetrics(o.Registerer), slots: make(chan struct{}, maxProbes),
+		o: o, metrics: newMetrics(o.Registerer), running: make(chan struct{}, maxProbes),
 		checks: map[string]map[lb.CheckKey]*loop{},
 	}
 	p.make = func(c lb.Check) Checker { return checkers[c.Spec.Type](target{c, o.Way}) }
@@ -179,8 +179,8 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // probe runs one probe and applies its result.
 func (p *Prober) probe(ctx context.Context, l *loop, checker Checker) {
 	select {
-	case p.slots <- struct{}{}:
-		defer func() { <-p.slots }()
+	case p.running <- struct{}{}:
+		defer func() { <-p.running }()
 	case <-ctx.Done():
 		return
 	}

@@ -37,10 +37,10 @@ func (n *Notifier) Status(text string) { n.send("STATUS=" + strings.ReplaceAll(t
 // Stopping sends STOPPING=1: the agent is about to exit.
 func (n *Notifier) Stopping() { n.send(daemon.SdNotifyStopping) }
 
-// Run sends WATCHDOG=1 twice per watchdog interval (WATCHDOG_USEC) while alive returns nil, until ctx ends. alive must
+// Run sends WATCHDOG=1 twice per watchdog interval (WATCHDOG_USEC) while check returns nil, until ctx ends. check must
 // return within half an interval. When it fails, systemd restarts the agent; the kernel continues to forward.
 // Without a watchdog Run waits for ctx. It fails when the interval cannot be read.
-func (n *Notifier) Run(ctx context.Context, alive func() error) error {
+func (n *Notifier) Run(ctx context.Context, check func() error) error {
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
 		return fmt.Errorf("read the watchdog interval: %w", err)
@@ -52,7 +52,7 @@ func (n *Notifier) Run(ctx context.Context, alive func() error) error {
 	tick := time.NewTicker(interval / 2)
 	defer tick.Stop()
 	for {
-		if err := alive(); err != nil {
+		if err := check(); err != nil {
 			n.log.Error("watchdog message not sent", "err", err)
 		} else {
 			n.send(daemon.SdNotifyWatchdog)

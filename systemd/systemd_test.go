@@ -72,7 +72,7 @@ func TestWithoutSystemdNothingHappens(t *testing.T) {
 	n.Ready()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := n.Run(ctx, func() error { t.Error("alive was called"); return nil }); err != nil || log.Len() > 0 {
+	if err := n.Run(ctx, func() error { t.Error("check was called"); return nil }); err != nil || log.Len() > 0 {
 		t.Errorf("error %v, log %q; want none", err, &log)
 	}
 }

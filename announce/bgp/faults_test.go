@@ -40,7 +40,7 @@ func sessionDownLines(c *child) (lines []string) {
 	return lines
 }
 
-// With a wrong password the router does not respond, and the status says what to check. When the router connects too,
+// With a wrong password the router does not respond, and the status has a hint. When the router connects too,
 // the local kernel counts the segments that it dropped.
 func TestWrongPassword(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
@@ -131,7 +131,7 @@ func TestConnectionRefused(t *testing.T) {
 	c.terminate()
 }
 
-// The port is in use: Run fails before the first Set, and the error says what to do.
+// The port is in use: Run fails before the first Set, and the error has a hint.
 func TestPortInUse(t *testing.T) {
 	b := newBench(t)
 	b.link("router")

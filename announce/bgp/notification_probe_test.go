@@ -79,7 +79,7 @@ func TestReadMessage(t *testing.T) {
 	}
 }
 
-// The probe returns what a NOTIFICATION says, and "" when the OPEN is accepted or nothing is received.
+// The probe returns the text of a NOTIFICATION, and "" when the OPEN is accepted or nothing is received.
 func TestProbeNotification(t *testing.T) {
 	const (
 		bad  = "received NOTIFICATION: code 2(open) subcode 2(bad peer as)"

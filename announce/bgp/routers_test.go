@@ -174,8 +174,8 @@ func watchRoute(t *testing.T, r *peers.Router, vip, via netip.Addr) (stop func()
 	}
 }
 
-// The speaker is killed and started again, and its first Set comes a few seconds later. No router may remove the route
-// from its kernel at any time. After a clean exit the route is removed at once.
+// The speaker is killed and started again, and its first Set follows a few seconds later. No router may remove the
+// route from its kernel at any time. After a clean exit the route is removed at once.
 func TestKilledSpeakerKeepsItsRoutes(t *testing.T) {
 	b := newBench(t)
 	for _, kind := range peers.RouterKinds {

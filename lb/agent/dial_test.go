@@ -21,7 +21,7 @@ func TestRetryingDial(t *testing.T) {
 	defer cancel()
 	if conn, err := dial(ctx, "tcp", at); err == nil {
 		conn.Close()
-		t.Error("connected to nobody")
+		t.Error("connected without a listener")
 	}
 	time.AfterFunc(dialInterval/2, func() {
 		if l, err = net.Listen("tcp", at); err == nil {

@@ -61,8 +61,8 @@ func newCluster(
 	prober := healthd.New(healthd.Options{Report: relay.report, Log: component(o.Log, "health")})
 	options.Prober = prober
 	if k.Proxy != config.ProxyKubeProxy {
-		alive := func() bool { _, err := behind(engine); return err == nil }
-		ports := healthd.NewNodePorts(alive, component(o.Log, "health"))
+		healthy := func() bool { _, err := behind(engine); return err == nil }
+		ports := healthd.NewNodePorts(healthy, component(o.Log, "health"))
 		options.NodePorts = ports
 		c.tasks = append(c.tasks, task{"health check node ports", ports.Run})
 	}

@@ -39,7 +39,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	start(rest, a.tasks)
 	start(ctx, a.sources)
 	systemd := a.reloader.readiness.notifier
-	g.Go(func() error { return systemd.Run(rest, a.alive) })
+	g.Go(func() error { return systemd.Run(rest, a.checkEngine) })
 	g.Go(func() error { a.reloadOnSignal(ctx); return nil })
 	g.Go(func() error { a.reportReady(ctx); return nil })
 
@@ -56,8 +56,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	return err
 }
 
-// alive returns an error when the engine does not respond.
-func (a *Agent) alive() error {
+// checkEngine returns an error when the engine does not respond.
+func (a *Agent) checkEngine() error {
 	_, err := behind(a.engine)
 	return err
 }

@@ -153,7 +153,7 @@ func TestRunReloadsAtSIGHUP(t *testing.T) {
 func TestAlive(t *testing.T) {
 	f := newFixture(t)
 	stop := f.start(t)
-	if err := f.alive(); err != nil {
+	if err := f.checkEngine(); err != nil {
 		t.Errorf("while it runs: %v", err)
 	}
 	if err := stop(); err != nil {
