@@ -1,4 +1,4 @@
-// Steelyard announces load-balancer addresses, forwards their traffic in the kernel and checks that both are true.
+// Steelyard announces load-balancer addresses, forwards their traffic in the kernel and checks the health of servers.
 package main
 
 import (

@@ -1,7 +1,7 @@
 // Package config reads the configuration file of Steelyard: TOML in, a Config out that is typed, valid and has every
 // default filled in. After Parse no code sees the text of the file.
 //
-// What holds:
+// Guarantees:
 //
 //   - All errors are reported at once, each with its line, the path of its key, the problem and a hint. The exception
 //     is a text that is not TOML: only its first error is reliable.

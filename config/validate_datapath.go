@@ -93,7 +93,7 @@ func (t *table) interfaces(key string) []string {
 		if !ok {
 			return "", false
 		}
-		// What dev_valid_name in net/core/dev.c accepts.
+		// As dev_valid_name in net/core/dev.c.
 		if s == "" || s == "." || s == ".." || len(s) > interfaceNameMax || strings.ContainsAny(s, "/:") ||
 			strings.IndexFunc(s, unicode.IsSpace) >= 0 {
 			i.errorf("write one like \"eth0\", of at most 15 bytes", "%q is not the name of an interface", s)

@@ -1,4 +1,4 @@
-// Package docs has the pages for users, and the tests that hold generated pages to the code.
+// Package docs has the pages for users, and the tests that compare generated pages with the code.
 package docs
 
 import (
@@ -27,13 +27,13 @@ import (
 
 var update = flag.Bool("update", false, "rewrite docs/metrics.md")
 
-// metric is what a collector says of one of its metrics before it is collected.
+// metric is the description of one metric of a collector.
 type metric struct {
 	name, help string
 	labels     []string
 }
 
-// kind returns the type, which the suffix of the name gives; TestMetricNames holds the names to it.
+// kind returns the type, which the suffix of the name gives; TestMetricNames checks the suffixes.
 func (m metric) kind() dto.MetricType {
 	switch {
 	case strings.HasSuffix(m.name, "_total"):

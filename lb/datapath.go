@@ -132,8 +132,8 @@ func (d *datapathState) next(now time.Time, settled bool) (Delta, bool) {
 	return delta, true
 }
 
-// begin records what the call in flight may change: a VIP is surely served, whatever fails, if one of its frontends
-// with targets is not changed, or is replaced by a plan with targets.
+// begin records what the call in flight may change: a VIP is surely served, regardless of failures, if one of its
+// frontends with targets is not changed, or is replaced by a plan with targets.
 func (d *datapathState) begin(delta Delta) {
 	d.inFlight = true
 	unsure := map[*vip]int{}

@@ -161,7 +161,7 @@ func TestDatapathStateAppliesChangesOnly(t *testing.T) {
 	d.step(t, testStart, "+80")
 }
 
-// What an earlier run left stays until the engine has settled and no announcer may announce its VIP.
+// Frontends of an earlier run stay until the engine has settled and no announcer may announce their VIP.
 func TestDatapathStateOfAnEarlierRun(t *testing.T) {
 	d := newTestState(at(80), at(81))
 	v := d.vips.get(testVIP)

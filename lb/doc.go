@@ -1,5 +1,5 @@
-// Package lb is the model and the rules of Steelyard: what a Service, a Frontend, a Backend and a VIP are, which
-// backends may receive flows, how a table is filled, and in which order the datapath and the announcers are called.
+// Package lb is the model and the rules of Steelyard: Services, Frontends, Backends and VIPs; the selection of backends
+// for new flows; the tables; and the order of calls to the datapath and the announcers.
 //
 // It imports the standard library only, and has no dependency on BPF, BGP, sockets, TOML or Kubernetes. Data flows one
 // way:
@@ -18,10 +18,10 @@
 //	└──────────────┬─────────────────────────────────────────────────┘          └──────────┘
 //	               ▼ Status: API, metrics, command line
 //
-// What holds at every moment, also when consumers fail or are slow:
+// Guarantees, also when consumers fail or are slow:
 //
 //   - A VIP is announced only while the datapath has confirmed that it serves it (order.go).
-//   - A VIP leaves the datapath only after the announcers have confirmed that they no longer announce it.
+//   - A VIP is removed from the datapath only after the announcers have confirmed that they no longer announce it.
 //   - A plan is immutable; the datapath gets the difference, per Frontend, and one that fails is retried alone.
 //
 // To follow one value, read in this order: Service (service.go), ServicePort and Frontend (port.go), Check and Health

@@ -13,7 +13,7 @@ type Known struct {
 	Goal bool // … after which the consumer holds the VIP, if the call succeeds
 }
 
-// Surely reports whether the consumer holds the VIP, whatever the outcome of the call in flight.
+// Surely reports whether the consumer holds the VIP regardless of the outcome of the call in flight.
 func (k Known) Surely() bool { return k.Done && (!k.Busy || k.Goal) }
 
 // Maybe reports whether the consumer may hold the VIP, now or after the call in flight.

@@ -167,7 +167,7 @@ func nodeFrontend(s *Service, vip netip.Addr, port ServicePort, usable []Backend
 	}
 	f := newFrontend(s, vip, port)
 	f.Method, f.Encap, f.Algorithm, f.Affinity = MethodTunnel, EncapGUE, AlgorithmMaglev, 0
-	// Not for UDP: the first datagram of every flow would have to go to every node.
+	// Not for UDP: the first datagram of every flow would have to be sent to every node.
 	f.NodeForwarding = NodeForwarding{Enabled: true, AnyNode: s.NodeForwarding.AnyNode && port.Protocol != UDP}
 	f.Nodes = port.Nodes
 	if s.Affinity != 0 {

@@ -42,8 +42,8 @@
 //
 // # Working around gobgp v3.37.0
 //
-// What gobgp does not provide is obtained as follows, and tested against BIRD and FRR so that an upgrade with other
-// behaviour fails:
+// The package works around limits of gobgp as follows. Tests against BIRD and FRR cover this, so that an upgrade with
+// other behaviour fails:
 //
 //   - Reasons: its events have none. They are read from its log (gobgp_log.go). The text of a NOTIFICATION received
 //     before the session is up, which gobgp discards, is obtained by a NOTIFICATION probe (notification_probe.go).

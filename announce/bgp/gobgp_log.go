@@ -33,8 +33,8 @@ const (
 	eventNotification
 )
 
-// logger receives gobgp's log. It extracts events and passes all messages on at debug level: the speaker logs by itself
-// what an operator needs. gobgp calls its methods with locks held, so they must not call gobgp.
+// logger receives gobgp's log. It extracts events and passes all messages on at debug level: the speaker has messages
+// of its own for operators. gobgp calls its methods with locks held, so they must not call gobgp.
 type logger struct {
 	log         *slog.Logger
 	post        func(peerEvent)

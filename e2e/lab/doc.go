@@ -9,7 +9,7 @@
 //   - kube: a Kubernetes control plane, kube-proxy and kubelets.
 //   - labtest: all of these in a test.
 //
-// What it guarantees:
+// Guarantees:
 //
 //   - It needs root and no other program: it sets links, routes and offloads by netlink and ioctl.
 //   - A Host has a network namespace and a mount namespace of its own. In the mount namespace /sys shows the interfaces
@@ -22,7 +22,7 @@
 //   - Close of a Lab ends the processes first (SIGTERM, then SIGKILL after StopGrace), then the servers, then the
 //     namespaces. It may be called again, and by a deferred function during a panic.
 //
-// Why threads: a namespace belongs to a thread. A Host keeps one locked thread in its namespaces, the anchor, which
+// Threads: a namespace belongs to a thread. A Host keeps one locked thread in its namespaces, the anchor, which
 // starts the processes, because the parent-death signal is tied to the thread that started the child. Do uses a new
 // thread each time and ends it afterwards, because a thread that has unshared its file system attributes cannot share
 // them again. A socket stays in the namespace where it was made, so any goroutine may use what Listen and Dial return.

@@ -29,7 +29,7 @@ type Host struct {
 	closed    bool
 	processes map[*Process]struct{}
 	closers   []io.Closer     // servers and listeners, closed with the host
-	routes    []netlink.Route // what AddRoute added, put back by PowerOn
+	routes    []netlink.Route // added by AddRoute, restored by PowerOn
 }
 
 // sysctls are set in every host before it has a link. Strict reverse-path filtering (RFC 3704) drops packets on

@@ -118,7 +118,7 @@ func (r *runner) sample(ctx context.Context, p pkg) error {
 	draw := rand.New(rand.NewPCG(r.seed, h.Sum64()))
 	draw.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 
-	// The first n that compile count, in the order of the draw, whatever finishes first.
+	// The first n that compile count, in the order of the draw and not of completion.
 	results := make([]result, len(all))
 	tried, compiled := 0, 0
 	for compiled < r.n && tried < len(all) {

@@ -54,7 +54,7 @@ var mayImport = map[string][]string{
 // mayImportAll are the packages that connect the others, and the end-to-end tests.
 var mayImportAll = []string{"lb/agent", "e2e", "e2e/lab/labtest"}
 
-// owners lists who may import an outside library, by prefix.
+// owners lists the packages that may import an external library, by prefix.
 var owners = map[string][]string{
 	"github.com/cilium/ebpf":         {"datapath"},
 	"github.com/osrg/gobgp":          {"announce/bgp", "lb/demo"},

@@ -1,7 +1,7 @@
 // Package demo is `steelyard demo`: a network in namespaces of this machine, in which a load balancer is observed and
 // measured through failures and maintenance.
 //
-// What it guarantees:
+// Guarantees:
 //
 //   - All output is from observation: a step reads the routes of the router's kernel, the counters of the servers and
 //     the responses to the clients, never the status of the agents alone. A step that does not observe the expected
