@@ -55,7 +55,7 @@ func TestCleanupLeavesNothing(t *testing.T) {
 					"pinned", "programs of lo",
 				} {
 					if before[changed] == during[changed] {
-						t.Errorf("%s is as before while the agent runs: what is compared shows nothing", changed)
+						t.Errorf("%s is unchanged while the agent runs: the comparison covers nothing", changed)
 					}
 				}
 				fx.close()

@@ -23,7 +23,7 @@ func (fx *fixture) out(p dptest.Packet) dptest.Packet {
 	did, frame := fx.runOut(p.Frame(), 0)
 	out, err := dptest.Parse(frame)
 	if did != "passed" || err != nil {
-		fx.t.Fatalf("what leaves was %s: %v", did, err)
+		fx.t.Fatalf("the packet was %s: %v", did, err)
 	}
 	return out
 }

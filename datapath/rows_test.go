@@ -155,7 +155,7 @@ var rows = []row{
 		did: "sent", reason: "forwarded", check: sentOn},
 	{name: "SYN again keeps its port", state: with(web, tcp(dptest.SYN)), in: tcp(dptest.SYN),
 		did: "sent", reason: "forwarded", check: samePort},
-	{name: "SYN-ACK goes back", state: with(web, tcp(dptest.SYN)), in: replies(dptest.SYN | dptest.ACK),
+	{name: "SYN-ACK to the client", state: with(web, tcp(dptest.SYN)), in: replies(dptest.SYN | dptest.ACK),
 		did: "sent", reason: "forwarded", check: toClient},
 	{name: "the right ACK establishes", state: with(web, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK)),
 		in: tcp(dptest.ACK), did: "sent", reason: "forwarded", check: isEstablished},

@@ -13,7 +13,7 @@ type result struct {
 	did    string // sent, dropped or passed
 	reason string
 	frame  []byte
-	out    dptest.Packet // of frame, when it was sent or taken out of a tunnel, and is no fragment
+	out    dptest.Packet // of frame, when it was sent or decapsulated, and is no fragment
 }
 
 // run runs a frame through explain and through the hook, and checks that they agree. Packets that XDP passes are run

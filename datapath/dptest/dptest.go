@@ -1,5 +1,5 @@
-// Package dptest builds and reads packets for tests of the datapath, and checks what comes out: lengths, checksums,
-// TTL.
+// Package dptest builds and reads packets for tests of the datapath, and checks packets that are sent: lengths,
+// checksums, TTL.
 package dptest
 
 import (
