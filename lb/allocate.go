@@ -177,6 +177,12 @@ func (a *Allocator) keeps(r *Request, addr netip.Addr, pools []int) bool {
 
 // lowestShared returns the lowest address in use that r may share, or zero.
 func (a *Allocator) lowestShared(r *Request, f Family, pools []int) (lowest netip.Addr) {
+	for _, addr := range a.reserved[r.Service] { // the scans have passed those that only r itself may hold
+		usable := FamilyOf(addr) == f && slices.Contains(pools, a.poolOf(addr)) && a.conflict(r.Holder, addr) == nil
+		if usable && (!lowest.IsValid() || addr.Less(lowest)) {
+			lowest = addr
+		}
+	}
 	ports := signature(r.Ports)
 	for _, p := range pools {
 		g := a.shared[shareKey{p, f, r.ShareKey}]

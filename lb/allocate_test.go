@@ -306,6 +306,26 @@ func TestShare(t *testing.T) {
 	}
 }
 
+// A service with a share key is assigned an address that it has reserved, also after the address was found in use for
+// another service with the same ports.
+func TestShareOwnReservation(t *testing.T) {
+	a := NewAllocator([]Pool{pool("v4", "203.0.113.1", "203.0.113.9")})
+	own := sharer("own", "x", 80)
+	a.Reserve(own.Holder, addrs("203.0.113.2", "192.0.2.1"))
+	for _, step := range []struct {
+		r    Request
+		want string
+	}{
+		{sharer("other", "x", 80), "[203.0.113.1]"},
+		{own, "[203.0.113.2]"},
+		{sharer("third", "x", 80), "[203.0.113.3]"},
+	} {
+		if got := outcome(a.Assign(step.r)); got != step.want {
+			t.Errorf("%s: %s; want %s", step.r.Service, got, step.want)
+		}
+	}
+}
+
 func errText(err error) string {
 	if err == nil {
 		return ""
