@@ -3,9 +3,11 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,7 +17,10 @@ const schema = "v6"
 
 // unpublished is the directory beside the final one in which a first start pins. No reader looks there. bpffs refuses
 // names with a dot.
-const unpublished = schema + "-new"
+const (
+	unpublishedSuffix = "-new"
+	unpublished       = schema + unpublishedSuffix
+)
 
 // pins is the directory of pinned maps and links, locked by one agent at a time. A first start pins everything in a
 // temporary directory, which one rename(2) publishes, so that the final directory is complete whenever it exists.
@@ -44,8 +49,7 @@ func openPins(path string) (_ *pins, err error) {
 			p.lock.Close()
 		}
 	}()
-	// A first start that was killed has left this. We have the lock, so no process uses it.
-	if err := removePins(p.dir); err != nil {
+	if err := removeUnused(path); err != nil {
 		return nil, err
 	}
 	entries, err := os.ReadDir(path)
@@ -68,6 +72,42 @@ func openPins(path string) (_ *pins, err error) {
 		}
 	}
 	return p, nil
+}
+
+// removeUnused removes the directories in path that no version takes over: those of first starts that were killed, and
+// those without pins, which version v5 makes before it refuses the state of another schema. The caller has the lock, so
+// no process uses them.
+func removeUnused(path string) error {
+	dirs, err := filepath.Glob(filepath.Join(path, "*"))
+	if err != nil {
+		return fmt.Errorf("list %s: %w", path, err)
+	}
+	for _, dir := range dirs {
+		switch used, err := hasPins(dir); {
+		case err != nil:
+			return err
+		case filepath.Base(dir) == schema || used && !strings.HasSuffix(dir, unpublishedSuffix):
+			continue
+		}
+		if err := removePins(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hasPins reports whether anything is pinned in dir or below.
+func hasPins(dir string) (has bool, err error) {
+	err = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
+		if err == nil && !e.IsDir() {
+			has, err = true, fs.SkipAll
+		}
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("list the pinned maps: %w", err)
+	}
+	return has, nil
 }
 
 // first reports whether there is nothing to take over from an earlier agent.

@@ -126,7 +126,68 @@ func TestUnpublishedPinsAreRemoved(t *testing.T) {
 	}
 }
 
-// inForce is all that a failed Open could leave behind or remove: each pin with the id of its object and, for links, of
+// Directories that no version takes over do not keep the agent from starting: those of a killed first start of another
+// version, and empty ones, which version v5 leaves when it refuses the state of this one.
+func TestUnusedDirectoriesAreRemoved(t *testing.T) {
+	fx := newFixture(t, hookXDP, false, nil)
+	fx.service(lb.TCP, "b1")
+	fx.close()
+	fx.do(func() error {
+		for _, dir := range []string{"v5/links", "v5/slots", "v7-new/links", "v7-new/slots"} {
+			if err := os.MkdirAll(filepath.Join(fx.o.PinPath, dir), 0o700); err != nil {
+				return err
+			}
+		}
+		return pinArray(filepath.Join(fx.o.PinPath, "v7-new", "sy_flows"))
+	})
+	fx.open()
+	if held, err := fx.d.Held(); err != nil || len(held) != 1 {
+		t.Errorf("held %v, %v; want the frontend of the earlier agent", held, err)
+	}
+	fx.do(func() error {
+		dirs, err := filepath.Glob(filepath.Join(fx.o.PinPath, "*"))
+		if diff := cmp.Diff([]string{filepath.Join(fx.o.PinPath, schema)}, dirs); diff != "" {
+			t.Errorf("want -, got +:\n%s", diff)
+		}
+		return err
+	})
+}
+
+// State of another schema is neither taken over nor changed.
+func TestOtherSchemaIsRefused(t *testing.T) {
+	fx := newFixture(t, hookXDP, false, nil)
+	fx.close()
+	fx.do(func() error {
+		return os.Rename(filepath.Join(fx.o.PinPath, schema), filepath.Join(fx.o.PinPath, "v5"))
+	})
+	before := fx.inForce()
+	fx.do(func() error {
+		d, err := Open(fx.o)
+		if err == nil {
+			d.Close()
+			return errors.New("Open succeeded")
+		}
+		if !strings.Contains(err.Error(), "state of schema v5") || !strings.Contains(err.Error(), "steelyard cleanup") {
+			t.Errorf("error %q names neither the schema nor the remedy", err)
+		}
+		return nil
+	})
+	if diff := cmp.Diff(before, fx.inForce()); diff != "" {
+		t.Errorf("before -, after +:\n%s", diff)
+	}
+}
+
+// pinArray pins a map of one entry.
+func pinArray(path string) error {
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	return m.Pin(path)
+}
+
+// inForce is all that a failed Open could leave or take away: each pin with the id of its object and, for links, of
 // their program; the chained program; the filters of eth0 and its sysctls.
 func (fx *fixture) inForce() map[string]string {
 	fx.t.Helper()

@@ -88,12 +88,12 @@ func TestInfoCounts(t *testing.T) {
 	}
 }
 
-// Answers that wait for the engine end after answerTimeout.
+// Answers that wait for the engine end after engineTimeout.
 func TestHandlersBoundTheirRequests(t *testing.T) {
 	o := options(t)
 	checkDeadline := func(ctx context.Context) {
 		t.Helper()
-		if at, ok := ctx.Deadline(); !ok || time.Until(at) > answerTimeout {
+		if at, ok := ctx.Deadline(); !ok || time.Until(at) > engineTimeout {
 			t.Errorf("deadline %s, %t", at, ok)
 		}
 	}

@@ -43,7 +43,7 @@ func datapathOptions(o Options, facts node) (datapath.Options, error) {
 }
 
 // checkPath returns the mark and the source address of probes of a server that has the VIP.
-func checkPath(d *datapath.Datapath) func(lb.Check) (healthd.Way, error) {
+func checkPath(d forwarder) func(lb.Check) (healthd.Way, error) {
 	return func(c lb.Check) (healthd.Way, error) {
 		mark, from, err := d.ProbeWay(c.VIP, c.Target.Addr(), c.Method, c.Encap)
 		return healthd.Way{Mark: mark, From: from}, err

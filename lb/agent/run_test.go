@@ -77,7 +77,8 @@ func TestRunWithdrawsFirst(t *testing.T) {
 	lines := notifications(t)
 	f := newFixture(t)
 	var left int
-	var ended, sourceEnded time.Time
+	var ended time.Time
+	sourceEnded := false
 	f.tasks = append(f.tasks, task{"observer", func(ctx context.Context) error {
 		<-ctx.Done()
 		left, ended = f.announced(), time.Now()
@@ -86,12 +87,13 @@ func TestRunWithdrawsFirst(t *testing.T) {
 	}})
 	f.sources = append(f.sources, task{"source", func(ctx context.Context) error {
 		<-ctx.Done()
-		sourceEnded = time.Now()
+		sourceEnded = true
 		return nil
 	}})
 	stop := f.start(t)
 	next(t, lines, "READY=1")
 	eventually(t, "an announced address", func() bool { return f.announced() == 1 })
+	stopped := time.Now()
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -99,8 +101,8 @@ func TestRunWithdrawsFirst(t *testing.T) {
 	if left != 0 {
 		t.Errorf("%d addresses announced when the tasks ended; want 0", left)
 	}
-	if d := ended.Sub(sourceEnded); d < withdrawGrace {
-		t.Errorf("the tasks ended %s after the sources; want at least %s", d, withdrawGrace)
+	if d := ended.Sub(stopped); d < withdrawGrace || !sourceEnded {
+		t.Errorf("the tasks ended after %s, the source has ended: %t; want at least %s, true", d, sourceEnded, withdrawGrace)
 	}
 	if want := []string{"tasks ended", "datapath closed"}; !slices.Equal(f.log.all(), want) {
 		t.Errorf("%q; want %q", f.log.all(), want)
