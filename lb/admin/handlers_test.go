@@ -2,6 +2,7 @@ package admin
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
 	"net/http/httptest"
@@ -17,10 +18,14 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// get returns the code and the body, without white space, of a GET of path.
-func get(o Options, path string) (code int, body string) {
+// get returns the code and the body, without white space, of a GET of path. The body must be one JSON value.
+func get(t *testing.T, o Options, path string) (code int, body string) {
+	t.Helper()
 	w := httptest.NewRecorder()
 	New(o).Handler(true).ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	if !json.Valid(w.Body.Bytes()) {
+		t.Errorf("%s: not JSON: %s", path, w.Body)
+	}
 	return w.Code, strings.Join(strings.Fields(w.Body.String()), "")
 }
 
@@ -43,7 +48,7 @@ func TestExplainHandler(t *testing.T) {
 			}
 			return lb.Explanation{Reason: "no_backend"}, tt.err
 		}
-		if code, body := get(o, "/v1/explain?"+tt.query); code != tt.code || !strings.Contains(body, tt.want) {
+		if code, body := get(t, o, "/v1/explain?"+tt.query); code != tt.code || !strings.Contains(body, tt.want) {
 			t.Errorf("%s: %d %s; want %d %s", tt.query, code, body, tt.code, tt.want)
 		}
 	}
@@ -55,14 +60,14 @@ func TestEmptyLists(t *testing.T) {
 	o.Peers = func() []lb.PeerStatus { return nil }
 	o.Flows = func(context.Context, lb.FlowFilter) ([]lb.FlowStatus, bool, error) { return nil, false, nil }
 	for path, want := range map[string]string{"/v1/peers": "[]", "/v1/flows": `{"flows":[],"more":false}`} {
-		if code, body := get(o, path); code != 200 || body != want {
+		if code, body := get(t, o, path); code != 200 || body != want {
 			t.Errorf("%s: %d %s; want %s", path, code, body, want)
 		}
 	}
 	o.Flows = func(context.Context, lb.FlowFilter) ([]lb.FlowStatus, bool, error) {
 		return nil, false, errors.New("no map")
 	}
-	if code, body := get(o, "/v1/flows"); code != 500 || body != `{"error":"nomap"}` {
+	if code, body := get(t, o, "/v1/flows"); code != 500 || body != `{"error":"nomap"}` {
 		t.Errorf("failed list: %d %s", code, body)
 	}
 }
@@ -104,7 +109,7 @@ func TestHandlersBoundTheirRequests(t *testing.T) {
 		drained = ctx
 		return lb.Drains{}, nil
 	}
-	get(o, "/v1/status")
+	get(t, o, "/v1/status")
 	w := httptest.NewRecorder()
 	New(o).Handler(true).ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/v1/drain?service=web", nil))
 	if h := w.Header(); h.Get("Content-Type") != "application/json" || h.Get("X-Content-Type-Options") != "nosniff" {
@@ -188,5 +193,24 @@ steelyard_engine_apply_errors_total{consumer="datapath"} 1
 `
 	if err := testutil.CollectAndCompare(m, strings.NewReader(want)); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestMetricsHandler(t *testing.T) {
+	o := options(t)
+	o.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("up 1\n")) })
+	w := httptest.NewRecorder()
+	New(o).Handler(false).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	if w.Code != http.StatusOK || w.Body.String() != "up 1\n" {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+}
+
+// People read the API with curl: answers are indented.
+func TestAnswersAreIndented(t *testing.T) {
+	w := httptest.NewRecorder()
+	New(options(t)).Handler(true).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/healthz", nil))
+	if want := "{\n  \"healthy\": true,\n  \"settled\": true\n}\n"; w.Body.String() != want {
+		t.Errorf("%q; want %q", w.Body, want)
 	}
 }

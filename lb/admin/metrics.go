@@ -92,9 +92,9 @@ func (m *StateMetrics) Collect(ch chan<- prometheus.Metric) {
 		service string
 		state   lb.State
 	}
-	backends, services := map[key]int{}, map[string]bool{}
+	backends, services := map[key]int{}, map[string]struct{}{}
 	for _, s := range st.Services {
-		services[s.Service] = true
+		services[s.Service] = struct{}{}
 	}
 	for _, b := range st.Backends {
 		backends[key{b.Service, b.State}]++
