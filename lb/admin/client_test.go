@@ -32,10 +32,10 @@ func TestClientErrors(t *testing.T) {
 		err        string // "": none
 	}{
 		{"answer", `"x"`, 200, ""},
-		{"not JSON", `x`, 200, "read the answer to /v1/x: invalid character"},
-		{"wrong type", `1`, 200, "read the answer to /v1/x: json: cannot unmarshal number"},
-		{"refused", `{"error":"no\nno"}`, 422, "the agent answers 422 Unprocessable Entity to /v1/x: no\nno"},
-		{"refused, not JSON", `404 page not found`, 404, "the agent answers 404 Not Found to /v1/x: "},
+		{"not JSON", `x`, 200, "read the response to /v1/x: invalid character"},
+		{"wrong type", `1`, 200, "read the response to /v1/x: json: cannot unmarshal number"},
+		{"refused", `{"error":"no\nno"}`, 422, "the agent responded 422 Unprocessable Entity to /v1/x: no\nno"},
+		{"refused, not JSON", `404 page not found`, 404, "the agent responded 404 Not Found to /v1/x: "},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := serveAnswer(t, tt.code, tt.body)

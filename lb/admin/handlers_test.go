@@ -173,7 +173,7 @@ func TestCallMetrics(t *testing.T) {
 	m := NewCallMetrics()
 	m.Observe("datapath", 500*time.Millisecond, nil)
 	m.Observe("datapath", 500*time.Millisecond, errors.New("no"))
-	const want = `# HELP steelyard_engine_apply_duration_seconds How long a consumer took to carry out a change.
+	const want = `# HELP steelyard_engine_apply_duration_seconds Duration of calls to a consumer.
 # TYPE steelyard_engine_apply_duration_seconds histogram
 steelyard_engine_apply_duration_seconds_bucket{consumer="datapath",le="0.0001"} 0
 steelyard_engine_apply_duration_seconds_bucket{consumer="datapath",le="0.0004"} 0
@@ -187,7 +187,7 @@ steelyard_engine_apply_duration_seconds_bucket{consumer="datapath",le="6.5536"} 
 steelyard_engine_apply_duration_seconds_bucket{consumer="datapath",le="+Inf"} 2
 steelyard_engine_apply_duration_seconds_sum{consumer="datapath"} 1
 steelyard_engine_apply_duration_seconds_count{consumer="datapath"} 2
-# HELP steelyard_engine_apply_errors_total Changes that a consumer could not carry out, tries included.
+# HELP steelyard_engine_apply_errors_total Failed calls to a consumer, retries included.
 # TYPE steelyard_engine_apply_errors_total counter
 steelyard_engine_apply_errors_total{consumer="datapath"} 1
 `
