@@ -89,7 +89,7 @@ func translate(
 		Policy: policyOf(s), Affinity: affinityOf(s),
 		MinHealthy: 1, Check: lb.CheckSpec{Type: lb.CheckNone}, Allow: allowed(s),
 	}
-	readyLocal := map[bool]map[netip.Addr]bool{true: {}, false: {}} // by whether IPv4
+	readyLocal := map[bool]map[netip.Addr]struct{}{true: {}, false: {}} // by whether IPv4
 	// Of any port: a backend was chosen, the cluster has a usable endpoint, hints have restricted the choice.
 	chosen, usable, hinted := false, false, false
 	for _, p := range s.Spec.Ports {
@@ -110,7 +110,7 @@ func translate(
 			both = append(both, all...)
 			chosen, usable, hinted = chosen || len(use) > 0, usable || c.usable, hinted || c.hinted
 			for _, e := range c.local[:c.readyLocal] {
-				readyLocal[is4][e.at.Addr()] = true
+				readyLocal[is4][e.at.Addr()] = struct{}{}
 			}
 		}
 		port.Nodes = nodesOf(both, top)
