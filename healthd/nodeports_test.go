@@ -126,6 +126,7 @@ func TestNodePortsChange(t *testing.T) {
 			t.Errorf("port %d of 3 is open after Run", i+1)
 		}
 	}
+	n.Stop("default/api") // Run has released its lock
 	if out.Len() > 0 {
 		t.Errorf("logged %s", &out)
 	}

@@ -179,6 +179,26 @@ func TestReportsWithinAState(t *testing.T) {
 	})
 }
 
+// Run returns only when every probe has ended.
+func TestRunWaitsForProbes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := New(Options{Log: slog.New(slog.DiscardHandler), Report: func(lb.Health) {}})
+		p.make = func(lb.Check) Checker {
+			return checkerFunc(func(context.Context) (Result, error) {
+				time.Sleep(10 * time.Second) // whatever its context
+				return ok("fine")
+			})
+		}
+		p.Put("web", []lb.Check{check(1, spec())})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		began := time.Now()
+		if err := p.Run(ctx); err != nil || time.Since(began) < 10*time.Second {
+			t.Errorf("Run returned %v after %s; want 10 s", err, time.Since(began))
+		}
+	})
+}
+
 // A failed probe has no weight, whatever the weight of the backend was.
 func TestFailureHasNoWeight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
