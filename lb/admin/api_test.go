@@ -193,10 +193,8 @@ func TestStuckEngineIsUnhealthy(t *testing.T) {
 	o.Status = func(context.Context) (lb.Status, error) {
 		return lb.Status{}, errors.New("ask the engine: no answer")
 	}
-	w := httptest.NewRecorder()
-	New(o).Handler(true).ServeHTTP(w, httptest.NewRequest("GET", "/healthz", nil))
-	if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "ask the engine: no answer") {
-		t.Errorf("%d %s; want 503 with the reason", w.Code, w.Body)
+	if code, body := get(t, o, "/healthz"); code != 503 || body != `{"error":"asktheengine:noanswer"}` {
+		t.Errorf("%d %s; want 503 with the reason", code, body)
 	}
 }
 
