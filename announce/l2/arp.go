@@ -27,9 +27,7 @@ func (r *responder) readARP(s *sockets) error {
 		if bytes.Equal(packet.SenderHardwareAddr, s.ifi.HardwareAddr) {
 			continue
 		}
-		if packet.SenderIP.IsValid() && !packet.SenderIP.IsUnspecified() {
-			r.a.conflict(packet.SenderIP, packet.SenderHardwareAddr.String(), r.name)
-		}
+		r.a.conflict(packet.SenderIP, packet.SenderHardwareAddr.String(), r.name) // of a probe it is 0.0.0.0
 		if packet.Operation != arp.OperationRequest {
 			continue
 		}

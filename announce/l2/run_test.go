@@ -2,7 +2,9 @@ package l2
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -42,18 +44,28 @@ func TestRunWithoutRoot(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()
 	until(t, "the sockets are open", func() bool { opened, _ := f.counts(); return opened == 3 })
-	set(t, a, vip4)
+	var many []netip.Addr
+	for i := range 9 {
+		many = append(many, netip.AddrFrom4([4]byte{192, 0, 2, byte(20 - i)}))
+	}
+	set(t, a, many...)
 	until(t, "the frames and their repetition", func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		return len(f.sent) == 4
+		return len(f.sent) == 4*len(many)
 	})
-	set(t, a, vip4) // nothing new to announce
+	set(t, a, many...) // nothing new to announce
 	cancel()
 	must(t, <-done)
-	set(t, a, vip4, vip6)
-	if n := len(f.take()); n != 4 {
-		t.Errorf("%d frames; want 4", n)
+	set(t, a, append(many, vip4, vip6)...)
+	sent := f.take()
+	if len(sent) != 4*len(many) {
+		t.Fatalf("%d frames; want %d", len(sent), 4*len(many))
+	}
+	for i := range many { // two frames for each, in the order of the addresses
+		if want := fmt.Sprintf(" 192.0.2.%d ", 12+i); !strings.Contains(sent[2*i], want) {
+			t.Errorf("frame %d is %q; want one for %s", 2*i, sent[2*i], want)
+		}
 	}
 	if _, left := f.counts(); left != 0 {
 		t.Errorf("%d sockets are left open", left)
