@@ -121,7 +121,7 @@ func TestReport(t *testing.T) {
 			{"nothing known", func() {}, ""},
 			{"unknown refusal", func() { p.fault, p.faultAt = refusalUnknown, time.Now() }, ""},
 			{"just before 10 s", func() { time.Sleep(10*time.Second - 1) }, ""},
-			{"after 10 s", func() { time.Sleep(1) }, "session down"},
+			{"after 10 s", func() { time.Sleep(time.Nanosecond) }, "session down"},
 			{"the same", func() {}, ""},
 			{"another reason", func() { p.fault = "cease" }, "reason=cease"},
 			{"up", func() { p.state = stateEstablished }, `level=INFO msg="bgp session up"`},
