@@ -102,7 +102,7 @@ func TestRunWithdrawsFirst(t *testing.T) {
 		t.Errorf("%d addresses announced when the tasks ended; want 0", left)
 	}
 	if d := ended.Sub(stopped); d < withdrawGrace || !sourceEnded {
-		t.Errorf("the tasks ended after %s, the source ended: %t; want at least %s, true", d, sourceEnded, withdrawGrace)
+		t.Errorf("the tasks ended after %s, source ended: %t; want at least %s, true", d, sourceEnded, withdrawGrace)
 	}
 	if want := []string{"tasks ended", "datapath closed"}; !slices.Equal(f.log.all(), want) {
 		t.Errorf("%q; want %q", f.log.all(), want)
