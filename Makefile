@@ -36,7 +36,7 @@ unit: go-version ## run the tests that need neither root nor other programs
 test: root deps build controlplane ## install what the tests need (apt), and run everything (root)
 	@go build -o .cache/gotestsum gotest.tools/gotestsum && go build -o .cache/testsum ./e2e/testsum
 	@status=0; \
-	.cache/gotestsum --format pkgname --no-color --jsonfile .cache/test.json -- -p 2 -count 1 -timeout 20m ./... || status=$$?; \
+	.cache/gotestsum --format pkgname --no-color --jsonfile .cache/test.json -- -p 2 -count 1 -timeout 40m ./... || status=$$?; \
 	printf '\nslowest:\n'; .cache/gotestsum tool slowest --num 10 --threshold 1s --jsonfile .cache/test.json; \
 	.cache/testsum .cache/test.json $$status
 
