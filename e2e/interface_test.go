@@ -31,7 +31,7 @@ func TestInterfaceRecreated(t *testing.T) {
 					return err
 				}
 			}
-			labtest.Until(t, 5*time.Second, "status shows that it does not exist", attached("gone"))
+			labtest.Until(t, 5*time.Second, "status shows that it does not exist", attached("interface not found"))
 			near := []netip.Prefix{netip.PrefixFrom(balancer.V4, 30), netip.PrefixFrom(balancer.V6, 64)}
 			far := []netip.Prefix{netip.PrefixFrom(balancer.Gateway4, 30), netip.PrefixFrom(balancer.Gateway6, 64)}
 			err := s.Link(
