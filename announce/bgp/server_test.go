@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	api "github.com/osrg/gobgp/v3/api"
@@ -56,7 +57,8 @@ func TestRunOnPortInUse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = s.Run(t.Context())
+	// synctest.Test fails when Run leaves a goroutine running.
+	synctest.Test(t, func(t *testing.T) { err = s.Run(t.Context()) })
 	if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), "set listen_port = -1 to only connect") {
 		t.Errorf("error %v", err)
 	}
@@ -109,7 +111,7 @@ func TestAddDue(t *testing.T) {
 		if n != row.peers || !fault {
 			t.Errorf("%s: %d peers, fault %q, want %d, %q", row.name, n, p.fault, row.peers, row.fault)
 		}
-		if row.fault != "" && (p.addAt.Before(before.Add(addRetryDelay)) || p.faultAt.Before(before)) {
+		if row.fault != "" && (p.addAt.Before(before.Add(10*time.Second)) || p.faultAt.Before(before)) {
 			t.Errorf("%s: added again after %s", row.name, p.addAt.Sub(before))
 		}
 	}
@@ -118,7 +120,7 @@ func TestAddDue(t *testing.T) {
 // A lost session is removed from gobgp. The next one begins at once, or after 2 s when it lasted less than 5 s.
 func TestLostSessionIsReadded(t *testing.T) {
 	s, srv, p := running(t)
-	for lasted, delay := range map[time.Duration]time.Duration{time.Second: flapDelay, 6 * time.Second: 0} {
+	for lasted, delay := range map[time.Duration]time.Duration{time.Second: 2 * time.Second, 6 * time.Second: 0} {
 		p.addAt = time.Now()
 		s.addDue(t.Context(), srv)
 		if n := peerCount(t, srv); n != 1 {
@@ -178,8 +180,8 @@ func TestToProbe(t *testing.T) {
 		{"established", refusalUnknown, stateEstablished, time.Hour, false},
 		{"known reason", "cease", "idle", time.Hour, false},
 		{"no fault", "", "idle", time.Hour, false},
-		{"probed 2 s ago", refusalUnknown, "idle", probeInterval, false},
-		{"probed earlier", refusalUnknown, "idle", probeInterval + 1, true},
+		{"probed 2 s ago", refusalUnknown, "idle", 2 * time.Second, false},
+		{"probed earlier", refusalUnknown, "idle", 2*time.Second + 1, true},
 	} {
 		s, p := newTestSpeaker(t, new(strings.Builder))
 		p.fault, p.state, p.probedAt = row.fault, row.state, now.Add(-row.age)
@@ -204,8 +206,8 @@ func TestToReadd(t *testing.T) {
 		{"has a session", func(p *session) { p.state = stateEstablished }, other, false},
 		{"to be added", func(p *session) { p.addAt = now }, other, false},
 		{"without graceful restart", func(p *session) { p.peer.GracefulRestart = false }, other, false},
-		{"readded 10 s ago", func(p *session) { p.readdedAt = now.Add(-readdInterval) }, other, false},
-		{"readded earlier", func(p *session) { p.readdedAt = now.Add(-readdInterval - 1) }, other, true},
+		{"readded 10 s ago", func(p *session) { p.readdedAt = now.Add(-10 * time.Second) }, other, false},
+		{"readded earlier", func(p *session) { p.readdedAt = now.Add(-10*time.Second - 1) }, other, true},
 	} {
 		s, p := newTestSpeaker(t, new(strings.Builder))
 		p.peer.GracefulRestart = true
