@@ -130,3 +130,25 @@ func TestProbeNotification(t *testing.T) {
 		}
 	}
 }
+
+// respond returns the address of a listener that responds to one OPEN with m.
+func respond(t *testing.T, m *bgp.BGPMessage) netip.AddrPort {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		if _, err := readMessage(c); err == nil {
+			b, _ := m.Serialize()
+			c.Write(b)
+		}
+	}()
+	return l.Addr().(*net.TCPAddr).AddrPort()
+}
