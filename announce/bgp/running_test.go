@@ -76,14 +76,15 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// When the first session is up, the peers that wait are removed from gobgp and added again at once. Its state is logged.
+// When the first session is up, the peers that wait are removed from gobgp and added again at once, and it is logged.
 func TestSessionUpReaddsWaitingPeers(t *testing.T) {
 	var out strings.Builder
 	s, _, srv := withServer(t, &out)
 	defer srv.stop()
 	up := validPeer().Address
 	waiting := &session{state: "active", peer: Peer{
-		Address: netip.MustParseAddr("127.0.0.9"), ASN: 64500, Port: 1, HoldTime: 9 * time.Second, GracefulRestart: true,
+		Address: netip.MustParseAddr("127.0.0.9"), ASN: 64500, Port: 1, HoldTime: 9 * time.Second,
+		GracefulRestart: true,
 	}}
 	waiting.addAt = time.Now()
 	s.sessions[waiting.peer.Address] = waiting
