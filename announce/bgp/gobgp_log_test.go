@@ -69,3 +69,27 @@ func TestLoggerEvents(t *testing.T) {
 		t.Errorf("got\n%+v\nwant\n%+v", got, want)
 	}
 }
+
+// All messages of gobgp but those for each UPDATE are passed on, at debug level unless they are errors.
+func TestLoggerPassesMessages(t *testing.T) {
+	var out strings.Builder
+	options := &slog.HandlerOptions{Level: slog.LevelDebug}
+	l := &logger{slog.New(slog.NewTextHandler(&out, options)), func(peerEvent) {}, newWithdrawalTracker()}
+	for _, row := range []struct {
+		write func(string, log.Fields)
+		msg   string
+		want  string
+	}{
+		{l.Error, "a", "level=ERROR msg=gobgp text=a B=2 Key=1"},
+		{l.Warn, "b", "level=DEBUG msg=gobgp text=b B=2 Key=1"},
+		{l.Info, "c", "level=DEBUG msg=gobgp text=c B=2 Key=1"},
+		{l.Debug, "d", "level=DEBUG msg=gobgp text=d B=2 Key=1"},
+		{l.Debug, "sent update", ""},
+	} {
+		out.Reset()
+		row.write(row.msg, log.Fields{"Key": 1, "B": 2})
+		if got := out.String(); !strings.Contains(got, row.want) || (row.want == "") != (got == "") {
+			t.Errorf("%s: logged %q, want %q", row.msg, got, row.want)
+		}
+	}
+}

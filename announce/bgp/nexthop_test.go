@@ -2,7 +2,9 @@ package bgp
 
 import (
 	"errors"
+	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -87,5 +89,32 @@ func TestHostPrefix(t *testing.T) {
 		if got := hostPrefix(netip.MustParseAddr(addr)); got != want {
 			t.Errorf("%s: %s, want %s", addr, got, want)
 		}
+	}
+}
+
+// An address is found on its interface, together with the global ones there; with a zone only on that interface.
+func TestInterfaceOf(t *testing.T) {
+	tested := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range all { // the first global one, if this node has any
+		if addr := netip.MustParsePrefix(a.String()).Addr(); addr.IsGlobalUnicast() {
+			tested = append(tested, addr)
+			break
+		}
+	}
+	for _, addr := range tested {
+		name, global, err := interfaceOf(addr)
+		if err != nil || (name == "lo") != addr.IsLoopback() {
+			t.Errorf("%v: interface %q, %v", addr, name, err)
+		}
+		if slices.Contains(global, addr) != addr.IsGlobalUnicast() {
+			t.Errorf("%v: global addresses %v", addr, global)
+		}
+	}
+	if _, _, err := interfaceOf(netip.MustParseAddr("::1%none0")); err == nil {
+		t.Error("an address was found on an interface that does not exist")
 	}
 }

@@ -127,3 +127,20 @@ func TestProbeRefusals(t *testing.T) {
 		}
 	}
 }
+
+// Without peers the policies accept local routes.
+func TestOpenWithoutPeers(t *testing.T) {
+	s, p, srv := withServer(t, new(strings.Builder))
+	defer srv.stop()
+	delete(s.sessions, p.peer.Address)
+	s.server = nil
+	if err := s.Set(t.Context(), announce("2001:db8::1", 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.open(t.Context(), srv); err != nil {
+		t.Fatal(err)
+	}
+	if got := nextHopOf(t, srv); got != "::" {
+		t.Errorf("next hop %q of the route in gobgp, want ::", got)
+	}
+}

@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -242,12 +243,14 @@ func TestSocketTTL(t *testing.T) {
 		peer        Peer
 		network     string
 		level, name int
-		want        int
+		want        int // 0: unchanged
 	}{
 		{Peer{Address: netip.MustParseAddr("192.0.2.1"), ASN: 64500, Multihop: 3}, "udp4",
 			unix.IPPROTO_IP, unix.IP_TTL, 3},
 		{Peer{Address: netip.MustParseAddr("2001:db8::1"), ASN: 64500, TTLSecurity: true}, "udp6",
 			unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, 255},
+		{Peer{Address: netip.MustParseAddr("2001:db8::1"), ASN: o.ASN}, "udp6",
+			unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, 0},
 	} {
 		c, err := net.ListenPacket(row.network, ":0")
 		if err != nil {
@@ -258,16 +261,19 @@ func TestSocketTTL(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		read := func() (got int) {
+			failed := raw.Control(func(fd uintptr) { got, err = unix.GetsockoptInt(int(fd), row.level, row.name) })
+			if failed != nil || err != nil {
+				t.Fatal(failed, err)
+			}
+			return got
+		}
+		want := cmp.Or(row.want, read())
 		if err := o.setSocketOptions(raw, row.peer); err != nil {
 			t.Fatal(err)
 		}
-		var got int
-		read := func(fd uintptr) { got, err = unix.GetsockoptInt(int(fd), row.level, row.name) }
-		if failed := raw.Control(read); failed != nil || err != nil {
-			t.Fatal(failed, err)
-		}
-		if got != row.want {
-			t.Errorf("%s: TTL %d, want %d", row.network, got, row.want)
+		if got := read(); got != want {
+			t.Errorf("%s: TTL %d, want %d", row.network, got, want)
 		}
 		c.Close()
 		if err := o.setSocketOptions(raw, row.peer); err == nil {

@@ -28,6 +28,10 @@ func TestReason(t *testing.T) {
 		{"no response", session{disconnectedAt: since, dialErr: os.ErrDeadlineExceeded, md5Dropped: 1 << 60},
 			"no TCP connection to 192.0.2.1:179 for 10s: " +
 				"no response; if the peer is up, check the password (MD5) on both sides"},
+		{"no response, no new drops",
+			session{disconnectedAt: since, dialErr: syscall.ETIMEDOUT, md5Dropped: md5Dropped()},
+			"no TCP connection to 192.0.2.1:179 for 10s: " +
+				"no response; if the peer is up, check the password (MD5) on both sides"},
 		{"refused after a fault", session{disconnectedAt: now, dialErr: refused, fault: fault, faultAt: since},
 			"no TCP connection to 192.0.2.1:179 for 0s: connection refused; before that: " + fault},
 		{"refused a minute after a fault",
