@@ -1,0 +1,117 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/kube"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
+)
+
+// apiServer serves lists by their path, and watches without events. It returns the name of a kubeconfig.
+func apiServer(t *testing.T, lists map[string]any) string {
+	t.Helper()
+	ended := make(chan struct{})
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		list, ok := lists[r.URL.Path]
+		switch {
+		case !ok || r.URL.Query().Has("sendInitialEvents"): // clients then send a list request
+			http.Error(w, "not served", http.StatusBadRequest)
+		case r.URL.Query().Has("watch"):
+			w.Header().Set("Content-Type", "application/json")
+			w.(http.Flusher).Flush()
+			select {
+			case <-r.Context().Done():
+			case <-ended:
+			}
+		default:
+			w.Header().Set("Content-Type", "application/json")
+			json.NewEncoder(w).Encode(list)
+		}
+	}))
+	t.Cleanup(func() { close(ended); s.Close() })
+	return writeConfig(t, "", fmt.Sprintf(`
+apiVersion: v1
+kind: Config
+current-context: c
+clusters: [{name: c, cluster: {server: %q}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+users: [{name: u, user: {}}]
+`, s.URL))
+}
+
+// webInCluster are the lists of a cluster with the node n and the Service web with the address 203.0.113.10.
+func webInCluster() map[string]any {
+	list := func(version, kind string) meta.TypeMeta { return meta.TypeMeta{APIVersion: version, Kind: kind} }
+	web := meta.ObjectMeta{Name: "web", Namespace: "default"}
+	slice := web
+	slice.Labels = map[string]string{discovery.LabelServiceName: "web"}
+	name, port, protocol, ready := "", int32(8080), core.ProtocolTCP, true
+	return map[string]any{
+		"/api/v1/nodes": core.NodeList{TypeMeta: list("v1", "NodeList"), Items: []core.Node{{
+			ObjectMeta: meta.ObjectMeta{Name: "n"},
+		}}},
+		"/api/v1/services": core.ServiceList{TypeMeta: list("v1", "ServiceList"), Items: []core.Service{{
+			ObjectMeta: web,
+			Spec: core.ServiceSpec{
+				Type: core.ServiceTypeLoadBalancer, Ports: []core.ServicePort{{Port: 80, Protocol: protocol}},
+			},
+			Status: core.ServiceStatus{LoadBalancer: core.LoadBalancerStatus{
+				Ingress: []core.LoadBalancerIngress{{IP: "203.0.113.10"}},
+			}},
+		}}},
+		"/apis/discovery.k8s.io/v1/endpointslices": discovery.EndpointSliceList{
+			TypeMeta: list("discovery.k8s.io/v1", "EndpointSliceList"),
+			Items: []discovery.EndpointSlice{{
+				ObjectMeta: slice, AddressType: discovery.AddressTypeIPv4,
+				Endpoints: []discovery.Endpoint{{
+					Addresses: []string{"10.0.0.21"}, Conditions: discovery.EndpointConditions{Ready: &ready},
+				}},
+				Ports: []discovery.EndpointPort{{Name: &name, Port: &port, Protocol: &protocol}},
+			}},
+		},
+	}
+}
+
+// The source receives the reports of its prober: an address is withheld until the service proxy has responded.
+func TestClusterReceivesHealth(t *testing.T) {
+	proxy := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer proxy.Close()
+	cfg := parse(t, fmt.Sprintf("[kubernetes]\nkubeconfig = %q\nproxy = \"kube-proxy\"\nforward = \"nat\"\n"+
+		"[probe]\nproxy_healthz = %q\n", apiServer(t, webInCluster()), proxy.URL+"/healthz"))
+	memory := lbtest.New()
+	engine, err := lb.NewEngine(lb.EngineOptions{
+		Datapath: memory, Announcer: memory, Prober: memory, Sources: []string{kube.Name},
+		Settle: settleTimeout, Retry: retryDelay, Withdraw: withdrawTimeout, Log: discard,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := newCluster(Options{Config: cfg, Log: discard}, facts, engine, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	tasks := append(c.tasks, c.source, task{"engine", engine.Run})
+	ended := make(chan error, len(tasks))
+	for _, x := range tasks {
+		go func() { ended <- x.run(ctx) }()
+	}
+	eventually(t, "an announced address", func() bool { return len(memory.Announced()) == 1 })
+	cancel()
+	for range tasks {
+		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	}
+}
