@@ -1,0 +1,112 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A dial is tried again at each interval until it succeeds or its context ends, and logs only the first failure.
+func TestRetryingDialIntervals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		dial := retryingDial(slog.New(slog.NewTextHandler(&log, nil)))
+		socket := filepath.Join(t.TempDir(), "s")
+		logged := func(unreachable, again int) {
+			t.Helper()
+			gone, back := strings.Count(log.String(), "unreachable"), strings.Count(log.String(), "reachable again")
+			if gone != unreachable || back != again {
+				t.Errorf("%d unreachable, %d reachable again; want %d, %d:\n%s", gone, back, unreachable, again, &log)
+			}
+			log.Reset()
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 5*dialInterval/2)
+		defer cancel()
+		start := time.Now()
+		conn, err := dial(ctx, "unix", socket)
+		if took := time.Since(start); conn != nil || err == nil || took != 5*dialInterval/2 {
+			t.Errorf("without a listener: %v, %v after %s", conn, err, took)
+		}
+		logged(1, 0)
+
+		var l net.Listener
+		time.AfterFunc(5*dialInterval/2, func() { l, _ = net.Listen("unix", socket) })
+		start = time.Now()
+		conn, err = dial(t.Context(), "unix", socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		conn.Close()
+		if took := time.Since(start); took != 3*dialInterval {
+			t.Errorf("connected after %s, want %s", took, 3*dialInterval)
+		}
+		logged(1, 1)
+		if conn, err = dial(t.Context(), "unix", socket); err != nil {
+			t.Fatal(err)
+		}
+		conn.Close()
+		logged(0, 0)
+	})
+}
+
+// An engine that does not run is reported after its timeout.
+func TestEngineThatDoesNotRun(t *testing.T) {
+	f := newFixture(t)
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		if err := f.checkEngine(); err == nil || time.Since(start) != engineTimeout {
+			t.Errorf("error %v after %s, want one after %s", err, time.Since(start), engineTimeout)
+		}
+	})
+}
+
+// A directory that cannot be created leaves the drains as they are.
+func TestDrainStoreWithoutDirectory(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e := new(fakeEngine)
+	store := &drainStore{path: filepath.Join(file, "drained.json"), engine: e}
+	got, err := store.set(t.Context(), "", true)
+	if err == nil || !strings.HasPrefix(err.Error(), "write the drains: ") || got.Node || len(e.drains) > 0 {
+		t.Errorf("%+v, %v, engine %v", got, err, e.drains)
+	}
+}
+
+// The addresses of an interface are the first global ones of each family in the order of the kernel.
+func TestAddressesOfInterfaces(t *testing.T) {
+	interfaces, err := net.Interfaces()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range interfaces {
+		addrs, err := x.Addrs()
+		if err != nil {
+			continue // it was deleted meanwhile
+		}
+		var want4, want6 netip.Addr
+		for _, a := range addrs {
+			p, err := netip.ParsePrefix(a.String())
+			if err != nil || !p.Addr().IsGlobalUnicast() {
+				continue
+			}
+			if want := map[bool]*netip.Addr{true: &want4, false: &want6}[p.Addr().Is4()]; !want.IsValid() {
+				*want = p.Addr()
+			}
+		}
+		v4, v6, err := thisHost{}.addresses(x.Name)
+		if _, deleted := net.InterfaceByIndex(x.Index); deleted == nil && (err != nil || v4 != want4 || v6 != want6) {
+			t.Errorf("%s: %s, %s, %v; want %s, %s", x.Name, v4, v6, err, want4, want6)
+		}
+	}
+}
