@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -83,12 +84,11 @@ func webInCluster() map[string]any {
 	}
 }
 
-// The source receives the reports of its prober: an address is withheld until the service proxy has responded.
-func TestClusterReceivesHealth(t *testing.T) {
-	proxy := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-	defer proxy.Close()
-	cfg := parse(t, fmt.Sprintf("[kubernetes]\nkubeconfig = %q\nproxy = \"kube-proxy\"\nforward = \"nat\"\n"+
-		"[probe]\nproxy_healthz = %q\n", apiServer(t, webInCluster()), proxy.URL+"/healthz"))
+// runCluster runs the source of a cluster and an engine in memory until the end of the test.
+func runCluster(t *testing.T, lists map[string]any, proxy, healthz string) *lbtest.Fixture {
+	t.Helper()
+	cfg := parse(t, fmt.Sprintf("[kubernetes]\nkubeconfig = %q\nproxy = %q\nforward = \"nat\"\n"+
+		"[probe]\nproxy_healthz = %q\n", apiServer(t, lists), proxy, healthz))
 	memory := lbtest.New()
 	engine, err := lb.NewEngine(lb.EngineOptions{
 		Datapath: memory, Announcer: memory, Prober: memory, Sources: []string{kube.Name},
@@ -107,11 +107,48 @@ func TestClusterReceivesHealth(t *testing.T) {
 	for _, x := range tasks {
 		go func() { ended <- x.run(ctx) }()
 	}
-	eventually(t, "an announced address", func() bool { return len(memory.Announced()) == 1 })
-	cancel()
-	for range tasks {
-		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
-			t.Error(err)
+	t.Cleanup(func() {
+		cancel()
+		for range tasks {
+			if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
 		}
+	})
+	return memory
+}
+
+// The source receives the reports of its prober: an address is withheld until the service proxy has responded.
+func TestClusterReceivesHealth(t *testing.T) {
+	proxy := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer proxy.Close()
+	memory := runCluster(t, webInCluster(), "kube-proxy", proxy.URL+"/healthz")
+	eventually(t, "an announced address", func() bool { return len(memory.Announced()) == 1 })
+}
+
+// Without a service proxy the agent answers at health check node ports, and is healthy while its engine responds.
+func TestClusterAnswersAtNodePorts(t *testing.T) {
+	none := httptest.NewServer(nil)
+	none.Close()
+	free, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
 	}
+	port := free.Addr().(*net.TCPAddr).Port
+	free.Close()
+	lists := webInCluster()
+	spec := &lists["/api/v1/services"].(core.ServiceList).Items[0].Spec
+	spec.ExternalTrafficPolicy, spec.HealthCheckNodePort = core.ServiceExternalTrafficPolicyLocal, int32(port)
+	slice := lists["/apis/discovery.k8s.io/v1/endpointslices"].(discovery.EndpointSliceList).Items[0]
+	slice.Endpoints[0].NodeName = &facts.name
+	runCluster(t, lists, "auto", none.URL+"/healthz")
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	eventually(t, "200 of the node port", func() bool {
+		resp, err := client.Get(fmt.Sprintf("http://127.0.0.1:%d/healthz", port))
+		if err != nil {
+			return false
+		}
+		resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	})
 }

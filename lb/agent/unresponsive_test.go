@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -108,5 +109,28 @@ func TestAddressesOfInterfaces(t *testing.T) {
 		if _, deleted := net.InterfaceByIndex(x.Index); deleted == nil && (err != nil || v4 != want4 || v6 != want6) {
 			t.Errorf("%s: %s, %s, %v; want %s, %s", x.Name, v4, v6, err, want4, want6)
 		}
+	}
+}
+
+// The agent sends the messages of the watchdog while its engine responds.
+func TestRunSendsWatchdogMessages(t *testing.T) {
+	lines := notifications(t)
+	t.Setenv("WATCHDOG_USEC", "3600000000")
+	t.Setenv("WATCHDOG_PID", "")
+	stop := newFixture(t).start(t)
+	var got []string
+	for range 2 {
+		select {
+		case line := <-lines:
+			got = append(got, line)
+		case <-time.After(stepTimeout):
+		}
+	}
+	slices.Sort(got)
+	if want := []string{"READY=1", "WATCHDOG=1"}; !slices.Equal(got, want) {
+		t.Errorf("systemd received %q, want %q", got, want)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
 	}
 }
