@@ -64,7 +64,7 @@ func TestDeliversToLocalBackends(t *testing.T) {
 					t.Errorf("%s, answer %d: %v", proto, i, err)
 				}
 			}
-			if n := len(entries(t, fx.d.objects.SyFlows)); n != 2 {
+			if n := len(entries[syFlow](t, fx.d.objects.SyFlows)); n != 2 {
 				t.Errorf("%s: %d entries of established flows; want 2", proto, n)
 			}
 		}

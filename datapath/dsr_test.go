@@ -115,7 +115,31 @@ func TestDirectReturnFlowsKeepTheirServer(t *testing.T) {
 	})
 }
 
-func (fx *fixture) dsrFlows() map[syFlowKey]syFlow { return entries(fx.t, fx.d.objects.SyDsrFlows) }
+func (fx *fixture) dsrFlows() map[syFlowKey]syDsrFlow {
+	return entries[syDsrFlow](fx.t, fx.d.objects.SyDsrFlows)
+}
+
+// A SYN whose server follows from the hash writes no entry: invented sources cannot evict anything.
+func TestOpeningByHashWritesNoEntry(t *testing.T) {
+	for _, algorithm := range []lb.Algorithm{lb.AlgorithmMaglev, lb.AlgorithmSourceHash, lb.AlgorithmRandom} {
+		t.Run(string(algorithm), func(t *testing.T) {
+			fx := newFixture(t, hookXDP, false, nil)
+			fx.serve(func(s *lb.Service) {
+				s.Method, s.Encap, s.Algorithm = lb.MethodTunnel, lb.EncapIPIP, algorithm
+			}, "b1", "b2")
+			for i := range 100 {
+				fx.went(fx.on(i, dptest.TCP, dptest.SYN))
+			}
+			if n := len(fx.dsrFlows()) + len(entries[syDsrFlow](t, fx.d.objects.SyDsrHalfopen)); n != 0 {
+				t.Errorf("%d entries; want none", n)
+			}
+			to := fx.went(fx.on(7, dptest.TCP, dptest.ACK))
+			if again := fx.went(fx.on(7, dptest.TCP, dptest.SYN)); again != to {
+				t.Errorf("a flow goes to %s and to %s", to, again)
+			}
+		})
+	}
+}
 
 // A flood of SYNs does not change the entries of flows that sent a second packet.
 func TestFloodDoesNotTouchDirectReturnFlows(t *testing.T) {
@@ -143,7 +167,7 @@ func TestDirectReturnFlowsAreSampled(t *testing.T) {
 	for i := range 640 {
 		fx.went(fx.on(i, dptest.TCP, dptest.ACK))
 	}
-	if n := len(fx.flows()); n > 80 {
+	if n := len(fx.dsrFlows()); n > 80 {
 		t.Errorf("%d of 640 packets left an entry; want about one in %d", n, 32)
 	}
 }

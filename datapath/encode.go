@@ -51,6 +51,9 @@ func encodeFrontend(p *lb.FrontendPlan, id uint32) (f syFrontend, err error) {
 	if p.Affinity != 0 && p.Algorithm == lb.AlgorithmMaglev {
 		algorithm = syAlgorithmALGORITHM_SOURCE_HASH // all balancers select the same first backend for a client
 	}
+	if p.Method != lb.MethodNAT && p.Algorithm == lb.AlgorithmRandom {
+		algorithm = syAlgorithmALGORITHM_FLOW_HASH // as even, and no flow depends on an entry that a flood can evict
+	}
 	return syFrontend{
 		Id: id, Method: uint8(method), Algorithm: uint8(algorithm), FirstPort: swap(p.Port),
 		Affinity: uint32(p.Affinity.Seconds()), Restricted: truth(len(p.Allow) > 0),

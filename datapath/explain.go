@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -111,7 +112,7 @@ func (d *Datapath) sayFlow(say func(string, ...any), v syVerdict) {
 		say("this node delivers it, and the flow is unknown here: it is passed to nodes that may have it")
 	case chained:
 		say("its hash selects the node that delivers it; no flow is kept here")
-	case d.commits[v.Commit] == "open":
+	case slices.Contains([]string{"open", "dsr_mark", "dsr_open"}, d.commits[v.Commit]):
 		say("no flow is known: one is opened")
 	default:
 		say("its flow is known")

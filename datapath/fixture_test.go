@@ -167,15 +167,24 @@ func (fx *fixture) reset() {
 	}
 	fx.apply(lb.Delta{Delete: held})
 	fx.end()
-	for _, m := range []*ebpf.Map{fx.d.objects.SyFlows, fx.d.objects.SyHalfopen, fx.d.objects.SyDsrFlows} {
-		for k := range entries(fx.t, m) {
-			if err := m.Delete(&k); err != nil {
-				fx.t.Fatal(err)
-			}
-		}
+	for _, m := range []*ebpf.Map{fx.d.objects.SyFlows, fx.d.objects.SyHalfopen} {
+		clearMap[syFlow](fx.t, m)
+	}
+	for _, m := range []*ebpf.Map{fx.d.objects.SyDsrFlows, fx.d.objects.SyDsrHalfopen} {
+		clearMap[syDsrFlow](fx.t, m)
 	}
 	if err := fx.d.services.setLoads(nil); err != nil {
 		fx.t.Fatal(err)
+	}
+}
+
+// clearMap deletes all entries of a flow table.
+func clearMap[V any](t *testing.T, m *ebpf.Map) {
+	t.Helper()
+	for k := range entries[V](t, m) {
+		if err := m.Delete(&k); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"time"
 
@@ -22,39 +23,45 @@ func (d *Datapath) Flows(ctx context.Context, want lb.FlowFilter) (flows []lb.Fl
 	now := uptime()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	err = d.gc.walk(ctx, 0, func(_ *ebpf.Map, k syFlowKey, f syFlow) {
-		if f.Reply == 1 || more {
-			return
-		}
-		s := toStatus(k, f, now)
-		s.Service = service[f.Frontend]
-		if isDSR(f) {
-			s.Backend = backends[f.Backend]
-		}
-		if !want.Match(s) {
-			return
-		}
-		if want.Limit > 0 && len(flows) == want.Limit {
+	add := func(s lb.FlowStatus, frontend uint32) {
+		s.Service = service[frontend]
+		switch {
+		case more || !want.Match(s):
+		case want.Limit > 0 && len(flows) == want.Limit:
 			more = true
 			stop()
-			return
+		default:
+			flows = append(flows, s)
 		}
-		flows = append(flows, s)
+	}
+	err = d.gc.walk(ctx, 0, func(_ *ebpf.Map, k syFlowKey, f syFlow) {
+		if f.Reply == 0 {
+			add(natStatus(k, f, now), f.Frontend)
+		}
 	})
-	return flows, more, err
+	errDSR := d.gc.walkDSR(ctx, 0, func(_ *ebpf.Map, k syFlowKey, f syDsrFlow) {
+		s := flowStatus(k, f.State, f.Seen, now)
+		s.Forward, s.Backend = decodeMethod(syMethod(f.Method)), backends[f.Backend]
+		add(s, f.Frontend)
+	})
+	return flows, more, errors.Join(err, errDSR)
 }
 
-// toStatus converts the entry of the client's direction.
-func toStatus(k syFlowKey, f syFlow, now time.Duration) lb.FlowStatus {
-	s := lb.FlowStatus{
+// natStatus converts the entry of the client's direction of a flow by nat.
+func natStatus(k syFlowKey, f syFlow, now time.Duration) lb.FlowStatus {
+	s := flowStatus(k, f.State, f.Seen, now)
+	s.Forward = lb.MethodNAT
+	s.Source = netip.AddrPortFrom(fromAddr(f.T.Src), swap(f.T.Sport))
+	s.Backend = netip.AddrPortFrom(fromAddr(f.T.Dst), swap(f.T.Dport))
+	return s
+}
+
+// flowStatus converts what the entries of all methods have.
+func flowStatus(k syFlowKey, state uint8, seen uint64, now time.Duration) lb.FlowStatus {
+	return lb.FlowStatus{
 		Client:  netip.AddrPortFrom(fromAddr(k.T.Src), swap(k.T.Sport)),
 		Address: fromAddr(k.T.Dst), Port: swap(k.T.Dport), Protocol: lb.Protocol(k.Proto),
-		Forward: decodeMethod(syMethod(f.Method)), State: flowStates[syFlowState(f.State)],
-		Idle: max(0, now-time.Duration(f.Seen)).Seconds(),
+		State: flowStates[syFlowState(state)],
+		Idle:  max(0, now-time.Duration(seen)).Seconds(),
 	}
-	if !isDSR(f) {
-		s.Source = netip.AddrPortFrom(fromAddr(f.T.Src), swap(f.T.Sport))
-		s.Backend = netip.AddrPortFrom(fromAddr(f.T.Dst), swap(f.T.Dport))
-	}
-	return s
 }

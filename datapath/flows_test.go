@@ -16,21 +16,21 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-func entries(t testing.TB, m *ebpf.Map) map[syFlowKey]syFlow {
+func entries[V any](t testing.TB, m *ebpf.Map) map[syFlowKey]V {
 	t.Helper()
-	out := map[syFlowKey]syFlow{}
-	err := walkMap(context.Background(), m, 0, func(_ *ebpf.Map, k syFlowKey, f syFlow) { out[k] = f })
+	out := map[syFlowKey]V{}
+	err := walkMap(context.Background(), m, 0, func(k syFlowKey, f V) { out[k] = f })
 	if err != nil {
 		t.Fatal(err)
 	}
 	return out
 }
 
-// flows returns all entries of both tables.
+// flows returns all entries of flows by nat.
 func (fx *fixture) flows() map[syFlowKey]syFlow {
 	fx.t.Helper()
-	all := entries(fx.t, fx.d.objects.SyFlows)
-	maps.Copy(all, entries(fx.t, fx.d.objects.SyHalfopen))
+	all := entries[syFlow](fx.t, fx.d.objects.SyFlows)
+	maps.Copy(all, entries[syFlow](fx.t, fx.d.objects.SyHalfopen))
 	return all
 }
 
@@ -170,14 +170,14 @@ func TestIdleFlowsExpire(t *testing.T) {
 func TestFloodDoesNotTouchEstablishedFlows(t *testing.T) {
 	fx := newFixture(t, hookXDP, false, func(o *Options) { o.SNATPorts, o.TunnelPort = [2]uint16{2000, 65535}, 1999 })
 	established(fx)
-	before := entries(t, fx.d.objects.SyFlows)
+	before := entries[syFlow](t, fx.d.objects.SyFlows)
 	r := rand.New(rand.NewPCG(1, 1))
 	for range 3000 {
 		p := fx.fromClient(dptest.TCP, dptest.SYN)
 		p.Src = fx.at("other", uint16(r.Uint32()))
 		fx.run(p.Frame())
 	}
-	if after := entries(t, fx.d.objects.SyFlows); !maps.Equal(before, after) {
+	if after := entries[syFlow](t, fx.d.objects.SyFlows); !maps.Equal(before, after) {
 		t.Errorf("established flows were %v and are %v", before, after)
 	}
 }

@@ -108,9 +108,12 @@ func (g *flowGC) endRequested(ctx context.Context, reset *resetter) {
 	g.backends, g.frontends = map[target]bool{}, map[uint32]bool{}
 	g.mu.Unlock()
 	ended := 0
+	ends := func(frontend, backend uint32) bool {
+		_, removed := frontends[frontend]
+		return removed || backends[target{frontend, backend}]
+	}
 	err := g.walk(ctx, 0, func(m *ebpf.Map, k syFlowKey, f syFlow) {
-		_, removed := frontends[f.Frontend]
-		if f.Reply == 1 || !(removed || backends[target{f.Frontend, f.Backend}]) {
+		if f.Reply == 1 || !ends(f.Frontend, f.Backend) {
 			return
 		}
 		ended++
@@ -121,7 +124,9 @@ func (g *flowGC) endRequested(ctx context.Context, reset *resetter) {
 			}
 		}
 	})
-	if err != nil {
+	n, errDSR := g.endDSR(ctx, ends)
+	ended += n
+	if err := errors.Join(err, errDSR); err != nil {
 		g.log.Error("flows not ended", "err", err)
 	}
 	ids := make([]uint32, 0, len(frontends))
@@ -143,27 +148,16 @@ func (g *flowGC) expire(ctx context.Context) {
 	var counts FlowCounts
 	open := map[uint32]uint32{} // flows by backend
 	err := g.walk(ctx, chunkPause, func(m *ebpf.Map, k syFlowKey, f syFlow) {
-		if g.expired(k, f, now) && g.reverseExpired(k, f, now) {
+		if g.expired(k.Proto, f.State, f.Seen, now) && g.reverseExpired(k, f, now) {
 			g.remove(m, k, f)
 			return
 		}
 		open[f.Backend] += 0 // the id is in use
-		if f.Reply == 1 {
-			return
-		}
-		if f.State < uint8(syFlowStateFLOW_CLOSED) {
-			open[f.Backend]++
-		}
-		switch syFlowState(f.State) {
-		case syFlowStateFLOW_HALF_OPEN:
-			counts.HalfOpen++
-		case syFlowStateFLOW_ESTABLISHED:
-			counts.Established++
-		default:
-			counts.Closing++
+		if f.Reply == 0 {
+			counts.add(f.State, f.Backend, open)
 		}
 	})
-	if err != nil {
+	if err := errors.Join(err, g.expireDSR(ctx, now, &counts, open)); err != nil {
 		g.log.Error("flow tables not read", "err", err)
 		return
 	}
@@ -179,6 +173,22 @@ func (g *flowGC) expire(ctx context.Context) {
 	g.mu.Unlock()
 }
 
+// add counts a flow, and adds it to the open flows of its backend.
+func (c *FlowCounts) add(state uint8, backend uint32, open map[uint32]uint32) {
+	open[backend] += 0
+	if state < uint8(syFlowStateFLOW_CLOSED) {
+		open[backend]++
+	}
+	switch syFlowState(state) {
+	case syFlowStateFLOW_HALF_OPEN:
+		c.HalfOpen++
+	case syFlowStateFLOW_ESTABLISHED:
+		c.Established++
+	default:
+		c.Closing++
+	}
+}
+
 // counts returns the result of the last complete walk.
 func (g *flowGC) counts() FlowCounts {
 	g.mu.Lock()
@@ -186,38 +196,29 @@ func (g *flowGC) counts() FlowCounts {
 	return g.flows
 }
 
-// expired reports whether one direction is idle for longer than its timeout (bpf/flow.h has the same rule).
-func (g *flowGC) expired(k syFlowKey, f syFlow, now time.Duration) bool {
+// expired reports whether an entry is idle for longer than its timeout (bpf/flow.h has the same rule).
+func (g *flowGC) expired(proto, state uint8, seen uint64, now time.Duration) bool {
 	limit := g.limits.Established
 	switch {
-	case f.State == uint8(syFlowStateFLOW_CLOSED):
+	case state == uint8(syFlowStateFLOW_CLOSED):
 		limit = g.limits.Closed
-	case f.State == uint8(syFlowStateFLOW_CLOSING):
+	case state == uint8(syFlowStateFLOW_CLOSING):
 		limit = g.limits.Closing
-	case f.State == uint8(syFlowStateFLOW_HALF_OPEN):
+	case state == uint8(syFlowStateFLOW_HALF_OPEN):
 		limit = g.limits.HalfOpen
-	case k.Proto == unix.IPPROTO_UDP:
+	case proto == unix.IPPROTO_UDP:
 		limit = g.limits.UDP
 	}
-	if f.State == uint8(syFlowStateFLOW_ESTABLISHED) && isDSR(f) {
-		limit *= 4
-	}
-	return now-time.Duration(f.Seen) > limit
+	return now-time.Duration(seen) > limit
 }
-
-// isDSR reports whether a flow is by direct return: it has only one entry.
-func isDSR(f syFlow) bool { return f.Method != uint8(syMethodMETHOD_NAT) }
 
 // reverseExpired reports whether the reverse direction is expired or missing, or belongs to a newer flow of the client.
 func (g *flowGC) reverseExpired(k syFlowKey, f syFlow, now time.Duration) bool {
-	if isDSR(f) {
-		return true
-	}
 	other := reverseKey(k, f)
 	for _, m := range []*ebpf.Map{g.objects.SyFlows, g.objects.SyHalfopen} {
 		var t syFlow
 		if m.Lookup(&other, &t) == nil && reverseKey(other, t) == k {
-			return g.expired(other, t, now)
+			return g.expired(other.Proto, t.State, t.Seen, now)
 		}
 	}
 	return true
@@ -227,7 +228,7 @@ func (g *flowGC) reverseExpired(k syFlowKey, f syFlow, now time.Duration) bool {
 func (g *flowGC) remove(m *ebpf.Map, k syFlowKey, f syFlow) {
 	other := reverseKey(k, f)
 	var t syFlow
-	if !isDSR(f) && m.Lookup(&other, &t) == nil && reverseKey(other, t) == k {
+	if m.Lookup(&other, &t) == nil && reverseKey(other, t) == k {
 		if err := ignoreMissing(m.Delete(&other)); err != nil {
 			g.log.Debug("flow not removed", "err", err)
 		}
@@ -240,17 +241,18 @@ func (g *flowGC) remove(m *ebpf.Map, k syFlowKey, f syFlow) {
 // walk calls visit for every entry of all tables, and pauses between chunks. Entries that change during the walk may be
 // missed or visited twice.
 func (g *flowGC) walk(ctx context.Context, pause time.Duration, visit func(*ebpf.Map, syFlowKey, syFlow)) error {
-	for _, m := range []*ebpf.Map{g.objects.SyHalfopen, g.objects.SyFlows, g.objects.SyDsrFlows} {
-		if err := walkMap(ctx, m, pause, visit); err != nil {
+	for _, m := range []*ebpf.Map{g.objects.SyHalfopen, g.objects.SyFlows} {
+		err := walkMap(ctx, m, pause, func(k syFlowKey, f syFlow) { visit(m, k, f) })
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func walkMap(ctx context.Context, m *ebpf.Map, pause time.Duration, visit func(*ebpf.Map, syFlowKey, syFlow)) error {
+func walkMap[V any](ctx context.Context, m *ebpf.Map, pause time.Duration, visit func(syFlowKey, V)) error {
 	size := min(chunk, int(m.MaxEntries()))
-	keys, values := make([]syFlowKey, size), make([]syFlow, size)
+	keys, values := make([]syFlowKey, size), make([]V, size)
 	var cursor ebpf.MapBatchCursor
 	for ctx.Err() == nil {
 		n, err := m.BatchLookup(&cursor, keys, values, nil)
@@ -263,7 +265,7 @@ func walkMap(ctx context.Context, m *ebpf.Map, pause time.Duration, visit func(*
 			return fmt.Errorf("read flows: %w", err)
 		}
 		for i := range n {
-			visit(m, keys[i], values[i])
+			visit(keys[i], values[i])
 		}
 		if err != nil {
 			return nil // last chunk

@@ -36,8 +36,7 @@ func fillFlows(t *testing.T, m *ebpf.Map, flows, idle int) {
 	const at = 10_000
 	keys, values := make([]syFlowKey, 0, 2*at), make([]syFlow, 0, 2*at)
 	for i := range flows {
-		f := syFlow{State: uint8(syFlowStateFLOW_ESTABLISHED), Method: uint8(syMethodMETHOD_NAT),
-			Seen: uint64(uptime())}
+		f := syFlow{State: uint8(syFlowStateFLOW_ESTABLISHED), Seen: uint64(uptime())}
 		if i < idle {
 			f.Seen = 0
 		}

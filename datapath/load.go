@@ -104,10 +104,11 @@ func keepSize(o Options, m *ebpf.MapSpec, path string) {
 // allocates per entry; the others are LRU maps, which allocate all memory when they are made.
 func tableSizes(maxFlows int) map[string]uint32 {
 	return map[string]uint32{
-		"sy_flows":     uint32(2 * maxFlows), // an entry for each direction
-		"sy_halfopen":  uint32(max(1<<16, maxFlows/4)),
-		"sy_dsr_flows": uint32(max(1<<16, maxFlows/2)),
-		"sy_affinity":  uint32(max(1<<14, maxFlows/8)),
+		"sy_flows":        uint32(2 * maxFlows), // an entry for each direction
+		"sy_halfopen":     uint32(max(1<<16, maxFlows/4)),
+		"sy_dsr_flows":    uint32(max(1<<16, maxFlows/2)),
+		"sy_dsr_halfopen": uint32(max(1<<16, maxFlows/4)),
+		"sy_affinity":     uint32(max(1<<14, maxFlows/8)),
 	}
 }
 

@@ -236,7 +236,7 @@ func otherPort(fx *fixture, in, out dptest.Packet) error {
 
 func isEstablished(fx *fixture, in, out dptest.Packet) error {
 	n := 0
-	for range entries(fx.t, fx.d.objects.SyFlows) {
+	for range entries[syFlow](fx.t, fx.d.objects.SyFlows) {
 		n++
 	}
 	all := len(fx.flows())

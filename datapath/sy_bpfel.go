@@ -71,6 +71,16 @@ type syBackend struct {
 	Pad   uint8
 }
 
+type syDsrFlow struct {
+	_        structs.HostLayout
+	Frontend uint32
+	Backend  uint32
+	Seen     uint64
+	State    uint8
+	Method   uint8
+	Pad      [6]uint8
+}
+
 type syExported struct {
 	_       structs.HostLayout
 	Verdict struct {
@@ -145,9 +155,8 @@ type syFlow struct {
 	Reply    uint8
 	Answered uint8
 	Fin      uint8
-	Method   uint8
 	Local    uint8
-	Pad      [2]uint8
+	Pad      [3]uint8
 	Seen     uint64
 }
 
@@ -351,6 +360,7 @@ const (
 	syMapSyBackends          = "sy_backends"
 	syMapSyBeCounters        = "sy_be_counters"
 	syMapSyDsrFlows          = "sy_dsr_flows"
+	syMapSyDsrHalfopen       = "sy_dsr_halfopen"
 	syMapSyDsrPending        = "sy_dsr_pending"
 	syMapSyFeCounters        = "sy_fe_counters"
 	syMapSyFlows             = "sy_flows"
@@ -451,6 +461,7 @@ type syMapSpecs struct {
 	SyBackends    *ebpf.MapSpec `ebpf:"sy_backends"`
 	SyBeCounters  *ebpf.MapSpec `ebpf:"sy_be_counters"`
 	SyDsrFlows    *ebpf.MapSpec `ebpf:"sy_dsr_flows"`
+	SyDsrHalfopen *ebpf.MapSpec `ebpf:"sy_dsr_halfopen"`
 	SyDsrPending  *ebpf.MapSpec `ebpf:"sy_dsr_pending"`
 	SyFeCounters  *ebpf.MapSpec `ebpf:"sy_fe_counters"`
 	SyFlows       *ebpf.MapSpec `ebpf:"sy_flows"`
@@ -519,6 +530,7 @@ type syMaps struct {
 	SyBackends    *ebpf.Map `ebpf:"sy_backends"`
 	SyBeCounters  *ebpf.Map `ebpf:"sy_be_counters"`
 	SyDsrFlows    *ebpf.Map `ebpf:"sy_dsr_flows"`
+	SyDsrHalfopen *ebpf.Map `ebpf:"sy_dsr_halfopen"`
 	SyDsrPending  *ebpf.Map `ebpf:"sy_dsr_pending"`
 	SyFeCounters  *ebpf.Map `ebpf:"sy_fe_counters"`
 	SyFlows       *ebpf.Map `ebpf:"sy_flows"`
@@ -550,6 +562,7 @@ func (m *syMaps) Close() error {
 		m.SyBackends,
 		m.SyBeCounters,
 		m.SyDsrFlows,
+		m.SyDsrHalfopen,
 		m.SyDsrPending,
 		m.SyFeCounters,
 		m.SyFlows,

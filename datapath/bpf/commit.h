@@ -2,46 +2,10 @@
 /* commit: the only writer. It runs when the packet can be sent, and before it is sent: a flow may only be opened
  * with a source port of its own, and claiming one is a write that can fail. The verdict then becomes a drop. */
 #pragma once
+#include "account.h"
+#include "dsr_commit.h"
 #include "scratch.h"
 #include "snat.h"
-
-static __always_inline void verdict_count(const struct pkt *p, const struct verdict *v)
-{
-	__u32 k = v->action * REASON_MAX + v->reason;
-	__u64 *n = bpf_map_lookup_elem(&sy_verdicts, &k);
-
-	if (n)
-		(*n)++;
-	if (v->counted) {
-		k = v->frontend;
-		struct traffic *t = bpf_map_lookup_elem(&sy_fe_counters, &k);
-
-		if (t) {
-			t->packets++;
-			t->bytes += p->len;
-			t->flows += v->commit == COMMIT_OPEN && pkt_opens_flow(p);
-		}
-	}
-	if (v->counted == 2 && v->action == ACTION_FORWARD) {
-		k = v->backend;
-		struct traffic *t = bpf_map_lookup_elem(&sy_be_counters, &k);
-
-		if (t) {
-			t->packets++;
-			t->bytes += p->len;
-			t->flows += v->commit == COMMIT_OPEN && pkt_opens_flow(p);
-		}
-	}
-}
-
-/* backend_load_add changes the number of open flows of a backend by n. */
-static __always_inline void backend_load_add(__u32 backend, int n)
-{
-	__u32 *l = bpf_map_lookup_elem(&sy_backend_load, &backend);
-
-	if (l && (n > 0 || *l > 0))
-		__sync_fetch_and_add(l, n);
-}
 
 /* flow_is_reverse reports whether r is the reply direction of the flow with the client's key k. It may be missing
  * or belong to another flow. */
@@ -49,69 +13,6 @@ static __always_inline int flow_is_reverse(const struct flow *r, const struct fl
 {
 	return r->t.dport == k->t.sport && r->t.sport == k->t.dport && addr_equal(r->t.dst.w, k->t.src.w) &&
 	       addr_equal(r->t.src.w, k->t.dst.w);
-}
-
-/* flow_open_dsr writes a new flow. The packet is forwarded even when the write fails. */
-static __always_inline void flow_open_dsr(const struct pkt *p, const struct verdict *v, __u64 now)
-{
-	struct flow f = { .t = v->t,
-			  .frontend = v->frontend,
-			  .backend = v->backend,
-			  .method = v->method,
-			  .state = FLOW_HALF_OPEN,
-			  .seen = now };
-	__u64 bit, *word = dsr_pending_bit(v->hash, &bit);
-
-	bpf_map_delete_elem(&sy_dsr_flows, &p->key); /* a closed flow with the same key */
-	bpf_map_update_elem(&sy_halfopen, &p->key, &f, BPF_ANY);
-	if (word && !v->dsr_pending)
-		__sync_fetch_and_or(word, bit);
-}
-
-static __always_inline void flow_open(const struct pkt *p, struct verdict *v, __u64 now)
-{
-	if (v->method == METHOD_NAT)
-		flow_open_nat(p, v, now);
-	else
-		flow_open_dsr(p, v, now);
-	if (v->commit != COMMIT_OPEN || !pkt_opens_flow(p))
-		return;
-	backend_load_add(v->backend, 1);
-	if (!v->affinity)
-		return;
-	struct affinity_key k = { .client = p->key.t.src, .frontend = v->frontend };
-	struct affinity a = { .backend = v->backend, .seen = now };
-
-	bpf_map_update_elem(&sy_affinity, &k, &a, BPF_ANY);
-}
-
-/* rr_advance makes the next new flow of this frontend take the next slot. */
-static __always_inline void rr_advance(__u32 frontend)
-{
-	__u32 *n = bpf_map_lookup_elem(&sy_rr_counter, &frontend);
-
-	if (n)
-		(*n)++;
-}
-
-/* dsr_clear_pending clears the pending bit of a confirmed flow. Another flow with the same bit then waits for a
- * sampled packet. */
-static __always_inline void dsr_clear_pending(const struct verdict *v)
-{
-	__u64 bit, *word = dsr_pending_bit(v->hash, &bit);
-
-	if (word)
-		__sync_fetch_and_and(word, ~bit);
-}
-
-static __always_inline void flow_confirm_dsr(const struct pkt *p, const struct flow *f, __u64 now)
-{
-	struct flow moved = *f;
-
-	moved.state = FLOW_ESTABLISHED;
-	moved.seen = now;
-	bpf_map_update_elem(&sy_dsr_flows, &p->key, &moved, BPF_ANY);
-	bpf_map_delete_elem(&sy_halfopen, &p->key);
 }
 
 /* flow_confirm moves both directions to the table of established flows. */
@@ -122,7 +23,6 @@ static __always_inline void flow_confirm(const struct pkt *p, struct verdict *v,
 	struct flow reply = { .t = tuple_reverse(&p->key.t),
 			      .frontend = f->frontend,
 			      .backend = f->backend,
-			      .method = METHOD_NAT,
 			      .local = f->local,
 			      .state = FLOW_ESTABLISHED,
 			      .reply = 1,
@@ -152,7 +52,7 @@ static __always_inline void flow_confirm(const struct pkt *p, struct verdict *v,
 	bpf_map_delete_elem(&sy_halfopen, &p->key);
 }
 
-/* flow_close records a FIN or RST for both directions. A DSR flow has one direction only: its FIN closes it. */
+/* flow_close records a FIN or RST for both directions. */
 static __always_inline void flow_close(const struct pkt *p, struct flow *f, struct flow *other)
 {
 	__u8 state = FLOW_CLOSED;
@@ -197,43 +97,35 @@ static __always_inline void flow_write(const struct pkt *p, struct verdict *v, s
 		pmtu_learn(p, now);
 		return;
 	}
-	if (v->dsr_pending && v->commit != COMMIT_OPEN)
-		dsr_clear_pending(v);
+	if (v->commit >= COMMIT_DSR_MARK)
+		dsr_write(p, v, now);
 	if (v->commit == COMMIT_OPEN) {
-		flow_open(p, v, now);
+		flow_open_nat(p, v, now);
 		if (v->commit == COMMIT_OPEN)
-			rr_advance(v->frontend);
+			flow_opened(p, v, now);
 	}
 	if (p->fragment == FRAG_FIRST && v->action == ACTION_FORWARD)
 		frag_learn(p);
 	if (!f || v->commit == COMMIT_NONE)
 		return;
-	if (v->commit == COMMIT_CONFIRM && f->method != METHOD_NAT) {
-		flow_confirm_dsr(p, f, now);
-		return;
-	}
 	if (v->commit == COMMIT_CONFIRM) {
 		flow_confirm(p, v, f, now);
 		return;
 	}
 	f->seen = now;
-	if (f->method == METHOD_NAT && !f->reply && p->flags & TCP_ACK && !v->half_open)
+	if (!f->reply && p->flags & TCP_ACK && !v->half_open)
 		f->seq = p->ack;
 	if (v->commit != COMMIT_ANSWER && v->commit != COMMIT_CLOSE)
 		return;
 
-	struct flow *other = 0;
+	struct flow_key k = flow_reverse_key(f, p->key.proto);
+	__u8 half;
+	struct flow *other = flow_find(&k, &half);
 
-	if (f->method == METHOD_NAT) {
-		struct flow_key k = flow_reverse_key(f, p->key.proto);
-		__u8 half;
-
-		other = flow_find(&k, &half);
-		/* The client may have opened another flow from the same port; then that entry is not the other
-		 * direction of this one. */
-		if (other && other->t.sport != p->key.t.dport && f->reply)
-			other = 0;
-	}
+	/* The client may have opened another flow from the same port; then that entry is not the other direction of
+	 * this one. */
+	if (other && other->t.sport != p->key.t.dport && f->reply)
+		other = 0;
 	if (v->commit == COMMIT_CLOSE) {
 		flow_close(p, f, other);
 	} else if (other) {

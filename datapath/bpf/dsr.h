@@ -11,8 +11,46 @@ static __always_inline void tunnel_set_ports(struct verdict *v)
 	v->t.dport = bpf_htons(tunnel_port);
 }
 
-/* dsr_forward sends a packet to a backend by DSR. */
-static __always_inline struct flow *dsr_forward(struct verdict *v, __u8 method, struct flow *f, enum commit c)
+/* dsr_pending_bit returns the word of sy_dsr_pending for a hash, and the bit in it. */
+static __always_inline __u64 *dsr_pending_bit(__u32 h, __u64 *bit)
+{
+	__u32 i = (h >> 6) % DSR_PENDING_WORDS;
+
+	*bit = 1ULL << (h & 63);
+	return bpf_map_lookup_elem(&sy_dsr_pending, &i);
+}
+
+static __always_inline struct dsr_flow *dsr_find(const struct flow_key *k)
+{
+	struct dsr_flow *f = bpf_map_lookup_elem(&sy_dsr_flows, k);
+
+	return f ? f : bpf_map_lookup_elem(&sy_dsr_halfopen, k);
+}
+
+static __always_inline int dsr_expired(const struct dsr_flow *f, __u8 proto, __u64 now)
+{
+	/* The entry is refreshed by a sample of the packets only. */
+	__u64 t = f->state == FLOW_CLOSED    ? timeout_closed :
+		  f->state == FLOW_HALF_OPEN ? timeout_half_open :
+		  proto == IPPROTO_UDP	     ? 4 * timeout_udp :
+					       4 * timeout_established;
+
+	return now - f->seen > t;
+}
+
+/* dsr_valid reports whether an entry still determines the backend. A SYN always opens a flow: the first backend may
+ * no longer answer, or the entry is of a flow that has ended. */
+static __always_inline int dsr_valid(const struct pkt *p, const struct dsr_flow *f, __u8 method, int by_hash)
+{
+	if (f->method != method)
+		return 0;
+	if (pkt_is_stream(p) && pkt_opens_flow(p) && (by_hash || f->state == FLOW_CLOSED))
+		return 0;
+	return !dsr_expired(f, p->key.proto, bpf_ktime_get_coarse_ns());
+}
+
+/* dsr_forward sends a packet to the backend of the verdict by DSR. */
+static __always_inline struct flow *dsr_forward(struct verdict *v, __u8 method, enum commit c)
 {
 	struct backend *b = bpf_map_lookup_elem(&sy_backends, &v->backend);
 
@@ -24,22 +62,21 @@ static __always_inline struct flow *dsr_forward(struct verdict *v, __u8 method, 
 	tunnel_set_ports(v);
 	v->counted = 2;
 	v->commit = c;
-	verdict_set(v, ACTION_FORWARD, REASON_FORWARDED);
-	return f;
+	return verdict_set(v, ACTION_FORWARD, REASON_FORWARDED);
 }
 
-static __always_inline struct flow *decide_dsr_known(const struct pkt *p, struct verdict *v, struct flow *f)
+static __always_inline struct flow *decide_dsr_known(const struct pkt *p, struct verdict *v, const struct dsr_flow *f)
 {
-	enum commit c = COMMIT_TOUCH;
+	enum commit c = COMMIT_DSR_TOUCH;
 
 	if (pkt_without_l4(p))
 		c = COMMIT_NONE;
 	else if (pkt_is_stream(p) && p->flags & (TCP_FIN | TCP_RST))
-		c = COMMIT_CLOSE;
-	else if (v->half_open && (!pkt_is_stream(p) || p->flags & TCP_ACK))
-		c = COMMIT_CONFIRM;
+		c = COMMIT_DSR_CLOSE;
+	else if (f->state == FLOW_HALF_OPEN && (!pkt_is_stream(p) || p->flags & TCP_ACK))
+		c = COMMIT_DSR_STORE;
 	v->backend = f->backend;
-	return dsr_forward(v, f->method, f, c);
+	return dsr_forward(v, f->method, c);
 }
 
 /* One in so many packets is looked up without need: it refreshes its flow and finds flows that began on another
@@ -47,47 +84,70 @@ static __always_inline struct flow *decide_dsr_known(const struct pkt *p, struct
 #define DSR_SAMPLE_STREAM 32
 #define DSR_SAMPLE_DATAGRAM 8 /* higher, because no flag marks the first datagram of a flow */
 
-/* dsr_needs_lookup reports whether the flow entry must be created or updated. */
-static __always_inline int dsr_needs_lookup(const struct pkt *p, struct verdict *v)
+static __always_inline int dsr_sampled(const struct pkt *p)
 {
-	__u64 bit, *word = dsr_pending_bit(v->hash, &bit);
-
-	if (pkt_without_l4(p))
-		return 0;
-	v->dsr_pending = word && *word & bit;
-	if (v->dsr_pending || (pkt_is_stream(p) && p->flags & (TCP_SYN | TCP_FIN | TCP_RST)))
-		return 1;
 	return bpf_get_prandom_u32() % (pkt_is_stream(p) ? DSR_SAMPLE_STREAM : DSR_SAMPLE_DATAGRAM) == 0;
 }
 
-/* As long as a slot keeps its backend, the hash determines the backend and no flow is looked up. */
-static __always_inline struct flow *decide_dsr(const struct pkt *p, struct verdict *v, const struct frontend *fe)
+/* decide_dsr_by_hash is for frontends whose slot follows from the hash. As long as a slot keeps its backend, the hash
+ * determines the backend: no flow is looked up, and a SYN writes nothing but the pending bit of its flow. The entry
+ * is written when the client continues; it is needed once the slot gets another backend. */
+static __always_inline struct flow *decide_dsr_by_hash(const struct pkt *p, struct verdict *v,
+						       const struct frontend *fe)
 {
-	int by_hash = (fe->algorithm == ALGORITHM_FLOW_HASH || fe->algorithm == ALGORITHM_SOURCE_HASH) && !fe->affinity;
-	struct slot *s = by_hash ? table_select(fe, &p->key) : 0;
+	struct slot *s = table_select(fe, &p->key);
+	__u64 bit, *word = dsr_pending_bit(v->hash, &bit);
+	int first = pkt_is_stream(p) && pkt_opens_flow(p), kept = s && s->previous[0] == NO_BACKEND, sampled = 0;
+	enum commit c = COMMIT_NONE;
 
-	v->hash = flow_hash(&p->key, ALGORITHM_FLOW_HASH);
-	int lookup = dsr_needs_lookup(p, v);
-
-	if (!s || lookup || s->previous[0] != NO_BACKEND) {
-		struct flow *f = flow_find_dsr(&p->key, &v->half_open);
-
-		/* A repeated SYN may mean that the first backend no longer answers: then the current table
-		 * decides. */
-		if (f && flow_valid(p, f, fe->method) && !(s && v->half_open && pkt_is_stream(p) && pkt_opens_flow(p)))
-			return decide_dsr_known(p, v, f);
-		v->half_open = 0;
+	v->dsr_pending = word && *word & bit;
+	if (first) {
+		c = COMMIT_DSR_MARK;
+	} else if (!pkt_without_l4(p)) {
+		sampled = v->dsr_pending || (pkt_is_stream(p) && p->flags & (TCP_FIN | TCP_RST)) || dsr_sampled(p);
+		c = v->dsr_pending ? COMMIT_DSR_STORE : sampled ? COMMIT_DSR_MARK : COMMIT_NONE;
 	}
-	if (!by_hash && !pkt_opens_flow(p))
+	if (!first && (sampled || !kept)) {
+		struct dsr_flow *f = dsr_find(&p->key);
+
+		if (f && dsr_valid(p, f, fe->method, 1))
+			return decide_dsr_known(p, v, f);
+	}
+	if (p->flags & (TCP_FIN | TCP_RST))
+		c = COMMIT_NONE;
+	if (!frontend_allows(fe, &p->key.t.src))
+		return verdict_set(v, ACTION_DROP, REASON_NOT_ALLOWED);
+	if (!s)
+		return verdict_refuse(p, v, REASON_NO_BACKEND);
+	if (first && !kept)
+		c = COMMIT_DSR_OPEN; /* removes the entry of an ended flow, which may name another backend */
+	v->backend = s->backend;
+	return dsr_forward(v, fe->method, c);
+}
+
+/* decide_dsr_by_flow is for frontends whose backend does not follow from the hash: each packet looks up its flow. */
+static __always_inline struct flow *decide_dsr_by_flow(const struct pkt *p, struct verdict *v,
+						       const struct frontend *fe)
+{
+	struct dsr_flow *f = dsr_find(&p->key);
+
+	if (f && dsr_valid(p, f, fe->method, 0))
+		return decide_dsr_known(p, v, f);
+	if (!pkt_opens_flow(p))
 		return verdict_refuse(p, v, REASON_NO_FLOW);
 	if (!frontend_allows(fe, &p->key.t.src))
 		return verdict_set(v, ACTION_DROP, REASON_NOT_ALLOWED);
-	if (s)
-		v->backend = s->backend;
-	else if (!backend_select(p, v, fe))
+	if (!backend_select(p, v, fe))
 		return verdict_refuse(p, v, REASON_NO_BACKEND);
-	return dsr_forward(v, fe->method, 0,
-			   (lookup || !by_hash) && !(p->flags & (TCP_FIN | TCP_RST)) ? COMMIT_OPEN : COMMIT_NONE);
+	return dsr_forward(v, fe->method, COMMIT_DSR_OPEN);
+}
+
+static __always_inline struct flow *decide_dsr(const struct pkt *p, struct verdict *v, const struct frontend *fe)
+{
+	v->hash = flow_hash(&p->key, ALGORITHM_FLOW_HASH);
+	if ((fe->algorithm == ALGORITHM_FLOW_HASH || fe->algorithm == ALGORITHM_SOURCE_HASH) && !fe->affinity)
+		return decide_dsr_by_hash(p, v, fe);
+	return decide_dsr_by_flow(p, v, fe);
 }
 
 /* decide_tunnel handles the packets of the tunnels themselves, and reports whether this is one. */

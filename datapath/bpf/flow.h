@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* The flow tables. A NAT flow has an entry for each direction: both in sy_halfopen until the client is confirmed,
- * then both in sy_flows. A DSR flow has one entry, in sy_halfopen and then in sy_dsr_flows. A move writes the new
- * entry before it deletes the old one, so a claimed source port is always found in at least one table. */
+ * then both in sy_flows. A move writes the new entry before it deletes the old one, so a claimed source port is
+ * always found in at least one table. Flows by direct return are in dsr.h. */
 #pragma once
 #include "config.h"
 #include "maps.h"
@@ -26,9 +26,6 @@ static __always_inline int flow_expired(const struct flow *f, __u8 proto, __u64 
 		  proto == IPPROTO_UDP	     ? timeout_udp :
 					       timeout_established;
 
-	/* A DSR flow is refreshed by a sample of its packets only. */
-	if (f->method != METHOD_NAT && f->state == FLOW_ESTABLISHED)
-		t *= 4;
 	return now - f->seen > t;
 }
 
@@ -41,25 +38,6 @@ static __always_inline struct flow *flow_find(const struct flow_key *k, __u8 *ha
 		return f;
 	*half = 1;
 	return bpf_map_lookup_elem(&sy_halfopen, k);
-}
-
-static __always_inline struct flow *flow_find_dsr(const struct flow_key *k, __u8 *half)
-{
-	struct flow *f = bpf_map_lookup_elem(&sy_dsr_flows, k);
-
-	if (f)
-		return f;
-	*half = 1;
-	return bpf_map_lookup_elem(&sy_halfopen, k);
-}
-
-/* dsr_pending_bit returns the word of sy_dsr_pending for a hash, and the bit in it. */
-static __always_inline __u64 *dsr_pending_bit(__u32 h, __u64 *bit)
-{
-	__u32 i = (h >> 6) % DSR_PENDING_WORDS;
-
-	*bit = 1ULL << (h & 63);
-	return bpf_map_lookup_elem(&sy_dsr_pending, &i);
 }
 
 /* frag_join sets the ports of a later fragment from the first one. */

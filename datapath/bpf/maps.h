@@ -91,7 +91,7 @@ struct {
 	__uint(max_entries, MAX_FRONTENDS);
 } sy_vips SEC(".maps");
 
-/* Flows whose client is confirmed. Not an LRU: a flood must not evict flows. Sized by the loader. */
+/* NAT flows whose client is confirmed. Not an LRU: a flood must not evict flows. Sized by the loader. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -100,7 +100,7 @@ struct {
 	__uint(max_entries, 1024);
 } sy_flows SEC(".maps");
 
-/* All other flows. A lost entry costs the client one retransmission. */
+/* All other NAT flows. A lost entry costs the client one retransmission. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct flow_key);
@@ -113,12 +113,20 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__type(key, struct flow_key);
-	__type(value, struct flow);
+	__type(value, struct dsr_flow);
 	__uint(max_entries, 1024);
 } sy_dsr_flows SEC(".maps");
 
-/* One bit per value of the low bits of a flow hash, set from the opening of a DSR flow until its confirmation. It
- * selects the packets that are looked up in sy_halfopen. */
+/* First packets of flows by DSR and tunnel whose backend does not follow from the hash. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct flow_key);
+	__type(value, struct dsr_flow);
+	__uint(max_entries, 1024);
+} sy_dsr_halfopen SEC(".maps");
+
+/* One bit per value of the low bits of a flow hash, set from the first packet of a DSR flow until its entry is in
+ * sy_dsr_flows. It selects the packets that are looked up. */
 #define DSR_PENDING_WORDS 4096
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

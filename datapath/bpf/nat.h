@@ -125,9 +125,9 @@ static __always_inline int pkt_opens_flow(const struct pkt *p)
 
 /* flow_valid reports whether an entry still determines the destination. A closed flow does not prevent a new one
  * from the same port. */
-static __always_inline int flow_valid(const struct pkt *p, const struct flow *f, __u8 method)
+static __always_inline int flow_valid(const struct pkt *p, const struct flow *f)
 {
-	if (f->method != method || (f->state >= FLOW_CLOSING && pkt_is_stream(p) && pkt_opens_flow(p)))
+	if (f->state >= FLOW_CLOSING && pkt_is_stream(p) && pkt_opens_flow(p))
 		return 0;
 	return !flow_expired(f, p->key.proto, bpf_ktime_get_coarse_ns());
 }
@@ -184,7 +184,7 @@ static __always_inline struct flow *decide_nat(const struct pkt *p, struct verdi
 {
 	struct flow *f = flow_find(&p->key, &v->half_open);
 
-	if (f && flow_valid(p, f, METHOD_NAT))
+	if (f && flow_valid(p, f))
 		return decide_known(p, v, f);
 	v->half_open = 0;
 	return decide_new(p, v, fe);

@@ -92,7 +92,6 @@ static __always_inline void flow_open_nat(const struct pkt *p, struct verdict *v
 	struct flow reply = { .t = tuple_reverse(&p->key.t),
 			      .frontend = v->frontend,
 			      .backend = v->backend,
-			      .method = METHOD_NAT,
 			      .local = v->local,
 			      .state = FLOW_HALF_OPEN,
 			      .reply = 1,
@@ -117,7 +116,6 @@ static __always_inline void flow_open_nat(const struct pkt *p, struct verdict *v
 		struct flow f = { .t = v->t,
 				  .frontend = v->frontend,
 				  .backend = v->backend,
-				  .method = METHOD_NAT,
 				  .local = v->local,
 				  .state = FLOW_HALF_OPEN,
 				  .seen = now };

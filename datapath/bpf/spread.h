@@ -133,7 +133,7 @@ static __always_inline struct flow *flow_known(const struct pkt *p, struct verdi
 {
 	struct flow *f = flow_find(&p->key, &v->half_open);
 
-	if (f && flow_valid(p, f, METHOD_NAT))
+	if (f && flow_valid(p, f))
 		return f;
 	v->half_open = 0;
 	return 0;

@@ -170,7 +170,7 @@ enum flow_state {
 	FLOW_CLOSED, /* both have, or one has sent RST */
 };
 
-/* One direction of a flow. The other direction is found under the reverse of t. */
+/* One direction of a NAT flow. The other direction is found under the reverse of t. */
 struct flow {
 	struct tuple t; /* what the packet becomes */
 	/* In the client's direction. Half-open: the first sequence number of the server. Then: the last ACK of the
@@ -181,10 +181,18 @@ struct flow {
 	__u8 reply; /* 1: from the server to the client */
 	__u8 answered; /* 1: the server has answered; in the client's direction only */
 	__u8 fin; /* 1: this side has sent FIN */
-	__u8 method; /* enum method; a DSR flow has no other direction */
 	__u8 local; /* 1: to a backend on this node */
-	__u8 pad[2];
+	__u8 pad[3];
 	__u64 seen; /* last packet, CLOCK_MONOTONIC_COARSE in ns */
+};
+
+/* A flow by direct return (DSR or tunnel): only the client's direction passes here. */
+struct dsr_flow {
+	__u32 frontend, backend; /* ids */
+	__u64 seen; /* last packet that was looked up, CLOCK_MONOTONIC_COARSE in ns */
+	__u8 state; /* enum flow_state */
+	__u8 method; /* enum method */
+	__u8 pad[6];
 };
 
 struct traffic {
@@ -276,6 +284,12 @@ enum commit {
 	COMMIT_CONFIRM, /* the client is confirmed: the flow becomes established */
 	COMMIT_CLOSE, /* FIN or RST */
 	COMMIT_PMTU, /* store a path MTU */
+	/* Flows by direct return. */
+	COMMIT_DSR_MARK, /* set the pending bit of the flow */
+	COMMIT_DSR_OPEN, /* new half-open flow, and its pending bit */
+	COMMIT_DSR_STORE, /* the client continued: the flow becomes established */
+	COMMIT_DSR_TOUCH,
+	COMMIT_DSR_CLOSE,
 };
 
 struct verdict {
@@ -290,7 +304,7 @@ struct verdict {
 	__u8 counted; /* 1: frontend is valid; 2: frontend and backend are */
 	__u8 half_open; /* 1: the flow is in sy_halfopen */
 	__u8 affinity; /* 1: store the backend of the new flow for the client */
-	__u32 hash; /* of a DSR flow */
+	__u32 hash; /* of the flow */
 	__u8 dsr_pending; /* 1: its bit in sy_dsr_pending is set */
 	__u8 local; /* 1: METHOD_NAT without SNAT; the stack delivers the packet */
 	__u8 pad[2];

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Counters, and what is kept per backend and client when a flow opens. */
+#pragma once
+#include "decide.h"
+
+/* flow_is_new reports whether the packet opens a flow. */
+static __always_inline int flow_is_new(const struct pkt *p, const struct verdict *v)
+{
+	return (v->commit == COMMIT_OPEN || v->commit == COMMIT_DSR_MARK || v->commit == COMMIT_DSR_OPEN) &&
+	       pkt_opens_flow(p);
+}
+
+static __always_inline void verdict_count(const struct pkt *p, const struct verdict *v)
+{
+	__u32 k = v->action * REASON_MAX + v->reason;
+	__u64 *n = bpf_map_lookup_elem(&sy_verdicts, &k);
+
+	if (n)
+		(*n)++;
+	if (v->counted) {
+		k = v->frontend;
+		struct traffic *t = bpf_map_lookup_elem(&sy_fe_counters, &k);
+
+		if (t) {
+			t->packets++;
+			t->bytes += p->len;
+			t->flows += flow_is_new(p, v);
+		}
+	}
+	if (v->counted == 2 && v->action == ACTION_FORWARD) {
+		k = v->backend;
+		struct traffic *t = bpf_map_lookup_elem(&sy_be_counters, &k);
+
+		if (t) {
+			t->packets++;
+			t->bytes += p->len;
+			t->flows += flow_is_new(p, v);
+		}
+	}
+}
+
+/* backend_load_add changes the number of open flows of a backend by n. */
+static __always_inline void backend_load_add(__u32 backend, int n)
+{
+	__u32 *l = bpf_map_lookup_elem(&sy_backend_load, &backend);
+
+	if (l && (n > 0 || *l > 0))
+		__sync_fetch_and_add(l, n);
+}
+
+/* rr_advance makes the next new flow of this frontend take the next slot. */
+static __always_inline void rr_advance(__u32 frontend)
+{
+	__u32 *n = bpf_map_lookup_elem(&sy_rr_counter, &frontend);
+
+	if (n)
+		(*n)++;
+}
+
+/* flow_opened stores what is kept per client and frontend when a flow opens. */
+static __always_inline void flow_opened(const struct pkt *p, const struct verdict *v, __u64 now)
+{
+	rr_advance(v->frontend);
+	if (!pkt_opens_flow(p))
+		return;
+	backend_load_add(v->backend, 1);
+	if (!v->affinity)
+		return;
+	struct affinity_key k = { .client = p->key.t.src, .frontend = v->frontend };
+	struct affinity a = { .backend = v->backend, .seen = now };
+
+	bpf_map_update_elem(&sy_affinity, &k, &a, BPF_ANY);
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* commit, for flows by direct return. */
+#pragma once
+#include "account.h"
+
+/* dsr_store writes an entry. The packet is forwarded even when the write fails. */
+static __always_inline void dsr_store(void *map, const struct pkt *p, const struct verdict *v, __u8 state, __u64 now)
+{
+	struct dsr_flow f = {
+		.frontend = v->frontend, .backend = v->backend, .method = v->method, .state = state, .seen = now
+	};
+
+	bpf_map_update_elem(map, &p->key, &f, BPF_ANY);
+}
+
+/* dsr_set_pending sets or clears the pending bit of a flow. When another flow has the same bit and loses it, its entry
+ * is written with a sampled packet. */
+static __always_inline void dsr_set_pending(const struct verdict *v, int pending)
+{
+	__u64 bit, *word = dsr_pending_bit(v->hash, &bit);
+
+	if (!word || pending == v->dsr_pending)
+		return;
+	if (pending)
+		__sync_fetch_and_or(word, bit);
+	else
+		__sync_fetch_and_and(word, ~bit);
+}
+
+/* dsr_write writes what the verdict on a packet of a flow by direct return requires. */
+static __always_inline void dsr_write(const struct pkt *p, const struct verdict *v, __u64 now)
+{
+	struct dsr_flow *f;
+
+	switch (v->commit) {
+	case COMMIT_DSR_MARK:
+		dsr_set_pending(v, 1);
+		return;
+	case COMMIT_DSR_OPEN:
+		bpf_map_delete_elem(&sy_dsr_flows, &p->key); /* a closed flow with the same key */
+		dsr_store(&sy_dsr_halfopen, p, v, FLOW_HALF_OPEN, now);
+		flow_opened(p, v, now);
+		return;
+	case COMMIT_DSR_STORE:
+		dsr_store(&sy_dsr_flows, p, v, FLOW_ESTABLISHED, now);
+		if (bpf_map_delete_elem(&sy_dsr_halfopen, &p->key)) /* it was not counted before */
+			backend_load_add(v->backend, 1);
+		dsr_set_pending(v, 0);
+		return;
+	default:
+		break;
+	}
+	f = bpf_map_lookup_elem(&sy_dsr_flows, &p->key);
+	if (!f)
+		f = bpf_map_lookup_elem(&sy_dsr_halfopen, &p->key);
+	if (!f)
+		return;
+	f->seen = now;
+	if (v->commit != COMMIT_DSR_CLOSE)
+		return;
+	if (f->state != FLOW_CLOSED)
+		backend_load_add(f->backend, -1);
+	f->state = FLOW_CLOSED; /* only one direction passes here, so one FIN ends the flow */
+}
