@@ -16,12 +16,14 @@ import (
 
 // backends maintains the backends in the kernel, and their ids.
 type backends struct {
-	objects *syObjects
-	log     *slog.Logger
-	byAddr  map[netip.AddrPort]*backend
-	byID    map[uint32]*backend
-	next    uint32   // the lowest id that was never used
-	spare   []uint32 // ids below next that are free
+	objects  *syObjects
+	entries  *chunked
+	counters *chunked // traffic of backends
+	log      *slog.Logger
+	byAddr   map[netip.AddrPort]*backend
+	byID     map[uint32]*backend
+	next     uint32   // the lowest id that was never used
+	spare    []uint32 // ids below next that are free
 }
 
 // backend is one backend in the kernel. It is kept while a table or a flow has its id.
@@ -34,22 +36,21 @@ type backend struct {
 }
 
 // openBackends reads the backends of an earlier agent.
-func openBackends(o *syObjects, log *slog.Logger) (*backends, error) {
-	s := &backends{objects: o, log: log, byAddr: map[netip.AddrPort]*backend{}, byID: map[uint32]*backend{}}
-	keys, values := make([]uint32, maxBackends), make([]syBackend, maxBackends)
-	var cursor ebpf.MapBatchCursor
-	n, err := o.SyBackends.BatchLookup(&cursor, keys, values, nil)
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil, fmt.Errorf("read the backends: %w", err)
-	}
-	for i := range n {
-		if values[i] == (syBackend{}) {
+func openBackends(o *syObjects, c *chunks, log *slog.Logger) (*backends, error) {
+	s := &backends{objects: o, entries: c.backends, counters: c.backendCounters, log: log,
+		byAddr: map[netip.AddrPort]*backend{}, byID: map[uint32]*backend{}}
+	for id := range c.backends.len() {
+		var value syBackend
+		if err := c.backends.lookup(id, &value); err != nil {
+			return nil, fmt.Errorf("read the backends: %w", err)
+		}
+		if value == (syBackend{}) {
 			continue
 		}
-		b := &backend{id: keys[i], local: values[i].Local == 1}
-		b.at, b.ours = fromBackend(values[i])
+		b := &backend{id: id, local: value.Local == 1}
+		b.at, b.ours = fromBackend(value)
 		s.byAddr[b.at], s.byID[b.id] = b, b
-		s.next = max(s.next, b.id+1)
+		s.next = b.id + 1
 	}
 	for id := range s.next {
 		if s.byID[id] == nil {
@@ -121,7 +122,7 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 		return nil, fmt.Errorf("backend map full (%d entries)", maxBackends)
 	}
 	b := &backend{id: id, at: at, local: local, ours: s.ours(at.Addr())}
-	if err := resetCounts(s.objects.SyBeCounters, id); err != nil {
+	if err := resetCounts(s.counters, id); err != nil {
 		return nil, err
 	}
 	if err := s.objects.SyBackendLoad.Put(id, uint32(0)); err != nil {
@@ -140,7 +141,11 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 }
 
 func (s *backends) write(b *backend) error {
-	if err := s.objects.SyBackends.Put(b.id, toBackend(b.at, b.local, b.ours)); err != nil {
+	err := s.entries.grow(b.id + 1)
+	if err == nil {
+		err = s.entries.put(b.id, toBackend(b.at, b.local, b.ours))
+	}
+	if err != nil {
 		return fmt.Errorf("put backend %s: %w", b.at, err)
 	}
 	return nil
@@ -161,7 +166,7 @@ func (s *backends) release(unused func(id uint32) bool) {
 		if b.tables > 0 || !unused(b.id) {
 			continue
 		}
-		if err := s.objects.SyBackends.Put(b.id, syBackend{}); err != nil {
+		if err := s.entries.put(b.id, syBackend{}); err != nil {
 			s.log.Warn("backend not removed", "backend", at, "err", err)
 			continue
 		}

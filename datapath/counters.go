@@ -55,7 +55,7 @@ func (d *Datapath) Stats() (Stats, error) {
 	}
 	frontends, _, backends := d.services.names()
 	for id, f := range frontends {
-		t, err := readTraffic(d.objects.SyFeCounters, id)
+		t, err := readTraffic(d.chunks.frontendCounters, id)
 		if err != nil {
 			return s, err
 		}
@@ -64,7 +64,7 @@ func (d *Datapath) Stats() (Stats, error) {
 		s.Frontends[f] = Traffic{sum.Packets + t.Packets, sum.Bytes + t.Bytes, sum.Flows + t.Flows}
 	}
 	for id, b := range backends {
-		t, err := readTraffic(d.objects.SyBeCounters, id)
+		t, err := readTraffic(d.chunks.backendCounters, id)
 		if err != nil {
 			return s, err
 		}
@@ -98,9 +98,9 @@ func readVerdicts(m *ebpf.Map) ([]uint64, error) {
 	return packets, nil
 }
 
-func readTraffic(m *ebpf.Map, id uint32) (sum Traffic, err error) {
+func readTraffic(c *chunked, id uint32) (sum Traffic, err error) {
 	var perCPU []syTraffic
-	if err := m.Lookup(id, &perCPU); err != nil {
+	if err := c.lookup(id, &perCPU); err != nil {
 		return sum, fmt.Errorf("read counters: %w", err)
 	}
 	for _, x := range perCPU {
@@ -112,8 +112,12 @@ func readTraffic(m *ebpf.Map, id uint32) (sum Traffic, err error) {
 }
 
 // resetCounts sets the counters of an id to zero before the id is used again.
-func resetCounts(m *ebpf.Map, id uint32) error {
-	if err := m.Put(id, make([]syTraffic, ebpf.MustPossibleCPU())); err != nil {
+func resetCounts(c *chunked, id uint32) error {
+	err := c.grow(id + 1)
+	if err == nil {
+		err = c.put(id, make([]syTraffic, ebpf.MustPossibleCPU()))
+	}
+	if err != nil {
 		return fmt.Errorf("reset counters: %w", err)
 	}
 	return nil

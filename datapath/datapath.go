@@ -18,6 +18,7 @@ type Datapath struct {
 	o        Options
 	log      *slog.Logger
 	objects  *syObjects
+	chunks   *chunks
 	pins     *pins
 	uplinks  *attachments
 	services *services
@@ -81,15 +82,18 @@ func (d *Datapath) readNames() (err error) {
 
 // open loads the programs and puts them in force; t undoes each step.
 func (d *Datapath) open(t *transaction) (err error) {
-	objects, tableSpec, err := load(d.o, d.pins.dir)
+	objects, inner, err := load(d.o, d.pins.dir)
 	if err != nil {
 		return err
 	}
 	d.objects = objects
+	if d.chunks, err = openChunks(objects, inner, d.pins); err != nil {
+		return err
+	}
 	if err := d.o.inject("load"); err != nil {
 		return err
 	}
-	if d.services, err = openServices(d.objects, tableSpec, d.pins, d.log); err != nil {
+	if d.services, err = openServices(d.objects, d.chunks, d.log); err != nil {
 		return err
 	}
 	d.tunnels = &tunnels{objects: d.objects, delivers: d.o.Delivers, always: d.o.TunnelSources}
@@ -150,6 +154,7 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 func (d *Datapath) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return d.gc.run(ctx) })
+	g.Go(func() error { return d.services.slots.run(ctx) })
 	g.Go(func() error { return d.watch(ctx) })
 	return g.Wait()
 }
@@ -159,6 +164,9 @@ func (d *Datapath) Close() error {
 	var err error
 	if d.objects != nil {
 		err = d.objects.Close()
+	}
+	if d.chunks != nil {
+		d.chunks.close()
 	}
 	return errors.Join(err, d.pins.close())
 }

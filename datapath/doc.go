@@ -72,8 +72,21 @@
 // A first start pins everything in a temporary directory, and publishes it by one rename(2). When Open fails, a first
 // start leaves nothing, and a takeover gives each link the program of the earlier agent back (transaction.go).
 //
-// A table is replaced as a whole (a new inner map, one write to the outer map) and contains its own size, so no packet
-// reads a part of one, or the slots of one with the size of another.
+// # Tables of slots
+//
+// All tables are in one array of words (sy_slots); a frontend refers to its table by offset and size. A table is replaced
+// as a whole: the new one is written through shared memory where no frontend refers to, and takes effect with the write of
+// its frontend, so no packet reads a part of one, or the slots of one with the size of another. Its words are assigned
+// again after a grace period (slots.go).
+//
+// The array, and those of backends and counters, grow by chunks: arrays of one size (chunked.go). Memory follows the
+// configuration without a restart. A map of its own per table costs a system call that waits 13 ms for
+// each change, a file and a pin per frontend, and lookups that the verifier cannot inline.
+//
+// # Hash
+//
+// The hash of a flow is NH with keys that follow from Options.HashSeed: two or five multiplications, and nobody without
+// the seed can choose flows that all get one backend.
 //
 // # Changes to the node
 //

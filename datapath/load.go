@@ -12,8 +12,8 @@ import (
 )
 
 // load loads the programs of this binary, with the maps pinned in dir. A map that is not there is made and pinned.
-// tableSpec is the spec of the inner maps of sy_tables.
-func load(o Options, dir string) (_ *syObjects, tableSpec *ebpf.MapSpec, err error) {
+// inner are the specs of the inner maps, by the name of the outer map.
+func load(o Options, dir string) (_ *syObjects, inner map[string]*ebpf.MapSpec, err error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, nil, fmt.Errorf("lift the limit on locked memory: %w", err)
 	}
@@ -25,6 +25,7 @@ func load(o Options, dir string) (_ *syObjects, tableSpec *ebpf.MapSpec, err err
 		"snat_first": o.SNATPorts[0], "snat_last": o.SNATPorts[1], "no_xdp_tx": anyVeth(o.Interfaces),
 		"tunnel_port": o.TunnelPort, "tunnel_decap": truth(o.Delivers || len(o.TunnelSources) > 0),
 		"local_delivery":    truth(o.Delivers),
+		"hash_keys":         hashKeys(o.HashSeed),
 		"timeout_half_open": uint64(o.Timeouts.HalfOpen), "timeout_established": uint64(o.Timeouts.Established),
 		"timeout_closing": uint64(o.Timeouts.Closing), "timeout_closed": uint64(o.Timeouts.Closed),
 		"timeout_udp": uint64(o.Timeouts.UDP),
@@ -57,7 +58,14 @@ func load(o Options, dir string) (_ *syObjects, tableSpec *ebpf.MapSpec, err err
 	case err != nil:
 		return nil, nil, fmt.Errorf("load the programs: %w", err)
 	}
-	return &objects, spec.Maps["sy_tables"].InnerMap, nil
+	inner = map[string]*ebpf.MapSpec{}
+	for name, m := range spec.Maps {
+		if m.InnerMap != nil {
+			inner[name] = m.InnerMap.Copy() // with the BTF of the template, which Linux before 6.2 compares
+			inner[name].Name = name
+		}
+	}
+	return &objects, inner, nil
 }
 
 // chain makes the program of this binary the target of the tail call.

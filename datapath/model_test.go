@@ -294,23 +294,23 @@ func (m *model) dsr(p dptest.Packet, f *lb.FrontendPlan) prediction {
 	}}
 }
 
-// server is the target that a frontend's table selects for a new flow: by MurmurHash3 of the key, as in the programs.
+// server is the target that a frontend's table selects for a new flow: by NH of the key, as in the programs.
 func (m *model) server(x way, f *lb.FrontendPlan) netip.AddrPort {
-	b := make([]byte, 0, 40)
-	for _, a := range []netip.AddrPort{x.src, x.dst} {
-		a16 := a.Addr().As16()
-		b = append(b, a16[:]...)
+	k := hashKeys(m.fx.o.HashSeed)
+	word := func(a netip.Addr, i int) uint32 {
+		b := a.As16()
+		return binary.LittleEndian.Uint32(b[4*i:])
 	}
-	b = binary.BigEndian.AppendUint16(b, x.src.Port())
-	b = binary.BigEndian.AppendUint16(b, x.dst.Port())
-	b = append(b, x.proto, 0, 0, 0)
-	h := uint32(0x9747b28c)
-	for i := 0; i < len(b); i += 4 {
-		h ^= binary.LittleEndian.Uint32(b[i:]) * 0xcc9e2d51
-		h = (h<<13|h>>19)*5 + 0xe6546b64
+	pair := func(a, b uint32, i int) uint64 { return uint64(a+k[i]) * uint64(b+k[i+1]) }
+	src, dst := x.src.Addr(), x.dst.Addr()
+	ports := uint32(swap(x.src.Port()))<<16 | uint32(swap(x.dst.Port()))
+	h := pair(ports, uint32(x.proto), 4)
+	if src.Is4() {
+		h += pair(word(src, 3), 0, 0) + pair(word(dst, 3), 0, 6)
+	} else {
+		h += pair(word(src, 3), word(src, 0), 0) + pair(word(src, 1), word(src, 2), 2)
+		h += pair(word(dst, 3), word(dst, 0), 6) + pair(word(dst, 1), word(dst, 2), 8)
 	}
-	h = (h ^ h>>16) * 0x85ebca6b
-	h = (h ^ h>>13) * 0xc2b2ae35
-	h ^= h >> 16
-	return f.Targets[f.Table[h%uint32(len(f.Table))]].Addr
+	h = (h ^ h>>32) * 0x9e3779b97f4a7c15 >> 32
+	return f.Targets[f.Table[h*uint64(len(f.Table))>>32]].Addr
 }

@@ -69,6 +69,9 @@ type Options struct {
 	SNATPorts  [2]uint16 // first and last source port towards backends
 	// TunnelPort is the UDP destination port of GUE, at backends and on this node.
 	TunnelPort uint16
+	// HashSeed determines which backend a flow gets, together with the flow and the backends. It is the same on all
+	// balancers that share VIPs, and secret, so that nobody can choose flows that all get one backend.
+	HashSeed [32]byte
 	// TunnelSources are the prefixes from which tunnel packets are accepted; empty: from none.
 	TunnelSources []netip.Prefix
 	Timeouts      Timeouts

@@ -13,7 +13,7 @@ import (
 )
 
 // schema is the version of what is pinned. It changes with the layout or the meaning of any map.
-const schema = "v6"
+const schema = "v7"
 
 // unpublished is the directory beside the final one in which a first start pins. No reader looks there. bpffs refuses
 // names with a dot.
@@ -66,7 +66,7 @@ func openPins(path string) (_ *pins, err error) {
 	if p.earlier, err = p.maps(); err != nil {
 		return nil, err
 	}
-	for _, sub := range []string{"links", "slots"} {
+	for _, sub := range []string{"links", "chunks"} {
 		if err := os.MkdirAll(filepath.Join(p.dir, sub), 0o700); err != nil {
 			return nil, fmt.Errorf("make the directory for pinned maps: %w", err)
 		}
@@ -191,9 +191,7 @@ func lockDir(path string) (*os.File, error) {
 
 func (p *pins) close() error { return p.lock.Close() }
 
-func (p *pins) table(frontend uint32) string {
-	return filepath.Join(p.dir, "slots", fmt.Sprint(frontend))
-}
+func (p *pins) chunk(name string) string { return filepath.Join(p.dir, "chunks", name) }
 
 func (p *pins) link(name string) string { return filepath.Join(p.dir, "links", name) }
 

@@ -133,12 +133,12 @@ func TestUnusedDirectoriesAreRemoved(t *testing.T) {
 	fx.service(lb.TCP, "b1")
 	fx.close()
 	fx.do(func() error {
-		for _, dir := range []string{"v5/links", "v5/slots", "v7-new/links", "v7-new/slots"} {
+		for _, dir := range []string{"v5/links", "v5/slots", "v8-new/links", "v8-new/chunks"} {
 			if err := os.MkdirAll(filepath.Join(fx.o.PinPath, dir), 0o700); err != nil {
 				return err
 			}
 		}
-		return pinArray(filepath.Join(fx.o.PinPath, "v7-new", "sy_flows"))
+		return pinArray(filepath.Join(fx.o.PinPath, "v8-new", "sy_flows"))
 	})
 	fx.open()
 	if held, err := fx.d.Held(); err != nil || len(held) != 1 {

@@ -3,10 +3,8 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net/netip"
-	"os"
 	"slices"
 	"sync"
 
@@ -23,10 +21,10 @@ const (
 
 // services maintains frontends, their tables, backends and VIPs in the kernel.
 type services struct {
-	objects   *syObjects
-	tableSpec *ebpf.MapSpec // of a frontend's table
-	pins      *pins
-	log       *slog.Logger
+	objects  *syObjects
+	counters *chunked // traffic of frontends
+	slots    *slotStore
+	log      *slog.Logger
 
 	mu        sync.Mutex // guards all below
 	frontends map[lb.Frontend]*frontend
@@ -40,7 +38,7 @@ type services struct {
 type frontend struct {
 	id       uint32
 	is       lb.Frontend
-	method   uint8
+	value    syFrontend // in the kernel
 	service  string
 	up       bool
 	backends []uint32         // that it refers to
@@ -48,21 +46,26 @@ type frontend struct {
 }
 
 // openServices reads the maps of an earlier agent.
-func openServices(o *syObjects, tableSpec *ebpf.MapSpec, pins *pins, log *slog.Logger) (*services, error) {
+func openServices(o *syObjects, chunks *chunks, log *slog.Logger) (*services, error) {
 	s := &services{
-		objects: o, tableSpec: tableSpec, pins: pins, log: log,
+		objects: o, counters: chunks.frontendCounters, log: log,
 		frontends: map[lb.Frontend]*frontend{}, vips: map[netip.Addr]map[uint32]*frontend{},
 	}
 	used, err := s.readFrontends()
 	if err != nil {
 		return nil, fmt.Errorf("read the frontends: %w", err)
 	}
+	var values []syFrontend
+	for _, f := range s.frontends {
+		values = append(values, f.value)
+	}
+	s.slots = openSlotStore(chunks.slots, values, log)
 	for id := uint32(maxFrontends); id > 0; id-- {
 		if !used[id-1] {
 			s.free = append(s.free, id-1)
 		}
 	}
-	if s.backends, err = openBackends(o, log); err != nil {
+	if s.backends, err = openBackends(o, chunks, log); err != nil {
 		return nil, err
 	}
 	s.entries, err = openFrontendEntries(o)
@@ -74,7 +77,7 @@ func (s *services) readFrontends() (used map[uint32]bool, err error) {
 	note := func(part lb.Frontend, value syFrontend) {
 		f, ok := byID[value.Id]
 		if !ok {
-			f = &frontend{id: value.Id, is: part, method: value.Method, up: true}
+			f = &frontend{id: value.Id, is: part, value: value, up: true}
 			byID[value.Id] = f
 		}
 		f.is.Port, f.is.Last = min(f.is.Port, part.Port), max(f.is.Last, part.Last)
@@ -119,15 +122,13 @@ type frontendUpdate struct {
 	older []uint32 // of earlier backends that its table lists beside them
 	// anyNode are the ids of nodes that may have any flow.
 	anyNode       []uint32
-	table         *ebpf.Map
 	down          []uint32 // ids of backends that this plan is the first to list as down
 	methodChanged bool     // flows by the old method end
 	err           error
 }
 
 // put applies plans, and returns the result of each. The order is backends, table, frontend, VIP, so that no entry
-// refers to a missing one. Tables are exchanged in one call: in each the kernel waits for a grace period, which is some
-// 20 ms.
+// refers to a missing one.
 func (s *services) put(plans []*lb.FrontendPlan) []*frontendUpdate {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,7 +136,6 @@ func (s *services) put(plans []*lb.FrontendPlan) []*frontendUpdate {
 	for i, p := range plans {
 		updates[i] = s.prepare(p)
 	}
-	s.swapTables(updates)
 	for _, u := range updates {
 		if u.err == nil {
 			u.err = s.putFrontend(u.plan.Frontend, u.value)
@@ -154,7 +154,7 @@ func (s *services) prepare(p *lb.FrontendPlan) *frontendUpdate {
 	if u.value, u.err = encodeFrontend(p, u.f.id); u.err != nil {
 		return u
 	}
-	u.methodChanged = !u.isNew && u.f.method != u.value.Method
+	u.methodChanged = !u.isNew && u.f.value.Method != u.value.Method
 	if u.ids, u.err = s.backends.use(p); u.err != nil {
 		return u
 	}
@@ -164,19 +164,18 @@ func (s *services) prepare(p *lb.FrontendPlan) *frontendUpdate {
 	if u.err = s.entries.add(u.f.id, p, u.ids); u.err != nil {
 		return u
 	}
-	u.table, u.err = s.newTable(u)
+	u.err = s.writeTable(u)
 	return u
 }
 
-// newTable makes the table of a plan. Flows by nat find their backend in the flow table; the slots of the other methods
-// list their earlier backends.
-func (s *services) newTable(u *frontendUpdate) (*ebpf.Map, error) {
+// writeTable writes the table of a plan. Flows by nat find their backend in the flow table; the slots of the other
+// methods list their earlier backends.
+func (s *services) writeTable(u *frontendUpdate) error {
 	dsr := u.plan.Method != lb.MethodNAT
-	path := s.pins.table(u.f.id)
 	var was table
 	if dsr && !u.isNew && !u.methodChanged {
 		var err error
-		if was, err = readTable(path); err != nil {
+		if was, err = s.slots.read(u.f.value); err != nil {
 			s.log.Warn("table of an earlier plan not read; flows in slots that get another backend may break",
 				"frontend", u.plan.Frontend, "err", err)
 		}
@@ -186,14 +185,7 @@ func (s *services) newTable(u *frontendUpdate) (*ebpf.Map, error) {
 		u.older = next.earlierIDs()
 		s.backends.keep(u.older)
 	}
-	table, err := newTable(s.tableSpec, next)
-	if err != nil {
-		return nil, err
-	}
-	if dsr {
-		err = pinTable(path, table)
-	}
-	return table, err
+	return s.slots.write(next, &u.value)
 }
 
 // withoutFlows returns a function that reports whether a backend has no flows that continue under a plan.
@@ -214,29 +206,6 @@ func (s *services) withoutFlows(p *lb.FrontendPlan) func(id uint32) bool {
 	}
 	note(p.Down)
 	return func(id uint32) bool { return known[id] || s.backends.byID[id] == nil }
-}
-
-// swapTables puts all new tables in force in one call.
-func (s *services) swapTables(updates []*frontendUpdate) {
-	var ids, tables []uint32
-	for _, u := range updates {
-		if u.err == nil {
-			ids, tables = append(ids, u.f.id), append(tables, uint32(u.table.FD()))
-		}
-	}
-	if len(ids) == 0 {
-		return
-	}
-	_, err := s.objects.SyTables.BatchUpdate(ids, tables, nil)
-	for _, u := range updates {
-		if u.table == nil {
-			continue
-		}
-		if err != nil && u.err == nil { // a kernel without batches of maps
-			u.err = s.objects.SyTables.Put(u.f.id, u.table)
-		}
-		u.table.Close()
-	}
 }
 
 // putFrontend makes packets find a frontend.
@@ -267,6 +236,7 @@ func (s *services) deleteFrontend(f lb.Frontend) error {
 // complete records the result of an update; after an error, it releases the ids that the update took.
 func (s *services) complete(u *frontendUpdate) {
 	if u.err != nil {
+		s.slots.retire(u.value)
 		s.backends.unuse(u.ids)
 		s.backends.unuse(u.older)
 		if u.isNew && u.f != nil {
@@ -277,7 +247,10 @@ func (s *services) complete(u *frontendUpdate) {
 	f := u.f
 	s.backends.unuse(f.backends)
 	f.service, f.backends = u.plan.Service, slices.Concat(u.ids, u.older)
-	f.method, f.up = u.value.Method, len(u.ids) > 0
+	if !u.isNew {
+		s.slots.retire(f.value)
+	}
+	f.value, f.up = u.value, len(u.ids) > 0
 	s.frontends[u.plan.Frontend] = f
 	for _, at := range u.plan.Down {
 		if b := s.backends.byAddr[at]; b != nil && !slices.Contains(f.down, at) {
@@ -297,7 +270,7 @@ func (s *services) frontend(f lb.Frontend) (_ *frontend, isNew bool, err error) 
 		return nil, false, fmt.Errorf("frontend map full (%d entries)", maxFrontends)
 	}
 	id := s.free[len(s.free)-1]
-	if err := resetCounts(s.objects.SyFeCounters, id); err != nil {
+	if err := resetCounts(s.counters, id); err != nil {
 		return nil, false, err
 	}
 	s.free = s.free[:len(s.free)-1]
@@ -344,12 +317,7 @@ func (s *services) remove(f lb.Frontend) (id uint32, err error) {
 	delete(s.frontends, f)
 	delete(s.ofVIP(f.VIP), state.id)
 	s.backends.unuse(state.backends)
-	if err := ignoreMissing(s.objects.SyTables.Delete(state.id)); err != nil {
-		s.log.Warn("table not removed", "frontend", f, "err", err)
-	}
-	if err := os.Remove(s.pins.table(state.id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		s.log.Warn("table not unpinned", "frontend", f, "err", err)
-	}
+	s.slots.retire(state.value)
 	return state.id, errors.Join(s.entries.trim(state.id, nil, nil), s.setVIP(f.VIP))
 }
 

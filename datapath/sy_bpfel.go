@@ -64,11 +64,11 @@ type syAllowKey struct {
 
 type syBackend struct {
 	_     structs.HostLayout
-	Addr  syAddr
-	Snat  [4]syAddr
 	Port  uint16
 	Local uint8
 	Pad   uint8
+	Addr  syAddr
+	Snat  [4]syAddr
 }
 
 type syDsrFlow struct {
@@ -83,6 +83,12 @@ type syDsrFlow struct {
 
 type syExported struct {
 	_       structs.HostLayout
+	Traffic struct {
+		_       structs.HostLayout
+		Packets uint64
+		Bytes   uint64
+		Flows   uint64
+	}
 	Verdict struct {
 		_ structs.HostLayout
 		T struct {
@@ -111,7 +117,8 @@ type syExported struct {
 		Hash       uint32
 		DsrPending uint8
 		Local      uint8
-		Pad        [2]uint8
+		ToUplink   uint8
+		Pad        uint8
 		Chain      struct {
 			_    structs.HostLayout
 			Next [3]struct {
@@ -126,23 +133,25 @@ type syExported struct {
 	FlowState uint32
 	Method    uint32
 	Algorithm uint32
-	Slot      struct {
-		_        structs.HostLayout
-		Backend  uint32
-		Previous [3]uint32
+	SlotLine  struct {
+		_     structs.HostLayout
+		Words [16]uint32
 	}
-	TableHeader struct {
-		_          structs.HostLayout
-		Slots      uint32
-		OlderSlots uint32
-		Pad        [2]uint32
+	Backend struct {
+		_     structs.HostLayout
+		Port  uint16
+		Local uint8
+		Pad   uint8
+		Addr  struct {
+			_ structs.HostLayout
+			W [4]uint32
+		}
+		Snat [4]struct {
+			_ structs.HostLayout
+			W [4]uint32
+		}
 	}
-	Traffic struct {
-		_       structs.HostLayout
-		Packets uint64
-		Bytes   uint64
-		Flows   uint64
-	}
+	Pad uint32
 }
 
 type syFlow struct {
@@ -201,6 +210,8 @@ type syFrontend struct {
 	Chained       uint8
 	Pad           uint8
 	Affinity      uint32
+	Table         syTable
+	Older         syTable
 }
 
 type syFrontendKey struct {
@@ -225,6 +236,20 @@ const (
 	syMethodMETHOD_IPIP syMethod = 3
 	syMethodMETHOD_GUE  syMethod = 4
 )
+
+type syNextHop struct {
+	_        structs.HostLayout
+	Src      syAddr
+	Dst      syAddr
+	Until    uint64
+	Ifindex  uint32
+	Mtu      uint32
+	Smac     [6]uint8
+	Dmac     [6]uint8
+	Path     uint8
+	ToUplink uint8
+	Pad      [2]uint8
+}
 
 type syPmtu struct {
 	_    structs.HostLayout
@@ -284,17 +309,16 @@ const (
 	syReasonREASON_MAX                   syReason = 29
 )
 
-type sySlot struct {
-	_        structs.HostLayout
-	Backend  uint32
-	Previous [3]uint32
+type sySlotLine struct {
+	_     structs.HostLayout
+	Words [16]uint32
 }
 
-type syTableHeader struct {
-	_          structs.HostLayout
-	Slots      uint32
-	OlderSlots uint32
-	Pad        [2]uint32
+type syTable struct {
+	_        structs.HostLayout
+	First    uint32
+	Slots    uint32
+	Previous uint32
 }
 
 type syTokenBucket struct {
@@ -334,7 +358,8 @@ type syVerdict struct {
 	Hash       uint32
 	DsrPending uint8
 	Local      uint8
-	Pad        [2]uint8
+	ToUplink   uint8
+	Pad        uint8
 	Chain      struct {
 		_      structs.HostLayout
 		Next   [3]syAddr
@@ -369,14 +394,14 @@ const (
 	syMapSyHalfopen          = "sy_halfopen"
 	syMapSyIcmpRate          = "sy_icmp_rate"
 	syMapSyLocalAddrs        = "sy_local_addrs"
+	syMapSyNextHops          = "sy_next_hops"
 	syMapSyPmtu              = "sy_pmtu"
 	syMapSyPortRanges        = "sy_port_ranges"
 	syMapSyProbes            = "sy_probes"
 	syMapSyProgs             = "sy_progs"
-	syMapSyRrCounter         = "sy_rr_counter"
 	syMapSyScratch           = "sy_scratch"
+	syMapSySlots             = "sy_slots"
 	syMapSySrcAllow          = "sy_src_allow"
-	syMapSyTables            = "sy_tables"
 	syMapSyTunnelHlen        = "sy_tunnel_hlen"
 	syMapSyTunnelSrc         = "sy_tunnel_src"
 	syMapSyUplinks           = "sy_uplinks"
@@ -389,6 +414,7 @@ const (
 	syProgSyTcOut            = "sy_tc_out"
 	syProgSyXdp              = "sy_xdp"
 	syVarExported            = "exported"
+	syVarHashKeys            = "hash_keys"
 	syVarIcmpErrorsPerSecond = "icmp_errors_per_second"
 	syVarLocalDelivery       = "local_delivery"
 	syVarNoXdpTx             = "no_xdp_tx"
@@ -470,14 +496,14 @@ type syMapSpecs struct {
 	SyHalfopen    *ebpf.MapSpec `ebpf:"sy_halfopen"`
 	SyIcmpRate    *ebpf.MapSpec `ebpf:"sy_icmp_rate"`
 	SyLocalAddrs  *ebpf.MapSpec `ebpf:"sy_local_addrs"`
+	SyNextHops    *ebpf.MapSpec `ebpf:"sy_next_hops"`
 	SyPmtu        *ebpf.MapSpec `ebpf:"sy_pmtu"`
 	SyPortRanges  *ebpf.MapSpec `ebpf:"sy_port_ranges"`
 	SyProbes      *ebpf.MapSpec `ebpf:"sy_probes"`
 	SyProgs       *ebpf.MapSpec `ebpf:"sy_progs"`
-	SyRrCounter   *ebpf.MapSpec `ebpf:"sy_rr_counter"`
 	SyScratch     *ebpf.MapSpec `ebpf:"sy_scratch"`
+	SySlots       *ebpf.MapSpec `ebpf:"sy_slots"`
 	SySrcAllow    *ebpf.MapSpec `ebpf:"sy_src_allow"`
-	SyTables      *ebpf.MapSpec `ebpf:"sy_tables"`
 	SyTunnelHlen  *ebpf.MapSpec `ebpf:"sy_tunnel_hlen"`
 	SyTunnelSrc   *ebpf.MapSpec `ebpf:"sy_tunnel_src"`
 	SyUplinks     *ebpf.MapSpec `ebpf:"sy_uplinks"`
@@ -491,6 +517,7 @@ type syMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type syVariableSpecs struct {
 	Exported            *ebpf.VariableSpec `ebpf:"exported"`
+	HashKeys            *ebpf.VariableSpec `ebpf:"hash_keys"`
 	IcmpErrorsPerSecond *ebpf.VariableSpec `ebpf:"icmp_errors_per_second"`
 	LocalDelivery       *ebpf.VariableSpec `ebpf:"local_delivery"`
 	NoXdpTx             *ebpf.VariableSpec `ebpf:"no_xdp_tx"`
@@ -539,14 +566,14 @@ type syMaps struct {
 	SyHalfopen    *ebpf.Map `ebpf:"sy_halfopen"`
 	SyIcmpRate    *ebpf.Map `ebpf:"sy_icmp_rate"`
 	SyLocalAddrs  *ebpf.Map `ebpf:"sy_local_addrs"`
+	SyNextHops    *ebpf.Map `ebpf:"sy_next_hops"`
 	SyPmtu        *ebpf.Map `ebpf:"sy_pmtu"`
 	SyPortRanges  *ebpf.Map `ebpf:"sy_port_ranges"`
 	SyProbes      *ebpf.Map `ebpf:"sy_probes"`
 	SyProgs       *ebpf.Map `ebpf:"sy_progs"`
-	SyRrCounter   *ebpf.Map `ebpf:"sy_rr_counter"`
 	SyScratch     *ebpf.Map `ebpf:"sy_scratch"`
+	SySlots       *ebpf.Map `ebpf:"sy_slots"`
 	SySrcAllow    *ebpf.Map `ebpf:"sy_src_allow"`
-	SyTables      *ebpf.Map `ebpf:"sy_tables"`
 	SyTunnelHlen  *ebpf.Map `ebpf:"sy_tunnel_hlen"`
 	SyTunnelSrc   *ebpf.Map `ebpf:"sy_tunnel_src"`
 	SyUplinks     *ebpf.Map `ebpf:"sy_uplinks"`
@@ -571,14 +598,14 @@ func (m *syMaps) Close() error {
 		m.SyHalfopen,
 		m.SyIcmpRate,
 		m.SyLocalAddrs,
+		m.SyNextHops,
 		m.SyPmtu,
 		m.SyPortRanges,
 		m.SyProbes,
 		m.SyProgs,
-		m.SyRrCounter,
 		m.SyScratch,
+		m.SySlots,
 		m.SySrcAllow,
-		m.SyTables,
 		m.SyTunnelHlen,
 		m.SyTunnelSrc,
 		m.SyUplinks,
@@ -593,6 +620,7 @@ func (m *syMaps) Close() error {
 // It can be passed to loadSyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type syVariables struct {
 	Exported            *ebpf.Variable `ebpf:"exported"`
+	HashKeys            *ebpf.Variable `ebpf:"hash_keys"`
 	IcmpErrorsPerSecond *ebpf.Variable `ebpf:"icmp_errors_per_second"`
 	LocalDelivery       *ebpf.Variable `ebpf:"local_delivery"`
 	NoXdpTx             *ebpf.Variable `ebpf:"no_xdp_tx"`

@@ -1,41 +1,43 @@
 package datapath
 
 import (
-	"errors"
-	"fmt"
-	"io/fs"
-	"os"
 	"slices"
-	"unsafe"
-
-	"github.com/cilium/ebpf"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Values of a slot's previous backend that are no ids (bpf/types.h).
+// Values of a slot that are no ids (bpf/types.h).
 const (
-	noBackend  = 0xffffffff
-	anyBackend = 0xfffffffe
+	noBackend   = 0x7fffffff
+	anyBackend  = 0x7ffffffe // in the list of a slot: the older table follows
+	previousMax = 3
 )
 
-// table is the content of a frontend's table (bpf/maps.h).
+// slot has the id of a backend, and those of earlier ones that may still have flows.
+type slot struct {
+	backend  uint32
+	previous [previousMax]uint32
+}
+
+func (s slot) changed() bool { return s.previous[0] != noBackend }
+
+// table is the content of a frontend's table.
 type table struct {
-	slots []sySlot
-	older []sySlot // of the last table of another size, if slots refer to it
+	slots []slot
+	older []slot // of the last table of another size, if slots refer to it
 }
 
 // newSlots returns the table of a plan, whose targets have these ids. Each slot lists its earlier backends that may
 // still have flows, and after them the nodes that may have any flow.
 func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anyNode []uint32, expired func(id uint32) bool) table {
-	t := table{slots: make([]sySlot, len(p.Table))}
+	t := table{slots: make([]slot, len(p.Table))}
 	for i, target := range p.Table {
-		t.slots[i].Backend = ids[target]
+		t.slots[i].backend = ids[target]
 	}
 	if len(t.slots) == 0 && p.NodeForwarding.Enabled { // packets of existing flows still need their node
-		t.slots = make([]sySlot, max(len(was.slots), 1))
+		t.slots = make([]slot, max(len(was.slots), 1))
 		for i := range t.slots {
-			t.slots[i].Backend = noBackend
+			t.slots[i].backend = noBackend
 		}
 	}
 	sameSize := len(was.slots) == len(t.slots)
@@ -44,17 +46,17 @@ func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anyNode []uint32, exp
 		var before []uint32
 		switch {
 		case p.NodeForwarding.AnyNode && sameSize:
-			before = append([]uint32{was.slots[i].Backend}, anyNode...)
+			before = append([]uint32{was.slots[i].backend}, anyNode...)
 		case p.NodeForwarding.AnyNode:
 			before = anyNode
 		case len(was.slots) == 0:
 		case sameSize:
-			before = append([]uint32{was.slots[i].Backend}, was.slots[i].Previous[:]...)
+			before = append([]uint32{was.slots[i].backend}, was.slots[i].previous[:]...)
 		default: // the flows of a slot came from several slots
 			before = []uint32{anyBackend}
 		}
-		t.slots[i].Previous = earlierBackends(t.slots[i].Backend, before, expired)
-		refers = refers || slices.Contains(t.slots[i].Previous[:], anyBackend)
+		t.slots[i].previous = earlierBackends(t.slots[i].backend, before, expired)
+		refers = refers || slices.Contains(t.slots[i].previous[:], anyBackend)
 	}
 	switch {
 	case !refers || !p.NodeForwarding.Enabled:
@@ -63,7 +65,7 @@ func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anyNode []uint32, exp
 	default:
 		t.older = withoutExpired(was.slots, expired)
 	}
-	if len(p.Table) == 0 && !slices.ContainsFunc(t.slots, func(s sySlot) bool { return s.Previous[0] != noBackend }) {
+	if len(p.Table) == 0 && !slices.ContainsFunc(t.slots, slot.changed) {
 		return table{}
 	}
 	return t
@@ -72,7 +74,7 @@ func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anyNode []uint32, exp
 // earlierBackends returns the earlier backends of a slot, the latest first.
 func earlierBackends(
 	backend uint32, before []uint32, expired func(id uint32) bool,
-) (previous [len(sySlot{}.Previous)]uint32) {
+) (previous [previousMax]uint32) {
 	n := 0
 	for i := range previous {
 		previous[i] = noBackend
@@ -92,14 +94,14 @@ func earlierBackends(
 }
 
 // withoutExpired returns the slots of an older table without the backends that have no flows.
-func withoutExpired(slots []sySlot, expired func(id uint32) bool) []sySlot {
+func withoutExpired(slots []slot, expired func(id uint32) bool) []slot {
 	out := slices.Clone(slots)
 	for i, s := range slots {
-		if s.Backend != noBackend && expired(s.Backend) {
-			out[i].Backend = noBackend
+		if s.backend != noBackend && expired(s.backend) {
+			out[i].backend = noBackend
 		}
 		unlisted := func(id uint32) bool { return id == anyBackend || expired(id) }
-		out[i].Previous = earlierBackends(out[i].Backend, s.Previous[:], unlisted)
+		out[i].previous = earlierBackends(out[i].backend, s.previous[:], unlisted)
 	}
 	return out
 }
@@ -114,83 +116,15 @@ func (t table) earlierIDs() (ids []uint32) {
 		}
 	}
 	for _, s := range t.slots {
-		for _, id := range s.Previous {
+		for _, id := range s.previous {
 			note(id)
 		}
 	}
 	for _, s := range t.older {
-		note(s.Backend)
-		for _, id := range s.Previous {
+		note(s.backend)
+		for _, id := range s.previous {
 			note(id)
 		}
 	}
 	return ids
-}
-
-// The header takes the place of a slot, so both have one size (bpf/types.h).
-var _ [unsafe.Sizeof(sySlot{})]byte = [unsafe.Sizeof(syTableHeader{})]byte{}
-
-// header returns element 0 of a table as what it is. All elements of an array map have one type, the slot's.
-func header(elements []sySlot) *syTableHeader {
-	return (*syTableHeader)(unsafe.Pointer(&elements[0]))
-}
-
-// newTable makes the map of a table (bpf/maps.h) from the spec of the inner maps. The spec has the BTF of the template:
-// Linux before 6.2 compares the BTF of an inner map with that of the template, and refuses a map without it.
-func newTable(spec *ebpf.MapSpec, t table) (*ebpf.Map, error) {
-	n := 1 + len(t.slots) + len(t.older)
-	keys, values := make([]uint32, n), make([]sySlot, 1, n)
-	*header(values) = syTableHeader{Slots: uint32(len(t.slots)), OlderSlots: uint32(len(t.older))}
-	values = append(append(values, t.slots...), t.older...)
-	for i := range keys {
-		keys[i] = uint32(i)
-	}
-	spec = spec.Copy()
-	spec.MaxEntries = uint32(n)
-	m, err := ebpf.NewMap(spec)
-	if err != nil {
-		return nil, fmt.Errorf("make a table: %w", err)
-	}
-	if _, err := m.BatchUpdate(keys, values, nil); err != nil {
-		m.Close()
-		return nil, fmt.Errorf("fill a table: %w", err)
-	}
-	return m, nil
-}
-
-// pinTable pins a table for the next agent, which must read the earlier backends of its slots. From the map of maps the
-// kernel opens a table only with CAP_SYS_ADMIN.
-func pinTable(path string, table *ebpf.Map) error {
-	next := path + "-next"
-	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("pin a table: %w", err)
-	}
-	if err := table.Pin(next); err != nil {
-		return fmt.Errorf("pin a table: %w", err)
-	}
-	return os.Rename(next, path)
-}
-
-// readTable returns a pinned table; an empty one when there is none.
-func readTable(path string) (t table, err error) {
-	m, err := ebpf.LoadPinnedMap(path, nil)
-	if errors.Is(err, fs.ErrNotExist) {
-		return t, nil
-	}
-	if err != nil {
-		return t, fmt.Errorf("open a table: %w", err)
-	}
-	defer m.Close()
-	keys, values := make([]uint32, m.MaxEntries()), make([]sySlot, m.MaxEntries())
-	var cursor ebpf.MapBatchCursor
-	if n, err := m.BatchLookup(&cursor, keys, values, nil); n != len(keys) {
-		return t, fmt.Errorf("read a table: %w", err)
-	}
-	h := header(values)
-	n := 1 + int(h.Slots)
-	if n+int(h.OlderSlots) != len(values) {
-		return t, fmt.Errorf("read a table: %d slots and %d older ones in %d elements",
-			h.Slots, h.OlderSlots, len(values))
-	}
-	return table{slots: values[1:n], older: values[n:]}, nil
 }

@@ -10,33 +10,27 @@ static __always_inline int flow_is_new(const struct pkt *p, const struct verdict
 	       pkt_opens_flow(p);
 }
 
+static __always_inline void traffic_add(struct traffic *t, const struct pkt *p, int is_new)
+{
+	if (!t)
+		return;
+	t->packets++;
+	t->bytes += p->len;
+	t->flows += is_new;
+}
+
 static __always_inline void verdict_count(const struct pkt *p, const struct verdict *v)
 {
 	__u32 k = v->action * REASON_MAX + v->reason;
 	__u64 *n = bpf_map_lookup_elem(&sy_verdicts, &k);
+	int is_new = flow_is_new(p, v);
 
 	if (n)
 		(*n)++;
-	if (v->counted) {
-		k = v->frontend;
-		struct traffic *t = bpf_map_lookup_elem(&sy_fe_counters, &k);
-
-		if (t) {
-			t->packets++;
-			t->bytes += p->len;
-			t->flows += flow_is_new(p, v);
-		}
-	}
-	if (v->counted == 2 && v->action == ACTION_FORWARD) {
-		k = v->backend;
-		struct traffic *t = bpf_map_lookup_elem(&sy_be_counters, &k);
-
-		if (t) {
-			t->packets++;
-			t->bytes += p->len;
-			t->flows += flow_is_new(p, v);
-		}
-	}
+	if (v->counted)
+		traffic_add(frontend_traffic(v->frontend), p, is_new);
+	if (v->counted == 2 && v->action == ACTION_FORWARD)
+		traffic_add(backend_traffic(v->backend), p, is_new);
 }
 
 /* backend_load_add changes the number of open flows of a backend by n. */
@@ -48,19 +42,9 @@ static __always_inline void backend_load_add(__u32 backend, int n)
 		__sync_fetch_and_add(l, n);
 }
 
-/* rr_advance makes the next new flow of this frontend take the next slot. */
-static __always_inline void rr_advance(__u32 frontend)
-{
-	__u32 *n = bpf_map_lookup_elem(&sy_rr_counter, &frontend);
-
-	if (n)
-		(*n)++;
-}
-
 /* flow_opened stores what is kept per client and frontend when a flow opens. */
 static __always_inline void flow_opened(const struct pkt *p, const struct verdict *v, __u64 now)
 {
-	rr_advance(v->frontend);
 	if (!pkt_opens_flow(p))
 		return;
 	backend_load_add(v->backend, 1);

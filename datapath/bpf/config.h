@@ -13,6 +13,9 @@ volatile const __u8 local_delivery = 0; /* 1: backends may be on this node */
  * (veth_xdp_flush in drivers/net/veth.c): packets wait for the next one. */
 volatile const __u8 no_xdp_tx = 0;
 
+/* Keys of flow_hash, the same on all balancers that share VIPs; set from Options.HashSeed. */
+volatile const __u32 hash_keys[10] = {};
+
 #define SECOND 1000000000ULL
 /* Idle timeouts (of the order of nf_conntrack's and of RFC 5382). Go reads them, too. */
 volatile const __u64 timeout_half_open = 30 * SECOND;
@@ -29,11 +32,12 @@ volatile const __u32 icmp_errors_per_second = 1000;
 
 /* Types that no map has and that Go reads from BTF. */
 volatile const struct exported {
+	struct traffic traffic;
 	struct verdict verdict;
 	enum flow_state flow_state;
 	enum method method;
 	enum algorithm algorithm;
-	struct slot slot;
-	struct table_header table_header;
-	struct traffic traffic;
+	struct slot_line slot_line;
+	struct backend backend;
+	__u32 pad;
 } exported = {};

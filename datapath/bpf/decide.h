@@ -47,6 +47,7 @@ static __always_inline struct flow *decide(const struct pkt *p, enum reason pars
 		}
 		struct frontend *fe = frontend_lookup(&p->key, 0);
 
+		v->hash = flow_hash(&p->key, ALGORITHM_FLOW_HASH);
 		if (fe) {
 			v->frontend = fe->id;
 			v->counted = 1;

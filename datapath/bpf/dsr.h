@@ -52,7 +52,7 @@ static __always_inline int dsr_valid(const struct pkt *p, const struct dsr_flow 
 /* dsr_forward sends a packet to the backend of the verdict by DSR. */
 static __always_inline struct flow *dsr_forward(struct verdict *v, __u8 method, enum commit c)
 {
-	struct backend *b = bpf_map_lookup_elem(&sy_backends, &v->backend);
+	struct backend *b = backend_get(v->backend);
 
 	if (!b || addr_is_zero(&b->snat[0]))
 		return verdict_set(v, ACTION_DROP, REASON_NO_ROUTE);
@@ -95,9 +95,10 @@ static __always_inline int dsr_sampled(const struct pkt *p)
 static __always_inline struct flow *decide_dsr_by_hash(const struct pkt *p, struct verdict *v,
 						       const struct frontend *fe)
 {
-	struct slot *s = table_select(fe, &p->key);
+	__u32 h = fe->algorithm == ALGORITHM_FLOW_HASH ? v->hash : flow_hash(&p->key, fe->algorithm);
+	__u32 slot = table_slot(&fe->table, table_index(&fe->table, h));
 	__u64 bit, *word = dsr_pending_bit(v->hash, &bit);
-	int first = pkt_is_stream(p) && pkt_opens_flow(p), kept = s && s->previous[0] == NO_BACKEND, sampled = 0;
+	int first = pkt_is_stream(p) && pkt_opens_flow(p), kept = !(slot & SLOT_CHANGED), sampled = 0;
 	enum commit c = COMMIT_NONE;
 
 	v->dsr_pending = word && *word & bit;
@@ -117,11 +118,11 @@ static __always_inline struct flow *decide_dsr_by_hash(const struct pkt *p, stru
 		c = COMMIT_NONE;
 	if (!frontend_allows(fe, &p->key.t.src))
 		return verdict_set(v, ACTION_DROP, REASON_NOT_ALLOWED);
-	if (!s)
+	if (slot_backend(slot) == NO_BACKEND)
 		return verdict_refuse(p, v, REASON_NO_BACKEND);
 	if (first && !kept)
 		c = COMMIT_DSR_OPEN; /* removes the entry of an ended flow, which may name another backend */
-	v->backend = s->backend;
+	v->backend = slot_backend(slot);
 	return dsr_forward(v, fe->method, c);
 }
 
@@ -144,7 +145,6 @@ static __always_inline struct flow *decide_dsr_by_flow(const struct pkt *p, stru
 
 static __always_inline struct flow *decide_dsr(const struct pkt *p, struct verdict *v, const struct frontend *fe)
 {
-	v->hash = flow_hash(&p->key, ALGORITHM_FLOW_HASH);
 	if ((fe->algorithm == ALGORITHM_FLOW_HASH || fe->algorithm == ALGORITHM_SOURCE_HASH) && !fe->affinity)
 		return decide_dsr_by_hash(p, v, fe);
 	return decide_dsr_by_flow(p, v, fe);

@@ -5,39 +5,33 @@
 #include "maps.h"
 #include "parse.h"
 
-static __always_inline __u32 hash_mix(__u32 h, __u32 w)
+/* hash_finish mixes the upper half of a sum of products into 32 bits. */
+static __always_inline __u32 hash_finish(__u64 h)
 {
-	h ^= w * 0xcc9e2d51;
-	h = (h << 13) | (h >> 19);
-	return h * 5 + 0xe6546b64;
+	h = (h ^ h >> 32) * 0x9e3779b97f4a7c15ULL;
+	return h >> 32;
 }
 
-/* hash_finish is the finaliser of MurmurHash3: each input bit affects each output bit. */
-static __always_inline __u32 hash_finish(__u32 h)
+static __always_inline __u64 hash_pair(__u32 a, __u32 b, int i)
 {
-	h = (h ^ h >> 16) * 0x85ebca6b;
-	h = (h ^ h >> 13) * 0xc2b2ae35;
-	return h ^ h >> 16;
+	return (__u64)(a + hash_keys[i]) * (b + hash_keys[i + 1]);
 }
 
-/* flow_hash is the same on every balancer, so that a flow rerouted by a router keeps its backend. */
+/* flow_hash is the same on every balancer, so that a flow rerouted by a router keeps its backend. It is NH (UMAC, Black
+ * et al., CRYPTO 1999): who does not know the keys cannot choose flows that collide. */
 static __always_inline __u32 flow_hash(const struct flow_key *k, __u8 algorithm)
 {
-	const __u32 *w = (const __u32 *)k;
-	int words = algorithm == ALGORITHM_SOURCE_HASH ? 4 : sizeof(*k) / 4;
-	__u32 h = 0x9747b28c;
+	const __u32 *s = k->t.src.w, *d = k->t.dst.w;
+	__u32 ports = (__u32)k->t.sport << 16 | k->t.dport;
+	int v4 = addr_is_v4(&k->t.src);
+	__u64 h = v4 ? hash_pair(s[3], 0, 0) : hash_pair(s[3], s[0], 0) + hash_pair(s[1], s[2], 2);
 
-	for (int i = 0; i < (int)(sizeof(*k) / 4); i++)
-		if (i < words)
-			h = hash_mix(h, w[i]);
+	if (algorithm == ALGORITHM_SOURCE_HASH)
+		return hash_finish(h);
+	h += hash_pair(ports, k->proto, 4) + (v4 ? hash_pair(d[3], 0, 6) : hash_pair(d[3], d[0], 6));
+	if (!v4)
+		h += hash_pair(d[1], d[2], 8);
 	return hash_finish(h);
-}
-
-static __always_inline __u32 rr_counter(__u32 frontend)
-{
-	__u32 *n = bpf_map_lookup_elem(&sy_rr_counter, &frontend);
-
-	return n ? *n : 0;
 }
 
 /* frontend_lookup returns the frontend of a packet. A single port takes precedence over a range. */
@@ -66,11 +60,34 @@ static __always_inline int frontend_allows(const struct frontend *fe, const stru
 	return !fe->restricted || bpf_map_lookup_elem(&sy_src_allow, &k);
 }
 
-static __always_inline struct slot *table_slot(void *table, __u32 slots, __u32 h)
+static __always_inline __u32 slot_word(__u32 i)
 {
-	__u32 i = 1 + h % slots;
+	struct slot_line *line = CHUNK_LOOKUP(&sy_slots, i / LINE_WORDS, SLOT_CHUNK / LINE_WORDS);
 
-	return bpf_map_lookup_elem(table, &i);
+	return line ? line->words[i % LINE_WORDS] : NO_BACKEND;
+}
+
+/* table_index maps a hash to one of the slots (Lemire, 2019: a multiplication in place of a division). */
+static __always_inline __u32 table_index(const struct table *t, __u32 h)
+{
+	return (__u64)h * t->slots >> 32;
+}
+
+/* table_slot returns the word of a slot. */
+static __always_inline __u32 table_slot(const struct table *t, __u32 index)
+{
+	return t->slots ? slot_word(t->first + index) : NO_BACKEND;
+}
+
+/* table_previous returns the i-th earlier backend of a changed slot. */
+static __always_inline __u32 table_previous(const struct table *t, __u32 index, __u32 i)
+{
+	return t->previous ? slot_word(t->previous + index * PREVIOUS_MAX + i) : NO_BACKEND;
+}
+
+static __always_inline __u32 slot_backend(__u32 word)
+{
+	return word & ~SLOT_CHANGED;
 }
 
 /* backend_more_loaded reports whether a has more flows per weight than b. A backend without a weight is draining. */
@@ -88,51 +105,46 @@ static __always_inline int backend_more_loaded(__u32 frontend, __u32 a, __u32 b)
 /* Slots compared. Two are enough for many servers (Mitzenmacher, 2001), but one may be drawn twice. */
 #define LEAST_CONN_SAMPLES 8
 
-static __always_inline struct slot *table_least_conn(void *table, __u32 slots, __u32 frontend)
+static __always_inline __u32 table_random(const struct table *t)
 {
-	struct slot *best = table_slot(table, slots, bpf_get_prandom_u32());
+	return slot_backend(table_slot(t, table_index(t, bpf_get_prandom_u32())));
+}
 
-	for (int i = 1; best && i < LEAST_CONN_SAMPLES; i++) {
-		struct slot *s = table_slot(table, slots, bpf_get_prandom_u32());
+static __always_inline __u32 table_least_conn(const struct frontend *fe)
+{
+	__u32 best = table_random(&fe->table);
 
-		if (s && s->backend != best->backend && backend_more_loaded(frontend, best->backend, s->backend))
-			best = s;
+	for (int i = 1; i < LEAST_CONN_SAMPLES; i++) {
+		__u32 b = table_random(&fe->table);
+
+		if (b != best && backend_more_loaded(fe->id, best, b))
+			best = b;
 	}
 	return best;
 }
 
-/* table_lookup returns the table of a frontend and its header; NULL when it has no slots. */
-static __always_inline struct table_header *table_lookup(const struct frontend *fe, void **table)
+static __always_inline __u32 table_round_robin(const struct frontend *fe)
 {
-	__u32 key = fe->id, zero = 0;
+	struct traffic *t = frontend_traffic(fe->id);
 
-	*table = bpf_map_lookup_elem(&sy_tables, &key);
-	if (!*table)
-		return 0;
-	struct table_header *header = bpf_map_lookup_elem(*table, &zero);
-
-	return header && header->slots ? header : 0;
+	return t && fe->table.slots ? slot_backend(table_slot(&fe->table, (__u32)t->flows % fe->table.slots)) :
+				      NO_BACKEND;
 }
 
-/* table_select returns the slot for a new flow; NULL when there is none. */
-static __always_inline struct slot *table_select(const struct frontend *fe, const struct flow_key *k)
+/* table_select returns the backend for a new flow with this hash, or NO_BACKEND. */
+static __always_inline __u32 table_select(const struct frontend *fe, const struct flow_key *k, __u32 hash)
 {
-	void *table;
-	struct table_header *header = table_lookup(fe, &table);
-
-	if (!header)
-		return 0;
-	__u32 slots = header->slots;
-
 	switch (fe->algorithm) {
 	case ALGORITHM_RANDOM:
-		return table_slot(table, slots, bpf_get_prandom_u32());
+		return table_random(&fe->table);
 	case ALGORITHM_ROUND_ROBIN:
-		return table_slot(table, slots, rr_counter(fe->id));
+		return table_round_robin(fe);
 	case ALGORITHM_LEAST_CONN:
-		return table_least_conn(table, slots, fe->id);
+		return table_least_conn(fe);
+	case ALGORITHM_SOURCE_HASH:
+		hash = flow_hash(k, ALGORITHM_SOURCE_HASH);
 	}
-	return table_slot(table, slots, flow_hash(k, fe->algorithm));
+	return slot_backend(table_slot(&fe->table, table_index(&fe->table, hash)));
 }
 
 /* affinity_lookup returns the last backend of a client if it still accepts new flows, otherwise NO_BACKEND. */

@@ -5,6 +5,16 @@
 #define MAX_FRONTENDS 65536
 #define MAX_BACKENDS 131072
 
+/* Arrays that grow by chunks: an array of arrays, all of one size, that the agent adds as ids need them. A chunk stays
+ * until cleanup, and none is ever replaced. So memory follows the configuration, no change waits for a grace period,
+ * and both lookups are inlined by the verifier, which a table of its own size per frontend would prevent. */
+#define CHUNK_LOOKUP(outer, id, per_chunk)                                      \
+	({                                                                      \
+		__u32 chunk_ = (id) / (per_chunk), index_ = (id) % (per_chunk); \
+		void *map_ = bpf_map_lookup_elem(outer, &chunk_);               \
+		map_ ? bpf_map_lookup_elem(map_, &index_) : 0;                  \
+	})
+
 /* Address, port and protocol → frontend. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -32,30 +42,46 @@ struct {
 	__uint(max_entries, 1 << 20);
 } sy_src_allow SEC(".maps");
 
-/* Frontend id → table: the header (struct table_header), the slots, then the slots of the last table of another
- * size. A table is replaced as a whole and never edited, so its header always matches its slots. */
-struct sy_table {
+#define SLOT_CHUNK 65536 /* words */
+
+/* Words of all tables (struct table). The agent writes a new table where no frontend refers to, and then changes the
+ * frontend, so no packet reads a part of one. */
+struct sy_slot_chunk {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_INNER_MAP);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
-	__type(value, struct slot);
-	__uint(max_entries, 1);
+	__type(value, struct slot_line);
+	__uint(max_entries, SLOT_CHUNK / LINE_WORDS);
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__type(key, __u32);
-	__uint(max_entries, MAX_FRONTENDS);
-	__array(values, struct sy_table);
-} sy_tables SEC(".maps");
+	__uint(max_entries, 1024);
+	__array(values, struct sy_slot_chunk);
+} sy_slots SEC(".maps");
+
+#define BACKEND_CHUNK 1024
 
 /* Backend id → backend. */
-struct {
+struct sy_backend_chunk {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
 	__type(value, struct backend);
-	__uint(max_entries, MAX_BACKENDS);
+	__uint(max_entries, BACKEND_CHUNK);
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__type(key, __u32);
+	__uint(max_entries, MAX_BACKENDS / BACKEND_CHUNK);
+	__array(values, struct sy_backend_chunk);
 } sy_backends SEC(".maps");
+
+static __always_inline struct backend *backend_get(__u32 id)
+{
+	return CHUNK_LOOKUP(&sy_backends, id, BACKEND_CHUNK);
+}
 
 /* Frontend and backend → weight. */
 struct {
@@ -195,13 +221,14 @@ struct {
 	__uint(max_entries, 1);
 } sy_icmp_rate SEC(".maps");
 
-/* Flows opened per CPU, for ALGORITHM_ROUND_ROBIN. */
+/* Next hops as the kernel's routes have them, for a moment, per CPU (route.h). */
+#define NEXT_HOPS 1024
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
-	__type(value, __u32);
-	__uint(max_entries, MAX_FRONTENDS);
-} sy_rr_counter SEC(".maps");
+	__type(value, struct next_hop);
+	__uint(max_entries, NEXT_HOPS);
+} sy_next_hops SEC(".maps");
 
 /* Interfaces, by index, from which native XDP may send. */
 struct {
@@ -211,21 +238,40 @@ struct {
 	__uint(max_entries, 256);
 } sy_uplinks SEC(".maps");
 
-/* Traffic by frontend id. */
-struct {
+#define COUNTER_CHUNK 1024
+
+struct sy_counter_chunk {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
 	__type(value, struct traffic);
-	__uint(max_entries, MAX_FRONTENDS);
+	__uint(max_entries, COUNTER_CHUNK);
+};
+
+/* Traffic by frontend id. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__type(key, __u32);
+	__uint(max_entries, MAX_FRONTENDS / COUNTER_CHUNK);
+	__array(values, struct sy_counter_chunk);
 } sy_fe_counters SEC(".maps");
+
+static __always_inline struct traffic *frontend_traffic(__u32 id)
+{
+	return CHUNK_LOOKUP(&sy_fe_counters, id, COUNTER_CHUNK);
+}
 
 /* Traffic by backend id. */
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__type(key, __u32);
-	__type(value, struct traffic);
-	__uint(max_entries, MAX_BACKENDS);
+	__uint(max_entries, MAX_BACKENDS / COUNTER_CHUNK);
+	__array(values, struct sy_counter_chunk);
 } sy_be_counters SEC(".maps");
+
+static __always_inline struct traffic *backend_traffic(__u32 id)
+{
+	return CHUNK_LOOKUP(&sy_be_counters, id, COUNTER_CHUNK);
+}
 
 /* Packets by action * REASON_MAX + reason. */
 struct {

@@ -140,14 +140,9 @@ static __always_inline struct backend *backend_select(const struct pkt *p, struc
 		v->affinity = 1;
 		v->backend = affinity_lookup(fe, &p->key.t.src, bpf_ktime_get_coarse_ns());
 	}
-	if (v->backend == NO_BACKEND) {
-		struct slot *s = table_select(fe, &p->key);
-
-		if (!s)
-			return 0;
-		v->backend = s->backend;
-	}
-	return bpf_map_lookup_elem(&sy_backends, &v->backend);
+	if (v->backend == NO_BACKEND)
+		v->backend = table_select(fe, &p->key, v->hash);
+	return v->backend == NO_BACKEND ? 0 : backend_get(v->backend);
 }
 
 static __always_inline int addr_is_zero(const struct addr *a)

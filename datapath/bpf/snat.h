@@ -97,7 +97,7 @@ static __always_inline void flow_open_nat(const struct pkt *p, struct verdict *v
 			      .reply = 1,
 			      .seen = now };
 	struct flow_key k = { .t = tuple_reverse(&v->t), .proto = p->key.proto };
-	struct backend *b = bpf_map_lookup_elem(&sy_backends, &v->backend);
+	struct backend *b = backend_get(v->backend);
 	__u32 start = bpf_get_prandom_u32();
 
 	__u32 oldest = SNAT_EVICT_AFTER;

@@ -25,9 +25,7 @@ static __always_inline void spread_append(struct verdict *v, const struct addr *
 /* spread_has_backends reports whether this node has a backend for new flows of a frontend. */
 static __always_inline int spread_has_backends(const struct frontend *local)
 {
-	void *table;
-
-	return local && table_lookup(local, &table);
+	return local && local->table.slots;
 }
 
 enum {
@@ -38,7 +36,7 @@ enum {
 /* spread_add_backend adds a node that may have a flow. */
 static __always_inline int spread_add_backend(struct verdict *v, __u32 id)
 {
-	struct backend *b = bpf_map_lookup_elem(&sy_backends, &id);
+	struct backend *b = id == NO_BACKEND ? 0 : backend_get(id);
 
 	if (!b)
 		return 0;
@@ -51,21 +49,13 @@ static __always_inline int spread_add_backend(struct verdict *v, __u32 id)
 }
 
 /* spread_add_older adds the nodes of the slot in the older table. */
-static __always_inline int spread_add_older(struct verdict *v, void *table, const struct table_header *header, __u32 h)
+static __always_inline int spread_add_older(struct verdict *v, const struct table *older, __u32 h)
 {
-	__u32 slots = header->older_slots;
-	int locality = 0;
+	__u32 i = table_index(older, h), slot = table_slot(older, i);
+	int locality = spread_add_backend(v, slot_backend(slot));
 
-	if (!slots)
-		return 0;
-	__u32 i = 1 + header->slots + h % slots;
-	struct slot *s = bpf_map_lookup_elem(table, &i);
-
-	if (!s)
-		return 0;
-	locality |= spread_add_backend(v, s->backend);
-	for (int j = 0; j < PREVIOUS_MAX - 1; j++)
-		locality |= spread_add_backend(v, s->previous[j]);
+	for (int j = 0; j < PREVIOUS_MAX - 1 && slot & SLOT_CHANGED; j++)
+		locality |= spread_add_backend(v, table_previous(older, i, j));
 	return locality;
 }
 
@@ -74,26 +64,23 @@ static __always_inline int spread_add_older(struct verdict *v, void *table, cons
 static __always_inline int spread_candidates(const struct pkt *p, struct verdict *v, const struct frontend *fe,
 					     int is_new)
 {
-	__u32 h = flow_hash(&p->key, fe->algorithm);
-	void *table;
-	struct table_header *header = table_lookup(fe, &table);
-	struct slot *s = header ? table_slot(table, header->slots, h) : 0;
+	__u32 h = fe->algorithm == ALGORITHM_FLOW_HASH ? v->hash : flow_hash(&p->key, fe->algorithm);
+	__u32 i = table_index(&fe->table, h), slot = table_slot(&fe->table, i);
 	int locality = 0;
 
-	v->backend = NO_BACKEND;
-	if (!s)
-		return 0;
-	v->backend = s->backend;
-	if (spread_add_backend(v, s->backend))
+	v->backend = slot_backend(slot);
+	if (spread_add_backend(v, v->backend))
 		locality = SLOT_IS_LOCAL;
-	for (int i = 0; i < PREVIOUS_MAX && !is_new; i++) {
-		if (s->previous[i] == NO_BACKEND)
+	for (int j = 0; j < PREVIOUS_MAX && slot & SLOT_CHANGED && !is_new; j++) {
+		__u32 id = table_previous(&fe->table, i, j);
+
+		if (id == NO_BACKEND)
 			break;
-		if (s->previous[i] == ANY_BACKEND) {
-			locality |= spread_add_older(v, table, header, h);
+		if (id == ANY_BACKEND) {
+			locality |= spread_add_older(v, &fe->older, h);
 			break;
 		}
-		locality |= spread_add_backend(v, s->previous[i]);
+		locality |= spread_add_backend(v, id);
 	}
 	return locality;
 }
@@ -156,7 +143,6 @@ static __always_inline struct flow *decide_spread(const struct pkt *p, struct ve
 	int is_new = pkt_is_stream(p) && pkt_opens_flow(p), locality;
 	struct flow *f;
 
-	v->hash = flow_hash(&p->key, ALGORITHM_FLOW_HASH);
 	if (in) {
 		f = flow_known(p, v);
 		if (f)
@@ -186,7 +172,7 @@ static __always_inline struct flow *decide_spread(const struct pkt *p, struct ve
 	if (pkt_opens_flow(p) && !is_new && spread_has_backends(local)) {
 		if (in && !(locality & SLOT_IS_LOCAL))
 			return spread_open(p, v, local);
-		struct backend *self = locality & SLOT_IS_LOCAL ? bpf_map_lookup_elem(&sy_backends, &v->backend) : 0;
+		struct backend *self = locality & SLOT_IS_LOCAL ? backend_get(v->backend) : 0;
 
 		if (self)
 			spread_append(v, &self->addr);

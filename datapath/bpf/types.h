@@ -38,6 +38,15 @@ enum algorithm {
 	ALGORITHM_LEAST_CONN, /* of a few random slots the one with the fewest flows per weight */
 };
 
+/* A table of slots: where it is in sy_slots. A slot is one word, the id of its backend. Flows that were opened before
+ * a change may still belong to the earlier backends of their slot; they are in words of their own, so that a packet
+ * reads four bytes as long as its slot has none. */
+struct table {
+	__u32 first; /* word of slot 0 */
+	__u32 slots; /* their number; 0: no table */
+	__u32 previous; /* word of the earlier backends of slot 0, PREVIOUS_MAX for each slot; 0: no slot has one */
+};
+
 struct frontend {
 	__u32 id;
 	__u8 method; /* enum method */
@@ -48,6 +57,8 @@ struct frontend {
 	__u8 chained; /* 1: its backends are nodes that run this datapath; the delivering node stores the flows */
 	__u8 pad;
 	__u32 affinity; /* in seconds; 0: off */
+	struct table table;
+	struct table older; /* the table before the last change of size */
 };
 
 /* sy_port_ranges has a range of ports as the prefixes it consists of. */
@@ -66,24 +77,18 @@ struct allow_key {
 	struct addr source;
 };
 
-#define NO_BACKEND 0xffffffff
-#define ANY_BACKEND 0xfffffffe
+#define NO_BACKEND 0x7fffffff
+#define ANY_BACKEND 0x7ffffffe /* in the list of a slot: the older table follows */
+#define SLOT_CHANGED 0x80000000 /* the slot has earlier backends */
 
-/* A slot stores its previous backends, the last one first: flows opened before a change may still belong to them. */
+/* The earlier backends of a slot, the last one first, then NO_BACKEND. */
 #define PREVIOUS_MAX 3
-struct slot {
-	__u32 backend; /* NO_BACKEND: none at present */
-	__u32 previous[PREVIOUS_MAX]; /* NO_BACKEND: end of the list; ANY_BACKEND: the older table follows */
-};
 
-/* Element 0 of a table. All elements of an array map have one size, so the header takes the place of a slot. */
-struct table_header {
-	__u32 slots; /* current slots: elements 1 to slots */
-	__u32 older_slots; /* slots of the table before the last change of size; they follow the current ones */
-	__u32 pad[2];
+/* One element of a chunk of sy_slots. The elements of an array map are a multiple of 8 bytes large. */
+#define LINE_WORDS 16
+struct slot_line {
+	__u32 words[LINE_WORDS];
 };
-
-_Static_assert(sizeof(struct table_header) == sizeof(struct slot), "the header takes the place of a slot");
 
 /* Nodes that may have the flow of a packet, in the order in which they are tried. Tunnel packets carry it. */
 #define CHAIN_MAX 3
@@ -97,11 +102,11 @@ struct chain {
 #define SNAT_ADDRS 4 /* a power of two */
 
 struct backend {
-	struct addr addr;
-	struct addr snat[SNAT_ADDRS]; /* source addresses towards the backend, best first; the rest is zero */
 	__be16 port;
 	__u8 local; /* 1: on this node: packets keep their source and go to the stack */
 	__u8 pad;
+	struct addr addr;
+	struct addr snat[SNAT_ADDRS]; /* source addresses towards the backend, best first; the rest is zero */
 };
 
 /* A backend that accepts new flows of a frontend. Only frontends with affinity or weights have entries. */
@@ -136,6 +141,18 @@ struct pmtu {
 	__u64 seen;
 	__u32 mtu;
 	__u32 pad;
+};
+
+/* A result of bpf_fib_lookup. */
+struct next_hop {
+	struct addr src, dst; /* what was looked up, with path */
+	__u64 until; /* in jiffies */
+	__u32 ifindex; /* egress interface */
+	__u32 mtu; /* of the route */
+	__u8 smac[6], dmac[6];
+	__u8 path; /* of several next hops of a route */
+	__u8 to_uplink; /* see struct verdict */
+	__u8 pad[2];
 };
 
 /* Destination of a health check packet, by its mark. */
@@ -197,7 +214,7 @@ struct dsr_flow {
 
 struct traffic {
 	__u64 packets, bytes; /* both directions, as received */
-	__u64 flows; /* opened */
+	__u64 flows; /* opened; ALGORITHM_ROUND_ROBIN takes the slot of this number */
 };
 
 /* The only list of reasons: the names in metrics, tests and documents derive from it. Each comment says who must
@@ -307,6 +324,7 @@ struct verdict {
 	__u32 hash; /* of the flow */
 	__u8 dsr_pending; /* 1: its bit in sy_dsr_pending is set */
 	__u8 local; /* 1: METHOD_NAT without SNAT; the stack delivers the packet */
-	__u8 pad[2];
+	__u8 to_uplink; /* 1: the packet leaves by an interface out of which XDP may send */
+	__u8 pad;
 	struct chain chain; /* sent along by chained frontends */
 };

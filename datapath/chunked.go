@@ -1,0 +1,124 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/cilium/ebpf"
+)
+
+// chunked is an array in the kernel that grows: an array of arrays of one size (bpf/maps.h). Each chunk is pinned,
+// because the kernel opens an inner map from the outer one only with CAP_SYS_ADMIN.
+type chunked struct {
+	outer  *ebpf.Map
+	spec   *ebpf.MapSpec // of a chunk
+	pins   *pins
+	chunks []*ebpf.Map
+}
+
+// chunks are the arrays that grow with the configuration.
+type chunks struct{ slots, backends, frontendCounters, backendCounters *chunked }
+
+func openChunks(o *syObjects, inner map[string]*ebpf.MapSpec, pins *pins) (c *chunks, err error) {
+	c = &chunks{}
+	for _, x := range []struct {
+		to    **chunked
+		outer *ebpf.Map
+		name  string
+	}{
+		{&c.slots, o.SySlots, "sy_slots"}, {&c.backends, o.SyBackends, "sy_backends"},
+		{&c.frontendCounters, o.SyFeCounters, "sy_fe_counters"}, {&c.backendCounters, o.SyBeCounters, "sy_be_counters"},
+	} {
+		if *x.to, err = openChunked(x.outer, inner[x.name], pins); err != nil {
+			return c, err
+		}
+	}
+	return c, nil
+}
+
+func (c *chunks) close() {
+	for _, x := range []*chunked{c.slots, c.backends, c.frontendCounters, c.backendCounters} {
+		if x != nil {
+			x.close()
+		}
+	}
+}
+
+// openChunked opens the chunks of an earlier agent.
+func openChunked(outer *ebpf.Map, spec *ebpf.MapSpec, pins *pins) (*chunked, error) {
+	c := &chunked{outer: outer, spec: spec, pins: pins}
+	for range outer.MaxEntries() {
+		m, err := ebpf.LoadPinnedMap(c.pin(len(c.chunks)), nil)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("open a chunk of %s: %w", c.name(), err)
+		}
+		if m == nil {
+			break
+		}
+		c.chunks = append(c.chunks, m)
+		if err := c.outer.Put(uint32(len(c.chunks)-1), m); err != nil { // the agent may have ended before it did
+			return nil, fmt.Errorf("add a chunk to %s: %w", c.name(), err)
+		}
+	}
+	return c, nil
+}
+
+func (c *chunked) name() string { return c.spec.Name }
+
+func (c *chunked) pin(chunk int) string {
+	return c.pins.chunk(fmt.Sprintf("%s-%d", c.spec.Name, chunk))
+}
+
+// len returns the number of elements that exist.
+func (c *chunked) len() uint32 { return uint32(len(c.chunks)) * c.spec.MaxEntries }
+
+// grow adds chunks until there are n elements.
+func (c *chunked) grow(n uint32) error {
+	for c.len() < n {
+		m, err := ebpf.NewMap(c.spec)
+		if err != nil {
+			return fmt.Errorf("add a chunk to %s: %w", c.name(), err)
+		}
+		if err := m.Pin(c.pin(len(c.chunks))); err != nil {
+			m.Close()
+			return fmt.Errorf("pin a chunk of %s: %w", c.name(), err)
+		}
+		c.chunks = append(c.chunks, m)
+		if err := c.outer.Put(uint32(len(c.chunks)-1), m); err != nil {
+			return fmt.Errorf("add a chunk to %s: %w", c.name(), err)
+		}
+	}
+	return nil
+}
+
+// at returns the chunk of an element and its index there.
+func (c *chunked) at(i uint32) (*ebpf.Map, uint32) {
+	return c.chunks[i/c.spec.MaxEntries], i % c.spec.MaxEntries
+}
+
+// put writes an element, which exists after grow.
+func (c *chunked) put(i uint32, value any) error {
+	m, k := c.at(i)
+	return m.Put(k, value)
+}
+
+func (c *chunked) lookup(i uint32, value any) error {
+	m, k := c.at(i)
+	return m.Lookup(k, value)
+}
+
+// barrier returns when no program that runs now runs any longer: the kernel waits for a grace period when an element of
+// an array of maps is written (maybe_wait_bpf_programs in kernel/bpf/syscall.c). It takes about 20 ms.
+func (c *chunked) barrier() error {
+	if len(c.chunks) == 0 {
+		return nil
+	}
+	return c.outer.Put(uint32(0), c.chunks[0])
+}
+
+func (c *chunked) close() {
+	for _, m := range c.chunks {
+		m.Close()
+	}
+}

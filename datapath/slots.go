@@ -1,0 +1,232 @@
+package datapath
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/cilium/ebpf"
+)
+
+// slotChanged marks a slot that has earlier backends (bpf/types.h).
+const slotChanged = 0x80000000
+
+// slotStore keeps the tables of all frontends in sy_slots. A table is written where no frontend refers to. The words of
+// a table that was replaced are used again after a grace period, because a program may still read them.
+type slotStore struct {
+	words *chunked
+	log   *slog.Logger
+
+	mu      sync.Mutex // guards all below
+	space   *space
+	retired []span
+	wakeup  chan struct{} // capacity 1: there are retired tables
+}
+
+// openSlotStore opens the tables that these frontends of an earlier agent have.
+func openSlotStore(words *chunked, used []syFrontend, log *slog.Logger) *slotStore {
+	var spans []span
+	for _, f := range used {
+		spans = append(spans, spansOf(f)...)
+	}
+	size := words.outer.MaxEntries() * words.spec.MaxEntries * lineWords
+	return &slotStore{words: words, log: log, space: newSpace(size, spans), wakeup: make(chan struct{}, 1)}
+}
+
+// spansOf returns the words of a frontend's tables.
+func spansOf(f syFrontend) (spans []span) {
+	for _, t := range []syTable{f.Table, f.Older} {
+		if t.Slots > 0 {
+			spans = append(spans, span{t.First, t.Slots})
+		}
+		if t.Previous > 0 {
+			spans = append(spans, span{t.Previous, t.Slots * previousMax})
+		}
+	}
+	return spans
+}
+
+// write writes a table and sets the fields of f that refer to it. After an error f refers to nothing.
+func (s *slotStore) write(t table, f *syFrontend) error {
+	var err error
+	if f.Table, err = s.writeSlots(t.slots); err != nil {
+		return err
+	}
+	if f.Older, err = s.writeSlots(t.older); err != nil {
+		s.retire(*f)
+		f.Table = syTable{}
+	}
+	return err
+}
+
+func (s *slotStore) writeSlots(slots []slot) (t syTable, err error) {
+	if len(slots) == 0 {
+		return t, nil
+	}
+	words, previous, changed := make([]uint32, 0, len(slots)), make([]uint32, 0, len(slots)*previousMax), false
+	for _, x := range slots {
+		word := x.backend
+		if x.changed() {
+			word, changed = word|slotChanged, true
+		}
+		words, previous = append(words, word), append(previous, x.previous[:]...)
+	}
+	t.Slots = uint32(len(slots))
+	if t.First, err = s.put(words); err != nil {
+		return syTable{}, err
+	}
+	if changed {
+		if t.Previous, err = s.put(previous); err != nil {
+			s.retire(syFrontend{Table: t})
+			return syTable{}, err
+		}
+	}
+	return t, nil
+}
+
+// put writes words where nobody reads, and returns the first one.
+func (s *slotStore) put(words []uint32) (first uint32, err error) {
+	n := uint32(len(words))
+	s.mu.Lock()
+	first, ok := s.space.take(n)
+	s.mu.Unlock()
+	if !ok {
+		return 0, fmt.Errorf("tables full (%d slots)", s.space.size)
+	}
+	if err = s.words.grow((first + n + lineWords - 1) / lineWords); err == nil {
+		err = s.each(first, n, func(m *ebpf.Memory, off int64, from, to uint32) error {
+			b := make([]byte, 0, 4*(to-from))
+			for _, w := range words[from:to] {
+				b = binary.NativeEndian.AppendUint32(b, w)
+			}
+			_, err := m.WriteAt(b, off)
+			return err
+		})
+	}
+	if err != nil {
+		s.mu.Lock()
+		s.space.release(span{first, n})
+		s.mu.Unlock()
+		return 0, fmt.Errorf("write a table: %w", err)
+	}
+	return first, nil
+}
+
+// each calls do for each chunk that has some of n words from first on: its memory, the offset there, and which words.
+func (s *slotStore) each(first, n uint32, do func(m *ebpf.Memory, off int64, from, to uint32) error) error {
+	perChunk := s.words.spec.MaxEntries * lineWords
+	for from := uint32(0); from < n; {
+		at := first + from
+		to := min(n, from+perChunk-at%perChunk)
+		m, err := s.words.chunks[at/perChunk].Memory()
+		if err != nil {
+			return err
+		}
+		if err := do(m, int64(at%perChunk)*4, from, to); err != nil {
+			return err
+		}
+		from = to
+	}
+	return nil
+}
+
+// read returns the table of a frontend.
+func (s *slotStore) read(f syFrontend) (t table, err error) {
+	if t.slots, err = s.readSlots(f.Table); err != nil {
+		return table{}, err
+	}
+	t.older, err = s.readSlots(f.Older)
+	return t, err
+}
+
+func (s *slotStore) readSlots(t syTable) ([]slot, error) {
+	words, err := s.get(t.First, t.Slots)
+	if err != nil {
+		return nil, err
+	}
+	var previous []uint32
+	if t.Previous > 0 {
+		if previous, err = s.get(t.Previous, t.Slots*previousMax); err != nil {
+			return nil, err
+		}
+	}
+	slots := make([]slot, len(words))
+	for i, w := range words {
+		slots[i] = slot{w &^ slotChanged, [previousMax]uint32{noBackend, noBackend, noBackend}}
+		if previous != nil {
+			copy(slots[i].previous[:], previous[i*previousMax:])
+		}
+	}
+	return slots, nil
+}
+
+func (s *slotStore) get(first, n uint32) ([]uint32, error) {
+	words := make([]uint32, n)
+	if uint64(first)+uint64(n) > uint64(s.words.len())*lineWords {
+		return nil, fmt.Errorf("read a table: words %d to %d do not exist", first, first+n)
+	}
+	err := s.each(first, n, func(m *ebpf.Memory, off int64, from, to uint32) error {
+		b := make([]byte, 4*(to-from))
+		if _, err := m.ReadAt(b, off); err != nil {
+			return err
+		}
+		for i := range words[from:to] {
+			words[from+uint32(i)] = binary.NativeEndian.Uint32(b[4*i:])
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read a table: %w", err)
+	}
+	return words, nil
+}
+
+// retire gives the words of a frontend's tables back. No frontend in the kernel refers to them any longer.
+func (s *slotStore) retire(f syFrontend) {
+	s.mu.Lock()
+	s.retired = append(s.retired, spansOf(f)...)
+	some := len(s.retired) > 0
+	s.mu.Unlock()
+	if some {
+		select {
+		case s.wakeup <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// run makes the words of retired tables free, until ctx ends.
+func (s *slotStore) run(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.wakeup:
+		}
+		if err := s.collect(); err != nil {
+			s.log.Error("words of earlier tables not released", "err", err)
+		}
+	}
+}
+
+// collect waits until no program reads the tables that are retired now, and makes their words free.
+func (s *slotStore) collect() error {
+	s.mu.Lock()
+	retired := s.retired
+	s.retired = nil
+	s.mu.Unlock()
+	err := s.words.barrier()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		s.retired = append(s.retired, retired...)
+		return errors.Join(errors.New("wait for the programs"), err)
+	}
+	for _, x := range retired {
+		s.space.release(x)
+	}
+	return nil
+}

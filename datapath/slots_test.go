@@ -1,0 +1,128 @@
+package datapath
+
+import (
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// A table is read as it was written, also across chunks; its words are assigned again after collect, not before.
+func TestTablesAreStored(t *testing.T) {
+	fx := newFixture(t, hookTC, false, nil)
+	s := fx.d.services.slots
+	var f, g syFrontend
+	none := [3]uint32{noBackend, noBackend, noBackend}
+	want := table{slots: make([]slot, 3*slotsPerChunk/2), older: []slot{{5, none}}}
+	for i := range want.slots {
+		want.slots[i] = slot{uint32(i), none}
+		if i%3 == 0 {
+			want.slots[i].previous = [3]uint32{uint32(i + 1), anyBackend, noBackend}
+		}
+	}
+	fx.do(func() error { return s.write(want, &f) })
+	if got, err := s.read(f); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("the table is not what was written; %v", err)
+	}
+	top := s.space.top
+	s.retire(f)
+	if err := s.write(table{slots: want.slots[:100]}, &g); err != nil || g.Table.First < top {
+		t.Errorf("%v; words of a retired table were assigned before a grace period: %d", err, g.Table.First)
+	}
+	if err := s.collect(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.write(table{slots: want.slots[:100]}, &g); err != nil || g.Table.First >= top {
+		t.Errorf("%v; words of a retired table were not assigned again: %d", err, g.Table.First)
+	}
+}
+
+const slotsPerChunk = 65536 // SLOT_CHUNK of bpf/maps.h
+
+// Chunks have the BTF of their template: Linux before 6.2 compares them when a chunk is added, and returns EINVAL for a
+// map without BTF (D1). An array has one size, so that the verifier inlines its lookups.
+func TestChunksHaveTheTypesOfTheirTemplate(t *testing.T) {
+	fx := newFixture(t, hookTC, false, nil)
+	fx.service(lb.TCP, "b1")
+	for _, c := range []*chunked{fx.d.chunks.slots, fx.d.chunks.backends, fx.d.chunks.frontendCounters} {
+		if len(c.chunks) != 1 {
+			t.Fatalf("%s has %d chunks; want 1", c.name(), len(c.chunks))
+		}
+		info, err := c.chunks[0].Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if id, ok := info.BTFID(); c.spec.Value != nil && (!ok || id == 0) {
+			t.Errorf("a chunk of %s has no BTF", c.name())
+		}
+	}
+}
+
+// An agent that takes over finds the tables and assigns none of their words.
+func TestTablesSurviveARestart(t *testing.T) {
+	fx := newFixture(t, hookXDP, false, nil)
+	fx.tunnelTo(lb.TCP, nil, 21, 22, 23)
+	fx.tunnelTo(lb.TCP, nil, 21, 22)
+	at := lb.Frontend{VIP: fx.addr("vip"), Port: 80, Protocol: lb.TCP}
+	value := fx.d.services.frontends[at].value
+	before, err := fx.d.services.slots.read(value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(before.slots, slot.changed) {
+		t.Fatal("no slot has an earlier backend")
+	}
+	to := fx.went(fx.on(1, dptest.TCP, dptest.SYN))
+	fx.close()
+	fx.open()
+	if now := fx.d.services.frontends[at].value; now != value {
+		t.Errorf("the frontend was %+v and is %+v", value, now)
+	}
+	after, err := fx.d.services.slots.read(value)
+	if err != nil || !reflect.DeepEqual(before, after) {
+		t.Errorf("the table changed; %v", err)
+	}
+	var f syFrontend
+	if err := fx.d.services.slots.write(table{slots: make([]slot, 50)}, &f); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range spansOf(value) {
+		if x = wholeLines(x); f.Table.First >= x.first && f.Table.First < x.end() {
+			t.Errorf("words of %v were assigned again", x)
+		}
+	}
+	if now := fx.went(fx.on(1, dptest.TCP, dptest.SYN)); now != to {
+		t.Errorf("a flow went to %s and goes to %s", to, now)
+	}
+}
+
+// Memory follows the configuration: without services there is no chunk, with one service one chunk of each kind.
+func TestMemoryFollowsTheConfiguration(t *testing.T) {
+	fx := newFixture(t, hookTC, false, nil)
+	size := func() (n uint64) {
+		for _, c := range []*chunked{fx.d.chunks.slots, fx.d.chunks.backends, fx.d.chunks.frontendCounters,
+			fx.d.chunks.backendCounters} {
+			for _, m := range c.chunks {
+				info, err := m.Info()
+				if err != nil {
+					t.Fatal(err)
+				}
+				bytes, _ := info.Memlock()
+				n += bytes
+			}
+		}
+		return n
+	}
+	if n := size(); n != 0 {
+		t.Errorf("%d bytes without a service", n)
+	}
+	fx.service(lb.TCP, "b1", "b2")
+	perCPU := uint64(2 * 1024 * 24 * ebpf.MustPossibleCPU())
+	if n, limit := size(), 2*(256<<10+1024*96)+perCPU; n == 0 || n > limit+perCPU {
+		t.Errorf("%d bytes with one service; want at most %d", n, limit+perCPU)
+	}
+}
