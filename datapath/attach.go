@@ -36,6 +36,9 @@ type attachments struct {
 // attachAll attaches the programs to all uplinks in Open. What is most likely to fail comes first: while it does, the
 // programs of an earlier agent are all in force.
 func (a *attachments) attachAll() error {
+	if err := a.forward("lo"); err != nil {
+		return err
+	}
 	var nics []netlink.Link
 	for _, name := range a.o.Interfaces {
 		nic, err := a.prepare(name)
@@ -58,14 +61,24 @@ func (a *attachments) prepare(name string) (netlink.Link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("interface %s: %w", name, err)
 	}
-	switch err := a.sysctls.forward(name); {
-	case errors.Is(err, unix.EROFS): // in a container; packets that are not forwarded are counted as no_forwarding
+	if a.o.Delivers { // the stack forwards to the pods
+		err = a.forward(name)
+	}
+	return nic, err
+}
+
+// forward switches forwarding on for packets that arrive on an interface.
+func (a *attachments) forward(name string) error {
+	err := a.sysctls.forward(name)
+	if errors.Is(err, unix.EROFS) { // in a container; packets that are not forwarded are counted as no_forwarding
 		a.o.Log.Warn("forwarding not switched on", "interface", name, "err", err,
 			"fix", "sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1")
-	case err != nil:
-		return nil, fmt.Errorf("interface %s: %w", name, err)
+		return nil
 	}
-	return nic, nil
+	if err != nil {
+		return fmt.Errorf("interface %s: %w", name, err)
+	}
+	return nil
 }
 
 // exchange attaches the programs to one interface, in place of those that an earlier agent pinned.

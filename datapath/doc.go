@@ -74,10 +74,10 @@
 //
 // # Tables of slots
 //
-// All tables are in one array of words (sy_slots); a frontend refers to its table by offset and size. A table is replaced
-// as a whole: the new one is written through shared memory where no frontend refers to, and takes effect with the write of
-// its frontend, so no packet reads a part of one, or the slots of one with the size of another. Its words are assigned
-// again after a grace period (slots.go).
+// All tables are in one array of words (sy_slots); a frontend refers to its table by offset and size. A table is
+// replaced as a whole: the new one is written through shared memory where no frontend refers to, and takes effect with
+// the write of its frontend, so no packet reads a part of one, or the slots of one with the size of another. The words
+// of the old one are assigned again after a grace period (slots.go).
 //
 // The array, and those of backends and counters, grow by chunks: arrays of one size (chunked.go). Memory follows the
 // configuration without a restart. A map of its own per table costs a system call that waits 13 ms for
@@ -90,7 +90,11 @@
 //
 // # Changes to the node
 //
-// bpf_fib_lookup resolves only on interfaces that forward, so forwarding is enabled on the uplinks, and on no other
-// interface. accept_ra changes from 1 to 2 there, because an interface that forwards otherwise ignores router
+// bpf_fib_lookup resolves only as from an interface that forwards. The programs ask as from lo, the only interface on
+// which an appliance switches forwarding on: uplinks that forwarded would route clients into the network of the
+// servers. On a Kubernetes node (Options.Delivers) the stack forwards to the pods, so there forwarding is enabled on
+// the uplinks; accept_ra changes from 1 to 2, because an interface that forwards otherwise ignores router
 // advertisements. The earlier values are kept in StateDir, and Cleanup restores them.
+//
+// The programs use a next hop for at most 250 ms before they ask again (bpf/route.h), whether or not an agent runs.
 package datapath

@@ -226,7 +226,7 @@ func (fx *fixture) inForce() map[string]string {
 			s[d.pin] = fmt.Sprint(len(r.Programs))
 		}
 		for _, path := range []string{
-			sysctlPath("ipv4", "eth0", "forwarding"), sysctlPath("ipv6", "eth0", "forwarding"), reservedPorts,
+			sysctlPath("ipv4", "lo", "forwarding"), sysctlPath("ipv6", "lo", "forwarding"), reservedPorts,
 		} {
 			value, err := os.ReadFile(path)
 			if err != nil {

@@ -75,7 +75,7 @@ func (p *probes) way(vip, server netip.Addr, method syMethod) (mark uint32, from
 			return 0, from, err
 		}
 	}
-	probe := syProbe{Addr: toAddr(server), Local: toAddr(ours[0]), Method: uint32(method), Ifindex: uint32(nic)}
+	probe := syProbe{Addr: toAddr(server), Local: toAddr(ours[0]), Method: uint32(method)}
 	if err := p.objects.SyProbes.Put(mark, probe); err != nil {
 		return 0, from, fmt.Errorf("put a probe: %w", err)
 	}

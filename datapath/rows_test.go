@@ -265,7 +265,7 @@ func fill(fx *fixture) dptest.Packet {
 }
 
 func (fx *fixture) stopForwarding() {
-	off := map[string]string{"net.ipv4.conf.eth0.forwarding": "0", "net.ipv6.conf.eth0.forwarding": "0"}
+	off := map[string]string{"net.ipv4.conf.lo.forwarding": "0", "net.ipv6.conf.lo.forwarding": "0"}
 	if err := fx.host.Sysctl(off); err != nil {
 		fx.t.Fatal(err)
 	}

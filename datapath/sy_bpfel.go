@@ -259,11 +259,10 @@ type syPmtu struct {
 }
 
 type syProbe struct {
-	_       structs.HostLayout
-	Addr    syAddr
-	Local   syAddr
-	Method  uint32
-	Ifindex uint32
+	_      structs.HostLayout
+	Addr   syAddr
+	Local  syAddr
+	Method uint32
 }
 
 type syRangeKey struct {

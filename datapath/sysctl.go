@@ -34,7 +34,8 @@ func openSysctls(stateDir string) (*sysctls, error) {
 	return s, nil
 }
 
-// forward makes the kernel forward packets that arrive on an interface.
+// forward makes the kernel forward packets that arrive on an interface. On lo that are none; there it permits lookups
+// of routes by the programs (bpf/route.h).
 func (s *sysctls) forward(name string) error {
 	if err := s.set("ipv4", name, "forwarding", "1"); err != nil {
 		return err

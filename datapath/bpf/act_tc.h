@@ -114,7 +114,7 @@ static __always_inline int act_tc(struct __sk_buff *skb, struct scratch *s, stru
 	if (v->action == ACTION_FORWARD && v->local)
 		r = ROUTE_OK;
 	else if (v->action == ACTION_FORWARD)
-		r = route_lookup(skb, skb->ifindex, tc_segment_len(skb, p), p, v, &s->fib);
+		r = route_lookup(skb, tc_segment_len(skb, p), p, v, &s->fib);
 	if (r != ROUTE_NONE || v->commit == COMMIT_PMTU)
 		commit(f);
 	if (v->action == ACTION_DECAP)

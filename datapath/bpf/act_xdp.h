@@ -7,11 +7,18 @@
 
 #define XDP_TO_TC XDP_PASS
 
-/* xdp_can_send reports whether XDP may send out of an interface. The ingress interface is always allowed, except
- * on veth. */
-static __always_inline int xdp_can_send(struct xdp_md *ctx, __u32 ifindex)
+/* xdp_can_answer reports whether XDP may send out of the ingress interface. */
+static __always_inline int xdp_can_answer(struct xdp_md *ctx)
 {
-	return (ifindex == ctx->ingress_ifindex && !no_xdp_tx) || bpf_map_lookup_elem(&sy_uplinks, &ifindex);
+	__u32 ifindex = ctx->ingress_ifindex;
+
+	return !no_xdp_tx || bpf_map_lookup_elem(&sy_uplinks, &ifindex);
+}
+
+/* xdp_can_forward reports whether XDP may send out of the interface of a route. */
+static __always_inline int xdp_can_forward(struct xdp_md *ctx, const struct scratch *s)
+{
+	return (s->fib.ifindex == ctx->ingress_ifindex && !no_xdp_tx) || s->v.to_uplink;
 }
 
 /* xdp_send sends the packet as it is out of an interface. */
@@ -61,14 +68,14 @@ static __always_inline int act_xdp(struct xdp_md *ctx, struct scratch *s, struct
 	if (v->action == ACTION_PASS || v->local || (local_delivery && v->action == ACTION_DECAP))
 		return XDP_TO_TC;
 	if (v->action == ACTION_FORWARD) {
-		enum route r = route_lookup(ctx, ctx->ingress_ifindex, p->l3len, p, v, &s->fib);
+		enum route r = route_lookup(ctx, p->l3len, p, v, &s->fib);
 
-		if (r == ROUTE_NO_NEIGHBOUR || (r == ROUTE_OK && !xdp_can_send(ctx, s->fib.ifindex)))
+		if (r == ROUTE_NO_NEIGHBOUR || (r == ROUTE_OK && !xdp_can_forward(ctx, s)))
 			return XDP_TO_TC;
 		if (r == ROUTE_OK)
 			commit(f);
 	}
-	if (v->action > ACTION_FORWARD && v->action < ACTION_DECAP && !xdp_can_send(ctx, ctx->ingress_ifindex))
+	if (v->action > ACTION_FORWARD && v->action < ACTION_DECAP && !xdp_can_answer(ctx))
 		return XDP_TO_TC;
 	if (v->action == ACTION_DECAP)
 		n = decap_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end, p, v, &type);

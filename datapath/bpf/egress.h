@@ -34,7 +34,7 @@ static __always_inline int egress_probe(struct __sk_buff *skb, struct scratch *s
 	v->t.dst = probe->addr;
 	v->hash = flow_hash(&p->key, ALGORITHM_FLOW_HASH);
 	tunnel_set_ports(v);
-	enum route r = route_lookup(skb, probe->ifindex, tc_segment_len(skb, p), p, v, &s->fib);
+	enum route r = route_lookup(skb, tc_segment_len(skb, p), p, v, &s->fib);
 
 	return r == ROUTE_NONE ? TC_ACT_SHOT : tc_forward(skb, v, &s->fib, r);
 }

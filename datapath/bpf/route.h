@@ -56,21 +56,64 @@ static __always_inline int route_on_link(const struct verdict *v, const struct b
 	return addr_equal(fib->ipv6_dst, v->t.dst.w);
 }
 
-/* route_lookup fills fib for a packet whose largest segment has len bytes, from the IP header on. */
-static __always_inline enum route route_lookup(void *ctx, __u32 ifindex, __u32 len, const struct pkt *p,
-					       struct verdict *v, struct bpf_fib_lookup *fib)
-{
-	__u32 mtu = 0;
-	enum route r = ROUTE_OK;
+/* A next hop is looked up again after so many jiffies: 25 to 250 ms, by the kernel's HZ. */
+#define NEXT_HOP_JIFFIES 25
 
-	if (p->ttl <= 1)
-		return route_drop(v, REASON_TTL_EXPIRED);
-	len += encap_overhead(v);
-	if (!route_fits_pmtu(v, len, &mtu))
-		return route_too_big(p, v, mtu);
+/* Flows to one destination are spread over so many paths. All packets of a flow take the same. */
+#define NEXT_HOP_PATHS 16
+
+static __always_inline struct next_hop *next_hop_slot(const struct verdict *v, __u8 path)
+{
+	__u32 i = (v->t.dst.w[3] ^ v->t.dst.w[1] ^ path * 0x9e3779b9) * 0x85ebca6b >> 22;
+
+	_Static_assert(NEXT_HOPS == 1 << (32 - 22), "the index has so many bits");
+	return bpf_map_lookup_elem(&sy_next_hops, &i);
+}
+
+/* route_cached takes the result of a recent lookup for a packet of len bytes. */
+static __always_inline int route_cached(const struct next_hop *hop, __u8 path, __u32 len, struct verdict *v,
+					struct bpf_fib_lookup *fib)
+{
+	if (!hop || hop->until < bpf_jiffies64() || hop->path != path || len > hop->mtu ||
+	    !addr_equal(hop->dst.w, v->t.dst.w) || !addr_equal(hop->src.w, v->t.src.w))
+		return 0;
+	fib->ifindex = hop->ifindex;
+	__builtin_memcpy(fib->smac, hop->smac, ETH_ALEN);
+	__builtin_memcpy(fib->dmac, hop->dmac, ETH_ALEN);
+	v->to_uplink = hop->to_uplink;
+	return 1;
+}
+
+static __always_inline void route_keep(struct next_hop *hop, __u8 path, const struct verdict *v,
+				       const struct bpf_fib_lookup *fib)
+{
+	if (!hop)
+		return;
+	hop->src = v->t.src;
+	hop->dst = v->t.dst;
+	hop->path = path;
+	hop->ifindex = fib->ifindex;
+	hop->mtu = fib->mtu_result;
+	__builtin_memcpy(hop->smac, fib->smac, ETH_ALEN);
+	__builtin_memcpy(hop->dmac, fib->dmac, ETH_ALEN);
+	hop->to_uplink = v->to_uplink;
+	hop->until = bpf_jiffies64() + NEXT_HOP_JIFFIES;
+}
+
+/* The lookup is as for a packet that this node sends: it needs no forwarding on the interfaces of clients, so the node
+ * is no router for them. The loopback interface has this index in every network namespace. */
+#define LOOPBACK_IFINDEX 1
+
+/* route_ask asks the kernel for the next hop. The ports stand for the flow where a route has several next hops
+ * (fib_multipath_hash_policy = 1). */
+static __always_inline long route_ask(void *ctx, __u32 len, const struct pkt *p, const struct verdict *v, __u8 path,
+				      struct bpf_fib_lookup *fib)
+{
 	__builtin_memset(fib, 0, sizeof(*fib));
-	fib->ifindex = ifindex;
+	fib->ifindex = LOOPBACK_IFINDEX;
 	fib->l4_protocol = v->method == METHOD_GUE ? IPPROTO_UDP : p->key.proto;
+	fib->sport = bpf_htons(0xc000 | path);
+	fib->dport = bpf_htons(tunnel_port);
 	fib->tot_len = len;
 	if (addr_is_v4(&v->t.dst)) {
 		fib->family = AF_INET;
@@ -81,7 +124,27 @@ static __always_inline enum route route_lookup(void *ctx, __u32 ifindex, __u32 l
 		__builtin_memcpy(fib->ipv6_src, &v->t.src, sizeof(fib->ipv6_src));
 		__builtin_memcpy(fib->ipv6_dst, &v->t.dst, sizeof(fib->ipv6_dst));
 	}
-	switch (bpf_fib_lookup(ctx, fib, sizeof(*fib), 0)) {
+	return bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
+}
+
+/* route_lookup fills fib for a packet whose largest segment has len bytes, from the IP header on. After ROUTE_OK it
+ * has the interface and the MAC addresses; after ROUTE_NO_NEIGHBOUR the interface and the next hop. */
+static __always_inline enum route route_lookup(void *ctx, __u32 len, const struct pkt *p, struct verdict *v,
+					       struct bpf_fib_lookup *fib)
+{
+	__u8 path = v->hash % NEXT_HOP_PATHS;
+	struct next_hop *hop = next_hop_slot(v, path);
+	__u32 mtu = 0;
+	enum route r = ROUTE_OK;
+
+	if (p->ttl <= 1)
+		return route_drop(v, REASON_TTL_EXPIRED);
+	len += encap_overhead(v);
+	if (!route_fits_pmtu(v, len, &mtu))
+		return route_too_big(p, v, mtu);
+	if (route_cached(hop, path, len, v, fib))
+		return ROUTE_OK;
+	switch (route_ask(ctx, len, p, v, path, fib)) {
 	case BPF_FIB_LKUP_RET_SUCCESS:
 		break;
 	case BPF_FIB_LKUP_RET_NO_NEIGH:
@@ -94,5 +157,11 @@ static __always_inline enum route route_lookup(void *ctx, __u32 ifindex, __u32 l
 	default:
 		return route_drop(v, REASON_NO_ROUTE);
 	}
-	return route_on_link(v, fib) ? r : route_drop(v, REASON_NOT_ON_LINK);
+	if (!route_on_link(v, fib))
+		return route_drop(v, REASON_NOT_ON_LINK);
+	if (r == ROUTE_OK) {
+		v->to_uplink = bpf_map_lookup_elem(&sy_uplinks, &fib->ifindex) != 0;
+		route_keep(hop, path, v, fib);
+	}
+	return r;
 }

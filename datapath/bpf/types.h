@@ -159,7 +159,6 @@ struct next_hop {
 struct probe {
 	struct addr addr, local; /* of the server, and the source address towards it */
 	__u32 method;
-	__u32 ifindex; /* egress interface */
 };
 
 /* Limit of ICMP errors, per CPU. */
@@ -261,7 +260,7 @@ enum reason {
 	REASON_NO_ROUTE,
 	/* operator: a server with forward = "dsr" is behind a router; put it on the link or use a tunnel */
 	REASON_NOT_ON_LINK,
-	/* operator: IP forwarding is off on the interface; find what changed the sysctl and restart the agent */
+	/* operator: IP forwarding is off on lo; find what changed the sysctl and restart the agent */
 	REASON_NO_FORWARDING,
 	/* sender: the TTL or hop limit is used up; look for a routing loop or raise the initial TTL */
 	REASON_TTL_EXPIRED,

@@ -1,0 +1,173 @@
+package datapath
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// nextHop is the destination MAC address of what is sent for a packet.
+func (fx *fixture) nextHop(p dptest.Packet) string {
+	fx.t.Helper()
+	r := fx.run(p.Frame())
+	if r.did != "sent" || r.reason != "forwarded" {
+		fx.t.Fatalf("%s: %s", r.did, r.reason)
+	}
+	return net.HardwareAddr(r.frame[:6]).String()
+}
+
+// neighbour sets the MAC address of a neighbour.
+func (fx *fixture) neighbour(addr netip.Addr, mac ...byte) {
+	fx.t.Helper()
+	fx.do(func() error {
+		return netlink.NeighSet(&netlink.Neigh{LinkIndex: int(fx.nic), State: netlink.NUD_PERMANENT,
+			IP: addr.AsSlice(), HardwareAddr: mac})
+	})
+}
+
+// A route with several next hops spreads the flows, and all packets of a flow take the same one (D15).
+func TestRouteWithSeveralNextHops(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, nil)
+		fx.tunnelTo(lb.TCP, nil, 77)
+		policy := map[string]string{
+			"net.ipv4.fib_multipath_hash_policy": "1", "net.ipv6.fib_multipath_hash_policy": "1",
+		}
+		if err := fx.host.Sysctl(policy); err != nil {
+			t.Fatal(err)
+		}
+		to := netip.MustParseAddr("192.0.2.77")
+		gateways := []netip.Addr{netip.MustParseAddr("192.0.2.201"), netip.MustParseAddr("192.0.2.202")}
+		if v6 {
+			to = netip.MustParseAddr("2001:db8::77")
+			gateways = []netip.Addr{netip.MustParseAddr("2001:db8::201"), netip.MustParseAddr("2001:db8::202")}
+		}
+		route := &netlink.Route{Dst: &net.IPNet{IP: to.AsSlice(), Mask: net.CIDRMask(to.BitLen(), to.BitLen())}}
+		for i, gw := range gateways {
+			fx.neighbour(gw, 2, 0, 0, 0, 1, byte(i))
+			route.MultiPath = append(route.MultiPath, &netlink.NexthopInfo{LinkIndex: int(fx.nic), Gw: gw.AsSlice()})
+		}
+		fx.do(func() error { return netlink.RouteAdd(route) })
+		count, first := map[string]int{}, map[int]string{}
+		for round := range 3 {
+			for i := range 200 {
+				mac := fx.nextHop(fx.on(i, dptest.TCP, dptest.ACK))
+				if first[i] == "" {
+					first[i] = mac
+				}
+				if mac != first[i] {
+					t.Fatalf("flow %d took %s and takes %s", i, first[i], mac)
+				}
+				count[mac]++
+			}
+			if round == 1 { // the results of the first lookups are no longer used
+				time.Sleep(300 * time.Millisecond)
+			}
+		}
+		for mac, n := range count {
+			if n < 100 || len(count) != 2 {
+				t.Errorf("%s got %d of 600 packets; want about half: %v", mac, n, count)
+			}
+		}
+	})
+}
+
+// A neighbour that changes its MAC address gets its packets at the new one.
+func TestNeighbourChanges(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, nil)
+		fx.tunnelTo(lb.TCP, nil, 21)
+		p := fx.on(1, dptest.TCP, dptest.ACK)
+		before := fx.nextHop(p)
+		fx.neighbour(fx.addr("b1"), 2, 0, 0, 0, 7, 7)
+		labtest.Until(t, 5*time.Second, "the new address is used", func() error {
+			return wrong(fx.nextHop(p) == before, "still sent to %s", before)
+		})
+	})
+}
+
+// The balancer forwards to servers behind it and is no router for its clients: what is not to a VIP takes the way that
+// it took before the datapath was opened (D6).
+func TestBalancerIsNoRouter(t *testing.T) {
+	l := labtest.New(t)
+	client, balancer, server := labtest.Host(t, l, "client"), labtest.Host(t, l, "lb"), labtest.Host(t, l, "server")
+	prefix := func(s ...string) (out []netip.Prefix) {
+		for _, x := range s {
+			out = append(out, netip.MustParsePrefix(x))
+		}
+		return out
+	}
+	for _, x := range []struct{ a, b lab.End }{
+		{lab.End{Host: client, Name: "eth0", Addresses: prefix("192.0.2.2/24", "2001:db8:1::2/64")},
+			lab.End{Host: balancer, Name: "out", Addresses: prefix("192.0.2.1/24", "2001:db8:1::1/64")}},
+		{lab.End{Host: server, Name: "eth0", Addresses: prefix("10.0.0.2/24", "2001:db8:2::2/64")},
+			lab.End{Host: balancer, Name: "in", Addresses: prefix("10.0.0.1/24", "2001:db8:2::1/64")}},
+	} {
+		if err := l.Link(x.a, x.b, lab.LinkOptions{SoftwareChecksums: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for h, gateways := range map[*lab.Host][]string{
+		client: {"192.0.2.1", "2001:db8:1::1"}, server: {"10.0.0.1", "2001:db8:2::1"},
+	} {
+		for i, to := range []netip.Prefix{lab.Default, lab.Default6} {
+			if err := h.AddRoute(to, netip.MustParseAddr(gateways[i])); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := traffic.ServeHTTP(server, "server", netip.MustParseAddrPort("10.0.0.2:80")); err != nil {
+		t.Fatal(err)
+	}
+	// Whether the client gets an answer of the server, of each family, and of the balancer itself.
+	reached := func() (got [3]bool) {
+		for i, to := range []string{"10.0.0.2", "2001:db8:2::2", "192.0.2.1"} {
+			got[i] = traffic.From(client).Ping(t.Context(), netip.MustParseAddr(to)) == nil
+		}
+		return got
+	}
+	before := reached()
+	if before != [3]bool{false, false, true} {
+		t.Fatalf("before: %v", before)
+	}
+	for _, mode := range []Mode{ModeTC, ModeXDP} {
+		o := testOptions()
+		o.Interfaces, o.Mode = []string{"out", "in"}, mode
+		err := balancer.Do(func() error {
+			d, err := Open(o)
+			if err != nil {
+				return err
+			}
+			defer d.Close()
+			backends := []lb.Backend{{Addr: netip.MustParseAddr("10.0.0.2"), Weight: 1}}
+			s := &lb.Service{Name: "web", VIPs: []netip.Addr{netip.MustParseAddr("203.0.113.10")},
+				Ports:     lb.PortsOn(backends, lb.Port{Port: 80, Target: 80, Protocol: lb.TCP}),
+				Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Check: lb.CheckSpec{Type: lb.CheckNone}}
+			for f, err := range d.Apply(t.Context(), lb.Delta{Put: lb.Build(s, nil, lb.Drains{}).Frontends}) {
+				t.Errorf("%s: %v", f, err)
+			}
+			if after := reached(); after != before {
+				t.Errorf("%s: server by IPv4, by IPv6, balancer reached: %v; before: %v", mode, after, before)
+			}
+			if _, err := traffic.From(client).Get(t.Context(), "http://203.0.113.10/"); err != nil {
+				t.Errorf("%s: by the VIP: %v", mode, err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := balancer.Do(func() error { return Cleanup(o.PinPath, o.StateDir, quiet) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
