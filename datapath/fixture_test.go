@@ -106,6 +106,9 @@ func newFixtureWith(t *testing.T, h hook, isV6 bool, change func(*Options), prep
 			return err
 		}
 		fx.nic = uint32(nic.Attrs().Index)
+		if err := netlink.LinkSetHardwareAddr(nic, dptest.MAC); err != nil {
+			return err
+		}
 		for _, names := range []map[string]string{v4, v6} {
 			if err := fx.host.AddAddress("lo", hostPrefix(names["loopback"])); err != nil {
 				return err

@@ -341,6 +341,14 @@ type syTuple struct {
 	Dport uint16
 }
 
+type syUplink struct {
+	_       structs.HostLayout
+	Ifindex uint32
+	Mac     [6]uint8
+	Xmit    uint8
+	Pad     uint8
+}
+
 type syVerdict struct {
 	_          structs.HostLayout
 	T          syTuple

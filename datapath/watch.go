@@ -61,7 +61,11 @@ func (a *attachments) linkChanged(u netlink.LinkUpdate) {
 		a.status[name] = InterfaceStatus{Name: name}
 		a.mu.Unlock()
 		a.o.Log.Warn("interface deleted", "interface", name)
-	case u.Header.Type == unix.RTM_NEWLINK && index != u.Attrs().Index:
+	case u.Header.Type == unix.RTM_NEWLINK && index == u.Attrs().Index:
+		if err := a.macChanged(u.Link); err != nil {
+			a.o.Log.Error("MAC address not followed", "interface", name, "err", err)
+		}
+	case u.Header.Type == unix.RTM_NEWLINK:
 		nic, err := a.prepare(name)
 		if err == nil {
 			err = a.exchange(nic)

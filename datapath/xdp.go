@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"bytes"
 	"errors"
 
 	"github.com/cilium/ebpf/link"
@@ -28,34 +29,79 @@ func (a *attachments) attachXDP(nic netlink.Link) (Mode, error) {
 	}
 	switch mode {
 	case ModeXDPGeneric:
-		return mode, try(mode, link.XDPGenericMode, native)
+		return mode, errors.Join(try(mode, link.XDPGenericMode, native), a.setUplink(nic, false))
 	case ModeXDP, ModeAuto:
 		err := try(ModeXDP, link.XDPDriverMode, generic)
 		if err == nil {
-			return ModeXDP, a.setUplink(nic)
+			return ModeXDP, a.setUplink(nic, a.receivesFromXDP(nic))
 		}
 		if mode == ModeXDP {
 			return "", err
 		}
 		a.o.Log.Info("native XDP not attached; tc is used", "interface", name, "err", err)
 	}
-	if err := ignoreMissing(a.objects.SyUplinks.Delete(uint32(index))); err != nil {
+	if err := a.removeUplink(index); err != nil {
 		return "", err
 	}
 	return ModeTC, a.open.onSuccess(func() error { return errors.Join(a.unpin(native), a.unpin(generic)) })
 }
 
-// setUplink lets XDP redirect frames to an interface, if that works there. On veth it works only while the peer has GRO
+// receivesFromXDP reports whether XDP may redirect frames to an interface. On veth it works only while the peer has GRO
 // or an XDP program, which the kernel shows as a feature of this end; otherwise tc sends.
-func (a *attachments) setUplink(nic netlink.Link) error {
+func (a *attachments) receivesFromXDP(nic netlink.Link) bool {
+	if nic.Type() != "veth" {
+		return true
+	}
+	features, err := xdpFeatures(nic.Attrs().Index)
+	if err != nil || features&xdpFeatureXmit == 0 {
+		a.o.Log.Warn("veth peer does not receive frames from XDP; tc sends instead",
+			"interface", nic.Attrs().Name, "err", err, "fix", "turn GRO on for the peer: ethtool -K DEV gro on")
+		return false
+	}
+	return true
+}
+
+// uplinkSlots is the size of sy_uplinks (bpf/maps.h).
+const uplinkSlots = 256
+
+// uplink returns the entry in the place of an interface: its own, an empty one, or that of another uplink.
+func (a *attachments) uplink(index int) (up syUplink, err error) {
+	err = a.objects.SyUplinks.Lookup(uint32(index%uplinkSlots), &up)
+	return up, err
+}
+
+// setUplink gives XDP the MAC address of an interface: it leaves frames for other addresses alone.
+func (a *attachments) setUplink(nic netlink.Link, xmit bool) error {
 	index := nic.Attrs().Index
-	if nic.Type() == "veth" {
-		features, err := xdpFeatures(index)
-		if err != nil || features&xdpFeatureXmit == 0 {
-			a.o.Log.Warn("veth peer does not receive frames from XDP; tc sends instead",
-				"interface", nic.Attrs().Name, "err", err, "fix", "turn GRO on for the peer: ethtool -K DEV gro on")
-			return ignoreMissing(a.objects.SyUplinks.Delete(uint32(index)))
+	other, err := a.uplink(index)
+	if err != nil {
+		return err
+	}
+	if other.Ifindex != 0 && other.Ifindex != uint32(index) {
+		if _, err := netlink.LinkByIndex(int(other.Ifindex)); err == nil {
+			a.o.Log.Warn("interface left to tc: another uplink has its place in sy_uplinks",
+				"interface", nic.Attrs().Name, "index", index, "other", other.Ifindex)
+			return nil
 		}
 	}
-	return a.objects.SyUplinks.Put(uint32(index), uint32(1))
+	up := syUplink{Ifindex: uint32(index), Xmit: truth(xmit)}
+	copy(up.Mac[:], nic.Attrs().HardwareAddr)
+	return a.objects.SyUplinks.Put(uint32(index%uplinkSlots), up)
+}
+
+func (a *attachments) removeUplink(index int) error {
+	up, err := a.uplink(index)
+	if err != nil || up.Ifindex != uint32(index) {
+		return err
+	}
+	return a.objects.SyUplinks.Put(uint32(index%uplinkSlots), syUplink{})
+}
+
+// macChanged follows a change of the MAC address of an uplink.
+func (a *attachments) macChanged(nic netlink.Link) error {
+	up, err := a.uplink(nic.Attrs().Index)
+	if err != nil || up.Ifindex != uint32(nic.Attrs().Index) || bytes.Equal(up.Mac[:], nic.Attrs().HardwareAddr) {
+		return err
+	}
+	return a.setUplink(nic, up.Xmit != 0)
 }

@@ -113,12 +113,23 @@ func (s *site) metrics(t *testing.T, a *lab.Agent, names ...string) string {
 // flood sends SYNs to a VIP from the router, at most rate a second until ctx ends, and returns how many.
 func (s *site) flood(t *testing.T, ctx context.Context, vip netip.Addr, rate int) (sent int) {
 	balancer := s.Balancers[0]
-	err := s.Topology.Router.Do(func() error {
+	var to net.HardwareAddr
+	err := balancer.Do(func() error {
+		nic, err := net.InterfaceByName("eth0")
+		if err == nil {
+			to = nic.HardwareAddr
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = s.Topology.Router.Do(func() error {
 		nic, err := net.InterfaceByName(balancer.Port)
 		if err != nil {
 			return err
 		}
-		frame := synFrom(vip)
+		frame := synFrom(to, vip)
 		spec := &ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL", Instructions: flooder(frame, nic.Index)}
 		prog, err := ebpf.NewProgram(spec)
 		if err != nil {
@@ -148,10 +159,10 @@ func (s *site) flood(t *testing.T, ctx context.Context, vip netip.Addr, rate int
 	return sent
 }
 
-// synFrom is a SYN from 198.18.0.0 or 2001:db8:bad::.
-func synFrom(vip netip.Addr) []byte {
+// synFrom is a SYN to this MAC address from 198.18.0.0 or 2001:db8:bad::.
+func synFrom(to net.HardwareAddr, vip netip.Addr) []byte {
 	p := dptest.Packet{
-		Src: netip.MustParseAddrPort("198.18.0.0:0"), Dst: netip.AddrPortFrom(vip, 9000),
+		To: to, Src: netip.MustParseAddrPort("198.18.0.0:0"), Dst: netip.AddrPortFrom(vip, 9000),
 		Proto: dptest.TCP, Flags: dptest.SYN, MSS: 1460,
 	}
 	if vip.Is6() {

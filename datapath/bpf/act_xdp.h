@@ -10,15 +10,28 @@
 /* xdp_can_answer reports whether XDP may send out of the ingress interface. */
 static __always_inline int xdp_can_answer(struct xdp_md *ctx)
 {
-	__u32 ifindex = ctx->ingress_ifindex;
-
-	return !no_xdp_tx || bpf_map_lookup_elem(&sy_uplinks, &ifindex);
+	return !no_xdp_tx || uplink_xmits(ctx->ingress_ifindex);
 }
 
 /* xdp_can_forward reports whether XDP may send out of the interface of a route. */
 static __always_inline int xdp_can_forward(struct xdp_md *ctx, const struct scratch *s)
 {
 	return (s->fib.ifindex == ctx->ingress_ifindex && !no_xdp_tx) || s->v.to_uplink;
+}
+
+/* xdp_is_addressed reports whether a frame has the MAC address of the uplink. A switch may flood others, and a
+ * promiscuous interface receives them. tc decides where the address is not known: it has the kernel's answer. */
+static __always_inline int xdp_is_addressed(struct xdp_md *ctx)
+{
+	struct ethhdr *eth = (void *)(long)ctx->data;
+	struct uplink *up = uplink_get(ctx->ingress_ifindex);
+
+	if (!up || (void *)(eth + 1) > (void *)(long)ctx->data_end)
+		return 0;
+	for (int i = 0; i < ETH_ALEN; i += 2)
+		if (*(__u16 *)(eth->dst + i) != *(__u16 *)(up->mac + i))
+			return 0;
+	return 1;
 }
 
 /* xdp_send sends the packet as it is out of an interface. */
@@ -65,7 +78,8 @@ static __always_inline int act_xdp(struct xdp_md *ctx, struct scratch *s, struct
 	__u32 n = 0;
 
 	/* Other traffic of this node, or a packet that tc handles and counts. */
-	if (v->action == ACTION_PASS || v->local || (local_delivery && v->action == ACTION_DECAP))
+	if (v->action == ACTION_PASS || v->local || (local_delivery && v->action == ACTION_DECAP) ||
+	    !xdp_is_addressed(ctx))
 		return XDP_TO_TC;
 	if (v->action == ACTION_FORWARD) {
 		enum route r = route_lookup(ctx, p->l3len, p, v, &s->fib);

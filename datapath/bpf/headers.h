@@ -125,6 +125,8 @@ struct icmphdr { /* RFC 792, RFC 4443 */
 #define ND_FIRST 133 /* router solicitation … */
 #define ND_LAST 137 /* … redirect (RFC 4861) */
 
+#define PACKET_HOST 0 /* linux/if_packet.h */
+
 /* Return codes of tc (linux/pkt_cls.h). */
 #define TC_ACT_UNSPEC (-1)
 #define TC_ACT_OK 0

@@ -230,13 +230,31 @@ struct {
 	__uint(max_entries, NEXT_HOPS);
 } sy_next_hops SEC(".maps");
 
-/* Interfaces, by index, from which native XDP may send. */
+/* Uplinks with XDP, by the low bits of their interface index: an array costs a packet next to nothing. An uplink whose
+ * place another one has is left to tc. */
+#define UPLINKS 256
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
-	__type(value, __u32);
-	__uint(max_entries, 256);
+	__type(value, struct uplink);
+	__uint(max_entries, UPLINKS);
 } sy_uplinks SEC(".maps");
+
+static __always_inline struct uplink *uplink_get(__u32 ifindex)
+{
+	__u32 i = ifindex % UPLINKS;
+	struct uplink *up = bpf_map_lookup_elem(&sy_uplinks, &i);
+
+	return up && up->ifindex == ifindex ? up : 0;
+}
+
+/* uplink_xmits reports whether native XDP may send out of an interface. */
+static __always_inline int uplink_xmits(__u32 ifindex)
+{
+	struct uplink *up = uplink_get(ifindex);
+
+	return up && up->xmit;
+}
 
 #define COUNTER_CHUNK 1024
 

@@ -160,7 +160,7 @@ static __always_inline enum route route_lookup(void *ctx, __u32 len, const struc
 	if (!route_on_link(v, fib))
 		return route_drop(v, REASON_NOT_ON_LINK);
 	if (r == ROUTE_OK) {
-		v->to_uplink = bpf_map_lookup_elem(&sy_uplinks, &fib->ifindex) != 0;
+		v->to_uplink = uplink_xmits(fib->ifindex);
 		route_keep(hop, path, v, fib);
 	}
 	return r;

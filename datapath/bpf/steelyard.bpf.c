@@ -51,6 +51,9 @@ static __always_inline void tc_pull(struct __sk_buff *skb)
 SEC("tc")
 int sy_tc_in(struct __sk_buff *skb)
 {
+	if (skb->pkt_type !=
+	    PACKET_HOST) /* for another machine, or not for one machine; the kernel forwards none either */
+		return TC_ACT_UNSPEC;
 	tc_pull(skb);
 	struct scratch *s = parse_tc(skb) ? scratch_get() : 0;
 

@@ -167,6 +167,14 @@ struct token_bucket {
 	__u64 tokens;
 };
 
+/* An interface that packets of clients and servers arrive on. */
+struct uplink {
+	__u32 ifindex; /* 0: none */
+	__u8 mac[6];
+	__u8 xmit; /* 1: native XDP may send from it */
+	__u8 pad;
+};
+
 struct vip {
 	__u8 up; /* 1: a frontend has a backend; the VIP answers ping */
 	__u8 ranges; /* 1: a frontend of it is in sy_port_ranges */

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"net"
 	"net/netip"
 
 	"github.com/steelyard-lb/steelyard/datapath/checksum"
@@ -22,8 +23,12 @@ const (
 	FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16
 )
 
+// MAC is the address that frames have by default.
+var MAC = net.HardwareAddr{2, 0, 0, 0, 0, 1}
+
 // Packet is an Ethernet frame with IPv4 or IPv6 and one transport header.
 type Packet struct {
+	To       net.HardwareAddr // nil: MAC
 	Src, Dst netip.AddrPort // of one family
 	Proto    uint8
 	TTL      uint8 // 0: 64
@@ -55,7 +60,12 @@ func (p Packet) v4() bool { return p.Src.Addr().Is4() }
 func (p Packet) Frame() []byte {
 	l4 := p.transport()
 	f := make([]byte, 14, 128)
-	copy(f, []byte{2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2})
+	to := p.To
+	if to == nil {
+		to = MAC
+	}
+	copy(f, to)
+	copy(f[6:], []byte{2, 0, 0, 0, 0, 2})
 	for _, id := range p.Tags {
 		binary.BigEndian.PutUint16(f[len(f)-2:], 0x8100)
 		f = binary.BigEndian.AppendUint16(f, id)

@@ -1,0 +1,94 @@
+package datapath
+
+import (
+	"context"
+	"maps"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+// Frames for other machines, which a switch floods or a promiscuous interface receives, are left alone, and so are
+// unicast packets in multicast frames. The address is that of the uplink, also after a change.
+func TestFramesForOthersAreLeftAlone(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, nil)
+		web(fx)
+		other := net.HardwareAddr{2, 0, 0, 0, 0, 0x77}
+		did := func(to net.HardwareAddr, p dptest.Packet) string {
+			p.To = to
+			frame := p.Frame()
+			before := fx.counts()
+			did, out := "passed", frame
+			if h == hookXDP {
+				did, out = fx.runXDP(frame)
+			}
+			if did == "passed" {
+				did, out = fx.runTC(frame)
+			}
+			if did == "passed" && string(out) != string(frame) {
+				t.Errorf("to %s: passed on changed", to)
+			}
+			if did == "passed" && !maps.Equal(fx.counts(), before) {
+				t.Errorf("to %s: counted", to)
+			}
+			return did
+		}
+		for _, to := range []net.HardwareAddr{
+			other, {0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, {1, 0, 0x5e, 0, 0, 1}, {2, 0, 0, 0, 0, 0}, {0, 0, 0, 0, 0, 1},
+		} {
+			for _, p := range []dptest.Packet{
+				tcp(dptest.SYN)(fx), tcp(dptest.ACK)(fx), toPort(81)(fx), icmp(8, 128)(fx),
+			} {
+				if got := did(to, p); got != "passed" {
+					t.Errorf("to %s: a packet of protocol %d was %s", to, p.Proto, got)
+				}
+			}
+		}
+		if n := len(fx.flows()); n != 0 {
+			t.Errorf("%d flow entries", n)
+		}
+		if got := did(dptest.MAC, tcp(dptest.SYN)(fx)); got != "sent" {
+			t.Errorf("to the uplink: %s", got)
+		}
+		fx.watch()
+		fx.do(func() error {
+			nic, err := netlink.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			return netlink.LinkSetHardwareAddr(nic, other)
+		})
+		labtest.Until(t, 10*time.Second, "the new address is known", func() error {
+			p := icmp(8, 128)(fx) // a change of the address removes all neighbours
+			p.To = other
+			run := fx.runXDP
+			if h == hookTC {
+				run = fx.runTC
+			}
+			got, _ := run(p.Frame())
+			return wrong(got != "sent", "%s", got)
+		})
+		if got := did(dptest.MAC, tcp(dptest.SYN)(fx)); got != "passed" {
+			t.Errorf("to the earlier address: %s", got)
+		}
+	})
+}
+
+// watch follows the kernel's interfaces and addresses until the test ends.
+func (fx *fixture) watch() {
+	ctx, stop := context.WithCancel(fx.t.Context())
+	done := make(chan error, 1)
+	go func() { done <- fx.host.Do(func() error { return fx.d.watch(ctx) }) }()
+	fx.t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			fx.t.Error(err)
+		}
+	})
+}
