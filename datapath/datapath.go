@@ -96,7 +96,7 @@ func (d *Datapath) open(t *transaction) (err error) {
 	if d.services, err = openServices(d.objects, d.chunks, d.log); err != nil {
 		return err
 	}
-	d.tunnels = &tunnels{objects: d.objects, delivers: d.o.Delivers, always: d.o.TunnelSources}
+	d.tunnels = &tunnels{objects: d.objects, always: d.o.TunnelSources}
 	d.gc = newFlowGC(d.objects, d.services, d.o.Timeouts, d.log)
 	sys, err := openSysctls(d.o.StateDir)
 	if err != nil {

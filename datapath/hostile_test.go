@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"net"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -91,4 +92,18 @@ func (fx *fixture) watch() {
 			fx.t.Error(err)
 		}
 	})
+}
+
+// An IPv6 frame to ::ffff:a.b.c.d is not for the IPv4 service there.
+func TestMappedDestination(t *testing.T) {
+	for _, h := range []hook{hookXDP, hookTC} {
+		fx := newFixture(t, h, false, nil)
+		web(fx)
+		p := tcp(dptest.SYN)(fx)
+		p.Src = netip.MustParseAddrPort("[2001:db8::100]:40000")
+		p.Dst = netip.AddrPortFrom(netip.AddrFrom16(p.Dst.Addr().As16()), p.Dst.Port())
+		if r := fx.run(p.Frame()); r.did != "dropped" || r.reason != "malformed" {
+			t.Errorf("%s: %s: %s", h, r.did, r.reason)
+		}
+	}
 }

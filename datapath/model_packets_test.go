@@ -115,6 +115,16 @@ func (m *model) vary(rnd *rand.Rand, p *dptest.Packet) {
 		*p = icmp(8, 128)(fx)
 	case 10:
 		*p = icmp(13, 127)(fx)
+	case 11:
+		if p.Dst.Port() != 90 && p.Dst.Port() != 91 { // there, a sample of the packets is checked
+			p.Src = fx.at([]string{"vip", "self"}[rnd.IntN(2)], p.Src.Port())
+		}
+	case 12:
+		loopback := netip.IPv6Loopback()
+		if !fx.v6 {
+			loopback = netip.MustParseAddr("127.0.0.1")
+		}
+		p.Src = netip.AddrPortFrom(loopback, p.Src.Port())
 	}
 }
 
@@ -159,7 +169,8 @@ func TestModel(t *testing.T) {
 		}
 		t.Log(seen)
 		for _, reason := range []string{"forwarded", "not_ours", "no_flow", "bad_ack", "no_frontend", "not_allowed",
-			"no_backend", "fragment_not_found", "unsupported_protocol", "echo_reply", "ttl_expired"} {
+			"no_backend", "fragment_not_found", "unsupported_protocol", "echo_reply", "ttl_expired",
+			"source_is_local", "malformed"} {
 			if seen[reason] < 20 {
 				t.Errorf("only %d packets were %s: the generator covers too little", seen[reason], reason)
 			}

@@ -78,7 +78,24 @@ func segmentOf(p dptest.Packet) segment {
 
 func (s segment) opens() bool { return !s.stream || s.syn && !s.ack && !s.rst }
 
+// predict drops what nobody may send, before it opens a flow or is answered.
 func (m *model) predict(p dptest.Packet) prediction {
+	src := p.Src.Addr()
+	switch {
+	case !src.IsGlobalUnicast() && p.Dst.Addr() == m.fx.addr("vip"):
+		return drop("malformed")
+	case !src.IsGlobalUnicast():
+		return notOurs
+	}
+	pr := m.service(p)
+	local := src == m.fx.addr("vip") || src == m.fx.addr("self")
+	if local && (pr.did == "sent" || pr.reason == "ttl_expired") {
+		return drop("source_is_local")
+	}
+	return pr
+}
+
+func (m *model) service(p dptest.Packet) prediction {
 	fx := m.fx
 	toVIP := p.Dst.Addr() == fx.addr("vip")
 	s := segmentOf(p)

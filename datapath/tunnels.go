@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -12,12 +11,8 @@ import (
 
 // tunnels maintains the sources whose tunnel packets are accepted, at any address of this node.
 type tunnels struct {
-	objects  *syObjects
-	delivers bool
-	always   []netip.Prefix // Options.TunnelSources
-
-	mu      sync.Mutex // guards sources
-	sources []netip.Prefix
+	objects *syObjects
+	always  []netip.Prefix // Options.TunnelSources
 }
 
 // SetTunnelSources accepts tunnel packets from these addresses and from Options.TunnelSources, and from no others.
@@ -29,9 +24,6 @@ func (t *tunnels) set(addrs []netip.Addr) error {
 	for _, a := range addrs {
 		sources = append(sources, netip.PrefixFrom(a, a.BitLen()))
 	}
-	t.mu.Lock()
-	t.sources = sources
-	t.mu.Unlock()
 	allowed := map[syAllowKey]bool{}
 	for _, p := range sources {
 		allowed[toAllowKey(0, p.Masked())] = true
@@ -45,18 +37,13 @@ func (t *tunnels) set(addrs []netip.Addr) error {
 // refresh reads the addresses of this node from the kernel again.
 func (t *tunnels) refresh() error {
 	own := map[syAddr]bool{}
-	t.mu.Lock()
-	some := t.delivers || len(t.sources) > 0
-	t.mu.Unlock()
-	if some {
-		addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-		if err != nil {
-			return fmt.Errorf("list the addresses of this node: %w", err)
-		}
-		for _, a := range addrs {
-			if addr, ok := netip.AddrFromSlice(a.IP); ok && addr.Unmap().IsGlobalUnicast() {
-				own[toAddr(addr.Unmap())] = true
-			}
+	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return fmt.Errorf("list the addresses of this node: %w", err)
+	}
+	for _, a := range addrs {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok && addr.Unmap().IsGlobalUnicast() {
+			own[toAddr(addr.Unmap())] = true
 		}
 	}
 	if err := replaceKeys(t.objects.SyLocalAddrs, own); err != nil {

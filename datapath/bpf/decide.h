@@ -29,6 +29,28 @@ static __always_inline int frag_unresolved(const struct pkt *p)
 	return p->fragment == FRAG_LATER && !(p->key.t.sport | p->key.t.dport);
 }
 
+/* decide_service is decide for a packet to a frontend. */
+static __always_inline struct flow *decide_service(const struct pkt *p, struct verdict *v, const struct frontend *fe,
+						   const struct decap_ctx *in)
+{
+	v->frontend = fe->id;
+	v->counted = 1;
+	if (local_delivery && fe->chained)
+		return decide_spread(p, v, fe, in);
+	return fe->method == METHOD_NAT ? decide_nat(p, v, fe) : decide_dsr(p, v, fe);
+}
+
+/* decide_source drops a packet whose source is a VIP or an address of this node, before it opens a flow or is
+ * answered: servers that answer each other by way of their VIPs would never end. Packets of known flows are not
+ * checked again. */
+static __always_inline void decide_source(const struct pkt *p, struct verdict *v)
+{
+	if (v->commit == COMMIT_NONE && v->action <= ACTION_FORWARD)
+		return;
+	if (bpf_map_lookup_elem(&sy_vips, &p->key.t.src) || bpf_map_lookup_elem(&sy_local_addrs, &p->key.t.src))
+		verdict_drop(v, REASON_SOURCE_IS_LOCAL);
+}
+
 /* in: the context of a decapsulated packet, or NULL. */
 static __always_inline struct flow *decide(const struct pkt *p, enum reason parsed, struct verdict *v,
 					   const struct decap_ctx *in)
@@ -49,11 +71,11 @@ static __always_inline struct flow *decide(const struct pkt *p, enum reason pars
 
 		v->hash = flow_hash(&p->key, ALGORITHM_FLOW_HASH);
 		if (fe) {
-			v->frontend = fe->id;
-			v->counted = 1;
-			if (local_delivery && fe->chained)
-				return decide_spread(p, v, fe, in);
-			return fe->method == METHOD_NAT ? decide_nat(p, v, fe) : decide_dsr(p, v, fe);
+			struct flow *f = decide_service(p, v, fe, in);
+
+			if (!f)
+				decide_source(p, v);
+			return f;
 		}
 	}
 	struct vip *vip = bpf_map_lookup_elem(&sy_vips, &p->key.t.dst);
@@ -64,5 +86,7 @@ static __always_inline struct flow *decide(const struct pkt *p, enum reason pars
 		return verdict_set(v, ACTION_DROP, parsed);
 	if (in) /* the sending node has a frontend that this node does not have yet; the client sends again */
 		return verdict_set(v, ACTION_DROP, frag_unresolved(p) ? REASON_FRAGMENT_NOT_FOUND : REASON_NO_FRONTEND);
-	return decide_vip(p, v, vip);
+	decide_vip(p, v, vip);
+	decide_source(p, v);
+	return 0;
 }

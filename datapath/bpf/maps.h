@@ -179,12 +179,13 @@ struct {
 	__uint(max_entries, MAX_BACKENDS);
 } sy_pmtu SEC(".maps");
 
-/* Addresses of this node, where tunnels may end and to which decapsulated packets may go. */
+/* Addresses of this node: tunnels may end there, decapsulated packets may go there, and no packet comes from there. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct addr);
 	__type(value, __u32);
-	__uint(max_entries, 4096);
+	__uint(max_entries, 65536);
 } sy_local_addrs SEC(".maps");
 
 /* Sources whose tunnels are accepted; frontend is 0. */

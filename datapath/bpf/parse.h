@@ -58,6 +58,22 @@ static __always_inline int addr_equal(const __u32 *a, const __u32 *b)
 	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3];
 }
 
+/* addr_is_martian4 reports a source that no packet on the wire has: 0.0.0.0/8, 127.0.0.0/8, multicast and above
+ * (RFC 6890, 2.2.2). */
+static __always_inline int addr_is_martian4(__be32 src)
+{
+	__u8 first = bpf_ntohl(src) >> 24;
+
+	return first == 0 || first == 127 || first >= 224;
+}
+
+/* addr_is_martian6 is the same for IPv6: ::/96, which has the unspecified and the loopback address, and multicast
+ * (RFC 6890, 2.2.3). */
+static __always_inline int addr_is_martian6(const struct addr *src)
+{
+	return !(src->w[0] | src->w[1] | src->w[2]) || (src->w[0] & bpf_htonl(0xff000000)) == bpf_htonl(0xff000000);
+}
+
 static __always_inline int proto_has_ports(__u8 proto)
 {
 	return proto == IPPROTO_TCP || proto == IPPROTO_UDP || proto == IPPROTO_SCTP;
@@ -76,6 +92,8 @@ static __always_inline enum reason parse_v4(void *data, void *end, struct pkt *p
 		return REASON_MALFORMED;
 	p->key.t.src = addr_v4mapped(ip->src);
 	p->key.t.dst = addr_v4mapped(ip->dst);
+	if (addr_is_martian4(ip->src))
+		return REASON_MALFORMED;
 	p->key.proto = ip->proto;
 	p->ttl = ip->ttl;
 	p->tos = ip->tos;
@@ -97,6 +115,9 @@ static __always_inline enum reason parse_v6(void *data, void *end, struct pkt *p
 		return REASON_MALFORMED;
 	__builtin_memcpy(&p->key.t.src, &ip->src, sizeof(p->key.t.src));
 	__builtin_memcpy(&p->key.t.dst, &ip->dst, sizeof(p->key.t.dst));
+	/* ::ffff:0:0/96 would be taken for IPv4. */
+	if (addr_is_martian6(&p->key.t.src) || addr_is_v4(&p->key.t.src) || addr_is_v4(&p->key.t.dst))
+		return REASON_MALFORMED;
 	p->v6 = 1;
 	p->ttl = ip->hop_limit;
 	p->tos = bpf_ntohl(ip->ver_class_label) >> 20;
@@ -200,7 +221,7 @@ static __always_inline void parse_quote_v6(void *data, void *end, struct pkt *p)
 		__be32 more;
 	} *q = data + L4(p) + sizeof(struct icmphdr);
 
-	if ((void *)(q + 1) > end || !addr_equal(q->ip.src.w, p->key.t.dst.w))
+	if ((void *)(q + 1) > end || !addr_equal(q->ip.src.w, p->key.t.dst.w) || addr_is_v4((struct addr *)&q->ip.dst))
 		return;
 	p->icmp_error = 1;
 	p->key.proto = q->ip.next;

@@ -29,7 +29,7 @@ var MAC = net.HardwareAddr{2, 0, 0, 0, 0, 1}
 // Packet is an Ethernet frame with IPv4 or IPv6 and one transport header.
 type Packet struct {
 	To       net.HardwareAddr // nil: MAC
-	Src, Dst netip.AddrPort // of one family
+	Src, Dst netip.AddrPort   // of one family
 	Proto    uint8
 	TTL      uint8 // 0: 64
 	// TCP

@@ -1,0 +1,61 @@
+package datapath
+
+import (
+	"net/netip"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+func init() { rows = append(rows, hostileRows...) }
+
+// hostileRows are packets that an attacker makes up.
+var hostileRows = []row{
+	{name: "from a VIP to itself, UDP", state: dns, in: from(udp, "vip", 80),
+		did: "dropped", reason: "source_is_local"},
+	{name: "from a VIP to itself, TCP", state: web, in: from(tcp(dptest.SYN), "vip", 80),
+		did: "dropped", reason: "source_is_local"},
+	{name: "from another VIP", state: func(fx *fixture) {
+		fx.serve(func(s *lb.Service) { s.Name, s.VIPs = "other", []netip.Addr{fx.addr("elsewhere")} }, "b1")
+		dns(fx)
+	}, in: from(udp, "elsewhere", 80), did: "dropped", reason: "source_is_local"},
+	{name: "from this node", state: web, in: from(tcp(dptest.SYN), "self", 40000),
+		did: "dropped", reason: "source_is_local"},
+	{name: "from this node, dsr", state: dsr, in: from(tcp(dptest.SYN), "self", 40000),
+		did: "dropped", reason: "source_is_local"},
+	{name: "from another address of this node, gue", state: gue, in: from(tcp(dptest.SYN), "loopback", 40000),
+		did: "dropped", reason: "source_is_local"},
+	{name: "from this node, no flow", state: web, in: from(tcp(dptest.ACK), "self", 40000),
+		did: "dropped", reason: "source_is_local"},
+	{name: "ping from a VIP", state: web, in: from(icmp(8, 128), "vip", 0),
+		did: "dropped", reason: "source_is_local"},
+	{name: "no such port, from a VIP", state: web, in: from(udp, "vip", 7),
+		did: "dropped", reason: "source_is_local"},
+
+	{name: "from the unspecified address", state: web, in: martian("0.0.0.0", "::"),
+		did: "dropped", reason: "malformed"},
+	{name: "from the loopback address", state: web, in: martian("127.0.0.1", "::1"),
+		did: "dropped", reason: "malformed"},
+	{name: "from a multicast address", state: web, in: martian("224.0.0.1", "ff02::1"),
+		did: "dropped", reason: "malformed"},
+	{name: "from the broadcast address", state: web, in: martian("255.255.255.255", "::7f00:1"),
+		did: "dropped", reason: "malformed"},
+	{name: "from a mapped address", state: web, in: martian("127.1.2.3", "::ffff:192.0.2.100"),
+		did: "dropped", reason: "malformed"},
+}
+
+// from is a packet with another source.
+func from(in func(*fixture) dptest.Packet, name string, port uint16) func(*fixture) dptest.Packet {
+	return change(in, func(fx *fixture, p *dptest.Packet) { p.Src = fx.at(name, port) })
+}
+
+// martian is a SYN from an address that no packet on the wire has.
+func martian(v4, v6 string) func(*fixture) dptest.Packet {
+	return change(tcp(dptest.SYN), func(fx *fixture, p *dptest.Packet) {
+		a := netip.MustParseAddr(v4)
+		if fx.v6 {
+			a = netip.MustParseAddr(v6)
+		}
+		p.Src = netip.AddrPortFrom(a, 40000)
+	})
+}
