@@ -42,6 +42,31 @@ var hostileRows = []row{
 		did: "dropped", reason: "malformed"},
 	{name: "from a mapped address", state: web, in: martian("127.1.2.3", "::ffff:192.0.2.100"),
 		did: "dropped", reason: "malformed"},
+
+	{name: "congestion in the tunnel", state: web, in: congested("loopback", 0xa9, 0xab), did: "passed",
+		reason: "decapsulated", check: hasTOS(0xab), option: acceptTunnels},
+	{name: "congestion in the tunnel and before", state: web, in: congested("loopback", 3, 3), did: "passed",
+		reason: "decapsulated", check: hasTOS(3), option: acceptTunnels},
+	{name: "no congestion in the tunnel, but before", state: web, in: congested("loopback", 3, 2), did: "passed",
+		reason: "decapsulated", check: hasTOS(3), option: acceptTunnels},
+	{name: "congestion in the tunnel, and no ECN inside", state: web, in: congested("loopback", 0xa8, 0xab),
+		did: "dropped", reason: "congestion_not_ect", option: acceptTunnels},
+}
+
+// congested is a tunnel packet with these traffic classes, inside and outside.
+func congested(to string, inside, outside uint8) func(*fixture) dptest.Packet {
+	return func(fx *fixture) dptest.Packet {
+		inner := fx.fromClient(dptest.TCP, dptest.SYN)
+		inner.Dst, inner.TOS = fx.at(to, 80), inside
+		return dptest.Packet{Src: fx.at("router", 50000), Dst: fx.at("self", 6090), Proto: dptest.UDP, TOS: outside,
+			Payload: dptest.GUE(inner)}
+	}
+}
+
+func hasTOS(want uint8) checkFunc {
+	return func(_ *fixture, _, out dptest.Packet) error {
+		return wrong(out.TOS != want, "traffic class %#x; want %#x", out.TOS, want)
+	}
 }
 
 // from is a packet with another source.

@@ -303,10 +303,11 @@ const (
 	syReasonREASON_TOO_BIG               syReason = 24
 	syReasonREASON_UNKNOWN_TUNNEL_SOURCE syReason = 25
 	syReasonREASON_DECAP_NOT_LOCAL       syReason = 26
-	syReasonREASON_VLAN_STACKED          syReason = 27
-	syReasonREASON_ICMP_RATELIMITED      syReason = 28
-	syReasonREASON_INTERNAL_ERROR        syReason = 29
-	syReasonREASON_MAX                   syReason = 30
+	syReasonREASON_CONGESTION_NOT_ECT    syReason = 27
+	syReasonREASON_VLAN_STACKED          syReason = 28
+	syReasonREASON_ICMP_RATELIMITED      syReason = 29
+	syReasonREASON_INTERNAL_ERROR        syReason = 30
+	syReasonREASON_MAX                   syReason = 31
 )
 
 type sySlotLine struct {

@@ -142,6 +142,31 @@ static __always_inline enum decap_dest decap_dest(void *l3, void *end, __be16 ty
 	return bpf_map_lookup_elem(&sy_local_addrs, &dst) ? DECAP_NODE : DECAP_NOT_LOCAL;
 }
 
+static __always_inline int decap_is_ce(const struct pkt *p)
+{
+	return (p->tos & ECN_MASK) == ECN_CE;
+}
+
+/* decap_loses_ce reports that the outer header is marked as having experienced congestion, and that the packet at l3
+ * cannot take the mark over. */
+static __always_inline int decap_loses_ce(const struct pkt *p, void *l3, void *end, __be16 type)
+{
+	struct iphdr *ip4 = l3;
+	struct ip6hdr *ip6 = l3;
+
+	if (!decap_is_ce(p))
+		return 0;
+	if (type == bpf_htons(ETH_P_IP))
+		return (void *)(ip4 + 1) > end || (ip4->tos & ECN_MASK) == ECN_NOT_ECT;
+	return (void *)(ip6 + 1) > end || (bpf_ntohl(ip6->ver_class_label) >> 20 & ECN_MASK) == ECN_NOT_ECT;
+}
+
+/* decap_keep_ce copies the mark to the packet inside, n bytes behind the outer IP header (RFC 6040, 4.2). */
+static __always_inline int decap_keep_ce(void *data, void *end, const struct pkt *p, __u32 n, __be16 type)
+{
+	return !decap_is_ce(p) || rewrite_set_ce(data + L3(p) + (n & 1023), end, type == bpf_htons(ETH_P_IPV6));
+}
+
 /* decap_parse returns the length of all headers before the inner packet, from the outer IP header on, and its
  * ethertype. Unknown GUE formats and packets for other destinations become a drop. */
 static __always_inline __u32 decap_parse(void *data, void *end, const struct pkt *p, struct verdict *v, __be16 *type)
@@ -168,6 +193,8 @@ static __always_inline __u32 decap_parse(void *data, void *end, const struct pkt
 	case DECAP_NODE:
 		break;
 	}
+	if (v->action == ACTION_DECAP && decap_loses_ce(p, data + L3(p) + (n & 1023), end, *type))
+		verdict_set(v, ACTION_DROP, REASON_CONGESTION_NOT_ECT);
 	return n;
 }
 

@@ -40,6 +40,11 @@ struct iphdr { /* RFC 791 */
 	__be32 src, dst;
 };
 
+/* Explicit congestion notification, the low bits of tos (RFC 3168, 5). */
+#define ECN_MASK 3
+#define ECN_NOT_ECT 0
+#define ECN_CE 3
+
 #define IP_DF 0x4000
 #define IP_MF 0x2000
 #define IP_OFFSET 0x1fff

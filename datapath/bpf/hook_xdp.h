@@ -42,7 +42,7 @@ static __always_inline int xdp_decap(struct xdp_md *ctx, const struct pkt *p, __
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	struct l2 l2;
 
-	if (data + sizeof(l2) > end)
+	if (data + sizeof(l2) > end || !decap_keep_ce(data, end, p, n, type))
 		return 0;
 	__builtin_memcpy(&l2, data, sizeof(l2));
 	l2_set_type(&l2, p, type);

@@ -85,6 +85,29 @@ static __always_inline int rewrite_ttl(void *data, void *end, const struct pkt *
 	return 1;
 }
 
+/* rewrite_set_ce marks the packet at l3 as having experienced congestion (RFC 3168, 5). */
+static __always_inline int rewrite_set_ce(void *l3, void *end, int v6)
+{
+	if (v6) {
+		struct ip6hdr *ip = l3;
+
+		if ((void *)(ip + 1) > end)
+			return 0;
+		ip->ver_class_label |= bpf_htonl(ECN_CE << 20);
+		return 1;
+	}
+	struct iphdr *ip = l3;
+
+	if ((void *)(ip + 1) > end)
+		return 0;
+	__be32 from = bpf_htonl((__u32)ip->tos << 16), to;
+
+	ip->tos |= ECN_CE;
+	to = bpf_htonl((__u32)ip->tos << 16);
+	ip->csum = ~csum_fold(bpf_csum_diff(&from, 4, &to, 4, (__u16)~ip->csum));
+	return 1;
+}
+
 /* rewrite_sctp changes the ports of an SCTP packet. Its checksum does not cover the addresses. */
 static __always_inline int rewrite_sctp(void *data, void *end, const struct pkt *p, const struct tuple *t)
 {

@@ -32,6 +32,7 @@ type Packet struct {
 	Src, Dst netip.AddrPort   // of one family
 	Proto    uint8
 	TTL      uint8 // 0: 64
+	TOS      uint8 // or traffic class
 	// TCP
 	Flags    uint8
 	Seq, Ack uint32
@@ -89,7 +90,7 @@ func (p Packet) Frame() []byte {
 		case p.DF:
 			binary.BigEndian.PutUint16(ip[6:], 0x4000)
 		}
-		ip[8], ip[9] = ttl, p.Proto
+		ip[1], ip[8], ip[9] = p.TOS, ttl, p.Proto
 		copy(ip[12:], p.Src.Addr().AsSlice())
 		copy(ip[16:], p.Dst.Addr().AsSlice())
 		binary.BigEndian.PutUint16(ip[10:], checksum.Internet(ip))
@@ -105,7 +106,7 @@ func (p Packet) Frame() []byte {
 	if p.Fragment {
 		ext, next = append(ext, next, 0, 0, 8, 0, 0, 0, 1), 44
 	}
-	ip[0], ip[6], ip[7] = 0x60, next, ttl
+	ip[0], ip[1], ip[6], ip[7] = 0x60|p.TOS>>4, p.TOS<<4, next, ttl
 	binary.BigEndian.PutUint16(ip[4:], uint16(len(ext)+len(l4)))
 	copy(ip[8:], p.Src.Addr().AsSlice())
 	copy(ip[24:], p.Dst.Addr().AsSlice())
@@ -217,7 +218,7 @@ func (p *Packet) parseIP(ip []byte, kind uint16) error {
 		if checksum.Internet(ip[:n]) != 0 {
 			return fmt.Errorf("IPv4 checksum is wrong")
 		}
-		p.Proto, p.TTL, l4 = ip[9], ip[8], ip[n:]
+		p.Proto, p.TTL, p.TOS, l4 = ip[9], ip[8], ip[1], ip[n:]
 		p.DF = ip[6]&0x40 != 0
 		src, _ = netip.AddrFromSlice(ip[12:16])
 		dst, _ = netip.AddrFromSlice(ip[16:20])
@@ -225,7 +226,7 @@ func (p *Packet) parseIP(ip []byte, kind uint16) error {
 		if n := int(binary.BigEndian.Uint16(ip[4:])); n != len(ip)-40 {
 			return fmt.Errorf("IPv6 length is %d, there are %d bytes", n, len(ip)-40)
 		}
-		p.Proto, p.TTL, l4 = ip[6], ip[7], ip[40:]
+		p.Proto, p.TTL, p.TOS, l4 = ip[6], ip[7], ip[0]<<4|ip[1]>>4, ip[40:]
 		if p.Proto == 60 {
 			p.Proto, l4 = l4[0], l4[8:]
 		}
