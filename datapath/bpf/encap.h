@@ -114,8 +114,8 @@ static __always_inline __be16 decap_ethertype(__u8 proto)
 	return proto == IPPROTO_IPIP ? bpf_htons(ETH_P_IP) : proto == IPPROTO_IPV6 ? bpf_htons(ETH_P_IPV6) : 0;
 }
 
-/* decap_dest returns the destination of the decapsulated packet at l3: this node, or a VIP with backends on it. If
- * the node forwards, any other packet would be routed back. */
+/* decap_dest returns the destination of the decapsulated packet at l3: this node, or a VIP, which has backends on this
+ * node or is an address of it. If the node forwards, any other packet would be routed back. */
 enum decap_dest {
 	DECAP_NOT_LOCAL,
 	DECAP_NODE,
@@ -137,8 +137,8 @@ static __always_inline enum decap_dest decap_dest(void *l3, void *end, __be16 ty
 			return 0;
 		__builtin_memcpy(&dst, &ip6->dst, sizeof(dst));
 	}
-	if (local_delivery && bpf_map_lookup_elem(&sy_vips, &dst))
-		return DECAP_VIP;
+	if (bpf_map_lookup_elem(&sy_vips, &dst))
+		return local_delivery || bpf_map_lookup_elem(&sy_local_addrs, &dst) ? DECAP_VIP : DECAP_NOT_LOCAL;
 	return bpf_map_lookup_elem(&sy_local_addrs, &dst) ? DECAP_NODE : DECAP_NOT_LOCAL;
 }
 
