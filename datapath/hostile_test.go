@@ -81,6 +81,27 @@ func TestFramesForOthersAreLeftAlone(t *testing.T) {
 	})
 }
 
+// Refused packets do not use up the allowance of packet-too-big errors.
+func TestRefusalsDoNotSilencePacketTooBig(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, nil)
+		gue(fx)
+		refused := udp(fx)
+		run := fx.runTC
+		if h == hookXDP {
+			run = fx.runXDP
+		}
+		for range 3000 {
+			run(refused.Frame())
+		}
+		big := tcp(dptest.ACK)(fx)
+		big.Payload = make([]byte, 1440)
+		if did, _ := run(big.Frame()); did != "sent" {
+			t.Errorf("packet too big was not answered: %s", did)
+		}
+	})
+}
+
 // watch follows the kernel's interfaces and addresses until the test ends.
 func (fx *fixture) watch() {
 	ctx, stop := context.WithCancel(fx.t.Context())

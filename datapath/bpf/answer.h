@@ -80,16 +80,16 @@ static __always_inline int icmp_echo_reply(void *data, void *end, const struct p
 	return 1;
 }
 
-/* icmp_ratelimit takes one token for an ICMP error from this CPU's bucket. Without a token the verdict becomes a
- * drop. */
+/* icmp_ratelimit takes one token for an ICMP error from this CPU's bucket for its kind. Without a token the verdict
+ * becomes a drop. */
 static __always_inline void icmp_ratelimit(struct verdict *v)
 {
-	__u64 now = bpf_ktime_get_coarse_ns();
-	__u32 zero = 0;
-	struct token_bucket *b = bpf_map_lookup_elem(&sy_icmp_rate, &zero);
-
 	if (v->action != ACTION_REFUSE && v->action != ACTION_TOO_BIG)
 		return;
+	__u32 kind = v->action == ACTION_TOO_BIG;
+	struct token_bucket *b = bpf_map_lookup_elem(&sy_icmp_rate, &kind);
+	__u64 now = bpf_ktime_get_coarse_ns();
+
 	if (b && now - b->refilled > SECOND / 10) {
 		b->refilled = now;
 		b->tokens += icmp_errors_per_second / 10;

@@ -214,12 +214,12 @@ struct {
 	__uint(max_entries, MAX_BACKENDS);
 } sy_probes SEC(".maps");
 
-/* Limit of ICMP errors, per CPU. */
+/* Limit of ICMP errors, per CPU: of refusals, and of packet too big, without which connections hang. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
 	__type(value, struct token_bucket);
-	__uint(max_entries, 1);
+	__uint(max_entries, 2);
 } sy_icmp_rate SEC(".maps");
 
 /* Next hops as the kernel's routes have them, for a moment, per CPU (route.h). */
