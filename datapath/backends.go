@@ -20,6 +20,8 @@ type backends struct {
 	entries  *chunked
 	counters *chunked // traffic of backends
 	log      *slog.Logger
+	// members are Options.TunnelSources: a server of these addresses runs this datapath, too.
+	members []netip.Prefix
 	byAddr   map[netip.AddrPort]*backend
 	byID     map[uint32]*backend
 	next     uint32   // the lowest id that was never used
@@ -31,6 +33,7 @@ type backend struct {
 	id     uint32
 	at     netip.AddrPort
 	local  bool         // on this node
+	keyed  bool         // GUE to it has a token
 	ours   []netip.Addr // our source addresses towards it, the preferred one first; none: no route
 	tables int          // number of tables that refer to it
 }
@@ -47,7 +50,7 @@ func openBackends(o *syObjects, c *chunks, log *slog.Logger) (*backends, error) 
 		if value == (syBackend{}) {
 			continue
 		}
-		b := &backend{id: id, local: value.Local == 1}
+		b := &backend{id: id, local: value.Local == 1, keyed: value.Keyed == 1}
 		b.at, b.ours = fromBackend(value)
 		s.byAddr[b.at], s.byID[b.id] = b, b
 		s.next = b.id + 1
@@ -108,11 +111,12 @@ func (s *backends) unuse(ids []uint32) {
 }
 
 func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
+	keyed := contains(s.members, at.Addr())
 	if b, ok := s.byAddr[at]; ok {
-		if b.local == local {
+		if b.local == local && b.keyed == keyed {
 			return b, nil
 		}
-		b.local = local
+		b.local, b.keyed = local, keyed
 		return b, s.write(b)
 	}
 	id := s.next
@@ -121,7 +125,7 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 	} else if id == maxBackends {
 		return nil, fmt.Errorf("backend map full (%d entries)", maxBackends)
 	}
-	b := &backend{id: id, at: at, local: local, ours: s.ours(at.Addr())}
+	b := &backend{id: id, at: at, local: local, keyed: keyed, ours: s.ours(at.Addr())}
 	if err := resetCounts(s.counters, id); err != nil {
 		return nil, err
 	}
@@ -143,7 +147,7 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 func (s *backends) write(b *backend) error {
 	err := s.entries.grow(b.id + 1)
 	if err == nil {
-		err = s.entries.put(b.id, toBackend(b.at, b.local, b.ours))
+		err = s.entries.put(b.id, toBackend(b.at, b.local, b.keyed, b.ours))
 	}
 	if err != nil {
 		return fmt.Errorf("put backend %s: %w", b.at, err)

@@ -96,6 +96,12 @@ func (d *Datapath) open(t *transaction) (err error) {
 	if d.services, err = openServices(d.objects, d.chunks, d.log); err != nil {
 		return err
 	}
+	d.services.backends.members = d.o.TunnelSources
+	if d.o.TunnelKeys != nil {
+		if err := d.SetTunnelKeys(*d.o.TunnelKeys); err != nil {
+			return err
+		}
+	}
 	d.tunnels = &tunnels{objects: d.objects, always: d.o.TunnelSources}
 	d.gc = newFlowGC(d.objects, d.services, d.o.Timeouts, d.log)
 	sys, err := openSysctls(d.o.StateDir)

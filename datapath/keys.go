@@ -90,8 +90,9 @@ func toAllowKey(frontend uint32, p netip.Prefix) syAllowKey {
 	return syAllowKey{Prefix: uint32(32 + n), Frontend: swap32(frontend), Source: toAddr(p.Addr())}
 }
 
-func toBackend(at netip.AddrPort, local bool, ours []netip.Addr) (b syBackend) {
+func toBackend(at netip.AddrPort, local, keyed bool, ours []netip.Addr) (b syBackend) {
 	b.Addr, b.Port, b.Local = toAddr(at.Addr()), swap(at.Port()), truth(local)
+	b.Keyed = truth(keyed)
 	for i := range min(len(ours), len(b.Snat)) {
 		b.Snat[i] = toAddr(ours[i])
 	}

@@ -60,8 +60,8 @@ func (t Timeouts) shortest() time.Duration {
 	return min(t.HalfOpen, t.Established, t.Closing, t.Closed, t.UDP)
 }
 
-// Options are the parameters of Open. Delivers and ForceClsact may be false and TunnelSources empty; all others are
-// required.
+// Options are the parameters of Open. Delivers and ForceClsact may be false, and TunnelSources and TunnelKeys empty; all
+// others are required.
 type Options struct {
 	Interfaces []string // uplinks: interfaces on which packets of clients and servers arrive
 	Mode       Mode
@@ -74,6 +74,8 @@ type Options struct {
 	HashSeed [32]byte
 	// TunnelSources are the prefixes from which tunnel packets are accepted; empty: from none.
 	TunnelSources []netip.Prefix
+	// TunnelKeys are the first keys for SetTunnelKeys; nil: those of an earlier agent, or none.
+	TunnelKeys *TunnelKeys
 	Timeouts      Timeouts
 	PinPath       string // in a bpffs, which is mounted for the default path only
 	StateDir      string // files that must outlive the agent, until reboot

@@ -75,7 +75,10 @@ func (p *probes) way(vip, server netip.Addr, method syMethod) (mark uint32, from
 			return 0, from, err
 		}
 	}
-	probe := syProbe{Addr: toAddr(server), Local: toAddr(ours[0]), Method: uint32(method)}
+	probe := syProbe{
+		Addr: toAddr(server), Local: toAddr(ours[0]), Method: uint8(method),
+		Keyed: truth(contains(p.uplinks.o.TunnelSources, server)),
+	}
 	if err := p.objects.SyProbes.Put(mark, probe); err != nil {
 		return 0, from, fmt.Errorf("put a probe: %w", err)
 	}

@@ -80,28 +80,34 @@ func (a nodeList) String() string { return fmt.Sprintf("%v, relayed: %t", a.node
 
 func nodesOf(out dptest.Packet) (a nodeList, err error) {
 	a.nodes = []netip.Addr{out.Dst.Addr()}
-	if len(out.Private) == 0 {
-		return a, nil
-	}
 	size := len(out.Dst.Addr().AsSlice())
-	if len(out.Private) != 4+3*size || out.Private[0] != 0x5c || out.Private[1] > 3 {
+	if n := len(out.Private); n < privateHead || out.Private[0] != 0x5d || out.Private[1] > 3 {
 		return a, fmt.Errorf("private data %x", out.Private)
+	} else if alone := out.Private[1] == 0; alone != (n == privateHead) || !alone && n != privateHead+3*size {
+		return a, fmt.Errorf("private data of %d bytes: %x", n, out.Private)
 	}
 	for i := range int(out.Private[1]) {
-		next, _ := netip.AddrFromSlice(out.Private[4+i*size:][:size])
+		next, _ := netip.AddrFromSlice(out.Private[privateHead+i*size:][:size])
 		a.nodes = append(a.nodes, next)
 	}
 	a.passed = out.Private[2] == 1
 	return a, nil
 }
 
+// privateHead is the size of the private data before the list: a magic byte, the length of the list, whether a node has
+// relayed the packet, padding, and the token (bpf/encap.h).
+const privateHead = 4 + 8
+
 // chained is GUE's private data with these nodes.
 func (fx *fixture) chained(passed bool, next ...string) []byte {
 	size := len(fx.addr("self").AsSlice())
-	b := make([]byte, 4, 4+3*size)
-	b[0], b[1], b[2] = 0x5c, byte(len(next)), truth(passed)
+	b := make([]byte, privateHead, privateHead+3*size)
+	b[0], b[1], b[2] = 0x5d, byte(len(next)), truth(passed)
 	for _, name := range next {
 		b = append(b, fx.nodeAddr(name).AsSlice()...)
+	}
+	if len(next) == 0 {
+		return b
 	}
 	return b[:cap(b)]
 }

@@ -66,7 +66,7 @@ type syBackend struct {
 	_     structs.HostLayout
 	Port  uint16
 	Local uint8
-	Pad   uint8
+	Keyed uint8
 	Addr  syAddr
 	Snat  [4]syAddr
 }
@@ -118,7 +118,7 @@ type syExported struct {
 		DsrPending uint8
 		Local      uint8
 		ToUplink   uint8
-		Pad        uint8
+		Keyed      uint8
 		Chain      struct {
 			_    structs.HostLayout
 			Next [3]struct {
@@ -141,7 +141,7 @@ type syExported struct {
 		_     structs.HostLayout
 		Port  uint16
 		Local uint8
-		Pad   uint8
+		Keyed uint8
 		Addr  struct {
 			_ structs.HostLayout
 			W [4]uint32
@@ -262,7 +262,9 @@ type syProbe struct {
 	_      structs.HostLayout
 	Addr   syAddr
 	Local  syAddr
-	Method uint32
+	Method uint8
+	Keyed  uint8
+	Pad    [2]uint8
 }
 
 type syRangeKey struct {
@@ -302,12 +304,14 @@ const (
 	syReasonREASON_TTL_EXPIRED           syReason = 23
 	syReasonREASON_TOO_BIG               syReason = 24
 	syReasonREASON_UNKNOWN_TUNNEL_SOURCE syReason = 25
-	syReasonREASON_DECAP_NOT_LOCAL       syReason = 26
-	syReasonREASON_CONGESTION_NOT_ECT    syReason = 27
-	syReasonREASON_VLAN_STACKED          syReason = 28
-	syReasonREASON_ICMP_RATELIMITED      syReason = 29
-	syReasonREASON_INTERNAL_ERROR        syReason = 30
-	syReasonREASON_MAX                   syReason = 31
+	syReasonREASON_TUNNEL_KEY_MISMATCH   syReason = 26
+	syReasonREASON_TUNNEL_SPOOFED        syReason = 27
+	syReasonREASON_DECAP_NOT_LOCAL       syReason = 28
+	syReasonREASON_CONGESTION_NOT_ECT    syReason = 29
+	syReasonREASON_VLAN_STACKED          syReason = 30
+	syReasonREASON_ICMP_RATELIMITED      syReason = 31
+	syReasonREASON_INTERNAL_ERROR        syReason = 32
+	syReasonREASON_MAX                   syReason = 33
 )
 
 type sySlotLine struct {
@@ -333,6 +337,14 @@ type syTraffic struct {
 	Packets uint64
 	Bytes   uint64
 	Flows   uint64
+}
+
+type syTunnelKeys struct {
+	_        structs.HostLayout
+	Send     uint64
+	Accept   [3]uint64
+	Required uint32
+	Pad      uint32
 }
 
 type syTuple struct {
@@ -368,7 +380,7 @@ type syVerdict struct {
 	DsrPending uint8
 	Local      uint8
 	ToUplink   uint8
-	Pad        uint8
+	Keyed      uint8
 	Chain      struct {
 		_      structs.HostLayout
 		Next   [3]syAddr
@@ -412,6 +424,7 @@ const (
 	syMapSySlots             = "sy_slots"
 	syMapSySrcAllow          = "sy_src_allow"
 	syMapSyTunnelHlen        = "sy_tunnel_hlen"
+	syMapSyTunnelKeys        = "sy_tunnel_keys"
 	syMapSyTunnelSrc         = "sy_tunnel_src"
 	syMapSyUplinks           = "sy_uplinks"
 	syMapSyVerdicts          = "sy_verdicts"
@@ -514,6 +527,7 @@ type syMapSpecs struct {
 	SySlots       *ebpf.MapSpec `ebpf:"sy_slots"`
 	SySrcAllow    *ebpf.MapSpec `ebpf:"sy_src_allow"`
 	SyTunnelHlen  *ebpf.MapSpec `ebpf:"sy_tunnel_hlen"`
+	SyTunnelKeys  *ebpf.MapSpec `ebpf:"sy_tunnel_keys"`
 	SyTunnelSrc   *ebpf.MapSpec `ebpf:"sy_tunnel_src"`
 	SyUplinks     *ebpf.MapSpec `ebpf:"sy_uplinks"`
 	SyVerdicts    *ebpf.MapSpec `ebpf:"sy_verdicts"`
@@ -584,6 +598,7 @@ type syMaps struct {
 	SySlots       *ebpf.Map `ebpf:"sy_slots"`
 	SySrcAllow    *ebpf.Map `ebpf:"sy_src_allow"`
 	SyTunnelHlen  *ebpf.Map `ebpf:"sy_tunnel_hlen"`
+	SyTunnelKeys  *ebpf.Map `ebpf:"sy_tunnel_keys"`
 	SyTunnelSrc   *ebpf.Map `ebpf:"sy_tunnel_src"`
 	SyUplinks     *ebpf.Map `ebpf:"sy_uplinks"`
 	SyVerdicts    *ebpf.Map `ebpf:"sy_verdicts"`
@@ -616,6 +631,7 @@ func (m *syMaps) Close() error {
 		m.SySlots,
 		m.SySrcAllow,
 		m.SyTunnelHlen,
+		m.SyTunnelKeys,
 		m.SyTunnelSrc,
 		m.SyUplinks,
 		m.SyVerdicts,

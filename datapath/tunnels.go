@@ -52,6 +52,10 @@ func (t *tunnels) refresh() error {
 	return nil
 }
 
+func contains(prefixes []netip.Prefix, addr netip.Addr) bool {
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
+}
+
 // replaceKeys makes these the keys of a map that is used as a set.
 func replaceKeys[K comparable](m *ebpf.Map, keys map[K]bool) error {
 	for k := range keys {

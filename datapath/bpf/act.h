@@ -64,18 +64,22 @@ static __always_inline int act_encap(void *ctx, enum hook hook, const struct pkt
 		encap_outer4(p, v, &o);
 		if (v->method == METHOD_IPIP)
 			return act_push(ctx, hook, p, v, &o, sizeof(o.ip));
-		if (encap_has_chain(v))
+		if (v->chain.n)
 			return act_push(ctx, hook, p, v, &o, sizeof(o));
-		return act_push(ctx, hook, p, v, &o, sizeof(o) - sizeof(o.chain));
+		if (v->keyed)
+			return act_push(ctx, hook, p, v, &o, sizeof(o) - sizeof(o.private.next));
+		return act_push(ctx, hook, p, v, &o, sizeof(o) - sizeof(o.private));
 	}
 	struct outer6 o;
 
 	encap_outer6(p, v, &o);
 	if (v->method == METHOD_IPIP)
 		return act_push(ctx, hook, p, v, &o, sizeof(o.ip));
-	if (encap_has_chain(v))
+	if (v->chain.n)
 		return act_push(ctx, hook, p, v, &o, sizeof(o));
-	return act_push(ctx, hook, p, v, &o, sizeof(o) - sizeof(o.chain));
+	if (v->keyed)
+		return act_push(ctx, hook, p, v, &o, sizeof(o) - sizeof(o.private.next));
+	return act_push(ctx, hook, p, v, &o, sizeof(o) - sizeof(o.private));
 }
 
 static __always_inline int act_reset(void *ctx, enum hook hook, const struct pkt *p)

@@ -16,6 +16,10 @@ struct {
 	__uint(max_entries, 1);
 } sy_progs SEC(".maps");
 
+/* Marks a tunnel packet from a redirect until sy_tc_out, which drops other packets to the tunnel port. The kernel
+ * clears marks between network namespaces, so pods cannot set it. */
+#define TUNNEL_MARK 0x53580000
+
 /* tc_redirect_neigh sends a packet whose next hop has no neighbour entry. With METHOD_DSR the next hop is the
  * server; otherwise the kernel takes it from the packet. */
 static __always_inline int tc_redirect_neigh(const struct verdict *v, const struct bpf_fib_lookup *fib)
@@ -61,6 +65,8 @@ static __always_inline int tc_forward(struct __sk_buff *skb, const struct verdic
 {
 	if (!tc_transform(skb))
 		return tc_internal_error();
+	if (tunnel_decap && v->method == METHOD_GUE)
+		skb->mark = TUNNEL_MARK;
 	if (r == ROUTE_NO_NEIGHBOUR)
 		return tc_redirect_neigh(v, fib);
 

@@ -57,6 +57,7 @@ static __always_inline struct flow *dsr_forward(struct verdict *v, __u8 method, 
 	if (!b || addr_is_zero(&b->snat[0]))
 		return verdict_set(v, ACTION_DROP, REASON_NO_ROUTE);
 	v->method = method;
+	v->keyed = b->keyed;
 	v->t.src = b->snat[0];
 	v->t.dst = b->addr;
 	tunnel_set_ports(v);

@@ -30,6 +30,7 @@ static __always_inline int egress_probe(struct __sk_buff *skb, struct scratch *s
 	skb->mark = 0; /* the packet passes this hook again */
 	verdict_set(v, ACTION_FORWARD, REASON_FORWARDED);
 	v->method = probe->method;
+	v->keyed = probe->keyed;
 	v->t.src = probe->local;
 	v->t.dst = probe->addr;
 	v->hash = flow_hash(&p->key, ALGORITHM_FLOW_HASH);
@@ -37,6 +38,19 @@ static __always_inline int egress_probe(struct __sk_buff *skb, struct scratch *s
 	enum route r = route_lookup(skb, tc_segment_len(skb, p), p, v, &s->fib);
 
 	return r == ROUTE_NONE ? TC_ACT_SHOT : tc_forward(skb, v, &s->fib, r);
+}
+
+/* egress_drop_spoofed drops a packet to the tunnel port that no program of ours has sent: it comes from a process or a
+ * pod of this node, and would have the address of this node when it arrives. */
+static __always_inline int egress_drop_spoofed(struct scratch *s)
+{
+	const struct pkt *p = &s->p;
+
+	if (!tunnel_decap || p->key.proto != IPPROTO_UDP || p->icmp_error || p->key.t.dport != bpf_htons(tunnel_port))
+		return EGRESS_NOT_MINE;
+	verdict_set(&s->v, ACTION_DROP, REASON_TUNNEL_SPOOFED);
+	verdict_count(p, &s->v);
+	return TC_ACT_SHOT;
 }
 
 static __always_inline void egress_clamp_mss(struct __sk_buff *skb, const struct pkt *p, const struct addr *from);

@@ -4,20 +4,22 @@
 #include "decide.h"
 #include "rewrite.h"
 
-/* The chain is private data of GUE; other receivers skip it. */
-struct chain_head {
+/* The private data of GUE between our nodes; other receivers skip it. The token proves that the sender has a key of
+ * the cluster. The chain follows when it has nodes. */
+struct private_head {
 	__u8 magic, n, passed, pad;
+	__u32 token[2]; /* as of 64 bits, aligned to 32 */
 };
 
-#define CHAIN_MAGIC 0x5c
+#define PRIVATE_MAGIC 0x5d
 
-struct chain4 {
-	struct chain_head head;
+struct private4 {
+	struct private_head head;
 	__be32 next[CHAIN_MAX];
 };
 
-struct chain6 {
-	struct chain_head head;
+struct private6 {
+	struct private_head head;
 	struct addr next[CHAIN_MAX];
 };
 
@@ -25,33 +27,45 @@ struct outer4 {
 	struct iphdr ip;
 	struct udphdr udp;
 	struct guehdr gue;
-	struct chain4 chain;
+	struct private4 private;
 };
 
 struct outer6 {
 	struct ip6hdr ip;
 	struct udphdr udp;
 	struct guehdr gue;
-	struct chain6 chain;
+	struct private6 private;
 };
 
 #define OUTER_TTL 64
 
-static __always_inline int encap_has_chain(const struct verdict *v)
+/* encap_private_size returns the size of the private data: none, the head, or all (max). */
+static __always_inline __u32 encap_private_size(const struct verdict *v, __u32 max)
 {
-	return v->chain.n || v->chain.passed;
+	if (v->chain.n)
+		return max;
+	return v->keyed ? sizeof(struct private_head) : 0;
 }
 
 /* encap_overhead returns how many bytes a method adds to a packet. */
 static __always_inline __u32 encap_overhead(const struct verdict *v)
 {
+	const __u32 max4 = sizeof(struct private4), max6 = sizeof(struct private6);
+
 	if (v->method == METHOD_IPIP)
 		return addr_is_v4(&v->t.dst) ? sizeof(struct iphdr) : sizeof(struct ip6hdr);
 	if (v->method == METHOD_GUE && addr_is_v4(&v->t.dst))
-		return sizeof(struct outer4) - (encap_has_chain(v) ? 0 : sizeof(struct chain4));
+		return sizeof(struct outer4) - max4 + encap_private_size(v, max4);
 	if (v->method == METHOD_GUE)
-		return sizeof(struct outer6) - (encap_has_chain(v) ? 0 : sizeof(struct chain6));
+		return sizeof(struct outer6) - max6 + encap_private_size(v, max6);
 	return 0;
+}
+
+static __always_inline struct tunnel_keys *tunnel_keys_get(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&sy_tunnel_keys, &zero);
 }
 
 static __always_inline __u8 encap_inner_proto(const struct pkt *p)
@@ -61,9 +75,10 @@ static __always_inline __u8 encap_inner_proto(const struct pkt *p)
 
 /* No outer UDP checksum: the inner packet has its own (RFC 6935, RFC 6936). */
 static __always_inline void encap_gue(const struct pkt *p, const struct verdict *v, struct udphdr *udp,
-				      struct guehdr *gue, struct chain_head *head, __u32 chain_size)
+				      struct guehdr *gue, struct private_head *head, __u32 private_max)
 {
-	__u32 private = encap_has_chain(v) ? chain_size : 0;
+	__u32 private = encap_private_size(v, private_max);
+	struct tunnel_keys *keys = v->keyed ? tunnel_keys_get() : 0;
 
 	udp->sport = v->t.sport;
 	udp->dport = v->t.dport;
@@ -72,7 +87,11 @@ static __always_inline void encap_gue(const struct pkt *p, const struct verdict 
 	gue->version_len = private / 4;
 	gue->proto = encap_inner_proto(p);
 	gue->flags = 0;
-	*head = (struct chain_head){ .magic = CHAIN_MAGIC, .n = v->chain.n, .passed = v->chain.passed };
+	*head = (struct private_head){ .magic = PRIVATE_MAGIC, .n = v->chain.n, .passed = v->chain.passed };
+	if (keys) {
+		head->token[0] = keys->send;
+		head->token[1] = keys->send >> 32;
+	}
 }
 
 /* ECN and DSCP are copied from the inner packet (RFC 6040, RFC 2983). */
@@ -89,9 +108,9 @@ static __always_inline void encap_outer4(const struct pkt *p, const struct verdi
 		.dst = v->t.dst.w[3],
 	};
 	o->ip.csum = ~csum_fold(bpf_csum_diff(0, 0, (__be32 *)&o->ip, sizeof(o->ip), 0));
-	encap_gue(p, v, &o->udp, &o->gue, &o->chain.head, sizeof(o->chain));
+	encap_gue(p, v, &o->udp, &o->gue, &o->private.head, sizeof(o->private));
 	for (int i = 0; i < CHAIN_MAX; i++)
-		o->chain.next[i] = v->chain.next[i].w[3];
+		o->private.next[i] = v->chain.next[i].w[3];
 }
 
 /* The flow label carries the flow hash, for ECMP (RFC 6438). */
@@ -105,8 +124,8 @@ static __always_inline void encap_outer6(const struct pkt *p, const struct verdi
 	};
 	__builtin_memcpy(&o->ip.src, &v->t.src, sizeof(o->ip.src));
 	__builtin_memcpy(&o->ip.dst, &v->t.dst, sizeof(o->ip.dst));
-	encap_gue(p, v, &o->udp, &o->gue, &o->chain.head, sizeof(o->chain));
-	__builtin_memcpy(o->chain.next, v->chain.next, sizeof(o->chain.next));
+	encap_gue(p, v, &o->udp, &o->gue, &o->private.head, sizeof(o->private));
+	__builtin_memcpy(o->private.next, v->chain.next, sizeof(o->private.next));
 }
 
 static __always_inline __be16 decap_ethertype(__u8 proto)
@@ -167,6 +186,21 @@ static __always_inline int decap_keep_ce(void *data, void *end, const struct pkt
 	return !decap_is_ce(p) || rewrite_set_ce(data + L3(p) + (n & 1023), end, type == bpf_htons(ETH_P_IPV6));
 }
 
+/* decap_has_key reports whether the private data has an accepted token, if one is required. */
+static __always_inline int decap_has_key(const struct guehdr *gue, void *end)
+{
+	const struct private_head *head = (void *)(gue + 1);
+	struct tunnel_keys *keys = tunnel_keys_get();
+
+	if (!keys || !keys->required)
+		return 1;
+	if ((void *)(head + 1) > end || (gue->version_len & 31) < sizeof(*head) / 4 || head->magic != PRIVATE_MAGIC)
+		return 0;
+	__u64 token = head->token[0] | (__u64)head->token[1] << 32;
+
+	return token && (token == keys->accept[0] || token == keys->accept[1] || token == keys->accept[2]);
+}
+
 /* decap_parse returns the length of all headers before the inner packet, from the outer IP header on, and its
  * ethertype. Unknown GUE formats and packets for other destinations become a drop. */
 static __always_inline __u32 decap_parse(void *data, void *end, const struct pkt *p, struct verdict *v, __be16 *type)
@@ -181,6 +215,10 @@ static __always_inline __u32 decap_parse(void *data, void *end, const struct pkt
 	}
 	if (!*type || n >= p->l3len) {
 		verdict_set(v, ACTION_DROP, REASON_MALFORMED);
+		return n;
+	}
+	if (!decap_has_key(gue, end)) {
+		verdict_set(v, ACTION_DROP, REASON_TUNNEL_KEY_MISMATCH);
 		return n;
 	}
 	switch (decap_dest(data + L3(p) + (n & 1023), end, *type)) {
@@ -202,36 +240,35 @@ static __always_inline __u32 decap_parse(void *data, void *end, const struct pkt
 static __always_inline void decap_read_chain(void *data, void *end, const struct pkt *p, struct decap_ctx *in)
 {
 	struct guehdr *gue = data + L4(p) + sizeof(struct udphdr);
-	struct chain4 *c4 = (void *)(gue + 1);
-	struct chain6 *c6 = (void *)(gue + 1);
+	struct private_head *head = (void *)(gue + 1);
+	struct private4 *p4 = (void *)head;
+	struct private6 *p6 = (void *)head;
 
 	__builtin_memset(in, 0, sizeof(*in));
 	in->outer_dst = p->key.t.dst;
+	if ((void *)(head + 1) > end || gue->version_len < sizeof(*head) / 4 || head->magic != PRIVATE_MAGIC)
+		return;
+	in->chain.passed = head->passed != 0;
 	if (p->v6) {
-		if ((void *)(c6 + 1) > end || gue->version_len != sizeof(*c6) / 4 || c6->head.magic != CHAIN_MAGIC)
+		if ((void *)(p6 + 1) > end || gue->version_len != sizeof(*p6) / 4)
 			return;
-		__builtin_memcpy(in->chain.next, c6->next, sizeof(c6->next));
-		in->chain.n = c6->head.n;
-		in->chain.passed = c6->head.passed != 0;
+		__builtin_memcpy(in->chain.next, p6->next, sizeof(p6->next));
 	} else {
-		if ((void *)(c4 + 1) > end || gue->version_len != sizeof(*c4) / 4 || c4->head.magic != CHAIN_MAGIC)
+		if ((void *)(p4 + 1) > end || gue->version_len != sizeof(*p4) / 4)
 			return;
 		for (int i = 0; i < CHAIN_MAX; i++)
-			in->chain.next[i] = addr_v4mapped(c4->next[i]);
-		in->chain.n = c4->head.n;
-		in->chain.passed = c4->head.passed != 0;
+			in->chain.next[i] = addr_v4mapped(p4->next[i]);
 	}
-	if (in->chain.n > CHAIN_MAX)
-		in->chain.n = CHAIN_MAX;
+	in->chain.n = head->n > CHAIN_MAX ? CHAIN_MAX : head->n;
 }
 
 /* decap_max_overhead returns the overhead of n bytes including a chain: the MSS must fit all packets of a
  * connection. */
 static __always_inline __u32 decap_max_overhead(const struct pkt *p, const struct decap_ctx *in, __u32 n)
 {
-	if (in->chain.n || in->chain.passed)
+	if (in->chain.n)
 		return n;
-	return n + (p->v6 ? sizeof(struct chain6) : sizeof(struct chain4));
+	return n + (p->v6 ? sizeof(struct private6) : sizeof(struct private4)) - sizeof(struct private_head);
 }
 
 /* decap_note_overhead stores the tunnel overhead of packets to this destination. */

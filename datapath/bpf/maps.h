@@ -197,6 +197,14 @@ struct {
 	__uint(max_entries, 16384);
 } sy_tunnel_src SEC(".maps");
 
+/* Keys of the tunnels between nodes. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct tunnel_keys);
+	__uint(max_entries, 1);
+} sy_tunnel_keys SEC(".maps");
+
 /* Destination of decapsulated packets → overhead of their tunnel in bytes. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

@@ -92,6 +92,7 @@ static __always_inline struct flow *spread_send(struct verdict *v)
 		return verdict_set(v, ACTION_DROP, REASON_NO_ROUTE);
 	tunnel_set_ports(v);
 	v->method = METHOD_GUE;
+	v->keyed = 1;
 	return verdict_set(v, ACTION_FORWARD, REASON_FORWARDED);
 }
 

@@ -76,6 +76,10 @@ int sy_tc_out(struct __sk_buff *skb)
 {
 	if (!tunnel_decap && !local_delivery && !egress_is_probe(skb)) /* forwarded packets pass this hook, too */
 		return TC_ACT_UNSPEC;
+	if (skb->mark == TUNNEL_MARK) {
+		skb->mark = 0;
+		return TC_ACT_UNSPEC;
+	}
 	tc_pull(skb);
 	struct scratch *s = parse_tc(skb) ? scratch_get() : 0;
 
@@ -83,6 +87,8 @@ int sy_tc_out(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	int r = egress_probe(skb, s);
 
+	if (r == EGRESS_NOT_MINE)
+		r = egress_drop_spoofed(s);
 	if (r == EGRESS_NOT_MINE && local_delivery)
 		r = egress_reply(skb, s);
 	if (r != EGRESS_NOT_MINE)

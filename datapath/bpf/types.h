@@ -99,12 +99,21 @@ struct chain {
 	__u8 pad[2];
 };
 
+/* The current key of the tunnels between nodes, the one before and the one after it. */
+#define TUNNEL_KEYS_MAX 3
+struct tunnel_keys {
+	__u64 send; /* token of the packets sent; 0: none */
+	__u64 accept[TUNNEL_KEYS_MAX]; /* tokens of the packets accepted; 0: unused */
+	__u32 required; /* 1: packets without an accepted token are dropped */
+	__u32 pad;
+};
+
 #define SNAT_ADDRS 4 /* a power of two */
 
 struct backend {
 	__be16 port;
 	__u8 local; /* 1: on this node: packets keep their source and go to the stack */
-	__u8 pad;
+	__u8 keyed; /* 1: GUE to it has a token, because it runs this datapath */
 	struct addr addr;
 	struct addr snat[SNAT_ADDRS]; /* source addresses towards the backend, best first; the rest is zero */
 };
@@ -158,7 +167,9 @@ struct next_hop {
 /* Destination of a health check packet, by its mark. */
 struct probe {
 	struct addr addr, local; /* of the server, and the source address towards it */
-	__u32 method;
+	__u8 method; /* enum method */
+	__u8 keyed; /* as of the backend */
+	__u8 pad[2];
 };
 
 /* Limit of ICMP errors, per CPU. */
@@ -278,6 +289,10 @@ enum reason {
 	REASON_TOO_BIG,
 	/* operator: the source of a tunnel packet is not in tunnel_sources; add it there if it should be */
 	REASON_UNKNOWN_TUNNEL_SOURCE,
+	/* operator: a tunnel packet without a valid key; look for a forged sender, or give it the same tunnel keys */
+	REASON_TUNNEL_KEY_MISMATCH,
+	/* operator: a process or pod of this node sent a packet to the tunnel port of another one; find and stop it */
+	REASON_TUNNEL_SPOOFED,
 	/* operator: the inner destination of a tunnel packet is not on this node; correct the sender or add it */
 	REASON_DECAP_NOT_LOCAL,
 	/* operator: a router marked congestion on a tunnel packet, and the inner one is without ECN; relieve the path */
@@ -336,6 +351,6 @@ struct verdict {
 	__u8 dsr_pending; /* 1: its bit in sy_dsr_pending is set */
 	__u8 local; /* 1: METHOD_NAT without SNAT; the stack delivers the packet */
 	__u8 to_uplink; /* 1: the packet leaves by an interface out of which XDP may send */
-	__u8 pad;
+	__u8 keyed; /* 1: METHOD_GUE with a token */
 	struct chain chain; /* sent along by chained frontends */
 };

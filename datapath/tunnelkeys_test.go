@@ -1,0 +1,253 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"testing"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// key returns one of the keys of the tests.
+func key(name string) []byte { return []byte("a key for tests: " + name) }
+
+// keys sets the keys: the first is sent, all are accepted.
+func (fx *fixture) keys(required bool, names ...string) {
+	fx.t.Helper()
+	k := TunnelKeys{Required: required}
+	for _, name := range names {
+		k.Accept = append(k.Accept, key(name))
+	}
+	if len(names) > 0 {
+		k.Send = k.Accept[0]
+	}
+	if err := fx.d.SetTunnelKeys(k); err != nil {
+		fx.t.Fatal(err)
+	}
+}
+
+// withToken is private data without a list of nodes, with the token of a key.
+func (fx *fixture) withToken(name string) []byte {
+	b := fx.chained(false)
+	binary.LittleEndian.PutUint64(b[4:], tunnelToken(key(name)))
+	return b
+}
+
+// fromNode is what node b2 sends through a tunnel.
+func (fx *fixture) fromNode(in dptest.Packet, private ...byte) dptest.Packet {
+	return dptest.Packet{Src: fx.at("b2", 50000), Dst: fx.at("self", 6090), Proto: dptest.UDP,
+		Payload: dptest.GUE(in, private...)}
+}
+
+// A packet from the address of a node is not a packet of a node: pods behind masquerade have that address, too. Both
+// kinds of destination ask for the key, a VIP and an address of this node.
+func TestTunnelPacketsNeedTheKey(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		for _, delivers := range []bool{true, false} {
+			fx := newFixture(t, h, v6, func(o *Options) {
+				o.Delivers, o.TunnelSources = delivers, []netip.Prefix{netip.MustParsePrefix("::/0"),
+					netip.MustParsePrefix("0.0.0.0/0")}
+			})
+			if err := fx.host.Do(func() error { return fx.d.SetTunnelSources(nil) }); err != nil {
+				t.Fatal(err)
+			}
+			in := fx.fromClient(dptest.TCP, dptest.SYN)
+			if delivers {
+				fx.nodes(lb.TCP, "self")
+			} else {
+				in.Dst = fx.at("loopback", 80)
+			}
+			reason := func(private ...byte) string {
+				t.Helper()
+				p := fx.fromNode(in, private...)
+				before := fx.counts()
+				did, _ := fx.runXDP(p.Frame())
+				if fx.hook == hookTC || did == "passed" && delivers {
+					did, _ = fx.runTC(p.Frame())
+				}
+				for v, n := range fx.counts() {
+					if n > before[v] && v.Reason != "forwarded" && v.Reason != "decapsulated" {
+						return did + ": " + v.Reason
+					}
+				}
+				return did
+			}
+			is := func(when, got, want string) {
+				t.Helper()
+				if got != want {
+					t.Errorf("delivers %t: %s: %s; want %s", delivers, when, got, want)
+				}
+			}
+			const refused = "dropped: tunnel_key_mismatch"
+			is("no key is set", reason(), "passed")
+			fx.keys(false, "current")
+			is("a key is set but not required", reason(), "passed")
+			fx.keys(true, "current", "previous", "next")
+			is("no private data", reason(), refused)
+			is("a list without a token", reason(fx.chained(false, "router")...), refused)
+			is("the token of an unknown key", reason(fx.withToken("unknown")...), refused)
+			is("cut off", reason(fx.withToken("current")[:8]...), refused)
+			wrong := fx.withToken("current")
+			wrong[0]++
+			is("another magic number", reason(wrong...), refused)
+			for _, name := range []string{"current", "previous", "next"} {
+				is(name, reason(fx.withToken(name)...), "passed")
+			}
+			list := fx.chained(true, "router")
+			copy(list, fx.withToken("current"))
+			is("a token and a list", reason(list...), "passed")
+			fx.keys(true, "current")
+			is("a key that is accepted no longer", reason(fx.withToken("previous")...), refused)
+			is("an unused place for a key", reason(fx.chained(false)...), refused)
+			fx.keys(false)
+			is("keys are removed", reason(), "passed")
+		}
+	})
+}
+
+// tokenOf returns the token that a packet carries; 0: none.
+func tokenOf(p dptest.Packet) uint64 {
+	if len(p.Private) < privateHead {
+		return 0
+	}
+	return binary.LittleEndian.Uint64(p.Private[4:])
+}
+
+// Packets between nodes carry the first key, on the way to the first node and to the next one.
+func TestTunnelPacketsCarryTheKey(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
+		fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router")}) })
+		fx.nodes(lb.TCP, "b2")
+		in := fx.fromClient(dptest.TCP, dptest.SYN)
+		want := func(when string, r result, name string) {
+			t.Helper()
+			if got := tokenOf(r.out); r.did != "sent" || got != tunnelToken(key(name)) {
+				t.Errorf("%s: %s: %s, token %#x", when, r.did, r.reason, got)
+			}
+		}
+		r := fx.run(in.Frame())
+		if r.did != "sent" || tokenOf(r.out) != 0 || len(r.out.Private) != privateHead {
+			t.Errorf("without keys: %s: private data %x", r.did, r.out.Private)
+		}
+		fx.keys(true, "one", "two")
+		want("a SYN", fx.run(in.Frame()), "one")
+		fx.nodes(lb.TCP, "router", "-b2")
+		in.Flags = dptest.ACK
+		r = fx.run(in.Frame())
+		want("with a list", r, "one")
+		if len(r.out.Private) == privateHead {
+			t.Errorf("no list: %x", r.out.Private)
+		}
+		fx.keys(true, "two", "one")
+		want("after a rotation", fx.run(in.Frame()), "two")
+		if h == hookTC {
+			list := fx.chained(false, "router")
+			copy(list[4:], fx.withToken("one")[4:])
+			did, frame := fx.runTC(fx.fromNode(in, list...).Frame())
+			out, err := dptest.Parse(frame)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want("relayed", result{did: did, out: out}, "two")
+		}
+	})
+}
+
+// A server behind a GUE tunnel gets the token when it is one of tunnel_sources, and so runs Steelyard. Others get plain
+// GUE and no secret of ours.
+func TestServersGetTheKeyWhenTheyAreTunnelSources(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, func(o *Options) {
+			o.TunnelSources = []netip.Prefix{hostPrefix("192.0.2.21"), hostPrefix("2001:db8::21")}
+		})
+		fx.keys(true, "one")
+		for _, b := range []string{"b1", "b2"} {
+			fx.serve(tunnel(lb.EncapGUE), b)
+			r := fx.run(fx.fromClient(dptest.TCP, dptest.SYN).Frame())
+			if r.did != "sent" || r.out.Dst.Addr() != fx.addr(b) {
+				t.Fatalf("%s: %s: %s", b, r.did, r.reason)
+			}
+			if got := tokenOf(r.out) == tunnelToken(key("one")); got != (b == "b1") {
+				t.Errorf("%s: private data %x", b, r.out.Private)
+			}
+			if b == "b2" && len(r.out.Private) != 0 {
+				t.Errorf("%s: private data %x; want none", b, r.out.Private)
+			}
+		}
+		fx.close()
+		fx.o.TunnelSources = nil
+		fx.open()
+		fx.serve(tunnel(lb.EncapGUE), "b1")
+		r := fx.run(fx.fromClient(dptest.TCP, dptest.SYN).Frame())
+		if r.did != "sent" || len(r.out.Private) != 0 {
+			t.Errorf("no tunnel source any more: %s: private data %x", r.did, r.out.Private)
+		}
+	})
+}
+
+// Health checks take the path of traffic, so they carry the token, too.
+func TestProbesCarryTheKey(t *testing.T) {
+	fx := newFixture(t, hookTC, false, func(o *Options) { o.TunnelSources = []netip.Prefix{hostPrefix("192.0.2.22")} })
+	fx.keys(true, "one")
+	for _, b := range []string{"b1", "b2"} {
+		var mark uint32
+		fx.do(func() (err error) {
+			mark, _, err = fx.d.ProbeWay(fx.addr("vip"), fx.addr(b), lb.MethodTunnel, lb.EncapGUE)
+			return err
+		})
+		did, frame := fx.runOut(fx.fromClient(dptest.TCP, dptest.SYN).Frame(), mark)
+		out, err := dptest.Parse(frame)
+		if err != nil || did != "sent" || (tokenOf(out) == tunnelToken(key("one"))) != (b == "b2") {
+			t.Errorf("%s: %s (%v), private data %x", b, did, err, out.Private)
+		}
+	}
+}
+
+// Nothing on this node but our programs sends packets to the tunnel port: at another node they would have the address
+// of this one.
+func TestSpoofedTunnelPacketsDoNotLeave(t *testing.T) {
+	for _, v6 := range []bool{false, true} {
+		for _, ends := range []bool{true, false} {
+			fx := newFixture(t, hookTC, v6, func(o *Options) { o.Delivers = ends })
+			p := dptest.Packet{Src: fx.at("self", 40000), Dst: fx.at("b2", 6090), Proto: dptest.UDP,
+				Payload: dptest.GUE(fx.fromClient(dptest.TCP, dptest.SYN), fx.withToken("unknown")...)}
+			want, other := map[bool]string{true: "dropped", false: "passed"}[ends], p
+			other.Dst = fx.at("b2", 6091)
+			for _, tt := range []struct {
+				when string
+				p    dptest.Packet
+				mark uint32
+				want string
+			}{
+				{"of this node", p, 0, want},
+				{"with another mark", p, 7, want},
+				{"of our programs", p, 0x53580000, "passed"},
+				{"to another port", other, 0, "passed"},
+			} {
+				before := fx.counts()
+				did, _ := fx.runOut(tt.p.Frame(), tt.mark)
+				counted := fx.counts()[Verdict{Action: "drop", Reason: "tunnel_spoofed"}]
+				counted -= before[Verdict{Action: "drop", Reason: "tunnel_spoofed"}]
+				if did != tt.want || counted != uint64(truth(did == "dropped")) {
+					t.Errorf("tunnels end here: %t: %s: %s, counted %d; want %s", ends, tt.when, did, counted, tt.want)
+				}
+			}
+		}
+	}
+}
+
+func TestTunnelKeysThatCannotBe(t *testing.T) {
+	for name, k := range map[string]TunnelKeys{
+		"four":          {Accept: [][]byte{{1}, {2}, {3}, {4}}},
+		"none accepted": {Send: []byte{1}, Required: true},
+	} {
+		if _, err := k.encode(); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	if a, b := tunnelToken([]byte("a")), tunnelToken([]byte("b")); a == b || a == 0 {
+		t.Errorf("tokens %#x and %#x", a, b)
+	}
+}
