@@ -76,9 +76,9 @@ type Options struct {
 	TunnelSources []netip.Prefix
 	// TunnelKeys are the first keys for SetTunnelKeys; nil: those of an earlier agent, or none.
 	TunnelKeys *TunnelKeys
-	Timeouts      Timeouts
-	PinPath       string // in a bpffs, which is mounted for the default path only
-	StateDir      string // files that must outlive the agent, until reboot
+	Timeouts   Timeouts
+	PinPath    string // in a bpffs, which is mounted for the default path only
+	StateDir   string // files that must outlive the agent, until reboot
 	// Delivers prepares the datapath for backends on this node.
 	Delivers bool
 	// ForceClsact attaches tc programs as clsact filters, as on kernels before 6.6.

@@ -21,11 +21,18 @@ func (fx *fixture) nodes(proto lb.Protocol, names ...string) {
 // spread is nodes, for a Service whose packets a router may send to any node (AnyNode).
 func (fx *fixture) spread(proto lb.Protocol, anyNode bool, names ...string) {
 	fx.t.Helper()
+	fx.spreadAllowed(proto, anyNode, nil, names...)
+}
+
+// spreadAllowed is spread, with the sources that may open flows.
+func (fx *fixture) spreadAllowed(proto lb.Protocol, anyNode bool, allow []netip.Prefix, names ...string) {
+	fx.t.Helper()
 	s := &lb.Service{
 		Name: "web", VIPs: []netip.Addr{fx.addr("vip")},
 		Ports:     lb.PortsOn(nil, lb.Port{Port: 80, Target: 80, Protocol: proto}),
 		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Check: lb.CheckSpec{Type: lb.CheckNone},
 		NodeForwarding: lb.NodeForwarding{Enabled: true, AnyNode: anyNode}, DropWhenEmpty: anyNode,
+		Allow: allow,
 	}
 	port := &s.Ports[0]
 	for _, name := range names {

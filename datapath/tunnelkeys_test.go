@@ -238,6 +238,41 @@ func TestSpoofedTunnelPacketsDoNotLeave(t *testing.T) {
 	}
 }
 
+// The node that delivers asks for the allowed sources, too: a packet from a tunnel was not necessarily forwarded by a
+// node that did.
+func TestDecapsulatedPacketsAreFromAllowedSources(t *testing.T) {
+	for _, v6 := range []bool{false, true} {
+		for _, proto := range []lb.Protocol{lb.TCP, lb.UDP} {
+			fx := newFixture(t, hookTC, v6, func(o *Options) { o.Delivers = true })
+			fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2")}) })
+			fx.keys(true, "one")
+			is := func(when, from string, flags uint8, want string) {
+				t.Helper()
+				in := fx.fromClient(uint8(proto), flags)
+				in.Src = fx.at(from, 40000)
+				relayed := fx.chained(true)
+				copy(relayed[4:], fx.withToken("one")[4:])
+				for _, private := range [][]byte{fx.withToken("one"), relayed} {
+					before := fx.counts()
+					did, _ := fx.runTC(fx.fromNode(in, private...).Frame())
+					refused := fx.counts()[Verdict{Action: "drop", Reason: "not_allowed"}] >
+						before[Verdict{Action: "drop", Reason: "not_allowed"}]
+					if did != want || refused != (want == "dropped") {
+						t.Errorf("%s, %s: %s, not_allowed: %t; want %s", proto, when, did, refused, want)
+					}
+				}
+			}
+			all := []netip.Prefix{netip.PrefixFrom(fx.addr("client"), fx.addr("client").BitLen())}
+			fx.spreadAllowed(proto, false, all, "self")
+			is("an allowed source", "client", dptest.SYN, "passed")
+			is("another source", "router", dptest.SYN, "dropped")
+			none := []netip.Prefix{netip.PrefixFrom(fx.addr("far"), fx.addr("far").BitLen())}
+			fx.spreadAllowed(proto, false, none, "self")
+			is("a known flow", "client", 0, "passed")
+		}
+	}
+}
+
 func TestTunnelKeysThatCannotBe(t *testing.T) {
 	for name, k := range map[string]TunnelKeys{
 		"four":          {Accept: [][]byte{{1}, {2}, {3}, {4}}},

@@ -148,12 +148,12 @@ func backendFrontend(s *Service, vip netip.Addr, port ServicePort, usable, down 
 	return f
 }
 
-// decapFrontend delivers flows that were forwarded to this node, by itself or by another node. The forwarding node has
-// applied the list of allowed sources.
+// decapFrontend delivers flows that were forwarded to this node, by itself or by another node. It applies the list of
+// allowed sources again: the forwarding node may have an older list, and a forged packet was forwarded by none.
 func decapFrontend(s *Service, vip netip.Addr, port ServicePort, usable, down []Backend) *FrontendPlan {
 	local := slices.DeleteFunc(slices.Clone(usable), func(b Backend) bool { return !b.Local })
 	f := backendFrontend(s, vip, port, local, down)
-	f.Decap, f.Allow, f.DropWhenEmpty = true, nil, true
+	f.Decap, f.DropWhenEmpty = true, true
 	return f
 }
 

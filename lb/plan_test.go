@@ -141,8 +141,8 @@ func TestBuildNodeForwarding(t *testing.T) {
 		t.Errorf("plan:\n%swant:\n%s", got, want)
 	}
 	decap, node := p.Frontends[0], p.Frontends[1]
-	if decap.Allow != nil || !decap.DropWhenEmpty || decap.Affinity != time.Hour {
-		t.Errorf("decap frontend %+v; want no list of sources, dropping, affinity", decap)
+	if len(decap.Allow) != 1 || !decap.DropWhenEmpty || decap.Affinity != time.Hour {
+		t.Errorf("decap frontend %+v; want the list of sources, dropping, affinity", decap)
 	}
 	if len(node.Allow) != 1 || node.DropWhenEmpty || node.Affinity != 0 ||
 		node.Encap != EncapGUE || node.Algorithm != AlgorithmSourceHash {
