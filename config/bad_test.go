@@ -28,6 +28,7 @@ func secrets(t *testing.T) string {
 	}{
 		{"peer.key", "good password\n", 0o600},
 		{"gossip.key", "a good secret of enough bytes\n", 0o640},
+		{"tunnel.key", "# of a test\nseed: the seed of the hashes\n\na good key of enough bytes\n", 0o600},
 		{"empty.key", "\n", 0o600},
 		{"open.key", "password\n", 0o644},
 		{"short.key", "123456789012345\n", 0o600},

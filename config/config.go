@@ -53,7 +53,10 @@ type Datapath struct {
 	TunnelPort uint16 // UDP port of tunnels; not within SNATPorts
 	// TunnelSources are the sources whose GUE tunnels this node accepts; empty: none.
 	TunnelSources []netip.Prefix
-	Timeouts      Timeouts
+	// TunnelKeys are the keys of tunnels between nodes: the first one is sent, all are accepted. None: no file.
+	TunnelKeys []Secret
+	HashSeed   Secret // of the hashes that choose a backend; not set: a constant
+	Timeouts   Timeouts
 }
 
 // Timeouts are the idle timeouts of flows, 1 s to 7 days each.

@@ -154,7 +154,8 @@ func TestWhatIsWarnedOf(t *testing.T) {
 	const announced, nothing = "no address is announced", "nothing to do"
 	service := fmt.Sprintf(withService, "")
 	for _, c := range []struct{ text, want string }{
-		{"[datapath]\ntunnel_sources = [\"192.0.2.1\"]", ""},
+		{"[datapath]\ntunnel_sources = [\"192.0.2.1\"]", "can forge packets"},
+		{"[kubernetes]\n[l2]\n[datapath]\ntunnel_sources = [\"192.0.2.1\"]", ""},
 		{"[l2]", nothing}, {"service = []", ""}, {"[kubernetes]\n[l2]", ""},
 		{"[kubernetes]", "1: kubernetes: " + announced}, {service, "2: service: " + announced},
 		{"[bgp]\nasn = 1\n[kubernetes]", "1: bgp: has no peers"},

@@ -62,19 +62,7 @@ const secretMax = 4096
 // secret reads the secret file that a key names. An empty file is an error: a session without a password must not
 // result from a wrong password file. low and high bound its length in bytes.
 func (t *table) secret(key, like string, low, high int) Secret {
-	i, ok := t.get(key)
-	if !ok {
-		return Secret{}
-	}
-	name, ok := i.str(like)
-	if !ok {
-		return Secret{}
-	}
-	if name == "" {
-		i.errorf("name a file, or leave the key out to have none", "is empty")
-		return Secret{}
-	}
-	text, ok := i.secretFile(t.d.inDir(name))
+	i, name, text, ok := t.secretText(key, like)
 	if !ok {
 		return Secret{}
 	}
@@ -92,6 +80,22 @@ func (t *table) secret(key, like string, low, high int) Secret {
 		return NewSecret(string(text))
 	}
 	return Secret{}
+}
+
+// secretText reads the file that a key names, and returns its name and text.
+func (t *table) secretText(key, like string) (i item, name string, text []byte, ok bool) {
+	if i, ok = t.get(key); !ok {
+		return i, "", nil, false
+	}
+	if name, ok = i.str(like); !ok {
+		return i, "", nil, false
+	}
+	if name == "" {
+		i.errorf("name a file, or leave the key out to have none", "is empty")
+		return i, "", nil, false
+	}
+	text, ok = i.secretFile(t.d.inDir(name))
+	return i, name, text, ok
 }
 
 // secretFile reads a secret file. A file that every user can read is accepted with a warning.

@@ -23,6 +23,7 @@ func (d *decoder) datapath(t *table) {
 		d.notSNAT(i, c.TunnelPort)
 	}
 	c.TunnelSources = distinct(t.list("tunnel_sources", "192.0.2.11"), item.prefix)
+	c.TunnelKeys, c.HashSeed = t.tunnelKeys("tunnel_key_file")
 	if sub := t.sub("timeouts"); sub != nil {
 		c.Timeouts = sub.timeouts(c.Timeouts)
 		sub.done()

@@ -14,6 +14,15 @@ func (d *decoder) warn(t *table) {
 	if noSource && len(c.Datapath.TunnelSources) == 0 {
 		item{d: d}.warnf("add a [[service]] or [kubernetes]", "nothing to do: no services and no source of services")
 	}
+	if len(c.Datapath.TunnelSources) > 0 && len(c.Datapath.TunnelKeys) == 0 && c.Kubernetes == nil {
+		item{d: d, path: "datapath.tunnel_sources"}.warnf("add datapath.tunnel_key_file here and on senders with Steelyard",
+			"whoever can send from these addresses can forge packets of any client")
+	}
+	if len(c.Datapath.TunnelKeys) > 0 && len(c.Datapath.TunnelSources) == 0 && c.Kubernetes == nil &&
+		!c.Datapath.HashSeed.IsSet() {
+		item{d: d, path: "datapath.tunnel_key_file"}.warnf("add datapath.tunnel_sources, or leave it out",
+			"has no effect without tunnels to or from other nodes")
+	}
 	if (len(c.Services) > 0 || c.Kubernetes != nil) && c.BGP == nil && c.L2 == nil {
 		key := "service"
 		if len(c.Services) == 0 {

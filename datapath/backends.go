@@ -22,10 +22,10 @@ type backends struct {
 	log      *slog.Logger
 	// members are Options.TunnelSources: a server of these addresses runs this datapath, too.
 	members []netip.Prefix
-	byAddr   map[netip.AddrPort]*backend
-	byID     map[uint32]*backend
-	next     uint32   // the lowest id that was never used
-	spare    []uint32 // ids below next that are free
+	byAddr  map[netip.AddrPort]*backend
+	byID    map[uint32]*backend
+	next    uint32   // the lowest id that was never used
+	spare   []uint32 // ids below next that are free
 }
 
 // backend is one backend in the kernel. It is kept while a table or a flow has its id.

@@ -60,8 +60,8 @@ func (t Timeouts) shortest() time.Duration {
 	return min(t.HalfOpen, t.Established, t.Closing, t.Closed, t.UDP)
 }
 
-// Options are the parameters of Open. Delivers and ForceClsact may be false, and TunnelSources and TunnelKeys empty; all
-// others are required.
+// Options are the parameters of Open. Delivers and ForceClsact may be false, and TunnelSources, TunnelKeys and HashSeed
+// empty; all others are required.
 type Options struct {
 	Interfaces []string // uplinks: interfaces on which packets of clients and servers arrive
 	Mode       Mode
@@ -70,7 +70,8 @@ type Options struct {
 	// TunnelPort is the UDP destination port of GUE, at backends and on this node.
 	TunnelPort uint16
 	// HashSeed determines which backend a flow gets, together with the flow and the backends. It is the same on all
-	// balancers that share VIPs, and secret, so that nobody can choose flows that all get one backend.
+	// balancers that share VIPs, and secret, so that nobody can choose flows that all get one backend. With another
+	// seed, flows without an entry get another backend.
 	HashSeed [32]byte
 	// TunnelSources are the prefixes from which tunnel packets are accepted; empty: from none.
 	TunnelSources []netip.Prefix

@@ -114,7 +114,7 @@ func New(o Options) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.datapath = dp
+	a.datapath, a.reloader.setKeys = dp, dp.SetTunnelKeys
 	registry.MustRegister(dp)
 	if err := a.connect(o, facts, services, announcers, dp, registry); err != nil {
 		a.close()

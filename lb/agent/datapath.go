@@ -22,6 +22,7 @@ type forwarder interface {
 	Flows(context.Context, lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error)
 	Explain(lb.Question) (lb.Explanation, error)
 	SetTunnelSources([]netip.Addr) error
+	SetTunnelKeys(datapath.TunnelKeys) error
 	ProbeWay(vip, server netip.Addr, method lb.Method, encap lb.Encap) (mark uint32, from netip.Addr, err error)
 }
 
@@ -37,7 +38,7 @@ func datapathOptions(o Options, facts node) (datapath.Options, error) {
 	return datapath.Options{
 		Interfaces: facts.interfaces, Mode: mode, MaxFlows: c.MaxFlows, SNATPorts: c.SNATPorts,
 		TunnelPort: c.TunnelPort, TunnelSources: c.TunnelSources, Timeouts: datapath.Timeouts(c.Timeouts),
-		Delivers: o.Config.Kubernetes != nil,
+		Delivers: o.Config.Kubernetes != nil, TunnelKeys: fileKeys(o.Config), HashSeed: fileSeed(o.Config),
 		PinPath:  o.PinPath, StateDir: o.StateDir, Log: component(o.Log, "datapath"),
 	}, nil
 }

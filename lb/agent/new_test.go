@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,6 +31,7 @@ type memoryDatapath struct {
 	prometheus.Gauge
 	*events // of Close
 	options datapath.Options
+	keys    atomic.Pointer[datapath.TunnelKeys] // the last ones that were set
 }
 
 func (d *memoryDatapath) open(o datapath.Options) (forwarder, error) { d.options = o; return d, nil }
@@ -49,6 +51,8 @@ func (d *memoryDatapath) Explain(q lb.Question) (lb.Explanation, error) {
 }
 
 func (d *memoryDatapath) SetTunnelSources([]netip.Addr) error { return nil }
+
+func (d *memoryDatapath) SetTunnelKeys(k datapath.TunnelKeys) error { d.keys.Store(&k); return nil }
 
 // ProbeWay fails with its arguments, so that they are seen as the reason of the backend's state.
 func (d *memoryDatapath) ProbeWay(

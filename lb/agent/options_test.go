@@ -105,11 +105,12 @@ tunnel_sources = ["192.0.2.0/24"]`)
 	want := datapath.Options{
 		Interfaces: facts.interfaces, Mode: datapath.ModeTC, MaxFlows: 1000, SNATPorts: [2]uint16{2000, 3000},
 		TunnelPort: 6082, TunnelSources: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
-		Timeouts: datapath.DefaultTimeouts, PinPath: "/pins", StateDir: "/state",
+		Timeouts: datapath.DefaultTimeouts, PinPath: "/pins", StateDir: "/state", TunnelKeys: &datapath.TunnelKeys{},
 	}
 	for _, delivers := range []bool{false, true} {
 		if delivers {
 			cfg.Kubernetes = &config.Kubernetes{}
+			want.TunnelKeys = nil // of the Secret
 		}
 		want.Delivers = delivers
 		got, err := datapathOptions(o, facts)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/datapath"
 	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/agent/preflight"
 	"github.com/steelyard-lb/steelyard/lb/file"
@@ -21,6 +22,7 @@ type reloader struct {
 	level     *slog.LevelVar
 	log       *slog.Logger
 	readiness *readiness
+	setKeys   func(datapath.TunnelKeys) error // set when the datapath is open
 	state     atomic.Pointer[loadState]
 }
 
@@ -52,6 +54,9 @@ func (l *reloader) apply() (admin.Reloaded, error) {
 	if err == nil {
 		err = l.services.Use(cfg)
 	}
+	if err == nil && len(l.running.Datapath.TunnelKeys) > 0 && len(cfg.Datapath.TunnelKeys) > 0 {
+		err = l.setKeys(*fileKeys(cfg))
+	}
 	if err != nil {
 		next := *l.state.Load()
 		next.refused = err.Error()
@@ -78,7 +83,7 @@ func needRestart(running, next *config.Config) []string {
 		a, b any
 	}{
 		{"node", running.Node, next.Node},
-		{"datapath", running.Datapath, next.Datapath},
+		{"datapath", atStart(running.Datapath), atStart(next.Datapath)},
 		{"bgp", running.BGP, next.BGP},
 		{"l2", running.L2, next.L2},
 		{"admin", running.Admin, next.Admin},
@@ -91,6 +96,14 @@ func needRestart(running, next *config.Config) []string {
 		}
 	}
 	return changed
+}
+
+// atStart returns what is read at the start only. Of the tunnel keys, that is whether there are some.
+func atStart(c config.Datapath) config.Datapath {
+	if len(c.TunnelKeys) > 0 {
+		c.TunnelKeys = []config.Secret{}
+	}
+	return c
 }
 
 // clusterPools returns the pools that the Kubernetes source has read.

@@ -97,7 +97,7 @@ func TestReferenceIsDocumentedWhole(t *testing.T) {
 	}
 }
 
-var secretKey = regexp.MustCompile(`(?m)(^|, )(password_file|secret_file) *= *"[^"]*"[^\n,}]*`)
+var secretKey = regexp.MustCompile(`(?m)(^|, )(password_file|secret_file|tunnel_key_file) *= *"[^"]*"[^\n,}]*`)
 
 // withoutSecrets removes the keys that name files of the reader.
 func withoutSecrets(text string) string { return secretKey.ReplaceAllString(text, "") }

@@ -1,0 +1,63 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// Limits of the file of tunnel keys. Three keys are what the datapath accepts, and what a rotation needs.
+const (
+	tunnelKeysMax = 3
+	tunnelKeyMin  = 16 // bytes, of each key and of the seed
+)
+
+// seedWord begins the line with the hash seed.
+const seedWord = "seed:"
+
+// tunnelKeys reads the file of tunnel keys that a key names: one key a line, and at most one line with the hash seed.
+// Empty lines and lines that begin with # are skipped.
+func (t *table) tunnelKeys(key string) (keys []Secret, seed Secret) {
+	i, name, text, ok := t.secretText(key, "/etc/steelyard/tunnel.key")
+	if !ok {
+		return nil, Secret{}
+	}
+	if !utf8.Valid(text) || strings.ContainsRune(string(text), 0) {
+		i.errorf("write one key a line, as text", "%s is not text", name)
+		return nil, Secret{}
+	}
+	failed := false
+	refuse := func(line int, hint, problem string) {
+		i.errorf(hint, "%s, line %d: %s", name, line, problem)
+		failed = true
+	}
+	for n, line := range strings.Split(string(text), "\n") {
+		line = strings.TrimSpace(line)
+		if line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		value, isSeed := strings.CutPrefix(line, seedWord)
+		value = strings.TrimSpace(value)
+		switch secret := NewSecret(value); {
+		case len(value) < tunnelKeyMin:
+			refuse(n+1, fmt.Sprintf("write at least %d, as \"openssl rand -hex 32\" does", tunnelKeyMin),
+				fmt.Sprintf("has only %d bytes", len(value)))
+		case isSeed && seed.IsSet():
+			refuse(n+1, "write one", "is a second seed")
+		case isSeed:
+			seed = secret
+		case len(keys) == tunnelKeysMax:
+			refuse(n+1, "remove the oldest", fmt.Sprintf("is key %d; at most %d are accepted", len(keys)+1, tunnelKeysMax))
+		default:
+			keys = append(keys, secret)
+		}
+	}
+	if !failed && len(keys) == 0 {
+		i.errorf("write one key a line, as text", "%s has no key", name)
+		failed = true
+	}
+	if failed {
+		return nil, Secret{}
+	}
+	return keys, seed
+}

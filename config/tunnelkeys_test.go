@@ -1,0 +1,52 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestTunnelKeyFile(t *testing.T) {
+	const a, b, c, d = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb", "cccccccccccccccc", "dddddddddddddddd"
+	for _, tt := range []struct{ text, keys, seed, err string }{
+		{a, a, "", ""},
+		{a + "\n", a, "", ""},
+		{"  " + a + " \r\n\r\n# the next one\n" + b, a + " " + b, "", ""},
+		{a + "\n" + b + "\n" + c + "\n", a + " " + b + " " + c, "", ""},
+		{a + "\nseed: " + d + "\n" + b, a + " " + b, d, ""},
+		{"seed:" + d + "\n" + a, a, d, ""},
+		{a + "\n" + b + "\n" + c + "\n" + d, "", "", "k, line 4: is key 4; at most 3 are accepted; remove the oldest"},
+		{a + "\nshort", "", "", "k, line 2: has only 5 bytes; write at least 16"},
+		{a + "\nseed: short", "", "", "k, line 2: has only 5 bytes"},
+		{a + "\nseed: " + d + "\nseed: " + c, "", "", "k, line 3: is a second seed"},
+		{"seed: " + d + "\n", "", "", "k has no key"},
+		{"# " + a + "\n\n", "", "", "k has no key"},
+		{"", "", "", "k has no key"},
+		{a + "\xff", "", "", "k is not text"},
+		{a + "\x00", "", "", "k is not text"},
+	} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "k"), []byte(tt.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cfg, err := Parse(filepath.Join(dir, "steelyard.toml"), []byte("[datapath]\ntunnel_key_file = \"k\"\n"))
+		if tt.err != "" {
+			if err == nil || !strings.Contains(err.Error(), tt.err) || strings.Contains(err.Error(), a) {
+				t.Errorf("%q: error %v; want %q and no key", tt.text, err, tt.err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%q: %v", tt.text, err)
+			continue
+		}
+		var keys []string
+		for _, k := range cfg.Datapath.TunnelKeys {
+			keys = append(keys, k.Reveal())
+		}
+		if got := strings.Join(keys, " "); got != tt.keys || cfg.Datapath.HashSeed.Reveal() != tt.seed {
+			t.Errorf("%q: keys %q, seed %q; want %q and %q", tt.text, got, cfg.Datapath.HashSeed.Reveal(), tt.keys, tt.seed)
+		}
+	}
+}
