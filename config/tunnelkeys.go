@@ -47,7 +47,7 @@ func (t *table) tunnelKeys(key string) (keys []Secret, seed Secret) {
 		case isSeed:
 			seed = secret
 		case len(keys) == tunnelKeysMax:
-			refuse(n+1, "remove the oldest", fmt.Sprintf("is key %d; at most %d are accepted", len(keys)+1, tunnelKeysMax))
+			refuse(n+1, "remove the oldest", fmt.Sprintf("is one key too many; at most %d are accepted", tunnelKeysMax))
 		default:
 			keys = append(keys, secret)
 		}

@@ -16,7 +16,7 @@ func TestTunnelKeyFile(t *testing.T) {
 		{a + "\n" + b + "\n" + c + "\n", a + " " + b + " " + c, "", ""},
 		{a + "\nseed: " + d + "\n" + b, a + " " + b, d, ""},
 		{"seed:" + d + "\n" + a, a, d, ""},
-		{a + "\n" + b + "\n" + c + "\n" + d, "", "", "k, line 4: is key 4; at most 3 are accepted; remove the oldest"},
+		{a + "\n" + b + "\n" + c + "\n" + d, "", "", "k, line 4: is one key too many; at most 3"},
 		{a + "\nshort", "", "", "k, line 2: has only 5 bytes; write at least 16"},
 		{a + "\nseed: short", "", "", "k, line 2: has only 5 bytes"},
 		{a + "\nseed: " + d + "\nseed: " + c, "", "", "k, line 3: is a second seed"},
@@ -46,7 +46,8 @@ func TestTunnelKeyFile(t *testing.T) {
 			keys = append(keys, k.Reveal())
 		}
 		if got := strings.Join(keys, " "); got != tt.keys || cfg.Datapath.HashSeed.Reveal() != tt.seed {
-			t.Errorf("%q: keys %q, seed %q; want %q and %q", tt.text, got, cfg.Datapath.HashSeed.Reveal(), tt.keys, tt.seed)
+			t.Errorf("%q: keys %q, seed %q; want %q and %q", tt.text, got, cfg.Datapath.HashSeed.Reveal(), tt.keys,
+				tt.seed)
 		}
 	}
 }

@@ -14,15 +14,7 @@ func (d *decoder) warn(t *table) {
 	if noSource && len(c.Datapath.TunnelSources) == 0 {
 		item{d: d}.warnf("add a [[service]] or [kubernetes]", "nothing to do: no services and no source of services")
 	}
-	if len(c.Datapath.TunnelSources) > 0 && len(c.Datapath.TunnelKeys) == 0 && c.Kubernetes == nil {
-		item{d: d, path: "datapath.tunnel_sources"}.warnf("add datapath.tunnel_key_file here and on senders with Steelyard",
-			"whoever can send from these addresses can forge packets of any client")
-	}
-	if len(c.Datapath.TunnelKeys) > 0 && len(c.Datapath.TunnelSources) == 0 && c.Kubernetes == nil &&
-		!c.Datapath.HashSeed.IsSet() {
-		item{d: d, path: "datapath.tunnel_key_file"}.warnf("add datapath.tunnel_sources, or leave it out",
-			"has no effect without tunnels to or from other nodes")
-	}
+	d.warnTunnels()
 	if (len(c.Services) > 0 || c.Kubernetes != nil) && c.BGP == nil && c.L2 == nil {
 		key := "service"
 		if len(c.Services) == 0 {
@@ -43,6 +35,23 @@ func (d *decoder) warn(t *table) {
 	}
 	if c.Kubernetes == nil {
 		d.needsKubernetes()
+	}
+}
+
+// warnTunnels warns of sources without keys and of keys without sources. In a cluster there are always both.
+func (d *decoder) warnTunnels() {
+	c := d.config.Datapath
+	if d.config.Kubernetes != nil {
+		return
+	}
+	if len(c.TunnelSources) > 0 && len(c.TunnelKeys) == 0 {
+		item{d: d, path: "datapath.tunnel_sources"}.warnf(
+			"add datapath.tunnel_key_file here and on the senders that run Steelyard",
+			"whoever can send from these addresses can forge packets of any client")
+	}
+	if len(c.TunnelKeys) > 0 && len(c.TunnelSources) == 0 && !c.HashSeed.IsSet() {
+		item{d: d, path: "datapath.tunnel_key_file"}.warnf("add datapath.tunnel_sources, or leave it out",
+			"has no effect without tunnels to or from other nodes")
 	}
 }
 

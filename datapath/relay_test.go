@@ -1,0 +1,102 @@
+package datapath
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// Packets that other nodes send here are delivered or relayed.
+func TestDecapsulatedPackets(t *testing.T) {
+	for _, v6 := range []bool{false, true} {
+		fx := newFixture(t, hookTC, v6, func(o *Options) { o.Delivers = true })
+		fx.do(func() error {
+			return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router"), fx.addr("self")})
+		})
+		from := func(sender string, in dptest.Packet, private ...byte) result {
+			p := dptest.Packet{Src: fx.at(sender, 50000), Dst: fx.at("self", 6090), Proto: dptest.UDP,
+				Payload: dptest.GUE(in, private...)}
+			before := fx.counts()
+			did, frame := fx.runTC(p.Frame())
+			r := result{did: did, frame: frame}
+			for v, n := range fx.counts() {
+				if n > before[v] && v.Reason != "decapsulated" {
+					r.reason = v.Reason
+				}
+			}
+			if did != "dropped" {
+				var err error
+				if r.out, err = dptest.Parse(frame); err != nil {
+					t.Fatalf("%s: %v", did, err)
+				}
+			}
+			return r
+		}
+		is := func(when string, r result, did, reason string) {
+			t.Helper()
+			if r.did != did || r.reason != reason {
+				t.Errorf("%s: %s: %s; want %s: %s", when, r.did, r.reason, did, reason)
+			}
+			if did == "passed" && (r.out.Dst != fx.at("b1", 8080) || r.out.Src.Addr() != fx.addr("client")) {
+				t.Errorf("%s: delivered as %+v", when, r.out)
+			}
+		}
+		var ours []dptest.Packet
+		fx.nodes(lb.TCP, "self", "b2")
+		for i := range 100 {
+			if p := fx.on(i, dptest.TCP, dptest.SYN); fx.run(p.Frame()).did == "passed" {
+				ours = append(ours, p)
+			}
+		}
+		fx.reset()
+		n := -1
+		on := func(proto, flags uint8) dptest.Packet { // a new flow, in a slot of this node
+			n++
+			p := ours[n]
+			p.Proto, p.Flags = proto, flags
+			if proto == dptest.UDP {
+				p.Seq, p.Ack = 0, 0
+			}
+			return p
+		}
+		fx.nodes(lb.TCP, "self", "b2")
+		is("an unknown source", from("client", on(dptest.TCP, dptest.SYN)), "dropped", "unknown_tunnel_source")
+		is("a SYN", from("b2", on(dptest.TCP, dptest.SYN)), "passed", "forwarded")
+		is("a relayed SYN", from("b2", on(dptest.TCP, dptest.SYN), fx.chained(true)...), "passed", "forwarded")
+		is("an unknown flow", from("b2", on(dptest.TCP, dptest.ACK)), "sent", "no_flow")
+		is("an unknown flow, relayed", from("b2", on(dptest.TCP, dptest.ACK), fx.chained(true)...), "sent", "no_flow")
+		is("other private data", from("b2", on(dptest.TCP, dptest.ACK), 1, 2, 3, 4), "sent", "no_flow")
+		in := on(dptest.TCP, dptest.ACK)
+		is("the next node is no tunnel source", from("b2", in, fx.chained(false, "unrouted")...),
+			"dropped", "unknown_tunnel_source")
+		in = on(dptest.TCP, dptest.ACK)
+		fx.sentTo("one more node", from("b2", in, fx.chained(false, "router")...), in, true, "router")
+		fx.sentTo("two more nodes", from("b2", in, fx.chained(true, "router", "b2")...), in, true, "router", "b2")
+		fx.sentTo("three more nodes", from("b2", in, fx.chained(true, "b2", "router", "b2")...), in, true,
+			"b2", "router", "b2")
+
+		in = on(dptest.TCP, dptest.SYN)
+		in.Dst = fx.at("vip", 81)
+		is("no frontend on this node yet", from("b2", in), "dropped", "no_frontend")
+
+		fx.nodes(lb.TCP, "b2", "-self")
+		in = on(dptest.TCP, dptest.SYN)
+		fx.sentTo("a SYN without a list: the table of this node", from("router", in), in, true, "b2")
+		is("a relayed SYN: dropped", from("router", in, fx.chained(true)...), "dropped", "no_local_backend")
+		in.Flags = dptest.ACK
+		fx.sentTo("the table of the sender may be older", from("router", in), in, true, "b2")
+
+		fx.reset()
+		fx.nodes(lb.UDP, "self", "-b2")
+		in = on(dptest.UDP, 0)
+		fx.sentTo("a datagram returns to the first node", from("router", in, fx.chained(false, "b2")...), in, true,
+			"b2", "self")
+		fx.sentTo("a relayed datagram does not return", from("router", in, fx.chained(true, "b2")...), in, true, "b2")
+		is("a relayed datagram of an unknown flow", from("b2", in, fx.chained(true)...), "passed", "forwarded")
+		is("a datagram of a known flow", from("router", in, fx.chained(false, "b2")...), "passed", "forwarded")
+		fx.nodes(lb.UDP, "b2")
+		is("no backend here", from("router", on(dptest.UDP, 0), fx.chained(true)...), "dropped", "no_local_backend")
+	}
+}
