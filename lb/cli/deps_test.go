@@ -52,20 +52,22 @@ var mayImport = map[string][]string{
 }
 
 // mayImportAll are the packages that connect the others, and the end-to-end tests.
-var mayImportAll = []string{"lb/agent", "e2e", "e2e/lab/labtest"}
+var mayImportAll = []string{"lb/agent", "e2e", "e2e/bench", "e2e/bench/cost", "e2e/bench/live", "e2e/bench/scale",
+	"e2e/lab/labtest"}
 
 // owners lists the packages that may import an external library, by prefix.
 var owners = map[string][]string{
-	"github.com/cilium/ebpf":         {"datapath"},
-	"github.com/osrg/gobgp":          {"announce/bgp", "lb/demo"},
-	"github.com/mdlayher/":           {"announce/l2"},
-	"github.com/BurntSushi/toml":     {"config"},
-	"github.com/urfave/cli":          {"lb/cli"},
-	"github.com/vishvananda/netlink": {"datapath", "announce/l2", "announce/bgp", "e2e/lab", "lb/agent", "lb/demo"},
-	"github.com/miekg/dns":           {"healthd"},
-	"google.golang.org/grpc":         {"healthd"},
-	"github.com/coreos/go-systemd":   {"systemd"},
-	"k8s.io/":                        {"lb/kube", "lb/agent"},
+	"github.com/cilium/ebpf":     {"datapath", "e2e/bench"},
+	"github.com/osrg/gobgp":      {"announce/bgp", "lb/demo"},
+	"github.com/mdlayher/":       {"announce/l2"},
+	"github.com/BurntSushi/toml": {"config"},
+	"github.com/urfave/cli":      {"lb/cli"},
+	"github.com/vishvananda/netlink": {"datapath", "announce/l2", "announce/bgp", "e2e/lab", "e2e/bench", "lb/agent",
+		"lb/demo"},
+	"github.com/miekg/dns":         {"healthd"},
+	"google.golang.org/grpc":       {"healthd"},
+	"github.com/coreos/go-systemd": {"systemd"},
+	"k8s.io/":                      {"lb/kube", "lb/agent"},
 }
 
 func forbidden(pkg, dep string) string {

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+//go:build ignore
+/* A program that is measured by BPF_PROG_TEST_RUN with repeat gets the packet that it changed before. These programs
+ * restore the packet, give it the addresses of the next flow, and tail-call the measured program. They may also record
+ * what that program made of the packet, for the packets of the other direction. */
+#include <linux/bpf.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+#include "headers.h"
+
+#define TC_ACT_UNSPEC (-1)
+#define FRAME_MAX 128
+
+enum vary {
+	VARY_NONE,
+	VARY_CLIENT, /* the client's address and port follow from the number of the flow */
+	VARY_SERVER, /* the same at the other end of the packet: from the server to the client */
+	VARY_RECORDED, /* the packet answers a recorded one */
+};
+
+/* Of a recorded packet. */
+struct recorded {
+	__be32 src, dst;
+	__be16 sport, dport;
+	__u32 pad;
+};
+
+volatile const __u64 frame[FRAME_MAX / 8]; /* the packet */
+volatile const __u32 frame_words; /* that are restored; the programs do not change those behind */
+volatile const __u32 frame_len;
+volatile const __u32 ip_at; /* offset of the IP header whose addresses vary */
+volatile const __u32 vary;
+volatile const __u8 is_v6, record;
+volatile const __u32 services; /* more than 1: the flows are of as many VIPs, from the one in the packet on */
+
+/* The n-th packet is of the flow (base + n % (within + 1)) * stride % (mask + 1). */
+__u32 base, within, stride, mask, n;
+__u32 last; /* number of the flow of the previous packet */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct recorded);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+} recorded SEC(".maps");
+
+/* The measured program. An array holds programs of one type. */
+struct measured {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(__u32));
+	__uint(max_entries, 1);
+};
+
+struct measured measured_xdp SEC(".maps");
+struct measured measured_tc SEC(".maps");
+
+struct v4 {
+	struct iphdr ip;
+	__be16 sport, dport;
+};
+
+struct v6 {
+	struct ip6hdr ip;
+	__be16 sport, dport;
+};
+
+static __always_inline void save(void *data, void *end)
+{
+	struct v4 *p = data + sizeof(struct ethhdr);
+	struct recorded *r = bpf_map_lookup_elem(&recorded, &last);
+
+	if (!r || (void *)(p + 1) > end)
+		return;
+	r->src = p->ip.src;
+	r->dst = p->ip.dst;
+	r->sport = p->sport;
+	r->dport = p->dport;
+}
+
+static __always_inline void vary_v4(struct v4 *p, __u32 flow)
+{
+	__be32 addr = bpf_htonl(0x0a000000 + (flow >> 4));
+	__be16 port = bpf_htons(1024 + (flow & 15));
+	struct recorded *r;
+
+	switch (vary) {
+	case VARY_CLIENT:
+		p->ip.src = addr;
+		p->sport = port;
+		if (services > 1)
+			p->ip.dst = bpf_htonl(bpf_ntohl(p->ip.dst) + ((flow & 0xffff) * services >> 16));
+		break;
+	case VARY_SERVER:
+		p->ip.dst = addr;
+		p->dport = port;
+		break;
+	case VARY_RECORDED:
+		r = bpf_map_lookup_elem(&recorded, &flow);
+		if (!r)
+			break;
+		p->ip.src = r->dst;
+		p->ip.dst = r->src;
+		p->sport = r->dport;
+		p->dport = r->sport;
+	}
+}
+
+/* Words are copied one by one: the verifier knows their number, and the loop ends there. */
+static __always_inline int restore(void *data, void *end)
+{
+	__u64 *to = data;
+	__u32 flow = (base + (n++ & within)) * stride & mask;
+
+	last = flow;
+	for (int i = 0; i < FRAME_MAX / 8; i++) {
+		if (i >= frame_words)
+			break;
+		if ((void *)(to + i + 1) > end)
+			return 0;
+		to[i] = frame[i];
+	}
+	if (vary == VARY_NONE)
+		return 1;
+	if (is_v6) {
+		struct v6 *p = data + (ip_at & 127);
+
+		if ((void *)(p + 1) > end)
+			return 0;
+		p->ip.src.w[3] = bpf_htonl(0x0a000000 + (flow >> 4));
+		p->sport = bpf_htons(1024 + (flow & 15));
+		return 1;
+	}
+	struct v4 *p = data + (ip_at & 127);
+
+	if ((void *)(p + 1) > end)
+		return 0;
+	vary_v4(p, flow);
+	return 1;
+}
+
+SEC("xdp")
+int wrap_xdp(struct xdp_md *ctx)
+{
+	int grown = (void *)(long)ctx->data_end - (void *)(long)ctx->data - frame_len;
+
+	if (record)
+		save((void *)(long)ctx->data, (void *)(long)ctx->data_end);
+	if (grown && bpf_xdp_adjust_head(ctx, grown))
+		return XDP_ABORTED;
+	if (restore((void *)(long)ctx->data, (void *)(long)ctx->data_end))
+		bpf_tail_call(ctx, &measured_xdp, 0);
+	return XDP_ABORTED;
+}
+
+SEC("tc")
+int wrap_tc(struct __sk_buff *skb)
+{
+	int missing = frame_len - skb->len;
+
+	if (record)
+		save((void *)(long)skb->data, (void *)(long)skb->data_end);
+	if (missing && bpf_skb_adjust_room(skb, missing, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_FIXED_GSO))
+		return -2;
+	if (restore((void *)(long)skb->data, (void *)(long)skb->data_end))
+		bpf_tail_call(skb, &measured_tc, 0);
+	return -2;
+}
+
+/* What the wrapper itself costs. */
+SEC("xdp")
+int null_xdp(struct xdp_md *ctx)
+{
+	return XDP_TX;
+}
+
+SEC("tc")
+int null_tc(struct __sk_buff *skb)
+{
+	return TC_ACT_UNSPEC;
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";
