@@ -66,7 +66,7 @@ golangci: go-version ## run golangci-lint (.golangci.yml); the first run compile
 	go run $(GOLANGCI) run ./...
 
 generate: go-version ## compile the BPF programs (clang-14) and write the generated documents
-	go generate ./datapath ./e2e/bench/cost
+	go generate ./datapath ./e2e/bench/packets
 	go test ./datapath ./docs -run Documented -update
 
 clean: ## remove what was built

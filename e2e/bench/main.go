@@ -1,19 +1,17 @@
-// Bench measures the datapath: what a packet costs, what passes through it beside other load balancers, and how it
-// grows. It needs root. Measure on an idle machine, and compare ratios of one run only.
+// Bench measures Steelyard: what a packet costs, how many packets and connections pass beside other ways to forward
+// them, and how it grows. It needs root. Compare only ratios of one run, on a machine that does nothing else.
 package main
 
 import (
 	"encoding/json"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"regexp"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
-	"github.com/steelyard-lb/steelyard/e2e/bench/cost"
+	"github.com/steelyard-lb/steelyard/e2e/bench/packets"
 )
 
 func main() {
@@ -24,67 +22,60 @@ func main() {
 }
 
 // parts are the names for -only.
-var parts = []string{"cost"}
+var parts = []string{"cost", "live"}
 
 // result is everything that was measured.
 type result struct {
-	Cost []cost.Cell `json:"cost,omitempty"`
+	Machine string         `json:"machine"`
+	Cost    []packets.Cell `json:"cost,omitempty"`
+	Live    []packets.Rate `json:"live,omitempty"`
 }
 
 func run() error {
 	only := flag.String("only", strings.Join(parts, ","), "`parts` to run")
+	cost := packets.CostOptions{Log: os.Stderr}
 	rows := flag.String("rows", ".", "cost: regular expression of the `paths` to measure")
-	flows := flag.Int("flows", 1<<20, "cost: open flows, a power of two; a small number makes a short run")
-	packets := flag.Int("packets", 50_000, "cost: packets in a round")
-	rounds := flag.Int("rounds", 9, "cost: rounds")
-	out := flag.String("json", "", "write the results to this `file`")
+	flag.IntVar(&cost.Flows, "flows", 1<<20, "cost: open flows, a power of two; 65536 makes a short run")
+	flag.IntVar(&cost.Packets, "packets", 50_000, "cost: packets in a round")
+	flag.IntVar(&cost.Rounds, "rounds", 15, "cost: rounds")
+	live := packets.LiveOptions{Packets: 100_000, Log: os.Stderr}
+	flag.IntVar(&live.Rounds, "liverounds", 10, "live: rounds")
+	file := flag.String("json", "", "write the results to this `file`")
 	flag.Parse()
-	re, err := regexp.Compile(*rows)
-	if err != nil {
+	var err error
+	if cost.Rows, err = regexp.Compile(*rows); err != nil {
 		return fmt.Errorf("-rows: %w", err)
 	}
-	var r result
-	for _, part := range strings.Split(*only, ",") {
+	chosen := strings.Split(*only, ",")
+	for _, part := range chosen {
 		if !slices.Contains(parts, part) {
 			return fmt.Errorf("-only: unknown part %q; parts are %s", part, strings.Join(parts, ", "))
 		}
 	}
-	r.Cost, err = cost.Run(cost.Options{Rows: re, Flows: *flows, Packets: *packets, Rounds: *rounds, Log: os.Stderr})
-	if err != nil {
+	var r result
+	if r.Machine, err = machine(); err != nil {
 		return err
 	}
-	if err := printCost(os.Stdout, r.Cost); err != nil || *out == "" {
+	for _, part := range chosen {
+		switch part {
+		case "cost":
+			r.Cost, err = packets.Cost(cost)
+		case "live":
+			r.Live, err = packets.Live(live)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", part, err)
+		}
+	}
+	if err := r.print(os.Stdout); err != nil {
 		return err
+	}
+	if *file == "" {
+		return nil
 	}
 	text, err := json.MarshalIndent(r, "", "\t")
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(*out, append(text, '\n'), 0o644)
-}
-
-// printCost prints a row for each path with a column for each load: the minimum in nanoseconds, and that as a multiple
-// of the floor with the same load.
-func printCost(out io.Writer, cells []cost.Cell) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "ns per packet (× floor)\t%s\n", strings.Join(cost.Loads, "\t"))
-	var names []string
-	for _, c := range cells {
-		if !slices.Contains(names, c.Path) {
-			names = append(names, c.Path)
-		}
-	}
-	for _, name := range names {
-		fmt.Fprint(w, name)
-		for _, load := range cost.Loads {
-			i := slices.IndexFunc(cells, func(c cost.Cell) bool { return c.Path == name && c.Load == load })
-			if i < 0 {
-				fmt.Fprint(w, "\t–")
-				continue
-			}
-			fmt.Fprintf(w, "\t%.0f (%.1f)", cells[i].Min, cells[i].TimesFloor)
-		}
-		fmt.Fprintln(w)
-	}
-	return w.Flush()
+	return os.WriteFile(*file, append(text, '\n'), 0o644)
 }

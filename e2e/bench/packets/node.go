@@ -1,4 +1,4 @@
-package cost
+package packets
 
 import (
 	"context"
@@ -52,54 +52,57 @@ func (n *node) Close() error {
 	for _, p := range []*ebpf.Program{n.xdp, n.tcIn, n.tcOut} {
 		p.Close()
 	}
+	if n.dp == nil {
+		return nil
+	}
 	return n.dp.Close()
 }
 
-// newNode makes a node for as many flows.
+// newNode makes a node for as many flows, with a TAP interface.
 func newNode(l *lab.Lab, flows int, change func(*datapath.Options)) (*node, error) {
 	h, err := l.Host("node")
 	if err != nil {
 		return nil, err
 	}
-	n := &node{host: h}
-	if err := n.addUplink(); err != nil {
-		return nil, fmt.Errorf("make the uplink: %w", err)
+	tap, err := openTap(h)
+	if err != nil {
+		return nil, err
 	}
+	if err := h.Own(tap); err != nil {
+		return nil, err
+	}
+	if err := setMAC(h, uplink, macSelf); err != nil {
+		return nil, err
+	}
+	if err := h.SetUp(uplink); err != nil {
+		return nil, err
+	}
+	n := &node{host: h}
+	if err := n.configure(); err != nil {
+		return nil, fmt.Errorf("configure the uplink: %w", err)
+	}
+	return n, n.open(flows, change)
+}
+
+// open opens the datapath.
+func (n *node) open(flows int, change func(*datapath.Options)) error {
 	o := datapath.Options{
 		Interfaces: []string{uplink}, Mode: datapath.ModeXDP, MaxFlows: flows + flows/2 + flows64k,
 		SNATPorts: [2]uint16{10000, 65535}, TunnelPort: 6090, Timeouts: datapath.DefaultTimeouts,
 		PinPath: datapath.DefaultPinPath, StateDir: datapath.DefaultStateDir, Log: slog.New(slog.DiscardHandler),
 	}
 	change(&o)
-	return n, h.Do(func() (err error) {
+	return n.host.Do(func() (err error) {
 		if n.dp, err = datapath.Open(o); err != nil {
 			return err
 		}
-		return n.findPrograms()
+		return n.findPrograms(o.Mode)
 	})
 }
 
-// addUplink adds the interface with its addresses, neighbours and default routes.
-func (n *node) addUplink() error {
-	tap, err := openTap(n.host)
-	if err != nil {
-		return err
-	}
-	if err := n.host.Own(tap); err != nil {
-		return err
-	}
-	err = n.host.Do(func() error {
-		nic, err := netlink.LinkByName(uplink)
-		if err != nil {
-			return err
-		}
-		n.index = uint32(nic.Attrs().Index)
-		return netlink.LinkSetHardwareAddr(nic, macSelf)
-	})
-	if err != nil {
-		return err
-	}
-	if err := n.host.SetUp(uplink); err != nil {
+// configure gives the uplink its addresses, neighbours and default routes.
+func (n *node) configure() (err error) {
+	if n.index, err = indexOf(n.host, uplink); err != nil {
 		return err
 	}
 	for _, p := range []netip.Prefix{netip.PrefixFrom(self4, 24), netip.PrefixFrom(self6, 64)} {
@@ -111,23 +114,52 @@ func (n *node) addUplink() error {
 	for i := range 100 {
 		neighbours = append(neighbours, server4(i), server6(i))
 	}
-	err = n.host.Do(func() error {
-		for _, a := range neighbours {
-			err := netlink.NeighSet(&netlink.Neigh{LinkIndex: int(n.index), State: netlink.NUD_PERMANENT,
-				IP: a.AsSlice(), HardwareAddr: macOther})
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
+	if err := addNeighbours(n.host, uplink, macOther, neighbours...); err != nil {
 		return err
 	}
 	if err := n.host.AddRoute(netip.PrefixFrom(netip.IPv4Unspecified(), 0), router4); err != nil {
 		return err
 	}
 	return n.host.AddRoute(netip.PrefixFrom(netip.IPv6Unspecified(), 0), router6)
+}
+
+func indexOf(h *lab.Host, dev string) (index uint32, err error) {
+	err = h.Do(func() error {
+		nic, err := netlink.LinkByName(dev)
+		if err == nil {
+			index = uint32(nic.Attrs().Index)
+		}
+		return err
+	})
+	return index, err
+}
+
+func setMAC(h *lab.Host, dev string, mac net.HardwareAddr) error {
+	return h.Do(func() error {
+		nic, err := netlink.LinkByName(dev)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetHardwareAddr(nic, mac)
+	})
+}
+
+// addNeighbours adds permanent entries.
+func addNeighbours(h *lab.Host, dev string, mac net.HardwareAddr, addrs ...netip.Addr) error {
+	index, err := indexOf(h, dev)
+	if err != nil {
+		return err
+	}
+	return h.Do(func() error {
+		for _, a := range addrs {
+			err := netlink.NeighSet(&netlink.Neigh{LinkIndex: int(index), State: netlink.NUD_PERMANENT,
+				IP: a.AsSlice(), HardwareAddr: mac})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // openTap makes the interface, which exists until the file is closed.
@@ -149,17 +181,20 @@ func openTap(h *lab.Host) (tap io.Closer, err error) {
 }
 
 // findPrograms finds the programs by where they are attached.
-func (n *node) findPrograms() error {
+func (n *node) findPrograms(mode datapath.Mode) error {
 	nic, err := netlink.LinkByName(uplink)
 	if err != nil {
 		return err
 	}
 	xdp := nic.Attrs().Xdp
-	if xdp == nil || !xdp.Attached {
+	switch {
+	case mode == datapath.ModeTC:
+	case xdp == nil || !xdp.Attached:
 		return fmt.Errorf("no XDP program on %s", uplink)
-	}
-	if n.xdp, err = ebpf.NewProgramFromID(ebpf.ProgramID(xdp.ProgId)); err != nil {
-		return err
+	default:
+		if n.xdp, err = ebpf.NewProgramFromID(ebpf.ProgramID(xdp.ProgId)); err != nil {
+			return err
+		}
 	}
 	if n.tcIn, err = n.attached(ebpf.AttachTCXIngress); err != nil {
 		return err

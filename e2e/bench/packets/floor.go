@@ -1,4 +1,4 @@
-package cost
+package packets
 
 import (
 	"encoding/binary"
@@ -11,7 +11,7 @@ import (
 const Floor = "floor: parse, VIP, slot, IPIP"
 
 // floors prepares the measurements of the programs of bpf/floor.bpf.c.
-func (b *bench) floors(o Options) (cells []*cell, err error) {
+func (b *bench) floors() (cells []*cell, err error) {
 	var objs floorObjects
 	if err := loadFloorObjects(&objs, nil); err != nil {
 		return nil, fmt.Errorf("load the floor programs: %w", err)

@@ -192,4 +192,20 @@ int floor_lru(struct xdp_md *ctx)
 	return b ? encapsulate(ctx, b, bpf_ntohs(h->ip.len)) : XDP_DROP;
 }
 
+__u64 received;
+__be32 received_dst; /* of the last packet */
+
+/* The end of packets that are sent. */
+SEC("xdp")
+int sink(struct xdp_md *ctx)
+{
+	struct headers *h = (void *)(long)ctx->data;
+
+	if ((void *)(h + 1) > (void *)(long)ctx->data_end || h->eth.proto != bpf_htons(ETH_P_IP))
+		return XDP_DROP;
+	received_dst = h->ip.dst;
+	__sync_fetch_and_add(&received, 1);
+	return XDP_DROP;
+}
+
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,6 +1,7 @@
-package cost
+package packets
 
 import (
+	"errors"
 	"net/netip"
 
 	"github.com/cilium/ebpf"
@@ -83,6 +84,15 @@ type bench struct {
 	nodes map[string]*node
 	// recorded are the addresses of open flows as a server sees them, by the name of the node and the protocol.
 	recorded map[string]*ebpf.Map
+}
+
+// Close closes the nodes.
+func (b *bench) Close() error {
+	var err error
+	for _, n := range b.nodes {
+		err = errors.Join(err, n.Close())
+	}
+	return errors.Join(err, b.lab.Close())
 }
 
 // node returns a node, and what is recorded of its flows.

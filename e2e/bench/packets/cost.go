@@ -1,10 +1,4 @@
-// Package cost measures the time that the programs of the datapath take for a packet, by BPF_PROG_TEST_RUN.
-//
-// The programs are those that datapath.Open attaches, with flows that packets of both sides opened. Before each packet
-// a wrapper program restores the packet and gives it the addresses of the next flow; its own cost is measured in the
-// same rounds and subtracted. The floor is a program that parses a packet, looks up the VIP, chooses a backend by a
-// hash and encapsulates: the least that a load balancer without flows does.
-package cost
+package packets
 
 import (
 	"errors"
@@ -22,8 +16,8 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// Options of Run.
-type Options struct {
+// CostOptions are the parameters of Cost.
+type CostOptions struct {
 	Rows    *regexp.Regexp // of the names of paths
 	Flows   int            // open flows of the largest load: a power of two
 	Packets int            // in each round
@@ -50,8 +44,8 @@ type cell struct {
 	times, nulls []float64
 }
 
-// Run measures.
-func Run(o Options) (_ []Cell, err error) {
+// Cost measures the paths.
+func Cost(o CostOptions) (_ []Cell, err error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, err
 	}
@@ -60,12 +54,7 @@ func Run(o Options) (_ []Cell, err error) {
 		return nil, err
 	}
 	b := &bench{lab: l, flows: o.Flows, nodes: map[string]*node{}, recorded: map[string]*ebpf.Map{}}
-	defer func() {
-		for _, n := range b.nodes {
-			err = errors.Join(err, n.Close())
-		}
-		err = errors.Join(err, l.Close())
-	}()
+	defer func() { err = errors.Join(err, b.Close()) }()
 	cells, err := b.cells(o)
 	if err != nil {
 		return nil, err
@@ -85,7 +74,10 @@ func Run(o Options) (_ []Cell, err error) {
 // is never there.
 func (c *cell) measure(packets int) error {
 	warm := 2000
-	if c.load == load64k || c.load == loadUDP {
+	switch c.load {
+	case load1:
+		packets /= 4
+	case load64k, loadUDP:
 		warm = flows64k
 	}
 	if _, _, _, err := c.w.run(c.prog, warm); err != nil {
@@ -104,8 +96,8 @@ func (c *cell) measure(packets int) error {
 }
 
 // cells prepares the measurements.
-func (b *bench) cells(o Options) (cells []*cell, err error) {
-	floors, err := b.floors(o)
+func (b *bench) cells(o CostOptions) (cells []*cell, err error) {
+	floors, err := b.floors()
 	if err != nil {
 		return nil, err
 	}

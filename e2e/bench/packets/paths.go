@@ -1,4 +1,4 @@
-package cost
+package packets
 
 import (
 	"net/netip"
@@ -80,8 +80,11 @@ func tunnelled(proto uint8) dptest.Packet {
 		Proto: dptest.UDP, Payload: dptest.GUE(inner)}
 }
 
-// innerAt is the offset of the inner IP header of tunnelled.
-const innerAt = 14 + 20 + 8 + 4
+// Offsets of the first IP header, and of the inner one of tunnelled.
+const (
+	outerAt = 14
+	innerAt = outerAt + 20 + 8 + 4
+)
 
 func toThisNode(proto uint8) dptest.Packet {
 	p := toVIP(self4, proto)

@@ -1,4 +1,4 @@
-package cost
+package packets
 
 import (
 	"encoding/binary"
@@ -59,11 +59,11 @@ func newWrapper(n *node, hook string, p packets, recorded *ebpf.Map) (*wrapper, 
 		words[i] = binary.NativeEndian.Uint64(frame[8*i:])
 	}
 	if p.ipAt == 0 {
-		p.ipAt = 14
+		p.ipAt = outerAt
 	}
 	for name, value := range map[string]any{
 		"frame": words, "frame_words": uint32(len(frame) / 8), "frame_len": uint32(len(frame)),
-		"ip_at": uint32(p.ipAt), "vary": uint32(p.vary), "services": uint32(p.services),
+		"ip_at": uint32(p.ipAt), "csum_at": checksumAt(p), "vary": uint32(p.vary), "services": uint32(p.services),
 		"is_v6": p.frame.Src.Addr().Is6(), "record": p.record,
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
@@ -80,6 +80,14 @@ func newWrapper(n *node, hook string, p packets, recorded *ebpf.Map) (*wrapper, 
 		return nil, fmt.Errorf("load the wrapper: %w", err)
 	}
 	return w, nil
+}
+
+// checksumAt is the offset of the checksum that follows the addresses that vary. What is in a tunnel is TCP.
+func checksumAt(p packets) uint32 {
+	if p.frame.Proto == dptest.UDP && p.ipAt == outerAt {
+		return 6
+	}
+	return 16
 }
 
 // padded returns the bytes of p, a multiple of 8.
@@ -141,10 +149,7 @@ func (w *wrapper) testRun(ingress uint32, n int) (ns float64, ret uint32, out []
 	wrap := w.objs.WrapTc
 	if w.hook == hookXDP {
 		wrap = w.objs.WrapXdp
-		// struct xdp_md
-		o.Context = struct{ Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32 }{
-			DataEnd: uint32(len(w.frame)), Ingress: ingress,
-		}
+		o.Context = xdpContext(w.frame, ingress)
 	} else {
 		skb := make([]byte, 192) // struct __sk_buff
 		const ifindex = 40
@@ -157,6 +162,13 @@ func (w *wrapper) testRun(ingress uint32, n int) (ns float64, ret uint32, out []
 	ret, err = wrap.Run(&o)
 	took := threadTime() - before
 	return float64(took) / float64(n), ret, o.DataOut, err
+}
+
+// xdpMd is struct xdp_md.
+type xdpMd struct{ Data, DataEnd, DataMeta, Ingress, Queue, Egress uint32 }
+
+func xdpContext(frame []byte, ingress uint32) xdpMd {
+	return xdpMd{DataEnd: uint32(len(frame)), Ingress: ingress}
 }
 
 func threadTime() time.Duration {

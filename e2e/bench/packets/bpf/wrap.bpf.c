@@ -29,6 +29,7 @@ volatile const __u64 frame[FRAME_MAX / 8]; /* the packet */
 volatile const __u32 frame_words; /* that are restored; the programs do not change those behind */
 volatile const __u32 frame_len;
 volatile const __u32 ip_at; /* offset of the IP header whose addresses vary */
+volatile const __u32 csum_at; /* offset of the checksum in the TCP or UDP header */
 volatile const __u32 vary;
 volatile const __u8 is_v6, record;
 volatile const __u32 services; /* more than 1: the flows are of as many VIPs, from the one in the packet on */
@@ -79,7 +80,24 @@ static __always_inline void save(void *data, void *end)
 	r->dport = p->dport;
 }
 
-static __always_inline void vary_v4(struct v4 *p, __u32 flow)
+static __always_inline __u32 fold(__u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16);
+}
+
+static __always_inline __u32 sum_addrs(const struct v4 *p)
+{
+	return fold((p->ip.src & 0xffff) + (p->ip.src >> 16) + (p->ip.dst & 0xffff) + (p->ip.dst >> 16));
+}
+
+/* csum_replace changes a checksum for a sum that was before and is after (RFC 1624). */
+static __always_inline void csum_replace(__sum16 *csum, __u32 before, __u32 after)
+{
+	*csum = ~fold((~*csum & 0xffff) + (~before & 0xffff) + after);
+}
+
+static __always_inline void set_addrs_v4(struct v4 *p, __u32 flow)
 {
 	__be32 addr = bpf_htonl(0x0a000000 + (flow >> 4));
 	__be16 port = bpf_htons(1024 + (flow & 15));
@@ -105,6 +123,20 @@ static __always_inline void vary_v4(struct v4 *p, __u32 flow)
 		p->sport = r->dport;
 		p->dport = r->sport;
 	}
+}
+
+static __always_inline int vary_v4(struct v4 *p, void *end, __u32 flow)
+{
+	__sum16 *csum = (void *)&p->sport + (csum_at & 31);
+
+	if ((void *)(csum + 1) > end)
+		return 0;
+	__u32 addrs = sum_addrs(p), all = fold(addrs + p->sport + p->dport);
+
+	set_addrs_v4(p, flow);
+	csum_replace(&p->ip.csum, addrs, sum_addrs(p));
+	csum_replace(csum, all, fold(sum_addrs(p) + p->sport + p->dport));
+	return 1;
 }
 
 /* Words are copied one by one: the verifier knows their number, and the loop ends there. */
@@ -136,8 +168,7 @@ static __always_inline int restore(void *data, void *end)
 
 	if ((void *)(p + 1) > end)
 		return 0;
-	vary_v4(p, flow);
-	return 1;
+	return vary_v4(p, end, flow);
 }
 
 SEC("xdp")
@@ -166,6 +197,13 @@ int wrap_tc(struct __sk_buff *skb)
 	if (restore((void *)(long)skb->data, (void *)(long)skb->data_end))
 		bpf_tail_call(skb, &measured_tc, 0);
 	return -2;
+}
+
+/* The source of packets that are sent, by BPF_PROG_TEST_RUN with live frames. */
+SEC("xdp")
+int source_xdp(struct xdp_md *ctx)
+{
+	return restore((void *)(long)ctx->data, (void *)(long)ctx->data_end) ? XDP_TX : XDP_ABORTED;
 }
 
 /* What the wrapper itself costs. */

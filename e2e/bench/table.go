@@ -1,0 +1,81 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/steelyard-lb/steelyard/e2e/bench/packets"
+)
+
+// table is a table of results.
+type table struct {
+	title string
+	head  []string
+	rows  [][]string
+}
+
+// tables returns the tables of what was measured.
+func (r result) tables() (all []table) {
+	if len(r.Cost) != 0 {
+		all = append(all, costTable(r.Cost))
+	}
+	if len(r.Live) != 0 {
+		all = append(all, liveTable(r.Live))
+	}
+	return all
+}
+
+// print writes the tables as text.
+func (r result) print(out io.Writer) error {
+	fmt.Fprintln(out, r.Machine)
+	for _, t := range r.tables() {
+		w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+		fmt.Fprintf(w, "\n%s\n%s\n", t.title, strings.Join(t.head, "\t"))
+		for _, row := range t.rows {
+			fmt.Fprintln(w, strings.Join(row, "\t"))
+		}
+		if err := w.Flush(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// none is the cell of what was not measured.
+const none = "–"
+
+// grid makes a table with a row for each name and a column for each load. Names are in the order of the results.
+func grid[T any](title, what string, loads []string, results []T, key func(T) (name, load string),
+	cell func(T) string) table {
+	t := table{title: title, head: append([]string{what}, loads...)}
+	index := map[string]int{}
+	for _, r := range results {
+		name, load := key(r)
+		i, ok := index[name]
+		if !ok {
+			i = len(t.rows)
+			index[name] = i
+			t.rows = append(t.rows, append([]string{name}, slices.Repeat([]string{none}, len(loads))...))
+		}
+		t.rows[i][1+slices.Index(loads, load)] = cell(r)
+	}
+	return t
+}
+
+func costTable(cells []packets.Cell) table {
+	return grid("ns per packet without the wrapper (× the floor with the same load)", "path", packets.Loads, cells,
+		func(c packets.Cell) (string, string) { return c.Path, c.Load },
+		func(c packets.Cell) string { return fmt.Sprintf("%.0f (%.1f)", c.Min, c.TimesFloor) })
+}
+
+func liveTable(rates []packets.Rate) table {
+	return grid("thousand packets/s (ratio to the first way of the same kind: median, lowest–highest)", "way",
+		packets.LiveLoads, rates,
+		func(r packets.Rate) (string, string) { return r.Way, r.Load },
+		func(r packets.Rate) string {
+			return fmt.Sprintf("%.0f (%.2f, %.2f–%.2f)", r.PerSecond/1000, r.Ratio, r.Low, r.High)
+		})
+}
