@@ -19,6 +19,7 @@ type backends struct {
 	objects  *syObjects
 	entries  *chunked
 	counters *chunked // traffic of backends
+	filter   *addrFilter
 	log      *slog.Logger
 	// members are Options.TunnelSources: a server of these addresses runs this datapath, too.
 	members []netip.Prefix
@@ -39,8 +40,8 @@ type backend struct {
 }
 
 // openBackends reads the backends of an earlier agent.
-func openBackends(o *syObjects, c *chunks, log *slog.Logger) (*backends, error) {
-	s := &backends{objects: o, entries: c.backends, counters: c.backendCounters, log: log,
+func openBackends(o *syObjects, c *chunks, filter *addrFilter, log *slog.Logger) (*backends, error) {
+	s := &backends{objects: o, entries: c.backends, counters: c.backendCounters, filter: filter, log: log,
 		byAddr: map[netip.AddrPort]*backend{}, byID: map[uint32]*backend{}}
 	for id := range c.backends.len() {
 		var value syBackend
@@ -54,6 +55,9 @@ func openBackends(o *syObjects, c *chunks, log *slog.Logger) (*backends, error) 
 		b.at, b.ours = fromBackend(value)
 		s.byAddr[b.at], s.byID[b.id] = b, b
 		s.next = b.id + 1
+		if err := filter.add(b.at.Addr()); err != nil {
+			return nil, err
+		}
 	}
 	for id := range s.next {
 		if s.byID[id] == nil {
@@ -132,7 +136,7 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 	if err := s.objects.SyBackendLoad.Put(id, uint32(0)); err != nil {
 		return nil, fmt.Errorf("reset the load of backend %s: %w", at, err)
 	}
-	if err := s.write(b); err != nil {
+	if err := errors.Join(s.filter.add(at.Addr()), s.write(b)); err != nil {
 		return nil, err
 	}
 	if n := len(s.spare); n > 0 {
@@ -177,6 +181,12 @@ func (s *backends) release(unused func(id uint32) bool) {
 		delete(s.byAddr, at)
 		delete(s.byID, b.id)
 		s.spare = append(s.spare, b.id)
+		if err := s.filter.remove(at.Addr()); err != nil {
+			s.log.Warn("address of a backend not removed from the filter", "backend", at, "err", err)
+		}
+		if err := s.filter.remove(at.Addr()); err != nil {
+			s.log.Warn("address of a backend not removed from the filter", "backend", at, "err", err)
+		}
 		if !s.has(at.Addr()) {
 			if err := ignoreMissing(s.objects.SyPmtu.Delete(toAddr(at.Addr()))); err != nil {
 				s.log.Warn("path MTU entry of a backend not removed", "backend", at, "err", err)

@@ -57,7 +57,7 @@ func Open(o Options) (_ *Datapath, err error) {
 		return nil, err
 	}
 	d.uplinks.open = nil
-	if err := errors.Join(t.commit(), d.uplinks.prune()); err != nil {
+	if err := errors.Join(t.commit(), d.uplinks.prune(), d.services.filter.sync()); err != nil {
 		return nil, err
 	}
 	if !o.Delivers { // otherwise SetTunnelSources follows soon; until then the sources of an earlier agent remain
@@ -93,7 +93,11 @@ func (d *Datapath) open(t *transaction) (err error) {
 	if err := d.o.inject("load"); err != nil {
 		return err
 	}
-	if d.services, err = openServices(d.objects, d.chunks, d.log); err != nil {
+	filter, err := openAddrFilter(objects.SyAddrFilter, hashKeys(d.o.HashSeed))
+	if err != nil {
+		return err
+	}
+	if d.services, err = openServices(d.objects, d.chunks, filter, d.log); err != nil {
 		return err
 	}
 	d.services.backends.members = d.o.TunnelSources
@@ -102,7 +106,10 @@ func (d *Datapath) open(t *transaction) (err error) {
 			return err
 		}
 	}
-	d.tunnels = &tunnels{objects: d.objects, always: d.o.TunnelSources}
+	d.tunnels = &tunnels{objects: d.objects, filter: filter, always: d.o.TunnelSources}
+	if err := d.tunnels.refresh(); err != nil {
+		return err
+	}
 	d.gc = newFlowGC(d.objects, d.services, d.o.Timeouts, d.log)
 	sys, err := openSysctls(d.o.StateDir)
 	if err != nil {

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -58,5 +59,12 @@ func encodeFrontend(p *lb.FrontendPlan, id uint32) (f syFrontend, err error) {
 		Id: id, Method: uint8(method), Algorithm: uint8(algorithm), FirstPort: swap(p.Port),
 		Affinity: uint32(p.Affinity.Seconds()), Restricted: truth(len(p.Allow) > 0),
 		DropWhenEmpty: truth(p.DropWhenEmpty), Chained: truth(p.NodeForwarding.Enabled),
+		Local: truth(allLocal(p)),
 	}, nil
+}
+
+// allLocal reports whether all backends of a plan are on this node, and this node alone delivers.
+func allLocal(p *lb.FrontendPlan) bool {
+	remote := func(t lb.Target) bool { return !t.Local }
+	return len(p.Targets) > 0 && !p.NodeForwarding.Enabled && !slices.ContainsFunc(p.Targets, remote)
 }

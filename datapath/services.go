@@ -24,6 +24,7 @@ type services struct {
 	objects  *syObjects
 	counters *chunked // traffic of frontends
 	slots    *slotStore
+	filter   *addrFilter
 	log      *slog.Logger
 
 	mu        sync.Mutex // guards all below
@@ -46,9 +47,9 @@ type frontend struct {
 }
 
 // openServices reads the maps of an earlier agent.
-func openServices(o *syObjects, chunks *chunks, log *slog.Logger) (*services, error) {
+func openServices(o *syObjects, chunks *chunks, filter *addrFilter, log *slog.Logger) (*services, error) {
 	s := &services{
-		objects: o, counters: chunks.frontendCounters, log: log,
+		objects: o, counters: chunks.frontendCounters, filter: filter, log: log,
 		frontends: map[lb.Frontend]*frontend{}, vips: map[netip.Addr]map[uint32]*frontend{},
 	}
 	used, err := s.readFrontends()
@@ -65,7 +66,7 @@ func openServices(o *syObjects, chunks *chunks, log *slog.Logger) (*services, er
 			s.free = append(s.free, id-1)
 		}
 	}
-	if s.backends, err = openBackends(o, chunks, log); err != nil {
+	if s.backends, err = openBackends(o, chunks, filter, log); err != nil {
 		return nil, err
 	}
 	s.entries, err = openFrontendEntries(o)
@@ -94,12 +95,16 @@ func (s *services) readFrontends() (used map[uint32]bool, err error) {
 		note(fromRangeKey(prefix), value)
 	}
 	used = map[uint32]bool{}
+	err = errors.Join(single.Err(), ranges.Err())
 	for id, f := range byID {
 		used[id] = true
 		s.frontends[f.is] = f
+		if len(s.vips[f.is.VIP]) == 0 {
+			err = errors.Join(err, s.filter.add(f.is.VIP))
+		}
 		s.ofVIP(f.is.VIP)[id] = f
 	}
-	return used, errors.Join(single.Err(), ranges.Err())
+	return used, err
 }
 
 func (s *services) held() []lb.Frontend {
@@ -258,8 +263,11 @@ func (s *services) complete(u *frontendUpdate) {
 		}
 	}
 	f.down = u.plan.Down
+	if len(s.vips[u.plan.VIP]) == 0 {
+		u.err = s.filter.add(u.plan.VIP)
+	}
 	s.ofVIP(u.plan.VIP)[f.id] = f
-	u.err = errors.Join(s.entries.trim(f.id, u.plan, u.ids), s.setVIP(u.plan.VIP))
+	u.err = errors.Join(u.err, s.entries.trim(f.id, u.plan, u.ids), s.setVIP(u.plan.VIP))
 }
 
 func (s *services) frontend(f lb.Frontend) (_ *frontend, isNew bool, err error) {
@@ -292,7 +300,7 @@ func (s *services) setVIP(addr netip.Addr) error {
 		return s.objects.SyVips.Put(toAddr(addr), vip)
 	}
 	delete(s.vips, addr)
-	return ignoreMissing(s.objects.SyVips.Delete(toAddr(addr)))
+	return errors.Join(ignoreMissing(s.objects.SyVips.Delete(toAddr(addr))), s.filter.remove(addr))
 }
 
 // ofVIP returns the frontends of a VIP, by id.

@@ -208,7 +208,7 @@ type syFrontend struct {
 	DropWhenEmpty uint8
 	FirstPort     uint16
 	Chained       uint8
-	Pad           uint8
+	Local         uint8
 	Affinity      uint32
 	Table         syTable
 	Older         syTable
@@ -401,6 +401,7 @@ type syVip struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	syMapSyAddrFilter        = "sy_addr_filter"
 	syMapSyAffinity          = "sy_affinity"
 	syMapSyBackendLoad       = "sy_backend_load"
 	syMapSyBackends          = "sy_backends"
@@ -504,6 +505,7 @@ type syProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type syMapSpecs struct {
+	SyAddrFilter  *ebpf.MapSpec `ebpf:"sy_addr_filter"`
 	SyAffinity    *ebpf.MapSpec `ebpf:"sy_affinity"`
 	SyBackendLoad *ebpf.MapSpec `ebpf:"sy_backend_load"`
 	SyBackends    *ebpf.MapSpec `ebpf:"sy_backends"`
@@ -575,6 +577,7 @@ func (o *syObjects) Close() error {
 //
 // It can be passed to loadSyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type syMaps struct {
+	SyAddrFilter  *ebpf.Map `ebpf:"sy_addr_filter"`
 	SyAffinity    *ebpf.Map `ebpf:"sy_affinity"`
 	SyBackendLoad *ebpf.Map `ebpf:"sy_backend_load"`
 	SyBackends    *ebpf.Map `ebpf:"sy_backends"`
@@ -608,6 +611,7 @@ type syMaps struct {
 
 func (m *syMaps) Close() error {
 	return _SyClose(
+		m.SyAddrFilter,
 		m.SyAffinity,
 		m.SyBackendLoad,
 		m.SyBackends,

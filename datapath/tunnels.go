@@ -1,9 +1,11 @@
 package datapath
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -12,7 +14,11 @@ import (
 // tunnels maintains the sources whose tunnel packets are accepted, at any address of this node.
 type tunnels struct {
 	objects *syObjects
+	filter  *addrFilter
 	always  []netip.Prefix // Options.TunnelSources
+
+	mu  sync.Mutex          // guards own
+	own map[netip.Addr]bool // addresses of this node
 }
 
 // SetTunnelSources accepts tunnel packets from these addresses and from Options.TunnelSources, and from no others.
@@ -36,17 +42,31 @@ func (t *tunnels) set(addrs []netip.Addr) error {
 
 // refresh reads the addresses of this node from the kernel again.
 func (t *tunnels) refresh() error {
-	own := map[syAddr]bool{}
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return fmt.Errorf("list the addresses of this node: %w", err)
 	}
+	own, keys := map[netip.Addr]bool{}, map[syAddr]bool{}
 	for _, a := range addrs {
-		if addr, ok := netip.AddrFromSlice(a.IP); ok && addr.Unmap().IsGlobalUnicast() {
-			own[toAddr(addr.Unmap())] = true
+		addr, ok := netip.AddrFromSlice(a.IP)
+		if addr = addr.Unmap(); !ok || !addr.IsGlobalUnicast() || own[addr] {
+			continue
+		}
+		own[addr], keys[toAddr(addr)] = true, true
+		if !t.own[addr] {
+			err = errors.Join(err, t.filter.add(addr))
 		}
 	}
-	if err := replaceKeys(t.objects.SyLocalAddrs, own); err != nil {
+	err = errors.Join(err, replaceKeys(t.objects.SyLocalAddrs, keys))
+	for addr := range t.own {
+		if !own[addr] {
+			err = errors.Join(err, t.filter.remove(addr))
+		}
+	}
+	t.own = own
+	if err != nil {
 		return fmt.Errorf("put the addresses of this node: %w", err)
 	}
 	return nil

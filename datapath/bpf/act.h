@@ -56,20 +56,24 @@ static __always_inline int act_push(void *ctx, enum hook hook, const struct pkt 
 	return hook == HOOK_XDP ? xdp_push(ctx, p, v, outer, size) : tc_push(ctx, p, v, outer, size);
 }
 
-static __always_inline int act_encap(void *ctx, enum hook hook, const struct pkt *p, const struct verdict *v)
+static __always_inline int act_encap4(void *ctx, enum hook hook, const struct pkt *p, const struct verdict *v)
 {
-	if (addr_is_v4(&v->t.dst)) {
-		struct outer4 o;
+	struct outer4 o;
 
-		encap_outer4(p, v, &o);
-		if (v->method == METHOD_IPIP)
-			return act_push(ctx, hook, p, v, &o, sizeof(o.ip));
-		if (v->chain.n)
-			return act_push(ctx, hook, p, v, &o, sizeof(o));
-		if (v->keyed)
-			return act_push(ctx, hook, p, v, &o, sizeof(o) - sizeof(o.private.next));
-		return act_push(ctx, hook, p, v, &o, sizeof(o) - sizeof(o.private));
+	if (v->method == METHOD_IPIP) {
+		encap_ip4(p, v, &o.ip);
+		return act_push(ctx, hook, p, v, &o, sizeof(o.ip));
 	}
+	encap_outer4(p, v, &o);
+	if (v->chain.n)
+		return act_push(ctx, hook, p, v, &o, sizeof(o));
+	if (v->keyed)
+		return act_push(ctx, hook, p, v, &o, sizeof(o) - sizeof(o.private.next));
+	return act_push(ctx, hook, p, v, &o, sizeof(o) - sizeof(o.private));
+}
+
+static __always_inline int act_encap6(void *ctx, enum hook hook, const struct pkt *p, const struct verdict *v)
+{
 	struct outer6 o;
 
 	encap_outer6(p, v, &o);
@@ -80,6 +84,11 @@ static __always_inline int act_encap(void *ctx, enum hook hook, const struct pkt
 	if (v->keyed)
 		return act_push(ctx, hook, p, v, &o, sizeof(o) - sizeof(o.private.next));
 	return act_push(ctx, hook, p, v, &o, sizeof(o) - sizeof(o.private));
+}
+
+static __always_inline int act_encap(void *ctx, enum hook hook, const struct pkt *p, const struct verdict *v)
+{
+	return addr_is_v4(&v->t.dst) ? act_encap4(ctx, hook, p, v) : act_encap6(ctx, hook, p, v);
 }
 
 static __always_inline int act_reset(void *ctx, enum hook hook, const struct pkt *p)

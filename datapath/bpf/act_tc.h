@@ -74,8 +74,8 @@ static __always_inline int tc_forward(struct __sk_buff *skb, const struct verdic
 
 	if ((void *)(eth + 1) > (void *)(long)skb->data_end)
 		return TC_ACT_SHOT;
-	__builtin_memcpy(eth->dst, fib->dmac, ETH_ALEN);
-	__builtin_memcpy(eth->src, fib->smac, ETH_ALEN);
+	mac_copy(eth->dst, fib->dmac);
+	mac_copy(eth->src, fib->smac);
 	return bpf_redirect(fib->ifindex, 0);
 }
 

@@ -28,10 +28,7 @@ static __always_inline int xdp_is_addressed(struct xdp_md *ctx)
 
 	if (!up || (void *)(eth + 1) > (void *)(long)ctx->data_end)
 		return 0;
-	for (int i = 0; i < ETH_ALEN; i += 2)
-		if (*(__u16 *)(eth->dst + i) != *(__u16 *)(up->mac + i))
-			return 0;
-	return 1;
+	return mac_equal(eth->dst, up->mac);
 }
 
 /* xdp_send sends the packet as it is out of an interface. */
@@ -65,8 +62,8 @@ static __always_inline int xdp_forward(struct xdp_md *ctx, const struct bpf_fib_
 
 	if ((void *)(eth + 1) > (void *)(long)ctx->data_end)
 		return XDP_DROP;
-	__builtin_memcpy(eth->dst, fib->dmac, ETH_ALEN);
-	__builtin_memcpy(eth->src, fib->smac, ETH_ALEN);
+	mac_copy(eth->dst, fib->dmac);
+	mac_copy(eth->src, fib->smac);
 	return xdp_send(ctx, fib->ifindex);
 }
 
@@ -86,7 +83,7 @@ static __always_inline int act_xdp(struct xdp_md *ctx, struct scratch *s, struct
 
 		if (r == ROUTE_NO_NEIGHBOUR || (r == ROUTE_OK && !xdp_can_forward(ctx, s)))
 			return XDP_TO_TC;
-		if (r == ROUTE_OK)
+		if (r == ROUTE_OK && commit_needed(s))
 			commit(f);
 	}
 	if (v->action > ACTION_FORWARD && v->action < ACTION_DECAP && !xdp_can_answer(ctx))

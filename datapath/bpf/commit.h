@@ -134,6 +134,12 @@ static __always_inline void flow_write(const struct pkt *p, struct verdict *v, s
 	}
 }
 
+/* commit_needed reports whether commit has anything to write. */
+static __always_inline int commit_needed(const struct scratch *s)
+{
+	return s->v.commit != COMMIT_NONE || s->p.fragment == FRAG_FIRST;
+}
+
 /* commit writes what the verdict requires; f is the flow that decide returned. */
 __noinline int commit(struct flow *f)
 {

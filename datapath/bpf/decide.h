@@ -31,12 +31,16 @@ static __always_inline int frag_unresolved(const struct pkt *p)
 
 /* decide_service is decide for a packet to a frontend. */
 static __always_inline struct flow *decide_service(const struct pkt *p, struct verdict *v, const struct frontend *fe,
-						   const struct decap_ctx *in)
+						   const struct decap_ctx *in, const int leave_local)
 {
 	v->frontend = fe->id;
 	v->counted = 1;
+	if (local_delivery && leave_local && fe->local) {
+		v->local = 1;
+		return verdict_set(v, ACTION_FORWARD, REASON_FORWARDED);
+	}
 	if (local_delivery && fe->chained)
-		return decide_spread(p, v, fe, in);
+		return decide_spread(p, v, fe, in, leave_local);
 	return fe->method == METHOD_NAT ? decide_nat(p, v, fe) : decide_dsr(p, v, fe);
 }
 
@@ -45,17 +49,18 @@ static __always_inline struct flow *decide_service(const struct pkt *p, struct v
  * checked again. */
 static __always_inline void decide_source(const struct pkt *p, struct verdict *v)
 {
-	if (v->commit == COMMIT_NONE && v->action <= ACTION_FORWARD)
+	if ((v->commit == COMMIT_NONE && v->action <= ACTION_FORWARD) || addr_filtered(&p->key.t.src))
 		return;
 	if (bpf_map_lookup_elem(&sy_vips, &p->key.t.src) || bpf_map_lookup_elem(&sy_local_addrs, &p->key.t.src))
 		verdict_drop(v, REASON_SOURCE_IS_LOCAL);
 }
 
-/* in: the context of a decapsulated packet, or NULL. */
+/* in: the context of a decapsulated packet, or NULL. leave_local: tc delivers packets to backends on this node and
+ * looks up their flows; the verdict is only that they are local. */
 static __always_inline struct flow *decide(const struct pkt *p, enum reason parsed, struct verdict *v,
-					   const struct decap_ctx *in)
+					   const struct decap_ctx *in, const int leave_local)
 {
-	if (parsed == REASON_NOT_OURS)
+	if (parsed == REASON_NOT_OURS || (addr_filtered(&p->key.t.dst) && addr_filtered(&p->key.t.src)))
 		return verdict_set(v, ACTION_PASS, REASON_NOT_OURS);
 	if (!in && parsed == REASON_NONE && decide_tunnel(p, v))
 		return 0;
@@ -71,7 +76,7 @@ static __always_inline struct flow *decide(const struct pkt *p, enum reason pars
 
 		v->hash = flow_hash(&p->key, ALGORITHM_FLOW_HASH);
 		if (fe) {
-			struct flow *f = decide_service(p, v, fe, in);
+			struct flow *f = decide_service(p, v, fe, in, leave_local);
 
 			if (!f)
 				decide_source(p, v);

@@ -95,9 +95,9 @@ static __always_inline void encap_gue(const struct pkt *p, const struct verdict 
 }
 
 /* ECN and DSCP are copied from the inner packet (RFC 6040, RFC 2983). */
-static __always_inline void encap_outer4(const struct pkt *p, const struct verdict *v, struct outer4 *o)
+static __always_inline void encap_ip4(const struct pkt *p, const struct verdict *v, struct iphdr *ip)
 {
-	o->ip = (struct iphdr){
+	*ip = (struct iphdr){
 		.ver_ihl = 0x45,
 		.tos = p->tos,
 		.len = bpf_htons(p->l3len + encap_overhead(v)),
@@ -107,7 +107,14 @@ static __always_inline void encap_outer4(const struct pkt *p, const struct verdi
 		.src = v->t.src.w[3],
 		.dst = v->t.dst.w[3],
 	};
-	o->ip.csum = ~csum_fold(bpf_csum_diff(0, 0, (__be32 *)&o->ip, sizeof(o->ip), 0));
+	const __u32 *w = (const __u32 *)ip;
+
+	ip->csum = ~csum_fold64((__u64)w[0] + w[1] + w[2] + w[3] + w[4]);
+}
+
+static __always_inline void encap_outer4(const struct pkt *p, const struct verdict *v, struct outer4 *o)
+{
+	encap_ip4(p, v, &o->ip);
 	encap_gue(p, v, &o->udp, &o->gue, &o->private.head, sizeof(o->private));
 	for (int i = 0; i < CHAIN_MAX; i++)
 		o->private.next[i] = v->chain.next[i].w[3];

@@ -2,6 +2,7 @@
 /* Wire formats, defined here so that only what BPF itself needs is included from outside. */
 #pragma once
 #include <linux/types.h>
+#include <bpf/bpf_helpers.h>
 
 #define ETH_ALEN 6
 #define ETH_P_IP 0x0800
@@ -27,6 +28,20 @@ struct ethhdr {
 	__u8 dst[ETH_ALEN], src[ETH_ALEN];
 	__be16 proto;
 } __attribute__((packed));
+
+/* A frame is aligned to 2 bytes, which the compiler does not know: it would copy byte by byte. */
+static __always_inline void mac_copy(void *to, const void *from)
+{
+	for (int i = 0; i < ETH_ALEN / 2; i++)
+		((__u16 *)to)[i] = ((const __u16 *)from)[i];
+}
+
+static __always_inline int mac_equal(const void *a, const void *b)
+{
+	const __u16 *x = a, *y = b;
+
+	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2];
+}
 
 struct vlan { /* IEEE 802.1Q: what follows the first protocol field */
 	__be16 tci, proto;

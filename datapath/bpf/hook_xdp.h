@@ -28,9 +28,16 @@ static __always_inline int xdp_push(struct xdp_md *ctx, const struct pkt *p, con
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	void *l3 = data + L3(p);
 
-	if (data + size + sizeof(struct l2) > end || l3 + size > end)
+	__u64 *to = data, *from = data + size;
+
+	_Static_assert(sizeof(struct l2) <= 3 * sizeof(*to), "three words are copied");
+	if ((void *)(from + 3) > end || l3 + size > end)
 		return 0;
-	__builtin_memmove(data, data + size, sizeof(struct l2)); /* the surplus is overwritten below */
+	__u64 a = from[0], b = from[1], c = from[2];
+
+	to[0] = a;
+	to[1] = b;
+	to[2] = c; /* the surplus is overwritten below */
 	l2_set_type(data, p, addr_is_v4(&v->t.dst) ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6));
 	__builtin_memcpy(l3, outer, size);
 	return 1;
@@ -99,8 +106,14 @@ static __always_inline int xdp_rewrite_csum(struct xdp_md *ctx, const struct pkt
 	if ((void *)(csum + 1) > end)
 		return 0;
 	if (*csum || p->key.proto == IPPROTO_TCP) { /* a UDP checksum of 0 means none (RFC 768) */
-		__u16 sum = ~*csum;
-		__u16 c = ~csum_fold(bpf_csum_diff((__be32 *)&p->key.t, sizeof(*t), (__be32 *)t, sizeof(*t), sum));
+		const __u32 *from = (const __u32 *)&p->key.t, *to = (const __u32 *)t;
+		__u64 sum = csum_change(from + 8, to + 8, 1, (__u16) ~*csum); /* the ports */
+
+		if (p->v6)
+			sum = csum_change(from, to, 8, sum);
+		else
+			sum = csum_change(from + 3, to + 3, 1, csum_change(from + 7, to + 7, 1, sum));
+		__u16 c = ~csum_fold64(sum);
 
 		*csum = c || p->key.proto == IPPROTO_TCP ? c : 0xffff;
 	}

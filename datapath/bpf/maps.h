@@ -117,6 +117,16 @@ struct {
 	__uint(max_entries, MAX_FRONTENDS);
 } sy_vips SEC(".maps");
 
+/* One bit per hash of an address: set when the address may be a VIP, an address of this node, or that of a backend. It
+ * spares other packets all lookups in hash maps. */
+#define ADDR_FILTER_WORDS 4096
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, ADDR_FILTER_WORDS);
+} sy_addr_filter SEC(".maps");
+
 /* NAT flows whose client is confirmed. Not an LRU: a flood must not evict flows. Sized by the loader. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

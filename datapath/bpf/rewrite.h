@@ -12,6 +12,31 @@ static __always_inline __u16 csum_fold(__u32 sum)
 	return sum;
 }
 
+/* csum_fold64 folds a sum of at most 65,536 words. */
+static __always_inline __u16 csum_fold64(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	return csum_fold(sum);
+}
+
+/* csum_change returns sum, not folded, after a change of some words (RFC 1624). For a few words it is several times
+ * faster than the helper bpf_csum_diff. */
+static __always_inline __u64 csum_change(const __u32 *from, const __u32 *to, int words, __u64 sum)
+{
+	for (int i = 0; i < words; i++)
+		sum += (__u64)(__u32)~from[i] + to[i];
+	return sum;
+}
+
+/* csum_ttl_less updates the checksum of an IPv4 header whose TTL is decremented (RFC 1141). */
+static __always_inline void csum_ttl_less(struct iphdr *ip)
+{
+	__u32 sum = ip->csum + bpf_htons(0x0100);
+
+	ip->csum = sum + (sum >= 0xffff);
+}
+
 /* The mapped form adds constant words to an IPv4 address. They cancel out, so one sum serves both families. */
 static __always_inline __u32 csum_addrs_diff(const struct tuple *from, const struct tuple *to)
 {
@@ -40,14 +65,16 @@ static __always_inline int rewrite_l3(void *data, void *end, const struct pkt *p
 
 	if ((void *)(ip + 1) > end)
 		return 0;
-	__be32 from[3] = { ip->src, ip->dst, 0 }, to[3] = { t->src.w[3], t->dst.w[3], 0 };
+	__u64 sum = (__u16)~ip->csum;
 
-	from[2] = bpf_htonl((__u32)ip->ttl << 8);
-	ip->ttl -= !p->keep_ttl;
-	to[2] = bpf_htonl((__u32)ip->ttl << 8);
-	ip->src = to[0];
-	ip->dst = to[1];
-	ip->csum = ~csum_fold(bpf_csum_diff(from, sizeof(from), to, sizeof(to), (__u16)~ip->csum));
+	sum = csum_change(&ip->src, &t->src.w[3], 1, csum_change(&ip->dst, &t->dst.w[3], 1, sum));
+	ip->src = t->src.w[3];
+	ip->dst = t->dst.w[3];
+	ip->csum = ~csum_fold64(sum);
+	if (!p->keep_ttl) {
+		csum_ttl_less(ip);
+		ip->ttl--;
+	}
 	return 1;
 }
 
@@ -77,11 +104,8 @@ static __always_inline int rewrite_ttl(void *data, void *end, const struct pkt *
 
 	if ((void *)(ip + 1) > end)
 		return 0;
-	__be32 from = bpf_htonl((__u32)ip->ttl << 8), to;
-
+	csum_ttl_less(ip);
 	ip->ttl--;
-	to = bpf_htonl((__u32)ip->ttl << 8);
-	ip->csum = ~csum_fold(bpf_csum_diff(&from, 4, &to, 4, (__u16)~ip->csum));
 	return 1;
 }
 

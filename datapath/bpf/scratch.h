@@ -36,7 +36,10 @@ static __always_inline struct scratch *scratch_begin(__u32 len)
 
 	if (!s)
 		return 0;
-	__builtin_memset(s, 0, sizeof(s->p) + sizeof(s->v));
+	__builtin_memset(&s->p, 0, sizeof(s->p));
+	/* The addresses of the chain are written before they are read. */
+	__builtin_memset(&s->v, 0, __builtin_offsetof(struct verdict, chain));
+	s->v.chain.n = s->v.chain.passed = 0;
 	s->p.len = len;
 	return s;
 }

@@ -138,13 +138,14 @@ static __always_inline struct flow *spread_open(const struct pkt *p, struct verd
 }
 
 static __always_inline struct flow *decide_spread(const struct pkt *p, struct verdict *v, const struct frontend *fe,
-						  const struct decap_ctx *in)
+						  const struct decap_ctx *in, const int leave_local)
 {
-	struct frontend *local = frontend_lookup(&p->key, 1);
+	struct frontend *local = 0;
 	int is_new = pkt_is_stream(p) && pkt_opens_flow(p), locality;
 	struct flow *f;
 
 	if (in) {
+		local = frontend_lookup(&p->key, 1);
 		f = flow_known(p, v);
 		if (f)
 			return decide_known(p, v, f);
@@ -160,6 +161,11 @@ static __always_inline struct flow *decide_spread(const struct pkt *p, struct ve
 	}
 	locality = spread_candidates(p, v, fe, is_new);
 	if (locality && !in) {
+		if (leave_local) {
+			v->local = 1;
+			return verdict_set(v, ACTION_FORWARD, REASON_FORWARDED);
+		}
+		local = frontend_lookup(&p->key, 1);
 		f = flow_known(p, v);
 		if (f)
 			return decide_known(p, v, f);

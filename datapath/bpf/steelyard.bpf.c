@@ -38,7 +38,7 @@ int sy_xdp(struct xdp_md *ctx)
 {
 	struct scratch *s = parse_xdp(ctx) ? scratch_get() : 0;
 
-	return s ? act_xdp(ctx, s, decide(&s->p, s->parsed, &s->v, 0)) : XDP_ABORTED;
+	return s ? act_xdp(ctx, s, decide(&s->p, s->parsed, &s->v, 0, 1)) : XDP_ABORTED;
 }
 
 static __always_inline void tc_pull(struct __sk_buff *skb)
@@ -57,7 +57,7 @@ int sy_tc_in(struct __sk_buff *skb)
 	tc_pull(skb);
 	struct scratch *s = parse_tc(skb) ? scratch_get() : 0;
 
-	return s ? act_tc(skb, s, decide(&s->p, s->parsed, &s->v, 0), 0) : TC_ACT_SHOT;
+	return s ? act_tc(skb, s, decide(&s->p, s->parsed, &s->v, 0, 0), 0) : TC_ACT_SHOT;
 }
 
 /* A packet that sy_tc_in has decapsulated, for a VIP. */
@@ -67,7 +67,7 @@ int sy_tc_decap(struct __sk_buff *skb)
 	tc_pull(skb);
 	struct scratch *s = parse_tc(skb) ? scratch_get() : 0;
 
-	return s ? act_tc(skb, s, decide(&s->p, s->parsed, &s->v, &s->in), &s->in) : TC_ACT_SHOT;
+	return s ? act_tc(skb, s, decide(&s->p, s->parsed, &s->v, &s->in, 0), &s->in) : TC_ACT_SHOT;
 }
 
 /* Packets sent by this node. */
@@ -89,6 +89,8 @@ int sy_tc_out(struct __sk_buff *skb)
 
 	if (r == EGRESS_NOT_MINE)
 		r = egress_drop_spoofed(s);
+	if (r == EGRESS_NOT_MINE && addr_filtered(&s->p.key.t.src))
+		return TC_ACT_UNSPEC;
 	if (r == EGRESS_NOT_MINE && local_delivery)
 		r = egress_reply(skb, s);
 	if (r != EGRESS_NOT_MINE)
@@ -105,7 +107,7 @@ int sy_explain(struct xdp_md *ctx)
 
 	if (!s)
 		return XDP_ABORTED;
-	decide(&s->p, s->parsed, &s->v, 0);
+	decide(&s->p, s->parsed, &s->v, 0, 0);
 	void *data = (void *)(long)ctx->data;
 
 	if (data + sizeof(s->v) > (void *)(long)ctx->data_end)

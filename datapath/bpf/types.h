@@ -55,7 +55,7 @@ struct frontend {
 	__u8 drop_when_empty; /* 1: without a backend, new flows are dropped and not refused */
 	__be16 first_port; /* first port of a range; it maps to the backend's port */
 	__u8 chained; /* 1: its backends are nodes that run this datapath; the delivering node stores the flows */
-	__u8 pad;
+	__u8 local; /* 1: all of its backends are on this node, so XDP leaves its packets to tc */
 	__u32 affinity; /* in seconds; 0: off */
 	struct table table;
 	struct table older; /* the table before the last change of size */

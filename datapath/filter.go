@@ -1,0 +1,94 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"github.com/cilium/ebpf"
+)
+
+// addrFilter maintains sy_addr_filter: the programs look only at packets from or to an address in it. An address is
+// added before it is used in any other map, and removed after.
+type addrFilter struct {
+	bits *ebpf.Map
+	keys [10]uint32 // of the hash
+
+	mu     sync.Mutex // guards all below
+	counts map[uint32]int
+	words  []uint64 // in the kernel
+}
+
+// openAddrFilter keeps the bits of an earlier agent until sync.
+func openAddrFilter(bits *ebpf.Map, keys [10]uint32) (*addrFilter, error) {
+	f := &addrFilter{bits: bits, keys: keys, counts: map[uint32]int{}, words: make([]uint64, bits.MaxEntries())}
+	for i := range f.words {
+		if err := bits.Lookup(uint32(i), &f.words[i]); err != nil {
+			return nil, fmt.Errorf("read the filter of addresses: %w", err)
+		}
+	}
+	return f, nil
+}
+
+// bit is addr_filtered of bpf/frontend.h.
+func (f *addrFilter) bit(addr netip.Addr) uint32 {
+	b := addr.As16()
+	w := func(i int) uint32 { return binary.NativeEndian.Uint32(b[4*i:]) }
+	pair := func(x, y uint32, i int) uint64 { return uint64(x+f.keys[i]) * uint64(y+f.keys[i+1]) }
+	h := pair(w(3), w(0), 0)
+	if !addr.Is4() {
+		h += pair(w(1), w(2), 2)
+	}
+	return uint32(h>>32) % (64 * f.bits.MaxEntries())
+}
+
+// add makes the programs look at packets from and to an address. It counts: remove must be called as often.
+func (f *addrFilter) add(addr netip.Addr) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	bit := f.bit(addr)
+	if f.counts[bit]++; f.counts[bit] > 1 {
+		return nil
+	}
+	return f.write(bit/64, f.words[bit/64]|1<<(bit%64))
+}
+
+func (f *addrFilter) remove(addr netip.Addr) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	bit := f.bit(addr)
+	if f.counts[bit]--; f.counts[bit] > 0 {
+		return nil
+	}
+	delete(f.counts, bit)
+	return f.write(bit/64, f.words[bit/64]&^(1<<(bit%64)))
+}
+
+func (f *addrFilter) write(i uint32, word uint64) error {
+	f.words[i] = word
+	if err := f.bits.Put(i, word); err != nil {
+		return fmt.Errorf("filter addresses: %w", err)
+	}
+	return nil
+}
+
+// sync removes the bits of an earlier agent that this one does not have. It is called when all addresses are added and
+// no program of the earlier agent, which may have another hash, is in force.
+func (f *addrFilter) sync() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	words := make([]uint64, len(f.words))
+	for bit := range f.counts {
+		words[bit/64] |= 1 << (bit % 64)
+	}
+	for i, word := range words {
+		if word == f.words[i] {
+			continue
+		}
+		if err := f.write(uint32(i), word); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,68 @@
+package datapath
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// filtered returns the bits of the filter that are set in the kernel.
+func (fx *fixture) filtered() (n int) {
+	fx.t.Helper()
+	f := fx.d.services.filter
+	for i := range f.bits.MaxEntries() {
+		var word uint64
+		if err := f.bits.Lookup(i, &word); err != nil {
+			fx.t.Fatal(err)
+		}
+		for ; word != 0; word &= word - 1 {
+			n++
+		}
+	}
+	return n
+}
+
+// The filter has the addresses in use and no others: after services came and went, and after a takeover by an agent
+// with another seed.
+func TestFilterHasTheAddressesInUse(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, nil)
+		empty := fx.filtered()
+		fx.service(lb.TCP, "b1", "b2")
+		if n := fx.filtered(); n != empty+3 {
+			t.Errorf("%d bits with a VIP and two backends; want %d", n, empty+3)
+		}
+		fx.close()
+		fx.o.HashSeed = [32]byte{1}
+		fx.open()
+		if n := fx.filtered(); n != empty+3 {
+			t.Errorf("%d bits after a takeover; want %d", n, empty+3)
+		}
+		if r := fx.run(tcp(dptest.SYN)(fx).Frame()); r.reason != "forwarded" {
+			t.Errorf("after a takeover: %s, %s", r.did, r.reason)
+		}
+		fx.reset()
+		fx.do(func() error { fx.d.gc.expire(t.Context()); return nil })
+		if n := fx.filtered(); n != empty {
+			t.Errorf("%d bits without services; want %d", n, empty)
+		}
+	})
+}
+
+// Two addresses with one bit: the bit stays until both are removed.
+func TestFilterCounts(t *testing.T) {
+	fx := newFixture(t, hookTC, false, nil)
+	f := fx.d.services.filter
+	addr := netip.MustParseAddr("198.51.100.1")
+	before := fx.filtered()
+	for step, do := range []func(netip.Addr) error{f.add, f.add, f.remove, f.remove} {
+		if err := do(addr); err != nil {
+			t.Fatal(err)
+		}
+		if n, want := fx.filtered(), before+[]int{1, 1, 1, 0}[step]; n != want {
+			t.Errorf("step %d: %d bits; want %d", step, n, want)
+		}
+	}
+}
