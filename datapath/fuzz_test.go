@@ -50,6 +50,10 @@ func TestRandomFrames(t *testing.T) {
 		} {
 			corpus = append(corpus, make(m.fx).Frame())
 		}
+		tunnelled := dptest.Packet{Src: m.fx.at("self", 0xc001), Dst: m.fx.at("b1", 6090), Proto: dptest.UDP,
+			Payload: dptest.GUE(udp(m.fx))}
+		corpus = append(corpus, m.fx.report(1300, tunnelled.Frame()[14:]).Frame(),
+			congested("loopback", 2, 3)(m.fx).Frame())
 		for range 300 {
 			corpus = append(corpus, m.packet(rnd).Frame())
 		}

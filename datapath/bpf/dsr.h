@@ -3,11 +3,12 @@
  * only one direction passes here. */
 #pragma once
 #include "nat.h"
+#include "pmtu.h"
 
 /* tunnel_set_ports derives the outer source port from the flow hash, for ECMP on the path. */
 static __always_inline void tunnel_set_ports(struct verdict *v)
 {
-	v->t.sport = bpf_htons(0xc000 | (v->hash & 0x3fff));
+	v->t.sport = bpf_htons(TUNNEL_SPORT_FIRST | (v->hash & 0x3fff));
 	v->t.dport = bpf_htons(tunnel_port);
 }
 
@@ -154,9 +155,7 @@ static __always_inline struct flow *decide_dsr(const struct pkt *p, struct verdi
 /* decide_tunnel handles the packets of the tunnels themselves, and reports whether this is one. */
 static __always_inline int decide_tunnel(const struct pkt *p, struct verdict *v)
 {
-	if (p->icmp_error && p->mtu >= MIN_MTU && bpf_map_lookup_elem(&sy_pmtu, &p->key.t.src) &&
-	    (p->key.proto == IPPROTO_IPIP || p->key.proto == IPPROTO_IPV6 ||
-	     (p->key.proto == IPPROTO_UDP && p->key.t.sport == bpf_htons(tunnel_port)))) {
+	if (pmtu_is_report(p)) {
 		verdict_set(v, ACTION_PASS, REASON_PMTU_LEARNED);
 		v->commit = COMMIT_PMTU;
 		return 1;

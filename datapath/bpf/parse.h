@@ -2,6 +2,7 @@
 /* parse: frame → struct pkt. It needs only the bytes, so XDP, tc and explain share it. */
 #pragma once
 #include <bpf/bpf_endian.h>
+#include "config.h"
 #include "headers.h"
 #include "types.h"
 
@@ -20,6 +21,8 @@ struct pkt {
 	__u32 payload; /* TCP: bytes of payload */
 	__u32 frag_id; /* identification of a fragment's datagram */
 	__u32 mtu; /* reported by an ICMP error */
+	__u32 quoted_len; /* total length of the packet that an ICMP error quotes */
+	struct addr quoted_dst; /* destination of the packet in a quoted tunnel packet; zero: not quoted */
 	__u16 l4; /* offset of the transport header in the frame */
 	__u8 l3; /* offset of the IP header */
 	__u8 v6, ttl, tos;
@@ -194,6 +197,30 @@ static __always_inline enum reason parse_sctp(void *l4, void *end, struct pkt *p
 	return REASON_NONE;
 }
 
+/* parse_quote_tunnel reads the packet inside a quoted one, whose transport header is at l4. */
+static __always_inline void parse_quote_tunnel(void *data, void *end, struct pkt *p, __u32 l4)
+{
+	struct udp_gue {
+		struct udphdr udp;
+		struct guehdr gue;
+	} *outer = data + (l4 & 1023);
+	__u8 inner = p->key.proto;
+
+	if (inner == IPPROTO_UDP && p->key.t.sport == bpf_htons(tunnel_port)) {
+		if ((void *)(outer + 1) > end || outer->gue.version_len & 0xe0)
+			return;
+		inner = outer->gue.proto;
+		l4 += sizeof(*outer) + (outer->gue.version_len & 31) * 4;
+	}
+	struct iphdr *ip4 = data + (l4 & 1023);
+	struct ip6hdr *ip6 = data + (l4 & 1023);
+
+	if (inner == IPPROTO_IPIP && (void *)(ip4 + 1) <= end)
+		p->quoted_dst = addr_v4mapped(ip4->dst);
+	else if (inner == IPPROTO_IPV6 && (void *)(ip6 + 1) <= end)
+		__builtin_memcpy(&p->quoted_dst, &ip6->dst, sizeof(p->quoted_dst));
+}
+
 /* parse_quote_v4 reads the packet that an ICMP error quotes. When it cannot, p->icmp_error stays 0. */
 static __always_inline void parse_quote_v4(void *data, void *end, struct pkt *p)
 {
@@ -211,6 +238,9 @@ static __always_inline void parse_quote_v4(void *data, void *end, struct pkt *p)
 	p->key.t.src = addr_v4mapped(q->ip.dst);
 	p->key.t.sport = q->dport;
 	p->key.t.dport = q->sport;
+	p->quoted_len = bpf_ntohs(q->ip.len);
+	if (p->mtu)
+		parse_quote_tunnel(data, end, p, L4(p) + sizeof(struct icmphdr) + sizeof(q->ip));
 }
 
 static __always_inline void parse_quote_v6(void *data, void *end, struct pkt *p)
@@ -228,6 +258,9 @@ static __always_inline void parse_quote_v6(void *data, void *end, struct pkt *p)
 	__builtin_memcpy(&p->key.t.src, &q->ip.dst, sizeof(p->key.t.src));
 	p->key.t.sport = q->dport;
 	p->key.t.dport = q->sport;
+	p->quoted_len = bpf_ntohs(q->ip.len) + sizeof(q->ip);
+	if (p->mtu)
+		parse_quote_tunnel(data, end, p, L4(p) + sizeof(struct icmphdr) + sizeof(q->ip));
 }
 
 static __always_inline enum reason parse_icmp(void *data, void *end, struct pkt *p, __u32 room)

@@ -30,17 +30,16 @@ static __always_inline enum route route_too_big(const struct pkt *p, struct verd
 	return ROUTE_NONE;
 }
 
-#define PMTU_LIFETIME (600 * SECOND) /* RFC 1191, 6.3; RFC 8201, 4 */
-
-/* route_fits_pmtu reports whether a packet of len bytes fits the path MTU to a backend, as far as it is known. */
-static __always_inline int route_fits_pmtu(const struct verdict *v, __u32 len, __u32 *mtu)
+/* route_fits_pmtu reports whether a packet of len bytes, tunnel included, fits the path MTU to a backend, as far as it
+ * is known. An IPv6 packet of MIN_MTU is never refused: its sender would send it again. */
+static __always_inline int route_fits_pmtu(const struct pkt *p, const struct verdict *v, __u32 len, __u32 *mtu)
 {
 	struct pmtu *path;
 
-	if (v->method < METHOD_IPIP || len <= MIN_MTU)
+	if (v->method < METHOD_IPIP || len <= MIN_MTU || (p->v6 && len <= MIN_MTU + encap_overhead(v)))
 		return 1;
 	path = bpf_map_lookup_elem(&sy_pmtu, &v->t.dst);
-	if (!path || !path->mtu || len <= path->mtu || bpf_ktime_get_coarse_ns() - path->seen > PMTU_LIFETIME)
+	if (!path || len <= path->mtu || !pmtu_is_fresh(path))
 		return 1;
 	*mtu = path->mtu;
 	return 0;
@@ -140,7 +139,7 @@ static __always_inline enum route route_lookup(void *ctx, __u32 len, const struc
 	if (p->ttl <= 1)
 		return route_drop(v, REASON_TTL_EXPIRED);
 	len += encap_overhead(v);
-	if (!route_fits_pmtu(v, len, &mtu))
+	if (!route_fits_pmtu(p, v, len, &mtu))
 		return route_too_big(p, v, mtu);
 	if (route_cached(hop, path, len, v, fib))
 		return ROUTE_OK;

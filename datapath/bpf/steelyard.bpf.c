@@ -7,7 +7,7 @@
 #include "egress.h"
 
 /* Bytes of a packet that must be linear for parsing. */
-#define HEADERS_MAX 192
+#define HEADERS_MAX 256
 
 static __always_inline int parse_packet(void *data, void *end, __u32 len)
 {
