@@ -56,39 +56,43 @@ static __always_inline int act_push(void *ctx, enum hook hook, const struct pkt 
 	return hook == HOOK_XDP ? xdp_push(ctx, p, v, outer, size) : tc_push(ctx, p, v, outer, size);
 }
 
-static __always_inline int act_encap4(void *ctx, enum hook hook, const struct pkt *p, const struct verdict *v)
+static __always_inline int act_encap4(void *ctx, enum hook hook, struct scratch *s)
 {
-	struct outer4 o;
+	struct outer4 *o = (void *)s->headers;
+	const struct verdict *v = &s->v;
 
+	_Static_assert(sizeof(*o) <= sizeof(s->headers), "the headers fit");
 	if (v->method == METHOD_IPIP) {
-		encap_ip4(p, v, &o.ip);
-		return act_push(ctx, hook, p, v, &o, sizeof(o.ip));
+		encap_ip4(&s->p, v, &o->ip);
+		return act_push(ctx, hook, &s->p, v, o, sizeof(o->ip));
 	}
-	encap_outer4(p, v, &o);
+	encap_outer4(&s->p, v, o);
 	if (v->chain.n)
-		return act_push(ctx, hook, p, v, &o, sizeof(o));
+		return act_push(ctx, hook, &s->p, v, o, sizeof(*o));
 	if (v->keyed)
-		return act_push(ctx, hook, p, v, &o, sizeof(o) - sizeof(o.private.next));
-	return act_push(ctx, hook, p, v, &o, sizeof(o) - sizeof(o.private));
+		return act_push(ctx, hook, &s->p, v, o, sizeof(*o) - sizeof(o->private.next));
+	return act_push(ctx, hook, &s->p, v, o, sizeof(*o) - sizeof(o->private));
 }
 
-static __always_inline int act_encap6(void *ctx, enum hook hook, const struct pkt *p, const struct verdict *v)
+static __always_inline int act_encap6(void *ctx, enum hook hook, struct scratch *s)
 {
-	struct outer6 o;
+	struct outer6 *o = (void *)s->headers;
+	const struct verdict *v = &s->v;
 
-	encap_outer6(p, v, &o);
+	_Static_assert(sizeof(*o) <= sizeof(s->headers), "the headers fit");
+	encap_outer6(&s->p, v, o);
 	if (v->method == METHOD_IPIP)
-		return act_push(ctx, hook, p, v, &o, sizeof(o.ip));
+		return act_push(ctx, hook, &s->p, v, o, sizeof(o->ip));
 	if (v->chain.n)
-		return act_push(ctx, hook, p, v, &o, sizeof(o));
+		return act_push(ctx, hook, &s->p, v, o, sizeof(*o));
 	if (v->keyed)
-		return act_push(ctx, hook, p, v, &o, sizeof(o) - sizeof(o.private.next));
-	return act_push(ctx, hook, p, v, &o, sizeof(o) - sizeof(o.private));
+		return act_push(ctx, hook, &s->p, v, o, sizeof(*o) - sizeof(o->private.next));
+	return act_push(ctx, hook, &s->p, v, o, sizeof(*o) - sizeof(o->private));
 }
 
-static __always_inline int act_encap(void *ctx, enum hook hook, const struct pkt *p, const struct verdict *v)
+static __always_inline int act_encap(void *ctx, enum hook hook, struct scratch *s)
 {
-	return addr_is_v4(&v->t.dst) ? act_encap4(ctx, hook, p, v) : act_encap6(ctx, hook, p, v);
+	return addr_is_v4(&s->v.t.dst) ? act_encap4(ctx, hook, s) : act_encap6(ctx, hook, s);
 }
 
 static __always_inline int act_reset(void *ctx, enum hook hook, const struct pkt *p)
@@ -106,27 +110,32 @@ static __always_inline int act_reset(void *ctx, enum hook hook, const struct pkt
 
 /* An ICMP error that quotes a packet with an incomplete checksum is correct as long as no device completes the
  * sum: receivers on this host accept it, a network card could corrupt it. Sending no error is not better. */
-static __always_inline int act_error4(void *ctx, enum hook hook, const struct pkt *p, const struct verdict *v)
+static __always_inline int act_error4(void *ctx, enum hook hook, struct scratch *s)
 {
-	struct error4 e = { .icmp = icmp_error_header(p, v) };
+	struct error4 *e = (void *)s->headers;
+	const struct pkt *p = &s->p;
 
-	if (p->l4 != p->l3 + sizeof(e.ip) || !act_load(ctx, hook, L3(p), &e.ip, sizeof(e.ip) + QUOTE))
+	_Static_assert(sizeof(*e) <= sizeof(s->headers), "the error fits");
+	e->icmp = icmp_error_header(p, &s->v);
+	if (p->l4 != p->l3 + sizeof(e->ip) || !act_load(ctx, hook, L3(p), &e->ip, sizeof(e->ip) + QUOTE))
 		return 0;
-	e.icmp.csum = ~csum_fold(bpf_csum_diff(0, 0, (__be32 *)&e, sizeof(e), 0));
-	return act_replace_tail(ctx, hook, p, &e, sizeof(e)) &&
-	       rewrite_to_answer(act_data(ctx, hook), act_data_end(ctx, hook), p, sizeof(e), IPPROTO_ICMP);
+	e->icmp.csum = ~csum_fold(bpf_csum_diff(0, 0, (__be32 *)e, sizeof(*e), 0));
+	return act_replace_tail(ctx, hook, p, e, sizeof(*e)) &&
+	       rewrite_to_answer(act_data(ctx, hook), act_data_end(ctx, hook), p, sizeof(*e), IPPROTO_ICMP);
 }
 
-static __always_inline int act_error6(void *ctx, enum hook hook, const struct pkt *p, const struct verdict *v,
-				      const __u32 quote)
+static __always_inline int act_error6(void *ctx, enum hook hook, struct scratch *s, const __u32 quote)
 {
-	struct error6 e = { .icmp = icmp_error_header(p, v) };
-	const __u32 size = sizeof(e) - QUOTE_LONG + quote;
+	struct error6 *e = (void *)s->headers;
+	const __u32 size = sizeof(*e) - QUOTE_LONG + quote;
+	const struct pkt *p = &s->p;
 
-	if (!act_load(ctx, hook, L3(p), &e.ip, sizeof(e.ip) + quote))
+	_Static_assert(sizeof(*e) <= sizeof(s->headers), "the error fits");
+	e->icmp = icmp_error_header(p, &s->v);
+	if (!act_load(ctx, hook, L3(p), &e->ip, sizeof(e->ip) + quote))
 		return 0;
-	e.icmp.csum = ~csum_fold(bpf_csum_diff(0, 0, (__be32 *)&e, size, csum_pseudo(p, size, IPPROTO_ICMPV6)));
-	return act_replace_tail(ctx, hook, p, &e, size) &&
+	e->icmp.csum = ~csum_fold(bpf_csum_diff(0, 0, (__be32 *)e, size, csum_pseudo(p, size, IPPROTO_ICMPV6)));
+	return act_replace_tail(ctx, hook, p, e, size) &&
 	       rewrite_to_answer(act_data(ctx, hook), act_data_end(ctx, hook), p, size, IPPROTO_ICMPV6);
 }
 
@@ -144,7 +153,7 @@ static __always_inline int act_transform(void *ctx, enum hook hook)
 		return act_rewrite(ctx, hook, p, &v->t);
 	if (!rewrite_ttl(act_data(ctx, hook), act_data_end(ctx, hook), p))
 		return 0;
-	return v->method == METHOD_DSR || act_encap(ctx, hook, p, v);
+	return v->method == METHOD_DSR || act_encap(ctx, hook, s);
 }
 
 /* act_answer turns the packet into the answer to it. */
@@ -164,10 +173,10 @@ static __always_inline int act_answer(void *ctx, enum hook hook)
 	case ACTION_REFUSE:
 	case ACTION_TOO_BIG:
 		if (!p->v6)
-			return act_error4(ctx, hook, p, &s->v);
+			return act_error4(ctx, hook, s);
 		if (icmp_strip_extensions(p) == QUOTE)
-			return act_error6(ctx, hook, p, &s->v, QUOTE);
-		return act_error6(ctx, hook, p, &s->v, QUOTE_LONG);
+			return act_error6(ctx, hook, s, QUOTE);
+		return act_error6(ctx, hook, s, QUOTE_LONG);
 	default:
 		return 0;
 	}

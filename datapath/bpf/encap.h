@@ -140,6 +140,24 @@ static __always_inline __be16 decap_ethertype(__u8 proto)
 	return proto == IPPROTO_IPIP ? bpf_htons(ETH_P_IP) : proto == IPPROTO_IPV6 ? bpf_htons(ETH_P_IPV6) : 0;
 }
 
+/* decap_inner_dst reads the destination of the packet at l3, which a tunnel packet carries. */
+static __always_inline int decap_inner_dst(void *l3, void *end, __be16 type, struct addr *dst)
+{
+	struct iphdr *ip4 = l3;
+	struct ip6hdr *ip6 = l3;
+
+	if (type == bpf_htons(ETH_P_IP)) {
+		if ((void *)(ip4 + 1) > end)
+			return 0;
+		*dst = addr_v4mapped(ip4->dst);
+		return 1;
+	}
+	if ((void *)(ip6 + 1) > end)
+		return 0;
+	__builtin_memcpy(dst, &ip6->dst, sizeof(*dst));
+	return 1;
+}
+
 /* decap_dest returns the destination of the decapsulated packet at l3: this node, or a VIP, which has backends on this
  * node or is an address of it. If the node forwards, any other packet would be routed back. */
 enum decap_dest {
@@ -150,22 +168,15 @@ enum decap_dest {
 
 static __always_inline enum decap_dest decap_dest(void *l3, void *end, __be16 type)
 {
-	struct iphdr *ip4 = l3;
-	struct ip6hdr *ip6 = l3;
 	struct addr dst;
 
-	if (type == bpf_htons(ETH_P_IP)) {
-		if ((void *)(ip4 + 1) > end)
-			return 0;
-		dst = addr_v4mapped(ip4->dst);
-	} else {
-		if ((void *)(ip6 + 1) > end)
-			return 0;
-		__builtin_memcpy(&dst, &ip6->dst, sizeof(dst));
-	}
+	if (!decap_inner_dst(l3, end, type, &dst))
+		return DECAP_NOT_LOCAL;
+	int ours = bpf_map_lookup_elem(&sy_local_addrs, &dst) != 0;
+
 	if (bpf_map_lookup_elem(&sy_vips, &dst))
-		return local_delivery || bpf_map_lookup_elem(&sy_local_addrs, &dst) ? DECAP_VIP : DECAP_NOT_LOCAL;
-	return bpf_map_lookup_elem(&sy_local_addrs, &dst) ? DECAP_NODE : DECAP_NOT_LOCAL;
+		return local_delivery || ours ? DECAP_VIP : DECAP_NOT_LOCAL;
+	return ours ? DECAP_NODE : DECAP_NOT_LOCAL;
 }
 
 static __always_inline int decap_is_ce(const struct pkt *p)
@@ -185,12 +196,6 @@ static __always_inline int decap_loses_ce(const struct pkt *p, void *l3, void *e
 	if (type == bpf_htons(ETH_P_IP))
 		return (void *)(ip4 + 1) > end || (ip4->tos & ECN_MASK) == ECN_NOT_ECT;
 	return (void *)(ip6 + 1) > end || (bpf_ntohl(ip6->ver_class_label) >> 20 & ECN_MASK) == ECN_NOT_ECT;
-}
-
-/* decap_keep_ce copies the mark to the packet inside, n bytes behind the outer IP header (RFC 6040, 4.2). */
-static __always_inline int decap_keep_ce(void *data, void *end, const struct pkt *p, __u32 n, __be16 type)
-{
-	return !decap_is_ce(p) || rewrite_set_ce(data + L3(p) + (n & 1023), end, type == bpf_htons(ETH_P_IPV6));
 }
 
 /* decap_has_key reports whether the private data has an accepted token, if one is required. */
@@ -278,11 +283,19 @@ static __always_inline __u32 decap_max_overhead(const struct pkt *p, const struc
 	return n + (p->v6 ? sizeof(struct private6) : sizeof(struct private4)) - sizeof(struct private_head);
 }
 
-/* decap_note_overhead stores the tunnel overhead of packets to this destination. */
-static __always_inline void decap_note_overhead(const struct addr *to, __u32 n)
+/* decap_prepare copies the congestion mark to the inner packet (RFC 6040, 4.2), n bytes behind the outer IP header, and
+ * stores the overhead of the tunnel for packets to its destination. */
+static __always_inline int decap_prepare(void *data, void *end, const struct pkt *p, __u32 n, __u32 overhead,
+					 __be16 type)
 {
-	__u32 *old = bpf_map_lookup_elem(&sy_tunnel_hlen, to);
+	void *l3 = data + L3(p) + (n & 1023);
+	struct addr dst;
+	__u32 *old;
 
-	if (!old || *old != n)
-		bpf_map_update_elem(&sy_tunnel_hlen, to, &n, BPF_ANY);
+	if (!decap_inner_dst(l3, end, type, &dst))
+		return 0;
+	old = bpf_map_lookup_elem(&sy_tunnel_hlen, &dst);
+	if (!old || *old != overhead)
+		bpf_map_update_elem(&sy_tunnel_hlen, &dst, &overhead, BPF_ANY);
+	return !decap_is_ce(p) || rewrite_set_ce(l3, end, type == bpf_htons(ETH_P_IPV6));
 }

@@ -84,16 +84,12 @@ __noinline int tc_decap(struct __sk_buff *skb, __u32 n, __u32 reserve, __u32 eth
 		return 0;
 	const struct pkt *p = &s->p;
 
-	if (!decap_keep_ce((void *)(long)skb->data, (void *)(long)skb->data_end, p, n, type))
+	if (!decap_prepare((void *)(long)skb->data, (void *)(long)skb->data_end, p, n, reserve, type))
 		return 0;
 	if (type != skb->protocol) /* needs Linux 6.3; before, both headers must be of one family */
 		flags |= type == bpf_htons(ETH_P_IP) ? ADJ_ROOM_DECAP_IPV4 : ADJ_ROOM_DECAP_IPV6;
 	if (bpf_skb_adjust_room(skb, -(int)(n & 1023), BPF_ADJ_ROOM_MAC, flags) ||
 	    bpf_skb_store_bytes(skb, p->l3 - sizeof(type), &type, sizeof(type), 0))
 		return 0;
-	struct pkt inner = { .len = skb->len };
-
-	if (parse((void *)(long)skb->data, (void *)(long)skb->data_end, &inner) == REASON_NONE)
-		decap_note_overhead(&inner.key.t.dst, reserve);
 	return 1;
 }

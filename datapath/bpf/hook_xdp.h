@@ -49,7 +49,7 @@ static __always_inline int xdp_decap(struct xdp_md *ctx, const struct pkt *p, __
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	struct l2 l2;
 
-	if (data + sizeof(l2) > end || !decap_keep_ce(data, end, p, n, type))
+	if (data + sizeof(l2) > end || !decap_prepare(data, end, p, n, n, type))
 		return 0;
 	__builtin_memcpy(&l2, data, sizeof(l2));
 	l2_set_type(&l2, p, type);
@@ -65,11 +65,6 @@ static __always_inline int xdp_decap(struct xdp_md *ctx, const struct pkt *p, __
 		__builtin_memcpy(data, &l2, sizeof(struct ethhdr) + sizeof(struct vlan));
 	else
 		__builtin_memcpy(data, &l2, sizeof(l2));
-
-	struct pkt inner = { .len = end - data };
-
-	if (parse(data, end, &inner) == REASON_NONE)
-		decap_note_overhead(&inner.key.t.dst, n);
 	return 1;
 }
 
