@@ -8,6 +8,10 @@
 // not committed and not counted, and sy_tc_in processes it. sy_tc_out, at tc egress, processes packets that this node
 // sends itself: health checks that take the path of traffic, and SYN-ACKs whose segment size must fit a tunnel.
 //
+// With an MTU above 1500 sy_xdp is loaded for frames of several buffers (BPF_F_XDP_HAS_FRAGS): drivers refuse other
+// programs there. It reaches the first buffer only, which has all headers. tc answers such frames, and sends those
+// that leave by another interface.
+//
 // All of them, and sy_explain, share one C core: parse → decide → route → commit → act (bpf/). The state of a packet is
 // in a per-CPU map, because it does not fit on the stack, and because functions that read it there are verified once
 // and not per call site. decide only reads maps. commit is the only writer. It runs after it is known that the packet

@@ -35,6 +35,7 @@ const (
 type fixture struct {
 	t    *testing.T
 	host *lab.Host
+	peer *lab.Host // the other end of eth0
 	d    *Datapath
 	o    Options
 	hook hook
@@ -90,10 +91,10 @@ func newFixtureWith(t *testing.T, h hook, isV6 bool, change func(*Options), prep
 	t.Helper()
 	l := labtest.New(t)
 	fx := &fixture{t: t, host: labtest.Host(t, l, "lb"), hook: h, v6: isV6}
-	peer := labtest.Host(t, l, "peer")
+	fx.peer = labtest.Host(t, l, "peer")
 	end := lab.End{Host: fx.host, Name: "eth0",
 		Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}}
-	if err := l.Link(end, lab.End{Host: peer, Name: "eth0"}, lab.LinkOptions{SoftwareChecksums: true}); err != nil {
+	if err := l.Link(end, lab.End{Host: fx.peer, Name: "eth0"}, lab.LinkOptions{SoftwareChecksums: true}); err != nil {
 		t.Fatal(err)
 	}
 	fx.o = testOptions()

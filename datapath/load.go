@@ -4,11 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // load loads the programs of this binary, with the maps pinned in dir. A map that is not there is made and pinned.
@@ -21,8 +23,13 @@ func load(o Options, dir string) (_ *syObjects, inner map[string]*ebpf.MapSpec, 
 	if err != nil {
 		return nil, nil, fmt.Errorf("read the embedded programs: %w", err)
 	}
+	jumbo := anyInterface(o.Interfaces, func(l netlink.Link) bool { return l.Attrs().MTU > 1500 })
+	if jumbo {
+		spec.Programs["sy_xdp"].Flags |= unix.BPF_F_XDP_HAS_FRAGS
+	}
 	for name, value := range map[string]any{
-		"snat_first": o.SNATPorts[0], "snat_last": o.SNATPorts[1], "no_xdp_tx": anyVeth(o.Interfaces),
+		"snat_first": o.SNATPorts[0], "snat_last": o.SNATPorts[1], "xdp_frags": truth(jumbo),
+		"no_xdp_tx":   truth(anyInterface(o.Interfaces, func(l netlink.Link) bool { return l.Type() == "veth" })),
 		"tunnel_port": o.TunnelPort, "tunnel_decap": truth(o.Delivers || len(o.TunnelSources) > 0),
 		"local_delivery":    truth(o.Delivers),
 		"hash_keys":         hashKeys(o.HashSeed),
@@ -84,14 +91,12 @@ func chain(objects *syObjects, t *transaction) error {
 	return nil
 }
 
-// anyVeth returns 1 when an interface is one end of a veth pair.
-func anyVeth(names []string) uint8 {
-	for _, name := range names {
-		if nic, err := netlink.LinkByName(name); err == nil && nic.Type() == "veth" {
-			return 1
-		}
-	}
-	return 0
+// anyInterface reports whether one of the interfaces is like that.
+func anyInterface(names []string, like func(netlink.Link) bool) bool {
+	return slices.ContainsFunc(names, func(name string) bool {
+		nic, err := netlink.LinkByName(name)
+		return err == nil && like(nic)
+	})
 }
 
 // keepSize gives m the size of the pinned map of that name: a takeover keeps flows, and applies no other max_flows.

@@ -450,6 +450,7 @@ const (
 	syVarTimeoutUdp          = "timeout_udp"
 	syVarTunnelDecap         = "tunnel_decap"
 	syVarTunnelPort          = "tunnel_port"
+	syVarXdpFrags            = "xdp_frags"
 )
 
 // loadSy returns the embedded CollectionSpec for sy.
@@ -555,6 +556,7 @@ type syVariableSpecs struct {
 	TimeoutUdp          *ebpf.VariableSpec `ebpf:"timeout_udp"`
 	TunnelDecap         *ebpf.VariableSpec `ebpf:"tunnel_decap"`
 	TunnelPort          *ebpf.VariableSpec `ebpf:"tunnel_port"`
+	XdpFrags            *ebpf.VariableSpec `ebpf:"xdp_frags"`
 }
 
 // syObjects contains all objects after they have been loaded into the kernel.
@@ -662,6 +664,7 @@ type syVariables struct {
 	TimeoutUdp          *ebpf.Variable `ebpf:"timeout_udp"`
 	TunnelDecap         *ebpf.Variable `ebpf:"tunnel_decap"`
 	TunnelPort          *ebpf.Variable `ebpf:"tunnel_port"`
+	XdpFrags            *ebpf.Variable `ebpf:"xdp_frags"`
 }
 
 // syPrograms contains all programs after they have been loaded into the kernel.

@@ -7,16 +7,17 @@
 
 #define XDP_TO_TC XDP_PASS
 
-/* xdp_can_answer reports whether XDP may send out of the ingress interface. */
-static __always_inline int xdp_can_answer(struct xdp_md *ctx)
+/* xdp_can_answer reports whether XDP may turn the frame into an answer, and send it out of the ingress interface. */
+static __always_inline int xdp_can_answer(struct xdp_md *ctx, const struct pkt *p)
 {
-	return !no_xdp_tx || uplink_xmits(ctx->ingress_ifindex);
+	return !xdp_has_frags(ctx, p) && (!no_xdp_tx || uplink_xmits(ctx->ingress_ifindex));
 }
 
-/* xdp_can_forward reports whether XDP may send out of the interface of a route. */
+/* xdp_can_forward reports whether XDP may send out of the interface of a route. Not every driver sends frames of
+ * several buffers that another one has received. */
 static __always_inline int xdp_can_forward(struct xdp_md *ctx, const struct scratch *s)
 {
-	return (s->fib.ifindex == ctx->ingress_ifindex && !no_xdp_tx) || s->v.to_uplink;
+	return (s->fib.ifindex == ctx->ingress_ifindex && !no_xdp_tx) || (s->v.to_uplink && !xdp_has_frags(ctx, &s->p));
 }
 
 /* xdp_is_addressed reports whether a frame has the MAC address of the uplink. A switch may flood others, and a
@@ -76,7 +77,7 @@ static __always_inline int act_xdp(struct xdp_md *ctx, struct scratch *s, struct
 
 	/* Other traffic of this node, or a packet that tc handles and counts. */
 	if (v->action == ACTION_PASS || v->local || (local_delivery && v->action == ACTION_DECAP) ||
-	    !xdp_is_addressed(ctx))
+	    !xdp_is_addressed(ctx) || (xdp_has_frags(ctx, p) && ctx->data_end - ctx->data < HEADERS_MAX))
 		return XDP_TO_TC;
 	if (v->action == ACTION_FORWARD) {
 		enum route r = route_lookup(ctx, p->l3len, p, v, &s->fib);
@@ -86,7 +87,7 @@ static __always_inline int act_xdp(struct xdp_md *ctx, struct scratch *s, struct
 		if (r == ROUTE_OK && commit_needed(s))
 			commit(f);
 	}
-	if (v->action > ACTION_FORWARD && v->action < ACTION_DECAP && !xdp_can_answer(ctx))
+	if (v->action > ACTION_FORWARD && v->action < ACTION_DECAP && !xdp_can_answer(ctx, p))
 		return XDP_TO_TC;
 	if (v->action == ACTION_DECAP)
 		n = decap_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end, p, v, &type);

@@ -16,6 +16,8 @@ volatile const __u8 no_xdp_tx = 0;
 /* Keys of flow_hash, the same on all balancers that share VIPs; set from Options.HashSeed. */
 volatile const __u32 hash_keys[10] = {};
 
+volatile const __u8 xdp_frags = 0; /* 1: sy_xdp gets frames of several buffers, because of an MTU above 1500 */
+
 #define SECOND 1000000000ULL
 /* Idle timeouts (of the order of nf_conntrack's and of RFC 5382). Go reads them, too. */
 volatile const __u64 timeout_half_open = 30 * SECOND;

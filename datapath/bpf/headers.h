@@ -145,6 +145,9 @@ struct icmphdr { /* RFC 792, RFC 4443 */
 #define ND_FIRST 133 /* router solicitation … */
 #define ND_LAST 137 /* … redirect (RFC 4861) */
 
+/* Bytes of a packet that must be linear for parsing. */
+#define HEADERS_MAX 256
+
 #define PACKET_HOST 0 /* linux/if_packet.h */
 
 /* Return codes of tc (linux/pkt_cls.h). */

@@ -6,9 +6,6 @@
 #include "act_xdp.h"
 #include "egress.h"
 
-/* Bytes of a packet that must be linear for parsing. */
-#define HEADERS_MAX 256
-
 static __always_inline int parse_packet(void *data, void *end, __u32 len)
 {
 	struct scratch *s = scratch_begin(len);
@@ -24,7 +21,7 @@ __noinline int parse_xdp(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 
-	return parse_packet(data, end, end - data);
+	return parse_packet(data, end, xdp_frags ? bpf_xdp_get_buff_len(ctx) : end - data);
 }
 
 __noinline int parse_tc(struct __sk_buff *skb)
