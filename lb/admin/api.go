@@ -38,7 +38,7 @@ type Info struct {
 	Peers      int         `json:"peers"`                //
 	PeersUp    int         `json:"peers_established"`    //
 	Interfaces []Interface `json:"interfaces"`           //
-	Warnings   []string    `json:"warnings,omitempty"`   // of the configuration
+	Warnings   []string    `json:"warnings,omitempty"`   // of the configuration and the tunnel keys
 }
 
 // Interface is an interface to which the datapath is attached.

@@ -60,8 +60,9 @@ type Agent struct {
 	engine   *lb.Engine
 	datapath io.Closer
 	reloader *reloader
-	sources  []task // run until the routes are to be withdrawn
-	tasks    []task // run until the routes are withdrawn
+	keys     *clusterKeys // nil: no cluster, or keys of a file
+	sources  []task       // run until the routes are to be withdrawn
+	tasks    []task       // run until the routes are withdrawn
 }
 
 // task is a component that runs as long as the agent does.
@@ -110,12 +111,21 @@ func New(o Options) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
+	if a.keys, err = openClusterKeys(o); err != nil {
+		return nil, err
+	}
+	if a.keys != nil {
+		dpOptions.TunnelKeys, dpOptions.HashSeed = a.keys.keys, a.keys.seed
+	}
 	dp, err := o.open(dpOptions)
 	if err != nil {
 		return nil, err
 	}
 	a.datapath, a.reloader.setKeys = dp, dp.SetTunnelKeys
 	registry.MustRegister(dp)
+	if a.keys != nil {
+		a.tasks = append(a.tasks, a.keys.task(dp.SetTunnelKeys))
+	}
 	if err := a.connect(o, facts, services, announcers, dp, registry); err != nil {
 		a.close()
 		return nil, err
@@ -161,7 +171,9 @@ func (a *Agent) connect(
 		a.sources = append(a.sources, c.source)
 		a.tasks = append(a.tasks, c.tasks...)
 	}
-	info := describer{node: facts.name, version: o.Version, started: time.Now(), reloader: a.reloader, datapath: dp}
+	info := describer{
+		node: facts.name, version: o.Version, started: time.Now(), reloader: a.reloader, keys: a.keys, datapath: dp,
+	}
 	api := admin.New(admin.Options{
 		Socket: o.Config.Admin.Socket, Listen: o.Config.Admin.Listen,
 		Status: a.engine.Status, Peers: announcers.peers, Flows: dp.Flows, Explain: dp.Explain,

@@ -41,6 +41,12 @@ func apiServer(t *testing.T, lists map[string]any) string {
 		}
 	}))
 	t.Cleanup(func() { close(ended); s.Close() })
+	return kubeconfigOf(t, s.URL)
+}
+
+// kubeconfigOf writes a kubeconfig for an API server and returns its name.
+func kubeconfigOf(t *testing.T, url string) string {
+	t.Helper()
 	return writeConfig(t, "", fmt.Sprintf(`
 apiVersion: v1
 kind: Config
@@ -48,7 +54,7 @@ current-context: c
 clusters: [{name: c, cluster: {server: %q}}]
 contexts: [{name: c, context: {cluster: c, user: u}}]
 users: [{name: u, user: {}}]
-`, s.URL))
+`, url))
 }
 
 // webInCluster are the lists of a cluster with the node n and the Service web with the address 203.0.113.10.

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"slices"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath"
@@ -12,6 +13,7 @@ type describer struct {
 	node, version string
 	started       time.Time
 	reloader      *reloader
+	keys          *clusterKeys // nil: no keys of a cluster
 	datapath      interface {
 		Interfaces() []datapath.InterfaceStatus
 	}
@@ -21,7 +23,8 @@ func (d describer) info() admin.Info {
 	l := d.reloader.state.Load()
 	i := admin.Info{
 		Node: d.node, Version: d.version, Started: d.started, Config: d.reloader.file,
-		Loaded: l.at, LoadError: l.refused, Warnings: l.warnings,
+		Loaded: l.at, LoadError: l.refused,
+		Warnings: slices.Concat(l.warnings, d.keys.problems()),
 	}
 	for _, x := range d.datapath.Interfaces() {
 		state := admin.Interface{Name: x.Name, Mode: string(x.Mode), Hook: x.Hook}

@@ -22,8 +22,11 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/kube"
 )
 
-// defaultLeaseNamespace has the Lease of the leader election when POD_NAMESPACE is not set.
-const defaultLeaseNamespace = "kube-system"
+// defaultNamespace is used when POD_NAMESPACE is not set.
+const defaultNamespace = "kube-system"
+
+// ownNamespace has the Lease of the leader election and the Secret with the tunnel keys.
+func ownNamespace() string { return cmp.Or(os.Getenv("POD_NAMESPACE"), defaultNamespace) }
 
 // leaseTimeout bounds a request about the Lease. The last of them delays the end of the agent.
 const leaseTimeout = 2 * time.Second
@@ -83,8 +86,7 @@ func newCluster(
 	if k.Allocate && len(pools) > 0 {
 		allocator := kube.NewAllocator(kube.AllocatorOptions{
 			Client: client, Lease: lease, Node: facts.name,
-			Namespace: cmp.Or(os.Getenv("POD_NAMESPACE"), defaultLeaseNamespace),
-			Class:     k.LoadBalancerClass, Pools: pools, Log: log,
+			Namespace: ownNamespace(), Class: k.LoadBalancerClass, Pools: pools, Log: log,
 		})
 		c.tasks = append(c.tasks, task{"addresses", allocator.Run})
 	}

@@ -210,7 +210,7 @@ func TestNewFails(t *testing.T) {
 			o.Config.Node.RouterID, o.Config.BGP.ASN = ip("192.0.2.1"), 0
 		}, "bgp: ", false},
 		{"drains", "", wrongDrains, "read the drains from ", true},
-		{"cluster", kubeconfig, asIs, "kubernetes: ", true},
+		{"cluster", kubeconfig, asIs, "kubernetes: ", false},
 	} {
 		a, dp, err := newInMemory(t, tt.text, tt.change)
 		if a != nil || err == nil || !strings.Contains(err.Error(), tt.err) {

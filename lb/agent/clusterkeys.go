@@ -1,0 +1,146 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/renameio/v2"
+
+	"github.com/steelyard-lb/steelyard/datapath"
+	"github.com/steelyard-lb/steelyard/lb/kube"
+)
+
+// How long the start waits for an API server that does not answer: longer when this node has no keys from earlier.
+const (
+	firstKeysTimeout = 10 * time.Second
+	knownKeysTimeout = 3 * time.Second
+)
+
+// clusterKeys are the tunnel keys and the hash seed of the cluster. They are read before the datapath opens, because
+// the seed cannot change later. A file has the last ones, for a start without the API server.
+type clusterKeys struct {
+	keeper *kube.KeyKeeper
+	path   string
+	seed   [32]byte // that the datapath was opened with
+	keys   *datapath.TunnelKeys
+	log    *slog.Logger
+	stale  atomic.Bool // the Secret has another seed
+}
+
+// openClusterKeys reads the keys. It returns nil when there is no cluster, or a file has the keys. Without keys the
+// agent starts all the same: an earlier one may have set some.
+func openClusterKeys(o Options) (*clusterKeys, error) {
+	if o.Config.Kubernetes == nil || len(o.Config.Datapath.TunnelKeys) > 0 {
+		return nil, nil
+	}
+	c := &clusterKeys{path: filepath.Join(o.StateDir, "tunnel-keys.json"), log: component(o.Log, "kubernetes")}
+	known, err := c.load()
+	if err != nil {
+		c.log.Warn("tunnel keys of an earlier run not read", "err", err)
+	}
+	client, err := newClient(o.Config.Kubernetes.Kubeconfig, o.Version, 0, nil)
+	if err != nil {
+		return nil, fmt.Errorf("kubernetes: %w", err)
+	}
+	c.keeper = kube.NewKeyKeeper(kube.KeyOptions{Client: client, Namespace: ownNamespace(), Log: c.log}, known)
+	timeout := firstKeysTimeout
+	if known != nil {
+		timeout = knownKeysTimeout
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	switch keys, err := c.keeper.First(ctx); {
+	case err == nil:
+		known = &keys
+		c.save(keys)
+	case known == nil:
+		c.log.Warn("no tunnel keys; packets between nodes are not authenticated, and the hash seed is not secret",
+			"err", err)
+	}
+	if known != nil {
+		keys := tunnelKeys(*known)
+		c.keys, c.seed = &keys, known.Seed
+	}
+	return c, nil
+}
+
+// tunnelKeys are the keys of the cluster for the datapath.
+func tunnelKeys(k kube.Keys) datapath.TunnelKeys {
+	keys := datapath.TunnelKeys{Send: k.Current, Accept: [][]byte{k.Current, k.Next}, Required: k.Required}
+	if len(k.Previous) > 0 {
+		keys.Accept = append(keys.Accept, k.Previous)
+	}
+	return keys
+}
+
+// task returns the task that follows the keys, with what puts them in force.
+func (c *clusterKeys) task(set func(datapath.TunnelKeys) error) task {
+	return task{"tunnel keys", func(ctx context.Context) error {
+		return c.keeper.Run(ctx, func(k kube.Keys) error {
+			if err := set(tunnelKeys(k)); err != nil {
+				return err
+			}
+			c.save(k)
+			if stale := k.Seed != c.seed; c.stale.Swap(stale) != stale && stale {
+				c.log.Warn("the cluster has another hash seed; restart the agent to use it")
+			}
+			return nil
+		})
+	}}
+}
+
+// problems returns what is wrong with the keys, for the status.
+func (c *clusterKeys) problems() (list []string) {
+	if c == nil {
+		return nil
+	}
+	if p := c.keeper.Problem(); p != "" {
+		list = append(list, "tunnel keys of the cluster: "+p)
+	}
+	if c.stale.Load() {
+		list = append(list, "the cluster has another hash seed than this node; restart the agent")
+	}
+	return list
+}
+
+func (c *clusterKeys) load() (*kube.Keys, error) {
+	text, err := os.ReadFile(c.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var data map[string][]byte
+	if err == nil {
+		err = json.Unmarshal(text, &data)
+	}
+	if err != nil {
+		return nil, err
+	}
+	keys, err := kube.ParseKeys(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", c.path, err)
+	}
+	return &keys, nil
+}
+
+// save stores keys for the next start. Only root may read them.
+func (c *clusterKeys) save(k kube.Keys) {
+	text, err := json.Marshal(k.Data())
+	dir := filepath.Dir(c.path)
+	if err == nil {
+		err = os.MkdirAll(dir, 0o755)
+	}
+	if err == nil {
+		err = renameio.WriteFile(c.path, text, 0o600, renameio.WithTempDir(dir))
+	}
+	if err != nil {
+		c.log.Warn("tunnel keys not stored; a start without the API server will have none", "err", err)
+	}
+}

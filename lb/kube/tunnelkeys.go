@@ -1,0 +1,333 @@
+package kube
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	mathrand "math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+)
+
+// KeySecret is the name of the Secret with the Keys.
+const KeySecret = "steelyard-tunnel-keys"
+
+// Keys are the secrets that all nodes of a cluster share.
+type Keys struct {
+	// Seed is that of the hashes that choose a node or a pod. It never changes, because flows would move.
+	Seed [32]byte
+	// Current is the key of packets that are sent. Previous and Next are accepted, too, so that nodes need not change
+	// keys at the same time. There is no Previous before the first rotation.
+	Previous, Current, Next []byte
+	Rotated                 time.Time
+	// Required is false for a while after the keys were made, until all nodes have them.
+	Required bool
+}
+
+// The life of keys. A node that cannot reach the API server has the keys of one more period.
+const (
+	keyPeriod    = 24 * time.Hour
+	requireAfter = 10 * time.Minute
+	// keyJitter is the upper bound of a random delay, so that nodes do not all write at the same time.
+	keyJitter = 10 * time.Minute
+	keyCheck  = time.Minute
+)
+
+const keySize = 32 // bytes of new keys
+
+// newKeys returns random keys.
+func newKeys(now time.Time) Keys {
+	k := Keys{Current: randomKey(), Next: randomKey(), Rotated: now}
+	copy(k.Seed[:], randomKey())
+	return k
+}
+
+func randomKey() []byte {
+	b := make([]byte, keySize)
+	rand.Read(b) // never fails
+	return b
+}
+
+// after returns the keys that follow k, if it is time for a change.
+func (k Keys) after(now time.Time, jitter time.Duration) (next Keys, due bool) {
+	next, age := k, now.Sub(k.Rotated)
+	if !k.Required && age >= requireAfter+jitter {
+		next.Required, due = true, true
+	}
+	if age >= keyPeriod+jitter {
+		next.Previous, next.Current, next.Next, next.Rotated = k.Current, k.Next, randomKey(), now
+		due = true
+	}
+	return next, due
+}
+
+func (k Keys) equal(l Keys) bool {
+	return k.Seed == l.Seed && bytes.Equal(k.Previous, l.Previous) && bytes.Equal(k.Current, l.Current) &&
+		bytes.Equal(k.Next, l.Next) && k.Required == l.Required && k.Rotated.Equal(l.Rotated)
+}
+
+// Data returns the keys as the data of a Secret.
+func (k Keys) Data() map[string][]byte {
+	data := map[string][]byte{
+		"seed": k.Seed[:], "current": k.Current, "next": k.Next,
+		"rotated": []byte(k.Rotated.UTC().Format(time.RFC3339)), "required": fmt.Append(nil, k.Required),
+	}
+	if len(k.Previous) > 0 {
+		data["previous"] = k.Previous
+	}
+	return data
+}
+
+// ParseKeys is the inverse of Keys.Data. Without a time of the last rotation, the next one is due.
+func ParseKeys(data map[string][]byte) (Keys, error) {
+	k := Keys{
+		Previous: data["previous"], Current: data["current"], Next: data["next"],
+		Required: string(data["required"]) == "true",
+	}
+	if len(data["seed"]) != len(k.Seed) {
+		return k, fmt.Errorf("seed has %d bytes; want %d", len(data["seed"]), len(k.Seed))
+	}
+	copy(k.Seed[:], data["seed"])
+	const least = 16
+	for name, key := range map[string][]byte{"previous": k.Previous, "current": k.Current, "next": k.Next} {
+		if len(key) < least && (name != "previous" || len(key) > 0) {
+			return k, fmt.Errorf("%s has %d bytes; want at least %d", name, len(key), least)
+		}
+	}
+	if text, ok := data["rotated"]; ok {
+		var err error
+		if k.Rotated, err = time.Parse(time.RFC3339, string(text)); err != nil {
+			return k, fmt.Errorf("rotated: %w", err)
+		}
+	}
+	return k, nil
+}
+
+// KeyOptions configures a KeyKeeper.
+type KeyOptions struct {
+	Client    kubernetes.Interface
+	Namespace string // of the Secret
+	Log       *slog.Logger
+}
+
+// KeyKeeper makes the Secret when there is none, follows it, and rotates the keys. Every agent has one. There is no
+// leader: the resourceVersion lets one of several writers succeed, and a cluster without allocation has keys, too.
+type KeyKeeper struct {
+	o       KeyOptions
+	jitter  time.Duration
+	known   *Keys // the last ones used; a deleted Secret is made again from them
+	problem atomic.Pointer[string]
+}
+
+// NewKeyKeeper returns a KeyKeeper. known are the keys that this node has from an earlier run, or nil.
+func NewKeyKeeper(o KeyOptions, known *Keys) *KeyKeeper {
+	return &KeyKeeper{o: o, known: known, jitter: mathrand.N(keyJitter)}
+}
+
+// Problem returns why the keys are not those of the Secret, "" when they are.
+func (k *KeyKeeper) Problem() string {
+	if p := k.problem.Load(); p != nil {
+		return *p
+	}
+	return ""
+}
+
+// report records the result of a step, and logs when it changed.
+func (k *KeyKeeper) report(err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	if text == k.Problem() {
+		return
+	}
+	k.problem.Store(&text)
+	if err != nil {
+		k.o.Log.Warn("tunnel keys not followed; forwarding continues with those known", "secret", k.name(), "err", err,
+			"fix", `give the agents the Role that "steelyard manifest" prints`)
+	}
+}
+
+func (k *KeyKeeper) name() string { return k.o.Namespace + "/" + KeySecret }
+
+// First returns the keys of the Secret. It tries again until ctx ends, unless the API server refuses the request.
+func (k *KeyKeeper) First(ctx context.Context) (Keys, error) {
+	const retry = 500 * time.Millisecond
+	var last error
+	for {
+		keys, err := k.read(ctx)
+		if err == nil {
+			k.known = &keys
+		}
+		if ctx.Err() != nil && last != nil { // err says only that the time is over
+			return keys, last
+		}
+		k.report(err)
+		if err == nil || !transient(err) {
+			return keys, err
+		}
+		last = err
+		select {
+		case <-ctx.Done():
+			return keys, err
+		case <-time.After(retry):
+		}
+	}
+}
+
+// errKeysInvalid is for a Secret that someone has changed.
+var errKeysInvalid = errors.New("not valid")
+
+// transient reports whether a request may succeed later without any change to the cluster.
+func transient(err error) bool {
+	if errors.Is(err, errKeysInvalid) {
+		return false
+	}
+	switch apierrors.ReasonForError(err) {
+	case meta.StatusReasonUnknown, meta.StatusReasonServerTimeout, meta.StatusReasonTimeout,
+		meta.StatusReasonTooManyRequests, meta.StatusReasonInternalError, meta.StatusReasonServiceUnavailable,
+		meta.StatusReasonConflict, meta.StatusReasonAlreadyExists:
+		return true
+	}
+	return false
+}
+
+// read returns the keys of the Secret, which it makes when there is none.
+func (k *KeyKeeper) read(ctx context.Context) (Keys, error) {
+	secret, err := k.o.Client.CoreV1().Secrets(k.o.Namespace).Get(ctx, KeySecret, meta.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return k.create(ctx)
+	}
+	if err != nil {
+		return Keys{}, err
+	}
+	return parseSecret(secret)
+}
+
+func parseSecret(s *core.Secret) (Keys, error) {
+	keys, err := ParseKeys(s.Data)
+	if err != nil {
+		err = fmt.Errorf("%w: %w", errKeysInvalid, err)
+	}
+	return keys, err
+}
+
+// create makes the Secret, from the keys in use if there are some.
+func (k *KeyKeeper) create(ctx context.Context) (Keys, error) {
+	keys := newKeys(time.Now().Truncate(time.Second))
+	if k.known != nil {
+		keys = *k.known
+	}
+	_, err := k.o.Client.CoreV1().Secrets(k.o.Namespace).Create(ctx, &core.Secret{
+		ObjectMeta: meta.ObjectMeta{
+			Name: KeySecret, Namespace: k.o.Namespace, Labels: map[string]string{"app.kubernetes.io/name": "steelyard"},
+		},
+		Data: keys.Data(),
+	}, meta.CreateOptions{FieldManager: "steelyard"})
+	if err != nil {
+		return Keys{}, err
+	}
+	k.o.Log.Info("tunnel keys made", "secret", k.name())
+	return keys, nil
+}
+
+// Run follows the Secret until ctx ends. use puts keys in force; it is called for each change.
+func (k *KeyKeeper) Run(ctx context.Context, use func(Keys) error) error {
+	factory := informers.NewSharedInformerFactoryWithOptions(k.o.Client, 0, informers.WithNamespace(k.o.Namespace),
+		informers.WithTweakListOptions(func(l *meta.ListOptions) {
+			// With a Role for this name only, the API server permits no other list.
+			l.FieldSelector = fields.OneTermEqualSelector("metadata.name", KeySecret).String()
+		}))
+	informer := factory.Core().V1().Secrets().Informer()
+	changed := make(chan struct{}, 1)
+	touch := func(any) {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	}
+	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: touch, UpdateFunc: func(_, x any) { touch(x) }, DeleteFunc: touch,
+	})
+	err = errors.Join(err, informer.SetWatchErrorHandlerWithContext(
+		func(ctx context.Context, r *cache.Reflector, err error) {
+			if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
+				if k.Problem() == "" { // once; the default handler logs each attempt
+					k.report(err)
+				}
+				return
+			}
+			cache.DefaultWatchErrorHandler(ctx, r, err)
+		}))
+	if err != nil {
+		return fmt.Errorf("watch the tunnel keys: %w", err)
+	}
+	factory.Start(ctx.Done())
+	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+		return nil
+	}
+	check := time.NewTicker(keyCheck)
+	defer check.Stop()
+	for {
+		k.report(k.follow(ctx, informer.GetStore(), use))
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		case <-check.C:
+		}
+	}
+}
+
+// follow puts the keys of the Secret in force, and rotates them when it is time.
+func (k *KeyKeeper) follow(ctx context.Context, store cache.Store, use func(Keys) error) error {
+	x, ok, err := store.GetByKey(k.name())
+	if err != nil {
+		return err
+	}
+	if !ok {
+		if _, err = k.create(ctx); apierrors.IsAlreadyExists(err) {
+			return nil
+		}
+		return err // the watch returns what was made
+	}
+	secret := x.(*core.Secret)
+	keys, err := parseSecret(secret)
+	if err != nil {
+		return err
+	}
+	if k.known == nil || !k.known.equal(keys) {
+		if err := use(keys); err != nil {
+			return err
+		}
+		k.known = &keys
+	}
+	next, due := keys.after(time.Now().Truncate(time.Second), k.jitter)
+	if !due {
+		return nil
+	}
+	secret = secret.DeepCopy()
+	for name, value := range next.Data() {
+		secret.Data[name] = value
+	}
+	o := meta.UpdateOptions{FieldManager: "steelyard"}
+	_, err = k.o.Client.CoreV1().Secrets(k.o.Namespace).Update(ctx, secret, o)
+	switch {
+	case apierrors.IsConflict(err): // another agent was first
+		return nil
+	case err == nil:
+		k.o.Log.Info("tunnel keys updated", "secret", k.name(), "rotated", next.Rotated, "required", next.Required)
+	}
+	return err
+}

@@ -1,0 +1,328 @@
+package kube
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	k8stest "k8s.io/client-go/testing"
+)
+
+var secretResource = schema.GroupResource{Resource: "secrets"}
+
+// newKeyCluster returns a client whose API server refuses an update of an outdated Secret, as the real one does.
+func newKeyCluster() *fake.Clientset {
+	client := fake.NewClientset()
+	version := 0
+	check := func(a k8stest.Action) (bool, runtime.Object, error) {
+		secret := a.(k8stest.UpdateAction).GetObject().(*core.Secret)
+		if secret.ResourceVersion != fmt.Sprint(version) {
+			return true, nil, apierrors.NewConflict(secretResource, KeySecret, errors.New("outdated"))
+		}
+		version++
+		secret.ResourceVersion = fmt.Sprint(version)
+		return false, nil, nil
+	}
+	client.PrependReactor("update", "secrets", check)
+	client.PrependReactor("create", "secrets", func(a k8stest.Action) (bool, runtime.Object, error) {
+		a.(k8stest.CreateAction).GetObject().(*core.Secret).ResourceVersion = fmt.Sprint(version)
+		return false, nil, nil
+	})
+	return client
+}
+
+// keyNode is a node that follows the keys.
+type keyNode struct {
+	*KeyKeeper
+	mu   sync.Mutex // guards used
+	used []Keys
+	err  error
+	stop context.CancelFunc
+	done chan error
+}
+
+func newKeyNode(client *fake.Clientset, log *bytes.Buffer, known *Keys) *keyNode {
+	o := KeyOptions{Client: client, Namespace: "steelyard", Log: slog.New(slog.NewTextHandler(log, nil))}
+	return &keyNode{KeyKeeper: NewKeyKeeper(o, known), done: make(chan error)}
+}
+
+func (n *keyNode) run(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	n.stop = func() {
+		cancel()
+		if err := <-n.done; err != nil {
+			t.Error(err)
+		}
+	}
+	go func() {
+		n.done <- n.Run(ctx, func(k Keys) error {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			if n.err == nil {
+				n.used = append(n.used, k)
+			}
+			return n.err
+		})
+	}()
+}
+
+// settle waits until the informers have the latest Secret. They start with a delay of 100 ms.
+func settle() {
+	time.Sleep(time.Second)
+	synctest.Wait()
+}
+
+func (n *keyNode) last() (k Keys) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.used) > 0 {
+		k = n.used[len(n.used)-1]
+	}
+	return k
+}
+
+func stored(t *testing.T, client *fake.Clientset) Keys {
+	t.Helper()
+	secret, err := client.CoreV1().Secrets("steelyard").Get(t.Context(), KeySecret, meta.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := ParseKeys(secret.Data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// Ten nodes start at the same time: one makes the Secret, all have the same keys. They are required after some minutes,
+// and every day each key moves up by one, so that whoever misses one change still understands all others. The seed
+// stays.
+func TestKeysRotate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, log := newKeyCluster(), new(bytes.Buffer)
+		var nodes []*keyNode
+		for range 10 {
+			n := newKeyNode(client, log, nil)
+			k, err := n.First(t.Context())
+			if err != nil || len(nodes) > 0 && !k.equal(*nodes[0].known) {
+				t.Fatalf("first keys %+v, %v", k, err)
+			}
+			nodes = append(nodes, n)
+		}
+		was := stored(t, client)
+		if was.Required || len(was.Previous) > 0 || bytes.Equal(was.Current, was.Next) || was.Seed == [32]byte{} {
+			t.Errorf("first keys %+v", was)
+		}
+		for _, n := range nodes {
+			n.run(t)
+		}
+		time.Sleep(requireAfter - keyCheck)
+		settle()
+		if k := stored(t, client); !k.equal(was) {
+			t.Errorf("changed too early: %+v", k)
+		}
+		time.Sleep(keyJitter + 2*keyCheck)
+		settle()
+		was.Required = true
+		for i, n := range nodes {
+			if k := n.last(); !k.equal(was) {
+				t.Errorf("node %d: %+v; want the key required", i, k)
+			}
+		}
+		for day := range 3 {
+			time.Sleep(keyPeriod + keyJitter + 2*keyCheck)
+			settle()
+			k := stored(t, client)
+			moved := bytes.Equal(k.Previous, was.Current) && bytes.Equal(k.Current, was.Next)
+			if !moved || bytes.Equal(k.Next, was.Next) || len(k.Next) != keySize || k.Seed != was.Seed || !k.Required {
+				t.Errorf("day %d: %+v after %+v", day, k, was)
+			}
+			for i, n := range nodes {
+				if !n.last().equal(k) {
+					t.Errorf("day %d, node %d: %+v; want %+v", day, i, n.last(), k)
+				}
+			}
+			was = k
+		}
+		for i, n := range nodes {
+			n.stop()
+			if n.Problem() != "" || len(n.used) != 4 {
+				t.Errorf("node %d: %d changes, problem %q", i, len(n.used), n.Problem())
+			}
+		}
+		if strings.Contains(log.String(), "WARN") {
+			t.Errorf("log:\n%s", log)
+		}
+	})
+}
+
+// Someone deletes the Secret: it is made again from the keys in use. Someone breaks it: the keys in use stay.
+func TestKeysOutliveTheSecret(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := newKeyCluster()
+		n := newKeyNode(client, new(bytes.Buffer), nil)
+		first, err := n.First(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.run(t)
+		defer n.stop()
+		settle()
+		secrets := client.CoreV1().Secrets("steelyard")
+		if err := secrets.Delete(t.Context(), KeySecret, meta.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		settle()
+		if k := stored(t, client); !k.equal(first) {
+			t.Errorf("made again as %+v; want %+v", k, first)
+		}
+		secret, err := secrets.Get(t.Context(), KeySecret, meta.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		good := secret.Data["current"]
+		secret.Data["current"] = []byte("short")
+		if secret, err = secrets.Update(t.Context(), secret, meta.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		settle()
+		if len(n.used) != 0 || !strings.Contains(n.Problem(), "current has 5 bytes; want at least 16") {
+			t.Errorf("used %+v, problem %q", n.used, n.Problem())
+		}
+		secret.Data["current"] = good
+		delete(secret.Data, "rotated") // an operator asks for a rotation
+		if _, err := secrets.Update(t.Context(), secret, meta.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * keyCheck)
+		settle()
+		if k := stored(t, client); !bytes.Equal(k.Previous, first.Current) || n.Problem() != "" {
+			t.Errorf("keys %+v, problem %q; want a rotation", k, n.Problem())
+		}
+	})
+}
+
+// Keys that cannot be put in force are tried again.
+func TestKeysAreUsedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := newKeyCluster()
+		other := newKeyNode(client, new(bytes.Buffer), nil)
+		if _, err := other.First(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		n := newKeyNode(client, new(bytes.Buffer), nil)
+		n.err = errTest
+		n.run(t)
+		defer n.stop()
+		settle()
+		if n.Problem() != errTest.Error() {
+			t.Errorf("problem %q", n.Problem())
+		}
+		n.mu.Lock()
+		n.err = nil
+		n.mu.Unlock()
+		time.Sleep(2 * keyCheck)
+		settle()
+		if !n.last().equal(stored(t, client)) || n.Problem() != "" {
+			t.Errorf("used %+v, problem %q", n.used, n.Problem())
+		}
+	})
+}
+
+// Without the permission the agent goes on with the keys that it has, and says once what is missing.
+func TestKeysWithoutPermission(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, log, denied := newKeyCluster(), new(bytes.Buffer), true
+		client.PrependReactor("*", "secrets", func(k8stest.Action) (bool, runtime.Object, error) {
+			return denied, nil, apierrors.NewForbidden(secretResource, KeySecret, errors.New("no"))
+		})
+		n := newKeyNode(client, log, nil)
+		start := time.Now()
+		if _, err := n.First(t.Context()); !apierrors.IsForbidden(err) || time.Since(start) > 0 {
+			t.Errorf("%v after %s; want to go on at once", err, time.Since(start))
+		}
+		n.run(t)
+		defer n.stop()
+		time.Sleep(time.Hour)
+		settle()
+		if n := strings.Count(log.String(), "steelyard manifest"); n != 1 {
+			t.Errorf("%d hints in the log:\n%s", n, log)
+		}
+		if !strings.Contains(n.Problem(), "forbidden") || len(n.used) != 0 {
+			t.Errorf("problem %q, used %+v", n.Problem(), n.used)
+		}
+		denied = false
+		time.Sleep(10 * time.Minute)
+		settle()
+		if !n.known.equal(stored(t, client)) || n.Problem() != "" {
+			t.Errorf("known %+v, problem %q", n.known, n.Problem())
+		}
+	})
+}
+
+// An API server that does not answer is asked again.
+func TestFirstKeysAreAskedForAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, fails := newKeyCluster(), 3
+		client.PrependReactor("get", "secrets", func(k8stest.Action) (bool, runtime.Object, error) {
+			fails--
+			return fails >= 0, nil, errTest
+		})
+		n := newKeyNode(client, new(bytes.Buffer), nil)
+		if _, err := n.First(t.Context()); err != nil || n.Problem() != "" {
+			t.Errorf("%v, problem %q", err, n.Problem())
+		}
+		fails = 1000
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := n.First(ctx); !errors.Is(err, errTest) {
+			t.Errorf("%v; want that of the last attempt", err)
+		}
+		fails = 0
+		invalid := &core.Secret{ObjectMeta: meta.ObjectMeta{Name: KeySecret, ResourceVersion: "0"}}
+		if _, err := client.CoreV1().Secrets("steelyard").Update(t.Context(), invalid, meta.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		if _, err := n.First(t.Context()); !errors.Is(err, errKeysInvalid) || time.Since(start) > 0 {
+			t.Errorf("%v after %s; want that the Secret is not valid, at once", err, time.Since(start))
+		}
+	})
+}
+
+func TestParseKeys(t *testing.T) {
+	k := newKeys(time.Unix(1e9, 0))
+	k.Previous = randomKey()
+	for _, required := range []bool{false, true} {
+		k.Required = required
+		if got, err := ParseKeys(k.Data()); err != nil || !got.equal(k) {
+			t.Errorf("%+v became %+v, %v", k, got, err)
+		}
+	}
+	for name, change := range map[string]func(map[string][]byte){
+		"seed":     func(d map[string][]byte) { d["seed"] = d["seed"][1:] },
+		"current":  func(d map[string][]byte) { delete(d, "current") },
+		"next":     func(d map[string][]byte) { d["next"] = d["next"][:15] },
+		"previous": func(d map[string][]byte) { d["previous"] = []byte("x") },
+		"rotated":  func(d map[string][]byte) { d["rotated"] = []byte("yesterday") },
+	} {
+		data := k.Data()
+		change(data)
+		if _, err := ParseKeys(data); err == nil || !strings.HasPrefix(err.Error(), name) {
+			t.Errorf("a wrong %s: %v", name, err)
+		}
+	}
+}
