@@ -18,6 +18,8 @@ func TestKubernetes(t *testing.T) {
 		{"the service proxy fails", proxyFails},
 		{"a node is excluded", excludedNode},
 		{"source ranges", sourceRanges},
+		{"forged tunnel packets", forgedTunnels},
+		{"the tunnel keys are rotated", keysRotate},
 		{"session affinity is changed", affinity},
 		{"finalizer, type changes, deletion", typeChanges},
 		{"without node ports", noNodePorts},

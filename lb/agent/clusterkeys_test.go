@@ -102,7 +102,8 @@ func TestStartsWithoutPermissionForKeys(t *testing.T) {
 		t.Errorf("options %+v after %s", dp.options, time.Since(start))
 	}
 	d := describer{reloader: a.reloader, keys: a.keys, datapath: dp}
-	if w := strings.Join(d.info().Warnings, "\n"); !strings.Contains(w, "tunnel keys of the cluster: secrets is forbidden") {
+	const problem = "tunnel keys of the cluster: secrets is forbidden"
+	if w := strings.Join(d.info().Warnings, "\n"); !strings.Contains(w, problem) {
 		t.Errorf("warnings:\n%s", w)
 	}
 }

@@ -293,7 +293,8 @@ func TestFirstKeysAreAskedForAgain(t *testing.T) {
 		}
 		fails = 0
 		invalid := &core.Secret{ObjectMeta: meta.ObjectMeta{Name: KeySecret, ResourceVersion: "0"}}
-		if _, err := client.CoreV1().Secrets("steelyard").Update(t.Context(), invalid, meta.UpdateOptions{}); err != nil {
+		secrets := client.CoreV1().Secrets("steelyard")
+		if _, err := secrets.Update(t.Context(), invalid, meta.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		start := time.Now()

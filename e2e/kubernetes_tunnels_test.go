@@ -1,0 +1,205 @@
+package e2e
+
+import (
+	"bytes"
+	"crypto/sha256"
+	endian "encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+// forgedTunnels: a process on a node that is not the agent sends tunnel packets to another node, as pods behind
+// masquerade can. Inside is a datagram of any client; if it were delivered, the pod would answer to that client.
+func forgedTunnels(t *testing.T, c *cluster, pods ...*pod) {
+	vips := c.startService(t, "forged", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
+	c.changeKeys(t, func(data map[string][]byte) { data["required"] = []byte("true") })
+	for i, vip := range vips {
+		f := newForger(t, c, i, vip)
+		f.refused(t, "as any process", 0, 0, 1, "tunnel_spoofed")
+		f.refused(t, "without a key", ourMark, 0, 0, "tunnel_key_mismatch")
+		f.refused(t, "with another key", ourMark, 1, 0, "tunnel_key_mismatch")
+		if !f.answered(t, ourMark, f.token(t)) { // else the others prove nothing
+			t.Errorf("%s: no answer to a packet with the mark and the key of the agents", vip)
+		}
+		c.updateService(t, "forged", func(s *core.Service) {
+			s.Spec.LoadBalancerSourceRanges = []string{"10.0.0.0/8", "2001:db8:dead::/48"}
+		})
+		c.waitUnserved(t, vips[i:i+1], timesOut)
+		f.next++ // a known flow would continue
+		f.refused(t, "with the key, from a source that is not allowed", ourMark, f.token(t), 0, "not_allowed")
+		c.updateService(t, "forged", func(s *core.Service) { s.Spec.LoadBalancerSourceRanges = nil })
+		c.waitAnswered(t, vip)
+	}
+}
+
+// keysRotate: the keys move three times, so that none of the first ones is left, and nodes still reach each other.
+func keysRotate(t *testing.T, c *cluster, pods ...*pod) {
+	vips := c.startService(t, "keys", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
+	was := c.changeKeys(t, func(data map[string][]byte) { data["required"] = []byte("true") })
+	for range 3 {
+		c.changeKeys(t, func(data map[string][]byte) { delete(data, "rotated") })
+		labtest.Until(t, 20*time.Second, "the keys are rotated", func() error {
+			now := c.keys(t)
+			if !bytes.Equal(now["previous"], was["current"]) || !bytes.Equal(now["seed"], was["seed"]) {
+				return errors.New("the earlier key is not the previous one, or the seed is another one")
+			}
+			return nil
+		})
+		was = c.keys(t)
+		c.waitAnswered(t, vips...)
+		for _, vip := range vips {
+			if r := c.load(t, vip, 40); r.Err() != nil {
+				t.Errorf("%s: %s, %v", vip, r, r.Err())
+			}
+		}
+	}
+}
+
+// keys returns the data of the Secret.
+func (c *cluster) keys(t *testing.T) map[string][]byte {
+	t.Helper()
+	s, err := c.api.CoreV1().Secrets("steelyard").Get(t.Context(), "steelyard-tunnel-keys", meta.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Data
+}
+
+// changeKeys changes the data of the Secret and returns it as it was.
+func (c *cluster) changeKeys(t *testing.T, change func(map[string][]byte)) map[string][]byte {
+	t.Helper()
+	was := c.keys(t)
+	api := c.api.CoreV1().Secrets("steelyard")
+	labtest.Until(t, 5*time.Second, "the Secret is changed", func() error {
+		s, err := api.Get(t.Context(), "steelyard-tunnel-keys", meta.GetOptions{})
+		if err != nil {
+			return err
+		}
+		change(s.Data)
+		_, err = api.Update(t.Context(), s, meta.UpdateOptions{})
+		return err
+	})
+	return was
+}
+
+// ourMark is that of the packets of our programs (TUNNEL_MARK in datapath/bpf).
+const ourMark = 0x53580000
+
+// forger sends tunnel packets from node 1 to node 0, with datagrams of the client to a VIP.
+type forger struct {
+	c        *cluster
+	vip      netip.Addr
+	from, to netip.Addr
+	client   netip.Addr
+	next     uint16 // the port of the client that is used next
+}
+
+func newForger(t *testing.T, c *cluster, family int, vip netip.Addr) *forger {
+	t.Helper()
+	f := &forger{c: c, vip: vip, next: 30000}
+	f.from, f.to = c.Balancers[1].At(0)[family].Addr(), c.Balancers[0].At(0)[family].Addr()
+	f.client = c.Clients[0].V4
+	if vip.Is6() {
+		f.client = c.Clients[0].V6
+	}
+	return f
+}
+
+// token returns the token of the current key, as datapath computes it.
+func (f *forger) token(t *testing.T) uint64 {
+	t.Helper()
+	sum := sha256.Sum256(append([]byte("steelyard tunnel token\x00"), f.c.keys(t)["current"]...))
+	return endian.BigEndian.Uint64(sum[:])
+}
+
+// answered sends some packets with a mark and a token, and reports whether the client gets an answer.
+func (f *forger) answered(t *testing.T, mark int, token uint64) bool {
+	t.Helper()
+	client := netip.AddrPortFrom(f.client, f.next)
+	socket, err := f.c.Clients[0].ListenPacket(t.Context(), "udp", client.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	inner := dptest.Packet{
+		Src: client, Dst: netip.AddrPortFrom(f.vip, 5353), Proto: dptest.UDP, Payload: []byte("forged"),
+	}
+	private := make([]byte, 12)
+	private[0], private[2] = 0x5d, 1 // relayed: the receiver delivers
+	endian.LittleEndian.PutUint64(private[4:], token)
+	payload := dptest.GUE(inner, private...)
+	deadline := time.Now().Add(3 * time.Second)
+	for time.Now().Before(deadline) {
+		f.send(t, mark, payload)
+		socket.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
+		if n, _, err := socket.ReadFrom(make([]byte, 100)); err == nil && n > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func (f *forger) send(t *testing.T, mark int, payload []byte) {
+	t.Helper()
+	err := f.c.Balancers[1].Do(func() error {
+		d := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
+			control := raw.Control(func(fd uintptr) {
+				err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_MARK, mark)
+			})
+			return errors.Join(control, err)
+		}}
+		conn, err := d.Dial("udp", netip.AddrPortFrom(f.to, 6090).String())
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		_, err = conn.Write(payload)
+		if errors.Is(err, syscall.ENOBUFS) || errors.Is(err, syscall.EPERM) { // dropped at egress
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// refused checks that no answer arrives, and that a node drops the packets for a reason.
+func (f *forger) refused(t *testing.T, when string, mark int, token uint64, node int, reason string) {
+	t.Helper()
+	before := f.drops(t, node, reason)
+	if f.answered(t, mark, token) {
+		t.Errorf("%s, %s: the client got an answer", f.vip, when)
+	}
+	labtest.Until(t, 5*time.Second, fmt.Sprintf("%s: %s counts %s", when, f.c.Balancers[node].Name(), reason),
+		func() error {
+			if now := f.drops(t, node, reason); now == before {
+				return fmt.Errorf("it is still\n%s", now)
+			}
+			return nil
+		})
+}
+
+// drops returns the metrics of a node with a reason.
+func (f *forger) drops(t *testing.T, node int, reason string) string {
+	t.Helper()
+	var lines []string
+	for line := range strings.Lines(f.c.metrics(t, f.c.agents[node], "steelyard_datapath_packets_total")) {
+		if strings.Contains(line, `"`+reason+`"`) {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, "")
+}
