@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -245,9 +246,9 @@ func TestKeysAreUsedAgain(t *testing.T) {
 // Without the permission the agent goes on with the keys that it has, and says once what is missing.
 func TestKeysWithoutPermission(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client, log, denied := newKeyCluster(), new(bytes.Buffer), true
+		client, log, granted := newKeyCluster(), new(bytes.Buffer), new(atomic.Bool)
 		client.PrependReactor("*", "secrets", func(k8stest.Action) (bool, runtime.Object, error) {
-			return denied, nil, apierrors.NewForbidden(secretResource, KeySecret, errors.New("no"))
+			return !granted.Load(), nil, apierrors.NewForbidden(secretResource, KeySecret, errors.New("no"))
 		})
 		n := newKeyNode(client, log, nil)
 		start := time.Now()
@@ -264,7 +265,7 @@ func TestKeysWithoutPermission(t *testing.T) {
 		if !strings.Contains(n.Problem(), "forbidden") || len(n.used) != 0 {
 			t.Errorf("problem %q, used %+v", n.Problem(), n.used)
 		}
-		denied = false
+		granted.Store(true)
 		time.Sleep(10 * time.Minute)
 		settle()
 		if !n.known.equal(stored(t, client)) || n.Problem() != "" {
