@@ -45,12 +45,11 @@ const (
 
 // Datapath is how packets are forwarded.
 type Datapath struct {
-	Interfaces []string // uplinks; empty: the interface of the default route
-	Mode       string   // ModeAuto, ModeXDP, ModeXDPGeneric or ModeTC
-	MaxFlows   int      // entries of the table of established flows, 1 to 100,000,000
-	// SNATPorts are the first and the last source port used when forwarding by nat.
-	SNATPorts  [2]uint16
-	TunnelPort uint16 // UDP port of tunnels; not within SNATPorts
+	Interfaces []string    // uplinks; empty: the interface of the default route
+	Mode       string      // ModeAuto, ModeXDP, ModeXDPGeneric or ModeTC
+	MaxFlows   int         // entries of the table of established flows, 1 to 100,000,000
+	SNATPorts  []PortRange // source ports used when forwarding by nat; they do not overlap
+	TunnelPort uint16      // UDP port of tunnels
 	// TunnelSources are the sources whose GUE tunnels this node accepts; empty: none.
 	TunnelSources []netip.Prefix
 	// TunnelKeys are the keys of tunnels between nodes: the first one is sent, all are accepted. None: no file.
@@ -58,6 +57,11 @@ type Datapath struct {
 	HashSeed   Secret // of the hashes that choose a backend; not set: a constant
 	Timeouts   Timeouts
 }
+
+// PortRange is a range of ports.
+type PortRange struct{ First, Last uint16 }
+
+func (r PortRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
 
 // Timeouts are the idle timeouts of flows, 1 s to 7 days each.
 type Timeouts struct {
@@ -194,7 +198,8 @@ type Log struct {
 func Default() *Config {
 	return &Config{
 		Datapath: Datapath{
-			Mode: ModeAuto, MaxFlows: 1_000_000, SNATPorts: [2]uint16{61000, 65535}, TunnelPort: 6090,
+			Mode: ModeAuto, MaxFlows: 1_000_000, TunnelPort: 6090,
+			SNATPorts: []PortRange{{1024, 32767}, {61000, 65535}},
 			Timeouts: Timeouts{
 				HalfOpen: 30 * time.Second, Established: 130 * time.Minute, Closing: 4 * time.Minute,
 				Closed: 10 * time.Second, UDP: 3 * time.Minute,

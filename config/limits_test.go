@@ -35,15 +35,17 @@ func TestLimits(t *testing.T) {
 		broken []string
 	}{
 		{"[datapath]\nmax_flows = %s", []string{"1", "100000000"}, []string{"0", "100000001"}},
-		{"[datapath]\ntunnel_port = %s", []string{"1", "60999"}, []string{"0", "61000", "65535", "65536"}},
-		{"[datapath]\nsnat_ports = \"%s\"", []string{"1024-1024", "61000-65535", "1024 - 6000"},
-			[]string{"1023-2000", "2001-2000", "2000", "2000-65536", "6000-7000"}},
+		{"[datapath]\ntunnel_port = %s", []string{"1", "65535"}, []string{"0", "65536"}},
+		{"[datapath]\nsnat_ports = \"%s\"", []string{"1024-1024", "61000-65535", "1024 - 6000", "2000-2001, 2002-2003",
+			"2000-2000,2001-2001,2002-2002,2003-2003,2004-2004,2005-2005,2006-2006,2007-2007"},
+			[]string{"1023-2000", "2001-2000", "2000", "2000-65536", "2000-2001,2001-2002", "2000-2001,",
+				"2000-2000,2001-2001,2002-2002,2003-2003,2004-2004,2005-2005,2006-2006,2007-2007,2008-2008"}},
 		{"[datapath.timeouts]\nudp = \"%s\"", []string{"1s", "168h"}, []string{"999ms", "168h1s"}},
 		{"[datapath]\ninterfaces = [\"%s\"]", []string{name(15), "eth0.1"},
 			[]string{name(16), "", ".", "..", "a/b", "a:b", "a b"}},
 		{"[bgp]\nasn = %s", []string{"1", "23455", "23457", "65534", "4294967294"},
 			[]string{"0", "23456", "65535", "4294967295", "4294967296"}},
-		{"[bgp]\nasn = 64512\nlisten_port = %s", []string{"-1", "1", "60999"}, []string{"-2", "0", "65535", "65536"}},
+		{"[bgp]\nasn = 64512\nlisten_port = %s", []string{"-1", "1", "65535"}, []string{"-2", "0", "65536"}},
 		{"[bgp]\nasn = 64512\nlocal_pref = %s", []string{"0", "4294967295"}, []string{"-1", "4294967296"}},
 		{"[bgp]\nasn = 64512\naggregate_v4 = %s", []string{"8", "32"}, []string{"7", "33"}},
 		{"[bgp]\nasn = 64512\naggregate_v6 = %s", []string{"16", "128"}, []string{"15", "129"}},
@@ -53,7 +55,7 @@ func TestLimits(t *testing.T) {
 		{fmt.Sprintf(withPeer, "hold_time = \"%s\""), []string{"0s", "3s", "65535s"},
 			[]string{"1s", "2s", "3500ms", "500ms", "65536s"}},
 		{fmt.Sprintf(withPeer, "source = \"%s\""), []string{"192.0.2.2"}, []string{"2001:db8::2", "0.0.0.0"}},
-		{"[l2]\nport = %s", []string{"1", "60999"}, []string{"0", "61000", "65536"}},
+		{"[l2]\nport = %s", []string{"1", "65535"}, []string{"0", "65536"}},
 		{"[probe]\nfall = %s", []string{"1", "100"}, []string{"0", "101"}},
 		{"[probe]\nrise = %s", []string{"1", "100"}, []string{"0", "101"}},
 		{"[probe]\ninterval = \"%s\"", []string{"10ms", "1h"}, []string{"9ms", "61m"}},
@@ -65,7 +67,7 @@ func TestLimits(t *testing.T) {
 		{"[node]\nrouter_id = \"%s\"", []string{"192.0.2.1"}, []string{"2001:db8::1", "0.0.0.0", "224.0.0.1"}},
 		{"[admin]\nsocket = \"/%s\"", []string{name(106)}, []string{name(107)}},
 		{"[admin]\nlisten = \"%s\"", []string{":9911", "127.0.0.1:0", "[::1]:9911", ""},
-			[]string{"localhost:9911", "127.0.0.1", "127.0.0.1:65536", "127.0.0.1:61000"}},
+			[]string{"localhost:9911", "127.0.0.1", "127.0.0.1:65536"}},
 		{"[[pool]]\nname = \"%s\"\naddresses = [\"203.0.113.0/28\"]", []string{name(63), "a.b-c_d"},
 			[]string{name(64), "", "-a", "a b"}},
 		{"[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/28\"]\nnamespaces = [\"%s\"]",
@@ -127,7 +129,7 @@ listen = ":9911"
 level = "warn"
 `)
 	p := c.BGP.Peers[0]
-	if c.Datapath.SNATPorts != [2]uint16{2000, 3000} || c.Datapath.TunnelPort != 1 {
+	if !slices.Equal(c.Datapath.SNATPorts, []PortRange{{2000, 3000}}) || c.Datapath.TunnelPort != 1 {
 		t.Errorf("datapath %+v", c.Datapath)
 	}
 	if c.BGP.ListenPort != -1 || c.BGP.Weighted || p.HoldTime != 0 || p.GracefulRestart || !p.BFD {

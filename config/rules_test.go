@@ -34,7 +34,7 @@ func TestWrongAddressIsNotRead(t *testing.T) {
 			append(v4, "192.0.2.1-192.0.2.1", "192.0.2.1 - 192.0.2.9", "192.0.2.0/24")},
 		{"community", func(i item) bool { _, ok := i.community(); return ok },
 			[]any{int64(7), "x", "1:65536"}, []any{"1:65535", "no-export"}},
-		{"ports", func(i item) bool { _, ok := i.portRange(); return ok },
+		{"ports", func(i item) bool { _, ok := i.portRanges(); return ok },
 			[]any{int64(7), "2000", "1023-2000", "2000-x", "2000-1999"}, []any{"1024-1024", "2000-65535"}},
 		{"statuses", func(i item) bool { _, ok := i.statuses(); return ok },
 			[]any{int64(200), "", "99", "600", "99-200", "200-600", "300-200", "200-x", "x-200", "200,"},

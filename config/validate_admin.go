@@ -38,13 +38,12 @@ func (d *decoder) listen(i item) string {
 		return ""
 	}
 	host, port, err := net.SplitHostPort(s)
-	n, portErr := strconv.ParseUint(port, 10, 16)
+	_, portErr := strconv.ParseUint(port, 10, 16)
 	_, addrErr := netip.ParseAddr(host)
 	if err != nil || portErr != nil || (host != "" && addrErr != nil) {
 		i.errorf(fmt.Sprintf("write one like %q", like), "%q is not an IP address and a port", s)
 		return ""
 	}
-	d.notSNAT(i, uint16(n))
 	return s
 }
 

@@ -23,7 +23,6 @@ func (d *decoder) bgp(t *table) *BGP {
 	if i, ok := t.get("listen_port"); ok && i.value != int64(-1) {
 		if n, ok := i.integer(1, 65535); ok {
 			b.ListenPort = int(n)
-			d.notSNAT(i, uint16(n))
 		} else if i.value == int64(0) {
 			d.errs[len(d.errs)-1].Hint = "write -1 to never listen, or a port"
 		}

@@ -14,14 +14,11 @@ func (d *decoder) datapath(t *table) {
 	c.Mode = word(t, "mode", "mode", c.Mode, []string{ModeAuto, ModeXDP, ModeXDPGeneric, ModeTC})
 	c.MaxFlows = integer(t, "max_flows", c.MaxFlows, 1, 100_000_000)
 	if i, ok := t.get("snat_ports"); ok {
-		if r, ok := i.portRange(); ok {
+		if r, ok := i.portRanges(); ok {
 			c.SNATPorts = r
 		}
 	}
 	c.TunnelPort = integer(t, "tunnel_port", c.TunnelPort, 1, 65535)
-	if i := t.at("tunnel_port"); t.has("tunnel_port") || t.has("snat_ports") {
-		d.notSNAT(i, c.TunnelPort)
-	}
 	c.TunnelSources = distinct(t.list("tunnel_sources", "192.0.2.11"), item.prefix)
 	c.TunnelKeys, c.HashSeed = t.tunnelKeys("tunnel_key_file")
 	if sub := t.sub("timeouts"); sub != nil {
@@ -51,35 +48,56 @@ func (t *table) timeouts(def Timeouts) Timeouts {
 	return o
 }
 
-// notSNAT reports a listening port in snat_ports: packets to it would be handled as replies of a backend.
-func (d *decoder) notSNAT(i item, port uint16) {
-	if r := d.config.Datapath.SNATPorts; r[0] <= port && port <= r[1] {
-		i.errorf(fmt.Sprintf("choose one outside %d-%d", r[0], r[1]), "%d is one of datapath.snat_ports", port)
-	}
-}
+// portRangesMax is the number of ranges that the programs of the datapath have room for.
+const portRangesMax = 8
 
-// portRange reads "61000-65535". Ports below 1024 are for services of the machine.
-func (i item) portRange() (r [2]uint16, ok bool) {
-	const like = "61000-65535"
+// portRanges reads "1024-32767,61000-65535". Ports below 1024 are for services of the machine.
+func (i item) portRanges() (ranges []PortRange, ok bool) {
+	const like = "1024-32767,61000-65535"
 	s, ok := i.str(like)
 	if !ok {
-		return r, false
+		return nil, false
 	}
+	texts := strings.Split(s, ",")
+	if len(texts) > portRangesMax {
+		i.errorf(fmt.Sprintf("write at most %d", portRangesMax), "%d ranges are too many", len(texts))
+		return nil, false
+	}
+	for _, text := range texts {
+		r, ok := i.portRange(strings.TrimSpace(text), like)
+		if !ok {
+			return nil, false
+		}
+		for _, other := range ranges {
+			if r.First <= other.Last && other.First <= r.Last {
+				i.errorf("write each port once", "%s overlaps %s", r, other)
+				return nil, false
+			}
+		}
+		ranges = append(ranges, r)
+	}
+	return ranges, true
+}
+
+func (i item) portRange(s, like string) (r PortRange, ok bool) {
 	from, to, ok := strings.Cut(s, "-")
 	if !ok {
 		i.errorf(fmt.Sprintf("write one like %q", like), "%q is not a range of ports", s)
 		return r, false
 	}
-	for n, text := range []string{from, to} {
-		port, err := strconv.ParseUint(strings.TrimSpace(text), 10, 16)
-		if err != nil || port < 1024 {
-			i.errorf(fmt.Sprintf("write one like %q", like), "%q in %q is not a port from 1024 to 65535", text, s)
+	for _, end := range []struct {
+		text string
+		port *uint16
+	}{{from, &r.First}, {to, &r.Last}} {
+		n, err := strconv.ParseUint(strings.TrimSpace(end.text), 10, 16)
+		if err != nil || n < 1024 {
+			i.errorf(fmt.Sprintf("write one like %q", like), "%q in %q is not a port from 1024 to 65535", end.text, s)
 			return r, false
 		}
-		r[n] = uint16(port)
+		*end.port = uint16(n)
 	}
-	if r[1] < r[0] {
-		i.errorf(fmt.Sprintf(`write "%d-%d"`, r[1], r[0]), "%q ends before it begins", s)
+	if r.Last < r.First {
+		i.errorf(fmt.Sprintf(`write "%d-%d"`, r.Last, r.First), "%q ends before it begins", s)
 		return r, false
 	}
 	return r, true

@@ -15,7 +15,6 @@ func (d *decoder) l2(t *table) *L2 {
 		return a, ok
 	})
 	l.Port = integer(t, "port", l.Port, 1, 65535)
-	d.notSNAT(t.at("port"), l.Port)
 	l.Secret = t.secret("secret_file", "/etc/steelyard/gossip.key", 16, 80)
 	if len(l.Members) > 0 && !t.has("secret_file") {
 		t.at("members").warnf("share a secret by secret_file",

@@ -25,6 +25,7 @@ type backends struct {
 	members []netip.Prefix
 	byAddr  map[netip.AddrPort]*backend
 	byID    map[uint32]*backend
+	servers *serverIDs
 	next    uint32   // the lowest id that was never used
 	spare   []uint32 // ids below next that are free
 }
@@ -41,8 +42,12 @@ type backend struct {
 
 // openBackends reads the backends of an earlier agent.
 func openBackends(o *syObjects, c *chunks, filter *addrFilter, log *slog.Logger) (*backends, error) {
+	servers, err := openServerIDs(o.SyServers)
+	if err != nil {
+		return nil, err
+	}
 	s := &backends{objects: o, entries: c.backends, counters: c.backendCounters, filter: filter, log: log,
-		byAddr: map[netip.AddrPort]*backend{}, byID: map[uint32]*backend{}}
+		byAddr: map[netip.AddrPort]*backend{}, byID: map[uint32]*backend{}, servers: servers}
 	for id := range c.backends.len() {
 		var value syBackend
 		if err := c.backends.lookup(id, &value); err != nil {
@@ -149,9 +154,12 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 }
 
 func (s *backends) write(b *backend) error {
-	err := s.entries.grow(b.id + 1)
+	server, err := s.servers.get(b.at.Addr())
 	if err == nil {
-		err = s.entries.put(b.id, toBackend(b.at, b.local, b.keyed, b.ours))
+		err = s.entries.grow(b.id + 1)
+	}
+	if err == nil {
+		err = s.entries.put(b.id, toBackend(b.at, b.local, b.keyed, b.ours, server))
 	}
 	if err != nil {
 		return fmt.Errorf("put backend %s: %w", b.at, err)
@@ -190,6 +198,9 @@ func (s *backends) release(unused func(id uint32) bool) {
 		if !s.has(at.Addr()) {
 			if err := ignoreMissing(s.objects.SyPmtu.Delete(toAddr(at.Addr()))); err != nil {
 				s.log.Warn("path MTU entry of a backend not removed", "backend", at, "err", err)
+			}
+			if err := s.servers.release(at.Addr()); err != nil {
+				s.log.Warn("id of a server not released", "err", err)
 			}
 		}
 	}

@@ -37,7 +37,7 @@ func BenchmarkApply(b *testing.B) {
 			}
 			err := host.Do(func() error {
 				d, err := Open(Options{Interfaces: []string{"lo"}, Mode: ModeTC, MaxFlows: 1000,
-					SNATPorts: [2]uint16{61000, 65535}, TunnelPort: 6090, Timeouts: DefaultTimeouts,
+					SNATPorts: []PortRange{{61000, 65535}}, TunnelPort: 6090, Timeouts: DefaultTimeouts,
 					PinPath: DefaultPinPath, StateDir: DefaultStateDir, Log: slog.New(slog.DiscardHandler)})
 				if err != nil {
 					return err

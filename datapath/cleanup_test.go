@@ -27,7 +27,10 @@ func TestCleanupLeavesNothing(t *testing.T) {
 			hook := map[bool]string{true: "clsact", false: "tcx"}[clsact]
 			t.Run(fmt.Sprintf("%s/%s", mode, hook), func(t *testing.T) {
 				var before map[string]string
-				change := func(o *Options) { o.Mode, o.ForceClsact = mode, clsact }
+				change := func(o *Options) {
+					o.Mode, o.ForceClsact = mode, clsact
+					o.SNATPorts = []PortRange{{60900, 61000}} // in part those that the kernel assigns
+				}
 				fx := newFixtureWith(t, hookTC, false, change, func(fx *fixture) {
 					fx.do(func() error { return writeSysctl(reservedPorts, "8080,9000-9010") })
 					fx.addressesSettled()

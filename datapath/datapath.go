@@ -122,7 +122,7 @@ func (d *Datapath) open(t *transaction) (err error) {
 		// In a container without privileges sysctls are read-only. The ports are above those that Linux assigns by
 		// default.
 		d.log.Warn("snat_ports not reserved", "err", err,
-			"fix", fmt.Sprintf("sysctl -w net.ipv4.ip_local_reserved_ports=%d-%d", d.o.SNATPorts[0], d.o.SNATPorts[1]))
+			"fix", "add them to the sysctl net.ipv4.ip_local_reserved_ports", "ports", d.o.SNATPorts)
 	}
 	d.uplinks = &attachments{
 		o: d.o, objects: d.objects, pins: d.pins, sysctls: sys, open: t,
@@ -155,7 +155,7 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 			failed[u.plan.Frontend] = fmt.Errorf("put frontend %s: %w", u.plan.Frontend, u.err)
 			continue
 		}
-		d.gc.endBackends(u.f.id, u.down)
+		d.gc.endBackends(d.services.flowFrontend(u.plan.Frontend, u.f.id), u.down)
 		if u.methodChanged {
 			d.gc.endFlows(u.f.id)
 		}

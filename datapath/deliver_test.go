@@ -64,8 +64,8 @@ func TestDeliversToLocalBackends(t *testing.T) {
 					t.Errorf("%s, answer %d: %v", proto, i, err)
 				}
 			}
-			if n := len(entries[syFlow](t, fx.d.objects.SyFlows)); n != 2 {
-				t.Errorf("%s: %d entries of established flows; want 2", proto, n)
+			if err := fx.confirmed().want(1, 1); err != nil {
+				t.Errorf("%s: %v", proto, err)
 			}
 		}
 		other := dptest.Packet{Src: fx.at("b1", 8080), Dst: fx.at("client", 41000), Proto: dptest.TCP,

@@ -116,7 +116,7 @@ func TestDirectReturnFlowsKeepTheirServer(t *testing.T) {
 }
 
 func (fx *fixture) dsrFlows() map[syFlowKey]syDsrFlow {
-	return entries[syDsrFlow](fx.t, fx.d.objects.SyDsrFlows)
+	return entries[syFlowKey, syDsrFlow](fx.t, fx.d.objects.SyDsrFlows)
 }
 
 // A SYN whose server follows from the hash writes no entry: invented sources cannot evict anything.
@@ -130,7 +130,7 @@ func TestOpeningByHashWritesNoEntry(t *testing.T) {
 			for i := range 100 {
 				fx.went(fx.on(i, dptest.TCP, dptest.SYN))
 			}
-			if n := len(fx.dsrFlows()) + len(entries[syDsrFlow](t, fx.d.objects.SyDsrHalfopen)); n != 0 {
+			if n := len(fx.dsrFlows()) + len(entries[syFlowKey, syDsrFlow](t, fx.d.objects.SyDsrHalfopen)); n != 0 {
 				t.Errorf("%d entries; want none", n)
 			}
 			to := fx.went(fx.on(7, dptest.TCP, dptest.ACK))
@@ -177,8 +177,8 @@ func TestAnotherMethodEndsFlows(t *testing.T) {
 	established(fx)
 	dsr(fx)
 	fx.end()
-	if n := len(fx.flows()); n != 0 {
-		t.Errorf("%d entries of flows by nat are left", n)
+	if err := fx.flows().want(0, 0); err != nil {
+		t.Errorf("by nat: %v", err)
 	}
 	if r := fx.run(tcp(dptest.SYN)(fx).Frame()); r.out.Dst != fx.at("vip", 80) {
 		t.Errorf("a new flow went to %s", r.out.Dst)

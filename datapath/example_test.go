@@ -19,7 +19,8 @@ func Example() {
 	log := slog.Default()
 	d, err := datapath.Open(datapath.Options{
 		Interfaces: []string{"eth0"}, Mode: datapath.ModeAuto, MaxFlows: 1_000_000,
-		SNATPorts: [2]uint16{61000, 65535}, TunnelPort: 6090, Timeouts: datapath.DefaultTimeouts,
+		SNATPorts:  []datapath.PortRange{{First: 1024, Last: 32767}, {First: 61000, Last: 65535}},
+		TunnelPort: 6090, Timeouts: datapath.DefaultTimeouts,
 		PinPath: datapath.DefaultPinPath, StateDir: datapath.DefaultStateDir, Log: log,
 	})
 	if err != nil {

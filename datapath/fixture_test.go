@@ -74,7 +74,7 @@ var quiet = slog.New(slog.DiscardHandler)
 
 func testOptions() Options {
 	return Options{
-		Interfaces: []string{"eth0"}, Mode: ModeXDP, MaxFlows: 1000, SNATPorts: [2]uint16{61000, 65535},
+		Interfaces: []string{"eth0"}, Mode: ModeXDP, MaxFlows: 1000, SNATPorts: []PortRange{{61000, 65535}},
 		TunnelPort: 6090, Timeouts: DefaultTimeouts,
 		PinPath: DefaultPinPath, StateDir: DefaultStateDir, Log: quiet,
 	}
@@ -171,11 +171,12 @@ func (fx *fixture) reset() {
 	}
 	fx.apply(lb.Delta{Delete: held})
 	fx.end()
-	for _, m := range []*ebpf.Map{fx.d.objects.SyFlows, fx.d.objects.SyHalfopen} {
-		clearMap[syFlow](fx.t, m)
+	for _, m := range fx.d.objects.flowTables() {
+		clearMap[syServerKey, syServerFlow](fx.t, m.servers)
+		clearMap[syClientKey, syClientFlow](fx.t, m.clients)
 	}
 	for _, m := range []*ebpf.Map{fx.d.objects.SyDsrFlows, fx.d.objects.SyDsrHalfopen} {
-		clearMap[syDsrFlow](fx.t, m)
+		clearMap[syFlowKey, syDsrFlow](fx.t, m)
 	}
 	if err := fx.d.services.setLoads(nil); err != nil {
 		fx.t.Fatal(err)
@@ -183,9 +184,9 @@ func (fx *fixture) reset() {
 }
 
 // clearMap deletes all entries of a flow table.
-func clearMap[V any](t *testing.T, m *ebpf.Map) {
+func clearMap[K comparable, V any](t *testing.T, m *ebpf.Map) {
 	t.Helper()
-	for k := range entries[V](t, m) {
+	for k := range entries[K, V](t, m) {
 		if err := m.Delete(&k); err != nil {
 			t.Fatal(err)
 		}

@@ -34,34 +34,36 @@ func (d *Datapath) Flows(ctx context.Context, want lb.FlowFilter) (flows []lb.Fl
 			flows = append(flows, s)
 		}
 	}
-	err = d.gc.walk(ctx, 0, func(_ *ebpf.Map, k syFlowKey, f syFlow) {
-		if f.Reply == 0 {
-			add(natStatus(k, f, now), f.Frontend)
+	vip := d.services.frontendVIPs()
+	err = d.gc.walk(ctx, 0, func(t flowTable, k syServerKey, f syServerFlow) {
+		if more {
+			return
 		}
+		s := flowStatus(syFlowKey{Proto: k.proto(), T: syTuple{Src: f.Client.Client, Sport: f.Client.Sport,
+			Dport: f.Client.Dport}}, f.F.State, idle(now, f.F.Seen))
+		s.Address, s.Forward = vip(f.Client.Frontend), lb.MethodNAT
+		s.Source = netip.AddrPortFrom(fromAddr(k.To), swap(k.Dport))
+		s.Backend = netip.AddrPortFrom(backends[f.Backend].Addr(), swap(k.Sport))
+		var c syClientFlow
+		if t.clients.Lookup(&f.Client, &c) == nil && c.sameFlow(k) { // the side that was seen last
+			s.Idle = min(s.Idle, max(0, idle(now, c.F.Seen).Seconds()))
+		}
+		add(s, f.Client.Frontend)
 	})
 	errDSR := d.gc.walkDSR(ctx, 0, func(_ *ebpf.Map, k syFlowKey, f syDsrFlow) {
-		s := flowStatus(k, f.State, f.Seen, now)
+		s := flowStatus(k, f.State, now-time.Duration(f.Seen))
 		s.Forward, s.Backend = decodeMethod(syMethod(f.Method)), backends[f.Backend]
 		add(s, f.Frontend)
 	})
 	return flows, more, errors.Join(err, errDSR)
 }
 
-// natStatus converts the entry of the client's direction of a flow by nat.
-func natStatus(k syFlowKey, f syFlow, now time.Duration) lb.FlowStatus {
-	s := flowStatus(k, f.State, f.Seen, now)
-	s.Forward = lb.MethodNAT
-	s.Source = netip.AddrPortFrom(fromAddr(f.T.Src), swap(f.T.Sport))
-	s.Backend = netip.AddrPortFrom(fromAddr(f.T.Dst), swap(f.T.Dport))
-	return s
-}
-
 // flowStatus converts what the entries of all methods have.
-func flowStatus(k syFlowKey, state uint8, seen uint64, now time.Duration) lb.FlowStatus {
+func flowStatus(k syFlowKey, state uint8, idle time.Duration) lb.FlowStatus {
 	return lb.FlowStatus{
 		Client:  netip.AddrPortFrom(fromAddr(k.T.Src), swap(k.T.Sport)),
 		Address: fromAddr(k.T.Dst), Port: swap(k.T.Dport), Protocol: lb.Protocol(k.Proto),
 		State: flowStates[syFlowState(state)],
-		Idle:  max(0, now-time.Duration(seen)).Seconds(),
+		Idle:  max(0, idle).Seconds(),
 	}
 }

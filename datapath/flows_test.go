@@ -16,22 +16,52 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-func entries[V any](t testing.TB, m *ebpf.Map) map[syFlowKey]V {
+func entries[K comparable, V any](t testing.TB, m *ebpf.Map) map[K]V {
 	t.Helper()
-	out := map[syFlowKey]V{}
-	err := walkMap(context.Background(), m, 0, func(k syFlowKey, f V) { out[k] = f })
+	out := map[K]V{}
+	err := walkMap(context.Background(), m, 0, func(k K, f V) { out[k] = f })
 	if err != nil {
 		t.Fatal(err)
 	}
 	return out
 }
 
-// flows returns all entries of flows by nat.
-func (fx *fixture) flows() map[syFlowKey]syFlow {
+// natFlows is how tests see flows by nat: their servers' entries, and those of their clients that there are.
+type natFlows struct {
+	servers map[syServerKey]syServerFlow
+	clients map[syClientKey]syClientFlow
+}
+
+func (fx *fixture) flowsIn(tables ...flowTable) natFlows {
 	fx.t.Helper()
-	all := entries[syFlow](fx.t, fx.d.objects.SyFlows)
-	maps.Copy(all, entries[syFlow](fx.t, fx.d.objects.SyHalfopen))
+	all := natFlows{map[syServerKey]syServerFlow{}, map[syClientKey]syClientFlow{}}
+	for _, t := range tables {
+		maps.Copy(all.servers, entries[syServerKey, syServerFlow](fx.t, t.servers))
+		maps.Copy(all.clients, entries[syClientKey, syClientFlow](fx.t, t.clients))
+	}
 	return all
+}
+
+// flows returns all flows by nat.
+func (fx *fixture) flows() natFlows { return fx.flowsIn(fx.d.objects.flowTables()...) }
+
+// confirmed returns the flows by nat whose client is confirmed.
+func (fx *fixture) confirmed() natFlows {
+	flows := fx.flowsIn(fx.d.objects.flowTables()[1:]...)
+	half := uint8(syFlowStateFLOW_HALF_OPEN)
+	maps.DeleteFunc(flows.servers, func(_ syServerKey, f syServerFlow) bool { return f.F.State == half })
+	maps.DeleteFunc(flows.clients, func(_ syClientKey, f syClientFlow) bool { return f.F.State == half })
+	return flows
+}
+
+func (a natFlows) equal(b natFlows) bool {
+	return maps.Equal(a.servers, b.servers) && maps.Equal(a.clients, b.clients)
+}
+
+// want fails the test unless there are so many flows and entries of clients.
+func (a natFlows) want(servers, clients int) error {
+	return wrong(len(a.servers) != servers || len(a.clients) != clients,
+		"%d flows with %d entries of clients; want %d, %d", len(a.servers), len(a.clients), servers, clients)
 }
 
 // A restart keeps flows and ids, and forwarding continues.
@@ -50,7 +80,7 @@ func TestRestartKeepsFlowsAndIDs(t *testing.T) {
 				t.Errorf("%s was %d and is %+v", f, was.id, now)
 			}
 		}
-		if after := fx.flows(); !maps.Equal(before, after) {
+		if after := fx.flows(); !before.equal(after) {
 			t.Errorf("flows were\n%v\nand are\n%v", before, after)
 		}
 		if r := fx.run(fx.reply(dptest.ACK).Frame()); r.reason != "forwarded" {
@@ -97,8 +127,8 @@ func TestFlowsOfADownBackendEnd(t *testing.T) {
 		plan.Table, plan.Down = lb.Maglev(plan.Targets, lb.TableSize(1)), append(plan.Down, down)
 		fx.apply(lb.Delta{Put: []*lb.FrontendPlan{&plan}})
 		fx.end()
-		if n := len(fx.flows()); n != 0 {
-			t.Errorf("%d entries are left", n)
+		if err := fx.flows().want(0, 0); err != nil {
+			t.Error(err)
 		}
 		if r := fx.run(tcp(dptest.ACK)(fx).Frame()); r.reason != "no_flow" || r.out.Flags&dptest.RST == 0 {
 			t.Errorf("the client's next packet: %s, %+v; want a reset", r.reason, r.out)
@@ -127,8 +157,8 @@ func TestFlowsOfARemovedBackendContinue(t *testing.T) {
 	if fx.d.services.backends.byAddr[before] == nil {
 		t.Error("the id of a backend with flows was released")
 	}
-	fx.run(fx.reply(dptest.RST).Frame())
-	fx.d.gc.limits.Closed = -time.Second
+	fx.run(resetBy(replies, 5001)(fx).Frame())
+	fx.d.gc.limits.Closed, fx.d.gc.limits.HalfOpen = -time.Second, 0
 	fx.do(func() error { fx.d.gc.expire(context.Background()); return nil })
 	if fx.d.services.backends.byAddr[before] != nil {
 		t.Error("the id of a backend without plan and flows was not released")
@@ -141,8 +171,8 @@ func TestFlowsEndWithTheirFrontend(t *testing.T) {
 	f := lb.Frontend{VIP: fx.addr("vip"), Port: 80, Protocol: lb.TCP}
 	fx.apply(lb.Delta{Delete: []lb.Frontend{f}})
 	fx.end()
-	if n := len(fx.flows()); n != 0 {
-		t.Errorf("%d entries are left", n)
+	if err := fx.flows().want(0, 0); err != nil {
+		t.Error(err)
 	}
 	if r := fx.run(tcp(dptest.SYN)(fx).Frame()); r.did != "passed" {
 		t.Errorf("to the address of a removed frontend: %s", r.did)
@@ -161,23 +191,23 @@ func TestIdleFlowsExpire(t *testing.T) {
 	}
 	fx.d.gc.limits.Established = -time.Second
 	fx.do(func() error { fx.d.gc.expire(context.Background()); return nil })
-	if n := len(fx.flows()); n != 0 {
-		t.Errorf("%d entries are left", n)
+	if err := fx.flows().want(0, 0); err != nil {
+		t.Error(err)
 	}
 }
 
 // A flood of SYNs with random sources does not change the established table.
 func TestFloodDoesNotTouchEstablishedFlows(t *testing.T) {
-	fx := newFixture(t, hookXDP, false, func(o *Options) { o.SNATPorts, o.TunnelPort = [2]uint16{2000, 65535}, 1999 })
+	fx := newFixture(t, hookXDP, false, func(o *Options) { o.SNATPorts = []PortRange{{2000, 65535}} })
 	established(fx)
-	before := entries[syFlow](t, fx.d.objects.SyFlows)
+	before := fx.confirmed()
 	r := rand.New(rand.NewPCG(1, 1))
 	for range 3000 {
 		p := fx.fromClient(dptest.TCP, dptest.SYN)
 		p.Src = fx.at("other", uint16(r.Uint32()))
 		fx.run(p.Frame())
 	}
-	if after := entries[syFlow](t, fx.d.objects.SyFlows); !maps.Equal(before, after) {
+	if after := fx.confirmed(); !before.equal(after) {
 		t.Errorf("established flows were %v and are %v", before, after)
 	}
 }

@@ -112,14 +112,15 @@ func (g *flowGC) endRequested(ctx context.Context, reset *resetter) {
 		_, removed := frontends[frontend]
 		return removed || backends[target{frontend, backend}]
 	}
-	err := g.walk(ctx, 0, func(m *ebpf.Map, k syFlowKey, f syFlow) {
-		if f.Reply == 1 || !ends(f.Frontend, f.Backend) {
+	vip := g.services.frontendVIPs()
+	err := g.walk(ctx, 0, func(t flowTable, k syServerKey, f syServerFlow) {
+		if !ends(f.Client.Frontend, f.Backend) {
 			return
 		}
 		ended++
-		g.remove(m, k, f)
-		if k.Proto == unix.IPPROTO_TCP && m == g.objects.SyFlows && f.State < uint8(syFlowStateFLOW_CLOSED) {
-			if err := reset.client(k, f); err != nil {
+		client, known := g.remove(t, k, f)
+		if k.proto() == unix.IPPROTO_TCP && known && f.F.State < uint8(syFlowStateFLOW_CLOSED) {
+			if err := reset.client(f.Client, vip(f.Client.Frontend), client.F.Ack); err != nil {
 				g.log.Debug("flow ended without a reset", "err", err)
 			}
 		}
@@ -147,15 +148,16 @@ func (g *flowGC) expire(ctx context.Context) {
 	now := uptime()
 	var counts FlowCounts
 	open := map[uint32]uint32{} // flows by backend
-	err := g.walk(ctx, chunkPause, func(m *ebpf.Map, k syFlowKey, f syFlow) {
-		if g.expired(k.Proto, f.State, f.Seen, now) && g.reverseExpired(k, f, now) {
-			g.remove(m, k, f)
+	udp := map[uint32]uint32{}  // flows of UDP by frontend
+	err := g.walk(ctx, chunkPause, func(t flowTable, k syServerKey, f syServerFlow) {
+		if g.expired(k.proto(), f.F, now) && g.clientExpired(t, k, f, now) {
+			g.remove(t, k, f)
 			return
 		}
-		open[f.Backend] += 0 // the id is in use
-		if f.Reply == 0 {
-			counts.add(f.State, f.Backend, open)
+		if k.proto() == unix.IPPROTO_UDP {
+			udp[f.Client.Frontend]++
 		}
+		counts.add(f.F.State, f.Backend, open)
 	})
 	if err := errors.Join(err, g.expireDSR(ctx, now, &counts, open)); err != nil {
 		g.log.Error("flow tables not read", "err", err)
@@ -164,9 +166,10 @@ func (g *flowGC) expire(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
+	g.services.settle(g.limits.HalfOpen)
 	g.services.release(nil, func(id uint32) bool { _, used := open[id]; return !used })
-	if err := g.services.setLoads(open); err != nil {
-		g.log.Error("loads of backends not written", "err", err)
+	if err := errors.Join(g.services.setLoads(open), g.services.setUDPFlows(udp)); err != nil {
+		g.log.Error("numbers of flows not written", "err", err)
 	}
 	g.mu.Lock()
 	g.flows = counts
@@ -196,53 +199,63 @@ func (g *flowGC) counts() FlowCounts {
 	return g.flows
 }
 
-// expired reports whether an entry is idle for longer than its timeout (bpf/flow.h has the same rule).
-func (g *flowGC) expired(proto, state uint8, seen uint64, now time.Duration) bool {
+// expired reports whether one side of a flow is idle for longer than its timeout (flow_side_expired of bpf/flow.h).
+func (g *flowGC) expired(proto uint8, f syFlow, now time.Duration) bool {
 	limit := g.limits.Established
 	switch {
-	case state == uint8(syFlowStateFLOW_CLOSED):
+	case f.State == uint8(syFlowStateFLOW_CLOSED):
 		limit = g.limits.Closed
-	case state == uint8(syFlowStateFLOW_CLOSING):
+	case f.State == uint8(syFlowStateFLOW_CLOSING) || f.Reset == 1:
 		limit = g.limits.Closing
-	case state == uint8(syFlowStateFLOW_HALF_OPEN):
+	case f.State == uint8(syFlowStateFLOW_HALF_OPEN):
 		limit = g.limits.HalfOpen
 	case proto == unix.IPPROTO_UDP:
 		limit = g.limits.UDP
 	}
-	return now-time.Duration(seen) > limit
+	return idle(now, f.Seen) > limit
 }
 
-// reverseExpired reports whether the reverse direction is expired or missing, or belongs to a newer flow of the client.
-func (g *flowGC) reverseExpired(k syFlowKey, f syFlow, now time.Duration) bool {
-	other := reverseKey(k, f)
-	for _, m := range []*ebpf.Map{g.objects.SyFlows, g.objects.SyHalfopen} {
-		var t syFlow
-		if m.Lookup(&other, &t) == nil && reverseKey(other, t) == k {
-			return g.expired(other.Proto, t.State, t.Seen, now)
-		}
+// clientExpired reports whether the client's side is expired or missing, or belongs to a newer flow of the client.
+func (g *flowGC) clientExpired(t flowTable, k syServerKey, f syServerFlow, now time.Duration) bool {
+	var c syClientFlow
+	if t.clients.Lookup(&f.Client, &c) != nil || !c.sameFlow(k) {
+		return true
 	}
-	return true
+	return g.expired(k.proto(), c.F, now)
 }
 
-// remove removes both directions of a flow. A reverse entry that belongs to another flow stays.
-func (g *flowGC) remove(m *ebpf.Map, k syFlowKey, f syFlow) {
-	other := reverseKey(k, f)
-	var t syFlow
-	if m.Lookup(&other, &t) == nil && reverseKey(other, t) == k {
-		if err := ignoreMissing(m.Delete(&other)); err != nil {
+// remove removes both entries of a flow, and returns the client's if it was in the table. An entry that belongs to
+// another flow of the client stays.
+func (g *flowGC) remove(t flowTable, k syServerKey, f syServerFlow) (c syClientFlow, known bool) {
+	known = t.clients.Lookup(&f.Client, &c) == nil && c.sameFlow(k)
+	if known {
+		if err := ignoreMissing(t.clients.Delete(&f.Client)); err != nil {
 			g.log.Debug("flow not removed", "err", err)
 		}
 	}
-	if err := ignoreMissing(m.Delete(&k)); err != nil {
+	if err := ignoreMissing(t.servers.Delete(&k)); err != nil {
 		g.log.Debug("flow not removed", "err", err)
+	}
+	return c, known
+}
+
+// flowTable is a table of flows by nat: a map for the packets of clients and one for those of servers.
+type flowTable struct{ clients, servers *ebpf.Map }
+
+func (o *syObjects) flowTables() []flowTable {
+	return []flowTable{
+		{o.SyHalfopenClients, o.SyHalfopenServers}, {o.SyUdpClients, o.SyUdpServers},
+		{o.SyStreamClients, o.SyStreamServers},
 	}
 }
 
-// walk calls visit for every entry of all tables, and pauses between chunks. Entries that change during the walk may be
-// missed or visited twice.
-func (g *flowGC) walk(ctx context.Context, pause time.Duration, visit func(*ebpf.Map, syFlowKey, syFlow)) error {
-	for _, m := range []*ebpf.Map{g.objects.SyHalfopen, g.objects.SyFlows} {
-		err := walkMap(ctx, m, pause, func(k syFlowKey, f syFlow) { visit(m, k, f) })
+// walk calls visit with the server's entry of every flow by nat, and pauses between chunks. Entries that change during
+// the walk may be missed or visited twice.
+func (g *flowGC) walk(
+	ctx context.Context, pause time.Duration, visit func(flowTable, syServerKey, syServerFlow),
+) error {
+	for _, t := range g.objects.flowTables() {
+		err := walkMap(ctx, t.servers, pause, func(k syServerKey, f syServerFlow) { visit(t, k, f) })
 		if err != nil {
 			return err
 		}
@@ -250,9 +263,9 @@ func (g *flowGC) walk(ctx context.Context, pause time.Duration, visit func(*ebpf
 	return nil
 }
 
-func walkMap[V any](ctx context.Context, m *ebpf.Map, pause time.Duration, visit func(syFlowKey, V)) error {
+func walkMap[K, V any](ctx context.Context, m *ebpf.Map, pause time.Duration, visit func(K, V)) error {
 	size := min(chunk, int(m.MaxEntries()))
-	keys, values := make([]syFlowKey, size), make([]V, size)
+	keys, values := make([]K, size), make([]V, size)
 	var cursor ebpf.MapBatchCursor
 	for ctx.Err() == nil {
 		n, err := m.BatchLookup(&cursor, keys, values, nil)

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -13,7 +12,7 @@ import (
 func TestGarbageCollectionOfAMillionFlows(t *testing.T) {
 	const million, idle = 1_000_000, 1000
 	fx := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = million })
-	fillFlows(t, fx.d.objects.SyFlows, million, idle)
+	fillFlows(t, fx.d.objects.flowTables()[2], million, idle)
 	cpu, start := cpuTime(), time.Now()
 	fx.d.gc.expire(context.Background())
 	cpu, took := cpuTime()-cpu, time.Since(start)
@@ -30,29 +29,33 @@ func TestGarbageCollectionOfAMillionFlows(t *testing.T) {
 	}
 }
 
-// fillFlows puts flows with both directions into a table; the first `idle` of them are expired.
-func fillFlows(t *testing.T, m *ebpf.Map, flows, idle int) {
+// fillFlows puts established flows into a table; the first `idle` of them are expired.
+func fillFlows(t *testing.T, table flowTable, flows, idle int) {
 	t.Helper()
 	const at = 10_000
-	keys, values := make([]syFlowKey, 0, 2*at), make([]syFlow, 0, 2*at)
+	ck, cv := make([]syClientKey, 0, at), make([]syClientFlow, 0, at)
+	sk, sv := make([]syServerKey, 0, at), make([]syServerFlow, 0, at)
 	for i := range flows {
-		f := syFlow{State: uint8(syFlowStateFLOW_ESTABLISHED), Seen: uint64(uptime())}
+		f := syFlow{State: uint8(syFlowStateFLOW_ESTABLISHED), Seen: flowClock(uptime())}
 		if i < idle {
-			f.Seen = 0
+			f.Seen -= flowClock(24 * time.Hour)
 		}
-		k := syFlowKey{Proto: unix.IPPROTO_UDP}
-		k.T.Src.W[3], k.T.Dst.W[3] = uint32(i), 1
-		f.T.Src.W[3], f.T.Dst.W[3] = uint32(i), 2
-		reverse, back := reverseKey(k, f), f
-		back.Reply = 1
-		back.T.Src, back.T.Dst = k.T.Dst, k.T.Src
-		keys, values = append(keys, k, reverse), append(values, f, back)
-		if len(keys) == cap(keys) {
-			if _, err := m.BatchUpdate(keys, values, nil); err != nil {
-				t.Fatal(err)
-			}
-			keys, values = keys[:0], values[:0]
+		c := syClientKey{Sport: uint16(i)}
+		c.Client.W[3] = uint32(i)
+		s := syServerKey{Server: unix.IPPROTO_TCP, Dport: uint16(i)}
+		s.To.W[3] = uint32(i)
+		ck, cv = append(ck, c), append(cv, syClientFlow{F: f, Source: s.To, Sport: s.Dport})
+		sk, sv = append(sk, s), append(sv, syServerFlow{F: f, Client: c})
+		if len(ck) < cap(ck) {
+			continue
 		}
+		if _, err := table.clients.BatchUpdate(ck, cv, nil); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := table.servers.BatchUpdate(sk, sv, nil); err != nil {
+			t.Fatal(err)
+		}
+		ck, cv, sk, sv = ck[:0], cv[:0], sk[:0], sv[:0]
 	}
 }
 

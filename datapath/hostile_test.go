@@ -51,8 +51,8 @@ func TestFramesForOthersAreLeftAlone(t *testing.T) {
 				}
 			}
 		}
-		if n := len(fx.flows()); n != 0 {
-			t.Errorf("%d flow entries", n)
+		if err := fx.flows().want(0, 0); err != nil {
+			t.Error(err)
 		}
 		if got := did(dptest.MAC, tcp(dptest.SYN)(fx)); got != "sent" {
 			t.Errorf("to the uplink: %s", got)

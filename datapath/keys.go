@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math/bits"
 	"net/netip"
+	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -90,8 +91,8 @@ func toAllowKey(frontend uint32, p netip.Prefix) syAllowKey {
 	return syAllowKey{Prefix: uint32(32 + n), Frontend: swap32(frontend), Source: toAddr(p.Addr())}
 }
 
-func toBackend(at netip.AddrPort, local, keyed bool, ours []netip.Addr) (b syBackend) {
-	b.Addr, b.Port, b.Local = toAddr(at.Addr()), swap(at.Port()), truth(local)
+func toBackend(at netip.AddrPort, local, keyed bool, ours []netip.Addr, server uint32) (b syBackend) {
+	b.Addr, b.Port, b.Local, b.Server = toAddr(at.Addr()), swap(at.Port()), truth(local), server
 	b.Keyed = truth(keyed)
 	for i := range min(len(ours), len(b.Snat)) {
 		b.Snat[i] = toAddr(ours[i])
@@ -108,11 +109,19 @@ func fromBackend(b syBackend) (at netip.AddrPort, ours []netip.Addr) {
 	return netip.AddrPortFrom(fromAddr(b.Addr), swap(b.Port)), ours
 }
 
-// reverseKey is the key of the reverse tuple of a flow (bpf/flow.h).
-func reverseKey(k syFlowKey, f syFlow) syFlowKey {
-	return syFlowKey{T: reversed(f.T), Proto: k.Proto}
+// flowClockShift is FLOW_CLOCK_SHIFT of bpf/flow.h: the unit in which flows have the time of their last packet.
+const flowClockShift = 27
+
+func flowClock(uptime time.Duration) uint32 { return uint32(uptime >> flowClockShift) }
+
+// idle returns how long ago a flow was seen.
+func idle(now time.Duration, seen uint32) time.Duration {
+	return time.Duration(int32(flowClock(now)-seen)) << flowClockShift
 }
 
-func reversed(t syTuple) syTuple {
-	return syTuple{Src: t.Dst, Dst: t.Src, Sport: t.Dport, Dport: t.Sport}
+func (k syServerKey) proto() uint8 { return uint8(k.Server) }
+
+// sameFlow reports whether the entry of a client belongs to the one of a server.
+func (f syClientFlow) sameFlow(k syServerKey) bool {
+	return f.Source == k.To && f.Sport == k.Dport && f.Dport == k.Sport
 }

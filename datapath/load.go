@@ -27,8 +27,10 @@ func load(o Options, dir string) (_ *syObjects, inner map[string]*ebpf.MapSpec, 
 	if jumbo {
 		spec.Programs["sy_xdp"].Flags |= unix.BPF_F_XDP_HAS_FRAGS
 	}
+	ports := toPorts(o.SNATPorts)
 	for name, value := range map[string]any{
-		"snat_first": o.SNATPorts[0], "snat_last": o.SNATPorts[1], "xdp_frags": truth(jumbo),
+		"snat_first": ports.first, "snat_last": ports.last, "snat_ports": ports.n,
+		"udp_share": max(1, uint32(o.MaxFlows/udpPart/2)), "xdp_frags": truth(jumbo),
 		"no_xdp_tx":   truth(anyInterface(o.Interfaces, func(l netlink.Link) bool { return l.Type() == "veth" })),
 		"tunnel_port": o.TunnelPort, "tunnel_decap": truth(o.Delivers || len(o.TunnelSources) > 0),
 		"local_delivery":    truth(o.Delivers),
@@ -113,16 +115,38 @@ func keepSize(o Options, m *ebpf.MapSpec, path string) {
 	}
 }
 
-// tableSizes returns the max_entries of the maps whose size follows from max_flows. The map of established flows
-// allocates per entry; the others are LRU maps, which allocate all memory when they are made.
+// tableSizes returns the max_entries of the maps whose size follows from max_flows. The maps of established flows
+// and of UDP allocate per entry; the others are LRU maps, which allocate all memory when they are made.
 func tableSizes(maxFlows int) map[string]uint32 {
 	return map[string]uint32{
-		"sy_flows":        uint32(2 * maxFlows), // an entry for each direction
-		"sy_halfopen":     uint32(max(1<<16, maxFlows/4)),
-		"sy_dsr_flows":    uint32(max(1<<16, maxFlows/2)),
-		"sy_dsr_halfopen": uint32(max(1<<16, maxFlows/4)),
-		"sy_affinity":     uint32(max(1<<14, maxFlows/8)),
+		"sy_stream_clients":   uint32(maxFlows),
+		"sy_stream_servers":   uint32(maxFlows),
+		"sy_udp_clients":      uint32(max(1, maxFlows/udpPart)),
+		"sy_udp_servers":      uint32(max(1, maxFlows/udpPart)),
+		"sy_halfopen_clients": uint32(max(1<<16, maxFlows/4)),
+		"sy_halfopen_servers": uint32(max(1<<16, maxFlows/4)),
+		"sy_dsr_flows":        uint32(max(1<<16, maxFlows/2)),
+		"sy_dsr_halfopen":     uint32(max(1<<16, maxFlows/4)),
+		"sy_affinity":         uint32(max(1<<14, maxFlows/8)),
 	}
+}
+
+// udpPart is which part of max_flows may be flows of UDP, in addition to max_flows of the other protocols. A frontend
+// may have half of them.
+const udpPart = 2
+
+// ports are snat_ports as the programs have them.
+type ports struct {
+	first, last [maxPortRanges]uint16
+	n           uint32
+}
+
+func toPorts(ranges []PortRange) (p ports) {
+	for i, r := range ranges {
+		p.first[i], p.last[i] = r.First, r.Last
+		p.n += uint32(r.Last-r.First) + 1
+	}
+	return p
 }
 
 func truth(b bool) uint8 {

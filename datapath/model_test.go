@@ -10,13 +10,16 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// model predicts the result of a packet, in Go, from the documentation and not from the C code: which of the two tables
-// a flow is in, what confirms it, what ends it, and how each packet is translated.
+// model predicts the result of a packet, in Go, from the documentation and not from the C code: which of the tables a
+// flow is in, what confirms it, what ends it, and how each packet is translated.
 type model struct {
 	fx       *fixture
 	services []*lb.FrontendPlan
-	half     map[way]*entry
-	full     map[way]*entry
+	half     map[way]*entry // half-open flows, by the tuple of the server's packets
+	clients  map[way]*entry // all others, by the tuples of both sides
+	servers  map[way]*entry
+	// mayExhaust: the last prediction holds unless a drop is for lack of a source port.
+	mayExhaust bool
 }
 
 // way is the tuple of packets of one direction.
@@ -27,14 +30,13 @@ type way struct {
 
 func (x way) back() way { return way{x.dst, x.src, x.proto} }
 
-// entry is one direction of a flow by nat.
+// entry is one side of a flow by nat.
 type entry struct {
-	to       way // the tuple after translation
-	reply    bool
-	answered bool
-	seq      uint32
-	fin      bool
-	state    syFlowState
+	to                   way // the tuple after translation
+	end, ack             uint32
+	state                syFlowState
+	fin, reset, answered bool
+	clientEnd            uint32 // half-open: the number after the SYN
 }
 
 // prediction is the expected result of a packet.
@@ -47,11 +49,14 @@ func drop(reason string) prediction { return prediction{did: "dropped", reason: 
 
 var notOurs = prediction{did: "passed", reason: "not_ours"}
 
-func (m *model) find(x way) (e *entry, half bool) {
-	if e := m.full[x]; e != nil {
-		return e, false
+// halfOpen returns the half-open flow of a client's packet.
+func (m *model) halfOpen(x way) *entry {
+	for _, e := range m.half {
+		if e.to == x.back() {
+			return e
+		}
 	}
-	return m.half[x], true
+	return nil
 }
 
 // segment is the part of a packet that matters to flows.
@@ -59,6 +64,7 @@ type segment struct {
 	way
 	syn, ack, fin, rst bool
 	seq, number        uint32 // number is what it acknowledges: TCP's, or the tag of SCTP
+	payload            uint32
 	stream             bool
 }
 
@@ -66,6 +72,7 @@ func segmentOf(p dptest.Packet) segment {
 	s := segment{way: way{p.Src, p.Dst, p.Proto}, seq: p.Seq, number: p.Ack, stream: p.Proto != dptest.UDP}
 	switch p.Proto {
 	case dptest.TCP:
+		s.payload = uint32(len(p.Payload))
 		s.syn, s.ack = p.Flags&dptest.SYN != 0, p.Flags&dptest.ACK != 0
 		s.fin, s.rst = p.Flags&dptest.FIN != 0, p.Flags&dptest.RST != 0
 	case dptest.SCTP: // chunk types of RFC 9260, 3.2
@@ -74,6 +81,17 @@ func segmentOf(p dptest.Packet) segment {
 		s.ack = p.Type != 1 && !s.rst
 	}
 	return s
+}
+
+// last is the sequence number after the last byte.
+func (s segment) last() uint32 {
+	if s.proto != dptest.TCP {
+		return 0
+	}
+	if s.fin {
+		return s.seq + s.payload + 1
+	}
+	return s.seq + s.payload
 }
 
 func (s segment) opens() bool { return !s.stream || s.syn && !s.ack && !s.rst }
@@ -97,6 +115,7 @@ func (m *model) predict(p dptest.Packet) prediction {
 
 func (m *model) service(p dptest.Packet) prediction {
 	fx := m.fx
+	m.mayExhaust = false
 	toVIP := p.Dst.Addr() == fx.addr("vip")
 	s := segmentOf(p)
 	ports := p.Proto == dptest.TCP || p.Proto == dptest.UDP || p.Proto == dptest.SCTP
@@ -112,8 +131,11 @@ func (m *model) service(p dptest.Packet) prediction {
 		return drop("unsupported_protocol")
 	}
 	if p.Dst.Port() >= 61000 {
-		if e, half := m.find(s.way); e != nil && e.reply {
-			return m.replied(p, s, e, half)
+		if e := m.servers[s.way]; e != nil {
+			return m.replied(p, s, e)
+		}
+		if e := m.half[s.way]; e != nil {
+			return m.repliedHalfOpen(p, s, e)
 		}
 	}
 	if !toVIP {
@@ -129,8 +151,12 @@ func (m *model) service(p dptest.Packet) prediction {
 	if f.Method != lb.MethodNAT {
 		return m.dsr(p, f)
 	}
-	if e, half := m.find(s.way); e != nil && !(e.state >= syFlowStateFLOW_CLOSING && s.stream && s.opens()) {
-		return m.known(p, s, e, half)
+	closed := func(e *entry) bool { return e.state == syFlowStateFLOW_CLOSED && s.opens() }
+	if e := m.clients[s.way]; e != nil && !closed(e) {
+		return m.known(p, s, e)
+	}
+	if e := m.halfOpen(s.way); e != nil && e.state != syFlowStateFLOW_CLOSED {
+		return m.knownHalfOpen(p, s, e)
 	}
 	switch {
 	case !s.opens():
@@ -187,106 +213,6 @@ func onlyHops(in, out dptest.Packet) error {
 	}
 	in.Payload, out.Payload = append([]byte{}, in.Payload...), append([]byte{}, out.Payload...)
 	return wrong(fmt.Sprintf("%+v", in) != fmt.Sprintf("%+v", out), "became\n%+v; want\n%+v", out, in)
-}
-
-// opened: the table selects the server of a new flow; no other flow to that server has its source port.
-func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) prediction {
-	server := m.server(s.way, f)
-	port := server.Port() + p.Dst.Port() - f.Port
-	server = netip.AddrPortFrom(server.Addr(), port)
-	var ours netip.AddrPort
-	return became(p, func(out dptest.Packet) (way, error) {
-		ours = out.Src
-		to := way{ours, server, s.proto}
-		used := m.half[to.back()] != nil || m.full[to.back()] != nil
-		if ours.Addr() != m.fx.addr("self") || ours.Port() < 61000 || used {
-			return to, fmt.Errorf("opened from %s", ours)
-		}
-		return to, nil
-	}, func() {
-		to := way{ours, server, s.proto}
-		if old := m.full[s.way]; old != nil {
-			delete(m.full, old.to.back())
-			delete(m.full, s.way)
-		}
-		m.half[s.way] = &entry{to: to, state: syFlowStateFLOW_HALF_OPEN}
-		m.half[to.back()] = &entry{to: s.way.back(), state: syFlowStateFLOW_HALF_OPEN, reply: true}
-	})
-}
-
-func (m *model) known(p dptest.Packet, s segment, e *entry, half bool) prediction {
-	to := func(dptest.Packet) (way, error) { return e.to, nil }
-	nothing := func() {}
-	switch {
-	case !half && (s.fin || s.rst) && s.stream:
-		return became(p, to, func() { m.closes(s, e) })
-	case !half || !s.stream && !e.answered:
-		return became(p, to, nothing)
-	case s.stream && s.rst:
-		return became(p, to, func() { m.closes(s, e) })
-	case s.stream && !s.ack:
-		return became(p, to, nothing)
-	case s.stream && !(e.answered && m.confirms(s, e)):
-		return drop("bad_ack")
-	}
-	if r := m.half[e.to.back()]; p.TTL != 1 && r != nil && r.to != s.way.back() {
-		delete(m.half, s.way)
-		return drop("no_flow")
-	}
-	return became(p, to, func() {
-		state := syFlowStateFLOW_ESTABLISHED
-		if s.fin {
-			state = syFlowStateFLOW_CLOSING
-		}
-		delete(m.half, s.way)
-		delete(m.half, e.to.back())
-		m.full[s.way] = &entry{to: e.to, state: state, fin: s.fin, answered: true}
-		m.full[e.to.back()] = &entry{to: s.way.back(), state: state, reply: true}
-	})
-}
-
-func (m *model) confirms(s segment, e *entry) bool {
-	if s.proto == dptest.SCTP {
-		return s.number == e.seq
-	}
-	return s.number-e.seq >= 1 && s.number-e.seq <= 0x10000
-}
-
-// other is the reverse direction, unless its entry belongs to a newer flow of the client.
-func (m *model) other(s segment, e *entry) *entry {
-	o, _ := m.find(e.to.back())
-	if o != nil && e.reply && o.to.src.Port() != s.dst.Port() {
-		return nil
-	}
-	return o
-}
-
-func (m *model) closes(s segment, e *entry) {
-	o := m.other(s, e)
-	state := syFlowStateFLOW_CLOSED
-	if s.fin && !s.rst {
-		e.fin = true
-		if o == nil || !o.fin {
-			state = syFlowStateFLOW_CLOSING
-		}
-	}
-	e.state = state
-	if o != nil {
-		o.state = state
-	}
-}
-
-func (m *model) replied(p dptest.Packet, s segment, e *entry, half bool) prediction {
-	return became(p, func(dptest.Packet) (way, error) { return e.to, nil }, func() {
-		switch {
-		case s.stream && (s.fin || s.rst):
-			m.closes(s, e)
-		case half && (!s.stream || s.syn && s.ack):
-			if o := m.other(s, e); o != nil {
-				o.answered, o.seq = true, s.seq
-			}
-		}
-	})
 }
 
 // dsr: while the servers do not change, the table alone selects the server.

@@ -65,8 +65,8 @@ func (t Timeouts) shortest() time.Duration {
 type Options struct {
 	Interfaces []string // uplinks: interfaces on which packets of clients and servers arrive
 	Mode       Mode
-	MaxFlows   int       // established flows, 1 to 100,000,000; each has two entries of about 150 bytes
-	SNATPorts  [2]uint16 // first and last source port towards backends
+	MaxFlows   int         // established flows, 1 to 100,000,000; each has two entries of about 150 bytes
+	SNATPorts  []PortRange // source ports towards backends; they do not overlap
 	// TunnelPort is the UDP destination port of GUE, at backends and on this node.
 	TunnelPort uint16
 	// HashSeed determines which backend a flow gets, together with the flow and the backends. It is the same on all
@@ -96,16 +96,29 @@ func (o Options) inject(step string) error {
 	return o.fault(step)
 }
 
+// PortRange is a range of ports.
+type PortRange struct{ First, Last uint16 }
+
+func (r PortRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
+
+// maxPortRanges is SNAT_RANGES of bpf/config.h.
+const maxPortRanges = 8
+
 func (o Options) validate() error {
+	for _, r := range o.SNATPorts {
+		if r.First == 0 || r.First > r.Last {
+			return fmt.Errorf("snat_ports %s is not a range", r)
+		}
+	}
 	switch {
 	case len(o.Interfaces) == 0:
 		return errors.New("no interface to attach to")
 	case o.MaxFlows < 1:
 		return fmt.Errorf("max_flows is %d; want at least 1", o.MaxFlows)
-	case o.SNATPorts[0] == 0 || o.SNATPorts[0] > o.SNATPorts[1]:
-		return fmt.Errorf("snat_ports %d-%d is not a range", o.SNATPorts[0], o.SNATPorts[1])
-	case o.TunnelPort == 0 || o.TunnelPort >= o.SNATPorts[0] && o.TunnelPort <= o.SNATPorts[1]:
-		return fmt.Errorf("tunnel_port is %d; want a port that is not one of snat_ports", o.TunnelPort)
+	case len(o.SNATPorts) == 0 || len(o.SNATPorts) > maxPortRanges:
+		return fmt.Errorf("snat_ports has %d ranges; want 1 to %d", len(o.SNATPorts), maxPortRanges)
+	case o.TunnelPort == 0:
+		return errors.New("tunnel_port is 0")
 	case o.Timeouts.shortest() < time.Second:
 		return fmt.Errorf("timeouts are %+v; want at least a second each", o.Timeouts)
 	}

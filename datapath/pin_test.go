@@ -99,8 +99,8 @@ func TestFailedTakeoverLeavesPins(t *testing.T) {
 					t.Errorf("a packet of the flow was %s", did)
 				}
 				fx.open()
-				if n := len(fx.flows()); n != 2 {
-					t.Errorf("%d entries; want the two of the flow", n)
+				if err := fx.flows().want(1, 1); err != nil {
+					t.Error(err)
 				}
 			})
 		}

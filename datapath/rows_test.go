@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -170,10 +171,24 @@ var rows = []row{
 		did: "sent", reason: "forwarded", check: toClient},
 	{name: "FIN of both closes", state: with(established, tcp(dptest.FIN|dptest.ACK)),
 		in: replies(dptest.FIN | dptest.ACK), did: "sent", reason: "forwarded", check: isClosed},
-	{name: "RST closes", state: established, in: replies(dptest.RST),
+	{name: "RST of the server closes", state: established, in: resetBy(replies, 5001),
 		did: "sent", reason: "forwarded", check: isClosed},
-	{name: "a new SYN from the port of a closed flow", state: with(established, replies(dptest.RST)),
-		in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: otherPort},
+	{name: "RST of the client closes", state: established, in: resetBy(tcp, 1005),
+		did: "sent", reason: "forwarded", check: isClosed},
+	{name: "RST with another number in the window does not", state: established, in: resetBy(tcp, 1400),
+		did: "sent", reason: "forwarded", check: isIn(syFlowStateFLOW_ESTABLISHED, 1)},
+	{name: "a packet after such a RST", state: with(established, resetBy(tcp, 1400)), in: tcp(dptest.ACK),
+		did: "sent", reason: "forwarded", check: isLive},
+	{name: "RST outside the window does not", state: established, in: resetBy(tcp, 1<<30),
+		did: "sent", reason: "forwarded", check: isLive},
+	{name: "FIN outside the window does not close",
+		in:  change(tcp(dptest.FIN|dptest.ACK), func(_ *fixture, p *dptest.Packet) { p.Seq = 1 << 30 }),
+		did: "sent", state: with(established, replies(dptest.FIN|dptest.ACK)), reason: "forwarded",
+		check: isIn(syFlowStateFLOW_CLOSING, 0)},
+	{name: "SYN does not replace a live flow", state: established, in: tcp(dptest.SYN),
+		did: "sent", reason: "forwarded", check: isLive},
+	{name: "a new SYN from the port of a closed flow", state: with(established, resetBy(replies, 5001)),
+		in: tcp(dptest.SYN), did: "sent", reason: "forwarded", check: otherFlow},
 	{name: "ACK of no flow", state: web, in: tcp(dptest.ACK), did: "sent", reason: "no_flow", check: aReset},
 	{name: "FIN without ACK of no flow", state: web, in: change(tcp(dptest.PSH), func(*fixture, *dptest.Packet) {}),
 		did: "sent", reason: "no_flow", check: aReset},
@@ -213,53 +228,70 @@ var rows = []row{
 		did: "sent", reason: "too_big", check: tooBig(1280), alone: true},
 	{name: "flow table full", state: with(web, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK), fill),
 		in: tcp(dptest.ACK), did: "dropped", reason: "flows_full", option: func(o *Options) { o.MaxFlows = 1 }},
+	{name: "share of UDP flows used up", state: with(dns, udp),
+		in:  change(udp, func(fx *fixture, p *dptest.Packet) { p.Src = fx.at("client", 40001) }),
+		did: "dropped", reason: "udp_share_full", option: func(o *Options) { o.MaxFlows = 4 }},
 	{name: "source ports used up",
 		state: func(fx *fixture) { fx.service(lb.TCP, "b1"); connect(fx) },
 		in:    change(tcp(dptest.SYN), func(fx *fixture, p *dptest.Packet) { p.Src = fx.at("client", 40001) }),
 		did:   "dropped", reason: "snat_exhausted",
-		option: func(o *Options) { o.SNATPorts = [2]uint16{61000, 61000} }},
+		option: func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} }},
 }
 
 func samePort(fx *fixture, in, out dptest.Packet) error {
-	flows := fx.flows()
+	flows := fx.flows().servers
 	for k, f := range flows {
-		if f.Reply == 0 && swap(k.T.Sport) == in.Src.Port() && swap(f.T.Sport) == out.Src.Port() {
-			return wrong(len(flows) != 2, "%d entries; want 2", len(flows))
+		if swap(f.Client.Sport) == in.Src.Port() && swap(k.Dport) == out.Src.Port() {
+			return wrong(len(flows) != 1, "%d flows; want 1", len(flows))
 		}
 	}
 	return fmt.Errorf("sent from %s, which is in no flow", out.Src)
 }
 
-func otherPort(fx *fixture, in, out dptest.Packet) error {
-	return wrong(len(fx.flows()) != 2, "the old flow is still there: %d entries", len(fx.flows()))
+// otherFlow checks that the packet opened a flow beside the one that had ended, whose port rests.
+func otherFlow(fx *fixture, in, out dptest.Packet) error {
+	if half := fx.flowsIn(fx.d.objects.flowTables()[0]); len(half.servers) != 1 {
+		return fmt.Errorf("%d half-open flows; want 1", len(half.servers))
+	}
+	return fx.confirmed().want(1, 0)
 }
 
 func isEstablished(fx *fixture, in, out dptest.Packet) error {
-	n := 0
-	for range entries[syFlow](fx.t, fx.d.objects.SyFlows) {
-		n++
-	}
-	all := len(fx.flows())
-	return wrong(n != 2 || all != 2, "%d entries of established flows, %d in all; want 2 and 2", n, all)
+	return errors.Join(fx.confirmed().want(1, 1), fx.flows().want(1, 1))
 }
 
-func isClosed(fx *fixture, in, out dptest.Packet) error {
-	for _, f := range fx.flows() {
-		if f.State != uint8(syFlowStateFLOW_CLOSED) {
-			return fmt.Errorf("flow in state %d; want closed", f.State)
+// isIn checks the state of both entries of the one flow, and whether a RST marked the sender's.
+func isIn(state syFlowState, reset uint8) checkFunc {
+	return func(fx *fixture, in, out dptest.Packet) error {
+		flows := fx.confirmed()
+		for _, f := range flows.clients {
+			if f.F.State != uint8(state) || f.F.Reset != reset {
+				return fmt.Errorf("client in state %d, reset %d; want %d, %d", f.F.State, f.F.Reset, state, reset)
+			}
 		}
+		for _, f := range flows.servers {
+			if f.F.State != uint8(state) {
+				return fmt.Errorf("server in state %d; want %d", f.F.State, state)
+			}
+		}
+		return errors.Join(flows.want(1, 1), fx.flows().want(1, 1))
 	}
-	return nil
+}
+
+var (
+	isClosed = isIn(syFlowStateFLOW_CLOSED, 0)
+	isLive   = isIn(syFlowStateFLOW_ESTABLISHED, 0)
+)
+
+// resetBy is a RST with a sequence number.
+func resetBy(from func(uint8) func(*fixture) dptest.Packet, seq uint32) func(*fixture) dptest.Packet {
+	return change(from(dptest.RST), func(_ *fixture, p *dptest.Packet) { p.Seq = seq })
 }
 
 // fill fills the table of established flows, and returns a packet that changes no flow.
 func fill(fx *fixture) dptest.Packet {
-	for i := range uint16(2) {
-		k := syFlowKey{Proto: 1}
-		k.T.Sport = i
-		if err := fx.d.objects.SyFlows.Put(&k, &syFlow{}); err != nil {
-			fx.t.Fatal(err)
-		}
+	if err := fx.d.objects.SyStreamServers.Put(&syServerKey{Sport: 1}, &syServerFlow{}); err != nil {
+		fx.t.Fatal(err)
 	}
 	return icmp(8, 128)(fx)
 }

@@ -122,7 +122,7 @@ func (fx *fixture) counts() map[Verdict]uint64 {
 func (fx *fixture) explain(frame []byte) string {
 	fx.t.Helper()
 	out := make([]byte, len(frame)+256)
-	padded := append(frame[:len(frame):len(frame)], make([]byte, 128)...) // room for the verdict
+	padded := append(frame[:len(frame):len(frame)], make([]byte, 256)...) // room for the verdict
 	opts := ebpf.RunOptions{Data: padded, DataOut: out}
 	if _, err := fx.d.objects.SyExplain.Run(&opts); err != nil {
 		fx.t.Fatal(err)

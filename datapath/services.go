@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -44,6 +45,8 @@ type frontend struct {
 	up       bool
 	backends []uint32         // that it refers to
 	down     []netip.AddrPort // whose flows were ended
+	plan     *lb.FrontendPlan // in force
+	changed  time.Time        // by nat: when a slot got another backend; zero: no slot lists an earlier one
 }
 
 // openServices reads the maps of an earlier agent.
@@ -129,6 +132,7 @@ type frontendUpdate struct {
 	anyNode       []uint32
 	down          []uint32 // ids of backends that this plan is the first to list as down
 	methodChanged bool     // flows by the old method end
+	settled       bool     // no half-open flow refers to earlier backends
 	err           error
 }
 
@@ -137,9 +141,13 @@ type frontendUpdate struct {
 func (s *services) put(plans []*lb.FrontendPlan) []*frontendUpdate {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.putLocked(plans, false)
+}
+
+func (s *services) putLocked(plans []*lb.FrontendPlan, settled bool) []*frontendUpdate {
 	updates := make([]*frontendUpdate, len(plans))
 	for i, p := range plans {
-		updates[i] = s.prepare(p)
+		updates[i] = s.prepare(p, settled)
 	}
 	for _, u := range updates {
 		if u.err == nil {
@@ -151,8 +159,8 @@ func (s *services) put(plans []*lb.FrontendPlan) []*frontendUpdate {
 }
 
 // prepare writes everything for p that no packet reads yet.
-func (s *services) prepare(p *lb.FrontendPlan) *frontendUpdate {
-	u := &frontendUpdate{plan: p}
+func (s *services) prepare(p *lb.FrontendPlan, settled bool) *frontendUpdate {
+	u := &frontendUpdate{plan: p, settled: settled}
 	if u.f, u.isNew, u.err = s.frontend(p.Frontend); u.err != nil {
 		return u
 	}
@@ -173,12 +181,11 @@ func (s *services) prepare(p *lb.FrontendPlan) *frontendUpdate {
 	return u
 }
 
-// writeTable writes the table of a plan. Flows by nat find their backend in the flow table; the slots of the other
-// methods list their earlier backends.
+// writeTable writes the table of a plan. Its slots list their earlier backends, to which flows may still belong: with
+// nat those that were half-open when the slot got another backend.
 func (s *services) writeTable(u *frontendUpdate) error {
-	dsr := u.plan.Method != lb.MethodNAT
 	var was table
-	if dsr && !u.isNew && !u.methodChanged {
+	if !u.isNew && !u.methodChanged && !u.settled {
 		var err error
 		if was, err = s.slots.read(u.f.value); err != nil {
 			s.log.Warn("table of an earlier plan not read; flows in slots that get another backend may break",
@@ -186,10 +193,8 @@ func (s *services) writeTable(u *frontendUpdate) error {
 		}
 	}
 	next := newSlots(u.plan, u.ids, was, u.anyNode, s.withoutFlows(u.plan))
-	if dsr {
-		u.older = next.earlierIDs()
-		s.backends.keep(u.older)
-	}
+	u.older = next.earlierIDs()
+	s.backends.keep(u.older)
 	return s.slots.write(next, &u.value)
 }
 
@@ -215,6 +220,9 @@ func (s *services) withoutFlows(p *lb.FrontendPlan) func(id uint32) bool {
 
 // putFrontend makes packets find a frontend.
 func (s *services) putFrontend(f lb.Frontend, value syFrontend) error {
+	if err := s.objects.SyFrontendVips.Put(value.Id, toAddr(f.VIP)); err != nil {
+		return err
+	}
 	if f.Last == 0 {
 		return s.objects.SyFrontends.Put(toFrontendKey(f), value)
 	}
@@ -256,6 +264,10 @@ func (s *services) complete(u *frontendUpdate) {
 		s.slots.retire(f.value)
 	}
 	f.value, f.up = u.value, len(u.ids) > 0
+	f.plan, f.changed = u.plan, time.Time{}
+	if u.plan.Method == lb.MethodNAT && !u.plan.NodeForwarding.Enabled && len(u.older) > 0 {
+		f.changed = time.Now()
+	}
 	s.frontends[u.plan.Frontend] = f
 	for _, at := range u.plan.Down {
 		if b := s.backends.byAddr[at]; b != nil && !slices.Contains(f.down, at) {

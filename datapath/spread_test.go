@@ -222,8 +222,8 @@ func TestSpreadDatagrams(t *testing.T) {
 		if r := fx.run(in.Frame()); r.did != "passed" || r.reason != "forwarded" {
 			t.Errorf("this node is the only one: %s: %s", r.did, r.reason)
 		}
-		if n := len(fx.flows()); n != 2 {
-			t.Errorf("%d entries; want two of one flow", n)
+		if err := fx.flows().want(1, 1); err != nil {
+			t.Error(err)
 		}
 	})
 }

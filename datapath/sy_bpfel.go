@@ -63,12 +63,31 @@ type syAllowKey struct {
 }
 
 type syBackend struct {
-	_     structs.HostLayout
-	Port  uint16
-	Local uint8
-	Keyed uint8
-	Addr  syAddr
-	Snat  [4]syAddr
+	_      structs.HostLayout
+	Server uint32
+	Port   uint16
+	Local  uint8
+	Keyed  uint8
+	Addr   syAddr
+	Snat   [4]syAddr
+}
+
+type syClientFlow struct {
+	_       structs.HostLayout
+	F       syFlow
+	Source  syAddr
+	Backend uint32
+	Sport   uint16
+	Dport   uint16
+	Pad     [8]uint8
+}
+
+type syClientKey struct {
+	_        structs.HostLayout
+	Client   syAddr
+	Frontend uint32
+	Sport    uint16
+	Dport    uint16
 }
 
 type syDsrFlow struct {
@@ -119,7 +138,33 @@ type syExported struct {
 		Local      uint8
 		ToUplink   uint8
 		Keyed      uint8
-		Chain      struct {
+		Reply      uint8
+		Claim      uint8
+		ByHash     uint8
+		Replaces   uint8
+		Now        uint32
+		Pad        [4]uint8
+		Client     struct {
+			_      structs.HostLayout
+			Client struct {
+				_ structs.HostLayout
+				W [4]uint32
+			}
+			Frontend uint32
+			Sport    uint16
+			Dport    uint16
+		}
+		Server struct {
+			_  structs.HostLayout
+			To struct {
+				_ structs.HostLayout
+				W [4]uint32
+			}
+			Server uint32
+			Dport  uint16
+			Sport  uint16
+		}
+		Chain struct {
 			_    structs.HostLayout
 			Next [3]struct {
 				_ structs.HostLayout
@@ -138,11 +183,12 @@ type syExported struct {
 		Words [16]uint32
 	}
 	Backend struct {
-		_     structs.HostLayout
-		Port  uint16
-		Local uint8
-		Keyed uint8
-		Addr  struct {
+		_      structs.HostLayout
+		Server uint32
+		Port   uint16
+		Local  uint8
+		Keyed  uint8
+		Addr   struct {
 			_ structs.HostLayout
 			W [4]uint32
 		}
@@ -156,17 +202,13 @@ type syExported struct {
 
 type syFlow struct {
 	_        structs.HostLayout
-	T        syTuple
-	Seq      uint32
-	Frontend uint32
-	Backend  uint32
+	End      uint32
+	Ack      uint32
+	Seen     uint32
 	State    uint8
-	Reply    uint8
-	Answered uint8
 	Fin      uint8
-	Local    uint8
-	Pad      [3]uint8
-	Seen     uint64
+	Reset    uint8
+	Answered uint8
 }
 
 type syFlowKey struct {
@@ -298,21 +340,38 @@ const (
 	syReasonREASON_BAD_ACK               syReason = 17
 	syReasonREASON_FLOWS_FULL            syReason = 18
 	syReasonREASON_SNAT_EXHAUSTED        syReason = 19
-	syReasonREASON_NO_ROUTE              syReason = 20
-	syReasonREASON_NOT_ON_LINK           syReason = 21
-	syReasonREASON_NO_FORWARDING         syReason = 22
-	syReasonREASON_TTL_EXPIRED           syReason = 23
-	syReasonREASON_TOO_BIG               syReason = 24
-	syReasonREASON_UNKNOWN_TUNNEL_SOURCE syReason = 25
-	syReasonREASON_TUNNEL_KEY_MISMATCH   syReason = 26
-	syReasonREASON_TUNNEL_SPOOFED        syReason = 27
-	syReasonREASON_DECAP_NOT_LOCAL       syReason = 28
-	syReasonREASON_CONGESTION_NOT_ECT    syReason = 29
-	syReasonREASON_VLAN_STACKED          syReason = 30
-	syReasonREASON_ICMP_RATELIMITED      syReason = 31
-	syReasonREASON_INTERNAL_ERROR        syReason = 32
-	syReasonREASON_MAX                   syReason = 33
+	syReasonREASON_UDP_SHARE_FULL        syReason = 20
+	syReasonREASON_NO_ROUTE              syReason = 21
+	syReasonREASON_NOT_ON_LINK           syReason = 22
+	syReasonREASON_NO_FORWARDING         syReason = 23
+	syReasonREASON_TTL_EXPIRED           syReason = 24
+	syReasonREASON_TOO_BIG               syReason = 25
+	syReasonREASON_UNKNOWN_TUNNEL_SOURCE syReason = 26
+	syReasonREASON_TUNNEL_KEY_MISMATCH   syReason = 27
+	syReasonREASON_TUNNEL_SPOOFED        syReason = 28
+	syReasonREASON_DECAP_NOT_LOCAL       syReason = 29
+	syReasonREASON_CONGESTION_NOT_ECT    syReason = 30
+	syReasonREASON_VLAN_STACKED          syReason = 31
+	syReasonREASON_ICMP_RATELIMITED      syReason = 32
+	syReasonREASON_INTERNAL_ERROR        syReason = 33
+	syReasonREASON_MAX                   syReason = 34
 )
+
+type syServerFlow struct {
+	_         structs.HostLayout
+	F         syFlow
+	Client    syClientKey
+	Backend   uint32
+	ClientEnd uint32
+}
+
+type syServerKey struct {
+	_      structs.HostLayout
+	To     syAddr
+	Server uint32
+	Dport  uint16
+	Sport  uint16
+}
 
 type sySlotLine struct {
 	_     structs.HostLayout
@@ -381,6 +440,14 @@ type syVerdict struct {
 	Local      uint8
 	ToUplink   uint8
 	Keyed      uint8
+	Reply      uint8
+	Claim      uint8
+	ByHash     uint8
+	Replaces   uint8
+	Now        uint32
+	Pad        [4]uint8
+	Client     syClientKey
+	Server     syServerKey
 	Chain      struct {
 		_      structs.HostLayout
 		Next   [3]syAddr
@@ -410,10 +477,11 @@ const (
 	syMapSyDsrHalfopen       = "sy_dsr_halfopen"
 	syMapSyDsrPending        = "sy_dsr_pending"
 	syMapSyFeCounters        = "sy_fe_counters"
-	syMapSyFlows             = "sy_flows"
 	syMapSyFrags             = "sy_frags"
+	syMapSyFrontendVips      = "sy_frontend_vips"
 	syMapSyFrontends         = "sy_frontends"
-	syMapSyHalfopen          = "sy_halfopen"
+	syMapSyHalfopenClients   = "sy_halfopen_clients"
+	syMapSyHalfopenServers   = "sy_halfopen_servers"
 	syMapSyIcmpRate          = "sy_icmp_rate"
 	syMapSyLocalAddrs        = "sy_local_addrs"
 	syMapSyNextHops          = "sy_next_hops"
@@ -422,11 +490,17 @@ const (
 	syMapSyProbes            = "sy_probes"
 	syMapSyProgs             = "sy_progs"
 	syMapSyScratch           = "sy_scratch"
+	syMapSyServers           = "sy_servers"
 	syMapSySlots             = "sy_slots"
 	syMapSySrcAllow          = "sy_src_allow"
+	syMapSyStreamClients     = "sy_stream_clients"
+	syMapSyStreamServers     = "sy_stream_servers"
 	syMapSyTunnelHlen        = "sy_tunnel_hlen"
 	syMapSyTunnelKeys        = "sy_tunnel_keys"
 	syMapSyTunnelSrc         = "sy_tunnel_src"
+	syMapSyUdpClients        = "sy_udp_clients"
+	syMapSyUdpServers        = "sy_udp_servers"
+	syMapSyUdpShare          = "sy_udp_share"
 	syMapSyUplinks           = "sy_uplinks"
 	syMapSyVerdicts          = "sy_verdicts"
 	syMapSyVips              = "sy_vips"
@@ -443,6 +517,7 @@ const (
 	syVarNoXdpTx             = "no_xdp_tx"
 	syVarSnatFirst           = "snat_first"
 	syVarSnatLast            = "snat_last"
+	syVarSnatPorts           = "snat_ports"
 	syVarTimeoutClosed       = "timeout_closed"
 	syVarTimeoutClosing      = "timeout_closing"
 	syVarTimeoutEstablished  = "timeout_established"
@@ -450,6 +525,7 @@ const (
 	syVarTimeoutUdp          = "timeout_udp"
 	syVarTunnelDecap         = "tunnel_decap"
 	syVarTunnelPort          = "tunnel_port"
+	syVarUdpShare            = "udp_share"
 	syVarXdpFrags            = "xdp_frags"
 )
 
@@ -506,36 +582,43 @@ type syProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type syMapSpecs struct {
-	SyAddrFilter  *ebpf.MapSpec `ebpf:"sy_addr_filter"`
-	SyAffinity    *ebpf.MapSpec `ebpf:"sy_affinity"`
-	SyBackendLoad *ebpf.MapSpec `ebpf:"sy_backend_load"`
-	SyBackends    *ebpf.MapSpec `ebpf:"sy_backends"`
-	SyBeCounters  *ebpf.MapSpec `ebpf:"sy_be_counters"`
-	SyDsrFlows    *ebpf.MapSpec `ebpf:"sy_dsr_flows"`
-	SyDsrHalfopen *ebpf.MapSpec `ebpf:"sy_dsr_halfopen"`
-	SyDsrPending  *ebpf.MapSpec `ebpf:"sy_dsr_pending"`
-	SyFeCounters  *ebpf.MapSpec `ebpf:"sy_fe_counters"`
-	SyFlows       *ebpf.MapSpec `ebpf:"sy_flows"`
-	SyFrags       *ebpf.MapSpec `ebpf:"sy_frags"`
-	SyFrontends   *ebpf.MapSpec `ebpf:"sy_frontends"`
-	SyHalfopen    *ebpf.MapSpec `ebpf:"sy_halfopen"`
-	SyIcmpRate    *ebpf.MapSpec `ebpf:"sy_icmp_rate"`
-	SyLocalAddrs  *ebpf.MapSpec `ebpf:"sy_local_addrs"`
-	SyNextHops    *ebpf.MapSpec `ebpf:"sy_next_hops"`
-	SyPmtu        *ebpf.MapSpec `ebpf:"sy_pmtu"`
-	SyPortRanges  *ebpf.MapSpec `ebpf:"sy_port_ranges"`
-	SyProbes      *ebpf.MapSpec `ebpf:"sy_probes"`
-	SyProgs       *ebpf.MapSpec `ebpf:"sy_progs"`
-	SyScratch     *ebpf.MapSpec `ebpf:"sy_scratch"`
-	SySlots       *ebpf.MapSpec `ebpf:"sy_slots"`
-	SySrcAllow    *ebpf.MapSpec `ebpf:"sy_src_allow"`
-	SyTunnelHlen  *ebpf.MapSpec `ebpf:"sy_tunnel_hlen"`
-	SyTunnelKeys  *ebpf.MapSpec `ebpf:"sy_tunnel_keys"`
-	SyTunnelSrc   *ebpf.MapSpec `ebpf:"sy_tunnel_src"`
-	SyUplinks     *ebpf.MapSpec `ebpf:"sy_uplinks"`
-	SyVerdicts    *ebpf.MapSpec `ebpf:"sy_verdicts"`
-	SyVips        *ebpf.MapSpec `ebpf:"sy_vips"`
-	SyWeights     *ebpf.MapSpec `ebpf:"sy_weights"`
+	SyAddrFilter      *ebpf.MapSpec `ebpf:"sy_addr_filter"`
+	SyAffinity        *ebpf.MapSpec `ebpf:"sy_affinity"`
+	SyBackendLoad     *ebpf.MapSpec `ebpf:"sy_backend_load"`
+	SyBackends        *ebpf.MapSpec `ebpf:"sy_backends"`
+	SyBeCounters      *ebpf.MapSpec `ebpf:"sy_be_counters"`
+	SyDsrFlows        *ebpf.MapSpec `ebpf:"sy_dsr_flows"`
+	SyDsrHalfopen     *ebpf.MapSpec `ebpf:"sy_dsr_halfopen"`
+	SyDsrPending      *ebpf.MapSpec `ebpf:"sy_dsr_pending"`
+	SyFeCounters      *ebpf.MapSpec `ebpf:"sy_fe_counters"`
+	SyFrags           *ebpf.MapSpec `ebpf:"sy_frags"`
+	SyFrontendVips    *ebpf.MapSpec `ebpf:"sy_frontend_vips"`
+	SyFrontends       *ebpf.MapSpec `ebpf:"sy_frontends"`
+	SyHalfopenClients *ebpf.MapSpec `ebpf:"sy_halfopen_clients"`
+	SyHalfopenServers *ebpf.MapSpec `ebpf:"sy_halfopen_servers"`
+	SyIcmpRate        *ebpf.MapSpec `ebpf:"sy_icmp_rate"`
+	SyLocalAddrs      *ebpf.MapSpec `ebpf:"sy_local_addrs"`
+	SyNextHops        *ebpf.MapSpec `ebpf:"sy_next_hops"`
+	SyPmtu            *ebpf.MapSpec `ebpf:"sy_pmtu"`
+	SyPortRanges      *ebpf.MapSpec `ebpf:"sy_port_ranges"`
+	SyProbes          *ebpf.MapSpec `ebpf:"sy_probes"`
+	SyProgs           *ebpf.MapSpec `ebpf:"sy_progs"`
+	SyScratch         *ebpf.MapSpec `ebpf:"sy_scratch"`
+	SyServers         *ebpf.MapSpec `ebpf:"sy_servers"`
+	SySlots           *ebpf.MapSpec `ebpf:"sy_slots"`
+	SySrcAllow        *ebpf.MapSpec `ebpf:"sy_src_allow"`
+	SyStreamClients   *ebpf.MapSpec `ebpf:"sy_stream_clients"`
+	SyStreamServers   *ebpf.MapSpec `ebpf:"sy_stream_servers"`
+	SyTunnelHlen      *ebpf.MapSpec `ebpf:"sy_tunnel_hlen"`
+	SyTunnelKeys      *ebpf.MapSpec `ebpf:"sy_tunnel_keys"`
+	SyTunnelSrc       *ebpf.MapSpec `ebpf:"sy_tunnel_src"`
+	SyUdpClients      *ebpf.MapSpec `ebpf:"sy_udp_clients"`
+	SyUdpServers      *ebpf.MapSpec `ebpf:"sy_udp_servers"`
+	SyUdpShare        *ebpf.MapSpec `ebpf:"sy_udp_share"`
+	SyUplinks         *ebpf.MapSpec `ebpf:"sy_uplinks"`
+	SyVerdicts        *ebpf.MapSpec `ebpf:"sy_verdicts"`
+	SyVips            *ebpf.MapSpec `ebpf:"sy_vips"`
+	SyWeights         *ebpf.MapSpec `ebpf:"sy_weights"`
 }
 
 // syVariableSpecs contains global variables before they are loaded into the kernel.
@@ -549,6 +632,7 @@ type syVariableSpecs struct {
 	NoXdpTx             *ebpf.VariableSpec `ebpf:"no_xdp_tx"`
 	SnatFirst           *ebpf.VariableSpec `ebpf:"snat_first"`
 	SnatLast            *ebpf.VariableSpec `ebpf:"snat_last"`
+	SnatPorts           *ebpf.VariableSpec `ebpf:"snat_ports"`
 	TimeoutClosed       *ebpf.VariableSpec `ebpf:"timeout_closed"`
 	TimeoutClosing      *ebpf.VariableSpec `ebpf:"timeout_closing"`
 	TimeoutEstablished  *ebpf.VariableSpec `ebpf:"timeout_established"`
@@ -556,6 +640,7 @@ type syVariableSpecs struct {
 	TimeoutUdp          *ebpf.VariableSpec `ebpf:"timeout_udp"`
 	TunnelDecap         *ebpf.VariableSpec `ebpf:"tunnel_decap"`
 	TunnelPort          *ebpf.VariableSpec `ebpf:"tunnel_port"`
+	UdpShare            *ebpf.VariableSpec `ebpf:"udp_share"`
 	XdpFrags            *ebpf.VariableSpec `ebpf:"xdp_frags"`
 }
 
@@ -579,36 +664,43 @@ func (o *syObjects) Close() error {
 //
 // It can be passed to loadSyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type syMaps struct {
-	SyAddrFilter  *ebpf.Map `ebpf:"sy_addr_filter"`
-	SyAffinity    *ebpf.Map `ebpf:"sy_affinity"`
-	SyBackendLoad *ebpf.Map `ebpf:"sy_backend_load"`
-	SyBackends    *ebpf.Map `ebpf:"sy_backends"`
-	SyBeCounters  *ebpf.Map `ebpf:"sy_be_counters"`
-	SyDsrFlows    *ebpf.Map `ebpf:"sy_dsr_flows"`
-	SyDsrHalfopen *ebpf.Map `ebpf:"sy_dsr_halfopen"`
-	SyDsrPending  *ebpf.Map `ebpf:"sy_dsr_pending"`
-	SyFeCounters  *ebpf.Map `ebpf:"sy_fe_counters"`
-	SyFlows       *ebpf.Map `ebpf:"sy_flows"`
-	SyFrags       *ebpf.Map `ebpf:"sy_frags"`
-	SyFrontends   *ebpf.Map `ebpf:"sy_frontends"`
-	SyHalfopen    *ebpf.Map `ebpf:"sy_halfopen"`
-	SyIcmpRate    *ebpf.Map `ebpf:"sy_icmp_rate"`
-	SyLocalAddrs  *ebpf.Map `ebpf:"sy_local_addrs"`
-	SyNextHops    *ebpf.Map `ebpf:"sy_next_hops"`
-	SyPmtu        *ebpf.Map `ebpf:"sy_pmtu"`
-	SyPortRanges  *ebpf.Map `ebpf:"sy_port_ranges"`
-	SyProbes      *ebpf.Map `ebpf:"sy_probes"`
-	SyProgs       *ebpf.Map `ebpf:"sy_progs"`
-	SyScratch     *ebpf.Map `ebpf:"sy_scratch"`
-	SySlots       *ebpf.Map `ebpf:"sy_slots"`
-	SySrcAllow    *ebpf.Map `ebpf:"sy_src_allow"`
-	SyTunnelHlen  *ebpf.Map `ebpf:"sy_tunnel_hlen"`
-	SyTunnelKeys  *ebpf.Map `ebpf:"sy_tunnel_keys"`
-	SyTunnelSrc   *ebpf.Map `ebpf:"sy_tunnel_src"`
-	SyUplinks     *ebpf.Map `ebpf:"sy_uplinks"`
-	SyVerdicts    *ebpf.Map `ebpf:"sy_verdicts"`
-	SyVips        *ebpf.Map `ebpf:"sy_vips"`
-	SyWeights     *ebpf.Map `ebpf:"sy_weights"`
+	SyAddrFilter      *ebpf.Map `ebpf:"sy_addr_filter"`
+	SyAffinity        *ebpf.Map `ebpf:"sy_affinity"`
+	SyBackendLoad     *ebpf.Map `ebpf:"sy_backend_load"`
+	SyBackends        *ebpf.Map `ebpf:"sy_backends"`
+	SyBeCounters      *ebpf.Map `ebpf:"sy_be_counters"`
+	SyDsrFlows        *ebpf.Map `ebpf:"sy_dsr_flows"`
+	SyDsrHalfopen     *ebpf.Map `ebpf:"sy_dsr_halfopen"`
+	SyDsrPending      *ebpf.Map `ebpf:"sy_dsr_pending"`
+	SyFeCounters      *ebpf.Map `ebpf:"sy_fe_counters"`
+	SyFrags           *ebpf.Map `ebpf:"sy_frags"`
+	SyFrontendVips    *ebpf.Map `ebpf:"sy_frontend_vips"`
+	SyFrontends       *ebpf.Map `ebpf:"sy_frontends"`
+	SyHalfopenClients *ebpf.Map `ebpf:"sy_halfopen_clients"`
+	SyHalfopenServers *ebpf.Map `ebpf:"sy_halfopen_servers"`
+	SyIcmpRate        *ebpf.Map `ebpf:"sy_icmp_rate"`
+	SyLocalAddrs      *ebpf.Map `ebpf:"sy_local_addrs"`
+	SyNextHops        *ebpf.Map `ebpf:"sy_next_hops"`
+	SyPmtu            *ebpf.Map `ebpf:"sy_pmtu"`
+	SyPortRanges      *ebpf.Map `ebpf:"sy_port_ranges"`
+	SyProbes          *ebpf.Map `ebpf:"sy_probes"`
+	SyProgs           *ebpf.Map `ebpf:"sy_progs"`
+	SyScratch         *ebpf.Map `ebpf:"sy_scratch"`
+	SyServers         *ebpf.Map `ebpf:"sy_servers"`
+	SySlots           *ebpf.Map `ebpf:"sy_slots"`
+	SySrcAllow        *ebpf.Map `ebpf:"sy_src_allow"`
+	SyStreamClients   *ebpf.Map `ebpf:"sy_stream_clients"`
+	SyStreamServers   *ebpf.Map `ebpf:"sy_stream_servers"`
+	SyTunnelHlen      *ebpf.Map `ebpf:"sy_tunnel_hlen"`
+	SyTunnelKeys      *ebpf.Map `ebpf:"sy_tunnel_keys"`
+	SyTunnelSrc       *ebpf.Map `ebpf:"sy_tunnel_src"`
+	SyUdpClients      *ebpf.Map `ebpf:"sy_udp_clients"`
+	SyUdpServers      *ebpf.Map `ebpf:"sy_udp_servers"`
+	SyUdpShare        *ebpf.Map `ebpf:"sy_udp_share"`
+	SyUplinks         *ebpf.Map `ebpf:"sy_uplinks"`
+	SyVerdicts        *ebpf.Map `ebpf:"sy_verdicts"`
+	SyVips            *ebpf.Map `ebpf:"sy_vips"`
+	SyWeights         *ebpf.Map `ebpf:"sy_weights"`
 }
 
 func (m *syMaps) Close() error {
@@ -622,10 +714,11 @@ func (m *syMaps) Close() error {
 		m.SyDsrHalfopen,
 		m.SyDsrPending,
 		m.SyFeCounters,
-		m.SyFlows,
 		m.SyFrags,
+		m.SyFrontendVips,
 		m.SyFrontends,
-		m.SyHalfopen,
+		m.SyHalfopenClients,
+		m.SyHalfopenServers,
 		m.SyIcmpRate,
 		m.SyLocalAddrs,
 		m.SyNextHops,
@@ -634,11 +727,17 @@ func (m *syMaps) Close() error {
 		m.SyProbes,
 		m.SyProgs,
 		m.SyScratch,
+		m.SyServers,
 		m.SySlots,
 		m.SySrcAllow,
+		m.SyStreamClients,
+		m.SyStreamServers,
 		m.SyTunnelHlen,
 		m.SyTunnelKeys,
 		m.SyTunnelSrc,
+		m.SyUdpClients,
+		m.SyUdpServers,
+		m.SyUdpShare,
 		m.SyUplinks,
 		m.SyVerdicts,
 		m.SyVips,
@@ -657,6 +756,7 @@ type syVariables struct {
 	NoXdpTx             *ebpf.Variable `ebpf:"no_xdp_tx"`
 	SnatFirst           *ebpf.Variable `ebpf:"snat_first"`
 	SnatLast            *ebpf.Variable `ebpf:"snat_last"`
+	SnatPorts           *ebpf.Variable `ebpf:"snat_ports"`
 	TimeoutClosed       *ebpf.Variable `ebpf:"timeout_closed"`
 	TimeoutClosing      *ebpf.Variable `ebpf:"timeout_closing"`
 	TimeoutEstablished  *ebpf.Variable `ebpf:"timeout_established"`
@@ -664,6 +764,7 @@ type syVariables struct {
 	TimeoutUdp          *ebpf.Variable `ebpf:"timeout_udp"`
 	TunnelDecap         *ebpf.Variable `ebpf:"tunnel_decap"`
 	TunnelPort          *ebpf.Variable `ebpf:"tunnel_port"`
+	UdpShare            *ebpf.Variable `ebpf:"udp_share"`
 	XdpFrags            *ebpf.Variable `ebpf:"xdp_frags"`
 }
 

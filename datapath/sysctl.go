@@ -63,10 +63,28 @@ func (s *sysctls) set(family, iface, key, value string) error {
 // reservedPorts are the ports of which the kernel assigns none to a socket by itself, for IPv4 and IPv6.
 const reservedPorts = "/proc/sys/net/ipv4/ip_local_reserved_ports"
 
-// reserve makes the kernel assign none of these ports to sockets of this node.
-func (s *sysctls) reserve(ports [2]uint16) error {
+// ephemeralPorts is the range from which the kernel assigns ports to sockets, for IPv4 and IPv6.
+const ephemeralPorts = "/proc/sys/net/ipv4/ip_local_port_range"
+
+// reserve makes the kernel assign none of these ports to sockets of this node. Only those are listed that it could
+// assign.
+func (s *sysctls) reserve(ranges []PortRange) error {
+	text, err := os.ReadFile(ephemeralPorts)
+	if err != nil {
+		return fmt.Errorf("read sysctl: %w", err)
+	}
+	var of PortRange
+	if _, err := fmt.Sscan(string(text), &of.First, &of.Last); err != nil {
+		return fmt.Errorf("read %s: %w", ephemeralPorts, err)
+	}
 	return s.change(reservedPorts, func(others string) string {
-		return strings.TrimPrefix(fmt.Sprintf("%s,%d-%d", others, ports[0], ports[1]), ",")
+		list := strings.FieldsFunc(others, func(r rune) bool { return r == ',' })
+		for _, r := range ranges {
+			if both := (PortRange{max(r.First, of.First), min(r.Last, of.Last)}); both.First <= both.Last {
+				list = append(list, both.String())
+			}
+		}
+		return strings.Join(list, ",")
 	})
 }
 

@@ -59,7 +59,7 @@ func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anyNode []uint32, exp
 		refers = refers || slices.Contains(t.slots[i].previous[:], anyBackend)
 	}
 	switch {
-	case !refers || !p.NodeForwarding.Enabled:
+	case !refers || !p.NodeForwarding.Enabled && p.Method != lb.MethodNAT:
 	case sameSize:
 		t.older = withoutExpired(was.older, expired)
 	default:

@@ -30,7 +30,7 @@ static __always_inline int frag_unresolved(const struct pkt *p)
 }
 
 /* decide_service is decide for a packet to a frontend. */
-static __always_inline struct flow *decide_service(const struct pkt *p, struct verdict *v, const struct frontend *fe,
+static __always_inline struct flow *decide_service(const struct pkt *p, struct verdict *v, struct frontend *fe,
 						   const struct decap_ctx *in, const int leave_local)
 {
 	v->frontend = fe->id;
@@ -66,9 +66,9 @@ static __always_inline struct flow *decide(const struct pkt *p, enum reason pars
 		return 0;
 	if (parsed == REASON_NONE && proto_has_ports(p->key.proto) && !frag_unresolved(p)) {
 		if (snat_in_range(p->key.t.dport)) {
-			struct flow *f = flow_find(&p->key, &v->half_open);
+			struct flow *f = nat_find_reply(p, v);
 
-			if (f && f->reply)
+			if (f)
 				return decide_reply(p, v, f);
 			v->half_open = 0;
 		}

@@ -58,14 +58,14 @@ static __always_inline void egress_clamp_mss(struct __sk_buff *skb, const struct
 /* egress_reply rewrites a reply of a backend on this node to come from the VIP. */
 static __always_inline int egress_reply(struct __sk_buff *skb, struct scratch *s)
 {
-	struct flow *f = proto_has_ports(s->p.key.proto) ? flow_find(&s->p.key, &s->v.half_open) : 0;
+	struct flow *f = proto_has_ports(s->p.key.proto) ? nat_find_reply(&s->p, &s->v) : 0;
 
-	if (!f || !f->reply || !f->local)
+	if (!f || !s->v.local)
 		return EGRESS_NOT_MINE;
 	decide_reply(&s->p, &s->v, f);
 	commit(f);
 	verdict_count(&s->p, &s->v);
-	egress_clamp_mss(skb, &s->p, &f->t.src);
+	egress_clamp_mss(skb, &s->p, &s->v.t.src);
 	return tc_deliver(skb, s);
 }
 

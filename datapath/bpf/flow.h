@@ -1,43 +1,90 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* The flow tables. A NAT flow has an entry for each direction: both in sy_halfopen until the client is confirmed,
- * then both in sy_flows. A move writes the new entry before it deletes the old one, so a claimed source port is
- * always found in at least one table. Flows by direct return are in dsr.h. */
+/* The NAT flow tables. A flow has an entry for each direction. With TCP and SCTP both are in sy_stream_* once the
+ * client is confirmed; before, sy_halfopen_servers has the server's and, where the source port does not follow from
+ * the hash of the flow, sy_halfopen_clients the client's. A move writes the new entries before it deletes the old
+ * ones, so a claimed source port is always found in at least one table. With UDP both are in sy_udp_*. Flows by
+ * direct return are in dsr.h. */
 #pragma once
 #include "config.h"
 #include "maps.h"
 #include "parse.h"
 
-static __always_inline struct tuple tuple_reverse(const struct tuple *t)
+/* A unit of the clock of flows is about an eighth of a second; the clock wraps after 18 years. */
+#define FLOW_CLOCK_SHIFT 27
+
+static __always_inline __u32 flow_clock(void)
 {
-	return (struct tuple){ .src = t->dst, .dst = t->src, .sport = t->dport, .dport = t->sport };
+	return bpf_ktime_get_coarse_ns() >> FLOW_CLOCK_SHIFT;
 }
 
-/* flow_reverse_key returns the key of the other direction of f. */
-static __always_inline struct flow_key flow_reverse_key(const struct flow *f, __u8 proto)
+static __always_inline int addr_is_zero(const struct addr *a)
 {
-	return (struct flow_key){ .t = tuple_reverse(&f->t), .proto = proto };
+	return !(a->w[0] | a->w[1] | a->w[2] | a->w[3]);
 }
 
-static __always_inline int flow_expired(const struct flow *f, __u8 proto, __u64 now)
+/* pkt_is_stream: the protocol marks the begin and the end of a flow. */
+static __always_inline int pkt_is_stream(const struct pkt *p)
 {
-	__u64 t = f->state == FLOW_CLOSED    ? timeout_closed :
-		  f->state == FLOW_CLOSING   ? timeout_closing :
-		  f->state == FLOW_HALF_OPEN ? timeout_half_open :
-		  proto == IPPROTO_UDP	     ? timeout_udp :
-					       timeout_established;
-
-	return now - f->seen > t;
+	return p->key.proto != IPPROTO_UDP;
 }
 
-/* flow_find returns the flow of a packet, and in which table it is. */
-static __always_inline struct flow *flow_find(const struct flow_key *k, __u8 *half)
+/* server_id is the id of a server as it is in a server_key. */
+static __always_inline __u32 server_id(__u32 id, __u8 proto)
 {
-	struct flow *f = bpf_map_lookup_elem(&sy_flows, k);
+	return id << 8 | proto;
+}
 
-	if (f)
-		return f;
-	*half = 1;
-	return bpf_map_lookup_elem(&sy_halfopen, k);
+/* flow_set_client sets the key of a packet of a client. */
+static __always_inline void flow_set_client(struct client_key *k, const struct pkt *p, __u32 frontend)
+{
+	k->client = p->key.t.src;
+	k->frontend = frontend;
+	k->sport = p->key.t.sport;
+	k->dport = p->key.t.dport;
+}
+
+static __always_inline int client_key_equal(const struct client_key *a, const struct client_key *b)
+{
+	return a->sport == b->sport && a->dport == b->dport && a->frontend == b->frontend &&
+	       addr_equal(a->client.w, b->client.w);
+}
+
+static __always_inline struct client_flow *flow_find_client(const struct client_key *k, int stream)
+{
+	return stream ? bpf_map_lookup_elem(&sy_stream_clients, k) : bpf_map_lookup_elem(&sy_udp_clients, k);
+}
+
+static __always_inline struct server_flow *flow_find_server(const struct server_key *k, int stream)
+{
+	return stream ? bpf_map_lookup_elem(&sy_stream_servers, k) : bpf_map_lookup_elem(&sy_udp_servers, k);
+}
+
+static __always_inline int flow_idle(const struct flow *f, __u32 now, __u64 timeout)
+{
+	return now - f->seen > (__u32)(timeout >> FLOW_CLOCK_SHIFT);
+}
+
+/* flow_side_expired reports whether one side of a flow is idle for longer than its timeout. */
+static __always_inline int flow_side_expired(const struct flow *f, int stream, __u32 now)
+{
+	__u64 t = f->state == FLOW_CLOSED	       ? timeout_closed :
+		  f->state == FLOW_CLOSING || f->reset ? timeout_closing :
+		  f->state == FLOW_HALF_OPEN	       ? timeout_half_open :
+		  stream			       ? timeout_established :
+							 timeout_udp;
+
+	return flow_idle(f, now, t);
+}
+
+/* flow_server_expired reports whether a flow has expired, given its server's entry: both sides must be idle. */
+static __always_inline int flow_server_expired(const struct server_flow *s, int stream, __u32 now)
+{
+	struct client_flow *c;
+
+	if (!flow_side_expired(&s->f, stream, now))
+		return 0;
+	c = flow_find_client(&s->client, stream);
+	return !c || c->backend != s->backend || flow_side_expired(&c->f, stream, now);
 }
 
 /* frag_join sets the ports of a later fragment from the first one. */

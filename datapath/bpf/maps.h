@@ -127,22 +127,85 @@ struct {
 	__uint(max_entries, ADDR_FILTER_WORDS);
 } sy_addr_filter SEC(".maps");
 
-/* NAT flows whose client is confirmed. Not an LRU: a flood must not evict flows. Sized by the loader. */
+/* Address of a frontend, by id: the source of replies. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct addr);
+	__uint(max_entries, MAX_FRONTENDS);
+} sy_frontend_vips SEC(".maps");
+
+/* Address of a backend → id. Only packets from these are looked up as replies. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct flow_key);
-	__type(value, struct flow);
-	__uint(max_entries, 1024);
-} sy_flows SEC(".maps");
+	__type(key, struct addr);
+	__type(value, __u32);
+	__uint(max_entries, MAX_BACKENDS);
+} sy_servers SEC(".maps");
 
-/* All other NAT flows. A lost entry costs the client one retransmission. */
+/* NAT flows of TCP and SCTP whose client is confirmed. Not an LRU: a flood must not evict flows. Sized by the
+ * loader, like all flow tables. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct client_key);
+	__type(value, struct client_flow);
+	__uint(max_entries, 1024);
+} sy_stream_clients SEC(".maps");
+
+/* The other direction of the flows in sy_stream_clients. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct server_key);
+	__type(value, struct server_flow);
+	__uint(max_entries, 1024);
+} sy_stream_servers SEC(".maps");
+
+/* Those of sy_halfopen_servers whose backend does not follow from the hash. A lost entry costs the client one
+ * retransmission. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__type(key, struct flow_key);
-	__type(value, struct flow);
+	__type(key, struct client_key);
+	__type(value, struct client_flow);
 	__uint(max_entries, 1024);
-} sy_halfopen SEC(".maps");
+} sy_halfopen_clients SEC(".maps");
+
+/* NAT flows of TCP and SCTP whose client is not confirmed, by the key of the server. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct server_key);
+	__type(value, struct server_flow);
+	__uint(max_entries, 1024);
+} sy_halfopen_servers SEC(".maps");
+
+/* NAT flows of UDP, in tables of their own: datagrams prove nothing about their sender. Not an LRU: the port of a flow
+ * must not get free while an answer may come. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct client_key);
+	__type(value, struct client_flow);
+	__uint(max_entries, 1024);
+} sy_udp_clients SEC(".maps");
+
+/* The other direction of the flows in sy_udp_clients. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct server_key);
+	__type(value, struct server_flow);
+	__uint(max_entries, 1024);
+} sy_udp_servers SEC(".maps");
+
+/* Flows of UDP by frontend id: each frontend has a share of the table. Exact after each walk of the agent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, MAX_FRONTENDS);
+} sy_udp_share SEC(".maps");
 
 /* Flows by DSR and tunnel whose client continued after its first packet. Replies do not pass here, so this confirms
  * little; an LRU is enough, because only flows in slots that changed their backend need their entry. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* decide, for NAT flows, and what it shares with DSR. */
 #pragma once
-#include "flow.h"
-#include "frontend.h"
+#include "scratch.h"
+#include "snat.h"
 
 static __always_inline struct flow *verdict_set(struct verdict *v, enum action a, enum reason r)
 {
@@ -19,31 +19,15 @@ static __always_inline void verdict_drop(struct verdict *v, enum reason r)
 	v->commit = COMMIT_NONE;
 }
 
-/* verdict_forward sends a packet of a NAT flow to the destination of the flow. */
+/* verdict_forward sends a packet of a NAT flow to the destination in the verdict. */
 static __always_inline struct flow *verdict_forward(struct verdict *v, struct flow *f, enum commit c)
 {
-	v->t = f->t;
-	v->local = f->local;
 	v->method = METHOD_NAT;
-	v->frontend = f->frontend;
-	v->backend = f->backend;
+	v->frontend = v->client.frontend;
 	v->counted = 2;
 	v->commit = c;
 	verdict_set(v, ACTION_FORWARD, REASON_FORWARDED);
 	return f;
-}
-
-static __always_inline int snat_in_range(__be16 port)
-{
-	__u16 p = bpf_ntohs(port);
-
-	return p >= snat_first && p <= snat_last;
-}
-
-/* pkt_is_stream: the protocol marks the begin and the end of a flow. */
-static __always_inline int pkt_is_stream(const struct pkt *p)
-{
-	return p->key.proto != IPPROTO_UDP;
 }
 
 /* pkt_without_l4: the packet has no transport header of its own. It is a later fragment or an ICMP error. */
@@ -65,12 +49,60 @@ static __always_inline struct flow *verdict_refuse(const struct pkt *p, struct v
 	return verdict_set(v, p->key.proto == IPPROTO_TCP ? ACTION_RESET : ACTION_REFUSE, r);
 }
 
+static __always_inline int pkt_opens_flow(const struct pkt *p)
+{
+	return !pkt_without_l4(p) && (!pkt_is_stream(p) || (p->flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN);
+}
+
+/* A sequence number counts as one of the flow within this distance of the last one: more than a window that senders
+ * use, and a two hundred and fifty-sixth of what an attacker has to guess. */
+#define FLOW_WINDOW (1 << 23)
+
+static __always_inline int flow_in_window(__u32 seq, __u32 of)
+{
+	return seq - of + FLOW_WINDOW <= 2 * FLOW_WINDOW;
+}
+
+/* nat_find_reply returns the flow of a packet that a server sent, and sets in the verdict what it becomes. */
+static __always_inline struct flow *nat_find_reply(const struct pkt *p, struct verdict *v)
+{
+	__u32 *id = addr_filtered(&p->key.t.src) ? 0 : bpf_map_lookup_elem(&sy_servers, &p->key.t.src);
+
+	if (!id)
+		return 0;
+	v->server.to = p->key.t.dst;
+	v->server.server = server_id(*id, p->key.proto);
+	v->server.dport = p->key.t.dport;
+	v->server.sport = p->key.t.sport;
+	struct server_flow *s = flow_find_server(&v->server, pkt_is_stream(p));
+
+	v->half_open = !s;
+	if (!s && pkt_is_stream(p))
+		s = bpf_map_lookup_elem(&sy_halfopen_servers, &v->server);
+	if (!s)
+		return 0;
+	v->client = s->client;
+	v->backend = s->backend;
+	struct addr *vip = bpf_map_lookup_elem(&sy_frontend_vips, &v->client.frontend);
+	struct backend *b = backend_get(v->backend);
+
+	if (!vip || !b)
+		return 0;
+	v->t.src = *vip;
+	v->t.dst = v->client.client;
+	v->t.sport = v->client.dport;
+	v->t.dport = v->client.sport;
+	v->reply = 1;
+	v->local = b->local;
+	return &s->f;
+}
+
 static __always_inline struct flow *decide_reply(const struct pkt *p, struct verdict *v, struct flow *f)
 {
-	if (p->icmp_error)
+	if (pkt_without_l4(p))
 		return verdict_forward(v, f, COMMIT_NONE);
 	if (!pkt_is_stream(p))
-		return verdict_forward(v, f, v->half_open ? COMMIT_ANSWER : COMMIT_TOUCH);
+		return verdict_forward(v, f, f->answered ? COMMIT_TOUCH : COMMIT_ANSWER);
 	if (p->flags & (TCP_FIN | TCP_RST))
 		return verdict_forward(v, f, COMMIT_CLOSE);
 	if (v->half_open && (p->flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK))
@@ -85,19 +117,16 @@ static __always_inline int flow_confirms(const struct pkt *p, const struct flow 
 	if (!f->answered)
 		return 0;
 	if (p->key.proto == IPPROTO_SCTP)
-		return p->ack == f->seq;
+		return p->ack == f->end;
 	/* Until it receives this, the server may have sent up to a window. */
-	return p->ack - f->seq - 1 <= 0xffff;
+	return p->ack - f->end - 1 <= 0xffff;
 }
 
-/* A client packet of a half-open flow. It confirms the flow when it acknowledges the server's number, or, with
- * UDP, when it follows an answer of the server. */
+/* A packet of the client of a half-open flow. It confirms the flow when it acknowledges the server's number. */
 static __always_inline struct flow *decide_half_open(const struct pkt *p, struct verdict *v, struct flow *f)
 {
 	if (pkt_without_l4(p))
 		return verdict_forward(v, f, COMMIT_NONE);
-	if (!pkt_is_stream(p))
-		return verdict_forward(v, f, f->answered ? COMMIT_CONFIRM : COMMIT_TOUCH);
 	if (p->flags & TCP_RST)
 		return verdict_forward(v, f, COMMIT_CLOSE);
 	if (!(p->flags & TCP_ACK)) /* a repeated SYN */
@@ -111,25 +140,132 @@ static __always_inline struct flow *decide_known(const struct pkt *p, struct ver
 {
 	if (v->half_open)
 		return decide_half_open(p, v, f);
-	if (p->icmp_error)
+	if (pkt_without_l4(p))
 		return verdict_forward(v, f, COMMIT_NONE);
-	if (pkt_is_stream(p) && p->flags & (TCP_FIN | TCP_RST))
+	if (!pkt_is_stream(p))
+		return verdict_forward(v, f, f->answered && f->state == FLOW_HALF_OPEN ? COMMIT_CONFIRM : COMMIT_TOUCH);
+	/* A SYN never replaces a flow that is alive: the server challenges it (RFC 5961, 4). */
+	if (p->flags & TCP_SYN)
+		return verdict_forward(v, f, COMMIT_NONE);
+	if (p->flags & (TCP_FIN | TCP_RST))
 		return verdict_forward(v, f, COMMIT_CLOSE);
 	return verdict_forward(v, f, COMMIT_TOUCH);
 }
 
-static __always_inline int pkt_opens_flow(const struct pkt *p)
+/* nat_select sets in the verdict what packets of a flow's client become. It returns 0 when the flow has ended, has
+ * expired, or has lost its backend. */
+static __always_inline int nat_select(const struct pkt *p, struct verdict *v, const struct client_flow *c)
 {
-	return !pkt_without_l4(p) && (!pkt_is_stream(p) || (p->flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN);
+	__u32 backend = c->backend;
+	struct backend *b = backend_get(backend);
+
+	if (!b || addr_is_zero(&b->addr))
+		return 0;
+	if (c->f.state == FLOW_CLOSED && pkt_opens_flow(p))
+		return 0;
+	v->server.to = c->source;
+	v->server.server = server_id(b->server, p->key.proto);
+	v->server.dport = c->sport;
+	v->server.sport = c->dport;
+	if (flow_side_expired(&c->f, pkt_is_stream(p), v->now)) {
+		struct server_flow *s = flow_find_server(&v->server, pkt_is_stream(p));
+
+		if (!s || flow_side_expired(&s->f, pkt_is_stream(p), v->now))
+			return 0;
+	}
+	snat_verdict(v, b, backend);
+	return 1;
 }
 
-/* flow_valid reports whether an entry still determines the destination. A closed flow does not prevent a new one
- * from the same port. */
-static __always_inline int flow_valid(const struct pkt *p, const struct flow *f)
+static __always_inline int frontend_by_hash(const struct frontend *fe)
 {
-	if (f->state >= FLOW_CLOSING && pkt_is_stream(p) && pkt_opens_flow(p))
+	return (fe->algorithm == ALGORITHM_FLOW_HASH || fe->algorithm == ALGORITHM_SOURCE_HASH) && !fe->affinity;
+}
+
+/* nat_find_half_open finds the half-open flow of a packet of a client, and sets in the verdict what the packet becomes.
+ * fe is the frontend whose table has the backends. It and nat_choose are global functions, which the verifier checks
+ * once; the state of the packet is in the scratch memory. */
+__noinline int nat_find_half_open(struct frontend *fe)
+{
+	struct scratch *scratch = scratch_get();
+	struct server_flow *s = 0;
+
+	if (!fe || !scratch)
 		return 0;
-	return !flow_expired(f, p->key.proto, bpf_ktime_get_coarse_ns());
+	const struct pkt *p = &scratch->p;
+	struct verdict *v = &scratch->v;
+
+	if (frontend_by_hash(fe)) {
+		__u32 h = fe->algorithm == ALGORITHM_FLOW_HASH ? v->hash : flow_hash(&p->key, fe->algorithm);
+		__u32 index = table_index(&fe->table, h), slot = table_slot(&fe->table, index);
+
+		/* The slot may have got another backend since the SYN. */
+		for (int i = 0; i <= PREVIOUS_MAX; i++) {
+			__u32 backend = i ? table_previous(&fe->table, index, i - 1) : slot_backend(slot);
+
+			if (backend == ANY_BACKEND)
+				backend = slot_backend(table_slot(&fe->older, table_index(&fe->older, h)));
+			if (backend == NO_BACKEND)
+				return 0;
+			s = snat_find_half_open(p, v, fe, backend);
+			if (s || !(slot & SLOT_CHANGED))
+				break;
+		}
+	} else {
+		struct client_flow *c = bpf_map_lookup_elem(&sy_halfopen_clients, &v->client);
+
+		s = c ? snat_find_half_open(p, v, fe, c->backend) : 0;
+	}
+	return s && s->f.state != FLOW_CLOSED && !flow_side_expired(&s->f, 1, v->now);
+}
+
+/* nat_find returns the flow of a packet that a client sent. frontend is the id in its key, fe the frontend whose table
+ * has the backends, or NULL. */
+static __always_inline struct flow *nat_find(const struct pkt *p, struct verdict *v, __u32 frontend,
+					     struct frontend *fe)
+{
+	flow_set_client(&v->client, p, frontend);
+	struct client_flow *c = flow_find_client(&v->client, pkt_is_stream(p));
+
+	v->now = flow_clock();
+	if (c && nat_select(p, v, c))
+		return &c->f;
+	v->replaces = c != 0;
+	if (!pkt_is_stream(p) || !fe || pkt_without_l4(p) || !nat_find_half_open(fe))
+		return 0;
+	struct server_flow *s = bpf_map_lookup_elem(&sy_halfopen_servers, &v->server);
+
+	if (!s)
+		return 0;
+	v->half_open = 1;
+	return &s->f;
+}
+
+/* nat_choose chooses the source of a new flow to the backend in the verdict, and sets what its packets become. It
+ * returns the reason for which it cannot. commit claims the source: that is a write. */
+__noinline int nat_choose(struct frontend *fe)
+{
+	struct scratch *scratch = scratch_get();
+
+	if (!fe || !scratch)
+		return REASON_INTERNAL_ERROR;
+	const struct pkt *p = &scratch->p;
+	struct verdict *v = &scratch->v;
+	struct backend *b = backend_get(v->backend);
+
+	if (!b || !snat_to(&v->server, p, fe, b))
+		return REASON_NO_ROUTE;
+	if (!pkt_is_stream(p) && !v->replaces) {
+		__u32 *n = bpf_map_lookup_elem(&sy_udp_share, &v->client.frontend);
+
+		if (n && *n >= udp_share)
+			return REASON_UDP_SHARE_FULL;
+	}
+	if (!snat_choose(p, v, b))
+		return REASON_SNAT_EXHAUSTED;
+	snat_verdict(v, b, v->backend);
+	v->by_hash = frontend_by_hash(fe);
+	return REASON_NONE;
 }
 
 /* backend_select returns the backend for a new flow and records its id in the verdict. */
@@ -145,12 +281,8 @@ static __always_inline struct backend *backend_select(const struct pkt *p, struc
 	return v->backend == NO_BACKEND ? 0 : backend_get(v->backend);
 }
 
-static __always_inline int addr_is_zero(const struct addr *a)
-{
-	return !(a->w[0] | a->w[1] | a->w[2] | a->w[3]);
-}
-
-static __always_inline struct flow *decide_new(const struct pkt *p, struct verdict *v, const struct frontend *fe)
+/* decide_new is for packets of unknown flows; nat_find was called before. */
+static __always_inline struct flow *decide_new(const struct pkt *p, struct verdict *v, struct frontend *fe)
 {
 	if (!pkt_opens_flow(p))
 		return verdict_refuse(p, v, REASON_NO_FLOW);
@@ -161,26 +293,19 @@ static __always_inline struct flow *decide_new(const struct pkt *p, struct verdi
 	if (!b)
 		return fe->drop_when_empty ? verdict_set(v, ACTION_DROP, REASON_NO_LOCAL_BACKEND) :
 					     verdict_refuse(p, v, REASON_NO_BACKEND);
-	if (!b->local && addr_is_zero(&b->snat[0]))
-		return verdict_set(v, ACTION_DROP, REASON_NO_ROUTE);
+	int reason = nat_choose(fe);
+
+	if (reason)
+		return verdict_set(v, ACTION_DROP, reason);
 	v->method = METHOD_NAT;
-	v->local = b->local;
-	v->t.src = b->local ? p->key.t.src : b->snat[0];
-	v->t.sport = p->key.t.sport;
-	v->t.dst = b->addr;
-	/* commit chooses the source port: claiming one is a write. */
-	v->t.dport = bpf_htons(bpf_ntohs(b->port) + bpf_ntohs(p->key.t.dport) - bpf_ntohs(fe->first_port));
 	v->counted = 2;
 	v->commit = COMMIT_OPEN;
 	return verdict_set(v, ACTION_FORWARD, REASON_FORWARDED);
 }
 
-static __always_inline struct flow *decide_nat(const struct pkt *p, struct verdict *v, const struct frontend *fe)
+static __always_inline struct flow *decide_nat(const struct pkt *p, struct verdict *v, struct frontend *fe)
 {
-	struct flow *f = flow_find(&p->key, &v->half_open);
+	struct flow *f = nat_find(p, v, fe->id, fe);
 
-	if (f && flow_valid(p, f))
-		return decide_known(p, v, f);
-	v->half_open = 0;
-	return decide_new(p, v, fe);
+	return f ? decide_known(p, v, f) : decide_new(p, v, fe);
 }

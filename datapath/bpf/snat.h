@@ -1,128 +1,143 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* commit, for a new NAT flow: claim a source address and port, and write both directions. */
+/* Source addresses and ports of NAT flows. The choices follow from the hash of the flow, so a packet of the client
+ * finds the half-open entry that its SYN wrote under the server's key. For a backend on this node the source is the
+ * client; only the port changes, and only when the client has another flow to the backend (by another VIP) from
+ * it. */
 #pragma once
-#include "decide.h"
+#include "flow.h"
+#include "frontend.h"
 
-#define SNAT_TRIES 32
-#define SNAT_EVICT_AFTER 8 /* tries before the port of another flow may be taken */
+#define SNAT_TRIES 6
 
-/* flow_delete removes both directions of a flow, given the key of one. */
-static __always_inline void flow_delete(const struct flow_key *k)
+static __always_inline int snat_in_range(__be16 port)
 {
-	struct flow *f = bpf_map_lookup_elem(&sy_flows, k);
+	__u16 p = bpf_ntohs(port);
 
-	if (!f)
-		return;
-	struct flow_key other = flow_reverse_key(f, k->proto);
-
-	bpf_map_delete_elem(&sy_flows, &other);
-	bpf_map_delete_elem(&sy_flows, k);
-}
-
-/* flow_evict removes a half-open flow, given the key of its reply direction. Otherwise a flood could hold all
- * ports; a real client sends again. */
-static __always_inline void flow_evict(const struct flow_key *k)
-{
-	struct flow *r = bpf_map_lookup_elem(&sy_halfopen, k), *f;
-
-	if (!r)
-		return;
-	struct flow_key client = flow_reverse_key(r, k->proto);
-
-	f = bpf_map_lookup_elem(&sy_halfopen, &client);
-	if (f && f->t.sport == k->t.dport)
-		bpf_map_delete_elem(&sy_halfopen, &client);
-	bpf_map_delete_elem(&sy_halfopen, k);
-}
-
-/* snat_claim_port writes the reply direction of a new flow under k, unless a flow that may not be evicted has it. */
-static __always_inline int snat_claim_port(const struct flow_key *k, const struct flow *reply, int polite)
-{
-	if (!polite)
-		flow_evict(k);
-	if (bpf_map_update_elem(&sy_halfopen, k, reply, BPF_NOEXIST))
-		return 0;
-	struct flow *f = bpf_map_lookup_elem(&sy_flows, k);
-
-	if (!f)
-		return 1;
-	if (!polite && f->state == FLOW_CLOSED) {
-		flow_delete(k);
-		return 1;
-	}
-	bpf_map_delete_elem(&sy_halfopen, k);
+	for (int i = 0; i < SNAT_RANGES; i++)
+		if (snat_first[i] && p >= snat_first[i] && p <= snat_last[i])
+			return 1;
 	return 0;
 }
 
-/* snat_source sets the source that the backend receives at the n-th try: one of the SNAT addresses and a port. For a
- * backend on this node it is the client; only the port changes, and only when the client has another flow to the
- * backend (by another VIP) from it. */
-static __always_inline void snat_source(struct flow_key *k, const struct pkt *p, const struct verdict *v,
-					const struct backend *b, __u32 start, __u32 n)
+/* snat_port returns the n-th port of all ranges, modulo their size. */
+static __always_inline __be16 snat_port(__u32 n)
 {
-	__u32 range = (__u32)snat_last - snat_first + 1;
+	n %= snat_ports ?: 1;
+	for (int i = 0; i < SNAT_RANGES; i++) {
+		__u32 size = snat_last[i] - snat_first[i] + 1;
 
-	/* 7919 is coprime to any range below it and spreads the tries over larger ranges. */
-	k->t.dport = bpf_htons(snat_first + (start + n * 7919) % range);
-	if (v->local) {
-		if (!n)
-			k->t.dport = p->key.t.sport;
-		return;
+		if (n < size)
+			return bpf_htons(snat_first[i] + n);
+		n -= size;
 	}
-	const struct addr *ours = &b->snat[(start + n) & (SNAT_ADDRS - 1)];
-
-	k->t.dst = addr_is_zero(ours) ? b->snat[0] : *ours;
+	return 0;
 }
 
-/* flow_is_older reports whether the half-open flow with the reply key k was last seen before *best, and then sets
- * *best to that time. */
-static __always_inline int flow_is_older(const struct flow_key *k, __u64 *best)
+/* snat_candidate sets the i-th choice of a source for a flow to a backend. */
+static __always_inline void snat_candidate(struct server_key *k, const struct pkt *p, const struct verdict *v,
+					   const struct backend *b, __u32 i)
 {
-	struct flow *r = bpf_map_lookup_elem(&sy_halfopen, k);
+	__u32 start = hash_finish(v->hash);
+	const struct addr *ours = &b->snat[((start >> 28) + i) & (SNAT_ADDRS - 1)];
 
-	if (!r || r->seen >= *best)
+	/* 65537 is coprime to any number of ports, so the choices differ. */
+	k->dport = b->local && !i ? p->key.t.sport : snat_port(start + i * 65537);
+	if (b->local)
+		k->to = p->key.t.src;
+	else
+		k->to = addr_is_zero(ours) ? b->snat[0] : *ours;
+}
+
+/* snat_to sets the server's part of a key. It returns 0 when the backend cannot be reached. */
+static __always_inline int snat_to(struct server_key *k, const struct pkt *p, const struct frontend *fe,
+				   const struct backend *b)
+{
+	k->server = server_id(b->server, p->key.proto);
+	k->sport = bpf_htons(bpf_ntohs(b->port) + bpf_ntohs(p->key.t.dport) - bpf_ntohs(fe->first_port));
+	return b->local || !addr_is_zero(&b->snat[0]);
+}
+
+/* snat_verdict makes the packets of a client those that the server answers with v->server as the key. */
+static __always_inline void snat_verdict(struct verdict *v, const struct backend *b, __u32 backend)
+{
+	v->t.src = v->server.to;
+	v->t.dst = b->addr;
+	v->t.sport = v->server.dport;
+	v->t.dport = v->server.sport;
+	v->local = b->local;
+	v->backend = backend;
+}
+
+/* snat_find_half_open finds the half-open flow that a client has to a backend. */
+static __always_inline struct server_flow *snat_find_half_open(const struct pkt *p, struct verdict *v,
+							       const struct frontend *fe, __u32 backend)
+{
+	struct backend *b = backend_get(backend);
+
+	if (!b || !snat_to(&v->server, p, fe, b))
 		return 0;
-	*best = r->seen;
-	return 1;
+	for (__u32 i = 0; i < SNAT_TRIES; i++) {
+		snat_candidate(&v->server, p, v, b, i);
+		struct server_flow *s = bpf_map_lookup_elem(&sy_halfopen_servers, &v->server);
+
+		if (s && client_key_equal(&s->client, &v->client)) {
+			snat_verdict(v, b, backend);
+			return s;
+		}
+	}
+	return 0;
 }
 
-/* flow_open_nat claims a source address and port that no flow to this backend has, and writes both directions. */
-static __always_inline void flow_open_nat(const struct pkt *p, struct verdict *v, __u64 now)
+/* snat_rested reports whether the port of a flow may be used by another one. With UDP it must be certain that no
+ * answer is still to come, which another client would then receive. */
+static __always_inline int snat_rested(const struct server_flow *s, int stream, __u32 now)
 {
-	struct flow reply = { .t = tuple_reverse(&p->key.t),
-			      .frontend = v->frontend,
-			      .backend = v->backend,
-			      .local = v->local,
-			      .state = FLOW_HALF_OPEN,
-			      .reply = 1,
-			      .seen = now };
-	struct flow_key k = { .t = tuple_reverse(&v->t), .proto = p->key.proto };
-	struct backend *b = backend_get(v->backend);
-	__u32 start = bpf_get_prandom_u32();
+	return flow_server_expired(s, stream, now);
+}
 
-	__u32 oldest = SNAT_EVICT_AFTER;
-	__u64 seen = ~0ULL;
+/* snat_claimable returns how the source of a new flow can be claimed (enum claim), or 0, and the age of the half-open
+ * flow that has it. */
+static __always_inline enum claim snat_claimable(const struct server_key *k, const struct client_key *c, int stream,
+						 __u32 now, __u32 *age)
+{
+	struct server_flow *s;
 
-	flow_delete(&p->key); /* a closed flow with the same key */
-	for (__u32 i = 0; i < SNAT_TRIES && b; i++) {
-		/* Evict the oldest of the tried ones: in a flood a real client then has time to confirm. */
-		snat_source(&k, p, v, b, start, i == SNAT_EVICT_AFTER ? oldest : i);
-		if (!snat_claim_port(&k, &reply, i < SNAT_EVICT_AFTER)) {
-			if (i < SNAT_EVICT_AFTER && flow_is_older(&k, &seen))
-				oldest = i;
-			continue;
+	if (stream) {
+		s = bpf_map_lookup_elem(&sy_halfopen_servers, k);
+		if (s) {
+			*age = now - s->f.seen;
+			return s->f.state == FLOW_CLOSED || client_key_equal(&s->client, c) ? CLAIM_OVER : CLAIM_EVICT;
 		}
-		v->t = tuple_reverse(&k.t);
-		struct flow f = { .t = v->t,
-				  .frontend = v->frontend,
-				  .backend = v->backend,
-				  .local = v->local,
-				  .state = FLOW_HALF_OPEN,
-				  .seen = now };
-
-		if (bpf_map_update_elem(&sy_halfopen, &p->key, &f, BPF_ANY))
-			verdict_drop(v, REASON_INTERNAL_ERROR);
-		return;
 	}
-	verdict_drop(v, REASON_SNAT_EXHAUSTED);
+	s = flow_find_server(k, stream);
+	if (!s)
+		return CLAIM_FREE;
+	return snat_rested(s, stream, now) ? CLAIM_RESTED : 0;
+}
+
+/* snat_choose sets the source of a new flow in v->server, and how it is claimed. When all choices are in use, it takes
+ * the oldest of those that half-open flows have: in a flood a real client then has time to confirm. */
+static __always_inline int snat_choose(const struct pkt *p, struct verdict *v, const struct backend *b)
+{
+	__u32 oldest = 0, most = 0, age = 0;
+
+	v->claim = 0;
+	for (__u32 i = 0; i < SNAT_TRIES; i++) {
+		snat_candidate(&v->server, p, v, b, i);
+		enum claim claim = snat_claimable(&v->server, &v->client, pkt_is_stream(p), v->now, &age);
+
+		if (claim && claim != CLAIM_EVICT) {
+			v->claim = claim;
+			return 1;
+		}
+		if (claim && (!v->claim || age > most)) {
+			oldest = i;
+			most = age;
+			v->claim = CLAIM_EVICT;
+		}
+	}
+	if (!v->claim)
+		return 0;
+	snat_candidate(&v->server, p, v, b, oldest);
+	return 1;
 }

@@ -117,27 +117,16 @@ static __always_inline struct flow *spread_relay(const struct pkt *p, struct ver
 	return spread_send(v);
 }
 
-static __always_inline struct flow *flow_known(const struct pkt *p, struct verdict *v)
-{
-	struct flow *f = flow_find(&p->key, &v->half_open);
-
-	if (f && flow_valid(p, f))
-		return f;
-	v->half_open = 0;
-	return 0;
-}
-
 /* spread_open is for the last node of the list: it opens the flow or drops the packet. */
-static __always_inline struct flow *spread_open(const struct pkt *p, struct verdict *v, const struct frontend *local)
+static __always_inline struct flow *spread_open(const struct pkt *p, struct verdict *v, struct frontend *local)
 {
 	if (!local)
 		return verdict_set(v, ACTION_DROP, REASON_NO_LOCAL_BACKEND);
 	v->frontend = local->id;
-	v->half_open = 0;
 	return decide_new(p, v, local);
 }
 
-static __always_inline struct flow *decide_spread(const struct pkt *p, struct verdict *v, const struct frontend *fe,
+static __always_inline struct flow *decide_spread(const struct pkt *p, struct verdict *v, struct frontend *fe,
 						  const struct decap_ctx *in, const int leave_local)
 {
 	struct frontend *local = 0;
@@ -146,7 +135,7 @@ static __always_inline struct flow *decide_spread(const struct pkt *p, struct ve
 
 	if (in) {
 		local = frontend_lookup(&p->key, 1);
-		f = flow_known(p, v);
+		f = nat_find(p, v, fe->id, local);
 		if (f)
 			return decide_known(p, v, f);
 		if (is_new && spread_has_backends(local))
@@ -166,7 +155,7 @@ static __always_inline struct flow *decide_spread(const struct pkt *p, struct ve
 			return verdict_set(v, ACTION_FORWARD, REASON_FORWARDED);
 		}
 		local = frontend_lookup(&p->key, 1);
-		f = flow_known(p, v);
+		f = nat_find(p, v, fe->id, local);
 		if (f)
 			return decide_known(p, v, f);
 	}

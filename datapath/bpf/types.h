@@ -111,6 +111,7 @@ struct tunnel_keys {
 #define SNAT_ADDRS 4 /* a power of two */
 
 struct backend {
+	__u32 server; /* id of addr in sy_servers */
 	__be16 port;
 	__u8 local; /* 1: on this node: packets keep their source and go to the stack */
 	__u8 keyed; /* 1: GUE to it has a token, because it runs this datapath */
@@ -205,20 +206,44 @@ enum flow_state {
 	FLOW_CLOSED, /* both have, or one has sent RST */
 };
 
-/* One direction of a NAT flow. The other direction is found under the reverse of t. */
+/* The NAT flow tables have two entries for each flow: one for the packets of the client, one for those of the
+ * server. With its kernel header each is 120 bytes, which the kernel allocates as two cache lines. */
+struct client_key {
+	struct addr client;
+	__u32 frontend; /* implies VIP and protocol; for chained frontends that of the packets outside tunnels */
+	__be16 sport, dport; /* as they arrive */
+};
+
+struct server_key {
+	struct addr to; /* our address, or with a local backend the client's */
+	__u32 server; /* id of the source address in sy_servers, and the protocol: see server_id */
+	__be16 dport, sport; /* as they arrive */
+};
+
+/* What both entries begin with: the state of one side of the flow. */
 struct flow {
-	struct tuple t; /* what the packet becomes */
-	/* In the client's direction. Half-open: the first sequence number of the server. Then: the last ACK of the
-	 * client, which is the sequence number of a RST to it. */
-	__u32 seq;
-	__u32 frontend, backend; /* ids */
+	__u32 end; /* TCP: sequence number after the last byte of this side; server, half-open: its first one */
+	__u32 ack; /* TCP: the last acknowledgement by this side; SCTP: the tag in its packets */
+	__u32 seen; /* last packet, in units of flow_clock */
 	__u8 state; /* enum flow_state */
-	__u8 reply; /* 1: from the server to the client */
-	__u8 answered; /* 1: the server has answered; in the client's direction only */
 	__u8 fin; /* 1: this side has sent FIN */
-	__u8 local; /* 1: to a backend on this node */
-	__u8 pad[3];
-	__u64 seen; /* last packet, CLOCK_MONOTONIC_COARSE in ns */
+	__u8 reset; /* 1: a RST whose number was not exact was forwarded; a later packet disproves it */
+	__u8 answered; /* 1: the server has answered */
+};
+
+struct client_flow {
+	struct flow f;
+	struct addr source; /* of the packets to the server */
+	__u32 backend; /* id */
+	__be16 sport, dport; /* of the packets to the server */
+	__u8 pad[8];
+};
+
+struct server_flow {
+	struct flow f;
+	struct client_key client;
+	__u32 backend; /* id */
+	__u32 client_end; /* half-open: sequence number after the SYN of the client */
 };
 
 /* A flow by direct return (DSR or tunnel): only the client's direction passes here. */
@@ -277,6 +302,8 @@ enum reason {
 	REASON_FLOWS_FULL,
 	/* operator: all source ports to the backend are in use; widen snat_ports, or add node addresses or backends */
 	REASON_SNAT_EXHAUSTED,
+	/* operator: the service has its share of UDP flows, perhaps by a flood; raise max_flows or use a tunnel */
+	REASON_UDP_SHARE_FULL,
 	/* operator: the kernel has no route to the destination; add one */
 	REASON_NO_ROUTE,
 	/* operator: a server with forward = "dsr" is behind a router; put it on the link or use a tunnel */
@@ -318,6 +345,14 @@ enum action {
 	ACTION_MAX,
 };
 
+/* How a new NAT flow gets its source port. */
+enum claim {
+	CLAIM_FREE = 1, /* no flow has it */
+	CLAIM_RESTED, /* a flow that has ended or expired has it */
+	CLAIM_OVER, /* a half-open flow of this client or one that has ended has it */
+	CLAIM_EVICT, /* a half-open flow of another client has it */
+};
+
 /* What commit writes when the packet can be sent. */
 enum commit {
 	COMMIT_NONE,
@@ -352,5 +387,13 @@ struct verdict {
 	__u8 local; /* 1: METHOD_NAT without SNAT; the stack delivers the packet */
 	__u8 to_uplink; /* 1: the packet leaves by an interface out of which XDP may send */
 	__u8 keyed; /* 1: METHOD_GUE with a token */
+	__u8 reply; /* METHOD_NAT, 1: from the server to the client */
+	__u8 claim; /* COMMIT_OPEN: enum claim */
+	__u8 by_hash; /* COMMIT_OPEN, 1: the backend follows from the hash */
+	__u8 replaces; /* COMMIT_OPEN, 1: the client has a flow that has ended */
+	__u32 now; /* METHOD_NAT: flow_clock */
+	__u8 pad[4];
+	struct client_key client; /* METHOD_NAT: the keys of the flow */
+	struct server_key server;
 	struct chain chain; /* sent along by chained frontends */
 };

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/datapath"
 	"github.com/steelyard-lb/steelyard/healthd"
 	"github.com/steelyard-lb/steelyard/lb"
@@ -36,7 +37,7 @@ func datapathOptions(o Options, facts node) (datapath.Options, error) {
 		return datapath.Options{}, err
 	}
 	return datapath.Options{
-		Interfaces: facts.interfaces, Mode: mode, MaxFlows: c.MaxFlows, SNATPorts: c.SNATPorts,
+		Interfaces: facts.interfaces, Mode: mode, MaxFlows: c.MaxFlows, SNATPorts: toPortRanges(c.SNATPorts),
 		TunnelPort: c.TunnelPort, TunnelSources: c.TunnelSources, Timeouts: datapath.Timeouts(c.Timeouts),
 		Delivers: o.Config.Kubernetes != nil, TunnelKeys: fileKeys(o.Config), HashSeed: fileSeed(o.Config),
 		PinPath: o.PinPath, StateDir: o.StateDir, Log: component(o.Log, "datapath"),
@@ -49,4 +50,11 @@ func checkPath(d forwarder) func(lb.Check) (healthd.Way, error) {
 		mark, from, err := d.ProbeWay(c.VIP, c.Target.Addr(), c.Method, c.Encap)
 		return healthd.Way{Mark: mark, From: from}, err
 	}
+}
+
+func toPortRanges(from []config.PortRange) (to []datapath.PortRange) {
+	for _, r := range from {
+		to = append(to, datapath.PortRange(r))
+	}
+	return to
 }

@@ -103,7 +103,8 @@ tunnel_port = 6082
 tunnel_sources = ["192.0.2.0/24"]`)
 	o := Options{Config: cfg, PinPath: "/pins", StateDir: "/state", Log: discard}
 	want := datapath.Options{
-		Interfaces: facts.interfaces, Mode: datapath.ModeTC, MaxFlows: 1000, SNATPorts: [2]uint16{2000, 3000},
+		Interfaces: facts.interfaces, Mode: datapath.ModeTC, MaxFlows: 1000,
+		SNATPorts:  []datapath.PortRange{{First: 2000, Last: 3000}},
 		TunnelPort: 6082, TunnelSources: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
 		Timeouts: datapath.DefaultTimeouts, PinPath: "/pins", StateDir: "/state", TunnelKeys: &datapath.TunnelKeys{},
 	}

@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* commit, for NAT flows: claim a source port, follow the numbers of both sides, move and close. */
+#pragma once
+#include "account.h"
+
+#define E2BIG 7
+
+static __always_inline long flow_update_client(const struct client_key *k, const struct client_flow *c, int stream)
+{
+	return stream ? bpf_map_update_elem(&sy_stream_clients, k, c, BPF_ANY) :
+			bpf_map_update_elem(&sy_udp_clients, k, c, BPF_ANY);
+}
+
+static __always_inline long flow_update_server(const struct server_key *k, const struct server_flow *s, int stream)
+{
+	return stream ? bpf_map_update_elem(&sy_stream_servers, k, s, BPF_NOEXIST) :
+			bpf_map_update_elem(&sy_udp_servers, k, s, BPF_NOEXIST);
+}
+
+static __always_inline long flow_delete_client(const struct client_key *k, int stream)
+{
+	return stream ? bpf_map_delete_elem(&sy_stream_clients, k) : bpf_map_delete_elem(&sy_udp_clients, k);
+}
+
+static __always_inline long flow_delete_server(const struct server_key *k, int stream)
+{
+	return stream ? bpf_map_delete_elem(&sy_stream_servers, k) : bpf_map_delete_elem(&sy_udp_servers, k);
+}
+
+/* udp_share_add changes the number of UDP flows of a frontend by n. */
+static __always_inline void udp_share_add(__u32 frontend, int n)
+{
+	__u32 *count = bpf_map_lookup_elem(&sy_udp_share, &frontend);
+
+	if (count && (n > 0 || *count > 0))
+		__sync_fetch_and_add(count, n);
+}
+
+/* nat_remove removes the flow that has the key of a server. The entry of its client stays when it is of another
+ * flow: the client may have opened one from the same port. */
+static __always_inline void nat_remove(const struct server_key *k, int stream)
+{
+	struct server_flow *s = flow_find_server(k, stream);
+
+	if (!s)
+		return;
+	struct client_key client = s->client;
+	struct client_flow *c = flow_find_client(&client, stream);
+
+	if (c && c->sport == k->dport && c->dport == k->sport && addr_equal(c->source.w, k->to.w))
+		flow_delete_client(&client, stream);
+	if (!flow_delete_server(k, stream) && !stream)
+		udp_share_add(client.frontend, -1);
+}
+
+/* nat_store writes both entries of a flow into the tables of its protocol; neither, when one cannot be written. */
+static __always_inline int nat_store(const struct pkt *p, struct verdict *v, struct client_flow *c,
+				     struct server_flow *s)
+{
+	int stream = pkt_is_stream(p);
+	long err = flow_update_server(&v->server, s, stream);
+
+	c->source = v->t.src;
+	c->backend = v->backend;
+	c->sport = v->t.sport;
+	c->dport = v->t.dport;
+	if (!err) {
+		err = flow_update_client(&v->client, c, stream);
+		if (err)
+			flow_delete_server(&v->server, stream);
+	}
+	if (err)
+		verdict_drop(v, err == -E2BIG ? REASON_FLOWS_FULL : REASON_NO_FLOW);
+	return !err;
+}
+
+/* nat_write_open claims the source that decide chose and writes the new flow: with UDP both entries, otherwise the
+ * half-open one of the server, and that of the client when it cannot be found by the hash. When another packet
+ * claimed the source at the same moment, the packet is dropped, and the client sends again. */
+static __always_inline void nat_write_open(const struct pkt *p, struct verdict *v)
+{
+	struct client_flow c = { .f = { .seen = v->now, .state = FLOW_HALF_OPEN }, .backend = v->backend };
+	struct server_flow s = { .f = { .seen = v->now, .state = FLOW_HALF_OPEN },
+				 .client = v->client,
+				 .backend = v->backend,
+				 .client_end = p->seq + p->payload + 1 };
+	int stream = pkt_is_stream(p);
+
+	if (v->claim == CLAIM_RESTED)
+		nat_remove(&v->server, stream);
+	if (v->replaces)
+		flow_delete_client(&v->client, stream); /* the port of the ended flow rests */
+	if (!stream) {
+		if (nat_store(p, v, &c, &s))
+			udp_share_add(v->client.frontend, 1);
+		return;
+	}
+	if (bpf_map_update_elem(&sy_halfopen_servers, &v->server, &s, v->claim >= CLAIM_OVER ? BPF_ANY : BPF_NOEXIST) ||
+	    (!v->by_hash && bpf_map_update_elem(&sy_halfopen_clients, &v->client, &c, BPF_ANY)))
+		verdict_drop(v, REASON_SNAT_EXHAUSTED);
+}
+
+/* nat_confirm moves a half-open flow to the table of established ones. f is the entry of the server. */
+static __always_inline void nat_confirm(const struct pkt *p, struct verdict *v, const struct flow *f)
+{
+	__u8 state = p->flags & TCP_FIN ? FLOW_CLOSING : FLOW_ESTABLISHED;
+	struct client_flow c = { .f = { .end = p->seq + p->payload + (p->flags & TCP_FIN),
+					.ack = p->ack,
+					.seen = v->now,
+					.state = state,
+					.fin = p->flags & TCP_FIN,
+					.answered = 1 } };
+	struct server_flow s = { .f = { .end = p->ack, .ack = p->seq, .seen = v->now, .state = state, .answered = 1 },
+				 .client = v->client,
+				 .backend = v->backend };
+
+	if (p->key.proto == IPPROTO_SCTP)
+		s.f.ack = f->ack;
+	if (!nat_store(p, v, &c, &s))
+		return;
+	bpf_map_delete_elem(&sy_halfopen_servers, &v->server);
+	bpf_map_delete_elem(&sy_halfopen_clients, &v->client);
+}
+
+/* nat_other returns the entry of the other side of a flow. */
+static __always_inline struct flow *nat_other(const struct pkt *p, const struct verdict *v)
+{
+	if (v->reply) {
+		struct client_flow *c = flow_find_client(&v->client, pkt_is_stream(p));
+
+		return c && c->sport == p->key.t.dport && c->dport == p->key.t.sport ? &c->f : 0;
+	}
+	struct server_flow *s = flow_find_server(&v->server, pkt_is_stream(p));
+
+	return s ? &s->f : 0;
+}
+
+/* nat_follow keeps the numbers of the sending side. Numbers far from the last ones are not the flow's. Nothing is
+ * written when nothing changed. */
+static __always_inline void nat_follow(const struct pkt *p, const struct verdict *v, struct flow *f)
+{
+	__u32 end = p->seq + p->payload + (p->flags & TCP_FIN);
+
+	if (f->seen != v->now)
+		f->seen = v->now;
+	if (p->key.proto != IPPROTO_TCP)
+		return;
+	if (!(p->flags & TCP_ACK) || !flow_in_window(end, f->end) || !flow_in_window(p->ack, f->ack))
+		return;
+	if ((__s32)(end - f->end) > 0)
+		f->end = end;
+	if ((__s32)(p->ack - f->ack) > 0)
+		f->ack = p->ack;
+	if (f->reset)
+		f->reset = 0;
+}
+
+static __always_inline void nat_set_state(struct flow *f, struct flow *other, __u8 state, __u32 backend)
+{
+	if (state == FLOW_CLOSED && f->state != FLOW_CLOSED)
+		backend_load_add(backend, -1);
+	f->state = state;
+	if (other)
+		other->state = state;
+}
+
+/* nat_reset records a RST. It ends the flow when its number is the one that the receiver must accept at once (RFC 5961,
+ * 3.2), which is that after the last byte of its sender or what the receiver acknowledged. With another number in the
+ * window the receiver challenges it, so the flow only gets a shorter timeout until one side sends again. */
+static __always_inline void nat_reset(const struct pkt *p, const struct verdict *v, struct flow *f, struct flow *other)
+{
+	int sctp = p->key.proto == IPPROTO_SCTP; /* the tag takes the place of a number (RFC 9260, 8.5.1) */
+
+	if (sctp ? p->ack == f->ack : p->seq == f->end || (other && p->seq == other->ack)) {
+		nat_set_state(f, other, FLOW_CLOSED, v->backend);
+		return;
+	}
+	if (sctp || !flow_in_window(p->seq, f->end))
+		return;
+	f->reset = 1;
+	if (other)
+		other->reset = 1;
+}
+
+/* nat_fin records a FIN whose number is in the window. */
+static __always_inline void nat_fin(const struct pkt *p, const struct verdict *v, struct flow *f, struct flow *other)
+{
+	if (p->key.proto == IPPROTO_SCTP ? p->ack != f->ack : !flow_in_window(p->seq, f->end))
+		return;
+	f->fin = 1;
+	if (f->state == FLOW_CLOSED) /* by a RST */
+		return;
+	nat_set_state(f, other, other && !other->fin ? FLOW_CLOSING : FLOW_CLOSED, v->backend);
+}
+
+/* nat_write_half_open is for packets of half-open flows that do not confirm them. f is the entry of the server. */
+static __always_inline void nat_write_half_open(const struct pkt *p, const struct verdict *v, struct flow *f)
+{
+	struct server_flow *s;
+
+	f->seen = v->now;
+	if (v->commit == COMMIT_ANSWER) {
+		f->answered = 1;
+		f->state = FLOW_HALF_OPEN;
+		f->end = p->seq;
+		f->ack = p->ack;
+		return;
+	}
+	if (v->reply) {
+		if (p->flags & TCP_RST)
+			nat_set_state(f, 0, FLOW_CLOSED, v->backend);
+		return;
+	}
+	s = bpf_map_lookup_elem(&sy_halfopen_servers, &v->server);
+	if (!s)
+		return;
+	if (v->commit == COMMIT_CLOSE && (p->key.proto == IPPROTO_SCTP || p->seq == s->client_end))
+		nat_set_state(f, 0, FLOW_CLOSED, v->backend);
+	else if (pkt_opens_flow(p))
+		s->client_end = p->seq + p->payload + 1;
+}
+
+/* nat_write writes what the verdict on a packet of a known flow requires. f is the entry of its direction; that of a
+ * half-open flow is the server's. */
+static __always_inline void nat_write(const struct pkt *p, struct verdict *v, struct flow *f)
+{
+	struct flow *other;
+
+	v->now = flow_clock();
+	if (v->half_open && v->commit == COMMIT_CONFIRM) {
+		nat_confirm(p, v, f);
+		return;
+	}
+	if (v->half_open) {
+		nat_write_half_open(p, v, f);
+		return;
+	}
+	if (v->commit == COMMIT_TOUCH) {
+		nat_follow(p, v, f);
+		return;
+	}
+	other = nat_other(p, v);
+	switch (v->commit) {
+	case COMMIT_ANSWER: /* UDP */
+		f->answered = 1;
+		f->seen = v->now;
+		if (other)
+			other->answered = 1;
+		return;
+	case COMMIT_CONFIRM: /* UDP */
+		f->seen = v->now;
+		nat_set_state(f, other, FLOW_ESTABLISHED, v->backend);
+		return;
+	default:
+		break;
+	}
+	if (p->flags & TCP_RST) {
+		nat_reset(p, v, f, other);
+		return;
+	}
+	nat_fin(p, v, f, other);
+	nat_follow(p, v, f);
+}

@@ -1,0 +1,184 @@
+package datapath
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// This file has what the model knows of flows by nat.
+
+// opened: the table selects the server of a new flow; no other flow to that server has its source port. The source is
+// one of snatTries that follow from the hash, and each of them may rest after an earlier flow of the client.
+func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) prediction {
+	const snatTries = 6
+	server := m.server(s.way, f)
+	port := server.Port() + p.Dst.Port() - f.Port
+	server = netip.AddrPortFrom(server.Addr(), port)
+	rest := 0
+	for x, e := range m.servers {
+		if x.src == server && e.to == s.way.back() {
+			rest++
+		}
+	}
+	if rest >= snatTries {
+		return drop("snat_exhausted")
+	}
+	var ours netip.AddrPort
+	m.mayExhaust = rest >= snatTries-2
+	return became(p, func(out dptest.Packet) (way, error) {
+		ours = out.Src
+		to := way{ours, server, s.proto}
+		half := m.half[to.back()]
+		used := m.servers[to.back()] != nil ||
+			half != nil && half.state != syFlowStateFLOW_CLOSED && rest < snatTries-2
+		if ours.Addr() != m.fx.addr("self") || ours.Port() < 61000 || used {
+			return to, fmt.Errorf("opened from %s", ours)
+		}
+		return to, nil
+	}, func() {
+		to := way{ours, server, s.proto}
+		delete(m.clients, s.way)
+		e := &entry{to: s.way.back(), state: syFlowStateFLOW_HALF_OPEN, clientEnd: s.seq + s.payload + 1}
+		if s.stream {
+			m.half[to.back()] = e
+			return
+		}
+		m.servers[to.back()] = e
+		m.clients[s.way] = &entry{to: to, state: syFlowStateFLOW_HALF_OPEN}
+	})
+}
+
+// knownHalfOpen is for packets of the client of a half-open flow.
+func (m *model) knownHalfOpen(p dptest.Packet, s segment, e *entry) prediction {
+	var key way
+	for x, other := range m.half {
+		if other == e {
+			key = x
+		}
+	}
+	to := func(dptest.Packet) (way, error) { return key.back(), nil }
+	switch {
+	case s.rst:
+		return became(p, to, func() {
+			if s.proto == dptest.SCTP || s.seq == e.clientEnd {
+				e.state = syFlowStateFLOW_CLOSED
+			}
+		})
+	case !s.ack:
+		return became(p, to, func() {
+			if s.opens() {
+				e.clientEnd = s.seq + s.payload + 1
+			}
+		})
+	case !e.answered || !m.confirms(s, e):
+		return drop("bad_ack")
+	}
+	return became(p, to, func() {
+		state, clientTag := syFlowStateFLOW_ESTABLISHED, s.seq
+		if s.fin {
+			state = syFlowStateFLOW_CLOSING
+		}
+		if s.proto == dptest.SCTP {
+			clientTag = e.ack
+		}
+		delete(m.half, key)
+		m.clients[s.way] = &entry{to: key.back(), end: s.last(), ack: s.number, state: state, fin: s.fin}
+		m.servers[key] = &entry{to: s.way.back(), end: s.number, ack: clientTag, state: state}
+	})
+}
+
+func (m *model) confirms(s segment, e *entry) bool {
+	if s.proto == dptest.SCTP {
+		return s.number == e.end
+	}
+	return s.number-e.end >= 1 && s.number-e.end <= 0x10000
+}
+
+// known is for packets of the client of any other flow.
+func (m *model) known(p dptest.Packet, s segment, e *entry) prediction {
+	return became(p, func(dptest.Packet) (way, error) { return e.to, nil }, func() {
+		other := m.servers[e.to.back()]
+		switch {
+		case !s.stream:
+			if e.answered && e.state == syFlowStateFLOW_HALF_OPEN {
+				e.state, other.state = syFlowStateFLOW_ESTABLISHED, syFlowStateFLOW_ESTABLISHED
+			}
+		case !s.syn:
+			m.follows(s, e, other)
+		}
+	})
+}
+
+func (m *model) replied(p dptest.Packet, s segment, e *entry) prediction {
+	return became(p, func(dptest.Packet) (way, error) { return e.to, nil }, func() {
+		other := m.clients[e.to.back()]
+		if other != nil && other.to != s.way.back() {
+			other = nil // a newer flow of the client
+		}
+		if s.stream {
+			m.follows(s, e, other)
+			return
+		}
+		e.answered = true
+		if other != nil {
+			other.answered = true
+		}
+	})
+}
+
+func (m *model) repliedHalfOpen(p dptest.Packet, s segment, e *entry) prediction {
+	return became(p, func(dptest.Packet) (way, error) { return e.to, nil }, func() {
+		switch {
+		case s.rst:
+			e.state = syFlowStateFLOW_CLOSED
+		case s.syn && s.ack && !s.fin:
+			e.answered, e.end, e.ack, e.state = true, s.seq, s.number, syFlowStateFLOW_HALF_OPEN
+		}
+	})
+}
+
+// inWindow reports whether a sequence number is within 8 MiB of another.
+func inWindow(seq, of uint32) bool { return seq-of+1<<23 <= 1<<24 }
+
+// follows updates one side of an established flow of TCP or SCTP by its packet.
+func (m *model) follows(s segment, e, other *entry) {
+	sctp := s.proto == dptest.SCTP
+	both := func(set func(*entry)) {
+		set(e)
+		if other != nil {
+			set(other)
+		}
+	}
+	if s.rst {
+		switch {
+		case sctp && s.number == e.ack, !sctp && (s.seq == e.end || other != nil && s.seq == other.ack):
+			both(func(e *entry) { e.state = syFlowStateFLOW_CLOSED })
+		case !sctp && inWindow(s.seq, e.end):
+			both(func(e *entry) { e.reset = true })
+		}
+		return
+	}
+	if s.fin && (sctp && s.number == e.ack || !sctp && inWindow(s.seq, e.end)) {
+		e.fin = true
+		if e.state != syFlowStateFLOW_CLOSED {
+			state := syFlowStateFLOW_CLOSED
+			if other != nil && !other.fin {
+				state = syFlowStateFLOW_CLOSING
+			}
+			both(func(e *entry) { e.state = state })
+		}
+	}
+	if sctp || !s.ack || !inWindow(s.last(), e.end) || !inWindow(s.number, e.ack) {
+		return
+	}
+	if int32(s.last()-e.end) > 0 {
+		e.end = s.last()
+	}
+	if int32(s.number-e.ack) > 0 {
+		e.ack = s.number
+	}
+	e.reset = false
+}

@@ -1,0 +1,213 @@
+package datapath
+
+import (
+	"context"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// runMany runs frames without explain and without reading the counters, and returns what was done with each.
+func (fx *fixture) runMany(frames [][]byte) (did map[string]int) {
+	fx.t.Helper()
+	did = map[string]int{}
+	fx.do(func() error {
+		for _, f := range frames {
+			did[fx.runRaw(f)]++
+		}
+		return nil
+	})
+	return did
+}
+
+// invented are packets to VIP:80 from random addresses and ports.
+func (fx *fixture) invented(rnd *rand.Rand, n int, proto, flags uint8) (frames [][]byte) {
+	for range n {
+		p := fx.fromClient(proto, flags)
+		a := p.Src.Addr().AsSlice()
+		a[len(a)-2], a[len(a)-1] = byte(1+rnd.IntN(250)), byte(rnd.Uint32())
+		a[1] ^= 1 // another network
+		addr, _ := netip.AddrFromSlice(a)
+		p.Src = netip.AddrPortFrom(addr, uint16(rnd.Uint32()))
+		p.Seq = rnd.Uint32()
+		frames = append(frames, p.Frame())
+	}
+	return frames
+}
+
+// defaultPorts is the default of snat_ports.
+func defaultPorts(o *Options) { o.SNATPorts = []PortRange{{1024, 32767}, {61000, 65535}} }
+
+// At 200,000 invented SYNs a second and a round-trip time of 50 ms, 10,000 of them arrive between each two packets of a
+// handshake. All handshakes succeed, with one backend, also when all source ports are taken.
+func TestHandshakesDuringASYNFlood(t *testing.T) {
+	const between, clients = 10_000, 12
+	for _, h := range []hook{hookXDP, hookTC} {
+		fx := newFixture(t, h, false, defaultPorts)
+		fx.service(lb.TCP, "b1")
+		rnd := rand.New(rand.NewPCG(1, 1))
+		flood := func() { fx.runMany(fx.invented(rnd, between, dptest.TCP, dptest.SYN)) }
+		for range 4 {
+			flood() // so that no port is free
+		}
+		var sent [clients]dptest.Packet
+		for step, flags := range []uint8{dptest.SYN, dptest.SYN | dptest.ACK, dptest.ACK} {
+			for i := range clients {
+				in := fx.on(i, dptest.TCP, flags)
+				if step == 1 {
+					fx.last = sent[i]
+					in = fx.reply(flags)
+				}
+				r := fx.run(in.Frame())
+				if r.did != "sent" || r.reason != "forwarded" {
+					t.Fatalf("%s: step %d of handshake %d: %s: %s", h, step, i, r.did, r.reason)
+				}
+				switch step {
+				case 0:
+					sent[i] = r.out
+				case 1:
+					if want := fx.on(i, dptest.TCP, 0).Src; r.out.Dst != want {
+						t.Fatalf("%s: the answer to %s went to %s", h, want, r.out.Dst)
+					}
+				case 2:
+					if r.out.Src != sent[i].Src {
+						t.Fatalf("%s: handshake %d continued from %s, after %s", h, i, r.out.Src, sent[i].Src)
+					}
+				}
+				if step < 2 && i%4 == 3 {
+					fx.runMany(fx.invented(rnd, between/3, dptest.TCP, dptest.SYN))
+				}
+			}
+		}
+		if err := fx.confirmed().want(clients, clients); err != nil {
+			t.Errorf("%s: %v", h, err)
+		}
+	}
+}
+
+// While an answer may come, a source port of UDP belongs to the client that asked.
+func TestUDPSourcePortsAreNotTakenOver(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, func(o *Options) {
+			o.SNATPorts, o.MaxFlows = []PortRange{{61000, 61099}}, 100_000
+		})
+		fx.service(lb.UDP, "b1")
+		victim := fx.run(udp(fx).Frame())
+		did := fx.runMany(fx.invented(rand.New(rand.NewPCG(1, 2)), 3000, dptest.UDP, 0))
+		if did["dropped"] == 0 {
+			t.Error("the source ports are not used up: the test covers nothing")
+		}
+		fx.last = victim.out
+		if r := fx.run(fx.reply(0).Frame()); r.out.Dst != udp(fx).Src {
+			t.Errorf("the answer went to %s; want %s", r.out.Dst, udp(fx).Src)
+		}
+	})
+}
+
+// Datagrams of invented sources, with answers and more datagrams, leave room for TCP and for other UDP services.
+func TestUDPFloodLeavesOthersAlone(t *testing.T) {
+	fx := newFixture(t, hookXDP, false, func(o *Options) { defaultPorts(o); o.MaxFlows = 400 })
+	fx.service(lb.UDP, "b1")
+	fx.serve(func(s *lb.Service) {
+		s.Name = "other"
+		s.Ports = lb.PortsOn(s.Ports[0].Backends, lb.Port{Port: 81, Target: 8080, Protocol: lb.UDP})
+	}, "b1")
+	fx.serve(func(s *lb.Service) { s.Name = "web" }, "b1")
+	for i := range 500 {
+		fx.runMany([][]byte{fx.on(1000+i, dptest.UDP, 0).Frame()})
+	}
+	for k, f := range fx.flows().servers { // all of them are answered and send again
+		from := netip.AddrPortFrom(fromAddr(f.Client.Client), swap(f.Client.Sport))
+		answer := dptest.Packet{Src: fx.at("b1", 8080), Dst: netip.AddrPortFrom(fromAddr(k.To), swap(k.Dport)),
+			Proto: dptest.UDP, Payload: []byte("answer")}
+		again := udp(fx)
+		again.Src = from
+		fx.runMany([][]byte{answer.Frame(), again.Frame()})
+	}
+	if n := len(fx.confirmed().servers); n != 100 {
+		t.Errorf("the flooded service has %d flows; want its share of 100", n)
+	}
+	other := udp(fx)
+	other.Dst = fx.at("vip", 81)
+	if r := fx.run(other.Frame()); r.reason != "forwarded" {
+		t.Errorf("another UDP service: %s", r.reason)
+	}
+	for _, p := range []func(*fixture) dptest.Packet{tcp(dptest.SYN), replies(dptest.SYN | dptest.ACK), tcp(dptest.ACK)} {
+		if r := fx.run(p(fx).Frame()); r.reason != "forwarded" {
+			t.Errorf("TCP: %s", r.reason)
+		}
+	}
+}
+
+// age makes the last packet of one side of all flows older.
+func (fx *fixture) age(clients, servers time.Duration) {
+	fx.t.Helper()
+	for _, table := range fx.d.objects.flowTables() {
+		all := fx.flowsIn(table)
+		for k, f := range all.clients {
+			f.F.Seen -= flowClock(clients)
+			if err := table.clients.Update(&k, &f, ebpf.UpdateExist); err != nil {
+				fx.t.Fatal(err)
+			}
+		}
+		for k, f := range all.servers {
+			f.F.Seen -= flowClock(servers)
+			if err := table.servers.Update(&k, &f, ebpf.UpdateExist); err != nil {
+				fx.t.Fatal(err)
+			}
+		}
+	}
+}
+
+// A flow lives as long as one of its sides sends, in the kernel and for the garbage collection.
+func TestEitherSideKeepsAFlow(t *testing.T) {
+	for name, state := range map[string]func(*fixture){"TCP": established, "UDP": answered} {
+		for _, old := range [][2]time.Duration{{3 * time.Hour, 0}, {0, 3 * time.Hour}, {3 * time.Hour, 3 * time.Hour}} {
+			fx := newFixture(t, hookTC, false, nil)
+			state(fx)
+			source := fx.last.Src
+			fx.age(old[0], old[1])
+			live := old[0] == 0 || old[1] == 0
+			in := fx.fromClient(fx.last.Proto, 0)
+			if fx.last.Proto == dptest.TCP {
+				in.Flags = dptest.ACK
+			}
+			r := fx.run(in.Frame())
+			if kept := r.reason == "forwarded" && r.out.Src == source; kept != live && name == "TCP" {
+				t.Errorf("%s: clients idle for %s, servers for %s: %s", name, old[0], old[1], r.reason)
+			}
+			if live {
+				fx.age(old[0], old[1])
+				fx.do(func() error { fx.d.gc.expire(context.Background()); return nil })
+				if n := len(fx.confirmed().servers); n != 1 {
+					t.Errorf("%s: clients idle for %s, servers for %s: %d flows", name, old[0], old[1], n)
+				}
+			}
+		}
+	}
+}
+
+// A handshake is completed on the server of its SYN when the table changes in between, also its size.
+func TestHandshakeAcrossAChange(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, nil)
+		for _, before := range [][]string{{"b1"}, {"b2"}, {"b1", "b2"}} {
+			for _, after := range [][]string{{"b1"}, {"b2"}, {"b1", "b2", "router"}} {
+				fx.reset()
+				fx.service(lb.TCP, before...)
+				server := fx.went(tcp(dptest.SYN)(fx))
+				fx.service(lb.TCP, after...)
+				fx.run(fx.reply(dptest.SYN | dptest.ACK).Frame())
+				if to := fx.went(tcp(dptest.ACK)(fx)); to != server {
+					t.Errorf("%v, then %v: the SYN went to %s, the ACK to %s", before, after, server, to)
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,71 @@
+package datapath
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// This file has what flows by nat need of services.
+
+// settle removes the earlier backends of frontends by nat from their tables after a time in which all flows that were
+// half-open when their slot changed are confirmed or forgotten.
+func (s *services) settle(after time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var plans []*lb.FrontendPlan
+	for _, f := range s.frontends {
+		if f.plan != nil && !f.changed.IsZero() && time.Since(f.changed) > after {
+			plans = append(plans, f.plan)
+		}
+	}
+	for _, u := range s.putLocked(plans, true) {
+		if u.err != nil {
+			s.log.Warn("earlier backends not removed", "frontend", u.plan.Frontend, "err", u.err)
+		}
+	}
+}
+
+// flowFrontend returns the id of a frontend in the keys of its flows. Flows of decapsulated packets have that of the
+// frontend for packets outside tunnels, so that both kinds of packets find them.
+func (s *services) flowFrontend(f lb.Frontend, id uint32) uint32 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f.Decap = false
+	if outer := s.frontends[f]; outer != nil {
+		return outer.id
+	}
+	return id
+}
+
+// setUDPFlows writes the number of UDP flows of each frontend.
+func (s *services) setUDPFlows(flows map[uint32]uint32) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for f, state := range s.frontends {
+		if f.Protocol != lb.UDP {
+			continue
+		}
+		if err := s.objects.SyUdpShare.Put(state.id, flows[state.id]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// frontendVIPs returns a function that returns the address of a frontend id, also of a removed one.
+func (s *services) frontendVIPs() func(id uint32) netip.Addr {
+	known := map[uint32]netip.Addr{}
+	return func(id uint32) netip.Addr {
+		if a, ok := known[id]; ok {
+			return a
+		}
+		var addr syAddr
+		if err := s.objects.SyFrontendVips.Lookup(id, &addr); err != nil {
+			s.log.Warn("address of a frontend not read", "err", err)
+		}
+		known[id] = fromAddr(addr)
+		return known[id]
+	}
+}
