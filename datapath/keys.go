@@ -110,7 +110,7 @@ func fromBackend(b syBackend) (at netip.AddrPort, ours []netip.Addr) {
 }
 
 // flowClockShift is FLOW_CLOCK_SHIFT of bpf/flow.h: the unit in which flows have the time of their last packet.
-const flowClockShift = 27
+const flowClockShift = 22
 
 func flowClock(uptime time.Duration) uint32 { return uint32(uptime >> flowClockShift) }
 

@@ -9,8 +9,9 @@
 #include "maps.h"
 #include "parse.h"
 
-/* A unit of the clock of flows is about an eighth of a second; the clock wraps after 18 years. */
-#define FLOW_CLOCK_SHIFT 27
+/* A unit of the clock of flows is 4 ms: ages of half-open flows are compared, of which there are thousands a second. The
+ * clock wraps after 208 days. */
+#define FLOW_CLOCK_SHIFT 22
 
 static __always_inline __u32 flow_clock(void)
 {
