@@ -60,7 +60,7 @@ func openBackends(o *syObjects, c *chunks, filter *addrFilter, log *slog.Logger)
 		b.at, b.ours = fromBackend(value)
 		s.byAddr[b.at], s.byID[b.id] = b, b
 		s.next = b.id + 1
-		if err := filter.add(b.at.Addr()); err != nil {
+		if err := filter.add(b.at.Addr(), syAddrKindADDR_BACKEND); err != nil {
 			return nil, err
 		}
 	}
@@ -141,7 +141,7 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 	if err := s.objects.SyBackendLoad.Put(id, uint32(0)); err != nil {
 		return nil, fmt.Errorf("reset the load of backend %s: %w", at, err)
 	}
-	if err := errors.Join(s.filter.add(at.Addr()), s.write(b)); err != nil {
+	if err := errors.Join(s.filter.add(at.Addr(), syAddrKindADDR_BACKEND), s.write(b)); err != nil {
 		return nil, err
 	}
 	if n := len(s.spare); n > 0 {
@@ -189,10 +189,7 @@ func (s *backends) release(unused func(id uint32) bool) {
 		delete(s.byAddr, at)
 		delete(s.byID, b.id)
 		s.spare = append(s.spare, b.id)
-		if err := s.filter.remove(at.Addr()); err != nil {
-			s.log.Warn("address of a backend not removed from the filter", "backend", at, "err", err)
-		}
-		if err := s.filter.remove(at.Addr()); err != nil {
+		if err := s.filter.remove(at.Addr(), syAddrKindADDR_BACKEND); err != nil {
 			s.log.Warn("address of a backend not removed from the filter", "backend", at, "err", err)
 		}
 		if !s.has(at.Addr()) {

@@ -3,6 +3,7 @@ package datapath
 import (
 	"encoding/binary"
 	"fmt"
+	"math/bits"
 	"net/netip"
 	"sync"
 
@@ -31,8 +32,8 @@ func openAddrFilter(bits *ebpf.Map, keys [10]uint32) (*addrFilter, error) {
 	return f, nil
 }
 
-// bit is addr_filtered of bpf/frontend.h.
-func (f *addrFilter) bit(addr netip.Addr) uint32 {
+// bit is the bit for an address and a kind (addr_kinds of bpf/frontend.h).
+func (f *addrFilter) bit(addr netip.Addr, kind syAddrKind) uint32 {
 	b := addr.As16()
 	w := func(i int) uint32 { return binary.NativeEndian.Uint32(b[4*i:]) }
 	pair := func(x, y uint32, i int) uint64 { return uint64(x+f.keys[i]) * uint64(y+f.keys[i+1]) }
@@ -40,24 +41,24 @@ func (f *addrFilter) bit(addr netip.Addr) uint32 {
 	if !addr.Is4() {
 		h += pair(w(1), w(2), 2)
 	}
-	return uint32(h>>32) % (64 * f.bits.MaxEntries())
+	return uint32(h>>32)%(16*f.bits.MaxEntries())*4 + uint32(bits.TrailingZeros32(uint32(kind)))
 }
 
 // add makes the programs look at packets from and to an address. It counts: remove must be called as often.
-func (f *addrFilter) add(addr netip.Addr) error {
+func (f *addrFilter) add(addr netip.Addr, kind syAddrKind) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	bit := f.bit(addr)
+	bit := f.bit(addr, kind)
 	if f.counts[bit]++; f.counts[bit] > 1 {
 		return nil
 	}
 	return f.write(bit/64, f.words[bit/64]|1<<(bit%64))
 }
 
-func (f *addrFilter) remove(addr netip.Addr) error {
+func (f *addrFilter) remove(addr netip.Addr, kind syAddrKind) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	bit := f.bit(addr)
+	bit := f.bit(addr, kind)
 	if f.counts[bit]--; f.counts[bit] > 0 {
 		return nil
 	}

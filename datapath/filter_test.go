@@ -57,8 +57,8 @@ func TestFilterCounts(t *testing.T) {
 	f := fx.d.services.filter
 	addr := netip.MustParseAddr("198.51.100.1")
 	before := fx.filtered()
-	for step, do := range []func(netip.Addr) error{f.add, f.add, f.remove, f.remove} {
-		if err := do(addr); err != nil {
+	for step, do := range []func(netip.Addr, syAddrKind) error{f.add, f.add, f.remove, f.remove} {
+		if err := do(addr, syAddrKindADDR_VIP); err != nil {
 			t.Fatal(err)
 		}
 		if n, want := fx.filtered(), before+[]int{1, 1, 1, 0}[step]; n != want {

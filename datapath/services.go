@@ -103,7 +103,7 @@ func (s *services) readFrontends() (used map[uint32]bool, err error) {
 		used[id] = true
 		s.frontends[f.is] = f
 		if len(s.vips[f.is.VIP]) == 0 {
-			err = errors.Join(err, s.filter.add(f.is.VIP))
+			err = errors.Join(err, s.filter.add(f.is.VIP, syAddrKindADDR_VIP))
 		}
 		s.ofVIP(f.is.VIP)[id] = f
 	}
@@ -276,7 +276,7 @@ func (s *services) complete(u *frontendUpdate) {
 	}
 	f.down = u.plan.Down
 	if len(s.vips[u.plan.VIP]) == 0 {
-		u.err = s.filter.add(u.plan.VIP)
+		u.err = s.filter.add(u.plan.VIP, syAddrKindADDR_VIP)
 	}
 	s.ofVIP(u.plan.VIP)[f.id] = f
 	u.err = errors.Join(u.err, s.entries.trim(f.id, u.plan, u.ids), s.setVIP(u.plan.VIP))
@@ -312,7 +312,7 @@ func (s *services) setVIP(addr netip.Addr) error {
 		return s.objects.SyVips.Put(toAddr(addr), vip)
 	}
 	delete(s.vips, addr)
-	return errors.Join(ignoreMissing(s.objects.SyVips.Delete(toAddr(addr))), s.filter.remove(addr))
+	return errors.Join(ignoreMissing(s.objects.SyVips.Delete(toAddr(addr))), s.filter.remove(addr, syAddrKindADDR_VIP))
 }
 
 // ofVIP returns the frontends of a VIP, by id.

@@ -32,6 +32,14 @@ type syAddr struct {
 	W [4]uint32
 }
 
+type syAddrKind uint32
+
+const (
+	syAddrKindADDR_VIP     syAddrKind = 1
+	syAddrKindADDR_OWN     syAddrKind = 2
+	syAddrKindADDR_BACKEND syAddrKind = 4
+)
+
 type syAffinity struct {
 	_       structs.HostLayout
 	Backend uint32
@@ -178,6 +186,7 @@ type syExported struct {
 	FlowState uint32
 	Method    uint32
 	Algorithm uint32
+	AddrKind  uint32
 	SlotLine  struct {
 		_     structs.HostLayout
 		Words [16]uint32
@@ -197,7 +206,6 @@ type syExported struct {
 			W [4]uint32
 		}
 	}
-	Pad uint32
 }
 
 type syFlow struct {

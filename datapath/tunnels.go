@@ -56,13 +56,13 @@ func (t *tunnels) refresh() error {
 		}
 		own[addr], keys[toAddr(addr)] = true, true
 		if !t.own[addr] {
-			err = errors.Join(err, t.filter.add(addr))
+			err = errors.Join(err, t.filter.add(addr, syAddrKindADDR_OWN))
 		}
 	}
 	err = errors.Join(err, replaceKeys(t.objects.SyLocalAddrs, keys))
 	for addr := range t.own {
 		if !own[addr] {
-			err = errors.Join(err, t.filter.remove(addr))
+			err = errors.Join(err, t.filter.remove(addr, syAddrKindADDR_OWN))
 		}
 	}
 	t.own = own

@@ -35,14 +35,17 @@ volatile const __u32 icmp_errors_per_second = 1000;
 /* The minimum MTU of IPv6 (RFC 8200, 5). Smaller reported MTUs are ignored, smaller packets are not checked. */
 #define MIN_MTU 1280
 
-/* Types that no map has and that Go reads from BTF. */
+/* Types that no map has and that Go reads from BTF. Their layout does not matter. */
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wpadded"
 volatile const struct exported {
 	struct traffic traffic;
 	struct verdict verdict;
 	enum flow_state flow_state;
 	enum method method;
 	enum algorithm algorithm;
+	enum addr_kind addr_kind;
 	struct slot_line slot_line;
 	struct backend backend;
-	__u32 pad;
 } exported = {};
+#pragma clang diagnostic pop

@@ -49,7 +49,8 @@ static __always_inline struct flow *decide_service(const struct pkt *p, struct v
  * checked again. */
 static __always_inline void decide_source(const struct pkt *p, struct verdict *v)
 {
-	if ((v->commit == COMMIT_NONE && v->action <= ACTION_FORWARD) || addr_filtered(&p->key.t.src))
+	if ((v->commit == COMMIT_NONE && v->action <= ACTION_FORWARD) ||
+	    !(addr_kinds(&p->key.t.src) & (ADDR_VIP | ADDR_OWN)))
 		return;
 	if (bpf_map_lookup_elem(&sy_vips, &p->key.t.src) || bpf_map_lookup_elem(&sy_local_addrs, &p->key.t.src))
 		verdict_drop(v, REASON_SOURCE_IS_LOCAL);
@@ -60,29 +61,35 @@ static __always_inline void decide_source(const struct pkt *p, struct verdict *v
 static __always_inline struct flow *decide(const struct pkt *p, enum reason parsed, struct verdict *v,
 					   const struct decap_ctx *in, const int leave_local)
 {
-	if (parsed == REASON_NOT_OURS || (addr_filtered(&p->key.t.dst) && addr_filtered(&p->key.t.src)))
+	if (parsed == REASON_NOT_OURS)
 		return verdict_set(v, ACTION_PASS, REASON_NOT_OURS);
-	if (!in && parsed == REASON_NONE && decide_tunnel(p, v))
+	__u8 to = addr_kinds(&p->key.t.dst);
+
+	if (!in && parsed == REASON_NONE && to & ADDR_OWN && decide_tunnel(p, v))
 		return 0;
 	if (parsed == REASON_NONE && proto_has_ports(p->key.proto) && !frag_unresolved(p)) {
-		if (snat_in_range(p->key.t.dport)) {
-			struct flow *f = nat_find_reply(p, v);
+		struct frontend *fe = to & ADDR_VIP ? frontend_lookup(&p->key, 0) : 0;
 
-			if (f)
-				return decide_reply(p, v, f);
-			v->half_open = 0;
-		}
-		struct frontend *fe = frontend_lookup(&p->key, 0);
-
-		v->hash = flow_hash(&p->key, ALGORITHM_FLOW_HASH);
 		if (fe) {
+			v->hash = flow_hash(&p->key, ALGORITHM_FLOW_HASH);
 			struct flow *f = decide_service(p, v, fe, in, leave_local);
 
 			if (!f)
 				decide_source(p, v);
 			return f;
 		}
+		if (snat_in_range(p->key.t.dport) && addr_kinds(&p->key.t.src) & ADDR_BACKEND) {
+			struct flow *f = nat_find_reply(p, v);
+
+			if (f) {
+				v->hash = flow_hash(&p->key, ALGORITHM_FLOW_HASH);
+				return decide_reply(p, v, f);
+			}
+			v->half_open = 0;
+		}
 	}
+	if (!(to & ADDR_VIP))
+		return verdict_set(v, ACTION_PASS, REASON_NOT_OURS);
 	struct vip *vip = bpf_map_lookup_elem(&sy_vips, &p->key.t.dst);
 
 	if (!vip)

@@ -34,14 +34,14 @@ static __always_inline __u32 flow_hash(const struct flow_key *k, __u8 algorithm)
 	return hash_finish(h);
 }
 
-/* addr_filtered reports that an address is no VIP, none of this node and none of a backend. */
-static __always_inline int addr_filtered(const struct addr *a)
+/* addr_kinds returns what an address may be (enum addr_kind); 0: certainly none of it. */
+static __always_inline __u8 addr_kinds(const struct addr *a)
 {
 	__u64 h = hash_pair(a->w[3], a->w[0], 0) + (addr_is_v4(a) ? 0 : hash_pair(a->w[1], a->w[2], 2));
-	__u32 bit = h >> 32, i = bit / 64 % ADDR_FILTER_WORDS;
+	__u32 n = h >> 32, i = n / 16 % ADDR_FILTER_WORDS;
 	__u64 *word = bpf_map_lookup_elem(&sy_addr_filter, &i);
 
-	return !word || !(*word >> (bit & 63) & 1);
+	return word ? *word >> n % 16 * 4 & 15 : 0;
 }
 
 /* frontend_lookup returns the frontend of a packet. A single port takes precedence over a range. */

@@ -117,9 +117,9 @@ struct {
 	__uint(max_entries, MAX_FRONTENDS);
 } sy_vips SEC(".maps");
 
-/* One bit per hash of an address: set when the address may be a VIP, an address of this node, or that of a backend. It
- * spares other packets all lookups in hash maps. */
-#define ADDR_FILTER_WORDS 4096
+/* What an address may be, by its hash: 4 bits (enum addr_kind) for each of 131,072 values. It spares packets that are
+ * not ours all lookups in hash maps. */
+#define ADDR_FILTER_WORDS 8192
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);

@@ -66,7 +66,7 @@ static __always_inline int flow_in_window(__u32 seq, __u32 of)
 /* nat_find_reply returns the flow of a packet that a server sent, and sets in the verdict what it becomes. */
 static __always_inline struct flow *nat_find_reply(const struct pkt *p, struct verdict *v)
 {
-	__u32 *id = addr_filtered(&p->key.t.src) ? 0 : bpf_map_lookup_elem(&sy_servers, &p->key.t.src);
+	__u32 *id = bpf_map_lookup_elem(&sy_servers, &p->key.t.src);
 
 	if (!id)
 		return 0;

@@ -86,9 +86,11 @@ int sy_tc_out(struct __sk_buff *skb)
 
 	if (r == EGRESS_NOT_MINE)
 		r = egress_drop_spoofed(s);
-	if (r == EGRESS_NOT_MINE && addr_filtered(&s->p.key.t.src))
+	__u8 from = addr_kinds(&s->p.key.t.src);
+
+	if (r == EGRESS_NOT_MINE && !from)
 		return TC_ACT_UNSPEC;
-	if (r == EGRESS_NOT_MINE && local_delivery)
+	if (r == EGRESS_NOT_MINE && local_delivery && from & ADDR_BACKEND)
 		r = egress_reply(skb, s);
 	if (r != EGRESS_NOT_MINE)
 		return r;

@@ -153,6 +153,12 @@ struct pmtu {
 	__u32 pad;
 };
 
+enum addr_kind {
+	ADDR_VIP = 1,
+	ADDR_OWN = 2, /* of this node */
+	ADDR_BACKEND = 4,
+};
+
 /* A result of bpf_fib_lookup. */
 struct next_hop {
 	struct addr src, dst; /* what was looked up, with path */
