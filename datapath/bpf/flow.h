@@ -9,8 +9,8 @@
 #include "maps.h"
 #include "parse.h"
 
-/* A unit of the clock of flows is 4 ms: ages of half-open flows are compared, of which there are thousands a second. The
- * clock wraps after 208 days. */
+/* A unit of the clock of flows is 4 ms: ages of half-open flows are compared, of which there are thousands a second.
+ * The clock wraps after 208 days. */
 #define FLOW_CLOCK_SHIFT 22
 
 static __always_inline __u32 flow_clock(void)

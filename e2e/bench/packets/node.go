@@ -88,7 +88,7 @@ func newNode(l *lab.Lab, flows int, change func(*datapath.Options)) (*node, erro
 func (n *node) open(flows int, change func(*datapath.Options)) error {
 	o := datapath.Options{
 		Interfaces: []string{uplink}, Mode: datapath.ModeXDP, MaxFlows: flows + flows/2 + flows64k,
-		SNATPorts: [2]uint16{10000, 65535}, TunnelPort: 6090, Timeouts: datapath.DefaultTimeouts,
+		SNATPorts: []datapath.PortRange{{First: 10000, Last: 65535}}, TunnelPort: 6090, Timeouts: datapath.DefaultTimeouts,
 		PinPath: datapath.DefaultPinPath, StateDir: datapath.DefaultStateDir, Log: slog.New(slog.DiscardHandler),
 	}
 	change(&o)
