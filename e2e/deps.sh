@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what the tests need beyond Go: routing daemons, a container runtime, the compiler of the BPF objects and some
-# tools. Programs of Debian's essential packages are not listed. It installs only what is missing, and neither starts nor
-# enables the services of these packages.
+# tools; with the argument "bench", also the peers of make bench. Programs of Debian's essential packages are not listed.
+# It installs only what is missing, and neither starts nor enables the services of these packages.
 set -eu
 missing= services=
 need() { # PROGRAM-OR-FILE PACKAGE [SERVICE]
@@ -36,6 +36,13 @@ need mount mount
 need containerd containerd containerd
 need ctr containerd containerd
 need runc runc
+# make bench.
+if [ "${1-}" = bench ]; then
+	need wrk wrk
+	need nginx nginx-light nginx
+	need /usr/lib/nginx/modules/ngx_stream_module.so libnginx-mod-stream
+	need haproxy haproxy haproxy
+fi
 # The test of the unit file.
 need systemd-analyze systemd
 [ -n "$missing" ] || exit 0

@@ -4,14 +4,18 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/steelyard-lb/steelyard/e2e/bench/connections"
 	"github.com/steelyard-lb/steelyard/e2e/bench/packets"
+	"github.com/steelyard-lb/steelyard/e2e/bench/scale"
 )
 
 func main() {
@@ -22,13 +26,16 @@ func main() {
 }
 
 // parts are the names for -only.
-var parts = []string{"cost", "live"}
+var parts = []string{"cost", "live", "connections", "scale"}
 
 // result is everything that was measured.
 type result struct {
-	Machine string         `json:"machine"`
-	Cost    []packets.Cell `json:"cost,omitempty"`
-	Live    []packets.Rate `json:"live,omitempty"`
+	Machine string               `json:"machine"`
+	Cost    []packets.Cell       `json:"cost,omitempty"`
+	Live    []packets.Rate       `json:"live,omitempty"`
+	Conns   []connections.Result `json:"connections,omitempty"`
+	Apply   []scale.Applied      `json:"apply,omitempty"`
+	Agent   []scale.Running      `json:"agent,omitempty"`
 }
 
 func run() error {
@@ -40,6 +47,10 @@ func run() error {
 	flag.IntVar(&cost.Rounds, "rounds", 15, "cost: rounds")
 	live := packets.LiveOptions{Packets: 100_000, Log: os.Stderr}
 	flag.IntVar(&live.Rounds, "liverounds", 10, "live: rounds")
+	conns := connections.Options{Log: os.Stderr}
+	flag.IntVar(&conns.Rounds, "connrounds", 6, "connections: rounds")
+	flag.DurationVar(&conns.Sustained, "sustained", time.Minute, "connections: duration of the one with one backend")
+	binary := flag.String("binary", "./steelyard", "connections, scale: `path` of the program")
 	file := flag.String("json", "", "write the results to this `file`")
 	flag.Parse()
 	var err error
@@ -62,9 +73,16 @@ func run() error {
 			r.Cost, err = packets.Cost(cost)
 		case "live":
 			r.Live, err = packets.Live(live)
+		case "connections":
+			conns.Binary = *binary
+			r.Conns, err = connections.Run(conns)
+		case "scale":
+			if r.Apply, err = scale.Apply(os.Stderr); err == nil {
+				r.Agent, err = scale.Agent(*binary, os.Stderr)
+			}
 		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", part, err)
+			return errors.Join(fmt.Errorf("%s: %w", part, err), r.print(os.Stdout))
 		}
 	}
 	if err := r.print(os.Stdout); err != nil {

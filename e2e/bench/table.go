@@ -6,8 +6,11 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 
+	"github.com/steelyard-lb/steelyard/e2e/bench/connections"
 	"github.com/steelyard-lb/steelyard/e2e/bench/packets"
+	"github.com/steelyard-lb/steelyard/e2e/bench/scale"
 )
 
 // table is a table of results.
@@ -24,6 +27,15 @@ func (r result) tables() (all []table) {
 	}
 	if len(r.Live) != 0 {
 		all = append(all, liveTable(r.Live))
+	}
+	if len(r.Conns) != 0 {
+		all = append(all, connectionsTable(r.Conns))
+	}
+	if len(r.Apply) != 0 {
+		all = append(all, applyTable(r.Apply))
+	}
+	if len(r.Agent) != 0 {
+		all = append(all, agentTable(r.Agent))
 	}
 	return all
 }
@@ -79,3 +91,44 @@ func liveTable(rates []packets.Rate) table {
 			return fmt.Sprintf("%.0f (%.2f, %.2f–%.2f)", r.PerSecond/1000, r.Ratio, r.Low, r.High)
 		})
 }
+
+func connectionsTable(all []connections.Result) table {
+	return grid("HTTP (ratio to plain routing: median, lowest–highest)", "way", connections.Kinds, all,
+		func(r connections.Result) (string, string) { return r.Way, r.Kind },
+		func(r connections.Result) string {
+			value := fmt.Sprintf("%.0f", r.Value)
+			switch r.Kind {
+			case connections.Latency:
+				value = fmt.Sprintf("%.0f µs", 1e6*r.Value)
+			case connections.Throughput:
+				value = fmt.Sprintf("%.1f Gbit/s", 8*r.Value/1e9)
+			case connections.Sustained:
+				return value
+			}
+			return fmt.Sprintf("%s (%.2f, %.2f–%.2f)", value, r.Ratio, r.Low, r.High)
+		})
+}
+
+func applyTable(all []scale.Applied) table {
+	t := table{title: "the datapath alone", head: []string{"size", "all in the kernel after", "one change, p50", "p99",
+		"CPU for a change", "memory of maps"}}
+	for _, a := range all {
+		t.rows = append(t.rows, []string{a.Size, ms(a.First), ms(a.P50), ms(a.P99), ms(a.CPU), mib(a.KernelMemory)})
+	}
+	return t
+}
+
+func agentTable(all []scale.Running) table {
+	t := table{title: "an agent with a configuration file of 10 backends a service", head: []string{"services",
+		"in force after start", "SIGHUP until in force, p50", "p99", "CPU for a reload", "idle, of one CPU", "resident",
+		"memory of maps"}}
+	for _, r := range all {
+		t.rows = append(t.rows, []string{fmt.Sprint(r.Services), ms(r.Start), ms(r.P50), ms(r.P99), ms(r.CPU),
+			fmt.Sprintf("%.1f %%", 100*r.Idle), mib(r.Resident), mib(r.KernelMemory)})
+	}
+	return t
+}
+
+func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond)) }
+
+func mib(bytes uint64) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }

@@ -52,8 +52,8 @@ var mayImport = map[string][]string{
 }
 
 // mayImportAll are the packages that connect the others, and the end-to-end tests.
-var mayImportAll = []string{"lb/agent", "e2e", "e2e/bench", "e2e/bench/packets", "e2e/bench/live", "e2e/bench/scale",
-	"e2e/lab/labtest"}
+var mayImportAll = []string{"lb/agent", "e2e", "e2e/bench", "e2e/bench/packets", "e2e/bench/connections",
+	"e2e/bench/scale", "e2e/lab/labtest"}
 
 // owners lists the packages that may import an external library, by prefix.
 var owners = map[string][]string{

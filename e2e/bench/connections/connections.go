@@ -1,0 +1,175 @@
+// Package connections measures HTTP through a host that forwards in different ways: new connections a second, latency
+// and throughput. The client is wrk, the server nginx, which closes first; both run on the CPUs of the host that
+// forwards. Servers keep no TIME_WAIT state, and connection tracking keeps it for a second only: otherwise their tables
+// are measured.
+package connections
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+)
+
+// Options of Run.
+type Options struct {
+	Binary    string // of steelyard
+	Rounds    int
+	Sustained time.Duration // of the measurement with one backend
+	Log       io.Writer
+}
+
+// Kinds of measurements.
+const (
+	NewConnections = "new connections/s"
+	Latency        = "p50 latency, 1 client"
+	Throughput     = "throughput"
+	Sustained      = "new connections/s, one backend, sustained"
+)
+
+// Kinds are the columns of the table.
+var Kinds = []string{NewConnections, Latency, Throughput, Sustained}
+
+// Result is a measurement of a way.
+type Result struct {
+	Way, Kind string
+	// Value is the median of the rounds: connections a second, seconds, bytes a second.
+	Value float64
+	// Ratio is the median of the ratios to plain routing of each round; Low and High the lowest and highest.
+	Ratio, Low, High float64
+}
+
+// load is how wrk is run.
+var loads = map[string][]string{
+	NewConnections: {"-t2", "-c32", "-d2s", "-H", "Connection: close"},
+	Latency:        {"-t1", "-c1", "-d1s", "--latency"},
+	Throughput:     {"-t1", "-c4", "-d1s"},
+}
+
+// Run measures. It leaves out the ways whose program is not installed.
+func Run(o Options) (_ []Result, err error) {
+	for _, needed := range []string{"wrk", "nginx"} {
+		if _, err := exec.LookPath(needed); err != nil {
+			return nil, fmt.Errorf("%w; sh e2e/deps.sh bench installs it", err)
+		}
+	}
+	l, err := lab.New()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	var sites []*site
+	for _, w := range ways {
+		if _, err := exec.LookPath(w.needs); w.needs != "" && err != nil {
+			fmt.Fprintf(o.Log, "%s is left out: %v\n", w.name, err)
+			continue
+		}
+		fmt.Fprintf(o.Log, "prepare %s\n", w.name)
+		s, err := newSite(l, w, o.Binary)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", w.name, err)
+		}
+		sites = append(sites, s)
+	}
+	for round := range o.Rounds {
+		fmt.Fprintf(o.Log, "round %d of %d\n", round+1, o.Rounds)
+		for _, kind := range []string{NewConnections, Latency, Throughput} {
+			for _, s := range sites {
+				if err := s.measure(kind, s.way.to, loads[kind]); err != nil {
+					return nil, fmt.Errorf("%s, %s: %w", s.way.name, kind, err)
+				}
+			}
+		}
+	}
+	for _, s := range sites {
+		if s.way.one == "" || o.Sustained == 0 {
+			continue
+		}
+		fmt.Fprintf(o.Log, "sustained: %s\n", s.way.name)
+		args := []string{"-t2", "-c32", fmt.Sprintf("-d%ds", int(o.Sustained.Seconds())), "-H", "Connection: close"}
+		if err := s.measure(Sustained, s.way.one, args); err != nil {
+			return nil, fmt.Errorf("%s, %s: %w", s.way.name, Sustained, err)
+		}
+	}
+	return results(sites), nil
+}
+
+var (
+	requestsPerSecond = regexp.MustCompile(`Requests/sec:\s+([0-9.]+)`)
+	bytesPerSecond    = regexp.MustCompile(`Transfer/sec:\s+([0-9.]+)([KMG]?)B`)
+	halfOfRequests    = regexp.MustCompile(`50%\s+([0-9.]+[a-z]+)`)
+)
+
+// measure runs wrk and keeps the value.
+func (s *site) measure(kind, to string, args []string) error {
+	url := "http://" + to + "/"
+	if kind == Throughput {
+		url += "big"
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	defer cancel()
+	out, err := s.client.Run(ctx, "wrk", append(slices.Clone(args), url)...)
+	if err != nil {
+		return err
+	}
+	value := 0.0
+	switch kind {
+	case Latency:
+		if m := halfOfRequests.FindStringSubmatch(out); m != nil {
+			d, err := time.ParseDuration(m[1])
+			if err != nil {
+				return err
+			}
+			value = d.Seconds()
+		}
+	case Throughput:
+		if m := bytesPerSecond.FindStringSubmatch(out); m != nil {
+			value, _ = strconv.ParseFloat(m[1], 64)
+			value *= map[string]float64{"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[m[2]]
+		}
+	default:
+		if m := requestsPerSecond.FindStringSubmatch(out); m != nil {
+			value, _ = strconv.ParseFloat(m[1], 64)
+		}
+	}
+	if value == 0 || strings.Contains(out, "Non-2xx") {
+		return fmt.Errorf("unexpected output of wrk:\n%s", out)
+	}
+	s.values[kind] = append(s.values[kind], value)
+	return nil
+}
+
+func results(sites []*site) (all []Result) {
+	base := sites[0]
+	for _, s := range sites {
+		for _, kind := range Kinds {
+			values := s.values[kind]
+			if len(values) == 0 {
+				continue
+			}
+			r := Result{Way: s.way.name, Kind: kind, Value: median(values)}
+			if of := base.values[kind]; len(of) == len(values) {
+				var ratios []float64
+				for i := range values {
+					ratios = append(ratios, values[i]/of[i])
+				}
+				r.Ratio, r.Low, r.High = median(ratios), slices.Min(ratios), slices.Max(ratios)
+			}
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+func median(x []float64) float64 {
+	x = slices.Sorted(slices.Values(x))
+	return (x[(len(x)-1)/2] + x[len(x)/2]) / 2
+}

@@ -1,0 +1,208 @@
+package scale
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/datapath"
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+)
+
+// Running is what Agent measures with a number of services in the configuration file.
+type Running struct {
+	Services int
+	// Start is the time from the start of the process until the last service was in force.
+	Start time.Duration
+	// P50 and P99 are the times from a SIGHUP until a new backend of one service is in force, and CPU that of the
+	// agent for each.
+	P50, P99, CPU time.Duration
+	Reloads       int
+	Idle          float64 // share of one CPU while nothing changes
+	Resident      uint64  // memory of the process, in bytes
+	KernelMemory  uint64  // of the maps
+}
+
+// Agent measures agents of this binary with 10 backends a service.
+func Agent(binary string, log io.Writer) (all []Running, err error) {
+	for _, n := range []int{1, 100, 1000, 10_000} {
+		fmt.Fprintf(log, "agent with %d services\n", n)
+		r, err := agent(binary, n)
+		if err != nil {
+			return nil, fmt.Errorf("%d services: %w", n, err)
+		}
+		all = append(all, r)
+	}
+	return all, nil
+}
+
+// config is the configuration file. The last service has one backend, the one with this number.
+func config(services, last int) string {
+	c := lab.AgentConfig{Name: "node", Address: netip.MustParseAddr("192.0.2.1"), Interfaces: []string{"eth0"},
+		Mode: "tc"}
+	for i := range services {
+		s := lab.AgentService{Name: fmt.Sprintf("s%d", i), Addresses: []netip.Addr{addr(firstVIP, i)},
+			Ports: []string{"80"}, Forward: "nat", Check: lab.AgentCheck{Type: "none"}}
+		for k := range 10 {
+			s.Backends = append(s.Backends, lab.AgentBackend{Address: addr(firstBackend, k)})
+		}
+		if i == services-1 {
+			s.Backends = []lab.AgentBackend{{Address: addr(firstBackend, last)}}
+		}
+		c.Services = append(c.Services, s)
+	}
+	return c.TOML()
+}
+
+func agent(binary string, services int) (r Running, err error) {
+	r.Services = services
+	l, err := lab.New()
+	if err != nil {
+		return r, err
+	}
+	defer l.Close()
+	h, err := l.Host("node")
+	if err != nil {
+		return r, err
+	}
+	if err := addRouter(l, h); err != nil {
+		return r, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	start := time.Now()
+	a, err := lab.StartAgent(h, lab.AgentOptions{Binary: binary, Config: config(services, 0)})
+	if err != nil {
+		return r, err
+	}
+	if err := inForce(ctx, a, services, 0); err != nil {
+		return r, err
+	}
+	r.Start = time.Since(start)
+	if err := r.reload(ctx, a); err != nil {
+		return r, err
+	}
+	err = h.Do(func() (err error) {
+		r.KernelMemory, err = kernelMemory(datapath.DefaultPinPath)
+		return err
+	})
+	if err != nil {
+		return r, err
+	}
+	before, err := processTime(a)
+	if err != nil {
+		return r, err
+	}
+	const idle = 3 * time.Second
+	time.Sleep(idle)
+	after, err := processTime(a)
+	r.Idle = float64(after-before) / float64(idle)
+	if err != nil {
+		return r, err
+	}
+	r.Resident, err = resident(a)
+	return r, err
+}
+
+// addRouter adds a router behind which the backends are.
+func addRouter(l *lab.Lab, h *lab.Host) error {
+	router, err := l.Host("router")
+	if err != nil {
+		return err
+	}
+	err = l.Link(lab.End{Host: h, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24")}},
+		lab.End{Host: router, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.2/24")}},
+		lab.LinkOptions{})
+	if err != nil {
+		return err
+	}
+	return h.AddRoute(lab.Default, netip.MustParseAddr("192.0.2.2"))
+}
+
+// reload changes the backend of the last service, for at most 10 seconds.
+func (r *Running) reload(ctx context.Context, a *lab.Agent) error {
+	before, err := processTime(a)
+	if err != nil {
+		return err
+	}
+	var times []time.Duration
+	for start := time.Now(); len(times) < 50 && (len(times) < 5 || time.Since(start) < 10*time.Second); {
+		next := len(times) + 1
+		if err := a.Configure(config(r.Services, next)); err != nil {
+			return err
+		}
+		at := time.Now()
+		if err := a.Reload(); err != nil {
+			return err
+		}
+		if err := inForce(ctx, a, r.Services, next); err != nil {
+			return err
+		}
+		times = append(times, time.Since(at))
+	}
+	after, err := processTime(a)
+	r.Reloads, r.CPU = len(times), (after-before)/time.Duration(len(times))
+	r.P50, r.P99 = percentile(times, 50), percentile(times, 99)
+	return err
+}
+
+// inForce waits until packets to the last service are sent to this backend.
+func inForce(ctx context.Context, a *lab.Agent, services, backend int) error {
+	vip := addr(firstVIP, services-1)
+	want := addr(firstBackend, backend)
+	question := url.Values{"client": {"198.51.100.1:1000"}, "to": {netip.AddrPortFrom(vip, 80).String()}}
+	path := "/v1/explain?" + question.Encode()
+	for {
+		var got struct{ Backend string }
+		err := a.Get(ctx, path, &got)
+		if err == nil && strings.HasPrefix(got.Backend, want.String()+":") {
+			return nil
+		}
+		if ctx.Err() != nil || !a.Process().Running() {
+			return fmt.Errorf("the agent does not use %s, but %q: %v; its log ends with\n%s", want, got.Backend, err,
+				a.Process().Log.Tail(10))
+		}
+		time.Sleep(500 * time.Microsecond)
+	}
+}
+
+// processTime is the CPU time of the agent (proc_pid_stat(5)).
+func processTime(a *lab.Agent) (time.Duration, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", a.Process().Pid()))
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(string(text), ") ")
+	fields := strings.Fields(rest)
+	const utime, stime, tick = 11, 12, 10 * time.Millisecond // fields behind the name; USER_HZ is 100
+	var sum time.Duration
+	for _, i := range []int{utime, stime} {
+		n, err := strconv.Atoi(fields[i])
+		if err != nil {
+			return 0, err
+		}
+		sum += time.Duration(n) * tick
+	}
+	return sum, nil
+}
+
+// resident is VmRSS of the agent.
+func resident(a *lab.Agent) (uint64, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.Process().Pid()))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
+			n, err := strconv.ParseUint(strings.Fields(value)[0], 10, 64)
+			return n << 10, err
+		}
+	}
+	return 0, fmt.Errorf("no VmRSS in\n%s", text)
+}
