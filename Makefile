@@ -13,7 +13,7 @@ LDFLAGS := -s -w -X github.com/steelyard-lb/steelyard/lb/cli.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.12.2
 
-.PHONY: build help install demo unit test bench fuzz mutants lint golangci generate clean controlplane deps root go-version
+.PHONY: build help install demo unit test bench gobench fuzz mutants lint golangci generate clean controlplane deps root go-version
 
 build: go-version ## build ./steelyard (the default)
 	go build -trimpath -ldflags '$(LDFLAGS)' -o steelyard .
@@ -40,9 +40,16 @@ test: root deps build controlplane ## install what the tests need (apt), and run
 	printf '\nslowest:\n'; .cache/gotestsum tool slowest --num 10 --threshold 1s --jsonfile .cache/test.json; \
 	.cache/testsum .cache/test.json $$status
 
-BENCH ?= .
-bench: go-version ## run the benchmarks; BENCH=REGEXP chooses (those of datapath need root)
-	go test -run '^$$' -bench '$(BENCH)' -benchmem $(sort $(dir $(shell grep -rl --include='*_test.go' '^func Benchmark' ./*/)))
+BENCH_PARTS := cost,live,connections,scale
+BENCH ?= $(BENCH_PARTS)
+bench: root build ## measure beside peers for about 12 minutes (root); BENCH=cost,live,connections,scale chooses
+	sh e2e/deps.sh bench
+	@mkdir -p .cache
+	go run ./e2e/bench -only '$(BENCH)' -json .cache/bench.json $(if $(filter $(BENCH_PARTS),$(BENCH)),-page docs/benchmarks.md)
+
+GOBENCH ?= .
+gobench: go-version ## run the benchmarks of Go; GOBENCH=REGEXP chooses (those of datapath need root)
+	go test -run '^$$' -bench '$(GOBENCH)' -benchmem $(sort $(dir $(shell grep -rl --include='*_test.go' '^func Benchmark' ./*/)))
 
 FUZZTIME ?= 30s
 fuzz: go-version ## fuzz each parser; FUZZTIME=30s is the time for each

@@ -52,20 +52,39 @@ func run() error {
 	flag.DurationVar(&conns.Sustained, "sustained", time.Minute, "connections: duration of the one with one backend")
 	binary := flag.String("binary", "./steelyard", "connections, scale: `path` of the program")
 	file := flag.String("json", "", "write the results to this `file`")
+	page := flag.String("page", "", "replace the tables in this `file`")
+	from := flag.String("from", "", "read the results from this `file` that -json wrote, and measure nothing")
 	flag.Parse()
 	var err error
 	if cost.Rows, err = regexp.Compile(*rows); err != nil {
 		return fmt.Errorf("-rows: %w", err)
 	}
-	chosen := strings.Split(*only, ",")
+	var r result
+	if *from != "" {
+		r, err = readResult(*from)
+	} else {
+		r, err = measure(strings.Split(*only, ","), cost, live, conns, *binary)
+	}
+	if err != nil {
+		return errors.Join(err, r.print(os.Stdout))
+	}
+	if err := r.print(os.Stdout); err != nil {
+		return err
+	}
+	return r.write(*file, *page)
+}
+
+// measure runs these parts. With an error it returns what was measured before.
+func measure(
+	chosen []string, cost packets.CostOptions, live packets.LiveOptions, conns connections.Options, binary string,
+) (r result, err error) {
 	for _, part := range chosen {
 		if !slices.Contains(parts, part) {
-			return fmt.Errorf("-only: unknown part %q; parts are %s", part, strings.Join(parts, ", "))
+			return r, fmt.Errorf("-only: unknown part %q; parts are %s", part, strings.Join(parts, ", "))
 		}
 	}
-	var r result
 	if r.Machine, err = machine(); err != nil {
-		return err
+		return r, err
 	}
 	for _, part := range chosen {
 		switch part {
@@ -74,26 +93,49 @@ func run() error {
 		case "live":
 			r.Live, err = packets.Live(live)
 		case "connections":
-			conns.Binary = *binary
+			conns.Binary = binary
 			r.Conns, err = connections.Run(conns)
 		case "scale":
 			if r.Apply, err = scale.Apply(os.Stderr); err == nil {
-				r.Agent, err = scale.Agent(*binary, os.Stderr)
+				r.Agent, err = scale.Agent(binary, os.Stderr)
 			}
 		}
 		if err != nil {
-			return errors.Join(fmt.Errorf("%s: %w", part, err), r.print(os.Stdout))
+			return r, fmt.Errorf("%s: %w", part, err)
 		}
 	}
-	if err := r.print(os.Stdout); err != nil {
-		return err
+	return r, nil
+}
+
+func readResult(path string) (r result, err error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return r, err
 	}
-	if *file == "" {
+	return r, json.Unmarshal(text, &r)
+}
+
+// write writes the results and the page; "" means neither.
+func (r result) write(file, page string) error {
+	if file != "" {
+		text, err := json.MarshalIndent(r, "", "\t")
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(file, append(text, '\n'), 0o644); err != nil {
+			return err
+		}
+	}
+	if page == "" {
 		return nil
 	}
-	text, err := json.MarshalIndent(r, "", "\t")
+	old, err := os.ReadFile(page)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(*file, append(text, '\n'), 0o644)
+	text, err := r.update(string(old))
+	if err != nil {
+		return fmt.Errorf("%s: %w", page, err)
+	}
+	return os.WriteFile(page, []byte(text), 0o644)
 }

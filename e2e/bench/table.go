@@ -37,7 +37,7 @@ func (r result) tables() (all []table) {
 	if len(r.Agent) != 0 {
 		all = append(all, agentTable(r.Agent))
 	}
-	return all
+	return append(all, r.targetTable())
 }
 
 // print writes the tables as text.
@@ -78,13 +78,13 @@ func grid[T any](title, what string, loads []string, results []T, key func(T) (n
 }
 
 func costTable(cells []packets.Cell) table {
-	return grid("ns per packet without the wrapper (× the floor with the same load)", "path", packets.Loads, cells,
+	return grid("Cost: ns per packet (× the floor with the same load)", "path", packets.Loads, cells,
 		func(c packets.Cell) (string, string) { return c.Path, c.Load },
 		func(c packets.Cell) string { return fmt.Sprintf("%.0f (%.1f)", c.Min, c.TimesFloor) })
 }
 
 func liveTable(rates []packets.Rate) table {
-	return grid("thousand packets/s (ratio to the first way of the same kind: median, lowest–highest)", "way",
+	return grid("Packet rates: 1000 packets/s (ratio to XDP_TX or nftables to pods: median, lowest–highest)", "way",
 		packets.LiveLoads, rates,
 		func(r packets.Rate) (string, string) { return r.Way, r.Load },
 		func(r packets.Rate) string {
@@ -93,7 +93,7 @@ func liveTable(rates []packets.Rate) table {
 }
 
 func connectionsTable(all []connections.Result) table {
-	return grid("HTTP (ratio to plain routing: median, lowest–highest)", "way", connections.Kinds, all,
+	return grid("Connections: HTTP (ratio to plain routing: median, lowest–highest)", "way", connections.Kinds, all,
 		func(r connections.Result) (string, string) { return r.Way, r.Kind },
 		func(r connections.Result) string {
 			value := fmt.Sprintf("%.0f", r.Value)
@@ -110,8 +110,9 @@ func connectionsTable(all []connections.Result) table {
 }
 
 func applyTable(all []scale.Applied) table {
-	t := table{title: "the datapath alone", head: []string{"size", "all in the kernel after", "one change, p50", "p99",
-		"CPU for a change", "memory of maps"}}
+	t := table{title: "Growth: the datapath alone", head: []string{
+		"size", "all in the kernel after", "one change, p50", "p99", "CPU for a change", "memory of maps",
+	}}
 	for _, a := range all {
 		t.rows = append(t.rows, []string{a.Size, ms(a.First), ms(a.P50), ms(a.P99), ms(a.CPU), mib(a.KernelMemory)})
 	}
@@ -119,9 +120,10 @@ func applyTable(all []scale.Applied) table {
 }
 
 func agentTable(all []scale.Running) table {
-	t := table{title: "an agent with a configuration file of 10 backends a service", head: []string{"services",
-		"in force after start", "SIGHUP until in force, p50", "p99", "CPU for a reload", "idle, of one CPU", "resident",
-		"memory of maps"}}
+	t := table{title: "Agent: with a configuration file of services with 10 backends", head: []string{
+		"services", "in force after start", "SIGHUP until in force, p50", "p99", "CPU for a reload",
+		"idle, of one CPU", "resident", "memory of maps",
+	}}
 	for _, r := range all {
 		t.rows = append(t.rows, []string{fmt.Sprint(r.Services), ms(r.Start), ms(r.P50), ms(r.P99), ms(r.CPU),
 			fmt.Sprintf("%.1f %%", 100*r.Idle), mib(r.Resident), mib(r.KernelMemory)})
@@ -132,3 +134,38 @@ func agentTable(all []scale.Running) table {
 func ms(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond)) }
 
 func mib(bytes uint64) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }
+
+// markdown is the table for a page.
+func (t table) markdown() string {
+	var b strings.Builder
+	title, about, _ := strings.Cut(t.title, ": ")
+	fmt.Fprintf(&b, "### %s\n\n", title)
+	if about != "" {
+		fmt.Fprintf(&b, "%s\n\n", about)
+	}
+	row := func(cells []string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | ")) }
+	row(t.head)
+	row(slices.Repeat([]string{"---"}, len(t.head)))
+	for _, r := range t.rows {
+		row(r)
+	}
+	return b.String()
+}
+
+// begin is the line of the page behind which the tables are.
+const begin = "<!-- Written by make bench. -->\n"
+
+// update replaces the tables of a page.
+func (r result) update(page string) (string, error) {
+	head, _, ok := strings.Cut(page, begin)
+	if !ok {
+		return "", fmt.Errorf("no line %q", strings.TrimSpace(begin))
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s%s\n%s.\n", head, begin, r.Machine)
+	tables := r.tables()
+	for _, t := range append(tables[len(tables)-1:], tables[:len(tables)-1]...) { // targets first
+		fmt.Fprintf(&b, "\n%s", t.markdown())
+	}
+	return b.String(), nil
+}

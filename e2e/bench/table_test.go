@@ -1,0 +1,45 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/bench/packets"
+	"github.com/steelyard-lb/steelyard/e2e/bench/scale"
+)
+
+// The page keeps its text, and gets the tables that were measured and the targets, met or missed.
+func TestPage(t *testing.T) {
+	r := result{
+		Machine: "a machine",
+		Cost: []packets.Cell{
+			{Path: packets.Floor, Load: "1 flow", Min: 20, TimesFloor: 1},
+			{Path: "nat", Load: "1 flow", Min: 60, TimesFloor: 3},
+		},
+		Agent: []scale.Running{{Services: 10_000, Start: 2 * time.Second, Resident: 300e6}},
+	}
+	got, err := r.update("# Title\n\nText.\n" + begin + "\nold\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(got, "# Title\n\nText.\n"+begin+"\na machine.\n") || strings.Contains(got, "old") {
+		t.Errorf("the head of the page is wrong:\n%s", got)
+	}
+	for _, line := range []string{
+		"| nat, 1 flow | ≤ 2.2 × floor | 3.00 | missed by a factor of 1.4 |",
+		"| start with 10,000 services until in force | ≤ 5 s | 2.00 | met |",
+		"| resident memory with 10,000 services | ≤ 150 MB | 300.00 | missed by a factor of 2.0 |",
+		"| nat | 60 (3.0) | – | – | – | – |",
+	} {
+		if !strings.Contains(got, "\n"+line+"\n") {
+			t.Errorf("there is no line %s in\n%s", line, got)
+		}
+	}
+	if strings.Contains(got, "NaN") || strings.Contains(got, "nat, 64k") {
+		t.Errorf("the page has what was not measured:\n%s", got)
+	}
+	if _, err := r.update("no line for the tables"); err == nil {
+		t.Error("a page without the line was accepted")
+	}
+}
