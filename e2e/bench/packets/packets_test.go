@@ -1,0 +1,40 @@
+package packets
+
+import (
+	"io"
+	"regexp"
+	"testing"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+// Each path does what is to be measured: Cost checks some packets of each. Times are not checked.
+func TestCost(t *testing.T) {
+	labtest.Root(t)
+	rows := regexp.MustCompile(`^(ipip|gue|dsr|spread|nat|nat, reply|delivery.*|tunnel.*|answer.*|foreign.*)$`)
+	cells, err := Cost(CostOptions{Rows: rows, Flows: flows64k, Packets: 1000, Rounds: 1, Log: io.Discard})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := map[string]int{}
+	for _, c := range cells {
+		n[c.Path]++
+	}
+	for path, want := range map[string]int{Floor: 4, "ipip": 4, "nat": 3, "tunnel to a pod, tc": 2} {
+		if n[path] != want {
+			t.Errorf("%s: %d measurements; want %d", path, n[path], want)
+		}
+	}
+}
+
+// Packets arrive by each way, at the addresses that it forwards to.
+func TestLive(t *testing.T) {
+	labtest.Root(t)
+	rates, err := Live(LiveOptions{Packets: 2000, Rounds: 1, Log: io.Discard})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := len(ways()) * len(LiveLoads); len(rates) != want {
+		t.Errorf("%d measurements; want %d", len(rates), want)
+	}
+}
