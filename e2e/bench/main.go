@@ -53,7 +53,7 @@ func run() error {
 	binary := flag.String("binary", "./steelyard", "connections, scale: `path` of the program")
 	file := flag.String("json", "", "write the results to this `file`")
 	page := flag.String("page", "", "replace the tables in this `file`")
-	from := flag.String("from", "", "read the results from this `file` that -json wrote, and measure nothing")
+	from := flag.String("from", "", "read the results from `files` that -json wrote, and measure nothing")
 	flag.Parse()
 	var err error
 	if cost.Rows, err = regexp.Compile(*rows); err != nil {
@@ -61,7 +61,7 @@ func run() error {
 	}
 	var r result
 	if *from != "" {
-		r, err = readResult(*from)
+		r, err = readResults(strings.Split(*from, ","))
 	} else {
 		r, err = measure(strings.Split(*only, ","), cost, live, conns, *binary)
 	}
@@ -107,12 +107,18 @@ func measure(
 	return r, nil
 }
 
-func readResult(path string) (r result, err error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return r, err
+// readResults reads files with different parts.
+func readResults(files []string) (r result, err error) {
+	for _, path := range files {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return r, err
+		}
+		if err := json.Unmarshal(text, &r); err != nil {
+			return r, fmt.Errorf("%s: %w", path, err)
+		}
 	}
-	return r, json.Unmarshal(text, &r)
+	return r, nil
 }
 
 // write writes the results and the page; "" means neither.
