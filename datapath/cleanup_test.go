@@ -54,8 +54,8 @@ func TestCleanupLeavesNothing(t *testing.T) {
 				})
 				during := fx.snapshot()
 				for _, changed := range []string{
-					reservedPorts, "ip rule", "ip -6 route show table all", "/proc/sys/net/ipv4/conf/eth0/forwarding",
-					"pinned", "programs of lo",
+					reservedPorts, "ip rule", "ip -6 route show table all", "pinned", "programs of lo",
+					"/proc/sys/net/ipv4/conf/lo/forwarding", "/proc/sys/net/ipv4/conf/lo/accept_local",
 				} {
 					if before[changed] == during[changed] {
 						t.Errorf("%s is unchanged while the agent runs: the comparison covers nothing", changed)

@@ -115,5 +115,10 @@
 // the uplinks; accept_ra changes from 1 to 2, because an interface that forwards otherwise ignores router
 // advertisements. The earlier values are kept in StateDir, and Cleanup restores them.
 //
+// IPv4 packets without DF that are larger than the path, by nat or IPIP, are handed to the kernel as if they had
+// arrived on lo, and it forwards and fragments them (bpf/act_tc.h); for their sources accept_local is set there. By dsr
+// they could not be routed, and the fragments of GUE packets would not be joined where this datapath receives them:
+// there the sender gets the ICMP error, as with DF.
+//
 // The programs use a next hop for at most 250 ms before they ask again (bpf/route.h), whether or not an agent runs.
 package datapath

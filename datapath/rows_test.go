@@ -303,15 +303,15 @@ func (fx *fixture) stopForwarding() {
 	}
 }
 
-// shrinkMTU sets an MTU on the routes to backends.
+// shrinkMTU sets an MTU on the routes to backends and to the client.
 func (fx *fixture) shrinkMTU(mtu int) {
 	fx.do(func() error {
 		nic, err := netlink.LinkByName("eth0")
 		if err != nil {
 			return err
 		}
-		for _, b := range []string{"b1", "b2"} {
-			a := fx.addr(b)
+		for _, name := range []string{"b1", "b2", "client"} {
+			a := fx.addr(name)
 			err := netlink.RouteAdd(&netlink.Route{LinkIndex: nic.Attrs().Index, MTU: mtu, MTULock: true,
 				Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}})
 			if err != nil {

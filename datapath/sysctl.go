@@ -34,9 +34,15 @@ func openSysctls(stateDir string) (*sysctls, error) {
 	return s, nil
 }
 
-// forward makes the kernel forward packets that arrive on an interface. On lo that are none; there it permits lookups
-// of routes by the programs (bpf/route.h).
+// forward makes the kernel forward packets that arrive on an interface. On lo it permits lookups of routes by the
+// programs (bpf/route.h), and the packets are those that the programs hand to the kernel to be fragmented
+// (tc_fragment); most have a source of this node.
 func (s *sysctls) forward(name string) error {
+	if name == "lo" {
+		if err := s.set("ipv4", name, "accept_local", "1"); err != nil {
+			return err
+		}
+	}
 	if err := s.set("ipv4", name, "forwarding", "1"); err != nil {
 		return err
 	}

@@ -60,6 +60,17 @@ static __always_inline int tc_deliver(struct __sk_buff *skb, struct scratch *s)
 	return tc_transform(skb) ? TC_ACT_UNSPEC : tc_internal_error();
 }
 
+/* tc_fragment hands a packet to the kernel as if it had arrived on the loopback interface, with its address of zeros.
+ * The kernel forwards it, and fragments it as a router does. */
+static __always_inline int tc_fragment(struct __sk_buff *skb)
+{
+	const __u8 macs[2 * ETH_ALEN] = {};
+
+	if ((skb->vlan_present && bpf_skb_vlan_pop(skb)) || bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
+		return tc_internal_error();
+	return bpf_redirect(LOOPBACK_IFINDEX, BPF_F_INGRESS);
+}
+
 static __always_inline int tc_forward(struct __sk_buff *skb, const struct verdict *v, const struct bpf_fib_lookup *fib,
 				      enum route r)
 {
@@ -69,6 +80,8 @@ static __always_inline int tc_forward(struct __sk_buff *skb, const struct verdic
 		skb->mark = TUNNEL_MARK;
 	if (r == ROUTE_NO_NEIGHBOUR)
 		return tc_redirect_neigh(v, fib);
+	if (r == ROUTE_FRAGMENT)
+		return tc_fragment(skb);
 
 	struct ethhdr *eth = (void *)(long)skb->data;
 
@@ -121,6 +134,11 @@ static __always_inline int act_tc(struct __sk_buff *skb, struct scratch *s, stru
 		r = ROUTE_OK;
 	else if (v->action == ACTION_FORWARD)
 		r = route_lookup(skb, tc_segment_len(skb, p), p, v, &s->fib);
+	if (r == ROUTE_FRAGMENT) {
+		s->p.keep_ttl = 1;
+		if (p->l3 != sizeof(struct ethhdr))
+			r = route_drop(v, REASON_VLAN_STACKED);
+	}
 	if (r != ROUTE_NONE || v->commit == COMMIT_PMTU)
 		commit(f);
 	if (v->action == ACTION_DECAP)

@@ -82,7 +82,7 @@ static __always_inline int act_xdp(struct xdp_md *ctx, struct scratch *s, struct
 	if (v->action == ACTION_FORWARD) {
 		enum route r = route_lookup(ctx, p->l3len, p, v, &s->fib);
 
-		if (r == ROUTE_NO_NEIGHBOUR || (r == ROUTE_OK && !xdp_can_forward(ctx, s)))
+		if (r == ROUTE_NO_NEIGHBOUR || r == ROUTE_FRAGMENT || (r == ROUTE_OK && !xdp_can_forward(ctx, s)))
 			return XDP_TO_TC;
 		if (r == ROUTE_OK && commit_needed(s))
 			commit(f);

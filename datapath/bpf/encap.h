@@ -97,11 +97,15 @@ static __always_inline void encap_gue(const struct pkt *p, const struct verdict 
 /* ECN and DSCP are copied from the inner packet (RFC 6040, RFC 2983). */
 static __always_inline void encap_ip4(const struct pkt *p, const struct verdict *v, struct iphdr *ip)
 {
+	/* The fragments of an IPIP packet are joined by the receiver's kernel (RFC 2003, 3.1; RFC 6864, 4.3). */
+	int fragments = !p->dont_fragment && v->method == METHOD_IPIP;
+
 	*ip = (struct iphdr){
 		.ver_ihl = 0x45,
 		.tos = p->tos,
 		.len = bpf_htons(p->l3len + encap_overhead(v)),
-		.frag = bpf_htons(IP_DF),
+		.id = fragments ? bpf_get_prandom_u32() : 0,
+		.frag = fragments ? 0 : bpf_htons(IP_DF),
 		.ttl = OUTER_TTL,
 		.proto = v->method == METHOD_GUE ? IPPROTO_UDP : encap_inner_proto(p),
 		.src = v->t.src.w[3],

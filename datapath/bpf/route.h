@@ -7,6 +7,7 @@
 enum route {
 	ROUTE_OK,
 	ROUTE_NO_NEIGHBOUR, /* the next hop has no neighbour entry */
+	ROUTE_FRAGMENT, /* the packet is too big for the path, and the kernel may fragment it */
 	ROUTE_NONE, /* the verdict is no longer to forward */
 };
 
@@ -16,12 +17,21 @@ static __always_inline enum route route_drop(struct verdict *v, enum reason r)
 	return ROUTE_NONE;
 }
 
-/* route_too_big makes the verdict an ICMP error with the MTU for the sender. mtu is that of the path, tunnel
- * included. */
+/* route_may_fragment reports whether a packet may be fragmented on its way (RFC 791; RFC 2003, 3.1). The receiver joins
+ * the fragments of a tunnel packet: for IPIP that is a kernel; for GUE it may be this datapath, which does not. */
+static __always_inline int route_may_fragment(const struct pkt *p, const struct verdict *v)
+{
+	return !p->dont_fragment && addr_is_v4(&v->t.dst) && (v->method == METHOD_NAT || v->method == METHOD_IPIP);
+}
+
+/* route_too_big makes the verdict an ICMP error with the MTU for the sender, unless the packet may be fragmented. mtu
+ * is that of the path, tunnel included. */
 static __always_inline enum route route_too_big(const struct pkt *p, struct verdict *v, __u32 mtu)
 {
 	__u32 least = p->v6 ? MIN_MTU : 68; /* RFC 8200, 5; RFC 791, 3.2 */
 
+	if (route_may_fragment(p, v))
+		return ROUTE_FRAGMENT;
 	route_drop(v, REASON_TOO_BIG);
 	if (pkt_without_l4(p))
 		return ROUTE_NONE;

@@ -330,7 +330,7 @@ enum reason {
 	REASON_DECAP_NOT_LOCAL,
 	/* operator: a router marked congestion on a tunnel packet, and the inner one is without ECN; relieve the path */
 	REASON_CONGESTION_NOT_ECT,
-	/* operator: tc cannot handle tunnels behind two VLAN tags; use XDP or one tag */
+	/* operator: tc cannot handle tunnels and fragmentation behind two VLAN tags; use XDP or one tag */
 	REASON_VLAN_STACKED,
 	/* sender: the limit of ICMP errors per second is reached; find out why the sender causes them */
 	REASON_ICMP_RATELIMITED,
