@@ -178,20 +178,20 @@ static __always_inline int rewrite_icmp_error4(void *data, void *end, const stru
 					       const struct tuple *is)
 {
 	struct icmphdr *icmp = data + L4(p);
-	struct quote4 *q = (void *)(icmp + 1), old, new;
+	struct quote4 *q = (void *)(icmp + 1), new;
 
 	if ((void *)(q + 1) > end)
 		return 0;
-	old = new = *q;
+	new = *q;
 	new.ip.src = is->src.w[3];
 	new.ip.dst = is->dst.w[3];
-	new.ip.csum = ~csum_fold(bpf_csum_diff(&old.ip.src, 8, &new.ip.src, 8, (__u16)~old.ip.csum));
+	new.ip.csum = ~csum_fold(bpf_csum_diff(&q->ip.src, 8, &new.ip.src, 8, (__u16)~q->ip.csum));
 	new.sport = is->sport;
 	new.dport = is->dport;
-	new.csum = csum_quoted(p, was, is, old.csum);
-	*q = new;
+	new.csum = csum_quoted(p, was, is, new.csum);
 	icmp->csum =
-		~csum_fold(bpf_csum_diff((__be32 *)&old, sizeof(old), (__be32 *)&new, sizeof(new), (__u16)~icmp->csum));
+		~csum_fold(bpf_csum_diff((__be32 *)q, sizeof(*q), (__be32 *)&new, sizeof(new), (__u16)~icmp->csum));
+	*q = new;
 	return 1;
 }
 
@@ -200,19 +200,19 @@ static __always_inline int rewrite_icmp_error6(void *data, void *end, const stru
 {
 	struct ip6hdr *ip = data + L3(p);
 	struct icmphdr *icmp = data + L4(p);
-	struct quote6 *q = (void *)(icmp + 1), old, new;
+	struct quote6 *q = (void *)(icmp + 1), new;
 
 	if ((void *)(ip + 1) > end || (void *)(q + 1) > end)
 		return 0;
-	old = new = *q;
+	new = *q;
 	__builtin_memcpy(&new.ip.src, &is->src, sizeof(new.ip.src));
 	__builtin_memcpy(&new.ip.dst, &is->dst, sizeof(new.ip.dst));
 	new.sport = is->sport;
 	new.dport = is->dport;
-	new.csum = csum_quoted(p, was, is, old.csum);
-	*q = new;
-	__u32 sum = bpf_csum_diff((__be32 *)&old, sizeof(old), (__be32 *)&new, sizeof(new), (__u16)~icmp->csum);
+	new.csum = csum_quoted(p, was, is, new.csum);
+	__u32 sum = bpf_csum_diff((__be32 *)q, sizeof(*q), (__be32 *)&new, sizeof(new), (__u16)~icmp->csum);
 
+	*q = new;
 	/* The pseudo header has the outer addresses (RFC 4443, 2.3). */
 	icmp->csum = ~csum_fold(bpf_csum_diff((__be32 *)&ip->src, 32, (__be32 *)outer, 32, csum_fold(sum)));
 	return 1;
