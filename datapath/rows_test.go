@@ -357,8 +357,10 @@ func TestEveryReasonHasARow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// icmp_ratelimited has a test of its own, vlan_stacked is in the model's, and no packet causes internal_error.
-	have := []string{"none", "max", "internal_error", "icmp_ratelimited", "vlan_stacked"}
+	// icmp_ratelimited and the keys of tunnels have tests of their own, vlan_stacked is in the model's, and no packet
+	// causes internal_error.
+	have := []string{"none", "max", "internal_error", "icmp_ratelimited", "vlan_stacked", "tunnel_key_mismatch",
+		"tunnel_spoofed"}
 	for _, r := range rows {
 		have = append(have, r.reason)
 	}
