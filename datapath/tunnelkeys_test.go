@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -269,6 +271,47 @@ func TestDecapsulatedPacketsAreFromAllowedSources(t *testing.T) {
 			none := []netip.Prefix{netip.PrefixFrom(fx.addr("far"), fx.addr("far").BitLen())}
 			fx.spreadAllowed(proto, false, none, "self")
 			is("a known flow", "client", 0, "passed")
+		}
+	}
+}
+
+// Tunnel packets of the tc programs have the mark with which sy_tc_out lets them pass, and sy_tc_out removes it.
+func TestTunnelPacketsAreMarked(t *testing.T) {
+	for _, v6 := range []bool{false, true} {
+		fx := newFixture(t, hookTC, v6, func(o *Options) {
+			o.TunnelSources = []netip.Prefix{hostPrefix("192.0.2.22"), hostPrefix("2001:db8::22")}
+		})
+		fx.serve(tunnel(lb.EncapGUE), "b1")
+		var probe uint32
+		fx.do(func() (err error) {
+			probe, _, err = fx.d.ProbeWay(fx.addr("vip"), fx.addr("b1"), lb.MethodTunnel, lb.EncapGUE)
+			return err
+		})
+		frame := fx.fromClient(dptest.TCP, dptest.SYN).Frame()
+		markAfter := func(prog *ebpf.Program, frame []byte, mark uint32) (after uint32, out []byte) {
+			t.Helper()
+			skb := make([]byte, 192)
+			opts := ebpf.RunOptions{
+				Data: frame, DataOut: make([]byte, len(frame)+256), Context: fx.skb(mark), ContextOut: skb,
+			}
+			fx.do(func() error {
+				_, err := prog.Run(&opts)
+				return err
+			})
+			return binary.NativeEndian.Uint32(skb[8:]), opts.DataOut
+		}
+		o := fx.d.objects
+		for name, in := range map[string]func() (uint32, []byte){
+			"of a client":       func() (uint32, []byte) { return markAfter(o.SyTcIn, frame, 0) },
+			"of a health check": func() (uint32, []byte) { return markAfter(o.SyTcOut, frame, probe) },
+		} {
+			mark, out := in()
+			if mark != 0x53580000 {
+				t.Errorf("%s: mark %#x", name, mark)
+			}
+			if mark, _ := markAfter(o.SyTcOut, out, mark); mark != 0 {
+				t.Errorf("%s: mark %#x on the wire", name, mark)
+			}
 		}
 	}
 }
