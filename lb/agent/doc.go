@@ -4,7 +4,10 @@
 //
 // New creates everything in this order, so that each constructor gets complete arguments:
 //
-//	node facts ─► announcers ─► datapath ─► prober ─► engine ─► drain store ─► cluster ─► admin API
+//	node facts ─► announcers ─► cluster keys ─► datapath ─► prober ─► engine ─► drain store ─► cluster ─► admin API
+//
+// The keys come from the API server, because the datapath opens with the hash seed among them. New waits for that some
+// seconds at most (clusterkeys.go).
 //
 // There is one cycle: the engine needs the prober, and the prober needs a receiver for its health reports. A
 // healthRelay is created before both.
@@ -13,6 +16,6 @@
 // including the BGP sessions over which the withdrawals were sent. The programs stay in the kernel and continue to
 // forward.
 //
-// Reloads (SIGHUP, POST /v1/reload) replace services, pools, checks and the log level. A configuration that preflight
-// rejects changes nothing.
+// Reloads (SIGHUP, POST /v1/reload) replace services, pools, checks, tunnel keys and the log level. A configuration
+// that preflight rejects changes nothing.
 package agent

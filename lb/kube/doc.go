@@ -35,5 +35,14 @@
 // One elected agent assigns addresses (leader.go) by the rules of lb.Allocator; assign.go only translates. All agents
 // serve the addresses in the status of a Service, whoever wrote them.
 //
+// # Tunnel keys
+//
+// A Secret has the keys of the tunnels between nodes and the hash seed (tunnelkeys.go). Every agent makes it if there
+// is none, follows it, and rotates the keys once a day. This needs no leader: of several writers with one
+// resourceVersion one succeeds. A cluster without allocation, which elects none, has keys, too.
+//
+// Three keys are accepted, and one step a day replaces the oldest, so agents need not see a step at the same time. A
+// first Secret is not required for some minutes, until all agents have it.
+//
 // An outage of the API server changes nothing: the informers keep their caches, and the engine receives no update.
 package kube
