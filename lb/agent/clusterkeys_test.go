@@ -113,7 +113,7 @@ func TestFollowsTheKeysOfTheCluster(t *testing.T) {
 	dir := t.TempDir()
 	startWith(t, apiServer(t, keysInCluster(keysOf(7, "A"))), dir)
 	now := keysInCluster(keysOf(8, "B"))
-	delete(now, "/api/v1/namespaces/kube-system/secrets/"+kube.KeySecret) // First does not read it
+	delete(now, "/api/v1/namespaces/"+defaultNamespace+"/secrets/"+kube.KeySecret) // First does not read it
 	a, dp := startWith(t, apiServer(t, now), dir)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)

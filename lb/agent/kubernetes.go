@@ -22,8 +22,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/kube"
 )
 
-// defaultNamespace is used when POD_NAMESPACE is not set.
-const defaultNamespace = "kube-system"
+// defaultNamespace is used when POD_NAMESPACE is not set: that of the manifest, so that host services and a DaemonSet
+// elect one leader and have the same keys.
+const defaultNamespace = "steelyard"
 
 // ownNamespace has the Lease of the leader election and the Secret with the tunnel keys.
 func ownNamespace() string { return cmp.Or(os.Getenv("POD_NAMESPACE"), defaultNamespace) }
