@@ -36,6 +36,9 @@ func Open(o Options) (_ *Datapath, err error) {
 	if err := o.validate(); err != nil {
 		return nil, fmt.Errorf("open the datapath: %w", err)
 	}
+	if err := CheckKernel(); err != nil {
+		return nil, err
+	}
 	d := &Datapath{o: o, log: o.Log}
 	if err := d.readNames(); err != nil {
 		return nil, err

@@ -1,0 +1,62 @@
+package datapath
+
+import (
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// version is the version of a kernel.
+type version struct{ major, minor int }
+
+func (v version) before(other version) bool {
+	return v.major < other.major || v.major == other.major && v.minor < other.minor
+}
+
+func (v version) String() string { return fmt.Sprintf("%d.%d", v.major, v.minor) }
+
+// oldestKernel is the oldest that the tests run on (make test-kernels).
+var oldestKernel = version{6, 1}
+
+// kernelFeatures are what the programs use that kernels of the years before oldestKernel lack.
+var kernelFeatures = []struct {
+	name  string
+	since version
+}{
+	{"CAP_BPF", version{5, 8}},
+	{"XDP links", version{5, 9}},
+	{"tail calls of programs with subprograms", version{5, 10}},
+	{"bpf_redirect_neigh", version{5, 10}},
+	{"bpf_ktime_get_coarse_ns", version{5, 11}},
+	{"bpf_check_mtu", version{5, 12}},
+	{"atomic instructions that return a value", version{5, 12}},
+}
+
+// CheckKernel fails on a kernel that is too old for the datapath, and names what that kernel lacks.
+func CheckKernel() error {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return fmt.Errorf("read the release of the kernel: %w", err)
+	}
+	return checkKernel(unix.ByteSliceToString(name.Release[:]))
+}
+
+// checkKernel is CheckKernel for a release. A release that is not a version is left to the verifier.
+func checkKernel(release string) error {
+	var v version
+	if _, err := fmt.Sscanf(release, "%d.%d", &v.major, &v.minor); err != nil || !v.before(oldestKernel) {
+		return nil
+	}
+	var lacks []string
+	for _, f := range kernelFeatures {
+		if v.before(f.since) {
+			lacks = append(lacks, fmt.Sprintf("%s (Linux %s)", f.name, f.since))
+		}
+	}
+	why := "older kernels are not tested"
+	if lacks != nil {
+		why = "this one lacks " + strings.Join(lacks, ", ")
+	}
+	return fmt.Errorf("Linux %s is too old: Steelyard needs Linux %s or newer; %s", release, oldestKernel, why)
+}
