@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -78,7 +79,7 @@ func TestLinkOfADeletedInterfaceIsReplaced(t *testing.T) {
 			fx.d, err = Open(fx.o)
 			return err
 		})
-		if s := fx.d.Interfaces()[0]; s.Mode != mode || s.Hook != "tcx" {
+		if s := fx.d.Interfaces()[0]; s.Mode != mode || s.Hook != labtest.TCHook(t) {
 			t.Errorf("attached as %+v", s)
 		}
 	}

@@ -41,8 +41,8 @@ func (s *site) attached(t *testing.T, mode string) {
 	if err := s.agents[0].Get(t.Context(), "/v1/status", &info); err != nil {
 		t.Fatal(err)
 	}
-	if len(info.Interfaces) != 1 || info.Interfaces[0].Mode != mode || info.Interfaces[0].Hook != "tcx" {
-		t.Errorf("interfaces %+v; want eth0 by %s, tcx", info.Interfaces, mode)
+	if len(info.Interfaces) != 1 || info.Interfaces[0].Mode != mode || info.Interfaces[0].Hook != labtest.TCHook(t) {
+		t.Errorf("interfaces %+v; want eth0 by %s, %s", info.Interfaces, mode, labtest.TCHook(t))
 	}
 }
 
