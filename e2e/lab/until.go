@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strconv"
 	"time"
 )
 
@@ -18,11 +20,22 @@ func (p permanent) Unwrap() error { return p.error }
 // Permanent marks an error that waiting will not change: Until then returns at once.
 func Permanent(err error) error { return permanent{err} }
 
-// Until calls f every 10 ms until it returns nil, and returns how long that took. When within has passed or ctx has
-// ended, it returns an error with what and the last error of f.
+// TimeFactor multiplies time limits on slow machines, such as an emulated one: STEELYARD_TIME_FACTOR, by default 1.
+var TimeFactor = timeFactor()
+
+func timeFactor() time.Duration {
+	n, err := strconv.Atoi(os.Getenv("STEELYARD_TIME_FACTOR"))
+	if err != nil || n < 1 {
+		return 1
+	}
+	return time.Duration(n)
+}
+
+// Until calls f every 10 ms until it returns nil, and returns how long that took. When within, multiplied by
+// TimeFactor, has passed or ctx has ended, it returns an error with what and the last error of f.
 func Until(ctx context.Context, within time.Duration, what string, f func() error) (time.Duration, error) {
 	start := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, within)
+	ctx, cancel := context.WithTimeout(ctx, TimeFactor*within)
 	defer cancel()
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()

@@ -12,9 +12,11 @@ import (
 	"golang.org/x/net/icmp"
 	"golang.org/x/net/ipv4"
 	"golang.org/x/net/ipv6"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// Ping sends one ICMP echo request and waits for its reply until ctx ends, a second at most.
+// Ping sends one ICMP echo request and waits for its reply until ctx ends, at most lab.TimeFactor seconds.
 func (c Client) Ping(ctx context.Context, to netip.Addr) error {
 	network, request, reply, protocol := "ip4:icmp", icmp.Type(ipv4.ICMPTypeEcho), icmp.Type(ipv4.ICMPTypeEchoReply), 1
 	if to.Is6() {
@@ -25,7 +27,7 @@ func (c Client) Ping(ctx context.Context, to netip.Addr) error {
 		return err
 	}
 	defer conn.Close()
-	deadline := time.Now().Add(time.Second)
+	deadline := time.Now().Add(lab.TimeFactor * time.Second)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
 	}
