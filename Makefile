@@ -13,13 +13,13 @@ LDFLAGS := -s -w -X github.com/steelyard-lb/steelyard/lb/cli.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.12.2
 
-.PHONY: build help install demo unit test bench gobench fuzz mutants lint golangci generate clean controlplane deps root go-version
+.PHONY: build help install demo unit test test-kernels bench gobench fuzz mutants lint golangci generate clean controlplane deps root go-version
 
 build: go-version ## build ./steelyard (the default)
 	go build -trimpath -ldflags '$(LDFLAGS)' -o steelyard .
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: build ## install the binary, a systemd unit and an example configuration (root)
 	./steelyard install
@@ -39,6 +39,16 @@ test: root deps build controlplane ## install what the tests need (apt), and run
 	.cache/gotestsum --format pkgname --no-color --jsonfile .cache/test.json -- -p 2 -count 1 -timeout 40m ./... || status=$$?; \
 	printf '\nslowest:\n'; .cache/gotestsum tool slowest --num 10 --threshold 1s --jsonfile .cache/test.json; \
 	.cache/testsum .cache/test.json $$status
+
+# Another flavour of Debian's kernel: make test-kernels FLAVOUR=cloud-amd64
+FLAVOUR ?= amd64
+test-kernels: root ## run tests on the kernel of Debian 12, in a virtual machine (root)
+	sh e2e/deps.sh kernels
+	@go build -o .cache/gotestsum gotest.tools/gotestsum && go build -o .cache/testsum ./e2e/testsum
+	@status=0; events=.cache/kernels/$(FLAVOUR)/events.json; \
+	e2e/kernels/run.sh $(FLAVOUR) || status=$$?; \
+	.cache/gotestsum --format pkgname --no-color --raw-command cat $$events || true; \
+	.cache/testsum $$events $$status
 
 BENCH_PARTS := cost,live,connections,scale
 BENCH ?= $(BENCH_PARTS)
@@ -66,6 +76,7 @@ mutants: go-version ## change single tokens and list the changes that the unit t
 lint: go-version ## check formatting, go vet, staticcheck, and the lengths of lines and files
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
 	go vet ./...
+	go vet -tags kernels ./e2e
 	go run $(STATICCHECK) ./...
 	go run ./e2e/lengths
 

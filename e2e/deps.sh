@@ -45,6 +45,16 @@ if [ "${1-}" = bench ]; then
 fi
 # The test of the unit file.
 need systemd-analyze systemd
+# The virtual machine of "make test-kernels", and programs of its tests.
+if [ "${1-}" = kernels ]; then
+	need qemu-system-x86_64 qemu-system-x86
+	need /usr/share/doc/busybox-static busybox-static
+	need cpio cpio
+	need depmod kmod
+	need /usr/sbin/ipvsadm ipvsadm ipvsadm
+	need /lib/systemd/systemd systemd
+	need dbus-daemon dbus
+fi
 [ -n "$missing" ] || exit 0
 [ "$(id -u)" = 0 ] || { echo "missing:$missing; run as root, or: apt-get install$missing" >&2; exit 1; }
 command -v apt-get >/dev/null 2>&1 || { echo "missing:$missing; install what your distribution calls them" >&2; exit 1; }

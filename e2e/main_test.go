@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// binary is the program under test.
+// binary is the program under test: that of the environment variable STEELYARD_BINARY, else it is built.
 var binary string
 
 func TestMain(m *testing.M) {
@@ -16,6 +16,9 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
+	if binary = os.Getenv("STEELYARD_BINARY"); binary != "" {
+		return m.Run()
+	}
 	dir, err := os.MkdirTemp("", "steelyard-e2e-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -1,0 +1,172 @@
+//go:build kernels
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+// TestSystemd: systemd as process 1 runs the unit, installed and enabled before the boot (e2e/kernels/init). The uplink
+// and its router are up three seconds late (e2e/kernels/network.sh).
+func TestSystemd(t *testing.T) {
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(command(t, "journalctl", "--unit", "steelyard", "--no-pager", "--lines", "60"))
+		}
+	})
+	t.Run("is started at boot, after the network", startedAtBoot)
+	t.Run("is reloaded", reloadedBySystemd)
+	t.Run("is restarted by the watchdog", restartedByWatchdog)
+	t.Run("withdraws its routes when it is stopped", stoppedBySystemd)
+	t.Run("is uninstalled", uninstalled)
+}
+
+const steelyardToml = "/etc/steelyard/steelyard.toml"
+
+func startedAtBoot(t *testing.T) {
+	labtest.Until(t, time.Minute, "the unit has started", func() error {
+		if n := property(t, "steelyard", "NRestarts"); n != "0" {
+			return lab.Permanent(fmt.Errorf("%s restarts; want none", n))
+		}
+		if state := property(t, "steelyard", "ActiveState"); state != "active" {
+			return errors.New(state)
+		}
+		return nil
+	})
+	online := number(t, "network", "ActiveEnterTimestampMonotonic")
+	if started := number(t, "steelyard", "ExecMainStartTimestampMonotonic"); online == 0 || started < online {
+		t.Errorf("started %d µs after the boot, the network %d µs", started, online)
+	}
+	// The unit is active when the agent is ready.
+	if out, err := runHere(t, "steelyard", "status"); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	waitRoute(t, "203.0.113.10", true)
+}
+
+func reloadedBySystemd(t *testing.T) {
+	text, err := os.ReadFile(steelyardToml)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(text string) {
+		if err := os.WriteFile(steelyardToml, []byte(text), 0o640); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pid, restarts := property(t, "steelyard", "MainPID"), property(t, "steelyard", "NRestarts")
+	write(strings.Replace(string(text), `"203.0.113.10"`, `["203.0.113.10", "203.0.113.11"]`, 1))
+	command(t, "systemctl", "reload", "steelyard")
+	waitRoute(t, "203.0.113.11", true)
+	write(string(text) + "\n[nonsense]\n")
+	if out, err := runHere(t, "systemctl", "reload", "steelyard"); err == nil {
+		t.Errorf("the reload of an invalid file succeeded: %s", out)
+	}
+	write(string(text))
+	command(t, "systemctl", "reload", "steelyard")
+	waitRoute(t, "203.0.113.11", false)
+	waitRoute(t, "203.0.113.10", true)
+	if now := property(t, "steelyard", "MainPID"); now != pid || property(t, "steelyard", "NRestarts") != restarts {
+		t.Errorf("process %s became %s", pid, now)
+	}
+}
+
+// restartedByWatchdog: an agent that does not run is replaced. The router keeps the route (graceful restart).
+func restartedByWatchdog(t *testing.T) {
+	pid, restarts := number(t, "steelyard", "MainPID"), number(t, "steelyard", "NRestarts")
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	labtest.Until(t, 2*time.Minute, "systemd has restarted the agent", func() error {
+		n, state := number(t, "steelyard", "NRestarts"), property(t, "steelyard", "ActiveState")
+		if n != restarts+1 || state != "active" {
+			return fmt.Errorf("%d restarts, %s", n, state)
+		}
+		return nil
+	})
+	if now := number(t, "steelyard", "MainPID"); now == pid {
+		t.Errorf("still process %d", now)
+	}
+	waitRoute(t, "203.0.113.10", true)
+	if out, err := runHere(t, "steelyard", "status"); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func stoppedBySystemd(t *testing.T) {
+	command(t, "systemctl", "stop", "steelyard")
+	if routes := command(t, "ip", "-n", "router", "route", "show", "203.0.113.10"); routes != "" {
+		t.Errorf("a route remains: %s", routes)
+	}
+	for name, want := range map[string]string{
+		"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "0", "ExecMainCode": "1", // CLD_EXITED
+	} {
+		if got := property(t, "steelyard", name); got != want {
+			t.Errorf("%s=%s; want %s", name, got, want)
+		}
+	}
+}
+
+func uninstalled(t *testing.T) {
+	command(t, "steelyard", "cleanup")
+	command(t, os.Getenv("STEELYARD_BINARY"), "uninstall")
+	if state := property(t, "steelyard", "LoadState"); state != "not-found" {
+		t.Errorf("the unit is %s", state)
+	}
+}
+
+// waitRoute waits until the router has a route to a VIP, or has none.
+func waitRoute(t *testing.T, vip string, want bool) {
+	t.Helper()
+	labtest.Until(t, time.Minute, fmt.Sprintf("the router has a route to %s: %t", vip, want), func() error {
+		if out := command(t, "ip", "-n", "router", "route", "show", vip); (out != "") != want {
+			return fmt.Errorf("%q", out)
+		}
+		return nil
+	})
+}
+
+func property(t *testing.T, unit, name string) string {
+	t.Helper()
+	return strings.TrimSpace(command(t, "systemctl", "show", "--value", "--property", name, unit))
+}
+
+func number(t *testing.T, unit, name string) int {
+	t.Helper()
+	n, err := strconv.Atoi(property(t, unit, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// command runs a program of the machine, which must succeed.
+func command(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := runHere(t, name, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func runHere(t *testing.T, name string, args ...string) (string, error) {
+	t.Helper()
+	out, err := exec.CommandContext(context.WithoutCancel(t.Context()), name, args...).CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out), err
+}
