@@ -19,6 +19,7 @@ type method struct {
 	forward string // of the configuration
 	extra   string
 	outer   netip.Addr // only backend addresses of its family are used; zero: both families
+	keyed   bool       // balancers and servers have keys of the tunnel
 }
 
 const ipip, gue = `tunnel = "ipip"`, `tunnel = "gue"`
@@ -27,6 +28,7 @@ var methods = []method{
 	{name: "dsr", forward: "dsr"},
 	{name: "ipip", forward: "tunnel", extra: ipip},
 	{name: "gue", forward: "tunnel", extra: gue},
+	{name: "gue with a key", forward: "tunnel", extra: gue, keyed: true},
 	{name: "gue over IPv4", forward: "tunnel", extra: gue, outer: vip4},
 	{name: "ipip over IPv6", forward: "tunnel", extra: ipip, outer: vip6},
 }
@@ -55,6 +57,13 @@ func newDirectSite(t *testing.T, m method, mode string, active int) *site {
 	for _, b := range s.Balancers {
 		c := lab.BGPAgent(b, asn, routerASN, s.directService(m, active))
 		c.Mode = mode
+		if m.keyed {
+			for _, n := range s.Servers {
+				c.TunnelSources = append(c.TunnelSources, n.V4, n.V6)
+			}
+			c.TunnelKeyFile = tunnelKeyFile
+			writeTunnelKeys(t, b, keyA)
+		}
 		s.config = append(s.config, c)
 		s.agents = append(s.agents, labtest.Agent(t, b.Host, binary, c))
 	}
@@ -81,7 +90,11 @@ func (s *site) startReceiver(t *testing.T, n lab.Node, m method, sources []netip
 		}
 	case gue:
 		c := lab.AgentConfig{Name: n.Name(), Interfaces: []string{"eth0"}, Mode: "tc", TunnelSources: sources}
-		labtest.Agent(t, n.Host, binary, c)
+		if m.keyed {
+			c.TunnelKeyFile = tunnelKeyFile
+			writeTunnelKeys(t, n, keyA)
+		}
+		s.receivers = append(s.receivers, labtest.Agent(t, n.Host, binary, c))
 	}
 }
 
@@ -113,6 +126,9 @@ func TestDirectReturn(t *testing.T) {
 		t.Run("carries datagrams of 60 KB", func(t *testing.T) { s.carriesLargeDatagrams(t, m) })
 		t.Run("keeps connections while servers change", func(t *testing.T) { s.keepsConnections(t, m) })
 		t.Run("keeps connections when a balancer terminates", s.balancerTerminates)
+		if m.keyed {
+			t.Run("rotates the keys", s.rotatesKeys)
+		}
 		t.Run("checks the path of the traffic", func(t *testing.T) { s.checksThePath(t, m) })
 	})
 }

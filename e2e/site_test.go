@@ -18,9 +18,11 @@ type site struct {
 	*lab.Topology
 	router *peers.Router
 	agents []*lab.Agent
-	config []lab.AgentConfig
-	web    []*traffic.HTTPServer
-	echo   []*traffic.TCPEcho
+	// receivers are the agents on servers that remove GUE headers.
+	receivers []*lab.Agent
+	config    []lab.AgentConfig
+	web       []*traffic.HTTPServer
+	echo      []*traffic.TCPEcho
 }
 
 const (

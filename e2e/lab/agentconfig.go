@@ -16,6 +16,7 @@ type AgentConfig struct {
 	Mode       string // auto, xdp, xdp-generic, tc
 	// TunnelSources are the addresses whose tunnels the agent decapsulates.
 	TunnelSources []netip.Addr
+	TunnelKeyFile string
 	ASN           uint32 // 0: no BGP
 	ListenPort    int
 	Peers         []AgentPeer
@@ -100,6 +101,7 @@ func (c AgentConfig) TOML() string {
 	t.strs("interfaces", c.Interfaces)
 	t.str("mode", c.Mode)
 	t.addrs("tunnel_sources", c.TunnelSources)
+	t.str("tunnel_key_file", c.TunnelKeyFile)
 	if c.ASN != 0 {
 		t.table("[bgp]")
 		t.num("asn", int(c.ASN))
