@@ -84,11 +84,12 @@ func newNode(l *lab.Lab, flows int, change func(*datapath.Options)) (*node, erro
 	return n, n.open(flows, change)
 }
 
-// open opens the datapath.
+// open opens the datapath. A frontend may have an eighth of its flows by UDP.
 func (n *node) open(flows int, change func(*datapath.Options)) error {
 	o := datapath.Options{
-		Interfaces: []string{uplink}, Mode: datapath.ModeXDP, MaxFlows: flows + flows/2 + flows64k,
-		SNATPorts: []datapath.PortRange{{First: 10000, Last: 65535}}, TunnelPort: 6090, Timeouts: datapath.DefaultTimeouts,
+		Interfaces: []string{uplink}, Mode: datapath.ModeXDP, MaxFlows: flows + flows/2 + 8*flows64k,
+		SNATPorts:  []datapath.PortRange{{First: 10000, Last: 65535}},
+		TunnelPort: 6090, Timeouts: datapath.DefaultTimeouts,
 		PinPath: datapath.DefaultPinPath, StateDir: datapath.DefaultStateDir, Log: slog.New(slog.DiscardHandler),
 	}
 	change(&o)

@@ -111,8 +111,9 @@ func (s size) measure() (a Applied, err error) {
 	a.Size = s.name
 	err = h.Do(func() error {
 		d, err := datapath.Open(datapath.Options{
-			Interfaces: []string{"lo"}, Mode: datapath.ModeTC, MaxFlows: 1000, SNATPorts: [2]uint16{61000, 65535},
-			TunnelPort: 6090, Timeouts: datapath.DefaultTimeouts, PinPath: datapath.DefaultPinPath,
+			Interfaces: []string{"lo"}, Mode: datapath.ModeTC, MaxFlows: 1000,
+			SNATPorts: []datapath.PortRange{{First: 61000, Last: 65535}}, TunnelPort: 6090,
+			Timeouts: datapath.DefaultTimeouts, PinPath: datapath.DefaultPinPath,
 			StateDir: datapath.DefaultStateDir, Delivers: s.nodes > 0, Log: slog.New(slog.DiscardHandler),
 		})
 		if err != nil {
