@@ -84,6 +84,9 @@ func labelled(in asm.Instructions) asm.Instructions {
 // callName names a call: the helper and, of a lookup, the type of the map.
 func callName(spec *ebpf.CollectionSpec, before asm.Instructions, ins asm.Instruction) string {
 	helper := strings.TrimPrefix(asm.BuiltinFunc(ins.Constant).String(), "Fn")
+	if !strings.HasPrefix(helper, "Map") {
+		return helper
+	}
 	for _, b := range slices.Backward(before[max(0, len(before)-20):]) {
 		if b.Dst != asm.R1 || b.OpCode.Class() == asm.StXClass || b.OpCode.Class() == asm.StClass {
 			continue
