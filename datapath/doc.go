@@ -25,14 +25,36 @@
 //
 // # Flows
 //
-// A flow by nat has an entry for each direction. The entries are in the half-open table, a small LRU map, until the
-// client is confirmed: it acknowledges the server's sequence number or, with UDP, sends again after a reply. Then they
-// move to the table of established flows, which is not an LRU map: packets with forged source addresses neither fill it
-// nor evict entries. Run removes flows that are idle for longer than their timeout (bpf/config.h), and flows to a
-// backend that a plan lists as Down: both entries are removed, and the client of a TCP flow gets a RST with the
-// sequence number that it expects.
+// A flow by nat has an entry for each direction, each of two cache lines. The key of a client's packets has the
+// frontend id in place of VIP and protocol, that of a server's packets the id of its address. A packet is looked up
+// once, as a reply only when its source is the address of a backend, and an established entry is written only where
+// something changed.
 //
-// When all source ports towards a server are in use, a new flow evicts a half-open one.
+// The entries of TCP and SCTP are in the tables of established flows once the client is confirmed: it acknowledges the
+// server's sequence number. These are not LRU maps: packets with forged sources neither fill them nor evict entries. A
+// SYN writes one entry, the server's, into an LRU map. The source port is one of six that follow from the hash of the
+// flow, so the ACK finds the entry by computing them again; only where the backend does not follow from the hash the
+// client's half-open entry is written, too. Slots list the backends they had before, and are cleared of them after the
+// timeout of half-open flows (services.settle). When the six are in use, the oldest half-open flow among them is
+// replaced. An ACK whose entry was replaced is refused: rebuilding it would let a flood of ACKs take ports, and reach
+// the servers. SYN cookies are not used, because the datapath does not end connections: a server that needs them sends
+// its own, which the ACK confirms.
+//
+// RST and FIN count by the last numbers of both sides (RFC 5961). A RST with the exact number ends the flow; in the
+// window it shortens the timeout until either side sends again; outside nothing changes. All are forwarded, and the
+// receiver judges them. A SYN is forwarded to the server of a live flow and replaces none: the server challenges it.
+//
+// UDP has tables of its own, which are no LRU maps either, because an evicted flow would give its source port, and with
+// it an answer that is still to come, to another client. A frontend may have half of the entries. A port is free again
+// when its flow has expired: after half_open until the client sends again after an answer, then after udp.
+//
+// A source port rests after a flow has ended. When the server sent FIN first it keeps the connection in TIME_WAIT, so
+// the port rests for 65 s, unless the server must accept the SYN: its timestamp is later than the last one of the ended
+// flow, or, without timestamps, its sequence number (RFC 6191; RFC 1122, 4.2.2.13). Otherwise it rests for closed.
+//
+// Run removes flows whose both sides are idle for longer than their timeout (bpf/config.h), and flows to a backend that
+// a plan lists as Down: both entries are removed, and the client of a TCP flow gets a RST with the sequence number that
+// it expects.
 //
 // # Direct return
 //

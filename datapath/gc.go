@@ -35,6 +35,9 @@ type target struct{ frontend, backend uint32 }
 // FlowCounts are the flows of the last complete walk, by state.
 type FlowCounts struct{ HalfOpen, Established, Closing int }
 
+// timeWait is timeout_time_wait of bpf/config.h.
+const timeWait = 65 * time.Second
+
 const (
 	chunk      = 4096
 	walkEvery  = 5 * time.Second
@@ -150,7 +153,7 @@ func (g *flowGC) expire(ctx context.Context) {
 	open := map[uint32]uint32{} // flows by backend
 	udp := map[uint32]uint32{}  // flows of UDP by frontend
 	err := g.walk(ctx, chunkPause, func(t flowTable, k syServerKey, f syServerFlow) {
-		if g.expired(k.proto(), f.F, now) && g.clientExpired(t, k, f, now) {
+		if g.serverExpired(t, k, f, now) {
 			g.remove(t, k, f)
 			return
 		}
@@ -213,6 +216,14 @@ func (g *flowGC) expired(proto uint8, f syFlow, now time.Duration) bool {
 		limit = g.limits.UDP
 	}
 	return idle(now, f.Seen) > limit
+}
+
+// serverExpired reports whether a flow has expired, given its server's entry (flow_server_expired of bpf/flow.h).
+func (g *flowGC) serverExpired(t flowTable, k syServerKey, f syServerFlow, now time.Duration) bool {
+	if f.F.State == uint8(syFlowStateFLOW_CLOSED) && f.F.Fin == uint8(syFinFIN_FIRST) {
+		return idle(now, f.F.Seen) > timeWait
+	}
+	return g.expired(k.proto(), f.F, now) && g.clientExpired(t, k, f, now)
 }
 
 // clientExpired reports whether the client's side is expired or missing, or belongs to a newer flow of the client.

@@ -19,7 +19,7 @@ func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) predictio
 	server = netip.AddrPortFrom(server.Addr(), port)
 	rest := 0
 	for x, e := range m.servers {
-		if x.src == server && e.to == s.way.back() {
+		if x.src == server && e.to == s.way.back() && !e.gives(s) {
 			rest++
 		}
 	}
@@ -32,7 +32,8 @@ func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) predictio
 		ours = out.Src
 		to := way{ours, server, s.proto}
 		half := m.half[to.back()]
-		used := m.servers[to.back()] != nil ||
+		rests := m.servers[to.back()]
+		used := rests != nil && !rests.gives(s) ||
 			half != nil && half.state != syFlowStateFLOW_CLOSED && rest < snatTries-2
 		if ours.Addr() != m.fx.addr("self") || ours.Port() < 61000 || used {
 			return to, fmt.Errorf("opened from %s", ours)
@@ -41,6 +42,12 @@ func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) predictio
 	}, func() {
 		to := way{ours, server, s.proto}
 		delete(m.clients, s.way)
+		if old := m.servers[to.back()]; old != nil {
+			if c := m.clients[old.to.back()]; c != nil && c.to == to {
+				delete(m.clients, old.to.back())
+			}
+			delete(m.servers, to.back())
+		}
 		e := &entry{to: s.way.back(), state: syFlowStateFLOW_HALF_OPEN, clientEnd: s.seq + s.payload + 1}
 		if s.stream {
 			m.half[to.back()] = e
@@ -49,6 +56,13 @@ func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) predictio
 		m.servers[to.back()] = e
 		m.clients[s.way] = &entry{to: to, state: syFlowStateFLOW_HALF_OPEN}
 	})
+}
+
+// gives reports whether the server of an ended flow has it in TIME_WAIT and accepts a SYN from its source port (RFC
+// 1122, 4.2.2.13; there are no timestamps here).
+func (e *entry) gives(s segment) bool {
+	return s.proto == dptest.TCP && e.state == syFlowStateFLOW_CLOSED && e.fin == syFinFIN_FIRST &&
+		int32(s.seq-e.ack) > 0
 }
 
 // knownHalfOpen is for packets of the client of a half-open flow.
@@ -77,15 +91,15 @@ func (m *model) knownHalfOpen(p dptest.Packet, s segment, e *entry) prediction {
 		return drop("bad_ack")
 	}
 	return became(p, to, func() {
-		state, clientTag := syFlowStateFLOW_ESTABLISHED, s.seq
+		state, clientTag, fin := syFlowStateFLOW_ESTABLISHED, s.seq, syFin(0)
 		if s.fin {
-			state = syFlowStateFLOW_CLOSING
+			state, fin = syFlowStateFLOW_CLOSING, syFinFIN_FIRST
 		}
 		if s.proto == dptest.SCTP {
 			clientTag = e.ack
 		}
 		delete(m.half, key)
-		m.clients[s.way] = &entry{to: key.back(), end: s.last(), ack: s.number, state: state, fin: s.fin}
+		m.clients[s.way] = &entry{to: key.back(), end: s.last(), ack: s.number, state: state, fin: fin}
 		m.servers[key] = &entry{to: s.way.back(), end: s.number, ack: clientTag, state: state}
 	})
 }
@@ -162,10 +176,15 @@ func (m *model) follows(s segment, e, other *entry) {
 		return
 	}
 	if s.fin && (sctp && s.number == e.ack || !sctp && inWindow(s.seq, e.end)) {
-		e.fin = true
+		if e.fin == 0 {
+			e.fin = syFinFIN_FIRST
+			if other != nil && other.fin != 0 {
+				e.fin = syFinFIN_SECOND
+			}
+		}
 		if e.state != syFlowStateFLOW_CLOSED {
 			state := syFlowStateFLOW_CLOSED
-			if other != nil && !other.fin {
+			if other != nil && other.fin == 0 {
 				state = syFlowStateFLOW_CLOSING
 			}
 			both(func(e *entry) { e.state = state })

@@ -32,11 +32,12 @@ func (x way) back() way { return way{x.dst, x.src, x.proto} }
 
 // entry is one side of a flow by nat.
 type entry struct {
-	to                   way // the tuple after translation
-	end, ack             uint32
-	state                syFlowState
-	fin, reset, answered bool
-	clientEnd            uint32 // half-open: the number after the SYN
+	to              way // the tuple after translation
+	end, ack        uint32
+	state           syFlowState
+	reset, answered bool
+	fin             syFin
+	clientEnd       uint32 // half-open: the number after the SYN
 }
 
 // prediction is the expected result of a packet.

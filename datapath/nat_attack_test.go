@@ -138,7 +138,8 @@ func TestUDPFloodLeavesOthersAlone(t *testing.T) {
 	if r := fx.run(other.Frame()); r.reason != "forwarded" {
 		t.Errorf("another UDP service: %s", r.reason)
 	}
-	for _, p := range []func(*fixture) dptest.Packet{tcp(dptest.SYN), replies(dptest.SYN | dptest.ACK), tcp(dptest.ACK)} {
+	shake := []func(*fixture) dptest.Packet{tcp(dptest.SYN), replies(dptest.SYN | dptest.ACK), tcp(dptest.ACK)}
+	for _, p := range shake {
 		if r := fx.run(p(fx).Frame()); r.reason != "forwarded" {
 			t.Errorf("TCP: %s", r.reason)
 		}

@@ -184,6 +184,7 @@ type syExported struct {
 		}
 	}
 	FlowState uint32
+	Fin       uint32
 	Method    uint32
 	Algorithm uint32
 	AddrKind  uint32
@@ -206,7 +207,15 @@ type syExported struct {
 			W [4]uint32
 		}
 	}
+	_ [4]byte
 }
+
+type syFin uint32
+
+const (
+	syFinFIN_FIRST  syFin = 1
+	syFinFIN_SECOND syFin = 2
+)
 
 type syFlow struct {
 	_        structs.HostLayout
@@ -530,6 +539,7 @@ const (
 	syVarTimeoutClosing      = "timeout_closing"
 	syVarTimeoutEstablished  = "timeout_established"
 	syVarTimeoutHalfOpen     = "timeout_half_open"
+	syVarTimeoutTimeWait     = "timeout_time_wait"
 	syVarTimeoutUdp          = "timeout_udp"
 	syVarTunnelDecap         = "tunnel_decap"
 	syVarTunnelPort          = "tunnel_port"
@@ -645,6 +655,7 @@ type syVariableSpecs struct {
 	TimeoutClosing      *ebpf.VariableSpec `ebpf:"timeout_closing"`
 	TimeoutEstablished  *ebpf.VariableSpec `ebpf:"timeout_established"`
 	TimeoutHalfOpen     *ebpf.VariableSpec `ebpf:"timeout_half_open"`
+	TimeoutTimeWait     *ebpf.VariableSpec `ebpf:"timeout_time_wait"`
 	TimeoutUdp          *ebpf.VariableSpec `ebpf:"timeout_udp"`
 	TunnelDecap         *ebpf.VariableSpec `ebpf:"tunnel_decap"`
 	TunnelPort          *ebpf.VariableSpec `ebpf:"tunnel_port"`
@@ -769,6 +780,7 @@ type syVariables struct {
 	TimeoutClosing      *ebpf.Variable `ebpf:"timeout_closing"`
 	TimeoutEstablished  *ebpf.Variable `ebpf:"timeout_established"`
 	TimeoutHalfOpen     *ebpf.Variable `ebpf:"timeout_half_open"`
+	TimeoutTimeWait     *ebpf.Variable `ebpf:"timeout_time_wait"`
 	TimeoutUdp          *ebpf.Variable `ebpf:"timeout_udp"`
 	TunnelDecap         *ebpf.Variable `ebpf:"tunnel_decap"`
 	TunnelPort          *ebpf.Variable `ebpf:"tunnel_port"`

@@ -27,6 +27,9 @@ volatile const __u64 timeout_half_open = 30 * SECOND;
 volatile const __u64 timeout_established = 7800 * SECOND; /* RFC 5382, REQ-5: at least 2 h 4 min */
 volatile const __u64 timeout_closing = 240 * SECOND; /* RFC 5382, REQ-5: transitory, 4 min */
 volatile const __u64 timeout_closed = 10 * SECOND; /* for packets still in flight */
+/* After the server has sent FIN first, it does not accept a new connection from the same port for so long: 60 s by
+ * TCP_TIMEWAIT_LEN of Linux. */
+volatile const __u64 timeout_time_wait = 65 * SECOND;
 volatile const __u64 timeout_udp = 180 * SECOND; /* RFC 4787, REQ-5: at least 2 min */
 
 /* Limit of ICMP errors per CPU (of the order of Linux's icmp_msgs_per_sec and icmp_msgs_burst). */
@@ -42,6 +45,7 @@ volatile const struct exported {
 	struct traffic traffic;
 	struct verdict verdict;
 	enum flow_state flow_state;
+	enum fin fin;
 	enum method method;
 	enum algorithm algorithm;
 	enum addr_kind addr_kind;

@@ -69,8 +69,6 @@ static __always_inline int egress_reply(struct __sk_buff *skb, struct scratch *s
 	return tc_deliver(skb, s);
 }
 
-#define TCPOPT_END 0
-#define TCPOPT_NOP 1
 #define TCPOPT_MSS 2
 #define TCP_OPTIONS_MAX 10 /* options scanned for the MSS, which senders put first */
 

@@ -29,6 +29,17 @@ static __always_inline int pkt_is_stream(const struct pkt *p)
 	return p->key.proto != IPPROTO_UDP;
 }
 
+/* pkt_without_l4: the packet has no transport header of its own. It is a later fragment or an ICMP error. */
+static __always_inline int pkt_without_l4(const struct pkt *p)
+{
+	return p->icmp_error || p->fragment == FRAG_LATER;
+}
+
+static __always_inline int pkt_opens_flow(const struct pkt *p)
+{
+	return !pkt_without_l4(p) && (!pkt_is_stream(p) || (p->flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN);
+}
+
 /* server_id is the id of a server as it is in a server_key. */
 static __always_inline __u32 server_id(__u32 id, __u8 proto)
 {
@@ -82,6 +93,8 @@ static __always_inline int flow_server_expired(const struct server_flow *s, int 
 {
 	struct client_flow *c;
 
+	if (s->f.state == FLOW_CLOSED && s->f.fin == FIN_FIRST)
+		return flow_idle(&s->f, now, timeout_time_wait);
 	if (!flow_side_expired(&s->f, stream, now))
 		return 0;
 	c = flow_find_client(&s->client, stream);

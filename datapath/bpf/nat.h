@@ -30,12 +30,6 @@ static __always_inline struct flow *verdict_forward(struct verdict *v, struct fl
 	return f;
 }
 
-/* pkt_without_l4: the packet has no transport header of its own. It is a later fragment or an ICMP error. */
-static __always_inline int pkt_without_l4(const struct pkt *p)
-{
-	return p->icmp_error || p->fragment == FRAG_LATER;
-}
-
 /* verdict_refuse answers in the way of the protocol, so that the client fails at once. */
 static __always_inline struct flow *verdict_refuse(const struct pkt *p, struct verdict *v, enum reason r)
 {
@@ -47,11 +41,6 @@ static __always_inline struct flow *verdict_refuse(const struct pkt *p, struct v
 	if (pkt_is_stream(p) && p->flags & TCP_RST)
 		return verdict_set(v, ACTION_DROP, r);
 	return verdict_set(v, p->key.proto == IPPROTO_TCP ? ACTION_RESET : ACTION_REFUSE, r);
-}
-
-static __always_inline int pkt_opens_flow(const struct pkt *p)
-{
-	return !pkt_without_l4(p) && (!pkt_is_stream(p) || (p->flags & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN);
 }
 
 /* A sequence number counts as one of the flow within this distance of the last one: more than a window that senders
@@ -200,6 +189,7 @@ __noinline int nat_find_half_open(struct frontend *fe)
 		__u32 index = table_index(&fe->table, h), slot = table_slot(&fe->table, index);
 
 		/* The slot may have got another backend since the SYN. */
+#pragma clang loop unroll(full)
 		for (int i = 0; i <= PREVIOUS_MAX; i++) {
 			__u32 backend = i ? table_previous(&fe->table, index, i - 1) : slot_backend(slot);
 
@@ -241,8 +231,21 @@ static __always_inline struct flow *nat_find(const struct pkt *p, struct verdict
 	return &s->f;
 }
 
-/* nat_choose chooses the source of a new flow to the backend in the verdict, and sets what its packets become. It
- * returns the reason for which it cannot. commit claims the source: that is a write. */
+/* backend_select returns the backend for a new flow and records its id in the verdict. */
+static __always_inline struct backend *backend_select(const struct pkt *p, struct verdict *v, const struct frontend *fe)
+{
+	v->backend = NO_BACKEND;
+	if (fe->affinity) {
+		v->affinity = 1;
+		v->backend = affinity_lookup(fe, &p->key.t.src, bpf_ktime_get_coarse_ns());
+	}
+	if (v->backend == NO_BACKEND)
+		v->backend = table_select(fe, &p->key, v->hash);
+	return v->backend == NO_BACKEND ? 0 : backend_get(v->backend);
+}
+
+/* nat_choose chooses the backend and the source of a new flow, and sets what its packets become. It returns the reason
+ * for which it cannot. commit claims the source: that is a write. */
 __noinline int nat_choose(struct frontend *fe)
 {
 	struct scratch *scratch = scratch_get();
@@ -251,9 +254,13 @@ __noinline int nat_choose(struct frontend *fe)
 		return REASON_INTERNAL_ERROR;
 	const struct pkt *p = &scratch->p;
 	struct verdict *v = &scratch->v;
-	struct backend *b = backend_get(v->backend);
+	if (!frontend_allows(fe, &p->key.t.src))
+		return REASON_NOT_ALLOWED;
+	struct backend *b = backend_select(p, v, fe);
 
-	if (!b || !snat_to(&v->server, p, fe, b))
+	if (!b)
+		return REASON_NO_BACKEND;
+	if (!snat_to(&v->server, p, fe, b))
 		return REASON_NO_ROUTE;
 	if (!pkt_is_stream(p) && !v->replaces) {
 		__u32 *n = bpf_map_lookup_elem(&sy_udp_share, &v->client.frontend);
@@ -268,33 +275,16 @@ __noinline int nat_choose(struct frontend *fe)
 	return REASON_NONE;
 }
 
-/* backend_select returns the backend for a new flow and records its id in the verdict. */
-static __always_inline struct backend *backend_select(const struct pkt *p, struct verdict *v, const struct frontend *fe)
-{
-	v->backend = NO_BACKEND;
-	if (fe->affinity) {
-		v->affinity = 1;
-		v->backend = affinity_lookup(fe, &p->key.t.src, bpf_ktime_get_coarse_ns());
-	}
-	if (v->backend == NO_BACKEND)
-		v->backend = table_select(fe, &p->key, v->hash);
-	return v->backend == NO_BACKEND ? 0 : backend_get(v->backend);
-}
-
 /* decide_new is for packets of unknown flows; nat_find was called before. */
 static __always_inline struct flow *decide_new(const struct pkt *p, struct verdict *v, struct frontend *fe)
 {
 	if (!pkt_opens_flow(p))
 		return verdict_refuse(p, v, REASON_NO_FLOW);
-	if (!frontend_allows(fe, &p->key.t.src))
-		return verdict_set(v, ACTION_DROP, REASON_NOT_ALLOWED);
-	struct backend *b = backend_select(p, v, fe);
-
-	if (!b)
-		return fe->drop_when_empty ? verdict_set(v, ACTION_DROP, REASON_NO_LOCAL_BACKEND) :
-					     verdict_refuse(p, v, REASON_NO_BACKEND);
 	int reason = nat_choose(fe);
 
+	if (reason == REASON_NO_BACKEND)
+		return fe->drop_when_empty ? verdict_set(v, ACTION_DROP, REASON_NO_LOCAL_BACKEND) :
+					     verdict_refuse(p, v, REASON_NO_BACKEND);
 	if (reason)
 		return verdict_set(v, ACTION_DROP, reason);
 	v->method = METHOD_NAT;

@@ -86,7 +86,7 @@ static __always_inline void nat_write_open(const struct pkt *p, struct verdict *
 				 .client_end = p->seq + p->payload + 1 };
 	int stream = pkt_is_stream(p);
 
-	if (v->claim == CLAIM_RESTED)
+	if (v->claim == CLAIM_RESTED || v->claim == CLAIM_TIME_WAIT)
 		nat_remove(&v->server, stream);
 	if (v->replaces)
 		flow_delete_client(&v->client, stream); /* the port of the ended flow rests */
@@ -108,7 +108,7 @@ static __always_inline void nat_confirm(const struct pkt *p, struct verdict *v, 
 					.ack = p->ack,
 					.seen = v->now,
 					.state = state,
-					.fin = p->flags & TCP_FIN,
+					.fin = p->flags & TCP_FIN ? FIN_FIRST : 0,
 					.answered = 1 } };
 	struct server_flow s = { .f = { .end = p->ack, .ack = p->seq, .seen = v->now, .state = state, .answered = 1 },
 				 .client = v->client,
@@ -187,7 +187,8 @@ static __always_inline void nat_fin(const struct pkt *p, const struct verdict *v
 {
 	if (p->key.proto == IPPROTO_SCTP ? p->ack != f->ack : !flow_in_window(p->seq, f->end))
 		return;
-	f->fin = 1;
+	if (!f->fin)
+		f->fin = other && other->fin ? FIN_SECOND : FIN_FIRST;
 	if (f->state == FLOW_CLOSED) /* by a RST */
 		return;
 	nat_set_state(f, other, other && !other->fin ? FLOW_CLOSING : FLOW_CLOSED, v->backend);
@@ -260,4 +261,10 @@ static __always_inline void nat_write(const struct pkt *p, struct verdict *v, st
 	}
 	nat_fin(p, v, f, other);
 	nat_follow(p, v, f);
+	if (!v->reply && p->tsval) {
+		struct server_flow *s = flow_find_server(&v->server, 1);
+
+		if (s)
+			s->client_end = p->tsval;
+	}
 }

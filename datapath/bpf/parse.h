@@ -23,6 +23,7 @@ struct pkt {
 	__u32 mtu; /* reported by an ICMP error */
 	__u32 quoted_len; /* total length of the packet that an ICMP error quotes */
 	struct addr quoted_dst; /* destination of the packet in a quoted tunnel packet; zero: not quoted */
+	__u32 tsval; /* TCP with SYN or FIN: the timestamp (RFC 7323); 0: none */
 	__u16 l4; /* offset of the transport header in the frame */
 	__u8 l3; /* offset of the IP header */
 	__u8 v6, ttl, tos;
@@ -285,6 +286,29 @@ static __always_inline enum reason parse_icmp(void *data, void *end, struct pkt 
 	return REASON_NONE;
 }
 
+#define TCPOPT_END 0
+#define TCPOPT_NOP 1
+#define TCPOPT_TIMESTAMP 8
+
+/* parse_timestamp returns the timestamp of a segment. It looks only where Linux, BSD, macOS and Windows put the
+ * option: a loop over the options would be the larger part of the work of the verifier. */
+static __always_inline __u32 parse_timestamp(const struct tcphdr *tcp, void *end)
+{
+	const struct option {
+		__u8 kind, len;
+		__be16 val[2];
+	} * o;
+
+	for (int at = 2; at <= 10; at += 4) {
+		o = (void *)(tcp + 1) + at;
+		if ((tcp->off >> 4) * 4 < (int)sizeof(*tcp) + at + 10 || (void *)(o + 1) > end)
+			return 0;
+		if (o->kind == TCPOPT_TIMESTAMP && o->len == 10)
+			return (__u32)bpf_ntohs(o->val[0]) << 16 | bpf_ntohs(o->val[1]);
+	}
+	return 0;
+}
+
 static __always_inline enum reason parse_l4(void *data, void *end, struct pkt *p)
 {
 	void *l4 = data + L4(p);
@@ -302,6 +326,8 @@ static __always_inline enum reason parse_l4(void *data, void *end, struct pkt *p
 		p->ack = bpf_ntohl(tcp->ack);
 		p->flags = tcp->flags;
 		p->payload = room - (tcp->off >> 4) * 4;
+		if (p->flags & (TCP_SYN | TCP_FIN))
+			p->tsval = parse_timestamp(tcp, end);
 	} else if (p->key.proto == IPPROTO_UDP) {
 		struct udphdr *udp = l4;
 

@@ -7,6 +7,7 @@
 #include "flow.h"
 #include "frontend.h"
 
+/* Loops over the tries are unrolled: Linux 6.1 rejects a loop whose last instruction is no jump. */
 #define SNAT_TRIES 6
 
 static __always_inline int snat_in_range(__be16 port)
@@ -68,15 +69,20 @@ static __always_inline void snat_verdict(struct verdict *v, const struct backend
 	v->backend = backend;
 }
 
-/* snat_find_half_open finds the half-open flow that a client has to a backend. */
+/* snat_find_half_open finds the half-open flow that a client has to a backend. For a SYN one choice is enough: when it
+ * has another one, snat_choose finds it. */
 static __always_inline struct server_flow *snat_find_half_open(const struct pkt *p, struct verdict *v,
 							       const struct frontend *fe, __u32 backend)
 {
 	struct backend *b = backend_get(backend);
+	int opens = pkt_opens_flow(p);
 
 	if (!b || !snat_to(&v->server, p, fe, b))
 		return 0;
+#pragma clang loop unroll(full)
 	for (__u32 i = 0; i < SNAT_TRIES; i++) {
+		if (i && opens)
+			continue;
 		snat_candidate(&v->server, p, v, b, i);
 		struct server_flow *s = bpf_map_lookup_elem(&sy_halfopen_servers, &v->server);
 
@@ -88,56 +94,82 @@ static __always_inline struct server_flow *snat_find_half_open(const struct pkt 
 	return 0;
 }
 
-/* snat_rested reports whether the port of a flow may be used by another one. With UDP it must be certain that no
- * answer is still to come, which another client would then receive. */
-static __always_inline int snat_rested(const struct server_flow *s, int stream, __u32 now)
+/* How a SYN compares to the connection that its server may keep in TIME_WAIT. */
+enum snat_syn {
+	SYN_OLD, /* the server may not accept it */
+	SYN_NEWER, /* by its timestamp or, without, its sequence number: the server must accept it (RFC 6191) */
+	SYN_LATER, /* by both: servers accept it that only know RFC 1122, 4.2.2.13 */
+};
+
+static __always_inline enum snat_syn snat_compare(const struct pkt *p, const struct server_flow *s)
 {
-	return flow_server_expired(s, stream, now);
+	int seq = (__s32)(p->seq - s->f.ack) > 0, stamped = p->tsval && s->client_end;
+
+	if (s->f.state != FLOW_CLOSED || s->f.fin != FIN_FIRST || p->key.proto != IPPROTO_TCP)
+		return SYN_OLD;
+	if (stamped && (__s32)(p->tsval - s->client_end) <= 0)
+		return SYN_OLD;
+	return seq ? SYN_LATER : stamped ? SYN_NEWER : SYN_OLD;
 }
 
 /* snat_claimable returns how the source of a new flow can be claimed (enum claim), or 0, and the age of the half-open
- * flow that has it. */
-static __always_inline enum claim snat_claimable(const struct server_key *k, const struct client_key *c, int stream,
-						 __u32 now, __u32 *age)
+ * flow that has it. With UDP it must be certain that no answer is still to come, which another client would then
+ * receive. */
+static __always_inline enum claim snat_claimable(const struct pkt *p, const struct verdict *v, __u32 *age)
 {
+	int stream = pkt_is_stream(p);
 	struct server_flow *s;
 
 	if (stream) {
-		s = bpf_map_lookup_elem(&sy_halfopen_servers, k);
+		s = bpf_map_lookup_elem(&sy_halfopen_servers, &v->server);
 		if (s) {
-			*age = now - s->f.seen;
-			return s->f.state == FLOW_CLOSED || client_key_equal(&s->client, c) ? CLAIM_OVER : CLAIM_EVICT;
+			*age = v->now - s->f.seen;
+			return s->f.state == FLOW_CLOSED || client_key_equal(&s->client, &v->client) ? CLAIM_OVER :
+												       CLAIM_EVICT;
 		}
 	}
-	s = flow_find_server(k, stream);
+	s = flow_find_server(&v->server, stream);
 	if (!s)
 		return CLAIM_FREE;
-	return snat_rested(s, stream, now) ? CLAIM_RESTED : 0;
+	if (flow_server_expired(s, stream, v->now))
+		return CLAIM_RESTED;
+	switch (snat_compare(p, s)) {
+	case SYN_LATER:
+		return CLAIM_RESTED;
+	case SYN_NEWER:
+		return CLAIM_TIME_WAIT;
+	default:
+		return 0;
+	}
 }
 
-/* snat_choose sets the source of a new flow in v->server, and how it is claimed. When all choices are in use, it takes
- * the oldest of those that half-open flows have: in a flood a real client then has time to confirm. */
+/* snat_choose sets the source of a new flow in v->server, and how it is claimed. When no choice is free, it takes one
+ * whose server accepts the SYN in TIME_WAIT, else the oldest of those that half-open flows have: in a flood a real
+ * client then has time to confirm. */
 static __always_inline int snat_choose(const struct pkt *p, struct verdict *v, const struct backend *b)
 {
-	__u32 oldest = 0, most = 0, age = 0;
+	__u32 best = 0, most = 0, age = 0;
 
 	v->claim = 0;
+#pragma clang loop unroll(full)
 	for (__u32 i = 0; i < SNAT_TRIES; i++) {
 		snat_candidate(&v->server, p, v, b, i);
-		enum claim claim = snat_claimable(&v->server, &v->client, pkt_is_stream(p), v->now, &age);
+		enum claim claim = snat_claimable(p, v, &age);
 
-		if (claim && claim != CLAIM_EVICT) {
+		if (claim == CLAIM_FREE || claim == CLAIM_RESTED || claim == CLAIM_OVER) {
 			v->claim = claim;
 			return 1;
 		}
-		if (claim && (!v->claim || age > most)) {
-			oldest = i;
+		if (claim == CLAIM_EVICT && (v->claim == CLAIM_TIME_WAIT || (v->claim && age <= most)))
+			continue;
+		if (claim) {
+			best = i;
 			most = age;
-			v->claim = CLAIM_EVICT;
+			v->claim = claim;
 		}
 	}
 	if (!v->claim)
 		return 0;
-	snat_candidate(&v->server, p, v, b, oldest);
+	snat_candidate(&v->server, p, v, b, best);
 	return 1;
 }

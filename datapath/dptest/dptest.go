@@ -37,6 +37,8 @@ type Packet struct {
 	Flags    uint8
 	Seq, Ack uint32
 	MSS      uint16 // as an option; 0: none
+	// TCP: a timestamp as an option, behind the MSS. Parse does not set it.
+	Timestamp uint32
 	// ICMP: the ports are not used. SCTP: Type is that of the chunk, Ack the verification tag, Seq the initiate tag.
 	Type, Code uint8
 	Rest       uint32 // the second word of ICMP
@@ -125,6 +127,11 @@ func (p Packet) transport() []byte {
 		if p.MSS != 0 {
 			h[12] = 6 << 4
 			h = binary.BigEndian.AppendUint16(append(h, 2, 4), p.MSS)
+		}
+		if p.Timestamp != 0 {
+			h[12] += 3 << 4
+			h = binary.BigEndian.AppendUint32(append(h, 1, 1, 8, 10), p.Timestamp)
+			h = append(h, 0, 0, 0, 0)
 		}
 	case UDP:
 		h, at = make([]byte, 8), 6

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* States of flows, and the entries of NAT flows; part of types.h. */
+#pragma once
+
+enum flow_state {
+	FLOW_HALF_OPEN = 1, /* the client is not confirmed yet */
+	FLOW_ESTABLISHED,
+	FLOW_CLOSING, /* one side has sent FIN */
+	FLOW_CLOSED, /* both have, or one has sent RST */
+};
+
+/* The NAT flow tables have two entries for each flow: one for the packets of the client, one for those of the
+ * server. With its kernel header each is 120 bytes, which the kernel allocates as two cache lines. */
+struct client_key {
+	struct addr client;
+	__u32 frontend; /* implies VIP and protocol; for chained frontends that of the packets outside tunnels */
+	__be16 sport, dport; /* as they arrive */
+};
+
+struct server_key {
+	struct addr to; /* our address, or with a local backend the client's */
+	__u32 server; /* id of the source address in sy_servers, and the protocol: see server_id */
+	__be16 dport, sport; /* as they arrive */
+};
+
+enum fin {
+	FIN_FIRST = 1, /* this side has sent FIN before the other one: it keeps the connection in TIME_WAIT */
+	FIN_SECOND,
+};
+
+/* What both entries begin with: the state of one side of the flow. */
+struct flow {
+	__u32 end; /* TCP: sequence number after the last byte of this side; server, half-open: its first one */
+	__u32 ack; /* TCP: the last acknowledgement by this side; SCTP: the tag in its packets */
+	__u32 seen; /* last packet, in units of flow_clock */
+	__u8 state; /* enum flow_state */
+	__u8 fin; /* enum fin */
+	__u8 reset; /* 1: a RST whose number was not exact was forwarded; a later packet disproves it */
+	__u8 answered; /* 1: the server has answered */
+};
+
+struct client_flow {
+	struct flow f;
+	struct addr source; /* of the packets to the server */
+	__u32 backend; /* id */
+	__be16 sport, dport; /* of the packets to the server */
+	__u8 pad[8];
+};
+
+struct server_flow {
+	struct flow f;
+	struct client_key client;
+	__u32 backend; /* id */
+	__u32 client_end; /* half-open: sequence number after the SYN of the client; closed: its last timestamp */
+};
+
+/* How a new NAT flow gets its source port. */
+enum claim {
+	CLAIM_FREE = 1, /* no flow has it */
+	CLAIM_RESTED, /* a flow that has ended or expired has it */
+	CLAIM_TIME_WAIT, /* the server keeps a connection in TIME_WAIT that the SYN replaces */
+	CLAIM_OVER, /* a half-open flow of this client or one that has ended has it */
+	CLAIM_EVICT, /* a half-open flow of another client has it */
+};

@@ -1,0 +1,66 @@
+package datapath
+
+import (
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// stamped is a packet with a sequence number and a timestamp.
+func stamped(p dptest.Packet, seq, timestamp uint32) dptest.Packet {
+	p.Seq, p.Timestamp = seq, timestamp
+	return p
+}
+
+// closedBy closes the connection of the fixture: each of the two sides sends FIN, in this order.
+func (fx *fixture) closedBy(server bool) {
+	fx.t.Helper()
+	fins := []dptest.Packet{fx.reply(dptest.FIN | dptest.ACK),
+		stamped(fx.fromClient(dptest.TCP, dptest.FIN|dptest.ACK), 1005, 7000)}
+	fins[0].Seq, fins[0].Ack = 5001, 1005
+	if !server {
+		fins[0], fins[1] = fins[1], fins[0]
+	}
+	for _, p := range fins {
+		if r := fx.run(p.Frame()); r.did != "sent" {
+			fx.t.Fatalf("FIN was %s: %s", r.did, r.reason)
+		}
+	}
+}
+
+// A source port rests while the server may have its connection in TIME_WAIT, unless the server must accept the SYN (RFC
+// 6191). There is one port here.
+func TestSourcePortsRest(t *testing.T) {
+	for _, tt := range []struct {
+		name           string
+		serverFirst    bool
+		age            time.Duration
+		seq, timestamp uint32
+		reason         string
+	}{
+		{"server first, at once", true, 0, 900, 0, "snat_exhausted"},
+		{"server first, after the short rest", true, 12 * time.Second, 900, 0, "snat_exhausted"},
+		{"server first, after TIME_WAIT", true, 67 * time.Second, 900, 0, "forwarded"},
+		{"server first, the SYN has a later number", true, 0, 1100, 0, "forwarded"},
+		{"server first, the SYN has a later timestamp", true, 0, 900, 7001, "forwarded"},
+		{"server first, the SYN has the same timestamp", true, 0, 900, 7000, "snat_exhausted"},
+		{"server first, an earlier timestamp and a later number", true, 0, 1100, 6999, "snat_exhausted"},
+		{"client first, at once", false, 0, 1100, 7001, "snat_exhausted"},
+		{"client first, after the short rest", false, 12 * time.Second, 900, 0, "forwarded"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			fx := newFixture(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+			fx.service(lb.TCP, "b1")
+			connect(fx)
+			fx.closedBy(tt.serverFirst)
+			fx.age(tt.age, tt.age)
+			syn := fx.fromClient(dptest.TCP, dptest.SYN)
+			syn.Src = fx.at("client", 40001)
+			if r := fx.run(stamped(syn, tt.seq, tt.timestamp).Frame()); r.reason != tt.reason {
+				t.Errorf("a new client: %s; want %s", r.reason, tt.reason)
+			}
+		})
+	}
+}
