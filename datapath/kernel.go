@@ -58,5 +58,5 @@ func checkKernel(release string) error {
 	if lacks != nil {
 		why = "this one lacks " + strings.Join(lacks, ", ")
 	}
-	return fmt.Errorf("Linux %s is too old: Steelyard needs Linux %s or newer; %s", release, oldestKernel, why)
+	return fmt.Errorf("kernel %s is too old: Steelyard needs Linux %s or newer; %s", release, oldestKernel, why)
 }
