@@ -143,6 +143,7 @@ type Service struct {
 	Algorithm  lb.Algorithm
 	Method     lb.Method
 	Encap      lb.Encap
+	SNAT       bool // with MethodNAT; false: backends receive the address of the client
 	Affinity   time.Duration
 	Allow      []netip.Prefix
 	MinHealthy int

@@ -122,7 +122,8 @@ func TestDesign(t *testing.T) {
 				{Port: 53, Target: 53, Protocol: lb.UDP}},
 			Backends: []lb.Backend{{Addr: netip.MustParseAddr("10.0.0.21"), Weight: 1},
 				{Addr: netip.MustParseAddr("10.0.0.22"), Port: 9000, Weight: 3}},
-			Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Encap: lb.EncapIPIP, MinHealthy: 1,
+			Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Encap: lb.EncapIPIP, SNAT: true,
+			MinHealthy: 1,
 			Check: lb.CheckSpec{
 				Type: lb.CheckHTTP, Path: "/healthz", Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3,
 				Status:      []lb.StatusRange{{From: 200, To: 399}},
@@ -319,6 +320,27 @@ backends = [{ address = "10.0.0.1", weight = 0 }, { address = "10.0.0.2", drain 
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("want -, got +:\n%s", diff)
+	}
+}
+
+func TestSNAT(t *testing.T) {
+	const service = "[[service]]\nname = \"s\"\naddress = \"203.0.113.10\"\nports = [\"80\"]\nbackends = [\"10.0.0.1\"]\n"
+	for _, x := range []struct {
+		keys    string
+		want    bool
+		warning string
+	}{
+		{"", true, ""}, {"snat = true", true, ""}, {"snat = false", false, ""},
+		{"snat = false\nforward = \"dsr\"", false, `has no effect with forward = "dsr"`},
+	} {
+		c := mustParseText(t, service+x.keys)
+		if got := c.Services[0].SNAT; got != x.want {
+			t.Errorf("%q: %t; want %t", x.keys, got, x.want)
+		}
+		got := strings.Join(c.Warnings, "")
+		if strings.Contains(got, "snat") != (x.warning != "") || !strings.Contains(got, x.warning) {
+			t.Errorf("%q: warnings %q; want %q", x.keys, got, x.warning)
+		}
 	}
 }
 

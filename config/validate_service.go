@@ -12,7 +12,7 @@ import (
 const affinityMax = 24 * time.Hour
 
 func defaultService() Service {
-	return Service{Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Encap: lb.EncapIPIP, MinHealthy: 1}
+	return Service{Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Encap: lb.EncapIPIP, SNAT: true, MinHealthy: 1}
 }
 
 // placed is a value and its item in the file, for validations of several keys.
@@ -33,6 +33,11 @@ func (d *decoder) service(t *table) {
 	if t.has("tunnel") && s.Method != lb.MethodTunnel {
 		t.at("tunnel").warnf(`write forward = "tunnel", or leave tunnel out`,
 			"has no effect with forward = %q", s.Method)
+	}
+	s.SNAT = t.boolean("snat", s.SNAT)
+	if t.has("snat") && s.Method != lb.MethodNAT {
+		t.at("snat").warnf("leave snat out", "has no effect with forward = %q: servers always receive the address of the client",
+			s.Method)
 	}
 	s.Affinity = t.duration("affinity", 0, 0, affinityMax)
 	s.Allow = distinct(t.list("allow", "192.0.2.0/24"), item.prefix)

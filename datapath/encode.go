@@ -59,7 +59,7 @@ func encodeFrontend(p *lb.FrontendPlan, id uint32) (f syFrontend, err error) {
 		Id: id, Method: uint8(method), Algorithm: uint8(algorithm), FirstPort: swap(p.Port),
 		Affinity: uint32(p.Affinity.Seconds()), Restricted: truth(len(p.Allow) > 0),
 		DropWhenEmpty: truth(p.DropWhenEmpty), Chained: truth(p.NodeForwarding.Enabled),
-		Local: truth(allLocal(p)),
+		Local: truth(allLocal(p)), KeepSource: truth(p.KeepSource),
 	}, nil
 }
 

@@ -269,6 +269,8 @@ type syFrontend struct {
 	Chained       uint8
 	Local         uint8
 	Affinity      uint32
+	KeepSource    uint8
+	Pad           [3]uint8
 	Table         syTable
 	Older         syTable
 }

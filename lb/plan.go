@@ -33,11 +33,14 @@ type FrontendPlan struct {
 	Algorithm Algorithm
 	Affinity  time.Duration
 	Allow     []netip.Prefix
+	// KeepSource, with MethodNAT: packets keep their source.
+	KeepSource bool
 	// DropWhenEmpty drops new flows when there are no Targets; else they are refused.
 	DropWhenEmpty bool
 	// Targets receive new flows, sorted by address: backends, or nodes with NodeForwarding.
 	Targets []Target
-	// Table maps a hash to an index of Targets: target = Targets[Table[hash mod len(Table)]]. Empty without Targets.
+	// Table maps a hash of 32 bits to an index of Targets: target = Targets[Table[hash·len(Table)/2³²]]. Empty without
+	// Targets.
 	Table []uint16
 	// NodeForwarding.Enabled: the Targets are nodes with the same service; a node without an entry for a flow forwards
 	// it to the nodes that were its target before. AnyNode: any node may have a flow even if the targets did not
@@ -184,7 +187,7 @@ func nodeFrontend(s *Service, vip netip.Addr, port ServicePort, usable []Backend
 func newFrontend(s *Service, vip netip.Addr, port ServicePort) *FrontendPlan {
 	f := &FrontendPlan{
 		Frontend: port.On(vip), Service: s.Name, Method: s.Method, Encap: s.Encap, Algorithm: s.Algorithm,
-		Affinity: s.Affinity, Allow: s.Allow, DropWhenEmpty: s.DropWhenEmpty,
+		Affinity: s.Affinity, Allow: s.Allow, DropWhenEmpty: s.DropWhenEmpty, KeepSource: s.KeepSource,
 	}
 	if slices.Contains(s.UnrestrictedVIPs, vip) {
 		f.Allow = nil
@@ -202,6 +205,7 @@ func (f *FrontendPlan) fill(stateful bool) {
 func (f *FrontendPlan) Equal(g *FrontendPlan) bool {
 	return f.Frontend == g.Frontend && f.Service == g.Service && f.Method == g.Method && f.Encap == g.Encap &&
 		f.Algorithm == g.Algorithm && f.Affinity == g.Affinity && f.DropWhenEmpty == g.DropWhenEmpty &&
+		f.KeepSource == g.KeepSource &&
 		f.NodeForwarding == g.NodeForwarding && slices.Equal(f.Allow, g.Allow) && slices.Equal(f.Targets, g.Targets) &&
 		slices.Equal(f.Nodes, g.Nodes) && slices.Equal(f.Down, g.Down)
 }

@@ -210,6 +210,7 @@ func TestFrontendPlanEqual(t *testing.T) {
 		"algorithm":       func(f *FrontendPlan) { f.Algorithm = AlgorithmRandom },
 		"affinity":        func(f *FrontendPlan) { f.Affinity = 0 },
 		"allow":           func(f *FrontendPlan) { f.Allow = nil },
+		"keep source":     func(f *FrontendPlan) { f.KeepSource = true },
 		"drop when empty": func(f *FrontendPlan) { f.DropWhenEmpty = true },
 		"target":          func(f *FrontendPlan) { f.Targets[1].Weight = 3 },
 		"node forwarding": func(f *FrontendPlan) { f.NodeForwarding.Enabled = true },

@@ -26,6 +26,9 @@ type Service struct {
 	Method Method
 	// Encap is meaningful with MethodTunnel only.
 	Encap Encap
+	// KeepSource, with MethodNAT: backends receive the address and port of the client. They must route their replies by
+	// this machine.
+	KeepSource bool
 	// Affinity is how long a client address keeps its backend after its last new flow; 0: no affinity.
 	Affinity time.Duration
 	// Allow lists the sources that may connect; empty: all. (Kubernetes: loadBalancerSourceRanges.)

@@ -78,7 +78,8 @@ static __always_inline struct flow *decide(const struct pkt *p, enum reason pars
 				decide_source(p, v);
 			return f;
 		}
-		if (snat_in_range(p->key.t.dport) && addr_kinds(&p->key.t.src) & ADDR_BACKEND) {
+		/* A reply that is not to an address of this node is of a frontend that keeps the source. */
+		if ((!(to & ADDR_OWN) || snat_in_range(p->key.t.dport)) && addr_kinds(&p->key.t.src) & ADDR_BACKEND) {
 			struct flow *f = nat_find_reply(p, v);
 
 			if (f) {

@@ -268,7 +268,7 @@ __noinline int nat_choose(struct frontend *fe)
 		if (n && *n >= udp_share)
 			return REASON_UDP_SHARE_FULL;
 	}
-	if (!snat_choose(p, v, b))
+	if (!snat_choose(p, v, fe, b))
 		return REASON_SNAT_EXHAUSTED;
 	snat_verdict(v, b, v->backend);
 	v->by_hash = frontend_by_hash(fe);

@@ -2,7 +2,7 @@
 /* Source addresses and ports of NAT flows. The choices follow from the hash of the flow, so a packet of the client
  * finds the half-open entry that its SYN wrote under the server's key. For a backend on this node the source is the
  * client; only the port changes, and only when the client has another flow to the backend (by another VIP) from
- * it. */
+ * it. So it is for a frontend that keeps the source. */
 #pragma once
 #include "flow.h"
 #include "frontend.h"
@@ -36,14 +36,15 @@ static __always_inline __be16 snat_port(__u32 n)
 
 /* snat_candidate sets the i-th choice of a source for a flow to a backend. */
 static __always_inline void snat_candidate(struct server_key *k, const struct pkt *p, const struct verdict *v,
-					   const struct backend *b, __u32 i)
+					   const struct frontend *fe, const struct backend *b, __u32 i)
 {
+	int keep = b->local || fe->keep_source;
 	__u32 start = hash_finish(v->hash);
 	const struct addr *ours = &b->snat[((start >> 28) + i) & (SNAT_ADDRS - 1)];
 
 	/* 65537 is coprime to any number of ports, so the choices differ. */
-	k->dport = b->local && !i ? p->key.t.sport : snat_port(start + i * 65537);
-	if (b->local)
+	k->dport = keep && !i ? p->key.t.sport : snat_port(start + i * 65537);
+	if (keep)
 		k->to = p->key.t.src;
 	else
 		k->to = addr_is_zero(ours) ? b->snat[0] : *ours;
@@ -83,7 +84,7 @@ static __always_inline struct server_flow *snat_find_half_open(const struct pkt 
 	for (__u32 i = 0; i < SNAT_TRIES; i++) {
 		if (i && opens)
 			continue;
-		snat_candidate(&v->server, p, v, b, i);
+		snat_candidate(&v->server, p, v, fe, b, i);
 		struct server_flow *s = bpf_map_lookup_elem(&sy_halfopen_servers, &v->server);
 
 		if (s && client_key_equal(&s->client, &v->client)) {
@@ -146,14 +147,15 @@ static __always_inline enum claim snat_claimable(const struct pkt *p, const stru
 /* snat_choose sets the source of a new flow in v->server, and how it is claimed. When no choice is free, it takes one
  * whose server accepts the SYN in TIME_WAIT, else the oldest of those that half-open flows have: in a flood a real
  * client then has time to confirm. */
-static __always_inline int snat_choose(const struct pkt *p, struct verdict *v, const struct backend *b)
+static __always_inline int snat_choose(const struct pkt *p, struct verdict *v, const struct frontend *fe,
+				       const struct backend *b)
 {
 	__u32 best = 0, most = 0, age = 0;
 
 	v->claim = 0;
 #pragma clang loop unroll(full)
 	for (__u32 i = 0; i < SNAT_TRIES; i++) {
-		snat_candidate(&v->server, p, v, b, i);
+		snat_candidate(&v->server, p, v, fe, b, i);
 		enum claim claim = snat_claimable(p, v, &age);
 
 		if (claim == CLAIM_FREE || claim == CLAIM_RESTED || claim == CLAIM_OVER) {
@@ -170,6 +172,6 @@ static __always_inline int snat_choose(const struct pkt *p, struct verdict *v, c
 	}
 	if (!v->claim)
 		return 0;
-	snat_candidate(&v->server, p, v, b, best);
+	snat_candidate(&v->server, p, v, fe, b, best);
 	return 1;
 }

@@ -59,6 +59,8 @@ struct frontend {
 	__u8 chained; /* 1: its backends are nodes that run this datapath; the delivering node stores the flows */
 	__u8 local; /* 1: all of its backends are on this node, so XDP leaves its packets to tc */
 	__u32 affinity; /* in seconds; 0: off */
+	__u8 keep_source; /* 1: METHOD_NAT without SNAT: servers route their replies by this node */
+	__u8 pad[3];
 	struct table table;
 	struct table older; /* the table before the last change of size */
 };

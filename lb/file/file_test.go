@@ -115,8 +115,13 @@ func TestTranslatedShape(t *testing.T) {
 	if got, want := s.Check.ServicePort, s.Ports[1].Port; got != want {
 		t.Errorf("a tcp check probes %+v; want %+v", got, want)
 	}
-	if s.Policy != lb.PolicyCluster {
-		t.Errorf("policy %q; want Cluster", s.Policy)
+	if s.Policy != lb.PolicyCluster || s.KeepSource {
+		t.Errorf("policy %q, the source is kept: %t; want Cluster, and not", s.Policy, s.KeepSource)
+	}
+	services, _, err = translate(parse(t, pool+"[[service]]\nname = \"dns\"\naddress = \"203.0.113.1\"\n"+
+		"ports = [\"80\"]\nbackends = [\"10.0.0.1\"]\nsnat = false\n"), lb.NewAllocator(nil))
+	if err != nil || !services[0].KeepSource {
+		t.Errorf("with snat = false: %v; want a service that keeps the source", err)
 	}
 }
 
