@@ -116,12 +116,18 @@ func (g *flowGC) endRequested(ctx context.Context, reset *resetter) {
 		return removed || backends[target{frontend, backend}]
 	}
 	vip := g.services.frontendVIPs()
+	remove := newFlowRemover(g.objects.SyGc, true)
 	err := g.walk(ctx, 0, func(t flowTable, k syServerKey, f syServerFlow) {
 		if !ends(f.Client.Frontend, f.Backend) {
 			return
 		}
 		ended++
-		client, known := g.remove(t, k, f)
+		var client syClientFlow
+		known := t.clients.Lookup(&f.Client, &client) == nil && client.sameFlow(k)
+		if err := remove.add(t, k, f); err != nil {
+			g.log.Error("flow not ended", "err", err)
+			return
+		}
 		if k.proto() == unix.IPPROTO_TCP && known && f.F.State < uint8(syFlowStateFLOW_CLOSED) {
 			if err := reset.client(f.Client, vip(f.Client.Frontend), client.F.Ack); err != nil {
 				g.log.Debug("flow ended without a reset", "err", err)
@@ -130,7 +136,7 @@ func (g *flowGC) endRequested(ctx context.Context, reset *resetter) {
 	})
 	n, errDSR := g.endDSR(ctx, ends)
 	ended += n
-	if err := errors.Join(err, errDSR); err != nil {
+	if err := errors.Join(err, remove.flush(), errDSR); err != nil {
 		g.log.Error("flows not ended", "err", err)
 	}
 	ids := make([]uint32, 0, len(frontends))
@@ -152,9 +158,12 @@ func (g *flowGC) expire(ctx context.Context) {
 	var counts FlowCounts
 	open := map[uint32]uint32{} // flows by backend
 	udp := map[uint32]uint32{}  // flows of UDP by frontend
+	remove := newFlowRemover(g.objects.SyGc, false)
 	err := g.walk(ctx, chunkPause, func(t flowTable, k syServerKey, f syServerFlow) {
 		if g.serverExpired(t, k, f, now) {
-			g.remove(t, k, f)
+			if err := remove.add(t, k, f); err != nil {
+				g.log.Error("flow not removed", "err", err)
+			}
 			return
 		}
 		if k.proto() == unix.IPPROTO_UDP {
@@ -162,7 +171,7 @@ func (g *flowGC) expire(ctx context.Context) {
 		}
 		counts.add(f.F.State, f.Backend, open)
 	})
-	if err := errors.Join(err, g.expireDSR(ctx, now, &counts, open)); err != nil {
+	if err := errors.Join(err, remove.flush(), g.expireDSR(ctx, now, &counts, open)); err != nil {
 		g.log.Error("flow tables not read", "err", err)
 		return
 	}
@@ -235,28 +244,17 @@ func (g *flowGC) clientExpired(t flowTable, k syServerKey, f syServerFlow, now t
 	return g.expired(k.proto(), c.F, now)
 }
 
-// remove removes both entries of a flow, and returns the client's if it was in the table. An entry that belongs to
-// another flow of the client stays.
-func (g *flowGC) remove(t flowTable, k syServerKey, f syServerFlow) (c syClientFlow, known bool) {
-	known = t.clients.Lookup(&f.Client, &c) == nil && c.sameFlow(k)
-	if known {
-		if err := ignoreMissing(t.clients.Delete(&f.Client)); err != nil {
-			g.log.Debug("flow not removed", "err", err)
-		}
-	}
-	if err := ignoreMissing(t.servers.Delete(&k)); err != nil {
-		g.log.Debug("flow not removed", "err", err)
-	}
-	return c, known
-}
-
 // flowTable is a table of flows by nat: a map for the packets of clients and one for those of servers.
-type flowTable struct{ clients, servers *ebpf.Map }
+type flowTable struct {
+	id               syGcTable
+	clients, servers *ebpf.Map
+}
 
 func (o *syObjects) flowTables() []flowTable {
 	return []flowTable{
-		{o.SyHalfopenClients, o.SyHalfopenServers}, {o.SyUdpClients, o.SyUdpServers},
-		{o.SyStreamClients, o.SyStreamServers},
+		{syGcTableGC_HALF_OPEN, o.SyHalfopenClients, o.SyHalfopenServers},
+		{syGcTableGC_UDP, o.SyUdpClients, o.SyUdpServers},
+		{syGcTableGC_STREAM, o.SyStreamClients, o.SyStreamServers},
 	}
 }
 

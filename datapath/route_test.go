@@ -95,11 +95,12 @@ func TestNeighbourChanges(t *testing.T) {
 	})
 }
 
-// The balancer forwards to servers behind it and is no router for its clients: what is not to a VIP takes the way that
-// it took before the datapath was opened (D6).
-func TestBalancerIsNoRouter(t *testing.T) {
+// behind returns a client and a server on two links of a balancer, which is the gateway of both. The server answers
+// HTTP at 10.0.0.2.
+func behind(t *testing.T) (client, balancer, server *lab.Host) {
+	t.Helper()
 	l := labtest.New(t)
-	client, balancer, server := labtest.Host(t, l, "client"), labtest.Host(t, l, "lb"), labtest.Host(t, l, "server")
+	client, balancer, server = labtest.Host(t, l, "client"), labtest.Host(t, l, "lb"), labtest.Host(t, l, "server")
 	prefix := func(s ...string) (out []netip.Prefix) {
 		for _, x := range s {
 			out = append(out, netip.MustParsePrefix(x))
@@ -128,6 +129,43 @@ func TestBalancerIsNoRouter(t *testing.T) {
 	if _, err := traffic.ServeHTTP(server, "server", netip.MustParseAddrPort("10.0.0.2:80")); err != nil {
 		t.Fatal(err)
 	}
+	return client, balancer, server
+}
+
+// serveBehind opens the datapath on the balancer with the service 203.0.113.10:80, and calls f.
+func serveBehind(t *testing.T, balancer *lab.Host, mode Mode, change func(*lb.Service), f func()) {
+	t.Helper()
+	o := testOptions()
+	o.Interfaces, o.Mode = []string{"out", "in"}, mode
+	err := balancer.Do(func() error {
+		d, err := Open(o)
+		if err != nil {
+			return err
+		}
+		defer d.Close()
+		backends := []lb.Backend{{Addr: netip.MustParseAddr("10.0.0.2"), Weight: 1}}
+		s := &lb.Service{Name: "web", VIPs: []netip.Addr{netip.MustParseAddr("203.0.113.10")},
+			Ports:     lb.PortsOn(backends, lb.Port{Port: 80, Target: 80, Protocol: lb.TCP}),
+			Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Check: lb.CheckSpec{Type: lb.CheckNone}}
+		change(s)
+		for f, err := range d.Apply(t.Context(), lb.Delta{Put: lb.Build(s, nil, lb.Drains{}).Frontends}) {
+			t.Errorf("%s: %v", f, err)
+		}
+		f()
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := balancer.Do(func() error { return Cleanup(o.PinPath, o.StateDir, quiet) }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The balancer forwards to servers behind it and is no router for its clients: what is not to a VIP takes the way that
+// it took before the datapath was opened (D6).
+func TestBalancerIsNoRouter(t *testing.T) {
+	client, balancer, _ := behind(t)
 	// Whether the client gets an answer of the server, of each family, and of the balancer itself.
 	reached := func() (got [3]bool) {
 		for i, to := range []string{"10.0.0.2", "2001:db8:2::2", "192.0.2.1"} {
@@ -140,34 +178,35 @@ func TestBalancerIsNoRouter(t *testing.T) {
 		t.Fatalf("before: %v", before)
 	}
 	for _, mode := range []Mode{ModeTC, ModeXDP} {
-		o := testOptions()
-		o.Interfaces, o.Mode = []string{"out", "in"}, mode
-		err := balancer.Do(func() error {
-			d, err := Open(o)
-			if err != nil {
-				return err
-			}
-			defer d.Close()
-			backends := []lb.Backend{{Addr: netip.MustParseAddr("10.0.0.2"), Weight: 1}}
-			s := &lb.Service{Name: "web", VIPs: []netip.Addr{netip.MustParseAddr("203.0.113.10")},
-				Ports:     lb.PortsOn(backends, lb.Port{Port: 80, Target: 80, Protocol: lb.TCP}),
-				Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Check: lb.CheckSpec{Type: lb.CheckNone}}
-			for f, err := range d.Apply(t.Context(), lb.Delta{Put: lb.Build(s, nil, lb.Drains{}).Frontends}) {
-				t.Errorf("%s: %v", f, err)
-			}
+		serveBehind(t, balancer, mode, func(*lb.Service) {}, func() {
 			if after := reached(); after != before {
 				t.Errorf("%s: server by IPv4, by IPv6, balancer reached: %v; before: %v", mode, after, before)
 			}
 			if _, err := traffic.From(client).Get(t.Context(), "http://203.0.113.10/"); err != nil {
 				t.Errorf("%s: by the VIP: %v", mode, err)
 			}
-			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := balancer.Do(func() error { return Cleanup(o.PinPath, o.StateDir, quiet) }); err != nil {
-			t.Fatal(err)
+	}
+}
+
+// With KeepSource, connections of a client work through the balancer, and the server sees the client's address.
+func TestKeepSourceOfConnections(t *testing.T) {
+	client, balancer, _ := behind(t)
+	for _, mode := range []Mode{ModeTC, ModeXDP} {
+		for _, keep := range []bool{true, false} {
+			serveBehind(t, balancer, mode, func(s *lb.Service) { s.KeepSource = keep }, func() {
+				for range 20 {
+					a, err := traffic.From(client).Get(t.Context(), "http://203.0.113.10/?size=100000")
+					if err != nil {
+						t.Errorf("%s: %v", mode, err)
+						return
+					}
+					if saw := a.Client.Addr() == netip.MustParseAddr("192.0.2.2"); saw != keep {
+						t.Errorf("%s, keep source %t: the server sees %s", mode, keep, a.Client)
+						return
+					}
+				}
+			})
 		}
 	}
 }

@@ -188,7 +188,30 @@ type syExported struct {
 	Method    uint32
 	Algorithm uint32
 	AddrKind  uint32
-	SlotLine  struct {
+	GcTable   uint32
+	GcList    struct {
+		_      structs.HostLayout
+		Table  uint32
+		Items  uint32
+		Active uint32
+		Pad    uint32
+		Item   [64]struct {
+			_   structs.HostLayout
+			Key struct {
+				_  structs.HostLayout
+				To struct {
+					_ structs.HostLayout
+					W [4]uint32
+				}
+				Server uint32
+				Dport  uint16
+				Sport  uint16
+			}
+			Backend uint32
+			Seen    uint32
+		}
+	}
+	SlotLine struct {
 		_     structs.HostLayout
 		Words [16]uint32
 	}
@@ -207,7 +230,6 @@ type syExported struct {
 			W [4]uint32
 		}
 	}
-	_ [4]byte
 }
 
 type syFin uint32
@@ -282,6 +304,30 @@ type syFrontendKey struct {
 	Proto uint8
 	Decap uint8
 }
+
+type syGcItem struct {
+	_       structs.HostLayout
+	Key     syServerKey
+	Backend uint32
+	Seen    uint32
+}
+
+type syGcList struct {
+	_      structs.HostLayout
+	Table  uint32
+	Items  uint32
+	Active uint32
+	Pad    uint32
+	Item   [64]syGcItem
+}
+
+type syGcTable uint32
+
+const (
+	syGcTableGC_HALF_OPEN syGcTable = 0
+	syGcTableGC_UDP       syGcTable = 1
+	syGcTableGC_STREAM    syGcTable = 2
+)
 
 type syMemberKey struct {
 	_        structs.HostLayout
@@ -525,6 +571,7 @@ const (
 	syMapSyVips              = "sy_vips"
 	syMapSyWeights           = "sy_weights"
 	syProgSyExplain          = "sy_explain"
+	syProgSyGc               = "sy_gc"
 	syProgSyTcDecap          = "sy_tc_decap"
 	syProgSyTcIn             = "sy_tc_in"
 	syProgSyTcOut            = "sy_tc_out"
@@ -592,6 +639,7 @@ type sySpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type syProgramSpecs struct {
 	SyExplain *ebpf.ProgramSpec `ebpf:"sy_explain"`
+	SyGc      *ebpf.ProgramSpec `ebpf:"sy_gc"`
 	SyTcDecap *ebpf.ProgramSpec `ebpf:"sy_tc_decap"`
 	SyTcIn    *ebpf.ProgramSpec `ebpf:"sy_tc_in"`
 	SyTcOut   *ebpf.ProgramSpec `ebpf:"sy_tc_out"`
@@ -795,6 +843,7 @@ type syVariables struct {
 // It can be passed to loadSyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type syPrograms struct {
 	SyExplain *ebpf.Program `ebpf:"sy_explain"`
+	SyGc      *ebpf.Program `ebpf:"sy_gc"`
 	SyTcDecap *ebpf.Program `ebpf:"sy_tc_decap"`
 	SyTcIn    *ebpf.Program `ebpf:"sy_tc_in"`
 	SyTcOut   *ebpf.Program `ebpf:"sy_tc_out"`
@@ -804,6 +853,7 @@ type syPrograms struct {
 func (p *syPrograms) Close() error {
 	return _SyClose(
 		p.SyExplain,
+		p.SyGc,
 		p.SyTcDecap,
 		p.SyTcIn,
 		p.SyTcOut,

@@ -49,6 +49,8 @@ volatile const struct exported {
 	enum method method;
 	enum algorithm algorithm;
 	enum addr_kind addr_kind;
+	enum gc_table gc_table;
+	struct gc_list gc_list;
 	struct slot_line slot_line;
 	struct backend backend;
 } exported = {};

@@ -62,3 +62,25 @@ enum claim {
 	CLAIM_OVER, /* a half-open flow of this client or one that has ended has it */
 	CLAIM_EVICT, /* a half-open flow of another client has it */
 };
+
+/* Flows that the agent wants to be removed (gc.h). */
+struct gc_item {
+	struct server_key key;
+	__u32 backend, seen; /* of the copy */
+};
+
+enum gc_table {
+	GC_HALF_OPEN,
+	GC_UDP,
+	GC_STREAM,
+};
+
+/* What the agent sends in place of a packet. */
+#define GC_ITEMS 64
+struct gc_list {
+	__u32 table; /* enum gc_table */
+	__u32 items; /* that are used */
+	__u32 active; /* 1: flows to a backend that is down are removed also when they had packets meanwhile */
+	__u32 pad;
+	struct gc_item item[GC_ITEMS];
+};

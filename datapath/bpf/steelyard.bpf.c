@@ -5,6 +5,7 @@
 #include <bpf/bpf_helpers.h>
 #include "act_xdp.h"
 #include "egress.h"
+#include "gc.h"
 
 static __always_inline int parse_packet(void *data, void *end, __u32 len)
 {
@@ -113,6 +114,15 @@ int sy_explain(struct xdp_md *ctx)
 		return XDP_ABORTED;
 	__builtin_memcpy(data, &s->v, sizeof(s->v));
 	return XDP_PASS;
+}
+
+/* sy_gc removes flows for the agent, which runs it with a struct gc_list as the packet. It is attached nowhere. */
+SEC("xdp")
+int sy_gc(struct xdp_md *ctx)
+{
+	struct gc_list *l = (void *)(long)ctx->data;
+
+	return (void *)(l + 1) > (void *)(long)ctx->data_end ? 0 : gc_remove_all(l);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

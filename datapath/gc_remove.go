@@ -1,0 +1,49 @@
+package datapath
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+)
+
+// flowRemover removes flows by nat by the program sy_gc, many at a time: an entry goes only if it is still that of the
+// flow that was read (bpf/gc.h).
+type flowRemover struct {
+	program *ebpf.Program
+	list    syGcList
+	removed int
+}
+
+// newFlowRemover returns a remover for flows that are idle, or with active for flows that must end in any case.
+func newFlowRemover(program *ebpf.Program, active bool) *flowRemover {
+	return &flowRemover{program: program, list: syGcList{Active: uint32(truth(active))}}
+}
+
+// add removes a flow with the next flush, or at once when the list is full.
+func (r *flowRemover) add(t flowTable, k syServerKey, f syServerFlow) error {
+	if r.list.Items > 0 && r.list.Table != uint32(t.id) || int(r.list.Items) == len(r.list.Item) {
+		if err := r.flush(); err != nil {
+			return err
+		}
+	}
+	r.list.Table = uint32(t.id)
+	r.list.Item[r.list.Items] = syGcItem{Key: k, Backend: f.Backend, Seen: f.F.Seen}
+	r.list.Items++
+	return nil
+}
+
+// flush removes the flows of the list.
+func (r *flowRemover) flush() error {
+	if r.list.Items == 0 {
+		return nil
+	}
+	data := unsafe.Slice((*byte)(unsafe.Pointer(&r.list)), unsafe.Sizeof(r.list))
+	n, err := r.program.Run(&ebpf.RunOptions{Data: data})
+	r.list.Items = 0
+	if err != nil {
+		return fmt.Errorf("remove flows: %w", err)
+	}
+	r.removed += int(n)
+	return nil
+}

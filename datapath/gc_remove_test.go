@@ -1,0 +1,57 @@
+package datapath
+
+import (
+	"testing"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+)
+
+// A flow goes only if its entry is that of the flow that the agent read: when its port was used again in between, or
+// when it had another packet, it stays (D20).
+func TestRemovalSparesOtherFlows(t *testing.T) {
+	for name, x := range map[string]struct {
+		state func(*fixture)
+		table syGcTable
+	}{
+		"established": {established, syGcTableGC_STREAM},
+		"half-open":   {with(web, tcp(dptest.SYN)), syGcTableGC_HALF_OPEN},
+		"UDP":         {answered, syGcTableGC_UDP},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fx := newFixture(t, hookTC, false, nil)
+			x.state(fx)
+			table := fx.d.objects.flowTables()[x.table]
+			if table.id != x.table {
+				t.Fatalf("table %d has the id %d", x.table, table.id)
+			}
+			flows := entries[syServerKey, syServerFlow](t, table.servers)
+			if len(flows) != 1 {
+				t.Fatalf("%d flows; want 1", len(flows))
+			}
+			for k, f := range flows {
+				older, other := f, f
+				older.F.Seen--
+				other.Backend++
+				for step, y := range []struct {
+					active bool
+					stale  syServerFlow
+					want   int
+				}{{false, older, 0}, {false, other, 0}, {true, other, 0}, {true, older, 1}} {
+					r := newFlowRemover(fx.d.objects.SyGc, y.active)
+					if err := r.add(table, k, y.stale); err != nil {
+						t.Fatal(err)
+					}
+					if err := r.flush(); err != nil || r.removed != y.want {
+						t.Errorf("step %d: %d flows removed, %v; want %d", step, r.removed, err, y.want)
+					}
+				}
+			}
+			if n := len(entries[syServerKey, syServerFlow](t, table.servers)); n != 0 {
+				t.Errorf("%d entries of servers are left", n)
+			}
+			if n := len(entries[syClientKey, syClientFlow](t, table.clients)); n != 0 {
+				t.Errorf("%d entries of clients are left", n)
+			}
+		})
+	}
+}
