@@ -70,20 +70,17 @@ static __always_inline void snat_verdict(struct verdict *v, const struct backend
 	v->backend = backend;
 }
 
-/* snat_find_half_open finds the half-open flow that a client has to a backend. For a SYN one choice is enough: when it
- * has another one, snat_choose finds it. */
+/* snat_find_half_open finds the half-open flow that a client has to a backend. A repeated SYN must find it, too: another
+ * choice may be free by now, and the server would see a second connection. */
 static __always_inline struct server_flow *snat_find_half_open(const struct pkt *p, struct verdict *v,
 							       const struct frontend *fe, __u32 backend)
 {
 	struct backend *b = backend_get(backend);
-	int opens = pkt_opens_flow(p);
 
 	if (!b || !snat_to(&v->server, p, fe, b))
 		return 0;
 #pragma clang loop unroll(full)
 	for (__u32 i = 0; i < SNAT_TRIES; i++) {
-		if (i && opens)
-			continue;
 		snat_candidate(&v->server, p, v, fe, b, i);
 		struct server_flow *s = bpf_map_lookup_elem(&sy_halfopen_servers, &v->server);
 
