@@ -148,8 +148,8 @@ func (m *model) repliedHalfOpen(p dptest.Packet, s segment, e *entry) prediction
 		switch {
 		case s.rst:
 			e.state = syFlowStateFLOW_CLOSED
-		case s.syn && s.ack && !s.fin:
-			e.answered, e.end, e.ack, e.state = true, s.seq, s.number, syFlowStateFLOW_HALF_OPEN
+		case s.syn && s.ack && !s.fin && e.state == syFlowStateFLOW_HALF_OPEN:
+			e.answered, e.end, e.ack = true, s.seq, s.number
 		}
 	})
 }

@@ -201,8 +201,9 @@ static __always_inline void nat_write_half_open(const struct pkt *p, const struc
 
 	f->seen = v->now;
 	if (v->commit == COMMIT_ANSWER) {
+		if (f->state != FLOW_HALF_OPEN) /* the client may have another half-open flow by now */
+			return;
 		f->answered = 1;
-		f->state = FLOW_HALF_OPEN;
 		f->end = p->seq;
 		f->ack = p->ack;
 		return;
