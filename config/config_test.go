@@ -324,7 +324,8 @@ backends = [{ address = "10.0.0.1", weight = 0 }, { address = "10.0.0.2", drain 
 }
 
 func TestSNAT(t *testing.T) {
-	const service = "[[service]]\nname = \"s\"\naddress = \"203.0.113.10\"\nports = [\"80\"]\nbackends = [\"10.0.0.1\"]\n"
+	const service = "[[service]]\nname = \"s\"\naddress = \"203.0.113.10\"\nports = [\"80\"]\n" +
+		"backends = [\"10.0.0.1\"]\n"
 	for _, x := range []struct {
 		keys    string
 		want    bool

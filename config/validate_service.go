@@ -36,8 +36,8 @@ func (d *decoder) service(t *table) {
 	}
 	s.SNAT = t.boolean("snat", s.SNAT)
 	if t.has("snat") && s.Method != lb.MethodNAT {
-		t.at("snat").warnf("leave snat out", "has no effect with forward = %q: servers always receive the address of the client",
-			s.Method)
+		t.at("snat").warnf("leave snat out",
+			"has no effect with forward = %q: servers always receive the address of the client", s.Method)
 	}
 	s.Affinity = t.duration("affinity", 0, 0, affinityMax)
 	s.Allow = distinct(t.list("allow", "192.0.2.0/24"), item.prefix)

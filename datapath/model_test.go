@@ -50,8 +50,8 @@ func drop(reason string) prediction { return prediction{did: "dropped", reason: 
 
 var notOurs = prediction{did: "passed", reason: "not_ours"}
 
-// halfOpen returns the half-open flow of a client's packet. One that has ended may be there beside it, at another source
-// port.
+// halfOpen returns the half-open flow of a client's packet. One that has ended may be there beside it, at another
+// source port.
 func (m *model) halfOpen(x way) (found *entry) {
 	for _, e := range m.half {
 		if e.to == x.back() && (found == nil || found.state == syFlowStateFLOW_CLOSED) {

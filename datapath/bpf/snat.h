@@ -70,8 +70,8 @@ static __always_inline void snat_verdict(struct verdict *v, const struct backend
 	v->backend = backend;
 }
 
-/* snat_find_half_open finds the half-open flow that a client has to a backend. A repeated SYN must find it, too: another
- * choice may be free by now, and the server would see a second connection. */
+/* snat_find_half_open finds the half-open flow that a client has to a backend. A repeated SYN must find it, too:
+ * another choice may be free by now, and the server would see a second connection. */
 static __always_inline struct server_flow *snat_find_half_open(const struct pkt *p, struct verdict *v,
 							       const struct frontend *fe, __u32 backend)
 {
