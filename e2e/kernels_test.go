@@ -99,7 +99,7 @@ func newSlowSite(t *testing.T, mode string, u uplink, service lab.AgentService) 
 	service.Ports = []string{"80:8080", "9000", "5353/udp"}
 	service.Check = lab.AgentCheck{
 		Type: "http", Path: "/healthz", Port: 8080, Rise: 1, Fall: 4, // a busy machine is slow
-		Interval: 2 * time.Second, Timeout: 2 * time.Second,
+		Interval: 4 * time.Second, Timeout: 4 * time.Second,
 	}
 	port, tunnel := uint16(8080), service.Forward == "tunnel"
 	if tunnel {
