@@ -131,8 +131,8 @@ func mapsOf(t *testing.T, prog *ebpf.Program, spec *ebpf.CollectionSpec) map[str
 	return out
 }
 
-// least runs some packets and returns the least of each kind of call: caches expire and are filled again, and a sample
-// of packets refreshes entries. Each SYN is of another flow.
+// least runs some packets and returns the calls of the one with the fewest: caches expire and are filled again, and a
+// sample of packets refreshes entries. Each SYN is of another flow.
 func (fx *fixture) least(in *instrumented, prog string, packet func(*fixture) dptest.Packet) map[string]int {
 	fx.t.Helper()
 	var least map[string]int
@@ -147,14 +147,18 @@ func (fx *fixture) least(in *instrumented, prog string, packet func(*fixture) dp
 			context, verdicts = fx.xdp(frame), hookXDP.verdicts()
 		}
 		n := in.run(fx, frame, context, verdicts)
-		if least == nil {
+		if least == nil || total(n) < total(least) {
 			least = n
-		}
-		for call := range least {
-			least[call] = min(least[call], n[call])
 		}
 	}
 	return least
+}
+
+func total(calls map[string]int) (n int) {
+	for _, k := range calls {
+		n += k
+	}
+	return n
 }
 
 // run runs a packet and returns how many calls of each kind it executed. A call in a loop counts once.
