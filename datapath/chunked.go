@@ -84,10 +84,10 @@ func (c *chunked) grow(n uint32) error {
 			m.Close()
 			return fmt.Errorf("pin a chunk of %s: %w", c.name(), err)
 		}
-		c.chunks = append(c.chunks, m)
-		if err := c.outer.Put(uint32(len(c.chunks)-1), m); err != nil {
-			return fmt.Errorf("add a chunk to %s: %w", c.name(), err)
+		if err := c.outer.Put(uint32(len(c.chunks)), m); err != nil {
+			return errors.Join(fmt.Errorf("add a chunk to %s: %w", c.name(), err), m.Unpin(), m.Close())
 		}
+		c.chunks = append(c.chunks, m)
 	}
 	return nil
 }

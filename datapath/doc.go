@@ -54,7 +54,8 @@
 //
 // Run removes flows whose both sides are idle for longer than their timeout (bpf/config.h), and flows to a backend that
 // a plan lists as Down: both entries are removed, and the client of a TCP flow gets a RST with the sequence number that
-// it expects.
+// it expects. The agent selects them from copies of the entries; the program sy_gc compares each with its copy right
+// before it deletes, because another flow may have the key by then.
 //
 // # Direct return
 //

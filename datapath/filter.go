@@ -11,7 +11,7 @@ import (
 )
 
 // addrFilter maintains sy_addr_filter: the programs look only at packets from or to an address in it. An address is
-// added before it is used in any other map, and removed after.
+// added before Apply returns, so before it is announced, and removed when no other map has it.
 type addrFilter struct {
 	bits *ebpf.Map
 	keys [10]uint32 // of the hash

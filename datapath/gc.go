@@ -116,7 +116,7 @@ func (g *flowGC) endRequested(ctx context.Context, reset *resetter) {
 		return removed || backends[target{frontend, backend}]
 	}
 	vip := g.services.frontendVIPs()
-	remove := newFlowRemover(g.objects.SyGc, true)
+	remove := newFlowRemover(g.objects.SyGc, true, uptime())
 	err := g.walk(ctx, 0, func(t flowTable, k syServerKey, f syServerFlow) {
 		if !ends(f.Client.Frontend, f.Backend) {
 			return
@@ -158,7 +158,7 @@ func (g *flowGC) expire(ctx context.Context) {
 	var counts FlowCounts
 	open := map[uint32]uint32{} // flows by backend
 	udp := map[uint32]uint32{}  // flows of UDP by frontend
-	remove := newFlowRemover(g.objects.SyGc, false)
+	remove := newFlowRemover(g.objects.SyGc, false, now)
 	err := g.walk(ctx, chunkPause, func(t flowTable, k syServerKey, f syServerFlow) {
 		if g.serverExpired(t, k, f, now) {
 			if err := remove.add(t, k, f); err != nil {

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"fmt"
+	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -15,9 +16,10 @@ type flowRemover struct {
 	removed int
 }
 
-// newFlowRemover returns a remover for flows that are idle, or with active for flows that must end in any case.
-func newFlowRemover(program *ebpf.Program, active bool) *flowRemover {
-	return &flowRemover{program: program, list: syGcList{Active: uint32(truth(active))}}
+// newFlowRemover returns a remover for flows that are idle since a time before now, or with active for flows that must
+// end in any case.
+func newFlowRemover(program *ebpf.Program, active bool, now time.Duration) *flowRemover {
+	return &flowRemover{program: program, list: syGcList{Active: uint32(truth(active)), Since: flowClock(now)}}
 }
 
 // add removes a flow with the next flush, or at once when the list is full.

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"testing"
+	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 )
@@ -37,7 +38,7 @@ func TestRemovalSparesOtherFlows(t *testing.T) {
 					stale  syServerFlow
 					want   int
 				}{{false, older, 0}, {false, other, 0}, {true, other, 0}, {true, older, 1}} {
-					r := newFlowRemover(fx.d.objects.SyGc, y.active)
+					r := newFlowRemover(fx.d.objects.SyGc, y.active, uptime()+time.Second)
 					if err := r.add(table, k, y.stale); err != nil {
 						t.Fatal(err)
 					}
@@ -53,5 +54,26 @@ func TestRemovalSparesOtherFlows(t *testing.T) {
 				t.Errorf("%d entries of clients are left", n)
 			}
 		})
+	}
+}
+
+// A flow stays whose client sent a packet after the agent read the server's entry: either side keeps a flow alive.
+func TestRemovalSparesAFlowWithPackets(t *testing.T) {
+	fx := newFixture(t, hookTC, false, nil)
+	answered(fx)
+	table := fx.d.objects.flowTables()[syGcTableGC_UDP]
+	for k, f := range entries[syServerKey, syServerFlow](t, table.servers) {
+		for _, x := range []struct {
+			read time.Duration // when the agent began to read
+			want int
+		}{{uptime() - time.Minute, 0}, {uptime() + time.Second, 1}} {
+			r := newFlowRemover(fx.d.objects.SyGc, false, x.read)
+			if err := r.add(table, k, f); err != nil {
+				t.Fatal(err)
+			}
+			if err := r.flush(); err != nil || r.removed != x.want {
+				t.Errorf("read %s ago: %d flows removed, %v; want %d", uptime()-x.read, r.removed, err, x.want)
+			}
+		}
 	}
 }

@@ -249,7 +249,9 @@ func (s *services) deleteFrontend(f lb.Frontend) error {
 // complete records the result of an update; after an error, it releases the ids that the update took.
 func (s *services) complete(u *frontendUpdate) {
 	if u.err != nil {
-		s.slots.retire(u.value)
+		if u.plan.Last == 0 { // some prefixes of a range may refer to the new table
+			s.slots.retire(u.value)
+		}
 		s.backends.unuse(u.ids)
 		s.backends.unuse(u.older)
 		if u.isNew && u.f != nil {

@@ -194,7 +194,7 @@ type syExported struct {
 		Table  uint32
 		Items  uint32
 		Active uint32
-		Pad    uint32
+		Since  uint32
 		Item   [64]struct {
 			_   structs.HostLayout
 			Key struct {
@@ -317,7 +317,7 @@ type syGcList struct {
 	Table  uint32
 	Items  uint32
 	Active uint32
-	Pad    uint32
+	Since  uint32
 	Item   [64]syGcItem
 }
 

@@ -4,19 +4,22 @@
 #pragma once
 #include "flow.h"
 
-static __always_inline int gc_remove(void *clients, void *servers, const struct gc_item *item, int active)
+static __always_inline int gc_remove(void *clients, void *servers, const struct gc_list *l, const struct gc_item *item)
 {
 	struct server_key k = item->key;
 	struct server_flow *s = bpf_map_lookup_elem(servers, &k);
 
-	if (!s || s->backend != item->backend || (!active && s->f.seen != item->seen))
+	if (!s || s->backend != item->backend || (!l->active && s->f.seen != item->seen))
 		return 0;
 	struct client_key client = s->client;
 	struct client_flow *c = bpf_map_lookup_elem(clients, &client);
 
 	if (c && c->backend == s->backend && c->sport == k.dport && c->dport == k.sport &&
-	    addr_equal(c->source.w, k.to.w))
+	    addr_equal(c->source.w, k.to.w)) {
+		if (!l->active && (__s32)(c->f.seen - l->since) > 0)
+			return 0;
 		bpf_map_delete_elem(clients, &client);
+	}
 	return !bpf_map_delete_elem(servers, &k);
 }
 
@@ -31,11 +34,11 @@ static __always_inline int gc_remove_all(const struct gc_list *l)
 		if ((__u32)i >= l->items)
 			break;
 		if (l->table == GC_HALF_OPEN)
-			n += gc_remove(&sy_halfopen_clients, &sy_halfopen_servers, item, l->active);
+			n += gc_remove(&sy_halfopen_clients, &sy_halfopen_servers, l, item);
 		else if (l->table == GC_UDP)
-			n += gc_remove(&sy_udp_clients, &sy_udp_servers, item, l->active);
+			n += gc_remove(&sy_udp_clients, &sy_udp_servers, l, item);
 		else
-			n += gc_remove(&sy_stream_clients, &sy_stream_servers, item, l->active);
+			n += gc_remove(&sy_stream_clients, &sy_stream_servers, l, item);
 	}
 	return n;
 }

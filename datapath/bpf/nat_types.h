@@ -81,6 +81,6 @@ struct gc_list {
 	__u32 table; /* enum gc_table */
 	__u32 items; /* that are used */
 	__u32 active; /* 1: flows to a backend that is down are removed also when they had packets meanwhile */
-	__u32 pad;
+	__u32 since; /* when the agent began to read: a side that had packets since is not idle */
 	struct gc_item item[GC_ITEMS];
 };
