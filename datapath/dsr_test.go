@@ -172,6 +172,22 @@ func TestDirectReturnFlowsAreSampled(t *testing.T) {
 	}
 }
 
+// Every datagram from a VIP is dropped, not only those that write an entry: servers that answer each other would never
+// end.
+func TestNoDatagramFromAVIPIsForwarded(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, nil)
+		fx.tunnelTo(lb.UDP, nil, 21, 22)
+		for i := range 40 {
+			p := fx.on(i, dptest.UDP, 0)
+			p.Src = fx.at("vip", p.Src.Port())
+			if r := fx.run(p.Frame()); r.did != "dropped" || r.reason != "source_is_local" {
+				t.Fatalf("datagram %d: %s, %s", i, r.did, r.reason)
+			}
+		}
+	})
+}
+
 func TestAnotherMethodEndsFlows(t *testing.T) {
 	fx := newFixture(t, hookTC, false, nil)
 	established(fx)

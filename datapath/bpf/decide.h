@@ -46,10 +46,10 @@ static __always_inline struct flow *decide_service(const struct pkt *p, struct v
 
 /* decide_source drops a packet whose source is a VIP or an address of this node, before it opens a flow or is
  * answered: servers that answer each other by way of their VIPs would never end. Packets of known flows are not
- * checked again. */
+ * checked again, nor are those of streams that open none. */
 static __always_inline void decide_source(const struct pkt *p, struct verdict *v)
 {
-	if ((v->commit == COMMIT_NONE && v->action <= ACTION_FORWARD) ||
+	if ((v->commit == COMMIT_NONE && v->action <= ACTION_FORWARD && pkt_is_stream(p)) ||
 	    !(addr_kinds(&p->key.t.src) & (ADDR_VIP | ADDR_OWN)))
 		return;
 	if (bpf_map_lookup_elem(&sy_vips, &p->key.t.src) || bpf_map_lookup_elem(&sy_local_addrs, &p->key.t.src))
