@@ -35,8 +35,8 @@
 // datagram would, too, because most servers do not reply to it; and no check would announce a failed service.
 // check = "none" is short for check = { type = "none" }.
 //
-// A check without a port probes the first port of its service that its type can probe (lb.CheckSpec.ServicePort): the
-// first udp port for udp and dns, the first tcp port for every other type.
+// A check without a port probes every port of its service that its type can probe: udp ports for udp and dns, all ports
+// for exec, tcp ports for every other type. The first of them (lb.CheckSpec.ServicePort) decides about the others.
 //
 // dsr and tunnel deliver the packet as the client sent it, so a port mapping is rejected with them.
 //

@@ -41,12 +41,14 @@ func (fx *fixture) tunnelTo(proto lb.Protocol, down func(netip.Addr) bool, hosts
 		if fx.v6 {
 			b.Addr = netip.MustParseAddr(fmt.Sprintf("2001:db8::%d", h))
 		}
+		s.Ports[0].Backends = append(s.Ports[0].Backends, b)
+	}
+	for _, c := range lb.Checks(s) {
 		state := lb.StateHealthy
-		if down != nil && down(b.Addr) {
+		if down != nil && down(c.Target.Addr()) {
 			state = lb.StateUnhealthy
 		}
-		s.Ports[0].Backends = append(s.Ports[0].Backends, b)
-		states[lb.CheckKey{Service: s.Name, Backend: b.ID()}] = lb.Health{State: state}
+		states[c.Key] = lb.Health{State: state}
 	}
 	fx.apply(lb.Delta{Put: lb.Build(s, states, lb.Drains{}).Frontends})
 	fx.end()

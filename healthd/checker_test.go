@@ -293,7 +293,7 @@ func TestGRPC(t *testing.T) {
 		{targetOf(l.Addr()), "down", "NOT_SERVING"},
 		{targetOf(l.Addr()), "other", "gRPC NotFound: unknown service"},
 		{silent(t), "", "no response within 300ms"},
-		{closedPort(t), "", "gRPC Unavailable"},
+		{closedPort(t), "", "connection refused"},
 	} {
 		t.Run(tt.want, func(t *testing.T) {
 			spec := lb.CheckSpec{Type: lb.CheckGRPC, Path: tt.path}

@@ -12,6 +12,9 @@
 //     whole probe. A backend that fails is reported within Fall × Interval + Timeout.
 //   - At most 1,024 probes run at once, so that 10,000 checks do not exhaust the file descriptors of the process.
 //
+// A check without a port is one check per port of its service. The ports after the first may speak another protocol
+// than the check (target.secondary): there http, https and grpc accept a server that responds in any.
+//
 // A probe is a function (Checker); the map in checker.go is the only list of check types.
 //
 // For dsr and tunnel a probe connects to the VIP on one server (lb.Check.VIP) over the path of the traffic; Options.Way

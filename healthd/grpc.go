@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"sync"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -26,21 +27,35 @@ func (c grpcChecker) Probe(ctx context.Context) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	var mu sync.Mutex // guards dialErr and connected: gRPC dials in its own goroutine
+	var dialErr error
+	connected := false
 	conn, err := grpc.NewClient("passthrough:///"+to.String(), grpc.WithTransportCredentials(creds),
 		grpc.WithAuthority(cmp.Or(c.Spec.Host, c.Spec.TLSServerName, to.String())), grpc.WithDisableRetry(),
 		grpc.WithDisableServiceConfig(), grpc.WithUserAgent("steelyard-health"), grpc.WithNoProxy(),
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
-			return d.DialContext(ctx, "tcp", addr)
+			conn, err := d.DialContext(ctx, "tcp", addr)
+			mu.Lock()
+			dialErr, connected = err, connected || err == nil
+			mu.Unlock()
+			return conn, err
 		}))
 	if err != nil {
 		return Result{}, err
 	}
 	defer conn.Close()
 	resp, err := health.NewHealthClient(conn).Check(ctx, &health.HealthCheckRequest{Service: c.Spec.Path})
+	mu.Lock()
+	defer mu.Unlock()
 	if err != nil {
 		s := status.Convert(err)
-		if s.Code() == codes.DeadlineExceeded || ctx.Err() != nil {
+		switch {
+		case s.Code() == codes.DeadlineExceeded || ctx.Err() != nil:
 			return Result{}, context.DeadlineExceeded
+		case connected && c.secondary():
+			return ok("connected, no gRPC health service") // another port than the first may speak another protocol
+		case dialErr != nil:
+			return Result{}, dialErr // gRPC converts it to a text
 		}
 		return Result{}, errors.New("gRPC " + s.Code().String() + ": " + s.Message())
 	}

@@ -4,8 +4,10 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -20,6 +22,9 @@ import (
 const maxBody = 64 << 10
 
 // httpChecker requests a path and checks the status and the body of the response.
+//
+// The first port of a service must speak the configured scheme. Its other ports may be of another kind: there the other
+// scheme is tried, too, and a port that speaks neither need only accept the connection and respond, or close it.
 type httpChecker struct {
 	target
 	scheme string
@@ -27,17 +32,39 @@ type httpChecker struct {
 
 func (c httpChecker) Probe(ctx context.Context) (Result, error) {
 	resp, body, err := httpGet(ctx, c.target, c.scheme)
+	if c.secondary() && c.isOtherProtocol(resp, err) {
+		scheme := map[string]string{"http": "https", "https": "http"}[c.scheme]
+		resp, body, err = httpGet(ctx, c.target, scheme)
+		if c.isOtherProtocol(resp, err) {
+			return ok("connected, not HTTP")
+		}
+	}
 	if err != nil {
 		return Result{}, err
 	}
-	want := c.Spec.Status
-	if !slices.ContainsFunc(want, func(r lb.StatusRange) bool { return r.Contains(resp.StatusCode) }) {
-		return fail("HTTP %d, want %s", resp.StatusCode, ranges(want))
+	if !c.wants(resp) {
+		return fail("HTTP %d, want %s", resp.StatusCode, ranges(c.Spec.Status))
 	}
 	if !strings.Contains(body, c.Spec.Body) {
 		return fail("HTTP %d, body does not contain %q", resp.StatusCode, c.Spec.Body)
 	}
 	return ok(fmt.Sprintf("HTTP %d", resp.StatusCode))
+}
+
+func (c httpChecker) wants(resp *http.Response) bool {
+	return slices.ContainsFunc(c.Spec.Status, func(r lb.StatusRange) bool { return r.Contains(resp.StatusCode) })
+}
+
+// isOtherProtocol reports whether the server accepted the connection and responded in another protocol. Servers of
+// HTTPS respond to HTTP with status 400.
+func (c httpChecker) isOtherProtocol(resp *http.Response, err error) bool {
+	if err == nil {
+		return resp.StatusCode == http.StatusBadRequest && !c.wants(resp)
+	}
+	var op *net.OpError
+	var certificate *tls.CertificateVerificationError
+	isDial := errors.As(err, &op) && op.Op == "dial"
+	return !isDial && !isTimeout(err) && !errors.As(err, &certificate)
 }
 
 // httpGet makes one request over a new connection and follows no redirect.

@@ -22,6 +22,10 @@ type target struct {
 	way func(lb.Check) (Way, error) // for checks with a VIP
 }
 
+// secondary reports whether the target is not the first port of the service that the type of the check can probe. Such
+// a port may speak another protocol.
+func (t target) secondary() bool { return t.Key.Port != lb.Port{} && t.Key.Port != t.Spec.ServicePort }
+
 // dialer returns a dialer and the address to dial. A server that replies to clients itself (dsr, tunnel) is probed at
 // the VIP over the path of clients' packets, because that path must work.
 func (t target) dialer(network string) (*net.Dialer, netip.AddrPort, error) {

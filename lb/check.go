@@ -11,14 +11,16 @@ type CheckSpec struct {
 	Type CheckType
 	// Path is the path of an HTTP request; the program of an exec check; the service name of a gRPC check.
 	Path string
-	// Port is the port to probe; 0: the backend's own, or the Target of ServicePort.
+	// Port is the port to probe, which then decides about all ports of a backend; 0: every port of the service that the
+	// type can probe, each deciding about itself.
 	Port uint16
-	// ServicePort is the port of the service whose Target is probed. Required unless Type is CheckNone.
+	// ServicePort is the first port of the service that the type can probe. It decides about the ports that the type
+	// cannot probe. Required unless Type is CheckNone.
 	ServicePort Port
 	// Interval is the time between the starts of two probes of one backend; Timeout bounds one probe and is ≤ Interval.
 	Interval, Timeout time.Duration
 	// Rise and Fall are how many probes in a row must succeed or fail before a backend changes state; at least 1.
-	// The first probe decides alone, so that a start takes one probe and not Rise of them.
+	// The first success of a backend without a state decides alone: a start takes one probe and not Rise of them.
 	Rise, Fall int
 	// Status are the HTTP status codes that mean success.
 	Status []StatusRange
@@ -43,13 +45,40 @@ func (r StatusRange) Contains(code int) bool { return r.From <= code && code <= 
 type CheckKey struct {
 	Service string
 	Backend netip.AddrPort // Backend.ID
-	// Port is the service port that the check is for; zero: the check decides for all ports of the backend. Checks
-	// makes only the latter so far.
+	// Port is the service port whose Target is probed; zero: the check decides about all ports of the backend.
 	Port Port
 }
 
-// keyOf returns the check that decides about b.
-func keyOf(s *Service, b Backend) CheckKey { return CheckKey{Service: s.Name, Backend: b.ID()} }
+// keyOf returns the check that decides about port p of b.
+func keyOf(s *Service, b Backend, p Port) CheckKey {
+	k := CheckKey{Service: s.Name, Backend: b.ID()}
+	if s.Check.Type != CheckNone && s.Check.Port == 0 && b.Port == 0 {
+		k.Port = s.probedFor(p)
+	}
+	return k
+}
+
+// probedFor returns the port whose probe decides about p: the first with the same Target that the check can probe.
+// Without one, as for a UDP port and an HTTP check, it is that of Check.ServicePort.
+func (s *Service) probedFor(p Port) Port {
+	for _, o := range s.Ports {
+		if o.Target == p.Target && s.Check.Type.probes(o.Protocol) {
+			return o.Port
+		}
+	}
+	return s.Check.ServicePort
+}
+
+// probes reports whether a check of this type can probe a port of this protocol.
+func (t CheckType) probes(p Protocol) bool {
+	switch t {
+	case CheckExec:
+		return true
+	case CheckUDP, CheckDNS:
+		return p == UDP
+	}
+	return p == TCP
+}
 
 // Check is one probe that is repeated.
 type Check struct {
@@ -78,23 +107,42 @@ type Health struct {
 	At time.Time
 }
 
-// Checks returns the checks of a service: one for each backend, none for CheckNone.
+// Checks returns the checks of a service: one for each backend and port that is probed, none for CheckNone.
 func Checks(s *Service) []Check {
-	if s.Check.Type == CheckNone || len(s.Ports) == 0 {
+	if s.Check.Type == CheckNone {
 		return nil
 	}
-	backends := s.allBackends()
-	checks := make([]Check, 0, len(backends))
-	for _, b := range backends {
-		target := b.On(s.Check.ServicePort)
-		if s.Check.Port != 0 {
-			target = netip.AddrPortFrom(b.Addr, s.Check.Port)
-		}
+	var checks []Check
+	s.eachChecked(func(key CheckKey, b Backend) {
 		checks = append(checks, Check{
-			Key: keyOf(s, b), Target: target, VIP: probeVIP(s, b), Method: s.Method, Encap: s.Encap, Spec: s.Check,
+			Key: key, Target: s.target(key, b), VIP: probeVIP(s, b), Method: s.Method, Encap: s.Encap, Spec: s.Check,
 		})
-	}
+	})
 	return checks
+}
+
+// eachChecked calls f for each backend and port that have a state of their own.
+func (s *Service) eachChecked(f func(CheckKey, Backend)) {
+	seen := map[CheckKey]bool{}
+	for _, p := range s.Ports {
+		for _, b := range p.Backends {
+			if key := keyOf(s, b, p.Port); !seen[key] {
+				seen[key] = true
+				f(key, b)
+			}
+		}
+	}
+}
+
+// target returns the address and port that the check of key probes.
+func (s *Service) target(key CheckKey, b Backend) netip.AddrPort {
+	switch {
+	case s.Check.Port != 0:
+		return netip.AddrPortFrom(b.Addr, s.Check.Port)
+	case key.Port != Port{}:
+		return b.On(key.Port)
+	}
+	return b.On(s.Check.ServicePort)
 }
 
 // probeVIP returns the VIP to which probes of b are sent, the first that uses b; zero when they are sent to b itself.

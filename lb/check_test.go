@@ -35,27 +35,35 @@ func TestChecks(t *testing.T) {
 		change func(*Service)
 		want   string // targets, and the VIP of those that have one
 	}{
-		{"first port", func(s *Service) {}, "[10.0.0.1:8080 10.0.0.2:9000]"},
-		{"second port", func(s *Service) { s.Check.ServicePort = tls }, "[10.0.0.1:8443 10.0.0.2:9000]"},
-		{"third port", func(s *Service) { s.Check.ServicePort = dns }, "[10.0.0.1:5353 10.0.0.2:9000]"},
+		{"every TCP port", func(s *Service) {}, "[10.0.0.1:8080 10.0.0.2:9000 10.0.0.1:8443]"},
+		{"every UDP port", func(s *Service) {
+			s.Check.Type, s.Check.ServicePort = CheckDNS, dns
+		}, "[10.0.0.1:5353 10.0.0.2:9000]"},
+		{"a program for every port", func(s *Service) {
+			s.Check.Type = CheckExec
+		}, "[10.0.0.1:8080 10.0.0.2:9000 10.0.0.1:8443 10.0.0.1:5353]"},
+		{"no port of the protocol", func(s *Service) {
+			s.Check.Type, s.Check.ServicePort, s.Ports = CheckUDP, web, s.Ports[:2]
+		}, "[10.0.0.1:8080 10.0.0.2:9000]"},
+		{"two ports with one target", func(s *Service) { s.Ports[1].Target = 8080 }, "[10.0.0.1:8080 10.0.0.2:9000]"},
 		{"the check's own port", func(s *Service) { s.Check.Port = 7 }, "[10.0.0.1:7 10.0.0.2:7]"},
 		{"none", func(s *Service) { s.Check.Type = CheckNone }, "[]"},
 		{"no ports", func(s *Service) { s.Ports = nil }, "[]"},
 		{"dsr", func(s *Service) {
 			s.Method = MethodDSR
-		}, "[10.0.0.1:8080 to 203.0.113.10 10.0.0.2:9000 to 203.0.113.10]"},
+		}, "[10.0.0.1:8080 to 203.0.113.10 10.0.0.2:9000 to 203.0.113.10 10.0.0.1:8443 to 203.0.113.10]"},
 		{"dsr, the other family has the first VIP", func(s *Service) {
 			s.Method, s.VIPs = MethodDSR, []netip.Addr{testVIP6, testVIP}
-		}, "[10.0.0.1:8080 to 203.0.113.10 10.0.0.2:9000 to 203.0.113.10]"},
+		}, "[10.0.0.1:8080 to 203.0.113.10 10.0.0.2:9000 to 203.0.113.10 10.0.0.1:8443 to 203.0.113.10]"},
 		{"dsr, no VIP of the family", func(s *Service) {
 			s.Method, s.VIPs = MethodDSR, []netip.Addr{testVIP6}
-		}, "[10.0.0.1:8080 10.0.0.2:9000]"},
+		}, "[10.0.0.1:8080 10.0.0.2:9000 10.0.0.1:8443]"},
 		{"tunnel to the other family", func(s *Service) {
 			s.Method, s.VIPs = MethodTunnel, []netip.Addr{testVIP6}
-		}, "[10.0.0.1:8080 to 2001:db8::10 10.0.0.2:9000 to 2001:db8::10]"},
+		}, "[10.0.0.1:8080 to 2001:db8::10 10.0.0.2:9000 to 2001:db8::10 10.0.0.1:8443 to 2001:db8::10]"},
 		{"ports with other backends", func(s *Service) {
 			s.Ports[1].Backends = backends("10.0.0.2:9000", "10.0.0.3")
-		}, "[10.0.0.1:8080 10.0.0.2:9000 10.0.0.3:8080]"},
+		}, "[10.0.0.1:8080 10.0.0.2:9000 10.0.0.3:8443]"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := &Service{

@@ -190,10 +190,15 @@ func (e *Engine) healthChanged(h Health) {
 	}
 	before, known := en.health[h.Key]
 	en.health[h.Key] = h
-	e.stale[h.Key.Service] = struct{}{}
+	if !known || before.State != h.State || before.Weight != h.Weight {
+		e.stale[h.Key.Service] = struct{}{} // the plan does not depend on the reason, which may change with every probe
+	}
 	if !known || before.State != h.State {
-		e.o.Log.Info("backend "+h.State.String(),
-			"service", h.Key.Service, "backend", h.Key.Backend, "reason", h.Reason)
+		log := e.o.Log
+		if (h.Key.Port != Port{}) {
+			log = log.With("port", h.Key.Port.Name())
+		}
+		log.Info("backend "+h.State.String(), "service", h.Key.Service, "backend", h.Key.Backend, "reason", h.Reason)
 	}
 }
 

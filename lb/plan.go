@@ -2,6 +2,7 @@ package lb
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -89,7 +90,7 @@ func usableFor(s *Service, port ServicePort, vip netip.Addr, states map[CheckKey
 		if !s.serves(vip, b) {
 			continue
 		}
-		h := states[keyOf(s, b)]
+		h := states[keyOf(s, b, port.Port)]
 		switch StateOf(s, b, h) {
 		case StateHealthy:
 			if h.Weight >= 0 && s.Check.Type == CheckNodePort {
@@ -125,16 +126,24 @@ func withholdReason(s *Service, vip netip.Addr, healthy int) string {
 	if s.WithholdReason != "" {
 		return s.WithholdReason
 	}
-	if healthy >= max(1, s.MinHealthy) {
+	return s.tooFew(s.Ports, vip, healthy)
+}
+
+// tooFew returns why this number of healthy backends of ports is not enough to announce vip; "": it is.
+func (s *Service) tooFew(ports []ServicePort, vip netip.Addr, healthy int) string {
+	need := max(1, s.MinHealthy)
+	if healthy >= need {
 		return ""
 	}
-	total := 0
-	for _, b := range s.allBackends() {
-		if s.serves(vip, b) && !b.Deleted {
-			total++
+	total := map[netip.AddrPort]bool{}
+	for _, p := range ports {
+		for _, b := range p.Backends {
+			if s.serves(vip, b) && !b.Deleted {
+				total[b.ID()] = true
+			}
 		}
 	}
-	return countReason(healthy, total, max(1, s.MinHealthy))
+	return fmt.Sprintf("%d of %d backends healthy, min_healthy is %d", healthy, len(total), need)
 }
 
 // backendFrontend sends the flows of a port to its usable backends.

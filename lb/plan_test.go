@@ -30,15 +30,22 @@ func planText(p *Plan) string {
 	return b.String()
 }
 
-// states returns results for backends in order: h healthy, u unhealthy, anything else: no result.
+// states returns results for backends in order, each for all of its ports: h healthy, u unhealthy, anything else: no
+// result.
 func states(s *Service, results string) map[CheckKey]Health {
 	out := map[CheckKey]Health{}
-	for i, b := range s.allBackends() {
+	number := map[netip.AddrPort]int{}
+	s.eachChecked(func(key CheckKey, b Backend) {
+		i, ok := number[b.ID()]
+		if !ok {
+			i = len(number)
+			number[b.ID()] = i
+		}
 		if i < len(results) && strings.ContainsRune("hu", rune(results[i])) {
 			state := map[byte]State{'h': StateHealthy, 'u': StateUnhealthy}[results[i]]
-			out[keyOf(s, b)] = Health{State: state, Weight: -1}
+			out[key] = Health{State: state, Weight: -1}
 		}
-	}
+	})
 	return out
 }
 
@@ -177,7 +184,8 @@ func TestReportedWeight(t *testing.T) {
 			Name: "web", VIPs: []netip.Addr{testVIP}, Algorithm: AlgorithmMaglev, Check: CheckSpec{Type: tt.check},
 			Ports: PortsOn(backends("10.0.0.1"), Port{80, 0, 80, TCP}),
 		}
-		h := map[CheckKey]Health{keyOf(s, s.Ports[0].Backends[0]): {State: StateHealthy, Weight: tt.reported}}
+		key := keyOf(s, s.Ports[0].Backends[0], s.Ports[0].Port)
+		h := map[CheckKey]Health{key: {State: StateHealthy, Weight: tt.reported}}
 		got := ""
 		for _, x := range Build(s, h, Drains{}).Frontends[0].Targets {
 			got += fmt.Sprintf("%s*%d", x.Addr, x.Weight)

@@ -57,24 +57,6 @@ type NodeForwarding struct {
 	AnyNode bool
 }
 
-// allBackends returns the backends of all ports, each once.
-func (s *Service) allBackends() []Backend {
-	if len(s.Ports) == 1 {
-		return s.Ports[0].Backends
-	}
-	var all []Backend
-	seen := map[netip.AddrPort]bool{}
-	for _, p := range s.Ports {
-		for _, b := range p.Backends {
-			if !seen[b.ID()] {
-				seen[b.ID()] = true
-				all = append(all, b)
-			}
-		}
-	}
-	return all
-}
-
 // serves reports whether a VIP uses a backend: one of its own family. A tunnel carries packets of one family to a
 // backend of the other, too, and is used for that when the VIP's family has no backend.
 func (s *Service) serves(vip netip.Addr, b Backend) bool {

@@ -2,7 +2,6 @@ package lb
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -32,13 +31,13 @@ type ServiceStatus struct {
 	Forward   Method          `json:"forward"`
 	Algorithm Algorithm       `json:"algorithm"`
 	Backends  []BackendStatus `json:"backends"`
-	// State is healthy when the address has enough backends to be announced.
+	// State is healthy when the address may be announced and the port has enough backends for that.
 	State     State  `json:"state"`
 	Announced bool   `json:"announced"`
-	Reason    string `json:"reason,omitempty"` // why not announced
+	Reason    string `json:"reason,omitempty"` // why not announced, or why the port is not healthy
 }
 
-// BackendStatus is one backend of a service.
+// BackendStatus is one backend of a service, at one of the ports that are checked.
 type BackendStatus struct {
 	Service string     `json:"service"`
 	Address netip.Addr `json:"address"`
@@ -89,55 +88,69 @@ func (e *Engine) status() Status {
 
 func (e *Engine) serviceStatus(en *entry, backends []BackendStatus) []ServiceStatus {
 	s := en.service
+	row := map[CheckKey]BackendStatus{}
+	i := 0
+	s.eachChecked(func(key CheckKey, _ Backend) { row[key], i = backends[i], i+1 })
 	var rows []ServiceStatus
 	for _, vip := range s.VIPs {
-		own := []BackendStatus{}
-		for i, b := range s.allBackends() {
-			if s.serves(vip, b) {
-				own = append(own, backends[i])
-			}
-		}
-		state, reason := StateUnknown, "waiting for the first health checks"
-		if en.plan != nil {
-			state, reason = StateHealthy, en.plan.VIPs[slices.Index(s.VIPs, vip)].Reason
-			switch reason {
-			case "":
-			case drained:
-				state = StateDraining
-			default:
-				state = StateUnhealthy
-			}
-		}
 		route := e.routes.status(vip)
 		for _, p := range s.Ports {
-			row := ServiceStatus{
+			x := ServiceStatus{
 				Service: s.Name, Address: vip, Port: p.Port.Port, LastPort: p.Last, Protocol: p.Protocol,
-				Policy: s.Policy, Forward: s.Method, Algorithm: s.Algorithm, Backends: own,
-				State: state, Announced: route.Announced,
+				Policy: s.Policy, Forward: s.Method, Algorithm: s.Algorithm, Backends: []BackendStatus{},
+				Announced: route.Announced,
 			}
-			row.Reason = e.datapath.reason(p.On(vip))
-			if row.Reason == "" && !route.Announced {
-				row.Reason = cmp.Or(reason, route.Reason)
+			for _, b := range p.Backends {
+				if s.serves(vip, b) {
+					x.Backends = append(x.Backends, row[keyOf(s, b, p.Port)])
+				}
 			}
-			rows = append(rows, row)
+			var reason string
+			x.State, reason = en.stateOf(vip, p)
+			x.Reason = e.datapath.reason(p.On(vip))
+			if x.Reason == "" && (!route.Announced || x.State == StateUnhealthy) {
+				x.Reason = cmp.Or(reason, route.Reason)
+			}
+			rows = append(rows, x)
 		}
 	}
 	return rows
+}
+
+// stateOf returns the state of a port of the service on a VIP, and why it is not healthy.
+func (en *entry) stateOf(vip netip.Addr, p ServicePort) (State, string) {
+	s := en.service
+	if en.plan == nil {
+		return StateUnknown, "waiting for the first health checks"
+	}
+	switch reason := en.plan.VIPs[slices.Index(s.VIPs, vip)].Reason; reason {
+	case "":
+	case drained:
+		return StateDraining, reason
+	default:
+		return StateUnhealthy, reason
+	}
+	// The VIP may be announced for another port.
+	usable, _ := usableFor(s, p, vip, en.health)
+	if reason := s.tooFew([]ServicePort{p}, vip, len(usable)); reason != "" {
+		return StateUnhealthy, reason
+	}
+	return StateHealthy, ""
 }
 
 func (en *entry) backendStatus() []BackendStatus {
 	var rows []BackendStatus
 	s := en.service
-	for _, b := range s.allBackends() {
-		h := en.health[keyOf(s, b)]
+	s.eachChecked(func(key CheckKey, b Backend) {
+		h := en.health[key]
+		port := b.On(key.Port).Port()
+		if (key.Port == Port{}) {
+			port = b.On(s.Check.ServicePort).Port()
+		}
 		rows = append(rows, BackendStatus{
-			Service: s.Name, Address: b.Addr, Port: b.On(s.Check.ServicePort).Port(), Weight: b.Weight,
+			Service: s.Name, Address: b.Addr, Port: port, Weight: b.Weight,
 			State: StateOf(s, b, h), Reason: h.Reason, Since: h.At,
 		})
-	}
+	})
 	return rows
-}
-
-func countReason(healthy, of, need int) string {
-	return fmt.Sprintf("%d of %d backends healthy, min_healthy is %d", healthy, of, need)
 }

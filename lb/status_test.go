@@ -1,7 +1,10 @@
 package lb_test
 
 import (
+	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -28,4 +31,43 @@ func TestStatusHasThePolicy(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Every port of a service has its own state: a port that no backend serves is not healthy, gets no flows, and does not
+// take the address away from the others.
+func TestStatusOfEachPort(t *testing.T) {
+	fx := lbtest.New()
+	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
+		s := service("web", []netip.Addr{vip1}, "10.0.0.1", "10.0.0.2")
+		tls := lb.Port{Port: 443, Target: 8443, Protocol: lb.TCP}
+		s.Ports = append(s.Ports, lb.PortsOn(s.Ports[0].Backends, tls)...)
+		e.Put(s)
+		e.Complete("file")
+		for _, c := range lb.Checks(s) {
+			state := lb.StateHealthy
+			if c.Target.Port() == 8443 {
+				state = lb.StateUnhealthy
+			}
+			e.Health(lb.Health{Key: c.Key, State: state, Weight: -1, Reason: "test"})
+		}
+		synctest.Wait()
+		st, err := e.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := []string{}
+		for _, x := range st.Services {
+			got = append(got, fmt.Sprintf("%d %s %v %q %v", x.Port, x.State, x.Announced, x.Reason, len(x.Backends)))
+		}
+		for _, b := range st.Backends {
+			got = append(got, fmt.Sprintf("%s:%d %s", b.Address, b.Port, b.State))
+		}
+		want := []string{
+			`80 healthy true "" 2`, `443 unhealthy true "0 of 2 backends healthy, min_healthy is 1" 2`,
+			"10.0.0.1:8080 healthy", "10.0.0.2:8080 healthy", "10.0.0.1:8443 unhealthy", "10.0.0.2:8443 unhealthy",
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("status\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+	})
 }
