@@ -1,0 +1,73 @@
+// Package state stores values in files that outlive the agent. A file has a version and a checksum and is replaced
+// atomically, so that a reader gets a whole value of its own version, or an error.
+package state
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/google/renameio/v2"
+)
+
+// File is a file that holds one value. The first line is "steelyard NAME VERSION SHA256"; the rest is JSON.
+type File struct {
+	path    string
+	name    string
+	version int
+}
+
+// New returns the file NAME.json in a directory, which need not exist. version is that of the layout of the value.
+func New(dir, name string, version int) *File {
+	return &File{filepath.Join(dir, name+".json"), name, version}
+}
+
+// Path returns the path of the file.
+func (f *File) Path() string { return f.path }
+
+// ErrDamaged marks files that are cut off or changed, or that another version has written.
+var ErrDamaged = errors.New("not usable")
+
+// Load reads the file into v, and reports whether it exists. After an error v is unchanged.
+func (f *File) Load(v any) (found bool, err error) {
+	text, err := os.ReadFile(f.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	header, body, _ := bytes.Cut(text, []byte("\n"))
+	if want := f.header(body); string(header) != want {
+		return false, fmt.Errorf("%s: %w: the first line is %.120q, want %q", f.path, ErrDamaged, header, want)
+	}
+	if err := json.Unmarshal(body, v); err != nil {
+		return false, fmt.Errorf("%s: %w: %w", f.path, ErrDamaged, err)
+	}
+	return true, nil
+}
+
+// Save replaces the file. Only root may read it.
+func (f *File) Save(v any) error {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("%s: %w", f.path, err)
+	}
+	dir := filepath.Dir(f.path)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	text := append([]byte(f.header(body)+"\n"), body...)
+	return renameio.WriteFile(f.path, text, 0o600, renameio.WithTempDir(dir))
+}
+
+func (f *File) header(body []byte) string {
+	sum := sha256.Sum256(body)
+	return fmt.Sprintf("steelyard %s %d %s", f.name, f.version, hex.EncodeToString(sum[:]))
+}
