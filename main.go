@@ -16,6 +16,6 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	os.Exit(cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr, cli.Programs{
-		Run: agent.Main, Demo: demo.Main, DemoRouter: demo.Router, Cleanup: agent.Cleanup,
+		Run: agent.Main, Check: agent.Check, Demo: demo.Main, DemoRouter: demo.Router, Cleanup: agent.Cleanup,
 	}))
 }

@@ -215,13 +215,13 @@ func Default() *Config {
 	}
 }
 
-// Load reads and parses a file. The error is an Errors with all errors of the file.
-func Load(file string) (*Config, error) {
+// Load reads and parses a file, and validates it by further rules. The error is an Errors with all errors of the file.
+func Load(file string, rules ...Rule) (*Config, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, Errors{unreadable(file, err)}
 	}
-	return Parse(file, text)
+	return Parse(file, text, rules...)
 }
 
 func unreadable(file string, err error) Error {
@@ -238,4 +238,6 @@ func unreadable(file string, err error) Error {
 
 // Parse parses text. file is used in errors; relative names of secret files are relative to its directory, and
 // nothing else is read. The error is an Errors with all errors of the text.
-func Parse(file string, text []byte) (*Config, error) { return newDecoder(file).decode(text) }
+func Parse(file string, text []byte, rules ...Rule) (*Config, error) {
+	return newDecoder(file).decode(text, rules...)
+}

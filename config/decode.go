@@ -26,17 +26,20 @@ type decoder struct {
 	pools  poolTable
 	names  map[string]string // of services: path
 	claims map[netip.Addr][]claim
+
+	objects map[string]string // names of what tables describe, such as service "web", by path
 }
 
 func newDecoder(file string) *decoder {
 	return &decoder{
 		file: file, lines: map[string]int{}, config: Default(),
 		pools: poolTable{names: map[string]string{}}, names: map[string]string{}, claims: map[netip.Addr][]claim{},
+		objects: map[string]string{},
 	}
 }
 
 // decode reads text. It stops early only if text is not TOML, because nothing reliable follows the first syntax error.
-func (d *decoder) decode(text []byte) (*Config, error) {
+func (d *decoder) decode(text []byte, rules ...Rule) (*Config, error) {
 	bare := stripBOM(string(text))
 	positions := scan(bare)
 	for _, p := range positions {
@@ -50,6 +53,9 @@ func (d *decoder) decode(text []byte) (*Config, error) {
 		return nil, Errors{d.syntaxError(err, bare, positions)}
 	}
 	d.root(&table{d: d, values: values})
+	for _, rule := range rules {
+		rule(d.config, &Report{d})
+	}
 	if len(d.errs) > 0 {
 		return nil, sortedByLine(d.errs)
 	}

@@ -38,7 +38,7 @@ func (t *table) name(kind string, taken map[string]string) string {
 		return ""
 	}
 	t.object = fmt.Sprintf("%s %q", kind, s)
-	i.object = t.object
+	i.object, t.d.objects[t.path] = t.object, t.object
 	if !objectName.MatchString(s) {
 		i.errorf(`write up to 63 letters, digits, "-", "_" and "."`, "%q is not a name", s)
 		return ""

@@ -34,6 +34,8 @@ type Request struct {
 	// KeepShared keeps an address that the service has although another service holds it without the same ShareKey.
 	// (File: a fixed address may equal one that a pool has assigned.)
 	KeepShared bool
+	// ByName chooses a new address by the name of the service, and not the lowest free one.
+	ByName bool
 }
 
 // FamilyRequest is a need for one address. An Optional one that cannot be met is left out of the result.
@@ -91,7 +93,7 @@ func (a *Allocator) Release(service string) { a.Take(Holder{Service: service}, n
 func (a *Allocator) Reserve(h Holder, addrs []netip.Addr) { a.replace(a.reserved, h, addrs) }
 
 // Assign returns one address of each family of r, and assigns them. For each family it takes the first that exists of
-// the requested address, the one that the service has, the lowest that it may share, and the lowest free one.
+// the requested address, the one that the service has, the lowest that it may share, and a free one.
 // When it fails, with an *AssignError, it changes nothing.
 func (a *Allocator) Assign(r Request) ([]netip.Addr, error) {
 	var addrs []netip.Addr
@@ -134,6 +136,11 @@ func (a *Allocator) find(r *Request, f Family) (netip.Addr, error) {
 		}
 	}
 	for _, p := range pools {
+		if r.ByName {
+			if addr := a.byName(r.Service, f, p); addr.IsValid() {
+				return addr, nil
+			}
+		}
 		for i, ar := range a.pools[p].Ranges {
 			if FamilyOf(ar.From) != f {
 				continue

@@ -54,9 +54,12 @@ func (n namespaces) enter() error {
 
 func (n namespaces) close() error { return errors.Join(n.net.Close(), n.mnt.Close()) }
 
-// privateMounts mounts in the calling thread's new mount namespace a private /run, /sys and /sys/fs/bpf. A sysfs shows
-// the interfaces of the network namespace it was mounted in, so it must be a new one. The mounts below the old one
-// (cgroups, tracing) are moved to the new one, because a process in the host may need them.
+// stateDir is the state folder of the DaemonSet and of the unit.
+const stateDir = "/var/lib/steelyard"
+
+// privateMounts mounts in the new mount namespace of the thread a private /run, stateDir, /sys and /sys/fs/bpf. A sysfs
+// shows the interfaces of the network namespace it was mounted in, so it must be a new one. The mounts below the
+// old one (cgroups, tracing) are moved to the new one, because a process in the host may need them.
 func privateMounts() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -81,8 +84,12 @@ func privateMounts() error {
 		}
 		moved[path] = fd
 	}
+	if err := os.MkdirAll(stateDir, 0o755); err != nil {
+		return err
+	}
 	for _, m := range []struct{ fs, path, data string }{
-		{"tmpfs", "/run", "mode=755"}, {"sysfs", "/sys", ""}, {"bpf", "/sys/fs/bpf", "mode=700"},
+		{"tmpfs", "/run", "mode=755"}, {"tmpfs", stateDir, "mode=755"},
+		{"sysfs", "/sys", ""}, {"bpf", "/sys/fs/bpf", "mode=700"},
 	} {
 		if err := unix.Mount("steelyard-lab", m.path, m.fs, 0, m.data); err != nil {
 			return fmt.Errorf("mount %s on %s: %w", m.fs, m.path, err)

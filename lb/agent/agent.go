@@ -5,6 +5,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -31,6 +32,7 @@ type Options struct {
 	Level      *slog.LevelVar // the level of Log, set by each reload; nil: not changed
 	PinPath    string         // directory of the pinned BPF objects; "": datapath.DefaultPinPath
 	StateDir   string         // state that outlives the agent, not a reboot; "": datapath.DefaultStateDir
+	KeepDir    string         // state that outlives a reboot; "": STATE_DIRECTORY (systemd.exec(5)), else StateDir
 
 	open func(datapath.Options) (forwarder, error) // nil: openDatapath; tests have one in memory
 }
@@ -40,6 +42,7 @@ type Options struct {
 func (o Options) complete() (Options, error) {
 	o.PinPath = cmp.Or(o.PinPath, datapath.DefaultPinPath)
 	o.StateDir = cmp.Or(o.StateDir, datapath.DefaultStateDir)
+	o.KeepDir = cmp.Or(o.KeepDir, os.Getenv("STATE_DIRECTORY"), o.StateDir)
 	if o.open == nil {
 		o.open = openDatapath
 	}
@@ -50,7 +53,7 @@ func (o Options) complete() (Options, error) {
 		return o, preflight.Supported(o.Config)
 	}
 	var err error
-	o.Config, err = preflight.Load(o.ConfigFile)
+	o.Config, err = load(o.ConfigFile)
 	return o, err
 }
 
@@ -93,7 +96,7 @@ func New(o Options) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	services := file.New()
+	services := openFileSource(o)
 	if err := services.Use(o.Config); err != nil {
 		return nil, err
 	}

@@ -113,13 +113,7 @@ func newClient(
 	kubeconfig, version string, timeout time.Duration,
 	dial func(ctx context.Context, network, address string) (net.Conn, error),
 ) (kubernetes.Interface, error) {
-	var c *rest.Config
-	var err error
-	if kubeconfig != "" {
-		c, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
-	} else {
-		c, err = rest.InClusterConfig()
-	}
+	c, err := restConfig(kubeconfig)
 	if err != nil {
 		return nil, err
 	}
@@ -128,6 +122,14 @@ func newClient(
 	c.ContentType = "application/vnd.kubernetes.protobuf"
 	c.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
 	return kubernetes.NewForConfig(c)
+}
+
+// restConfig returns how to reach the API server. It reads files and connects to nothing.
+func restConfig(kubeconfig string) (*rest.Config, error) {
+	if kubeconfig != "" {
+		return clientcmd.BuildConfigFromFlags("", kubeconfig)
+	}
+	return rest.InClusterConfig()
 }
 
 func poolsOf(cfg *config.Config) (pools []kube.Pool, err error) {

@@ -7,12 +7,11 @@ import (
 
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/datapath"
-	"github.com/steelyard-lb/steelyard/lb/agent/preflight"
 )
 
 // Main is "steelyard run": the agent with this configuration file until ctx ends, with its log on w.
 func Main(ctx context.Context, configFile, version string, w io.Writer) error {
-	cfg, err := preflight.Load(configFile)
+	cfg, err := load(configFile)
 	if err != nil {
 		return err
 	}

@@ -120,9 +120,19 @@ func TestMainRefuses(t *testing.T) {
 			"not supported",
 			"[bgp]\nasn = 1\npeers = [{ address = \"192.0.2.1\", asn = 2, bfd = true }]\n" +
 				"[l2]\nmembers = [\"192.0.2.12\"]\n",
-			[]string{"not in this version: bgp.peers: bfd (peer 192.0.2.1)", "not in this version: l2.members"},
+			[]string{
+				":3: bgp.peers[0].bfd: not in this version", ":5: l2.members: not in this version",
+			},
 		},
-		{"unknown interface", "[datapath]\ninterfaces = [\"no-such-link\"]\n", []string{"interface no-such-link: "}},
+		{
+			"unknown interface", "[datapath]\ninterfaces = [\"no-such-link\"]\n",
+			[]string{":2: datapath.interfaces: interface no-such-link: "},
+		},
+		{
+			"no kubeconfig", "[datapath]\ninterfaces = [\"lo\"]\n[kubernetes]\nkubeconfig = \"/no/such\"\n",
+			[]string{":4: kubernetes.kubeconfig: ", "/no/such: no such file or directory"},
+		},
+		{"no pod", "[datapath]\ninterfaces = [\"lo\"]\n[kubernetes]\n", []string{":3: kubernetes.kubeconfig: missing"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var log bytes.Buffer
@@ -132,6 +142,10 @@ func TestMainRefuses(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), want) {
 					t.Errorf("Main: %v; want %q", err, want)
 				}
+			}
+			_, checked := Check(path, false)
+			if checked == nil || checked.Error() != err.Error() {
+				t.Errorf("Check: %v; want the same", checked)
 			}
 			_, direct := New(Options{ConfigFile: path, Log: discard})
 			if direct == nil || direct.Error() != err.Error() {

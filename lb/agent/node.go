@@ -39,20 +39,34 @@ type host interface {
 	addresses(iface string) (v4, v6 netip.Addr, err error)
 }
 
+// lackError is a fact that is neither configured nor found in the system.
+type lackError struct {
+	key, hint string // of the configuration
+	err       error
+}
+
+func lacks(key, hint, format string, args ...any) error {
+	return &lackError{key, hint, fmt.Errorf(format, args...)}
+}
+
+func (e *lackError) Error() string { return e.err.Error() + "; " + e.hint }
+
+func (e *lackError) Unwrap() error { return e.err }
+
 // describe returns the facts of the node. It fails when a required one is neither configured nor found in the system.
 func describe(cfg *config.Config, h host) (node, error) {
 	n := node{name: cfg.Node.Name, routerID: cfg.Node.RouterID, interfaces: cfg.Datapath.Interfaces}
 	if n.name == "" {
 		name, err := h.name()
 		if err != nil {
-			return node{}, fmt.Errorf("find the host name: %w; set node.name", err)
+			return node{}, lacks("node.name", "set node.name", "find the host name: %w", err)
 		}
 		n.name = cmp.Or(os.Getenv("NODE_NAME"), name)
 	}
 	if len(n.interfaces) == 0 {
 		name, err := h.defaultInterface()
 		if err != nil {
-			return node{}, fmt.Errorf("find the uplink: %w; set datapath.interfaces", err)
+			return node{}, lacks("datapath.interfaces", "set datapath.interfaces", "find the uplink: %w", err)
 		}
 		n.interfaces = []string{name}
 	}
@@ -62,7 +76,7 @@ func describe(cfg *config.Config, h host) (node, error) {
 	}
 	v4, v6, err := h.addresses(n.interfaces[0])
 	if err != nil {
-		return node{}, err
+		return node{}, lacks("datapath.interfaces", "name an interface of this machine", "%w", err)
 	}
 	n.address4, n.address6 = v4, v6
 	if a := cfg.Node.Address; a.Is4() {
@@ -74,8 +88,8 @@ func describe(cfg *config.Config, h host) (node, error) {
 		n.routerID = n.address4
 	}
 	if cfg.BGP != nil && !n.routerID.IsValid() {
-		return node{}, fmt.Errorf("interface %s has no IPv4 address to use as BGP identifier; set node.router_id",
-			n.interfaces[0])
+		return node{}, lacks("node.router_id", "set node.router_id",
+			"interface %s has no IPv4 address to use as BGP identifier", n.interfaces[0])
 	}
 	return n, nil
 }

@@ -99,7 +99,7 @@ func TestDescribe(t *testing.T) {
 		},
 		{
 			name: "unknown interface", cfg: config.Config{Datapath: config.Datapath{Interfaces: []string{"eth9"}}},
-			err: "interface eth9: not found",
+			err: "interface eth9: not found; name an interface of this machine",
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -9,7 +9,6 @@ import (
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/datapath"
 	"github.com/steelyard-lb/steelyard/lb/admin"
-	"github.com/steelyard-lb/steelyard/lb/agent/preflight"
 	"github.com/steelyard-lb/steelyard/lb/file"
 )
 
@@ -50,7 +49,7 @@ func (l *reloader) reload() (done admin.Reloaded, err error) {
 }
 
 func (l *reloader) apply() (admin.Reloaded, error) {
-	cfg, err := preflight.Load(l.file)
+	cfg, err := reload(l.file)
 	if err == nil {
 		err = l.services.Use(cfg)
 	}

@@ -55,7 +55,7 @@ func (s *sink) has(name string) bool { s.mu.Lock(); defer s.mu.Unlock(); return 
 // newTestReloader returns a reloader of a file with webTOML, and its sink.
 func newTestReloader(t *testing.T, level *slog.LevelVar, log *slog.Logger) (*reloader, *sink) {
 	t.Helper()
-	services, s := file.New(), &sink{names: map[string]bool{}}
+	services, s := file.New(nil, nil), &sink{names: map[string]bool{}}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { services.Run(ctx, s); close(done) }()
@@ -123,7 +123,7 @@ func TestReloadRefuses(t *testing.T) {
 			strings.NewReplacer(
 				"\n[l2]\n", "", `address = "203.0.113.10"`, `pool = "p"`, `"web"`, `"two"`,
 			).Replace(webTOML),
-			`service "two"`},
+			`service "web"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			level := new(slog.LevelVar)

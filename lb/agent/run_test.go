@@ -50,7 +50,7 @@ func newFixture(t *testing.T) *fixture {
 	if o, err = o.complete(); err != nil {
 		t.Fatal(err)
 	}
-	services := file.New()
+	services := file.New(nil, nil)
 	if err := services.Use(o.Config); err != nil {
 		t.Fatal(err)
 	}

@@ -1,25 +1,53 @@
 package cli
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 
 	ucli "github.com/urfave/cli/v2"
 
 	"github.com/steelyard-lb/steelyard/config"
-	"github.com/steelyard-lb/steelyard/lb/agent/preflight"
 )
+
+// checked is the output of check -o json. The field names are a contract with users (docs/operation.md).
+type checked struct {
+	OK       bool      `json:"ok"`
+	Config   string    `json:"config"`
+	Errors   []problem `json:"errors"`
+	Warnings []string  `json:"warnings"`
+}
+
+// problem is one error of a configuration.
+type problem struct {
+	Line    int    `json:"line,omitempty"`
+	Key     string `json:"key,omitempty"`
+	Object  string `json:"object,omitempty"`
+	Problem string `json:"problem"`
+	Hint    string `json:"hint,omitempty"`
+}
 
 // check validates a configuration as the agent does at its start, as far as that needs no privileges.
 func (e *env) check(c *ucli.Context) error {
+	asJSON, err := wantJSON(c, "text")
+	if err != nil {
+		return err
+	}
 	name := c.String("config")
-	cfg, err := preflight.Load(name)
+	if c.NArg() == 1 {
+		name = c.Args().First()
+	}
+	cfg, err := e.programs.Check(name, c.Bool("elsewhere"))
+	var all config.Errors
+	if err != nil && !errors.As(err, &all) {
+		return err
+	}
+	if asJSON {
+		return e.checkedJSON(name, cfg, all)
+	}
 	if err != nil {
 		fmt.Fprintln(e.err, err)
-		var all config.Errors
-		if errors.As(err, &all) {
-			fmt.Fprintln(e.err, counted(len(all), "error"))
-		}
+		fmt.Fprintln(e.err, counted(len(all), "error"))
 		return errReported
 	}
 	for _, w := range cfg.Warnings {
@@ -28,6 +56,26 @@ func (e *env) check(c *ucli.Context) error {
 	_, err = fmt.Fprintf(e.out, "ok: %s: %s, %s, %s\n", name,
 		counted(len(cfg.Services), "service"), counted(len(cfg.Pools), "pool"), counted(bgpPeers(cfg), "BGP peer"))
 	return err
+}
+
+// checkedJSON writes the result of a check to stdout, also when there are errors.
+func (e *env) checkedJSON(name string, cfg *config.Config, errs config.Errors) error {
+	result := checked{OK: len(errs) == 0, Config: name, Errors: []problem{}, Warnings: []string{}}
+	for _, x := range errs {
+		result.Errors = append(result.Errors, problem{x.Line, x.Key, x.Object, x.Problem, x.Hint})
+	}
+	if cfg != nil && cfg.Warnings != nil {
+		result.Warnings = cfg.Warnings
+	}
+	to := json.NewEncoder(e.out)
+	to.SetIndent("", "  ")
+	if err := to.Encode(result); err != nil {
+		return err
+	}
+	if !result.OK {
+		return errReported
+	}
+	return nil
 }
 
 func bgpPeers(cfg *config.Config) int {

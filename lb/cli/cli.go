@@ -28,6 +28,9 @@ const DefaultConfig = "/etc/steelyard/steelyard.toml"
 type Programs struct {
 	// Run runs the agent with a configuration file until ctx ends, with its log on errOut. version is of the binary.
 	Run func(ctx context.Context, configFile, version string, errOut io.Writer) error
+	// Check reads and validates a configuration file; elsewhere: it is for another machine. Its error is a
+	// config.Errors unless the machine cannot be read.
+	Check func(configFile string, elsewhere bool) (*config.Config, error)
 	// Demo runs the demo, and DemoRouter a process of it.
 	Demo       func(ctx context.Context, out io.Writer) error
 	DemoRouter func(ctx context.Context, errOut io.Writer) error
@@ -100,8 +103,11 @@ func commands(e *env) []*ucli.Command {
 			Flags: with(configFlag()), Action: e.run,
 		},
 		{
-			Name: "check", Usage: "validate a configuration and report every error",
-			Flags: with(configFlag()), Action: e.check,
+			Name: "check", Usage: "validate a configuration and report every error", ArgsUsage: "[FILE]",
+			Flags: with(configFlag(), outputFlag("text"), &ucli.BoolFlag{
+				Name: "elsewhere", Usage: "the file is for another machine: do not look at this one",
+			}),
+			Action: e.check,
 		},
 		{
 			Name: "reload", Usage: "make the running agent read its configuration again",
@@ -134,6 +140,22 @@ func configFlag() ucli.Flag {
 		Name: "config", Aliases: []string{"c"}, Value: DefaultConfig, Usage: "read `FILE`",
 		EnvVars: []string{"STEELYARD_CONFIG"},
 	}
+}
+
+// outputFlag is the flag of commands that print JSON, too.
+func outputFlag(form string) ucli.Flag {
+	return &ucli.StringFlag{
+		Name: "output", Aliases: []string{"o"}, Value: form, Usage: "`FORMAT`: " + form + " or json",
+	}
+}
+
+// wantJSON reports whether --output is json, and refuses what is neither that nor form.
+func wantJSON(c *ucli.Context, form string) (bool, error) {
+	format := c.String("output")
+	if format != form && format != "json" {
+		return false, fmt.Errorf("%w: -o %s: unknown format; allowed: %s, json", errUsage, format, form)
+	}
+	return format == "json", nil
 }
 
 // socketFlag is the flag of every command that is a client of the agent.

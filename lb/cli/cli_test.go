@@ -29,6 +29,7 @@ func steelyard(t *testing.T, args ...string) (code int, out, errOut string) {
 
 // programs write their arguments; Run fails for /bad.toml.
 var programs = Programs{
+	Check: func(configFile string, _ bool) (*config.Config, error) { return config.Load(configFile) },
 	Run: func(_ context.Context, configFile, version string, errOut io.Writer) error {
 		fmt.Fprintln(errOut, "run", configFile, version)
 		if configFile == "/bad.toml" {
@@ -74,9 +75,14 @@ func TestExitCodes(t *testing.T) {
 		{"no command", nil, 0, "announce, balance and check", ""},
 		{"unknown command", []string{"frobnicate"}, 2, "", `no command "frobnicate"`},
 		{"unknown flag", []string{"check", "--fast"}, 2, "", "flag provided but not defined: -fast"},
-		{"too many arguments", []string{"check", "x"}, 2, "", "check takes 0 arguments, got 1"},
+		{"too many arguments", []string{"check", "x", "y"}, 2, "", "check takes 1 arguments, got 2"},
 		{"flag after argument", []string{"check", "x", "-c", "y"}, 2, "", "flag -c must stand before the arguments"},
 		{"check, good", []string{"check", "-c", file}, 0, "ok: " + file + ": 1 service, 0 pools, 1 BGP peer\n", ""},
+		{"check, argument", []string{"check", file}, 0, "ok: " + file + ": 1 service, 0 pools, 1 BGP peer\n", ""},
+		{"check, JSON", []string{"check", "-o", "json", file}, 0, `"ok": true`, ""},
+		{"check, JSON of errors", []string{"check", "-o", "json", bad}, 1, `"line": 8,
+      "key": "service[0].prots",`, ""},
+		{"check, bad format", []string{"check", "-o", "table", file}, 2, "", "allowed: text, json"},
 		{"check, bad", []string{"check", "-c", bad}, 1, "", `prots (service "web"): no such key; did you mean ports?`},
 		{
 			"check, no file", []string{"check", "-c", "/nowhere.toml"}, 1, "",
@@ -108,16 +114,20 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// check refuses what the agent refuses at its start, and names all of it.
-func TestCheckRefusesWhatIsNotSupported(t *testing.T) {
-	text := strings.Replace(good, "asn = 64500", "asn = 64500, bfd = true", 1)
-	text += "[l2]\nmembers = [\"192.0.2.12\"]\n"
-	code, out, errOut := steelyard(t, "check", "-c", write(t, text))
-	for _, want := range []string{
-		"not in this version: bgp.peers: bfd (peer 192.0.2.1)", "not in this version: l2.members",
-	} {
-		if code != 1 || out != "" || !strings.Contains(errOut, want) {
-			t.Errorf("code %d, stdout %q, stderr %q; want 1 and %q", code, out, errOut, want)
+// check passes on whether the file is for another machine, and an error that is not about the file.
+func TestCheckElsewhere(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{{[]string{"check", "/x.toml"}, "false"}, {[]string{"check", "--elsewhere", "/x.toml"}, "true"}} {
+		p := programs
+		p.Check = func(file string, elsewhere bool) (*config.Config, error) {
+			return nil, fmt.Errorf("%s %t", file, elsewhere)
+		}
+		var out, errOut strings.Builder
+		code := Main(t.Context(), tt.args, &out, &errOut, p)
+		if want := "steelyard: /x.toml " + tt.want + "\n"; code != 1 || errOut.String() != want || out.Len() > 0 {
+			t.Errorf("%v: code %d, stdout %q, stderr %q; want %q", tt.args, code, &out, &errOut, want)
 		}
 	}
 }

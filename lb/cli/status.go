@@ -22,25 +22,22 @@ import (
 func (e *env) list(name, usage, path string, table func(w io.Writer, answer []byte) error) *ucli.Command {
 	return &ucli.Command{
 		Name: name, Usage: usage,
-		Flags: []ucli.Flag{
-			&ucli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "table", Usage: "`FORMAT`: table or json"},
-			socketFlag(),
-		},
+		Flags:  []ucli.Flag{outputFlag("table"), socketFlag()},
 		Action: func(c *ucli.Context) error { return e.show(c, path, table) },
 	}
 }
 
 // show prints the agent's response to path in the format of --output.
 func (e *env) show(c *ucli.Context, path string, table func(w io.Writer, answer []byte) error) error {
-	format := c.String("output")
-	if format != "table" && format != "json" {
-		return fmt.Errorf("%w: -o %s: unknown format; allowed: table, json", errUsage, format)
+	asJSON, err := wantJSON(c, "table")
+	if err != nil {
+		return err
 	}
 	var answer json.RawMessage
 	if err := admin.NewClient(c.String("socket")).Get(c.Context, path, &answer); err != nil {
 		return err
 	}
-	if format == "json" {
+	if asJSON {
 		var pretty bytes.Buffer
 		if err := json.Indent(&pretty, answer, "", "  "); err != nil {
 			return fmt.Errorf("read the response: %w", err)

@@ -5,9 +5,11 @@
 package file
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"reflect"
 	"slices"
 
@@ -22,21 +24,41 @@ const Name = "file"
 type Source struct {
 	next  chan []*lb.Service // capacity 1: the newest configuration that Run has not received yet
 	alloc *lb.Allocator
+	store Store
 }
 
-// New returns a Source without services.
-func New() *Source {
-	return &Source{next: make(chan []*lb.Service, 1), alloc: lb.NewAllocator(nil)}
+// Assigned are the addresses that services have from pools, by name.
+type Assigned map[string][]netip.Addr
+
+// Store keeps Assigned for the next start.
+type Store interface{ Save(Assigned) }
+
+// New returns a Source without services, which will keep the addresses had of an earlier run. store may be nil.
+func New(had Assigned, store Store) *Source {
+	s := &Source{next: make(chan []*lb.Service, 1), alloc: lb.NewAllocator(nil), store: store}
+	for name, addrs := range had {
+		s.alloc.Take(lb.Holder{Service: name}, addrs)
+	}
+	return s
 }
 
 // Use makes the services of cfg the wanted ones. When some cannot be assigned an address it changes nothing and returns
-// an error that names each.
+// an error that joins an AddressError for each.
 func (s *Source) Use(cfg *config.Config) error {
-	services, alloc, err := translate(cfg, s.alloc)
-	if err != nil {
-		return err
+	services, alloc, errs := translate(cfg, s.alloc)
+	if len(errs) > 0 {
+		return join(errs)
 	}
 	s.alloc = alloc
+	if s.store != nil {
+		assigned := Assigned{}
+		for _, c := range cfg.Services {
+			if len(c.Addresses) == 0 {
+				assigned[c.Name] = alloc.Given(c.Name)
+			}
+		}
+		s.store.Save(assigned)
+	}
 	select {
 	case <-s.next: // replaced before Run received it
 	default:
@@ -78,33 +100,68 @@ func apply(sink lb.Sink, current map[string]*lb.Service, services []*lb.Service)
 	return next
 }
 
-// translate translates the services of cfg. It returns the allocator of their addresses and does not change old. It
-// takes fixed addresses and those that services have had before it assigns new ones.
-func translate(cfg *config.Config, old *lb.Allocator) ([]*lb.Service, *lb.Allocator, error) {
+// AddressError is why a service has no address.
+type AddressError struct {
+	Service string
+	Err     error
+}
+
+func (e *AddressError) Error() string { return fmt.Sprintf("service %q: %v", e.Service, e.Err) }
+
+// Unwrap returns the *lb.AssignError.
+func (e *AddressError) Unwrap() error { return e.Err }
+
+func join(list []*AddressError) error {
+	errs := make([]error, len(list))
+	for i, e := range list {
+		errs[i] = e
+	}
+	return errors.Join(errs...)
+}
+
+// Unassignable returns the services of cfg that cannot have an address, in the order of their names.
+func Unassignable(cfg *config.Config) []*AddressError {
+	_, _, errs := translate(cfg, lb.NewAllocator(nil))
+	return errs
+}
+
+// translate translates the services of cfg, in its order. It returns the allocator of their addresses and does not
+// change old. It takes fixed addresses and those that services have had before it assigns new ones; these are chosen by
+// the names of the services, so that two machines with the same services choose the same.
+func translate(cfg *config.Config, old *lb.Allocator) ([]*lb.Service, *lb.Allocator, []*AddressError) {
 	pools := translatePools(cfg.Pools)
 	alloc := lb.NewAllocator(pools)
-	for _, c := range cfg.Services {
+	services := make([]*lb.Service, len(cfg.Services))
+	for i, c := range cfg.Services {
+		services[i] = translateService(c)
 		had := old.Given(c.Name)
 		if len(c.Addresses) > 0 {
 			had = c.Addresses
 		}
 		alloc.Take(lb.Holder{Service: c.Name}, had)
 	}
-	var services []*lb.Service
-	var errs []error
-	for _, c := range cfg.Services {
-		s := translateService(c)
-		if len(s.VIPs) == 0 {
-			vips, err := alloc.Assign(request(c, pools))
-			if err != nil {
-				errs = append(errs, fmt.Errorf("service %q: %w", c.Name, err))
-				continue
-			}
-			s.VIPs = vips
+	var errs []*AddressError
+	for _, i := range byName(services) {
+		if len(services[i].VIPs) > 0 {
+			continue
 		}
-		services = append(services, s)
+		vips, err := alloc.Assign(request(cfg.Services[i], pools))
+		if err != nil {
+			errs = append(errs, &AddressError{services[i].Name, err})
+		}
+		services[i].VIPs = vips
 	}
-	return services, alloc, errors.Join(errs...)
+	return services, alloc, errs
+}
+
+// byName returns the indices of services in the order of their names.
+func byName(services []*lb.Service) []int {
+	order := make([]int, len(services))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(services[a].Name, services[b].Name) })
+	return order
 }
 
 func translatePools(from []config.Pool) []lb.Pool {
@@ -121,7 +178,7 @@ func translatePools(from []config.Pool) []lb.Pool {
 // request asks for an address of each family that the pool of a service has and that a backend can serve. A fixed
 // address of another service may equal one that the service has: the services share it by port.
 func request(c config.Service, pools []lb.Pool) lb.Request {
-	r := lb.Request{Holder: lb.Holder{Service: c.Name}, Pool: c.Pool, KeepShared: true}
+	r := lb.Request{Holder: lb.Holder{Service: c.Name}, Pool: c.Pool, KeepShared: true, ByName: true}
 	i := slices.IndexFunc(pools, func(p lb.Pool) bool { return p.Name == c.Pool })
 	if i < 0 {
 		return r

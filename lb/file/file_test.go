@@ -3,6 +3,7 @@ package file
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"testing"
@@ -42,7 +43,7 @@ func pooled(name string) string {
 
 func TestSourceSendsTheDifference(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, out := New(), &sink{}
+		s, out := New(nil, nil), &sink{}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- s.Run(ctx, out) }()
@@ -77,7 +78,7 @@ func TestSourceSendsTheDifference(t *testing.T) {
 }
 
 func TestUseRefusesAsAWhole(t *testing.T) {
-	s := New()
+	s := New(nil, nil)
 	err := s.Use(parse(t, pool+pooled("a")+pooled("b")+pooled("c")))
 	if want := `service "c": no free IPv4 address in p`; err == nil || err.Error() != want {
 		t.Errorf("Use: %v; want %s", err, want)
@@ -89,9 +90,9 @@ func TestUseRefusesAsAWhole(t *testing.T) {
 
 func TestFixedAddressesAreNotAssigned(t *testing.T) {
 	cfg := parse(t, pool+pooled("a")+fixed("b", "203.0.113.1", "10.0.0.1"))
-	services, _, err := translate(cfg, lb.NewAllocator(nil))
-	if err != nil {
-		t.Fatal(err)
+	services, _, errs := translate(cfg, lb.NewAllocator(nil))
+	if errs != nil {
+		t.Fatal(errs)
 	}
 	if got, want := services[0].VIPs, []netip.Addr{netip.MustParseAddr("203.0.113.2")}; !slices.Equal(got, want) {
 		t.Errorf("a has %v; want %v", got, want)
@@ -100,10 +101,10 @@ func TestFixedAddressesAreNotAssigned(t *testing.T) {
 
 // The ports of a service share one list of backends, keep the order of the file, and the policy is Cluster.
 func TestTranslatedShape(t *testing.T) {
-	services, _, err := translate(parse(t, pool+"[[service]]\nname = \"dns\"\naddress = \"203.0.113.1\"\n"+
+	services, _, errs := translate(parse(t, pool+"[[service]]\nname = \"dns\"\naddress = \"203.0.113.1\"\n"+
 		"ports = [\"53/udp\", \"80:8080\"]\nbackends = [\"10.0.0.1\", \"10.0.0.2\"]\n"), lb.NewAllocator(nil))
-	if err != nil {
-		t.Fatal(err)
+	if errs != nil {
+		t.Fatal(errs)
 	}
 	s := services[0]
 	if len(s.Ports) != 2 || s.Ports[0].Name() != "53/udp" || s.Ports[1].Name() != "80/tcp" {
@@ -118,24 +119,25 @@ func TestTranslatedShape(t *testing.T) {
 	if s.Policy != lb.PolicyCluster || s.KeepSource {
 		t.Errorf("policy %q, the source is kept: %t; want Cluster, and not", s.Policy, s.KeepSource)
 	}
-	services, _, err = translate(parse(t, pool+"[[service]]\nname = \"dns\"\naddress = \"203.0.113.1\"\n"+
+	services, _, errs = translate(parse(t, pool+"[[service]]\nname = \"dns\"\naddress = \"203.0.113.1\"\n"+
 		"ports = [\"80\"]\nbackends = [\"10.0.0.1\"]\nsnat = false\n"), lb.NewAllocator(nil))
-	if err != nil || !services[0].KeepSource {
-		t.Errorf("with snat = false: %v; want a service that keeps the source", err)
+	if errs != nil || !services[0].KeepSource {
+		t.Errorf("with snat = false: %v; want a service that keeps the source", errs)
 	}
 }
 
 // A service keeps its address when the file is read again and another service names the same address.
 func TestAssignedAddressesStay(t *testing.T) {
-	_, alloc, err := translate(parse(t, pool+pooled("a")+pooled("b")), lb.NewAllocator(nil))
-	if err != nil {
-		t.Fatal(err)
+	_, alloc, errs := translate(parse(t, pool+pooled("a")+pooled("b")), lb.NewAllocator(nil))
+	if errs != nil {
+		t.Fatal(errs)
 	}
-	services, _, err := translate(parse(t, pool+fixed("c", "203.0.113.2", "10.0.0.1")+pooled("b")), alloc)
-	if err != nil {
-		t.Fatal(err)
+	had := alloc.Given("b")[0]
+	services, _, errs := translate(parse(t, pool+fixed("c", had.String(), "10.0.0.1")+pooled("b")), alloc)
+	if errs != nil {
+		t.Fatal(errs)
 	}
-	if got, want := services[1].VIPs, []netip.Addr{netip.MustParseAddr("203.0.113.2")}; !slices.Equal(got, want) {
+	if got, want := services[1].VIPs, []netip.Addr{had}; !slices.Equal(got, want) {
 		t.Errorf("b has %v; want %v", got, want)
 	}
 }
@@ -150,18 +152,78 @@ func TestFamiliesOfAService(t *testing.T) {
 	for _, tt := range []struct {
 		name, text, want string
 	}{
-		{"both", service("d", `"10.0.0.1", "fd00::1"`, ""), "[198.51.100.1 2001:db8::1]"},
-		{"backends of one family", service("d", `"10.0.0.1"`, ""), "[198.51.100.1]"},
-		{"a tunnel carries both", service("d", `"10.0.0.1"`, "forward = \"tunnel\"\n"), "[198.51.100.1 2001:db8::1]"},
-		{"a pool of one family", service("p", `"10.0.0.1"`, "forward = \"tunnel\"\n"), "[203.0.113.1]"},
+		{"both", service("d", `"10.0.0.1", "fd00::1"`, ""), "[198.51.100.2 2001:db8::2]"},
+		{"backends of one family", service("d", `"10.0.0.1"`, ""), "[198.51.100.2]"},
+		{"a tunnel carries both", service("d", `"10.0.0.1"`, "forward = \"tunnel\"\n"), "[198.51.100.2 2001:db8::2]"},
+		{"a pool of one family", service("p", `"10.0.0.1"`, "forward = \"tunnel\"\n"), "[203.0.113.2]"},
 	} {
-		services, _, err := translate(parse(t, dual+tt.text), lb.NewAllocator(nil))
-		if err != nil {
-			t.Errorf("%s: %v", tt.name, err)
+		services, _, errs := translate(parse(t, dual+tt.text), lb.NewAllocator(nil))
+		if errs != nil {
+			t.Errorf("%s: %v", tt.name, errs)
 			continue
 		}
 		if got := fmt.Sprint(services[0].VIPs); got != tt.want {
 			t.Errorf("%s: addresses %s; want %s", tt.name, got, tt.want)
+		}
+	}
+}
+
+// Services of two machines have the same addresses, whatever the order of their files is.
+func TestAddressesDoNotDependOnTheOrder(t *testing.T) {
+	const head = "[bgp]\nasn = 64512\n[[pool]]\nname = \"p\"\naddresses = [%s]\n"
+	names := []string{"a", "b", "c", "web", "mail", "dns"}
+	for _, ranges := range []string{`"203.0.113.0/29"`, `"10.0.0.0/8"`, `"203.0.113.0/30", "198.51.100.0/30"`} {
+		var first map[string]string
+		for _, order := range [][]int{{0, 1, 2, 3, 4, 5}, {5, 4, 3, 2, 1, 0}, {2, 5, 0, 3, 1, 4}} {
+			text := fmt.Sprintf(head, ranges)
+			for _, i := range order {
+				text += pooled(names[i])
+			}
+			services, _, errs := translate(parse(t, text), lb.NewAllocator(nil))
+			if errs != nil {
+				t.Fatal(errs)
+			}
+			got, taken := map[string]string{}, map[string]bool{}
+			for _, s := range services {
+				got[s.Name] = fmt.Sprint(s.VIPs)
+				taken[fmt.Sprint(s.VIPs)] = true
+			}
+			if first == nil {
+				first = got
+			}
+			if !maps.Equal(got, first) || len(taken) != len(names) {
+				t.Errorf("%s, order %v: %v; want %v", ranges, order, got, first)
+			}
+		}
+	}
+}
+
+// memory is a Store.
+type memory struct{ saved Assigned }
+
+func (m *memory) Save(a Assigned) { m.saved = a }
+
+// A service keeps its address when the agent starts anew, also when others are added that come before it.
+func TestAddressesOutliveTheAgent(t *testing.T) {
+	for _, name := range []string{"a", "b", "c", "d"} {
+		store := &memory{}
+		if err := New(nil, store).Use(parse(t, pool+pooled(name))); err != nil {
+			t.Fatal(err)
+		}
+		had := store.saved
+		if len(had) != 1 || len(had[name]) != 1 {
+			t.Fatalf("saved %v", had)
+		}
+		for _, other := range []string{"a", "b", "c", "d"} {
+			if other == name {
+				continue
+			}
+			if err := New(had, store).Use(parse(t, pool+pooled(other)+pooled(name))); err != nil {
+				t.Fatal(err)
+			}
+			if got := store.saved; !slices.Equal(got[name], had[name]) || slices.Equal(got[other], had[name]) {
+				t.Errorf("%s had %v, and with %s it has %v", name, had, other, got)
+			}
 		}
 	}
 }

@@ -34,7 +34,7 @@ func (f *File) Path() string { return f.path }
 // ErrDamaged marks files that are cut off or changed, or that another version has written.
 var ErrDamaged = errors.New("not usable")
 
-// Load reads the file into v, and reports whether it exists. After an error v is unchanged.
+// Load reads the file into v, and reports whether it exists. After an error, v is of no use.
 func (f *File) Load(v any) (found bool, err error) {
 	text, err := os.ReadFile(f.path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -1,47 +1,96 @@
-// Package preflight reads a configuration and rejects it when this version does not implement it. "steelyard check",
-// the start of the agent and each reload use the same function, so they reject the same files. It changes nothing and
-// needs no privileges.
+// Package preflight reads a configuration and validates it beyond its schema: what this version implements, and what
+// the machine has. "steelyard check", the start of the agent and each reload use the same rules, so that check refuses
+// what they refuse. It changes nothing and needs no privileges.
 package preflight
 
 import (
 	"errors"
 	"fmt"
+	"net/netip"
+	"slices"
 
 	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/file"
 )
 
-// Load reads and validates a configuration file. Its error has every problem, one per line. For a file that is not
-// valid it is a config.Errors.
-func Load(name string) (*config.Config, error) {
-	cfg, err := config.Load(name)
-	if err != nil {
-		return nil, err
-	}
-	if err := file.New().Use(cfg); err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	if err := Supported(cfg); err != nil {
-		return nil, err
-	}
-	return cfg, nil
+// Load reads and validates a configuration file by the rules of this version, and by further ones. Its error is a
+// config.Errors with every problem.
+func Load(name string, rules ...config.Rule) (*config.Config, error) {
+	return config.Load(name, append([]config.Rule{Version, Addresses}, rules...)...)
 }
 
-// Supported returns an error for each setting of a valid configuration that this version does not implement.
-func Supported(cfg *config.Config) error {
-	var errs []error
-	missing := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf("not in this version: "+format, args...))
+// notYet are the settings of a configuration that this version does not implement, by key.
+func notYet(c *config.Config) map[string]string {
+	missing := map[string]string{}
+	if c.L2 != nil && len(c.L2.Members) > 0 {
+		missing["l2.members"] = "every node with [l2] probes for others before it answers for an address"
 	}
-	if cfg.L2 != nil && len(cfg.L2.Members) > 0 {
-		missing("l2.members: every node with [l2] replies for all of its addresses, so only one node may have them")
-	}
-	if cfg.BGP != nil {
-		for _, p := range cfg.BGP.Peers {
+	if c.BGP != nil {
+		for n, p := range c.BGP.Peers {
 			if p.BFD {
-				missing("bgp.peers: bfd (peer %s)", p.Address)
+				missing[config.KeyOf("bgp.peers", n, "bfd")] = "a short hold_time finds failures within seconds"
 			}
 		}
 	}
+	return missing
+}
+
+// Version is the rule that refuses settings that this version does not implement.
+func Version(c *config.Config, r *config.Report) {
+	for key, why := range notYet(c) {
+		r.Errorf(key, "leave it out", "not in this version; %s", why)
+	}
+}
+
+// Supported returns an error for each setting of a valid configuration that this version does not implement.
+func Supported(c *config.Config) error {
+	var errs []error
+	for key, why := range notYet(c) {
+		errs = append(errs, fmt.Errorf("%s: not in this version; %s", key, why))
+	}
 	return errors.Join(errs...)
+}
+
+// Addresses is the rule that refuses services for which the pools have no address.
+func Addresses(c *config.Config, r *config.Report) {
+	if !r.Valid() {
+		return // pools may be missing
+	}
+	for _, e := range file.Unassignable(c) {
+		n := slices.IndexFunc(c.Services, func(s config.Service) bool { return s.Name == e.Service })
+		r.Errorf(config.KeyOf("service", n, "pool"), "make the pool larger, or write address", "%v", e.Err)
+	}
+}
+
+// Network is a *machine.Network.
+type Network interface {
+	Taken(a netip.Addr) string
+	TakenIn(r lb.AddrRange) (lowest netip.Addr, what string)
+}
+
+// Taken returns the rule that finds addresses of services and pools that belong to the machine or to its network, by
+// fail: Report.Errorf or Report.Warnf.
+func Taken(
+	n Network, fail func(r *config.Report, key, hint, problem string, args ...any),
+) config.Rule {
+	return func(c *config.Config, r *config.Report) {
+		for i, s := range c.Services {
+			for k, a := range s.Addresses {
+				if what := n.Taken(a); what != "" {
+					key := fmt.Sprintf("%s[%d]", config.KeyOf("service", i, "address"), k)
+					fail(r, key, "use another address for the service", "%s is %s", a, what)
+				}
+			}
+		}
+		for i, p := range c.Pools {
+			for k, x := range p.Ranges {
+				if a, what := n.TakenIn(x); what != "" {
+					key := fmt.Sprintf("%s[%d]", config.KeyOf("pool", i, "addresses"), k)
+					fail(r, key, "leave it out; ranges can be written like \"203.0.113.40-203.0.113.50\"",
+						"has %s, which is %s", a, what)
+				}
+			}
+		}
+	}
 }

@@ -1,0 +1,138 @@
+// Package machine reads which addresses belong to this machine and to the links it is on. None of them can be the
+// address of a service: the datapath drops packets to a VIP that match none of its frontends, so the machine, or a
+// router that it needs, would be unreachable.
+package machine
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// Network is the state of the links at one moment. It is immutable.
+type Network struct {
+	links  map[string]bool
+	taken  map[netip.Addr]string // what the address is: "the address of eth0"
+	onLink map[netip.Prefix]string
+}
+
+// ipvsDevice has the VIPs of kube-proxy in IPVS mode, on every node: they are addresses of services.
+const ipvsDevice = "kube-ipvs0"
+
+// Read returns the network of this process's namespace.
+func Read() (*Network, error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list the interfaces: %w", err)
+	}
+	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses: %w", err)
+	}
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL) // of the main table
+	if err != nil {
+		return nil, fmt.Errorf("list the routes: %w", err)
+	}
+	return newNetwork(links, addrs, routes), nil
+}
+
+func newNetwork(links []netlink.Link, addrs []netlink.Addr, routes []netlink.Route) *Network {
+	n := &Network{links: map[string]bool{}, taken: map[netip.Addr]string{}, onLink: map[netip.Prefix]string{}}
+	names := map[int]string{}
+	for _, l := range links {
+		names[l.Attrs().Index] = l.Attrs().Name
+		n.links[l.Attrs().Name] = true
+	}
+	for _, r := range routes {
+		n.gateway(r.Gw)
+		for _, hop := range r.MultiPath {
+			n.gateway(hop.Gw)
+		}
+	}
+	for _, a := range addrs { // after the gateways: an address of this machine is called that
+		n.address(a, names[a.LinkIndex])
+	}
+	return n
+}
+
+func (n *Network) gateway(ip []byte) {
+	if a, ok := netip.AddrFromSlice(ip); ok {
+		n.taken[a.Unmap()] = "the gateway of a route"
+	}
+}
+
+func (n *Network) address(a netlink.Addr, link string) {
+	if a.IPNet == nil || link == ipvsDevice {
+		return
+	}
+	ip, ok := netip.AddrFromSlice(a.IP)
+	if !ok {
+		return
+	}
+	ip = ip.Unmap()
+	bits, _ := a.Mask.Size()
+	prefix := netip.PrefixFrom(ip, bits).Masked()
+	if !ip.IsLinkLocalUnicast() && bits < ip.BitLen() && a.Scope == unix.RT_SCOPE_UNIVERSE {
+		n.onLink[prefix] = link
+		if ip.Is4() && bits < 31 {
+			n.take(prefix.Addr(), "the network address of "+prefix.String()+" on "+link)
+			n.take(lastOf(prefix), "the broadcast address of "+prefix.String()+" on "+link)
+		}
+	}
+	if b, ok := netip.AddrFromSlice(a.Broadcast); ok {
+		n.take(b.Unmap(), "the broadcast address of "+link)
+	}
+	n.taken[ip] = "the address of " + link
+}
+
+// take records what an address is, unless it is more.
+func (n *Network) take(a netip.Addr, what string) {
+	if _, known := n.taken[a]; !known {
+		n.taken[a] = what
+	}
+}
+
+func lastOf(p netip.Prefix) netip.Addr {
+	b := p.Addr().As4()
+	for bit := p.Bits(); bit < 32; bit++ {
+		b[bit/8] |= 1 << (7 - bit%8)
+	}
+	return netip.AddrFrom4(b)
+}
+
+// HasLink reports whether there is an interface of this name.
+func (n *Network) HasLink(name string) bool { return n.links[name] }
+
+// Taken returns what an address is that a service cannot have, such as "the address of eth0"; "": it can.
+func (n *Network) Taken(a netip.Addr) string { return n.taken[a] }
+
+// TakenIn returns the lowest address of a range that a service cannot have, and what it is.
+func (n *Network) TakenIn(r lb.AddrRange) (lowest netip.Addr, what string) {
+	for a, is := range n.taken {
+		if r.Contains(a) && (what == "" || a.Less(lowest)) {
+			lowest, what = a, is
+		}
+	}
+	return lowest, what
+}
+
+// OnLink returns the interface whose neighbours resolve an address by ARP or NDP; "": none.
+func (n *Network) OnLink(a netip.Addr) string {
+	best, name := -1, ""
+	for p, link := range n.onLink {
+		if p.Contains(a) && p.Bits() > best {
+			best, name = p.Bits(), link
+		}
+	}
+	return name
+}
+
+// Equal reports whether services can have the same addresses on both.
+func (n *Network) Equal(o *Network) bool {
+	return o != nil && maps.Equal(n.taken, o.taken) && maps.Equal(n.onLink, o.onLink)
+}

@@ -1,0 +1,87 @@
+package machine
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+func address(t *testing.T, link int, text string) netlink.Addr {
+	t.Helper()
+	ip, n, err := net.ParseCIDR(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return netlink.Addr{IPNet: &net.IPNet{IP: ip, Mask: n.Mask}, LinkIndex: link}
+}
+
+func network(t *testing.T) *Network {
+	link := func(index int, name string) netlink.Link {
+		return &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: index, Name: name}}
+	}
+	return newNetwork(
+		[]netlink.Link{link(1, "lo"), link(2, "eth0"), link(3, ipvsDevice)},
+		[]netlink.Addr{
+			address(t, 1, "198.51.100.9/32"), address(t, 2, "192.0.2.11/24"), address(t, 2, "2001:db8::11/64"),
+			address(t, 2, "10.0.0.0/31"), address(t, 2, "fe80::1/64"), address(t, 3, "203.0.113.10/32"),
+		},
+		[]netlink.Route{
+			{Gw: net.ParseIP("192.0.2.1")}, {Gw: net.ParseIP("2001:db8::1")}, {Gw: net.ParseIP("192.0.2.11")},
+			{MultiPath: []*netlink.NexthopInfo{{Gw: net.ParseIP("192.0.2.2")}}},
+		},
+	)
+}
+
+func TestTaken(t *testing.T) {
+	n := network(t)
+	for text, want := range map[string]string{
+		"192.0.2.11": "the address of eth0", "2001:db8::11": "the address of eth0", "198.51.100.9": "the address of lo",
+		"10.0.0.0": "the address of eth0", "10.0.0.1": "", // RFC 3021
+		"192.0.2.0":   "the network address of 192.0.2.0/24 on eth0",
+		"192.0.2.255": "the broadcast address of 192.0.2.0/24 on eth0",
+		"192.0.2.1":   "the gateway of a route", "192.0.2.2": "the gateway of a route",
+		"2001:db8::1": "the gateway of a route", "2001:db8::": "", "192.0.2.12": "",
+		"203.0.113.10": "", // kube-proxy's
+	} {
+		if got := n.Taken(netip.MustParseAddr(text)); got != want {
+			t.Errorf("%s is %q; want %q", text, got, want)
+		}
+	}
+	r := lb.AddrRange{From: netip.MustParseAddr("192.0.2.2"), To: netip.MustParseAddr("192.0.2.20")}
+	if a, what := n.TakenIn(r); a.String() != "192.0.2.2" || what != "the gateway of a route" {
+		t.Errorf("%s, %q", a, what)
+	}
+	r.From = netip.MustParseAddr("192.0.2.12")
+	if a, what := n.TakenIn(r); what != "" {
+		t.Errorf("%s, %q", a, what)
+	}
+}
+
+func TestLinks(t *testing.T) {
+	n := network(t)
+	if !n.HasLink("eth0") || n.HasLink("eth1") {
+		t.Error("links")
+	}
+	for text, want := range map[string]string{
+		"192.0.2.200": "eth0", "2001:db8::7": "eth0", "198.51.100.9": "", "203.0.113.1": "", "fe80::2": "",
+	} {
+		if got := n.OnLink(netip.MustParseAddr(text)); got != want {
+			t.Errorf("%s is on %q; want %q", text, got, want)
+		}
+	}
+	if !n.Equal(network(t)) || n.Equal(nil) || n.Equal(newNetwork(nil, nil, nil)) {
+		t.Error("Equal")
+	}
+}
+
+// The loopback interface is everywhere.
+func TestRead(t *testing.T) {
+	n, err := Read()
+	if err != nil || !n.HasLink("lo") {
+		t.Errorf("%+v, %v", n, err)
+	}
+}

@@ -1,0 +1,83 @@
+package lb
+
+import (
+	"encoding/binary"
+	"hash/fnv"
+	"net/netip"
+)
+
+// scanned is up to how many addresses of a pool are compared for one service. Of a larger pool, as many addresses are
+// drawn by hash, and the first free one is taken.
+const scanned = 1 << 16
+
+// byName returns the free address of a pool that has the highest hash together with the name of the service
+// (rendezvous hashing), or zero. It does not depend on the order in which services are assigned addresses, except when
+// two prefer one address.
+func (a *Allocator) byName(service string, f Family, pool int) netip.Addr {
+	p := a.pools[pool]
+	free := func(addr netip.Addr) bool { return p.assignable(addr) && a.holders[addr] == nil }
+	var ranges []AddrRange
+	size := uint64(0)
+	for _, r := range p.Ranges {
+		if FamilyOf(r.From) == f {
+			ranges, size = append(ranges, r), size+r.size()
+		}
+	}
+	h := fnv.New64a()
+	h.Write([]byte(service))
+	name := h.Sum64()
+	if size > scanned {
+		for n := range uint64(scanned) {
+			at := mix(name+n) % size
+			for _, r := range ranges {
+				if at < r.size() {
+					if addr := r.at(at); free(addr) {
+						return addr
+					}
+					break
+				}
+				at -= r.size()
+			}
+		}
+		return netip.Addr{}
+	}
+	var best netip.Addr
+	var highest uint64
+	for _, r := range ranges {
+		for addr := r.From; addr.IsValid(); addr = r.after(addr) {
+			b := addr.As16()
+			score := mix(name ^ mix(binary.BigEndian.Uint64(b[:8])^mix(binary.BigEndian.Uint64(b[8:]))))
+			if (!best.IsValid() || score > highest) && free(addr) {
+				best, highest = addr, score
+			}
+		}
+	}
+	return best
+}
+
+// sizeMax bounds the size of a range, so that the sum of all in a pool is a uint64.
+const sizeMax = 1 << 48
+
+// size returns the number of addresses in r, at most sizeMax: of a larger range, the rest is not drawn.
+func (r AddrRange) size() uint64 {
+	from, to := r.From.As16(), r.To.As16()
+	if binary.BigEndian.Uint64(from[:8]) != binary.BigEndian.Uint64(to[:8]) {
+		return sizeMax
+	}
+	return min(binary.BigEndian.Uint64(to[8:])-binary.BigEndian.Uint64(from[8:]), sizeMax-1) + 1
+}
+
+// at returns the nth address of r; n is less than its size.
+func (r AddrRange) at(n uint64) netip.Addr {
+	b := r.From.As16()
+	low := binary.BigEndian.Uint64(b[8:])
+	binary.BigEndian.PutUint64(b[8:], low+n)
+	if low+n < low {
+		binary.BigEndian.PutUint64(b[:8], binary.BigEndian.Uint64(b[:8])+1)
+	}
+	addr := netip.AddrFrom16(b)
+	if r.From.Is4() {
+		return addr.Unmap()
+	}
+	return addr
+}
