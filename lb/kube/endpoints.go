@@ -173,7 +173,8 @@ func nodesOf(all []endpoint, top topology) []lb.Node {
 		}
 	}
 	return slices.SortedFunc(maps.Keys(ready), func(a, b lb.Node) int {
-		return cmp.Or(cmp.Compare(ready[a], ready[b]), a.Addr.Compare(b.Addr))
+		// Two nodes may have one address for a moment.
+		return cmp.Or(cmp.Compare(ready[a], ready[b]), a.Addr.Compare(b.Addr), compareBool(a.Local, b.Local))
 	})
 }
 
@@ -197,4 +198,14 @@ func backendsFor(chosen []endpoint, top topology) []lb.Backend {
 		})
 	}
 	return out
+}
+
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
 }

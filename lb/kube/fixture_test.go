@@ -68,7 +68,7 @@ func taken(list *[]string) string {
 
 var errTest = errors.New("test error")
 
-func newFixture(t *testing.T, change func(*Options)) *fixture {
+func newFixture(t testing.TB, change func(*Options)) *fixture {
 	t.Helper()
 	r := &recorded{emitted: record.NewFakeRecorder(20)}
 	o := Options{
@@ -103,7 +103,7 @@ func (f *fixture) queued() (keys []string) {
 }
 
 // have puts objects into the caches.
-func (f *fixture) have(t *testing.T, objects ...any) {
+func (f *fixture) have(t testing.TB, objects ...any) {
 	t.Helper()
 	for _, x := range objects {
 		var err error
@@ -119,6 +119,7 @@ func (f *fixture) have(t *testing.T, objects ...any) {
 			t.Fatal(err)
 		}
 	}
+	f.readNodes()
 }
 
 // of makes an EndpointSlice one of a service in the namespace default.

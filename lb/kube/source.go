@@ -8,13 +8,13 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	core "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -74,12 +74,18 @@ type Source struct {
 	events     record.EventRecorder
 
 	// Only Run's goroutine uses these.
-	put   map[string]*lb.Service
-	stale map[string]map[netip.AddrPort]time.Time // removed endpoints and when they expire, by service
+	put           map[string]*lb.Service
+	stale         map[string]map[netip.AddrPort]time.Time // removed endpoints and when they expire, by service
+	own           *core.Node                              // this node; nil: the API server has none
+	top           topology
+	tunnelSources []netip.Addr // that are set, sorted; nil: none were
 }
 
-// everything is the key in the queue for all services.
-const everything = ""
+// The keys in the queue that are no names of services: all services, and what changed of any node.
+const (
+	everything = ""
+	anyNode    = "node"
+)
 
 // The indexes: of EndpointSlices by their service, and of Services by their addresses.
 const (
@@ -138,7 +144,7 @@ func (s *Source) watchCluster() error {
 	}
 	s.slices = watch(endpoints, sliceKey)
 	s.services = watch(services, func(x any) string { return nameOf(x.(*core.Service)) })
-	s.nodes = watch(nodes.Core().V1().Nodes().Informer(), func(any) string { return everything })
+	s.nodes = watch(nodes.Core().V1().Nodes().Informer(), func(any) string { return anyNode })
 	return errors.Join(errs...)
 }
 
@@ -154,9 +160,10 @@ func (s *Source) watch(i cache.SharedIndexInformer, key func(any) string) error 
 	_, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: touch, DeleteFunc: touch,
 		UpdateFunc: func(old, x any) {
-			if !s.insignificant(old, x) {
-				touch(x)
+			if s.insignificant(old, x) {
+				return
 			}
+			touch(x)
 			s.touchSharing(old)
 		},
 	})
@@ -198,6 +205,7 @@ func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 	s.events, shutdown = newRecorder(ctx, s.o.Client, s.o.Node)
 	defer shutdown()
 	s.conditions.startProxyCheck()
+	s.readNodes()
 	s.setTunnelSources()
 	for _, x := range s.services.List() {
 		service := x.(*core.Service)
@@ -210,15 +218,27 @@ func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 		if down {
 			return nil
 		}
-		if key == everything {
-			s.setTunnelSources()
-			for name := range s.put {
-				s.reconcile(name, sink)
-			}
-		} else {
-			s.reconcile(key, sink)
-		}
+		s.handle(key, sink)
 		s.queue.Done(key)
+	}
+}
+
+// handle reconciles what a key of the queue stands for.
+func (s *Source) handle(key string, sink lb.Sink) {
+	switch key {
+	case anyNode:
+		s.followNodes(sink)
+	case everything:
+		s.reconcileAll(sink)
+	default:
+		s.reconcile(key, sink)
+	}
+}
+
+// reconcileAll reconciles every service that this node serves.
+func (s *Source) reconcileAll(sink lb.Sink) {
+	for name := range s.put {
+		s.reconcile(name, sink)
 	}
 }
 
@@ -266,11 +286,11 @@ func (s *Source) viewOf(name string) *view {
 	for _, x := range found {
 		endpoints = append(endpoints, x.(*discovery.EndpointSlice))
 	}
-	node := s.node()
-	v := translate(service, vips, endpoints, s.topology(node), s.shares(service))
+	slices.SortFunc(endpoints, func(a, b *discovery.EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
+	v := translate(service, vips, endpoints, s.top, s.shares(service))
 	v.service.UnrestrictedVIPs = external
 	s.nodePort(service, v)
-	v.service.WithholdReason = s.conditions.withhold(service, v, node)
+	v.service.WithholdReason = s.conditions.withhold(service, v, s.own)
 	s.pooled(v.service)
 	return v
 }
@@ -300,70 +320,13 @@ func (s *Source) closePort(service string) {
 	}
 }
 
-// node returns the Node object of this node; nil when the API server has none.
-func (s *Source) node() *core.Node {
-	x, ok, err := s.nodes.GetByKey(s.o.Node)
-	if err != nil || !ok {
-		return nil
-	}
-	return x.(*core.Node)
-}
-
-// Eligible reports whether external load balancers may send traffic to this node (pkg/proxy/node.go): it exists, is not
-// being deleted, and is not about to be removed by the autoscaler. It may be called from any goroutine.
-func (s *Source) Eligible() bool {
-	n := s.node()
-	return n != nil && removal(n) == ""
-}
-
-// topology returns the zone of this node and, with tunnels, the addresses of all nodes.
-func (s *Source) topology(own *core.Node) topology {
-	top := topology{node: s.o.Node}
-	if own != nil {
-		top.zone = labels.Set(own.Labels).Get(core.LabelTopologyZone)
-	}
-	if s.o.Forward != lb.MethodTunnel {
-		return top
-	}
-	top.nodes = map[string]netip.Addr{}
-	for _, x := range s.nodes.List() {
-		n := x.(*core.Node)
-		if addrs := nodeAddresses(n); len(addrs) > 0 {
-			top.nodes[n.Name] = addrs[0]
-		}
-	}
-	return top
-}
-
-// nodeAddresses returns the InternalIPs of a node. All nodes use the first.
-func nodeAddresses(n *core.Node) (addrs []netip.Addr) {
-	for _, a := range n.Status.Addresses {
-		if addr, err := netip.ParseAddr(a.Address); err == nil && a.Type == core.NodeInternalIP {
-			addrs = append(addrs, addr)
-		}
-	}
-	return addrs
-}
-
-// insignificant reports whether a change of an object needs no reconciliation: most are heartbeats of other nodes.
+// insignificant reports whether a change of an object needs no reconciliation: after the watch was interrupted most
+// objects are as before, and most changes of nodes are heartbeats.
 func (s *Source) insignificant(old, now any) bool {
-	o, isNode := old.(*core.Node)
-	if !isNode || o.Name == s.o.Node {
-		return false
+	o, n := old.(meta.Object), now.(meta.Object)
+	if v := n.GetResourceVersion(); v != "" && v == o.GetResourceVersion() {
+		return true
 	}
-	return slices.Equal(nodeAddresses(o), nodeAddresses(now.(*core.Node)))
-}
-
-// setTunnelSources permits the addresses of all nodes as sources of tunnel packets.
-func (s *Source) setTunnelSources() {
-	if s.o.TunnelSources == nil || s.o.Forward != lb.MethodTunnel {
-		return
-	}
-	var addrs []netip.Addr
-	for _, x := range s.nodes.List() {
-		addrs = append(addrs, nodeAddresses(x.(*core.Node))...)
-	}
-	if err := s.o.TunnelSources(addrs); err != nil {
-		s.o.Log.Error("tunnel sources not set", "err", err)
-	}
+	node, isNode := old.(*core.Node)
+	return isNode && s.sameNode(node, now.(*core.Node))
 }

@@ -107,64 +107,6 @@ func TestNodePortInUse(t *testing.T) {
 	})
 }
 
-func TestEligible(t *testing.T) {
-	f := newFixture(t, asIs)
-	if f.have(t, node("n2")); f.Eligible() {
-		t.Error("eligible without a Node object")
-	}
-	if f.have(t, node("n1")); !f.Eligible() {
-		t.Error("not eligible")
-	}
-	tainted := node("n1")
-	tainted.Spec.Taints = []core.Taint{{Key: taintAutoscaler}}
-	if f.have(t, tainted); f.Eligible() {
-		t.Error("eligible although about to be removed")
-	}
-}
-
-func TestTopology(t *testing.T) {
-	other := node("n2", "x", "192.0.2.2", "192.0.2.22")
-	external := core.NodeAddress{Type: core.NodeExternalIP, Address: "198.51.100.2"}
-	other.Status.Addresses = append([]core.NodeAddress{external}, other.Status.Addresses...)
-	for forward, want := range map[lb.Method]string{
-		lb.MethodTunnel: "n1 zone-n1 map[n1:192.0.2.1 n2:192.0.2.2]",
-		lb.MethodNAT:    "n1 zone-n1 map[]",
-	} {
-		f := newFixture(t, func(o *Options) { o.Forward = forward })
-		f.have(t, node("n1", "192.0.2.1"), other, node("n3"))
-		got := f.topology(f.node())
-		text := fmt.Sprint(got.node, " ", got.zone, " ", got.nodes)
-		if text != want || (got.nodes != nil) != (forward == lb.MethodTunnel) {
-			t.Errorf("%s: %v; want %s", forward, got, want)
-		}
-	}
-	if got := newFixture(t, asIs).topology(nil); got.node != "n1" || got.zone != "" {
-		t.Errorf("without a Node object: %+v", got)
-	}
-}
-
-func TestTunnelSources(t *testing.T) {
-	for _, tt := range []struct {
-		name   string
-		change func(*Options)
-		err    error
-		want   string
-	}{
-		{"tunnel", func(o *Options) { o.Forward = lb.MethodTunnel }, nil, "[[192.0.2.1 2001:db8::1]]"},
-		{"fails", func(o *Options) { o.Forward = lb.MethodTunnel }, errTest, "[[192.0.2.1 2001:db8::1]]"},
-		{"nat", asIs, nil, "[]"},
-		{"not wanted", func(o *Options) { o.Forward, o.TunnelSources = lb.MethodTunnel, nil }, nil, "[]"},
-	} {
-		f := newFixture(t, tt.change)
-		f.tunnErr = tt.err
-		f.have(t, node("n1", "192.0.2.1", "2001:db8::1"), node("n2"))
-		f.setTunnelSources()
-		if got := taken(&f.tunnels); got != tt.want || (f.log.Len() > 0) != (tt.err != nil) {
-			t.Errorf("%s: %s, log %q; want %s", tt.name, got, &f.log, tt.want)
-		}
-	}
-}
-
 // handlers is an informer that keeps its handlers.
 type handlers struct {
 	cache.SharedIndexInformer
@@ -184,16 +126,30 @@ func TestWatch(t *testing.T) {
 			s.Name, s.Status, s.Spec.ExternalIPs = name, core.ServiceStatus{}, ips
 		})
 	}
-	f := newFixture(t, asIs)
+	f := newFixture(t, func(o *Options) { o.Unschedulable = true })
 	one, two := named("one", "203.0.113.1"), named("two", "203.0.113.2")
 	f.have(t, one, two, named("none"))
 	services, nodes := &handlers{}, &handlers{}
 	f.watch(services, func(x any) string { return nameOf(x.(*core.Service)) })
-	f.watch(nodes, func(any) string { return everything })
+	f.watch(nodes, func(any) string { return anyNode })
 	heartbeat := node("n2", "192.0.2.2")
 	atFirst, atSecond := named("new", "203.0.113.1"), named("new", "203.0.113.2")
 	moved := node("n2", "192.0.2.3")
 	heartbeat.Status.Conditions = []core.NodeCondition{{Type: core.NodeReady}}
+	ready := func(name string) *core.Node {
+		n := node(name)
+		n.Status.Conditions = []core.NodeCondition{{Type: core.NodeReady, LastHeartbeatTime: meta.Now()}}
+		return n
+	}
+	cordoned := func(name string) *core.Node {
+		n := node(name)
+		n.Spec.Unschedulable = true
+		return n
+	}
+	zoneless := node("n1")
+	zoneless.Labels = nil
+	seen := named("one", "203.0.113.2")
+	seen.ResourceVersion = "1"
 	for _, tt := range []struct {
 		name string
 		do   func()
@@ -208,10 +164,14 @@ func TestWatch(t *testing.T) {
 		{"delete, missed", func() {
 			services.OnDelete(cache.DeletedFinalStateUnknown{Obj: two})
 		}, []string{"default/two"}},
+		{"seen again", func() { services.OnUpdate(seen, seen) }, nil},
 		{"heartbeat of another node", func() { nodes.OnUpdate(node("n2", "192.0.2.2"), heartbeat) }, nil},
-		{"address of another node", func() { nodes.OnUpdate(heartbeat, moved) }, []string{everything}},
-		{"this node", func() { nodes.OnUpdate(node("n1"), node("n1")) }, []string{everything}},
-		{"another node", func() { nodes.OnAdd(node("n2"), false) }, []string{everything}},
+		{"address of another node", func() { nodes.OnUpdate(heartbeat, moved) }, []string{anyNode}},
+		{"another node is cordoned", func() { nodes.OnUpdate(node("n2"), cordoned("n2")) }, nil},
+		{"heartbeat of this node", func() { nodes.OnUpdate(node("n1"), ready("n1")) }, nil},
+		{"this node is cordoned", func() { nodes.OnUpdate(node("n1"), cordoned("n1")) }, []string{anyNode}},
+		{"this node has another zone", func() { nodes.OnUpdate(node("n1"), zoneless) }, []string{anyNode}},
+		{"another node", func() { nodes.OnAdd(node("n2"), false) }, []string{anyNode}},
 	} {
 		tt.do()
 		if got := f.queued(); !slices.Equal(got, tt.want) {
@@ -308,7 +268,7 @@ func TestRun(t *testing.T) {
 		unready := node("n1", "192.0.2.1")
 		unready.Labels[labelExclude] = ""
 		api.Nodes().Update(ctx, unready, meta.UpdateOptions{})
-		step("node excluded", put, "[[192.0.2.1]]")
+		step("node excluded", put, "[]")
 		api.Services("default").Delete(ctx, "web", meta.DeleteOptions{})
 		step("deleted", "[delete default/web]", "[]")
 		cancel()

@@ -1,0 +1,148 @@
+package kube
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// This file has what the source reads of Nodes: little of each, and most of their changes are heartbeats.
+
+// sourcesRetry is the delay before the tunnel sources are set again after an error.
+const sourcesRetry = 10 * time.Second
+
+// node returns the Node object of this node; nil when the API server has none.
+func (s *Source) node() *core.Node {
+	x, ok, err := s.nodes.GetByKey(s.o.Node)
+	if err != nil || !ok {
+		return nil
+	}
+	return x.(*core.Node)
+}
+
+// Eligible reports whether external load balancers may send traffic to this node (pkg/proxy/node.go): it exists, is not
+// being deleted, and is not about to be removed by the autoscaler. It may be called from any goroutine.
+func (s *Source) Eligible() bool {
+	n := s.node()
+	return n != nil && removal(n) == ""
+}
+
+// zoneOf returns the zone of a node, "" for nil.
+func zoneOf(n *core.Node) string {
+	if n == nil {
+		return ""
+	}
+	return labels.Set(n.Labels).Get(core.LabelTopologyZone)
+}
+
+// topology returns the zone of this node and, with tunnels, the addresses of all nodes.
+func (s *Source) topology(own *core.Node) topology {
+	top := topology{node: s.o.Node, zone: zoneOf(own)}
+	if s.o.Forward != lb.MethodTunnel {
+		return top
+	}
+	top.nodes = map[string]netip.Addr{}
+	for _, x := range s.nodes.List() {
+		n := x.(*core.Node)
+		if addrs := nodeAddresses(n); len(addrs) > 0 {
+			top.nodes[n.Name] = addrs[0]
+		}
+	}
+	return top
+}
+
+// nodeAddresses returns the InternalIPs of a node. All nodes use the first.
+func nodeAddresses(n *core.Node) (addrs []netip.Addr) {
+	for _, a := range n.Status.Addresses {
+		if addr, err := netip.ParseAddr(a.Address); err == nil && a.Type == core.NodeInternalIP {
+			addrs = append(addrs, addr)
+		}
+	}
+	return addrs
+}
+
+// sameNode reports whether two versions of a node are equal in what is read of it: of another node its addresses.
+func (s *Source) sameNode(old, now *core.Node) bool {
+	if !slices.Equal(nodeAddresses(old), nodeAddresses(now)) {
+		return false
+	}
+	return now.Name != s.o.Node ||
+		zoneOf(old) == zoneOf(now) && s.conditions.excluded(old) == s.conditions.excluded(now)
+}
+
+// readNodes takes over the state of the nodes. It returns the names of those whose tunnel address changed, and whether
+// this node changed in a way that concerns every service.
+func (s *Source) readNodes() (changed map[string]bool, all bool) {
+	was, old := s.top, s.own
+	s.own = s.node()
+	s.top = s.topology(s.own)
+	changed = map[string]bool{}
+	for name, addr := range s.top.nodes {
+		if was.nodes[name] != addr {
+			changed[name] = true
+		}
+	}
+	for name := range was.nodes {
+		if _, ok := s.top.nodes[name]; !ok {
+			changed[name] = true
+		}
+	}
+	return changed, was.zone != s.top.zone || s.conditions.excluded(old) != s.conditions.excluded(s.own)
+}
+
+// followNodes reconciles the services that depend on what changed of the nodes: those with an endpoint there.
+func (s *Source) followNodes(sink lb.Sink) {
+	changed, all := s.readNodes()
+	s.setTunnelSources()
+	switch {
+	case all:
+		s.reconcileAll(sink)
+	case len(changed) > 0:
+		for _, name := range s.servicesOn(changed) {
+			s.reconcile(name, sink)
+		}
+	}
+}
+
+// servicesOn returns the services that have an endpoint on one of these nodes.
+func (s *Source) servicesOn(nodes map[string]bool) []string {
+	names := map[string]bool{}
+	for _, x := range s.slices.List() {
+		slice := x.(*discovery.EndpointSlice)
+		if slices.ContainsFunc(slice.Endpoints, func(e discovery.Endpoint) bool {
+			return e.NodeName != nil && nodes[*e.NodeName]
+		}) {
+			names[sliceKey(slice)] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(names))
+}
+
+// setTunnelSources permits the addresses of all nodes as sources of tunnel packets, if they changed. After an error it
+// is called again.
+func (s *Source) setTunnelSources() {
+	if s.o.TunnelSources == nil || s.o.Forward != lb.MethodTunnel {
+		return
+	}
+	addrs := []netip.Addr{}
+	for _, x := range s.nodes.List() {
+		addrs = append(addrs, nodeAddresses(x.(*core.Node))...)
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	if s.tunnelSources != nil && slices.Equal(addrs, s.tunnelSources) {
+		return
+	}
+	if err := s.o.TunnelSources(addrs); err != nil {
+		s.o.Log.Error("tunnel sources not set", "err", err)
+		s.queue.AddAfter(anyNode, sourcesRetry)
+		return
+	}
+	s.tunnelSources = addrs
+}

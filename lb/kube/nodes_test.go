@@ -1,0 +1,150 @@
+package kube
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	core "k8s.io/api/core/v1"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+func TestEligible(t *testing.T) {
+	f := newFixture(t, asIs)
+	if f.have(t, node("n2")); f.Eligible() {
+		t.Error("eligible without a Node object")
+	}
+	if f.have(t, node("n1")); !f.Eligible() {
+		t.Error("not eligible")
+	}
+	tainted := node("n1")
+	tainted.Spec.Taints = []core.Taint{{Key: taintAutoscaler}}
+	if f.have(t, tainted); f.Eligible() {
+		t.Error("eligible although about to be removed")
+	}
+}
+
+func TestTopology(t *testing.T) {
+	other := node("n2", "x", "192.0.2.2", "192.0.2.22")
+	external := core.NodeAddress{Type: core.NodeExternalIP, Address: "198.51.100.2"}
+	other.Status.Addresses = append([]core.NodeAddress{external}, other.Status.Addresses...)
+	for forward, want := range map[lb.Method]string{
+		lb.MethodTunnel: "n1 zone-n1 map[n1:192.0.2.1 n2:192.0.2.2]",
+		lb.MethodNAT:    "n1 zone-n1 map[]",
+	} {
+		f := newFixture(t, func(o *Options) { o.Forward = forward })
+		f.have(t, node("n1", "192.0.2.1"), other, node("n3"))
+		got := f.topology(f.node())
+		text := fmt.Sprint(got.node, " ", got.zone, " ", got.nodes)
+		if text != want || (got.nodes != nil) != (forward == lb.MethodTunnel) {
+			t.Errorf("%s: %v; want %s", forward, got, want)
+		}
+	}
+	if got := newFixture(t, asIs).topology(nil); got.node != "n1" || got.zone != "" {
+		t.Errorf("without a Node object: %+v", got)
+	}
+}
+
+func TestTunnelSources(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(*Options)
+		err    error
+		want   string
+	}{
+		{"tunnel", func(o *Options) { o.Forward = lb.MethodTunnel }, nil, "[[192.0.2.1 2001:db8::1]]"},
+		{"fails", func(o *Options) { o.Forward = lb.MethodTunnel }, errTest, "[[192.0.2.1 2001:db8::1]]"},
+		{"nat", asIs, nil, "[]"},
+		{"not wanted", func(o *Options) { o.Forward, o.TunnelSources = lb.MethodTunnel, nil }, nil, "[]"},
+	} {
+		f := newFixture(t, tt.change)
+		f.tunnErr = tt.err
+		f.have(t, node("n1", "192.0.2.1", "2001:db8::1"), node("n2"))
+		f.setTunnelSources()
+		if got := taken(&f.tunnels); got != tt.want || (f.log.Len() > 0) != (tt.err != nil) {
+			t.Errorf("%s: %s, log %q; want %s", tt.name, got, &f.log, tt.want)
+		}
+	}
+}
+
+// Tunnel sources are set once, again when the addresses change, and again some time after an error.
+func TestTunnelSourcesAreSetOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, func(o *Options) { o.Forward = lb.MethodTunnel })
+		step := func(name, want string) {
+			t.Helper()
+			if got := taken(&f.tunnels); got != want {
+				t.Errorf("%s: %s; want %s", name, got, want)
+			}
+		}
+		f.followNodes(fakeSink{f.recorded})
+		step("no node", "[[]]")
+		f.have(t, node("n1", "192.0.2.1"))
+		f.tunnErr = errTest
+		f.followNodes(fakeSink{f.recorded})
+		step("error", "[[192.0.2.1]]")
+		time.Sleep(sourcesRetry + time.Second)
+		synctest.Wait()
+		if got := f.queued(); !slices.Equal(got, []string{anyNode}) {
+			t.Errorf("after an error: queued %q; want a retry", got)
+		}
+		f.tunnErr = nil
+		f.followNodes(fakeSink{f.recorded})
+		step("again", "[[192.0.2.1]]")
+		f.followNodes(fakeSink{f.recorded})
+		step("unchanged", "[]")
+	})
+}
+
+// A node that appears, moves or goes concerns the services with an endpoint there; this node's zone and its exclusion
+// concern all.
+func TestFollowNodes(t *testing.T) {
+	f := newFixture(t, func(o *Options) { o.Forward = lb.MethodTunnel })
+	f.have(t, node("n1", "192.0.2.1"))
+	for i, on := range []string{"n1", "n2", "n3"} {
+		s := aService(func(s *core.Service) {
+			s.Name, s.Status.LoadBalancer.Ingress[0].IP = on, fmt.Sprintf("203.0.113.%d", i+1)
+		})
+		f.have(t, s, of(on, slice(8080, ep("10.0.0.1", on, "rs"), ep("10.0.0.2", "n1", "rs"))))
+		f.reconcile(nameOf(s), fakeSink{f.recorded})
+	}
+	f.followNodes(fakeSink{f.recorded})
+	f.tunnels, f.sink = nil, nil
+	cache := f.nodes
+	excluded := node("n1", "192.0.2.1")
+	excluded.Labels[labelExclude] = ""
+	for _, tt := range []struct {
+		name    string
+		change  func()
+		want    string
+		sources string
+	}{
+		{"nothing", func() {}, "", "[]"},
+		{"n2 appears", func() { cache.Add(node("n2", "192.0.2.2")) }, "n2", "[[192.0.2.1 192.0.2.2]]"},
+		{"n2 moves", func() { cache.Update(node("n2", "192.0.2.9")) }, "n2", "[[192.0.2.1 192.0.2.9]]"},
+		{"n2 has a heartbeat", func() { cache.Update(node("n2", "192.0.2.9")) }, "", "[]"},
+		{"n9 appears", func() { cache.Add(node("n9", "192.0.2.8")) }, "", "[[192.0.2.1 192.0.2.8 192.0.2.9]]"},
+		{"n2 goes", func() { cache.Delete(node("n2")) }, "n2", "[[192.0.2.1 192.0.2.8]]"},
+		{"n1 is excluded", func() { cache.Update(excluded) }, "n1 n2 n3", "[]"},
+		{"n1 goes", func() { cache.Delete(excluded) }, "n1 n2 n3", "[[192.0.2.8]]"},
+	} {
+		tt.change()
+		f.followNodes(fakeSink{f.recorded})
+		var names []string
+		for _, text := range f.sink {
+			names = append(names, strings.Split(strings.TrimPrefix(text, "put default/"), " ")[0])
+		}
+		f.sink = nil
+		slices.Sort(names)
+		if got := strings.Join(names, " "); got != tt.want {
+			t.Errorf("%s: put %q; want %q", tt.name, got, tt.want)
+		}
+		if got := taken(&f.tunnels); got != tt.sources {
+			t.Errorf("%s: tunnel sources %s; want %s", tt.name, got, tt.sources)
+		}
+	}
+}
