@@ -171,17 +171,6 @@ func (s *Source) watch(i cache.SharedIndexInformer, key func(any) string) error 
 	return err
 }
 
-// slim removes unused fields that are a large part of every object in the informers' caches.
-func slim(x any) (any, error) {
-	if o, ok := x.(meta.Object); ok {
-		o.SetManagedFields(nil)
-	}
-	if n, ok := x.(*core.Node); ok {
-		n.Status.Images = nil
-	}
-	return x, nil
-}
-
 // sliceKey is the service that an EndpointSlice belongs to.
 func sliceKey(x any) string {
 	s := x.(*discovery.EndpointSlice)

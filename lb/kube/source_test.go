@@ -215,19 +215,6 @@ func TestPooled(t *testing.T) {
 	}
 }
 
-func TestSlim(t *testing.T) {
-	n := node("n1", "192.0.2.1")
-	n.ManagedFields, n.Status.Images = []meta.ManagedFieldsEntry{{}}, []core.ContainerImage{{}}
-	x, err := slim(n)
-	got := x.(*core.Node)
-	if err != nil || got.ManagedFields != nil || got.Status.Images != nil || len(got.Status.Addresses) == 0 {
-		t.Errorf("slim: %+v, %v", x, err)
-	}
-	if x, err := slim("tombstone"); x != "tombstone" || err != nil {
-		t.Errorf("slim: %v, %v", x, err)
-	}
-}
-
 // Run follows a cluster: here the API server is client-go's fake.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

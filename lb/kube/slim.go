@@ -1,0 +1,100 @@
+package kube
+
+import (
+	"slices"
+	"unique"
+
+	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// slim reduces an object to what is read of it, before an informer keeps it. Of a large cluster the endpoints take most
+// of the memory: each has the name of its node, its zone, and a reference to its pod. Applied twice it changes nothing.
+func slim(x any) (any, error) {
+	switch o := x.(type) {
+	case *core.Service:
+		o.ObjectMeta = slimMeta(o.ObjectMeta)
+		o.Spec.Selector, o.Status.Conditions = nil, nil
+	case *core.Node:
+		slimNode(o)
+	case *discovery.EndpointSlice:
+		slimSlice(o)
+	}
+	return x, nil
+}
+
+// slimMeta removes what neither the rules nor the requests about an object use. Events refer to it by UID and version.
+func slimMeta(m meta.ObjectMeta) meta.ObjectMeta {
+	slim := meta.ObjectMeta{
+		Name: m.Name, Namespace: intern(m.Namespace), UID: m.UID, ResourceVersion: m.ResourceVersion,
+		DeletionTimestamp: m.DeletionTimestamp, Labels: m.Labels, Finalizers: m.Finalizers,
+	}
+	for _, name := range slices.Concat(wantAddresses, wantPool, wantShare) {
+		if value, ok := m.Annotations[name]; ok {
+			if slim.Annotations == nil {
+				slim.Annotations = map[string]string{}
+			}
+			slim.Annotations[name] = value
+		}
+	}
+	return slim
+}
+
+func slimNode(n *core.Node) {
+	labels := map[string]string{}
+	for _, name := range []string{core.LabelTopologyZone, labelExclude} {
+		if value, ok := n.Labels[name]; ok {
+			labels[name] = value
+		}
+	}
+	n.ObjectMeta = slimMeta(n.ObjectMeta)
+	n.Labels = labels
+	n.Spec = core.NodeSpec{Unschedulable: n.Spec.Unschedulable, Taints: slices.DeleteFunc(n.Spec.Taints,
+		func(t core.Taint) bool { return t.Key != taintAutoscaler })}
+	n.Status = core.NodeStatus{
+		Addresses: slices.DeleteFunc(n.Status.Addresses,
+			func(a core.NodeAddress) bool { return a.Type != core.NodeInternalIP }),
+		Conditions: slices.DeleteFunc(n.Status.Conditions,
+			func(c core.NodeCondition) bool { return c.Type != core.NodeReady }),
+	}
+}
+
+func slimSlice(s *discovery.EndpointSlice) {
+	service := s.Labels[discovery.LabelServiceName]
+	s.ObjectMeta = slimMeta(s.ObjectMeta)
+	s.Labels = map[string]string{discovery.LabelServiceName: service}
+	for i, e := range s.Endpoints {
+		s.Endpoints[i] = discovery.Endpoint{
+			Addresses: e.Addresses[:min(len(e.Addresses), 1)], NodeName: internPointer(e.NodeName), Hints: e.Hints,
+			Conditions: discovery.EndpointConditions{
+				Ready: shared(e.Conditions.Ready), Serving: shared(e.Conditions.Serving),
+				Terminating: shared(e.Conditions.Terminating),
+			},
+		}
+	}
+}
+
+// intern returns a string that is equal, and one for all equal ones.
+func intern(s string) string { return unique.Make(s).Value() }
+
+func internPointer(s *string) *string {
+	if s == nil {
+		return nil
+	}
+	one := intern(*s)
+	return &one
+}
+
+var yes, no = true, false
+
+// shared returns a pointer to an equal value.
+func shared(b *bool) *bool {
+	switch {
+	case b == nil:
+		return nil
+	case *b:
+		return &yes
+	}
+	return &no
+}

@@ -1,0 +1,140 @@
+package kube
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// fill sets every field of a value, so that a field that slim must keep is there to be kept.
+func fill(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fill(v.Elem())
+	case reflect.Struct:
+		if v.Type() == reflect.TypeFor[meta.Time]() {
+			v.Set(reflect.ValueOf(meta.Now()))
+			return
+		}
+		for i := range v.NumField() {
+			if v.Field(i).CanSet() {
+				fill(v.Field(i))
+			}
+		}
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+		fill(v.Index(0))
+	case reflect.Map:
+		v.Set(reflect.MakeMap(v.Type()))
+	case reflect.String:
+		v.SetString("text")
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Int, reflect.Int32, reflect.Int64:
+		v.SetInt(7)
+	}
+}
+
+// paths lists the fields that are set, with those of structs and of the first element of slices.
+func paths(v reflect.Value, name string, add func(string)) {
+	switch {
+	case v.IsZero():
+	case v.Kind() == reflect.Pointer:
+		paths(v.Elem(), name, add)
+	case v.Kind() == reflect.Slice:
+		if v.Len() > 0 {
+			paths(v.Index(0), name, add)
+		}
+	case v.Kind() == reflect.Struct && v.Type() != reflect.TypeFor[meta.Time]():
+		for i := range v.NumField() {
+			f := v.Type().Field(i)
+			if f.Anonymous {
+				paths(v.Field(i), name, add)
+			} else if f.IsExported() {
+				paths(v.Field(i), strings.TrimPrefix(name+"."+f.Name, "."), add)
+			}
+		}
+	default:
+		add(name)
+	}
+}
+
+// What the caches keep of an object is what the rules read, and no more. A rule that reads another field needs it here.
+func TestSlim(t *testing.T) {
+	const object = "Name Namespace UID ResourceVersion DeletionTimestamp Labels Annotations Finalizers"
+	annotations := map[string]string{wantPool[0]: "a", "kubectl.kubernetes.io/last-applied-configuration": "{}"}
+	for _, tt := range []struct {
+		object any
+		want   string
+	}{
+		{&discovery.EndpointSlice{}, object + " AddressType Endpoints.Addresses Endpoints.Conditions.Ready " +
+			"Endpoints.Conditions.Serving Endpoints.Conditions.Terminating Endpoints.NodeName " +
+			"Endpoints.Hints.ForZones.Name Endpoints.Hints.ForNodes.Name Ports.Name Ports.Protocol Ports.Port " +
+			"Ports.AppProtocol"},
+		{&core.Node{}, object + " Spec.Unschedulable Spec.Taints.Key Spec.Taints.Value Spec.Taints.Effect " +
+			"Spec.Taints.TimeAdded Status.Conditions.Type Status.Conditions.Status " +
+			"Status.Conditions.LastHeartbeatTime Status.Conditions.LastTransitionTime Status.Conditions.Reason " +
+			"Status.Conditions.Message Status.Addresses.Type Status.Addresses.Address"},
+	} {
+		fill(reflect.ValueOf(tt.object).Elem())
+		o := tt.object.(meta.Object)
+		o.SetAnnotations(annotations)
+		o.SetLabels(map[string]string{discovery.LabelServiceName: "web", labelExclude: "", "other": "x"})
+		if n, ok := o.(*core.Node); ok {
+			n.Spec.Taints[0].Key, n.Status.Conditions[0].Type = taintAutoscaler, core.NodeReady
+			n.Status.Addresses[0].Type = core.NodeInternalIP
+			n.Spec.Taints = append(n.Spec.Taints, core.Taint{Key: "other"})
+			n.Status.Addresses = append(n.Status.Addresses, core.NodeAddress{Type: core.NodeHostName})
+			n.Status.Conditions = append(n.Status.Conditions, core.NodeCondition{Type: core.NodeDiskPressure})
+		}
+		var got []string
+		once, err := slim(tt.object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		paths(reflect.ValueOf(once), "", func(path string) {
+			if !strings.HasPrefix(path, "TypeMeta") && path != "Kind" && path != "APIVersion" {
+				got = append(got, path)
+			}
+		})
+		if text := strings.Join(got, " "); text != tt.want {
+			t.Errorf("%T keeps\n%s\nwant\n%s", tt.object, text, tt.want)
+		}
+		if len(o.GetAnnotations()) != 1 || len(o.GetLabels()) != 1 {
+			t.Errorf("%T keeps %v, %v", tt.object, o.GetAnnotations(), o.GetLabels())
+		}
+		if n, ok := o.(*core.Node); ok && len(n.Spec.Taints)+len(n.Status.Addresses)+len(n.Status.Conditions) != 3 {
+			t.Errorf("the node keeps %+v", n)
+		}
+		before := once.(interface{ String() string }).String()
+		if twice, _ := slim(once); twice.(interface{ String() string }).String() != before {
+			t.Errorf("%T: the second time slim changes %s to %s", tt.object, before, twice)
+		}
+	}
+	if x, err := slim("tombstone"); x != "tombstone" || err != nil {
+		t.Errorf("slim: %v, %v", x, err)
+	}
+}
+
+// A Service loses what is large and not read; its spec is read by the rules of addresses and endpoints.
+func TestSlimService(t *testing.T) {
+	s := &core.Service{}
+	fill(reflect.ValueOf(s).Elem())
+	want := s.DeepCopy()
+	x, err := slim(s)
+	got := x.(*core.Service)
+	if err != nil || got.Spec.Selector != nil || got.Status.Conditions != nil || got.ManagedFields != nil {
+		t.Errorf("%+v, %v", got, err)
+	}
+	want.Spec.Selector = nil
+	want.Status.Conditions = nil
+	if !reflect.DeepEqual(got.Spec, want.Spec) || !reflect.DeepEqual(got.Status, want.Status) ||
+		!reflect.DeepEqual(got.Finalizers, want.Finalizers) {
+		t.Errorf("%+v; want the spec, the addresses and the finalizers of %+v", got, want)
+	}
+}
