@@ -45,7 +45,8 @@ func ExampleProber() {
 
 // A node without ready endpoints of a Service responds with 503 at its health check node port.
 func ExampleNodePorts() {
-	n := healthd.NewNodePorts(func() bool { return true }, slog.New(slog.DiscardHandler))
+	upToDate := func() (time.Time, error) { return time.Time{}, nil }
+	n := healthd.NewNodePorts(upToDate, func(string) bool { return true }, slog.New(slog.DiscardHandler))
 	l, err := net.Listen("tcp", ":0")
 	if err != nil {
 		fmt.Println(err)

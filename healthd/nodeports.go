@@ -10,13 +10,15 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 )
 
 // NodePorts serves health check node ports. The responses equal those of kube-proxy byte by byte
 // (pkg/proxy/healthcheck/service_health.go in Kubernetes 1.35): external load balancers use them to determine whether
 // a node has endpoints of a Service.
 type NodePorts struct {
-	healthy func() bool // whether the service proxy is healthy
+	behind  func() (time.Time, error) // as in ProxyHealth
+	inForce func(service string) bool // whether the datapath serves a Service
 	log     *slog.Logger
 
 	mu       sync.Mutex // guards services
@@ -32,9 +34,19 @@ type nodePort struct {
 	endpoints int
 }
 
-// NewNodePorts returns NodePorts without listeners.
-func NewNodePorts(healthy func() bool, log *slog.Logger) *NodePorts {
-	return &NodePorts{healthy: healthy, log: log, services: map[string]*nodePort{}}
+// NewNodePorts returns NodePorts without listeners. They call behind and inForce for each request: since when an update
+// of the datapath is pending, or an error when the engine does not respond; and whether the datapath serves a Service.
+func NewNodePorts(
+	behind func() (time.Time, error), inForce func(service string) bool, log *slog.Logger,
+) *NodePorts {
+	return &NodePorts{behind: behind, inForce: inForce, log: log, services: map[string]*nodePort{}}
+}
+
+// healthy reports whether the proxy may receive traffic for a Service: the datapath serves it, and no update has been
+// pending for too long.
+func (n *NodePorts) healthy(service string) bool {
+	behind, err := n.behind()
+	return err == nil && inTime(behind, time.Now()) && n.inForce(service)
 }
 
 // Serve listens for a Service, "namespace/name", on every address of the node and responds with this number of ready
@@ -109,7 +121,7 @@ func (n *NodePorts) handler(service string, p *nodePort) http.HandlerFunc {
 		p.mu.Lock()
 		endpoints := p.endpoints
 		p.mu.Unlock()
-		healthy := n.healthy()
+		healthy := n.healthy(service)
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(endpoints))

@@ -3,6 +3,7 @@ package healthd
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -14,8 +15,15 @@ import (
 
 // The responses are those of kube-proxy, byte by byte.
 func TestNodePorts(t *testing.T) {
-	healthy := true
-	n := NewNodePorts(func() bool { return healthy }, slog.New(slog.DiscardHandler))
+	var behind time.Duration
+	var broken error
+	inForce := true
+	n := NewNodePorts(func() (time.Time, error) {
+		if behind == 0 {
+			return time.Time{}, broken
+		}
+		return time.Now().Add(-behind), broken
+	}, func(service string) bool { return inForce && service == "default/web" }, slog.New(slog.DiscardHandler))
 	l := listen(t)
 	port := uint16(l.Addr().(*net.TCPAddr).Port)
 	if err := n.Serve("default/web", port, 1); err == nil {
@@ -24,10 +32,20 @@ func TestNodePorts(t *testing.T) {
 	l.Close()
 	for _, tt := range []struct {
 		endpoints int
-		healthy   bool
+		behind    time.Duration
+		broken    error
+		inForce   bool
 		status    int
-	}{{2, true, 200}, {0, true, 503}, {2, false, 503}} {
-		healthy = tt.healthy
+		healthy   bool
+	}{
+		{2, 0, nil, true, 200, true},
+		{0, 0, nil, true, 503, true},
+		{2, 59 * time.Second, nil, true, 200, true},
+		{2, time.Minute, nil, true, 503, false},
+		{2, 0, errors.New("no response"), true, 503, false},
+		{2, 0, nil, false, 503, false}, // the datapath does not serve the Service yet
+	} {
+		behind, broken, inForce = tt.behind, tt.broken, tt.inForce
 		if err := n.Serve("default/web", port, tt.endpoints); err != nil {
 			t.Fatal(err)
 		}
@@ -90,7 +108,7 @@ func isOpen(port uint16) bool {
 // A changed port replaces the old one, the same port stays open, and the end of Run closes all.
 func TestNodePortsChange(t *testing.T) {
 	var out bytes.Buffer
-	n := NewNodePorts(func() bool { return true }, slog.New(slog.NewTextHandler(&out, nil)))
+	n := NewNodePorts(nil, nil, slog.New(slog.NewTextHandler(&out, nil)))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- n.Run(ctx) }()

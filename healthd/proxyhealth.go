@@ -25,6 +25,9 @@ type ProxyHealth struct {
 	// Behind returns since when an update of the datapath is pending; zero: none is. An error means that the proxy does
 	// not work.
 	Behind func() (time.Time, error)
+	// Applied reports whether the first complete state was applied. Until then /healthz fails; /livez does not, because
+	// a slow start is no reason for a restart.
+	Applied func() bool
 	// Eligible reports whether the node may receive traffic from outside the cluster (KEP-3836): the Node exists and is
 	// not being deleted.
 	Eligible func() bool
@@ -50,17 +53,20 @@ func (p *ProxyHealth) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		eligible := p.Eligible()
-		p.respond(w, &eligible)
+		p.respond(w, &eligible, p.Applied())
 	})
-	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) { p.respond(w, nil) })
+	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) { p.respond(w, nil, true) })
 	return mux
 }
 
-func (p *ProxyHealth) respond(w http.ResponseWriter, eligible *bool) {
+// inTime reports whether an update that is pending since then is not late; zero: none is pending.
+func inTime(behind, now time.Time) bool { return behind.IsZero() || now.Sub(behind) < syncTimeout }
+
+func (p *ProxyHealth) respond(w http.ResponseWriter, eligible *bool, applied bool) {
 	now := time.Now().UTC()
 	behind, err := p.Behind()
 	a := proxyResponse{LastUpdated: now, CurrentTime: now, NodeEligible: eligible}
-	a.Healthy = err == nil && (behind.IsZero() || now.Sub(behind) < syncTimeout)
+	a.Healthy = err == nil && applied && inTime(behind, now)
 	good := a.Healthy && (eligible == nil || *eligible)
 	if !good && !behind.IsZero() { // a healthy proxy was last updated now
 		a.LastUpdated = behind.UTC()

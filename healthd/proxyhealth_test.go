@@ -24,22 +24,27 @@ func TestProxyHealth(t *testing.T) {
 		behind          time.Duration
 		err             error
 		eligible        bool
+		starting        bool
 		healthz, livez  int
 		healthy, recent bool
 	}{
-		{"up to date", 0, nil, true, 200, 200, true, true},
-		{"update pending for 30 s", 30 * time.Second, nil, true, 200, 200, true, true},
-		{"update pending for 61 s", 61 * time.Second, nil, true, 503, 503, false, false},
-		{"update pending for 59 s", 59 * time.Second, nil, true, 200, 200, true, true},
-		{"node being deleted", 0, nil, false, 503, 200, true, true},
-		{"engine error", 0, errors.New("no response"), true, 503, 503, false, true},
+		{"up to date", 0, nil, true, false, 200, 200, true, true},
+		{"update pending for 30 s", 30 * time.Second, nil, true, false, 200, 200, true, true},
+		{"update pending for 61 s", 61 * time.Second, nil, true, false, 503, 503, false, false},
+		{"update pending for 59 s", 59 * time.Second, nil, true, false, 200, 200, true, true},
+		{"node being deleted", 0, nil, false, false, 503, 200, true, true},
+		{"nothing applied yet", 0, nil, true, true, 503, 200, true, true},
+		{"engine error", 0, errors.New("no response"), true, false, 503, 503, false, true},
 	} {
-		p := &ProxyHealth{Eligible: func() bool { return tt.eligible }, Behind: func() (time.Time, error) {
-			if tt.behind == 0 {
-				return time.Time{}, tt.err
-			}
-			return time.Now().Add(-tt.behind), tt.err
-		}}
+		p := &ProxyHealth{
+			Applied: func() bool { return !tt.starting }, Eligible: func() bool { return tt.eligible },
+			Behind: func() (time.Time, error) {
+				if tt.behind == 0 {
+					return time.Time{}, tt.err
+				}
+				return time.Now().Add(-tt.behind), tt.err
+			},
+		}
 		for path, want := range map[string]int{"/healthz": tt.healthz, "/livez": tt.livez, "/": 404} {
 			r := httptest.NewRecorder()
 			p.Handler().ServeHTTP(r, httptest.NewRequest("GET", path, nil))
@@ -55,7 +60,8 @@ func TestProxyHealth(t *testing.T) {
 				continue
 			}
 			eligible, present := got["nodeEligible"]
-			if present != (path == "/healthz") || present && eligible != tt.eligible || got["healthy"] != tt.healthy {
+			healthy := tt.healthy && !(tt.starting && path == "/healthz")
+			if present != (path == "/healthz") || present && eligible != tt.eligible || got["healthy"] != healthy {
 				t.Errorf("%s: %s: %s", tt.name, path, r.Body)
 			}
 			family := got["status"].(map[string]any)["IPv6"].(map[string]any)

@@ -13,6 +13,8 @@ type datapathState struct {
 	dirty     map[Frontend]struct{} // frontends whose wanted and held plan may differ
 	inFlight  bool                  // a call to Apply is running
 	behind    time.Time             // since when a wanted frontend is not in the datapath; zero: all are
+	// lacks adds to the number of frontends that a service wants and no call has put yet.
+	lacks func(service string, n int)
 }
 
 // frontendState is the state of one Frontend.
@@ -31,9 +33,12 @@ func (s *frontendState) serves() bool { return s.held && (s.plan == nil || len(s
 
 // newDatapathState starts from the frontends that the datapath holds. Their VIPs count as announced: routers may still
 // forward to routes of an earlier run, so the frontends stay until the announcers have confirmed their first set.
-func newDatapathState(vips *vipTable, held []Frontend, retry time.Duration) *datapathState {
+func newDatapathState(
+	vips *vipTable, held []Frontend, retry time.Duration, lacks func(service string, n int),
+) *datapathState {
 	d := &datapathState{
-		vips: vips, retry: retry, frontends: map[Frontend]*frontendState{}, dirty: map[Frontend]struct{}{},
+		vips: vips, retry: retry, lacks: lacks,
+		frontends: map[Frontend]*frontendState{}, dirty: map[Frontend]struct{}{},
 	}
 	for _, f := range held {
 		d.frontends[f] = &frontendState{held: true}
@@ -61,6 +66,10 @@ func (d *datapathState) want(p *Plan) (refused []Frontend) {
 		}
 		if s.want == nil {
 			d.vips.get(f.VIP).wanted++
+			d.countLack(s, f, 1)
+		}
+		if s.want == f && s.err == nil {
+			continue // nothing changed
 		}
 		s.want, s.tries, s.retry = f, 0, time.Time{}
 		d.dirty[f.Frontend] = struct{}{}
@@ -82,12 +91,20 @@ func (d *datapathState) drop(old, plan *Plan) (dropped bool) {
 		if !ok || stays[f.Frontend] || s.want == nil || s.want.Service != old.Service.Name {
 			continue
 		}
+		d.countLack(s, s.want, -1)
 		s.want = nil
 		d.vips.get(f.VIP).wanted--
 		d.dirty[f.Frontend] = struct{}{}
 		dropped = true
 	}
 	return dropped
+}
+
+// countLack adds n to the lack of the service of f, unless a call has put the frontend.
+func (d *datapathState) countLack(s *frontendState, f *FrontendPlan, n int) {
+	if s.plan == nil {
+		d.lacks(f.Service, n)
+	}
 }
 
 // next returns the delta to apply now; false when there is none, or a call is in flight. Before the engine has settled
@@ -103,7 +120,7 @@ func (d *datapathState) next(now time.Time, settled bool) (Delta, bool) {
 		switch {
 		case s.retry.After(now):
 			lacking = lacking || s.want != nil
-		case s.want != nil && s.held && s.plan != nil && s.plan.Equal(s.want):
+		case s.want != nil && s.held && s.plan != nil && (s.plan == s.want || s.plan.Equal(s.want)):
 			s.plan = s.want
 			delete(d.dirty, f)
 		case s.want != nil:
@@ -181,6 +198,9 @@ func (d *datapathState) completeOne(f Frontend, plan *FrontendPlan, err error, n
 	s.tries, s.retry = 0, time.Time{}
 	v.held -= count(s.held)
 	v.serving -= count(s.serves())
+	if s.want != nil {
+		d.lacks(s.want.Service, count(plan == nil)-count(s.plan == nil))
+	}
 	s.held, s.plan = plan != nil, plan
 	v.held += count(s.held)
 	v.serving += count(s.serves())

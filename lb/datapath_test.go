@@ -39,7 +39,7 @@ func deltaText(d Delta) string {
 }
 
 func newTestState(held ...Frontend) *datapathState {
-	return newDatapathState(&vipTable{byAddr: map[vipKey]*vip{}}, held, time.Second)
+	return newDatapathState(&vipTable{byAddr: map[vipKey]*vip{}}, held, time.Second, func(string, int) {})
 }
 
 // step takes the next delta, which must be want, and completes it with errors for the failed ports.

@@ -37,6 +37,7 @@ type Engine struct {
 	awaited  map[string]struct{} // sources that are not complete yet
 	datapath *datapathState
 	routes   *routes
+	progress progress
 	settleBy time.Time     // when the wait for first results ends; zero until every source is complete
 	settled  chan struct{} // closed once every source is complete and every service has had a plan
 	drains   Drains
@@ -68,7 +69,8 @@ func NewEngine(o EngineOptions) (*Engine, error) {
 		e.awaited[s] = struct{}{}
 	}
 	vips := &vipTable{byAddr: map[vipKey]*vip{}}
-	e.datapath = newDatapathState(vips, held, o.Retry)
+	e.progress.lacking, e.progress.refused = map[string]int{}, map[string]bool{}
+	e.datapath = newDatapathState(vips, held, o.Retry, e.progress.count)
 	e.routes = newRoutes(vips, o.Retry, o.Log)
 	return e, nil
 }
@@ -135,7 +137,9 @@ func (e *Engine) Run(ctx context.Context) error {
 		e.replan()
 		e.serve(ctx, &calls, now)
 		e.announce(ctx, &calls, now)
+		e.progress.round(e.datapath.behind, e.isSettled() && e.datapath.idle(now))
 		timer.Reset(e.nextWake(now))
+		e.mail.done()
 		select {
 		case <-ctx.Done():
 			calls.Wait()
@@ -243,6 +247,7 @@ func (e *Engine) adopt(en *entry, plan *Plan) {
 			e.o.Log.Error("frontend refused",
 				"service", plan.Service.Name, "frontend", f, "reason", "another service has it")
 		}
+		e.progress.planned(en.service.Name, en.refused)
 	}
 	if old != nil && e.datapath.drop(old, plan) {
 		for name, other := range e.services { // one that was refused a frontend may get it now
@@ -250,6 +255,9 @@ func (e *Engine) adopt(en *entry, plan *Plan) {
 				e.mail.post(func() { e.stale[name] = struct{}{} })
 			}
 		}
+	}
+	if plan == nil {
+		e.progress.forget(en.service.Name)
 	}
 	e.routes.adopt(old, plan)
 }

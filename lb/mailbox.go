@@ -1,17 +1,25 @@
 package lb
 
-import "sync"
+import (
+	"sync"
+	"time"
+)
 
 // mailbox is a queue of functions to run in the engine's goroutine. It is unbounded: if post blocked until the engine
 // has room, a prober that posts while the engine calls it would deadlock.
 type mailbox struct {
-	wake  chan struct{} // capacity 1: there may be mail
-	mu    sync.Mutex    // guards queue
-	queue []func()
+	wake   chan struct{} // capacity 1: there may be mail
+	mu     sync.Mutex    // guards all below
+	queue  []func()
+	posted time.Time // the first of queue
+	taken  time.Time // the first of those that are being handled; zero: none is
 }
 
 func (m *mailbox) post(f func()) {
 	m.mu.Lock()
+	if len(m.queue) == 0 {
+		m.posted = time.Now()
+	}
 	m.queue = append(m.queue, f)
 	m.mu.Unlock()
 	select {
@@ -20,10 +28,31 @@ func (m *mailbox) post(f func()) {
 	}
 }
 
+// take returns the mail. The caller handles it and then calls done.
 func (m *mailbox) take() []func() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	q := m.queue
-	m.queue = nil
+	m.queue, m.taken = nil, time.Now()
+	if len(q) > 0 {
+		m.taken = m.posted
+	}
 	return q
+}
+
+// done records that what was taken is handled.
+func (m *mailbox) done() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.taken = time.Time{}
+}
+
+// waiting returns when the oldest mail that is not handled was posted; zero: there is none.
+func (m *mailbox) waiting() time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.taken.IsZero() && len(m.queue) > 0 {
+		return m.posted
+	}
+	return m.taken
 }

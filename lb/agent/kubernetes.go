@@ -64,9 +64,9 @@ func newCluster(
 	relay := new(healthRelay)
 	prober := healthd.New(healthd.Options{Report: relay.report, Log: component(o.Log, "health")})
 	options.Prober = prober
+	health := engineHealth{engine}
 	if k.Proxy != config.ProxyKubeProxy {
-		healthy := func() bool { _, err := behind(engine); return err == nil }
-		ports := healthd.NewNodePorts(healthy, component(o.Log, "health"))
+		ports := healthd.NewNodePorts(health.behind, health.inForce, component(o.Log, "health"))
 		options.NodePorts = ports
 		c.tasks = append(c.tasks, task{"health check node ports", ports.Run})
 	}
@@ -77,11 +77,11 @@ func newCluster(
 	relay.deliverTo(source.Health)
 	c.source = sourceTask("kubernetes", source, engine)
 	if k.Proxy == config.ProxyReplace {
-		health := &healthd.ProxyHealth{
-			Behind:   func() (time.Time, error) { return behind(engine) },
-			Eligible: source.Eligible, Log: component(o.Log, "health"),
+		proxy := &healthd.ProxyHealth{
+			Behind: health.behind, Applied: health.applied, Eligible: source.Eligible,
+			Log: component(o.Log, "health"),
 		}
-		c.tasks = append(c.tasks, task{"health of the service proxy", health.Run})
+		c.tasks = append(c.tasks, task{"health of the service proxy", proxy.Run})
 	}
 	c.tasks = append(c.tasks, task{"node health checks", prober.Run})
 	if k.Allocate && len(pools) > 0 {

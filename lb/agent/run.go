@@ -57,10 +57,7 @@ func (a *Agent) Run(ctx context.Context) error {
 }
 
 // checkEngine returns an error when the engine does not respond.
-func (a *Agent) checkEngine() error {
-	_, err := behind(a.engine)
-	return err
-}
+func (a *Agent) checkEngine() error { return checkEngine(a.engine) }
 
 // reportReady notifies systemd once every part of the configuration was applied or tried.
 func (a *Agent) reportReady(ctx context.Context) {

@@ -1,0 +1,78 @@
+package lb_test
+
+import (
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
+)
+
+// A service is in force once the datapath has applied a plan of each of its frontends in this run. Progress is readable
+// while the engine's calls block, and says how long an event has waited.
+func TestProgress(t *testing.T) {
+	fx := lbtest.New(frontend(vip2)) // by an earlier run
+	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
+		want := func(step string, one, two, applied, behind bool) {
+			t.Helper()
+			synctest.Wait()
+			p := e.Progress()
+			if p.Applied != applied || p.Behind.IsZero() == behind || !p.Waiting.IsZero() {
+				t.Errorf("%s: %+v; want applied %t, behind %t, nothing waiting", step, p, applied, behind)
+			}
+			if e.InForce("one") != one || e.InForce("two") != two {
+				t.Errorf("%s: in force %t, %t; want %t, %t", step, e.InForce("one"), e.InForce("two"), one, two)
+			}
+		}
+		one := service("one", []netip.Addr{vip1}, "10.0.0.1")
+		two := service("two", []netip.Addr{vip2}, "10.0.0.2")
+		want("start", false, false, false, false)
+		fx.Pause()
+		e.Put(one)
+		answer(e, one, lb.StateHealthy)
+		e.Complete("file")
+		want("a call blocks", false, false, false, true)
+		fx.Resume()
+		want("applied", true, false, true, false)
+		fx.Pause()
+		e.Put(two)
+		answer(e, two, lb.StateHealthy)
+		want("a frontend of an earlier run", true, false, true, true)
+		fx.Resume()
+		want("both", true, true, true, false)
+		fx.Pause()
+		answer(e, one, lb.StateUnhealthy)
+		want("a later plan is pending", true, true, true, true)
+		fx.Resume()
+		e.Delete("two")
+		want("deleted", true, false, true, false)
+		if again := service("two", []netip.Addr{vip1}, "10.0.0.2"); true {
+			e.Put(again)
+			answer(e, again, lb.StateHealthy)
+		}
+		want("its frontend belongs to another service", true, false, true, false)
+	})
+}
+
+// An engine whose goroutine does not run has events waiting, one that runs has none.
+func TestProgressOfAnEngineThatDoesNotRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fx := lbtest.New()
+		e, err := lb.NewEngine(lb.EngineOptions{Datapath: fx, Announcer: fx, Prober: fx})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p := e.Progress(); !p.Waiting.IsZero() {
+			t.Errorf("nothing posted: waiting since %s", p.Waiting)
+		}
+		first := time.Now()
+		e.Complete("file")
+		time.Sleep(time.Minute)
+		e.Complete("file")
+		if p := e.Progress(); !p.Waiting.Equal(first) || p.Applied {
+			t.Errorf("%+v; want waiting since %s", p, first)
+		}
+	})
+}
