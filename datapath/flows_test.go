@@ -124,7 +124,7 @@ func TestFlowsOfADownBackendEnd(t *testing.T) {
 		plan := *fx.service(lb.TCP, "b1", "b2")
 		down := fx.last.Dst
 		plan.Targets = slices.DeleteFunc(slices.Clone(plan.Targets), func(x lb.Target) bool { return x.Addr == down })
-		plan.Table, plan.Down = lb.Maglev(plan.Targets, lb.TableSize(1)), append(plan.Down, down)
+		plan.Down = append(plan.Down, down)
 		fx.apply(lb.Delta{Put: []*lb.FrontendPlan{&plan}})
 		fx.end()
 		if err := fx.flows().want(0, 0); err != nil {

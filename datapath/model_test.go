@@ -257,5 +257,6 @@ func (m *model) server(x way, f *lb.FrontendPlan) netip.AddrPort {
 		h += pair(word(dst, 3), word(dst, 0), 6) + pair(word(dst, 1), word(dst, 2), 8)
 	}
 	h = (h ^ h>>32) * 0x9e3779b97f4a7c15 >> 32
-	return f.Targets[f.Table[h*uint64(len(f.Table))>>32]].Addr
+	table := f.Table()
+	return f.Targets[table[h*uint64(len(table))>>32]].Addr
 }

@@ -30,8 +30,9 @@ type table struct {
 // newSlots returns the table of a plan, whose targets have these ids. Each slot lists its earlier backends that may
 // still have flows, and after them the nodes that may have any flow.
 func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anyNode []uint32, expired func(id uint32) bool) table {
-	t := table{slots: make([]slot, len(p.Table))}
-	for i, target := range p.Table {
+	targets := p.Table()
+	t := table{slots: make([]slot, len(targets))}
+	for i, target := range targets {
 		t.slots[i].backend = ids[target]
 	}
 	if len(t.slots) == 0 && p.NodeForwarding.Enabled { // packets of existing flows still need their node
@@ -65,7 +66,7 @@ func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anyNode []uint32, exp
 	default:
 		t.older = withoutExpired(was.slots, expired)
 	}
-	if len(p.Table) == 0 && !slices.ContainsFunc(t.slots, slot.changed) {
+	if len(targets) == 0 && !slices.ContainsFunc(t.slots, slot.changed) {
 		return table{}
 	}
 	return t

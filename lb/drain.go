@@ -36,9 +36,12 @@ func (d Drains) reason(service string) string {
 // Drain replaces the drains that are in force.
 func (e *Engine) Drain(d Drains) {
 	e.mail.post(func() {
+		was := e.drains
 		e.drains = d
 		for name := range e.services {
-			e.stale[name] = struct{}{}
+			if was.reason(name) != d.reason(name) {
+				e.stale[name] = struct{}{}
+			}
 		}
 	})
 }

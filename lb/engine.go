@@ -34,6 +34,7 @@ type Engine struct {
 	mail     mailbox
 	services map[string]*entry
 	stale    map[string]struct{} // services that need a new plan
+	refused  map[string]struct{} // services with a frontend that belongs to another one
 	awaited  map[string]struct{} // sources that are not complete yet
 	datapath *datapathState
 	routes   *routes
@@ -48,7 +49,6 @@ type entry struct {
 	service *Service
 	health  map[CheckKey]Health
 	plan    *Plan // nil until the first result of every check
-	refused bool  // one of its frontends belongs to another service
 }
 
 // NewEngine returns an Engine that starts from what the datapath already holds.
@@ -62,8 +62,8 @@ func NewEngine(o EngineOptions) (*Engine, error) {
 	}
 	e := &Engine{
 		o: o, mail: mailbox{wake: make(chan struct{}, 1)},
-		services: map[string]*entry{}, stale: map[string]struct{}{}, awaited: map[string]struct{}{},
-		settled: make(chan struct{}),
+		services: map[string]*entry{}, stale: map[string]struct{}{}, refused: map[string]struct{}{},
+		awaited: map[string]struct{}{}, settled: make(chan struct{}),
 	}
 	for _, s := range o.Sources {
 		e.awaited[s] = struct{}{}
@@ -218,7 +218,7 @@ func (e *Engine) replan() {
 			continue // frontends of an earlier run stay in the kernel until there is a health state
 		}
 		delete(e.stale, name)
-		e.adopt(en, Build(en.service, en.health, e.drains))
+		e.adopt(en, Build(en.service, en.health, e.drains).reuse(en.plan))
 	}
 	if len(e.awaited) == 0 && len(e.stale) == 0 && !e.isSettled() {
 		close(e.settled)
@@ -238,26 +238,24 @@ func (e *Engine) settleTimeout() bool {
 
 // adopt replaces the plan of a service by the next one, or by none.
 func (e *Engine) adopt(en *entry, plan *Plan) {
-	old := en.plan
+	old, name := en.plan, en.service.Name
 	en.plan = plan
-	en.refused = false
+	delete(e.refused, name)
 	if plan != nil {
 		for _, f := range e.datapath.want(plan) {
-			en.refused = true
-			e.o.Log.Error("frontend refused",
-				"service", plan.Service.Name, "frontend", f, "reason", "another service has it")
+			e.refused[name] = struct{}{}
+			e.o.Log.Error("frontend refused", "service", name, "frontend", f, "reason", "another service has it")
 		}
-		e.progress.planned(en.service.Name, en.refused)
+		_, refused := e.refused[name]
+		e.progress.planned(name, refused)
 	}
 	if old != nil && e.datapath.drop(old, plan) {
-		for name, other := range e.services { // one that was refused a frontend may get it now
-			if other.refused {
-				e.mail.post(func() { e.stale[name] = struct{}{} })
-			}
+		for other := range e.refused { // it may get the frontend now
+			e.mail.post(func() { e.stale[other] = struct{}{} })
 		}
 	}
 	if plan == nil {
-		e.progress.forget(en.service.Name)
+		e.progress.forget(name)
 	}
 	e.routes.adopt(old, plan)
 }

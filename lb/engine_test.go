@@ -360,38 +360,3 @@ func TestRandomChangesWithFailures(t *testing.T) {
 		})
 	}
 }
-
-func BenchmarkOneChangeOf10000(b *testing.B) {
-	fx := lbtest.New()
-	e, err := lb.NewEngine(lb.EngineOptions{
-		Datapath: fx, Announcer: fx, Prober: fx, Settle: time.Second, Retry: time.Second,
-		Withdraw: time.Second, Log: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		b.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(b.Context())
-	done := make(chan error, 1)
-	go func() { done <- e.Run(ctx) }()
-	var last *lb.Service
-	for i := range 10_000 {
-		addr := netip.AddrFrom4([4]byte{203, 0, byte(i / 256), byte(i)})
-		last = service(fmt.Sprint(i), []netip.Addr{addr}, "10.0.0.1", "10.0.0.2")
-		e.Put(last)
-		answer(e, last, lb.StateHealthy)
-	}
-	served := func(n int) bool { p, ok := fx.Served(frontend(last.VIPs[0])); return ok && len(p.Targets) == n }
-	for !served(2) {
-		time.Sleep(time.Millisecond)
-	}
-	state, n := lb.StateUnhealthy, 1
-	for b.Loop() {
-		answer(e, last, state, 0)
-		for !served(n) {
-			time.Sleep(20 * time.Microsecond)
-		}
-		state, n = lb.StateHealthy+lb.StateUnhealthy-state, 3-n
-	}
-	cancel()
-	<-done
-}

@@ -40,9 +40,6 @@ type FrontendPlan struct {
 	DropWhenEmpty bool
 	// Targets receive new flows, sorted by address: backends, or nodes with NodeForwarding.
 	Targets []Target
-	// Table maps a hash of 32 bits to an index of Targets: target = Targets[Table[hash·len(Table)/2³²]]. Empty without
-	// Targets.
-	Table []uint16
 	// NodeForwarding.Enabled: the Targets are nodes with the same service; a node without an entry for a flow forwards
 	// it to the nodes that were its target before. AnyNode: any node may have a flow even if the targets did not
 	// change.
@@ -156,7 +153,7 @@ func backendFrontend(s *Service, vip netip.Addr, port ServicePort, usable, down 
 		f.Down = append(f.Down, b.On(port.Port))
 	}
 	slices.SortFunc(f.Down, netip.AddrPort.Compare)
-	f.fill(f.Method == MethodNAT)
+	f.sortTargets()
 	return f
 }
 
@@ -188,7 +185,7 @@ func nodeFrontend(s *Service, vip netip.Addr, port ServicePort, usable []Backend
 	for node, w := range weights {
 		f.Targets = append(f.Targets, Target{Addr: netip.AddrPortFrom(node, 0), Weight: w, Local: local[node]})
 	}
-	f.fill(false)
+	f.sortTargets()
 	return f
 }
 
@@ -204,19 +201,37 @@ func newFrontend(s *Service, vip netip.Addr, port ServicePort) *FrontendPlan {
 	return f
 }
 
-// fill sorts the targets and fills the table from them. Stateful: see tableFor.
-func (f *FrontendPlan) fill(stateful bool) {
+func (f *FrontendPlan) sortTargets() {
 	slices.SortFunc(f.Targets, func(a, b Target) int { return a.Addr.Compare(b.Addr) })
-	f.Table = tableFor(f.Algorithm, f.Targets, stateful)
 }
 
-// Equal reports whether f and g have the same effect in the datapath. The table follows from the other fields.
+// Table maps a hash of 32 bits to an index of Targets: target = Targets[Table[hash·len(Table)/2³²]]. It is empty
+// without Targets. Each call computes it: a plan does not keep what the datapath needs once.
+func (f *FrontendPlan) Table() []uint16 {
+	return tableFor(f.Algorithm, f.Targets, f.Method == MethodNAT)
+}
+
+// Equal reports whether f and g have the same effect in the datapath.
 func (f *FrontendPlan) Equal(g *FrontendPlan) bool {
 	return f.Frontend == g.Frontend && f.Service == g.Service && f.Method == g.Method && f.Encap == g.Encap &&
 		f.Algorithm == g.Algorithm && f.Affinity == g.Affinity && f.DropWhenEmpty == g.DropWhenEmpty &&
 		f.KeepSource == g.KeepSource &&
 		f.NodeForwarding == g.NodeForwarding && slices.Equal(f.Allow, g.Allow) && slices.Equal(f.Targets, g.Targets) &&
 		slices.Equal(f.Nodes, g.Nodes) && slices.Equal(f.Down, g.Down)
+}
+
+// reuse replaces frontends of a new plan by equal ones of the plan before, which may be nil: the datapath recognises
+// them at once, and their memory is needed once.
+func (p *Plan) reuse(before *Plan) *Plan {
+	if before == nil {
+		return p
+	}
+	for i, f := range p.Frontends {
+		if i < len(before.Frontends) && f.Equal(before.Frontends[i]) {
+			p.Frontends[i] = before.Frontends[i]
+		}
+	}
+	return p
 }
 
 // CompareFrontends orders frontends by address, port and protocol.

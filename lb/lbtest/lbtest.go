@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -190,6 +191,13 @@ func (fx *Fixture) Announced() []netip.Addr {
 	}
 	slices.SortFunc(out, netip.Addr.Compare)
 	return out
+}
+
+// Announcements returns what is announced, sorted by address.
+func (fx *Fixture) Announcements() []lb.Announcement {
+	fx.mu.Lock()
+	defer fx.mu.Unlock()
+	return slices.SortedFunc(maps.Values(fx.announced), func(a, b lb.Announcement) int { return a.VIP.Compare(b.VIP) })
 }
 
 // Sets returns the number of calls to Set.
