@@ -24,7 +24,8 @@ func (c udpChecker) Probe(ctx context.Context) (Result, error) {
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
 	if deadline, set := ctx.Deadline(); set {
-		// The read ends before the probe does, so that silence is not taken for a timeout of the probe.
+		// The read ends before the probe does, so that silence is not taken for a timeout of the probe. On a busy
+		// machine this goroutine may run after both.
 		conn.SetReadDeadline(deadline.Add(-time.Until(deadline) / 10))
 	}
 	if _, err := conn.Write([]byte(c.Spec.Send)); err != nil {
@@ -34,7 +35,7 @@ func (c udpChecker) Probe(ctx context.Context) (Result, error) {
 	for {
 		n, err := conn.Read(resp)
 		switch {
-		case errors.Is(err, os.ErrDeadlineExceeded) && c.Spec.Body == "" && ctx.Err() == nil:
+		case errors.Is(err, os.ErrDeadlineExceeded) && c.Spec.Body == "" && !errors.Is(ctx.Err(), context.Canceled):
 			return ok("no error received")
 		case err != nil:
 			return Result{}, err
