@@ -20,7 +20,7 @@ type execChecker struct{ target }
 func (c execChecker) Probe(ctx context.Context) (Result, error) {
 	addr, port := c.Target.Addr().String(), strconv.Itoa(int(c.Target.Port()))
 	cmd := exec.CommandContext(ctx, c.Spec.Path, addr, port)
-	cmd.Env = append(os.Environ(),
+	cmd.Env = append(environment(),
 		"STEELYARD_SERVICE="+c.Key.Service, "STEELYARD_ADDRESS="+addr, "STEELYARD_PORT="+port)
 	if c.VIP.IsValid() {
 		cmd.Env = append(cmd.Env, "STEELYARD_VIP="+c.VIP.String())
@@ -42,10 +42,21 @@ func (c execChecker) Probe(ctx context.Context) (Result, error) {
 		}
 		return fail("%s%s", exit, line)
 	case errors.Is(err, exec.ErrWaitDelay): // exit status 0, but another process has stderr open
-	case err != nil:
-		return Result{}, fmt.Errorf("run %s: %w", c.Spec.Path, errors.Unwrap(err))
+	case err != nil: // the program did not start, which says nothing about the backend
+		return Result{}, ownError{fmt.Errorf("run %s: %w", c.Spec.Path, errors.Unwrap(err))}
 	}
 	return ok("exit status 0")
+}
+
+// environment has what programs commonly need. The rest of the agent's environment stays with the agent: NOTIFY_SOCKET
+// would let a program report to systemd in its name, and credentials may be among the others.
+func environment() (env []string) {
+	for _, name := range []string{"PATH", "LANG", "TZ", "TMPDIR"} {
+		if v, ok := os.LookupEnv(name); ok {
+			env = append(env, name+"="+v)
+		}
+	}
+	return env
 }
 
 // firstKiB keeps the first 1,024 bytes written to it and discards the rest.

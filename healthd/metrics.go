@@ -10,22 +10,27 @@ import (
 type metrics struct {
 	probes   *prometheus.CounterVec
 	duration *prometheus.HistogramVec
+	late     prometheus.Counter
 }
 
 func newMetrics(r prometheus.Registerer) *metrics {
 	m := &metrics{
 		probes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "steelyard_health_probes_total",
-			Help: "Probes of the backends of a service, by result: ok or failed.",
+			Help: "Probes of backends by result: ok, failed or inconclusive.",
 		}, []string{"service", "result"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "steelyard_health_probe_duration_seconds",
 			Help:    "Duration of the probes of the backends of a service.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 8),
 		}, []string{"service"}),
+		late: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "steelyard_health_probes_late_total",
+			Help: "Probes that started later than a tenth of their interval, because too many were running.",
+		}),
 	}
 	if r != nil {
-		r.MustRegister(m.probes, m.duration)
+		r.MustRegister(m.probes, m.duration, m.late)
 	}
 	return m
 }

@@ -2,11 +2,10 @@ package healthd
 
 import (
 	"context"
-	"hash/fnv"
 	"log/slog"
-	"math/rand/v2"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -20,7 +19,10 @@ type Options struct {
 	// Put has removed the check.
 	Report func(lb.Health)
 	// Way is called before each probe of a check with a VIP.
-	Way        func(lb.Check) (Way, error)
+	Way func(lb.Check) (Way, error)
+	// Earlier returns the health that a check had when an earlier run ended. It is reported before the first probe, and
+	// only Rise or Fall probes change it. Nil: there is none.
+	Earlier    func(lb.CheckKey) (lb.Health, bool)
 	Log        *slog.Logger
 	Registerer prometheus.Registerer
 }
@@ -29,23 +31,24 @@ type Options struct {
 type Prober struct {
 	o       Options
 	metrics *metrics
-	running chan struct{} // one element for each running probe
+	slots   slots
+	own     ownTrouble
+	changes atomic.Uint64 // of states
 	make    func(lb.Check) Checker
 
 	mu     sync.Mutex                       // guards all below
 	ctx    context.Context                  // of Run; nil before
+	epoch  time.Time                        // the origin of the schedule
+	count  int                              // of the checks
 	checks map[string]map[lb.CheckKey]*loop // by service
 	loops  sync.WaitGroup
 }
 
-// maxProbes is how many probes run at once.
-const maxProbes = 1024
-
 // New returns a Prober that starts no probe before Run.
 func New(o Options) *Prober {
 	p := &Prober{
-		o: o, metrics: newMetrics(o.Registerer), running: make(chan struct{}, maxProbes),
-		checks: map[string]map[lb.CheckKey]*loop{},
+		o: o, metrics: newMetrics(o.Registerer), slots: newSlots(maxProbes()),
+		own: ownTrouble{log: o.Log}, checks: map[string]map[lb.CheckKey]*loop{},
 	}
 	p.make = func(c lb.Check) Checker { return checkers[c.Spec.Type](target{c, o.Way}) }
 	return p
@@ -53,12 +56,14 @@ func New(o Options) *Prober {
 
 // loop is one check and its state.
 type loop struct {
-	check  lb.Check
-	cancel context.CancelFunc // nil before Run
-	mu     sync.Mutex         // guards all below; held while reporting
-	ended  bool
-	health lb.Health
-	streak int // consecutive probes whose result differs from the state
+	check   lb.Check
+	cancel  context.CancelFunc // nil before Run
+	failing bool               // the last probe did not succeed; of the goroutine of the loop
+	mu      sync.Mutex         // guards all below; held while reporting
+	ended   bool
+	health  lb.Health
+	streak  int  // consecutive probes whose result differs from the state
+	earlier bool // health is that of an earlier run, and not reported yet
 }
 
 // Put implements lb.Prober. An unchanged check continues; a changed one starts anew and keeps its state until Rise or
@@ -66,6 +71,7 @@ type loop struct {
 func (p *Prober) Put(service string, checks []lb.Check) {
 	p.mu.Lock()
 	old := p.checks[service]
+	p.count -= len(old)
 	now := make(map[lb.CheckKey]*loop, len(checks))
 	for _, c := range checks {
 		l := &loop{check: c, health: lb.Health{Key: c.Key, Weight: -1}}
@@ -76,20 +82,28 @@ func (p *Prober) Put(service string, checks []lb.Check) {
 				continue
 			}
 			was.mu.Lock()
-			l.health = was.health
+			l.health, l.earlier = was.health, was.earlier
 			was.mu.Unlock()
+		} else if p.o.Earlier != nil {
+			if h, ok := p.o.Earlier(c.Key); ok {
+				l.health, l.earlier = h, true
+			}
 		}
 		now[c.Key] = l
 		p.start(l)
 	}
 	p.checks[service] = now
+	p.count += len(now)
 	if len(now) == 0 {
 		delete(p.checks, service)
 	}
 	p.mu.Unlock()
 	// Outside the lock: a report in progress may wait for the caller of Put.
-	for _, l := range old {
+	for key, l := range old {
 		l.end()
+		if now[key] == nil {
+			p.own.forget(key)
+		}
 	}
 	if len(checks) == 0 {
 		p.metrics.forget(service)
@@ -119,7 +133,7 @@ func (l *loop) end() {
 // Run probes until ctx ends and every probe has ended.
 func (p *Prober) Run(ctx context.Context) error {
 	p.mu.Lock()
-	p.ctx = ctx
+	p.ctx, p.epoch = ctx, time.Now()
 	for _, checks := range p.checks {
 		for _, l := range checks {
 			p.start(l)
@@ -138,51 +152,41 @@ func (p *Prober) Run(ctx context.Context) error {
 func (p *Prober) run(ctx context.Context, l *loop) {
 	checker := p.make(l.check)
 	interval := l.check.Spec.Interval
-	phase := phaseOf(l.check.Key)
-	// A start waits for the first result, so the first probe is delayed by a tenth of the interval at most.
-	if !sleep(ctx, time.Duration(phase*float64(min(interval/10, 200*time.Millisecond)))) {
+	next := func() time.Time { return slotAfter(time.Now(), p.epoch, phaseOf(l.check.Key), interval) }
+	l.mu.Lock()
+	if l.earlier && !l.ended {
+		p.o.Report(l.health)
+		l.earlier = false
+	}
+	l.failing = l.health.State == lb.StateUnhealthy
+	known := l.health.State != lb.StateUnknown
+	l.mu.Unlock()
+	// A start waits for the first result of a check without a state: that probe does not wait for its slot.
+	first := time.Duration(phaseOf(l.check.Key) * float64(p.firstWindow(interval)))
+	if known {
+		first = time.Until(next())
+	}
+	if !sleep(ctx, first) {
 		return
 	}
-	next := time.Now()
-	for {
-		p.probe(ctx, l, checker)
-		// Jitter only shortens the gap: checks that coincide drift apart, and no report is late.
-		next = next.Add(interval - time.Duration(rand.Float64()*float64(interval)/20))
-		if now := time.Now(); next.Before(now) {
-			next = now
-		}
-		if !sleep(ctx, time.Until(next)) {
+	for at := time.Now(); ; {
+		p.probe(ctx, l, checker, at)
+		at = next()
+		if !sleep(ctx, time.Until(at)) {
 			return
 		}
 	}
 }
 
-// phaseOf returns the position of a check in its interval, in [0, 1), derived from its key.
-func phaseOf(k lb.CheckKey) float64 {
-	h := fnv.New32a()
-	h.Write([]byte(k.Service))
-	h.Write([]byte(k.Backend.String()))
-	return float64(h.Sum32()) / (1 << 32)
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
-}
-
-// probe runs one probe and applies its result.
-func (p *Prober) probe(ctx context.Context, l *loop, checker Checker) {
-	select {
-	case p.running <- struct{}{}:
-		defer func() { <-p.running }()
-	case <-ctx.Done():
+// probe runs one probe that is due, and applies its result.
+func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.Time) {
+	release, ok := p.slots.take(ctx, l.failing)
+	if !ok {
 		return
+	}
+	defer release()
+	if late := time.Since(due); late > l.check.Spec.Interval/10 {
+		p.metrics.late.Inc()
 	}
 	bounded, cancel := context.WithTimeout(ctx, l.check.Spec.Timeout)
 	defer cancel()
@@ -191,19 +195,30 @@ func (p *Prober) probe(ctx context.Context, l *loop, checker Checker) {
 	if ctx.Err() != nil {
 		return // the check was stopped: the error is not that of the backend
 	}
+	l.failing = err != nil
+	service := l.check.Key.Service
+	if err != nil && inconclusive(err) {
+		p.metrics.probes.WithLabelValues(service, "inconclusive").Inc()
+		p.own.record(l.check.Key, reason(err, l.check.Spec.Timeout))
+		return
+	}
+	p.own.forget(l.check.Key)
 	if err != nil {
 		result = Result{Reason: reason(err, l.check.Spec.Timeout), Weight: -1, Err: err}
 	}
-	p.metrics.observe(l.check.Key.Service, time.Since(start), err == nil)
-	l.apply(p.o.Report, result, err == nil)
+	p.metrics.observe(service, time.Since(start), err == nil)
+	if l.apply(p.o.Report, result, err == nil) {
+		p.changes.Add(1)
+	}
 }
 
-// apply counts a result towards Rise or Fall, and reports a change of state, weight or reason.
-func (l *loop) apply(report func(lb.Health), r Result, ok bool) {
+// apply counts a result towards Rise or Fall, and reports a change of state, weight or reason. It returns whether the
+// state has changed.
+func (l *loop) apply(report func(lb.Health), r Result, ok bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended {
-		return
+		return false
 	}
 	state, need := lb.StateUnhealthy, l.check.Spec.Fall
 	if ok {
@@ -217,12 +232,41 @@ func (l *loop) apply(report func(lb.Health), r Result, ok bool) {
 		if changed {
 			report(*h)
 		}
-		return
+		return false
 	}
-	if l.streak++; h.State != lb.StateUnknown && l.streak < need {
-		return
+	l.streak++
+	switch {
+	case ok && h.State == lb.StateUnknown:
+	case l.streak >= need:
+	case h.State == lb.StateUnknown && h.Reason != r.Reason:
+		h.Reason, h.Err = r.Reason, r.Err
+		report(*h) // a start need not wait for this backend if others suffice
+		return false
+	default:
+		return false
 	}
 	l.streak = 0
 	h.State, h.Weight, h.Reason, h.Err, h.At = state, r.Weight, r.Reason, r.Err, time.Now()
 	report(*h)
+	return true
 }
+
+// Health returns the health of every check that has a state, in no order.
+func (p *Prober) Health() []lb.Health {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var all []lb.Health
+	for _, checks := range p.checks {
+		for _, l := range checks {
+			l.mu.Lock()
+			if l.health.State != lb.StateUnknown {
+				all = append(all, l.health)
+			}
+			l.mu.Unlock()
+		}
+	}
+	return all
+}
+
+// Changes returns a number that differs after a change of a state.
+func (p *Prober) Changes() uint64 { return p.changes.Load() }

@@ -82,15 +82,19 @@ func TestFirstProbeThenRiseAndFall(t *testing.T) {
 				t.Fatalf("reports %q; want %q", got, want)
 			}
 		}
-		time.Sleep(250 * time.Millisecond)
+		time.Sleep(1001 * time.Millisecond) // the second probe is at its slot, at most an interval after the first
 		expect("healthy: fine")
+		n := len(f.startTimes())
 		f.set(errors.New("broken"))
-		time.Sleep(1900 * time.Millisecond)
+		time.Sleep(2 * time.Second)
 		expect("healthy: fine") // 2 failures, Fall is 3
-		time.Sleep(1100 * time.Millisecond)
+		time.Sleep(time.Second)
 		expect("healthy: fine", "unhealthy: broken")
+		if got := len(f.startTimes()) - n; got != 3 {
+			t.Errorf("%d probes in 3 s; want 3", got)
+		}
 		f.set(nil)
-		time.Sleep(2100 * time.Millisecond)
+		time.Sleep(2 * time.Second)
 		expect("healthy: fine", "unhealthy: broken", "healthy: fine")
 		time.Sleep(time.Minute) // no report without a change
 		expect("healthy: fine", "unhealthy: broken", "healthy: fine")
@@ -151,8 +155,9 @@ func TestPut(t *testing.T) {
 	f := &fake{err: errors.New("broken")}
 	bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
 		c := check(1, spec())
+		c.Spec.Fall = 1
 		p.Put("web", []lb.Check{c})
-		time.Sleep(250 * time.Millisecond)
+		time.Sleep(100 * time.Millisecond)
 		p.Put("web", []lb.Check{c}) // unchanged: no new first probe
 		time.Sleep(10 * time.Millisecond)
 		f.mu.Lock()
@@ -161,11 +166,10 @@ func TestPut(t *testing.T) {
 		if n != 1 {
 			t.Errorf("%d probes; want 1", n)
 		}
-		c.Spec.Fall = 1
 		f.set(nil)
 		c.Spec.Rise = 1
 		p.Put("web", []lb.Check{c})
-		time.Sleep(250 * time.Millisecond)
+		time.Sleep(time.Second)
 		if got, want := reports(), []string{"unhealthy: broken", "healthy: fine"}; !slices.Equal(got, want) {
 			t.Errorf("reports %q; want %q", got, want)
 		}

@@ -70,29 +70,50 @@ func TestFirstProbesAreSpread(t *testing.T) {
 			}
 			begin := time.Now()
 			p.Put("web", all)
-			time.Sleep(interval / 2)
-			times := f.startTimes()
-			if len(times) != 1000 {
-				t.Fatalf("%d first probes; want 1000", len(times))
+			time.Sleep(want)
+			times := f.startTimes() // some with their second probe, at their slot
+			if n := len(times); n < 1000 || n > 1200 {
+				t.Fatalf("%d probes in %s; want 1000 first ones", n, want)
 			}
-			if last := slices.MaxFunc(times, time.Time.Compare).Sub(begin); last >= want || last < want*95/100 {
-				t.Errorf("interval %s: the last first probe starts after %s; want up to %s", interval, last, want)
+			slots := map[time.Duration]int{}
+			for _, at := range times {
+				slots[at.Sub(begin)/(want/10)]++
+			}
+			for slot, n := range slots {
+				if n > 150 {
+					t.Errorf("interval %s: %d probes in tenth %d of %s; want about 100", interval, n, slot, want)
+				}
 			}
 		})
 	}
 }
 
-// Jitter shortens a gap by 5 % at most and never lengthens it.
-func TestJitter(t *testing.T) {
-	f := &fake{}
+// Probes stay spread over the interval: none of ten slots of it has many more than a tenth, at any time, also of checks
+// that were added together.
+func TestProbesStaySpread(t *testing.T) {
+	f := &fake{took: time.Millisecond}
 	bubble(t, f, func(t *testing.T, p *Prober, _ func() []string) {
-		p.Put("web", []lb.Check{check(1, spec())})
-		time.Sleep(2000 * time.Second)
-		gaps := f.gaps()
-		least, most := slices.Min(gaps), slices.Max(gaps)
-		const ms = time.Millisecond
-		if least < 950*ms || least > 951*ms || most < 999*ms || most > 1000*ms {
-			t.Errorf("gaps from %s to %s; want 950 ms to 1 s", least, most)
+		var all []lb.Check
+		for i := range 1000 {
+			s := spec()
+			s.Interval = 2 * time.Second
+			all = append(all, check(i, s))
+		}
+		begin := time.Now()
+		p.Put("web", all)
+		time.Sleep(60 * time.Second)
+		slots := map[time.Duration]int{}
+		for _, at := range f.startTimes() {
+			slots[at.Sub(begin)/(200*time.Millisecond)]++
+		}
+		for slot, n := range slots {
+			if most := 150; n > most && slot > 1 {
+				t.Errorf("%d probes start within 200 ms, %s after the first; want up to %d of 1000",
+					n, slot*200*time.Millisecond, most)
+			}
+		}
+		if n := slots[60] + slots[61] + slots[62] + slots[63] + slots[64]; n < 400 {
+			t.Errorf("%d probes in one second; want about 500", n)
 		}
 	})
 }
@@ -110,11 +131,13 @@ func TestOverrunIsNotMadeUp(t *testing.T) {
 		f.mu.Unlock()
 		time.Sleep(5 * time.Second)
 		gaps := f.gaps()
-		if gaps[0] != 3500*time.Millisecond {
-			t.Errorf("the next probe started after %s; want 3.5 s", gaps[0])
+		if gaps[0] < 3500*time.Millisecond || gaps[0] > 4500*time.Millisecond {
+			t.Errorf("the next probe started after %s; want its next slot after 3.5 s", gaps[0])
 		}
-		if least := slices.Min(gaps[1:]); least < 950*time.Millisecond {
-			t.Errorf("a gap of %s; want about 1 s", least)
+		for _, gap := range gaps[2:] {
+			if gap != time.Second {
+				t.Errorf("a gap of %s; want 1 s", gap)
+			}
 		}
 	})
 }
@@ -128,6 +151,7 @@ func TestConcurrentProbesAreBounded(t *testing.T) {
 		return ok("fine")
 	})
 	bubble(t, slow, func(t *testing.T, p *Prober, reports func() []string) {
+		p.slots = newSlots(1024)
 		var all []lb.Check
 		for i := range 1100 {
 			all = append(all, check(i, spec()))
@@ -214,8 +238,8 @@ func TestFailureHasNoWeight(t *testing.T) {
 		s := spec()
 		s.Fall = 1
 		l := &loop{check: check(1, s), health: lb.Health{Weight: -1}}
-		p.probe(t.Context(), l, checker)
-		p.probe(t.Context(), l, checker)
+		p.probe(t.Context(), l, checker, time.Now())
+		p.probe(t.Context(), l, checker, time.Now())
 		if want := []int{3, -1}; !slices.Equal(got, want) || !errors.Is(l.health.Err, fails) {
 			t.Errorf("weights %v, error %v; want %v", got, l.health.Err, want)
 		}
@@ -228,7 +252,9 @@ func TestPutOutsideRun(t *testing.T) {
 		f := &fake{}
 		p := New(Options{Log: slog.New(slog.DiscardHandler), Report: func(lb.Health) {}})
 		p.make = func(lb.Check) Checker { return f }
-		p.Put("web", []lb.Check{check(1, spec())})
+		c := check(1, spec())
+		c.Spec.Interval = time.Hour
+		p.Put("web", []lb.Check{c})
 		p.Put("removed", []lb.Check{check(2, spec())})
 		p.Put("removed", nil)
 		time.Sleep(time.Minute)
@@ -261,7 +287,7 @@ func TestMetrics(t *testing.T) {
 		done := make(chan error)
 		go func() { done <- p.Run(ctx) }()
 		s := spec()
-		s.Interval = 10 * time.Second
+		s.Interval = time.Hour
 		of := func(service string, i int) []lb.Check {
 			c := check(i, s)
 			c.Key.Service = service
@@ -273,7 +299,7 @@ func TestMetrics(t *testing.T) {
 		f.set(errors.New("broken"))
 		p.Put("api", of("api", 3)) // a service that has a check keeps its series
 		time.Sleep(3 * time.Second)
-		const head = `# HELP steelyard_health_probes_total Probes of the backends of a service, by result: ok or failed.
+		const head = `# HELP steelyard_health_probes_total Probes of backends by result: ok, failed or inconclusive.
 # TYPE steelyard_health_probes_total counter
 `
 		const name = "steelyard_health_probes_total"

@@ -95,8 +95,9 @@ type Check struct {
 // Health is the result of a check, sent on each change of State, and when Weight or Reason of an unchanged state
 // changes.
 type Health struct {
-	Key   CheckKey
-	State State // healthy or unhealthy
+	Key CheckKey
+	// State is healthy or unhealthy; unknown while a backend without a state has failed, but less than Fall times.
+	State State
 	// Reason is a text for operators: "HTTP 200", "connection refused", "no response within 1s"
 	Reason string
 	// Err is the error of the last probe of an unhealthy backend, for errors.Is; nil when healthy. It is not encoded.

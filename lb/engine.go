@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 )
@@ -197,7 +198,7 @@ func (e *Engine) healthChanged(h Health) {
 	if !known || before.State != h.State || before.Weight != h.Weight {
 		e.stale[h.Key.Service] = struct{}{} // the plan does not depend on the reason, which may change with every probe
 	}
-	if !known || before.State != h.State {
+	if before.State != h.State {
 		log := e.o.Log
 		if (h.Key.Port != Port{}) {
 			log = log.With("port", h.Key.Port.Name())
@@ -225,8 +226,20 @@ func (e *Engine) replan() {
 	}
 }
 
-// hasResults reports whether every check of the service has had a result.
-func hasResults(en *entry) bool { return len(en.health) == len(Checks(en.service)) }
+// hasResults reports whether every check of the service has had a result. One that has failed less than Fall times is
+// undecided; it is waited for only when the addresses cannot be announced without that backend.
+func hasResults(en *entry) bool {
+	undecided := false
+	for _, h := range en.health {
+		undecided = undecided || h.State == StateUnknown
+	}
+	if len(en.health) != len(Checks(en.service)) {
+		return false
+	}
+	return !undecided || !slices.ContainsFunc(Build(en.service, en.health, Drains{}).VIPs, func(v VIPPlan) bool {
+		return v.Reason != ""
+	})
+}
 
 // settleTimeout reports whether the wait for first results is over.
 func (e *Engine) settleTimeout() bool {

@@ -66,6 +66,7 @@ type Agent struct {
 	keys     *clusterKeys // nil: no cluster, or keys of a file
 	sources  []task       // run until the routes are to be withdrawn
 	tasks    []task       // run until the routes are withdrawn
+	problems *problems
 }
 
 // task is a component that runs as long as the agent does.
@@ -108,7 +109,7 @@ func New(o Options) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Agent{log: o.Log, tasks: announcers.tasks}
+	a := &Agent{log: o.Log, tasks: announcers.tasks, problems: newProblems(o.Log)}
 	a.reloader = newReloader(o, services, newReadiness(systemd.New(o.Log)))
 	dpOptions, err := datapathOptions(o, facts)
 	if err != nil {
@@ -142,8 +143,10 @@ func (a *Agent) connect(
 	registry *prometheus.Registry,
 ) error {
 	relay := new(healthRelay)
+	verdicts := openVerdictStore(o.StateDir, component(o.Log, "health"), a.problems)
 	prober := healthd.New(healthd.Options{
 		Report: relay.report, Way: checkPath(dp), Log: component(o.Log, "health"), Registerer: registry,
+		Earlier: verdicts.health,
 	})
 	calls := admin.NewCallMetrics()
 	sources := []string{file.Name}
@@ -175,7 +178,8 @@ func (a *Agent) connect(
 		a.tasks = append(a.tasks, c.tasks...)
 	}
 	info := describer{
-		node: facts.name, version: o.Version, started: time.Now(), reloader: a.reloader, keys: a.keys, datapath: dp,
+		node: facts.name, version: o.Version, started: time.Now(), reloader: a.reloader, datapath: dp,
+		problems: []func() []string{a.keys.problems, a.problems.list, prober.Problems},
 	}
 	api := admin.New(admin.Options{
 		Socket: o.Config.Admin.Socket, Listen: o.Config.Admin.Listen,
@@ -185,7 +189,9 @@ func (a *Agent) connect(
 		Log:     component(o.Log, "admin"),
 	})
 	a.tasks = append(a.tasks,
-		task{"datapath", dp.Run}, task{"health checks", prober.Run}, task{"admin API", api.Run})
+		task{"datapath", dp.Run}, task{"health checks", prober.Run},
+		task{"results of health checks", func(ctx context.Context) error { return verdicts.run(ctx, prober) }},
+		task{"admin API", api.Run})
 	return nil
 }
 

@@ -101,7 +101,7 @@ func TestStartsWithoutPermissionForKeys(t *testing.T) {
 	if dp.options.TunnelKeys != nil || dp.options.HashSeed != [32]byte{} || time.Since(start) > firstKeysTimeout {
 		t.Errorf("options %+v after %s", dp.options, time.Since(start))
 	}
-	d := describer{reloader: a.reloader, keys: a.keys, datapath: dp}
+	d := describer{reloader: a.reloader, problems: []func() []string{a.keys.problems}, datapath: dp}
 	const problem = "tunnel keys of the cluster: secrets is forbidden"
 	if w := strings.Join(d.info().Warnings, "\n"); !strings.Contains(w, problem) {
 		t.Errorf("warnings:\n%s", w)

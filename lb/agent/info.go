@@ -13,7 +13,7 @@ type describer struct {
 	node, version string
 	started       time.Time
 	reloader      *reloader
-	keys          *clusterKeys // nil: no keys of a cluster
+	problems      []func() []string // what does not work at present
 	datapath      interface {
 		Interfaces() []datapath.InterfaceStatus
 	}
@@ -24,7 +24,10 @@ func (d describer) info() admin.Info {
 	i := admin.Info{
 		Node: d.node, Version: d.version, Started: d.started, Config: d.reloader.file,
 		Loaded: l.at, LoadError: l.refused,
-		Warnings: slices.Concat(l.warnings, d.keys.problems()),
+		Warnings: slices.Clone(l.warnings),
+	}
+	for _, problems := range d.problems {
+		i.Warnings = append(i.Warnings, problems()...)
 	}
 	for _, x := range d.datapath.Interfaces() {
 		state := admin.Interface{Name: x.Name, Mode: string(x.Mode), Hook: x.Hook}

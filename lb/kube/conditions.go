@@ -186,6 +186,9 @@ func (c *conditions) reason(key, what string) string {
 
 // health records the result of a check and triggers the reconciliation of the services that depend on it.
 func (c *conditions) health(h lb.Health) {
+	if h.State == lb.StateUnknown {
+		return // a failure that does not yet decide
+	}
 	key := h.Key.Service
 	c.mu.Lock()
 	if _, running := c.checks[key]; !running {

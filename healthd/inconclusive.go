@@ -1,0 +1,77 @@
+package healthd
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// ownError is an error of this node that says nothing about a backend.
+type ownError struct{ error }
+
+func (e ownError) Unwrap() error { return e.error }
+
+// inconclusive reports whether a probe failed for a reason of this node: a shortage, or a lack of permission. Then it
+// says nothing about the backend, which keeps its state.
+func inconclusive(err error) bool {
+	var own ownError
+	return errors.As(err, &own) || slices.ContainsFunc([]syscall.Errno{
+		syscall.EMFILE, syscall.ENFILE, // descriptors, of the process and of the system
+		syscall.ENOBUFS, syscall.ENOMEM, syscall.EAGAIN, syscall.ENOSPC, // memory, processes, entries of epoll
+		syscall.EADDRNOTAVAIL, syscall.EADDRINUSE, // local ports; or the source address is gone
+		syscall.EPERM, syscall.EACCES, // a local firewall, a route of type prohibit, a program that is not executable
+	}, func(no syscall.Errno) bool { return errors.Is(err, no) })
+}
+
+// ownTrouble has the checks whose last probe was inconclusive, each with the cause.
+type ownTrouble struct {
+	log    *slog.Logger
+	mu     sync.Mutex // guards all below
+	causes map[lb.CheckKey]string
+	logged time.Time // the last warning
+}
+
+// logInterval is the least time between two warnings about inconclusive probes.
+const logInterval = time.Minute
+
+func (o *ownTrouble) record(k lb.CheckKey, cause string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.causes == nil {
+		o.causes = map[lb.CheckKey]string{}
+	}
+	o.causes[k] = cause
+	if time.Since(o.logged) > logInterval {
+		o.logged = time.Now()
+		o.log.Warn("health check inconclusive; the backend keeps its state", "service", k.Service,
+			"backend", k.Backend, "err", cause)
+	}
+}
+
+func (o *ownTrouble) forget(k lb.CheckKey) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.causes, k)
+}
+
+// Problems returns why probes are inconclusive at present, one text per cause.
+func (p *Prober) Problems() (list []string) {
+	p.own.mu.Lock()
+	defer p.own.mu.Unlock()
+	count := map[string]int{}
+	for _, cause := range p.own.causes {
+		count[cause]++
+	}
+	for _, cause := range slices.Sorted(maps.Keys(count)) {
+		list = append(list, fmt.Sprintf("%d health checks are inconclusive, and their backends keep their states: %s",
+			count[cause], cause))
+	}
+	return list
+}

@@ -1,0 +1,161 @@
+package healthd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+func TestInconclusive(t *testing.T) {
+	dial := func(no syscall.Errno) error {
+		return fmt.Errorf("get: %w", &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", no)})
+	}
+	for _, tt := range []struct {
+		err  error
+		want bool
+	}{
+		{dial(syscall.EMFILE), true}, {dial(syscall.ENFILE), true}, {dial(syscall.ENOBUFS), true},
+		{dial(syscall.ENOMEM), true}, {dial(syscall.EADDRNOTAVAIL), true}, {dial(syscall.EPERM), true},
+		{ownError{io.EOF}, true}, {fmt.Errorf("x: %w", ownError{io.EOF}), true},
+		{dial(syscall.ECONNREFUSED), false}, {dial(syscall.ETIMEDOUT), false}, {dial(syscall.EHOSTUNREACH), false},
+		{dial(syscall.ENETUNREACH), false}, {context.DeadlineExceeded, false}, {io.EOF, false},
+		{errors.New("HTTP 500"), false},
+	} {
+		if got := inconclusive(tt.err); got != tt.want {
+			t.Errorf("%v: inconclusive %t; want %t", tt.err, got, tt.want)
+		}
+	}
+}
+
+// starvedEnv marks the process of TestWithoutDescriptors whose limit of descriptors is low.
+const starvedEnv = "STEELYARD_TEST_STARVED"
+
+// A shortage of descriptors says nothing about the backends: they keep their states, the problem is reported, and
+// probes decide again when it is over. The limit is that of a process of its own.
+func TestWithoutDescriptors(t *testing.T) {
+	if os.Getenv(starvedEnv) == "" {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestWithoutDescriptors$", "-test.v")
+		cmd.Env = append(os.Environ(), starvedEnv+"=1")
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS") {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return
+	}
+	to := targetOf(listen(t).Addr())
+	var mu sync.Mutex
+	var reports []lb.State
+	p := New(Options{Log: slog.New(slog.DiscardHandler), Report: func(h lb.Health) {
+		mu.Lock()
+		defer mu.Unlock()
+		reports = append(reports, h.State)
+	}})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- p.Run(ctx) }()
+	for i, typ := range []lb.CheckType{lb.CheckTCP, lb.CheckTCP, lb.CheckTCP} {
+		s := lb.CheckSpec{Type: typ, Interval: 20 * time.Millisecond, Timeout: 10 * time.Second, Rise: 1, Fall: 2}
+		key := lb.CheckKey{Service: "web", Backend: netip.AddrPortFrom(to.Addr(), uint16(i))}
+		p.Put(fmt.Sprint("web", i), []lb.Check{{Key: key, Target: to, Spec: s}})
+	}
+	eventually := func(what string, f func() bool) {
+		t.Helper()
+		for end := time.Now().Add(20 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%s: not after 20 s; reports %v, problems %q", what, reports, p.Problems())
+			}
+		}
+	}
+	healthy := func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(reports) == 3 && !slices.Contains(reports, lb.StateUnhealthy)
+	}
+	eventually("healthy", healthy)
+
+	before := unix.Rlimit{}
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: before.Max}); err != nil {
+		t.Fatal(err)
+	}
+	eventually("a problem", func() bool {
+		problems := p.Problems()
+		return len(problems) == 1 && strings.Contains(problems[0], "3 health checks are inconclusive") &&
+			strings.Contains(problems[0], "too many open files")
+	})
+	time.Sleep(200 * time.Millisecond) // ten probes of each
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	eventually("no problem", func() bool { return len(p.Problems()) == 0 })
+	if !healthy() {
+		t.Errorf("reports %v; want three of healthy backends", reports)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// A program gets the variables of its check and few others.
+func TestEnvironmentOfPrograms(t *testing.T) {
+	t.Setenv("NOTIFY_SOCKET", "/run/systemd/notify")
+	t.Setenv("WATCHDOG_USEC", "30000000")
+	t.Setenv("SECRET", "x")
+	program := filepath.Join(t.TempDir(), "check")
+	out := program + ".out"
+	if err := os.WriteFile(program, []byte("#!/bin/sh\nenv >"+out+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	c := lb.Check{Key: lb.CheckKey{Service: "web"}, Target: netip.MustParseAddrPort("10.0.0.1:80")}
+	c.Spec = lb.CheckSpec{Type: lb.CheckExec, Path: program}
+	if got := probeFor(t, c, "ok"); got != "ok: exit status 0" {
+		t.Fatal(got)
+	}
+	text, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for line := range strings.Lines(string(text)) {
+		name, _, _ := strings.Cut(line, "=")
+		names = append(names, name)
+	}
+	for _, want := range []string{"PATH", "STEELYARD_SERVICE", "STEELYARD_ADDRESS", "STEELYARD_PORT"} {
+		if !slices.Contains(names, want) {
+			t.Errorf("no %s in %v", want, names)
+		}
+	}
+	for _, bad := range []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "SECRET"} {
+		if slices.Contains(names, bad) {
+			t.Errorf("%s is passed on", bad)
+		}
+	}
+}
+
+// A program that cannot be started says nothing about the backend.
+func TestMissingProgramIsInconclusive(t *testing.T) {
+	c := lb.Check{Target: netip.MustParseAddrPort("10.0.0.1:80")}
+	c.Spec = lb.CheckSpec{Type: lb.CheckExec, Path: "/nowhere"}
+	if _, err := checkers[lb.CheckExec](target{Check: c}).Probe(t.Context()); !inconclusive(err) {
+		t.Errorf("error %v; want an inconclusive one", err)
+	}
+}

@@ -1,0 +1,162 @@
+package healthd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// The first failure of a backend without a state does not decide: the state follows after Fall failures.
+func TestFirstFailureDoesNotDecide(t *testing.T) {
+	f := &fake{err: errors.New("broken")}
+	bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
+		p.Put("web", []lb.Check{check(1, spec())})
+		time.Sleep(time.Second)
+		if got, want := reports(), []string{"unknown: broken"}; !slices.Equal(got, want) {
+			t.Fatalf("reports %q; want %q", got, want)
+		}
+		time.Sleep(2 * time.Second)
+		if got, want := reports(), []string{"unknown: broken", "unhealthy: broken"}; !slices.Equal(got, want) {
+			t.Errorf("reports %q; want %q", got, want)
+		}
+	})
+}
+
+// The health of an earlier run is reported before the first probe, and one failure does not change it.
+func TestEarlierHealth(t *testing.T) {
+	for _, tt := range []struct {
+		earlier lb.State
+		err     error
+		after   time.Duration
+		want    []string
+	}{
+		{lb.StateHealthy, errors.New("broken"), 1990 * time.Millisecond, []string{"healthy: earlier"}},
+		{lb.StateHealthy, errors.New("broken"), 3 * time.Second, []string{"healthy: earlier", "unhealthy: broken"}},
+		{lb.StateUnhealthy, nil, 990 * time.Millisecond, []string{"unhealthy: earlier"}},
+		{lb.StateUnhealthy, nil, 2 * time.Second, []string{"unhealthy: earlier", "healthy: fine"}},
+	} {
+		t.Run(fmt.Sprint(tt.earlier, tt.after), func(t *testing.T) {
+			f := &fake{err: tt.err}
+			bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
+				p.o.Earlier = func(k lb.CheckKey) (lb.Health, bool) {
+					return lb.Health{Key: k, State: tt.earlier, Reason: "earlier", Weight: -1}, true
+				}
+				p.Put("web", []lb.Check{check(1, spec())})
+				if got := reports(); !slices.Equal(got, tt.want[:1]) {
+					t.Errorf("reports before the first probe: %q", got)
+				}
+				time.Sleep(tt.after)
+				if got := reports(); !slices.Equal(got, tt.want) {
+					t.Errorf("reports %q; want %q", got, tt.want)
+				}
+			})
+		})
+	}
+}
+
+// Backends that do not respond do not delay the checks of others: of 10,000 backends, half of which are dead, every
+// failure and every recovery is reported within its promise.
+func TestDeadBackendsDelayNoOthers(t *testing.T) {
+	const all = 10_000
+	s := lb.CheckSpec{Type: lb.CheckTCP, Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3}
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		dead, changed := map[netip.AddrPort]bool{}, map[netip.AddrPort]time.Time{}
+		p := New(Options{Log: slog.New(slog.DiscardHandler), Report: func(h lb.Health) {
+			mu.Lock()
+			defer mu.Unlock()
+			if h.State != lb.StateUnknown {
+				changed[h.Key.Backend] = time.Now()
+			}
+		}})
+		p.slots = newSlots(32768)
+		p.make = func(c lb.Check) Checker {
+			return checkerFunc(func(ctx context.Context) (Result, error) {
+				mu.Lock()
+				hangs := dead[c.Target]
+				mu.Unlock()
+				if !hangs {
+					return ok("fine")
+				}
+				<-ctx.Done()
+				return Result{}, ctx.Err()
+			})
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- p.Run(ctx) }()
+		var checks []lb.Check
+		for i := range all {
+			checks = append(checks, check(i, s))
+			dead[checks[i].Target] = i%2 == 0
+		}
+		p.Put("web", checks)
+		time.Sleep(10 * time.Second)
+		turn := func(what string, value bool, within time.Duration, which func(i int) bool) {
+			mu.Lock()
+			clear(changed)
+			begin := time.Now()
+			for i := range all {
+				if which(i) {
+					dead[checks[i].Target] = value
+				}
+			}
+			mu.Unlock()
+			time.Sleep(10 * time.Second)
+			mu.Lock()
+			defer mu.Unlock()
+			var most time.Duration
+			for i := range all {
+				at, ok := changed[checks[i].Target]
+				if ok != which(i) {
+					t.Fatalf("%s: backend %d reported: %t; want %t", what, i, ok, which(i))
+				}
+				if ok {
+					most = max(most, at.Sub(begin))
+				}
+			}
+			if most > within {
+				t.Errorf("%s: the last report is after %s; want %s", what, most, within)
+			}
+		}
+		promise := time.Duration(s.Fall)*s.Interval + s.Timeout
+		turn("a quarter fails", true, promise, func(i int) bool { return i%4 == 1 })
+		turn("it recovers", false, time.Duration(s.Rise)*s.Interval+s.Timeout, func(i int) bool { return i%4 == 1 })
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Probes that have failed before take one half of the slots only.
+func TestFailingProbesLeaveSlots(t *testing.T) {
+	s := newSlots(4)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 2 {
+		if _, ok := s.take(t.Context(), true); !ok {
+			t.Fatal("no slot for a failing probe")
+		}
+	}
+	if _, ok := s.take(ended, true); ok {
+		t.Error("failing probes take more than half of the slots")
+	}
+	for range 2 {
+		if _, ok := s.take(t.Context(), false); !ok {
+			t.Fatal("no slot for another probe")
+		}
+	}
+	if _, ok := s.take(ended, false); ok {
+		t.Error("more slots than four")
+	}
+}

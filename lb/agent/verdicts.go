@@ -1,0 +1,116 @@
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/state"
+)
+
+const (
+	// verdictsVersion is the version of the layout of savedVerdicts.
+	verdictsVersion = 1
+	// verdictsInterval is the time between two writes of the file.
+	verdictsInterval = time.Second
+	// verdictsRefresh is the time after which an unchanged file is written again, so that its age tells when the agent
+	// ended.
+	verdictsRefresh = 10 * time.Second
+	// verdictsMaxAge is the age up to which a start uses the file. It covers a restart and an upgrade; what was healthy
+	// an hour ago must be probed before it is announced.
+	verdictsMaxAge = 2 * time.Minute
+)
+
+// savedVerdicts are the results of the health checks, in the file.
+type savedVerdicts struct {
+	Written  time.Time      `json:"written"`
+	Verdicts []savedVerdict `json:"verdicts"`
+}
+
+type savedVerdict struct {
+	Service string         `json:"service"`
+	Backend netip.AddrPort `json:"backend"`
+	Port    *lb.Port       `json:"port,omitempty"` // of the key; nil: zero
+	State   lb.State       `json:"state"`
+	Reason  string         `json:"reason"`
+	Weight  int            `json:"weight"`
+	At      time.Time      `json:"at"`
+}
+
+// verdictStore stores the results of the health checks, so that a restart is no worse than going on: without them the
+// first probe after it would decide.
+type verdictStore struct {
+	file     *state.File
+	earlier  map[lb.CheckKey]lb.Health // of the earlier run
+	problems *problems
+}
+
+// openVerdictStore reads the results of the earlier run from a directory. Without a usable file there are none.
+func openVerdictStore(dir string, log *slog.Logger, p *problems) *verdictStore {
+	v := &verdictStore{file: state.New(dir, "verdicts", verdictsVersion), problems: p}
+	var saved savedVerdicts
+	if _, err := v.file.Load(&saved); err != nil {
+		log.Warn("results of health checks of the earlier run not read", "err", err)
+		return v
+	}
+	if age := time.Since(saved.Written); age < 0 || age > verdictsMaxAge {
+		return v
+	}
+	v.earlier = make(map[lb.CheckKey]lb.Health, len(saved.Verdicts))
+	for _, s := range saved.Verdicts {
+		key := lb.CheckKey{Service: s.Service, Backend: s.Backend}
+		if s.Port != nil {
+			key.Port = *s.Port
+		}
+		v.earlier[key] = lb.Health{Key: key, State: s.State, Reason: s.Reason, Weight: s.Weight, At: s.At}
+	}
+	return v
+}
+
+// health returns the result of a check of the earlier run.
+func (v *verdictStore) health(k lb.CheckKey) (lb.Health, bool) {
+	h, ok := v.earlier[k]
+	return h, ok
+}
+
+// verdicts are the results to store.
+type verdicts interface {
+	Health() []lb.Health
+	Changes() uint64 // differs after a change of a state
+}
+
+// run writes the results when they have changed, until ctx ends.
+func (v *verdictStore) run(ctx context.Context, from verdicts) error {
+	tick := time.NewTicker(verdictsInterval)
+	defer tick.Stop()
+	var written time.Time
+	var last uint64
+	for {
+		if n := from.Changes(); n != last || time.Since(written) >= verdictsRefresh || ctx.Err() != nil {
+			v.problems.set("results of health checks not stored, a restart probes all backends anew",
+				v.save(from.Health()))
+			last, written = n, time.Now()
+		}
+		if ctx.Err() != nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+	}
+}
+
+func (v *verdictStore) save(all []lb.Health) error {
+	s := savedVerdicts{Written: time.Now(), Verdicts: make([]savedVerdict, 0, len(all))}
+	for _, h := range all {
+		x := savedVerdict{h.Key.Service, h.Key.Backend, nil, h.State, h.Reason, h.Weight, h.At}
+		if port := h.Key.Port; port != (lb.Port{}) {
+			x.Port = &port
+		}
+		s.Verdicts = append(s.Verdicts, x)
+	}
+	return v.file.Save(s)
+}
