@@ -60,11 +60,11 @@ func Open(o Options) (_ *Datapath, err error) {
 		return nil, err
 	}
 	d.uplinks.open = nil
-	if err := errors.Join(t.commit(), d.uplinks.prune(), d.services.filter.sync()); err != nil {
+	if err := errors.Join(t.commit(), d.uplinks.prune(), d.services.filter.sync(), d.pins.removeOlder()); err != nil {
 		return nil, err
 	}
 	if !o.Delivers { // otherwise SetTunnelSources follows soon; until then the sources of an earlier agent remain
-		if err := d.tunnels.set(nil); err != nil {
+		if err := errors.Join(d.tunnels.set(nil), d.uplinks.sysctls.stopForwarding()); err != nil {
 			return nil, err
 		}
 	}
@@ -93,6 +93,9 @@ func (d *Datapath) open(t *transaction) (err error) {
 	if d.chunks, err = openChunks(objects, inner, d.pins); err != nil {
 		return err
 	}
+	if err := addPorts(objects, d.o.SNATPorts); err != nil {
+		return err
+	}
 	if err := d.o.inject("load"); err != nil {
 		return err
 	}
@@ -118,9 +121,8 @@ func (d *Datapath) open(t *transaction) (err error) {
 	if err != nil {
 		return err
 	}
-	if d.pins.first() {
-		t.onFailure(sys.restore)
-	}
+	before := maps.Clone(sys.old)
+	t.onFailure(func() error { return sys.rollback(before) })
 	if err := sys.reserve(d.o.SNATPorts); err != nil {
 		// In a container without privileges sysctls are read-only. The ports are above those that Linux assigns by
 		// default.
@@ -135,7 +137,15 @@ func (d *Datapath) open(t *transaction) (err error) {
 	if err := chain(d.objects, t); err != nil {
 		return err
 	}
-	return d.uplinks.attachAll()
+	convert, err := d.convert(context.Background())
+	if err != nil {
+		return err
+	}
+	if err := d.uplinks.attachAll(); err != nil {
+		convert.close()
+		return err
+	}
+	return convert.finish(context.Background())
 }
 
 // Held implements lb.Datapath.

@@ -217,7 +217,7 @@ func (g *flowGC) expired(proto uint8, f syFlow, now time.Duration) bool {
 	switch {
 	case f.State == uint8(syFlowStateFLOW_CLOSED):
 		limit = g.limits.Closed
-	case f.State == uint8(syFlowStateFLOW_CLOSING) || f.Reset == 1:
+	case f.State == uint8(syFlowStateFLOW_CLOSING) || f.Doubt == uint8(syFlowDoubtDOUBT_RESET):
 		limit = g.limits.Closing
 	case f.State == uint8(syFlowStateFLOW_HALF_OPEN):
 		limit = g.limits.HalfOpen

@@ -91,6 +91,18 @@ func toAllowKey(frontend uint32, p netip.Prefix) syAllowKey {
 	return syAllowKey{Prefix: uint32(32 + n), Frontend: swap32(frontend), Source: toAddr(p.Addr())}
 }
 
+// fromAllowKey returns the prefix of a key.
+func fromAllowKey(k syAllowKey) netip.Prefix {
+	bits, addr := int(k.Prefix)-32, fromAddr(k.Source)
+	switch {
+	case k.Source == (syAddr{}):
+		addr = netip.IPv6Unspecified()
+	case addr.Is4():
+		bits -= 96
+	}
+	return netip.PrefixFrom(addr, bits)
+}
+
 func toBackend(at netip.AddrPort, local, keyed bool, ours []netip.Addr, server uint32) (b syBackend) {
 	b.Addr, b.Port, b.Local, b.Server = toAddr(at.Addr()), swap(at.Port()), truth(local), server
 	b.Keyed = truth(keyed)

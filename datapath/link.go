@@ -90,7 +90,14 @@ func linkIndex(info *link.Info) int {
 	return 0
 }
 
-func (a *attachments) unpin(name string) error { return unpin(a.pins.link(name)) }
+// unpin removes a link, if there is one, also where an agent of another schema pinned it.
+func (a *attachments) unpin(name string) error {
+	err := unpin(a.pins.link(name))
+	if a.pins.older == "" {
+		return err
+	}
+	return errors.Join(err, unpin(filepath.Join(a.pins.older, "links", name)))
+}
 
 // unpin removes a link, if there is one.
 func unpin(path string) error {

@@ -149,6 +149,30 @@ func toPorts(ranges []PortRange) (p ports) {
 	return p
 }
 
+// addPorts makes the programs look for flows with these source ports. Ports are never removed, because live flows may
+// have those of an earlier configuration.
+func addPorts(objects *syObjects, ranges []PortRange) error {
+	words := map[uint32]uint64{}
+	for _, r := range ranges {
+		for port := uint32(r.First); port <= uint32(r.Last); port++ {
+			words[port/64] |= 1 << (port % 64)
+		}
+	}
+	for i, add := range words {
+		var word uint64
+		if err := objects.SySnatPorts.Lookup(i, &word); err != nil {
+			return fmt.Errorf("read the source ports: %w", err)
+		}
+		if word&add == add {
+			continue
+		}
+		if err := objects.SySnatPorts.Put(i, word|add); err != nil {
+			return fmt.Errorf("put the source ports: %w", err)
+		}
+	}
+	return nil
+}
+
 func truth(b bool) uint8 {
 	if b {
 		return 1

@@ -64,3 +64,27 @@ func TestSourcePortsRest(t *testing.T) {
 		})
 	}
 }
+
+// Flows keep their source ports when snat_ports changes, and answers reach the client; new flows get one of the new
+// ports.
+func TestSNATPortsChange(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, nil)
+		established(fx)
+		port := fx.last.Src.Port()
+		fx.close()
+		fx.o.SNATPorts = []PortRange{{2000, 2999}}
+		fx.open()
+		if r := fx.run(fx.fromClient(dptest.TCP, dptest.ACK).Frame()); r.did != "sent" || r.out.Src.Port() != port {
+			t.Errorf("a packet of the flow was %s from port %d; want %d", r.did, r.out.Src.Port(), port)
+		}
+		if r := fx.run(fx.reply(dptest.ACK).Frame()); r.did != "sent" || r.out.Dst != fx.at("client", 40000) {
+			t.Errorf("an answer was %s (%s)", r.did, r.reason)
+		}
+		p := fx.fromClient(dptest.TCP, dptest.SYN)
+		p.Src = fx.at("client", 40001)
+		if r := fx.run(p.Frame()); r.did != "sent" || r.out.Src.Port()/1000 != 2 {
+			t.Errorf("a new flow was %s from port %d", r.did, r.out.Src.Port())
+		}
+	})
+}

@@ -27,12 +27,13 @@ const (
 type pins struct {
 	path    string   // PinPath
 	dir     string   // PinPath/schema, or the temporary directory until publish
+	older   string   // directory of another schema, which is converted; "": there is none
 	earlier []string // maps that were pinned before
 	lock    *os.File
 }
 
 // openPins makes and locks the directory. It fails when another agent has the lock, or when the directory has the state
-// of another schema.
+// of a schema that this version cannot convert.
 func openPins(path string) (_ *pins, err error) {
 	if err := mountBPF(filepath.Dir(path)); err != nil {
 		return nil, err
@@ -57,11 +58,15 @@ func openPins(path string) (_ *pins, err error) {
 		return nil, fmt.Errorf("list %s: %w", path, err)
 	}
 	for _, e := range entries {
-		if e.Name() != schema {
+		switch {
+		case e.Name() == schema:
+			p.dir = filepath.Join(path, schema)
+		case converters[e.Name()] != nil && p.older == "":
+			p.older = filepath.Join(path, e.Name())
+		default:
 			return nil, fmt.Errorf("%s has state of schema %s, this version has %s; "+
 				"run \"steelyard cleanup\", which ends its flows, or the version that left it", path, e.Name(), schema)
 		}
-		p.dir = filepath.Join(path, schema)
 	}
 	if p.earlier, err = p.maps(); err != nil {
 		return nil, err
@@ -138,6 +143,14 @@ func (p *pins) publish() error {
 	}
 	p.dir = final
 	return nil
+}
+
+// removeOlder removes the state of another schema after it was converted. Its links have a second pin.
+func (p *pins) removeOlder() error {
+	if p.older == "" {
+		return nil
+	}
+	return removePins(p.older)
 }
 
 // rollback removes the maps that were not pinned before openPins; after a first start, everything.

@@ -158,7 +158,7 @@ func TestOtherSchemaIsRefused(t *testing.T) {
 	fx := newFixture(t, hookXDP, false, nil)
 	fx.close()
 	fx.do(func() error {
-		return os.Rename(filepath.Join(fx.o.PinPath, schema), filepath.Join(fx.o.PinPath, "v5"))
+		return os.Rename(filepath.Join(fx.o.PinPath, schema), filepath.Join(fx.o.PinPath, "v4"))
 	})
 	before := fx.inForce()
 	fx.do(func() error {
@@ -167,7 +167,7 @@ func TestOtherSchemaIsRefused(t *testing.T) {
 			d.Close()
 			return errors.New("Open succeeded")
 		}
-		if !strings.Contains(err.Error(), "state of schema v5") || !strings.Contains(err.Error(), "steelyard cleanup") {
+		if !strings.Contains(err.Error(), "state of schema v4") || !strings.Contains(err.Error(), "steelyard cleanup") {
 			t.Errorf("error %q names neither the schema nor the remedy", err)
 		}
 		return nil

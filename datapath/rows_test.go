@@ -265,8 +265,8 @@ func isIn(state syFlowState, reset uint8) checkFunc {
 	return func(fx *fixture, in, out dptest.Packet) error {
 		flows := fx.confirmed()
 		for _, f := range flows.clients {
-			if f.F.State != uint8(state) || f.F.Reset != reset {
-				return fmt.Errorf("client in state %d, reset %d; want %d, %d", f.F.State, f.F.Reset, state, reset)
+			if f.F.State != uint8(state) || f.F.Doubt != reset {
+				return fmt.Errorf("client in state %d, reset %d; want %d, %d", f.F.State, f.F.Doubt, state, reset)
 			}
 		}
 		for _, f := range flows.servers {

@@ -132,22 +132,31 @@ type frontendUpdate struct {
 	anyNode       []uint32
 	down          []uint32 // ids of backends that this plan is the first to list as down
 	methodChanged bool     // flows by the old method end
-	settled       bool     // no half-open flow refers to earlier backends
+	history       history
 	err           error
 }
+
+// history is what is known of the flows of a frontend when it gets a table.
+type history uint8
+
+const (
+	historyTable   history = iota // the slots of its table have the backends of the flows
+	historySettled                // no half-open flow refers to an earlier backend
+	historyUnknown                // any slot may have flows of any backend
+)
 
 // put applies plans, and returns the result of each. The order is backends, table, frontend, VIP, so that no entry
 // refers to a missing one.
 func (s *services) put(plans []*lb.FrontendPlan) []*frontendUpdate {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.putLocked(plans, false)
+	return s.putLocked(plans, historyTable)
 }
 
-func (s *services) putLocked(plans []*lb.FrontendPlan, settled bool) []*frontendUpdate {
+func (s *services) putLocked(plans []*lb.FrontendPlan, h history) []*frontendUpdate {
 	updates := make([]*frontendUpdate, len(plans))
 	for i, p := range plans {
-		updates[i] = s.prepare(p, settled)
+		updates[i] = s.prepare(p, h)
 	}
 	for _, u := range updates {
 		if u.err == nil {
@@ -159,8 +168,8 @@ func (s *services) putLocked(plans []*lb.FrontendPlan, settled bool) []*frontend
 }
 
 // prepare writes everything for p that no packet reads yet.
-func (s *services) prepare(p *lb.FrontendPlan, settled bool) *frontendUpdate {
-	u := &frontendUpdate{plan: p, settled: settled}
+func (s *services) prepare(p *lb.FrontendPlan, h history) *frontendUpdate {
+	u := &frontendUpdate{plan: p, history: h}
 	if u.f, u.isNew, u.err = s.frontend(p.Frontend); u.err != nil {
 		return u
 	}
@@ -185,7 +194,10 @@ func (s *services) prepare(p *lb.FrontendPlan, settled bool) *frontendUpdate {
 // nat those that were half-open when the slot got another backend.
 func (s *services) writeTable(u *frontendUpdate) error {
 	var was table
-	if !u.isNew && !u.methodChanged && !u.settled {
+	if u.history == historyUnknown && u.plan.Method != lb.MethodNAT {
+		was.slots = []slot{{backend: noBackend}} // of another size than the new ones, with the same consequence
+	}
+	if !u.isNew && !u.methodChanged && u.history == historyTable {
 		var err error
 		if was, err = s.slots.read(u.f.value); err != nil {
 			s.log.Warn("table of an earlier plan not read; flows in slots that get another backend may break",

@@ -7,7 +7,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// This file has what flows by nat need of services.
+// This file has what flows need of services.
 
 // settle removes the earlier backends of frontends by nat from their tables after a time in which all flows that were
 // half-open when their slot changed are confirmed or forgotten.
@@ -20,7 +20,7 @@ func (s *services) settle(after time.Duration) {
 			plans = append(plans, f.plan)
 		}
 	}
-	for _, u := range s.putLocked(plans, true) {
+	for _, u := range s.putLocked(plans, historySettled) {
 		if u.err != nil {
 			s.log.Warn("earlier backends not removed", "frontend", u.plan.Frontend, "err", u.err)
 		}
@@ -68,4 +68,18 @@ func (s *services) frontendVIPs() func(id uint32) netip.Addr {
 		known[id] = fromAddr(addr)
 		return known[id]
 	}
+}
+
+// putConverted applies plans that were made from the state of another schema.
+func (s *services) putConverted(plans []*lb.FrontendPlan) []*frontendUpdate {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.putLocked(plans, historyUnknown)
+}
+
+// backendOf returns the backend of a flow, which may be in no table.
+func (s *services) backendOf(t lb.Target) (*backend, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.backends.get(t.Addr, t.Local)
 }

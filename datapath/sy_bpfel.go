@@ -185,6 +185,7 @@ type syExported struct {
 	}
 	FlowState uint32
 	Fin       uint32
+	FlowDoubt uint32
 	Method    uint32
 	Algorithm uint32
 	AddrKind  uint32
@@ -230,6 +231,7 @@ type syExported struct {
 			W [4]uint32
 		}
 	}
+	_ [4]byte
 }
 
 type syFin uint32
@@ -246,9 +248,16 @@ type syFlow struct {
 	Seen     uint32
 	State    uint8
 	Fin      uint8
-	Reset    uint8
+	Doubt    uint8
 	Answered uint8
 }
+
+type syFlowDoubt uint32
+
+const (
+	syFlowDoubtDOUBT_RESET   syFlowDoubt = 1
+	syFlowDoubtDOUBT_NUMBERS syFlowDoubt = 2
+)
 
 type syFlowKey struct {
 	_     structs.HostLayout
@@ -538,6 +547,7 @@ const (
 	syMapSyBackendLoad       = "sy_backend_load"
 	syMapSyBackends          = "sy_backends"
 	syMapSyBeCounters        = "sy_be_counters"
+	syMapSyConverting        = "sy_converting"
 	syMapSyDsrFlows          = "sy_dsr_flows"
 	syMapSyDsrHalfopen       = "sy_dsr_halfopen"
 	syMapSyDsrPending        = "sy_dsr_pending"
@@ -557,6 +567,7 @@ const (
 	syMapSyScratch           = "sy_scratch"
 	syMapSyServers           = "sy_servers"
 	syMapSySlots             = "sy_slots"
+	syMapSySnatPorts         = "sy_snat_ports"
 	syMapSySrcAllow          = "sy_src_allow"
 	syMapSyStreamClients     = "sy_stream_clients"
 	syMapSyStreamServers     = "sy_stream_servers"
@@ -655,6 +666,7 @@ type syMapSpecs struct {
 	SyBackendLoad     *ebpf.MapSpec `ebpf:"sy_backend_load"`
 	SyBackends        *ebpf.MapSpec `ebpf:"sy_backends"`
 	SyBeCounters      *ebpf.MapSpec `ebpf:"sy_be_counters"`
+	SyConverting      *ebpf.MapSpec `ebpf:"sy_converting"`
 	SyDsrFlows        *ebpf.MapSpec `ebpf:"sy_dsr_flows"`
 	SyDsrHalfopen     *ebpf.MapSpec `ebpf:"sy_dsr_halfopen"`
 	SyDsrPending      *ebpf.MapSpec `ebpf:"sy_dsr_pending"`
@@ -674,6 +686,7 @@ type syMapSpecs struct {
 	SyScratch         *ebpf.MapSpec `ebpf:"sy_scratch"`
 	SyServers         *ebpf.MapSpec `ebpf:"sy_servers"`
 	SySlots           *ebpf.MapSpec `ebpf:"sy_slots"`
+	SySnatPorts       *ebpf.MapSpec `ebpf:"sy_snat_ports"`
 	SySrcAllow        *ebpf.MapSpec `ebpf:"sy_src_allow"`
 	SyStreamClients   *ebpf.MapSpec `ebpf:"sy_stream_clients"`
 	SyStreamServers   *ebpf.MapSpec `ebpf:"sy_stream_servers"`
@@ -738,6 +751,7 @@ type syMaps struct {
 	SyBackendLoad     *ebpf.Map `ebpf:"sy_backend_load"`
 	SyBackends        *ebpf.Map `ebpf:"sy_backends"`
 	SyBeCounters      *ebpf.Map `ebpf:"sy_be_counters"`
+	SyConverting      *ebpf.Map `ebpf:"sy_converting"`
 	SyDsrFlows        *ebpf.Map `ebpf:"sy_dsr_flows"`
 	SyDsrHalfopen     *ebpf.Map `ebpf:"sy_dsr_halfopen"`
 	SyDsrPending      *ebpf.Map `ebpf:"sy_dsr_pending"`
@@ -757,6 +771,7 @@ type syMaps struct {
 	SyScratch         *ebpf.Map `ebpf:"sy_scratch"`
 	SyServers         *ebpf.Map `ebpf:"sy_servers"`
 	SySlots           *ebpf.Map `ebpf:"sy_slots"`
+	SySnatPorts       *ebpf.Map `ebpf:"sy_snat_ports"`
 	SySrcAllow        *ebpf.Map `ebpf:"sy_src_allow"`
 	SyStreamClients   *ebpf.Map `ebpf:"sy_stream_clients"`
 	SyStreamServers   *ebpf.Map `ebpf:"sy_stream_servers"`
@@ -779,6 +794,7 @@ func (m *syMaps) Close() error {
 		m.SyBackendLoad,
 		m.SyBackends,
 		m.SyBeCounters,
+		m.SyConverting,
 		m.SyDsrFlows,
 		m.SyDsrHalfopen,
 		m.SyDsrPending,
@@ -798,6 +814,7 @@ func (m *syMaps) Close() error {
 		m.SyScratch,
 		m.SyServers,
 		m.SySlots,
+		m.SySnatPorts,
 		m.SySrcAllow,
 		m.SyStreamClients,
 		m.SyStreamServers,

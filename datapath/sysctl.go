@@ -58,6 +58,39 @@ func (s *sysctls) forward(name string) error {
 	return s.set("ipv6", name, "forwarding", "1")
 }
 
+// stopForwarding restores the settings of all interfaces but lo. An earlier version, or one that delivered to pods,
+// forwarded packets that arrive there.
+func (s *sysctls) stopForwarding() error {
+	return s.restoreIf(func(path string) bool {
+		dir, key := filepath.Split(path)
+		return filepath.Base(dir) != "lo" && (key == "forwarding" || key == "accept_ra")
+	})
+}
+
+// rollback restores the settings that were changed since these.
+func (s *sysctls) rollback(before map[string]string) error {
+	if len(before) == 0 {
+		return s.restore()
+	}
+	return s.restoreIf(func(path string) bool { _, known := before[path]; return !known })
+}
+
+func (s *sysctls) restoreIf(is func(path string) bool) error {
+	var errs []error
+	for path, value := range s.old {
+		if !is(path) {
+			continue
+		}
+		if err := writeSysctl(path, value); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+			continue
+		}
+		delete(s.old, path)
+		errs = append(errs, s.save())
+	}
+	return errors.Join(errs...)
+}
+
 func sysctlPath(family, iface, key string) string {
 	return filepath.Join("/proc/sys/net", family, "conf", iface, key)
 }

@@ -46,6 +46,7 @@ volatile const struct exported {
 	struct verdict verdict;
 	enum flow_state flow_state;
 	enum fin fin;
+	enum flow_doubt flow_doubt;
 	enum method method;
 	enum algorithm algorithm;
 	enum addr_kind addr_kind;

@@ -79,7 +79,7 @@ static __always_inline struct flow *decide(const struct pkt *p, enum reason pars
 			return f;
 		}
 		/* A reply that is not to an address of this node is of a frontend that keeps the source. */
-		if ((!(to & ADDR_OWN) || snat_in_range(p->key.t.dport)) && addr_kinds(&p->key.t.src) & ADDR_BACKEND) {
+		if ((!(to & ADDR_OWN) || snat_is_used(p->key.t.dport)) && addr_kinds(&p->key.t.src) & ADDR_BACKEND) {
 			struct flow *f = nat_find_reply(p, v);
 
 			if (f) {
@@ -87,6 +87,8 @@ static __always_inline struct flow *decide(const struct pkt *p, enum reason pars
 				return decide_reply(p, v, f);
 			}
 			v->half_open = 0;
+			if (snat_is_used(p->key.t.dport) && flows_incomplete())
+				return verdict_set(v, ACTION_DROP, REASON_NO_FLOW);
 		}
 	}
 	if (!(to & ADDR_VIP))

@@ -9,6 +9,23 @@
 #include "maps.h"
 #include "parse.h"
 
+/* Element 0 is 1 while the agent converts the flows of an earlier schema. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, 1);
+} sy_converting SEC(".maps");
+
+/* flows_incomplete reports that a flow may exist although it is not found. Its packets are dropped then: the sender
+ * repeats them, where an answer would end the flow. */
+static __always_inline int flows_incomplete(void)
+{
+	__u32 zero = 0, *converting = bpf_map_lookup_elem(&sy_converting, &zero);
+
+	return converting && *converting;
+}
+
 /* A unit of the clock of flows is 4 ms: ages of half-open flows are compared, of which there are thousands a second.
  * The clock wraps after 208 days. */
 #define FLOW_CLOCK_SHIFT 22
@@ -79,11 +96,11 @@ static __always_inline int flow_idle(const struct flow *f, __u32 now, __u64 time
 /* flow_side_expired reports whether one side of a flow is idle for longer than its timeout. */
 static __always_inline int flow_side_expired(const struct flow *f, int stream, __u32 now)
 {
-	__u64 t = f->state == FLOW_CLOSED	       ? timeout_closed :
-		  f->state == FLOW_CLOSING || f->reset ? timeout_closing :
-		  f->state == FLOW_HALF_OPEN	       ? timeout_half_open :
-		  stream			       ? timeout_established :
-							 timeout_udp;
+	__u64 t = f->state == FLOW_CLOSED			      ? timeout_closed :
+		  f->state == FLOW_CLOSING || f->doubt == DOUBT_RESET ? timeout_closing :
+		  f->state == FLOW_HALF_OPEN			      ? timeout_half_open :
+		  stream					      ? timeout_established :
+									timeout_udp;
 
 	return flow_idle(f, now, t);
 }

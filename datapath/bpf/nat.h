@@ -33,7 +33,7 @@ static __always_inline struct flow *verdict_forward(struct verdict *v, struct fl
 /* verdict_refuse answers in the way of the protocol, so that the client fails at once. */
 static __always_inline struct flow *verdict_refuse(const struct pkt *p, struct verdict *v, enum reason r)
 {
-	if (p->icmp_error)
+	if (p->icmp_error || (r == REASON_NO_FLOW && flows_incomplete()))
 		return verdict_set(v, ACTION_DROP, r);
 	if (p->fragment == FRAG_LATER)
 		return verdict_set(v, ACTION_DROP, REASON_FRAGMENT_NOT_FOUND);

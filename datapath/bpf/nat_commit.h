@@ -135,6 +135,30 @@ static __always_inline struct flow *nat_other(const struct pkt *p, const struct 
 	return s ? &s->f : 0;
 }
 
+/* flow_trust ends the doubt about one side of a flow. */
+static __always_inline void flow_trust(struct flow *f)
+{
+	if (!f->doubt)
+		return;
+	if (f->state == FLOW_HALF_OPEN) /* of an earlier version */
+		f->state = FLOW_ESTABLISHED;
+	f->doubt = 0;
+}
+
+/* nat_renumber sets the numbers of a side of a flow that an earlier version opened, if the one that it stored fits. */
+static __always_inline void nat_renumber(const struct pkt *p, struct flow *f, __u32 end)
+{
+	int sctp = p->key.proto == IPPROTO_SCTP;
+
+	if (f->doubt != DOUBT_NUMBERS || (!sctp && !(p->flags & TCP_ACK)))
+		return;
+	if (!sctp && f->state != FLOW_HALF_OPEN && !flow_in_window(end, f->end) && !flow_in_window(p->ack, f->ack))
+		return;
+	f->end = end;
+	f->ack = p->ack;
+	flow_trust(f);
+}
+
 /* nat_follow keeps the numbers of the sending side. Numbers far from the last ones are not the flow's. Nothing is
  * written when nothing changed. */
 static __always_inline void nat_follow(const struct pkt *p, const struct verdict *v, struct flow *f)
@@ -143,16 +167,16 @@ static __always_inline void nat_follow(const struct pkt *p, const struct verdict
 
 	if (f->seen != v->now)
 		f->seen = v->now;
-	if (p->key.proto != IPPROTO_TCP)
+	if (p->key.proto != IPPROTO_TCP || !(p->flags & TCP_ACK) || !flow_in_window(end, f->end) ||
+	    !flow_in_window(p->ack, f->ack)) {
+		nat_renumber(p, f, end);
 		return;
-	if (!(p->flags & TCP_ACK) || !flow_in_window(end, f->end) || !flow_in_window(p->ack, f->ack))
-		return;
+	}
 	if ((__s32)(end - f->end) > 0)
 		f->end = end;
 	if ((__s32)(p->ack - f->ack) > 0)
 		f->ack = p->ack;
-	if (f->reset)
-		f->reset = 0;
+	flow_trust(f);
 }
 
 static __always_inline void nat_set_state(struct flow *f, struct flow *other, __u8 state, __u32 backend)
@@ -171,15 +195,19 @@ static __always_inline void nat_reset(const struct pkt *p, const struct verdict 
 {
 	int sctp = p->key.proto == IPPROTO_SCTP; /* the tag takes the place of a number (RFC 9260, 8.5.1) */
 
-	if (sctp ? p->ack == f->ack : p->seq == f->end || (other && p->seq == other->ack)) {
+	if (f->doubt == DOUBT_NUMBERS)
+		return;
+	int numbered = other && other->doubt != DOUBT_NUMBERS;
+
+	if (sctp ? p->ack == f->ack : p->seq == f->end || (numbered && p->seq == other->ack)) {
 		nat_set_state(f, other, FLOW_CLOSED, v->backend);
 		return;
 	}
 	if (sctp || !flow_in_window(p->seq, f->end))
 		return;
-	f->reset = 1;
-	if (other)
-		other->reset = 1;
+	f->doubt = DOUBT_RESET;
+	if (numbered)
+		other->doubt = DOUBT_RESET;
 }
 
 /* nat_fin records a FIN whose number is in the window. */
@@ -260,6 +288,7 @@ static __always_inline void nat_write(const struct pkt *p, struct verdict *v, st
 		nat_reset(p, v, f, other);
 		return;
 	}
+	nat_renumber(p, f, p->seq + p->payload + 1);
 	nat_fin(p, v, f, other);
 	nat_follow(p, v, f);
 	if (!v->reply && p->tsval) {

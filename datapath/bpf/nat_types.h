@@ -28,6 +28,12 @@ enum fin {
 	FIN_SECOND,
 };
 
+/* What a later packet of this side disproves. */
+enum flow_doubt {
+	DOUBT_RESET = 1, /* whether it goes on: a RST whose number was not exact was forwarded */
+	DOUBT_NUMBERS, /* end and ack: the flow is of an earlier version, which does not store both */
+};
+
 /* What both entries begin with: the state of one side of the flow. */
 struct flow {
 	__u32 end; /* TCP: sequence number after the last byte of this side; server, half-open: its first one */
@@ -35,7 +41,7 @@ struct flow {
 	__u32 seen; /* last packet, in units of flow_clock */
 	__u8 state; /* enum flow_state */
 	__u8 fin; /* enum fin */
-	__u8 reset; /* 1: a RST whose number was not exact was forwarded; a later packet disproves it */
+	__u8 doubt; /* enum flow_doubt */
 	__u8 answered; /* 1: the server has answered */
 };
 

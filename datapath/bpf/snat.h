@@ -10,14 +10,21 @@
 /* Loops over the tries are unrolled: Linux 6.1 rejects a loop whose last instruction is no jump. */
 #define SNAT_TRIES 6
 
-static __always_inline int snat_in_range(__be16 port)
-{
-	__u16 p = bpf_ntohs(port);
+/* One bit per source port that a flow may have: those of snat_ports, also before it was changed. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, 65536 / 64);
+} sy_snat_ports SEC(".maps");
 
-	for (int i = 0; i < SNAT_RANGES; i++)
-		if (snat_first[i] && p >= snat_first[i] && p <= snat_last[i])
-			return 1;
-	return 0;
+/* snat_is_used reports whether a flow may have a source port. */
+static __always_inline int snat_is_used(__be16 port)
+{
+	__u32 n = bpf_ntohs(port), i = n / 64;
+	__u64 *word = bpf_map_lookup_elem(&sy_snat_ports, &i);
+
+	return word && *word >> n % 64 & 1;
 }
 
 /* snat_port returns the n-th port of all ranges, modulo their size. */
