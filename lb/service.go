@@ -15,6 +15,8 @@ type Service struct {
 	Source string
 	// VIPs are the addresses clients connect to, in the configured order, one or several per family.
 	VIPs []netip.Addr
+	// Refused are addresses that the service does not get; they are reported only.
+	Refused []RefusedVIP
 	// Ports are the ports clients connect to, each with its backends; every port exists on every VIP.
 	Ports []ServicePort
 	// Policy is the external traffic policy: PolicyCluster, or PolicyLocal with only the backends of this node.

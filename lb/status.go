@@ -83,6 +83,9 @@ func (e *Engine) status() Status {
 	for _, addr := range slices.SortedFunc(maps.Keys(e.routes.claims), netip.Addr.Compare) {
 		out.Routes = append(out.Routes, e.routes.status(addr))
 	}
+	for _, name := range slices.Sorted(maps.Keys(e.services)) {
+		out.addRefused(e.services[name].service)
+	}
 	return out
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"net/netip"
 	"os"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/steelyard-lb/steelyard/healthd"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/agent/machine"
 	"github.com/steelyard-lb/steelyard/lb/agent/preflight"
 	"github.com/steelyard-lb/steelyard/lb/file"
 	"github.com/steelyard-lb/steelyard/lb/kube"
@@ -33,6 +35,8 @@ type Options struct {
 	PinPath    string         // directory of the pinned BPF objects; "": datapath.DefaultPinPath
 	StateDir   string         // state that outlives the agent, not a reboot; "": datapath.DefaultStateDir
 	KeepDir    string         // state that outlives a reboot; "": STATE_DIRECTORY (systemd.exec(5)), else StateDir
+
+	network *machine.Network // read by New
 
 	open func(datapath.Options) (forwarder, error) // nil: openDatapath; tests have one in memory
 }
@@ -95,6 +99,9 @@ func New(o Options) (*Agent, error) {
 	}
 	facts, err := describe(o.Config, thisHost{})
 	if err != nil {
+		return nil, err
+	}
+	if o.network, err = machine.Read(); err != nil {
 		return nil, err
 	}
 	services := openFileSource(o)
@@ -164,13 +171,18 @@ func (a *Agent) connect(
 	}
 	relay.deliverTo(a.engine.Health)
 	registry.MustRegister(calls, admin.NewStateMetrics(a.engine.Status))
-	a.sources = append(a.sources, sourceTask("services of the file", services, a.engine))
+	sink := newRefuser(a.engine, o.network, component(o.Log, "addresses"))
+	a.sources = append(a.sources, sourceTask("services of the file", services, sink))
+	a.tasks = append(a.tasks, task{"addresses of the machine", sink.watch})
 	drains, err := openDrainStore(o.StateDir, a.engine)
 	if err != nil {
 		return err
 	}
 	if o.Config.Kubernetes != nil {
-		c, err := newCluster(o, facts, a.engine, dp.SetTunnelSources)
+		c, err := newCluster(o, facts, a.engine, sink, func(nodes []netip.Addr) error {
+			sink.setNodes(nodes)
+			return dp.SetTunnelSources(nodes)
+		})
 		if err != nil {
 			return err
 		}

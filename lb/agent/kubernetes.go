@@ -39,7 +39,7 @@ type cluster struct {
 }
 
 func newCluster(
-	o Options, facts node, engine *lb.Engine, setTunnelSources func([]netip.Addr) error,
+	o Options, facts node, engine *lb.Engine, sink lb.Sink, setTunnelSources func([]netip.Addr) error,
 ) (cluster, error) {
 	k := o.Config.Kubernetes
 	log := component(o.Log, "kubernetes")
@@ -75,7 +75,7 @@ func newCluster(
 		return cluster{}, fmt.Errorf("kubernetes: %w", err)
 	}
 	relay.deliverTo(source.Health)
-	c.source = sourceTask("kubernetes", source, engine)
+	c.source = sourceTask("kubernetes", source, sink)
 	if k.Proxy == config.ProxyReplace {
 		proxy := &healthd.ProxyHealth{
 			Behind: health.behind, Applied: health.applied, Eligible: source.Eligible,

@@ -196,7 +196,7 @@ addresses = ["2001:db8::1-2001:db8::9"]`)
 
 func TestClusterWithoutAPIServerFile(t *testing.T) {
 	cfg := parse(t, "[kubernetes]\nkubeconfig = \"/no/such/file\"")
-	_, err := newCluster(Options{Config: cfg, Log: discard}, facts, nil, nil)
+	_, err := newCluster(Options{Config: cfg, Log: discard}, facts, nil, nil, nil)
 	if err == nil || !strings.HasPrefix(err.Error(), "kubernetes: ") {
 		t.Errorf("error %v", err)
 	}

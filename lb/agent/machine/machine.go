@@ -38,10 +38,11 @@ func Read() (*Network, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the routes: %w", err)
 	}
-	return newNetwork(links, addrs, routes), nil
+	return New(links, addrs, routes), nil
 }
 
-func newNetwork(links []netlink.Link, addrs []netlink.Addr, routes []netlink.Route) *Network {
+// New returns the network that consists of these links, addresses and routes.
+func New(links []netlink.Link, addrs []netlink.Addr, routes []netlink.Route) *Network {
 	n := &Network{links: map[string]bool{}, taken: map[netip.Addr]string{}, onLink: map[netip.Prefix]string{}}
 	names := map[int]string{}
 	for _, l := range links {

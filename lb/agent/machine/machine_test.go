@@ -23,7 +23,7 @@ func network(t *testing.T) *Network {
 	link := func(index int, name string) netlink.Link {
 		return &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: index, Name: name}}
 	}
-	return newNetwork(
+	return New(
 		[]netlink.Link{link(1, "lo"), link(2, "eth0"), link(3, ipvsDevice)},
 		[]netlink.Addr{
 			address(t, 1, "198.51.100.9/32"), address(t, 2, "192.0.2.11/24"), address(t, 2, "2001:db8::11/64"),
@@ -73,7 +73,7 @@ func TestLinks(t *testing.T) {
 			t.Errorf("%s is on %q; want %q", text, got, want)
 		}
 	}
-	if !n.Equal(network(t)) || n.Equal(nil) || n.Equal(newNetwork(nil, nil, nil)) {
+	if !n.Equal(network(t)) || n.Equal(nil) || n.Equal(New(nil, nil, nil)) {
 		t.Error("Equal")
 	}
 }

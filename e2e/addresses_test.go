@@ -1,0 +1,66 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+)
+
+// TestAddressBecomesOwn: an address of a service that the machine gets is withdrawn, and its packets reach the machine;
+// without it the service has the address again. check and a reload refuse such an address.
+func TestAddressBecomesOwn(t *testing.T) {
+	s := newSite(t, peers.BIRD, "tc", 1, 3)
+	b, a := s.Balancers[0], s.agents[0]
+	s.checkAnswered(t, 20)
+	if err := b.AddAddress("eth0", host(vip4)); err != nil {
+		t.Fatal(err)
+	}
+	const reason = "refused: 203.0.113.10 is the address of eth0"
+	labtest.Until(t, 3*time.Second, "the address is refused", func() error { return shows(t, a, reason, "routes") })
+	if _, err := s.Topology.Router.WaitNextHops(t.Context(), 3*time.Second, host(vip4)); err != nil {
+		t.Fatal(err)
+	}
+	own, err := traffic.ServeHTTP(b.Host, "the balancer", netip.AddrPortFrom(vip4, 7000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Topology.Router.AddRoute(host(vip4), b.V4); err != nil {
+		t.Fatal(err)
+	}
+	labtest.Until(t, 3*time.Second, "the machine itself answers there", func() error {
+		got, err := s.client().Get(t.Context(), fmt.Sprintf("http://%s:7000/", vip4))
+		if err == nil && got.Server != own.Name {
+			err = fmt.Errorf("%s answered", got.Server)
+		}
+		return err
+	})
+	if err := shows(t, a, reason, "check", lab.AgentConfigPath); err == nil {
+		t.Error("check accepts the address of this machine")
+	}
+	if out, err := a.CLI(t.Context(), "reload"); err == nil {
+		t.Errorf("a reload accepts the address of this machine: %s", out)
+	}
+	err = errors.Join(s.Topology.Router.DeleteRoute(host(vip4)), b.DeleteAddress("eth0", host(vip4)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.waitRoutes(t, 5*time.Second, b)
+	s.waitAnswered(t)
+}
+
+// shows fails unless the output of a command has text.
+func shows(t *testing.T, a *lab.Agent, text string, command ...string) error {
+	out, err := a.CLI(t.Context(), command...)
+	if err == nil && !strings.Contains(out, text) {
+		err = errors.New(out)
+	}
+	return err
+}
