@@ -45,6 +45,8 @@ type Service struct {
 	DropWhenEmpty bool
 	// WithholdReason is why the VIPs must not be announced, regardless of the health of the backends; "": they may be.
 	WithholdReason string
+	// WithholdIntended: WithholdReason is no fault, since another node serves the service or this one is excluded.
+	WithholdIntended bool
 	// Announce lists the announcers of the VIPs; empty: every announcer that is on.
 	Announce []AnnouncerKind
 }

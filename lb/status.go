@@ -56,6 +56,8 @@ type RouteStatus struct {
 	Announced bool            `json:"announced"`
 	Reason    string          `json:"reason,omitempty"` // why not announced
 	Since     time.Time       `json:"since,omitzero"`   // when announced or withdrawn
+	// Intended: it is not announced because it is drained, or because other nodes of the cluster announce it.
+	Intended bool `json:"intended,omitempty"`
 }
 
 // PeerStatus is one BGP neighbour.
@@ -86,6 +88,7 @@ func (e *Engine) status() Status {
 	for _, name := range slices.Sorted(maps.Keys(e.services)) {
 		out.addRefused(e.services[name].service)
 	}
+	e.markIntended(&out)
 	return out
 }
 

@@ -21,6 +21,8 @@ import (
 
 // Info describes the agent: the response of /v1/status.
 type Info struct {
+	Verdict    Verdict     `json:"verdict"` // OK, DEGRADED or DOWN
+	Reasons    []string    `json:"reasons"` // for the verdict, the most severe first
 	Node       string      `json:"node"`
 	Version    string      `json:"version"`
 	Started    time.Time   `json:"started"`
@@ -38,7 +40,19 @@ type Info struct {
 	Peers      int         `json:"peers"`                //
 	PeersUp    int         `json:"peers_established"`    //
 	Interfaces []Interface `json:"interfaces"`           //
-	Warnings   []string    `json:"warnings,omitempty"`   // of the configuration and the tunnel keys
+	Warnings   []string    `json:"warnings,omitempty"`   // of the configuration, and problems
+	// Problems are parts that do not work at present, and other agents that interfere.
+	Problems    []string   `json:"problems,omitempty"`
+	Drained     *lb.Drains `json:"drained,omitempty"`      // nil: nothing is
+	NeedRestart []string   `json:"need_restart,omitempty"` // changed sections that are read at the start only
+	Cluster     *Cluster   `json:"cluster,omitempty"`      // nil: no cluster is configured
+	L2          bool       `json:"-"`                      // addresses are announced by ARP and NDP, too
+}
+
+// Cluster is what the agent knows of its Kubernetes cluster.
+type Cluster struct {
+	Away   time.Time `json:"away,omitzero"`    // since when the API server does not answer; zero: it does
+	Leader string    `json:"leader,omitempty"` // the node that assigns addresses; "": none, or it is not known
 }
 
 // Interface is an interface to which the datapath is attached.
@@ -57,10 +71,11 @@ type Reloaded struct {
 	NeedRestart []string  `json:"need_restart,omitempty"` // changed sections that the agent reads at its start only
 }
 
-// Options are the inputs of a Server. All are required.
+// Options are the inputs of a Server. All but Now are required.
 type Options struct {
-	Socket string // path of the unix socket
-	Listen string // "": no TCP
+	Now    func() time.Time // nil: time.Now
+	Socket string           // path of the unix socket
+	Listen string           // "": no TCP
 	Status func(context.Context) (lb.Status, error)
 	Peers  func() []lb.PeerStatus
 	Flows  func(context.Context, lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error)
@@ -253,11 +268,20 @@ func (s *Server) info(st lb.Status) Info {
 		i.Routes++
 		i.Announced += one(x.Announced)
 	}
-	for _, x := range s.o.Peers() {
+	peers := s.o.Peers()
+	for _, x := range peers {
 		i.Peers++
-		i.PeersUp += one(x.State == "established")
+		i.PeersUp += one(x.State == established)
 	}
+	i.judge(st, peers, s.now())
 	return i
+}
+
+func (s *Server) now() time.Time {
+	if s.o.Now != nil {
+		return s.o.Now()
+	}
+	return time.Now()
 }
 
 func one(b bool) int {

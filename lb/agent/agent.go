@@ -178,6 +178,7 @@ func (a *Agent) connect(
 	if err != nil {
 		return err
 	}
+	var inCluster func() *admin.Cluster
 	if o.Config.Kubernetes != nil {
 		c, err := newCluster(o, facts, a.engine, sink, func(nodes []netip.Addr) error {
 			sink.setNodes(nodes)
@@ -188,10 +189,12 @@ func (a *Agent) connect(
 		}
 		a.sources = append(a.sources, c.source)
 		a.tasks = append(a.tasks, c.tasks...)
+		inCluster = c.state
 	}
 	info := describer{
 		node: facts.name, version: o.Version, started: time.Now(), reloader: a.reloader, datapath: dp,
 		problems: []func() []string{a.keys.problems, a.problems.list, prober.Problems},
+		drained:  drains.now, cluster: inCluster, l2: o.Config.L2 != nil,
 	}
 	api := admin.New(admin.Options{
 		Socket: o.Config.Admin.Socket, Listen: o.Config.Admin.Listen,

@@ -15,13 +15,17 @@ func TestRetryingDial(t *testing.T) {
 	}
 	at := l.Addr().String()
 	l.Close()
-	dial := retryingDial(slog.New(slog.DiscardHandler))
+	away := new(reachability)
+	dial := retryingDial(slog.New(slog.DiscardHandler), away)
 
 	ctx, cancel := context.WithTimeout(t.Context(), dialInterval/2)
 	defer cancel()
 	if conn, err := dial(ctx, "tcp", at); err == nil {
 		conn.Close()
 		t.Error("connected without a listener")
+	}
+	if away.awaySince().IsZero() {
+		t.Error("the API server is not away")
 	}
 	time.AfterFunc(dialInterval/2, func() {
 		if l, err = net.Listen("tcp", at); err == nil {
@@ -34,6 +38,9 @@ func TestRetryingDial(t *testing.T) {
 		t.Fatal(err)
 	}
 	conn.Close()
+	if !away.awaySince().IsZero() {
+		t.Error("the API server is away")
+	}
 	if took := time.Since(start); took < dialInterval/2 || took > 3*dialInterval {
 		t.Errorf("connected after %s", took)
 	}

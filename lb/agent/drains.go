@@ -48,6 +48,13 @@ func openDrainStore(dir string, e drainer) (*drainStore, error) {
 	return d, nil
 }
 
+// now returns the drains in force.
+func (d *drainStore) now() lb.Drains {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.current
+}
+
 // set drains or undrains a service, or with "" the node, and returns all drains. A service that does not exist can only
 // be undrained.
 func (d *drainStore) set(ctx context.Context, service string, on bool) (lb.Drains, error) {

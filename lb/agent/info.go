@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath"
+	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
 )
 
@@ -14,6 +15,9 @@ type describer struct {
 	started       time.Time
 	reloader      *reloader
 	problems      []func() []string // what does not work at present
+	drained       func() lb.Drains
+	cluster       func() *admin.Cluster // nil: none
+	l2            bool
 	datapath      interface {
 		Interfaces() []datapath.InterfaceStatus
 	}
@@ -24,10 +28,19 @@ func (d describer) info() admin.Info {
 	i := admin.Info{
 		Node: d.node, Version: d.version, Started: d.started, Config: d.reloader.file,
 		Loaded: l.at, LoadError: l.refused,
-		Warnings: slices.Clone(l.warnings),
+		NeedRestart: l.restart, L2: d.l2,
 	}
 	for _, problems := range d.problems {
-		i.Warnings = append(i.Warnings, problems()...)
+		i.Problems = append(i.Problems, problems()...)
+	}
+	i.Warnings = slices.Concat(l.warnings, i.Problems)
+	if d.drained != nil {
+		if now := d.drained(); now.Node || len(now.Services) > 0 {
+			i.Drained = &now
+		}
+	}
+	if d.cluster != nil {
+		i.Cluster = d.cluster()
 	}
 	for _, x := range d.datapath.Interfaces() {
 		state := admin.Interface{Name: x.Name, Mode: string(x.Mode), Hook: x.Hook}

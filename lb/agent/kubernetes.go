@@ -19,6 +19,7 @@ import (
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/healthd"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/kube"
 )
 
@@ -36,6 +37,17 @@ const leaseTimeout = 2 * time.Second
 type cluster struct {
 	source task
 	tasks  []task
+	away   *reachability
+	leader func() string // nil: this agent takes no part in the election
+}
+
+// state returns what the status shows.
+func (c cluster) state() *admin.Cluster {
+	s := &admin.Cluster{Away: c.away.awaySince()}
+	if c.leader != nil {
+		s.Leader = c.leader()
+	}
+	return s
 }
 
 func newCluster(
@@ -43,7 +55,8 @@ func newCluster(
 ) (cluster, error) {
 	k := o.Config.Kubernetes
 	log := component(o.Log, "kubernetes")
-	client, err := newClient(k.Kubeconfig, o.Version, 0, retryingDial(log))
+	c := cluster{away: new(reachability)}
+	client, err := newClient(k.Kubeconfig, o.Version, 0, retryingDial(log, c.away))
 	if err != nil {
 		return cluster{}, fmt.Errorf("kubernetes: %w", err)
 	}
@@ -57,7 +70,6 @@ func newCluster(
 	}
 	klog.SetSlogLogger(log)
 
-	var c cluster
 	options := kubeOptions(o.Config, facts)
 	options.Client, options.TunnelSources, options.Pools, options.Log = client, setTunnelSources, pools, log
 	// Not the prober of the backends: the names differ, and the cluster source receives the reports.
@@ -89,7 +101,7 @@ func newCluster(
 			Client: client, Lease: lease, Node: facts.name,
 			Namespace: ownNamespace(), Class: k.LoadBalancerClass, Pools: pools, Log: log,
 		})
-		c.tasks = append(c.tasks, task{"addresses", allocator.Run})
+		c.tasks, c.leader = append(c.tasks, task{"addresses", allocator.Run}), allocator.Leader
 	}
 	return c, nil
 }

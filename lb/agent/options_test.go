@@ -209,12 +209,14 @@ func (u uplinks) Interfaces() []datapath.InterfaceStatus { return u }
 func TestInfo(t *testing.T) {
 	started, loaded := time.Unix(1, 0), time.Unix(2, 0)
 	l := &reloader{file: "/etc/x.toml"}
-	l.state.Store(&loadState{at: loaded, refused: "wrong", warnings: []string{"w"}})
+	l.state.Store(&loadState{at: loaded, refused: "wrong", warnings: []string{"w"}, restart: []string{"bgp"}})
+	drains, cluster := lb.Drains{Services: []string{"web"}}, &admin.Cluster{Leader: "n"}
 	d := describer{node: "n", version: "v", started: started, reloader: l, datapath: uplinks{
 		{Name: "eth0", Mode: datapath.ModeTC, Hook: "tcx"}, {Name: "eth1"},
-	}}
+	}, drained: func() lb.Drains { return drains }, cluster: func() *admin.Cluster { return cluster }, l2: true}
 	want := admin.Info{
 		Node: "n", Version: "v", Started: started, Config: "/etc/x.toml", Loaded: loaded, LoadError: "wrong",
+		NeedRestart: []string{"bgp"}, Drained: &drains, Cluster: cluster, L2: true,
 		Warnings: []string{"w"}, Interfaces: []admin.Interface{
 			{Name: "eth0", Mode: "tc", Hook: "tcx"},
 			{Name: "eth1", Err: "interface not found; it is attached when it exists again"},

@@ -29,6 +29,7 @@ type reloader struct {
 type loadState struct {
 	at       time.Time // when the configuration in force was loaded
 	refused  string    // why a later one was rejected; "": none was
+	restart  []string  // changed sections that are read at the start only
 	warnings []string
 }
 
@@ -68,7 +69,7 @@ func (l *reloader) apply() (admin.Reloaded, error) {
 	for _, section := range changed {
 		l.log.Warn("changed section takes effect at the next start", "section", section)
 	}
-	next := &loadState{at: time.Now(), warnings: cfg.Warnings}
+	next := &loadState{at: time.Now(), warnings: cfg.Warnings, restart: changed}
 	l.state.Store(next)
 	l.log.Info("configuration reloaded", "config", l.file, "services", len(cfg.Services))
 	return admin.Reloaded{Config: l.file, Loaded: next.at, Warnings: cfg.Warnings, NeedRestart: changed}, nil

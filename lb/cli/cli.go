@@ -13,6 +13,7 @@ import (
 	ucli "github.com/urfave/cli/v2"
 
 	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb/admin"
 )
 
 // version is set by the linker (-X).
@@ -47,6 +48,13 @@ type env struct {
 // Main runs the command in args and returns the exit code.
 func Main(ctx context.Context, args []string, out, errOut io.Writer, p Programs) int {
 	err := newApp(&env{out, errOut, p}).RunContext(ctx, append([]string{"steelyard"}, args...))
+	var v verdictError
+	if errors.As(err, &v) {
+		if !errors.Is(err, errReported) {
+			fmt.Fprintf(errOut, "steelyard: %v\n", err)
+		}
+		return slices.Index(admin.Verdicts, v.verdict)
+	}
 	switch {
 	case err == nil:
 		return 0

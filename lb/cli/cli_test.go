@@ -244,7 +244,31 @@ func TestTables(t *testing.T) {
 	if code != 0 || !strings.Contains(out, "backends  0 of 1 healthy\n") {
 		t.Errorf("status: code %d\n%s", code, out)
 	}
-	code, out, errOut := steelyard(t, "status", "--ready", "--socket", socket)
+	if !strings.HasPrefix(out, "DOWN: no address is announced: 203.0.113.10: 0 of 1 backends healthy") {
+		t.Errorf("status begins with %.100q", out)
+	}
+	code, out, errOut := steelyard(t, "status", "--check", "--socket", socket)
+	if code != 2 || !strings.HasPrefix(out, "DOWN: ") || errOut != "" {
+		t.Errorf("status --check: code %d, stderr %q\n%s", code, errOut, out)
+	}
+	for _, tt := range []struct {
+		st   lb.Status
+		want string
+		code int
+	}{
+		{lb.Status{Settled: true}, "DEGRADED: 1 of 1 BGP sessions are not established: 192.0.2.1: connection", 1},
+		{lb.Status{}, "DEGRADED: starting: ", 1},
+	} {
+		code, out, errOut := steelyard(t, "status", "--check", "--socket", serve(t, tt.st))
+		if code != tt.code || !strings.HasPrefix(out, tt.want) || errOut != "" {
+			t.Errorf("status --check: code %d, stderr %q; want %d and %q\n%s", code, errOut, tt.code, tt.want, out)
+		}
+	}
+	code, _, errOut = steelyard(t, "status", "--check", "--socket", "/nowhere.sock")
+	if code != 2 || !strings.Contains(errOut, "no agent listens on /nowhere.sock") {
+		t.Errorf("status --check without an agent: code %d, stderr %q", code, errOut)
+	}
+	code, out, errOut = steelyard(t, "status", "--ready", "--socket", socket)
 	if code != 1 || !strings.Contains(out, "backends") || !strings.Contains(errOut, "0 of 1 BGP sessions") {
 		t.Errorf("status --ready: code %d, stderr %q\n%s", code, errOut, out)
 	}

@@ -56,20 +56,43 @@ func (e *env) status() *ucli.Command {
 	cmd := e.list("status", "state of the agent", "/v1/status", statusTable)
 	cmd.Flags = append(cmd.Flags, &ucli.BoolFlag{
 		Name: "ready", Usage: "fail until the configuration is in force and BGP sessions are established",
+	}, &ucli.BoolFlag{
+		Name: "check", Usage: "exit with 0 for OK, 1 for DEGRADED, 2 for DOWN or without an agent",
 	})
 	show := cmd.Action
 	cmd.Action = func(c *ucli.Context) error {
-		if err := show(c); err != nil || !c.Bool("ready") {
+		err := show(c)
+		if !c.Bool("ready") && !c.Bool("check") {
 			return err
 		}
 		var i admin.Info
-		if err := admin.NewClient(c.String("socket")).Get(c.Context, "/v1/status", &i); err != nil {
-			return err
+		if err == nil {
+			err = admin.NewClient(c.String("socket")).Get(c.Context, "/v1/status", &i)
 		}
-		return notReady(i)
+		switch {
+		case err != nil && c.Bool("check") && !errors.Is(err, errUsage):
+			return verdictError{admin.Down, err}
+		case err != nil:
+			return err
+		case c.Bool("ready"):
+			return notReady(i)
+		case i.Verdict != admin.OK:
+			return verdictError{i.Verdict, errReported}
+		}
+		return nil
 	}
 	return cmd
 }
+
+// verdictError is the result of status --check.
+type verdictError struct {
+	verdict admin.Verdict
+	err     error
+}
+
+func (e verdictError) Error() string { return e.err.Error() }
+
+func (e verdictError) Unwrap() error { return e.err }
 
 func notReady(i admin.Info) error {
 	switch {
@@ -212,6 +235,11 @@ func statusTable(w io.Writer, answer []byte) error {
 	if err := json.Unmarshal(answer, &i); err != nil {
 		return fmt.Errorf("read the response: %w", err)
 	}
+	verdict := string(i.Verdict)
+	if len(i.Reasons) > 0 {
+		verdict += ": " + i.Reasons[0]
+	}
+	fmt.Fprintln(w, verdict)
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(name, format string, args ...any) {
 		fmt.Fprintf(tw, "%s\t%s\n", name, fmt.Sprintf(format, args...))
@@ -221,6 +249,16 @@ func statusTable(w io.Writer, answer []byte) error {
 	line("config", "%s, loaded %s ago", i.Config, ago(i.Loaded))
 	if i.LoadError != "" {
 		line("last reload", "rejected: %s", strings.ReplaceAll(i.LoadError, "\n", "\n\t"))
+	}
+	for _, r := range i.Reasons[min(1, len(i.Reasons)):] {
+		line("also", "%s", r)
+	}
+	if c := i.Cluster; c != nil {
+		state := "connected"
+		if !c.Away.IsZero() {
+			state = "API server away for " + ago(c.Away)
+		}
+		line("cluster", "%s, addresses are assigned by %s", state, dash(c.Leader))
 	}
 	line("services", "%d of %d healthy", i.Healthy, i.Services)
 	line("backends", "%d of %d healthy", i.BackendsUp, i.Backends)

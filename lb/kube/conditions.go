@@ -42,7 +42,7 @@ func (c *conditions) withhold(s *core.Service, v *view, node *core.Node) string 
 	if isLocal(s) {
 		if v.readyLocal == 0 {
 			c.stop(v.service.Name)
-			return "externalTrafficPolicy is Local, and no ready endpoint is on this node"
+			return lb.NoLocalEndpoint
 		}
 		if s.Spec.HealthCheckNodePort != 0 {
 			return c.nodePort(v.service.Name, uint16(s.Spec.HealthCheckNodePort))

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	core "k8s.io/api/core/v1"
@@ -27,6 +28,13 @@ const finalizer = "service.kubernetes.io/load-balancer-cleanup"
 type Allocator struct {
 	o      AllocatorOptions
 	events record.EventRecorder
+	leader atomic.Value // string: the node that assigns addresses
+}
+
+// Leader returns the node that assigns addresses; "": none, or it is not known yet.
+func (a *Allocator) Leader() string {
+	name, _ := a.leader.Load().(string)
+	return name
 }
 
 // term is the state of one period as the leader.
@@ -76,6 +84,7 @@ func (a *Allocator) Run(ctx context.Context) error {
 			ReleaseOnCancel: true, Name: "steelyard",
 			Callbacks: leaderelection.LeaderCallbacks{
 				OnStartedLeading: a.lead,
+				OnNewLeader:      func(node string) { a.leader.Store(node) },
 				OnStoppedLeading: func() { a.o.Log.Info("this agent does not assign addresses") },
 			},
 		})

@@ -280,6 +280,8 @@ func (s *Source) viewOf(name string) *view {
 	v.service.UnrestrictedVIPs = external
 	s.nodePort(service, v)
 	v.service.WithholdReason = s.conditions.withhold(service, v, s.own)
+	v.service.WithholdIntended = v.service.WithholdReason == lb.NoLocalEndpoint ||
+		s.own != nil && s.conditions.excluded(s.own) != ""
 	s.pooled(v.service)
 	return v
 }

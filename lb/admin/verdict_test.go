@@ -1,0 +1,74 @@
+package admin
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+func TestVerdict(t *testing.T) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	a, b := netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("203.0.113.11")
+	up := lb.RouteStatus{Address: a, Announced: true}
+	down := lb.RouteStatus{Address: b, Reason: "0 of 1 backends healthy, min_healthy is 1"}
+	elsewhere := lb.RouteStatus{Address: b, Reason: lb.NoLocalEndpoint, Intended: true}
+	peer, dead := lb.PeerStatus{State: established}, lb.PeerStatus{Peer: a, State: "active", LastError: "refused"}
+	sick := []lb.BackendStatus{{State: lb.StateHealthy}, {Service: "web", Address: b, Reason: "HTTP 500"}}
+	for _, tt := range []struct {
+		name    string
+		i       Info
+		st      lb.Status
+		peers   []lb.PeerStatus
+		want    Verdict
+		reasons []string
+	}{
+		{"nothing to do", Info{}, lb.Status{Settled: true}, nil, OK, nil},
+		{"all is well", Info{}, lb.Status{Settled: true, Routes: []lb.RouteStatus{up}}, []lb.PeerStatus{peer},
+			OK, nil},
+		{"starting", Info{}, lb.Status{Routes: []lb.RouteStatus{down}}, nil, Degraded,
+			[]string{"starting: the first health checks or the first sync of services is not complete"}},
+		{"some", Info{}, lb.Status{Settled: true, Routes: []lb.RouteStatus{up, down}}, nil, Degraded,
+			[]string{"1 of 2 addresses are not announced: 203.0.113.11: 0 of 1 backends healthy, min_healthy is 1"}},
+		{"none", Info{}, lb.Status{Settled: true, Routes: []lb.RouteStatus{down}}, nil, Down,
+			[]string{"no address is announced: 203.0.113.11: 0 of 1 backends healthy, min_healthy is 1"}},
+		{"on other nodes", Info{}, lb.Status{Settled: true, Routes: []lb.RouteStatus{elsewhere}}, nil, OK, nil},
+		{"a peer", Info{}, lb.Status{Settled: true, Routes: []lb.RouteStatus{up}}, []lb.PeerStatus{peer, dead},
+			Degraded,
+			[]string{"1 of 2 BGP sessions are not established: 203.0.113.10: refused"}},
+		{"all peers", Info{}, lb.Status{Settled: true, Routes: []lb.RouteStatus{up}}, []lb.PeerStatus{dead}, Down,
+			[]string{"1 of 1 BGP sessions are not established: 203.0.113.10: refused"}},
+		{"all peers, and L2", Info{L2: true}, lb.Status{Settled: true, Routes: []lb.RouteStatus{up}},
+			[]lb.PeerStatus{dead}, Degraded,
+			[]string{"1 of 1 BGP sessions are not established: 203.0.113.10: refused"}},
+		{"a backend", Info{}, lb.Status{Settled: true, Backends: sick}, nil, Degraded,
+			[]string{"1 of 2 backends are not healthy: 203.0.113.11 of web: HTTP 500"}},
+		{"behind", Info{}, lb.Status{Settled: true, Behind: now.Add(-time.Minute)}, nil, Degraded,
+			[]string{"the kernel lacks updates since 2026-01-02T03:03:05Z"}},
+		{"for a moment", Info{}, lb.Status{Settled: true, Behind: now.Add(-time.Second)}, nil, OK, nil},
+		{
+			"the rest", Info{
+				Interfaces: []Interface{{Name: "eth0", Err: "not found"}}, Problems: []string{"port 179 is taken"},
+				Cluster: &Cluster{Away: now}, Drained: &lb.Drains{Services: []string{"a", "b", "c", "d", "e", "f"}},
+				LoadError: "x", NeedRestart: []string{"bgp"},
+			}, lb.Status{Settled: true}, nil, Degraded, []string{
+				"interface eth0: not found", "port 179 is taken",
+				"the API server is away since 2026-01-02T03:04:05Z; its last known state is in force",
+				"drained: a, b, c, d, e and 1 more", "the last reload was rejected",
+				"a restart is needed to apply changes of: bgp",
+			},
+		},
+		{"a drained node", Info{Drained: &lb.Drains{Node: true}}, lb.Status{Settled: true}, nil, Degraded,
+			[]string{"the node is drained"}},
+	} {
+		s := &Server{o: Options{
+			Info: func() Info { return tt.i }, Peers: func() []lb.PeerStatus { return tt.peers },
+			Now: func() time.Time { return now },
+		}}
+		if got := s.info(tt.st); got.Verdict != tt.want || !slices.Equal(got.Reasons, tt.reasons) {
+			t.Errorf("%s: %s %q; want %s %q", tt.name, got.Verdict, got.Reasons, tt.want, tt.reasons)
+		}
+	}
+}
