@@ -82,7 +82,9 @@ type BGP struct {
 	// AggregateV4 and AggregateV6 are the announced prefix lengths. All addresses they cover are in pools announced
 	// by BGP, or they are 32 and 128.
 	AggregateV4, AggregateV6 int
-	Weighted                 bool // link-bandwidth extended community in proportion to the healthy backends
+	// RestartTime is how long peers keep the routes while the agent is down; 0: not at all. Whole seconds up to 4095 s.
+	RestartTime time.Duration
+	Weighted    bool // link-bandwidth extended community in proportion to the healthy backends
 }
 
 // Peer is one BGP neighbour. Peers can be compared with ==.

@@ -10,7 +10,10 @@ import (
 )
 
 func defaultBGP() *BGP {
-	return &BGP{ListenPort: 179, LocalPref: 100, AggregateV4: 32, AggregateV6: 128, Weighted: true}
+	return &BGP{
+		ListenPort: 179, LocalPref: 100, AggregateV4: 32, AggregateV6: 128, Weighted: true,
+		RestartTime: 30 * time.Second,
+	}
 }
 
 func defaultPeer() Peer {
@@ -39,6 +42,7 @@ func (d *decoder) bgp(t *table) *BGP {
 	b.AggregateV4 = integer(t, "aggregate_v4", b.AggregateV4, 8, 32)
 	b.AggregateV6 = integer(t, "aggregate_v6", b.AggregateV6, 16, 128)
 	b.Weighted = t.boolean("weighted", b.Weighted)
+	b.RestartTime = t.restartTime(b.RestartTime)
 	return b
 }
 
@@ -125,6 +129,18 @@ func (d *decoder) source(i item, peer netip.Addr) netip.Addr {
 	}
 	d.isOwn(a, i)
 	return a
+}
+
+// restartTime has 12 bits of seconds in the capability (RFC 4724 §3).
+func (t *table) restartTime(def time.Duration) time.Duration {
+	r := t.duration("restart_time", def, 0, 4095*time.Second)
+	if r%time.Second != 0 {
+		i := t.at("restart_time")
+		next := r.Truncate(time.Second) + time.Second
+		i.errorf(fmt.Sprintf("write %q", short(next)), "%q is not whole seconds", i.value)
+		return def
+	}
+	return r
 }
 
 // holdTime is 0 or at least 3 s, and is encoded as two bytes of seconds (RFC 4271 §4.2).

@@ -236,7 +236,7 @@ func TestUnitLines(t *testing.T) {
 	lines := strings.Split(string(unit), "\n")
 	for _, want := range []string{
 		"ExecStart=/usr/local/bin/steelyard run", "ExecReload=/usr/local/bin/steelyard reload",
-		"SystemCallErrorNumber=EPERM", "Type=notify",
+		"SystemCallErrorNumber=EPERM", "Type=notify", "OOMScoreAdjust=-900",
 	} {
 		if !slices.Contains(lines, want) {
 			t.Errorf("the unit has no line %q", want)

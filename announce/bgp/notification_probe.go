@@ -22,7 +22,7 @@ const (
 	// refusalUnknown is the fault until the reason of a refusal is known. It is logged only after logRefusalAfter.
 	refusalUnknown  = "the peer refused the session; see its log for the reason"
 	logRefusalAfter = 10 * time.Second
-	// refusalTTL is how long a known reason is assumed for later refusals.
+	// refusalTTL is how long a known reason is assumed for later refusals, before the peer is probed again.
 	refusalTTL = time.Minute
 )
 

@@ -22,7 +22,7 @@ type Options struct {
 	Communities []uint32
 	// LargeCommunities are large communities (RFC 8092).
 	LargeCommunities [][3]uint32
-	// LocalPref is sent to peers with the local ASN only; 0: 100.
+	// LocalPref is sent to peers with the local ASN only.
 	LocalPref uint32
 	// AggregateV4 and AggregateV6 are the lengths of the announced prefixes; 0: 32 and 128. The prefix is announced
 	// while any VIP in it is.
@@ -30,7 +30,7 @@ type Options struct {
 	// Weighted adds the link bandwidth extended community, in proportion to the weight of an announcement
 	// (draft-ietf-idr-link-bandwidth).
 	Weighted bool
-	// RestartTime is how long peers keep the routes while this process is down, in whole seconds up to 4095 s; 0: 120
+	// RestartTime is how long peers keep the routes while this process is down, in whole seconds up to 4095 s; 0: 30
 	// s. (RFC 4724, section 3.)
 	RestartTime time.Duration
 	// NextHopV4 and NextHopV6 are addresses of this node, used as next hop where neither the session nor the interface
@@ -64,8 +64,7 @@ type Peer struct {
 
 const (
 	defaultHoldTime    = 90 * time.Second
-	defaultRestartTime = 120 * time.Second
-	defaultLocalPref   = 100
+	defaultRestartTime = 30 * time.Second
 	maxPassword        = 80 // TCP_MD5SIG_MAXKEYLEN
 )
 
@@ -88,7 +87,6 @@ func (o Options) withDefaults() (Options, error) {
 	if o.ListenPort == 0 {
 		o.ListenPort = 179
 	}
-	orDefault(&o.LocalPref, defaultLocalPref)
 	orDefault(&o.AggregateV4, 32)
 	orDefault(&o.AggregateV6, 128)
 	orDefault(&o.RestartTime, defaultRestartTime)

@@ -21,11 +21,11 @@ func TestDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.ListenPort != 179 || got.LocalPref != 100 || got.AggregateV4 != 32 || got.AggregateV6 != 128 {
+	if got.ListenPort != 179 || got.LocalPref != 0 || got.AggregateV4 != 32 || got.AggregateV6 != 128 {
 		t.Errorf("defaults %+v", got)
 	}
 	p := got.Peers[0]
-	if got.RestartTime != 120*time.Second || p.Port != 179 || p.HoldTime != 90*time.Second {
+	if got.RestartTime != 30*time.Second || p.Port != 179 || p.HoldTime != 90*time.Second {
 		t.Errorf("defaults %+v", got)
 	}
 	o.ListenPort, o.Peers[0].Port, o.Peers[0].HoldTime = -1, 1179, 9*time.Second

@@ -173,12 +173,12 @@ func (s *Speaker) record(ev peerEvent) (wasUp time.Duration) {
 	case eventDial:
 		p.dialErr = ev.err
 	case eventNotification:
-		p.fault, p.faultAt, p.dialErr = ev.text, now, nil
+		p.fault, p.faultAt, p.dialErr, p.reprobe = ev.text, now, nil, false
 	case eventState:
 		p.state = ev.new
 		switch {
 		case ev.new == stateEstablished:
-			p.since, p.disconnectedAt, p.dialErr, p.fault = now, time.Time{}, nil, ""
+			p.since, p.disconnectedAt, p.dialErr, p.fault, p.reprobe = now, time.Time{}, nil, "", false
 			p.ups++
 		case ev.old == stateEstablished:
 			wasUp = now.Sub(p.since)
@@ -193,14 +193,25 @@ func (s *Speaker) record(ev peerEvent) (wasUp time.Duration) {
 	return wasUp
 }
 
-// setFault sets why a session ended or did not come up, unless a better reason is known: from a NOTIFICATION just
-// received or from a probe.
+// setFault sets why a session ended or did not come up. A text without a cause replaces no cause: that stays until
+// another one is known, or the session is up. A cause that was set just now stays, too: it is from the peer.
 func (n *session) setFault(text string, now time.Time) {
 	age := now.Sub(n.faultAt)
-	if n.fault == "" || (text != refusalUnknown && age > pollInterval) || age > refusalTTL {
+	vague := vagueFaults[text]
+	n.reprobe = n.reprobe || text == refusalUnknown && age > refusalTTL
+	if n.fault == "" || vagueFaults[n.fault] || (!vague && age > pollInterval) {
 		n.fault, n.faultAt = text, now
 	}
 }
+
+const (
+	closedByPeer   = "the peer closed the connection"
+	sendFailed     = "the connection failed while sending"
+	connectionLost = "the connection was lost"
+)
+
+// vagueFaults are faults without a cause.
+var vagueFaults = map[string]bool{refusalUnknown: true, closedByPeer: true, sendFailed: true, connectionLost: true}
 
 // faultText returns a description of the reason that gobgp gives for the end of a session.
 func faultText(reason string) string {
@@ -208,11 +219,11 @@ func faultText(reason string) string {
 	case "invalid-msg":
 		return refusalUnknown
 	case "read-failed":
-		return "the peer closed the connection"
+		return closedByPeer
 	case "write-failed":
-		return "the connection failed while sending"
+		return sendFailed
 	case "graceful-restart":
-		return "the connection was lost"
+		return connectionLost
 	case "hold-timer-expired":
 		return "hold timer expired: no message from the peer"
 	}

@@ -180,12 +180,14 @@ func TestToProbe(t *testing.T) {
 		{"connecting", refusalUnknown, "opensent", time.Hour, false},
 		{"established", refusalUnknown, stateEstablished, time.Hour, false},
 		{"known reason", "cease", "idle", time.Hour, false},
+		{"known reason, outdated", "outdated", "idle", time.Hour, true},
 		{"no fault", "", "idle", time.Hour, false},
 		{"probed 2 s ago", refusalUnknown, "idle", 2 * time.Second, false},
 		{"probed earlier", refusalUnknown, "idle", 2*time.Second + 1, true},
 	} {
 		s, p := newTestSpeaker(t, new(strings.Builder))
 		p.fault, p.state, p.probedAt = row.fault, row.state, now.Add(-row.age)
+		p.reprobe = row.fault == "outdated"
 		if got := len(s.toProbe(now)) == 1; got != row.want || p.probedAt.Equal(now) != row.want {
 			t.Errorf("%s: probed: %t, want %t", row.name, got, row.want)
 		}

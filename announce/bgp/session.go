@@ -30,6 +30,7 @@ type session struct {
 	fault          string    // why the last session ended or was refused
 	faultAt        time.Time
 	probedAt       time.Time // last NOTIFICATION probe
+	reprobe        bool      // the cause in fault may be outdated: probe for it again
 	md5Dropped     uint64    // md5Dropped() at disconnectedAt
 
 	ups, downs uint64
@@ -119,7 +120,7 @@ func (n *session) reason(now time.Time) string {
 	at := netip.AddrPortFrom(n.peer.Address, n.peer.Port)
 	duration := now.Sub(n.disconnectedAt).Round(time.Second)
 	text := fmt.Sprintf("no TCP connection to %v for %v: %s", at, duration, n.dialProblem())
-	if n.fault != "" && now.Sub(n.faultAt) < time.Minute {
+	if n.fault != "" {
 		text += "; before that: " + n.fault
 	}
 	return text

@@ -69,7 +69,7 @@ func (s *Speaker) probeRefusals(ctx context.Context, probes *sync.WaitGroup) {
 // toProbe returns the peers to probe now, and records that they are probed.
 func (s *Speaker) toProbe(now time.Time) (due []Peer) {
 	s.forEachSession(func(p *session) {
-		if p.fault == refusalUnknown && p.connecting() && now.Sub(p.probedAt) > probeInterval {
+		if (p.fault == refusalUnknown || p.reprobe) && p.connecting() && now.Sub(p.probedAt) > probeInterval {
 			p.probedAt = now
 			due = append(due, p.peer)
 		}

@@ -72,7 +72,8 @@ func TestRecord(t *testing.T) {
 	})
 }
 
-// A known reason stays for a second; the unknown refusal replaces it only after a minute.
+// A known reason stays for a second against another one, and for ever against none. After a minute of refusals the
+// peer is probed for the reason again.
 func TestSetFault(t *testing.T) {
 	now := time.Now()
 	for _, row := range []struct {
@@ -86,10 +87,18 @@ func TestSetFault(t *testing.T) {
 		{"old", time.Second, "new", "old"},
 		{"old", time.Second + 1, "new", "new"},
 		{"old", time.Minute, refusalUnknown, "old"},
-		{"old", time.Minute + 1, refusalUnknown, refusalUnknown},
+		{"old", time.Minute + 1, refusalUnknown, "old"},
+		{"old", time.Hour, closedByPeer, "old"},
+		{"old", time.Hour, sendFailed, "old"},
+		{"old", time.Hour, connectionLost, "old"},
+		{closedByPeer, 0, "new", "new"},
+		{closedByPeer, 0, refusalUnknown, refusalUnknown},
 	} {
 		n := session{fault: row.fault, faultAt: now.Add(-row.age)}
 		n.setFault(row.text, now)
+		if want := row.text == refusalUnknown && row.age > time.Minute; n.reprobe != want {
+			t.Errorf("%q after %s, then %q: probed again: %t", row.fault, row.age, row.text, n.reprobe)
+		}
 		if n.fault != row.want || (n.fault != row.fault) != n.faultAt.Equal(now) {
 			t.Errorf("%q after %s, then %q: %q since %s", row.fault, row.age, row.text, n.fault, now.Sub(n.faultAt))
 		}

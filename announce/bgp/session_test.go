@@ -36,7 +36,7 @@ func TestReason(t *testing.T) {
 			"no TCP connection to 192.0.2.1:179 for 0s: connection refused; before that: " + fault},
 		{"refused a minute after a fault",
 			session{disconnectedAt: now, dialErr: refused, fault: fault, faultAt: now.Add(-time.Minute)},
-			"no TCP connection to 192.0.2.1:179 for 0s: connection refused"},
+			"no TCP connection to 192.0.2.1:179 for 0s: connection refused; before that: " + fault},
 		{"fault", session{state: "idle", fault: fault}, fault},
 		{"up", session{state: "established", fault: "old", dialErr: errors.New("old"), has6: true}, ""},
 		{"up without IPv6 next hop",

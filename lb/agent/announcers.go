@@ -51,7 +51,8 @@ func bgpOptions(c *config.BGP, facts node, log *slog.Logger) bgp.Options {
 	o := bgp.Options{
 		ASN: c.ASN, RouterID: facts.routerID, ListenPort: c.ListenPort, LocalPref: c.LocalPref,
 		AggregateV4: c.AggregateV4, AggregateV6: c.AggregateV6, Weighted: c.Weighted,
-		NextHopV4: facts.address4, NextHopV6: facts.address6, Log: log,
+		RestartTime: c.RestartTime,
+		NextHopV4:   facts.address4, NextHopV6: facts.address6, Log: log,
 	}
 	for _, x := range c.Communities {
 		if standard, ok := x.Standard(); ok {
@@ -63,7 +64,8 @@ func bgpOptions(c *config.BGP, facts node, log *slog.Logger) bgp.Options {
 	for _, p := range c.Peers {
 		o.Peers = append(o.Peers, bgp.Peer{
 			Address: p.Address, ASN: p.ASN, Port: p.Port, Password: p.Password.Reveal(), HoldTime: p.HoldTime,
-			Multihop: p.Multihop, TTLSecurity: p.TTLSecurity, Source: p.Source, GracefulRestart: p.GracefulRestart,
+			Multihop: p.Multihop, TTLSecurity: p.TTLSecurity, Source: p.Source,
+			GracefulRestart: p.GracefulRestart && c.RestartTime > 0,
 		})
 	}
 	return o

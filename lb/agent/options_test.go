@@ -45,6 +45,7 @@ asn = 64512
 listen_port = 1179
 communities = ["64512:1", "64512:2:3"]
 local_pref = 200
+restart_time = "45s"
 weighted = true
 peers = [
   { address = "192.0.2.254", asn = 64500, port = 1790, hold_time = "9s", multihop = 3, source = "192.0.2.1",
@@ -54,6 +55,7 @@ peers = [
 	cfg.BGP.AggregateV4, cfg.BGP.AggregateV6 = 24, 64
 	want := bgp.Options{
 		ASN: 64512, RouterID: facts.routerID, ListenPort: 1179, LocalPref: 200, Weighted: true,
+		RestartTime: 45 * time.Second,
 		Communities: []uint32{64512<<16 + 1}, LargeCommunities: [][3]uint32{{64512, 2, 3}},
 		AggregateV4: 24, AggregateV6: 64, NextHopV4: facts.address4, NextHopV6: facts.address6,
 		Peers: []bgp.Peer{
@@ -70,6 +72,12 @@ peers = [
 	got := bgpOptions(cfg.BGP, facts, nil)
 	if d := cmp.Diff(want, got, comparable); d != "" {
 		t.Errorf("-want +got:\n%s", d)
+	}
+	cfg.BGP.RestartTime = 0
+	for _, p := range bgpOptions(cfg.BGP, facts, nil).Peers {
+		if p.GracefulRestart {
+			t.Errorf("peer %s has graceful restart with restart_time = 0s", p.Address)
+		}
 	}
 }
 

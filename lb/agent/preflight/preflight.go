@@ -31,6 +31,9 @@ func notYet(c *config.Config) map[string]string {
 			if p.BFD {
 				missing[config.KeyOf("bgp.peers", n, "bfd")] = "a short hold_time finds failures within seconds"
 			}
+			if p.HoldTime == 0 {
+				missing[config.KeyOf("bgp.peers", n, "hold_time")] = "sessions without keepalives are not supported"
+			}
 		}
 	}
 	return missing

@@ -65,3 +65,18 @@ backends = ["10.0.0.1"]
 		t.Errorf("as warnings: %v, %q", err, cfg.Warnings)
 	}
 }
+
+// What gobgp would replace by another value is refused: it makes a hold time of 0 one of 90 s.
+func TestNotInThisVersion(t *testing.T) {
+	_, err := config.Parse("f", []byte(`[bgp]
+asn = 64512
+peers = [
+  { address = "192.0.2.1", asn = 64500, hold_time = "9s" },
+  { address = "192.0.2.2", asn = 64500, hold_time = "0s" },
+]
+`), Version)
+	want := "f:5: bgp.peers[1].hold_time: not in this version; sessions without keepalives"
+	if err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("%v; want %s", err, want)
+	}
+}
