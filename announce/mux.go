@@ -25,19 +25,33 @@ func NewMux(announcers map[lb.AnnouncerKind]lb.Announcer) *Mux {
 }
 
 // Set calls Set of every announcer concurrently, each with its part, and waits for all. The errors are joined, each
-// with the name of its announcer; a failure of one does not affect the others.
+// with the name of its announcer; a failure of one does not affect the others. They are lb.VIPErrors when all of them
+// are.
 func (m *Mux) Set(ctx context.Context, announcements []lb.Announcement) error {
 	errs := make([]error, len(m.kinds))
 	var calls sync.WaitGroup
 	for i, kind := range m.kinds {
 		calls.Go(func() {
-			if err := m.announcers[kind].Set(ctx, filter(announcements, kind)); err != nil {
-				errs[i] = fmt.Errorf("announce by %s: %w", kind, err)
-			}
+			errs[i] = m.announcers[kind].Set(ctx, filter(announcements, kind))
 		})
 	}
 	calls.Wait()
-	return errors.Join(errs...)
+	vips := lb.VIPErrors{}
+	for i, err := range errs {
+		each, ok := err.(lb.VIPErrors)
+		for vip, err := range each {
+			vips.Add(vip, fmt.Errorf("by %s: %w", m.kinds[i], err))
+		}
+		if ok {
+			errs[i] = nil
+		} else if err != nil {
+			errs[i] = fmt.Errorf("announce by %s: %w", m.kinds[i], err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return errors.Join(err, vips.OrNil())
+	}
+	return vips.OrNil()
 }
 
 // filter returns the announcements for kind, in their order.

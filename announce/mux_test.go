@@ -140,3 +140,25 @@ func TestMuxConcurrent(t *testing.T) {
 type announcerFunc func()
 
 func (f announcerFunc) Set(context.Context, []lb.Announcement) error { f(); return nil }
+
+// Errors of VIPs are passed on by VIP; another error makes the whole call uncertain.
+func TestMuxPassesErrorsOfVIPs(t *testing.T) {
+	vip := netip.MustParseAddr("203.0.113.1")
+	bgp, l2 := &recorder{err: lb.VIPErrors{vip: errors.New("b")}}, &recorder{}
+	mux := announce.NewMux(map[lb.AnnouncerKind]lb.Announcer{lb.AnnounceBGP: bgp, lb.AnnounceL2: l2})
+	for _, tt := range []struct {
+		err  error // of l2
+		only bool  // errors of VIPs
+		want string
+	}{
+		{nil, true, "203.0.113.1: by bgp: b"},
+		{lb.VIPErrors{vip: errors.New("l")}, true, "203.0.113.1: by bgp: b\nby l2: l"},
+		{errors.New("all"), false, "announce by l2: all\n203.0.113.1: by bgp: b"},
+	} {
+		l2.err = tt.err
+		err := mux.Set(t.Context(), announcements())
+		if each, ok := err.(lb.VIPErrors); ok != tt.only || err.Error() != tt.want || ok && len(each) != 1 {
+			t.Errorf("%v: %#v %v; want %q", tt.err, err, err, tt.want)
+		}
+	}
+}

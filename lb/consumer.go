@@ -2,7 +2,12 @@ package lb
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
+	"strings"
 )
 
 // Sink is what a Source writes to. Its methods do not block and may be called from any goroutine.
@@ -40,8 +45,8 @@ type Delta struct {
 // Announcer makes VIPs reachable.
 type Announcer interface {
 	// Set announces exactly these VIPs. It returns when the updates and withdrawals have been sent to every peer that
-	// can be reached. An unreachable peer is no error and never delays Set. After an error, each VIP of the old and
-	// the new set may be announced or not.
+	// can be reached. An unreachable peer is no error and never delays Set. After VIPErrors, each VIP in it may be
+	// announced as before or as requested, and all others are as requested. After another error, that is so of no VIP.
 	Set(ctx context.Context, announcements []Announcement) error
 }
 
@@ -59,4 +64,27 @@ type Prober interface {
 	// Put replaces the checks of a service. A check that stays the same keeps its state and its schedule; an empty
 	// list ends the checks of the service.
 	Put(service string, checks []Check)
+}
+
+// VIPErrors are the VIPs for which an Announcer failed, with the error of each.
+type VIPErrors map[netip.Addr]error
+
+// Error lists the errors by VIP.
+func (e VIPErrors) Error() string {
+	var texts []string
+	for _, vip := range slices.SortedFunc(maps.Keys(e), netip.Addr.Compare) {
+		texts = append(texts, fmt.Sprintf("%s: %v", vip, e[vip]))
+	}
+	return strings.Join(texts, "; ")
+}
+
+// Add adds an error of a VIP.
+func (e VIPErrors) Add(vip netip.Addr, err error) { e[vip] = errors.Join(e[vip], err) }
+
+// OrNil returns e as an error; nil without VIPs.
+func (e VIPErrors) OrNil() error {
+	if len(e) == 0 {
+		return nil
+	}
+	return e
 }

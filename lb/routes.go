@@ -17,7 +17,8 @@ type routes struct {
 	started  bool                        // a first set was passed to the announcers
 	dirty    bool                        // the wanted and the announced set may differ
 	inFlight map[vipKey]Announcement     // the set of the running call to Set; nil: no call is running
-	last     map[vipKey]Announcement     // the set of the last successful call
+	tried    map[vipKey]Announcement     // the set of the last call
+	last     map[vipKey]Announcement     // what is announced for sure
 	tries    int                         // consecutive failures
 	retryAt  time.Time
 	err      error // of the last call
@@ -63,11 +64,15 @@ func (r *routes) datapathChanged() { r.dirty = true }
 
 // next returns the complete set to announce now; false when it is announced already, or a call is in flight.
 func (r *routes) next(now time.Time) ([]Announcement, bool) {
-	if r.inFlight != nil || !r.dirty || r.retryAt.After(now) {
+	retry := r.err != nil && !r.retryAt.After(now)
+	if r.inFlight != nil || !r.dirty && !retry {
 		return nil, false
 	}
 	r.dirty = false
 	set := r.wanted()
+	if r.err != nil && !retry && maps.EqualFunc(set, r.tried, Announcement.equal) {
+		return nil, false // a change, such as a withdrawal, does not wait for the retry
+	}
 	if r.started && r.err == nil && maps.EqualFunc(set, r.last, Announcement.equal) {
 		return nil, false
 	}
@@ -118,13 +123,25 @@ func (r *routes) wanted() map[vipKey]Announcement {
 // complete records the outcome of the call in flight.
 func (r *routes) complete(err error, now time.Time) {
 	set, first := r.inFlight, r.last == nil
-	r.inFlight, r.err = nil, err
+	r.inFlight, r.tried, r.err = nil, set, err
+	each, ok := err.(VIPErrors)
+	failed := func(addr vipKey) bool { return err != nil && (!ok || each[addr] != nil) }
 	if err != nil {
 		r.log.Error("routes not as wanted", "err", err)
 		r.retryAt = now.Add(backoff(r.retry, r.tries))
 		r.tries++
 	} else {
-		r.last, r.tries, r.retryAt = set, 0, time.Time{}
+		r.tries, r.retryAt = 0, time.Time{}
+	}
+	if err == nil || ok {
+		last := maps.Clone(set)
+		for addr := range each {
+			delete(last, addr)
+			if a, announced := r.last[addr]; announced {
+				last[addr] = a
+			}
+		}
+		r.last = last
 	}
 	r.dirty = true // claims may have changed while the call was running
 	for _, v := range r.vips.byAddr {
@@ -133,8 +150,8 @@ func (r *routes) complete(err error, now time.Time) {
 		}
 		was, goal := v.announce.Done, v.announce.Goal
 		// After a failure the VIP may be announced as before or as requested: it counts as announced if either is.
-		v.announce = Known{Done: goal || (err != nil && was)}
-		if err == nil && (was != goal || (first && goal)) {
+		v.announce = Known{Done: goal || (failed(v.addr) && was)}
+		if !failed(v.addr) && (was != goal || (first && goal)) {
 			r.changed(v.addr, goal, now)
 		}
 		if !v.announce.Done {
@@ -164,7 +181,9 @@ func (r *routes) status(addr vipKey) RouteStatus {
 	}
 	if s.Reason = r.reason(addr); s.Reason == "" {
 		s.Reason = "not yet"
-		if r.err != nil {
+		if each, ok := r.err.(VIPErrors); ok && each[addr] != nil {
+			s.Reason = each[addr].Error()
+		} else if r.err != nil && !ok {
 			s.Reason = r.err.Error()
 		}
 	}

@@ -221,3 +221,57 @@ func TestAnnouncementEqual(t *testing.T) {
 		}
 	}
 }
+
+// Errors of some VIPs concern only them: others are announced and logged, and the state of theirs is the error.
+func TestRoutesAfterErrorsOfVIPs(t *testing.T) {
+	fx := newRoutesFixture(testVIP, testVIP6)
+	fx.put("web", 1, nil, testVIP)
+	fx.put("six", 1, nil, testVIP6)
+	fx.step(t, "203.0.113.10*1[] 2001:db8::10*1[]", VIPErrors{testVIP6: errTest})
+	fx.logged()
+	if got := fx.status(testVIP); !got.Announced {
+		t.Errorf("status %+v; want announced", got)
+	}
+	if got := fx.status(testVIP6); got.Announced || got.Reason != "injected" {
+		t.Errorf("status %+v; want the error", got)
+	}
+	four, six := fx.vips.get(testVIP).announce, fx.vips.get(testVIP6).announce
+	if !four.Surely() || !six.Maybe() {
+		t.Errorf("known: %+v, %+v", four, six)
+	}
+
+	// A withdrawal that fails stays announced, and the other VIP is none of its concern.
+	fx.put("web", 0, nil, testVIP)
+	fx.put("six", 0, nil, testVIP6)
+	fx.step(t, "", VIPErrors{testVIP: errTest})
+	if !fx.vips.get(testVIP).announce.Maybe() || fx.vips.get(testVIP6).announce.Maybe() {
+		t.Error("want the first VIP announced, the second withdrawn")
+	}
+	if got := fx.status(testVIP); !got.Announced {
+		t.Errorf("status %+v; want announced", got)
+	}
+	fx.now = fx.retryAt
+	fx.step(t, "", nil)
+	if fx.vips.get(testVIP).announce.Maybe() {
+		t.Error("the withdrawal was not retried")
+	}
+}
+
+// A change does not wait for the retry of another one that failed.
+func TestWithdrawalDoesNotWaitForARetry(t *testing.T) {
+	fx := newRoutesFixture(testVIP, testVIP6)
+	fx.put("web", 1, nil, testVIP)
+	fx.put("six", 1, nil, testVIP6)
+	for range 5 {
+		fx.step(t, "203.0.113.10*1[] 2001:db8::10*1[]", VIPErrors{testVIP6: errTest})
+		fx.none(t)
+		fx.now = fx.retryAt
+	}
+	fx.step(t, "203.0.113.10*1[] 2001:db8::10*1[]", VIPErrors{testVIP6: errTest})
+	fx.put("web", 0, nil, testVIP)
+	fx.step(t, "2001:db8::10*1[]", VIPErrors{testVIP6: errTest}) // at once
+	if fx.vips.get(testVIP).announce.Maybe() {
+		t.Error("the address is announced")
+	}
+	fx.none(t)
+}

@@ -22,13 +22,13 @@ const bandwidthUnit = 125e6
 type routes map[netip.Prefix]int
 
 // routesFor returns the routes of announcements, and an error with every VIP that cannot be announced.
-func (o *Options) routesFor(announcements []lb.Announcement) (routes, error) {
-	var errs []error
+func (o *Options) routesFor(announcements []lb.Announcement) (routes, lb.VIPErrors) {
+	errs := lb.VIPErrors{}
 	out := make(routes, len(announcements))
 	for _, a := range announcements {
 		vip := a.VIP.Unmap().WithZone("")
 		if !vip.IsGlobalUnicast() {
-			errs = append(errs, fmt.Errorf("announce %v: not a global unicast address", a.VIP))
+			errs.Add(a.VIP, errors.New("not a global unicast address"))
 			continue
 		}
 		bits := o.AggregateV6
@@ -37,7 +37,7 @@ func (o *Options) routesFor(announcements []lb.Announcement) (routes, error) {
 		}
 		out[netip.PrefixFrom(vip, bits).Masked()] += max(a.Weight, 1)
 	}
-	return out, errors.Join(errs...)
+	return out, errs
 }
 
 // change is one change of a route.

@@ -22,9 +22,9 @@ func TestRoutesFor(t *testing.T) {
 	bad := func(vips ...string) string {
 		var lines []string
 		for _, v := range vips {
-			lines = append(lines, "announce "+v+": not a global unicast address")
+			lines = append(lines, v+": not a global unicast address")
 		}
-		return strings.Join(lines, "\n")
+		return strings.Join(lines, "; ")
 	}
 	for _, row := range []struct {
 		name   string
@@ -47,7 +47,7 @@ func TestRoutesFor(t *testing.T) {
 			announce("", 1, "0.0.0.0", 1, "127.0.0.1", 1, "224.0.0.1", 1, "fe80::1", 1, "::", 1, "255.255.255.255", 1,
 				"203.0.113.1", 1),
 			map[string]int{"203.0.113.1/32": 1},
-			bad("invalid IP", "0.0.0.0", "127.0.0.1", "224.0.0.1", "fe80::1", "::", "255.255.255.255")},
+			bad("invalid IP", "0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255", "::", "fe80::1")},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			o := Options{AggregateV4: row.v4, AggregateV6: row.v6}
@@ -59,7 +59,7 @@ func TestRoutesFor(t *testing.T) {
 			if diff := cmp.Diff(row.want, got); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
-			if text := errText(err); text != row.err {
+			if text := errText(err.OrNil()); text != row.err {
 				t.Errorf("error\n%s\nwant\n%s", text, row.err)
 			}
 		})

@@ -82,9 +82,13 @@ func (s *Speaker) open(ctx context.Context, srv *bgpServer) error {
 		return err
 	}
 	s.installed, s.server = routes{}, srv
-	if err := s.install(ctx); err != nil {
+	failed, err := s.install(ctx)
+	if err != nil {
 		s.server = nil
 		return err
+	}
+	for prefix, err := range failed { // the next Set tries them again
+		s.o.Log.Error("route not announced", "prefix", prefix, "err", err)
 	}
 	s.addDue(ctx, srv)
 	return nil

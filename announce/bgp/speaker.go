@@ -33,6 +33,7 @@ type Speaker struct {
 
 	setMu     sync.Mutex // guards the following fields; held during a whole Set
 	wanted    routes
+	vips      []lb.Announcement // of the last Set
 	installed routes
 	server    *bgpServer // nil: Run has not started it yet, or has ended
 
@@ -64,17 +65,30 @@ func New(o Options) (*Speaker, error) {
 func (s *Speaker) Set(ctx context.Context, announcements []lb.Announcement) error {
 	s.setMu.Lock()
 	defer s.setMu.Unlock()
-	wanted, err := s.o.routesFor(announcements)
-	s.wanted = wanted
+	wanted, errs := s.o.routesFor(announcements)
+	before := s.vips
+	s.wanted, s.vips = wanted, announcements
 	s.firstSetOnce.Do(func() { close(s.firstSet) })
 	if s.server == nil {
-		return err
+		return errs.OrNil()
 	}
-	return errors.Join(err, s.install(ctx))
+	failed, err := s.install(ctx)
+	for _, a := range slices.Concat(before, announcements) {
+		for p, err := range failed {
+			if p.Contains(a.VIP.Unmap()) && errs[a.VIP] == nil {
+				errs.Add(a.VIP, err)
+			}
+		}
+	}
+	if err != nil {
+		return errors.Join(err, errs.OrNil())
+	}
+	return errs.OrNil()
 }
 
-// install changes the routes in gobgp to the wanted ones. s.setMu is held.
-func (s *Speaker) install(ctx context.Context) error {
+// install changes the routes in gobgp to the wanted ones, withdrawals first. It returns the errors by prefix, and why
+// it ended early. s.setMu is held.
+func (s *Speaker) install(ctx context.Context) (failed map[netip.Prefix]error, early error) {
 	steps := s.o.changes(s.installed, s.wanted)
 	withdrawn := 0
 	for withdrawn < len(steps) && steps[withdrawn].weight == 0 {
@@ -85,26 +99,25 @@ func (s *Speaker) install(ctx context.Context) error {
 		prefixes[i] = c.prefix
 	}
 	s.withdrawals.expect(prefixes)
-	var errs []error
+	failed = map[netip.Prefix]error{}
 	for i, c := range steps {
 		if i%256 == 0 && ctx.Err() != nil {
-			err := fmt.Errorf("change routes: %d of %d not changed: %w", len(steps)-i, len(steps), ctx.Err())
-			errs = append(errs, err)
+			early = fmt.Errorf("change routes: %d of %d not changed: %w", len(steps)-i, len(steps), ctx.Err())
 			break
 		}
 		if err := s.applyChange(ctx, c); err != nil {
-			errs = append(errs, err)
+			failed[c.prefix] = err
 		}
 	}
 	s.publishCounts()
 	if withdrawn > 0 {
 		ctx, cancel := context.WithTimeout(ctx, withdrawTimeout)
 		defer cancel()
-		if n := s.withdrawals.wait(ctx); n > 0 && len(errs) == 0 {
+		if n := s.withdrawals.wait(ctx); n > 0 && len(failed) == 0 && early == nil {
 			s.o.Log.Warn("withdrawals not confirmed", "routes", n, "after", withdrawTimeout)
 		}
 	}
-	return errors.Join(errs...)
+	return failed, early
 }
 
 // applyChange applies one change in gobgp.

@@ -39,8 +39,7 @@ func TestSet(t *testing.T) {
 	}{
 		{[]string{"192.0.2.10", "2001:db8::10"}, []string{"192.0.2.10", "2001:db8::10"}, ""},
 		{[]string{"224.0.0.1", "192.0.2.11", "fe80::1"}, []string{"192.0.2.11"},
-			"announce 224.0.0.1 by ARP or NDP: not a global unicast address\n" +
-				"announce fe80::1 by ARP or NDP: not a global unicast address"},
+			"224.0.0.1: not a global unicast address; fe80::1: not a global unicast address"},
 		{nil, nil, ""},
 	} {
 		var list []lb.Announcement

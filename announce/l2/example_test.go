@@ -23,5 +23,5 @@ func ExampleAnnouncer_Set() {
 	})
 	fmt.Println(err)
 	// Output:
-	// announce 224.0.0.1 by ARP or NDP: not a global unicast address
+	// 224.0.0.1: not a global unicast address
 }

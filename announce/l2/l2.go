@@ -3,7 +3,6 @@ package l2
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -59,10 +58,10 @@ func New(o Options) (*Announcer, error) {
 
 // Set implements lb.Announcer. It fails for addresses that are not unicast, and announces the others.
 func (a *Announcer) Set(_ context.Context, list []lb.Announcement) error {
-	want, errs := map[netip.Addr]struct{}{}, []error(nil)
+	want, errs := map[netip.Addr]struct{}{}, lb.VIPErrors{}
 	for _, x := range list {
 		if !x.VIP.IsGlobalUnicast() {
-			errs = append(errs, fmt.Errorf("announce %s by ARP or NDP: not a global unicast address", x.VIP))
+			errs.Add(x.VIP, errors.New("not a global unicast address"))
 			continue
 		}
 		want[x.VIP] = struct{}{}
@@ -91,7 +90,7 @@ func (a *Announcer) Set(_ context.Context, list []lb.Announcement) error {
 		slices.SortFunc(added, netip.Addr.Compare)
 		a.announce(ctx, a.responders, added)
 	}
-	return errors.Join(errs...)
+	return errs.OrNil()
 }
 
 // announce sends gratuitous frames for vips now, and again after each delay of Repeat, because frames can be lost.
