@@ -119,6 +119,10 @@ func kubeOptions(cfg *config.Config, facts node) kube.Options {
 	}
 }
 
+// Limits of the requests of a client. The leader writes an address and an Event for each new Service: for 5,000 of them
+// that takes half a minute. The API server protects itself by its own priorities.
+const clientQPS, clientBurst = 400, 800
+
 // newClient returns a client of the API server. kubeconfig "": that of the pod. timeout bounds each request, 0: no
 // bound. dial nil: the default.
 func newClient(
@@ -133,6 +137,7 @@ func newClient(
 	c.UserAgent = "steelyard/" + version
 	c.ContentType = "application/vnd.kubernetes.protobuf"
 	c.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	c.QPS, c.Burst = clientQPS, clientBurst
 	return kubernetes.NewForConfig(c)
 }
 

@@ -6,8 +6,8 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync"
 	"sync/atomic"
-	"time"
 
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,8 +15,6 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/leaderelection"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/workqueue"
 )
@@ -42,8 +40,13 @@ type term struct {
 	*Allocator
 	services cache.Store
 	queue    workqueue.TypedRateLimitingInterface[string]
+
+	mu       sync.Mutex // guards assigner
 	assigner *assigner
 }
+
+// workers is the number of Services that are written at a time. A request takes some milliseconds.
+const workers = 16
 
 // AllocatorOptions configures an Allocator.
 type AllocatorOptions struct {
@@ -61,33 +64,13 @@ type AllocatorOptions struct {
 // NewAllocator returns an Allocator that does nothing until Run.
 func NewAllocator(o AllocatorOptions) *Allocator { return &Allocator{o: o} }
 
-// The timing of the election. No address is assigned for up to leaseDuration after a leader has failed.
-const (
-	leaseDuration = 15 * time.Second
-	renewDeadline = 10 * time.Second
-	leaseRetry    = 2 * time.Second
-)
-
 // Run takes part in the election until ctx ends.
 func (a *Allocator) Run(ctx context.Context) error {
 	var shutdown func()
 	a.events, shutdown = newRecorder(ctx, a.o.Client, a.o.Node)
 	defer shutdown()
-	lock := &resourcelock.LeaseLock{
-		LeaseMeta:  meta.ObjectMeta{Name: "steelyard", Namespace: a.o.Namespace},
-		Client:     a.o.Lease.CoordinationV1(),
-		LockConfig: resourcelock.ResourceLockConfig{Identity: a.o.Node},
-	}
-	for ctx.Err() == nil { // RunOrDie returns when the lease is lost
-		leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{
-			Lock: lock, LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: leaseRetry,
-			ReleaseOnCancel: true, Name: "steelyard",
-			Callbacks: leaderelection.LeaderCallbacks{
-				OnStartedLeading: a.lead,
-				OnNewLeader:      func(node string) { a.leader.Store(node) },
-				OnStoppedLeading: func() { a.o.Log.Info("this agent does not assign addresses") },
-			},
-		})
+	for a.awaitLease(ctx) {
+		a.campaign(ctx)
 	}
 	return nil
 }
@@ -98,6 +81,11 @@ func (a *Allocator) lead(ctx context.Context) {
 		Allocator: a, assigner: newAssigner(a.o.Pools),
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
 	}
+	stop := context.AfterFunc(ctx, t.queue.ShutDown)
+	defer func() {
+		stop()
+		t.queue.ShutDown()
+	}()
 	factory := informers.NewSharedInformerFactoryWithOptions(a.o.Client, 0, informers.WithTransform(slim))
 	informer := factory.Core().V1().Services().Informer()
 	t.services = informer.GetStore()
@@ -120,15 +108,22 @@ func (a *Allocator) lead(ctx context.Context) {
 	}
 	a.o.Log.Info("this agent assigns addresses")
 	t.adopt()
-	stop := context.AfterFunc(ctx, t.queue.ShutDown)
-	defer stop()
+	var all sync.WaitGroup
+	for range workers {
+		all.Go(func() { t.work(ctx) })
+	}
+	all.Wait()
+}
+
+// work reconciles what is queued until the queue is shut down.
+func (t *term) work(ctx context.Context) {
 	for {
 		key, down := t.queue.Get()
 		if down {
 			return
 		}
 		if err := t.reconcile(ctx, key); err != nil {
-			a.o.Log.Warn("address not assigned", "service", key, "err", err)
+			t.o.Log.Warn("address not assigned", "service", key, "err", err)
 			t.queue.AddRateLimited(key)
 		} else {
 			t.queue.Forget(key)
@@ -155,53 +150,82 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 		return err
 	}
 	if !ok {
-		t.assigner.unreserve(key)
-		if t.assigner.holds(key) {
-			t.assigner.release(key)
-			t.retryOthers()
-		}
+		t.forget(key)
 		return nil
 	}
 	s := x.(*core.Service)
-	t.assigner.reserve(s)
-	if !matchesClass(s, t.o.Class) || s.DeletionTimestamp != nil {
+	if t.reserve(s); !matchesClass(s, t.o.Class) || s.DeletionTimestamp != nil {
 		return t.withdraw(ctx, s)
 	}
-	addrs, err := t.assigner.assign(s)
+	addrs, err := t.assign(s)
 	if err != nil {
 		t.events.Event(s, core.EventTypeWarning, "AllocationFailed", err.Error())
 		t.o.Log.Warn("no address for service", "service", key, "reason", err)
 		return nil // only a change of the Service, of another one or of the pools can help
 	}
-	if err := t.setFinalizer(ctx, s, true); err != nil {
+	var list []string
+	for _, addr := range addrs {
+		list = append(list, addr.String())
+	}
+	if err := t.write(ctx, s, true, list); err != nil {
 		return err
 	}
-	changed, err := t.setStatus(ctx, s, addrs)
-	if err == nil && changed {
+	if !slices.Equal(list, statusOf(s)) {
 		t.events.Eventf(s, core.EventTypeNormal, "IPAllocated", "assigned %v", addrs)
 		t.o.Log.Info("address assigned", "service", key, "addresses", addrs)
 	}
-	return err
+	return nil
+}
+
+func (t *term) reserve(s *core.Service) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.assigner.reserve(s)
+}
+
+func (t *term) assign(s *core.Service) ([]netip.Addr, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.assigner.assign(s)
+}
+
+// release takes back the addresses of a service, and reports whether it had any.
+func (t *term) release(key string) (had bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	had = t.assigner.holds(key)
+	t.assigner.release(key)
+	return had
+}
+
+// forget takes back what a deleted Service had.
+func (t *term) forget(key string) {
+	t.mu.Lock()
+	t.assigner.unreserve(key)
+	t.mu.Unlock()
+	if t.release(key) {
+		t.retryOthers()
+	}
 }
 
 // withdraw clears the status of a Service that is no longer of our class or is being deleted, removes the finalizer
 // and releases the addresses.
 func (t *term) withdraw(ctx context.Context, s *core.Service) error {
+	t.mu.Lock()
 	had := t.assigner.holds(nameOf(s))
+	t.mu.Unlock()
 	others := s.Spec.Type == core.ServiceTypeLoadBalancer && !matchesClass(s, t.o.Class)
 	if !had && (others || !slices.Contains(s.Finalizers, finalizer)) {
 		return nil
 	}
+	addrs := statusOf(s)
 	if s.DeletionTimestamp == nil {
-		if _, err := t.setStatus(ctx, s, nil); err != nil {
-			return err
-		}
+		addrs = nil
 	}
-	if err := t.setFinalizer(ctx, s, false); err != nil {
+	if err := t.write(ctx, s, false, addrs); err != nil {
 		return err
 	}
-	t.assigner.release(nameOf(s))
-	if had {
+	if t.release(nameOf(s)) {
 		t.o.Log.Info("address released", "service", nameOf(s))
 		t.retryOthers()
 	}
@@ -217,43 +241,44 @@ func (t *term) retryOthers() {
 	}
 }
 
-// setFinalizer adds or removes our finalizer.
-func (a *Allocator) setFinalizer(ctx context.Context, s *core.Service, on bool) error {
-	has := slices.Contains(s.Finalizers, finalizer)
-	if has == on {
+// statusOf returns the addresses in the status of a Service, as text.
+func statusOf(s *core.Service) (addrs []string) {
+	for _, i := range s.Status.LoadBalancer.Ingress {
+		addrs = append(addrs, i.IP)
+	}
+	return addrs
+}
+
+// write sets whether a Service has our finalizer, and the addresses in status.loadBalancer. It is one request, to the
+// status, through which the API server takes metadata, too: so agents need no right to change the spec of a Service. It
+// fails if the Service was changed meanwhile.
+func (a *Allocator) write(ctx context.Context, s *core.Service, finalized bool, addrs []string) error {
+	metadata := map[string]any{"resourceVersion": s.ResourceVersion}
+	change := map[string]any{}
+	if slices.Contains(s.Finalizers, finalizer) != finalized {
+		list := slices.DeleteFunc(slices.Clone(s.Finalizers), func(f string) bool { return f == finalizer })
+		if finalized {
+			list = append(list, finalizer)
+		}
+		metadata["finalizers"], change["metadata"] = list, metadata
+	}
+	if !slices.Equal(addrs, statusOf(s)) {
+		mode, ingress := core.LoadBalancerIPModeVIP, []core.LoadBalancerIngress{}
+		for _, addr := range addrs {
+			ingress = append(ingress, core.LoadBalancerIngress{IP: addr, IPMode: &mode})
+		}
+		change["metadata"] = metadata
+		change["status"] = map[string]any{"loadBalancer": map[string]any{"ingress": ingress}}
+	}
+	if len(change) == 0 {
 		return nil
 	}
-	list := slices.DeleteFunc(slices.Clone(s.Finalizers), func(f string) bool { return f == finalizer })
-	if on {
-		list = append(list, finalizer)
-	}
-	metadata := map[string]any{"resourceVersion": s.ResourceVersion, "finalizers": list}
-	return a.patch(ctx, s, map[string]any{"metadata": metadata})
-}
-
-// setStatus writes the addresses to status.loadBalancer if they changed.
-func (a *Allocator) setStatus(ctx context.Context, s *core.Service, addrs []netip.Addr) (changed bool, err error) {
-	mode := core.LoadBalancerIPModeVIP
-	ingress := []core.LoadBalancerIngress{}
-	same := len(addrs) == len(s.Status.LoadBalancer.Ingress)
-	for i, addr := range addrs {
-		ingress = append(ingress, core.LoadBalancerIngress{IP: addr.String(), IPMode: &mode})
-		same = same && s.Status.LoadBalancer.Ingress[i].IP == addr.String()
-	}
-	if same {
-		return false, nil
-	}
-	status := map[string]any{"loadBalancer": map[string]any{"ingress": ingress}}
-	return true, a.patch(ctx, s, map[string]any{"status": status}, "status")
-}
-
-// patch merges a change into a Service or a subresource of it.
-func (a *Allocator) patch(ctx context.Context, s *core.Service, change map[string]any, subresource ...string) error {
 	text, err := json.Marshal(change)
 	if err != nil {
 		return err
 	}
 	o := meta.PatchOptions{FieldManager: "steelyard"}
-	_, err = a.o.Client.CoreV1().Services(s.Namespace).Patch(ctx, s.Name, types.MergePatchType, text, o, subresource...)
+	services := a.o.Client.CoreV1().Services(s.Namespace)
+	_, err = services.Patch(ctx, s.Name, types.MergePatchType, text, o, "status")
 	return err
 }

@@ -1,0 +1,160 @@
+package kube
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	coordination "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+)
+
+// The election is that of client-go, whose candidates ask for the Lease every two seconds: with an agent on each of a
+// thousand nodes 350 requests a second. So an agent becomes a candidate only when the Lease is free, and watches it
+// until then.
+
+// The timing of the election. No address is assigned for up to leaseDuration after a leader has failed. The leader
+// renews the Lease every leaseRetry, and every agent is told.
+const (
+	leaseDuration = 15 * time.Second
+	renewDeadline = 10 * time.Second
+	leaseRetry    = 5 * time.Second
+	// A free Lease is taken after a random time up to leaseSpread, so that one agent takes it and the others see that.
+	leaseSpread = time.Second
+)
+
+const leaseName = "steelyard"
+
+// awaitLease returns true when the Lease is missing, given up or ours; false when ctx ends. One that its holder does
+// not renew it takes over: client-go would first observe it for its whole duration again.
+func (a *Allocator) awaitLease(ctx context.Context) bool {
+	leases := a.o.Client.CoordinationV1().Leases(a.o.Namespace)
+	for ctx.Err() == nil {
+		lease, err := leases.Get(ctx, leaseName, meta.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			return sleep(ctx, rand.N(leaseSpread))
+		case err != nil:
+			a.o.Log.Warn("lease not read", "err", err)
+			sleep(ctx, leaseRetry)
+			continue
+		case holderOf(lease) == a.o.Node:
+			return true
+		}
+		free := a.watchLease(ctx, lease)
+		if !sleep(ctx, rand.N(leaseSpread)) || free == nil {
+			continue
+		}
+		if holderOf(free) == "" {
+			return true
+		}
+		next := free.DeepCopy()
+		next.Spec.HolderIdentity, next.Spec.RenewTime = &a.o.Node, &meta.MicroTime{Time: time.Now()}
+		next.Spec.AcquireTime = next.Spec.RenewTime
+		if _, err := leases.Update(ctx, next, meta.UpdateOptions{}); err == nil { // else another agent was first
+			return true
+		}
+	}
+	return false
+}
+
+// watchLease follows the Lease of another agent. It returns the Lease when that one has given it up or not renewed it
+// in time, and nil when the watch or ctx has ended.
+func (a *Allocator) watchLease(ctx context.Context, lease *coordination.Lease) *coordination.Lease {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	w, err := a.o.Client.CoordinationV1().Leases(a.o.Namespace).Watch(ctx, meta.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector("metadata.name", leaseName).String(),
+		// What happened since is delivered first.
+		ResourceVersion: lease.ResourceVersion,
+	})
+	if err != nil {
+		if ctx.Err() == nil {
+			a.o.Log.Warn("lease not watched; it is read instead, every "+leaseDuration.String(), "err", err,
+				"fix", "apply the Role of steelyard manifest")
+		}
+		if sleep(ctx, leaseDuration) && expired(lease) {
+			return lease
+		}
+		return nil
+	}
+	defer w.Stop()
+	timer := time.NewTimer(durationOf(lease))
+	defer timer.Stop()
+	for holderOf(lease) != "" {
+		a.leader.Store(holderOf(lease))
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-timer.C: // by our clock: that of the holder may differ
+			return lease
+		case e, open := <-w.ResultChan():
+			next, isLease := e.Object.(*coordination.Lease)
+			if !open || !isLease || e.Type == watch.Deleted {
+				return nil
+			}
+			lease = next
+			timer.Reset(durationOf(lease))
+		}
+	}
+	return lease
+}
+
+func holderOf(l *coordination.Lease) string {
+	if l.Spec.HolderIdentity == nil {
+		return ""
+	}
+	return *l.Spec.HolderIdentity
+}
+
+func durationOf(l *coordination.Lease) time.Duration {
+	if l.Spec.LeaseDurationSeconds == nil {
+		return leaseDuration
+	}
+	return time.Duration(*l.Spec.LeaseDurationSeconds) * time.Second
+}
+
+// expired reports whether a Lease that cannot be watched was not renewed in time, by the clock of its holder.
+func expired(l *coordination.Lease) bool {
+	return holderOf(l) == "" || l.Spec.RenewTime == nil || time.Since(l.Spec.RenewTime.Time) > durationOf(l)
+}
+
+// sleep returns false when ctx ends first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+// campaign tries to take the Lease, and leads while it has it. It returns when another agent has it.
+func (a *Allocator) campaign(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{
+		Lock: &resourcelock.LeaseLock{
+			LeaseMeta:  meta.ObjectMeta{Name: leaseName, Namespace: a.o.Namespace},
+			Client:     a.o.Lease.CoordinationV1(),
+			LockConfig: resourcelock.ResourceLockConfig{Identity: a.o.Node},
+		},
+		LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: leaseRetry,
+		ReleaseOnCancel: true, Name: leaseName,
+		Callbacks: leaderelection.LeaderCallbacks{
+			OnStartedLeading: a.lead,
+			OnStoppedLeading: func() { a.o.Log.Info("this agent does not assign addresses") },
+			OnNewLeader: func(identity string) {
+				a.leader.Store(identity)
+				if identity != a.o.Node {
+					cancel()
+				}
+			},
+		},
+	})
+}

@@ -1,0 +1,205 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	coordination "k8s.io/api/coordination/v1"
+	core "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/fake"
+	k8stest "k8s.io/client-go/testing"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// candidates runs allocators, each with its own client of one fake API server.
+type candidates struct {
+	t      *testing.T
+	server *fake.Clientset
+}
+
+// start runs an allocator and returns its client, and a function that stops it.
+func (c *candidates) start(node string) (*fake.Clientset, func()) {
+	client := fake.NewClientset()
+	tracker := c.server.Tracker()
+	client.PrependReactor("*", "*", k8stest.ObjectReaction(tracker))
+	client.PrependWatchReactor("*", func(a k8stest.Action) (bool, watch.Interface, error) {
+		w, err := tracker.Watch(a.GetResource(), a.GetNamespace())
+		return true, w, err
+	})
+	ctx, cancel := context.WithCancel(c.t.Context())
+	done := make(chan error)
+	a := NewAllocator(AllocatorOptions{
+		Client: client, Lease: client, Node: node, Namespace: "steelyard", Log: slog.New(slog.DiscardHandler),
+	})
+	go func() { done <- a.Run(ctx) }()
+	return client, func() {
+		cancel()
+		if err := <-done; err != nil {
+			c.t.Error(err)
+		}
+	}
+}
+
+func (c *candidates) holder() string {
+	l, err := c.server.CoordinationV1().Leases("steelyard").Get(c.t.Context(), leaseName, meta.GetOptions{})
+	if err != nil {
+		return err.Error()
+	}
+	return holderOf(l)
+}
+
+// requests counts what a client has asked about Leases, by verb, and forgets it.
+func requests(client *fake.Clientset) map[string]int {
+	n := map[string]int{}
+	for _, a := range client.Actions() {
+		if a.GetResource().Resource == "leases" {
+			n[a.GetVerb()]++
+		}
+	}
+	client.ClearActions()
+	return n
+}
+
+// Agents that do not lead ask for nothing: they are told. When the leader gives up the Lease, another one takes it at
+// once; when it fails, after leaseDuration.
+func TestElectionWithoutPolling(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &candidates{t, fake.NewClientset()}
+		clients, stops := map[string]*fake.Clientset{}, map[string]func(){}
+		start := func(name string) { clients[name], stops[name] = c.start(name) }
+		start("n0")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		for _, name := range []string{"n1", "n2", "n3"} {
+			start(name)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if got := c.holder(); got != "n0" {
+			t.Fatalf("leader %q; want the first", got)
+		}
+		quiet := func() {
+			t.Helper()
+			for _, client := range clients {
+				client.ClearActions()
+			}
+			time.Sleep(10 * time.Minute)
+			synctest.Wait()
+			for name, client := range clients {
+				if n := requests(client); name != c.holder() && len(n) > 0 {
+					t.Errorf("%s, which does not lead, asked %v in ten minutes; want nothing", name, n)
+				}
+			}
+		}
+		quiet()
+		stop := func(name string) {
+			stops[name]()
+			delete(stops, name)
+			delete(clients, name)
+		}
+		stop("n0")
+		time.Sleep(leaseSpread + 100*time.Millisecond)
+		synctest.Wait()
+		second := c.holder()
+		if stops[second] == nil {
+			t.Fatalf("the leader stopped, and the Lease has %q; want another one", second)
+		}
+		quiet()
+
+		// From now on the API server refuses what the leader asks.
+		clients[second].PrependReactor("*", "leases", func(k8stest.Action) (bool, runtime.Object, error) {
+			return true, nil, errTest
+		})
+		began := time.Now()
+		for c.holder() == second && time.Since(began) < time.Minute {
+			time.Sleep(100 * time.Millisecond)
+			synctest.Wait()
+		}
+		if took := time.Since(began); took > leaseDuration+leaseSpread+time.Second {
+			t.Errorf("the next leader came after %s; want at most %s", took, leaseDuration+leaseSpread)
+		}
+		if third := c.holder(); third == second || stops[third] == nil {
+			t.Errorf("the leader failed, and the Lease has %q", third)
+		}
+		for _, stop := range stops {
+			stop()
+		}
+	})
+}
+
+// An agent that may not watch the Lease, by an older Role, reads it.
+func TestElectionWithoutWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &candidates{t, fake.NewClientset()}
+		held := &coordination.Lease{ObjectMeta: meta.ObjectMeta{Namespace: "steelyard", Name: leaseName}}
+		held.Spec.HolderIdentity, held.Spec.RenewTime = ptr("n9"), &meta.MicroTime{Time: time.Now()}
+		held.Spec.LeaseDurationSeconds = ptr(int32(15))
+		if err := c.server.Tracker().Add(held); err != nil {
+			t.Fatal(err)
+		}
+		client, stop := c.start("n1")
+		client.PrependWatchReactor("leases", func(k8stest.Action) (bool, watch.Interface, error) {
+			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, leaseName, errTest)
+		})
+		time.Sleep(leaseDuration - time.Second)
+		synctest.Wait()
+		if got := c.holder(); got != "n9" {
+			t.Errorf("after %s the Lease has %q", leaseDuration-time.Second, got)
+		}
+		time.Sleep(2 * leaseDuration)
+		synctest.Wait()
+		if got := c.holder(); got != "n1" {
+			t.Errorf("the Lease was not renewed, and has %q; want n1", got)
+		}
+		stop()
+	})
+}
+
+// A Service gets its address and its finalizer by one request.
+func TestManyServices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const services = 500
+		client := fake.NewClientset()
+		for i := range services {
+			s := wanting(fmt.Sprint("s", i), func(s *core.Service) { s.ResourceVersion = "" })
+			if err := client.Tracker().Add(s); err != nil {
+				t.Fatal(err)
+			}
+		}
+		from, to := netip.MustParseAddr("10.0.0.0"), netip.MustParseAddr("10.0.255.255")
+		a := NewAllocator(AllocatorOptions{
+			Client: client, Lease: client, Node: "n1", Namespace: "steelyard", Log: slog.New(slog.DiscardHandler),
+			Pools: []Pool{{Pool: lb.Pool{AutoAssign: true, Ranges: []lb.AddrRange{{From: from, To: to}}}}},
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- a.Run(ctx) }()
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		patched, most := map[string]int{}, 0
+		for _, x := range client.Actions() {
+			if p, ok := x.(k8stest.PatchAction); ok {
+				patched[p.GetName()]++
+				most = max(most, patched[p.GetName()])
+			}
+		}
+		if len(patched) != services || most != 1 {
+			t.Errorf("%d Services were written, one of them %d times; want %d, once", len(patched), most, services)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
