@@ -13,7 +13,7 @@ LDFLAGS := -s -w -X github.com/steelyard-lb/steelyard/lb/cli.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.12.2
 
-.PHONY: build help install demo unit test test-kernels bench gobench fuzz mutants lint golangci generate clean controlplane deps root go-version
+.PHONY: build help install demo unit test test-kernels attack bench gobench fuzz mutants lint golangci generate clean controlplane deps root go-version
 
 build: go-version ## build ./steelyard (the default)
 	go build -trimpath -ldflags '$(LDFLAGS)' -o steelyard .
@@ -49,6 +49,10 @@ test-kernels: root ## run tests on the kernel of Debian 12, in a virtual machine
 	e2e/kernels/run.sh $(FLAVOUR) || status=$$?; \
 	.cache/gotestsum --format pkgname --no-color --raw-command cat $$events || true; \
 	.cache/testsum $$events $$status
+
+ATTACK_TIME ?= 3m
+attack: root build ## attack live connections in all ways at once (root); ATTACK_TIME=30m
+	STEELYARD_BINARY='$(CURDIR)/steelyard' ATTACK_TIME='$(ATTACK_TIME)' go test ./e2e -run '^TestAttack$$' -v -count 1 -timeout 24h
 
 BENCH_PARTS := cost,live,connections,scale
 BENCH ?= $(BENCH_PARTS)

@@ -89,7 +89,7 @@ func TestForgedPathMTU(t *testing.T) {
 						q[vipAt] ^= 2
 					}
 				}), false},
-				{"a short quote", 1350, quote(short, same), !v6},
+				{"a short quote", 1350, quote(short, same), false},
 				{"a long quote", 1320, quote(long, same), true},
 				{"larger than before", 1400, quote(long, same), false},
 				{"lower than before", 1310, quote(long, same), true},

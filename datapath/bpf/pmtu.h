@@ -16,7 +16,8 @@ static __always_inline int pmtu_is_fresh(const struct pmtu *path)
 }
 
 /* pmtu_quotes_tunnel reports whether an ICMP error quotes a packet of a tunnel to a VIP. Routers quote as much as fits
- * (RFC 4443, 3.2), but with IPv4 perhaps only 8 bytes of the tunnel packet (RFC 792). */
+ * (RFC 1812, 4.3.2.3; RFC 4443, 3.2). A quote that ends before the inner destination, as of routers that know RFC 792
+ * only, is not believed: its addresses and ports are those of the outer header, which are the same for all clients. */
 static __always_inline int pmtu_quotes_tunnel(const struct pkt *p)
 {
 	int gue = p->key.proto == IPPROTO_UDP && p->key.t.sport == bpf_htons(tunnel_port) &&
@@ -26,8 +27,6 @@ static __always_inline int pmtu_quotes_tunnel(const struct pkt *p)
 		return 0;
 	if (!bpf_map_lookup_elem(&sy_local_addrs, &p->key.t.dst))
 		return 0;
-	if (!(p->quoted_dst.w[0] | p->quoted_dst.w[1] | p->quoted_dst.w[2] | p->quoted_dst.w[3]))
-		return !p->v6;
 	return bpf_map_lookup_elem(&sy_vips, &p->quoted_dst) != 0;
 }
 

@@ -108,6 +108,14 @@ func (c *Conns) Servers() map[string]int {
 	return n
 }
 
+// Clients returns the address and port of the client of each open connection.
+func (c *Conns) Clients() (clients []netip.AddrPort) {
+	for _, l := range c.open() {
+		clients = append(clients, l.conn.LocalAddr().(*net.TCPAddr).AddrPort())
+	}
+	return clients
+}
+
 // Close closes all connections.
 func (c *Conns) Close() {
 	for _, l := range c.all {

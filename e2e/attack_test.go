@@ -1,0 +1,248 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+)
+
+// TestAttack: all attacks of attack_packets_test.go at once, while servers come and go and the agent is killed, end no
+// live connection, and no new one fails. ATTACK_TIME is how long, "make attack" sets it; half of it by each hook.
+func TestAttack(t *testing.T) {
+	took := 20 * time.Second
+	if text := os.Getenv("ATTACK_TIME"); text != "" {
+		var err error
+		if took, err = time.ParseDuration(text); err != nil {
+			t.Fatalf("ATTACK_TIME: %v", err)
+		}
+	}
+	for _, mode := range []string{"xdp", "tc"} {
+		t.Run(mode, func(t *testing.T) { newSite(t, peers.BIRD, mode, 1, 3).withstandsAttack(t, took/2) })
+	}
+}
+
+// victims are the connections that an attack must not end.
+type victims struct {
+	long []*traffic.Conns
+	udp  []*udpFlow
+
+	mu      sync.Mutex // guards all below
+	opened  int
+	slowest time.Duration
+	lost    []string
+}
+
+func (v *victims) fail(format string, args ...any) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.lost = append(v.lost, fmt.Sprintf(format, args...))
+}
+
+func (s *site) withstandsAttack(t *testing.T, took time.Duration) {
+	if err := s.Balancers[0].SoftwareChecksums("eth0"); err != nil { // veth receives frames from XDP only with GRO
+		t.Fatal(err)
+	}
+	for _, net := range []string{invented4.String(), invented6.String()} { // answers to invented sources
+		if out, err := s.Topology.Router.Run(t.Context(), "ip", "route", "add", "blackhole", net); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	v := &victims{}
+	for _, vip := range vips {
+		v.long = append(v.long, labtest.Connect(t, s.client(), netip.AddrPortFrom(vip, 9000), 100))
+		for range 10 {
+			v.udp = append(v.udp, s.openUDP(t, vip))
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), took)
+	defer cancel()
+	var all sync.WaitGroup
+	var syns [2]int
+	for i, vip := range vips {
+		all.Go(func() { syns[i] = s.flood(t, ctx, vip, attackSYNs/2) })
+		all.Go(func() { s.opens(ctx, v, vip) })
+	}
+	packets := s.attack(t, ctx, &all, v)
+	all.Go(func() { s.disturb(t, ctx) })
+	for _, c := range v.long {
+		all.Go(func() { exchanges(ctx, v, c) })
+	}
+	for _, f := range v.udp {
+		all.Go(func() { f.exchanges(ctx, v) })
+	}
+	all.Wait()
+	v.report(t, syns[0]+syns[1], packets())
+	t.Log(s.metrics(t, s.agents[0], "steelyard_datapath_packets_total"))
+}
+
+// report prints what was sent and what was lost.
+func (v *victims) report(t *testing.T, syns int, packets string) {
+	alive := 0
+	for _, c := range v.long {
+		alive += c.Alive()
+	}
+	lost := 0
+	for _, f := range v.udp {
+		lost += f.moved
+	}
+	t.Logf("sent: %d SYNs from invented sources\n%s", syns, packets)
+	t.Logf("%d of 200 live TCP connections go on, %d of %d UDP flows changed their server; %d new connections, "+
+		"the slowest took %s", alive, lost, len(v.udp), v.opened, v.slowest.Round(time.Millisecond))
+	if n := len(v.lost); n > 0 {
+		t.Errorf("%d lost:\n%s", n, strings.Join(v.lost[:min(n, 10)], "\n"))
+	}
+	if v.opened < 20 {
+		t.Errorf("only %d new connections", v.opened)
+	}
+}
+
+// exchanges sends messages over live connections until ctx ends.
+func exchanges(ctx context.Context, v *victims, c *traffic.Conns) {
+	for ctx.Err() == nil {
+		// Retransmissions of a loss have their time, also the second one: host and attacker share two CPUs.
+		each, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+		for _, err := range c.Exchange(each) {
+			v.fail("live: %v", err)
+		}
+		cancel()
+		sleep(ctx, 100*time.Millisecond)
+	}
+}
+
+// opens opens connections, one after the other, and makes a request over each.
+func (s *site) opens(ctx context.Context, v *victims, vip netip.Addr) {
+	to := netip.AddrPortFrom(vip, 9000)
+	for ctx.Err() == nil {
+		each, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+		start := time.Now()
+		c, err := s.client().Connect(each, to, 1)
+		took := time.Since(start)
+		if err == nil {
+			c.Close()
+		}
+		cancel()
+		if err != nil {
+			v.fail("new: %v", err)
+		}
+		v.mu.Lock()
+		v.opened++
+		v.slowest = max(v.slowest, took)
+		v.mu.Unlock()
+		sleep(ctx, 20*time.Millisecond)
+	}
+}
+
+// udpFlow is a live flow of datagrams.
+type udpFlow struct {
+	to     netip.AddrPort
+	ask    func(context.Context) (server string, err error)
+	server string
+	moved  int
+}
+
+// openUDP opens a flow and learns its server.
+func (s *site) openUDP(t *testing.T, vip netip.Addr) *udpFlow {
+	t.Helper()
+	f := &udpFlow{to: netip.AddrPortFrom(vip, 5353)}
+	conn, err := s.client().Dial(t.Context(), "udp", f.to.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	buf, n := make([]byte, 256), 0
+	f.ask = func(ctx context.Context) (string, error) {
+		n++
+		text := fmt.Sprintf("message %d", n)
+		for ctx.Err() == nil {
+			if _, err := conn.Write([]byte(text)); err != nil && ctx.Err() != nil {
+				return "", err
+			}
+			if err := conn.SetReadDeadline(time.Now().Add(300 * time.Millisecond)); err != nil {
+				return "", err
+			}
+			got, err := conn.Read(buf)
+			server, echo, _ := strings.Cut(strings.TrimSpace(string(buf[:got])), " ")
+			if err == nil && echo == text {
+				return server, nil
+			}
+		}
+		return "", fmt.Errorf("no answer: %w", ctx.Err())
+	}
+	if f.server, err = f.ask(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func (f *udpFlow) exchanges(ctx context.Context, v *victims) {
+	for ctx.Err() == nil {
+		each, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+		switch server, err := f.ask(each); {
+		case err != nil:
+			v.fail("UDP to %s: %v", f.to, err)
+			cancel()
+			return
+		case server != f.server:
+			f.moved++
+			v.fail("UDP to %s: %s answers in place of %s", f.to, server, f.server)
+			f.server = server
+		}
+		cancel()
+		sleep(ctx, 200*time.Millisecond)
+	}
+}
+
+// disturb removes and adds a server and kills and starts the agent until ctx ends.
+func (s *site) disturb(t *testing.T, ctx context.Context) {
+	a, c := s.agents[0], s.config[0]
+	for i := 0; ctx.Err() == nil; i++ {
+		c.Services = s.services(3 - (i+1)%2)
+		if err := a.Configure(c.TOML()); err != nil {
+			t.Error(err)
+		}
+		if i%3 == 1 {
+			a.Kill()
+			sleep(ctx, time.Second)
+			if err := errors.Join(a.Start(), a.WaitReady(context.WithoutCancel(ctx), 60*time.Second)); err != nil {
+				t.Error(err)
+			}
+		} else if err := a.Reload(); err != nil {
+			t.Error(err)
+		}
+		sleep(ctx, 2*time.Second)
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// tally counts what was sent, by the name of the attack.
+type tally struct {
+	names []string
+	n     []atomic.Int64
+}
+
+func (y *tally) String() string {
+	var lines []string
+	for i, name := range y.names {
+		lines = append(lines, fmt.Sprintf("  %8d %s", y.n[i].Load(), name))
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
