@@ -167,6 +167,7 @@ func (d *datapathState) begin(delta Delta) {
 	for _, f := range delta.frontends() {
 		v := d.vips.get(f.VIP)
 		v.datapath.Busy, v.datapath.Goal = true, v.serving > unsure[v]
+		d.vips.touch(f.VIP)
 	}
 }
 
@@ -182,6 +183,7 @@ func (d *datapathState) complete(delta Delta, failed map[Frontend]error, now tim
 	for _, f := range delta.frontends() {
 		v := d.vips.get(f.VIP)
 		v.datapath = Known{Done: v.serving > 0}
+		d.vips.touch(f.VIP)
 	}
 }
 

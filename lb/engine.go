@@ -288,7 +288,6 @@ func (e *Engine) serve(ctx context.Context, calls *sync.WaitGroup, now time.Time
 				e.o.Log.Error("frontend not in force", "frontend", f, "err", err)
 			}
 			e.datapath.complete(delta, failed, time.Now())
-			e.routes.datapathChanged()
 		})
 	})
 }

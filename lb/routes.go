@@ -3,25 +3,30 @@ package lb
 import (
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 )
 
 // routes is the wanted and the announced state of each VIP. It computes the next set of announcements.
 type routes struct {
-	vips     *vipTable
-	retry    time.Duration
-	log      *slog.Logger
-	claims   map[vipKey]map[string]claim // the services that use a VIP, by name
-	since    map[vipKey]time.Time        // when a VIP was announced or withdrawn
-	started  bool                        // a first set was passed to the announcers
-	dirty    bool                        // the wanted and the announced set may differ
-	inFlight map[vipKey]Announcement     // the set of the running call to Set; nil: no call is running
-	tried    map[vipKey]Announcement     // the set of the last call
-	last     map[vipKey]Announcement     // what is announced for sure
-	tries    int                         // consecutive failures
-	retryAt  time.Time
-	err      error // of the last call
+	vips         *vipTable
+	retry        time.Duration
+	log          *slog.Logger
+	claims       map[vipKey]map[string]claim // the services that use a VIP, by name
+	since        map[vipKey]time.Time        // when a VIP was announced or withdrawn
+	started      bool                        // a first set was passed to the announcers …
+	succeeded    bool                        // … and a call succeeded, for some VIPs at least
+	changedSince bool                        // want changed since the last call
+	dirty        bool                        // the wanted state of any VIP may have changed; else of vips.touched
+	want         map[vipKey]Announcement     // the wanted set …
+	list         []Announcement              // … as a list by address, never modified
+	differs      map[vipKey]bool             // the VIPs for which want is not last, or a call failed
+	inFlight     map[vipKey]Announcement     // what a running call changes, zero: withdrawn; nil: none is running
+	last         map[vipKey]Announcement     // what is announced for sure
+	tries        int                         // consecutive failures
+	retryAt      time.Time
+	err          error // of the last call
 }
 
 // claim is the plan of one service for a VIP.
@@ -34,14 +39,15 @@ func newRoutes(vips *vipTable, retry time.Duration, log *slog.Logger) *routes {
 	return &routes{
 		vips: vips, retry: retry, log: log, dirty: true,
 		claims: map[vipKey]map[string]claim{}, since: map[vipKey]time.Time{},
+		want: map[vipKey]Announcement{}, last: map[vipKey]Announcement{}, differs: map[vipKey]bool{},
 	}
 }
 
 // adopt replaces the claims of a service's old plan by those of its next plan; either may be nil.
 func (r *routes) adopt(old, plan *Plan) {
-	r.dirty = true
 	if old != nil {
 		for _, v := range old.VIPs {
+			r.vips.touch(v.VIP)
 			delete(r.claims[v.VIP], old.Service.Name)
 			if len(r.claims[v.VIP]) == 0 {
 				delete(r.claims, v.VIP)
@@ -52,6 +58,7 @@ func (r *routes) adopt(old, plan *Plan) {
 		return
 	}
 	for _, v := range plan.VIPs {
+		r.vips.touch(v.VIP)
 		if r.claims[v.VIP] == nil {
 			r.claims[v.VIP] = map[string]claim{}
 		}
@@ -59,73 +66,118 @@ func (r *routes) adopt(old, plan *Plan) {
 	}
 }
 
-// datapathChanged records that the set of VIPs that the datapath serves may have changed.
-func (r *routes) datapathChanged() { r.dirty = true }
-
-// next returns the complete set to announce now; false when it is announced already, or a call is in flight.
+// next returns the complete set to announce now; false when it is announced already, or a call is in flight. Its cost
+// follows from what changed, except for the copy of the list that is returned.
 func (r *routes) next(now time.Time) ([]Announcement, bool) {
-	retry := r.err != nil && !r.retryAt.After(now)
-	if r.inFlight != nil || !r.dirty && !retry {
+	if r.inFlight != nil {
 		return nil, false
 	}
-	r.dirty = false
-	set := r.wanted()
-	if r.err != nil && !retry && maps.EqualFunc(set, r.tried, Announcement.equal) {
+	r.update()
+	switch retry := !r.retryAt.After(now); {
+	case r.err != nil && !retry && !r.changedSince:
 		return nil, false // a change, such as a withdrawal, does not wait for the retry
-	}
-	if r.started && r.err == nil && maps.EqualFunc(set, r.last, Announcement.equal) {
+	case r.started && r.err == nil && len(r.differs) == 0:
 		return nil, false
 	}
-	r.started = true
-	r.inFlight = set
-	for addr := range set {
-		v := r.vips.get(addr)
-		v.announce.Busy, v.announce.Goal = true, true
-	}
-	for _, v := range r.vips.byAddr {
-		if _, ok := set[v.addr]; !ok && v.announce.Done {
-			v.announce.Busy, v.announce.Goal = true, false
+	if !r.started { // an earlier run may have announced any
+		for addr, v := range r.vips.byAddr {
+			if v.announce.Done {
+				r.differs[addr] = true
+			}
 		}
 	}
-	list := slices.Collect(maps.Values(set))
-	slices.SortFunc(list, func(a, b Announcement) int { return a.VIP.Compare(b.VIP) })
-	return list, true
+	r.started, r.changedSince = true, false
+	r.inFlight = make(map[vipKey]Announcement, len(r.differs))
+	for addr := range r.differs {
+		a, wanted := r.want[addr]
+		r.inFlight[addr] = a
+		if v := r.vips.get(addr); wanted || v.announce.Done {
+			v.announce.Busy, v.announce.Goal = true, wanted
+		}
+	}
+	return r.list, true
 }
 
-// wanted returns the set to announce, given what the datapath surely serves.
-func (r *routes) wanted() map[vipKey]Announcement {
-	set := map[vipKey]Announcement{}
-	for addr, services := range r.claims {
-		v := r.vips.get(addr)
-		a := Announcement{VIP: addr}
-		byAll := false
-		for _, c := range services {
-			if !Announce(v.wanted > 0, c.plan.Reason == "", v.datapath) {
-				continue
-			}
-			a.Weight += c.plan.Healthy
-			a.By = append(a.By, c.by...)
-			byAll = byAll || len(c.by) == 0
+// update brings want, list and differs up to date.
+func (r *routes) update() {
+	touched := r.vips.touched
+	if r.vips.touched = nil; r.dirty {
+		touched = map[vipKey]bool{}
+		for addr := range r.claims {
+			touched[addr] = true
 		}
-		if a.Weight == 0 {
+		for addr := range r.want {
+			touched[addr] = true
+		}
+		r.dirty = false
+	}
+	changed := map[vipKey]bool{}
+	for addr := range touched {
+		a, wanted := r.wanted(addr)
+		if was, had := r.want[addr]; had == wanted && was.equal(a) {
 			continue
 		}
-		if byAll {
-			a.By = nil
+		changed[addr], r.differs[addr] = true, true
+		if wanted {
+			r.want[addr] = a
+		} else {
+			delete(r.want, addr)
 		}
-		slices.Sort(a.By)
-		a.By = slices.Compact(a.By)
-		set[addr] = a
+		if last, announced := r.last[addr]; r.err == nil && r.started && announced == wanted && last.equal(a) {
+			delete(r.differs, addr)
+		}
 	}
-	return set
+	if len(changed) == 0 {
+		return
+	}
+	r.changedSince = true
+	list, rest := make([]Announcement, 0, len(r.want)), r.list
+	for _, addr := range slices.SortedFunc(maps.Keys(changed), netip.Addr.Compare) {
+		i, found := slices.BinarySearchFunc(rest, addr, func(a Announcement, b vipKey) int { return a.VIP.Compare(b) })
+		list = append(list, rest[:i]...)
+		if a, wanted := r.want[addr]; wanted {
+			list = append(list, a)
+		}
+		rest = rest[i+count(found):]
+	}
+	r.list = append(list, rest...)
 }
 
-// complete records the outcome of the call in flight.
+// wanted returns the announcement of a VIP, given what the datapath surely serves; false: it must not be announced.
+func (r *routes) wanted(addr vipKey) (a Announcement, ok bool) {
+	services := r.claims[addr]
+	if len(services) == 0 {
+		return a, false
+	}
+	v := r.vips.get(addr)
+	a.VIP = addr
+	byAll := false
+	for _, c := range services {
+		if !Announce(v.wanted > 0, c.plan.Reason == "", v.datapath) {
+			continue
+		}
+		a.Weight += c.plan.Healthy
+		a.By = append(a.By, c.by...)
+		byAll = byAll || len(c.by) == 0
+	}
+	if a.Weight == 0 {
+		return Announcement{}, false
+	}
+	if byAll {
+		a.By = nil
+	}
+	slices.Sort(a.By)
+	a.By = slices.Compact(a.By)
+	return a, true
+}
+
+// complete records the outcome of the call in flight. After a failure a VIP may be announced as before or as requested:
+// it counts as announced if either is, and is part of the next call.
 func (r *routes) complete(err error, now time.Time) {
-	set, first := r.inFlight, r.last == nil
-	r.inFlight, r.tried, r.err = nil, set, err
+	flight, first := r.inFlight, !r.succeeded
+	r.inFlight, r.err = nil, err
 	each, ok := err.(VIPErrors)
-	failed := func(addr vipKey) bool { return err != nil && (!ok || each[addr] != nil) }
+	r.succeeded = r.succeeded || err == nil || ok
 	if err != nil {
 		r.log.Error("routes not as wanted", "err", err)
 		r.retryAt = now.Add(backoff(r.retry, r.tries))
@@ -133,30 +185,35 @@ func (r *routes) complete(err error, now time.Time) {
 	} else {
 		r.tries, r.retryAt = 0, time.Time{}
 	}
-	if err == nil || ok {
-		last := maps.Clone(set)
-		for addr := range each {
-			delete(last, addr)
-			if a, announced := r.last[addr]; announced {
-				last[addr] = a
+	for addr, a := range flight {
+		failed := err != nil && (!ok || each[addr] != nil)
+		if !failed {
+			r.announced(addr, a)
+		}
+		v := r.vips.get(addr)
+		if v.announce.Busy {
+			was, goal := v.announce.Done, v.announce.Goal
+			v.announce = Known{Done: goal || (failed && was)}
+			if !failed && (was != goal || (first && goal)) {
+				r.changed(addr, goal, now)
 			}
-		}
-		r.last = last
-	}
-	r.dirty = true // claims may have changed while the call was running
-	for _, v := range r.vips.byAddr {
-		if !v.announce.Busy {
-			continue
-		}
-		was, goal := v.announce.Done, v.announce.Goal
-		// After a failure the VIP may be announced as before or as requested: it counts as announced if either is.
-		v.announce = Known{Done: goal || (failed(v.addr) && was)}
-		if !failed(v.addr) && (was != goal || (first && goal)) {
-			r.changed(v.addr, goal, now)
 		}
 		if !v.announce.Done {
 			r.vips.forget(v)
 		}
+	}
+}
+
+// announced records that a call has set the announcement of a VIP; zero: it is withdrawn.
+func (r *routes) announced(addr vipKey, a Announcement) {
+	if a.VIP.IsValid() {
+		r.last[addr] = a
+	} else {
+		delete(r.last, addr)
+	}
+	now, wanted := r.want[addr]
+	if wanted == a.VIP.IsValid() && now.equal(a) {
+		delete(r.differs, addr)
 	}
 }
 

@@ -15,7 +15,17 @@ type vip struct {
 }
 
 // vipTable has an entry for every VIP that is wanted, held or announced.
-type vipTable struct{ byAddr map[vipKey]*vip }
+type vipTable struct {
+	byAddr  map[vipKey]*vip
+	touched map[vipKey]bool // whose state may have changed since routes looked at them
+}
+
+func (t *vipTable) touch(addr netip.Addr) {
+	if t.touched == nil {
+		t.touched = map[vipKey]bool{}
+	}
+	t.touched[addr] = true
+}
 
 func (t *vipTable) get(addr netip.Addr) *vip {
 	v, ok := t.byAddr[addr]
