@@ -102,10 +102,6 @@ func (e *Engine) isSettled() bool {
 	}
 }
 
-// Status returns the state of the engine. Its cost grows with the number of services. It fails only when ctx ends
-// before the engine's goroutine has handled the query.
-func (e *Engine) Status(ctx context.Context) (Status, error) { return query(ctx, e, e.status) }
-
 // Behind returns since when the datapath lacks a frontend that is wanted, or an update of one; zero: it lacks none. Its
 // cost is constant. It fails only when ctx ends before the engine's goroutine has handled the query.
 func (e *Engine) Behind(ctx context.Context) (time.Time, error) {

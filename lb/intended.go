@@ -4,9 +4,9 @@ package lb
 const NoLocalEndpoint = "externalTrafficPolicy is Local, and no ready endpoint is on this node"
 
 // markIntended marks the routes that are not announced because an operator or the cluster wants it so.
-func (e *Engine) markIntended(out *Status) {
-	for i := range out.Routes {
-		r := &out.Routes[i]
+func (e *Engine) markIntended(routes []RouteStatus) {
+	for i := range routes {
+		r := &routes[i]
 		r.Intended = !r.Announced && len(r.Services) > 0
 		for _, name := range r.Services {
 			en := e.services[name]

@@ -1,6 +1,7 @@
 package lb_test
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 	"testing/synctest"
@@ -73,6 +74,33 @@ func TestProgressOfAnEngineThatDoesNotRun(t *testing.T) {
 		e.Complete("file")
 		if p := e.Progress(); !p.Waiting.Equal(first) || p.Applied {
 			t.Errorf("%+v; want waiting since %s", p, first)
+		}
+	})
+}
+
+// A status that takes several queries has every service and route once, in order, and other events are handled between.
+func TestStatusOfManyServices(t *testing.T) {
+	fx := lbtest.New()
+	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
+		const n = 250
+		for i := range byte(n) {
+			s := service(fmt.Sprintf("s%03d", i), []netip.Addr{netip.AddrFrom4([4]byte{203, 0, 113, i})}, "10.0.0.1")
+			e.Put(s)
+			answer(e, s, lb.StateHealthy)
+		}
+		e.Complete("file")
+		synctest.Wait()
+		st, err := e.Status(t.Context())
+		if err != nil || len(st.Services) != n || len(st.Backends) != n || len(st.Routes) != n {
+			t.Fatalf("%d services, %d backends, %d routes, %v; want %d of each",
+				len(st.Services), len(st.Backends), len(st.Routes), err, n)
+		}
+		for i := range byte(n) {
+			addr := netip.AddrFrom4([4]byte{203, 0, 113, i})
+			if st.Services[i].Address != addr || st.Backends[i].Service != st.Services[i].Service ||
+				st.Routes[i].Address != addr || !st.Routes[i].Announced {
+				t.Errorf("row %d: %+v, %+v, %+v", i, st.Services[i], st.Backends[i], st.Routes[i])
+			}
 		}
 	})
 }

@@ -2,14 +2,15 @@ package lb
 
 import (
 	"cmp"
+	"context"
 	"maps"
 	"net/netip"
 	"slices"
 	"time"
 )
 
-// Status is the state of the engine at one moment: the source of the API, the metrics and the command line. The field
-// names are a contract with users (docs/api.md).
+// Status is the state of the engine: the source of the API, the metrics and the command line. The field names are a
+// contract with users (docs/api.md).
 type Status struct {
 	Services []ServiceStatus `json:"services"`
 	Backends []BackendStatus `json:"backends"`
@@ -70,32 +71,77 @@ type PeerStatus struct {
 	LastError string     `json:"reason,omitempty"` // why it is not established
 }
 
-// status builds the Status. It runs in the engine's goroutine.
-func (e *Engine) status() Status {
-	out := Status{
-		Services: []ServiceStatus{}, Backends: []BackendStatus{}, Routes: []RouteStatus{},
-		Settled: e.isSettled(), Behind: e.datapath.behind,
+// statusChunk is how many services or routes one query of Status reads: what changes meanwhile waits for about a
+// millisecond.
+const statusChunk = 100
+
+// Status returns the state of the engine: each service and each route as it is at one moment, not all at the same. It
+// fails only when ctx ends before the engine's goroutine has handled the queries.
+func (e *Engine) Status(ctx context.Context) (Status, error) {
+	out := &Status{Services: []ServiceStatus{}, Backends: []BackendStatus{}, Routes: []RouteStatus{}}
+	var names []string
+	var vips []netip.Addr
+	err := e.do(ctx, func() {
+		out.Settled, out.Behind = e.isSettled(), e.datapath.behind
+		names, vips = slices.Collect(maps.Keys(e.services)), slices.Collect(maps.Keys(e.routes.claims))
+	})
+	if err != nil {
+		return Status{}, err
 	}
-	for _, name := range slices.Sorted(maps.Keys(e.services)) {
-		en := e.services[name]
-		backends := en.backendStatus()
-		out.Backends = append(out.Backends, backends...)
-		out.Services = append(out.Services, e.serviceStatus(en, backends)...)
+	slices.Sort(names)
+	slices.SortFunc(vips, netip.Addr.Compare)
+	var refused []*Service
+	for some := range slices.Chunk(names, statusChunk) {
+		err := e.do(ctx, func() {
+			for _, name := range some {
+				en, ok := e.services[name]
+				if !ok {
+					continue
+				}
+				backends := en.backendStatus()
+				out.Backends = append(out.Backends, backends...)
+				out.Services = append(out.Services, e.serviceStatus(en, backends)...)
+				if len(en.service.Refused) > 0 {
+					refused = append(refused, en.service)
+				}
+			}
+		})
+		if err != nil {
+			return Status{}, err
+		}
 	}
-	for _, addr := range slices.SortedFunc(maps.Keys(e.routes.claims), netip.Addr.Compare) {
-		out.Routes = append(out.Routes, e.routes.status(addr))
+	for some := range slices.Chunk(vips, statusChunk) {
+		err := e.do(ctx, func() {
+			for _, addr := range some {
+				if _, ok := e.routes.claims[addr]; ok {
+					out.Routes = append(out.Routes, e.routes.status(addr))
+				}
+			}
+		})
+		if err != nil {
+			return Status{}, err
+		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(e.services)) {
-		out.addRefused(e.services[name].service)
+	for _, s := range refused {
+		out.addRefused(s)
 	}
-	e.markIntended(&out)
-	return out
+	for some := range slices.Chunk(out.Routes, statusChunk) {
+		if err := e.do(ctx, func() { e.markIntended(some) }); err != nil {
+			return Status{}, err
+		}
+	}
+	return *out, nil
+}
+
+// do runs f in the engine's goroutine.
+func (e *Engine) do(ctx context.Context, f func()) error {
+	_, err := query(ctx, e, func() struct{} { f(); return struct{}{} })
+	return err
 }
 
 func (e *Engine) serviceStatus(en *entry, backends []BackendStatus) []ServiceStatus {
 	s := en.service
-	row := map[CheckKey]BackendStatus{}
-	i := 0
+	row, i := make(map[CheckKey]BackendStatus, len(backends)), 0
 	s.eachChecked(func(key CheckKey, _ Backend) { row[key], i = backends[i], i+1 })
 	var rows []ServiceStatus
 	for _, vip := range s.VIPs {
@@ -103,8 +149,8 @@ func (e *Engine) serviceStatus(en *entry, backends []BackendStatus) []ServiceSta
 		for _, p := range s.Ports {
 			x := ServiceStatus{
 				Service: s.Name, Address: vip, Port: p.Port.Port, LastPort: p.Last, Protocol: p.Protocol,
-				Policy: s.Policy, Forward: s.Method, Algorithm: s.Algorithm, Backends: []BackendStatus{},
-				Announced: route.Announced,
+				Policy: s.Policy, Forward: s.Method, Algorithm: s.Algorithm, Announced: route.Announced,
+				Backends: make([]BackendStatus, 0, len(p.Backends)),
 			}
 			for _, b := range p.Backends {
 				if s.serves(vip, b) {
