@@ -187,8 +187,9 @@ type Probe struct {
 
 // Admin has the addresses of the API of the agent.
 type Admin struct {
-	Socket string // absolute path, at most 107 bytes
-	Listen string // "address:port", read-only; "": nowhere
+	Socket string   // absolute path, at most 107 bytes
+	Hosts  []string // names of the node in requests to Listen
+	Listen string   // "address:port", read-only; "": nowhere
 }
 
 // Log configures the log of the agent.

@@ -28,6 +28,14 @@ func (d *decoder) admin(t *table) {
 	if i, ok := t.get("listen"); ok && i.value != "" {
 		a.Listen = d.listen(i)
 	}
+	a.Hosts = distinct(t.list("hosts", "lb1.example.net"), func(i item) (string, bool) {
+		s, ok := i.str("lb1.example.net")
+		if ok && !hostName.MatchString(s) {
+			i.errorf(`write one like "lb1.example.net"`, "%q is not a host name", s)
+			return "", false
+		}
+		return s, ok
+	})
 }
 
 // listen reads "address:port"; without an address it listens on all. Port 0 lets the kernel choose.

@@ -121,6 +121,7 @@ func (d *Datapath) open(t *transaction) (err error) {
 	if err != nil {
 		return err
 	}
+	sys.log = d.log
 	before := maps.Clone(sys.old)
 	t.onFailure(func() error { return sys.rollback(before) })
 	if err := sys.reserve(d.o.SNATPorts); err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,6 +18,7 @@ import (
 type sysctls struct {
 	file string
 	old  map[string]string // path → value before our first change
+	log  *slog.Logger      // nil: what cannot be saved is an error
 }
 
 func openSysctls(stateDir string) (*sysctls, error) {
@@ -144,8 +146,11 @@ func (s *sysctls) change(path string, to func(was string) string) error {
 	}
 	if !known {
 		s.old[path] = was
-		if err := s.save(); err != nil { // before the change, so that a crash between the two loses no value
+		// Before the change, so that a crash between the two loses no value. Forwarding goes before restoring.
+		if err := s.save(); err != nil && s.log == nil {
 			return err
+		} else if err != nil {
+			s.log.Warn("sysctl not restored by cleanup", "sysctl", path, "was", was, "err", err)
 		}
 	}
 	return writeSysctl(path, value)

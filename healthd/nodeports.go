@@ -66,7 +66,7 @@ func (n *NodePorts) Serve(service string, port uint16, endpoints int) error {
 			return err
 		}
 		p = &nodePort{port: port}
-		p.server = newServer(n.handler(service, p), n.log)
+		p.server = connections.Server(n.handler(service, p), n.log)
 		n.services[service] = p
 		go func() {
 			if err := p.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {

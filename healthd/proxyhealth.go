@@ -9,10 +9,15 @@ import (
 	"net"
 	"net/http"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/httplimit"
 )
 
 // ProxyHealthPort is the port of the health endpoints of a service proxy (kubernetes pkg/cluster/ports).
 const ProxyHealthPort = 10256
+
+// connections bounds the connections of clients to the health ports of this node, all together.
+var connections = httplimit.New(512)
 
 // syncTimeout is how long an update of the datapath may be pending before the service proxy counts as unhealthy: twice
 // kube-proxy's sync period.
@@ -114,18 +119,11 @@ func (p *ProxyHealth) run(ctx context.Context, listen func() (net.Listener, erro
 }
 
 func (p *ProxyHealth) serve(ctx context.Context, l net.Listener) error {
-	s := newServer(p.Handler(), p.Log)
+	s := connections.Server(p.Handler(), p.Log)
 	stop := context.AfterFunc(ctx, func() { s.Close() })
 	defer stop()
 	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve the proxy health port: %w", err)
 	}
 	return nil
-}
-
-// newServer returns an HTTP server that logs its errors at debug level.
-func newServer(h http.Handler, log *slog.Logger) *http.Server {
-	return &http.Server{
-		Handler: h, ReadHeaderTimeout: 5 * time.Second, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
-	}
 }

@@ -22,34 +22,48 @@ const (
 	readdInterval = 10 * time.Second
 	// pollInterval is the interval of checks that no event triggers: next hops and NOTIFICATION probes.
 	pollInterval = time.Second
+	// listenRetry is the interval at which a port that was in use is tried again.
+	listenRetry = 5 * time.Second
 )
 
 // Run keeps BGP sessions until ctx ends, then closes each with CEASE, Administrative Shutdown (RFC 9003). Peers
-// remove the routes at once then, also with graceful restart. It fails when it cannot listen.
+// remove the routes at once then, also with graceful restart. While it cannot listen, it connects only.
 //
 // No session is opened before the first Set: the first UPDATEs after a restart have every route that is to stay.
 func (s *Speaker) Run(ctx context.Context) error {
+	for {
+		if listen, err := s.run(ctx); err != nil || !listen {
+			return err
+		}
+	}
+}
+
+// run is Run until the port is free that gobgp could not listen on, and no session needs to end for that: again is true
+// then.
+func (s *Speaker) run(ctx context.Context) (again bool, err error) {
 	srv, err := s.startServer(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer srv.stop()
 	var probes sync.WaitGroup
 	defer probes.Wait()
 	select {
 	case <-ctx.Done():
-		return nil
+		return false, nil
 	case <-s.firstSet:
 	}
 	if err := s.open(ctx, srv); err != nil {
 		if ctx.Err() != nil {
-			return nil
+			return false, nil
 		}
-		return err
+		return false, err
 	}
 	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
-	for ctx.Err() == nil {
+	relisten := time.NewTicker(s.relisten)
+	defer relisten.Stop()
+	for ctx.Err() == nil && !again {
 		select {
 		case <-ctx.Done():
 		case <-s.mail.wake:
@@ -59,11 +73,13 @@ func (s *Speaker) Run(ctx context.Context) error {
 		case <-ticker.C:
 			s.refreshNextHops(ctx, srv)
 			s.probeRefusals(ctx, &probes)
+		case <-relisten.C:
+			again = s.established() == 0 && s.canListen()
 		}
 		s.addDue(ctx, srv)
 	}
 	s.close(srv)
-	return nil
+	return again && ctx.Err() == nil, nil
 }
 
 // open adds the wanted routes to gobgp, and then the peers.

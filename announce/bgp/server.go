@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"runtime"
 	"slices"
+	"strconv"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -21,8 +23,58 @@ type bgpServer struct {
 	stopping atomic.Bool
 }
 
-// startServer starts gobgp. It listens unless the port is -1.
+// startServer starts gobgp. It listens unless the port is -1. When it cannot, it connects to peers only, which is
+// sufficient for those that listen; Problems has the reason then.
 func (s *Speaker) startServer(ctx context.Context) (*bgpServer, error) {
+	srv, err := s.startListening(ctx, s.o.ListenPort)
+	if errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EACCES) || errors.Is(err, syscall.EADDRNOTAVAIL) {
+		s.setListenErr(err)
+		return s.startListening(ctx, -1)
+	}
+	s.setListenErr(nil)
+	return srv, err
+}
+
+// setListenErr records why gobgp does not listen; nil: it does, or need not.
+func (s *Speaker) setListenErr(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil && s.listen == nil {
+		s.o.Log.Error("not listening; only connecting", "port", s.o.ListenPort, "err", cause(err))
+	}
+	s.listen = err
+}
+
+// Problems returns what does not work besides sessions.
+func (s *Speaker) Problems() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.listen == nil {
+		return nil
+	}
+	const text = "bgp only connects, and does not listen on port %d: %s"
+	return []string{fmt.Sprintf(text, s.o.ListenPort, cause(s.listen))}
+}
+
+// canListen reports whether the port that gobgp could not listen on is free now.
+func (s *Speaker) canListen() bool {
+	s.mu.Lock()
+	failed := s.listen != nil
+	s.mu.Unlock()
+	if !failed {
+		return false
+	}
+	for _, a := range s.listenAddresses() {
+		l, err := net.Listen("tcp", net.JoinHostPort(a, strconv.Itoa(s.o.ListenPort)))
+		if err != nil {
+			return false
+		}
+		l.Close()
+	}
+	return true
+}
+
+func (s *Speaker) startListening(ctx context.Context, port int) (*bgpServer, error) {
 	srv := &bgpServer{served: make(chan struct{})}
 	srv.BgpServer = server.NewBgpServer(
 		server.LoggerOption(&logger{log: s.o.Log, post: s.mail.post, withdrawals: s.withdrawals}),
@@ -34,20 +86,16 @@ func (s *Speaker) startServer(ctx context.Context) (*bgpServer, error) {
 	}()
 	listen := s.listenAddresses()
 	global := &api.Global{
-		Asn: s.o.ASN, RouterId: s.o.RouterID.String(), ListenPort: int32(s.o.ListenPort), ListenAddresses: listen,
+		Asn: s.o.ASN, RouterId: s.o.RouterID.String(), ListenPort: int32(port), ListenAddresses: listen,
 	}
-	if len(listen) == 0 {
-		global.ListenPort = -1
+	if len(listen) == 0 || port < 0 {
+		global.ListenPort, global.ListenAddresses = -1, nil
 	}
 	err := srv.StartBgp(ctx, &api.StartBgpRequest{Global: global})
 	if err == nil {
 		return srv, nil
 	}
 	srv.stop()
-	if errors.Is(err, syscall.EADDRINUSE) {
-		const hint = "in use by another program; stop it, or set listen_port = -1 to only connect"
-		return nil, fmt.Errorf("listen on port %d: %s: %w", s.o.ListenPort, hint, err)
-	}
 	return nil, fmt.Errorf("start bgp: %w", err)
 }
 

@@ -27,6 +27,7 @@ type Speaker struct {
 	o           Options
 	withdrawals *withdrawalTracker
 	mail        mailbox
+	relisten    time.Duration // between two attempts to listen
 
 	firstSet     chan struct{} // closed by the first Set
 	firstSetOnce sync.Once
@@ -39,7 +40,8 @@ type Speaker struct {
 
 	mu       sync.Mutex // guards the following fields; never held while gobgp is called
 	sessions map[netip.Addr]*session
-	v4, v6   int // numbers of routes in gobgp
+	v4, v6   int   // numbers of routes in gobgp
+	listen   error // why gobgp does not listen; nil: it does, or need not
 }
 
 // New returns a Speaker, or an error with every invalid option. It opens no socket.
@@ -50,6 +52,7 @@ func New(o Options) (*Speaker, error) {
 	}
 	s := &Speaker{
 		o: o, withdrawals: newWithdrawalTracker(), mail: mailbox{wake: make(chan struct{}, 1)},
+		relisten: listenRetry,
 		firstSet: make(chan struct{}), installed: routes{}, sessions: map[netip.Addr]*session{},
 	}
 	now := time.Now()

@@ -5,16 +5,10 @@ import (
 	"embed"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"log/slog"
-	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -76,9 +70,12 @@ type Options struct {
 	Now    func() time.Time // nil: time.Now
 	Socket string           // path of the unix socket
 	Listen string           // "": no TCP
-	Status func(context.Context) (lb.Status, error)
-	Peers  func() []lb.PeerStatus
-	Flows  func(context.Context, lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error)
+	Hosts  []string         // names in requests by TCP, besides addresses and "localhost"
+	// Problem is called with the error of a socket, or nil when it is open.
+	Problem func(part string, err error)
+	Status  func(context.Context) (lb.Status, error)
+	Peers   func() []lb.PeerStatus
+	Flows   func(context.Context, lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error)
 	// Explain returns what the datapath would do with a packet.
 	Explain func(lb.Question) (lb.Explanation, error)
 	// Drain drains or undrains a service, "" the node. It returns all drains.
@@ -92,69 +89,16 @@ type Options struct {
 }
 
 // Server serves the API.
-type Server struct{ o Options }
+type Server struct {
+	o     Options
+	retry time.Duration // between two attempts to listen
+}
 
 // New returns a Server that does not listen yet.
-func New(o Options) *Server { return &Server{o} }
+func New(o Options) *Server { return &Server{o, listenRetry} }
 
 // engineTimeout bounds a request to the engine. A snapshot takes milliseconds; an engine that exceeds this is stuck.
 const engineTimeout = 2 * time.Second
-
-// Run listens and serves until ctx ends.
-func (s *Server) Run(ctx context.Context) error {
-	unix, err := listenUnix(s.o.Socket)
-	if err != nil {
-		return err
-	}
-	listeners := map[net.Listener]http.Handler{unix: s.Handler(true)}
-	if s.o.Listen != "" {
-		tcp, err := net.Listen("tcp", s.o.Listen)
-		if err != nil {
-			unix.Close()
-			return fmt.Errorf("listen for the API: %w", err)
-		}
-		listeners[tcp] = s.Handler(false)
-	}
-	g, ctx := errgroup.WithContext(ctx)
-	for l, handler := range listeners {
-		server := &http.Server{
-			Handler: handler, ReadHeaderTimeout: 5 * time.Second,
-			ErrorLog: slog.NewLogLogger(s.o.Log.Handler(), slog.LevelDebug),
-		}
-		stop := context.AfterFunc(ctx, func() { server.Close() })
-		defer stop()
-		g.Go(func() error {
-			if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-				return fmt.Errorf("serve the API on %s: %w", l.Addr(), err)
-			}
-			return nil
-		})
-	}
-	return g.Wait()
-}
-
-// listenUnix replaces the socket of an agent that has ended, but not that of a running one.
-func listenUnix(path string) (net.Listener, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, fmt.Errorf("make the directory of the API socket: %w", err)
-	}
-	if c, err := net.Dial("unix", path); err == nil {
-		c.Close()
-		return nil, fmt.Errorf("listen on %s: another agent runs there; stop it first", path)
-	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("remove the API socket of an earlier run: %w", err)
-	}
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("listen for the API: %w", err)
-	}
-	if err := os.Chmod(path, 0o660); err != nil {
-		l.Close()
-		return nil, fmt.Errorf("set the mode of the API socket: %w", err)
-	}
-	return l, nil
-}
 
 //go:embed static
 var static embed.FS

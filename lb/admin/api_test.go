@@ -43,7 +43,7 @@ func status(context.Context) (lb.Status, error) {
 
 func options(t *testing.T) Options {
 	return Options{
-		Socket: filepath.Join(t.TempDir(), "s"), Status: status,
+		Socket: filepath.Join(t.TempDir(), "s"), Status: status, Problem: func(string, error) {},
 		Peers: func() []lb.PeerStatus {
 			return []lb.PeerStatus{{Peer: netip.MustParseAddr("192.0.2.1"), State: "established"}}
 		},
@@ -224,7 +224,7 @@ func TestServerAndClient(t *testing.T) {
 		if fi, err := os.Stat(o.Socket); err != nil || fi.Mode().Perm() != 0o660 {
 			t.Errorf("socket: %v %v; want mode 0660", fi, err)
 		}
-		if err := New(o).Run(ctx); err == nil || !strings.Contains(err.Error(), "another agent runs there") {
+		if _, err := listenUnix(o.Socket); err == nil || !strings.Contains(err.Error(), "another agent runs there") {
 			t.Errorf("second server: %v", err)
 		}
 		cancel()

@@ -176,7 +176,7 @@ func (a *Agent) connect(
 	a.tasks = append(a.tasks, task{"addresses of the machine", sink.watch})
 	drains, err := openDrainStore(o.StateDir, a.engine)
 	if err != nil {
-		return err
+		a.problems.set("drains of the earlier run not in force", err)
 	}
 	var inCluster func() *admin.Cluster
 	if o.Config.Kubernetes != nil {
@@ -193,12 +193,14 @@ func (a *Agent) connect(
 	}
 	info := describer{
 		node: facts.name, version: o.Version, started: time.Now(), reloader: a.reloader, datapath: dp,
-		problems: []func() []string{a.keys.problems, a.problems.list, prober.Problems},
+		problems: []func() []string{a.keys.problems, a.problems.list, prober.Problems, announcers.problems},
 		drained:  drains.now, cluster: inCluster, l2: o.Config.L2 != nil,
 	}
 	api := admin.New(admin.Options{
 		Socket: o.Config.Admin.Socket, Listen: o.Config.Admin.Listen,
-		Status: a.engine.Status, Peers: announcers.peers, Flows: dp.Flows, Explain: dp.Explain,
+		Hosts:   append([]string{facts.name}, o.Config.Admin.Hosts...),
+		Problem: a.problems.set,
+		Status:  a.engine.Status, Peers: announcers.peers, Flows: dp.Flows, Explain: dp.Explain,
 		Drain: drains.set, Reload: a.reloader.reload, Info: info.info,
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}),
 		Log:     component(o.Log, "admin"),

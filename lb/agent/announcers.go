@@ -17,21 +17,23 @@ import (
 type announcers struct {
 	all   lb.Announcer
 	peers func() []lb.PeerStatus // BGP neighbours
-	tasks []task
+	// problems returns what does not work besides sessions.
+	problems func() []string
+	tasks    []task
 }
 
 func newAnnouncers(
 	cfg *config.Config, facts node, registry *prometheus.Registry, log *slog.Logger,
 ) (announcers, error) {
 	byKind := map[lb.AnnouncerKind]lb.Announcer{}
-	out := announcers{peers: func() []lb.PeerStatus { return nil }}
+	out := announcers{peers: func() []lb.PeerStatus { return nil }, problems: func() []string { return nil }}
 	if cfg.BGP != nil {
 		speaker, err := bgp.New(bgpOptions(cfg.BGP, facts, component(log, "bgp")))
 		if err != nil {
 			return announcers{}, fmt.Errorf("bgp: %w", err)
 		}
 		registry.MustRegister(speaker)
-		byKind[lb.AnnounceBGP], out.peers = speaker, speaker.Peers
+		byKind[lb.AnnounceBGP], out.peers, out.problems = speaker, speaker.Peers, speaker.Problems
 		out.tasks = append(out.tasks, task{"bgp", speaker.Run})
 	}
 	if cfg.L2 != nil {

@@ -31,7 +31,8 @@ type drainer interface {
 	Drain(lb.Drains)
 }
 
-// openDrainStore reads the drains from a directory, which need not exist, and passes them to the engine.
+// openDrainStore reads the drains from a directory, which need not exist, and passes them to the engine. With an error
+// it returns a store without drains.
 func openDrainStore(dir string, e drainer) (*drainStore, error) {
 	d := &drainStore{path: filepath.Join(dir, "drained.json"), engine: e}
 	text, err := os.ReadFile(d.path)
@@ -42,7 +43,8 @@ func openDrainStore(dir string, e drainer) (*drainStore, error) {
 		err = json.Unmarshal(text, &d.current)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the drains from %s: %w", d.path, err)
+		d.current = lb.Drains{}
+		return d, fmt.Errorf("read the drains from %s: %w", d.path, err)
 	}
 	e.Drain(d.current)
 	return d, nil

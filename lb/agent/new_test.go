@@ -188,11 +188,6 @@ func scrape(t *testing.T, socket string) string {
 func TestNewFails(t *testing.T) {
 	const kubeconfig = "[kubernetes]\nkubeconfig = \"/no/such/file\"\n"
 	const bgp = "[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.254\", asn = 64500 }]\n"
-	wrongDrains := func(o *Options) {
-		if err := os.WriteFile(filepath.Join(o.StateDir, "drained.json"), []byte("x"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
 	for _, tt := range []struct {
 		name, text string
 		change     func(*Options)
@@ -209,7 +204,6 @@ func TestNewFails(t *testing.T) {
 		{"announcer", bgp, func(o *Options) {
 			o.Config.Node.RouterID, o.Config.BGP.ASN = ip("192.0.2.1"), 0
 		}, "bgp: ", false},
-		{"drains", "", wrongDrains, "read the drains from ", true},
 		{"cluster", kubeconfig, asIs, "kubernetes: ", false},
 	} {
 		a, dp, err := newInMemory(t, tt.text, tt.change)
@@ -219,6 +213,21 @@ func TestNewFails(t *testing.T) {
 		if closed := len(dp.all()) == 1; closed != tt.closed {
 			t.Errorf("%s: datapath closed %t; want %t", tt.name, closed, tt.closed)
 		}
+	}
+}
+
+// Drains that cannot be read are a problem, and do not prevent the start.
+func TestUnreadableDrains(t *testing.T) {
+	a, _, err := newInMemory(t, "", func(o *Options) {
+		if err := os.WriteFile(filepath.Join(o.StateDir, "drained.json"), []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := a.problems.list(); len(p) != 1 || !strings.Contains(p[0], "read the drains from ") {
+		t.Errorf("problems %q", p)
 	}
 }
 

@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
@@ -16,8 +15,16 @@ import (
 // apply the withdrawals, and after the exit of the agent no more packets should arrive.
 const withdrawGrace = 500 * time.Millisecond
 
-// Run runs the agent until ctx ends or a task fails. Then the engine withdraws the routes, and every task stops. Run
-// closes the datapath; the kernel continues to forward. An agent runs once.
+// A task that fails runs again after failedDelay, which doubles up to failedDelayMax. It is a problem in the status
+// until it has run for failedDelayMax.
+const (
+	failedDelay    = time.Second
+	failedDelayMax = 30 * time.Second
+)
+
+// Run runs the agent until ctx ends or the engine fails. Then the engine withdraws the routes, and every task stops. A
+// task that fails is started again: the others need not suffer. Run closes the datapath; the kernel continues to
+// forward. An agent runs once.
 func (a *Agent) Run(ctx context.Context) error {
 	defer a.close()
 	rest, stopRest := context.WithCancel(context.WithoutCancel(ctx))
@@ -29,9 +36,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	start := func(ctx context.Context, tasks []task) {
 		for _, t := range tasks {
 			g.Go(func() error {
-				if err := t.run(ctx); err != nil {
-					return fmt.Errorf("%s: %w", t.name, err)
-				}
+				a.supervise(ctx, t)
 				return nil
 			})
 		}
@@ -54,6 +59,28 @@ func (a *Agent) Run(ctx context.Context) error {
 	err = errors.Join(err, g.Wait())
 	a.log.Info("agent stopped", "err", err)
 	return err
+}
+
+// supervise runs a task until ctx ends, again after each failure.
+func (a *Agent) supervise(ctx context.Context, t task) {
+	for delay := failedDelay; ; delay = min(2*delay, failedDelayMax) {
+		steady := time.AfterFunc(failedDelayMax, func() { a.problems.set(t.name, nil) })
+		start := time.Now()
+		err := t.run(ctx)
+		steady.Stop()
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		if time.Since(start) > failedDelayMax {
+			delay = failedDelay
+		}
+		a.problems.set(t.name, err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(delay):
+		}
+	}
 }
 
 // checkEngine returns an error when the engine does not respond.

@@ -56,7 +56,7 @@ func newFixture(t *testing.T) *fixture {
 	}
 	f := &fixture{log: new(events), announced: func() int { return len(memory.Announced()) }}
 	f.Agent = &Agent{
-		log: discard, engine: engine, datapath: f.log,
+		log: discard, engine: engine, datapath: f.log, problems: newProblems(discard),
 		reloader: newReloader(o, services, newReadiness(systemd.New(discard))),
 		sources:  []task{sourceTask("services of the file", services, engine)},
 	}
@@ -109,18 +109,22 @@ func TestRunWithdrawsFirst(t *testing.T) {
 	}
 }
 
-// A task that fails ends the agent, which withdraws its routes.
-func TestRunEndsWithAFailedTask(t *testing.T) {
+// A task that fails is a problem in the status and runs again; the addresses stay announced.
+func TestRunContinuesWithoutAFailedTask(t *testing.T) {
 	f := newFixture(t)
-	fail := make(chan struct{})
+	fail, runs := make(chan struct{}), make(chan struct{}, 10)
 	broken := errors.New("broken")
-	f.tasks = append(f.tasks, task{"mail", func(context.Context) error { <-fail; return broken }})
-	done := make(chan error, 1)
-	go func() { done <- f.Run(t.Context()) }()
+	f.tasks = append(f.tasks, task{"mail", func(context.Context) error { runs <- struct{}{}; <-fail; return broken }})
+	stop := f.start(t)
 	eventually(t, "an announced address", func() bool { return f.announced() == 1 })
 	close(fail)
-	if err := <-done; !errors.Is(err, broken) || err.Error() != "mail: broken" {
-		t.Errorf("error %v; want mail: broken", err)
+	<-runs
+	<-runs // the second run
+	if n, p := f.announced(), f.problems.list(); n != 1 || !slices.Equal(p, []string{"mail: broken"}) {
+		t.Errorf("%d addresses announced, problems %q", n, p)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
 	}
 	if n := f.announced(); n != 0 {
 		t.Errorf("%d addresses announced afterwards", n)

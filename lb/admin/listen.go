@@ -1,0 +1,117 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb/httplimit"
+)
+
+const (
+	// connections is how many clients the socket, and the TCP port, may have at once.
+	connections = 256
+	// listenRetry is the time between two attempts to listen.
+	listenRetry = 5 * time.Second
+)
+
+// Run listens and serves until ctx ends. A socket that cannot be opened is a problem, and is tried again; it does not
+// concern the other one.
+func (s *Server) Run(ctx context.Context) error {
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		s.serve(ctx, "admin API on "+s.o.Socket, s.Handler(true), func() (net.Listener, error) {
+			return listenUnix(s.o.Socket)
+		})
+	})
+	if s.o.Listen != "" {
+		serving.Go(func() {
+			s.serve(ctx, "admin API on "+s.o.Listen, s.checkHost(s.Handler(false)), func() (net.Listener, error) {
+				return net.Listen("tcp", s.o.Listen)
+			})
+		})
+	}
+	serving.Wait()
+	return nil
+}
+
+func (s *Server) serve(ctx context.Context, part string, h http.Handler, listen func() (net.Listener, error)) {
+	limit := httplimit.New(connections)
+	for {
+		l, err := listen()
+		s.o.Problem(part, err)
+		if err == nil {
+			server := limit.Server(h, s.o.Log)
+			stop := context.AfterFunc(ctx, func() { server.Close() })
+			err = server.Serve(l)
+			stop()
+			if ctx.Err() == nil {
+				s.o.Problem(part, err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(s.retry):
+		}
+	}
+}
+
+// checkHost refuses requests for a host that is neither an address nor a name of this node. A page of another site,
+// whose name resolves to this node at its second look-up (DNS rebinding), could read the API through a browser in the
+// network of the node otherwise.
+func (s *Server) checkHost(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s.known(r.Host) {
+			h.ServeHTTP(w, r)
+			return
+		}
+		writeError(w, http.StatusMisdirectedRequest, fmt.Errorf(
+			"%q is not a name of this node; use its address, or add the name to [admin] hosts", r.Host))
+	})
+}
+
+// known reports whether the Host of a request is an address, "localhost", or one of Hosts.
+func (s *Server) known(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	host = strings.TrimSuffix(strings.ToLower(host), ".")
+	_, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	return err == nil || host == "" || host == "localhost" || slices.ContainsFunc(s.o.Hosts, func(own string) bool {
+		return strings.EqualFold(own, host)
+	})
+}
+
+// listenUnix replaces the socket of an agent that has ended, but not that of a running one.
+func listenUnix(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("make the directory of the API socket: %w", err)
+	}
+	if c, err := net.Dial("unix", path); err == nil {
+		c.Close()
+		return nil, fmt.Errorf("listen on %s: another agent runs there; stop it first", path)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("remove the API socket of an earlier run: %w", err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listen for the API: %w", err)
+	}
+	if err := os.Chmod(path, 0o660); err != nil {
+		l.Close()
+		return nil, fmt.Errorf("set the mode of the API socket: %w", err)
+	}
+	return l, nil
+}

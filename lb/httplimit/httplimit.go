@@ -1,0 +1,62 @@
+// Package httplimit makes HTTP servers that no client can exhaust: requests and idle connections have timeouts, and a
+// limit bounds the connections of several servers together. Descriptors that idle clients hold would be missing for
+// health checks.
+package httplimit
+
+import (
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// Limiter bounds the connections of its servers. At the limit, a new connection replaces the one that has waited
+// longest for a request; without one, it is closed itself.
+type Limiter struct {
+	most int
+	mu   sync.Mutex             // guards all below
+	open map[net.Conn]time.Time // since when a connection waits for a request; zero: it has one
+}
+
+// New returns a Limiter of this many connections.
+func New(most int) *Limiter { return &Limiter{most: most, open: map[net.Conn]time.Time{}} }
+
+// Server returns a server that logs its errors at debug level.
+func (l *Limiter) Server(h http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler: h, ConnState: l.changed, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute,
+		IdleTimeout: 30 * time.Second, MaxHeaderBytes: 16 << 10,
+	}
+}
+
+func (l *Limiter) changed(c net.Conn, state http.ConnState) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch state {
+	case http.StateNew:
+		l.open[c] = time.Now()
+		if len(l.open) > l.most {
+			l.closeOldest()
+		}
+	case http.StateActive:
+		l.open[c] = time.Time{}
+	case http.StateIdle:
+		l.open[c] = time.Now()
+	case http.StateClosed, http.StateHijacked:
+		delete(l.open, c)
+	}
+}
+
+// closeOldest closes the connection that has waited longest. There is one: the new one.
+func (l *Limiter) closeOldest() {
+	var oldest net.Conn
+	for c, since := range l.open {
+		if !since.IsZero() && (oldest == nil || since.Before(l.open[oldest])) {
+			oldest = c
+		}
+	}
+	delete(l.open, oldest)
+	oldest.Close() // its server ends it; the error has no consequence
+}

@@ -1,0 +1,91 @@
+package httplimit
+
+import (
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+)
+
+// serve returns the address of a server with a limit.
+func serve(t *testing.T, l *Limiter, h http.HandlerFunc) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := l.Server(h, slog.New(slog.DiscardHandler))
+	done := make(chan error)
+	go func() { done <- s.Serve(listener) }()
+	t.Cleanup(func() { s.Close(); <-done })
+	return listener.Addr().String()
+}
+
+func get(t *testing.T, addr string) {
+	t.Helper()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
+	resp, err := client.Get("http://" + addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+}
+
+// Idle connections cannot take the places of requests, nor more descriptors than the limit.
+func TestIdleConnectionsGiveWay(t *testing.T) {
+	const most = 20
+	l := New(most)
+	addr := serve(t, l, func(http.ResponseWriter, *http.Request) {})
+	var idle []net.Conn
+	for range 10 * most {
+		c, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		idle = append(idle, c)
+	}
+	for range 5 {
+		get(t, addr)
+	}
+	closed := 0
+	for _, c := range idle[:9*most] {
+		c.SetReadDeadline(time.Now().Add(10 * time.Second))
+		if _, err := c.Read(make([]byte, 1)); err == io.EOF {
+			closed++
+		}
+	}
+	l.mu.Lock()
+	open := len(l.open)
+	l.mu.Unlock()
+	if closed != 9*most || open > most {
+		t.Errorf("%d of the %d oldest connections are closed, %d are open; want all, at most %d",
+			closed, 9*most, open, most)
+	}
+}
+
+// A connection with a request is not closed for another one.
+func TestRequestsStay(t *testing.T) {
+	l := New(1)
+	inside, release := make(chan struct{}), make(chan struct{})
+	addr := serve(t, l, func(http.ResponseWriter, *http.Request) {
+		close(inside)
+		<-release
+	})
+	done := make(chan struct{})
+	go func() { get(t, addr); close(done) }()
+	<-inside
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if _, err := c.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("the second connection: %v; want it closed", err)
+	}
+	close(release)
+	<-done
+}
