@@ -15,36 +15,58 @@ import (
 
 // InterfaceStatus is how programs are attached to an interface.
 type InterfaceStatus struct {
-	Name string `json:"interface"`
-	Mode Mode   `json:"mode"` // xdp, xdp-generic or tc; "" while there is no such interface
-	Hook string `json:"hook"` // tcx or clsact
+	Name  string `json:"interface"`
+	Mode  Mode   `json:"mode"` // xdp, xdp-generic or tc; "" while there is no such interface
+	Hook  string `json:"hook"` // tcx or clsact
+	Fault string `json:"reason,omitempty"`
 }
 
-// attachments maintains the programs on the uplinks.
+// attachments maintains the programs on the interfaces: the uplinks of Options, and those by which backends are
+// reached, where their replies arrive.
 type attachments struct {
 	o       Options
 	objects *syObjects
 	pins    *pins
 	sysctls *sysctls
+	repairs *repairs
 	open    *transaction // nil after Open
 
-	mu     sync.Mutex                 // guards status
-	status map[string]InterfaceStatus // by name
-	index  map[string]int             // by name; of Run's goroutine and Open
+	mu     sync.Mutex // guards all below
+	names  []string   // interfaces that should have the programs
+	status map[string]InterfaceStatus
+	index  map[string]int    // of the interface to which programs are attached; 0: none
+	links  map[int]linkState // of all interfaces, as of the last change
+	onLo   bool              // health checks need the program on lo
+	ids    programIDs
 }
 
-// attachAll attaches the programs to all uplinks in Open. What is most likely to fail comes first: while it does, the
-// programs of an earlier agent are all in force.
-func (a *attachments) attachAll() error {
+// attachAll attaches the programs to all uplinks, and to the interfaces of these indexes, in Open. What is most likely
+// to fail comes first: while it does, the programs of an earlier agent are all in force.
+func (a *attachments) attachAll(needed []int) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	if err := a.forward("lo"); err != nil {
 		return err
 	}
+	a.names = slices.Clone(a.o.Interfaces)
 	var nics []netlink.Link
-	for _, name := range a.o.Interfaces {
+	for _, name := range a.names {
 		nic, err := a.prepare(name)
 		if err != nil {
 			return err
 		}
+		nics = append(nics, nic)
+	}
+	if err := a.readLinks(); err != nil {
+		return err
+	}
+	for _, name := range a.missing(needed) {
+		nic, err := a.prepare(name)
+		if err != nil {
+			a.o.Log.Warn("interface not attached", "interface", name, "err", err)
+			continue
+		}
+		a.names = append(a.names, name)
 		nics = append(nics, nic)
 	}
 	for _, nic := range nics {
@@ -81,34 +103,45 @@ func (a *attachments) forward(name string) error {
 	return nil
 }
 
-// exchange attaches the programs to one interface, in place of those that an earlier agent pinned.
+// exchange attaches the programs to one interface, in place of those that an earlier agent pinned. After Open, tc
+// serves alone where XDP cannot be attached: it does all that XDP does.
 func (a *attachments) exchange(nic netlink.Link) error {
-	name := nic.Attrs().Name
+	name, fault := nic.Attrs().Name, ""
 	hook, err := a.attachTC(nic, inward, outward)
 	if err != nil {
 		return fmt.Errorf("attach tc to %s: %w", name, err)
 	}
 	mode, err := a.attachXDP(nic)
 	if err != nil {
-		return fmt.Errorf("attach XDP to %s: %w", name, err)
+		err = fmt.Errorf("attach XDP to %s: %w", name, err)
+		if a.open != nil && slices.Contains(a.o.Interfaces, name) {
+			return err
+		}
+		if err := a.removeUplink(nic.Attrs().Index); err != nil {
+			return err
+		}
+		mode, fault = ModeTC, err.Error()+"; tc forwards alone"
 	}
 	a.index[name] = nic.Attrs().Index
-	a.mu.Lock()
-	a.status[name] = InterfaceStatus{name, mode, hook}
-	a.mu.Unlock()
-	a.o.Log.Info("interface attached", "interface", name, "mode", mode, "hook", hook)
+	now := InterfaceStatus{name, mode, hook, fault}
+	if a.status[name] != now {
+		a.o.Log.Info("interface attached", "interface", name, "mode", mode, "hook", hook, "reason", fault)
+	}
+	a.status[name] = now
 	return a.o.inject("attach " + name)
 }
 
-// prune removes the links of interfaces that are not uplinks.
+// prune removes the links of interfaces that should have none.
 func (a *attachments) prune() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	entries, err := os.ReadDir(filepath.Join(a.pins.dir, "links"))
 	if err != nil {
 		return fmt.Errorf("list the links: %w", err)
 	}
 	var errs []error
 	for _, e := range entries {
-		wanted := slices.ContainsFunc(a.o.Interfaces, func(name string) bool {
+		wanted := slices.ContainsFunc(a.names, func(name string) bool {
 			return strings.HasPrefix(e.Name(), pinName(name, ""))
 		})
 		if !wanted {
@@ -116,4 +149,83 @@ func (a *attachments) prune() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// missing returns the names of those of these interfaces that should have the programs, and are not in a.names. What
+// is no Ethernet interface has no place for them: packets there have no Ethernet header.
+func (a *attachments) missing(indexes []int) (names []string) {
+	for _, i := range indexes {
+		l, ok := a.links[i]
+		if ok && l.ethernet && !slices.Contains(a.names, l.name) && !slices.Contains(names, l.name) {
+			names = append(names, l.name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// follow attaches the programs to the interfaces of these indexes, too.
+func (a *attachments) follow(indexes []int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, name := range a.missing(indexes) {
+		nic, err := a.prepare(name)
+		if err == nil {
+			err = a.exchange(nic)
+		}
+		if err != nil {
+			a.o.Log.Error("interface not attached, by which backends are reached", "interface", name, "err", err)
+			continue
+		}
+		a.names = append(a.names, name)
+		a.o.Log.Info("interface attached, because backends are reached by it", "interface", name)
+	}
+}
+
+// attachLo attaches the program that sends health checks to the servers of services with direct return.
+func (a *attachments) attachLo() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.onLo {
+		return nil
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("interface lo: %w", err)
+	}
+	if _, err := a.attachTC(lo, outward); err != nil {
+		return fmt.Errorf("attach tc to lo: %w", err)
+	}
+	a.onLo = true
+	return nil
+}
+
+// linkState is an interface, as far as it matters to the verification.
+type linkState struct {
+	name     string
+	index    int
+	running  bool // up, with a carrier
+	ethernet bool
+}
+
+func stateOf(nic netlink.Link) linkState {
+	a := nic.Attrs()
+	return linkState{
+		name: a.Name, index: a.Index,
+		running:  a.RawFlags&unix.IFF_UP != 0 && a.RawFlags&unix.IFF_RUNNING != 0,
+		ethernet: a.EncapType == "ether",
+	}
+}
+
+// readLinks reads the interfaces from the kernel again.
+func (a *attachments) readLinks() error {
+	nics, err := netlink.LinkList()
+	if err != nil {
+		return fmt.Errorf("list the interfaces: %w", err)
+	}
+	a.links = make(map[int]linkState, len(nics))
+	for _, nic := range nics {
+		a.links[nic.Attrs().Index] = stateOf(nic)
+	}
+	return nil
 }

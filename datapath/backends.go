@@ -37,6 +37,7 @@ type backend struct {
 	local  bool         // on this node
 	keyed  bool         // GUE to it has a token
 	ours   []netip.Addr // our source addresses towards it, the preferred one first; none: no route
+	nic    int          // index of the interface towards it; 0: no route
 	tables int          // number of tables that refer to it
 }
 
@@ -58,6 +59,7 @@ func openBackends(o *syObjects, c *chunks, filter *addrFilter, log *slog.Logger)
 		}
 		b := &backend{id: id, local: value.Local == 1, keyed: value.Keyed == 1}
 		b.at, b.ours = fromBackend(value)
+		_, b.nic = ourAddressesTowards(b.at.Addr())
 		s.byAddr[b.at], s.byID[b.id] = b, b
 		s.next = b.id + 1
 		if err := filter.add(b.at.Addr(), syAddrKindADDR_BACKEND); err != nil {
@@ -134,7 +136,8 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 	} else if id == maxBackends {
 		return nil, fmt.Errorf("backend map full (%d entries)", maxBackends)
 	}
-	b := &backend{id: id, at: at, local: local, keyed: keyed, ours: s.ours(at.Addr())}
+	b := &backend{id: id, at: at, local: local, keyed: keyed}
+	b.ours, b.nic = s.ours(at.Addr())
 	if err := resetCounts(s.counters, id); err != nil {
 		return nil, err
 	}
@@ -218,7 +221,8 @@ func (s *backends) refresh() {
 		if b.tables == 0 {
 			continue
 		}
-		ours := s.ours(at.Addr())
+		var ours []netip.Addr
+		ours, b.nic = s.ours(at.Addr())
 		if slices.Equal(ours, b.ours) {
 			continue
 		}
@@ -233,12 +237,12 @@ func (s *backends) refresh() {
 	}
 }
 
-func (s *backends) ours(towards netip.Addr) []netip.Addr {
-	ours, _ := ourAddressesTowards(towards)
+func (s *backends) ours(towards netip.Addr) (ours []netip.Addr, nic int) {
+	ours, nic = ourAddressesTowards(towards)
 	if len(ours) == 0 {
 		s.log.Warn("no route to backend", "backend", towards)
 	}
-	return ours
+	return ours, nic
 }
 
 // maxOurs is the number of our source addresses per backend (bpf/types.h).

@@ -37,8 +37,12 @@ func openChunks(o *syObjects, inner map[string]*ebpf.MapSpec, pins *pins) (c *ch
 	return c, nil
 }
 
+func (c *chunks) all() []*chunked {
+	return []*chunked{c.slots, c.backends, c.frontendCounters, c.backendCounters}
+}
+
 func (c *chunks) close() {
-	for _, x := range []*chunked{c.slots, c.backends, c.frontendCounters, c.backendCounters} {
+	for _, x := range c.all() {
 		if x != nil {
 			x.close()
 		}

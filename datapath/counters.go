@@ -142,12 +142,20 @@ var (
 		"Bytes forwarded to or from a backend, with all headers.", []string{"backend"}, nil)
 	descBFlows = prometheus.NewDesc("steelyard_datapath_backend_flows_total",
 		"Flows that were opened to a backend.", []string{"backend"}, nil)
+	descFaults = prometheus.NewDesc("steelyard_datapath_vips_with_fault",
+		"VIPs whose packets are not delivered although they have backends; see the routes for the reasons.", nil, nil)
+	descRepairs = prometheus.NewDesc("steelyard_datapath_repairs_total",
+		"What others changed on this node and the agent restored: programs, pins or forwarding.",
+		[]string{"what"}, nil)
+	descOverruns = prometheus.NewDesc("steelyard_datapath_netlink_overruns_total",
+		"How often the kernel dropped notifications about the network; everything is read again then.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (d *Datapath) Describe(ch chan<- *prometheus.Desc) {
 	for _, x := range []*prometheus.Desc{
 		descPackets, descFlows, descSPackets, descSBytes, descSFlows, descBPackets, descBBytes, descBFlows,
+		descFaults, descRepairs, descOverruns,
 	} {
 		ch <- x
 	}
@@ -166,6 +174,11 @@ func (d *Datapath) Collect(ch chan<- prometheus.Metric) {
 	for v, n := range s.Packets {
 		counter(descPackets, n, v.Action, v.Reason)
 	}
+	ch <- prometheus.MustNewConstMetric(descFaults, prometheus.GaugeValue, float64(d.verifier.faults()))
+	for what, n := range d.repairs.counts() {
+		counter(descRepairs, n, what)
+	}
+	counter(descOverruns, d.overruns.Load())
 	states := map[string]int{"half_open": s.Flows.HalfOpen, "established": s.Flows.Established,
 		"closing": s.Flows.Closing}
 	for state, n := range states {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 
@@ -25,6 +26,9 @@ type Datapath struct {
 	tunnels  *tunnels
 	probes   *probes
 	gc       *flowGC
+	verifier *verifier
+	repairs  *repairs
+	overruns atomic.Uint64 // how often the kernel dropped notifications about the network
 	reasons  []string
 	actions  []string
 	commits  []string
@@ -39,7 +43,8 @@ func Open(o Options) (_ *Datapath, err error) {
 	if err := CheckKernel(); err != nil {
 		return nil, err
 	}
-	d := &Datapath{o: o, log: o.Log}
+	d := &Datapath{o: o, log: o.Log, repairs: newRepairs(o.Log)}
+	d.verifier = newVerifier(d)
 	if err := d.readNames(); err != nil {
 		return nil, err
 	}
@@ -131,8 +136,8 @@ func (d *Datapath) open(t *transaction) (err error) {
 			"fix", "add them to the sysctl net.ipv4.ip_local_reserved_ports", "ports", d.o.SNATPorts)
 	}
 	d.uplinks = &attachments{
-		o: d.o, objects: d.objects, pins: d.pins, sysctls: sys, open: t,
-		status: map[string]InterfaceStatus{}, index: map[string]int{},
+		o: d.o, objects: d.objects, pins: d.pins, sysctls: sys, repairs: d.repairs, open: t,
+		status: map[string]InterfaceStatus{}, index: map[string]int{}, ids: programIDs{},
 	}
 	d.probes = &probes{objects: d.objects, uplinks: d.uplinks, marks: map[probeKey]uint32{}}
 	if err := chain(d.objects, t); err != nil {
@@ -142,7 +147,7 @@ func (d *Datapath) open(t *transaction) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := d.uplinks.attachAll(); err != nil {
+	if err := d.uplinks.attachAll(d.services.interfaces()); err != nil {
 		convert.close()
 		return err
 	}
@@ -164,7 +169,8 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 		}
 		d.gc.endFrontend(id)
 	}
-	for _, u := range d.services.put(delta.Put) {
+	updates := d.services.put(delta.Put)
+	for _, u := range updates {
 		if u.err != nil {
 			failed[u.plan.Frontend] = fmt.Errorf("put frontend %s: %w", u.plan.Frontend, u.err)
 			continue
@@ -174,6 +180,7 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 			d.gc.endFlows(u.f.id)
 		}
 	}
+	d.verifier.applied(updates)
 	return failed
 }
 

@@ -149,5 +149,19 @@
 // they could not be routed, and the fragments of GUE packets would not be joined where this datapath receives them:
 // there the sender gets the ICMP error, as with DF.
 //
+// # Verification
+//
+// A VIP is announced only while its packets would be forwarded and answered (verify.go). After each change of links,
+// addresses, routes, rules or forwarding, and every 250 ms for a part of the frontends, the agent checks that the links
+// of its programs are on the interfaces and run them, that lo forwards, and what sy_explain returns for a made packet
+// of each frontend: the verdict, the route to the backend, and the route of the reply. Programs, pins and sysctls are
+// restored. What cannot be restored is a fault of the VIP once it lasted 200 ms, and ends when nothing was wrong for a
+// second; the engine withdraws VIPs with a fault. The trouble of one backend of several is left to health checks: 16
+// flows are tried, and a fault is that none would be answered.
+//
+// A made packet changes nothing, and the notifications of the kernel are taken as hints only: after an overrun all is
+// read again. Interfaces by which backends are reached get the programs when a backend or a route makes it so, because
+// replies arrive there. They keep them until the agent starts again: a route that comes and goes must not.
+//
 // The programs use a next hop for at most 250 ms before they ask again (bpf/route.h), whether or not an agent runs.
 package datapath

@@ -1,7 +1,6 @@
 package datapath
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -15,28 +14,41 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Explain returns the decision of the programs for the first packet of a flow. It runs their own code (bpf/decide.h),
-// sends no packet and changes no map.
+// Explain returns the decision of the programs for the first packet of a flow, and whether its client gets the reply.
+// It runs their own code (bpf/explain.h), sends no packet and changes no map.
 func (d *Datapath) Explain(q lb.Question) (lb.Explanation, error) {
 	e := lb.Explanation{Client: q.Client, Address: q.To.Addr(), Port: q.To.Port(), Protocol: q.Protocol}
-	run := ebpf.RunOptions{Data: opening(q), DataOut: make([]byte, explainRoom)}
-	if _, err := d.objects.SyExplain.Run(&run); err != nil {
-		return e, fmt.Errorf("run the programs on a packet: %w", err)
+	x, err := d.explainFrame(opening(q))
+	if err != nil {
+		return e, err
 	}
-	var v syVerdict
-	if err := binary.Read(bytes.NewReader(run.DataOut), binary.NativeEndian, &v); err != nil {
-		return e, fmt.Errorf("read the verdict: %w", err)
-	}
+	v := x.V
 	e.Action, e.Reason = d.actions[v.Action], d.reasons[v.Reason]
-	for _, r := range Reasons() {
-		if r.Name == e.Reason {
-			e.Meaning = r.Text
-		}
-	}
+	e.Meaning = meaning(e.Reason)
 	d.name(&e, v)
-	e.Steps = d.steps(q, e, v)
+	e.Steps = d.steps(q, e, x)
+	d.explainReply(q, &e, x)
 	return e, nil
 }
+
+// explainFrame runs sy_explain on a frame of at least explainRoom bytes, or of as many as the result has.
+func (d *Datapath) explainFrame(frame []byte) (x syExplained, err error) {
+	run := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame))}
+	result, err := d.objects.SyExplain.Run(&run)
+	switch {
+	case err != nil:
+		return x, fmt.Errorf("run the programs on a packet: %w", err)
+	case result != xdpPass:
+		return x, fmt.Errorf("run the programs on a packet: the result is %d", result)
+	}
+	if _, err := binary.Decode(run.DataOut, binary.NativeEndian, &x); err != nil {
+		return x, fmt.Errorf("read the verdict: %w", err)
+	}
+	return x, nil
+}
+
+// xdpPass is XDP_PASS.
+const xdpPass = 2
 
 // explainRoom is the size of the packet in bytes: the program overwrites it with the verdict.
 const explainRoom = 512
@@ -84,7 +96,8 @@ func (d *Datapath) name(e *lb.Explanation, v syVerdict) {
 }
 
 // steps describes the decision in the order in which the programs take it.
-func (d *Datapath) steps(q lb.Question, e lb.Explanation, v syVerdict) (steps []string) {
+func (d *Datapath) steps(q lb.Question, e lb.Explanation, x syExplained) (steps []string) {
+	v := x.V
 	say := func(format string, args ...any) { steps = append(steps, fmt.Sprintf(format, args...)) }
 	frontend := fmt.Sprintf("%s/%s", q.To, q.Protocol)
 	switch {
@@ -147,6 +160,60 @@ func (d *Datapath) sayPath(say func(string, ...any), e lb.Explanation, v syVerdi
 		say("if the flow is unknown there, next to %s", strings.Join(next, ", then "))
 	}
 	say("%s", routeTo(to))
+}
+
+// explainReply adds how the reply gets to the client, the state of the programs on each interface, and what is wrong.
+func (d *Datapath) explainReply(q lb.Question, e *lb.Explanation, x syExplained) {
+	say := func(format string, args ...any) { e.Steps = append(e.Steps, fmt.Sprintf(format, args...)) }
+	v := d.verifier
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.look()
+	e.Reply = d.reasons[x.Reply]
+	switch {
+	case e.Action != "forward":
+	case e.Reply == "none":
+		say("the server answers the client directly; its packets do not pass this node")
+	case e.Reply == forwarded:
+		say("the reply is recognized and sent to the client by %s", v.view.name(x.ReplyIfindex))
+	}
+	var broken []string
+	for _, s := range d.uplinks.inspectAll() {
+		if s.Fault == "" {
+			say("on %s the programs are in force (%s, %s)", s.Name, s.Mode, s.Hook)
+			continue
+		}
+		say("on %s the programs are not all in force: %s", s.Name, s.Fault)
+		if s.Mode == "" {
+			broken = append(broken, fmt.Sprintf("%s: %s", s.Name, s.Fault))
+		}
+	}
+	f, ok := d.services.find(q)
+	if !ok {
+		return
+	}
+	if s, ok := d.services.subject(f); ok {
+		e.Fault = v.faultOf(q, s, x)
+	}
+	if e.Fault == "" {
+		e.Fault = strings.Join(broken, "; ")
+	}
+	if e.Fault != "" {
+		say("the client gets no answer: %s", e.Fault)
+	}
+}
+
+// find returns the frontend of a packet.
+func (s *services) find(q lb.Question) (lb.Frontend, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, state := range s.vips[q.To.Addr()] {
+		f := state.is
+		if f.Protocol == q.Protocol && !f.Decap && q.To.Port() >= f.Port && q.To.Port() <= max(f.Port, f.Last) {
+			return f, true
+		}
+	}
+	return lb.Frontend{}, false
 }
 
 // routeTo describes the kernel's route to an address.

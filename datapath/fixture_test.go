@@ -34,6 +34,7 @@ const (
 // fixture is a node whose programs are run on packets by BPF_PROG_TEST_RUN, for one address family.
 type fixture struct {
 	t    *testing.T
+	lab  *lab.Lab
 	host *lab.Host
 	peer *lab.Host // the other end of eth0
 	d    *Datapath
@@ -90,7 +91,7 @@ func newFixture(t *testing.T, h hook, isV6 bool, change func(*Options)) *fixture
 func newFixtureWith(t *testing.T, h hook, isV6 bool, change func(*Options), prepare func(*fixture)) *fixture {
 	t.Helper()
 	l := labtest.New(t)
-	fx := &fixture{t: t, host: labtest.Host(t, l, "lb"), hook: h, v6: isV6}
+	fx := &fixture{t: t, lab: l, host: labtest.Host(t, l, "lb"), hook: h, v6: isV6}
 	fx.peer = labtest.Host(t, l, "peer")
 	end := lab.End{Host: fx.host, Name: "eth0",
 		Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}}

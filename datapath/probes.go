@@ -31,7 +31,6 @@ type probes struct {
 	uplinks *attachments
 	mu      sync.Mutex // guards all below
 	marks   map[probeKey]uint32
-	onLo    bool // the program is attached to lo
 }
 
 type probeKey struct {
@@ -115,11 +114,8 @@ func (p *probes) open(is4 bool) error {
 	if err != nil {
 		return err
 	}
-	if !p.onLo {
-		if _, err := p.uplinks.attachTC(lo, outward); err != nil {
-			return fmt.Errorf("attach tc to lo: %w", err)
-		}
-		p.onLo = true
+	if err := p.uplinks.attachLo(); err != nil {
+		return err
 	}
 	rule, route := probeRoute(is4, lo)
 	if err := netlink.RouteAdd(route); err != nil && !errors.Is(err, fs.ErrExist) {

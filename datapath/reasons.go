@@ -4,6 +4,7 @@ import (
 	_ "embed"
 	"regexp"
 	"strings"
+	"sync"
 )
 
 // Reason is why the datapath took an action on a packet.
@@ -17,6 +18,8 @@ type Reason struct {
 var typesHeader string
 
 var reasonLine = regexp.MustCompile(`(?m)^\t/\* ([a-z]+): (.+) \*/\n\tREASON_([A-Z_]+),$`)
+
+var reasonList = sync.OnceValue(Reasons)
 
 // Reasons returns the reasons with the comments of enum reason (bpf/types.h), the only list.
 func Reasons() (all []Reason) {

@@ -118,15 +118,19 @@ func (fx *fixture) counts() map[Verdict]uint64 {
 	return s.Packets
 }
 
-// explain returns the reason that sy_explain gives, having checked that it counted and changed nothing.
+// explain returns the reason that sy_explain gives.
 func (fx *fixture) explain(frame []byte) string {
 	fx.t.Helper()
-	out := make([]byte, len(frame)+256)
-	padded := append(frame[:len(frame):len(frame)], make([]byte, 256)...) // room for the verdict
-	opts := ebpf.RunOptions{Data: padded, DataOut: out}
-	if _, err := fx.d.objects.SyExplain.Run(&opts); err != nil {
-		fx.t.Fatal(err)
-	}
-	const reasonAt = 36 + 4 // behind the tuple and the action
-	return fx.d.reasons[binary.NativeEndian.Uint32(opts.DataOut[reasonAt:])]
+	return fx.d.reasons[fx.explained(frame).V.Reason]
+}
+
+// explained is the result of sy_explain for a frame.
+func (fx *fixture) explained(frame []byte) (e syExplained) {
+	fx.t.Helper()
+	padded := append(frame[:len(frame):len(frame)], make([]byte, 256)...) // room for the result
+	fx.do(func() (err error) {
+		e, err = fx.d.explainFrame(padded)
+		return err
+	})
+	return e
 }

@@ -133,6 +133,7 @@ type frontendUpdate struct {
 	down          []uint32 // ids of backends that this plan is the first to list as down
 	methodChanged bool     // flows by the old method end
 	history       history
+	first         bool // the frontend had no plan of this agent before
 	err           error
 }
 
@@ -272,6 +273,7 @@ func (s *services) complete(u *frontendUpdate) {
 		return
 	}
 	f := u.f
+	u.first = f.plan == nil
 	s.backends.unuse(f.backends)
 	f.service, f.backends = u.plan.Service, slices.Concat(u.ids, u.older)
 	if !u.isNew {

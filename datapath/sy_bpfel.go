@@ -108,6 +108,15 @@ type syDsrFlow struct {
 	Pad      [6]uint8
 }
 
+type syExplained struct {
+	_            structs.HostLayout
+	V            syVerdict
+	Ifindex      uint32
+	ReplyIfindex uint32
+	Route        syReason
+	Reply        syReason
+}
+
 type syExported struct {
 	_       structs.HostLayout
 	Traffic struct {
@@ -182,6 +191,80 @@ type syExported struct {
 			Passed uint8
 			Pad    [2]uint8
 		}
+	}
+	Explained struct {
+		_ structs.HostLayout
+		V struct {
+			_ structs.HostLayout
+			T struct {
+				_   structs.HostLayout
+				Src struct {
+					_ structs.HostLayout
+					W [4]uint32
+				}
+				Dst struct {
+					_ structs.HostLayout
+					W [4]uint32
+				}
+				Sport uint16
+				Dport uint16
+			}
+			Action     uint32
+			Reason     uint32
+			Commit     uint32
+			Frontend   uint32
+			Backend    uint32
+			Mtu        uint32
+			Method     uint8
+			Counted    uint8
+			HalfOpen   uint8
+			Affinity   uint8
+			Hash       uint32
+			DsrPending uint8
+			Local      uint8
+			ToUplink   uint8
+			Keyed      uint8
+			Reply      uint8
+			Claim      uint8
+			ByHash     uint8
+			Replaces   uint8
+			Now        uint32
+			Pad        [4]uint8
+			Client     struct {
+				_      structs.HostLayout
+				Client struct {
+					_ structs.HostLayout
+					W [4]uint32
+				}
+				Frontend uint32
+				Sport    uint16
+				Dport    uint16
+			}
+			Server struct {
+				_  structs.HostLayout
+				To struct {
+					_ structs.HostLayout
+					W [4]uint32
+				}
+				Server uint32
+				Dport  uint16
+				Sport  uint16
+			}
+			Chain struct {
+				_    structs.HostLayout
+				Next [3]struct {
+					_ structs.HostLayout
+					W [4]uint32
+				}
+				N      uint8
+				Passed uint8
+				Pad    [2]uint8
+			}
+		}
+		Ifindex      uint32
+		ReplyIfindex uint32
+		Route        uint32
+		Reply        uint32
 	}
 	FlowState uint32
 	Fin       uint32

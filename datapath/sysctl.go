@@ -93,6 +93,20 @@ func (s *sysctls) restoreIf(is func(path string) bool) error {
 	return errors.Join(errs...)
 }
 
+// forwards returns which setting of forward an interface lacks; "": none.
+func (s *sysctls) forwards(name string) (missing string) {
+	settings := []string{sysctlPath("ipv4", name, "forwarding"), sysctlPath("ipv6", name, "forwarding")}
+	if name == "lo" {
+		settings = append(settings, sysctlPath("ipv4", name, "accept_local"))
+	}
+	for _, path := range settings {
+		if text, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(text)) != "1" {
+			return path
+		}
+	}
+	return ""
+}
+
 func sysctlPath(family, iface, key string) string {
 	return filepath.Join("/proc/sys/net", family, "conf", iface, key)
 }

@@ -4,74 +4,136 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"sync/atomic"
 	"time"
 
-	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
-// watch follows the kernel's links, addresses and routes.
-func (d *Datapath) watch(ctx context.Context) error {
-	links := make(chan netlink.LinkUpdate, 64)
-	addrs, routes := make(chan netlink.AddrUpdate, 64), make(chan netlink.RouteUpdate, 64)
-	done := make(chan struct{})
-	defer close(done)
-	onError := func(err error) { d.log.Debug("netlink", "err", err) }
-	err := errors.Join(
-		netlink.LinkSubscribeWithOptions(links, done,
-			netlink.LinkSubscribeOptions{ListExisting: true, ErrorCallback: onError}),
-		netlink.AddrSubscribeWithOptions(addrs, done, netlink.AddrSubscribeOptions{ErrorCallback: onError}),
-		netlink.RouteSubscribeWithOptions(routes, done, netlink.RouteSubscribeOptions{ErrorCallback: onError}))
+// changes are what may have changed in the network of this node.
+type changes struct{ links, routes bool }
+
+func (c *changes) add(more changes) {
+	c.links, c.routes = c.links || more.links, c.routes || more.routes
+}
+
+// watchGroups are what the kernel reports: links, addresses, routes, rules, and the settings of interfaces.
+var watchGroups = []uint{
+	unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
+	unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_NETCONF,
+	unix.RTNLGRP_IPV6_NETCONF,
+}
+
+// watchBuffer is the receive buffer in bytes. A routing daemon that installs a table of routes sends bursts.
+const watchBuffer = 4 << 20
+
+// watcher receives the notifications of the kernel about the network. It keeps no state of them: a change makes its
+// receiver read again what it needs. So a notification that the kernel had to drop is replaced by one about everything.
+type watcher struct {
+	socket   *nl.NetlinkSocket
+	found    chan changes   // capacity 1
+	overruns *atomic.Uint64 // how often the kernel dropped notifications
+}
+
+func openWatcher(overruns *atomic.Uint64) (*watcher, error) {
+	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, watchGroups...)
 	if err != nil {
-		return fmt.Errorf("watch the network: %w", err)
+		return nil, fmt.Errorf("watch the network: %w", err)
 	}
-	// Routes change in bursts; one refresh after a burst is enough.
-	quiet := time.NewTimer(time.Hour)
-	defer quiet.Stop()
+	if err := socket.SetReceiveBufferSize(watchBuffer, true); err != nil { // without CAP_NET_ADMIN over the host
+		err = socket.SetReceiveBufferSize(watchBuffer, false)
+		if err != nil {
+			socket.Close()
+			return nil, fmt.Errorf("watch the network: %w", err)
+		}
+	}
+	return &watcher{socket, make(chan changes, 1), overruns}, nil
+}
+
+// run receives until ctx ends.
+func (w *watcher) run(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, w.socket.Close)
+	defer stop()
+	for {
+		messages, _, err := w.socket.Receive()
+		var found changes
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, unix.ENOBUFS):
+			w.overruns.Add(1)
+			found = changes{links: true, routes: true}
+		case errors.Is(err, os.ErrClosed):
+			return fmt.Errorf("watch the network: %w", err)
+		case err != nil: // a message that is not understood stands for any change
+			found = changes{links: true, routes: true}
+			time.Sleep(10 * time.Millisecond)
+		}
+		for _, m := range messages {
+			switch m.Header.Type {
+			case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+				found.links = true
+			default:
+				found.routes = true
+			}
+		}
+		w.report(found)
+	}
+}
+
+// report adds to what the receiver has not taken yet.
+func (w *watcher) report(found changes) {
 	for {
 		select {
-		case <-ctx.Done():
-			return nil
-		case u := <-links:
-			if u.Link != nil {
-				d.uplinks.linkChanged(u)
-			}
-		case <-addrs:
-			quiet.Reset(100 * time.Millisecond)
-		case <-routes:
-			quiet.Reset(100 * time.Millisecond)
-		case <-quiet.C:
-			d.services.refreshSources()
-			if err := d.tunnels.refresh(); err != nil {
-				d.log.Error("addresses of this node not refreshed", "err", err)
-			}
+		case w.found <- found:
+			return
+		case earlier := <-w.found:
+			found.add(earlier)
 		}
 	}
 }
 
-// linkChanged attaches to an uplink that was created again, and records that one was deleted.
-func (a *attachments) linkChanged(u netlink.LinkUpdate) {
-	name := u.Attrs().Name
-	index, ours := a.index[name]
-	switch {
-	case !ours:
-	case u.Header.Type == unix.RTM_DELLINK && index == u.Attrs().Index:
-		a.index[name] = 0
-		a.mu.Lock()
-		a.status[name] = InterfaceStatus{Name: name}
-		a.mu.Unlock()
-		a.o.Log.Warn("interface deleted", "interface", name)
-	case u.Header.Type == unix.RTM_NEWLINK && index == u.Attrs().Index:
-		if err := a.macChanged(u.Link); err != nil {
-			a.o.Log.Error("MAC address not followed", "interface", name, "err", err)
-		}
-	case u.Header.Type == unix.RTM_NEWLINK:
-		nic, err := a.prepare(name)
-		if err == nil {
-			err = a.exchange(nic)
-		}
-		if err != nil {
-			a.o.Log.Error("interface not attached", "interface", name, "err", err)
+// Times of watch: changes are collected for a moment, because they come in bursts.
+const (
+	collect     = 20 * time.Millisecond
+	verifyEvery = 250 * time.Millisecond
+)
+
+// watch follows the kernel's links, addresses, routes and settings, and verifies regularly that packets are forwarded.
+func (d *Datapath) watch(ctx context.Context) error {
+	w, err := openWatcher(&d.overruns)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	received := make(chan error, 1)
+	go func() { received <- w.run(ctx) }()
+	defer func() { cancel(); <-received }()
+	all := changes{links: true, routes: true}
+	pending, due := all, time.NewTimer(0)
+	defer due.Stop()
+	tick := time.NewTicker(verifyEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-received:
+			received <- nil
+			return err
+		case found := <-w.found:
+			if pending == (changes{}) {
+				due.Reset(max(collect, d.verifier.pause()))
+			}
+			pending.add(found)
+		case <-due.C:
+			found := pending
+			pending = changes{}
+			d.verifier.changed(found)
+		case <-tick.C:
+			d.verifier.tick()
 		}
 	}
 }

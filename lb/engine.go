@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -87,6 +88,12 @@ func (e *Engine) Complete(source string) { e.mail.post(func() { delete(e.awaited
 
 // Health records the result of a check. The Prober calls it.
 func (e *Engine) Health(h Health) { e.mail.post(func() { e.healthChanged(h) }) }
+
+// Faults records, per VIP, why the datapath does not deliver its packets although it holds its frontends; "": it does.
+// A VIP with a fault is not announced.
+func (e *Engine) Faults(changed map[netip.Addr]string) {
+	e.mail.post(func() { e.routes.faultsChanged(changed) })
+}
 
 // Settled returns a channel that is closed once every source is complete and every service has had a plan: from then
 // on Status is complete, and frontends of an earlier run that belong to no service are removed.

@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -50,8 +51,60 @@ type Explanation struct {
 	Backend  netip.AddrPort `json:"backend,omitzero"` // destination; zero: none
 	Forward  Method         `json:"forward,omitempty"`
 	// Action, Reason and Meaning are those of the counters (docs/reasons.md).
-	Action  string   `json:"action"`
-	Reason  string   `json:"reason"`
-	Meaning string   `json:"meaning,omitempty"`
-	Steps   []string `json:"steps"` // text for operators
+	Action  string `json:"action"`
+	Reason  string `json:"reason"`
+	Meaning string `json:"meaning,omitempty"`
+	// Reply is "forwarded" when the reply of the server would get to the client through this node, "none" when it does
+	// not pass here, else the reason why it would be dropped.
+	Reply string `json:"reply,omitempty"`
+	// Fault is why the client would get no answer although the service has backends; "": it would.
+	Fault string `json:"fault,omitempty"`
+	// Route is how the address is announced; nil: no service has it.
+	Route *RouteStatus `json:"route,omitempty"`
+	Peers []PeerStatus `json:"peers,omitempty"`
+	// Out are the backends of the service that get no new flows, each with its reason.
+	Out   []BackendStatus `json:"backends_out,omitempty"`
+	Steps []string        `json:"steps"` // text for operators
+}
+
+// Surround adds whether traffic to the address is sent to this node at all, and which backends get no new flows.
+func (e *Explanation) Surround(s Status, peers []PeerStatus) {
+	say := func(format string, args ...any) { e.Steps = append(e.Steps, fmt.Sprintf(format, args...)) }
+	for _, row := range s.Services {
+		if row.Address != e.Address || row.Protocol != e.Protocol || e.Port < row.Port ||
+			e.Port > max(row.Port, row.LastPort) {
+			continue
+		}
+		for _, b := range row.Backends {
+			if b.State == StateHealthy {
+				continue
+			}
+			e.Out = append(e.Out, b)
+			say("backend %s gets no new flows: %s: %s", netip.AddrPortFrom(b.Address, b.Port), b.State,
+				cmp.Or(b.Reason, "no result of its check yet"))
+		}
+	}
+	for _, r := range s.Routes {
+		if r.Address != e.Address {
+			continue
+		}
+		e.Route = &r
+		if r.Reason == "" {
+			say("%s is %s", r.Address, r.State)
+		} else {
+			say("%s is not announced: %s: %s", r.Address, r.State, r.Reason)
+		}
+	}
+	e.Peers = peers
+	for _, p := range peers {
+		say("peer %s: %s, %d routes%s", p.Peer, p.State, p.Routes, after(": ", p.LastError))
+	}
+}
+
+// after returns text behind a separator; "" when there is no text.
+func after(separator, text string) string {
+	if text == "" {
+		return ""
+	}
+	return separator + text
 }

@@ -2,6 +2,7 @@ package lb
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 )
 
@@ -21,6 +22,38 @@ func TestParseQuestion(t *testing.T) {
 		}
 		if got != tt.want {
 			t.Errorf("%q, %q: %q (%v); want %q", tt.client, tt.to, got, err, tt.want)
+		}
+	}
+}
+
+// An explanation has what decides whether the packet arrives at all: the route, the peers, and the backends that are
+// out.
+func TestSurround(t *testing.T) {
+	out := BackendStatus{Service: "web", Address: testVIP, Port: 8080, State: StateUnhealthy, Reason: "HTTP 503"}
+	drain := BackendStatus{Service: "web", Address: testVIP6, Port: 8080, State: StateDraining}
+	s := Status{
+		Services: []ServiceStatus{
+			{Service: "web", Address: testVIP, Port: 80, Protocol: TCP,
+				Backends: []BackendStatus{out, drain, {State: StateHealthy}}},
+			{Service: "dns", Address: testVIP, Port: 53, Protocol: UDP, Backends: []BackendStatus{out}},
+		},
+		Routes: []RouteStatus{
+			{Address: testVIP6, State: RouteAnnounced},
+			{Address: testVIP, State: RouteWithdrawn, Reason: drained},
+		},
+	}
+	e := Explanation{Address: testVIP, Port: 80, Protocol: TCP, Steps: []string{"first"}}
+	e.Surround(s, []PeerStatus{{Peer: testVIP, State: "active", LastError: "connection refused"}})
+	if len(e.Out) != 2 || e.Route.Reason != drained || len(e.Peers) != 1 {
+		t.Errorf("%+v", e)
+	}
+	want := []string{
+		"first", "gets no new flows: unhealthy: HTTP 503", "gets no new flows: draining",
+		"is not announced: withdrawn: drained by the operator", "active, 0 routes: connection refused",
+	}
+	for i, text := range want {
+		if i >= len(e.Steps) || !strings.Contains(e.Steps[i], text) {
+			t.Errorf("step %d of %q; want %q", i, e.Steps, text)
 		}
 	}
 }

@@ -15,6 +15,7 @@ type routes struct {
 	log          *slog.Logger
 	claims       map[vipKey]map[string]claim // the services that use a VIP, by name
 	since        map[vipKey]time.Time        // when a VIP was announced or withdrawn
+	faults       map[vipKey]string           // why the datapath does not deliver the packets of a VIP
 	started      bool                        // a first set was passed to the announcers …
 	succeeded    bool                        // … and a call succeeded, for some VIPs at least
 	changedSince bool                        // want changed since the last call
@@ -38,7 +39,7 @@ type claim struct {
 func newRoutes(vips *vipTable, retry time.Duration, log *slog.Logger) *routes {
 	return &routes{
 		vips: vips, retry: retry, log: log, dirty: true,
-		claims: map[vipKey]map[string]claim{}, since: map[vipKey]time.Time{},
+		claims: map[vipKey]map[string]claim{}, since: map[vipKey]time.Time{}, faults: map[vipKey]string{},
 		want: map[vipKey]Announcement{}, last: map[vipKey]Announcement{}, differs: map[vipKey]bool{},
 	}
 }
@@ -63,6 +64,18 @@ func (r *routes) adopt(old, plan *Plan) {
 			r.claims[v.VIP] = map[string]claim{}
 		}
 		r.claims[v.VIP][plan.Service.Name] = claim{plan: v, by: plan.Service.Announce}
+	}
+}
+
+// faultsChanged records what the datapath found out about VIPs; "": nothing is wrong.
+func (r *routes) faultsChanged(changed map[vipKey]string) {
+	for addr, fault := range changed {
+		r.vips.touch(addr)
+		if fault == "" {
+			delete(r.faults, addr)
+		} else {
+			r.faults[addr] = fault
+		}
 	}
 }
 
@@ -146,7 +159,7 @@ func (r *routes) update() {
 // wanted returns the announcement of a VIP, given what the datapath surely serves; false: it must not be announced.
 func (r *routes) wanted(addr vipKey) (a Announcement, ok bool) {
 	services := r.claims[addr]
-	if len(services) == 0 {
+	if len(services) == 0 || r.faults[addr] != "" {
 		return a, false
 	}
 	v := r.vips.get(addr)
@@ -233,9 +246,10 @@ func (r *routes) changed(addr vipKey, announced bool, now time.Time) {
 func (r *routes) status(addr vipKey) RouteStatus {
 	s := RouteStatus{Address: addr, Services: slices.Sorted(maps.Keys(r.claims[addr])), Since: r.since[addr]}
 	if a, ok := r.last[addr]; ok {
-		s.Announced, s.By = true, a.By
+		s.State, s.Announced, s.By = RouteAnnounced, true, a.By
 		return s
 	}
+	s.State = RouteWithdrawn
 	if s.Reason = r.reason(addr); s.Reason == "" {
 		s.Reason = "not yet"
 		if each, ok := r.err.(VIPErrors); ok && each[addr] != nil {
@@ -260,7 +274,7 @@ func (r *routes) reason(addr vipKey) string {
 	if v, ok := r.vips.byAddr[addr]; !ok || !v.datapath.Surely() {
 		return "no backend in the datapath yet"
 	}
-	return ""
+	return r.faults[addr]
 }
 
 func (a Announcement) equal(b Announcement) bool {

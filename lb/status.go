@@ -55,10 +55,39 @@ type RouteStatus struct {
 	Services  []string        `json:"services"`
 	By        []AnnouncerKind `json:"by,omitempty"` // empty: every announcer that is on
 	Announced bool            `json:"announced"`
+	State     RouteState      `json:"state"`
 	Reason    string          `json:"reason,omitempty"` // why not announced
 	Since     time.Time       `json:"since,omitzero"`   // when announced or withdrawn
 	// Intended: it is not announced because it is drained, or because other nodes of the cluster announce it.
 	Intended bool `json:"intended,omitempty"`
+}
+
+// RouteState is whether traffic to a VIP may be sent to this node.
+type RouteState string
+
+const (
+	RouteAnnounced RouteState = "announced"
+	RouteOffered   RouteState = "offered" // to be announced, but nobody receives it
+	RouteWithdrawn RouteState = "withdrawn"
+)
+
+// MarkOffered makes the routes offered that nobody receives: reason returns why, "" when somebody does.
+func (s *Status) MarkOffered(reason func(RouteStatus) string) {
+	offered := map[netip.Addr]string{}
+	for i, r := range s.Routes {
+		if !r.Announced {
+			continue
+		}
+		if why := reason(r); why != "" {
+			s.Routes[i].State, s.Routes[i].Announced, s.Routes[i].Reason = RouteOffered, false, why
+			offered[r.Address] = why
+		}
+	}
+	for i, row := range s.Services {
+		if why, ok := offered[row.Address]; ok {
+			s.Services[i].Announced, s.Services[i].Reason = false, cmp.Or(row.Reason, why)
+		}
+	}
 }
 
 // PeerStatus is one BGP neighbour.

@@ -169,6 +169,18 @@ func (s *Speaker) Peers() []lb.PeerStatus {
 	return list
 }
 
+// Carried reports whether the route of a VIP is sent to at least one peer.
+func (s *Speaker) Carried(vip netip.Addr) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.sessions {
+		if e.state == stateEstablished && e.carries(vip) {
+			return true
+		}
+	}
+	return false
+}
+
 // mailbox passes events to the goroutine of Run. post never blocks.
 type mailbox struct {
 	mu     sync.Mutex

@@ -44,6 +44,7 @@ volatile const __u32 icmp_errors_per_second = 1000;
 volatile const struct exported {
 	struct traffic traffic;
 	struct verdict verdict;
+	struct explained explained;
 	enum flow_state flow_state;
 	enum fin fin;
 	enum flow_doubt flow_doubt;

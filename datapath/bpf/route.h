@@ -136,23 +136,13 @@ static __always_inline long route_ask(void *ctx, __u32 len, const struct pkt *p,
 	return bpf_fib_lookup(ctx, fib, sizeof(*fib), 0);
 }
 
-/* route_lookup fills fib for a packet whose largest segment has len bytes, from the IP header on. After ROUTE_OK it
- * has the interface and the MAC addresses; after ROUTE_NO_NEIGHBOUR the interface and the next hop. */
-static __always_inline enum route route_lookup(void *ctx, __u32 len, const struct pkt *p, struct verdict *v,
-					       struct bpf_fib_lookup *fib)
+/* route_resolve fills fib from the kernel's routes for a packet of len bytes, tunnel included. After ROUTE_OK it has
+ * the interface and the MAC addresses; after ROUTE_NO_NEIGHBOUR the interface and the next hop. */
+static __always_inline enum route route_resolve(void *ctx, __u32 len, const struct pkt *p, struct verdict *v, __u8 path,
+						struct bpf_fib_lookup *fib)
 {
-	__u8 path = v->hash % NEXT_HOP_PATHS;
-	struct next_hop *hop = next_hop_slot(v, path);
-	__u32 mtu = 0;
 	enum route r = ROUTE_OK;
 
-	if (p->ttl <= 1)
-		return route_drop(v, REASON_TTL_EXPIRED);
-	len += encap_overhead(v);
-	if (!route_fits_pmtu(p, v, len, &mtu))
-		return route_too_big(p, v, mtu);
-	if (route_cached(hop, path, len, v, fib))
-		return ROUTE_OK;
 	switch (route_ask(ctx, len, p, v, path, fib)) {
 	case BPF_FIB_LKUP_RET_SUCCESS:
 		break;
@@ -166,8 +156,27 @@ static __always_inline enum route route_lookup(void *ctx, __u32 len, const struc
 	default:
 		return route_drop(v, REASON_NO_ROUTE);
 	}
-	if (!route_on_link(v, fib))
-		return route_drop(v, REASON_NOT_ON_LINK);
+	return route_on_link(v, fib) ? r : route_drop(v, REASON_NOT_ON_LINK);
+}
+
+/* route_lookup is route_resolve for a packet whose largest segment has len bytes, from the IP header on. It uses the
+ * result of a recent lookup. */
+static __always_inline enum route route_lookup(void *ctx, __u32 len, const struct pkt *p, struct verdict *v,
+					       struct bpf_fib_lookup *fib)
+{
+	__u8 path = v->hash % NEXT_HOP_PATHS;
+	struct next_hop *hop = next_hop_slot(v, path);
+	__u32 mtu = 0;
+
+	if (p->ttl <= 1)
+		return route_drop(v, REASON_TTL_EXPIRED);
+	len += encap_overhead(v);
+	if (!route_fits_pmtu(p, v, len, &mtu))
+		return route_too_big(p, v, mtu);
+	if (route_cached(hop, path, len, v, fib))
+		return ROUTE_OK;
+	enum route r = route_resolve(ctx, len, p, v, path, fib);
+
 	if (r == ROUTE_OK) {
 		v->to_uplink = uplink_xmits(fib->ifindex);
 		route_keep(hop, path, v, fib);

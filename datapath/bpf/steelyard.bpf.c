@@ -5,6 +5,7 @@
 #include <bpf/bpf_helpers.h>
 #include "act_xdp.h"
 #include "egress.h"
+#include "explain.h"
 #include "gc.h"
 
 static __always_inline int parse_packet(void *data, void *end, __u32 len)
@@ -99,20 +100,21 @@ int sy_tc_out(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
-/* sy_explain writes the verdict over the head of the packet and changes nothing else. */
+/* sy_explain writes struct explained over the head of the packet and changes nothing else. */
 SEC("xdp")
 int sy_explain(struct xdp_md *ctx)
 {
 	struct scratch *s = parse_xdp(ctx) ? scratch_get() : 0;
+	struct explained *e = (void *)(long)ctx->data;
 
-	if (!s)
+	if (!s || (void *)(e + 1) > (void *)(long)ctx->data_end)
 		return XDP_ABORTED;
 	decide(&s->p, s->parsed, &s->v, 0, 0);
-	void *data = (void *)(long)ctx->data;
-
-	if (data + sizeof(s->v) > (void *)(long)ctx->data_end)
-		return XDP_ABORTED;
-	__builtin_memcpy(data, &s->v, sizeof(s->v));
+	e->route = explain_route(ctx, s);
+	e->ifindex = s->fib.ifindex;
+	__builtin_memcpy(&e->v, &s->v, sizeof(e->v));
+	e->reply = explain_reply(ctx, s);
+	e->reply_ifindex = s->fib.ifindex;
 	return XDP_PASS;
 }
 

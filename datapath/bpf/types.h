@@ -352,3 +352,14 @@ struct verdict {
 	struct server_key server;
 	struct chain chain; /* sent along by chained frontends */
 };
+
+/* What sy_explain returns. */
+struct explained {
+	struct verdict v; /* with the result of the route to the backend */
+	__u32 ifindex; /* the interface towards the backend; 0: none */
+	__u32 reply_ifindex; /* the interface towards the client; 0: none */
+	enum reason route; /* REASON_FORWARDED: there is a route to the backend */
+	/* REASON_FORWARDED: a reply of the backend is recognized, and there is a route to the client. REASON_NONE: replies
+	 * do not pass this node. */
+	enum reason reply;
+};

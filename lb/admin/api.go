@@ -246,6 +246,14 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusInternalServerError, err)
 		return
 	}
+	ctx, cancel := context.WithTimeout(r.Context(), engineTimeout)
+	defer cancel()
+	st, err := s.o.Status(ctx)
+	if err != nil {
+		writeError(w, http.StatusServiceUnavailable, err)
+		return
+	}
+	e.Surround(st, s.peers())
 	write(w, http.StatusOK, e)
 }
 

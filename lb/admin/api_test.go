@@ -37,7 +37,8 @@ func status(context.Context) (lb.Status, error) {
 			Backends: []lb.BackendStatus{b}, State: lb.StateHealthy, Announced: true,
 		}},
 		Backends: []lb.BackendStatus{b},
-		Routes:   []lb.RouteStatus{{Address: vip, Services: []string{"web"}, Announced: true}},
+		Routes: []lb.RouteStatus{{Address: vip, Services: []string{"web"}, Announced: true,
+			State: lb.RouteAnnounced}},
 	}, nil
 }
 
@@ -85,7 +86,7 @@ func TestAPI(t *testing.T) {
 			"backends":[{"service":"web","address":"10.0.0.1","port":8080,"weight":1,"state":"healthy"}],
 			"state":"healthy","announced":true}]`},
 		{"/v1/backends", 200, `[{"service":"web","address":"10.0.0.1","port":8080,"weight":1,"state":"healthy"}]`},
-		{"/v1/routes", 200, `[{"address":"203.0.113.10","services":["web"],"announced":true}]`},
+		{"/v1/routes", 200, `[{"address":"203.0.113.10","services":["web"],"announced":true,"state":"announced"}]`},
 		{"/v1/peers", 200, `[{"peer":"192.0.2.1","asn":0,"state":"established","routes":0}]`},
 		{"/v1/flows?service=web&port=80", 200, `{"flows":[{"service":"web","client":"198.51.100.11:40000",
 			"address":"203.0.113.10","port":80,"protocol":"tcp","backend":"10.0.0.1:8080","forward":"nat",

@@ -170,7 +170,13 @@ func (a *Agent) connect(
 		return err
 	}
 	relay.deliverTo(a.engine.Health)
-	registry.MustRegister(calls, admin.NewStateMetrics(a.engine.Status))
+	dp.OnFault(a.engine.Faults)
+	status := func(ctx context.Context) (lb.Status, error) {
+		s, err := a.engine.Status(ctx)
+		s.MarkOffered(announcers.notReceived)
+		return s, err
+	}
+	registry.MustRegister(calls, admin.NewStateMetrics(status))
 	sink := newRefuser(a.engine, o.network, component(o.Log, "addresses"))
 	a.sources = append(a.sources, sourceTask("services of the file", services, sink))
 	a.tasks = append(a.tasks, task{"addresses of the machine", sink.watch})
@@ -200,7 +206,7 @@ func (a *Agent) connect(
 		Socket: o.Config.Admin.Socket, Listen: o.Config.Admin.Listen,
 		Hosts:   append([]string{facts.name}, o.Config.Admin.Hosts...),
 		Problem: a.problems.set,
-		Status:  a.engine.Status, Peers: announcers.peers, Flows: dp.Flows, Explain: dp.Explain,
+		Status:  status, Peers: announcers.peers, Flows: dp.Flows, Explain: dp.Explain,
 		Drain: drains.set, Reload: a.reloader.reload, Info: info.info,
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}),
 		Log:     component(o.Log, "admin"),

@@ -3,6 +3,8 @@ package agent
 import (
 	"fmt"
 	"log/slog"
+	"net/netip"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -19,7 +21,9 @@ type announcers struct {
 	peers func() []lb.PeerStatus // BGP neighbours
 	// problems returns what does not work besides sessions.
 	problems func() []string
-	tasks    []task
+	// notReceived returns why nobody receives a route that is announced; "": somebody does.
+	notReceived func(lb.RouteStatus) string
+	tasks       []task
 }
 
 func newAnnouncers(
@@ -46,7 +50,30 @@ func newAnnouncers(
 		out.tasks = append(out.tasks, task{"l2", responder.Run})
 	}
 	out.all = announce.NewMux(byKind)
+	out.notReceived = func(r lb.RouteStatus) string { return notReceived(r, byKind) }
 	return out, nil
+}
+
+// carrier is an announcer whose announcements may reach nobody.
+type carrier interface {
+	// Carried reports whether the route of a VIP is sent to a neighbour.
+	Carried(vip netip.Addr) bool
+}
+
+// notReceived returns why nobody receives a route, given the announcers that are on.
+func notReceived(r lb.RouteStatus, on map[lb.AnnouncerKind]lb.Announcer) string {
+	reason := "no announcer of it is on"
+	for kind, a := range on {
+		if len(r.By) > 0 && !slices.Contains(r.By, kind) {
+			continue
+		}
+		c, ok := a.(carrier)
+		if !ok || c.Carried(r.Address) {
+			return ""
+		}
+		reason = "no BGP peer has it: no session that carries it is established"
+	}
+	return reason
 }
 
 func bgpOptions(c *config.BGP, facts node, log *slog.Logger) bgp.Options {

@@ -24,6 +24,7 @@ type forwarder interface {
 	Explain(lb.Question) (lb.Explanation, error)
 	SetTunnelSources([]netip.Addr) error
 	SetTunnelKeys(datapath.TunnelKeys) error
+	OnFault(func(changed map[netip.Addr]string))
 	ProbeWay(vip, server netip.Addr, method lb.Method, encap lb.Encap) (mark uint32, from netip.Addr, err error)
 }
 

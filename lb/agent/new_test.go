@@ -34,6 +34,8 @@ type memoryDatapath struct {
 	keys    atomic.Pointer[datapath.TunnelKeys] // the last ones that were set
 }
 
+func (d *memoryDatapath) OnFault(func(map[netip.Addr]string)) {}
+
 func (d *memoryDatapath) open(o datapath.Options) (forwarder, error) { d.options = o; return d, nil }
 
 func (d *memoryDatapath) Run(ctx context.Context) error { d.add("run"); <-ctx.Done(); return nil }

@@ -156,6 +156,9 @@ func explanation(w io.Writer, answer []byte) error {
 	}
 	to := netip.AddrPortFrom(x.Address, x.Port)
 	fmt.Fprintf(w, "%s to %s/%s: %s (%s)\n", x.Client, to, x.Protocol, x.Action, x.Reason)
+	if x.Fault != "" {
+		fmt.Fprintf(w, "no answer: %s\n", x.Fault)
+	}
 	for i, step := range x.Steps {
 		fmt.Fprintf(w, "%3d. %s\n", i+1, step)
 	}
@@ -220,7 +223,11 @@ func backendsTable(w io.Writer, answer []byte) error {
 
 func routesTable(w io.Writer, answer []byte) error {
 	return rows(w, answer, "ADDRESS\tANNOUNCED\tSINCE\tSERVICES\tREASON", func(r lb.RouteStatus) []any {
-		return []any{r.Address, yesNo(r.Announced), ago(r.Since), strings.Join(r.Services, ","), dash(r.Reason)}
+		announced := yesNo(r.Announced)
+		if r.State == lb.RouteOffered {
+			announced = string(r.State)
+		}
+		return []any{r.Address, announced, ago(r.Since), strings.Join(r.Services, ","), dash(r.Reason)}
 	})
 }
 
@@ -266,8 +273,11 @@ func statusTable(w io.Writer, answer []byte) error {
 	line("peers", "%d of %d established", i.PeersUp, i.Peers)
 	for _, x := range i.Interfaces {
 		state := x.Mode + " (" + x.Hook + ")"
-		if x.Err != "" {
+		switch {
+		case x.Err != "" && x.Mode == "":
 			state = x.Err
+		case x.Err != "":
+			state += "; " + x.Err
 		}
 		line("interface", "%s: %s", x.Name, state)
 	}

@@ -1,0 +1,240 @@
+package datapath
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+)
+
+// This file compares the programs on the interfaces with those that should be there, and attaches them again.
+
+// programIDs are the ids that the kernel gave our programs.
+type programIDs map[*ebpf.Program]ebpf.ProgramID
+
+func (ids programIDs) of(prog *ebpf.Program) (ebpf.ProgramID, error) {
+	if id, ok := ids[prog]; ok {
+		return id, nil
+	}
+	info, err := prog.Info()
+	if err != nil {
+		return 0, err
+	}
+	id, ok := info.ID()
+	if !ok {
+		return 0, errors.New("the kernel returns no id of a program")
+	}
+	ids[prog] = id
+	return id, nil
+}
+
+// repair attaches what is missing on the interfaces, and returns what cannot be attached. changed: interfaces have
+// changed since the last call.
+func (a *attachments) repair(changed bool) (faults []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if changed {
+		if err := a.readLinks(); err != nil {
+			faults = append(faults, err.Error())
+		}
+	}
+	running, last := false, ""
+	for _, name := range a.names {
+		nic, err := netlink.LinkByName(name)
+		if err != nil {
+			a.gone(name)
+			last = name + " does not exist"
+			continue
+		}
+		if err := a.repairOne(nic, changed); err != nil {
+			faults = append(faults, fmt.Sprintf("%s: %v", name, err))
+		}
+		if stateOf(nic).running {
+			running = true
+		} else {
+			last = name + " is down"
+		}
+	}
+	if !running {
+		faults = append(faults, "no interface forwards: "+last)
+	}
+	if a.onLo {
+		if err := a.repairLo(); err != nil {
+			faults = append(faults, fmt.Sprintf("lo: %v", err))
+		}
+	}
+	return faults
+}
+
+// gone records that an interface does not exist.
+func (a *attachments) gone(name string) {
+	if a.index[name] != 0 || a.status[name].Name == "" {
+		a.o.Log.Warn("interface deleted", "interface", name)
+	}
+	a.index[name], a.status[name] = 0, InterfaceStatus{Name: name}
+}
+
+// repairOne attaches the programs to an interface where they are not in force. changed: try again what failed.
+func (a *attachments) repairOne(nic netlink.Link, changed bool) error {
+	name, s := nic.Attrs().Name, a.status[nic.Attrs().Name]
+	var err error
+	if a.index[name] == nic.Attrs().Index && s.Mode != "" {
+		if err = errors.Join(a.macChanged(nic), a.inspect(nic, s)); err == nil && (s.Fault == "" || !changed) {
+			return nil
+		}
+	}
+	again := a.index[name] == nic.Attrs().Index && err != nil
+	if _, err := a.prepare(name); err != nil {
+		return err
+	}
+	if err := a.exchange(nic); err != nil {
+		a.status[name] = InterfaceStatus{Name: name, Fault: err.Error()}
+		return err
+	}
+	if again {
+		a.repairs.made("programs", "programs attached again", "interface", name, "reason", err)
+	}
+	return nil
+}
+
+func (a *attachments) repairLo() error {
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	hook := "tcx"
+	if f, err := clsactFilter(lo, outward); err == nil && f != nil {
+		hook = "clsact"
+	}
+	missing := a.inspectTC(lo, hook, outward)
+	if missing == nil {
+		return nil
+	}
+	if _, err := a.attachTC(lo, outward); err != nil {
+		return err
+	}
+	a.repairs.made("programs", "programs attached again", "interface", "lo", "reason", missing)
+	return nil
+}
+
+// inspect returns why the programs on an interface are not those that should be there.
+func (a *attachments) inspect(nic netlink.Link, s InterfaceStatus) error {
+	if err := a.inspectTC(nic, s.Hook, inward, outward); err != nil || s.Mode == ModeTC {
+		return err
+	}
+	if err := a.runs(pinName(s.Name, string(s.Mode)), nic.Attrs().Index, a.objects.SyXdp); err != nil {
+		return fmt.Errorf("XDP: %w", err)
+	}
+	up, err := a.uplink(nic.Attrs().Index)
+	if err != nil {
+		return err
+	}
+	if up.Ifindex == 0 {
+		return errors.New("the entry in sy_uplinks was removed")
+	}
+	if up.Ifindex == uint32(nic.Attrs().Index) && !bytes.Equal(up.Mac[:], nic.Attrs().HardwareAddr) {
+		return errors.New("another MAC address is in sy_uplinks")
+	}
+	return nil
+}
+
+func (a *attachments) inspectTC(nic netlink.Link, hook string, directions ...direction) error {
+	for _, d := range directions {
+		prog := d.prog(a.objects)
+		if hook == "tcx" {
+			if err := a.runs(pinName(nic.Attrs().Name, d.pin), nic.Attrs().Index, prog); err != nil {
+				return fmt.Errorf("tc: %w", err)
+			}
+			continue
+		}
+		filter, err := clsactFilter(nic, d)
+		if err != nil {
+			return err
+		}
+		id, err := a.ids.of(prog)
+		if err != nil {
+			return err
+		}
+		if filter == nil || filter.Id != int(id) {
+			return errors.New("tc: the filter was removed or replaced")
+		}
+	}
+	return nil
+}
+
+// runs returns why the link pinned under name does not run prog on interface index.
+func (a *attachments) runs(name string, index int, prog *ebpf.Program) error {
+	l, err := link.LoadPinnedLink(a.pins.link(name), nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return errors.New("the pin of the link was removed")
+	}
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	info, err := l.Info()
+	if err != nil {
+		return err
+	}
+	id, err := a.ids.of(prog)
+	switch {
+	case err != nil:
+		return err
+	case linkIndex(info) != index:
+		return errors.New("the link was detached")
+	case info.Program != id:
+		return fmt.Errorf("the link runs another program (id %d)", info.Program)
+	}
+	return nil
+}
+
+// repairForwarding switches on again what forward did, where it was switched off. Where that is not possible, made
+// packets show whether it matters.
+func (a *attachments) repairForwarding() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	names := []string{"lo"}
+	if a.o.Delivers {
+		names = append(names, a.names...)
+	}
+	for _, name := range names {
+		missing := a.sysctls.forwards(name)
+		if missing == "" {
+			continue
+		}
+		if err := a.sysctls.forward(name); err != nil {
+			a.o.Log.Debug("forwarding not switched on", "interface", name, "err", err)
+			continue
+		}
+		a.repairs.made("forwarding", "forwarding switched on again", "interface", name, "setting", missing)
+	}
+}
+
+// inspectAll returns the state of each interface now. Fault is why a program is not in force; Mode is "" when packets
+// that arrive there are not forwarded.
+func (a *attachments) inspectAll() (out []InterfaceStatus) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, name := range a.names {
+		s := a.status[name]
+		nic, err := netlink.LinkByName(name)
+		switch {
+		case err != nil:
+			s = InterfaceStatus{Name: name, Fault: "it does not exist"}
+		case a.index[name] != nic.Attrs().Index || s.Mode == "":
+			s = InterfaceStatus{Name: name, Fault: "not attached"}
+		default:
+			if err := a.inspectTC(nic, s.Hook, inward, outward); err != nil {
+				s = InterfaceStatus{Name: name, Fault: err.Error()}
+			} else if err := a.inspect(nic, s); err != nil {
+				s.Fault = err.Error()
+			}
+		}
+		out = append(out, s)
+	}
+	return out
+}

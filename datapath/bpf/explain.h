@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* explain: what would happen to a packet, and to the reply. It reads maps and routes, and changes nothing: it takes no
+ * next hop of an earlier lookup and stores none. */
+#pragma once
+#include "decide.h"
+#include "route.h"
+
+/* explain_delivery finds the route of a packet that the stack delivers. */
+static __always_inline enum reason explain_delivery(void *ctx, struct scratch *s)
+{
+	switch (route_ask(ctx, s->p.l3len, &s->p, &s->v, 0, &s->fib)) {
+	case BPF_FIB_LKUP_RET_SUCCESS:
+	case BPF_FIB_LKUP_RET_NO_NEIGH:
+	case BPF_FIB_LKUP_RET_NOT_FWDED: /* an address of this node */
+		return REASON_FORWARDED;
+	case BPF_FIB_LKUP_RET_FWD_DISABLED:
+		return REASON_NO_FORWARDING;
+	default:
+		return REASON_NO_ROUTE;
+	}
+}
+
+/* explain_route finds the route of the packet in the verdict, which becomes a drop when there is none. */
+static __always_inline enum reason explain_route(void *ctx, struct scratch *s)
+{
+	struct verdict *v = &s->v;
+
+	s->fib.ifindex = 0;
+	if (v->action != ACTION_FORWARD)
+		return v->reason;
+	if (v->local)
+		return explain_delivery(ctx, s);
+	route_resolve(ctx, s->p.l3len + encap_overhead(v), &s->p, v, v->hash % NEXT_HOP_PATHS, &s->fib);
+	return v->reason;
+}
+
+/* explain_reply makes the verdict that of the reply of the backend. */
+static __always_inline enum reason explain_reply(void *ctx, struct scratch *s)
+{
+	const struct tuple *t = &s->p.key.t;
+	struct verdict *v = &s->v;
+
+	s->fib.ifindex = 0;
+	if (v->action != ACTION_FORWARD || v->method != METHOD_NAT)
+		return REASON_NONE;
+	if (!(addr_kinds(&v->t.dst) & ADDR_BACKEND) || !bpf_map_lookup_elem(&sy_servers, &v->t.dst))
+		return REASON_NOT_OURS;
+	if (addr_kinds(&v->t.src) & ADDR_OWN && !snat_is_used(v->t.sport))
+		return REASON_NOT_OURS;
+	/* The stack sends the reply of a backend on this node. */
+	v->t.src = v->local ? v->t.dst : t->dst;
+	v->t.dst = t->src;
+	return explain_route(ctx, s);
+}

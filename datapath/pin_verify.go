@@ -1,0 +1,121 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// pinnedMaps returns the maps that are pinned by name.
+func (o *syObjects) pinnedMaps() map[string]*ebpf.Map {
+	all := map[string]*ebpf.Map{}
+	value := reflect.ValueOf(o.syMaps)
+	for i := range value.NumField() {
+		if m, ok := value.Field(i).Interface().(*ebpf.Map); ok {
+			all[value.Type().Field(i).Tag.Get("ebpf")] = m
+		}
+	}
+	return all
+}
+
+// repairPins pins the maps again whose pins were removed: without them the next agent would begin without flows. The
+// links follow with the programs.
+func (d *Datapath) repairPins() error {
+	missing := map[string]*ebpf.Map{}
+	note := func(path string, m *ebpf.Map) {
+		if errors.Is(unix.Access(path, unix.F_OK), unix.ENOENT) {
+			missing[path] = m
+		}
+	}
+	for name, m := range d.objects.pinnedMaps() {
+		note(filepath.Join(d.pins.dir, name), m)
+	}
+	d.services.mu.Lock() // chunks are added under it
+	for _, c := range d.chunks.all() {
+		for i, m := range c.chunks {
+			note(c.pin(i), m)
+		}
+	}
+	d.services.mu.Unlock()
+	if len(missing) == 0 {
+		return nil
+	}
+	if err := d.pins.remake(); err != nil {
+		return fmt.Errorf("pin the maps again: %w", err)
+	}
+	for path, m := range missing {
+		if err := pinAgain(m, path); err != nil {
+			return fmt.Errorf("pin the maps again: %w", err)
+		}
+	}
+	d.repairs.made("pins", "maps pinned again", "maps", len(missing), "path", d.pins.dir)
+	return nil
+}
+
+// pinAgain pins a map whose pin was removed, of which m does not know.
+func pinAgain(m *ebpf.Map, path string) error {
+	c, err := m.Clone()
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return c.Pin(path)
+}
+
+// remake makes the directory again, and locks it.
+func (p *pins) remake() error {
+	if err := mountBPF(filepath.Dir(p.path)); err != nil {
+		return err
+	}
+	for _, sub := range []string{"links", "chunks"} {
+		if err := os.MkdirAll(filepath.Join(p.dir, sub), 0o700); err != nil {
+			return err
+		}
+	}
+	now, err := os.Stat(p.path)
+	if err != nil {
+		return err
+	}
+	if was, err := p.lock.Stat(); err == nil && os.SameFile(was, now) {
+		return nil
+	}
+	lock, err := lockDir(p.path)
+	if err != nil {
+		return err
+	}
+	p.lock.Close()
+	p.lock = lock
+	return nil
+}
+
+// repairs counts and logs what was changed outside the agent, and restored by it.
+type repairs struct {
+	log *slog.Logger
+	mu  sync.Mutex // guards n
+	n   map[string]uint64
+}
+
+func newRepairs(log *slog.Logger) *repairs {
+	return &repairs{log: log, n: map[string]uint64{"programs": 0, "pins": 0, "forwarding": 0}}
+}
+
+func (r *repairs) made(what, text string, args ...any) {
+	r.mu.Lock()
+	r.n[what]++
+	r.mu.Unlock()
+	r.log.Warn(text, args...)
+}
+
+func (r *repairs) counts() map[string]uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.n)
+}

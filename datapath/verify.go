@@ -1,0 +1,217 @@
+package datapath
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// Times of the verification.
+const (
+	// confirmAfter is how long a fault must last: a route that is replaced is missing for a moment.
+	confirmAfter = 200 * time.Millisecond
+	// clearAfter is how long nothing must be wrong before a fault that was reported ends.
+	clearAfter = time.Second
+	// sweepTime is the time in which all frontends are verified while nothing changes.
+	sweepTime = time.Minute
+	// minChecks is the least number of frontends that are verified at a time.
+	minChecks = 16
+	// maxPause bounds the pause between two verifications while the network changes all the time.
+	maxPause = 300 * time.Millisecond
+)
+
+// verifier checks that the packets of clients would be forwarded, and those of servers returned: that our programs are
+// in force on the interfaces, that the kernel permits their lookups, and that a made packet for each frontend gets the
+// verdict that follows from its plan. What it can it repairs; the rest it reports per VIP. All frontends are verified
+// after each change of the network, and a part of them at each tick.
+type verifier struct {
+	d *Datapath
+
+	mu       sync.Mutex // guards all below
+	report   func(map[netip.Addr]string)
+	node     condition // concerns every VIP
+	bad      map[lb.Frontend]*condition
+	reported map[netip.Addr]string
+	queue    []lb.Frontend // left of the sweep
+	clients  madeClients
+	view     view
+	took     time.Duration // of the last round after a change
+}
+
+// condition is a fault that is observed again and again.
+type condition struct {
+	fault     string
+	since, ok time.Time // since when it is observed, and since when no longer; ok is zero while it is
+	confirmed bool
+}
+
+// observe records what is wrong now, "" when nothing is.
+func (c *condition) observe(fault string, now time.Time) {
+	switch {
+	case fault != "":
+		if c.fault == "" {
+			c.since = now
+		}
+		c.fault, c.ok = fault, time.Time{}
+		c.confirmed = c.confirmed || now.Sub(c.since) >= confirmAfter
+	case c.ok.IsZero() && c.confirmed:
+		c.ok = now
+	case !c.confirmed || now.Sub(c.ok) >= clearAfter:
+		*c = condition{}
+	}
+}
+
+func newVerifier(d *Datapath) *verifier {
+	return &verifier{d: d, bad: map[lb.Frontend]*condition{}, reported: map[netip.Addr]string{}}
+}
+
+// OnFault makes report receive each change of what prevents that packets of VIPs are forwarded and answered; "":
+// nothing does. The first report about a VIP is made before the call to Apply that puts it returns. OnFault is called
+// before Apply and Run.
+func (d *Datapath) OnFault(report func(changed map[netip.Addr]string)) { d.verifier.report = report }
+
+// changed verifies all frontends after the network has changed.
+func (v *verifier) changed(found changes) {
+	start := time.Now()
+	if found.routes {
+		v.d.services.refreshSources()
+		if err := v.d.tunnels.refresh(); err != nil {
+			v.d.log.Error("addresses of this node not refreshed", "err", err)
+		}
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.queue = v.d.services.held()
+	v.round(found, len(v.queue))
+	v.took = time.Since(start)
+}
+
+// pause returns the time to the next verification after a change.
+func (v *verifier) pause() time.Duration {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return min(2*v.took, maxPause)
+}
+
+// tick verifies the node and a part of the frontends.
+func (v *verifier) tick() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if len(v.queue) == 0 {
+		v.queue = v.d.services.held()
+	}
+	v.round(changes{}, max(minChecks, len(v.d.services.held())*int(verifyEvery)/int(sweepTime)))
+}
+
+// round verifies the node, the frontends with a fault, and n of the queue.
+func (v *verifier) round(found changes, n int) {
+	now := time.Now()
+	faults := v.repair(found)
+	v.node.observe(strings.Join(faults, "; "), now)
+	v.look()
+	n = min(n, len(v.queue))
+	next := v.queue[:n]
+	v.queue = v.queue[n:]
+	for _, f := range append(slices.Collect(maps.Keys(v.bad)), next...) {
+		v.check(f, now)
+	}
+	v.publish()
+}
+
+// repair restores the programs, the pins and the settings of the kernel, and returns what cannot be restored.
+func (v *verifier) repair(found changes) (faults []string) {
+	if err := v.d.repairPins(); err != nil {
+		v.d.log.Debug("pins not restored", "err", err) // no packet needs them
+	}
+	v.d.uplinks.follow(v.d.services.interfaces())
+	v.d.uplinks.repairForwarding()
+	return v.d.uplinks.repair(found.links)
+}
+
+// look reads what the made packets are compared with.
+func (v *verifier) look() {
+	v.view = v.d.uplinks.view()
+	v.view.own = v.d.tunnels.addresses()
+	v.clients.choose(v.view)
+}
+
+// applied verifies frontends that were put. What is wrong with a new one is reported at once: its VIP may not have been
+// announced yet.
+func (v *verifier) applied(updates []*frontendUpdate) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.d.uplinks.follow(v.d.services.interfaces())
+	v.look()
+	now := time.Now()
+	for _, u := range updates {
+		if u.err != nil {
+			continue
+		}
+		v.check(u.plan.Frontend, now)
+		if c := v.bad[u.plan.Frontend]; c != nil && u.first {
+			c.confirmed = true
+		}
+	}
+	v.publish()
+}
+
+// check verifies one frontend.
+func (v *verifier) check(f lb.Frontend, now time.Time) {
+	fault := ""
+	if s, ok := v.d.services.subject(f); ok {
+		fault = v.fault(f, s)
+	}
+	c := v.bad[f]
+	if c == nil && fault == "" {
+		return
+	}
+	if c == nil {
+		c = &condition{}
+		v.bad[f] = c
+	}
+	if c.observe(fault, now); c.fault == "" {
+		delete(v.bad, f)
+	}
+}
+
+// publish reports what has changed.
+func (v *verifier) publish() {
+	now := map[netip.Addr]string{}
+	if v.node.confirmed {
+		for _, f := range v.d.services.held() {
+			now[f.VIP] = v.node.fault
+		}
+	}
+	for f, c := range v.bad {
+		if was, ok := now[f.VIP]; c.confirmed && (!ok || !v.node.confirmed && c.fault < was) {
+			now[f.VIP] = c.fault
+		}
+	}
+	changed := map[netip.Addr]string{}
+	for addr := range v.reported {
+		if _, ok := now[addr]; !ok {
+			changed[addr] = ""
+		}
+	}
+	for addr, fault := range now {
+		if v.reported[addr] != fault {
+			changed[addr] = fault
+		}
+	}
+	v.reported = now
+	if len(changed) > 0 && v.report != nil {
+		v.report(changed)
+	}
+}
+
+// faults returns the number of VIPs with a fault.
+func (v *verifier) faults() int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return len(v.reported)
+}

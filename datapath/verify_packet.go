@@ -1,0 +1,266 @@
+package datapath
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// subject is what the verdict for a made packet is compared with.
+type subject struct {
+	plan     *lb.FrontendPlan
+	backends []uint32 // ids to which packets may be sent
+}
+
+// subject returns what the kernel should do for a frontend; false when it has no backend, or no plan of this agent.
+func (s *services) subject(f lb.Frontend) (subject, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	state := s.frontends[f]
+	if state == nil || state.plan == nil || !state.up || f.Decap {
+		return subject{}, false
+	}
+	return subject{state.plan, state.backends}, true
+}
+
+// interfaces returns the indexes of the interfaces by which backends on other nodes are reached.
+func (s *services) interfaces() (indexes []int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	seen := map[int]bool{0: true, loopbackIndex: true}
+	for _, b := range s.backends.byAddr {
+		if !b.local && !seen[b.nic] {
+			seen[b.nic] = true
+			indexes = append(indexes, b.nic)
+		}
+	}
+	slices.Sort(indexes)
+	return indexes
+}
+
+// loopbackIndex is the index of lo in every network namespace.
+const loopbackIndex = 1
+
+// view is what a verification knows of interfaces and addresses.
+type view struct {
+	links    map[int]linkState
+	attached map[int]bool
+	names    []string // of the attached interfaces
+	own      map[netip.Addr]bool
+}
+
+func (a *attachments) view() view {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	v := view{links: a.links, attached: map[int]bool{}, names: slices.Clone(a.names)}
+	for name, index := range a.index {
+		if index != 0 && a.status[name].Mode != "" {
+			v.attached[index] = true
+		}
+	}
+	return v
+}
+
+func (v view) name(index uint32) string {
+	if l, ok := v.links[int(index)]; ok {
+		return l.name
+	}
+	return fmt.Sprint("interface ", index)
+}
+
+// addresses returns the addresses of this node.
+func (t *tunnels) addresses() map[netip.Addr]bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.own
+}
+
+// madeTries is how many flows are tried until one would be answered: the trouble of one backend, or of one of several
+// paths, is no reason to withdraw an address.
+const madeTries = 16
+
+// fault returns why the flows of a frontend are not answered; "": they are.
+func (v *verifier) fault(f lb.Frontend, s subject) (fault string) {
+	client, ok := v.clients.of(f.VIP, s.plan.Allow)
+	if !ok {
+		return ""
+	}
+	for i := range uint16(madeTries) {
+		q := lb.Question{
+			Client: netip.AddrPortFrom(client, anyPort+i), To: netip.AddrPortFrom(f.VIP, f.Port), Protocol: f.Protocol,
+		}
+		x, err := v.d.explainFrame(opening(q))
+		if err != nil {
+			return err.Error()
+		}
+		if fault = v.faultOf(q, s, x); fault == "" {
+			return ""
+		}
+	}
+	return fault
+}
+
+// anyPort is the first port of made clients.
+const anyPort = 40000
+
+// tolerated are reasons to drop a made packet that are no fault of this node.
+var tolerated = []string{
+	"not_allowed", "source_is_local", "flows_full", "snat_exhausted", "udp_share_full", "icmp_ratelimited", "too_big",
+}
+
+// faultOf returns why a client gets no answer, given the result for its first packet.
+func (v *verifier) faultOf(q lb.Question, s subject, x syExplained) string {
+	d, local, nat := v.d, x.V.Local == 1, x.V.Method == uint8(syMethodMETHOD_NAT)
+	reason, to, from := d.reasons[x.V.Reason], fromAddr(x.V.T.Dst), fromAddr(x.V.T.Src)
+	sent := d.actions[x.V.Action] == "forward"
+	switch {
+	case !sent && slices.Contains(tolerated, reason):
+		return ""
+	case !sent:
+		return fmt.Sprintf("packets are not forwarded: %s: %s", reason, meaning(reason))
+	case x.V.Counted == 2 && !slices.Contains(s.backends, x.V.Backend):
+		return fmt.Sprintf("packets are sent to %s, which is no backend", to)
+	case d.reasons[x.Route] != forwarded:
+		return fmt.Sprintf("packets are not delivered: %s: %s", d.reasons[x.Route], meaning(d.reasons[x.Route]))
+	case !local && !v.view.links[int(x.Ifindex)].running:
+		return fmt.Sprintf("%s, which leads to %s, is down", v.view.name(x.Ifindex), to)
+	case !local && nat && !v.view.attached[int(x.Ifindex)]:
+		return fmt.Sprintf("replies of %s arrive on %s, to which no program is attached", to, v.view.name(x.Ifindex))
+	case !local && from != q.Client.Addr() && from.IsGlobalUnicast() && !v.view.own[from] && !s.direct():
+		return fmt.Sprintf("%s, the source of packets to %s, is no address of this node", from, to)
+	}
+	return v.replyFault(q, x, local)
+}
+
+// direct reports whether packets keep their addresses on the way to the backend.
+func (s subject) direct() bool { return s.plan.Method == lb.MethodDSR || s.plan.KeepSource }
+
+// replyFault returns why the answer of a server does not get to the client.
+func (v *verifier) replyFault(q lb.Question, x syExplained, local bool) string {
+	switch reply := v.d.reasons[x.Reply]; {
+	case reply == "none":
+		return ""
+	case reply == "no_route":
+		return fmt.Sprintf("replies are dropped: no_route: the kernel has no route to clients (%s)", q.Client.Addr())
+	case reply != forwarded:
+		return fmt.Sprintf("replies are dropped: %s: %s", reply, meaning(reply))
+	case !v.view.links[int(x.ReplyIfindex)].running:
+		return fmt.Sprintf("%s, which leads to clients, is down", v.view.name(x.ReplyIfindex))
+	case local && !v.view.attached[int(x.ReplyIfindex)]:
+		return fmt.Sprintf("replies leave by %s, to which no program is attached", v.view.name(x.ReplyIfindex))
+	}
+	return ""
+}
+
+const forwarded = "forwarded" // REASON_FORWARDED
+
+// meaning returns what a reason says, and what to do.
+func meaning(reason string) string {
+	for _, r := range reasonList() {
+		if r.Name == reason {
+			return r.Text
+		}
+	}
+	return ""
+}
+
+// madeClients are the sources of made packets.
+type madeClients struct {
+	v4, v6 netip.Addr
+	// far4 and far6: clients behind routers were reachable. If they are no longer, that is a fault, also when hosts on
+	// the links of this node still are.
+	far4, far6 bool
+}
+
+// Addresses behind routers, one of which is routed where there is a route to any client. Nothing is sent to them.
+var (
+	far4 = []netip.Addr{
+		netip.MustParseAddr("11.0.0.1"), netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("10.0.0.1"),
+		netip.MustParseAddr("172.16.0.1"), netip.MustParseAddr("192.168.0.1"),
+	}
+	far6 = []netip.Addr{
+		netip.MustParseAddr("2600::1"), netip.MustParseAddr("2a00::1"), netip.MustParseAddr("2001:db8::1"),
+		netip.MustParseAddr("fd00::1"),
+	}
+)
+
+// choose takes the first address behind a router that is routed, else one on a link of this node.
+func (c *madeClients) choose(v view) {
+	c.v4, c.far4 = chooseClient(far4, c.far4, v)
+	c.v6, c.far6 = chooseClient(far6, c.far6, v)
+}
+
+func chooseClient(far []netip.Addr, hadFar bool, v view) (client netip.Addr, isFar bool) {
+	for _, a := range far {
+		if !v.own[a] && routed(a) {
+			return a, true
+		}
+	}
+	if hadFar {
+		return far[0], true
+	}
+	for _, name := range v.names {
+		if a, ok := neighbourOn(name, far[0].Is4(), v); ok {
+			return a, false
+		}
+	}
+	return far[0], false
+}
+
+// routed reports whether the kernel has a route to another host.
+func routed(to netip.Addr) bool {
+	routes, err := netlink.RouteGet(to.AsSlice())
+	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_UNICAST
+}
+
+// neighbourOn returns an address on the link of an interface.
+func neighbourOn(name string, is4 bool, v view) (netip.Addr, bool) {
+	nic, err := netlink.LinkByName(name)
+	if err != nil {
+		return netip.Addr{}, false
+	}
+	addrs, err := netlink.AddrList(nic, netlink.FAMILY_ALL)
+	if err != nil {
+		return netip.Addr{}, false
+	}
+	for _, a := range addrs {
+		ip, ok := netip.AddrFromSlice(a.IP)
+		ip = ip.Unmap()
+		ones, bits := a.Mask.Size()
+		if !ok || ip.Is4() != is4 || !ip.IsGlobalUnicast() || ones == bits {
+			continue
+		}
+		p := netip.PrefixFrom(ip, ones)
+		for x := p.Masked().Addr().Next(); p.Contains(x); x = x.Next() {
+			if !v.own[x] {
+				return x, routed(x)
+			}
+		}
+	}
+	return netip.Addr{}, false
+}
+
+// of returns the client of made packets to a VIP: one that may use the service. It returns false when none may.
+func (c *madeClients) of(vip netip.Addr, allow []netip.Prefix) (netip.Addr, bool) {
+	client := c.v6
+	if vip.Is4() {
+		client = c.v4
+	}
+	if len(allow) == 0 || contains(allow, client) {
+		return client, true
+	}
+	for _, p := range allow {
+		if p.Addr().Is4() == vip.Is4() {
+			if p.IsSingleIP() {
+				return p.Addr(), true
+			}
+			return p.Masked().Addr().Next(), true
+		}
+	}
+	return client, false
+}

@@ -1,0 +1,336 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// faults are those that a datapath has reported and not withdrawn.
+type faults struct {
+	mu  sync.Mutex // guards now
+	now map[netip.Addr]string
+}
+
+func (x *faults) changed(m map[netip.Addr]string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for addr, fault := range m {
+		if fault == "" {
+			delete(x.now, addr)
+		} else {
+			x.now[addr] = fault
+		}
+	}
+}
+
+func (x *faults) of(addr netip.Addr) string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.now[addr]
+}
+
+// verified is newFixture with a watched datapath, and with the faults that it reports.
+func verified(t *testing.T, mode Mode, isV6 bool, change func(*Options), prepare func(*fixture)) (*fixture, *faults) {
+	t.Helper()
+	fx := newFixtureWith(t, hookTC, isV6, func(o *Options) {
+		o.Mode = mode
+		if change != nil {
+			change(o)
+		}
+	}, prepare)
+	x := &faults{now: map[netip.Addr]string{}}
+	fx.d.OnFault(x.changed)
+	return fx, x
+}
+
+// noticed is the time in which a state is repaired or reported.
+const noticed = time.Second
+
+// repaired returns nil when all programs are in force, and the kernel permits what they need.
+func (fx *fixture) repaired() error {
+	fx.t.Helper()
+	var out []InterfaceStatus
+	missing := ""
+	fx.do(func() error {
+		out, missing = fx.d.uplinks.inspectAll(), fx.d.uplinks.sysctls.forwards("lo")
+		return nil
+	})
+	for _, s := range out {
+		if s.Fault != "" {
+			return fmt.Errorf("%s: %s", s.Name, s.Fault)
+		}
+	}
+	if missing != "" {
+		return errors.New(missing)
+	}
+	return nil
+}
+
+// repairs returns how many repairs are counted.
+func (fx *fixture) repairs() (sum uint64) {
+	for _, n := range fx.d.repairs.counts() {
+		sum += n
+	}
+	return sum
+}
+
+// explainClient explains the first packet of the client to VIP:80.
+func (fx *fixture) explainClient() (e lb.Explanation) {
+	fx.t.Helper()
+	fx.do(func() (err error) {
+		e, err = fx.d.Explain(lb.Question{Client: fx.at("client", 40000), To: fx.at("vip", 80), Protocol: lb.TCP})
+		return err
+	})
+	return e
+}
+
+func sysctl(path, value string) func(*fixture) error {
+	return func(*fixture) error { return os.WriteFile("/proc/sys/net/"+path, []byte(value), 0o644) }
+}
+
+func steps(all ...func(*fixture) error) func(*fixture) error {
+	return func(fx *fixture) error {
+		for _, f := range all {
+			if err := f(fx); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// detach detaches a pinned link, as "bpftool link detach" does.
+func detach(kind string) func(*fixture) error {
+	return func(fx *fixture) error {
+		l, err := link.LoadPinnedLink(fx.d.pins.link(pinName("eth0", kind)), nil)
+		if err != nil {
+			return err
+		}
+		defer l.Close()
+		d, ok := l.(interface{ Detach() error })
+		if !ok {
+			return fmt.Errorf("%T cannot be detached", l)
+		}
+		return d.Detach()
+	}
+}
+
+// What others change on the node is restored within a second.
+func TestRepairs(t *testing.T) {
+	tcx := labtest.TCHook(t) == "tcx"
+	for _, tt := range []struct {
+		name   string
+		mode   Mode
+		needs  bool
+		change func(*fixture) error
+	}{
+		{"tc ingress detached", ModeTC, tcx, detach("tcx")},
+		{"tc egress detached", ModeTC, tcx, detach("tcx-out")},
+		{"XDP detached", ModeXDP, true, detach("xdp")},
+		{"pins of the links removed", ModeXDP, tcx, func(fx *fixture) error {
+			links, err := filepath.Glob(fx.d.pins.link("*"))
+			for _, l := range links {
+				err = errors.Join(err, os.Remove(l))
+			}
+			return err
+		}},
+		{"all pins removed", ModeXDP, tcx, func(fx *fixture) error { return os.RemoveAll(fx.o.PinPath) }},
+		{"clsact removed", ModeTC, !tcx, func(*fixture) error {
+			nic, err := netlink.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			return netlink.QdiscDel(clsactQdisc(nic))
+		}},
+		{"forwarding off", ModeTC, true, steps(sysctl("ipv4/ip_forward", "1"), sysctl("ipv4/ip_forward", "0"))},
+		{"IPv6 forwarding off", ModeTC, true, steps(
+			sysctl("ipv6/conf/all/forwarding", "1"), sysctl("ipv6/conf/all/forwarding", "0"))},
+		{"accept_local off", ModeTC, true, sysctl("ipv4/conf/lo/accept_local", "0")},
+		{"entry in sy_uplinks removed", ModeXDP, true, func(fx *fixture) error {
+			return fx.d.objects.SyUplinks.Put(fx.nic%uplinkSlots, syUplink{})
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if !tt.needs {
+				t.Skip("this kernel has another hook")
+			}
+			fx, x := verified(t, tt.mode, false, nil, func(*fixture) {})
+			fx.service(lb.TCP, "b1")
+			fx.watch()
+			if err := fx.repaired(); err != nil {
+				t.Fatal(err)
+			}
+			pins := len(fx.pinned())
+			fx.do(func() error { return tt.change(fx) })
+			if fx.repaired() == nil && len(fx.pinned()) == pins && fx.repairs() == 0 {
+				t.Fatal("the change has no effect")
+			}
+			labtest.Until(t, noticed, "it is repaired", func() error {
+				return errors.Join(fx.repaired(), wrong(len(fx.pinned()) != pins, "pins are missing"))
+			})
+			if fx.repairs() == 0 {
+				t.Error("no repair is counted")
+			}
+			if f := x.of(fx.addr("vip")); f != "" {
+				t.Errorf("fault %q after the repair", f)
+			}
+			if e := fx.explainClient(); e.Fault != "" || e.Reply != forwarded {
+				t.Errorf("explain: reply %q, fault %q", e.Reply, e.Fault)
+			}
+		})
+	}
+}
+
+func ip(f func(nic netlink.Link) error) func(*fixture) error {
+	return func(*fixture) error {
+		nic, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return f(nic)
+	}
+}
+
+func prefix(text string) *net.IPNet {
+	_, n, err := net.ParseCIDR(text)
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+// A state in which clients get no answer is reported within a second, explain says so, and the report is withdrawn when
+// the state ends.
+func TestFaults(t *testing.T) {
+	defaultRoute := &netlink.Route{Gw: net.ParseIP(v4["router"])}
+	b1 := prefix(v4["b1"] + "/32")
+	blackhole := &netlink.Route{Dst: b1, Type: unix.RTN_BLACKHOLE}
+	for _, tt := range []struct {
+		name       string
+		break_, it func(*fixture) error // it ends the state
+		want       string
+	}{
+		{"link down", ip(netlink.LinkSetDown), steps(ip(netlink.LinkSetUp),
+			func(*fixture) error { return netlink.RouteAdd(defaultRoute) }), "eth0 is down"},
+		{"blackhole towards the servers", func(*fixture) error { return netlink.RouteAdd(blackhole) },
+			func(*fixture) error { return netlink.RouteDel(blackhole) }, "no_route"},
+		{"no default route", func(*fixture) error { return netlink.RouteDel(defaultRoute) },
+			func(*fixture) error { return netlink.RouteAdd(defaultRoute) }, "no route to clients"},
+		{"frontend removed from the map", func(fx *fixture) error {
+			f := lb.Frontend{VIP: fx.addr("vip"), Port: 80, Protocol: lb.TCP}
+			return fx.d.objects.SyFrontends.Delete(toFrontendKey(f))
+		}, nil, "no_frontend"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			fx, x := verified(t, ModeTC, false, nil, func(fx *fixture) {
+				fx.do(func() error { return netlink.RouteAdd(defaultRoute) })
+			})
+			fx.service(lb.TCP, "b1")
+			fx.watch()
+			vip := fx.addr("vip")
+			if f := x.of(vip); f != "" {
+				t.Fatalf("fault %q at the start", f)
+			}
+			fx.do(func() error { return tt.break_(fx) })
+			labtest.Until(t, noticed, "it is reported", func() error {
+				return wrong(!strings.Contains(x.of(vip), tt.want), "fault %q", x.of(vip))
+			})
+			if tt.it == nil {
+				return
+			}
+			fx.do(func() error { return tt.it(fx) })
+			labtest.Until(t, 3*time.Second, "the report is withdrawn",
+				func() error { return wrong(x.of(vip) != "", "%s", x.of(vip)) })
+		})
+	}
+}
+
+// The faults of a new frontend are reported before Apply returns: until then its VIP is not announced.
+func TestFaultsOfANewFrontendAreReportedAtOnce(t *testing.T) {
+	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
+	fx.service(lb.TCP, "unknown")
+	if f := x.of(fx.addr("vip")); !strings.Contains(f, "no_route") {
+		t.Errorf("fault %q; want no_route", f)
+	}
+	e := fx.explainClient()
+	if e.Action != "drop" || e.Reason != "no_route" || !strings.Contains(e.Fault, "no_route") {
+		t.Errorf("explain: %s, %s, fault %q", e.Action, e.Reason, e.Fault)
+	}
+}
+
+// One backend that cannot be reached is the business of health checks.
+func TestOneUnreachableBackendIsNoFault(t *testing.T) {
+	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
+	fx.service(lb.TCP, "b1", "unknown")
+	if f := x.of(fx.addr("vip")); f != "" {
+		t.Errorf("fault %q", f)
+	}
+}
+
+// secondNIC adds eth1, on whose link the host "peer" has an address.
+func (fx *fixture) secondNIC() {
+	fx.t.Helper()
+	err := fx.lab.Link(
+		lab.End{Host: fx.host, Name: "eth1", Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.1/24")}},
+		lab.End{Host: fx.peer, Name: "eth1", Addresses: []netip.Prefix{netip.MustParsePrefix("10.1.0.2/24")}},
+		lab.LinkOptions{})
+	if err != nil {
+		fx.t.Fatal(err)
+	}
+}
+
+// The interface by which a backend is reached gets the programs, at once and when the route changes later.
+func TestInterfacesFollowRoutes(t *testing.T) {
+	v4["inside"] = "10.1.0.2"
+	defer delete(v4, "inside")
+	names := func(fx *fixture) map[string]Mode {
+		all := map[string]Mode{}
+		for _, s := range fx.d.Interfaces() {
+			all[s.Name] = s.Mode
+		}
+		return all
+	}
+	want := map[string]Mode{"eth0": ModeTC, "eth1": ModeTC}
+	t.Run("at the start", func(t *testing.T) {
+		fx, x := verified(t, ModeTC, false, nil, (*fixture).secondNIC)
+		fx.service(lb.TCP, "inside")
+		if got := names(fx); !maps.Equal(got, want) || x.of(fx.addr("vip")) != "" {
+			t.Errorf("attached to %v, fault %q", got, x.of(fx.addr("vip")))
+		}
+		fx.close()
+		fx.open() // the next agent keeps it, before it has any plan
+		if got := names(fx); !maps.Equal(got, want) {
+			t.Errorf("the next agent is attached to %v", got)
+		}
+	})
+	t.Run("a new interface", func(t *testing.T) {
+		fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
+		fx.service(lb.TCP, "inside")
+		if f := x.of(fx.addr("vip")); f == "" {
+			t.Error("no fault without a route")
+		}
+		fx.watch()
+		fx.secondNIC()
+		labtest.Until(t, 3*time.Second, "it is attached, and the fault is withdrawn", func() error {
+			return errors.Join(wrong(!maps.Equal(names(fx), want), "%v", names(fx)),
+				wrong(x.of(fx.addr("vip")) != "", "%s", x.of(fx.addr("vip"))))
+		})
+	})
+}
