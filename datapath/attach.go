@@ -38,6 +38,8 @@ type attachments struct {
 	links  map[int]linkState // of all interfaces, as of the last change
 	onLo   bool              // health checks need the program on lo
 	ids    programIDs
+	// foreign are the programs of others, by interface.
+	foreign map[string]foreign
 }
 
 // attachAll attaches the programs to all uplinks, and to the interfaces of these indexes, in Open. What is most likely
@@ -174,11 +176,11 @@ func (a *attachments) follow(indexes []int) {
 			err = a.exchange(nic)
 		}
 		if err != nil {
-			a.o.Log.Error("interface not attached, by which backends are reached", "interface", name, "err", err)
+			a.o.Log.Error("interface not attached, to which routes lead", "interface", name, "err", err)
 			continue
 		}
 		a.names = append(a.names, name)
-		a.o.Log.Info("interface attached, because backends are reached by it", "interface", name)
+		a.o.Log.Info("interface attached, because routes to backends or peers lead there", "interface", name)
 	}
 }
 

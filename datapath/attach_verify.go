@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -33,8 +34,8 @@ func (ids programIDs) of(prog *ebpf.Program) (ebpf.ProgramID, error) {
 }
 
 // repair attaches what is missing on the interfaces, and returns what cannot be attached. changed: interfaces have
-// changed since the last call.
-func (a *attachments) repair(changed bool) (faults []string) {
+// changed since the last call. made is a packet of a client; nil: there is no service.
+func (a *attachments) repair(changed bool, made []byte) (faults []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if changed {
@@ -43,14 +44,18 @@ func (a *attachments) repair(changed bool) (faults []string) {
 		}
 	}
 	running, last := false, ""
-	for _, name := range a.names {
+	for _, name := range slices.Clone(a.names) {
 		nic, err := netlink.LinkByName(name)
 		if err != nil {
 			a.gone(name)
 			last = name + " does not exist"
 			continue
 		}
-		if err := a.repairOne(nic, changed); err != nil {
+		err = a.repairOne(nic, changed)
+		if err == nil && made != nil {
+			err = a.blocked(nic, a.status[name].Hook, made)
+		}
+		if err != nil {
 			faults = append(faults, fmt.Sprintf("%s: %v", name, err))
 		}
 		if stateOf(nic).running {
@@ -76,6 +81,12 @@ func (a *attachments) gone(name string) {
 		a.o.Log.Warn("interface deleted", "interface", name)
 	}
 	a.index[name], a.status[name] = 0, InterfaceStatus{Name: name}
+	delete(a.foreign, name)
+	if !slices.Contains(a.o.Interfaces, name) { // it was attached because of routes, which are gone with it
+		a.names = slices.DeleteFunc(a.names, func(n string) bool { return n == name })
+		delete(a.index, name)
+		delete(a.status, name)
+	}
 }
 
 // repairOne attaches the programs to an interface where they are not in force. changed: try again what failed.
@@ -214,6 +225,9 @@ func (a *attachments) repairForwarding() {
 	}
 }
 
+// absent is the fault of an interface that does not exist. No packet arrives there.
+const absent = "it does not exist"
+
 // inspectAll returns the state of each interface now. Fault is why a program is not in force; Mode is "" when packets
 // that arrive there are not forwarded.
 func (a *attachments) inspectAll() (out []InterfaceStatus) {
@@ -224,11 +238,13 @@ func (a *attachments) inspectAll() (out []InterfaceStatus) {
 		nic, err := netlink.LinkByName(name)
 		switch {
 		case err != nil:
-			s = InterfaceStatus{Name: name, Fault: "it does not exist"}
+			s = InterfaceStatus{Name: name, Fault: absent}
 		case a.index[name] != nic.Attrs().Index || s.Mode == "":
 			s = InterfaceStatus{Name: name, Fault: "not attached"}
 		default:
 			if err := a.inspectTC(nic, s.Hook, inward, outward); err != nil {
+				s = InterfaceStatus{Name: name, Fault: err.Error()}
+			} else if err := a.foreign[name].fault; err != nil {
 				s = InterfaceStatus{Name: name, Fault: err.Error()}
 			} else if err := a.inspect(nic, s); err != nil {
 				s.Fault = err.Error()

@@ -137,7 +137,7 @@ func (d *Datapath) open(t *transaction) (err error) {
 	}
 	d.uplinks = &attachments{
 		o: d.o, objects: d.objects, pins: d.pins, sysctls: sys, repairs: d.repairs, open: t,
-		status: map[string]InterfaceStatus{}, index: map[string]int{}, ids: programIDs{},
+		status: map[string]InterfaceStatus{}, index: map[string]int{}, ids: programIDs{}, foreign: map[string]foreign{},
 	}
 	d.probes = &probes{objects: d.objects, uplinks: d.uplinks, marks: map[probeKey]uint32{}}
 	if err := chain(d.objects, t); err != nil {
@@ -147,7 +147,7 @@ func (d *Datapath) open(t *transaction) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := d.uplinks.attachAll(d.services.interfaces()); err != nil {
+	if err := d.uplinks.attachAll(d.needed()); err != nil {
 		convert.close()
 		return err
 	}

@@ -184,7 +184,7 @@ func (d *Datapath) explainReply(q lb.Question, e *lb.Explanation, x syExplained)
 			continue
 		}
 		say("on %s the programs are not all in force: %s", s.Name, s.Fault)
-		if s.Mode == "" {
+		if s.Mode == "" && s.Fault != absent {
 			broken = append(broken, fmt.Sprintf("%s: %s", s.Name, s.Fault))
 		}
 	}

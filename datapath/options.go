@@ -60,13 +60,15 @@ func (t Timeouts) shortest() time.Duration {
 	return min(t.HalfOpen, t.Established, t.Closing, t.Closed, t.UDP)
 }
 
-// Options are the parameters of Open. Delivers and ForceClsact may be false, and TunnelSources, TunnelKeys and HashSeed
-// empty; all others are required.
+// Options are the parameters of Open. Delivers and ForceClsact may be false, and Reach, TunnelSources, TunnelKeys and
+// HashSeed empty; all others are required.
 type Options struct {
 	Interfaces []string // uplinks: interfaces on which packets of clients and servers arrive
-	Mode       Mode
-	MaxFlows   int         // established flows, 1 to 100,000,000; each has two entries of about 150 bytes
-	SNATPorts  []PortRange // source ports towards backends; they do not overlap
+	// Reach are addresses, such as those of routers: the interfaces by which they are reached get the programs, too.
+	Reach     []netip.Addr
+	Mode      Mode
+	MaxFlows  int         // established flows, 1 to 100,000,000; each has two entries of about 150 bytes
+	SNATPorts []PortRange // source ports towards backends; they do not overlap
 	// TunnelPort is the UDP destination port of GUE, at backends and on this node.
 	TunnelPort uint16
 	// HashSeed determines which backend a flow gets, together with the flow and the backends. It is the same on all

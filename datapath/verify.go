@@ -38,6 +38,7 @@ type verifier struct {
 	bad      map[lb.Frontend]*condition
 	reported map[netip.Addr]string
 	queue    []lb.Frontend // left of the sweep
+	sample   lb.Frontend   // of made
 	clients  madeClients
 	view     view
 	took     time.Duration // of the last round after a change
@@ -105,7 +106,7 @@ func (v *verifier) tick() {
 	if len(v.queue) == 0 {
 		v.queue = v.d.services.held()
 	}
-	v.round(changes{}, max(minChecks, len(v.d.services.held())*int(verifyEvery)/int(sweepTime)))
+	v.round(changes{}, max(minChecks, v.d.services.count()*int(verifyEvery)/int(sweepTime)))
 }
 
 // round verifies the node, the frontends with a fault, and n of the queue.
@@ -128,9 +129,30 @@ func (v *verifier) repair(found changes) (faults []string) {
 	if err := v.d.repairPins(); err != nil {
 		v.d.log.Debug("pins not restored", "err", err) // no packet needs them
 	}
-	v.d.uplinks.follow(v.d.services.interfaces())
+	v.d.uplinks.follow(v.d.needed())
 	v.d.uplinks.repairForwarding()
-	return v.d.uplinks.repair(found.links)
+	return v.d.uplinks.repair(found.links, v.made())
+}
+
+// made returns a made packet of a frontend that has backends; nil when there is none.
+func (v *verifier) made() []byte {
+	if _, ok := v.d.services.subject(v.sample); !ok {
+		v.sample = lb.Frontend{}
+		for _, f := range v.d.services.held() {
+			if _, ok := v.d.services.subject(f); ok {
+				v.sample = f
+				break
+			}
+		}
+	}
+	f := v.sample
+	if s, ok := v.d.services.subject(f); ok {
+		if client, ok := v.clients.of(f.VIP, s.plan.Allow); ok && client.IsValid() {
+			from, to := netip.AddrPortFrom(client, anyPort), netip.AddrPortFrom(f.VIP, f.Port)
+			return opening(lb.Question{Client: from, To: to, Protocol: f.Protocol})
+		}
+	}
+	return nil
 }
 
 // look reads what the made packets are compared with.
@@ -145,7 +167,7 @@ func (v *verifier) look() {
 func (v *verifier) applied(updates []*frontendUpdate) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.d.uplinks.follow(v.d.services.interfaces())
+	v.d.uplinks.follow(v.d.needed())
 	v.look()
 	now := time.Now()
 	for _, u := range updates {

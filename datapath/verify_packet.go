@@ -43,6 +43,28 @@ func (s *services) interfaces() (indexes []int) {
 	return indexes
 }
 
+// needed returns the indexes of the interfaces that routes to backends, and to Options.Reach, make necessary.
+func (d *Datapath) needed() []int {
+	indexes := d.services.interfaces()
+	for _, a := range d.o.Reach {
+		if a.IsLinkLocalUnicast() {
+			continue // it does not tell the interface
+		}
+		_, nic := ourAddressesTowards(a)
+		if nic > loopbackIndex {
+			indexes = append(indexes, nic)
+		}
+	}
+	return indexes
+}
+
+// count returns the number of frontends.
+func (s *services) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.frontends)
+}
+
 // loopbackIndex is the index of lo in every network namespace.
 const loopbackIndex = 1
 

@@ -37,7 +37,14 @@ func datapathOptions(o Options, facts node) (datapath.Options, error) {
 	if err := mode.UnmarshalText([]byte(c.Mode)); err != nil {
 		return datapath.Options{}, err
 	}
+	var peers []netip.Addr
+	if len(c.Interfaces) == 0 && o.Config.BGP != nil {
+		for _, p := range o.Config.BGP.Peers {
+			peers = append(peers, p.Address.WithZone(""))
+		}
+	}
 	return datapath.Options{
+		Reach:      peers,
 		Interfaces: facts.interfaces, Mode: mode, MaxFlows: c.MaxFlows, SNATPorts: toPortRanges(c.SNATPorts),
 		TunnelPort: c.TunnelPort, TunnelSources: c.TunnelSources, Timeouts: datapath.Timeouts(c.Timeouts),
 		Delivers: o.Config.Kubernetes != nil, TunnelKeys: fileKeys(o.Config), HashSeed: fileSeed(o.Config),

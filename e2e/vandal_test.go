@@ -1,0 +1,268 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+)
+
+// vandal is a change on a running balancer by someone else.
+type vandal struct {
+	name     string
+	do, undo func(*lab.Host) error
+	// withdrawn: while the change lasts, no packet can be answered, so the address must not be announced. Otherwise
+	// requests must be answered.
+	withdrawn bool
+	mode      string // "": every mode
+}
+
+// commands returns a function that runs commands.
+func commands(lines ...string) func(*lab.Host) error {
+	return func(h *lab.Host) error {
+		for _, line := range lines {
+			words := strings.Fields(line)
+			if out, err := h.Run(context.Background(), words[0], words[1:]...); err != nil {
+				return fmt.Errorf("%s: %w\n%s", line, err, out)
+			}
+		}
+		return nil
+	}
+}
+
+const linkPins = "/sys/fs/bpf/steelyard/v*/links/"
+
+// detachLinks detaches the links of our programs, like "bpftool link detach".
+func detachLinks(pattern string) func(*lab.Host) error {
+	return func(h *lab.Host) error {
+		return h.Do(func() error {
+			paths, err := filepath.Glob(linkPins + pattern)
+			if err != nil || len(paths) == 0 {
+				return fmt.Errorf("no link %s: %w", pattern, err)
+			}
+			for _, p := range paths {
+				l, err := link.LoadPinnedLink(p, nil)
+				if err != nil {
+					return err
+				}
+				d, ok := l.(interface{ Detach() error })
+				if !ok {
+					return fmt.Errorf("%T cannot be detached", l)
+				}
+				if err := errors.Join(d.Detach(), l.Close()); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+}
+
+func removePins(pattern string) func(*lab.Host) error {
+	return func(h *lab.Host) error {
+		return h.Do(func() error {
+			paths, err := filepath.Glob(pattern)
+			for _, p := range paths {
+				err = errors.Join(err, os.RemoveAll(p))
+			}
+			return err
+		})
+	}
+}
+
+// attachXDP attaches a program with a constant result to eth0, in place of ours.
+func attachXDP(result int32) func(*lab.Host) error {
+	return func(h *lab.Host) error {
+		return h.Do(func() error {
+			prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+				Name: "vandal", Type: ebpf.XDP, License: "GPL",
+				Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, result), asm.Return()},
+			})
+			if err != nil {
+				return err
+			}
+			defer prog.Close()
+			nic, err := netlink.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			return netlink.LinkSetXdpFd(nic, prog.FD())
+		})
+	}
+}
+
+func detachXDP(h *lab.Host) error {
+	return h.Do(func() error {
+		nic, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetXdpFd(nic, -1)
+	})
+}
+
+func nothing(*lab.Host) error { return nil }
+
+const xdpDrop, xdpPass = 1, 2
+
+// The balancer has 192.0.2.130 on eth0, towards the router, and 192.0.2.100 on eth1, towards the servers.
+var vandals = []vandal{
+	{name: "programs of tc detached", do: detachLinks("eth*tcx*"), undo: nothing},
+	{name: "XDP detached", do: detachLinks("eth0:xdp"), undo: nothing, mode: "xdp"},
+	{name: "pins of links removed", do: removePins(linkPins + "*"), undo: nothing},
+	{name: "all pins removed", do: removePins("/sys/fs/bpf/steelyard"), undo: nothing},
+	{name: "forwarding switched off", undo: nothing,
+		do: commands("sysctl -qw net.ipv4.ip_forward=1", "sysctl -qw net.ipv4.ip_forward=0")},
+	{name: "strict reverse path filter",
+		do:   commands("sysctl -qw net.ipv4.conf.all.rp_filter=1", "sysctl -qw net.ipv4.conf.eth0.rp_filter=1"),
+		undo: commands("sysctl -qw net.ipv4.conf.all.rp_filter=0", "sysctl -qw net.ipv4.conf.eth0.rp_filter=0")},
+	{name: "link to the servers down", withdrawn: false, do: commands("ip link set eth1 down"),
+		undo: commands("ip link set eth1 up")},
+	{name: "address towards the servers removed", do: commands("ip address del 192.0.2.100/25 dev eth1"),
+		undo: commands("ip address add 192.0.2.100/25 dev eth1")},
+	{name: "route to the servers deleted", do: commands("ip route del 192.0.2.0/25 dev eth1"),
+		undo: commands("ip route add 192.0.2.0/25 dev eth1 src 192.0.2.100")},
+	{name: "blackhole towards the servers", withdrawn: true,
+		do:   commands("ip rule add priority 10 to 192.0.2.0/25 blackhole"),
+		undo: commands("ip rule del priority 10")},
+	{name: "blackhole routes to each server", withdrawn: true,
+		do: commands("ip route add blackhole 192.0.2.21", "ip route add blackhole 192.0.2.22",
+			"ip route add blackhole 192.0.2.23"),
+		undo: commands("ip route del blackhole 192.0.2.21", "ip route del blackhole 192.0.2.22",
+			"ip route del blackhole 192.0.2.23")},
+	{name: "default route deleted", withdrawn: true, do: commands("ip route del default"),
+		undo: commands("ip route add default via 192.0.2.129")},
+	{name: "MAC address of the uplink changed", do: commands("ip link set eth0 address 02:00:00:00:aa:01"),
+		undo: nothing},
+	{name: "MTU lowered", do: commands("ip link set eth1 mtu 1400"), undo: commands("ip link set eth1 mtu 1500")},
+	{name: "another XDP program that passes", mode: "tc", do: attachXDP(xdpPass), undo: detachXDP},
+	{name: "another XDP program that drops", mode: "tc", withdrawn: true, do: attachXDP(xdpDrop), undo: detachXDP},
+	{name: "our XDP program replaced", mode: "xdp",
+		do: func(h *lab.Host) error {
+			return errors.Join(detachLinks("eth0:xdp")(h), attachXDP(xdpPass)(h))
+		}, undo: detachXDP},
+	{name: "NIC towards the servers deleted", do: commands("ip link delete eth1"), undo: nothing},
+}
+
+// TestVandals breaks a running balancer with two NICs, of which none is configured, and without health checks: what it
+// notices, its datapath has noticed. In no state it may announce an address that does not answer.
+func TestVandals(t *testing.T) {
+	for _, mode := range []string{"tc", "xdp"} {
+		t.Run(mode, func(t *testing.T) {
+			s := newSite(t, peers.BIRD, mode, 1, 3)
+			balancer, agent := s.Balancers[0], s.agents[0]
+			if err := agent.Terminate(t.Context(), 10*time.Second); err != nil {
+				t.Fatal(err)
+			}
+			s.config[0].Interfaces = nil
+			s.config[0].Services[0].Check = lab.AgentCheck{Type: "none"}
+			if err := errors.Join(agent.Configure(s.config[0].TOML()), agent.Start()); err != nil {
+				t.Fatal(err)
+			}
+			s.waitRoutes(t, 30*time.Second, balancer)
+			s.waitAnswered(t)
+			t.Run("a NIC towards the servers appears", func(t *testing.T) {
+				inside := []netip.Prefix{
+					netip.MustParsePrefix("192.0.2.100/25"), netip.MustParsePrefix("2001:db8:2::100/64"),
+				}
+				err := s.Link(
+					lab.End{Host: balancer.Host, Name: "eth1", Addresses: inside},
+					lab.End{Host: s.Switch, Name: "lb1", Bridge: "switch"},
+					lab.LinkOptions{SoftwareChecksums: mode == "xdp"})
+				if err != nil {
+					t.Fatal(err)
+				}
+				s.neverDead(t, false)
+				out, err := agent.CLI(t.Context(), "status")
+				if err != nil || !strings.Contains(out, "eth1: ") {
+					t.Errorf("status: %v\n%s", err, out)
+				}
+			})
+			for _, v := range vandals {
+				if v.mode != "" && v.mode != mode {
+					continue
+				}
+				t.Run(v.name, func(t *testing.T) {
+					if err := v.do(balancer.Host); err != nil {
+						t.Fatal(err)
+					}
+					s.neverDead(t, v.withdrawn)
+					if err := v.undo(balancer.Host); err != nil {
+						t.Fatal(err)
+					}
+					labtest.Until(t, 20*time.Second, "requests are answered again", func() error { return s.try(t) })
+				})
+			}
+			t.Run("no peer", s.noPeer)
+		})
+	}
+}
+
+// try makes a few requests to the IPv4 VIP.
+func (s *site) try(t *testing.T) error {
+	return s.client().Load(t.Context(),
+		traffic.Load{URL: url(vip4), Requests: 10, Timeout: 500 * time.Millisecond}).Err()
+}
+
+// neverDead waits until the VIP is not announced, if that is wanted, or answers; and explain must agree.
+func (s *site) neverDead(t *testing.T, withdrawn bool) {
+	t.Helper()
+	start := time.Now()
+	if !withdrawn {
+		time.Sleep(time.Second) // what a change ends may go on for a moment
+	}
+	labtest.Until(t, 3*time.Second, "it is withdrawn, or answers", func() error {
+		hops, err := s.Topology.Router.NextHops(host(vip4))
+		if err != nil {
+			return lab.Permanent(err)
+		}
+		if withdrawn {
+			if len(hops) > 0 {
+				return fmt.Errorf("announced by %v", hops)
+			}
+			return nil
+		}
+		if len(hops) == 0 {
+			return errors.New("not announced")
+		}
+		return s.try(t)
+	})
+	if withdrawn {
+		t.Logf("withdrawn after %s", time.Since(start).Round(time.Millisecond))
+	}
+	out, err := s.agents[0].CLI(t.Context(), "explain", s.Clients[0].V4.String(), vip4.String()+":80")
+	if err != nil || strings.Contains(out, "no answer:") != withdrawn {
+		t.Errorf("explain: %v\n%s", err, out)
+	}
+}
+
+// noPeer: without a session an address is offered, and not announced.
+func (s *site) noPeer(t *testing.T) {
+	b := s.Balancers[0]
+	cut := commands("ip route add blackhole "+b.Gateway4.String(), "ip -6 route add blackhole "+b.Gateway6.String())
+	if err := cut(b.Host); err != nil {
+		t.Fatal(err)
+	}
+	labtest.Until(t, 20*time.Second, "the address is offered", func() error {
+		out, err := s.agents[0].CLI(t.Context(), "routes")
+		if err == nil && !strings.Contains(out, "offered") {
+			err = errors.New(out)
+		}
+		return err
+	})
+}
