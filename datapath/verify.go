@@ -41,7 +41,8 @@ type verifier struct {
 	sample   lb.Frontend   // of made
 	clients  madeClients
 	view     view
-	took     time.Duration // of the last round after a change
+	failed   map[triedBackend]int // made packets that failed in this round, by backend
+	took     time.Duration        // of the last round after a change
 }
 
 // condition is a fault that is observed again and again.
@@ -118,8 +119,13 @@ func (v *verifier) round(found changes, n int) {
 	n = min(n, len(v.queue))
 	next := v.queue[:n]
 	v.queue = v.queue[n:]
-	for _, f := range append(slices.Collect(maps.Keys(v.bad)), next...) {
+	for _, f := range slices.Collect(maps.Keys(v.bad)) {
 		v.check(f, now)
+	}
+	for _, f := range next {
+		if v.bad[f] == nil {
+			v.check(f, now)
+		}
 	}
 	v.publish()
 }
@@ -160,6 +166,7 @@ func (v *verifier) look() {
 	v.view = v.d.uplinks.view()
 	v.view.own = v.d.tunnels.addresses()
 	v.clients.choose(v.view)
+	v.failed = map[triedBackend]int{}
 }
 
 // applied verifies frontends that were put. What is wrong with a new one is reported at once: its VIP may not have been

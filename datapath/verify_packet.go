@@ -123,8 +123,30 @@ func (v *verifier) fault(f lb.Frontend, s subject) (fault string) {
 		if fault = v.faultOf(q, s, x); fault == "" {
 			return ""
 		}
+		if v.failed[triedBackend{x.V.Backend, f.VIP.Is4()}]++; v.allFailed(f, s) {
+			break
+		}
 	}
 	return fault
+}
+
+// triedBackend is a backend, and the family of the clients that it answers.
+type triedBackend struct {
+	backend uint32
+	v4      bool
+}
+
+// wayTries is after how many failures of a backend in one round another frontend need not try it again: when nothing
+// works, a round must not take much longer than when all does.
+const wayTries = 4
+
+func (v *verifier) allFailed(f lb.Frontend, s subject) bool {
+	for _, id := range s.backends {
+		if v.failed[triedBackend{id, f.VIP.Is4()}] < wayTries {
+			return false
+		}
+	}
+	return len(s.backends) > 0
 }
 
 // anyPort is the first port of made clients.

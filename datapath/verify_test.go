@@ -334,3 +334,28 @@ func TestInterfacesFollowRoutes(t *testing.T) {
 		})
 	})
 }
+
+// When nothing works, a round takes about as many made packets as when all does: not many for each frontend.
+func TestARoundOfManyFaultsIsShort(t *testing.T) {
+	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
+	const n = 100
+	var d lb.Delta
+	for i := range n {
+		s := &lb.Service{
+			Name: fmt.Sprint(i), VIPs: []netip.Addr{netip.AddrFrom4([4]byte{203, 0, 113, byte(100 + i)})},
+			Ports: lb.PortsOn([]lb.Backend{{Addr: fx.addr("unknown"), Weight: 1}},
+				lb.Port{Port: 80, Target: 8080, Protocol: lb.TCP}),
+			Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Check: lb.CheckSpec{Type: lb.CheckNone},
+		}
+		d.Put = append(d.Put, lb.Build(s, nil, lb.Drains{}).Frontends[0])
+	}
+	fx.apply(d)
+	fx.do(func() error { fx.d.verifier.changed(changes{}); return nil })
+	sum := 0
+	for _, tries := range fx.d.verifier.failed {
+		sum += tries
+	}
+	if sum < n || sum > n+2*madeTries || len(x.now) != n {
+		t.Errorf("%d made packets for %d frontends, %d faults", sum, n, len(x.now))
+	}
+}
