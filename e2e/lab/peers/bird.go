@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -54,6 +55,9 @@ func birdText(c RouterConfig) string {
 		s.WriteString("protocol kernel { scan time 1; merge paths on limit 16;\n")
 		fmt.Fprintf(&s, "  %s { import none; export all; }; }\n", f)
 	}
+	if slices.ContainsFunc(c.Neighbors, func(n Neighbor) bool { return n.BFD }) {
+		s.WriteString("protocol bfd { }\n")
+	}
 	for i, n := range c.Neighbors {
 		fmt.Fprintf(&s, "protocol bgp %s {\n  local as %d;\n", birdName(i), c.ASN)
 		fmt.Fprintf(&s, "  neighbor %s as %d;\n", n.Address, n.ASN)
@@ -65,6 +69,9 @@ func birdText(c RouterConfig) string {
 		}
 		if n.Passive {
 			s.WriteString("  passive on;\n")
+		}
+		if n.BFD {
+			s.WriteString("  bfd { interval 100 ms; multiplier 3; };\n")
 		}
 		if n.Address.Is4() {
 			s.WriteString("  ipv4 { import all; export none; };\n")

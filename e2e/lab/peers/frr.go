@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,7 +17,7 @@ const (
 	frrGroup = "frrvty" // the user of a daemon must be a member: Debian builds FRR with --enable-vty-group
 )
 
-// frr runs FRR's zebra and bgpd.
+// frr runs FRR's zebra and bgpd, and bfdd for neighbours with BFD.
 type frr struct{ vtysh string }
 
 func (f *frr) start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.Process, error) {
@@ -24,10 +25,14 @@ func (f *frr) start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.Pr
 	if f.vtysh, err = program("vtysh", "frr"); err != nil {
 		return nil, err
 	}
-	configs := map[string]string{"zebra": "hostname " + h.Name() + "\n", "bgpd": frrText(c)}
+	configs := map[string]string{"zebra": "hostname " + h.Name() + "\n", "bgpd": frrText(c), "bfdd": frrProfile}
+	names := []string{"zebra", "bgpd"}
+	if slices.ContainsFunc(c.Neighbors, func(n Neighbor) bool { return n.BFD }) {
+		names = []string{"zebra", "bfdd", "bgpd"}
+	}
 	var all []*lab.Process
 	// zebra first: a bgpd without zebra connects again only after ten seconds.
-	for _, name := range []string{"zebra", "bgpd"} {
+	for _, name := range names {
 		path, err := program(name, "frr")
 		if err != nil {
 			return nil, err
@@ -38,10 +43,14 @@ func (f *frr) start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.Pr
 		}
 		// As root: a change of the user clears the parent-death signal (prctl(2)), so that the daemon would not end
 		// with this process.
-		p, err := h.Start(lab.Command{Path: path, Args: []string{
+		args := []string{
 			"-u", "root", "-g", frrGroup, "-f", config, "-z", frrDir + "/zserv.api", "-i", frrDir + "/" + name + ".pid",
 			"--vty_socket", frrDir, "-P", "0", "--log", "stdout", "--log-level", "info",
-		}})
+		}
+		if name == "bfdd" {
+			args = append(args, "--bfdctl", frrDir+"/bfdd.sock")
+		}
+		p, err := h.Start(lab.Command{Path: path, Args: args})
 		if err != nil {
 			return nil, err
 		}
@@ -60,6 +69,8 @@ func (f *frr) start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.Pr
 	return all, nil
 }
 
+const frrProfile = "bfd\n profile fast\n  receive-interval 100\n  transmit-interval 100\n  detect-multiplier 3\n"
+
 func frrText(c RouterConfig) string {
 	hold := int(c.HoldTime.Seconds())
 	var s strings.Builder
@@ -75,6 +86,9 @@ func frrText(c RouterConfig) string {
 		}
 		if n.Passive {
 			fmt.Fprintf(&s, " neighbor %s passive\n", n.Address)
+		}
+		if n.BFD {
+			fmt.Fprintf(&s, " neighbor %s bfd\n neighbor %s bfd profile fast\n", n.Address, n.Address)
 		}
 	}
 	for _, family := range []string{"ipv4", "ipv6"} {

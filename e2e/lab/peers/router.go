@@ -56,6 +56,8 @@ type Neighbor struct {
 	Password string
 	// Passive: the router does not open the TCP connection.
 	Passive bool
+	// BFD: the session ends with that of BFD, which has the interval 100 ms and the multiplier 3 (RFC 5882).
+	BFD bool
 }
 
 // PeerState is the state of a session, as the router reports it.

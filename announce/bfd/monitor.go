@@ -1,0 +1,236 @@
+package bfd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Neighbor is a router to monitor. Neighbors can be compared with ==.
+type Neighbor struct {
+	Addr       netip.Addr // with a zone when it is link-local
+	Source     netip.Addr // of the family of Addr; zero: the kernel chooses
+	Multihop   bool
+	Interval   time.Duration // between packets in both directions, at least 10 ms
+	Multiplier uint8         // packets that may be missing, at least 1
+}
+
+// Status is the state of a session.
+type Status struct {
+	Neighbor   netip.Addr
+	State      State
+	Diag       Diag      // why the session was last down; DiagNone: it was not
+	RemoteDiag Diag      // why the neighbor says that it is
+	Since      time.Time // of the last change of State
+	Problem    string    // why packets cannot be sent; "": they can
+}
+
+// Options configures a Monitor.
+type Options struct {
+	// Changed is called after each change of a state, from the goroutine of Run. It must not block. nil: nobody is told.
+	Changed func(Status)
+	Log     *slog.Logger
+}
+
+// Monitor keeps one session with each neighbor. All methods may be called from any goroutine.
+type Monitor struct {
+	o    Options
+	wake int // eventfd
+
+	mu       sync.Mutex // guards the following fields
+	sessions []*session
+	last     uint32 // discriminator
+	received map[string]uint64
+}
+
+type session struct {
+	Neighbor
+	*machine
+	since      time.Time
+	problem    string
+	socket     int           // -1: none
+	sent, send time.Time     // the last and the next periodic packet
+	tx         time.Duration // the interval that send is based on
+}
+
+// New returns a Monitor without neighbors. It opens no socket to the network.
+func New(o Options) (*Monitor, error) {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("eventfd: %w", err)
+	}
+	// A discriminator of the last process is not used again at once: its packets may still arrive.
+	return &Monitor{o: o, wake: fd, last: rand.Uint32(), received: map[string]uint64{}}, nil
+}
+
+// Set makes these the neighbors. Sessions with neighbors that stay as they are go on; the others end as
+// administratively down.
+func (m *Monitor) Set(neighbors []Neighbor) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.sessions = slices.DeleteFunc(m.sessions, func(s *session) bool {
+		gone := !slices.Contains(neighbors, s.Neighbor)
+		if gone {
+			s.close()
+		}
+		return gone
+	})
+	for _, n := range neighbors {
+		if slices.ContainsFunc(m.sessions, func(s *session) bool { return s.Neighbor == n }) {
+			continue
+		}
+		if m.last++; m.last == 0 {
+			m.last = 1
+		}
+		m.sessions = append(m.sessions, &session{
+			Neighbor: n, machine: newMachine(m.last, n.Interval, n.Multiplier), since: time.Now(), socket: -1,
+		})
+	}
+	m.notify()
+}
+
+// Sessions returns the states, in the order of Set.
+func (m *Monitor) Sessions() []Status {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	list := make([]Status, len(m.sessions))
+	for i, s := range m.sessions {
+		list[i] = s.status()
+	}
+	return list
+}
+
+// Discarded returns the number of received packets that were ignored, by reason.
+func (m *Monitor) Discarded() map[string]uint64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := make(map[string]uint64, len(m.received))
+	for k, v := range m.received {
+		out[k] = v
+	}
+	return out
+}
+
+func (s *session) status() Status {
+	return Status{
+		Neighbor: s.Addr, State: s.state, Diag: s.diag, RemoteDiag: s.remoteDiag, Since: s.since, Problem: s.problem,
+	}
+}
+
+// notify ends the wait of Run. The counter of an eventfd cannot be full here: Run reads it.
+func (m *Monitor) notify() { _, _ = unix.Write(m.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
+
+// Run sends and receives until ctx is done, and then ends all sessions as administratively down. It may be called once.
+// The error is that of a socket for receiving, such as a port in use.
+//
+// One thread does all of it, in a fixed order: what has been received counts before a detection time that has passed
+// meanwhile, however late the thread is scheduled.
+func (m *Monitor) Run(ctx context.Context) error {
+	runtime.LockOSThread() // it ends with the goroutine, and with it its priority
+	// Without the right to it, the thread has the priority of the others.
+	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), -20)
+	listeners, err := listen()
+	defer func() {
+		for _, l := range listeners {
+			_ = unix.Close(l.fd)
+		}
+	}()
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, m.notify)
+	defer stop()
+	fds := []unix.PollFd{{Fd: int32(m.wake), Events: unix.POLLIN}}
+	for _, l := range listeners {
+		fds = append(fds, unix.PollFd{Fd: int32(l.fd), Events: unix.POLLIN})
+	}
+	for wait := time.Duration(0); ; {
+		if _, err := unix.Ppoll(fds, timespec(wait), nil); err != nil && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("poll: %w", err)
+		}
+		if ctx.Err() != nil {
+			m.Set(nil)
+			return nil
+		}
+		var counter [8]byte
+		_, _ = unix.Read(m.wake, counter[:])
+		wait = m.step(listeners)
+	}
+}
+
+func timespec(d time.Duration) *unix.Timespec {
+	ts := unix.NsecToTimespec(int64(max(d, 0)))
+	return &ts
+}
+
+// step receives, expires and sends what is due. It returns the time until the next step.
+func (m *Monitor) step(listeners []listener) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before := make([]State, len(m.sessions))
+	for i, s := range m.sessions {
+		before[i] = s.state
+	}
+	for _, l := range listeners {
+		l.drain(m.receive, func(reason string) { m.received[reason]++ })
+	}
+	now := time.Now()
+	next := now.Add(time.Hour)
+	for i, s := range m.sessions {
+		s.expire(now)
+		changed := s.state != before[i]
+		if changed {
+			s.since = now
+			m.changed(s)
+		}
+		if changed || !now.Before(s.send) {
+			if s.periodic() {
+				s.transmit(s.packet(false))
+			}
+			s.sent, s.tx = now, 0
+		}
+		if tx := s.txInterval(); tx != s.tx { // the neighbor may have changed it
+			s.tx, s.send = tx, s.sent.Add(s.pause(rand.Float64()))
+		}
+		next = earlier(earlier(next, s.send), s.expires())
+	}
+	return time.Until(next)
+}
+
+// earlier returns the earlier of two times; a zero time is never.
+func earlier(a, b time.Time) time.Time {
+	if b.IsZero() || a.Before(b) {
+		return a
+	}
+	return b
+}
+
+func (m *Monitor) changed(s *session) {
+	m.o.Log.Info("bfd session "+s.state.String(), "neighbor", s.Addr, "reason", s.diag, "remote_reason", s.remoteDiag)
+	if m.o.Changed != nil {
+		m.o.Changed(s.status())
+	}
+}
+
+// receive applies a packet to its session (RFC 5880, section 6.8.6).
+func (m *Monitor) receive(p Packet, from netip.Addr, multihop bool) (reason string) {
+	for _, s := range m.sessions {
+		if s.Addr != from || s.Multihop != multihop || p.YourDiscriminator != 0 && p.YourDiscriminator != s.local {
+			continue
+		}
+		if s.machine.receive(p, time.Now()) {
+			s.transmit(s.packet(true))
+		}
+		return ""
+	}
+	return "no session"
+}

@@ -1,0 +1,233 @@
+package bfd_test
+
+import (
+	"context"
+
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/announce/bfd"
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+)
+
+// The monitor runs in a child process, which can be stopped and killed: the test binary with this variable set to the
+// neighbor's address.
+const childNeighbor = "STEELYARD_BFD_TEST_NEIGHBOR"
+
+func TestMain(m *testing.M) {
+	if text := os.Getenv(childNeighbor); text != "" {
+		if err := runChild(netip.MustParseAddr(text)); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func runChild(neighbor netip.Addr) error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	m, err := bfd.New(bfd.Options{Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+	if err != nil {
+		return err
+	}
+	m.Set([]bfd.Neighbor{fast(neighbor)})
+	return m.Run(ctx)
+}
+
+func fast(a netip.Addr) bfd.Neighbor {
+	return bfd.Neighbor{Addr: a, Interval: 100 * time.Millisecond, Multiplier: 3}
+}
+
+// pair is a host with a monitor and a router, over a link.
+type pair struct {
+	host, router *lab.Host
+	daemon       *peers.Router
+}
+
+func newPair(t *testing.T, kind peers.RouterKind) (p pair) {
+	t.Parallel()
+	labtest.Root(t)
+	l := labtest.New(t)
+	p.host, p.router = labtest.Host(t, l, "node"), labtest.Host(t, l, "router")
+	end := func(h *lab.Host, last int) lab.End {
+		return lab.End{Host: h, Name: "eth0", Addresses: []netip.Prefix{
+			netip.MustParsePrefix(fmt.Sprintf("192.0.2.%d/24", last)),
+			netip.MustParsePrefix(fmt.Sprintf("2001:db8::%d/64", last)),
+		}}
+	}
+	if err := l.Link(end(p.host, 2), end(p.router, 1), lab.LinkOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	p.daemon = labtest.Router(t, p.router, kind, peers.RouterConfig{
+		ID: netip.MustParseAddr("192.0.2.1"), ASN: 64500,
+		Neighbors: []peers.Neighbor{
+			{Address: netip.MustParseAddr("192.0.2.2"), ASN: 64512, BFD: true},
+			{Address: netip.MustParseAddr("2001:db8::2"), ASN: 64512, BFD: true},
+		},
+	})
+	return p
+}
+
+// start starts the monitor in a child process and returns it.
+func (p pair) start(t *testing.T, neighbor string) *lab.Process {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	child, err := p.host.Start(lab.Command{Path: self, Env: []string{childNeighbor + "=" + neighbor}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("monitor:\n%s", child.Log.Tail(40))
+		}
+	})
+	return child
+}
+
+// sees waits until the router reports a state of its session with the node, and returns how long that took.
+func (p pair) sees(t *testing.T, address, state string) time.Duration {
+	t.Helper()
+	took, err := lab.Until(t.Context(), 20*time.Second, fmt.Sprintf("%s: session with %s", p.daemon.Kind, address),
+		func() error {
+			got, err := p.state(t.Context(), address)
+			if err == nil && got != state {
+				err = fmt.Errorf("%s, want %s", got, state)
+			}
+			return err
+		})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return took
+}
+
+// state is that of the router's session: "up" or "down".
+func (p pair) state(ctx context.Context, address string) (string, error) {
+	if p.daemon.Kind == peers.BIRD {
+		out, err := p.daemon.Show(ctx, "show bfd sessions")
+		for line := range strings.Lines(out) {
+			if f := strings.Fields(line); len(f) > 2 && f[0] == address {
+				return strings.ToLower(f[2]), nil
+			}
+		}
+		return "none", err
+	}
+	out, err := p.daemon.Show(ctx, "show bfd peer "+address)
+	if _, status, ok := strings.Cut(out, "Status: "); ok {
+		return strings.Fields(status)[0], nil
+	}
+	return "none", err
+}
+
+func eachRouter(t *testing.T, f func(t *testing.T, kind peers.RouterKind)) {
+	t.Parallel()
+	for _, kind := range peers.RouterKinds {
+		t.Run(string(kind), func(t *testing.T) { f(t, kind) })
+	}
+}
+
+// A node that is frozen, and one that ends as planned, over both families.
+func TestRouterNotices(t *testing.T) {
+	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
+		p := newPair(t, kind)
+		for router, node := range map[string]string{"192.0.2.1": "192.0.2.2", "2001:db8::1": "2001:db8::2"} {
+			child := p.start(t, router)
+			p.sees(t, node, "up")
+			signal := func(s syscall.Signal) {
+				t.Helper()
+				if err := child.Signal(s); err != nil {
+					t.Fatal(err)
+				}
+			}
+			signal(syscall.SIGSTOP)
+			t.Logf("%s: frozen: down after %v", node, p.sees(t, node, "down"))
+			signal(syscall.SIGCONT)
+			t.Logf("%s: goes on: up after %v", node, p.sees(t, node, "up"))
+			signal(syscall.SIGTERM)
+			t.Logf("%s: ends: down after %v", node, p.sees(t, node, "down"))
+			if err := child.Wait(t.Context()); err != nil {
+				t.Errorf("the monitor ended with %v", err)
+			}
+		}
+	})
+}
+
+// The monitor notices a router that is frozen. Packets that have passed a router are ignored (RFC 5881, section 5), so
+// nobody beyond the link can end a session.
+func TestMonitorNotices(t *testing.T) {
+	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
+		p := newPair(t, kind)
+		m, err := bfd.New(bfd.Options{Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		router := netip.MustParseAddr("192.0.2.1")
+		m.Set([]bfd.Neighbor{fast(router)})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- p.host.Do(func() error { return m.Run(ctx) }) }()
+		is := func(want bfd.State) {
+			t.Helper()
+			labtest.Until(t, 20*time.Second, fmt.Sprintf("the session is %v", want), func() error {
+				if s := m.Sessions()[0]; s.State != want || s.Problem != "" {
+					return fmt.Errorf("%+v", s)
+				}
+				return nil
+			})
+		}
+		is(bfd.Up)
+		since := m.Sessions()[0].Since
+
+		c, err := p.router.Dial(t.Context(), "udp", "192.0.2.2:3784") // its TTL is 64
+		if err != nil {
+			t.Fatal(err)
+		}
+		forged := bfd.Packet{State: bfd.Down, Multiplier: 3, MyDiscriminator: 1}
+		if _, err := c.Write(forged.Append(nil)); err != nil {
+			t.Fatal(err)
+		}
+		labtest.Until(t, 5*time.Second, "the forged packet is discarded", func() error {
+			if n := m.Discarded()["TTL below 255"]; n != 1 {
+				return fmt.Errorf("%d discarded", n)
+			}
+			return nil
+		})
+		if s := m.Sessions()[0]; s.State != bfd.Up || s.Since != since {
+			t.Errorf("after a forged packet: %+v", s)
+		}
+
+		for _, d := range p.daemon.Processes {
+			if err := d.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+		}
+		is(bfd.Down)
+		if s := m.Sessions()[0]; s.Diag != bfd.DiagTimeExpired {
+			t.Errorf("reason %v", s.Diag)
+		}
+		for _, d := range p.daemon.Processes {
+			if err := d.Signal(syscall.SIGCONT); err != nil {
+				t.Fatal(err)
+			}
+		}
+		is(bfd.Up)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,129 @@
+package bfd
+
+import "time"
+
+// slowInterval is the least transmit interval while a session is not up (RFC 5880, section 6.8.3).
+const slowInterval = time.Second
+
+// machine is the state machine of one session (RFC 5880, section 6.8). It has no clock and no socket: time is an
+// argument, and the caller sends what packet returns.
+type machine struct {
+	interval   time.Duration // desired minimum transmit and required minimum receive interval while up
+	multiplier uint8
+
+	state, remoteState State
+	diag, remoteDiag   Diag
+	local, remote      uint32 // discriminators; remote is 0 while unknown
+	polling            bool
+	remoteDemand       bool
+	remoteMultiplier   uint8
+	remoteMinTx        time.Duration
+	remoteMinRx        time.Duration
+	heard              time.Time // the last valid packet; zero: none since the detection time expired
+}
+
+// newMachine returns a session that is down. local must differ from that of all other sessions, and from 0.
+func newMachine(local uint32, interval time.Duration, multiplier uint8) *machine {
+	return &machine{
+		interval: interval, multiplier: multiplier, state: Down, remoteState: Down, local: local,
+		remoteMinRx: time.Microsecond, // section 6.8.1
+	}
+}
+
+// minTx is the desired minimum transmit interval.
+func (m *machine) minTx() time.Duration {
+	if m.state != Up {
+		return max(m.interval, slowInterval)
+	}
+	return m.interval
+}
+
+// receive applies a packet for this session (section 6.8.6) and reports whether a packet with the final bit must be
+// sent at once.
+func (m *machine) receive(p Packet, now time.Time) (answer bool) {
+	m.remote, m.remoteState, m.remoteDiag = p.MyDiscriminator, p.State, p.Diag
+	m.remoteDemand, m.remoteMultiplier = p.Demand, p.Multiplier
+	m.remoteMinTx, m.remoteMinRx = p.DesiredMinTx, p.RequiredMinRx
+	if p.Final {
+		m.polling = false
+	}
+	if m.state == AdminDown {
+		return false
+	}
+	m.heard = now
+	switch {
+	case p.State == AdminDown:
+		if m.state != Down {
+			m.enter(Down, DiagNeighborDown)
+		}
+	case m.state == Down && p.State == Down:
+		m.enter(Init, DiagNone)
+	case m.state == Down && p.State == Init, m.state == Init && p.State >= Init:
+		m.enter(Up, DiagNone)
+	case m.state == Up && p.State == Down:
+		m.enter(Down, DiagNeighborDown)
+	}
+	return p.Poll
+}
+
+// enter changes the state. The intervals change with it, so a poll sequence begins when the session comes up (section
+// 6.8.3).
+func (m *machine) enter(s State, d Diag) {
+	m.state, m.diag = s, d
+	m.polling = s == Up
+}
+
+// end makes the session administratively down.
+func (m *machine) end() { m.enter(AdminDown, DiagAdminDown) }
+
+// detectionTime is the time without a packet after which the session fails (section 6.8.4); 0: nothing was received.
+func (m *machine) detectionTime() time.Duration {
+	return time.Duration(m.remoteMultiplier) * max(m.interval, m.remoteMinTx)
+}
+
+// expires is when the session fails unless a packet arrives; zero: it does not.
+func (m *machine) expires() time.Time {
+	if m.heard.IsZero() {
+		return time.Time{}
+	}
+	return m.heard.Add(m.detectionTime())
+}
+
+// expire applies the passing of time.
+func (m *machine) expire(now time.Time) {
+	at := m.expires()
+	if at.IsZero() || now.Before(at) {
+		return
+	}
+	m.heard, m.remote = time.Time{}, 0
+	if m.state == Init || m.state == Up {
+		m.enter(Down, DiagTimeExpired)
+		m.remoteState = Down
+	}
+}
+
+// periodic reports whether periodic packets are sent (section 6.8.7).
+func (m *machine) periodic() bool {
+	return m.remoteMinRx > 0 && (m.polling || !m.remoteDemand || m.state != Up || m.remoteState != Up)
+}
+
+// txInterval is the longest time between two periodic packets.
+func (m *machine) txInterval() time.Duration { return max(m.minTx(), m.remoteMinRx) }
+
+// pause is the time until the next periodic packet. random is in [0, 1): packets are sent up to a quarter earlier, and
+// at least a tenth earlier with a multiplier of 1 (section 6.8.7).
+func (m *machine) pause(random float64) time.Duration {
+	least, span := 0.75, 0.25
+	if m.multiplier == 1 {
+		span = 0.15
+	}
+	return time.Duration(float64(m.txInterval()) * (least + span*random))
+}
+
+// packet returns the packet to send. final: it answers a poll.
+func (m *machine) packet(final bool) Packet {
+	return Packet{
+		State: m.state, Diag: m.diag, Poll: m.polling && !final, Final: final, Multiplier: m.multiplier,
+		MyDiscriminator: m.local, YourDiscriminator: m.remote, DesiredMinTx: m.minTx(), RequiredMinRx: m.interval,
+	}
+}
