@@ -98,9 +98,19 @@ type Peer struct {
 	TTLSecurity     bool          // RFC 5082; never together with Multihop
 	Source          netip.Addr    // of the family of Address; zero: the kernel chooses
 	GracefulRestart bool
-	BFD             bool
+	BFD             BFD
 	NodeSelector    string // label selector; "": every node
 }
+
+// BFD configures the detection of failures of a peer (RFC 5880). The zero value is off.
+type BFD struct {
+	Interval   time.Duration // between packets in both directions
+	Multiplier int           // packets that may be missing, 1 to 255
+	Multihop   bool          // RFC 5883
+}
+
+// Enabled reports whether the peer is monitored.
+func (b BFD) Enabled() bool { return b.Interval > 0 }
 
 // L2 configures announcements by ARP and NDP.
 type L2 struct {

@@ -85,10 +85,35 @@ func (d *decoder) peer(t *table, seen map[netip.Addr]string) Peer {
 		p.Source = d.source(i, p.Address)
 	}
 	p.GracefulRestart = t.boolean("graceful_restart", p.GracefulRestart)
-	p.BFD = t.boolean("bfd", p.BFD)
+	p.BFD = t.bfd(p.Multihop > 0)
 	p.NodeSelector = t.selector("node_selector")
 	t.done()
 	return p
+}
+
+// bfd is true, false, or a table.
+func (t *table) bfd(multihop bool) BFD {
+	i, ok := t.get("bfd")
+	values, isTable := i.value.(map[string]any)
+	on, isBool := i.value.(bool)
+	switch {
+	case !ok:
+		return BFD{}
+	case !isTable && !isBool:
+		i.errorf(`write true, false, or { interval = "100ms", multiplier = 3 }`,
+			"%s, must be true, false or a table", i.what())
+		return BFD{}
+	case isBool && !on:
+		return BFD{}
+	}
+	sub := i.table(values) // empty for true
+	b := BFD{
+		Interval:   sub.duration("interval", 100*time.Millisecond, 10*time.Millisecond, time.Minute),
+		Multiplier: integer(sub, "multiplier", 3, 1, 255),
+		Multihop:   sub.boolean("multihop", multihop),
+	}
+	sub.done()
+	return b
 }
 
 // peerAddress is host for a neighbour; a link-local address needs a zone.

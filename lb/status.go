@@ -98,6 +98,7 @@ type PeerStatus struct {
 	Routes    int        `json:"routes"` // announced to the neighbour
 	Since     time.Time  `json:"since,omitzero"`
 	LastError string     `json:"reason,omitempty"` // why it is not established
+	BFD       string     `json:"bfd,omitempty"`    // up, or down and why; empty: not configured
 }
 
 // statusChunk is how many services or routes one query of Status reads: what changes meanwhile waits for about a

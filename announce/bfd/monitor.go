@@ -36,7 +36,8 @@ type Status struct {
 
 // Options configures a Monitor.
 type Options struct {
-	// Changed is called after each change of a state, from the goroutine of Run. It must not block. nil: nobody is told.
+	// Changed is called after each change of a state, from the goroutine of Run. It must not block, nor call the
+	// Monitor; it may be nil.
 	Changed func(Status)
 	Log     *slog.Logger
 }

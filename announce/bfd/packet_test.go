@@ -53,7 +53,9 @@ func TestParseRefuses(t *testing.T) {
 			t.Errorf("%s: error %v, want %q", name, err, c.want)
 		}
 	}
-	for name, clear := range map[string][2]int{"the sender's discriminator": {4, 8}, "without the receiver's": {8, 12}} {
+	for name, clear := range map[string][2]int{
+		"the sender's discriminator": {4, 8}, "without the receiver's": {8, 12},
+	} {
 		b := bytes.Clone(sampleBytes)
 		copy(b[clear[0]:clear[1]], make([]byte, 4))
 		if _, err := Parse(b); err == nil || !strings.Contains(err.Error(), name) {

@@ -21,7 +21,7 @@ type peerEvent struct {
 	kind eventKind
 	old  string // eventState: the states, named as in lb.PeerStatus
 	new  string
-	text string // eventState: gobgp's reason; eventNotification: the fault
+	text string // eventState: gobgp's reason; eventNotification and eventBFD: the fault
 	err  error  // eventDial
 }
 
@@ -31,6 +31,7 @@ const (
 	eventState eventKind = iota
 	eventDial
 	eventNotification
+	eventBFD // the session of BFD failed
 )
 
 // logger receives gobgp's log. It extracts events and passes all messages on at debug level: the speaker has messages

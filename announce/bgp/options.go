@@ -58,8 +58,17 @@ type Peer struct {
 	TTLSecurity bool
 	// Source is the local address of the session; zero: the kernel chooses it.
 	Source netip.Addr
+	// BFD ends the session as soon as BFD reports that the peer has failed (RFC 5882).
+	BFD BFD
 	// GracefulRestart makes the peer keep the routes while this process is down (RFC 4724).
 	GracefulRestart bool
+}
+
+// BFD are the parameters of package bfd. The zero value is off.
+type BFD struct {
+	Interval   time.Duration
+	Multiplier uint8
+	Multihop   bool
 }
 
 const (

@@ -59,6 +59,7 @@ func (s *Speaker) run(ctx context.Context) (again bool, err error) {
 		}
 		return false, err
 	}
+	defer s.startBFD()()
 	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
 	relisten := time.NewTicker(s.relisten)
@@ -166,6 +167,8 @@ func (s *Speaker) established() int {
 func (s *Speaker) handle(ctx context.Context, srv *bgpServer, ev peerEvent) {
 	wasUp := s.record(ev)
 	switch {
+	case ev.kind == eventBFD:
+		s.resetPeer(ctx, srv, ev)
 	case ev.kind != eventState:
 	case ev.new == stateEstablished:
 		s.sessionUp(ctx, srv, ev.peer)

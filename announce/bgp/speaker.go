@@ -10,6 +10,7 @@ import (
 	"time"
 
 	api "github.com/osrg/gobgp/v3/api"
+	"github.com/steelyard-lb/steelyard/announce/bfd"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -28,6 +29,7 @@ type Speaker struct {
 	withdrawals *withdrawalTracker
 	mail        mailbox
 	relisten    time.Duration // between two attempts to listen
+	bfd         *bfd.Monitor  // nil: no peer has BFD
 
 	firstSet     chan struct{} // closed by the first Set
 	firstSetOnce sync.Once
@@ -39,6 +41,7 @@ type Speaker struct {
 	server    *bgpServer // nil: Run has not started it yet, or has ended
 
 	mu       sync.Mutex // guards the following fields; never held while gobgp is called
+	bfdError string     // why BFD does not run; empty: it does
 	sessions map[netip.Addr]*session
 	v4, v6   int   // numbers of routes in gobgp
 	listen   error // why gobgp does not listen; nil: it does, or need not
@@ -54,6 +57,9 @@ func New(o Options) (*Speaker, error) {
 		o: o, withdrawals: newWithdrawalTracker(), mail: mailbox{wake: make(chan struct{}, 1)},
 		relisten: listenRetry,
 		firstSet: make(chan struct{}), installed: routes{}, sessions: map[netip.Addr]*session{},
+	}
+	if s.bfd, err = s.newMonitor(); err != nil {
+		return nil, fmt.Errorf("bfd: %w", err)
 	}
 	now := time.Now()
 	for _, p := range o.Peers {
@@ -162,8 +168,11 @@ func (s *Speaker) Peers() []lb.PeerStatus {
 	defer s.mu.Unlock()
 	now := time.Now()
 	list := make([]lb.PeerStatus, 0, len(s.sessions))
+	states := s.bfdStates()
 	for _, e := range s.sessions {
-		list = append(list, e.status(now, s.v4, s.v6))
+		p := e.status(now, s.v4, s.v6)
+		p.BFD = states[p.Peer]
+		list = append(list, p)
 	}
 	slices.SortFunc(list, func(a, b lb.PeerStatus) int { return a.Peer.Compare(b.Peer) })
 	return list

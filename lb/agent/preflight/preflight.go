@@ -28,9 +28,6 @@ func notYet(c *config.Config) map[string]string {
 	}
 	if c.BGP != nil {
 		for n, p := range c.BGP.Peers {
-			if p.BFD {
-				missing[config.KeyOf("bgp.peers", n, "bfd")] = "a short hold_time finds failures within seconds"
-			}
 			if p.HoldTime == 0 {
 				missing[config.KeyOf("bgp.peers", n, "hold_time")] = "sessions without keepalives are not supported"
 			}

@@ -1,0 +1,118 @@
+package bgp
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"time"
+
+	api "github.com/osrg/gobgp/v3/api"
+	"github.com/steelyard-lb/steelyard/announce/bfd"
+)
+
+// bfdRetry is the time until BFD is tried again after it could not start, because another program has its port.
+const bfdRetry = 10 * time.Second
+
+// newMonitor returns the monitor of the peers with BFD; nil when there is none.
+func (s *Speaker) newMonitor() (*bfd.Monitor, error) {
+	var neighbors []bfd.Neighbor
+	for _, p := range s.o.Peers {
+		if p.BFD.Interval > 0 {
+			neighbors = append(neighbors, bfd.Neighbor{
+				Addr: p.Address, Source: p.Source, Multihop: p.BFD.Multihop,
+				Interval: p.BFD.Interval, Multiplier: p.BFD.Multiplier,
+			})
+		}
+	}
+	if len(neighbors) == 0 {
+		return nil, nil
+	}
+	m, err := bfd.New(bfd.Options{Changed: s.bfdChanged, Log: s.o.Log})
+	if err == nil {
+		m.Set(neighbors)
+	}
+	return m, err
+}
+
+// startBFD runs the monitor until stop is called, which also tells the peers that the sessions end as planned. It is
+// called after the sessions of BGP have ended: a router then has no reason left to wait for BFD.
+func (s *Speaker) startBFD() (stop func()) {
+	if s.bfd == nil {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for ctx.Err() == nil {
+			err := s.bfd.Run(ctx)
+			s.setBFDError(err)
+			select {
+			case <-ctx.Done():
+			case <-time.After(bfdRetry):
+			}
+		}
+	})
+	return func() {
+		cancel()
+		wg.Wait()
+	}
+}
+
+// setBFDError records why BFD does not run, and logs it once. BGP goes on without it.
+func (s *Speaker) setBFDError(err error) {
+	if err == nil {
+		return
+	}
+	s.mu.Lock()
+	known := s.bfdError == err.Error()
+	s.bfdError = err.Error()
+	s.mu.Unlock()
+	if !known {
+		s.o.Log.Error("bfd does not run", "err", err, "retry", bfdRetry)
+	}
+}
+
+// bfdChanged is called by the monitor. A neighbor that ends BFD as planned has not failed (RFC 5882, section 3.2).
+func (s *Speaker) bfdChanged(st bfd.Status) {
+	if st.State == bfd.Down && st.RemoteDiag != bfd.DiagAdminDown {
+		s.mail.post(peerEvent{peer: st.Neighbor, kind: eventBFD, text: "bfd session down: " + st.Diag.String()})
+	}
+}
+
+// resetPeer ends an established session (RFC 5882, section 4.3). gobgp connects again when the peer answers.
+func (s *Speaker) resetPeer(ctx context.Context, srv *bgpServer, ev peerEvent) {
+	s.mu.Lock()
+	p, ok := s.sessions[ev.peer]
+	up := ok && p.state == stateEstablished
+	s.mu.Unlock()
+	if !up {
+		return
+	}
+	err := srv.ResetPeer(ctx, &api.ResetPeerRequest{Address: ev.peer.String(), Communication: ev.text})
+	if err != nil {
+		s.o.Log.Error("bgp session not reset", "peer", ev.peer, "err", err)
+	}
+}
+
+// bfdStates returns the states of BFD for PeerStatus. s.mu is held.
+func (s *Speaker) bfdStates() map[netip.Addr]string {
+	if s.bfd == nil {
+		return nil
+	}
+	states := map[netip.Addr]string{}
+	for _, st := range s.bfd.Sessions() {
+		text := st.State.String()
+		switch {
+		case s.bfdError != "":
+			text += ": " + s.bfdError
+		case st.Problem != "":
+			text += ": " + st.Problem
+		case st.State != bfd.Up && st.RemoteDiag == bfd.DiagAdminDown:
+			text += ": the peer has disabled it"
+		case st.State != bfd.Up && st.Diag != bfd.DiagNone:
+			text += ": " + st.Diag.String()
+		}
+		states[st.Neighbor] = text
+	}
+	return states
+}

@@ -1,0 +1,61 @@
+package bgp_test
+
+import (
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/announce/bgp"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// With BFD a router removes the routes of a node that is frozen although the hold time has not passed and graceful
+// restart would keep them, and the node notices a link that is cut. A planned end of the node is none of both.
+func TestBFD(t *testing.T) {
+	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
+		b := newBench(t)
+		r := b.router(kind, func(c *peers.RouterConfig) {
+			c.HoldTime = time.Minute
+			c.Neighbors[0].BFD = true
+		})
+		o := b.options()
+		o.Peers[0].HoldTime = time.Minute
+		o.Peers[0].BFD = bgp.BFD{Interval: 100 * time.Millisecond, Multiplier: 3}
+		s := startChild(t, b.host, o)
+		s.set(vip4)
+		want(t, r, vip4, b.ours[0][0])
+		wait := func(what string, ok func(lb.PeerStatus) bool) {
+			t.Helper()
+			labtest.Until(t, timeout, what, func() error {
+				if p := s.peer(b.theirs[0][0]); !ok(p) {
+					return fmt.Errorf("%+v", p)
+				}
+				return nil
+			})
+		}
+		wait("bfd is up", func(p lb.PeerStatus) bool { return p.BFD == "up" })
+
+		if err := s.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s: frozen: route gone after %v", kind, want(t, r, vip4))
+		if err := s.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s: goes on: route back after %v", kind, want(t, r, vip4, b.ours[0][0]))
+
+		begin := time.Now()
+		if err := r.Host.SetDown("eth0"); err != nil {
+			t.Fatal(err)
+		}
+		wait("the session is lost", func(p lb.PeerStatus) bool { return p.State != "established" })
+		t.Logf("%s: link cut: session lost after %v", kind, time.Since(begin))
+		if p := s.peer(b.theirs[0][0]); !strings.Contains(p.LastError, "bfd session down: control detection time") {
+			t.Errorf("reason %q", p.LastError)
+		}
+	})
+}
