@@ -1,12 +1,16 @@
 package e2e
 
 import (
+	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // TestAnnouncesByARPAndNDP: without BGP, neighbours on the segment resolve the VIPs by ARP and NDP.
@@ -44,6 +48,67 @@ func TestAnnouncesByARPAndNDP(t *testing.T) {
 			if err := a.Terminate(t.Context(), 10*time.Second); err != nil {
 				t.Fatal(err)
 			}
+		})
+	}
+}
+
+// TestTwoMachinesWithOneAddress: of two machines with the same file, one answers for the address and the other one says
+// why it does not; when the first one is killed, the second one answers.
+func TestTwoMachinesWithOneAddress(t *testing.T) {
+	topology := labtest.Topology(t, lab.Shape{Clients: 1, Balancers: 2, Servers: 1})
+	s := &site{Topology: topology}
+	s.web = append(s.web, labtest.HTTP(t, s.Servers[0], 8080))
+	for _, p := range []string{"203.0.113.1/24", "2001:db8:1::1/64"} {
+		if err := topology.Router.AddAddress("segment", netip.MustParsePrefix(p)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var agents []*lab.Agent
+	for i, b := range topology.Balancers {
+		agents = append(agents, labtest.Agent(t, b.Host, binary, lab.AgentConfig{
+			Name: fmt.Sprintf("lb%d", i+1), Address: b.V4, Interfaces: []string{"eth0"}, Mode: "tc",
+			L2: []string{"eth0"}, Services: s.services(1),
+		}))
+	}
+	// announced returns the addresses that an agent announces.
+	announced := func(a *lab.Agent) (list []netip.Addr) {
+		var routes []lb.RouteStatus
+		if err := a.Get(t.Context(), "/v1/routes", &routes); err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range routes {
+			if r.Announced {
+				list = append(list, r.Address)
+			} else if !strings.Contains(r.Reason, "answers for it since") {
+				return nil
+			}
+		}
+		return list
+	}
+	for _, vip := range vips {
+		labtest.Until(t, 20*time.Second, "one machine has the address, and the other one does not", func() error {
+			first, second := announced(agents[0]), announced(agents[1])
+			if slices.Contains(first, vip) == slices.Contains(second, vip) || len(first)+len(second) != len(vips) {
+				return fmt.Errorf("announced are %v and %v", first, second)
+			}
+			return s.client().Ping(t.Context(), vip)
+		})
+	}
+	owner, other := agents[0], agents[1]
+	if !slices.Contains(announced(owner), vip4) {
+		owner, other = other, owner
+	}
+	owner.Kill()
+	labtest.Until(t, 10*time.Second, "the other machine takes over", func() error {
+		if got := announced(other); len(got) != len(vips) {
+			return fmt.Errorf("announced are %v", got)
+		}
+		return nil
+	})
+	for _, vip := range vips {
+		labtest.Until(t, 5*time.Second, "requests are answered", func() error {
+			_, err := s.client().Get(t.Context(), url(vip))
+			return err
 		})
 	}
 }

@@ -31,6 +31,9 @@ func (r *responder) readARP(s *sockets) error {
 		if packet.Operation != arp.OperationRequest {
 			continue
 		}
+		if packet.SenderIP.IsUnspecified() {
+			r.a.probed(packet.TargetIP, s.ifi.HardwareAddr, packet.SenderHardwareAddr, r.name)
+		}
 		sent, err := r.a.reply(packet.TargetIP, func() error {
 			return s.arp.Reply(packet, s.ifi.HardwareAddr, packet.TargetIP)
 		})

@@ -5,9 +5,12 @@
 // VIPs are never added to an interface. Replies for a VIP are sent on every interface in Options. After Set has
 // returned, no reply is sent for a VIP that it left out.
 //
-// One node owns a VIP. There is no election between several nodes yet: this announcer replies for every VIP that it is
-// given, so a VIP may be given to one node only. An address conflict (RFC 5227 §2.4) is logged and counted, and the VIP
-// is kept.
+// One host answers for a VIP. There is no election between several nodes yet: an announcer probes for a VIP before it
+// announces it (RFC 5227 §2.1), and when another host answers, it does not announce it and probes again every second.
+// So of several nodes with one VIP the first one has it, and another takes over within about a second after its end. Of
+// two that probe at the same time, the one with the lower MAC address goes on. A VIP that is announced is kept and
+// defended (§2.4); such a conflict is logged, counted and reported. After a network partition two hosts may have one
+// VIP: both report it.
 //
 // Solicitations are read from a packet socket, not from an ICMPv6 socket: neighbour unreachability detection sends
 // solicitations by unicast to the VIP (RFC 4861 §7.3), which the network stack does not accept as a local address.

@@ -157,6 +157,9 @@ func (s fakeNDP) JoinGroup(group netip.Addr) error  { return s.system.record("jo
 func (s fakeNDP) LeaveGroup(group netip.Addr) error { return s.system.record("leave %s", group) }
 
 func (s fakeNDP) WriteTo(m ndp.Message, cm *ipv6.ControlMessage, to netip.Addr) error {
+	if ns, ok := m.(*ndp.NeighborSolicitation); ok {
+		return s.system.record("solicit %s at %s, %d options", ns.TargetAddress, to, len(ns.Options))
+	}
 	na := m.(*ndp.NeighborAdvertisement)
 	mac := na.Options[0].(*ndp.LinkLayerAddress)
 	if !na.Override || na.Router || mac.Direction != ndp.Target || cm.HopLimit != 255 || cm.IfIndex != 7 {

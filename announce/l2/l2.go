@@ -21,6 +21,8 @@ type Options struct {
 	Log        *slog.Logger
 	// Repeat are the delays after which gratuitous frames are sent again. nil: 100 ms, 500 ms, 1 s, 2 s and 4 s.
 	Repeat []time.Duration
+	// Claim: announce addresses without asking whether another host has them. For tests.
+	Claim bool
 }
 
 var defaultRepeat = []time.Duration{
@@ -32,9 +34,13 @@ type Announcer struct {
 	o          Options
 	metrics    *metrics
 	responders []*responder
+	claimed    chan struct{} // capacity 1: there are new claims
 
 	mu        sync.RWMutex // guards all below; a reply is sent under RLock, so that Set waits for it
 	owned     map[netip.Addr]struct{}
+	claims    map[netip.Addr]*claim    // not owned yet
+	rivals    map[netip.Addr]*Conflict // the last of each VIP that is owned or claimed
+	defended  map[netip.Addr]time.Time
 	conflicts map[string]bool // logged already: VIP and MAC
 	ctx       context.Context // of Run; nil before
 	bursts    sync.WaitGroup
@@ -48,7 +54,11 @@ func New(o Options) (*Announcer, error) {
 	if o.Repeat == nil {
 		o.Repeat = defaultRepeat
 	}
-	a := &Announcer{o: o, metrics: newMetrics(), owned: map[netip.Addr]struct{}{}, conflicts: map[string]bool{}}
+	a := &Announcer{
+		o: o, metrics: newMetrics(), claimed: make(chan struct{}, 1),
+		owned: map[netip.Addr]struct{}{}, claims: map[netip.Addr]*claim{}, rivals: map[netip.Addr]*Conflict{},
+		defended: map[netip.Addr]time.Time{}, conflicts: map[string]bool{},
+	}
 	for _, name := range o.Interfaces {
 		r := &responder{a: a, name: name, log: o.Log.With("interface", name), sys: kernel}
 		a.responders = append(a.responders, r)
@@ -69,28 +79,53 @@ func (a *Announcer) Set(_ context.Context, list []lb.Announcement) error {
 	a.mu.Lock()
 	var added []netip.Addr
 	for vip := range want {
-		if _, ok := a.owned[vip]; !ok {
+		if !a.has(vip) {
 			added = append(added, vip)
+			a.claims[vip] = &claim{due: time.Now()}
+			for _, p := range a.responders {
+				p.join(vip)
+			}
 		}
 	}
-	for _, p := range a.responders {
-		for vip := range a.owned {
-			if _, ok := want[vip]; !ok {
+	for _, vip := range a.allOf() {
+		if _, ok := want[vip]; !ok {
+			delete(a.owned, vip)
+			delete(a.claims, vip)
+			delete(a.rivals, vip)
+			delete(a.defended, vip)
+			for _, p := range a.responders {
 				p.leave(vip)
 			}
 		}
-		for _, vip := range added {
-			p.join(vip)
-		}
 	}
-	a.owned = want
 	ctx := a.ctx
+	if a.o.Claim {
+		for _, vip := range added {
+			delete(a.claims, vip)
+			a.owned[vip] = struct{}{}
+		}
+	} else {
+		a.wake()
+		added = nil // runClaims announces them
+	}
 	a.mu.Unlock()
 	if ctx != nil && len(added) > 0 {
 		slices.SortFunc(added, netip.Addr.Compare)
 		a.announce(ctx, a.responders, added)
 	}
 	return errs.OrNil()
+}
+
+// has reports whether vip is owned or claimed; a.mu is held.
+func (a *Announcer) has(vip netip.Addr) bool {
+	_, owned := a.owned[vip]
+	_, claimed := a.claims[vip]
+	return owned || claimed
+}
+
+// allOf returns the owned and the claimed VIPs; a.mu is held.
+func (a *Announcer) allOf() []netip.Addr {
+	return slices.AppendSeq(slices.Collect(maps.Keys(a.owned)), maps.Keys(a.claims))
 }
 
 // announce sends gratuitous frames for vips now, and again after each delay of Repeat, because frames can be lost.
@@ -128,6 +163,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 	for i, p := range a.responders {
 		running.Go(func() { p.run(ctx, changes[i]) })
 	}
+	running.Go(func() { a.runClaims(ctx) })
 	running.Wait()
 	a.mu.Lock()
 	a.ctx = nil
@@ -151,26 +187,6 @@ func (a *Announcer) all() []netip.Addr {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	return slices.SortedFunc(maps.Keys(a.owned), netip.Addr.Compare)
-}
-
-// conflict counts an address conflict (RFC 5227 §2.4): a frame in which another host claims an owned VIP. It is logged
-// once per VIP and MAC address.
-func (a *Announcer) conflict(vip netip.Addr, mac, iface string) {
-	a.mu.Lock()
-	_, owned := a.owned[vip]
-	key := vip.String() + " " + mac
-	known := a.conflicts[key]
-	if owned {
-		a.conflicts[key] = true
-	}
-	a.mu.Unlock()
-	if !owned {
-		return
-	}
-	a.metrics.conflicts.WithLabelValues(iface).Inc()
-	if !known {
-		a.o.Log.Warn("address conflict", "vip", vip, "mac", mac, "interface", iface)
-	}
 }
 
 // Describe implements prometheus.Collector.

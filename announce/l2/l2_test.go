@@ -48,7 +48,7 @@ func (l *lines) count(s string) int {
 
 func newAnnouncer(t testing.TB, log *lines, interfaces ...string) *Announcer {
 	a, err := New(Options{
-		Interfaces: interfaces, Repeat: []time.Duration{50 * time.Millisecond},
+		Interfaces: interfaces, Repeat: []time.Duration{50 * time.Millisecond}, Claim: true,
 		Log: slog.New(slog.NewTextHandler(log, nil)),
 	})
 	must(t, err)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 
 	"github.com/mdlayher/ndp"
@@ -143,6 +144,10 @@ func (r *responder) readNDP(s *sockets) error {
 		case *ndp.NeighborAdvertisement:
 			r.a.conflict(m.TargetAddress, n.mac.String(), r.name)
 		case *ndp.NeighborSolicitation:
+			isNonce := func(o ndp.Option) bool { _, ok := o.(*ndp.Nonce); return ok }
+			if n.from.IsUnspecified() || slices.ContainsFunc(m.Options, isNonce) {
+				r.a.probed(m.TargetAddress, s.ifi.HardwareAddr, n.mac, r.name)
+			}
 			r.solicited(s, n.from, m.TargetAddress)
 		}
 	}

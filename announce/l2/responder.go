@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -62,6 +63,9 @@ func (r *responder) serve(ctx context.Context, changed <-chan struct{}) error {
 	s, err := r.openSockets()
 	if err != nil {
 		return err
+	}
+	if !r.a.o.Claim && !slices.ContainsFunc(r.a.responders, (*responder).isOpen) {
+		r.a.reclaim()
 	}
 	r.use(s)
 	r.log.Info("interface served", "mac", s.ifi.HardwareAddr.String(), "ndp", s.ndp != nil)
@@ -135,14 +139,14 @@ func (s *sockets) close() {
 	}
 }
 
-// use makes s the sockets to send with, and joins the multicast groups of the owned VIPs.
+// use makes s the sockets to send with, and joins the multicast groups of the VIPs.
 func (r *responder) use(s *sockets) {
 	r.a.mu.RLock()
 	defer r.a.mu.RUnlock()
 	r.mu.Lock()
 	r.open, r.groups = s, map[netip.Addr]int{}
 	r.mu.Unlock()
-	for vip := range r.a.owned {
+	for _, vip := range r.a.allOf() {
 		r.join(vip)
 	}
 }

@@ -39,7 +39,10 @@ func TestReadARP(t *testing.T) {
 		{"request for another address", arp.OperationRequest, otherMAC, host, other, nil, [2]float64{}},
 		{"reply", arp.OperationReply, otherMAC, host, vip4, nil, [2]float64{}},
 		{"our own request", arp.OperationRequest, ownMAC, vip4, vip4, nil, [2]float64{}},
-		{"conflicting reply", arp.OperationReply, otherMAC, vip4, host, nil, [2]float64{0, 1}},
+		{"conflicting reply", arp.OperationReply, otherMAC, vip4, host, []string{ // defended
+			"1 from 02:00:00:00:00:aa 192.0.2.10 for 00:00:00:00:00:00 192.0.2.10 to ff:ff:ff:ff:ff:ff",
+			"2 from 02:00:00:00:00:aa 192.0.2.10 for ff:ff:ff:ff:ff:ff 192.0.2.10 to ff:ff:ff:ff:ff:ff",
+		}, [2]float64{0, 1}},
 		{"probe", arp.OperationRequest, otherMAC, netip.IPv4Unspecified(), vip4,
 			[]string{"reply to 0.0.0.0: 192.0.2.10 is at 02:00:00:00:00:aa"}, [2]float64{1, 0}},
 	} {
@@ -91,7 +94,9 @@ func TestReadNDP(t *testing.T) {
 			[]string{"advertise to ff02::1: 2001:db8::10 is at 02:00:00:00:00:aa, solicited false"}, [2]float64{1, 0}},
 		{"solicitation for another address", solicit(otherMAC, "fe80::1", vips[3]), nil, [2]float64{}},
 		{"our own solicitation", solicit(ownMAC, "fe80::1", vip6), nil, [2]float64{}},
-		{"conflicting advertisement", advertisement(otherMAC), nil, [2]float64{0, 1}},
+		{"conflicting advertisement", advertisement(otherMAC), []string{ // defended
+			"advertise to ff02::1: 2001:db8::10 is at 02:00:00:00:00:aa, solicited false",
+		}, [2]float64{0, 1}},
 		{"our own advertisement", advertisement(ownMAC), nil, [2]float64{}},
 	} {
 		synctest.Test(t, func(t *testing.T) {

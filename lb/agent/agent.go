@@ -171,8 +171,9 @@ func (a *Agent) connect(
 	}
 	relay.deliverTo(a.engine.Health)
 	dp.OnFault(a.engine.Faults)
+	conflicts := announcers.conflicts.status(a.engine.Status)
 	status := func(ctx context.Context) (lb.Status, error) {
-		s, err := a.engine.Status(ctx)
+		s, err := conflicts(ctx)
 		s.MarkOffered(announcers.notReceived)
 		return s, err
 	}
@@ -199,8 +200,10 @@ func (a *Agent) connect(
 	}
 	info := describer{
 		node: facts.name, version: o.Version, started: time.Now(), reloader: a.reloader, datapath: dp,
-		problems: []func() []string{a.keys.problems, a.problems.list, prober.Problems, announcers.problems},
-		drained:  drains.now, cluster: inCluster, l2: o.Config.L2 != nil,
+		problems: []func() []string{
+			a.keys.problems, a.problems.list, prober.Problems, announcers.problems, announcers.conflicts.problems,
+		},
+		drained: drains.now, cluster: inCluster, l2: o.Config.L2 != nil,
 	}
 	api := admin.New(admin.Options{
 		Socket: o.Config.Admin.Socket, Listen: o.Config.Admin.Listen,

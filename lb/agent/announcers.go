@@ -23,6 +23,7 @@ type announcers struct {
 	problems func() []string
 	// notReceived returns why nobody receives a route that is announced; "": somebody does.
 	notReceived func(lb.RouteStatus) string
+	conflicts   conflicts
 	tasks       []task
 }
 
@@ -30,7 +31,10 @@ func newAnnouncers(
 	cfg *config.Config, facts node, registry *prometheus.Registry, log *slog.Logger,
 ) (announcers, error) {
 	byKind := map[lb.AnnouncerKind]lb.Announcer{}
-	out := announcers{peers: func() []lb.PeerStatus { return nil }, problems: func() []string { return nil }}
+	out := announcers{
+		peers: func() []lb.PeerStatus { return nil }, problems: func() []string { return nil },
+		conflicts: conflicts{bgp: cfg.BGP != nil, cluster: cfg.Kubernetes != nil},
+	}
 	if cfg.BGP != nil {
 		speaker, err := bgp.New(bgpOptions(cfg.BGP, facts, component(log, "bgp")))
 		if err != nil {
@@ -46,7 +50,7 @@ func newAnnouncers(
 			return announcers{}, fmt.Errorf("l2: %w", err)
 		}
 		registry.MustRegister(responder)
-		byKind[lb.AnnounceL2] = responder
+		byKind[lb.AnnounceL2], out.conflicts.list = responder, responder.Conflicts
 		out.tasks = append(out.tasks, task{"l2", responder.Run})
 	}
 	out.all = announce.NewMux(byKind)
