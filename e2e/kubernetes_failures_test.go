@@ -115,6 +115,40 @@ func apiServerDown(t *testing.T, c *cluster, pods ...*pod) {
 	c.waitRecovered(t, pods...)
 }
 
+// coldBoot: a node that boots while the API server is away announces what it last knew, and serves it.
+func coldBoot(t *testing.T, c *cluster, pods ...*pod) {
+	vips := c.startService(t, "cold-boot", local, []int{0, 1}, pods[0], pods[1])
+	a := c.agents[0]
+	labtest.Until(t, 20*time.Second, "the state is stored", func() error {
+		text, err := a.ReadFile("/run/steelyard/cluster.json")
+		if err == nil && !strings.Contains(text, "cold-boot") {
+			err = errors.New("the service is not in it")
+		}
+		return err
+	})
+	c.control.StopAPI()
+	if err := a.Terminate(t.Context(), 20*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := a.CLI(t.Context(), "cleanup"); err != nil { // as a reboot does
+		t.Fatalf("%v\n%s", err, out)
+	}
+	c.waitRouted(t, 10*time.Second, vips, 1)
+	if err := errors.Join(a.Start(), a.WaitReady(t.Context(), 20*time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	c.waitRouted(t, 30*time.Second, vips, 0, 1)
+	c.waitAnswered(t, vips...)
+	if out, _ := a.CLI(t.Context(), "status"); !strings.Contains(out, "the API server is away since") {
+		t.Errorf("status does not tell:\n%s", out)
+	}
+	if err := c.control.StartAPI(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.waitRecovered(t, pods...)
+	c.waitRouted(t, recoveryTimeout, vips, 0, 1)
+}
+
 // recoveryTimeout bounds waitRecovered: after an outage of the API server the client of kube-proxy waits up to a minute
 // before it watches again.
 const recoveryTimeout = 2 * time.Minute

@@ -37,6 +37,7 @@ func TestKubernetes(t *testing.T) {
 		{"packets of unknown connections", unknownConnections},
 		{"the agent is killed under load", agentKilled},
 		{"the API server is down under load", apiServerDown},
+		{"a node boots while the API server is down", coldBoot},
 	} {
 		t.Run(scenario.name, func(t *testing.T) { scenario.run(t, c, a, b, d) })
 	}

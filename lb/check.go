@@ -16,7 +16,7 @@ type CheckSpec struct {
 	Port uint16
 	// ServicePort is the first port of the service that the type can probe. It decides about the ports that the type
 	// cannot probe. Required unless Type is CheckNone.
-	ServicePort Port
+	ServicePort Port `json:",omitzero"`
 	// Interval is the time between the starts of two probes of one backend; Timeout bounds one probe and is ≤ Interval.
 	Interval, Timeout time.Duration
 	// Rise and Fall are how many probes in a row must succeed or fail before a backend changes state; at least 1.

@@ -27,7 +27,7 @@ type Service struct {
 	// Method is how packets get to a backend; with NodeForwarding, how the chosen node delivers them.
 	Method Method
 	// Encap is meaningful with MethodTunnel only.
-	Encap Encap
+	Encap Encap `json:",omitzero"`
 	// KeepSource, with MethodNAT: backends receive the address and port of the client. They must route their replies by
 	// this machine.
 	KeepSource bool

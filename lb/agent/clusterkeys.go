@@ -41,7 +41,7 @@ func openClusterKeys(o Options) (*clusterKeys, error) {
 	if o.Config.Kubernetes == nil || len(o.Config.Datapath.TunnelKeys) > 0 {
 		return nil, nil
 	}
-	c := &clusterKeys{path: filepath.Join(o.StateDir, "tunnel-keys.json"), log: component(o.Log, "kubernetes")}
+	c := &clusterKeys{path: filepath.Join(o.KeepDir, "tunnel-keys.json"), log: component(o.Log, "kubernetes")}
 	known, err := c.load()
 	if err != nil {
 		c.log.Warn("tunnel keys of an earlier run not read", "err", err)

@@ -70,8 +70,11 @@ func newCluster(
 	}
 	klog.SetSlogLogger(log)
 
+	known := newLastKnown(sink, setTunnelSources, o.KeepDir, log)
+	known.away = c.away.awaySince
+	c.tasks = append(c.tasks, task{"last known state of the cluster", known.run})
 	options := kubeOptions(o.Config, facts)
-	options.Client, options.TunnelSources, options.Pools, options.Log = client, setTunnelSources, pools, log
+	options.Client, options.TunnelSources, options.Pools, options.Log = client, known.tunnelSources, pools, log
 	// Not the prober of the backends: the names differ, and the cluster source receives the reports.
 	relay := new(healthRelay)
 	prober := healthd.New(healthd.Options{Report: relay.report, Log: component(o.Log, "health")})
@@ -87,7 +90,7 @@ func newCluster(
 		return cluster{}, fmt.Errorf("kubernetes: %w", err)
 	}
 	relay.deliverTo(source.Health)
-	c.source = sourceTask("kubernetes", source, sink)
+	c.source = sourceTask("kubernetes", source, known)
 	if k.Proxy == config.ProxyReplace {
 		proxy := &healthd.ProxyHealth{
 			Behind: health.behind, Applied: health.applied, Eligible: source.Eligible,

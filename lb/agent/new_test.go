@@ -273,7 +273,8 @@ users: [{name: u, user: {}}]
 		for _, x := range c.tasks {
 			names = append(names, x.name)
 		}
-		if got := strings.Join(names, ", "); got != tt.want || c.source.name != "kubernetes" {
+		want := "last known state of the cluster, " + tt.want
+		if got := strings.Join(names, ", "); got != want || c.source.name != "kubernetes" {
 			t.Errorf("%s: source %s, tasks %s; want %s", tt.keys, c.source.name, got, tt.want)
 		}
 		if tt.more != "" {

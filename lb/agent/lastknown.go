@@ -1,0 +1,190 @@
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/kube"
+	"github.com/steelyard-lb/steelyard/lb/state"
+)
+
+// lastKnown stands between the source that is the cluster and the engine. It stores what the source says. When an agent
+// starts while the API server is away, it passes on what is stored, until the source has synced: the control plane may
+// need the addresses that this node announces.
+type lastKnown struct {
+	lb.Sink
+	setNodes func([]netip.Addr) error
+	away     func() time.Time // since when the API server does not answer; zero: it does
+	file     *state.File
+	log      *slog.Logger
+
+	mu       sync.Mutex // guards all below; held during calls of Sink, which keeps their order
+	services map[string]*lb.Service
+	nodes    []netip.Addr
+	synced   bool            // the source has put all services
+	live     bool            // the source has put something
+	replayed map[string]bool // put from the file, and not by the source
+	dirty    bool
+}
+
+// clusterState is the content of the file.
+type clusterState struct {
+	Services []*lb.Service
+	Nodes    []netip.Addr
+}
+
+// Version of clusterState: increase it when lb.Service changes so that stored ones mean something else.
+const clusterStateVersion = 1
+
+func newLastKnown(to lb.Sink, setNodes func([]netip.Addr) error, dir string, log *slog.Logger) *lastKnown {
+	return &lastKnown{
+		Sink: to, setNodes: setNodes, away: func() time.Time { return time.Time{} },
+		file: state.New(dir, "cluster", clusterStateVersion), log: log,
+		services: map[string]*lb.Service{}, replayed: map[string]bool{},
+	}
+}
+
+// Put implements lb.Sink.
+func (l *lastKnown) Put(s *lb.Service) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.live, l.dirty = true, true
+	l.services[s.Name] = s
+	delete(l.replayed, s.Name)
+	l.Sink.Put(s)
+}
+
+// Delete implements lb.Sink.
+func (l *lastKnown) Delete(name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.live, l.dirty = true, true
+	delete(l.services, name)
+	delete(l.replayed, name)
+	l.Sink.Delete(name)
+}
+
+// Complete implements lb.Sink. What was stored and does not exist any more is deleted.
+func (l *lastKnown) Complete(source string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.live, l.synced, l.dirty = true, true, true
+	for name := range l.replayed {
+		l.Sink.Delete(name)
+	}
+	clear(l.replayed)
+	l.Sink.Complete(source)
+}
+
+// tunnelSources takes the addresses of the nodes from the source.
+func (l *lastKnown) tunnelSources(nodes []netip.Addr) error {
+	l.mu.Lock()
+	l.live, l.dirty = true, true
+	l.nodes = slices.Clone(nodes)
+	l.mu.Unlock()
+	return l.setNodes(nodes)
+}
+
+// Times of lastKnown: how long a start waits for an API server that is away, and for one that is slow; and how often
+// changes are stored, with a second more for each savedPerSecond services.
+const (
+	awayTimeout    = 3 * time.Second
+	slowTimeout    = 30 * time.Second
+	saveInterval   = 5 * time.Second
+	savedPerSecond = 500
+)
+
+// run replays what is stored, if that is needed, and stores changes until ctx ends.
+func (l *lastKnown) run(ctx context.Context) error {
+	start := time.Now()
+	for next := start.Add(saveInterval); ; {
+		select {
+		case <-ctx.Done():
+			l.save()
+			return nil
+		case <-time.After(time.Second):
+		}
+		now := time.Now()
+		if waited := now.Sub(start); waited >= awayTimeout && !l.away().IsZero() || waited >= slowTimeout {
+			l.replay()
+		}
+		if now.After(next) {
+			next = now.Add(saveInterval + time.Duration(l.save()/savedPerSecond)*time.Second)
+		}
+	}
+}
+
+// replay puts the stored services, unless the source has put some or they are put already.
+func (l *lastKnown) replay() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.live || len(l.replayed) > 0 {
+		return
+	}
+	var stored clusterState
+	found, err := l.file.Load(&stored)
+	if err != nil {
+		l.log.Error("last known state of the cluster not read", "err", err)
+	}
+	if !found || err != nil || len(stored.Services) == 0 {
+		l.live = true // there is nothing to replay
+		return
+	}
+	if err := l.setNodes(stored.Nodes); err != nil {
+		l.log.Error("tunnel sources not set", "err", err)
+	}
+	for _, s := range stored.Services {
+		l.replayed[s.Name] = true
+		l.Sink.Put(probedDirectly(s))
+	}
+	l.Sink.Complete(kube.Name)
+	l.log.Warn("the API server does not answer; its last known state is in force",
+		"services", len(stored.Services), "file", l.file.Path())
+}
+
+// probedDirectly returns s with a check of its own: nobody says which endpoints still exist. A service with ports that
+// cannot be probed by a connection has none. A reason to withhold its addresses is kept only if it is no fault.
+func probedDirectly(s *lb.Service) *lb.Service {
+	out := *s
+	if !s.WithholdIntended {
+		out.WithholdReason = ""
+	}
+	for _, p := range s.Ports {
+		if p.Protocol != lb.TCP {
+			return &out
+		}
+	}
+	out.Check = lb.CheckSpec{
+		Type: lb.CheckTCP, Interval: 2 * time.Second, Timeout: time.Second, Rise: 1, Fall: 2,
+	}
+	if len(s.Ports) > 0 {
+		out.Check.ServicePort = s.Ports[0].Port
+	}
+	return &out
+}
+
+// save stores the state of the cluster if it has changed, and returns the number of services.
+func (l *lastKnown) save() int {
+	l.mu.Lock()
+	n := len(l.services)
+	if !l.synced || !l.dirty {
+		l.mu.Unlock()
+		return n
+	}
+	l.dirty = false
+	stored := clusterState{Nodes: l.nodes}
+	for _, name := range slices.Sorted(maps.Keys(l.services)) {
+		stored.Services = append(stored.Services, l.services[name])
+	}
+	l.mu.Unlock()
+	if err := l.file.Save(stored); err != nil {
+		l.log.Warn("state of the cluster not stored; a start without the API server will announce nothing", "err", err)
+	}
+	return n
+}

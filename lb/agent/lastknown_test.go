@@ -1,0 +1,144 @@
+package agent
+
+import (
+	"context"
+	"net/netip"
+	"os"
+	"reflect"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/kube"
+)
+
+// stored is a service as the cluster source puts it.
+func stored(name string) *lb.Service {
+	return &lb.Service{
+		Name: name, Source: kube.Name, VIPs: []netip.Addr{ip("203.0.113.10"), ip("2001:db8::10")},
+		Ports: []lb.ServicePort{{
+			Port: lb.Port{Port: 80, Target: 80, Protocol: lb.TCP},
+			Backends: []lb.Backend{
+				{Addr: ip("10.1.0.1"), Port: 8080, Weight: 1, Local: true, Node: ip("192.0.2.1")},
+			},
+			Nodes: []lb.Node{{Addr: ip("192.0.2.1"), Local: true}},
+		}},
+		Policy: lb.PolicyLocal, NodeForwarding: lb.NodeForwarding{Enabled: true, AnyNode: true},
+		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Affinity: time.Hour, MinHealthy: 1,
+		Allow: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, Check: lb.CheckSpec{Type: lb.CheckNone},
+		WithholdReason: "not yet", Announce: []lb.AnnouncerKind{lb.AnnounceBGP},
+	}
+}
+
+// puts is a lb.Sink that keeps the services.
+type puts struct {
+	calls
+	services map[string]*lb.Service
+}
+
+func (p *puts) Put(s *lb.Service)  { p.services[s.Name] = s }
+func (p *puts) Delete(name string) { p.calls.Delete(name); delete(p.services, name) }
+
+// after runs a lastKnown in dir for a time while the API server is away, or not.
+func after(t *testing.T, dir string, d time.Duration, isAway bool, feed func(l *lastKnown)) (*puts, []netip.Addr) {
+	out := &puts{services: map[string]*lb.Service{}}
+	var nodes []netip.Addr
+	l := newLastKnown(out, func(n []netip.Addr) error { nodes = n; return nil }, dir, discard)
+	l.away = func() time.Time {
+		if isAway {
+			return time.Now()
+		}
+		return time.Time{}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	defer cancel()
+	done := make(chan error)
+	go func() { done <- l.run(ctx) }()
+	feed(l)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	return out, nodes
+}
+
+// What the source has put before is put again when the API server is away, with a probe of its own.
+func TestLastKnownState(t *testing.T) {
+	dir := t.TempDir()
+	nodes := []netip.Addr{ip("192.0.2.1"), ip("192.0.2.2")}
+	dns := stored("b/dns")
+	dns.Ports[0].Protocol, dns.WithholdReason, dns.WithholdIntended = lb.UDP, "the node is cordoned", true
+	synctest.Test(t, func(t *testing.T) {
+		after(t, dir, time.Minute, false, func(l *lastKnown) {
+			if err := l.tunnelSources(nodes); err != nil {
+				t.Error(err)
+			}
+			for _, s := range []*lb.Service{stored("a/web"), dns, stored("c/gone")} {
+				l.Put(s)
+			}
+			l.Complete(kube.Name)
+			time.Sleep(20 * time.Second)
+			l.Delete("c/gone")
+		})
+	})
+	synctest.Test(t, func(t *testing.T) {
+		out, gotNodes := after(t, dir, 5*time.Second, true, func(*lastKnown) {})
+		want := stored("a/web")
+		want.WithholdReason = ""
+		want.Check = lb.CheckSpec{
+			Type: lb.CheckTCP, Interval: 2 * time.Second, Timeout: time.Second, Rise: 1, Fall: 2,
+			ServicePort: want.Ports[0].Port,
+		}
+		if d := cmp.Diff(map[string]*lb.Service{"a/web": want, "b/dns": dns}, out.services, comparable); d != "" {
+			t.Errorf("-want +got:\n%s", d)
+		}
+		if !slices.Equal(out.list, []string{"complete kubernetes"}) || !slices.Equal(gotNodes, nodes) {
+			t.Errorf("calls %q, nodes %v", out.list, gotNodes)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		if out, _ := after(t, dir, 20*time.Second, false, func(*lastKnown) {}); len(out.services) > 0 {
+			t.Error("the state was put although the API server answers")
+		}
+		if out, _ := after(t, dir, 40*time.Second, false, func(*lastKnown) {}); len(out.services) != 2 {
+			t.Error("the state was not put although the API server gives none")
+		}
+	})
+	// What does not exist any more when the API server is back is deleted.
+	synctest.Test(t, func(t *testing.T) {
+		out, _ := after(t, dir, time.Minute, true, func(l *lastKnown) {
+			time.Sleep(10 * time.Second)
+			l.Put(stored("a/web"))
+			l.Complete(kube.Name)
+		})
+		want := []string{"complete kubernetes", "delete b/dns", "complete kubernetes"}
+		if !slices.Equal(out.list, want) {
+			t.Errorf("calls %q; want %q", out.list, want)
+		}
+		if !reflect.DeepEqual(out.services, map[string]*lb.Service{"a/web": stored("a/web")}) {
+			t.Errorf("services %v", out.services)
+		}
+	})
+}
+
+// A start never puts what is damaged, and one whose source has begun puts nothing.
+func TestLastKnownStateIsNotPut(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		after(t, dir, time.Second, false, func(l *lastKnown) { l.Put(stored("a/web")); l.Complete(kube.Name) })
+		out, _ := after(t, dir, time.Minute, true, func(l *lastKnown) { l.Put(stored("new")) })
+		if len(out.services) != 1 || out.services["new"] == nil {
+			t.Errorf("services %v", out.services)
+		}
+		l := newLastKnown(nil, nil, dir, discard)
+		if err := os.WriteFile(l.file.Path(), []byte("damaged"), 0o600); err != nil {
+			t.Error(err)
+		}
+		if out, _ := after(t, dir, time.Minute, true, func(*lastKnown) {}); len(out.services)+len(out.list) > 0 {
+			t.Errorf("services %v, calls %q", out.services, out.list)
+		}
+	})
+}
