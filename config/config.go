@@ -159,6 +159,7 @@ type Service struct {
 	Affinity   time.Duration
 	Allow      []netip.Prefix
 	MinHealthy int
+	OnAllDown  string // OnAllDownWithdraw or OnAllDownKeep: of an address without healthy backends
 	Check      lb.CheckSpec
 	// Announce is that of the pool that has the addresses; empty: all announcers that are on.
 	Announce []lb.AnnouncerKind
@@ -193,7 +194,16 @@ type Probe struct {
 	Interval, Timeout time.Duration // Timeout ≤ Interval
 	Fall, Rise        int
 	ProxyHealthz      string // URL
+	// OnAllDown says what to do when the service proxies of all nodes fail: OnAllDownKeep or OnAllDownWithdraw.
+	OnAllDown string
+	Hold      time.Duration // how long a withdrawn address stays withdrawn at least
 }
+
+// Values of Probe.OnAllDown and of on_all_down of a service.
+const (
+	OnAllDownKeep     = "keep"
+	OnAllDownWithdraw = "withdraw"
+)
 
 // Admin has the addresses of the API of the agent.
 type Admin struct {
@@ -221,7 +231,7 @@ func Default() *Config {
 		},
 		Probe: Probe{
 			Interval: time.Second, Timeout: 500 * time.Millisecond, Fall: 2, Rise: 1,
-			ProxyHealthz: "http://127.0.0.1:10256/healthz",
+			ProxyHealthz: "http://127.0.0.1:10256/healthz", OnAllDown: OnAllDownKeep,
 		},
 		Admin: Admin{Socket: "/run/steelyard/steelyard.sock"},
 		Log:   Log{Level: slog.LevelInfo, Format: "text"},

@@ -123,7 +123,7 @@ func TestDesign(t *testing.T) {
 			Backends: []lb.Backend{{Addr: netip.MustParseAddr("10.0.0.21"), Weight: 1},
 				{Addr: netip.MustParseAddr("10.0.0.22"), Port: 9000, Weight: 3}},
 			Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Encap: lb.EncapIPIP, SNAT: true,
-			MinHealthy: 1,
+			MinHealthy: 1, OnAllDown: "withdraw",
 			Check: lb.CheckSpec{
 				Type: lb.CheckHTTP, Path: "/healthz", Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3,
 				Status:      []lb.StatusRange{{From: 200, To: 399}},
@@ -132,7 +132,7 @@ func TestDesign(t *testing.T) {
 			Announce: []lb.AnnouncerKind{lb.AnnounceBGP},
 		}},
 		Kubernetes: &Kubernetes{Allocate: true, Proxy: ProxyAuto, Forward: lb.MethodTunnel},
-		Probe:      Probe{time.Second, 500 * time.Millisecond, 2, 1, "http://127.0.0.1:10256/healthz"},
+		Probe:      Probe{time.Second, 500 * time.Millisecond, 2, 1, "http://127.0.0.1:10256/healthz", "keep", 0},
 		Admin:      Admin{Socket: "/run/steelyard/steelyard.sock"},
 		Log:        Log{slog.LevelInfo, "text"},
 	}

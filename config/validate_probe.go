@@ -18,6 +18,8 @@ func (d *decoder) probe(t *table) {
 	p.Interval, p.Timeout = t.rhythm(p.Interval, p.Timeout)
 	p.Fall = integer(t, "fall", p.Fall, 1, countMax)
 	p.Rise = integer(t, "rise", p.Rise, 1, countMax)
+	p.OnAllDown = word(t, "on_all_down", "value", p.OnAllDown, []string{OnAllDownKeep, OnAllDownWithdraw})
+	p.Hold = t.duration("hold", p.Hold, 0, intervalMax)
 	if i, ok := t.get("proxy_healthz"); ok {
 		const like = "http://127.0.0.1:10256/healthz"
 		if s, ok := i.str(like); ok {

@@ -12,7 +12,10 @@ import (
 const affinityMax = 24 * time.Hour
 
 func defaultService() Service {
-	return Service{Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Encap: lb.EncapIPIP, SNAT: true, MinHealthy: 1}
+	return Service{
+		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Encap: lb.EncapIPIP, SNAT: true, MinHealthy: 1,
+		OnAllDown: OnAllDownWithdraw,
+	}
 }
 
 // placed is a value and its item in the file, for validations of several keys.
@@ -48,6 +51,7 @@ func (d *decoder) service(t *table) {
 		s.Backends = append(s.Backends, b.v)
 	}
 	s.MinHealthy = minHealthy(t, &s, f)
+	s.OnAllDown = word(t, "on_all_down", "value", s.OnAllDown, []string{OnAllDownWithdraw, OnAllDownKeep})
 	s.Check = d.check(t, s.Ports)
 
 	d.claimFrontends(vips, s.Ports)

@@ -40,6 +40,39 @@ func proxyFails(t *testing.T, c *cluster, pods ...*pod) {
 	c.waitRecovered(t, pods...)
 }
 
+// allProxiesFail: one bad object can break every service proxy. Our datapath does not need them: the addresses stay,
+// and routers prefer a node whose proxy works.
+func allProxiesFail(t *testing.T, c *cluster, pods ...*pod) {
+	vips := c.startService(t, "unproxied", func(*core.Service) {}, []int{0, 1, 2}, pods[0], pods[1])
+	for _, p := range c.proxies {
+		p.Kill()
+	}
+	for _, a := range c.agents {
+		labtest.Until(t, 10*time.Second, "the preference is lower", func() error {
+			out, err := a.CLI(t.Context(), "routes")
+			if err == nil && !strings.Contains(out, "with a lower preference: the service proxy's") {
+				err = errors.New(out)
+			}
+			return err
+		})
+	}
+	c.waitRouted(t, time.Second, vips, 0, 1, 2)
+	c.waitAnswered(t, vips...)
+	restart := func(i int) {
+		p, err := c.control.StartKubeProxy(c.Balancers[i].Host)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.proxies[i] = p
+	}
+	restart(2)
+	c.waitRouted(t, 30*time.Second, vips, 2)
+	restart(0)
+	restart(1)
+	c.waitRouted(t, 30*time.Second, vips, 0, 1, 2)
+	c.waitRecovered(t, pods...)
+}
+
 func excludedNode(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.startService(t, "excluded", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
 	label := func(text string) {

@@ -16,6 +16,7 @@ func TestKubernetes(t *testing.T) {
 		{"the last endpoint is removed", lastEndpoint},
 		{"terminating endpoints serve, and the route is withdrawn", terminatingEndpoints},
 		{"the service proxy fails", proxyFails},
+		{"the service proxies of all nodes fail", allProxiesFail},
 		{"a node is excluded", excludedNode},
 		{"source ranges", sourceRanges},
 		{"forged tunnel packets", forgedTunnels},

@@ -57,6 +57,8 @@ type Announcement struct {
 	By []AnnouncerKind
 	// Weight is the number of healthy backends, at least 1: the capacity of this node relative to other nodes.
 	Weight int
+	// LowerPreference asks routers to prefer the announcements of other nodes.
+	LowerPreference bool
 }
 
 // Prober runs checks, and reports results to Engine.Health.

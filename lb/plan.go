@@ -23,6 +23,8 @@ type VIPPlan struct {
 	Healthy int // backends that may receive new flows, of the port that has most
 	// Reason is why the VIP must not be announced; "": it may be.
 	Reason string
+	// LowerPreference is why routers should prefer other nodes; "": they need not.
+	LowerPreference string
 }
 
 // FrontendPlan is what the datapath does with packets to one Frontend. It is immutable.
@@ -67,16 +69,24 @@ func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 		healthy := 0
 		for _, port := range s.Ports {
 			usable, down := usableFor(s, port, vip, states)
+			healthy = max(healthy, len(usable))
+			if s.KeepAllDown {
+				usable, down = keepAllDown(usable, down)
+			}
 			if s.NodeForwarding.Enabled {
 				p.Frontends = append(p.Frontends,
 					decapFrontend(s, vip, port, usable, down), nodeFrontend(s, vip, port, usable))
 			} else {
 				p.Frontends = append(p.Frontends, backendFrontend(s, vip, port, usable, down))
 			}
-			healthy = max(healthy, len(usable))
+		}
+		lower := s.LowerPreference
+		if s.KeepAllDown {
+			lower = cmp.Or(lower, s.tooFew(s.Ports, vip, healthy))
+			healthy = max(healthy, s.MinHealthy, 1)
 		}
 		reason := cmp.Or(withholdReason(s, vip, healthy), drains.reason(s.Name))
-		p.VIPs = append(p.VIPs, VIPPlan{VIP: vip, Healthy: healthy, Reason: reason})
+		p.VIPs = append(p.VIPs, VIPPlan{VIP: vip, Healthy: healthy, Reason: reason, LowerPreference: lower})
 	}
 	return p
 }
@@ -101,6 +111,21 @@ func usableFor(s *Service, port ServicePort, vip netip.Addr, states map[CheckKey
 		}
 	}
 	return usable, down
+}
+
+// keepAllDown returns what usableFor returned, or all backends that exist and are not drained when none is healthy.
+func keepAllDown(usable, down []Backend) (use, end []Backend) {
+	if len(usable) > 0 {
+		return usable, down
+	}
+	for _, b := range down {
+		if b.Deleted || b.Drain || b.Weight == 0 {
+			end = append(end, b)
+		} else {
+			use = append(use, b)
+		}
+	}
+	return use, end
 }
 
 // StateOf returns the state of backend b of s, given the last result of its check.

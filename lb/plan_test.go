@@ -232,3 +232,39 @@ func TestFrontendPlanEqual(t *testing.T) {
 		}
 	}
 }
+
+// With KeepAllDown, backends that exist serve although their checks fail, and the VIP has a lower preference.
+func TestKeepAllDown(t *testing.T) {
+	backend := func(last byte, change func(*Backend)) Backend {
+		b := Backend{Addr: netip.AddrFrom4([4]byte{10, 0, 0, last}), Weight: 1}
+		change(&b)
+		return b
+	}
+	s := &Service{
+		Name: "web", VIPs: []netip.Addr{testVIP}, MinHealthy: 2, KeepAllDown: true, Check: CheckSpec{Type: CheckTCP},
+		Ports: PortsOn([]Backend{
+			backend(1, func(*Backend) {}), backend(2, func(*Backend) {}),
+			backend(3, func(b *Backend) { b.Drain = true }), backend(4, func(b *Backend) { b.Deleted = true }),
+		}, Port{Port: 80, Target: 80, Protocol: TCP}),
+	}
+	for _, tt := range []struct {
+		results string
+		targets int
+		down    int
+		lower   string
+	}{
+		{"hhhh", 2, 1, ""}, {"uhhh", 1, 2, "1 of 3 backends healthy, min_healthy is 2"},
+		{"uuuu", 2, 2, "0 of 3 backends healthy, min_healthy is 2"},
+	} {
+		p := Build(s, states(s, tt.results), Drains{})
+		f, v := p.Frontends[0], p.VIPs[0]
+		if len(f.Targets) != tt.targets || len(f.Down) != tt.down || v.Reason != "" || v.LowerPreference != tt.lower ||
+			v.Healthy < 1 {
+			t.Errorf("%s: targets %v, down %v, %+v", tt.results, f.Targets, f.Down, v)
+		}
+	}
+	s.KeepAllDown = false
+	if v := Build(s, states(s, "uuuu"), Drains{}).VIPs[0]; v.Reason == "" || v.LowerPreference != "" {
+		t.Errorf("without it: %+v", v)
+	}
+}

@@ -163,13 +163,14 @@ func (r *routes) wanted(addr vipKey) (a Announcement, ok bool) {
 		return a, false
 	}
 	v := r.vips.get(addr)
-	a.VIP = addr
+	a.VIP, a.LowerPreference = addr, true
 	byAll := false
 	for _, c := range services {
 		if !Announce(v.wanted > 0, c.plan.Reason == "", v.datapath) {
 			continue
 		}
 		a.Weight += c.plan.Healthy
+		a.LowerPreference = a.LowerPreference && c.plan.LowerPreference != ""
 		a.By = append(a.By, c.by...)
 		byAll = byAll || len(c.by) == 0
 	}
@@ -247,6 +248,9 @@ func (r *routes) status(addr vipKey) RouteStatus {
 	s := RouteStatus{Address: addr, Services: slices.Sorted(maps.Keys(r.claims[addr])), Since: r.since[addr]}
 	if a, ok := r.last[addr]; ok {
 		s.State, s.Announced, s.By = RouteAnnounced, true, a.By
+		if a.LowerPreference {
+			s.Reason = "with a lower preference: " + r.lowerPreference(addr)
+		}
 		return s
 	}
 	s.State = RouteWithdrawn
@@ -259,6 +263,16 @@ func (r *routes) status(addr vipKey) RouteStatus {
 		}
 	}
 	return s
+}
+
+// lowerPreference returns why routers should prefer other nodes.
+func (r *routes) lowerPreference(addr vipKey) string {
+	for _, name := range slices.Sorted(maps.Keys(r.claims[addr])) {
+		if reason := r.claims[addr][name].plan.LowerPreference; reason != "" {
+			return reason
+		}
+	}
+	return "it was so when it was announced"
 }
 
 // reason returns why addr must not be announced; "": it may be.
@@ -278,5 +292,5 @@ func (r *routes) reason(addr vipKey) string {
 }
 
 func (a Announcement) equal(b Announcement) bool {
-	return a.VIP == b.VIP && a.Weight == b.Weight && slices.Equal(a.By, b.By)
+	return a.VIP == b.VIP && a.Weight == b.Weight && a.LowerPreference == b.LowerPreference && slices.Equal(a.By, b.By)
 }

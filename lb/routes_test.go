@@ -204,17 +204,46 @@ func TestRouteReasons(t *testing.T) {
 	}
 }
 
+// An address is announced with a lower preference when every service that announces it wants that.
+func TestLowerPreference(t *testing.T) {
+	for _, tt := range []struct {
+		lower []string // of each service that has the address
+		want  bool
+	}{{[]string{""}, false}, {[]string{"p"}, true}, {[]string{"p", ""}, false}, {[]string{"p", "q"}, true}} {
+		r := newRoutes(&vipTable{byAddr: map[vipKey]*vip{}}, 0, slog.New(slog.DiscardHandler))
+		v := r.vips.get(testVIP)
+		v.wanted, v.datapath.Done = 1, true
+		for i, lower := range tt.lower {
+			plan := VIPPlan{VIP: testVIP, Healthy: 1, LowerPreference: lower}
+			r.adopt(nil, &Plan{Service: &Service{Name: string(rune('a' + i))}, VIPs: []VIPPlan{plan}})
+		}
+		set, ok := r.next(time.Now())
+		if !ok || len(set) != 1 || set[0].LowerPreference != tt.want {
+			t.Errorf("%q: %+v; want %t", tt.lower, set, tt.want)
+		}
+		r.complete(nil, time.Now())
+		reason := ""
+		if tt.want {
+			reason = "with a lower preference: p"
+		}
+		if st := r.status(testVIP); !st.Announced || st.Reason != reason {
+			t.Errorf("%q: status %+v", tt.lower, st)
+		}
+	}
+}
+
 func TestAnnouncementEqual(t *testing.T) {
 	a := Announcement{VIP: testVIP, Weight: 2, By: []AnnouncerKind{AnnounceBGP}}
 	for name, tt := range map[string]struct {
 		b    Announcement
 		want bool
 	}{
-		"same":            {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2}, true},
-		"other VIP":       {Announcement{testVIP6, []AnnouncerKind{AnnounceBGP}, 2}, false},
-		"other weight":    {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 1}, false},
-		"other announcer": {Announcement{testVIP, []AnnouncerKind{AnnounceL2}, 2}, false},
-		"all announcers":  {Announcement{testVIP, nil, 2}, false},
+		"same":            {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2, false}, true},
+		"other VIP":       {Announcement{testVIP6, []AnnouncerKind{AnnounceBGP}, 2, false}, false},
+		"other weight":    {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 1, false}, false},
+		"other announcer": {Announcement{testVIP, []AnnouncerKind{AnnounceL2}, 2, false}, false},
+		"all announcers":  {Announcement{testVIP, nil, 2, false}, false},
+		"preference":      {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2, true}, false},
 	} {
 		if got := a.equal(tt.b); got != tt.want {
 			t.Errorf("%s: equal %t; want %t", name, got, tt.want)

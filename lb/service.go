@@ -39,12 +39,17 @@ type Service struct {
 	UnrestrictedVIPs []netip.Addr
 	// MinHealthy is the number of healthy backends below which a VIP is not announced; at least 1.
 	MinHealthy int
-	Check      CheckSpec
+	// KeepAllDown sends new flows of a port without healthy backends to all that are not drained, and announces the VIP
+	// with a lower preference: probes may fail where clients do not.
+	KeepAllDown bool
+	Check       CheckSpec
 	// DropWhenEmpty drops new flows of a port without usable backends; else they are refused. (Kubernetes: policy
 	// Local, and only other nodes have endpoints.)
 	DropWhenEmpty bool
 	// WithholdReason is why the VIPs must not be announced, regardless of the health of the backends; "": they may be.
 	WithholdReason string
+	// LowerPreference is why routers should prefer other nodes that announce the VIPs; "": they need not.
+	LowerPreference string
 	// WithholdIntended: WithholdReason is no fault, since another node serves the service or this one is excluded.
 	WithholdIntended bool
 	// Announce lists the announcers of the VIPs; empty: every announcer that is on.

@@ -56,7 +56,7 @@ type RouteStatus struct {
 	By        []AnnouncerKind `json:"by,omitempty"` // empty: every announcer that is on
 	Announced bool            `json:"announced"`
 	State     RouteState      `json:"state"`
-	Reason    string          `json:"reason,omitempty"` // why not announced
+	Reason    string          `json:"reason,omitempty"` // why not announced, or with a lower preference
 	Since     time.Time       `json:"since,omitzero"`   // when announced or withdrawn
 	// Intended: it is not announced because it is drained, or because other nodes of the cluster announce it.
 	Intended bool `json:"intended,omitempty"`

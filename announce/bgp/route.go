@@ -1,7 +1,6 @@
 package bgp
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -18,8 +17,11 @@ import (
 // proportion of the values only.
 const bandwidthUnit = 125e6
 
-// routes are prefixes to announce, each with the sum of the weights of its VIPs.
+// routes are prefixes to announce, each with the sum of the weights of its VIPs, or lowered.
 type routes map[netip.Prefix]int
+
+// lowered is the weight of a route that routers should use only when they have no other one.
+const lowered = -1
 
 // routesFor returns the routes of announcements, and an error with every VIP that cannot be announced.
 func (o *Options) routesFor(announcements []lb.Announcement) (routes, lb.VIPErrors) {
@@ -35,7 +37,13 @@ func (o *Options) routesFor(announcements []lb.Announcement) (routes, lb.VIPErro
 		if vip.Is4() {
 			bits = o.AggregateV4
 		}
-		out[netip.PrefixFrom(vip, bits).Masked()] += max(a.Weight, 1)
+		p := netip.PrefixFrom(vip, bits).Masked()
+		switch have := out[p]; {
+		case !a.LowerPreference:
+			out[p] = max(have, 0) + max(a.Weight, 1)
+		case have == 0:
+			out[p] = lowered
+		}
 	}
 	return out, errs
 }
@@ -56,12 +64,19 @@ func (o *Options) changes(from, to routes) []change {
 		}
 	}
 	for p, weight := range to {
-		if before, ok := from[p]; !ok || (o.Weighted && before != weight) {
+		before, ok := from[p]
+		if !ok || (o.Weighted && before != weight) || (before == lowered) != (weight == lowered) {
 			steps = append(steps, change{p, weight})
 		}
 	}
 	slices.SortFunc(steps, func(a, b change) int {
-		return cmp.Or(cmp.Compare(min(a.weight, 1), min(b.weight, 1)), a.prefix.Compare(b.prefix))
+		if withdrawn := a.weight == 0; withdrawn != (b.weight == 0) {
+			if withdrawn {
+				return -1
+			}
+			return 1
+		}
+		return a.prefix.Compare(b.prefix)
 	})
 	return steps
 }
@@ -79,7 +94,7 @@ func (o *Options) path(c change) (*api.Path, error) {
 		nlri = bgp.NewIPv6AddrPrefix(bits, addr.String())
 		attrs = append(attrs, bgp.NewPathAttributeMpReachNLRI("::", []bgp.AddrPrefixInterface{nlri}))
 	}
-	if c.weight > 0 {
+	if c.weight != 0 {
 		attrs = append(attrs, o.attributes(c.weight)...)
 	}
 	p, err := apiutil.NewPath(nlri, c.weight == 0, attrs, time.Now())
@@ -89,11 +104,24 @@ func (o *Options) path(c change) (*api.Path, error) {
 	return p, nil
 }
 
+// gracefulShutdown is the community that asks routers for the lowest preference (RFC 8326), and lowestMED is for those
+// that do not know it. Between routers of one AS, LOCAL_PREF 0 does the same.
+const (
+	gracefulShutdown = 0xffff0000
+	lowestMED        = 1<<32 - 1
+)
+
 // attributes returns the attributes of every announced route. gobgp removes LOCAL_PREF for eBGP peers.
 func (o *Options) attributes(weight int) []bgp.PathAttributeInterface {
-	attrs := []bgp.PathAttributeInterface{bgp.NewPathAttributeLocalPref(o.LocalPref)}
-	if len(o.Communities) > 0 {
-		attrs = append(attrs, bgp.NewPathAttributeCommunities(o.Communities))
+	localPref, communities := o.LocalPref, o.Communities
+	var attrs []bgp.PathAttributeInterface
+	if weight == lowered {
+		localPref, communities = 0, append(slices.Clone(communities), gracefulShutdown)
+		attrs = append(attrs, bgp.NewPathAttributeMultiExitDisc(lowestMED))
+	}
+	attrs = append(attrs, bgp.NewPathAttributeLocalPref(localPref))
+	if len(communities) > 0 {
+		attrs = append(attrs, bgp.NewPathAttributeCommunities(communities))
 	}
 	if len(o.LargeCommunities) > 0 {
 		large := make([]*bgp.LargeCommunity, len(o.LargeCommunities))
@@ -102,7 +130,7 @@ func (o *Options) attributes(weight int) []bgp.PathAttributeInterface {
 		}
 		attrs = append(attrs, bgp.NewPathAttributeLargeCommunities(large))
 	}
-	if o.Weighted {
+	if o.Weighted && weight != lowered {
 		asn := uint16(bgp.AS_TRANS) // the community has room for two bytes (RFC 6793)
 		if o.ASN <= 65535 {
 			asn = uint16(o.ASN)

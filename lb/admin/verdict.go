@@ -92,6 +92,10 @@ func (i *Info) judgeRoutes(st lb.Status, peers []lb.PeerStatus, reason func(stri
 	} else if announced < wanted {
 		reason("%d of %d addresses are not announced: %s", wanted-announced, wanted, missing)
 	}
+	lower := slices.IndexFunc(st.Routes, func(r lb.RouteStatus) bool { return r.Announced && r.Reason != "" })
+	if lower >= 0 {
+		reason("%s is announced %s", st.Routes[lower].Address, st.Routes[lower].Reason)
+	}
 	if i.PeersUp == i.Peers {
 		return
 	}

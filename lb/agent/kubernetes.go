@@ -118,6 +118,8 @@ func kubeOptions(cfg *config.Config, facts node) kube.Options {
 		Forward: k.Forward, ProxyHealthz: p.ProxyHealthz,
 		NotReady:      slices.Contains(k.ExcludeNodes, config.NodeNotReady),
 		Unschedulable: slices.Contains(k.ExcludeNodes, config.NodeUnschedulable),
+		KeepLast:      p.OnAllDown == config.OnAllDownKeep,
+		Hold:          p.Hold,
 		IsProxy:       k.Proxy == config.ProxyReplace,
 	}
 }

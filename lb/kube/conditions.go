@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -195,6 +196,7 @@ func (c *conditions) health(h lb.Health) {
 		c.mu.Unlock()
 		return
 	}
+	same := c.results[key].State == h.State
 	c.results[key] = h
 	warn := key == proxyCheck && !c.proxyListens && refused(h)
 	c.proxyListens = c.proxyListens || key == proxyCheck && !refused(h)
@@ -203,7 +205,14 @@ func (c *conditions) health(h lb.Health) {
 		c.o.Log.Warn("service proxy does not listen at its health endpoint; its health is ignored",
 			"url", c.o.ProxyHealthz, "fix", "set probe.proxy_healthz, or use a proxy that has one")
 	}
-	if key == proxyCheck {
+	isOther := strings.HasPrefix(key, proxyCheck+"/")
+	if isOther && same {
+		return
+	}
+	if key == proxyCheck && h.State == lb.StateHealthy {
+		c.ask(nil)
+	}
+	if key == proxyCheck || isOther {
 		key = everything
 	}
 	c.changed(key)

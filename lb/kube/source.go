@@ -42,6 +42,10 @@ type Options struct {
 	Probe lb.CheckSpec
 	// ProxyHealthz is the URL of the service proxy's health endpoint; "": it is not checked.
 	ProxyHealthz string
+	// KeepLast goes on announcing with a lower preference while the service proxies of all nodes fail.
+	KeepLast bool
+	// Hold is how long addresses that a fault has withdrawn stay withdrawn at least.
+	Hold time.Duration
 	// Pools have the addresses that may be announced and their announcers; empty: any address, by every announcer.
 	Pools []Pool
 	// Prober runs the checks of this node's health endpoints. It reports to the Source's Health.
@@ -75,6 +79,7 @@ type Source struct {
 
 	// Only Run's goroutine uses these.
 	put           map[string]*lb.Service
+	held          map[string]time.Time                    // since when a fault withholds the addresses of a service
 	stale         map[string]map[netip.AddrPort]time.Time // removed endpoints and when they expire, by service
 	own           *core.Node                              // this node; nil: the API server has none
 	top           topology
@@ -99,7 +104,8 @@ func nameOf(s *core.Service) string { return s.Namespace + "/" + s.Name }
 // New returns a Source that watches nothing until Run.
 func New(o Options) (*Source, error) {
 	s := &Source{
-		o: o, put: map[string]*lb.Service{}, stale: map[string]map[netip.AddrPort]time.Time{},
+		o: o, put: map[string]*lb.Service{}, held: map[string]time.Time{},
+		stale: map[string]map[netip.AddrPort]time.Time{},
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
 	}
 	s.conditions = newConditions(o, func(service string) { s.queue.Add(service) })
@@ -240,6 +246,7 @@ func (s *Source) reconcile(name string, sink lb.Sink) {
 			sink.Delete(name)
 			delete(s.put, name)
 			delete(s.stale, name)
+			delete(s.held, name)
 		}
 		s.conditions.stop(name)
 		s.closePort(name)
@@ -282,6 +289,8 @@ func (s *Source) viewOf(name string) *view {
 	v.service.WithholdReason = s.conditions.withhold(service, v, s.own)
 	v.service.WithholdIntended = v.service.WithholdReason == lb.NoLocalEndpoint ||
 		s.own != nil && s.conditions.excluded(s.own) != ""
+	s.lastAnnouncer(service, v, endpoints)
+	s.hold(v.service)
 	s.pooled(v.service)
 	return v
 }

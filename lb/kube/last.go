@@ -1,0 +1,148 @@
+package kube
+
+import (
+	"maps"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// One bad object can break the service proxies of all nodes at once. If each node withdrew its routes then, no address
+// would be announced, although the datapath does not need the proxies. So a node whose proxy fails asks the proxies of
+// others directly, by the same request. While one of them that can announce a service is healthy, it withdraws the
+// route; while none is, it goes on announcing, with a lower preference than a healthy node has. It needs no agreement:
+// if two nodes are wrong about each other, routers prefer the routes of healthy nodes.
+
+// asked is how many other nodes are asked: those that follow by name. In a larger cluster they are a sample; a healthy
+// node outside of it is preferred by routers.
+const asked = 8
+
+// lastAnnouncer turns a reason of this whole node into a lower preference, unless another node can announce the
+// service.
+func (s *Source) lastAnnouncer(service *core.Service, v *view, endpoints []*discovery.EndpointSlice) {
+	if !s.o.KeepLast || !s.conditions.proxyFails() {
+		return
+	}
+	s.conditions.ask(s.othersToAsk())
+	if v.service.WithholdReason == "" || v.service.WithholdIntended {
+		return
+	}
+	var able map[string]bool // nil: every node
+	if isLocal(service) {
+		able = readyOn(endpoints)
+	}
+	if !s.conditions.anyHealthy(able) {
+		v.service.LowerPreference, v.service.WithholdReason = v.service.WithholdReason, ""
+	}
+}
+
+// hold keeps the addresses of a service withheld until Hold after a fault began to withhold them, so that a proxy that
+// fails again and again does not move traffic each time.
+func (s *Source) hold(now *lb.Service) {
+	old, at := s.put[now.Name], s.held[now.Name]
+	switch {
+	case now.WithholdReason != "":
+		if at.IsZero() && old != nil && old.WithholdReason == "" && !now.WithholdIntended {
+			s.held[now.Name] = time.Now()
+		}
+	case at.IsZero():
+	case time.Since(at) < s.o.Hold:
+		now.WithholdReason = "healthy again, and withheld for probe.hold, " + s.o.Hold.String()
+		s.queue.AddAfter(now.Name, s.o.Hold-time.Since(at))
+	default:
+		delete(s.held, now.Name)
+	}
+}
+
+// othersToAsk returns the addresses of other nodes that may announce, by name.
+func (s *Source) othersToAsk() map[string]netip.Addr {
+	all := map[string]netip.Addr{}
+	for _, x := range s.nodes.List() {
+		n := x.(*core.Node)
+		if addrs := nodeAddresses(n); n.Name != s.o.Node && len(addrs) > 0 && s.conditions.excluded(n) == "" {
+			all[n.Name] = addrs[0]
+		}
+	}
+	names := slices.Sorted(maps.Keys(all))
+	next, _ := slices.BinarySearch(names, s.o.Node)
+	ask := map[string]netip.Addr{}
+	for i := range min(asked, len(names)) {
+		name := names[(next+i)%len(names)]
+		ask[name] = all[name]
+	}
+	return ask
+}
+
+// readyOn returns the nodes that have a ready endpoint.
+func readyOn(endpoints []*discovery.EndpointSlice) map[string]bool {
+	on := map[string]bool{}
+	for _, s := range endpoints {
+		for _, e := range s.Endpoints {
+			if e.NodeName != nil && (e.Conditions.Ready == nil || *e.Conditions.Ready) {
+				on[*e.NodeName] = true
+			}
+		}
+	}
+	return on
+}
+
+// otherCheck is the key of the check of another node's proxy.
+func otherCheck(node string) string { return proxyCheck + "/" + node }
+
+// proxyFails reports whether the service proxy of this node has failed its check.
+func (c *conditions) proxyFails() bool {
+	if c.noProxy() {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.results[proxyCheck].State == lb.StateUnhealthy
+}
+
+// ask starts the checks of these other nodes' proxies, and ends those of others.
+func (c *conditions) ask(nodes map[string]netip.Addr) {
+	u, err := url.Parse(c.o.ProxyHealthz)
+	own, err2 := netip.ParseAddrPort(u.Host)
+	if err != nil || err2 != nil {
+		return
+	}
+	c.mu.Lock()
+	var ended []string
+	for key := range c.checks {
+		if name, ok := strings.CutPrefix(key, proxyCheck+"/"); ok && !nodes[name].IsValid() {
+			ended = append(ended, key)
+		}
+	}
+	c.mu.Unlock()
+	for _, key := range ended {
+		c.stop(key)
+	}
+	for name, addr := range nodes {
+		check := lb.Check{
+			Key: lb.CheckKey{Service: otherCheck(name)}, Target: netip.AddrPortFrom(addr, own.Port()), Spec: c.o.Probe,
+		}
+		check.Spec.Type, check.Spec.Path = lb.CheckHTTP, u.RequestURI()
+		check.Spec.Status = []lb.StatusRange{{From: 200, To: 200}}
+		c.start(check)
+	}
+}
+
+// anyHealthy reports whether the proxy of another node answers that it is healthy: of those in able, nil: of all.
+func (c *conditions) anyHealthy(able map[string]bool) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for key, h := range c.results {
+		name, isOther := strings.CutPrefix(key, proxyCheck+"/")
+		if isOther && h.State == lb.StateHealthy && (able == nil || able[name]) {
+			return true
+		}
+	}
+	return false
+}

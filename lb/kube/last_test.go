@@ -1,0 +1,140 @@
+package kube
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// A node whose proxy fails withdraws its routes while another node can announce them, and else lowers their preference.
+func TestLastAnnouncer(t *testing.T) {
+	failed := errors.New("HTTP 503")
+	own := func(err error) lb.Health { return other("", err) }
+	excluded := node("n3", "192.0.2.3")
+	excluded.Labels[labelExclude] = ""
+	for _, tt := range []struct {
+		name    string
+		local   bool
+		change  func(*Options)
+		reports []lb.Health
+		want    string // the reason to withhold
+		lower   bool
+	}{
+		{"all are healthy", false, asIs, []lb.Health{own(nil)}, "", false},
+		{"not asked yet", false, asIs, []lb.Health{own(failed)}, "", true},
+		{"another is healthy", false, asIs, []lb.Health{own(failed), other("n2", nil)}, "HTTP 503", false},
+		{"all fail", false, asIs, []lb.Health{own(failed), other("n2", failed)}, "", true},
+		{"an excluded node is healthy", false, asIs, []lb.Health{own(failed), other("n3", nil)}, "", true},
+		{"it recovers", false, asIs, []lb.Health{own(failed), other("n2", failed), own(nil)}, "", false},
+		{"withdraw", false, func(o *Options) { o.KeepLast = false }, []lb.Health{own(failed)}, "HTTP 503", false},
+		{"Local, and the other one has an endpoint", true, asIs, []lb.Health{own(failed), other("n2", nil)},
+			"HTTP 503", false},
+		{"Local, and the other one has none", true, asIs, []lb.Health{own(failed), other("n4", nil)}, "", true},
+	} {
+		f := newFixture(t, func(o *Options) { o.ProxyHealthz, o.KeepLast = healthz, true; tt.change(o) })
+		f.have(t, node("n1", "192.0.2.1"), node("n2", "192.0.2.2"), excluded, node("n4", "192.0.2.4"))
+		f.conditions.startProxyCheck()
+		s := aService(func(s *core.Service) {
+			if tt.local {
+				s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyLocal
+			}
+		})
+		on := []*discovery.EndpointSlice{{
+			Endpoints: []discovery.Endpoint{{NodeName: name("n1")}, {NodeName: name("n2")}},
+		}}
+		var v *view
+		look := func() {
+			v = &view{service: &lb.Service{Name: "default/web"}, readyLocal: 1}
+			v.service.WithholdReason = f.conditions.withhold(s, v, node("n1"))
+			f.lastAnnouncer(s, v, on)
+		}
+		for _, h := range tt.reports {
+			f.Health(h)
+			look()
+		}
+		if got := v.service.WithholdReason; !strings.HasSuffix(got, tt.want) || (got == "") != (tt.want == "") ||
+			(v.service.LowerPreference != "") != tt.lower {
+			t.Errorf("%s: withheld for %q, lower preference for %q", tt.name, got, v.service.LowerPreference)
+		}
+	}
+}
+
+func name(s string) *string { return &s }
+
+// other is a result of the check of another node's proxy, or with "" of this node's.
+func other(node string, err error) lb.Health {
+	key := proxyCheck
+	if node != "" {
+		key = otherCheck(node)
+	}
+	if err != nil {
+		return lb.Health{Key: lb.CheckKey{Service: key}, State: lb.StateUnhealthy, Reason: err.Error(), Err: err}
+	}
+	return lb.Health{Key: lb.CheckKey{Service: key}, State: lb.StateHealthy}
+}
+
+// The others are asked only while the own proxy fails: at their addresses, some that follow by name.
+func TestOthersAreAsked(t *testing.T) {
+	f := newFixture(t, func(o *Options) {
+		o.Node, o.ProxyHealthz, o.KeepLast = "n5", "http://127.0.0.1:10256/healthz", true
+	})
+	at := netip.MustParseAddr("192.0.2.10")
+	for _, n := range "0123456789" {
+		f.have(t, node("n"+string(n), at.String()))
+		at = at.Next()
+	}
+	f.conditions.startProxyCheck()
+	v := &view{service: &lb.Service{Name: "default/web"}}
+	f.checks = nil
+	f.lastAnnouncer(aService(func(*core.Service) {}), v, nil)
+	if len(f.checks) != 0 {
+		t.Errorf("checks %+v before the own proxy fails", f.checks)
+	}
+	f.Health(other("", errors.New("HTTP 503")))
+	f.lastAnnouncer(aService(func(*core.Service) {}), v, nil)
+	asked := map[string]netip.AddrPort{}
+	for _, c := range f.checks {
+		asked[c.Key.Service] = c.Target
+	}
+	if len(asked) != 8 || asked["node/proxy/n6"].String() != "192.0.2.16:10256" || asked["node/proxy/n4"].IsValid() {
+		t.Errorf("asked %v", asked)
+	}
+	f.checks = nil
+	f.Health(other("", nil))
+	if len(f.checks) != 8 || f.checks[0].Target.IsValid() {
+		t.Errorf("checks %+v; want 8 to end", f.checks)
+	}
+}
+
+// An address that a fault has withdrawn stays withdrawn for Hold.
+func TestHold(t *testing.T) {
+	f := newFixture(t, func(o *Options) { o.Hold = 50 * time.Millisecond })
+	step := func(reason string, intended bool) string {
+		s := &lb.Service{Name: "web", WithholdReason: reason, WithholdIntended: intended}
+		f.hold(s)
+		f.put["web"] = s
+		return s.WithholdReason
+	}
+	if got := step("not answered yet", false) + step("", false); got != "not answered yet" {
+		t.Errorf("at the start: %q", got)
+	}
+	if got := step("drained", true) + step("", false); got != "drained" {
+		t.Errorf("intended: %q", got)
+	}
+	start := time.Now()
+	step("fault", false)
+	if got := step("", false); time.Since(start) < f.o.Hold && !strings.HasPrefix(got, "healthy again, and withheld") {
+		t.Errorf("after a fault: %q", got)
+	}
+	time.Sleep(2 * f.o.Hold)
+	if got := step("", false); got != "" {
+		t.Errorf("after the hold time: %q", got)
+	}
+}
