@@ -35,6 +35,7 @@ type Announcer struct {
 	metrics    *metrics
 	responders []*responder
 	claimed    chan struct{} // capacity 1: there are new claims
+	links      *linkWatcher
 
 	mu        sync.RWMutex // guards all below; a reply is sent under RLock, so that Set waits for it
 	owned     map[netip.Addr]struct{}
@@ -63,6 +64,7 @@ func New(o Options) (*Announcer, error) {
 		r := &responder{a: a, name: name, log: o.Log.With("interface", name), sys: kernel}
 		a.responders = append(a.responders, r)
 	}
+	a.links = newLinkWatcher(a.responders, a.metrics.overruns, o.Log)
 	return a, nil
 }
 
@@ -154,14 +156,11 @@ func (a *Announcer) Run(ctx context.Context) error {
 	a.mu.Lock()
 	a.ctx = ctx
 	a.mu.Unlock()
-	changes, stop, err := watchLinks(ctx, a.responders, a.o.Log)
-	if err != nil {
-		return err
-	}
-	defer stop()
+	links := a.links
 	var running sync.WaitGroup
+	running.Go(func() { links.run(ctx) })
 	for i, p := range a.responders {
-		running.Go(func() { p.run(ctx, changes[i]) })
+		running.Go(func() { p.run(ctx, links.changes[i]) })
 	}
 	running.Go(func() { a.runClaims(ctx) })
 	running.Wait()
@@ -199,7 +198,10 @@ func (a *Announcer) Collect(ch chan<- prometheus.Metric) {
 	a.metrics.each(func(c prometheus.Collector) { c.Collect(ch) })
 }
 
-type metrics struct{ replies, gratuitous, conflicts *prometheus.CounterVec }
+type metrics struct {
+	replies, gratuitous, conflicts *prometheus.CounterVec
+	overruns                       prometheus.Counter
+}
 
 func newMetrics() *metrics {
 	counter := func(name, help string) *prometheus.CounterVec {
@@ -212,11 +214,15 @@ func newMetrics() *metrics {
 			"Gratuitous ARP and unsolicited neighbour advertisements sent for owned VIPs."),
 		conflicts: counter("steelyard_l2_conflicts_total",
 			"Address conflicts (RFC 5227): frames in which another host claims an owned VIP."),
+		overruns: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "steelyard_l2_link_overruns_total",
+			Help: "Overruns of the queue of link updates, after which every interface is looked at again.",
+		}),
 	}
 }
 
 func (m *metrics) each(f func(prometheus.Collector)) {
-	for _, c := range []*prometheus.CounterVec{m.replies, m.gratuitous, m.conflicts} {
+	for _, c := range []prometheus.Collector{m.replies, m.gratuitous, m.conflicts, m.overruns} {
 		f(c)
 	}
 }

@@ -2,45 +2,103 @@ package l2
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
+	"sync"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/vishvananda/netlink"
 )
 
-// watchLinks returns a channel per responder that receives when its interface may have changed.
-func watchLinks(
-	ctx context.Context, responders []*responder, log *slog.Logger,
-) (changes []chan struct{}, stop func(), err error) {
-	updates, done := make(chan netlink.LinkUpdate, 64), make(chan struct{})
-	err = netlink.LinkSubscribeWithOptions(updates, done, netlink.LinkSubscribeOptions{
-		ErrorCallback: func(err error) { log.Debug("netlink", "err", err) },
-	})
-	if err != nil {
-		return nil, nil, fmt.Errorf("subscribe to link updates: %w", err)
-	}
-	for range responders {
-		changes = append(changes, make(chan struct{}, 1))
-	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for u := range updates { // closed after done
-			notify(u, responders, changes)
-		}
-	}()
-	return changes, func() { close(done); <-ended }, nil
+const (
+	// linkBuffer is the size of the queue of link updates in the kernel. At an overrun updates are lost.
+	linkBuffer = 4 << 20
+	// linkRetry is the time before the watcher subscribes again after an overrun or an error.
+	linkRetry = 100 * time.Millisecond
+)
+
+// linkWatcher tells responders that their interfaces may have changed. After an overrun it tells all of them, because
+// it does not know which updates were lost.
+type linkWatcher struct {
+	responders []*responder
+	changes    []chan struct{} // one for each responder
+	overruns   prometheus.Counter
+	log        *slog.Logger
+	buffer     int
+	received   func() // called for each update, by tests; may be nil
 }
 
-// notify sends to the channel of each responder whose interface the update is about, unless it is full.
-func notify(u netlink.LinkUpdate, responders []*responder, changes []chan struct{}) {
-	for i, p := range responders {
-		if u.Link == nil || u.Attrs().Name != p.name {
-			continue
+func newLinkWatcher(responders []*responder, overruns prometheus.Counter, log *slog.Logger) *linkWatcher {
+	w := &linkWatcher{responders: responders, overruns: overruns, log: log, buffer: linkBuffer}
+	for range responders {
+		w.changes = append(w.changes, make(chan struct{}, 1))
+	}
+	return w
+}
+
+// run watches until ctx ends.
+func (w *linkWatcher) run(ctx context.Context) {
+	for logged := ""; ; {
+		err := w.follow(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		text := "the queue of updates was full"
+		if err != nil {
+			text = err.Error()
+		} else {
+			w.overruns.Inc()
+		}
+		if text != logged {
+			w.log.Warn("link updates lost; looking at every interface again", "reason", text)
+			logged = text
 		}
 		select {
-		case changes[i] <- struct{}{}:
-		default:
+		case <-ctx.Done():
+			return
+		case <-time.After(linkRetry):
 		}
+	}
+}
+
+// follow subscribes to link updates, and returns when the subscription ends: with ctx, or because updates were lost.
+func (w *linkWatcher) follow(ctx context.Context) error {
+	updates, done := make(chan netlink.LinkUpdate, 64), make(chan struct{})
+	end := sync.OnceFunc(func() { close(done) }) // closes the socket
+	defer end()
+	defer context.AfterFunc(ctx, end)()
+	err := netlink.LinkSubscribeWithOptions(updates, done, netlink.LinkSubscribeOptions{
+		ErrorCallback:     func(err error) { w.log.Debug("netlink", "err", err) },
+		ReceiveBufferSize: w.buffer, ReceiveBufferForceSize: true,
+	})
+	if err != nil {
+		return err
+	}
+	for _, c := range w.changes { // what has changed before this subscription
+		signal(c)
+	}
+	for u := range updates {
+		if w.received != nil {
+			w.received()
+		}
+		notify(u, w.responders, w.changes)
+	}
+	return nil
+}
+
+// notify tells each responder whose interface the update is about.
+func notify(u netlink.LinkUpdate, responders []*responder, changes []chan struct{}) {
+	for i, p := range responders {
+		if u.Link != nil && u.Attrs().Name == p.name {
+			signal(changes[i])
+		}
+	}
+}
+
+// signal sends to a channel unless it is full.
+func signal(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
 	}
 }

@@ -1,0 +1,42 @@
+package l2
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"sync"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/vishvananda/netlink"
+)
+
+// After an overrun of the queue of link updates, in which the update with a new MAC address is lost, replies have the
+// new address.
+func TestLinkOverrun(t *testing.T) {
+	n := newNeighbour(t)
+	a := newAnnouncer(t, &lines{}, "eth0")
+	hold := make(chan struct{})
+	release := sync.OnceFunc(func() { close(hold) })
+	t.Cleanup(release)
+	a.links.buffer = 1 // the kernel's minimum
+	a.links.received = func() { <-hold }
+	run(t, a)
+	set(t, a, vip4)
+	before := ourMAC(t)
+	until(t, "a reply", func() bool { return bytes.Equal(n.resolve(vip4), before) })
+
+	ours, err := netlink.LinkByName("eth0")
+	must(t, err)
+	for i := range 300 {
+		must(t, netlink.LinkSetAlias(ours, fmt.Sprint("a", i)))
+	}
+	after := net.HardwareAddr{2, 0, 0, 0, 0, 99}
+	must(t, netlink.LinkSetHardwareAddr(ours, after))
+	for i := range 10 {
+		must(t, netlink.LinkSetAlias(ours, fmt.Sprint("b", i)))
+	}
+	release()
+	until(t, "an overrun", func() bool { return testutil.ToFloat64(a.metrics.overruns) >= 1 })
+	until(t, "a reply with the new address", func() bool { return bytes.Equal(n.resolve(vip4), after) })
+}
