@@ -36,7 +36,8 @@ type Options struct {
 	StateDir   string         // state that outlives the agent, not a reboot; "": datapath.DefaultStateDir
 	KeepDir    string         // state that outlives a reboot; "": STATE_DIRECTORY (systemd.exec(5)), else StateDir
 
-	network *machine.Network // read by New
+	network  *machine.Network // read by New
+	problems *problems        // set by New
 
 	open func(datapath.Options) (forwarder, error) // nil: openDatapath; tests have one in memory
 }
@@ -116,7 +117,8 @@ func New(o Options) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Agent{log: o.Log, tasks: announcers.tasks, problems: newProblems(o.Log)}
+	o.problems = newProblems(o.Log)
+	a := &Agent{log: o.Log, tasks: announcers.tasks, problems: o.problems}
 	a.reloader = newReloader(o, services, newReadiness(systemd.New(o.Log)))
 	dpOptions, err := datapathOptions(o, facts)
 	if err != nil {

@@ -103,6 +103,7 @@ func newCluster(
 		allocator := kube.NewAllocator(kube.AllocatorOptions{
 			Client: client, Lease: lease, Node: facts.name,
 			Namespace: ownNamespace(), Class: k.LoadBalancerClass, Pools: pools, Log: log,
+			Problem: o.problem("this node cannot be elected to assign addresses"),
 		})
 		c.tasks, c.leader = append(c.tasks, task{"addresses", allocator.Run}), allocator.Leader
 	}

@@ -41,3 +41,12 @@ func (p *problems) list() (list []string) {
 	}
 	return list
 }
+
+// problem returns the function that sets the error of a part.
+func (o Options) problem(part string) func(error) {
+	return func(err error) {
+		if o.problems != nil {
+			o.problems.set(part, err)
+		}
+	}
+}

@@ -36,6 +36,7 @@ func (a *Allocator) awaitLease(ctx context.Context) bool {
 	leases := a.o.Client.CoordinationV1().Leases(a.o.Namespace)
 	for ctx.Err() == nil {
 		lease, err := leases.Get(ctx, leaseName, meta.GetOptions{})
+		a.report(err)
 		switch {
 		case apierrors.IsNotFound(err):
 			return sleep(ctx, rand.N(leaseSpread))
@@ -139,11 +140,11 @@ func (a *Allocator) campaign(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{
-		Lock: &resourcelock.LeaseLock{
+		Lock: reportingLock{&resourcelock.LeaseLock{
 			LeaseMeta:  meta.ObjectMeta{Name: leaseName, Namespace: a.o.Namespace},
 			Client:     a.o.Lease.CoordinationV1(),
 			LockConfig: resourcelock.ResourceLockConfig{Identity: a.o.Node},
-		},
+		}, a.report},
 		LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: leaseRetry,
 		ReleaseOnCancel: true, Name: leaseName,
 		Callbacks: leaderelection.LeaderCallbacks{
@@ -157,4 +158,34 @@ func (a *Allocator) campaign(ctx context.Context) {
 			},
 		},
 	})
+}
+
+// report calls Problem. That another agent was first is no problem, and an API server that does not answer is another.
+func (a *Allocator) report(err error) {
+	expected := apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err)
+	switch {
+	case a.o.Problem == nil:
+	case err == nil:
+		a.o.Problem(nil)
+	case !expected && apierrors.ReasonForError(err) != meta.StatusReasonUnknown:
+		a.o.Problem(err)
+	}
+}
+
+// reportingLock reports the errors of writes, which client-go only logs.
+type reportingLock struct {
+	resourcelock.Interface
+	report func(error)
+}
+
+func (l reportingLock) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	err := l.Interface.Create(ctx, r)
+	l.report(err)
+	return err
+}
+
+func (l reportingLock) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	err := l.Interface.Update(ctx, r)
+	l.report(err)
+	return err
 }

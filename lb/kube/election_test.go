@@ -203,3 +203,45 @@ func TestManyServices(t *testing.T) {
 		}
 	})
 }
+
+// An API server that refuses the Lease is a problem, until it accepts it. Neither ends the agent.
+func TestForbiddenLease(t *testing.T) {
+	for _, verb := range []string{"get", "create"} {
+		t.Run(verb, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client := fake.NewClientset()
+				forbidden := true
+				client.PrependReactor(verb, "leases", func(k8stest.Action) (bool, runtime.Object, error) {
+					if !forbidden {
+						return false, nil, nil
+					}
+					resource := schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}
+					return true, nil, apierrors.NewForbidden(resource, leaseName, errTest)
+				})
+				var problem error
+				ctx, cancel := context.WithCancel(t.Context())
+				done := make(chan error)
+				a := NewAllocator(AllocatorOptions{
+					Client: client, Lease: client, Node: "n", Namespace: "steelyard", Log: slog.New(slog.DiscardHandler),
+					Problem: func(err error) { problem = err },
+				})
+				go func() { done <- a.Run(ctx) }()
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				if !apierrors.IsForbidden(problem) {
+					t.Errorf("problem %v; want forbidden", problem)
+				}
+				forbidden = false
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				if problem != nil || a.Leader() != "n" {
+					t.Errorf("problem %v, leader %q; want none, n", problem, a.Leader())
+				}
+				cancel()
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}

@@ -58,7 +58,10 @@ type AllocatorOptions struct {
 	Namespace string // of the lease
 	Class     string
 	Pools     []Pool
-	Log       *slog.Logger
+	// Problem is called with the error of a request about the Lease that the API server refuses, and with nil after one
+	// that it accepts. Nil: not called.
+	Problem func(error)
+	Log     *slog.Logger
 }
 
 // NewAllocator returns an Allocator that does nothing until Run.
