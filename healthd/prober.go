@@ -73,9 +73,14 @@ func (p *Prober) Put(service string, checks []lb.Check) {
 	old := p.checks[service]
 	p.count -= len(old)
 	now := make(map[lb.CheckKey]*loop, len(checks))
+	earlier := lb.Earlier(old, checks)
 	for _, c := range checks {
 		l := &loop{check: c, health: lb.Health{Key: c.Key, Weight: -1}}
-		if was := old[c.Key]; was != nil {
+		was := old[c.Key]
+		if k, changed := earlier[c.Key]; changed {
+			was = old[k]
+		}
+		if was != nil {
 			if reflect.DeepEqual(was.check, c) {
 				now[c.Key] = was
 				delete(old, c.Key)
@@ -84,6 +89,7 @@ func (p *Prober) Put(service string, checks []lb.Check) {
 			was.mu.Lock()
 			l.health, l.earlier = was.health, was.earlier
 			was.mu.Unlock()
+			l.health.Key = c.Key
 		} else if p.o.Earlier != nil {
 			if h, ok := p.o.Earlier(c.Key); ok {
 				l.health, l.earlier = h, true

@@ -160,3 +160,24 @@ func TestFailingProbesLeaveSlots(t *testing.T) {
 		t.Error("more slots than four")
 	}
 }
+
+// A check whose port changes keeps the state of the backend.
+func TestChangedPortKeepsTheState(t *testing.T) {
+	f := &fake{}
+	bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
+		c := check(1, spec())
+		c.Key.Port = lb.Port{Port: 80, Target: 80, Protocol: lb.TCP}
+		p.Put("web", []lb.Check{c})
+		time.Sleep(time.Second)
+		f.set(errors.New("broken"))
+		c.Key.Port.Target = 8080
+		p.Put("web", []lb.Check{c})
+		time.Sleep(1900 * time.Millisecond)
+		if got, want := reports(), []string{"healthy: fine"}; !slices.Equal(got, want) {
+			t.Errorf("reports %q; want %q", got, want)
+		}
+		if h := p.Health(); len(h) != 1 || h[0].Key != c.Key {
+			t.Errorf("health %+v", h)
+		}
+	})
+}

@@ -146,6 +146,31 @@ func (s *Service) target(key CheckKey, b Backend) netip.AddrPort {
 	return b.On(s.Check.ServicePort)
 }
 
+// Earlier returns, for each of checks that old does not have, the check in old that decided about the same port of the
+// same backend, if there was one. So the state of a backend outlives a change of its ports or of the port of its check.
+func Earlier[V any](old map[CheckKey]V, checks []Check) map[CheckKey]CheckKey {
+	earlier := map[CheckKey]CheckKey{}
+	var of map[netip.AddrPort][]CheckKey // old, by backend
+	for _, c := range checks {
+		if _, ok := old[c.Key]; ok {
+			continue
+		}
+		if of == nil {
+			of = make(map[netip.AddrPort][]CheckKey, len(old))
+			for k := range old {
+				of[k.Backend] = append(of[k.Backend], k)
+			}
+		}
+		for _, k := range of[c.Key.Backend] {
+			same := k.Port == Port{} || c.Key.Port == Port{} || k.Port.Overlaps(c.Key.Port)
+			if e, ok := earlier[c.Key]; same && (!ok || k.Port.Port < e.Port.Port) {
+				earlier[c.Key] = k
+			}
+		}
+	}
+	return earlier
+}
+
 // probeVIP returns the VIP to which probes of b are sent, the first that uses b; zero when they are sent to b itself.
 func probeVIP(s *Service, b Backend) netip.Addr {
 	if s.Method == MethodDSR || s.Method == MethodTunnel {

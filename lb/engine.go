@@ -168,8 +168,14 @@ func (e *Engine) put(s *Service) {
 	en.service = s
 	checks := Checks(s)
 	keep := make(map[CheckKey]Health, len(checks))
+	earlier := Earlier(en.health, checks)
 	for _, c := range checks {
-		if h, ok := en.health[c.Key]; ok {
+		h, ok := en.health[c.Key]
+		if k, changed := earlier[c.Key]; changed {
+			h, ok = en.health[k], true
+			h.Key = c.Key
+		}
+		if ok {
 			keep[c.Key] = h
 		}
 	}

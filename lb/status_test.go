@@ -71,3 +71,37 @@ func TestStatusOfEachPort(t *testing.T) {
 		}
 	})
 }
+
+// A change of the ports of a service, or of the port of its check, keeps the states of its backends: the address stays
+// announced.
+func TestStatesOutliveAChangeOfPorts(t *testing.T) {
+	fx := lbtest.New()
+	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
+		first := service("web", []netip.Addr{vip1}, "10.0.0.1")
+		e.Put(first)
+		e.Complete("file")
+		answer(e, first, lb.StateHealthy, 0)
+		synctest.Wait()
+		for name, change := range map[string]func(*lb.Service){
+			"a port of the check": func(s *lb.Service) { s.Check.Port = 9000 },
+			"another target":      func(s *lb.Service) { s.Ports[0].Target = 9000 },
+			"another port": func(s *lb.Service) {
+				tls := lb.Port{Port: 443, Target: 443, Protocol: lb.TCP}
+				s.Ports = append(s.Ports, lb.PortsOn(s.Ports[0].Backends, tls)...)
+			},
+			"none": func(*lb.Service) {},
+		} {
+			s := service("web", []netip.Addr{vip1}, "10.0.0.1")
+			change(s)
+			e.Put(s)
+			synctest.Wait()
+			st, err := e.Status(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r := st.Services[0]; r.State != lb.StateHealthy || !st.Routes[0].Announced {
+				t.Errorf("%s: %+v, announced %t; want healthy and announced", name, r, st.Routes[0].Announced)
+			}
+		}
+	})
+}

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Limiter bounds the connections of its servers. At the limit, a new connection replaces the one that has waited
@@ -19,8 +21,14 @@ type Limiter struct {
 	open map[net.Conn]time.Time // since when a connection waits for a request; zero: it has one
 }
 
-// New returns a Limiter of this many connections.
-func New(most int) *Limiter { return &Limiter{most: most, open: map[net.Conn]time.Time{}} }
+// New returns a Limiter of this many connections, or of an eighth of the descriptors that the process may have.
+func New(most int) *Limiter {
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err == nil {
+		most = min(most, int(min(max(files.Cur/8, 8), 1<<20)))
+	}
+	return &Limiter{most: most, open: map[net.Conn]time.Time{}}
+}
 
 // Server returns a server that logs its errors at debug level.
 func (l *Limiter) Server(h http.Handler, log *slog.Logger) *http.Server {

@@ -222,8 +222,8 @@ func TestForbiddenLease(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				done := make(chan error)
 				a := NewAllocator(AllocatorOptions{
-					Client: client, Lease: client, Node: "n", Namespace: "steelyard", Log: slog.New(slog.DiscardHandler),
-					Problem: func(err error) { problem = err },
+					Client: client, Lease: client, Node: "n", Namespace: "steelyard",
+					Log: slog.New(slog.DiscardHandler), Problem: func(err error) { problem = err },
 				})
 				go func() { done <- a.Run(ctx) }()
 				time.Sleep(time.Minute)
