@@ -188,6 +188,9 @@ func (a *Agent) connect(
 		a.problems.set("drains of the earlier run not in force", err)
 	}
 	var inCluster func() *admin.Cluster
+	problems := []func() []string{
+		a.keys.problems, a.problems.list, prober.Problems, announcers.problems, announcers.conflicts.problems,
+	}
 	if o.Config.Kubernetes != nil {
 		c, err := newCluster(o, facts, a.engine, sink, func(nodes []netip.Addr) error {
 			sink.setNodes(nodes)
@@ -199,13 +202,11 @@ func (a *Agent) connect(
 		a.sources = append(a.sources, c.source)
 		a.tasks = append(a.tasks, c.tasks...)
 		inCluster = c.state
+		problems = append(problems, c.checks.Problems)
 	}
 	info := describer{
 		node: facts.name, version: o.Version, started: time.Now(), reloader: a.reloader, datapath: dp,
-		problems: []func() []string{
-			a.keys.problems, a.problems.list, prober.Problems, announcers.problems, announcers.conflicts.problems,
-		},
-		drained: drains.now, cluster: inCluster, l2: o.Config.L2 != nil,
+		problems: problems, drained: drains.now, cluster: inCluster, l2: o.Config.L2 != nil,
 	}
 	api := admin.New(admin.Options{
 		Socket: o.Config.Admin.Socket, Listen: o.Config.Admin.Listen,

@@ -38,7 +38,8 @@ type cluster struct {
 	source task
 	tasks  []task
 	away   *reachability
-	leader func() string // nil: this agent takes no part in the election
+	leader func() string   // nil: this agent takes no part in the election
+	checks *healthd.Prober // of the node
 }
 
 // state returns what the status shows.
@@ -78,7 +79,7 @@ func newCluster(
 	// Not the prober of the backends: the names differ, and the cluster source receives the reports.
 	relay := new(healthRelay)
 	prober := healthd.New(healthd.Options{Report: relay.report, Log: component(o.Log, "health")})
-	options.Prober = prober
+	options.Prober, c.checks = prober, prober
 	health := engineHealth{engine}
 	if k.Proxy != config.ProxyKubeProxy {
 		ports := healthd.NewNodePorts(health.behind, health.inForce, component(o.Log, "health"))
