@@ -25,6 +25,7 @@ type backends struct {
 	members []netip.Prefix
 	byAddr  map[netip.AddrPort]*backend
 	byID    map[uint32]*backend
+	hosts   map[netip.Addr]int // backends of an address
 	servers *serverIDs
 	next    uint32   // the lowest id that was never used
 	spare   []uint32 // ids below next that are free
@@ -48,7 +49,8 @@ func openBackends(o *syObjects, c *chunks, filter *addrFilter, log *slog.Logger)
 		return nil, err
 	}
 	s := &backends{objects: o, entries: c.backends, counters: c.backendCounters, filter: filter, log: log,
-		byAddr: map[netip.AddrPort]*backend{}, byID: map[uint32]*backend{}, servers: servers}
+		byAddr: map[netip.AddrPort]*backend{}, byID: map[uint32]*backend{}, hosts: map[netip.Addr]int{},
+		servers: servers}
 	for id := range c.backends.len() {
 		var value syBackend
 		if err := c.backends.lookup(id, &value); err != nil {
@@ -61,6 +63,7 @@ func openBackends(o *syObjects, c *chunks, filter *addrFilter, log *slog.Logger)
 		b.at, b.ours = fromBackend(value)
 		_, b.nic = ourAddressesTowards(b.at.Addr())
 		s.byAddr[b.at], s.byID[b.id] = b, b
+		s.hosts[b.at.Addr()]++
 		s.next = b.id + 1
 		if err := filter.add(b.at.Addr(), syAddrKindADDR_BACKEND); err != nil {
 			return nil, err
@@ -153,6 +156,7 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 		s.next++
 	}
 	s.byAddr[at], s.byID[id] = b, b
+	s.hosts[at.Addr()]++
 	return b, nil
 }
 
@@ -195,7 +199,8 @@ func (s *backends) release(unused func(id uint32) bool) {
 		if err := s.filter.remove(at.Addr(), syAddrKindADDR_BACKEND); err != nil {
 			s.log.Warn("address of a backend not removed from the filter", "backend", at, "err", err)
 		}
-		if !s.has(at.Addr()) {
+		if s.hosts[at.Addr()]--; s.hosts[at.Addr()] == 0 {
+			delete(s.hosts, at.Addr())
 			if err := ignoreMissing(s.objects.SyPmtu.Delete(toAddr(at.Addr()))); err != nil {
 				s.log.Warn("path MTU entry of a backend not removed", "backend", at, "err", err)
 			}
@@ -204,15 +209,6 @@ func (s *backends) release(unused func(id uint32) bool) {
 			}
 		}
 	}
-}
-
-func (s *backends) has(addr netip.Addr) bool {
-	for at := range s.byAddr {
-		if at.Addr() == addr {
-			return true
-		}
-	}
-	return false
 }
 
 // refresh reads our source addresses towards backends from the kernel again. Flows keep the address they have.

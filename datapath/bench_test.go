@@ -15,7 +15,7 @@ import (
 // BenchmarkApply measures the time until a change of plans is in force in the kernel.
 func BenchmarkApply(b *testing.B) {
 	labtest.Root(b)
-	for _, n := range []int{1, 10, 1000} {
+	for _, n := range []int{1, 10, 1000, 10_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			host := labtest.Host(b, labtest.New(b), "lb")
 			plans := make([][]*lb.FrontendPlan, 2)

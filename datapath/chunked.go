@@ -4,17 +4,25 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"sync"
 
 	"github.com/cilium/ebpf"
 )
 
 // chunked is an array in the kernel that grows: an array of arrays of one size (bpf/maps.h). Each chunk is pinned,
 // because the kernel opens an inner map from the outer one only with CAP_SYS_ADMIN.
+//
+// To add chunks takes the kernel a grace period, about 15 ms, for any number of them (barrier). So Apply asks for all
+// that a delta needs at once, and room for what comes next is made apart from it.
 type chunked struct {
-	outer  *ebpf.Map
-	spec   *ebpf.MapSpec // of a chunk
-	pins   *pins
-	chunks []*ebpf.Map
+	outer *ebpf.Map
+	spec  *ebpf.MapSpec // of a chunk
+	pins  *pins
+
+	growing sync.Mutex   // held by grow
+	mu      sync.RWMutex // guards chunks
+	chunks  []*ebpf.Map
+	grown   int // how often chunks were added
 }
 
 // chunks are the arrays that grow with the configuration.
@@ -75,29 +83,59 @@ func (c *chunked) pin(chunk int) string {
 }
 
 // len returns the number of elements that exist.
-func (c *chunked) len() uint32 { return uint32(len(c.chunks)) * c.spec.MaxEntries }
+func (c *chunked) len() uint32 {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return uint32(len(c.chunks)) * c.spec.MaxEntries
+}
 
-// grow adds chunks until there are n elements.
-func (c *chunked) grow(n uint32) error {
-	for c.len() < n {
+// grow adds chunks until there are n elements. It may be called while other methods run.
+func (c *chunked) grow(n uint32) (err error) {
+	if c.len() >= n {
+		return nil
+	}
+	c.growing.Lock()
+	defer c.growing.Unlock()
+	first := int(c.len() / c.spec.MaxEntries)
+	var added []*ebpf.Map
+	defer func() {
+		if err != nil {
+			for _, m := range added {
+				err = errors.Join(err, m.Unpin(), m.Close())
+			}
+		}
+	}()
+	for c.len()+uint32(len(added))*c.spec.MaxEntries < n {
 		m, err := ebpf.NewMap(c.spec)
 		if err != nil {
 			return fmt.Errorf("add a chunk to %s: %w", c.name(), err)
 		}
-		if err := m.Pin(c.pin(len(c.chunks))); err != nil {
+		if err := m.Pin(c.pin(first + len(added))); err != nil {
 			m.Close()
 			return fmt.Errorf("pin a chunk of %s: %w", c.name(), err)
 		}
-		if err := c.outer.Put(uint32(len(c.chunks)), m); err != nil {
-			return errors.Join(fmt.Errorf("add a chunk to %s: %w", c.name(), err), m.Unpin(), m.Close())
-		}
-		c.chunks = append(c.chunks, m)
+		added = append(added, m)
 	}
+	if len(added) == 0 {
+		return nil
+	}
+	keys, fds := make([]uint32, len(added)), make([]uint32, len(added))
+	for i, m := range added {
+		keys[i], fds[i] = uint32(first+i), uint32(m.FD())
+	}
+	if _, err := c.outer.BatchUpdate(keys, fds, nil); err != nil {
+		return fmt.Errorf("add chunks to %s: %w", c.name(), err)
+	}
+	c.mu.Lock()
+	c.chunks, c.grown = append(c.chunks, added...), c.grown+1
+	c.mu.Unlock()
 	return nil
 }
 
 // at returns the chunk of an element and its index there.
 func (c *chunked) at(i uint32) (*ebpf.Map, uint32) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
 	return c.chunks[i/c.spec.MaxEntries], i % c.spec.MaxEntries
 }
 
@@ -115,10 +153,11 @@ func (c *chunked) lookup(i uint32, value any) error {
 // barrier returns when no program that runs now runs any longer: the kernel waits for a grace period when an element of
 // an array of maps is written (maybe_wait_bpf_programs in kernel/bpf/syscall.c). It takes about 20 ms.
 func (c *chunked) barrier() error {
-	if len(c.chunks) == 0 {
+	if c.len() == 0 {
 		return nil
 	}
-	return c.outer.Put(uint32(0), c.chunks[0])
+	first, _ := c.at(0)
+	return c.outer.Put(uint32(0), first)
 }
 
 func (c *chunked) close() {

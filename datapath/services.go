@@ -155,6 +155,9 @@ func (s *services) put(plans []*lb.FrontendPlan) []*frontendUpdate {
 }
 
 func (s *services) putLocked(plans []*lb.FrontendPlan, h history) []*frontendUpdate {
+	if len(plans) > 1 {
+		s.reserve(plans)
+	}
 	updates := make([]*frontendUpdate, len(plans))
 	for i, p := range plans {
 		updates[i] = s.prepare(p, h)
@@ -372,13 +375,18 @@ func (s *services) release(frontends []uint32, unused func(backend uint32) bool)
 	s.backends.release(unused)
 }
 
-// setLoads writes the number of open flows of each backend.
+// setLoads writes the number of open flows of each backend that is selected by it.
 func (s *services) setLoads(open map[uint32]uint32) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for id := range s.backends.byID {
-		if err := s.objects.SyBackendLoad.Put(id, open[id]); err != nil {
-			return err
+	for _, f := range s.frontends {
+		if f.plan == nil || f.plan.Algorithm != lb.AlgorithmLeastConnections {
+			continue
+		}
+		for _, id := range f.backends {
+			if err := s.objects.SyBackendLoad.Put(id, open[id]); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -14,6 +14,9 @@ import (
 // slotChanged marks a slot that has earlier backends (bpf/types.h).
 const slotChanged = 0x80000000
 
+// spareWords is the room that is made ahead of need: for some changes of services of a few backends.
+const spareWords = 32768
+
 // slotStore keeps the tables of all frontends in sy_slots. A table is written where no frontend refers to. The words of
 // a table that was replaced are used again after a grace period, because a program may still read them.
 type slotStore struct {
@@ -121,7 +124,8 @@ func (s *slotStore) each(first, n uint32, do func(m *ebpf.Memory, off int64, fro
 	for from := uint32(0); from < n; {
 		at := first + from
 		to := min(n, from+perChunk-at%perChunk)
-		m, err := s.words.chunks[at/perChunk].Memory()
+		chunk, _ := s.words.at(at / lineWords)
+		m, err := chunk.Memory()
 		if err != nil {
 			return err
 		}
@@ -198,7 +202,15 @@ func (s *slotStore) retire(f syFrontend) {
 	}
 }
 
-// run makes the words of retired tables free, until ctx ends.
+// reserve makes room for tables of n words in all, lines included.
+func (s *slotStore) reserve(n uint32) error {
+	s.mu.Lock()
+	end := min(s.space.top+n, s.space.size)
+	s.mu.Unlock()
+	return s.words.grow(end / lineWords)
+}
+
+// run makes the words of retired tables free, and room for the next ones, until ctx ends.
 func (s *slotStore) run(ctx context.Context) error {
 	for {
 		select {
@@ -208,6 +220,9 @@ func (s *slotStore) run(ctx context.Context) error {
 		}
 		if err := s.collect(); err != nil {
 			s.log.Error("words of earlier tables not released", "err", err)
+		}
+		if err := s.reserve(spareWords); err != nil {
+			s.log.Error("no room made for tables", "err", err)
 		}
 	}
 }

@@ -1,6 +1,8 @@
 package datapath
 
 import (
+	"fmt"
+	"net/netip"
 	"reflect"
 	"slices"
 	"testing"
@@ -38,6 +40,45 @@ func TestTablesAreStored(t *testing.T) {
 	}
 	if err := s.write(table{slots: want.slots[:100]}, &g); err != nil || g.Table.First >= top {
 		t.Errorf("%v; words of a retired table were not assigned again: %d", err, g.Table.First)
+	}
+}
+
+// The arrays grow once for all plans of a delta, because each time takes a grace period. Room for the next tables is
+// made apart from Apply.
+func TestArraysGrowOnce(t *testing.T) {
+	fx := newFixture(t, hookTC, false, nil)
+	slots := fx.d.chunks.slots
+	var delta lb.Delta
+	for i := range 300 {
+		s := &lb.Service{
+			Name: fmt.Sprint(i), VIPs: []netip.Addr{netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)})},
+			Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Check: lb.CheckSpec{Type: lb.CheckNone},
+		}
+		var backends []lb.Backend
+		for k := range byte(10) {
+			addr := netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), k})
+			backends = append(backends, lb.Backend{Addr: addr, Weight: 1})
+		}
+		s.Ports = lb.PortsOn(backends, lb.Port{Port: 80, Target: 80, Protocol: lb.TCP})
+		delta.Put = append(delta.Put, lb.Build(s, nil, lb.Drains{}).Frontends...)
+	}
+	fx.apply(delta)
+	if slots.len() < 2*slotsPerChunk/lineWords {
+		t.Fatalf("%d lines; want those of several chunks", slots.len())
+	}
+	all := fx.d.chunks
+	for _, c := range []*chunked{all.slots, all.backends, all.frontendCounters, all.backendCounters} {
+		if c.grown != 1 {
+			t.Errorf("%s grew %d times for one delta; want once", c.name(), c.grown)
+		}
+	}
+	s := fx.d.services.slots
+	s.space.top = s.words.len() * lineWords // full
+	fx.do(func() error { return s.reserve(spareWords) })
+	grown := slots.grown
+	fx.apply(lb.Delta{Put: delta.Put[:1]})
+	if slots.grown != grown {
+		t.Error("a change after room was made took a grace period")
 	}
 }
 

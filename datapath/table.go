@@ -43,18 +43,19 @@ func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anyNode []uint32, exp
 	}
 	sameSize := len(was.slots) == len(t.slots)
 	refers := false
+	var before []uint32
 	for i := range t.slots {
-		var before []uint32
+		before = before[:0]
 		switch {
 		case p.NodeForwarding.AnyNode && sameSize:
-			before = append([]uint32{was.slots[i].backend}, anyNode...)
+			before = append(append(before, was.slots[i].backend), anyNode...)
 		case p.NodeForwarding.AnyNode:
-			before = anyNode
+			before = append(before, anyNode...)
 		case len(was.slots) == 0:
 		case sameSize:
-			before = append([]uint32{was.slots[i].backend}, was.slots[i].previous[:]...)
+			before = append(append(before, was.slots[i].backend), was.slots[i].previous[:]...)
 		default: // the flows of a slot came from several slots
-			before = []uint32{anyBackend}
+			before = append(before, anyBackend)
 		}
 		t.slots[i].previous = earlierBackends(t.slots[i].backend, before, expired)
 		refers = refers || slices.Contains(t.slots[i].previous[:], anyBackend)
@@ -117,6 +118,9 @@ func (t table) earlierIDs() (ids []uint32) {
 		}
 	}
 	for _, s := range t.slots {
+		if !s.changed() {
+			continue
+		}
 		for _, id := range s.previous {
 			note(id)
 		}

@@ -20,17 +20,22 @@ var tableFuncs = map[Algorithm]TableFunc{
 // tableFor returns the table of these targets. Stateful: the kernel has every flow in its flow table, so a
 // change of the table size moves no flow, and one slot is enough for one target.
 func tableFor(a Algorithm, targets []Target, stateful bool) []uint16 {
-	if len(targets) == 0 {
-		return nil
-	}
-	if len(targets) == 1 && stateful {
-		return []uint16{0}
+	size := tableLen(len(targets), stateful)
+	if size <= 1 {
+		return make([]uint16, size)
 	}
 	fill, ok := tableFuncs[a]
 	if !ok {
 		panic("lb: no table function for algorithm " + string(a))
 	}
-	return fill(targets, TableSize(len(targets)))
+	return fill(targets, size)
+}
+
+func tableLen(targets int, stateful bool) int {
+	if targets == 0 || targets == 1 && stateful {
+		return targets
+	}
+	return TableSize(targets)
 }
 
 // interleaved gives each target slots in proportion to its weight, spread over the table so that a walk through it

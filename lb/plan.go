@@ -236,6 +236,9 @@ func (f *FrontendPlan) Table() []uint16 {
 	return tableFor(f.Algorithm, f.Targets, f.Method == MethodNAT)
 }
 
+// TableLen is the length of Table.
+func (f *FrontendPlan) TableLen() int { return tableLen(len(f.Targets), f.Method == MethodNAT) }
+
 // Equal reports whether f and g have the same effect in the datapath.
 func (f *FrontendPlan) Equal(g *FrontendPlan) bool {
 	return f.Frontend == g.Frontend && f.Service == g.Service && f.Method == g.Method && f.Encap == g.Encap &&
