@@ -69,9 +69,11 @@ type Agent struct {
 	datapath io.Closer
 	reloader *reloader
 	keys     *clusterKeys // nil: no cluster, or keys of a file
-	sources  []task       // run until the routes are to be withdrawn
-	tasks    []task       // run until the routes are withdrawn
-	problems *problems
+	// configured is the number of services in the file at the start.
+	configured int
+	sources    []task // run until the routes are to be withdrawn
+	tasks      []task // run until the routes are withdrawn
+	problems   *problems
 }
 
 // task is a component that runs as long as the agent does.
@@ -118,7 +120,7 @@ func New(o Options) (*Agent, error) {
 		return nil, err
 	}
 	o.problems = newProblems(o.Log)
-	a := &Agent{log: o.Log, tasks: announcers.tasks, problems: o.problems}
+	a := &Agent{log: o.Log, configured: len(o.Config.Services), tasks: announcers.tasks, problems: o.problems}
 	a.reloader = newReloader(o, services, newReadiness(systemd.New(o.Log)))
 	dpOptions, err := datapathOptions(o, facts)
 	if err != nil {

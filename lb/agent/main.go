@@ -15,6 +15,7 @@ func Main(ctx context.Context, configFile, version string, w io.Writer) error {
 	if err != nil {
 		return err
 	}
+	limitGarbage()
 	level := new(slog.LevelVar)
 	a, err := New(Options{
 		ConfigFile: configFile, Config: cfg, Version: version, Log: newLogger(w, cfg.Log, level), Level: level,

@@ -34,8 +34,10 @@ type loadState struct {
 }
 
 func newReloader(o Options, services *file.Source, r *readiness) *reloader {
+	running := *o.Config
+	running.Services = nil // they follow each reload, and take most of the memory
 	l := &reloader{
-		file: o.ConfigFile, version: o.Version, running: o.Config, services: services,
+		file: o.ConfigFile, version: o.Version, running: &running, services: services,
 		level: o.Level, log: o.Log, readiness: r,
 	}
 	l.state.Store(&loadState{at: time.Now(), warnings: o.Config.Warnings})
@@ -46,6 +48,7 @@ func newReloader(o Options, services *file.Source, r *readiness) *reloader {
 // nothing; the error has every problem.
 func (l *reloader) reload() (done admin.Reloaded, err error) {
 	l.readiness.reloading(func() { done, err = l.apply() })
+	releaseMemory()
 	return done, err
 }
 

@@ -48,8 +48,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	g.Go(func() error { a.reloadOnSignal(ctx); return nil })
 	g.Go(func() error { a.reportReady(ctx); return nil })
 
-	a.log.Info("agent started", "version", a.reloader.version, "config", a.reloader.file,
-		"services", len(a.reloader.running.Services))
+	a.log.Info("agent started", "version", a.reloader.version, "config", a.reloader.file, "services", a.configured)
 	err := a.engine.Run(ctx)
 	systemd.Stopping()
 	if err == nil {
@@ -91,6 +90,7 @@ func (a *Agent) reportReady(ctx context.Context) {
 	select {
 	case <-a.engine.Settled():
 		a.reloader.readiness.set()
+		releaseMemory()
 		a.log.Info("agent ready")
 	case <-ctx.Done():
 	}

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"reflect"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -146,8 +147,11 @@ func largeCluster(b *testing.B, services, nodes int) *watched {
 		s := aService(func(s *core.Service) {
 			s.Name, s.Status.LoadBalancer.Ingress[0].IP = fmt.Sprintf("s%d", i), addrN(100, i).String()
 		})
+		slice := sliceOf(i, nodes, "")
+		slim(s)
+		slim(slice)
 		w.Source.services.Add(s)
-		w.Source.slices.Add(sliceOf(i, nodes, ""))
+		w.Source.slices.Add(slice)
 		w.reconcile(nameOf(s), fakeSink{&recorded{}})
 	}
 	return w
@@ -201,5 +205,23 @@ func BenchmarkEvents(b *testing.B) {
 				w.sink = w.sink[:0]
 			}
 		})
+	}
+}
+
+// BenchmarkMemory reports what a Service of ten endpoints takes in the caches and as lb.Service (docs/sizing.md).
+func BenchmarkMemory(b *testing.B) {
+	const services = 5000
+	heap := func() float64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return float64(m.HeapAlloc)
+	}
+	for b.Loop() {
+		before := heap()
+		w := largeCluster(b, services, 1000)
+		w.sink = nil
+		b.ReportMetric((heap()-before)/services, "B/service-of-10")
+		runtime.KeepAlive(w)
 	}
 }
