@@ -83,6 +83,11 @@
 // list is looked up once in the table of the node that received it, because the sender's table may be older. Only
 // lb.FrontendPlan.Nodes are listed, never nodes that are down.
 //
+// Each first datagram of a flow would ask the earlier nodes for ever, because nothing marks it. So slots of UDP forget
+// them after timeout_udp (services.settle). Until then each live flow had a datagram that the node of the slot relayed,
+// and did not get back: it remembers those in sy_relays, and relays them on. A flow whose client was silent for longer,
+// while its server sent, gets another endpoint.
+//
 // A table of another size maps all flows to other slots, so the previous table is kept behind the new one. Flows that
 // are open during two changes of size may be refused.
 //

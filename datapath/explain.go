@@ -119,7 +119,7 @@ func (d *Datapath) steps(q lb.Question, e lb.Explanation, x syExplained) (steps 
 }
 
 func (d *Datapath) sayFlow(say func(string, ...any), v syVerdict) {
-	chained := v.Method == uint8(syMethodMETHOD_GUE) && d.commits[v.Commit] == "none"
+	chained := v.Method == uint8(syMethodMETHOD_GUE) && slices.Contains([]string{"none", "relay"}, d.commits[v.Commit])
 	switch {
 	case chained && v.Chain.Passed == 1:
 		say("this node delivers it, and the flow is unknown here: it is passed to nodes that may have it")

@@ -178,8 +178,9 @@ func (g *flowGC) expire(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
-	g.services.settle(g.limits.HalfOpen)
+	g.services.settle(g.limits)
 	g.services.release(nil, func(id uint32) bool { _, used := open[id]; return !used })
+	g.expireRelays(ctx, now)
 	if err := errors.Join(g.services.setLoads(open), g.services.setUDPFlows(udp)); err != nil {
 		g.log.Error("numbers of flows not written", "err", err)
 	}

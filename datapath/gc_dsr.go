@@ -6,6 +6,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // walkDSR calls visit for every flow by direct return.
@@ -53,6 +55,22 @@ func (g *flowGC) expiredDSR(k syFlowKey, f syDsrFlow, now time.Duration) bool {
 		limit = 4 * g.limits.UDP
 	}
 	return now-time.Duration(f.Seen) > limit
+}
+
+// expireRelays removes the entries of relayed flows that are idle, and those to a node that has none of the frontend's
+// flows any longer: their next datagram opens a flow here.
+func (g *flowGC) expireRelays(ctx context.Context, now time.Duration) {
+	nodes := g.services.nodes()
+	err := walkMap(ctx, g.objects.SyRelays, 0, func(k syFlowKey, r syRelay) {
+		f := lb.Frontend{VIP: fromAddr(k.T.Dst), Port: swap(k.T.Dport), Protocol: lb.Protocol(k.Proto)}
+		has, known := nodes[f]
+		if idle(now, r.Seen) > g.limits.UDP || !known || has != nil && !has[r.Next[0]] {
+			g.removeDSR(g.objects.SyRelays, k)
+		}
+	})
+	if err != nil {
+		g.log.Error("relayed flows not read", "err", err)
+	}
 }
 
 func (g *flowGC) removeDSR(m *ebpf.Map, k syFlowKey) {

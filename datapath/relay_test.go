@@ -8,6 +8,28 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
+// received runs a tunnel packet of another node.
+func (fx *fixture) received(sender string, in dptest.Packet, private ...byte) result {
+	fx.t.Helper()
+	p := dptest.Packet{Src: fx.at(sender, 50000), Dst: fx.at("self", 6090), Proto: dptest.UDP,
+		Payload: dptest.GUE(in, private...)}
+	before := fx.counts()
+	did, frame := fx.runTC(p.Frame())
+	r := result{did: did, frame: frame}
+	for v, n := range fx.counts() {
+		if n > before[v] && v.Reason != "decapsulated" {
+			r.reason = v.Reason
+		}
+	}
+	if did != "dropped" {
+		var err error
+		if r.out, err = dptest.Parse(frame); err != nil {
+			fx.t.Fatalf("%s: %v", did, err)
+		}
+	}
+	return r
+}
+
 // Packets that other nodes send here are delivered or relayed.
 func TestDecapsulatedPackets(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
@@ -15,25 +37,7 @@ func TestDecapsulatedPackets(t *testing.T) {
 		fx.do(func() error {
 			return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router"), fx.addr("self")})
 		})
-		from := func(sender string, in dptest.Packet, private ...byte) result {
-			p := dptest.Packet{Src: fx.at(sender, 50000), Dst: fx.at("self", 6090), Proto: dptest.UDP,
-				Payload: dptest.GUE(in, private...)}
-			before := fx.counts()
-			did, frame := fx.runTC(p.Frame())
-			r := result{did: did, frame: frame}
-			for v, n := range fx.counts() {
-				if n > before[v] && v.Reason != "decapsulated" {
-					r.reason = v.Reason
-				}
-			}
-			if did != "dropped" {
-				var err error
-				if r.out, err = dptest.Parse(frame); err != nil {
-					t.Fatalf("%s: %v", did, err)
-				}
-			}
-			return r
-		}
+		from := fx.received
 		is := func(when string, r result, did, reason string) {
 			t.Helper()
 			if r.did != did || r.reason != reason {
@@ -99,4 +103,49 @@ func TestDecapsulatedPackets(t *testing.T) {
 		fx.nodes(lb.UDP, "b2")
 		is("no backend here", from("router", on(dptest.UDP, 0), fx.chained(true)...), "dropped", "no_local_backend")
 	}
+}
+
+// After timeout_udp, datagrams of new flows ask no earlier node. Live flows are still relayed to the node that has
+// them, as long as it has backends, until it does not know them any longer.
+func TestDatagramsStopAskingEarlierNodes(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
+		fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router")}) })
+		fx.nodes(lb.UDP, "b2")
+		fx.nodes(lb.UDP, "self", "-b2")
+		here, there, left := fx.on(1, dptest.UDP, 0), fx.on(2, dptest.UDP, 0), fx.on(3, dptest.UDP, 0)
+		relayed := func(when string) {
+			t.Helper()
+			fx.sentTo(when, fx.run(here.Frame()), here, true, "b2", "self")
+			fx.sentTo(when+", from another node", fx.received("router", there), there, true, "b2", "self")
+		}
+		fx.received("router", there, fx.chained(false, "b2")...)
+		fx.received("router", left, fx.chained(false, "b2")...)
+		relayed("before timeout_udp")
+		fx.d.services.settle(Timeouts{})
+		relayed("a live flow")
+		relayed("a live flow again")
+		opened := func(when string, r result) {
+			t.Helper()
+			if r.did != "passed" || r.out.Dst != fx.at("b1", 8080) {
+				t.Errorf("%s: %s: %s: %+v", when, r.did, r.reason, r.out)
+			}
+		}
+		opened("a new flow", fx.run(fx.on(4, dptest.UDP, 0).Frame()))
+		opened("a new flow, from another node", fx.received("router", fx.on(5, dptest.UDP, 0)))
+		opened("the earlier node did not know it", fx.received("b2", here, fx.chained(true)...))
+		opened("opened here", fx.run(here.Frame()))
+		fx.sentTo("the other flow", fx.received("router", there), there, true, "b2", "self")
+
+		fx.close()
+		fx.open()
+		fx.d.gc.expire(t.Context())
+		fx.sentTo("another agent", fx.received("router", there), there, true, "b2", "self")
+		fx.nodes(lb.UDP, "self")
+		fx.d.gc.expire(t.Context())
+		opened("its node has no backends", fx.received("router", left))
+		if n := len(entries[syFlowKey, syRelay](t, fx.d.objects.SyRelays)); n != 0 {
+			t.Errorf("%d flows are relayed", n)
+		}
+	})
 }

@@ -284,7 +284,7 @@ func (s *services) complete(u *frontendUpdate) {
 	}
 	f.value, f.up = u.value, len(u.ids) > 0
 	f.plan, f.changed = u.plan, time.Time{}
-	if u.plan.Method == lb.MethodNAT && !u.plan.NodeForwarding.Enabled && len(u.older) > 0 {
+	if len(u.older) > 0 && settles(u.plan) {
 		f.changed = time.Now()
 	}
 	s.frontends[u.plan.Frontend] = f

@@ -9,13 +9,26 @@ import (
 
 // This file has what flows need of services.
 
-// settle removes the earlier backends of frontends by nat from their tables after a time in which all flows that were
-// half-open when their slot changed are confirmed or forgotten.
-func (s *services) settle(after time.Duration) {
+// settles reports whether the slots of a plan forget their earlier backends after a time.
+func settles(p *lb.FrontendPlan) bool {
+	if p.NodeForwarding.Enabled {
+		return p.Protocol == lb.UDP && len(p.Targets) > 0
+	}
+	return p.Method == lb.MethodNAT
+}
+
+// settle removes the earlier backends from the tables of frontends: by nat after a time in which all flows that were
+// half-open when their slot changed are confirmed or forgotten, and the earlier nodes of flows of datagrams after a
+// time in which all live ones were relayed once, so that sy_relays has them.
+func (s *services) settle(limits Timeouts) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var plans []*lb.FrontendPlan
 	for _, f := range s.frontends {
+		after := limits.HalfOpen
+		if f.plan != nil && f.plan.NodeForwarding.Enabled {
+			after = limits.UDP
+		}
 		if f.plan != nil && !f.changed.IsZero() && time.Since(f.changed) > after {
 			plans = append(plans, f.plan)
 		}
@@ -82,4 +95,22 @@ func (s *services) backendOf(t lb.Target) (*backend, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.backends.get(t.Addr, t.Local)
+}
+
+// nodes returns the nodes that may have flows of each frontend; nil until it has a plan.
+func (s *services) nodes() map[lb.Frontend]map[syAddr]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := map[lb.Frontend]map[syAddr]bool{}
+	for f, state := range s.frontends {
+		all[f] = nil
+		if state.plan == nil {
+			continue
+		}
+		all[f] = map[syAddr]bool{}
+		for _, n := range state.plan.Nodes {
+			all[f][toAddr(n.Addr)] = true
+		}
+	}
+	return all
 }

@@ -514,6 +514,13 @@ const (
 	syReasonREASON_MAX                   syReason = 34
 )
 
+type syRelay struct {
+	_    structs.HostLayout
+	Next [3]syAddr
+	N    uint32
+	Seen uint32
+}
+
 type syServerFlow struct {
 	_         structs.HostLayout
 	F         syFlow
@@ -647,6 +654,7 @@ const (
 	syMapSyPortRanges        = "sy_port_ranges"
 	syMapSyProbes            = "sy_probes"
 	syMapSyProgs             = "sy_progs"
+	syMapSyRelays            = "sy_relays"
 	syMapSyScratch           = "sy_scratch"
 	syMapSyServers           = "sy_servers"
 	syMapSySlots             = "sy_slots"
@@ -766,6 +774,7 @@ type syMapSpecs struct {
 	SyPortRanges      *ebpf.MapSpec `ebpf:"sy_port_ranges"`
 	SyProbes          *ebpf.MapSpec `ebpf:"sy_probes"`
 	SyProgs           *ebpf.MapSpec `ebpf:"sy_progs"`
+	SyRelays          *ebpf.MapSpec `ebpf:"sy_relays"`
 	SyScratch         *ebpf.MapSpec `ebpf:"sy_scratch"`
 	SyServers         *ebpf.MapSpec `ebpf:"sy_servers"`
 	SySlots           *ebpf.MapSpec `ebpf:"sy_slots"`
@@ -851,6 +860,7 @@ type syMaps struct {
 	SyPortRanges      *ebpf.Map `ebpf:"sy_port_ranges"`
 	SyProbes          *ebpf.Map `ebpf:"sy_probes"`
 	SyProgs           *ebpf.Map `ebpf:"sy_progs"`
+	SyRelays          *ebpf.Map `ebpf:"sy_relays"`
 	SyScratch         *ebpf.Map `ebpf:"sy_scratch"`
 	SyServers         *ebpf.Map `ebpf:"sy_servers"`
 	SySlots           *ebpf.Map `ebpf:"sy_slots"`
@@ -894,6 +904,7 @@ func (m *syMaps) Close() error {
 		m.SyPortRanges,
 		m.SyProbes,
 		m.SyProgs,
+		m.SyRelays,
 		m.SyScratch,
 		m.SyServers,
 		m.SySlots,

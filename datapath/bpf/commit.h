@@ -27,6 +27,16 @@ static __always_inline void frag_learn(const struct pkt *p)
 	bpf_map_update_elem(&sy_frags, &k, &f, BPF_ANY);
 }
 
+/* relay_learn stores the nodes that a datagram is sent to, without the last one, which is this node. */
+static __always_inline void relay_learn(const struct pkt *p, const struct verdict *v)
+{
+	struct relay r = { .next = { v->t.dst, v->chain.next[0], v->chain.next[1] },
+			   .n = v->chain.n,
+			   .seen = flow_clock() };
+
+	bpf_map_update_elem(&sy_relays, &p->key, &r, BPF_ANY);
+}
+
 static __always_inline void flow_write(const struct pkt *p, struct verdict *v, struct flow *f)
 {
 	__u64 now = bpf_ktime_get_coarse_ns();
@@ -35,10 +45,16 @@ static __always_inline void flow_write(const struct pkt *p, struct verdict *v, s
 		pmtu_learn(p, now);
 		return;
 	}
+	if (local_delivery && v->commit == COMMIT_RELAY) {
+		relay_learn(p, v);
+		return;
+	}
 	if (v->commit >= COMMIT_DSR_MARK)
 		dsr_write(p, v, now);
 	if (v->commit == COMMIT_OPEN) {
 		nat_write_open(p, v);
+		if (local_delivery && !pkt_is_stream(p)) /* no earlier node has the flow */
+			bpf_map_delete_elem(&sy_relays, &p->key);
 		if (v->commit == COMMIT_OPEN)
 			flow_opened(p, v, now);
 	}

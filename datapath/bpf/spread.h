@@ -6,6 +6,17 @@
 #pragma once
 #include "dsr.h"
 
+/* Flows of datagrams that this node did not know and relayed to the earlier nodes of their slot. An entry is removed
+ * when none of them knows the flow either. After timeout_udp slots forget their earlier nodes, and these entries are
+ * what remains: live flows are still relayed, and new ones ask no other node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct flow_key);
+	__type(value, struct relay);
+	__uint(max_entries, 65536);
+} sy_relays SEC(".maps");
+
 /* spread_append adds a node to the list; the first one becomes the destination. */
 static __always_inline void spread_append(struct verdict *v, const struct addr *a)
 {
@@ -96,6 +107,37 @@ static __always_inline struct flow *spread_send(struct verdict *v)
 	return verdict_set(v, ACTION_FORWARD, REASON_FORWARDED);
 }
 
+/* spread_append_self adds this node as the last one, to which a datagram of an unknown flow returns. */
+static __always_inline void spread_append_self(struct verdict *v, const struct addr *self)
+{
+	spread_append(v, self);
+	v->commit = COMMIT_RELAY;
+}
+
+/* spread_follow relays a datagram of an unknown flow as those before it, also after the slot has forgotten the nodes.
+ * It returns 0 when there were none, or when the first one has left. */
+static __always_inline int spread_follow(const struct pkt *p, struct verdict *v, const struct frontend *local,
+					 const struct addr *self)
+{
+	struct relay *r = pkt_opens_flow(p) && !pkt_is_stream(p) ? bpf_map_lookup_elem(&sy_relays, &p->key) : 0;
+
+	if (!r || flow_clock() - r->seen > (__u32)(timeout_udp >> FLOW_CLOCK_SHIFT) || !spread_has_backends(local))
+		return 0;
+	struct allow_key k = { .prefix = 32 + 128, .source = r->next[0] };
+
+	if (!bpf_map_lookup_elem(&sy_tunnel_src, &k))
+		return 0;
+	v->t.src = *self;
+	v->t.dst = r->next[0];
+	if (r->n > 1)
+		spread_append(v, &r->next[1]);
+	if (r->n > 2)
+		spread_append(v, &r->next[2]);
+	spread_append_self(v, self);
+	v->chain.passed = 1;
+	return 1;
+}
+
 /* spread_relay sends a packet on to the next node of the list that came with it. A datagram of an unknown flow
  * returns to the first node of the list. */
 static __always_inline struct flow *spread_relay(const struct pkt *p, struct verdict *v, const struct frontend *local,
@@ -112,7 +154,7 @@ static __always_inline struct flow *spread_relay(const struct pkt *p, struct ver
 	if (in->chain.n > 2)
 		spread_append(v, &in->chain.next[2]);
 	if (!in->chain.passed && pkt_opens_flow(p) && spread_has_backends(local))
-		spread_append(v, &in->outer_dst);
+		spread_append_self(v, &in->outer_dst);
 	v->chain.passed = 1;
 	return spread_send(v);
 }
@@ -144,6 +186,8 @@ static __always_inline struct flow *decide_spread(const struct pkt *p, struct ve
 			return spread_relay(p, v, local, in);
 		if (in->chain.passed)
 			return spread_open(p, v, local);
+		if (spread_follow(p, v, local, &in->outer_dst))
+			return spread_send(v);
 		/* The sending node may have an older table, so the own table is used, once. */
 	} else if (pkt_opens_flow(p) && !frontend_allows(fe, &p->key.t.src)) {
 		return verdict_set(v, ACTION_DROP, REASON_NOT_ALLOWED);
@@ -158,6 +202,10 @@ static __always_inline struct flow *decide_spread(const struct pkt *p, struct ve
 		f = nat_find(p, v, fe->id, local);
 		if (f)
 			return decide_known(p, v, f);
+		struct backend *self = addr_is_zero(&v->t.dst) ? backend_get(v->backend) : 0;
+
+		if (self && spread_follow(p, v, local, &self->addr))
+			return spread_send(v);
 	}
 	if (addr_is_zero(&v->t.dst) || (locality & SLOT_IS_LOCAL && is_new)) {
 		if (in || locality)
@@ -171,7 +219,7 @@ static __always_inline struct flow *decide_spread(const struct pkt *p, struct ve
 		struct backend *self = locality & SLOT_IS_LOCAL ? backend_get(v->backend) : 0;
 
 		if (self)
-			spread_append(v, &self->addr);
+			spread_append_self(v, &self->addr);
 	}
 	if (in)
 		v->t.src = in->outer_dst;

@@ -103,6 +103,13 @@ struct chain {
 	__u8 pad[2];
 };
 
+/* Nodes to which the datagrams of a flow are relayed. */
+struct relay {
+	struct addr next[CHAIN_MAX];
+	__u32 n; /* used entries of next */
+	__u32 seen; /* last datagram, in units of flow_clock */
+};
+
 /* The current key of the tunnels between nodes, the one before and the one after it. */
 #define TUNNEL_KEYS_MAX 3
 struct tunnel_keys {
@@ -317,6 +324,7 @@ enum commit {
 	COMMIT_CONFIRM, /* the client is confirmed: the flow becomes established */
 	COMMIT_CLOSE, /* FIN or RST */
 	COMMIT_PMTU, /* store a path MTU */
+	COMMIT_RELAY, /* store which nodes may have a flow of datagrams */
 	/* Flows by direct return. */
 	COMMIT_DSR_MARK, /* set the pending bit of the flow */
 	COMMIT_DSR_OPEN, /* new half-open flow, and its pending bit */
