@@ -22,9 +22,10 @@ import (
 
 // releaseV5 is the datapath of the first release: its object, with the pins and links that its agent makes.
 type releaseV5 struct {
-	fx   *fixture
-	maps map[string]*ebpf.Map
-	xdp  *ebpf.Program
+	fx    *fixture
+	maps  map[string]*ebpf.Map
+	inner *ebpf.MapSpec // of a table
+	xdp   *ebpf.Program
 }
 
 // openV5Release starts it on eth0 with these backends.
@@ -46,7 +47,7 @@ func openV5Release(fx *fixture, backends ...string) *releaseV5 {
 	if err != nil {
 		fx.t.Fatal(err)
 	}
-	r := &releaseV5{fx: fx}
+	r := &releaseV5{fx: fx, inner: spec.Maps["tables"].InnerMap}
 	fx.do(func() error {
 		dir := filepath.Join(fx.o.PinPath, "v5")
 		if err := mountBPF(filepath.Dir(fx.o.PinPath)); err != nil {
@@ -131,8 +132,9 @@ func (r *releaseV5) serve(id uint32, f lb.Frontend, method syMethod, change func
 	v := frontendV5{ID: id, Method: uint8(method), Spread: 1, First: swap(f.Port)}
 	change(&v)
 	const slots = 16
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 16, MaxEntries: 1 + slots,
-		Flags: r.maps["tables"].Flags() | 0x1000 /* BPF_F_INNER_MAP */})
+	inner := r.inner.Copy() // with the BTF of the template, which Linux before 6.2 compares
+	inner.MaxEntries = 1 + slots
+	m, err := ebpf.NewMap(inner)
 	if err != nil {
 		r.fx.t.Fatal(err)
 	}

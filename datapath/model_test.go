@@ -50,6 +50,9 @@ func drop(reason string) prediction { return prediction{did: "dropped", reason: 
 
 var notOurs = prediction{did: "passed", reason: "not_ours"}
 
+// leftAlone is the prediction for frames to another MAC address: no program counts them.
+var leftAlone = prediction{did: "passed", reason: "left alone"}
+
 // halfOpen returns the half-open flow of a client's packet. One that has ended may be there beside it, at another
 // source port.
 func (m *model) halfOpen(x way) (found *entry) {
@@ -102,6 +105,8 @@ func (s segment) opens() bool { return !s.stream || s.syn && !s.ack && !s.rst }
 func (m *model) predict(p dptest.Packet) prediction {
 	src := p.Src.Addr()
 	switch {
+	case p.To != nil:
+		return leftAlone
 	case !src.IsGlobalUnicast() && p.Dst.Addr() == m.fx.addr("vip"):
 		return drop("malformed")
 	case !src.IsGlobalUnicast():

@@ -1,9 +1,13 @@
 package datapath
 
 import (
+	"bytes"
 	"encoding/binary"
+	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -328,4 +332,43 @@ func TestTunnelKeysThatCannotBe(t *testing.T) {
 	if a, b := tunnelToken([]byte("a")), tunnelToken([]byte("b")); a == b || a == 0 {
 		t.Errorf("tokens %#x and %#x", a, b)
 	}
+}
+
+// No frame without an accepted token is decapsulated, whatever else changes.
+func TestRandomTunnelPacketsNeedTheKey(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, acceptTunnels)
+		fx.keys(true, "a")
+		in := fx.fromClient(dptest.TCP, dptest.SYN)
+		in.Dst = fx.at("loopback", 80)
+		private := fx.withToken("a")
+		whole, token := fx.fromNode(in, private...).Frame(), private[4:12]
+		seed := uint64(time.Now().UnixNano())
+		rnd, decapsulated, refused := rand.New(rand.NewPCG(seed, 3)), 0, 0
+		for range 3000 {
+			f := slices.Clone(whole)
+			for range 1 + rnd.IntN(3) {
+				mutate(rnd, f)
+			}
+			if at := bytes.Index(f, token); at >= 0 && rnd.IntN(2) == 0 {
+				f[at+rnd.IntN(8)] ^= 1 << rnd.IntN(8)
+			}
+			run := fx.runTC
+			if h == hookXDP {
+				run = fx.runXDP
+			}
+			_, out := run(f)
+			switch has := bytes.Contains(f, token); {
+			case len(out) >= len(f):
+				refused++
+			case has:
+				decapsulated++
+			default:
+				t.Fatalf("seed %d: decapsulated without the token: %x", seed, f)
+			}
+		}
+		if refused == 0 || decapsulated == 0 {
+			t.Errorf("%d were decapsulated, %d refused; want some of each", decapsulated, refused)
+		}
+	})
 }
