@@ -27,8 +27,9 @@ type NodePorts struct {
 
 // nodePort is the port of one Service.
 type nodePort struct {
-	port   uint16
-	server *http.Server
+	port     uint16
+	listener net.Listener
+	server   *http.Server
 
 	mu        sync.Mutex // guards endpoints
 	endpoints int
@@ -65,7 +66,7 @@ func (n *NodePorts) Serve(service string, port uint16, endpoints int) error {
 		if err != nil {
 			return err
 		}
-		p = &nodePort{port: port}
+		p = &nodePort{port: port, listener: l}
 		p.server = connections.Server(n.handler(service, p), n.log)
 		n.services[service] = p
 		go func() {
@@ -89,7 +90,9 @@ func (n *NodePorts) Stop(service string) {
 
 func (n *NodePorts) stop(service string) {
 	if p := n.services[service]; p != nil {
-		p.server.Close() // closes the listener; its error has no consequence
+		// The errors have no consequence. A server that does not serve yet does not close its listener.
+		p.server.Close()
+		p.listener.Close()
 		delete(n.services, service)
 	}
 }
