@@ -77,7 +77,7 @@ func (m *model) knownHalfOpen(p dptest.Packet, s segment, e *entry) prediction {
 	switch {
 	case s.rst:
 		return became(p, to, func() {
-			if s.proto == dptest.SCTP || s.seq == e.clientEnd {
+			if e.endedBy(s) {
 				e.state = syFlowStateFLOW_CLOSED
 			}
 		})
@@ -157,6 +157,31 @@ func (m *model) repliedHalfOpen(p dptest.Packet, s segment, e *entry) prediction
 // inWindow reports whether a sequence number is within 8 MiB of another.
 func inWindow(seq, of uint32) bool { return seq-of+1<<23 <= 1<<24 }
 
+// endedBy reports whether the server of a half-open flow must accept a RST or ABORT of the client.
+func (e *entry) endedBy(s segment) bool {
+	switch {
+	case s.proto == dptest.SCTP:
+		return e.answered && s.number == e.end
+	case e.answered:
+		return s.seq == e.ack
+	default:
+		return s.seq == e.clientEnd
+	}
+}
+
+// resets returns what a RST does to a flow: it ends it, or it may be challenged.
+func (e *entry) resets(s segment, other *entry) (ends, doubted bool) {
+	if s.proto == dptest.SCTP {
+		return s.number == e.ack, false
+	}
+	expected := e.end
+	if other != nil {
+		expected = other.ack
+	}
+	ahead, last := s.seq-expected, s.seq == e.end
+	return ahead == 0 || last && ahead <= 1<<20, last || ahead <= 0xffff
+}
+
 // follows updates one side of an established flow of TCP or SCTP by its packet.
 func (m *model) follows(s segment, e, other *entry) {
 	sctp := s.proto == dptest.SCTP
@@ -167,15 +192,16 @@ func (m *model) follows(s segment, e, other *entry) {
 		}
 	}
 	if s.rst {
-		switch {
-		case sctp && s.number == e.ack, !sctp && (s.seq == e.end || other != nil && s.seq == other.ack):
+		switch ends, doubted := e.resets(s, other); {
+		case ends:
 			both(func(e *entry) { e.state = syFlowStateFLOW_CLOSED })
-		case !sctp && inWindow(s.seq, e.end):
+		case doubted:
 			both(func(e *entry) { e.reset = true })
 		}
 		return
 	}
-	if s.fin && (sctp && s.number == e.ack || !sctp && inWindow(s.seq, e.end)) {
+	near := !sctp && s.ack && inWindow(s.last(), e.end) && inWindow(s.number, e.ack)
+	if s.fin && (sctp && s.number == e.ack || near) {
 		if e.fin == 0 {
 			e.fin = syFinFIN_FIRST
 			if other != nil && other.fin != 0 {
@@ -190,7 +216,7 @@ func (m *model) follows(s segment, e, other *entry) {
 			both(func(e *entry) { e.state = state })
 		}
 	}
-	if sctp || !s.ack || !inWindow(s.last(), e.end) || !inWindow(s.number, e.ack) {
+	if !near {
 		return
 	}
 	if int32(s.last()-e.end) > 0 {

@@ -159,6 +159,12 @@ static __always_inline void nat_renumber(const struct pkt *p, struct flow *f, __
 	flow_trust(f);
 }
 
+/* nat_is_near reports whether the numbers of a segment, which ends with end, are not far from the last ones. */
+static __always_inline int nat_is_near(const struct pkt *p, const struct flow *f, __u32 end)
+{
+	return p->flags & TCP_ACK && flow_in_window(end, f->end) && flow_in_window(p->ack, f->ack);
+}
+
 /* nat_follow keeps the numbers of the sending side. Numbers far from the last ones are not the flow's. Nothing is
  * written when nothing changed. */
 static __always_inline void nat_follow(const struct pkt *p, const struct verdict *v, struct flow *f)
@@ -167,8 +173,7 @@ static __always_inline void nat_follow(const struct pkt *p, const struct verdict
 
 	if (f->seen != v->now)
 		f->seen = v->now;
-	if (p->key.proto != IPPROTO_TCP || !(p->flags & TCP_ACK) || !flow_in_window(end, f->end) ||
-	    !flow_in_window(p->ack, f->ack)) {
+	if (p->key.proto != IPPROTO_TCP || !nat_is_near(p, f, end)) {
 		nat_renumber(p, f, end);
 		return;
 	}
@@ -188,38 +193,53 @@ static __always_inline void nat_set_state(struct flow *f, struct flow *other, __
 		other->state = state;
 }
 
+#define RST_CHALLENGED 0xffff /* the receiver challenges a RST within this distance: its window is that large */
+#define RST_IN_FLIGHT (1 << 20) /* beyond, an invented segment may have made the number the last one of its sender */
+
 /* nat_reset records a RST. It ends the flow when its number is the one that the receiver must accept at once (RFC 5961,
- * 3.2), which is that after the last byte of its sender or what the receiver acknowledged. With another number in the
- * window the receiver challenges it, so the flow only gets a shorter timeout until one side sends again. */
+ * 3.2), which is what the receiver acknowledged, or that after the last byte of its sender. With another number in the
+ * window the receiver challenges it, so the flow only gets a shorter timeout until one side sends again. A number
+ * outside the window the receiver ignores. */
 static __always_inline void nat_reset(const struct pkt *p, const struct verdict *v, struct flow *f, struct flow *other)
 {
-	int sctp = p->key.proto == IPPROTO_SCTP; /* the tag takes the place of a number (RFC 9260, 8.5.1) */
-
 	if (f->doubt == DOUBT_NUMBERS)
 		return;
-	int numbered = other && other->doubt != DOUBT_NUMBERS;
+	int sctp = p->key.proto == IPPROTO_SCTP; /* the tag takes the place of a number (RFC 9260, 8.5.1) */
+	int numbered = other && other->doubt != DOUBT_NUMBERS, last = p->seq == f->end;
+	__u32 ahead = p->seq - (numbered ? other->ack : f->end);
 
-	if (sctp ? p->ack == f->ack : p->seq == f->end || (numbered && p->seq == other->ack)) {
+	if (sctp ? p->ack == f->ack : !ahead || (last && ahead <= RST_IN_FLIGHT)) {
 		nat_set_state(f, other, FLOW_CLOSED, v->backend);
 		return;
 	}
-	if (sctp || !flow_in_window(p->seq, f->end))
+	if (sctp || (!last && ahead > RST_CHALLENGED))
 		return;
 	f->doubt = DOUBT_RESET;
 	if (numbered)
 		other->doubt = DOUBT_RESET;
 }
 
-/* nat_fin records a FIN whose number is in the window. */
+/* nat_fin records a FIN whose numbers are in the windows. */
 static __always_inline void nat_fin(const struct pkt *p, const struct verdict *v, struct flow *f, struct flow *other)
 {
-	if (p->key.proto == IPPROTO_SCTP ? p->ack != f->ack : !flow_in_window(p->seq, f->end))
+	if (p->key.proto == IPPROTO_SCTP ? p->ack != f->ack :
+	    f->doubt == DOUBT_NUMBERS	 ? !flow_in_window(p->seq, f->end) :
+					   !nat_is_near(p, f, p->seq + p->payload + 1))
 		return;
 	if (!f->fin)
 		f->fin = other && other->fin ? FIN_SECOND : FIN_FIRST;
 	if (f->state == FLOW_CLOSED) /* by a RST */
 		return;
 	nat_set_state(f, other, other && !other->fin ? FLOW_CLOSING : FLOW_CLOSED, v->backend);
+}
+
+/* nat_ends_half_open reports whether the server must accept a RST or ABORT of the client of a half-open flow. */
+static __always_inline int nat_ends_half_open(const struct pkt *p, const struct server_flow *s)
+{
+	if (p->key.proto == IPPROTO_SCTP)
+		return s->f.answered && p->ack == s->f.end;
+	/* Anybody may have sent the SYN that set client_end. */
+	return p->seq == (s->f.answered ? s->f.ack : s->client_end);
 }
 
 /* nat_write_half_open is for packets of half-open flows that do not confirm them. f is the entry of the server. */
@@ -244,7 +264,7 @@ static __always_inline void nat_write_half_open(const struct pkt *p, const struc
 	s = bpf_map_lookup_elem(&sy_halfopen_servers, &v->server);
 	if (!s)
 		return;
-	if (v->commit == COMMIT_CLOSE && (p->key.proto == IPPROTO_SCTP || p->seq == s->client_end))
+	if (v->commit == COMMIT_CLOSE && nat_ends_half_open(p, s))
 		nat_set_state(f, 0, FLOW_CLOSED, v->backend);
 	else if (pkt_opens_flow(p))
 		s->client_end = p->seq + p->payload + 1;
