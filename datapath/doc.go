@@ -45,7 +45,7 @@
 // receiver judges them. A SYN is forwarded to the server of a live flow and replaces none: the server challenges it.
 //
 // UDP has tables of its own, which are no LRU maps either, because an evicted flow would give its source port, and with
-// it an answer that is still to come, to another client. A frontend may have half of the entries. A port is free again
+// it an answer that is still to come, to another client. A frontend may have as many as are free. A port is free again
 // when its flow has expired: after half_open until the client sends again after an answer, then after udp.
 //
 // A source port rests after a flow has ended. When the server sent FIN first it keeps the connection in TIME_WAIT, so

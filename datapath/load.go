@@ -30,7 +30,7 @@ func load(o Options, dir string) (_ *syObjects, inner map[string]*ebpf.MapSpec, 
 	ports := toPorts(o.SNATPorts)
 	for name, value := range map[string]any{
 		"snat_first": ports.first, "snat_last": ports.last, "snat_ports": ports.n,
-		"udp_share": max(1, uint32(o.MaxFlows/udpPart/2)), "xdp_frags": truth(jumbo),
+		"xdp_frags":   truth(jumbo),
 		"no_xdp_tx":   truth(anyInterface(o.Interfaces, func(l netlink.Link) bool { return l.Type() == "veth" })),
 		"tunnel_port": o.TunnelPort, "tunnel_decap": truth(o.Delivers || len(o.TunnelSources) > 0),
 		"local_delivery":    truth(o.Delivers),
@@ -54,6 +54,9 @@ func load(o Options, dir string) (_ *syObjects, inner map[string]*ebpf.MapSpec, 
 		if _, ok := tableSizes(o.MaxFlows)[name]; ok {
 			keepSize(o, m, filepath.Join(dir, name))
 		}
+	}
+	if err := spec.Variables["udp_flows"].Set(spec.Maps["sy_udp_servers"].MaxEntries); err != nil {
+		return nil, nil, fmt.Errorf("set udp_flows: %w", err)
 	}
 	var objects syObjects
 	err = spec.LoadAndAssign(&objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}})
@@ -132,7 +135,7 @@ func tableSizes(maxFlows int) map[string]uint32 {
 }
 
 // udpPart is which part of max_flows may be flows of UDP, in addition to max_flows of the other protocols. A frontend
-// may have half of them.
+// may have as many as are free.
 const udpPart = 2
 
 // ports are snat_ports as the programs have them.

@@ -212,3 +212,28 @@ func TestHandshakeAcrossAChange(t *testing.T) {
 		}
 	})
 }
+
+// Floods of datagrams to several services leave room for one that is not flooded.
+func TestUDPFloodsOfSeveralServicesLeaveOthersAlone(t *testing.T) {
+	fx := newFixture(t, hookXDP, false, func(o *Options) { defaultPorts(o); o.MaxFlows = 400 })
+	for _, port := range []uint16{80, 81, 82, 83} {
+		fx.serve(func(s *lb.Service) {
+			s.Name = "port" + string(rune(port))
+			s.Ports = lb.PortsOn(s.Ports[0].Backends, lb.Port{Port: port, Target: 8000 + port, Protocol: lb.UDP})
+		}, "b1")
+	}
+	for _, port := range []uint16{80, 81, 82} {
+		for i := range 300 {
+			p := fx.on(i, dptest.UDP, 0)
+			p.Dst = fx.at("vip", port)
+			fx.runMany([][]byte{p.Frame()})
+		}
+	}
+	for i := range 5 {
+		p := fx.on(i, dptest.UDP, 0)
+		p.Dst = fx.at("vip", 83)
+		if r := fx.run(p.Frame()); r.reason != "forwarded" {
+			t.Errorf("the client %d of a service that is not flooded: %s", i, r.reason)
+		}
+	}
+}

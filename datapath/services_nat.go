@@ -52,10 +52,17 @@ func (s *services) flowFrontend(f lb.Frontend, id uint32) uint32 {
 	return id
 }
 
-// setUDPFlows writes the number of UDP flows of each frontend.
+// setUDPFlows writes the number of UDP flows of each frontend, and of all.
 func (s *services) setUDPFlows(flows map[uint32]uint32) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	all := uint32(0)
+	for _, n := range flows {
+		all += n
+	}
+	if err := s.objects.SyUdpShare.Put(uint32(maxFrontends), all); err != nil {
+		return err
+	}
 	for f, state := range s.frontends {
 		if f.Protocol != lb.UDP {
 			continue

@@ -694,7 +694,7 @@ const (
 	syVarTimeoutUdp          = "timeout_udp"
 	syVarTunnelDecap         = "tunnel_decap"
 	syVarTunnelPort          = "tunnel_port"
-	syVarUdpShare            = "udp_share"
+	syVarUdpFlows            = "udp_flows"
 	syVarXdpFrags            = "xdp_frags"
 )
 
@@ -814,7 +814,7 @@ type syVariableSpecs struct {
 	TimeoutUdp          *ebpf.VariableSpec `ebpf:"timeout_udp"`
 	TunnelDecap         *ebpf.VariableSpec `ebpf:"tunnel_decap"`
 	TunnelPort          *ebpf.VariableSpec `ebpf:"tunnel_port"`
-	UdpShare            *ebpf.VariableSpec `ebpf:"udp_share"`
+	UdpFlows            *ebpf.VariableSpec `ebpf:"udp_flows"`
 	XdpFrags            *ebpf.VariableSpec `ebpf:"xdp_frags"`
 }
 
@@ -945,7 +945,7 @@ type syVariables struct {
 	TimeoutUdp          *ebpf.Variable `ebpf:"timeout_udp"`
 	TunnelDecap         *ebpf.Variable `ebpf:"tunnel_decap"`
 	TunnelPort          *ebpf.Variable `ebpf:"tunnel_port"`
-	UdpShare            *ebpf.Variable `ebpf:"udp_share"`
+	UdpFlows            *ebpf.Variable `ebpf:"udp_flows"`
 	XdpFrags            *ebpf.Variable `ebpf:"xdp_frags"`
 }
 

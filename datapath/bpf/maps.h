@@ -199,12 +199,14 @@ struct {
 	__uint(max_entries, 1024);
 } sy_udp_servers SEC(".maps");
 
-/* Flows of UDP by frontend id: each frontend has a share of the table. Exact after each walk of the agent. */
+/* Flows of UDP by frontend id, and of all frontends. A frontend may have as many as entries are free, so k floods leave
+ * one part in k + 1. Exact after each walk of the agent. */
+#define UDP_SHARE_ALL MAX_FRONTENDS
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);
 	__type(value, __u32);
-	__uint(max_entries, MAX_FRONTENDS);
+	__uint(max_entries, MAX_FRONTENDS + 1);
 } sy_udp_share SEC(".maps");
 
 /* Flows by DSR and tunnel whose client continued after its first packet. Replies do not pass here, so this confirms

@@ -244,6 +244,14 @@ static __always_inline struct backend *backend_select(const struct pkt *p, struc
 	return v->backend == NO_BACKEND ? 0 : backend_get(v->backend);
 }
 
+static __always_inline int udp_share_is_full(__u32 frontend)
+{
+	__u32 all = UDP_SHARE_ALL, *n = bpf_map_lookup_elem(&sy_udp_share, &frontend);
+	__u32 *sum = bpf_map_lookup_elem(&sy_udp_share, &all);
+
+	return n && sum && *n && *n + *sum >= udp_flows;
+}
+
 /* nat_choose chooses the backend and the source of a new flow, and sets what its packets become. It returns the reason
  * for which it cannot. commit claims the source: that is a write. */
 __noinline int nat_choose(struct frontend *fe)
@@ -262,12 +270,8 @@ __noinline int nat_choose(struct frontend *fe)
 		return REASON_NO_BACKEND;
 	if (!snat_to(&v->server, p, fe, b))
 		return REASON_NO_ROUTE;
-	if (!pkt_is_stream(p) && !v->replaces) {
-		__u32 *n = bpf_map_lookup_elem(&sy_udp_share, &v->client.frontend);
-
-		if (n && *n >= udp_share)
-			return REASON_UDP_SHARE_FULL;
-	}
+	if (!pkt_is_stream(p) && !v->replaces && udp_share_is_full(v->client.frontend))
+		return REASON_UDP_SHARE_FULL;
 	if (!snat_choose(p, v, fe, b))
 		return REASON_SNAT_EXHAUSTED;
 	snat_verdict(v, b, v->backend);

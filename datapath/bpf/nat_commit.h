@@ -27,13 +27,16 @@ static __always_inline long flow_delete_server(const struct server_key *k, int s
 	return stream ? bpf_map_delete_elem(&sy_stream_servers, k) : bpf_map_delete_elem(&sy_udp_servers, k);
 }
 
-/* udp_share_add changes the number of UDP flows of a frontend by n. */
+/* udp_share_add changes the numbers of UDP flows of a frontend and of all by n. */
 static __always_inline void udp_share_add(__u32 frontend, int n)
 {
-	__u32 *count = bpf_map_lookup_elem(&sy_udp_share, &frontend);
+	__u32 all = UDP_SHARE_ALL, *count = bpf_map_lookup_elem(&sy_udp_share, &frontend);
+	__u32 *sum = bpf_map_lookup_elem(&sy_udp_share, &all);
 
 	if (count && (n > 0 || *count > 0))
 		__sync_fetch_and_add(count, n);
+	if (sum && (n > 0 || *sum > 0))
+		__sync_fetch_and_add(sum, n);
 }
 
 /* nat_remove removes the flow that has the key of a server. The entry of its client stays when it is of another
