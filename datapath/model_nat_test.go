@@ -19,7 +19,7 @@ func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) predictio
 	server = netip.AddrPortFrom(server.Addr(), port)
 	rest := 0
 	for x, e := range m.servers {
-		if x.src == server && e.to == s.way.back() && !e.gives(s) {
+		if x.src == server && e.to == s.way.back() && !m.gives(e, s) {
 			rest++
 		}
 	}
@@ -33,7 +33,7 @@ func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) predictio
 		to := way{ours, server, s.proto}
 		half := m.half[to.back()]
 		rests := m.servers[to.back()]
-		used := rests != nil && !rests.gives(s) ||
+		used := rests != nil && !m.gives(rests, s) ||
 			half != nil && half.state != syFlowStateFLOW_CLOSED && rest < snatTries-2
 		if ours.Addr() != m.fx.addr("self") || ours.Port() < 61000 || used {
 			return to, fmt.Errorf("opened from %s", ours)
@@ -59,10 +59,13 @@ func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) predictio
 }
 
 // gives reports whether the server of an ended flow has it in TIME_WAIT and accepts a SYN from its source port (RFC
-// 1122, 4.2.2.13; there are no timestamps here).
-func (e *entry) gives(s segment) bool {
+// 1122, 4.2.2.13; there are no timestamps here). Another client gets the port only when the server has nothing to send
+// again.
+func (m *model) gives(e *entry, s segment) bool {
+	c := m.clients[e.to.back()]
+	acknowledged := e.to.back() == s.way || c != nil && m.servers[c.to.back()] == e && c.ack == e.end
 	return s.proto == dptest.TCP && e.state == syFlowStateFLOW_CLOSED && e.fin == syFinFIN_FIRST &&
-		int32(s.seq-e.ack) > 0
+		int32(s.seq-e.ack) > 0 && acknowledged
 }
 
 // knownHalfOpen is for packets of the client of a half-open flow.

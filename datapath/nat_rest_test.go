@@ -20,6 +20,7 @@ func (fx *fixture) closedBy(server bool) {
 	fins := []dptest.Packet{fx.reply(dptest.FIN | dptest.ACK),
 		stamped(fx.fromClient(dptest.TCP, dptest.FIN|dptest.ACK), 1005, 7000)}
 	fins[0].Seq, fins[0].Ack = 5001, 1005
+	fins[1].Ack = 5008
 	if !server {
 		fins[0], fins[1] = fins[1], fins[0]
 	}
@@ -87,4 +88,27 @@ func TestSNATPortsChange(t *testing.T) {
 			t.Errorf("a new flow was %s from port %d", r.did, r.out.Src.Port())
 		}
 	})
+}
+
+// What a server sends again after both sides have sent FIN goes to the client that it is for, and not to one that got
+// the source port. There is one port here.
+func TestUnacknowledgedDataGoesToNoOtherClient(t *testing.T) {
+	fx := newFixture(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+	fx.service(lb.TCP, "b1")
+	connect(fx)
+	answer := fx.reply(dptest.FIN | dptest.ACK)
+	answer.Seq, answer.Ack = 5001, 1001
+	fin := fx.fromClient(dptest.TCP, dptest.FIN|dptest.ACK) // has not received the answer
+	fin.Payload = nil
+	for _, p := range []dptest.Packet{answer, fin} {
+		if r := fx.run(p.Frame()); r.did != "sent" {
+			t.Fatalf("FIN was %s: %s", r.did, r.reason)
+		}
+	}
+	syn := fx.on(1, dptest.TCP, dptest.SYN)
+	syn.Seq = 1 << 20
+	fx.run(syn.Frame())
+	if r := fx.run(answer.Frame()); r.out.Dst != fx.fromClient(dptest.TCP, 0).Src {
+		t.Errorf("the answer, sent again, went to %s", r.out.Dst)
+	}
 }

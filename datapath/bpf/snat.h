@@ -106,7 +106,19 @@ enum snat_syn {
 	SYN_LATER, /* by both: servers accept it that only know RFC 1122, 4.2.2.13 */
 };
 
-static __always_inline enum snat_syn snat_compare(const struct pkt *p, const struct server_flow *s)
+/* snat_is_acknowledged reports whether the client of an ended flow has all that its server sent: otherwise the server
+ * sends it again, to whoever has the source by then. */
+static __always_inline int snat_is_acknowledged(const struct verdict *v, const struct server_flow *s)
+{
+	if (client_key_equal(&s->client, &v->client))
+		return 1;
+	struct client_flow *c = flow_find_client(&s->client, 1);
+
+	return c && c->f.ack == s->f.end && c->sport == v->server.dport && addr_equal(c->source.w, v->server.to.w);
+}
+
+static __always_inline enum snat_syn snat_compare(const struct pkt *p, const struct verdict *v,
+						  const struct server_flow *s)
 {
 	int seq = (__s32)(p->seq - s->f.ack) > 0, stamped = p->tsval && s->client_end;
 
@@ -114,7 +126,9 @@ static __always_inline enum snat_syn snat_compare(const struct pkt *p, const str
 		return SYN_OLD;
 	if (stamped && (__s32)(p->tsval - s->client_end) <= 0)
 		return SYN_OLD;
-	return seq ? SYN_LATER : stamped ? SYN_NEWER : SYN_OLD;
+	if ((!seq && !stamped) || !snat_is_acknowledged(v, s))
+		return SYN_OLD;
+	return seq ? SYN_LATER : SYN_NEWER;
 }
 
 /* snat_claimable returns how the source of a new flow can be claimed (enum claim), or 0, and the age of the half-open
@@ -138,7 +152,7 @@ static __always_inline enum claim snat_claimable(const struct pkt *p, const stru
 		return CLAIM_FREE;
 	if (flow_server_expired(s, stream, v->now))
 		return CLAIM_RESTED;
-	switch (snat_compare(p, s)) {
+	switch (snat_compare(p, v, s)) {
 	case SYN_LATER:
 		return CLAIM_RESTED;
 	case SYN_NEWER:
