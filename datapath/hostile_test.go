@@ -128,3 +128,23 @@ func TestMappedDestination(t *testing.T) {
 		}
 	}
 }
+
+// A packet with IP options that is refused is no internal error.
+func TestRefusedPacketWithOptions(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, nil)
+		web(fx)
+		before := fx.counts()
+		p := udp(fx)
+		p.Options = true
+		fx.run(p.Frame())
+		fx.shrinkMTU(1280)
+		p = fx.fromClient(dptest.TCP, dptest.SYN)
+		p.Options, p.Payload = true, make([]byte, 1300)
+		fx.run(p.Frame())
+		internal := Verdict{"drop", "internal_error"}
+		if n := fx.counts()[internal] - before[internal]; n > 0 {
+			t.Errorf("%d packets count as internal errors", n)
+		}
+	})
+}

@@ -143,7 +143,7 @@ static __always_inline int act_tc(struct __sk_buff *skb, struct scratch *s, stru
 		commit(f);
 	if (v->action == ACTION_DECAP)
 		n = decap_parse((void *)(long)skb->data, (void *)(long)skb->data_end, p, v, &type);
-	icmp_ratelimit(v);
+	icmp_ratelimit(p, v);
 	if (v->reason != REASON_NOT_OURS)
 		verdict_count(p, v);
 	switch (v->action) {

@@ -93,7 +93,7 @@ static __always_inline int act_xdp(struct xdp_md *ctx, struct scratch *s, struct
 		n = decap_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end, p, v, &type);
 	if (v->action == ACTION_DECAP && v->local) /* tc would take the inner packet for a client's */
 		return XDP_TO_TC;
-	icmp_ratelimit(v);
+	icmp_ratelimit(p, v);
 	verdict_count(p, v);
 	switch (v->action) {
 	case ACTION_FORWARD:

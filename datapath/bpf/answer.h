@@ -81,11 +81,15 @@ static __always_inline int icmp_echo_reply(void *data, void *end, const struct p
 }
 
 /* icmp_ratelimit takes one token for an ICMP error from this CPU's bucket for its kind. Without a token the verdict
- * becomes a drop. */
-static __always_inline void icmp_ratelimit(struct verdict *v)
+ * becomes a drop, and so it does for IPv4 packets with options, which act_error4 does not quote. */
+static __always_inline void icmp_ratelimit(const struct pkt *p, struct verdict *v)
 {
 	if (v->action != ACTION_REFUSE && v->action != ACTION_TOO_BIG)
 		return;
+	if (!p->v6 && p->l4 != p->l3 + sizeof(struct iphdr)) {
+		v->action = ACTION_DROP;
+		return;
+	}
 	__u32 kind = v->action == ACTION_TOO_BIG;
 	struct token_bucket *b = bpf_map_lookup_elem(&sy_icmp_rate, &kind);
 	__u64 now = bpf_ktime_get_coarse_ns();
