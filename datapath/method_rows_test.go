@@ -122,6 +122,15 @@ var methodRows = []row{
 	{name: "error of a router about a packet to a client",
 		state: func(fx *fixture) { fx.service(lb.TCP, "b1"); connect(fx) }, in: icmpError("router", toTheClient),
 		did: "sent", reason: "forwarded", check: errorFor("self", "b1", asServer)},
+	{name: "path MTU below that of IPv6, about a datagram to a client", state: answered, in: reportToServer(576),
+		did: "dropped", reason: "pmtu_too_low"},
+	{name: "no path MTU, about a datagram to a client", state: answered, in: reportToServer(0),
+		did: "dropped", reason: "pmtu_too_low"},
+	{name: "path MTU about a datagram to a client", state: answered, in: reportToServer(1280),
+		did: "sent", reason: "forwarded"},
+	{name: "path MTU about a datagram, with the source kept", state: with(func(fx *fixture) {
+		fx.serve(func(s *lb.Service) { s.KeepSource, s.Ports[0].Protocol = true, lb.UDP }, "b1", "b2")
+	}, udp), in: reportToServer(576), did: "sent", reason: "forwarded"},
 	{name: "error about no flow", state: web, in: icmpError("router", toTheClient), did: "dropped", reason: "no_flow"},
 	{name: "error about a packet that was not sent", state: established,
 		in:  change(icmpError("router", lastSent), func(fx *fixture, p *dptest.Packet) { p.Dst = fx.at("vip", 0) }),

@@ -161,6 +161,12 @@ func toTheClient(fx *fixture) dptest.Packet {
 		Seq: 5001, Ack: 1001, Payload: []byte("answer")}
 }
 
+// reportToServer is a path MTU about a datagram of a server to the client.
+func reportToServer(mtu uint32) func(*fixture) dptest.Packet {
+	return change(icmpError("router", change(toTheClient, func(_ *fixture, p *dptest.Packet) { p.Proto = dptest.UDP })),
+		func(_ *fixture, p *dptest.Packet) { p.Rest = mtu })
+}
+
 // errorFor checks that an ICMP error was translated: its addresses, and the quoted ports.
 func errorFor(from, to string, quoted func(fx *fixture) (src, dst netip.AddrPort)) checkFunc {
 	return func(fx *fixture, in, out dptest.Packet) error {

@@ -503,15 +503,16 @@ const (
 	syReasonREASON_NO_FORWARDING         syReason = 23
 	syReasonREASON_TTL_EXPIRED           syReason = 24
 	syReasonREASON_TOO_BIG               syReason = 25
-	syReasonREASON_UNKNOWN_TUNNEL_SOURCE syReason = 26
-	syReasonREASON_TUNNEL_KEY_MISMATCH   syReason = 27
-	syReasonREASON_TUNNEL_SPOOFED        syReason = 28
-	syReasonREASON_DECAP_NOT_LOCAL       syReason = 29
-	syReasonREASON_CONGESTION_NOT_ECT    syReason = 30
-	syReasonREASON_VLAN_STACKED          syReason = 31
-	syReasonREASON_ICMP_RATELIMITED      syReason = 32
-	syReasonREASON_INTERNAL_ERROR        syReason = 33
-	syReasonREASON_MAX                   syReason = 34
+	syReasonREASON_PMTU_TOO_LOW          syReason = 26
+	syReasonREASON_UNKNOWN_TUNNEL_SOURCE syReason = 27
+	syReasonREASON_TUNNEL_KEY_MISMATCH   syReason = 28
+	syReasonREASON_TUNNEL_SPOOFED        syReason = 29
+	syReasonREASON_DECAP_NOT_LOCAL       syReason = 30
+	syReasonREASON_CONGESTION_NOT_ECT    syReason = 31
+	syReasonREASON_VLAN_STACKED          syReason = 32
+	syReasonREASON_ICMP_RATELIMITED      syReason = 33
+	syReasonREASON_INTERNAL_ERROR        syReason = 34
+	syReasonREASON_MAX                   syReason = 35
 )
 
 type syRelay struct {

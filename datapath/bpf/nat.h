@@ -125,10 +125,20 @@ static __always_inline struct flow *decide_half_open(const struct pkt *p, struct
 	return verdict_forward(v, f, COMMIT_CONFIRM);
 }
 
+/* nat_lowers_pmtu reports whether a packet is an ICMP error that makes a server send small packets to all clients: they
+ * have one address there, and servers compare the quoted numbers of TCP, but believe any error about a datagram. */
+static __always_inline int nat_lowers_pmtu(const struct pkt *p, const struct verdict *v)
+{
+	return p->icmp_error && p->mtu && p->mtu < MIN_MTU && !pkt_is_stream(p) &&
+	       !addr_equal(v->t.src.w, p->key.t.src.w);
+}
+
 static __always_inline struct flow *decide_known(const struct pkt *p, struct verdict *v, struct flow *f)
 {
 	if (v->half_open)
 		return decide_half_open(p, v, f);
+	if (nat_lowers_pmtu(p, v))
+		return verdict_set(v, ACTION_DROP, REASON_PMTU_TOO_LOW);
 	if (pkt_without_l4(p))
 		return verdict_forward(v, f, COMMIT_NONE);
 	if (!pkt_is_stream(p))

@@ -275,12 +275,12 @@ static __always_inline enum reason parse_icmp(void *data, void *end, struct pkt 
 		return REASON_NONE;
 	if (p->v6 && icmp->type > 0 && icmp->type <= ICMP6_PARAMETER) {
 		if (icmp->type == ICMP6_TOO_BIG)
-			p->mtu = bpf_ntohl(icmp->rest);
+			p->mtu = bpf_ntohl(icmp->rest) ?: 1;
 		parse_quote_v6(data, end, p);
 	} else if (!p->v6 && (icmp->type == ICMP_UNREACHABLE || icmp->type == ICMP_TIME_EXCEEDED ||
 			      icmp->type == ICMP_PARAMETER)) {
 		if (icmp->type == ICMP_UNREACHABLE && icmp->code == ICMP_FRAG_NEEDED)
-			p->mtu = bpf_ntohl(icmp->rest) & 0xffff;
+			p->mtu = (bpf_ntohl(icmp->rest) & 0xffff) ?: 1; /* 0: a router before RFC 1191 */
 		parse_quote_v4(data, end, p);
 	}
 	return REASON_NONE;
