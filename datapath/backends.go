@@ -40,6 +40,8 @@ type backend struct {
 	ours   []netip.Addr // our source addresses towards it, the preferred one first; none: no route
 	nic    int          // index of the interface towards it; 0: no route
 	tables int          // number of tables that refer to it
+	// generation changes when flows to it end.
+	generation uint32
 }
 
 // openBackends reads the backends of an earlier agent.
@@ -59,7 +61,7 @@ func openBackends(o *syObjects, c *chunks, filter *addrFilter, log *slog.Logger)
 		if value == (syBackend{}) {
 			continue
 		}
-		b := &backend{id: id, local: value.Local == 1, keyed: value.Keyed == 1}
+		b := &backend{id: id, local: value.Local == 1, keyed: value.Keyed == 1, generation: value.Generation}
 		b.at, b.ours = fromBackend(value)
 		_, b.nic = ourAddressesTowards(b.at.Addr())
 		s.byAddr[b.at], s.byID[b.id] = b, b
@@ -166,7 +168,7 @@ func (s *backends) write(b *backend) error {
 		err = s.entries.grow(b.id + 1)
 	}
 	if err == nil {
-		err = s.entries.put(b.id, toBackend(b.at, b.local, b.keyed, b.ours, server))
+		err = s.entries.put(b.id, toBackend(b, server))
 	}
 	if err != nil {
 		return fmt.Errorf("put backend %s: %w", b.at, err)

@@ -157,8 +157,8 @@ func (d *Datapath) open(t *transaction) (err error) {
 // Held implements lb.Datapath.
 func (d *Datapath) Held() ([]lb.Frontend, error) { return d.services.held(), nil }
 
-// Apply implements lb.Datapath. Run ends the flows of removed frontends and of backends that are down within about 100
-// ms.
+// Apply implements lb.Datapath. Flows to a backend that is down end at once: their packets are those of unknown flows.
+// Run removes them, and those of removed frontends, within seconds.
 func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]error {
 	failed := map[lb.Frontend]error{}
 	for _, f := range delta.Delete {
@@ -175,9 +175,11 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 			failed[u.plan.Frontend] = fmt.Errorf("put frontend %s: %w", u.plan.Frontend, u.err)
 			continue
 		}
-		d.gc.endBackends(d.services.flowFrontend(u.plan.Frontend, u.f.id), u.down)
+		if u.ended > 0 {
+			d.gc.wake()
+		}
 		if u.methodChanged {
-			d.gc.endFlows(u.f.id)
+			d.gc.endOtherMethods(u.f.id, syMethod(u.value.Method))
 		}
 	}
 	d.verifier.applied(updates)

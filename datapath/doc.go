@@ -52,10 +52,17 @@
 // the port rests for 65 s, unless the server must accept the SYN: its timestamp is later than the last one of the ended
 // flow, or, without timestamps, its sequence number (RFC 6191; RFC 1122, 4.2.2.13). Otherwise it rests for closed.
 //
-// Run removes flows whose both sides are idle for longer than their timeout (bpf/config.h), and flows to a backend that
-// a plan lists as Down: both entries are removed, and the client of a TCP flow gets a RST with the sequence number that
-// it expects. The agent selects them from copies of the entries; the program sy_gc compares each with its copy right
-// before it deletes, because another flow may have the key by then.
+// Flows to a backend that a plan lists as Down end at once and at no cost per flow: the backend gets another
+// generation, and each entry has that of its backend. A packet whose flow has an earlier one reads in sy_ended whether
+// the flows of its frontend ended since then; a backend may be down for one frontend only. Packets of a flow that has
+// ended are those of an unknown flow, and its source port is free. A backend that returns has the new generation, so it
+// gets no earlier flow.
+//
+// Run walks through the tables every five seconds, and within a second after flows have ended. It removes flows whose
+// both sides are idle for longer than their timeout (bpf/config.h), and flows that have ended: both their entries, and
+// the client of a TCP flow that has ended gets a RST with the sequence number that it expects. The agent selects them
+// from copies of the entries; the program sy_gc compares each with its copy right before it deletes, because another
+// flow may have the key by then.
 //
 // # Direct return
 //

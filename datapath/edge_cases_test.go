@@ -190,7 +190,7 @@ func TestLeastConnections(t *testing.T) {
 			t.Errorf("the idle server got %d of 30 flows; want nearly all", n)
 		}
 		before := fx.loads()
-		fx.do(func() error { fx.d.gc.expire(context.Background()); return nil })
+		fx.do(func() error { fx.d.gc.collect(context.Background(), nil); return nil })
 		if after := fx.loads(); before[b1] != after[b1] || before[b2] != after[b2] || int(after[b1]) != len(flows[b1]) {
 			t.Errorf("flows were counted as %v, the walk found %v; want %d and %d",
 				before, after, len(flows[b1]), len(flows[b2])-was)

@@ -44,7 +44,7 @@ func TestFilterHasTheAddressesInUse(t *testing.T) {
 			t.Errorf("after a takeover: %s, %s", r.did, r.reason)
 		}
 		fx.reset()
-		fx.do(func() error { fx.d.gc.expire(t.Context()); return nil })
+		fx.do(func() error { fx.d.gc.collect(t.Context(), nil); return nil })
 		if n := fx.filtered(); n != empty {
 			t.Errorf("%d bits without services; want %d", n, empty)
 		}

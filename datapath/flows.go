@@ -34,9 +34,9 @@ func (d *Datapath) Flows(ctx context.Context, want lb.FlowFilter) (flows []lb.Fl
 			flows = append(flows, s)
 		}
 	}
-	vip := d.services.frontendVIPs()
+	vip, ended := d.services.frontendVIPs(), &flowWalk{backends: d.services.endedFlows()}
 	err = d.gc.walk(ctx, 0, func(t flowTable, k syServerKey, f syServerFlow) {
-		if more {
+		if more || ended.ends(f.Client.Frontend, f.Backend, f.F.Generation, syMethodMETHOD_NAT) {
 			return
 		}
 		s := flowStatus(syFlowKey{Proto: k.proto(), T: syTuple{Src: f.Client.Client, Sport: f.Client.Sport,
@@ -51,6 +51,9 @@ func (d *Datapath) Flows(ctx context.Context, want lb.FlowFilter) (flows []lb.Fl
 		add(s, f.Client.Frontend)
 	})
 	errDSR := d.gc.walkDSR(ctx, 0, func(_ *ebpf.Map, k syFlowKey, f syDsrFlow) {
+		if ended.ends(f.Frontend, f.Backend, f.Generation, syMethod(f.Method)) {
+			return
+		}
 		s := flowStatus(k, f.State, now-time.Duration(f.Seen))
 		s.Forward, s.Backend = decodeMethod(syMethod(f.Method)), backends[f.Backend]
 		add(s, f.Frontend)

@@ -112,7 +112,7 @@ func (fx *fixture) end() {
 			return err
 		}
 		defer reset.close()
-		fx.d.gc.endRequested(context.Background(), reset)
+		fx.d.gc.collect(context.Background(), reset)
 		return nil
 	})
 }
@@ -153,13 +153,14 @@ func TestFlowsOfARemovedBackendContinue(t *testing.T) {
 	if r := fx.run(tcp(dptest.ACK)(fx).Frame()); r.out.Dst != before {
 		t.Errorf("%s: went to %s; want %s", r.reason, r.out.Dst, before)
 	}
-	fx.do(func() error { fx.d.gc.expire(context.Background()); return nil })
+	fx.collect()
 	if fx.d.services.backends.byAddr[before] == nil {
 		t.Error("the id of a backend with flows was released")
 	}
 	fx.run(resetBy(replies, 5001)(fx).Frame())
 	fx.d.gc.limits.Closed, fx.d.gc.limits.HalfOpen = -time.Second, 0
-	fx.do(func() error { fx.d.gc.expire(context.Background()); return nil })
+	fx.collect() // removes the flow
+	fx.collect() // finds none
 	if fx.d.services.backends.byAddr[before] != nil {
 		t.Error("the id of a backend without plan and flows was not released")
 	}
@@ -185,12 +186,12 @@ func TestFlowsEndWithTheirFrontend(t *testing.T) {
 func TestIdleFlowsExpire(t *testing.T) {
 	fx := newFixture(t, hookTC, false, nil)
 	established(fx)
-	fx.do(func() error { fx.d.gc.expire(context.Background()); return nil })
+	fx.collect()
 	if c := fx.d.gc.counts(); c != (FlowCounts{Established: 1}) {
 		t.Errorf("counted %+v; want one established flow", c)
 	}
 	fx.d.gc.limits.Established = -time.Second
-	fx.do(func() error { fx.d.gc.expire(context.Background()); return nil })
+	fx.collect()
 	if err := fx.flows().want(0, 0); err != nil {
 		t.Error(err)
 	}

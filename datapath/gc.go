@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -14,23 +15,20 @@ import (
 )
 
 // flowGC is the garbage collection of flows: it removes flows that are idle for longer than their timeout, and flows
-// whose backend is down or whose frontend was removed. It reads the tables in chunks at a bounded rate, so a million
-// flows cost no more per second than a thousand.
+// that have ended because their backend is down or their frontend was removed. It reads the tables in chunks at a
+// bounded rate, so a million flows cost no more per second than a thousand.
 type flowGC struct {
 	objects  *syObjects
 	services *services
 	limits   Timeouts
 	log      *slog.Logger
-	wakeup   chan struct{} // capacity 1: flows are to be ended
+	wakeup   chan struct{} // capacity 1: flows have ended
 
-	mu        sync.Mutex // guards all below
-	backends  map[target]bool
-	frontends map[uint32]bool // true: the id is released afterwards
+	mu sync.Mutex // guards all below
+	// frontends are those whose flows end, except flows by the method given; 0: all, and the id is released then.
+	frontends map[uint32]syMethod
 	flows     FlowCounts
 }
-
-// target is a backend as seen by one frontend.
-type target struct{ frontend, backend uint32 }
 
 // FlowCounts are the flows of the last complete walk, by state.
 type FlowCounts struct{ HalfOpen, Established, Closing int }
@@ -41,42 +39,32 @@ const timeWait = 65 * time.Second
 const (
 	chunk      = 4096
 	walkEvery  = 5 * time.Second
+	walkSoon   = time.Second           // after flows have ended
 	chunkPause = 10 * time.Millisecond // at most 400,000 entries a second
 )
 
 func newFlowGC(o *syObjects, s *services, limits Timeouts, log *slog.Logger) *flowGC {
 	return &flowGC{
 		objects: o, services: s, limits: limits, log: log, wakeup: make(chan struct{}, 1),
-		backends: map[target]bool{}, frontends: map[uint32]bool{},
+		frontends: map[uint32]syMethod{},
 	}
 }
 
-// endBackends makes Run end the flows of a frontend to these backends.
-func (g *flowGC) endBackends(frontend uint32, backends []uint32) {
-	if len(backends) == 0 {
-		return
-	}
+// endFrontend makes Run remove all flows of a removed frontend and then release its id.
+func (g *flowGC) endFrontend(id uint32) { g.end(id, 0) }
+
+// endOtherMethods makes Run remove the flows of a frontend by other methods than the one it has now.
+func (g *flowGC) endOtherMethods(id uint32, now syMethod) { g.end(id, now) }
+
+func (g *flowGC) end(frontend uint32, except syMethod) {
 	g.mu.Lock()
-	for _, b := range backends {
-		g.backends[target{frontend, b}] = true
-	}
+	g.frontends[frontend] = except
 	g.mu.Unlock()
 	g.wake()
 }
 
-// endFrontend makes Run end all flows of a frontend and release its id.
-func (g *flowGC) endFrontend(id uint32) { g.end(id, true) }
-
-// endFlows makes Run end all flows of a frontend that stays.
-func (g *flowGC) endFlows(frontend uint32) { g.end(frontend, false) }
-
-func (g *flowGC) end(frontend uint32, free bool) {
-	g.mu.Lock()
-	g.frontends[frontend] = g.frontends[frontend] || free
-	g.mu.Unlock()
-	g.wake()
-}
-
+// wake makes the next walk begin soon, so that clients that wait for an answer get their reset. Flows that end until
+// then have it in common.
 func (g *flowGC) wake() {
 	select {
 	case g.wakeup <- struct{}{}:
@@ -90,118 +78,161 @@ func (g *flowGC) run(ctx context.Context) error {
 		return err
 	}
 	defer reset.close()
-	tick := time.NewTicker(walkEvery)
-	defer tick.Stop()
+	next := time.NewTimer(walkEvery)
+	defer next.Stop()
+	due := time.Now().Add(walkEvery)
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-g.wakeup:
-			g.endRequested(ctx, reset)
-		case <-tick.C:
-			g.expire(ctx)
+			if time.Until(due) > walkSoon {
+				due = time.Now().Add(walkSoon)
+				next.Reset(walkSoon)
+			}
+		case <-next.C:
+			g.collect(ctx, reset)
+			due = time.Now().Add(walkEvery)
+			next.Reset(walkEvery)
 		}
 	}
 }
 
-// endRequested ends the flows of backends that are down and of removed frontends, without pauses.
-func (g *flowGC) endRequested(ctx context.Context, reset *resetter) {
+// flowWalk is one walk through the tables.
+type flowWalk struct {
+	start     time.Duration
+	frontends map[uint32]syMethod // whose flows end, as of flowGC
+	backends  map[target]endedFlows
+	counts    FlowCounts
+	open      map[uint32]uint32 // flows by backend
+	udp       map[uint32]uint32 // flows of UDP by frontend
+	ended     int
+}
+
+// ends reports whether a flow has ended before its timeout.
+func (w *flowWalk) ends(frontend, backend, generation uint32, method syMethod) bool {
+	if except, ok := w.frontends[frontend]; ok && except != method {
+		return true
+	}
+	e, ok := w.backends[target{frontend, backend}]
+	return ok && e.has(generation)
+}
+
+// collect removes flows that have ended or expired, counts the others, and releases the ids of frontends that were
+// removed and of backends without a table or flow. reset may be nil.
+func (g *flowGC) collect(ctx context.Context, reset *resetter) {
+	w := &flowWalk{
+		start: uptime(), backends: g.services.endedFlows(), open: map[uint32]uint32{}, udp: map[uint32]uint32{},
+	}
 	g.mu.Lock()
-	backends, frontends := g.backends, g.frontends
-	g.backends, g.frontends = map[target]bool{}, map[uint32]bool{}
+	w.frontends, g.frontends = g.frontends, map[uint32]syMethod{}
 	g.mu.Unlock()
-	ended := 0
-	ends := func(frontend, backend uint32) bool {
-		_, removed := frontends[frontend]
-		return removed || backends[target{frontend, backend}]
+	idle, ended := newFlowRemover(g.objects.SyGc, false, w.start), newFlowRemover(g.objects.SyGc, true, w.start)
+	remove := func(r *flowRemover, t flowTable, k syServerKey, f syServerFlow) {
+		if err := r.add(t, k, f); err != nil {
+			g.log.Error("flow not removed", "err", err)
+		}
 	}
 	vip := g.services.frontendVIPs()
-	remove := newFlowRemover(g.objects.SyGc, true, uptime())
-	err := g.walk(ctx, 0, func(t flowTable, k syServerKey, f syServerFlow) {
-		if !ends(f.Client.Frontend, f.Backend) {
-			return
-		}
-		ended++
-		var client syClientFlow
-		known := t.clients.Lookup(&f.Client, &client) == nil && client.sameFlow(k)
-		if err := remove.add(t, k, f); err != nil {
-			g.log.Error("flow not ended", "err", err)
-			return
-		}
-		if k.proto() == unix.IPPROTO_TCP && known && f.F.State < uint8(syFlowStateFLOW_CLOSED) {
-			if err := reset.client(f.Client, vip(f.Client.Frontend), client.F.Ack); err != nil {
-				g.log.Debug("flow ended without a reset", "err", err)
+	err := g.walk(ctx, chunkPause, func(t flowTable, k syServerKey, f syServerFlow) {
+		w.open[f.Backend] += 0
+		switch {
+		case w.ends(f.Client.Frontend, f.Backend, f.F.Generation, syMethodMETHOD_NAT):
+			if reset != nil {
+				g.reset(reset, t, k, f, vip)
 			}
+			remove(ended, t, k, f)
+		case g.serverExpired(t, k, f, w.start):
+			remove(idle, t, k, f)
+		default:
+			if k.proto() == unix.IPPROTO_UDP {
+				w.udp[f.Client.Frontend]++
+			}
+			w.count(f.F.State, f.Backend)
 		}
 	})
-	n, errDSR := g.endDSR(ctx, ends)
-	ended += n
-	if err := errors.Join(err, remove.flush(), errDSR); err != nil {
-		g.log.Error("flows not ended", "err", err)
+	err = errors.Join(err, idle.flush(), ended.flush(), g.collectDSR(ctx, w))
+	if err == nil {
+		err = ctx.Err()
 	}
-	ids := make([]uint32, 0, len(frontends))
-	for id, free := range frontends {
-		if free {
-			ids = append(ids, id)
+	if err != nil || ended.removed < ended.added { // another flow had the key; the next walk decides
+		g.again(w.frontends)
+	} else {
+		g.release(w)
+	}
+	if err != nil {
+		if ctx.Err() == nil {
+			g.log.Error("flow tables not read", "err", err)
 		}
+		return
 	}
-	g.services.release(ids, func(uint32) bool { return false })
-	if ended > 0 {
-		g.log.Info("flows ended", "flows", ended, "reason", "backend down or frontend removed")
+	if w.ended += ended.removed; w.ended > 0 {
+		g.log.Info("flows ended", "flows", w.ended, "reason", "backend down, or frontend removed or changed")
+	}
+	g.publish(w)
+	g.expireRelays(ctx, w.start)
+}
+
+// again leaves frontends to the next walk.
+func (g *flowGC) again(frontends map[uint32]syMethod) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for id, except := range frontends {
+		if _, later := g.frontends[id]; !later {
+			g.frontends[id] = except
+		}
 	}
 }
 
-// expire removes flows after their timeout, counts the others, and releases the ids of backends without a table or
-// flow.
-func (g *flowGC) expire(ctx context.Context) {
-	now := uptime()
-	var counts FlowCounts
-	open := map[uint32]uint32{} // flows by backend
-	udp := map[uint32]uint32{}  // flows of UDP by frontend
-	remove := newFlowRemover(g.objects.SyGc, false, now)
-	err := g.walk(ctx, chunkPause, func(t flowTable, k syServerKey, f syServerFlow) {
-		if g.serverExpired(t, k, f, now) {
-			if err := remove.add(t, k, f); err != nil {
-				g.log.Error("flow not removed", "err", err)
-			}
-			return
+// release releases what no flow refers to any longer after a walk.
+func (g *flowGC) release(w *flowWalk) {
+	var removed []uint32
+	for id, except := range w.frontends {
+		if except == 0 {
+			removed = append(removed, id)
 		}
-		if k.proto() == unix.IPPROTO_UDP {
-			udp[f.Client.Frontend]++
-		}
-		counts.add(f.F.State, f.Backend, open)
-	})
-	if err := errors.Join(err, remove.flush(), g.expireDSR(ctx, now, &counts, open)); err != nil {
-		g.log.Error("flow tables not read", "err", err)
-		return
 	}
-	if ctx.Err() != nil {
-		return
-	}
+	g.services.forgetEnded(w.backends, w.start)
+	g.services.release(removed, func(id uint32) bool { _, used := w.open[id]; return !used })
+}
+
+// publish writes the numbers of flows of a complete walk.
+func (g *flowGC) publish(w *flowWalk) {
 	g.services.settle(g.limits)
-	g.services.release(nil, func(id uint32) bool { _, used := open[id]; return !used })
-	g.expireRelays(ctx, now)
-	if err := errors.Join(g.services.setLoads(open), g.services.setUDPFlows(udp)); err != nil {
+	if err := errors.Join(g.services.setLoads(w.open), g.services.setUDPFlows(w.udp)); err != nil {
 		g.log.Error("numbers of flows not written", "err", err)
 	}
 	g.mu.Lock()
-	g.flows = counts
+	g.flows = w.counts
 	g.mu.Unlock()
 }
 
-// add counts a flow, and adds it to the open flows of its backend.
-func (c *FlowCounts) add(state uint8, backend uint32, open map[uint32]uint32) {
-	open[backend] += 0
+// reset sends a reset to the client of a TCP flow that has ended and that has not been closed before.
+func (g *flowGC) reset(
+	reset *resetter, t flowTable, k syServerKey, f syServerFlow, vip func(frontend uint32) netip.Addr,
+) {
+	var client syClientFlow
+	if k.proto() != unix.IPPROTO_TCP || f.F.State >= uint8(syFlowStateFLOW_CLOSED) ||
+		t.clients.Lookup(&f.Client, &client) != nil || !client.sameFlow(k) {
+		return
+	}
+	if err := reset.client(f.Client, vip(f.Client.Frontend), client.F.Ack); err != nil {
+		g.log.Debug("flow ended without a reset", "err", err)
+	}
+}
+
+// count counts a flow, and adds it to the open flows of its backend.
+func (w *flowWalk) count(state uint8, backend uint32) {
 	if state < uint8(syFlowStateFLOW_CLOSED) {
-		open[backend]++
+		w.open[backend]++
 	}
 	switch syFlowState(state) {
 	case syFlowStateFLOW_HALF_OPEN:
-		c.HalfOpen++
+		w.counts.HalfOpen++
 	case syFlowStateFLOW_ESTABLISHED:
-		c.Established++
+		w.counts.Established++
 	default:
-		c.Closing++
+		w.counts.Closing++
 	}
 }
 

@@ -21,25 +21,19 @@ func (g *flowGC) walkDSR(ctx context.Context, pause time.Duration, visit func(*e
 	return nil
 }
 
-// endDSR removes the flows by direct return of these frontends and backends, and returns their number.
-func (g *flowGC) endDSR(ctx context.Context, ends func(frontend, backend uint32) bool) (n int, err error) {
-	err = g.walkDSR(ctx, 0, func(m *ebpf.Map, k syFlowKey, f syDsrFlow) {
-		if ends(f.Frontend, f.Backend) {
-			n++
-			g.removeDSR(m, k)
-		}
-	})
-	return n, err
-}
-
-// expireDSR removes flows by direct return after their timeout, and counts the others.
-func (g *flowGC) expireDSR(ctx context.Context, now time.Duration, counts *FlowCounts, open map[uint32]uint32) error {
+// collectDSR removes flows by direct return that have ended or are idle, and counts the others.
+func (g *flowGC) collectDSR(ctx context.Context, w *flowWalk) error {
 	return g.walkDSR(ctx, chunkPause, func(m *ebpf.Map, k syFlowKey, f syDsrFlow) {
-		if g.expiredDSR(k, f, now) {
+		w.open[f.Backend] += 0
+		switch {
+		case w.ends(f.Frontend, f.Backend, f.Generation, syMethod(f.Method)):
+			w.ended++
 			g.removeDSR(m, k)
-			return
+		case g.expiredDSR(k, f, w.start):
+			g.removeDSR(m, k)
+		default:
+			w.count(f.State, f.Backend)
 		}
-		counts.add(f.State, f.Backend, open)
 	})
 }
 

@@ -13,13 +13,14 @@ import (
 type flowRemover struct {
 	program *ebpf.Program
 	list    syGcList
+	added   int
 	removed int
 }
 
-// newFlowRemover returns a remover for flows that are idle since a time before now, or with active for flows that must
-// end in any case.
-func newFlowRemover(program *ebpf.Program, active bool, now time.Duration) *flowRemover {
-	return &flowRemover{program: program, list: syGcList{Active: uint32(truth(active)), Since: flowClock(now)}}
+// newFlowRemover returns a remover for flows that are idle since a time before now, or for flows that have ended: these
+// are removed although they have packets.
+func newFlowRemover(program *ebpf.Program, ended bool, now time.Duration) *flowRemover {
+	return &flowRemover{program: program, list: syGcList{Ended: uint32(truth(ended)), Since: flowClock(now)}}
 }
 
 // add removes a flow with the next flush, or at once when the list is full.
@@ -30,7 +31,8 @@ func (r *flowRemover) add(t flowTable, k syServerKey, f syServerFlow) error {
 		}
 	}
 	r.list.Table = uint32(t.id)
-	r.list.Item[r.list.Items] = syGcItem{Key: k, Backend: f.Backend, Seen: f.F.Seen}
+	r.list.Item[r.list.Items] = syGcItem{Key: k, Backend: f.Backend, Seen: f.F.Seen, Generation: f.F.Generation}
+	r.added++
 	r.list.Items++
 	return nil
 }

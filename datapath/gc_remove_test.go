@@ -30,15 +30,19 @@ func TestRemovalSparesOtherFlows(t *testing.T) {
 				t.Fatalf("%d flows; want 1", len(flows))
 			}
 			for k, f := range flows {
-				older, other := f, f
+				older, other, earlier := f, f, f
 				older.F.Seen--
 				other.Backend++
+				earlier.F.Generation--
 				for step, y := range []struct {
-					active bool
-					stale  syServerFlow
-					want   int
-				}{{false, older, 0}, {false, other, 0}, {true, other, 0}, {true, older, 1}} {
-					r := newFlowRemover(fx.d.objects.SyGc, y.active, uptime()+time.Second)
+					ended bool
+					stale syServerFlow
+					want  int
+				}{
+					{false, older, 0}, {false, other, 0}, {false, earlier, 0},
+					{true, other, 0}, {true, earlier, 0}, {true, older, 1},
+				} {
+					r := newFlowRemover(fx.d.objects.SyGc, y.ended, uptime()+time.Second)
 					if err := r.add(table, k, y.stale); err != nil {
 						t.Fatal(err)
 					}

@@ -14,7 +14,7 @@ func TestGarbageCollectionOfAMillionFlows(t *testing.T) {
 	fx := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = million })
 	fillFlows(t, fx.d.objects.flowTables()[2], million, idle)
 	cpu, start := cpuTime(), time.Now()
-	fx.d.gc.expire(context.Background())
+	fx.d.gc.collect(context.Background(), nil)
 	cpu, took := cpuTime()-cpu, time.Since(start)
 	t.Logf("a walk through %d entries took %s, of which %s on a CPU", 2*million, took, cpu)
 	if c := fx.d.gc.counts(); c.Established != million-idle {
@@ -23,7 +23,7 @@ func TestGarbageCollectionOfAMillionFlows(t *testing.T) {
 	if cpu > took*3/4 {
 		t.Errorf("the walk took %s of %s: that is no pause", cpu, took)
 	}
-	fx.d.gc.expire(context.Background())
+	fx.d.gc.collect(context.Background(), nil)
 	if c := fx.d.gc.counts(); c.Established != million-idle {
 		t.Errorf("%d flows are left; want %d", c.Established, million-idle)
 	}
@@ -31,6 +31,12 @@ func TestGarbageCollectionOfAMillionFlows(t *testing.T) {
 
 // fillFlows puts established flows into a table; the first `idle` of them are expired.
 func fillFlows(t *testing.T, table flowTable, flows, idle int) {
+	t.Helper()
+	fillFlowsOf(t, table, flows, idle, 0, 0)
+}
+
+// fillFlowsOf is fillFlows for flows of a frontend to a backend.
+func fillFlowsOf(t *testing.T, table flowTable, flows, idle int, frontend, backend uint32) {
 	t.Helper()
 	const at = 10_000
 	ck, cv := make([]syClientKey, 0, at), make([]syClientFlow, 0, at)
@@ -40,12 +46,12 @@ func fillFlows(t *testing.T, table flowTable, flows, idle int) {
 		if i < idle {
 			f.Seen -= flowClock(24 * time.Hour)
 		}
-		c := syClientKey{Sport: uint16(i)}
+		c := syClientKey{Sport: uint16(i), Frontend: frontend}
 		c.Client.W[3] = uint32(i)
 		s := syServerKey{Server: unix.IPPROTO_TCP, Dport: uint16(i)}
 		s.To.W[3] = uint32(i)
-		ck, cv = append(ck, c), append(cv, syClientFlow{F: f, Source: s.To, Sport: s.Dport})
-		sk, sv = append(sk, s), append(sv, syServerFlow{F: f, Client: c})
+		ck, cv = append(ck, c), append(cv, syClientFlow{F: f, Source: s.To, Sport: s.Dport, Backend: backend})
+		sk, sv = append(sk, s), append(sv, syServerFlow{F: f, Client: c, Backend: backend})
 		if len(ck) < cap(ck) {
 			continue
 		}

@@ -103,13 +103,13 @@ func fromAllowKey(k syAllowKey) netip.Prefix {
 	return netip.PrefixFrom(addr, bits)
 }
 
-func toBackend(at netip.AddrPort, local, keyed bool, ours []netip.Addr, server uint32) (b syBackend) {
-	b.Addr, b.Port, b.Local, b.Server = toAddr(at.Addr()), swap(at.Port()), truth(local), server
-	b.Keyed = truth(keyed)
-	for i := range min(len(ours), len(b.Snat)) {
-		b.Snat[i] = toAddr(ours[i])
+func toBackend(b *backend, server uint32) syBackend {
+	value := syBackend{Addr: toAddr(b.at.Addr()), Port: swap(b.at.Port()), Local: truth(b.local), Server: server,
+		Keyed: truth(b.keyed), Generation: b.generation}
+	for i := range min(len(b.ours), len(value.Snat)) {
+		value.Snat[i] = toAddr(b.ours[i])
 	}
-	return b
+	return value
 }
 
 func fromBackend(b syBackend) (at netip.AddrPort, ours []netip.Addr) {

@@ -185,7 +185,7 @@ func TestEitherSideKeepsAFlow(t *testing.T) {
 			}
 			if live {
 				fx.age(old[0], old[1])
-				fx.do(func() error { fx.d.gc.expire(context.Background()); return nil })
+				fx.do(func() error { fx.d.gc.collect(context.Background(), nil); return nil })
 				if n := len(fx.confirmed().servers); n != 1 {
 					t.Errorf("%s: clients idle for %s, servers for %s: %d flows", name, old[0], old[1], n)
 				}

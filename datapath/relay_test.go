@@ -139,10 +139,10 @@ func TestDatagramsStopAskingEarlierNodes(t *testing.T) {
 
 		fx.close()
 		fx.open()
-		fx.d.gc.expire(t.Context())
+		fx.d.gc.collect(t.Context(), nil)
 		fx.sentTo("another agent", fx.received("router", there), there, true, "b2", "self")
 		fx.nodes(lb.UDP, "self")
-		fx.d.gc.expire(t.Context())
+		fx.d.gc.collect(t.Context(), nil)
 		opened("its node has no backends", fx.received("router", left))
 		if n := len(entries[syFlowKey, syRelay](t, fx.d.objects.SyRelays)); n != 0 {
 			t.Errorf("%d flows are relayed", n)

@@ -31,7 +31,8 @@ type services struct {
 	mu        sync.Mutex // guards all below
 	frontends map[lb.Frontend]*frontend
 	vips      map[netip.Addr]map[uint32]*frontend // by frontend id
-	free      []uint32                            // frontend ids
+	ended     map[target]endedFlows
+	free      []uint32 // frontend ids
 	backends  *backends
 	entries   *frontendEntries
 }
@@ -54,6 +55,7 @@ func openServices(o *syObjects, chunks *chunks, filter *addrFilter, log *slog.Lo
 	s := &services{
 		objects: o, counters: chunks.frontendCounters, filter: filter, log: log,
 		frontends: map[lb.Frontend]*frontend{}, vips: map[netip.Addr]map[uint32]*frontend{},
+		ended: map[target]endedFlows{},
 	}
 	used, err := s.readFrontends()
 	if err != nil {
@@ -72,8 +74,10 @@ func openServices(o *syObjects, chunks *chunks, filter *addrFilter, log *slog.Lo
 	if s.backends, err = openBackends(o, chunks, filter, log); err != nil {
 		return nil, err
 	}
-	s.entries, err = openFrontendEntries(o)
-	return s, err
+	if s.entries, err = openFrontendEntries(o); err != nil {
+		return nil, err
+	}
+	return s, s.openEnded()
 }
 
 func (s *services) readFrontends() (used map[uint32]bool, err error) {
@@ -130,8 +134,8 @@ type frontendUpdate struct {
 	older []uint32 // of earlier backends that its table lists beside them
 	// anyNode are the ids of nodes that may have any flow.
 	anyNode       []uint32
-	down          []uint32 // ids of backends that this plan is the first to list as down
-	methodChanged bool     // flows by the old method end
+	ended         int  // backends that this plan is the first to list as down
+	methodChanged bool // flows by the old method end
 	history       history
 	first         bool // the frontend had no plan of this agent before
 	err           error
@@ -288,14 +292,9 @@ func (s *services) complete(u *frontendUpdate) {
 		f.changed = time.Now()
 	}
 	s.frontends[u.plan.Frontend] = f
-	for _, at := range u.plan.Down {
-		if b := s.backends.byAddr[at]; b != nil && !slices.Contains(f.down, at) {
-			u.down = append(u.down, b.id)
-		}
-	}
-	f.down = u.plan.Down
+	u.ended, u.err = s.endDown(f, u.plan.Down)
 	if len(s.vips[u.plan.VIP]) == 0 {
-		u.err = s.filter.add(u.plan.VIP, syAddrKindADDR_VIP)
+		u.err = errors.Join(u.err, s.filter.add(u.plan.VIP, syAddrKindADDR_VIP))
 	}
 	s.ofVIP(u.plan.VIP)[f.id] = f
 	u.err = errors.Join(u.err, s.entries.trim(f.id, u.plan, u.ids), s.setVIP(u.plan.VIP))
@@ -372,7 +371,8 @@ func (s *services) release(frontends []uint32, unused func(backend uint32) bool)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.free = append(s.free, frontends...)
-	s.backends.release(unused)
+	ended := s.mayHaveEnded()
+	s.backends.release(func(id uint32) bool { return unused(id) && !ended(id) })
 }
 
 // setLoads writes the number of open flows of each backend that is selected by it.

@@ -43,8 +43,6 @@ func (s *services) settle(limits Timeouts) {
 // flowFrontend returns the id of a frontend in the keys of its flows. Flows of decapsulated packets have that of the
 // frontend for packets outside tunnels, so that both kinds of packets find them.
 func (s *services) flowFrontend(f lb.Frontend, id uint32) uint32 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	f.Decap = false
 	if outer := s.frontends[f]; outer != nil {
 		return outer.id

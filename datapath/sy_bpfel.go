@@ -71,13 +71,14 @@ type syAllowKey struct {
 }
 
 type syBackend struct {
-	_      structs.HostLayout
-	Server uint32
-	Port   uint16
-	Local  uint8
-	Keyed  uint8
-	Addr   syAddr
-	Snat   [4]syAddr
+	_          structs.HostLayout
+	Server     uint32
+	Port       uint16
+	Local      uint8
+	Keyed      uint8
+	Generation uint32
+	Addr       syAddr
+	Snat       [4]syAddr
 }
 
 type syClientFlow struct {
@@ -87,7 +88,6 @@ type syClientFlow struct {
 	Backend uint32
 	Sport   uint16
 	Dport   uint16
-	Pad     [8]uint8
 }
 
 type syClientKey struct {
@@ -99,13 +99,14 @@ type syClientKey struct {
 }
 
 type syDsrFlow struct {
-	_        structs.HostLayout
-	Frontend uint32
-	Backend  uint32
-	Seen     uint64
-	State    uint8
-	Method   uint8
-	Pad      [6]uint8
+	_          structs.HostLayout
+	Frontend   uint32
+	Backend    uint32
+	Seen       uint64
+	State      uint8
+	Method     uint8
+	Pad        [2]uint8
+	Generation uint32
 }
 
 type syExplained struct {
@@ -160,7 +161,7 @@ type syExported struct {
 		ByHash     uint8
 		Replaces   uint8
 		Now        uint32
-		Pad        [4]uint8
+		Generation uint32
 		Client     struct {
 			_      structs.HostLayout
 			Client struct {
@@ -229,7 +230,7 @@ type syExported struct {
 			ByHash     uint8
 			Replaces   uint8
 			Now        uint32
-			Pad        [4]uint8
+			Generation uint32
 			Client     struct {
 				_      structs.HostLayout
 				Client struct {
@@ -274,12 +275,12 @@ type syExported struct {
 	AddrKind  uint32
 	GcTable   uint32
 	GcList    struct {
-		_      structs.HostLayout
-		Table  uint32
-		Items  uint32
-		Active uint32
-		Since  uint32
-		Item   [64]struct {
+		_     structs.HostLayout
+		Table uint32
+		Items uint32
+		Ended uint32
+		Since uint32
+		Item  [64]struct {
 			_   structs.HostLayout
 			Key struct {
 				_  structs.HostLayout
@@ -291,8 +292,9 @@ type syExported struct {
 				Dport  uint16
 				Sport  uint16
 			}
-			Backend uint32
-			Seen    uint32
+			Backend    uint32
+			Seen       uint32
+			Generation uint32
 		}
 	}
 	SlotLine struct {
@@ -300,12 +302,13 @@ type syExported struct {
 		Words [16]uint32
 	}
 	Backend struct {
-		_      structs.HostLayout
-		Server uint32
-		Port   uint16
-		Local  uint8
-		Keyed  uint8
-		Addr   struct {
+		_          structs.HostLayout
+		Server     uint32
+		Port       uint16
+		Local      uint8
+		Keyed      uint8
+		Generation uint32
+		Addr       struct {
 			_ structs.HostLayout
 			W [4]uint32
 		}
@@ -314,7 +317,6 @@ type syExported struct {
 			W [4]uint32
 		}
 	}
-	_ [4]byte
 }
 
 type syFin uint32
@@ -325,14 +327,15 @@ const (
 )
 
 type syFlow struct {
-	_        structs.HostLayout
-	End      uint32
-	Ack      uint32
-	Seen     uint32
-	State    uint8
-	Fin      uint8
-	Doubt    uint8
-	Answered uint8
+	_          structs.HostLayout
+	End        uint32
+	Ack        uint32
+	Seen       uint32
+	State      uint8
+	Fin        uint8
+	Doubt      uint8
+	Answered   uint8
+	Generation uint32
 }
 
 type syFlowDoubt uint32
@@ -398,19 +401,20 @@ type syFrontendKey struct {
 }
 
 type syGcItem struct {
-	_       structs.HostLayout
-	Key     syServerKey
-	Backend uint32
-	Seen    uint32
+	_          structs.HostLayout
+	Key        syServerKey
+	Backend    uint32
+	Seen       uint32
+	Generation uint32
 }
 
 type syGcList struct {
-	_      structs.HostLayout
-	Table  uint32
-	Items  uint32
-	Active uint32
-	Since  uint32
-	Item   [64]syGcItem
+	_     structs.HostLayout
+	Table uint32
+	Items uint32
+	Ended uint32
+	Since uint32
+	Item  [64]syGcItem
 }
 
 type syGcTable uint32
@@ -610,7 +614,7 @@ type syVerdict struct {
 	ByHash     uint8
 	Replaces   uint8
 	Now        uint32
-	Pad        [4]uint8
+	Generation uint32
 	Client     syClientKey
 	Server     syServerKey
 	Chain      struct {
@@ -642,6 +646,7 @@ const (
 	syMapSyDsrFlows          = "sy_dsr_flows"
 	syMapSyDsrHalfopen       = "sy_dsr_halfopen"
 	syMapSyDsrPending        = "sy_dsr_pending"
+	syMapSyEnded             = "sy_ended"
 	syMapSyFeCounters        = "sy_fe_counters"
 	syMapSyFrags             = "sy_frags"
 	syMapSyFrontendVips      = "sy_frontend_vips"
@@ -762,6 +767,7 @@ type syMapSpecs struct {
 	SyDsrFlows        *ebpf.MapSpec `ebpf:"sy_dsr_flows"`
 	SyDsrHalfopen     *ebpf.MapSpec `ebpf:"sy_dsr_halfopen"`
 	SyDsrPending      *ebpf.MapSpec `ebpf:"sy_dsr_pending"`
+	SyEnded           *ebpf.MapSpec `ebpf:"sy_ended"`
 	SyFeCounters      *ebpf.MapSpec `ebpf:"sy_fe_counters"`
 	SyFrags           *ebpf.MapSpec `ebpf:"sy_frags"`
 	SyFrontendVips    *ebpf.MapSpec `ebpf:"sy_frontend_vips"`
@@ -848,6 +854,7 @@ type syMaps struct {
 	SyDsrFlows        *ebpf.Map `ebpf:"sy_dsr_flows"`
 	SyDsrHalfopen     *ebpf.Map `ebpf:"sy_dsr_halfopen"`
 	SyDsrPending      *ebpf.Map `ebpf:"sy_dsr_pending"`
+	SyEnded           *ebpf.Map `ebpf:"sy_ended"`
 	SyFeCounters      *ebpf.Map `ebpf:"sy_fe_counters"`
 	SyFrags           *ebpf.Map `ebpf:"sy_frags"`
 	SyFrontendVips    *ebpf.Map `ebpf:"sy_frontend_vips"`
@@ -892,6 +899,7 @@ func (m *syMaps) Close() error {
 		m.SyDsrFlows,
 		m.SyDsrHalfopen,
 		m.SyDsrPending,
+		m.SyEnded,
 		m.SyFeCounters,
 		m.SyFrags,
 		m.SyFrontendVips,

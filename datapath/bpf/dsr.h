@@ -43,6 +43,10 @@ static __always_inline int dsr_expired(const struct dsr_flow *f, __u8 proto, __u
  * no longer answer, or the entry is of a flow that has ended. */
 static __always_inline int dsr_valid(const struct pkt *p, const struct dsr_flow *f, __u8 method, int by_hash)
 {
+	struct backend *b = backend_get(f->backend);
+
+	if (!b || flow_ended(f->frontend, f->backend, f->generation, backend_generation(b)))
+		return 0;
 	if (f->method != method)
 		return 0;
 	if (pkt_is_stream(p) && pkt_opens_flow(p) && (by_hash || f->state == FLOW_CLOSED))
@@ -59,6 +63,7 @@ static __always_inline struct flow *dsr_forward(struct verdict *v, __u8 method, 
 		return verdict_set(v, ACTION_DROP, REASON_NO_ROUTE);
 	v->method = method;
 	v->keyed = b->keyed;
+	v->generation = backend_generation(b);
 	v->t.src = b->snat[0];
 	v->t.dst = b->addr;
 	tunnel_set_ports(v);
@@ -78,7 +83,9 @@ static __always_inline struct flow *decide_dsr_known(const struct pkt *p, struct
 	else if (f->state == FLOW_HALF_OPEN && (!pkt_is_stream(p) || p->flags & TCP_ACK))
 		c = COMMIT_DSR_STORE;
 	v->backend = f->backend;
-	return dsr_forward(v, f->method, c);
+	dsr_forward(v, f->method, c);
+	v->generation = f->generation;
+	return 0;
 }
 
 /* One in so many packets is looked up without need: it refreshes its flow and finds flows that began on another

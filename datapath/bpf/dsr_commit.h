@@ -6,9 +6,12 @@
 /* dsr_store writes an entry. The packet is forwarded even when the write fails. */
 static __always_inline void dsr_store(void *map, const struct pkt *p, const struct verdict *v, __u8 state, __u64 now)
 {
-	struct dsr_flow f = {
-		.frontend = v->frontend, .backend = v->backend, .method = v->method, .state = state, .seen = now
-	};
+	struct dsr_flow f = { .frontend = v->frontend,
+			      .backend = v->backend,
+			      .method = v->method,
+			      .state = state,
+			      .seen = now,
+			      .generation = v->generation };
 
 	bpf_map_update_elem(map, &p->key, &f, BPF_ANY);
 }

@@ -88,6 +88,37 @@ static __always_inline struct server_flow *flow_find_server(const struct server_
 	return stream ? bpf_map_lookup_elem(&sy_stream_servers, k) : bpf_map_lookup_elem(&sy_udp_servers, k);
 }
 
+/* backend_generation reads the generation of a backend once: a flow that is found not to have ended gets this one. */
+static __always_inline __u32 backend_generation(const struct backend *b)
+{
+	return *(const volatile __u32 *)&b->generation;
+}
+
+/* flow_ended_before is flow_ended for a flow with an earlier generation. Another frontend may have caused the later. */
+__noinline int flow_ended_before(__u32 frontend, __u32 backend, __u32 generation)
+{
+	struct member_key k = { .frontend = frontend, .backend = backend };
+	__u32 *first = bpf_map_lookup_elem(&sy_ended, &k);
+
+	return first && (__s32)(generation - *first) < 0;
+}
+
+/* flow_ended reports whether a flow has ended because its backend went down, given the generation of the flow and the
+ * present one. The agent adds an entry to sy_ended and then changes the generation of the backend: so it ends all flows
+ * of a frontend to it at once, however many there are. */
+static __always_inline int flow_ended(__u32 frontend, __u32 backend, __u32 generation, __u32 present)
+{
+	return generation != present && flow_ended_before(frontend, backend, generation);
+}
+
+/* flow_server_ended is flow_ended, given the entry of the server. */
+static __always_inline int flow_server_ended(const struct server_flow *s)
+{
+	struct backend *b = backend_get(s->backend);
+
+	return b && flow_ended(s->client.frontend, s->backend, s->f.generation, backend_generation(b));
+}
+
 static __always_inline int flow_idle(const struct flow *f, __u32 now, __u64 timeout)
 {
 	return now - f->seen > (__u32)(timeout >> FLOW_CLOCK_SHIFT);
@@ -105,11 +136,14 @@ static __always_inline int flow_side_expired(const struct flow *f, int stream, _
 	return flow_idle(f, now, t);
 }
 
-/* flow_server_expired reports whether a flow has expired, given its server's entry: both sides must be idle. */
+/* flow_server_expired reports whether a flow has expired or ended, given its server's entry. It has expired when both
+ * sides are idle. */
 static __always_inline int flow_server_expired(const struct server_flow *s, int stream, __u32 now)
 {
 	struct client_flow *c;
 
+	if (flow_server_ended(s))
+		return 1;
 	if (s->f.state == FLOW_CLOSED && s->f.fin == FIN_FIRST)
 		return flow_idle(&s->f, now, timeout_time_wait);
 	if (!flow_side_expired(&s->f, stream, now))

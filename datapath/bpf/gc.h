@@ -9,14 +9,15 @@ static __always_inline int gc_remove(void *clients, void *servers, const struct 
 	struct server_key k = item->key;
 	struct server_flow *s = bpf_map_lookup_elem(servers, &k);
 
-	if (!s || s->backend != item->backend || (!l->active && s->f.seen != item->seen))
+	if (!s || s->backend != item->backend || s->f.generation != item->generation ||
+	    (!l->ended && s->f.seen != item->seen))
 		return 0;
 	struct client_key client = s->client;
 	struct client_flow *c = bpf_map_lookup_elem(clients, &client);
 
 	if (c && c->backend == s->backend && c->sport == k.dport && c->dport == k.sport &&
 	    addr_equal(c->source.w, k.to.w)) {
-		if (!l->active && (__s32)(c->f.seen - l->since) > 0)
+		if (!l->ended && (__s32)(c->f.seen - l->since) > 0)
 			return 0;
 		bpf_map_delete_elem(clients, &client);
 	}

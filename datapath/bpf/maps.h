@@ -92,6 +92,16 @@ struct {
 	__uint(max_entries, 1 << 20);
 } sy_weights SEC(".maps");
 
+/* Frontend and backend → the first generation of the backend whose flows of the frontend have not ended. The agent adds
+ * an entry when a backend goes down for a frontend, and deletes it when it has removed the flows that ended. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct member_key);
+	__type(value, __u32);
+	__uint(max_entries, 1 << 18);
+} sy_ended SEC(".maps");
+
 /* Open flows by backend id. Exact after each walk of the agent through the flow tables, and updated in between. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

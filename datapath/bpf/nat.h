@@ -77,6 +77,9 @@ static __always_inline struct flow *nat_find_reply(const struct pkt *p, struct v
 
 	if (!vip || !b)
 		return 0;
+	v->generation = backend_generation(b);
+	if (flow_ended(v->client.frontend, v->backend, s->f.generation, v->generation))
+		return 0;
 	v->t.src = *vip;
 	v->t.dst = v->client.client;
 	v->t.sport = v->client.dport;
@@ -159,6 +162,9 @@ static __always_inline int nat_select(const struct pkt *p, struct verdict *v, co
 	struct backend *b = backend_get(backend);
 
 	if (!b || addr_is_zero(&b->addr))
+		return 0;
+	v->generation = backend_generation(b);
+	if (flow_ended(v->client.frontend, backend, c->f.generation, v->generation))
 		return 0;
 	if (c->f.state == FLOW_CLOSED && pkt_opens_flow(p))
 		return 0;
@@ -282,6 +288,7 @@ __noinline int nat_choose(struct frontend *fe)
 		return REASON_NO_ROUTE;
 	if (!pkt_is_stream(p) && !v->replaces && udp_share_is_full(v->client.frontend))
 		return REASON_UDP_SHARE_FULL;
+	v->generation = backend_generation(b);
 	if (!snat_choose(p, v, fe, b))
 		return REASON_SNAT_EXHAUSTED;
 	snat_verdict(v, b, v->backend);

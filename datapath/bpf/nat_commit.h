@@ -56,6 +56,28 @@ static __always_inline void nat_remove(const struct server_key *k, int stream)
 		udp_share_add(client.frontend, -1);
 }
 
+/* nat_replace removes the entry of the client of v, whose flow is over. The port of the flow rests, unless the flow has
+ * ended because its backend went down. */
+static __always_inline void nat_replace(const struct verdict *v, int stream)
+{
+	struct client_flow *c = flow_find_client(&v->client, stream);
+	struct backend *b = c ? backend_get(c->backend) : 0;
+
+	if (b && flow_ended(v->client.frontend, c->backend, c->f.generation, backend_generation(b))) {
+		struct server_key k = { .to = c->source,
+					.server = b->server << 8 | (v->server.server & 0xff),
+					.dport = c->sport,
+					.sport = c->dport };
+		struct server_flow *s = flow_find_server(&k, stream);
+
+		if (s && client_key_equal(&s->client, &v->client)) {
+			nat_remove(&k, stream);
+			return;
+		}
+	}
+	flow_delete_client(&v->client, stream);
+}
+
 /* nat_store writes both entries of a flow into the tables of its protocol; neither, when one cannot be written. */
 static __always_inline int nat_store(const struct pkt *p, struct verdict *v, struct client_flow *c,
 				     struct server_flow *s)
@@ -82,17 +104,17 @@ static __always_inline int nat_store(const struct pkt *p, struct verdict *v, str
  * claimed the source at the same moment, the packet is dropped, and the client sends again. */
 static __always_inline void nat_write_open(const struct pkt *p, struct verdict *v)
 {
-	struct client_flow c = { .f = { .seen = v->now, .state = FLOW_HALF_OPEN }, .backend = v->backend };
-	struct server_flow s = { .f = { .seen = v->now, .state = FLOW_HALF_OPEN },
-				 .client = v->client,
-				 .backend = v->backend,
-				 .client_end = p->seq + p->payload + 1 };
+	struct flow f = { .seen = v->now, .state = FLOW_HALF_OPEN, .generation = v->generation };
+	struct client_flow c = { .f = f, .backend = v->backend };
+	struct server_flow s = {
+		.f = f, .client = v->client, .backend = v->backend, .client_end = p->seq + p->payload + 1
+	};
 	int stream = pkt_is_stream(p);
 
 	if (v->claim == CLAIM_RESTED || v->claim == CLAIM_TIME_WAIT)
 		nat_remove(&v->server, stream);
 	if (v->replaces)
-		flow_delete_client(&v->client, stream); /* the port of the ended flow rests */
+		nat_replace(v, stream);
 	if (!stream) {
 		if (nat_store(p, v, &c, &s))
 			udp_share_add(v->client.frontend, 1);
@@ -112,8 +134,14 @@ static __always_inline void nat_confirm(const struct pkt *p, struct verdict *v, 
 					.seen = v->now,
 					.state = state,
 					.fin = p->flags & TCP_FIN ? FIN_FIRST : 0,
-					.answered = 1 } };
-	struct server_flow s = { .f = { .end = p->ack, .ack = p->seq, .seen = v->now, .state = state, .answered = 1 },
+					.answered = 1,
+					.generation = v->generation } };
+	struct server_flow s = { .f = { .end = p->ack,
+					.ack = p->seq,
+					.seen = v->now,
+					.state = state,
+					.answered = 1,
+					.generation = v->generation },
 				 .client = v->client,
 				 .backend = v->backend };
 
@@ -176,6 +204,8 @@ static __always_inline void nat_follow(const struct pkt *p, const struct verdict
 
 	if (f->seen != v->now)
 		f->seen = v->now;
+	if (f->generation != v->generation)
+		f->generation = v->generation;
 	if (p->key.proto != IPPROTO_TCP || !nat_is_near(p, f, end)) {
 		nat_renumber(p, f, end);
 		return;

@@ -10,7 +10,7 @@ enum flow_state {
 };
 
 /* The NAT flow tables have two entries for each flow: one for the packets of the client, one for those of the
- * server. With its kernel header each is 120 bytes, which the kernel allocates as two cache lines. */
+ * server. With its kernel header each is at most 128 bytes, which the kernel allocates as two cache lines. */
 struct client_key {
 	struct addr client;
 	__u32 frontend; /* implies VIP and protocol; for chained frontends that of the packets outside tunnels */
@@ -43,6 +43,7 @@ struct flow {
 	__u8 fin; /* enum fin */
 	__u8 doubt; /* enum flow_doubt */
 	__u8 answered; /* 1: the server has answered */
+	__u32 generation; /* of the backend, when the flow was last found not to have ended (flow_ended) */
 };
 
 struct client_flow {
@@ -50,7 +51,6 @@ struct client_flow {
 	struct addr source; /* of the packets to the server */
 	__u32 backend; /* id */
 	__be16 sport, dport; /* of the packets to the server */
-	__u8 pad[8];
 };
 
 struct server_flow {
@@ -72,7 +72,7 @@ enum claim {
 /* Flows that the agent wants to be removed (gc.h). */
 struct gc_item {
 	struct server_key key;
-	__u32 backend, seen; /* of the copy */
+	__u32 backend, seen, generation; /* of the copy */
 };
 
 enum gc_table {
@@ -86,7 +86,7 @@ enum gc_table {
 struct gc_list {
 	__u32 table; /* enum gc_table */
 	__u32 items; /* that are used */
-	__u32 active; /* 1: flows to a backend that is down are removed also when they had packets meanwhile */
+	__u32 ended; /* 1: the flows have ended, and are removed also when they had packets meanwhile */
 	__u32 since; /* when the agent began to read: a side that had packets since is not idle */
 	struct gc_item item[GC_ITEMS];
 };

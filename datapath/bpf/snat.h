@@ -86,12 +86,15 @@ static __always_inline struct server_flow *snat_find_half_open(const struct pkt 
 
 	if (!b || !snat_to(&v->server, p, fe, b))
 		return 0;
+	v->generation = backend_generation(b);
 #pragma clang loop unroll(full)
 	for (__u32 i = 0; i < SNAT_TRIES; i++) {
 		snat_candidate(&v->server, p, v, fe, b, i);
 		struct server_flow *s = bpf_map_lookup_elem(&sy_halfopen_servers, &v->server);
 
 		if (s && client_key_equal(&s->client, &v->client)) {
+			if (flow_ended(v->client.frontend, backend, s->f.generation, v->generation))
+				return 0;
 			snat_verdict(v, b, backend);
 			return s;
 		}
@@ -143,8 +146,10 @@ static __always_inline enum claim snat_claimable(const struct pkt *p, const stru
 		s = bpf_map_lookup_elem(&sy_halfopen_servers, &v->server);
 		if (s) {
 			*age = v->now - s->f.seen;
-			return s->f.state == FLOW_CLOSED || client_key_equal(&s->client, &v->client) ? CLAIM_OVER :
-												       CLAIM_EVICT;
+			return s->f.state == FLOW_CLOSED || client_key_equal(&s->client, &v->client) ||
+					       flow_server_ended(s) ?
+				       CLAIM_OVER :
+				       CLAIM_EVICT;
 		}
 	}
 	s = flow_find_server(&v->server, stream);

@@ -126,6 +126,7 @@ struct backend {
 	__be16 port;
 	__u8 local; /* 1: on this node: packets keep their source and go to the stack */
 	__u8 keyed; /* 1: GUE to it has a token, because it runs this datapath */
+	__u32 generation; /* changes when flows to it end (flow_ended) */
 	struct addr addr;
 	struct addr snat[SNAT_ADDRS]; /* source addresses towards the backend, best first; the rest is zero */
 };
@@ -222,7 +223,8 @@ struct dsr_flow {
 	__u64 seen; /* last packet that was looked up, CLOCK_MONOTONIC_COARSE in ns */
 	__u8 state; /* enum flow_state */
 	__u8 method; /* enum method */
-	__u8 pad[6];
+	__u8 pad[2];
+	__u32 generation; /* of the backend, when the entry was written (flow_ended) */
 };
 
 struct traffic {
@@ -357,7 +359,7 @@ struct verdict {
 	__u8 by_hash; /* COMMIT_OPEN, 1: the backend follows from the hash */
 	__u8 replaces; /* COMMIT_OPEN, 1: the client has a flow that has ended */
 	__u32 now; /* METHOD_NAT: flow_clock */
-	__u8 pad[4];
+	__u32 generation; /* of the backend, for the entry of the flow */
 	struct client_key client; /* METHOD_NAT: the keys of the flow */
 	struct server_key server;
 	struct chain chain; /* sent along by chained frontends */

@@ -1,0 +1,259 @@
+package datapath
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// goDown puts a plan without one of its backends, which is down.
+func (fx *fixture) goDown(plan *lb.FrontendPlan, down netip.AddrPort) {
+	fx.t.Helper()
+	p := *plan
+	p.Targets = slices.DeleteFunc(slices.Clone(p.Targets), func(x lb.Target) bool { return x.Addr == down })
+	p.Down = []netip.AddrPort{down}
+	fx.apply(lb.Delta{Put: []*lb.FrontendPlan{&p}})
+}
+
+func (fx *fixture) collect() {
+	fx.t.Helper()
+	fx.do(func() error { fx.d.gc.collect(context.Background(), nil); return nil })
+}
+
+// A flow ends in the moment in which its backend goes down, before anything is removed: its packets are those of an
+// unknown flow. It does not come back with the backend. The next collection removes its entries.
+func TestFlowsEndAtOnceWhenTheirBackendGoesDown(t *testing.T) {
+	for name, x := range map[string]struct {
+		proto   lb.Protocol
+		state   func(*fixture)
+		packet  func(*fixture) dptest.Packet
+		clients string // what becomes of the client's next packet
+		reply   bool   // the server has answered before
+	}{
+		"established": {lb.TCP, established, tcp(dptest.ACK), "no_flow", true},
+		"half-open": {lb.TCP, with(web, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK)), tcp(dptest.ACK),
+			"no_flow", true},
+		"SYN again": {lb.TCP, with(web, tcp(dptest.SYN)), tcp(dptest.SYN), "forwarded", false},
+		"UDP":       {lb.UDP, answered, udp, "forwarded", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, h hook, v6 bool) {
+				fx := newFixture(t, h, v6, nil)
+				x.state(fx)
+				fx.run(x.packet(fx).Frame())
+				plan, before, down := fx.service(x.proto, "b1", "b2"), fx.flows(), fx.last
+				reply := fx.reply(dptest.ACK)
+				if x.reply && down.Src.Addr() != fx.addr("self") {
+					t.Fatalf("the last packet was %+v", down)
+				}
+				fx.goDown(plan, down.Dst)
+				if after := fx.flows(); !before.equal(after) {
+					t.Errorf("the entries changed: %v, %v", before, after)
+				}
+				if r := fx.run(reply.Frame()); r.did != "passed" {
+					t.Errorf("a reply of the backend: %s %s", r.did, r.reason)
+				}
+				if r := fx.run(x.packet(fx).Frame()); r.reason != x.clients || r.out.Dst == down.Dst {
+					t.Errorf("the client's packet: %s %s, to %s", r.did, r.reason, r.out.Dst)
+				}
+				fx.service(x.proto, "b1", "b2")
+				if r := fx.run(reply.Frame()); r.did != "passed" {
+					t.Errorf("a reply of the backend, which is up again: %s %s", r.did, r.reason)
+				}
+				if r := fx.run(x.packet(fx).Frame()); r.reason != x.clients {
+					t.Errorf("the client's packet, when the backend is up again: %s %s", r.did, r.reason)
+				}
+				fx.collect()
+				for k, f := range fx.flows().servers {
+					if old, was := before.servers[k]; was && old.F.Generation == f.F.Generation {
+						t.Errorf("the entry %v %v is left", k, f)
+					}
+				}
+				fx.forget()
+			})
+		})
+	}
+}
+
+// forget checks that nothing is kept of ended flows once they are removed.
+func (fx *fixture) forget() {
+	fx.t.Helper()
+	fx.d.services.mu.Lock()
+	for k, e := range fx.d.services.ended {
+		e.since -= time.Minute
+		fx.d.services.ended[k] = e
+	}
+	fx.d.services.mu.Unlock()
+	fx.collect()
+	if left := entries[syMemberKey, uint32](fx.t, fx.d.objects.SyEnded); len(left)+len(fx.d.services.ended) > 0 {
+		fx.t.Errorf("%v, %v are left of ended flows", left, fx.d.services.ended)
+	}
+}
+
+// Flows by direct return end like those by nat.
+func TestDirectReturnFlowsEndAtOnceWhenTheirBackendGoesDown(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, nil)
+		least := func(s *lb.Service) {
+			s.Algorithm, s.Method, s.Encap = lb.AlgorithmRoundRobin, lb.MethodTunnel, lb.EncapGUE
+		}
+		plan := fx.serve(least, "b1", "b2")
+		fx.went(tcp(dptest.SYN)(fx))
+		down := fx.went(tcp(dptest.ACK)(fx))
+		before := fx.dsrFlows()
+		fx.goDown(plan, netip.AddrPortFrom(down, 8080))
+		if after := fx.dsrFlows(); len(before) != 1 || !maps.Equal(before, after) {
+			t.Errorf("the entries were %v and are %v", before, after)
+		}
+		for range 2 {
+			if r := fx.run(tcp(dptest.ACK)(fx).Frame()); r.reason != "no_flow" {
+				t.Errorf("the client's packet: %s %s", r.did, r.reason)
+			}
+			fx.serve(least, "b1", "b2") // up again
+		}
+		fx.collect()
+		if left := fx.dsrFlows(); len(left) > 0 {
+			t.Errorf("%v are left", left)
+		}
+		fx.forget()
+	})
+}
+
+// A backend that goes down for one frontend keeps the flows of another one, also when an agent starts in between.
+func TestFlowsOfOtherFrontendsContinue(t *testing.T) {
+	fx := newFixture(t, hookXDP, false, nil)
+	plan := fx.service(lb.TCP, "b1")
+	other := *plan
+	other.Port = 81
+	fx.apply(lb.Delta{Put: []*lb.FrontendPlan{&other}})
+	second := func(flags uint8) dptest.Packet {
+		p := fx.fromClient(dptest.TCP, flags)
+		p.Dst = fx.at("vip", 81)
+		return p
+	}
+	for _, p := range []dptest.Packet{tcp(dptest.SYN)(fx), second(dptest.SYN)} {
+		fx.went(p)
+		fx.went(fx.reply(dptest.SYN | dptest.ACK))
+		p.Flags, p.Seq = dptest.ACK, 1001
+		fx.went(p)
+	}
+	fx.goDown(plan, fx.at("b1", 8080))
+	check := func(when string) {
+		t.Helper()
+		if r := fx.run(tcp(dptest.ACK)(fx).Frame()); r.reason != "no_flow" {
+			t.Errorf("%s: %s %s", when, r.did, r.reason)
+		}
+		fx.went(second(dptest.ACK))
+		fx.went(fx.reply(dptest.ACK))
+	}
+	check("down")
+	fx.close()
+	fx.open()
+	check("after a restart of the agent")
+	fx.collect()
+	check("collected")
+	if err := fx.confirmed().want(1, 1); err != nil {
+		t.Error(err)
+	}
+	fx.forget()
+	check("forgotten")
+}
+
+// However many flows a backend has, its death writes as much; their source ports are free at once; and the next
+// collection removes their entries.
+func TestADownBackendCostsNothingPerFlow(t *testing.T) {
+	const flows = 100_000
+	fx := newFixture(t, hookTC, false, func(o *Options) {
+		o.MaxFlows = 2 * flows
+		o.SNATPorts = []PortRange{{61000, 61005}}
+	})
+	plan := fx.service(lb.TCP, "b1")
+	b := fx.d.services.backends.byAddr[fx.at("b1", 8080)]
+	stream := fx.d.objects.flowTables()[syGcTableGC_STREAM]
+	fillFlowsOf(t, stream, flows, 0, fx.d.services.frontends[plan.Frontend].id, b.id)
+	for i := range 6 { // all ports
+		fx.went(fx.on(i, dptest.TCP, dptest.SYN))
+		fx.went(fx.reply(dptest.SYN | dptest.ACK))
+		p := fx.on(i, dptest.TCP, dptest.ACK)
+		p.Seq = 1001
+		fx.went(p)
+	}
+	if r := fx.run(fx.on(6, dptest.TCP, dptest.SYN).Frame()); r.reason != "snat_exhausted" {
+		t.Fatalf("a seventh flow: %s", r.reason)
+	}
+	before := fx.flows()
+	fx.goDown(plan, fx.at("b1", 8080))
+	if !before.equal(fx.flows()) {
+		t.Error("entries of flows were written")
+	}
+	if n := len(entries[syMemberKey, uint32](t, fx.d.objects.SyEnded)); n != 1 {
+		t.Errorf("%d entries of ended flows; want 1", n)
+	}
+	fx.service(lb.TCP, "b1")
+	for i := range 6 {
+		fx.went(fx.on(10+i, dptest.TCP, dptest.SYN))
+	}
+	fx.collect()
+	if err := fx.confirmed().want(0, 0); err != nil {
+		t.Error(err)
+	}
+	if n := len(fx.flows().servers); n != 6 {
+		t.Errorf("%d flows are left; want the 6 new ones", n)
+	}
+	fx.forget()
+}
+
+// A full table of UDP has room for the flows of a backend that goes down: they move with their next packet.
+func TestFlowsOfADownBackendMoveInAFullTable(t *testing.T) {
+	const flows = 100
+	fx := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = flows * udpPart })
+	plan := fx.service(lb.UDP, "b1", "b2")
+	to := map[netip.AddrPort]int{}
+	for i := range flows / 2 { // the share of a frontend
+		fx.went(fx.on(i, dptest.UDP, 0))
+		to[fx.last.Dst]++
+	}
+	other := *plan
+	other.Port = 81
+	fx.apply(lb.Delta{Put: []*lb.FrontendPlan{&other}})
+	second := func(i int) dptest.Packet {
+		p := fx.on(i, dptest.UDP, 0)
+		p.Dst = fx.at("vip", 81)
+		return p
+	}
+	for i := range flows / 2 {
+		fx.went(second(i))
+	}
+	down := fx.at("b1", 8080)
+	fx.goDown(plan, down)
+	for i := range flows / 2 {
+		if fx.went(fx.on(i, dptest.UDP, 0)) == down.Addr() {
+			t.Errorf("flow %d went to the backend that is down", i)
+		}
+	}
+	if to[down] == 0 || len(fx.flows().servers) != flows {
+		t.Errorf("%d flows were of the backend, and there are %d in all", to[down], len(fx.flows().servers))
+	}
+	var share uint32
+	id := fx.d.services.frontends[plan.Frontend].id
+	if err := fx.d.objects.SyUdpShare.Lookup(id, &share); err != nil || share != flows/2 {
+		t.Errorf("the frontend has %d flows, %v; want %d", share, err, flows/2)
+	}
+}
+
+// The list of flows has no flow that has ended.
+func TestListWithoutEndedFlows(t *testing.T) {
+	fx := newFixture(t, hookTC, false, nil)
+	established(fx)
+	plan, down := fx.service(lb.TCP, "b1", "b2"), fx.last.Dst
+	fx.goDown(plan, down)
+	if flows, _, err := fx.d.Flows(t.Context(), lb.FlowFilter{}); err != nil || len(flows) > 0 {
+		t.Errorf("listed %v, %v", flows, err)
+	}
+}
