@@ -152,6 +152,7 @@ proxy_healthz = "http://127.0.0.1:1/healthz"`)
 		IsProxy: true, NotReady: true,
 		Probe:        lb.CheckSpec{Interval: 3 * time.Second, Timeout: 2 * time.Second, Rise: 4, Fall: 5},
 		ProxyHealthz: "http://127.0.0.1:1/healthz",
+		KeepLast:     true,
 	}
 	if d := cmp.Diff(want, kubeOptions(cfg, facts), comparable); d != "" {
 		t.Errorf("-want +got:\n%s", d)
