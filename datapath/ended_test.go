@@ -209,8 +209,9 @@ func TestADownBackendCostsNothingPerFlow(t *testing.T) {
 	fx.forget()
 }
 
-// A full table of UDP has room for the flows of a backend that goes down: they move with their next packet.
-func TestFlowsOfADownBackendMoveInAFullTable(t *testing.T) {
+// A UDP service that has all flows of its share has room for those of a backend that goes down: they move with their
+// next packet.
+func TestFlowsOfADownBackendMoveInAFullShare(t *testing.T) {
 	const flows = 100
 	fx := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = flows * udpPart })
 	plan := fx.service(lb.UDP, "b1", "b2")
@@ -219,16 +220,8 @@ func TestFlowsOfADownBackendMoveInAFullTable(t *testing.T) {
 		fx.went(fx.on(i, dptest.UDP, 0))
 		to[fx.last.Dst]++
 	}
-	other := *plan
-	other.Port = 81
-	fx.apply(lb.Delta{Put: []*lb.FrontendPlan{&other}})
-	second := func(i int) dptest.Packet {
-		p := fx.on(i, dptest.UDP, 0)
-		p.Dst = fx.at("vip", 81)
-		return p
-	}
-	for i := range flows / 2 {
-		fx.went(second(i))
+	if r := fx.run(fx.on(flows, dptest.UDP, 0).Frame()); r.reason != "udp_share_full" {
+		t.Fatalf("one more flow: %s", r.reason)
 	}
 	down := fx.at("b1", 8080)
 	fx.goDown(plan, down)
@@ -237,7 +230,7 @@ func TestFlowsOfADownBackendMoveInAFullTable(t *testing.T) {
 			t.Errorf("flow %d went to the backend that is down", i)
 		}
 	}
-	if to[down] == 0 || len(fx.flows().servers) != flows {
+	if to[down] == 0 || len(fx.flows().servers) != flows/2 {
 		t.Errorf("%d flows were of the backend, and there are %d in all", to[down], len(fx.flows().servers))
 	}
 	var share uint32

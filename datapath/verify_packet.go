@@ -25,7 +25,12 @@ func (s *services) subject(f lb.Frontend) (subject, bool) {
 	if state == nil || state.plan == nil || !state.up || f.Decap {
 		return subject{}, false
 	}
-	return subject{state.plan, state.backends}, true
+	backends := state.backends
+	f.Decap = true
+	if here := s.frontends[f]; state.plan.NodeForwarding.Enabled && here != nil { // this node delivers, too
+		backends = slices.Concat(backends, here.backends)
+	}
+	return subject{state.plan, backends}, true
 }
 
 // interfaces returns the indexes of the interfaces by which backends on other nodes are reached.

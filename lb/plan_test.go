@@ -268,3 +268,29 @@ func TestKeepAllDown(t *testing.T) {
 		t.Errorf("without it: %+v", v)
 	}
 }
+
+// Where each port is checked, the first port decides whether the VIP is announced.
+func TestFirstPortDecides(t *testing.T) {
+	web, tls := Port{80, 0, 80, TCP}, Port{443, 0, 443, TCP}
+	s := &Service{
+		Name: "web", VIPs: []netip.Addr{testVIP}, Method: MethodNAT, MinHealthy: 1,
+		Ports: PortsOn(backends("10.0.0.1"), web, tls), Check: CheckSpec{Type: CheckTCP, ServicePort: web},
+	}
+	for _, tt := range []struct {
+		first, second State
+		announced     bool
+	}{
+		{StateHealthy, StateHealthy, true},
+		{StateHealthy, StateUnhealthy, true},
+		{StateUnhealthy, StateHealthy, false},
+		{StateUnknown, StateHealthy, false},
+	} {
+		states := map[CheckKey]Health{
+			keyOf(s, s.Ports[0].Backends[0], web): {State: tt.first, Weight: -1},
+			keyOf(s, s.Ports[1].Backends[0], tls): {State: tt.second, Weight: -1},
+		}
+		if v := Build(s, states, Drains{}).VIPs[0]; (v.Reason == "") != tt.announced {
+			t.Errorf("%v, %v: %q; want announced %t", tt.first, tt.second, v.Reason, tt.announced)
+		}
+	}
+}
