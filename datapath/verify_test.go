@@ -167,10 +167,10 @@ func TestRepairs(t *testing.T) {
 			return fx.d.objects.SyUplinks.Put(fx.nic%uplinkSlots, syUplink{})
 		}},
 	} {
+		if !tt.needs { // this kernel has another hook
+			continue
+		}
 		t.Run(tt.name, func(t *testing.T) {
-			if !tt.needs {
-				t.Skip("this kernel has another hook")
-			}
 			fx, x := verified(t, tt.mode, false, nil, func(*fixture) {})
 			fx.service(lb.TCP, "b1")
 			fx.watch()

@@ -60,10 +60,10 @@ type Target struct {
 	Local  bool
 }
 
-// Build returns the plan for s. Where each port is checked, the first one decides whether the VIPs are announced: another
-// one that responds earlier would attract connections that the first one refuses. States has the last result of each check of s; without one a backend is unknown and
-// gets no new flows. Drains are those of the operator. Build never fails, is deterministic, and keeps none of its
-// arguments but s.
+// Build returns the plan for s. Where each port is checked, the first one decides whether the VIPs are announced:
+// another one that responds earlier would attract connections that the first one refuses. States has the last result of
+// each check of s; without one a backend is unknown and gets no new flows. Drains are those of the operator. Build
+// never fails, is deterministic, and keeps none of its arguments but s.
 func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 	p := &Plan{Service: s, VIPs: make([]VIPPlan, 0, len(s.VIPs))}
 	for _, vip := range s.VIPs {

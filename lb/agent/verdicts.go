@@ -60,6 +60,11 @@ func openVerdictStore(dir string, log *slog.Logger, p *problems) *verdictStore {
 	}
 	v.earlier = make(map[lb.CheckKey]lb.Health, len(saved.Verdicts))
 	for _, s := range saved.Verdicts {
+		// The file may be older than the end of the agent by verdictsInterval. A backend that was unhealthy then may
+		// have recovered, and its flows must not end: it is unknown.
+		if s.State != lb.StateHealthy {
+			continue
+		}
 		key := lb.CheckKey{Service: s.Service, Backend: s.Backend}
 		if s.Port != nil {
 			key.Port = *s.Port

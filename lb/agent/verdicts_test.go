@@ -82,12 +82,14 @@ func TestVerdictStore(t *testing.T) {
 	at := time.Now().Round(0)
 	list := verdictsOf{
 		{Key: key, State: lb.StateHealthy, Reason: "HTTP 200", Weight: 3, At: at},
-		{Key: withPort, State: lb.StateUnhealthy, Reason: "connection refused", Weight: -1, At: at},
+		{Key: withPort, State: lb.StateHealthy, Reason: "connected", Weight: -1, At: at},
 	}
+	failed := lb.CheckKey{Service: "web", Backend: netip.MustParseAddrPort("10.0.0.2:0")}
+	saved := append(list, lb.Health{Key: failed, State: lb.StateUnhealthy, Reason: "connection refused", At: at})
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	p := newProblems(discard)
-	if err := openVerdictStore(dir, discard, p).run(ended, list); err != nil {
+	if err := openVerdictStore(dir, discard, p).run(ended, saved); err != nil {
 		t.Fatal(err)
 	}
 	v := openVerdictStore(dir, discard, p)
@@ -97,6 +99,9 @@ func TestVerdictStore(t *testing.T) {
 			got.Weight != want.Weight || got.Key != want.Key {
 			t.Errorf("%+v, %t; want %+v", got, ok, want)
 		}
+	}
+	if h, ok := v.health(failed); ok { // it may have recovered since
+		t.Errorf("%+v is unhealthy from the start", h)
 	}
 	if _, ok := v.health(lb.CheckKey{Service: "web"}); ok {
 		t.Error("a result of a check that had none")
