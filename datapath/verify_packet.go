@@ -122,8 +122,9 @@ func (v *verifier) fault(f lb.Frontend, s subject) (fault string) {
 			Client: netip.AddrPortFrom(client, anyPort+i), To: netip.AddrPortFrom(f.VIP, f.Port), Protocol: f.Protocol,
 		}
 		x, err := v.d.explainFrame(opening(q))
-		if err != nil {
-			return err.Error()
+		if err != nil { // a shortage of this node says nothing about the address
+			v.d.log.Debug("made packet not run", "vip", f.VIP, "err", err)
+			return ""
 		}
 		if fault = v.faultOf(q, s, x); fault == "" {
 			return ""

@@ -284,6 +284,20 @@ func TestOneUnreachableBackendIsNoFault(t *testing.T) {
 	}
 }
 
+// A packet that this node delivers itself names a backend of the frontend for delivery, not a node.
+func TestDeliveryHereIsNoFault(t *testing.T) {
+	for _, nodes := range [][]string{{"self"}, {"self", "router"}, {"router"}} {
+		for _, policyLocal := range []bool{false, true} {
+			fx, x := verified(t, ModeTC, false, func(o *Options) { acceptTunnels(o); o.Delivers = true }, func(*fixture) {})
+			fx.spread(lb.TCP, policyLocal, nodes...)
+			if f := x.of(fx.addr("vip")); f != "" {
+				t.Errorf("nodes %v, Local %t: fault %q", nodes, policyLocal, f)
+			}
+			fx.close()
+		}
+	}
+}
+
 // secondNIC adds eth1, on whose link the host "peer" has an address.
 func (fx *fixture) secondNIC() {
 	fx.t.Helper()

@@ -39,7 +39,7 @@ func TestSurround(t *testing.T) {
 		},
 		Routes: []RouteStatus{
 			{Address: testVIP6, State: RouteAnnounced},
-			{Address: testVIP, State: RouteWithdrawn, Reason: drained},
+			{Address: testVIP, State: RouteWithheld, Reason: drained},
 		},
 	}
 	e := Explanation{Address: testVIP, Port: 80, Protocol: TCP, Steps: []string{"first"}}
@@ -49,7 +49,7 @@ func TestSurround(t *testing.T) {
 	}
 	want := []string{
 		"first", "gets no new flows: unhealthy: HTTP 503", "gets no new flows: draining",
-		"is not announced: withdrawn: drained by the operator", "active, 0 routes: connection refused",
+		"is not announced: withheld: drained by the operator", "active, 0 routes: connection refused",
 	}
 	for i, text := range want {
 		if i >= len(e.Steps) || !strings.Contains(e.Steps[i], text) {

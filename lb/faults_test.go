@@ -14,7 +14,7 @@ func TestFaultsWithdraw(t *testing.T) {
 	if got := fx.logged(); got != want {
 		t.Errorf("logged %q; want %q", got, want)
 	}
-	if s := fx.status(testVIP); s.Announced || s.State != RouteWithdrawn || s.Reason != "eth0 is down" {
+	if s := fx.status(testVIP); s.Announced || s.State != RouteWithheld || s.Reason != "eth0 is down" {
 		t.Errorf("status %+v", s)
 	}
 	fx.faultsChanged(map[vipKey]string{testVIP: ""})
@@ -29,7 +29,7 @@ func TestMarkOffered(t *testing.T) {
 	s := Status{
 		Routes: []RouteStatus{
 			{Address: testVIP, Announced: true, State: RouteAnnounced},
-			{Address: testVIP6, State: RouteWithdrawn, Reason: "drained"},
+			{Address: testVIP6, State: RouteWithheld, Reason: "drained"},
 		},
 		Services: []ServiceStatus{{Address: testVIP, Announced: true}, {Address: testVIP6, Reason: "drained"}},
 	}
@@ -37,7 +37,7 @@ func TestMarkOffered(t *testing.T) {
 	if r := s.Routes[0]; r.Announced || r.State != RouteOffered || r.Reason != "no peer" {
 		t.Errorf("route %+v", r)
 	}
-	if r := s.Routes[1]; r.State != RouteWithdrawn || r.Reason != "drained" {
+	if r := s.Routes[1]; r.State != RouteWithheld || r.Reason != "drained" {
 		t.Errorf("withdrawn route %+v", r)
 	}
 	if x := s.Services; x[0].Announced || x[0].Reason != "no peer" || x[1].Reason != "drained" {

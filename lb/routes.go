@@ -253,7 +253,7 @@ func (r *routes) status(addr vipKey) RouteStatus {
 		}
 		return s
 	}
-	s.State = RouteWithdrawn
+	s.State = RouteWithheld
 	if s.Reason = r.reason(addr); s.Reason == "" {
 		s.Reason = "not yet"
 		if each, ok := r.err.(VIPErrors); ok && each[addr] != nil {

@@ -68,7 +68,7 @@ type RouteState string
 const (
 	RouteAnnounced RouteState = "announced"
 	RouteOffered   RouteState = "offered" // to be announced, but nobody receives it
-	RouteWithdrawn RouteState = "withdrawn"
+	RouteWithheld  RouteState = "withheld"
 )
 
 // MarkOffered makes the routes offered that nobody receives: reason returns why, "" when somebody does.

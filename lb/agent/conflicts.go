@@ -72,7 +72,7 @@ func (x conflicts) status(
 			if reason == "" {
 				continue
 			}
-			r.Announced, r.Intended, r.Reason = false, true, reason
+			r.State, r.Announced, r.Intended, r.Reason = lb.RouteWithheld, false, true, reason
 			for k := range st.Services {
 				if s := &st.Services[k]; s.Address == r.Address {
 					s.Announced, s.Reason = false, reason
