@@ -13,7 +13,8 @@ LDFLAGS := -s -w -X github.com/steelyard-lb/steelyard/lb/cli.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.12.2
 
-.PHONY: build help install demo unit test test-kernels attack bench gobench fuzz mutants lint golangci generate clean controlplane deps root go-version
+.PHONY: build help install demo unit test test-kernels attack bench gobench fuzz mutants lint golangci generate clean
+.PHONY: controlplane deps root go-version
 
 build: go-version ## build ./steelyard (the default)
 	go build -trimpath -ldflags '$(LDFLAGS)' -o steelyard .

@@ -268,15 +268,5 @@ func (p *Plan) reuse(before *Plan) *Plan {
 // CompareFrontends orders frontends by address, port and protocol.
 func CompareFrontends(a, b Frontend) int {
 	return cmp.Or(a.VIP.Compare(b.VIP), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Last, b.Last),
-		cmp.Compare(a.Protocol, b.Protocol), compareBool(a.Decap, b.Decap))
-}
-
-func compareBool(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case b:
-		return -1
-	}
-	return 1
+		cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(count(a.Decap), count(b.Decap)))
 }

@@ -194,17 +194,11 @@ func (a *Announcer) isOwn(mac string) bool {
 	})
 }
 
-func (r *responder) isOpen() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.open != nil
-}
+func (r *responder) isOpen() bool { return r.opened() != nil }
 
 // probe asks whether a host has one of vips.
 func (r *responder) probe(vips []netip.Addr) {
-	r.mu.Lock()
-	s := r.open
-	r.mu.Unlock()
+	s := r.opened()
 	if s == nil {
 		return
 	}

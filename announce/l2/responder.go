@@ -181,11 +181,16 @@ func (r *responder) addToGroup(vip netip.Addr, n int) {
 	}
 }
 
+// opened returns the sockets; nil while the interface is unusable.
+func (r *responder) opened() *sockets {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.open
+}
+
 // gratuitous sends gratuitous frames for those of vips that are still owned.
 func (r *responder) gratuitous(vips []netip.Addr) {
-	r.mu.Lock()
-	s := r.open
-	r.mu.Unlock()
+	s := r.opened()
 	if s == nil {
 		return
 	}
