@@ -159,7 +159,17 @@ func (s *site) carriesLargeDatagrams(t *testing.T, m method) {
 func (s *site) keepsConnections(t *testing.T, m method) {
 	four := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 100)
 	six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 100)
+	// The routes do not show that a session is established: the router keeps those of a killed agent, and removes them
+	// when it is killed again before its End-of-RIB (RFC 4724, section 4.2).
+	established := func() {
+		t.Helper()
+		b := s.Balancers[0]
+		if err := s.router.WaitEstablished(t.Context(), 40*time.Second, b.V4, b.V6); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for _, active := range []int{3, 2, 3} {
+		established()
 		s.waitRoutes(t, 20*time.Second, s.Balancers...) // a router that changes next hops moves flows
 		for i, a := range s.agents {
 			s.config[i].Services = []lab.AgentService{s.directService(m, active)}
@@ -187,11 +197,7 @@ func (s *site) keepsConnections(t *testing.T, m method) {
 		exchange(t, four, "after a kill")
 		exchange(t, six, "after a kill")
 	}
-	// The router keeps the routes of a killed agent (RFC 4724): they do not show that its sessions are established
-	// again.
-	if err := s.router.WaitEstablished(t.Context(), 40*time.Second, s.Balancers[0].V4, s.Balancers[0].V6); err != nil {
-		t.Fatal(err)
-	}
+	established()
 	for _, a := range s.agents {
 		labtest.Until(t, 10*time.Second, "no server is unhealthy",
 			func() error { return backends(t, a, "unhealthy", 0) })
