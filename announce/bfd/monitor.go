@@ -47,10 +47,10 @@ type Monitor struct {
 	o    Options
 	wake int // eventfd
 
-	mu       sync.Mutex // guards the following fields
-	sessions []*session
-	last     uint32 // discriminator
-	received map[string]uint64
+	mu        sync.Mutex // guards the following fields
+	sessions  []*session
+	last      uint32 // discriminator
+	discarded map[string]uint64
 }
 
 type session struct {
@@ -70,7 +70,7 @@ func New(o Options) (*Monitor, error) {
 		return nil, fmt.Errorf("eventfd: %w", err)
 	}
 	// A discriminator of the last process is not used again at once: its packets may still arrive.
-	return &Monitor{o: o, wake: fd, last: rand.Uint32(), received: map[string]uint64{}}, nil
+	return &Monitor{o: o, wake: fd, last: rand.Uint32(), discarded: map[string]uint64{}}, nil
 }
 
 // Set makes these the neighbors. Sessions with neighbors that stay as they are go on; the others end as
@@ -114,8 +114,8 @@ func (m *Monitor) Sessions() []Status {
 func (m *Monitor) Discarded() map[string]uint64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	out := make(map[string]uint64, len(m.received))
-	for k, v := range m.received {
+	out := make(map[string]uint64, len(m.discarded))
+	for k, v := range m.discarded {
 		out[k] = v
 	}
 	return out
@@ -182,7 +182,7 @@ func (m *Monitor) step(listeners []listener) time.Duration {
 		before[i] = s.state
 	}
 	for _, l := range listeners {
-		l.drain(m.receive, func(reason string) { m.received[reason]++ })
+		l.drain(m.receive, func(reason string) { m.discarded[reason]++ })
 	}
 	now := time.Now()
 	next := now.Add(time.Hour)
