@@ -288,7 +288,8 @@ func TestOneUnreachableBackendIsNoFault(t *testing.T) {
 func TestDeliveryHereIsNoFault(t *testing.T) {
 	for _, nodes := range [][]string{{"self"}, {"self", "router"}, {"router"}} {
 		for _, policyLocal := range []bool{false, true} {
-			fx, x := verified(t, ModeTC, false, func(o *Options) { acceptTunnels(o); o.Delivers = true }, func(*fixture) {})
+			delivers := func(o *Options) { acceptTunnels(o); o.Delivers = true }
+			fx, x := verified(t, ModeTC, false, delivers, func(*fixture) {})
 			fx.spread(lb.TCP, policyLocal, nodes...)
 			if f := x.of(fx.addr("vip")); f != "" {
 				t.Errorf("nodes %v, Local %t: fault %q", nodes, policyLocal, f)

@@ -49,7 +49,9 @@ func TestConflictsInStatus(t *testing.T) {
 			t.Fatalf("%s: %v, %+v", tt.name, err, st)
 		}
 		r, s := st.Routes[1], st.Services[1]
-		if r.Announced != tt.announced || (r.State == lb.RouteWithheld) == tt.announced || s.Announced != tt.announced || r.Intended == tt.announced ||
+		withheld := r.State == lb.RouteWithheld
+		if r.Announced != tt.announced || withheld == tt.announced ||
+			s.Announced != tt.announced || r.Intended == tt.announced ||
 			!tt.announced && (r.Reason != text || s.Reason != text) {
 			t.Errorf("%s: %+v, %+v", tt.name, r, s)
 		}
