@@ -121,7 +121,11 @@ func (d *Datapath) open(t *transaction) (err error) {
 	if err := d.tunnels.refresh(); err != nil {
 		return err
 	}
-	d.gc = newFlowGC(d.objects, d.services, d.o.Timeouts, d.log)
+	attendance, err := openAttendance(d.objects, d.pins.first())
+	if err != nil {
+		return err
+	}
+	d.gc = newFlowGC(d.objects, d.services, attendance, d.o.Timeouts, d.log)
 	sys, err := openSysctls(d.o.StateDir)
 	if err != nil {
 		return err

@@ -64,6 +64,16 @@
 // from copies of the entries; the program sy_gc compares each with its copy right before it deletes, because another
 // flow may have the key by then.
 //
+// Without an agent (none has written to sy_collector for 15 s) the programs remove flows themselves, when they store
+// another one: the tables would fill with flows that have ended. A program cannot search a hash map for them; a timer
+// in each entry (bpf_timer) does not fit into its two cache lines; and one timer that walks through a table would have
+// to walk through all of it at once, because bpf_for_each_map_elem cannot continue where it stopped. So the keys of
+// flows are in an array, five in a line, where eight lines follow from the hash of a key: a packet that stores a flow
+// removes those of its lines that have ended or expired, and from eight lines at random when the table is full. Flows
+// that are stored while an agent runs and less than half of the table is used have no place in the array: it costs
+// nothing, and half of the table always remains for flows with one. An agent that returns removes all others. The
+// tables of direct return are LRU maps, which need nobody.
+//
 // # Direct return
 //
 // By dsr and tunnel (IPIP, GUE) the servers answer clients directly (DSR), and the datapath receives one direction

@@ -18,11 +18,12 @@ import (
 // that have ended because their backend is down or their frontend was removed. It reads the tables in chunks at a
 // bounded rate, so a million flows cost no more per second than a thousand.
 type flowGC struct {
-	objects  *syObjects
-	services *services
-	limits   Timeouts
-	log      *slog.Logger
-	wakeup   chan struct{} // capacity 1: flows have ended
+	objects    *syObjects
+	services   *services
+	attendance *attendance
+	limits     Timeouts
+	log        *slog.Logger
+	wakeup     chan struct{} // capacity 1: flows have ended
 
 	mu sync.Mutex // guards all below
 	// frontends are those whose flows end, except flows by the method given; 0: all, and the id is released then.
@@ -43,9 +44,9 @@ const (
 	chunkPause = 10 * time.Millisecond // at most 400,000 entries a second
 )
 
-func newFlowGC(o *syObjects, s *services, limits Timeouts, log *slog.Logger) *flowGC {
+func newFlowGC(o *syObjects, s *services, a *attendance, limits Timeouts, log *slog.Logger) *flowGC {
 	return &flowGC{
-		objects: o, services: s, limits: limits, log: log, wakeup: make(chan struct{}, 1),
+		objects: o, services: s, attendance: a, limits: limits, log: log, wakeup: make(chan struct{}, 1),
 		frontends: map[uint32]syMethod{},
 	}
 }
@@ -106,7 +107,10 @@ type flowWalk struct {
 	counts    FlowCounts
 	open      map[uint32]uint32 // flows by backend
 	udp       map[uint32]uint32 // flows of UDP by frontend
+	tables    [2]uint32         // flows by table, as in sy_collector
+	stored    [2]uint32         // flows that were stored before the walk, by table
 	ended     int
+	visited   int
 }
 
 // ends reports whether a flow has ended before its timeout.
@@ -124,6 +128,9 @@ func (g *flowGC) collect(ctx context.Context, reset *resetter) {
 	w := &flowWalk{
 		start: uptime(), backends: g.services.endedFlows(), open: map[uint32]uint32{}, udp: map[uint32]uint32{},
 	}
+	var errStored error
+	w.stored, errStored = g.attendance.stored()
+	g.attend()
 	g.mu.Lock()
 	w.frontends, g.frontends = g.frontends, map[uint32]syMethod{}
 	g.mu.Unlock()
@@ -135,7 +142,7 @@ func (g *flowGC) collect(ctx context.Context, reset *resetter) {
 	}
 	vip := g.services.frontendVIPs()
 	err := g.walk(ctx, chunkPause, func(t flowTable, k syServerKey, f syServerFlow) {
-		w.open[f.Backend] += 0
+		g.visit(w, f.Backend)
 		switch {
 		case w.ends(f.Client.Frontend, f.Backend, f.F.Generation, syMethodMETHOD_NAT):
 			if reset != nil {
@@ -148,10 +155,13 @@ func (g *flowGC) collect(ctx context.Context, reset *resetter) {
 			if k.proto() == unix.IPPROTO_UDP {
 				w.udp[f.Client.Frontend]++
 			}
+			if t.id != syGcTableGC_HALF_OPEN {
+				w.tables[truth(k.proto() != unix.IPPROTO_UDP)]++
+			}
 			w.count(f.F.State, f.Backend)
 		}
 	})
-	err = errors.Join(err, idle.flush(), ended.flush(), g.collectDSR(ctx, w))
+	err = errors.Join(errStored, err, idle.flush(), ended.flush(), g.collectDSR(ctx, w))
 	if err == nil {
 		err = ctx.Err()
 	}
@@ -171,6 +181,21 @@ func (g *flowGC) collect(ctx context.Context, reset *resetter) {
 	}
 	g.publish(w)
 	g.expireRelays(ctx, w.start)
+}
+
+// visit tells the programs now and then that the walk goes on. The backend of a flow keeps its id until a walk finds no
+// flow with it.
+func (g *flowGC) visit(w *flowWalk, backend uint32) {
+	w.open[backend] += 0
+	if w.visited++; w.visited%chunk == 0 {
+		g.attend()
+	}
+}
+
+func (g *flowGC) attend() {
+	if err := g.attendance.write(); err != nil {
+		g.log.Error("the programs do not know that the agent collects flows", "err", err)
+	}
 }
 
 // again leaves frontends to the next walk.
@@ -199,7 +224,9 @@ func (g *flowGC) release(w *flowWalk) {
 // publish writes the numbers of flows of a complete walk.
 func (g *flowGC) publish(w *flowWalk) {
 	g.services.settle(g.limits)
-	if err := errors.Join(g.services.setLoads(w.open), g.services.setUDPFlows(w.udp)); err != nil {
+	err := errors.Join(g.services.setLoads(w.open), g.services.setUDPFlows(w.udp),
+		g.attendance.counted(w.tables, w.stored))
+	if err != nil {
 		g.log.Error("numbers of flows not written", "err", err)
 	}
 	g.mu.Lock()

@@ -24,7 +24,7 @@ func (g *flowGC) walkDSR(ctx context.Context, pause time.Duration, visit func(*e
 // collectDSR removes flows by direct return that have ended or are idle, and counts the others.
 func (g *flowGC) collectDSR(ctx context.Context, w *flowWalk) error {
 	return g.walkDSR(ctx, chunkPause, func(m *ebpf.Map, k syFlowKey, f syDsrFlow) {
-		w.open[f.Backend] += 0
+		g.visit(w, f.Backend)
 		switch {
 		case w.ends(f.Frontend, f.Backend, f.Generation, syMethod(f.Method)):
 			w.ended++

@@ -55,8 +55,13 @@ func load(o Options, dir string) (_ *syObjects, inner map[string]*ebpf.MapSpec, 
 			keepSize(o, m, filepath.Join(dir, name))
 		}
 	}
-	if err := spec.Variables["udp_flows"].Set(spec.Maps["sy_udp_servers"].MaxEntries); err != nil {
-		return nil, nil, fmt.Errorf("set udp_flows: %w", err)
+	for variable, name := range map[string]string{
+		"udp_flows":          "sy_udp_servers",
+		"stream_place_lines": "sy_stream_places", "udp_place_lines": "sy_udp_places",
+	} {
+		if err := spec.Variables[variable].Set(spec.Maps[name].MaxEntries); err != nil {
+			return nil, nil, fmt.Errorf("set %s: %w", variable, err)
+		}
 	}
 	var objects syObjects
 	err = spec.LoadAndAssign(&objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}})
@@ -126,6 +131,8 @@ func tableSizes(maxFlows int) map[string]uint32 {
 		"sy_stream_servers":   uint32(maxFlows),
 		"sy_udp_clients":      uint32(max(1, maxFlows/udpPart)),
 		"sy_udp_servers":      uint32(max(1, maxFlows/udpPart)),
+		"sy_stream_places":    uint32(maxFlows/placePart + 1),
+		"sy_udp_places":       uint32(maxFlows/udpPart/placePart + 1),
 		"sy_halfopen_clients": uint32(max(1<<16, maxFlows/4)),
 		"sy_halfopen_servers": uint32(max(1<<16, maxFlows/4)),
 		"sy_dsr_flows":        uint32(max(1<<16, maxFlows/2)),
@@ -137,6 +144,10 @@ func tableSizes(maxFlows int) map[string]uint32 {
 // udpPart is which part of max_flows may be flows of UDP, in addition to max_flows of the other protocols. A frontend
 // may have as many as are free.
 const udpPart = 2
+
+// placePart is how many flows of a table share a line of five places (bpf/reclaim.h). Half of the flows of a full table
+// have a place; those are 60 percent of the places, so that nearly each finds one.
+const placePart = 6
 
 // ports are snat_ports as the programs have them.
 type ports struct {

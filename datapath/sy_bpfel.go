@@ -98,6 +98,12 @@ type syClientKey struct {
 	Dport    uint16
 }
 
+type syCollector struct {
+	_         structs.HostLayout
+	Seen      uint32
+	PlaceFrom uint32
+}
+
 type syDsrFlow struct {
 	_          structs.HostLayout
 	Frontend   uint32
@@ -454,6 +460,12 @@ type syNextHop struct {
 	Pad      [2]uint8
 }
 
+type syPlaceLine struct {
+	_    structs.HostLayout
+	Keys [5]syServerKey
+	Pad  uint64
+}
+
 type syPmtu struct {
 	_    structs.HostLayout
 	Seen uint64
@@ -642,6 +654,7 @@ const (
 	syMapSyBackendLoad       = "sy_backend_load"
 	syMapSyBackends          = "sy_backends"
 	syMapSyBeCounters        = "sy_be_counters"
+	syMapSyCollector         = "sy_collector"
 	syMapSyConverting        = "sy_converting"
 	syMapSyDsrFlows          = "sy_dsr_flows"
 	syMapSyDsrHalfopen       = "sy_dsr_halfopen"
@@ -666,12 +679,15 @@ const (
 	syMapSySlots             = "sy_slots"
 	syMapSySnatPorts         = "sy_snat_ports"
 	syMapSySrcAllow          = "sy_src_allow"
+	syMapSyStored            = "sy_stored"
 	syMapSyStreamClients     = "sy_stream_clients"
+	syMapSyStreamPlaces      = "sy_stream_places"
 	syMapSyStreamServers     = "sy_stream_servers"
 	syMapSyTunnelHlen        = "sy_tunnel_hlen"
 	syMapSyTunnelKeys        = "sy_tunnel_keys"
 	syMapSyTunnelSrc         = "sy_tunnel_src"
 	syMapSyUdpClients        = "sy_udp_clients"
+	syMapSyUdpPlaces         = "sy_udp_places"
 	syMapSyUdpServers        = "sy_udp_servers"
 	syMapSyUdpShare          = "sy_udp_share"
 	syMapSyUplinks           = "sy_uplinks"
@@ -692,6 +708,7 @@ const (
 	syVarSnatFirst           = "snat_first"
 	syVarSnatLast            = "snat_last"
 	syVarSnatPorts           = "snat_ports"
+	syVarStreamPlaceLines    = "stream_place_lines"
 	syVarTimeoutClosed       = "timeout_closed"
 	syVarTimeoutClosing      = "timeout_closing"
 	syVarTimeoutEstablished  = "timeout_established"
@@ -701,6 +718,7 @@ const (
 	syVarTunnelDecap         = "tunnel_decap"
 	syVarTunnelPort          = "tunnel_port"
 	syVarUdpFlows            = "udp_flows"
+	syVarUdpPlaceLines       = "udp_place_lines"
 	syVarXdpFrags            = "xdp_frags"
 )
 
@@ -763,6 +781,7 @@ type syMapSpecs struct {
 	SyBackendLoad     *ebpf.MapSpec `ebpf:"sy_backend_load"`
 	SyBackends        *ebpf.MapSpec `ebpf:"sy_backends"`
 	SyBeCounters      *ebpf.MapSpec `ebpf:"sy_be_counters"`
+	SyCollector       *ebpf.MapSpec `ebpf:"sy_collector"`
 	SyConverting      *ebpf.MapSpec `ebpf:"sy_converting"`
 	SyDsrFlows        *ebpf.MapSpec `ebpf:"sy_dsr_flows"`
 	SyDsrHalfopen     *ebpf.MapSpec `ebpf:"sy_dsr_halfopen"`
@@ -787,12 +806,15 @@ type syMapSpecs struct {
 	SySlots           *ebpf.MapSpec `ebpf:"sy_slots"`
 	SySnatPorts       *ebpf.MapSpec `ebpf:"sy_snat_ports"`
 	SySrcAllow        *ebpf.MapSpec `ebpf:"sy_src_allow"`
+	SyStored          *ebpf.MapSpec `ebpf:"sy_stored"`
 	SyStreamClients   *ebpf.MapSpec `ebpf:"sy_stream_clients"`
+	SyStreamPlaces    *ebpf.MapSpec `ebpf:"sy_stream_places"`
 	SyStreamServers   *ebpf.MapSpec `ebpf:"sy_stream_servers"`
 	SyTunnelHlen      *ebpf.MapSpec `ebpf:"sy_tunnel_hlen"`
 	SyTunnelKeys      *ebpf.MapSpec `ebpf:"sy_tunnel_keys"`
 	SyTunnelSrc       *ebpf.MapSpec `ebpf:"sy_tunnel_src"`
 	SyUdpClients      *ebpf.MapSpec `ebpf:"sy_udp_clients"`
+	SyUdpPlaces       *ebpf.MapSpec `ebpf:"sy_udp_places"`
 	SyUdpServers      *ebpf.MapSpec `ebpf:"sy_udp_servers"`
 	SyUdpShare        *ebpf.MapSpec `ebpf:"sy_udp_share"`
 	SyUplinks         *ebpf.MapSpec `ebpf:"sy_uplinks"`
@@ -813,6 +835,7 @@ type syVariableSpecs struct {
 	SnatFirst           *ebpf.VariableSpec `ebpf:"snat_first"`
 	SnatLast            *ebpf.VariableSpec `ebpf:"snat_last"`
 	SnatPorts           *ebpf.VariableSpec `ebpf:"snat_ports"`
+	StreamPlaceLines    *ebpf.VariableSpec `ebpf:"stream_place_lines"`
 	TimeoutClosed       *ebpf.VariableSpec `ebpf:"timeout_closed"`
 	TimeoutClosing      *ebpf.VariableSpec `ebpf:"timeout_closing"`
 	TimeoutEstablished  *ebpf.VariableSpec `ebpf:"timeout_established"`
@@ -822,6 +845,7 @@ type syVariableSpecs struct {
 	TunnelDecap         *ebpf.VariableSpec `ebpf:"tunnel_decap"`
 	TunnelPort          *ebpf.VariableSpec `ebpf:"tunnel_port"`
 	UdpFlows            *ebpf.VariableSpec `ebpf:"udp_flows"`
+	UdpPlaceLines       *ebpf.VariableSpec `ebpf:"udp_place_lines"`
 	XdpFrags            *ebpf.VariableSpec `ebpf:"xdp_frags"`
 }
 
@@ -850,6 +874,7 @@ type syMaps struct {
 	SyBackendLoad     *ebpf.Map `ebpf:"sy_backend_load"`
 	SyBackends        *ebpf.Map `ebpf:"sy_backends"`
 	SyBeCounters      *ebpf.Map `ebpf:"sy_be_counters"`
+	SyCollector       *ebpf.Map `ebpf:"sy_collector"`
 	SyConverting      *ebpf.Map `ebpf:"sy_converting"`
 	SyDsrFlows        *ebpf.Map `ebpf:"sy_dsr_flows"`
 	SyDsrHalfopen     *ebpf.Map `ebpf:"sy_dsr_halfopen"`
@@ -874,12 +899,15 @@ type syMaps struct {
 	SySlots           *ebpf.Map `ebpf:"sy_slots"`
 	SySnatPorts       *ebpf.Map `ebpf:"sy_snat_ports"`
 	SySrcAllow        *ebpf.Map `ebpf:"sy_src_allow"`
+	SyStored          *ebpf.Map `ebpf:"sy_stored"`
 	SyStreamClients   *ebpf.Map `ebpf:"sy_stream_clients"`
+	SyStreamPlaces    *ebpf.Map `ebpf:"sy_stream_places"`
 	SyStreamServers   *ebpf.Map `ebpf:"sy_stream_servers"`
 	SyTunnelHlen      *ebpf.Map `ebpf:"sy_tunnel_hlen"`
 	SyTunnelKeys      *ebpf.Map `ebpf:"sy_tunnel_keys"`
 	SyTunnelSrc       *ebpf.Map `ebpf:"sy_tunnel_src"`
 	SyUdpClients      *ebpf.Map `ebpf:"sy_udp_clients"`
+	SyUdpPlaces       *ebpf.Map `ebpf:"sy_udp_places"`
 	SyUdpServers      *ebpf.Map `ebpf:"sy_udp_servers"`
 	SyUdpShare        *ebpf.Map `ebpf:"sy_udp_share"`
 	SyUplinks         *ebpf.Map `ebpf:"sy_uplinks"`
@@ -895,6 +923,7 @@ func (m *syMaps) Close() error {
 		m.SyBackendLoad,
 		m.SyBackends,
 		m.SyBeCounters,
+		m.SyCollector,
 		m.SyConverting,
 		m.SyDsrFlows,
 		m.SyDsrHalfopen,
@@ -919,12 +948,15 @@ func (m *syMaps) Close() error {
 		m.SySlots,
 		m.SySnatPorts,
 		m.SySrcAllow,
+		m.SyStored,
 		m.SyStreamClients,
+		m.SyStreamPlaces,
 		m.SyStreamServers,
 		m.SyTunnelHlen,
 		m.SyTunnelKeys,
 		m.SyTunnelSrc,
 		m.SyUdpClients,
+		m.SyUdpPlaces,
 		m.SyUdpServers,
 		m.SyUdpShare,
 		m.SyUplinks,
@@ -946,6 +978,7 @@ type syVariables struct {
 	SnatFirst           *ebpf.Variable `ebpf:"snat_first"`
 	SnatLast            *ebpf.Variable `ebpf:"snat_last"`
 	SnatPorts           *ebpf.Variable `ebpf:"snat_ports"`
+	StreamPlaceLines    *ebpf.Variable `ebpf:"stream_place_lines"`
 	TimeoutClosed       *ebpf.Variable `ebpf:"timeout_closed"`
 	TimeoutClosing      *ebpf.Variable `ebpf:"timeout_closing"`
 	TimeoutEstablished  *ebpf.Variable `ebpf:"timeout_established"`
@@ -955,6 +988,7 @@ type syVariables struct {
 	TunnelDecap         *ebpf.Variable `ebpf:"tunnel_decap"`
 	TunnelPort          *ebpf.Variable `ebpf:"tunnel_port"`
 	UdpFlows            *ebpf.Variable `ebpf:"udp_flows"`
+	UdpPlaceLines       *ebpf.Variable `ebpf:"udp_place_lines"`
 	XdpFrags            *ebpf.Variable `ebpf:"xdp_frags"`
 }
 

@@ -7,6 +7,7 @@
 volatile const __u16 snat_first[SNAT_RANGES] = { 61000 }, snat_last[SNAT_RANGES] = { 65535 }; /* the rest is zero */
 volatile const __u32 snat_ports = 4536; /* in all ranges */
 volatile const __u32 udp_flows = 1024; /* entries of sy_udp_servers */
+volatile const __u32 stream_place_lines = 0, udp_place_lines = 0; /* of sy_stream_places and sy_udp_places */
 volatile const __u16 tunnel_port = 6090;
 volatile const __u8 tunnel_decap = 0; /* 1: tunnels may end on this node */
 

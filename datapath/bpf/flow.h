@@ -152,6 +152,23 @@ static __always_inline int flow_server_expired(const struct server_flow *s, int 
 	return !c || c->backend != s->backend || flow_side_expired(&c->f, stream, now);
 }
 
+/* The agent is away when it has not written for so long; it does so at least every 5 s. */
+#define COLLECTOR_AWAY (15 * SECOND)
+
+static __always_inline int collector_is_away(const struct collector *c, __u32 now)
+{
+	return now - c->seen > (__u32)(COLLECTOR_AWAY >> FLOW_CLOCK_SHIFT);
+}
+
+/* flows_unattended reports whether no agent removes flows. */
+static __always_inline int flows_unattended(int stream, __u32 now)
+{
+	__u32 i = stream;
+	struct collector *c = bpf_map_lookup_elem(&sy_collector, &i);
+
+	return c && collector_is_away(c, now);
+}
+
 /* frag_join sets the ports of a later fragment from the first one. */
 static __always_inline void frag_join(struct pkt *p)
 {

@@ -5,6 +5,8 @@
 #define MAX_FRONTENDS 65536
 #define MAX_BACKENDS 131072
 
+#include "maps_nat.h"
+
 /* Arrays that grow by chunks: an array of arrays, all of one size, that the agent adds as ids need them. A chunk stays
  * until cleanup, and none is ever replaced. So memory follows the configuration, no change waits for a grace period,
  * and both lookups are inlined by the verifier, which a table of its own size per frontend would prevent. */
@@ -153,71 +155,6 @@ struct {
 	__type(value, __u32);
 	__uint(max_entries, MAX_BACKENDS);
 } sy_servers SEC(".maps");
-
-/* NAT flows of TCP and SCTP whose client is confirmed. Not an LRU: a flood must not evict flows. Sized by the
- * loader, like all flow tables. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct client_key);
-	__type(value, struct client_flow);
-	__uint(max_entries, 1024);
-} sy_stream_clients SEC(".maps");
-
-/* The other direction of the flows in sy_stream_clients. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct server_key);
-	__type(value, struct server_flow);
-	__uint(max_entries, 1024);
-} sy_stream_servers SEC(".maps");
-
-/* Those of sy_halfopen_servers whose backend does not follow from the hash. A lost entry costs the client one
- * retransmission. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__type(key, struct client_key);
-	__type(value, struct client_flow);
-	__uint(max_entries, 1024);
-} sy_halfopen_clients SEC(".maps");
-
-/* NAT flows of TCP and SCTP whose client is not confirmed, by the key of the server. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__type(key, struct server_key);
-	__type(value, struct server_flow);
-	__uint(max_entries, 1024);
-} sy_halfopen_servers SEC(".maps");
-
-/* NAT flows of UDP, in tables of their own: datagrams prove nothing about their sender. Not an LRU: the port of a flow
- * must not get free while an answer may come. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct client_key);
-	__type(value, struct client_flow);
-	__uint(max_entries, 1024);
-} sy_udp_clients SEC(".maps");
-
-/* The other direction of the flows in sy_udp_clients. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct server_key);
-	__type(value, struct server_flow);
-	__uint(max_entries, 1024);
-} sy_udp_servers SEC(".maps");
-
-/* Flows of UDP by frontend id, and of all frontends. A frontend may have as many as entries are free, so k floods leave
- * one part in k + 1. Exact after each walk of the agent. */
-#define UDP_SHARE_ALL MAX_FRONTENDS
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, __u32);
-	__uint(max_entries, MAX_FRONTENDS + 1);
-} sy_udp_share SEC(".maps");
 
 /* Flows by DSR and tunnel whose client continued after its first packet. Replies do not pass here, so this confirms
  * little; an LRU is enough, because only flows in slots that changed their backend need their entry. */

@@ -286,7 +286,7 @@ __noinline int nat_choose(struct frontend *fe)
 		return REASON_NO_BACKEND;
 	if (!snat_to(&v->server, p, fe, b))
 		return REASON_NO_ROUTE;
-	if (!pkt_is_stream(p) && !v->replaces && udp_share_is_full(v->client.frontend))
+	if (!pkt_is_stream(p) && !v->replaces && udp_share_is_full(v->client.frontend) && !flows_unattended(0, v->now))
 		return REASON_UDP_SHARE_FULL;
 	v->generation = backend_generation(b);
 	if (!snat_choose(p, v, fe, b))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* commit, for NAT flows: claim a source port, follow the numbers of both sides, move and close. */
 #pragma once
-#include "account.h"
+#include "reclaim.h"
 
 #define E2BIG 7
 
@@ -15,45 +15,6 @@ static __always_inline long flow_update_server(const struct server_key *k, const
 {
 	return stream ? bpf_map_update_elem(&sy_stream_servers, k, s, BPF_NOEXIST) :
 			bpf_map_update_elem(&sy_udp_servers, k, s, BPF_NOEXIST);
-}
-
-static __always_inline long flow_delete_client(const struct client_key *k, int stream)
-{
-	return stream ? bpf_map_delete_elem(&sy_stream_clients, k) : bpf_map_delete_elem(&sy_udp_clients, k);
-}
-
-static __always_inline long flow_delete_server(const struct server_key *k, int stream)
-{
-	return stream ? bpf_map_delete_elem(&sy_stream_servers, k) : bpf_map_delete_elem(&sy_udp_servers, k);
-}
-
-/* udp_share_add changes the numbers of UDP flows of a frontend and of all by n. */
-static __always_inline void udp_share_add(__u32 frontend, int n)
-{
-	__u32 all = UDP_SHARE_ALL, *count = bpf_map_lookup_elem(&sy_udp_share, &frontend);
-	__u32 *sum = bpf_map_lookup_elem(&sy_udp_share, &all);
-
-	if (count && (n > 0 || *count > 0))
-		__sync_fetch_and_add(count, n);
-	if (sum && (n > 0 || *sum > 0))
-		__sync_fetch_and_add(sum, n);
-}
-
-/* nat_remove removes the flow that has the key of a server. The entry of its client stays when it is of another
- * flow: the client may have opened one from the same port. */
-static __always_inline void nat_remove(const struct server_key *k, int stream)
-{
-	struct server_flow *s = flow_find_server(k, stream);
-
-	if (!s)
-		return;
-	struct client_key client = s->client;
-	struct client_flow *c = flow_find_client(&client, stream);
-
-	if (c && c->sport == k->dport && c->dport == k->sport && addr_equal(c->source.w, k->to.w))
-		flow_delete_client(&client, stream);
-	if (!flow_delete_server(k, stream) && !stream)
-		udp_share_add(client.frontend, -1);
 }
 
 /* nat_replace removes the entry of the client of v, whose flow is over. The port of the flow rests, unless the flow has
@@ -71,32 +32,63 @@ static __always_inline void nat_replace(const struct verdict *v, int stream)
 		struct server_flow *s = flow_find_server(&k, stream);
 
 		if (s && client_key_equal(&s->client, &v->client)) {
-			nat_remove(&k, stream);
+			flow_remove(&k, stream);
 			return;
 		}
 	}
 	flow_delete_client(&v->client, stream);
 }
 
-/* nat_store writes both entries of a flow into the tables of its protocol; neither, when one cannot be written. */
+/* nat_insert writes both entries of a flow; neither, when one cannot be written. */
+static __always_inline long nat_insert(const struct verdict *v, const struct client_flow *c,
+				       const struct server_flow *s, int stream)
+{
+	long err = flow_update_server(&v->server, s, stream);
+
+	if (err)
+		return err;
+	err = flow_update_client(&v->client, c, stream);
+	if (err)
+		flow_delete_server(&v->server, stream);
+	return err;
+}
+
+/* nat_store writes both entries of a flow into the tables of its protocol. */
 static __always_inline int nat_store(const struct pkt *p, struct verdict *v, struct client_flow *c,
 				     struct server_flow *s)
 {
 	int stream = pkt_is_stream(p);
-	long err = flow_update_server(&v->server, s, stream);
+	long err = -E2BIG;
 
 	c->source = v->t.src;
 	c->backend = v->backend;
 	c->sport = v->t.sport;
 	c->dport = v->t.dport;
-	if (!err) {
-		err = flow_update_client(&v->client, c, stream);
-		if (err)
-			flow_delete_server(&v->server, stream);
+	if (place_prepare(stream, v->now)) {
+		err = nat_insert(v, c, s, stream);
+		if (err == -E2BIG && flows_unattended(stream, v->now)) {
+			place_search(stream, v->now);
+			err = nat_insert(v, c, s, stream);
+		}
 	}
 	if (err)
 		verdict_drop(v, err == -E2BIG ? REASON_FLOWS_FULL : REASON_NO_FLOW);
 	return !err;
+}
+
+/* nat_open_datagram writes a new flow of UDP. When its frontend has its share of flows, no agent runs (nat_choose). */
+static __always_inline void nat_open_datagram(const struct pkt *p, struct verdict *v, struct client_flow *c,
+					      struct server_flow *s)
+{
+	if (!v->replaces && udp_share_is_full(v->client.frontend)) {
+		place_search(0, v->now);
+		if (udp_share_is_full(v->client.frontend)) {
+			verdict_drop(v, REASON_UDP_SHARE_FULL);
+			return;
+		}
+	}
+	if (nat_store(p, v, c, s))
+		udp_share_add(v->client.frontend, 1);
 }
 
 /* nat_write_open claims the source that decide chose and writes the new flow: with UDP both entries, otherwise the
@@ -112,12 +104,11 @@ static __always_inline void nat_write_open(const struct pkt *p, struct verdict *
 	int stream = pkt_is_stream(p);
 
 	if (v->claim == CLAIM_RESTED || v->claim == CLAIM_TIME_WAIT)
-		nat_remove(&v->server, stream);
+		flow_remove(&v->server, stream);
 	if (v->replaces)
 		nat_replace(v, stream);
 	if (!stream) {
-		if (nat_store(p, v, &c, &s))
-			udp_share_add(v->client.frontend, 1);
+		nat_open_datagram(p, v, &c, &s);
 		return;
 	}
 	if (bpf_map_update_elem(&sy_halfopen_servers, &v->server, &s, v->claim >= CLAIM_OVER ? BPF_ANY : BPF_NOEXIST) ||

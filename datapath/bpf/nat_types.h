@@ -60,6 +60,19 @@ struct server_flow {
 	__u32 client_end; /* half-open: sequence number after the SYN of the client; closed: its last timestamp */
 };
 
+/* Places of flows, by which flows are found that have expired (reclaim.h). Unused ones are zero. */
+#define PLACE_WAYS 5
+struct place_line {
+	struct server_key keys[PLACE_WAYS];
+	__u64 pad;
+};
+
+/* What the agent says of its collection of the flows of a table. */
+struct collector {
+	__u32 seen; /* flow_clock of its last write */
+	__u32 place_from; /* flows that are stored after this number (sy_stored) get a place */
+};
+
 /* How a new NAT flow gets its source port. */
 enum claim {
 	CLAIM_FREE = 1, /* no flow has it */

@@ -1,0 +1,63 @@
+package datapath
+
+import "fmt"
+
+// attendance tells the programs that an agent collects flows. While it does not, they reclaim entries themselves
+// (bpf/reclaim.h).
+type attendance struct {
+	objects *syObjects
+	state   [2]syCollector // by table, as in sy_collector
+}
+
+// openAttendance continues that of an earlier agent; empty: there was none, and there are no flows.
+func openAttendance(o *syObjects, empty bool) (*attendance, error) {
+	a := &attendance{objects: o}
+	for i := range a.state {
+		if err := o.SyCollector.Lookup(uint32(i), &a.state[i]); err != nil {
+			return nil, fmt.Errorf("read the state of the collection: %w", err)
+		}
+		if empty {
+			a.state[i].PlaceFrom = a.half(i)
+		}
+	}
+	return a, a.write()
+}
+
+// half is half of the flows that a table may have.
+func (a *attendance) half(table int) uint32 {
+	if table == 0 {
+		return a.objects.SyUdpServers.MaxEntries() / 2
+	}
+	return a.objects.SyStreamServers.MaxEntries() / 2
+}
+
+// write is to be called every few seconds.
+func (a *attendance) write() error {
+	for i := range a.state {
+		a.state[i].Seen = flowClock(uptime())
+		if err := a.objects.SyCollector.Put(uint32(i), a.state[i]); err != nil {
+			return fmt.Errorf("write the state of the collection: %w", err)
+		}
+	}
+	return nil
+}
+
+// stored returns how many flows were stored in each table.
+func (a *attendance) stored() (n [2]uint32, err error) {
+	for i := range n {
+		if err := a.objects.SyStored.Lookup(uint32(i), &n[i]); err != nil {
+			return n, fmt.Errorf("read how many flows were stored: %w", err)
+		}
+	}
+	return n, nil
+}
+
+// counted makes flows get a place from now on once a table is half full. left is what it had after a walk, before is
+// how many flows were stored when the walk began.
+func (a *attendance) counted(left, before [2]uint32) error {
+	for i := range a.state {
+		half := a.half(i)
+		a.state[i].PlaceFrom = before[i] + half - min(half, left[i])
+	}
+	return a.write()
+}

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Maps of NAT flows; part of maps.h. */
+#pragma once
+
+/* NAT flows of TCP and SCTP whose client is confirmed. Not an LRU: a flood must not evict flows. Sized by the
+ * loader, like all flow tables. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct client_key);
+	__type(value, struct client_flow);
+	__uint(max_entries, 1024);
+} sy_stream_clients SEC(".maps");
+
+/* The other direction of the flows in sy_stream_clients. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct server_key);
+	__type(value, struct server_flow);
+	__uint(max_entries, 1024);
+} sy_stream_servers SEC(".maps");
+
+/* Those of sy_halfopen_servers whose backend does not follow from the hash. A lost entry costs the client one
+ * retransmission. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct client_key);
+	__type(value, struct client_flow);
+	__uint(max_entries, 1024);
+} sy_halfopen_clients SEC(".maps");
+
+/* NAT flows of TCP and SCTP whose client is not confirmed, by the key of the server. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct server_key);
+	__type(value, struct server_flow);
+	__uint(max_entries, 1024);
+} sy_halfopen_servers SEC(".maps");
+
+/* NAT flows of UDP, in tables of their own: datagrams prove nothing about their sender. Not an LRU: the port of a flow
+ * must not get free while an answer may come. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct client_key);
+	__type(value, struct client_flow);
+	__uint(max_entries, 1024);
+} sy_udp_clients SEC(".maps");
+
+/* The other direction of the flows in sy_udp_clients. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct server_key);
+	__type(value, struct server_flow);
+	__uint(max_entries, 1024);
+} sy_udp_servers SEC(".maps");
+
+/* Flows of UDP by frontend id, and of all frontends. A frontend may have as many as entries are free, so k floods leave
+ * one part in k + 1. Exact after each walk of the agent. */
+#define UDP_SHARE_ALL MAX_FRONTENDS
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, MAX_FRONTENDS + 1);
+} sy_udp_share SEC(".maps");
+
+/* Keys of flows in sy_stream_servers, by which those are found that have expired (reclaim.h). */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct place_line);
+	__uint(max_entries, 1024);
+} sy_stream_places SEC(".maps");
+
+/* Those of UDP. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct place_line);
+	__uint(max_entries, 1024);
+} sy_udp_places SEC(".maps");
+
+/* By table: 0 for UDP, 1 for TCP and SCTP. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct collector);
+	__uint(max_entries, 2);
+} sy_collector SEC(".maps");
+
+/* How many flows were stored in a table, by table as in sy_collector. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, 2);
+} sy_stored SEC(".maps");

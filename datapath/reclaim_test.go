@@ -1,0 +1,244 @@
+package datapath
+
+import (
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// agentGone is as if no agent ran for a minute.
+func (fx *fixture) agentGone() {
+	fx.t.Helper()
+	for i, c := range fx.d.gc.attendance.state {
+		c.Seen = flowClock(uptime() - time.Minute)
+		if err := fx.d.objects.SyCollector.Put(uint32(i), c); err != nil {
+			fx.t.Fatal(err)
+		}
+	}
+}
+
+// ageFlows makes the flows of these ports of the client look idle for so long.
+func (fx *fixture) ageFlows(by time.Duration, first, last int) {
+	fx.t.Helper()
+	of := func(k syClientKey) bool {
+		port := int(swap(k.Sport)) - 20000
+		return port >= first && port <= last
+	}
+	for _, t := range fx.d.objects.flowTables()[1:] {
+		for k, f := range entries[syServerKey, syServerFlow](fx.t, t.servers) {
+			if of(f.Client) {
+				f.F.Seen -= flowClock(by)
+				fx.put(t.servers, k, f)
+			}
+		}
+		for k, f := range entries[syClientKey, syClientFlow](fx.t, t.clients) {
+			if of(k) {
+				f.F.Seen -= flowClock(by)
+				fx.put(t.clients, k, f)
+			}
+		}
+	}
+}
+
+func (fx *fixture) put(m *ebpf.Map, k, v any) {
+	fx.t.Helper()
+	if err := m.Put(k, v); err != nil {
+		fx.t.Fatal(err)
+	}
+}
+
+// openFlow opens the i-th flow of the client, and returns why it could not be.
+func (fx *fixture) openFlow(proto lb.Protocol, i int) string {
+	fx.t.Helper()
+	if proto == lb.UDP {
+		if r := fx.run(fx.on(i, dptest.UDP, 0).Frame()); r.did != "sent" {
+			return r.reason
+		}
+		fx.went(fx.reply(0))
+		fx.went(fx.on(i, dptest.UDP, 0))
+		return ""
+	}
+	fx.went(fx.on(i, dptest.TCP, dptest.SYN))
+	fx.went(fx.reply(dptest.SYN | dptest.ACK))
+	if r := fx.run(fx.on(i, dptest.TCP, dptest.ACK).Frame()); r.did != "sent" {
+		return r.reason
+	}
+	return ""
+}
+
+// goesOn checks that a flow is open in both directions.
+func (fx *fixture) goesOn(proto lb.Protocol, i int) {
+	fx.t.Helper()
+	if r := fx.run(fx.on(i, uint8(proto), flagsOf(proto)).Frame()); r.did != "sent" {
+		fx.t.Errorf("flow %d: %s %s", i, r.did, r.reason)
+		return
+	}
+	fx.went(fx.reply(flagsOf(proto)))
+}
+
+func flagsOf(proto lb.Protocol) uint8 {
+	if proto == lb.TCP {
+		return dptest.ACK
+	}
+	return 0
+}
+
+// unattended is a case of flows without an agent.
+type unattended struct {
+	proto lb.Protocol
+	// ends makes flows end; then they are idle for so long.
+	ends func(fx *fixture, i int)
+	idle time.Duration
+}
+
+var unattendedCases = map[string]unattended{
+	"ended": {lb.TCP, func(fx *fixture, i int) {
+		p := fx.on(i, dptest.TCP, dptest.RST)
+		p.Seq += 5
+		fx.went(p)
+	}, time.Minute},
+	"silent":         {lb.TCP, nil, 3 * time.Hour},
+	"half-open, UDP": {lb.UDP, nil, 10 * time.Minute},
+}
+
+// Without an agent, flows that have ended and flows that are silent make room for new ones, many times the size of the
+// table. Live flows stay.
+func TestFlowsEndWithoutAnAgent(t *testing.T) {
+	const size, rounds = 96, 6
+	for name, x := range unattendedCases {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, h hook, v6 bool) {
+				fx := newFixture(t, h, v6, func(o *Options) { o.MaxFlows = size })
+				fx.service(x.proto, "b1", "b2")
+				room := size
+				if x.proto == lb.UDP {
+					room = size / udpPart / 2 // the share of a frontend
+				}
+				fx.agentGone()
+				const live = 4
+				for i := range live {
+					if why := fx.openFlow(x.proto, i); why != "" {
+						t.Fatalf("flow %d: %s", i, why)
+					}
+				}
+				at := live
+				for range rounds {
+					first := at
+					for range room / 2 {
+						if why := fx.openFlow(x.proto, at); why != "" {
+							t.Errorf("flow %d: %s", at, why)
+						}
+						at++
+					}
+					for i := first; i < at; i++ {
+						fx.goesOn(x.proto, i)
+						if x.ends != nil {
+							x.ends(fx, i)
+						}
+					}
+					fx.ageFlows(x.idle, first, at)
+				}
+				for i := range live {
+					fx.goesOn(x.proto, i)
+				}
+			})
+		})
+	}
+}
+
+// The agent ends when the table is full: then half of the flows have a place, and as many are served without it. Live
+// flows are never removed, and what finds no room is refused.
+func TestFullTableWithoutAnAgent(t *testing.T) {
+	const size = 96
+	fx := newFixture(t, hookXDP, false, func(o *Options) { o.MaxFlows = size })
+	fx.service(lb.TCP, "b1", "b2")
+	places := func() (n int) {
+		var l syPlaceLine
+		for i := range fx.d.objects.SyStreamPlaces.MaxEntries() {
+			if err := fx.d.objects.SyStreamPlaces.Lookup(i, &l); err != nil {
+				t.Fatal(err)
+			}
+			for _, k := range l.Keys {
+				if k != (syServerKey{}) {
+					n++
+				}
+			}
+		}
+		return n
+	}
+	for i := range size {
+		if why := fx.openFlow(lb.TCP, i); why != "" {
+			t.Fatalf("flow %d: %s", i, why)
+		}
+		if i == size/4 { // what was stored before counts, too
+			fx.collect()
+		}
+		if n := places(); i < size/2 && n > 0 || n > size/2 {
+			t.Fatalf("%d flows have %d places", i+1, n)
+		}
+	}
+	if n := places(); n < size*2/5 {
+		t.Errorf("%d flows have %d places", size, n)
+	}
+	if why := fx.openFlow(lb.TCP, size); why != "flows_full" {
+		t.Errorf("one more flow: %q", why)
+	}
+	fx.agentGone()
+	for i := size; i < size+10; i++ {
+		if why := fx.openFlow(lb.TCP, i); why != "flows_full" {
+			t.Errorf("with live flows only: %q", why)
+		}
+	}
+	if n := len(fx.confirmed().servers); n != size {
+		t.Errorf("%d of %d live flows are left", n, size)
+	}
+	fx.ageFlows(3*time.Hour, 0, size)
+	for i := range 4 * size {
+		if why := fx.openFlow(lb.TCP, 1000+i); why != "" {
+			t.Errorf("flow %d: %s", i, why)
+		}
+		if i >= 20 {
+			fx.ageFlows(3*time.Hour, 1000+i-20, 1000+i-20)
+			fx.goesOn(lb.TCP, 1000+i-10)
+		}
+	}
+	fx.collect() // an agent is back
+	if n := len(fx.confirmed().servers); n > 30 {
+		t.Errorf("%d flows are left when the agent is back", n)
+	}
+}
+
+// The tables of flows by direct return are LRU maps, which need no agent: entries of flows that have ended give way,
+// and flows with packets stay.
+func TestDirectReturnFlowsEndWithoutAnAgent(t *testing.T) {
+	fx := newFixture(t, hookXDP, false, nil)
+	fx.serve(func(s *lb.Service) {
+		s.Algorithm, s.Method, s.Encap = lb.AlgorithmRoundRobin, lb.MethodTunnel, lb.EncapGUE
+	}, "b1", "b2")
+	fx.agentGone()
+	server := fx.went(fx.on(0, dptest.TCP, dptest.SYN))
+	m := fx.d.objects.SyDsrFlows
+	ended := syDsrFlow{State: uint8(syFlowStateFLOW_CLOSED), Method: uint8(syMethodMETHOD_GUE)}
+	for i := range int(m.MaxEntries()) * 5 / 4 {
+		k := syFlowKey{Proto: dptest.TCP}
+		k.T.Src.W[3], k.T.Sport = uint32(i), uint16(i)
+		fx.put(m, &k, &ended)
+		if i%256 == 0 {
+			if to := fx.went(fx.on(0, dptest.TCP, dptest.ACK)); to != server {
+				t.Fatalf("after %d flows, the live one went to %s; before to %s", i, to, server)
+			}
+		}
+	}
+	for i := range 100 {
+		to := fx.went(fx.on(1+i, dptest.TCP, dptest.SYN))
+		for range 2 {
+			if again := fx.went(fx.on(1+i, dptest.TCP, dptest.ACK)); again != to {
+				t.Errorf("flow %d went to %s and %s", i, to, again)
+			}
+		}
+	}
+}
