@@ -179,7 +179,21 @@ func (fx *fixture) reset() {
 	for _, m := range []*ebpf.Map{fx.d.objects.SyDsrFlows, fx.d.objects.SyDsrHalfopen} {
 		clearMap[syFlowKey, syDsrFlow](fx.t, m)
 	}
+	fx.forgetPorts()
 	if err := fx.d.services.setLoads(nil); err != nil {
+		fx.t.Fatal(err)
+	}
+}
+
+// forgetPorts clears the hints of what source ports are used for. Programs believe them for a second.
+func (fx *fixture) forgetPorts() {
+	fx.t.Helper()
+	m := fx.d.objects.SySnatUsed
+	keys := make([]uint32, m.MaxEntries())
+	for i := range keys {
+		keys[i] = uint32(i)
+	}
+	if _, err := m.BatchUpdate(keys, make([]uint32, len(keys)), nil); err != nil {
 		fx.t.Fatal(err)
 	}
 }

@@ -149,6 +149,7 @@ func TestUDPFloodLeavesOthersAlone(t *testing.T) {
 // age makes the last packet of one side of all flows older.
 func (fx *fixture) age(clients, servers time.Duration) {
 	fx.t.Helper()
+	fx.forgetPorts()
 	for _, table := range fx.d.objects.flowTables() {
 		all := fx.flowsIn(table)
 		for k, f := range all.clients {

@@ -168,6 +168,8 @@ type syExported struct {
 		Replaces   uint8
 		Now        uint32
 		Generation uint32
+		Later      uint8
+		Pad        [3]uint8
 		Client     struct {
 			_      structs.HostLayout
 			Client struct {
@@ -237,6 +239,8 @@ type syExported struct {
 			Replaces   uint8
 			Now        uint32
 			Generation uint32
+			Later      uint8
+			Pad        [3]uint8
 			Client     struct {
 				_      structs.HostLayout
 				Client struct {
@@ -627,6 +631,8 @@ type syVerdict struct {
 	Replaces   uint8
 	Now        uint32
 	Generation uint32
+	Later      uint8
+	Pad        [3]uint8
 	Client     syClientKey
 	Server     syServerKey
 	Chain      struct {
@@ -677,7 +683,9 @@ const (
 	syMapSyScratch           = "sy_scratch"
 	syMapSyServers           = "sy_servers"
 	syMapSySlots             = "sy_slots"
+	syMapSySnatLater         = "sy_snat_later"
 	syMapSySnatPorts         = "sy_snat_ports"
+	syMapSySnatUsed          = "sy_snat_used"
 	syMapSySrcAllow          = "sy_src_allow"
 	syMapSyStored            = "sy_stored"
 	syMapSyStreamClients     = "sy_stream_clients"
@@ -804,7 +812,9 @@ type syMapSpecs struct {
 	SyScratch         *ebpf.MapSpec `ebpf:"sy_scratch"`
 	SyServers         *ebpf.MapSpec `ebpf:"sy_servers"`
 	SySlots           *ebpf.MapSpec `ebpf:"sy_slots"`
+	SySnatLater       *ebpf.MapSpec `ebpf:"sy_snat_later"`
 	SySnatPorts       *ebpf.MapSpec `ebpf:"sy_snat_ports"`
+	SySnatUsed        *ebpf.MapSpec `ebpf:"sy_snat_used"`
 	SySrcAllow        *ebpf.MapSpec `ebpf:"sy_src_allow"`
 	SyStored          *ebpf.MapSpec `ebpf:"sy_stored"`
 	SyStreamClients   *ebpf.MapSpec `ebpf:"sy_stream_clients"`
@@ -897,7 +907,9 @@ type syMaps struct {
 	SyScratch         *ebpf.Map `ebpf:"sy_scratch"`
 	SyServers         *ebpf.Map `ebpf:"sy_servers"`
 	SySlots           *ebpf.Map `ebpf:"sy_slots"`
+	SySnatLater       *ebpf.Map `ebpf:"sy_snat_later"`
 	SySnatPorts       *ebpf.Map `ebpf:"sy_snat_ports"`
+	SySnatUsed        *ebpf.Map `ebpf:"sy_snat_used"`
 	SySrcAllow        *ebpf.Map `ebpf:"sy_src_allow"`
 	SyStored          *ebpf.Map `ebpf:"sy_stored"`
 	SyStreamClients   *ebpf.Map `ebpf:"sy_stream_clients"`
@@ -946,7 +958,9 @@ func (m *syMaps) Close() error {
 		m.SyScratch,
 		m.SyServers,
 		m.SySlots,
+		m.SySnatLater,
 		m.SySnatPorts,
+		m.SySnatUsed,
 		m.SySrcAllow,
 		m.SyStored,
 		m.SyStreamClients,

@@ -38,6 +38,24 @@ struct {
 	__uint(max_entries, 1024);
 } sy_halfopen_servers SEC(".maps");
 
+#define SNAT_HINTS 131072
+
+/* What source ports are used for, by a hash of the server_key (snat.h). */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, SNAT_HINTS);
+} sy_snat_used SEC(".maps");
+
+/* Hashes of half-open flows whose source is not their first choice (snat.h). */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, SNAT_HINTS);
+} sy_snat_later SEC(".maps");
+
 /* NAT flows of UDP, in tables of their own: datagrams prove nothing about their sender. Not an LRU: the port of a flow
  * must not get free while an answer may come. */
 struct {

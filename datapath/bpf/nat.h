@@ -222,7 +222,7 @@ __noinline int nat_find_half_open(struct frontend *fe)
 
 		s = c ? snat_find_half_open(p, v, fe, c->backend) : 0;
 	}
-	return s && s->f.state != FLOW_CLOSED && !flow_side_expired(&s->f, 1, v->now);
+	return s && !flow_side_expired(&s->f, 1, v->now);
 }
 
 /* nat_find returns the flow of a packet that a client sent. frontend is the id in its key, fe the frontend whose table

@@ -111,6 +111,9 @@ static __always_inline void nat_write_open(const struct pkt *p, struct verdict *
 		nat_open_datagram(p, v, &c, &s);
 		return;
 	}
+	snat_set_use(&v->server, SNAT_HALF_OPEN, v->now);
+	if (v->later)
+		snat_set_later(v->hash);
 	if (bpf_map_update_elem(&sy_halfopen_servers, &v->server, &s, v->claim >= CLAIM_OVER ? BPF_ANY : BPF_NOEXIST) ||
 	    (!v->by_hash && bpf_map_update_elem(&sy_halfopen_clients, &v->client, &c, BPF_ANY)))
 		verdict_drop(v, REASON_SNAT_EXHAUSTED);
@@ -140,6 +143,7 @@ static __always_inline void nat_confirm(const struct pkt *p, struct verdict *v, 
 		s.f.ack = f->ack;
 	if (!nat_store(p, v, &c, &s))
 		return;
+	snat_set_use(&v->server, SNAT_ESTABLISHED, v->now);
 	bpf_map_delete_elem(&sy_halfopen_servers, &v->server);
 	bpf_map_delete_elem(&sy_halfopen_clients, &v->client);
 }
@@ -330,12 +334,14 @@ static __always_inline void nat_write(const struct pkt *p, struct verdict *v, st
 	}
 	if (p->flags & TCP_RST) {
 		nat_reset(p, v, f, other);
-		return;
+	} else {
+		nat_renumber(p, f, p->seq + p->payload + 1);
+		nat_fin(p, v, f, other);
+		nat_follow(p, v, f);
 	}
-	nat_renumber(p, f, p->seq + p->payload + 1);
-	nat_fin(p, v, f, other);
-	nat_follow(p, v, f);
-	if (!v->reply && p->tsval) {
+	if (f->state == FLOW_CLOSED)
+		snat_set_use(&v->server, SNAT_UNKNOWN, v->now);
+	if (!(p->flags & TCP_RST) && !v->reply && p->tsval) {
 		struct server_flow *s = flow_find_server(&v->server, 1);
 
 		if (s)

@@ -77,8 +77,72 @@ static __always_inline void snat_verdict(struct verdict *v, const struct backend
 	v->backend = backend;
 }
 
+/* Hints spare a SYN lookups among half-open and established flows, each of which costs more than all else. They are in
+ * arrays, by the low bits of a hash, and written without a lock: a lost hint costs lookups. A hint of sy_snat_used has
+ * from the highest bit on 14 bits of the hash of a server_key, the use and the time. */
+enum snat_use {
+	SNAT_UNKNOWN,
+	SNAT_HALF_OPEN, /* claimed by a half-open flow at that time */
+	SNAT_ESTABLISHED, /* of an established flow at that time */
+};
+
+/* In units of flow_clock: 30 s, and 1 s, in which a flow may be removed without a new hint. */
+#define SNAT_HALF_OPEN_AGE 7500
+#define SNAT_ESTABLISHED_AGE 250
+
+static __always_inline __u32 *snat_hint(void *map, __u32 hash)
+{
+	__u32 i = hash % SNAT_HINTS;
+
+	return bpf_map_lookup_elem(map, &i);
+}
+
+static __always_inline __u32 snat_key_hash(const struct server_key *k)
+{
+	__u64 h = hash_pair(k->to.w[3], k->server, 0) + hash_pair((__u32)k->dport << 16 | k->sport, k->to.w[0], 2);
+
+	return hash_finish(h + hash_pair(k->to.w[1], k->to.w[2], 4));
+}
+
+static __always_inline void snat_set_use(const struct server_key *k, enum snat_use use, __u32 now)
+{
+	__u32 h = snat_key_hash(k), *hint = snat_hint(&sy_snat_used, h);
+
+	if (hint)
+		*hint = (h & 0xfffc0000) | use << 16 | (now & 0xffff);
+}
+
+/* snat_use returns what a source is used for, and since when. */
+static __always_inline enum snat_use snat_use(const struct server_key *k, __u32 now, __u32 *age)
+{
+	__u32 h = snat_key_hash(k), *p = snat_hint(&sy_snat_used, h), hint = p ? *p : ~h;
+	enum snat_use use = hint >> 16 & 3;
+
+	*age = (__u16)(now - hint);
+	if (hint >> 18 != h >> 18 || *age > (use == SNAT_HALF_OPEN ? SNAT_HALF_OPEN_AGE : SNAT_ESTABLISHED_AGE))
+		return SNAT_UNKNOWN;
+	return use;
+}
+
+/* snat_is_later reports whether the half-open flow with this hash may have another source than its first choice. */
+static __always_inline int snat_is_later(__u32 hash)
+{
+	__u32 *hint = snat_hint(&sy_snat_later, hash);
+
+	return hint && *hint == hash;
+}
+
+static __always_inline void snat_set_later(__u32 hash)
+{
+	__u32 *hint = snat_hint(&sy_snat_later, hash);
+
+	if (hint && *hint != hash)
+		*hint = hash;
+}
+
 /* snat_find_half_open finds the half-open flow that a client has to a backend. A repeated SYN must find it, too:
- * another choice may be free by now, and the server would see a second connection. */
+ * another choice may be free by now, and the server would see a second connection. Most SYNs are the first of their
+ * flow; hints spare them the lookups. */
 static __always_inline struct server_flow *snat_find_half_open(const struct pkt *p, struct verdict *v,
 							       const struct frontend *fe, __u32 backend)
 {
@@ -87,14 +151,22 @@ static __always_inline struct server_flow *snat_find_half_open(const struct pkt 
 	if (!b || !snat_to(&v->server, p, fe, b))
 		return 0;
 	v->generation = backend_generation(b);
+	int is_new = pkt_opens_flow(p), first_only = is_new && !snat_is_later(v->hash);
+	__u32 age;
+
 #pragma clang loop unroll(full)
 	for (__u32 i = 0; i < SNAT_TRIES; i++) {
+		if (i && first_only)
+			break;
 		snat_candidate(&v->server, p, v, fe, b, i);
+		if (is_new && snat_use(&v->server, v->now, &age) != SNAT_HALF_OPEN)
+			continue;
 		struct server_flow *s = bpf_map_lookup_elem(&sy_halfopen_servers, &v->server);
 
-		if (s && client_key_equal(&s->client, &v->client)) {
+		/* A flow that has ended may be before one that the client opened since. */
+		if (s && client_key_equal(&s->client, &v->client) && s->f.state != FLOW_CLOSED) {
 			if (flow_ended(v->client.frontend, backend, s->f.generation, v->generation))
-				return 0;
+				continue;
 			snat_verdict(v, b, backend);
 			return s;
 		}
@@ -163,6 +235,8 @@ static __always_inline enum claim snat_claimable(const struct pkt *p, const stru
 	case SYN_NEWER:
 		return CLAIM_TIME_WAIT;
 	default:
+		if (s->f.state != FLOW_CLOSED)
+			snat_set_use(&v->server, SNAT_ESTABLISHED, v->now);
 		return 0;
 	}
 }
@@ -179,10 +253,15 @@ static __always_inline int snat_choose(const struct pkt *p, struct verdict *v, c
 #pragma clang loop unroll(full)
 	for (__u32 i = 0; i < SNAT_TRIES; i++) {
 		snat_candidate(&v->server, p, v, fe, b, i);
-		enum claim claim = snat_claimable(p, v, &age);
+		enum snat_use use = snat_use(&v->server, v->now, &age);
+
+		if (use == SNAT_ESTABLISHED)
+			continue;
+		enum claim claim = use == SNAT_HALF_OPEN ? CLAIM_EVICT : snat_claimable(p, v, &age);
 
 		if (claim == CLAIM_FREE || claim == CLAIM_RESTED || claim == CLAIM_OVER) {
 			v->claim = claim;
+			v->later = i != 0;
 			return 1;
 		}
 		if (claim == CLAIM_EVICT && (v->claim == CLAIM_TIME_WAIT || (v->claim && age <= most)))
@@ -195,6 +274,8 @@ static __always_inline int snat_choose(const struct pkt *p, struct verdict *v, c
 	}
 	if (!v->claim)
 		return 0;
+	v->later = best != 0;
 	snat_candidate(&v->server, p, v, fe, b, best);
-	return 1;
+	v->claim = snat_claimable(p, v, &age);
+	return v->claim != 0;
 }

@@ -360,6 +360,8 @@ struct verdict {
 	__u8 replaces; /* COMMIT_OPEN, 1: the client has a flow that has ended */
 	__u32 now; /* METHOD_NAT: flow_clock */
 	__u32 generation; /* of the backend, for the entry of the flow */
+	__u8 later; /* COMMIT_OPEN, 1: the source is not the first choice */
+	__u8 pad[3];
 	struct client_key client; /* METHOD_NAT: the keys of the flow */
 	struct server_key server;
 	struct chain chain; /* sent along by chained frontends */
