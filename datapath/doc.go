@@ -21,6 +21,10 @@
 // decide returns the entry of a known flow. So it is inlined and not a global function: a second lookup among a million
 // flows would cost more than all other work on a packet.
 //
+// Before these steps sy_xdp tries a shorter way (bpf/fast.h). Most packets are not ours, or are of TCP or UDP without
+// anything special and go where the hash or an established flow says. For these it does the same as the other steps, in
+// registers. It leaves all others to them before it has changed anything.
+//
 // docs/datapath.md lists programs and maps.
 //
 // # Flows
@@ -35,7 +39,8 @@
 // SYN writes one entry, the server's, into an LRU map. The source port is one of six that follow from the hash of the
 // flow, so the ACK finds the entry by computing them again; only where the backend does not follow from the hash the
 // client's half-open entry is written, too. Slots list the backends they had before, and are cleared of them after the
-// timeout of half-open flows (services.settle). When the six are in use, the oldest half-open flow among them is
+// timeout of half-open flows (services.settle). Hints of what a port is used for spare a SYN most of these lookups
+// (bpf/snat.h). When the six are in use, the oldest half-open flow among them is
 // replaced. An ACK whose entry was replaced is refused: rebuilding it would let a flood of ACKs take ports, and reach
 // the servers. SYN cookies are not used, because the datapath does not end connections: a server that needs them sends
 // its own, which the ACK confirms.

@@ -456,12 +456,12 @@ type syNextHop struct {
 	Dst      syAddr
 	Until    uint64
 	Ifindex  uint32
-	Mtu      uint32
+	Mtu      uint16
 	Smac     [6]uint8
 	Dmac     [6]uint8
 	Path     uint8
 	ToUplink uint8
-	Pad      [2]uint8
+	Pad      [4]uint8
 }
 
 type syPlaceLine struct {

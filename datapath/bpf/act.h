@@ -56,43 +56,41 @@ static __always_inline int act_push(void *ctx, enum hook hook, const struct pkt 
 	return hook == HOOK_XDP ? xdp_push(ctx, p, v, outer, size) : tc_push(ctx, p, v, outer, size);
 }
 
-static __always_inline int act_encap4(void *ctx, enum hook hook, struct scratch *s)
+static __always_inline int act_encap4(void *ctx, enum hook hook, const struct pkt *p, const struct verdict *v,
+				      struct outer4 *o)
 {
-	struct outer4 *o = (void *)s->headers;
-	const struct verdict *v = &s->v;
-
-	_Static_assert(sizeof(*o) <= sizeof(s->headers), "the headers fit");
 	if (v->method == METHOD_IPIP) {
-		encap_ip4(&s->p, v, &o->ip);
-		return act_push(ctx, hook, &s->p, v, o, sizeof(o->ip));
+		encap_ip4(p, v, &o->ip);
+		return act_push(ctx, hook, p, v, o, sizeof(o->ip));
 	}
-	encap_outer4(&s->p, v, o);
+	encap_outer4(p, v, o);
 	if (v->chain.n)
-		return act_push(ctx, hook, &s->p, v, o, sizeof(*o));
+		return act_push(ctx, hook, p, v, o, sizeof(*o));
 	if (v->keyed)
-		return act_push(ctx, hook, &s->p, v, o, sizeof(*o) - sizeof(o->private.next));
-	return act_push(ctx, hook, &s->p, v, o, sizeof(*o) - sizeof(o->private));
+		return act_push(ctx, hook, p, v, o, sizeof(*o) - sizeof(o->private.next));
+	return act_push(ctx, hook, p, v, o, sizeof(*o) - sizeof(o->private));
 }
 
-static __always_inline int act_encap6(void *ctx, enum hook hook, struct scratch *s)
+static __always_inline int act_encap6(void *ctx, enum hook hook, const struct pkt *p, const struct verdict *v,
+				      struct outer6 *o)
 {
-	struct outer6 *o = (void *)s->headers;
-	const struct verdict *v = &s->v;
-
-	_Static_assert(sizeof(*o) <= sizeof(s->headers), "the headers fit");
-	encap_outer6(&s->p, v, o);
+	encap_outer6(p, v, o);
 	if (v->method == METHOD_IPIP)
-		return act_push(ctx, hook, &s->p, v, o, sizeof(o->ip));
+		return act_push(ctx, hook, p, v, o, sizeof(o->ip));
 	if (v->chain.n)
-		return act_push(ctx, hook, &s->p, v, o, sizeof(*o));
+		return act_push(ctx, hook, p, v, o, sizeof(*o));
 	if (v->keyed)
-		return act_push(ctx, hook, &s->p, v, o, sizeof(*o) - sizeof(o->private.next));
-	return act_push(ctx, hook, &s->p, v, o, sizeof(*o) - sizeof(o->private));
+		return act_push(ctx, hook, p, v, o, sizeof(*o) - sizeof(o->private.next));
+	return act_push(ctx, hook, p, v, o, sizeof(*o) - sizeof(o->private));
 }
 
 static __always_inline int act_encap(void *ctx, enum hook hook, struct scratch *s)
 {
-	return addr_is_v4(&s->v.t.dst) ? act_encap4(ctx, hook, s) : act_encap6(ctx, hook, s);
+	_Static_assert(sizeof(struct outer6) <= sizeof(s->headers), "the headers fit");
+	_Static_assert(sizeof(struct outer4) <= sizeof(s->headers), "the headers fit");
+	if (addr_is_v4(&s->v.t.dst))
+		return act_encap4(ctx, hook, &s->p, &s->v, (void *)s->headers);
+	return act_encap6(ctx, hook, &s->p, &s->v, (void *)s->headers);
 }
 
 static __always_inline int act_reset(void *ctx, enum hook hook, const struct pkt *p)

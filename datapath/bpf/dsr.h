@@ -90,12 +90,12 @@ static __always_inline struct flow *decide_dsr_known(const struct pkt *p, struct
 
 /* One in so many packets is looked up without need: it refreshes its flow and finds flows that began on another
  * balancer. */
-#define DSR_SAMPLE_STREAM 32
+#define DSR_SAMPLE_STREAM 128
 #define DSR_SAMPLE_DATAGRAM 8 /* higher, because no flag marks the first datagram of a flow */
 
 static __always_inline int dsr_sampled(const struct pkt *p)
 {
-	return bpf_get_prandom_u32() % (pkt_is_stream(p) ? DSR_SAMPLE_STREAM : DSR_SAMPLE_DATAGRAM) == 0;
+	return p->sampled || bpf_get_prandom_u32() % (pkt_is_stream(p) ? DSR_SAMPLE_STREAM : DSR_SAMPLE_DATAGRAM) == 0;
 }
 
 /* decide_dsr_by_hash is for frontends whose slot follows from the hash. As long as a slot keeps its backend, the hash

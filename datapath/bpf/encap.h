@@ -120,7 +120,7 @@ static __always_inline void encap_outer4(const struct pkt *p, const struct verdi
 {
 	encap_ip4(p, v, &o->ip);
 	encap_gue(p, v, &o->udp, &o->gue, &o->private.head, sizeof(o->private));
-	for (int i = 0; i < CHAIN_MAX; i++)
+	for (int i = 0; i < CHAIN_MAX && v->chain.n; i++)
 		o->private.next[i] = v->chain.next[i].w[3];
 }
 
@@ -135,8 +135,11 @@ static __always_inline void encap_outer6(const struct pkt *p, const struct verdi
 	};
 	__builtin_memcpy(&o->ip.src, &v->t.src, sizeof(o->ip.src));
 	__builtin_memcpy(&o->ip.dst, &v->t.dst, sizeof(o->ip.dst));
+	if (v->method == METHOD_IPIP)
+		return;
 	encap_gue(p, v, &o->udp, &o->gue, &o->private.head, sizeof(o->private));
-	__builtin_memcpy(o->private.next, v->chain.next, sizeof(o->private.next));
+	if (v->chain.n)
+		__builtin_memcpy(o->private.next, v->chain.next, sizeof(o->private.next));
 }
 
 static __always_inline __be16 decap_ethertype(__u8 proto)

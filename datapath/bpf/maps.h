@@ -253,7 +253,7 @@ struct {
 } sy_icmp_rate SEC(".maps");
 
 /* Next hops as the kernel's routes have them, for a moment, per CPU (route.h). */
-#define NEXT_HOPS 1024
+#define NEXT_HOPS 4096
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);

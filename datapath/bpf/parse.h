@@ -33,6 +33,8 @@ struct pkt {
 	__u8 fragment; /* enum frag_kind */
 	__u8 dont_fragment; /* 1: DF is set, or IPv6 */
 	__u8 keep_ttl; /* 1: the stack decrements the TTL */
+	__u8 sampled; /* 1: the packet refreshes its flow by direct return */
+	__u8 pad[3];
 };
 
 /* Context of a decapsulated packet. */

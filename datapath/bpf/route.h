@@ -44,11 +44,12 @@ static __always_inline enum route route_too_big(const struct pkt *p, struct verd
  * is known. An IPv6 packet of MIN_MTU is never refused: its sender would send it again. */
 static __always_inline int route_fits_pmtu(const struct pkt *p, const struct verdict *v, __u32 len, __u32 *mtu)
 {
+	struct addr dst = v->t.dst; /* a pointer into the verdict would keep it out of registers */
 	struct pmtu *path;
 
 	if (v->method < METHOD_IPIP || len <= MIN_MTU || (p->v6 && len <= MIN_MTU + encap_overhead(v)))
 		return 1;
-	path = bpf_map_lookup_elem(&sy_pmtu, &v->t.dst);
+	path = bpf_map_lookup_elem(&sy_pmtu, &dst);
 	if (!path || len <= path->mtu || !pmtu_is_fresh(path))
 		return 1;
 	*mtu = path->mtu;
@@ -73,9 +74,9 @@ static __always_inline int route_on_link(const struct verdict *v, const struct b
 
 static __always_inline struct next_hop *next_hop_slot(const struct verdict *v, __u8 path)
 {
-	__u32 i = (v->t.dst.w[3] ^ v->t.dst.w[1] ^ path * 0x9e3779b9) * 0x85ebca6b >> 22;
+	__u32 i = (v->t.dst.w[3] ^ v->t.dst.w[1] ^ path * 0x9e3779b9) * 0x85ebca6b >> 20;
 
-	_Static_assert(NEXT_HOPS == 1 << (32 - 22), "the index has so many bits");
+	_Static_assert(NEXT_HOPS == 1 << (32 - 20), "the index has so many bits");
 	return bpf_map_lookup_elem(&sy_next_hops, &i);
 }
 
@@ -102,7 +103,7 @@ static __always_inline void route_keep(struct next_hop *hop, __u8 path, const st
 	hop->dst = v->t.dst;
 	hop->path = path;
 	hop->ifindex = fib->ifindex;
-	hop->mtu = fib->mtu_result;
+	hop->mtu = fib->mtu_result < 0xffff ? fib->mtu_result : 0xffff;
 	__builtin_memcpy(hop->smac, fib->smac, ETH_ALEN);
 	__builtin_memcpy(hop->dmac, fib->dmac, ETH_ALEN);
 	hop->to_uplink = v->to_uplink;

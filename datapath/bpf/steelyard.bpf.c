@@ -6,6 +6,7 @@
 #include "act_xdp.h"
 #include "egress.h"
 #include "explain.h"
+#include "fast.h"
 #include "gc.h"
 
 static __always_inline int parse_packet(void *data, void *end, __u32 len)
@@ -31,13 +32,24 @@ __noinline int parse_tc(struct __sk_buff *skb)
 	return parse_packet((void *)(long)skb->data, (void *)(long)skb->data_end, skb->len);
 }
 
+/* xdp_steps is a function of its own so that its stack is not below that of fast_xdp. */
+__noinline int xdp_steps(struct xdp_md *ctx, int sampled)
+{
+	struct scratch *s = parse_xdp(ctx) ? scratch_get() : 0;
+
+	if (!s)
+		return XDP_ABORTED;
+	s->p.sampled = sampled;
+	return act_xdp(ctx, s, decide(&s->p, s->parsed, &s->v, 0, 1));
+}
+
 /* The fast path: what XDP can send itself. */
 SEC("xdp")
 int sy_xdp(struct xdp_md *ctx)
 {
-	struct scratch *s = parse_xdp(ctx) ? scratch_get() : 0;
+	int r = fast_xdp(ctx);
 
-	return s ? act_xdp(ctx, s, decide(&s->p, s->parsed, &s->v, 0, 1)) : XDP_ABORTED;
+	return r >= 0 ? r : xdp_steps(ctx, r == FAST_SAMPLED);
 }
 
 static __always_inline void tc_pull(struct __sk_buff *skb)

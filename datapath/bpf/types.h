@@ -171,16 +171,16 @@ enum addr_kind {
 	ADDR_BACKEND = 4,
 };
 
-/* A result of bpf_fib_lookup. */
+/* A result of bpf_fib_lookup: a cache line. */
 struct next_hop {
 	struct addr src, dst; /* what was looked up, with path */
 	__u64 until; /* in jiffies */
 	__u32 ifindex; /* egress interface */
-	__u32 mtu; /* of the route */
+	__u16 mtu; /* of the route, at most 65535 */
 	__u8 smac[6], dmac[6];
 	__u8 path; /* of several next hops of a route */
 	__u8 to_uplink; /* see struct verdict */
-	__u8 pad[2];
+	__u8 pad[4];
 };
 
 /* Destination of a health check packet, by its mark. */
