@@ -49,7 +49,7 @@ func run() error {
 	flag.IntVar(&live.Rounds, "liverounds", 10, "live: rounds")
 	conns := connections.Options{Log: os.Stderr}
 	flag.IntVar(&conns.Rounds, "connrounds", 6, "connections: rounds")
-	flag.DurationVar(&conns.Sustained, "sustained", time.Minute, "connections: duration of the one with one backend")
+	flag.DurationVar(&conns.Sustained, "sustained", time.Minute, "connections: duration of those with one backend")
 	binary := flag.String("binary", "./steelyard", "connections, scale: `path` of the program")
 	file := flag.String("json", "", "write the results to this `file`")
 	page := flag.String("page", "", "replace the tables in this `file`")

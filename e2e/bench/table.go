@@ -104,6 +104,8 @@ func connectionsTable(all []connections.Result) table {
 				value = fmt.Sprintf("%.1f Gbit/s", 8*r.Value/1e9)
 			case connections.Sustained:
 				return value
+			case connections.Quick:
+				return fmt.Sprintf("%.2f %%", 100*r.Value)
 			}
 			return fmt.Sprintf("%s (%.2f, %.2f–%.2f)", value, r.Ratio, r.Low, r.High)
 		})

@@ -64,6 +64,8 @@ func (r result) targets() []target {
 		{"new connections/s by nat, one backend, sustained", 1, "× nftables DNAT", true,
 			r.sustained("Steelyard nat, tc") / r.sustained("nftables DNAT")},
 		{"the same", 1, "× HAProxy", true, r.sustained("Steelyard nat, tc") / r.sustained("HAProxy")},
+		{"connects within 0.3 s by nat, one backend, at 400/s", 100, "%", true,
+			100 * r.connections("Steelyard nat, tc", connections.Quick)},
 		{"a change with 10,000 services in the datapath, p99", 10, "ms", false, r.change().p99},
 		{"the same, CPU", 5, "ms", false, r.change().cpu},
 		{"idle with 10,000 services, of one CPU", 1, "%", false, 100 * big.Idle},
@@ -105,9 +107,11 @@ func (r result) rate(way, load string) float64 {
 	return math.NaN()
 }
 
-func (r result) sustained(way string) float64 {
+func (r result) sustained(way string) float64 { return r.connections(way, connections.Sustained) }
+
+func (r result) connections(way, kind string) float64 {
 	for _, x := range r.Conns {
-		if x.Way == way && x.Kind == connections.Sustained {
+		if x.Way == way && x.Kind == kind {
 			return x.Value
 		}
 	}

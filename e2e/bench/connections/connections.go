@@ -1,7 +1,7 @@
 // Package connections measures HTTP through a host that forwards in different ways: new connections a second, latency
 // and throughput. The client is wrk, the server nginx, which closes first; both run on the CPUs of the host that
 // forwards. Servers keep no TIME_WAIT state, and connection tracking keeps it for a second only: otherwise their tables
-// are measured.
+// are measured. Only where connections are opened at a constant rate they keep it.
 package connections
 
 import (
@@ -23,7 +23,7 @@ import (
 type Options struct {
 	Binary    string // of steelyard
 	Rounds    int
-	Sustained time.Duration // of the measurement with one backend
+	Sustained time.Duration // of the measurements with one backend
 	Log       io.Writer
 }
 
@@ -33,15 +33,16 @@ const (
 	Latency        = "p50 latency, 1 client"
 	Throughput     = "throughput"
 	Sustained      = "new connections/s, one backend, sustained"
+	Quick          = "connects within 0.3 s, one backend, at 400/s"
 )
 
 // Kinds are the columns of the table.
-var Kinds = []string{NewConnections, Latency, Throughput, Sustained}
+var Kinds = []string{NewConnections, Latency, Throughput, Sustained, Quick}
 
 // Result is a measurement of a way.
 type Result struct {
 	Way, Kind string
-	// Value is the median of the rounds: connections a second, seconds, bytes a second.
+	// Value is the median of the rounds: connections a second, seconds, bytes a second, a part of all.
 	Value float64
 	// Ratio is the median of the ratios to plain routing of each round; Low and High the lowest and highest.
 	Ratio, Low, High float64
@@ -97,6 +98,9 @@ func Run(o Options) (_ []Result, err error) {
 		args := []string{"-t2", "-c32", fmt.Sprintf("-d%ds", int(o.Sustained.Seconds())), "-H", "Connection: close"}
 		if err := s.measure(Sustained, s.way.one, args); err != nil {
 			return nil, fmt.Errorf("%s, %s: %w", s.way.name, Sustained, err)
+		}
+		if err := s.paced(o.Sustained); err != nil {
+			return nil, fmt.Errorf("%s, %s: %w", s.way.name, Quick, err)
 		}
 	}
 	return results(sites), nil
