@@ -111,7 +111,7 @@ static __always_inline void nat_write_open(const struct pkt *p, struct verdict *
 		nat_open_datagram(p, v, &c, &s);
 		return;
 	}
-	snat_set_use(&v->server, SNAT_HALF_OPEN, v->now);
+	snat_set_use(v, SNAT_HALF_OPEN);
 	if (v->later)
 		snat_set_later(v->hash);
 	if (bpf_map_update_elem(&sy_halfopen_servers, &v->server, &s, v->claim >= CLAIM_OVER ? BPF_ANY : BPF_NOEXIST) ||
@@ -143,7 +143,7 @@ static __always_inline void nat_confirm(const struct pkt *p, struct verdict *v, 
 		s.f.ack = f->ack;
 	if (!nat_store(p, v, &c, &s))
 		return;
-	snat_set_use(&v->server, SNAT_ESTABLISHED, v->now);
+	snat_set_use(v, SNAT_ESTABLISHED);
 	bpf_map_delete_elem(&sy_halfopen_servers, &v->server);
 	bpf_map_delete_elem(&sy_halfopen_clients, &v->client);
 }
@@ -340,7 +340,7 @@ static __always_inline void nat_write(const struct pkt *p, struct verdict *v, st
 		nat_follow(p, v, f);
 	}
 	if (f->state == FLOW_CLOSED)
-		snat_set_use(&v->server, SNAT_UNKNOWN, v->now);
+		snat_set_use(v, SNAT_UNKNOWN);
 	if (!(p->flags & TCP_RST) && !v->reply && p->tsval) {
 		struct server_flow *s = flow_find_server(&v->server, 1);
 

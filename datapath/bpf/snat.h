@@ -79,7 +79,7 @@ static __always_inline void snat_verdict(struct verdict *v, const struct backend
 
 /* Hints spare a SYN lookups among half-open and established flows, each of which costs more than all else. They are in
  * arrays, by the low bits of a hash, and written without a lock: a lost hint costs lookups. A hint of sy_snat_used has
- * from the highest bit on 14 bits of the hash of a server_key, the use and the time. */
+ * from the highest bit on 14 bits of snat_use_hash, the use and the time. */
 enum snat_use {
 	SNAT_UNKNOWN,
 	SNAT_HALF_OPEN, /* claimed by a half-open flow at that time */
@@ -97,28 +97,31 @@ static __always_inline __u32 *snat_hint(void *map, __u32 hash)
 	return bpf_map_lookup_elem(map, &i);
 }
 
-static __always_inline __u32 snat_key_hash(const struct server_key *k)
+/* snat_use_hash is the hash of a source and the generation of its backend: hints about flows that have ended hold no
+ * longer. */
+static __always_inline __u32 snat_use_hash(const struct verdict *v)
 {
+	const struct server_key *k = &v->server;
 	__u64 h = hash_pair(k->to.w[3], k->server, 0) + hash_pair((__u32)k->dport << 16 | k->sport, k->to.w[0], 2);
 
-	return hash_finish(h + hash_pair(k->to.w[1], k->to.w[2], 4));
+	return hash_finish(h + hash_pair(k->to.w[1] ^ v->generation, k->to.w[2], 4));
 }
 
-static __always_inline void snat_set_use(const struct server_key *k, enum snat_use use, __u32 now)
+static __always_inline void snat_set_use(const struct verdict *v, enum snat_use use)
 {
-	__u32 h = snat_key_hash(k), *hint = snat_hint(&sy_snat_used, h);
+	__u32 h = snat_use_hash(v), *hint = snat_hint(&sy_snat_used, h);
 
 	if (hint)
-		*hint = (h & 0xfffc0000) | use << 16 | (now & 0xffff);
+		*hint = (h & 0xfffc0000) | use << 16 | (v->now & 0xffff);
 }
 
-/* snat_use returns what a source is used for, and since when. */
-static __always_inline enum snat_use snat_use(const struct server_key *k, __u32 now, __u32 *age)
+/* snat_use returns what the source in v->server is used for, and since when. */
+static __always_inline enum snat_use snat_use(const struct verdict *v, __u32 *age)
 {
-	__u32 h = snat_key_hash(k), *p = snat_hint(&sy_snat_used, h), hint = p ? *p : ~h;
+	__u32 h = snat_use_hash(v), *p = snat_hint(&sy_snat_used, h), hint = p ? *p : ~h;
 	enum snat_use use = hint >> 16 & 3;
 
-	*age = (__u16)(now - hint);
+	*age = (__u16)(v->now - hint);
 	if (hint >> 18 != h >> 18 || *age > (use == SNAT_HALF_OPEN ? SNAT_HALF_OPEN_AGE : SNAT_ESTABLISHED_AGE))
 		return SNAT_UNKNOWN;
 	return use;
@@ -159,7 +162,7 @@ static __always_inline struct server_flow *snat_find_half_open(const struct pkt 
 		if (i && first_only)
 			break;
 		snat_candidate(&v->server, p, v, fe, b, i);
-		if (is_new && snat_use(&v->server, v->now, &age) != SNAT_HALF_OPEN)
+		if (is_new && snat_use(v, &age) != SNAT_HALF_OPEN)
 			continue;
 		struct server_flow *s = bpf_map_lookup_elem(&sy_halfopen_servers, &v->server);
 
@@ -236,7 +239,7 @@ static __always_inline enum claim snat_claimable(const struct pkt *p, const stru
 		return CLAIM_TIME_WAIT;
 	default:
 		if (s->f.state != FLOW_CLOSED)
-			snat_set_use(&v->server, SNAT_ESTABLISHED, v->now);
+			snat_set_use(v, SNAT_ESTABLISHED);
 		return 0;
 	}
 }
@@ -253,7 +256,7 @@ static __always_inline int snat_choose(const struct pkt *p, struct verdict *v, c
 #pragma clang loop unroll(full)
 	for (__u32 i = 0; i < SNAT_TRIES; i++) {
 		snat_candidate(&v->server, p, v, fe, b, i);
-		enum snat_use use = snat_use(&v->server, v->now, &age);
+		enum snat_use use = snat_use(v, &age);
 
 		if (use == SNAT_ESTABLISHED)
 			continue;

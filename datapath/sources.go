@@ -1,0 +1,86 @@
+package datapath
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// maxOurs is the number of our source addresses per backend (bpf/types.h).
+const maxOurs = len(syBackend{}.Snat)
+
+// sources are our source addresses towards another host, the one that the kernel selects first. Others in the same
+// subnet add source ports. Without a route there are none.
+type sources struct {
+	addrs []netip.Addr
+	nic   int // index of the interface; 0: no route
+}
+
+// sourceFinder finds sources. It lists the addresses of this host once, and again when the kernel selects one that is
+// not in the list. The zero value is ready.
+type sourceFinder struct {
+	listed []netlink.Addr
+}
+
+func (f *sourceFinder) find(to netip.Addr) sources {
+	routes, err := netlink.RouteGet(to.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return sources{}
+	}
+	r := routes[0]
+	best, ok := netip.AddrFromSlice(r.Src)
+	if !ok {
+		return sources{nic: r.LinkIndex}
+	}
+	best = best.Unmap()
+	next := to // next hop
+	if gw, ok := netip.AddrFromSlice(r.Gw); ok {
+		next = gw.Unmap()
+	}
+	s := sources{addrs: []netip.Addr{best}, nic: r.LinkIndex}
+	for _, a := range f.on(r.LinkIndex, best) {
+		addr, ok := netip.AddrFromSlice(a.IP)
+		ones, _ := a.Mask.Size()
+		addr = addr.Unmap()
+		more := len(s.addrs) < maxOurs && !slices.Contains(s.addrs, addr)
+		if ok && more && usable(a) && netip.PrefixFrom(addr, ones).Contains(next) {
+			s.addrs = append(s.addrs, addr)
+		}
+	}
+	return s
+}
+
+// on returns the addresses of an interface. best is one of this host that the kernel selected. Without a list there is
+// only that one.
+func (f *sourceFinder) on(nic int, best netip.Addr) (addrs []netlink.Addr) {
+	if !slices.ContainsFunc(f.listed, func(a netlink.Addr) bool { return a.IP.Equal(best.AsSlice()) }) {
+		listed, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+		if err != nil {
+			return nil
+		}
+		f.listed = listed
+	}
+	for _, a := range f.listed {
+		if a.LinkIndex == nic {
+			addrs = append(addrs, a)
+		}
+	}
+	return addrs
+}
+
+// findEach returns the sources towards each of the hosts.
+func (f *sourceFinder) findEach(hosts []netip.Addr) map[netip.Addr]sources {
+	found := make(map[netip.Addr]sources, len(hosts))
+	for _, a := range hosts {
+		found[a] = f.find(a)
+	}
+	return found
+}
+
+// usable reports whether an address can be the source of packets to other hosts.
+func usable(a netlink.Addr) bool {
+	const unfit = unix.IFA_F_DEPRECATED | unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED
+	return a.Flags&unfit == 0 && a.Scope == int(netlink.SCOPE_UNIVERSE)
+}
