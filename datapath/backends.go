@@ -8,8 +8,6 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -27,6 +25,7 @@ type backends struct {
 	byID    map[uint32]*backend
 	hosts   map[netip.Addr]int // backends of an address
 	servers *serverIDs
+	finder  *sourceFinder
 	next    uint32   // the lowest id that was never used
 	spare   []uint32 // ids below next that are free
 }
@@ -52,7 +51,7 @@ func openBackends(o *syObjects, c *chunks, filter *addrFilter, log *slog.Logger)
 	}
 	s := &backends{objects: o, entries: c.backends, counters: c.backendCounters, filter: filter, log: log,
 		byAddr: map[netip.AddrPort]*backend{}, byID: map[uint32]*backend{}, hosts: map[netip.Addr]int{},
-		servers: servers}
+		servers: servers, finder: &sourceFinder{}}
 	for id := range c.backends.len() {
 		var value syBackend
 		if err := c.backends.lookup(id, &value); err != nil {
@@ -63,7 +62,7 @@ func openBackends(o *syObjects, c *chunks, filter *addrFilter, log *slog.Logger)
 		}
 		b := &backend{id: id, local: value.Local == 1, keyed: value.Keyed == 1, generation: value.Generation}
 		b.at, b.ours = fromBackend(value)
-		_, b.nic = ourAddressesTowards(b.at.Addr())
+		b.nic = s.finder.find(b.at.Addr()).nic
 		s.byAddr[b.at], s.byID[b.id] = b, b
 		s.hosts[b.at.Addr()]++
 		s.next = b.id + 1
@@ -142,7 +141,10 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 		return nil, fmt.Errorf("backend map full (%d entries)", maxBackends)
 	}
 	b := &backend{id: id, at: at, local: local, keyed: keyed}
-	b.ours, b.nic = s.ours(at.Addr())
+	ours := s.finder.find(at.Addr())
+	if b.ours, b.nic = ours.addrs, ours.nic; len(b.ours) == 0 {
+		s.log.Warn("no route to backend", "backend", at.Addr())
+	}
 	if err := resetCounts(s.counters, id); err != nil {
 		return nil, err
 	}
@@ -213,78 +215,37 @@ func (s *backends) release(unused func(id uint32) bool) {
 	}
 }
 
-// refresh reads our source addresses towards backends from the kernel again. Flows keep the address they have.
-func (s *backends) refresh() {
+// hostsInUse returns the addresses of the backends that a table has.
+func (s *backends) hostsInUse() (addrs []netip.Addr) {
+	seen := map[netip.Addr]bool{}
 	for at, b := range s.byAddr {
-		if b.tables == 0 {
+		if b.tables > 0 && !seen[at.Addr()] {
+			seen[at.Addr()] = true
+			addrs = append(addrs, at.Addr())
+		}
+	}
+	return addrs
+}
+
+// refresh replaces our source addresses towards backends by those found since. Flows keep the address they have.
+func (s *backends) refresh(finder *sourceFinder, found map[netip.Addr]sources) {
+	s.finder = finder
+	for at, b := range s.byAddr {
+		now, known := found[at.Addr()]
+		if !known || b.tables == 0 {
 			continue
 		}
-		var ours []netip.Addr
-		ours, b.nic = s.ours(at.Addr())
-		if slices.Equal(ours, b.ours) {
+		b.nic = now.nic
+		if slices.Equal(now.addrs, b.ours) {
 			continue
 		}
 		was := b.ours
-		b.ours = ours
+		b.ours = now.addrs
 		if err := s.write(b); err != nil {
 			s.log.Error("source addresses towards backend not changed", "backend", at, "err", err)
 			b.ours = was
 			continue
 		}
-		s.log.Info("source addresses towards backend changed", "backend", at, "from", was, "to", ours)
+		s.log.Info("source addresses towards backend changed", "backend", at, "from", was, "to", b.ours)
 	}
-}
-
-func (s *backends) ours(towards netip.Addr) (ours []netip.Addr, nic int) {
-	ours, nic = ourAddressesTowards(towards)
-	if len(ours) == 0 {
-		s.log.Warn("no route to backend", "backend", towards)
-	}
-	return ours, nic
-}
-
-// maxOurs is the number of our source addresses per backend (bpf/types.h).
-const maxOurs = len(syBackend{}.Snat)
-
-// ourAddressesTowards returns our source addresses towards a backend, and the interface: the address that the kernel
-// selects, and others in the same subnet, which add source ports. Without a route there are none.
-func ourAddressesTowards(to netip.Addr) (ours []netip.Addr, nic int) {
-	routes, err := netlink.RouteGet(to.AsSlice())
-	if err != nil || len(routes) == 0 {
-		return nil, 0
-	}
-	nic = routes[0].LinkIndex
-	best, ok := netip.AddrFromSlice(routes[0].Src)
-	if !ok {
-		return nil, nic
-	}
-	ours = []netip.Addr{best.Unmap()}
-	link, err := netlink.LinkByIndex(nic)
-	if err != nil {
-		return ours, nic
-	}
-	addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
-	if err != nil {
-		return ours, nic
-	}
-	next := to // next hop
-	if gw, ok := netip.AddrFromSlice(routes[0].Gw); ok {
-		next = gw.Unmap()
-	}
-	for _, a := range addrs {
-		addr, ok := netip.AddrFromSlice(a.IP)
-		ones, _ := a.Mask.Size()
-		addr = addr.Unmap()
-		more := len(ours) < maxOurs && !slices.Contains(ours, addr)
-		if ok && more && usable(a) && netip.PrefixFrom(addr, ones).Contains(next) {
-			ours = append(ours, addr)
-		}
-	}
-	return ours, nic
-}
-
-// usable reports whether an address can be the source of packets to other hosts.
-func usable(a netlink.Addr) bool {
-	const unfit = unix.IFA_F_DEPRECATED | unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED
-	return a.Flags&unfit == 0 && a.Scope == int(netlink.SCOPE_UNIVERSE)
 }

@@ -64,18 +64,18 @@ func (p *probes) way(vip, server netip.Addr, method syMethod) (mark uint32, from
 			return 0, from, fmt.Errorf("all %d marks of probes are in use", len(p.marks))
 		}
 	}
-	ours, nic := ourAddressesTowards(server)
-	if len(ours) == 0 {
+	ours := (&sourceFinder{}).find(server)
+	if len(ours.addrs) == 0 {
 		return 0, from, fmt.Errorf("no route to %s", server)
 	}
-	from = ours[0]
+	from = ours.addrs[0]
 	if from.Is4() != vip.Is4() {
-		if from, err = addressOn(nic, vip.Is4()); err != nil {
+		if from, err = addressOn(ours.nic, vip.Is4()); err != nil {
 			return 0, from, err
 		}
 	}
 	probe := syProbe{
-		Addr: toAddr(server), Local: toAddr(ours[0]), Method: uint8(method),
+		Addr: toAddr(server), Local: toAddr(ours.addrs[0]), Method: uint8(method),
 		Keyed: truth(contains(p.uplinks.o.TunnelSources, server)),
 	}
 	if err := p.objects.SyProbes.Put(mark, probe); err != nil {

@@ -50,13 +50,12 @@ func (s *services) interfaces() (indexes []int) {
 
 // needed returns the indexes of the interfaces that routes to backends, and to Options.Reach, make necessary.
 func (d *Datapath) needed() []int {
-	indexes := d.services.interfaces()
+	indexes, finder := d.services.interfaces(), &sourceFinder{}
 	for _, a := range d.o.Reach {
 		if a.IsLinkLocalUnicast() {
 			continue // it does not tell the interface
 		}
-		_, nic := ourAddressesTowards(a)
-		if nic > loopbackIndex {
+		if nic := finder.find(a).nic; nic > loopbackIndex {
 			indexes = append(indexes, nic)
 		}
 	}
