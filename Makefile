@@ -55,9 +55,9 @@ ATTACK_TIME ?= 3m
 attack: root build ## attack live connections in all ways at once (root); ATTACK_TIME=30m
 	STEELYARD_BINARY='$(CURDIR)/steelyard' ATTACK_TIME='$(ATTACK_TIME)' go test ./e2e -run '^TestAttack$$' -v -count 1 -timeout 24h
 
-BENCH_PARTS := cost,live,connections,scale
+BENCH_PARTS := cost,live,connections,scale,convergence
 BENCH ?= $(BENCH_PARTS)
-bench: root build ## measure beside peers for about 12 minutes (root); BENCH=cost,live,connections,scale chooses
+bench: root build ## measure beside peers for about 15 minutes (root); BENCH=cost,live,... chooses parts
 	sh e2e/deps.sh bench
 	@mkdir -p .cache
 	go run ./e2e/bench -only '$(BENCH)' -json .cache/bench.json $(if $(filter $(BENCH_PARTS),$(BENCH)),-page docs/benchmarks.md)

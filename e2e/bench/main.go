@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/bench/connections"
+	"github.com/steelyard-lb/steelyard/e2e/bench/convergence"
 	"github.com/steelyard-lb/steelyard/e2e/bench/packets"
 	"github.com/steelyard-lb/steelyard/e2e/bench/scale"
 )
@@ -26,7 +27,7 @@ func main() {
 }
 
 // parts are the names for -only.
-var parts = []string{"cost", "live", "connections", "scale"}
+var parts = []string{"cost", "live", "connections", "scale", "convergence"}
 
 // result is everything that was measured.
 type result struct {
@@ -36,6 +37,7 @@ type result struct {
 	Conns   []connections.Result `json:"connections,omitempty"`
 	Apply   []scale.Applied      `json:"apply,omitempty"`
 	Agent   []scale.Running      `json:"agent,omitempty"`
+	Gone    []convergence.Result `json:"convergence,omitempty"`
 }
 
 func run() error {
@@ -50,7 +52,8 @@ func run() error {
 	conns := connections.Options{Log: os.Stderr}
 	flag.IntVar(&conns.Rounds, "connrounds", 6, "connections: rounds")
 	flag.DurationVar(&conns.Sustained, "sustained", time.Minute, "connections: duration of those with one backend")
-	binary := flag.String("binary", "./steelyard", "connections, scale: `path` of the program")
+	rounds := flag.Int("convrounds", 5, "convergence: rounds")
+	binary := flag.String("binary", "./steelyard", "connections, scale, convergence: `path` of the program")
 	file := flag.String("json", "", "write the results to this `file`")
 	page := flag.String("page", "", "replace the tables in this `file`")
 	from := flag.String("from", "", "read the results from `files` that -json wrote, and measure nothing")
@@ -63,7 +66,7 @@ func run() error {
 	if *from != "" {
 		r, err = readResults(strings.Split(*from, ","))
 	} else {
-		r, err = measure(strings.Split(*only, ","), cost, live, conns, *binary)
+		r, err = measure(strings.Split(*only, ","), cost, live, conns, *rounds, *binary)
 	}
 	if err != nil {
 		return errors.Join(err, r.print(os.Stdout))
@@ -76,7 +79,8 @@ func run() error {
 
 // measure runs these parts. With an error it returns what was measured before.
 func measure(
-	chosen []string, cost packets.CostOptions, live packets.LiveOptions, conns connections.Options, binary string,
+	chosen []string, cost packets.CostOptions, live packets.LiveOptions, conns connections.Options, rounds int,
+	binary string,
 ) (r result, err error) {
 	for _, part := range chosen {
 		if !slices.Contains(parts, part) {
@@ -99,6 +103,8 @@ func measure(
 			if r.Apply, err = scale.Apply(os.Stderr); err == nil {
 				r.Agent, err = scale.Agent(binary, os.Stderr)
 			}
+		case "convergence":
+			r.Gone, err = convergence.Run(binary, rounds, os.Stderr)
 		}
 		if err != nil {
 			return r, fmt.Errorf("%s: %w", part, err)

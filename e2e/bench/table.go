@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/bench/connections"
+	"github.com/steelyard-lb/steelyard/e2e/bench/convergence"
 	"github.com/steelyard-lb/steelyard/e2e/bench/packets"
 	"github.com/steelyard-lb/steelyard/e2e/bench/scale"
 )
@@ -36,6 +37,9 @@ func (r result) tables() (all []table) {
 	}
 	if len(r.Agent) != 0 {
 		all = append(all, agentTable(r.Agent))
+	}
+	if len(r.Gone) != 0 {
+		all = append(all, convergenceTable(r.Gone))
 	}
 	return append(all, r.targetTable())
 }
@@ -129,6 +133,16 @@ func agentTable(all []scale.Running) table {
 	for _, r := range all {
 		t.rows = append(t.rows, []string{fmt.Sprint(r.Services), ms(r.Start), ms(r.P50), ms(r.P99), ms(r.CPU),
 			fmt.Sprintf("%.1f %%", 100*r.Idle), mib(r.Resident), mib(r.KernelMemory)})
+	}
+	return t
+}
+
+func convergenceTable(all []convergence.Result) table {
+	t := table{title: "Convergence: two nodes behind BIRD with BFD of 3 × 100 ms; two failed checks, one each 100 ms",
+		head: []string{"event", "median", "lowest–highest", "failed requests in all rounds, one each 10 ms"}}
+	for _, r := range all {
+		t.rows = append(t.rows, []string{r.Event, ms(r.Median()), ms(r.Times[0]) + "–" + ms(r.Times[len(r.Times)-1]),
+			fmt.Sprintf("%d (%d rounds)", r.Failed, len(r.Times))})
 	}
 	return t
 }
