@@ -33,6 +33,9 @@ func TestAttack(t *testing.T) {
 	}
 }
 
+// roundTrip is that of the clients during floods: half-open flows must live for so long.
+const roundTrip = 50 * time.Millisecond
+
 // victims are the connections that an attack must not end.
 type victims struct {
 	long []*traffic.Conns
@@ -52,6 +55,9 @@ func (v *victims) fail(format string, args ...any) {
 
 func (s *site) withstandsAttack(t *testing.T, took time.Duration) {
 	if err := s.Balancers[0].SoftwareChecksums("eth0"); err != nil { // veth receives frames from XDP only with GRO
+		t.Fatal(err)
+	}
+	if err := s.Delay(s.Clients[0], roundTrip); err != nil {
 		t.Fatal(err)
 	}
 	for _, net := range []string{invented4.String(), invented6.String()} { // answers to invented sources

@@ -140,6 +140,32 @@ func TestPowerOffStopsAndPowerOnRestores(t *testing.T) {
 	labtest.Until(t, 5*time.Second, "the host responds again", request)
 }
 
+func TestDelay(t *testing.T) {
+	topo := labtest.Topology(t, lab.Shape{})
+	server, client := topo.Servers[0], topo.Clients[0]
+	web := labtest.HTTP(t, server, 8080)
+	const roundTrip = 60 * time.Millisecond
+	if err := topo.Delay(client, roundTrip); err != nil {
+		t.Fatal(err)
+	}
+	for _, at := range server.At(8080) {
+		start := time.Now()
+		conn, err := client.Dial(t.Context(), "tcp", at.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.Close()
+		if took := time.Since(start); took < roundTrip {
+			t.Errorf("%s: connected after %v", at, took)
+		}
+	}
+	// Large frames, and their checksums.
+	upload, err := traffic.From(client.Host).Upload(t.Context(), "http://"+server.At(8080)[0].String()+"/", 1<<20)
+	if err != nil {
+		t.Errorf("upload: %v, %+v, %d requests", err, upload, web.Requests())
+	}
+}
+
 // TestHostsHaveTheirOwnSystemDirectories: two agents on one kernel share neither files nor pins.
 func TestHostsHaveTheirOwnSystemDirectories(t *testing.T) {
 	topo := labtest.Topology(t, lab.Shape{})
