@@ -202,8 +202,11 @@ func (d *Datapath) Run(ctx context.Context) error {
 // Close closes the file descriptors of this process. The kernel continues to forward.
 func (d *Datapath) Close() error {
 	var err error
+	if d.services != nil {
+		err = d.services.slots.window.close()
+	}
 	if d.objects != nil {
-		err = d.objects.Close()
+		err = errors.Join(err, d.objects.Close())
 	}
 	if d.chunks != nil {
 		d.chunks.close()

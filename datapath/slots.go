@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
-
-	"github.com/cilium/ebpf"
 )
 
 // slotChanged marks a slot that has earlier backends (bpf/types.h).
@@ -20,8 +18,9 @@ const spareWords = 32768
 // slotStore keeps the tables of all frontends in sy_slots. A table is written where no frontend refers to. The words of
 // a table that was replaced are used again after a grace period, because a program may still read them.
 type slotStore struct {
-	words *chunked
-	log   *slog.Logger
+	words  *chunked
+	window window
+	log    *slog.Logger
 
 	mu      sync.Mutex // guards all below
 	space   *space
@@ -100,13 +99,10 @@ func (s *slotStore) put(words []uint32) (first uint32, err error) {
 		return 0, fmt.Errorf("tables full (%d slots)", s.space.size)
 	}
 	if err = s.words.grow((first + n + lineWords - 1) / lineWords); err == nil {
-		err = s.each(first, n, func(m *ebpf.Memory, off int64, from, to uint32) error {
-			b := make([]byte, 0, 4*(to-from))
-			for _, w := range words[from:to] {
-				b = binary.NativeEndian.AppendUint32(b, w)
+		err = s.each(first, n, func(memory []byte, from, to uint32) {
+			for i, w := range words[from:to] {
+				binary.NativeEndian.PutUint32(memory[4*i:], w)
 			}
-			_, err := m.WriteAt(b, off)
-			return err
 		})
 	}
 	if err != nil {
@@ -118,18 +114,15 @@ func (s *slotStore) put(words []uint32) (first uint32, err error) {
 	return first, nil
 }
 
-// each calls do for each chunk that has some of n words from first on: its memory, the offset there, and which words.
-func (s *slotStore) each(first, n uint32, do func(m *ebpf.Memory, off int64, from, to uint32) error) error {
+// each calls do for each chunk that has some of n words from first on, with the memory from there, and which words.
+func (s *slotStore) each(first, n uint32, do func(memory []byte, from, to uint32)) error {
 	perChunk := s.words.spec.MaxEntries * lineWords
 	for from := uint32(0); from < n; {
 		at := first + from
 		to := min(n, from+perChunk-at%perChunk)
 		chunk, _ := s.words.at(at / lineWords)
-		m, err := chunk.Memory()
+		err := s.window.open(chunk, func(memory []byte) { do(memory[at%perChunk*4:], from, to) })
 		if err != nil {
-			return err
-		}
-		if err := do(m, int64(at%perChunk)*4, from, to); err != nil {
 			return err
 		}
 		from = to
@@ -172,15 +165,10 @@ func (s *slotStore) get(first, n uint32) ([]uint32, error) {
 	if uint64(first)+uint64(n) > uint64(s.words.len())*lineWords {
 		return nil, fmt.Errorf("read a table: words %d to %d do not exist", first, first+n)
 	}
-	err := s.each(first, n, func(m *ebpf.Memory, off int64, from, to uint32) error {
-		b := make([]byte, 4*(to-from))
-		if _, err := m.ReadAt(b, off); err != nil {
-			return err
-		}
+	err := s.each(first, n, func(memory []byte, from, to uint32) {
 		for i := range words[from:to] {
-			words[from+uint32(i)] = binary.NativeEndian.Uint32(b[4*i:])
+			words[from+uint32(i)] = binary.NativeEndian.Uint32(memory[4*i:])
 		}
-		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read a table: %w", err)
