@@ -19,12 +19,13 @@ type datapathState struct {
 
 // frontendState is the state of one Frontend.
 type frontendState struct {
-	want  *FrontendPlan // nil: not wanted
-	held  bool          // the datapath holds the frontend …
-	plan  *FrontendPlan // … with this plan; nil when an earlier run installed it
-	tries int           // consecutive failures
-	retry time.Time     // no further try before this time
-	err   error         // of the last try
+	want   *FrontendPlan // nil: not wanted
+	held   bool          // the datapath holds the frontend …
+	plan   *FrontendPlan // … with this plan; nil when an earlier run installed it
+	tries  int           // consecutive failures
+	retry  time.Time     // no further try before this time
+	err    error         // of the last try
+	change waiting       // for a call
 }
 
 // serves reports whether the datapath has a target for this frontend. A frontend of an earlier run counts as having
@@ -42,7 +43,7 @@ func newDatapathState(
 	}
 	for _, f := range held {
 		d.frontends[f] = &frontendState{held: true}
-		d.dirty[f] = struct{}{}
+		d.mark(f)
 		v := vips.get(f.VIP)
 		v.held++
 		v.serving++
@@ -72,7 +73,8 @@ func (d *datapathState) want(p *Plan) (refused []Frontend) {
 			continue // nothing changed
 		}
 		s.want, s.tries, s.retry = f, 0, time.Time{}
-		d.dirty[f.Frontend] = struct{}{}
+		s.change.changed(d.vips.latency.at)
+		d.mark(f.Frontend)
 	}
 	return refused
 }
@@ -94,10 +96,24 @@ func (d *datapathState) drop(old, plan *Plan) (dropped bool) {
 		d.countLack(s, s.want, -1)
 		s.want = nil
 		d.vips.get(f.VIP).wanted--
-		d.dirty[f.Frontend] = struct{}{}
+		d.mark(f.Frontend)
 		dropped = true
 	}
 	return dropped
+}
+
+// mark records that the wanted and the held plan of f may differ.
+func (d *datapathState) mark(f Frontend) {
+	if _, ok := d.dirty[f]; !ok {
+		d.dirty[f] = struct{}{}
+		d.vips.get(f.VIP).dirty++
+	}
+}
+
+// clean records that f is as wanted.
+func (d *datapathState) clean(f Frontend) {
+	delete(d.dirty, f)
+	d.vips.get(f.VIP).dirty--
 }
 
 // countLack adds n to the lack of the service of f, unless a call has put the frontend.
@@ -121,12 +137,12 @@ func (d *datapathState) next(now time.Time, settled bool) (Delta, bool) {
 		case s.retry.After(now):
 			lacking = lacking || s.want != nil
 		case s.want != nil && s.held && s.plan != nil && (s.plan == s.want || s.plan.Equal(s.want)):
-			s.plan = s.want
-			delete(d.dirty, f)
+			s.plan, s.change = s.want, waiting{}
+			d.clean(f)
 		case s.want != nil:
 			delta.Put = append(delta.Put, s.want)
 		case !s.held:
-			delete(d.dirty, f)
+			d.clean(f)
 			delete(d.frontends, f)
 			d.vips.forget(v)
 		case settled && (v.held-leaving[v] > 1 || !Serve(v.wanted > 0, v.announce)):
@@ -165,6 +181,7 @@ func (d *datapathState) begin(delta Delta) {
 		}
 	}
 	for _, f := range delta.frontends() {
+		d.frontends[f].change.begin()
 		v := d.vips.get(f.VIP)
 		v.datapath.Busy, v.datapath.Goal = true, v.serving > unsure[v]
 		d.vips.touch(f.VIP)
@@ -192,10 +209,15 @@ func (d *datapathState) complete(delta Delta, failed map[Frontend]error, now tim
 func (d *datapathState) completeOne(f Frontend, plan *FrontendPlan, err error, now time.Time) {
 	s, v := d.frontends[f], d.vips.get(f.VIP)
 	s.err = err
+	since := s.change.done()
 	if err != nil {
 		s.retry = now.Add(backoff(d.retry, s.tries))
 		s.tries++
+		s.change.failed(since)
 		return
+	}
+	if plan != nil {
+		d.vips.latency.took(EffectDatapath, since, now)
 	}
 	s.tries, s.retry = 0, time.Time{}
 	v.held -= count(s.held)

@@ -1,6 +1,9 @@
 package lb
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // Drains are the services, or the whole node, that an operator has taken out of service. Their VIPs are not announced
 // unless another service uses them, too; packets that still arrive are served.
@@ -35,12 +38,13 @@ func (d Drains) reason(service string) string {
 
 // Drain replaces the drains that are in force.
 func (e *Engine) Drain(d Drains) {
+	at := time.Now()
 	e.mail.post(func() {
 		was := e.drains
 		e.drains = d
 		for name := range e.services {
 			if was.reason(name) != d.reason(name) {
-				e.stale[name] = struct{}{}
+				e.markStale(name, at)
 			}
 		}
 	})

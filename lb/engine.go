@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// EngineOptions are the inputs of an Engine. All fields but Observe are required.
+// EngineOptions are the inputs of an Engine. All fields are required but those that say that they may be nil.
 type EngineOptions struct {
 	Datapath  Datapath
 	Announcer Announcer
@@ -26,6 +26,11 @@ type EngineOptions struct {
 	Log      *slog.Logger
 	// Observe is called after every call to a consumer ("datapath", "announcer"), for metrics. It may be nil.
 	Observe func(consumer string, took time.Duration, err error)
+	// InEffect is called when a change has an effect: how long that took since it was reported. It may be nil.
+	InEffect func(e Effect, took time.Duration)
+	// RouteChanged is called in the engine's goroutine after a VIP was announced, withdrawn, or announced with another
+	// preference. It must not block. It may be nil.
+	RouteChanged func(RouteStatus)
 }
 
 // Engine turns Services and Health into calls of the datapath, the announcers and the prober. It has no rules of its
@@ -35,9 +40,9 @@ type Engine struct {
 	o        EngineOptions
 	mail     mailbox
 	services map[string]*entry
-	stale    map[string]struct{} // services that need a new plan
-	refused  map[string]struct{} // services with a frontend that belongs to another one
-	awaited  map[string]struct{} // sources that are not complete yet
+	stale    map[string]time.Time // services that need a new plan, and since when; zero: it waits for checks
+	refused  map[string]struct{}  // services with a frontend that belongs to another one
+	awaited  map[string]struct{}  // sources that are not complete yet
 	datapath *datapathState
 	routes   *routes
 	progress progress
@@ -64,35 +69,55 @@ func NewEngine(o EngineOptions) (*Engine, error) {
 	}
 	e := &Engine{
 		o: o, mail: mailbox{wake: make(chan struct{}, 1)},
-		services: map[string]*entry{}, stale: map[string]struct{}{}, refused: map[string]struct{}{},
+		services: map[string]*entry{}, stale: map[string]time.Time{}, refused: map[string]struct{}{},
 		awaited: map[string]struct{}{}, settled: make(chan struct{}),
 	}
 	for _, s := range o.Sources {
 		e.awaited[s] = struct{}{}
 	}
-	vips := &vipTable{byAddr: map[vipKey]*vip{}}
+	vips := &vipTable{byAddr: map[vipKey]*vip{}, latency: latency{observe: o.InEffect}}
 	e.progress.lacking, e.progress.refused = map[string]int{}, map[string]bool{}
 	e.datapath = newDatapathState(vips, held, o.Retry, e.progress.count)
 	e.routes = newRoutes(vips, o.Retry, o.Log)
+	if o.RouteChanged != nil {
+		e.routes.observe = func(r RouteStatus) {
+			one := []RouteStatus{r}
+			e.markIntended(one)
+			o.RouteChanged(one[0])
+		}
+	}
 	return e, nil
 }
 
 // Put implements Sink.
-func (e *Engine) Put(s *Service) { e.mail.post(func() { e.put(s) }) }
+func (e *Engine) Put(s *Service) {
+	at := time.Now()
+	e.mail.post(func() { e.put(s, at) })
+}
 
 // Delete implements Sink.
-func (e *Engine) Delete(name string) { e.mail.post(func() { e.delete(name) }) }
+func (e *Engine) Delete(name string) {
+	at := time.Now()
+	e.mail.post(func() { e.delete(name, at) })
+}
 
 // Complete implements Sink.
 func (e *Engine) Complete(source string) { e.mail.post(func() { delete(e.awaited, source) }) }
 
 // Health records the result of a check. The Prober calls it.
-func (e *Engine) Health(h Health) { e.mail.post(func() { e.healthChanged(h) }) }
+func (e *Engine) Health(h Health) {
+	at := time.Now()
+	e.mail.post(func() { e.healthChanged(h, at) })
+}
 
 // Faults records, per VIP, why the datapath does not deliver its packets although it holds its frontends; "": it does.
 // A VIP with a fault is not announced.
 func (e *Engine) Faults(changed map[netip.Addr]string) {
-	e.mail.post(func() { e.routes.faultsChanged(changed) })
+	at := time.Now()
+	e.mail.post(func() {
+		e.changeAt(at)
+		e.routes.faultsChanged(changed)
+	})
 }
 
 // Settled returns a channel that is closed once every source is complete and every service has had a plan: from then
@@ -154,7 +179,17 @@ func (e *Engine) Run(ctx context.Context) error {
 	}
 }
 
-func (e *Engine) put(s *Service) {
+// markStale records that a service needs a new plan, because of a change that was reported at this time.
+func (e *Engine) markStale(name string, at time.Time) {
+	if e.stale[name].IsZero() {
+		e.stale[name] = at
+	}
+}
+
+// changeAt sets when the change was reported that is handled now.
+func (e *Engine) changeAt(at time.Time) { e.datapath.vips.latency.at = at }
+
+func (e *Engine) put(s *Service, at time.Time) {
 	en, ok := e.services[s.Name]
 	if ok && en.service.Source != s.Source {
 		e.o.Log.Error("service refused", "service", s.Name, "reason", "its name is taken",
@@ -181,10 +216,10 @@ func (e *Engine) put(s *Service) {
 	}
 	en.health = keep
 	e.o.Prober.Put(s.Name, checks)
-	e.stale[s.Name] = struct{}{}
+	e.markStale(s.Name, at)
 }
 
-func (e *Engine) delete(name string) {
+func (e *Engine) delete(name string, at time.Time) {
 	en, ok := e.services[name]
 	if !ok {
 		return
@@ -193,11 +228,12 @@ func (e *Engine) delete(name string) {
 	delete(e.stale, name)
 	e.o.Prober.Put(name, nil)
 	if en.plan != nil {
+		e.changeAt(at)
 		e.adopt(en, nil)
 	}
 }
 
-func (e *Engine) healthChanged(h Health) {
+func (e *Engine) healthChanged(h Health, at time.Time) {
 	en, ok := e.services[h.Key.Service]
 	if !ok {
 		return
@@ -205,7 +241,7 @@ func (e *Engine) healthChanged(h Health) {
 	before, known := en.health[h.Key]
 	en.health[h.Key] = h
 	if !known || before.State != h.State || before.Weight != h.Weight {
-		e.stale[h.Key.Service] = struct{}{} // the plan does not depend on the reason, which may change with every probe
+		e.markStale(h.Key.Service, at) // the plan does not depend on the reason, which may change with every probe
 	}
 	if before.State != h.State {
 		log := e.o.Log
@@ -218,16 +254,18 @@ func (e *Engine) healthChanged(h Health) {
 
 // replan builds the plans of services that changed, or whose health or drain changed.
 func (e *Engine) replan() {
-	for name := range e.stale {
+	for name, at := range e.stale {
 		en, ok := e.services[name]
 		if !ok {
 			delete(e.stale, name)
 			continue
 		}
 		if en.plan == nil && !hasResults(en) && !e.settleTimeout() {
+			e.stale[name] = time.Time{}
 			continue // frontends of an earlier run stay in the kernel until there is a health state
 		}
 		delete(e.stale, name)
+		e.changeAt(at)
 		e.adopt(en, Build(en.service, en.health, e.drains).reuse(en.plan))
 	}
 	if len(e.awaited) == 0 && len(e.stale) == 0 && !e.isSettled() {
@@ -273,7 +311,7 @@ func (e *Engine) adopt(en *entry, plan *Plan) {
 	}
 	if old != nil && e.datapath.drop(old, plan) {
 		for other := range e.refused { // it may get the frontend now
-			e.mail.post(func() { e.stale[other] = struct{}{} })
+			e.mail.post(func() { e.markStale(other, time.Now()) })
 		}
 	}
 	if plan == nil {

@@ -13,6 +13,7 @@ type routes struct {
 	vips         *vipTable
 	retry        time.Duration
 	log          *slog.Logger
+	observe      func(RouteStatus)           // EngineOptions.RouteChanged
 	claims       map[vipKey]map[string]claim // the services that use a VIP, by name
 	since        map[vipKey]time.Time        // when a VIP was announced or withdrawn
 	faults       map[vipKey]string           // why the datapath does not deliver the packets of a VIP
@@ -48,7 +49,7 @@ func newRoutes(vips *vipTable, retry time.Duration, log *slog.Logger) *routes {
 func (r *routes) adopt(old, plan *Plan) {
 	if old != nil {
 		for _, v := range old.VIPs {
-			r.vips.touch(v.VIP)
+			r.vips.changed(v.VIP)
 			delete(r.claims[v.VIP], old.Service.Name)
 			if len(r.claims[v.VIP]) == 0 {
 				delete(r.claims, v.VIP)
@@ -59,7 +60,7 @@ func (r *routes) adopt(old, plan *Plan) {
 		return
 	}
 	for _, v := range plan.VIPs {
-		r.vips.touch(v.VIP)
+		r.vips.changed(v.VIP)
 		if r.claims[v.VIP] == nil {
 			r.claims[v.VIP] = map[string]claim{}
 		}
@@ -70,7 +71,7 @@ func (r *routes) adopt(old, plan *Plan) {
 // faultsChanged records what the datapath found out about VIPs; "": nothing is wrong.
 func (r *routes) faultsChanged(changed map[vipKey]string) {
 	for addr, fault := range changed {
-		r.vips.touch(addr)
+		r.vips.changed(addr)
 		if fault == "" {
 			delete(r.faults, addr)
 		} else {
@@ -104,7 +105,8 @@ func (r *routes) next(now time.Time) ([]Announcement, bool) {
 	for addr := range r.differs {
 		a, wanted := r.want[addr]
 		r.inFlight[addr] = a
-		if v := r.vips.get(addr); wanted || v.announce.Done {
+		v := r.vips.get(addr)
+		if v.change.begin(); wanted || v.announce.Done {
 			v.announce.Busy, v.announce.Goal = true, wanted
 		}
 	}
@@ -128,6 +130,7 @@ func (r *routes) update() {
 	for addr := range touched {
 		a, wanted := r.wanted(addr)
 		if was, had := r.want[addr]; had == wanted && was.equal(a) {
+			r.settle(addr)
 			continue
 		}
 		changed[addr], r.differs[addr] = true, true
@@ -138,6 +141,7 @@ func (r *routes) update() {
 		}
 		if last, announced := r.last[addr]; r.err == nil && r.started && announced == wanted && last.equal(a) {
 			delete(r.differs, addr)
+			r.settle(addr)
 		}
 	}
 	if len(changed) == 0 {
@@ -154,6 +158,13 @@ func (r *routes) update() {
 		rest = rest[i+count(found):]
 	}
 	r.list = append(list, rest...)
+}
+
+// settle ends the wait of changes that need no call.
+func (r *routes) settle(addr vipKey) {
+	if v, ok := r.vips.byAddr[addr]; ok && v.dirty == 0 && !v.datapath.Busy && !r.differs[addr] {
+		v.change.next = time.Time{}
+	}
 }
 
 // wanted returns the announcement of a VIP, given what the datapath surely serves; false: it must not be announced.
@@ -200,21 +211,35 @@ func (r *routes) complete(err error, now time.Time) {
 		r.tries, r.retryAt = 0, time.Time{}
 	}
 	for addr, a := range flight {
-		failed := err != nil && (!ok || each[addr] != nil)
-		if !failed {
-			r.announced(addr, a)
-		}
-		v := r.vips.get(addr)
-		if v.announce.Busy {
-			was, goal := v.announce.Done, v.announce.Goal
-			v.announce = Known{Done: goal || (failed && was)}
-			if !failed && (was != goal || (first && goal)) {
-				r.changed(addr, goal, now)
+		r.completeOne(addr, a, err != nil && (!ok || each[addr] != nil), first, now)
+	}
+}
+
+// completeOne records the outcome of a call for one VIP. first: no call has succeeded before.
+func (r *routes) completeOne(addr vipKey, a Announcement, failed, first bool, now time.Time) {
+	before, v := r.last[addr], r.vips.get(addr)
+	since := v.change.done()
+	if failed {
+		v.change.failed(since)
+	} else {
+		r.announced(addr, a)
+	}
+	if v.announce.Busy {
+		was, goal := v.announce.Done, v.announce.Goal
+		v.announce = Known{Done: goal || (failed && was)}
+		switch {
+		case failed:
+		case was != goal || first && goal:
+			r.changed(addr, goal, now)
+			if !first {
+				r.vips.latency.took(effect(goal), since, now)
 			}
+		case goal && a.LowerPreference != before.LowerPreference:
+			r.notify(addr, "preference changed", "reason", r.status(addr).Reason)
 		}
-		if !v.announce.Done {
-			r.vips.forget(v)
-		}
+	}
+	if !v.announce.Done {
+		r.vips.forget(v)
 	}
 }
 
@@ -231,15 +256,30 @@ func (r *routes) announced(addr vipKey, a Announcement) {
 	}
 }
 
+func effect(announced bool) Effect {
+	if announced {
+		return EffectAnnounced
+	}
+	return EffectWithdrawn
+}
+
 func (r *routes) changed(addr vipKey, announced bool, now time.Time) {
 	r.since[addr] = now
 	if announced {
-		r.log.Info("route announced", "vip", addr)
+		r.notify(addr, "route announced")
 		return
 	}
-	r.log.Info("route withdrawn", "vip", addr, "reason", r.reason(addr))
+	r.notify(addr, "route withdrawn", "reason", r.reason(addr))
 	if r.claims[addr] == nil {
 		delete(r.since, addr)
+	}
+}
+
+// notify logs a change of a route, and passes it to the observer.
+func (r *routes) notify(addr vipKey, what string, args ...any) {
+	r.log.Info(what, append([]any{"vip", addr}, args...)...)
+	if r.observe != nil {
+		r.observe(r.status(addr))
 	}
 }
 

@@ -9,10 +9,11 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// CallMetrics counts and times the calls of the engine to its consumers.
+// CallMetrics counts and times the calls of the engine to its consumers, and times changes until they have an effect.
 type CallMetrics struct {
-	calls  *prometheus.HistogramVec
-	errors *prometheus.CounterVec
+	calls   *prometheus.HistogramVec
+	errors  *prometheus.CounterVec
+	changes *prometheus.HistogramVec
 }
 
 // StateMetrics exports the state of the engine.
@@ -42,6 +43,14 @@ func NewCallMetrics() *CallMetrics {
 			Name: "steelyard_engine_apply_errors_total",
 			Help: "Failed calls to a consumer, retries included.",
 		}, []string{"consumer"}),
+		changes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "steelyard_engine_change_duration_seconds",
+			Help: "Time from the report of a change (of a service, an endpoint, a check or the machine) until " +
+				"the kernel forwards accordingly (datapath), or its route is sent to (announced) or withdrawn from " +
+				"(withdrawn) all peers. The time to detect it comes before: for a failed backend, fall times the " +
+				"interval of its check.",
+			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 16),
+		}, []string{"effect"}),
 	}
 }
 
@@ -53,16 +62,23 @@ func (m *CallMetrics) Observe(consumer string, took time.Duration, err error) {
 	}
 }
 
+// InEffect is lb.EngineOptions.InEffect.
+func (m *CallMetrics) InEffect(e lb.Effect, took time.Duration) {
+	m.changes.WithLabelValues(string(e)).Observe(took.Seconds())
+}
+
 // Describe implements prometheus.Collector.
 func (m *CallMetrics) Describe(ch chan<- *prometheus.Desc) {
 	m.calls.Describe(ch)
 	m.errors.Describe(ch)
+	m.changes.Describe(ch)
 }
 
 // Collect implements prometheus.Collector.
 func (m *CallMetrics) Collect(ch chan<- prometheus.Metric) {
 	m.calls.Collect(ch)
 	m.errors.Collect(ch)
+	m.changes.Collect(ch)
 }
 
 // NewStateMetrics returns a collector that calls status at each scrape.

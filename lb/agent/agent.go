@@ -168,7 +168,7 @@ func (a *Agent) connect(
 	a.engine, err = lb.NewEngine(lb.EngineOptions{
 		Datapath: dp, Announcer: announcers.all, Prober: prober, Sources: sources,
 		Settle: settleTimeout, Retry: retryDelay, Withdraw: withdrawTimeout,
-		Log: component(o.Log, "engine"), Observe: calls.Observe,
+		Log: component(o.Log, "engine"), Observe: calls.Observe, InEffect: calls.InEffect,
 	})
 	if err != nil {
 		return err
