@@ -11,6 +11,7 @@ func TestKubernetes(t *testing.T) {
 		name string
 		run  func(t *testing.T, c *cluster, pods ...*pod)
 	}{
+		{"Events about routes", routeEvents},
 		{"Local: announced where endpoints are, and pods see the client", localPolicy},
 		{"Cluster: announced by every node, equal shares of the pods", clusterPolicy},
 		{"the last endpoint is removed", lastEndpoint},

@@ -164,23 +164,20 @@ func (a *Agent) connect(
 	if o.Config.Kubernetes != nil {
 		sources = append(sources, kube.Name)
 	}
+	routeChanged := func(lb.RouteStatus) {}
 	var err error
 	a.engine, err = lb.NewEngine(lb.EngineOptions{
 		Datapath: dp, Announcer: announcers.all, Prober: prober, Sources: sources,
 		Settle: settleTimeout, Retry: retryDelay, Withdraw: withdrawTimeout,
 		Log: component(o.Log, "engine"), Observe: calls.Observe, InEffect: calls.InEffect,
+		RouteChanged: func(r lb.RouteStatus) { routeChanged(r) },
 	})
 	if err != nil {
 		return err
 	}
 	relay.deliverTo(a.engine.Health)
 	dp.OnFault(a.engine.Faults)
-	conflicts := announcers.conflicts.status(a.engine.Status)
-	status := func(ctx context.Context) (lb.Status, error) {
-		s, err := conflicts(ctx)
-		s.MarkOffered(announcers.notReceived)
-		return s, err
-	}
+	status := announcers.seen(a.engine.Status)
 	registry.MustRegister(calls, admin.NewStateMetrics(status))
 	sink := newRefuser(a.engine, o.network, component(o.Log, "addresses"))
 	a.sources = append(a.sources, sourceTask("services of the file", services, sink))
@@ -201,6 +198,7 @@ func (a *Agent) connect(
 		if err != nil {
 			return err
 		}
+		routeChanged = c.emitRoutes(facts.name, announcers.judge)
 		a.sources = append(a.sources, c.source)
 		a.tasks = append(a.tasks, c.tasks...)
 		inCluster = c.state

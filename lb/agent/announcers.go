@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -56,6 +57,25 @@ func newAnnouncers(
 	out.all = announce.NewMux(byKind)
 	out.notReceived = func(r lb.RouteStatus) string { return notReceived(r, byKind) }
 	return out, nil
+}
+
+// seen returns a function like engine, whose routes are as their receivers see them.
+func (a announcers) seen(
+	engine func(context.Context) (lb.Status, error),
+) func(context.Context) (lb.Status, error) {
+	status := a.conflicts.status(engine)
+	return func(ctx context.Context) (lb.Status, error) {
+		s, err := status(ctx)
+		s.MarkOffered(a.notReceived)
+		return s, err
+	}
+}
+
+// judge returns routes as their receivers see them.
+func (a announcers) judge(routes []lb.RouteStatus) []lb.RouteStatus {
+	given := func(context.Context) (lb.Status, error) { return lb.Status{Routes: routes}, nil }
+	s, _ := a.seen(given)(context.Background())
+	return s.Routes
 }
 
 // carrier is an announcer whose announcements may reach nobody.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	core "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -40,6 +41,18 @@ type cluster struct {
 	away   *reachability
 	leader func() string   // nil: this agent takes no part in the election
 	checks *healthd.Prober // of the node
+	client kubernetes.Interface
+	known  func(service string) *core.Service
+}
+
+// emitRoutes adds the task that emits Events about the routes of this node. It returns the function to call after each
+// change of a route.
+func (c *cluster) emitRoutes(node string, judge func([]lb.RouteStatus) []lb.RouteStatus) func(lb.RouteStatus) {
+	events := kube.NewRouteEvents(kube.RouteEventsOptions{
+		Client: c.client, Node: node, Service: c.known, Judge: judge,
+	})
+	c.tasks = append(c.tasks, task{"events about routes", events.Run})
+	return events.Changed
 }
 
 // state returns what the status shows.
@@ -91,6 +104,7 @@ func newCluster(
 		return cluster{}, fmt.Errorf("kubernetes: %w", err)
 	}
 	relay.deliverTo(source.Health)
+	c.client, c.known = client, source.Service
 	c.source = sourceTask("kubernetes", source, known)
 	if k.Proxy == config.ProxyReplace {
 		proxy := &healthd.ProxyHealth{

@@ -183,6 +183,15 @@ func sliceKey(x any) string {
 	return s.Namespace + "/" + s.Labels[discovery.LabelServiceName]
 }
 
+// Service returns the Service of this name in lb; nil: there is none. It may be called from any goroutine.
+func (s *Source) Service(name string) *core.Service {
+	x, ok, err := s.services.GetByKey(name)
+	if err != nil || !ok {
+		return nil
+	}
+	return x.(*core.Service)
+}
+
 // Health takes a report of Options.Prober.
 func (s *Source) Health(h lb.Health) { s.conditions.health(h) }
 

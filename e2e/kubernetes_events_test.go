@@ -1,0 +1,56 @@
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+// routeEvents: a Service has Events of the nodes that begin and cease to announce its addresses, and of no others.
+func routeEvents(t *testing.T, c *cluster, pods ...*pod) {
+	vips := c.startService(t, "events", local, []int{0}, pods[0])
+	events := func(within time.Duration, want ...string) {
+		t.Helper()
+		slices.Sort(want)
+		labtest.Until(t, within, strings.Join(want, "; "), func() error {
+			of := meta.ListOptions{FieldSelector: "involvedObject.kind=Service,involvedObject.name=events"}
+			list, err := c.api.CoreV1().Events("default").List(t.Context(), of)
+			if err != nil {
+				return err
+			}
+			var got []string
+			for _, e := range list.Items {
+				if e.Reason == "Announced" || e.Reason == "NotAnnounced" {
+					got = append(got, e.Type+" "+e.Message)
+				}
+			}
+			if slices.Sort(got); !slices.Equal(got, want) {
+				return fmt.Errorf("events %q", got)
+			}
+			return nil
+		})
+	}
+	var want []string
+	add := func(node int, text string, kind string) {
+		for _, vip := range vips {
+			want = append(want, fmt.Sprintf("%s %s %s from node %s", kind, vip, text, c.Balancers[node].Name()))
+		}
+	}
+	add(0, "is announced", core.EventTypeNormal)
+	events(15*time.Second, want...)
+	c.setEndpoints(t, "events", pods[1])
+	c.waitRouted(t, 10*time.Second, vips, 1)
+	add(1, "is announced", core.EventTypeNormal)
+	for _, vip := range vips {
+		want = append(want, fmt.Sprintf("Normal %s is no longer announced from node %s: "+
+			"externalTrafficPolicy is Local, and no ready endpoint is on this node", vip, c.Balancers[0].Name()))
+	}
+	events(15*time.Second, want...)
+}

@@ -1,0 +1,118 @@
+package kube
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	core "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// routeEventsFixture has RouteEvents that do not run, about the Service web.
+type routeEventsFixture struct {
+	*RouteEvents
+	recorder *record.FakeRecorder
+	offered  string // why nobody receives routes
+}
+
+func newRouteEventsFixture() *routeEventsFixture {
+	fx := &routeEventsFixture{recorder: record.NewFakeRecorder(100)}
+	web := aService(func(*core.Service) {})
+	fx.RouteEvents = NewRouteEvents(RouteEventsOptions{
+		Node: "n1",
+		Service: func(name string) *core.Service {
+			if name == nameOf(web) {
+				return web
+			}
+			return nil
+		},
+		Judge: func(all []lb.RouteStatus) []lb.RouteStatus {
+			s := lb.Status{Routes: slices.Clone(all)}
+			s.MarkOffered(func(lb.RouteStatus) string { return fx.offered })
+			return s.Routes
+		},
+	})
+	fx.events = fx.recorder
+	return fx
+}
+
+// emitted emits what is due and returns it.
+func (fx *routeEventsFixture) emitted() (all []string) {
+	fx.emit()
+	for len(fx.recorder.Events) > 0 {
+		all = append(all, <-fx.recorder.Events)
+	}
+	return all
+}
+
+// A node says when it begins and when it ceases to announce an address, and why.
+func TestRouteEvents(t *testing.T) {
+	addr := netip.MustParseAddr("203.0.113.10")
+	up := lb.RouteStatus{Address: addr, Services: []string{webName}, Announced: true, State: lb.RouteAnnounced}
+	lower, down, drained := up, up, up
+	lower.Reason = "with a lower preference: the proxy fails"
+	down.Announced, down.State, down.Reason = false, lb.RouteWithheld, "eth0 is down"
+	drained.Announced, drained.State, drained.Reason, drained.Intended = false, lb.RouteWithheld, "drained", true
+	fx := newRouteEventsFixture()
+	for i, step := range []struct {
+		do   func()
+		want string
+	}{
+		{func() { fx.Changed(down) }, ""}, // it has not been announced
+		{func() { fx.offered = "no peer has it"; fx.Changed(up) }, ""},
+		{func() { fx.offered = "" }, "Normal Announced 203.0.113.10 is announced from node n1"},
+		{func() {}, ""},
+		{func() { fx.Changed(lower) },
+			"Warning Announced 203.0.113.10 is announced from node n1 with a lower preference: the proxy fails"},
+		{func() { fx.Changed(down) },
+			"Warning NotAnnounced 203.0.113.10 is no longer announced from node n1: eth0 is down"},
+		{func() { fx.Changed(up); fx.Changed(down) }, ""},
+		{func() { fx.Changed(up) }, "Normal Announced 203.0.113.10 is announced from node n1"},
+		{func() { fx.offered = "no peer has it" },
+			"Warning NotAnnounced 203.0.113.10 is no longer announced from node n1: no peer has it"},
+		{func() { fx.offered = "" }, "Normal Announced 203.0.113.10 is announced from node n1"},
+		{func() { fx.Changed(drained) },
+			"Normal NotAnnounced 203.0.113.10 is no longer announced from node n1: drained"},
+		{func() { up.Services = []string{"of-the-file"}; fx.Changed(up) }, ""},
+		{func() { fx.Changed(lb.RouteStatus{Address: addr}) }, ""},
+	} {
+		step.do()
+		if got := strings.Join(fx.emitted(), "; "); got != step.want {
+			t.Errorf("step %d: %q; want %q", i, got, step.want)
+		}
+	}
+	if len(fx.routes) > 0 {
+		t.Errorf("%d addresses kept of deleted services", len(fx.routes))
+	}
+}
+
+// When every route changes at once, few Events tell it, those about addresses that are lost first.
+func TestRouteEventsAreLimited(t *testing.T) {
+	fx := newRouteEventsFixture()
+	route := func(i byte, announced bool) {
+		fx.Changed(lb.RouteStatus{
+			Address: netip.AddrFrom4([4]byte{203, 0, 113, i}), Services: []string{webName}, Announced: announced,
+			Reason: map[bool]string{false: "eth0 is down"}[announced],
+		})
+	}
+	route(1, true)
+	route(2, true)
+	fx.emitted()
+	for i := range byte(100) {
+		route(i, i > 2)
+	}
+	got := fx.emitted()
+	lost := slices.IndexFunc(got, func(s string) bool { return strings.Contains(s, " Announced ") })
+	if len(got) != routeEventsBurst-2 || lost != 2 {
+		t.Errorf("%d events, the first about an announcement is number %d; want %d, 2:\n%s", len(got), lost,
+			routeEventsBurst-2, fmt.Sprint(strings.Join(got, "\n")))
+	}
+	if again := fx.emitted(); len(again) > 0 {
+		t.Errorf("emitted later: %q", again)
+	}
+}
