@@ -26,6 +26,20 @@ type Result struct {
 	Weight int    // the weight that the backend reports; -1: none
 }
 
+// drainingError is the error of a backend that says that it takes no new flows. Those that it has continue.
+type drainingError struct{ error }
+
+// stateFor returns the state that a result is evidence of.
+func stateFor(err error) lb.State {
+	switch {
+	case err == nil:
+		return lb.StateHealthy
+	case errors.As(err, new(drainingError)):
+		return lb.StateDraining
+	}
+	return lb.StateUnhealthy
+}
+
 // checkers has a constructor for every lb.CheckType except CheckNone.
 var checkers = map[lb.CheckType]func(target) Checker{
 	lb.CheckTCP:      func(t target) Checker { return tcpChecker{t} },

@@ -123,6 +123,9 @@ func ranges(rs []lb.StatusRange) string {
 // nodePortChecker requests a Kubernetes node's healthCheckNodePort, or its proxy's /healthz, as an external load
 // balancer does: only the HTTP status counts, because the port is open on every node. With a Body, "namespace/name",
 // the response must be about that Service. The request is sent to the node's own address, not to the VIP.
+//
+// A node that responds with 503 takes no new flows, and keeps those that it has: its pods terminate, or it will be
+// removed.
 type nodePortChecker struct{ target }
 
 func (c nodePortChecker) Probe(ctx context.Context) (Result, error) {
@@ -137,7 +140,7 @@ func (c nodePortChecker) Probe(ctx context.Context) (Result, error) {
 	switch resp.StatusCode {
 	case http.StatusOK:
 	case http.StatusServiceUnavailable:
-		return fail("HTTP 503: no local endpoint, or the node's proxy is not healthy")
+		return Result{}, drainingError{errors.New("HTTP 503: no local endpoint, or the node's proxy is not healthy")}
 	default:
 		return fail("HTTP %d: not a health check node port", resp.StatusCode)
 	}

@@ -62,7 +62,8 @@ type loop struct {
 	mu      sync.Mutex         // guards all below; held while reporting
 	ended   bool
 	health  lb.Health
-	streak  int  // consecutive probes whose result differs from the state
+	streak  int  // consecutive probes that contradict the state in one way
+	working bool // whether they were those of a working backend
 	earlier bool // health is that of an earlier run, and not reported yet
 }
 
@@ -164,7 +165,7 @@ func (p *Prober) run(ctx context.Context, l *loop) {
 		p.o.Report(l.health)
 		l.earlier = false
 	}
-	l.failing = l.health.State == lb.StateUnhealthy
+	l.failing = l.health.State == lb.StateUnhealthy || l.health.State == lb.StateDraining
 	known := l.health.State != lb.StateUnknown
 	l.mu.Unlock()
 	// A start waits for the first result of a check without a state: that probe does not wait for its slot.
@@ -213,24 +214,23 @@ func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.T
 		result = Result{Reason: reason(err, l.check.Spec.Timeout), Weight: -1, Err: err}
 	}
 	p.metrics.observe(service, time.Since(start), err == nil)
-	if l.apply(p.o.Report, result, err == nil) {
+	if l.apply(p.o.Report, result, stateFor(err)) {
 		p.changes.Add(1)
 	}
 }
 
 // apply counts a result towards Rise or Fall, and reports a change of state, weight or reason. It returns whether the
 // state has changed.
-func (l *loop) apply(report func(lb.Health), r Result, ok bool) bool {
+func (l *loop) apply(report func(lb.Health), r Result, state lb.State) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended {
 		return false
 	}
-	state, need := lb.StateUnhealthy, l.check.Spec.Fall
-	if ok {
-		state, need = lb.StateHealthy, l.check.Spec.Rise
+	h, need := &l.health, l.check.Spec.Fall
+	if state == lb.StateHealthy || h.State == lb.StateUnhealthy {
+		need = l.check.Spec.Rise
 	}
-	h := &l.health
 	if h.State == state {
 		l.streak = 0
 		changed := h.Weight != r.Weight || h.Reason != r.Reason
@@ -240,9 +240,12 @@ func (l *loop) apply(report func(lb.Health), r Result, ok bool) bool {
 		}
 		return false
 	}
+	if working := state == lb.StateHealthy; working != l.working {
+		l.working, l.streak = working, 0
+	}
 	l.streak++
 	switch {
-	case ok && h.State == lb.StateUnknown:
+	case state == lb.StateHealthy && h.State == lb.StateUnknown:
 	case l.streak >= need:
 	case h.State == lb.StateUnknown && h.Reason != r.Reason:
 		h.Reason, h.Err = r.Reason, r.Err

@@ -177,7 +177,11 @@ func TestReportsWithinAState(t *testing.T) {
 		begin := time.Now()
 		step := func(r Result, ok bool) {
 			time.Sleep(time.Second)
-			l.apply(report, r, ok)
+			state := lb.StateUnhealthy
+			if ok {
+				state = lb.StateHealthy
+			}
+			l.apply(report, r, state)
 		}
 		step(Result{Reason: "a", Weight: 1}, true)
 		step(Result{Reason: "a", Weight: 1}, true)

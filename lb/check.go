@@ -96,7 +96,8 @@ type Check struct {
 // changes.
 type Health struct {
 	Key CheckKey
-	// State is healthy or unhealthy; unknown while a backend without a state has failed, but less than Fall times.
+	// State is healthy, unhealthy, or draining: the backend says that it takes no new flows. It is unknown while a
+	// backend without a state has failed, but less than Fall times.
 	State State
 	// Reason is a text for operators: "HTTP 200", "connection refused", "no response within 1s"
 	Reason string

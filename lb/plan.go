@@ -69,12 +69,12 @@ func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 	for _, vip := range s.VIPs {
 		healthy := 0
 		for i, port := range s.Ports {
-			usable, down := usableFor(s, port, vip, states)
+			usable, draining, down := usableFor(s, port, vip, states)
 			if i == 0 || s.Check.Type == CheckNone {
 				healthy = max(healthy, len(usable))
 			}
 			if s.KeepAllDown {
-				usable, down = keepAllDown(usable, down)
+				usable, down = keepAllDown(usable, draining, down)
 			}
 			if s.NodeForwarding.Enabled {
 				p.Frontends = append(p.Frontends,
@@ -94,8 +94,11 @@ func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 	return p
 }
 
-// usableFor returns the backends of a port that serve vip and may receive new flows, and those that are down.
-func usableFor(s *Service, port ServicePort, vip netip.Addr, states map[CheckKey]Health) (usable, down []Backend) {
+// usableFor returns the backends of a port that serve vip: those that may receive new flows, those that drain by
+// themselves, and those that are down.
+func usableFor(
+	s *Service, port ServicePort, vip netip.Addr, states map[CheckKey]Health,
+) (usable, draining, down []Backend) {
 	for _, b := range port.Backends {
 		if !s.serves(vip, b) {
 			continue
@@ -103,23 +106,36 @@ func usableFor(s *Service, port ServicePort, vip netip.Addr, states map[CheckKey
 		h := states[keyOf(s, b, port.Port)]
 		switch StateOf(s, b, h) {
 		case StateHealthy:
-			if h.Weight >= 0 && s.Check.Type == CheckNodePort {
-				b.Weight = h.Weight
-			}
-			if b.Weight > 0 {
+			if b.Weight = s.weight(b, h); b.Weight > 0 {
 				usable = append(usable, b)
+			}
+		case StateDraining:
+			if !b.Drain {
+				draining = append(draining, b)
 			}
 		case StateUnhealthy:
 			down = append(down, b)
 		}
 	}
-	return usable, down
+	return usable, draining, down
 }
 
-// keepAllDown returns what usableFor returned, or all backends that exist and are not drained when none is healthy.
-func keepAllDown(usable, down []Backend) (use, end []Backend) {
+// weight returns the weight of a backend: a node may report it, as the number of its endpoints.
+func (s *Service) weight(b Backend, h Health) int {
+	if s.Check.Type == CheckNodePort && h.State == StateHealthy && h.Weight >= 0 {
+		return h.Weight
+	}
+	return b.Weight
+}
+
+// keepAllDown returns the backends to use and those that are down: when none is healthy, those that drain by themselves
+// are used, and without them all that exist and are not drained.
+func keepAllDown(usable, draining, down []Backend) (use, end []Backend) {
 	if len(usable) > 0 {
 		return usable, down
+	}
+	if len(draining) > 0 {
+		return draining, down
 	}
 	for _, b := range down {
 		if b.Deleted || b.Drain || b.Weight == 0 {

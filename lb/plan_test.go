@@ -196,6 +196,44 @@ func TestReportedWeight(t *testing.T) {
 	}
 }
 
+// A backend that says that it takes no new flows keeps those that it has: it is neither a target nor down. When all do,
+// on_all_down = "keep" uses them.
+func TestDrainingBackends(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		a, b    State
+		keep    bool
+		targets string
+		down    int
+		reason  string
+	}{
+		{"one drains", StateHealthy, StateDraining, false, "[10.0.0.1:80]", 0, ""},
+		{"one drains, the other is down", StateDraining, StateUnhealthy, false, "[]", 1,
+			"0 of 2 backends healthy, min_healthy is 1"},
+		{"the same, and keep", StateDraining, StateUnhealthy, true, "[10.0.0.1:80]", 1, ""},
+		{"both are down, and keep", StateUnhealthy, StateUnhealthy, true, "[10.0.0.1:80 10.0.0.2:80]", 0, ""},
+	} {
+		s := &Service{
+			Name: "web", VIPs: []netip.Addr{testVIP}, Algorithm: AlgorithmMaglev, KeepAllDown: tt.keep,
+			Check: CheckSpec{Type: CheckNodePort},
+			Ports: PortsOn(backends("10.0.0.1", "10.0.0.2"), Port{80, 0, 80, TCP}),
+		}
+		h := map[CheckKey]Health{}
+		for i, state := range []State{tt.a, tt.b} {
+			h[keyOf(s, s.Ports[0].Backends[i], s.Ports[0].Port)] = Health{State: state, Weight: -1}
+		}
+		p := Build(s, h, Drains{})
+		var to []netip.AddrPort
+		for _, x := range p.Frontends[0].Targets {
+			to = append(to, x.Addr)
+		}
+		if fmt.Sprint(to) != tt.targets || len(p.Frontends[0].Down) != tt.down || p.VIPs[0].Reason != tt.reason {
+			t.Errorf("%s: targets %v, down %v, reason %q; want %s, %d, %q", tt.name, to, p.Frontends[0].Down,
+				p.VIPs[0].Reason, tt.targets, tt.down, tt.reason)
+		}
+	}
+}
+
 // Every field that the datapath reads makes two plans differ.
 func TestFrontendPlanEqual(t *testing.T) {
 	full := func() *FrontendPlan {

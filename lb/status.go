@@ -213,7 +213,7 @@ func (en *entry) stateOf(vip netip.Addr, p ServicePort) (State, string) {
 		return StateUnhealthy, reason
 	}
 	// The VIP may be announced for another port.
-	usable, _ := usableFor(s, p, vip, en.health)
+	usable, _, _ := usableFor(s, p, vip, en.health)
 	if reason := s.tooFew([]ServicePort{p}, vip, len(usable)); reason != "" {
 		return StateUnhealthy, reason
 	}
@@ -230,7 +230,7 @@ func (en *entry) backendStatus() []BackendStatus {
 			port = b.On(s.Check.ServicePort).Port()
 		}
 		rows = append(rows, BackendStatus{
-			Service: s.Name, Address: b.Addr, Port: port, Weight: b.Weight,
+			Service: s.Name, Address: b.Addr, Port: port, Weight: s.weight(b, h),
 			State: StateOf(s, b, h), Reason: h.Reason, Since: h.At,
 		})
 	})

@@ -61,9 +61,11 @@ func (i *Info) judge(st lb.Status, peers []lb.PeerStatus, now time.Time) {
 	if len(i.NeedRestart) > 0 {
 		reason("a restart is needed to apply changes of: %s", list(i.NeedRestart))
 	}
-	if n := i.Backends - i.BackendsUp; n > 0 {
-		first := slices.IndexFunc(st.Backends, func(b lb.BackendStatus) bool { return b.State != lb.StateHealthy })
-		b := st.Backends[first]
+	bad := slices.DeleteFunc(slices.Clone(st.Backends), func(b lb.BackendStatus) bool {
+		return b.State == lb.StateHealthy || b.State == lb.StateDraining
+	})
+	if n := len(bad); n > 0 {
+		b := bad[0]
 		reason("%d of %d backends are not healthy: %s of %s: %s", n, i.Backends, b.Address, b.Service,
 			orElse(b.Reason, b.State.String()))
 	}
