@@ -103,7 +103,7 @@ func runCluster(t *testing.T, lists map[string]any, proxy, healthz string) *lbte
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := newCluster(Options{Config: cfg, Log: discard}, facts, engine, engine, nil)
+	c, err := newCluster(Options{Config: cfg, Log: discard, KeepDir: t.TempDir()}, facts, engine, engine, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
