@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -38,6 +39,8 @@ type attachments struct {
 	links  map[int]linkState // of all interfaces, as of the last change
 	onLo   bool              // health checks need the program on lo
 	ids    programIDs
+	// needed is when a route last led to an interface, by name.
+	needed map[string]time.Time
 	// foreign are the programs of others, by interface.
 	foreign map[string]foreign
 }
@@ -61,6 +64,17 @@ func (a *attachments) attachAll(needed []int) error {
 	}
 	if err := a.readLinks(); err != nil {
 		return err
+	}
+	for _, name := range a.o.Keep {
+		if slices.Contains(a.names, name) {
+			continue
+		}
+		a.names = append(a.names, name)
+		if nic, err := a.prepare(name); err == nil {
+			nics = append(nics, nic)
+		} else {
+			a.gone(name)
+		}
 	}
 	for _, name := range a.missing(needed) {
 		nic, err := a.prepare(name)
@@ -166,7 +180,7 @@ func (a *attachments) missing(indexes []int) (names []string) {
 	return names
 }
 
-// follow attaches the programs to the interfaces of these indexes, too.
+// follow attaches the programs to the interfaces of these indexes, to which routes lead, too.
 func (a *attachments) follow(indexes []int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -180,8 +194,9 @@ func (a *attachments) follow(indexes []int) {
 			continue
 		}
 		a.names = append(a.names, name)
-		a.o.Log.Info("interface attached, because routes to backends or peers lead there", "interface", name)
+		a.o.Log.Info("interface attached, because routes lead there", "interface", name)
 	}
+	a.need(indexes, time.Now())
 }
 
 // attachLo attaches the program that sends health checks to the servers of services with direct return.

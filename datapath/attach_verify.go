@@ -82,10 +82,8 @@ func (a *attachments) gone(name string) {
 	}
 	a.index[name], a.status[name] = 0, InterfaceStatus{Name: name}
 	delete(a.foreign, name)
-	if !slices.Contains(a.o.Interfaces, name) { // it was attached because of routes, which are gone with it
-		a.names = slices.DeleteFunc(a.names, func(n string) bool { return n == name })
-		delete(a.index, name)
-		delete(a.status, name)
+	if !a.permanent(name) && !slices.Contains(a.o.Interfaces, name) { // the routes that required it are gone, too
+		a.forget(name)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -142,6 +143,7 @@ func (d *Datapath) open(t *transaction) (err error) {
 	d.uplinks = &attachments{
 		o: d.o, objects: d.objects, pins: d.pins, sysctls: sys, repairs: d.repairs, open: t,
 		status: map[string]InterfaceStatus{}, index: map[string]int{}, ids: programIDs{}, foreign: map[string]foreign{},
+		needed: map[string]time.Time{},
 	}
 	d.probes = &probes{objects: d.objects, uplinks: d.uplinks, marks: map[probeKey]uint32{}}
 	if err := chain(d.objects, t); err != nil {
@@ -190,12 +192,14 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 	return failed
 }
 
-// Run removes flows that have ended, and follows changes of interfaces, addresses and routes, until ctx ends.
+// Run removes flows that have ended, follows changes of interfaces, addresses and routes, and releases interfaces,
+// until ctx ends.
 func (d *Datapath) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return d.gc.run(ctx) })
 	g.Go(func() error { return d.services.slots.run(ctx) })
 	g.Go(func() error { return d.watch(ctx) })
+	g.Go(func() error { return d.releaseUnneeded(ctx) })
 	return g.Wait()
 }
 

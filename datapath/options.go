@@ -60,10 +60,15 @@ func (t Timeouts) shortest() time.Duration {
 	return min(t.HalfOpen, t.Established, t.Closing, t.Closed, t.UDP)
 }
 
-// Options are the parameters of Open. Delivers and ForceClsact may be false, and Reach, TunnelSources, TunnelKeys and
-// HashSeed empty; all others are required.
+// Options are the parameters of Open. Delivers, FollowRoutes and ForceClsact may be false, and Reach, Keep,
+// TunnelSources, TunnelKeys and HashSeed empty; all others are required.
 type Options struct {
 	Interfaces []string // uplinks: interfaces on which packets of clients and servers arrive
+	// FollowRoutes: Interfaces are only a start. One to which no route leads is released after a while, and those by
+	// which clients behind routers are reached get the programs, too.
+	FollowRoutes bool
+	// Keep are interfaces that always have the programs, too, once they exist: those on which others resolve VIPs.
+	Keep []string
 	// Reach are addresses, such as those of routers: the interfaces by which they are reached get the programs, too.
 	Reach     []netip.Addr
 	Mode      Mode

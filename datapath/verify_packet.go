@@ -48,10 +48,18 @@ func (s *services) interfaces() (indexes []int) {
 	return indexes
 }
 
-// needed returns the indexes of the interfaces that routes to backends, and to Options.Reach, make necessary.
+// needed returns the indexes of the interfaces that routes to backends, and to Options.Reach, make necessary, and with
+// Options.FollowRoutes those to clients behind routers.
 func (d *Datapath) needed() []int {
-	indexes, finder := d.services.interfaces(), &sourceFinder{}
-	for _, a := range d.o.Reach {
+	indexes, reach, finder := d.services.interfaces(), d.o.Reach, &sourceFinder{}
+	if d.o.FollowRoutes {
+		for _, far := range [][]netip.Addr{far4, far6} {
+			if i := slices.IndexFunc(far, routed); i >= 0 {
+				reach = append(slices.Clip(reach), far[i])
+			}
+		}
+	}
+	for _, a := range reach {
 		if a.IsLinkLocalUnicast() {
 			continue // it does not tell the interface
 		}

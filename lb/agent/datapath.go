@@ -44,12 +44,20 @@ func datapathOptions(o Options, facts node) (datapath.Options, error) {
 		}
 	}
 	return datapath.Options{
-		Reach:      peers,
+		Reach: peers, FollowRoutes: len(c.Interfaces) == 0, Keep: onLinks(o.Config, facts),
 		Interfaces: facts.interfaces, Mode: mode, MaxFlows: c.MaxFlows, SNATPorts: toPortRanges(c.SNATPorts),
 		TunnelPort: c.TunnelPort, TunnelSources: c.TunnelSources, Timeouts: datapath.Timeouts(c.Timeouts),
 		Delivers: o.Config.Kubernetes != nil, TunnelKeys: fileKeys(o.Config), HashSeed: fileSeed(o.Config),
 		PinPath: o.PinPath, StateDir: o.StateDir, Log: component(o.Log, "datapath"),
 	}, nil
+}
+
+// onLinks returns the interfaces on which hosts resolve VIPs: their packets arrive there.
+func onLinks(c *config.Config, facts node) []string {
+	if c.L2 == nil {
+		return nil
+	}
+	return facts.l2Interfaces
 }
 
 // checkPath returns the mark and the source address of probes of a server that has the VIP.

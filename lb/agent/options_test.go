@@ -3,6 +3,7 @@ package agent
 import (
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -111,7 +112,7 @@ tunnel_port = 6082
 tunnel_sources = ["192.0.2.0/24"]`)
 	o := Options{Config: cfg, PinPath: "/pins", StateDir: "/state", Log: discard}
 	want := datapath.Options{
-		Interfaces: facts.interfaces, Mode: datapath.ModeTC, MaxFlows: 1000,
+		Interfaces: facts.interfaces, FollowRoutes: true, Mode: datapath.ModeTC, MaxFlows: 1000,
 		SNATPorts:  []datapath.PortRange{{First: 2000, Last: 3000}},
 		TunnelPort: 6082, TunnelSources: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
 		Timeouts: datapath.DefaultTimeouts, PinPath: "/pins", StateDir: "/state", TunnelKeys: &datapath.TunnelKeys{},
@@ -127,6 +128,11 @@ tunnel_sources = ["192.0.2.0/24"]`)
 		if d := cmp.Diff(want, got, comparable, cmpopts.IgnoreUnexported(datapath.Options{})); d != "" || err != nil {
 			t.Errorf("%v, -want +got:\n%s", err, d)
 		}
+	}
+	cfg.Datapath.Interfaces, cfg.L2 = []string{"eth0"}, &config.L2{}
+	if got, err := datapathOptions(o, facts); err != nil || got.FollowRoutes ||
+		!slices.Equal(got.Keep, []string{"eth1"}) { // packets of clients arrive where VIPs are resolved
+		t.Errorf("with L2 on eth1: follow %t, keep %v, %v", got.FollowRoutes, got.Keep, err)
 	}
 	cfg.Datapath.Mode = "dpdk"
 	if _, err := datapathOptions(o, facts); err == nil {

@@ -1,0 +1,120 @@
+package datapath
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// attachedTo returns the interfaces that have programs, and an error unless that is what the kernel has.
+func (fx *fixture) attachedTo() (names []string) {
+	fx.t.Helper()
+	for _, s := range fx.d.Interfaces() {
+		names = append(names, s.Name)
+	}
+	fx.do(func() error {
+		for _, name := range []string{"eth0", "eth1"} {
+			nic, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			found, err := clsactFilter(nic, inward)
+			if err != nil {
+				return err
+			}
+			list, err := link.QueryPrograms(link.QueryOptions{Target: nic.Attrs().Index, Attach: ebpf.AttachTCXIngress})
+			if err != nil && !errors.Is(err, link.ErrNotSupported) {
+				return err
+			}
+			has := found != nil || list != nil && len(list.Programs) > 0 || nic.Attrs().Xdp.Attached
+			if want := slices.Contains(names, name); has != want {
+				return wrong(true, "programs on %s: %t, listed: %t", name, has, want)
+			}
+		}
+		return nil
+	})
+	return names
+}
+
+// An interface to which no route leads any more loses its programs after a while, but not while a flow needs it.
+func TestInterfacesAreReleased(t *testing.T) {
+	moved := &netlink.Route{Dst: prefix(v4["b1"] + "/32"), Gw: prefix("10.1.0.2/32").IP}
+	both, one := []string{"eth0", "eth1"}, []string{"eth1"}
+	for _, mode := range []Mode{ModeTC, ModeXDP} {
+		t.Run(string(mode), func(t *testing.T) {
+			follow := func(o *Options) { o.FollowRoutes = true }
+			fx, x := verified(t, mode, false, follow, (*fixture).secondNIC)
+			changed := func() {
+				t.Helper()
+				fx.do(func() error { fx.d.verifier.changed(changes{links: true, routes: true}); return nil })
+			}
+			unneededFor := func(d time.Duration, want []string, when string) {
+				t.Helper()
+				changed()
+				a := fx.d.uplinks
+				a.mu.Lock()
+				a.needed["eth0"] = a.needed["eth0"].Add(-d)
+				a.mu.Unlock()
+				fx.do(func() error { fx.d.releaseAt(t.Context(), time.Now()); return nil })
+				if got := fx.attachedTo(); !slices.Equal(got, want) {
+					t.Errorf("%s: attached to %v; want %v", when, got, want)
+				}
+			}
+			fx.service(lb.TCP, "b1")
+			unneededFor(2*releaseAfter, []string{"eth0"}, "the only interface")
+			fx.run(fx.fromClient(dptest.TCP, dptest.SYN).Frame())
+			fx.do(func() error { return netlink.RouteAdd(moved) })
+			changed()
+			unneededFor(0, both, "the route has moved")
+			unneededFor(releaseAfter/2, both, "a while ago")
+			unneededFor(releaseAfter, both, "a flow has its address as source")
+			for _, m := range fx.d.objects.flowTables() {
+				clearMap[syServerKey, syServerFlow](t, m.servers)
+			}
+			unneededFor(0, one, "the flow has ended")
+			unneededFor(0, one, "later")
+			if f := x.of(fx.addr("vip")); f != "" {
+				t.Errorf("fault %q", f)
+			}
+			fx.do(func() error { return netlink.RouteDel(moved) })
+			changed()
+			if got := fx.attachedTo(); !slices.Equal(got, both) {
+				t.Errorf("the route is back: attached to %v", got)
+			}
+		})
+	}
+}
+
+// Configured interfaces, and those on which hosts resolve VIPs, keep the programs.
+func TestInterfacesAreKept(t *testing.T) {
+	for name, change := range map[string]func(*Options){
+		"configured": func(*Options) {},
+		"kept":       func(o *Options) { o.FollowRoutes, o.Keep = true, []string{"eth0", "eth9"} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			fx, _ := verified(t, ModeTC, false, change, (*fixture).secondNIC)
+			v4["inside"] = "10.1.0.2"
+			defer delete(v4, "inside")
+			fx.service(lb.TCP, "inside")
+			fx.d.uplinks.needed["eth0"] = time.Now().Add(-2 * releaseAfter)
+			fx.do(func() error { fx.d.releaseAt(t.Context(), time.Now()); return nil })
+			var got []string
+			for _, s := range fx.d.Interfaces() {
+				if s.Mode != "" {
+					got = append(got, s.Name)
+				}
+			}
+			if !slices.Equal(got, []string{"eth0", "eth1"}) {
+				t.Errorf("attached to %v", got)
+			}
+		})
+	}
+}
