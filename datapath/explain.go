@@ -201,6 +201,15 @@ func (d *Datapath) explainReply(q lb.Question, e *lb.Explanation, x syExplained)
 	if e.Fault != "" {
 		say("the client gets no answer: %s", e.Fault)
 	}
+	f.Decap = true
+	if _, ok := d.services.inbound(f); !ok {
+		return
+	}
+	if fault := v.inboundFault(f); fault != "" {
+		say("%s%s", inboundWarning, fault)
+	} else {
+		say("when another node selects this one, the packet is delivered here")
+	}
 }
 
 // find returns the frontend of a packet.

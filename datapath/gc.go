@@ -12,6 +12,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // flowGC is the garbage collection of flows: it removes flows that are idle for longer than their timeout, and flows
@@ -29,6 +31,7 @@ type flowGC struct {
 	// frontends are those whose flows end, except flows by the method given; 0: all, and the id is released then.
 	frontends map[uint32]syMethod
 	flows     FlowCounts
+	clients   []lb.Question // a sample
 }
 
 // FlowCounts are the flows of the last complete walk, by state.
@@ -109,6 +112,7 @@ type flowWalk struct {
 	udp       map[uint32]uint32 // flows of UDP by frontend
 	tables    [2]uint32         // flows by table, as in sy_collector
 	stored    [2]uint32         // flows that were stored before the walk, by table
+	clients   clientSample
 	ended     int
 	visited   int
 }
@@ -158,6 +162,7 @@ func (g *flowGC) collect(ctx context.Context, reset *resetter) {
 			if t.id != syGcTableGC_HALF_OPEN {
 				w.tables[truth(k.proto() != unix.IPPROTO_UDP)]++
 			}
+			w.clients.see(k, f, vip)
 			w.count(f.F.State, f.Backend)
 		}
 	})
@@ -230,7 +235,7 @@ func (g *flowGC) publish(w *flowWalk) {
 		g.log.Error("numbers of flows not written", "err", err)
 	}
 	g.mu.Lock()
-	g.flows = w.counts
+	g.flows, g.clients = w.counts, w.clients.all
 	g.mu.Unlock()
 }
 

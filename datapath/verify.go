@@ -19,6 +19,8 @@ const (
 	clearAfter = time.Second
 	// sweepTime is the time in which all frontends are verified while nothing changes.
 	sweepTime = time.Minute
+	// clientsEvery is how often the replies to recent clients are verified while nothing changes.
+	clientsEvery = 5 * time.Second
 	// minChecks is the least number of frontends that are verified at a time.
 	minChecks = 16
 	// maxPause bounds the pause between two verifications while the network changes all the time.
@@ -40,6 +42,9 @@ type verifier struct {
 	queue    []lb.Frontend // left of the sweep
 	sample   lb.Frontend   // of made
 	clients  madeClients
+	lost     condition                  // of recent clients
+	lostAt   time.Time                  // when they were looked at
+	inbound  map[lb.Frontend]*condition // of what other nodes send here, by frontend for decapsulated packets
 	view     view
 	failed   map[triedBackend]int // made packets that failed in this round, by backend
 	took     time.Duration        // of the last round after a change
@@ -69,7 +74,10 @@ func (c *condition) observe(fault string, now time.Time) {
 }
 
 func newVerifier(d *Datapath) *verifier {
-	return &verifier{d: d, bad: map[lb.Frontend]*condition{}, reported: map[netip.Addr]string{}}
+	return &verifier{
+		d: d, bad: map[lb.Frontend]*condition{}, inbound: map[lb.Frontend]*condition{},
+		reported: map[netip.Addr]string{},
+	}
 }
 
 // OnFault makes report receive each change of what prevents that packets of VIPs are forwarded and answered; "":
@@ -119,15 +127,20 @@ func (v *verifier) round(found changes, n int) {
 	n = min(n, len(v.queue))
 	next := v.queue[:n]
 	v.queue = v.queue[n:]
-	for _, f := range slices.Collect(maps.Keys(v.bad)) {
+	again := slices.AppendSeq(slices.Collect(maps.Keys(v.bad)), maps.Keys(v.inbound))
+	for _, f := range again {
 		v.check(f, now)
 	}
 	for _, f := range next {
-		if v.bad[f] == nil {
+		if v.bad[f] == nil && v.inbound[f] == nil {
 			v.check(f, now)
 		}
 	}
 	v.publish()
+	if found.routes || now.Sub(v.lostAt) >= clientsEvery || v.lost.fault != "" {
+		v.lostAt = now
+		v.lost.observe(v.lostClients(v.d.gc.recentClients()), now)
+	}
 }
 
 // repair restores the programs, the pins and the settings of the kernel, and returns what cannot be restored.
@@ -191,20 +204,29 @@ func (v *verifier) applied(updates []*frontendUpdate) {
 
 // check verifies one frontend.
 func (v *verifier) check(f lb.Frontend, now time.Time) {
+	if f.Decap {
+		observe(v.inbound, f, v.inboundFault(f), now)
+		return
+	}
 	fault := ""
 	if s, ok := v.d.services.subject(f); ok {
 		fault = v.fault(f, s)
 	}
-	c := v.bad[f]
+	observe(v.bad, f, fault, now)
+}
+
+// observe records what is wrong with a frontend now, "" when nothing is.
+func observe(all map[lb.Frontend]*condition, f lb.Frontend, fault string, now time.Time) {
+	c := all[f]
 	if c == nil && fault == "" {
 		return
 	}
 	if c == nil {
 		c = &condition{}
-		v.bad[f] = c
+		all[f] = c
 	}
 	if c.observe(fault, now); c.fault == "" {
-		delete(v.bad, f)
+		delete(all, f)
 	}
 }
 

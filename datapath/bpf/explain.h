@@ -5,6 +5,21 @@
 #include "decide.h"
 #include "route.h"
 
+#define EXPLAIN_DECAP 0xff /* the first byte of the source MAC address of such a packet; no host has it */
+
+/* explain_decap returns the context of a packet that another node has sent here through a tunnel, after all others that
+ * may have its flow. */
+static __always_inline const struct decap_ctx *explain_decap(struct xdp_md *ctx, struct scratch *s)
+{
+	struct ethhdr *eth = (void *)(long)ctx->data;
+
+	if ((void *)(eth + 1) > (void *)(long)ctx->data_end || eth->src[0] != EXPLAIN_DECAP)
+		return 0;
+	__builtin_memset(&s->in, 0, sizeof(s->in));
+	s->in.chain.passed = 1;
+	return &s->in;
+}
+
 /* explain_delivery finds the route of a packet that the stack delivers. */
 static __always_inline enum reason explain_delivery(void *ctx, struct scratch *s)
 {

@@ -121,7 +121,7 @@ int sy_explain(struct xdp_md *ctx)
 
 	if (!s || (void *)(e + 1) > (void *)(long)ctx->data_end)
 		return XDP_ABORTED;
-	decide(&s->p, s->parsed, &s->v, 0, 0);
+	decide(&s->p, s->parsed, &s->v, explain_decap(ctx, s), 0);
 	e->route = explain_route(ctx, s);
 	e->ifindex = s->fib.ifindex;
 	__builtin_memcpy(&e->v, &s->v, sizeof(e->v));

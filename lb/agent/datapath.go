@@ -20,6 +20,7 @@ type forwarder interface {
 	io.Closer
 	Run(context.Context) error
 	Interfaces() []datapath.InterfaceStatus
+	Warnings() []string
 	Flows(context.Context, lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error)
 	Explain(lb.Question) (lb.Explanation, error)
 	SetTunnelSources([]netip.Addr) error

@@ -20,6 +20,7 @@ type describer struct {
 	l2            bool
 	datapath      interface {
 		Interfaces() []datapath.InterfaceStatus
+		Warnings() []string
 	}
 }
 
@@ -33,7 +34,7 @@ func (d describer) info() admin.Info {
 	for _, problems := range d.problems {
 		i.Problems = append(i.Problems, problems()...)
 	}
-	i.Warnings = slices.Concat(l.warnings, i.Problems)
+	i.Warnings = slices.Concat(l.warnings, d.datapath.Warnings(), i.Problems)
 	if d.drained != nil {
 		if now := d.drained(); now.Node || len(now.Services) > 0 {
 			i.Drained = &now

@@ -1,0 +1,117 @@
+package datapath
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// warns waits until the warnings are one with this text, or with "" none.
+func (fx *fixture) warns(want string) {
+	fx.t.Helper()
+	labtest.Until(fx.t, 3*time.Second, "warning: "+want, func() error {
+		got := fx.d.Warnings()
+		isWanted := want == "" && len(got) == 0 || want != "" && len(got) == 1 && strings.Contains(got[0], want)
+		return wrong(!isWanted, "%q", got)
+	})
+}
+
+// A route that takes replies from clients that were served is warned of; others are served, so nothing is withdrawn.
+func TestLostClients(t *testing.T) {
+	blackhole := &netlink.Route{Dst: prefix(v4["client"] + "/32"), Type: unix.RTN_BLACKHOLE}
+	fx, x := verified(t, ModeTC, false, nil, func(fx *fixture) {
+		fx.do(func() error { return netlink.RouteAdd(&netlink.Route{Gw: prefix(v4["router"] + "/32").IP}) })
+	})
+	established(fx)
+	fx.collect()
+	if got := fx.d.gc.recentClients(); len(got) != 1 || got[0].Client.Addr() != fx.addr("client") {
+		t.Fatalf("sampled clients %v", got)
+	}
+	fx.watch()
+	fx.warns("")
+	fx.do(func() error { return netlink.RouteAdd(blackhole) })
+	fx.warns("1 of 1 sampled clients, such as 192.0.2.100: replies are dropped: no_route")
+	if f := x.of(fx.addr("vip")); f != "" {
+		t.Errorf("fault %q", f)
+	}
+	fx.do(func() error { return netlink.RouteDel(blackhole) })
+	fx.warns("")
+}
+
+// The sample has no client that has not proved its address, and at most a fixed number.
+func TestClientSample(t *testing.T) {
+	var s clientSample
+	vip := func(uint32) netip.Addr { return netip.MustParseAddr("203.0.113.10") }
+	f := syServerFlow{}
+	f.F.State = uint8(syFlowStateFLOW_HALF_OPEN)
+	s.see(syServerKey{}, f, vip)
+	if len(s.all) != 0 {
+		t.Error("a half-open flow is in the sample")
+	}
+	f.F.State = uint8(syFlowStateFLOW_ESTABLISHED)
+	for i := range byte(200) {
+		f.Client.Client = toAddr(netip.AddrFrom4([4]byte{10, 0, 0, i}))
+		s.see(syServerKey{}, f, vip)
+	}
+	late := 0
+	for _, q := range s.all {
+		if q.Client.Addr().As4()[3] >= sampledClients {
+			late++
+		}
+	}
+	if len(s.all) != sampledClients || late < sampledClients/4 {
+		t.Errorf("%d in the sample, %d of them seen late", len(s.all), late)
+	}
+}
+
+// What is wrong with the delivery of packets that other nodes send here is warned of. This node still announces: its
+// announcement does not depend on it.
+func TestInboundFaults(t *testing.T) {
+	blackhole := &netlink.Route{Dst: prefix(v4["b1"] + "/32"), Type: unix.RTN_BLACKHOLE}
+	allow := func(names ...string) func(*fixture) error {
+		return func(fx *fixture) error { return fx.d.SetTunnelSources(fx.names(names)) }
+	}
+	for _, tt := range []struct {
+		name    string
+		do      func(*fixture) error
+		undo    func(*fixture) error
+		warning string
+	}{
+		{"no route to the backend", func(*fixture) error { return netlink.RouteAdd(blackhole) },
+			func(*fixture) error { return netlink.RouteDel(blackhole) },
+			inboundWarning + "packets are not delivered: no_route"},
+		{"the other node is no source of tunnel packets", allow("self"), allow("self", "b2"),
+			inboundWarning + "tunnel packets from 192.0.2.22 are not accepted: unknown_tunnel_source"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			fx, x := verified(t, ModeTC, false, func(o *Options) { o.Delivers = true }, func(fx *fixture) {
+				fx.do(func() error { return netlink.RouteAdd(&netlink.Route{Gw: prefix(v4["router"] + "/32").IP}) })
+			})
+			fx.do(func() error { return allow("self", "b2")(fx) })
+			fx.nodes(lb.TCP, "self", "b2")
+			fx.watch()
+			fx.warns("")
+			steps := func() string { return strings.Join(fx.explainClient().Steps, "\n") }
+			if s := steps(); !strings.Contains(s, "when another node selects this one, the packet is delivered here") {
+				t.Errorf("explain:\n%s", s)
+			}
+			fx.do(func() error { return tt.do(fx) })
+			fx.warns(tt.warning)
+			if s := steps(); !strings.Contains(s, tt.warning) {
+				t.Errorf("explain:\n%s", s)
+			}
+			if f := x.of(fx.addr("vip")); f != "" {
+				t.Errorf("fault %q", f)
+			}
+			fx.do(func() error { return tt.undo(fx) })
+			fx.warns("")
+		})
+	}
+}
