@@ -37,8 +37,10 @@ static __always_inline void relay_learn(const struct pkt *p, const struct verdic
 	bpf_map_update_elem(&sy_relays, &p->key, &r, BPF_ANY);
 }
 
-static __always_inline void flow_write(const struct pkt *p, struct verdict *v, struct flow *f)
+static __always_inline void flow_write(struct scratch *scratch, struct flow *f)
 {
+	const struct pkt *p = &scratch->p;
+	struct verdict *v = &scratch->v;
 	__u64 now = bpf_ktime_get_coarse_ns();
 
 	if (v->commit == COMMIT_PMTU) {
@@ -52,7 +54,7 @@ static __always_inline void flow_write(const struct pkt *p, struct verdict *v, s
 	if (v->commit >= COMMIT_DSR_MARK)
 		dsr_write(p, v, now);
 	if (v->commit == COMMIT_OPEN) {
-		nat_write_open(p, v);
+		nat_write_open(scratch);
 		if (local_delivery && !pkt_is_stream(p)) /* no earlier node has the flow */
 			bpf_map_delete_elem(&sy_relays, &p->key);
 		if (v->commit == COMMIT_OPEN)
@@ -61,7 +63,7 @@ static __always_inline void flow_write(const struct pkt *p, struct verdict *v, s
 	if (p->fragment == FRAG_FIRST && v->action == ACTION_FORWARD)
 		frag_learn(p);
 	if (f && v->commit != COMMIT_NONE)
-		nat_write(p, v, f);
+		nat_write(scratch, f);
 }
 
 /* commit_needed reports whether commit has anything to write. */
@@ -76,7 +78,7 @@ __noinline int commit(struct flow *f)
 	struct scratch *s = scratch_get();
 
 	if (s)
-		flow_write(&s->p, &s->v, f);
+		flow_write(s, f);
 	return 0;
 }
 

@@ -187,42 +187,41 @@ static __always_inline int frontend_by_hash(const struct frontend *fe)
 	return (fe->algorithm == ALGORITHM_FLOW_HASH || fe->algorithm == ALGORITHM_SOURCE_HASH) && !fe->affinity;
 }
 
-/* nat_find_half_open finds the half-open flow of a packet of a client, and sets in the verdict what the packet becomes.
- * fe is the frontend whose table has the backends. It and nat_choose are global functions, which the verifier checks
- * once; the state of the packet is in the scratch memory. */
+/* nat_find_half_open is snat_find_half_open for the backends that a packet of a client may have. fe is the frontend
+ * whose table has them. It and nat_choose are global functions, which the verifier checks once; the state of the packet
+ * is in the scratch memory. */
 __noinline int nat_find_half_open(struct frontend *fe)
 {
 	struct scratch *scratch = scratch_get();
-	struct server_flow *s = 0;
 
 	if (!fe || !scratch)
 		return 0;
 	const struct pkt *p = &scratch->p;
 	struct verdict *v = &scratch->v;
 
-	if (frontend_by_hash(fe)) {
-		__u32 h = fe->algorithm == ALGORITHM_FLOW_HASH ? v->hash : flow_hash(&p->key, fe->algorithm);
-		__u32 index = table_index(&fe->table, h), slot = table_slot(&fe->table, index);
-
-		/* The slot may have got another backend since the SYN. */
-#pragma clang loop unroll(full)
-		for (int i = 0; i <= PREVIOUS_MAX; i++) {
-			__u32 backend = i ? table_previous(&fe->table, index, i - 1) : slot_backend(slot);
-
-			if (backend == ANY_BACKEND)
-				backend = slot_backend(table_slot(&fe->older, table_index(&fe->older, h)));
-			if (backend == NO_BACKEND)
-				return 0;
-			s = snat_find_half_open(p, v, fe, backend);
-			if (s || !(slot & SLOT_CHANGED))
-				break;
-		}
-	} else {
+	if (!frontend_by_hash(fe)) {
 		struct client_flow *c = bpf_map_lookup_elem(&sy_halfopen_clients, &v->client);
 
-		s = c ? snat_find_half_open(p, v, fe, c->backend) : 0;
+		return c && snat_find_half_open(fe, c->backend);
 	}
-	return s && !flow_side_expired(&s->f, 1, v->now);
+	__u32 h = fe->algorithm == ALGORITHM_FLOW_HASH ? v->hash : flow_hash(&p->key, fe->algorithm);
+	__u32 index = table_index(&fe->table, h), slot = table_slot(&fe->table, index);
+
+	/* The slot may have got another backend since the SYN. */
+#pragma clang loop unroll(full)
+	for (int i = 0; i <= PREVIOUS_MAX; i++) {
+		__u32 backend = i ? table_previous(&fe->table, index, i - 1) : slot_backend(slot);
+
+		if (backend == ANY_BACKEND)
+			backend = slot_backend(table_slot(&fe->older, table_index(&fe->older, h)));
+		if (backend == NO_BACKEND)
+			return 0;
+		if (snat_find_half_open(fe, backend))
+			return 1;
+		if (!(slot & SLOT_CHANGED))
+			return 0;
+	}
+	return 0;
 }
 
 /* nat_find returns the flow of a packet that a client sent. frontend is the id in its key, fe the frontend whose table

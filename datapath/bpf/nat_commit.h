@@ -53,11 +53,13 @@ static __always_inline long nat_insert(const struct verdict *v, const struct cli
 	return err;
 }
 
-/* nat_store writes both entries of a flow into the tables of its protocol. */
-static __always_inline int nat_store(const struct pkt *p, struct verdict *v, struct client_flow *c,
-				     struct server_flow *s)
+/* nat_store writes both entries of a flow, which are in the scratch memory, into the tables of its protocol. */
+static __always_inline int nat_store(struct scratch *scratch)
 {
-	int stream = pkt_is_stream(p);
+	struct verdict *v = &scratch->v;
+	struct client_flow *c = &scratch->client;
+	const struct server_flow *s = &scratch->server;
+	int stream = pkt_is_stream(&scratch->p);
 	long err = -E2BIG;
 
 	c->source = v->t.src;
@@ -77,9 +79,10 @@ static __always_inline int nat_store(const struct pkt *p, struct verdict *v, str
 }
 
 /* nat_open_datagram writes a new flow of UDP. When its frontend has its share of flows, no agent runs (nat_choose). */
-static __always_inline void nat_open_datagram(const struct pkt *p, struct verdict *v, struct client_flow *c,
-					      struct server_flow *s)
+static __always_inline void nat_open_datagram(struct scratch *scratch)
 {
+	struct verdict *v = &scratch->v;
+
 	if (!v->replaces && udp_share_is_full(v->client.frontend)) {
 		place_search(0, v->now);
 		if (udp_share_is_full(v->client.frontend)) {
@@ -87,61 +90,66 @@ static __always_inline void nat_open_datagram(const struct pkt *p, struct verdic
 			return;
 		}
 	}
-	if (nat_store(p, v, c, s))
+	if (nat_store(scratch))
 		udp_share_add(v->client.frontend, 1);
 }
 
 /* nat_write_open claims the source that decide chose and writes the new flow: with UDP both entries, otherwise the
  * half-open one of the server, and that of the client when it cannot be found by the hash. When another packet
  * claimed the source at the same moment, the packet is dropped, and the client sends again. */
-static __always_inline void nat_write_open(const struct pkt *p, struct verdict *v)
+static __always_inline void nat_write_open(struct scratch *scratch)
 {
+	const struct pkt *p = &scratch->p;
+	struct verdict *v = &scratch->v;
+	struct client_flow *c = &scratch->client;
+	struct server_flow *s = &scratch->server;
 	struct flow f = { .seen = v->now, .state = FLOW_HALF_OPEN, .generation = v->generation };
-	struct client_flow c = { .f = f, .backend = v->backend };
-	struct server_flow s = {
+	int stream = pkt_is_stream(p);
+
+	*c = (struct client_flow){ .f = f, .backend = v->backend };
+	*s = (struct server_flow){
 		.f = f, .client = v->client, .backend = v->backend, .client_end = p->seq + p->payload + 1
 	};
-	int stream = pkt_is_stream(p);
 
 	if (v->claim == CLAIM_RESTED || v->claim == CLAIM_TIME_WAIT)
 		flow_remove(&v->server, stream);
 	if (v->replaces)
 		nat_replace(v, stream);
 	if (!stream) {
-		nat_open_datagram(p, v, &c, &s);
+		nat_open_datagram(scratch);
 		return;
 	}
 	snat_set_use(v, SNAT_HALF_OPEN);
 	if (v->later)
 		snat_set_later(v->hash);
-	if (bpf_map_update_elem(&sy_halfopen_servers, &v->server, &s, v->claim >= CLAIM_OVER ? BPF_ANY : BPF_NOEXIST) ||
-	    (!v->by_hash && bpf_map_update_elem(&sy_halfopen_clients, &v->client, &c, BPF_ANY)))
+	if (bpf_map_update_elem(&sy_halfopen_servers, &v->server, s, v->claim >= CLAIM_OVER ? BPF_ANY : BPF_NOEXIST) ||
+	    (!v->by_hash && bpf_map_update_elem(&sy_halfopen_clients, &v->client, c, BPF_ANY)))
 		verdict_drop(v, REASON_SNAT_EXHAUSTED);
 }
 
 /* nat_confirm moves a half-open flow to the table of established ones. f is the entry of the server. */
-static __always_inline void nat_confirm(const struct pkt *p, struct verdict *v, const struct flow *f)
+static __always_inline void nat_confirm(struct scratch *scratch, const struct flow *f)
 {
+	const struct pkt *p = &scratch->p;
+	struct verdict *v = &scratch->v;
 	__u8 state = p->flags & TCP_FIN ? FLOW_CLOSING : FLOW_ESTABLISHED;
-	struct client_flow c = { .f = { .end = p->seq + p->payload + (p->flags & TCP_FIN),
-					.ack = p->ack,
-					.seen = v->now,
-					.state = state,
-					.fin = p->flags & TCP_FIN ? FIN_FIRST : 0,
-					.answered = 1,
-					.generation = v->generation } };
-	struct server_flow s = { .f = { .end = p->ack,
-					.ack = p->seq,
-					.seen = v->now,
-					.state = state,
-					.answered = 1,
-					.generation = v->generation },
-				 .client = v->client,
-				 .backend = v->backend };
 
-	if (p->key.proto == IPPROTO_SCTP)
-		s.f.ack = f->ack;
-	if (!nat_store(p, v, &c, &s))
+	scratch->client = (struct client_flow){ .f = { .end = p->seq + p->payload + (p->flags & TCP_FIN),
+						       .ack = p->ack,
+						       .seen = v->now,
+						       .state = state,
+						       .fin = p->flags & TCP_FIN ? FIN_FIRST : 0,
+						       .answered = 1,
+						       .generation = v->generation } };
+	scratch->server = (struct server_flow){ .f = { .end = p->ack,
+						       .ack = p->key.proto == IPPROTO_SCTP ? f->ack : p->seq,
+						       .seen = v->now,
+						       .state = state,
+						       .answered = 1,
+						       .generation = v->generation },
+						.client = v->client,
+						.backend = v->backend };
+	if (!nat_store(scratch))
 		return;
 	snat_set_use(v, SNAT_ESTABLISHED);
 	bpf_map_delete_elem(&sy_halfopen_servers, &v->server);
@@ -300,13 +308,15 @@ static __always_inline void nat_write_half_open(const struct pkt *p, const struc
 
 /* nat_write writes what the verdict on a packet of a known flow requires. f is the entry of its direction; that of a
  * half-open flow is the server's. */
-static __always_inline void nat_write(const struct pkt *p, struct verdict *v, struct flow *f)
+static __always_inline void nat_write(struct scratch *scratch, struct flow *f)
 {
+	const struct pkt *p = &scratch->p;
+	struct verdict *v = &scratch->v;
 	struct flow *other;
 
 	v->now = flow_clock();
 	if (v->half_open && v->commit == COMMIT_CONFIRM) {
-		nat_confirm(p, v, f);
+		nat_confirm(scratch, f);
 		return;
 	}
 	if (v->half_open) {

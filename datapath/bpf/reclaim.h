@@ -34,9 +34,9 @@ static __always_inline void udp_share_add(__u32 frontend, int n)
 		__sync_fetch_and_add(sum, n);
 }
 
-/* flow_remove removes the flow that has the key of a server. The entry of its client stays when it is of another
- * flow: the client may have opened one from the same port. */
-static __always_inline void flow_remove(const struct server_key *k, int stream)
+/* flow_remove removes the flow that has the key of a server. The entry of its client stays when it is of another flow:
+ * the client may have opened one from the same port. It is a function of its own because of its stack. */
+static __noinline void flow_remove(const struct server_key *k, int stream)
 {
 	struct server_flow *s = flow_find_server(k, stream);
 

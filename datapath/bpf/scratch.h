@@ -10,6 +10,8 @@ struct scratch {
 	enum reason parsed;
 	struct bpf_fib_lookup fib;
 	struct decap_ctx in; /* of a decapsulated packet */
+	struct client_flow client; /* what commit writes */
+	struct server_flow server;
 	__u32 headers[28]; /* headers that the packet gets: of a tunnel, or of an ICMP error with what it quotes */
 };
 

@@ -6,6 +6,7 @@
 #pragma once
 #include "flow.h"
 #include "frontend.h"
+#include "scratch.h"
 
 /* Loops over the tries are unrolled: Linux 6.1 rejects a loop whose last instruction is no jump. */
 #define SNAT_TRIES 6
@@ -143,19 +144,25 @@ static __always_inline void snat_set_later(__u32 hash)
 		*hint = hash;
 }
 
-/* snat_find_half_open finds the half-open flow that a client has to a backend. A repeated SYN must find it, too:
- * another choice may be free by now, and the server would see a second connection. Most SYNs are the first of their
- * flow; hints spare them the lookups. */
-static __always_inline struct server_flow *snat_find_half_open(const struct pkt *p, struct verdict *v,
-							       const struct frontend *fe, __u32 backend)
+/* snat_find_half_open finds the half-open flow that a client has to a backend, and sets in the verdict what the packet
+ * becomes. A repeated SYN must find it, too: another choice may be free by now, and the server would see a second
+ * connection. Most SYNs are the first of their flow; hints spare them the lookups. It is a global function because of
+ * its stack. */
+__noinline int snat_find_half_open(struct frontend *fe, __u32 backend)
 {
+	struct scratch *scratch = scratch_get();
 	struct backend *b = backend_get(backend);
+	__u32 age;
 
-	if (!b || !snat_to(&v->server, p, fe, b))
+	if (!fe || !scratch || !b)
+		return 0;
+	const struct pkt *p = &scratch->p;
+	struct verdict *v = &scratch->v;
+
+	if (!snat_to(&v->server, p, fe, b))
 		return 0;
 	v->generation = backend_generation(b);
 	int is_new = pkt_opens_flow(p), first_only = is_new && !snat_is_later(v->hash);
-	__u32 age;
 
 #pragma clang loop unroll(full)
 	for (__u32 i = 0; i < SNAT_TRIES; i++) {
@@ -171,7 +178,7 @@ static __always_inline struct server_flow *snat_find_half_open(const struct pkt 
 			if (flow_ended(v->client.frontend, backend, s->f.generation, v->generation))
 				continue;
 			snat_verdict(v, b, backend);
-			return s;
+			return !flow_side_expired(&s->f, 1, v->now);
 		}
 	}
 	return 0;
