@@ -391,16 +391,3 @@ func (s *services) setLoads(open map[uint32]uint32) error {
 	}
 	return nil
 }
-
-// refreshSources reads our source addresses towards backends from the kernel again. The lock is not held meanwhile. A
-// change that is missed in between causes another refresh.
-func (s *services) refreshSources() {
-	s.mu.Lock()
-	hosts := s.backends.hostsInUse()
-	s.mu.Unlock()
-	finder := &sourceFinder{}
-	found := finder.findEach(hosts)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.backends.refresh(finder, found)
-}

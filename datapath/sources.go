@@ -79,6 +79,19 @@ func (f *sourceFinder) findEach(hosts []netip.Addr) map[netip.Addr]sources {
 	return found
 }
 
+// refreshSources reads our source addresses towards backends from the kernel again. The lock is not held meanwhile. A
+// change that is missed in between causes another refresh.
+func (s *services) refreshSources() {
+	s.mu.Lock()
+	hosts := s.backends.hostsInUse()
+	s.mu.Unlock()
+	finder := &sourceFinder{}
+	found := finder.findEach(hosts)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.backends.refresh(finder, found)
+}
+
 // usable reports whether an address can be the source of packets to other hosts.
 func usable(a netlink.Addr) bool {
 	const unfit = unix.IFA_F_DEPRECATED | unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED
