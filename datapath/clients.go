@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"slices"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -53,8 +52,8 @@ func (v *verifier) lostClients(sample []lb.Question) string {
 		if !q.To.Addr().IsValid() {
 			continue // the frontend was removed
 		}
-		x, err := v.d.explainFrame(opening(q))
-		if err != nil || v.d.actions[x.V.Action] != "forward" {
+		x, ok := v.run(opening(q))
+		if !ok || v.d.actions[x.V.Action] != "forward" {
 			continue
 		}
 		fault := v.replyFault(q, x, x.V.Local == 1)
@@ -69,25 +68,4 @@ func (v *verifier) lostClients(sample []lb.Question) string {
 		return ""
 	}
 	return fmt.Sprintf("replies do not get to %d of %d sampled clients, such as %s", lost, len(sample), first)
-}
-
-// Warnings returns what the verification has found that concerns some clients, or packets that other nodes send here.
-func (d *Datapath) Warnings() (list []string) {
-	v := d.verifier
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if v.lost.confirmed {
-		list = append(list, v.lost.fault)
-	}
-	var faults []string
-	for _, c := range v.inbound {
-		if c.confirmed {
-			faults = append(faults, c.fault)
-		}
-	}
-	slices.Sort(faults)
-	for _, fault := range slices.Compact(faults) {
-		list = append(list, inboundWarning+fault)
-	}
-	return list
 }

@@ -19,8 +19,6 @@ const (
 	clearAfter = time.Second
 	// sweepTime is the time in which all frontends are verified while nothing changes.
 	sweepTime = time.Minute
-	// clientsEvery is how often the replies to recent clients are verified while nothing changes.
-	clientsEvery = 5 * time.Second
 	// minChecks is the least number of frontends that are verified at a time.
 	minChecks = 16
 	// maxPause bounds the pause between two verifications while the network changes all the time.
@@ -42,8 +40,8 @@ type verifier struct {
 	queue    []lb.Frontend // left of the sweep
 	sample   lb.Frontend   // of made
 	clients  madeClients
-	lost     condition                  // of recent clients
-	lostAt   time.Time                  // when they were looked at
+	routers  routers
+	warned   warnings
 	inbound  map[lb.Frontend]*condition // of what other nodes send here, by frontend for decapsulated packets
 	view     view
 	failed   map[triedBackend]int // made packets that failed in this round, by backend
@@ -137,10 +135,7 @@ func (v *verifier) round(found changes, n int) {
 		}
 	}
 	v.publish()
-	if found.routes || now.Sub(v.lostAt) >= clientsEvery || v.lost.fault != "" {
-		v.lostAt = now
-		v.lost.observe(v.lostClients(v.d.gc.recentClients()), now)
-	}
+	v.warn(found, now)
 }
 
 // repair restores the programs, the pins and the settings of the kernel, and returns what cannot be restored.
@@ -179,7 +174,9 @@ func (v *verifier) look() {
 	v.view = v.d.uplinks.view()
 	v.view.own = v.d.tunnels.addresses()
 	v.clients.choose(v.view)
+	v.routers.look(time.Now())
 	v.failed = map[triedBackend]int{}
+	v.warned.notRun = ""
 }
 
 // applied verifies frontends that were put. What is wrong with a new one is reported at once: its VIP may not have been

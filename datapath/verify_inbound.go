@@ -54,8 +54,8 @@ func (v *verifier) inboundFault(f lb.Frontend) string {
 			continue
 		}
 		from, to := netip.AddrPortFrom(n.Addr, anyPort), netip.AddrPortFrom(in.self, v.d.o.TunnelPort)
-		x, err := v.d.explainFrame(opening(lb.Question{Client: from, To: to, Protocol: lb.UDP}))
-		if action := v.d.actions[x.V.Action]; err == nil && action != "decap" {
+		x, ok := v.run(opening(lb.Question{Client: from, To: to, Protocol: lb.UDP}))
+		if ok && v.d.actions[x.V.Action] != "decap" {
 			reason := v.d.reasons[x.V.Reason]
 			return fmt.Sprintf("tunnel packets from %s are not accepted: %s: %s", n.Addr, reason, meaning(reason))
 		}
@@ -79,8 +79,8 @@ func (v *verifier) deliveryFault(f lb.Frontend, s subject) (fault string) {
 		}
 		frame := opening(q)
 		frame[sourceMAC] = explainDecap
-		x, err := v.d.explainFrame(frame)
-		if err != nil {
+		x, ok := v.run(frame)
+		if !ok {
 			return ""
 		}
 		if fault = v.faultOf(q, s, x); fault == "" {

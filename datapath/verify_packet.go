@@ -128,9 +128,8 @@ func (v *verifier) fault(f lb.Frontend, s subject) (fault string) {
 		q := lb.Question{
 			Client: netip.AddrPortFrom(client, anyPort+i), To: netip.AddrPortFrom(f.VIP, f.Port), Protocol: f.Protocol,
 		}
-		x, err := v.d.explainFrame(opening(q))
-		if err != nil { // a shortage of this node says nothing about the address
-			v.d.log.Debug("made packet not run", "vip", f.VIP, "err", err)
+		x, ok := v.run(opening(q))
+		if !ok {
 			return ""
 		}
 		if fault = v.faultOf(q, s, x); fault == "" {
@@ -211,7 +210,7 @@ func (v *verifier) replyFault(q lb.Question, x syExplained, local bool) string {
 	case local && !v.view.attached[int(x.ReplyIfindex)]:
 		return fmt.Sprintf("replies leave by %s, to which no program is attached", v.view.name(x.ReplyIfindex))
 	}
-	return ""
+	return v.routers.fault(q.Client.Addr())
 }
 
 const forwarded = "forwarded" // REASON_FORWARDED

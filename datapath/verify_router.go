@@ -1,0 +1,114 @@
+package datapath
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// A route says where replies go, not whether anybody is there. The kernel knows whether a router answers ARP or NDP, if
+// it is asked. Without this an address could be announced to one router while replies go to another one that is dead.
+
+// routersEvery is how often the routers are looked at. The kernel declares one dead after three requests, one a second;
+// one that answered before it begins to ask after up to 30 seconds, or five after a packet.
+const routersEvery = time.Second
+
+// routers are the next hops of replies to clients behind routers.
+type routers struct {
+	at     time.Time
+	failed map[router]bool
+	faults map[netip.Addr]string // by client, since at
+}
+
+type router struct {
+	nic  int
+	addr netip.Addr
+}
+
+// valid are the states of a neighbour whose address is known (NUD_VALID).
+const valid = unix.NUD_PERMANENT | unix.NUD_NOARP | unix.NUD_REACHABLE | unix.NUD_PROBE | unix.NUD_STALE |
+	unix.NUD_DELAY
+
+// nextHops returns the routers of the route to a client: none when it is on a link of this node.
+func nextHops(client netip.Addr) (all []router) {
+	routes, err := netlink.RouteGetWithOptions(client.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+	if err != nil || len(routes) == 0 || routes[0].Type != unix.RTN_UNICAST {
+		return nil
+	}
+	add := func(nic int, gw net.IP) {
+		if addr, ok := netip.AddrFromSlice(gw); ok {
+			all = append(all, router{nic, addr.Unmap()})
+		}
+	}
+	add(routes[0].LinkIndex, routes[0].Gw)
+	for _, hop := range routes[0].MultiPath {
+		add(hop.LinkIndex, hop.Gw)
+	}
+	return all
+}
+
+// look reads the states of the routers, and makes the kernel ask them.
+func (r *routers) look(now time.Time) {
+	if now.Sub(r.at) < routersEvery {
+		return
+	}
+	was := r.failed
+	*r = routers{at: now, failed: map[router]bool{}, faults: map[netip.Addr]string{}}
+	for _, client := range slices.Concat(far4, far6) {
+		for _, x := range nextHops(client) {
+			if _, seen := r.failed[x]; !seen {
+				r.failed[x] = x.fails(was[x])
+			}
+		}
+	}
+}
+
+// fault returns why replies to a client do not arrive; "": nothing is known. While one of several routers answers,
+// nothing is wrong with the address.
+func (r *routers) fault(client netip.Addr) string {
+	fault, known := r.faults[client]
+	if !known {
+		hops := nextHops(client)
+		if len(hops) > 0 && !slices.ContainsFunc(hops, func(x router) bool { return !r.failed[x] }) {
+			fault = fmt.Sprintf("%s, the next hop of replies, does not answer", hops[0].addr)
+		}
+		r.faults[client] = fault
+	}
+	return fault
+}
+
+// fails reports whether a router does not answer, given whether it did not before.
+func (x router) fails(before bool) bool {
+	family := netlink.FAMILY_V4
+	if x.addr.Is6() {
+		family = netlink.FAMILY_V6
+	}
+	state := unix.NUD_NONE
+	list, err := netlink.NeighList(x.nic, family)
+	if err != nil {
+		return before
+	}
+	for _, n := range list {
+		if a, ok := netip.AddrFromSlice(n.IP); ok && a.Unmap() == x.addr {
+			state = n.State
+		}
+	}
+	if state&(unix.NUD_PERMANENT|unix.NUD_NOARP|unix.NUD_REACHABLE) == 0 {
+		// NTF_USE: as if a packet were sent to it (neigh_add in net/core/neighbour.c).
+		_ = netlink.NeighSet(&netlink.Neigh{
+			LinkIndex: x.nic, Family: family, IP: x.addr.AsSlice(), Flags: netlink.NTF_USE,
+		})
+	}
+	switch {
+	case state == unix.NUD_FAILED:
+		return true
+	case state&valid != 0:
+		return false
+	}
+	return before // it is being asked
+}

@@ -1,0 +1,50 @@
+package datapath
+
+import (
+	"net"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// A next hop that does not answer ARP makes replies vanish although there is a route. With another one that answers,
+// nothing is wrong.
+func TestDeadRouter(t *testing.T) {
+	via := func(names ...string) *netlink.Route {
+		r := &netlink.Route{Dst: prefix("0.0.0.0/0")}
+		if len(names) == 1 {
+			r.Gw = net.ParseIP(v4[names[0]])
+			return r
+		}
+		for _, name := range names {
+			r.MultiPath = append(r.MultiPath, &netlink.NexthopInfo{Gw: net.ParseIP(v4[name])})
+		}
+		return r
+	}
+	fx, x := verified(t, ModeTC, false, nil, func(fx *fixture) {
+		fx.do(func() error { return netlink.RouteAdd(via("router")) })
+	})
+	fx.service(lb.TCP, "b1")
+	fx.watch()
+	vip := fx.addr("vip")
+	const want = "192.0.2.99, the next hop of replies, does not answer"
+	v4["dead"] = "192.0.2.99"
+	defer delete(v4, "dead")
+	fx.do(func() error { return netlink.RouteReplace(via("dead")) })
+	labtest.Until(t, 10*time.Second, "it is reported",
+		func() error { return wrong(x.of(vip) != want, "fault %q", x.of(vip)) })
+	if e := fx.explainClient(); e.Fault != "" { // this client is on the link
+		t.Errorf("explain: fault %q", e.Fault)
+	}
+	time.Sleep(4 * time.Second) // the kernel asks it again
+	if f := x.of(vip); f != want {
+		t.Errorf("then the fault is %q", f)
+	}
+	fx.do(func() error { return netlink.RouteReplace(via("dead", "router")) })
+	labtest.Until(t, 3*time.Second, "the report is withdrawn",
+		func() error { return wrong(x.of(vip) != "", "%s", x.of(vip)) })
+}

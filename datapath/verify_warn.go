@@ -1,0 +1,94 @@
+package datapath
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// warnEvery is how often recent clients and capacities are looked at while nothing changes.
+const warnEvery = 5 * time.Second
+
+// warnings are states in which some packets are lost, or in which that is not known. They withdraw no address.
+type warnings struct {
+	at     time.Time // when clients and capacities were looked at
+	lost   condition // replies to recent clients
+	notRun string    // why made packets could not be run in this round; "": they could
+	blind  condition // made packets cannot be run
+	drops  map[string]uint64
+	full   []string // capacities that were exhausted before at
+}
+
+// capacities are the reasons to drop packets of new flows because of a limit of this node. A made packet does not show
+// them, because it opens no flow.
+var capacities = []string{"flows_full", "snat_exhausted", "udp_share_full"}
+
+// run runs sy_explain on a frame. It returns false when that is not possible: a shortage of this node says nothing
+// about an address.
+func (v *verifier) run(frame []byte) (syExplained, bool) {
+	x, err := v.d.explainFrame(frame)
+	if err != nil {
+		v.warned.notRun = err.Error()
+	}
+	return x, err == nil
+}
+
+// warn looks for what concerns some packets only.
+func (v *verifier) warn(found changes, now time.Time) {
+	w := &v.warned
+	due := now.Sub(w.at) >= warnEvery
+	if found.routes || due || w.lost.fault != "" {
+		w.lost.observe(v.lostClients(v.d.gc.recentClients()), now)
+	}
+	w.blind.observe(w.notRun, now)
+	if due {
+		w.at = now
+		v.readCapacities()
+	}
+}
+
+// readCapacities compares the counters of capacities with those of the last time.
+func (v *verifier) readCapacities() {
+	packets, err := readVerdicts(v.d.objects.SyVerdicts)
+	if err != nil {
+		v.d.log.Debug("counters not read", "err", err)
+		return
+	}
+	now := map[string]uint64{}
+	width := len(v.d.reasons) - 1 // without the end mark
+	for i, n := range packets {
+		now[v.d.reasons[i%width]] += n
+	}
+	w := &v.warned
+	was := w.drops
+	w.drops, w.full = now, nil
+	for _, reason := range capacities {
+		if n := now[reason] - was[reason]; was != nil && n > 0 {
+			w.full = append(w.full, fmt.Sprintf("%d packets of new connections were dropped in the last %s: %s: %s",
+				n, warnEvery, reason, meaning(reason)))
+		}
+	}
+}
+
+// Warnings returns states in which some packets are lost although addresses are announced, or in which that is not
+// known.
+func (d *Datapath) Warnings() (list []string) {
+	v := d.verifier
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.warned.blind.confirmed {
+		list = append(list, "packets cannot be verified: "+v.warned.blind.fault)
+	}
+	list = append(list, v.warned.full...)
+	if v.warned.lost.confirmed {
+		list = append(list, v.warned.lost.fault)
+	}
+	var faults []string
+	for _, c := range v.inbound {
+		if c.confirmed {
+			faults = append(faults, inboundWarning+c.fault)
+		}
+	}
+	slices.Sort(faults)
+	return append(list, slices.Compact(faults)...)
+}

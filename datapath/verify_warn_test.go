@@ -1,0 +1,59 @@
+package datapath
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// New connections that are dropped because of a limit are warned of, as long as they are.
+func TestExhaustedCapacityIsWarnedOf(t *testing.T) {
+	fx := newFixture(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+	fx.service(lb.TCP, "b1")
+	now := time.Now()
+	look := func() string {
+		now = now.Add(warnEvery)
+		fx.do(func() error {
+			v := fx.d.verifier
+			v.mu.Lock()
+			defer v.mu.Unlock()
+			v.warn(changes{}, now)
+			return nil
+		})
+		return strings.Join(fx.d.Warnings(), "; ")
+	}
+	connect(fx)
+	if w := look() + look(); w != "" {
+		t.Errorf("warnings at the start: %s", w)
+	}
+	other := fx.fromClient(dptest.TCP, dptest.SYN)
+	other.Src = fx.at("client", 40001)
+	if r := fx.run(other.Frame()); r.reason != "snat_exhausted" {
+		t.Fatalf("a second connection: %s: %s", r.did, r.reason)
+	}
+	const want = "1 packets of new connections were dropped in the last 5s: snat_exhausted: "
+	if w := look(); !strings.HasPrefix(w, want) {
+		t.Errorf("warnings %q; want %q", w, want)
+	}
+	if w := look(); w != "" {
+		t.Errorf("warnings later: %s", w)
+	}
+}
+
+// When made packets cannot be run, no fault is known; that is said.
+func TestVerificationThatDoesNotRun(t *testing.T) {
+	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
+	fx.service(lb.TCP, "b1")
+	fx.watch()
+	fx.warns("")
+	if err := fx.d.objects.SyExplain.Close(); err != nil {
+		t.Fatal(err)
+	}
+	fx.warns("packets cannot be verified: run the programs on a packet: ")
+	if f := x.of(fx.addr("vip")); f != "" {
+		t.Errorf("fault %q", f)
+	}
+}
