@@ -60,6 +60,25 @@ func (d *Datapath) repairPins() error {
 	return nil
 }
 
+// repairChain makes the tail call work again: without its target, packets that come out of tunnels are lost.
+func (d *Datapath) repairChain() error {
+	d.uplinks.mu.Lock()
+	want, err := d.uplinks.ids.of(d.objects.SyTcDecap)
+	d.uplinks.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	var now uint32
+	if err := d.objects.SyProgs.Lookup(uint32(0), &now); err == nil && now == uint32(want) {
+		return nil
+	}
+	if err := d.objects.SyProgs.Put(uint32(0), d.objects.SyTcDecap); err != nil {
+		return fmt.Errorf("chain the programs: %w", err)
+	}
+	d.repairs.made("programs", "programs chained again", "earlier", now)
+	return nil
+}
+
 // pinAgain pins a map whose pin was removed, of which m does not know.
 func pinAgain(m *ebpf.Map, path string) error {
 	c, err := m.Clone()

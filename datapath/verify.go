@@ -143,9 +143,12 @@ func (v *verifier) repair(found changes) (faults []string) {
 	if err := v.d.repairPins(); err != nil {
 		v.d.log.Debug("pins not restored", "err", err) // no packet needs them
 	}
+	if err := v.d.repairChain(); err != nil {
+		faults = append(faults, err.Error())
+	}
 	v.d.uplinks.follow(v.d.needed())
 	v.d.uplinks.repairForwarding()
-	return v.d.uplinks.repair(found.links, v.made())
+	return append(faults, v.d.uplinks.repair(found.links, v.made())...)
 }
 
 // made returns a made packet of a frontend that has backends; nil when there is none.

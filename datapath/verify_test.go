@@ -198,6 +198,19 @@ func TestRepairs(t *testing.T) {
 	}
 }
 
+// The target of the tail call is restored.
+func TestChainIsRepaired(t *testing.T) {
+	fx, _ := verified(t, ModeTC, false, nil, func(*fixture) {})
+	fx.watch()
+	if err := fx.d.objects.SyProgs.Delete(uint32(0)); err != nil {
+		t.Fatal(err)
+	}
+	var id uint32
+	labtest.Until(t, noticed, "it is restored", func() error { return fx.d.objects.SyProgs.Lookup(uint32(0), &id) })
+	labtest.Until(t, noticed, "the repair is counted",
+		func() error { return wrong(fx.repairs() != 1, "%d", fx.repairs()) })
+}
+
 func ip(f func(nic netlink.Link) error) func(*fixture) error {
 	return func(*fixture) error {
 		nic, err := netlink.LinkByName("eth0")
