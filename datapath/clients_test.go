@@ -43,6 +43,12 @@ func TestLostClients(t *testing.T) {
 	}
 	fx.do(func() error { return netlink.RouteDel(blackhole) })
 	fx.warns("")
+	dead := &netlink.Route{Dst: blackhole.Dst, Gw: prefix("192.0.2.99/32").IP}
+	fx.do(func() error { return netlink.RouteAdd(dead) })
+	labtest.Until(t, 10*time.Second, "the dead router is warned of", func() error {
+		w := strings.Join(fx.d.Warnings(), "; ")
+		return wrong(!strings.Contains(w, "192.0.2.99, the next hop of replies, does not answer"), "%q", w)
+	})
 }
 
 // The sample has no client that has not proved its address, and at most a fixed number.

@@ -177,7 +177,7 @@ func (v *verifier) look() {
 	v.view = v.d.uplinks.view()
 	v.view.own = v.d.tunnels.addresses()
 	v.clients.choose(v.view)
-	v.routers.look(time.Now())
+	v.routers.look(time.Now(), v.d.gc.recentClients())
 	v.failed = map[triedBackend]int{}
 	v.warned.notRun = ""
 }

@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // A route says where replies go, not whether anybody is there. The kernel knows whether a router answers ARP or NDP, if
@@ -52,14 +54,18 @@ func nextHops(client netip.Addr) (all []router) {
 	return all
 }
 
-// look reads the states of the routers, and makes the kernel ask them.
-func (r *routers) look(now time.Time) {
+// look reads the states of the routers, also of those to a sample of the clients, and makes the kernel ask them.
+func (r *routers) look(now time.Time, sample []lb.Question) {
 	if now.Sub(r.at) < routersEvery {
 		return
 	}
 	was := r.failed
 	*r = routers{at: now, failed: map[router]bool{}, faults: map[netip.Addr]string{}}
-	for _, client := range slices.Concat(far4, far6) {
+	clients := slices.Concat(far4, far6)
+	for _, q := range sample {
+		clients = append(clients, q.Client.Addr())
+	}
+	for _, client := range clients {
 		for _, x := range nextHops(client) {
 			if _, seen := r.failed[x]; !seen {
 				r.failed[x] = x.fails(was[x])
