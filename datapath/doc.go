@@ -188,7 +188,14 @@
 //
 // A made packet changes nothing, and the notifications of the kernel are taken as hints only: after an overrun all is
 // read again. Interfaces by which backends are reached get the programs when a backend or a route makes it so, because
-// replies arrive there. They keep them until the agent starts again: a route that comes and goes must not.
+// replies arrive there. They keep them for ten minutes after the last such route (attach_release.go): a route that
+// comes and goes must not attach and detach programs.
+//
+// A route does not say whether its router is alive. The kernel is asked to find out about those of the default route
+// (verify_router.go). What concerns some packets only is a warning and withdraws nothing (verify_warn.go): clients that
+// have lost their route, packets that other nodes send here and that are not delivered, limits that are reached. Not
+// verified are the filters and queues of an interface by which a packet leaves, and for backends on this node those of
+// netfilter: a made packet does not pass them. Health checks and BGP sessions do.
 //
 // The programs use a next hop for at most 250 ms before they ask again (bpf/route.h), whether or not an agent runs.
 package datapath
