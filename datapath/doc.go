@@ -110,6 +110,11 @@
 // and did not get back: it remembers those in sy_relays, and relays them on. A flow whose client was silent for longer,
 // while its server sent, gets another endpoint.
 //
+// With affinity the slot follows from the client's address, and a node keeps the backend of a client. A connection of a
+// client that the node of the slot does not know goes to the earlier nodes first, which open it if they know the
+// client, and returns otherwise. Only nodes that accept new flows are asked, because others may be down. These slots
+// forget no earlier nodes; for a client that the node of the slot knows, none is asked.
+//
 // A table of another size maps all flows to other slots, so the previous table is kept behind the new one. Flows that
 // are open during two changes of size may be refused.
 //

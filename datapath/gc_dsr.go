@@ -51,15 +51,35 @@ func (g *flowGC) expiredDSR(k syFlowKey, f syDsrFlow, now time.Duration) bool {
 	return now-time.Duration(f.Seen) > limit
 }
 
-// expireRelays removes the entries of relayed flows that are idle, and those to a node that has none of the frontend's
-// flows any longer: their next datagram opens a flow here.
+// expireRelays removes the entries of relayed flows that are idle, and the nodes that have none of the frontend's flows
+// any longer, which may be down. Without a node the next datagram opens a flow here.
 func (g *flowGC) expireRelays(ctx context.Context, now time.Duration) {
 	nodes := g.services.nodes()
 	err := walkMap(ctx, g.objects.SyRelays, 0, func(k syFlowKey, r syRelay) {
 		f := lb.Frontend{VIP: fromAddr(k.T.Dst), Port: swap(k.T.Dport), Protocol: lb.Protocol(k.Proto)}
 		has, known := nodes[f]
-		if idle(now, r.Seen) > g.limits.UDP || !known || has != nil && !has[r.Next[0]] {
+		if idle(now, r.Seen) > g.limits.UDP || !known {
 			g.removeDSR(g.objects.SyRelays, k)
+			return
+		}
+		if has == nil {
+			return
+		}
+		left := syRelay{Seen: r.Seen}
+		for _, node := range r.Next[:min(int(r.N), len(r.Next))] {
+			if has[node] {
+				left.Next[left.N] = node
+				left.N++
+			}
+		}
+		switch left.N {
+		case r.N:
+		case 0:
+			g.removeDSR(g.objects.SyRelays, k)
+		default:
+			if err := g.objects.SyRelays.Update(k, left, ebpf.UpdateExist); ignoreMissing(err) != nil {
+				g.log.Debug("relayed flow not changed", "err", err)
+			}
 		}
 	})
 	if err != nil {

@@ -137,7 +137,8 @@ type frontendUpdate struct {
 	ended         int  // backends that this plan is the first to list as down
 	methodChanged bool // flows by the old method end
 	history       history
-	first         bool // the frontend had no plan of this agent before
+	was           []uint32 // that the table of an earlier agent refers to
+	first         bool     // the frontend had no plan of this agent before
 	err           error
 }
 
@@ -210,6 +211,9 @@ func (s *services) writeTable(u *frontendUpdate) error {
 		if was, err = s.slots.read(u.f.value); err != nil {
 			s.log.Warn("table of an earlier plan not read; flows in slots that get another backend may break",
 				"frontend", u.plan.Frontend, "err", err)
+		}
+		if u.f.plan == nil {
+			u.was = was.ids()
 		}
 	}
 	next := newSlots(u.plan, u.ids, was, u.anyNode, s.withoutFlows(u.plan))
@@ -292,7 +296,7 @@ func (s *services) complete(u *frontendUpdate) {
 		f.changed = time.Now()
 	}
 	s.frontends[u.plan.Frontend] = f
-	u.ended, u.err = s.endDown(f, u.plan.Down)
+	u.ended, u.err = s.endDown(f, slices.Concat(u.plan.Down, s.gone(u)))
 	if len(s.vips[u.plan.VIP]) == 0 {
 		u.err = errors.Join(u.err, s.filter.add(u.plan.VIP, syAddrKindADDR_VIP))
 	}
@@ -373,21 +377,4 @@ func (s *services) release(frontends []uint32, unused func(backend uint32) bool)
 	s.free = append(s.free, frontends...)
 	ended := s.mayHaveEnded()
 	s.backends.release(func(id uint32) bool { return unused(id) && !ended(id) })
-}
-
-// setLoads writes the number of open flows of each backend that is selected by it.
-func (s *services) setLoads(open map[uint32]uint32) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, f := range s.frontends {
-		if f.plan == nil || f.plan.Algorithm != lb.AlgorithmLeastConnections {
-			continue
-		}
-		for _, id := range f.backends {
-			if err := s.objects.SyBackendLoad.Put(id, open[id]); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
@@ -9,10 +10,27 @@ import (
 
 // This file has what flows need of services.
 
-// settles reports whether the slots of a plan forget their earlier backends after a time.
+// gone returns the backends in the table of an earlier agent that a plan says do not exist any longer.
+func (s *services) gone(u *frontendUpdate) (gone []netip.AddrPort) {
+	if u.plan.Kept == nil {
+		return nil
+	}
+	for _, id := range u.was {
+		b := s.backends.byID[id]
+		if b == nil || slices.Contains(u.ids, id) || slices.Contains(u.plan.Kept, b.at) ||
+			slices.Contains(u.plan.Down, b.at) {
+			continue
+		}
+		gone = append(gone, b.at)
+	}
+	return gone
+}
+
+// settles reports whether the slots of a plan forget their earlier backends after a time. Those with affinity do not:
+// clients that connect again and again stay at their node for as long.
 func settles(p *lb.FrontendPlan) bool {
 	if p.NodeForwarding.Enabled {
-		return p.Protocol == lb.UDP && len(p.Targets) > 0
+		return p.Protocol == lb.UDP && len(p.Targets) > 0 && p.Affinity == 0
 	}
 	return p.Method == lb.MethodNAT
 }
@@ -118,4 +136,21 @@ func (s *services) nodes() map[lb.Frontend]map[syAddr]bool {
 		}
 	}
 	return all
+}
+
+// setLoads writes the number of open flows of each backend that is selected by it.
+func (s *services) setLoads(open map[uint32]uint32) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range s.frontends {
+		if f.plan == nil || f.plan.Algorithm != lb.AlgorithmLeastConnections {
+			continue
+		}
+		for _, id := range f.backends {
+			if err := s.objects.SyBackendLoad.Put(id, open[id]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }

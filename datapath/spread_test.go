@@ -27,13 +27,22 @@ func (fx *fixture) spread(proto lb.Protocol, anyNode bool, names ...string) {
 // spreadAllowed is spread, with the sources that may open flows.
 func (fx *fixture) spreadAllowed(proto lb.Protocol, anyNode bool, allow []netip.Prefix, names ...string) {
 	fx.t.Helper()
+	fx.change(func(s *lb.Service) {
+		s.Ports[0].Protocol = proto
+		s.NodeForwarding.AnyNode, s.DropWhenEmpty, s.Allow = anyNode, anyNode, allow
+	}, names...)
+}
+
+// change is nodes, for a service over TCP as modified by change.
+func (fx *fixture) change(change func(*lb.Service), names ...string) {
+	fx.t.Helper()
 	s := &lb.Service{
 		Name: "web", VIPs: []netip.Addr{fx.addr("vip")},
-		Ports:     lb.PortsOn(nil, lb.Port{Port: 80, Target: 80, Protocol: proto}),
+		Ports:     lb.PortsOn(nil, lb.Port{Port: 80, Target: 80, Protocol: lb.TCP}),
 		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Check: lb.CheckSpec{Type: lb.CheckNone},
-		NodeForwarding: lb.NodeForwarding{Enabled: true, AnyNode: anyNode}, DropWhenEmpty: anyNode,
-		Allow: allow,
+		NodeForwarding: lb.NodeForwarding{Enabled: true},
 	}
+	change(s)
 	port := &s.Ports[0]
 	for _, name := range names {
 		name, leaving := strings.CutPrefix(name, "-")

@@ -108,8 +108,13 @@ func withoutExpired(slots []slot, expired func(id uint32) bool) []slot {
 	return out
 }
 
+// ids returns those of all backends.
+func (t table) ids() []uint32 { return t.collect(true) }
+
 // earlierIDs returns the ids of all earlier backends.
-func (t table) earlierIDs() (ids []uint32) {
+func (t table) earlierIDs() []uint32 { return t.collect(false) }
+
+func (t table) collect(current bool) (ids []uint32) {
 	seen := map[uint32]bool{noBackend: true, anyBackend: true}
 	note := func(id uint32) {
 		if !seen[id] {
@@ -118,6 +123,9 @@ func (t table) earlierIDs() (ids []uint32) {
 		}
 	}
 	for _, s := range t.slots {
+		if current {
+			note(s.backend)
+		}
 		if !s.changed() {
 			continue
 		}

@@ -55,7 +55,7 @@ func ExampleNodePorts() {
 	port := l.Addr().(*net.TCPAddr).AddrPort().Port()
 	l.Close()
 	for _, endpoints := range []int{2, 0} {
-		if err := n.Serve("default/web", port, endpoints); err != nil {
+		if err := n.Serve("default/web", port, endpoints, false); err != nil {
 			fmt.Println(err)
 		}
 		resp, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d", port))

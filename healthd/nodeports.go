@@ -31,8 +31,9 @@ type nodePort struct {
 	listener net.Listener
 	server   *http.Server
 
-	mu        sync.Mutex // guards endpoints
+	mu        sync.Mutex // guards endpoints and other
 	endpoints int
+	other     bool // another program serves the Service
 }
 
 // NewNodePorts returns NodePorts without listeners. They call behind and inForce for each request: since when an update
@@ -43,17 +44,17 @@ func NewNodePorts(
 	return &NodePorts{behind: behind, inForce: inForce, log: log, services: map[string]*nodePort{}}
 }
 
-// healthy reports whether the proxy may receive traffic for a Service: the datapath serves it, and no update has been
-// pending for too long.
-func (n *NodePorts) healthy(service string) bool {
+// healthy reports whether the proxy may receive traffic for a Service: the datapath or another program serves it, and
+// no update has been pending for too long.
+func (n *NodePorts) healthy(service string, other bool) bool {
 	behind, err := n.behind()
-	return err == nil && inTime(behind, time.Now()) && n.inForce(service)
+	return err == nil && inTime(behind, time.Now()) && (other || n.inForce(service))
 }
 
 // Serve listens for a Service, "namespace/name", on every address of the node and responds with this number of ready
-// local endpoints. A further call updates the number or the port. It fails when the port is in use; call it again to
-// retry.
-func (n *NodePorts) Serve(service string, port uint16, endpoints int) error {
+// local endpoints. Other: another program serves the Service, not the datapath. A further call updates these or the
+// port. It fails when the port is in use; call it again to retry.
+func (n *NodePorts) Serve(service string, port uint16, endpoints int, other bool) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	p := n.services[service]
@@ -76,7 +77,7 @@ func (n *NodePorts) Serve(service string, port uint16, endpoints int) error {
 		}()
 	}
 	p.mu.Lock()
-	p.endpoints = endpoints
+	p.endpoints, p.other = endpoints, other
 	p.mu.Unlock()
 	return nil
 }
@@ -122,9 +123,9 @@ func (n *NodePorts) handler(service string, p *nodePort) http.HandlerFunc {
 	namespace, name, _ := strings.Cut(service, "/")
 	return func(w http.ResponseWriter, _ *http.Request) {
 		p.mu.Lock()
-		endpoints := p.endpoints
+		endpoints, other := p.endpoints, p.other
 		p.mu.Unlock()
-		healthy := n.healthy(service)
+		healthy := n.healthy(service, other)
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(endpoints))

@@ -26,7 +26,7 @@ func TestNodePorts(t *testing.T) {
 	}, func(service string) bool { return inForce && service == "default/web" }, slog.New(slog.DiscardHandler))
 	l := listen(t)
 	port := uint16(l.Addr().(*net.TCPAddr).Port)
-	if err := n.Serve("default/web", port, 1); err == nil {
+	if err := n.Serve("default/web", port, 1, false); err == nil {
 		t.Error("Serve succeeded on a port in use")
 	}
 	l.Close()
@@ -35,18 +35,21 @@ func TestNodePorts(t *testing.T) {
 		behind    time.Duration
 		broken    error
 		inForce   bool
+		other     bool
 		status    int
 		healthy   bool
 	}{
-		{2, 0, nil, true, 200, true},
-		{0, 0, nil, true, 503, true},
-		{2, 59 * time.Second, nil, true, 200, true},
-		{2, time.Minute, nil, true, 503, false},
-		{2, 0, errors.New("no response"), true, 503, false},
-		{2, 0, nil, false, 503, false}, // the datapath does not serve the Service yet
+		{2, 0, nil, true, false, 200, true},
+		{0, 0, nil, true, false, 503, true},
+		{2, 59 * time.Second, nil, true, false, 200, true},
+		{2, time.Minute, nil, true, false, 503, false},
+		{2, 0, errors.New("no response"), true, false, 503, false},
+		{2, 0, nil, false, false, 503, false}, // the datapath does not serve the Service yet
+		{2, 0, nil, false, true, 200, true},   // another program does
+		{2, time.Minute, nil, false, true, 503, false},
 	} {
 		behind, broken, inForce = tt.behind, tt.broken, tt.inForce
-		if err := n.Serve("default/web", port, tt.endpoints); err != nil {
+		if err := n.Serve("default/web", port, tt.endpoints, tt.other); err != nil {
 			t.Fatal(err)
 		}
 		for _, request := range []struct{ method, at string }{{"GET", "127.0.0.1"}, {"POST", "[::1]"}} {
@@ -115,7 +118,7 @@ func TestNodePortsChange(t *testing.T) {
 	p := freePorts(t, 3)
 	serve := func(service string, port uint16) *http.Server {
 		t.Helper()
-		if err := n.Serve(service, port, 1); err != nil {
+		if err := n.Serve(service, port, 1, false); err != nil {
 			t.Fatal(err)
 		}
 		return n.services[service].server

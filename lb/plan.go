@@ -51,6 +51,9 @@ type FrontendPlan struct {
 	// Down are the backends whose flows are ended: they are unhealthy or deleted. A backend that is neither in Down
 	// nor in Targets keeps its flows.
 	Down []netip.AddrPort
+	// Kept are the other backends that exist; nil: not known. Flows to any that is not listed end when the datapath
+	// gets the first plan of this agent for the Frontend.
+	Kept []netip.AddrPort
 }
 
 // Target is where packets of a flow are sent.
@@ -197,6 +200,7 @@ func backendFrontend(s *Service, vip netip.Addr, port ServicePort, usable, down 
 		f.Down = append(f.Down, b.On(port.Port))
 	}
 	slices.SortFunc(f.Down, netip.AddrPort.Compare)
+	f.Kept = port.Kept
 	f.sortTargets()
 	return f
 }
@@ -210,8 +214,8 @@ func decapFrontend(s *Service, vip netip.Addr, port ServicePort, usable, down []
 	return f
 }
 
-// nodeFrontend selects a node for each flow, the same on every node. It keeps no state, and so no affinity to a
-// backend.
+// nodeFrontend selects a node for each flow, the same on every node. It keeps no state: with affinity it selects by the
+// address of the client, and a client stays at an earlier node that still has a backend for it.
 func nodeFrontend(s *Service, vip netip.Addr, port ServicePort, usable []Backend) *FrontendPlan {
 	weights, local := map[netip.Addr]int{}, map[netip.Addr]bool{}
 	for _, b := range usable {
@@ -219,7 +223,7 @@ func nodeFrontend(s *Service, vip netip.Addr, port ServicePort, usable []Backend
 		local[b.Node] = b.Local
 	}
 	f := newFrontend(s, vip, port)
-	f.Method, f.Encap, f.Algorithm, f.Affinity = MethodTunnel, EncapGUE, AlgorithmMaglev, 0
+	f.Method, f.Encap, f.Algorithm = MethodTunnel, EncapGUE, AlgorithmMaglev
 	// Not for UDP: the first datagram of every flow would have to be sent to every node.
 	f.NodeForwarding = NodeForwarding{Enabled: true, AnyNode: s.NodeForwarding.AnyNode && port.Protocol != UDP}
 	f.Nodes = port.Nodes
@@ -258,7 +262,7 @@ func (f *FrontendPlan) Table() []uint16 {
 // TableLen is the length of Table.
 func (f *FrontendPlan) TableLen() int { return tableLen(len(f.Targets), f.Method == MethodNAT) }
 
-// Equal reports whether f and g have the same effect in the datapath.
+// Equal reports whether f and g have the same effect in the datapath. Kept has one in the first plan only.
 func (f *FrontendPlan) Equal(g *FrontendPlan) bool {
 	return f.Frontend == g.Frontend && f.Service == g.Service && f.Method == g.Method && f.Encap == g.Encap &&
 		f.Algorithm == g.Algorithm && f.Affinity == g.Affinity && f.DropWhenEmpty == g.DropWhenEmpty &&

@@ -151,7 +151,7 @@ func TestBuildNodeForwarding(t *testing.T) {
 	if len(decap.Allow) != 1 || !decap.DropWhenEmpty || decap.Affinity != time.Hour {
 		t.Errorf("decap frontend %+v; want the list of sources, dropping, affinity", decap)
 	}
-	if len(node.Allow) != 1 || node.DropWhenEmpty || node.Affinity != 0 ||
+	if len(node.Allow) != 1 || node.DropWhenEmpty || node.Affinity != time.Hour ||
 		node.Encap != EncapGUE || node.Algorithm != AlgorithmSourceHash {
 		t.Errorf("node frontend %+v; want the list of sources, GUE by the source's hash without affinity", node)
 	}

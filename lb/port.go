@@ -22,6 +22,9 @@ type ServicePort struct {
 	// Backends serve the port. A VIP uses those of its own address family. Ports with the same backends may share
 	// one slice, as those of a file do; with Kubernetes each port has its own endpoints (named target ports).
 	Backends []Backend
+	// Kept are the backends that keep their flows without getting new ones; nil: not known. Where they are known, the
+	// flows that an earlier agent left to any other backend end.
+	Kept []netip.AddrPort
 	// Nodes, with NodeForwarding, are the nodes that may have flows of this port, with backends for new flows or not.
 	Nodes []Node
 }

@@ -89,7 +89,7 @@ type Backend struct {
 	Local bool
 	// Node is the address of the node that the backend runs on. Required by NodeForwarding; else it may be zero.
 	Node netip.Addr
-	// Deleted ends the backend's flows: it no longer exists.
+	// Deleted ends the backend's flows: it no longer exists, or, of datagrams, serves none while others do.
 	Deleted bool
 }
 

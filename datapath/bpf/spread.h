@@ -59,19 +59,30 @@ static __always_inline int spread_add_backend(struct verdict *v, __u32 id)
 	return 0;
 }
 
-/* spread_add_older adds the nodes of the slot in the older table. */
-static __always_inline int spread_add_older(struct verdict *v, const struct table *older, __u32 h)
+/* spread_add_earlier adds an earlier node of a slot, for a new flow only if it accepts new flows: it may be down. */
+static __always_inline int spread_add_earlier(struct verdict *v, const struct frontend *fe, __u32 id, int is_new)
 {
+	struct member_key m = { fe->id, id };
+
+	if (is_new && !bpf_map_lookup_elem(&sy_weights, &m))
+		return 0;
+	return spread_add_backend(v, id);
+}
+
+/* spread_add_older adds the nodes of the slot in the older table. */
+static __always_inline int spread_add_older(struct verdict *v, const struct frontend *fe, __u32 h, int is_new)
+{
+	const struct table *older = &fe->older;
 	__u32 i = table_index(older, h), slot = table_slot(older, i);
-	int locality = spread_add_backend(v, slot_backend(slot));
+	int locality = spread_add_earlier(v, fe, slot_backend(slot), is_new);
 
 	for (int j = 0; j < PREVIOUS_MAX - 1 && slot & SLOT_CHANGED; j++)
-		locality |= spread_add_backend(v, table_previous(older, i, j));
+		locality |= spread_add_earlier(v, fe, table_previous(older, i, j), is_new);
 	return locality;
 }
 
 /* spread_candidates adds the nodes that may have the flow: the one of the slot and the previous ones. A new flow
- * has only the first. It returns the role of this node. */
+ * has only the first; with affinity, the earlier ones may have the client. It returns the role of this node. */
 static __always_inline int spread_candidates(const struct pkt *p, struct verdict *v, const struct frontend *fe,
 					     int is_new)
 {
@@ -82,16 +93,16 @@ static __always_inline int spread_candidates(const struct pkt *p, struct verdict
 	v->backend = slot_backend(slot);
 	if (spread_add_backend(v, v->backend))
 		locality = SLOT_IS_LOCAL;
-	for (int j = 0; j < PREVIOUS_MAX && slot & SLOT_CHANGED && !is_new; j++) {
+	for (int j = 0; j < PREVIOUS_MAX && slot & SLOT_CHANGED && (!is_new || fe->affinity); j++) {
 		__u32 id = table_previous(&fe->table, i, j);
 
 		if (id == NO_BACKEND)
 			break;
 		if (id == ANY_BACKEND) {
-			locality |= spread_add_older(v, &fe->older, h);
+			locality |= spread_add_older(v, fe, h, is_new);
 			break;
 		}
-		locality |= spread_add_backend(v, id);
+		locality |= spread_add_earlier(v, fe, id, is_new);
 	}
 	return locality;
 }
@@ -107,11 +118,19 @@ static __always_inline struct flow *spread_send(struct verdict *v)
 	return verdict_set(v, ACTION_FORWARD, REASON_FORWARDED);
 }
 
-/* spread_append_self adds this node as the last one, to which a datagram of an unknown flow returns. */
-static __always_inline void spread_append_self(struct verdict *v, const struct addr *self)
+/* spread_append_self adds this node as the last one, to which the first packet of a flow returns. */
+static __always_inline void spread_append_self(const struct pkt *p, struct verdict *v, const struct addr *self)
 {
 	spread_append(v, self);
-	v->commit = COMMIT_RELAY;
+	if (!pkt_is_stream(p))
+		v->commit = COMMIT_RELAY;
+}
+
+/* spread_has_client reports whether a client keeps a backend of this node, by affinity. */
+static __always_inline int spread_has_client(const struct pkt *p, const struct frontend *local)
+{
+	return local && local->affinity && pkt_opens_flow(p) &&
+	       affinity_lookup(local, &p->key.t.src, bpf_ktime_get_coarse_ns()) != NO_BACKEND;
 }
 
 /* spread_follow relays a datagram of an unknown flow as those before it, also after the slot has forgotten the nodes.
@@ -133,7 +152,7 @@ static __always_inline int spread_follow(const struct pkt *p, struct verdict *v,
 		spread_append(v, &r->next[1]);
 	if (r->n > 2)
 		spread_append(v, &r->next[2]);
-	spread_append_self(v, self);
+	spread_append_self(p, v, self);
 	v->chain.passed = 1;
 	return 1;
 }
@@ -154,7 +173,7 @@ static __always_inline struct flow *spread_relay(const struct pkt *p, struct ver
 	if (in->chain.n > 2)
 		spread_append(v, &in->chain.next[2]);
 	if (!in->chain.passed && pkt_opens_flow(p) && spread_has_backends(local))
-		spread_append_self(v, &in->outer_dst);
+		spread_append_self(p, v, &in->outer_dst);
 	v->chain.passed = 1;
 	return spread_send(v);
 }
@@ -173,6 +192,7 @@ static __always_inline struct flow *decide_spread(const struct pkt *p, struct ve
 {
 	struct frontend *local = 0;
 	int is_new = pkt_is_stream(p) && pkt_opens_flow(p), locality;
+	int asks = !is_new || fe->affinity; /* earlier nodes of the slot */
 	struct flow *f;
 
 	if (in) {
@@ -180,9 +200,9 @@ static __always_inline struct flow *decide_spread(const struct pkt *p, struct ve
 		f = nat_find(p, v, fe->id, local);
 		if (f)
 			return decide_known(p, v, f);
-		if (is_new && spread_has_backends(local))
+		if ((!asks && spread_has_backends(local)) || spread_has_client(p, local))
 			return spread_open(p, v, local);
-		if (in->chain.n && !is_new)
+		if (in->chain.n && asks)
 			return spread_relay(p, v, local, in);
 		if (in->chain.passed)
 			return spread_open(p, v, local);
@@ -202,24 +222,26 @@ static __always_inline struct flow *decide_spread(const struct pkt *p, struct ve
 		f = nat_find(p, v, fe->id, local);
 		if (f)
 			return decide_known(p, v, f);
+		if (spread_has_client(p, local))
+			return spread_open(p, v, local);
 		struct backend *self = addr_is_zero(&v->t.dst) ? backend_get(v->backend) : 0;
 
 		if (self && spread_follow(p, v, local, &self->addr))
 			return spread_send(v);
 	}
-	if (addr_is_zero(&v->t.dst) || (locality & SLOT_IS_LOCAL && is_new)) {
+	if (addr_is_zero(&v->t.dst) || (locality & SLOT_IS_LOCAL && !asks)) {
 		if (in || locality)
 			return spread_open(p, v, local);
 		return fe->drop_when_empty ? verdict_set(v, ACTION_DROP, REASON_NO_LOCAL_BACKEND) :
 					     verdict_refuse(p, v, REASON_NO_BACKEND);
 	}
-	if (pkt_opens_flow(p) && !is_new && spread_has_backends(local)) {
+	if (pkt_opens_flow(p) && asks && spread_has_backends(local)) {
 		if (in && !(locality & SLOT_IS_LOCAL))
 			return spread_open(p, v, local);
 		struct backend *self = locality & SLOT_IS_LOCAL ? backend_get(v->backend) : 0;
 
 		if (self)
-			spread_append_self(v, &self->addr);
+			spread_append_self(p, v, &self->addr);
 	}
 	if (in)
 		v->t.src = in->outer_dst;

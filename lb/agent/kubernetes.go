@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
 	core "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/kubernetes"
@@ -88,6 +89,7 @@ func newCluster(
 	known.away = c.away.awaySince
 	c.tasks = append(c.tasks, task{"last known state of the cluster", known.run})
 	options := kubeOptions(o.Config, facts)
+	options.Booted = booted()
 	options.Client, options.TunnelSources, options.Pools, options.Log = client, known.tunnelSources, pools, log
 	// Not the prober of the backends: the names differ, and the cluster source receives the reports.
 	relay := new(healthRelay)
@@ -138,6 +140,15 @@ func kubeOptions(cfg *config.Config, facts node) kube.Options {
 		Hold:          p.Hold,
 		IsProxy:       k.Proxy == config.ProxyReplace,
 	}
+}
+
+// booted returns when this machine was started; zero when the kernel does not tell.
+func booted() time.Time {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return time.Time{}
+	}
+	return time.Now().Add(-time.Duration(info.Uptime) * time.Second)
 }
 
 // Limits of the requests of a client. The leader writes an address and an Event for each new Service: for 5,000 of them

@@ -46,7 +46,7 @@ func (c *conditions) withhold(s *core.Service, v *view, node *core.Node) string 
 			return lb.NoLocalEndpoint
 		}
 		if s.Spec.HealthCheckNodePort != 0 {
-			return c.nodePort(v.service.Name, uint16(s.Spec.HealthCheckNodePort))
+			return c.nodePort(v.service.Name, uint16(s.Spec.HealthCheckNodePort), node)
 		}
 	}
 	c.stop(v.service.Name)
@@ -94,10 +94,17 @@ func removal(n *core.Node) string {
 	return ""
 }
 
-// nodePort checks a health check node port of this node as an external load balancer does.
-func (c *conditions) nodePort(service string, port uint16) string {
+// nodePort checks a health check node port of this node as an external load balancer does: at the address of the Node,
+// because kube-proxy may listen at that one only (nodePortAddresses "primary").
+func (c *conditions) nodePort(service string, port uint16, node *core.Node) string {
+	at := c.o.Address
+	if node != nil {
+		if addrs := nodeAddresses(node); len(addrs) > 0 {
+			at = addrs[0]
+		}
+	}
 	check := lb.Check{
-		Key: lb.CheckKey{Service: service}, Target: netip.AddrPortFrom(c.o.Address, port), Spec: c.o.Probe,
+		Key: lb.CheckKey{Service: service}, Target: netip.AddrPortFrom(at, port), Spec: c.o.Probe,
 	}
 	check.Spec.Type, check.Spec.Path, check.Spec.Body = lb.CheckNodePort, "/healthz", service
 	c.start(check)

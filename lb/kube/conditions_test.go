@@ -122,7 +122,7 @@ func TestWithhold(t *testing.T) {
 	} {
 		f := newFixture(t, func(o *Options) { o.ProxyHealthz = healthz })
 		f.conditions.startProxyCheck()
-		f.conditions.nodePort(web, 30000) // as if the Service had been Local before
+		f.conditions.nodePort(web, 30000, nil) // as if the Service had been Local before
 		for _, h := range tt.reports {
 			f.Health(h)
 		}
@@ -137,7 +137,7 @@ func TestWithhold(t *testing.T) {
 func TestChecksOfTheNode(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.ProxyHealthz = healthz })
 	f.conditions.startProxyCheck()
-	f.conditions.nodePort("default/web", 30000)
+	f.conditions.nodePort("default/web", 30000, nil)
 	spec := f.o.Probe
 	proxy, port := spec, spec
 	proxy.Type, proxy.Path, proxy.Status = lb.CheckHTTP, "/healthz?x=1", []lb.StatusRange{{From: 200, To: 200}}
@@ -194,7 +194,7 @@ func TestProxyListens(t *testing.T) {
 	}
 	f := newFixture(t, func(o *Options) { o.ProxyHealthz = healthz })
 	f.conditions.startProxyCheck()
-	f.conditions.nodePort("default/web", 30000)
+	f.conditions.nodePort("default/web", 30000, nil)
 	f.Health(report("default/web", errRefused))
 	if warned := f.log.Len() > 0; warned || f.conditions.noProxy() || f.conditions.proxyListens {
 		t.Error("the report of a health check node port was taken for the proxy's")
@@ -220,25 +220,29 @@ func TestCheckStartsAndStops(t *testing.T) {
 	}
 	f.conditions.stop(web)
 	started()
-	f.conditions.nodePort(web, 30000)
+	f.conditions.nodePort(web, 30000, nil)
 	started("192.0.2.1:30000")
 	f.Health(report(web, errTest))
-	if got := f.conditions.nodePort(web, 30000); got != "health check node port 30000: bad" {
+	if got := f.conditions.nodePort(web, 30000, nil); got != "health check node port 30000: bad" {
 		t.Errorf("withheld for %q", got)
 	}
 	started()
-	if got := f.conditions.nodePort(web, 30001); got != "health check node port 30001 has not answered yet" {
+	if got := f.conditions.nodePort(web, 30001, nil); got != "health check node port 30001 has not answered yet" {
 		t.Errorf("after another port: withheld for %q", got)
 	}
 	started("192.0.2.1:30001")
 	f.queued()
+	f.conditions.nodePort(web, 30001, node("n1", "192.0.2.7", "2001:db8::7")) // kube-proxy may listen there only
+	started("192.0.2.7:30001")
+	f.conditions.nodePort(web, 30001, nil)
+	started("192.0.2.1:30001")
 	f.conditions.stop(web)
 	started("invalid AddrPort")
 	f.Health(report(web, nil))
 	if got := f.queued(); len(got) > 0 || len(f.conditions.results) > 0 {
 		t.Errorf("a late report queues %q", got)
 	}
-	if got := f.conditions.nodePort(web, 30001); got != "health check node port 30001 has not answered yet" {
+	if got := f.conditions.nodePort(web, 30001, nil); got != "health check node port 30001 has not answered yet" {
 		t.Errorf("after a new start: withheld for %q", got)
 	}
 }

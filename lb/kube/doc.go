@@ -25,6 +25,7 @@
 //   - Under Local a node selects itself. The router has selected the node, and may select another one later, so a node
 //     passes packets of unknown flows on to the others (lb.NodeForwarding.AnyNode). The same applies when topology
 //     hints make the tables differ.
+//   - With session affinity all nodes select the same node for a client, under either policy and without hints.
 //   - When Services with different pods share an address, packets arrive at nodes without a pod of the Service. They
 //     are forwarded to a node that has one, under either policy.
 //

@@ -106,9 +106,10 @@ func toEndpoint(e discovery.Endpoint, port uint16) (x endpoint, ok bool) {
 type choice struct {
 	// Under the policies Cluster and Local. Each falls back to terminating endpoints on its own.
 	cluster, local []endpoint
-	readyLocal     int  // how many of local are ready: all or none
-	usable         bool // the cluster has an endpoint that is ready, or serves while it terminates
-	hinted         bool // hints have restricted cluster, so other nodes may have another choice
+	anywhere       []endpoint // cluster without hints
+	readyLocal     int        // how many of local are ready: all or none
+	usable         bool       // the cluster has an endpoint that is ready, or serves while it terminates
+	hinted         bool       // hints have restricted cluster, so other nodes may have another choice
 }
 
 func choose(all []endpoint, top topology) choice {
@@ -123,8 +124,9 @@ func choose(all []endpoint, top topology) choice {
 	}
 	c.cluster = byHints(ready, top)
 	c.hinted = len(c.cluster) < len(ready)
-	if len(c.cluster) == 0 {
-		c.cluster = terminating
+	c.anywhere = ready
+	if len(ready) == 0 {
+		c.cluster, c.anywhere = terminating, terminating
 	}
 	c.usable = len(ready)+len(terminating) > 0
 	return c
@@ -160,21 +162,69 @@ func filter(all []endpoint, keep func(endpoint) bool) (some []endpoint) {
 	return some
 }
 
-// nodesOf returns the nodes that have endpoints, in any condition. Nodes without ready endpoints come first: a flow
-// that was at another node before most likely belongs to one of them.
-func nodesOf(all []endpoint, top topology) []lb.Node {
-	ready := map[lb.Node]int{}
+// byServing returns the endpoints that serve, and those that do not.
+func byServing(all []endpoint) (serving, others []endpoint) {
+	serves := func(e endpoint) bool { return e.serving || e.ready }
+	return filter(all, serves), filter(all, func(e endpoint) bool { return !serves(e) })
+}
+
+// ended returns the endpoints whose flows of datagrams end: a client cannot notice that nothing answers. They do not
+// serve, and others in the cluster do, whatever the policy is (pkg/proxy/conntrack/cleanup.go).
+func ended(all []endpoint) (out []lb.Backend) {
+	serving, others := byServing(all)
+	if len(serving) == 0 {
+		return nil
+	}
+	for _, e := range others {
+		out = append(out, lb.Backend{Addr: e.at.Addr(), Port: e.at.Port(), Deleted: true})
+	}
+	return out
+}
+
+// withFlows returns the endpoints that may have flows of datagrams: all but those whose flows end.
+func withFlows(all []endpoint) []endpoint {
+	if serving, _ := byServing(all); len(serving) > 0 {
+		return serving
+	}
+	return all
+}
+
+// others returns the addresses of the endpoints that are not in use.
+func others(all, use []endpoint) (at []netip.AddrPort) {
+	used := map[netip.AddrPort]bool{}
+	for _, e := range use {
+		used[e.at] = true
+	}
 	for _, e := range all {
-		if n := (lb.Node{Addr: top.nodes[e.node], Local: e.isLocal(top)}); n.Addr.IsValid() {
-			ready[n] += 0
-			if e.ready {
-				ready[n] = 1
-			}
+		if !used[e.at] {
+			at = append(at, e.at)
 		}
 	}
-	return slices.SortedFunc(maps.Keys(ready), func(a, b lb.Node) int {
+	return at
+}
+
+// nodesOf returns the nodes that have endpoints, in any condition. Nodes whose endpoints are terminating come first: a
+// flow that was at another node before most likely belongs to one of them. Those whose endpoints do not serve come
+// last: they may be down.
+func nodesOf(all []endpoint, top topology) []lb.Node {
+	const terminating, ready, down = 0, 1, 2
+	order := map[lb.Node]int{}
+	for _, e := range all {
+		n := lb.Node{Addr: top.nodes[e.node], Local: e.isLocal(top)}
+		was, known := order[n]
+		switch {
+		case !n.Addr.IsValid() || was == ready && known:
+		case e.ready:
+			order[n] = ready
+		case e.serving:
+			order[n] = terminating
+		case !known:
+			order[n] = down
+		}
+	}
+	return slices.SortedFunc(maps.Keys(order), func(a, b lb.Node) int {
 		// Two nodes may have one address for a moment.
-		return cmp.Or(cmp.Compare(ready[a], ready[b]), a.Addr.Compare(b.Addr), compareBool(a.Local, b.Local))
+		return cmp.Or(cmp.Compare(order[a], order[b]), a.Addr.Compare(b.Addr), compareBool(a.Local, b.Local))
 	})
 }
 

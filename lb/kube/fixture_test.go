@@ -45,8 +45,9 @@ func (r *recorded) Put(service string, checks []lb.Check) {
 
 type fakePorts struct{ *recorded }
 
-func (p fakePorts) Serve(service string, port uint16, readyLocal int) error {
-	p.ports = append(p.ports, fmt.Sprintf("serve %s %d %d", service, port, readyLocal))
+func (p fakePorts) Serve(service string, port uint16, readyLocal int, other bool) error {
+	p.ports = append(p.ports, fmt.Sprintf("serve %s %d %d%s", service, port, readyLocal,
+		map[bool]string{true: " other"}[other]))
 	return p.portErr
 }
 func (p fakePorts) Stop(service string) { p.ports = append(p.ports, "stop "+service) }

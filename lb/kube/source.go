@@ -56,12 +56,16 @@ type Options struct {
 	NotReady, Unschedulable bool
 	// IsProxy is true when this agent is the service proxy of the node.
 	IsProxy bool
-	Log     *slog.Logger
+	// Booted is when the machine was started; zero: long ago.
+	Booted time.Time
+	Log    *slog.Logger
 }
 
 // NodePorts answers at health check node ports. Services are named "namespace/name".
 type NodePorts interface {
-	Serve(service string, port uint16, readyLocal int) error
+	// Serve answers with the number of ready endpoints on this node. When other is true, another program serves the
+	// Service, so the datapath of this agent need not.
+	Serve(service string, port uint16, readyLocal int, other bool) error
 	Stop(service string)
 }
 
@@ -78,10 +82,11 @@ type Source struct {
 	events     record.EventRecorder
 
 	// Only Run's goroutine uses these.
-	put           map[string]*lb.Service
-	held          map[string]time.Time                    // since when a fault withholds the addresses of a service
-	stale         map[string]map[netip.AddrPort]time.Time // removed endpoints and when they expire, by service
-	own           *core.Node                              // this node; nil: the API server has none
+	put  map[string]*lb.Service
+	held map[string]time.Time // since when a fault withholds the addresses of a service
+	// endpoints has those of a service in any condition: zero, or until when a removed one is passed on as deleted.
+	endpoints     map[string]map[netip.AddrPort]time.Time
+	own           *core.Node // this node; nil: the API server has none
 	top           topology
 	tunnelSources []netip.Addr // that are set, sorted; nil: none were
 }
@@ -105,8 +110,8 @@ func nameOf(s *core.Service) string { return s.Namespace + "/" + s.Name }
 func New(o Options) (*Source, error) {
 	s := &Source{
 		o: o, put: map[string]*lb.Service{}, held: map[string]time.Time{},
-		stale: map[string]map[netip.AddrPort]time.Time{},
-		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
+		endpoints: map[string]map[netip.AddrPort]time.Time{},
+		queue:     workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
 	}
 	s.conditions = newConditions(o, func(service string) { s.queue.Add(service) })
 	if err := s.watchCluster(); err != nil {
@@ -254,14 +259,14 @@ func (s *Source) reconcile(name string, sink lb.Sink) {
 		if old != nil {
 			sink.Delete(name)
 			delete(s.put, name)
-			delete(s.stale, name)
+			delete(s.endpoints, name)
 			delete(s.held, name)
 		}
 		s.conditions.stop(name)
-		s.closePort(name)
+		s.portOfOther(name)
 		return
 	}
-	s.addStale(name, old, v.service)
+	s.addStale(name, v.service)
 	if old != nil && reflect.DeepEqual(old, v.service) {
 		return
 	}
@@ -283,18 +288,10 @@ func (s *Source) viewOf(name string) *view {
 	if len(vips) == 0 {
 		return nil
 	}
-	found, err := s.slices.ByIndex(serviceOf, name)
-	if err != nil {
-		s.o.Log.Error("endpoints not found", "service", name, "err", err)
-	}
-	endpoints := make([]*discovery.EndpointSlice, 0, len(found))
-	for _, x := range found {
-		endpoints = append(endpoints, x.(*discovery.EndpointSlice))
-	}
-	slices.SortFunc(endpoints, func(a, b *discovery.EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
+	endpoints := s.slicesOf(name)
 	v := translate(service, vips, endpoints, s.top, s.shares(service))
 	v.service.UnrestrictedVIPs = external
-	s.nodePort(service, v)
+	s.nodePort(service, v.readyLocal)
 	v.service.WithholdReason = s.conditions.withhold(service, v, s.own)
 	v.service.WithholdIntended = v.service.WithholdReason == lb.NoLocalEndpoint ||
 		s.own != nil && s.conditions.excluded(s.own) != ""
@@ -304,29 +301,18 @@ func (s *Source) viewOf(name string) *view {
 	return v
 }
 
-// portRetry is the delay before listening again at a health check node port that is in use.
-const portRetry = 10 * time.Second
-
-// nodePort answers at the health check node port of a service unless the service proxy of the node does.
-func (s *Source) nodePort(service *core.Service, v *view) {
-	port := uint16(service.Spec.HealthCheckNodePort)
-	if s.o.NodePorts == nil || !isLocal(service) || port == 0 || !s.o.IsProxy && !s.conditions.noProxy() {
-		s.closePort(v.service.Name)
-		return
+// slicesOf returns the EndpointSlices of a service by name.
+func (s *Source) slicesOf(service string) []*discovery.EndpointSlice {
+	found, err := s.slices.ByIndex(serviceOf, service)
+	if err != nil {
+		s.o.Log.Error("endpoints not found", "service", service, "err", err)
 	}
-	if err := s.o.NodePorts.Serve(v.service.Name, port, v.readyLocal); err != nil {
-		// Reason and message are kube-proxy's (pkg/proxy/healthcheck/service_health.go).
-		s.events.Eventf(service, core.EventTypeWarning, "FailedToStartServiceHealthcheck",
-			"node %s failed to start healthcheck %q on port %d: %v", s.o.Node, v.service.Name, port, err)
-		s.queue.AddAfter(v.service.Name, portRetry)
+	endpoints := make([]*discovery.EndpointSlice, 0, len(found))
+	for _, x := range found {
+		endpoints = append(endpoints, x.(*discovery.EndpointSlice))
 	}
-}
-
-// closePort stops answering at the health check node port of a service.
-func (s *Source) closePort(service string) {
-	if s.o.NodePorts != nil {
-		s.o.NodePorts.Stop(service)
-	}
+	slices.SortFunc(endpoints, func(a, b *discovery.EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
+	return endpoints
 }
 
 // insignificant reports whether a change of an object needs no reconciliation: after the watch was interrupted most

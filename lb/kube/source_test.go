@@ -43,11 +43,11 @@ func TestReconcile(t *testing.T) {
 		reconcile("[]")
 		f.have(t, of("web", slice(8080)))
 		reconcile("[put default/web [203.0.113.10]]")
-		f.conditions.nodePort(webName, 30000)
+		f.conditions.nodePort(webName, 30000, nil)
 		stop(f, service)
 		taken(&f.ports)
 		reconcile("[delete default/web]")
-		if len(f.put)+len(f.stale)+len(f.conditions.checks) > 0 || taken(&f.ports) != "[stop default/web]" {
+		if len(f.put)+len(f.endpoints)+len(f.conditions.checks) > 0 || taken(&f.ports) != "[stop default/web]" {
 			t.Errorf("%s: something is left of the service", name)
 		}
 		reconcile("[]")
@@ -74,13 +74,13 @@ func TestNodePort(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.ProxyHealthz, o.IsProxy = healthz, tt.isProxy })
 		f.conditions.startProxyCheck()
 		f.Health(report(proxyCheck, tt.health))
-		f.nodePort(aService(tt.change), &view{service: &lb.Service{Name: webName}, readyLocal: 2})
+		f.nodePort(aService(tt.change), 2)
 		if got := taken(&f.ports); got != tt.want || len(f.emitted.Events) > 0 {
 			t.Errorf("%s: %s, %d events; want %s", name, got, len(f.emitted.Events), tt.want)
 		}
 	}
 	f := newFixture(t, func(o *Options) { o.NodePorts, o.IsProxy = nil, true })
-	f.nodePort(aService(localPort), &view{service: &lb.Service{Name: webName}})
+	f.nodePort(aService(localPort), 0)
 	f.closePort(webName)
 }
 
@@ -90,7 +90,7 @@ func TestNodePortInUse(t *testing.T) {
 		f := newFixture(t, func(o *Options) { o.IsProxy = true })
 		f.portErr = errTest
 		service := aService(func(s *core.Service) { local(s); s.Spec.HealthCheckNodePort = 30000 })
-		f.nodePort(service, &view{service: &lb.Service{Name: webName}})
+		f.nodePort(service, 0)
 		want := "Warning FailedToStartServiceHealthcheck " +
 			`node n1 failed to start healthcheck "default/web" on port 30000: test error`
 		if got := <-f.emitted.Events; got != want {

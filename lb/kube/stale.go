@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -16,28 +15,36 @@ import (
 const staleEndpointTTL = time.Minute
 
 // addStale adds the endpoints that a service had and no longer has to now, as deleted backends. The datapath then ends
-// their flows, and a client that keeps its source port (UDP) is balanced anew at once.
-func (s *Source) addStale(name string, old, now *lb.Service) {
-	stale := s.stale[name]
-	maps.DeleteFunc(stale, func(_ netip.AddrPort, until time.Time) bool { return time.Now().After(until) })
-	if old != nil {
-		for _, p := range old.Ports {
-			for _, b := range p.Backends {
-				if _, known := stale[b.ID()]; b.Deleted || known {
-					continue
-				}
-				if stale == nil {
-					stale = map[netip.AddrPort]time.Time{}
-					s.stale[name] = stale
-				}
-				stale[b.ID()] = time.Now().Add(staleEndpointTTL)
-			}
-		}
+// their flows, and a client that keeps its source port (UDP) is balanced anew at once. An endpoint counts in any
+// condition: most are terminating before they are removed, and have no new flows then.
+func (s *Source) addStale(name string, now *lb.Service) {
+	seen := s.endpoints[name]
+	if seen == nil {
+		seen = map[netip.AddrPort]time.Time{}
+		s.endpoints[name] = seen
 	}
 	present := s.present(name)
-	maps.DeleteFunc(stale, func(at netip.AddrPort, _ time.Time) bool { return present[at] })
+	for at, until := range seen {
+		switch {
+		case present[at]:
+		case until.IsZero():
+			seen[at] = time.Now().Add(staleEndpointTTL)
+		case time.Now().After(until):
+			delete(seen, at)
+		}
+	}
+	for at := range present {
+		seen[at] = time.Time{}
+	}
+	var stale []netip.AddrPort
+	for at, until := range seen {
+		if !until.IsZero() {
+			stale = append(stale, at)
+		}
+	}
+	slices.SortFunc(stale, netip.AddrPort.Compare)
 	for i := range now.Ports {
-		for _, at := range slices.SortedFunc(maps.Keys(stale), netip.AddrPort.Compare) {
+		for _, at := range stale {
 			deleted := lb.Backend{Addr: at.Addr(), Port: at.Port(), Deleted: true}
 			now.Ports[i].Backends = append(now.Ports[i].Backends, deleted)
 		}

@@ -12,15 +12,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// with is a service with these backends at each of two ports.
-func with(backends ...string) *lb.Service {
-	var list []lb.Backend
-	for _, b := range backends {
-		at := netip.MustParseAddrPort(b)
-		list = append(list, lb.Backend{Addr: at.Addr(), Port: at.Port()})
-	}
-	return &lb.Service{Ports: []lb.ServicePort{{Backends: list}, {}}}
-}
+// twoPorts is a service without backends.
+func twoPorts() *lb.Service { return &lb.Service{Ports: make([]lb.ServicePort, 2)} }
 
 // deleted returns the deleted backends of each port.
 func deleted(s *lb.Service) string {
@@ -37,33 +30,41 @@ func deleted(s *lb.Service) string {
 
 const webName = "default/web"
 
+// The endpoints that a service has had are deleted ones when they are in no slice any longer, whatever was known of
+// them before.
 func TestStaleEndpoints(t *testing.T) {
-	const a, b = "10.0.0.1:8080", "10.0.0.2:8080"
+	const none, first = "[[] []]", "[[10.0.0.1:8080] [10.0.0.1:8080]]"
 	const both = "[[10.0.0.1:8080 10.0.0.2:8080] [10.0.0.1:8080 10.0.0.2:8080]]"
-	const first = "[[10.0.0.1:8080] [10.0.0.1:8080]]"
-	addressless := slice(8080, discovery.Endpoint{}, ep("10.0.0.1", "n1", "rs"))
-	portless := slice(8080, ep("10.0.0.1", "n1", "rs"))
+	a, b := ep("10.0.0.1", "n1", "rs"), ep("10.0.0.2", "n1", "rs")
+	down, leaving := ep("10.0.0.1", "n1", ""), ep("10.0.0.1", "n1", "st")
+	portless := slice(8080, a)
 	portless.Ports = append([]discovery.EndpointPort{{}}, portless.Ports...)
+	one := func(e ...discovery.Endpoint) *discovery.EndpointSlice { return slice(8080, e...) }
 	for _, tt := range []struct {
 		name  string
-		old   *lb.Service
-		slice *discovery.EndpointSlice
+		steps []*discovery.EndpointSlice
 		want  string
 	}{
-		{"new service", nil, of("web", slice(8080)), "[[] []]"},
-		{"removed", with(a), of("web", slice(8080, ep("10.0.0.2", "n1", "rs"))), first},
-		{"both removed", with(b, a), of("web", slice(8080)), both},
-		{"not ready", with(a), of("web", slice(8080, ep("10.0.0.1", "n1", ""))), "[[] []]"},
-		{"terminating", with(a), of("web", slice(8080, ep("10.0.0.1", "n1", "st"))), "[[] []]"},
-		{"other port", with(a), of("web", slice(8081, ep("10.0.0.1", "n1", "rs"))), first},
-		{"behind a port without number", with(a), of("web", portless), "[[] []]"},
-		{"behind one without address", with(a), of("web", addressless), "[[] []]"},
-		{"of another service", with(a), of("db", slice(8080, ep("10.0.0.1", "n1", "rs"))), first},
+		{"new service", []*discovery.EndpointSlice{one()}, none},
+		{"removed", []*discovery.EndpointSlice{one(a), one(b)}, first},
+		{"both removed", []*discovery.EndpointSlice{one(b, a), one()}, both},
+		{"not ready", []*discovery.EndpointSlice{one(a), one(down)}, none},
+		{"terminating", []*discovery.EndpointSlice{one(a), one(leaving)}, none},
+		{"removed while it was terminating", []*discovery.EndpointSlice{one(a), one(leaving), one(b)}, first},
+		{"removed while it was not ready", []*discovery.EndpointSlice{one(down), one(b)}, first},
+		{"back again", []*discovery.EndpointSlice{one(a), one(), one(down)}, none},
+		{"other port", []*discovery.EndpointSlice{one(a), slice(8081, a)}, first},
+		{"behind a port without number", []*discovery.EndpointSlice{one(a), portless}, none},
+		{"behind one without address", []*discovery.EndpointSlice{one(a), one(discovery.Endpoint{}, a)}, none},
 	} {
 		f := newFixture(t, asIs)
-		f.have(t, tt.slice)
-		now := with()
-		f.addStale(webName, tt.old, now)
+		f.have(t, of("db", slice(8080, a, b)))
+		var now *lb.Service
+		for _, step := range tt.steps {
+			f.have(t, of("web", step))
+			now = twoPorts()
+			f.addStale(webName, now)
+		}
 		if got := deleted(now); got != tt.want {
 			t.Errorf("%s: deleted %s; want %s", tt.name, got, tt.want)
 		}
@@ -73,41 +74,27 @@ func TestStaleEndpoints(t *testing.T) {
 func TestStaleEndpointsExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, asIs)
+		f.have(t, of("web", slice(8080, ep("10.0.0.1", "n1", "rs"))))
+		f.addStale(webName, twoPorts())
+		f.have(t, of("web", slice(8080)))
 		const at, none = "[[10.0.0.1:8080] [10.0.0.1:8080]]", "[[] []]"
-		old := with("10.0.0.1:8080")
 		for i, step := range []struct {
 			wait time.Duration
-			old  *lb.Service // nil: what the step before has put
 			want string
 		}{
-			{0, old, at},
-			{staleEndpointTTL - time.Second, nil, at},
-			{time.Second, nil, at}, // it expires after, not at the end of, its time
-			{time.Nanosecond, nil, none},
-			{0, nil, none},
-			{0, old, at},
-			{staleEndpointTTL / 2, old, at}, // it does not stay longer for this
-			{staleEndpointTTL/2 + 1, nil, none},
+			{0, at}, {staleEndpointTTL - time.Second, at},
+			{time.Second, at}, // it expires after, not at the end of, its time
+			{time.Nanosecond, none}, {0, none},
 		} {
 			time.Sleep(step.wait)
-			if step.old != nil {
-				old = step.old
-			}
-			now := with()
-			f.addStale(webName, old, now)
+			now := twoPorts()
+			f.addStale(webName, now)
 			if got := deleted(now); got != step.want {
 				t.Errorf("step %d: deleted %s; want %s", i, got, step.want)
 			}
-			old = now
 		}
-		// One that comes back is deleted no more.
-		now := with()
-		f.addStale(webName, with("10.0.0.1:8080"), now)
-		f.have(t, of("web", slice(8080, ep("10.0.0.1", "n1", ""))))
-		next := with()
-		f.addStale(webName, now, next)
-		if got := deleted(now) + deleted(next); got != at+none {
-			t.Errorf("one comes back: deleted %s; want %s", got, at+none)
+		if n := len(f.endpoints[webName]); n != 0 {
+			t.Errorf("%d endpoints are remembered", n)
 		}
 	})
 }

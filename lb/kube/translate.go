@@ -89,11 +89,15 @@ func translate(
 		Policy: policyOf(s), Affinity: affinityOf(s),
 		MinHealthy: 1, Check: lb.CheckSpec{Type: lb.CheckNone}, Allow: allowed(s),
 	}
+	// With affinity all nodes select the same node for a client: a router may send its connections to several nodes.
+	agree := out.Affinity != 0 && top.nodes[top.node].IsValid()
 	readyLocal := map[bool]map[netip.Addr]struct{}{true: {}, false: {}} // by whether IPv4
 	// Of any port: a backend was chosen, the cluster has a usable endpoint, hints have restricted the choice.
 	chosen, usable, hinted := false, false, false
 	for _, p := range s.Spec.Ports {
-		port := lb.ServicePort{Port: lb.Port{Port: uint16(p.Port), Target: uint16(p.Port)}}
+		port := lb.ServicePort{
+			Port: lb.Port{Port: uint16(p.Port), Target: uint16(p.Port)}, Kept: []netip.AddrPort{},
+		}
 		if port.Protocol.UnmarshalText([]byte(strings.ToLower(string(protocolOf(&p.Protocol))))) != nil {
 			continue
 		}
@@ -102,11 +106,21 @@ func translate(
 			all := endpointsOf(endpoints, p, is4)
 			c := choose(all, top)
 			use := c.cluster
-			if isLocal(s) && (len(c.local) > 0 || !shared || top.nodes == nil) {
+			switch {
+			case agree && isLocal(s):
+				use = filter(c.anywhere, func(e endpoint) bool { return top.nodes[e.node].IsValid() })
+			case agree:
+				use = c.anywhere
+			case isLocal(s) && (len(c.local) > 0 || !shared || top.nodes == nil):
 				use = c.local
 			}
 			use = reachable(use, top)
 			port.Backends = append(port.Backends, backendsFor(use, top)...)
+			if port.Protocol == lb.UDP {
+				port.Backends = append(port.Backends, ended(all)...)
+				all = withFlows(all)
+			}
+			port.Kept = append(port.Kept, others(all, use)...)
 			both = append(both, all...)
 			chosen, usable, hinted = chosen || len(use) > 0, usable || c.usable, hinted || c.hinted
 			for _, e := range c.local[:c.readyLocal] {
@@ -117,7 +131,7 @@ func translate(
 		out.Ports = append(out.Ports, port)
 	}
 	if top.nodes != nil && everyNodeKnown(out.Ports) {
-		out.NodeForwarding = lb.NodeForwarding{Enabled: true, AnyNode: isLocal(s) || hinted}
+		out.NodeForwarding = lb.NodeForwarding{Enabled: true, AnyNode: !agree && (isLocal(s) || hinted)}
 	} else {
 		for i := range out.Ports {
 			out.Ports[i].Nodes = nil
@@ -145,7 +159,7 @@ func affinityOf(s *core.Service) time.Duration {
 func everyNodeKnown(ports []lb.ServicePort) bool {
 	for _, p := range ports {
 		for _, b := range p.Backends {
-			if !b.Node.IsValid() {
+			if !b.Node.IsValid() && !b.Deleted {
 				return false
 			}
 		}

@@ -60,6 +60,13 @@ func local(s *core.Service) {
 	s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyLocal
 }
 
+func sticky(s *core.Service) { s.Spec.SessionAffinity = core.ServiceAffinityClientIP }
+
+func stickyLocal(s *core.Service) {
+	local(s)
+	sticky(s)
+}
+
 // The choice of endpoints is kube-proxy's (pkg/proxy/topology_test.go has the same cases).
 func TestChoiceOfEndpoints(t *testing.T) {
 	const a, b, c = "10.0.0.1", "10.0.0.2", "10.0.0.3"
@@ -304,6 +311,28 @@ func TestNodeForwarding(t *testing.T) {
 		{"Local, none here", local, false, elsewhere, "", true, "192.0.2.3 192.0.2.2"},
 		{"Local, none here, shared address", local, true, elsewhere, n2, true, "192.0.2.3 192.0.2.2"},
 		{"Local, one here, shared address", local, true, all, n1, true, n321},
+		{"Cluster, affinity", sticky, false, all, n12, false, n321},
+		{
+			"Cluster, affinity: without hints", sticky, false,
+			eps{ep("10.0.0.1", "n1", "rs", "n:n1"), ep("10.0.0.2", "n2", "rs", "n:n2")}, n12, false, n12,
+		},
+		{"Local, affinity", stickyLocal, false, all, n12, false, n321},
+		{"Local, affinity, none here", stickyLocal, false, elsewhere, n2, false, "192.0.2.3 192.0.2.2"},
+		{
+			"Local, affinity, none is ready", stickyLocal, false,
+			eps{ep("10.0.0.1", "n1", "st"), ep("10.0.0.2", "n2", "st")}, n12, false, n12,
+		},
+		{"Local, affinity, a deleted node", stickyLocal, false, eps{here, ep("10.0.0.9", "n9", "rs")}, n1, false, n1},
+		{"Local, affinity, deleted nodes only", stickyLocal, false, eps{ep("10.0.0.9", "n9", "rs")}, "", false, ""},
+		{
+			"Local, affinity, written by hand", stickyLocal, false, eps{here, {Addresses: []string{"10.0.0.9"}}},
+			n1, false, n1,
+		},
+		{
+			"those that do not serve are last", same, false,
+			eps{ep("10.0.0.1", "n1", ""), ep("10.0.0.2", "n2", "rs"), ep("10.0.0.3", "n3", "st")}, n2, false,
+			"192.0.2.3 192.0.2.2 192.0.2.1!",
+		},
 	} {
 		v := viewOn(aService(tt.change), []*discovery.EndpointSlice{slice(8080, tt.endpoints...)}, top, tt.shared)
 		var targets, nodes string
@@ -323,12 +352,14 @@ func TestNodeForwarding(t *testing.T) {
 	}
 }
 
-// Without tunnels there is no forwarding between nodes, also where an address is shared.
+// Without tunnels there is no forwarding between nodes, also where an address is shared, and with affinity.
 func TestNoNodeForwardingWithoutTunnels(t *testing.T) {
 	endpoints := []*discovery.EndpointSlice{slice(8080, ep("10.0.0.2", "n2", "rs"))}
-	s := viewOn(aService(local), endpoints, topology{node: "n1"}, true).service
-	if s.NodeForwarding.Enabled || s.Ports[0].Nodes != nil || len(s.Ports[0].Backends) != 0 || !s.DropWhenEmpty {
-		t.Errorf("%+v", s)
+	for _, change := range []func(*core.Service){local, stickyLocal} {
+		s := viewOn(aService(change), endpoints, topology{node: "n1"}, true).service
+		if s.NodeForwarding.Enabled || s.Ports[0].Nodes != nil || len(s.Ports[0].Backends) != 0 || !s.DropWhenEmpty {
+			t.Errorf("%+v", s)
+		}
 	}
 }
 

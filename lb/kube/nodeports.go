@@ -1,0 +1,64 @@
+package kube
+
+import (
+	"time"
+
+	core "k8s.io/api/core/v1"
+)
+
+// This file has what the agent does at health check node ports.
+
+// portRetry is the delay before listening again at a health check node port that is in use.
+const portRetry = 10 * time.Second
+
+// proxyStart is how long after the boot of the machine a service proxy may still start. It could not listen at a port
+// that the agent has taken.
+const proxyStart = 3 * time.Minute
+
+// nodePort answers at the health check node port of a service unless the service proxy of the node does.
+func (s *Source) nodePort(service *core.Service, readyLocal int) {
+	if !s.o.IsProxy && !s.conditions.noProxy() {
+		s.closePort(nameOf(service))
+		return
+	}
+	if wait := proxyStart - time.Since(s.o.Booted); !s.o.IsProxy && s.o.ProxyHealthz != "" && wait > 0 {
+		s.queue.AddAfter(nameOf(service), wait)
+		return
+	}
+	s.servePort(service, readyLocal, false)
+}
+
+// portOfOther answers at the health check node port of a Service that another program serves: this agent is the only
+// one that can, as service proxy.
+func (s *Source) portOfOther(name string) {
+	x, ok, err := s.services.GetByKey(name)
+	if err != nil || !ok || !s.o.IsProxy || !handled(x.(*core.Service)) {
+		s.closePort(name)
+		return
+	}
+	service := x.(*core.Service)
+	v := translate(service, nil, s.slicesOf(name), s.top, false)
+	s.servePort(service, v.readyLocal, true)
+}
+
+// servePort answers at the health check node port of a Service, if it has one.
+func (s *Source) servePort(service *core.Service, readyLocal int, other bool) {
+	name, port := nameOf(service), uint16(service.Spec.HealthCheckNodePort)
+	if s.o.NodePorts == nil || !isLocal(service) || port == 0 {
+		s.closePort(name)
+		return
+	}
+	if err := s.o.NodePorts.Serve(name, port, readyLocal, other); err != nil {
+		// Reason and message are kube-proxy's (pkg/proxy/healthcheck/service_health.go).
+		s.events.Eventf(service, core.EventTypeWarning, "FailedToStartServiceHealthcheck",
+			"node %s failed to start healthcheck %q on port %d: %v", s.o.Node, name, port, err)
+		s.queue.AddAfter(name, portRetry)
+	}
+}
+
+// closePort stops answering at the health check node port of a service.
+func (s *Source) closePort(service string) {
+	if s.o.NodePorts != nil {
+		s.o.NodePorts.Stop(service)
+	}
+}
