@@ -149,3 +149,30 @@ func TestDatagramsStopAskingEarlierNodes(t *testing.T) {
 		}
 	})
 }
+
+// A node that has no endpoint that serves may be down: datagrams are no longer relayed by way of it, and those that
+// belong to a flow of another node still get there.
+func TestDatagramsAvoidNodesThatMayBeDown(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
+		fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router")}) })
+		in := fx.on(1, dptest.UDP, 0)
+		for _, left := range []string{"b2", "router"} {
+			fx.reset()
+			fx.nodes(lb.UDP, "b2")
+			fx.nodes(lb.UDP, "router", "-b2")
+			fx.nodes(lb.UDP, "self", "-router", "-b2")
+			fx.sentTo("two nodes had the slot", fx.run(in.Frame()), in, true, "router", "b2", "self")
+			fx.d.services.settle(Timeouts{})
+			fx.sentTo("settled", fx.run(in.Frame()), in, true, "router", "b2", "self")
+			fx.nodes(lb.UDP, "self", "-"+left)
+			fx.collect()
+			fx.sentTo("one is left", fx.run(in.Frame()), in, true, left, "self")
+			fx.nodes(lb.UDP, "self")
+			fx.collect()
+			if r := fx.run(in.Frame()); r.did != "passed" {
+				t.Errorf("none is left: %s: %s", r.did, r.reason)
+			}
+		}
+	})
+}
