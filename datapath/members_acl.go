@@ -13,13 +13,17 @@ import (
 type frontendEntries struct {
 	objects *syObjects
 	allowed map[uint32]map[syAllowKey]bool    // by frontend id
-	members map[uint32]map[syMemberKey]uint32 // weight, by frontend id
+	members map[uint32]map[syMemberKey]uint32 // value, by frontend id
+	epochs  map[uint32]uint32                 // of the next new member, by frontend id
 }
+
+// memberWeightBits are those of the weight in the value of a member (bpf/types.h).
+const memberWeightBits = 12
 
 // openFrontendEntries reads the entries of an earlier agent.
 func openFrontendEntries(o *syObjects) (*frontendEntries, error) {
 	s := &frontendEntries{objects: o, allowed: map[uint32]map[syAllowKey]bool{},
-		members: map[uint32]map[syMemberKey]uint32{}}
+		members: map[uint32]map[syMemberKey]uint32{}, epochs: map[uint32]uint32{}}
 	var ak syAllowKey
 	var mk syMemberKey
 	var n uint32
@@ -30,6 +34,7 @@ func openFrontendEntries(o *syObjects) (*frontendEntries, error) {
 	members := o.SyWeights.Iterate()
 	for members.Next(&mk, &n) {
 		s.membersOf(mk.Frontend)[mk] = n
+		s.epochs[mk.Frontend] = max(s.epochs[mk.Frontend], n>>memberWeightBits+1)
 	}
 	for _, it := range []*ebpf.MapIterator{allowed, members} {
 		if err := it.Err(); err != nil {
@@ -65,13 +70,19 @@ func (s *frontendEntries) add(id uint32, p *lb.FrontendPlan, backends []uint32) 
 		s.allowedOf(id)[k] = true
 	}
 	for k, weight := range memberWeights(id, p, backends) {
-		if s.membersOf(id)[k] == weight {
+		was, known := s.membersOf(id)[k]
+		epoch := was >> memberWeightBits
+		if !known {
+			epoch = s.epochs[id]
+		}
+		value := epoch<<memberWeightBits | weight
+		if known && was == value {
 			continue
 		}
-		if err := s.objects.SyWeights.Put(k, weight); err != nil {
+		if err := s.objects.SyWeights.Put(k, value); err != nil {
 			return fmt.Errorf("put the weight of a backend: %w", err)
 		}
-		s.membersOf(id)[k] = weight
+		s.membersOf(id)[k] = value
 	}
 	return nil
 }
@@ -92,7 +103,7 @@ func (s *frontendEntries) trim(id uint32, p *lb.FrontendPlan, backends []uint32)
 		}
 		delete(s.allowed[id], k)
 	}
-	for k := range s.members[id] {
+	for k, value := range s.members[id] {
 		if _, ok := members[k]; ok {
 			continue
 		}
@@ -100,6 +111,7 @@ func (s *frontendEntries) trim(id uint32, p *lb.FrontendPlan, backends []uint32)
 			return fmt.Errorf("remove the weight of a backend: %w", err)
 		}
 		delete(s.members[id], k)
+		s.epochs[id] = max(s.epochs[id], value>>memberWeightBits+1) & (1<<(32-memberWeightBits) - 1)
 	}
 	if p == nil {
 		delete(s.allowed, id)

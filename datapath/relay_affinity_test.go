@@ -89,6 +89,14 @@ func TestAffinityThroughChangesOfNodes(t *testing.T) {
 			fx.received("router", fx.by(here, 2), fx.chained(false, "b2")...))
 
 		reset()
+		nodes("self", "b2")
+		opened("before", fx.run(fx.by(here, 0).Frame()))
+		nodes("b2", "-self")
+		nodes("self", "b2")
+		syn = fx.by(here, 1)
+		fx.sentTo("this node is back: the client may be elsewhere", fx.run(syn.Frame()), syn, true, "b2", "self")
+
+		reset()
 		nodes("b2")
 		nodes("self", "-b2")
 		opened("the earlier node accepts no new flows", fx.run(fx.by(here, 3).Frame()))

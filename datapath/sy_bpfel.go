@@ -43,7 +43,7 @@ const (
 type syAffinity struct {
 	_       structs.HostLayout
 	Backend uint32
-	Pad     uint32
+	Epoch   uint32
 	Seen    uint64
 }
 

@@ -100,6 +100,16 @@ static __always_inline __u32 slot_backend(__u32 word)
 	return word & ~SLOT_CHANGED;
 }
 
+static __always_inline __u32 member_weight(__u32 member)
+{
+	return member & ((1 << MEMBER_WEIGHT_BITS) - 1);
+}
+
+static __always_inline __u32 member_epoch(__u32 member)
+{
+	return member >> MEMBER_WEIGHT_BITS;
+}
+
 /* backend_more_loaded reports whether a has more flows per weight than b. A backend without a weight is draining. */
 static __always_inline int backend_more_loaded(__u32 frontend, __u32 a, __u32 b)
 {
@@ -109,7 +119,7 @@ static __always_inline int backend_more_loaded(__u32 frontend, __u32 a, __u32 b)
 
 	if (!wa || !wb || !la || !lb)
 		return 0;
-	return (__u64)(*la + 1) * *wb > (__u64)(*lb + 1) * *wa;
+	return (__u64)(*la + 1) * member_weight(*wb) > (__u64)(*lb + 1) * member_weight(*wa);
 }
 
 /* Slots compared. Two are enough for many servers (Mitzenmacher, 2001), but one may be drawn twice. */
@@ -166,6 +176,7 @@ static __always_inline __u32 affinity_lookup(const struct frontend *fe, const st
 	if (!a || now - a->seen > fe->affinity * SECOND)
 		return NO_BACKEND;
 	struct member_key m = { fe->id, a->backend };
+	__u32 *member = bpf_map_lookup_elem(&sy_weights, &m);
 
-	return bpf_map_lookup_elem(&sy_weights, &m) ? a->backend : NO_BACKEND;
+	return member && member_epoch(*member) == a->epoch ? a->backend : NO_BACKEND;
 }

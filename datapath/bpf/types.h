@@ -136,6 +136,10 @@ struct member_key {
 	__u32 frontend, backend;
 };
 
+/* The value of a member: its weight in the lower bits, above them its epoch, which is another one when a backend
+ * comes back. */
+#define MEMBER_WEIGHT_BITS 12
+
 struct affinity_key {
 	struct addr client;
 	__u32 frontend;
@@ -143,7 +147,7 @@ struct affinity_key {
 
 struct affinity {
 	__u32 backend;
-	__u32 pad;
+	__u32 epoch; /* of the member: a client of one that has left may have got another one since */
 	__u64 seen; /* last opened flow, CLOCK_MONOTONIC_COARSE in ns */
 };
 
