@@ -14,7 +14,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.12.2
 
 .PHONY: build help install demo unit test test-kernels attack bench gobench fuzz mutants lint golangci generate clean
-.PHONY: controlplane deps root go-version
+.PHONY: controlplane conformance conformance-programs deps root go-version
 
 build: go-version ## build ./steelyard (the default)
 	go build -trimpath -ldflags '$(LDFLAGS)' -o steelyard .
@@ -34,7 +34,7 @@ unit: go-version ## run the tests that need neither root nor other programs
 	@sh e2e/unit.sh $(NEED_ROOT)
 
 # Packages are tested two at a time: many of them measure time on their own networks.
-test: root deps build controlplane ## install what the tests need (apt), and run everything (root)
+test: root deps build controlplane conformance-programs ## install what the tests need (apt), and run everything (root)
 	@go build -o .cache/gotestsum gotest.tools/gotestsum && go build -o .cache/testsum ./e2e/testsum
 	@status=0; \
 	.cache/gotestsum --format pkgname --no-color --jsonfile .cache/test.json -- -p 2 -count 1 -timeout 40m ./... || status=$$?; \
@@ -54,6 +54,12 @@ test-kernels: root ## run tests on the kernel of Debian 12, in a virtual machine
 ATTACK_TIME ?= 3m
 attack: root build ## attack live connections in all ways at once (root); ATTACK_TIME=30m
 	STEELYARD_BINARY='$(CURDIR)/steelyard' ATTACK_TIME='$(ATTACK_TIME)' go test ./e2e -run '^TestAttack$$' -v -count 1 -timeout 24h
+
+# CONFORMANCE=REGEXP selects tests; CONFORMANCE_WITHOUT_AGENT=1 runs them with kube-proxy alone.
+CONFORMANCE ?= \[sig-network\] (LoadBalancers|Services)
+conformance: root deps build controlplane conformance-programs ## run the tests of Kubernetes for Services, an hour (root)
+	CONFORMANCE='$(CONFORMANCE)' STEELYARD_BINARY='$(CURDIR)/steelyard' \
+		go test ./e2e -run '^TestUpstream$$' -v -count 1 -timeout 6h
 
 BENCH_PARTS := cost,live,connections,scale,convergence
 BENCH ?= $(BENCH_PARTS)
@@ -107,6 +113,14 @@ CONTROLPLANE_LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=v1.35.
 controlplane: $(CONTROLPLANE)/built
 $(CONTROLPLANE)/built: e2e/controlplane/go.sum
 	cd e2e/controlplane && go build -trimpath -ldflags '$(CONTROLPLANE_LDFLAGS)' -o $(CURDIR)/$(CONTROLPLANE)/ ./cmd/...
+	touch $@
+
+# The tests of Kubernetes, and the programs that they use.
+UPSTREAM := .cache/conformance
+conformance-programs: $(UPSTREAM)/built
+$(UPSTREAM)/built: e2e/conformance/go.sum e2e/conformance/e2e_test.go
+	cd e2e/conformance && go test -c -trimpath -ldflags '$(CONTROLPLANE_LDFLAGS)' -o $(CURDIR)/$(UPSTREAM)/e2e.test .
+	cd e2e/conformance && go build -trimpath -ldflags '$(CONTROLPLANE_LDFLAGS)' -o $(CURDIR)/$(UPSTREAM)/ tool
 	touch $@
 
 # An older go command with GOTOOLCHAIN=auto may have switched to the version in go.mod, and then reports that one.

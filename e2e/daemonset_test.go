@@ -47,13 +47,13 @@ func TestDaemonSet(t *testing.T) {
 		t.Skip(err)
 	}
 	c := startCluster(t, 2, "tunnel")
-	if err := c.control.StartControllers(t.Context()); err != nil {
+	if err := c.control.StartControllers(kube.DaemonSetControllers); err != nil {
 		t.Fatal(err)
 	}
 	for i, n := range c.Balancers {
 		c.join(t, i)
 		c.startProxy(t, n)
-		kubelet, err := c.control.StartKubelet(n, kube.Image{Name: agentImage, Program: binary})
+		kubelet, err := c.control.StartKubelet(n, kube.Kubelet{Images: []kube.Image{agentsImage()}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -99,6 +99,11 @@ func TestDaemonSet(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.waitRouted(t, 30*time.Second, slices.Concat(byCluster, byLocal))
+}
+
+// agentsImage is the image of the agent.
+func agentsImage() kube.Image {
+	return kube.Image{Names: []string{agentImage}, Programs: []string{binary}}
 }
 
 // nodesReady returns an error unless all nodes are ready.

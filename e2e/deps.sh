@@ -36,6 +36,13 @@ need mount mount
 need containerd containerd containerd
 need ctr containerd containerd
 need runc runc
+# Pods of the tests of Kubernetes: their network, and the programs in their image.
+need /usr/lib/cni/ptp containernetworking-plugins
+need nc.openbsd netcat-openbsd
+need dash dash
+need wget wget
+need curl curl
+need ldd libc-bin
 # make bench.
 if [ "${1-}" = bench ]; then
 	need wrk wrk

@@ -35,8 +35,9 @@ func TestKubernetesConnections(t *testing.T) {
 			c.rollingUpdate(t, service, vips[0], pods)
 		})
 	}
-	// The last scenario: the node stays powered off.
+	// The last scenarios: the nodes stay powered off.
 	t.Run("an ingress node loses power", func(t *testing.T) { c.ingressNodeFails(t, pods) })
+	t.Run("the node of a pod loses power", func(t *testing.T) { c.podNodeFails(t, pods) })
 }
 
 func (c *cluster) endpointsChange(t *testing.T, pods []*pod) {
@@ -129,6 +130,43 @@ func (c *cluster) ingressNodeFails(t *testing.T, pods []*pod) {
 	// The router removes its routes after the hold time; until then packets to it are lost.
 	c.waitRouted(t, 15*time.Second, vips, 1, 2)
 	exchange(t, conns, "after the router has removed its routes")
+}
+
+// podNodeFails: the node of a pod loses power, after node 0 has. Datagrams of flows that the other node relayed to it
+// go to another pod once Kubernetes has marked the pod.
+func (c *cluster) podNodeFails(t *testing.T, pods []*pod) {
+	vips := c.startService(t, "lost-pod", func(*core.Service) {}, []int{1, 2}, pods[1])
+	var flows []*datagrams
+	for range 20 {
+		for _, vip := range vips {
+			flows = append(flows, newDatagrams(t, c.client(), netip.AddrPortFrom(vip, 5353)))
+		}
+	}
+	c.setEndpoints(t, "lost-pod", pods[1], pods[2])
+	c.waitAnswered(t, vips...)
+	for _, f := range flows {
+		f.stays(t, "with another pod")
+	}
+	if err := c.Balancers[1].PowerOff(); err != nil {
+		t.Fatal(err)
+	}
+	c.waitRouted(t, 15*time.Second, vips, 2)
+	pods[1].ready = false
+	c.setEndpoints(t, "lost-pod", pods[1], pods[2])
+	for _, f := range flows {
+		labtest.Until(t, 15*time.Second, pods[2].name+" responds", func() error {
+			f.conn.SetDeadline(time.Now().Add(200 * time.Millisecond))
+			if _, err := f.conn.Write([]byte("who")); err != nil {
+				return err
+			}
+			b := make([]byte, 200)
+			n, err := f.conn.Read(b)
+			if err == nil && !strings.HasPrefix(string(b[:n]), pods[2].name+" ") {
+				err = fmt.Errorf("answered by %s", b[:n])
+			}
+			return err
+		})
+	}
 }
 
 // replaceEndpoints replaces the pods of a Service as a rollout does: the old ones are terminating for half a second

@@ -82,33 +82,66 @@ func terminatingEndpoints(t *testing.T, c *cluster, pods ...*pod) {
 
 // udpMoves: datagrams from one client port go to the new pod after the old one is removed.
 func udpMoves(t *testing.T, c *cluster, pods ...*pod) {
-	vips := c.startService(t, "udp", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
-	for _, vip := range vips {
-		conn, err := c.client().Dial(t.Context(), "udp", netip.AddrPortFrom(vip, 5353).String())
-		if err != nil {
-			t.Fatal(err)
+	for _, tt := range []struct {
+		policy    func(*core.Service)
+		byCluster bool
+		nodes     []int
+	}{{func(*core.Service) {}, true, []int{0, 1, 2}}, {local, false, []int{0}}} {
+		vips := c.startService(t, "udp", tt.policy, tt.nodes, pods[0])
+		for _, vip := range vips {
+			udpMovesFor(t, c, vip, tt.byCluster, pods...)
 		}
-		defer conn.Close()
-		answeredBy := func(want string) func() error {
-			return func() error {
-				b := make([]byte, 200)
-				conn.SetDeadline(time.Now().Add(300 * time.Millisecond))
-				if _, err := conn.Write([]byte("who")); err != nil {
-					return err
-				}
-				n, err := conn.Read(b)
-				if err == nil && !strings.HasPrefix(string(b[:n]), want+" ") {
-					err = fmt.Errorf("answered by %s", b[:n])
-				}
+		c.deleteService(t, "udp")
+	}
+}
+
+// udpMovesFor sends datagrams from one port while pods come and go. When a pod does not serve any longer, another one
+// answers that was there before.
+func udpMovesFor(t *testing.T, c *cluster, vip netip.Addr, byCluster bool, pods ...*pod) {
+	t.Helper()
+	conn, err := c.client().Dial(t.Context(), "udp", netip.AddrPortFrom(vip, 5353).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	answeredBy := func(want *pod) {
+		t.Helper()
+		labtest.Until(t, 10*time.Second, want.name+" responds", func() error {
+			b := make([]byte, 200)
+			conn.SetDeadline(time.Now().Add(300 * time.Millisecond))
+			if _, err := conn.Write([]byte("who")); err != nil {
 				return err
 			}
-		}
-		for _, p := range []*pod{pods[0], pods[1], pods[0]} {
-			c.setEndpoints(t, "udp", p)
-			took := labtest.Until(t, 5*time.Second, p.name+" responds", answeredBy(p.name))
-			if took > 2*time.Second {
-				t.Errorf("%s answered after %s", p.name, took)
+			n, err := conn.Read(b)
+			if err == nil && !strings.HasPrefix(string(b[:n]), want.name+" ") {
+				err = fmt.Errorf("answered by %s", b[:n])
 			}
+			return err
+		})
+	}
+	one, other := *pods[0], *pods[1]
+	with := func(all ...*pod) {
+		t.Helper()
+		c.setEndpoints(t, "udp", all...)
+	}
+	for range 2 {
+		with(&one)
+		answeredBy(&one)
+		leaving := one
+		leaving.terminating = true
+		with(&leaving, &other)
+		if byCluster { // under Local the route moves
+			answeredBy(&one)
 		}
+		with(&other)
+		answeredBy(&other)
+		with(&one, &other)
+		if byCluster {
+			answeredBy(&other)
+		}
+		down := other
+		down.ready = false
+		with(&one, &down)
+		answeredBy(&one)
 	}
 }

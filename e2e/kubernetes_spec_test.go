@@ -32,25 +32,50 @@ func sourceRanges(t *testing.T, c *cluster, pods ...*pod) {
 }
 
 func affinity(t *testing.T, c *cluster, pods ...*pod) {
-	vips := c.startService(t, "affinity", func(*core.Service) {}, []int{0, 1, 2}, pods...)
-	expect := func(mode core.ServiceAffinity, servers int) {
-		t.Helper()
-		c.updateService(t, "affinity", func(s *core.Service) {
-			s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig = mode, nil
-		})
-		for _, vip := range vips {
-			labtest.Until(t, 10*time.Second, "affinity is "+string(mode), func() error {
+	for _, policy := range []func(*core.Service){func(*core.Service) {}, local} {
+		vips := c.startService(t, "affinity", policy, []int{0, 1, 2}, pods...)
+		served := func(vip netip.Addr, want func(servers map[string]int) bool) {
+			t.Helper()
+			labtest.Until(t, 10*time.Second, "requests have the servers that affinity demands", func() error {
 				r := c.load(t, vip, 40)
-				if r.Err() != nil || len(r.Servers) != servers {
+				if r.Err() != nil || !want(r.Servers) {
 					return fmt.Errorf("%s, %w", r, r.Err())
 				}
 				return nil
 			})
 		}
-	}
-	for range 2 {
-		expect(core.ServiceAffinityClientIP, 1)
-		expect(core.ServiceAffinityNone, 3)
+		change := func(mode core.ServiceAffinity) {
+			t.Helper()
+			c.updateService(t, "affinity", func(s *core.Service) {
+				s.Spec.SessionAffinity, s.Spec.SessionAffinityConfig = mode, nil
+			})
+		}
+		for range 2 {
+			change(core.ServiceAffinityClientIP)
+			for _, vip := range vips {
+				served(vip, func(servers map[string]int) bool { return len(servers) == 1 })
+			}
+			change(core.ServiceAffinityNone)
+			for _, vip := range vips {
+				served(vip, func(servers map[string]int) bool { return len(servers) == 3 })
+			}
+		}
+		// A client keeps its pod when others are added, on any node.
+		change(core.ServiceAffinityClientIP)
+		for _, first := range pods {
+			c.setEndpoints(t, "affinity", first)
+			for _, vip := range vips {
+				served(vip, func(servers map[string]int) bool { return len(servers) == 1 && servers[first.name] > 0 })
+			}
+			c.setEndpoints(t, "affinity", pods...)
+			c.waitRouted(t, 20*time.Second, vips, 0, 1, 2)
+			for _, vip := range vips {
+				if r := c.load(t, vip, 40); r.Err() != nil || r.Servers[first.name] == 0 || len(r.Servers) != 1 {
+					t.Errorf("pods were added: %s, %v; want %s", r, r.Err(), first.name)
+				}
+			}
+		}
+		c.deleteService(t, "affinity")
 	}
 }
 

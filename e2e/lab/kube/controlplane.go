@@ -63,7 +63,8 @@ func StartControlPlane(ctx context.Context, h *lab.Host, address netip.Addr, dir
 		"--advertise-address=" + address.String(),
 		"--secure-port=6443",
 		"--cert-dir=" + file("certs"), "--token-auth-file=" + file("tokens"), "--authorization-mode=RBAC",
-		"--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112",
+		"--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112", "--allow-privileged",
+		"--kubelet-preferred-address-types=InternalIP",
 		"--service-account-issuer=https://lab", "--service-account-key-file=" + file("sa.key"),
 		"--service-account-signing-key-file=" + file("sa.key"), "--v=1",
 	}}

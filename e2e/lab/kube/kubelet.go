@@ -1,18 +1,15 @@
 package kube
 
 import (
-	"archive/tar"
-	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,17 +17,19 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
-// Image is a container image of one static program, "/NAME" in it.
-type Image struct {
-	Name    string // with its tag
-	Program string // the file
+// Kubelet is what a node gets from StartKubelet.
+type Kubelet struct {
+	Images []Image
+	// Pods are the prefixes of the pods' addresses, one per family. Without, pods can only use the host network.
+	Pods []netip.Prefix
+	// DNS is the server that pods ask for names; zero: none.
+	DNS netip.Addr
 }
 
 // kubeletDir is the directory of the files of the kubelet and the container runtime, on a tmpfs of the node.
 const kubeletDir = "/run/steelyard-lab/kubelet"
 
-// containerdTOML configures a CNI network, without which the node does not become ready. Its plugin is never called:
-// all pods here use the host network.
+// containerdTOML configures a CNI network, without which the node does not become ready.
 const containerdTOML = `version = 2
 root = "` + kubeletDir + `/containerd"
 state = "` + kubeletDir + `/containerd-state"
@@ -46,10 +45,28 @@ restrict_oom_score_adj = true
 snapshotter = "native"
 [plugins."io.containerd.grpc.v1.cri".cni]
 conf_dir = "` + kubeletDir + `/cni"
-bin_dir = "` + kubeletDir + `/cni"
+bin_dir = "/usr/lib/cni"
 `
 
-const cniConf = `{"cniVersion": "0.4.0", "name": "lab", "plugins": [{"type": "none"}]}`
+// cniConf links each pod to the node by a pair of interfaces of its own: routing within a node needs no br_netfilter.
+// Without a prefix the plugin is never called, because all pods use the host network.
+func (k Kubelet) cniConf() (string, error) {
+	ipam := map[string]any{"type": "host-local", "dataDir": kubeletDir + "/cni-addresses"}
+	var ranges, routes []any
+	for _, p := range k.Pods {
+		ranges = append(ranges, []any{map[string]any{"subnet": p}})
+		all := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+		if p.Addr().Is6() {
+			all = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+		}
+		routes = append(routes, map[string]any{"dst": all})
+	}
+	ipam["ranges"], ipam["routes"] = ranges, routes
+	b, err := json.Marshal(map[string]any{"cniVersion": "0.4.0", "name": "lab", "plugins": []any{
+		map[string]any{"type": "ptp", "ipMasq": false, "ipam": ipam},
+	}})
+	return string(b), err
+}
 
 const kubeletYAML = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -65,12 +82,16 @@ podLogsDir: ` + PodLogs + `
 localStorageCapacityIsolation: false
 evictionHard: {memory.available: 1Mi}
 resolvConf: ""
+clusterDomain: cluster.local
+clusterDNS: %s
 `
 
 // kubeletScript runs containerd and the kubelet in one PID namespace. The end of that namespace kills every process in
 // it.
 const kubeletScript = `set -e
 cd ` + kubeletDir + `
+hostname "$1"
+shift
 containerd --config containerd.toml &
 for i in $(seq 100); do ctr -a containerd.sock version >/dev/null 2>&1 && break; sleep 0.1; done
 for image in *.tar; do ctr -a containerd.sock -n k8s.io images import "$image"; done
@@ -78,8 +99,8 @@ for image in *.tar; do ctr -a containerd.sock -n k8s.io images import "$image"; 
 wait
 `
 
-// StartKubelet starts a kubelet with a container runtime of its own on a node and imports these images.
-func (c *ControlPlane) StartKubelet(n lab.Node, images ...Image) (*lab.Process, error) {
+// StartKubelet starts a kubelet with a container runtime of its own on a node and imports the images.
+func (c *ControlPlane) StartKubelet(n lab.Node, k Kubelet) (*lab.Process, error) {
 	group := fmt.Sprintf("steelyard-lab-%d-%s", os.Getpid(), n.Name())
 	if err := n.Own(cgroup(group)); err != nil {
 		return nil, err
@@ -87,30 +108,39 @@ func (c *ControlPlane) StartKubelet(n lab.Node, images ...Image) (*lab.Process, 
 	if err := n.Do(func() error { return makeCgroup(group) }); err != nil {
 		return nil, err
 	}
+	network, err := k.cniConf()
+	if err != nil {
+		return nil, err
+	}
+	dns := "[]"
+	if k.DNS.IsValid() {
+		dns = fmt.Sprintf("[%q]", k.DNS)
+	}
 	for name, text := range map[string]string{
-		"containerd.toml": containerdTOML, "cni/lab.conflist": cniConf,
-		"kubelet.yaml": fmt.Sprintf(kubeletYAML, group), "kubeconfig": c.Kubeconfig(),
+		"containerd.toml": containerdTOML, "cni/lab.conflist": network,
+		"kubelet.yaml": fmt.Sprintf(kubeletYAML, group, dns), "kubeconfig": c.Kubeconfig(),
 	} {
 		if err := n.WriteFile(filepath.Join(kubeletDir, name), text, 0o600); err != nil {
 			return nil, err
 		}
 	}
-	for i, image := range append(images, Image{Name: "pause:lab", Program: filepath.Join(c.dir, "pause")}) {
+	pause := Image{Names: []string{"pause:lab"}, Programs: []string{filepath.Join(c.dir, "pause")}}
+	for i, image := range append(k.Images, pause) {
 		archive, err := image.archive()
 		if err != nil {
-			return nil, fmt.Errorf("image %s: %w", image.Name, err)
+			return nil, fmt.Errorf("image %s: %w", image.Names, err)
 		}
 		if err := n.WriteFile(fmt.Sprintf("%s/%d.tar", kubeletDir, i), archive, 0o600); err != nil {
 			return nil, err
 		}
 	}
 	// The kubelet writes to /var/log.
-	err := n.Do(func() error { return unix.Mount("steelyard-lab", "/var/log", "tmpfs", 0, "mode=755") })
+	err = n.Do(func() error { return unix.Mount("steelyard-lab", "/var/log", "tmpfs", 0, "mode=755") })
 	if err != nil {
 		return nil, fmt.Errorf("mount /var/log in host %s: %w", n.Name(), err)
 	}
 	return n.Start(lab.Command{Abrupt: true, Path: "unshare", Args: []string{
-		"--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", kubeletScript, "kubelet",
+		"--pid", "--fork", "--mount-proc", "--kill-child", "--uts", "sh", "-c", kubeletScript, "kubelet", n.Name(),
 		filepath.Join(c.dir, "kubelet"), "--config=" + kubeletDir + "/kubelet.yaml",
 		"--kubeconfig=" + kubeletDir + "/kubeconfig",
 		"--root-dir=" + kubeletDir + "/root", "--cert-dir=" + kubeletDir + "/pki", "--hostname-override=" + n.Name(),
@@ -118,8 +148,12 @@ func (c *ControlPlane) StartKubelet(n lab.Node, images ...Image) (*lab.Process, 
 	}})
 }
 
-// StartControllers starts the DaemonSet controller, the controllers that it needs, and the scheduler.
-func (c *ControlPlane) StartControllers(ctx context.Context) error {
+// DaemonSetControllers are the controllers that a DaemonSet needs.
+const DaemonSetControllers = "daemonset-controller,garbage-collector-controller," +
+	"root-ca-certificate-publisher-controller,serviceaccount-controller"
+
+// StartControllers starts these controllers, "*" for all, and the scheduler.
+func (c *ControlPlane) StartControllers(controllers string) error {
 	if err := c.WriteFile(KubeconfigPath, c.Kubeconfig(), 0o600); err != nil {
 		return err
 	}
@@ -127,9 +161,8 @@ func (c *ControlPlane) StartControllers(ctx context.Context) error {
 		{Abrupt: true, Path: filepath.Join(c.dir, "kube-controller-manager"), Args: []string{
 			"--kubeconfig=" + KubeconfigPath, "--leader-elect=false",
 			"--root-ca-file=" + filepath.Join(controlPlaneDir, "certs", "apiserver.crt"),
-			"--controllers=daemonset-controller,garbage-collector-controller," +
-				"root-ca-certificate-publisher-controller,serviceaccount-controller",
-			"--v=1",
+			"--service-account-private-key-file=" + filepath.Join(controlPlaneDir, "sa.key"),
+			"--controllers=" + controllers, "--v=1",
 		}},
 		{Abrupt: true, Path: filepath.Join(c.dir, "kube-scheduler"), Args: []string{
 			"--kubeconfig=" + KubeconfigPath, "--leader-elect=false", "--v=1",
@@ -152,51 +185,6 @@ func RuntimeAvailable() error {
 		}
 	}
 	return nil
-}
-
-// archive returns the image in the format of "docker save".
-func (i Image) archive() (string, error) {
-	program, err := os.ReadFile(i.Program)
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Base(i.Program)
-	layer, err := tarOf(map[string][]byte{path: program}, 0o755)
-	if err != nil {
-		return "", err
-	}
-	config, err := json.Marshal(map[string]any{
-		"architecture": runtime.GOARCH, "os": "linux", "config": map[string]any{"Entrypoint": []string{"/" + path}},
-		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{digest(layer)}},
-	})
-	if err != nil {
-		return "", err
-	}
-	manifest, err := json.Marshal([]map[string]any{{
-		"Config": "config.json", "RepoTags": []string{i.Name}, "Layers": []string{"layer.tar"},
-	}})
-	if err != nil {
-		return "", err
-	}
-	all, err := tarOf(map[string][]byte{"manifest.json": manifest, "config.json": config, "layer.tar": layer}, 0o644)
-	return string(all), err
-}
-
-func tarOf(files map[string][]byte, mode int64) ([]byte, error) {
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	for name, content := range files {
-		if err := w.WriteHeader(&tar.Header{Name: name, Mode: mode, Size: int64(len(content))}); err != nil {
-			return nil, err
-		}
-		if _, err := w.Write(content); err != nil {
-			return nil, err
-		}
-	}
-	if err := w.Close(); err != nil {
-		return nil, err
-	}
-	return b.Bytes(), nil
 }
 
 // cgroup is a control group in every hierarchy. Close removes it with its children; no process may be in it then.
@@ -265,8 +253,6 @@ func removeTree(dir string) error {
 	}
 	return os.Remove(dir)
 }
-
-func digest(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
 
 // PodLogs is the directory of the container logs in the file system of the node: NAMESPACE_POD_UID/CONTAINER/N.log.
 const PodLogs = kubeletDir + "/logs"

@@ -1,0 +1,283 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+// upstreamSubset are tests of Kubernetes that take part in "make test"; "make conformance" runs all.
+var upstreamSubset = []string{
+	"should be able to preserve UDP traffic when server pod cycles for a LoadBalancer service on the same nodes",
+	"should have session affinity work for LoadBalancer service with Local traffic policy",
+	"should only allow access from service loadbalancer source ranges",
+	"should not have connectivity disruption during rolling update with externalTrafficPolicy=Cluster",
+	"should be able to change the type and ports of a TCP service",
+	"should be able to create LoadBalancer Service without NodePort and change it",
+}
+
+// parallel is how many tests run at a time: most wait most of the time.
+const parallel = 6
+
+// upstreamDir has the programs of e2e/conformance.
+const upstreamDir = "../.cache/conformance"
+
+// TestUpstream runs tests of Kubernetes itself ([sig-network]) from behind the router, against real kubelets with the
+// agent as its DaemonSet. CONFORMANCE selects tests by a regular expression; with CONFORMANCE_WITHOUT_AGENT the nodes
+// have kube-proxy alone.
+func TestUpstream(t *testing.T) {
+	programs, err := filepath.Abs(upstreamDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(programs, "e2e.test")); err != nil {
+		err = fmt.Errorf("%w; build it with: make conformance-programs", err)
+		if os.Getenv("STEELYARD_CI") != "" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	focus, nodes := os.Getenv("CONFORMANCE"), 3
+	if focus == "" {
+		var names []string
+		for _, name := range upstreamSubset {
+			names = append(names, regexp.QuoteMeta(name))
+		}
+		focus, nodes = strings.Join(names, "|"), 2
+	}
+	u := startUpstream(t, programs, nodes, os.Getenv("CONFORMANCE_WITHOUT_AGENT") == "")
+	specs := u.run(t, "--ginkgo.dry-run", "--ginkgo.focus="+focus)
+	if focus != os.Getenv("CONFORMANCE") && len(specs) != len(upstreamSubset) {
+		t.Fatalf("%d tests are selected; want %d", len(specs), len(upstreamSubset))
+	}
+	alone := func(s spec) bool {
+		return strings.Contains(s.name(), "[Serial]") || strings.Contains(s.name(), "[Disruptive]")
+	}
+	slots := make(chan struct{}, parallel)
+	var all sync.WaitGroup
+	for _, s := range specs {
+		if !alone(s) {
+			slots <- struct{}{}
+			all.Go(func() {
+				defer func() { <-slots }()
+				u.runOne(t, s)
+			})
+		}
+	}
+	all.Wait()
+	for _, s := range specs {
+		if alone(s) {
+			u.runOne(t, s)
+		}
+	}
+	u.report(t)
+}
+
+// upstream is a cluster for the tests of Kubernetes.
+type upstream struct {
+	*cluster
+	programs string
+	dir      string // of the files of the tests
+
+	mu      sync.Mutex // guards results
+	results []result
+}
+
+// result is that of one test.
+type result struct {
+	spec
+	output string // its end, when it failed
+}
+
+// spec is a test in the reports of ginkgo.
+type spec struct {
+	ContainerHierarchyTexts []string
+	LeafNodeText            string
+	LeafNodeType            string
+	State                   string
+	RunTime                 time.Duration
+	Failure                 struct{ Message string }
+}
+
+// name is the full name, by which ginkgo selects the test.
+func (s spec) name() string {
+	return strings.Join(append(s.ContainerHierarchyTexts, s.LeafNodeText), " ")
+}
+
+// startUpstream starts a cluster whose pods have a network and a name server. With an agent it installs the DaemonSet.
+func startUpstream(t *testing.T, programs string, nodes int, agent bool) *upstream {
+	t.Helper()
+	if err := kube.RuntimeAvailable(); err != nil {
+		t.Fatal(err)
+	}
+	u := &upstream{cluster: startCluster(t, nodes, "tunnel"), programs: programs, dir: t.TempDir()}
+	if err := u.control.StartControllers("*"); err != nil {
+		t.Fatal(err)
+	}
+	u.serveNames(t)
+	images := []kube.Image{agentsImage(), u.serverImage(t)}
+	for i, n := range u.Balancers {
+		u.join(t, i)
+		u.startProxy(t, n)
+		v4, v6 := podPrefixes(i)
+		// The API server and the tests reach pods, too.
+		router := u.Topology.Router
+		if err := errors.Join(router.AddRoute(v4, n.V4), router.AddRoute(v6, n.V6)); err != nil {
+			t.Fatal(err)
+		}
+		kubelet, err := u.control.StartKubelet(n, kube.Kubelet{
+			Images: images, Pods: []netip.Prefix{v4, v6}, DNS: u.Servers[0].V4,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if t.Failed() {
+				agent := u.daemonLog(n)
+				t.Logf("log of the kubelet on %s:\n%s\nlog of the agent:\n%s", n, kubelet.Log.Tail(40), agent)
+			}
+		})
+	}
+	labtest.Until(t, 120*time.Second, "the nodes are ready", u.nodesReady)
+	if agent {
+		gw := u.Balancers[0]
+		u.install(t, fmt.Sprintf(daemonTOML, asn, gw.Gateway4, routerASN, gw.Gateway6, routerASN))
+		labtest.Until(t, 120*time.Second, "the DaemonSet is ready", u.daemonsReady(t))
+	}
+	return u
+}
+
+// serverImage is the image of Kubernetes' test server, with the programs that the tests run in its pods.
+func (u *upstream) serverImage(t *testing.T) kube.Image {
+	t.Helper()
+	image := kube.Image{
+		Programs: []string{filepath.Join(u.programs, "agnhost")},
+		// wget tries 20 times where the tests expect once.
+		Files: map[string]string{"/etc/wgetrc": "tries = 1\n", "/etc/nsswitch.conf": "hosts: files dns\n"},
+	}
+	for _, name := range []string{
+		"dash", "nc.openbsd", "wget", "curl", "cat", "date", "env", "grep", "head", "ls", "mkdir", "sed", "seq",
+		"sleep", "sort", "tail", "timeout", "touch", "tr", "true", "uniq", "wc",
+	} {
+		program, err := exec.LookPath(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		image.Programs = append(image.Programs, program)
+	}
+	for _, v := range []string{"2.55", "2.59"} {
+		image.Names = append(image.Names, "lab/agnhost:"+v)
+	}
+	image.Links = map[string]string{"/bin/sh": "dash", "/bin/nc": "nc.openbsd"}
+	return image
+}
+
+// run runs e2e.test in the client's namespace and returns the tests that it did not skip by name.
+func (u *upstream) run(t *testing.T, args ...string) []spec {
+	specs, output, err := u.start(t, args...)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, output)
+	}
+	return specs
+}
+
+func (u *upstream) start(t *testing.T, args ...string) (specs []spec, output string, err error) {
+	dir, err := os.MkdirTemp(u.dir, "run-")
+	if err != nil {
+		return nil, "", err
+	}
+	report := filepath.Join(dir, "report.json")
+	for name, text := range map[string]string{
+		"kubeconfig": u.control.Kubeconfig(),
+		// Images of any other name are not needed, and there is nowhere to pull them from.
+		"registries": "promoterE2eRegistry: lab\ngcRegistry: lab\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			return nil, "", err
+		}
+	}
+	var log bytes.Buffer
+	p, err := u.Clients[0].Start(lab.Command{
+		Path: filepath.Join(u.programs, "e2e.test"), Output: &log,
+		// Some tests read the names of images before the flags are read.
+		Env: []string{"KUBE_TEST_REPO_LIST=" + filepath.Join(dir, "registries")},
+		Args: append([]string{
+			"--kubeconfig=" + filepath.Join(dir, "kubeconfig"), "--provider=skeleton",
+			fmt.Sprintf("--num-nodes=%d", len(u.Balancers)), "--kubectl-path=" + filepath.Join(u.programs, "kubectl"),
+			"--e2e-output-dir=" + dir, "--disable-log-dump", "--ginkgo.no-color", "--ginkgo.timeout=2h",
+			"--ginkgo.json-report=" + report,
+		}, args...),
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	err = p.Wait(t.Context())
+	if b, errRead := os.ReadFile(report); errRead == nil {
+		var suites []struct{ SpecReports []spec }
+		if errJSON := json.Unmarshal(b, &suites); errJSON != nil {
+			return nil, log.String(), errJSON
+		}
+		for _, suite := range suites {
+			specs = append(specs, suite.SpecReports...)
+		}
+	}
+	// Tests outside the focus are reported as skipped, too, but without a reason.
+	specs = slices.DeleteFunc(specs, func(s spec) bool {
+		return s.LeafNodeType != "It" || s.State == "skipped" && s.Failure.Message == ""
+	})
+	if len(specs) == 0 && err == nil {
+		err = fmt.Errorf("no test was selected")
+	}
+	return specs, log.String(), err
+}
+
+// runOne runs one test.
+func (u *upstream) runOne(t *testing.T, s spec) {
+	specs, output, err := u.start(t, "--ginkgo.focus="+regexp.QuoteMeta(s.name())+"$")
+	r := result{spec: s}
+	r.State, r.Failure.Message, r.output = "failed", fmt.Sprint(err), output
+	if len(specs) == 1 {
+		r.spec = specs[0]
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.results = append(u.results, r)
+	fmt.Fprintf(os.Stderr, "%-7s %6.1fs %s\n", r.State, r.RunTime.Seconds(), r.name())
+}
+
+// report makes each test a subtest.
+func (u *upstream) report(t *testing.T) {
+	slices.SortFunc(u.results, func(a, b result) int { return strings.Compare(a.name(), b.name()) })
+	for _, r := range u.results {
+		t.Run(strings.ReplaceAll(r.name(), "/", "|"), func(t *testing.T) {
+			switch r.State {
+			case "passed":
+			case "skipped":
+				t.Logf("not applicable: %s", r.Failure.Message)
+			default:
+				t.Errorf("%s: %s\n%s", r.State, r.Failure.Message, tail(r.output, 60))
+			}
+		})
+	}
+}
+
+// tail returns the last n lines.
+func tail(text string, n int) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
