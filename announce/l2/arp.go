@@ -13,7 +13,7 @@ import (
 // readARP replies to requests until the socket is closed.
 func (r *responder) readARP(s *sockets) error {
 	for {
-		packet, _, err := s.arp.Read()
+		packet, err := s.arp.Read()
 		if err != nil {
 			if errors.Is(err, net.ErrClosed) {
 				return nil
@@ -27,6 +27,7 @@ func (r *responder) readARP(s *sockets) error {
 		if bytes.Equal(packet.SenderHardwareAddr, s.ifi.HardwareAddr) {
 			continue
 		}
+		r.heardOwn(packet.SenderHardwareAddr)
 		r.a.conflict(packet.SenderIP, packet.SenderHardwareAddr.String(), r.name) // of a probe it is 0.0.0.0
 		if packet.Operation != arp.OperationRequest {
 			continue
@@ -34,8 +35,11 @@ func (r *responder) readARP(s *sockets) error {
 		if packet.SenderIP.IsUnspecified() {
 			r.a.probed(packet.TargetIP, s.ifi.HardwareAddr, packet.SenderHardwareAddr, r.name)
 		}
+		if r.isTwin() {
+			continue
+		}
 		sent, err := r.a.reply(packet.TargetIP, func() error {
-			return s.arp.Reply(packet, s.ifi.HardwareAddr, packet.TargetIP)
+			return replyARP(s, packet)
 		})
 		if err != nil {
 			r.log.Debug("reply not sent", "vip", packet.TargetIP, "err", err)
@@ -43,6 +47,16 @@ func (r *responder) readARP(s *sockets) error {
 			r.a.metrics.replies.WithLabelValues(r.name).Inc()
 		}
 	}
+}
+
+// replyARP replies to the sender of a request.
+func replyARP(s *sockets, request *arp.Packet) error {
+	to := request.SenderHardwareAddr
+	p, err := arp.NewPacket(arp.OperationReply, s.ifi.HardwareAddr, request.TargetIP, to, request.SenderIP)
+	if err != nil {
+		return err
+	}
+	return s.arp.WriteTo(p, to)
 }
 
 // gratuitousARP announces vip as a request and as a reply, because some stacks process only one of the two (RFC 5227 §3

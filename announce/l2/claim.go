@@ -11,7 +11,6 @@ import (
 	"github.com/mdlayher/arp"
 	"github.com/mdlayher/ethernet"
 	"github.com/mdlayher/ndp"
-	"golang.org/x/net/ipv6"
 )
 
 // Times of a claim. They are shorter than those of RFC 5227 §1.1, because clients wait for the address: a host on an
@@ -30,6 +29,12 @@ type claim struct {
 	sent  int       // probes of this round
 	due   time.Time // of the next step
 	heard string    // the MAC address of a host that has the VIP, or probes for it, too
+}
+
+// ownership is a VIP that is announced.
+type ownership struct {
+	defended time.Time // last
+	defend   time.Time // when it is to be defended next; zero: not
 }
 
 // Conflict is a VIP that another host claims.
@@ -61,13 +66,8 @@ func (a *Announcer) Conflicts() []Conflict {
 // runClaims probes for the claimed VIPs, and announces those that no other host has, until ctx ends.
 func (a *Announcer) runClaims(ctx context.Context) {
 	for {
-		probe, added, next := a.step(time.Now())
-		for _, r := range a.responders {
-			r.probe(probe)
-		}
-		if len(added) > 0 {
-			a.announce(ctx, a.responders, added)
-		}
+		todo, next := a.step(time.Now())
+		a.sendAll(ctx, todo)
 		select {
 		case <-ctx.Done():
 			return
@@ -77,9 +77,40 @@ func (a *Announcer) runClaims(ctx context.Context) {
 	}
 }
 
-// step advances the claims that are due. It returns the VIPs to probe for, those that are owned now, and how long no
-// claim is due.
-func (a *Announcer) step(now time.Time) (probe, added []netip.Addr, next time.Duration) {
+// steps are what is due.
+type steps struct {
+	probe  []netip.Addr // for these
+	added  []netip.Addr // are owned now
+	defend []netip.Addr // by gratuitous frames
+}
+
+// sendAll sends what is due.
+func (a *Announcer) sendAll(ctx context.Context, s steps) {
+	for _, r := range a.responders {
+		r.gratuitous(ctx, s.defend)
+	}
+	if len(s.added) > 0 {
+		a.announce(ctx, a.responders, s.added)
+	}
+	if len(s.probe) == 0 {
+		return
+	}
+	for _, r := range a.responders {
+		r.probe(ctx, s.probe)
+	}
+	// Many probes take longer than their interval.
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	due := time.Now().Add(probeInterval)
+	for _, vip := range s.probe {
+		if c := a.claims[vip]; c != nil && c.heard == "" {
+			c.due = due
+		}
+	}
+}
+
+// step advances the claims that are due, and returns what to send, and how long nothing else is due.
+func (a *Announcer) step(now time.Time) (s steps, next time.Duration) {
 	usable := slices.ContainsFunc(a.responders, (*responder).isOpen)
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -94,22 +125,34 @@ func (a *Announcer) step(now time.Time) (probe, added []netip.Addr, next time.Du
 		case c.sent < probes:
 			c.sent++
 			c.due = now.Add(probeInterval)
-			probe = append(probe, vip)
+			s.probe = append(s.probe, vip)
 		default:
 			delete(a.claims, vip)
 			if r := a.rivals[vip]; r != nil {
 				delete(a.rivals, vip)
 				a.o.Log.Info("address taken over", "vip", vip, "from", r.MAC)
 			}
-			a.owned[vip] = struct{}{}
-			added = append(added, vip)
+			a.owned[vip] = &ownership{}
+			s.added = append(s.added, vip)
 			continue
 		}
 		next = min(next, c.due.Sub(now))
 	}
-	slices.SortFunc(probe, netip.Addr.Compare)
-	slices.SortFunc(added, netip.Addr.Compare)
-	return probe, added, next
+	for vip := range a.rivals {
+		o := a.owned[vip]
+		switch {
+		case o == nil || o.defend.IsZero():
+		case o.defend.After(now):
+			next = min(next, o.defend.Sub(now))
+		default:
+			o.defended, o.defend = now, time.Time{}
+			s.defend = append(s.defend, vip)
+		}
+	}
+	for _, list := range [][]netip.Addr{s.probe, s.added, s.defend} {
+		slices.SortFunc(list, netip.Addr.Compare)
+	}
+	return s, next
 }
 
 // reclaim makes every owned VIP a claim again: while no interface worked, another host may have taken it over.
@@ -132,7 +175,8 @@ func (a *Announcer) wake() {
 }
 
 // conflict takes a frame in which another host claims a VIP (RFC 5227 §2.4). A VIP that is not owned yet is then not
-// announced. An owned one is kept and defended; that is counted, and logged once per VIP and MAC address.
+// announced. An owned one is kept, and defended at most once per defendInterval; that is counted, and logged when the
+// host is another one than before.
 func (a *Announcer) conflict(vip netip.Addr, mac, iface string) {
 	if a.isOwn(mac) {
 		return
@@ -140,37 +184,30 @@ func (a *Announcer) conflict(vip netip.Addr, mac, iface string) {
 	now := time.Now()
 	a.mu.Lock()
 	c, claimed := a.claims[vip]
-	_, owned := a.owned[vip]
+	o, owned := a.owned[vip]
 	if !claimed && !owned {
 		a.mu.Unlock()
 		return
 	}
-	if claimed {
-		c.heard, c.due = mac, now
-		a.wake()
-	}
 	r, known := a.rivals[vip]
 	if !known || r.MAC != mac {
-		r = &Conflict{VIP: vip, MAC: mac, Interface: iface, Since: now}
+		r, known = &Conflict{VIP: vip, MAC: mac, Interface: iface, Since: now}, false
 		a.rivals[vip] = r
 	}
 	r.Last = now
-	key := vip.String() + " " + mac
-	logged := a.conflicts[key]
-	a.conflicts[key] = true
-	defend := owned && now.Sub(a.defended[vip]) >= defendInterval
-	if defend {
-		a.defended[vip] = now
+	if claimed {
+		c.heard, c.due = mac, now
+	} else if o.defend.IsZero() {
+		o.defend = now
+		if next := o.defended.Add(defendInterval); !o.defended.IsZero() && next.After(now) {
+			o.defend = next
+		}
 	}
+	a.wake()
 	a.mu.Unlock()
 	a.metrics.conflicts.WithLabelValues(iface).Inc()
-	if !logged {
+	if !known && a.logged.allow(now) {
 		a.o.Log.Warn("address conflict", "vip", vip, "mac", mac, "interface", iface, "announced", owned)
-	}
-	if defend {
-		for _, p := range a.responders {
-			p.gratuitous([]netip.Addr{vip})
-		}
 	}
 }
 
@@ -197,12 +234,13 @@ func (a *Announcer) isOwn(mac string) bool {
 func (r *responder) isOpen() bool { return r.opened() != nil }
 
 // probe asks whether a host has one of vips.
-func (r *responder) probe(vips []netip.Addr) {
+func (r *responder) probe(ctx context.Context, vips []netip.Addr) {
 	s := r.opened()
-	if s == nil {
+	if s == nil || r.isTwin() {
 		return
 	}
 	for _, vip := range vips {
+		r.a.pace.wait(ctx)
 		var err error
 		if vip.Is4() {
 			err = probeARP(s, vip)
@@ -225,15 +263,13 @@ func probeARP(s *sockets, vip netip.Addr) error {
 	return s.arp.WriteTo(p, ethernet.Broadcast)
 }
 
-// solicit asks for the host that has vip. The nonce tells other announcers that this is a probe (as in RFC 7527) and no
-// client that resolves vip.
+// solicit asks for the host that has vip as duplicate address detection does (RFC 4862 §5.4.2), with a nonce
+// (RFC 7527).
 func (n *ndpSocket) solicit(vip netip.Addr) error {
 	to, err := ndp.SolicitedNodeMulticast(vip)
 	if err != nil {
 		return err
 	}
-	m := &ndp.NeighborSolicitation{TargetAddress: vip, Options: []ndp.Option{
-		&ndp.LinkLayerAddress{Direction: ndp.Source, Addr: n.ifi.HardwareAddr}, ndp.NewNonce(),
-	}}
-	return n.conn.WriteTo(m, &ipv6.ControlMessage{HopLimit: ndp.HopLimit, IfIndex: n.ifi.Index}, to)
+	m := &ndp.NeighborSolicitation{TargetAddress: vip, Options: []ndp.Option{ndp.NewNonce()}}
+	return n.conn.send(m, netip.IPv6Unspecified(), to, multicastMAC(to))
 }

@@ -1,6 +1,7 @@
 package l2
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -31,13 +32,13 @@ func claiming(t *testing.T, f *fakeSystem, vips ...netip.Addr) (*Announcer, *res
 	return a, r, s
 }
 
-// steps advances the claims for a time, and sends what is to be sent. It returns the VIPs that are owned then.
-func steps(a *Announcer, from time.Time, d time.Duration) (time.Time, []netip.Addr) {
+// advance advances the claims for a time, and sends what is to be sent. It returns the VIPs that are owned then.
+func advance(a *Announcer, from time.Time, d time.Duration) (time.Time, []netip.Addr) {
 	for end := from.Add(d); from.Before(end); from = from.Add(10 * time.Millisecond) {
-		probe, added, _ := a.step(from)
+		s, _ := a.step(from)
 		for _, r := range a.responders {
-			r.probe(probe)
-			r.gratuitous(added)
+			r.probe(context.Background(), s.probe)
+			r.gratuitous(context.Background(), slices.Concat(s.added, s.defend))
 		}
 	}
 	return from, a.all()
@@ -47,23 +48,23 @@ func steps(a *Announcer, from time.Time, d time.Duration) (time.Time, []netip.Ad
 func TestProbesBeforeAClaim(t *testing.T) {
 	f := newFakeSystem()
 	a, r, s := claiming(t, f, vip4, vip6)
-	now, owned := steps(a, time.Now().Add(time.Millisecond), time.Second)
+	now, owned := advance(a, time.Now().Add(time.Millisecond), time.Second)
 	wantSent(t, "without sockets", f)
 	if len(owned) > 0 {
 		t.Errorf("%v is owned without sockets", owned)
 	}
 	r.use(s)
 	wantSent(t, "use", f, "join ff02::1:ff00:10")
-	now, owned = steps(a, now, 2*probeInterval+20*time.Millisecond)
+	now, owned = advance(a, now, 2*probeInterval+20*time.Millisecond)
 	probe := []string{"1 from 02:00:00:00:00:aa 0.0.0.0 for 00:00:00:00:00:00 192.0.2.10 to ff:ff:ff:ff:ff:ff",
-		"solicit 2001:db8::10 at ff02::1:ff00:10, 2 options"}
+		"solicit 2001:db8::10 from :: at ff02::1:ff00:10, 1 options"}
 	if wantSent(t, "probes", f, slices.Concat(probe, probe, probe)...); len(owned) > 0 {
 		t.Errorf("%v is owned before the probes can be answered", owned)
 	}
 	if sent, _ := a.reply(vip4, func() error { return nil }); sent {
 		t.Error("a request was answered for a claimed address")
 	}
-	if _, owned = steps(a, now, probeInterval); len(owned) != 2 || len(f.take()) != 3 {
+	if _, owned = advance(a, now, probeInterval); len(owned) != 2 || len(f.take()) != 3 {
 		t.Errorf("%v is owned", owned)
 	}
 }
@@ -73,17 +74,17 @@ func TestClaimOfATakenAddress(t *testing.T) {
 	f := newFakeSystem()
 	a, r, s := claiming(t, f, vip4)
 	r.use(s)
-	now, _ := steps(a, time.Now().Add(time.Millisecond), probeInterval)
+	now, _ := advance(a, time.Now().Add(time.Millisecond), probeInterval)
 	for range 3 {
 		a.conflict(vip4, otherMAC.String(), "eth0")
 		now = now.Add(time.Millisecond)
 		var owned []netip.Addr
-		now, owned = steps(a, now, claimRetry+50*time.Millisecond)
+		now, owned = advance(a, now, claimRetry+50*time.Millisecond)
 		if c := a.Conflicts(); len(owned) > 0 || len(c) != 1 || !c[0].Withheld || c[0].MAC != otherMAC.String() {
 			t.Fatalf("%v is owned, conflicts %+v", owned, c)
 		}
 	}
-	_, owned := steps(a, now, probes*probeInterval+50*time.Millisecond)
+	_, owned := advance(a, now, probes*probeInterval+50*time.Millisecond)
 	if c := a.Conflicts(); len(owned) != 1 || len(c) != 0 {
 		t.Errorf("%v is owned, conflicts %+v", owned, c)
 	}
@@ -129,7 +130,7 @@ func TestReadProbes(t *testing.T) {
 		Operation: arp.OperationRequest, SenderHardwareAddr: lower, SenderIP: netip.IPv4Unspecified(), TargetIP: vip4,
 	}}
 	solicit := func(options ...ndp.Option) {
-		s.ndp.in.(fakeFrames).in <- frame{raw: neighbourFrame(t, lower, "fe80::1", &ndp.NeighborSolicitation{
+		s.ndp.in.(fakeFrames).in <- frame{raw: frameToUs(t, lower, "fe80::1", &ndp.NeighborSolicitation{
 			TargetAddress: vip6, Options: options,
 		})}
 	}

@@ -12,9 +12,14 @@
 // defended (§2.4); such a conflict is logged, counted and reported. After a network partition two hosts may have one
 // VIP: both report it.
 //
-// Solicitations are read from a packet socket, not from an ICMPv6 socket: neighbour unreachability detection sends
-// solicitations by unicast to the VIP (RFC 4861 §7.3), which the network stack does not accept as a local address.
-// Frames that do not parse are ignored: a broadcast frame with a wrong length must not end the loop.
+// ARP and neighbour messages are read from and written to packet sockets: neighbour unreachability detection sends
+// solicitations by unicast to the VIP (RFC 4861 §7.3), which the network stack does not accept as a local address, and
+// replies go to the MAC address of the host that asked, whatever the routing table has. The interface needs no IPv4
+// address for ARP, and no link-local address for NDP. Frames for other MAC addresses and of VLANs without an interface
+// here are ignored, and so are frames that do not parse: a broadcast frame with a wrong length must not end the loop.
+//
+// What anyone in the segment can cause is bounded: log lines and memory about conflicts, defence (once in 10 s per
+// VIP). Frames that are not replies are paced. Of several interfaces in one segment the first one replies.
 //
 // An interface that goes down, is deleted or is created is handled while running; a failing interface does not delay
 // the others.

@@ -11,9 +11,7 @@ import (
 	"time"
 
 	"github.com/mdlayher/arp"
-	"github.com/mdlayher/ethernet"
 	"github.com/mdlayher/ndp"
-	"golang.org/x/net/ipv6"
 )
 
 // Hardware addresses of this node and of another host.
@@ -78,7 +76,7 @@ func (f *fakeSystem) openNDP(ifi *net.Interface) (*ndpSocket, error) {
 	if f.noNDP != nil {
 		return nil, f.noNDP
 	}
-	return &ndpSocket{ifi, fakeNDP{f.open()}, fakeFrames{f.open()}}, nil
+	return &ndpSocket{ifi, netip.MustParseAddr("fe80::aa"), fakeNDP{f.open()}, fakeFrames{f.open()}}, nil
 }
 
 func (f *fakeSystem) record(format string, args ...any) error {
@@ -137,13 +135,9 @@ func (s *fakeSocket) read() frame {
 
 type fakeARP struct{ *fakeSocket }
 
-func (s fakeARP) Read() (*arp.Packet, *ethernet.Frame, error) {
+func (s fakeARP) Read() (*arp.Packet, error) {
 	f := s.read()
-	return f.arp, nil, f.err
-}
-
-func (s fakeARP) Reply(request *arp.Packet, mac net.HardwareAddr, ip netip.Addr) error {
-	return s.system.record("reply to %s: %s is at %s", request.SenderIP, ip, mac)
+	return f.arp, f.err
 }
 
 func (s fakeARP) WriteTo(p *arp.Packet, to net.HardwareAddr) error {
@@ -153,19 +147,20 @@ func (s fakeARP) WriteTo(p *arp.Packet, to net.HardwareAddr) error {
 
 type fakeNDP struct{ *fakeSocket }
 
-func (s fakeNDP) JoinGroup(group netip.Addr) error  { return s.system.record("join %s", group) }
-func (s fakeNDP) LeaveGroup(group netip.Addr) error { return s.system.record("leave %s", group) }
+func (s fakeNDP) joinGroup(group netip.Addr) error  { return s.system.record("join %s", group) }
+func (s fakeNDP) leaveGroup(group netip.Addr) error { return s.system.record("leave %s", group) }
 
-func (s fakeNDP) WriteTo(m ndp.Message, cm *ipv6.ControlMessage, to netip.Addr) error {
+func (s fakeNDP) send(m ndp.Message, from, to netip.Addr, mac net.HardwareAddr) error {
 	if ns, ok := m.(*ndp.NeighborSolicitation); ok {
-		return s.system.record("solicit %s at %s, %d options", ns.TargetAddress, to, len(ns.Options))
+		return s.system.record("solicit %s from %s at %s, %d options", ns.TargetAddress, from, to, len(ns.Options))
 	}
 	na := m.(*ndp.NeighborAdvertisement)
-	mac := na.Options[0].(*ndp.LinkLayerAddress)
-	if !na.Override || na.Router || mac.Direction != ndp.Target || cm.HopLimit != 255 || cm.IfIndex != 7 {
-		return fmt.Errorf("advertisement %+v, %+v", na, cm)
+	target := na.Options[0].(*ndp.LinkLayerAddress)
+	if !na.Override || na.Router || target.Direction != ndp.Target || from.String() != "fe80::aa" {
+		return fmt.Errorf("advertisement %+v from %s", na, from)
 	}
-	return s.system.record("advertise to %s: %s is at %s, solicited %t", to, na.TargetAddress, mac.Addr, na.Solicited)
+	return s.system.record("advertise to %s %s: %s is at %s, solicited %t",
+		to, mac, na.TargetAddress, target.Addr, na.Solicited)
 }
 
 type fakeFrames struct{ *fakeSocket }

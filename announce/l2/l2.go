@@ -25,6 +25,14 @@ type Options struct {
 	Claim bool
 }
 
+// Limits of what is sent without being asked for, in all interfaces together, and of what is logged about conflicts.
+const (
+	frameInterval = 250 * time.Microsecond // per address
+	frameBurst    = 32
+	logInterval   = 10 * time.Second
+	logBurst      = 20
+)
+
 var defaultRepeat = []time.Duration{
 	100 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second,
 }
@@ -36,15 +44,15 @@ type Announcer struct {
 	responders []*responder
 	claimed    chan struct{} // capacity 1: there are new claims
 	links      *linkWatcher
+	pace       bucket // of frames that are not replies
+	logged     bucket // conflicts in the log: anyone in the segment can cause them
 
-	mu        sync.RWMutex // guards all below; a reply is sent under RLock, so that Set waits for it
-	owned     map[netip.Addr]struct{}
-	claims    map[netip.Addr]*claim    // not owned yet
-	rivals    map[netip.Addr]*Conflict // the last of each VIP that is owned or claimed
-	defended  map[netip.Addr]time.Time
-	conflicts map[string]bool // logged already: VIP and MAC
-	ctx       context.Context // of Run; nil before
-	bursts    sync.WaitGroup
+	mu     sync.RWMutex // guards all below; a reply is sent under RLock, so that Set waits for it
+	owned  map[netip.Addr]*ownership
+	claims map[netip.Addr]*claim    // not owned yet
+	rivals map[netip.Addr]*Conflict // the last of each VIP that is owned or claimed
+	ctx    context.Context          // of Run; nil before
+	bursts sync.WaitGroup
 }
 
 // New returns an Announcer. It sends nothing before Set and Run.
@@ -57,8 +65,9 @@ func New(o Options) (*Announcer, error) {
 	}
 	a := &Announcer{
 		o: o, metrics: newMetrics(), claimed: make(chan struct{}, 1),
-		owned: map[netip.Addr]struct{}{}, claims: map[netip.Addr]*claim{}, rivals: map[netip.Addr]*Conflict{},
-		defended: map[netip.Addr]time.Time{}, conflicts: map[string]bool{},
+		owned: map[netip.Addr]*ownership{}, claims: map[netip.Addr]*claim{}, rivals: map[netip.Addr]*Conflict{},
+		pace:   bucket{interval: frameInterval, burst: frameBurst},
+		logged: bucket{interval: logInterval, burst: logBurst},
 	}
 	for _, name := range o.Interfaces {
 		r := &responder{a: a, name: name, log: o.Log.With("interface", name), sys: kernel}
@@ -94,7 +103,6 @@ func (a *Announcer) Set(_ context.Context, list []lb.Announcement) error {
 			delete(a.owned, vip)
 			delete(a.claims, vip)
 			delete(a.rivals, vip)
-			delete(a.defended, vip)
 			for _, p := range a.responders {
 				p.leave(vip)
 			}
@@ -104,7 +112,7 @@ func (a *Announcer) Set(_ context.Context, list []lb.Announcement) error {
 	if a.o.Claim {
 		for _, vip := range added {
 			delete(a.claims, vip)
-			a.owned[vip] = struct{}{}
+			a.owned[vip] = &ownership{}
 		}
 	} else {
 		a.wake()
@@ -130,22 +138,19 @@ func (a *Announcer) allOf() []netip.Addr {
 	return slices.AppendSeq(slices.Collect(maps.Keys(a.owned)), maps.Keys(a.claims))
 }
 
-// announce sends gratuitous frames for vips now, and again after each delay of Repeat, because frames can be lost.
+// announce sends gratuitous frames for vips, and again after each delay of Repeat, because frames can be lost. It does
+// not wait.
 func (a *Announcer) announce(ctx context.Context, responders []*responder, vips []netip.Addr) {
-	send := func() {
-		for _, p := range responders {
-			p.gratuitous(vips)
-		}
-	}
-	send()
 	a.bursts.Go(func() {
 		start := time.Now()
-		for _, after := range a.o.Repeat {
+		for _, after := range append([]time.Duration{0}, a.o.Repeat...) {
 			select {
 			case <-ctx.Done():
 				return
 			case <-time.After(time.Until(start.Add(after))):
-				send()
+			}
+			for _, p := range responders {
+				p.gratuitous(ctx, vips)
 			}
 		}
 	})

@@ -8,12 +8,10 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strconv"
 
 	"github.com/mdlayher/ndp"
-	"github.com/mdlayher/packet"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/net/bpf"
-	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/checksum"
@@ -21,11 +19,12 @@ import (
 
 var allNodes = netip.MustParseAddr("ff02::1")
 
-// ndpSocket sends advertisements through one socket and reads solicitations from another (see doc.go).
+// ndpSocket reads and sends neighbour messages.
 type ndpSocket struct {
-	ifi  *net.Interface
-	conn ndpConn
-	in   net.PacketConn
+	ifi    *net.Interface
+	source netip.Addr // a link-local address of the interface; zero: it has none
+	conn   ndpConn
+	in     net.PacketConn
 }
 
 const (
@@ -49,31 +48,46 @@ var neighbourFilter = []bpf.Instruction{
 	bpf.RetConstant{Val: 0},
 }
 
+// openNDP opens the sockets. It fails while the interface has no IPv6 address. A link-local address is not required:
+// without one, messages are sent from the VIP.
 func openNDP(ifi *net.Interface) (*ndpSocket, error) {
-	// Package net caches the index of a zone name for a minute, which is wrong after the interface was deleted and
-	// created again. A numeric zone is not looked up.
-	numbered := *ifi
-	numbered.Name = strconv.Itoa(ifi.Index)
-	conn, _, err := ndp.Listen(&numbered, ndp.LinkLocal)
+	source, err := linkLocal(ifi.Index)
 	if err != nil {
-		return nil, fmt.Errorf("open NDP: %w", err)
+		return nil, err
 	}
-	filter, err := bpf.Assemble(neighbourFilter)
+	conn, err := listen(ifi, unix.ETH_P_IPV6, neighbourFilter)
 	if err != nil {
-		conn.Close()
-		return nil, fmt.Errorf("assemble the filter: %w", err)
-	}
-	in, err := packet.Listen(ifi, packet.Raw, unix.ETH_P_IPV6, &packet.Config{Filter: filter})
-	if err != nil {
-		conn.Close()
 		return nil, fmt.Errorf("listen for solicitations: %w", err)
 	}
-	return &ndpSocket{ifi, conn, in}, nil
+	return &ndpSocket{ifi, source, &ndpFrames{ifi, conn, newGroups(ifi.Index, conn)}, conn}, nil
 }
 
+// linkLocal returns a link-local address of an interface, zero when it has only others.
+func linkLocal(index int) (netip.Addr, error) {
+	link, err := netlink.LinkByIndex(index)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	all, err := netlink.AddrList(link, netlink.FAMILY_V6)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("list the IPv6 addresses: %w", err)
+	}
+	if len(all) == 0 {
+		return netip.Addr{}, errors.New("the interface has no IPv6 address")
+	}
+	for _, a := range all {
+		const unusable = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED
+		if x, ok := netip.AddrFromSlice(a.IP); ok && x.IsLinkLocalUnicast() && a.Flags&unusable == 0 {
+			return x, nil
+		}
+	}
+	return netip.Addr{}, nil
+}
+
+// close closes the sockets; in and conn may be one.
 func (n *ndpSocket) close() {
-	n.in.Close()
 	n.conn.Close()
+	n.in.Close()
 }
 
 // neighbourMessage is a solicitation or an advertisement with its sender.
@@ -140,6 +154,7 @@ func (r *responder) readNDP(s *sockets) error {
 		if bytes.Equal(n.mac, s.ifi.HardwareAddr) {
 			continue
 		}
+		r.heardOwn(n.mac)
 		switch m := n.m.(type) {
 		case *ndp.NeighborAdvertisement:
 			r.a.conflict(m.TargetAddress, n.mac.String(), r.name)
@@ -148,19 +163,22 @@ func (r *responder) readNDP(s *sockets) error {
 			if n.from.IsUnspecified() || slices.ContainsFunc(m.Options, isNonce) {
 				r.a.probed(m.TargetAddress, s.ifi.HardwareAddr, n.mac, r.name)
 			}
-			r.solicited(s, n.from, m.TargetAddress)
+			r.solicited(s, n.from, n.mac, m.TargetAddress)
 		}
 	}
 }
 
-// solicited replies to the sender. Duplicate address detection (RFC 4862 §5.4) solicits from the unspecified address;
-// that reply goes to all nodes.
-func (r *responder) solicited(s *sockets, from, vip netip.Addr) {
+// solicited replies to the MAC address of the sender. Duplicate address detection (RFC 4862 §5.4) solicits from the
+// unspecified address; that reply goes to all nodes.
+func (r *responder) solicited(s *sockets, from netip.Addr, mac net.HardwareAddr, vip netip.Addr) {
+	if r.isTwin() {
+		return
+	}
 	sent, err := r.a.reply(vip, func() error {
 		if from.IsUnspecified() {
-			return s.ndp.advertise(vip, allNodes, false)
+			return s.ndp.advertise(vip, allNodes, multicastMAC(allNodes), false)
 		}
-		return s.ndp.advertise(vip, from, true)
+		return s.ndp.advertise(vip, from, mac, true)
 	})
 	if err != nil {
 		r.log.Debug("reply not sent", "vip", vip, "err", err)
@@ -170,10 +188,14 @@ func (r *responder) solicited(s *sockets, from, vip netip.Addr) {
 }
 
 // advertise sends a neighbour advertisement for vip (RFC 4861 §4.4).
-func (n *ndpSocket) advertise(vip, to netip.Addr, solicited bool) error {
+func (n *ndpSocket) advertise(vip, to netip.Addr, mac net.HardwareAddr, solicited bool) error {
 	m := &ndp.NeighborAdvertisement{
 		Solicited: solicited, Override: true, TargetAddress: vip,
 		Options: []ndp.Option{&ndp.LinkLayerAddress{Direction: ndp.Target, Addr: n.ifi.HardwareAddr}},
 	}
-	return n.conn.WriteTo(m, &ipv6.ControlMessage{HopLimit: ndp.HopLimit, IfIndex: n.ifi.Index}, to)
+	from := n.source
+	if !from.IsValid() {
+		from = vip
+	}
+	return n.conn.send(m, from, to, mac)
 }

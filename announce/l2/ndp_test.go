@@ -15,11 +15,11 @@ import (
 func solicitation(t *testing.T) []byte {
 	t.Helper()
 	m := &ndp.NeighborSolicitation{TargetAddress: vip6}
-	return neighbourFrame(t, net.HardwareAddr{2, 0, 0, 0, 0, 1}, "fe80::1", m)
+	return frameToUs(t, net.HardwareAddr{2, 0, 0, 0, 0, 1}, "fe80::1", m)
 }
 
-// neighbourFrame is a valid Ethernet frame to the solicited-node multicast group of vip6.
-func neighbourFrame(t *testing.T, mac net.HardwareAddr, source string, message ndp.Message) []byte {
+// frameToUs is a valid Ethernet frame to the solicited-node multicast group of vip6.
+func frameToUs(t *testing.T, mac net.HardwareAddr, source string, message ndp.Message) []byte {
 	t.Helper()
 	from, to := netip.MustParseAddr(source), netip.MustParseAddr("ff02::1:ff00:10")
 	m, err := ndp.MarshalMessageChecksum(message, from, to)

@@ -1,6 +1,7 @@
 package l2
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ type responder struct {
 	mu     sync.Mutex // guards all below; taken after Announcer.mu
 	open   *sockets   // nil while the interface is unusable
 	groups map[netip.Addr]int
+	twin   string // the interface earlier in the list that is in the same segment, and replies there
 }
 
 // sockets are the sockets of an interface while it is up and unchanged.
@@ -144,7 +146,7 @@ func (r *responder) use(s *sockets) {
 	r.a.mu.RLock()
 	defer r.a.mu.RUnlock()
 	r.mu.Lock()
-	r.open, r.groups = s, map[netip.Addr]int{}
+	r.open, r.groups, r.twin = s, map[netip.Addr]int{}, ""
 	r.mu.Unlock()
 	for _, vip := range r.a.allOf() {
 		r.join(vip)
@@ -172,9 +174,9 @@ func (r *responder) addToGroup(vip netip.Addr, n int) {
 	r.groups[group] += n
 	switch {
 	case was == 0 && n > 0:
-		err = r.open.ndp.conn.JoinGroup(group)
+		err = r.open.ndp.conn.joinGroup(group)
 	case was == 1 && n < 0:
-		err = r.open.ndp.conn.LeaveGroup(group)
+		err = r.open.ndp.conn.leaveGroup(group)
 	}
 	if err != nil {
 		r.log.Warn("multicast group not changed", "vip", vip, "err", err)
@@ -188,13 +190,46 @@ func (r *responder) opened() *sockets {
 	return r.open
 }
 
+// heardOwn takes a frame of another interface of this node: both are in one segment. Only the one that is earlier in
+// the list replies there, because hosts would change between two MAC addresses.
+func (r *responder) heardOwn(mac net.HardwareAddr) {
+	for _, other := range r.a.responders {
+		if other == r {
+			return
+		}
+		if s := other.opened(); s == nil || !bytes.Equal(s.ifi.HardwareAddr, mac) || other.isTwin() {
+			continue
+		}
+		r.mu.Lock()
+		known := r.twin == other.name
+		r.twin = other.name
+		r.mu.Unlock()
+		if !known {
+			r.log.Warn("interface does not reply: another one of [l2] interfaces is in the same segment",
+				"other", other.name)
+		}
+		return
+	}
+}
+
+// isTwin reports whether another interface replies in the segment of this one.
+func (r *responder) isTwin() bool {
+	r.mu.Lock()
+	name := r.twin
+	r.mu.Unlock()
+	return name != "" && slices.ContainsFunc(r.a.responders, func(other *responder) bool {
+		return other.name == name && other.isOpen()
+	})
+}
+
 // gratuitous sends gratuitous frames for those of vips that are still owned.
-func (r *responder) gratuitous(vips []netip.Addr) {
+func (r *responder) gratuitous(ctx context.Context, vips []netip.Addr) {
 	s := r.opened()
-	if s == nil {
+	if s == nil || r.isTwin() {
 		return
 	}
 	for _, vip := range vips {
+		r.a.pace.wait(ctx)
 		sent, err := r.a.reply(vip, func() error {
 			if vip.Is4() {
 				return gratuitousARP(s, vip)
@@ -202,7 +237,7 @@ func (r *responder) gratuitous(vips []netip.Addr) {
 			if s.ndp == nil {
 				return nil
 			}
-			return s.ndp.advertise(vip, allNodes, false)
+			return s.ndp.advertise(vip, allNodes, multicastMAC(allNodes), false)
 		})
 		if err != nil {
 			r.log.Debug("gratuitous frame not sent", "vip", vip, "err", err)

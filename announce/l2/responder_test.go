@@ -26,7 +26,8 @@ func counted(a *Announcer) [2]float64 {
 // Requests for owned VIPs get a reply. A frame whose sender has an owned VIP is a conflict, unless it is our own.
 func TestReadARP(t *testing.T) {
 	host, other := netip.MustParseAddr("192.0.2.1"), vips[2]
-	const reply = "reply to 192.0.2.1: 192.0.2.10 is at 02:00:00:00:00:aa"
+	const ours = "2 from 02:00:00:00:00:aa 192.0.2.10 for 02:00:00:00:00:bb "
+	const reply = ours + "192.0.2.1 to 02:00:00:00:00:bb"
 	for _, tt := range []struct {
 		name         string
 		op           arp.Operation
@@ -44,7 +45,7 @@ func TestReadARP(t *testing.T) {
 			"2 from 02:00:00:00:00:aa 192.0.2.10 for ff:ff:ff:ff:ff:ff 192.0.2.10 to ff:ff:ff:ff:ff:ff",
 		}, [2]float64{0, 1}},
 		{"probe", arp.OperationRequest, otherMAC, netip.IPv4Unspecified(), vip4,
-			[]string{"reply to 0.0.0.0: 192.0.2.10 is at 02:00:00:00:00:aa"}, [2]float64{1, 0}},
+			[]string{ours + "0.0.0.0 to 02:00:00:00:00:bb"}, [2]float64{1, 0}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			f := newFakeSystem()
@@ -57,6 +58,8 @@ func TestReadARP(t *testing.T) {
 				Operation: tt.op, SenderHardwareAddr: tt.mac, SenderIP: tt.from, TargetIP: tt.target,
 			}}
 			synctest.Wait()
+			due, _ := a.step(time.Now())
+			a.sendAll(t.Context(), due)
 			wantSent(t, tt.name, f, tt.sent...)
 			if got := counted(a); got != tt.counted {
 				t.Errorf("%s: %v replies and conflicts counted; want %v", tt.name, got, tt.counted)
@@ -77,10 +80,10 @@ func TestReadARP(t *testing.T) {
 // The same for neighbour discovery. The unspecified source is that of duplicate address detection.
 func TestReadNDP(t *testing.T) {
 	advertisement := func(mac net.HardwareAddr) []byte {
-		return neighbourFrame(t, mac, "fe80::1", &ndp.NeighborAdvertisement{TargetAddress: vip6})
+		return frameToUs(t, mac, "fe80::1", &ndp.NeighborAdvertisement{TargetAddress: vip6})
 	}
 	solicit := func(mac net.HardwareAddr, from string, vip netip.Addr) []byte {
-		return neighbourFrame(t, mac, from, &ndp.NeighborSolicitation{TargetAddress: vip})
+		return frameToUs(t, mac, from, &ndp.NeighborSolicitation{TargetAddress: vip})
 	}
 	for _, tt := range []struct {
 		name    string
@@ -89,13 +92,15 @@ func TestReadNDP(t *testing.T) {
 		counted [2]float64
 	}{
 		{"solicitation", solicit(otherMAC, "fe80::1", vip6),
-			[]string{"advertise to fe80::1: 2001:db8::10 is at 02:00:00:00:00:aa, solicited true"}, [2]float64{1, 0}},
+			[]string{"advertise to fe80::1 02:00:00:00:00:bb: 2001:db8::10 is at 02:00:00:00:00:aa, solicited true"},
+			[2]float64{1, 0}},
 		{"duplicate address detection", solicit(otherMAC, "::", vip6),
-			[]string{"advertise to ff02::1: 2001:db8::10 is at 02:00:00:00:00:aa, solicited false"}, [2]float64{1, 0}},
+			[]string{"advertise to ff02::1 33:33:00:00:00:01: 2001:db8::10 is at 02:00:00:00:00:aa, solicited false"},
+			[2]float64{1, 0}},
 		{"solicitation for another address", solicit(otherMAC, "fe80::1", vips[3]), nil, [2]float64{}},
 		{"our own solicitation", solicit(ownMAC, "fe80::1", vip6), nil, [2]float64{}},
 		{"conflicting advertisement", advertisement(otherMAC), []string{ // defended
-			"advertise to ff02::1: 2001:db8::10 is at 02:00:00:00:00:aa, solicited false",
+			"advertise to ff02::1 33:33:00:00:00:01: 2001:db8::10 is at 02:00:00:00:00:aa, solicited false",
 		}, [2]float64{0, 1}},
 		{"our own advertisement", advertisement(ownMAC), nil, [2]float64{}},
 	} {
@@ -109,6 +114,8 @@ func TestReadNDP(t *testing.T) {
 			in <- frame{raw: []byte("not valid")}
 			in <- frame{raw: tt.raw}
 			synctest.Wait()
+			due, _ := a.step(time.Now())
+			a.sendAll(t.Context(), due)
 			wantSent(t, tt.name, f, tt.sent...)
 			if got := counted(a); got != tt.counted {
 				t.Errorf("%s: %v replies and conflicts counted; want %v", tt.name, got, tt.counted)
@@ -131,19 +138,19 @@ func TestGratuitous(t *testing.T) {
 	f := newFakeSystem()
 	a, r, s := serving(t, &lines{}, f, vip4, vip6)
 	f.take()
-	r.gratuitous([]netip.Addr{vip4, vip6, vips[2]})
+	r.gratuitous(t.Context(), []netip.Addr{vip4, vip6, vips[2]})
 	wantSent(t, "both families", f,
 		"1 from 02:00:00:00:00:aa 192.0.2.10 for 00:00:00:00:00:00 192.0.2.10 to ff:ff:ff:ff:ff:ff",
 		"2 from 02:00:00:00:00:aa 192.0.2.10 for ff:ff:ff:ff:ff:ff 192.0.2.10 to ff:ff:ff:ff:ff:ff",
-		"advertise to ff02::1: 2001:db8::10 is at 02:00:00:00:00:aa, solicited false")
+		"advertise to ff02::1 33:33:00:00:00:01: 2001:db8::10 is at 02:00:00:00:00:aa, solicited false")
 	if got := testutil.ToFloat64(a.metrics.gratuitous.WithLabelValues("eth0")); got != 2 {
 		t.Errorf("%v counted; want 2", got)
 	}
 	s.ndp = nil
-	r.gratuitous([]netip.Addr{vip6})
+	r.gratuitous(t.Context(), []netip.Addr{vip6})
 	wantSent(t, "no IPv6", f)
 	s.ifi.HardwareAddr = nil // a reply cannot be built
-	r.gratuitous([]netip.Addr{vip4})
+	r.gratuitous(t.Context(), []netip.Addr{vip4})
 	wantSent(t, "failure", f)
 	if got := testutil.ToFloat64(a.metrics.gratuitous.WithLabelValues("eth0")); got != 3 {
 		t.Errorf("%v counted after a failure; want 3", got)

@@ -6,9 +6,7 @@ import (
 	"net/netip"
 
 	"github.com/mdlayher/arp"
-	"github.com/mdlayher/ethernet"
 	"github.com/mdlayher/ndp"
-	"golang.org/x/net/ipv6"
 )
 
 // system has the interfaces and the sockets. Tests replace it.
@@ -20,23 +18,22 @@ type system struct {
 
 var kernel = system{
 	byName:  net.InterfaceByName,
-	openARP: func(ifi *net.Interface) (arpConn, error) { return arp.Dial(ifi) },
+	openARP: openARP,
 	openNDP: openNDP,
 }
 
-// arpConn is an *arp.Client.
+// arpConn is an arpSocket.
 type arpConn interface {
-	Read() (*arp.Packet, *ethernet.Frame, error)
-	Reply(request *arp.Packet, mac net.HardwareAddr, ip netip.Addr) error
+	Read() (*arp.Packet, error)
 	WriteTo(p *arp.Packet, to net.HardwareAddr) error
 	Close() error
 }
 
-// ndpConn is an *ndp.Conn.
+// ndpConn is an *ndpFrames.
 type ndpConn interface {
-	WriteTo(m ndp.Message, cm *ipv6.ControlMessage, to netip.Addr) error
-	JoinGroup(group netip.Addr) error
-	LeaveGroup(group netip.Addr) error
+	send(m ndp.Message, from, to netip.Addr, mac net.HardwareAddr) error
+	joinGroup(group netip.Addr) error
+	leaveGroup(group netip.Addr) error
 	Close() error
 }
 

@@ -1,0 +1,94 @@
+package l2
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mdlayher/arp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+)
+
+// 100,000 forged frames, each with another MAC address, cause some log lines and one entry per VIP.
+func TestForgedFrames(t *testing.T) {
+	log := &lines{}
+	f := newFakeSystem()
+	a, r, s := serving(t, log, f, vip4, vips[2])
+	f.take()
+	go r.readARP(s)
+	const frames = 100_000
+	for i := range frames {
+		mac := []byte{2, 1, byte(i >> 24), byte(i >> 16), byte(i >> 8), byte(i)}
+		s.arp.(fakeARP).in <- frame{arp: &arp.Packet{
+			Operation: arp.OperationReply, SenderHardwareAddr: mac, SenderIP: []netip.Addr{vip4, vips[2]}[i%2],
+		}}
+	}
+	until(t, "all to be counted", func() bool {
+		return testutil.ToFloat64(a.metrics.conflicts.WithLabelValues("eth0")) == frames
+	})
+	s.close()
+	if got := log.count(`msg="address conflict"`); got < 1 || got > 2*logBurst {
+		t.Errorf("%d log lines; want 1 to %d", got, 2*logBurst)
+	}
+	if len(a.rivals) != 2 || len(a.Conflicts()) != 2 {
+		t.Errorf("%d rivals, conflicts %v", len(a.rivals), a.Conflicts())
+	}
+}
+
+// An address is defended at once, and then at most once in ten seconds: also after a conflict within that time
+// (RFC 5227 §2.4 c), or hosts would have the other MAC address until they ask again.
+func TestDefence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeSystem()
+		a, _, _ := serving(t, &lines{}, f, vip4)
+		go a.runClaims(t.Context())
+		f.take()
+		start := time.Now()
+		var sent []string
+		heard := []time.Duration{0, time.Second, 3 * time.Second, 30 * time.Second}
+		for at := time.Duration(0); at < time.Minute; at += 500 * time.Millisecond {
+			for _, h := range heard {
+				if h == at {
+					a.conflict(vip4, otherMAC.String(), "eth0")
+				}
+			}
+			synctest.Wait()
+			if n := len(f.take()); n > 0 {
+				sent = append(sent, fmt.Sprintf("%d at %s", n, time.Since(start)))
+			}
+			time.Sleep(500 * time.Millisecond)
+		}
+		if got, want := fmt.Sprint(sent), "[2 at 0s 2 at 10s 2 at 30s]"; got != want {
+			t.Errorf("frames %s; want %s", got, want)
+		}
+	})
+}
+
+// Gratuitous frames for many addresses do not fill queues: they are paced.
+func TestPace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeSystem()
+		var many []netip.Addr
+		for i := range 4000 {
+			many = append(many, netip.AddrFrom4([4]byte{192, 0, byte(i >> 8), byte(i)}))
+		}
+		a, r, _ := serving(t, &lines{}, f, many...)
+		f.take()
+		start := time.Now()
+		go r.gratuitous(t.Context(), a.all())
+		synctest.Wait()
+		if got := len(f.take()); got != 2*frameBurst {
+			t.Errorf("%d frames at once; want %d", got, 2*frameBurst)
+		}
+		sent := 0
+		for ; sent < 2*(len(many)-frameBurst); sent += len(f.take()) {
+			time.Sleep(10 * time.Millisecond)
+			synctest.Wait()
+		}
+		if took := time.Since(start); took < 900*time.Millisecond || took > 1100*time.Millisecond {
+			t.Errorf("4000 addresses took %s; want about a second", took)
+		}
+	})
+}
