@@ -99,6 +99,9 @@ func (a *attachments) prepare(name string) (netlink.Link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("interface %s: %w", name, err)
 	}
+	if is := nic.Attrs().EncapType; is != "ether" && is != "loopback" {
+		return nil, fmt.Errorf("interface %s: its packets have no Ethernet header (%s)", name, is)
+	}
 	if a.o.Delivers { // the stack forwards to the pods
 		err = a.forward(name)
 	}

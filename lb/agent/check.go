@@ -72,10 +72,15 @@ func plain(err error) error {
 
 type fail = func(r *config.Report, key, hint, problem string, args ...any)
 
-// links is the rule that finds interfaces that do not exist. The agent waits for those that are not the first.
+// links is the rule that finds interfaces that do not exist, and those that are of another kind. The agent waits for
+// those that do not exist and are not the first.
 func links(n *machine.Network, found fail) config.Rule {
 	missing := func(r *config.Report, key string, names []string, from int) {
 		for i, name := range names {
+			if is := n.NotEthernet(name); is != "" {
+				r.Errorf(fmt.Sprintf("%s[%d]", key, i), "name an Ethernet interface",
+					"packets of %s have no Ethernet header (%s)", name, is)
+			}
 			if i >= from && !n.HasLink(name) {
 				found(r, fmt.Sprintf("%s[%d]", key, i), "name an interface of this machine",
 					"there is no interface %s", name)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/netip"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -38,14 +39,8 @@ func datapathOptions(o Options, facts node) (datapath.Options, error) {
 	if err := mode.UnmarshalText([]byte(c.Mode)); err != nil {
 		return datapath.Options{}, err
 	}
-	var peers []netip.Addr
-	if len(c.Interfaces) == 0 && o.Config.BGP != nil {
-		for _, p := range o.Config.BGP.Peers {
-			peers = append(peers, p.Address.WithZone(""))
-		}
-	}
 	return datapath.Options{
-		Reach: peers, FollowRoutes: len(c.Interfaces) == 0, Keep: onLinks(o.Config, facts),
+		Reach: peersOf(o.Config), FollowRoutes: len(c.Interfaces) == 0, Keep: linksOf(o.Config, facts),
 		Interfaces: facts.interfaces, Mode: mode, MaxFlows: c.MaxFlows, SNATPorts: toPortRanges(c.SNATPorts),
 		TunnelPort: c.TunnelPort, TunnelSources: c.TunnelSources, Timeouts: datapath.Timeouts(c.Timeouts),
 		Delivers: o.Config.Kubernetes != nil, TunnelKeys: fileKeys(o.Config), HashSeed: fileSeed(o.Config),
@@ -53,12 +48,32 @@ func datapathOptions(o Options, facts node) (datapath.Options, error) {
 	}, nil
 }
 
-// onLinks returns the interfaces on which hosts resolve VIPs: their packets arrive there.
-func onLinks(c *config.Config, facts node) []string {
-	if c.L2 == nil {
+// peersOf returns the BGP peers. Packets of clients arrive by the interfaces that lead to them.
+func peersOf(c *config.Config) (addrs []netip.Addr) {
+	if c.BGP == nil {
 		return nil
 	}
-	return facts.l2Interfaces
+	for _, p := range c.BGP.Peers {
+		addrs = append(addrs, p.Address.WithZone(""))
+	}
+	return addrs
+}
+
+// linksOf returns the interfaces on which packets of clients arrive: those on which hosts resolve VIPs, and those of
+// peers with link-local addresses.
+func linksOf(c *config.Config, facts node) (names []string) {
+	if c.L2 != nil {
+		names = slices.Clone(facts.l2Interfaces)
+	}
+	if c.BGP == nil {
+		return names
+	}
+	for _, p := range c.BGP.Peers {
+		if zone := p.Address.Zone(); zone != "" && !slices.Contains(names, zone) {
+			names = append(names, zone)
+		}
+	}
+	return names
 }
 
 // checkPath returns the mark and the source address of probes of a server that has the VIP.

@@ -33,7 +33,7 @@ func (n node) address() netip.Addr {
 // host is the system on which the agent runs.
 type host interface {
 	name() (string, error)
-	// defaultInterface returns the interface of the default route, IPv4 first.
+	// defaultInterface returns the Ethernet interface of the default route, IPv4 first.
 	defaultInterface() (string, error)
 	// addresses returns the first global address of each family of an interface; zero where it has none.
 	addresses(iface string) (v4, v6 netip.Addr, err error)
@@ -110,12 +110,12 @@ func (thisHost) defaultInterface() (string, error) {
 			if index == 0 && len(r.MultiPath) > 0 {
 				index = r.MultiPath[0].LinkIndex
 			}
-			if link, err := netlink.LinkByIndex(index); err == nil {
+			if link, err := netlink.LinkByIndex(index); err == nil && link.Attrs().EncapType == "ether" {
 				return link.Attrs().Name, nil
 			}
 		}
 	}
-	return "", errors.New("there is no default route")
+	return "", errors.New("there is no default route by an Ethernet interface")
 }
 
 func (thisHost) addresses(iface string) (v4, v6 netip.Addr, err error) {

@@ -129,10 +129,13 @@ tunnel_sources = ["192.0.2.0/24"]`)
 			t.Errorf("%v, -want +got:\n%s", err, d)
 		}
 	}
+	// Packets of clients arrive where VIPs are resolved, and by the peers, whatever the interfaces are.
 	cfg.Datapath.Interfaces, cfg.L2 = []string{"eth0"}, &config.L2{}
-	if got, err := datapathOptions(o, facts); err != nil || got.FollowRoutes ||
-		!slices.Equal(got.Keep, []string{"eth1"}) { // packets of clients arrive where VIPs are resolved
-		t.Errorf("with L2 on eth1: follow %t, keep %v, %v", got.FollowRoutes, got.Keep, err)
+	cfg.BGP = &config.BGP{Peers: []config.Peer{{Address: ip("192.0.2.254")}, {Address: ip("fe80::1%eth2")}}}
+	got, err := datapathOptions(o, facts)
+	if want := []netip.Addr{ip("192.0.2.254"), ip("fe80::1")}; err != nil || got.FollowRoutes ||
+		!slices.Equal(got.Keep, []string{"eth1", "eth2"}) || !slices.Equal(got.Reach, want) {
+		t.Errorf("with L2 on eth1: follow %t, keep %v, reach %v, %v", got.FollowRoutes, got.Keep, got.Reach, err)
 	}
 	cfg.Datapath.Mode = "dpdk"
 	if _, err := datapathOptions(o, facts); err == nil {

@@ -16,7 +16,7 @@ import (
 
 // Network is the state of the links at one moment. It is immutable.
 type Network struct {
-	links  map[string]bool
+	links  map[string]string     // to their encapsulation
 	taken  map[netip.Addr]string // what the address is: "the address of eth0"
 	onLink map[netip.Prefix]string
 }
@@ -43,11 +43,11 @@ func Read() (*Network, error) {
 
 // New returns the network that consists of these links, addresses and routes.
 func New(links []netlink.Link, addrs []netlink.Addr, routes []netlink.Route) *Network {
-	n := &Network{links: map[string]bool{}, taken: map[netip.Addr]string{}, onLink: map[netip.Prefix]string{}}
+	n := &Network{links: map[string]string{}, taken: map[netip.Addr]string{}, onLink: map[netip.Prefix]string{}}
 	names := map[int]string{}
 	for _, l := range links {
 		names[l.Attrs().Index] = l.Attrs().Name
-		n.links[l.Attrs().Name] = true
+		n.links[l.Attrs().Name] = l.Attrs().EncapType
 	}
 	for _, r := range routes {
 		n.gateway(r.Gw)
@@ -107,7 +107,16 @@ func lastOf(p netip.Prefix) netip.Addr {
 }
 
 // HasLink reports whether there is an interface of this name.
-func (n *Network) HasLink(name string) bool { return n.links[name] }
+func (n *Network) HasLink(name string) bool { _, ok := n.links[name]; return ok }
+
+// NotEthernet returns the encapsulation of an interface whose packets have no Ethernet header; "": they have, or there
+// is no such interface.
+func (n *Network) NotEthernet(name string) string {
+	if is := n.links[name]; is != "ether" && is != "loopback" {
+		return is
+	}
+	return ""
+}
 
 // Taken returns what an address is that a service cannot have, such as "the address of eth0"; "": it can.
 func (n *Network) Taken(a netip.Addr) string { return n.taken[a] }

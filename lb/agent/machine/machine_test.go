@@ -73,6 +73,13 @@ func TestLinks(t *testing.T) {
 			t.Errorf("%s is on %q; want %q", text, got, want)
 		}
 	}
+	tun := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tun0", EncapType: "none"}}
+	eth := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "eth0", EncapType: "ether"}}
+	n = New([]netlink.Link{tun, eth}, nil, nil)
+	if is := n.NotEthernet("tun0"); is != "none" || n.NotEthernet("eth0") != "" || n.NotEthernet("eth9") != "" {
+		t.Errorf("tun0 is %q", is)
+	}
+	n = network(t)
 	if !n.Equal(network(t)) || n.Equal(nil) || n.Equal(New(nil, nil, nil)) {
 		t.Error("Equal")
 	}
