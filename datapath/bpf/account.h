@@ -51,9 +51,7 @@ static __always_inline void flow_opened(const struct pkt *p, const struct verdic
 	if (!v->affinity)
 		return;
 	struct affinity_key k = { .client = p->key.t.src, .frontend = v->frontend };
-	struct member_key m = { v->frontend, v->backend };
-	__u32 *member = bpf_map_lookup_elem(&sy_weights, &m);
-	struct affinity a = { .backend = v->backend, .epoch = member ? member_epoch(*member) : 0, .seen = now };
+	struct affinity a = { .backend = v->backend, .epoch = member_epoch_now(v->frontend, v->backend), .seen = now };
 
 	bpf_map_update_elem(&sy_affinity, &k, &a, BPF_ANY);
 }

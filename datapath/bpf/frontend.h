@@ -110,6 +110,16 @@ static __always_inline __u32 member_epoch(__u32 member)
 	return member >> MEMBER_WEIGHT_BITS;
 }
 
+/* member_epoch_now returns the epoch of a member, 0 if it is none. It is a global function because commit, its caller,
+ * has little stack left. */
+__noinline int member_epoch_now(__u32 frontend, __u32 backend)
+{
+	struct member_key k = { frontend, backend };
+	__u32 *member = bpf_map_lookup_elem(&sy_weights, &k);
+
+	return member ? member_epoch(*member) : 0;
+}
+
 /* backend_more_loaded reports whether a has more flows per weight than b. A backend without a weight is draining. */
 static __always_inline int backend_more_loaded(__u32 frontend, __u32 a, __u32 b)
 {

@@ -59,14 +59,29 @@ static __always_inline int spread_add_backend(struct verdict *v, __u32 id)
 	return 0;
 }
 
+/* spread_accepts reports whether a node accepts new flows of a frontend. It and spread_has_client are global functions,
+ * which the verifier checks once and which leave the stack of their callers alone. */
+__noinline int spread_accepts(__u32 frontend, __u32 id)
+{
+	struct member_key m = { frontend, id };
+
+	return bpf_map_lookup_elem(&sy_weights, &m) != 0;
+}
+
+/* spread_has_client reports whether the client of a packet keeps a backend of this node, by affinity. */
+__noinline int spread_has_client(struct frontend *local)
+{
+	struct scratch *s = scratch_get();
+
+	if (!local || !s)
+		return 0;
+	return affinity_lookup(local, &s->p.key.t.src, bpf_ktime_get_coarse_ns()) != NO_BACKEND;
+}
+
 /* spread_add_earlier adds an earlier node of a slot, for a new flow only if it accepts new flows: it may be down. */
 static __always_inline int spread_add_earlier(struct verdict *v, const struct frontend *fe, __u32 id, int is_new)
 {
-	struct member_key m = { fe->id, id };
-
-	if (is_new && !bpf_map_lookup_elem(&sy_weights, &m))
-		return 0;
-	return spread_add_backend(v, id);
+	return is_new && !spread_accepts(fe->id, id) ? 0 : spread_add_backend(v, id);
 }
 
 /* spread_add_older adds the nodes of the slot in the older table. */
@@ -126,11 +141,10 @@ static __always_inline void spread_append_self(const struct pkt *p, struct verdi
 		v->commit = COMMIT_RELAY;
 }
 
-/* spread_has_client reports whether a client keeps a backend of this node, by affinity. */
-static __always_inline int spread_has_client(const struct pkt *p, const struct frontend *local)
+/* spread_is_of_client reports whether a packet opens a flow of a client that keeps a backend of this node. */
+static __always_inline int spread_is_of_client(const struct pkt *p, struct frontend *local)
 {
-	return local && local->affinity && pkt_opens_flow(p) &&
-	       affinity_lookup(local, &p->key.t.src, bpf_ktime_get_coarse_ns()) != NO_BACKEND;
+	return local && local->affinity && pkt_opens_flow(p) && spread_has_client(local);
 }
 
 /* spread_follow relays a datagram of an unknown flow as those before it, also after the slot has forgotten the nodes.
@@ -200,7 +214,7 @@ static __always_inline struct flow *decide_spread(const struct pkt *p, struct ve
 		f = nat_find(p, v, fe->id, local);
 		if (f)
 			return decide_known(p, v, f);
-		if ((!asks && spread_has_backends(local)) || spread_has_client(p, local))
+		if ((!asks && spread_has_backends(local)) || spread_is_of_client(p, local))
 			return spread_open(p, v, local);
 		if (in->chain.n && asks)
 			return spread_relay(p, v, local, in);
@@ -222,7 +236,7 @@ static __always_inline struct flow *decide_spread(const struct pkt *p, struct ve
 		f = nat_find(p, v, fe->id, local);
 		if (f)
 			return decide_known(p, v, f);
-		if (spread_has_client(p, local))
+		if (spread_is_of_client(p, local))
 			return spread_open(p, v, local);
 		struct backend *self = addr_is_zero(&v->t.dst) ? backend_get(v->backend) : 0;
 
