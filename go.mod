@@ -2,6 +2,9 @@ module github.com/steelyard-lb/steelyard
 
 go 1.26
 
+// MPTCP sockets have no MD5 signatures (RFC 2385), which the listener of gobgp needs (announce/bgp).
+godebug multipathtcp=0
+
 require (
 	github.com/BurntSushi/toml v1.6.0
 	github.com/cilium/ebpf v0.22.0

@@ -94,6 +94,7 @@ type Peer struct {
 	Port            uint16
 	Password        Secret        // TCP MD5 (RFC 2385), 1 to 80 bytes; zero: none configured
 	HoldTime        time.Duration // 0, or whole seconds from 3 to 65535 (RFC 4271 §4.2)
+	MaxReceived     uint32        // of routes before it is reported; 0: any number
 	Multihop        int           // TTL of a multihop eBGP session; 0: directly connected
 	TTLSecurity     bool          // RFC 5082; never together with Multihop
 	Source          netip.Addr    // of the family of Address; zero: the kernel chooses

@@ -98,7 +98,7 @@ func TestDesign(t *testing.T) {
 			ASN: 64512, ListenPort: 179,
 			Peers: []Peer{{
 				Address: netip.MustParseAddr("192.0.2.1"), ASN: 64500, Port: 179, Password: NewSecret("good password"),
-				HoldTime: 9 * time.Second, GracefulRestart: true, NodeSelector: "rack=a",
+				MaxReceived: 1000, HoldTime: 9 * time.Second, GracefulRestart: true, NodeSelector: "rack=a",
 			}},
 			Communities: []Community{{parts: [3]uint32{64512<<16 | 100}}},
 			LocalPref:   100, AggregateV4: 32, AggregateV6: 128, Weighted: true, RestartTime: 30 * time.Second,

@@ -17,7 +17,7 @@ func defaultBGP() *BGP {
 }
 
 func defaultPeer() Peer {
-	return Peer{Port: 179, HoldTime: 9 * time.Second, GracefulRestart: true}
+	return Peer{Port: 179, HoldTime: 9 * time.Second, MaxReceived: 1000, GracefulRestart: true}
 }
 
 func (d *decoder) bgp(t *table) *BGP {
@@ -75,6 +75,7 @@ func (d *decoder) peer(t *table, seen map[netip.Addr]string) Peer {
 	p.Port = integer(t, "port", p.Port, 1, 65535)
 	p.Password = t.secret("password_file", "/etc/steelyard/peer.key", 1, 80) // TCP_MD5SIG_MAXKEYLEN
 	p.HoldTime = t.holdTime(p.HoldTime)
+	p.MaxReceived = integer(t, "max_received", p.MaxReceived, 0, 1<<32-1)
 	p.Multihop = integer(t, "multihop", p.Multihop, 0, 255)
 	p.TTLSecurity = t.boolean("ttl_security", p.TTLSecurity)
 	if p.TTLSecurity && p.Multihop > 0 {

@@ -97,8 +97,10 @@ type PeerStatus struct {
 	State     string     `json:"state"`  // idle, connect, active, opensent, openconfirm, established
 	Routes    int        `json:"routes"` // announced to the neighbour
 	Since     time.Time  `json:"since,omitzero"`
-	LastError string     `json:"reason,omitempty"` // why it is not established
-	BFD       string     `json:"bfd,omitempty"`    // up, or down and why; empty: not configured
+	LastError string     `json:"reason,omitempty"` // why it is not established, or not all is as it should be
+	// Received is how many routes the neighbour has sent in this session; they are discarded.
+	Received uint64 `json:"received,omitempty"`
+	BFD      string `json:"bfd,omitempty"` // up, or down and why; empty: not configured
 }
 
 // statusChunk is how many services or routes one query of Status reads: what changes meanwhile waits for about a

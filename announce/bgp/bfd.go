@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	api "github.com/osrg/gobgp/v3/api"
 	"github.com/steelyard-lb/steelyard/announce/bfd"
 )
 
@@ -72,25 +71,11 @@ func (s *Speaker) setBFDError(err error) {
 	}
 }
 
-// bfdChanged is called by the monitor. A neighbor that ends BFD as planned has not failed (RFC 5882, section 3.2).
+// bfdChanged is called by the monitor. A neighbor that ends BFD as planned has not failed (RFC 5882, section 3.2); of
+// one that has, the session ends (section 4.3).
 func (s *Speaker) bfdChanged(st bfd.Status) {
 	if st.State == bfd.Down && st.RemoteDiag != bfd.DiagAdminDown {
-		s.mail.post(peerEvent{peer: st.Neighbor, kind: eventBFD, text: "bfd session down: " + st.Diag.String()})
-	}
-}
-
-// resetPeer ends an established session (RFC 5882, section 4.3). gobgp connects again when the peer answers.
-func (s *Speaker) resetPeer(ctx context.Context, srv *bgpServer, ev peerEvent) {
-	s.mu.Lock()
-	p, ok := s.sessions[ev.peer]
-	up := ok && p.state == stateEstablished
-	s.mu.Unlock()
-	if !up {
-		return
-	}
-	err := srv.ResetPeer(ctx, &api.ResetPeerRequest{Address: ev.peer.String(), Communication: ev.text})
-	if err != nil {
-		s.o.Log.Error("bgp session not reset", "peer", ev.peer, "err", err)
+		s.guard.Failed(st.Neighbor, "bfd session down: "+st.Diag.String())
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 type bird struct {
 	t    *testing.T
 	host *lab.Host
+	log  *lab.Log
 }
 
 // startBIRD starts a BIRD with one neighbour; protocol is the body of its "protocol bgp".
@@ -54,7 +55,7 @@ protocol bgp speaker {
 			t.Logf("log of bird:\n%s", p.Log.Tail(30))
 		}
 	})
-	b := &bird{t, h}
+	b := &bird{t, h, &p.Log}
 	labtest.Until(t, 10*time.Second, "bird is up", func() error { _, err := b.birdc("show status"); return err })
 	return b
 }
@@ -202,6 +203,8 @@ func TestTTLSecurity(t *testing.T) {
 		t.Errorf("the router has a route from a speaker without TTL security:\n%s", out)
 	}
 	c.terminate()
+	// The router has not seen the end of a connection that it opened, and keeps it for four minutes.
+	r.await("restart speaker", "restarted")
 	c.o.Peers[0].TTLSecurity = true
 	c.start()
 	c.set(vip4)
@@ -270,5 +273,66 @@ func TestCommunitiesAtBIRD(t *testing.T) {
 	for _, vip := range []netip.Addr{vip4, vip6} {
 		r.await("show route all for "+vip.String(), "BGP.community: (64512,100)", "BGP.large_community: (64512, 1, 2)",
 			"BGP.ext_community: (unknown 0x4004, 64512, 1290693416)", "BGP.as_path: 64512")
+	}
+}
+
+// Two peers on two links have the same link-local address. Each gets the next hop of its own link. (Finding A12.)
+func TestSameLinkLocalPeers(t *testing.T) {
+	b := newBench(t)
+	ours, theirs := netip.MustParseAddr("fe80::aa"), netip.MustParseAddr("fe80::bb")
+	var routers []*bird
+	o := bgp.Options{ASN: ourASN}
+	for n := range 2 {
+		h := b.link(fmt.Sprintf("router%d", n))
+		iface := fmt.Sprintf("eth%d", n)
+		if err := b.host.AddAddress(iface, netip.PrefixFrom(ours, 64)); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.AddAddress("eth0", netip.PrefixFrom(theirs, 64)); err != nil {
+			t.Fatal(err)
+		}
+		// One waits for the speaker, the other connects to it.
+		direction := []string{"passive;", ""}[n]
+		const protocol = "local fe80::bb; neighbor fe80::aa%%eth0 as 64512; %s %s"
+		routers = append(routers, startBIRD(t, h, fmt.Sprintf(protocol, direction, bothFamilies), ""))
+		o.Peers = append(o.Peers, bgp.Peer{
+			Address: theirs.WithZone(iface), ASN: theirASN, HoldTime: 9 * time.Second, GracefulRestart: true,
+		})
+	}
+	o.RouterID = b.ours[0][0]
+	c := startChild(t, b.host, o)
+	c.set(vip4, vip6)
+	for n, r := range routers {
+		r.await("show route all for 203.0.113.10", "BGP.next_hop: "+b.ours[n][0].String())
+		r.await("show route all for 2001:db8:1::10", "BGP.next_hop: "+b.ours[n][1].String())
+	}
+	if p := c.peer(o.Peers[1].Address); p.State != "established" || p.Routes != 2 {
+		t.Errorf("peer %+v", p)
+	}
+}
+
+// A hold time of 0 is a session without KEEPALIVEs. (Finding A13.)
+func TestNoHoldTime(t *testing.T) {
+	b, h, o := oneLink(t)
+	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; "+bothFamilies, "")
+	o.Peers[0].HoldTime = 0
+	c := startChild(t, b.host, o)
+	c.set(vip4)
+	r.await("show protocols all speaker", "Established", "Hold timer:       0.000/0")
+	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
+	c.set()
+	r.await("show route count", none4)
+}
+
+// A router with IPv4 only receives nothing of IPv6, also not an End-of-RIB. (Finding A17.)
+func TestNoOtherFamilyIsSent(t *testing.T) {
+	b, h, o := oneLink(t)
+	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; ipv4 { import all; export none; };", "")
+	c := startChild(t, b.host, o)
+	c.set(vip4, vip6)
+	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
+	<-time.After(time.Second) // time for more UPDATEs
+	if log := r.log.Tail(100); strings.Contains(log, "AF") {
+		t.Errorf("log of bird:\n%s", log)
 	}
 }

@@ -68,6 +68,12 @@ func TestWrongPassword(t *testing.T) {
 				c := startChild(t, b.host, o)
 				c.set(vip4)
 				wantReason(t, c, b.theirs[0][0], row.words...)
+				labtest.Until(t, timeout, "a line in the log", func() error {
+					if len(sessionDownLines(c)) == 0 {
+						return errors.New("none")
+					}
+					return nil
+				})
 				if lines := sessionDownLines(c); len(lines) == 0 || len(lines) > 2 {
 					t.Errorf("log lines %q", lines)
 				}
@@ -140,6 +146,7 @@ func TestPortInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := startChild(t, b.host, b.options())
+	c.set(vip4)
 	labtest.Until(t, 10*time.Second, "the speaker says so", func() error {
 		if !c.Log.Contains("not listening; only connecting") {
 			return errors.New(c.Log.Tail(5))

@@ -5,7 +5,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 )
 
@@ -16,10 +15,9 @@ func TestHas(t *testing.T) {
 		v4, v6 bool
 	}{
 		{nextHops{}, false, false},
-		{nextHops{session4: true}, true, false},
-		{nextHops{session6: true}, false, true},
 		{nextHops{addr4: v4}, true, false},
 		{nextHops{addr6: v6}, false, true},
+		{nextHops{addr4: v4, addr6: v6}, true, true},
 	} {
 		if row.n.has(v4) != row.v4 || row.n.has(v6) != row.v6 {
 			t.Errorf("%+v: has IPv4 %t, IPv6 %t, want %t, %t", row.n, row.n.has(v4), row.n.has(v6), row.v4, row.v6)
@@ -32,16 +30,16 @@ func TestNextHopsFrom(t *testing.T) {
 	v4, v6 := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
 	with, without := Options{NextHopV4: v4, NextHopV6: v6}, Options{}
 	loopback4 := netip.MustParseAddr("127.0.0.1")
-	if got, want := with.nextHopsFrom(loopback4), (nextHops{session4: true, addr6: v6}); got != want {
+	if got, want := with.nextHopsFrom(loopback4), (nextHops{addr4: loopback4, addr6: v6}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	const none = "IPv6 routes are not sent: no IPv6 next hop, lo has no global IPv6 address"
-	want := nextHops{session4: true, reason6: none}
+	want := nextHops{addr4: loopback4, reason6: none}
 	if got := without.nextHopsFrom(loopback4); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	unknown := netip.MustParseAddr("2001:db8:ffff::1")
-	want = nextHops{session6: true, reason4: "IPv4 routes are not sent: no interface has 2001:db8:ffff::1"}
+	want = nextHops{addr6: unknown, reason4: "IPv4 routes are not sent: no interface has 2001:db8:ffff::1"}
 	if got := without.nextHopsFrom(unknown); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
@@ -52,28 +50,6 @@ func TestNextHopsFrom(t *testing.T) {
 	}
 }
 
-func TestNextHopsTo(t *testing.T) {
-	v6 := netip.MustParseAddr("2001:db8::1")
-	o := Options{NextHopV6: v6}
-	p := Peer{Address: netip.MustParseAddr("127.0.0.9"), Port: 179}
-	if got, want := o.nextHopsTo(p), (nextHops{session4: true, addr6: v6}); got != want {
-		t.Errorf("%+v, want %+v", got, want)
-	}
-	p.Source = netip.MustParseAddr("127.0.0.1")
-	if local, err := localTowards(p); err != nil || local != p.Source {
-		t.Errorf("local address %v, %v, want the source", local, err)
-	}
-	// Without a route the family of the peer is that of the session, and the other one needs a configured next hop.
-	p = Peer{Address: netip.MustParseAddr("fe80::1%none0"), Port: 179}
-	got := o.nextHopsTo(p)
-	if got.session4 || !got.session6 || got.addr6 != v6 || got.reason6 != "" {
-		t.Errorf("without a route: %+v", got)
-	}
-	if !strings.Contains(got.reason4, "look up the route to fe80::1%none0") {
-		t.Errorf("without a route: %q", got.reason4)
-	}
-}
-
 func TestMissing(t *testing.T) {
 	failed := errors.New("no route")
 	if got := missing(netip.MustParseAddr("192.0.2.1"), "IPv4", "eth0", failed); got != "" {
@@ -81,14 +57,6 @@ func TestMissing(t *testing.T) {
 	}
 	if got, want := missing(netip.Addr{}, "IPv4", "eth0", failed), "IPv4 routes are not sent: no route"; got != want {
 		t.Errorf("%q, want %q", got, want)
-	}
-}
-
-func TestHostPrefix(t *testing.T) {
-	for addr, want := range map[string]string{"192.0.2.1": "192.0.2.1/32", "fe80::1%eth0": "fe80::1/128"} {
-		if got := hostPrefix(netip.MustParseAddr(addr)); got != want {
-			t.Errorf("%s: %s, want %s", addr, got, want)
-		}
 	}
 }
 

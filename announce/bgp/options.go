@@ -48,8 +48,11 @@ type Peer struct {
 	Port uint16
 	// Password is the TCP MD5 key (RFC 2385), at most 80 bytes; "": none.
 	Password string
-	// HoldTime is proposed to the peer, in whole seconds from 3 s to 65535 s; 0: 90 s. (RFC 4271, section 4.2.)
+	// HoldTime is proposed to the peer, in whole seconds from 3 s to 65535 s; 0: no KEEPALIVEs, a dead peer is noticed
+	// only when sending to it fails. (RFC 4271, section 4.2.)
 	HoldTime time.Duration
+	// MaxReceived is how many routes the peer may send before PeerStatus reports it; 0: any number. They are discarded.
+	MaxReceived uint32
 	// Multihop is the maximum distance of an eBGP peer in hops, 1 to 255; 0: directly connected. It does not apply to
 	// iBGP peers.
 	Multihop int
@@ -72,7 +75,6 @@ type BFD struct {
 }
 
 const (
-	defaultHoldTime    = 90 * time.Second
 	defaultRestartTime = 30 * time.Second
 	maxPassword        = 80 // TCP_MD5SIG_MAXKEYLEN
 )
@@ -126,6 +128,9 @@ func (o Options) withDefaults() (Options, error) {
 		}
 		seen[p.Address] = true
 	}
+	if len(peers) > maxPeers {
+		bad("%d peers: at most %d", len(peers), maxPeers)
+	}
 	o.Peers = peers
 	return o, errors.Join(errs...)
 }
@@ -136,7 +141,6 @@ func (p Peer) withDefaults(asn uint32) (Peer, error) {
 		errs = append(errs, fmt.Errorf("peer %v: %w", p.Address, fmt.Errorf(format, args...)))
 	}
 	orDefault(&p.Port, 179)
-	orDefault(&p.HoldTime, defaultHoldTime)
 	if !p.Address.IsValid() || p.Address.IsUnspecified() || p.Address.IsMulticast() || p.Address.Is4In6() {
 		bad("want the address of a neighbour")
 	}
@@ -149,8 +153,8 @@ func (p Peer) withDefaults(asn uint32) (Peer, error) {
 	if len(p.Password) > maxPassword {
 		bad("password has %d bytes, the kernel accepts %d", len(p.Password), maxPassword)
 	}
-	if p.HoldTime < 3*time.Second || p.HoldTime > 65535*time.Second || p.HoldTime%time.Second != 0 {
-		bad("hold time %v: want whole seconds, 3s to 65535s", p.HoldTime)
+	if p.HoldTime != 0 && p.HoldTime < 3*time.Second || p.HoldTime > 65535*time.Second || p.HoldTime%time.Second != 0 {
+		bad("hold time %v: want 0, or whole seconds, 3s to 65535s", p.HoldTime)
 	}
 	if p.Multihop < 0 || p.Multihop > 255 {
 		bad("multihop %d: want 0 to 255", p.Multihop)

@@ -25,7 +25,7 @@ func TestDefaults(t *testing.T) {
 		t.Errorf("defaults %+v", got)
 	}
 	p := got.Peers[0]
-	if got.RestartTime != 30*time.Second || p.Port != 179 || p.HoldTime != 90*time.Second {
+	if got.RestartTime != 30*time.Second || p.Port != 179 || p.HoldTime != 0 {
 		t.Errorf("defaults %+v", got)
 	}
 	o.ListenPort, o.Peers[0].Port, o.Peers[0].HoldTime = -1, 1179, 9*time.Second
@@ -59,6 +59,7 @@ func TestOptionRanges(t *testing.T) {
 		{"IPv6 next hop", func(o *Options, _ *Peer) { o.NextHopV6 = addr("2001:db8::11") }, true},
 		{"IPv6 next hop is IPv4", func(o *Options, _ *Peer) { o.NextHopV6 = addr("192.0.2.11") }, false},
 		{"IPv6 next hop is mapped", func(o *Options, _ *Peer) { o.NextHopV6 = addr("::ffff:192.0.2.11") }, false},
+		{"no hold time", func(_ *Options, p *Peer) { p.HoldTime = 0 }, true},
 		{"hold time 3s", func(_ *Options, p *Peer) { p.HoldTime = 3 * time.Second }, true},
 		{"hold time 2s", func(_ *Options, p *Peer) { p.HoldTime = 2 * time.Second }, false},
 		{"hold time 3.5s", func(_ *Options, p *Peer) { p.HoldTime = 3500 * time.Millisecond }, false},

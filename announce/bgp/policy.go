@@ -20,23 +20,20 @@ var (
 	familyV6 = &api.Family{Afi: api.Family_AFI_IP6, Safi: api.Family_SAFI_UNICAST}
 )
 
-// setPolicies sets the import policy of gobgp (reject all) and its export policy (accept local routes, with the next
-// hop of the peer). It replaces the previous policies and does not send routes again.
+// setPolicies sets the import policy of gobgp (reject all) and its export policy: accept local routes to these peers,
+// with their next hops. Peers are named by their address towards gobgp. It replaces the previous policies and does not
+// send routes again.
 func setPolicies(ctx context.Context, srv *server.BgpServer, peers map[netip.Addr]nextHops) error {
 	sets := []*api.DefinedSet{}
 	all := []string{}
 	var out []*api.Statement
 	for peer, n := range peers {
 		name := peer.String()
-		host := hostPrefix(peer)
+		host := netip.PrefixFrom(peer, peer.BitLen()).String()
 		all = append(all, host)
 		sets = append(sets, &api.DefinedSet{DefinedType: api.DefinedType_NEIGHBOR, Name: name, List: []string{host}})
-		if !n.session4 {
-			out = append(out, nextHopStatement(name, "ipv4", familyV4, n.addr4))
-		}
-		if !n.session6 {
-			out = append(out, nextHopStatement(name, "ipv6", familyV6, n.addr6))
-		}
+		out = append(out, nextHopStatement(name, "ipv4", familyV4, n.addr4),
+			nextHopStatement(name, "ipv6", familyV6, n.addr6))
 	}
 	// An empty neighbour set would match every route, local ones too.
 	in := []*api.Statement{}
@@ -47,10 +44,6 @@ func setPolicies(ctx context.Context, srv *server.BgpServer, peers map[netip.Add
 			Actions: &api.Actions{RouteAction: api.RouteAction_REJECT},
 		})
 	}
-	out = append(out, &api.Statement{
-		Name: exportPolicy, Conditions: &api.Conditions{RouteType: api.Conditions_ROUTE_TYPE_LOCAL},
-		Actions: &api.Actions{RouteAction: api.RouteAction_ACCEPT},
-	})
 	err := srv.SetPolicies(ctx, &api.SetPoliciesRequest{DefinedSets: sets, Policies: []*api.Policy{
 		{Name: importPolicy, Statements: in}, {Name: exportPolicy, Statements: out},
 	}})
@@ -91,13 +84,8 @@ func nextHopStatement(peer, family string, f *api.Family, addr netip.Addr) *api.
 	}
 	if addr.IsValid() {
 		s.Actions = &api.Actions{
-			RouteAction: api.RouteAction_ACCEPT, Nexthop: &api.NexthopAction{Address: addr.String()},
+			RouteAction: api.RouteAction_ACCEPT, Nexthop: &api.NexthopAction{Address: addr.WithZone("").String()},
 		}
 	}
 	return s
-}
-
-func hostPrefix(a netip.Addr) string {
-	a = a.WithZone("")
-	return netip.PrefixFrom(a, a.BitLen()).String()
 }

@@ -328,6 +328,7 @@ func TestRestartWithOtherRoutes(t *testing.T) {
 		c.start()
 		c.set(vip6)
 		want(t, r, vip4)
+		<-time.After(time.Second) // time for the router to remove stale routes
 		stop()
 	})
 }

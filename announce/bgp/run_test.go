@@ -1,89 +1,81 @@
 package bgp
 
 import (
+	"context"
+	"errors"
 	"net/netip"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
+
+	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
 )
 
-// refreshNextHops replaces next hops that differ from those that the addresses of this node give. A lost next hop ends
-// the session; a session over IPv6 that is its own next hop for both families needs no refresh.
-func TestRefreshNextHops(t *testing.T) {
-	v6, other := netip.MustParseAddr("2001:db8::11"), netip.MustParseAddr("2001:db8::12")
-	unknown := netip.MustParseAddr("192.0.2.77")
-	const none = "IPv6 routes are not sent: no IPv6 next hop, lo has no global IPv6 address"
-	for _, row := range []struct {
-		name          string
-		option, local netip.Addr
-		before, after nextHops
-		peers         int // in gobgp, after
-	}{
-		{"the same", v6, netip.Addr{}, nextHops{session4: true, addr6: v6}, nextHops{session4: true, addr6: v6}, 1},
-		{"changed", v6, netip.Addr{}, nextHops{session4: true, addr6: other}, nextHops{session4: true, addr6: v6}, 1},
-		{"gained", v6, netip.Addr{}, nextHops{session4: true, reason6: none}, nextHops{session4: true, addr6: v6}, 1},
-		{"lost", netip.Addr{}, netip.Addr{}, nextHops{session4: true, addr6: v6},
-			nextHops{session4: true, reason6: none}, 0},
-		{"of the session", netip.Addr{}, unknown, nextHops{session4: true},
-			nextHops{session4: true, reason6: "IPv6 routes are not sent: no interface has 192.0.2.77"}, 1},
-		{"both from the session", v6, netip.Addr{}, nextHops{session4: true, session6: true},
-			nextHops{session4: true, session6: true}, 1},
-	} {
-		s, srv, p := running(t)
-		p.addAt = time.Now()
-		s.addDue(t.Context(), srv)
-		s.o.NextHopV6, p.local, p.nextHops = row.option, row.local, row.before
-		if row.local.IsValid() {
-			p.state, p.has4, p.has6 = stateEstablished, true, true
-		}
-		s.refreshNextHops(t.Context(), srv)
-		if n := peerCount(t, srv); p.nextHops != row.after || n != row.peers || p.addAt.IsZero() != (n == 1) {
-			t.Errorf("%s: %d peers, next hops %+v, want %d, %+v", row.name, n, p.nextHops, row.peers, row.after)
-		}
-		if tracked := s.withdrawals.pending[p.peer.Address] != nil; tracked != row.local.IsValid() {
-			t.Errorf("%s: withdrawals are tracked: %t", row.name, tracked)
-		}
+// open resets the sessions and adds the routes. When it fails, Set has no gobgp to change.
+func TestOpen(t *testing.T) {
+	s, p, srv := withServer(t, new(strings.Builder))
+	defer srv.stop()
+	s.server = nil
+	if err := s.Set(t.Context(), announce("203.0.113.1", 1, "2001:db8::1", 1)); err != nil {
+		t.Fatal(err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.open(ended, srv); err == nil || s.server != nil {
+		t.Errorf("with an ended context: error %v, server %p", err, s.server)
+	}
+	p.fault, p.dialErr = "old", context.Canceled
+	if err := s.open(t.Context(), srv); err != nil {
+		t.Fatal(err)
+	}
+	if s.server != srv || len(s.installed) != 2 || s.v4 != 1 || s.v6 != 1 || p.fault != "" || p.dialErr != nil {
+		t.Errorf("%d routes installed, %d IPv4, %d IPv6, session %+v", len(s.installed), s.v4, s.v6, p)
 	}
 }
 
-// close waits until the sessions have ended, 3 s at most, and then no session has a route.
-func TestClose(t *testing.T) {
-	for _, row := range []struct {
-		name  string
-		state string
-		ends  time.Duration // 0: the peer does not end the session
-		took  time.Duration
-	}{
-		{"no session", "active", 0, 0},
-		{"ended", stateEstablished, time.Second, time.Second},
-		{"not ended", stateEstablished, 0, 3 * time.Second},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			s, p, srv := withServer(t, new(strings.Builder))
-			defer srv.stop()
-			if err := s.Set(t.Context(), announce("203.0.113.1", 1, "2001:db8::1", 1)); err != nil {
-				t.Fatal(err)
-			}
-			peer := p.peer.Address
-			p.state, p.has4, p.has6, p.addAt = row.state, true, true, time.Now().Add(time.Hour)
-			s.withdrawals.peerUp(peer, netip.Addr.Is4)
-			if row.ends > 0 {
-				time.AfterFunc(row.ends, func() {
-					s.mail.post(peerEvent{peer: peer, kind: eventState, old: stateEstablished, new: "idle"})
-				})
-			}
-			began := time.Now()
-			s.close(srv)
-			if took := time.Since(began); took != row.took {
-				t.Errorf("%s: close took %s, want %s", row.name, took, row.took)
-			}
-			if p.state != "idle" || p.has4 || p.has6 || !p.addAt.IsZero() || s.withdrawals.pending[peer] != nil {
-				t.Errorf("%s: session %+v", row.name, p)
-			}
-			if s.server != nil || len(s.installed) != 0 || s.v4 != 0 || s.v6 != 0 {
-				t.Errorf("%s: %d installed routes, %d IPv4, %d IPv6", row.name, len(s.installed), s.v4, s.v6)
-			}
-		})
+// gobgp has a peer exactly while its session is attached.
+func TestAttach(t *testing.T) {
+	s, p, srv := withServer(t, new(strings.Builder))
+	defer srv.stop()
+	peer, local := p.peer.Address, netip.MustParseAddr("127.0.0.1")
+	session := guard.Session{Peer: peer, Local: local, ASN: 64500, V4: true}
+	if _, err := s.attach(t.Context(), session); !errors.Is(err, errNoTable) {
+		t.Errorf("before gobgp runs: error %v", err)
+	}
+	if err := s.open(t.Context(), srv); err != nil {
+		t.Fatal(err)
+	}
+	unknown := session
+	unknown.Peer = netip.MustParseAddr("192.0.2.99")
+	if _, err := s.attach(t.Context(), unknown); err == nil {
+		t.Error("an unknown peer was attached")
+	}
+	for range 2 {
+		b, err := s.attach(t.Context(), session)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b.From != p.from || b.Key != srv.key || peerCount(t, srv) != 1 || s.withdrawals.peers[peer] == nil {
+			t.Errorf("backend %+v, %d peers", b, peerCount(t, srv))
+		}
+		if !p.attached || !p.has4 || p.has6 || p.nextHops.addr4 != local {
+			t.Errorf("session %+v", p)
+		}
+		s.detach(peer)
+		if peerCount(t, srv) != 0 || p.attached || p.has4 || p.local.IsValid() || s.withdrawals.peers[peer] != nil {
+			t.Errorf("after the session: %d peers, %+v", peerCount(t, srv), p)
+		}
+	}
+	s.detach(unknown.Peer)
+}
+
+// Every peer has an address of its own towards gobgp.
+func TestBackendAddresses(t *testing.T) {
+	seen := map[netip.Addr]bool{backendAt: true}
+	for n := range maxPeers {
+		a := backendFrom(n)
+		if seen[a] || !a.IsLoopback() {
+			t.Fatalf("peer %d has %v", n, a)
+		}
+		seen[a] = true
 	}
 }

@@ -2,12 +2,12 @@ package bgp
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"runtime"
-	"slices"
-	"strconv"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -16,112 +16,62 @@ import (
 	"github.com/osrg/gobgp/v3/pkg/server"
 )
 
-// bgpServer is a running gobgp server.
+// bgpServer is a running gobgp server. It holds the routes, and sends them to the guard over the loopback interface.
 type bgpServer struct {
 	*server.BgpServer
-	served   chan struct{} // closed when the goroutine of Serve has ended
+	at       netip.AddrPort // where it listens
+	key      string         // MD5 key of all its peers: no other process knows it
+	served   chan struct{}  // closed when the goroutine of Serve has ended
 	stopping atomic.Bool
 }
 
-// startServer starts gobgp. It listens unless the port is -1. When it cannot, it connects to peers only, which is
-// sufficient for those that listen; Problems has the reason then.
-func (s *Speaker) startServer(ctx context.Context) (*bgpServer, error) {
-	srv, err := s.startListening(ctx, s.o.ListenPort)
-	if errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EACCES) || errors.Is(err, syscall.EADDRNOTAVAIL) {
-		s.setListenErr(err)
-		return s.startListening(ctx, -1)
-	}
-	s.setListenErr(nil)
-	return srv, err
+// backendAt is where gobgp listens, and backendFrom the address that the guard connects from for its nth peer. gobgp
+// tells peers apart by that address, which is unique where those of the routers may not be: link-local ones are the
+// same on every link.
+var backendAt = netip.AddrFrom4([4]byte{127, 179, 0, 1})
+
+func backendFrom(n int) netip.Addr {
+	return netip.AddrFrom4([4]byte{127, 179, byte(1 + n/250), byte(1 + n%250)})
 }
 
-// setListenErr records why gobgp does not listen; nil: it does, or need not.
-func (s *Speaker) setListenErr(err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err != nil && s.listen == nil {
-		s.o.Log.Error("not listening; only connecting", "port", s.o.ListenPort, "err", cause(err))
-	}
-	s.listen = err
-}
+// maxPeers is how many addresses backendFrom has.
+const maxPeers = 250 * 250
 
-// Problems returns what does not work besides sessions.
-func (s *Speaker) Problems() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.listen == nil {
-		return nil
-	}
-	const text = "bgp only connects, and does not listen on port %d: %s"
-	return []string{fmt.Sprintf(text, s.o.ListenPort, cause(s.listen))}
-}
-
-// canListen reports whether the port that gobgp could not listen on is free now.
-func (s *Speaker) canListen() bool {
-	s.mu.Lock()
-	failed := s.listen != nil
-	s.mu.Unlock()
-	if !failed {
-		return false
-	}
-	for _, a := range s.listenAddresses() {
-		l, err := net.Listen("tcp", net.JoinHostPort(a, strconv.Itoa(s.o.ListenPort)))
-		if err != nil {
-			return false
+// startServer starts gobgp on a free port. With listening false nothing can connect to it.
+func (s *Speaker) startServer(ctx context.Context, listening bool) (*bgpServer, error) {
+	for try := 0; ; try++ {
+		srv, err := s.startOn(ctx, listening)
+		if err == nil || try == 10 || !errors.Is(err, syscall.EADDRINUSE) {
+			return srv, err
 		}
-		l.Close()
 	}
-	return true
 }
 
-func (s *Speaker) startListening(ctx context.Context, port int) (*bgpServer, error) {
-	srv := &bgpServer{served: make(chan struct{})}
-	srv.BgpServer = server.NewBgpServer(
-		server.LoggerOption(&logger{log: s.o.Log, post: s.mail.post, withdrawals: s.withdrawals}),
-		server.TimingHookOption(srv),
-	)
+func (s *Speaker) startOn(ctx context.Context, listening bool) (*bgpServer, error) {
+	srv := &bgpServer{served: make(chan struct{}), key: rand.Text()}
+	global := &api.Global{Asn: s.o.ASN, RouterId: s.o.RouterID.String(), ListenPort: -1}
+	if listening {
+		l, err := net.Listen("tcp4", netip.AddrPortFrom(backendAt, 0).String())
+		if err != nil {
+			return nil, fmt.Errorf("start bgp: %w", err)
+		}
+		srv.at = l.Addr().(*net.TCPAddr).AddrPort()
+		l.Close()
+		global.ListenPort, global.ListenAddresses = int32(srv.at.Port()), []string{srv.at.Addr().String()}
+	}
+	srv.BgpServer = server.NewBgpServer(server.LoggerOption(&logger{s.o.Log}), server.TimingHookOption(srv))
 	go func() {
 		defer close(srv.served)
 		srv.Serve()
 	}()
-	listen := s.listenAddresses()
-	global := &api.Global{
-		Asn: s.o.ASN, RouterId: s.o.RouterID.String(), ListenPort: int32(port), ListenAddresses: listen,
+	if err := srv.StartBgp(ctx, &api.StartBgpRequest{Global: global}); err != nil {
+		srv.stop()
+		return nil, fmt.Errorf("start bgp: %w", err)
 	}
-	if len(listen) == 0 || port < 0 {
-		global.ListenPort, global.ListenAddresses = -1, nil
-	}
-	err := srv.StartBgp(ctx, &api.StartBgpRequest{Global: global})
-	if err == nil {
-		return srv, nil
-	}
-	srv.stop()
-	return nil, fmt.Errorf("start bgp: %w", err)
+	return srv, nil
 }
 
-// listenAddresses returns the addresses of Options, or the unspecified address of each family that peers have, so
-// that a node without IPv6 can have IPv4 peers.
-func (s *Speaker) listenAddresses() []string {
-	var list []string
-	for _, a := range s.o.ListenAddresses {
-		list = append(list, a.String())
-	}
-	if len(list) > 0 || s.o.ListenPort < 0 {
-		return list
-	}
-	for _, p := range s.o.Peers {
-		any := "::"
-		if p.Address.Is4() {
-			any = "0.0.0.0"
-		}
-		if !slices.Contains(list, any) {
-			list = append(list, any)
-		}
-	}
-	return list
-}
-
-// stop stops gobgp and returns when its goroutine has ended. Remaining sessions are closed with a CEASE.
+// stop stops gobgp and returns when its goroutine has ended.
 //
 // Serve of gobgp v3 never returns. It calls Observe after each operation, and Observe ends its goroutine. A request to
 // Serve after that would block for ever, so the last one is sent only if Serve has not ended by then.
@@ -144,4 +94,27 @@ func (srv *bgpServer) Observe(server.FSMOperation, time.Duration, time.Duration)
 	if srv.stopping.Load() {
 		runtime.Goexit()
 	}
+}
+
+// addPeer adds the counterpart of an established session. The guard connects to it.
+func (srv *bgpServer) addPeer(ctx context.Context, from netip.Addr, asn uint32) error {
+	family := func(f *api.Family) *api.AfiSafi {
+		return &api.AfiSafi{
+			Config:            &api.AfiSafiConfig{Family: f, Enabled: true},
+			MpGracefulRestart: &api.MpGracefulRestart{Config: &api.MpGracefulRestartConfig{Enabled: true}},
+		}
+	}
+	return srv.AddPeer(ctx, &api.AddPeerRequest{Peer: &api.Peer{
+		Conf:      &api.PeerConf{NeighborAddress: from.String(), PeerAsn: asn, AuthPassword: srv.key},
+		Transport: &api.Transport{PassiveMode: true},
+		Timers:    &api.Timers{Config: &api.TimersConfig{HoldTime: 65535, KeepaliveInterval: 21845}},
+		AfiSafis:  []*api.AfiSafi{family(familyV4), family(familyV6)},
+		// It is for the End-of-RIB after the first routes only.
+		GracefulRestart: &api.GracefulRestart{Enabled: true, RestartTime: 1},
+	}})
+}
+
+// deletePeer removes it; it may not exist.
+func (srv *bgpServer) deletePeer(from netip.Addr) {
+	_ = srv.DeletePeer(context.Background(), &api.DeletePeerRequest{Address: from.String()})
 }

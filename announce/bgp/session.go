@@ -8,37 +8,38 @@ import (
 	"syscall"
 	"time"
 
-	api "github.com/osrg/gobgp/v3/api"
+	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// session is the state of one peer. The goroutine of Run writes it under Speaker.mu.
+// stateEstablished is the state in which routes are exchanged.
+const stateEstablished = string(guard.Established)
+
+// session is the state of one peer. The goroutine of Run writes it under Speaker.mu, attach and detach do so for what
+// they say.
 type session struct {
-	peer     Peer
-	state    string
-	since    time.Time // of the last change to or from established
-	nextHops nextHops
-	// has4 and has6: the peer has negotiated the family.
-	has4, has6 bool
-	local      netip.Addr // local address of the session; zero: no session
-	// addAt is when to add the peer to gobgp; zero: gobgp has it.
-	addAt     time.Time
-	readdedAt time.Time // when readdWaiting last removed and added the peer
+	peer  Peer
+	from  netip.Addr // address of the peer towards gobgp
+	state string
+	since time.Time // of the last change to or from established
+
+	// attach sets these, detach clears attached.
+	attached   bool // gobgp has the peer
+	nextHops   nextHops
+	has4, has6 bool       // the peer has negotiated the family
+	local      netip.Addr // local address of the session
+	received   uint64     // routes from the peer, as of the last poll
 
 	disconnectedAt time.Time // since when there is no TCP connection; zero: connected
 	dialErr        error     // why the last attempt to connect failed
 	fault          string    // why the last session ended or was refused
 	faultAt        time.Time
-	probedAt       time.Time // last NOTIFICATION probe
-	reprobe        bool      // the cause in fault may be outdated: probe for it again
-	md5Dropped     uint64    // md5Dropped() at disconnectedAt
+	vague          bool   // fault has no cause
+	md5Dropped     uint64 // md5Dropped() at disconnectedAt
 
 	ups, downs uint64
 	lastLogged string // state and reason last logged
 }
-
-// connecting reports whether gobgp has no session and no OPEN in progress with the peer.
-func (n *session) connecting() bool { return n.state == "idle" || n.state == "active" }
 
 // carries reports whether routes of the family of addr are sent to the peer.
 func (n *session) carries(addr netip.Addr) bool {
@@ -48,48 +49,37 @@ func (n *session) carries(addr netip.Addr) bool {
 	return n.has6 && n.nextHops.has(addr)
 }
 
-// apiPeer returns the gobgp configuration of the peer.
-//
-// LocalRestarting sets Restart State and Forwarding State in the OPEN (RFC 4724, section 3). That is always correct:
-// the datapath forwards while this process is down and while a session is lost. gobgp then defers routes until the
-// peer has sent its End-of-RIB, which is not needed here: DeferralTime bounds it.
-func (n *session) apiPeer(o *Options) *api.Peer {
-	p := n.peer
-	hold := uint64(p.HoldTime / time.Second)
-	family := func(f *api.Family) *api.AfiSafi {
-		return &api.AfiSafi{
-			Config:            &api.AfiSafiConfig{Family: f, Enabled: true},
-			MpGracefulRestart: &api.MpGracefulRestart{Config: &api.MpGracefulRestartConfig{Enabled: p.GracefulRestart}},
-		}
+// config returns the configuration of the guard for the peer.
+func (p *Peer) config(o *Options) guard.Config {
+	c := guard.Config{
+		Address: p.Address, Port: p.Port, ASN: p.ASN, Password: p.Password, HoldTime: p.HoldTime, TTL: p.ttl(o.ASN),
+		Source: p.Source,
 	}
-	out := &api.Peer{
-		Conf:      &api.PeerConf{NeighborAddress: p.Address.String(), PeerAsn: p.ASN, AuthPassword: p.Password},
-		Transport: &api.Transport{RemotePort: uint32(p.Port)},
-		Timers: &api.Timers{Config: &api.TimersConfig{
-			HoldTime: hold, KeepaliveInterval: max(hold/3, 1), ConnectRetry: connectRetry, IdleHoldTimeAfterReset: 1,
-		}},
-		AfiSafis: []*api.AfiSafi{family(familyV4), family(familyV6)},
-	}
-	if p.Source.IsValid() {
-		out.Transport.LocalAddress = p.Source.String()
-	}
-	switch {
-	case p.TTLSecurity:
-		out.TtlSecurity = &api.TtlSecurity{Enabled: true, TtlMin: uint32(256 - max(p.Multihop, 1))}
-	case p.Multihop > 0 && p.ASN != o.ASN:
-		out.EbgpMultihop = &api.EbgpMultihop{Enabled: true, MultihopTtl: uint32(p.Multihop)}
+	if p.TTLSecurity {
+		c.MinTTL = 256 - max(p.Multihop, 1)
 	}
 	if p.GracefulRestart {
-		out.GracefulRestart = &api.GracefulRestart{
-			Enabled: true, RestartTime: uint32(o.RestartTime / time.Second), DeferralTime: 1, LocalRestarting: true,
-		}
+		c.RestartTime = o.RestartTime
 	}
-	return out
+	return c
+}
+
+// ttl returns the TTL (IPv6: hop limit) of packets to p; 0: the default of the kernel.
+func (p *Peer) ttl(asn uint32) int {
+	switch {
+	case p.TTLSecurity:
+		return 255
+	case p.ASN == asn:
+		return 0
+	default:
+		return max(p.Multihop, 1)
+	}
 }
 
 // status returns the public state. Speaker.mu is held.
 func (n *session) status(now time.Time, v4, v6 int) lb.PeerStatus {
 	s := lb.PeerStatus{Peer: n.peer.Address, ASN: n.peer.ASN, State: n.state, Since: n.since, LastError: n.reason(now)}
+	s.Received = n.received
 	s.Routes = n.routes(v4, v6)
 	return s
 }
@@ -112,7 +102,7 @@ func (n *session) routes(v4, v6 int) int {
 // reason returns what is wrong and, where possible, what to check; "" when nothing is.
 func (n *session) reason(now time.Time) string {
 	if n.state == stateEstablished {
-		return n.routesNotSent()
+		return n.notice()
 	}
 	if n.dialErr == nil {
 		return n.fault
@@ -126,13 +116,16 @@ func (n *session) reason(now time.Time) string {
 	return text
 }
 
-// routesNotSent returns why an established session does not carry a family; "" when it carries both.
-func (n *session) routesNotSent() string {
+// notice returns why an established session does not carry a family, or what is wrong with it; "" when nothing is.
+func (n *session) notice() string {
 	switch {
 	case n.has4 && n.nextHops.reason4 != "":
 		return n.nextHops.reason4
 	case n.has6 && n.nextHops.reason6 != "":
 		return n.nextHops.reason6
+	case n.peer.MaxReceived > 0 && n.received > uint64(n.peer.MaxReceived):
+		const text = "the peer sends more routes than max_received = %d; they are discarded: export none to this node"
+		return fmt.Sprintf(text, n.peer.MaxReceived)
 	}
 	return ""
 }
@@ -164,7 +157,7 @@ func dialProblem(err error, password, dropped bool) string {
 func (n *session) logReason() string {
 	switch {
 	case n.state == stateEstablished:
-		return n.routesNotSent()
+		return n.notice()
 	case n.dialErr != nil:
 		return "no TCP connection: " + n.dialProblem()
 	default:

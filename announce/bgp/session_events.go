@@ -1,124 +1,136 @@
 package bgp
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
-	"sync"
-	"time"
+	"slices"
 
 	api "github.com/osrg/gobgp/v3/api"
+	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
 )
 
-// sessionUp reads the properties of a new session and corrects the next hops that were expected for it.
-func (s *Speaker) sessionUp(ctx context.Context, srv *bgpServer, addr netip.Addr) {
-	var local netip.Addr
-	has4, has6 := false, false
-	err := srv.ListPeer(ctx, &api.ListPeerRequest{Address: addr.String()}, func(p *api.Peer) {
-		local, _ = netip.ParseAddr(p.GetTransport().GetLocalAddress())
-		has4, has6 = families(p.GetState())
-	})
-	if err != nil || !local.IsValid() {
-		return // the session has ended already
-	}
+// errNoTable is the reason of a session that comes up while the speaker stops.
+var errNoTable = errors.New("steelyard stops")
+
+// attach adds the counterpart of an established session to gobgp. From then on gobgp has routes for it.
+func (s *Speaker) attach(ctx context.Context, e guard.Session) (guard.Backend, error) {
+	s.attachMu.Lock()
+	defer s.attachMu.Unlock()
+	srv := s.backend
 	s.mu.Lock()
-	p := s.sessions[addr]
-	before := p.nextHops
-	p.local, p.nextHops, p.has4, p.has6 = local, s.o.nextHopsFrom(local), has4, has6
-	after := p.nextHops
+	p := s.sessions[e.Peer]
+	if p == nil || srv == nil {
+		s.mu.Unlock()
+		return guard.Backend{}, errNoTable
+	}
+	p.attached, p.local, p.has4, p.has6 = true, e.Local, e.V4, e.V6
+	p.nextHops = s.o.nextHopsFrom(e.Local)
+	from := p.from
 	s.mu.Unlock()
-	s.changeNextHops(ctx, srv, addr, before, after)
-	s.trackWithdrawals(addr)
+	s.trackWithdrawals(e.Peer)
+	if err := setPolicies(ctx, srv.BgpServer, s.nextHops()); err != nil {
+		return guard.Backend{}, err
+	}
+	if err := srv.addPeer(ctx, from, e.ASN); err != nil {
+		return guard.Backend{}, fmt.Errorf("add the peer: %w", err)
+	}
+	return guard.Backend{At: srv.at, From: from, Key: srv.key}, nil
 }
 
-// trackWithdrawals makes Set wait for withdrawals to an established session.
+// detach removes it when the session has ended.
+func (s *Speaker) detach(peer netip.Addr) {
+	s.attachMu.Lock()
+	defer s.attachMu.Unlock()
+	s.withdrawals.peerDown(peer)
+	s.mu.Lock()
+	p := s.sessions[peer]
+	if p == nil {
+		s.mu.Unlock()
+		return
+	}
+	p.attached, p.local, p.has4, p.has6, p.received = false, netip.Addr{}, false, false, 0
+	from := p.from
+	s.mu.Unlock()
+	s.backend.deletePeer(from)
+}
+
+// trackWithdrawals makes Set wait for withdrawals to a session.
 func (s *Speaker) trackWithdrawals(addr netip.Addr) {
 	s.mu.Lock()
 	p := *s.sessions[addr]
 	s.mu.Unlock()
-	if p.state == stateEstablished && p.local.IsValid() {
+	if p.attached {
 		s.withdrawals.peerUp(addr, p.carries)
 	}
 }
 
-// families returns the families of the peer; without a multiprotocol capability that is IPv4 (RFC 4760, section 8).
-func families(state *api.PeerState) (v4, v6 bool) {
-	multiprotocol := false
-	for _, c := range state.GetRemoteCap() {
-		var mp api.MultiProtocolCapability
-		if c.MessageIs(&mp) && c.UnmarshalTo(&mp) == nil {
-			multiprotocol = true
-			v4 = v4 || (mp.Family.Afi == api.Family_AFI_IP && mp.Family.Safi == api.Family_SAFI_UNICAST)
-			v6 = v6 || (mp.Family.Afi == api.Family_AFI_IP6 && mp.Family.Safi == api.Family_SAFI_UNICAST)
-		}
-	}
-	return v4 || !multiprotocol, v6
-}
-
-// probeRefusals starts a NOTIFICATION probe of every peer that refused the session without a known reason.
-func (s *Speaker) probeRefusals(ctx context.Context, probes *sync.WaitGroup) {
-	for _, p := range s.toProbe(time.Now()) {
-		probes.Go(func() {
-			if text := s.o.probeNotification(ctx, p); text != "" {
-				s.mail.post(peerEvent{peer: p.Address, kind: eventNotification, text: text})
-			}
-		})
+// poll updates what no event reports.
+func (s *Speaker) poll(ctx context.Context, srv *bgpServer) {
+	s.refreshNextHops(ctx, srv)
+	for _, p := range s.attached() {
+		s.countReceived(p.peer.Address)
+		s.report(p.peer.Address)
 	}
 }
 
-// toProbe returns the peers to probe now, and records that they are probed.
-func (s *Speaker) toProbe(now time.Time) (due []Peer) {
+func (s *Speaker) countReceived(peer netip.Addr) {
+	got, _ := s.guard.Received(peer)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p := s.sessions[peer]; p != nil && p.attached {
+		p.received = got.Announced
+	}
+}
+
+// attached returns the sessions that gobgp has.
+func (s *Speaker) attached() (list []session) {
 	s.forEachSession(func(p *session) {
-		if (p.fault == refusalUnknown || p.reprobe) && p.connecting() && now.Sub(p.probedAt) > probeInterval {
-			p.probedAt = now
-			due = append(due, p.peer)
+		if p.attached {
+			list = append(list, *p)
 		}
 	})
-	return due
+	return list
 }
 
 // refreshNextHops applies changes of next hops that follow from changed addresses of this node.
 func (s *Speaker) refreshNextHops(ctx context.Context, srv *bgpServer) {
-	for addr, before := range s.nextHops() {
-		if before.session4 && before.session6 {
+	for _, p := range s.attached() {
+		after := s.o.nextHopsFrom(p.local)
+		if after == p.nextHops {
 			continue
 		}
-		s.mu.Lock()
-		p := s.sessions[addr]
-		peer, local := p.peer, p.local
-		s.mu.Unlock()
-		after := s.o.nextHopsTo(peer)
-		if local.IsValid() {
-			after = s.o.nextHopsFrom(local)
-		}
-		if after == before {
-			continue
-		}
-		s.mu.Lock()
-		p.nextHops = after
-		s.mu.Unlock()
-		s.changeNextHops(ctx, srv, addr, before, after)
-		s.trackWithdrawals(addr)
-		s.report(addr)
+		s.changeNextHops(ctx, srv, &p, after)
 	}
 }
 
 // changeNextHops applies changed next hops. A next hop that was lost ends the session, because gobgp would not withdraw
 // the routes.
-func (s *Speaker) changeNextHops(ctx context.Context, srv *bgpServer, addr netip.Addr, before, after nextHops) {
-	if before == after {
+func (s *Speaker) changeNextHops(ctx context.Context, srv *bgpServer, before *session, after nextHops) {
+	addr := before.peer.Address
+	s.attachMu.Lock()
+	defer s.attachMu.Unlock()
+	s.mu.Lock()
+	p := s.sessions[addr]
+	if p == nil || !p.attached || p.local != before.local {
+		s.mu.Unlock()
 		return
 	}
+	p.nextHops = after
+	s.mu.Unlock()
 	if err := setPolicies(ctx, srv.BgpServer, s.nextHops()); err != nil {
 		s.o.Log.Error("next hop not changed", "peer", addr, "err", err)
 		return
 	}
-	if lostNextHop(before, after) {
-		s.readd(ctx, srv, addr, 0)
+	s.trackWithdrawals(addr)
+	if lostNextHop(before.nextHops, after) {
+		s.guard.Reset(addr, "next hop lost: "+cmp.Or(after.reason4, after.reason6))
 		return
 	}
 	_ = srv.ResetPeer(ctx, &api.ResetPeerRequest{
-		Address: addr.String(), Soft: true, Direction: api.ResetPeerRequest_OUT,
+		Address: before.from.String(), Soft: true, Direction: api.ResetPeerRequest_OUT,
 	})
 }
 
@@ -128,54 +140,12 @@ func lostNextHop(before, after nextHops) bool {
 	return lost(netip.IPv4Unspecified()) || lost(netip.IPv6Unspecified())
 }
 
-// readd removes a peer from gobgp and adds it again after delay, so that the OPEN of its next session has the
-// Forwarding State bit again, and gobgp does not delay the session.
-func (s *Speaker) readd(ctx context.Context, srv *bgpServer, addr netip.Addr, delay time.Duration) {
-	s.mu.Lock()
-	p := s.sessions[addr]
-	p.addAt, p.state, p.local = time.Now().Add(delay), "idle", netip.Addr{}
-	s.mu.Unlock()
-	s.withdrawals.peerDown(addr)
-	_ = srv.DeletePeer(ctx, &api.DeletePeerRequest{Address: addr.String()})
-}
-
-// readdWaiting removes and adds the peers that have no session yet. Once one session with LocalRestarting is up, gobgp
-// clears the flag of all peers, and their next OPEN would make them drop the routes (RFC 4724, section 4.2).
-func (s *Speaker) readdWaiting(ctx context.Context, srv *bgpServer, up netip.Addr) {
-	for _, addr := range s.toReadd(up, time.Now()) {
-		s.readd(ctx, srv, addr, 0)
+// Problems returns what does not work besides sessions.
+func (s *Speaker) Problems() (problems []string) {
+	for at, err := range s.guard.Problems() {
+		const text = "bgp only connects, and does not listen on port %d: %s"
+		problems = append(problems, fmt.Sprintf(text, at.Port(), cause(err)))
 	}
-	s.addDue(ctx, srv)
-}
-
-// toReadd returns the peers that readdWaiting readds now, and records that.
-func (s *Speaker) toReadd(up netip.Addr, now time.Time) (waiting []netip.Addr) {
-	s.forEachSession(func(p *session) {
-		waits := p.connecting() && p.addAt.IsZero() && now.Sub(p.readdedAt) > readdInterval
-		if waits && p.peer.Address != up && p.peer.GracefulRestart {
-			p.readdedAt = now
-			waiting = append(waiting, p.peer.Address)
-		}
-	})
-	return waiting
-}
-
-// addDue adds the peers to gobgp whose addAt has passed.
-func (s *Speaker) addDue(ctx context.Context, srv *bgpServer) {
-	now := time.Now()
-	var due []*session
-	s.forEachSession(func(p *session) {
-		if !p.addAt.IsZero() && !now.Before(p.addAt) {
-			p.addAt = time.Time{}
-			due = append(due, p)
-		}
-	})
-	for _, p := range due {
-		if err := srv.AddPeer(ctx, &api.AddPeerRequest{Peer: p.apiPeer(&s.o)}); err != nil {
-			s.mu.Lock()
-			p.fault, p.faultAt, p.addAt = fmt.Sprintf("add the peer: %v", err), now, now.Add(addRetryDelay)
-			s.mu.Unlock()
-			s.report(p.peer.Address)
-		}
-	}
+	slices.Sort(problems)
+	return slices.Compact(problems) // there is one for each address
 }

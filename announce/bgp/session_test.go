@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	api "github.com/osrg/gobgp/v3/api"
+	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
 )
 
 func TestReason(t *testing.T) {
@@ -59,13 +59,13 @@ func TestCarries(t *testing.T) {
 		c4, c6 bool
 		routes int // of 10 IPv4 and 1 IPv6 route
 	}{
-		{"both", session{has4: true, has6: true, nextHops: nextHops{session4: true, addr6: v6}}, true, true, 11},
-		{"both over IPv6", session{has4: true, has6: true, nextHops: nextHops{session6: true, addr4: v4}},
+		{"both", session{has4: true, has6: true, nextHops: nextHops{addr4: v4, addr6: v6}}, true, true, 11},
+		{"both over IPv6", session{has4: true, has6: true, nextHops: nextHops{addr6: v6, addr4: v4}},
 			true, true, 11},
-		{"IPv4 negotiated", session{has4: true, nextHops: nextHops{session4: true, addr6: v6}}, true, false, 10},
-		{"IPv6 negotiated", session{has6: true, nextHops: nextHops{session4: true, addr6: v6}}, false, true, 1},
-		{"no IPv6 next hop", session{has4: true, has6: true, nextHops: nextHops{session4: true}}, true, false, 10},
-		{"no IPv4 next hop", session{has4: true, has6: true, nextHops: nextHops{session6: true}}, false, true, 1},
+		{"IPv4 negotiated", session{has4: true, nextHops: nextHops{addr4: v4, addr6: v6}}, true, false, 10},
+		{"IPv6 negotiated", session{has6: true, nextHops: nextHops{addr4: v4, addr6: v6}}, false, true, 1},
+		{"no IPv6 next hop", session{has4: true, has6: true, nextHops: nextHops{addr4: v4}}, true, false, 10},
+		{"no IPv4 next hop", session{has4: true, has6: true, nextHops: nextHops{addr6: v6}}, false, true, 1},
 	} {
 		if c4, c6 := row.n.carries(v4), row.n.carries(v6); c4 != row.c4 || c6 != row.c6 {
 			t.Errorf("%s: carries IPv4 %t, IPv6 %t, want %t, %t", row.name, c4, c6, row.c4, row.c6)
@@ -81,68 +81,39 @@ func TestCarries(t *testing.T) {
 	}
 }
 
-// gobgp counts hops in two ways: TTL security names the minimum TTL, multihop the TTL of packets that it sends.
-func TestAPIPeer(t *testing.T) {
+// TTL security gives the lowest TTL that is accepted, multihop the TTL of packets that are sent.
+func TestConfig(t *testing.T) {
 	o := Options{ASN: 64512, RestartTime: 30 * time.Second}
 	base := Peer{
 		Address: netip.MustParseAddr("192.0.2.1"), ASN: 64500, Port: 1179, HoldTime: 9 * time.Second,
-		Password: "secret",
+		Password: "secret", Source: netip.MustParseAddr("192.0.2.2"),
 	}
-	build := func(f func(*Peer)) *api.Peer {
-		p := base
-		f(&p)
-		n := session{peer: p}
-		return n.apiPeer(&o)
+	want := guard.Config{
+		Address: base.Address, ASN: 64500, Port: 1179, HoldTime: 9 * time.Second, Password: "secret",
+		Source: base.Source, TTL: 1,
 	}
-	p := build(func(*Peer) {})
-	if p.Conf.NeighborAddress != "192.0.2.1" || p.Conf.PeerAsn != 64500 || p.Conf.AuthPassword != "secret" {
-		t.Errorf("conf %v", p.Conf)
-	}
-	timers := p.Timers.Config
-	if timers.HoldTime != 9 || timers.KeepaliveInterval != 3 {
-		t.Errorf("timers %v", timers)
-	}
-	if timers.ConnectRetry != 2 || timers.IdleHoldTimeAfterReset != 1 {
-		t.Errorf("timers %v", timers)
-	}
-	if p.Transport.RemotePort != 1179 || p.Transport.LocalAddress != "" || len(p.AfiSafis) != 2 {
-		t.Errorf("transport %v, families %v", p.Transport, p.AfiSafis)
-	}
-	if p.TtlSecurity != nil || p.EbgpMultihop != nil || p.GracefulRestart != nil {
-		t.Errorf("options that were not set: %v", p)
-	}
-	if k := build(func(p *Peer) { p.HoldTime = 2 * time.Second }).Timers.Config.KeepaliveInterval; k != 1 {
-		t.Errorf("keepalive %d s, want at least 1", k)
-	}
-	for hops, want := range map[int]uint32{0: 255, 1: 255, 2: 254, 255: 1} {
-		p := build(func(p *Peer) { p.TTLSecurity, p.Multihop = true, hops })
-		if !p.TtlSecurity.Enabled || p.TtlSecurity.TtlMin != want || p.EbgpMultihop != nil {
-			t.Errorf("TTL security over %d hops: %v, want a TTL of at least %d", hops, p.TtlSecurity, want)
-		}
-	}
-	for _, hops := range []int{1, 3} {
-		p := build(func(p *Peer) { p.Multihop = hops })
-		if !p.EbgpMultihop.GetEnabled() || p.EbgpMultihop.MultihopTtl != uint32(hops) {
-			t.Errorf("multihop %d: %v", hops, p.EbgpMultihop)
-		}
-	}
-	if p := build(func(p *Peer) { p.Multihop, p.ASN = 3, o.ASN }); p.EbgpMultihop != nil {
-		t.Errorf("multihop for iBGP: %v", p.EbgpMultihop)
-	}
-	p = build(func(p *Peer) { p.Source = netip.MustParseAddr("192.0.2.2") })
-	if p.Transport.LocalAddress != "192.0.2.2" {
-		t.Errorf("source %q", p.Transport.LocalAddress)
-	}
-	for _, on := range []bool{false, true} {
-		p := build(func(p *Peer) { p.GracefulRestart = on })
-		for _, f := range p.AfiSafis {
-			if f.MpGracefulRestart.Config.Enabled != on || !f.Config.Enabled {
-				t.Errorf("graceful restart %t: family %v", on, f)
-			}
-		}
-		g := p.GracefulRestart
-		if on && (!g.Enabled || g.RestartTime != 30 || g.DeferralTime != 1 || !g.LocalRestarting) {
-			t.Errorf("graceful restart %v", g)
+	for _, row := range []struct {
+		name   string
+		change func(*Peer)
+		want   func(*guard.Config)
+	}{
+		{"external", func(*Peer) {}, func(*guard.Config) {}},
+		{"internal", func(p *Peer) { p.ASN = 64512 }, func(c *guard.Config) { c.ASN, c.TTL = 64512, 0 }},
+		{"internal, multihop", func(p *Peer) { p.ASN, p.Multihop = 64512, 3 },
+			func(c *guard.Config) { c.ASN, c.TTL = 64512, 0 }},
+		{"multihop", func(p *Peer) { p.Multihop = 3 }, func(c *guard.Config) { c.TTL = 3 }},
+		{"TTL security", func(p *Peer) { p.TTLSecurity = true }, func(c *guard.Config) { c.TTL, c.MinTTL = 255, 255 }},
+		{"TTL security over 2 hops", func(p *Peer) { p.TTLSecurity, p.Multihop = true, 2 },
+			func(c *guard.Config) { c.TTL, c.MinTTL = 255, 254 }},
+		{"graceful restart", func(p *Peer) { p.GracefulRestart = true },
+			func(c *guard.Config) { c.RestartTime = 30 * time.Second }},
+		{"no hold time", func(p *Peer) { p.HoldTime = 0 }, func(c *guard.Config) { c.HoldTime = 0 }},
+	} {
+		p, w := base, want
+		row.change(&p)
+		row.want(&w)
+		if got := p.config(&o); got != w {
+			t.Errorf("%s: %+v, want %+v", row.name, got, w)
 		}
 	}
 }

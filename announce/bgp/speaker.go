@@ -5,22 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"time"
 
 	api "github.com/osrg/gobgp/v3/api"
 	"github.com/steelyard-lb/steelyard/announce/bfd"
+	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-const (
-	// connectRetry is the minimum time between two attempts to connect, in seconds. gobgp waits up to twice that, and
-	// cancels an attempt after one second less.
-	connectRetry = 2
-	// withdrawTimeout bounds how long Set waits until withdrawals are written to the peers.
-	withdrawTimeout = 2 * time.Second
-)
+// withdrawTimeout bounds how long Set waits until withdrawals are written to the peers.
+const withdrawTimeout = 2 * time.Second
 
 // Speaker announces VIPs to BGP peers. It implements lb.Announcer and prometheus.Collector; all methods may be called
 // from any goroutine.
@@ -28,8 +25,8 @@ type Speaker struct {
 	o           Options
 	withdrawals *withdrawalTracker
 	mail        mailbox
-	relisten    time.Duration // between two attempts to listen
-	bfd         *bfd.Monitor  // nil: no peer has BFD
+	guard       *guard.Guard
+	bfd         *bfd.Monitor // nil: no peer has BFD
 
 	firstSet     chan struct{} // closed by the first Set
 	firstSetOnce sync.Once
@@ -40,11 +37,13 @@ type Speaker struct {
 	installed routes
 	server    *bgpServer // nil: Run has not started it yet, or has ended
 
+	attachMu sync.Mutex // orders changes of peers and policies in gobgp
+	backend  *bgpServer // of the last Run
+
 	mu       sync.Mutex // guards the following fields; never held while gobgp is called
 	bfdError string     // why BFD does not run; empty: it does
 	sessions map[netip.Addr]*session
-	v4, v6   int   // numbers of routes in gobgp
-	listen   error // why gobgp does not listen; nil: it does, or need not
+	v4, v6   int // numbers of routes in gobgp
 }
 
 // New returns a Speaker, or an error with every invalid option. It opens no socket.
@@ -55,17 +54,29 @@ func New(o Options) (*Speaker, error) {
 	}
 	s := &Speaker{
 		o: o, withdrawals: newWithdrawalTracker(), mail: mailbox{wake: make(chan struct{}, 1)},
-		relisten: listenRetry,
 		firstSet: make(chan struct{}), installed: routes{}, sessions: map[netip.Addr]*session{},
 	}
 	if s.bfd, err = s.newMonitor(); err != nil {
 		return nil, fmt.Errorf("bfd: %w", err)
 	}
+	s.guard = s.newGuard()
 	now := time.Now()
-	for _, p := range o.Peers {
-		s.sessions[p.Address] = &session{peer: p, state: "idle", since: now, disconnectedAt: now}
+	var peers []guard.Config
+	for i, p := range o.Peers {
+		s.sessions[p.Address] = &session{peer: p, from: backendFrom(i), state: "idle", since: now, disconnectedAt: now}
+		peers = append(peers, p.config(&o))
 	}
+	s.guard.SetPeers(peers)
 	return s, nil
+}
+
+func (s *Speaker) newGuard() *guard.Guard {
+	hostname, _ := os.Hostname()
+	return guard.New(guard.Options{
+		ASN: s.o.ASN, RouterID: s.o.RouterID, Hostname: hostname, ListenPort: s.o.ListenPort,
+		ListenAddresses: s.o.ListenAddresses, Attach: s.attach, Detach: s.detach, Sent: s.withdrawals.sent,
+		Event: s.mail.post, Log: s.o.Log,
+	})
 }
 
 // Set implements lb.Announcer: exactly these VIPs are announced; By is ignored. It returns when withdrawals are
@@ -193,11 +204,11 @@ func (s *Speaker) Carried(vip netip.Addr) bool {
 // mailbox passes events to the goroutine of Run. post never blocks.
 type mailbox struct {
 	mu     sync.Mutex
-	events []peerEvent
+	events []guard.Event
 	wake   chan struct{}
 }
 
-func (m *mailbox) post(ev peerEvent) {
+func (m *mailbox) post(ev guard.Event) {
 	m.mu.Lock()
 	m.events = append(m.events, ev)
 	m.mu.Unlock()
@@ -207,7 +218,7 @@ func (m *mailbox) post(ev peerEvent) {
 	}
 }
 
-func (m *mailbox) take() []peerEvent {
+func (m *mailbox) take() []guard.Event {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	events := m.events

@@ -9,8 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/osrg/gobgp/v3/pkg/log"
-	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
+	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -18,8 +17,7 @@ import (
 func withServer(t *testing.T, log *strings.Builder) (*Speaker, *session, *bgpServer) {
 	t.Helper()
 	s, p := newTestSpeaker(t, log)
-	s.o.ListenPort = -1
-	srv, err := s.startServer(t.Context())
+	srv, err := s.startServer(t.Context(), false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +27,7 @@ func withServer(t *testing.T, log *strings.Builder) (*Speaker, *session, *bgpSer
 
 // Set waits for withdrawals until they are written to every session, and 2 s at most: then it logs how many are left.
 func TestSetWaitsForWithdrawals(t *testing.T) {
-	written := log.Fields{"withdrawals": []*bgp.IPAddrPrefix{bgp.NewIPAddrPrefix(32, "203.0.113.1")}}
+	written := &guard.Update{Withdrawn: []netip.Prefix{netip.MustParsePrefix("203.0.113.1/32")}}
 	for _, row := range []struct {
 		name    string
 		set     []lb.Announcement
@@ -53,7 +51,7 @@ func TestSetWaitsForWithdrawals(t *testing.T) {
 			peer := p.peer.Address
 			s.withdrawals.peerUp(peer, netip.Addr.Is4)
 			if row.written {
-				time.AfterFunc(time.Second, func() { s.withdrawals.updateSent(peer, written) })
+				time.AfterFunc(time.Second, func() { s.withdrawals.sent(peer, written) })
 			}
 			out.Reset()
 			began := time.Now()
@@ -119,13 +117,13 @@ func TestSetStopsWhenItsContextEnds(t *testing.T) {
 // post never blocks and keeps the wake-up until it is received, and take returns each event once.
 func TestMailbox(t *testing.T) {
 	s, _ := newTestSpeaker(t, new(strings.Builder))
-	for _, text := range []string{"a", "b"} {
-		s.mail.post(peerEvent{text: text})
+	for _, state := range []guard.State{"a", "b"} {
+		s.mail.post(guard.Event{New: state})
 	}
 	if n := len(s.mail.wake); n != 1 {
 		t.Errorf("%d wake-ups, want 1", n)
 	}
-	if got := s.mail.take(); len(got) != 2 || got[0].text != "a" || got[1].text != "b" {
+	if got := s.mail.take(); len(got) != 2 || got[0].New != "a" || got[1].New != "b" {
 		t.Errorf("events %+v", got)
 	}
 	if got := s.mail.take(); len(got) != 0 {

@@ -204,7 +204,7 @@ IPv6 next hop fe80::1: want a global IPv6 address
 peer fe80::1: a link-local address needs its interface, as in fe80::1%eth0
 peer fe80::1: ASN is required
 peer fe80::1: password has 81 bytes, the kernel accepts 80
-peer fe80::1: hold time 1s: want whole seconds, 3s to 65535s
+peer fe80::1: hold time 1s: want 0, or whole seconds, 3s to 65535s
 peer fe80::1: multihop 300: want 0 to 255
 peer 127.0.0.1: source ::1 is of the other address family
 peer 127.0.0.1 is named twice

@@ -5,42 +5,45 @@ import (
 	"net/netip"
 	"sync"
 
-	"github.com/osrg/gobgp/v3/pkg/log"
-	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
+	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
 )
 
-// withdrawalTracker tracks which withdrawals gobgp has not written to which peer yet. DeletePath returns when they are
-// queued, but a VIP may be removed from the datapath only after they are written.
+// withdrawalTracker tracks which routes were written to which peer, and which withdrawals not yet. DeletePath returns
+// when they are queued, but a VIP may be removed from the datapath only after they are written.
 type withdrawalTracker struct {
-	mu      sync.Mutex
-	pending map[netip.Addr]map[netip.Prefix]struct{} // one entry per established session
-	carries map[netip.Addr]func(netip.Addr) bool     // whether routes of that family are sent to the peer
-	empty   chan struct{}                            // closed and replaced when nothing is pending
+	mu    sync.Mutex
+	peers map[netip.Addr]*ribOut // those with a session
+	empty chan struct{}          // closed and replaced when nothing is pending
+}
+
+// ribOut is the Adj-RIB-Out of a session (RFC 4271, section 3.2), as it was written.
+type ribOut struct {
+	routes  map[netip.Prefix]struct{}
+	pending map[netip.Prefix]struct{}    // withdrawals that are not written
+	carries func(family netip.Addr) bool // whether routes of that family are sent
 }
 
 func newWithdrawalTracker() *withdrawalTracker {
-	return &withdrawalTracker{
-		pending: map[netip.Addr]map[netip.Prefix]struct{}{}, carries: map[netip.Addr]func(netip.Addr) bool{},
-		empty: make(chan struct{}),
-	}
+	return &withdrawalTracker{peers: map[netip.Addr]*ribOut{}, empty: make(chan struct{})}
 }
 
-// peerUp records an established session with peer, and which families it carries.
+// peerUp records a session with peer, and which families it carries. It is called before the first UPDATE.
 func (w *withdrawalTracker) peerUp(peer netip.Addr, carries func(netip.Addr) bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.carries[peer] = carries
-	if w.pending[peer] == nil {
-		w.pending[peer] = map[netip.Prefix]struct{}{}
+	r := w.peers[peer]
+	if r == nil {
+		r = &ribOut{routes: map[netip.Prefix]struct{}{}, pending: map[netip.Prefix]struct{}{}}
+		w.peers[peer] = r
 	}
+	r.carries = carries
 }
 
 // peerDown records that there is no session with peer: it has no routes, or keeps them until the next session.
 func (w *withdrawalTracker) peerDown(peer netip.Addr) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.carries, peer)
-	delete(w.pending, peer)
+	delete(w.peers, peer)
 	w.signal()
 }
 
@@ -48,60 +51,58 @@ func (w *withdrawalTracker) peerDown(peer netip.Addr) {
 func (w *withdrawalTracker) expect(prefixes []netip.Prefix) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for peer, pending := range w.pending {
+	for _, r := range w.peers {
 		for _, p := range prefixes {
-			if w.carries[peer](p.Addr()) {
-				pending[p] = struct{}{}
+			if r.carries(p.Addr()) {
+				r.pending[p] = struct{}{}
 			}
 		}
 	}
 }
 
-// updateSent records the withdrawals in an UPDATE written to peer. After an End-of-RIB the peer removes all stale
-// routes (RFC 4724, section 2), so nothing is pending then.
-func (w *withdrawalTracker) updateSent(peer netip.Addr, f log.Fields) {
+// sent records an UPDATE that was written to peer. The End-of-RIB follows the first routes of a session: what is
+// pending and was not among them was withdrawn before, and there will be no withdrawal of it. The peer removes it as
+// stale (RFC 4724, section 4.2).
+func (w *withdrawalTracker) sent(peer netip.Addr, u *guard.Update) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	pending := w.pending[peer]
-	if len(pending) == 0 {
+	r := w.peers[peer]
+	if r == nil {
 		return
 	}
-	withdrawn, _ := f["withdrawals"].([]*bgp.IPAddrPrefix)
-	for _, n := range withdrawn {
-		w.remove(pending, n)
+	for _, p := range u.Withdrawn {
+		delete(r.routes, p)
+		delete(r.pending, p)
 	}
-	announced, _ := f["nlri"].([]*bgp.IPAddrPrefix)
-	attrs, _ := f["attributes"].([]bgp.PathAttributeInterface)
-	endOfRIB := len(withdrawn) == 0 && len(announced) == 0 && len(attrs) == 0
-	for _, a := range attrs {
-		if mp, ok := a.(*bgp.PathAttributeMpUnreachNLRI); ok {
-			endOfRIB = len(mp.Value) == 0
-			for _, n := range mp.Value {
-				w.remove(pending, n)
+	for _, p := range u.Announced {
+		r.routes[p] = struct{}{}
+	}
+	if u.EndOfRIB4 || u.EndOfRIB6 {
+		for p := range r.pending {
+			if _, has := r.routes[p]; !has && p.Addr().Is4() == u.EndOfRIB4 {
+				delete(r.pending, p)
 			}
 		}
-	}
-	if endOfRIB {
-		clear(pending)
 	}
 	w.signal()
 }
 
-func (w *withdrawalTracker) remove(pending map[netip.Prefix]struct{}, n bgp.AddrPrefixInterface) {
-	if p, err := netip.ParsePrefix(n.String()); err == nil {
-		delete(pending, p.Masked())
+// routes returns how many routes the peer has.
+func (w *withdrawalTracker) routes(peer netip.Addr) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if r := w.peers[peer]; r != nil {
+		return len(r.routes)
 	}
+	return 0
 }
 
 // signal wakes wait when nothing is pending. w.mu is held.
 func (w *withdrawalTracker) signal() {
-	for _, p := range w.pending {
-		if len(p) > 0 {
-			return
-		}
+	if w.count() == 0 {
+		close(w.empty)
+		w.empty = make(chan struct{})
 	}
-	close(w.empty)
-	w.empty = make(chan struct{})
 }
 
 // wait returns when nothing is pending or ctx ends. It returns the number of withdrawals still pending and stops
@@ -122,16 +123,16 @@ func (w *withdrawalTracker) wait(ctx context.Context) int {
 		w.mu.Lock()
 	}
 	left := w.count()
-	for _, p := range w.pending {
-		clear(p)
+	for _, r := range w.peers {
+		clear(r.pending)
 	}
 	return left
 }
 
 func (w *withdrawalTracker) count() int {
 	n := 0
-	for _, p := range w.pending {
-		n += len(p)
+	for _, r := range w.peers {
+		n += len(r.pending)
 	}
 	return n
 }

@@ -7,20 +7,18 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/osrg/gobgp/v3/pkg/log"
-	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
+	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
 )
 
 // Pending are the withdrawals of peers that have a session and carry that family.
 func TestWithdrawalTracker(t *testing.T) {
 	v4, v6 := netip.MustParsePrefix("203.0.113.1/32"), netip.MustParsePrefix("2001:db8::1/128")
 	all, only4 := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.5")
-	withdraw4 := log.Fields{"withdrawals": []*bgp.IPAddrPrefix{bgp.NewIPAddrPrefix(32, "203.0.113.1")}}
-	withdraw6 := log.Fields{"attributes": []bgp.PathAttributeInterface{
-		bgp.NewPathAttributeMpUnreachNLRI([]bgp.AddrPrefixInterface{bgp.NewIPv6AddrPrefix(128, "2001:db8::1")})}}
-	announcement := log.Fields{"nlri": []*bgp.IPAddrPrefix{bgp.NewIPAddrPrefix(32, "203.0.113.2")}}
-	announcement6 := log.Fields{"attributes": []bgp.PathAttributeInterface{bgp.NewPathAttributeOrigin(0)}}
-	endOfRIB6 := log.Fields{"attributes": []bgp.PathAttributeInterface{bgp.NewPathAttributeMpUnreachNLRI(nil)}}
+	withdraw4 := &guard.Update{Withdrawn: []netip.Prefix{v4}}
+	withdraw6 := &guard.Update{Withdrawn: []netip.Prefix{v6}}
+	announcement := &guard.Update{Announced: []netip.Prefix{netip.MustParsePrefix("203.0.113.2/32")}}
+	same := &guard.Update{Announced: []netip.Prefix{v4}}
+	endOfRIB4, endOfRIB6 := &guard.Update{EndOfRIB4: true}, &guard.Update{EndOfRIB6: true}
 	unknown := netip.MustParseAddr("192.0.2.9")
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -31,35 +29,41 @@ func TestWithdrawalTracker(t *testing.T) {
 	}{
 		{"no UPDATE", func(*withdrawalTracker) {}, 3},
 		{"UPDATE without withdrawals", func(w *withdrawalTracker) {
-			w.updateSent(all, announcement)
-			w.updateSent(only4, announcement)
+			w.sent(all, announcement)
+			w.sent(only4, announcement)
 		}, 3},
 		{"withdrawn from one peer", func(w *withdrawalTracker) {
-			w.updateSent(all, withdraw4)
-			w.updateSent(all, withdraw6)
+			w.sent(all, withdraw4)
+			w.sent(all, withdraw6)
 		}, 1},
 		{"withdrawn from both", func(w *withdrawalTracker) {
-			w.updateSent(all, withdraw4)
-			w.updateSent(all, withdraw6)
-			w.updateSent(only4, withdraw4)
+			w.sent(all, withdraw4)
+			w.sent(all, withdraw6)
+			w.sent(only4, withdraw4)
 		}, 0},
 		{"one session lost", func(w *withdrawalTracker) {
-			w.updateSent(all, withdraw4)
-			w.updateSent(all, withdraw6)
+			w.sent(all, withdraw4)
+			w.sent(all, withdraw6)
 			w.peerDown(only4)
 		}, 0},
 		{"End-of-RIB", func(w *withdrawalTracker) {
-			w.updateSent(all, log.Fields{})
-			w.updateSent(only4, log.Fields{})
+			w.sent(all, endOfRIB4)
+			w.sent(all, endOfRIB6)
+			w.sent(only4, endOfRIB4)
 		}, 0},
-		{"End-of-RIB, IPv6", func(w *withdrawalTracker) {
-			w.updateSent(all, endOfRIB6)
+		{"End-of-RIB of one family", func(w *withdrawalTracker) {
+			w.sent(all, endOfRIB6)
 			w.peerDown(only4)
-		}, 0},
-		{"announced IPv6 route", func(w *withdrawalTracker) { w.updateSent(all, announcement6) }, 3},
+		}, 1},
+		{"End-of-RIB after the route", func(w *withdrawalTracker) {
+			w.sent(all, same)
+			w.sent(all, endOfRIB4)
+			w.sent(all, endOfRIB6)
+			w.sent(only4, endOfRIB4)
+		}, 1},
 		{"session up again", func(w *withdrawalTracker) {
 			w.peerUp(all, func(netip.Addr) bool { return true })
-			w.updateSent(unknown, withdraw4)
+			w.sent(unknown, withdraw4)
 		}, 3},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -85,17 +89,39 @@ func TestWithdrawalTracker(t *testing.T) {
 	}
 }
 
+// routes is the number of routes that were written and not withdrawn.
+func TestRibOut(t *testing.T) {
+	peer, w := netip.MustParseAddr("192.0.2.1"), newWithdrawalTracker()
+	a, b := netip.MustParsePrefix("203.0.113.1/32"), netip.MustParsePrefix("2001:db8::1/128")
+	w.peerUp(peer, func(netip.Addr) bool { return true })
+	for _, row := range []struct {
+		u    guard.Update
+		want int
+	}{
+		{guard.Update{Announced: []netip.Prefix{a, b}}, 2}, {guard.Update{Announced: []netip.Prefix{a}}, 2},
+		{guard.Update{EndOfRIB4: true}, 2}, {guard.Update{Withdrawn: []netip.Prefix{a}}, 1},
+		{guard.Update{Withdrawn: []netip.Prefix{a}}, 1},
+	} {
+		if w.sent(peer, &row.u); w.routes(peer) != row.want {
+			t.Errorf("after %+v: %d routes, want %d", row.u, w.routes(peer), row.want)
+		}
+	}
+	if w.peerDown(peer); w.routes(peer) != 0 {
+		t.Errorf("%d routes without a session", w.routes(peer))
+	}
+}
+
 // wait returns as soon as the last withdrawal is written, and reports what is pending when its context ends.
 func TestWithdrawalTrackerWait(t *testing.T) {
 	peer, prefix := netip.MustParseAddr("192.0.2.1"), netip.MustParsePrefix("203.0.113.1/32")
-	written := log.Fields{"withdrawals": []*bgp.IPAddrPrefix{bgp.NewIPAddrPrefix(32, "203.0.113.1")}}
+	written := &guard.Update{Withdrawn: []netip.Prefix{prefix}}
 	for _, row := range []struct {
 		name  string
 		event func(w *withdrawalTracker)
 		took  time.Duration
 		left  int
 	}{
-		{"written", func(w *withdrawalTracker) { w.updateSent(peer, written) }, time.Second, 0},
+		{"written", func(w *withdrawalTracker) { w.sent(peer, written) }, time.Second, 0},
 		{"session lost", func(w *withdrawalTracker) { w.peerDown(peer) }, time.Second, 0},
 		{"neither", func(*withdrawalTracker) {}, time.Minute, 1},
 	} {

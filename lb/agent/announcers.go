@@ -117,7 +117,7 @@ func bgpOptions(c *config.BGP, facts node, log *slog.Logger) bgp.Options {
 	for _, p := range c.Peers {
 		o.Peers = append(o.Peers, bgp.Peer{
 			Address: p.Address, ASN: p.ASN, Port: p.Port, Password: p.Password.Reveal(), HoldTime: p.HoldTime,
-			Multihop: p.Multihop, TTLSecurity: p.TTLSecurity, Source: p.Source,
+			MaxReceived: p.MaxReceived, Multihop: p.Multihop, TTLSecurity: p.TTLSecurity, Source: p.Source,
 			GracefulRestart: p.GracefulRestart && c.RestartTime > 0, BFD: bgp.BFD{
 				Interval: p.BFD.Interval, Multiplier: uint8(p.BFD.Multiplier), Multihop: p.BFD.Multihop,
 			},

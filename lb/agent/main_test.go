@@ -118,11 +118,8 @@ func TestMainRefuses(t *testing.T) {
 		{"not valid", "[nonsense]\n[rubbish]\n", []string{"nonsense: no such section", "rubbish: no such section"}},
 		{
 			"not supported",
-			"[bgp]\nasn = 1\npeers = [{ address = \"192.0.2.1\", asn = 2, hold_time = \"0s\" }]\n" +
-				"[l2]\nmembers = [\"192.0.2.12\"]\n",
-			[]string{
-				":3: bgp.peers[0].hold_time: not in this version", ":5: l2.members: not in this version",
-			},
+			"[l2]\nmembers = [\"192.0.2.12\"]\n",
+			[]string{":2: l2.members: not in this version"},
 		},
 		{
 			"unknown interface", "[datapath]\ninterfaces = [\"no-such-link\"]\n",
@@ -157,8 +154,8 @@ func TestMainRefuses(t *testing.T) {
 
 // A configuration given as a value is checked, too.
 func TestNewRefusesUnsupportedValue(t *testing.T) {
-	cfg := parse(t, "[bgp]\nasn = 1\npeers = [{ address = \"192.0.2.1\", asn = 2, hold_time = \"0s\" }]\n")
-	if _, err := New(Options{Config: cfg, Log: discard}); err == nil || !strings.Contains(err.Error(), "hold_time") {
+	cfg := parse(t, "[l2]\nmembers = [\"192.0.2.12\"]\n")
+	if _, err := New(Options{Config: cfg, Log: discard}); err == nil || !strings.Contains(err.Error(), "l2.members") {
 		t.Errorf("error %v", err)
 	}
 }

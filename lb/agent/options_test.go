@@ -61,11 +61,13 @@ peers = [
 		AggregateV4: 24, AggregateV6: 64, NextHopV4: facts.address4, NextHopV6: facts.address6,
 		Peers: []bgp.Peer{
 			{
-				Address: ip("192.0.2.254"), ASN: 64500, Port: 1790, HoldTime: 9 * time.Second, Multihop: 3,
-				Source: ip("192.0.2.1"),
+				Address: ip("192.0.2.254"), ASN: 64500, Port: 1790, HoldTime: 9 * time.Second, MaxReceived: 1000,
+				Multihop: 3,
+				Source:   ip("192.0.2.1"),
 			},
 			{
 				Address: ip("2001:db8::fe"), ASN: 64501, Port: 179, HoldTime: cfg.BGP.Peers[1].HoldTime,
+				MaxReceived: 1000,
 				TTLSecurity: true, GracefulRestart: true,
 			},
 		},

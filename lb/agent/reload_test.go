@@ -115,7 +115,7 @@ func TestReloadRefuses(t *testing.T) {
 		{"not valid", strings.Replace(webTOML, "ports", "prots", 1), "prots"},
 		{"every error", "[nonsense]\n[rubbish]\n", "rubbish: no such section"},
 		{
-			"not supported", webTOML + "[bgp]\nasn = 1\npeers = [{address=\"192.0.2.1\", asn=2, hold_time=\"0s\"}]",
+			"not supported", strings.Replace(webTOML, "[l2]\n", "[l2]\nmembers = [\"192.0.2.12\"]\n", 1),
 			"not in this version",
 		},
 		{"no address left", "[l2]\n[[pool]]\nname=\"p\"\naddresses=[\"203.0.113.1/32\"]\n" +

@@ -45,6 +45,7 @@ var mayImport = map[string][]string{
 	"lb/demo":            {"lb", "e2e/lab", "e2e/lab/traffic"},
 	"announce/bfd":       {},
 	"announce/bgp":       {"lb", "announce", "announce/bfd"},
+	"announce/bgp/guard": {},
 	"announce/l2":        {"lb", "announce", "datapath/checksum"},
 	"datapath":           {"lb", "datapath/checksum"},
 	"datapath/checksum":  {},

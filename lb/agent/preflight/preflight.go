@@ -26,13 +26,6 @@ func notYet(c *config.Config) map[string]string {
 	if c.L2 != nil && len(c.L2.Members) > 0 {
 		missing["l2.members"] = "every node with [l2] probes for others before it answers for an address"
 	}
-	if c.BGP != nil {
-		for n, p := range c.BGP.Peers {
-			if p.HoldTime == 0 {
-				missing[config.KeyOf("bgp.peers", n, "hold_time")] = "sessions without keepalives are not supported"
-			}
-		}
-	}
 	return missing
 }
 

@@ -66,16 +66,10 @@ backends = ["10.0.0.1"]
 	}
 }
 
-// What gobgp would replace by another value is refused: it makes a hold time of 0 one of 90 s.
+// What this version does not implement is refused.
 func TestNotInThisVersion(t *testing.T) {
-	_, err := config.Parse("f", []byte(`[bgp]
-asn = 64512
-peers = [
-  { address = "192.0.2.1", asn = 64500, hold_time = "9s" },
-  { address = "192.0.2.2", asn = 64500, hold_time = "0s" },
-]
-`), Version)
-	want := "f:5: bgp.peers[1].hold_time: not in this version; sessions without keepalives"
+	_, err := config.Parse("f", []byte("[l2]\nmembers = [\"192.0.2.12\"]\n"), Version)
+	const want = "f:2: l2.members: not in this version; every node with [l2] probes"
 	if err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("%v; want %s", err, want)
 	}

@@ -1,0 +1,224 @@
+package bgp_test
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	api "github.com/osrg/gobgp/v3/api"
+	packet "github.com/osrg/gobgp/v3/pkg/packet/bgp"
+	"github.com/osrg/gobgp/v3/pkg/server"
+)
+
+// attackedGoBGP makes the test binary a plain gobgp that listens on this port.
+const attackedGoBGP = "STEELYARD_BGP_TEST_GOBGP"
+
+// update returns an UPDATE with these path attributes and routes, in hexadecimal.
+func update(attributes, routes string) []byte {
+	decode := func(s string) []byte {
+		b, err := hex.DecodeString(strings.ReplaceAll(s, " ", ""))
+		if err != nil {
+			panic(err)
+		}
+		return b
+	}
+	a, r := decode(attributes), decode(routes)
+	n := 23 + len(a) + len(r)
+	return slices.Concat([]byte(strings.Repeat("\xff", 16)), []byte{byte(n >> 8), byte(n), 2, 0, 0},
+		[]byte{byte(len(a) >> 8), byte(len(a))}, a, r)
+}
+
+// attacks are UPDATEs that end the process of gobgp v3.37.0 or that are published as such for its releases.
+var attacks = map[string]struct {
+	message []byte
+	crashes bool // gobgp v3.37.0 as the speaker configures it
+}{
+	// AS4_PATH before AS_PATH as the last attribute: index out of range.
+	"CVE-2026-41643": {update("40 01 01 00 40 03 04 7f000001 c0 11 06 0201 0000fbf4 40 02 06 0201 0000fbf4", ""), true},
+	// The published message of the same: AS4_PATH of one byte.
+	"CVE-2026-41643 as published": {update("40 11 01 02 40 02 04 ffffdead", ""), false},
+	// An unknown attribute that is marked as well-known.
+	"CVE-2026-41642": {update("40 01 01 00 40 02 00 40 03 04 7f000001 40 c8 01 00", "18 cb0071"), false},
+	// Attributes with lengths that contradict each other.
+	"CVE-2026-42285": {update("40 01 02 00 00 40 02 00 40 03 04 7f000001", "18 cb0071"), false},
+	// An IPv6 extended community that is too short.
+	"CVE-2026-37461": {update("40 01 01 00 40 02 00 40 03 04 7f000001 c0 19 05 00 02 20 01 0d", "18 cb0071"), false},
+	// A length of the attributes beyond the end of the message.
+	"CVE-2026-37462": {slices.Concat(update("40 01 01 00", "")[:21], []byte{0xff, 0xff, 0x40, 1, 1, 0}), false},
+}
+
+// runAttacked is the process of a plain gobgp.
+func runAttacked(port string) error {
+	s := server.NewBgpServer(server.LoggerOption(quiet{}))
+	go s.Serve()
+	var n int32
+	if _, err := fmt.Sscan(port, &n); err != nil {
+		return err
+	}
+	ctx := context.Background()
+	err := s.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{
+		Asn: 64512, RouterId: "192.0.2.11", ListenPort: n, ListenAddresses: []string{"127.0.0.1"},
+	}})
+	if err != nil {
+		return err
+	}
+	err = s.AddPeer(ctx, &api.AddPeerRequest{Peer: &api.Peer{
+		Conf: &api.PeerConf{NeighborAddress: "127.0.0.1", PeerAsn: 64500}, Transport: &api.Transport{PassiveMode: true},
+	}})
+	if err != nil {
+		return err
+	}
+	for active := false; !active; time.Sleep(time.Millisecond) {
+		err = s.ListPeer(ctx, &api.ListPeerRequest{}, func(p *api.Peer) {
+			active = p.State.SessionState == api.PeerState_ACTIVE
+		})
+		if err != nil {
+			return err
+		}
+	}
+	fmt.Println("ready")
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+// attacker is a router that sends what it likes. It returns once the session is established.
+func attacker(t *testing.T, c net.Conn) net.Conn {
+	t.Helper()
+	t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(timeout))
+	caps := []packet.ParameterCapabilityInterface{
+		packet.NewCapMultiProtocol(packet.RF_IPv4_UC), packet.NewCapMultiProtocol(packet.RF_IPv6_UC),
+		packet.NewCapFourOctetASNumber(64500),
+	}
+	open, err := packet.NewBGPOpenMessage(64500, 90, "192.0.2.1",
+		[]packet.OptionParameterInterface{packet.NewOptionParameterCapability(caps)}).Serialize()
+	if err != nil {
+		t.Fatal(err)
+	}
+	keepalive, err := packet.NewBGPKeepAliveMessage().Serialize()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Write(slices.Concat(open, keepalive)); err != nil {
+		t.Fatal(err)
+	}
+	for seen := byte(0); seen != packet.BGP_MSG_KEEPALIVE; {
+		seen = readType(t, c)
+	}
+	return c
+}
+
+// readType reads a message and returns its type.
+func readType(t *testing.T, c net.Conn) byte {
+	t.Helper()
+	head := make([]byte, packet.BGP_HEADER_LENGTH)
+	if _, err := io.ReadFull(c, head); err != nil {
+		t.Fatal(err)
+	}
+	n := int64(head[16])<<8 + int64(head[17]) - packet.BGP_HEADER_LENGTH
+	if _, err := io.CopyN(io.Discard, c, n); err != nil {
+		t.Fatal(err)
+	}
+	return head[18]
+}
+
+// The published attacks against gobgp do not reach it: the session stays, and the routes of the speaker are sent. The
+// same messages end the process of a gobgp without the guard.
+func TestPublishedAttacks(t *testing.T) {
+	for name, attack := range attacks {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l, err := net.Listen("tcp4", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			at := l.Addr().(*net.TCPAddr).AddrPort()
+			o := (&router{port: at.Port()}).options()
+			o.Peers[0].HoldTime = 90 * time.Second
+			s := newSpeaker(t, o)
+			run(t, s)
+			if err := s.Set(t.Context(), announcements(vip4)); err != nil {
+				t.Fatal(err)
+			}
+			tcp, err := l.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := attacker(t, tcp)
+			if _, err := c.Write(slices.Concat(attack.message, attack.message)); err != nil {
+				t.Fatal(err)
+			}
+			for readType(t, c) != packet.BGP_MSG_UPDATE { // vip4
+			}
+			if err := s.Set(t.Context(), announcements(vip4, netip.MustParseAddr("203.0.113.11"))); err != nil {
+				t.Fatal(err)
+			}
+			for readType(t, c) != packet.BGP_MSG_UPDATE {
+			}
+			if p := s.Peers()[0]; p.State != "established" || p.LastError != "" {
+				t.Errorf("peer %+v", p)
+			}
+			if attack.crashes {
+				crash(t, attack.message)
+			}
+		})
+	}
+}
+
+// crash sends a message to a plain gobgp and checks that its process ends.
+func crash(t *testing.T, message []byte) {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := l.Addr().String()
+	l.Close()
+	binary, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(binary)
+	_, port, _ := net.SplitHostPort(at)
+	cmd.Env = append(os.Environ(), attackedGoBGP+"="+port)
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stdin.Close()
+	var out strings.Builder
+	cmd.Stderr = &out
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stdout.Read(make([]byte, 5)); err != nil {
+		t.Fatalf("gobgp does not start: %v", err)
+	}
+	c, err := net.Dial("tcp4", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c = attacker(t, c)
+	if _, err := c.Write(message); err != nil {
+		t.Fatal(err)
+	}
+	timer := time.AfterFunc(timeout, func() { stdin.Close() })
+	defer timer.Stop()
+	if err := cmd.Wait(); err == nil || !strings.Contains(out.String(), "panic") {
+		t.Errorf("gobgp without the guard ended with %v:\n%s", err, out.String())
+	}
+}

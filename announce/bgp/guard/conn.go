@@ -1,0 +1,265 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	// openTimeout bounds how long a connection may exist without the OPEN of the peer. RFC 4271, section 8.2.2,
+	// suggests four minutes; a peer that needs more than one is down.
+	openTimeout = time.Minute
+	// sendTimeout is how long a peer without hold time may accept no data (RFC 9687).
+	sendTimeout = 8 * time.Minute
+)
+
+// conn is one TCP connection with a peer, from its OPEN to its end.
+type conn struct {
+	p        *peer
+	c        *net.TCPConn
+	r        *messageReader
+	outgoing bool
+	cfg      Config
+	ours     Open
+	theirs   *Open
+	local    netip.Addr
+	cancel   context.CancelFunc
+	granted  chan bool // the decision of the peer's goroutine about an OPEN
+
+	wmu sync.Mutex // orders writes to c
+
+	mu       sync.Mutex // guards the following fields
+	backend  net.Conn
+	closing  *Error // why the session is ended from here
+	received Received
+}
+
+// Received counts what a peer has sent in a session. Nothing of it is kept.
+type Received struct {
+	Announced uint64 // routes, of any number of UPDATEs
+	Withdrawn uint64
+	Updates   uint64
+	Malformed uint64 // UPDATEs that could not be read
+}
+
+// run is the life of the connection. It always ends with an event for the peer's goroutine.
+func (c *conn) run(ctx context.Context) {
+	stop := context.AfterFunc(ctx, func() { _ = c.c.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	err := c.handshake(ctx)
+	if err == nil {
+		err = c.session(ctx)
+	}
+	if ctx.Err() != nil { // by end, or without a NOTIFICATION
+		c.mu.Lock()
+		err = ctx.Err()
+		if c.closing != nil {
+			err = c.closing
+		}
+		c.mu.Unlock()
+	}
+	var e *Error
+	if errors.As(err, &e) && !e.Received {
+		_ = c.c.SetDeadline(time.Now().Add(time.Second))
+		_, _ = c.c.Write(e.message())
+		_ = c.c.CloseWrite()
+		_, _ = io.Copy(io.Discard, io.LimitReader(c.c, readBurst)) // or closing would reset, and lose the NOTIFICATION
+	}
+	c.c.Close()
+	c.p.events <- ended{c, err}
+}
+
+// end makes the connection end with this NOTIFICATION.
+func (c *conn) end(e *Error) {
+	c.mu.Lock()
+	if c.closing == nil {
+		c.closing = e
+	}
+	c.mu.Unlock()
+	c.cancel()
+}
+
+// lastWords is how long a NOTIFICATION of the peer is awaited after sending to it has failed.
+const lastWords = 200 * time.Millisecond
+
+var errSending = errors.New("the connection failed while sending")
+
+var errRefused = errors.New("another connection with the peer is used")
+
+// handshake exchanges OPEN and KEEPALIVE.
+func (c *conn) handshake(ctx context.Context) error {
+	_ = c.c.SetDeadline(time.Now().Add(openTimeout))
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if _, err := c.c.Write(c.ours.message()); err != nil {
+		return readError(err, openTimeout)
+	}
+	m, err := c.r.next()
+	if err != nil {
+		return readError(err, openTimeout)
+	}
+	switch m.kind {
+	case typeNotification:
+		return parseNotification(m.body())
+	case typeOpen:
+	default:
+		return protocolError(codeFSM, 1, nil, "%v instead of OPEN", m.kind)
+	}
+	if c.theirs, err = parseOpen(m.body()); err != nil {
+		return err
+	}
+	if err := c.theirs.check(&c.ours, c.cfg.ASN); err != nil {
+		return err
+	}
+	c.p.events <- opened{c}
+	if !<-c.granted {
+		return cease(ceaseCollision, errRefused.Error())
+	}
+	hold := holdTime(&c.ours, c.theirs)
+	if hold == 0 {
+		hold = openTimeout
+	}
+	_ = c.c.SetDeadline(time.Now().Add(hold))
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if _, err := c.c.Write(keepalive); err != nil {
+		return readError(err, hold)
+	}
+	if m, err = c.r.next(); err != nil {
+		return readError(err, hold)
+	}
+	switch m.kind {
+	case typeKeepalive:
+		return nil
+	case typeNotification:
+		return parseNotification(m.body())
+	}
+	return protocolError(codeFSM, 2, nil, "%v instead of KEEPALIVE", m.kind)
+}
+
+// session relays routes until the session ends, and returns why.
+func (c *conn) session(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	hold := holdTime(&c.ours, c.theirs)
+	_ = c.c.SetDeadline(time.Time{})
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	c.p.events <- established{c}
+	if !<-c.granted {
+		return cease(ceaseCollision, errRefused.Error())
+	}
+	failed := make(chan error, 3)
+	var wg sync.WaitGroup
+	begin := func(f func() error) {
+		wg.Go(func() {
+			err := f()
+			failed <- err
+			if errors.Is(err, errSending) { // the reason of the peer may have arrived before
+				select {
+				case <-ctx.Done():
+				case <-time.After(lastWords):
+				}
+			}
+			cancel()
+			_ = c.c.SetDeadline(time.Unix(1, 0))
+		})
+	}
+	begin(func() error { return c.fromPeer(ctx, hold) })
+	begin(func() error { return c.keepAlive(ctx, hold) })
+	begin(func() error { return c.fromBackend(ctx, hold) })
+	err := <-failed
+	<-ctx.Done()
+	wg.Wait()
+	close(failed)
+	var e *Error
+	for later := range failed {
+		if errors.Is(err, errSending) && errors.As(later, &e) && e.Received {
+			err = later
+		}
+	}
+	c.p.g.o.Detach(c.cfg.Address)
+	return err
+}
+
+// write sends one message to the peer.
+func (c *conn) write(ctx context.Context, b []byte, hold time.Duration) error {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	limit := sendTimeout
+	if hold > 0 {
+		limit = hold
+	}
+	_ = c.c.SetWriteDeadline(time.Now().Add(limit))
+	if ctx.Err() != nil { // its deadline has been replaced
+		return ctx.Err()
+	}
+	if _, err := c.c.Write(b); err != nil {
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return fmt.Errorf("the peer has accepted no data for %v", limit)
+		}
+		return fmt.Errorf("%w: %w", errSending, err)
+	}
+	return nil
+}
+
+// keepAlive sends KEEPALIVEs: to the peer in a third of the hold time, and to the backend.
+func (c *conn) keepAlive(ctx context.Context, hold time.Duration) error {
+	var tick <-chan time.Time
+	if hold > 0 {
+		t := time.NewTicker(hold / 3)
+		defer t.Stop()
+		tick = t.C
+	}
+	hourly := time.NewTicker(backendKeepalive)
+	defer hourly.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-c.p.probe: // whether the connection still exists
+		case <-tick:
+		case <-hourly.C:
+			c.toBackend(keepalive)
+			continue
+		}
+		if err := c.write(ctx, keepalive, hold); err != nil {
+			return err
+		}
+	}
+}
+
+func (c *conn) toBackend(b []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.backend != nil {
+		_, _ = c.backend.Write(b)
+	}
+}
+
+// readError returns why reading failed.
+func readError(err error, hold time.Duration) error {
+	var e *Error
+	switch {
+	case errors.As(err, &e):
+		return err
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return protocolError(codeHoldTimer, 0, nil, "no message from the peer for %v", hold)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
+		return errClosed
+	}
+	return fmt.Errorf("the connection was lost: %w", err)
+}
+
+var errClosed = errors.New("the peer closed the connection")

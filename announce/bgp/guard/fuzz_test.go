@@ -1,0 +1,141 @@
+package guard
+
+import (
+	"bytes"
+	"net"
+	"slices"
+	"testing"
+	"time"
+)
+
+// A message is read or refused, and none of the parsers panics.
+func FuzzMessages(f *testing.F) {
+	o := theirs()
+	f.Add(slices.Concat(o.message(), keepalive, encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113})))
+	f.Add(slices.Concat(encode(typeUpdate, []byte{0, 0, 0, 6, 0x80, 15, 3, 0, 2, 1}), cease(2, "bye").message()))
+	f.Add(encode(typeRouteRefresh, []byte{0, 1, 0, 1}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := newMessageReader(bytes.NewReader(b))
+		var u Update
+		for {
+			m, err := r.next()
+			if err != nil {
+				return
+			}
+			if len(m.raw) < headerLen || len(m.raw) > maxMessage || !m.kind.validLength(len(m.raw)) {
+				t.Fatalf("message %x", m.raw)
+			}
+			switch m.kind {
+			case typeOpen:
+				_, _ = parseOpen(m.body())
+			case typeUpdate:
+				_ = parseUpdate(m.body(), &u)
+			case typeNotification:
+				_ = parseNotification(m.body()).Error()
+			}
+		}
+	})
+}
+
+// An OPEN that is accepted can be encoded, and is then the same.
+func FuzzOpen(f *testing.F) {
+	o := theirs()
+	f.Add(o.message()[headerLen:])
+	f.Add(body(2, 6, 1, 4, 0, 2, 0, 1))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if len(b) < 10 || len(b) > maxMessage-headerLen {
+			return
+		}
+		o, err := parseOpen(b)
+		if err != nil || !o.V4 && !o.V6 {
+			return
+		}
+		if !o.FourOctetAS && o.ASN > 0xffff {
+			t.Fatalf("%+v", o)
+		}
+		again, err := parseOpen(o.message()[headerLen:])
+		if err != nil || *again != *o {
+			t.Fatalf("%+v became %+v, %v", o, again, err)
+		}
+	})
+}
+
+// Whatever a router sends, the backend receives only messages that the guard has made.
+func FuzzSession(f *testing.F) {
+	o := theirs()
+	session := slices.Concat(o.message(), keepalive)
+	f.Add(session)
+	f.Add(slices.Concat(session, encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113}), keepalive))
+	f.Add(slices.Concat(session, encode(typeRouteRefresh, []byte{0, 1, 0, 1}), keepalive))
+	f.Add(slices.Concat(session, cease(2, "bye").message()))
+	o.GracefulRestart, o.RestartTime, o.V6 = true, 120, false
+	f.Add(slices.Concat(o.message(), keepalive, encode(typeUpdate, make([]byte, 4))))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		x := newFixture(t, nil)
+		l := x.accept()
+		if _, err := l.Write(b); err != nil {
+			t.Skip(err)
+		}
+		_ = l.Conn.(*net.TCPConn).CloseWrite()
+		for l.next() != nil { // until the guard has read all and closed
+		}
+		x.end()
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		checkBackend(t, x.received)
+	})
+}
+
+// checkBackend checks what the backend has received in any number of sessions.
+func checkBackend(t *testing.T, b []byte) {
+	t.Helper()
+	r := newMessageReader(bytes.NewReader(b))
+	for {
+		m, err := r.next()
+		if err != nil {
+			return
+		}
+		switch m.kind {
+		case typeKeepalive:
+		case typeRouteRefresh:
+			if b := m.body(); len(b) != 4 || b[0] != 0 || b[1] < 1 || b[1] > 2 || b[2] != 0 || b[3] != safiUnicast {
+				t.Errorf("ROUTE-REFRESH %x", b)
+			}
+		case typeOpen:
+			o, err := parseOpen(m.body())
+			if err != nil || o.ASN != 64500 || o.HoldTime != backendHoldTime || !bytes.Equal(o.message(), m.raw) {
+				t.Errorf("OPEN %+v, %v", o, err)
+			}
+		default:
+			t.Errorf("%v %x", m.kind, m.body())
+		}
+	}
+}
+
+// A guard ends at once, in whatever state its peer is.
+func TestEndsInEveryState(t *testing.T) {
+	valid := open(func(*Open) {})
+	for name, send := range map[string][][]byte{
+		"opensent": nil, "openconfirm": {valid}, "established": {valid, keepalive},
+		"half a message": {valid, keepalive, valid[:25]},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, nil)
+			l := f.accept()
+			l.want(typeOpen)
+			l.send(send...)
+			f.until("connected", func() bool { return slices.Contains(f.states, OpenSent) })
+			began := time.Now()
+			f.stop(Stopped("bye"))
+			if b := l.want(typeNotification); string(b) != "\x06\x02\x03bye" {
+				t.Errorf("NOTIFICATION %q", b)
+			}
+			l.Close()
+			<-f.done
+			if took := time.Since(began); took > 5*time.Second {
+				t.Errorf("stopped after %v", took)
+			}
+		})
+	}
+}

@@ -1,0 +1,258 @@
+package guard
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// Options configures a Guard. The functions are called from any goroutine, those for one peer one after the other, and
+// must not call the Guard.
+type Options struct {
+	ASN      uint32
+	RouterID netip.Addr
+	Hostname string // told to the peers; may be empty
+	// ListenPort and ListenAddresses are where peers may connect to; port -1: nowhere. Without addresses it is all of
+	// the families that peers have.
+	ListenPort      int
+	ListenAddresses []netip.Addr
+	// Attach is called when a session is established, and returns where its routes come from; Detach when it has ended.
+	Attach func(ctx context.Context, s Session) (Backend, error)
+	Detach func(peer netip.Addr)
+	// Sent is called after an UPDATE was written to the peer, or was found to be none for it. u is valid until it
+	// returns.
+	Sent func(peer netip.Addr, u *Update)
+	// Event is called when the state of a peer changes, and when a connection fails.
+	Event func(Event)
+	Log   *slog.Logger
+}
+
+// Config is one peer.
+type Config struct {
+	Address  netip.Addr // with a zone if it is link-local
+	Port     uint16
+	ASN      uint32
+	Password string
+	HoldTime time.Duration // in whole seconds; 0: no KEEPALIVEs
+	TTL      int           // of sent packets; 0: the default of the kernel
+	MinTTL   int           // of accepted packets; 0: any
+	Source   netip.Addr    // zero: the kernel chooses it
+	Device   string        // interface or VRF; empty: any
+	Passive  bool          // do not connect
+	// RestartTime is that of graceful restart (RFC 4724); 0: no graceful restart.
+	RestartTime time.Duration
+}
+
+// Session is an established session.
+type Session struct {
+	Peer   netip.Addr
+	Local  netip.Addr // with a zone if it is link-local
+	ASN    uint32
+	V4, V6 bool // the families of both sides
+}
+
+// Event is a change of the state of a peer, or a failure.
+type Event struct {
+	Peer     netip.Addr
+	Old, New State
+	Err      error // why; nil: no failure
+	Dial     bool  // Err is that of an attempt to connect
+}
+
+// Guard keeps sessions with peers.
+type Guard struct {
+	o Options
+
+	mu       sync.Mutex // guards the following fields
+	running  context.Context
+	peers    map[netip.Addr]*peer
+	sessions map[netip.Addr]*conn
+	listen   map[netip.AddrPort]*listener
+	wg       sync.WaitGroup
+}
+
+// New returns a Guard without peers. It opens no socket.
+func New(o Options) *Guard {
+	return &Guard{
+		o: o, peers: map[netip.Addr]*peer{}, sessions: map[netip.Addr]*conn{}, listen: map[netip.AddrPort]*listener{},
+	}
+}
+
+// Run listens, and keeps a session with every peer until ctx ends. The cause of ctx is sent to the peers if it is an
+// *Error.
+func (g *Guard) Run(ctx context.Context) {
+	g.mu.Lock()
+	g.running = ctx
+	for _, p := range g.peers {
+		g.start(p)
+	}
+	g.mu.Unlock()
+	g.relisten(ctx)
+	tick := time.NewTicker(listenRetry)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+			g.relisten(ctx)
+		}
+	}
+	g.mu.Lock()
+	for _, l := range g.listen {
+		l.close()
+	}
+	clear(g.listen)
+	g.mu.Unlock()
+	g.wg.Wait()
+	g.mu.Lock()
+	g.running = nil
+	for at, p := range g.peers { // for the next Run
+		g.peers[at] = newPeer(g, p.cfg)
+	}
+	g.mu.Unlock()
+}
+
+// start begins the goroutine of a peer. g.mu is held.
+func (g *Guard) start(p *peer) {
+	ctx, cancel := context.WithCancelCause(g.running)
+	p.stop = cancel
+	g.wg.Go(func() {
+		p.run(ctx)
+		cancel(nil)
+	})
+}
+
+// SetPeers changes the peers to these. A session ends only if its peer is removed or changed; a changed password alone
+// is set on the connection, so that it goes on if the peer changes it too within the hold time.
+func (g *Guard) SetPeers(list []Config) {
+	g.mu.Lock()
+	var gone []*peer
+	wanted := map[netip.Addr]Config{}
+	for _, c := range list {
+		wanted[c.Address] = c
+	}
+	for at, p := range g.peers {
+		c, ok := wanted[at]
+		if ok && c == p.cfg {
+			continue
+		}
+		reason := cease(ceaseDeconfigured, "the peer is removed")
+		if ok {
+			reason = cease(6, "the configuration of the peer is changed")
+		}
+		g.forget(p, reason)
+		gone = append(gone, p)
+	}
+	g.mu.Unlock()
+	for _, p := range gone {
+		if p.stop != nil {
+			<-p.done
+		}
+	}
+	g.mu.Lock()
+	for at, c := range wanted {
+		if g.peers[at] == nil {
+			p := newPeer(g, c)
+			g.peers[at] = p
+			g.setKeys(&c)
+			if g.running != nil {
+				g.start(p)
+			}
+		}
+	}
+	running := g.running
+	g.mu.Unlock()
+	if running != nil {
+		g.relisten(running)
+	}
+}
+
+// forget stops a peer and removes its key from the listening sockets. g.mu is held.
+func (g *Guard) forget(p *peer, reason *Error) {
+	delete(g.peers, p.cfg.Address)
+	if p.stop != nil {
+		p.stop(reason)
+	}
+	if p.cfg.Password != "" {
+		g.eachSocket(p.cfg.Address, func(fd int) error { return clearKey(fd, p.cfg.Address) })
+	}
+}
+
+// setKeys sets the key of a peer on the listening sockets. g.mu is held.
+func (g *Guard) setKeys(c *Config) {
+	g.eachSocket(c.Address, func(fd int) error { return setKey(fd, c) })
+}
+
+// eachSocket calls f with the listening sockets of the family of peer. g.mu is held.
+func (g *Guard) eachSocket(peer netip.Addr, f func(fd int) error) {
+	for at, l := range g.listen {
+		if l.socket == nil || at.Addr().Is4() != peer.Is4() {
+			continue
+		}
+		raw, err := l.socket.SyscallConn()
+		if err == nil {
+			err = control(raw, f)
+		}
+		if err != nil {
+			g.o.Log.Error("password not changed", "peer", peer, "err", err)
+		}
+	}
+}
+
+// open returns the OPEN for a peer. The forwarding state is always preserved, because the datapath works without this
+// process; the Restart State bit is set until there has been a session (RFC 4724, section 3).
+func (g *Guard) open(c *Config, restarted bool) Open {
+	return Open{
+		ASN: g.o.ASN, HoldTime: uint16(c.HoldTime / time.Second), ID: g.o.RouterID, V4: true, V6: true,
+		FourOctetAS: true, RouteRefresh: true, Hostname: g.o.Hostname,
+		GracefulRestart: c.RestartTime > 0, RestartTime: uint16(c.RestartTime / time.Second),
+		Restarted: restarted, Forwarded: true,
+	}
+}
+
+func (g *Guard) setSession(peer netip.Addr, c *conn) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if c == nil {
+		delete(g.sessions, peer)
+		return
+	}
+	g.sessions[peer] = c
+}
+
+// Received returns what a peer has sent in its session; false: there is none.
+func (g *Guard) Received(peer netip.Addr) (Received, bool) {
+	g.mu.Lock()
+	c := g.sessions[peer]
+	g.mu.Unlock()
+	if c == nil {
+		return Received{}, false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.received, true
+}
+
+// Failed ends the session of a peer because BFD reports that the path has failed (RFC 9384).
+func (g *Guard) Failed(peer netip.Addr, text string) { g.resetPeer(peer, cease(ceaseBFD, text)) }
+
+// Reset ends the session of a peer, which is established again.
+func (g *Guard) Reset(peer netip.Addr, text string) { g.resetPeer(peer, cease(4, text)) }
+
+func (g *Guard) resetPeer(peer netip.Addr, e *Error) {
+	g.mu.Lock()
+	p := g.peers[peer]
+	g.mu.Unlock()
+	if p == nil {
+		return
+	}
+	select {
+	case p.reset <- e:
+	default: // it is being reset
+	}
+}
+
+// Stopped is the cause that tells the peers that this node stops: they remove its routes at once (RFC 9003).
+func Stopped(text string) error { return cease(ceaseShutdown, text) }

@@ -1,0 +1,154 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// listener is a listening socket, or why there is none.
+type listener struct {
+	socket *net.TCPListener
+	err    error
+}
+
+// listenRetry is the interval at which a port that was in use is tried again.
+const listenRetry = 5 * time.Second
+
+func (l *listener) close() {
+	if l.socket != nil {
+		l.socket.Close()
+	}
+}
+
+// relisten opens the listening sockets that are missing.
+func (g *Guard) relisten(ctx context.Context) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var peers []Config
+	for _, p := range g.peers {
+		peers = append(peers, p.cfg)
+	}
+	for _, at := range g.listenAddresses(peers) {
+		l := g.listen[at]
+		if l == nil {
+			l = &listener{}
+			g.listen[at] = l
+		}
+		if l.socket != nil || ctx.Err() != nil {
+			continue
+		}
+		socket, err := listen(ctx, at, peers)
+		if err != nil {
+			if l.err == nil {
+				g.o.Log.Error("not listening; only connecting", "address", at, "err", err)
+			}
+			l.err = err
+			continue
+		}
+		l.socket, l.err = socket, nil
+		g.wg.Go(func() { g.accept(ctx, socket) })
+	}
+}
+
+// listenAddresses returns those of the options, or the unspecified address of each family that peers have, so that a
+// node without IPv6 can have IPv4 peers.
+func (g *Guard) listenAddresses(peers []Config) (list []netip.AddrPort) {
+	if g.o.ListenPort < 0 {
+		return nil
+	}
+	add := func(a netip.Addr) {
+		if at := netip.AddrPortFrom(a, uint16(g.o.ListenPort)); !slices.Contains(list, at) {
+			list = append(list, at)
+		}
+	}
+	for _, a := range g.o.ListenAddresses {
+		add(a)
+	}
+	if len(list) > 0 {
+		return list
+	}
+	for _, p := range peers {
+		if p.Address.Is4() {
+			add(netip.IPv4Unspecified())
+		} else {
+			add(netip.IPv6Unspecified())
+		}
+	}
+	return list
+}
+
+// Problems returns why the guard does not listen, by address.
+func (g *Guard) Problems() map[netip.AddrPort]error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	problems := map[netip.AddrPort]error{}
+	for at, l := range g.listen {
+		if l.err != nil {
+			problems[at] = l.err
+		}
+	}
+	return problems
+}
+
+// accept passes connections to their peers.
+func (g *Guard) accept(ctx context.Context, l *net.TCPListener) {
+	for {
+		c, err := l.AcceptTCP()
+		switch {
+		case errors.Is(err, net.ErrClosed) || ctx.Err() != nil:
+			if c != nil {
+				c.Close()
+			}
+			return
+		case err != nil: // such as too many open files
+			select {
+			case <-ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
+			continue
+		}
+		g.accepted(ctx, c)
+	}
+}
+
+func (g *Guard) accepted(ctx context.Context, c *net.TCPConn) {
+	from, local := addrOf(c.RemoteAddr()), addrOf(c.LocalAddr())
+	g.mu.Lock()
+	p := g.peers[from]
+	g.mu.Unlock()
+	err := error(nil)
+	switch {
+	case p == nil:
+		g.o.Log.Debug("connection of an unknown peer closed", "peer", from)
+		c.Close()
+		return
+	case p.cfg.Source.IsValid() && local.WithZone("") != p.cfg.Source.WithZone(""):
+		err = fmt.Errorf("the peer connects to %v, source is %v", local, p.cfg.Source)
+	default:
+		var raw interface {
+			Control(func(uintptr)) error
+		}
+		raw, err = c.SyscallConn()
+		if err == nil {
+			controlled := raw.Control(func(fd uintptr) { err = setOptions(int(fd), &p.cfg) })
+			err = errors.Join(controlled, err)
+		}
+	}
+	if err != nil {
+		c.Close()
+		g.o.Event(Event{Peer: from, Err: err})
+		return
+	}
+	select {
+	case p.accepted <- c:
+	case <-p.done:
+		c.Close()
+	case <-ctx.Done():
+		c.Close()
+	}
+}

@@ -1,0 +1,217 @@
+package guard
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"time"
+)
+
+// Capability codes (IANA registry "Capability Codes").
+const (
+	capMultiprotocol   = 1  // RFC 4760
+	capRouteRefresh    = 2  // RFC 2918
+	capGracefulRestart = 64 // RFC 4724
+	capFourOctetAS     = 65 // RFC 6793
+	capHostname        = 73 // draft-walton-bgp-hostname-capability
+)
+
+const (
+	asTrans             = 23456 // RFC 6793
+	paramCapabilities   = 2     // RFC 5492
+	paramExtendedLength = 255   // RFC 9072
+	minHoldTime         = 3     // RFC 4271, section 4.2; or 0
+	afiIPv4             = 1
+	afiIPv6             = 2
+	safiUnicast         = 1
+)
+
+// Open has what is used of an OPEN (RFC 4271, section 4.2).
+type Open struct {
+	ASN      uint32
+	HoldTime uint16 // seconds; 0: no KEEPALIVEs
+	ID       netip.Addr
+	// V4 and V6: unicast routes of the family; without multiprotocol capability that is IPv4 (RFC 4760, section 8).
+	V4, V6 bool
+	// FourOctetAS: the AS_PATH has numbers of four bytes (RFC 6793).
+	FourOctetAS  bool
+	RouteRefresh bool
+	// GracefulRestart: the capability (RFC 4724), with the time in seconds, the Restart State bit, and for the families
+	// of this OPEN the Forwarding State bit.
+	GracefulRestart      bool
+	RestartTime          uint16
+	Restarted, Forwarded bool
+	Hostname             string
+}
+
+// message returns the OPEN to send.
+func (o *Open) message() []byte {
+	var caps []byte
+	add := func(code byte, value ...byte) { caps = append(append(caps, code, byte(len(value))), value...) }
+	family := func(on bool, afi byte) {
+		if on {
+			add(capMultiprotocol, 0, afi, 0, safiUnicast)
+		}
+	}
+	family(o.V4, afiIPv4)
+	family(o.V6, afiIPv6)
+	if o.RouteRefresh {
+		add(capRouteRefresh)
+	}
+	if o.FourOctetAS {
+		add(capFourOctetAS, binary.BigEndian.AppendUint32(nil, o.ASN)...)
+	}
+	if o.GracefulRestart {
+		add(capGracefulRestart, o.restart()...)
+	}
+	if n := min(len(o.Hostname), 64); n > 0 {
+		add(capHostname, append(append([]byte{byte(n)}, o.Hostname[:n]...), 0)...)
+	}
+	asn := uint16(asTrans)
+	if o.ASN <= 0xffff {
+		asn = uint16(o.ASN)
+	}
+	body := []byte{4}
+	body = binary.BigEndian.AppendUint16(body, asn)
+	body = binary.BigEndian.AppendUint16(body, o.HoldTime)
+	body = append(body, o.ID.AsSlice()...)
+	body = append(body, byte(2+len(caps)), paramCapabilities, byte(len(caps)))
+	return encode(typeOpen, append(body, caps...))
+}
+
+// restart returns the value of the graceful restart capability (RFC 4724, section 3).
+func (o *Open) restart() []byte {
+	flags := o.RestartTime & 0xfff
+	if o.Restarted {
+		flags |= 0x8000
+	}
+	value := binary.BigEndian.AppendUint16(nil, flags)
+	forwarded := byte(0)
+	if o.Forwarded {
+		forwarded = 0x80
+	}
+	if o.V4 {
+		value = append(value, 0, afiIPv4, safiUnicast, forwarded)
+	}
+	if o.V6 {
+		value = append(value, 0, afiIPv6, safiUnicast, forwarded)
+	}
+	return value
+}
+
+// parseOpen reads the body of an OPEN, which has at least ten bytes. It checks what does not depend on the
+// configuration (RFC 4271, section 6.2).
+func parseOpen(body []byte) (*Open, error) {
+	if version := body[0]; version != 4 {
+		return nil, protocolError(codeOpen, 1, []byte{0, 4}, "the peer has BGP version %d", version)
+	}
+	o := &Open{
+		ASN: uint32(binary.BigEndian.Uint16(body[1:])), HoldTime: binary.BigEndian.Uint16(body[3:]),
+		ID: netip.AddrFrom4([4]byte(body[5:9])),
+	}
+	params, n, wide := body[10:], int(body[9]), false
+	if n == paramExtendedLength && len(params) >= 3 && params[0] == paramExtendedLength {
+		n, params, wide = int(binary.BigEndian.Uint16(params[1:])), params[3:], true // RFC 9072, section 2
+	}
+	if n != len(params) {
+		return nil, protocolError(codeOpen, 0, nil, "optional parameters of %d bytes in a field of %d", n, len(params))
+	}
+	multiprotocol := false
+	for len(params) > 0 {
+		kind, value, rest := nextParameter(params, wide)
+		if rest == nil {
+			return nil, protocolError(codeOpen, 0, nil, "an optional parameter of the OPEN is truncated")
+		}
+		if kind != paramCapabilities {
+			return nil, protocolError(codeOpen, 4, nil, "unsupported optional parameter %d", kind)
+		}
+		if err := o.capabilities(value, &multiprotocol); err != nil {
+			return nil, err
+		}
+		params = rest
+	}
+	o.V4 = o.V4 || !multiprotocol
+	return o, nil
+}
+
+// nextParameter splits off the first optional parameter; rest is nil if it is truncated.
+func nextParameter(b []byte, wide bool) (kind byte, value, rest []byte) {
+	head := 2
+	if wide {
+		head = 3
+	}
+	if len(b) < head {
+		return 0, nil, nil
+	}
+	n := int(b[1])
+	if wide {
+		n = int(binary.BigEndian.Uint16(b[1:]))
+	}
+	if len(b) < head+n {
+		return 0, nil, nil
+	}
+	return b[0], b[head : head+n], b[head+n:]
+}
+
+// capabilities reads the capabilities of one parameter (RFC 5492, section 4). Unknown ones are ignored.
+func (o *Open) capabilities(b []byte, multiprotocol *bool) error {
+	for len(b) > 0 {
+		if len(b) < 2 || len(b) < 2+int(b[1]) {
+			return protocolError(codeOpen, 0, nil, "a capability of the OPEN is truncated")
+		}
+		code, value := b[0], b[2:2+int(b[1])]
+		b = b[2+len(value):]
+		wrong := func() error {
+			return protocolError(codeOpen, 0, nil, "capability %d of %d bytes", code, len(value))
+		}
+		switch code {
+		case capMultiprotocol:
+			if len(value) != 4 {
+				return wrong()
+			}
+			*multiprotocol = true
+			afi, unicast := binary.BigEndian.Uint16(value), value[3] == safiUnicast
+			o.V4 = o.V4 || afi == afiIPv4 && unicast
+			o.V6 = o.V6 || afi == afiIPv6 && unicast
+		case capRouteRefresh:
+			o.RouteRefresh = true
+		case capFourOctetAS:
+			if len(value) != 4 {
+				return wrong()
+			}
+			o.FourOctetAS, o.ASN = true, binary.BigEndian.Uint32(value)
+		case capGracefulRestart:
+			if len(value) < 2 || len(value)%4 != 2 {
+				return wrong()
+			}
+			flags := binary.BigEndian.Uint16(value)
+			o.GracefulRestart, o.RestartTime, o.Restarted = true, flags&0xfff, flags&0x8000 != 0
+		}
+	}
+	return nil
+}
+
+// check validates the OPEN of a peer against ours and its expected AS (RFC 4271, section 6.2; RFC 6286).
+func (o *Open) check(ours *Open, expected uint32) error {
+	switch {
+	case o.ASN != expected:
+		return protocolError(codeOpen, 2, nil, "as number mismatch expected %d, received %d", expected, o.ASN)
+	case o.ID.IsUnspecified():
+		return protocolError(codeOpen, 3, nil, "the peer has the BGP identifier 0.0.0.0")
+	case o.ASN == ours.ASN && o.ID == ours.ID:
+		return protocolError(codeOpen, 3, nil, "the peer has the BGP identifier of this node, %v", o.ID)
+	case o.HoldTime != 0 && o.HoldTime < minHoldTime:
+		return protocolError(codeOpen, 6, nil, "the peer has a hold time of %d s", o.HoldTime)
+	case !o.V4 && !o.V6:
+		var data []byte
+		for _, afi := range []byte{afiIPv4, afiIPv6} {
+			data = append(data, capMultiprotocol, 4, 0, afi, 0, safiUnicast)
+		}
+		return protocolError(codeOpen, 7, data, "the peer wants neither IPv4 nor IPv6 unicast routes")
+	}
+	return nil
+}
+
+// holdTime is the negotiated one; 0: no KEEPALIVEs (RFC 4271, section 4.2).
+func holdTime(a, b *Open) time.Duration {
+	return time.Duration(min(a.HoldTime, b.HoldTime)) * time.Second
+}

@@ -1,0 +1,265 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"time"
+)
+
+const (
+	// dialRetry is the mean time between two attempts to connect.
+	dialRetry = 2 * time.Second
+	// A session that lasted less than flapThreshold, or was refused, is followed by the next attempt after idleTime.
+	flapThreshold = 5 * time.Second
+	idleTime      = 3 * time.Second
+)
+
+// State is the state of a peer (RFC 4271, section 8.2.2): that of its most advanced connection.
+type State string
+
+// The states, from the lowest to the highest.
+const (
+	Idle        State = "idle"    // waits after a failure before it connects again
+	Connect     State = "connect" // connects
+	Active      State = "active"  // waits for a connection of the peer, or for the next attempt
+	OpenSent    State = "opensent"
+	OpenConfirm State = "openconfirm"
+	Established State = "established"
+)
+
+// peer is one neighbour. Its goroutine decides which of its connections are used.
+type peer struct {
+	g        *Guard
+	cfg      Config
+	accepted chan *net.TCPConn
+	events   chan any
+	probe    chan struct{} // asks the session for a KEEPALIVE now
+	reset    chan *Error   // ends the session
+	stop     context.CancelCauseFunc
+	done     chan struct{}
+
+	// The following fields belong to the goroutine.
+	conns   map[*conn]State // OpenSent: connected; OpenConfirm: the OPEN is accepted
+	dialing bool
+	state   State
+	since   time.Time // of the session
+	wasUp   bool      // there has been a session since the start
+	idle    time.Time // until when the peer is idle
+}
+
+type (
+	opened      struct{ c *conn }
+	established struct{ c *conn }
+	ended       struct {
+		c   *conn
+		err error
+	}
+	dialed struct {
+		c   *net.TCPConn
+		err error
+	}
+)
+
+func newPeer(g *Guard, cfg Config) *peer {
+	return &peer{
+		g: g, cfg: cfg, accepted: make(chan *net.TCPConn), events: make(chan any), probe: make(chan struct{}, 1),
+		reset: make(chan *Error, 1), done: make(chan struct{}), conns: map[*conn]State{}, state: Idle,
+	}
+}
+
+// run keeps a session with the peer until ctx ends. The cause of ctx is sent to the peer if it is an *Error.
+func (p *peer) run(ctx context.Context) {
+	defer close(p.done)
+	retry := time.NewTimer(0)
+	defer retry.Stop()
+	stopping := ctx.Done()
+	for stopping != nil || len(p.conns) > 0 || p.dialing {
+		select {
+		case <-stopping:
+			stopping = nil
+			p.endAll(context.Cause(ctx))
+		case e := <-p.reset:
+			for c, s := range p.conns {
+				if s == Established {
+					c.end(e)
+				}
+			}
+		case c := <-p.accepted:
+			p.begin(ctx, c, false)
+		case e := <-p.events:
+			p.handle(ctx, e, retry)
+		case <-retry.C:
+			p.dial(ctx)
+		}
+		p.publish(nil)
+	}
+}
+
+func (p *peer) endAll(cause error) {
+	var e *Error
+	for c := range p.conns {
+		if errors.As(cause, &e) {
+			c.end(e)
+		} else {
+			c.cancel()
+		}
+	}
+}
+
+// dial connects, unless there is a connection that may become the session.
+func (p *peer) dial(ctx context.Context) {
+	if p.dialing || p.cfg.Passive || ctx.Err() != nil {
+		return
+	}
+	for c, s := range p.conns {
+		if c.outgoing || s != OpenSent {
+			return
+		}
+	}
+	p.dialing, p.idle = true, time.Time{}
+	go func() {
+		c, err := dial(ctx, &p.cfg)
+		p.events <- dialed{c, err}
+	}()
+}
+
+// begin starts the handshake on a new connection. It replaces one in the same direction that has not got further.
+func (p *peer) begin(ctx context.Context, tcp *net.TCPConn, outgoing bool) {
+	if ctx.Err() != nil {
+		tcp.Close()
+		return
+	}
+	for c, s := range p.conns {
+		if s == Established { // it may be one that the peer has forgotten: a KEEPALIVE is answered by RST then
+			select {
+			case p.probe <- struct{}{}:
+			default:
+			}
+		}
+		if s == OpenSent && c.outgoing == outgoing {
+			c.end(cease(ceaseCollision, errRefused.Error()))
+		}
+	}
+	// It ends by end or cancel only: endAll chooses the NOTIFICATION first.
+	connCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	c := &conn{
+		p: p, c: tcp, r: newMessageReader(tcp), outgoing: outgoing, cfg: p.cfg, ours: p.g.open(&p.cfg, !p.wasUp),
+		local: addrOf(tcp.LocalAddr()), cancel: cancel, granted: make(chan bool, 1),
+	}
+	p.conns[c] = OpenSent
+	go c.run(connCtx)
+}
+
+func (p *peer) handle(ctx context.Context, event any, retry *time.Timer) {
+	switch e := event.(type) {
+	case dialed:
+		p.dialing = false
+		if e.err != nil {
+			if ctx.Err() == nil {
+				p.g.o.Event(Event{Peer: p.cfg.Address, Old: p.state, New: Active, Err: e.err, Dial: true})
+				p.state = Active
+			}
+			retry.Reset(jitter(dialRetry))
+			return
+		}
+		p.begin(ctx, e.c, true)
+	case opened:
+		e.c.granted <- p.admit(e.c)
+	case established:
+		p.conns[e.c] = Established
+		p.since, p.wasUp = time.Now(), true
+		for c := range p.conns {
+			if c != e.c {
+				c.end(cease(ceaseCollision, errRefused.Error()))
+			}
+		}
+		p.g.setSession(p.cfg.Address, e.c)
+		e.c.granted <- true
+	case ended:
+		p.ended(e, retry)
+	}
+}
+
+// admit decides about a connection whose OPEN is valid (RFC 4271, section 6.8).
+func (p *peer) admit(c *conn) bool {
+	for other, s := range p.conns {
+		if other == c || s == OpenSent {
+			continue
+		}
+		if s == Established || other.outgoing != c.outgoing && !c.wins() {
+			return false
+		}
+		other.end(cease(ceaseCollision, errRefused.Error()))
+	}
+	p.conns[c] = OpenConfirm
+	return true
+}
+
+// wins reports whether this connection is kept and not one in the other direction: that of the side with the higher
+// BGP identifier, and with the same, of the higher AS number (RFC 6286, section 2.3).
+func (c *conn) wins() bool {
+	ours := c.ours.ID.Compare(c.theirs.ID)
+	if ours == 0 && c.ours.ASN > c.theirs.ASN {
+		ours = 1
+	}
+	return c.outgoing == (ours > 0)
+}
+
+// ended forgets a connection, and plans the next attempt.
+func (p *peer) ended(e ended, retry *time.Timer) {
+	was := p.conns[e.c]
+	delete(p.conns, e.c)
+	e.c.cancel()
+	var n *Error
+	if errors.As(e.err, &n) && n.Code == codeCease && n.Subcode == ceaseCollision && was != Established {
+		if len(p.conns) == 0 {
+			retry.Reset(jitter(dialRetry))
+		}
+		return
+	}
+	now, wait := time.Now(), jitter(idleTime)
+	if was == Established {
+		p.g.setSession(p.cfg.Address, nil)
+		if now.Sub(p.since) >= flapThreshold {
+			wait = 0
+		}
+	}
+	p.idle = now.Add(wait)
+	retry.Reset(wait)
+	p.publish(e.err)
+}
+
+// publish reports a change of the state, or why a connection has ended.
+func (p *peer) publish(err error) {
+	state := Active
+	if time.Now().Before(p.idle) {
+		state = Idle
+	}
+	if p.dialing {
+		state = Connect
+	}
+	for _, s := range p.conns {
+		if s == Established || s == OpenConfirm && state != Established || s == OpenSent && rank(state) < rank(s) {
+			state = s
+		}
+	}
+	if state != p.state || err != nil {
+		p.g.o.Event(Event{Peer: p.cfg.Address, Old: p.state, New: state, Err: err})
+		p.state = state
+	}
+}
+
+func rank(s State) int {
+	for i, x := range []State{Idle, Connect, Active, OpenSent, OpenConfirm, Established} {
+		if s == x {
+			return i
+		}
+	}
+	return -1
+}
+
+// jitter returns between 75 % and 125 % of d, so that two peers do not connect at the same time again and again (RFC
+// 4271, section 10).
+func jitter(d time.Duration) time.Duration { return d*3/4 + rand.N(d/2) }

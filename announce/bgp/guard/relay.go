@@ -1,0 +1,162 @@
+package guard
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"time"
+)
+
+const (
+	// refreshInterval is the minimum time between two ROUTE-REFRESHs of a family that are passed on: each makes the
+	// backend send every route again.
+	refreshInterval = 10 * time.Second
+	// readRate and readBurst bound what is read from a peer, in bytes per second and in bytes: all of it is discarded.
+	readRate, readBurst = 8 << 20, 16 << 20
+)
+
+// fromPeer reads what the peer sends. Nothing of it reaches the backend but requests to send the routes again.
+func (c *conn) fromPeer(ctx context.Context, hold time.Duration) error {
+	var u Update
+	var refreshed [3]time.Time // by AFI
+	budget := readBurst
+	last := time.Now()
+	for {
+		deadline := time.Time{}
+		if hold > 0 {
+			deadline = time.Now().Add(hold)
+		}
+		_ = c.c.SetReadDeadline(deadline)
+		if ctx.Err() != nil { // its deadline has been replaced
+			return ctx.Err()
+		}
+		m, err := c.r.next()
+		if err != nil {
+			return readError(err, hold)
+		}
+		switch m.kind {
+		case typeKeepalive:
+		case typeUpdate:
+			c.count(parseUpdate(m.body(), &u), &u)
+		case typeRouteRefresh:
+			c.refresh(ctx, m.body(), &refreshed)
+		case typeNotification:
+			return parseNotification(m.body())
+		default:
+			return protocolError(codeFSM, 3, nil, "%v in an established session", m.kind)
+		}
+		now := time.Now()
+		budget = min(readBurst, budget+int(now.Sub(last).Seconds()*readRate)) - len(m.raw)
+		last = now
+		if budget < 0 {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+	}
+}
+
+func (c *conn) count(err error, u *Update) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.received.Updates++
+	if err != nil {
+		c.received.Malformed++
+		return
+	}
+	c.received.Announced += uint64(len(u.Announced))
+	c.received.Withdrawn += uint64(len(u.Withdrawn))
+}
+
+// refresh passes a ROUTE-REFRESH on (RFC 2918), made anew, and delayed if the last one is not long ago: no request is
+// lost, because the answer is the state of that time.
+func (c *conn) refresh(ctx context.Context, body []byte, at *[3]time.Time) {
+	afi := binary.BigEndian.Uint16(body)
+	negotiated := afi == afiIPv4 && c.theirs.V4 || afi == afiIPv6 && c.theirs.V6
+	if len(body) != 4 || body[2] != 0 || body[3] != safiUnicast || !negotiated {
+		return
+	}
+	now := time.Now()
+	if now.Before(at[afi]) {
+		return // one is waiting
+	}
+	due := now
+	if next := at[afi].Add(refreshInterval); next.After(now) && !at[afi].IsZero() {
+		due = next
+	}
+	at[afi] = due
+	request := encode(typeRouteRefresh, []byte{0, byte(afi), 0, safiUnicast})
+	if due.Equal(now) {
+		c.toBackend(request)
+		return
+	}
+	t := time.AfterFunc(due.Sub(now), func() { c.toBackend(request) })
+	context.AfterFunc(ctx, func() { t.Stop() })
+}
+
+// fromBackend connects to the backend and passes its UPDATEs on to the peer.
+func (c *conn) fromBackend(ctx context.Context, hold time.Duration) error {
+	s := Session{
+		Peer: c.cfg.Address, Local: c.local, ASN: c.theirs.ASN, V4: c.theirs.V4, V6: c.theirs.V6,
+	}
+	target, err := c.p.g.o.Attach(ctx, s)
+	if err != nil {
+		return cease(ceaseResources, err.Error())
+	}
+	backend, r, err := target.connect(ctx, c.theirs)
+	if err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return cease(ceaseResources, err.Error())
+	}
+	c.mu.Lock()
+	c.backend = backend
+	c.mu.Unlock()
+	stop := context.AfterFunc(ctx, func() { backend.Close() })
+	defer stop()
+	var u Update
+	for {
+		m, err := r.next()
+		if err != nil {
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			return cease(ceaseResources, fmt.Sprintf("the routing table ended the session: %v", err))
+		}
+		switch m.kind {
+		case typeUpdate:
+			if err := parseUpdate(m.body(), &u); err != nil {
+				return cease(ceaseResources, fmt.Sprintf("the routing table sent a wrong UPDATE: %v", err))
+			}
+			if !c.passes(&u) {
+				c.p.g.o.Sent(c.cfg.Address, &u)
+				continue
+			}
+			if err := c.write(ctx, m.raw, hold); err != nil {
+				return err
+			}
+			c.p.g.o.Sent(c.cfg.Address, &u)
+		case typeNotification:
+			n := parseNotification(m.body())
+			n.Received, n.Text = false, n.communication()
+			return n
+		}
+	}
+}
+
+// passes reports whether an UPDATE of the backend may be sent: it has routes of the families that the session carries,
+// never a default route, and End-of-RIB only to a peer that knows it (RFC 4724, section 2).
+func (c *conn) passes(u *Update) bool {
+	if u.other || u.families[afiIPv4] && !c.theirs.V4 || u.families[afiIPv6] && !c.theirs.V6 {
+		return false
+	}
+	for _, p := range u.Announced {
+		if p.Bits() == 0 {
+			return false
+		}
+	}
+	return c.theirs.GracefulRestart || !u.EndOfRIB4 && !u.EndOfRIB6
+}

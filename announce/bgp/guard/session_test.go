@@ -1,0 +1,255 @@
+package guard
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// What a peer must not send ends the connection with the NOTIFICATION of RFC 4271, section 6, and is the reason.
+func TestProtocolErrors(t *testing.T) {
+	valid := open(func(*Open) {})
+	version := bytes.Clone(valid)
+	version[headerLen] = 3
+	update := encode(typeUpdate, make([]byte, 4))
+	for _, row := range []struct {
+		name          string
+		send          [][]byte
+		code, subcode uint8
+		reason        string
+	}{
+		{"garbage", [][]byte{bytes.Repeat([]byte{1}, 40)}, 1, 1, "no marker"},
+		{"length 65535", [][]byte{raw(1, 65535)[:50]}, 1, 2, "OPEN of 65535 bytes"},
+		{"type 9", [][]byte{raw(9, 19)}, 1, 3, "unknown message type 9"},
+		{"version", [][]byte{version}, 2, 1, "version 3"},
+		{"AS", [][]byte{open(func(o *Open) { o.ASN = 64999 })}, 2, 2, "expected 64500, received 64999"},
+		{"identifier", [][]byte{open(func(o *Open) { o.ID = netip.IPv4Unspecified() })}, 2, 3, "0.0.0.0"},
+		{"hold time", [][]byte{open(func(o *Open) { o.HoldTime = 2 })}, 2, 6, "hold time of 2 s"},
+		{"UPDATE first", [][]byte{update}, 5, 1, "UPDATE instead of OPEN"},
+		{"KEEPALIVE first", [][]byte{keepalive}, 5, 1, "KEEPALIVE instead of OPEN"},
+		{"UPDATE after OPEN", [][]byte{valid, update}, 5, 2, "UPDATE instead of KEEPALIVE"},
+		{"second OPEN", [][]byte{valid, keepalive, valid}, 5, 3, "OPEN in an established session"},
+		{"long KEEPALIVE", [][]byte{valid, keepalive, raw(4, 20)}, 1, 2, "KEEPALIVE of 20 bytes"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, nil)
+			l := f.accept()
+			l.want(typeOpen)
+			l.send(row.send...)
+			b := l.want(typeNotification)
+			if b[0] != row.code || b[1] != row.subcode {
+				t.Errorf("NOTIFICATION %d/%d, want %d/%d", b[0], b[1], row.code, row.subcode)
+			}
+			if l.next() != nil {
+				t.Error("a message after the NOTIFICATION")
+			}
+			f.until("the reason", func() bool {
+				return slices.ContainsFunc(f.faults, func(s string) bool { return strings.Contains(s, row.reason) })
+			})
+		})
+	}
+}
+
+// The NOTIFICATION of the peer is the reason, in every state.
+func TestReceivedNotification(t *testing.T) {
+	refusal := (&Error{Code: codeOpen, Subcode: 2}).message()
+	for name, before := range map[string][][]byte{
+		"opensent": {}, "openconfirm": {open(func(*Open) {})}, "established": {open(func(*Open) {}), keepalive},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, nil)
+			l := f.accept()
+			l.want(typeOpen)
+			l.send(append(before, refusal)...)
+			f.until("the reason", func() bool {
+				return slices.Contains(f.faults, "received NOTIFICATION: bad peer as (code 2, subcode 2)")
+			})
+			if m := l.next(); m != nil {
+				t.Errorf("%v in answer to a NOTIFICATION", m.kind)
+			}
+		})
+	}
+}
+
+// Nothing that a peer sends in a session reaches the backend: it receives an OPEN of the checked fields, KEEPALIVE, and
+// one ROUTE-REFRESH for any number of them. The peer's routes are counted.
+func TestNothingReachesTheBackend(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	l := f.accept()
+	o := theirs()
+	o.Hostname, o.GracefulRestart, o.RestartTime = "attacker", true, 77
+	backend := f.establish(l, o)
+	if _, err := backend.Write(encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113})); err != nil {
+		t.Fatal(err)
+	}
+	l.want(typeUpdate)
+	for range 100 {
+		l.send(
+			encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113, 8, 10}), // two routes
+			encode(typeUpdate, []byte{0, 2, 8, 10, 0, 0}),                  // one withdrawn
+			encode(typeUpdate, []byte{0xff, 0xff, 0xff, 0xff}),             // malformed
+			encode(typeRouteRefresh, []byte{0, 1, 0, 1}), encode(typeRouteRefresh, []byte{0, 1, 0, 128}),
+			encode(typeRouteRefresh, []byte{0, 1, 1, 1}), encode(typeRouteRefresh, []byte{0, 1, 0, 1, 99}),
+		)
+	}
+	f.until("all is counted", func() bool {
+		got, ok := f.g.Received(loopback)
+		return ok && got == Received{Announced: 200, Withdrawn: 100, Updates: 300, Malformed: 100}
+	})
+	clean := Open{
+		ASN: 64500, HoldTime: backendHoldTime, ID: loopback, V4: true, V6: true, FourOctetAS: true, RouteRefresh: true,
+		GracefulRestart: true,
+	}
+	want := slices.Concat(clean.message(), keepalive, encode(typeRouteRefresh, []byte{0, 1, 0, 1}))
+	f.until("the ROUTE-REFRESH", func() bool { return len(f.received) >= len(want) })
+	if !bytes.Equal(f.received, want) {
+		t.Errorf("the backend received\n%x, want\n%x", f.received, want)
+	}
+}
+
+// UPDATEs of families that the peer has not offered, and default routes, are not sent; End-of-RIB only to a peer with
+// graceful restart. (Finding A17.)
+func TestOnlyNegotiatedFamilies(t *testing.T) {
+	route4 := encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113})
+	route6 := encode(typeUpdate, []byte{0, 0, 0, 9, 0x80, 15, 6, 0, 2, 1, 16, 0x20, 1})
+	end4, end6 := encode(typeUpdate, make([]byte, 4)), encode(typeUpdate, []byte{0, 0, 0, 6, 0x80, 15, 3, 0, 2, 1})
+	defaultRoute := encode(typeUpdate, []byte{0, 0, 0, 0, 0})
+	all := [][]byte{route6, end6, defaultRoute, route4, end4}
+	for _, row := range []struct {
+		name     string
+		peer     func(*Open)
+		expected [][]byte
+	}{
+		{"both", func(o *Open) { o.GracefulRestart = true }, [][]byte{route6, end6, route4, end4}},
+		{"both, no graceful restart", func(*Open) {}, [][]byte{route6, route4}},
+		{"IPv4", func(o *Open) { o.V6, o.GracefulRestart = false, true }, [][]byte{route4, end4}},
+		{"IPv6", func(o *Open) { o.V4, o.GracefulRestart = false, true }, [][]byte{route6, end6}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, nil)
+			l, o := f.accept(), theirs()
+			row.peer(&o)
+			backend := f.establish(l, o)
+			if _, err := backend.Write(bytes.Join(all, nil)); err != nil {
+				t.Fatal(err)
+			}
+			for i, want := range row.expected {
+				if got := l.want(typeUpdate); !bytes.Equal(got, want[headerLen:]) {
+					t.Errorf("UPDATE %d: %x, want %x", i, got, want[headerLen:])
+				}
+			}
+			f.until("all are handled", func() bool { return len(f.sent) == 2 })
+			f.end()
+			if b := l.want(typeNotification); b[0] != codeCease || b[1] != ceaseShutdown {
+				t.Errorf("NOTIFICATION %v", b)
+			}
+		})
+	}
+}
+
+// A NOTIFICATION of the backend follows the UPDATEs before it.
+func TestBackendEndsTheSession(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	l := f.accept()
+	backend := f.establish(l, theirs())
+	withdrawal := encode(typeUpdate, []byte{0, 4, 24, 203, 0, 113, 0, 0})
+	if _, err := backend.Write(slices.Concat(withdrawal, cease(ceaseShutdown, "bye").message())); err != nil {
+		t.Fatal(err)
+	}
+	if got := l.want(typeUpdate); !bytes.Equal(got, withdrawal[headerLen:]) {
+		t.Errorf("UPDATE %x", got)
+	}
+	if got := l.want(typeNotification); string(got) != "\x06\x02\x03bye" {
+		t.Errorf("NOTIFICATION %q", got)
+	}
+}
+
+// The hold time is the lower one. A peer that is silent for that time is told so; without hold time it may be silent,
+// and receives no KEEPALIVEs.
+func TestHoldTime(t *testing.T) {
+	for _, row := range []struct {
+		ours, theirs uint16
+		expires      bool
+	}{{9, 3, true}, {3, 9, true}, {0, 3, false}, {3, 0, false}} {
+		t.Run("", func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, func(_ *Options, c *Config) { c.HoldTime = time.Duration(row.ours) * time.Second })
+			l, o := f.accept(), theirs()
+			o.HoldTime = row.theirs
+			f.establish(l, o)
+			if m, err := l.r.next(); err != nil || m.kind != typeKeepalive { // that of the handshake
+				t.Fatalf("%v, %v", m.kind, err)
+			}
+			_ = l.SetDeadline(time.Now().Add(5 * time.Second))
+			keepalives, code := 0, uint8(0)
+			for {
+				m, err := l.r.next()
+				if err != nil {
+					break
+				}
+				if m.kind == typeKeepalive {
+					keepalives++
+				} else {
+					code = m.body()[0]
+				}
+			}
+			if (code == codeHoldTimer) != row.expires || keepalives > 0 != row.expires {
+				t.Errorf("%+v: NOTIFICATION code %d, %d KEEPALIVEs", row, code, keepalives)
+			}
+		})
+	}
+}
+
+// A peer that accepts no data is lost after the hold time although it sends KEEPALIVEs (RFC 9687).
+func TestPeerThatDoesNotRead(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, func(_ *Options, c *Config) { c.HoldTime = 3 * time.Second })
+	l := f.accept()
+	backend := f.establish(l, theirs())
+	go func() {
+		for l.SetDeadline(time.Now().Add(time.Minute)) == nil {
+			if _, err := l.Write(keepalive); err != nil {
+				return
+			}
+			time.Sleep(500 * time.Millisecond)
+		}
+	}()
+	go func() {
+		routes := encode(typeUpdate, append(make([]byte, 4), bytes.Repeat([]byte{24, 203, 0, 113}, 1000)...))
+		for {
+			if _, err := backend.Write(routes); err != nil {
+				return
+			}
+		}
+	}()
+	f.until("the reason", func() bool {
+		return slices.ContainsFunc(f.faults, func(s string) bool { return strings.Contains(s, "accepted no data") })
+	})
+}
+
+// A guard that ends without a cause closes connections without a NOTIFICATION: peers keep the routes by graceful
+// restart.
+func TestStopWithoutNotification(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, nil)
+	l := f.accept()
+	f.establish(l, theirs())
+	f.stop(errors.New("restart"))
+	<-f.done
+	if m := l.next(); m != nil {
+		t.Errorf("%v, %x", m.kind, m.body())
+	}
+	if _, err := l.r.next(); !errors.Is(err, io.EOF) {
+		t.Errorf("the connection ended with %v", err)
+	}
+}

@@ -1,0 +1,133 @@
+package guard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// dialTimeout bounds an attempt to connect: it leaves time for two repetitions of the SYN.
+const dialTimeout = 5 * time.Second
+
+// dial connects to a peer.
+func dial(ctx context.Context, c *Config) (*net.TCPConn, error) {
+	d := net.Dialer{
+		Timeout: dialTimeout, KeepAlive: -1,
+		Control: func(_, _ string, raw syscall.RawConn) error {
+			return control(raw, func(fd int) error { return errors.Join(setKey(fd, c), setOptions(fd, c)) })
+		},
+	}
+	if c.Source.IsValid() {
+		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.Source, 0))
+	}
+	conn, err := d.DialContext(ctx, "tcp", netip.AddrPortFrom(c.Address, c.Port).String())
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.TCPConn), nil
+}
+
+// control calls f with the descriptor of a socket.
+func control(raw syscall.RawConn, f func(fd int) error) error {
+	var err error
+	if controlErr := raw.Control(func(fd uintptr) { err = f(int(fd)) }); controlErr != nil {
+		return controlErr
+	}
+	return err
+}
+
+// setKey sets the MD5 key of the peer on a socket that is not connected, or changes it (RFC 2385).
+func setKey(fd int, c *Config) error {
+	if c.Password == "" {
+		return nil
+	}
+	err := unix.SetsockoptTCPMD5Sig(fd, unix.IPPROTO_TCP, unix.TCP_MD5SIG, md5Key(c.Address, c.Password))
+	if err != nil {
+		return fmt.Errorf("set the password: %w", os.NewSyscallError("setsockopt", err))
+	}
+	return nil
+}
+
+// clearKey removes the MD5 key of a peer from a socket.
+func clearKey(fd int, peer netip.Addr) error {
+	return unix.SetsockoptTCPMD5Sig(fd, unix.IPPROTO_TCP, unix.TCP_MD5SIG, md5Key(peer, ""))
+}
+
+func md5Key(peer netip.Addr, password string) *unix.TCPMD5Sig {
+	sig := &unix.TCPMD5Sig{Keylen: uint16(len(password))}
+	copy(sig.Key[:], password)
+	// sig.Addr.Data is a sockaddr_in or sockaddr_in6 without its family: it begins with the port and, for IPv6, flow
+	// info.
+	if peer.Is4() {
+		sig.Addr.Family = unix.AF_INET
+		copy(sig.Addr.Data[2:], peer.AsSlice())
+	} else {
+		sig.Addr.Family = unix.AF_INET6
+		copy(sig.Addr.Data[6:], peer.AsSlice())
+	}
+	return sig
+}
+
+// setOptions sets the TTL, the lowest TTL that is accepted (RFC 5082), and the device.
+func setOptions(fd int, c *Config) error {
+	level, ttl, lowest := unix.IPPROTO_IP, unix.IP_TTL, unix.IP_MINTTL
+	if c.Address.Is6() {
+		level, ttl, lowest = unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, unix.IPV6_MINHOPCOUNT
+	}
+	set := func(name, value int) error {
+		if value == 0 {
+			return nil
+		}
+		return os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, level, name, value))
+	}
+	err := errors.Join(set(ttl, c.TTL), set(lowest, c.MinTTL))
+	if c.Device != "" {
+		bound, name := unix.SetsockoptString(fd, unix.SOL_SOCKET, unix.SO_BINDTODEVICE, c.Device), c.Device
+		if bound != nil {
+			err = errors.Join(err, fmt.Errorf("bind to %s: %w", name, os.NewSyscallError("setsockopt", bound)))
+		}
+	}
+	return err
+}
+
+// listen opens a listening socket with the keys of these peers. Its TTL is 255, because a SYN-ACK must pass the check
+// of peers with TTL security; accepted connections get that of their peer.
+func listen(ctx context.Context, at netip.AddrPort, peers []Config) (*net.TCPListener, error) {
+	lc := net.ListenConfig{KeepAlive: -1, Control: func(_, _ string, raw syscall.RawConn) error {
+		return control(raw, func(fd int) error {
+			all := Config{Address: at.Addr(), TTL: 255}
+			err := setOptions(fd, &all)
+			for i := range peers {
+				if peers[i].Address.Is4() == at.Addr().Is4() {
+					err = errors.Join(err, setKey(fd, &peers[i]))
+				}
+			}
+			return err
+		})
+	}}
+	lc.SetMultipathTCP(false) // has no MD5 signatures
+	network := "tcp6"
+	if at.Addr().Is4() {
+		network = "tcp4"
+	}
+	l, err := lc.Listen(ctx, network, at.String())
+	if err != nil {
+		return nil, err
+	}
+	return l.(*net.TCPListener), nil
+}
+
+// addrOf returns the address of a TCP address, with its zone.
+func addrOf(a net.Addr) netip.Addr {
+	if t, ok := a.(*net.TCPAddr); ok {
+		return t.AddrPort().Addr().Unmap()
+	}
+	return netip.Addr{}
+}
