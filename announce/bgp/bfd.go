@@ -12,36 +12,30 @@ import (
 // bfdRetry is the time until BFD is tried again after it could not start, because another program has its port.
 const bfdRetry = 10 * time.Second
 
-// newMonitor returns the monitor of the peers with BFD; nil when there is none.
-func (s *Speaker) newMonitor() (*bfd.Monitor, error) {
-	var neighbors []bfd.Neighbor
-	for _, p := range s.o.Peers {
+// neighbors returns the peers with BFD.
+func (o *Options) neighbors() (list []bfd.Neighbor) {
+	for _, p := range o.Peers {
 		if p.BFD.Interval > 0 {
-			neighbors = append(neighbors, bfd.Neighbor{
+			list = append(list, bfd.Neighbor{
 				Addr: p.Address, Source: p.Source, Multihop: p.BFD.Multihop,
 				Interval: p.BFD.Interval, Multiplier: p.BFD.Multiplier,
 			})
 		}
 	}
-	if len(neighbors) == 0 {
-		return nil, nil
-	}
-	m, err := bfd.New(bfd.Options{Changed: s.bfdChanged, Log: s.o.Log})
-	if err == nil {
-		m.Set(neighbors)
-	}
-	return m, err
+	return list
 }
 
-// startBFD runs the monitor until stop is called, which also tells the peers that the sessions end as planned. It is
-// called after the sessions of BGP have ended: a router then has no reason left to wait for BFD.
+// startBFD runs the monitor once a peer has BFD, until stop is called, which also tells the peers that the sessions end
+// as planned. It is called after the sessions of BGP have ended: a router then has no reason left to wait for BFD.
 func (s *Speaker) startBFD() (stop func()) {
-	if s.bfd == nil {
-		return func() {}
-	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.bfdWanted:
+		}
 		for ctx.Err() == nil {
 			err := s.bfd.Run(ctx)
 			s.setBFDError(err)
@@ -67,7 +61,7 @@ func (s *Speaker) setBFDError(err error) {
 	s.bfdError = err.Error()
 	s.mu.Unlock()
 	if !known {
-		s.o.Log.Error("bfd does not run", "err", err, "retry", bfdRetry)
+		s.log.Error("bfd does not run", "err", err, "retry", bfdRetry)
 	}
 }
 
@@ -81,9 +75,6 @@ func (s *Speaker) bfdChanged(st bfd.Status) {
 
 // bfdStates returns the states of BFD for PeerStatus. s.mu is held.
 func (s *Speaker) bfdStates() map[netip.Addr]string {
-	if s.bfd == nil {
-		return nil
-	}
 	states := map[netip.Addr]string{}
 	for _, st := range s.bfd.Sessions() {
 		text := st.State.String()

@@ -49,8 +49,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// request is a call of Set, if Set is not nil. The response always has the state of the peers.
-type request struct{ Set []lb.Announcement }
+// request is a call of Configure and of Set, if these are not nil. The response always has the state of the peers.
+type request struct {
+	Configure *bgp.Options
+	Set       []lb.Announcement
+}
 
 type response struct {
 	Err   string
@@ -101,6 +104,11 @@ func serveChild(s *bgp.Speaker, c net.Conn) {
 		return
 	}
 	var a response
+	if q.Configure != nil {
+		if err := s.Configure(context.Background(), *q.Configure); err != nil {
+			a.Err = err.Error()
+		}
+	}
 	if q.Set != nil {
 		if err := s.Set(context.Background(), q.Set); err != nil {
 			a.Err = err.Error()
@@ -195,6 +203,14 @@ func (c *child) setWeighted(list ...lb.Announcement) {
 	a, err := c.call(request{Set: list})
 	if err != nil || a.Err != "" {
 		c.t.Fatalf("set %v: %v %s", list, err, a.Err)
+	}
+}
+
+func (c *child) configure(o bgp.Options) {
+	c.t.Helper()
+	a, err := c.call(request{Configure: &o})
+	if err != nil || a.Err != "" {
+		c.t.Fatalf("configure %+v: %v %s", o, err, a.Err)
 	}
 }
 

@@ -23,6 +23,9 @@ type routes map[netip.Prefix]int
 // lowered is the weight of a route that routers should use only when they have no other one.
 const lowered = -1
 
+// outdated is the weight of a route in gobgp that has attributes of earlier options.
+const outdated = -2
+
 // routesFor returns the routes of announcements, and an error with every VIP that cannot be announced.
 func (o *Options) routesFor(announcements []lb.Announcement) (routes, lb.VIPErrors) {
 	errs := lb.VIPErrors{}
@@ -65,7 +68,7 @@ func (o *Options) changes(from, to routes) []change {
 	}
 	for p, weight := range to {
 		before, ok := from[p]
-		if !ok || (o.Weighted && before != weight) || (before == lowered) != (weight == lowered) {
+		if !ok || before == outdated || (o.Weighted && before != weight) || (before == lowered) != (weight == lowered) {
 			steps = append(steps, change{p, weight})
 		}
 	}

@@ -20,29 +20,40 @@ const pollInterval = time.Second
 //
 // No session is opened before the first Set: the first UPDATEs after a restart have every route that is to stay.
 func (s *Speaker) Run(ctx context.Context) error {
+	defer s.startBFD()()
+	for {
+		if again, err := s.run(ctx); err != nil || !again {
+			return err
+		}
+	}
+}
+
+// run is Run until an option changes that gobgp reads at its start only: again is true then.
+func (s *Speaker) run(ctx context.Context) (again bool, err error) {
 	srv, err := s.startServer(ctx, true)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer srv.stop()
 	select {
 	case <-ctx.Done():
-		return nil
+		return false, nil
 	case <-s.firstSet:
 	}
 	if err := s.open(ctx, srv); err != nil {
 		if ctx.Err() != nil {
-			return nil
+			return false, nil
 		}
-		return err
+		return false, err
 	}
 	stopGuard := s.startGuard()
-	stopBFD := s.startBFD()
 	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
-	for ctx.Err() == nil {
+	for ctx.Err() == nil && !again {
 		select {
 		case <-ctx.Done():
+		case <-s.restart:
+			again = true
 		case <-s.mail.wake:
 			s.handleAll()
 		case <-ticker.C:
@@ -53,11 +64,10 @@ func (s *Speaker) Run(ctx context.Context) error {
 	s.server, s.installed = nil, routes{}
 	s.setMu.Unlock()
 	stopGuard()
-	stopBFD()
 	s.handleAll()
 	s.forEachSession(func(p *session) { p.state = "idle" })
 	s.publishCounts()
-	return nil
+	return again && ctx.Err() == nil, nil
 }
 
 // startGuard runs the guard until stop is called, which tells the peers that this node stops, and returns when that is
@@ -95,7 +105,7 @@ func (s *Speaker) open(ctx context.Context, srv *bgpServer) error {
 		return err
 	}
 	for prefix, err := range failed { // the next Set tries them again
-		s.o.Log.Error("route not announced", "prefix", prefix, "err", err)
+		s.log.Error("route not announced", "prefix", prefix, "err", err)
 	}
 	return nil
 }
@@ -184,10 +194,10 @@ func (s *Speaker) report(addr netip.Addr) {
 	p.lastLogged = key
 	switch {
 	case p.state != stateEstablished:
-		s.o.Log.Warn("bgp session down", "peer", addr, "reason", reason)
+		s.log.Warn("bgp session down", "peer", addr, "reason", reason)
 	case reason != "":
-		s.o.Log.Warn("bgp session up, not all routes sent", "peer", addr, "reason", reason)
+		s.log.Warn("bgp session up, not all routes sent", "peer", addr, "reason", reason)
 	default:
-		s.o.Log.Info("bgp session up", "peer", addr)
+		s.log.Info("bgp session up", "peer", addr)
 	}
 }

@@ -48,8 +48,8 @@ func (s *Speaker) startServer(ctx context.Context, listening bool) (*bgpServer, 
 }
 
 func (s *Speaker) startOn(ctx context.Context, listening bool) (*bgpServer, error) {
-	srv := &bgpServer{served: make(chan struct{}), key: rand.Text()}
-	global := &api.Global{Asn: s.o.ASN, RouterId: s.o.RouterID.String(), ListenPort: -1}
+	srv, o := &bgpServer{served: make(chan struct{}), key: rand.Text()}, s.options()
+	global := &api.Global{Asn: o.ASN, RouterId: o.RouterID.String(), ListenPort: -1}
 	if listening {
 		l, err := net.Listen("tcp4", netip.AddrPortFrom(backendAt, 0).String())
 		if err != nil {
@@ -59,7 +59,7 @@ func (s *Speaker) startOn(ctx context.Context, listening bool) (*bgpServer, erro
 		l.Close()
 		global.ListenPort, global.ListenAddresses = int32(srv.at.Port()), []string{srv.at.Addr().String()}
 	}
-	srv.BgpServer = server.NewBgpServer(server.LoggerOption(&logger{s.o.Log}), server.TimingHookOption(srv))
+	srv.BgpServer = server.NewBgpServer(server.LoggerOption(&logger{s.log}), server.TimingHookOption(srv))
 	go func() {
 		defer close(srv.served)
 		srv.Serve()

@@ -49,6 +49,11 @@ func (n *session) carries(addr netip.Addr) bool {
 	return n.has6 && n.nextHops.has(addr)
 }
 
+func newSession(p Peer, from netip.Addr) *session {
+	now := time.Now()
+	return &session{peer: p, from: from, state: string(guard.Idle), since: now, disconnectedAt: now}
+}
+
 // config returns the configuration of the guard for the peer.
 func (p *Peer) config(o *Options) guard.Config {
 	c := guard.Config{

@@ -97,8 +97,9 @@ func (s *Speaker) attached() (list []session) {
 
 // refreshNextHops applies changes of next hops that follow from changed addresses of this node.
 func (s *Speaker) refreshNextHops(ctx context.Context, srv *bgpServer) {
+	o := s.options()
 	for _, p := range s.attached() {
-		after := s.o.nextHopsFrom(p.local)
+		after := o.nextHopsFrom(p.local)
 		if after == p.nextHops {
 			continue
 		}
@@ -121,7 +122,7 @@ func (s *Speaker) changeNextHops(ctx context.Context, srv *bgpServer, before *se
 	p.nextHops = after
 	s.mu.Unlock()
 	if err := setPolicies(ctx, srv.BgpServer, s.nextHops()); err != nil {
-		s.o.Log.Error("next hop not changed", "peer", addr, "err", err)
+		s.log.Error("next hop not changed", "peer", addr, "err", err)
 		return
 	}
 	s.trackWithdrawals(addr)

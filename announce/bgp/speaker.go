@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"slices"
@@ -22,14 +23,18 @@ const withdrawTimeout = 2 * time.Second
 // Speaker announces VIPs to BGP peers. It implements lb.Announcer and prometheus.Collector; all methods may be called
 // from any goroutine.
 type Speaker struct {
-	o           Options
+	log         *slog.Logger
 	withdrawals *withdrawalTracker
 	mail        mailbox
 	guard       *guard.Guard
-	bfd         *bfd.Monitor // nil: no peer has BFD
+	bfd         *bfd.Monitor
+	bfdWanted   chan struct{} // closed when a peer has BFD
+	bfdOnce     sync.Once
 
 	firstSet     chan struct{} // closed by the first Set
 	firstSetOnce sync.Once
+
+	restart chan struct{} // a changed option needs new sessions
 
 	setMu     sync.Mutex // guards the following fields; held during a whole Set
 	wanted    routes
@@ -41,7 +46,8 @@ type Speaker struct {
 	backend  *bgpServer // of the last Run
 
 	mu       sync.Mutex // guards the following fields; never held while gobgp is called
-	bfdError string     // why BFD does not run; empty: it does
+	o        Options
+	bfdError string // why BFD does not run; empty: it does
 	sessions map[netip.Addr]*session
 	v4, v6   int // numbers of routes in gobgp
 }
@@ -53,20 +59,15 @@ func New(o Options) (*Speaker, error) {
 		return nil, fmt.Errorf("bgp options: %w", err)
 	}
 	s := &Speaker{
-		o: o, withdrawals: newWithdrawalTracker(), mail: mailbox{wake: make(chan struct{}, 1)},
+		o: o, log: o.Log, withdrawals: newWithdrawalTracker(), mail: mailbox{wake: make(chan struct{}, 1)},
 		firstSet: make(chan struct{}), installed: routes{}, sessions: map[netip.Addr]*session{},
+		restart: make(chan struct{}, 1), bfdWanted: make(chan struct{}),
 	}
-	if s.bfd, err = s.newMonitor(); err != nil {
+	if s.bfd, err = bfd.New(bfd.Options{Changed: s.bfdChanged, Log: o.Log}); err != nil {
 		return nil, fmt.Errorf("bfd: %w", err)
 	}
 	s.guard = s.newGuard()
-	now := time.Now()
-	var peers []guard.Config
-	for i, p := range o.Peers {
-		s.sessions[p.Address] = &session{peer: p, from: backendFrom(i), state: "idle", since: now, disconnectedAt: now}
-		peers = append(peers, p.config(&o))
-	}
-	s.guard.SetPeers(peers)
+	s.setPeers()
 	return s, nil
 }
 
@@ -75,8 +76,15 @@ func (s *Speaker) newGuard() *guard.Guard {
 	return guard.New(guard.Options{
 		ASN: s.o.ASN, RouterID: s.o.RouterID, Hostname: hostname, ListenPort: s.o.ListenPort,
 		ListenAddresses: s.o.ListenAddresses, Attach: s.attach, Detach: s.detach, Sent: s.withdrawals.sent,
-		Event: s.mail.post, Log: s.o.Log,
+		Event: s.mail.post, Log: s.log,
 	})
+}
+
+// options returns those in force. Their slices are not changed.
+func (s *Speaker) options() Options {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.o
 }
 
 // Set implements lb.Announcer: exactly these VIPs are announced; By is ignored. It returns when withdrawals are
@@ -85,7 +93,8 @@ func (s *Speaker) newGuard() *guard.Guard {
 func (s *Speaker) Set(ctx context.Context, announcements []lb.Announcement) error {
 	s.setMu.Lock()
 	defer s.setMu.Unlock()
-	wanted, errs := s.o.routesFor(announcements)
+	o := s.options()
+	wanted, errs := o.routesFor(announcements)
 	before := s.vips
 	s.wanted, s.vips = wanted, announcements
 	s.firstSetOnce.Do(func() { close(s.firstSet) })
@@ -109,7 +118,8 @@ func (s *Speaker) Set(ctx context.Context, announcements []lb.Announcement) erro
 // install changes the routes in gobgp to the wanted ones, withdrawals first. It returns the errors by prefix, and why
 // it ended early. s.setMu is held.
 func (s *Speaker) install(ctx context.Context) (failed map[netip.Prefix]error, early error) {
-	steps := s.o.changes(s.installed, s.wanted)
+	o := s.options()
+	steps := o.changes(s.installed, s.wanted)
 	withdrawn := 0
 	for withdrawn < len(steps) && steps[withdrawn].weight == 0 {
 		withdrawn++
@@ -125,7 +135,7 @@ func (s *Speaker) install(ctx context.Context) (failed map[netip.Prefix]error, e
 			early = fmt.Errorf("change routes: %d of %d not changed: %w", len(steps)-i, len(steps), ctx.Err())
 			break
 		}
-		if err := s.applyChange(ctx, c); err != nil {
+		if err := s.applyChange(ctx, &o, c); err != nil {
 			failed[c.prefix] = err
 		}
 	}
@@ -134,15 +144,15 @@ func (s *Speaker) install(ctx context.Context) (failed map[netip.Prefix]error, e
 		ctx, cancel := context.WithTimeout(ctx, withdrawTimeout)
 		defer cancel()
 		if n := s.withdrawals.wait(ctx); n > 0 && len(failed) == 0 && early == nil {
-			s.o.Log.Warn("withdrawals not confirmed", "routes", n, "after", withdrawTimeout)
+			s.log.Warn("withdrawals not confirmed", "routes", n, "after", withdrawTimeout)
 		}
 	}
 	return failed, early
 }
 
 // applyChange applies one change in gobgp.
-func (s *Speaker) applyChange(ctx context.Context, c change) error {
-	p, err := s.o.path(c)
+func (s *Speaker) applyChange(ctx context.Context, o *Options, c change) error {
+	p, err := o.path(c)
 	if err != nil {
 		return err
 	}

@@ -122,6 +122,7 @@ func New(o Options) (*Agent, error) {
 	o.problems = newProblems(o.Log)
 	a := &Agent{log: o.Log, configured: len(o.Config.Services), tasks: announcers.tasks, problems: o.problems}
 	a.reloader = newReloader(o, services, newReadiness(systemd.New(o.Log)))
+	a.reloader.configure = announcers.configure
 	dpOptions, err := datapathOptions(o, facts)
 	if err != nil {
 		return nil, err

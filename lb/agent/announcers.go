@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -25,8 +26,13 @@ type announcers struct {
 	// notReceived returns why nobody receives a route that is announced; "": somebody does.
 	notReceived func(lb.RouteStatus) string
 	conflicts   conflicts
-	tasks       []task
+	// configure applies a changed [bgp]; nil: there was none at the start.
+	configure func(*config.BGP) error
+	tasks     []task
 }
+
+// configureTimeout bounds how long changed options of BGP take until every route is queued.
+const configureTimeout = 30 * time.Second
 
 func newAnnouncers(
 	cfg *config.Config, facts node, registry *prometheus.Registry, log *slog.Logger,
@@ -43,6 +49,11 @@ func newAnnouncers(
 		}
 		registry.MustRegister(speaker)
 		byKind[lb.AnnounceBGP], out.peers, out.problems = speaker, speaker.Peers, speaker.Problems
+		out.configure = func(c *config.BGP) error {
+			ctx, cancel := context.WithTimeout(context.Background(), configureTimeout)
+			defer cancel()
+			return speaker.Configure(ctx, bgpOptions(c, facts, component(log, "bgp")))
+		}
 		out.tasks = append(out.tasks, task{"bgp", speaker.Run})
 	}
 	if cfg.L2 != nil {

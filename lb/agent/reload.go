@@ -22,6 +22,7 @@ type reloader struct {
 	log       *slog.Logger
 	readiness *readiness
 	setKeys   func(datapath.TunnelKeys) error // set when the datapath is open
+	configure func(*config.BGP) error         // of BGP; nil: it is off
 	state     atomic.Pointer[loadState]
 }
 
@@ -68,6 +69,11 @@ func (l *reloader) apply() (admin.Reloaded, error) {
 		return admin.Reloaded{}, err
 	}
 	l.level.Set(cfg.Log.Level)
+	if l.configure != nil && cfg.BGP != nil {
+		if err := l.configure(cfg.BGP); err != nil { // what failed is tried again by the next change of the routes
+			l.log.Error("changed bgp options not applied", "err", err)
+		}
+	}
 	changed := needRestart(l.running, cfg)
 	for _, section := range changed {
 		l.log.Warn("changed section takes effect at the next start", "section", section)
@@ -87,7 +93,7 @@ func needRestart(running, next *config.Config) []string {
 	}{
 		{"node", running.Node, next.Node},
 		{"datapath", atStart(running.Datapath), atStart(next.Datapath)},
-		{"bgp", running.BGP, next.BGP},
+		{"bgp", running.BGP != nil, next.BGP != nil},
 		{"l2", running.L2, next.L2},
 		{"admin", running.Admin, next.Admin},
 		{"kubernetes", running.Kubernetes, next.Kubernetes},

@@ -160,7 +160,8 @@ func TestNeedRestart(t *testing.T) {
 		{"node", base, base + "[node]\nname = \"x\"\n", []string{"node"}},
 		{"datapath", base, base + "[datapath]\nmax_flows = 99\n", []string{"datapath"}},
 		{"bgp", base, base + bgp, []string{"bgp"}},
-		{"bgp peer", base + bgp, base + strings.Replace(bgp, "64500", "64501", 1), []string{"bgp"}},
+		{"bgp peer", base + bgp, base + strings.Replace(bgp, "64500", "64501", 1), nil},
+		{"no bgp", base + bgp, base, []string{"bgp"}},
 		{"l2", base, strings.Replace(base, "[l2]", "[l2]\ninterfaces = [\"eth9\"]", 1), []string{"l2"}},
 		{"admin", base, base + "[admin]\nlisten = \"127.0.0.1:9\"\n", []string{"admin"}},
 		{

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/netip"
 	"sync"
@@ -109,7 +110,7 @@ func (g *Guard) Run(ctx context.Context) {
 	g.mu.Lock()
 	g.running = nil
 	for at, p := range g.peers { // for the next Run
-		g.peers[at] = newPeer(g, p.cfg)
+		g.peers[at] = newPeer(g, p.wanted)
 	}
 	g.mu.Unlock()
 }
@@ -124,28 +125,37 @@ func (g *Guard) start(p *peer) {
 	})
 }
 
-// SetPeers changes the peers to these. A session ends only if its peer is removed or changed; a changed password alone
-// is set on the connection, so that it goes on if the peer changes it too within the hold time.
+// SetPeers changes the peers to these. Sessions with peers that stay as they are, or whose change needs no new
+// connection, go on: a password that is changed on both sides within the hold time ends no session. Others end with a
+// NOTIFICATION, or without one when graceful restart lets the peer keep the routes until the next session.
 func (g *Guard) SetPeers(list []Config) {
 	g.mu.Lock()
-	var gone []*peer
 	wanted := map[netip.Addr]Config{}
 	for _, c := range list {
 		wanted[c.Address] = c
 	}
+	var gone []*peer
+	updates := map[*peer]Config{}
 	for at, p := range g.peers {
-		c, ok := wanted[at]
-		if ok && c == p.cfg {
-			continue
+		before := p.wanted
+		after, stays := wanted[at]
+		switch {
+		case stays && before == after:
+		case stays && before.sameConnection(&after) && p.stop != nil:
+			p.wanted, updates[p] = after, after
+			g.setKeys(&after)
+		default:
+			g.forget(p, before.endFor(&after, stays))
+			gone = append(gone, p)
 		}
-		reason := cease(ceaseDeconfigured, "the peer is removed")
-		if ok {
-			reason = cease(6, "the configuration of the peer is changed")
-		}
-		g.forget(p, reason)
-		gone = append(gone, p)
 	}
 	g.mu.Unlock()
+	for p, after := range updates {
+		select {
+		case p.updates <- after:
+		case <-p.done:
+		}
+	}
 	for _, p := range gone {
 		if p.stop != nil {
 			<-p.done
@@ -169,14 +179,53 @@ func (g *Guard) SetPeers(list []Config) {
 	}
 }
 
+// sameConnection reports whether a connection for c also serves for other. RestartTime is told with the next OPEN.
+func (c Config) sameConnection(other *Config) bool {
+	if (c.Password == "") != (other.Password == "") || (c.RestartTime == 0) != (other.RestartTime == 0) {
+		return false
+	}
+	if c.MinTTL > 0 && other.MinTTL == 0 || c.TTL > 0 && other.TTL == 0 {
+		return false // the defaults of the kernel are not known here
+	}
+	c.Password, c.RestartTime, c.TTL, c.MinTTL = other.Password, other.RestartTime, other.TTL, other.MinTTL
+	c.Passive = other.Passive
+	return c == *other
+}
+
+// endFor returns how a session with c ends when the peer becomes other, or is removed.
+func (c *Config) endFor(other *Config, stays bool) error {
+	switch {
+	case !stays:
+		return cease(ceaseDeconfigured, "the peer is removed")
+	case c.RestartTime > 0 && other.RestartTime > 0 && c.ASN == other.ASN:
+		return errReconnect
+	}
+	return cease(ceaseChanged, "the configuration of the peer is changed")
+}
+
+// errReconnect ends a connection without a NOTIFICATION.
+var errReconnect = errors.New("the configuration of the peer is changed")
+
 // forget stops a peer and removes its key from the listening sockets. g.mu is held.
-func (g *Guard) forget(p *peer, reason *Error) {
-	delete(g.peers, p.cfg.Address)
+func (g *Guard) forget(p *peer, reason error) {
+	cfg := p.wanted
+	delete(g.peers, cfg.Address)
 	if p.stop != nil {
 		p.stop(reason)
 	}
-	if p.cfg.Password != "" {
-		g.eachSocket(p.cfg.Address, func(fd int) error { return clearKey(fd, p.cfg.Address) })
+	if cfg.Password != "" {
+		g.eachSocket(cfg.Address, func(fd int) error { return clearKey(fd, cfg.Address) })
+	}
+}
+
+// Configure changes the local side: where to listen takes effect at once, the rest with the next OPEN.
+func (g *Guard) Configure(asn uint32, routerID netip.Addr, port int, addresses []netip.Addr) {
+	g.mu.Lock()
+	g.o.ASN, g.o.RouterID, g.o.ListenPort, g.o.ListenAddresses = asn, routerID, port, addresses
+	running := g.running
+	g.mu.Unlock()
+	if running != nil {
+		g.relisten(running)
 	}
 }
 
@@ -204,6 +253,8 @@ func (g *Guard) eachSocket(peer netip.Addr, f func(fd int) error) {
 // open returns the OPEN for a peer. The forwarding state is always preserved, because the datapath works without this
 // process; the Restart State bit is set until there has been a session (RFC 4724, section 3).
 func (g *Guard) open(c *Config, restarted bool) Open {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	return Open{
 		ASN: g.o.ASN, HoldTime: uint16(c.HoldTime / time.Second), ID: g.o.RouterID, V4: true, V6: true,
 		FourOctetAS: true, RouteRefresh: true, Hostname: g.o.Hostname,

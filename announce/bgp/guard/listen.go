@@ -31,9 +31,16 @@ func (g *Guard) relisten(ctx context.Context) {
 	defer g.mu.Unlock()
 	var peers []Config
 	for _, p := range g.peers {
-		peers = append(peers, p.cfg)
+		peers = append(peers, p.wanted)
 	}
-	for _, at := range g.listenAddresses(peers) {
+	wanted := g.listenAddresses(peers)
+	for at, l := range g.listen {
+		if !slices.Contains(wanted, at) {
+			l.close()
+			delete(g.listen, at)
+		}
+	}
+	for _, at := range wanted {
 		l := g.listen[at]
 		if l == nil {
 			l = &listener{}
@@ -121,23 +128,18 @@ func (g *Guard) accepted(ctx context.Context, c *net.TCPConn) {
 	g.mu.Lock()
 	p := g.peers[from]
 	g.mu.Unlock()
-	err := error(nil)
-	switch {
-	case p == nil:
+	if p == nil {
 		g.o.Log.Debug("connection of an unknown peer closed", "peer", from)
 		c.Close()
 		return
-	case p.cfg.Source.IsValid() && local.WithZone("") != p.cfg.Source.WithZone(""):
-		err = fmt.Errorf("the peer connects to %v, source is %v", local, p.cfg.Source)
-	default:
-		var raw interface {
-			Control(func(uintptr)) error
-		}
-		raw, err = c.SyscallConn()
-		if err == nil {
-			controlled := raw.Control(func(fd uintptr) { err = setOptions(int(fd), &p.cfg) })
-			err = errors.Join(controlled, err)
-		}
+	}
+	cfg := p.cfg.Load()
+	raw, err := c.SyscallConn()
+	switch {
+	case cfg.Source.IsValid() && local.WithZone("") != cfg.Source.WithZone(""):
+		err = fmt.Errorf("the peer connects to %v, source is %v", local, cfg.Source)
+	case err == nil:
+		err = control(raw, func(fd int) error { return setOptions(fd, cfg) })
 	}
 	if err != nil {
 		c.Close()

@@ -20,7 +20,7 @@ const (
 const (
 	ceaseShutdown     = 2
 	ceaseDeconfigured = 3
-	ceaseRejected     = 5
+	ceaseChanged      = 6
 	ceaseCollision    = 7
 	ceaseResources    = 8
 	ceaseBFD          = 10

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net"
+	"sync/atomic"
 	"time"
 )
 
@@ -32,7 +33,9 @@ const (
 // peer is one neighbour. Its goroutine decides which of its connections are used.
 type peer struct {
 	g        *Guard
-	cfg      Config
+	cfg      atomic.Pointer[Config] // changed by the goroutine only
+	wanted   Config                 // the last of SetPeers; Guard.mu
+	updates  chan Config
 	accepted chan *net.TCPConn
 	events   chan any
 	probe    chan struct{} // asks the session for a KEEPALIVE now
@@ -63,10 +66,13 @@ type (
 )
 
 func newPeer(g *Guard, cfg Config) *peer {
-	return &peer{
-		g: g, cfg: cfg, accepted: make(chan *net.TCPConn), events: make(chan any), probe: make(chan struct{}, 1),
-		reset: make(chan *Error, 1), done: make(chan struct{}), conns: map[*conn]State{}, state: Idle,
+	p := &peer{
+		g: g, wanted: cfg, updates: make(chan Config), accepted: make(chan *net.TCPConn), events: make(chan any),
+		probe: make(chan struct{}, 1), reset: make(chan *Error, 1), done: make(chan struct{}),
+		conns: map[*conn]State{}, state: Idle,
 	}
+	p.cfg.Store(&cfg)
+	return p
 }
 
 // run keeps a session with the peer until ctx ends. The cause of ctx is sent to the peer if it is an *Error.
@@ -86,6 +92,8 @@ func (p *peer) run(ctx context.Context) {
 					c.end(e)
 				}
 			}
+		case cfg := <-p.updates:
+			p.update(&cfg)
 		case c := <-p.accepted:
 			p.begin(ctx, c, false)
 		case e := <-p.events:
@@ -94,6 +102,26 @@ func (p *peer) run(ctx context.Context) {
 			p.dial(ctx)
 		}
 		p.publish(nil)
+	}
+}
+
+// update changes what needs no new connection.
+func (p *peer) update(cfg *Config) {
+	before := p.cfg.Load()
+	p.cfg.Store(cfg)
+	for c := range p.conns {
+		raw, err := c.c.SyscallConn()
+		if err == nil {
+			err = control(raw, func(fd int) error {
+				if cfg.Password != before.Password {
+					return errors.Join(setKey(fd, cfg), setOptions(fd, cfg))
+				}
+				return setOptions(fd, cfg)
+			})
+		}
+		if err != nil {
+			p.g.o.Log.Error("connection not changed", "peer", cfg.Address, "err", err)
+		}
 	}
 }
 
@@ -110,7 +138,8 @@ func (p *peer) endAll(cause error) {
 
 // dial connects, unless there is a connection that may become the session.
 func (p *peer) dial(ctx context.Context) {
-	if p.dialing || p.cfg.Passive || ctx.Err() != nil {
+	cfg := p.cfg.Load()
+	if p.dialing || cfg.Passive || ctx.Err() != nil {
 		return
 	}
 	for c, s := range p.conns {
@@ -120,7 +149,7 @@ func (p *peer) dial(ctx context.Context) {
 	}
 	p.dialing, p.idle = true, time.Time{}
 	go func() {
-		c, err := dial(ctx, &p.cfg)
+		c, err := dial(ctx, cfg)
 		p.events <- dialed{c, err}
 	}()
 }
@@ -143,9 +172,10 @@ func (p *peer) begin(ctx context.Context, tcp *net.TCPConn, outgoing bool) {
 		}
 	}
 	// It ends by end or cancel only: endAll chooses the NOTIFICATION first.
+	cfg := p.cfg.Load()
 	connCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	c := &conn{
-		p: p, c: tcp, r: newMessageReader(tcp), outgoing: outgoing, cfg: p.cfg, ours: p.g.open(&p.cfg, !p.wasUp),
+		p: p, c: tcp, r: newMessageReader(tcp), outgoing: outgoing, cfg: *cfg, ours: p.g.open(cfg, !p.wasUp),
 		local: addrOf(tcp.LocalAddr()), cancel: cancel, granted: make(chan bool, 1),
 	}
 	p.conns[c] = OpenSent
@@ -158,7 +188,7 @@ func (p *peer) handle(ctx context.Context, event any, retry *time.Timer) {
 		p.dialing = false
 		if e.err != nil {
 			if ctx.Err() == nil {
-				p.g.o.Event(Event{Peer: p.cfg.Address, Old: p.state, New: Active, Err: e.err, Dial: true})
+				p.g.o.Event(Event{Peer: p.cfg.Load().Address, Old: p.state, New: Active, Err: e.err, Dial: true})
 				p.state = Active
 			}
 			retry.Reset(jitter(dialRetry))
@@ -175,7 +205,7 @@ func (p *peer) handle(ctx context.Context, event any, retry *time.Timer) {
 				c.end(cease(ceaseCollision, errRefused.Error()))
 			}
 		}
-		p.g.setSession(p.cfg.Address, e.c)
+		p.g.setSession(p.cfg.Load().Address, e.c)
 		e.c.granted <- true
 	case ended:
 		p.ended(e, retry)
@@ -221,7 +251,7 @@ func (p *peer) ended(e ended, retry *time.Timer) {
 	}
 	now, wait := time.Now(), jitter(idleTime)
 	if was == Established {
-		p.g.setSession(p.cfg.Address, nil)
+		p.g.setSession(p.cfg.Load().Address, nil)
 		if now.Sub(p.since) >= flapThreshold {
 			wait = 0
 		}
@@ -246,7 +276,7 @@ func (p *peer) publish(err error) {
 		}
 	}
 	if state != p.state || err != nil {
-		p.g.o.Event(Event{Peer: p.cfg.Address, Old: p.state, New: state, Err: err})
+		p.g.o.Event(Event{Peer: p.cfg.Load().Address, Old: p.state, New: state, Err: err})
 		p.state = state
 	}
 }

@@ -1,0 +1,113 @@
+package bgp
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+
+	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
+)
+
+// Configure changes the options. Only what must be told in a new OPEN, or needs another connection, ends a session:
+// that of a changed peer, or all when ASN or RouterID change. When graceful restart lets the peer keep the routes, they
+// stay. Changed attributes and prefixes are announced again; a new prefix is announced before an old one is withdrawn.
+// Log cannot be changed.
+func (s *Speaker) Configure(ctx context.Context, o Options) error {
+	o.Log = s.log
+	o, err := o.withDefaults()
+	if err != nil {
+		return fmt.Errorf("bgp options: %w", err)
+	}
+	s.setMu.Lock()
+	defer s.setMu.Unlock()
+	s.mu.Lock()
+	before := s.o
+	s.o = o
+	s.mu.Unlock()
+	s.guard.Configure(o.ASN, o.RouterID, o.ListenPort, o.ListenAddresses)
+	s.setPeers()
+	if before.ASN != o.ASN || before.RouterID != o.RouterID {
+		s.wanted, _ = o.routesFor(s.vips)
+		select {
+		case s.restart <- struct{}{}:
+		default:
+		}
+		return nil
+	}
+	return s.reannounce(ctx, &before, &o)
+}
+
+// setPeers applies the peers of the options to the sessions, the guard and BFD.
+func (s *Speaker) setPeers() {
+	o := s.options()
+	var peers []guard.Config
+	wanted := map[netip.Addr]bool{}
+	s.mu.Lock()
+	used := map[netip.Addr]bool{}
+	for _, p := range s.sessions {
+		used[p.from] = true
+	}
+	next := 0
+	for _, p := range o.Peers {
+		wanted[p.Address] = true
+		peers = append(peers, p.config(&o))
+		if have := s.sessions[p.Address]; have != nil {
+			have.peer = p
+			continue
+		}
+		for used[backendFrom(next)] {
+			next++
+		}
+		used[backendFrom(next)] = true
+		s.sessions[p.Address] = newSession(p, backendFrom(next))
+	}
+	s.mu.Unlock()
+	s.guard.SetPeers(peers) // returns when the sessions with removed peers have ended
+	s.mu.Lock()
+	maps.DeleteFunc(s.sessions, func(peer netip.Addr, _ *session) bool { return !wanted[peer] })
+	s.mu.Unlock()
+	neighbors := o.neighbors()
+	s.bfd.Set(neighbors)
+	if len(neighbors) > 0 {
+		s.bfdOnce.Do(func() { close(s.bfdWanted) })
+	}
+}
+
+// reannounce sends the routes again that changed options concern. s.setMu is held.
+func (s *Speaker) reannounce(ctx context.Context, before, o *Options) error {
+	if s.server == nil {
+		s.wanted, _ = o.routesFor(s.vips)
+		return nil
+	}
+	if before.AggregateV4 == o.AggregateV4 && before.AggregateV6 == o.AggregateV6 && before.sameAttributes(o) {
+		return nil
+	}
+	wanted, _ := o.routesFor(s.vips) // its errors are those of the last Set
+	same := before.sameAttributes(o)
+	s.wanted = maps.Clone(wanted)
+	for p, weight := range s.installed {
+		if _, ok := wanted[p]; !ok {
+			s.wanted[p] = weight // withdrawn below
+		} else if !same {
+			s.installed[p] = outdated
+		}
+	}
+	failed, err := s.install(ctx)
+	s.wanted = wanted
+	if err == nil && len(failed) == 0 {
+		failed, err = s.install(ctx)
+	}
+	for _, e := range failed {
+		return e
+	}
+	return err
+}
+
+// sameAttributes reports whether routes have the same attributes with both options.
+func (o *Options) sameAttributes(other *Options) bool {
+	return o.LocalPref == other.LocalPref && o.Weighted == other.Weighted &&
+		reflect.DeepEqual(o.Communities, other.Communities) &&
+		reflect.DeepEqual(o.LargeCommunities, other.LargeCommunities)
+}

@@ -1,0 +1,128 @@
+package bgp_test
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/announce/bgp"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+)
+
+// established waits until a session is established and returns since when.
+func (c *child) established(peer netip.Addr) (since time.Time) {
+	c.t.Helper()
+	labtest.Until(c.t, timeout, fmt.Sprintf("the session with %v", peer), func() error {
+		p := c.peer(peer)
+		since = p.Since
+		if p.State != "established" {
+			return fmt.Errorf("%+v", p)
+		}
+		return nil
+	})
+	return since
+}
+
+// A peer is added and removed while the session with another one goes on, and a changed hold time interrupts no route.
+func TestConfigurePeers(t *testing.T) {
+	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
+		b := newBench(t)
+		first, second := b.router(kind, nil), b.router(kind, nil)
+		both := b.options()
+		one := both
+		one.Peers = both.Peers[:1]
+		c := startChild(t, b.host, one)
+		c.set(vip4, vip6)
+		want(t, first, vip4, b.ours[0][0])
+		since := c.established(b.theirs[0][0])
+		stop := watchRoute(t, first, vip4, b.ours[0][0])
+
+		c.configure(both)
+		want(t, second, vip4, b.ours[1][0])
+		want(t, second, vip6, b.ours[1][1])
+		c.configure(one)
+		if took := want(t, second, vip4); took > time.Second {
+			t.Errorf("the removed peer kept the route for %v", took)
+		}
+		if again := c.established(b.theirs[0][0]); !again.Equal(since) {
+			t.Errorf("the session of the other peer is since %v, was since %v", again, since)
+		}
+
+		one.Peers = slices.Clone(one.Peers)
+		one.Peers[0].HoldTime = 30 * time.Second
+		c.configure(one)
+		labtest.Until(t, timeout, "a new session", func() error {
+			if p := c.peer(b.theirs[0][0]); p.State != "established" || p.Since.Equal(since) {
+				return fmt.Errorf("%+v", p)
+			}
+			return nil
+		})
+		<-time.After(2 * time.Second) // time for the router to remove stale routes
+		stop()
+	})
+}
+
+// Changed attributes and prefixes are sent in the same session.
+func TestConfigureAttributes(t *testing.T) {
+	b, h, o := oneLink(t)
+	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; "+bothFamilies, "")
+	c := startChild(t, b.host, o)
+	c.set(vip4, vip6)
+	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
+	since := c.established(b.theirs[0][0])
+	o.Communities, o.AggregateV4, o.AggregateV6 = []uint32{64512<<16 | 7}, 28, 64
+	c.configure(o)
+	r.await("show route all", "203.0.113.0/28", "2001:db8:1::/64", "BGP.community: (64512,7)")
+	r.await("show route count", one4, "1 of 1 routes for 1 networks in table master6")
+	o.Communities = nil
+	c.configure(o)
+	labtest.Until(t, timeout, "no community", func() error {
+		out, err := r.birdc("show route all")
+		if err == nil && !strings.Contains(out, "BGP.community:") {
+			return nil
+		}
+		return fmt.Errorf("%v %s", err, out)
+	})
+	c.set()
+	r.await("show route count", none4, none6)
+	if again := c.established(b.theirs[0][0]); !again.Equal(since) {
+		t.Errorf("the session is since %v, was since %v", again, since)
+	}
+}
+
+// The ASN and the port to listen on are changed.
+func TestConfigureLocalSide(t *testing.T) {
+	b, h, o := oneLink(t)
+	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; passive; "+bothFamilies, "")
+	right := o
+	o.ASN = 64999
+	c := startChild(t, b.host, o)
+	c.set(vip4)
+	wantReason(t, c, b.theirs[0][0], "bad peer as")
+	c.configure(right)
+	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2", "BGP.as_path: 64512")
+	right.ListenPort = 1790
+	c.configure(right)
+	labtest.Until(t, timeout, "only the new port is open", func() error {
+		for port, want := range map[string]bool{"179": false, "1790": true} {
+			conn, err := h.Dial(context.Background(), "tcp", "192.0.2.2:"+port)
+			if err == nil {
+				conn.Close()
+			}
+			if (err == nil) != want {
+				return fmt.Errorf("port %s: %v", port, err)
+			}
+		}
+		return nil
+	})
+	c.established(b.theirs[0][0])
+	if _, err := c.call(request{Configure: &bgp.Options{}}); err != nil {
+		t.Error(err)
+	}
+	c.established(b.theirs[0][0]) // options that are not valid change nothing
+}

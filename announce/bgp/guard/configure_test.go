@@ -1,0 +1,139 @@
+package guard
+
+import (
+	"net/netip"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// setRouterKey sets the key for connections with the guard on a socket of the router.
+func setRouterKey(t *testing.T, c syscall.Conn, password string) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err == nil {
+		cfg := Config{Address: loopback, Password: password}
+		err = control(raw, func(fd int) error { return setKey(fd, &cfg) })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A password that is changed on both sides ends no session, and is that of the next one.
+func TestPasswordRotation(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, func(_ *Options, c *Config) { c.Passive = true })
+	with := f.cfg
+	with.Passive, with.Password = false, "old"
+	setRouterKey(t, f.router, "old")
+	f.g.SetPeers([]Config{with})
+	l := f.accept()
+	backend := f.establish(l, theirs())
+	setRouterKey(t, f.router, "new")
+	setRouterKey(t, l.Conn.(syscall.Conn), "new")
+	with.Password = "new"
+	f.g.SetPeers([]Config{with})
+	route := encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113})
+	if _, err := backend.Write(route); err != nil {
+		t.Fatal(err)
+	}
+	l.want(typeUpdate)
+	f.mu.Lock()
+	if len(f.faults) > 0 {
+		t.Errorf("faults %q", f.faults)
+	}
+	f.mu.Unlock()
+	l.Close()
+	f.establish(f.accept(), theirs())
+}
+
+// What needs another connection ends the session: with a NOTIFICATION, or without when graceful restart keeps the
+// routes. The rest does not.
+func TestSetPeers(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		start  func(*Config)
+		change func(*Config)
+		code   byte // of the CEASE; 0: none
+		stays  bool
+	}{
+		{"nothing", func(*Config) {}, func(*Config) {}, 0, true},
+		{"TTL", func(c *Config) { c.TTL = 1 }, func(c *Config) { c.TTL = 2 }, 0, true},
+		{"lowest TTL", func(c *Config) { c.TTL, c.MinTTL = 64, 2 }, func(c *Config) { c.MinTTL = 3 }, 0, true},
+		{"restart time", func(c *Config) { c.RestartTime = 30 * time.Second },
+			func(c *Config) { c.RestartTime = time.Minute }, 0, true},
+		{"hold time", func(*Config) {}, func(c *Config) { c.HoldTime = time.Minute }, ceaseChanged, false},
+		{"hold time, graceful restart", func(c *Config) { c.RestartTime = 30 * time.Second },
+			func(c *Config) { c.HoldTime = time.Minute }, 0, false},
+		{"graceful restart off", func(c *Config) { c.RestartTime = 30 * time.Second },
+			func(c *Config) { c.RestartTime = 0 }, ceaseChanged, false},
+		{"removed", func(*Config) {}, nil, ceaseDeconfigured, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, func(_ *Options, c *Config) { row.start(c) })
+			l, o := f.accept(), theirs()
+			o.GracefulRestart = true
+			backend := f.establish(l, o)
+			f.until("established", func() bool { return f.states[len(f.states)-1] == Established })
+			list := []Config{f.cfg}
+			if row.change == nil {
+				list = nil
+			} else {
+				row.change(&list[0])
+			}
+			f.g.SetPeers(list)
+			f.g.SetPeers(list)
+			if row.stays {
+				if _, err := backend.Write(encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113})); err != nil {
+					t.Fatal(err)
+				}
+				l.want(typeUpdate)
+				return
+			}
+			if row.code == 0 {
+				if m := l.next(); m != nil {
+					t.Errorf("%v %x", m.kind, m.body())
+				}
+			} else if b := l.want(typeNotification); b[0] != codeCease || b[1] != row.code {
+				t.Errorf("NOTIFICATION %v", b)
+			}
+			if row.change != nil {
+				f.establish(f.accept(), o)
+			}
+		})
+	}
+}
+
+func TestListenAddresses(t *testing.T) {
+	addr := netip.MustParseAddr
+	v4, other4, v6 := addr("192.0.2.1"), addr("192.0.2.5"), addr("2001:db8::1")
+	for _, row := range []struct {
+		name  string
+		port  int
+		on    []netip.Addr
+		peers []netip.Addr
+		want  string
+	}{
+		{"no peers", 179, nil, nil, ""},
+		{"IPv4 peers", 179, nil, []netip.Addr{v4, other4}, "0.0.0.0:179 "},
+		{"IPv6 peer", 179, nil, []netip.Addr{v6}, "[::]:179 "},
+		{"both", 1790, nil, []netip.Addr{v6, v4, other4}, "[::]:1790 0.0.0.0:1790 "},
+		{"only connect", -1, nil, []netip.Addr{v4}, ""},
+		{"configured", 179, []netip.Addr{other4}, []netip.Addr{v4, v6}, "192.0.2.5:179 "},
+	} {
+		g := New(Options{ListenPort: row.port, ListenAddresses: row.on})
+		var peers []Config
+		for _, p := range row.peers {
+			peers = append(peers, Config{Address: p})
+		}
+		got := ""
+		for _, at := range g.listenAddresses(peers) {
+			got += at.String() + " "
+		}
+		if got != row.want {
+			t.Errorf("%s: %q, want %q", row.name, got, row.want)
+		}
+	}
+}
