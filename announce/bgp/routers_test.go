@@ -168,7 +168,7 @@ func watchRoute(t *testing.T, r *peers.Router, vip, via netip.Addr) (stop func()
 		<-done
 		if missing != "" {
 			t.Errorf("%s lost the route to %v: %s", r.Kind, vip, missing)
-		} else if polls < 100 {
+		} else if polls < 10 { // a loaded machine polls slowly
 			t.Errorf("only %d polls of %s", polls, r.Kind)
 		}
 	}
