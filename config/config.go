@@ -131,7 +131,8 @@ type Pool struct {
 	AvoidBuggyIPs   bool // skip addresses that end in .0 or .255
 	Namespaces      []string
 	ServiceSelector string
-	Priority        int // lower first
+	Priority        int  // lower first
+	ExternalIPs     bool // Services may have its addresses as spec.externalIPs
 }
 
 // Contains reports whether addr is in the pool.

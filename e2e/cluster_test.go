@@ -104,6 +104,7 @@ fall = %d
 [[pool]]
 name = "public"
 addresses = ["203.0.113.0/24", "2001:db8:1::/64"]
+external_ips = true
 `
 
 // connect gives this process a client of the API server.

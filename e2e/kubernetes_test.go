@@ -35,6 +35,8 @@ func TestKubernetes(t *testing.T) {
 		{"from pods, and from a pod to itself", fromPods},
 		{"recreated under its name", recreated},
 		{"externalIPs", externalIPs},
+		{"externalIPs with the address of another Service", stolenAddress},
+		{"another controller writes the status", foreignStatus},
 		{"pods on the host's network, and on a bridge", otherNetworks},
 		{"packets of unknown connections", unknownConnections},
 		{"the agent is killed under load", agentKilled},

@@ -1,10 +1,10 @@
 package lb
 
 import (
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Holder is the part of a service that determines whether it can share an address.
@@ -13,11 +13,16 @@ type Holder struct {
 	// ShareKey permits two services to hold one address: both have the same key, not "", and no port in common.
 	ShareKey string
 	Ports    []Port
+	// Created and ID decide which of two services keeps an address that they hold and may not share: the one that was
+	// created first, then the one with the lower ID. When both are equal it is the one that had the address first.
+	Created time.Time
+	ID      string
 }
 
 // equal reports whether h and o share addresses with the same services.
 func (h Holder) equal(o Holder) bool {
-	return h.Service == o.Service && h.ShareKey == o.ShareKey && slices.Equal(h.Ports, o.Ports)
+	return h.Service == o.Service && h.ShareKey == o.ShareKey && slices.Equal(h.Ports, o.Ports) &&
+		h.Created.Equal(o.Created) && h.ID == o.ID
 }
 
 // Request is the set of addresses that a service needs.
@@ -59,6 +64,9 @@ type Allocator struct {
 	assigned map[string][]netip.Addr          // by service, in the order of its families
 	reserved map[string][]netip.Addr          // by service
 	holders  map[netip.Addr]map[string]Holder // by address and service; no inner map is empty
+	// displaced are the services that have lost an address to one that was created before.
+	displaced []string
+	freed     bool // an address has lost a holder
 }
 
 // NewAllocator returns an Allocator that has assigned nothing.
@@ -89,21 +97,29 @@ func (a *Allocator) Take(h Holder, addrs []netip.Addr) { a.replace(a.assigned, h
 func (a *Allocator) Release(service string) { a.Take(Holder{Service: service}, nil) }
 
 // Reserve makes a service the holder of addresses of its own specification, in addition to those assigned to it; it
-// replaces an earlier reservation. They are not assigned to others. (Kubernetes: externalIPs.)
+// replaces an earlier reservation. They are not assigned to others, but a service that has one of them assigned keeps
+// it. (Kubernetes: externalIPs.)
 func (a *Allocator) Reserve(h Holder, addrs []netip.Addr) { a.replace(a.reserved, h, addrs) }
 
 // Assign returns one address of each family of r, and assigns them. For each family it takes the first that exists of
 // the requested address, the one that the service has, the lowest that it may share, and a free one.
-// When it fails, with an *AssignError, it changes nothing.
+// When it fails, with an *AssignError, it changes nothing. A request all of whose families are optional needs one of
+// them.
 func (a *Allocator) Assign(r Request) ([]netip.Addr, error) {
 	var addrs []netip.Addr
+	var missing error
 	for _, f := range r.Families {
 		switch addr, err := a.find(&r, f.Family); {
 		case err == nil:
 			addrs = append(addrs, addr)
 		case !f.Optional:
 			return nil, err
+		case missing == nil:
+			missing = err
 		}
+	}
+	if len(addrs) == 0 && missing != nil {
+		return nil, missing
 	}
 	for _, addr := range r.Addresses {
 		if !slices.Contains(addrs, addr) {
@@ -111,6 +127,7 @@ func (a *Allocator) Assign(r Request) ([]netip.Addr, error) {
 		}
 	}
 	a.Take(r.Holder, addrs)
+	a.displace(r.Holder, addrs)
 	return addrs, nil
 }
 
@@ -118,7 +135,7 @@ func (a *Allocator) Assign(r Request) ([]netip.Addr, error) {
 func (a *Allocator) find(r *Request, f Family) (netip.Addr, error) {
 	for _, addr := range r.Addresses {
 		if FamilyOf(addr) == f {
-			return addr, a.mayHold(r, addr)
+			return addr, a.mayHold(r, addr, slices.Contains(a.assigned[r.Service], addr))
 		}
 	}
 	pools, err := a.poolsFor(r)
@@ -179,13 +196,14 @@ func (a *Allocator) poolsFor(r *Request) (pools []int, err error) {
 func (a *Allocator) keeps(r *Request, addr netip.Addr, pools []int) bool {
 	p := a.poolOf(addr)
 	return p >= 0 && (slices.Contains(pools, p) || r.Pool == "" && r.allows(a.pools[p])) &&
-		(r.KeepShared || a.mayHold(r, addr) == nil)
+		(r.KeepShared || a.mayHold(r, addr, true) == nil)
 }
 
 // lowestShared returns the lowest address in use that r may share, or zero.
 func (a *Allocator) lowestShared(r *Request, f Family, pools []int) (lowest netip.Addr) {
 	for _, addr := range a.reserved[r.Service] { // the scans have passed those that only r itself may hold
-		usable := FamilyOf(addr) == f && slices.Contains(pools, a.poolOf(addr)) && a.conflict(r.Holder, addr) == nil
+		usable := FamilyOf(addr) == f && slices.Contains(pools, a.poolOf(addr)) &&
+			a.conflict(r.Holder, addr, false) == nil
 		if usable && (!lowest.IsValid() || addr.Less(lowest)) {
 			lowest = addr
 		}
@@ -196,7 +214,7 @@ func (a *Allocator) lowestShared(r *Request, f Family, pools []int) (lowest neti
 		if g == nil {
 			continue
 		}
-		addr := g.lowest(ports, func(addr netip.Addr) bool { return a.conflict(r.Holder, addr) == nil })
+		addr := g.lowest(ports, func(addr netip.Addr) bool { return a.conflict(r.Holder, addr, false) == nil })
 		if addr.IsValid() && (!lowest.IsValid() || addr.Less(lowest)) {
 			lowest = addr
 		}
@@ -205,8 +223,8 @@ func (a *Allocator) lowestShared(r *Request, f Family, pools []int) (lowest neti
 }
 
 // mayHold returns why r cannot have addr: it is in no pool that it may use, or another service holds it and does not
-// share it.
-func (a *Allocator) mayHold(r *Request, addr netip.Addr) error {
+// share it. Has: it has the address.
+func (a *Allocator) mayHold(r *Request, addr netip.Addr, has bool) error {
 	p := a.poolOf(addr)
 	if p < 0 {
 		return &AssignError{Cause: AddrInNoPool, Addr: addr}
@@ -214,27 +232,8 @@ func (a *Allocator) mayHold(r *Request, addr netip.Addr) error {
 	if !r.allows(a.pools[p]) {
 		return &AssignError{Cause: AddrNotAllowed, Addr: addr, Pools: []string{a.pools[p].Name}}
 	}
-	if err := a.conflict(r.Holder, addr); err != nil {
+	if err := a.conflict(r.Holder, addr, has); err != nil {
 		return err
-	}
-	return nil
-}
-
-// conflict returns why h cannot hold addr together with its holders, with the first of them by name; nil: it can.
-func (a *Allocator) conflict(h Holder, addr netip.Addr) *AssignError {
-	for _, service := range slices.Sorted(maps.Keys(a.holders[addr])) {
-		if service == h.Service {
-			continue
-		}
-		other := a.holders[addr][service]
-		if h.ShareKey == "" || h.ShareKey != other.ShareKey {
-			return &AssignError{Cause: AddrInUse, Addr: addr, Service: service}
-		}
-		for _, p := range h.Ports {
-			if slices.ContainsFunc(other.Ports, p.Overlaps) {
-				return &AssignError{Cause: PortInUse, Addr: addr, Service: service, Port: p}
-			}
-		}
 	}
 	return nil
 }
@@ -283,6 +282,7 @@ func (a *Allocator) hold(h Holder, addr netip.Addr) {
 
 // drop makes a service no holder of addr, so that others may have or share it.
 func (a *Allocator) drop(service string, addr netip.Addr) {
+	a.freed = true
 	keys := map[string]bool{a.holders[addr][service].ShareKey: false}
 	delete(a.holders[addr], service)
 	for _, h := range a.holders[addr] {

@@ -167,8 +167,8 @@ func StateOf(s *Service, b Backend, h Health) State {
 
 // withholdReason returns why vip must not be announced for the service; "": it may be.
 func withholdReason(s *Service, vip netip.Addr, healthy int) string {
-	if s.WithholdReason != "" {
-		return s.WithholdReason
+	if reason := cmp.Or(s.WithholdReason, s.PerVIP[vip].WithholdReason); reason != "" {
+		return reason
 	}
 	return s.tooFew(s.Ports, vip, healthy)
 }

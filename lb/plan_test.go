@@ -332,3 +332,23 @@ func TestFirstPortDecides(t *testing.T) {
 		}
 	}
 }
+
+// A VIP in another pool than the others has announcers and a reason of its own.
+func TestRulePerVIP(t *testing.T) {
+	vips := addrs("203.0.113.1", "203.0.113.2", "203.0.113.3")
+	a, b, c := vips[0], vips[1], vips[2]
+	s := &Service{
+		Name: "web", VIPs: []netip.Addr{a, b, c}, Announce: []AnnouncerKind{AnnounceL2},
+		Ports:  PortsOn([]Backend{{Addr: netip.MustParseAddr("10.0.0.1"), Weight: 1}}, Port{Port: 80, Target: 80}),
+		Check:  CheckSpec{Type: CheckNone},
+		PerVIP: map[netip.Addr]VIPRule{a: {Announce: []AnnouncerKind{AnnounceBGP}}, b: {WithholdReason: "no pool"}},
+	}
+	plan := Build(s, nil, Drains{})
+	got := fmt.Sprintf("%q %q %q", plan.VIPs[0].Reason, plan.VIPs[1].Reason, plan.VIPs[2].Reason)
+	if got != `"" "no pool" ""` {
+		t.Errorf("reasons %s", got)
+	}
+	if got := fmt.Sprint(s.announcers(a), s.announcers(b), s.announcers(c)); got != "[bgp] [] [l2]" {
+		t.Errorf("announcers %s", got)
+	}
+}

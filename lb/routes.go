@@ -64,7 +64,7 @@ func (r *routes) adopt(old, plan *Plan) {
 		if r.claims[v.VIP] == nil {
 			r.claims[v.VIP] = map[string]claim{}
 		}
-		r.claims[v.VIP][plan.Service.Name] = claim{plan: v, by: plan.Service.Announce}
+		r.claims[v.VIP][plan.Service.Name] = claim{plan: v, by: plan.Service.announcers(v.VIP)}
 	}
 }
 

@@ -54,6 +54,22 @@ type Service struct {
 	WithholdIntended bool
 	// Announce lists the announcers of the VIPs; empty: every announcer that is on.
 	Announce []AnnouncerKind
+	// PerVIP has what differs for single VIPs: each may be in another pool.
+	PerVIP map[netip.Addr]VIPRule `json:",omitempty"`
+}
+
+// VIPRule is what a service has for one of its VIPs.
+type VIPRule struct {
+	Announce       []AnnouncerKind `json:",omitempty"` // instead of Service.Announce; empty: every announcer that is on
+	WithholdReason string          `json:",omitempty"` // in addition to Service.WithholdReason
+}
+
+// announcers returns the announcers of a VIP; empty: every announcer that is on.
+func (s *Service) announcers(vip netip.Addr) []AnnouncerKind {
+	if rule, ok := s.PerVIP[vip]; ok {
+		return rule.Announce
+	}
+	return s.Announce
 }
 
 // NodeForwarding spreads flows over nodes instead of over backends: every node chooses the same node for a flow, in

@@ -188,7 +188,7 @@ func poolsOf(cfg *config.Config) (pools []kube.Pool, err error) {
 				Name: p.Name, AutoAssign: p.AutoAssign, Priority: p.Priority, AvoidBuggy: p.AvoidBuggyIPs,
 				Announce: p.Announce,
 			},
-			Namespaces: p.Namespaces,
+			Namespaces: p.Namespaces, ExternalIPs: p.ExternalIPs,
 		}
 		k.Ranges = p.Ranges
 		if p.ServiceSelector != "" {

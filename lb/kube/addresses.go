@@ -1,42 +1,25 @@
 package kube
 
 import (
-	"cmp"
 	"net/netip"
-	"slices"
 
 	core "k8s.io/api/core/v1"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// vipsOf returns the addresses of a Service that this node serves: those in its status, and those of its externalIPs
-// that are in a pool for it. ExternalIPs work with every type of Service.
-func (s *Source) vipsOf(service *core.Service) (vips, external []netip.Addr) {
-	if matchesClass(service, s.o.Class) {
-		vips = addressesOf(service)
-	}
-	for _, a := range externalIPsOf(service) {
-		if p := poolOf(s.o.Pools, a); p != nil && p.serves(service) && !slices.Contains(vips, a) {
-			vips, external = append(vips, a), append(external, a)
-		}
-	}
-	return vips, external
-}
-
-// pooled sets the announcers of a service from its pool. An address in no pool is withheld, whoever assigned it.
+// pooled sets the announcers of each VIP from its pool. An address in no pool is withheld, whoever assigned it.
 func (s *Source) pooled(service *lb.Service) {
 	if len(s.o.Pools) == 0 {
 		return
 	}
-	for i, vip := range service.VIPs {
-		p := poolOf(s.o.Pools, vip)
-		switch {
-		case p == nil:
-			service.WithholdReason = cmp.Or(service.WithholdReason, vip.String()+" is in no pool")
-		case i == 0:
-			service.Announce = p.Announce
+	service.PerVIP = map[netip.Addr]lb.VIPRule{}
+	for _, vip := range service.VIPs {
+		rule := lb.VIPRule{WithholdReason: vip.String() + " is in no pool"}
+		if p := poolOf(s.o.Pools, vip); p != nil {
+			rule = lb.VIPRule{Announce: p.Announce}
 		}
+		service.PerVIP[vip] = rule
 	}
 }
 

@@ -18,6 +18,9 @@ type Pool struct {
 	lb.Pool
 	Namespaces []string // empty: all
 	Selector   labels.Selector
+	// ExternalIPs: Services may have addresses of the pool as spec.externalIPs, which anybody can write who can write a
+	// Service.
+	ExternalIPs bool
 }
 
 func (p Pool) serves(s *core.Service) bool {
@@ -46,33 +49,30 @@ func annotation(s *core.Service, names []string) string {
 
 // assigner translates Services to requests of the one allocator, and its errors to what a user of Kubernetes can do.
 type assigner struct {
+	class string
 	pools []Pool // by Priority, as the allocator tries them
 	alloc *lb.Allocator
 }
 
-func newAssigner(pools []Pool) *assigner {
+func newAssigner(class string, pools []Pool) *assigner {
 	pools = slices.Clone(pools)
 	slices.SortStableFunc(pools, func(a, b Pool) int { return a.Priority - b.Priority })
 	ranges := make([]lb.Pool, len(pools))
 	for i, p := range pools {
 		ranges[i] = p.Pool
 	}
-	return &assigner{pools: pools, alloc: lb.NewAllocator(ranges)}
+	return &assigner{class: class, pools: pools, alloc: lb.NewAllocator(ranges)}
 }
 
-// adopt records the addresses in the status of a Service that are in a pool.
-func (a *assigner) adopt(s *core.Service) {
-	var addrs []netip.Addr
-	for _, i := range s.Status.LoadBalancer.Ingress {
-		if addr, err := netip.ParseAddr(i.IP); err == nil && poolOf(a.pools, addr) != nil {
-			addrs = append(addrs, addr)
-		}
+// reserve records what a Service has besides the addresses that we assign: its externalIPs, the status of a Service of
+// another class, and addresses in its status that belong to others.
+func (a *assigner) reserve(s *core.Service, lost []netip.Addr) {
+	addrs := slices.DeleteFunc(externalIPsOf(s), func(x netip.Addr) bool { return !permitsExternal(a.pools, s, x) })
+	if s.Spec.Type == core.ServiceTypeLoadBalancer && !matchesClass(s, a.class) {
+		addrs = append(addrs, statusAddresses(s)...)
 	}
-	a.alloc.Take(holder(s), addrs)
+	a.alloc.Reserve(holder(s), union(addrs, lost))
 }
-
-// reserve records the externalIPs of a Service.
-func (a *assigner) reserve(s *core.Service) { a.alloc.Reserve(holder(s), externalIPsOf(s)) }
 
 // unreserve removes the externalIPs of a deleted Service.
 func (a *assigner) unreserve(name string) { a.alloc.Reserve(lb.Holder{Service: name}, nil) }
@@ -106,22 +106,25 @@ func (a *assigner) request(s *core.Service) (lb.Request, error) {
 			return i >= 0 && a.pools[i].serves(s)
 		},
 	}
-	// With PreferDualStack the first family is enough, except for who asks for addresses by name.
+	// With PreferDualStack one family is enough, except for who asks for addresses by name.
 	policy := s.Spec.IPFamilyPolicy
 	preferDual := policy != nil && *policy == core.IPFamilyPolicyPreferDualStack && len(wanted) == 0
-	for i, f := range s.Spec.IPFamilies {
+	for _, f := range s.Spec.IPFamilies {
 		family := lb.IPv6
 		if f == core.IPv4Protocol {
 			family = lb.IPv4
 		}
-		r.Families = append(r.Families, lb.FamilyRequest{Family: family, Optional: preferDual && i > 0})
+		r.Families = append(r.Families, lb.FamilyRequest{Family: family, Optional: preferDual})
 	}
 	return r, err
 }
 
 // holder returns what decides with whom a Service shares an address.
 func holder(s *core.Service) lb.Holder {
-	h := lb.Holder{Service: nameOf(s), ShareKey: annotation(s, wantShare)}
+	h := lb.Holder{
+		Service: nameOf(s), ShareKey: annotation(s, wantShare),
+		Created: s.CreationTimestamp.Time, ID: string(s.UID),
+	}
 	for _, p := range s.Spec.Ports {
 		port := lb.Port{Port: uint16(p.Port)}
 		if port.Protocol.UnmarshalText([]byte(strings.ToLower(string(protocolOf(&p.Protocol))))) == nil {

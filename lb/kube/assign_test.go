@@ -21,7 +21,7 @@ func TestAssign(t *testing.T) {
 		return p
 	}
 	none := func(*Pool) {}
-	a := newAssigner([]Pool{
+	a := newAssigner("", []Pool{
 		pool("late", "203.0.113.200", "203.0.113.201", func(p *Pool) { p.Priority = 5 }),
 		pool("four", "203.0.113.0", "203.0.113.2", func(p *Pool) { p.AvoidBuggy = true }),
 		pool("six", "2001:db8::1", "2001:db8::2", none),
@@ -101,11 +101,11 @@ func TestAssign(t *testing.T) {
 		t.Errorf("after a release: %v, %v", got, err)
 	}
 	// A new leader starts from the addresses in the API.
-	next := newAssigner(a.pools)
+	next := newAssigner("", a.pools)
 	old := svc("z", func(s *core.Service) {
 		s.Status.LoadBalancer.Ingress = []core.LoadBalancerIngress{{IP: "203.0.113.1"}, {IP: "192.0.2.1"}}
 	})
-	next.adopt(old)
+	next.adopt(old, nil)
 	if got, err := next.assign(svc("a", same)); fmt.Sprint(got) != "[203.0.113.2]" {
 		t.Errorf("beside an older Service: %v, %v", got, err)
 	}
@@ -116,7 +116,8 @@ func TestExternalIPs(t *testing.T) {
 	addr := func(s string) netip.Addr { return netip.MustParseAddr(s) }
 	ranges := []lb.AddrRange{{From: addr("203.0.113.0"), To: addr("203.0.113.3")}}
 	pool := Pool{Pool: lb.Pool{Name: "public", AutoAssign: true, Ranges: ranges}, Namespaces: []string{"default"}}
-	source := &Source{o: Options{Pools: []Pool{pool}}}
+	pool.ExternalIPs = true
+	source := newFixture(t, func(o *Options) { o.Pools = []Pool{pool} })
 	names := func(ips ...string) func(*core.Service) {
 		return func(s *core.Service) { s.Spec.ExternalIPs = ips }
 	}
@@ -135,17 +136,18 @@ func TestExternalIPs(t *testing.T) {
 		}, "[203.0.113.10]", "[]"},
 		"which it has": {names("203.0.113.10"), "[203.0.113.10]", "[]"},
 	} {
-		vips, open := source.vipsOf(aService(tt.change))
-		if fmt.Sprint(vips) != tt.vips || fmt.Sprint(open) != tt.open {
-			t.Errorf("%s: serves %v, of which %v are open; want %s and %s", name, vips, open, tt.vips, tt.open)
+		got := source.addressesFor(aService(tt.change))
+		if fmt.Sprint(got.vips) != tt.vips || fmt.Sprint(got.external) != tt.open {
+			t.Errorf("%s: serves %v, of which %v are open; want %s and %s",
+				name, got.vips, got.external, tt.vips, tt.open)
 		}
 	}
 
-	a := newAssigner([]Pool{pool})
+	a := newAssigner("", []Pool{pool})
 	outside := aService(func(s *core.Service) {
 		s.Name, s.Spec.ExternalIPs = "outside", []string{"203.0.113.0", "203.0.113.1"}
 	})
-	a.reserve(outside)
+	a.reserve(outside, nil)
 	inside := aService(func(s *core.Service) {
 		s.Name, s.Spec.IPFamilies, s.Status = "inside", []core.IPFamily{core.IPv4Protocol}, core.ServiceStatus{}
 	})
@@ -157,7 +159,7 @@ func TestExternalIPs(t *testing.T) {
 		t.Errorf("given %v, %v; want that it belongs to another", got, err)
 	}
 	outside.Spec.ExternalIPs = nil
-	a.reserve(outside)
+	a.reserve(outside, nil)
 	if got, err := a.assign(inside); err != nil || fmt.Sprint(got) != "[203.0.113.1]" {
 		t.Errorf("given %v, %v; want what is free now", got, err)
 	}
@@ -182,7 +184,8 @@ func TestFamilies(t *testing.T) {
 		"single stack":    {ptr(core.IPFamilyPolicySingleStack), []core.IPFamily{v4, v6}, "", noSix},
 		"required":        {ptr(core.IPFamilyPolicyRequireDualStack), []core.IPFamily{v4, v6}, "", noSix},
 		"preferred":       {ptr(core.IPFamilyPolicyPreferDualStack), []core.IPFamily{v4, v6}, "", "[203.0.113.1]"},
-		"IPv6 first":      {ptr(core.IPFamilyPolicyPreferDualStack), []core.IPFamily{v6, v4}, "", noSix},
+		"IPv6 first":      {ptr(core.IPFamilyPolicyPreferDualStack), []core.IPFamily{v6, v4}, "", "[203.0.113.1]"},
+		"IPv6 only":       {ptr(core.IPFamilyPolicyPreferDualStack), []core.IPFamily{v6}, "", noSix},
 		"one by name":     {ptr(core.IPFamilyPolicyPreferDualStack), []core.IPFamily{v4, v6}, "203.0.113.5", noSix},
 		"without its own": {nil, []core.IPFamily{v4}, "2001:db8::1", noFamily},
 		"the only one":    {nil, []core.IPFamily{v4}, " 203.0.113.5, ", "[203.0.113.5]"},
@@ -194,7 +197,7 @@ func TestFamilies(t *testing.T) {
 			s.Spec.IPFamilyPolicy, s.Spec.IPFamilies = tt.policy, tt.families
 			s.Annotations = map[string]string{"steelyard.dev/addresses": tt.byName}
 		})
-		got, err := newAssigner([]Pool{four}).assign(s)
+		got, err := newAssigner("", []Pool{four}).assign(s)
 		text := fmt.Sprint(got)
 		if err != nil {
 			text = err.Error()
@@ -207,7 +210,7 @@ func TestFamilies(t *testing.T) {
 		s.Annotations = map[string]string{"metallb.io/loadBalancerIPs": "203.0.113.5"}
 		s.Spec.LoadBalancerIP = "203.0.113.6"
 	})
-	if _, err := newAssigner([]Pool{four}).assign(both); err == nil || !strings.HasPrefix(err.Error(), "both ") {
+	if _, err := newAssigner("", []Pool{four}).assign(both); err == nil || !strings.HasPrefix(err.Error(), "both ") {
 		t.Errorf("two ways to ask: %v", err)
 	}
 }
@@ -250,7 +253,7 @@ func TestPoolsOfAService(t *testing.T) {
 			s.Status, s.Labels = core.ServiceStatus{}, map[string]string{"app": "web"}
 			s.Spec.LoadBalancerIP = tt.byName
 		})
-		got, err := newAssigner([]Pool{p}).assign(s)
+		got, err := newAssigner("", []Pool{p}).assign(s)
 		text := fmt.Sprint(got)
 		if err != nil {
 			text = err.Error()

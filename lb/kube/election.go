@@ -35,7 +35,7 @@ const leaseName = "steelyard"
 func (a *Allocator) awaitLease(ctx context.Context) bool {
 	leases := a.o.Client.CoordinationV1().Leases(a.o.Namespace)
 	for ctx.Err() == nil {
-		lease, err := leases.Get(ctx, leaseName, meta.GetOptions{})
+		lease, err := leases.Get(ctx, a.leaseName(), meta.GetOptions{})
 		a.report(err)
 		switch {
 		case apierrors.IsNotFound(err):
@@ -70,7 +70,7 @@ func (a *Allocator) watchLease(ctx context.Context, lease *coordination.Lease) *
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w, err := a.o.Client.CoordinationV1().Leases(a.o.Namespace).Watch(ctx, meta.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector("metadata.name", leaseName).String(),
+		FieldSelector: fields.OneTermEqualSelector("metadata.name", a.leaseName()).String(),
 		// What happened since is delivered first.
 		ResourceVersion: lease.ResourceVersion,
 	})
@@ -141,7 +141,7 @@ func (a *Allocator) campaign(ctx context.Context) {
 	defer cancel()
 	leaderelection.RunOrDie(ctx, leaderelection.LeaderElectionConfig{
 		Lock: reportingLock{&resourcelock.LeaseLock{
-			LeaseMeta:  meta.ObjectMeta{Name: leaseName, Namespace: a.o.Namespace},
+			LeaseMeta:  meta.ObjectMeta{Name: a.leaseName(), Namespace: a.o.Namespace},
 			Client:     a.o.Lease.CoordinationV1(),
 			LockConfig: resourcelock.ResourceLockConfig{Identity: a.o.Node},
 		}, a.report},
@@ -166,7 +166,11 @@ func (a *Allocator) report(err error) {
 	switch {
 	case a.o.Problem == nil:
 	case err == nil:
-		a.o.Problem(nil)
+		var blocked error
+		if p := a.blocked.Load(); p != nil {
+			blocked = *p
+		}
+		a.o.Problem(blocked)
 	case !expected && apierrors.ReasonForError(err) != meta.StatusReasonUnknown:
 		a.o.Problem(err)
 	}

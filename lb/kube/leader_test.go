@@ -18,24 +18,26 @@ import (
 	k8stest "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/client-go/util/workqueue"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // newTerm is a term that does not run: tests fill its cache and call its methods.
-func newTerm(t *testing.T, objects ...*core.Service) (*term, *fake.Clientset, *record.FakeRecorder) {
+func testTerm(t *testing.T, objects ...*core.Service) (*term, *fake.Clientset, *record.FakeRecorder) {
 	ranges := []lb.AddrRange{{From: netip.MustParseAddr("203.0.113.1"), To: netip.MustParseAddr("203.0.113.2")}}
+	pool := Pool{Pool: lb.Pool{Name: "public", AutoAssign: true, Ranges: ranges}, ExternalIPs: true}
 	client, events := fake.NewClientset(), record.NewFakeRecorder(20)
 	a := NewAllocator(AllocatorOptions{
-		Client: client, Node: "n1", Pools: []Pool{{Pool: lb.Pool{Name: "public", AutoAssign: true, Ranges: ranges}}},
+		Client: client, Node: "n1", Pools: []Pool{pool},
 		Log: slog.New(slog.DiscardHandler),
 	})
 	a.events = events
-	term := &term{
-		Allocator: a, services: cache.NewStore(cache.MetaNamespaceKeyFunc), assigner: newAssigner(a.o.Pools),
-		queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
+	term := newTerm(a, a.o.Pools)
+	term.services = cache.NewStore(cache.MetaNamespaceKeyFunc)
+	if _, err := term.ledger.take(t.Context()); err != nil {
+		t.Fatal(err)
 	}
+	client.ClearActions()
 	t.Cleanup(term.queue.ShutDown)
 	for _, s := range objects {
 		term.services.Add(s)
@@ -60,6 +62,15 @@ func given(addrs ...string) func(*core.Service) {
 			status := &s.Status.LoadBalancer
 			status.Ingress = append(status.Ingress, core.LoadBalancerIngress{IP: a})
 		}
+		setManager(s, fieldManager)
+	}
+}
+
+// foreign is a status that another controller has written.
+func foreign(addrs ...string) func(*core.Service) {
+	return func(s *core.Service) {
+		given(addrs...)(s)
+		setManager(s, "other")
 	}
 }
 
@@ -88,7 +99,11 @@ const (
 // What a reconciliation writes depends on the status and the finalizer that the Service has.
 func TestReconcileStatus(t *testing.T) {
 	finalized := func(more func(*core.Service)) func(*core.Service) {
-		return func(s *core.Service) { more(s); s.Finalizers = []string{finalizer} }
+		return func(s *core.Service) {
+			s.Finalizers = []string{finalizer}
+			setManager(s, "")
+			more(s)
+		}
 	}
 	otherClass := func(more func(*core.Service)) func(*core.Service) {
 		return func(s *core.Service) { more(s); s.Spec.LoadBalancerClass = ptr("x/y") }
@@ -101,6 +116,12 @@ func TestReconcileStatus(t *testing.T) {
 	}
 	const assigned = "Normal IPAllocated assigned [203.0.113.1]"
 	withdrawn := []string{clearBoth}
+	const noPoolAnyMore = "Warning AddressInNoPool 192.0.2.1 is in no pool any more; the Service keeps it, and it is " +
+		"not announced; to get another one, set the annotation steelyard.dev/pool"
+	const left = "Warning ForeignAddress status.loadBalancer was written by other and is left as it is; without it " +
+		"[203.0.113.1] would be assigned"
+	first := func(s *core.Service) { s.Spec.LoadBalancerIP = "203.0.113.1" }
+	both := func(a, b func(*core.Service)) func(*core.Service) { return func(s *core.Service) { a(s); b(s) } }
 	noPool := func(s *core.Service) { s.Annotations = map[string]string{"steelyard.dev/pool": "x"} }
 	for _, tt := range []struct {
 		name   string
@@ -114,20 +135,36 @@ func TestReconcileStatus(t *testing.T) {
 		{"has an address", given("203.0.113.1"), []string{addFinalizer}, "", true},
 		{"has the finalizer", finalized(same), []string{setFirst}, assigned, true},
 		{"has two", finalized(given("203.0.113.1", "203.0.113.2")), []string{setFirst}, assigned, true},
-		{"has another's", finalized(given("192.0.2.1")), []string{setFirst}, assigned, true},
+		{"has one in no pool", finalized(given("192.0.2.1")), nil, noPoolAnyMore, false},
+		{"asks for another", finalized(both(given("192.0.2.1"), first)), []string{setFirst}, assigned, true},
+		{"another's", foreign("203.0.113.1"), []string{addFinalizer}, "", true},
+		{"another's, in no pool", foreign("192.0.2.1"), nil, left, false},
+		{"another's, of two", foreign("203.0.113.1", "203.0.113.2"), nil, left, true},
+		{"another's, with a name", both(foreign(""), func(s *core.Service) {
+			s.Status.LoadBalancer.Ingress[0].Hostname = "x.example"
+		}), nil, left, false},
+		{"another's, with a proxy", both(foreign("203.0.113.1"), func(s *core.Service) {
+			s.Status.LoadBalancer.Ingress[0].IPMode = ptr(core.LoadBalancerIPModeProxy)
+		}), []string{addFinalizer}, "", true},
 		{"cannot have any", noPool, nil, `Warning AllocationFailed there is no pool "x"; pools: public`, false},
 		{"other class", otherClass(same), nil, "", false},
-		{"other class, with its finalizer", otherClass(finalized(given("192.0.2.1"))), nil, "", false},
+		{"other class, with its finalizer", otherClass(func(s *core.Service) {
+			foreign("192.0.2.1")(s)
+			s.Finalizers = []string{finalizer}
+		}), nil, "", false},
 		{"class changed", otherClass(finalized(given("203.0.113.1"))), withdrawn, "", false},
 		{"ClusterIP", clusterIP(same), nil, "", false},
-		{"ClusterIP, with a finalizer", clusterIP(finalized(same)), []string{removeFinalizer}, "", false},
+		{"ClusterIP, with our finalizer", clusterIP(finalized(same)), []string{removeFinalizer}, "", false},
+		{"ClusterIP, with another's finalizer", clusterIP(func(s *core.Service) {
+			s.Finalizers = []string{finalizer}
+		}), nil, "", false},
 		{"became ClusterIP", clusterIP(finalized(given("203.0.113.1"))), withdrawn, "", false},
 		{"deleting", deleting(finalized(given("203.0.113.1"))), []string{removeFinalizer}, "", false},
 		{"deleting, without the finalizer", deleting(same), nil, "", false},
 	} {
 		s := wanting("web", tt.change)
-		term, client, events := newTerm(t, s)
-		term.assigner.adopt(s)
+		term, client, events := testTerm(t, s)
+		term.assigner.adopt(s, nil)
 		if err := term.reconcile(t.Context(), webName); err != nil {
 			t.Errorf("%s: %v", tt.name, err)
 		}
@@ -146,14 +183,17 @@ func TestReconcileStatus(t *testing.T) {
 // Other finalizers stay.
 func TestFinalizersOfOthers(t *testing.T) {
 	s := wanting("web", func(s *core.Service) { s.Finalizers = []string{"a", finalizer, "b"} })
-	term, client, _ := newTerm(t, s)
-	for _, finalized := range []bool{true, false} {
-		term.write(t.Context(), s, finalized, nil)
+	term, client, _ := testTerm(t, s)
+	write := func(finalized bool) {
+		if _, err := term.write(t.Context(), s, finalized, nil); err != nil {
+			t.Error(err)
+		}
 	}
+	write(true)
+	write(false)
 	s.Finalizers = []string{"a"}
-	for _, finalized := range []bool{false, true} {
-		term.write(t.Context(), s, finalized, nil)
-	}
+	write(false)
+	write(true)
 	want := []string{
 		`status {"metadata":{"finalizers":["a","b"],"resourceVersion":"7"}}`,
 		`status {"metadata":{"finalizers":["a","` + finalizer + `"],"resourceVersion":"7"}}`,
@@ -178,8 +218,8 @@ func TestRequestsFail(t *testing.T) {
 		{"withdraw", gone, clearBoth},
 	} {
 		s := wanting("web", tt.change)
-		term, client, events := newTerm(t, s)
-		term.assigner.adopt(s)
+		term, client, events := testTerm(t, s)
+		term.assigner.adopt(s, nil)
 		client.PrependReactor("patch", "services", func(a k8stest.Action) (bool, runtime.Object, error) {
 			return true, nil, errTest
 		})
@@ -192,16 +232,13 @@ func TestRequestsFail(t *testing.T) {
 	}
 }
 
-// A released address is offered to the Services of ours that have none.
+// A released address is offered to the Services that wait for one.
 func TestRetryOthers(t *testing.T) {
 	had := wanting("had", func(s *core.Service) {
 		given("203.0.113.1")(s)
 		s.Finalizers = []string{finalizer}
 	})
-	others := []*core.Service{
-		wanting("waits", same), wanting("has", given("203.0.113.2")),
-		wanting("other", func(s *core.Service) { s.Spec.LoadBalancerClass = ptr("x/y") }),
-	}
+	others := []*core.Service{wanting("waits", same), wanting("has", given("203.0.113.2"))}
 	queued := func(term *term) (keys []string) {
 		for term.queue.Len() > 0 {
 			key, _ := term.queue.Get()
@@ -214,20 +251,20 @@ func TestRetryOthers(t *testing.T) {
 		end  func(*term)
 		want []string
 	}{
-		"deleted":        {func(t *term) { t.services.Delete(had) }, []string{"default/waits"}},
-		"other class":    {func(*term) { had.Spec.LoadBalancerClass = ptr("x/y") }, []string{"default/waits"}},
-		"deleted before": {func(t *term) { t.services.Delete(had); t.assigner.release("default/had") }, nil},
+		"deleted":    {func(t *term) { t.services.Delete(had) }, []string{"default/waits"}},
+		"other type": {func(*term) { had.Spec.Type = core.ServiceTypeClusterIP }, []string{"default/waits"}},
 		"only reserved": {func(t *term) {
 			t.services.Delete(had)
 			t.assigner.release("default/had")
 			reserved := []netip.Addr{netip.MustParseAddr("203.0.113.1")}
 			t.assigner.alloc.Reserve(lb.Holder{Service: "default/had"}, reserved)
-		}, nil},
+		}, []string{"default/waits"}},
 	} {
-		had.Spec.LoadBalancerClass = nil
-		term, _, _ := newTerm(t, append(slices.Clone(others), had)...)
-		term.assigner.adopt(had)
+		had.Spec.Type = core.ServiceTypeLoadBalancer
+		term, _, _ := testTerm(t, append(slices.Clone(others), had)...)
+		term.assigner.adopt(had, nil)
 		tt.end(term)
+		term.gone["default/had"], term.waiting["default/waits"] = true, true
 		if err := term.reconcile(t.Context(), "default/had"); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -240,13 +277,16 @@ func TestRetryOthers(t *testing.T) {
 	}
 }
 
-// A new leader assigns no address that is in the status of a Service of its class or in externalIPs.
+// A new leader assigns no address that is in the status of a Service or in externalIPs.
 func TestAdopt(t *testing.T) {
 	otherClass := func(s *core.Service) {
 		given("203.0.113.1")(s)
 		s.Spec.LoadBalancerClass = ptr("x/y")
 	}
 	first := given("203.0.113.1")
+	external := func(s *core.Service) {
+		s.Spec.Type, s.Spec.ExternalIPs = core.ServiceTypeClusterIP, []string{"203.0.113.1"}
+	}
 	for name, tt := range map[string]struct {
 		services []*core.Service
 		want     string // the addresses of "new"
@@ -254,13 +294,13 @@ func TestAdopt(t *testing.T) {
 		"none":          {nil, "[203.0.113.1]"},
 		"one":           {[]*core.Service{wanting("a", first)}, "[203.0.113.2]"},
 		"in no pool":    {[]*core.Service{wanting("a", given("192.0.2.1"))}, "[203.0.113.1]"},
-		"another class": {[]*core.Service{wanting("a", otherClass)}, "[203.0.113.1]"},
-		"externalIPs": {[]*core.Service{wanting("a", func(s *core.Service) {
-			s.Spec.Type, s.Spec.ExternalIPs = core.ServiceTypeClusterIP, []string{"203.0.113.1"}
-		})}, "[203.0.113.2]"},
+		"another class": {[]*core.Service{wanting("a", otherClass)}, "[203.0.113.2]"},
+		"externalIPs":   {[]*core.Service{wanting("a", external)}, "[203.0.113.2]"},
 	} {
-		term, _, _ := newTerm(t, tt.services...)
-		term.adopt()
+		term, _, _ := testTerm(t, tt.services...)
+		if err := term.readAll(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		if got, err := term.assigner.assign(wanting("new", same)); fmt.Sprint(got) != tt.want {
 			t.Errorf("%s: %v, %v; want %s", name, got, err, tt.want)
 		}

@@ -14,7 +14,9 @@ import (
 func slim(x any) (any, error) {
 	switch o := x.(type) {
 	case *core.Service:
+		managed, created := slimManaged(o.ManagedFields), o.CreationTimestamp
 		o.ObjectMeta = slimMeta(o.ObjectMeta)
+		o.ManagedFields, o.CreationTimestamp = managed, created
 		o.Spec.Selector, o.Status.Conditions = nil, nil
 	case *core.Node:
 		slimNode(o)

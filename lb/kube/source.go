@@ -284,13 +284,13 @@ func (s *Source) viewOf(name string) *view {
 	if !handled(service) {
 		return nil
 	}
-	vips, external := s.vipsOf(service)
-	if len(vips) == 0 {
+	addrs := s.addressesFor(service)
+	if len(addrs.vips)+len(addrs.refused) == 0 {
 		return nil
 	}
 	endpoints := s.slicesOf(name)
-	v := translate(service, vips, endpoints, s.top, s.shares(service))
-	v.service.UnrestrictedVIPs = external
+	v := translate(service, addrs.vips, endpoints, s.top, s.shares(service))
+	v.service.UnrestrictedVIPs, v.service.Refused = addrs.external, addrs.refused
 	s.nodePort(service, v.readyLocal)
 	v.service.WithholdReason = s.conditions.withhold(service, v, s.own)
 	v.service.WithholdIntended = v.service.WithholdReason == lb.NoLocalEndpoint ||

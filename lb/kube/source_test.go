@@ -183,7 +183,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// The pool of the first address names the announcers; an address in no pool withholds the service.
+// The pool of each address names its announcers; an address in no pool is withheld, and no other one.
 func TestPooled(t *testing.T) {
 	pool := func(name, addr string, announce lb.AnnouncerKind) Pool {
 		a := netip.MustParseAddr(addr)
@@ -194,22 +194,22 @@ func TestPooled(t *testing.T) {
 	for _, tt := range []struct {
 		pools []Pool
 		vips  []string
-		hold  string
 		want  string
 	}{
-		{nil, []string{"203.0.113.9"}, "", " []"},
-		{two, []string{"203.0.113.1", "203.0.113.2"}, "", " [bgp]"},
-		{two, []string{"203.0.113.2", "203.0.113.1"}, "", " [l2]"},
-		{two, []string{"203.0.113.1", "203.0.113.9"}, "", "203.0.113.9 is in no pool [bgp]"},
-		{two, []string{"203.0.113.9"}, "cordoned", "cordoned []"},
+		{nil, []string{"203.0.113.9"}, "map[]"},
+		{two, []string{"203.0.113.1", "203.0.113.2"}, "map[203.0.113.1:{[bgp] } 203.0.113.2:{[l2] }]"},
+		{
+			two, []string{"203.0.113.1", "203.0.113.9"},
+			"map[203.0.113.1:{[bgp] } 203.0.113.9:{[] 203.0.113.9 is in no pool}]",
+		},
 	} {
 		f := newFixture(t, func(o *Options) { o.Pools = tt.pools })
-		s := &lb.Service{WithholdReason: tt.hold}
+		s := &lb.Service{}
 		for _, v := range tt.vips {
 			s.VIPs = append(s.VIPs, netip.MustParseAddr(v))
 		}
 		f.pooled(s)
-		if got := fmt.Sprint(s.WithholdReason, " ", s.Announce); got != tt.want {
+		if got := fmt.Sprint(s.PerVIP); got != tt.want || s.WithholdReason != "" {
 			t.Errorf("%v: %s; want %s", tt.vips, got, tt.want)
 		}
 	}

@@ -1,0 +1,111 @@
+package kube
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+
+	core "k8s.io/api/core/v1"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// Two Services can have one address without permission to share it: anybody may write any address into the
+// spec.externalIPs of a Service of theirs, and statuses can be written by others than us. All nodes must then serve the
+// same one, whatever they saw first, so the rule uses only what is in the objects.
+
+// claim is an address in the status or in the externalIPs of a Service.
+type claim struct {
+	service  *core.Service
+	external bool // only in the externalIPs
+}
+
+// compareClaims orders claims of one address: those in a status first, then the older Service, then the lower UID.
+func compareClaims(a, b claim) int {
+	return cmp.Or(
+		compareBool(a.external, b.external),
+		a.service.CreationTimestamp.Compare(b.service.CreationTimestamp.Time),
+		strings.Compare(string(a.service.UID), string(b.service.UID)),
+		strings.Compare(nameOf(a.service), nameOf(b.service)),
+	)
+}
+
+// canShare reports whether two Services may have one address: they have the same key and no port in common. The
+// allocator has decided about addresses in statuses, so these need no key.
+func (c claim) canShare(d claim) bool {
+	a, b := holder(c.service), holder(d.service)
+	if (c.external || d.external) && (a.ShareKey == "" || a.ShareKey != b.ShareKey) {
+		return false
+	}
+	for _, p := range a.Ports {
+		if slices.ContainsFunc(b.Ports, p.Overlaps) {
+			return false
+		}
+	}
+	return true
+}
+
+// claimOf returns the claim of a Service for an address; false when it has none. An address of its externalIPs counts
+// only if a pool permits that.
+func (s *Source) claimOf(service *core.Service, addr netip.Addr) (claim, bool) {
+	if service.Spec.Type == core.ServiceTypeLoadBalancer && slices.Contains(addressesOf(service), addr) {
+		return claim{service, false}, true
+	}
+	return claim{service, true}, slices.Contains(externalIPsOf(service), addr) &&
+		permitsExternal(s.o.Pools, service, addr)
+}
+
+// permitsExternal reports whether a Service may have addr as one of its externalIPs.
+func permitsExternal(pools []Pool, service *core.Service, addr netip.Addr) bool {
+	p := poolOf(pools, addr)
+	return p != nil && p.ExternalIPs && p.serves(service)
+}
+
+// owner returns the Service that has an address of c and does not share it, nil if there is none.
+func (s *Source) owner(c claim, addr netip.Addr) (first *core.Service) {
+	found, _ := s.services.ByIndex(withAddress, addr.String()) // the index exists
+	for _, x := range found {
+		other, ok := s.claimOf(x.(*core.Service), addr)
+		if !ok || nameOf(other.service) == nameOf(c.service) || compareClaims(other, c) > 0 || c.canShare(other) {
+			continue
+		}
+		if first == nil || strings.Compare(nameOf(other.service), nameOf(first)) < 0 {
+			first = other.service
+		}
+	}
+	return first
+}
+
+// addresses are those of a Service on this node.
+type addresses struct {
+	vips     []netip.Addr
+	external []netip.Addr    // those of vips that are externalIPs
+	refused  []lb.RefusedVIP // that it asks for and does not get
+}
+
+// addressesFor returns the addresses of a Service that this node serves: those in its status, and those of its
+// externalIPs that a pool permits, unless another Service has them. ExternalIPs work with every type of Service.
+func (s *Source) addressesFor(service *core.Service) (a addresses) {
+	add := func(addr netip.Addr, external bool) {
+		if owner := s.owner(claim{service, external}, addr); owner != nil {
+			reason := "refused: " + addr.String() + " belongs to " + nameOf(owner)
+			a.refused = append(a.refused, lb.RefusedVIP{VIP: addr, Reason: reason})
+			return
+		}
+		if a.vips = append(a.vips, addr); external {
+			a.external = append(a.external, addr)
+		}
+	}
+	if matchesClass(service, s.o.Class) {
+		for _, addr := range addressesOf(service) {
+			add(addr, false)
+		}
+	}
+	for _, addr := range externalIPsOf(service) {
+		if !slices.Contains(a.vips, addr) && permitsExternal(s.o.Pools, service, addr) {
+			add(addr, true)
+		}
+	}
+	return a
+}

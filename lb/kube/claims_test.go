@@ -1,0 +1,89 @@
+package kube
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// All nodes serve the same one of the Services that have an address and may not share it, whatever they see first: one
+// with the address in its status, then the oldest, then the lowest UID.
+func TestWhoHasAnAddress(t *testing.T) {
+	const vip = "203.0.113.10"
+	svc := func(name string, minute int, change func(*core.Service)) *core.Service {
+		return aService(func(s *core.Service) {
+			s.Name, s.UID, s.Status = name, types.UID("uid-"+name), core.ServiceStatus{}
+			s.CreationTimestamp = meta.NewTime(time.Unix(0, 0).Add(time.Duration(minute) * time.Minute))
+			change(s)
+		})
+	}
+	external := func(s *core.Service) {
+		s.Spec.Type, s.Spec.ExternalIPs = core.ServiceTypeClusterIP, []string{vip}
+	}
+	port := func(n int32, more func(*core.Service)) func(*core.Service) {
+		return func(s *core.Service) { more(s); s.Spec.Ports[0].Port = n }
+	}
+	key := func(more func(*core.Service)) func(*core.Service) {
+		return func(s *core.Service) { more(s); s.Annotations = map[string]string{wantShare[0]: "x"} }
+	}
+	class := func(s *core.Service) { given(vip)(s); s.Spec.LoadBalancerClass = ptr("x/y") }
+	holder, withKey := svc("holder", 5, given(vip)), svc("holder", 5, key(given(vip)))
+	for _, tt := range []struct {
+		name     string
+		services []*core.Service
+		want     string // who serves it
+	}{
+		{"a status", []*core.Service{holder}, "[holder]"},
+		{"an older thief", []*core.Service{svc("thief", 1, external), holder}, "[holder]"},
+		{"at another port", []*core.Service{svc("thief", 1, port(81, external)), holder}, "[holder]"},
+		{"with a key of its own", []*core.Service{svc("thief", 1, key(port(81, external))), holder}, "[holder]"},
+		{"shared", []*core.Service{svc("s", 1, key(port(81, external))), withKey}, "[holder s]"},
+		{"shared, one port", []*core.Service{svc("s", 1, key(external)), withKey}, "[holder]"},
+		{"two statuses", []*core.Service{holder, svc("older", 4, given(vip))}, "[older]"},
+		{"two statuses, two ports", []*core.Service{holder, svc("older", 4, port(81, given(vip)))}, "[holder older]"},
+		{"two of one age", []*core.Service{holder, svc("also", 5, given(vip))}, "[also]"},
+		{"two externalIPs", []*core.Service{svc("b", 1, external), svc("a", 2, external)}, "[b]"},
+		{"the status of another class", []*core.Service{svc("a", 1, external), svc("other", 2, class)}, "[]"},
+	} {
+		for range 2 {
+			slices.Reverse(tt.services)
+			f := newFixture(t, func(o *Options) {
+				at := netip.MustParseAddr(vip)
+				o.Pools = []Pool{{ExternalIPs: true, Pool: lb.Pool{Ranges: []lb.AddrRange{{From: at, To: at}}}}}
+			})
+			var got []string
+			for _, s := range tt.services {
+				f.have(t, s)
+			}
+			for _, s := range tt.services {
+				a := f.addressesFor(s)
+				if len(a.vips) > 0 {
+					got = append(got, s.Name)
+				} else if matchesClass(s, "") && len(a.refused) != 1 {
+					t.Errorf("%s: %s is refused %v", tt.name, s.Name, a.refused)
+				}
+			}
+			slices.Sort(got)
+			if fmt.Sprint(got) != tt.want {
+				t.Errorf("%s: served for %v; want %s", tt.name, got, tt.want)
+			}
+		}
+	}
+
+	// Without permission of the pool externalIPs are not ours.
+	f := newFixture(t, func(o *Options) {
+		at := netip.MustParseAddr(vip)
+		o.Pools = []Pool{{Pool: lb.Pool{Ranges: []lb.AddrRange{{From: at, To: at}}}}}
+	})
+	if got := f.addressesFor(svc("a", 1, external)); len(got.vips)+len(got.refused) > 0 {
+		t.Errorf("externalIPs without external_ips: %+v", got)
+	}
+}

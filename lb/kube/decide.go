@@ -1,0 +1,106 @@
+package kube
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	core "k8s.io/api/core/v1"
+)
+
+// decision is what is to become of the addresses in the status of a Service.
+type decision struct {
+	addrs []string // the status as it is to be
+	write bool     // it differs from the status, and is ours to write
+	// reason and warning are those of an Event; "": none.
+	reason, warning string
+	waits           bool // another decision is possible when an address is free
+}
+
+// adopt records the addresses in the status of a Service, whoever wrote them, and those that may be written to it yet.
+// It returns those that belong to others.
+func (a *assigner) adopt(s *core.Service, pending []netip.Addr) (lost []netip.Addr) {
+	pooled := a.held(slices.Concat(statusAddresses(s), pending), nil)
+	for _, err := range a.alloc.Adopt(holder(s), pooled) {
+		lost = append(lost, err.Addr)
+	}
+	a.reserve(s, lost) // nobody else gets them while they are in the status
+	return lost
+}
+
+// decide returns what is to become of the status of a Service. A status whose addresses the Service may have is
+// adopted, whoever wrote it. One that is not as it should be is changed only if its addresses are from us: else two
+// controllers would overwrite each other for ever. pending are addresses that may be written to the status yet.
+func (a *assigner) decide(s *core.Service, pending []netip.Addr) decision {
+	has := statusAddresses(s)
+	lost := a.adopt(s, pending)
+	asIs := decision{addrs: statusOf(s)}
+	ours := len(s.Status.LoadBalancer.Ingress) == 0 || wroteStatus(s)
+	addrs, err := a.assign(s)
+	switch {
+	case err != nil:
+		asIs.reason, asIs.warning, asIs.waits = "AllocationFailed", err.Error(), true
+		if ours && len(lost) > 0 { // somebody else has them
+			asIs.write = true
+			asIs.addrs = texts(slices.DeleteFunc(has, func(x netip.Addr) bool { return slices.Contains(lost, x) }))
+		}
+		return asIs
+	case sameAddresses(addrs, has) && len(addrs) == len(s.Status.LoadBalancer.Ingress):
+		asIs.waits = len(addrs) < len(s.Spec.IPFamilies)
+		return asIs
+	}
+	i := slices.IndexFunc(has, func(x netip.Addr) bool { return poolOf(a.pools, x) == nil })
+	switch {
+	case !ours:
+		asIs.reason = "ForeignAddress"
+		asIs.warning = fmt.Sprintf("status.loadBalancer was written by %s and is left as it is; without it "+
+			"%v would be assigned", strings.Join(managers(s, addressField), ", "), addrs)
+	case i >= 0 && annotation(s, wantPool) == "" && annotation(s, wantAddresses) == "" && s.Spec.LoadBalancerIP == "":
+		asIs.reason = "AddressInNoPool"
+		asIs.warning = fmt.Sprintf("%s is in no pool any more; the Service keeps it, and it is not announced; to get "+
+			"another one, set the annotation steelyard.dev/pool", has[i])
+	default:
+		// What it has stays its own until the status is written.
+		a.alloc.Take(holder(s), union(addrs, a.held(slices.Concat(has, pending), lost)))
+		return decision{addrs: texts(addrs), write: true, waits: len(addrs) < len(s.Spec.IPFamilies)}
+	}
+	a.adopt(s, pending)
+	return asIs
+}
+
+// held returns those of addrs that others must not get yet.
+func (a *assigner) held(addrs, lost []netip.Addr) []netip.Addr {
+	return slices.DeleteFunc(addrs, func(x netip.Addr) bool {
+		return poolOf(a.pools, x) == nil || slices.Contains(lost, x)
+	})
+}
+
+// union returns the elements of a and b, each once, in their order.
+func union(a, b []netip.Addr) (all []netip.Addr) {
+	for _, x := range slices.Concat(a, b) {
+		if !slices.Contains(all, x) {
+			all = append(all, x)
+		}
+	}
+	return all
+}
+
+// settle records that the status of a Service has these addresses now.
+func (a *assigner) settle(s *core.Service, addrs []string) {
+	var now []netip.Addr
+	for _, text := range addrs {
+		if x, err := netip.ParseAddr(text); err == nil && poolOf(a.pools, x) != nil {
+			now = append(now, x)
+		}
+	}
+	a.alloc.Take(holder(s), now)
+	a.reserve(s, nil)
+}
+
+func texts(addrs []netip.Addr) (list []string) {
+	for _, a := range addrs {
+		list = append(list, a.String())
+	}
+	return list
+}

@@ -1,0 +1,290 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// allocators is a cluster with users, another controller, and agents that each may believe to lead at any time: there
+// is no election here.
+type allocators struct {
+	*apiServer
+	rng    *rand.Rand
+	pools  []Pool
+	agents [3]struct {
+		faults *faults
+		stop   func() // nil: it does not lead
+	}
+	// touched is when a user or another controller last changed what decides about sharing, by Service.
+	touched map[string]time.Time
+}
+
+const (
+	modelSteps  = 1600
+	modelNames  = 14
+	modelSettle = 6 * time.Minute // what was changed longer ago is known to whoever leads
+)
+
+func newAllocators(t *testing.T, seed uint64) *allocators {
+	addr := netip.MustParseAddr
+	m := &allocators{
+		apiServer: newAPIServer(t, seed), rng: rand.New(rand.NewPCG(seed, 1)), touched: map[string]time.Time{},
+		pools: []Pool{{ExternalIPs: true, Pool: lb.Pool{Name: "public", AutoAssign: true, Ranges: []lb.AddrRange{
+			{From: addr("203.0.113.1"), To: addr("203.0.113.8")},
+		}}}},
+	}
+	for i := range m.agents {
+		m.agents[i].faults = &faults{}
+	}
+	m.written = m.check
+	return m
+}
+
+// start lets an agent lead.
+func (m *allocators) start(i int) {
+	name := fmt.Sprint("agent-", i)
+	client := m.client(name, m.agents[i].faults)
+	a := NewAllocator(AllocatorOptions{
+		Client: client, Lease: client, Node: name, Namespace: "steelyard", Pools: m.pools,
+		Log: slog.New(slog.DiscardHandler),
+	})
+	a.events = &record.FakeRecorder{}
+	ctx, cancel := context.WithCancel(m.t.Context())
+	done := make(chan struct{})
+	go func() {
+		a.lead(ctx)
+		close(done)
+	}()
+	m.agents[i].stop = func() { cancel(); <-done }
+}
+
+// stopAll ends all agents; their last requests may be under way.
+func (m *allocators) stopAll() {
+	for i := range m.agents {
+		if m.agents[i].stop != nil {
+			m.agents[i].stop()
+			m.agents[i].stop = nil
+		}
+	}
+}
+
+// step is one random event.
+func (m *allocators) step() {
+	i := m.rng.IntN(len(m.agents))
+	a := &m.agents[i]
+	switch m.rng.IntN(24) {
+	case 0, 1:
+		if a.stop == nil {
+			m.start(i)
+		}
+	case 2:
+		if a.stop != nil { // a crash: requests that it has sent may still arrive
+			a.stop()
+			a.stop = nil
+		}
+	case 3:
+		a.faults.set(0, time.Minute, 0)
+	case 4:
+		a.faults.set(0.3, 0, 3*time.Second)
+	case 5:
+		a.faults.set(0.05, 0, 100*time.Millisecond)
+	case 6, 7:
+		a.faults.set(0, 0, 0)
+	default:
+		m.user()
+	}
+}
+
+// user is an action of a user, or rarely of another controller.
+func (m *allocators) user() {
+	name := fmt.Sprintf("default/s%02d", m.rng.IntN(modelNames))
+	touch := func() { m.touched[name] = time.Now() }
+	m.edit(name, func(s *core.Service) *core.Service {
+		if s == nil {
+			return m.create(name)
+		}
+		switch m.rng.IntN(20) {
+		case 0, 1, 2, 3, 4, 5:
+			if len(s.Finalizers) == 0 {
+				return nil
+			}
+			s.DeletionTimestamp = &meta.Time{Time: time.Now()}
+		case 6:
+			touch()
+			s.Spec.Ports[0].Port = int32(80 + m.rng.IntN(3))
+		case 7:
+			touch()
+			s.Annotations = map[string]string{wantShare[0]: []string{"", "x", "y"}[m.rng.IntN(3)]}
+		case 8:
+			touch()
+			s.Status = core.ServiceStatus{}
+			if s.Spec.Type = core.ServiceTypeClusterIP; m.rng.IntN(2) == 0 {
+				s.Spec.Type = core.ServiceTypeLoadBalancer
+			}
+		case 9:
+			if m.rng.IntN(4) == 0 && s.Spec.Type == core.ServiceTypeLoadBalancer {
+				touch()
+				s.Status = core.ServiceStatus{}
+				given([]string{"203.0.113.3", "192.0.2.1"}[m.rng.IntN(2)])(s)
+				setManager(s, "other")
+			}
+		default:
+			s.Labels = map[string]string{"n": fmt.Sprint(m.rng.Int())}
+		}
+		return s
+	})
+}
+
+func (m *allocators) create(name string) *core.Service {
+	delete(m.touched, name)
+	return wanting(strings.TrimPrefix(name, "default/"), func(s *core.Service) {
+		s.ResourceVersion = ""
+		s.Spec.Ports[0].Port = int32(80 + m.rng.IntN(3))
+		if key := []string{"", "", "x", "y"}[m.rng.IntN(4)]; key != "" {
+			s.Annotations = map[string]string{wantShare[0]: key}
+		}
+		switch m.rng.IntN(8) {
+		case 0:
+			m.touched[name] = time.Now()
+			s.Spec.Type = core.ServiceTypeClusterIP
+			s.Spec.ExternalIPs = []string{fmt.Sprint("203.0.113.", 1+m.rng.IntN(8))}
+		case 1:
+			s.Spec.LoadBalancerIP = fmt.Sprint("203.0.113.", 1+m.rng.IntN(8))
+		}
+	})
+}
+
+// check is the model: what an agent may write. It is called with the server's lock held.
+func (m *allocators) check(client string, old, now *core.Service) {
+	had, has := statusAddresses(old), statusAddresses(now)
+	if slices.Equal(had, has) {
+		return
+	}
+	key := nameOf(now)
+	if len(had) > 0 && !wroteStatus(old) {
+		m.t.Errorf("%s: %s overwrites the status %v of %s, which is not from us, with %v",
+			m.at(), client, had, key, has)
+	}
+	if len(had) > 0 && matchesClass(old, "") && old.DeletionTimestamp == nil && !m.mayMove(old, had[0]) {
+		m.t.Errorf("%s: %s takes %v from %s for %v, without a conflict", m.at(), client, had, key, has)
+	}
+	for _, addr := range has {
+		for name, other := range m.services {
+			if slices.Contains(had, addr) || name == key || m.recent(name) || m.recent(key) {
+				continue
+			}
+			held := matchesClass(other, "") && slices.Contains(statusAddresses(other), addr) ||
+				slices.Contains(externalIPsOf(other), addr)
+			if held && clash(now, other) {
+				m.t.Errorf("%s: %s gives %s to %s, and %s has it", m.at(), client, addr, key, name)
+			}
+		}
+	}
+}
+
+// mayMove reports whether a Service may lose an address: somebody else has it or has just had it.
+func (m *allocators) mayMove(s *core.Service, addr netip.Addr) bool {
+	if m.recent(nameOf(s)) {
+		return true
+	}
+	for name, other := range m.services {
+		if name != nameOf(s) && (slices.Contains(statusAddresses(other), addr) && clash(s, other) || m.recent(name)) {
+			return true
+		}
+	}
+	return false
+}
+
+func clash(a, b *core.Service) bool {
+	return !claim{a, true}.canShare(claim{b, true})
+}
+
+func (m *allocators) recent(name string) bool { return time.Since(m.touched[name]) < modelSettle }
+
+func (m *allocators) at() string { return fmt.Sprint("version ", m.version) }
+
+// quiet ends all faults, lets one agent lead, and checks that all Services have what they should.
+func (m *allocators) quiet() {
+	m.stopAll()
+	for i := range m.agents {
+		m.agents[i].faults.set(0, 0, 0)
+	}
+	time.Sleep(2 * time.Minute) // late requests
+	i := m.rng.IntN(len(m.agents))
+	m.start(i)
+	time.Sleep(2 * modelSettle)
+	synctest.Wait()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	used := map[netip.Addr]bool{}
+	for _, s := range m.services {
+		for _, addr := range append(statusAddresses(s), externalIPsOf(s)...) {
+			used[addr] = true
+		}
+	}
+	for name, s := range m.services {
+		has := statusAddresses(s)
+		if s.DeletionTimestamp != nil || !matchesClass(s, "") && len(has) > 0 {
+			m.t.Errorf("%s: %s is left with %v, finalizers %v", m.at(), name, has, s.Finalizers)
+		}
+		if matchesClass(s, "") && len(has) == 0 && s.Spec.LoadBalancerIP == "" && len(used) < 8 {
+			m.t.Errorf("%s: %s has no address, and %d are in use", m.at(), name, len(used))
+		}
+		for other, o := range m.services {
+			if other >= name || !matchesClass(s, "") || !matchesClass(o, "") || !wroteStatus(s) || !wroteStatus(o) {
+				continue
+			}
+			for _, addr := range has {
+				if slices.Contains(statusAddresses(o), addr) && clash(s, o) {
+					m.t.Errorf("%s: %s and %s have %s", m.at(), name, other, addr)
+				}
+			}
+		}
+	}
+}
+
+// Whatever fails, no address is given to two Services that may not share it, nobody loses an address without a
+// conflict, and no status of another controller is overwritten. Any number of agents believe that they lead: clocks
+// that differ or a process that was stopped make an election fail in this way.
+func TestAllocatorWithFaults(t *testing.T) {
+	// They log, and sleep until a time outside of the test.
+	handlers := utilruntime.ErrorHandlers
+	utilruntime.ErrorHandlers = nil
+	defer func() { utilruntime.ErrorHandlers = handlers }()
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+	defer klog.ClearLogger()
+	for seed := range uint64(3) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := newAllocators(t, seed)
+				for n := range modelSteps {
+					m.step()
+					time.Sleep(time.Duration(m.rng.IntN(3000)) * time.Millisecond)
+					if n%400 == 399 {
+						if m.quiet(); t.Failed() {
+							break
+						}
+					}
+				}
+				m.stopAll()
+				time.Sleep(5 * time.Minute)
+			})
+		})
+	}
+}

@@ -1,0 +1,291 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
+)
+
+// watch starts to follow the Services, which are queued when they change.
+func (t *term) watch(ctx context.Context) error {
+	factory := informers.NewSharedInformerFactoryWithOptions(t.o.Client, 0, informers.WithTransform(slim))
+	informer := factory.Core().V1().Services().Informer()
+	t.services = informer.GetStore()
+	touch := func(x any) { t.queue.Add(nameOf(x.(*core.Service))) }
+	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: touch, UpdateFunc: func(_, x any) { touch(x) },
+		DeleteFunc: func(x any) {
+			if deleted, ok := x.(cache.DeletedFinalStateUnknown); ok {
+				x = deleted.Obj
+			}
+			t.deleted(x.(*core.Service))
+			touch(x)
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("watch the Services: %w", err)
+	}
+	factory.Start(ctx.Done())
+	cache.WaitForCacheSync(ctx.Done(), informer.HasSynced)
+	return nil
+}
+
+// deleted records that a Service was deleted. A watch that lags behind may be about one that had the same name before.
+func (t *term) deleted(s *core.Service) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if known, ok := t.known[nameOf(s)]; !ok || known.uid == s.UID {
+		t.gone[nameOf(s)] = true
+	}
+}
+
+// work reconciles what is queued until the queue is shut down.
+func (t *term) work(ctx context.Context) {
+	for {
+		key, down := t.queue.Get()
+		if down {
+			return
+		}
+		switch err := t.reconcile(ctx, key); {
+		case errors.Is(err, errDeposed):
+			t.deposed()
+		case err != nil:
+			t.o.Log.Warn("address not assigned", "service", key, "err", err)
+			t.queue.AddRateLimited(key)
+		default:
+			t.queue.Forget(key)
+		}
+		t.queue.Done(key)
+	}
+}
+
+// current returns a Service of the cache, nil if it does not exist or a newer version is known.
+func (t *term) current(key string) (*core.Service, error) {
+	x, ok, err := t.services.GetByKey(key)
+	if err != nil {
+		return nil, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !ok {
+		if t.gone[key] {
+			t.forget(key)
+		}
+		return nil, nil
+	}
+	s := x.(*core.Service)
+	v := versionOf(s)
+	known, ok := t.known[key]
+	if v.number < known.number || !ok && v.number < t.read {
+		return nil, nil // the watch will deliver what happened since
+	}
+	t.known[key] = v
+	delete(t.gone, key)
+	return s, nil
+}
+
+// reconcile sets finalizer and status of a Service. It fails when the API server does.
+func (t *term) reconcile(ctx context.Context, key string) error {
+	s, err := t.current(key)
+	if s == nil || err != nil {
+		return err
+	}
+	if !matchesClass(s, t.o.Class) || s.DeletionTimestamp != nil {
+		return t.withdraw(ctx, s)
+	}
+	if t.isCleared(s) {
+		return nil
+	}
+	d := t.decide(s)
+	if d.warning != "" {
+		t.events.Event(s, core.EventTypeWarning, d.reason, d.warning)
+		t.o.Log.Warn("no address for service", "service", key, "reason", d.warning)
+	}
+	if d.write { // also without addresses: who is not the leader any more may know too little to take some back
+		i := intent{Service: key, UID: string(s.UID), Version: s.ResourceVersion, Addresses: d.addrs}
+		if err := t.ledger.record(ctx, i); err != nil {
+			return err
+		}
+	}
+	if d.warning != "" && !d.write {
+		return nil // only a change of the Service, of another one or of the pools can help
+	}
+	if err := t.put(ctx, s, true, d.addrs); err != nil {
+		return err
+	}
+	t.ledger.done(key)
+	if !d.write {
+		return nil
+	}
+	t.mu.Lock()
+	if delete(t.gave, key); len(d.addrs) > 0 {
+		t.gave[key] = s.UID
+	}
+	t.assigner.settle(s, d.addrs)
+	t.queueOthers()
+	t.mu.Unlock()
+	if len(d.addrs) > 0 {
+		t.events.Eventf(s, core.EventTypeNormal, "IPAllocated", "assigned %v", d.addrs)
+	}
+	t.o.Log.Info("address assigned", "service", key, "addresses", d.addrs)
+	return nil
+}
+
+// decide returns what is to become of the status of a Service, and queues the Services that this displaces.
+func (t *term) decide(s *core.Service) decision {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	d := t.assigner.decide(s, t.ledger.pendingFor(s))
+	t.queueOthers()
+	if t.waiting[nameOf(s)] = d.waits; !d.waits {
+		delete(t.waiting, nameOf(s))
+	}
+	return d
+}
+
+// Delays before addresses are written again that somebody has removed from a status.
+const clearedDelay, clearedDelayMax = time.Second, 5 * time.Minute
+
+// isCleared reports whether somebody has removed the addresses that we wrote to a status and it is left empty for now.
+func (t *term) isCleared(s *core.Service) bool {
+	key := nameOf(s)
+	t.mu.Lock()
+	c := t.cleared[key]
+	uid, gave := t.gave[key]
+	gave = gave && uid == s.UID
+	switch {
+	case len(s.Status.LoadBalancer.Ingress) > 0:
+		t.mu.Unlock()
+		return false
+	case gave:
+		delete(t.gave, key)
+		if time.Since(c.until) > clearedDelayMax {
+			c.times = 0
+		}
+		c.until = time.Now().Add(min(clearedDelay<<c.times, clearedDelayMax))
+		c.times = min(c.times+1, 10)
+		t.cleared[key] = c
+	}
+	t.mu.Unlock()
+	left := time.Until(c.until)
+	if left <= 0 {
+		return false
+	}
+	if gave {
+		t.events.Eventf(s, core.EventTypeWarning, "StatusCleared",
+			"somebody has removed the addresses from status.loadBalancer; they are written again in %s",
+			left.Round(time.Second))
+	}
+	t.queue.AddAfter(key, left)
+	return true
+}
+
+// forget releases what a deleted Service had; t.mu is held.
+func (t *term) forget(key string) {
+	delete(t.gone, key)
+	delete(t.known, key)
+	delete(t.waiting, key)
+	delete(t.cleared, key)
+	delete(t.gave, key)
+	t.ledger.done(key)
+	t.assigner.unreserve(key)
+	t.assigner.release(key)
+	t.queueOthers()
+}
+
+// withdraw clears the status of a Service that is no longer of our class or is being deleted, removes our finalizer and
+// releases the addresses. What another implementation has written stays.
+func (t *term) withdraw(ctx context.Context, s *core.Service) error {
+	t.mu.Lock()
+	had := t.assigner.holds(nameOf(s))
+	t.mu.Unlock()
+	addrs := statusOf(s)
+	// A Service that was created with the finalizer, from a backup, has it from nobody who removes it.
+	ours := had || hasOurFinalizer(s) || wroteStatus(s) || matchesClass(s, t.o.Class) && len(addrs) == 0
+	if s.DeletionTimestamp == nil && wroteStatus(s) {
+		addrs = nil
+	}
+	if err := t.put(ctx, s, slices.Contains(s.Finalizers, finalizer) && !ours, addrs); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	t.assigner.reserve(s, nil)
+	t.assigner.release(nameOf(s))
+	delete(t.waiting, nameOf(s))
+	delete(t.gave, nameOf(s))
+	t.queueOthers()
+	t.mu.Unlock()
+	if had {
+		t.o.Log.Info("address released", "service", nameOf(s))
+	}
+	return nil
+}
+
+// queueOthers queues the Services that have lost an address to another one, and those that wait for one if one may be
+// free; t.mu is held.
+func (t *term) queueOthers() {
+	for _, name := range t.assigner.alloc.Displaced() {
+		t.queue.Add(name)
+	}
+	if t.assigner.alloc.Freed() {
+		for name := range t.waiting {
+			t.queue.Add(name)
+		}
+	}
+}
+
+// put writes a Service as write does, and remembers its version.
+func (t *term) put(ctx context.Context, s *core.Service, finalized bool, addrs []string) error {
+	now, err := t.write(ctx, s, finalized, addrs)
+	if err != nil || now == nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.known[nameOf(s)] = versionOf(now)
+	return nil
+}
+
+// write sets whether a Service has our finalizer, and the addresses in status.loadBalancer. It is one request, to the
+// status, through which the API server takes metadata, too: so no right is needed to change the spec of a Service. It
+// fails if the Service was changed meanwhile. It returns the Service as it is then, nil if there was nothing to write.
+func (a *Allocator) write(
+	ctx context.Context, s *core.Service, finalized bool, addrs []string,
+) (*core.Service, error) {
+	metadata := map[string]any{"resourceVersion": s.ResourceVersion}
+	change := map[string]any{}
+	if slices.Contains(s.Finalizers, finalizer) != finalized {
+		list := slices.DeleteFunc(slices.Clone(s.Finalizers), func(f string) bool { return f == finalizer })
+		if finalized {
+			list = append(list, finalizer)
+		}
+		metadata["finalizers"], change["metadata"] = list, metadata
+	}
+	if !slices.Equal(addrs, statusOf(s)) {
+		mode, ingress := core.LoadBalancerIPModeVIP, []core.LoadBalancerIngress{}
+		for _, addr := range addrs {
+			ingress = append(ingress, core.LoadBalancerIngress{IP: addr, IPMode: &mode})
+		}
+		change["metadata"] = metadata
+		change["status"] = map[string]any{"loadBalancer": map[string]any{"ingress": ingress}}
+	}
+	if len(change) == 0 {
+		return nil, nil
+	}
+	text, err := json.Marshal(change)
+	if err != nil {
+		return nil, err
+	}
+	o := meta.PatchOptions{FieldManager: fieldManager}
+	services := a.o.Client.CoreV1().Services(s.Namespace)
+	return services.Patch(ctx, s.Name, types.MergePatchType, text, o, "status")
+}

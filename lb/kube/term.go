@@ -1,0 +1,152 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+)
+
+// workers is the number of Services that are written at a time. A request takes some milliseconds.
+const workers = 16
+
+// term is the state of one period as the leader.
+type term struct {
+	*Allocator
+	services cache.Store
+	queue    workqueue.TypedRateLimitingInterface[string]
+	ledger   *ledger
+	deposed  context.CancelFunc // ends the term: another leader is the owner of the ledger
+
+	mu       sync.Mutex // guards all below
+	assigner *assigner
+	known    map[string]version   // the newest one of a Service that was read or written; caches may be older
+	read     uint64               // when all were read: a Service that did not exist then and is older does not exist
+	gone     map[string]bool      // Services whose deletion was seen
+	waiting  map[string]bool      // Services that need a decision again when an address is free
+	cleared  map[string]cleared   // Services whose status somebody else has emptied
+	gave     map[string]types.UID // Services to whose status this term has written addresses
+}
+
+// version is that of a Service. A number that is not known is 0.
+type version struct {
+	uid    types.UID
+	number uint64 // grows with each change
+}
+
+func versionOf(s *core.Service) version {
+	n, _ := strconv.ParseUint(s.ResourceVersion, 10, 64)
+	return version{s.UID, n}
+}
+
+// cleared is how often somebody has emptied the status of a Service, and until when it stays empty.
+type cleared struct {
+	times int
+	until time.Time
+}
+
+func newTerm(a *Allocator, pools []Pool) *term {
+	return &term{
+		Allocator: a, assigner: newAssigner(a.o.Class, pools),
+		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
+		ledger: newLedger(a.o.Client, a.o.Namespace, a.leaseName()+"-addresses", a.o.Node),
+		known:  map[string]version{}, gone: map[string]bool{}, waiting: map[string]bool{},
+		cleared: map[string]cleared{}, gave: map[string]types.UID{}, deposed: func() {},
+	}
+}
+
+// run assigns addresses until ctx ends. Before it assigns anything it makes itself the only one that may, completes
+// what the leader before was about to write, and reads what is assigned from the storage of the API server: a cache may
+// not have what was written last.
+func (t *term) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	t.deposed = func() { cancel(errDeposed) }
+	stop := context.AfterFunc(ctx, t.queue.ShutDown)
+	defer func() {
+		stop()
+		t.queue.ShutDown()
+	}()
+	before, err := t.ledger.take(ctx)
+	if err != nil {
+		return fmt.Errorf("ledger %s/%s: %w", t.o.Namespace, t.ledger.name, err)
+	}
+	for _, i := range before {
+		if err := t.complete(ctx, i); err != nil {
+			return fmt.Errorf("complete the assignment of %s: %w", i.Service, err)
+		}
+	}
+	if err := t.readAll(ctx); err != nil {
+		return fmt.Errorf("read the Services: %w", err)
+	}
+	if err := t.watch(ctx); err != nil {
+		return err
+	}
+	t.o.Log.Info("this agent assigns addresses")
+	var all sync.WaitGroup
+	for range workers {
+		all.Go(func() { t.work(ctx) })
+	}
+	all.Wait()
+	if errors.Is(context.Cause(ctx), errDeposed) {
+		return errDeposed
+	}
+	return nil
+}
+
+// complete writes what the leader before was about to write, so that its own request, if it arrives yet, fails.
+func (t *term) complete(ctx context.Context, i intent) error {
+	namespace, name, err := cache.SplitMetaNamespaceKey(i.Service)
+	if err != nil {
+		return err
+	}
+	s, err := t.o.Client.CoreV1().Services(namespace).Get(ctx, name, meta.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+	case err != nil:
+		return err
+	case string(s.UID) != i.UID || s.ResourceVersion != i.Version:
+	default:
+		_, err := t.write(ctx, s, true, i.Addresses)
+		if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err) {
+			return err
+		}
+	}
+	t.ledger.done(i.Service)
+	return nil
+}
+
+// readAll adopts the addresses of all Services, older Services first.
+func (t *term) readAll(ctx context.Context) error {
+	o := meta.ListOptions{Limit: 500} // without a version: what is stored now
+	for {
+		list, err := t.o.Client.CoreV1().Services(meta.NamespaceAll).List(ctx, o)
+		if err != nil {
+			return err
+		}
+		t.mu.Lock()
+		for i := range list.Items {
+			s := &list.Items[i]
+			if slim(s); matchesClass(s, t.o.Class) { // the older one keeps an address, whatever the order is
+				t.assigner.adopt(s, nil)
+			} else {
+				t.assigner.reserve(s, nil)
+			}
+			t.known[nameOf(s)] = versionOf(s)
+		}
+		t.mu.Unlock()
+		if o.Continue = list.Continue; o.Continue == "" {
+			t.read, _ = strconv.ParseUint(list.ResourceVersion, 10, 64)
+			return nil
+		}
+	}
+}
