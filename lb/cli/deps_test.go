@@ -59,13 +59,13 @@ var mayImport = map[string][]string{
 
 // mayImportAll are the packages that connect the others, and the end-to-end tests.
 var mayImportAll = []string{"lb/agent", "e2e", "e2e/bench", "e2e/bench/packets", "e2e/bench/connections",
-	"e2e/bench/scale", "e2e/lab/labtest"}
+	"e2e/bench/convergence", "e2e/bench/scale", "e2e/lab/labtest"}
 
 // owners lists the packages that may import an external library, by prefix.
 var owners = map[string][]string{
 	"github.com/cilium/ebpf":     {"datapath", "e2e/bench"},
 	"github.com/osrg/gobgp":      {"announce/bgp", "lb/demo"},
-	"github.com/mdlayher/":       {"announce/l2"},
+	"github.com/mdlayher/":       {"announce/l2", "e2e/lab"},
 	"github.com/BurntSushi/toml": {"config"},
 	"github.com/urfave/cli":      {"lb/cli"},
 	"github.com/vishvananda/netlink": {"datapath", "announce/l2", "announce/bgp", "e2e/lab", "e2e/bench", "lb/agent",
