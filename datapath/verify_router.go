@@ -23,9 +23,13 @@ const routersEvery = time.Second
 // routers are the next hops of replies to clients behind routers.
 type routers struct {
 	at     time.Time
-	failed map[router]bool
+	known  map[router]asked
 	faults map[netip.Addr]string // by client, since at
 }
+
+// asked is what is known of a router. It has failed when it did not answer a request to all hosts: some do not answer
+// those to their own MAC address, by which the kernel confirms an entry.
+type asked struct{ once, failed bool }
 
 type router struct {
 	nic  int
@@ -59,16 +63,16 @@ func (r *routers) look(now time.Time, sample []lb.Question) {
 	if now.Sub(r.at) < routersEvery {
 		return
 	}
-	was := r.failed
-	*r = routers{at: now, failed: map[router]bool{}, faults: map[netip.Addr]string{}}
+	was := r.known
+	*r = routers{at: now, known: map[router]asked{}, faults: map[netip.Addr]string{}}
 	clients := slices.Concat(far4, far6)
 	for _, q := range sample {
 		clients = append(clients, q.Client.Addr())
 	}
 	for _, client := range clients {
 		for _, x := range nextHops(client) {
-			if _, seen := r.failed[x]; !seen {
-				r.failed[x] = x.fails(was[x])
+			if _, seen := r.known[x]; !seen {
+				r.known[x] = x.ask(was[x])
 			}
 		}
 	}
@@ -80,7 +84,7 @@ func (r *routers) fault(client netip.Addr) string {
 	fault, known := r.faults[client]
 	if !known {
 		hops := nextHops(client)
-		if len(hops) > 0 && !slices.ContainsFunc(hops, func(x router) bool { return !r.failed[x] }) {
+		if len(hops) > 0 && !slices.ContainsFunc(hops, func(x router) bool { return !r.known[x].failed }) {
 			fault = fmt.Sprintf("%s, the next hop of replies, does not answer", hops[0].addr)
 		}
 		r.faults[client] = fault
@@ -88,8 +92,8 @@ func (r *routers) fault(client netip.Addr) string {
 	return fault
 }
 
-// fails reports whether a router does not answer, given whether it did not before.
-func (x router) fails(before bool) bool {
+// ask returns what is known of a router, given what was before, and makes the kernel ask it.
+func (x router) ask(before asked) asked {
 	family := netlink.FAMILY_V4
 	if x.addr.Is6() {
 		family = netlink.FAMILY_V6
@@ -111,10 +115,10 @@ func (x router) fails(before bool) bool {
 		})
 	}
 	switch {
-	case state == unix.NUD_FAILED:
-		return true
 	case state&valid != 0:
-		return false
+		return asked{}
+	case state == unix.NUD_FAILED:
+		return asked{once: true, failed: before.once}
 	}
-	return before // it is being asked
+	return asked{once: true, failed: before.failed} // the request was sent to all hosts
 }
