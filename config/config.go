@@ -87,7 +87,14 @@ type BGP struct {
 	Weighted    bool // link-bandwidth extended community in proportion to the healthy backends
 }
 
-// Peer is one BGP neighbour. Peers can be compared with ==.
+// Attributes are path attributes of routes, in addition to those of BGP. The zero value changes nothing.
+type Attributes struct {
+	Communities []Community
+	LocalPref   *uint32 // nil: that of BGP
+	MED         *uint32 // nil: none
+}
+
+// Peer is one BGP neighbour.
 type Peer struct {
 	Address         netip.Addr // may have a zone when it is link-local
 	ASN             uint32
@@ -101,6 +108,8 @@ type Peer struct {
 	GracefulRestart bool
 	BFD             BFD
 	NodeSelector    string // label selector; "": every node
+	Attributes      Attributes
+	Prepend         int // how often ASN is in front of the AS path once more; 0 for a peer of the same AS
 }
 
 // BFD configures the detection of failures of a peer (RFC 5880). The zero value is off.
@@ -133,6 +142,7 @@ type Pool struct {
 	ServiceSelector string
 	Priority        int  // lower first
 	ExternalIPs     bool // Services may have its addresses as spec.externalIPs
+	Attributes      Attributes
 }
 
 // Contains reports whether addr is in the pool.

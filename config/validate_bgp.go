@@ -34,7 +34,7 @@ func (d *decoder) bgp(t *table) *BGP {
 	}
 	seen := map[netip.Addr]string{}
 	for _, p := range t.tables("peers") {
-		b.Peers = append(b.Peers, d.peer(p, seen))
+		b.Peers = append(b.Peers, d.peer(p, b.ASN, seen))
 	}
 	b.Communities = distinct(t.list("communities", "64512:100"), item.community)
 	b.LocalPref = integer(t, "local_pref", b.LocalPref, 0, 1<<32-1)
@@ -66,7 +66,7 @@ func (t *table) asn() uint32 {
 	return uint32(n)
 }
 
-func (d *decoder) peer(t *table, seen map[netip.Addr]string) Peer {
+func (d *decoder) peer(t *table, asn uint32, seen map[netip.Addr]string) Peer {
 	p := defaultPeer()
 	if i, ok := t.need("address", `write address = "192.0.2.1"`); ok {
 		p.Address = i.peerAddress(seen)
@@ -88,8 +88,25 @@ func (d *decoder) peer(t *table, seen map[netip.Addr]string) Peer {
 	p.GracefulRestart = t.boolean("graceful_restart", p.GracefulRestart)
 	p.BFD = t.bfd(p.Multihop > 0)
 	p.NodeSelector = t.selector("node_selector")
+	p.Attributes = t.attributes()
+	p.Prepend = integer(t, "prepend", p.Prepend, 0, 10)
+	if p.Prepend > 0 && p.ASN == asn {
+		t.at("prepend").errorf("write local_pref or med", "has no effect on a peer of the same AS (%d)", asn)
+	}
 	t.done()
 	return p
+}
+
+// attributes reads the path attributes that peers and pools may have.
+func (t *table) attributes() Attributes {
+	a := Attributes{Communities: distinct(t.list("communities", "64512:100"), item.community)}
+	for key, v := range map[string]**uint32{"local_pref": &a.LocalPref, "med": &a.MED} {
+		if t.has(key) {
+			n := integer(t, key, uint32(0), 0, 1<<32-1)
+			*v = &n
+		}
+	}
+	return a
 }
 
 // bfd is true, false, or a table.

@@ -70,6 +70,7 @@ func (d *decoder) pool(t *table) {
 	p.ServiceSelector = t.selector("service_selector")
 	p.ExternalIPs = t.boolean("external_ips", p.ExternalIPs)
 	p.Priority = integer(t, "priority", p.Priority, -1<<31, 1<<31-1)
+	p.Attributes = t.attributes()
 	t.done()
 	d.config.Pools = append(d.config.Pools, p)
 }

@@ -2,11 +2,13 @@ package bgp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
 	"reflect"
 
+	api "github.com/osrg/gobgp/v3/api"
 	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
 )
 
@@ -36,7 +38,38 @@ func (s *Speaker) Configure(ctx context.Context, o Options) error {
 		}
 		return nil
 	}
-	return s.reannounce(ctx, &before, &o)
+	err = s.changeExports(ctx, &before)
+	return errors.Join(err, s.reannounce(ctx, &before, &o))
+}
+
+// changeExports sends the routes again to the peers whose attributes differ.
+func (s *Speaker) changeExports(ctx context.Context, before *Options) error {
+	s.attachMu.Lock()
+	defer s.attachMu.Unlock()
+	earlier := map[netip.Addr]Peer{}
+	for _, p := range before.Peers {
+		earlier[p.Address] = p
+	}
+	var changed []session
+	for _, n := range s.attached() {
+		p := earlier[n.peer.Address]
+		if p.Prepend != n.peer.Prepend || !reflect.DeepEqual(p.Attributes, n.peer.Attributes) {
+			changed = append(changed, n)
+		}
+	}
+	if len(changed) == 0 || s.server == nil {
+		return nil
+	}
+	if err := setPolicies(ctx, s.server.BgpServer, s.exports()); err != nil {
+		return err
+	}
+	var errs []error
+	for _, n := range changed {
+		errs = append(errs, s.server.ResetPeer(ctx, &api.ResetPeerRequest{
+			Address: n.from.String(), Soft: true, Direction: api.ResetPeerRequest_OUT,
+		}))
+	}
+	return errors.Join(errs...)
 }
 
 // setPeers applies the peers of the options to the sessions, the guard and BFD.
@@ -108,6 +141,6 @@ func (s *Speaker) reannounce(ctx context.Context, before, o *Options) error {
 // sameAttributes reports whether routes have the same attributes with both options.
 func (o *Options) sameAttributes(other *Options) bool {
 	return o.LocalPref == other.LocalPref && o.Weighted == other.Weighted &&
-		reflect.DeepEqual(o.Communities, other.Communities) &&
+		reflect.DeepEqual(o.Pools, other.Pools) && reflect.DeepEqual(o.Communities, other.Communities) &&
 		reflect.DeepEqual(o.LargeCommunities, other.LargeCommunities)
 }

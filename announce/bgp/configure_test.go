@@ -12,6 +12,7 @@ import (
 	"github.com/steelyard-lb/steelyard/announce/bgp"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // established waits until a session is established and returns since when.
@@ -90,6 +91,57 @@ func TestConfigureAttributes(t *testing.T) {
 	})
 	c.set()
 	r.await("show route count", none4, none6)
+	if again := c.established(b.theirs[0][0]); !again.Equal(since) {
+		t.Errorf("the session is since %v, was since %v", again, since)
+	}
+}
+
+// Peers and pools have attributes of their own. Changed ones are sent in the same session, and lowered routes keep the
+// lowest preference.
+func TestAttributesOfPeersAndPools(t *testing.T) {
+	b, h, o := oneLink(t)
+	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; "+bothFamilies, "")
+	value := func(n uint32) *uint32 { return &n }
+	o.Communities = []uint32{64512<<16 | 1}
+	o.Pools = []bgp.Pool{{
+		Ranges:     []lb.AddrRange{{From: vip4, To: vip4}},
+		Attributes: bgp.Attributes{MED: value(10), Communities: []uint32{64512<<16 | 2}},
+	}}
+	c := startChild(t, b.host, o)
+	other := netip.MustParseAddr("203.0.113.11")
+	c.set(vip4, other, vip6)
+	const to4, to6 = "show route all for 203.0.113.10", "show route all for 2001:db8:1::10"
+	r.await(to4, "BGP.med: 10", "BGP.community: (64512,1) (64512,2)", "BGP.as_path: 64512")
+	for _, to := range []string{to6, "show route all for 203.0.113.11"} {
+		out := r.await(to, "BGP.community: (64512,1)")
+		if strings.Contains(out, "med") || strings.Contains(out, "(64512,2)") {
+			t.Errorf("%s has attributes of the pool:\n%s", to, out)
+		}
+	}
+	since := c.established(b.theirs[0][0])
+
+	o.Peers[0].Attributes = bgp.Attributes{
+		MED: value(20), Communities: []uint32{64512<<16 | 3}, LargeCommunities: [][3]uint32{{64512, 0, 3}},
+	}
+	o.Peers[0].Prepend = 2
+	c.configure(o)
+	for _, to := range []string{to4, to6} {
+		r.await(to, "BGP.med: 20", "(64512,3)", "BGP.large_community: (64512, 0, 3)", "BGP.as_path: 64512 64512 64512")
+	}
+	c.setWeighted(lb.Announcement{VIP: vip4, Weight: 1, LowerPreference: true})
+	r.await(to4, "BGP.med: 4294967295", "(65535,0)", "(64512,3)")
+	c.setWeighted(lb.Announcement{VIP: vip4, Weight: 1})
+	r.await(to4, "BGP.med: 20")
+	o.Peers[0].Attributes, o.Peers[0].Prepend, o.Pools = bgp.Attributes{}, 0, nil
+	c.configure(o)
+	labtest.Until(t, timeout, "no further attribute", func() error {
+		out, err := r.birdc(to4)
+		if err != nil || strings.Contains(out, "med") || strings.Contains(out, "64512 64512") ||
+			strings.Contains(out, "(64512,3)") || strings.Contains(out, "(64512,2)") {
+			return fmt.Errorf("%v %s", err, out)
+		}
+		return nil
+	})
 	if again := c.established(b.theirs[0][0]); !again.Equal(since) {
 		t.Errorf("the session is since %v, was since %v", again, since)
 	}

@@ -41,7 +41,7 @@ func TestLoweredRoutes(t *testing.T) {
 		}
 	}
 	var types []bgp.BGPAttrType
-	for _, x := range o.attributes(lowered) {
+	for _, x := range o.attributes(prefix, lowered) {
 		types = append(types, x.GetType())
 		switch x := x.(type) {
 		case *bgp.PathAttributeLocalPref:

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"net/netip"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // Options configures a Speaker. Fields without a default are required.
@@ -24,6 +26,8 @@ type Options struct {
 	LargeCommunities [][3]uint32
 	// LocalPref is sent to peers with the local ASN only.
 	LocalPref uint32
+	// Pools have further attributes for some VIPs; no VIP is in two.
+	Pools []Pool
 	// AggregateV4 and AggregateV6 are the lengths of the announced prefixes; 0: 32 and 128. The prefix is announced
 	// while any VIP in it is.
 	AggregateV4, AggregateV6 int
@@ -65,6 +69,29 @@ type Peer struct {
 	BFD BFD
 	// GracefulRestart makes the peer keep the routes while this process is down (RFC 4724).
 	GracefulRestart bool
+	// Attributes are for this peer; they have precedence over those of pools. Prepend is how often ASN is in the AS
+	// path once more, for a peer of another AS.
+	Attributes
+	Prepend int
+}
+
+// Pool is a set of VIPs with further attributes.
+type Pool struct {
+	Ranges []lb.AddrRange
+	Attributes
+}
+
+// Attributes are path attributes. Communities are added to those of Options.
+type Attributes struct {
+	Communities      []uint32
+	LargeCommunities [][3]uint32
+	LocalPref        *uint32 // nil: that of Options; it is sent to peers of the own AS only
+	MED              *uint32 // nil: none
+}
+
+// Empty reports whether a changes nothing.
+func (a Attributes) Empty() bool {
+	return len(a.Communities)+len(a.LargeCommunities) == 0 && a.LocalPref == nil && a.MED == nil
 }
 
 // BFD are the parameters of package bfd. The zero value is off.

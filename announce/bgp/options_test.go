@@ -3,6 +3,7 @@ package bgp
 import (
 	"log/slog"
 	"net/netip"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -29,7 +30,8 @@ func TestDefaults(t *testing.T) {
 		t.Errorf("defaults %+v", got)
 	}
 	o.ListenPort, o.Peers[0].Port, o.Peers[0].HoldTime = -1, 1179, 9*time.Second
-	if got, err := o.withDefaults(); err != nil || got.ListenPort != -1 || got.Peers[0] != o.Peers[0] {
+	got, err = o.withDefaults()
+	if err != nil || got.ListenPort != -1 || !reflect.DeepEqual(got.Peers[0], o.Peers[0]) {
 		t.Errorf("configured values were replaced: %+v, %v", got, err)
 	}
 }

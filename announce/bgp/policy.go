@@ -13,6 +13,8 @@ const (
 	importPolicy = "accept-nothing"
 	exportPolicy = "announce-own"
 	allPeers     = "peers"
+	// loweredRoutes is the set of the community of lowered routes.
+	loweredRoutes = "graceful-shutdown"
 )
 
 var (
@@ -23,7 +25,7 @@ var (
 // setPolicies sets the import policy of gobgp (reject all) and its export policy: accept local routes to these peers,
 // with their next hops. Peers are named by their address towards gobgp. It replaces the previous policies and does not
 // send routes again.
-func setPolicies(ctx context.Context, srv *server.BgpServer, peers map[netip.Addr]nextHops) error {
+func setPolicies(ctx context.Context, srv *server.BgpServer, peers map[netip.Addr]export) error {
 	sets := []*api.DefinedSet{}
 	all := []string{}
 	var out []*api.Statement
@@ -32,9 +34,11 @@ func setPolicies(ctx context.Context, srv *server.BgpServer, peers map[netip.Add
 		host := netip.PrefixFrom(peer, peer.BitLen()).String()
 		all = append(all, host)
 		sets = append(sets, &api.DefinedSet{DefinedType: api.DefinedType_NEIGHBOR, Name: name, List: []string{host}})
-		out = append(out, nextHopStatement(name, "ipv4", familyV4, n.addr4),
-			nextHopStatement(name, "ipv6", familyV6, n.addr6))
+		out = append(out, n.statements(name, "ipv4", familyV4, n.hops.addr4)...)
+		out = append(out, n.statements(name, "ipv6", familyV6, n.hops.addr6)...)
 	}
+	sets = append(sets, &api.DefinedSet{DefinedType: api.DefinedType_COMMUNITY, Name: loweredRoutes,
+		List: []string{communityText(gracefulShutdown)}})
 	// An empty neighbour set would match every route, local ones too.
 	in := []*api.Statement{}
 	if len(all) > 0 {
@@ -72,20 +76,65 @@ func assignPolicies(ctx context.Context, srv *server.BgpServer) error {
 	return nil
 }
 
-// nextHopStatement sets the next hop of local routes of a family to a peer, or rejects them when addr is zero.
-func nextHopStatement(peer, family string, f *api.Family, addr netip.Addr) *api.Statement {
-	s := &api.Statement{
-		Name: family + " to " + peer,
-		Conditions: &api.Conditions{
-			NeighborSet: &api.MatchSet{Name: peer}, AfiSafiIn: []*api.Family{f},
-			RouteType: api.Conditions_ROUTE_TYPE_LOCAL,
-		},
-		Actions: &api.Actions{RouteAction: api.RouteAction_REJECT},
-	}
-	if addr.IsValid() {
-		s.Actions = &api.Actions{
-			RouteAction: api.RouteAction_ACCEPT, Nexthop: &api.NexthopAction{Address: addr.WithZone("").String()},
+// export is what differs between the peers.
+type export struct {
+	hops nextHops
+	asn  uint32 // to prepend
+	Attributes
+	prepend int
+}
+
+// statements set the next hop and the attributes of local routes of a family to a peer, or reject them when there is no
+// next hop. The preference of lowered routes is not changed.
+func (e *export) statements(peer, family string, f *api.Family, hop netip.Addr) []*api.Statement {
+	statement := func(name string, actions *api.Actions) *api.Statement {
+		return &api.Statement{
+			Name: name + family + " to " + peer,
+			Conditions: &api.Conditions{
+				NeighborSet: &api.MatchSet{Name: peer}, AfiSafiIn: []*api.Family{f},
+				RouteType: api.Conditions_ROUTE_TYPE_LOCAL,
+			},
+			Actions: actions,
 		}
 	}
-	return s
+	if !hop.IsValid() {
+		return []*api.Statement{statement("", &api.Actions{RouteAction: api.RouteAction_REJECT})}
+	}
+	actions := func() *api.Actions {
+		a := &api.Actions{
+			RouteAction: api.RouteAction_ACCEPT, Nexthop: &api.NexthopAction{Address: hop.WithZone("").String()},
+		}
+		if len(e.Communities) > 0 {
+			a.Community = &api.CommunityAction{Type: api.CommunityAction_ADD}
+			for _, c := range e.Communities {
+				a.Community.Communities = append(a.Community.Communities, communityText(c))
+			}
+		}
+		if len(e.LargeCommunities) > 0 {
+			a.LargeCommunity = &api.CommunityAction{Type: api.CommunityAction_ADD}
+			for _, c := range e.LargeCommunities {
+				text := fmt.Sprintf("%d:%d:%d", c[0], c[1], c[2])
+				a.LargeCommunity.Communities = append(a.LargeCommunity.Communities, text)
+			}
+		}
+		if e.prepend > 0 {
+			a.AsPrepend = &api.AsPrependAction{Asn: e.asn, Repeat: uint32(e.prepend)}
+		}
+		return a
+	}
+	if e.LocalPref == nil && e.MED == nil {
+		return []*api.Statement{statement("", actions())}
+	}
+	low := statement("lowered ", actions())
+	low.Conditions.CommunitySet = &api.MatchSet{Name: loweredRoutes}
+	normal := statement("", actions())
+	if e.LocalPref != nil {
+		normal.Actions.LocalPref = &api.LocalPrefAction{Value: *e.LocalPref}
+	}
+	if e.MED != nil {
+		normal.Actions.Med = &api.MedAction{Type: api.MedAction_REPLACE, Value: int64(*e.MED)}
+	}
+	return []*api.Statement{low, normal}
 }
+
+func communityText(c uint32) string { return fmt.Sprintf("%d:%d", c>>16, c&0xffff) }

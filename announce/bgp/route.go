@@ -98,7 +98,7 @@ func (o *Options) path(c change) (*api.Path, error) {
 		attrs = append(attrs, bgp.NewPathAttributeMpReachNLRI("::", []bgp.AddrPrefixInterface{nlri}))
 	}
 	if c.weight != 0 {
-		attrs = append(attrs, o.attributes(c.weight)...)
+		attrs = append(attrs, o.attributes(c.prefix, c.weight)...)
 	}
 	p, err := apiutil.NewPath(nlri, c.weight == 0, attrs, time.Now())
 	if err != nil {
@@ -114,21 +114,42 @@ const (
 	lowestMED        = 1<<32 - 1
 )
 
+// poolOf returns the attributes of the pool of a prefix. An aggregate has those of the pool of its first address.
+func (o *Options) poolOf(prefix netip.Prefix) Attributes {
+	for _, p := range o.Pools {
+		for _, r := range p.Ranges {
+			if r.Contains(prefix.Addr()) {
+				return p.Attributes
+			}
+		}
+	}
+	return Attributes{}
+}
+
 // attributes returns the attributes of every announced route. gobgp removes LOCAL_PREF for eBGP peers.
-func (o *Options) attributes(weight int) []bgp.PathAttributeInterface {
-	localPref, communities := o.LocalPref, o.Communities
+func (o *Options) attributes(prefix netip.Prefix, weight int) []bgp.PathAttributeInterface {
+	pool := o.poolOf(prefix)
+	localPref, med := o.LocalPref, pool.MED
+	if pool.LocalPref != nil {
+		localPref = *pool.LocalPref
+	}
+	communities := slices.Concat(o.Communities, pool.Communities)
+	largeCommunities := slices.Concat(o.LargeCommunities, pool.LargeCommunities)
 	var attrs []bgp.PathAttributeInterface
 	if weight == lowered {
-		localPref, communities = 0, append(slices.Clone(communities), gracefulShutdown)
-		attrs = append(attrs, bgp.NewPathAttributeMultiExitDisc(lowestMED))
+		lowest := uint32(lowestMED)
+		localPref, med, communities = 0, &lowest, append(communities, gracefulShutdown)
+	}
+	if med != nil {
+		attrs = append(attrs, bgp.NewPathAttributeMultiExitDisc(*med))
 	}
 	attrs = append(attrs, bgp.NewPathAttributeLocalPref(localPref))
 	if len(communities) > 0 {
 		attrs = append(attrs, bgp.NewPathAttributeCommunities(communities))
 	}
-	if len(o.LargeCommunities) > 0 {
-		large := make([]*bgp.LargeCommunity, len(o.LargeCommunities))
-		for i, c := range o.LargeCommunities {
+	if len(largeCommunities) > 0 {
+		large := make([]*bgp.LargeCommunity, len(largeCommunities))
+		for i, c := range largeCommunities {
 			large[i] = bgp.NewLargeCommunity(c[0], c[1], c[2])
 		}
 		attrs = append(attrs, bgp.NewPathAttributeLargeCommunities(large))

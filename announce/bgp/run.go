@@ -92,7 +92,7 @@ func (s *Speaker) open(ctx context.Context, srv *bgpServer) error {
 	})
 	s.attachMu.Lock()
 	defer s.attachMu.Unlock()
-	if err := setPolicies(ctx, srv.BgpServer, s.nextHops()); err != nil {
+	if err := setPolicies(ctx, srv.BgpServer, s.exports()); err != nil {
 		return err
 	}
 	if err := assignPolicies(ctx, srv.BgpServer); err != nil {
@@ -119,13 +119,18 @@ func (s *Speaker) forEachSession(f func(*session)) {
 	}
 }
 
-// nextHops returns those of the peers that gobgp has, by address towards gobgp.
-func (s *Speaker) nextHops() map[netip.Addr]nextHops {
-	all := map[netip.Addr]nextHops{}
+// exports returns what is sent to the peers that gobgp has, by address towards gobgp.
+func (s *Speaker) exports() map[netip.Addr]export {
+	all := map[netip.Addr]export{}
 	s.forEachSession(func(p *session) {
-		if p.attached {
-			all[p.from] = p.nextHops
+		if !p.attached {
+			return
 		}
+		e := export{hops: p.nextHops, asn: s.o.ASN, Attributes: p.peer.Attributes, prepend: p.peer.Prepend}
+		if p.peer.ASN == s.o.ASN {
+			e.prepend = 0
+		}
+		all[p.from] = e
 	})
 	return all
 }

@@ -31,7 +31,7 @@ func (s *Speaker) attach(ctx context.Context, e guard.Session) (guard.Backend, e
 	from := p.from
 	s.mu.Unlock()
 	s.trackWithdrawals(e.Peer)
-	if err := setPolicies(ctx, srv.BgpServer, s.nextHops()); err != nil {
+	if err := setPolicies(ctx, srv.BgpServer, s.exports()); err != nil {
 		return guard.Backend{}, err
 	}
 	if err := srv.addPeer(ctx, from, e.ASN); err != nil {
@@ -121,7 +121,7 @@ func (s *Speaker) changeNextHops(ctx context.Context, srv *bgpServer, before *se
 	}
 	p.nextHops = after
 	s.mu.Unlock()
-	if err := setPolicies(ctx, srv.BgpServer, s.nextHops()); err != nil {
+	if err := setPolicies(ctx, srv.BgpServer, s.exports()); err != nil {
 		s.log.Error("next hop not changed", "peer", addr, "err", err)
 		return
 	}

@@ -27,7 +27,7 @@ type announcers struct {
 	notReceived func(lb.RouteStatus) string
 	conflicts   conflicts
 	// configure applies a changed [bgp]; nil: there was none at the start.
-	configure func(*config.BGP) error
+	configure func(*config.Config) error
 	tasks     []task
 }
 
@@ -43,13 +43,13 @@ func newAnnouncers(
 		conflicts: conflicts{bgp: cfg.BGP != nil, cluster: cfg.Kubernetes != nil},
 	}
 	if cfg.BGP != nil {
-		speaker, err := bgp.New(bgpOptions(cfg.BGP, facts, component(log, "bgp")))
+		speaker, err := bgp.New(bgpOptions(cfg, facts, component(log, "bgp")))
 		if err != nil {
 			return announcers{}, fmt.Errorf("bgp: %w", err)
 		}
 		registry.MustRegister(speaker)
 		byKind[lb.AnnounceBGP], out.peers, out.problems = speaker, speaker.Peers, speaker.Problems
-		out.configure = func(c *config.BGP) error {
+		out.configure = func(c *config.Config) error {
 			ctx, cancel := context.WithTimeout(context.Background(), configureTimeout)
 			defer cancel()
 			return speaker.Configure(ctx, bgpOptions(c, facts, component(log, "bgp")))
@@ -111,18 +111,18 @@ func notReceived(r lb.RouteStatus, on map[lb.AnnouncerKind]lb.Announcer) string 
 	return reason
 }
 
-func bgpOptions(c *config.BGP, facts node, log *slog.Logger) bgp.Options {
+func bgpOptions(cfg *config.Config, facts node, log *slog.Logger) bgp.Options {
+	c := cfg.BGP
 	o := bgp.Options{
 		ASN: c.ASN, RouterID: facts.routerID, ListenPort: c.ListenPort, LocalPref: c.LocalPref,
 		AggregateV4: c.AggregateV4, AggregateV6: c.AggregateV6, Weighted: c.Weighted,
 		RestartTime: c.RestartTime,
 		NextHopV4:   facts.address4, NextHopV6: facts.address6, Log: log,
 	}
-	for _, x := range c.Communities {
-		if standard, ok := x.Standard(); ok {
-			o.Communities = append(o.Communities, standard)
-		} else if large, ok := x.Large(); ok {
-			o.LargeCommunities = append(o.LargeCommunities, large)
+	o.Communities, o.LargeCommunities = communities(c.Communities)
+	for _, p := range cfg.Pools {
+		if a := attributes(p.Attributes); !a.Empty() {
+			o.Pools = append(o.Pools, bgp.Pool{Ranges: p.Ranges, Attributes: a})
 		}
 	}
 	for _, p := range c.Peers {
@@ -132,7 +132,26 @@ func bgpOptions(c *config.BGP, facts node, log *slog.Logger) bgp.Options {
 			GracefulRestart: p.GracefulRestart && c.RestartTime > 0, BFD: bgp.BFD{
 				Interval: p.BFD.Interval, Multiplier: uint8(p.BFD.Multiplier), Multihop: p.BFD.Multihop,
 			},
+			Attributes: attributes(p.Attributes), Prepend: p.Prepend,
 		})
 	}
 	return o
+}
+
+func attributes(a config.Attributes) bgp.Attributes {
+	out := bgp.Attributes{LocalPref: a.LocalPref, MED: a.MED}
+	out.Communities, out.LargeCommunities = communities(a.Communities)
+	return out
+}
+
+// communities returns the standard and the large ones.
+func communities(list []config.Community) (standard []uint32, large [][3]uint32) {
+	for _, x := range list {
+		if s, ok := x.Standard(); ok {
+			standard = append(standard, s)
+		} else if l, ok := x.Large(); ok {
+			large = append(large, l)
+		}
+	}
+	return standard, large
 }

@@ -72,12 +72,12 @@ peers = [
 			},
 		},
 	}
-	got := bgpOptions(cfg.BGP, facts, nil)
+	got := bgpOptions(cfg, facts, nil)
 	if d := cmp.Diff(want, got, comparable); d != "" {
 		t.Errorf("-want +got:\n%s", d)
 	}
 	cfg.BGP.RestartTime = 0
-	for _, p := range bgpOptions(cfg.BGP, facts, nil).Peers {
+	for _, p := range bgpOptions(cfg, facts, nil).Peers {
 		if p.GracefulRestart {
 			t.Errorf("peer %s has graceful restart with restart_time = 0s", p.Address)
 		}

@@ -22,7 +22,7 @@ type reloader struct {
 	log       *slog.Logger
 	readiness *readiness
 	setKeys   func(datapath.TunnelKeys) error // set when the datapath is open
-	configure func(*config.BGP) error         // of BGP; nil: it is off
+	configure func(*config.Config) error      // of BGP; nil: it is off
 	state     atomic.Pointer[loadState]
 }
 
@@ -70,7 +70,7 @@ func (l *reloader) apply() (admin.Reloaded, error) {
 	}
 	l.level.Set(cfg.Log.Level)
 	if l.configure != nil && cfg.BGP != nil {
-		if err := l.configure(cfg.BGP); err != nil { // what failed is tried again by the next change of the routes
+		if err := l.configure(cfg); err != nil { // what failed is tried again by the next change of the routes
 			l.log.Error("changed bgp options not applied", "err", err)
 		}
 	}
