@@ -16,6 +16,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	os.Exit(cli.Main(ctx, os.Args[1:], os.Stdout, os.Stderr, cli.Programs{
-		Run: agent.Main, Check: agent.Check, Demo: demo.Main, DemoRouter: demo.Router, Cleanup: agent.Cleanup,
+		Run: agent.Main, Allocate: agent.Allocate, Check: agent.Check, Demo: demo.Main, DemoRouter: demo.Router,
+		Cleanup: agent.Cleanup, CleanupCluster: agent.CleanupCluster,
 	}))
 }

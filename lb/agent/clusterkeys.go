@@ -20,7 +20,7 @@ import (
 
 // How long the start waits for an API server that does not answer: longer when this node has no keys from earlier.
 const (
-	firstKeysTimeout = 10 * time.Second
+	firstKeysTimeout = 20 * time.Second // the pod that makes them may start at the same time
 	knownKeysTimeout = 3 * time.Second
 )
 

@@ -29,6 +29,8 @@ const DefaultConfig = "/etc/steelyard/steelyard.toml"
 type Programs struct {
 	// Run runs the agent with a configuration file until ctx ends, with its log on errOut. version is of the binary.
 	Run func(ctx context.Context, configFile, version string, errOut io.Writer) error
+	// Allocate assigns the addresses of a cluster until ctx ends, and does nothing else; arguments as of Run.
+	Allocate func(ctx context.Context, configFile, version string, errOut io.Writer) error
 	// Check reads and validates a configuration file; elsewhere: it is for another machine. Its error is a
 	// config.Errors unless the machine cannot be read.
 	Check func(configFile string, elsewhere bool) (*config.Config, error)
@@ -37,6 +39,9 @@ type Programs struct {
 	DemoRouter func(ctx context.Context, errOut io.Writer) error
 	// Cleanup removes every object of Steelyard from the kernel.
 	Cleanup func(errOut io.Writer) error
+	// CleanupCluster takes back what Steelyard has written to the Services of a cluster, and removes its own objects
+	// from the namespace. kubeconfig "": the default of kubectl.
+	CleanupCluster func(ctx context.Context, kubeconfig, namespace string, out io.Writer) error
 }
 
 // env is the environment of a command.
@@ -111,6 +116,10 @@ func commands(e *env) []*ucli.Command {
 			Flags: with(configFlag()), Action: e.run,
 		},
 		{
+			Name: "allocate", Usage: "assign the addresses of a Kubernetes cluster, without being one of its nodes",
+			Flags: with(configFlag()), Action: e.allocate,
+		},
+		{
 			Name: "check", Usage: "validate a configuration and report every error", ArgsUsage: "[FILE]",
 			Flags: with(configFlag(), outputFlag("text"), &ucli.BoolFlag{
 				Name: "elsewhere", Usage: "the file is for another machine: do not look at this one",
@@ -137,7 +146,18 @@ func commands(e *env) []*ucli.Command {
 			Name: "manifest", Usage: "print the Kubernetes objects that run the agent on every node",
 			Flags: with(image), Action: e.manifest,
 		},
-		{Name: "cleanup", Usage: "remove every object of Steelyard from the kernel", Action: e.cleanup},
+		{
+			Name: "cleanup", Usage: "remove every object of Steelyard from the kernel", Action: e.cleanup,
+			Flags: with(
+				&ucli.BoolFlag{
+					Name: "cluster", Usage: "from a Kubernetes cluster instead: finalizers, addresses, Leases, keys",
+				},
+				&ucli.StringFlag{Name: "kubeconfig", Usage: "with --cluster: `FILE`; default: as kubectl"},
+				&ucli.StringFlag{
+					Name: "namespace", Value: "steelyard", Usage: "with --cluster: `NAME` of the namespace",
+				},
+			),
+		},
 		{Name: "version", Usage: "print the version", Action: e.version},
 		{Name: "demo-router", Hidden: true, Usage: "the router of the demo", Action: e.demoRouter},
 	}

@@ -39,7 +39,15 @@ var programs = Programs{
 	},
 	Demo:       func(_ context.Context, out io.Writer) error { fmt.Fprintln(out, "demo"); return nil },
 	DemoRouter: func(_ context.Context, errOut io.Writer) error { fmt.Fprintln(errOut, "demo-router"); return nil },
-	Cleanup:    func(errOut io.Writer) error { fmt.Fprintln(errOut, "cleanup"); return nil },
+	Allocate: func(_ context.Context, file, version string, errOut io.Writer) error {
+		fmt.Fprintln(errOut, "allocate", file)
+		return nil
+	},
+	CleanupCluster: func(_ context.Context, kubeconfig, namespace string, out io.Writer) error {
+		fmt.Fprintln(out, "cleanup", kubeconfig, namespace)
+		return nil
+	},
+	Cleanup: func(errOut io.Writer) error { fmt.Fprintln(errOut, "cleanup"); return nil },
 }
 
 func write(t *testing.T, text string) string {
@@ -143,6 +151,8 @@ func TestPrograms(t *testing.T) {
 		{"run -c /bad.toml", 1, "", "run /bad.toml " + version + "\nsteelyard: bad\n"},
 		{"demo", 0, "demo\n", ""},
 		{"demo-router", 0, "", "demo-router\n"},
+		{"cleanup --cluster --kubeconfig k", 0, "cleanup k steelyard\n", ""},
+		{"allocate -c x.toml", 0, "", "allocate x.toml\n"},
 		{"cleanup", 0, "nothing of Steelyard is left in the kernel\n", "cleanup\n"},
 	} {
 		code, out, errOut := steelyard(t, strings.Fields(tt.args)...)

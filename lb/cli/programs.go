@@ -16,7 +16,14 @@ func (e *env) demo(c *ucli.Context) error { return e.programs.Demo(c.Context, e.
 
 func (e *env) demoRouter(c *ucli.Context) error { return e.programs.DemoRouter(c.Context, e.err) }
 
-func (e *env) cleanup(*ucli.Context) error {
+func (e *env) allocate(c *ucli.Context) error {
+	return e.programs.Allocate(c.Context, c.String("config"), version, e.err)
+}
+
+func (e *env) cleanup(c *ucli.Context) error {
+	if c.Bool("cluster") {
+		return e.programs.CleanupCluster(c.Context, c.String("kubeconfig"), c.String("namespace"), e.out)
+	}
 	if err := e.programs.Cleanup(e.err); err != nil {
 		return err
 	}

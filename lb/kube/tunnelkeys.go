@@ -122,9 +122,11 @@ type KeyOptions struct {
 }
 
 // KeyKeeper makes the Secret when there is none, follows it, and rotates the keys. Every agent has one. There is no
-// leader: the resourceVersion lets one of several writers succeed, and a cluster without allocation has keys, too.
+// leader: the resourceVersion lets one of several writers succeed. An agent without the right to write it, as a node of
+// the manifest, leaves that to the others.
 type KeyKeeper struct {
 	o       KeyOptions
+	reader  bool // the API server has refused a write
 	jitter  time.Duration
 	known   *Keys // the last ones used; a deleted Secret is made again from them
 	problem atomic.Pointer[string]
@@ -186,13 +188,19 @@ func (k *KeyKeeper) First(ctx context.Context) (Keys, error) {
 	}
 }
 
+// errNoKeys is for a node that may not make the Secret.
+var errNoKeys = errors.New("there is no Secret yet; who assigns addresses makes it")
+
 // errKeysInvalid is for a Secret that someone has changed.
 var errKeysInvalid = errors.New("not valid")
 
 // transient reports whether a request may succeed later without any change to the cluster.
 func transient(err error) bool {
-	if errors.Is(err, errKeysInvalid) {
+	switch {
+	case errors.Is(err, errKeysInvalid):
 		return false
+	case errors.Is(err, errNoKeys):
+		return true
 	}
 	switch apierrors.ReasonForError(err) {
 	case meta.StatusReasonUnknown, meta.StatusReasonServerTimeout, meta.StatusReasonTimeout,
@@ -235,6 +243,10 @@ func (k *KeyKeeper) create(ctx context.Context) (Keys, error) {
 		},
 		Data: keys.Data(),
 	}, meta.CreateOptions{FieldManager: "steelyard"})
+	if apierrors.IsForbidden(err) {
+		k.reader = true
+		return Keys{}, errNoKeys
+	}
 	if err != nil {
 		return Keys{}, err
 	}
@@ -314,7 +326,7 @@ func (k *KeyKeeper) follow(ctx context.Context, store cache.Store, use func(Keys
 		k.known = &keys
 	}
 	next, due := keys.after(time.Now().Truncate(time.Second), k.jitter)
-	if !due {
+	if !due || k.reader && time.Since(keys.Rotated) < 2*keyPeriod {
 		return nil
 	}
 	secret = secret.DeepCopy()
@@ -325,6 +337,9 @@ func (k *KeyKeeper) follow(ctx context.Context, store cache.Store, use func(Keys
 	_, err = k.o.Client.CoreV1().Secrets(k.o.Namespace).Update(ctx, secret, o)
 	switch {
 	case apierrors.IsConflict(err): // another agent was first
+		return nil
+	case apierrors.IsForbidden(err):
+		k.reader = true
 		return nil
 	case err == nil:
 		k.o.Log.Info("tunnel keys updated", "secret", k.name(), "rotated", next.Rotated, "required", next.Required)

@@ -274,6 +274,43 @@ func TestKeysWithoutPermission(t *testing.T) {
 	})
 }
 
+// A node that may only read the Secret waits for who makes it, and leaves the rotation to others.
+func TestKeysOfAReader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, log := newKeyCluster(), new(bytes.Buffer)
+		for _, verb := range []string{"create", "update"} {
+			client.PrependReactor(verb, "secrets", func(k8stest.Action) (bool, runtime.Object, error) {
+				return true, nil, apierrors.NewForbidden(secretResource, KeySecret, errors.New("no"))
+			})
+		}
+		n := newKeyNode(client, log, nil)
+		made := newKeys(time.Now().Truncate(time.Second))
+		time.AfterFunc(5*time.Second, func() {
+			s := &core.Secret{ObjectMeta: meta.ObjectMeta{Namespace: n.o.Namespace, Name: KeySecret}, Data: made.Data()}
+			if err := client.Tracker().Add(s); err != nil {
+				t.Error(err)
+			}
+		})
+		if got, err := n.First(t.Context()); err != nil || !got.equal(made) {
+			t.Errorf("%+v, %v; want those that were made later", got, err)
+		}
+		n.run(t)
+		defer n.stop()
+		client.ClearActions()
+		time.Sleep(keyPeriod + 2*keyJitter)
+		settle()
+		writes := 0
+		for _, a := range client.Actions() {
+			if a.GetVerb() == "update" {
+				writes++
+			}
+		}
+		if writes > 0 || n.Problem() != "" {
+			t.Errorf("%d writes, problem %q; want none", writes, n.Problem())
+		}
+	})
+}
+
 // An API server that does not answer is asked again.
 func TestFirstKeysAreAskedForAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

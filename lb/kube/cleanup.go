@@ -1,0 +1,96 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// Cleanup takes back what Steelyard has written to the Services of a cluster: its finalizers, without which nobody can
+// delete them, and the addresses in their statuses. What others have written stays. It removes the Leases and the keys
+// in the namespace, too. It fails while an agent assigns addresses, because that one would write them again. Done is
+// called for each object that was changed.
+func Cleanup(ctx context.Context, client kubernetes.Interface, namespace string, done func(what string)) error {
+	leases, err := client.CoordinationV1().Leases(namespace).List(ctx, meta.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list the Leases in %s: %w", namespace, err)
+	}
+	var ours []string
+	for i := range leases.Items {
+		l := &leases.Items[i]
+		if l.Name != leaseName && !strings.HasPrefix(l.Name, leaseName+"-") {
+			continue
+		}
+		if ours = append(ours, l.Name); l.Spec.RenewTime != nil && !expired(l) {
+			return fmt.Errorf("%s assigns addresses; end it first: kubectl delete --namespace %s daemonset steelyard",
+				holderOf(l), namespace)
+		}
+	}
+	o := meta.ListOptions{Limit: 500}
+	for {
+		list, err := client.CoreV1().Services(meta.NamespaceAll).List(ctx, o)
+		if err != nil {
+			return fmt.Errorf("list the Services: %w", err)
+		}
+		for i := range list.Items {
+			if err := cleanupService(ctx, client, &list.Items[i], done); err != nil {
+				return fmt.Errorf("Service %s: %w", nameOf(&list.Items[i]), err)
+			}
+		}
+		if o.Continue = list.Continue; o.Continue == "" {
+			break
+		}
+	}
+	for _, name := range ours {
+		err := client.CoordinationV1().Leases(namespace).Delete(ctx, name, meta.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("Lease %s: %w", name, err)
+		}
+		done("Lease " + namespace + "/" + name)
+	}
+	err = client.CoreV1().Secrets(namespace).Delete(ctx, KeySecret, meta.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("Secret %s: %w", KeySecret, err)
+	} else if err == nil {
+		done("Secret " + namespace + "/" + KeySecret)
+	}
+	return nil
+}
+
+// cleanupService takes back what is ours of one Service, again while others change it.
+func cleanupService(ctx context.Context, client kubernetes.Interface, s *core.Service, done func(string)) error {
+	a := NewAllocator(AllocatorOptions{Client: client})
+	for {
+		addrs := statusOf(s)
+		if wroteStatus(s) {
+			addrs = nil
+		}
+		keep := slices.Contains(s.Finalizers, finalizer) && !hasOurFinalizer(s)
+		now, err := a.write(ctx, s, keep, addrs)
+		switch {
+		case apierrors.IsNotFound(err) || err == nil && now == nil:
+			return nil
+		case err == nil:
+			done("Service " + nameOf(s))
+			return nil
+		case !apierrors.IsConflict(err):
+			return err
+		}
+		if !sleep(ctx, 100*time.Millisecond) {
+			return ctx.Err()
+		}
+		s, err = client.CoreV1().Services(s.Namespace).Get(ctx, s.Name, meta.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+}
