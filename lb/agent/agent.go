@@ -202,7 +202,7 @@ func (a *Agent) connect(
 		routeChanged = c.emitRoutes(facts.name, announcers.judge)
 		a.sources = append(a.sources, c.source)
 		a.tasks = append(a.tasks, c.tasks...)
-		inCluster = c.state
+		inCluster, a.reloader.setPools = c.state, c.setPools
 		problems = append(problems, c.checks.Problems)
 	}
 	info := describer{

@@ -40,10 +40,12 @@ type cluster struct {
 	source task
 	tasks  []task
 	away   *reachability
-	leader func() string   // nil: this agent takes no part in the election
-	checks *healthd.Prober // of the node
-	client kubernetes.Interface
-	known  func(service string) *core.Service
+	// setPools replaces the pools of the Services.
+	setPools func([]kube.Pool)
+	leader   func() string   // nil: this agent takes no part in the election
+	checks   *healthd.Prober // of the node
+	client   kubernetes.Interface
+	known    func(service string) *core.Service
 }
 
 // emitRoutes adds the task that emits Events about the routes of this node. It returns the function to call after each
@@ -106,6 +108,7 @@ func newCluster(
 		return cluster{}, fmt.Errorf("kubernetes: %w", err)
 	}
 	relay.deliverTo(source.Health)
+	c.setPools = source.SetPools
 	c.client, c.known = client, source.Service
 	c.source = sourceTask("kubernetes", source, known)
 	if k.Proxy == config.ProxyReplace {
@@ -122,6 +125,10 @@ func newCluster(
 			Namespace: ownNamespace(), Class: k.LoadBalancerClass, Pools: pools, Log: log,
 			Problem: o.problem("this node cannot be elected to assign addresses"),
 		})
+		c.setPools = func(pools []kube.Pool) {
+			source.SetPools(pools)
+			allocator.SetPools(pools)
+		}
 		c.tasks, c.leader = append(c.tasks, task{"addresses", allocator.Run}), allocator.Leader
 	}
 	return c, nil

@@ -10,6 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath"
 	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/file"
+	"github.com/steelyard-lb/steelyard/lb/kube"
 )
 
 // reloader reads the configuration file again. Its reload may be called from any goroutine.
@@ -23,6 +24,7 @@ type reloader struct {
 	readiness *readiness
 	setKeys   func(datapath.TunnelKeys) error // set when the datapath is open
 	configure func(*config.Config) error      // of BGP; nil: it is off
+	setPools  func([]kube.Pool)               // of the cluster, set when it is connected; nil: there is none
 	state     atomic.Pointer[loadState]
 }
 
@@ -61,6 +63,9 @@ func (l *reloader) apply() (admin.Reloaded, error) {
 	if err == nil && len(l.running.Datapath.TunnelKeys) > 0 && len(cfg.Datapath.TunnelKeys) > 0 {
 		err = l.setKeys(*fileKeys(cfg))
 	}
+	if err == nil {
+		err = l.usePools(cfg)
+	}
 	if err != nil {
 		next := *l.state.Load()
 		next.refused = err.Error()
@@ -82,6 +87,22 @@ func (l *reloader) apply() (admin.Reloaded, error) {
 	l.state.Store(next)
 	l.log.Info("configuration reloaded", "config", l.file, "services", len(cfg.Services))
 	return admin.Reloaded{Config: l.file, Loaded: next.at, Warnings: cfg.Warnings, NeedRestart: changed}, nil
+}
+
+// usePools puts the pools of a configuration in force for the Services of the cluster. Without pools at the start, no
+// addresses are assigned until the next one.
+func (l *reloader) usePools(cfg *config.Config) error {
+	if l.setPools == nil || cfg.Kubernetes == nil || len(l.running.Pools) == 0 || len(cfg.Pools) == 0 ||
+		reflect.DeepEqual(l.running.Pools, cfg.Pools) {
+		return nil
+	}
+	pools, err := poolsOf(cfg)
+	if err != nil {
+		return err
+	}
+	l.setPools(pools)
+	l.running.Pools = cfg.Pools
+	return nil
 }
 
 // needRestart returns the sections that differ and that are read at the start only.

@@ -3,6 +3,7 @@ package agent
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/file"
+	"github.com/steelyard-lb/steelyard/lb/kube"
 	"github.com/steelyard-lb/steelyard/systemd"
 )
 
@@ -188,6 +190,29 @@ func TestNeedRestart(t *testing.T) {
 				t.Errorf("%q; want %q", got, tt.want)
 			}
 		})
+	}
+}
+
+// Pools of the cluster are in force after a reload, and need a restart only when there were none.
+func TestPoolsAreReloaded(t *testing.T) {
+	base := "[kubernetes]\n[l2]\n[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/30\"]\n"
+	for _, tt := range []struct {
+		name, from, to string
+		want           string // the pools that are set, and what needs a restart
+	}{
+		{"equal", base, base, "[] []"},
+		{"larger", base, strings.Replace(base, "/30", "/29", 1), "[{203.0.113.0 203.0.113.7}] []"},
+		{"none before", "[kubernetes]\n[l2]\n", base, "[] [pool, for Services of the cluster]"},
+	} {
+		var set []lb.AddrRange
+		l := &reloader{running: parse(t, tt.from), setPools: func(pools []kube.Pool) { set = pools[0].Ranges }}
+		next := parse(t, tt.to)
+		if err := l.usePools(next); err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+		if got := fmt.Sprint(set, " ", needRestart(l.running, next)); got != tt.want {
+			t.Errorf("%s: %s; want %s", tt.name, got, tt.want)
+		}
 	}
 }
 

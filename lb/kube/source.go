@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	core "k8s.io/api/core/v1"
@@ -81,7 +82,9 @@ type Source struct {
 	conditions *conditions
 	events     record.EventRecorder
 
-	// Only Run's goroutine uses these.
+	newPools atomic.Pointer[[]Pool] // that SetPools has set and Run has not taken over; nil: none
+
+	// Only Run's goroutine uses these, and o.Pools.
 	put  map[string]*lb.Service
 	held map[string]time.Time // since when a fault withholds the addresses of a service
 	// endpoints has those of a service in any condition: zero, or until when a removed one is passed on as deleted.
@@ -91,10 +94,11 @@ type Source struct {
 	tunnelSources []netip.Addr // that are set, sorted; nil: none were
 }
 
-// The keys in the queue that are no names of services: all services, and what changed of any node.
+// The keys in the queue that are no names of services: all services, what changed of any node, and the pools.
 const (
 	everything = ""
 	anyNode    = "node"
+	otherPools = "pools"
 )
 
 // The indexes: of EndpointSlices by their service, and of Services by their addresses.
@@ -197,6 +201,12 @@ func (s *Source) Service(name string) *core.Service {
 	return x.(*core.Service)
 }
 
+// SetPools replaces Options.Pools. It may be called from any goroutine.
+func (s *Source) SetPools(pools []Pool) {
+	s.newPools.Store(&pools)
+	s.queue.Add(otherPools)
+}
+
 // Health takes a report of Options.Prober.
 func (s *Source) Health(h lb.Health) { s.conditions.health(h) }
 
@@ -239,6 +249,13 @@ func (s *Source) handle(key string, sink lb.Sink) {
 		s.followNodes(sink)
 	case everything:
 		s.reconcileAll(sink)
+	case otherPools:
+		if pools := s.newPools.Swap(nil); pools != nil {
+			s.o.Pools = *pools
+		}
+		for _, x := range s.services.List() { // also those that had no address of a pool
+			s.reconcile(nameOf(x.(*core.Service)), sink)
+		}
 	default:
 		s.reconcile(key, sink)
 	}

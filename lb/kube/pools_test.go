@@ -1,0 +1,87 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// poolOfOne is a pool with one address.
+func poolOfOne(addr string) Pool {
+	a := netip.MustParseAddr(addr)
+	return Pool{Pool: lb.Pool{Name: addr, AutoAssign: true, Ranges: []lb.AddrRange{{From: a, To: a}}}}
+}
+
+// Services that wait for an address get one when the pools change, without a new election; the others keep theirs.
+func TestAllocatorFollowsPools(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		has := wanting("has", func(s *core.Service) { given("203.0.113.1")(s); s.Finalizers = []string{finalizer} })
+		client := fake.NewClientset(has, wanting("waits", same))
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		a := NewAllocator(AllocatorOptions{
+			Client: client, Lease: client, Node: "n1", Namespace: "steelyard", Log: slog.New(slog.DiscardHandler),
+			Pools: []Pool{poolOfOne("203.0.113.1")},
+		})
+		go func() { done <- a.Run(ctx) }()
+		addresses := func() (list string) {
+			time.Sleep(10 * time.Second)
+			synctest.Wait()
+			for _, name := range []string{"has", "waits"} {
+				s, err := client.CoreV1().Services("default").Get(ctx, name, meta.GetOptions{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				list += fmt.Sprint(statusAddresses(s))
+			}
+			return list
+		}
+		if got := addresses(); got != "[203.0.113.1][]" {
+			t.Errorf("at first: %s", got)
+		}
+		a.SetPools([]Pool{poolOfOne("203.0.113.2"), poolOfOne("203.0.113.1")})
+		if got := addresses(); got != "[203.0.113.1][203.0.113.2]" {
+			t.Errorf("with another pool: %s", got)
+		}
+		a.SetPools([]Pool{poolOfOne("203.0.113.2")})
+		if got := addresses(); got != "[203.0.113.1][203.0.113.2]" {
+			t.Errorf("without the first pool: %s", got)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A node announces and serves by the pools that are set last.
+func TestSourceFollowsPools(t *testing.T) {
+	f := newFixture(t, func(o *Options) { o.Pools = []Pool{poolOfOne("203.0.113.10")} })
+	external := aService(func(s *core.Service) {
+		s.Name, s.Spec.Type, s.Spec.ExternalIPs = "external", core.ServiceTypeClusterIP, []string{"203.0.113.20"}
+		s.Status = core.ServiceStatus{}
+	})
+	f.have(t, aService(same), external, node("n1", "192.0.2.1"))
+	f.reconcile(webName, fakeSink{f.recorded})
+	taken(&f.sink)
+	more := poolOfOne("203.0.113.20")
+	more.ExternalIPs = true
+	f.SetPools([]Pool{more})
+	for _, key := range f.queued() {
+		f.handle(key, fakeSink{f.recorded})
+	}
+	rule := f.put[webName].PerVIP[netip.MustParseAddr("203.0.113.10")]
+	if f.put["default/external"] == nil || rule.WithholdReason != "203.0.113.10 is in no pool" {
+		t.Errorf("served %v; %+v", f.put, rule)
+	}
+}
