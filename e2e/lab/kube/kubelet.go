@@ -22,6 +22,8 @@ type Kubelet struct {
 	Images []Image
 	// Pods are the prefixes of the pods' addresses, one per family. Without, pods can only use the host network.
 	Pods []netip.Prefix
+	// OnlyIPv4: the Node has no IPv6 address.
+	OnlyIPv4 bool
 	// DNS is the server that pods ask for names; zero: none.
 	DNS netip.Addr
 }
@@ -139,12 +141,16 @@ func (c *ControlPlane) StartKubelet(n lab.Node, k Kubelet) (*lab.Process, error)
 	if err != nil {
 		return nil, fmt.Errorf("mount /var/log in host %s: %w", n.Name(), err)
 	}
+	addresses := n.V4.String()
+	if !k.OnlyIPv4 {
+		addresses += "," + n.V6.String()
+	}
 	return n.Start(lab.Command{Abrupt: true, Path: "unshare", Args: []string{
 		"--pid", "--fork", "--mount-proc", "--kill-child", "--uts", "sh", "-c", kubeletScript, "kubelet", n.Name(),
 		filepath.Join(c.dir, "kubelet"), "--config=" + kubeletDir + "/kubelet.yaml",
 		"--kubeconfig=" + kubeletDir + "/kubeconfig",
 		"--root-dir=" + kubeletDir + "/root", "--cert-dir=" + kubeletDir + "/pki", "--hostname-override=" + n.Name(),
-		fmt.Sprintf("--node-ip=%s,%s", n.V4, n.V6), "--v=2",
+		"--node-ip=" + addresses, "--v=2",
 	}})
 }
 
