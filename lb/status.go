@@ -100,7 +100,15 @@ type PeerStatus struct {
 	LastError string     `json:"reason,omitempty"` // why it is not established, or not all is as it should be
 	// Received is how many routes the neighbour has sent in this session; they are discarded.
 	Received uint64 `json:"received,omitempty"`
-	BFD      string `json:"bfd,omitempty"` // up, or down and why; empty: not configured
+	// Errors are the last ones, also of earlier sessions, the newest first.
+	Errors []PeerError `json:"errors,omitempty"`
+	BFD    string      `json:"bfd,omitempty"` // up, or down and why; empty: not configured
+}
+
+// PeerError is why a session ended, or did not come up.
+type PeerError struct {
+	At   time.Time `json:"at"` // the last time
+	Text string    `json:"text"`
 }
 
 // statusChunk is how many services or routes one query of Status reads: what changes meanwhile waits for about a

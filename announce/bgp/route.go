@@ -36,11 +36,7 @@ func (o *Options) routesFor(announcements []lb.Announcement) (routes, lb.VIPErro
 			errs.Add(a.VIP, errors.New("not a global unicast address"))
 			continue
 		}
-		bits := o.AggregateV6
-		if vip.Is4() {
-			bits = o.AggregateV4
-		}
-		p := netip.PrefixFrom(vip, bits).Masked()
+		p := o.prefixOf(vip)
 		switch have := out[p]; {
 		case !a.LowerPreference:
 			out[p] = max(have, 0) + max(a.Weight, 1)
@@ -49,6 +45,14 @@ func (o *Options) routesFor(announcements []lb.Announcement) (routes, lb.VIPErro
 		}
 	}
 	return out, errs
+}
+
+// prefixOf returns the prefix that is announced for a VIP.
+func (o *Options) prefixOf(vip netip.Addr) netip.Prefix {
+	if vip.Is4() {
+		return netip.PrefixFrom(vip, o.AggregateV4).Masked()
+	}
+	return netip.PrefixFrom(vip, o.AggregateV6).Masked()
 }
 
 // change is one change of a route.

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // pollInterval is the interval at which the next hops are compared with the addresses of this node, and what peers have
@@ -66,7 +68,6 @@ func (s *Speaker) run(ctx context.Context) (again bool, err error) {
 	stopGuard()
 	s.handleAll()
 	s.forEachSession(func(p *session) { p.state = "idle" })
-	s.publishCounts()
 	return again && ctx.Err() == nil, nil
 }
 
@@ -151,6 +152,9 @@ func (s *Speaker) record(ev guard.Event) {
 		return
 	}
 	now := time.Now()
+	if ev.Err != nil {
+		p.remember(ev.Err.Error(), now)
+	}
 	if ev.Err != nil && ev.Dial {
 		p.dialErr = ev.Err
 	}
@@ -172,6 +176,16 @@ func (s *Speaker) record(ev guard.Event) {
 	if !connected && (was || p.disconnectedAt.IsZero() || ev.Err != nil && !ev.Dial) {
 		p.disconnectedAt, p.md5Dropped = now, md5Dropped()
 	}
+}
+
+// maxErrors is how many errors are remembered for each peer.
+const maxErrors = 10
+
+// remember adds an error to the last ones. One that is among them is only moved to the front.
+func (n *session) remember(text string, now time.Time) {
+	n.errors = slices.DeleteFunc(n.errors, func(e lb.PeerError) bool { return e.Text == text })
+	n.errors = slices.Insert(n.errors, 0, lb.PeerError{At: now, Text: text})
+	n.errors = n.errors[:min(len(n.errors), maxErrors)]
 }
 
 // setFault sets why a session ended or did not come up. An error without a cause replaces no cause: that stays until

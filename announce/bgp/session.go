@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 
@@ -37,6 +38,7 @@ type session struct {
 	vague          bool   // fault has no cause
 	md5Dropped     uint64 // md5Dropped() at disconnectedAt
 
+	errors     []lb.PeerError // the newest first
 	ups, downs uint64
 	lastLogged string // state and reason last logged
 }
@@ -81,27 +83,14 @@ func (p *Peer) ttl(asn uint32) int {
 	}
 }
 
-// status returns the public state. Speaker.mu is held.
-func (n *session) status(now time.Time, v4, v6 int) lb.PeerStatus {
+// status returns the public state; routes is how many were written to the peer. Speaker.mu is held.
+func (n *session) status(now time.Time, routes int) lb.PeerStatus {
 	s := lb.PeerStatus{Peer: n.peer.Address, ASN: n.peer.ASN, State: n.state, Since: n.since, LastError: n.reason(now)}
-	s.Received = n.received
-	s.Routes = n.routes(v4, v6)
+	s.Received, s.Errors = n.received, slices.Clone(n.errors)
+	if n.state == stateEstablished {
+		s.Routes = routes
+	}
 	return s
-}
-
-// routes returns how many of v4 and v6 routes are sent to the peer.
-func (n *session) routes(v4, v6 int) int {
-	if n.state != stateEstablished {
-		return 0
-	}
-	sent := 0
-	if n.carries(netip.IPv4Unspecified()) {
-		sent += v4
-	}
-	if n.carries(netip.IPv6Unspecified()) {
-		sent += v6
-	}
-	return sent
 }
 
 // reason returns what is wrong and, where possible, what to check; "" when nothing is.

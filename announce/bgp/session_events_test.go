@@ -68,6 +68,22 @@ func TestRecord(t *testing.T) {
 	})
 }
 
+// The last ten errors are remembered, each once.
+func TestRemember(t *testing.T) {
+	var n session
+	start := time.Now()
+	for i, text := range []string{"a", "b", "a", "c", "d", "e", "f", "g", "h", "i", "j", "k"} {
+		n.remember(text, start.Add(time.Duration(i)*time.Second))
+	}
+	got := ""
+	for _, e := range n.errors {
+		got += e.Text
+	}
+	if at := n.errors[9].At.Sub(start); got != "kjihgfedca" || at != 2*time.Second {
+		t.Errorf("errors %q, the oldest after %v", got, at)
+	}
+}
+
 // A NOTIFICATION replaces every other reason. An error without a cause replaces only one of its kind.
 func TestSetFault(t *testing.T) {
 	old, now := time.Now().Add(-time.Hour), time.Now()

@@ -49,7 +49,6 @@ type Speaker struct {
 	o        Options
 	bfdError string // why BFD does not run; empty: it does
 	sessions map[netip.Addr]*session
-	v4, v6   int // numbers of routes in gobgp
 }
 
 // New returns a Speaker, or an error with every invalid option. It opens no socket.
@@ -139,7 +138,6 @@ func (s *Speaker) install(ctx context.Context) (failed map[netip.Prefix]error, e
 			failed[c.prefix] = err
 		}
 	}
-	s.publishCounts()
 	if withdrawn > 0 {
 		ctx, cancel := context.WithTimeout(ctx, withdrawTimeout)
 		defer cancel()
@@ -170,19 +168,6 @@ func (s *Speaker) applyChange(ctx context.Context, o *Options, c change) error {
 	return nil
 }
 
-// publishCounts updates the numbers of routes for Peers and the metrics.
-func (s *Speaker) publishCounts() {
-	v4 := 0
-	for p := range s.installed {
-		if p.Addr().Is4() {
-			v4++
-		}
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.v4, s.v6 = v4, len(s.installed)-v4
-}
-
 // Peers returns the state of every peer, sorted by address.
 func (s *Speaker) Peers() []lb.PeerStatus {
 	s.mu.Lock()
@@ -191,7 +176,7 @@ func (s *Speaker) Peers() []lb.PeerStatus {
 	list := make([]lb.PeerStatus, 0, len(s.sessions))
 	states := s.bfdStates()
 	for _, e := range s.sessions {
-		p := e.status(now, s.v4, s.v6)
+		p := e.status(now, s.withdrawals.routes(e.peer.Address))
 		p.BFD = states[p.Peer]
 		list = append(list, p)
 	}
@@ -199,16 +184,10 @@ func (s *Speaker) Peers() []lb.PeerStatus {
 	return list
 }
 
-// Carried reports whether the route of a VIP is sent to at least one peer.
+// Carried reports whether the route of a VIP was written to at least one peer.
 func (s *Speaker) Carried(vip netip.Addr) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, e := range s.sessions {
-		if e.state == stateEstablished && e.carries(vip) {
-			return true
-		}
-	}
-	return false
+	o := s.options()
+	return s.withdrawals.written(o.prefixOf(vip.Unmap().WithZone("")))
 }
 
 // mailbox passes events to the goroutine of Run. post never blocks.

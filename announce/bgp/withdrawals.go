@@ -97,6 +97,18 @@ func (w *withdrawalTracker) routes(peer netip.Addr) int {
 	return 0
 }
 
+// written reports whether a peer has the route.
+func (w *withdrawalTracker) written(p netip.Prefix) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, r := range w.peers {
+		if _, ok := r.routes[p]; ok {
+			return true
+		}
+	}
+	return false
+}
+
 // signal wakes wait when nothing is pending. w.mu is held.
 func (w *withdrawalTracker) signal() {
 	if w.count() == 0 {
