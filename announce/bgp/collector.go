@@ -28,7 +28,8 @@ func (s *Speaker) Collect(ch chan<- prometheus.Metric) {
 			up = 1
 		}
 		ch <- prometheus.MustNewConstMetric(peerUp, prometheus.GaugeValue, up, peer)
-		ch <- prometheus.MustNewConstMetric(routesAnnounced, prometheus.GaugeValue, float64(s.withdrawals.routes(addr)), peer)
+		routes := float64(s.withdrawals.routes(addr))
+		ch <- prometheus.MustNewConstMetric(routesAnnounced, prometheus.GaugeValue, routes, peer)
 		ch <- prometheus.MustNewConstMetric(transitions, prometheus.CounterValue, float64(p.ups), peer, "up")
 		ch <- prometheus.MustNewConstMetric(transitions, prometheus.CounterValue, float64(p.downs), peer, "down")
 	}
