@@ -125,9 +125,13 @@ func (b BFD) Enabled() bool { return b.Interval > 0 }
 // L2 configures announcements by ARP and NDP.
 type L2 struct {
 	Interfaces []string // empty: the uplinks
-	Members    []netip.Addr
-	Port       uint16 // membership, UDP and TCP
-	Secret     Secret // 16 to 80 bytes; zero: membership is not authenticated
+	// Members are the other machines with the same addresses. Empty: there are none, or they are the nodes of the
+	// cluster.
+	Members []netip.Addr
+	Port    uint16 // membership, UDP and TCP
+	// Secrets encrypt the messages of members: the first one those that are sent; all are accepted. Each has 16 to 80
+	// bytes. Empty: messages are not authenticated.
+	Secrets []Secret
 }
 
 // Pool is a set of addresses that may be assigned to services and announced.

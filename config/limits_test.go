@@ -260,6 +260,41 @@ func TestNoWarningWithoutKeys(t *testing.T) {
 	}
 }
 
+// A file of secrets has up to three, in its order.
+func TestSecretsOfMembers(t *testing.T) {
+	dir := t.TempDir()
+	const one, two, three, four = "the first secret", "the second secret", "the third secret", "the fourth secret"
+	for _, tt := range []struct {
+		lines []string
+		ok    bool
+	}{
+		{[]string{one}, true}, {[]string{one, two, three}, true}, {[]string{one, "", two, ""}, true},
+		{[]string{one, two, three, four}, false}, {[]string{one, "short"}, false}, {[]string{""}, false},
+		{[]string{one, "\x00 is not text at all"}, false},
+	} {
+		text := strings.Join(tt.lines, "\n") + "\n"
+		if err := os.WriteFile(filepath.Join(dir, "s"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := Parse(filepath.Join(dir, "f"), []byte("[l2]\nsecret_file = \"s\""))
+		if (err == nil) != tt.ok {
+			t.Errorf("%q: %v", tt.lines, err)
+			continue
+		}
+		if !tt.ok {
+			continue
+		}
+		var got []string
+		for _, s := range c.L2.Secrets {
+			got = append(got, s.Reveal())
+		}
+		want := slices.DeleteFunc(tt.lines, func(s string) bool { return s == "" })
+		if !slices.Equal(got, want) {
+			t.Errorf("%q: read %q", tt.lines, got)
+		}
+	}
+}
+
 func TestSecretLengths(t *testing.T) {
 	dir := t.TempDir()
 	for _, c := range []struct {

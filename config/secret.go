@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"strings"
 	"unicode/utf8"
 	"unique"
 )
@@ -80,6 +81,38 @@ func (t *table) secret(key, like string, low, high int) Secret {
 		return NewSecret(string(text))
 	}
 	return Secret{}
+}
+
+// secrets reads the secret file that a key names, with one secret a line, at most n.
+func (t *table) secrets(key, like string, low, high, n int) (list []Secret) {
+	i, name, text, ok := t.secretText(key, like)
+	if !ok {
+		return nil
+	}
+	lines := strings.FieldsFunc(string(text), func(r rune) bool { return r == '\r' || r == '\n' })
+	switch {
+	case len(lines) == 0:
+		i.errorf("write the secret into it, on one line", "%s is empty", name)
+		return nil
+	case bytes.ContainsRune(text, 0) || !utf8.Valid(text):
+		i.errorf("write one secret a line", "%s is not text", name)
+		return nil
+	case len(lines) > n:
+		i.errorf("remove the oldest", "%s has %d secrets; at most %d are accepted", name, len(lines), n)
+		return nil
+	}
+	for _, line := range lines {
+		switch {
+		case len(line) < low:
+			i.errorf(fmt.Sprintf("write at least %d", low), "%s has only %d bytes", name, len(line))
+			return nil
+		case len(line) > high:
+			i.errorf(fmt.Sprintf("write at most %d", high), "%s has more than %d bytes", name, high)
+			return nil
+		}
+		list = append(list, NewSecret(line))
+	}
+	return list
 }
 
 // secretText reads the file that a key names, and returns its name and text.

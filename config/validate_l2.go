@@ -4,6 +4,9 @@ import "net/netip"
 
 func defaultL2() *L2 { return &L2{Port: 7946} }
 
+// l2SecretsMax is what a rotation needs: the secret before, the one in use and the next one.
+const l2SecretsMax = 3
+
 func (d *decoder) l2(t *table) *L2 {
 	l := defaultL2()
 	l.Interfaces = t.interfaces("interfaces")
@@ -15,8 +18,8 @@ func (d *decoder) l2(t *table) *L2 {
 		return a, ok
 	})
 	l.Port = integer(t, "port", l.Port, 1, 65535)
-	l.Secret = t.secret("secret_file", "/etc/steelyard/gossip.key", 16, 80)
-	if len(l.Members) > 0 && !t.has("secret_file") {
+	l.Secrets = t.secrets("secret_file", "/etc/steelyard/gossip.key", 16, 80, l2SecretsMax)
+	if len(l.Members) > 0 && !t.has("secret_file") && len(d.config.Datapath.TunnelKeys) == 0 {
 		t.at("members").warnf("share a secret by secret_file",
 			"any host that can reach port %d can take over addresses", l.Port)
 	}

@@ -120,8 +120,8 @@ func TestMetricsPassPromlint(t *testing.T) {
 	r.MustRegister(a)
 	described := make(chan *prometheus.Desc, 10)
 	a.Describe(described)
-	if n, err := testutil.GatherAndCount(r); n != 4 || len(described) != 4 || err != nil {
-		t.Errorf("%d metrics, %d described, %v; want 4", n, len(described), err)
+	if n, err := testutil.GatherAndCount(r); n != 6 || len(described) != 6 || err != nil {
+		t.Errorf("%d metrics, %d described, %v; want 6", n, len(described), err)
 	}
 	if problems, err := testutil.GatherAndLint(r); err != nil || len(problems) > 0 {
 		t.Errorf("%v %v", problems, err)

@@ -38,7 +38,11 @@ func (r *responder) readARP(s *sockets) error {
 		if r.isTwin() {
 			continue
 		}
-		sent, err := r.a.reply(packet.TargetIP, func() error {
+		reply := r.a.reply
+		if packet.SenderIP.IsUnspecified() {
+			reply = r.a.claimOwned
+		}
+		sent, err := reply(packet.TargetIP, func() error {
 			return replyARP(s, packet)
 		})
 		if err != nil {

@@ -3,6 +3,7 @@ package l2
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -11,6 +12,8 @@ import (
 	"github.com/mdlayher/arp"
 	"github.com/mdlayher/ethernet"
 	"github.com/mdlayher/ndp"
+
+	"github.com/steelyard-lb/steelyard/announce/l2/members"
 )
 
 // Times of a claim. They are shorter than those of RFC 5227 §1.1, because clients wait for the address: a host on an
@@ -26,13 +29,16 @@ const (
 
 // claim is a VIP that is to be announced and is not yet: it is probed first (RFC 5227 §2.1).
 type claim struct {
-	sent  int       // probes of this round
-	due   time.Time // of the next step
-	heard string    // the MAC address of a host that has the VIP, or probes for it, too
+	sent    int       // probes of this round
+	due     time.Time // of the next step
+	heard   string    // the MAC address of a host that has the VIP, or probes for it, too
+	member  bool      // that host is a member
+	standby string    // the name of the member that is to have the VIP; "": this node is
 }
 
 // ownership is a VIP that is announced.
 type ownership struct {
+	term     uint32    // of the take-over, for the members
 	defended time.Time // last
 	defend   time.Time // when it is to be defended next; zero: not
 }
@@ -41,6 +47,7 @@ type ownership struct {
 type Conflict struct {
 	VIP       netip.Addr
 	MAC       string // of the other host
+	Member    string // its name, if it is a member that cannot be reached as one
 	Interface string
 	Since     time.Time
 	Last      time.Time // when the other host was heard
@@ -52,19 +59,52 @@ func (a *Announcer) Conflicts() []Conflict {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	var list []Conflict
-	for vip, c := range a.rivals {
-		_, wanted := a.claims[vip]
-		c.Withheld = wanted
-		if wanted || time.Since(c.Last) < conflictTime {
-			list = append(list, *c)
+	for vip, r := range a.rivals {
+		c, wanted := a.claims[vip]
+		if wanted && c.standby != "" {
+			continue
+		}
+		r := *r
+		if r.Withheld = wanted; wanted || time.Since(r.Last) < conflictTime {
+			list = append(list, r)
 		}
 	}
 	slices.SortFunc(list, func(x, y Conflict) int { return x.VIP.Compare(y.VIP) })
 	return list
 }
 
+// Waiting is why a VIP is not announced yet.
+type Waiting struct {
+	Reason   string
+	Intended bool // another node announces it
+}
+
+// Waiting returns the VIPs that are not announced, without those that another host claims.
+func (a *Announcer) Waiting() map[netip.Addr]Waiting {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	list := make(map[netip.Addr]Waiting, len(a.claims))
+	usable := a.usable()
+	for vip, c := range a.claims {
+		switch {
+		case !usable:
+			list[vip] = Waiting{Reason: "no interface of [l2] is up"}
+		case c.standby != "":
+			list[vip] = Waiting{fmt.Sprintf("standby: %s has it", c.standby), true}
+		case c.heard != "" && a.rivals[vip] != nil:
+		default:
+			list[vip] = Waiting{Reason: "not yet: probing whether another host has it"}
+		}
+	}
+	return list
+}
+
 // runClaims probes for the claimed VIPs, and announces those that no other host has, until ctx ends.
 func (a *Announcer) runClaims(ctx context.Context) {
+	var changed <-chan struct{} // never, without members
+	if a.o.Members != nil {
+		changed = a.o.Members.Changed()
+	}
 	for {
 		todo, next := a.step(time.Now())
 		a.sendAll(ctx, todo)
@@ -72,6 +112,10 @@ func (a *Announcer) runClaims(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-a.claimed:
+		case <-changed:
+			a.mu.Lock()
+			a.reelected = true
+			a.mu.Unlock()
 		case <-time.After(next):
 		}
 	}
@@ -101,7 +145,7 @@ func (a *Announcer) sendAll(ctx context.Context, s steps) {
 	// Many probes take longer than their interval.
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	due := time.Now().Add(probeInterval)
+	due := time.Now().Add(a.probeInterval())
 	for _, vip := range s.probe {
 		if c := a.claims[vip]; c != nil && c.heard == "" {
 			c.due = due
@@ -109,32 +153,35 @@ func (a *Announcer) sendAll(ctx context.Context, s steps) {
 	}
 }
 
+// probeInterval is shorter among members: that the last one failed is known.
+func (a *Announcer) probeInterval() time.Duration {
+	if a.o.Members != nil {
+		return memberProbeInterval
+	}
+	return probeInterval
+}
+
 // step advances the claims that are due, and returns what to send, and how long nothing else is due.
 func (a *Announcer) step(now time.Time) (s steps, next time.Duration) {
-	usable := slices.ContainsFunc(a.responders, (*responder).isOpen)
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.reelected {
+		a.reelected = false
+		a.publishing = true
+		a.reelect(now)
+	}
+	wait := !a.usable() || a.joining(now)
 	next = time.Hour
 	for vip, c := range a.claims {
 		switch {
 		case c.due.After(now):
-		case !usable:
-			c.due = now.Add(probeInterval)
-		case c.heard != "":
-			*c = claim{due: now.Add(max(claimRetry, time.Duration(len(a.rivals))*claimSpacing))}
-		case c.sent < probes:
-			c.sent++
-			c.due = now.Add(probeInterval)
-			s.probe = append(s.probe, vip)
+		case wait:
+			c.due = now.Add(a.probeInterval())
 		default:
-			delete(a.claims, vip)
-			if r := a.rivals[vip]; r != nil {
-				delete(a.rivals, vip)
-				a.o.Log.Info("address taken over", "vip", vip, "from", r.MAC)
+			a.advance(vip, c, now, &s)
+			if a.owned[vip] != nil {
+				continue
 			}
-			a.owned[vip] = &ownership{}
-			s.added = append(s.added, vip)
-			continue
 		}
 		next = min(next, c.due.Sub(now))
 	}
@@ -152,17 +199,56 @@ func (a *Announcer) step(now time.Time) (s steps, next time.Duration) {
 	for _, list := range [][]netip.Addr{s.probe, s.added, s.defend} {
 		slices.SortFunc(list, netip.Addr.Compare)
 	}
+	if a.publishing {
+		a.publishing = false
+		a.publish()
+	}
 	return s, next
 }
 
-// reclaim makes every owned VIP a claim again: while no interface worked, another host may have taken it over.
+// advance advances a claim that is due; a.mu is held.
+func (a *Announcer) advance(vip netip.Addr, c *claim, now time.Time, s *steps) {
+	if p, other := a.otherOwner(vip); other {
+		*c = claim{standby: p.Name, due: now.Add(time.Hour)} // or when the members change
+		return
+	}
+	switch {
+	case c.standby != "":
+		*c = claim{due: now}
+		a.advance(vip, c, now, s)
+	case c.heard != "" && c.member:
+		*c = claim{due: now.Add(memberRetry)}
+	case c.heard != "":
+		*c = claim{due: now.Add(max(claimRetry, time.Duration(len(a.rivals))*claimSpacing))}
+	case c.sent < probes:
+		c.sent++
+		c.due = now.Add(a.probeInterval())
+		s.probe = append(s.probe, vip)
+	default:
+		delete(a.claims, vip)
+		if r := a.rivals[vip]; r != nil {
+			delete(a.rivals, vip)
+			a.o.Log.Info("address taken over", "vip", vip, "from", r.MAC)
+		}
+		a.owned[vip] = &ownership{term: a.nextTerm(vip)}
+		s.added = append(s.added, vip)
+		a.publishing = true
+	}
+}
+
+// reclaim makes every owned VIP a claim again: while no interface worked, or the process did not run, another host may
+// have taken it over.
 func (a *Announcer) reclaim() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for vip := range a.owned {
-		a.claims[vip] = &claim{due: time.Now()}
+		if _, leaving := a.leaving[vip]; leaving {
+			delete(a.owned, vip)
+			continue
+		}
+		a.release(vip, &claim{due: time.Now()})
 	}
-	clear(a.owned)
+	a.publishing = true
 	a.wake()
 }
 
@@ -183,9 +269,8 @@ func (a *Announcer) conflict(vip netip.Addr, mac, iface string) {
 	}
 	now := time.Now()
 	a.mu.Lock()
-	c, claimed := a.claims[vip]
-	o, owned := a.owned[vip]
-	if !claimed && !owned {
+	c, o := a.claims[vip], a.owned[vip]
+	if c == nil && o == nil || a.expected(vip, c, mac, now) {
 		a.mu.Unlock()
 		return
 	}
@@ -195,9 +280,15 @@ func (a *Announcer) conflict(vip netip.Addr, mac, iface string) {
 		a.rivals[vip] = r
 	}
 	r.Last = now
-	if claimed {
-		c.heard, c.due = mac, now
-	} else if o.defend.IsZero() {
+	p, member := a.memberOf(mac)
+	r.Member = p.Name
+	switch {
+	case c != nil:
+		*c = claim{heard: mac, member: member, due: now}
+	case member && outranks(vip, p.Address, a.o.Members.Self()): // it keeps the VIP by the same rule
+		a.release(vip, &claim{heard: mac, member: true, due: now})
+		a.publishing = true
+	case o.defend.IsZero():
 		o.defend = now
 		if next := o.defended.Add(defendInterval); !o.defended.IsZero() && next.After(now) {
 			o.defend = next
@@ -207,8 +298,39 @@ func (a *Announcer) conflict(vip netip.Addr, mac, iface string) {
 	a.mu.Unlock()
 	a.metrics.conflicts.WithLabelValues(iface).Inc()
 	if !known && a.logged.allow(now) {
-		a.o.Log.Warn("address conflict", "vip", vip, "mac", mac, "interface", iface, "announced", owned)
+		a.o.Log.Warn("address conflict", "vip", vip, "mac", mac, "member", p.Name, "interface", iface,
+			"announced", o != nil)
 	}
+}
+
+// expected reports whether a frame in which another host claims a VIP is part of the work of the members; a.mu is held.
+func (a *Announcer) expected(vip netip.Addr, c *claim, mac string, now time.Time) bool {
+	p, member := a.memberOf(mac)
+	if !member {
+		return c != nil && c.standby != "" // the member that has the VIP sees to it
+	}
+	if l := a.leaving[vip]; l != nil {
+		l.taken = true
+		return true
+	}
+	switch {
+	case c != nil && c.standby != "":
+		return true
+	case !p.Alive:
+		return false
+	case c != nil: // it has not given the VIP up yet, or both take it over, with views that will agree
+		*c = claim{heard: mac, member: true, due: now}
+		a.wake()
+	}
+	return true // of two that have the VIP, both are told which one keeps it
+}
+
+// memberOf returns the member that has a MAC address.
+func (a *Announcer) memberOf(mac string) (members.Peer, bool) {
+	if a.o.Members == nil {
+		return members.Peer{}, false
+	}
+	return a.o.Members.OfMAC(mac)
 }
 
 // probed takes the probe of another host for a VIP. When two probe at the same time, the one with the lower MAC
@@ -232,6 +354,9 @@ func (a *Announcer) isOwn(mac string) bool {
 }
 
 func (r *responder) isOpen() bool { return r.opened() != nil }
+
+// usable reports whether an interface is up.
+func (a *Announcer) usable() bool { return slices.ContainsFunc(a.responders, (*responder).isOpen) }
 
 // probe asks whether a host has one of vips.
 func (r *responder) probe(ctx context.Context, vips []netip.Addr) {

@@ -5,12 +5,20 @@
 // VIPs are never added to an interface. Replies for a VIP are sent on every interface in Options. After Set has
 // returned, no reply is sent for a VIP that it left out.
 //
-// One host answers for a VIP. There is no election between several nodes yet: an announcer probes for a VIP before it
-// announces it (RFC 5227 §2.1), and when another host answers, it does not announce it and probes again every second.
-// So of several nodes with one VIP the first one has it, and another takes over within about a second after its end. Of
-// two that probe at the same time, the one with the lower MAC address goes on. A VIP that is announced is kept and
-// defended (§2.4); such a conflict is logged, counted and reported. After a network partition two hosts may have one
-// VIP: both report it.
+// One host answers for a VIP. An announcer probes for a VIP before it announces it (RFC 5227 §2.1), and when another
+// host answers, it does not announce it and probes again every second. A VIP that is announced is kept and defended
+// (§2.4); such a conflict is logged, counted and reported. The times of §1.1 are shorter here, because clients wait.
+//
+// Without Members, the first of several nodes with one VIP has it, and of two that probe at the same time, the one with
+// the lower MAC address. With Members, all nodes elect the same owner of each VIP (elect), only that one probes, and
+// the others are on standby. What one node has it keeps: the owner of a VIP says so to the members, with a term that
+// grows with each take-over. Members that do not respond may be alive, since the membership would rather err than be
+// late: the probe tells, so an error moves no address. A VIP that Set removes is answered for, but not defended, until
+// another member has it. After a partition of the members, the later term decides; while it lasts, two owners hear each
+// other, and the order of the VIP decides (outranks).
+//
+// A process that was stopped, or whose machine was suspended, has a queue of requests and no longer its VIPs: replies
+// stop when the process has not run for suspendLimit, and VIPs are probed for again.
 //
 // ARP and neighbour messages are read from and written to packet sockets: neighbour unreachability detection sends
 // solicitations by unicast to the VIP (RFC 4861 §7.3), which the network stack does not accept as a local address, and

@@ -32,7 +32,7 @@ type fakeSystem struct {
 }
 
 func newFakeSystem() *fakeSystem {
-	return &fakeSystem{ifi: net.Interface{Index: 7, Name: "eth0", Flags: net.FlagUp, HardwareAddr: ownMAC}}
+	return &fakeSystem{ifi: net.Interface{Index: 7, Name: "eth0", Flags: up, HardwareAddr: ownMAC}}
 }
 
 // use makes the responders of a use f.

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -21,6 +22,9 @@ type Options struct {
 	Log        *slog.Logger
 	// Repeat are the delays after which gratuitous frames are sent again. nil: 100 ms, 500 ms, 1 s, 2 s and 4 s.
 	Repeat []time.Duration
+	// Members are the other nodes with the same VIPs: one of them at a time has a VIP. nil: there are none, and a VIP
+	// that no host answers for is announced.
+	Members Membership
 	// Claim: announce addresses without asking whether another host has them. For tests.
 	Claim bool
 }
@@ -51,8 +55,17 @@ type Announcer struct {
 	owned  map[netip.Addr]*ownership
 	claims map[netip.Addr]*claim    // not owned yet
 	rivals map[netip.Addr]*Conflict // the last of each VIP that is owned or claimed
-	ctx    context.Context          // of Run; nil before
-	bursts sync.WaitGroup
+	// leaving are owned VIPs that Set has removed, until another member has them.
+	leaving    map[netip.Addr]*leave
+	local      map[netip.Addr]bool // VIPs with endpoints on this node
+	firstSet   time.Time           // zero: none yet
+	joined     bool                // see joining
+	reelected  bool                // the members may have changed: elect again
+	publishing bool                // what the members know of this node may have changed
+	macs       chan struct{}       // capacity 1: the own MAC addresses may have changed
+	seen       atomic.Int64        // the boot time when the process ran last, in nanoseconds
+	ctx        context.Context     // of Run; nil before
+	bursts     sync.WaitGroup
 }
 
 // New returns an Announcer. It sends nothing before Set and Run.
@@ -66,6 +79,7 @@ func New(o Options) (*Announcer, error) {
 	a := &Announcer{
 		o: o, metrics: newMetrics(), claimed: make(chan struct{}, 1),
 		owned: map[netip.Addr]*ownership{}, claims: map[netip.Addr]*claim{}, rivals: map[netip.Addr]*Conflict{},
+		leaving: map[netip.Addr]*leave{}, local: map[netip.Addr]bool{}, macs: make(chan struct{}, 1),
 		pace:   bucket{interval: frameInterval, burst: frameBurst},
 		logged: bucket{interval: logInterval, burst: logBurst},
 	}
@@ -77,53 +91,103 @@ func New(o Options) (*Announcer, error) {
 	return a, nil
 }
 
-// Set implements lb.Announcer. It fails for addresses that are not unicast, and announces the others.
-func (a *Announcer) Set(_ context.Context, list []lb.Announcement) error {
-	want, errs := map[netip.Addr]struct{}{}, lb.VIPErrors{}
+// leave is a VIP that is left to another member.
+type leave struct {
+	taken bool // frames of that member were heard
+}
+
+// Set implements lb.Announcer. It fails for addresses that are not unicast, and announces the others. With members, it
+// waits up to a second until another one has the VIPs that it removes.
+func (a *Announcer) Set(ctx context.Context, list []lb.Announcement) error {
+	want, errs := map[netip.Addr]lb.Announcement{}, lb.VIPErrors{}
 	for _, x := range list {
 		if !x.VIP.IsGlobalUnicast() {
 			errs.Add(x.VIP, errors.New("not a global unicast address"))
 			continue
 		}
-		want[x.VIP] = struct{}{}
+		want[x.VIP] = x
 	}
 	a.mu.Lock()
-	var added []netip.Addr
-	for vip := range want {
-		if !a.has(vip) {
-			added = append(added, vip)
-			a.claims[vip] = &claim{due: time.Now()}
-			for _, p := range a.responders {
-				p.join(vip)
-			}
-		}
+	if a.firstSet.IsZero() {
+		a.firstSet = time.Now()
 	}
-	for _, vip := range a.allOf() {
-		if _, ok := want[vip]; !ok {
-			delete(a.owned, vip)
-			delete(a.claims, vip)
-			delete(a.rivals, vip)
-			for _, p := range a.responders {
-				p.leave(vip)
-			}
-		}
-	}
-	ctx := a.ctx
+	added := a.add(want)
+	removed := a.remove(want)
+	running := a.ctx
 	if a.o.Claim {
 		for _, vip := range added {
 			delete(a.claims, vip)
 			a.owned[vip] = &ownership{}
 		}
 	} else {
-		a.wake()
 		added = nil // runClaims announces them
 	}
+	a.publishing = true
+	a.wake()
 	a.mu.Unlock()
-	if ctx != nil && len(added) > 0 {
+	if running != nil && len(added) > 0 {
 		slices.SortFunc(added, netip.Addr.Compare)
-		a.announce(ctx, a.responders, added)
+		a.announce(running, a.responders, added)
+	}
+	if len(removed) > 0 {
+		if running != nil {
+			a.handOver(ctx.Done())
+		}
+		a.mu.Lock()
+		a.drop(removed)
+		a.publishing = true
+		a.wake()
+		a.mu.Unlock()
 	}
 	return errs.OrNil()
+}
+
+// add makes claims of the VIPs that are new, and returns them; a.mu is held.
+func (a *Announcer) add(want map[netip.Addr]lb.Announcement) (added []netip.Addr) {
+	for vip := range want {
+		if a.has(vip) {
+			continue
+		}
+		added = append(added, vip)
+		a.claims[vip] = &claim{due: time.Now()}
+		for _, p := range a.responders {
+			p.join(vip)
+		}
+	}
+	return added
+}
+
+// remove removes the VIPs that are not wanted, except for those that are first left to another member, which it
+// returns; a.mu is held.
+func (a *Announcer) remove(want map[netip.Addr]lb.Announcement) (left []netip.Addr) {
+	var gone []netip.Addr
+	for _, vip := range a.allOf() {
+		if _, ok := want[vip]; ok {
+			continue
+		}
+		if _, owned := a.owned[vip]; owned && a.o.Members != nil {
+			a.leaving[vip] = &leave{}
+			left = append(left, vip)
+		} else {
+			gone = append(gone, vip)
+		}
+	}
+	a.drop(gone)
+	return left
+}
+
+// drop removes VIPs; a.mu is held.
+func (a *Announcer) drop(vips []netip.Addr) {
+	for _, vip := range vips {
+		delete(a.owned, vip)
+		delete(a.claims, vip)
+		delete(a.rivals, vip)
+		delete(a.leaving, vip)
+		delete(a.local, vip)
+		for _, p := range a.responders {
+			p.leave(vip)
+		}
+	}
 }
 
 // has reports whether vip is owned or claimed; a.mu is held.
@@ -168,6 +232,10 @@ func (a *Announcer) Run(ctx context.Context) error {
 		running.Go(func() { p.run(ctx, links.changes[i]) })
 	}
 	running.Go(func() { a.runClaims(ctx) })
+	running.Go(func() { a.watchClock(ctx) })
+	if a.o.Members != nil {
+		running.Go(func() { a.tellMACs(ctx) })
+	}
 	running.Wait()
 	a.mu.Lock()
 	a.ctx = nil
@@ -178,9 +246,20 @@ func (a *Announcer) Run(ctx context.Context) error {
 
 // reply calls send when vip is owned. A Set that removes vip returns only after send has.
 func (a *Announcer) reply(vip netip.Addr, send func() error) (sent bool, err error) {
+	return a.whileOwned(vip, true, send)
+}
+
+// claimOwned calls send when vip is owned and not being left to another member: that one announces it, and gets no
+// reply to its probes.
+func (a *Announcer) claimOwned(vip netip.Addr, send func() error) (sent bool, err error) {
+	return a.whileOwned(vip, false, send)
+}
+
+func (a *Announcer) whileOwned(vip netip.Addr, leavingToo bool, send func() error) (sent bool, err error) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	if _, ok := a.owned[vip]; !ok {
+	_, leaving := a.leaving[vip]
+	if a.owned[vip] == nil || leaving && !leavingToo || a.wasSuspended() {
 		return false, nil
 	}
 	return true, send()
@@ -200,12 +279,25 @@ func (a *Announcer) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (a *Announcer) Collect(ch chan<- prometheus.Metric) {
+	a.mu.RLock()
+	a.metrics.owned.Set(float64(len(a.owned)))
+	a.mu.RUnlock()
+	alive := 1
+	if a.o.Members != nil {
+		for _, p := range a.o.Members.Peers(netip.Addr{}) {
+			if p.Alive {
+				alive++
+			}
+		}
+	}
+	a.metrics.members.Set(float64(alive))
 	a.metrics.each(func(c prometheus.Collector) { c.Collect(ch) })
 }
 
 type metrics struct {
 	replies, gratuitous, conflicts *prometheus.CounterVec
 	overruns                       prometheus.Counter
+	members, owned                 prometheus.Gauge
 }
 
 func newMetrics() *metrics {
@@ -223,11 +315,19 @@ func newMetrics() *metrics {
 			Name: "steelyard_l2_link_overruns_total",
 			Help: "Overruns of the queue of link updates, after which every interface is looked at again.",
 		}),
+		members: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "steelyard_l2_members", Help: "Members of [l2] that respond, this node included.",
+		}),
+		owned: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "steelyard_l2_addresses", Help: "VIPs that this node replies for.",
+		}),
 	}
 }
 
 func (m *metrics) each(f func(prometheus.Collector)) {
-	for _, c := range []prometheus.Collector{m.replies, m.gratuitous, m.conflicts, m.overruns} {
+	for _, c := range []prometheus.Collector{
+		m.replies, m.gratuitous, m.conflicts, m.overruns, m.members, m.owned,
+	} {
 		f(c)
 	}
 }

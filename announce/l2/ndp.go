@@ -174,7 +174,11 @@ func (r *responder) solicited(s *sockets, from netip.Addr, mac net.HardwareAddr,
 	if r.isTwin() {
 		return
 	}
-	sent, err := r.a.reply(vip, func() error {
+	reply := r.a.reply
+	if from.IsUnspecified() {
+		reply = r.a.claimOwned
+	}
+	sent, err := reply(vip, func() error {
 		if from.IsUnspecified() {
 			return s.ndp.advertise(vip, allNodes, multicastMAC(allNodes), false)
 		}

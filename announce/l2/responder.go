@@ -82,6 +82,7 @@ func (r *responder) serve(ctx context.Context, changed <-chan struct{}) error {
 		r.mu.Lock()
 		r.open, r.groups = nil, nil
 		r.mu.Unlock()
+		r.a.linksChanged()
 		s.close()
 		readers.Wait()
 	}()
@@ -117,8 +118,11 @@ func (r *responder) openSockets() (*sockets, error) {
 	if err != nil {
 		return nil, err
 	}
-	if ifi.Flags&net.FlagUp == 0 {
+	switch {
+	case ifi.Flags&net.FlagUp == 0:
 		return nil, errors.New("interface is down")
+	case ifi.Flags&up != up:
+		return nil, errors.New("interface has no carrier")
 	}
 	if len(ifi.HardwareAddr) != 6 {
 		return nil, errors.New("interface is not Ethernet")
@@ -151,6 +155,7 @@ func (r *responder) use(s *sockets) {
 	for _, vip := range r.a.allOf() {
 		r.join(vip)
 	}
+	r.a.linksChanged()
 }
 
 // join joins the solicited-node multicast group of an IPv6 VIP (RFC 4861 §7.2.1). Several VIPs may share a group.
@@ -230,7 +235,7 @@ func (r *responder) gratuitous(ctx context.Context, vips []netip.Addr) {
 	}
 	for _, vip := range vips {
 		r.a.pace.wait(ctx)
-		sent, err := r.a.reply(vip, func() error {
+		sent, err := r.a.claimOwned(vip, func() error {
 			if vip.Is4() {
 				return gratuitousARP(s, vip)
 			}

@@ -195,6 +195,7 @@ func TestOpenSockets(t *testing.T) {
 		{"up", func(*fakeSystem) {}, "", 3},
 		{"missing", func(f *fakeSystem) { f.missing = broken }, "broken", 0},
 		{"down", func(f *fakeSystem) { f.ifi.Flags = net.FlagBroadcast }, "interface is down", 0},
+		{"no carrier", func(f *fakeSystem) { f.ifi.Flags = net.FlagUp }, "interface has no carrier", 0},
 		{"not Ethernet", func(f *fakeSystem) { f.ifi.HardwareAddr = nil }, "interface is not Ethernet", 0},
 		{"no ARP", func(f *fakeSystem) { f.noARP = broken }, "open ARP: broken", 0},
 		{"no NDP", func(f *fakeSystem) { f.noNDP = broken }, "", 1},
@@ -337,7 +338,8 @@ func TestUsable(t *testing.T) {
 		want   bool
 	}{
 		{"unchanged", func(*net.Interface) {}, true},
-		{"other flags", func(i *net.Interface) { i.Flags |= net.FlagRunning }, true},
+		{"other flags", func(i *net.Interface) { i.Flags |= net.FlagMulticast }, true},
+		{"no carrier", func(i *net.Interface) { i.Flags = net.FlagUp }, false},
 		{"down", func(i *net.Interface) { i.Flags = net.FlagRunning }, false},
 		{"other index", func(i *net.Interface) { i.Index++ }, false},
 		{"other MAC", func(i *net.Interface) { i.HardwareAddr = otherMAC }, false},

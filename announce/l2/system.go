@@ -37,8 +37,11 @@ type ndpConn interface {
 	Close() error
 }
 
+// up are the flags of an interface that is up and has a carrier.
+const up = net.FlagUp | net.FlagRunning
+
 // usable reports whether the sockets of an interface still work: it is up, and not another one of the same name.
 func usable(was, now *net.Interface) bool {
 	same := now.Index == was.Index && bytes.Equal(now.HardwareAddr, was.HardwareAddr)
-	return same && now.Flags&net.FlagUp != 0
+	return same && now.Flags&up == up
 }

@@ -21,6 +21,8 @@ type AgentConfig struct {
 	ListenPort    int
 	Peers         []AgentPeer
 	L2            []string // interfaces; empty: no L2
+	L2Members     []netip.Addr
+	L2SecretFile  string
 	Services      []AgentService
 	LogLevel      string
 	// Env is added to the environment of the agent.
@@ -118,6 +120,8 @@ func (c AgentConfig) TOML() string {
 	if len(c.L2) > 0 {
 		t.table("[l2]")
 		t.strs("interfaces", c.L2)
+		t.addrs("members", c.L2Members)
+		t.str("secret_file", c.L2SecretFile)
 	}
 	for _, s := range c.Services {
 		s.write(t)

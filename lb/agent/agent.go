@@ -19,7 +19,6 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/agent/machine"
-	"github.com/steelyard-lb/steelyard/lb/agent/preflight"
 	"github.com/steelyard-lb/steelyard/lb/file"
 	"github.com/steelyard-lb/steelyard/lb/kube"
 	"github.com/steelyard-lb/steelyard/systemd"
@@ -42,8 +41,7 @@ type Options struct {
 	open func(datapath.Options) (forwarder, error) // nil: openDatapath; tests have one in memory
 }
 
-// complete fills in the defaults, and reads the configuration when there is none. A configuration that this version
-// does not implement is rejected in both cases.
+// complete fills in the defaults, and reads the configuration when there is none.
 func (o Options) complete() (Options, error) {
 	o.PinPath = cmp.Or(o.PinPath, datapath.DefaultPinPath)
 	o.StateDir = cmp.Or(o.StateDir, datapath.DefaultStateDir)
@@ -55,7 +53,7 @@ func (o Options) complete() (Options, error) {
 		o.Level = new(slog.LevelVar)
 	}
 	if o.Config != nil {
-		return o, preflight.Supported(o.Config)
+		return o, nil
 	}
 	var err error
 	o.Config, err = load(o.ConfigFile)
@@ -132,12 +130,17 @@ func New(o Options) (*Agent, error) {
 	}
 	if a.keys != nil {
 		dpOptions.TunnelKeys, dpOptions.HashSeed = a.keys.keys, a.keys.seed
+		a.keys.changed = func(k kube.Keys) { announcers.members.setClusterKeys(o.Config, k) }
+		if a.keys.known != nil {
+			a.keys.changed(*a.keys.known)
+		}
 	}
 	dp, err := o.open(dpOptions)
 	if err != nil {
 		return nil, err
 	}
 	a.datapath, a.reloader.setKeys = dp, dp.SetTunnelKeys
+	a.reloader.setMembers = announcers.members.reload
 	registry.MustRegister(dp)
 	if a.keys != nil {
 		a.tasks = append(a.tasks, a.keys.task(dp.SetTunnelKeys))
@@ -190,10 +193,15 @@ func (a *Agent) connect(
 	var inCluster func() *admin.Cluster
 	problems := []func() []string{
 		a.keys.problems, a.problems.list, prober.Problems, announcers.problems, announcers.conflicts.problems,
+		announcers.members.problems,
 	}
 	if o.Config.Kubernetes != nil {
 		c, err := newCluster(o, facts, a.engine, sink, func(nodes []netip.Addr) error {
 			sink.setNodes(nodes)
+			announcers.members.setNodes(nodes)
+			if o.Config.Kubernetes.Forward != lb.MethodTunnel {
+				return nil
+			}
 			return dp.SetTunnelSources(nodes)
 		})
 		if err != nil {

@@ -28,6 +28,7 @@ type announcers struct {
 	conflicts   conflicts
 	// configure applies a changed [bgp]; nil: there was none at the start.
 	configure func(*config.Config) error
+	members   *membership // nil: none
 	tasks     []task
 }
 
@@ -40,7 +41,7 @@ func newAnnouncers(
 	byKind := map[lb.AnnouncerKind]lb.Announcer{}
 	out := announcers{
 		peers: func() []lb.PeerStatus { return nil }, problems: func() []string { return nil },
-		conflicts: conflicts{bgp: cfg.BGP != nil, cluster: cfg.Kubernetes != nil},
+		conflicts: conflicts{bgp: cfg.BGP != nil},
 	}
 	if cfg.BGP != nil {
 		speaker, err := bgp.New(bgpOptions(cfg, facts, component(log, "bgp")))
@@ -57,12 +58,22 @@ func newAnnouncers(
 		out.tasks = append(out.tasks, task{"bgp", speaker.Run})
 	}
 	if cfg.L2 != nil {
-		responder, err := l2.New(l2.Options{Interfaces: facts.l2Interfaces, Log: component(log, "l2")})
+		options := l2.Options{Interfaces: facts.l2Interfaces, Log: component(log, "l2")}
+		var err error
+		if out.members, err = newMembership(cfg, facts, log); err != nil {
+			return announcers{}, err
+		}
+		if out.members != nil {
+			options.Members = out.members
+			out.tasks = append(out.tasks, task{"members of [l2]", out.members.Run})
+		}
+		responder, err := l2.New(options)
 		if err != nil {
 			return announcers{}, fmt.Errorf("l2: %w", err)
 		}
 		registry.MustRegister(responder)
 		byKind[lb.AnnounceL2], out.conflicts.list = responder, responder.Conflicts
+		out.conflicts.waiting = responder.Waiting
 		out.tasks = append(out.tasks, task{"l2", responder.Run})
 	}
 	out.all = announce.NewMux(byKind)

@@ -31,8 +31,11 @@ type clusterKeys struct {
 	path   string
 	seed   [32]byte // that the datapath was opened with
 	keys   *datapath.TunnelKeys
-	log    *slog.Logger
-	stale  atomic.Bool // the Secret has another seed
+	known  *kube.Keys // at the start; nil: none
+	// changed is called with keys that are in force in the datapath.
+	changed func(kube.Keys)
+	log     *slog.Logger
+	stale   atomic.Bool // the Secret has another seed
 }
 
 // openClusterKeys reads the keys. It returns nil when there is no cluster, or a file has the keys. Without keys the
@@ -41,7 +44,10 @@ func openClusterKeys(o Options) (*clusterKeys, error) {
 	if o.Config.Kubernetes == nil || len(o.Config.Datapath.TunnelKeys) > 0 {
 		return nil, nil
 	}
-	c := &clusterKeys{path: filepath.Join(o.KeepDir, "tunnel-keys.json"), log: component(o.Log, "kubernetes")}
+	c := &clusterKeys{
+		changed: func(kube.Keys) {}, path: filepath.Join(o.KeepDir, "tunnel-keys.json"),
+		log: component(o.Log, "kubernetes"),
+	}
 	known, err := c.load()
 	if err != nil {
 		c.log.Warn("tunnel keys of an earlier run not read", "err", err)
@@ -67,7 +73,7 @@ func openClusterKeys(o Options) (*clusterKeys, error) {
 	}
 	if known != nil {
 		keys := tunnelKeys(*known)
-		c.keys, c.seed = &keys, known.Seed
+		c.keys, c.seed, c.known = &keys, known.Seed, known
 	}
 	return c, nil
 }
@@ -89,6 +95,7 @@ func (c *clusterKeys) task(set func(datapath.TunnelKeys) error) task {
 				return err
 			}
 			c.save(k)
+			c.changed(k)
 			if stale := k.Seed != c.seed; c.stale.Swap(stale) != stale && stale {
 				c.log.Warn("the cluster has another hash seed; restart the agent to use it")
 			}

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -13,13 +14,16 @@ import (
 // conflicts reports the addresses that other hosts answer for by ARP or NDP.
 type conflicts struct {
 	list    func() []l2.Conflict // nil: l2 is off
-	bgp     bool                 // BGP is on, too
-	cluster bool                 // another node is expected to have the address
+	waiting func() map[netip.Addr]l2.Waiting
+	bgp     bool // BGP is on, too
 }
 
 // text describes a conflict.
 func (conflicts) text(c l2.Conflict) string {
 	host := fmt.Sprintf("%s on %s", c.MAC, c.Interface)
+	if c.Member != "" {
+		host = fmt.Sprintf("%s (%s), which is not reached as a member of [l2],", c.Member, host)
+	}
 	if c.Withheld {
 		return fmt.Sprintf("not announced here: %s answers for it since %s", host, c.Since.Format(time.RFC3339))
 	}
@@ -32,23 +36,25 @@ func (x conflicts) problems() (texts []string) {
 		return nil
 	}
 	for _, c := range x.list() {
-		if !c.Withheld || !x.cluster {
-			texts = append(texts, fmt.Sprintf("address conflict: %s: %s", c.VIP, x.text(c)))
-		}
+		texts = append(texts, fmt.Sprintf("address conflict: %s: %s", c.VIP, x.text(c)))
 	}
 	return texts
 }
 
-// withheld returns why an address that the engine announces by these announcers is not announced; "": it is.
-func (x conflicts) withheld(all []l2.Conflict, r lb.RouteStatus) string {
+// withheld returns why an address that the engine announces by these announcers is not announced, and whether that is
+// intended; "": it is.
+func (x conflicts) withheld(
+	all []l2.Conflict, waiting map[netip.Addr]l2.Waiting, r lb.RouteStatus,
+) (reason string, intended bool) {
 	if !r.Announced || slices.Contains(r.By, lb.AnnounceBGP) || len(r.By) == 0 && x.bgp {
-		return ""
+		return "", false
 	}
 	i := slices.IndexFunc(all, func(c l2.Conflict) bool { return c.VIP == r.Address && c.Withheld })
-	if i < 0 {
-		return ""
+	if i >= 0 {
+		return x.text(all[i]), true
 	}
-	return x.text(all[i])
+	w := waiting[r.Address]
+	return w.Reason, w.Intended
 }
 
 // status wraps the status of the engine: an address that another host has is not announced. That is intended, because
@@ -61,22 +67,25 @@ func (x conflicts) status(
 	}
 	return func(ctx context.Context) (lb.Status, error) {
 		st, err := engine(ctx)
-		all := x.list()
-		if err != nil || len(all) == 0 {
+		all, waiting := x.list(), x.waiting()
+		if err != nil || len(all)+len(waiting) == 0 {
 			return st, err
 		}
 		st.Routes, st.Services = slices.Clone(st.Routes), slices.Clone(st.Services)
+		withheld := map[netip.Addr]string{}
 		for i := range st.Routes {
 			r := &st.Routes[i]
-			reason := x.withheld(all, *r)
+			reason, intended := x.withheld(all, waiting, *r)
 			if reason == "" {
 				continue
 			}
-			r.State, r.Announced, r.Intended, r.Reason = lb.RouteWithheld, false, true, reason
-			for k := range st.Services {
-				if s := &st.Services[k]; s.Address == r.Address {
-					s.Announced, s.Reason = false, reason
-				}
+			r.State, r.Announced, r.Intended, r.Reason = lb.RouteWithheld, false, intended, reason
+			withheld[r.Address] = reason
+		}
+		for k := range st.Services {
+			s := &st.Services[k]
+			if reason := withheld[s.Address]; reason != "" {
+				s.Announced, s.Reason = false, reason
 			}
 		}
 		return st, nil

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -16,24 +17,51 @@ func TestConflictsInStatus(t *testing.T) {
 	vip := ip("203.0.113.10")
 	since := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	const text = "not announced here: 02:00:00:00:00:bb on eth0 answers for it since 2026-01-02T03:04:05Z"
+	const member = "not announced here: lb2 (02:00:00:00:00:bb on eth0), which is not reached as a member of [l2], " +
+		"answers for it since 2026-01-02T03:04:05Z"
+	standby := l2.Waiting{Reason: "standby: lb2 has it", Intended: true}
 	for _, tt := range []struct {
 		name                   string
-		withheld, bgp, cluster bool
+		conflict, withheld     bool
+		member                 string
+		waiting                l2.Waiting
+		bgp                    bool
 		by                     []lb.AnnouncerKind
 		announced, hasAProblem bool
+		reason                 string
+		intended               bool
 	}{
-		{"another host has it", true, false, false, nil, false, true},
-		{"another node has it", true, false, true, nil, false, false},
-		{"by l2 alone", true, true, false, []lb.AnnouncerKind{lb.AnnounceL2}, false, true},
-		{"by BGP, too", true, true, false, nil, true, true},
-		{"by BGP", true, true, true, []lb.AnnouncerKind{lb.AnnounceBGP}, true, false},
-		{"both have it", false, false, true, nil, true, true},
+		{name: "another host has it", conflict: true, withheld: true, hasAProblem: true, reason: text, intended: true},
+		{name: "a member that is not reached has it", conflict: true, withheld: true, member: "lb2", hasAProblem: true,
+			reason: member, intended: true},
+		{name: "by l2 alone", conflict: true, withheld: true, bgp: true, by: []lb.AnnouncerKind{lb.AnnounceL2},
+			hasAProblem: true, reason: text, intended: true},
+		{name: "by BGP, too", conflict: true, withheld: true, bgp: true, announced: true, hasAProblem: true},
+		{name: "by BGP", conflict: true, withheld: true, bgp: true, by: []lb.AnnouncerKind{lb.AnnounceBGP},
+			announced: true, hasAProblem: true},
+		{name: "both have it", conflict: true, announced: true, hasAProblem: true},
+		{name: "a member has it", waiting: standby, reason: standby.Reason, intended: true},
+		{name: "a member has it, by BGP, too", waiting: standby, bgp: true, announced: true},
+		{name: "no interface", waiting: l2.Waiting{Reason: "no interface"}, reason: "no interface"},
 	} {
-		x := conflicts{bgp: tt.bgp, cluster: tt.cluster, list: func() []l2.Conflict {
-			return []l2.Conflict{{
-				VIP: vip, MAC: "02:00:00:00:00:bb", Interface: "eth0", Since: since, Withheld: tt.withheld,
-			}}
-		}}
+		x := conflicts{
+			bgp: tt.bgp,
+			list: func() (list []l2.Conflict) {
+				if tt.conflict {
+					list = append(list, l2.Conflict{
+						VIP: vip, MAC: "02:00:00:00:00:bb", Interface: "eth0", Since: since, Withheld: tt.withheld,
+						Member: tt.member,
+					})
+				}
+				return list
+			},
+			waiting: func() map[netip.Addr]l2.Waiting {
+				if tt.waiting == (l2.Waiting{}) {
+					return nil
+				}
+				return map[netip.Addr]l2.Waiting{vip: tt.waiting}
+			},
+		}
 		status := x.status(func(context.Context) (lb.Status, error) {
 			return lb.Status{
 				Routes: []lb.RouteStatus{
@@ -50,9 +78,8 @@ func TestConflictsInStatus(t *testing.T) {
 		}
 		r, s := st.Routes[1], st.Services[1]
 		withheld := r.State == lb.RouteWithheld
-		if r.Announced != tt.announced || withheld == tt.announced ||
-			s.Announced != tt.announced || r.Intended == tt.announced ||
-			!tt.announced && (r.Reason != text || s.Reason != text) {
+		if r.Announced != tt.announced || withheld == tt.announced || s.Announced != tt.announced ||
+			r.Intended != tt.intended || r.Reason != tt.reason || s.Reason != tt.reason {
 			t.Errorf("%s: %+v, %+v", tt.name, r, s)
 		}
 		if got := x.problems(); (len(got) == 1) != tt.hasAProblem {
@@ -60,7 +87,9 @@ func TestConflictsInStatus(t *testing.T) {
 		}
 	}
 	broken := errors.New("broken")
-	x := conflicts{list: func() []l2.Conflict { return nil }}
+	x := conflicts{
+		list: func() []l2.Conflict { return nil }, waiting: func() map[netip.Addr]l2.Waiting { return nil },
+	}
 	status := x.status(func(context.Context) (lb.Status, error) { return lb.Status{}, broken })
 	if _, err := status(t.Context()); !errors.Is(err, broken) {
 		t.Errorf("error %v", err)

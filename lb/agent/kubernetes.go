@@ -146,6 +146,7 @@ func kubeOptions(cfg *config.Config, facts node) kube.Options {
 		KeepLast:      p.OnAllDown == config.OnAllDownKeep,
 		Hold:          p.Hold,
 		IsProxy:       k.Proxy == config.ProxyReplace,
+		FollowNodes:   cfg.L2 != nil,
 	}
 }
 

@@ -117,11 +117,6 @@ func TestMainRefuses(t *testing.T) {
 	}{
 		{"not valid", "[nonsense]\n[rubbish]\n", []string{"nonsense: no such section", "rubbish: no such section"}},
 		{
-			"not supported",
-			"[l2]\nmembers = [\"192.0.2.12\"]\n",
-			[]string{":2: l2.members: not in this version"},
-		},
-		{
 			"unknown interface", "[datapath]\ninterfaces = [\"no-such-link\"]\n",
 			[]string{":2: datapath.interfaces: interface no-such-link: "},
 		},
@@ -149,14 +144,6 @@ func TestMainRefuses(t *testing.T) {
 				t.Errorf("New: %v; want the same", direct)
 			}
 		})
-	}
-}
-
-// A configuration given as a value is checked, too.
-func TestNewRefusesUnsupportedValue(t *testing.T) {
-	cfg := parse(t, "[l2]\nmembers = [\"192.0.2.12\"]\n")
-	if _, err := New(Options{Config: cfg, Log: discard}); err == nil || !strings.Contains(err.Error(), "l2.members") {
-		t.Errorf("error %v", err)
 	}
 }
 

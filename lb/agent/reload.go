@@ -25,7 +25,9 @@ type reloader struct {
 	setKeys   func(datapath.TunnelKeys) error // set when the datapath is open
 	configure func(*config.Config) error      // of BGP; nil: it is off
 	setPools  func([]kube.Pool)               // of the cluster, set when it is connected; nil: there is none
-	state     atomic.Pointer[loadState]
+	// setMembers puts the members and the secrets of [l2] in force.
+	setMembers func(*config.Config) error
+	state      atomic.Pointer[loadState]
 }
 
 // loadState is the result of the last load of the configuration.
@@ -65,6 +67,9 @@ func (l *reloader) apply() (admin.Reloaded, error) {
 	}
 	if err == nil {
 		err = l.usePools(cfg)
+	}
+	if err == nil && l.setMembers != nil {
+		err = l.setMembers(cfg)
 	}
 	if err != nil {
 		next := *l.state.Load()
@@ -115,7 +120,7 @@ func needRestart(running, next *config.Config) []string {
 		{"node", running.Node, next.Node},
 		{"datapath", atStart(running.Datapath), atStart(next.Datapath)},
 		{"bgp", running.BGP != nil, next.BGP != nil},
-		{"l2", running.L2, next.L2},
+		{"l2", l2AtStart(running.L2), l2AtStart(next.L2)},
 		{"admin", running.Admin, next.Admin},
 		{"kubernetes", running.Kubernetes, next.Kubernetes},
 		{"probe", running.Probe, next.Probe},
@@ -134,6 +139,16 @@ func atStart(c config.Datapath) config.Datapath {
 		c.TunnelKeys = []config.Secret{}
 	}
 	return c
+}
+
+// l2AtStart returns what is read at the start only. Of members and secrets, that is whether there are some.
+func l2AtStart(l *config.L2) any {
+	if l == nil {
+		return nil
+	}
+	c := *l
+	c.Members, c.Secrets = nil, nil
+	return []any{c, len(l.Members) > 0, len(l.Secrets) > 0}
 }
 
 // clusterPools returns the pools that the Kubernetes source has read.

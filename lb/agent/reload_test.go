@@ -116,10 +116,6 @@ func TestReloadRefuses(t *testing.T) {
 	for _, tt := range []struct{ name, text, want string }{
 		{"not valid", strings.Replace(webTOML, "ports", "prots", 1), "prots"},
 		{"every error", "[nonsense]\n[rubbish]\n", "rubbish: no such section"},
-		{
-			"not supported", strings.Replace(webTOML, "[l2]\n", "[l2]\nmembers = [\"192.0.2.12\"]\n", 1),
-			"not in this version",
-		},
 		{"no address left", "[l2]\n[[pool]]\nname=\"p\"\naddresses=[\"203.0.113.1/32\"]\n" +
 			strings.ReplaceAll(strings.TrimPrefix(webTOML, "\n[l2]\n"), `address = "203.0.113.10"`, `pool = "p"`) +
 			strings.NewReplacer(

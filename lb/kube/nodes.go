@@ -125,10 +125,10 @@ func (s *Source) servicesOn(nodes map[string]bool) []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// setTunnelSources permits the addresses of all nodes as sources of tunnel packets, if they changed. After an error it
-// is called again.
+// setTunnelSources passes on the addresses of all nodes, which tunnel packets may come from, if they changed. After an
+// error it is called again.
 func (s *Source) setTunnelSources() {
-	if s.o.TunnelSources == nil || s.o.Forward != lb.MethodTunnel {
+	if s.o.TunnelSources == nil || s.o.Forward != lb.MethodTunnel && !s.o.FollowNodes {
 		return
 	}
 	addrs := []netip.Addr{}

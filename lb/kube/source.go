@@ -37,6 +37,8 @@ type Options struct {
 	Forward lb.Method
 	// TunnelSources sets the addresses that tunnel packets may come from: those of all nodes. Nil: none is set.
 	TunnelSources func([]netip.Addr) error
+	// FollowNodes calls TunnelSources although packets to other nodes are not forwarded by tunnel.
+	FollowNodes bool
 	// Address is that of this node, for checks of its health check node ports.
 	Address netip.Addr
 	// Probe has Interval, Timeout, Rise and Fall of the checks of this node's health endpoints.

@@ -1,10 +1,9 @@
-// Package preflight reads a configuration and validates it beyond its schema: what this version implements, and what
-// the machine has. "steelyard check", the start of the agent and each reload use the same rules, so that check refuses
-// what they refuse. It changes nothing and needs no privileges.
+// Package preflight reads a configuration and validates it beyond its schema, against what the machine has. "steelyard
+// check", the start of the agent and each reload use the same rules, so that check refuses what they refuse. It changes
+// nothing and needs no privileges.
 package preflight
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -17,32 +16,7 @@ import (
 // Load reads and validates a configuration file by the rules of this version, and by further ones. Its error is a
 // config.Errors with every problem.
 func Load(name string, rules ...config.Rule) (*config.Config, error) {
-	return config.Load(name, append([]config.Rule{Version, Addresses}, rules...)...)
-}
-
-// notYet are the settings of a configuration that this version does not implement, by key.
-func notYet(c *config.Config) map[string]string {
-	missing := map[string]string{}
-	if c.L2 != nil && len(c.L2.Members) > 0 {
-		missing["l2.members"] = "every node with [l2] probes for others before it answers for an address"
-	}
-	return missing
-}
-
-// Version is the rule that refuses settings that this version does not implement.
-func Version(c *config.Config, r *config.Report) {
-	for key, why := range notYet(c) {
-		r.Errorf(key, "leave it out", "not in this version; %s", why)
-	}
-}
-
-// Supported returns an error for each setting of a valid configuration that this version does not implement.
-func Supported(c *config.Config) error {
-	var errs []error
-	for key, why := range notYet(c) {
-		errs = append(errs, fmt.Errorf("%s: not in this version; %s", key, why))
-	}
-	return errors.Join(errs...)
+	return config.Load(name, append([]config.Rule{Addresses}, rules...)...)
 }
 
 // Addresses is the rule that refuses services for which the pools have no address.

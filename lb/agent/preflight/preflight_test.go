@@ -65,12 +65,3 @@ backends = ["10.0.0.1"]
 		t.Errorf("as warnings: %v, %q", err, cfg.Warnings)
 	}
 }
-
-// What this version does not implement is refused.
-func TestNotInThisVersion(t *testing.T) {
-	_, err := config.Parse("f", []byte("[l2]\nmembers = [\"192.0.2.12\"]\n"), Version)
-	const want = "f:2: l2.members: not in this version; every node with [l2] probes"
-	if err == nil || !strings.HasPrefix(err.Error(), want) {
-		t.Errorf("%v; want %s", err, want)
-	}
-}

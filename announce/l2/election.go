@@ -1,0 +1,225 @@
+package l2
+
+import (
+	"cmp"
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/announce/l2/members"
+)
+
+// Membership is the view of the other nodes that announce the same VIPs: a *members.Members.
+type Membership interface {
+	// Self is the identity of this node.
+	Self() netip.Addr
+	// Peers returns the others with their claims to a VIP.
+	Peers(vip netip.Addr) []members.Peer
+	// OfMAC returns the node that has a MAC address.
+	OfMAC(mac string) (members.Peer, bool)
+	// Publish replaces the claims of this node.
+	Publish(claims map[netip.Addr]members.Claim)
+	// SetMACs tells the others by which MAC addresses this node answers.
+	SetMACs(macs []string)
+	// Changed receives when an answer of Peers may have changed.
+	Changed() <-chan struct{}
+	// Joined is closed when the answers of Peers are worth using.
+	Joined() <-chan struct{}
+}
+
+// Times of a claim among members, of whom the failed one is known, and of a hand-over.
+const (
+	memberProbeInterval = 30 * time.Millisecond
+	memberRetry         = 300 * time.Millisecond // before an address that a member still answers for is probed again
+	handOverTimeout     = time.Second
+	silentTimeout       = 3 * time.Second // for members that have not said yet which VIPs they can serve
+	// handOverLinger is how long an address is kept after another node has it: that node's gratuitous frames may be on
+	// their way.
+	handOverLinger = 100 * time.Millisecond
+)
+
+// elect returns the node that is to have a VIP, if there is one: of the live ones that can serve it, the one that has
+// it. Of several that have it, after a partition, that is the one that took over last; of several that do not, one with
+// endpoints of its own if there is one, and of those the first in the order of the VIP. Nodes with the same view elect
+// the same one, addresses are spread over the nodes, and a node that returns takes none back.
+func elect(vip netip.Addr, nodes []members.Peer) (first members.Peer, ok bool) {
+	for _, n := range nodes {
+		if !n.Alive || !n.Claim.Eligible {
+			continue
+		}
+		if !ok || precedes(vip, n, first) {
+			first, ok = n, true
+		}
+	}
+	return first, ok
+}
+
+// precedes is the order of elect.
+func precedes(vip netip.Addr, a, b members.Peer) bool {
+	x, y := a.Claim, b.Claim
+	switch {
+	case x.Holds != y.Holds:
+		return x.Holds
+	case x.Holds && x.Term != y.Term:
+		return x.Term > y.Term
+	case !x.Holds && x.Local != y.Local:
+		return x.Local
+	}
+	return outranks(vip, a.Address, b.Address)
+}
+
+// outranks is an order of nodes that differs from VIP to VIP (rendezvous hashing).
+func outranks(vip, a, b netip.Addr) bool {
+	return cmp.Or(cmp.Compare(score(vip, a), score(vip, b)), a.Compare(b)) > 0
+}
+
+func score(vip, node netip.Addr) uint64 {
+	v, n := vip.As16(), node.As16()
+	h := uint64(0)
+	for _, b := range [][]byte{v[:8], v[8:], n[:8], n[8:]} {
+		h = mix(h ^ binary.BigEndian.Uint64(b))
+	}
+	return h
+}
+
+// mix is the finalizer of splitmix64: every bit of x affects every bit of the result.
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// view returns the nodes with their claims to vip, this one included; a.mu is held.
+func (a *Announcer) view(vip netip.Addr) []members.Peer {
+	return append(a.o.Members.Peers(vip), members.Peer{
+		Address: a.o.Members.Self(), Alive: true, Claim: a.claimOf(vip),
+	})
+}
+
+// claimOf returns the claim that this node publishes; a.mu is held.
+func (a *Announcer) claimOf(vip netip.Addr) (c members.Claim) {
+	_, leaving := a.leaving[vip]
+	c.Local = a.local[vip]
+	if o := a.owned[vip]; o != nil {
+		c.Holds, c.Term = true, o.term
+	}
+	c.Eligible = a.has(vip) && a.usable() && !leaving
+	return c
+}
+
+// publish tells the members what has changed; a.mu is held.
+func (a *Announcer) publish() {
+	if a.o.Members == nil || a.firstSet.IsZero() {
+		return
+	}
+	claims := make(map[netip.Addr]members.Claim, len(a.owned)+len(a.claims))
+	for _, vip := range a.allOf() {
+		claims[vip] = a.claimOf(vip)
+	}
+	a.o.Members.Publish(claims)
+}
+
+// otherOwner returns the node that is to have a VIP, unless it is this one; a.mu is held.
+func (a *Announcer) otherOwner(vip netip.Addr) (members.Peer, bool) {
+	if a.o.Members == nil {
+		return members.Peer{}, false
+	}
+	first, ok := elect(vip, a.view(vip))
+	return first, ok && first.Address != a.o.Members.Self()
+}
+
+// nextTerm returns the term of a take-over; a.mu is held.
+func (a *Announcer) nextTerm(vip netip.Addr) (term uint32) {
+	if a.o.Members == nil {
+		return 0
+	}
+	for _, p := range a.o.Members.Peers(vip) {
+		term = max(term, p.Claim.Term)
+	}
+	return term + 1
+}
+
+// joining reports whether to wait for the members before a first VIP is claimed: nodes that start at the same time
+// become able to serve VIPs at different times, and what one has it keeps. a.mu is held.
+func (a *Announcer) joining(now time.Time) bool {
+	if a.o.Members == nil || a.joined {
+		return false
+	}
+	select {
+	case <-a.o.Members.Joined():
+	default:
+		return true
+	}
+	silent := slices.ContainsFunc(a.o.Members.Peers(netip.Addr{}), func(p members.Peer) bool {
+		return p.Alive && !p.Known
+	})
+	a.joined = !silent || now.After(a.firstSet.Add(silentTimeout))
+	return !a.joined
+}
+
+// reelect gives up the VIPs that another member is to have, and makes the claims due that wait for a member; a.mu is
+// held.
+func (a *Announcer) reelect(now time.Time) {
+	for vip := range a.owned {
+		if _, leaving := a.leaving[vip]; leaving {
+			continue
+		}
+		if p, other := a.otherOwner(vip); other {
+			a.o.Log.Info("address left to another member", "vip", vip, "member", p.Name)
+			a.release(vip, &claim{standby: p.Name, due: now.Add(time.Hour)})
+		}
+	}
+	for _, c := range a.claims {
+		if c.standby != "" || c.member {
+			c.due = now
+		}
+	}
+}
+
+// release makes an owned VIP a claim; a.mu is held.
+func (a *Announcer) release(vip netip.Addr, c *claim) {
+	delete(a.owned, vip)
+	a.claims[vip] = c
+}
+
+// handOver waits until other members have the VIPs that this node leaves, or none is there to take them. Until then
+// requests for them are answered: their packets are still forwarded here.
+func (a *Announcer) handOver(done <-chan struct{}) {
+	timeout := time.NewTimer(handOverTimeout)
+	defer timeout.Stop()
+	for {
+		a.mu.Lock()
+		waiting, taken := false, false
+		for vip, l := range a.leaving {
+			peers := a.o.Members.Peers(vip)
+			taken = taken || l.taken || slices.ContainsFunc(peers, func(p members.Peer) bool {
+				return p.Alive && p.Claim.Holds
+			})
+			if !l.taken && !slices.ContainsFunc(peers, func(p members.Peer) bool { return p.Alive && p.Claim.Holds }) {
+				waiting = waiting || slices.ContainsFunc(peers, func(p members.Peer) bool {
+					return p.Alive && p.Claim.Eligible
+				})
+			}
+		}
+		a.mu.Unlock()
+		wait := 5 * time.Millisecond
+		if !waiting {
+			if !taken {
+				return
+			}
+			wait = handOverLinger
+		}
+		select {
+		case <-done:
+			return
+		case <-timeout.C:
+			return
+		case <-time.After(wait):
+		}
+		if !waiting {
+			return
+		}
+	}
+}

@@ -1,0 +1,231 @@
+package l2
+
+import (
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/announce/l2/members"
+)
+
+// Each VIP has one owner, another one takes over after its failure or end, and nothing moves back.
+func TestOneOwner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := newSegment(t, 3)
+		x.run()
+		for _, h := range x.hosts {
+			h.set(shared...)
+		}
+		x.pass(time.Second)
+		owners := map[string]int{}
+		for _, vip := range shared {
+			owners[x.owner(vip).name()]++
+		}
+		if len(owners) < 2 {
+			t.Errorf("owners %v", owners)
+		}
+		vip := shared[0]
+		first := x.owner(vip)
+		for _, h := range x.hosts {
+			if w := h.a.Waiting()[vip]; h != first && (w.Reason != "standby: "+first.name()+" has it" || !w.Intended) {
+				t.Errorf("%s waits for %+v", h.name(), w)
+			}
+			if c := h.a.Conflicts(); len(c) > 0 {
+				t.Errorf("%s has conflicts %+v", h.name(), c)
+			}
+		}
+		x.change(func() { first.dead = true })
+		x.pass(200 * time.Millisecond)
+		second := x.owner(vip)
+		// The first one comes back. It still has the VIP, as far as it knows, but its term is lower.
+		x.change(func() { first.dead = false })
+		x.pass(time.Second)
+		if got := x.owner(vip); got != second {
+			t.Errorf("%s took the VIP back from %s", got.name(), second.name())
+		}
+		// A planned end: the VIP is kept until another one has it.
+		done := make(chan time.Duration)
+		go func() {
+			start := time.Now()
+			second.set()
+			done <- time.Since(start)
+		}()
+		x.pass(time.Second)
+		if took := <-done; took > 400*time.Millisecond || took < handOverLinger {
+			t.Errorf("the hand-over took %s", took)
+		}
+		if x.owner(vip) == second || second.owns(vip) {
+			t.Errorf("%s still has the VIP", second.name())
+		}
+	})
+}
+
+// Without another member, nothing waits.
+func TestLastOneLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := newSegment(t, 2)
+		x.run()
+		x.hosts[0].set(shared...)
+		x.hosts[1].set()
+		x.pass(time.Second)
+		start := time.Now()
+		x.hosts[0].set()
+		if took := time.Since(start); took > 10*time.Millisecond {
+			t.Errorf("the end took %s", took)
+		}
+	})
+}
+
+// Members that do not reach each other share the segment: who has a VIP keeps it, and the other one reports that. When
+// both have it, both decide alike.
+func TestSeparatedMembers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := newSegment(t, 2)
+		x.run()
+		for _, h := range x.hosts {
+			h.set(shared...)
+		}
+		x.pass(time.Second)
+		before := map[netip.Addr]*host{}
+		for _, vip := range shared {
+			before[vip] = x.owner(vip)
+		}
+		x.change(func() { x.separated = true })
+		x.pass(5 * time.Second)
+		for _, vip := range shared {
+			owner := x.owner(vip)
+			other := x.hosts[0]
+			if other == owner {
+				other = x.hosts[1]
+			}
+			i := slices.IndexFunc(other.a.Conflicts(), func(c Conflict) bool { return c.VIP == vip })
+			if owner != before[vip] || i < 0 {
+				t.Fatalf("%s: %s has it, and %s has conflicts %+v",
+					vip, owner.name(), other.name(), other.a.Conflicts())
+			}
+			if c := other.a.Conflicts()[i]; c.MAC != owner.mac() || c.Member != owner.name() || !c.Withheld {
+				t.Errorf("%s reports %+v", other.name(), c)
+			}
+		}
+		for _, h := range x.hosts { // both have all
+			h.a.mu.Lock()
+			for vip := range h.a.claims {
+				delete(h.a.claims, vip)
+				h.a.owned[vip] = &ownership{}
+			}
+			h.a.mu.Unlock()
+			h.a.announce(t.Context(), h.a.responders, shared)
+		}
+		x.pass(3 * time.Second)
+		for _, vip := range shared {
+			want := x.hosts[0]
+			if outranks(vip, x.hosts[1].self, want.self) {
+				want = x.hosts[1]
+			}
+			if got := x.owner(vip); got != want {
+				t.Errorf("%s: %s has it; want %s", vip, got.name(), want.name())
+			}
+		}
+		x.change(func() { x.separated = false })
+		x.pass(time.Second)
+		for _, vip := range shared {
+			x.owner(vip)
+		}
+	})
+}
+
+// A process that was stopped probes before it replies again: another node may have its VIPs.
+func TestStoppedProcess(t *testing.T) {
+	defer func(f func() time.Duration) { boottime = f }(boottime)
+	synctest.Test(t, func(t *testing.T) {
+		var stopped atomic.Int64
+		start := time.Now()
+		boottime = func() time.Duration { return time.Hour + time.Since(start) + time.Duration(stopped.Load()) }
+		f := newFakeSystem()
+		a, r, s := claiming(t, f, vip4)
+		r.use(s)
+		go a.runClaims(t.Context())
+		go a.watchClock(t.Context())
+		time.Sleep(time.Second)
+		replies := func() bool {
+			sent, _ := a.reply(vip4, func() error { return nil })
+			return sent
+		}
+		if !replies() {
+			t.Fatal("no reply")
+		}
+		time.Sleep(time.Millisecond)
+		stopped.Store(int64(suspendLimit + 100*time.Millisecond))
+		if replies() {
+			t.Error("a request was answered after the stop")
+		}
+		f.take()
+		time.Sleep(clockTick + time.Millisecond)
+		synctest.Wait()
+		if got := f.take(); replies() || len(got) != 1 {
+			t.Errorf("sent %q; want a probe", got)
+		}
+		time.Sleep(time.Second)
+		if !replies() {
+			t.Error("no reply after the probes")
+		}
+	})
+}
+
+// Addresses are spread evenly, and only those of a failed node move.
+func TestElect(t *testing.T) {
+	var nodes []members.Peer
+	for i := range 5 {
+		nodes = append(nodes, members.Peer{
+			Address: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}), Alive: true,
+			Claim: members.Claim{Eligible: true},
+		})
+	}
+	count, moved := map[netip.Addr]int{}, 0
+	const n = 1000
+	for i := range n {
+		vip := netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)})
+		first, ok := elect(vip, nodes)
+		if !ok {
+			t.Fatal("nobody is elected")
+		}
+		count[first.Address]++
+		if second, _ := elect(vip, nodes[1:]); first.Address != nodes[0].Address && second != first {
+			moved++
+		}
+	}
+	for a, c := range count {
+		if c < n/5*8/10 || c > n/5*12/10 {
+			t.Errorf("%s has %d of %d", a, c, n)
+		}
+	}
+	if moved > 0 {
+		t.Errorf("%d addresses of other nodes moved", moved)
+	}
+	change := func(f func(c *members.Claim), i int) []members.Peer {
+		list := slices.Clone(nodes)
+		f(&list[i].Claim)
+		return list
+	}
+	vip := vip4
+	first, _ := elect(vip, nodes)
+	other := (slices.Index(nodes, first) + 1) % len(nodes)
+	for name, f := range map[string]func(*members.Claim){
+		"has it": func(c *members.Claim) { c.Holds = true }, "has endpoints": func(c *members.Claim) { c.Local = true },
+	} {
+		if got, _ := elect(vip, change(f, other)); got.Address != nodes[other].Address {
+			t.Errorf("%s is elected; want the one that %s", got.Address, name)
+		}
+	}
+	two := change(func(c *members.Claim) { c.Holds, c.Term = true, 2 }, other)
+	two[slices.Index(nodes, first)].Claim = members.Claim{Eligible: true, Holds: true, Term: 1, Local: true}
+	if got, _ := elect(vip, two); got.Address != nodes[other].Address {
+		t.Errorf("%s is elected; want the one that took over last", got.Address)
+	}
+	if _, ok := elect(vip, nil); ok {
+		t.Error("nobody was there")
+	}
+}

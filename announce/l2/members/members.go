@@ -1,0 +1,340 @@
+package members
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+)
+
+// Options configures Members.
+type Options struct {
+	Name    string
+	Address netip.Addr // of this node; its identity
+	Port    uint16     // UDP and TCP, the same on all members
+	// Encrypted: nothing is sent or accepted before SetKeys has set a key.
+	Encrypted bool
+	Log       *slog.Logger
+}
+
+// Times of failure detection and gossip.
+const (
+	probeInterval  = 200 * time.Millisecond
+	probeTimeout   = 100 * time.Millisecond
+	gossipInterval = 50 * time.Millisecond
+	pushPull       = 10 * time.Second
+	streamTimeout  = time.Second
+	joinInterval   = time.Second
+	joinAtOnce     = 8 // peers
+	// joinWait is how long Joined waits for a first peer: the nodes of a site may start at the same time.
+	joinWait     = 2 * time.Second
+	leaveTimeout = 500 * time.Millisecond
+)
+
+// Members is this node's view of the others.
+type Members struct {
+	o       Options
+	table   *table
+	queue   *memberlist.TransmitLimitedQueue
+	keyring *memberlist.Keyring
+	keyed   chan struct{} // closed with the first key
+	joined  chan struct{} // closed when the view is worth using
+
+	mu    sync.Mutex // guards all below
+	list  *memberlist.Memberlist
+	macs  []string
+	known bool // the peers are
+}
+
+// New returns a Members that does nothing before Run.
+func New(o Options) *Members {
+	m := &Members{
+		o: o, keyring: &memberlist.Keyring{}, keyed: make(chan struct{}), joined: make(chan struct{}),
+	}
+	m.queue = &memberlist.TransmitLimitedQueue{
+		RetransmitMult: 4, NumNodes: func() int { return 1 + int(m.table.alive.Load()) },
+	}
+	m.table = newTable(o.Address.Unmap(), func(b []byte) { m.queue.QueueBroadcast(message(b)) })
+	return m
+}
+
+// Changed receives when a peer, its state or a claim may have changed.
+func (m *Members) Changed() <-chan struct{} { return m.table.changed }
+
+// Joined is closed when a first peer has answered, or none did for a while. An address that is claimed before that
+// might move again at once.
+func (m *Members) Joined() <-chan struct{} { return m.joined }
+
+// SetPeers replaces the addresses of the other members. The own one is skipped.
+func (m *Members) SetPeers(list []netip.Addr) {
+	m.table.setPeers(list)
+	m.mu.Lock()
+	m.known = true
+	m.mu.Unlock()
+}
+
+// SetMACs sets the MAC addresses by which this node answers.
+func (m *Members) SetMACs(macs []string) {
+	m.mu.Lock()
+	same := slices.Equal(m.macs, macs)
+	m.macs = slices.Clone(macs)
+	list := m.list
+	m.mu.Unlock()
+	if list != nil && !same {
+		if err := list.UpdateNode(streamTimeout); err != nil {
+			m.o.Log.Debug("members not told of MAC addresses", "err", err)
+		}
+	}
+}
+
+// SetKeys replaces the keys. The first one encrypts; a message in any of them is accepted. Keys have any length.
+func (m *Members) SetKeys(keys [][]byte) error { return m.setKeys(derive(keys)) }
+
+// Publish replaces the claims of this node.
+func (m *Members) Publish(claims map[netip.Addr]Claim) { m.table.publish(claims) }
+
+// Peers returns the other members, by address, with their claims to vip.
+func (m *Members) Peers(vip netip.Addr) []Peer { return m.table.list(vip) }
+
+// Self returns the identity of this node.
+func (m *Members) Self() netip.Addr { return m.table.self }
+
+// OfMAC returns the member that has a MAC address. It may not be alive.
+func (m *Members) OfMAC(mac string) (Peer, bool) {
+	if p, ok := m.table.ofMAC(mac); ok {
+		return p, true
+	}
+	return Peer{}, false
+}
+
+// Run takes part until ctx ends, and leaves then.
+func (m *Members) Run(ctx context.Context) error {
+	start := time.Now()
+	if m.o.Encrypted {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-m.keyed:
+		case <-time.After(joinWait):
+			m.o.Log.Warn("no key yet; members are not known")
+			m.ready()
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-m.keyed:
+			}
+		}
+	}
+	list, err := memberlist.Create(m.config())
+	if err != nil {
+		m.ready()
+		return fmt.Errorf("listen on %s port %d: %w", m.o.Address, m.o.Port, err)
+	}
+	m.mu.Lock()
+	m.list = list
+	m.mu.Unlock()
+	defer func() {
+		m.mu.Lock()
+		m.list = nil
+		m.mu.Unlock()
+		list.Leave(leaveTimeout)
+		list.Shutdown()
+	}()
+	m.o.Log.Info("membership started", "address", m.o.Address, "port", m.o.Port, "encrypted", m.o.Encrypted)
+	for {
+		answered := m.join(list)
+		m.mu.Lock()
+		known := m.known
+		m.mu.Unlock()
+		next := joinInterval
+		if known && (answered || len(m.table.missing()) == 0) || time.Since(start) > joinWait {
+			m.ready()
+		} else {
+			next /= 10
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(next):
+		}
+	}
+}
+
+// ready closes joined.
+func (m *Members) ready() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	select {
+	case <-m.joined:
+	default:
+		close(m.joined)
+	}
+}
+
+// join asks some of the missing peers for all that they know. It reports whether one answered.
+func (m *Members) join(list *memberlist.Memberlist) bool {
+	missing := m.table.missing()
+	rand.Shuffle(len(missing), func(i, k int) { missing[i], missing[k] = missing[k], missing[i] })
+	missing = missing[:min(len(missing), joinAtOnce)]
+	answers := make(chan int, len(missing))
+	for _, a := range missing {
+		go func() {
+			n, err := list.Join([]string{netip.AddrPortFrom(a, m.o.Port).String()})
+			if err != nil {
+				m.o.Log.Debug("member not reached", "member", a, "err", err)
+			}
+			answers <- n
+		}()
+	}
+	sum := 0
+	for range missing {
+		sum += <-answers
+	}
+	return sum > 0
+}
+
+func (m *Members) config() *memberlist.Config {
+	c := memberlist.DefaultLANConfig()
+	c.Name, c.Label = m.table.self.String(), "steelyard"
+	c.BindAddr, c.BindPort = m.table.self.String(), int(m.o.Port)
+	c.AdvertiseAddr, c.AdvertisePort = c.BindAddr, c.BindPort
+	c.ProbeInterval, c.ProbeTimeout, c.IndirectChecks = probeInterval, probeTimeout, 2
+	c.SuspicionMult, c.SuspicionMaxTimeoutMult = 1, 1
+	c.AwarenessMaxMultiplier = 1 // no slower detection on a loaded machine
+	c.GossipInterval, c.PushPullInterval, c.TCPTimeout = gossipInterval, pushPull, streamTimeout
+	c.EnableCompression = false
+	if m.o.Encrypted {
+		c.Keyring = m.keyring
+	}
+	c.Delegate, c.Events, c.Alive, c.Conflict = delegate{m}, delegate{m}, delegate{m}, delegate{m}
+	c.LogOutput, c.Logger = nil, log.New(debugLog{m.o.Log}, "", 0)
+	return c
+}
+
+// meta is what a member says about itself.
+type meta struct {
+	Name string   `json:"n"`
+	MACs []string `json:"m"`
+}
+
+// delegate implements the interfaces of memberlist, which calls it with its own lock held.
+type delegate struct{ *Members }
+
+// NodeMeta implements memberlist.Delegate.
+func (d delegate) NodeMeta(limit int) []byte {
+	d.mu.Lock()
+	x := meta{Name: d.o.Name, MACs: d.macs}
+	d.mu.Unlock()
+	for {
+		b, err := json.Marshal(x)
+		switch {
+		case err == nil && len(b) <= limit:
+			return b
+		case len(x.MACs) == 0:
+			return nil
+		}
+		x.MACs = x.MACs[:len(x.MACs)-1]
+	}
+}
+
+// NotifyMsg implements memberlist.Delegate.
+func (d delegate) NotifyMsg(b []byte) {
+	if r, _, err := parseReport(b); err == nil {
+		d.table.merge(r)
+	}
+}
+
+// GetBroadcasts implements memberlist.Delegate.
+func (d delegate) GetBroadcasts(overhead, limit int) [][]byte {
+	return d.queue.GetBroadcasts(overhead, limit)
+}
+
+// LocalState implements memberlist.Delegate.
+func (d delegate) LocalState(bool) []byte { return d.table.whole() }
+
+// MergeRemoteState implements memberlist.Delegate.
+func (d delegate) MergeRemoteState(b []byte, _ bool) {
+	for len(b) > 0 {
+		r, rest, err := parseReport(b)
+		if err != nil {
+			d.o.Log.Debug("state of a member not understood", "err", err)
+			return
+		}
+		d.table.merge(r)
+		b = rest
+	}
+}
+
+// NotifyAlive implements memberlist.AliveDelegate: it accepts configured peers only.
+func (d delegate) NotifyAlive(n *memberlist.Node) error {
+	a, ok := addressOf(n)
+	if ok && (a == d.table.self || d.table.isPeer(a)) {
+		return nil
+	}
+	return fmt.Errorf("%s is not a configured member", n.Name)
+}
+
+// NotifyJoin implements memberlist.EventDelegate.
+func (d delegate) NotifyJoin(n *memberlist.Node) { d.changed(n, true) }
+
+// NotifyUpdate implements memberlist.EventDelegate.
+func (d delegate) NotifyUpdate(n *memberlist.Node) { d.changed(n, true) }
+
+// NotifyLeave implements memberlist.EventDelegate.
+func (d delegate) NotifyLeave(n *memberlist.Node) { d.changed(n, false) }
+
+// NotifyConflict implements memberlist.ConflictDelegate. Names are addresses, so it means a wrong address.
+func (d delegate) NotifyConflict(_, other *memberlist.Node) {
+	d.o.Log.Warn("a member has the name of another one", "name", other.Name, "address", other.Address())
+}
+
+func (d delegate) changed(n *memberlist.Node, alive bool) {
+	a, ok := addressOf(n)
+	if !ok || a == d.table.self {
+		return
+	}
+	var x meta
+	if json.Unmarshal(n.Meta, &x) != nil || x.Name == "" {
+		x.Name = n.Name
+	}
+	if d.table.setAlive(a, alive, x) {
+		d.o.Log.Info("member "+map[bool]string{true: "alive", false: "gone"}[alive], "member", x.Name, "address", a)
+	}
+}
+
+// addressOf returns the address of a member; false when its name is another one.
+func addressOf(n *memberlist.Node) (netip.Addr, bool) {
+	a, ok := netip.AddrFromSlice(n.Addr)
+	a = a.Unmap()
+	return a, ok && a.String() == n.Name
+}
+
+// message is a memberlist.Broadcast. An older one need not be withdrawn: reports are ordered.
+type message []byte
+
+func (message) Invalidates(memberlist.Broadcast) bool { return false }
+func (m message) Message() []byte                     { return m }
+func (message) Finished()                             {}
+
+// UniqueBroadcast marks that messages do not replace each other.
+func (message) UniqueBroadcast() {}
+
+// debugLog writes the lines of memberlist at level debug: what matters of them is logged here.
+type debugLog struct{ log *slog.Logger }
+
+var _ io.Writer = debugLog{}
+
+func (d debugLog) Write(b []byte) (int, error) {
+	d.log.Debug("memberlist", "text", strings.TrimSpace(string(b)))
+	return len(b), nil
+}

@@ -1,0 +1,202 @@
+package members
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+)
+
+var vip, vip6 = netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("2001:db8::10")
+
+// node is the nth address of this host's loopback.
+func node(n int) netip.Addr { return netip.AddrFrom4([4]byte{127, 0, 5, byte(n)}) }
+
+// freePort returns a port that no socket uses.
+func freePort(t *testing.T) uint16 {
+	l, err := net.Listen("tcp", "127.0.5.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return netip.MustParseAddrPort(l.Addr().String()).Port()
+}
+
+// start runs a member that expects the others of n; stop ends it.
+func start(t *testing.T, port uint16, i, n int, keys ...string) (m *Members, stop func()) {
+	t.Helper()
+	m = New(Options{
+		Name: fmt.Sprintf("lb%d", i), Address: node(i), Port: port, Encrypted: len(keys) > 0,
+		Log: slog.New(slog.DiscardHandler),
+	})
+	m.SetMACs([]string{fmt.Sprintf("02:00:00:00:00:%02x", i)})
+	var peers []netip.Addr
+	for k := range n {
+		peers = append(peers, node(k+1))
+	}
+	m.SetPeers(peers)
+	if len(keys) > 0 {
+		setKeys(t, m, keys...)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- m.Run(ctx) }()
+	ended := false
+	stop = func() {
+		if cancel(); !ended {
+			ended = true
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	t.Cleanup(stop)
+	return m, stop
+}
+
+func setKeys(t *testing.T, m *Members, keys ...string) {
+	t.Helper()
+	var list [][]byte
+	for _, k := range keys {
+		list = append(list, []byte(k))
+	}
+	if err := m.SetKeys(list); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// alive returns the names of the live peers of m.
+func alive(m *Members) (names []string) {
+	for _, p := range m.Peers(vip) {
+		if p.Alive {
+			names = append(names, p.Name)
+		}
+	}
+	return names
+}
+
+func until(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited 20 s for %s", what)
+		}
+	}
+}
+
+// Members find each other, know each other's claims, and notice who leaves.
+func TestMembers(t *testing.T) {
+	port := freePort(t)
+	a, _ := start(t, port, 1, 3, "key")
+	b, _ := start(t, port, 2, 3, "key")
+	c, stop := start(t, port, 3, 3, "key")
+	want := Claim{Eligible: true, Holds: true, Local: true, Term: 7}
+	b.Publish(map[netip.Addr]Claim{vip: want, vip6: {Eligible: true}})
+	until(t, "three members", func() bool {
+		return slices.Equal(alive(a), []string{"lb2", "lb3"}) && slices.Equal(alive(c), []string{"lb1", "lb2"})
+	})
+	until(t, "the claim", func() bool {
+		p := a.Peers(vip)[0]
+		return p.Claim == want && p.Known && a.Peers(vip6)[0].Claim == Claim{Eligible: true}
+	})
+	if a.Peers(vip)[1].Known {
+		t.Error("a member is known that has said nothing")
+	}
+	until(t, "the MAC address", func() bool {
+		p, ok := a.OfMAC("02:00:00:00:00:02")
+		return ok && p.Name == "lb2" && p.Address == node(2) && p.Alive
+	})
+	if _, ok := a.OfMAC("02:00:00:00:00:09"); ok {
+		t.Error("a foreign MAC address is that of a member")
+	}
+	b.Publish(map[netip.Addr]Claim{vip6: {Eligible: true}})
+	until(t, "the end of the claim", func() bool { return a.Peers(vip)[0].Claim == Claim{} })
+	b.SetMACs([]string{"02:00:00:00:00:77"})
+	until(t, "the new MAC address", func() bool { _, ok := a.OfMAC("02:00:00:00:00:77"); return ok })
+	start := time.Now()
+	stop()
+	until(t, "the leave", func() bool { return slices.Equal(alive(a), []string{"lb2"}) })
+	t.Logf("a member that leaves is gone after %s", time.Since(start))
+	select {
+	case <-a.Joined():
+	default:
+		t.Error("not joined with members")
+	}
+}
+
+// A member with another key, and one that is not configured, are not accepted. Keys rotate without losing anyone.
+func TestKeys(t *testing.T) {
+	port := freePort(t)
+	a, _ := start(t, port, 1, 4, "one")
+	b, _ := start(t, port, 2, 4, "one")
+	wrong, _ := start(t, port, 3, 4, "another")
+	open, _ := start(t, port, 4, 4)
+	stranger, _ := start(t, port, 5, 4, "one")
+	both := func() bool { return slices.Equal(alive(a), []string{"lb2"}) && slices.Equal(alive(b), []string{"lb1"}) }
+	until(t, "two members", both)
+	until(t, "the others give up waiting", func() bool {
+		for _, m := range []*Members{wrong, open, stranger} {
+			select {
+			case <-m.Joined():
+			default:
+				return false
+			}
+		}
+		return true
+	})
+	for i, keys := range [][]string{{"one", "two"}, {"two", "one"}, {"two", "three"}, {"three", "two"}, {"three"}} {
+		for _, m := range []*Members{a, b} {
+			setKeys(t, m, keys...)
+			claim := Claim{Eligible: true, Term: uint32(i + 1)}
+			a.Publish(map[netip.Addr]Claim{vip: claim})
+			until(t, "a claim", func() bool { return b.Peers(vip)[0].Claim == claim })
+			if !both() {
+				t.Fatalf("keys %q: members %v and %v", keys, alive(a), alive(b))
+			}
+		}
+	}
+	if got := len(a.keyring.GetKeys()); got != 1 {
+		t.Errorf("%d keys; want 1", got)
+	}
+	for _, m := range []*Members{wrong, open} {
+		if len(alive(m)) > 0 {
+			t.Errorf("%s has members %v", m.o.Name, alive(m))
+		}
+	}
+}
+
+// Without a key, an encrypted member neither listens nor blocks: it is alone until it gets one.
+func TestKeyComesLater(t *testing.T) {
+	port := freePort(t)
+	a, _ := start(t, port, 1, 2, "key")
+	b := New(Options{Name: "lb2", Address: node(2), Port: port, Encrypted: true, Log: slog.New(slog.DiscardHandler)})
+	b.SetPeers([]netip.Addr{node(1), node(2)})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- b.Run(ctx) }()
+	<-b.Joined()
+	if len(alive(a))+len(alive(b)) > 0 {
+		t.Error("members without a key")
+	}
+	setKeys(t, b, "key")
+	until(t, "members", func() bool { return len(alive(a)) == 1 && len(alive(b)) == 1 })
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// An address that this host does not have is an error.
+func TestListenFails(t *testing.T) {
+	m := New(Options{Name: "x", Address: netip.MustParseAddr("192.0.2.1"), Port: 1, Log: slog.New(slog.DiscardHandler)})
+	if err := m.Run(t.Context()); err == nil {
+		t.Error("no error")
+	}
+	if err := m.SetKeys(nil); err == nil {
+		t.Error("no error without keys")
+	}
+}

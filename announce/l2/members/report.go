@@ -1,0 +1,93 @@
+package members
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+)
+
+// report is claims of a member: changes, or all that it has. Its encoding is the version, flags, the address of the
+// member, epoch, seq, the number of claims, and per claim the VIP, flags, term and seq; numbers are big-endian.
+type report struct {
+	member     netip.Addr
+	epoch, seq uint64
+	whole      bool // there are no others up to seq
+	claims     map[netip.Addr]entry
+}
+
+const (
+	reportVersion = 1
+	headerSize    = 1 + 1 + 16 + 8 + 8 + 4
+	claimSize     = 16 + 1 + 4 + 8
+	// changesMax is how many changes are sent in one datagram.
+	changesMax = 36
+)
+
+const (
+	flagWhole    = 1
+	flagEligible = 1
+	flagHolds    = 2
+	flagLocal    = 4
+)
+
+// errReport is for a message that is not a report.
+var errReport = errors.New("not a report")
+
+// append appends the encoding.
+func (r report) append(b []byte) []byte {
+	flags := byte(0)
+	if r.whole {
+		flags = flagWhole
+	}
+	b = append(b, reportVersion, flags)
+	b = appendAddr(b, r.member)
+	b = binary.BigEndian.AppendUint64(b, r.epoch)
+	b = binary.BigEndian.AppendUint64(b, r.seq)
+	b = binary.BigEndian.AppendUint32(b, uint32(len(r.claims)))
+	for vip, e := range r.claims {
+		flags := byte(0)
+		for flag, set := range map[byte]bool{flagEligible: e.Eligible, flagHolds: e.Holds, flagLocal: e.Local} {
+			if set {
+				flags |= flag
+			}
+		}
+		b = append(appendAddr(b, vip), flags)
+		b = binary.BigEndian.AppendUint32(b, e.Term)
+		b = binary.BigEndian.AppendUint64(b, e.seq)
+	}
+	return b
+}
+
+func appendAddr(b []byte, a netip.Addr) []byte {
+	x := a.As16()
+	return append(b, x[:]...)
+}
+
+// parseReport returns the first report of b, and the rest.
+func parseReport(b []byte) (r report, rest []byte, err error) {
+	if len(b) < headerSize || b[0] != reportVersion {
+		return r, nil, errReport
+	}
+	r.whole, r.member = b[1]&flagWhole != 0, addrAt(b[2:])
+	r.epoch, r.seq = binary.BigEndian.Uint64(b[18:]), binary.BigEndian.Uint64(b[26:])
+	n := uint64(binary.BigEndian.Uint32(b[34:]))
+	b = b[headerSize:]
+	if n > claimsMax || n*claimSize > uint64(len(b)) {
+		return r, nil, errReport
+	}
+	r.claims = make(map[netip.Addr]entry, n)
+	for ; n > 0; n-- {
+		flags := b[16]
+		r.claims[addrAt(b)] = entry{
+			Claim: Claim{
+				Eligible: flags&flagEligible != 0, Holds: flags&flagHolds != 0, Local: flags&flagLocal != 0,
+				Term: binary.BigEndian.Uint32(b[17:]),
+			},
+			seq: binary.BigEndian.Uint64(b[21:]),
+		}
+		b = b[claimSize:]
+	}
+	return r, b, nil
+}
+
+func addrAt(b []byte) netip.Addr { return netip.AddrFrom16([16]byte(b)).Unmap() }

@@ -1,0 +1,145 @@
+package members
+
+import (
+	"maps"
+	"net/netip"
+	"testing"
+)
+
+// newTestTable returns the table of the nth node.
+func newTestTable(n int, peers ...netip.Addr) (t *table, sent *[][]byte) {
+	sent = new([][]byte)
+	t = newTable(node(n), func(b []byte) { *sent = append(*sent, b) })
+	t.setPeers(peers)
+	return t, sent
+}
+
+// Reports are applied in the order in which they were made, whatever order they arrive in.
+func TestMergeOrder(t *testing.T) {
+	claim := func(term uint32, seq uint64) map[netip.Addr]entry {
+		return map[netip.Addr]entry{vip: {Claim{Eligible: true, Term: term}, seq}}
+	}
+	for _, tt := range []struct {
+		name    string
+		reports []report
+		want    uint32 // term; 0: no claim
+	}{
+		{"change", []report{{epoch: 1, claims: claim(1, 1)}, {epoch: 1, claims: claim(2, 2)}}, 2},
+		{"late change", []report{{epoch: 1, claims: claim(2, 2)}, {epoch: 1, claims: claim(1, 1)}}, 2},
+		{"removed", []report{
+			{epoch: 1, claims: claim(1, 1)}, {epoch: 1, claims: map[netip.Addr]entry{vip: {seq: 2}}},
+		}, 0},
+		{"late, after the removal", []report{
+			{epoch: 1, claims: map[netip.Addr]entry{vip: {seq: 2}}}, {epoch: 1, claims: claim(1, 1)},
+		}, 0},
+		{"whole without it", []report{{epoch: 1, claims: claim(1, 1)}, {epoch: 1, seq: 1, whole: true}}, 0},
+		{"older whole without it", []report{{epoch: 1, claims: claim(2, 2)}, {epoch: 1, seq: 1, whole: true}}, 2},
+		{"restart", []report{{epoch: 1, claims: claim(9, 9)}, {epoch: 2, claims: claim(1, 1)}}, 1},
+		{"late, after a restart", []report{{epoch: 2, claims: claim(1, 1)}, {epoch: 1, claims: claim(9, 9)}}, 1},
+	} {
+		x, _ := newTestTable(1, node(2))
+		for _, r := range tt.reports {
+			r.member = node(2)
+			x.merge(r)
+		}
+		p := x.list(vip)[0]
+		if p.Claim.Term != tt.want || p.Claim.Eligible != (tt.want > 0) || !p.Known {
+			t.Errorf("%s: %+v; want term %d", tt.name, p, tt.want)
+		}
+	}
+}
+
+// What others relay does not change the own claims; a clock that was ahead in an earlier run is made up for.
+func TestMergeOwn(t *testing.T) {
+	x, sent := newTestTable(1, node(2))
+	x.publish(map[netip.Addr]Claim{vip: {Eligible: true}})
+	before := len(*sent)
+	ahead := x.own.epoch + 1000
+	x.merge(report{member: node(1), epoch: ahead})
+	if x.own.epoch != ahead+1 || len(*sent) != before+1 {
+		t.Errorf("epoch %d, %d messages; want %d, 1", x.own.epoch, len(*sent)-before, ahead+1)
+	}
+	if r, _, err := parseReport((*sent)[before]); err != nil || r.epoch != ahead+1 || !r.claims[vip].Eligible {
+		t.Errorf("%+v, %v", r, err)
+	}
+	x.merge(report{member: node(9), epoch: 1, claims: map[netip.Addr]entry{vip: {seq: 1}}}) // not configured
+	if len(x.list(vip)) != 1 {
+		t.Errorf("peers %+v", x.list(vip))
+	}
+}
+
+// Changes of many VIPs fit into datagrams, and what is received from one is what was sent.
+func TestPublish(t *testing.T) {
+	x, sent := newTestTable(1, node(2))
+	y, _ := newTestTable(2, node(1))
+	claims := map[netip.Addr]Claim{vip6: {Eligible: true}}
+	for i := range 500 {
+		claims[netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})] = Claim{
+			Eligible: i%2 == 0, Holds: i%3 == 0, Local: i%5 == 0, Term: uint32(i),
+		}
+	}
+	deliver := func() {
+		for _, b := range *sent {
+			if len(b) > 1200 {
+				t.Fatalf("a message of %d bytes", len(b))
+			}
+			r, rest, err := parseReport(b)
+			if err != nil || len(rest) > 0 {
+				t.Fatal(err)
+			}
+			y.merge(r)
+		}
+		*sent = nil
+	}
+	check := func(y *table) {
+		t.Helper()
+		got := map[netip.Addr]Claim{}
+		for v, e := range y.peers[node(1)].claims {
+			if e.Claim != (Claim{}) {
+				got[v] = e.Claim
+			}
+		}
+		want := maps.Clone(claims)
+		maps.DeleteFunc(want, func(_ netip.Addr, c Claim) bool { return c == Claim{} })
+		if !maps.Equal(got, want) {
+			t.Errorf("%d claims; want %d", len(got), len(want))
+		}
+	}
+	x.publish(claims)
+	deliver()
+	check(y)
+	x.publish(claims)
+	if len(*sent) > 0 {
+		t.Errorf("%d messages without a change", len(*sent))
+	}
+	delete(claims, vip6)
+	x.publish(claims)
+	deliver()
+	check(y)
+	// A third one hears all of it from the second one.
+	z, _ := newTestTable(3, node(1), node(2))
+	for b := y.whole(); len(b) > 0; {
+		r, rest, err := parseReport(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		z.merge(r)
+		b = rest
+	}
+	check(z)
+}
+
+func FuzzParseReport(f *testing.F) {
+	f.Add(report{member: node(1), epoch: 1, claims: map[netip.Addr]entry{vip: {Claim{Eligible: true}, 3}}}.append(nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		x, _ := newTestTable(1, node(2))
+		for {
+			r, rest, err := parseReport(b)
+			if err != nil || len(rest) >= len(b) {
+				return
+			}
+			x.merge(r)
+			b = rest
+		}
+	})
+}

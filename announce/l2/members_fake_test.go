@@ -1,0 +1,190 @@
+package l2
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/mdlayher/arp"
+
+	"github.com/steelyard-lb/steelyard/announce/l2/members"
+)
+
+// segment is an Ethernet segment and the gossip of announcers on it, each with one interface.
+type segment struct {
+	t         *testing.T
+	mu        sync.Mutex
+	hosts     []*host
+	separated bool // the members do not reach each other; the segment works
+}
+
+// host is an announcer and its view of the others.
+type host struct {
+	*segment
+	a       *Announcer
+	f       *fakeSystem
+	r       *responder
+	s       *sockets
+	self    netip.Addr
+	dead    bool
+	claims  map[netip.Addr]members.Claim
+	changed chan struct{}
+	joined  chan struct{}
+}
+
+func newSegment(t *testing.T, n int) *segment {
+	x := &segment{t: t}
+	for i := range n {
+		h := &host{
+			segment: x, f: newFakeSystem(), self: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}),
+			changed: make(chan struct{}, 1), joined: make(chan struct{}),
+		}
+		close(h.joined)
+		h.f.ifi.HardwareAddr = net.HardwareAddr{2, 0, 0, 0, 0, byte(i + 1)}
+		h.a = newAnnouncer(t, &lines{}, "eth0")
+		h.a.o.Claim, h.a.o.Members = false, h
+		h.f.use(h.a)
+		x.hosts = append(x.hosts, h)
+	}
+	return x
+}
+
+func (h *host) Self() netip.Addr         { return h.self }
+func (h *host) SetMACs([]string)         {}
+func (h *host) Changed() <-chan struct{} { return h.changed }
+func (h *host) Joined() <-chan struct{}  { return h.joined }
+func (h *host) mac() string              { return h.f.ifi.HardwareAddr.String() }
+func (h *host) name() string             { return fmt.Sprintf("lb%d", h.self.As4()[3]) }
+func (h *host) set(vips ...netip.Addr)   { set(h.t, h.a, vips...) }
+func (h *host) owns(vip netip.Addr) bool { return slices.Contains(h.a.all(), vip) }
+func (h *host) open()                    { s, err := h.r.openSockets(); must(h.t, err); h.r.use(s); h.s = s }
+func (x *segment) lock() (unlock func()) { x.mu.Lock(); return x.mu.Unlock }
+func (x *segment) change(f func())       { defer x.lock()(); f(); x.tell(nil) }
+func (x *segment) only(n int) *host      { return x.hosts[n] }
+
+func (h *host) Peers(vip netip.Addr) (list []members.Peer) {
+	defer h.lock()()
+	for _, o := range h.hosts {
+		if o != h {
+			list = append(list, members.Peer{
+				Address: o.self, Name: o.name(), Alive: !o.dead && !h.separated, Known: o.claims != nil,
+				Claim: o.claims[vip],
+			})
+		}
+	}
+	return list
+}
+
+func (h *host) OfMAC(mac string) (members.Peer, bool) {
+	for _, p := range h.Peers(netip.Addr{}) {
+		for _, o := range h.hosts {
+			if o.self == p.Address && o.mac() == mac {
+				return p, true
+			}
+		}
+	}
+	return members.Peer{}, false
+}
+
+func (h *host) Publish(claims map[netip.Addr]members.Claim) {
+	defer h.lock()()
+	if h.claims == nil || !maps.Equal(h.claims, claims) {
+		h.claims = claims
+		h.tell(h)
+	}
+}
+
+// tell makes the announcers but one look at the members; x.mu is held.
+func (x *segment) tell(but *host) {
+	for _, h := range x.hosts {
+		if h == but {
+			continue
+		}
+		select {
+		case h.changed <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// run runs the announcers and delivers their ARP packets until the end of the test.
+func (x *segment) run() {
+	for _, h := range x.hosts {
+		h.r = h.a.responders[0]
+		h.open()
+		h.a.mu.Lock()
+		h.a.ctx = x.t.Context()
+		h.a.mu.Unlock()
+		go h.a.runClaims(x.t.Context())
+	}
+}
+
+// pass lets time pass, and delivers claims and probes to the hosts that are not dead.
+func (x *segment) pass(d time.Duration) {
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		synctest.Wait()
+		for _, h := range x.hosts {
+			for _, text := range h.f.take() {
+				x.deliver(h, text)
+			}
+		}
+	}
+	synctest.Wait()
+}
+
+// deliver handles a packet in the form that fakeARP records it.
+func (x *segment) deliver(from *host, text string) {
+	var op int
+	var mac, sender, none, target, _to string
+	n, _ := fmt.Sscanf(text, "%d from %s %s for %s %s to %s", &op, &mac, &sender, &none, &target, &_to)
+	if n != 6 || from.dead {
+		return
+	}
+	for _, h := range x.hosts {
+		if h == from || h.dead || h.s == nil {
+			continue
+		}
+		ip, vip := netip.MustParseAddr(sender), netip.MustParseAddr(target)
+		h.a.conflict(ip, mac, "eth0")
+		if op == 1 && ip.IsUnspecified() {
+			h.a.probed(vip, h.f.ifi.HardwareAddr, from.f.ifi.HardwareAddr, "eth0")
+			sender := from.f.ifi.HardwareAddr
+			answer := &arp.Packet{Operation: 1, SenderHardwareAddr: sender, SenderIP: ip, TargetIP: vip}
+			sent, _ := h.a.claimOwned(vip, func() error { return replyARP(h.s, answer) })
+			if sent {
+				h.f.take()
+				from.a.conflict(vip, h.mac(), "eth0")
+			}
+		}
+	}
+}
+
+// owner returns the only host that has a VIP.
+func (x *segment) owner(vip netip.Addr) *host {
+	x.t.Helper()
+	var owner *host
+	for _, h := range x.hosts {
+		switch {
+		case h.dead || !h.owns(vip):
+		case owner != nil:
+			x.t.Fatalf("%s: %s and %s have it", vip, owner.name(), h.name())
+		default:
+			owner = h
+		}
+	}
+	if owner == nil {
+		x.t.Fatalf("%s: nobody has it", vip)
+	}
+	return owner
+}
+
+var shared = []netip.Addr{
+	netip.MustParseAddr("203.0.113.10"), netip.MustParseAddr("203.0.113.11"), netip.MustParseAddr("203.0.113.12"),
+	netip.MustParseAddr("203.0.113.13"), netip.MustParseAddr("203.0.113.14"), netip.MustParseAddr("203.0.113.15"),
+}

@@ -1,0 +1,82 @@
+package l2
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A process that does not run for suspendLimit, because it was stopped or the machine suspended, may have lost its VIPs
+// to another node. It then probes for them before it replies again: its sockets are full of requests from that time.
+// The limit is shorter than the fastest take-over.
+const (
+	suspendLimit = 300 * time.Millisecond
+	clockTick    = 50 * time.Millisecond
+)
+
+// boottime returns the time since the boot, including that in suspension. Tests replace it.
+var boottime = func() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &t); err != nil {
+		return 0
+	}
+	return time.Duration(t.Nano())
+}
+
+// wasSuspended reports whether watchClock has not run for too long. It is called before each reply.
+func (a *Announcer) wasSuspended() bool {
+	last := a.seen.Load()
+	return last != 0 && boottime()-time.Duration(last) > suspendLimit
+}
+
+// watchClock makes claims of the owned VIPs after the process was suspended.
+func (a *Announcer) watchClock(ctx context.Context) {
+	tick := time.NewTicker(clockTick)
+	defer tick.Stop()
+	defer a.seen.Store(0)
+	for {
+		if a.wasSuspended() && !a.o.Claim {
+			a.o.Log.Warn("this process did not run for a while; probing before addresses are answered for again")
+			a.reclaim()
+		}
+		a.seen.Store(int64(boottime()))
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// linksChanged is called when an interface has become usable or unusable.
+func (a *Announcer) linksChanged() {
+	select {
+	case a.macs <- struct{}{}:
+	default:
+	}
+}
+
+// tellMACs tells the members the MAC addresses of this node, and whether it can serve VIPs.
+func (a *Announcer) tellMACs(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.macs:
+		}
+		var macs []string
+		for _, r := range a.responders {
+			if s := r.opened(); s != nil {
+				macs = append(macs, s.ifi.HardwareAddr.String())
+			}
+		}
+		slices.Sort(macs)
+		a.mu.Lock()
+		a.publishing = true
+		a.wake()
+		a.mu.Unlock()
+		a.o.Members.SetMACs(slices.Compact(macs)) // may wait for the members
+	}
+}

@@ -1,0 +1,145 @@
+package agent
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/steelyard-lb/steelyard/announce/l2/members"
+	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb/kube"
+)
+
+// membership is the view of the other nodes that announce by ARP and NDP: those of the file and those of the cluster.
+// The nil membership has no others.
+type membership struct {
+	*members.Members
+	configured []netip.Addr // by the file
+	log        *slog.Logger
+
+	mu         sync.Mutex              // guards all below
+	neighbours map[string]members.Peer // by MAC address
+	read       time.Time               // when neighbours was
+}
+
+// newMembership returns the membership that the configuration asks for, nil for none.
+func newMembership(c *config.Config, facts node, log *slog.Logger) (*membership, error) {
+	if c.L2 == nil || len(c.L2.Members) == 0 && c.Kubernetes == nil {
+		return nil, nil
+	}
+	if !facts.address().IsValid() {
+		return nil, fmt.Errorf("l2.members: this node has no address; set node.address")
+	}
+	keys := memberKeys(c)
+	m := &membership{configured: c.L2.Members, log: component(log, "members")}
+	m.Members = members.New(members.Options{
+		Name: facts.name, Address: facts.address(), Port: c.L2.Port, Encrypted: len(keys) > 0 || c.Kubernetes != nil,
+		Log: m.log,
+	})
+	if c.Kubernetes == nil {
+		m.SetPeers(m.configured)
+	}
+	if len(keys) > 0 {
+		return m, m.SetKeys(keys)
+	}
+	return m, nil
+}
+
+// memberKeys returns the keys of the files, the one of sent messages first. Without a secret of the members, those of
+// the tunnels serve: the same nodes have them.
+func memberKeys(c *config.Config) (keys [][]byte) {
+	secrets := c.L2.Secrets
+	if len(secrets) == 0 {
+		secrets = c.Datapath.TunnelKeys
+	}
+	for _, s := range secrets {
+		keys = append(keys, []byte(s.Reveal()))
+	}
+	return keys
+}
+
+// setNodes takes the addresses of the nodes of the cluster.
+func (m *membership) setNodes(nodes []netip.Addr) {
+	if m == nil {
+		return
+	}
+	m.SetPeers(slices.Concat(m.configured, nodes))
+}
+
+// setClusterKeys takes the keys of the cluster, unless a file has some.
+func (m *membership) setClusterKeys(c *config.Config, k kube.Keys) {
+	if m == nil || len(memberKeys(c)) > 0 {
+		return
+	}
+	if err := m.SetKeys(tunnelKeys(k).Accept); err != nil {
+		m.log.Warn("keys of members not set", "err", err)
+	}
+}
+
+// reload takes what may change while running: the members and the secrets of the file.
+func (m *membership) reload(c *config.Config) error {
+	if m == nil || c.L2 == nil {
+		return nil
+	}
+	if c.Kubernetes == nil {
+		m.SetPeers(c.L2.Members)
+	}
+	if keys := memberKeys(c); len(keys) > 0 {
+		return m.SetKeys(keys)
+	}
+	return nil
+}
+
+// OfMAC returns the member that has a MAC address: one that has said so, or one whose address the kernel has resolved.
+// The latter is for members that have never been reached, though they are in the same segment.
+func (m *membership) OfMAC(mac string) (members.Peer, bool) {
+	if p, ok := m.Members.OfMAC(mac); ok {
+		return p, true
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if time.Since(m.read) > time.Second { // anyone in the segment can cause calls
+		m.neighbours, m.read = neighboursOf(m.Peers(netip.Addr{})), time.Now()
+	}
+	p, ok := m.neighbours[mac]
+	return p, ok
+}
+
+// neighboursOf returns the members whose addresses the kernel has resolved, by MAC address.
+func neighboursOf(peers []members.Peer) map[string]members.Peer {
+	all, err := netlink.NeighList(0, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil
+	}
+	of := map[string]members.Peer{}
+	for _, n := range all {
+		a, _ := netip.AddrFromSlice(n.IP)
+		i := slices.IndexFunc(peers, func(p members.Peer) bool { return p.Address == a.Unmap() })
+		if i >= 0 && len(n.HardwareAddr) == 6 {
+			of[n.HardwareAddr.String()] = peers[i]
+		}
+	}
+	return of
+}
+
+// memberGrace is how long a member may be away before that is a problem: it may be restarting.
+const memberGrace = 10 * time.Second
+
+// problems returns the members of the file that do not respond. Not every node of a cluster need run an agent.
+func (m *membership) problems() (list []string) {
+	if m == nil {
+		return nil
+	}
+	for _, p := range m.Peers(netip.Addr{}) {
+		if !p.Alive && slices.Contains(m.configured, p.Address) && time.Since(p.Since) > memberGrace {
+			list = append(list, fmt.Sprintf("member %s of [l2] does not respond since %s", p.Address,
+				p.Since.Format(time.RFC3339)))
+		}
+	}
+	return list
+}
