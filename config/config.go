@@ -132,6 +132,8 @@ type L2 struct {
 	// Secrets encrypt the messages of members: the first one those that are sent; all are accepted. Each has 16 to 80
 	// bytes. Empty: messages are not authenticated.
 	Secrets []Secret
+	// SpreadLocal: the node that has an address spreads over all nodes with endpoints under the policy Local, too.
+	SpreadLocal bool
 }
 
 // Pool is a set of addresses that may be assigned to services and announced.

@@ -59,6 +59,8 @@ type Announcement struct {
 	Weight int
 	// LowerPreference asks routers to prefer the announcements of other nodes.
 	LowerPreference bool
+	// Local: a backend that may receive new flows runs on this node.
+	Local bool
 }
 
 // Prober runs checks, and reports results to Engine.Health.

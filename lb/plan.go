@@ -20,7 +20,8 @@ type Plan struct {
 // VIPPlan is the part of a Plan for one VIP: whether the service permits its announcement.
 type VIPPlan struct {
 	VIP     netip.Addr
-	Healthy int // backends that may receive new flows, of the port that has most
+	Healthy int  // backends that may receive new flows, of the port that has most
+	Local   bool // a backend that may receive new flows runs on this node
 	// Reason is why the VIP must not be announced; "": it may be.
 	Reason string
 	// LowerPreference is why routers should prefer other nodes; "": they need not.
@@ -70,12 +71,13 @@ type Target struct {
 func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 	p := &Plan{Service: s, VIPs: make([]VIPPlan, 0, len(s.VIPs))}
 	for _, vip := range s.VIPs {
-		healthy := 0
+		healthy, local := 0, false
 		for i, port := range s.Ports {
 			usable, draining, down := usableFor(s, port, vip, states)
 			if i == 0 || s.Check.Type == CheckNone {
 				healthy = max(healthy, len(usable))
 			}
+			local = local || slices.ContainsFunc(usable, func(b Backend) bool { return b.Local })
 			if s.KeepAllDown {
 				usable, down = keepAllDown(usable, draining, down)
 			}
@@ -92,7 +94,9 @@ func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 			healthy = max(healthy, s.MinHealthy, 1)
 		}
 		reason := cmp.Or(withholdReason(s, vip, healthy), drains.reason(s.Name))
-		p.VIPs = append(p.VIPs, VIPPlan{VIP: vip, Healthy: healthy, Reason: reason, LowerPreference: lower})
+		p.VIPs = append(p.VIPs, VIPPlan{
+			VIP: vip, Healthy: healthy, Local: local, Reason: reason, LowerPreference: lower,
+		})
 	}
 	return p
 }

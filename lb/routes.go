@@ -182,6 +182,7 @@ func (r *routes) wanted(addr vipKey) (a Announcement, ok bool) {
 		}
 		a.Weight += c.plan.Healthy
 		a.LowerPreference = a.LowerPreference && c.plan.LowerPreference != ""
+		a.Local = a.Local || c.plan.Local
 		a.By = append(a.By, c.by...)
 		byAll = byAll || len(c.by) == 0
 	}
@@ -332,5 +333,6 @@ func (r *routes) reason(addr vipKey) string {
 }
 
 func (a Announcement) equal(b Announcement) bool {
-	return a.VIP == b.VIP && a.Weight == b.Weight && a.LowerPreference == b.LowerPreference && slices.Equal(a.By, b.By)
+	return a.VIP == b.VIP && a.Weight == b.Weight && a.LowerPreference == b.LowerPreference && a.Local == b.Local &&
+		slices.Equal(a.By, b.By)
 }

@@ -238,12 +238,13 @@ func TestAnnouncementEqual(t *testing.T) {
 		b    Announcement
 		want bool
 	}{
-		"same":            {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2, false}, true},
-		"other VIP":       {Announcement{testVIP6, []AnnouncerKind{AnnounceBGP}, 2, false}, false},
-		"other weight":    {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 1, false}, false},
-		"other announcer": {Announcement{testVIP, []AnnouncerKind{AnnounceL2}, 2, false}, false},
-		"all announcers":  {Announcement{testVIP, nil, 2, false}, false},
-		"preference":      {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2, true}, false},
+		"same":            {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2, false, false}, true},
+		"other VIP":       {Announcement{testVIP6, []AnnouncerKind{AnnounceBGP}, 2, false, false}, false},
+		"other weight":    {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 1, false, false}, false},
+		"other announcer": {Announcement{testVIP, []AnnouncerKind{AnnounceL2}, 2, false, false}, false},
+		"all announcers":  {Announcement{testVIP, nil, 2, false, false}, false},
+		"preference":      {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2, true, false}, false},
+		"local backends":  {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2, false, true}, false},
 	} {
 		if got := a.equal(tt.b); got != tt.want {
 			t.Errorf("%s: equal %t; want %t", name, got, tt.want)

@@ -145,6 +145,7 @@ func (a *Announcer) Set(ctx context.Context, list []lb.Announcement) error {
 // add makes claims of the VIPs that are new, and returns them; a.mu is held.
 func (a *Announcer) add(want map[netip.Addr]lb.Announcement) (added []netip.Addr) {
 	for vip := range want {
+		a.local[vip] = want[vip].Local
 		if a.has(vip) {
 			continue
 		}

@@ -137,6 +137,12 @@ func newCluster(
 // kubeOptions returns the options of the source that follow from the configuration and the node alone.
 func kubeOptions(cfg *config.Config, facts node) kube.Options {
 	k, p := cfg.Kubernetes, cfg.Probe
+	var spread func([]lb.AnnouncerKind) bool
+	if cfg.L2 != nil && cfg.L2.SpreadLocal {
+		spread = func(by []lb.AnnouncerKind) bool {
+			return len(by) == 0 && cfg.BGP == nil || slices.Equal(by, []lb.AnnouncerKind{lb.AnnounceL2})
+		}
+	}
 	return kube.Options{
 		Node: facts.name, Class: k.LoadBalancerClass, Address: facts.address(),
 		Probe:   lb.CheckSpec{Interval: p.Interval, Timeout: p.Timeout, Rise: p.Rise, Fall: p.Fall},
@@ -147,6 +153,7 @@ func kubeOptions(cfg *config.Config, facts node) kube.Options {
 		Hold:          p.Hold,
 		IsProxy:       k.Proxy == config.ProxyReplace,
 		FollowNodes:   cfg.L2 != nil,
+		SpreadLocal:   spread,
 	}
 }
 

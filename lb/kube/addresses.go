@@ -23,6 +23,18 @@ func (s *Source) pooled(service *lb.Service) {
 	}
 }
 
+// spreads reports whether one node receives all packets to a Service under the policy Local, and spreads them.
+func (s *Source) spreads(service *core.Service, vips []netip.Addr) bool {
+	if s.o.SpreadLocal == nil || !isLocal(service) || s.o.Forward != lb.MethodTunnel {
+		return false
+	}
+	var announce []lb.AnnouncerKind
+	if p := poolOf(s.o.Pools, vips[0]); p != nil {
+		announce = p.Announce
+	}
+	return s.o.SpreadLocal(announce)
+}
+
 // shares reports whether another Service has an address of this one.
 func (s *Source) shares(service *core.Service) bool {
 	return len(s.sharing(service)) > 0

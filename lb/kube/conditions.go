@@ -40,7 +40,7 @@ func (c *conditions) withhold(s *core.Service, v *view, node *core.Node) string 
 	if reason := c.excluded(node); reason != "" {
 		return reason
 	}
-	if isLocal(s) {
+	if isLocal(s) && !v.spread {
 		if v.readyLocal == 0 {
 			c.stop(v.service.Name)
 			return lb.NoLocalEndpoint

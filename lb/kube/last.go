@@ -35,7 +35,7 @@ func (s *Source) lastAnnouncer(service *core.Service, v *view, endpoints []*disc
 		return
 	}
 	var able map[string]bool // nil: every node
-	if isLocal(service) {
+	if isLocal(service) && !v.spread {
 		able = readyOn(endpoints)
 	}
 	if !s.conditions.anyHealthy(able) {

@@ -37,6 +37,9 @@ type Options struct {
 	Forward lb.Method
 	// TunnelSources sets the addresses that tunnel packets may come from: those of all nodes. Nil: none is set.
 	TunnelSources func([]netip.Addr) error
+	// SpreadLocal reports whether one node receives all packets to an address with these announcers, and spreads them
+	// over all nodes with endpoints under the policy Local, too. Nil: never.
+	SpreadLocal func([]lb.AnnouncerKind) bool
 	// FollowNodes calls TunnelSources although packets to other nodes are not forwarded by tunnel.
 	FollowNodes bool
 	// Address is that of this node, for checks of its health check node ports.
@@ -308,7 +311,7 @@ func (s *Source) viewOf(name string) *view {
 		return nil
 	}
 	endpoints := s.slicesOf(name)
-	v := translate(service, addrs.vips, endpoints, s.top, s.shares(service))
+	v := translate(service, addrs.vips, endpoints, s.top, s.shares(service), s.spreads(service, addrs.vips))
 	v.service.UnrestrictedVIPs, v.service.Refused = addrs.external, addrs.refused
 	s.nodePort(service, v.readyLocal)
 	v.service.WithholdReason = s.conditions.withhold(service, v, s.own)

@@ -77,13 +77,16 @@ func policyOf(s *core.Service) lb.Policy {
 type view struct {
 	service    *lb.Service
 	readyLocal int // addresses of ready endpoints on this node, in the family that has more
+	spread     bool
 }
 
 // translate returns the view that the node of top has of s with these VIPs. Shared is true when another Service has one
-// of the VIPs: then packets may arrive at a node without an endpoint of s, whatever the policy is.
+// of the VIPs: then packets may arrive at a node without an endpoint of s, whatever the policy is. Spread is true when
+// one node receives all packets, and spreads them over the nodes with endpoints although the policy is Local.
 func translate(
-	s *core.Service, vips []netip.Addr, endpoints []*discovery.EndpointSlice, top topology, shared bool,
+	s *core.Service, vips []netip.Addr, endpoints []*discovery.EndpointSlice, top topology, shared, spread bool,
 ) *view {
+	local := isLocal(s) && !spread
 	out := &lb.Service{
 		Name: nameOf(s), Source: Name, VIPs: vips, Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT,
 		Policy: policyOf(s), Affinity: affinityOf(s),
@@ -107,11 +110,12 @@ func translate(
 			c := choose(all, top)
 			use := c.cluster
 			switch {
-			case agree && isLocal(s):
+			case isLocal(s) && (agree || spread):
+				// Elsewhere than on a known node they would not see the address of the client.
 				use = filter(c.anywhere, func(e endpoint) bool { return top.nodes[e.node].IsValid() })
 			case agree:
 				use = c.anywhere
-			case isLocal(s) && (len(c.local) > 0 || !shared || top.nodes == nil):
+			case local && (len(c.local) > 0 || !shared || top.nodes == nil):
 				use = c.local
 			}
 			use = reachable(use, top)
@@ -139,8 +143,8 @@ func translate(
 	}
 	// Under Local, with usable endpoints on other nodes only, packets are dropped: the client retries, and the router
 	// may select another node. With no usable endpoint in the cluster, connections are refused.
-	out.DropWhenEmpty = isLocal(s) && !chosen && usable
-	return &view{service: out, readyLocal: max(len(readyLocal[true]), len(readyLocal[false]))}
+	out.DropWhenEmpty = local && !chosen && usable
+	return &view{service: out, spread: spread, readyLocal: max(len(readyLocal[true]), len(readyLocal[false]))}
 }
 
 // affinityOf returns the timeout of sessionAffinity ClientIP; 0 without it.

@@ -363,6 +363,38 @@ func TestNoNodeForwardingWithoutTunnels(t *testing.T) {
 	}
 }
 
+// When one node has the address, Local is no reason to leave out the endpoints of other nodes: the client's address is
+// kept. Endpoints on unknown nodes would not see it.
+func TestLocalIsSpread(t *testing.T) {
+	top := topology{node: "n1", nodes: map[string]netip.Addr{
+		"n1": netip.MustParseAddr("192.0.2.1"), "n2": netip.MustParseAddr("192.0.2.2"),
+	}}
+	endpoints := []*discovery.EndpointSlice{
+		slice(8080, ep("10.0.0.1", "n1", "rs", "z:z9"), ep("10.0.0.2", "n2", "rs"), ep("10.0.0.9", "n9", "rs")),
+	}
+	for _, spread := range []bool{false, true} {
+		s := aService(local)
+		v := translate(s, addressesOf(s), endpoints, top, false, spread)
+		var targets []string
+		isLocal := false
+		plan := lb.Build(v.service, nil, lb.Drains{})
+		for _, f := range plan.Frontends {
+			if f.NodeForwarding.Enabled {
+				for _, x := range f.Targets {
+					targets = append(targets, x.Addr.Addr().String())
+				}
+			}
+			isLocal = plan.VIPs[0].Local
+		}
+		slices.Sort(targets)
+		want := map[bool]string{false: "[192.0.2.1]", true: "[192.0.2.1 192.0.2.2]"}[spread]
+		got := fmt.Sprint(targets)
+		if got != want || !isLocal || v.readyLocal != 1 || v.service.Policy != lb.PolicyLocal {
+			t.Errorf("spread %t: targets %s; want %s (%+v)", spread, got, want, v)
+		}
+	}
+}
+
 func viewOn(s *core.Service, endpoints []*discovery.EndpointSlice, top topology, shared bool) *view {
-	return translate(s, addressesOf(s), endpoints, top, shared)
+	return translate(s, addressesOf(s), endpoints, top, shared, false)
 }
