@@ -1,7 +1,10 @@
 package agent
 
 import (
+	"bytes"
+	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"testing"
 
@@ -84,5 +87,44 @@ func TestReloadMembers(t *testing.T) {
 	port.Port, none.Secrets = 1, nil
 	if restart(before) || restart(&after) || !restart(&port) || !restart(&none) || !restart(nil) {
 		t.Error("a restart is needed for the wrong changes")
+	}
+}
+
+// The nodes of a cluster find each other by their addresses and the keys of the Secret, also during a rotation.
+func TestMembersOfACluster(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.6.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := netip.MustParseAddrPort(l.Addr().String()).Port()
+	l.Close()
+	nodes := []netip.Addr{ip("127.0.6.1"), ip("127.0.6.2"), ip("2001:db8::1")}
+	key := func(b byte) []byte { return bytes.Repeat([]byte{b}, 32) }
+	before := kube.Keys{Current: key(1), Next: key(2)}
+	after := kube.Keys{Previous: key(1), Current: key(2), Next: key(3)}
+	c := &config.Config{L2: &config.L2{Port: port}, Kubernetes: &config.Kubernetes{}}
+	var all []*membership
+	for i, keys := range []kube.Keys{before, after} {
+		m, err := newMembership(c, node{name: fmt.Sprintf("n%d", i), address4: nodes[i]}, discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.setNodes(nodes)
+		m.setClusterKeys(c, keys)
+		done := make(chan error, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() { done <- m.Run(ctx) }()
+		t.Cleanup(func() {
+			if cancel(); <-done != nil {
+				t.Error("membership failed")
+			}
+		})
+		all = append(all, m)
+	}
+	for i, m := range all {
+		eventually(t, "the other node", func() bool {
+			p := m.Peers(netip.Addr{})
+			return len(p) == 1 && p[0].Alive && p[0].Name == fmt.Sprintf("n%d", 1-i)
+		})
 	}
 }
