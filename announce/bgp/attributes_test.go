@@ -61,16 +61,18 @@ func TestAttributes(t *testing.T) {
 	for _, row := range []struct {
 		name string
 		asn  uint32
+		pref uint32
 		want []string // before the next hop
 	}{
-		{"other AS", 64512, []string{"{Origin: i}", "{AsPath: 64512}"}},
-		{"same AS", 64500, []string{"{Origin: i}", "{AsPath: }", "{LocalPref: 200}"}},
+		{"other AS", 64512, 200, []string{"{Origin: i}", "{AsPath: 64512}"}},
+		{"same AS", 64500, 200, []string{"{Origin: i}", "{AsPath: }", "{LocalPref: 200}"}},
+		{"same AS, lowest preference", 64500, 0, []string{"{Origin: i}", "{AsPath: }", "{LocalPref: 0}"}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			r := startRouterFor(t, row.asn)
 			o := r.options()
-			o.ASN, o.LocalPref, o.Weighted = row.asn, 200, true
+			o.ASN, o.LocalPref, o.Weighted = row.asn, row.pref, true
 			o.Communities = []uint32{64512<<16 | 100, 0xFFFFFF01}
 			o.LargeCommunities = [][3]uint32{{64512, 1, 2}}
 			s := newSpeaker(t, o)
