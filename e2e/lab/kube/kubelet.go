@@ -136,10 +136,20 @@ func (c *ControlPlane) StartKubelet(n lab.Node, k Kubelet) (*lab.Process, error)
 			return nil, err
 		}
 	}
-	// The kubelet writes to /var/log.
-	err = n.Do(func() error { return unix.Mount("steelyard-lab", "/var/log", "tmpfs", 0, "mode=755") })
+	// The kubelet writes to /var/log, and listens in a directory of /var/lib/kubelet whatever its --root-dir is.
+	err = n.Do(func() error {
+		for _, dir := range []string{"/var/log", "/var/lib/kubelet"} {
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				return err
+			}
+			if err := unix.Mount("steelyard-lab", dir, "tmpfs", 0, "mode=755"); err != nil {
+				return fmt.Errorf("mount %s: %w", dir, err)
+			}
+		}
+		return nil
+	})
 	if err != nil {
-		return nil, fmt.Errorf("mount /var/log in host %s: %w", n.Name(), err)
+		return nil, fmt.Errorf("host %s: %w", n.Name(), err)
 	}
 	addresses := n.V4.String()
 	if !k.OnlyIPv4 {
