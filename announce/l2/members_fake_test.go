@@ -66,7 +66,6 @@ func (h *host) owns(vip netip.Addr) bool { return slices.Contains(h.a.all(), vip
 func (h *host) open()                    { s, err := h.r.openSockets(); must(h.t, err); h.r.use(s); h.s = s }
 func (x *segment) lock() (unlock func()) { x.mu.Lock(); return x.mu.Unlock }
 func (x *segment) change(f func())       { defer x.lock()(); f(); x.tell(nil) }
-func (x *segment) only(n int) *host      { return x.hosts[n] }
 
 func (h *host) Peers(vip netip.Addr) (list []members.Peer) {
 	defer h.lock()()

@@ -51,13 +51,13 @@ func Cleanup(ctx context.Context, client kubernetes.Interface, namespace string,
 	for _, name := range ours {
 		err := client.CoordinationV1().Leases(namespace).Delete(ctx, name, meta.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("Lease %s: %w", name, err)
+			return fmt.Errorf("delete Lease %s: %w", name, err)
 		}
 		done("Lease " + namespace + "/" + name)
 	}
 	err = client.CoreV1().Secrets(namespace).Delete(ctx, KeySecret, meta.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("Secret %s: %w", KeySecret, err)
+		return fmt.Errorf("delete Secret %s: %w", KeySecret, err)
 	} else if err == nil {
 		done("Secret " + namespace + "/" + KeySecret)
 	}
