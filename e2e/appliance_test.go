@@ -13,11 +13,14 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 )
 
+// slow is an interval in which nodes respond that share two CPUs with all else.
+const slow = 300 * time.Millisecond
+
 // ofNodes is the service of an appliance for a Service of a cluster: its backends are the nodes. port is that of the
 // check; 0: the default.
 func ofNodes(s *core.Service, addrs []netip.Addr, nodes []lab.Node, port int32) lab.AgentService {
 	out := lab.AgentService{Name: s.Name, Addresses: addrs, Backends: lab.Backends(nodes...), Check: lab.AgentCheck{
-		Type: "health-check-node-port", Port: int(port), Interval: interval, Timeout: timeout, Rise: 1, Fall: fall,
+		Type: "health-check-node-port", Port: int(port), Interval: slow, Timeout: slow, Rise: 1, Fall: 8,
 	}}
 	for _, p := range s.Spec.Ports {
 		text := fmt.Sprintf("%d:%d/%s", p.Port, p.NodePort, strings.ToLower(string(p.Protocol)))

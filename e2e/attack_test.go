@@ -216,7 +216,8 @@ func (s *site) disturb(t *testing.T, ctx context.Context) {
 	for i := 0; ctx.Err() == nil; i++ {
 		c.Services = s.services(3 - (i+1)%2)
 		// Servers and attacker share two CPUs: a slow answer is not what is tested.
-		c.Services[0].Check.Timeout, c.Services[0].Check.Fall = 2*time.Second, 20
+		check := &c.Services[0].Check
+		check.Interval, check.Timeout, check.Fall = time.Second, time.Second, 20
 		if err := a.Configure(c.TOML()); err != nil {
 			t.Error(err)
 		}
