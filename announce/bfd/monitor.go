@@ -222,11 +222,16 @@ func (m *Monitor) changed(s *session) {
 	}
 }
 
-// receive applies a packet to its session (RFC 5880, section 6.8.6).
+// receive applies a packet to its session (RFC 5880, section 6.8.6). While that is up, a packet without our
+// discriminator is discarded, because everybody can send it: that a neighbor has restarted is then known after the
+// detection time.
 func (m *Monitor) receive(p Packet, from netip.Addr, multihop bool) (reason string) {
 	for _, s := range m.sessions {
 		if s.Addr != from || s.Multihop != multihop || p.YourDiscriminator != 0 && p.YourDiscriminator != s.local {
 			continue
+		}
+		if p.YourDiscriminator == 0 && s.state == Up {
+			return "no discriminator while up"
 		}
 		if s.machine.receive(p, time.Now()) {
 			s.transmit(s.packet(true))

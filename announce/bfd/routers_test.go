@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/ipv4"
+
 	"github.com/steelyard-lb/steelyard/announce/bfd"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
@@ -192,20 +194,26 @@ func TestMonitorNotices(t *testing.T) {
 		is(bfd.Up)
 		since := m.Sessions()[0].Since
 
-		c, err := p.router.Dial(t.Context(), "udp", "192.0.2.2:3784") // its TTL is 64
-		if err != nil {
-			t.Fatal(err)
-		}
-		forged := bfd.Packet{State: bfd.Down, Multiplier: 3, MyDiscriminator: 1}
-		if _, err := c.Write(forged.Append(nil)); err != nil {
-			t.Fatal(err)
-		}
-		labtest.Until(t, 5*time.Second, "the forged packet is discarded", func() error {
-			if n := m.Discarded()["TTL below 255"]; n != 1 {
-				return fmt.Errorf("%d discarded", n)
+		for ttl, reason := range map[int]string{64: "TTL below 255", 255: "no discriminator while up"} {
+			c, err := p.router.Dial(t.Context(), "udp", "192.0.2.2:3784")
+			if err != nil {
+				t.Fatal(err)
 			}
-			return nil
-		})
+			defer c.Close()
+			if err := ipv4.NewConn(c).SetTTL(ttl); err != nil {
+				t.Fatal(err)
+			}
+			forged := bfd.Packet{State: bfd.Down, Multiplier: 3, MyDiscriminator: 1}
+			if _, err := c.Write(forged.Append(nil)); err != nil {
+				t.Fatal(err)
+			}
+			labtest.Until(t, 5*time.Second, "the forged packet is discarded: "+reason, func() error {
+				if n := m.Discarded()[reason]; n != 1 {
+					return fmt.Errorf("%d discarded", n)
+				}
+				return nil
+			})
+		}
 		if s := m.Sessions()[0]; s.State != bfd.Up || s.Since != since {
 			t.Errorf("after a forged packet: %+v", s)
 		}

@@ -116,7 +116,11 @@ func (s *Server) Handler(writable bool) http.Handler {
 	mux.HandleFunc("GET /v1/backends", s.respond(func(st lb.Status) any { return st.Backends }))
 	mux.HandleFunc("GET /v1/routes", s.respond(func(st lb.Status) any { return st.Routes }))
 	mux.HandleFunc("GET /v1/peers", s.respond(func(lb.Status) any { return s.peers() }))
-	mux.HandleFunc("GET /v1/flows", s.flows)
+	most := flowLimit
+	if writable {
+		most = 0
+	}
+	mux.HandleFunc("GET /v1/flows", s.flows(most))
 	mux.HandleFunc("GET /v1/explain", s.explain)
 	mux.HandleFunc("GET /healthz", s.respond(func(st lb.Status) any {
 		return map[string]bool{"healthy": true, "settled": st.Settled}
@@ -163,19 +167,30 @@ type Flows struct {
 	More  bool            `json:"more"` // there are more than the limit
 }
 
-// flowLimit is the limit of the listed flows when the request has none.
+// flowLimit is the limit of the listed flows when the request has none, and of all requests that are not by the socket:
+// the answer with a million flows takes a gigabyte.
 const flowLimit = 1000
 
-func (s *Server) flows(w http.ResponseWriter, r *http.Request) {
-	want := lb.FlowFilter{Limit: flowLimit}
-	for name, values := range r.URL.Query() {
-		for _, v := range values {
-			if err := want.Set(name, v); err != nil {
-				writeError(w, http.StatusBadRequest, err)
-				return
+// flows returns a handler that lists at most so many flows; 0: as many as the request wants.
+func (s *Server) flows(most int) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		want := lb.FlowFilter{Limit: flowLimit}
+		for name, values := range r.URL.Query() {
+			for _, v := range values {
+				if err := want.Set(name, v); err != nil {
+					writeError(w, http.StatusBadRequest, err)
+					return
+				}
 			}
 		}
+		if most > 0 && (want.Limit == 0 || want.Limit > most) {
+			want.Limit = most
+		}
+		s.listFlows(w, r, want)
 	}
+}
+
+func (s *Server) listFlows(w http.ResponseWriter, r *http.Request, want lb.FlowFilter) {
 	flows, more, err := s.o.Flows(r.Context(), want)
 	if err != nil {
 		writeError(w, http.StatusInternalServerError, err)

@@ -214,3 +214,27 @@ func TestAnswersAreIndented(t *testing.T) {
 		t.Errorf("%q; want %q", w.Body, want)
 	}
 }
+
+// By TCP nobody lists all flows: the answer with a million of them takes a gigabyte.
+func TestFlowsAreLimited(t *testing.T) {
+	for _, tt := range []struct {
+		writable bool
+		query    string
+		want     int
+	}{
+		{true, "?limit=0", 0}, {true, "", flowLimit}, {true, "?limit=5000", 5000},
+		{false, "?limit=0", flowLimit}, {false, "", flowLimit}, {false, "?limit=5000", flowLimit}, {false, "?limit=5", 5},
+	} {
+		o := options(t)
+		var got lb.FlowFilter
+		o.Flows = func(_ context.Context, f lb.FlowFilter) ([]lb.FlowStatus, bool, error) {
+			got = f
+			return nil, false, nil
+		}
+		New(o).Handler(tt.writable).ServeHTTP(httptest.NewRecorder(),
+			httptest.NewRequest(http.MethodGet, "/v1/flows"+tt.query, nil))
+		if got.Limit != tt.want {
+			t.Errorf("%+v: limit %d", tt, got.Limit)
+		}
+	}
+}

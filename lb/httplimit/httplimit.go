@@ -33,10 +33,22 @@ func New(most int) *Limiter {
 // Server returns a server that logs its errors at debug level.
 func (l *Limiter) Server(h http.Handler, log *slog.Logger) *http.Server {
 	return &http.Server{
-		Handler: h, ConnState: l.changed, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		Handler: withoutRest(h), ConnState: l.changed, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute,
 		IdleTimeout: 30 * time.Second, MaxHeaderBytes: 16 << 10,
 	}
+}
+
+// withoutRest does not wait for the rest of a body that h has not read: the connection would count as one with a
+// request meanwhile, which no other replaces.
+func withoutRest(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.ServeHTTP(w, r)
+		if r.ContentLength != 0 {
+			// Without support, as in a recorder, there is nothing to wait for.
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now())
+		}
+	})
 }
 
 func (l *Limiter) changed(c net.Conn, state http.ConnState) {

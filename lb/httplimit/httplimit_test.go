@@ -89,3 +89,23 @@ func TestRequestsStay(t *testing.T) {
 	close(release)
 	<-done
 }
+
+// A request whose body does not come takes no place.
+func TestMissingBodiesTakeNoPlace(t *testing.T) {
+	const most = 20
+	addr := serve(t, New(most), func(http.ResponseWriter, *http.Request) {})
+	for range most {
+		c, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadAll(c); err != nil { // the server closes the connection
+			t.Fatal(err)
+		}
+	}
+	get(t, addr)
+}
