@@ -223,7 +223,8 @@ func TestFlowsAreLimited(t *testing.T) {
 		want     int
 	}{
 		{true, "?limit=0", 0}, {true, "", flowLimit}, {true, "?limit=5000", 5000},
-		{false, "?limit=0", flowLimit}, {false, "", flowLimit}, {false, "?limit=5000", flowLimit}, {false, "?limit=5", 5},
+		{false, "?limit=0", flowLimit}, {false, "", flowLimit}, {false, "?limit=5000", flowLimit},
+		{false, "?limit=5", 5},
 	} {
 		o := options(t)
 		var got lb.FlowFilter
