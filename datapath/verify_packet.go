@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -54,7 +55,7 @@ func (d *Datapath) needed() []int {
 	indexes, reach, finder := d.services.interfaces(), d.o.Reach, &sourceFinder{}
 	if d.o.FollowRoutes {
 		for _, far := range [][]netip.Addr{far4, far6} {
-			if i := slices.IndexFunc(far, routed); i >= 0 {
+			if i := slices.IndexFunc(far, behindRouter); i >= 0 {
 				reach = append(slices.Clip(reach), far[i])
 			}
 		}
@@ -253,7 +254,7 @@ func (c *madeClients) choose(v view) {
 
 func chooseClient(far []netip.Addr, hadFar bool, v view) (client netip.Addr, isFar bool) {
 	for _, a := range far {
-		if !v.own[a] && routed(a) {
+		if !v.own[a] && behindRouter(a) {
 			return a, true
 		}
 	}
@@ -266,6 +267,17 @@ func chooseClient(far []netip.Addr, hadFar bool, v view) (client netip.Addr, isF
 		}
 	}
 	return far[0], false
+}
+
+// behindRouter reports whether the kernel has a route to a host that is on no link of this one: the network of the
+// servers may have an address that was chosen for a client.
+func behindRouter(to netip.Addr) bool {
+	addrs, err := net.InterfaceAddrs()
+	onLink := err == nil && slices.ContainsFunc(addrs, func(a net.Addr) bool {
+		p, err := netip.ParsePrefix(a.String())
+		return err == nil && p.Contains(to)
+	})
+	return !onLink && routed(to)
 }
 
 // routed reports whether the kernel has a route to another host.

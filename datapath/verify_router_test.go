@@ -48,3 +48,32 @@ func TestDeadRouter(t *testing.T) {
 	labtest.Until(t, 3*time.Second, "the report is withdrawn",
 		func() error { return wrong(x.of(vip) != "", "%s", x.of(vip)) })
 }
+
+// The loss of the default route is a fault, also when the network of the servers has an address that could be that of a
+// client.
+func TestDefaultRouteIsLost(t *testing.T) {
+	toRouter := &netlink.Route{Dst: prefix("0.0.0.0/0"), Gw: net.ParseIP(v4["router"])}
+	fx, x := verified(t, ModeTC, false, nil, func(fx *fixture) {
+		fx.do(func() error {
+			nic, err := netlink.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			if err := netlink.AddrAdd(nic, &netlink.Addr{IPNet: &net.IPNet{
+				IP: net.IPv4(10, 0, 0, 2), Mask: net.CIDRMask(24, 32),
+			}}); err != nil {
+				return err
+			}
+			return netlink.RouteAdd(toRouter)
+		})
+	})
+	fx.service(lb.TCP, "b1")
+	fx.watch()
+	vip := fx.addr("vip")
+	if f := x.of(vip); f != "" {
+		t.Fatalf("fault %q", f)
+	}
+	fx.do(func() error { return netlink.RouteDel(toRouter) })
+	labtest.Until(t, 10*time.Second, "it is reported",
+		func() error { return wrong(x.of(vip) == "", "no fault") })
+}
