@@ -57,7 +57,7 @@ attack: root build ## attack live connections in all ways at once (root); ATTACK
 
 # CONFORMANCE=REGEXP selects tests; CONFORMANCE_WITHOUT_AGENT=1 runs them with kube-proxy alone.
 CONFORMANCE ?= \[sig-network\] (LoadBalancers|Services)
-conformance: root deps build controlplane conformance-programs ## run the tests of Kubernetes for Services, an hour (root)
+conformance: root deps build controlplane conformance-programs ## run Kubernetes' tests of Services, an hour (root)
 	CONFORMANCE='$(CONFORMANCE)' STEELYARD_BINARY='$(CURDIR)/steelyard' \
 		go test ./e2e -run '^TestUpstream$$' -v -count 1 -timeout 6h
 
