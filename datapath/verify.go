@@ -38,6 +38,7 @@ type verifier struct {
 	bad      map[lb.Frontend]*condition
 	reported map[netip.Addr]string
 	queue    []lb.Frontend // left of the sweep
+	missed   changes       // that were postponed
 	sample   lb.Frontend   // of made
 	clients  madeClients
 	routers  routers
@@ -86,6 +87,12 @@ func (d *Datapath) OnFault(report func(changed map[netip.Addr]string)) { d.verif
 // changed verifies all frontends after the network has changed.
 func (v *verifier) changed(found changes) {
 	start := time.Now()
+	if err := shortage(); err != nil {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		v.postpone(found, err)
+		return
+	}
 	if found.routes {
 		v.d.services.refreshSources()
 		if err := v.d.tunnels.refresh(); err != nil {
@@ -106,10 +113,18 @@ func (v *verifier) pause() time.Duration {
 	return min(2*v.took, maxPause)
 }
 
-// tick verifies the node and a part of the frontends.
+// tick verifies the node and a part of the frontends, or all after a change that was postponed.
 func (v *verifier) tick() {
+	if missed := v.takePostponed(); missed != (changes{}) {
+		v.changed(missed)
+		return
+	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	if err := shortage(); err != nil {
+		v.postpone(changes{}, err)
+		return
+	}
 	if len(v.queue) == 0 {
 		v.queue = v.d.services.held()
 	}
@@ -187,6 +202,10 @@ func (v *verifier) look() {
 func (v *verifier) applied(updates []*frontendUpdate) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	if err := shortage(); err != nil {
+		v.postpone(changes{links: true, routes: true}, err)
+		return
+	}
 	v.d.uplinks.follow(v.d.needed())
 	v.look()
 	now := time.Now()

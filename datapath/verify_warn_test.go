@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -55,5 +57,44 @@ func TestVerificationThatDoesNotRun(t *testing.T) {
 	fx.warns("packets cannot be verified: run the programs on a packet: ")
 	if f := x.of(fx.addr("vip")); f != "" {
 		t.Errorf("fault %q", f)
+	}
+}
+
+// Without descriptors nothing is known of the network: interfaces are not taken for deleted, no address gets a fault,
+// and that is said.
+func TestShortageIsNoFault(t *testing.T) {
+	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
+	fx.service(lb.TCP, "b1")
+	watch := func() {
+		for start := time.Now(); time.Since(start) < 2*max(confirmAfter, clearAfter); time.Sleep(50 * time.Millisecond) {
+			fx.do(func() error { fx.d.verifier.tick(); return nil })
+		}
+	}
+	watch()
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	none := limit
+	none.Cur = 0 // those that are open stay
+	set := func(limit unix.Rlimit) {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer set(limit)
+	set(none)
+	watch()
+	fx.warns("packets cannot be verified: look at the network: ")
+	if f := x.of(fx.addr("vip")); f != "" {
+		t.Errorf("fault %q", f)
+	}
+	set(limit)
+	watch()
+	fx.warns("")
+	for _, s := range fx.d.Interfaces() {
+		if s.Mode == "" {
+			t.Errorf("%+v", s)
+		}
 	}
 }
