@@ -43,6 +43,8 @@ type attachments struct {
 	needed map[string]time.Time
 	// foreign are the programs of others, by interface.
 	foreign map[string]foreign
+	// notFollowed is why interfaces to which routes lead were not attached the last time.
+	notFollowed map[string]string
 }
 
 // attachAll attaches the programs to all uplinks, and to the interfaces of these indexes, in Open. What is most likely
@@ -193,9 +195,13 @@ func (a *attachments) follow(indexes []int) {
 			err = a.exchange(nic)
 		}
 		if err != nil {
-			a.o.Log.Error("interface not attached, to which routes lead", "interface", name, "err", err)
+			if a.notFollowed[name] != err.Error() { // it is tried again and again
+				a.o.Log.Error("interface not attached, to which routes lead", "interface", name, "err", err)
+			}
+			a.notFollowed[name] = err.Error()
 			continue
 		}
+		delete(a.notFollowed, name)
 		a.names = append(a.names, name)
 		a.o.Log.Info("interface attached, because routes lead there", "interface", name)
 	}

@@ -60,21 +60,27 @@ func (a *attachments) unneeded(now time.Time) (names []string) {
 func (a *attachments) release(name string) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	var errs []error
-	if index := a.index[name]; index != 0 {
-		errs = append(errs, a.removeUplink(index))
-	}
-	for _, kind := range []string{string(ModeXDP), string(ModeXDPGeneric), inward.pin, outward.pin} {
-		errs = append(errs, a.unpin(pinName(name, kind)))
-	}
-	if nic, err := netlink.LinkByName(name); err == nil {
-		errs = append(errs, removeClsact(nic))
-	}
-	errs = append(errs, a.sysctls.restoreIf(func(path string) bool {
+	err := a.detach(name)
+	err = errors.Join(err, a.sysctls.restoreIf(func(path string) bool {
 		return filepath.Base(filepath.Dir(path)) == name
 	}))
 	a.forget(name)
 	a.o.Log.Info("interface released, because no route leads there", "interface", name)
+	return err
+}
+
+// detach removes the programs from the interface that had this name when they were attached; a.mu is held.
+func (a *attachments) detach(name string) error {
+	var errs []error
+	for _, kind := range []string{string(ModeXDP), string(ModeXDPGeneric), inward.pin, outward.pin} {
+		errs = append(errs, a.unpin(pinName(name, kind)))
+	}
+	if index := a.index[name]; index != 0 {
+		errs = append(errs, a.removeUplink(index))
+		if nic, err := netlink.LinkByIndex(index); err == nil {
+			errs = append(errs, removeClsact(nic))
+		}
+	}
 	return errors.Join(errs...)
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -115,6 +116,35 @@ func TestInterfacesAreKept(t *testing.T) {
 			if !slices.Equal(got, []string{"eth0", "eth1"}) {
 				t.Errorf("attached to %v", got)
 			}
+		})
+	}
+}
+
+// An interface that is renamed has the programs by its new name, and packets pass.
+func TestInterfaceIsRenamed(t *testing.T) {
+	for _, mode := range []Mode{ModeTC, ModeXDP} {
+		t.Run(string(mode), func(t *testing.T) {
+			fx, x := verified(t, mode, false, func(o *Options) { o.FollowRoutes = true }, func(*fixture) {})
+			fx.service(lb.TCP, "b1")
+			fx.watch()
+			rename := func(from, to string) {
+				t.Helper()
+				fx.do(func() error {
+					nic, err := netlink.LinkByName(from)
+					if err != nil {
+						return err
+					}
+					return errors.Join(netlink.LinkSetDown(nic), netlink.LinkSetName(nic, to), netlink.LinkSetUp(nic))
+				})
+				labtest.Until(t, 5*time.Second, "programs are on "+to, func() error {
+					list := fx.d.Interfaces()
+					list = slices.DeleteFunc(list, func(s InterfaceStatus) bool { return s.Mode == "" })
+					ok := len(list) == 1 && list[0].Name == to
+					return wrong(!ok || x.of(fx.addr("vip")) != "", "%+v, fault %q", list, x.of(fx.addr("vip")))
+				})
+			}
+			rename("eth0", "wan0")
+			rename("wan0", "eth0")
 		})
 	}
 }

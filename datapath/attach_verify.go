@@ -46,10 +46,13 @@ func (a *attachments) repair(changed bool, made []byte) (faults []string) {
 	running, last := false, ""
 	for _, name := range slices.Clone(a.names) {
 		nic, err := netlink.LinkByName(name)
-		if err != nil {
+		if errors.As(err, new(netlink.LinkNotFoundError)) {
 			a.gone(name)
 			last = name + " does not exist"
 			continue
+		}
+		if err != nil {
+			return []string{fmt.Sprintf("%s: %v", name, err)}
 		}
 		err = a.repairOne(nic, changed)
 		if err == nil && made != nil {
@@ -75,10 +78,13 @@ func (a *attachments) repair(changed bool, made []byte) (faults []string) {
 	return faults
 }
 
-// gone records that an interface does not exist.
+// gone records that an interface does not exist. One that was renamed gets its programs by its new name.
 func (a *attachments) gone(name string) {
 	if a.index[name] != 0 || a.status[name].Name == "" {
-		a.o.Log.Warn("interface deleted", "interface", name)
+		a.o.Log.Warn("interface deleted or renamed", "interface", name)
+		if err := a.detach(name); err != nil {
+			a.o.Log.Error("programs not detached", "interface", name, "err", err)
+		}
 	}
 	a.index[name], a.status[name] = 0, InterfaceStatus{Name: name}
 	delete(a.foreign, name)

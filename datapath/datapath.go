@@ -143,7 +143,8 @@ func (d *Datapath) open(t *transaction) (err error) {
 	d.uplinks = &attachments{
 		o: d.o, objects: d.objects, pins: d.pins, sysctls: sys, repairs: d.repairs, open: t,
 		status: map[string]InterfaceStatus{}, index: map[string]int{}, ids: programIDs{}, foreign: map[string]foreign{},
-		needed: map[string]time.Time{},
+		notFollowed: map[string]string{},
+		needed:      map[string]time.Time{},
 	}
 	d.probes = &probes{objects: d.objects, uplinks: d.uplinks, marks: map[probeKey]uint32{}}
 	if err := chain(d.objects, t); err != nil {
