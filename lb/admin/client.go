@@ -9,17 +9,23 @@ import (
 	"net"
 	"net/http"
 	"syscall"
+	"time"
 )
 
 // Client sends requests to an agent over its unix socket.
 type Client struct {
-	socket string
-	http   http.Client
+	socket  string
+	http    http.Client
+	timeout time.Duration
 }
+
+// clientTimeout is longer than an agent that works takes: a reload of 10,000 services, a list of a million flows. It
+// ends requests to one that cannot accept connections, for lack of descriptors.
+const clientTimeout = time.Minute
 
 // NewClient returns a Client for the agent that listens on socket.
 func NewClient(socket string) *Client {
-	c := &Client{socket: socket}
+	c := &Client{socket: socket, timeout: clientTimeout}
 	c.http.Transport = &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -52,6 +58,8 @@ func (c *Client) Post(ctx context.Context, path string, v any) error {
 }
 
 func (c *Client) do(ctx context.Context, method, path string, v any) error {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, "http://steelyard"+path, nil)
 	if err != nil {
 		return fmt.Errorf("request %s: %w", path, err)
@@ -63,6 +71,8 @@ func (c *Client) do(ctx context.Context, method, path string, v any) error {
 			c.socket)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("no permission for %s; use sudo", c.socket)
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("the agent on %s does not respond", c.socket)
 	case err != nil:
 		return fmt.Errorf("request to the agent on %s: %w", c.socket, err)
 	}

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 )
 
 // serveAnswer answers every request on a new socket with a status and a body, and returns a client of it.
@@ -82,6 +83,22 @@ func TestClientOfAnAgentThatHasEnded(t *testing.T) {
 	l.Close()
 	err = NewClient(socket).Get(t.Context(), "/v1/x", nil)
 	if err == nil || !strings.HasPrefix(err.Error(), "no agent listens on "+socket) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// A request to an agent that does not accept connections ends.
+func TestClientTimeout(t *testing.T) {
+	socket := options(t).Socket
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c := NewClient(socket)
+	c.timeout = 50 * time.Millisecond
+	var v any
+	if err := c.Get(t.Context(), "/v1/status", &v); err == nil || !strings.Contains(err.Error(), "does not respond") {
 		t.Errorf("error %v", err)
 	}
 }
