@@ -66,7 +66,8 @@ func TestShortageIsNoFault(t *testing.T) {
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
 	fx.service(lb.TCP, "b1")
 	watch := func() {
-		for start := time.Now(); time.Since(start) < 2*max(confirmAfter, clearAfter); time.Sleep(50 * time.Millisecond) {
+		end := time.Now().Add(2 * max(confirmAfter, clearAfter))
+		for ; time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 			fx.do(func() error { fx.d.verifier.tick(); return nil })
 		}
 	}

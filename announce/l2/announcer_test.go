@@ -83,7 +83,7 @@ func TestConflict(t *testing.T) {
 		vip netip.Addr
 		mac string
 	}{{vip4, "m1"}, {vip4, "m1"}, {vip4, "m2"}, {vip6, "m1"}, {vips[2], "m1"}} {
-		a.conflict(c.vip, c.mac, "eth0")
+		a.conflict(c.vip, c.mac, "eth0", netip.Addr{})
 	}
 	if got := testutil.ToFloat64(a.metrics.conflicts.WithLabelValues("eth0")); got != 4 {
 		t.Errorf("%v conflicts counted; want 4", got)
@@ -93,7 +93,7 @@ func TestConflict(t *testing.T) {
 	}
 	// An address that is owned only later is logged then.
 	set(t, a, vips[2])
-	a.conflict(vips[2], "m1", "eth0")
+	a.conflict(vips[2], "m1", "eth0", netip.Addr{})
 	if got := log.count("vip=" + vips[2].String()); got != 1 {
 		t.Errorf("%d log lines for %s; want 1", got, vips[2])
 	}

@@ -27,15 +27,16 @@ func (r *responder) readARP(s *sockets) error {
 		if bytes.Equal(packet.SenderHardwareAddr, s.ifi.HardwareAddr) {
 			continue
 		}
-		r.heardOwn(packet.SenderHardwareAddr)
-		r.a.conflict(packet.SenderIP, packet.SenderHardwareAddr.String(), r.name) // of a probe it is 0.0.0.0
+		r.heardOwn(packet.SenderHardwareAddr, packet.TargetIP)
+		// The sender of a probe has the address 0.0.0.0.
+		r.a.conflict(packet.SenderIP, packet.SenderHardwareAddr.String(), r.name, packet.TargetIP)
 		if packet.Operation != arp.OperationRequest {
 			continue
 		}
 		if packet.SenderIP.IsUnspecified() {
 			r.a.probed(packet.TargetIP, s.ifi.HardwareAddr, packet.SenderHardwareAddr, r.name)
 		}
-		if r.isTwin() {
+		if r.isSilent() {
 			continue
 		}
 		reply := r.a.reply

@@ -1,7 +1,6 @@
 package l2
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net"
@@ -12,8 +11,6 @@ import (
 	"github.com/mdlayher/arp"
 	"github.com/mdlayher/ethernet"
 	"github.com/mdlayher/ndp"
-
-	"github.com/steelyard-lb/steelyard/announce/l2/members"
 )
 
 // Times of a claim. They are shorter than those of RFC 5227 §1.1, because clients wait for the address: a host on an
@@ -24,7 +21,6 @@ const (
 	claimRetry     = time.Second           // before an address that another host has is probed again
 	claimSpacing   = 10 * time.Millisecond // at least, per address that others have
 	defendInterval = 10 * time.Second      // RFC 5227 §2.4
-	conflictTime   = time.Minute           // for which a conflict is reported
 )
 
 // claim is a VIP that is to be announced and is not yet: it is probed first (RFC 5227 §2.1).
@@ -41,36 +37,7 @@ type ownership struct {
 	term     uint32    // of the take-over, for the members
 	defended time.Time // last
 	defend   time.Time // when it is to be defended next; zero: not
-}
-
-// Conflict is a VIP that another host claims.
-type Conflict struct {
-	VIP       netip.Addr
-	MAC       string // of the other host
-	Member    string // its name, if it is a member that cannot be reached as one
-	Interface string
-	Since     time.Time
-	Last      time.Time // when the other host was heard
-	Withheld  bool      // the VIP is not announced, because the other host had it first
-}
-
-// Conflicts returns the VIPs that other hosts claim, sorted.
-func (a *Announcer) Conflicts() []Conflict {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	var list []Conflict
-	for vip, r := range a.rivals {
-		c, wanted := a.claims[vip]
-		if wanted && c.standby != "" {
-			continue
-		}
-		r := *r
-		if r.Withheld = wanted; wanted || time.Since(r.Last) < conflictTime {
-			list = append(list, r)
-		}
-	}
-	slices.SortFunc(list, func(x, y Conflict) int { return x.VIP.Compare(y.VIP) })
-	return list
+	question question  // to a member that has the VIP, too, and precedes this one
 }
 
 // Waiting is why a VIP is not announced yet.
@@ -91,7 +58,7 @@ func (a *Announcer) Waiting() map[netip.Addr]Waiting {
 			list[vip] = Waiting{Reason: "no interface of [l2] is up"}
 		case c.standby != "":
 			list[vip] = Waiting{fmt.Sprintf("standby: %s has it", c.standby), true}
-		case c.heard != "" && a.rivals[vip] != nil:
+		case c.heard != "" && a.conflicts[vip] != nil:
 		default:
 			list[vip] = Waiting{Reason: "not yet: probing whether another host has it"}
 		}
@@ -126,12 +93,18 @@ type steps struct {
 	probe  []netip.Addr // for these
 	added  []netip.Addr // are owned now
 	defend []netip.Addr // by gratuitous frames
+	ask    map[netip.Addr]question
 }
 
 // sendAll sends what is due.
 func (a *Announcer) sendAll(ctx context.Context, s steps) {
 	for _, r := range a.responders {
 		r.gratuitous(ctx, s.defend)
+	}
+	for vip, q := range s.ask {
+		for _, r := range a.responders {
+			r.ask(ctx, vip, q)
+		}
 	}
 	if len(s.added) > 0 {
 		a.announce(ctx, a.responders, s.added)
@@ -185,8 +158,18 @@ func (a *Announcer) step(now time.Time) (s steps, next time.Duration) {
 		}
 		next = min(next, c.due.Sub(now))
 	}
-	for vip := range a.rivals {
+	s.ask = map[netip.Addr]question{}
+	for vip := range a.conflicts {
 		o := a.owned[vip]
+		if o != nil {
+			if at := o.question.next(); !at.IsZero() && !at.After(now) {
+				o.question.sent++
+				s.ask[vip] = o.question
+			}
+			if at := o.question.next(); !at.IsZero() {
+				next = min(next, at.Sub(now))
+			}
+		}
 		switch {
 		case o == nil || o.defend.IsZero():
 		case o.defend.After(now):
@@ -219,15 +202,15 @@ func (a *Announcer) advance(vip netip.Addr, c *claim, now time.Time, s *steps) {
 	case c.heard != "" && c.member:
 		*c = claim{due: now.Add(memberRetry)}
 	case c.heard != "":
-		*c = claim{due: now.Add(max(claimRetry, time.Duration(len(a.rivals))*claimSpacing))}
+		*c = claim{due: now.Add(max(claimRetry, time.Duration(len(a.conflicts))*claimSpacing))}
 	case c.sent < probes:
 		c.sent++
 		c.due = now.Add(a.probeInterval())
 		s.probe = append(s.probe, vip)
 	default:
 		delete(a.claims, vip)
-		if r := a.rivals[vip]; r != nil {
-			delete(a.rivals, vip)
+		if r := a.conflicts[vip]; r != nil {
+			delete(a.conflicts, vip)
 			a.o.Log.Info("address taken over", "vip", vip, "from", r.MAC)
 		}
 		a.owned[vip] = &ownership{term: a.nextTerm(vip)}
@@ -260,99 +243,6 @@ func (a *Announcer) wake() {
 	}
 }
 
-// conflict takes a frame in which another host claims a VIP (RFC 5227 §2.4). A VIP that is not owned yet is then not
-// announced. An owned one is kept, and defended at most once per defendInterval; that is counted, and logged when the
-// host is another one than before.
-func (a *Announcer) conflict(vip netip.Addr, mac, iface string) {
-	if a.isOwn(mac) {
-		return
-	}
-	now := time.Now()
-	a.mu.Lock()
-	c, o := a.claims[vip], a.owned[vip]
-	if c == nil && o == nil || a.expected(vip, c, mac, now) {
-		a.mu.Unlock()
-		return
-	}
-	r, known := a.rivals[vip]
-	if !known || r.MAC != mac {
-		r, known = &Conflict{VIP: vip, MAC: mac, Interface: iface, Since: now}, false
-		a.rivals[vip] = r
-	}
-	r.Last = now
-	p, member := a.memberOf(mac)
-	r.Member = p.Name
-	switch {
-	case c != nil:
-		*c = claim{heard: mac, member: member, due: now}
-	case member && outranks(vip, p.Address, a.o.Members.Self()): // it keeps the VIP by the same rule
-		a.release(vip, &claim{heard: mac, member: true, due: now})
-		a.publishing = true
-	case o.defend.IsZero():
-		o.defend = now
-		if next := o.defended.Add(defendInterval); !o.defended.IsZero() && next.After(now) {
-			o.defend = next
-		}
-	}
-	a.wake()
-	a.mu.Unlock()
-	a.metrics.conflicts.WithLabelValues(iface).Inc()
-	if !known && a.logged.allow(now) {
-		a.o.Log.Warn("address conflict", "vip", vip, "mac", mac, "member", p.Name, "interface", iface,
-			"announced", o != nil)
-	}
-}
-
-// expected reports whether a frame in which another host claims a VIP is part of the work of the members; a.mu is held.
-func (a *Announcer) expected(vip netip.Addr, c *claim, mac string, now time.Time) bool {
-	p, member := a.memberOf(mac)
-	if !member {
-		return c != nil && c.standby != "" // the member that has the VIP sees to it
-	}
-	if l := a.leaving[vip]; l != nil {
-		l.taken = true
-		return true
-	}
-	switch {
-	case c != nil && c.standby != "":
-		return true
-	case !p.Alive:
-		return false
-	case c != nil: // it has not given the VIP up yet, or both take it over, with views that will agree
-		*c = claim{heard: mac, member: true, due: now}
-		a.wake()
-	}
-	return true // of two that have the VIP, both are told which one keeps it
-}
-
-// memberOf returns the member that has a MAC address.
-func (a *Announcer) memberOf(mac string) (members.Peer, bool) {
-	if a.o.Members == nil {
-		return members.Peer{}, false
-	}
-	return a.o.Members.OfMAC(mac)
-}
-
-// probed takes the probe of another host for a VIP. When two probe at the same time, the one with the lower MAC
-// address has the VIP (RFC 5227 §2.1.1 lets both give up).
-func (a *Announcer) probed(vip netip.Addr, own, other net.HardwareAddr, iface string) {
-	a.mu.RLock()
-	_, claimed := a.claims[vip]
-	a.mu.RUnlock()
-	if claimed && bytes.Compare(other, own) < 0 {
-		a.conflict(vip, other.String(), iface)
-	}
-}
-
-// isOwn reports whether a MAC address is that of an interface of the announcer.
-func (a *Announcer) isOwn(mac string) bool {
-	return slices.ContainsFunc(a.responders, func(r *responder) bool {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return r.open != nil && r.open.ifi.HardwareAddr.String() == mac
-	})
-}
-
 func (r *responder) isOpen() bool { return r.opened() != nil }
 
 // usable reports whether an interface is up.
@@ -361,7 +251,7 @@ func (a *Announcer) usable() bool { return slices.ContainsFunc(a.responders, (*r
 // probe asks whether a host has one of vips.
 func (r *responder) probe(ctx context.Context, vips []netip.Addr) {
 	s := r.opened()
-	if s == nil || r.isTwin() {
+	if s == nil || r.isSilent() {
 		return
 	}
 	for _, vip := range vips {

@@ -76,7 +76,7 @@ func TestClaimOfATakenAddress(t *testing.T) {
 	r.use(s)
 	now, _ := advance(a, time.Now().Add(time.Millisecond), probeInterval)
 	for range 3 {
-		a.conflict(vip4, otherMAC.String(), "eth0")
+		a.conflict(vip4, otherMAC.String(), "eth0", netip.Addr{})
 		now = now.Add(time.Millisecond)
 		var owned []netip.Addr
 		now, owned = advance(a, now, claimRetry+50*time.Millisecond)
@@ -89,7 +89,7 @@ func TestClaimOfATakenAddress(t *testing.T) {
 		t.Errorf("%v is owned, conflicts %+v", owned, c)
 	}
 	// Now it is ours, and kept.
-	a.conflict(vip4, otherMAC.String(), "eth0")
+	a.conflict(vip4, otherMAC.String(), "eth0", netip.Addr{})
 	if c := a.Conflicts(); len(a.all()) != 1 || len(c) != 1 || c[0].Withheld {
 		t.Errorf("%v is owned, conflicts %+v", a.all(), c)
 	}

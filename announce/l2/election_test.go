@@ -137,6 +137,35 @@ func TestSeparatedMembers(t *testing.T) {
 	})
 }
 
+// Frames with the MAC address of a member that is down, which any host can send, take no address from the other one.
+func TestForgedMember(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := newSegment(t, 2)
+		x.run()
+		for _, h := range x.hosts {
+			h.set(shared...)
+		}
+		x.pass(time.Second)
+		down, up := x.hosts[0], x.hosts[1]
+		x.change(func() { down.dead = true })
+		x.pass(2 * time.Second)
+		for range 40 {
+			for _, vip := range shared {
+				up.a.conflict(vip, down.mac(), "eth0", vip)
+			}
+			x.pass(100 * time.Millisecond)
+			for _, vip := range shared {
+				if !up.owns(vip) {
+					t.Fatalf("%s was given up", vip)
+				}
+			}
+		}
+		if log := up.a.Conflicts(); len(log) != len(shared) || log[0].Member != down.name() {
+			t.Errorf("conflicts %+v", log)
+		}
+	})
+}
+
 // A process that was stopped probes before it replies again: another node may have its VIPs.
 func TestStoppedProcess(t *testing.T) {
 	defer func(f func() time.Duration) { boottime = f }(boottime)

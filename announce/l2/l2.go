@@ -53,8 +53,9 @@ type Announcer struct {
 
 	mu     sync.RWMutex // guards all below; a reply is sent under RLock, so that Set waits for it
 	owned  map[netip.Addr]*ownership
-	claims map[netip.Addr]*claim    // not owned yet
-	rivals map[netip.Addr]*Conflict // the last of each VIP that is owned or claimed
+	claims map[netip.Addr]*claim // not owned yet
+	// conflicts has the last one of each VIP that is owned or claimed.
+	conflicts map[netip.Addr]*Conflict
 	// leaving are owned VIPs that Set has removed, until another member has them.
 	leaving    map[netip.Addr]*leave
 	local      map[netip.Addr]bool // VIPs with endpoints on this node
@@ -78,7 +79,7 @@ func New(o Options) (*Announcer, error) {
 	}
 	a := &Announcer{
 		o: o, metrics: newMetrics(), claimed: make(chan struct{}, 1),
-		owned: map[netip.Addr]*ownership{}, claims: map[netip.Addr]*claim{}, rivals: map[netip.Addr]*Conflict{},
+		owned: map[netip.Addr]*ownership{}, claims: map[netip.Addr]*claim{}, conflicts: map[netip.Addr]*Conflict{},
 		leaving: map[netip.Addr]*leave{}, local: map[netip.Addr]bool{}, macs: make(chan struct{}, 1),
 		pace:   bucket{interval: frameInterval, burst: frameBurst},
 		logged: bucket{interval: logInterval, burst: logBurst},
@@ -182,7 +183,7 @@ func (a *Announcer) drop(vips []netip.Addr) {
 	for _, vip := range vips {
 		delete(a.owned, vip)
 		delete(a.claims, vip)
-		delete(a.rivals, vip)
+		delete(a.conflicts, vip)
 		delete(a.leaving, vip)
 		delete(a.local, vip)
 		for _, p := range a.responders {

@@ -32,8 +32,8 @@ func TestForgedFrames(t *testing.T) {
 	if got := log.count(`msg="address conflict"`); got < 1 || got > 2*logBurst {
 		t.Errorf("%d log lines; want 1 to %d", got, 2*logBurst)
 	}
-	if len(a.rivals) != 2 || len(a.Conflicts()) != 2 {
-		t.Errorf("%d rivals, conflicts %v", len(a.rivals), a.Conflicts())
+	if len(a.conflicts) != 2 || len(a.Conflicts()) != 2 {
+		t.Errorf("%d conflicts of addresses, conflicts %v", len(a.conflicts), a.Conflicts())
 	}
 }
 
@@ -51,7 +51,7 @@ func TestDefence(t *testing.T) {
 		for at := time.Duration(0); at < time.Minute; at += 500 * time.Millisecond {
 			for _, h := range heard {
 				if h == at {
-					a.conflict(vip4, otherMAC.String(), "eth0")
+					a.conflict(vip4, otherMAC.String(), "eth0", netip.Addr{})
 				}
 			}
 			synctest.Wait()

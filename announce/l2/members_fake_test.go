@@ -150,7 +150,12 @@ func (x *segment) deliver(from *host, text string) {
 			continue
 		}
 		ip, vip := netip.MustParseAddr(sender), netip.MustParseAddr(target)
-		h.a.conflict(ip, mac, "eth0")
+		h.a.conflict(ip, mac, "eth0", netip.Addr{})
+		if isQuestion := op == 1 && ip != vip && !ip.IsUnspecified(); isQuestion && _to == h.mac() {
+			if sent, _ := h.a.reply(vip, func() error { return nil }); sent {
+				from.a.conflict(vip, h.mac(), "eth0", ip)
+			}
+		}
 		if op == 1 && ip.IsUnspecified() {
 			h.a.probed(vip, h.f.ifi.HardwareAddr, from.f.ifi.HardwareAddr, "eth0")
 			sender := from.f.ifi.HardwareAddr
@@ -158,7 +163,7 @@ func (x *segment) deliver(from *host, text string) {
 			sent, _ := h.a.claimOwned(vip, func() error { return replyARP(h.s, answer) })
 			if sent {
 				h.f.take()
-				from.a.conflict(vip, h.mac(), "eth0")
+				from.a.conflict(vip, h.mac(), "eth0", netip.Addr{})
 			}
 		}
 	}

@@ -90,9 +90,10 @@ func (n *ndpSocket) close() {
 	n.in.Close()
 }
 
-// neighbourMessage is a solicitation or an advertisement with its sender.
+// neighbourMessage is a solicitation or an advertisement with its sender and destination.
 type neighbourMessage struct {
 	from netip.Addr
+	to   netip.Addr
 	mac  net.HardwareAddr
 	m    ndp.Message
 }
@@ -129,7 +130,8 @@ func parseNeighbour(frame []byte) *neighbourMessage {
 		return nil
 	}
 	from, _ := netip.AddrFromSlice(ip[8:24])
-	return &neighbourMessage{from: from, mac: net.HardwareAddr(bytes.Clone(frame[6:12])), m: m}
+	to, _ := netip.AddrFromSlice(ip[24:40])
+	return &neighbourMessage{from: from, to: to, mac: net.HardwareAddr(bytes.Clone(frame[6:12])), m: m}
 }
 
 // icmpChecksum returns 0 for a message with a correct checksum (RFC 4443 §2.3).
@@ -154,10 +156,10 @@ func (r *responder) readNDP(s *sockets) error {
 		if bytes.Equal(n.mac, s.ifi.HardwareAddr) {
 			continue
 		}
-		r.heardOwn(n.mac)
+		r.heardOwn(n.mac, netip.Addr{})
 		switch m := n.m.(type) {
 		case *ndp.NeighborAdvertisement:
-			r.a.conflict(m.TargetAddress, n.mac.String(), r.name)
+			r.a.conflict(m.TargetAddress, n.mac.String(), r.name, n.to)
 		case *ndp.NeighborSolicitation:
 			isNonce := func(o ndp.Option) bool { _, ok := o.(*ndp.Nonce); return ok }
 			if n.from.IsUnspecified() || slices.ContainsFunc(m.Options, isNonce) {
@@ -171,7 +173,7 @@ func (r *responder) readNDP(s *sockets) error {
 // solicited replies to the MAC address of the sender. Duplicate address detection (RFC 4862 §5.4) solicits from the
 // unspecified address; that reply goes to all nodes.
 func (r *responder) solicited(s *sockets, from netip.Addr, mac net.HardwareAddr, vip netip.Addr) {
-	if r.isTwin() {
+	if r.isSilent() {
 		return
 	}
 	reply := r.a.reply

@@ -1,7 +1,6 @@
 package l2
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -25,7 +24,9 @@ type responder struct {
 	mu     sync.Mutex // guards all below; taken after Announcer.mu
 	open   *sockets   // nil while the interface is unusable
 	groups map[netip.Addr]int
-	twin   string // the interface earlier in the list that is in the same segment, and replies there
+	// replies is the interface earlier in the list that is in the same segment, and replies there; "": none.
+	replies string
+	segment question // the last probe by which other interfaces notice that they are in the segment of this one
 }
 
 // sockets are the sockets of an interface while it is up and unchanged.
@@ -150,7 +151,7 @@ func (r *responder) use(s *sockets) {
 	r.a.mu.RLock()
 	defer r.a.mu.RUnlock()
 	r.mu.Lock()
-	r.open, r.groups, r.twin = s, map[netip.Addr]int{}, ""
+	r.open, r.groups, r.replies = s, map[netip.Addr]int{}, ""
 	r.mu.Unlock()
 	for _, vip := range r.a.allOf() {
 		r.join(vip)
@@ -195,42 +196,10 @@ func (r *responder) opened() *sockets {
 	return r.open
 }
 
-// heardOwn takes a frame of another interface of this node: both are in one segment. Only the one that is earlier in
-// the list replies there, because hosts would change between two MAC addresses.
-func (r *responder) heardOwn(mac net.HardwareAddr) {
-	for _, other := range r.a.responders {
-		if other == r {
-			return
-		}
-		if s := other.opened(); s == nil || !bytes.Equal(s.ifi.HardwareAddr, mac) || other.isTwin() {
-			continue
-		}
-		r.mu.Lock()
-		known := r.twin == other.name
-		r.twin = other.name
-		r.mu.Unlock()
-		if !known {
-			r.log.Warn("interface does not reply: another one of [l2] interfaces is in the same segment",
-				"other", other.name)
-		}
-		return
-	}
-}
-
-// isTwin reports whether another interface replies in the segment of this one.
-func (r *responder) isTwin() bool {
-	r.mu.Lock()
-	name := r.twin
-	r.mu.Unlock()
-	return name != "" && slices.ContainsFunc(r.a.responders, func(other *responder) bool {
-		return other.name == name && other.isOpen()
-	})
-}
-
 // gratuitous sends gratuitous frames for those of vips that are still owned.
 func (r *responder) gratuitous(ctx context.Context, vips []netip.Addr) {
 	s := r.opened()
-	if s == nil || r.isTwin() {
+	if s == nil || r.isSilent() {
 		return
 	}
 	for _, vip := range vips {

@@ -227,3 +227,35 @@ func TestTwoInterfacesInOneSegment(t *testing.T) {
 		return n.resolve(vip4).String() == second.Attrs().HardwareAddr.String()
 	})
 }
+
+// A frame with the MAC address of another interface of this node, which any host can send, silences no interface.
+func TestForgedOwnAddress(t *testing.T) {
+	n := newNeighbour(t)
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "other0"
+	must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "other1"}))
+	other, err := netlink.LinkByName("other0")
+	must(t, err)
+	t.Cleanup(func() { netlink.LinkDel(other) })
+	peer, err := netlink.LinkByName("other1")
+	must(t, err)
+	must(t, netlink.LinkSetUp(other))
+	must(t, netlink.LinkSetUp(peer))
+
+	log := &lines{}
+	a := newAnnouncer(t, log, "other0", "eth0")
+	run(t, a)
+	until(t, "sockets", func() bool { return a.responders[0].isOpen() && a.responders[1].isOpen() })
+	set(t, a, vip4)
+	until(t, "a reply", func() bool { return n.resolve(vip4) != nil })
+	p, err := arp.NewPacket(arp.OperationReply, other.Attrs().HardwareAddr, netip.MustParseAddr("192.0.2.1"),
+		ourMAC(t), netip.MustParseAddr("192.0.2.1"))
+	must(t, err)
+	payload, err := p.MarshalBinary()
+	must(t, err)
+	frame := append(append(append([]byte{}, ethernet.Broadcast...), n.link.Attrs().HardwareAddr...), 8, 6)
+	n.exchange(unix.ETH_P_ARP, append(frame, payload...), append(frame, payload...))
+	if got := n.exchange(unix.ETH_P_ARP, n.request(ethernet.Broadcast)); len(got) != 1 {
+		t.Errorf("%d answers after a forged frame, %d warnings", len(got), log.count("in the same segment"))
+	}
+}

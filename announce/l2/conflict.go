@@ -1,0 +1,149 @@
+package l2
+
+import (
+	"bytes"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/announce/l2/members"
+)
+
+const conflictTime = time.Minute // for which a conflict is reported
+
+// Conflict is a VIP that another host claims.
+type Conflict struct {
+	VIP       netip.Addr
+	MAC       string // of the other host
+	Member    string // its name, if it is a member that cannot be reached as one
+	Interface string
+	Since     time.Time
+	Last      time.Time // when the other host was heard
+	Withheld  bool      // the VIP is not announced, because the other host had it first
+}
+
+// Conflicts returns the VIPs that other hosts claim, sorted.
+func (a *Announcer) Conflicts() []Conflict {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	var list []Conflict
+	for vip, r := range a.conflicts {
+		c, wanted := a.claims[vip]
+		if wanted && c.standby != "" {
+			continue
+		}
+		r := *r
+		if r.Withheld = wanted; wanted || time.Since(r.Last) < conflictTime {
+			list = append(list, r)
+		}
+	}
+	slices.SortFunc(list, func(x, y Conflict) int { return x.VIP.Compare(y.VIP) })
+	return list
+}
+
+// conflict takes a frame in which another host claims a VIP (RFC 5227 §2.4). A VIP that is not owned yet is then not
+// announced. An owned one is kept, and defended at most once per defendInterval; that is counted, and logged when the
+// host is another one than before. It is left to a member that precedes this one, after that has answered a question:
+// to is the address that the frame is for.
+func (a *Announcer) conflict(vip netip.Addr, mac, iface string, to netip.Addr) {
+	if a.isOwn(mac) {
+		return
+	}
+	now := time.Now()
+	a.mu.Lock()
+	c, o := a.claims[vip], a.owned[vip]
+	if c == nil && o == nil || a.expected(vip, c, mac, now) {
+		a.mu.Unlock()
+		return
+	}
+	r, known := a.conflicts[vip]
+	if !known || r.MAC != mac {
+		r, known = &Conflict{VIP: vip, MAC: mac, Interface: iface, Since: now}, false
+		a.conflicts[vip] = r
+	}
+	r.Last = now
+	p, member := a.memberOf(mac)
+	r.Member = p.Name
+	precedes := member && outranks(vip, p.Address, a.o.Members.Self()) // it keeps the VIP by the same rule
+	switch {
+	case c != nil:
+		*c = claim{heard: mac, member: member, due: now}
+	case precedes && o.question.has(to, now):
+		a.release(vip, &claim{heard: mac, member: true, due: now})
+		a.publishing = true
+	default:
+		if hw, err := net.ParseMAC(mac); err == nil && precedes && o.question.due(now) {
+			o.question = newQuestion(vip.Is4(), hw, now)
+		}
+		o.defendAfter(now)
+	}
+	a.wake()
+	a.mu.Unlock()
+	a.metrics.conflicts.WithLabelValues(iface).Inc()
+	if !known && a.logged.allow(now) {
+		a.o.Log.Warn("address conflict", "vip", vip, "mac", mac, "member", p.Name, "interface", iface,
+			"announced", o != nil)
+	}
+}
+
+// defendAfter plans a defence, unless one is planned.
+func (o *ownership) defendAfter(now time.Time) {
+	if !o.defend.IsZero() {
+		return
+	}
+	o.defend = now
+	if next := o.defended.Add(defendInterval); !o.defended.IsZero() && next.After(now) {
+		o.defend = next
+	}
+}
+
+// expected reports whether a frame in which another host claims a VIP is part of the work of the members; a.mu is held.
+func (a *Announcer) expected(vip netip.Addr, c *claim, mac string, now time.Time) bool {
+	p, member := a.memberOf(mac)
+	if !member {
+		return c != nil && c.standby != "" // the member that has the VIP sees to it
+	}
+	if l := a.leaving[vip]; l != nil {
+		l.taken = true
+		return true
+	}
+	switch {
+	case c != nil && c.standby != "":
+		return true
+	case !p.Alive:
+		return false
+	case c != nil: // it has not given the VIP up yet, or both take it over, with views that will agree
+		*c = claim{heard: mac, member: true, due: now}
+		a.wake()
+	}
+	return true // of two that have the VIP, both are told which one keeps it
+}
+
+// memberOf returns the member that has a MAC address.
+func (a *Announcer) memberOf(mac string) (members.Peer, bool) {
+	if a.o.Members == nil {
+		return members.Peer{}, false
+	}
+	return a.o.Members.OfMAC(mac)
+}
+
+// probed takes the probe of another host for a VIP. When two probe at the same time, the one with the lower MAC
+// address has the VIP (RFC 5227 §2.1.1 lets both give up).
+func (a *Announcer) probed(vip netip.Addr, own, other net.HardwareAddr, iface string) {
+	a.mu.RLock()
+	_, claimed := a.claims[vip]
+	a.mu.RUnlock()
+	if claimed && bytes.Compare(other, own) < 0 {
+		a.conflict(vip, other.String(), iface, netip.Addr{})
+	}
+}
+
+// isOwn reports whether a MAC address is that of an interface of the announcer.
+func (a *Announcer) isOwn(mac string) bool {
+	return slices.ContainsFunc(a.responders, func(r *responder) bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.open != nil && r.open.ifi.HardwareAddr.String() == mac
+	})
+}
