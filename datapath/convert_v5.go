@@ -282,9 +282,9 @@ func (s *stateV5) flows(ctx context.Context, visit func(earlierFlow)) error {
 				clientSeen: time.Duration(f.Seen), serverSeen: time.Duration(f.Seen)}
 			out.method, out.encap = methodV5(f.Method)
 			var reply flowV5
-			twin := syFlowKey{Proto: k.Proto}
-			twin.T = syTuple{Src: f.T.Dst, Dst: f.T.Src, Sport: f.T.Dport, Dport: f.T.Sport}
-			if out.method == lb.MethodNAT && s.maps[name].Lookup(&twin, &reply) == nil {
+			reverse := syFlowKey{Proto: k.Proto}
+			reverse.T = syTuple{Src: f.T.Dst, Dst: f.T.Src, Sport: f.T.Dport, Dport: f.T.Sport}
+			if out.method == lb.MethodNAT && s.maps[name].Lookup(&reverse, &reply) == nil {
 				out.serverFin, out.serverSeen = reply.Fin == 1, time.Duration(reply.Seen)
 			}
 			visit(out)

@@ -43,8 +43,8 @@ func TestLostClients(t *testing.T) {
 	}
 	fx.do(func() error { return netlink.RouteDel(blackhole) })
 	fx.warns("")
-	dead := &netlink.Route{Dst: blackhole.Dst, Gw: prefix("192.0.2.99/32").IP}
-	fx.do(func() error { return netlink.RouteAdd(dead) })
+	unanswered := &netlink.Route{Dst: blackhole.Dst, Gw: prefix("192.0.2.99/32").IP}
+	fx.do(func() error { return netlink.RouteAdd(unanswered) })
 	labtest.Until(t, 10*time.Second, "a warning names the router", func() error {
 		w := strings.Join(fx.d.Warnings(), "; ")
 		return wrong(!strings.Contains(w, "192.0.2.99, the next hop of replies, does not answer"), "%q", w)

@@ -14,10 +14,10 @@ import (
 )
 
 // A route says where replies go, not whether anybody is there. The kernel knows whether a router answers ARP or NDP, if
-// it is asked. Without this an address could be announced to one router while replies go to another one that is dead.
+// it is asked. Without this an address could be announced to one router while replies go to another one that is down.
 
-// routersEvery is how often the routers are looked at. The kernel declares one dead after three requests, one a second;
-// one that answered before it begins to ask after up to 30 seconds, or five after a packet.
+// routersEvery is how often the routers are looked at. The kernel declares one unreachable after three requests, one a
+// second; one that answered before it begins to ask after up to 30 seconds, or five after a packet.
 const routersEvery = time.Second
 
 // routers are the next hops of replies to clients behind routers.

@@ -32,9 +32,9 @@ func TestDeadRouter(t *testing.T) {
 	fx.watch()
 	vip := fx.addr("vip")
 	const want = "192.0.2.99, the next hop of replies, does not answer"
-	v4["dead"] = "192.0.2.99"
-	defer delete(v4, "dead")
-	fx.do(func() error { return netlink.RouteReplace(via("dead")) })
+	v4["down"] = "192.0.2.99"
+	defer delete(v4, "down")
+	fx.do(func() error { return netlink.RouteReplace(via("down")) })
 	labtest.Until(t, 10*time.Second, "it is reported",
 		func() error { return wrong(x.of(vip) != want, "fault %q", x.of(vip)) })
 	if e := fx.explainClient(); e.Fault != "" { // this client is on the link
@@ -44,7 +44,7 @@ func TestDeadRouter(t *testing.T) {
 	if f := x.of(vip); f != want {
 		t.Errorf("then the fault is %q", f)
 	}
-	fx.do(func() error { return netlink.RouteReplace(via("dead", "router")) })
+	fx.do(func() error { return netlink.RouteReplace(via("down", "router")) })
 	labtest.Until(t, 3*time.Second, "the report is withdrawn",
 		func() error { return wrong(x.of(vip) != "", "%s", x.of(vip)) })
 }

@@ -63,14 +63,14 @@ func TestEarlierHealth(t *testing.T) {
 	}
 }
 
-// Backends that do not respond do not delay the checks of others: of 10,000 backends, half of which are dead, every
+// Backends that do not respond do not delay the checks of others: of 10,000 backends, half of which are down, every
 // failure and every recovery is reported within its promise.
 func TestDeadBackendsDelayNoOthers(t *testing.T) {
 	const all = 10_000
 	s := lb.CheckSpec{Type: lb.CheckTCP, Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3}
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
-		dead, changed := map[netip.AddrPort]bool{}, map[netip.AddrPort]time.Time{}
+		down, changed := map[netip.AddrPort]bool{}, map[netip.AddrPort]time.Time{}
 		p := New(Options{Log: slog.New(slog.DiscardHandler), Report: func(h lb.Health) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -82,7 +82,7 @@ func TestDeadBackendsDelayNoOthers(t *testing.T) {
 		p.make = func(c lb.Check) Checker {
 			return checkerFunc(func(ctx context.Context) (Result, error) {
 				mu.Lock()
-				hangs := dead[c.Target]
+				hangs := down[c.Target]
 				mu.Unlock()
 				if !hangs {
 					return ok("fine")
@@ -97,7 +97,7 @@ func TestDeadBackendsDelayNoOthers(t *testing.T) {
 		var checks []lb.Check
 		for i := range all {
 			checks = append(checks, check(i, s))
-			dead[checks[i].Target] = i%2 == 0
+			down[checks[i].Target] = i%2 == 0
 		}
 		p.Put("web", checks)
 		time.Sleep(10 * time.Second)
@@ -107,7 +107,7 @@ func TestDeadBackendsDelayNoOthers(t *testing.T) {
 			begin := time.Now()
 			for i := range all {
 				if which(i) {
-					dead[checks[i].Target] = value
+					down[checks[i].Target] = value
 				}
 			}
 			mu.Unlock()

@@ -15,7 +15,7 @@ func aged(service, key string, minute int, ports ...uint16) Request {
 
 // Of two services that hold an address and may not share it, the older one keeps it, whichever is looked at first.
 func TestOlderHolderKeepsItsAddress(t *testing.T) {
-	old, young, twin := aged("old", "", 1, 80), aged("young", "", 2, 80), aged("a-twin", "", 1, 80)
+	old, young, same := aged("old", "", 1, 80), aged("young", "", 2, 80), aged("a-same", "", 1, 80)
 	shares, clashes := aged("shares", "x", 0, 80), aged("clashes", "x", 3, 80)
 	for _, tt := range []struct {
 		name    string
@@ -25,8 +25,8 @@ func TestOlderHolderKeepsItsAddress(t *testing.T) {
 	}{
 		{"the younger one comes second", []Request{old, young}, "old", "[203.0.113.1 belongs to old]"},
 		{"the younger one comes first", []Request{young, old}, "old", "[]"},
-		{"equal age: the lower ID", []Request{old, twin}, "a-twin", "[]"},
-		{"equal age, the other way round", []Request{twin, old}, "a-twin", "[203.0.113.1 belongs to a-twin]"},
+		{"equal age: the lower ID", []Request{old, same}, "a-same", "[]"},
+		{"equal age, the other way round", []Request{same, old}, "a-same", "[203.0.113.1 belongs to a-same]"},
 		{"one port in common", []Request{clashes, shares}, "shares", "[]"},
 		{"one key, and none in common", []Request{aged("b", "x", 2, 81), aged("c", "x", 1, 80)}, "b c", "[]"},
 	} {
@@ -36,7 +36,7 @@ func TestOlderHolderKeepsItsAddress(t *testing.T) {
 			errs = a.Adopt(r.Holder, addrs("203.0.113.1"))
 		}
 		var has string
-		for _, name := range []string{"a-twin", "b", "c", "old", "shares", "young", "clashes"} {
+		for _, name := range []string{"a-same", "b", "c", "old", "shares", "young", "clashes"} {
 			if len(a.Given(name)) > 0 {
 				has += " " + name
 			}

@@ -97,14 +97,14 @@ func TestWrongWatchdogIntervalIsAnError(t *testing.T) {
 func TestWatchdogIsNotifiedWhileAlive(t *testing.T) {
 	c := manager(t)
 	t.Setenv("WATCHDOG_USEC", "200000")
-	var dead atomic.Bool
+	var ended atomic.Bool
 	asked := make(chan struct{}, 1000)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() {
 		done <- New(slog.New(slog.DiscardHandler)).Run(ctx, func() error {
 			asked <- struct{}{}
-			if dead.Load() {
+			if ended.Load() {
 				return errors.New("stuck")
 			}
 			return nil
@@ -120,7 +120,7 @@ func TestWatchdogIsNotifiedWhileAlive(t *testing.T) {
 	if took := time.Since(start); took < 150*time.Millisecond {
 		t.Errorf("notified three times in %s; want twice in 200 ms", took)
 	}
-	dead.Store(true)
+	ended.Store(true)
 	<-asked // a notification from before may still be in the socket
 	<-asked
 	for range 10 {

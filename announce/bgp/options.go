@@ -52,7 +52,7 @@ type Peer struct {
 	Port uint16
 	// Password is the TCP MD5 key (RFC 2385), at most 80 bytes; "": none.
 	Password string
-	// HoldTime is proposed to the peer, in whole seconds from 3 s to 65535 s; 0: no KEEPALIVEs, a dead peer is noticed
+	// HoldTime is proposed to the peer, in whole seconds from 3 s to 65535 s; 0: no KEEPALIVEs, a lost peer is noticed
 	// only when sending to it fails. (RFC 4271, section 4.2.)
 	HoldTime time.Duration
 	// MaxReceived is how many routes the peer may send before PeerStatus reports it; 0: any number. They are discarded.

@@ -37,11 +37,11 @@ func TestOneOwner(t *testing.T) {
 				t.Errorf("%s has conflicts %+v", h.name(), c)
 			}
 		}
-		x.change(func() { first.dead = true })
+		x.change(func() { first.down = true })
 		x.pass(200 * time.Millisecond)
 		second := x.owner(vip)
 		// The first one comes back. It still has the VIP, as far as it knows, but its term is lower.
-		x.change(func() { first.dead = false })
+		x.change(func() { first.down = false })
 		x.pass(time.Second)
 		if got := x.owner(vip); got != second {
 			t.Errorf("%s took the VIP back from %s", got.name(), second.name())
@@ -147,7 +147,7 @@ func TestForgedMember(t *testing.T) {
 		}
 		x.pass(time.Second)
 		down, up := x.hosts[0], x.hosts[1]
-		x.change(func() { down.dead = true })
+		x.change(func() { down.down = true })
 		x.pass(2 * time.Second)
 		for range 40 {
 			for _, vip := range shared {

@@ -32,7 +32,7 @@ type host struct {
 	r       *responder
 	s       *sockets
 	self    netip.Addr
-	dead    bool
+	down    bool
 	claims  map[netip.Addr]members.Claim
 	changed chan struct{}
 	joined  chan struct{}
@@ -72,7 +72,7 @@ func (h *host) Peers(vip netip.Addr) (list []members.Peer) {
 	for _, o := range h.hosts {
 		if o != h {
 			list = append(list, members.Peer{
-				Address: o.self, Name: o.name(), Alive: !o.dead && !h.separated, Known: o.claims != nil,
+				Address: o.self, Name: o.name(), Alive: !o.down && !h.separated, Known: o.claims != nil,
 				Claim: o.claims[vip],
 			})
 		}
@@ -124,7 +124,7 @@ func (x *segment) run() {
 	}
 }
 
-// pass lets time pass, and delivers claims and probes to the hosts that are not dead.
+// pass lets time pass, and delivers claims and probes to the hosts that are not down.
 func (x *segment) pass(d time.Duration) {
 	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		synctest.Wait()
@@ -142,11 +142,11 @@ func (x *segment) deliver(from *host, text string) {
 	var op int
 	var mac, sender, none, target, _to string
 	n, _ := fmt.Sscanf(text, "%d from %s %s for %s %s to %s", &op, &mac, &sender, &none, &target, &_to)
-	if n != 6 || from.dead {
+	if n != 6 || from.down {
 		return
 	}
 	for _, h := range x.hosts {
-		if h == from || h.dead || h.s == nil {
+		if h == from || h.down || h.s == nil {
 			continue
 		}
 		ip, vip := netip.MustParseAddr(sender), netip.MustParseAddr(target)
@@ -175,7 +175,7 @@ func (x *segment) owner(vip netip.Addr) *host {
 	var owner *host
 	for _, h := range x.hosts {
 		switch {
-		case h.dead || !h.owns(vip):
+		case h.down || !h.owns(vip):
 		case owner != nil:
 			x.t.Fatalf("%s: %s and %s have it", vip, owner.name(), h.name())
 		default:

@@ -15,7 +15,7 @@ func TestVerdict(t *testing.T) {
 	up := lb.RouteStatus{Address: a, Announced: true}
 	down := lb.RouteStatus{Address: b, Reason: "0 of 1 backends healthy, min_healthy is 1"}
 	elsewhere := lb.RouteStatus{Address: b, Reason: lb.NoLocalEndpoint, Intended: true}
-	peer, dead := lb.PeerStatus{State: established}, lb.PeerStatus{Peer: a, State: "active", LastError: "refused"}
+	peer, lost := lb.PeerStatus{State: established}, lb.PeerStatus{Peer: a, State: "active", LastError: "refused"}
 	sick := []lb.BackendStatus{{State: lb.StateHealthy}, {Service: "web", Address: b, Reason: "HTTP 500"}}
 	for _, tt := range []struct {
 		name    string
@@ -35,13 +35,13 @@ func TestVerdict(t *testing.T) {
 		{"none", Info{}, lb.Status{Settled: true, Routes: []lb.RouteStatus{down}}, nil, Down,
 			[]string{"no address is announced: 203.0.113.11: 0 of 1 backends healthy, min_healthy is 1"}},
 		{"on other nodes", Info{}, lb.Status{Settled: true, Routes: []lb.RouteStatus{elsewhere}}, nil, OK, nil},
-		{"a peer", Info{}, lb.Status{Settled: true, Routes: []lb.RouteStatus{up}}, []lb.PeerStatus{peer, dead},
+		{"a peer", Info{}, lb.Status{Settled: true, Routes: []lb.RouteStatus{up}}, []lb.PeerStatus{peer, lost},
 			Degraded,
 			[]string{"1 of 2 BGP sessions are not established: 203.0.113.10: refused"}},
-		{"all peers", Info{}, lb.Status{Settled: true, Routes: []lb.RouteStatus{up}}, []lb.PeerStatus{dead}, Down,
+		{"all peers", Info{}, lb.Status{Settled: true, Routes: []lb.RouteStatus{up}}, []lb.PeerStatus{lost}, Down,
 			[]string{"1 of 1 BGP sessions are not established: 203.0.113.10: refused"}},
 		{"all peers, and L2", Info{L2: true}, lb.Status{Settled: true, Routes: []lb.RouteStatus{up}},
-			[]lb.PeerStatus{dead}, Degraded,
+			[]lb.PeerStatus{lost}, Degraded,
 			[]string{"1 of 1 BGP sessions are not established: 203.0.113.10: refused"}},
 		{"a backend", Info{}, lb.Status{Settled: true, Backends: sick}, nil, Degraded,
 			[]string{"1 of 2 backends are not healthy: 203.0.113.11 of web: HTTP 500"}},

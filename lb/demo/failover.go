@@ -100,9 +100,9 @@ func echoed(ctx context.Context, sets []*traffic.Conns) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	for _, c := range sets {
-		if dead := c.Exchange(ctx); len(dead) > 0 {
+		if lost := c.Exchange(ctx); len(lost) > 0 {
 			return fmt.Errorf("expected an echo on all of %d connections; observed: none on %d, one of them: %w",
-				heldConns, len(dead), dead[0])
+				heldConns, len(lost), lost[0])
 		}
 	}
 	return nil

@@ -73,9 +73,7 @@ func FuzzSession(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		x := newFixture(t, nil)
 		l := x.accept()
-		if _, err := l.Write(b); err != nil {
-			t.Skip(err)
-		}
+		_, _ = l.Write(b) // fails when the guard has closed already
 		_ = l.Conn.(*net.TCPConn).CloseWrite()
 		for l.next() != nil { // until the guard has read all and closed
 		}
