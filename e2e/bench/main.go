@@ -51,6 +51,7 @@ func run() error {
 	flag.IntVar(&live.Rounds, "liverounds", 10, "live: rounds")
 	conns := connections.Options{Log: os.Stderr}
 	flag.IntVar(&conns.Rounds, "connrounds", 6, "connections: rounds")
+	ways := flag.String("ways", ".", "connections: regular expression of the `ways` to measure")
 	flag.DurationVar(&conns.Sustained, "sustained", time.Minute, "connections: duration of those with one backend")
 	rounds := flag.Int("convrounds", 5, "convergence: rounds")
 	binary := flag.String("binary", "./steelyard", "connections, scale, convergence: `path` of the program")
@@ -61,6 +62,9 @@ func run() error {
 	var err error
 	if cost.Rows, err = regexp.Compile(*rows); err != nil {
 		return fmt.Errorf("-rows: %w", err)
+	}
+	if conns.Ways, err = regexp.Compile(*ways); err != nil {
+		return fmt.Errorf("-ways: %w", err)
 	}
 	var r result
 	if *from != "" {

@@ -23,6 +23,7 @@ import (
 type Options struct {
 	Binary    string // of steelyard
 	Rounds    int
+	Ways      *regexp.Regexp // of those to measure beside plain routing
 	Sustained time.Duration // of the measurements with one backend
 	Log       io.Writer
 }
@@ -69,6 +70,9 @@ func Run(o Options) (_ []Result, err error) {
 	defer func() { err = errors.Join(err, l.Close()) }()
 	var sites []*site
 	for _, w := range ways {
+		if w.name != plain && !o.Ways.MatchString(w.name) {
+			continue
+		}
 		if _, err := exec.LookPath(w.needs); w.needs != "" && err != nil {
 			fmt.Fprintf(o.Log, "%s is left out: %v\n", w.name, err)
 			continue

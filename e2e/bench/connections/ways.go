@@ -31,8 +31,10 @@ type way struct {
 	prepare func(s *site, binary string) error
 }
 
+const plain = "plain routing"
+
 var ways = []way{
-	{name: "plain routing", to: firstServer, prepare: func(s *site, _ string) error { return nil }},
+	{name: plain, to: firstServer, prepare: func(s *site, _ string) error { return nil }},
 	{name: "nftables DNAT", needs: "nft", to: vip, one: vipOne, prepare: prepareNFT},
 	{name: "HAProxy", needs: "haproxy", to: vip, one: vipOne, prepare: prepareHAProxy},
 	{name: "nginx stream", needs: "nginx", to: vip, prepare: prepareNginx},
