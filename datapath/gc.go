@@ -293,7 +293,8 @@ func (g *flowGC) expired(proto uint8, f syFlow, now time.Duration) bool {
 
 // serverExpired reports whether a flow has expired, given its server's entry (flow_server_expired of bpf/flow.h).
 func (g *flowGC) serverExpired(t flowTable, k syServerKey, f syServerFlow, now time.Duration) bool {
-	if f.F.State == uint8(syFlowStateFLOW_CLOSED) && f.F.Fin == uint8(syFinFIN_FIRST) {
+	if first := f.F.Fin == uint8(syFinFIN_FIRST) || f.F.Fin == uint8(syFinFIN_ACKNOWLEDGED); first &&
+		f.F.State == uint8(syFlowStateFLOW_CLOSED) {
 		return idle(now, f.F.Seen) > timeWait
 	}
 	return g.expired(k.proto(), f.F, now) && g.clientExpired(t, k, f, now)

@@ -62,10 +62,8 @@ func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) predictio
 // 1122, 4.2.2.13; there are no timestamps here). Another client gets the port only when the server has nothing to send
 // again.
 func (m *model) gives(e *entry, s segment) bool {
-	c := m.clients[e.to.back()]
-	acknowledged := e.to.back() == s.way || c != nil && m.servers[c.to.back()] == e && c.ack == e.end
-	return s.proto == dptest.TCP && e.state == syFlowStateFLOW_CLOSED && e.fin == syFinFIN_FIRST &&
-		int32(s.seq-e.ack) > 0 && acknowledged
+	rests := e.fin == syFinFIN_ACKNOWLEDGED || e.fin == syFinFIN_FIRST && e.to.back() == s.way
+	return s.proto == dptest.TCP && e.state == syFlowStateFLOW_CLOSED && int32(s.seq-e.ack) > 0 && rests
 }
 
 // knownHalfOpen is for packets of the client of a half-open flow.
@@ -125,8 +123,17 @@ func (m *model) known(p dptest.Packet, s segment, e *entry) prediction {
 			}
 		case !s.syn:
 			m.follows(s, e, other)
+			acknowledge(other, e)
 		}
 	})
+}
+
+// acknowledge records that the client of an ended flow has all that its server sent.
+func acknowledge(server, client *entry) {
+	if server != nil && client != nil && server.state == syFlowStateFLOW_CLOSED && server.fin == syFinFIN_FIRST &&
+		client.ack == server.end {
+		server.fin = syFinFIN_ACKNOWLEDGED
+	}
 }
 
 func (m *model) replied(p dptest.Packet, s segment, e *entry) prediction {
@@ -137,6 +144,7 @@ func (m *model) replied(p dptest.Packet, s segment, e *entry) prediction {
 		}
 		if s.stream {
 			m.follows(s, e, other)
+			acknowledge(e, other)
 			return
 		}
 		e.answered = true

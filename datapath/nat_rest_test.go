@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -110,5 +111,23 @@ func TestUnacknowledgedDataGoesToNoOtherClient(t *testing.T) {
 	fx.run(syn.Frame())
 	if r := fx.run(answer.Frame()); r.out.Dst != fx.fromClient(dptest.TCP, 0).Src {
 		t.Errorf("the answer, sent again, went to %s", r.out.Dst)
+	}
+}
+
+// The source port of a connection whose client had all does not rest longer because that client has a newer connection
+// from the same port by now, whose entry has replaced that of the older one. There is one port here.
+func TestSourcePortOfAClientThatCameBack(t *testing.T) {
+	fx := newFixture(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+	fx.service(lb.TCP, "b1")
+	connect(fx)
+	fx.closedBy(true)
+	var k syClientKey
+	clients := fx.d.objects.SyStreamClients
+	if err := errors.Join(clients.NextKey(nil, &k), clients.Delete(&k)); err != nil {
+		t.Fatal(err)
+	}
+	syn := stamped(fx.on(1, dptest.TCP, dptest.SYN), 1100, 7001)
+	if r := fx.run(syn.Frame()); r.reason != forwarded {
+		t.Errorf("the SYN of another client: %s", r.reason)
 	}
 }

@@ -332,8 +332,9 @@ type syExported struct {
 type syFin uint32
 
 const (
-	syFinFIN_FIRST  syFin = 1
-	syFinFIN_SECOND syFin = 2
+	syFinFIN_FIRST        syFin = 1
+	syFinFIN_SECOND       syFin = 2
+	syFinFIN_ACKNOWLEDGED syFin = 3
 )
 
 type syFlow struct {

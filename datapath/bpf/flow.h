@@ -136,6 +136,12 @@ static __always_inline int flow_side_expired(const struct flow *f, int stream, _
 	return flow_idle(f, now, t);
 }
 
+/* flow_in_time_wait reports whether a server keeps a connection in TIME_WAIT, given its entry. */
+static __always_inline int flow_in_time_wait(const struct flow *f)
+{
+	return f->state == FLOW_CLOSED && (f->fin == FIN_FIRST || f->fin == FIN_ACKNOWLEDGED);
+}
+
 /* flow_server_expired reports whether a flow has expired or ended, given its server's entry. It has expired when both
  * sides are idle. */
 static __always_inline int flow_server_expired(const struct server_flow *s, int stream, __u32 now)
@@ -144,7 +150,7 @@ static __always_inline int flow_server_expired(const struct server_flow *s, int 
 
 	if (flow_server_ended(s))
 		return 1;
-	if (s->f.state == FLOW_CLOSED && s->f.fin == FIN_FIRST)
+	if (flow_in_time_wait(&s->f))
 		return flow_idle(&s->f, now, timeout_time_wait);
 	if (!flow_side_expired(&s->f, stream, now))
 		return 0;

@@ -269,6 +269,15 @@ static __always_inline void nat_fin(const struct pkt *p, const struct verdict *v
 	nat_set_state(f, other, other && !other->fin ? FLOW_CLOSING : FLOW_CLOSED, v->backend);
 }
 
+/* nat_acknowledge records that the client of an ended flow has all that its server sent. */
+static __always_inline void nat_acknowledge(const struct verdict *v, struct flow *f, struct flow *other)
+{
+	struct flow *server = v->reply ? f : other, *client = v->reply ? other : f;
+
+	if (server && client && server->fin == FIN_FIRST && client->ack == server->end)
+		server->fin = FIN_ACKNOWLEDGED;
+}
+
 /* nat_ends_half_open reports whether the server must accept a RST or ABORT of the client of a half-open flow. */
 static __always_inline int nat_ends_half_open(const struct pkt *p, const struct server_flow *s)
 {
@@ -325,6 +334,8 @@ static __always_inline void nat_write(struct scratch *scratch, struct flow *f)
 	}
 	if (v->commit == COMMIT_TOUCH) {
 		nat_follow(p, v, f);
+		if (f->state == FLOW_CLOSED)
+			nat_acknowledge(v, f, nat_other(p, v));
 		return;
 	}
 	other = nat_other(p, v);
@@ -349,8 +360,10 @@ static __always_inline void nat_write(struct scratch *scratch, struct flow *f)
 		nat_fin(p, v, f, other);
 		nat_follow(p, v, f);
 	}
-	if (f->state == FLOW_CLOSED)
+	if (f->state == FLOW_CLOSED) {
 		snat_set_use(v, SNAT_UNKNOWN);
+		nat_acknowledge(v, f, other);
+	}
 	if (!(p->flags & TCP_RST) && !v->reply && p->tsval) {
 		struct server_flow *s = flow_find_server(&v->server, 1);
 

@@ -26,6 +26,7 @@ struct server_key {
 enum fin {
 	FIN_FIRST = 1, /* this side has sent FIN before the other one: it keeps the connection in TIME_WAIT */
 	FIN_SECOND,
+	FIN_ACKNOWLEDGED, /* of a server: FIN_FIRST, and the client has acknowledged it, and so all that was sent */
 };
 
 /* What a later packet of this side disproves. */

@@ -191,27 +191,19 @@ enum snat_syn {
 	SYN_LATER, /* by both: servers accept it that only know RFC 1122, 4.2.2.13 */
 };
 
-/* snat_is_acknowledged reports whether the client of an ended flow has all that its server sent: otherwise the server
- * sends it again, to whoever has the source by then. */
-static __always_inline int snat_is_acknowledged(const struct verdict *v, const struct server_flow *s)
-{
-	if (client_key_equal(&s->client, &v->client))
-		return 1;
-	struct client_flow *c = flow_find_client(&s->client, 1);
-
-	return c && c->f.ack == s->f.end && c->sport == v->server.dport && addr_equal(c->source.w, v->server.to.w);
-}
-
 static __always_inline enum snat_syn snat_compare(const struct pkt *p, const struct verdict *v,
 						  const struct server_flow *s)
 {
 	int seq = (__s32)(p->seq - s->f.ack) > 0, stamped = p->tsval && s->client_end;
 
-	if (s->f.state != FLOW_CLOSED || s->f.fin != FIN_FIRST || p->key.proto != IPPROTO_TCP)
+	if (!flow_in_time_wait(&s->f) || p->key.proto != IPPROTO_TCP)
+		return SYN_OLD;
+	/* What the client has not acknowledged the server sends again, to whoever has the source by then. */
+	if (s->f.fin != FIN_ACKNOWLEDGED && !client_key_equal(&s->client, &v->client))
 		return SYN_OLD;
 	if (stamped && (__s32)(p->tsval - s->client_end) <= 0)
 		return SYN_OLD;
-	if ((!seq && !stamped) || !snat_is_acknowledged(v, s))
+	if (!seq && !stamped)
 		return SYN_OLD;
 	return seq ? SYN_LATER : SYN_NEWER;
 }
