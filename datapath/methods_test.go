@@ -206,6 +206,10 @@ func sctpReply(chunk uint8) func(*fixture) dptest.Packet {
 	}
 }
 
+func sctpAbort(tag uint32) func(*fixture) dptest.Packet {
+	return change(sctpReply(6), func(_ *fixture, p *dptest.Packet) { p.Ack = tag })
+}
+
 func sctpService(fx *fixture) { fx.service(lb.SCTP, "b1", "b2") }
 
 func tagged(p *dptest.Packet) { p.Tags = []uint16{42} }

@@ -158,7 +158,9 @@ func (m *model) repliedHalfOpen(p dptest.Packet, s segment, e *entry) prediction
 	return became(p, func(dptest.Packet) (way, error) { return e.to, nil }, func() {
 		switch {
 		case s.rst:
-			e.state = syFlowStateFLOW_CLOSED
+			if e.refusedBy(s) {
+				e.state = syFlowStateFLOW_CLOSED
+			}
 		case s.syn && s.ack && !s.fin && e.state == syFlowStateFLOW_HALF_OPEN:
 			e.answered, e.end, e.ack = true, s.seq, s.number
 		}
@@ -177,6 +179,20 @@ func (e *entry) endedBy(s segment) bool {
 		return s.seq == e.ack
 	default:
 		return s.seq == e.clientEnd
+	}
+}
+
+// refusedBy reports whether the client of a half-open flow must accept a RST or ABORT of the server.
+func (e *entry) refusedBy(s segment) bool {
+	switch {
+	case s.proto == dptest.SCTP && e.answered:
+		return s.number == e.ack
+	case s.proto == dptest.SCTP:
+		return s.number == e.clientEnd-1
+	case e.answered:
+		return s.seq == e.end+1
+	default:
+		return s.ack && s.number == e.clientEnd
 	}
 }
 

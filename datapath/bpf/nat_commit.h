@@ -287,6 +287,17 @@ static __always_inline int nat_ends_half_open(const struct pkt *p, const struct 
 	return p->seq == (s->f.answered ? s->f.ack : s->client_end);
 }
 
+/* nat_refuses reports whether the client of a half-open flow must accept a RST or ABORT of the server. Any other can be
+ * of somebody who sends to all ports. */
+static __always_inline int nat_refuses(const struct pkt *p, const struct server_flow *s)
+{
+	if (p->key.proto == IPPROTO_SCTP)
+		return p->ack == (s->f.answered ? s->f.ack : s->client_end - 1);
+	if (s->f.answered)
+		return p->seq == s->f.end + 1;
+	return p->flags & TCP_ACK && p->ack == s->client_end;
+}
+
 /* nat_write_half_open is for packets of half-open flows that do not confirm them. f is the entry of the server. */
 static __always_inline void nat_write_half_open(const struct pkt *p, const struct verdict *v, struct flow *f)
 {
@@ -301,14 +312,14 @@ static __always_inline void nat_write_half_open(const struct pkt *p, const struc
 		f->ack = p->ack;
 		return;
 	}
-	if (v->reply) {
-		if (p->flags & TCP_RST)
-			nat_set_state(f, 0, FLOW_CLOSED, v->backend);
-		return;
-	}
 	s = bpf_map_lookup_elem(&sy_halfopen_servers, &v->server);
 	if (!s)
 		return;
+	if (v->reply) {
+		if (p->flags & TCP_RST && nat_refuses(p, s))
+			nat_set_state(f, 0, FLOW_CLOSED, v->backend);
+		return;
+	}
 	if (v->commit == COMMIT_CLOSE && nat_ends_half_open(p, s))
 		nat_set_state(f, 0, FLOW_CLOSED, v->backend);
 	else if (pkt_opens_flow(p))

@@ -164,7 +164,7 @@ static __always_inline enum reason parse_v6(void *data, void *end, struct pkt *p
 	return REASON_NONE;
 }
 
-/* parse_sctp maps an association to a TCP connection: the tag that the server chooses is its sequence number. */
+/* parse_sctp maps an association to a TCP connection: the tag that a side chooses is its sequence number. */
 static __always_inline enum reason parse_sctp(void *l4, void *end, struct pkt *p, __u32 room)
 {
 	struct sctphdr *sctp = l4;
@@ -177,14 +177,12 @@ static __always_inline enum reason parse_sctp(void *l4, void *end, struct pkt *p
 	p->flags = TCP_ACK;
 	switch (sctp->chunk) {
 	case SCTP_INIT:
-		p->flags = TCP_SYN;
-		break;
 	case SCTP_INIT_ACK: {
 		__be32 *tag = l4 + sizeof(*sctp);
 
 		if ((void *)(tag + 1) > end || room < sizeof(*sctp) + sizeof(*tag))
 			return REASON_MALFORMED;
-		p->flags = TCP_SYN | TCP_ACK;
+		p->flags = sctp->chunk == SCTP_INIT ? TCP_SYN : TCP_SYN | TCP_ACK;
 		p->seq = bpf_ntohl(*tag);
 		break;
 	}
