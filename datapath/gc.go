@@ -244,7 +244,7 @@ func (g *flowGC) reset(
 	reset *resetter, t flowTable, k syServerKey, f syServerFlow, vip func(frontend uint32) netip.Addr,
 ) {
 	var client syClientFlow
-	if k.proto() != unix.IPPROTO_TCP || f.F.State >= uint8(syFlowStateFLOW_CLOSED) ||
+	if t.id == syGcTableGC_HALF_OPEN || k.proto() != unix.IPPROTO_TCP || f.F.State >= uint8(syFlowStateFLOW_CLOSED) ||
 		t.clients.Lookup(&f.Client, &client) != nil || !client.sameFlow(k) {
 		return
 	}

@@ -21,7 +21,7 @@ struct {
 	__uint(max_entries, 1024);
 } sy_stream_servers SEC(".maps");
 
-/* Those of sy_halfopen_servers whose backend does not follow from the hash. A lost entry costs the client one
+/* Those of sy_halfopen_servers whose backend or source does not follow from the hash. A lost entry costs the client one
  * retransmission. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

@@ -199,11 +199,8 @@ __noinline int nat_find_half_open(struct frontend *fe)
 	const struct pkt *p = &scratch->p;
 	struct verdict *v = &scratch->v;
 
-	if (!frontend_by_hash(fe)) {
-		struct client_flow *c = bpf_map_lookup_elem(&sy_halfopen_clients, &v->client);
-
-		return c && snat_find_half_open(fe, c->backend);
-	}
+	if (!frontend_by_hash(fe))
+		return snat_find_stored(p, v);
 	__u32 h = fe->algorithm == ALGORITHM_FLOW_HASH ? v->hash : flow_hash(&p->key, fe->algorithm);
 	__u32 index = table_index(&fe->table, h), slot = table_slot(&fe->table, index);
 
@@ -215,13 +212,13 @@ __noinline int nat_find_half_open(struct frontend *fe)
 		if (backend == ANY_BACKEND)
 			backend = slot_backend(table_slot(&fe->older, table_index(&fe->older, h)));
 		if (backend == NO_BACKEND)
-			return 0;
+			break;
 		if (snat_find_half_open(fe, backend))
 			return 1;
 		if (!(slot & SLOT_CHANGED))
-			return 0;
+			break;
 	}
-	return 0;
+	return (!pkt_opens_flow(p) || snat_is_later(v->hash)) && snat_find_stored(p, v);
 }
 
 /* nat_find returns the flow of a packet that a client sent. frontend is the id in its key, fe the frontend whose table
@@ -267,6 +264,17 @@ static __always_inline int udp_share_is_full(__u32 frontend)
 	return n && sum && *n && *n + *sum >= udp_flows;
 }
 
+/* snat_choose_anew chooses a source that does not follow from the hash. */
+static __always_inline int snat_choose_anew(struct frontend *fe, struct verdict *v)
+{
+	v->by_hash = 0;
+#pragma clang loop unroll(full)
+	for (int i = 0; i < SNAT_ROUNDS; i++)
+		if (snat_choose(fe, v->backend, SNAT_TRIES + bpf_get_prandom_u32() % 65536))
+			return 1;
+	return 0;
+}
+
 /* nat_choose chooses the backend and the source of a new flow, and sets what its packets become. It returns the reason
  * for which it cannot. commit claims the source: that is a write. */
 __noinline int nat_choose(struct frontend *fe)
@@ -288,10 +296,10 @@ __noinline int nat_choose(struct frontend *fe)
 	if (!pkt_is_stream(p) && !v->replaces && udp_share_is_full(v->client.frontend) && !flows_unattended(0, v->now))
 		return REASON_UDP_SHARE_FULL;
 	v->generation = backend_generation(b);
-	if (!snat_choose(p, v, fe, b))
+	v->by_hash = frontend_by_hash(fe);
+	if (!snat_choose(fe, v->backend, 0) && !snat_choose_anew(fe, v))
 		return REASON_SNAT_EXHAUSTED;
 	snat_verdict(v, b, v->backend);
-	v->by_hash = frontend_by_hash(fe);
 	return REASON_NONE;
 }
 

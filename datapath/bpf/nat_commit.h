@@ -106,7 +106,9 @@ static __always_inline void nat_write_open(struct scratch *scratch)
 	struct flow f = { .seen = v->now, .state = FLOW_HALF_OPEN, .generation = v->generation };
 	int stream = pkt_is_stream(p);
 
-	*c = (struct client_flow){ .f = f, .backend = v->backend };
+	*c = (struct client_flow){
+		.f = f, .source = v->t.src, .backend = v->backend, .sport = v->t.sport, .dport = v->t.dport
+	};
 	*s = (struct server_flow){
 		.f = f, .client = v->client, .backend = v->backend, .client_end = p->seq + p->payload + 1
 	};

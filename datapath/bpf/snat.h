@@ -8,8 +8,10 @@
 #include "frontend.h"
 #include "scratch.h"
 
-/* Loops over the tries are unrolled: Linux 6.1 rejects a loop whose last instruction is no jump. */
+/* Loops over the tries are unrolled: Linux 6.1 rejects a loop whose last instruction is no jump. When none of them gives
+ * a source, so many more rounds begin at random: the client repeats its SYN, and the same choices would fail again. */
 #define SNAT_TRIES 6
+#define SNAT_ROUNDS 4
 
 /* One bit per source port that a flow may have: those of snat_ports, also before it was changed. */
 struct {
@@ -144,6 +146,37 @@ static __always_inline void snat_set_later(__u32 hash)
 		*hint = hash;
 }
 
+/* snat_is_half_open reports whether v->server is the key of the half-open flow of the client, and sets in the verdict
+ * what the packet becomes; unless it has expired. */
+static __always_inline int snat_is_half_open(struct verdict *v, const struct backend *b, __u32 backend)
+{
+	struct server_flow *s = bpf_map_lookup_elem(&sy_halfopen_servers, &v->server);
+
+	/* A flow that has ended may be before one that the client opened since. */
+	if (!s || !client_key_equal(&s->client, &v->client) || s->f.state == FLOW_CLOSED ||
+	    flow_ended(v->client.frontend, backend, s->f.generation, v->generation) ||
+	    flow_side_expired(&s->f, 1, v->now))
+		return 0;
+	snat_verdict(v, b, backend);
+	return 1;
+}
+
+/* snat_find_stored finds the half-open flow of a client whose source does not follow from the hash. */
+static __always_inline int snat_find_stored(const struct pkt *p, struct verdict *v)
+{
+	struct client_flow *c = bpf_map_lookup_elem(&sy_halfopen_clients, &v->client);
+	struct backend *b = c ? backend_get(c->backend) : 0;
+
+	if (!b)
+		return 0;
+	v->generation = backend_generation(b);
+	v->server.to = c->source;
+	v->server.server = server_id(b->server, p->key.proto);
+	v->server.dport = c->sport;
+	v->server.sport = c->dport;
+	return snat_is_half_open(v, b, c->backend);
+}
+
 /* snat_find_half_open finds the half-open flow that a client has to a backend, and sets in the verdict what the packet
  * becomes. A repeated SYN must find it, too: another choice may be free by now, and the server would see a second
  * connection. Most SYNs are the first of their flow; hints spare them the lookups. It is a global function because of
@@ -171,15 +204,8 @@ __noinline int snat_find_half_open(struct frontend *fe, __u32 backend)
 		snat_candidate(&v->server, p, v, fe, b, i);
 		if (is_new && snat_use(v, &age) != SNAT_HALF_OPEN)
 			continue;
-		struct server_flow *s = bpf_map_lookup_elem(&sy_halfopen_servers, &v->server);
-
-		/* A flow that has ended may be before one that the client opened since. */
-		if (s && client_key_equal(&s->client, &v->client) && s->f.state != FLOW_CLOSED) {
-			if (flow_ended(v->client.frontend, backend, s->f.generation, v->generation))
-				continue;
-			snat_verdict(v, b, backend);
-			return !flow_side_expired(&s->f, 1, v->now);
-		}
+		if (snat_is_half_open(v, b, backend))
+			return 1;
 	}
 	return 0;
 }
@@ -243,18 +269,24 @@ static __always_inline enum claim snat_claimable(const struct pkt *p, const stru
 	}
 }
 
-/* snat_choose sets the source of a new flow in v->server, and how it is claimed. When no choice is free, it takes one
- * whose server accepts the SYN in TIME_WAIT, else the oldest of those that half-open flows have: in a flood a real
- * client then has time to confirm. */
-static __always_inline int snat_choose(const struct pkt *p, struct verdict *v, const struct frontend *fe,
-				       const struct backend *b)
+/* snat_choose sets the source of a new flow in v->server, and how it is claimed; it looks at the choices from the given
+ * one on. When none is free, it takes one whose server accepts the SYN in TIME_WAIT, else the oldest of those that
+ * half-open flows have: in a flood a real client then has time to confirm. */
+__noinline int snat_choose(struct frontend *fe, __u32 backend, __u32 from)
 {
+	struct scratch *scratch = scratch_get();
+	struct backend *b = backend_get(backend);
 	__u32 best = 0, most = 0, age = 0;
+
+	if (!fe || !scratch || !b)
+		return 0;
+	const struct pkt *p = &scratch->p;
+	struct verdict *v = &scratch->v;
 
 	v->claim = 0;
 #pragma clang loop unroll(full)
 	for (__u32 i = 0; i < SNAT_TRIES; i++) {
-		snat_candidate(&v->server, p, v, fe, b, i);
+		snat_candidate(&v->server, p, v, fe, b, from + i);
 		enum snat_use use = snat_use(v, &age);
 
 		if (use == SNAT_ESTABLISHED)
@@ -263,7 +295,7 @@ static __always_inline int snat_choose(const struct pkt *p, struct verdict *v, c
 
 		if (claim == CLAIM_FREE || claim == CLAIM_RESTED || claim == CLAIM_OVER) {
 			v->claim = claim;
-			v->later = i != 0;
+			v->later = from + i != 0;
 			return 1;
 		}
 		if (claim == CLAIM_EVICT && (v->claim == CLAIM_TIME_WAIT || (v->claim && age <= most)))
@@ -276,8 +308,8 @@ static __always_inline int snat_choose(const struct pkt *p, struct verdict *v, c
 	}
 	if (!v->claim)
 		return 0;
-	v->later = best != 0;
-	snat_candidate(&v->server, p, v, fe, b, best);
+	v->later = from + best != 0;
+	snat_candidate(&v->server, p, v, fe, b, from + best);
 	v->claim = snat_claimable(p, v, &age);
 	return v->claim != 0;
 }

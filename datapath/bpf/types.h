@@ -360,7 +360,7 @@ struct verdict {
 	__u8 keyed; /* 1: METHOD_GUE with a token */
 	__u8 reply; /* METHOD_NAT, 1: from the server to the client */
 	__u8 claim; /* COMMIT_OPEN: enum claim */
-	__u8 by_hash; /* COMMIT_OPEN, 1: the backend follows from the hash */
+	__u8 by_hash; /* COMMIT_OPEN, 1: backend and source follow from the hash */
 	__u8 replaces; /* COMMIT_OPEN, 1: the client has a flow that has ended */
 	__u32 now; /* METHOD_NAT: flow_clock */
 	__u32 generation; /* of the backend, for the entry of the flow */

@@ -1,0 +1,39 @@
+package datapath
+
+import (
+	"testing"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// A client whose first choices of a source port are all in use gets another one, for the SYN or for its repetition: the
+// last free port is found, too. The handshake goes on with it.
+func TestEverySourcePortIsUsed(t *testing.T) {
+	const ports = 20
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000 + ports - 1}} })
+		fx.service(lb.TCP, "b1")
+		for flow := range ports {
+			r := fx.run(fx.on(flow, dptest.TCP, dptest.SYN).Frame())
+			for repeated := 0; r.did != "sent" && repeated < 500; repeated++ {
+				r = fx.run(fx.on(flow, dptest.TCP, dptest.SYN).Frame())
+			}
+			if r.did != "sent" {
+				t.Fatalf("flow %d of %d: the SYN is %s: %s", flow, ports, r.did, r.reason)
+			}
+			fx.last = r.out
+			again := fx.run(fx.on(flow, dptest.TCP, dptest.SYN).Frame())
+			if again.did != "sent" || again.out.Src != r.out.Src {
+				t.Fatalf("flow %d: the SYN again is %s from %s, after %s", flow, again.did, again.out.Src, r.out.Src)
+			}
+			if back := fx.run(fx.reply(dptest.SYN | dptest.ACK).Frame()); back.out.Dst != fx.on(flow, dptest.TCP, 0).Src {
+				t.Fatalf("flow %d: the SYN-ACK is %s to %s", flow, back.did, back.out.Dst)
+			}
+			ack := fx.run(fx.on(flow, dptest.TCP, dptest.ACK).Frame())
+			if ack.reason != forwarded || ack.out.Src != r.out.Src {
+				t.Fatalf("flow %d: the ACK is %s (%s) from %s, after %s", flow, ack.did, ack.reason, ack.out.Src, r.out.Src)
+			}
+		}
+	})
+}
