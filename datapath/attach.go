@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -39,6 +40,7 @@ type attachments struct {
 	links  map[int]linkState // of all interfaces, as of the last change
 	onLo   bool              // health checks need the program on lo
 	ids    programIDs
+	held   map[string]link.Link // by the names of their pins
 	// needed is when a route last led to an interface, by name.
 	needed map[string]time.Time
 	// foreign are the programs of others, by interface.

@@ -4,11 +4,9 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 )
 
@@ -181,16 +179,13 @@ func (a *attachments) inspectTC(nic netlink.Link, hook string, directions ...dir
 	return nil
 }
 
-// runs returns why the link pinned under name does not run prog on interface index.
+// runs returns why the link whose pin has this name does not run prog on interface index. The pin itself matters only
+// to the next agent.
 func (a *attachments) runs(name string, index int, prog *ebpf.Program) error {
-	l, err := link.LoadPinnedLink(a.pins.link(name), nil)
-	if errors.Is(err, fs.ErrNotExist) {
-		return errors.New("the pin of the link was removed")
+	l := a.held[name]
+	if l == nil {
+		return errors.New("there is no link")
 	}
-	if err != nil {
-		return err
-	}
-	defer l.Close()
 	info, err := l.Info()
 	if err != nil {
 		return err

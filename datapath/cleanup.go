@@ -7,7 +7,9 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 )
 
@@ -37,7 +39,7 @@ func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
 		return fmt.Errorf("list the interfaces: %w", err)
 	}
 	for _, nic := range nics {
-		errs = append(errs, removeClsact(nic))
+		errs = append(errs, removeClsact(nic), detachOrphans(nic))
 	}
 	errs = append(errs, closeProbes())
 	if err := os.RemoveAll(pinPath); err != nil {
@@ -49,3 +51,32 @@ func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
 	}
 	return errors.Join(append(errs, sys.restore())...)
 }
+
+// detachOrphans detaches links of ours that have no pin, or one that is hidden by another mount.
+func detachOrphans(nic netlink.Link) error {
+	index := nic.Attrs().Index
+	ids, _ := xdpLinks(nic)
+	for _, d := range []direction{inward, outward} {
+		more, err := tcxLinks(index, d.attach)
+		if err != nil {
+			break // this kernel has no tcx
+		}
+		ids = append(ids, more...)
+	}
+	for _, id := range ids {
+		l, err := link.NewFromID(id)
+		if err != nil {
+			continue // it has ended, or is not for this process to open
+		}
+		if _, name := programOf(l); slices.Contains(attachedPrograms, name) {
+			err = l.Detach()
+		}
+		if err = errors.Join(err, l.Close()); err != nil {
+			return fmt.Errorf("detach the link %d from %s: %w", id, nic.Attrs().Name, err)
+		}
+	}
+	return nil
+}
+
+// attachedPrograms are the names of our programs on interfaces.
+var attachedPrograms = []string{"sy_xdp", "sy_tc_in", "sy_tc_out"}

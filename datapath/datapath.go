@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/steelyard-lb/steelyard/lb"
@@ -143,8 +144,7 @@ func (d *Datapath) open(t *transaction) (err error) {
 	d.uplinks = &attachments{
 		o: d.o, objects: d.objects, pins: d.pins, sysctls: sys, repairs: d.repairs, open: t,
 		status: map[string]InterfaceStatus{}, index: map[string]int{}, ids: programIDs{}, foreign: map[string]foreign{},
-		notFollowed: map[string]string{},
-		needed:      map[string]time.Time{},
+		notFollowed: map[string]string{}, needed: map[string]time.Time{}, held: map[string]link.Link{},
 	}
 	d.probes = &probes{objects: d.objects, uplinks: d.uplinks, marks: map[probeKey]uint32{}}
 	if err := chain(d.objects, t); err != nil {
@@ -209,6 +209,9 @@ func (d *Datapath) Close() error {
 	var err error
 	if d.services != nil {
 		err = d.services.slots.window.close()
+	}
+	if d.uplinks != nil {
+		err = errors.Join(err, d.uplinks.closeLinks())
 	}
 	if d.objects != nil {
 		err = errors.Join(err, d.objects.Close())

@@ -12,36 +12,142 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pinned makes the link pinned under name run prog on interface index: by an atomic update of the pinned link or, when
-// there is none or its interface was deleted, by a new link from attach. When the kernel refuses an update for another
-// reason, the pinned link stays in force and the error is returned: a new link would meet the same refusal, after the
-// old one was removed.
-func (a *attachments) pinned(name string, index int, prog *ebpf.Program, attach func() (link.Link, error)) error {
-	path := a.pins.link(name)
-	switch done, err := a.updateLink(path, index, prog); {
+// place is where on an interface a link runs one of our programs.
+type place struct {
+	pin    string // name of the link's pin
+	index  int    // of the interface
+	prog   *ebpf.Program
+	attach func() (link.Link, error)
+	links  func() ([]link.ID, error) // that are attached there now
+}
+
+// pinned makes a link at this place run its program: by an atomic update of the link that is there or, when there is
+// none or its interface was deleted, by a new link. When the kernel refuses an update for another reason, that link
+// stays in force and the error is returned: a new link would meet the same refusal, after the old one was removed.
+func (a *attachments) pinned(h place) error {
+	path := a.pins.link(h.pin)
+	switch done, err := a.updateLink(h); {
 	case err != nil:
-		return fmt.Errorf("update the link %s: %w", name, err)
+		return fmt.Errorf("update the link %s: %w", h.pin, err)
 	case done:
 		return nil
 	}
-	if err := unpin(path); err != nil {
+	if err := errors.Join(unpin(path), a.drop(h.pin)); err != nil {
 		return err
 	}
-	l, err := attach()
+	l, err := a.orphan(h)
+	if l == nil && err == nil {
+		l, err = h.attach()
+	}
 	if err != nil {
 		return err
 	}
-	defer l.Close() // the pin keeps it
+	defer l.Close()
 	if err := l.Pin(path); err != nil {
-		return fmt.Errorf("pin the link %s: %w", name, err)
+		return fmt.Errorf("pin the link %s: %w", h.pin, err)
 	}
 	a.open.onFailure(func() error { return unpin(path) })
-	return nil
+	return a.hold(h.pin, l)
 }
 
-// updateLink makes the pinned link run prog. It reports false when there is no link on interface index to update.
-func (a *attachments) updateLink(path string, index int, prog *ebpf.Program) (done bool, err error) {
-	l, err := link.LoadPinnedLink(path, nil)
+// hold keeps a descriptor of a link that is pinned under this name: whoever removes its pin does not detach it, and it
+// can be pinned again. The kernel opens a link by its id only with CAP_SYS_ADMIN.
+func (a *attachments) hold(name string, l link.Link) error {
+	err := a.drop(name)
+	if err != nil {
+		return err
+	}
+	a.held[name], err = duplicate(l)
+	return err
+}
+
+// drop closes the descriptor of a link.
+func (a *attachments) drop(name string) error {
+	l := a.held[name]
+	if l == nil {
+		return nil
+	}
+	delete(a.held, name)
+	return l.Close()
+}
+
+// duplicate returns another descriptor of a link, which knows of no pin.
+func duplicate(l link.Link) (link.Link, error) {
+	d, ok := l.(interface{ FD() int })
+	if !ok {
+		return nil, fmt.Errorf("%T has no descriptor", l)
+	}
+	fd, err := unix.FcntlInt(uintptr(d.FD()), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, fmt.Errorf("duplicate the descriptor of a link: %w", err)
+	}
+	return link.NewFromFD(fd)
+}
+
+// orphan returns a link of an earlier agent at this place that has no pin here, after it was given our program; nil:
+// there is none, or this process may not open links by their ids.
+func (a *attachments) orphan(h place) (link.Link, error) {
+	ids, err := h.links()
+	if err != nil {
+		return nil, nil // attach reports what is wrong
+	}
+	for _, id := range ids {
+		l, err := link.NewFromID(id)
+		if err != nil {
+			continue
+		}
+		earlier, name := programOf(l)
+		if name == "" || name != nameOf(h.prog) {
+			l.Close()
+			continue
+		}
+		a.open.keepProgram(earlier, func(earlier *ebpf.Program) error { return restoreByID(id, earlier) })
+		if err := l.Update(h.prog); err != nil {
+			return nil, errors.Join(fmt.Errorf("update the link %d: %w", id, err), l.Close())
+		}
+		a.o.Log.Warn("link of an earlier agent taken over, whose pin was lost; its flows end",
+			"pin", h.pin, "program", name)
+		return l, nil
+	}
+	return nil, nil
+}
+
+// programOf returns the program that a link runs, and its name; "": it is not known.
+func programOf(l link.Link) (id ebpf.ProgramID, name string) {
+	info, err := l.Info()
+	if err != nil {
+		return 0, ""
+	}
+	prog, err := ebpf.NewProgramFromID(info.Program)
+	if err != nil {
+		return 0, ""
+	}
+	defer prog.Close()
+	return info.Program, nameOf(prog)
+}
+
+// restoreByID makes a link run an earlier program again.
+func restoreByID(id link.ID, earlier *ebpf.Program) error {
+	l, err := link.NewFromID(id)
+	if err != nil {
+		return fmt.Errorf("open the link %d: %w", id, err)
+	}
+	defer l.Close()
+	return l.Update(earlier)
+}
+
+func nameOf(prog *ebpf.Program) string {
+	info, err := prog.Info()
+	if err != nil {
+		return ""
+	}
+	return info.Name
+}
+
+// updateLink makes the link at a place run its program. It reports false when there is no link to update.
+func (a *attachments) updateLink(h place) (done bool, err error) {
+	path := a.pins.link(h.pin)
+	l, err := a.current(h.pin)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -50,15 +156,58 @@ func (a *attachments) updateLink(path string, index int, prog *ebpf.Program) (do
 	}
 	defer l.Close()
 	info, err := l.Info()
-	if err != nil || linkIndex(info) != index {
+	if err != nil || linkIndex(info) != h.index {
 		return false, err
 	}
 	a.open.keepProgram(info.Program, func(earlier *ebpf.Program) error { return restoreLink(path, earlier) })
-	err = l.Update(prog)
+	err = l.Update(h.prog)
 	if errors.Is(err, unix.ENOLINK) { // the interface was deleted after Info
 		return false, nil
 	}
-	return err == nil, err
+	if err != nil {
+		return false, err
+	}
+	return true, a.hold(h.pin, l)
+}
+
+// current returns the link that is pinned under this name, or was pinned and is held.
+func (a *attachments) current(name string) (link.Link, error) {
+	if held := a.held[name]; held != nil {
+		return duplicate(held)
+	}
+	return link.LoadPinnedLink(a.pins.link(name), nil)
+}
+
+// repin pins the links again whose pins were removed.
+func (a *attachments) repin() (n int, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for name, held := range a.held {
+		path := a.pins.link(name)
+		if !errors.Is(unix.Access(path, unix.F_OK), unix.ENOENT) {
+			continue
+		}
+		l, err := duplicate(held)
+		if err != nil {
+			return n, err
+		}
+		err = errors.Join(l.Pin(path), l.Close())
+		if err != nil {
+			return n, fmt.Errorf("pin the link %s: %w", name, err)
+		}
+		n++
+	}
+	return n, nil
+}
+
+// closeLinks closes the descriptors of all links. The pins keep them.
+func (a *attachments) closeLinks() (err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for name := range a.held {
+		err = errors.Join(err, a.drop(name))
+	}
+	return err
 }
 
 // restoreLink makes a pinned link run an earlier program again.
@@ -92,7 +241,7 @@ func linkIndex(info *link.Info) int {
 
 // unpin removes a link, if there is one, also where an agent of another schema pinned it.
 func (a *attachments) unpin(name string) error {
-	err := unpin(a.pins.link(name))
+	err := errors.Join(unpin(a.pins.link(name)), a.drop(name))
 	if a.pins.older == "" {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
@@ -292,4 +294,54 @@ func (fx *fixture) runAttached(frame []byte) (did string) {
 		return err
 	})
 	return did
+}
+
+// An agent whose pins another mount hides takes over the links of the one before, and serves. Cleanup detaches them.
+func TestHiddenPins(t *testing.T) {
+	if labtest.TCHook(t) != "tcx" {
+		return // filters of clsact have no pins
+	}
+	for _, mode := range []Mode{ModeTC, ModeXDP} {
+		t.Run(string(mode), func(t *testing.T) {
+			fx, x := verified(t, mode, false, nil, func(*fixture) {})
+			fx.service(lb.TCP, "b1")
+			fx.close()
+			hide := func() error { return unix.Mount("bpf", filepath.Dir(fx.o.PinPath), "bpf", 0, "") }
+			fx.do(hide)
+			fx.open()
+			fx.d.OnFault(x.changed)
+			fx.service(lb.TCP, "b1")
+			fx.do(func() error { fx.d.verifier.changed(changes{links: true, routes: true}); return nil })
+			attached := func() (all []link.ID) {
+				fx.do(func() error {
+					nic, err := netlink.LinkByName("eth0")
+					if err != nil {
+						return err
+					}
+					in, err := tcxLinks(nic.Attrs().Index, inward.attach)
+					out, errOut := tcxLinks(nic.Attrs().Index, outward.attach)
+					first, errFirst := xdpLinks(nic)
+					all = slices.Concat(in, out, first)
+					return errors.Join(err, errOut, errFirst)
+				})
+				return all
+			}
+			want := 2
+			if mode == ModeXDP {
+				want = 3
+			}
+			if s := fx.d.Interfaces()[0]; s.Mode != mode || len(attached()) != want {
+				t.Errorf("%+v, links %v", s, attached())
+			}
+			if e := fx.explainClient(); e.Fault != "" || e.Reply != forwarded {
+				t.Errorf("explain: reply %q, fault %q", e.Reply, e.Fault)
+			}
+			fx.close()
+			fx.do(hide)
+			fx.do(func() error { return Cleanup(fx.o.PinPath, fx.o.StateDir, quiet) })
+			if got := attached(); len(got) > 0 {
+				t.Errorf("links %v are attached after cleanup", got)
+			}
+		})
+	}
 }

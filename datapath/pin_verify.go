@@ -26,8 +26,8 @@ func (o *syObjects) pinnedMaps() map[string]*ebpf.Map {
 	return all
 }
 
-// repairPins pins the maps again whose pins were removed: without them the next agent would begin without flows. The
-// links follow with the programs.
+// repairPins pins the maps and links again whose pins were removed, or are hidden by another mount: without them the
+// next agent would begin without flows, and could not replace the programs.
 func (d *Datapath) repairPins() error {
 	missing := map[string]*ebpf.Map{}
 	note := func(path string, m *ebpf.Map) {
@@ -45,9 +45,6 @@ func (d *Datapath) repairPins() error {
 		}
 	}
 	d.services.mu.Unlock()
-	if len(missing) == 0 {
-		return nil
-	}
 	if err := d.pins.remake(); err != nil {
 		return fmt.Errorf("pin the maps again: %w", err)
 	}
@@ -56,8 +53,11 @@ func (d *Datapath) repairPins() error {
 			return fmt.Errorf("pin the maps again: %w", err)
 		}
 	}
-	d.repairs.made("pins", "maps pinned again", "maps", len(missing), "path", d.pins.dir)
-	return nil
+	links, err := d.uplinks.repin()
+	if len(missing) > 0 || links > 0 {
+		d.repairs.made("pins", "maps and links pinned again", "maps", len(missing), "links", links, "path", d.pins.dir)
+	}
+	return err
 }
 
 // repairChain makes the tail call work again: without its target, packets that come out of tunnels are lost.
@@ -89,8 +89,19 @@ func pinAgain(m *ebpf.Map, path string) error {
 	return c.Pin(path)
 }
 
-// remake makes the directory again, and locks it.
+// remake makes the directory again if it is not the one that this agent has locked, and locks it.
 func (p *pins) remake() error {
+	was, err := p.lock.Stat()
+	if err != nil {
+		return err
+	}
+	complete := true
+	for _, sub := range []string{"links", "chunks"} {
+		complete = complete && unix.Access(filepath.Join(p.dir, sub), unix.F_OK) == nil
+	}
+	if now, err := os.Stat(p.path); err == nil && complete && os.SameFile(was, now) {
+		return nil
+	}
 	if err := mountBPF(filepath.Dir(p.path)); err != nil {
 		return err
 	}
@@ -103,7 +114,7 @@ func (p *pins) remake() error {
 	if err != nil {
 		return err
 	}
-	if was, err := p.lock.Stat(); err == nil && os.SameFile(was, now) {
+	if os.SameFile(was, now) {
 		return nil
 	}
 	lock, err := lockDir(p.path)

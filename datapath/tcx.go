@@ -46,8 +46,12 @@ func (a *attachments) attachTCX(nic netlink.Link, directions []direction) (hook 
 	name, index := nic.Attrs().Name, nic.Attrs().Index
 	for _, d := range directions {
 		prog := d.prog(a.objects)
-		err := a.pinned(pinName(name, d.pin), index, prog, func() (link.Link, error) {
-			return link.AttachTCX(link.TCXOptions{Interface: index, Program: prog, Attach: d.attach})
+		err := a.pinned(place{
+			pin: pinName(name, d.pin), index: index, prog: prog,
+			attach: func() (link.Link, error) {
+				return link.AttachTCX(link.TCXOptions{Interface: index, Program: prog, Attach: d.attach})
+			},
+			links: func() ([]link.ID, error) { return tcxLinks(index, d.attach) },
 		})
 		if errors.Is(err, ebpf.ErrNotSupported) {
 			return "clsact", nil
@@ -57,4 +61,18 @@ func (a *attachments) attachTCX(nic netlink.Link, directions []direction) (hook 
 		}
 	}
 	return "tcx", nil
+}
+
+// tcxLinks returns the links at a hook of an interface.
+func tcxLinks(index int, at ebpf.AttachType) (ids []link.ID, err error) {
+	list, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: at})
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range list.Programs {
+		if id, ok := p.LinkID(); ok {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
 }

@@ -155,8 +155,9 @@ func (v *verifier) round(found changes, n int) {
 
 // repair restores the programs, the pins and the settings of the kernel, and returns what cannot be restored.
 func (v *verifier) repair(found changes) (faults []string) {
-	if err := v.d.repairPins(); err != nil {
-		v.d.log.Debug("pins not restored", "err", err) // no packet needs them
+	v.warned.notPinned = ""
+	if err := v.d.repairPins(); err != nil { // no packet needs them
+		v.warned.notPinned = err.Error()
 	}
 	if err := v.d.repairChain(); err != nil {
 		faults = append(faults, err.Error())

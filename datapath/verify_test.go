@@ -152,6 +152,9 @@ func TestRepairs(t *testing.T) {
 			return err
 		}},
 		{"all pins removed", ModeXDP, tcx, func(fx *fixture) error { return os.RemoveAll(fx.o.PinPath) }},
+		{"bpffs mounted over the pins", ModeXDP, tcx, func(fx *fixture) error {
+			return unix.Mount("bpf", filepath.Dir(fx.o.PinPath), "bpf", 0, "")
+		}},
 		{"clsact removed", ModeTC, !tcx, func(*fixture) error {
 			nic, err := netlink.LinkByName("eth0")
 			if err != nil {

@@ -11,12 +11,14 @@ const warnEvery = 5 * time.Second
 
 // warnings are states in which some packets are lost, or in which that is not known. They withdraw no address.
 type warnings struct {
-	at     time.Time // when clients and capacities were looked at
-	lost   condition // replies to recent clients
-	notRun string    // why made packets could not be run in this round; "": they could
-	blind  condition // made packets cannot be run
-	drops  map[string]uint64
-	full   []string // capacities that were exhausted before at
+	at        time.Time // when clients and capacities were looked at
+	lost      condition // replies to recent clients
+	notRun    string    // why made packets could not be run in this round; "": they could
+	blind     condition // made packets cannot be run
+	unpinned  condition // pins cannot be restored
+	notPinned string    // why, in this round
+	drops     map[string]uint64
+	full      []string // capacities that were exhausted before at
 }
 
 // capacities are the reasons to drop packets of new flows because of a limit of this node. A made packet does not show
@@ -41,6 +43,7 @@ func (v *verifier) warn(found changes, now time.Time) {
 		w.lost.observe(v.lostClients(v.d.gc.recentClients()), now)
 	}
 	w.blind.observe(w.notRun, now)
+	w.unpinned.observe(w.notPinned, now)
 	if due {
 		w.at = now
 		v.readCapacities()
@@ -78,6 +81,9 @@ func (d *Datapath) Warnings() (list []string) {
 	defer v.mu.Unlock()
 	if v.warned.blind.confirmed {
 		list = append(list, "packets cannot be verified: "+v.warned.blind.fault)
+	}
+	if v.warned.unpinned.confirmed {
+		list = append(list, "the next start of the agent ends all connections: "+v.warned.unpinned.fault)
 	}
 	list = append(list, v.warned.full...)
 	if v.warned.lost.confirmed {

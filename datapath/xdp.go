@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 )
@@ -17,8 +18,12 @@ func (a *attachments) attachXDP(nic netlink.Link) (Mode, error) {
 		if err := a.unpin(other); err != nil {
 			return err
 		}
-		return a.pinned(pinName(name, string(mode)), index, a.objects.SyXdp, func() (link.Link, error) {
-			return link.AttachXDP(link.XDPOptions{Program: a.objects.SyXdp, Interface: index, Flags: flags})
+		return a.pinned(place{
+			pin: pinName(name, string(mode)), index: index, prog: a.objects.SyXdp,
+			attach: func() (link.Link, error) {
+				return link.AttachXDP(link.XDPOptions{Program: a.objects.SyXdp, Interface: index, Flags: flags})
+			},
+			links: func() ([]link.ID, error) { return xdpLinks(nic) },
 		})
 	}
 	native, generic := pinName(name, string(ModeXDP)), pinName(name, string(ModeXDPGeneric))
@@ -44,6 +49,24 @@ func (a *attachments) attachXDP(nic netlink.Link) (Mode, error) {
 		return "", err
 	}
 	return ModeTC, a.open.onSuccess(func() error { return errors.Join(a.unpin(native), a.unpin(generic)) })
+}
+
+// xdpLinks returns the link that runs the XDP program of an interface, if there is one.
+func xdpLinks(nic netlink.Link) (ids []link.ID, err error) {
+	now, err := netlink.LinkByIndex(nic.Attrs().Index)
+	if err != nil || now.Attrs().Xdp == nil || now.Attrs().Xdp.ProgId == 0 {
+		return nil, err
+	}
+	all := new(link.Iterator)
+	defer all.Close()
+	for all.Next() { // those of other network namespaces, too, where interfaces have the same indexes
+		info, err := all.Link.Info()
+		if err == nil && info.Program == ebpf.ProgramID(now.Attrs().Xdp.ProgId) &&
+			linkIndex(info) == nic.Attrs().Index {
+			ids = append(ids, all.ID)
+		}
+	}
+	return ids, all.Err()
 }
 
 // receivesFromXDP reports whether XDP may redirect frames to an interface. On veth it works only while the peer has GRO
