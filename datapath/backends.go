@@ -32,13 +32,14 @@ type backends struct {
 
 // backend is one backend in the kernel. It is kept while a table or a flow has its id.
 type backend struct {
-	id     uint32
-	at     netip.AddrPort
-	local  bool         // on this node
-	keyed  bool         // GUE to it has a token
-	ours   []netip.Addr // our source addresses towards it, the preferred one first; none: no route
-	nic    int          // index of the interface towards it; 0: no route
-	tables int          // number of tables that refer to it
+	id       uint32
+	at       netip.AddrPort
+	local    bool         // on this node
+	keyed    bool         // GUE to it has a token
+	ours     []netip.Addr // our source addresses towards it, the preferred one first; none: no route
+	firstHop              // the first step towards it
+	certain  firstHop     // the last one by which it is reached for all that is known
+	tables   int          // number of tables that refer to it
 	// generation changes when flows to it end.
 	generation uint32
 }
@@ -62,7 +63,8 @@ func openBackends(o *syObjects, c *chunks, filter *addrFilter, log *slog.Logger)
 		}
 		b := &backend{id: id, local: value.Local == 1, keyed: value.Keyed == 1, generation: value.Generation}
 		b.at, b.ours = fromBackend(value)
-		b.nic = s.finder.find(b.at.Addr()).nic
+		b.firstHop = s.finder.find(b.at.Addr()).firstHop
+		b.certain = b.firstHop
 		s.byAddr[b.at], s.byID[b.id] = b, b
 		s.hosts[b.at.Addr()]++
 		s.next = b.id + 1
@@ -142,7 +144,8 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 	}
 	b := &backend{id: id, at: at, local: local, keyed: keyed}
 	ours := s.finder.find(at.Addr())
-	if b.ours, b.nic = ours.addrs, ours.nic; len(b.ours) == 0 {
+	b.ours, b.firstHop, b.certain = ours.addrs, ours.firstHop, ours.firstHop
+	if len(b.ours) == 0 {
 		s.log.Warn("no route to backend", "backend", at.Addr())
 	}
 	if err := resetCounts(s.counters, id); err != nil {
@@ -230,22 +233,26 @@ func (s *backends) hostsInUse() (addrs []netip.Addr) {
 // refresh replaces our source addresses towards backends by those found since. Flows keep the address they have.
 func (s *backends) refresh(finder *sourceFinder, found map[netip.Addr]sources) {
 	s.finder = finder
+	said := map[netip.Addr]bool{} // a host may have many ports
 	for at, b := range s.byAddr {
 		now, known := found[at.Addr()]
 		if !known || b.tables == 0 {
 			continue
 		}
-		b.nic = now.nic
+		b.follow(now.firstHop)
 		if slices.Equal(now.addrs, b.ours) {
 			continue
 		}
 		was := b.ours
 		b.ours = now.addrs
 		if err := s.write(b); err != nil {
-			s.log.Error("source addresses towards backend not changed", "backend", at, "err", err)
+			s.log.Error("source addresses towards backend not changed", "backend", at.Addr(), "err", err)
 			b.ours = was
 			continue
 		}
-		s.log.Info("source addresses towards backend changed", "backend", at, "from", was, "to", b.ours)
+		if !said[at.Addr()] {
+			said[at.Addr()] = true
+			s.log.Info("source addresses towards backend changed", "backend", at.Addr(), "from", was, "to", b.ours)
+		}
 	}
 }

@@ -15,7 +15,13 @@ const maxOurs = len(syBackend{}.Snat)
 // subnet add source ports. Without a route there are none.
 type sources struct {
 	addrs []netip.Addr
-	nic   int // index of the interface; 0: no route
+	firstHop
+}
+
+// firstHop is the first step of a route.
+type firstHop struct {
+	nic int        // index of the interface; 0: no route
+	gw  netip.Addr // zero: the other host is on the link
 }
 
 // sourceFinder finds sources. It lists the addresses of this host once, and again when the kernel selects one that is
@@ -30,16 +36,17 @@ func (f *sourceFinder) find(to netip.Addr) sources {
 		return sources{}
 	}
 	r := routes[0]
+	step, next := firstHop{nic: r.LinkIndex}, to
+	if gw, ok := netip.AddrFromSlice(r.Gw); ok {
+		step.gw = gw.Unmap()
+		next = step.gw
+	}
 	best, ok := netip.AddrFromSlice(r.Src)
 	if !ok {
-		return sources{nic: r.LinkIndex}
+		return sources{firstHop: step}
 	}
 	best = best.Unmap()
-	next := to // next hop
-	if gw, ok := netip.AddrFromSlice(r.Gw); ok {
-		next = gw.Unmap()
-	}
-	s := sources{addrs: []netip.Addr{best}, nic: r.LinkIndex}
+	s := sources{addrs: []netip.Addr{best}, firstHop: step}
 	for _, a := range f.on(r.LinkIndex, best) {
 		addr, ok := netip.AddrFromSlice(a.IP)
 		ones, _ := a.Mask.Size()
@@ -96,4 +103,17 @@ func (s *services) refreshSources() {
 func usable(a netlink.Addr) bool {
 	const unfit = unix.IFA_F_DEPRECATED | unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED
 	return a.Flags&unfit == 0 && a.Scope == int(netlink.SCOPE_UNIVERSE)
+}
+
+// routers returns the routers towards backends, and for equal paths those that the kernel selects.
+func (s *services) routers() (all []router) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, b := range s.backends.byAddr {
+		x := router{b.nic, b.gw}
+		if !b.local && b.gw.IsValid() && !slices.Contains(all, x) {
+			all = append(all, x)
+		}
+	}
+	return all
 }

@@ -42,6 +42,7 @@ type verifier struct {
 	sample   lb.Frontend   // of made
 	clients  madeClients
 	routers  routers
+	detours  detours
 	warned   warnings
 	inbound  map[lb.Frontend]*condition // of what other nodes send here, by frontend for decapsulated packets
 	view     view
@@ -93,7 +94,7 @@ func (v *verifier) changed(found changes) {
 		v.postpone(found, err)
 		return
 	}
-	if found.routes {
+	if found != (changes{}) { // an interface that is set down takes its routes along without notice
 		v.d.services.refreshSources()
 		if err := v.d.tunnels.refresh(); err != nil {
 			v.d.log.Error("addresses of this node not refreshed", "err", err)
@@ -102,6 +103,7 @@ func (v *verifier) changed(found changes) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.queue = v.d.services.held()
+	v.detours.look(start, v.d.services.detours())
 	v.round(found, len(v.queue))
 	v.took = time.Since(start)
 }
@@ -137,6 +139,7 @@ func (v *verifier) round(found changes, n int) {
 	faults := v.repair(found)
 	v.node.observe(strings.Join(faults, "; "), now)
 	v.look()
+	v.detours.call(v.d.services.accept)
 	n = min(n, len(v.queue))
 	next := v.queue[:n]
 	v.queue = v.queue[n:]
@@ -193,7 +196,7 @@ func (v *verifier) look() {
 	v.view = v.d.uplinks.view()
 	v.view.own = v.d.tunnels.addresses()
 	v.clients.choose(v.view)
-	v.routers.look(time.Now(), v.d.gc.recentClients())
+	v.routers.look(time.Now(), v.d.gc.recentClients(), v.d.services.routers)
 	v.failed = map[triedBackend]int{}
 	v.warned.notRun = ""
 }

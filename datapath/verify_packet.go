@@ -2,12 +2,8 @@ package datapath
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
-
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -54,9 +50,9 @@ func (s *services) interfaces() (indexes []int) {
 func (d *Datapath) needed() []int {
 	indexes, reach, finder := d.services.interfaces(), d.o.Reach, &sourceFinder{}
 	if d.o.FollowRoutes {
-		for _, far := range [][]netip.Addr{far4, far6} {
-			if i := slices.IndexFunc(far, behindRouter); i >= 0 {
-				reach = append(slices.Clip(reach), far[i])
+		for _, far := range []farAddrs{far4, far6} {
+			if a, n := widest(far.all()); n > 0 {
+				reach = append(slices.Clip(reach), a)
 			}
 		}
 	}
@@ -191,6 +187,9 @@ func (v *verifier) faultOf(q lb.Question, s subject, x syExplained) string {
 	case !local && from != q.Client.Addr() && from.IsGlobalUnicast() && !v.view.own[from] && !s.direct():
 		return fmt.Sprintf("%s, the source of packets to %s, is no address of this node", from, to)
 	}
+	if fault := v.wayFault(q, x); fault != "" {
+		return fault
+	}
 	return v.replyFault(q, x, local)
 }
 
@@ -211,7 +210,7 @@ func (v *verifier) replyFault(q lb.Question, x syExplained, local bool) string {
 	case local && !v.view.attached[int(x.ReplyIfindex)]:
 		return fmt.Sprintf("replies leave by %s, to which no program is attached", v.view.name(x.ReplyIfindex))
 	}
-	return v.routers.fault(q.Client.Addr())
+	return v.routers.fault(q.Client.Addr(), "of replies")
 }
 
 const forwarded = "forwarded" // REASON_FORWARDED
@@ -224,111 +223,4 @@ func meaning(reason string) string {
 		}
 	}
 	return ""
-}
-
-// madeClients are the sources of made packets.
-type madeClients struct {
-	v4, v6 netip.Addr
-	// far4 and far6: clients behind routers were reachable. If they are no longer, that is a fault, also when hosts on
-	// the links of this node still are.
-	far4, far6 bool
-}
-
-// Addresses behind routers, one of which is routed where there is a route to any client. Nothing is sent to them.
-var (
-	far4 = []netip.Addr{
-		netip.MustParseAddr("11.0.0.1"), netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("10.0.0.1"),
-		netip.MustParseAddr("172.16.0.1"), netip.MustParseAddr("192.168.0.1"),
-	}
-	far6 = []netip.Addr{
-		netip.MustParseAddr("2600::1"), netip.MustParseAddr("2a00::1"), netip.MustParseAddr("2001:db8::1"),
-		netip.MustParseAddr("fd00::1"),
-	}
-)
-
-// choose takes the first address behind a router that is routed, else one on a link of this node.
-func (c *madeClients) choose(v view) {
-	c.v4, c.far4 = chooseClient(far4, c.far4, v)
-	c.v6, c.far6 = chooseClient(far6, c.far6, v)
-}
-
-func chooseClient(far []netip.Addr, hadFar bool, v view) (client netip.Addr, isFar bool) {
-	for _, a := range far {
-		if !v.own[a] && behindRouter(a) {
-			return a, true
-		}
-	}
-	if hadFar {
-		return far[0], true
-	}
-	for _, name := range v.names {
-		if a, ok := neighbourOn(name, far[0].Is4(), v); ok {
-			return a, false
-		}
-	}
-	return far[0], false
-}
-
-// behindRouter reports whether the kernel has a route to a host that is on no link of this one: the network of the
-// servers may have an address that was chosen for a client.
-func behindRouter(to netip.Addr) bool {
-	addrs, err := net.InterfaceAddrs()
-	onLink := err == nil && slices.ContainsFunc(addrs, func(a net.Addr) bool {
-		p, err := netip.ParsePrefix(a.String())
-		return err == nil && p.Contains(to)
-	})
-	return !onLink && routed(to)
-}
-
-// routed reports whether the kernel has a route to another host.
-func routed(to netip.Addr) bool {
-	routes, err := netlink.RouteGet(to.AsSlice())
-	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_UNICAST
-}
-
-// neighbourOn returns an address on the link of an interface.
-func neighbourOn(name string, is4 bool, v view) (netip.Addr, bool) {
-	nic, err := netlink.LinkByName(name)
-	if err != nil {
-		return netip.Addr{}, false
-	}
-	addrs, err := netlink.AddrList(nic, netlink.FAMILY_ALL)
-	if err != nil {
-		return netip.Addr{}, false
-	}
-	for _, a := range addrs {
-		ip, ok := netip.AddrFromSlice(a.IP)
-		ip = ip.Unmap()
-		ones, bits := a.Mask.Size()
-		if !ok || ip.Is4() != is4 || !ip.IsGlobalUnicast() || ones == bits {
-			continue
-		}
-		p := netip.PrefixFrom(ip, ones)
-		for x := p.Masked().Addr().Next(); p.Contains(x); x = x.Next() {
-			if !v.own[x] {
-				return x, routed(x)
-			}
-		}
-	}
-	return netip.Addr{}, false
-}
-
-// of returns the client of made packets to a VIP: one that may use the service. It returns false when none may.
-func (c *madeClients) of(vip netip.Addr, allow []netip.Prefix) (netip.Addr, bool) {
-	client := c.v6
-	if vip.Is4() {
-		client = c.v4
-	}
-	if len(allow) == 0 || contains(allow, client) {
-		return client, true
-	}
-	for _, p := range allow {
-		if p.Addr().Is4() == vip.Is4() {
-			if p.IsSingleIP() {
-				return p.Addr(), true
-			}
-			return p.Masked().Addr().Next(), true
-		}
-	}
-	return client, false
 }

@@ -13,18 +13,18 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// A route says where replies go, not whether anybody is there. The kernel knows whether a router answers ARP or NDP, if
+// A route says where packets go, not whether anybody is there. The kernel knows whether a router answers ARP or NDP, if
 // it is asked. Without this an address could be announced to one router while replies go to another one that is down.
 
 // routersEvery is how often the routers are looked at. The kernel declares one unreachable after three requests, one a
 // second; one that answered before it begins to ask after up to 30 seconds, or five after a packet.
 const routersEvery = time.Second
 
-// routers are the next hops of replies to clients behind routers.
+// routers are the next hops of packets to clients and backends behind routers.
 type routers struct {
 	at     time.Time
 	known  map[router]asked
-	faults map[netip.Addr]string // by client, since at
+	faults map[netip.Addr]string // by client or backend, since at
 }
 
 // asked is what is known of a router. It has failed when it did not answer a request to all hosts: some do not answer
@@ -58,36 +58,39 @@ func nextHops(client netip.Addr) (all []router) {
 	return all
 }
 
-// look reads the states of the routers, also of those to a sample of the clients, and makes the kernel ask them.
-func (r *routers) look(now time.Time, sample []lb.Question) {
+// look reads the states of the routers, also of those to a sample of the clients and those towards backends, and makes
+// the kernel ask them.
+func (r *routers) look(now time.Time, sample []lb.Question, more func() []router) {
 	if now.Sub(r.at) < routersEvery {
 		return
 	}
 	was := r.known
 	*r = routers{at: now, known: map[router]asked{}, faults: map[netip.Addr]string{}}
-	clients := slices.Concat(far4, far6)
+	clients := slices.Concat(far4.all(), far6.all())
 	for _, q := range sample {
 		clients = append(clients, q.Client.Addr())
 	}
+	hops := more()
 	for _, client := range clients {
-		for _, x := range nextHops(client) {
-			if _, seen := r.known[x]; !seen {
-				r.known[x] = x.ask(was[x])
-			}
+		hops = append(hops, nextHops(client)...)
+	}
+	for _, x := range hops {
+		if _, seen := r.known[x]; !seen {
+			r.known[x] = x.ask(was[x])
 		}
 	}
 }
 
-// fault returns why replies to a client do not arrive; "": nothing is known. While one of several routers answers,
-// nothing is wrong with the address.
-func (r *routers) fault(client netip.Addr) string {
-	fault, known := r.faults[client]
+// fault returns why packets to a client or a backend do not arrive; "": nothing is known. While one of several routers
+// answers, nothing is wrong with the address.
+func (r *routers) fault(to netip.Addr, whose string) string {
+	fault, known := r.faults[to]
 	if !known {
-		hops := nextHops(client)
+		hops := nextHops(to)
 		if len(hops) > 0 && !slices.ContainsFunc(hops, func(x router) bool { return !r.known[x].failed }) {
-			fault = fmt.Sprintf("%s, the next hop of replies, does not answer", hops[0].addr)
+			fault = fmt.Sprintf("%s, the next hop %s, does not answer", hops[0].addr, whose)
 		}
-		r.faults[client] = fault
+		r.faults[to] = fault
 	}
 	return fault
 }

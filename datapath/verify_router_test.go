@@ -1,7 +1,9 @@
 package datapath
 
 import (
+	"errors"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -50,30 +52,86 @@ func TestDeadRouter(t *testing.T) {
 }
 
 // The loss of the default route is a fault, also when the network of the servers has an address that could be that of a
-// client.
+// client, on the link or behind a router.
 func TestDefaultRouteIsLost(t *testing.T) {
 	toRouter := &netlink.Route{Dst: prefix("0.0.0.0/0"), Gw: net.ParseIP(v4["router"])}
-	fx, x := verified(t, ModeTC, false, nil, func(fx *fixture) {
-		fx.do(func() error {
-			nic, err := netlink.LinkByName("eth0")
-			if err != nil {
-				return err
+	for _, tt := range []struct {
+		name  string
+		route *netlink.Route
+	}{
+		{"no other route", nil},
+		{"a private network behind a router", &netlink.Route{Dst: prefix("10.0.0.0/8"), Gw: net.ParseIP(v4["b1"])}},
+		{"a public network behind a router", &netlink.Route{Dst: prefix("11.0.0.0/8"), Gw: net.ParseIP(v4["b1"])}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			fx, x := verified(t, ModeTC, false, nil, func(fx *fixture) {
+				fx.do(func() error {
+					nic, err := netlink.LinkByName("eth0")
+					if err != nil {
+						return err
+					}
+					if err := netlink.AddrAdd(nic, &netlink.Addr{IPNet: &net.IPNet{
+						IP: net.IPv4(172, 16, 0, 2), Mask: net.CIDRMask(24, 32),
+					}}); err != nil {
+						return err
+					}
+					if tt.route != nil {
+						err = netlink.RouteAdd(tt.route)
+					}
+					return errors.Join(err, netlink.RouteAdd(toRouter))
+				})
+			})
+			fx.service(lb.TCP, "b1")
+			fx.watch()
+			vip := fx.addr("vip")
+			if f := x.of(vip); f != "" {
+				t.Fatalf("fault %q", f)
 			}
-			if err := netlink.AddrAdd(nic, &netlink.Addr{IPNet: &net.IPNet{
-				IP: net.IPv4(10, 0, 0, 2), Mask: net.CIDRMask(24, 32),
-			}}); err != nil {
-				return err
-			}
-			return netlink.RouteAdd(toRouter)
+			fx.do(func() error { return netlink.RouteDel(toRouter) })
+			labtest.Until(t, 10*time.Second, "it is reported",
+				func() error { return wrong(x.of(vip) == "", "no fault") })
 		})
-	})
-	fx.service(lb.TCP, "b1")
-	fx.watch()
-	vip := fx.addr("vip")
-	if f := x.of(vip); f != "" {
-		t.Fatalf("fault %q", f)
 	}
-	fx.do(func() error { return netlink.RouteDel(toRouter) })
-	labtest.Until(t, 10*time.Second, "it is reported",
-		func() error { return wrong(x.of(vip) == "", "no fault") })
+}
+
+// A table of the Internet replaces the default route, and where clients are in private networks only, none is needed.
+func TestNoDefaultRouteIsNeeded(t *testing.T) {
+	routes := func(names ...string) func(*fixture) {
+		return func(fx *fixture) {
+			for _, n := range names {
+				fx.do(func() error {
+					return netlink.RouteReplace(&netlink.Route{Dst: prefix(n), Gw: net.ParseIP(v4["router"])})
+				})
+			}
+		}
+	}
+	internet := routes("11.0.0.0/8", "52.0.0.0/8", "91.0.0.0/8", "185.0.0.0/8")
+	for name, r := range map[string]struct {
+		before, after func(*fixture)
+		lost          string
+	}{
+		"Internet": {routes("0.0.0.0/0"), internet, "91.0.0.0/8 52.0.0.0/8"},
+		"private":  {routes("10.0.0.0/8"), routes(), "10.0.0.0/8"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fx, x := verified(t, ModeTC, false, nil, r.before)
+			fx.service(lb.TCP, "b1")
+			fx.watch()
+			r.after(fx)
+			if name == "Internet" {
+				fx.do(func() error { return netlink.RouteDel(&netlink.Route{Dst: prefix("0.0.0.0/0")}) })
+			}
+			vip := fx.addr("vip")
+			for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+				if f := x.of(vip); f != "" {
+					t.Fatalf("fault %q", f)
+				}
+			}
+			for _, n := range strings.Fields(r.lost) {
+				fx.do(func() error { return netlink.RouteDel(&netlink.Route{Dst: prefix(n)}) })
+			}
+			labtest.Until(t, 10*time.Second, "the loss is reported",
+				func() error { return wrong(x.of(vip) == "", "no fault") })
+		})
+	}
 }
