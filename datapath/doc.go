@@ -139,9 +139,10 @@
 // # Restart, crash, upgrade
 //
 // Maps and links are pinned under PinPath in a directory named after the schema, so the kernel forwards with or without
-// an agent. Open loads the programs of this binary with the pinned maps, and exchanges each program by an atomic link
-// update. Ids of frontends and backends are read from the maps and do not change. A lock on the directory admits one
-// agent at a time.
+// an agent. The agent holds the links open, too: when pins are removed or hidden by another mount, nothing is detached,
+// and they are pinned again (link.go). Open loads the programs of this binary with the pinned maps, and exchanges each
+// program by an atomic link update. Ids of frontends and backends are read from the maps and do not change. A lock on
+// the directory admits one agent at a time.
 //
 // A first start pins everything in a temporary directory, and publishes it by one rename(2). When Open fails, a first
 // start leaves nothing, and a takeover gives each link the program of the earlier agent back (transaction.go).
@@ -196,11 +197,14 @@
 // replies arrive there. They keep them for ten minutes after the last such route (attach_release.go): a route that
 // comes and goes must not attach and detach programs.
 //
-// A route does not say whether its router is alive. The kernel is asked to find out about those of the default route
-// (verify_router.go). What concerns some packets only is a warning and withdraws nothing (verify_warn.go): clients that
-// have lost their route, packets that other nodes send here and that are not delivered, limits that are reached. Not
-// verified are the filters and queues of an interface by which a packet leaves, and for backends on this node those of
-// netfilter: a made packet does not pass them. Health checks and BGP sessions do.
+// A route does not say whether its router is alive. The kernel is asked to find out about those to clients and backends
+// (verify_router.go). When a router or the default route leads to backends that were on a link, one of them must answer
+// a TCP handshake (verify_detour.go): a default route hides that the right route is lost. For the same reason the made
+// clients are such that no route but the default route has most of them (verify_made.go). What concerns some packets
+// only is a warning and withdraws nothing (verify_warn.go): clients that have lost their route, packets that other
+// nodes send here and that are not delivered, limits that are reached. Not verified are the filters and queues of an
+// interface by which a packet leaves, and for backends on this node those of netfilter: a made packet does not pass
+// them. Health checks and BGP sessions do.
 //
 // The programs use a next hop for at most 250 ms before they ask again (bpf/route.h), whether or not an agent runs.
 package datapath

@@ -12,8 +12,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
-
-	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // flowGC is the garbage collection of flows: it removes flows that are idle for longer than their timeout, and flows
@@ -31,7 +29,7 @@ type flowGC struct {
 	// frontends are those whose flows end, except flows by the method given; 0: all, and the id is released then.
 	frontends map[uint32]syMethod
 	flows     FlowCounts
-	clients   []lb.Question // a sample
+	clients   []sampledClient
 }
 
 // FlowCounts are the flows of the last complete walk, by state.
@@ -162,7 +160,7 @@ func (g *flowGC) collect(ctx context.Context, reset *resetter) {
 			if t.id != syGcTableGC_HALF_OPEN {
 				w.tables[truth(k.proto() != unix.IPPROTO_UDP)]++
 			}
-			w.clients.see(k, f, vip)
+			w.clients.see(t.id, k, f, vip)
 			w.count(f.F.State, f.Backend)
 		}
 	})
@@ -235,7 +233,7 @@ func (g *flowGC) publish(w *flowWalk) {
 		g.log.Error("numbers of flows not written", "err", err)
 	}
 	g.mu.Lock()
-	g.flows, g.clients = w.counts, w.clients.all
+	g.flows, g.clients = w.counts, w.clients.after(g.clients, time.Now())
 	g.mu.Unlock()
 }
 

@@ -4,22 +4,34 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// sampledClients is how many clients the verification looks at.
-const sampledClients = 64
+const (
+	// sampledClients is how many clients the verification looks at.
+	sampledClients = 64
+	// keepClients is how long a client is looked at after its last flow has left the tables.
+	keepClients = 10 * time.Minute
+)
 
-// clientSample is a uniform sample of the clients of established flows (algorithm R, Vitter 1985). A client has proved
-// that replies get to it, so an invented source is in no sample.
-type clientSample struct {
-	seen int
-	all  []lb.Question
+// sampledClient is a client, with the VIP that it used.
+type sampledClient struct {
+	lb.Question
+	seen time.Time // zero: in this walk
 }
 
-func (s *clientSample) see(k syServerKey, f syServerFlow, vip func(uint32) netip.Addr) {
-	if syFlowState(f.F.State) != syFlowStateFLOW_ESTABLISHED {
+// clientSample is a uniform sample of the clients of flows (algorithm R, Vitter 1985). A client has proved that replies
+// get to it, so an invented source is in no sample.
+type clientSample struct {
+	seen int
+	all  []sampledClient
+}
+
+func (s *clientSample) see(t syGcTable, k syServerKey, f syServerFlow, vip func(uint32) netip.Addr) {
+	// The flows of a stream are in that table once the client has acknowledged a number of the server.
+	if t != syGcTableGC_STREAM && syFlowState(f.F.State) != syFlowStateFLOW_ESTABLISHED {
 		return
 	}
 	s.seen++
@@ -29,43 +41,83 @@ func (s *clientSample) see(k syServerKey, f syServerFlow, vip func(uint32) netip
 			return
 		}
 	} else {
-		s.all = append(s.all, lb.Question{})
+		s.all = append(s.all, sampledClient{})
 	}
-	s.all[i] = lb.Question{
+	s.all[i].Question = lb.Question{
 		Client:   netip.AddrPortFrom(fromAddr(f.Client.Client), anyPort),
 		To:       netip.AddrPortFrom(vip(f.Client.Frontend), swap(f.Client.Dport)),
 		Protocol: lb.Protocol(k.proto()),
 	}
 }
 
-// recentClients returns the sample of the last walk.
-func (g *flowGC) recentClients() []lb.Question {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.clients
+// after completes the sample with clients of earlier walks: connections may be short, and seldom.
+func (s *clientSample) after(earlier []sampledClient, now time.Time) []sampledClient {
+	have := map[lb.Question]bool{}
+	for i := range s.all {
+		s.all[i].seen = now
+		have[s.all[i].Question] = true
+	}
+	for _, c := range earlier {
+		if len(s.all) < sampledClients && !have[c.Question] && now.Sub(c.seen) < keepClients {
+			have[c.Question] = true
+			s.all = append(s.all, c)
+		}
+	}
+	return s.all
 }
 
-// lostClients returns which of the clients of a sample would not get a reply, as a text; "": all would.
-func (v *verifier) lostClients(sample []lb.Question) string {
-	lost, first := 0, ""
+// recentClients returns the sample of the last walk.
+func (g *flowGC) recentClients() (all []lb.Question) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, c := range g.clients {
+		all = append(all, c.Question)
+	}
+	return all
+}
+
+// lostClients returns which of the clients of a sample would not get a reply, as a text; "": all would. Those that were
+// lost before are looked at again until they are not, or for keepClients: they are in no later sample.
+func (v *verifier) lostClients(sample []lb.Question, now time.Time) string {
+	was := v.warned.lostSince
+	v.warned.lostSince = map[lb.Question]time.Time{}
+	all := map[lb.Question]time.Time{}
+	for q, since := range was {
+		if now.Sub(since) < keepClients {
+			all[q] = since
+		}
+	}
 	for _, q := range sample {
-		if !q.To.Addr().IsValid() {
-			continue // the frontend was removed
+		if _, ok := all[q]; !ok {
+			all[q] = now
 		}
-		x, ok := v.run(opening(q))
-		if !ok || v.d.actions[x.V.Action] != "forward" {
-			continue
-		}
-		fault := v.replyFault(q, x, x.V.Local == 1)
+	}
+	first, text := netip.Addr{}, ""
+	for q, since := range all {
+		fault := v.clientFault(q)
 		if fault == "" {
 			continue
 		}
-		if lost++; first == "" {
-			first = fmt.Sprintf("%s: %s", q.Client.Addr(), fault)
+		v.warned.lostSince[q] = since
+		if a := q.Client.Addr(); !first.IsValid() || a.Less(first) {
+			first, text = a, fmt.Sprintf("%s: %s", a, fault)
 		}
 	}
-	if lost == 0 {
+	if text == "" {
 		return ""
 	}
-	return fmt.Sprintf("replies do not get to %d of %d sampled clients, such as %s", lost, len(sample), first)
+	return fmt.Sprintf("replies do not get to %d of %d sampled clients, such as %s",
+		len(v.warned.lostSince), len(all), text)
+}
+
+// clientFault returns why a client would not get a reply, though its packets are forwarded; "": it would.
+func (v *verifier) clientFault(q lb.Question) string {
+	if !q.To.Addr().IsValid() {
+		return "" // the frontend was removed
+	}
+	x, ok := v.run(opening(q))
+	if !ok || v.d.actions[x.V.Action] != "forward" {
+		return ""
+	}
+	return v.replyFault(q, x, x.V.Local == 1)
 }

@@ -57,14 +57,16 @@ func TestClientSample(t *testing.T) {
 	vip := func(uint32) netip.Addr { return netip.MustParseAddr("203.0.113.10") }
 	f := syServerFlow{}
 	f.F.State = uint8(syFlowStateFLOW_HALF_OPEN)
-	s.see(syServerKey{}, f, vip)
+	s.see(syGcTableGC_HALF_OPEN, syServerKey{}, f, vip)
+	s.see(syGcTableGC_UDP, syServerKey{}, f, vip)
+	f.F.State = uint8(syFlowStateFLOW_CLOSED)
+	s.see(syGcTableGC_HALF_OPEN, syServerKey{}, f, vip)
 	if len(s.all) != 0 {
-		t.Error("a half-open flow is in the sample")
+		t.Error("a client that has proved nothing is in the sample")
 	}
-	f.F.State = uint8(syFlowStateFLOW_ESTABLISHED)
 	for i := range byte(200) {
 		f.Client.Client = toAddr(netip.AddrFrom4([4]byte{10, 0, 0, i}))
-		s.see(syServerKey{}, f, vip)
+		s.see(syGcTableGC_STREAM, syServerKey{}, f, vip)
 	}
 	late := 0
 	for _, q := range s.all {
@@ -74,6 +76,46 @@ func TestClientSample(t *testing.T) {
 	}
 	if len(s.all) != sampledClients || late < sampledClients/4 {
 		t.Errorf("%d in the sample, %d of them seen late", len(s.all), late)
+	}
+}
+
+// Clients whose connections are short are looked at for a while, and those that are lost for longer.
+func TestClientsOfShortConnections(t *testing.T) {
+	blackhole := &netlink.Route{Dst: prefix(v4["client"] + "/32"), Type: unix.RTN_BLACKHOLE}
+	fx, _ := verified(t, ModeTC, false, nil, func(fx *fixture) {
+		fx.do(func() error { return netlink.RouteAdd(&netlink.Route{Gw: prefix(v4["router"] + "/32").IP}) })
+	})
+	established(fx)
+	fx.collect()
+	fx.reset()
+	fx.service(lb.TCP, "b1")
+	fx.collect()
+	fx.collect()
+	if n := len(fx.d.gc.recentClients()); n != 1 {
+		t.Fatalf("%d clients after the end of the connection", n)
+	}
+	fx.do(func() error { return netlink.RouteAdd(blackhole) })
+	start := time.Now()
+	look := func(at time.Duration, sample []lb.Question) (text string) {
+		fx.do(func() error {
+			v := fx.d.verifier
+			v.mu.Lock()
+			defer v.mu.Unlock()
+			v.look()
+			text = v.lostClients(sample, start.Add(at))
+			return nil
+		})
+		return text
+	}
+	const want = "1 of 1 sampled clients, such as 192.0.2.100: replies are dropped: no_route"
+	if w := look(0, fx.d.gc.recentClients()); !strings.Contains(w, want) {
+		t.Errorf("%q", w)
+	}
+	if w := look(keepClients-1, nil); !strings.Contains(w, want) {
+		t.Errorf("later %q", w)
+	}
+	if w := look(keepClients, nil); w != "" {
+		t.Errorf("at the end %q", w)
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // warnEvery is how often recent clients and capacities are looked at while nothing changes.
@@ -11,12 +13,13 @@ const warnEvery = 5 * time.Second
 
 // warnings are states in which some packets are lost, or in which that is not known. They withdraw no address.
 type warnings struct {
-	at        time.Time // when clients and capacities were looked at
-	lost      condition // replies to recent clients
-	notRun    string    // why made packets could not be run in this round; "": they could
-	blind     condition // made packets cannot be run
-	unpinned  condition // pins cannot be restored
-	notPinned string    // why, in this round
+	at        time.Time                 // when clients and capacities were looked at
+	lost      condition                 // replies to recent clients
+	lostSince map[lb.Question]time.Time // clients without a reply, since when
+	notRun    string                    // why made packets could not be run in this round; "": they could
+	blind     condition                 // made packets cannot be run
+	unpinned  condition                 // pins cannot be restored
+	notPinned string                    // why, in this round
 	drops     map[string]uint64
 	full      []string // capacities that were exhausted before at
 }
@@ -40,7 +43,7 @@ func (v *verifier) warn(found changes, now time.Time) {
 	w := &v.warned
 	due := now.Sub(w.at) >= warnEvery
 	if found.routes || due || w.lost.fault != "" {
-		w.lost.observe(v.lostClients(v.d.gc.recentClients()), now)
+		w.lost.observe(v.lostClients(v.d.gc.recentClients(), now), now)
 	}
 	w.blind.observe(w.notRun, now)
 	w.unpinned.observe(w.notPinned, now)
