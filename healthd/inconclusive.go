@@ -51,7 +51,7 @@ func (o *ownTrouble) record(k lb.CheckKey, cause string) {
 	if time.Since(o.logged) > logInterval {
 		o.logged = time.Now()
 		o.log.Warn("health check inconclusive; the backend keeps its state", "service", k.Service,
-			"backend", k.Backend, "err", cause)
+			"backend", k.BackendName(), "err", cause)
 	}
 }
 

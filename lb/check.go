@@ -49,6 +49,14 @@ type CheckKey struct {
 	Port Port
 }
 
+// BackendName returns the backend for logs: without a port when it serves each port of the service at its own.
+func (k CheckKey) BackendName() string {
+	if k.Backend.Port() == 0 {
+		return k.Backend.Addr().String()
+	}
+	return k.Backend.String()
+}
+
 // keyOf returns the check that decides about port p of b.
 func keyOf(s *Service, b Backend, p Port) CheckKey {
 	k := CheckKey{Service: s.Name, Backend: b.ID()}

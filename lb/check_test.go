@@ -124,3 +124,18 @@ func TestDrainsWith(t *testing.T) {
 		}
 	}
 }
+
+// A backend that serves each port of the service has no port in the log.
+func TestBackendName(t *testing.T) {
+	for _, want := range []string{"10.0.0.2", "10.0.0.2:9000", "2001:db8::2", "[2001:db8::2]:9000"} {
+		b := Backend{}
+		if at, err := netip.ParseAddrPort(want); err == nil {
+			b.Addr, b.Port = at.Addr(), at.Port()
+		} else {
+			b.Addr = netip.MustParseAddr(want)
+		}
+		if got := (CheckKey{Backend: b.ID()}).BackendName(); got != want {
+			t.Errorf("%q; want %q", got, want)
+		}
+	}
+}

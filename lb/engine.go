@@ -248,7 +248,8 @@ func (e *Engine) healthChanged(h Health, at time.Time) {
 		if (h.Key.Port != Port{}) {
 			log = log.With("port", h.Key.Port.Name())
 		}
-		log.Info("backend "+h.State.String(), "service", h.Key.Service, "backend", h.Key.Backend, "reason", h.Reason)
+		log.Info("backend "+h.State.String(), "service", h.Key.Service, "backend", h.Key.BackendName(),
+			"reason", h.Reason)
 	}
 }
 
