@@ -40,6 +40,7 @@ type Info struct {
 	Drained     *lb.Drains `json:"drained,omitempty"`      // nil: nothing is
 	NeedRestart []string   `json:"need_restart,omitempty"` // changed sections that are read at the start only
 	Cluster     *Cluster   `json:"cluster,omitempty"`      // nil: no cluster is configured
+	Waiting     string     `json:"waiting,omitempty"`      // for what the start waits; "": it is done
 	L2          bool       `json:"-"`                      // addresses are announced by ARP and NDP, too
 }
 

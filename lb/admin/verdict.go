@@ -73,6 +73,11 @@ func (i *Info) judge(st lb.Status, peers []lb.PeerStatus, now time.Time) {
 
 // judgeRoutes finds addresses that should be announced and are not, and sessions that are not established.
 func (i *Info) judgeRoutes(st lb.Status, peers []lb.PeerStatus, reason func(string, ...any)) {
+	if i.Waiting != "" {
+		reason("%s", i.Waiting)
+		i.Verdict = Down
+		return
+	}
 	if !st.Settled {
 		reason("starting: the first health checks or the first sync of services is not complete")
 		return

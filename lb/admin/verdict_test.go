@@ -30,6 +30,8 @@ func TestVerdict(t *testing.T) {
 			OK, nil},
 		{"starting", Info{}, lb.Status{Routes: []lb.RouteStatus{down}}, nil, Degraded,
 			[]string{"starting: the first health checks or the first sync of services is not complete"}},
+		{"waiting", Info{Waiting: "waiting for the network"}, lb.Status{}, nil, Down,
+			[]string{"waiting for the network"}},
 		{"some", Info{}, lb.Status{Settled: true, Routes: []lb.RouteStatus{up, down}}, nil, Degraded,
 			[]string{"1 of 2 addresses are not announced: 203.0.113.11: 0 of 1 backends healthy, min_healthy is 1"}},
 		{"none", Info{}, lb.Status{Settled: true, Routes: []lb.RouteStatus{down}}, nil, Down,

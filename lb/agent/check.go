@@ -20,7 +20,7 @@ func Check(configFile string, elsewhere bool) (*config.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return preflight.Load(configFile, startable, links(network, (*config.Report).Errorf),
+	return preflight.Load(configFile, startable((*config.Report).Errorf), links(network, (*config.Report).Errorf),
 		preflight.Taken(network, (*config.Report).Errorf), onLink(network))
 }
 
@@ -31,7 +31,7 @@ func load(configFile string) (*config.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return preflight.Load(configFile, startable, links(network, (*config.Report).Warnf),
+	return preflight.Load(configFile, startable((*config.Report).Warnf), links(network, (*config.Report).Warnf),
 		preflight.Taken(network, (*config.Report).Warnf), onLink(network))
 }
 
@@ -44,20 +44,25 @@ func reload(configFile string) (*config.Config, error) {
 	return preflight.Load(configFile, preflight.Taken(network, (*config.Report).Errorf), onLink(network))
 }
 
-// startable is the rule that refuses what New would refuse.
-func startable(c *config.Config, r *config.Report) {
-	_, err := describe(c, thisHost{})
-	var lack *lackError
-	if errors.As(err, &lack) {
-		r.Errorf(lack.key, lack.hint, "%v", lack.err)
-	}
-	if c.Kubernetes == nil {
-		return
-	}
-	if _, err := restConfig(c.Kubernetes.Kubeconfig); err != nil && c.Kubernetes.Kubeconfig != "" {
-		r.Errorf("kubernetes.kubeconfig", "name the file with the credentials for the API server", "%v", plain(err))
-	} else if err != nil {
-		r.Errorf("kubernetes.kubeconfig", "outside of a pod, name a file", "missing: %v", err)
+// startable is the rule that refuses what New would refuse, and finds what the agent would have to wait for.
+func startable(found fail) config.Rule {
+	return func(c *config.Config, r *config.Report) {
+		_, err := describe(c, thisHost{})
+		var lack *lackError
+		switch {
+		case mayCome(err) && errors.As(err, &lack):
+			found(r, lack.key, lack.hint, "%v", lack.err)
+		case errors.As(err, &lack):
+			r.Errorf(lack.key, lack.hint, "%v", lack.err)
+		}
+		if c.Kubernetes == nil {
+			return
+		}
+		if _, err := restConfig(c.Kubernetes.Kubeconfig); err != nil && c.Kubernetes.Kubeconfig != "" {
+			r.Errorf("kubernetes.kubeconfig", "name the file with the credentials for the API server", "%v", plain(err))
+		} else if err != nil {
+			r.Errorf("kubernetes.kubeconfig", "outside of a pod, name a file", "missing: %v", err)
+		}
 	}
 }
 

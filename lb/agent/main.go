@@ -17,9 +17,20 @@ func Main(ctx context.Context, configFile, version string, w io.Writer) error {
 	}
 	limitGarbage()
 	level := new(slog.LevelVar)
-	a, err := New(Options{
+	return start(ctx, Options{
 		ConfigFile: configFile, Config: cfg, Version: version, Log: newLogger(w, cfg.Log, level), Level: level,
 	})
+}
+
+// start runs an agent as soon as this node has the network that it needs.
+func start(ctx context.Context, o Options) (err error) {
+	if o.Config, err = waitForNetwork(ctx, o); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	a, err := New(o)
 	if err != nil {
 		return err
 	}

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
@@ -35,14 +37,14 @@ func TestMain(m *testing.M) {
 
 // runAgent runs an agent by its Go API, with a state directory of its own.
 func runAgent(ctx context.Context, configFile string) error {
-	a, err := New(Options{
-		ConfigFile: configFile, Version: "test", StateDir: "/run/agent-test",
-		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
-	})
+	cfg, err := load(configFile)
 	if err != nil {
 		return err
 	}
-	return a.Run(ctx)
+	return start(ctx, Options{
+		ConfigFile: configFile, Config: cfg, Version: "test", StateDir: "/run/agent-test",
+		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+	})
 }
 
 // stepTimeout bounds each step of a test. A start takes a second, and more than ten on a busy machine.
@@ -104,6 +106,73 @@ func TestAgentInALab(t *testing.T) {
 		t.Fatal(err)
 	}
 	state("the wrong file is refused", func(i admin.Info) bool { return strings.Contains(i.LoadError, "nonsense") })
+	if err := agent.Terminate(t.Context(), stepTimeout); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Without a default route and without interfaces in the file, the agent waits, says so, and starts when the route is
+// there. A reload can end the wait, too.
+func TestWaitsForTheNetwork(t *testing.T) {
+	labtest.Root(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := labtest.New(t)
+	h, peer := labtest.Host(t, l, "lb"), labtest.Host(t, l, "peer")
+	err = l.Link(lab.End{Host: h, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24")}},
+		lab.End{Host: peer, Name: "eth0"}, lab.LinkOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := lab.AgentConfig{Name: "lb1", Mode: "tc"}
+	agent, err := lab.StartAgent(h, lab.AgentOptions{Binary: self, Config: cfg.TOML()}) // it will not be ready
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := func(what string, want func(admin.Info) bool) {
+		t.Helper()
+		labtest.Until(t, stepTimeout, what, func() error {
+			var i admin.Info
+			err := agent.Get(t.Context(), "/v1/status", &i)
+			if err == nil && !want(i) {
+				err = fmt.Errorf("%+v", i)
+			}
+			return err
+		})
+	}
+	waits := func(i admin.Info) bool {
+		return i.Verdict == admin.Down && strings.Contains(i.Reasons[0], "waiting for the network: find the uplink")
+	}
+	works := func(i admin.Info) bool {
+		return i.Verdict == admin.OK && i.Settled && len(i.Interfaces) == 1 && i.Interfaces[0].Name == "eth0"
+	}
+	state("it waits", waits)
+	err = h.Do(func() error { return netlink.RouteAdd(&netlink.Route{Gw: ip("192.0.2.254").AsSlice()}) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	state("it works with the route", works)
+	if err := agent.Terminate(t.Context(), stepTimeout); err != nil {
+		t.Fatal(err)
+	}
+	err = h.Do(func() error { return netlink.RouteDel(&netlink.Route{Gw: ip("192.0.2.254").AsSlice()}) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := agent.Start(); err != nil {
+		t.Fatal(err)
+	}
+	state("it waits again", waits)
+	cfg.Interfaces = []string{"eth0"}
+	if err := agent.Configure(cfg.TOML()); err != nil {
+		t.Fatal(err)
+	}
+	if err := agent.Reload(); err != nil {
+		t.Fatal(err)
+	}
+	state("it works with the interface of the file", works)
 	if err := agent.Terminate(t.Context(), stepTimeout); err != nil {
 		t.Fatal(err)
 	}

@@ -350,7 +350,7 @@ func TestDefaultInterface(t *testing.T) {
 			return
 		}
 	}
-	if err != nil && err.Error() != "there is no default route" {
+	if err != nil && err.Error() != "there is no default route by an Ethernet interface" {
 		t.Error(err)
 	}
 }

@@ -43,10 +43,22 @@ type host interface {
 type lackError struct {
 	key, hint string // of the configuration
 	err       error
+	mayCome   bool // it may be found later
 }
 
 func lacks(key, hint, format string, args ...any) error {
-	return &lackError{key, hint, fmt.Errorf(format, args...)}
+	return &lackError{key, hint, fmt.Errorf(format, args...), false}
+}
+
+// lacksYet is lacks for what the network of this node may still bring, such as a default route by DHCP.
+func lacksYet(key, hint, format string, args ...any) error {
+	return &lackError{key, hint, fmt.Errorf(format, args...), true}
+}
+
+// mayCome reports whether the network of this node may still bring what is missing.
+func mayCome(err error) bool {
+	var lack *lackError
+	return errors.As(err, &lack) && lack.mayCome
 }
 
 func (e *lackError) Error() string { return e.err.Error() + "; " + e.hint }
@@ -66,7 +78,7 @@ func describe(cfg *config.Config, h host) (node, error) {
 	if len(n.interfaces) == 0 {
 		name, err := h.defaultInterface()
 		if err != nil {
-			return node{}, lacks("datapath.interfaces", "set datapath.interfaces", "find the uplink: %w", err)
+			return node{}, lacksYet("datapath.interfaces", "set datapath.interfaces", "find the uplink: %w", err)
 		}
 		n.interfaces = []string{name}
 	}
@@ -88,7 +100,7 @@ func describe(cfg *config.Config, h host) (node, error) {
 		n.routerID = n.address4
 	}
 	if cfg.BGP != nil && !n.routerID.IsValid() {
-		return node{}, lacks("node.router_id", "set node.router_id",
+		return node{}, lacksYet("node.router_id", "set node.router_id",
 			"interface %s has no IPv4 address to use as BGP identifier", n.interfaces[0])
 	}
 	return n, nil

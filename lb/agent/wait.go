@@ -1,0 +1,139 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/systemd"
+)
+
+// waitInterval is how often the network is looked at while the agent waits for it.
+const waitInterval = 500 * time.Millisecond
+
+// waiting is the agent before this node has the network that the configuration leaves to be found: a default route, or
+// an IPv4 address. It answers the API, and what an earlier agent left in the kernel goes on.
+type waiting struct {
+	log  *slog.Logger
+	file string
+
+	mu   sync.Mutex // guards all below
+	cfg  *config.Config
+	lack error
+}
+
+// waitForNetwork returns the configuration, maybe of a later reload, when the network that it needs is there. It fails
+// when ctx ends.
+func waitForNetwork(ctx context.Context, o Options) (*config.Config, error) {
+	w := &waiting{log: o.Log, file: o.ConfigFile, cfg: o.Config}
+	if w.ready() {
+		return w.cfg, nil
+	}
+	w.log.Error("waiting for the network", "err", w.lack)
+	notifier := systemd.New(o.Log)
+	notifier.Ready() // a start that takes longer than TimeoutStartSec would be ended
+	notifier.Status("waiting for the network: " + w.lack.Error())
+	up, stop := context.WithCancel(ctx)
+	defer stop()
+	g, up := errgroup.WithContext(up)
+	g.Go(func() error { return w.serve(up, o) })
+	g.Go(func() error { return notifier.Run(up, func() error { return nil }) })
+	g.Go(func() error { w.reloadOnSignal(up); return nil })
+	tick := time.NewTicker(waitInterval)
+	defer tick.Stop()
+	for ctx.Err() == nil && !w.ready() {
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+	}
+	stop()
+	if err := errors.Join(ctx.Err(), g.Wait()); err != nil {
+		return nil, err
+	}
+	w.log.Info("the network is there")
+	notifier.Status("")
+	return w.cfg, nil
+}
+
+// ready reports whether nothing is missing that may come later. What is wrong otherwise, New reports.
+func (w *waiting) ready() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_, err := describe(w.cfg, thisHost{})
+	if !mayCome(err) {
+		return true
+	}
+	w.lack = err
+	return false
+}
+
+// serve answers the API.
+func (w *waiting) serve(ctx context.Context, o Options) error {
+	c, problems, started := o.Config, newProblems(w.log), time.Now()
+	return admin.New(admin.Options{
+		Socket: c.Admin.Socket, Listen: c.Admin.Listen, Hosts: c.Admin.Hosts, Problem: problems.set,
+		Status: func(context.Context) (lb.Status, error) { return lb.Status{}, nil },
+		Peers:  func() []lb.PeerStatus { return nil },
+		Flows: func(context.Context, lb.FlowFilter) ([]lb.FlowStatus, bool, error) {
+			return nil, false, w.missing()
+		},
+		Explain: func(lb.Question) (lb.Explanation, error) { return lb.Explanation{}, w.missing() },
+		Drain:   func(context.Context, string, bool) (lb.Drains, error) { return lb.Drains{}, w.missing() },
+		Reload:  w.reload,
+		Info: func() admin.Info {
+			return admin.Info{
+				Node: c.Node.Name, Version: o.Version, Started: started, Config: w.file, Loaded: started,
+				Waiting: w.missing().Error(), Problems: problems.list(),
+			}
+		},
+		Metrics: http.NotFoundHandler(), Log: component(w.log, "admin"),
+	}).Run(ctx)
+}
+
+// missing returns what the agent waits for.
+func (w *waiting) missing() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return fmt.Errorf("waiting for the network: %w", w.lack)
+}
+
+// reload reads the file again: it may name what is not found.
+func (w *waiting) reload() (admin.Reloaded, error) {
+	c, err := load(w.file)
+	if err != nil {
+		return admin.Reloaded{}, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.cfg = c
+	return admin.Reloaded{Config: w.file, Loaded: time.Now(), Warnings: c.Warnings}, nil
+}
+
+func (w *waiting) reloadOnSignal(ctx context.Context) {
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-hup:
+			if _, err := w.reload(); err != nil {
+				w.log.Error("configuration rejected", "err", err)
+			}
+		}
+	}
+}
