@@ -117,6 +117,7 @@ type BFD struct {
 	Interval   time.Duration // between packets in both directions
 	Multiplier int           // packets that may be missing, 1 to 255
 	Multihop   bool          // RFC 5883
+	MinTTL     int           // with Multihop: the lowest TTL of received packets; 0: any
 }
 
 // Enabled reports whether the peer is monitored.

@@ -86,7 +86,7 @@ func (d *decoder) peer(t *table, asn uint32, seen map[netip.Addr]string) Peer {
 		p.Source = d.source(i, p.Address)
 	}
 	p.GracefulRestart = t.boolean("graceful_restart", p.GracefulRestart)
-	p.BFD = t.bfd(p.Multihop > 0)
+	p.BFD = t.bfd(p.Multihop)
 	p.NodeSelector = t.selector("node_selector")
 	p.Attributes = t.attributes()
 	p.Prepend = integer(t, "prepend", p.Prepend, 0, 10)
@@ -109,8 +109,8 @@ func (t *table) attributes() Attributes {
 	return a
 }
 
-// bfd is true, false, or a table.
-func (t *table) bfd(multihop bool) BFD {
+// bfd is true, false, or a table. hops is the greatest distance of the peer; 0: it is not known, or one.
+func (t *table) bfd(hops int) BFD {
 	i, ok := t.get("bfd")
 	values, isTable := i.value.(map[string]any)
 	on, isBool := i.value.(bool)
@@ -128,7 +128,18 @@ func (t *table) bfd(multihop bool) BFD {
 	b := BFD{
 		Interval:   sub.duration("interval", 100*time.Millisecond, 10*time.Millisecond, time.Minute),
 		Multiplier: integer(sub, "multiplier", 3, 1, 255),
-		Multihop:   sub.boolean("multihop", multihop),
+		Multihop:   sub.boolean("multihop", hops > 0),
+	}
+	if b.Multihop {
+		lowest := 0
+		if hops > 0 {
+			lowest = 256 - hops // the first of the hops does not reduce it
+		}
+		b.MinTTL = integer(sub, "min_ttl", lowest, 0, 255)
+	} else if sub.has("min_ttl") {
+		integer(sub, "min_ttl", 0, 0, 255)
+		sub.at("min_ttl").errorf("leave it out, or add multihop = true",
+			"has no effect over one hop, where packets must have a TTL of 255")
 	}
 	sub.done()
 	return b

@@ -10,8 +10,9 @@
 //   - Asynchronous mode only. Demand mode is not requested; when the neighbour requests it, this node sends no periodic
 //     packets while both sides are up (section 6.8.7) and answers polls. Echo packets are refused: the required minimum
 //     echo receive interval is 0.
-//   - Packets over one hop must arrive with a TTL of 255 (RFC 5881, section 5), so nobody beyond the link can forge
-//     them. Authentication is not offered; packets that have it are discarded.
+//   - Packets over one hop must arrive with a TTL of 255 (RFC 5881, section 5), by the interface that leads to the
+//     neighbour (section 3), so nobody beyond the link can forge them. Over several hops the TTL must be that of the
+//     neighbour's distance (Neighbor.MinTTL). Authentication is not offered; packets that have it are discarded.
 //   - A planned end sends AdminDown. The neighbour must not take that for a failure (RFC 5882, section 3.2), so routes
 //     are left to BGP.
 //   - The C bit is 0: the agent sends the packets, and not the datapath, so the session fails when the agent is killed

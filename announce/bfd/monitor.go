@@ -20,6 +20,7 @@ type Neighbor struct {
 	Addr       netip.Addr // with a zone when it is link-local
 	Source     netip.Addr // of the family of Addr; zero: the kernel chooses
 	Multihop   bool
+	MinTTL     uint8         // with Multihop: the lowest TTL of packets from the neighbor; 0: any
 	Interval   time.Duration // between packets in both directions, at least 10 ms
 	Multiplier uint8         // packets that may be missing, at least 1
 }
@@ -32,6 +33,7 @@ type Status struct {
 	RemoteDiag Diag      // why the neighbor says that it is
 	Since      time.Time // of the last change of State
 	Problem    string    // why packets cannot be sent; "": they can
+	Discarded  string    // why the last packet from the address of the neighbor was discarded; "": it was not
 }
 
 // Options configures a Monitor.
@@ -58,9 +60,12 @@ type session struct {
 	*machine
 	since      time.Time
 	problem    string
+	discarded  string
 	socket     int           // -1: none
 	sent, send time.Time     // the last and the next periodic packet
 	tx         time.Duration // the interval that send is based on
+	ifindex    int           // of the interface that leads to the neighbor, as of lookedUp; 0: none
+	lookedUp   time.Time
 }
 
 // New returns a Monitor without neighbors. It opens no socket to the network.
@@ -124,6 +129,7 @@ func (m *Monitor) Discarded() map[string]uint64 {
 func (s *session) status() Status {
 	return Status{
 		Neighbor: s.Addr, State: s.state, Diag: s.diag, RemoteDiag: s.remoteDiag, Since: s.since, Problem: s.problem,
+		Discarded: s.discarded,
 	}
 }
 
@@ -225,18 +231,38 @@ func (m *Monitor) changed(s *session) {
 // receive applies a packet to its session (RFC 5880, section 6.8.6). While that is up, a packet without our
 // discriminator is discarded, because everybody can send it: that a neighbor has restarted is then known after the
 // detection time.
-func (m *Monitor) receive(p Packet, from netip.Addr, multihop bool) (reason string) {
+func (m *Monitor) receive(d datagram) (reason string) {
+	reason = "no session"
 	for _, s := range m.sessions {
-		if s.Addr != from || s.Multihop != multihop || p.YourDiscriminator != 0 && p.YourDiscriminator != s.local {
+		if s.Addr.WithZone("") != d.from || s.Multihop != d.multihop {
 			continue
 		}
-		if p.YourDiscriminator == 0 && s.state == Up {
-			return "no discriminator while up"
+		if reason = s.refuse(&d); reason != "" {
+			s.discarded = reason
+			continue
 		}
-		if s.machine.receive(p, time.Now()) {
+		s.discarded = ""
+		if s.machine.receive(d.Packet, time.Now()) {
 			s.transmit(s.packet(true))
 		}
 		return ""
 	}
-	return "no session"
+	return reason
+}
+
+// refuse returns why a packet from the address of the neighbor is not of this session; "": it is.
+func (s *session) refuse(d *datagram) string {
+	switch {
+	case !s.Multihop && d.ttl != maxTTL:
+		return "TTL below 255"
+	case s.Multihop && d.ttl < int(s.MinTTL):
+		return "TTL below min_ttl"
+	case !s.Multihop && !s.arrivesBy(d.ifindex):
+		return "not from the interface of the neighbor"
+	case d.YourDiscriminator == 0 && s.state == Up:
+		return "no discriminator while up"
+	case d.YourDiscriminator != 0 && d.YourDiscriminator != s.local:
+		return "no session"
+	}
+	return ""
 }

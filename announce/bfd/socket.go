@@ -1,6 +1,7 @@
 package bfd
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -46,7 +47,8 @@ func listen() (open []listener, err error) {
 	return open, nil
 }
 
-// bound returns a socket that is bound to an address, or to all of the family, and reports the TTL of what it receives.
+// bound returns a socket that is bound to an address, or to all of the family, and reports the TTL and the interface of
+// what it receives.
 func bound(family int, addr netip.Addr, port int) (fd int, err error) {
 	fd, err = unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -54,6 +56,7 @@ func bound(family int, addr netip.Addr, port int) (fd int, err error) {
 	}
 	options := []struct{ level, name, value int }{
 		{unix.IPPROTO_IP, unix.IP_RECVTTL, 1},
+		{unix.IPPROTO_IP, unix.IP_PKTINFO, 1},
 		{unix.IPPROTO_IP, unix.IP_TTL, maxTTL},
 		{unix.IPPROTO_IP, unix.IP_TOS, trafficClass},
 	}
@@ -61,6 +64,7 @@ func bound(family int, addr netip.Addr, port int) (fd int, err error) {
 		options = []struct{ level, name, value int }{
 			{unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1},
 			{unix.IPPROTO_IPV6, unix.IPV6_RECVHOPLIMIT, 1},
+			{unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1},
 			{unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, maxTTL},
 			{unix.IPPROTO_IPV6, unix.IPV6_TCLASS, trafficClass},
 		}
@@ -110,10 +114,18 @@ func zoneID(zone string) uint32 {
 	return 0
 }
 
+// datagram is a received packet, with where it came from.
+type datagram struct {
+	Packet
+	from     netip.Addr // without a zone
+	ttl      int
+	ifindex  int // of the interface by which it arrived
+	multihop bool
+}
+
 // drain passes the packets that have arrived to receive, and the reasons to ignore a packet to discard.
-func (l listener) drain(receive func(Packet, netip.Addr, bool) string, discard func(string)) {
-	var data [128]byte
-	var control [64]byte
+func (l listener) drain(receive func(datagram) string, discard func(string)) {
+	var data, control [128]byte
 	for range maxDrain {
 		n, cn, _, from, err := unix.Recvmsg(l.fd, data[:], control[:], 0)
 		if errors.Is(err, unix.EAGAIN) {
@@ -123,52 +135,52 @@ func (l listener) drain(receive func(Packet, netip.Addr, bool) string, discard f
 			discard("receive error")
 			return
 		}
-		if ttl := receivedTTL(control[:cn]); !l.multihop && ttl != maxTTL {
-			discard("TTL below 255")
-			continue
-		}
 		p, err := Parse(data[:n])
 		if err != nil {
 			discard("malformed")
 			continue
 		}
-		if reason := receive(p, sender(from), l.multihop); reason != "" {
+		d := datagram{Packet: p, from: sender(from), multihop: l.multihop}
+		d.ttl, d.ifindex = arrival(control[:cn])
+		if reason := receive(d); reason != "" {
 			discard(reason)
 		}
 	}
 }
 
-// sender returns an address with the name of its interface as zone when it is link-local.
 func sender(sa unix.Sockaddr) netip.Addr {
 	switch sa := sa.(type) {
 	case *unix.SockaddrInet4:
 		return netip.AddrFrom4(sa.Addr)
 	case *unix.SockaddrInet6:
-		a := netip.AddrFrom16(sa.Addr)
-		if sa.ZoneId == 0 {
-			return a
-		}
-		if ifi, err := net.InterfaceByIndex(int(sa.ZoneId)); err == nil {
-			return a.WithZone(ifi.Name)
-		}
+		return netip.AddrFrom16(sa.Addr)
 	}
 	return netip.Addr{}
 }
 
-// receivedTTL returns 0 when the control message is missing.
-func receivedTTL(control []byte) int {
+// arrival returns the TTL of a packet and the interface by which it arrived; 0 when the control message is missing.
+func arrival(control []byte) (ttl, ifindex int) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {
-		return 0
+		return 0, 0
 	}
 	for _, m := range messages {
-		v4 := m.Header.Level == unix.IPPROTO_IP && m.Header.Type == unix.IP_TTL
-		v6 := m.Header.Level == unix.IPPROTO_IPV6 && m.Header.Type == unix.IPV6_HOPLIMIT
-		if (v4 || v6) && len(m.Data) > 0 {
-			return int(m.Data[0]) // an int of the host, little endian on all supported platforms
+		number := func(offset int) int {
+			if len(m.Data) < offset+4 {
+				return 0
+			}
+			return int(int32(binary.NativeEndian.Uint32(m.Data[offset:])))
+		}
+		switch [2]int{int(m.Header.Level), int(m.Header.Type)} {
+		case [2]int{unix.IPPROTO_IP, unix.IP_TTL}, [2]int{unix.IPPROTO_IPV6, unix.IPV6_HOPLIMIT}:
+			ttl = number(0)
+		case [2]int{unix.IPPROTO_IP, unix.IP_PKTINFO}: // struct in_pktinfo begins with the index
+			ifindex = number(0)
+		case [2]int{unix.IPPROTO_IPV6, unix.IPV6_PKTINFO}: // struct in6_pktinfo: the index follows the address
+			ifindex = number(16)
 		}
 	}
-	return 0
+	return ttl, ifindex
 }
 
 // transmit sends a packet. A failure is a problem of the session until a packet was sent.

@@ -18,7 +18,7 @@ func (o *Options) neighbors() (list []bfd.Neighbor) {
 		if p.BFD.Interval > 0 {
 			list = append(list, bfd.Neighbor{
 				Addr: p.Address, Source: p.Source, Multihop: p.BFD.Multihop,
-				Interval: p.BFD.Interval, Multiplier: p.BFD.Multiplier,
+				MinTTL: p.BFD.MinTTL, Interval: p.BFD.Interval, Multiplier: p.BFD.Multiplier,
 			})
 		}
 	}
@@ -83,6 +83,8 @@ func (s *Speaker) bfdStates() map[netip.Addr]string {
 			text += ": " + s.bfdError
 		case st.Problem != "":
 			text += ": " + st.Problem
+		case st.State != bfd.Up && st.Discarded != "":
+			text += ": packets of the peer are discarded: " + st.Discarded
 		case st.State != bfd.Up && st.RemoteDiag == bfd.DiagAdminDown:
 			text += ": the peer has disabled it"
 		case st.State != bfd.Up && st.Diag != bfd.DiagNone:

@@ -99,6 +99,7 @@ type BFD struct {
 	Interval   time.Duration
 	Multiplier uint8
 	Multihop   bool
+	MinTTL     uint8 // with Multihop: the lowest TTL of packets of the peer; 0: any
 }
 
 const (

@@ -1,0 +1,36 @@
+package bfd
+
+import (
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+// lookupInterval is the least time between two lookups of the interface of a session. A packet from another interface
+// causes one, because the route may have changed; a flood of them must cost little.
+const lookupInterval = 100 * time.Millisecond
+
+// arrivesBy reports whether this is the interface that leads to the neighbor: over one hop, a session is bound to it
+// (RFC 5881, section 3), so that nobody on another link can send packets of this session.
+func (s *session) arrivesBy(ifindex int) bool {
+	if now := time.Now(); ifindex != s.ifindex && now.Sub(s.lookedUp) >= lookupInterval {
+		s.ifindex, s.lookedUp = s.lookup(), now
+	}
+	return ifindex != 0 && ifindex == s.ifindex
+}
+
+// lookup returns the index of the interface that leads to the neighbor; 0: none does.
+func (s *session) lookup() int {
+	if zone := s.Addr.Zone(); zone != "" {
+		return int(zoneID(zone))
+	}
+	o := netlink.RouteGetOptions{}
+	if s.Source.IsValid() {
+		o.SrcAddr = s.Source.AsSlice() // rules may depend on it
+	}
+	routes, err := netlink.RouteGetWithOptions(s.Addr.AsSlice(), &o)
+	if err != nil || len(routes) == 0 {
+		return 0
+	}
+	return routes[0].LinkIndex
+}
