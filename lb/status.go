@@ -111,6 +111,21 @@ type PeerError struct {
 	Text string    `json:"text"`
 }
 
+// SentRoute is a route as it was last written to a BGP neighbour in the present session. What an UPDATE did not have is
+// empty.
+type SentRoute struct {
+	Prefix              netip.Prefix `json:"prefix"`
+	NextHop             netip.Addr   `json:"next_hop"`
+	ASPath              []uint32     `json:"as_path"`
+	MED                 *uint32      `json:"med,omitempty"`
+	LocalPref           *uint32      `json:"local_pref,omitempty"`
+	Communities         []string     `json:"communities,omitempty"`
+	LargeCommunities    []string     `json:"large_communities,omitempty"`
+	ExtendedCommunities []string     `json:"extended_communities,omitempty"` // but the link bandwidth
+	Bandwidth           float64      `json:"bandwidth,omitempty"`            // of the link, in bytes per second
+	At                  time.Time    `json:"at"`
+}
+
 // statusChunk is how many services or routes one query of Status reads: what changes meanwhile waits for about a
 // millisecond.
 const statusChunk = 100

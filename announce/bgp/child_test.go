@@ -53,11 +53,13 @@ func TestMain(m *testing.M) {
 type request struct {
 	Configure *bgp.Options
 	Set       []lb.Announcement
+	Sent      netip.Addr // whose routes to list
 }
 
 type response struct {
 	Err   string
 	Peers []lb.PeerStatus
+	Sent  []lb.SentRoute
 }
 
 // runChild is the speaker process. Like the agent it withdraws everything on SIGTERM and then ends.
@@ -115,6 +117,9 @@ func serveChild(s *bgp.Speaker, c net.Conn) {
 		}
 	}
 	a.Peers = s.Peers()
+	if q.Sent.IsValid() {
+		a.Sent, _ = s.Sent(q.Sent)
+	}
 	_ = json.NewEncoder(c).Encode(a)
 }
 

@@ -3,7 +3,9 @@ package bgp
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
 )
@@ -18,9 +20,16 @@ type withdrawalTracker struct {
 
 // ribOut is the Adj-RIB-Out of a session (RFC 4271, section 3.2), as it was written.
 type ribOut struct {
-	routes  map[netip.Prefix]struct{}
+	routes  map[netip.Prefix]*written
 	pending map[netip.Prefix]struct{}    // withdrawals that are not written
 	carries func(family netip.Addr) bool // whether routes of that family are sent
+}
+
+// written is an UPDATE, without its routes.
+type written struct {
+	attributes []byte
+	nextHop    netip.Addr
+	at         time.Time
 }
 
 func newWithdrawalTracker() *withdrawalTracker {
@@ -33,7 +42,7 @@ func (w *withdrawalTracker) peerUp(peer netip.Addr, carries func(netip.Addr) boo
 	defer w.mu.Unlock()
 	r := w.peers[peer]
 	if r == nil {
-		r = &ribOut{routes: map[netip.Prefix]struct{}{}, pending: map[netip.Prefix]struct{}{}}
+		r = &ribOut{routes: map[netip.Prefix]*written{}, pending: map[netip.Prefix]struct{}{}}
 		w.peers[peer] = r
 	}
 	r.carries = carries
@@ -74,8 +83,11 @@ func (w *withdrawalTracker) sent(peer netip.Addr, u *guard.Update) {
 		delete(r.routes, p)
 		delete(r.pending, p)
 	}
-	for _, p := range u.Announced {
-		r.routes[p] = struct{}{}
+	if len(u.Announced) > 0 {
+		with := &written{slices.Clone(u.Attributes), u.NextHop, time.Now()}
+		for _, p := range u.Announced {
+			r.routes[p] = with
+		}
 	}
 	if u.EndOfRIB4 || u.EndOfRIB6 {
 		for p := range r.pending {

@@ -5,9 +5,11 @@ import (
 	"embed"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
@@ -76,7 +78,9 @@ type Options struct {
 	Problem func(part string, err error)
 	Status  func(context.Context) (lb.Status, error)
 	Peers   func() []lb.PeerStatus
-	Flows   func(context.Context, lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error)
+	// Sent returns the routes that a BGP peer has; false: there is no such peer.
+	Sent  func(peer netip.Addr) ([]lb.SentRoute, bool)
+	Flows func(context.Context, lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error)
 	// Explain returns what the datapath would do with a packet.
 	Explain func(lb.Question) (lb.Explanation, error)
 	// Drain drains or undrains a service, "" the node. It returns all drains.
@@ -115,7 +119,7 @@ func (s *Server) Handler(writable bool) http.Handler {
 	mux.HandleFunc("GET /v1/status", s.respond(func(st lb.Status) any { return s.info(st) }))
 	mux.HandleFunc("GET /v1/services", s.respond(func(st lb.Status) any { return st.Services }))
 	mux.HandleFunc("GET /v1/backends", s.respond(func(st lb.Status) any { return st.Backends }))
-	mux.HandleFunc("GET /v1/routes", s.respond(func(st lb.Status) any { return st.Routes }))
+	mux.HandleFunc("GET /v1/routes", s.routes)
 	mux.HandleFunc("GET /v1/peers", s.respond(func(lb.Status) any { return s.peers() }))
 	most := flowLimit
 	if writable {
@@ -147,6 +151,28 @@ func (s *Server) respond(f func(lb.Status) any) http.HandlerFunc {
 		}
 		write(w, http.StatusOK, f(st))
 	}
+}
+
+// routes lists the addresses, or with ?peer= the routes that a BGP peer has.
+func (s *Server) routes(w http.ResponseWriter, r *http.Request) {
+	if !r.URL.Query().Has("peer") {
+		s.respond(func(st lb.Status) any { return st.Routes })(w, r)
+		return
+	}
+	peer, err := netip.ParseAddr(r.URL.Query().Get("peer"))
+	if err != nil {
+		writeError(w, http.StatusBadRequest, fmt.Errorf("peer %q: want an address", r.URL.Query().Get("peer")))
+		return
+	}
+	list, ok := s.o.Sent(peer)
+	if !ok {
+		writeError(w, http.StatusNotFound, fmt.Errorf("there is no BGP peer %v", peer))
+		return
+	}
+	if list == nil {
+		list = []lb.SentRoute{}
+	}
+	write(w, http.StatusOK, list)
 }
 
 func write(w http.ResponseWriter, status int, v any) {

@@ -48,6 +48,13 @@ func options(t *testing.T) Options {
 		Peers: func() []lb.PeerStatus {
 			return []lb.PeerStatus{{Peer: netip.MustParseAddr("192.0.2.1"), State: "established"}}
 		},
+		Sent: func(peer netip.Addr) ([]lb.SentRoute, bool) {
+			med := uint32(0)
+			return []lb.SentRoute{{
+				Prefix: netip.PrefixFrom(vip, 32), NextHop: netip.MustParseAddr("192.0.2.2"), ASPath: []uint32{64512},
+				MED: &med, Communities: []string{"no-export"}, Bandwidth: 125e6,
+			}}, peer == netip.MustParseAddr("192.0.2.1")
+		},
 		Flows: func(_ context.Context, want lb.FlowFilter) ([]lb.FlowStatus, bool, error) {
 			if want != (lb.FlowFilter{Service: "web", Port: 80, Limit: flowLimit}) {
 				return nil, false, fmt.Errorf("asked for %+v", want)
@@ -88,6 +95,10 @@ func TestAPI(t *testing.T) {
 		{"/v1/backends", 200, `[{"service":"web","address":"10.0.0.1","port":8080,"weight":1,"state":"healthy"}]`},
 		{"/v1/routes", 200, `[{"address":"203.0.113.10","services":["web"],"announced":true,"state":"announced"}]`},
 		{"/v1/peers", 200, `[{"peer":"192.0.2.1","asn":0,"state":"established","routes":0}]`},
+		{"/v1/routes?peer=192.0.2.1", 200, `[{"prefix":"203.0.113.10/32","next_hop":"192.0.2.2","as_path":[64512],
+			"med":0,"communities":["no-export"],"bandwidth":125000000,"at":"0001-01-01T00:00:00Z"}]`},
+		{"/v1/routes?peer=192.0.2.9", 404, `{"error":"there is no BGP peer 192.0.2.9"}`},
+		{"/v1/routes?peer=", 400, `{"error":"peer \"\": want an address"}`},
 		{"/v1/flows?service=web&port=80", 200, `{"flows":[{"service":"web","client":"198.51.100.11:40000",
 			"address":"203.0.113.10","port":80,"protocol":"tcp","backend":"10.0.0.1:8080","forward":"nat",
 			"state":"closing","idle_seconds":1.5}],"more":true}`},

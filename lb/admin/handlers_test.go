@@ -59,7 +59,10 @@ func TestEmptyLists(t *testing.T) {
 	o := options(t)
 	o.Peers = func() []lb.PeerStatus { return nil }
 	o.Flows = func(context.Context, lb.FlowFilter) ([]lb.FlowStatus, bool, error) { return nil, false, nil }
-	for path, want := range map[string]string{"/v1/peers": "[]", "/v1/flows": `{"flows":[],"more":false}`} {
+	o.Sent = func(netip.Addr) ([]lb.SentRoute, bool) { return nil, true }
+	for path, want := range map[string]string{
+		"/v1/peers": "[]", "/v1/routes?peer=192.0.2.1": "[]", "/v1/flows": `{"flows":[],"more":false}`,
+	} {
 		if code, body := get(t, o, path); code != 200 || body != want {
 			t.Errorf("%s: %d %s; want %s", path, code, body, want)
 		}

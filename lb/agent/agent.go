@@ -221,7 +221,7 @@ func (a *Agent) connect(
 		Socket: o.Config.Admin.Socket, Listen: o.Config.Admin.Listen,
 		Hosts:   append([]string{facts.name}, o.Config.Admin.Hosts...),
 		Problem: a.problems.set,
-		Status:  status, Peers: announcers.peers, Flows: dp.Flows, Explain: dp.Explain,
+		Status:  status, Peers: announcers.peers, Sent: announcers.sent, Flows: dp.Flows, Explain: dp.Explain,
 		Drain: drains.set, Reload: a.reloader.reload, Info: info.info,
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}),
 		Log:     component(o.Log, "admin"),

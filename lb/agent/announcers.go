@@ -21,6 +21,7 @@ import (
 type announcers struct {
 	all   lb.Announcer
 	peers func() []lb.PeerStatus // BGP neighbours
+	sent  func(peer netip.Addr) ([]lb.SentRoute, bool)
 	// problems returns what does not work besides sessions.
 	problems func() []string
 	// notReceived returns why nobody receives a route that is announced; "": somebody does.
@@ -41,6 +42,7 @@ func newAnnouncers(
 	byKind := map[lb.AnnouncerKind]lb.Announcer{}
 	out := announcers{
 		peers: func() []lb.PeerStatus { return nil }, problems: func() []string { return nil },
+		sent:      func(netip.Addr) ([]lb.SentRoute, bool) { return nil, false },
 		conflicts: conflicts{bgp: cfg.BGP != nil},
 	}
 	if cfg.BGP != nil {
@@ -50,6 +52,7 @@ func newAnnouncers(
 		}
 		registry.MustRegister(speaker)
 		byKind[lb.AnnounceBGP], out.peers, out.problems = speaker, speaker.Peers, speaker.Problems
+		out.sent = speaker.Sent
 		out.configure = func(c *config.Config) error {
 			ctx, cancel := context.WithTimeout(context.Background(), configureTimeout)
 			defer cancel()

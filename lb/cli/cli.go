@@ -134,7 +134,7 @@ func commands(e *env) []*ucli.Command {
 		e.status(),
 		e.list("services", "frontends and whether they are announced", "/v1/services", servicesTable),
 		e.list("backends", "backends and the results of their checks", "/v1/backends", backendsTable),
-		e.list("routes", "addresses and whether they are announced", "/v1/routes", routesTable),
+		e.routes(),
 		e.list("peers", "BGP neighbours", "/v1/peers", peersTable),
 		e.flows(),
 		e.explain(),

@@ -28,6 +28,14 @@ func serveReload(t *testing.T, st lb.Status, reload func() (admin.Reloaded, erro
 			p := lb.PeerStatus{Peer: addr("192.0.2.1"), ASN: 64500, State: "active", LastError: "connection refused"}
 			return []lb.PeerStatus{p}
 		},
+		Sent: func(peer netip.Addr) ([]lb.SentRoute, bool) {
+			med := uint32(0)
+			return []lb.SentRoute{{
+				Prefix: netip.MustParsePrefix("203.0.113.10/32"), NextHop: addr("192.0.2.2"),
+				ASPath: []uint32{64512, 64512}, MED: &med, Communities: []string{"no-export"},
+				LargeCommunities: []string{"64512:1:2"}, Bandwidth: 375e6,
+			}}, peer == addr("192.0.2.1")
+		},
 		Drain: func(_ context.Context, service string, on bool) (lb.Drains, error) {
 			return lb.Drains{}.With(service, on), nil
 		},

@@ -8,6 +8,8 @@ import (
 	"io"
 	"net/netip"
 	"net/url"
+	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -135,6 +137,25 @@ func (e *env) flows() *ucli.Command {
 	return cmd
 }
 
+// routes is a list with the routes of one BGP peer.
+func (e *env) routes() *ucli.Command {
+	cmd := e.list("routes", "addresses and whether they are announced", "", nil)
+	cmd.Flags = append(cmd.Flags, &ucli.StringFlag{
+		Name: "peer", Usage: "the routes that were sent to the BGP peer `ADDRESS` instead, with their attributes",
+	})
+	cmd.Action = func(c *ucli.Context) error {
+		if !c.IsSet("peer") {
+			return e.show(c, "/v1/routes", routesTable)
+		}
+		peer, err := netip.ParseAddr(c.String("peer"))
+		if err != nil {
+			return fmt.Errorf("%w: --peer %s: want an address", errUsage, c.String("peer"))
+		}
+		return e.show(c, "/v1/routes?"+url.Values{"peer": {peer.String()}}.Encode(), sentTable)
+	}
+	return cmd
+}
+
 // explain returns the command that shows the processing of a packet.
 func (e *env) explain() *ucli.Command {
 	cmd := e.list("explain", "the processing of a packet by the datapath, step by step", "", nil)
@@ -228,6 +249,26 @@ func routesTable(w io.Writer, answer []byte) error {
 			announced = string(r.State)
 		}
 		return []any{r.Address, announced, ago(r.Since), strings.Join(r.Services, ","), dash(r.Reason)}
+	})
+}
+
+func sentTable(w io.Writer, answer []byte) error {
+	const header = "PREFIX\tNEXT HOP\tAS PATH\tMED\tLOCAL PREF\tCOMMUNITIES\tBANDWIDTH\tSINCE"
+	number := func(n *uint32) string {
+		if n == nil {
+			return "-"
+		}
+		return strconv.FormatUint(uint64(*n), 10)
+	}
+	return rows(w, answer, header, func(r lb.SentRoute) []any {
+		path := strings.Trim(fmt.Sprint(r.ASPath), "[]")
+		communities := slices.Concat(r.Communities, r.LargeCommunities, r.ExtendedCommunities)
+		bandwidth := "-"
+		if r.Bandwidth > 0 {
+			bandwidth = fmt.Sprintf("%g Gbit/s", r.Bandwidth*8/1e9)
+		}
+		return []any{r.Prefix, r.NextHop, dash(path), number(r.MED), number(r.LocalPref),
+			dash(strings.Join(communities, ",")), bandwidth, ago(r.At)}
 	})
 }
 
