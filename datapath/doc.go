@@ -37,13 +37,13 @@
 // The entries of TCP and SCTP are in the tables of established flows once the client is confirmed: it acknowledges the
 // server's sequence number. These are not LRU maps: packets with forged sources neither fill them nor evict entries. A
 // SYN writes one entry, the server's, into an LRU map. The source port is one of six that follow from the hash of the
-// flow, so the ACK finds the entry by computing them again; only where the backend does not follow from the hash the
-// client's half-open entry is written, too. Slots list the backends they had before, and are cleared of them after the
-// timeout of half-open flows (services.settle). Hints of what a port is used for spare a SYN most of these lookups
-// (bpf/snat.h). When the six are in use, the oldest half-open flow among them is
-// replaced. An ACK whose entry was replaced is refused: rebuilding it would let a flood of ACKs take ports, and reach
-// the servers. SYN cookies are not used, because the datapath does not end connections: a server that needs them sends
-// its own, which the ACK confirms.
+// flow, so the ACK finds the entry by computing them again. When none of the six can be had, others are tried at
+// random; then, and where the backend does not follow from the hash, the client's half-open entry is written, too.
+// Slots list the backends they had before, and are cleared of them after the timeout of half-open flows
+// (services.settle). Hints of what a port is used for spare a SYN most of these lookups (bpf/snat.h). When half-open
+// flows have the six, the oldest of them is replaced. An ACK whose entry was replaced is refused: rebuilding it would
+// let a flood of ACKs take ports, and reach the servers. SYN cookies are not used, because the datapath does not end
+// connections: a server that needs them sends its own, which the ACK confirms.
 //
 // RST and FIN count by the last numbers of both sides (RFC 5961). A RST with the exact number ends the flow; in the
 // window it shortens the timeout until either side sends again; outside nothing changes. All are forwarded, and the

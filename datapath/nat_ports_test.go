@@ -27,12 +27,12 @@ func TestEverySourcePortIsUsed(t *testing.T) {
 			if again.did != "sent" || again.out.Src != r.out.Src {
 				t.Fatalf("flow %d: the SYN again is %s from %s, after %s", flow, again.did, again.out.Src, r.out.Src)
 			}
-			if back := fx.run(fx.reply(dptest.SYN | dptest.ACK).Frame()); back.out.Dst != fx.on(flow, dptest.TCP, 0).Src {
+			ack := fx.on(flow, dptest.TCP, dptest.ACK)
+			if back := fx.run(fx.reply(dptest.SYN | dptest.ACK).Frame()); back.out.Dst != ack.Src {
 				t.Fatalf("flow %d: the SYN-ACK is %s to %s", flow, back.did, back.out.Dst)
 			}
-			ack := fx.run(fx.on(flow, dptest.TCP, dptest.ACK).Frame())
-			if ack.reason != forwarded || ack.out.Src != r.out.Src {
-				t.Fatalf("flow %d: the ACK is %s (%s) from %s, after %s", flow, ack.did, ack.reason, ack.out.Src, r.out.Src)
+			if got := fx.run(ack.Frame()); got.reason != forwarded || got.out.Src != r.out.Src {
+				t.Fatalf("flow %d: the ACK is %s from %s; want %s", flow, got.reason, got.out.Src, r.out.Src)
 			}
 		}
 	})

@@ -8,8 +8,9 @@
 #include "frontend.h"
 #include "scratch.h"
 
-/* Loops over the tries are unrolled: Linux 6.1 rejects a loop whose last instruction is no jump. When none of them gives
- * a source, so many more rounds begin at random: the client repeats its SYN, and the same choices would fail again. */
+/* Loops over the tries are unrolled: Linux 6.1 rejects a loop whose last instruction is no jump. When none of them
+ * gives a source, so many more rounds begin at random: the client repeats its SYN, and the same choices would fail
+ * again. */
 #define SNAT_TRIES 6
 #define SNAT_ROUNDS 4
 

@@ -24,7 +24,7 @@ type Options struct {
 	Binary    string // of steelyard
 	Rounds    int
 	Ways      *regexp.Regexp // of those to measure beside plain routing
-	Sustained time.Duration // of the measurements with one backend
+	Sustained time.Duration  // of the measurements with one backend
 	Log       io.Writer
 }
 
