@@ -50,7 +50,7 @@ type victims struct {
 func (v *victims) fail(format string, args ...any) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.lost = append(v.lost, fmt.Sprintf(format, args...))
+	v.lost = append(v.lost, time.Now().Format(time.StampMilli+" ")+fmt.Sprintf(format, args...))
 }
 
 func (s *site) withstandsAttack(t *testing.T, took time.Duration) {
@@ -81,7 +81,7 @@ func (s *site) withstandsAttack(t *testing.T, took time.Duration) {
 		all.Go(func() { s.opens(ctx, v, vip) })
 	}
 	packets := s.attack(t, ctx, &all, v)
-	all.Go(func() { s.disturb(t, ctx) })
+	all.Go(func() { s.disturb(t, ctx, took) })
 	for _, c := range v.long {
 		all.Go(func() { exchanges(ctx, v, c) })
 	}
@@ -210,8 +210,9 @@ func (f *udpFlow) exchanges(ctx context.Context, v *victims) {
 	}
 }
 
-// disturb removes and adds a server and kills and starts the agent until ctx ends.
-func (s *site) disturb(t *testing.T, ctx context.Context) {
+// disturb removes and adds a server and kills and starts the agent until ctx ends. In a long attack the agent stays away
+// for so long, one time in four, that packets remove flows themselves, but not for restart_time.
+func (s *site) disturb(t *testing.T, ctx context.Context, took time.Duration) {
 	a, c := s.agents[0], s.config[0]
 	for i := 0; ctx.Err() == nil; i++ {
 		c.Services = s.services(3 - (i+1)%2)
@@ -222,8 +223,12 @@ func (s *site) disturb(t *testing.T, ctx context.Context) {
 			t.Error(err)
 		}
 		if i%3 == 1 {
+			away := time.Second
+			if i%12 == 4 && took > 2*time.Minute {
+				away = 25 * time.Second
+			}
 			a.Kill()
-			sleep(ctx, time.Second)
+			sleep(ctx, away)
 			if err := errors.Join(a.Start(), a.WaitReady(context.WithoutCancel(ctx), 60*time.Second)); err != nil {
 				t.Error(err)
 			}
