@@ -4,12 +4,15 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // Programs of others on the same interface run before ours. Most pass on what they do not know. One that does not is
@@ -20,6 +23,8 @@ type foreign struct {
 	ids   []ebpf.ProgramID
 	at    time.Time
 	fault error
+	// hidden are those that this process may not run: the kernel opens a program by its id only with CAP_SYS_ADMIN.
+	hidden []ebpf.ProgramID
 }
 
 // foreignEvery is how often programs of others are run on a made packet while they are the same.
@@ -39,14 +44,22 @@ func (a *attachments) blocked(nic netlink.Link, hook string, frame []byte) error
 	frame = slices.Clone(frame)
 	copy(frame, nic.Attrs().HardwareAddr)
 	index := uint32(nic.Attrs().Index)
+	try := func(id ebpf.ProgramID, kind string, context any, pass uint32) {
+		err := passes(id, kind, frame, context, pass)
+		if errors.Is(err, unix.EPERM) {
+			now.hidden = append(now.hidden, id)
+			return
+		}
+		now.fault = errors.Join(now.fault, err)
+	}
 	for _, id := range xdp {
 		context := xdpContext{DataEnd: uint32(len(frame)), Ingress: index}
-		now.fault = errors.Join(now.fault, passes(id, "XDP", frame, context, xdpPass))
+		try(id, "XDP", context, xdpPass)
 	}
 	skb := make([]byte, skbSize)
 	binary.NativeEndian.PutUint32(skb[skbIfindex:], index)
 	for _, id := range tc {
-		now.fault = errors.Join(now.fault, passes(id, "tc", frame, skb, tcxNext))
+		try(id, "tc", skb, tcxNext)
 	}
 	a.foreign[nic.Attrs().Name] = now
 	return now.fault
@@ -92,10 +105,26 @@ const (
 // tcxNext is TCX_NEXT: the next program runs.
 const tcxNext = ^uint32(0)
 
-// passes returns an error when a program does not let a packet pass to the next one. What cannot be found out is no
-// error.
+// hidden returns which programs of others run before ours and may not be examined, as texts.
+func (a *attachments) hidden() (list []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(a.foreign)) {
+		if ids := a.foreign[name].hidden; len(ids) > 0 {
+			list = append(list, fmt.Sprintf("%s: whether programs of others that run before ours (id %s) pass packets "+
+				"on is not verified: this needs CAP_SYS_ADMIN", name, strings.Trim(fmt.Sprint(ids), "[]")))
+		}
+	}
+	return list
+}
+
+// passes returns an error when a program does not let a packet pass to the next one, or when this process may not run
+// it. What cannot be found out otherwise is no error.
 func passes(id ebpf.ProgramID, kind string, frame []byte, context any, pass uint32) error {
 	prog, err := ebpf.NewProgramFromID(id)
+	if errors.Is(err, unix.EPERM) {
+		return err
+	}
 	if err != nil {
 		return nil
 	}

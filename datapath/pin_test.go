@@ -345,3 +345,35 @@ func TestHiddenPins(t *testing.T) {
 		})
 	}
 }
+
+// Pins that were hidden are in force again when they are shown, and locked.
+func TestHiddenPinsAreShownAgain(t *testing.T) {
+	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
+	fx.service(lb.TCP, "b1")
+	look := func() { fx.do(func() error { fx.d.verifier.changed(changes{links: true, routes: true}); return nil }) }
+	look()
+	before, dir := fx.pinned(), filepath.Dir(fx.o.PinPath)
+	for _, change := range []func() error{
+		func() error { return unix.Mount("bpf", dir, "bpf", 0, "") },
+		func() error { return unix.Unmount(dir, unix.MNT_DETACH) },
+	} {
+		fx.do(change)
+		look()
+		if diff := cmp.Diff(before, fx.pinned()); diff != "" {
+			t.Errorf("before -, after +:\n%s", diff)
+		}
+		fx.do(func() error {
+			d, err := Open(fx.o)
+			if err == nil {
+				d.Close()
+			}
+			if err == nil || !strings.Contains(err.Error(), "another agent is running") {
+				t.Errorf("a second agent: %v", err)
+			}
+			return nil
+		})
+	}
+	if f := x.of(fx.addr("vip")); f != "" {
+		t.Errorf("fault %q", f)
+	}
+}

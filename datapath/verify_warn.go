@@ -79,6 +79,7 @@ func (v *verifier) readCapacities() {
 // Warnings returns states in which some packets are lost although addresses are announced, or in which that is not
 // known.
 func (d *Datapath) Warnings() (list []string) {
+	list = d.uplinks.hidden()
 	v := d.verifier
 	v.mu.Lock()
 	defer v.mu.Unlock()

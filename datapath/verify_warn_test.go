@@ -5,6 +5,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
@@ -97,5 +100,53 @@ func TestShortageIsNoFault(t *testing.T) {
 		if s.Mode == "" {
 			t.Errorf("%+v", s)
 		}
+	}
+}
+
+// A program of others before ours is run on a made packet where that is permitted; where it is not, that is said.
+func TestProgramsThatMayNotBeExamined(t *testing.T) {
+	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
+	fx.service(lb.TCP, "b1")
+	fx.do(func() error {
+		prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+			Name: "foreign", Type: ebpf.XDP, License: "GPL",
+			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, xdpPass), asm.Return()},
+		})
+		if err != nil {
+			return err
+		}
+		defer prog.Close()
+		nic, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetXdpFd(nic, prog.FD())
+	})
+	look := func() string {
+		fx.do(func() error { fx.d.verifier.changed(changes{links: true, routes: true}); return nil })
+		return strings.Join(fx.d.Warnings(), "; ")
+	}
+	if w := look(); w != "" {
+		t.Errorf("warnings with all capabilities: %s", w)
+	}
+	fx.d.uplinks.foreign = map[string]foreign{} // what was found is not asked again for a while
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var all [2]unix.CapUserData
+	fx.do(func() error { return unix.Capget(&header, &all[0]) })
+	few := all
+	few[0].Effective &^= 1 << unix.CAP_SYS_ADMIN
+	fx.do(func() error {
+		if err := unix.Capset(&header, &few[0]); err != nil {
+			return err
+		}
+		fx.d.verifier.changed(changes{links: true, routes: true})
+		return unix.Capset(&header, &all[0])
+	})
+	const want = "eth0: whether programs of others that run before ours (id "
+	if w := strings.Join(fx.d.Warnings(), "; "); !strings.HasPrefix(w, want) {
+		t.Errorf("warnings %q; want %q", w, want)
+	}
+	if f := x.of(fx.addr("vip")); f != "" {
+		t.Errorf("fault %q", f)
 	}
 }
