@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,8 +30,14 @@ type vandal struct {
 	// withdrawn: while the change lasts, no packet can be answered, so the address must not be announced. Otherwise
 	// requests must be answered.
 	withdrawn bool
-	mode      string // "": every mode
+	mode      string        // "": every mode
+	within    time.Duration // until it is noticed; 0: noticed
+	// astray: the router does not lead to the servers meanwhile.
+	astray bool
 }
+
+// noticed bounds the time until a change is noticed. The kernel needs three requests to find a neighbour down.
+const noticed, neighbourDown = 3 * time.Second, 10 * time.Second
 
 // commands returns a function that runs commands.
 func commands(lines ...string) func(*lab.Host) error {
@@ -126,6 +133,8 @@ var vandals = []vandal{
 	{name: "XDP detached", do: detachLinks("eth0:xdp"), undo: nothing, mode: "xdp"},
 	{name: "pins of links removed", do: removePins(linkPins + "*"), undo: nothing},
 	{name: "all pins removed", do: removePins("/sys/fs/bpf/steelyard"), undo: nothing},
+	{name: "bpffs mounted over the pins", do: commands("mount -t bpf bpf /sys/fs/bpf"),
+		undo: commands("umount -l /sys/fs/bpf")},
 	{name: "forwarding switched off", undo: nothing,
 		do: commands("sysctl -qw net.ipv4.ip_forward=1", "sysctl -qw net.ipv4.ip_forward=0")},
 	{name: "strict reverse path filter",
@@ -134,6 +143,11 @@ var vandals = []vandal{
 	{name: "link to the servers down", withdrawn: false, do: commands("ip link set eth1 down"),
 		undo: commands("ip link set eth1 up")},
 	{name: "address towards the servers removed", do: commands("ip address del 192.0.2.100/25 dev eth1"),
+		undo: commands("ip address add 192.0.2.100/25 dev eth1")},
+	{name: "link to the servers down, and another way that leads nowhere", withdrawn: true, astray: true,
+		do: commands("ip link set eth1 down"), undo: commands("ip link set eth1 up")},
+	{name: "address towards the servers removed, and another way that leads nowhere", withdrawn: true, astray: true,
+		do:   commands("ip address del 192.0.2.100/25 dev eth1"),
 		undo: commands("ip address add 192.0.2.100/25 dev eth1")},
 	{name: "route to the servers deleted", do: commands("ip route del 192.0.2.0/25 dev eth1"),
 		undo: commands("ip route add 192.0.2.0/25 dev eth1 src 192.0.2.100")},
@@ -147,6 +161,12 @@ var vandals = []vandal{
 			"ip route del blackhole 192.0.2.23")},
 	{name: "default route deleted", withdrawn: true, do: commands("ip route del default"),
 		undo: commands("ip route add default via 192.0.2.129")},
+	{name: "default route deleted, and a route to private networks", withdrawn: true,
+		do:   commands("ip route add 10.0.0.0/8 via 192.0.2.21", "ip route del default"),
+		undo: commands("ip route add default via 192.0.2.129", "ip route del 10.0.0.0/8")},
+	{name: "default route to a router that is down", withdrawn: true, within: neighbourDown,
+		do:   commands("ip route replace default via 192.0.2.99 dev eth1"),
+		undo: commands("ip route replace default via 192.0.2.129 dev eth0")},
 	{name: "MAC address of the uplink changed", do: commands("ip link set eth0 address 02:00:00:00:aa:01"),
 		undo: nothing},
 	{name: "MTU lowered", do: commands("ip link set eth1 mtu 1400"), undo: commands("ip link set eth1 mtu 1500")},
@@ -187,7 +207,7 @@ func TestVandals(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				s.neverDead(t, false)
+				s.neverDead(t, false, noticed)
 				out, err := agent.CLI(t.Context(), "status")
 				if err != nil || !strings.Contains(out, "eth1: ") {
 					t.Errorf("status: %v\n%s", err, out)
@@ -198,10 +218,13 @@ func TestVandals(t *testing.T) {
 					continue
 				}
 				t.Run(v.name, func(t *testing.T) {
+					if v.astray {
+						s.leadAstray(t)
+					}
 					if err := v.do(balancer.Host); err != nil {
 						t.Fatal(err)
 					}
-					s.neverDead(t, v.withdrawn)
+					s.neverDead(t, v.withdrawn, cmp.Or(v.within, noticed))
 					if err := v.undo(balancer.Host); err != nil {
 						t.Fatal(err)
 					}
@@ -213,6 +236,21 @@ func TestVandals(t *testing.T) {
 	}
 }
 
+// leadAstray makes the router drop packets for the servers until the test ends.
+func (s *site) leadAstray(t *testing.T) {
+	t.Helper()
+	time.Sleep(time.Second) // the agent must have seen that the link leads to the servers again
+	rule := func(what string) string { return "ip rule " + what + " priority 10 to 192.0.2.0/25 blackhole" }
+	if err := commands(rule("add"))(s.Topology.Router); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := commands(rule("del"))(s.Topology.Router); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // try makes a few requests to the IPv4 VIP.
 func (s *site) try(t *testing.T) error {
 	return s.client().Load(t.Context(),
@@ -220,13 +258,13 @@ func (s *site) try(t *testing.T) error {
 }
 
 // neverDead waits until the VIP is not announced, if that is wanted, or answers; and explain must agree.
-func (s *site) neverDead(t *testing.T, withdrawn bool) {
+func (s *site) neverDead(t *testing.T, withdrawn bool, within time.Duration) {
 	t.Helper()
 	start := time.Now()
 	if !withdrawn {
 		time.Sleep(time.Second) // what a change ends may go on for a moment
 	}
-	labtest.Until(t, 3*time.Second, "it is withdrawn, or answers", func() error {
+	labtest.Until(t, within, "it is withdrawn, or answers", func() error {
 		hops, err := s.Topology.Router.NextHops(host(vip4))
 		if err != nil {
 			return lab.Permanent(err)
