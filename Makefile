@@ -14,7 +14,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.12.2
 
 .PHONY: build help install demo unit test test-kernels attack bench gobench fuzz mutants lint golangci generate clean
-.PHONY: controlplane conformance conformance-programs deps root go-version
+.PHONY: bfd controlplane conformance conformance-programs deps root go-version
 
 build: go-version ## build ./steelyard (the default)
 	go build -trimpath -ldflags '$(LDFLAGS)' -o steelyard .
@@ -54,6 +54,10 @@ test-kernels: root ## run tests on the kernel of Debian 12, in a virtual machine
 ATTACK_TIME ?= 3m
 attack: root build ## attack live connections in all ways at once (root); ATTACK_TIME=30m
 	STEELYARD_BINARY='$(CURDIR)/steelyard' ATTACK_TIME='$(ATTACK_TIME)' go test ./e2e -run '^TestAttack$$' -v -count 1 -timeout 24h
+
+BFD_TIME ?= 10m
+bfd: root ## keep BFD sessions for ten minutes with all processors busy, and count false alarms (root); BFD_TIME=1h
+	BFD_TIME='$(BFD_TIME)' go test ./announce/bfd -run '^TestNoFalseAlarm$$' -v -count 1 -timeout 24h
 
 # CONFORMANCE=REGEXP selects tests; CONFORMANCE_WITHOUT_AGENT=1 runs them with kube-proxy alone.
 CONFORMANCE ?= \[sig-network\] (LoadBalancers|Services)

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -23,7 +24,10 @@ import (
 
 // The monitor runs in a child process, which can be stopped and killed: the test binary with this variable set to the
 // neighbor's address.
-const childNeighbor = "STEELYARD_BFD_TEST_NEIGHBOR"
+const (
+	childNeighbor   = "STEELYARD_BFD_TEST_NEIGHBOR"
+	childMultiplier = "STEELYARD_BFD_TEST_MULTIPLIER"
+)
 
 func TestMain(m *testing.M) {
 	if text := os.Getenv(childNeighbor); text != "" {
@@ -43,7 +47,15 @@ func runChild(neighbor netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	m.Set([]bfd.Neighbor{fast(neighbor)})
+	n := fast(neighbor)
+	if text := os.Getenv(childMultiplier); text != "" {
+		multiplier, err := strconv.ParseUint(text, 10, 8)
+		if err != nil {
+			return err
+		}
+		n.Multiplier = uint8(multiplier)
+	}
+	m.Set([]bfd.Neighbor{n})
 	return m.Run(ctx)
 }
 
@@ -57,7 +69,9 @@ type pair struct {
 	daemon       *peers.Router
 }
 
-func newPair(t *testing.T, kind peers.RouterKind) (p pair) {
+func newPair(t *testing.T, kind peers.RouterKind) pair { return newPairOf(t, kind, 3) }
+
+func newPairOf(t *testing.T, kind peers.RouterKind, multiplier int) (p pair) {
 	t.Parallel()
 	labtest.Root(t)
 	l := labtest.New(t)
@@ -74,21 +88,23 @@ func newPair(t *testing.T, kind peers.RouterKind) (p pair) {
 	p.daemon = labtest.Router(t, p.router, kind, peers.RouterConfig{
 		ID: netip.MustParseAddr("192.0.2.1"), ASN: 64500,
 		Neighbors: []peers.Neighbor{
-			{Address: netip.MustParseAddr("192.0.2.2"), ASN: 64512, BFD: true},
-			{Address: netip.MustParseAddr("2001:db8::2"), ASN: 64512, BFD: true},
+			{Address: netip.MustParseAddr("192.0.2.2"), ASN: 64512, BFD: true, BFDMultiplier: multiplier},
+			{Address: netip.MustParseAddr("2001:db8::2"), ASN: 64512, BFD: true, BFDMultiplier: multiplier},
 		},
 	})
 	return p
 }
 
 // start starts the monitor in a child process and returns it.
-func (p pair) start(t *testing.T, neighbor string) *lab.Process {
+func (p pair) start(t *testing.T, neighbor string, multiplier int) *lab.Process {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	child, err := p.host.Start(lab.Command{Path: self, Env: []string{childNeighbor + "=" + neighbor}})
+	child, err := p.host.Start(lab.Command{Path: self, Env: []string{
+		childNeighbor + "=" + neighbor, childMultiplier + "=" + strconv.Itoa(multiplier),
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +163,7 @@ func TestRouterNotices(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		p := newPair(t, kind)
 		for router, node := range map[string]string{"192.0.2.1": "192.0.2.2", "2001:db8::1": "2001:db8::2"} {
-			child := p.start(t, router)
+			child := p.start(t, router, 3)
 			p.sees(t, node, "up")
 			signal := func(s syscall.Signal) {
 				t.Helper()

@@ -12,59 +12,117 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Two nodes with the weights 3 and 1 are next hops with these weights in the kernel of FRR, and follow changes of them
-// without a new session. (draft-ietf-idr-link-bandwidth)
-func TestWeightedNextHops(t *testing.T) {
+// weighted is two speakers at one router.
+type weighted struct {
+	lab      *lab.Lab
+	router   *lab.Host
+	hosts    []*lab.Host
+	options  []bgp.Options
+	speakers []*child
+}
+
+func newWeighted(t *testing.T) *weighted {
 	t.Parallel()
 	labtest.Root(t)
-	l := labtest.New(t)
-	h := labtest.Host(t, l, "router")
+	w := &weighted{lab: labtest.New(t)}
+	w.router = labtest.Host(t, w.lab, "router")
 	c := peers.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: theirASN, HoldTime: 9 * time.Second}
-	var speakers []*child
-	var options []bgp.Options
-	var hosts []*lab.Host
 	for n := range 2 {
-		host := labtest.Host(t, l, fmt.Sprintf("speaker%d", n))
+		host := labtest.Host(t, w.lab, fmt.Sprintf("speaker%d", n))
 		ours := netip.MustParsePrefix(fmt.Sprintf("192.0.2.%d/30", 4*n+2))
 		theirs := netip.MustParsePrefix(fmt.Sprintf("192.0.2.%d/30", 4*n+1))
-		err := l.Link(lab.End{Host: host, Name: "eth0", Addresses: []netip.Prefix{ours}},
-			lab.End{Host: h, Name: fmt.Sprintf("eth%d", n), Addresses: []netip.Prefix{theirs}}, lab.LinkOptions{})
+		err := w.lab.Link(lab.End{Host: host, Name: "eth0", Addresses: []netip.Prefix{ours}},
+			lab.End{Host: w.router, Name: fmt.Sprintf("eth%d", n), Addresses: []netip.Prefix{theirs}},
+			lab.LinkOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
+		if err := host.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), theirs.Addr()); err != nil {
+			t.Fatal(err)
+		}
 		c.Neighbors = append(c.Neighbors, peers.Neighbor{Address: ours.Addr(), ASN: ourASN})
-		hosts = append(hosts, host)
-		options = append(options, bgp.Options{
+		w.hosts = append(w.hosts, host)
+		w.options = append(w.options, bgp.Options{
 			ASN: ourASN, RouterID: ours.Addr(), Weighted: true,
 			Peers: []bgp.Peer{{Address: theirs.Addr(), ASN: theirASN, HoldTime: 9 * time.Second}},
 		})
 	}
-	labtest.Router(t, h, peers.FRR, c)
-	for n, host := range hosts {
-		speakers = append(speakers, startChild(t, host, options[n]))
+	labtest.Router(t, w.router, peers.FRR, c)
+	for n, host := range w.hosts {
+		w.speakers = append(w.speakers, startChild(t, host, w.options[n]))
 	}
+	return w
+}
+
+// announce announces vip4 with a weight from each speaker, and waits until the kernel of the router has them.
+func (w *weighted) announce(t *testing.T, weights [2]int) {
+	t.Helper()
+	for n, s := range w.speakers {
+		s.setWeighted(lb.Announcement{VIP: vip4, Weight: weights[n]})
+	}
+	labtest.Until(t, timeout, fmt.Sprintf("weights %v", weights), func() error {
+		got, err := nextHopWeights(w.router)
+		if err != nil || len(got) != 2 || got["192.0.2.2"]*weights[1] != got["192.0.2.6"]*weights[0] {
+			return fmt.Errorf("next hops %v, %v", got, err)
+		}
+		return nil
+	})
+}
+
+// Two nodes with the weights 3 and 1 are next hops with these weights in the kernel of FRR, and follow changes of them
+// without a new session. (draft-ietf-idr-link-bandwidth)
+func TestWeightedNextHops(t *testing.T) {
+	w := newWeighted(t)
 	since := make([]time.Time, 2)
 	for step, weights := range [][2]int{{3, 1}, {1, 1}, {1, 4}} {
-		for n, s := range speakers {
-			s.setWeighted(lb.Announcement{VIP: vip4, Weight: weights[n]})
-		}
-		labtest.Until(t, timeout, fmt.Sprintf("weights %v", weights), func() error {
-			got, err := nextHopWeights(h)
-			if err != nil || len(got) != 2 || got["192.0.2.2"]*weights[1] != got["192.0.2.6"]*weights[0] {
-				return fmt.Errorf("next hops %v, %v", got, err)
-			}
-			return nil
-		})
-		for n, s := range speakers {
-			at := s.established(options[n].Peers[0].Address)
+		w.announce(t, weights)
+		for n, s := range w.speakers {
+			at := s.established(w.options[n].Peers[0].Address)
 			if step > 0 && !at.Equal(since[n]) {
 				t.Errorf("the session of speaker %d is since %v, was since %v", n, at, since[n])
 			}
 			since[n] = at
 		}
+	}
+}
+
+// 4,000 connections through the router are split 3:1.
+func TestWeightedConnections(t *testing.T) {
+	const total = 4000
+	w := newWeighted(t)
+	client := labtest.Host(t, w.lab, "client")
+	err := w.lab.Link(
+		lab.End{Host: client, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("198.51.100.11/24")}},
+		lab.End{Host: w.router, Name: "clients", Addresses: []netip.Prefix{netip.MustParsePrefix("198.51.100.1/24")}},
+		lab.LinkOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := client.AddRoute(netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr("198.51.100.1")); err != nil {
+		t.Fatal(err)
+	}
+	// By addresses and ports: all connections have the same addresses.
+	if err := w.router.Sysctl(map[string]string{"net.ipv4.fib_multipath_hash_policy": "1"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range w.hosts {
+		if err := traffic.OwnVIP(h, vip4); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := traffic.ServeTCPEcho(h, h.Name(), netip.AddrPortFrom(vip4, 9000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.announce(t, [2]int{3, 1})
+	servers := labtest.Connect(t, traffic.From(client), netip.AddrPortFrom(vip4, 9000), total).Servers()
+	t.Logf("%d connections: %v", total, servers)
+	// Six standard deviations of the binomial distribution are 164.
+	if n := servers["speaker0"]; n+servers["speaker1"] != total || n < 3000-164 || n > 3000+164 {
+		t.Errorf("%d connections: %v; want 3:1", total, servers)
 	}
 }
 

@@ -1,6 +1,7 @@
 package peers
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -58,6 +59,7 @@ func birdText(c RouterConfig) string {
 	if slices.ContainsFunc(c.Neighbors, func(n Neighbor) bool { return n.BFD }) {
 		s.WriteString("protocol bfd { }\n")
 	}
+	transit := slices.ContainsFunc(c.Neighbors, func(n Neighbor) bool { return n.Transit })
 	for i, n := range c.Neighbors {
 		fmt.Fprintf(&s, "protocol bgp %s {\n  local as %d;\n", birdName(i), c.ASN)
 		fmt.Fprintf(&s, "  neighbor %s as %d;\n", n.Address, n.ASN)
@@ -71,12 +73,19 @@ func birdText(c RouterConfig) string {
 			s.WriteString("  passive on;\n")
 		}
 		if n.BFD {
-			s.WriteString("  bfd { interval 100 ms; multiplier 3; };\n")
+			fmt.Fprintf(&s, "  bfd { interval 100 ms; multiplier %d; };\n", cmp.Or(n.BFDMultiplier, 3))
+		}
+		filters := "import all; export none;"
+		if transit {
+			filters = "import filter { if (65535, 0) ~ bgp_community then bgp_local_pref = 0; accept; };"
+			if filters += " export none;"; n.Transit {
+				filters = strings.Replace(filters, "export none", "export where source = RTS_BGP", 1)
+			}
 		}
 		if n.Address.Is4() {
-			s.WriteString("  ipv4 { import all; export none; };\n")
+			fmt.Fprintf(&s, "  ipv4 { %s };\n", filters)
 		}
-		s.WriteString("  ipv6 { import all; export none; };\n}\n")
+		fmt.Fprintf(&s, "  ipv6 { %s };\n}\n", filters)
 	}
 	return s.String()
 }

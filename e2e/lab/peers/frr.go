@@ -1,6 +1,7 @@
 package peers
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -25,7 +26,7 @@ func (f *frr) start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.Pr
 	if f.vtysh, err = program("vtysh", "frr"); err != nil {
 		return nil, err
 	}
-	configs := map[string]string{"zebra": "hostname " + h.Name() + "\n", "bgpd": frrText(c), "bfdd": frrProfile}
+	configs := map[string]string{"zebra": "hostname " + h.Name() + "\n", "bgpd": frrText(c), "bfdd": frrProfile(c)}
 	names := []string{"zebra", "bgpd"}
 	if slices.ContainsFunc(c.Neighbors, func(n Neighbor) bool { return n.BFD }) {
 		names = []string{"zebra", "bfdd", "bgpd"}
@@ -69,7 +70,14 @@ func (f *frr) start(ctx context.Context, h *lab.Host, c RouterConfig) ([]*lab.Pr
 	return all, nil
 }
 
-const frrProfile = "bfd\n profile fast\n  receive-interval 100\n  transmit-interval 100\n  detect-multiplier 3\n"
+func frrProfile(c RouterConfig) string {
+	multiplier := 3
+	if i := slices.IndexFunc(c.Neighbors, func(n Neighbor) bool { return n.BFD }); i >= 0 {
+		multiplier = cmp.Or(c.Neighbors[i].BFDMultiplier, 3)
+	}
+	return fmt.Sprintf("bfd\n profile fast\n  receive-interval 100\n  transmit-interval 100\n  detect-multiplier %d\n",
+		multiplier)
+}
 
 func frrText(c RouterConfig) string {
 	hold := int(c.HoldTime.Seconds())

@@ -36,7 +36,8 @@ func (k RouterKind) Installed() error {
 }
 
 // RouterConfig is the configuration of a Router. The router imports every route of its neighbours, of both families,
-// over every session; installs up to 16 equal paths (ECMP); exports no routes; and retains the routes of a neighbour
+// over every session; installs up to 16 equal paths (ECMP); exports routes to
+// neighbours with Transit; and retains the routes of a neighbour
 // that restarts gracefully (RFC 4724, as helper).
 type RouterConfig struct {
 	// ID is the BGP identifier, an IPv4 address.
@@ -56,8 +57,13 @@ type Neighbor struct {
 	Password string
 	// Passive: the router does not open the TCP connection.
 	Passive bool
-	// BFD: the session ends with that of BFD, which has the interval 100 ms and the multiplier 3 (RFC 5882).
-	BFD bool
+	// BFD: the session ends with that of BFD, which has the interval 100 ms and this multiplier (RFC 5882); 0: 3. FRR
+	// has one for all neighbours, that of the first.
+	BFD           bool
+	BFDMultiplier int
+	// Transit: the neighbour is a router, which gets the routes of the others, and those with the community
+	// graceful-shutdown have the lowest preference (RFC 8326). FRR does both for every neighbour of another AS.
+	Transit bool
 }
 
 // PeerState is the state of a session, as the router reports it.
