@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/announce/loglimit"
 )
 
 // Neighbor is a router to monitor. Neighbors can be compared with ==.
@@ -61,6 +63,7 @@ type session struct {
 	since      time.Time
 	problem    string
 	discarded  string
+	limit      loglimit.Limit
 	socket     int           // -1: none
 	sent, send time.Time     // the last and the next periodic packet
 	tx         time.Duration // the interval that send is based on
@@ -222,7 +225,13 @@ func earlier(a, b time.Time) time.Time {
 }
 
 func (m *Monitor) changed(s *session) {
-	m.o.Log.Info("bfd session "+s.state.String(), "neighbor", s.Addr, "reason", s.diag, "remote_reason", s.remoteDiag)
+	if left, ok := s.limit.Allow(s.since, fmt.Sprint(s.state, s.diag, s.remoteDiag)); ok {
+		log := m.o.Log.With("neighbor", s.Addr)
+		if left > 0 {
+			log = log.With("changes_not_logged", left)
+		}
+		log.Info("bfd session "+s.state.String(), "reason", s.diag, "remote_reason", s.remoteDiag)
+	}
 	if m.o.Changed != nil {
 		m.o.Changed(s.status())
 	}

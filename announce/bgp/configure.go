@@ -99,7 +99,12 @@ func (s *Speaker) setPeers() {
 	s.mu.Unlock()
 	s.guard.SetPeers(peers) // returns when the sessions with removed peers have ended
 	s.mu.Lock()
-	maps.DeleteFunc(s.sessions, func(peer netip.Addr, _ *session) bool { return !wanted[peer] })
+	maps.DeleteFunc(s.sessions, func(peer netip.Addr, p *session) bool {
+		if !wanted[peer] {
+			p.forgetSignature()
+		}
+		return !wanted[peer]
+	})
 	s.mu.Unlock()
 	neighbors := o.neighbors()
 	s.bfd.Set(neighbors)

@@ -59,7 +59,7 @@
 // # Passwords
 //
 // A wrong TCP MD5 password is indistinguishable from a peer that is down: kernels drop such segments silently (RFC
-// 2385). When the peer connects to us, the local kernel counts the dropped segments (md5_drops.go) and PeerStatus
-// reports that the passwords differ. Otherwise it reports no response and the password as a possible cause. The counter
-// is that of the whole network namespace.
+// 2385). When the peer connects to us, its segments say whether the passwords differ (signature.go): a raw socket has
+// copies also of those that the local kernel drops. Otherwise PeerStatus reports no response and the password as a
+// possible cause.
 package bgp

@@ -41,8 +41,8 @@ func sessionDownLines(c *child) (lines []string) {
 	return lines
 }
 
-// With a wrong password the router does not respond, and the status has a hint. When the router connects too,
-// the local kernel counts the segments that it dropped.
+// With a wrong password the router does not respond, and the status has a hint. When the router connects too, its
+// segments say that the passwords differ.
 func TestWrongPassword(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		for _, row := range []struct {
@@ -51,10 +51,12 @@ func TestWrongPassword(t *testing.T) {
 			words              []string
 		}{
 			{"differs", "wrong", "right", false, []string{"no TCP connection to 192.0.2.1:179 for",
-				"dropped TCP segments with a wrong or missing MD5 signature",
+				"the peer sends TCP segments with a wrong MD5 signature",
 				"check the password (MD5) on both sides"}},
 			{"none here", "", "right", false, []string{"no TCP connection to 192.0.2.1:179 for",
-				"MD5 signature: the peer has a password, this node has none"}},
+				"with an MD5 signature: it has a password, this node has none"}},
+			{"none there", "right", "", false, []string{"no TCP connection to 192.0.2.1:179 for",
+				"without an MD5 signature: it has no password (MD5), this node has one"}},
 			{"passive router", "wrong", "right", true, []string{"no TCP connection to 192.0.2.1:179 for",
 				"no response; if the peer is up, check the password (MD5) on both sides"}},
 		} {
@@ -80,6 +82,41 @@ func TestWrongPassword(t *testing.T) {
 			})
 		}
 	})
+}
+
+// What the segments of one peer say is a hint about this peer only. (There was one counter for all of them.)
+func TestPasswordHintIsOfThePeer(t *testing.T) {
+	b := newBench(t)
+	for _, passive := range []bool{false, true} {
+		b.router(peers.BIRD, func(c *peers.RouterConfig) {
+			c.Neighbors[0].Password, c.Neighbors[0].Passive = "right", passive
+		})
+	}
+	o := b.options()
+	o.Peers[0].Password, o.Peers[1].Password = "wrong", "wrong"
+	c := startChild(t, b.host, o)
+	c.set(vip4)
+	wantReason(t, c, b.theirs[0][0], "with a wrong MD5 signature")
+	p := wantReason(t, c, b.theirs[1][0], "no response; if the peer is up")
+	if strings.Contains(p.LastError, "sends TCP segments") {
+		t.Errorf("the hint of the first peer is that of the second: %s", p.LastError)
+	}
+}
+
+// Over IPv6 the kernel passes segments without their IP header.
+func TestPasswordHintOverIPv6(t *testing.T) {
+	b := newBench(t)
+	b.router(peers.BIRD, func(c *peers.RouterConfig) {
+		c.Neighbors[0].Address, c.Neighbors[0].Password = b.ours[0][1], "right"
+	})
+	o := b.options()
+	o.Peers[0].Address, o.Peers[0].Source, o.Peers[0].Password = b.theirs[0][1], b.ours[0][1], "wrong"
+	c := startChild(t, b.host, o)
+	c.set(vip4)
+	wantReason(t, c, b.theirs[0][1], "with a wrong MD5 signature")
+	o.Peers[0].Password = ""
+	c.configure(o)
+	wantReason(t, c, b.theirs[0][1], "it has a password, this node has none")
 }
 
 func TestRightPassword(t *testing.T) {

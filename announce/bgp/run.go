@@ -67,7 +67,10 @@ func (s *Speaker) run(ctx context.Context) (again bool, err error) {
 	s.setMu.Unlock()
 	stopGuard()
 	s.handleAll()
-	s.forEachSession(func(p *session) { p.state = "idle" })
+	s.forEachSession(func(p *session) {
+		p.state = "idle"
+		p.forgetSignature()
+	})
 	return again && ctx.Err() == nil, nil
 }
 
@@ -89,7 +92,7 @@ func (s *Speaker) open(ctx context.Context, srv *bgpServer) error {
 	defer s.setMu.Unlock()
 	now := time.Now()
 	s.forEachSession(func(p *session) {
-		p.disconnectedAt, p.dialErr, p.fault, p.md5Dropped = now, nil, "", md5Dropped()
+		p.disconnectedAt, p.dialErr, p.fault = now, nil, ""
 	})
 	s.attachMu.Lock()
 	defer s.attachMu.Unlock()
@@ -174,7 +177,7 @@ func (s *Speaker) record(ev guard.Event) {
 	}
 	connected := is || ev.New == guard.OpenSent || ev.New == guard.OpenConfirm
 	if !connected && (was || p.disconnectedAt.IsZero() || ev.Err != nil && !ev.Dial) {
-		p.disconnectedAt, p.md5Dropped = now, md5Dropped()
+		p.disconnectedAt = now
 	}
 }
 
@@ -210,13 +213,21 @@ func (s *Speaker) report(addr netip.Addr) {
 	if key == p.lastLogged || p.state != stateEstablished && reason == "" {
 		return
 	}
+	left, ok := p.limit.Allow(time.Now(), key)
+	if !ok {
+		return // it is logged later, if it is the state then
+	}
 	p.lastLogged = key
+	log := s.log.With("peer", addr)
+	if left > 0 {
+		log = log.With("changes_not_logged", left)
+	}
 	switch {
 	case p.state != stateEstablished:
-		s.log.Warn("bgp session down", "peer", addr, "reason", reason)
+		log.Warn("bgp session down", "reason", reason)
 	case reason != "":
-		s.log.Warn("bgp session up, not all routes sent", "peer", addr, "reason", reason)
+		log.Warn("bgp session up, not all routes sent", "reason", reason)
 	default:
-		s.log.Info("bgp session up", "peer", addr)
+		log.Info("bgp session up")
 	}
 }

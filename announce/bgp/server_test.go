@@ -63,23 +63,24 @@ func TestRunOnPortInUse(t *testing.T) {
 func TestDialProblem(t *testing.T) {
 	refused := os.NewSyscallError("connect", syscall.ECONNREFUSED)
 	for _, row := range []struct {
-		err               error
-		password, dropped bool
-		want              string
+		err  error
+		seen signature
+		want string
 	}{
-		{refused, true, true, "connection refused"},
-		{refused, false, false, "connection refused"},
-		{os.ErrDeadlineExceeded, false, true, "the peer has a password, this node has none"},
-		{os.ErrDeadlineExceeded, true, true, "a wrong or missing MD5 signature: check"},
-		{os.ErrDeadlineExceeded, true, false, "no response; if the peer is up"},
-		{os.ErrDeadlineExceeded, false, false, "no response; if the peer is up"},
-		{syscall.ETIMEDOUT, false, false, "no response; if the peer is up"},
+		{refused, signatureMismatch, "connection refused"},
+		{refused, signatureUnknown, "connection refused"},
+		{os.ErrDeadlineExceeded, signatureSurplus, "it has a password, this node has none"},
+		{os.ErrDeadlineExceeded, signatureMissing, "it has no password (MD5), this node has one"},
+		{os.ErrDeadlineExceeded, signatureMismatch, "a wrong MD5 signature: check"},
+		{os.ErrDeadlineExceeded, signatureRight, "check the filters"},
+		{os.ErrDeadlineExceeded, signatureUnknown, "no response; if the peer is up"},
+		{syscall.ETIMEDOUT, signatureUnknown, "no response; if the peer is up"},
 	} {
-		if got := dialProblem(row.err, row.password, row.dropped); !strings.Contains(got, row.want) {
-			t.Errorf("%v, password %t, dropped %t: %q, want %q", row.err, row.password, row.dropped, got, row.want)
+		if got := dialProblem(row.err, row.seen); !strings.Contains(got, row.want) {
+			t.Errorf("%v, signature %d: %q, want %q", row.err, row.seen, got, row.want)
 		}
 	}
-	n := session{dialErr: os.ErrDeadlineExceeded, md5Dropped: 1 << 60}
+	n := session{dialErr: os.ErrDeadlineExceeded}
 	if got := n.logReason(); !strings.HasPrefix(got, "no TCP connection: no response; if the peer is up") {
 		t.Errorf("reason in the log: %q", got)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
+	"github.com/steelyard-lb/steelyard/announce/loglimit"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -35,12 +36,14 @@ type session struct {
 	dialErr        error     // why the last attempt to connect failed
 	fault          string    // why the last session ended or was refused
 	faultAt        time.Time
-	vague          bool   // fault has no cause
-	md5Dropped     uint64 // md5Dropped() at disconnectedAt
+	vague          bool // fault has no cause
+	probe          *signatureProbe
+	signature      signature // of the last SYN of the peer since dialErr is a timeout
 
 	errors     []lb.PeerError // the newest first
 	ups, downs uint64
 	lastLogged string // state and reason last logged
+	limit      loglimit.Limit
 }
 
 // carries reports whether routes of the family of addr are sent to the peer.
@@ -126,22 +129,22 @@ func (n *session) notice() string {
 
 // dialProblem returns why there is no TCP connection. The connecting side cannot distinguish a wrong password from a
 // peer that is down: the kernel of the peer drops segments with a wrong signature silently (RFC 2385, section 2). But
-// the peer connects too, and this kernel counts what it drops.
-func (n *session) dialProblem() string {
-	return dialProblem(n.dialErr, n.peer.Password != "", md5Dropped() > n.md5Dropped)
-}
+// most peers connect too, and their signature says it.
+func (n *session) dialProblem() string { return dialProblem(n.dialErr, n.signature) }
 
-// dialProblem describes err; dropped: this kernel has dropped segments with a wrong signature since the connection was
-// lost.
-func dialProblem(err error, password, dropped bool) string {
-	const text = "no response; this node has dropped TCP segments with "
+func dialProblem(err error, s signature) string {
+	const text = "no response; the peer sends TCP segments "
 	switch {
 	case !isTimeout(err):
 		return cause(err)
-	case dropped && !password:
-		return text + "an MD5 signature: the peer has a password, this node has none"
-	case dropped:
-		return text + "a wrong or missing MD5 signature: check the password (MD5) on both sides"
+	case s == signatureSurplus:
+		return text + "with an MD5 signature: it has a password, this node has none"
+	case s == signatureMissing:
+		return text + "without an MD5 signature: it has no password (MD5), this node has one"
+	case s == signatureMismatch:
+		return text + "with a wrong MD5 signature: check the password (MD5) on both sides"
+	case s == signatureRight:
+		return "no response, but the peer connects with the right password (MD5): check the filters between the two"
 	default:
 		return "no response; if the peer is up, check the password (MD5) on both sides"
 	}

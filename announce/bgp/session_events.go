@@ -72,7 +72,12 @@ func (s *Speaker) poll(ctx context.Context, srv *bgpServer) {
 	s.refreshNextHops(ctx, srv)
 	for _, p := range s.attached() {
 		s.countReceived(p.peer.Address)
-		s.report(p.peer.Address)
+	}
+	s.watchSignatures()
+	var peers []netip.Addr
+	s.forEachSession(func(p *session) { peers = append(peers, p.peer.Address) })
+	for _, peer := range peers {
+		s.report(peer)
 	}
 }
 

@@ -25,13 +25,13 @@ func TestReason(t *testing.T) {
 		{"new", session{state: "idle"}, ""},
 		{"refused", session{disconnectedAt: since, dialErr: refused},
 			"no TCP connection to 192.0.2.1:179 for 10s: connection refused"},
-		{"no response", session{disconnectedAt: since, dialErr: os.ErrDeadlineExceeded, md5Dropped: 1 << 60},
+		{"no response", session{disconnectedAt: since, dialErr: os.ErrDeadlineExceeded},
 			"no TCP connection to 192.0.2.1:179 for 10s: " +
 				"no response; if the peer is up, check the password (MD5) on both sides"},
-		{"no response, no new drops",
-			session{disconnectedAt: since, dialErr: syscall.ETIMEDOUT, md5Dropped: md5Dropped()},
-			"no TCP connection to 192.0.2.1:179 for 10s: " +
-				"no response; if the peer is up, check the password (MD5) on both sides"},
+		{"no response, and another password",
+			session{disconnectedAt: since, dialErr: syscall.ETIMEDOUT, signature: signatureMismatch},
+			"no TCP connection to 192.0.2.1:179 for 10s: no response; the peer sends TCP segments " +
+				"with a wrong MD5 signature: check the password (MD5) on both sides"},
 		{"refused after a fault", session{disconnectedAt: now, dialErr: refused, fault: fault, faultAt: since},
 			"no TCP connection to 192.0.2.1:179 for 0s: connection refused; before that: " + fault},
 		{"refused a minute after a fault",

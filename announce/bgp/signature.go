@@ -1,0 +1,202 @@
+package bgp
+
+import (
+	"crypto/hmac"
+	"crypto/md5"
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// signature is what the TCP segments of a peer say about its password (RFC 2385).
+type signature uint8
+
+const (
+	signatureUnknown  signature = iota // none was seen
+	signatureRight                     // or neither side has a password
+	signatureMissing                   // the peer has no password, this node has one
+	signatureSurplus                   // the peer has a password, this node has none
+	signatureMismatch                  // the passwords differ
+)
+
+const (
+	tcpHeaderLen  = 20
+	tcpSYN        = 0x02
+	tcpOptionMD5  = 19
+	maxSignatures = 64 // segments that are read in one poll
+)
+
+// signatureProbe receives copies of the TCP segments of one peer, also of those that the kernel drops because of their
+// signature. Its counters of them are those of all peers.
+type signatureProbe struct{ fd int }
+
+// openSignatureProbe needs CAP_NET_RAW. The segments are those to source; zero: to the address that is used towards the
+// peer.
+func openSignatureProbe(peer, source netip.Addr) (*signatureProbe, error) {
+	family, zone := unix.AF_INET, uint32(0)
+	if peer.Is6() {
+		family = unix.AF_INET6
+	}
+	if ifi, err := net.InterfaceByName(peer.Zone()); err == nil {
+		zone = uint32(ifi.Index)
+	}
+	at := func(a netip.Addr) unix.Sockaddr {
+		if a.Is4() {
+			return &unix.SockaddrInet4{Addr: a.As4()}
+		}
+		return &unix.SockaddrInet6{Addr: a.As16(), ZoneId: zone}
+	}
+	fd, err := unix.Socket(family, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	if err != nil {
+		return nil, err
+	}
+	if family == unix.AF_INET6 {
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1)
+	}
+	if source.IsValid() {
+		err = errors.Join(err, unix.Bind(fd, at(source)))
+	}
+	// The kernel passes the segments of this address only, and few: the socket is read once a second.
+	err = errors.Join(err, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 16<<10), unix.Connect(fd, at(peer)))
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, err
+	}
+	return &signatureProbe{fd}, nil
+}
+
+func (p *signatureProbe) close() { _ = unix.Close(p.fd) }
+
+// read returns what the last SYN says that has arrived; unknown: none has. Port is that of the peer, listen that of
+// this node.
+func (p *signatureProbe) read(peer netip.Addr, port, listen uint16, password string) (last signature) {
+	var data [2048]byte
+	var control [128]byte
+	for range maxSignatures {
+		n, cn, _, _, err := unix.Recvmsg(p.fd, data[:], control[:], 0)
+		if err != nil {
+			return last
+		}
+		segment, local := data[:n], netip.Addr{}
+		if peer.Is4() { // with the IP header
+			if n < 20 || n < int(data[0]&0xf)*4 {
+				continue
+			}
+			local, segment = netip.AddrFrom4([4]byte(data[16:20])), segment[int(data[0]&0xf)*4:]
+		} else if local = destination(control[:cn]); !local.IsValid() {
+			continue
+		}
+		if s := signatureOf(segment, peer, local, port, listen, password); s != signatureUnknown {
+			last = s
+		}
+	}
+	return last
+}
+
+// destination returns the address in the control message IPV6_PKTINFO.
+func destination(control []byte) netip.Addr {
+	messages, err := unix.ParseSocketControlMessage(control)
+	if err != nil {
+		return netip.Addr{}
+	}
+	for _, m := range messages {
+		if m.Header.Level == unix.IPPROTO_IPV6 && m.Header.Type == unix.IPV6_PKTINFO && len(m.Data) >= 16 {
+			return netip.AddrFrom16([16]byte(m.Data[:16]))
+		}
+	}
+	return netip.Addr{}
+}
+
+// signatureOf returns what a TCP segment from a peer to this node says; unknown if it is no SYN of BGP.
+func signatureOf(b []byte, from, to netip.Addr, port, listen uint16, password string) signature {
+	if len(b) < tcpHeaderLen {
+		return signatureUnknown
+	}
+	source, dest, header := binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:]), int(b[12]>>4)*4
+	if b[13]&tcpSYN == 0 || source != port && dest != listen || header < tcpHeaderLen || header > len(b) {
+		return signatureUnknown
+	}
+	digest := md5Option(b[tcpHeaderLen:header])
+	switch {
+	case digest == nil && password == "":
+		return signatureRight
+	case digest == nil:
+		return signatureMissing
+	case password == "":
+		return signatureSurplus
+	case hmac.Equal(digest, md5Digest(b, header, from, to, password)):
+		return signatureRight
+	}
+	return signatureMismatch
+}
+
+// md5Option returns the digest in TCP options; nil: they have none.
+func md5Option(options []byte) []byte {
+	for len(options) > 0 && options[0] != 0 {
+		if options[0] == 1 { // no operation
+			options = options[1:]
+			continue
+		}
+		if len(options) < 2 || options[1] < 2 || int(options[1]) > len(options) {
+			return nil
+		}
+		if options[0] == tcpOptionMD5 && options[1] == 18 {
+			return options[2:18]
+		}
+		options = options[options[1]:]
+	}
+	return nil
+}
+
+// md5Digest is that of RFC 2385, section 2: of the pseudo-header, the header without options and checksum, the data and
+// the password.
+func md5Digest(segment []byte, header int, from, to netip.Addr, password string) []byte {
+	h := md5.New()
+	h.Write(from.AsSlice())
+	h.Write(to.AsSlice())
+	if from.Is4() {
+		h.Write([]byte{0, unix.IPPROTO_TCP})
+		h.Write(binary.BigEndian.AppendUint16(nil, uint16(len(segment))))
+	} else {
+		h.Write(binary.BigEndian.AppendUint32(nil, uint32(len(segment))))
+		h.Write([]byte{0, 0, 0, unix.IPPROTO_TCP})
+	}
+	h.Write(segment[:16])
+	h.Write([]byte{0, 0}) // the checksum
+	h.Write(segment[18:tcpHeaderLen])
+	h.Write(segment[header:])
+	h.Write([]byte(password))
+	return h.Sum(nil)
+}
+
+// watchSignatures reads what peers without a connection send, while connecting to them gets no response: their kernel,
+// or this one, may drop segments because of the password. Without the right to a raw socket, nothing is known.
+func (s *Speaker) watchSignatures() {
+	o := s.options()
+	s.forEachSession(func(p *session) {
+		if p.state == stateEstablished || p.dialErr == nil || !isTimeout(p.dialErr) {
+			p.forgetSignature()
+			return
+		}
+		if p.probe == nil {
+			p.probe, _ = openSignatureProbe(p.peer.Address, p.peer.Source)
+		}
+		if p.probe != nil {
+			seen := p.probe.read(p.peer.Address, p.peer.Port, uint16(max(o.ListenPort, 0)), p.peer.Password)
+			if seen != signatureUnknown {
+				p.signature = seen
+			}
+		}
+	})
+}
+
+// forgetSignature closes the probe. Speaker.mu is held.
+func (n *session) forgetSignature() {
+	if n.probe != nil {
+		n.probe.close()
+	}
+	n.probe, n.signature = nil, signatureUnknown
+}
