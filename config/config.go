@@ -84,7 +84,10 @@ type BGP struct {
 	AggregateV4, AggregateV6 int
 	// RestartTime is how long peers keep the routes while the agent is down; 0: not at all. Whole seconds up to 4095 s.
 	RestartTime time.Duration
-	Weighted    bool // link-bandwidth extended community in proportion to the healthy backends
+	// GracefulShutdown is how long routes have the lowest preference before they are withdrawn because of a drain or
+	// the end of the agent, up to 10 s; 0: they are withdrawn at once.
+	GracefulShutdown time.Duration
+	Weighted         bool // link-bandwidth extended community in proportion to the healthy backends
 }
 
 // Attributes are path attributes of routes, in addition to those of BGP. The zero value changes nothing.

@@ -102,6 +102,7 @@ func TestDesign(t *testing.T) {
 			}},
 			Communities: []Community{{parts: [3]uint32{64512<<16 | 100}}},
 			LocalPref:   100, AggregateV4: 32, AggregateV6: 128, Weighted: true, RestartTime: 30 * time.Second,
+			GracefulShutdown: 2 * time.Second,
 		},
 		L2: &L2{
 			Interfaces: []string{"eth0"}, Members: []netip.Addr{netip.MustParseAddr("192.0.2.12")}, Port: 7946,

@@ -12,7 +12,7 @@ import (
 func defaultBGP() *BGP {
 	return &BGP{
 		ListenPort: 179, LocalPref: 100, AggregateV4: 32, AggregateV6: 128, Weighted: true,
-		RestartTime: 30 * time.Second,
+		RestartTime: 30 * time.Second, GracefulShutdown: 2 * time.Second,
 	}
 }
 
@@ -43,6 +43,7 @@ func (d *decoder) bgp(t *table) *BGP {
 	b.AggregateV6 = integer(t, "aggregate_v6", b.AggregateV6, 16, 128)
 	b.Weighted = t.boolean("weighted", b.Weighted)
 	b.RestartTime = t.restartTime(b.RestartTime)
+	b.GracefulShutdown = t.duration("graceful_shutdown", b.GracefulShutdown, 0, 10*time.Second)
 	return b
 }
 

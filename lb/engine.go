@@ -21,6 +21,9 @@ type EngineOptions struct {
 	Settle time.Duration
 	// Retry is the delay before a failed call is retried; it doubles with each failure, up to 32 × Retry.
 	Retry time.Duration
+	// Grace returns how long a route that these announcers have is announced with the lower preference before it is
+	// withdrawn as planned: because of a drain, or because Run ends. It may be nil: 0.
+	Grace func(by []AnnouncerKind) time.Duration
 	// Withdraw bounds how long Run waits for the withdrawal of all routes after its context has ended.
 	Withdraw time.Duration
 	Log      *slog.Logger
@@ -79,6 +82,9 @@ func NewEngine(o EngineOptions) (*Engine, error) {
 	e.progress.lacking, e.progress.refused = map[string]int{}, map[string]bool{}
 	e.datapath = newDatapathState(vips, held, o.Retry, e.progress.count)
 	e.routes = newRoutes(vips, o.Retry, o.Log)
+	if o.Grace != nil {
+		e.routes.leaving.grace = o.Grace
+	}
 	if o.RouteChanged != nil {
 		e.routes.observe = func(r RouteStatus) {
 			one := []RouteStatus{r}
@@ -153,11 +159,20 @@ func query[T any](ctx context.Context, e *Engine, f func() T) (T, error) {
 	}
 }
 
-// Run runs until ctx ends, then withdraws every route. It returns nil, or the error of the withdrawal.
+// Run runs until ctx ends, then withdraws every route, after Grace with a lower preference. It returns nil, or the
+// error of the withdrawal.
 func (e *Engine) Run(ctx context.Context) error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	var calls sync.WaitGroup
+	end := ctx.Done()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	finish := func() error {
+		cancel()
+		calls.Wait()
+		return e.withdraw(context.WithoutCancel(ctx))
+	}
 	for {
 		for _, f := range e.mail.take() {
 			f()
@@ -169,10 +184,14 @@ func (e *Engine) Run(ctx context.Context) error {
 		e.progress.round(e.datapath.behind, e.isSettled() && e.datapath.idle(now))
 		timer.Reset(e.nextWake(now))
 		e.mail.done()
+		if e.routes.left(now) {
+			return finish()
+		}
 		select {
-		case <-ctx.Done():
-			calls.Wait()
-			return e.withdraw(context.WithoutCancel(ctx))
+		case <-end:
+			if end = nil; !e.routes.leave(time.Now()) {
+				return finish()
+			}
 		case <-e.mail.wake:
 		case <-timer.C:
 		}
@@ -362,25 +381,12 @@ func (e *Engine) announce(ctx context.Context, calls *sync.WaitGroup, now time.T
 // nextWake returns how long Run may sleep if no mail arrives.
 func (e *Engine) nextWake(now time.Time) time.Duration {
 	wake := now.Add(time.Hour)
-	for _, t := range []time.Time{e.datapath.retryAt(), e.routes.retryAt, e.settleBy} {
+	for _, t := range []time.Time{e.datapath.retryAt(), e.routes.retryAt, e.settleBy, e.routes.leaving.next()} {
 		if t.After(now) && t.Before(wake) {
 			wake = t
 		}
 	}
 	return wake.Sub(now) + time.Millisecond
-}
-
-func (e *Engine) withdraw(ctx context.Context) error {
-	if !e.routes.started {
-		return nil // nothing was announced
-	}
-	ctx, cancel := context.WithTimeout(ctx, e.o.Withdraw)
-	defer cancel()
-	if err := e.o.Announcer.Set(ctx, nil); err != nil {
-		return fmt.Errorf("withdraw every route: %w", err)
-	}
-	e.o.Log.Info("every route withdrawn")
-	return nil
 }
 
 func firstError(failed map[Frontend]error) error {

@@ -29,6 +29,7 @@ type routes struct {
 	tries        int                         // consecutive failures
 	retryAt      time.Time
 	err          error // of the last call
+	leaving      leaving
 }
 
 // claim is the plan of one service for a VIP.
@@ -42,6 +43,7 @@ func newRoutes(vips *vipTable, retry time.Duration, log *slog.Logger) *routes {
 		vips: vips, retry: retry, log: log, dirty: true,
 		claims: map[vipKey]map[string]claim{}, since: map[vipKey]time.Time{}, faults: map[vipKey]string{},
 		want: map[vipKey]Announcement{}, last: map[vipKey]Announcement{}, differs: map[vipKey]bool{},
+		leaving: leaving{ends: map[vipKey]time.Time{}, grace: func([]AnnouncerKind) time.Duration { return 0 }},
 	}
 }
 
@@ -86,7 +88,8 @@ func (r *routes) next(now time.Time) ([]Announcement, bool) {
 	if r.inFlight != nil {
 		return nil, false
 	}
-	r.update()
+	r.expire(now)
+	r.update(now)
 	switch retry := !r.retryAt.After(now); {
 	case r.err != nil && !retry && !r.changedSince:
 		return nil, false // a change, such as a withdrawal, does not wait for the retry
@@ -114,7 +117,7 @@ func (r *routes) next(now time.Time) ([]Announcement, bool) {
 }
 
 // update brings want, list and differs up to date.
-func (r *routes) update() {
+func (r *routes) update(now time.Time) {
 	touched := r.vips.touched
 	if r.vips.touched = nil; r.dirty {
 		touched = map[vipKey]bool{}
@@ -128,7 +131,7 @@ func (r *routes) update() {
 	}
 	changed := map[vipKey]bool{}
 	for addr := range touched {
-		a, wanted := r.wanted(addr)
+		a, wanted := r.wanted(addr, now)
 		if was, had := r.want[addr]; had == wanted && was.equal(a) {
 			r.settle(addr)
 			continue
@@ -168,7 +171,28 @@ func (r *routes) settle(addr vipKey) {
 }
 
 // wanted returns the announcement of a VIP, given what the datapath surely serves; false: it must not be announced.
-func (r *routes) wanted(addr vipKey) (a Announcement, ok bool) {
+func (r *routes) wanted(addr vipKey, now time.Time) (a Announcement, ok bool) {
+	if a, ok = r.announcement(addr, ""); ok {
+		delete(r.leaving.ends, addr)
+		if ends := !r.leaving.all.IsZero(); ends {
+			_, ok = r.last[addr] // none is announced for the first time
+			a.LowerPreference = true
+		}
+		return a, ok
+	}
+	if a, ok = r.announcement(addr, drained); !ok {
+		delete(r.leaving.ends, addr)
+		return a, false
+	}
+	if !r.remains(addr, now) {
+		return Announcement{}, false
+	}
+	a.LowerPreference = true
+	return a, true
+}
+
+// announcement returns what the services announce that have this reason not to; "": they have none.
+func (r *routes) announcement(addr vipKey, reason string) (a Announcement, ok bool) {
 	services := r.claims[addr]
 	if len(services) == 0 || r.faults[addr] != "" {
 		return a, false
@@ -177,7 +201,7 @@ func (r *routes) wanted(addr vipKey) (a Announcement, ok bool) {
 	a.VIP, a.LowerPreference = addr, true
 	byAll := false
 	for _, c := range services {
-		if !Announce(v.wanted > 0, c.plan.Reason == "", v.datapath) {
+		if !Announce(v.wanted > 0, c.plan.Reason == reason, v.datapath) {
 			continue
 		}
 		a.Weight += c.plan.Healthy
@@ -308,9 +332,16 @@ func (r *routes) status(addr vipKey) RouteStatus {
 
 // lowerPreference returns why routers should prefer other nodes.
 func (r *routes) lowerPreference(addr vipKey) string {
+	if !r.leaving.all.IsZero() {
+		return "the agent stops"
+	}
 	for _, name := range slices.Sorted(maps.Keys(r.claims[addr])) {
-		if reason := r.claims[addr][name].plan.LowerPreference; reason != "" {
+		plan := r.claims[addr][name].plan
+		if reason := plan.LowerPreference; reason != "" {
 			return reason
+		}
+		if plan.Reason == drained {
+			return drained
 		}
 	}
 	return "it was so when it was announced"

@@ -37,6 +37,8 @@ type Options struct {
 	// RestartTime is how long peers keep the routes while this process is down, in whole seconds up to 4095 s; 0: 30
 	// s. (RFC 4724, section 3.)
 	RestartTime time.Duration
+	// GracefulShutdown is what Grace returns while a session is established (RFC 8326); 0: nothing.
+	GracefulShutdown time.Duration
 	// NextHopV4 and NextHopV6 are addresses of this node, used as next hop where neither the session nor the interface
 	// towards the peer has one of that family. They may be zero.
 	NextHopV4, NextHopV6 netip.Addr

@@ -190,6 +190,19 @@ func (s *Speaker) Carried(vip netip.Addr) bool {
 	return s.withdrawals.written(o.prefixOf(vip.Unmap().WithZone("")))
 }
 
+// Grace returns how long a route should be announced with LowerPreference before its planned withdrawal, so that
+// routers choose others; 0: no router has it.
+func (s *Speaker) Grace() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.sessions {
+		if p.state == stateEstablished {
+			return s.o.GracefulShutdown
+		}
+	}
+	return 0
+}
+
 // mailbox passes events to the goroutine of Run. post never blocks.
 type mailbox struct {
 	mu     sync.Mutex

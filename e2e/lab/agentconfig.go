@@ -20,6 +20,7 @@ type AgentConfig struct {
 	ASN           uint32 // 0: no BGP
 	ListenPort    int
 	Peers         []AgentPeer
+	BGP           []string // more keys of [bgp]
 	L2            []string // interfaces; empty: no L2
 	L2Members     []netip.Addr
 	L2SecretFile  string
@@ -108,6 +109,9 @@ func (c AgentConfig) TOML() string {
 		t.table("[bgp]")
 		t.num("asn", int(c.ASN))
 		t.num("listen_port", c.ListenPort)
+		for _, line := range c.BGP {
+			t.raw(line)
+		}
 		for _, p := range c.Peers {
 			t.table("[[bgp.peers]]")
 			t.addr("address", p.Address)

@@ -173,7 +173,8 @@ func (a *Agent) connect(
 	a.engine, err = lb.NewEngine(lb.EngineOptions{
 		Datapath: dp, Announcer: announcers.all, Prober: prober, Sources: sources,
 		Settle: settleTimeout, Retry: retryDelay, Withdraw: withdrawTimeout,
-		Log: component(o.Log, "engine"), Observe: calls.Observe, InEffect: calls.InEffect,
+		Grace: announcers.grace,
+		Log:   component(o.Log, "engine"), Observe: calls.Observe, InEffect: calls.InEffect,
 		RouteChanged: func(r lb.RouteStatus) { routeChanged(r) },
 	})
 	if err != nil {

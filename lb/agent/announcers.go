@@ -27,6 +27,8 @@ type announcers struct {
 	// notReceived returns why nobody receives a route that is announced; "": somebody does.
 	notReceived func(lb.RouteStatus) string
 	conflicts   conflicts
+	// grace is lb.EngineOptions.Grace.
+	grace func(by []lb.AnnouncerKind) time.Duration
 	// configure applies a changed [bgp]; nil: there was none at the start.
 	configure func(*config.Config) error
 	members   *membership // nil: none
@@ -43,7 +45,7 @@ func newAnnouncers(
 	out := announcers{
 		peers: func() []lb.PeerStatus { return nil }, problems: func() []string { return nil },
 		sent:      func(netip.Addr) ([]lb.SentRoute, bool) { return nil, false },
-		conflicts: conflicts{bgp: cfg.BGP != nil},
+		conflicts: conflicts{bgp: cfg.BGP != nil}, grace: func([]lb.AnnouncerKind) time.Duration { return 0 },
 	}
 	if cfg.BGP != nil {
 		speaker, err := bgp.New(bgpOptions(cfg, facts, component(log, "bgp")))
@@ -53,6 +55,12 @@ func newAnnouncers(
 		registry.MustRegister(speaker)
 		byKind[lb.AnnounceBGP], out.peers, out.problems = speaker, speaker.Peers, speaker.Problems
 		out.sent = speaker.Sent
+		out.grace = func(by []lb.AnnouncerKind) time.Duration {
+			if len(by) > 0 && !slices.Contains(by, lb.AnnounceBGP) {
+				return 0
+			}
+			return speaker.Grace()
+		}
 		out.configure = func(c *config.Config) error {
 			ctx, cancel := context.WithTimeout(context.Background(), configureTimeout)
 			defer cancel()
@@ -130,8 +138,8 @@ func bgpOptions(cfg *config.Config, facts node, log *slog.Logger) bgp.Options {
 	o := bgp.Options{
 		ASN: c.ASN, RouterID: facts.routerID, ListenPort: c.ListenPort, LocalPref: c.LocalPref,
 		AggregateV4: c.AggregateV4, AggregateV6: c.AggregateV6, Weighted: c.Weighted,
-		RestartTime: c.RestartTime,
-		NextHopV4:   facts.address4, NextHopV6: facts.address6, Log: log,
+		RestartTime: c.RestartTime, GracefulShutdown: c.GracefulShutdown,
+		NextHopV4: facts.address4, NextHopV6: facts.address6, Log: log,
 	}
 	o.Communities, o.LargeCommunities = communities(c.Communities)
 	for _, p := range cfg.Pools {

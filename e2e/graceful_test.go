@@ -1,0 +1,208 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+)
+
+// pair is two balancers behind a router each. The first router prefers the first balancer, and does not know the path
+// to the second one, because the second router prefers that by the first: a withdrawal without graceful shutdown leaves
+// the first router without a route until the second one has reacted.
+//
+//	client ── r1 ── r2
+//	          │      │
+//	          a      b
+//	          └server┘
+type pair struct {
+	client, r1, r2, a, b, server *lab.Host
+	agent                        *lab.Agent
+}
+
+func newPair(t *testing.T, kind peers.RouterKind, bgp string) *pair {
+	t.Helper()
+	l := labtest.New(t)
+	p := &pair{}
+	for name, h := range map[string]**lab.Host{
+		"client": &p.client, "r1": &p.r1, "r2": &p.r2, "a": &p.a, "b": &p.b, "server": &p.server,
+	} {
+		*h = labtest.Host(t, l, name)
+	}
+	link := func(a *lab.Host, nameA, addrA string, b *lab.Host, nameB, addrB string) {
+		t.Helper()
+		err := l.Link(lab.End{Host: a, Name: nameA, Addresses: []netip.Prefix{netip.MustParsePrefix(addrA)}},
+			lab.End{Host: b, Name: nameB, Addresses: []netip.Prefix{netip.MustParsePrefix(addrB)}}, lab.LinkOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	link(p.client, "eth0", "198.51.100.11/24", p.r1, "eth0", "198.51.100.1/24")
+	link(p.r1, "eth1", "10.1.0.1/30", p.r2, "eth0", "10.1.0.2/30")
+	link(p.r1, "eth2", "192.0.2.1/30", p.a, "eth0", "192.0.2.2/30")
+	link(p.r2, "eth1", "192.0.2.5/30", p.b, "eth0", "192.0.2.6/30")
+	link(p.a, "eth1", "10.2.1.1/24", p.server, "eth0", "10.2.1.2/24")
+	link(p.b, "eth1", "10.2.2.1/24", p.server, "eth1", "10.2.2.2/24")
+	for _, r := range []struct {
+		h        *lab.Host
+		dst, via string
+	}{
+		{p.client, "0.0.0.0/0", "198.51.100.1"}, {p.a, "0.0.0.0/0", "192.0.2.1"}, {p.b, "0.0.0.0/0", "192.0.2.5"},
+		{p.r2, "198.51.100.0/24", "10.1.0.1"},
+	} {
+		if err := r.h.AddRoute(netip.MustParsePrefix(r.dst), netip.MustParseAddr(r.via)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := traffic.ServeUDPEcho(p.server, "server", netip.MustParseAddrPort("10.2.1.2:5353"),
+		netip.MustParseAddrPort("10.2.2.2:5353")); err != nil {
+		t.Fatal(err)
+	}
+	neighbor := func(a string, asn uint32, transit bool) peers.Neighbor {
+		return peers.Neighbor{Address: netip.MustParseAddr(a), ASN: asn, Transit: transit}
+	}
+	labtest.Router(t, p.r1, kind, peers.RouterConfig{
+		ID: netip.MustParseAddr("192.0.2.1"), ASN: 64501,
+		Neighbors: []peers.Neighbor{neighbor("192.0.2.2", 64511, false), neighbor("10.1.0.2", 64502, true)},
+	})
+	labtest.Router(t, p.r2, kind, peers.RouterConfig{
+		ID: netip.MustParseAddr("192.0.2.5"), ASN: 64502,
+		Neighbors: []peers.Neighbor{neighbor("192.0.2.6", 64512, false), neighbor("10.1.0.1", 64501, true)},
+	})
+	p.start(t, p.b, "192.0.2.6", 64512, "192.0.2.5", 64502, "10.2.2.2", "prepend = 3")
+	p.wait(t, p.r1, "10.1.0.2")
+	p.agent = p.start(t, p.a, "192.0.2.2", 64511, "192.0.2.1", 64501, "10.2.1.2", "", bgp)
+	p.wait(t, p.r1, "192.0.2.2")
+	p.wait(t, p.r2, "10.1.0.1")
+	return p
+}
+
+// start starts an agent with one peer and one server.
+func (p *pair) start(
+	t *testing.T, h *lab.Host, address string, asn uint32, peer string, peerASN uint32, server, extra string,
+	bgp ...string,
+) *lab.Agent {
+	t.Helper()
+	c := lab.AgentConfig{
+		Name: h.Name(), Address: netip.MustParseAddr(address), Interfaces: []string{"eth0"}, Mode: "tc", ASN: asn,
+		Peers: []lab.AgentPeer{{
+			Address: netip.MustParseAddr(peer), ASN: peerASN, HoldTime: 9 * time.Second, Extra: extra,
+		}},
+		Services: []lab.AgentService{{
+			Name: "echo", Addresses: []netip.Addr{vip4}, Ports: []string{"5353/udp"},
+			Backends: []lab.AgentBackend{{Address: netip.MustParseAddr(server)}}, Check: lab.AgentCheck{Type: "none"},
+		}},
+		LogLevel: "debug", BGP: bgp,
+	}
+	return labtest.Agent(t, h, binary, c)
+}
+
+func (p *pair) wait(t *testing.T, router *lab.Host, via string) {
+	t.Helper()
+	if _, err := router.WaitNextHops(t.Context(), 30*time.Second, host(vip4), netip.MustParseAddr(via)); err != nil {
+		t.Fatalf("%s: %v", router, err)
+	}
+}
+
+// numbered sends a datagram with a number every millisecond until stop is called, which returns how many were sent, and
+// which of them were not answered.
+func (p *pair) numbered(t *testing.T) (stop func() (sent int, lost []int)) {
+	t.Helper()
+	c, err := p.client.Dial(t.Context(), "udp", netip.AddrPortFrom(vip4, 5353).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	quit := make(chan struct{})
+	n, answered := 0, map[int]bool{}
+	wg.Go(func() {
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-quit:
+				return
+			case <-tick.C:
+				n++
+				_, _ = c.Write([]byte(strconv.Itoa(n)))
+			}
+		}
+	})
+	received := make(chan struct{})
+	go func() {
+		defer close(received)
+		buf := make([]byte, 512)
+		for {
+			m, err := c.Read(buf)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if _, number, _ := strings.Cut(string(buf[:m]), " "); err == nil {
+				i, _ := strconv.Atoi(number)
+				answered[i] = true
+			}
+		}
+	}()
+	return func() (int, []int) {
+		close(quit)
+		wg.Wait()
+		time.Sleep(time.Second) // the last answers
+		c.Close()
+		<-received
+		var lost []int
+		for i := 1; i <= n; i++ {
+			if !answered[i] {
+				lost = append(lost, i)
+			}
+		}
+		return n, lost
+	}
+}
+
+// Before a drain and the end of an agent withdraw its route, routers have chosen another one: no packet is lost.
+func TestGracefulShutdown(t *testing.T) {
+	for _, kind := range peers.RouterKinds {
+		for _, row := range []struct{ name, bgp string }{
+			{"drain", ""}, {"SIGTERM", ""}, {"at once", `graceful_shutdown = "0s"`},
+		} {
+			t.Run(fmt.Sprintf("%s/%s", kind, row.name), func(t *testing.T) {
+				p := newPair(t, kind, row.bgp)
+				stop := p.numbered(t)
+				time.Sleep(200 * time.Millisecond)
+				if row.name == "drain" {
+					if out, err := p.agent.CLI(t.Context(), "drain", "--node"); err != nil {
+						t.Fatalf("%v\n%s", err, out)
+					}
+				} else if err := p.agent.Process().Signal(syscall.SIGTERM); err != nil {
+					t.Fatal(err)
+				}
+				began := time.Now()
+				p.wait(t, p.r1, "10.1.0.2")
+				t.Logf("the router has chosen the other balancer after %v", time.Since(began))
+				labtest.Until(t, 10*time.Second, "the route is withdrawn", func() error {
+					if !p.agent.Process().Log.Contains("route withdrawn") { // also "every route withdrawn"
+						return errors.New("not yet")
+					}
+					return nil
+				})
+				time.Sleep(500 * time.Millisecond)
+				sent, lost := stop()
+				t.Logf("%d of %d packets lost", len(lost), sent)
+				if row.bgp == "" && len(lost) > 0 {
+					t.Errorf("%d of %d packets lost: %v", len(lost), sent, lost[:min(len(lost), 20)])
+				}
+			})
+		}
+	}
+}

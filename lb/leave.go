@@ -1,0 +1,84 @@
+package lb
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// leaving is the graceful shutdown of routes (RFC 8326): before a planned withdrawal, because of a drain or because the
+// engine ends, a route is announced with the lower preference for some time, in which routers choose others. A
+// withdrawal for another reason, such as the health of backends, does not wait.
+type leaving struct {
+	grace func(by []AnnouncerKind) time.Duration // EngineOptions.Grace
+	ends  map[vipKey]time.Time                   // when a drained VIP that is announced is withdrawn
+	all   time.Time                              // when the engine withdraws every route; zero: it does not end
+}
+
+// next returns when the next VIP is withdrawn; zero: none is waiting.
+func (l *leaving) next() time.Time {
+	next := l.all
+	for _, t := range l.ends {
+		if next.IsZero() || t.Before(next) {
+			next = t
+		}
+	}
+	return next
+}
+
+// remains reports whether a drained VIP stays announced for now.
+func (r *routes) remains(addr vipKey, now time.Time) bool {
+	l := &r.leaving
+	end, begun := l.ends[addr]
+	a, wanted := r.want[addr]
+	if !begun && wanted {
+		end = now.Add(l.grace(a.By))
+	}
+	if !now.Before(end) {
+		delete(l.ends, addr)
+		return false
+	}
+	l.ends[addr] = end
+	return true
+}
+
+// leave begins the end of all routes. It reports whether there are any that are to be kept for some time.
+func (r *routes) leave(now time.Time) bool {
+	longest := time.Duration(0)
+	for _, a := range r.last {
+		longest = max(longest, r.leaving.grace(a.By))
+	}
+	if longest == 0 {
+		return false
+	}
+	r.leaving.all, r.dirty = now.Add(longest), true
+	return true
+}
+
+// left reports whether the time of leave is over.
+func (r *routes) left(now time.Time) bool {
+	return !r.leaving.all.IsZero() && !now.Before(r.leaving.all)
+}
+
+// expire makes update consider the VIPs whose time is over.
+func (r *routes) expire(now time.Time) {
+	for addr, end := range r.leaving.ends {
+		if !now.Before(end) {
+			r.vips.latency.at = now
+			r.vips.changed(addr)
+		}
+	}
+}
+
+func (e *Engine) withdraw(ctx context.Context) error {
+	if !e.routes.started {
+		return nil // nothing was announced
+	}
+	ctx, cancel := context.WithTimeout(ctx, e.o.Withdraw)
+	defer cancel()
+	if err := e.o.Announcer.Set(ctx, nil); err != nil {
+		return fmt.Errorf("withdraw every route: %w", err)
+	}
+	e.o.Log.Info("every route withdrawn")
+	return nil
+}

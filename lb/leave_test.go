@@ -1,0 +1,95 @@
+package lb_test
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
+)
+
+// Before a planned withdrawal a route has the lower preference for a time, so that routers choose others first (RFC
+// 8326). A withdrawal for another reason is immediate, also in that time.
+func TestGracefulWithdrawal(t *testing.T) {
+	const grace = 2 * time.Second
+	synctest.Test(t, func(t *testing.T) {
+		fx := lbtest.New()
+		e, err := lb.NewEngine(lb.EngineOptions{
+			Datapath: fx, Announcer: fx, Prober: fx, Sources: []string{"file"},
+			Settle: 10 * time.Second, Retry: 100 * time.Millisecond, Withdraw: 5 * time.Second,
+			Grace: func([]lb.AnnouncerKind) time.Duration { return grace }, Log: slog.New(slog.DiscardHandler),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- e.Run(ctx) }()
+		lowered := func(want ...bool) {
+			t.Helper()
+			synctest.Wait()
+			got := fx.Announcements()
+			if len(got) != len(want) {
+				t.Errorf("announced %+v; want %d", got, len(want))
+				return
+			}
+			for i, a := range got {
+				if a.LowerPreference != want[i] {
+					t.Errorf("%v has the lower preference %t; want %t", a.VIP, a.LowerPreference, want[i])
+				}
+			}
+		}
+		one, two := service("one", []netip.Addr{vip1}, "10.0.0.1"), service("two", []netip.Addr{vip2}, "10.0.0.2")
+		for _, s := range []*lb.Service{one, two} {
+			e.Put(s)
+			answer(e, s, lb.StateHealthy)
+		}
+		e.Complete("file")
+		lowered(false, false)
+
+		e.Drain(lb.Drains{}.With("one", true))
+		lowered(true, false)
+		st, err := e.Status(t.Context())
+		if err != nil || st.Routes[0].Reason != "with a lower preference: drained by the operator" {
+			t.Errorf("status %+v, %v", st.Routes, err)
+		}
+		time.Sleep(grace - time.Millisecond)
+		lowered(true, false)
+		time.Sleep(2 * time.Millisecond)
+		lowered(false)
+		e.Put(one) // it does not begin again
+		lowered(false)
+
+		e.Drain(lb.Drains{})
+		lowered(false, false)
+		e.Drain(lb.Drains{}.With("one", true))
+		lowered(true, false)
+		answer(e, one, lb.StateUnhealthy)
+		lowered(false)
+
+		answer(e, one, lb.StateHealthy)
+		e.Drain(lb.Drains{})
+		lowered(false, false)
+		cancel()
+		lowered(true, true)
+		answer(e, two, lb.StateUnhealthy)
+		lowered(true)
+		select {
+		case err := <-done:
+			t.Errorf("Run has ended: %v", err)
+		case <-time.After(grace - time.Millisecond):
+		}
+		time.Sleep(2 * time.Millisecond)
+		lowered()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		if v := fx.Violations(); len(v) > 0 {
+			t.Errorf("order violated %d times, first: %s", len(v), v[0])
+		}
+	})
+}
