@@ -84,6 +84,9 @@ type BGP struct {
 	AggregateV4, AggregateV6 int
 	// RestartTime is how long peers keep the routes while the agent is down; 0: not at all. Whole seconds up to 4095 s.
 	RestartTime time.Duration
+	// LongLivedRestartTime is how long peers keep the routes after RestartTime, with the lowest preference (RFC 9494);
+	// 0: not at all. Whole seconds of 24 bits; RestartTime is not 0.
+	LongLivedRestartTime time.Duration
 	// GracefulShutdown is how long routes have the lowest preference before they are withdrawn because of a drain or
 	// the end of the agent, up to 10 s; 0: they are withdrawn at once.
 	GracefulShutdown time.Duration

@@ -43,6 +43,7 @@ func (d *decoder) bgp(t *table) *BGP {
 	b.AggregateV6 = integer(t, "aggregate_v6", b.AggregateV6, 16, 128)
 	b.Weighted = t.boolean("weighted", b.Weighted)
 	b.RestartTime = t.restartTime(b.RestartTime)
+	b.LongLivedRestartTime = t.longLivedRestartTime(b.RestartTime)
 	b.GracefulShutdown = t.duration("graceful_shutdown", b.GracefulShutdown, 0, 10*time.Second)
 	return b
 }
@@ -196,6 +197,24 @@ func (t *table) restartTime(def time.Duration) time.Duration {
 		return def
 	}
 	return r
+}
+
+// longLivedRestartTime has 24 bits of seconds in the capability (RFC 9494, section 3.1), which needs that of graceful
+// restart.
+func (t *table) longLivedRestartTime(restart time.Duration) time.Duration {
+	const key = "long_lived_restart_time"
+	r := t.duration(key, 0, 0, (1<<24-1)*time.Second)
+	i := t.at(key)
+	switch {
+	case r%time.Second != 0:
+		next := r.Truncate(time.Second) + time.Second
+		i.errorf(fmt.Sprintf("write %q", short(next)), "%q is not whole seconds", i.value)
+	case r > 0 && restart == 0:
+		i.errorf(`write restart_time = "1s" or more`, "needs graceful restart, and restart_time is 0")
+	default:
+		return r
+	}
+	return 0
 }
 
 // holdTime is 0 or at least 3 s, and is encoded as two bytes of seconds (RFC 4271 §4.2).

@@ -37,6 +37,9 @@ type Options struct {
 	// RestartTime is how long peers keep the routes while this process is down, in whole seconds up to 4095 s; 0: 30
 	// s. (RFC 4724, section 3.)
 	RestartTime time.Duration
+	// LongLivedRestartTime is how long they keep the routes after that, with the lowest preference, in whole seconds of
+	// 24 bits (RFC 9494); 0: not at all.
+	LongLivedRestartTime time.Duration
 	// GracefulShutdown is what Grace returns while a session is established (RFC 8326); 0: nothing.
 	GracefulShutdown time.Duration
 	// NextHopV4 and NextHopV6 are addresses of this node, used as next hop where neither the session nor the interface
@@ -139,6 +142,9 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.RestartTime < time.Second || o.RestartTime > 4095*time.Second || o.RestartTime%time.Second != 0 {
 		bad("restart time %v: want whole seconds, 1s to 4095s", o.RestartTime)
+	}
+	if l := o.LongLivedRestartTime; l < 0 || l > (1<<24-1)*time.Second || l%time.Second != 0 {
+		bad("long-lived restart time %v: want whole seconds of 24 bits", l)
 	}
 	if o.NextHopV4.IsValid() && !o.NextHopV4.Is4() {
 		bad("IPv4 next hop %v: want an IPv4 address", o.NextHopV4)

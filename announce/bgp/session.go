@@ -69,7 +69,7 @@ func (p *Peer) config(o *Options) guard.Config {
 		c.MinTTL = 256 - max(p.Multihop, 1)
 	}
 	if p.GracefulRestart {
-		c.RestartTime = o.RestartTime
+		c.RestartTime, c.LongLived = o.RestartTime, o.LongLivedRestartTime
 	}
 	return c
 }

@@ -138,7 +138,7 @@ func bgpOptions(cfg *config.Config, facts node, log *slog.Logger) bgp.Options {
 	o := bgp.Options{
 		ASN: c.ASN, RouterID: facts.routerID, ListenPort: c.ListenPort, LocalPref: c.LocalPref,
 		AggregateV4: c.AggregateV4, AggregateV6: c.AggregateV6, Weighted: c.Weighted,
-		RestartTime: c.RestartTime, GracefulShutdown: c.GracefulShutdown,
+		RestartTime: c.RestartTime, GracefulShutdown: c.GracefulShutdown, LongLivedRestartTime: c.LongLivedRestartTime,
 		NextHopV4: facts.address4, NextHopV6: facts.address6, Log: log,
 	}
 	o.Communities, o.LargeCommunities = communities(c.Communities)

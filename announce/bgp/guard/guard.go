@@ -44,6 +44,8 @@ type Config struct {
 	Passive  bool          // do not connect
 	// RestartTime is that of graceful restart (RFC 4724); 0: no graceful restart.
 	RestartTime time.Duration
+	// LongLived is that of long-lived graceful restart (RFC 9494), with RestartTime; 0: none.
+	LongLived time.Duration
 }
 
 // Session is an established session.
@@ -179,7 +181,8 @@ func (g *Guard) SetPeers(list []Config) {
 	}
 }
 
-// sameConnection reports whether a connection for c also serves for other. RestartTime is told with the next OPEN.
+// sameConnection reports whether a connection for c also serves for other. RestartTime and LongLived are told with the
+// next OPEN.
 func (c Config) sameConnection(other *Config) bool {
 	if (c.Password == "") != (other.Password == "") || (c.RestartTime == 0) != (other.RestartTime == 0) {
 		return false
@@ -188,7 +191,7 @@ func (c Config) sameConnection(other *Config) bool {
 		return false // the defaults of the kernel are not known here
 	}
 	c.Password, c.RestartTime, c.TTL, c.MinTTL = other.Password, other.RestartTime, other.TTL, other.MinTTL
-	c.Passive = other.Passive
+	c.Passive, c.LongLived = other.Passive, other.LongLived
 	return c == *other
 }
 
@@ -259,7 +262,7 @@ func (g *Guard) open(c *Config, restarted bool) Open {
 		ASN: g.o.ASN, HoldTime: uint16(c.HoldTime / time.Second), ID: g.o.RouterID, V4: true, V6: true,
 		FourOctetAS: true, RouteRefresh: true, Hostname: g.o.Hostname,
 		GracefulRestart: c.RestartTime > 0, RestartTime: uint16(c.RestartTime / time.Second),
-		Restarted: restarted, Forwarded: true,
+		LongLived: uint32(c.LongLived / time.Second), Restarted: restarted, Forwarded: true,
 	}
 }
 

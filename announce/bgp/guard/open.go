@@ -12,6 +12,7 @@ const (
 	capRouteRefresh    = 2  // RFC 2918
 	capGracefulRestart = 64 // RFC 4724
 	capFourOctetAS     = 65 // RFC 6793
+	capLongLived       = 71 // RFC 9494
 	capHostname        = 73 // draft-walton-bgp-hostname-capability
 )
 
@@ -40,7 +41,10 @@ type Open struct {
 	GracefulRestart      bool
 	RestartTime          uint16
 	Restarted, Forwarded bool
-	Hostname             string
+	// LongLived is the time of long-lived graceful restart in seconds, 24 bits; 0: no such capability. It is not read
+	// from peers, whose routes are not kept.
+	LongLived uint32
+	Hostname  string
 }
 
 // message returns the OPEN to send.
@@ -62,6 +66,9 @@ func (o *Open) message() []byte {
 	}
 	if o.GracefulRestart {
 		add(capGracefulRestart, o.restart()...)
+	}
+	if o.GracefulRestart && o.LongLived > 0 {
+		add(capLongLived, o.longLived()...)
 	}
 	if n := min(len(o.Hostname), 64); n > 0 {
 		add(capHostname, append(append([]byte{byte(n)}, o.Hostname[:n]...), 0)...)
@@ -94,6 +101,24 @@ func (o *Open) restart() []byte {
 	}
 	if o.V6 {
 		value = append(value, 0, afiIPv6, safiUnicast, forwarded)
+	}
+	return value
+}
+
+// longLived returns the value of the long-lived graceful restart capability (RFC 9494, section 3.1).
+func (o *Open) longLived() (value []byte) {
+	forwarded := byte(0)
+	if o.Forwarded {
+		forwarded = 0x80
+	}
+	time := binary.BigEndian.AppendUint32(nil, o.LongLived&(1<<24-1))[1:]
+	for _, f := range []struct {
+		on  bool
+		afi byte
+	}{{o.V4, afiIPv4}, {o.V6, afiIPv6}} {
+		if f.on {
+			value = append(append(value, 0, f.afi, safiUnicast, forwarded), time...)
+		}
 	}
 	return value
 }
