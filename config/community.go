@@ -8,11 +8,21 @@ import (
 	"strings"
 )
 
-// Community is a BGP community, standard (RFC 1997) or large (RFC 8092). Communities can be compared with ==.
+// Community is a BGP community: standard (RFC 1997), large (RFC 8092) or extended (RFC 4360). Communities can be
+// compared with ==.
 type Community struct {
-	large bool
-	parts [3]uint32 // a standard community has its value in the first
+	kind     communityKind
+	parts    [3]uint32 // a standard community has its value in the first
+	extended [8]byte
 }
+
+type communityKind uint8
+
+const (
+	standard communityKind = iota
+	large
+	extended
+)
 
 // wellKnown are names of standard communities (IANA "BGP Well-known Communities").
 var wellKnown = map[string]uint32{
@@ -26,15 +36,21 @@ var wellKnown = map[string]uint32{
 	"no-peer":             0xffffff04, // RFC 3765
 }
 
-// Standard returns the value of a standard community; false when c is a large one.
-func (c Community) Standard() (uint32, bool) { return c.parts[0], !c.large }
+// Standard returns the value of a standard community; false when c is another one.
+func (c Community) Standard() (uint32, bool) { return c.parts[0], c.kind == standard }
 
-// Large returns the three parts of a large community; false when c is a standard one.
-func (c Community) Large() ([3]uint32, bool) { return c.parts, c.large }
+// Large returns the three parts of a large community; false when c is another one.
+func (c Community) Large() ([3]uint32, bool) { return c.parts, c.kind == large }
 
-// String is the form ParseCommunity reads: "64512:100", "64512:1:2" or "no-export".
+// Extended returns the bytes of an extended community; false when c is another one.
+func (c Community) Extended() ([8]byte, bool) { return c.extended, c.kind == extended }
+
+// String is the form ParseCommunity reads: "64512:100", "64512:1:2", "rt:64512:100" or "no-export".
 func (c Community) String() string {
-	if c.large {
+	if c.kind == extended {
+		return extendedText(c.extended)
+	}
+	if c.kind == large {
 		return fmt.Sprintf("%d:%d:%d", c.parts[0], c.parts[1], c.parts[2])
 	}
 	for name, value := range wellKnown {
@@ -54,20 +70,24 @@ func (c *Community) UnmarshalText(b []byte) (err error) {
 	return err
 }
 
-// ParseCommunity reads "64512:100" (two numbers up to 65535), "64512:1:2" (three numbers up to 4294967295) or a
-// well-known name.
+// ParseCommunity reads "64512:100" (two numbers up to 65535), "64512:1:2" (three numbers up to 4294967295), "rt:…" and
+// "soo:…" (parseExtended), or a well-known name.
 func ParseCommunity(s string) (Community, error) {
 	if value, ok := wellKnown[s]; ok {
 		return Community{parts: [3]uint32{value}}, nil
 	}
+	if kind, value, ok := strings.Cut(s, ":"); ok && subtypes[kind] != 0 {
+		return parseExtended(s, subtypes[kind], value)
+	}
 	var c Community
 	fields := strings.Split(s, ":")
-	c.large = len(fields) == 3
-	if !c.large && len(fields) != 2 {
+	if len(fields) == 3 {
+		c.kind = large
+	} else if len(fields) != 2 {
 		return Community{}, fmt.Errorf("unknown community %q", s)
 	}
 	bits := 16
-	if c.large {
+	if c.kind == large {
 		bits = 32
 	}
 	for i, f := range fields {
@@ -77,7 +97,7 @@ func ParseCommunity(s string) (Community, error) {
 		}
 		c.parts[i] = uint32(n)
 	}
-	if !c.large {
+	if c.kind == standard {
 		c.parts = [3]uint32{c.parts[0]<<16 | c.parts[1]}
 	}
 	return c, nil
@@ -91,7 +111,8 @@ func (i item) community() (Community, bool) {
 	c, err := ParseCommunity(s)
 	if err != nil {
 		names := slices.Sorted(maps.Keys(wellKnown))
-		hint := `write "64512:100", a large one like "64512:1:2", or one of ` + strings.Join(names, ", ")
+		hint := `write "64512:100", a large one like "64512:1:2", an extended one like "rt:64512:100", or one of ` +
+			strings.Join(names, ", ")
 		if name := suggest(s, names); name != "" {
 			hint = "did you mean " + name + "?"
 		}

@@ -113,7 +113,8 @@ type Peer struct {
 	Source          netip.Addr    // of the family of Address; zero: the kernel chooses
 	GracefulRestart bool
 	BFD             BFD
-	NodeSelector    string // label selector; "": every node
+	NodeSelector    string   // label selector; "": every node
+	Pools           []string // names of the pools whose routes it gets; empty: all routes
 	Attributes      Attributes
 	Prepend         int // how often ASN is in front of the AS path once more; 0 for a peer of the same AS
 }
@@ -156,6 +157,8 @@ type Pool struct {
 	Priority        int  // lower first
 	ExternalIPs     bool // Services may have its addresses as spec.externalIPs
 	Attributes      Attributes
+	// AggregateV4 and AggregateV6 are the announced prefix lengths, of prefixes that are in the pool; 0: those of BGP.
+	AggregateV4, AggregateV6 int
 }
 
 // Contains reports whether addr is in the pool.

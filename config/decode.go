@@ -82,6 +82,7 @@ func (d *decoder) root(t *table) {
 	for _, s := range t.tables("service") {
 		d.service(s)
 	}
+	d.poolsOfPeers()
 	d.aggregates()
 	d.warn(t)
 	t.noOtherSections()

@@ -3,10 +3,7 @@ package config
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
-
-	"github.com/steelyard-lb/steelyard/lb"
 )
 
 func defaultBGP() *BGP {
@@ -38,14 +35,18 @@ func (d *decoder) bgp(t *table) *BGP {
 	}
 	b.Communities = distinct(t.list("communities", "64512:100"), item.community)
 	b.LocalPref = integer(t, "local_pref", b.LocalPref, 0, 1<<32-1)
-	// The lower bounds are the largest allocations, a /8 and a /16: no typing error results in a default route.
-	b.AggregateV4 = integer(t, "aggregate_v4", b.AggregateV4, 8, 32)
-	b.AggregateV6 = integer(t, "aggregate_v6", b.AggregateV6, 16, 128)
+	b.AggregateV4, b.AggregateV6 = t.aggregates(b.AggregateV4, b.AggregateV6)
 	b.Weighted = t.boolean("weighted", b.Weighted)
 	b.RestartTime = t.restartTime(b.RestartTime)
 	b.LongLivedRestartTime = t.longLivedRestartTime(b.RestartTime)
 	b.GracefulShutdown = t.duration("graceful_shutdown", b.GracefulShutdown, 0, 10*time.Second)
 	return b
+}
+
+// aggregates reads prefix lengths. The lower bounds are the largest allocations, a /8 and a /16: no typing error
+// results in a default route.
+func (t *table) aggregates(v4, v6 int) (int, int) {
+	return integer(t, "aggregate_v4", v4, 8, 32), integer(t, "aggregate_v6", v6, 16, 128)
 }
 
 // asn reads an AS number that is not reserved.
@@ -90,6 +91,7 @@ func (d *decoder) peer(t *table, asn uint32, seen map[netip.Addr]string) Peer {
 	p.GracefulRestart = t.boolean("graceful_restart", p.GracefulRestart)
 	p.BFD = t.bfd(p.Multihop)
 	p.NodeSelector = t.selector("node_selector")
+	p.Pools = distinct(t.list("pools", "public"), func(i item) (string, bool) { return i.str("public") })
 	p.Attributes = t.attributes()
 	p.Prepend = integer(t, "prepend", p.Prepend, 0, 10)
 	if p.Prepend > 0 && p.ASN == asn {
@@ -233,75 +235,4 @@ func (t *table) holdTime(def time.Duration) time.Duration {
 			"%q is too short", i.value)
 	}
 	return def
-}
-
-// aggregates reports announced prefixes with addresses that are in no pool.
-func (d *decoder) aggregates() {
-	b := d.config.BGP
-	if b == nil || d.pools.broken {
-		return
-	}
-	d.aggregate("aggregate_v4", true, b.AggregateV4)
-	d.aggregate("aggregate_v6", false, b.AggregateV6)
-}
-
-func (d *decoder) aggregate(key string, v4 bool, bits int) {
-	full := 128
-	if v4 {
-		full = 32
-	}
-	if bits == full {
-		return
-	}
-	i := item{d: d, path: joinKey("bgp", key)}
-	refuse := func(a netip.Addr) {
-		p, _ := a.Prefix(bits)
-		i.errorf(fmt.Sprintf("write %d, or have all of %s in pools that are announced by bgp", full, p),
-			"%d would announce %s for %s, of which no pool has all", bits, p, a)
-	}
-	for _, r := range d.bgpRanges(v4) {
-		for _, end := range []netip.Addr{r.From, r.To} {
-			p, _ := end.Prefix(bits)
-			if !r.Contains(p.Addr()) || !r.Contains(last(p)) {
-				refuse(end)
-				return
-			}
-		}
-	}
-	if len(d.config.Pools) > 0 {
-		return // the addresses of services are in pools
-	}
-	for _, s := range d.config.Services {
-		for _, a := range s.Addresses {
-			if a.Is4() == v4 {
-				refuse(a)
-				return
-			}
-		}
-	}
-}
-
-// bgpRanges returns the ranges of the pools announced by BGP, joined where they are adjacent.
-func (d *decoder) bgpRanges(v4 bool) []lb.AddrRange {
-	var ranges []lb.AddrRange
-	for _, p := range d.config.Pools {
-		if len(p.Announce) > 0 && !slices.Contains(p.Announce, lb.AnnounceBGP) {
-			continue
-		}
-		for _, r := range p.Ranges {
-			if r.From.Is4() == v4 {
-				ranges = append(ranges, r)
-			}
-		}
-	}
-	slices.SortFunc(ranges, func(a, b lb.AddrRange) int { return a.From.Compare(b.From) })
-	var joined []lb.AddrRange
-	for _, r := range ranges {
-		if n := len(joined); n > 0 && joined[n-1].To.Next() == r.From {
-			joined[n-1].To = r.To
-			continue
-		}
-		joined = append(joined, r)
-	}
-	return joined
 }

@@ -17,20 +17,31 @@ func TestCommunity(t *testing.T) {
 		{"0:0", Community{}},
 		{"no-export", Community{parts: [3]uint32{0xffffff01}}},
 		{"graceful-shutdown", Community{parts: [3]uint32{0xffff0000}}},
-		{"4294967295:0:2", Community{large: true, parts: [3]uint32{4294967295, 0, 2}}},
+		{"4294967295:0:2", Community{kind: large, parts: [3]uint32{4294967295, 0, 2}}},
+		{"rt:64512:4294967295", Community{kind: extended, extended: [8]byte{0, 2, 252, 0, 255, 255, 255, 255}}},
+		{"soo:192.0.2.1:7", Community{kind: extended, extended: [8]byte{1, 3, 192, 0, 2, 1, 0, 7}}},
+		{"rt:4200000000:7", Community{kind: extended, extended: [8]byte{2, 2, 250, 86, 234, 0, 0, 7}}},
 	} {
 		got, err := ParseCommunity(c.text)
 		if err != nil || got != c.want || got.String() != c.text {
 			t.Errorf("%s: got %#v (%s), %v", c.text, got, got, err)
 		}
 		_, standard := got.Standard()
-		if _, large := got.Large(); standard == large {
-			t.Errorf("%s: is standard %t and large %t", c.text, standard, large)
+		_, large := got.Large()
+		if _, extended := got.Extended(); count(standard)+count(large)+count(extended) != 1 {
+			t.Errorf("%s: is standard %t, large %t, extended %t", c.text, standard, large, extended)
 		}
 	}
 	if got, err := ParseCommunity("65535:65281"); err != nil || got.String() != "no-export" {
 		t.Errorf("got %s, %v; want no-export", got, err)
 	}
+}
+
+func count(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 func TestRange(t *testing.T) {

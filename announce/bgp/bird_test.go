@@ -267,12 +267,15 @@ func TestCommunitiesAtBIRD(t *testing.T) {
 	b, h, o := oneLink(t)
 	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; "+bothFamilies, "")
 	o.Communities, o.LargeCommunities = []uint32{64512<<16 | 100}, [][3]uint32{{64512, 1, 2}}
+	o.ExtCommunities = [][8]byte{{0, 2, 252, 0, 0, 0, 0, 100}}
+	o.Peers[0].ExtCommunities = [][8]byte{{2, 3, 250, 86, 234, 0, 0, 7}} // by policy
 	o.Weighted = true
 	c := startChild(t, b.host, o)
 	c.set(vip4, vip6)
 	for _, vip := range []netip.Addr{vip4, vip6} {
 		r.await("show route all for "+vip.String(), "BGP.community: (64512,100)", "BGP.large_community: (64512, 1, 2)",
-			"BGP.ext_community: (unknown 0x4004, 64512, 1290693416)", "BGP.as_path: 64512")
+			"BGP.ext_community:", "(rt, 64512, 100)", "(ro, 4200000000, 7)", "(unknown 0x4004, 64512, 1290693416)",
+			"BGP.as_path: 64512")
 	}
 }
 

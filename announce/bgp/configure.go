@@ -87,14 +87,14 @@ func (s *Speaker) setPeers() {
 		wanted[p.Address] = true
 		peers = append(peers, p.config(&o))
 		if have := s.sessions[p.Address]; have != nil {
-			have.peer = p
+			have.peer, have.only = p, o.only(&p)
 			continue
 		}
 		for used[backendFrom(next)] {
 			next++
 		}
 		used[backendFrom(next)] = true
-		s.sessions[p.Address] = newSession(p, backendFrom(next))
+		s.sessions[p.Address] = newSession(p, o.only(&p), backendFrom(next))
 	}
 	s.mu.Unlock()
 	s.guard.SetPeers(peers) // returns when the sessions with removed peers have ended
@@ -147,5 +147,6 @@ func (s *Speaker) reannounce(ctx context.Context, before, o *Options) error {
 func (o *Options) sameAttributes(other *Options) bool {
 	return o.LocalPref == other.LocalPref && o.Weighted == other.Weighted &&
 		reflect.DeepEqual(o.Pools, other.Pools) && reflect.DeepEqual(o.Communities, other.Communities) &&
-		reflect.DeepEqual(o.LargeCommunities, other.LargeCommunities)
+		reflect.DeepEqual(o.LargeCommunities, other.LargeCommunities) &&
+		reflect.DeepEqual(o.ExtCommunities, other.ExtCommunities)
 }

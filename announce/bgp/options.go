@@ -22,8 +22,10 @@ type Options struct {
 	Peers           []Peer
 	// Communities are standard communities (RFC 1997), well-known ones too, as numbers.
 	Communities []uint32
-	// LargeCommunities are large communities (RFC 8092).
+	// LargeCommunities are large communities (RFC 8092), ExtCommunities extended ones (RFC 4360): route targets and
+	// route origins.
 	LargeCommunities [][3]uint32
+	ExtCommunities   [][8]byte
 	// LocalPref is sent to peers with the local ASN only.
 	LocalPref uint32
 	// Pools have further attributes for some VIPs; no VIP is in two.
@@ -74,6 +76,8 @@ type Peer struct {
 	BFD BFD
 	// GracefulRestart makes the peer keep the routes while this process is down (RFC 4724).
 	GracefulRestart bool
+	// Pools are the names of the pools whose routes the peer gets; empty: all routes.
+	Pools []string
 	// Attributes are for this peer; they have precedence over those of pools. Prepend is how often ASN is in the AS
 	// path once more, for a peer of another AS.
 	Attributes
@@ -82,21 +86,26 @@ type Peer struct {
 
 // Pool is a set of VIPs with further attributes.
 type Pool struct {
+	Name   string
 	Ranges []lb.AddrRange
 	Attributes
+	// AggregateV4 and AggregateV6 are the lengths of the announced prefixes, all of which are in the pool; 0: those of
+	// Options.
+	AggregateV4, AggregateV6 int
 }
 
 // Attributes are path attributes. Communities are added to those of Options.
 type Attributes struct {
 	Communities      []uint32
 	LargeCommunities [][3]uint32
+	ExtCommunities   [][8]byte
 	LocalPref        *uint32 // nil: that of Options; it is sent to peers of the own AS only
 	MED              *uint32 // nil: none
 }
 
 // Empty reports whether a changes nothing.
 func (a Attributes) Empty() bool {
-	return len(a.Communities)+len(a.LargeCommunities) == 0 && a.LocalPref == nil && a.MED == nil
+	return len(a.Communities)+len(a.LargeCommunities)+len(a.ExtCommunities) == 0 && a.LocalPref == nil && a.MED == nil
 }
 
 // BFD are the parameters of package bfd. The zero value is off.

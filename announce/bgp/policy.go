@@ -34,6 +34,7 @@ func setPolicies(ctx context.Context, srv *server.BgpServer, peers map[netip.Add
 		host := netip.PrefixFrom(peer, peer.BitLen()).String()
 		all = append(all, host)
 		sets = append(sets, &api.DefinedSet{DefinedType: api.DefinedType_NEIGHBOR, Name: name, List: []string{host}})
+		sets = append(sets, n.only.sets(name)...)
 		out = append(out, n.statements(name, "ipv4", familyV4, n.hops.addr4)...)
 		out = append(out, n.statements(name, "ipv6", familyV6, n.hops.addr6)...)
 	}
@@ -79,27 +80,31 @@ func assignPolicies(ctx context.Context, srv *server.BgpServer) error {
 // export is what differs between the peers.
 type export struct {
 	hops nextHops
+	only filter
 	asn  uint32 // to prepend
 	Attributes
 	prepend int
 }
 
 // statements set the next hop and the attributes of local routes of a family to a peer, or reject them when there is no
-// next hop. The preference of lowered routes is not changed.
+// next hop, or the peer gets none of the family. The preference of lowered routes is not changed.
 func (e *export) statements(peer, family string, f *api.Family, hop netip.Addr) []*api.Statement {
+	var in *api.MatchSet
 	statement := func(name string, actions *api.Actions) *api.Statement {
 		return &api.Statement{
 			Name: name + family + " to " + peer,
 			Conditions: &api.Conditions{
 				NeighborSet: &api.MatchSet{Name: peer}, AfiSafiIn: []*api.Family{f},
-				RouteType: api.Conditions_ROUTE_TYPE_LOCAL,
+				RouteType: api.Conditions_ROUTE_TYPE_LOCAL, PrefixSet: in,
 			},
 			Actions: actions,
 		}
 	}
-	if !hop.IsValid() {
+	only, some := e.only.condition(f.Afi == api.Family_AFI_IP, peer)
+	if !hop.IsValid() || !some {
 		return []*api.Statement{statement("", &api.Actions{RouteAction: api.RouteAction_REJECT})}
 	}
+	in = only
 	actions := func() *api.Actions {
 		a := &api.Actions{
 			RouteAction: api.RouteAction_ACCEPT, Nexthop: &api.NexthopAction{Address: hop.WithZone("").String()},
@@ -115,6 +120,12 @@ func (e *export) statements(peer, family string, f *api.Family, hop netip.Addr) 
 			for _, c := range e.LargeCommunities {
 				text := fmt.Sprintf("%d:%d:%d", c[0], c[1], c[2])
 				a.LargeCommunity.Communities = append(a.LargeCommunity.Communities, text)
+			}
+		}
+		if len(e.ExtCommunities) > 0 {
+			a.ExtCommunity = &api.CommunityAction{Type: api.CommunityAction_ADD}
+			for _, c := range e.ExtCommunities {
+				a.ExtCommunity.Communities = append(a.ExtCommunity.Communities, extText(c))
 			}
 		}
 		if e.prepend > 0 {

@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -49,10 +50,12 @@ func (o *Options) routesFor(announcements []lb.Announcement) (routes, lb.VIPErro
 
 // prefixOf returns the prefix that is announced for a VIP.
 func (o *Options) prefixOf(vip netip.Addr) netip.Prefix {
+	pool := o.poolOf(vip)
+	bits := cmp.Or(pool.AggregateV6, o.AggregateV6)
 	if vip.Is4() {
-		return netip.PrefixFrom(vip, o.AggregateV4).Masked()
+		bits = cmp.Or(pool.AggregateV4, o.AggregateV4)
 	}
-	return netip.PrefixFrom(vip, o.AggregateV6).Masked()
+	return netip.PrefixFrom(vip, bits).Masked()
 }
 
 // change is one change of a route.
@@ -118,21 +121,22 @@ const (
 	lowestMED        = 1<<32 - 1
 )
 
-// poolOf returns the attributes of the pool of a prefix. An aggregate has those of the pool of its first address.
-func (o *Options) poolOf(prefix netip.Prefix) Attributes {
-	for _, p := range o.Pools {
-		for _, r := range p.Ranges {
-			if r.Contains(prefix.Addr()) {
-				return p.Attributes
+// poolOf returns the pool of an address; without one it is empty.
+func (o *Options) poolOf(addr netip.Addr) *Pool {
+	for i := range o.Pools {
+		for _, r := range o.Pools[i].Ranges {
+			if r.Contains(addr) {
+				return &o.Pools[i]
 			}
 		}
 	}
-	return Attributes{}
+	return &Pool{}
 }
 
-// attributes returns the attributes of every announced route. gobgp removes LOCAL_PREF for eBGP peers.
+// attributes returns the attributes of an announced route. An aggregate has those of the pool of its first address.
+// gobgp removes LOCAL_PREF for eBGP peers.
 func (o *Options) attributes(prefix netip.Prefix, weight int) []bgp.PathAttributeInterface {
-	pool := o.poolOf(prefix)
+	pool := o.poolOf(prefix.Addr())
 	localPref, med := o.LocalPref, pool.MED
 	if pool.LocalPref != nil {
 		localPref = *pool.LocalPref
@@ -158,13 +162,21 @@ func (o *Options) attributes(prefix netip.Prefix, weight int) []bgp.PathAttribut
 		}
 		attrs = append(attrs, bgp.NewPathAttributeLargeCommunities(large))
 	}
+	var ext []bgp.ExtendedCommunityInterface
+	for _, c := range slices.Concat(o.ExtCommunities, pool.ExtCommunities) {
+		if parsed, err := bgp.ParseExtended(c[:]); err == nil { // it fails for fewer bytes only
+			ext = append(ext, parsed)
+		}
+	}
 	if o.Weighted && weight != lowered {
 		asn := uint16(bgp.AS_TRANS) // the community has room for two bytes (RFC 6793)
 		if o.ASN <= 65535 {
 			asn = uint16(o.ASN)
 		}
-		bandwidth := bgp.NewLinkBandwidthExtended(asn, float32(weight)*bandwidthUnit)
-		attrs = append(attrs, bgp.NewPathAttributeExtendedCommunities([]bgp.ExtendedCommunityInterface{bandwidth}))
+		ext = append(ext, bgp.NewLinkBandwidthExtended(asn, float32(weight)*bandwidthUnit))
+	}
+	if len(ext) > 0 {
+		attrs = append(attrs, bgp.NewPathAttributeExtendedCommunities(ext))
 	}
 	return attrs
 }

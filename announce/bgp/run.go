@@ -130,7 +130,9 @@ func (s *Speaker) exports() map[netip.Addr]export {
 		if !p.attached {
 			return
 		}
-		e := export{hops: p.nextHops, asn: s.o.ASN, Attributes: p.peer.Attributes, prepend: p.peer.Prepend}
+		e := export{
+			hops: p.nextHops, only: p.only, asn: s.o.ASN, Attributes: p.peer.Attributes, prepend: p.peer.Prepend,
+		}
 		if p.peer.ASN == s.o.ASN {
 			e.prepend = 0
 		}

@@ -21,6 +21,7 @@ const stateEstablished = string(guard.Established)
 // they say.
 type session struct {
 	peer  Peer
+	only  filter
 	from  netip.Addr // address of the peer towards gobgp
 	state string
 	since time.Time // of the last change to or from established
@@ -46,24 +47,25 @@ type session struct {
 	limit      loglimit.Limit
 }
 
-// carries reports whether routes of the family of addr are sent to the peer.
-func (n *session) carries(addr netip.Addr) bool {
-	if addr.Is4() {
-		return n.has4 && n.nextHops.has(addr)
+// carries reports whether a route is sent to the peer.
+func (n *session) carries(p netip.Prefix) bool {
+	has := n.has6
+	if p.Addr().Is4() {
+		has = n.has4
 	}
-	return n.has6 && n.nextHops.has(addr)
+	return has && n.nextHops.has(p.Addr()) && n.only.allows(p)
 }
 
-func newSession(p Peer, from netip.Addr) *session {
+func newSession(p Peer, only filter, from netip.Addr) *session {
 	now := time.Now()
-	return &session{peer: p, from: from, state: string(guard.Idle), since: now, disconnectedAt: now}
+	return &session{peer: p, only: only, from: from, state: string(guard.Idle), since: now, disconnectedAt: now}
 }
 
 // config returns the configuration of the guard for the peer.
 func (p *Peer) config(o *Options) guard.Config {
 	c := guard.Config{
 		Address: p.Address, Port: p.Port, ASN: p.ASN, Password: p.Password, HoldTime: p.HoldTime, TTL: p.ttl(o.ASN),
-		Source: p.Source,
+		Source: p.Source, Routes: o.only(p).String(),
 	}
 	if p.TTLSecurity {
 		c.MinTTL = 256 - max(p.Multihop, 1)

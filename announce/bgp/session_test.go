@@ -66,7 +66,8 @@ func TestCarries(t *testing.T) {
 		{"no IPv6 next hop", session{has4: true, has6: true, nextHops: nextHops{addr4: v4}}, true, false},
 		{"no IPv4 next hop", session{has4: true, has6: true, nextHops: nextHops{addr6: v6}}, false, true},
 	} {
-		if c4, c6 := row.n.carries(v4), row.n.carries(v6); c4 != row.c4 || c6 != row.c6 {
+		route := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+		if c4, c6 := row.n.carries(route(v4)), row.n.carries(route(v6)); c4 != row.c4 || c6 != row.c6 {
 			t.Errorf("%s: carries IPv4 %t, IPv6 %t, want %t, %t", row.name, c4, c6, row.c4, row.c6)
 		}
 	}

@@ -49,7 +49,7 @@ func TestSetWaitsForWithdrawals(t *testing.T) {
 				t.Fatal(err)
 			}
 			peer := p.peer.Address
-			s.withdrawals.peerUp(peer, netip.Addr.Is4)
+			s.withdrawals.peerUp(peer, isIPv4)
 			if row.written {
 				time.AfterFunc(time.Second, func() { s.withdrawals.sent(peer, written) })
 			}

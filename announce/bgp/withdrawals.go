@@ -21,8 +21,8 @@ type withdrawalTracker struct {
 // ribOut is the Adj-RIB-Out of a session (RFC 4271, section 3.2), as it was written.
 type ribOut struct {
 	routes  map[netip.Prefix]*written
-	pending map[netip.Prefix]struct{}    // withdrawals that are not written
-	carries func(family netip.Addr) bool // whether routes of that family are sent
+	pending map[netip.Prefix]struct{} // withdrawals that are not written
+	carries func(netip.Prefix) bool   // whether the route is sent
 }
 
 // written is an UPDATE, without its routes.
@@ -36,8 +36,8 @@ func newWithdrawalTracker() *withdrawalTracker {
 	return &withdrawalTracker{peers: map[netip.Addr]*ribOut{}, empty: make(chan struct{})}
 }
 
-// peerUp records a session with peer, and which families it carries. It is called before the first UPDATE.
-func (w *withdrawalTracker) peerUp(peer netip.Addr, carries func(netip.Addr) bool) {
+// peerUp records a session with peer, and which routes it carries. It is called before the first UPDATE.
+func (w *withdrawalTracker) peerUp(peer netip.Addr, carries func(netip.Prefix) bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	r := w.peers[peer]
@@ -62,7 +62,7 @@ func (w *withdrawalTracker) expect(prefixes []netip.Prefix) {
 	defer w.mu.Unlock()
 	for _, r := range w.peers {
 		for _, p := range prefixes {
-			if r.carries(p.Addr()) {
+			if r.carries(p) {
 				r.pending[p] = struct{}{}
 			}
 		}

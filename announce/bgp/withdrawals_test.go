@@ -62,14 +62,14 @@ func TestWithdrawalTracker(t *testing.T) {
 			w.sent(only4, endOfRIB4)
 		}, 1},
 		{"session up again", func(w *withdrawalTracker) {
-			w.peerUp(all, func(netip.Addr) bool { return true })
+			w.peerUp(all, func(netip.Prefix) bool { return true })
 			w.sent(unknown, withdraw4)
 		}, 3},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			w := newWithdrawalTracker()
-			w.peerUp(all, func(netip.Addr) bool { return true })
-			w.peerUp(only4, netip.Addr.Is4)
+			w.peerUp(all, func(netip.Prefix) bool { return true })
+			w.peerUp(only4, isIPv4)
 			w.expect([]netip.Prefix{v4, v6})
 			row.do(w)
 			ctx := ended
@@ -93,7 +93,7 @@ func TestWithdrawalTracker(t *testing.T) {
 func TestRibOut(t *testing.T) {
 	peer, w := netip.MustParseAddr("192.0.2.1"), newWithdrawalTracker()
 	a, b := netip.MustParsePrefix("203.0.113.1/32"), netip.MustParsePrefix("2001:db8::1/128")
-	w.peerUp(peer, func(netip.Addr) bool { return true })
+	w.peerUp(peer, func(netip.Prefix) bool { return true })
 	for _, row := range []struct {
 		u    guard.Update
 		want int
@@ -127,7 +127,7 @@ func TestWithdrawalTrackerWait(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWithdrawalTracker()
-			w.peerUp(peer, netip.Addr.Is4)
+			w.peerUp(peer, isIPv4)
 			w.expect([]netip.Prefix{prefix})
 			time.AfterFunc(time.Second, func() { row.event(w) })
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -140,3 +140,5 @@ func TestWithdrawalTrackerWait(t *testing.T) {
 		})
 	}
 }
+
+func isIPv4(p netip.Prefix) bool { return p.Addr().Is4() }

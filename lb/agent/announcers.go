@@ -141,11 +141,16 @@ func bgpOptions(cfg *config.Config, facts node, log *slog.Logger) bgp.Options {
 		RestartTime: c.RestartTime, GracefulShutdown: c.GracefulShutdown, LongLivedRestartTime: c.LongLivedRestartTime,
 		NextHopV4: facts.address4, NextHopV6: facts.address6, Log: log,
 	}
-	o.Communities, o.LargeCommunities = communities(c.Communities)
+	o.Communities, o.LargeCommunities, o.ExtCommunities = communities(c.Communities)
 	for _, p := range cfg.Pools {
-		if a := attributes(p.Attributes); !a.Empty() {
-			o.Pools = append(o.Pools, bgp.Pool{Ranges: p.Ranges, Attributes: a})
+		chosen := func(peer config.Peer) bool { return slices.Contains(peer.Pools, p.Name) }
+		a := attributes(p.Attributes)
+		if a.Empty() && p.AggregateV4+p.AggregateV6 == 0 && !slices.ContainsFunc(c.Peers, chosen) {
+			continue // it is like no pool: its change concerns no session
 		}
+		o.Pools = append(o.Pools, bgp.Pool{
+			Name: p.Name, Ranges: p.Ranges, Attributes: a, AggregateV4: p.AggregateV4, AggregateV6: p.AggregateV6,
+		})
 	}
 	for _, p := range c.Peers {
 		o.Peers = append(o.Peers, bgp.Peer{
@@ -155,7 +160,7 @@ func bgpOptions(cfg *config.Config, facts node, log *slog.Logger) bgp.Options {
 				Interval: p.BFD.Interval, Multiplier: uint8(p.BFD.Multiplier), Multihop: p.BFD.Multihop,
 				MinTTL: uint8(p.BFD.MinTTL),
 			},
-			Attributes: attributes(p.Attributes), Prepend: p.Prepend,
+			Pools: p.Pools, Attributes: attributes(p.Attributes), Prepend: p.Prepend,
 		})
 	}
 	return o
@@ -163,18 +168,20 @@ func bgpOptions(cfg *config.Config, facts node, log *slog.Logger) bgp.Options {
 
 func attributes(a config.Attributes) bgp.Attributes {
 	out := bgp.Attributes{LocalPref: a.LocalPref, MED: a.MED}
-	out.Communities, out.LargeCommunities = communities(a.Communities)
+	out.Communities, out.LargeCommunities, out.ExtCommunities = communities(a.Communities)
 	return out
 }
 
-// communities returns the standard and the large ones.
-func communities(list []config.Community) (standard []uint32, large [][3]uint32) {
+// communities returns the standard, the large and the extended ones.
+func communities(list []config.Community) (standard []uint32, large [][3]uint32, extended [][8]byte) {
 	for _, x := range list {
 		if s, ok := x.Standard(); ok {
 			standard = append(standard, s)
 		} else if l, ok := x.Large(); ok {
 			large = append(large, l)
+		} else if e, ok := x.Extended(); ok {
+			extended = append(extended, e)
 		}
 	}
-	return standard, large
+	return standard, large, extended
 }

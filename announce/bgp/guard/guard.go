@@ -46,6 +46,8 @@ type Config struct {
 	RestartTime time.Duration
 	// LongLived is that of long-lived graceful restart (RFC 9494), with RestartTime; 0: none.
 	LongLived time.Duration
+	// Routes names what the backend sends to the peer. When it changes, the session is replaced.
+	Routes string
 }
 
 // Session is an established session.
