@@ -102,7 +102,11 @@ type Attributes struct {
 
 // Peer is one BGP neighbour.
 type Peer struct {
-	Address         netip.Addr // may have a zone when it is link-local
+	// One of the three: the address, which may have a zone when it is link-local; the interface on which the only
+	// router is the peer; addresses from which peers connect to this node.
+	Address         netip.Addr
+	Interface       string
+	ListenRange     netip.Prefix
 	ASN             uint32
 	Port            uint16
 	Password        Secret        // TCP MD5 (RFC 2385), 1 to 80 bytes; zero: none configured

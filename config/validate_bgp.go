@@ -33,6 +33,7 @@ func (d *decoder) bgp(t *table) *BGP {
 	for _, p := range t.tables("peers") {
 		b.Peers = append(b.Peers, d.peer(p, b.ASN, seen))
 	}
+	d.ranges(b)
 	b.Communities = distinct(t.list("communities", "64512:100"), item.community)
 	b.LocalPref = integer(t, "local_pref", b.LocalPref, 0, 1<<32-1)
 	b.AggregateV4, b.AggregateV6 = t.aggregates(b.AggregateV4, b.AggregateV6)
@@ -71,9 +72,7 @@ func (t *table) asn() uint32 {
 
 func (d *decoder) peer(t *table, asn uint32, seen map[netip.Addr]string) Peer {
 	p := defaultPeer()
-	if i, ok := t.need("address", `write address = "192.0.2.1"`); ok {
-		p.Address = i.peerAddress(seen)
-	}
+	d.neighbour(t, &p, seen)
 	p.ASN = t.asn()
 	p.Port = integer(t, "port", p.Port, 1, 65535)
 	p.Password = t.secret("password_file", "/etc/steelyard/peer.key", 1, 80) // TCP_MD5SIG_MAXKEYLEN

@@ -5,7 +5,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 )
 
 func (d *decoder) datapath(t *table) {
@@ -107,17 +106,5 @@ func (i item) portRange(s, like string) (r PortRange, ok bool) {
 const interfaceNameMax = 15
 
 func (t *table) interfaces(key string) []string {
-	return distinct(t.list(key, "eth0"), func(i item) (string, bool) {
-		s, ok := i.str("eth0")
-		if !ok {
-			return "", false
-		}
-		// As dev_valid_name in net/core/dev.c.
-		if s == "" || s == "." || s == ".." || len(s) > interfaceNameMax || strings.ContainsAny(s, "/:") ||
-			strings.IndexFunc(s, unicode.IsSpace) >= 0 {
-			i.errorf("write one like \"eth0\", of at most 15 bytes", "%q is not the name of an interface", s)
-			return "", false
-		}
-		return s, true
-	})
+	return distinct(t.list(key, "eth0"), item.interfaceName)
 }

@@ -93,6 +93,7 @@ func (s *Status) MarkOffered(reason func(RouteStatus) string) {
 // PeerStatus is one BGP neighbour.
 type PeerStatus struct {
 	Peer      netip.Addr `json:"peer"`
+	Interface string     `json:"interface,omitempty"` // of an unnumbered peer; Peer is ::%interface until it is found
 	ASN       uint32     `json:"asn"`
 	State     string     `json:"state"`  // idle, connect, active, opensent, openconfirm, established
 	Routes    int        `json:"routes"` // announced to the neighbour

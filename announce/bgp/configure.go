@@ -29,6 +29,7 @@ func (s *Speaker) Configure(ctx context.Context, o Options) error {
 	s.o = o
 	s.mu.Unlock()
 	s.guard.Configure(o.ASN, o.RouterID, o.ListenPort, o.ListenAddresses)
+	earlier := s.resolved(&before)
 	s.setPeers()
 	if before.ASN != o.ASN || before.RouterID != o.RouterID {
 		s.wanted, _ = o.routesFor(s.vips)
@@ -38,16 +39,16 @@ func (s *Speaker) Configure(ctx context.Context, o Options) error {
 		}
 		return nil
 	}
-	err = s.changeExports(ctx, &before)
+	err = s.changeExports(ctx, earlier)
 	return errors.Join(err, s.reannounce(ctx, &before, &o))
 }
 
 // changeExports sends the routes again to the peers whose attributes differ.
-func (s *Speaker) changeExports(ctx context.Context, before *Options) error {
+func (s *Speaker) changeExports(ctx context.Context, before []Peer) error {
 	s.attachMu.Lock()
 	defer s.attachMu.Unlock()
 	earlier := map[netip.Addr]Peer{}
-	for _, p := range before.Peers {
+	for _, p := range before {
 		earlier[p.Address] = p
 	}
 	var changed []session
@@ -74,7 +75,11 @@ func (s *Speaker) changeExports(ctx context.Context, before *Options) error {
 
 // setPeers applies the peers of the options to the sessions, the guard and BFD.
 func (s *Speaker) setPeers() {
+	s.peersMu.Lock()
+	defer s.peersMu.Unlock()
 	o := s.options()
+	s.finder.SetInterfaces(o.interfaces())
+	o.Peers = s.resolved(&o)
 	var peers []guard.Config
 	wanted := map[netip.Addr]bool{}
 	s.mu.Lock()
@@ -85,7 +90,9 @@ func (s *Speaker) setPeers() {
 	next := 0
 	for _, p := range o.Peers {
 		wanted[p.Address] = true
-		peers = append(peers, p.config(&o))
+		if p.known() {
+			peers = append(peers, p.config(&o))
+		}
 		if have := s.sessions[p.Address]; have != nil {
 			have.peer, have.only = p, o.only(&p)
 			continue
@@ -97,6 +104,7 @@ func (s *Speaker) setPeers() {
 		s.sessions[p.Address] = newSession(p, o.only(&p), backendFrom(next))
 	}
 	s.mu.Unlock()
+	s.guard.SetRanges(s.ranges())
 	s.guard.SetPeers(peers) // returns when the sessions with removed peers have ended
 	s.mu.Lock()
 	maps.DeleteFunc(s.sessions, func(peer netip.Addr, p *session) bool {

@@ -36,13 +36,20 @@
 // Two simpler ways do not give the same: rejecting the routes of peers by policy parses and stores them first, and a
 // filter of malformed UPDATEs would have to know the defects of gobgp.
 //
+// # Peers without addresses
+//
+// A peer on an Interface has the address that package routeradv finds, and is the peer ::%interface until then. Peers
+// of a ListenRange are made when they connect (connected) and removed a while after their session. Everything else
+// knows peers by their address only (resolved).
+//
 // # Next hops
 //
 // Routes of the family of the session have the local address of the session as next hop. Routes of the other family,
 // and IPv6 routes over a link-local session, have the first global address of the interface that has the session's
 // address, else NextHopV4 or NextHopV6 (policy.go). Without any of these they are not sent and PeerStatus has the
 // reason; they are sent as soon as an address is added. IPv4 routes over IPv6 sessions have an IPv4 next hop, so that
-// routers without RFC 8950 can use them.
+// routers without RFC 8950 can use them. Peers on an Interface have the link-local address for both families
+// (nextHopsNow).
 //
 // # Graceful restart
 //

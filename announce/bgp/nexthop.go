@@ -42,6 +42,31 @@ func (o *Options) nextHopsFrom(local netip.Addr) nextHops {
 	return n
 }
 
+// nextHopsNow returns the next hops of the session, given the present addresses of its interface. On a link without
+// addresses of its own, that is the link-local address: a global one, such as that of the loopback interface, is
+// reached only by the routes of this session. Older routers, without RFC 8950, need an IPv4 address on the link.
+func (n *session) nextHopsNow(o *Options) nextHops {
+	if n.peer.Interface == "" {
+		return o.nextHopsFrom(n.local)
+	}
+	hops := nextHops{addr6: n.local}
+	if n.extended {
+		hops.addr4 = n.local
+		return hops
+	}
+	_, addrs, err := interfaceOf(n.local)
+	hops.addr4 = firstOr(addrs, netip.Addr.Is4, netip.Addr{})
+	switch {
+	case hops.addr4.IsValid():
+	case err != nil:
+		hops.reason4 = fmt.Sprintf("IPv4 routes are not sent: %v", err)
+	default:
+		hops.reason4 = fmt.Sprintf("IPv4 routes are not sent: the peer does not offer extended next hops (RFC 8950), "+
+			"and %s has no IPv4 address", n.peer.Interface)
+	}
+	return hops
+}
+
 func firstOr(addrs []netip.Addr, ok func(netip.Addr) bool, otherwise netip.Addr) netip.Addr {
 	for _, a := range addrs {
 		if ok(a) {

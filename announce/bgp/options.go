@@ -52,9 +52,15 @@ type Options struct {
 
 // Peer is one neighbour.
 type Peer struct {
-	// Address is the address of the neighbour, with a zone when it is link-local.
+	// Address is the address of the neighbour, with a zone when it is link-local. Exactly one of Address, Interface and
+	// ListenRange is set.
 	Address netip.Addr
-	ASN     uint32
+	// Interface is the link on which the only router is the neighbour: its address is link-local, and is found by
+	// router advertisements. IPv4 routes have an IPv6 next hop if the neighbour supports that (RFC 8950).
+	Interface string
+	// ListenRange are addresses of neighbours that connect to this node. Each is a peer while it is connected.
+	ListenRange netip.Prefix
+	ASN         uint32
 	// Port is its TCP port; 0: 179.
 	Port uint16
 	// Password is the TCP MD5 key (RFC 2385), at most 80 bytes; "": none.
@@ -162,16 +168,16 @@ func (o Options) withDefaults() (Options, error) {
 		bad("IPv6 next hop %v: want a global IPv6 address", o.NextHopV6)
 	}
 	peers := make([]Peer, len(o.Peers))
-	seen := map[netip.Addr]bool{}
+	seen := map[string]bool{}
 	for i, p := range o.Peers {
 		var err error
 		if peers[i], err = p.withDefaults(o.ASN); err != nil {
 			errs = append(errs, err)
 		}
-		if seen[p.Address] {
-			bad("peer %v is named twice", p.Address)
+		if seen[p.name()] {
+			bad("peer %v is named twice", p.name())
 		}
-		seen[p.Address] = true
+		seen[p.name()] = true
 	}
 	if len(peers) > maxPeers {
 		bad("%d peers: at most %d", len(peers), maxPeers)
@@ -183,10 +189,18 @@ func (o Options) withDefaults() (Options, error) {
 func (p Peer) withDefaults(asn uint32) (Peer, error) {
 	var errs []error
 	bad := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf("peer %v: %w", p.Address, fmt.Errorf(format, args...)))
+		errs = append(errs, fmt.Errorf("peer %v: %w", p.name(), fmt.Errorf(format, args...)))
 	}
 	orDefault(&p.Port, 179)
-	if !p.Address.IsValid() || p.Address.IsUnspecified() || p.Address.IsMulticast() || p.Address.Is4In6() {
+	switch {
+	case p.Interface != "" || p.ListenRange.IsValid():
+		if p.Address.IsValid() || p.Interface != "" && p.ListenRange.IsValid() {
+			bad("want one of address, interface and range")
+		}
+		if r := p.ListenRange; r.IsValid() && (r != r.Masked() || r.Addr().Is4In6()) {
+			bad("want a range without host bits")
+		}
+	case !p.Address.IsValid() || p.Address.IsUnspecified() || p.Address.IsMulticast() || p.Address.Is4In6():
 		bad("want the address of a neighbour")
 	}
 	if p.Address.IsLinkLocalUnicast() && p.Address.Is6() && p.Address.Zone() == "" {
@@ -204,10 +218,21 @@ func (p Peer) withDefaults(asn uint32) (Peer, error) {
 	if p.Multihop < 0 || p.Multihop > 255 {
 		bad("multihop %d: want 0 to 255", p.Multihop)
 	}
-	if p.Source.IsValid() && p.Source.Is4() != p.Address.Is4() {
+	if p.Source.IsValid() && p.Address.IsValid() && p.Source.Is4() != p.Address.Is4() {
 		bad("source %v is of the other address family", p.Source)
 	}
 	return p, errors.Join(errs...)
+}
+
+// name returns which neighbour p is.
+func (p *Peer) name() string {
+	switch {
+	case p.Interface != "":
+		return p.Interface
+	case p.ListenRange.IsValid():
+		return p.ListenRange.String()
+	}
+	return p.Address.String()
 }
 
 func orDefault[T comparable](v *T, def T) {

@@ -23,6 +23,7 @@ const pollInterval = time.Second
 // No session is opened before the first Set: the first UPDATEs after a restart have every route that is to stay.
 func (s *Speaker) Run(ctx context.Context) error {
 	defer s.startBFD()()
+	defer s.startFinder()()
 	for {
 		if again, err := s.run(ctx); err != nil || !again {
 			return err

@@ -30,6 +30,7 @@ type session struct {
 	attached   bool // gobgp has the peer
 	nextHops   nextHops
 	has4, has6 bool       // the peer has negotiated the family
+	extended   bool       // IPv4 routes may have an IPv6 next hop
 	local      netip.Addr // local address of the session
 	received   uint64     // routes from the peer, as of the last poll
 
@@ -66,6 +67,7 @@ func (p *Peer) config(o *Options) guard.Config {
 	c := guard.Config{
 		Address: p.Address, Port: p.Port, ASN: p.ASN, Password: p.Password, HoldTime: p.HoldTime, TTL: p.ttl(o.ASN),
 		Source: p.Source, Routes: o.only(p).String(),
+		ExtendedNextHop: p.Interface != "", Passive: p.ListenRange.IsValid(),
 	}
 	if p.TTLSecurity {
 		c.MinTTL = 256 - max(p.Multihop, 1)
@@ -91,7 +93,7 @@ func (p *Peer) ttl(asn uint32) int {
 // status returns the public state; routes is how many were written to the peer. Speaker.mu is held.
 func (n *session) status(now time.Time, routes int) lb.PeerStatus {
 	s := lb.PeerStatus{Peer: n.peer.Address, ASN: n.peer.ASN, State: n.state, Since: n.since, LastError: n.reason(now)}
-	s.Received, s.Errors = n.received, slices.Clone(n.errors)
+	s.Interface, s.Received, s.Errors = n.peer.Interface, n.received, slices.Clone(n.errors)
 	if n.state == stateEstablished {
 		s.Routes = routes
 	}

@@ -27,7 +27,8 @@ func (s *Speaker) attach(ctx context.Context, e guard.Session) (guard.Backend, e
 		return guard.Backend{}, errNoTable
 	}
 	p.attached, p.local, p.has4, p.has6 = true, e.Local, e.V4, e.V6
-	p.nextHops = s.o.nextHopsFrom(e.Local)
+	p.extended = e.ExtendedNextHop
+	p.nextHops = p.nextHopsNow(&s.o)
 	from := p.from
 	s.mu.Unlock()
 	s.trackWithdrawals(e.Peer)
@@ -70,6 +71,7 @@ func (s *Speaker) trackWithdrawals(addr netip.Addr) {
 // poll updates what no event reports.
 func (s *Speaker) poll(ctx context.Context, srv *bgpServer) {
 	s.refreshNextHops(ctx, srv)
+	s.forgetDynamic()
 	for _, p := range s.attached() {
 		s.countReceived(p.peer.Address)
 	}
@@ -104,7 +106,7 @@ func (s *Speaker) attached() (list []session) {
 func (s *Speaker) refreshNextHops(ctx context.Context, srv *bgpServer) {
 	o := s.options()
 	for _, p := range s.attached() {
-		after := o.nextHopsFrom(p.local)
+		after := p.nextHopsNow(&o)
 		if after == p.nextHops {
 			continue
 		}

@@ -14,6 +14,7 @@ import (
 	api "github.com/osrg/gobgp/v3/api"
 	"github.com/steelyard-lb/steelyard/announce/bfd"
 	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
+	"github.com/steelyard-lb/steelyard/announce/bgp/routeradv"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -34,7 +35,11 @@ type Speaker struct {
 	firstSet     chan struct{} // closed by the first Set
 	firstSetOnce sync.Once
 
+	finder *routeradv.Finder // of peers on interfaces
+
 	restart chan struct{} // a changed option needs new sessions
+
+	peersMu sync.Mutex // held while the peers change
 
 	setMu     sync.Mutex // guards the following fields; held during a whole Set
 	wanted    routes
@@ -49,6 +54,8 @@ type Speaker struct {
 	o        Options
 	bfdError string // why BFD does not run; empty: it does
 	sessions map[netip.Addr]*session
+	found    map[string]netip.Addr // the routers on interfaces
+	dynamic  map[netip.Addr]bool   // peers of a ListenRange
 }
 
 // New returns a Speaker, or an error with every invalid option. It opens no socket.
@@ -61,7 +68,9 @@ func New(o Options) (*Speaker, error) {
 		o: o, log: o.Log, withdrawals: newWithdrawalTracker(), mail: mailbox{wake: make(chan struct{}, 1)},
 		firstSet: make(chan struct{}), installed: routes{}, sessions: map[netip.Addr]*session{},
 		restart: make(chan struct{}, 1), bfdWanted: make(chan struct{}),
+		found: map[string]netip.Addr{}, dynamic: map[netip.Addr]bool{},
 	}
+	s.finder = routeradv.New(routeradv.Options{Found: s.routerFound, Log: o.Log})
 	if s.bfd, err = bfd.New(bfd.Options{Changed: s.bfdChanged, Log: o.Log}); err != nil {
 		return nil, fmt.Errorf("bfd: %w", err)
 	}
@@ -75,7 +84,7 @@ func (s *Speaker) newGuard() *guard.Guard {
 	return guard.New(guard.Options{
 		ASN: s.o.ASN, RouterID: s.o.RouterID, Hostname: hostname, ListenPort: s.o.ListenPort,
 		ListenAddresses: s.o.ListenAddresses, Attach: s.attach, Detach: s.detach, Sent: s.withdrawals.sent,
-		Event: s.mail.post, Log: s.log,
+		Unknown: s.connected, Event: s.mail.post, Log: s.log,
 	})
 }
 
@@ -178,6 +187,9 @@ func (s *Speaker) Peers() []lb.PeerStatus {
 	for _, e := range s.sessions {
 		p := e.status(now, s.withdrawals.routes(e.peer.Address))
 		p.BFD = states[p.Peer]
+		if !e.peer.known() {
+			p.LastError = s.finder.Problem(e.peer.Interface)
+		}
 		list = append(list, p)
 	}
 	slices.SortFunc(list, func(a, b lb.PeerStatus) int { return a.Peer.Compare(b.Peer) })

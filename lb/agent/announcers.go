@@ -154,7 +154,8 @@ func bgpOptions(cfg *config.Config, facts node, log *slog.Logger) bgp.Options {
 	}
 	for _, p := range c.Peers {
 		o.Peers = append(o.Peers, bgp.Peer{
-			Address: p.Address, ASN: p.ASN, Port: p.Port, Password: p.Password.Reveal(), HoldTime: p.HoldTime,
+			Address: p.Address, Interface: p.Interface, ListenRange: p.ListenRange, ASN: p.ASN, Port: p.Port,
+			Password: p.Password.Reveal(), HoldTime: p.HoldTime,
 			MaxReceived: p.MaxReceived, Multihop: p.Multihop, TTLSecurity: p.TTLSecurity, Source: p.Source,
 			GracefulRestart: p.GracefulRestart && c.RestartTime > 0, BFD: bgp.BFD{
 				Interval: p.BFD.Interval, Multiplier: uint8(p.BFD.Multiplier), Multihop: p.BFD.Multihop,

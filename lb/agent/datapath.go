@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"net/netip"
@@ -54,7 +55,9 @@ func peersOf(c *config.Config) (addrs []netip.Addr) {
 		return nil
 	}
 	for _, p := range c.BGP.Peers {
-		addrs = append(addrs, p.Address.WithZone(""))
+		if p.Address.IsValid() {
+			addrs = append(addrs, p.Address.WithZone(""))
+		}
 	}
 	return addrs
 }
@@ -69,7 +72,7 @@ func linksOf(c *config.Config, facts node) (names []string) {
 		return names
 	}
 	for _, p := range c.BGP.Peers {
-		if zone := p.Address.Zone(); zone != "" && !slices.Contains(names, zone) {
+		if zone := cmp.Or(p.Interface, p.Address.Zone()); zone != "" && !slices.Contains(names, zone) {
 			names = append(names, zone)
 		}
 	}

@@ -38,5 +38,7 @@
 // listening socket has the keys of all peers; the kernel finds them by address only, so that two peers with the same
 // link-local address and different passwords must be connected to from here, which is always tried too.
 //
+// An address of a Range that no peer has becomes one in Options.Unknown; the socket has a key for the whole range.
+//
 // The backend should refuse connections without the key of Backend: other processes could connect to it too.
 package guard

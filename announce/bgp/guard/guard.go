@@ -25,6 +25,9 @@ type Options struct {
 	// Sent is called after an UPDATE was written to the peer, or was found to be none for it. u is valid until it
 	// returns.
 	Sent func(peer netip.Addr, u *Update)
+	// Unknown is called when an address of a Range that no peer has connects. It may call SetPeers, and reports whether
+	// the address is a peer now. nil: such connections are closed.
+	Unknown func(from netip.Addr) bool
 	// Event is called when the state of a peer changes, and when a connection fails.
 	Event func(Event)
 	Log   *slog.Logger
@@ -42,6 +45,8 @@ type Config struct {
 	Source   netip.Addr    // zero: the kernel chooses it
 	Device   string        // interface or VRF; empty: any
 	Passive  bool          // do not connect
+	// ExtendedNextHop offers that IPv4 routes have an IPv6 next hop (RFC 8950).
+	ExtendedNextHop bool
 	// RestartTime is that of graceful restart (RFC 4724); 0: no graceful restart.
 	RestartTime time.Duration
 	// LongLived is that of long-lived graceful restart (RFC 9494), with RestartTime; 0: none.
@@ -56,6 +61,8 @@ type Session struct {
 	Local  netip.Addr // with a zone if it is link-local
 	ASN    uint32
 	V4, V6 bool // the families of both sides
+	// ExtendedNextHop: both sides offer it (RFC 8950).
+	ExtendedNextHop bool
 }
 
 // Event is a change of the state of a peer, or a failure.
@@ -75,6 +82,7 @@ type Guard struct {
 	peers    map[netip.Addr]*peer
 	sessions map[netip.Addr]*conn
 	listen   map[netip.AddrPort]*listener
+	ranges   []Range
 	wg       sync.WaitGroup
 }
 
@@ -265,6 +273,7 @@ func (g *Guard) open(c *Config, restarted bool) Open {
 		FourOctetAS: true, RouteRefresh: true, Hostname: g.o.Hostname,
 		GracefulRestart: c.RestartTime > 0, RestartTime: uint16(c.RestartTime / time.Second),
 		LongLived: uint32(c.LongLived / time.Second), Restarted: restarted, Forwarded: true,
+		ExtendedNextHop: c.ExtendedNextHop,
 	}
 }
 

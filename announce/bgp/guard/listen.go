@@ -49,7 +49,7 @@ func (g *Guard) relisten(ctx context.Context) {
 		if l.socket != nil || ctx.Err() != nil {
 			continue
 		}
-		socket, err := listen(ctx, at, peers)
+		socket, err := listen(ctx, at, peers, g.ranges)
 		if err != nil {
 			if l.err == nil {
 				g.o.Log.Error("not listening; only connecting", "address", at, "err", err)
@@ -78,6 +78,9 @@ func (g *Guard) listenAddresses(peers []Config) (list []netip.AddrPort) {
 	}
 	if len(list) > 0 {
 		return list
+	}
+	for _, r := range g.ranges {
+		peers = append(peers, Config{Address: r.Prefix.Addr()})
 	}
 	for _, p := range peers {
 		if p.Address.Is4() {
@@ -125,9 +128,10 @@ func (g *Guard) accept(ctx context.Context, l *net.TCPListener) {
 
 func (g *Guard) accepted(ctx context.Context, c *net.TCPConn) {
 	from, local := addrOf(c.RemoteAddr()), addrOf(c.LocalAddr())
-	g.mu.Lock()
-	p := g.peers[from]
-	g.mu.Unlock()
+	p := g.peerOf(from)
+	if p == nil && g.o.Unknown != nil && g.inRange(from) && g.o.Unknown(from) {
+		p = g.peerOf(from)
+	}
 	if p == nil {
 		g.o.Log.Debug("connection of an unknown peer closed", "peer", from)
 		c.Close()

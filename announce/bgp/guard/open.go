@@ -10,6 +10,7 @@ import (
 const (
 	capMultiprotocol   = 1  // RFC 4760
 	capRouteRefresh    = 2  // RFC 2918
+	capExtendedNextHop = 5  // RFC 8950
 	capGracefulRestart = 64 // RFC 4724
 	capFourOctetAS     = 65 // RFC 6793
 	capLongLived       = 71 // RFC 9494
@@ -36,6 +37,8 @@ type Open struct {
 	// FourOctetAS: the AS_PATH has numbers of four bytes (RFC 6793).
 	FourOctetAS  bool
 	RouteRefresh bool
+	// ExtendedNextHop: IPv4 unicast routes may have an IPv6 next hop (RFC 8950).
+	ExtendedNextHop bool
 	// GracefulRestart: the capability (RFC 4724), with the time in seconds, the Restart State bit, and for the families
 	// of this OPEN the Forwarding State bit.
 	GracefulRestart      bool
@@ -60,6 +63,9 @@ func (o *Open) message() []byte {
 	family(o.V6, afiIPv6)
 	if o.RouteRefresh {
 		add(capRouteRefresh)
+	}
+	if o.ExtendedNextHop {
+		add(capExtendedNextHop, 0, afiIPv4, 0, safiUnicast, 0, afiIPv6)
 	}
 	if o.FourOctetAS {
 		add(capFourOctetAS, binary.BigEndian.AppendUint32(nil, o.ASN)...)
@@ -199,6 +205,14 @@ func (o *Open) capabilities(b []byte, multiprotocol *bool) error {
 			o.V6 = o.V6 || afi == afiIPv6 && unicast
 		case capRouteRefresh:
 			o.RouteRefresh = true
+		case capExtendedNextHop:
+			if len(value)%6 != 0 {
+				return wrong()
+			}
+			for ; len(value) > 0; value = value[6:] {
+				is := [6]byte(value) == [6]byte{0, afiIPv4, 0, safiUnicast, 0, afiIPv6}
+				o.ExtendedNextHop = o.ExtendedNextHop || is
+			}
 		case capFourOctetAS:
 			if len(value) != 4 {
 				return wrong()

@@ -21,6 +21,7 @@ func TestOpenRoundTrip(t *testing.T) {
 		"IPv6":            func(o *Open) { o.V4 = false },
 		"AS of 2 bytes":   func(o *Open) { o.FourOctetAS = false },
 		"AS of 4 bytes":   func(o *Open) { o.ASN = 4200000000 },
+		"extended":        func(o *Open) { o.ExtendedNextHop = true },
 		"no hold time":    func(o *Open) { o.HoldTime = 0 },
 		"restarting":      func(o *Open) { o.GracefulRestart, o.RestartTime, o.Restarted = true, 4095, true },
 		"not restarting":  func(o *Open) { o.GracefulRestart, o.RestartTime = true, 30 },

@@ -100,6 +100,7 @@ func (c *conn) refresh(ctx context.Context, body []byte, at *[3]time.Time) {
 func (c *conn) fromBackend(ctx context.Context, hold time.Duration) error {
 	s := Session{
 		Peer: c.cfg.Address, Local: c.local, ASN: c.theirs.ASN, V4: c.theirs.V4, V6: c.theirs.V6,
+		ExtendedNextHop: c.ours.ExtendedNextHop && c.theirs.ExtendedNextHop,
 	}
 	target, err := c.p.g.o.Attach(ctx, s)
 	if err != nil {

@@ -97,9 +97,23 @@ func setOptions(fd int, c *Config) error {
 	return err
 }
 
-// listen opens a listening socket with the keys of these peers. Its TTL is 255, because a SYN-ACK must pass the check
-// of peers with TTL security; accepted connections get that of their peer.
-func listen(ctx context.Context, at netip.AddrPort, peers []Config) (*net.TCPListener, error) {
+// setRangeKey sets the MD5 key of a range on a listening socket; "" removes it. A key of a single address has
+// precedence. Connections that are accepted have the key.
+func setRangeKey(fd int, prefix netip.Prefix, password string) error {
+	sig := md5Key(prefix.Addr(), password)
+	sig.Flags, sig.Prefixlen = unix.TCP_MD5SIG_FLAG_PREFIX, uint8(prefix.Bits())
+	err := unix.SetsockoptTCPMD5Sig(fd, unix.IPPROTO_TCP, unix.TCP_MD5SIG_EXT, sig)
+	if err != nil {
+		return fmt.Errorf("set the password of %v: %w", prefix, os.NewSyscallError("setsockopt", err))
+	}
+	return nil
+}
+
+// listen opens a listening socket with the keys of these peers and ranges. Its TTL is 255, because a SYN-ACK must pass
+// the check of peers with TTL security; accepted connections get that of their peer.
+func listen(
+	ctx context.Context, at netip.AddrPort, peers []Config, ranges []Range,
+) (*net.TCPListener, error) {
 	lc := net.ListenConfig{KeepAlive: -1, Control: func(_, _ string, raw syscall.RawConn) error {
 		return control(raw, func(fd int) error {
 			all := Config{Address: at.Addr(), TTL: 255}
@@ -107,6 +121,11 @@ func listen(ctx context.Context, at netip.AddrPort, peers []Config) (*net.TCPLis
 			for i := range peers {
 				if peers[i].Address.Is4() == at.Addr().Is4() {
 					err = errors.Join(err, setKey(fd, &peers[i]))
+				}
+			}
+			for _, r := range ranges {
+				if r.Prefix.Addr().Is4() == at.Addr().Is4() && r.Password != "" {
+					err = errors.Join(err, setRangeKey(fd, r.Prefix, r.Password))
 				}
 			}
 			return err

@@ -86,27 +86,31 @@ func frrText(c RouterConfig) string {
 	s.WriteString(" bgp log-neighbor-changes\n no bgp default ipv4-unicast\n no bgp ebgp-requires-policy\n")
 	s.WriteString(" bgp bestpath as-path multipath-relax\n")
 	for _, n := range c.Neighbors {
-		fmt.Fprintf(&s, " neighbor %s remote-as %d\n", n.Address, n.ASN)
-		fmt.Fprintf(&s, " neighbor %s timers %d %d\n", n.Address, max(1, hold/3), hold)
-		fmt.Fprintf(&s, " neighbor %s timers connect 1\n", n.Address)
+		unnumbered := ""
+		if n.Interface != "" {
+			unnumbered = " interface"
+		}
+		fmt.Fprintf(&s, " neighbor %s%s remote-as %d\n", n.name(), unnumbered, n.ASN)
+		fmt.Fprintf(&s, " neighbor %s timers %d %d\n", n.name(), max(1, hold/3), hold)
+		fmt.Fprintf(&s, " neighbor %s timers connect 1\n", n.name())
 		if n.Password != "" {
-			fmt.Fprintf(&s, " neighbor %s password %s\n", n.Address, n.Password)
+			fmt.Fprintf(&s, " neighbor %s password %s\n", n.name(), n.Password)
 		}
 		if n.Passive {
-			fmt.Fprintf(&s, " neighbor %s passive\n", n.Address)
+			fmt.Fprintf(&s, " neighbor %s passive\n", n.name())
 		}
 		if n.BFD {
-			fmt.Fprintf(&s, " neighbor %s bfd\n neighbor %s bfd profile fast\n", n.Address, n.Address)
+			fmt.Fprintf(&s, " neighbor %s bfd\n neighbor %s bfd profile fast\n", n.name(), n.name())
 		}
 	}
 	for _, family := range []string{"ipv4", "ipv6"} {
 		fmt.Fprintf(&s, " address-family %s unicast\n  maximum-paths 16\n  maximum-paths ibgp 16\n", family)
 		for _, n := range c.Neighbors {
-			if family == "ipv6" || n.Address.Is4() {
-				fmt.Fprintf(&s, "  neighbor %s activate\n", n.Address)
+			if family == "ipv6" || n.Address.Is4() || n.Interface != "" {
+				fmt.Fprintf(&s, "  neighbor %s activate\n", n.name())
 			}
-			if family == "ipv6" {
-				fmt.Fprintf(&s, "  neighbor %s route-map global in\n", n.Address)
+			if family == "ipv6" && n.Interface == "" {
+				fmt.Fprintf(&s, "  neighbor %s route-map global in\n", n.name())
 			}
 		}
 		s.WriteString(" exit-address-family\n")
@@ -115,6 +119,14 @@ func frrText(c RouterConfig) string {
 	// neighbour.
 	s.WriteString("route-map global permit 10\n set ipv6 next-hop prefer-global\n")
 	return s.String()
+}
+
+// name is how commands call the neighbour.
+func (n *Neighbor) name() string {
+	if n.Interface != "" {
+		return n.Interface
+	}
+	return n.Address.String()
 }
 
 func (f *frr) show(ctx context.Context, h *lab.Host, command string) (string, error) {

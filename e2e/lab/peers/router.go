@@ -52,7 +52,9 @@ type RouterConfig struct {
 // Neighbor is a BGP neighbour of a Router. Sessions over IPv4 carry both families, those over IPv6 carry IPv6.
 type Neighbor struct {
 	Address netip.Addr
-	ASN     uint32
+	// Interface is the link of an unnumbered neighbour without Address, of FRR only.
+	Interface string
+	ASN       uint32
 	// Password is the key of TCP MD5 signatures (RFC 2385); empty: none.
 	Password string
 	// Passive: the router does not open the TCP connection.

@@ -1,0 +1,137 @@
+package bgp
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
+)
+
+const (
+	// maxDynamic bounds the peers of all ranges: each costs a session in gobgp.
+	maxDynamic = 100
+	// dynamicIdle is how long such a peer is remembered without a session.
+	dynamicIdle = time.Minute
+)
+
+// resolved returns the peers of o by address. One on an interface has the unspecified address on it until it is found.
+func (s *Speaker) resolved(o *Options) (list []Peer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fixed := map[netip.Addr]bool{}
+	for _, p := range o.Peers {
+		switch {
+		case p.ListenRange.IsValid():
+			continue
+		case p.Interface != "":
+			if p.Address = s.found[p.Interface]; !p.Address.IsValid() {
+				p.Address = netip.IPv6Unspecified().WithZone(p.Interface)
+			}
+		}
+		if !fixed[p.Address] { // a router that is found may be configured by its address, too
+			list = append(list, p)
+		}
+		fixed[p.Address] = true
+	}
+	for a := range s.dynamic {
+		if p, ok := o.rangeOf(a); ok && !fixed[a] {
+			p.Address = a
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+// known reports whether the address of a resolved peer is known.
+func (p *Peer) known() bool { return !p.Address.WithZone("").IsUnspecified() }
+
+// rangeOf returns the peer with the narrowest ListenRange that has an address.
+func (o *Options) rangeOf(a netip.Addr) (best Peer, ok bool) {
+	for _, p := range o.Peers {
+		if p.ListenRange.Contains(a) && (!ok || p.ListenRange.Bits() > best.ListenRange.Bits()) {
+			best, ok = p, true
+		}
+	}
+	return best, ok
+}
+
+// ranges returns those of the guard.
+func (s *Speaker) ranges() (list []guard.Range) {
+	for _, p := range s.options().Peers {
+		if p.ListenRange.IsValid() {
+			list = append(list, guard.Range{Prefix: p.ListenRange, Password: p.Password})
+		}
+	}
+	return list
+}
+
+func (o *Options) interfaces() (names []string) {
+	for _, p := range o.Peers {
+		if p.Interface != "" {
+			names = append(names, p.Interface)
+		}
+	}
+	return names
+}
+
+// connected makes an address that connects a peer, unless there are too many. It is called by the guard.
+func (s *Speaker) connected(from netip.Addr) bool {
+	s.mu.Lock()
+	full := len(s.dynamic) >= maxDynamic
+	if _, ok := s.o.rangeOf(from); !ok || full {
+		s.mu.Unlock()
+		if full {
+			s.log.Debug("connection closed: too many peers of listen_range", "peer", from, "most", maxDynamic)
+		}
+		return false
+	}
+	s.dynamic[from] = true
+	s.mu.Unlock()
+	s.setPeers()
+	return true
+}
+
+// forgetDynamic removes the peers of ranges that are not connected any more.
+func (s *Speaker) forgetDynamic() {
+	now, some := time.Now(), false
+	s.mu.Lock()
+	for a := range s.dynamic {
+		n := s.sessions[a]
+		idle := n == nil || !n.attached && n.state != stateEstablished && now.Sub(n.disconnectedAt) > dynamicIdle
+		if idle && (n == nil || !n.disconnectedAt.IsZero()) {
+			delete(s.dynamic, a)
+			some = true
+		}
+	}
+	s.mu.Unlock()
+	if some {
+		s.setPeers()
+	}
+}
+
+// routerFound is called by the finder. Another router on the link replaces the one before.
+func (s *Speaker) routerFound(iface string, router netip.Addr) {
+	s.mu.Lock()
+	wanted := slices.Contains(s.o.interfaces(), iface)
+	if wanted {
+		s.found[iface] = router
+	}
+	s.mu.Unlock()
+	if wanted {
+		s.setPeers()
+	}
+}
+
+// startFinder runs the finder until stop is called.
+func (s *Speaker) startFinder() (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { s.finder.Run(ctx) })
+	return func() {
+		cancel()
+		wg.Wait()
+	}
+}

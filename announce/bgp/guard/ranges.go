@@ -1,0 +1,47 @@
+package guard
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Range is a set of addresses whose connections Options.Unknown may accept. The prefix has no zone and no host bits.
+type Range struct {
+	Prefix   netip.Prefix
+	Password string // of all that connect from there; "": none
+}
+
+// SetRanges changes the ranges to these. Peers stay.
+func (g *Guard) SetRanges(list []Range) {
+	g.mu.Lock()
+	before := g.ranges
+	g.ranges = slices.Clone(list)
+	for _, r := range before {
+		kept := slices.ContainsFunc(list, func(x Range) bool { return x.Prefix == r.Prefix && x.Password != "" })
+		if r.Password != "" && !kept {
+			g.eachSocket(r.Prefix.Addr(), func(fd int) error { return setRangeKey(fd, r.Prefix, "") })
+		}
+	}
+	for _, r := range list {
+		if r.Password != "" && !slices.Contains(before, r) {
+			g.eachSocket(r.Prefix.Addr(), func(fd int) error { return setRangeKey(fd, r.Prefix, r.Password) })
+		}
+	}
+	running := g.running
+	g.mu.Unlock()
+	if running != nil {
+		g.relisten(running)
+	}
+}
+
+func (g *Guard) inRange(from netip.Addr) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.ContainsFunc(g.ranges, func(r Range) bool { return r.Prefix.Contains(from) })
+}
+
+func (g *Guard) peerOf(from netip.Addr) *peer {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.peers[from]
+}

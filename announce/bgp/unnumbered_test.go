@@ -1,0 +1,117 @@
+package bgp_test
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/announce/bgp"
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+)
+
+// newUnnumbered returns a bench whose link to the router has link-local addresses only. Each side has a global address
+// on its loopback interface.
+func newUnnumbered(t *testing.T) (b *bench, h *lab.Host) {
+	b = newBench(t)
+	h = b.link("frr")
+	for i, end := range []*lab.Host{b.host, h} {
+		a := [][2]netip.Addr{b.ours[0], b.theirs[0]}[i]
+		for _, args := range [][]string{
+			{"addr", "del", a[0].String() + "/30", "dev", "eth0"},
+			{"addr", "del", a[1].String() + "/64", "dev", "eth0"},
+			{"addr", "add", a[0].String() + "/32", "dev", "lo"}, {"link", "set", "lo", "up"},
+		} {
+			if out, err := end.Run(t.Context(), "ip", args...); err != nil {
+				t.Fatalf("ip %v: %v\n%s", args, err, out)
+			}
+		}
+	}
+	return b, h
+}
+
+// linkLocal returns the link-local address of eth0.
+func linkLocal(t *testing.T, h *lab.Host) (a netip.Addr) {
+	t.Helper()
+	labtest.Until(t, timeout, "a link-local address", func() error {
+		out, err := h.Run(t.Context(), "ip", "-6", "-o", "addr", "show", "dev", "eth0", "scope", "link")
+		for _, word := range strings.Fields(out) {
+			if p, parsed := netip.ParsePrefix(word); parsed == nil {
+				a = p.Addr()
+				return nil
+			}
+		}
+		return fmt.Errorf("%q: %v", out, err)
+	})
+	return a
+}
+
+// A peer on an interface is found by router advertisements. Both families have link-local next hops, and packets to the
+// VIP arrive. A router that comes back is found again, and one that goes is another one.
+func TestUnnumbered(t *testing.T) {
+	b, h := newUnnumbered(t)
+	ours := linkLocal(t, b.host)
+	o := bgp.Options{ASN: ourASN, RouterID: b.ours[0][0], Peers: []bgp.Peer{
+		{Interface: "eth0", ASN: theirASN, HoldTime: 9 * time.Second, GracefulRestart: true},
+	}}
+	c := startChild(t, b.host, o)
+	c.set(vip4, vip6)
+	absent := netip.IPv6Unspecified().WithZone("eth0")
+	if p := c.peer(absent); p.Interface != "eth0" || p.LastError != "no router advertisement received on eth0" {
+		t.Errorf("before the router: %+v", p)
+	}
+	config := peers.RouterConfig{
+		ID: b.theirs[0][0], ASN: theirASN, HoldTime: 9 * time.Second,
+		Neighbors: []peers.Neighbor{{Interface: "eth0", ASN: ourASN}},
+	}
+	r := labtest.Router(t, h, peers.FRR, config)
+	theirs := linkLocal(t, h).WithZone("eth0")
+	labtest.Until(t, 2*timeout, "the session is established", func() error {
+		out, err := r.Show(t.Context(), "show bgp ipv4 unicast 203.0.113.10/32")
+		if err != nil || !strings.Contains(out, ours.String()) {
+			return fmt.Errorf("%v %s", err, out)
+		}
+		return nil
+	})
+	want(t, r, vip6, ours)
+	labtest.Until(t, timeout, "the kernel of the router has the route", func() error {
+		hops, err := r.NextHops(host(vip4)) // FRR may name it by an IPv4 address
+		if err != nil || len(hops) != 1 {
+			return fmt.Errorf("next hops %v, %v", hops, err)
+		}
+		return nil
+	})
+	if p := c.peer(theirs); p.State != "established" || p.Routes != 2 || p.LastError != "" || p.Interface != "eth0" {
+		t.Errorf("peer %+v", p)
+	}
+	for _, route := range c.sent(theirs) {
+		if route.NextHop != ours {
+			t.Errorf("%v has the next hop %v, want %v", route.Prefix, route.NextHop, ours)
+		}
+	}
+	for _, args := range [][]string{
+		{"addr", "add", host(vip4).String(), "dev", "lo"},
+		{"route", "add", host(b.theirs[0][0]).String(), "via", "inet6", theirs.WithZone("").String(), "dev", "eth0"},
+	} {
+		if out, err := b.host.Run(t.Context(), "ip", args...); err != nil {
+			t.Fatalf("ip %v: %v\n%s", args, err, out)
+		}
+	}
+	labtest.Until(t, timeout, "packets to the VIP arrive", func() error {
+		return traffic.From(h).Ping(t.Context(), vip4)
+	})
+	// No host takes this node for its router.
+	if out, err := h.Run(t.Context(), "ip", "-6", "route", "show", "default"); err != nil || out != "" {
+		t.Errorf("the router has a default route: %s %v", out, err)
+	}
+	c.configure(bgp.Options{ASN: ourASN, RouterID: b.ours[0][0]})
+	want(t, r, vip6)
+	c.configure(o)
+	want(t, r, vip6, ours)
+	c.terminate()
+	want(t, r, vip6)
+}
