@@ -2,6 +2,8 @@ package guard
 
 import (
 	"net/netip"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -99,6 +101,9 @@ func TestSetPeers(t *testing.T) {
 			} else if b := l.want(typeNotification); b[0] != codeCease || b[1] != row.code {
 				t.Errorf("NOTIFICATION %v", b)
 			}
+			f.until("a reason", func() bool {
+				return slices.ContainsFunc(f.faults, func(s string) bool { return strings.Contains(s, "the peer is ") })
+			})
 			if row.change != nil {
 				f.establish(f.accept(), o)
 			}

@@ -38,7 +38,7 @@ type conn struct {
 
 	mu       sync.Mutex // guards the following fields
 	backend  net.Conn
-	closing  *Error // why the session is ended from here
+	closing  error // why the session is ended from here; an *Error is sent
 	received Received
 }
 
@@ -77,8 +77,8 @@ func (c *conn) run(ctx context.Context) {
 	c.p.events <- ended{c, err}
 }
 
-// end makes the connection end with this NOTIFICATION.
-func (c *conn) end(e *Error) {
+// end makes the connection end for this reason, with a NOTIFICATION if it is an *Error.
+func (c *conn) end(e error) {
 	c.mu.Lock()
 	if c.closing == nil {
 		c.closing = e

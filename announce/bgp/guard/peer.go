@@ -126,13 +126,8 @@ func (p *peer) update(cfg *Config) {
 }
 
 func (p *peer) endAll(cause error) {
-	var e *Error
 	for c := range p.conns {
-		if errors.As(cause, &e) {
-			c.end(e)
-		} else {
-			c.cancel()
-		}
+		c.end(cause)
 	}
 }
 
