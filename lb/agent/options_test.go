@@ -54,6 +54,8 @@ peers = [
   { address = "192.0.2.254", asn = 64500, port = 1790, hold_time = "9s", multihop = 3, source = "192.0.2.1",
     graceful_restart = false, bfd = true, pools = ["public"] },
   { address = "2001:db8::fe", asn = 64501, ttl_security = true },
+  { interface = "eth2", asn = 64500 },
+  { listen_range = "192.0.2.0/24", asn = 64500 },
 ]
 
 [[pool]]
@@ -91,6 +93,14 @@ addresses = ["198.51.100.128/28"]
 				Address: ip("2001:db8::fe"), ASN: 64501, Port: 179, HoldTime: cfg.BGP.Peers[1].HoldTime,
 				MaxReceived: 1000,
 				TTLSecurity: true, GracefulRestart: true,
+			},
+			{
+				Interface: "eth2", ASN: 64500, Port: 179, HoldTime: cfg.BGP.Peers[1].HoldTime, MaxReceived: 1000,
+				GracefulRestart: true,
+			},
+			{
+				ListenRange: netip.MustParsePrefix("192.0.2.0/24"), ASN: 64500, Port: 179,
+				HoldTime: cfg.BGP.Peers[1].HoldTime, MaxReceived: 1000, GracefulRestart: true,
 			},
 		},
 	}
@@ -155,10 +165,13 @@ tunnel_sources = ["192.0.2.0/24"]`)
 	}
 	// Packets of clients arrive where VIPs are resolved, and by the peers, whatever the interfaces are.
 	cfg.Datapath.Interfaces, cfg.L2 = []string{"eth0"}, &config.L2{}
-	cfg.BGP = &config.BGP{Peers: []config.Peer{{Address: ip("192.0.2.254")}, {Address: ip("fe80::1%eth2")}}}
+	cfg.BGP = &config.BGP{Peers: []config.Peer{
+		{Address: ip("192.0.2.254")}, {Address: ip("fe80::1%eth2")}, {Interface: "eth3"},
+		{ListenRange: netip.MustParsePrefix("192.0.2.0/24")},
+	}}
 	got, err := datapathOptions(o, facts)
 	if want := []netip.Addr{ip("192.0.2.254"), ip("fe80::1")}; err != nil || got.FollowRoutes ||
-		!slices.Equal(got.Keep, []string{"eth1", "eth2"}) || !slices.Equal(got.Reach, want) {
+		!slices.Equal(got.Keep, []string{"eth1", "eth2", "eth3"}) || !slices.Equal(got.Reach, want) {
 		t.Errorf("with L2 on eth1: follow %t, keep %v, reach %v, %v", got.FollowRoutes, got.Keep, got.Reach, err)
 	}
 	cfg.Datapath.Mode = "dpdk"
