@@ -1,0 +1,115 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+// segmentCluster is a cluster whose nodes announce by ARP and NDP only. Nothing is configured about the others: the
+// nodes are read from the API, and the keys from the Secret that an agent makes with the rights of the manifest.
+type segmentCluster struct {
+	*cluster
+	m    *members
+	pods []*pod
+}
+
+func newSegmentCluster(t *testing.T) *segmentCluster {
+	c := startCluster(t, 3, "tunnel")
+	for _, p := range []string{"203.0.113.254/24", "2001:db8:1::ffff/64"} {
+		if err := c.Topology.Router.AddAddress("segment", netip.MustParsePrefix(p)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kubeconfig := c.install(t, "")
+	// The first address of a prefix is that of its routers (RFC 4291, section 2.6.1).
+	pool := strings.NewReplacer("203.0.113.0/24", "203.0.113.16/28", "2001:db8:1::/64", "2001:db8:1::10/124")
+	s := &segmentCluster{cluster: c, m: &members{site: c.site}}
+	for i, b := range c.Balancers {
+		c.join(t, i)
+		c.register(t, i)
+		a := lab.AgentConfig{
+			Name: b.Name(), Address: b.V4, Interfaces: []string{"eth0"}, Mode: "tc", L2: []string{"eth0"},
+			LogLevel: "debug", Env: []string{"POD_NAMESPACE=steelyard"},
+			Extra: fmt.Sprintf(pool.Replace(clusterTOML),
+				kube.KubeconfigPath, "tunnel", "replace", probeInterval, probeTimeout, probeFall),
+		}
+		if err := b.WriteFile(kube.KubeconfigPath, kubeconfig, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c.config = append(c.config, a)
+		c.agents = append(c.agents, labtest.Agent(t, b.Host, binary, a))
+		s.pods = append(s.pods, c.startPod(t, fmt.Sprintf("pod-%d", i), i))
+	}
+	for _, name := range []string{"first", "second"} {
+		c.createService(t, name, func(*core.Service) {})
+		t.Cleanup(func() { c.deleteService(t, name) })
+		s.m.vips = append(s.m.vips, c.waitAddresses(t, name)...)
+		c.setEndpoints(t, name, s.pods...)
+	}
+	s.m.settled(t, c.agents...)
+	c.waitAnswered(t, s.m.vips...)
+	return s
+}
+
+// lose makes the pods of a node no endpoints, as the controllers do when a node does not respond.
+func (s *segmentCluster) lose(t *testing.T, a *lab.Agent) {
+	left := slices.DeleteFunc(slices.Clone(s.pods), func(p *pod) bool { return s.Balancers[p.node].Host == a.Host })
+	for _, name := range []string{"first", "second"} {
+		s.setEndpoints(t, name, left...)
+	}
+}
+
+// TestMembersOfACluster: in a cluster, each address has one owner among the nodes, another node takes over from one
+// that fails, and a planned end loses no request. That is so while the API server is away, too.
+func TestMembersOfACluster(t *testing.T) {
+	s := newSegmentCluster(t)
+	secret, err := s.api.CoreV1().Secrets("steelyard").Get(t.Context(), "steelyard-tunnel-keys", meta.GetOptions{})
+	if err != nil || len(secret.Data["current"]) == 0 {
+		t.Fatalf("the Secret of the keys: %v, %d entries", err, len(secret.Data))
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	kubeconfig, err := s.Balancers[0].ReadFile(kube.KubeconfigPath)
+	must(err)
+	start := func(t *testing.T, a *lab.Agent) {
+		must(errors.Join(a.Start(), a.WaitReady(t.Context(), 20*time.Second)))
+	}
+	killed := takeOver{"killed", func(_ *testing.T, a *lab.Agent) { a.Kill() }, start, false}
+	planned := takeOver{"planned end", func(t *testing.T, a *lab.Agent) {
+		must(a.Terminate(t.Context(), 20*time.Second))
+	}, start, true}
+	off := takeOver{"power off", func(t *testing.T, a *lab.Agent) {
+		must(a.PowerOff())
+		s.lose(t, a)
+	}, func(t *testing.T, a *lab.Agent) {
+		must(errors.Join(a.PowerOn(), a.WriteFile(kube.KubeconfigPath, kubeconfig, 0o600)))
+		start(t, a)
+		s.setEndpoints(t, "first", s.pods...)
+		s.setEndpoints(t, "second", s.pods...)
+		s.waitAnswered(t, s.m.vips...)
+	}, false}
+	for i, k := range []takeOver{killed, off, planned} {
+		t.Run(k.name, func(t *testing.T) { s.m.takesOver(t, s.m.vips[i], k) })
+	}
+	s.control.StopAPI()
+	for i, k := range []takeOver{killed, planned} {
+		t.Run(k.name+", API server away", func(t *testing.T) { s.m.takesOver(t, s.m.vips[2+i], k) })
+	}
+	must(s.control.StartAPI(t.Context()))
+}
