@@ -48,12 +48,14 @@ const (
 // agentImage is the name of the agent's image.
 const agentImage = "steelyard:test"
 
-// newCluster makes a cluster of three nodes behind a router with ECMP. With proxied every node has kube-proxy; without,
-// none has, and the agent of the last node is configured as service proxy.
+// newCluster makes a cluster of three nodes behind a router with ECMP. Nodes, and the two processes that assign
+// addresses, have the rights of their accounts in the manifest. With proxied every node has kube-proxy; without, none
+// has, and the agent of the last node is configured as service proxy.
 func newCluster(t *testing.T, forward string, proxied bool) *cluster {
 	t.Helper()
 	c := startCluster(t, 3, forward)
-	kubeconfig := c.install(t, "")
+	c.install(t, "")
+	kubeconfig := c.kubeconfigOf(t, "steelyard")
 	for i, b := range c.Balancers {
 		c.join(t, i)
 		c.register(t, i)
@@ -69,6 +71,9 @@ func newCluster(t *testing.T, forward string, proxied bool) *cluster {
 		a.Extra = fmt.Sprintf(clusterTOML, kube.KubeconfigPath, forward, proxy, probeInterval, probeTimeout, probeFall)
 		if err := b.WriteFile(kube.KubeconfigPath, kubeconfig, 0o600); err != nil {
 			t.Fatal(err)
+		}
+		if i == 0 {
+			c.startAllocators(t, a)
 		}
 		c.config = append(c.config, a)
 		c.agents = append(c.agents, labtest.Agent(t, b.Host, binary, a))
@@ -94,6 +99,7 @@ func startCluster(t *testing.T, nodes int, forward string) *cluster {
 
 const clusterTOML = `
 [kubernetes]
+allocate = false
 kubeconfig = %q
 forward = %q
 proxy = %q
@@ -121,9 +127,8 @@ func (c *cluster) connect(t *testing.T) {
 	}
 }
 
-// install applies the manifest, first as a server-side dry run, and returns a kubeconfig with the rights of its service
-// account. A configuration goes into the ConfigMap of the manifest.
-func (c *cluster) install(t *testing.T, config string) string {
+// install applies the manifest, first as a server-side dry run. A configuration goes into its ConfigMap.
+func (c *cluster) install(t *testing.T, config string) {
 	t.Helper()
 	manifest, err := exec.Command(binary, "manifest", "--image", agentImage).Output()
 	if err != nil {
@@ -162,12 +167,43 @@ func (c *cluster) install(t *testing.T, config string) string {
 			}
 		}
 	}
+}
+
+// kubeconfigOf returns a kubeconfig with the rights of a ServiceAccount of the manifest.
+func (c *cluster) kubeconfigOf(t *testing.T, account string) string {
+	t.Helper()
 	accounts := c.api.CoreV1().ServiceAccounts("steelyard")
-	token, err := accounts.CreateToken(t.Context(), "steelyard", &authentication.TokenRequest{}, meta.CreateOptions{})
+	token, err := accounts.CreateToken(t.Context(), account, &authentication.TokenRequest{}, meta.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return c.control.KubeconfigFor(token.Status.Token)
+}
+
+// startAllocators starts two processes that assign addresses beside the API server, with the configuration of a node.
+func (c *cluster) startAllocators(t *testing.T, config lab.AgentConfig) {
+	t.Helper()
+	h := c.Servers[0].Host
+	err := errors.Join(h.WriteFile(kube.KubeconfigPath, c.kubeconfigOf(t, "steelyard-allocator"), 0o600),
+		h.WriteFile(lab.AgentConfigPath, config.TOML(), 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 2 {
+		name := fmt.Sprintf("allocator-%d", i)
+		p, err := h.Start(lab.Command{
+			Path: binary, Args: []string{"allocate", "-c", lab.AgentConfigPath},
+			Env: []string{"POD_NAMESPACE=steelyard", "POD_NAME=" + name},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if t.Failed() {
+				t.Logf("log of %s:\n%s", name, p.Log.Tail(40))
+			}
+		})
+	}
 }
 
 // join prepares a host as a node: it enables forwarding and adds routes to the pods of the other nodes.

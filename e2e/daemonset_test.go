@@ -29,6 +29,7 @@ mode = "tc"
 asn = %d
 peers = [{ address = %q, asn = %d, hold_time = "3s" }, { address = %q, asn = %d, hold_time = "3s" }]
 [kubernetes]
+allocate = false
 [probe]
 interval = "200ms"
 timeout = "150ms"
@@ -47,7 +48,7 @@ func TestDaemonSet(t *testing.T) {
 		t.Skip(err)
 	}
 	c := startCluster(t, 2, "tunnel")
-	if err := c.control.StartControllers(kube.DaemonSetControllers); err != nil {
+	if err := c.control.StartControllers(kube.ManifestControllers); err != nil {
 		t.Fatal(err)
 	}
 	for i, n := range c.Balancers {
@@ -131,7 +132,7 @@ func (c *cluster) nodesReady() error {
 }
 
 // daemonsReady returns a function that returns an error unless the latest generation of the DaemonSet is available on
-// every node.
+// every node, and so are the pods that assign addresses.
 func (c *cluster) daemonsReady(t *testing.T) func() error {
 	return func() error {
 		d, err := c.api.AppsV1().DaemonSets("steelyard").Get(t.Context(), "steelyard", meta.GetOptions{})
@@ -142,6 +143,13 @@ func (c *cluster) daemonsReady(t *testing.T) func() error {
 		scheduled := s.DesiredNumberScheduled == want && s.UpdatedNumberScheduled == want
 		if s.ObservedGeneration != d.Generation || !scheduled || s.NumberAvailable != want {
 			return fmt.Errorf("%+v%s", s, c.podStates(t))
+		}
+		allocator, err := c.api.AppsV1().Deployments("steelyard").Get(t.Context(), "steelyard", meta.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if allocator.Status.AvailableReplicas != *allocator.Spec.Replicas {
+			return fmt.Errorf("%+v%s", allocator.Status, c.podStates(t))
 		}
 		return nil
 	}
@@ -177,9 +185,9 @@ func (c *cluster) rollout(t *testing.T) {
 	labtest.Until(t, 120*time.Second, fmt.Sprintf("generation %d is ready", d.Generation), c.daemonsReady(t))
 }
 
-// daemonLog returns the end of the log of the agent's container on a node.
+// daemonLog returns the ends of the logs of our containers on a node.
 func (c *cluster) daemonLog(n lab.Node) string {
-	out, err := n.Run(context.Background(), "sh", "-c", "tail -q -n 40 "+kube.PodLogs+"/*/steelyard/*.log")
+	out, err := n.Run(context.Background(), "sh", "-c", "tail -q -n 40 "+kube.PodLogs+"/*/*/*.log")
 	if err != nil {
 		return err.Error()
 	}

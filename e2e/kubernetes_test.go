@@ -12,6 +12,7 @@ func TestKubernetes(t *testing.T) {
 		run  func(t *testing.T, c *cluster, pods ...*pod)
 	}{
 		{"Events about routes", routeEvents},
+		{"the rights of nodes, and of what assigns addresses", rights},
 		{"Local: announced where endpoints are, and pods see the client", localPolicy},
 		{"Cluster: announced by every node, equal shares of the pods", clusterPolicy},
 		{"the last endpoint is removed", lastEndpoint},

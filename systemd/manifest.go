@@ -8,7 +8,8 @@ import (
 //go:embed daemonset.yaml
 var daemonSet string
 
-// Manifest returns the Kubernetes objects that run the agent on every node, as YAML, with this image.
+// Manifest returns the Kubernetes objects that run the agent on every node, and what assigns addresses, as YAML, with
+// this image.
 func Manifest(image string) string {
-	return strings.Replace(daemonSet, "image: IMAGE", "image: "+image, 1)
+	return strings.ReplaceAll(daemonSet, "image: IMAGE", "image: "+image)
 }

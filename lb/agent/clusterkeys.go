@@ -20,7 +20,10 @@ import (
 
 // How long the start waits for an API server that does not answer: longer when this node has no keys from earlier.
 const (
-	firstKeysTimeout = 20 * time.Second // the pod that makes them may start at the same time
+	firstKeysTimeout = 20 * time.Second
+	// makeKeysTimeout is how much longer a node without the right to make keys waits for who has it: its pod may start
+	// at the same time. The start takes less than the liveness probe of the manifest and systemd permit.
+	makeKeysTimeout  = 40 * time.Second
 	knownKeysTimeout = 3 * time.Second
 )
 
@@ -61,9 +64,12 @@ func openClusterKeys(o Options) (*clusterKeys, error) {
 	if known != nil {
 		timeout = knownKeysTimeout
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
-	defer cancel()
-	switch keys, err := c.keeper.First(ctx); {
+	keys, err := c.first(timeout)
+	if errors.Is(err, kube.ErrNoKeys) && known == nil {
+		c.log.Info("waits for the tunnel keys", "err", err)
+		keys, err = c.first(makeKeysTimeout)
+	}
+	switch {
 	case err == nil:
 		known = &keys
 		c.save(keys)
@@ -76,6 +82,13 @@ func openClusterKeys(o Options) (*clusterKeys, error) {
 		c.keys, c.seed, c.known = &keys, known.Seed, known
 	}
 	return c, nil
+}
+
+// first returns the keys of the Secret.
+func (c *clusterKeys) first(timeout time.Duration) (kube.Keys, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	return c.keeper.First(ctx)
 }
 
 // tunnelKeys are the keys of the cluster for the datapath.

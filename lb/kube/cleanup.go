@@ -29,7 +29,8 @@ func Cleanup(ctx context.Context, client kubernetes.Interface, namespace string,
 			continue
 		}
 		if ours = append(ours, l.Name); l.Spec.RenewTime != nil && !expired(l) {
-			return fmt.Errorf("%s assigns addresses; end it first: kubectl delete --namespace %s daemonset steelyard",
+			return fmt.Errorf("%s assigns addresses; end it first: "+
+				"kubectl delete --namespace %s daemonset,deployment steelyard",
 				holderOf(l), namespace)
 		}
 	}

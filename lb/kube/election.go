@@ -24,6 +24,9 @@ const (
 	leaseDuration = 15 * time.Second
 	renewDeadline = 10 * time.Second
 	leaseRetry    = 5 * time.Second
+	// forbiddenRetry bounds the delay after the API server has refused a request. It grows from leaseRetry, because an
+	// API server that starts refuses all until it has read the roles.
+	forbiddenRetry = time.Minute
 	// A free Lease is taken after a random time up to leaseSpread, so that one agent takes it and the others see that.
 	leaseSpread = time.Second
 )
@@ -34,6 +37,7 @@ const leaseName = "steelyard"
 // not renew it takes over: client-go would first observe it for its whole duration again.
 func (a *Allocator) awaitLease(ctx context.Context) bool {
 	leases := a.o.Client.CoordinationV1().Leases(a.o.Namespace)
+	refused := leaseRetry // the delay after the next refusal
 	for ctx.Err() == nil {
 		lease, err := leases.Get(ctx, a.leaseName(), meta.GetOptions{})
 		a.report(err)
@@ -41,8 +45,13 @@ func (a *Allocator) awaitLease(ctx context.Context) bool {
 		case apierrors.IsNotFound(err):
 			return sleep(ctx, rand.N(leaseSpread))
 		case err != nil:
-			a.o.Log.Warn("lease not read", "err", err)
-			sleep(ctx, leaseRetry)
+			delay, fix := leaseRetry, "the API server must respond"
+			if apierrors.IsForbidden(err) { // each node of the manifest asks
+				delay, refused = refused, min(2*refused, forbiddenRetry)
+				fix = "set kubernetes.allocate = false: the Deployment of the manifest assigns"
+			}
+			a.o.Log.Warn("lease not read", "err", err, "fix", fix)
+			sleep(ctx, delay)
 			continue
 		case holderOf(lease) == a.o.Node:
 			return true
@@ -77,7 +86,7 @@ func (a *Allocator) watchLease(ctx context.Context, lease *coordination.Lease) *
 	if err != nil {
 		if ctx.Err() == nil {
 			a.o.Log.Warn("lease not watched; it is read instead, every "+leaseDuration.String(), "err", err,
-				"fix", "apply the Role of steelyard manifest")
+				"fix", "apply the Role of the allocator in steelyard manifest")
 		}
 		if sleep(ctx, leaseDuration) && expired(lease) {
 			return lease

@@ -232,7 +232,7 @@ func TestForbiddenLease(t *testing.T) {
 					t.Errorf("problem %v; want forbidden", problem)
 				}
 				forbidden = false
-				time.Sleep(time.Minute)
+				time.Sleep(forbiddenRetry + time.Minute)
 				synctest.Wait()
 				if problem != nil || a.Leader() != "n" {
 					t.Errorf("problem %v, leader %q; want none, n", problem, a.Leader())

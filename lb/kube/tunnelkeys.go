@@ -175,7 +175,9 @@ func (k *KeyKeeper) First(ctx context.Context) (Keys, error) {
 		if ctx.Err() != nil && last != nil { // err says only that the time is over
 			return keys, last
 		}
-		k.report(err)
+		if !errors.Is(err, ErrNoKeys) { // expected at the first start
+			k.report(err)
+		}
 		if err == nil || !transient(err) {
 			return keys, err
 		}
@@ -188,8 +190,8 @@ func (k *KeyKeeper) First(ctx context.Context) (Keys, error) {
 	}
 }
 
-// errNoKeys is for a node that may not make the Secret.
-var errNoKeys = errors.New("there is no Secret yet; who assigns addresses makes it")
+// ErrNoKeys is returned to a node that may not make the Secret.
+var ErrNoKeys = errors.New("there is no Secret yet; who assigns addresses makes it")
 
 // errKeysInvalid is for a Secret that someone has changed.
 var errKeysInvalid = errors.New("not valid")
@@ -199,7 +201,7 @@ func transient(err error) bool {
 	switch {
 	case errors.Is(err, errKeysInvalid):
 		return false
-	case errors.Is(err, errNoKeys):
+	case errors.Is(err, ErrNoKeys):
 		return true
 	}
 	switch apierrors.ReasonForError(err) {
@@ -245,7 +247,7 @@ func (k *KeyKeeper) create(ctx context.Context) (Keys, error) {
 	}, meta.CreateOptions{FieldManager: "steelyard"})
 	if apierrors.IsForbidden(err) {
 		k.reader = true
-		return Keys{}, errNoKeys
+		return Keys{}, ErrNoKeys
 	}
 	if err != nil {
 		return Keys{}, err
@@ -342,6 +344,7 @@ func (k *KeyKeeper) follow(ctx context.Context, store cache.Store, use func(Keys
 		k.reader = true
 		return nil
 	case err == nil:
+		k.reader = false // an API server that starts refuses all
 		k.o.Log.Info("tunnel keys updated", "secret", k.name(), "rotated", next.Rotated, "required", next.Required)
 	}
 	return err

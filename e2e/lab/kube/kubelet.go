@@ -164,8 +164,9 @@ func (c *ControlPlane) StartKubelet(n lab.Node, k Kubelet) (*lab.Process, error)
 	}})
 }
 
-// DaemonSetControllers are the controllers that a DaemonSet needs.
-const DaemonSetControllers = "daemonset-controller,garbage-collector-controller," +
+// ManifestControllers are the controllers that the objects of "steelyard manifest" need.
+const ManifestControllers = "daemonset-controller,deployment-controller,replicaset-controller," +
+	"garbage-collector-controller," +
 	"root-ca-certificate-publisher-controller,serviceaccount-controller"
 
 // StartControllers starts these controllers, "*" for all, and the scheduler.
