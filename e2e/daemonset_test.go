@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -83,6 +84,7 @@ func TestDaemonSet(t *testing.T) {
 	for _, vip := range []netip.Addr{byCluster[0], byLocal[1]} {
 		streams = append(streams, c.client().Stream(t.Context(), url(vip), 10*time.Millisecond, 2*time.Second))
 	}
+	c.editConfiguration(t, fmt.Sprintf(daemonTOML, asn, gw.Gateway4, routerASN, gw.Gateway6, routerASN))
 	c.rollout(t)
 	for _, x := range streams {
 		x.Stop()
@@ -192,4 +194,92 @@ func (c *cluster) daemonLog(n lab.Node) string {
 		return err.Error()
 	}
 	return out
+}
+
+// editConfiguration: pools and the settings of probes are changed by editing the ConfigMap, without a restart. A wrong
+// one changes nothing.
+func (c *cluster) editConfiguration(t *testing.T, config string) {
+	t.Helper()
+	const lines = "[[pool]]\nname = \"other\"\nauto_assign = false\n" +
+		"addresses = [\"198.51.100.0/28\", \"2001:db8:51::/124\"]\n"
+	before := c.containers(t)
+	c.configure(t, strings.Replace(config, `interval = "200ms"`, `interval = "250ms"`, 1)+lines)
+	c.waitEvent(t, "ConfigurationReloaded", "is in force", len(before))
+	s := c.createService(t, "other-pool", func(s *core.Service) {
+		s.Annotations = map[string]string{"steelyard.dev/pool": "other"}
+	})
+	vips := c.waitAddresses(t, s.Name)
+	if want := netip.MustParsePrefix("198.51.100.0/28"); !want.Contains(vips[0]) {
+		t.Errorf("addresses %v; want one of %s", vips, want)
+	}
+	c.deleteService(t, s.Name)
+	c.configure(t, strings.Replace(config, "[probe]", "[prob]", 1))
+	c.waitEvent(t, "ConfigurationRejected", "prob: no such section", len(before))
+	c.configure(t, config)
+	if after := c.containers(t); !slices.Equal(before, after) {
+		t.Errorf("containers %v; want those before, %v", after, before)
+	}
+}
+
+// configure changes the ConfigMap. An annotation makes the kubelets write it to the pods at once.
+func (c *cluster) configure(t *testing.T, config string) {
+	t.Helper()
+	maps, pods := c.api.CoreV1().ConfigMaps("steelyard"), c.api.CoreV1().Pods("steelyard")
+	m, err := maps.Get(t.Context(), "steelyard", meta.GetOptions{})
+	if err == nil {
+		m.Data["steelyard.toml"] = config
+		_, err = maps.Update(t.Context(), m, meta.UpdateOptions{})
+	}
+	list, errList := pods.List(t.Context(), meta.ListOptions{})
+	for _, p := range list.Items {
+		patch := fmt.Sprintf(`{"metadata":{"annotations":{"edited":%q}}}`, time.Now())
+		_, errPatch := pods.Patch(t.Context(), p.Name, types.MergePatchType, []byte(patch), meta.PatchOptions{})
+		err = errors.Join(err, errPatch)
+	}
+	if err = errors.Join(err, errList); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// containers returns the identities of all our containers that run.
+func (c *cluster) containers(t *testing.T) (ids []string) {
+	t.Helper()
+	list, err := c.api.CoreV1().Pods("steelyard").List(t.Context(), meta.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range list.Items {
+		for _, s := range p.Status.ContainerStatuses {
+			ids = append(ids, fmt.Sprintf("%s %s", p.Name, s.ContainerID))
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// waitEvent waits until n pods have an Event.
+func (c *cluster) waitEvent(t *testing.T, reason, text string, n int) {
+	t.Helper()
+	labtest.Until(t, 150*time.Second, fmt.Sprintf("%d pods have the Event %s", n, reason), func() error {
+		of := meta.ListOptions{FieldSelector: "involvedObject.kind=Pod,reason=" + reason}
+		list, err := c.api.CoreV1().Events("steelyard").List(t.Context(), of)
+		if err != nil {
+			return err
+		}
+		on := map[string]bool{}
+		var all []string
+		for _, e := range list.Items {
+			on[e.InvolvedObject.Name] = on[e.InvolvedObject.Name] || strings.Contains(e.Message, text)
+			all = append(all, e.InvolvedObject.Name+": "+e.Message)
+		}
+		for _, has := range on {
+			if !has {
+				return fmt.Errorf("events %q", all)
+			}
+		}
+		if len(on) < n {
+			return fmt.Errorf("events %q", all)
+		}
+		return nil
+	})
 }

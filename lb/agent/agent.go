@@ -35,6 +35,7 @@ type Options struct {
 	StateDir   string         // state that outlives the agent, not a reboot; "": datapath.DefaultStateDir
 	KeepDir    string         // state that outlives a reboot; "": STATE_DIRECTORY (systemd.exec(5)), else StateDir
 
+	mounted  string           // mountedVersion of ConfigFile before it was read
 	network  *machine.Network // read by New
 	problems *problems        // set by New
 
@@ -56,6 +57,7 @@ func (o Options) complete() (Options, error) {
 		return o, nil
 	}
 	var err error
+	o.mounted = mountedVersion(o.ConfigFile)
 	o.Config, err = load(o.ConfigFile)
 	return o, err
 }
@@ -211,7 +213,11 @@ func (a *Agent) connect(
 		routeChanged = c.emitRoutes(facts.name, announcers.judge)
 		a.sources = append(a.sources, c.source)
 		a.tasks = append(a.tasks, c.tasks...)
-		inCluster, a.reloader.setPools = c.state, c.setPools
+		inCluster, a.reloader.setPools, a.reloader.setProbing = c.state, c.setPools, c.setProbing
+		if o.mounted != "" {
+			m := &mounted{o.ConfigFile, o.mounted, a.reloader.reload, self(c.client, facts.name)}
+			a.tasks = append(a.tasks, task{"mounted configuration", m.run})
+		}
 		problems = append(problems, c.checks.Problems)
 	}
 	info := describer{

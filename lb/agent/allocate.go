@@ -8,57 +8,160 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/signal"
+	"reflect"
+	"sync"
+	"syscall"
+	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
+	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/agent/preflight"
 	"github.com/steelyard-lb/steelyard/lb/kube"
 )
 
 // Allocate is "steelyard allocate": it takes part in the election of who assigns addresses, and keeps the keys of the
-// tunnels, until ctx ends. It needs nothing of the machine, and reads the configuration of the nodes.
+// tunnels, until ctx ends. It needs nothing of the machine, and reads the configuration of the nodes. It reads it again
+// at SIGHUP and, in a Kubernetes volume, at each change.
 func Allocate(ctx context.Context, configFile, version string, w io.Writer) error {
-	cfg, err := preflight.Load(configFile)
+	mount := mountedVersion(configFile) // before it is read: a change meanwhile is not missed
+	cfg, err := loadForCluster(configFile)
 	if err != nil {
 		return err
 	}
-	if cfg.Kubernetes == nil {
-		return errors.New("the configuration has no section [kubernetes]")
-	}
-	log := newLogger(w, cfg.Log, new(slog.LevelVar))
+	level := new(slog.LevelVar)
+	log := newLogger(w, cfg.Log, level)
 	klog.SetSlogLogger(log)
-	pools, err := poolsOf(cfg)
-	if err != nil {
-		return err
-	}
 	client, err := newClient(cfg.Kubernetes.Kubeconfig, version, 0, nil)
 	if err != nil {
 		return fmt.Errorf("kubernetes: %w", err)
 	}
-	lease, err := newClient(cfg.Kubernetes.Kubeconfig, version, leaseTimeout, nil)
-	if err != nil {
-		return fmt.Errorf("kubernetes: %w", err)
-	}
-	name, err := allocatorName()
+	a, err := newAllocation(cfg, client, version, log)
 	if err != nil {
 		return err
 	}
-	problems := newProblems(log)
-	allocator := kube.NewAllocator(kube.AllocatorOptions{
-		Client: client, Lease: lease, Node: name, Namespace: ownNamespace(), Class: cfg.Kubernetes.LoadBalancerClass,
-		Pools: pools, Log: log, Problem: func(err error) { problems.set("addresses cannot be assigned", err) },
-	})
+	a.file, a.level = configFile, level
 	keys := kube.NewKeyKeeper(kube.KeyOptions{Client: client, Namespace: ownNamespace(), Log: log}, nil)
-	log.Info("started", "version", version, "config", configFile, "name", name)
+	log.Info("started", "version", version, "config", configFile, "name", a.name)
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return allocator.Run(ctx) })
+	g.Go(func() error { return a.run(ctx) })
+	if mount != "" {
+		m := &mounted{configFile, mount, a.reload, self(client, "")}
+		g.Go(func() error { return m.run(ctx) })
+	}
 	if len(cfg.Datapath.TunnelKeys) == 0 {
 		g.Go(func() error { return keys.Run(ctx, func(kube.Keys) error { return nil }) })
 	}
 	err = g.Wait()
 	log.Info("stopped", "err", err)
 	return err
+}
+
+// loadForCluster reads the configuration of the nodes of a cluster on another machine.
+func loadForCluster(configFile string) (*config.Config, error) {
+	cfg, err := preflight.Load(configFile)
+	if err == nil && cfg.Kubernetes == nil {
+		err = errors.New("the configuration has no section [kubernetes]")
+	}
+	return cfg, err
+}
+
+// allocation is the allocator of Allocate and its configuration.
+type allocation struct {
+	name      string // in the election
+	allocator *kube.Allocator
+	file      string
+	level     *slog.LevelVar
+	log       *slog.Logger
+
+	mu      sync.Mutex // guards running
+	running *config.Config
+	pools   chan struct{} // closed when there are some
+}
+
+func newAllocation(
+	cfg *config.Config, client kubernetes.Interface, version string, log *slog.Logger,
+) (*allocation, error) {
+	pools, err := poolsOf(cfg)
+	if err != nil {
+		return nil, err
+	}
+	lease, err := newClient(cfg.Kubernetes.Kubeconfig, version, leaseTimeout, nil)
+	if err != nil {
+		return nil, fmt.Errorf("kubernetes: %w", err)
+	}
+	a := &allocation{log: log, running: cfg, pools: make(chan struct{})}
+	if a.name, err = allocatorName(); err != nil {
+		return nil, err
+	}
+	problems := newProblems(log)
+	a.allocator = kube.NewAllocator(kube.AllocatorOptions{
+		Client: client, Lease: lease, Node: a.name, Namespace: ownNamespace(), Class: cfg.Kubernetes.LoadBalancerClass,
+		Pools: pools, Log: log, Problem: func(err error) { problems.set("addresses cannot be assigned", err) },
+	})
+	if len(pools) > 0 {
+		close(a.pools)
+	} else {
+		log.Warn("no [[pool]] in the configuration: no addresses are assigned until there is one")
+	}
+	return a, nil
+}
+
+// run assigns addresses until ctx ends, from when there are pools.
+func (a *allocation) run(ctx context.Context) error {
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+	stop := context.AfterFunc(ctx, func() { signal.Stop(hup); close(hup) })
+	defer stop()
+	go func() {
+		for range hup {
+			a.reload()
+		}
+	}()
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-a.pools:
+		return a.allocator.Run(ctx)
+	}
+}
+
+// reload reads the configuration again. One that is not valid changes nothing.
+func (a *allocation) reload() (admin.Reloaded, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	cfg, err := loadForCluster(a.file)
+	if err == nil && len(cfg.Pools) == 0 && len(a.running.Pools) > 0 {
+		err = errors.New("the configuration has no [[pool]] any more")
+	}
+	var pools []kube.Pool
+	if err == nil {
+		pools, err = poolsOf(cfg)
+	}
+	if err != nil {
+		a.log.Error("configuration rejected; the running one stays in force", "config", a.file, "err", err)
+		return admin.Reloaded{}, err
+	}
+	a.level.Set(cfg.Log.Level)
+	if !reflect.DeepEqual(a.running.Pools, cfg.Pools) {
+		a.allocator.SetPools(pools)
+		if len(a.running.Pools) == 0 {
+			close(a.pools)
+		}
+	}
+	done := admin.Reloaded{Config: a.file, Loaded: time.Now(), Warnings: cfg.Warnings}
+	if !reflect.DeepEqual(a.running.Kubernetes, cfg.Kubernetes) {
+		done.NeedRestart = []string{"kubernetes"}
+		a.log.Warn("changed section takes effect at the next start", "section", "kubernetes")
+	}
+	a.running.Pools = cfg.Pools
+	a.log.Info("configuration reloaded", "config", a.file)
+	return done, nil
 }
 
 // allocatorName is the identity in the election. Two pods may be on one node.

@@ -40,12 +40,13 @@ type cluster struct {
 	source task
 	tasks  []task
 	away   *reachability
-	// setPools replaces the pools of the Services.
-	setPools func([]kube.Pool)
-	leader   func() string   // nil: this agent takes no part in the election
-	checks   *healthd.Prober // of the node
-	client   kubernetes.Interface
-	known    func(service string) *core.Service
+	// setPools and setProbing replace the pools of the Services, and how the health endpoints of nodes are checked.
+	setPools   func([]kube.Pool)
+	setProbing func(kube.Probing)
+	leader     func() string   // nil: this agent takes no part in the election
+	checks     *healthd.Prober // of the node
+	client     kubernetes.Interface
+	known      func(service string) *core.Service
 }
 
 // emitRoutes adds the task that emits Events about the routes of this node. It returns the function to call after each
@@ -108,7 +109,7 @@ func newCluster(
 		return cluster{}, fmt.Errorf("kubernetes: %w", err)
 	}
 	relay.deliverTo(source.Health)
-	c.setPools = source.SetPools
+	c.setPools, c.setProbing = source.SetPools, source.SetProbing
 	c.client, c.known = client, source.Service
 	c.source = sourceTask("kubernetes", source, known)
 	if k.Proxy == config.ProxyReplace {
@@ -136,7 +137,7 @@ func newCluster(
 
 // kubeOptions returns the options of the source that follow from the configuration and the node alone.
 func kubeOptions(cfg *config.Config, facts node) kube.Options {
-	k, p := cfg.Kubernetes, cfg.Probe
+	k, p := cfg.Kubernetes, probing(cfg)
 	var spread func([]lb.AnnouncerKind) bool
 	if cfg.L2 != nil && cfg.L2.SpreadLocal {
 		spread = func(by []lb.AnnouncerKind) bool {
@@ -145,15 +146,24 @@ func kubeOptions(cfg *config.Config, facts node) kube.Options {
 	}
 	return kube.Options{
 		Node: facts.name, Class: k.LoadBalancerClass, Address: facts.address(),
-		Probe:   lb.CheckSpec{Interval: p.Interval, Timeout: p.Timeout, Rise: p.Rise, Fall: p.Fall},
+		Probe:   p.Probe,
 		Forward: k.Forward, ProxyHealthz: p.ProxyHealthz,
 		NotReady:      slices.Contains(k.ExcludeNodes, config.NodeNotReady),
 		Unschedulable: slices.Contains(k.ExcludeNodes, config.NodeUnschedulable),
-		KeepLast:      p.OnAllDown == config.OnAllDownKeep,
+		KeepLast:      p.KeepLast,
 		Hold:          p.Hold,
 		IsProxy:       k.Proxy == config.ProxyReplace,
 		FollowNodes:   cfg.L2 != nil,
 		SpreadLocal:   spread,
+	}
+}
+
+// probing returns the part of the configuration that SetProbing takes.
+func probing(cfg *config.Config) kube.Probing {
+	p := cfg.Probe
+	return kube.Probing{
+		Probe:        lb.CheckSpec{Interval: p.Interval, Timeout: p.Timeout, Rise: p.Rise, Fall: p.Fall},
+		ProxyHealthz: p.ProxyHealthz, KeepLast: p.OnAllDown == config.OnAllDownKeep, Hold: p.Hold,
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 // Main is "steelyard run": the agent with this configuration file until ctx ends, with its log on w.
 func Main(ctx context.Context, configFile, version string, w io.Writer) error {
+	mount := mountedVersion(configFile) // before it is read: a change meanwhile is not missed
 	cfg, err := load(configFile)
 	if err != nil {
 		return err
@@ -19,6 +20,7 @@ func Main(ctx context.Context, configFile, version string, w io.Writer) error {
 	level := new(slog.LevelVar)
 	return start(ctx, Options{
 		ConfigFile: configFile, Config: cfg, Version: version, Log: newLogger(w, cfg.Log, level), Level: level,
+		mounted: mount,
 	})
 }
 

@@ -15,16 +15,17 @@ import (
 
 // reloader reads the configuration file again. Its reload may be called from any goroutine.
 type reloader struct {
-	file      string
-	version   string
-	running   *config.Config // as it was at the start; the sections that needRestart names stay in force
-	services  *file.Source
-	level     *slog.LevelVar
-	log       *slog.Logger
-	readiness *readiness
-	setKeys   func(datapath.TunnelKeys) error // set when the datapath is open
-	configure func(*config.Config) error      // of BGP; nil: it is off
-	setPools  func([]kube.Pool)               // of the cluster, set when it is connected; nil: there is none
+	file       string
+	version    string
+	running    *config.Config // as it was at the start; the sections that needRestart names stay in force
+	services   *file.Source
+	level      *slog.LevelVar
+	log        *slog.Logger
+	readiness  *readiness
+	setKeys    func(datapath.TunnelKeys) error // set when the datapath is open
+	configure  func(*config.Config) error      // of BGP; nil: it is off
+	setPools   func([]kube.Pool)               // of the cluster, set when it is connected; nil: there is none
+	setProbing func(kube.Probing)              // of the cluster, as setPools
 	// setMembers puts the members and the secrets of [l2] in force.
 	setMembers func(*config.Config) error
 	state      atomic.Pointer[loadState]
@@ -71,6 +72,10 @@ func (l *reloader) apply() (admin.Reloaded, error) {
 	if err == nil && l.setMembers != nil {
 		err = l.setMembers(cfg)
 	}
+	if err == nil && l.setProbing != nil {
+		l.setProbing(probing(cfg))
+		l.running.Probe = cfg.Probe
+	}
 	if err != nil {
 		next := *l.state.Load()
 		next.refused = err.Error()
@@ -94,11 +99,11 @@ func (l *reloader) apply() (admin.Reloaded, error) {
 	return admin.Reloaded{Config: l.file, Loaded: next.at, Warnings: cfg.Warnings, NeedRestart: changed}, nil
 }
 
-// usePools puts the pools of a configuration in force for the Services of the cluster. Without pools at the start, no
-// addresses are assigned until the next one.
+// usePools puts the pools of a configuration in force for the Services of the cluster. Without pools at the start, this
+// agent assigns no addresses until the next one.
 func (l *reloader) usePools(cfg *config.Config) error {
-	if l.setPools == nil || cfg.Kubernetes == nil || len(l.running.Pools) == 0 || len(cfg.Pools) == 0 ||
-		reflect.DeepEqual(l.running.Pools, cfg.Pools) {
+	if l.setPools == nil || cfg.Kubernetes == nil || len(cfg.Pools) == 0 ||
+		len(l.running.Pools) == 0 && l.running.Kubernetes.Allocate || reflect.DeepEqual(l.running.Pools, cfg.Pools) {
 		return nil
 	}
 	pools, err := poolsOf(cfg)

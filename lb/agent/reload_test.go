@@ -198,6 +198,11 @@ func TestPoolsAreReloaded(t *testing.T) {
 	}{
 		{"equal", base, base, "[] []"},
 		{"larger", base, strings.Replace(base, "/30", "/29", 1), "[{203.0.113.0 203.0.113.7}] []"},
+		{
+			"none before, and another program assigns", "[kubernetes]\nallocate = false\n[l2]\n",
+			strings.Replace(base, "[kubernetes]", "[kubernetes]\nallocate = false", 1),
+			"[{203.0.113.0 203.0.113.3}] []",
+		},
 		{"none before", "[kubernetes]\n[l2]\n", base, "[] [pool, for Services of the cluster]"},
 	} {
 		var set []lb.AddrRange

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"net/url"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,6 +23,7 @@ type conditions struct {
 	changed func(service string) // or everything
 
 	mu      sync.Mutex           // guards all below
+	probing Probing              // in force
 	checks  map[string]lb.Check  // running ones, by service; proxyCheck is that of the service proxy
 	results map[string]lb.Health // by service, of running checks only
 	// proxyListens is set once a probe of the service proxy has ended otherwise than with ECONNREFUSED.
@@ -32,7 +34,28 @@ type conditions struct {
 const proxyCheck = "node/proxy"
 
 func newConditions(o Options, changed func(string)) *conditions {
-	return &conditions{o: o, changed: changed, checks: map[string]lb.Check{}, results: map[string]lb.Health{}}
+	return &conditions{
+		o: o, changed: changed, probing: o.probing(), checks: map[string]lb.Check{}, results: map[string]lb.Health{},
+	}
+}
+
+// now returns the probing in force.
+func (c *conditions) now() Probing {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.probing
+}
+
+// setProbing puts another probing in force for the service proxies. The checks of health check node ports follow when
+// their services are reconciled. A check of the same target keeps its result.
+func (c *conditions) setProbing(p Probing) {
+	c.mu.Lock()
+	c.probing = p
+	c.mu.Unlock()
+	if !c.startProxyCheck() {
+		c.stop(proxyCheck)
+		c.ask(nil)
+	}
 }
 
 // withhold returns why the addresses of a service must not be announced from this node; "": they may.
@@ -104,7 +127,7 @@ func (c *conditions) nodePort(service string, port uint16, node *core.Node) stri
 		}
 	}
 	check := lb.Check{
-		Key: lb.CheckKey{Service: service}, Target: netip.AddrPortFrom(at, port), Spec: c.o.Probe,
+		Key: lb.CheckKey{Service: service}, Target: netip.AddrPortFrom(at, port), Spec: c.now().Probe,
 	}
 	check.Spec.Type, check.Spec.Path, check.Spec.Body = lb.CheckNodePort, "/healthz", service
 	c.start(check)
@@ -112,21 +135,23 @@ func (c *conditions) nodePort(service string, port uint16, node *core.Node) stri
 }
 
 // startProxyCheck starts the check of the service proxy, if its health endpoint is configured.
-func (c *conditions) startProxyCheck() {
-	u, err := url.Parse(c.o.ProxyHealthz)
-	if c.o.ProxyHealthz == "" || err != nil {
-		return
+func (c *conditions) startProxyCheck() bool {
+	p := c.now()
+	u, err := url.Parse(p.ProxyHealthz)
+	if p.ProxyHealthz == "" || err != nil {
+		return false
 	}
 	target, err := netip.ParseAddrPort(u.Host)
 	if err != nil {
 		const reason = "its host is not an address and a port"
-		c.o.Log.Warn("service proxy not checked", "url", c.o.ProxyHealthz, "reason", reason)
-		return
+		c.o.Log.Warn("service proxy not checked", "url", p.ProxyHealthz, "reason", reason)
+		return false
 	}
-	check := lb.Check{Key: lb.CheckKey{Service: proxyCheck}, Target: target, Spec: c.o.Probe}
+	check := lb.Check{Key: lb.CheckKey{Service: proxyCheck}, Target: target, Spec: p.Probe}
 	check.Spec.Type, check.Spec.Path = lb.CheckHTTP, u.RequestURI()
 	check.Spec.Status = []lb.StatusRange{{From: 200, To: 200}}
 	c.start(check)
+	return true
 }
 
 // proxyReason withholds the addresses when the service proxy is not healthy. A proxy that has never listened at its
@@ -135,7 +160,7 @@ func (c *conditions) proxyReason() string {
 	if c.noProxy() {
 		return ""
 	}
-	return c.reason(proxyCheck, "the service proxy's "+c.o.ProxyHealthz)
+	return c.reason(proxyCheck, "the service proxy's "+c.now().ProxyHealthz)
 }
 
 // noProxy reports whether the service proxy is not checked, or nothing has ever listened at its health endpoint.
@@ -153,16 +178,20 @@ func refused(h lb.Health) bool {
 
 // start starts a check unless it runs. A changed target discards the result.
 func (c *conditions) start(check lb.Check) {
+	key := check.Key.Service
 	c.mu.Lock()
-	old, known := c.checks[check.Key.Service]
-	same := known && old.Target == check.Target
-	c.checks[check.Key.Service] = check
-	if known && !same {
-		delete(c.results, check.Key.Service)
+	old, known := c.checks[key]
+	moved := known && old.Target != check.Target
+	c.checks[key] = check
+	if moved {
+		delete(c.results, key)
 	}
 	c.mu.Unlock()
-	if !same {
-		c.o.Prober.Put(check.Key.Service, []lb.Check{check})
+	if moved {
+		c.o.Prober.Put(key, nil) // or it would keep its state and report nothing until that changes
+	}
+	if !known || !reflect.DeepEqual(old, check) {
+		c.o.Prober.Put(key, []lb.Check{check})
 	}
 }
 
@@ -205,12 +234,13 @@ func (c *conditions) health(h lb.Health) {
 	}
 	same := c.results[key].State == h.State
 	c.results[key] = h
+	healthz := c.probing.ProxyHealthz
 	warn := key == proxyCheck && !c.proxyListens && refused(h)
 	c.proxyListens = c.proxyListens || key == proxyCheck && !refused(h)
 	c.mu.Unlock()
 	if warn {
 		c.o.Log.Warn("service proxy does not listen at its health endpoint; its health is ignored",
-			"url", c.o.ProxyHealthz, "fix", "set probe.proxy_healthz, or use a proxy that has one")
+			"url", healthz, "fix", "set probe.proxy_healthz, or use a proxy that has one")
 	}
 	isOther := strings.HasPrefix(key, proxyCheck+"/")
 	if isOther && same {

@@ -230,14 +230,15 @@ func TestCheckStartsAndStops(t *testing.T) {
 	if got := f.conditions.nodePort(web, 30001, nil); got != "health check node port 30001 has not answered yet" {
 		t.Errorf("after another port: withheld for %q", got)
 	}
-	started("192.0.2.1:30001")
+	const ended = "invalid AddrPort" // or the prober would keep the state, and report nothing
+	started(ended, "192.0.2.1:30001")
 	f.queued()
 	f.conditions.nodePort(web, 30001, node("n1", "192.0.2.7", "2001:db8::7")) // kube-proxy may listen there only
-	started("192.0.2.7:30001")
+	started(ended, "192.0.2.7:30001")
 	f.conditions.nodePort(web, 30001, nil)
-	started("192.0.2.1:30001")
+	started(ended, "192.0.2.1:30001")
 	f.conditions.stop(web)
-	started("invalid AddrPort")
+	started(ended)
 	f.Health(report(web, nil))
 	if got := f.queued(); len(got) > 0 || len(f.conditions.results) > 0 {
 		t.Errorf("a late report queues %q", got)

@@ -2,8 +2,10 @@ package kube
 
 import (
 	"context"
+	"strings"
 
 	core "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	typed "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -15,4 +17,32 @@ func newRecorder(ctx context.Context, client kubernetes.Interface, node string) 
 	b := record.NewBroadcaster(record.WithContext(ctx))
 	b.StartRecordingToSink(&typed.EventSinkImpl{Interface: client.CoreV1().Events("")})
 	return b.NewRecorder(scheme.Scheme, core.EventSource{Component: "steelyard", Host: node}), b.Shutdown
+}
+
+// maxNote is the length of an Event's message that the API server accepts, in bytes.
+const maxNote = 1024
+
+// Self is what Events about an agent are on: its pod, or the Node when it is none.
+type Self struct {
+	Client         kubernetes.Interface
+	Node           string // "": none
+	Namespace, Pod string // Pod "": the agent runs in none
+	UID            types.UID
+}
+
+// Events returns a function that emits an Event, and one that ends it.
+func (s Self) Events(ctx context.Context) (emit func(kind, reason, text string), end func()) {
+	on := &core.ObjectReference{
+		APIVersion: "v1", Kind: "Pod", Namespace: s.Namespace, Name: s.Pod, UID: s.UID,
+	}
+	if s.Pod == "" {
+		on = &core.ObjectReference{APIVersion: "v1", Kind: "Node", Name: s.Node, UID: types.UID(s.Node)} // as kubelet
+	}
+	events, end := newRecorder(ctx, s.Client, s.Node)
+	return func(kind, reason, text string) {
+		if len(text) > maxNote {
+			text = strings.ToValidUTF8(text[:maxNote-3], "") + "..."
+		}
+		events.Event(on, kind, reason, text)
+	}, end
 }

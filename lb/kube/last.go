@@ -108,11 +108,6 @@ func (c *conditions) proxyFails() bool {
 
 // ask starts the checks of these other nodes' proxies, and ends those of others.
 func (c *conditions) ask(nodes map[string]netip.Addr) {
-	u, err := url.Parse(c.o.ProxyHealthz)
-	own, err2 := netip.ParseAddrPort(u.Host)
-	if err != nil || err2 != nil {
-		return
-	}
 	c.mu.Lock()
 	var ended []string
 	for key := range c.checks {
@@ -124,9 +119,18 @@ func (c *conditions) ask(nodes map[string]netip.Addr) {
 	for _, key := range ended {
 		c.stop(key)
 	}
+	p := c.now()
+	u, err := url.Parse(p.ProxyHealthz)
+	if err != nil {
+		return
+	}
+	own, err := netip.ParseAddrPort(u.Host)
+	if err != nil {
+		return
+	}
 	for name, addr := range nodes {
 		check := lb.Check{
-			Key: lb.CheckKey{Service: otherCheck(name)}, Target: netip.AddrPortFrom(addr, own.Port()), Spec: c.o.Probe,
+			Key: lb.CheckKey{Service: otherCheck(name)}, Target: netip.AddrPortFrom(addr, own.Port()), Spec: p.Probe,
 		}
 		check.Spec.Type, check.Spec.Path = lb.CheckHTTP, u.RequestURI()
 		check.Spec.Status = []lb.StatusRange{{From: 200, To: 200}}

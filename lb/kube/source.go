@@ -87,9 +87,10 @@ type Source struct {
 	conditions *conditions
 	events     record.EventRecorder
 
-	newPools atomic.Pointer[[]Pool] // that SetPools has set and Run has not taken over; nil: none
+	newPools   atomic.Pointer[[]Pool]  // that SetPools has set and Run has not taken over; nil: none
+	newProbing atomic.Pointer[Probing] // of SetProbing, as newPools
 
-	// Only Run's goroutine uses these, and o.Pools.
+	// Only Run's goroutine uses these, and of o what SetPools and SetProbing replace.
 	put  map[string]*lb.Service
 	held map[string]time.Time // since when a fault withholds the addresses of a service
 	// endpoints has those of a service in any condition: zero, or until when a removed one is passed on as deleted.
@@ -99,11 +100,13 @@ type Source struct {
 	tunnelSources []netip.Addr // that are set, sorted; nil: none were
 }
 
-// The keys in the queue that are no names of services: all services, what changed of any node, and the pools.
+// The keys in the queue that are no names of services: all services, what changed of any node, the pools, and the
+// probing.
 const (
-	everything = ""
-	anyNode    = "node"
-	otherPools = "pools"
+	everything   = ""
+	anyNode      = "node"
+	otherPools   = "pools"
+	otherProbing = "probing"
 )
 
 // The indexes: of EndpointSlices by their service, and of Services by their addresses.
@@ -212,6 +215,22 @@ func (s *Source) SetPools(pools []Pool) {
 	s.queue.Add(otherPools)
 }
 
+// Probing are the Options of the same names.
+type Probing struct {
+	Probe        lb.CheckSpec
+	ProxyHealthz string
+	KeepLast     bool
+	Hold         time.Duration
+}
+
+func (o Options) probing() Probing { return Probing{o.Probe, o.ProxyHealthz, o.KeepLast, o.Hold} }
+
+// SetProbing replaces the Options in p. It may be called from any goroutine.
+func (s *Source) SetProbing(p Probing) {
+	s.newProbing.Store(&p)
+	s.queue.Add(otherProbing)
+}
+
 // Health takes a report of Options.Prober.
 func (s *Source) Health(h lb.Health) { s.conditions.health(h) }
 
@@ -261,6 +280,12 @@ func (s *Source) handle(key string, sink lb.Sink) {
 		for _, x := range s.services.List() { // also those that had no address of a pool
 			s.reconcile(nameOf(x.(*core.Service)), sink)
 		}
+	case otherProbing:
+		if p := s.newProbing.Swap(nil); p != nil {
+			s.o.Probe, s.o.ProxyHealthz, s.o.KeepLast, s.o.Hold = p.Probe, p.ProxyHealthz, p.KeepLast, p.Hold
+			s.conditions.setProbing(*p)
+		}
+		s.reconcileAll(sink)
 	default:
 		s.reconcile(key, sink)
 	}
