@@ -38,6 +38,8 @@ type cluster struct {
 	proxies []*lab.Process
 	pods    map[string]*pod
 	forward string // kubernetes.forward
+	// ownWatches are those of the API server itself: of allNodes and of allLeases.
+	ownWatches [2]float64
 }
 
 const (
@@ -183,6 +185,7 @@ func (c *cluster) kubeconfigOf(t *testing.T, account string) string {
 // startAllocators starts two processes that assign addresses beside the API server, with the configuration of a node.
 func (c *cluster) startAllocators(t *testing.T, config lab.AgentConfig) {
 	t.Helper()
+	c.ownWatches = [2]float64{c.watches(t, allNodes...), c.watches(t, allLeases...)}
 	h := c.Servers[0].Host
 	err := errors.Join(h.WriteFile(kube.KubeconfigPath, c.kubeconfigOf(t, "steelyard-allocator"), 0o600),
 		h.WriteFile(lab.AgentConfigPath, config.TOML(), 0o600))

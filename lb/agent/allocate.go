@@ -101,7 +101,8 @@ func newAllocation(
 	problems := newProblems(log)
 	a.allocator = kube.NewAllocator(kube.AllocatorOptions{
 		Client: client, Lease: lease, Node: a.name, Namespace: ownNamespace(), Class: cfg.Kubernetes.LoadBalancerClass,
-		Pools: pools, Log: log, Problem: func(err error) { problems.set("addresses cannot be assigned", err) },
+		Pools: pools, PublishNodes: true, Log: log,
+		Problem: func(err error) { problems.set("addresses cannot be assigned", err) },
 	})
 	if len(pools) > 0 {
 		close(a.pools)

@@ -92,7 +92,7 @@ func newCluster(
 	known.away = c.away.awaySince
 	c.tasks = append(c.tasks, task{"last known state of the cluster", known.run})
 	options := kubeOptions(o.Config, facts)
-	options.Booted = booted()
+	options.Booted, options.Namespace = booted(), ownNamespace()
 	options.Client, options.TunnelSources, options.Pools, options.Log = client, known.tunnelSources, pools, log
 	// Not the prober of the backends: the names differ, and the cluster source receives the reports.
 	relay := new(healthRelay)
@@ -123,7 +123,7 @@ func newCluster(
 	if k.Allocate && len(pools) > 0 {
 		allocator := kube.NewAllocator(kube.AllocatorOptions{
 			Client: client, Lease: lease, Node: facts.name,
-			Namespace: ownNamespace(), Class: k.LoadBalancerClass, Pools: pools, Log: log,
+			Namespace: ownNamespace(), Class: k.LoadBalancerClass, Pools: pools, PublishNodes: true, Log: log,
 			Problem: o.problem("this node cannot be elected to assign addresses"),
 		})
 		c.setPools = func(pools []kube.Pool) {

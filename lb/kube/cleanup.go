@@ -56,6 +56,14 @@ func Cleanup(ctx context.Context, client kubernetes.Interface, namespace string,
 		}
 		done("Lease " + namespace + "/" + name)
 	}
+	for i := range nodeShards {
+		err := client.CoreV1().ConfigMaps(namespace).Delete(ctx, shardName(i), meta.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete ConfigMap %s: %w", shardName(i), err)
+		} else if err == nil {
+			done("ConfigMap " + namespace + "/" + shardName(i))
+		}
+	}
 	err = client.CoreV1().Secrets(namespace).Delete(ctx, KeySecret, meta.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete Secret %s: %w", KeySecret, err)

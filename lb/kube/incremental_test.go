@@ -20,14 +20,13 @@ import (
 // watched is a fixture whose caches change as an informer changes them: first the cache, then the handlers.
 type watched struct {
 	*fixture
-	services, slices, nodes *handlers
+	services, slices *handlers
 }
 
 func newWatched(t testing.TB, change func(*Options)) *watched {
-	w := &watched{newFixture(t, change), &handlers{}, &handlers{}, &handlers{}}
+	w := &watched{newFixture(t, change), &handlers{}, &handlers{}}
 	w.watch(w.services, func(x any) string { return nameOf(x.(*core.Service)) })
 	w.watch(w.slices, sliceKey)
-	w.watch(w.nodes, func(any) string { return anyNode })
 	return w
 }
 
@@ -44,6 +43,15 @@ func set(store cache.Indexer, h *handlers, x meta.Object, present bool) {
 	case known:
 		store.Delete(x)
 		h.OnDelete(old)
+	}
+}
+
+// setNode puts a node into its cache, or removes it.
+func (w *watched) setNode(n *core.Node, present bool) {
+	if present {
+		w.keepNode(n)
+	} else if _, known, _ := w.nodes.Get(n); known {
+		w.dropNode(n)
 	}
 }
 
@@ -110,12 +118,12 @@ func TestIncremental(t *testing.T) {
 				n.Spec.Unschedulable = r.IntN(6) == 0
 				n.Status.Conditions = []core.NodeCondition{{LastHeartbeatTime: meta.Now()}}
 				if forward == lb.MethodTunnel || n.Name == "n1" {
-					set(w.Source.nodes, w.nodes, n, r.IntN(5) > 0)
+					w.setNode(n, r.IntN(5) > 0)
 				}
 			}
 			w.settle(sink)
 			fresh := newFixture(t, options)
-			for _, x := range w.Source.nodes.List() {
+			for _, x := range w.nodes.List() {
 				fresh.have(t, x)
 			}
 			for _, x := range slices.Concat(w.Source.services.List(), w.Source.slices.List()) {
@@ -140,7 +148,7 @@ func TestIncremental(t *testing.T) {
 func largeCluster(b *testing.B, services, nodes int) *watched {
 	w := newWatched(b, func(o *Options) { o.Forward = lb.MethodTunnel })
 	for i := range nodes {
-		w.Source.nodes.Add(node(fmt.Sprintf("n%d", i), addrN(172, i).String()))
+		w.nodes.Add(node(fmt.Sprintf("n%d", i), addrN(172, i).String()))
 	}
 	w.readNodes()
 	for i := range services {
@@ -183,7 +191,7 @@ func BenchmarkEvents(b *testing.B) {
 		n.Status.Conditions = []core.NodeCondition{
 			{Type: core.NodeReady, Status: core.ConditionTrue, LastHeartbeatTime: meta.Now()},
 		}
-		set(w.Source.nodes, w.nodes, n, true)
+		w.setNode(n, true)
 	}
 	for _, x := range []struct {
 		name string

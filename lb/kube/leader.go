@@ -46,6 +46,8 @@ type AllocatorOptions struct {
 	Namespace string // of the lease
 	Class     string
 	Pools     []Pool
+	// PublishNodes keeps the node table in Namespace while this agent leads.
+	PublishNodes bool
 	// Problem is called with the error of a request about the Lease that the API server refuses, and with nil after one
 	// that it accepts. Nil: not called.
 	Problem func(error)
@@ -89,6 +91,11 @@ func (a *Allocator) leaseName() string {
 
 // lead assigns addresses until ctx ends, with the pools that are set.
 func (a *Allocator) lead(ctx context.Context) {
+	var publishing sync.WaitGroup
+	defer publishing.Wait()
+	if a.o.PublishNodes {
+		publishing.Go(func() { a.publishNodes(ctx) })
+	}
 	for delay := time.Duration(0); sleep(ctx, delay); {
 		a.mu.Lock()
 		term, cancel := context.WithCancel(ctx)

@@ -22,6 +22,8 @@ func slim(x any) (any, error) {
 		slimNode(o)
 	case *discovery.EndpointSlice:
 		slimSlice(o)
+	case *core.ConfigMap:
+		o.ObjectMeta = slimMeta(o.ObjectMeta)
 	}
 	return x, nil
 }

@@ -32,7 +32,9 @@ const Name = "kubernetes"
 type Options struct {
 	Client kubernetes.Interface
 	Node   string // the Node object of this machine
-	Class  string // spec.loadBalancerClass of the Services to serve; "": those without one
+	// Namespace has the node table; "": the other nodes are read from their Nodes.
+	Namespace string
+	Class     string // spec.loadBalancerClass of the Services to serve; "": those without one
 	// Forward is how packets reach pods on other nodes: by tunnel to the node, which delivers them, or by nat.
 	Forward lb.Method
 	// TunnelSources sets the addresses that tunnel packets may come from: those of all nodes. Nil: none is set.
@@ -81,7 +83,7 @@ type Source struct {
 	queue      workqueue.TypedRateLimitingInterface[string]
 	services   cache.Indexer
 	slices     cache.Indexer
-	nodes      cache.Indexer
+	nodes      cache.Indexer // of core.Node: this one, and those of otherNodes
 	synced     []cache.InformerSynced
 	start      []func(stop <-chan struct{})
 	conditions *conditions
@@ -132,19 +134,17 @@ func New(o Options) (*Source, error) {
 	return s, nil
 }
 
-// watchCluster creates the informers of Services, EndpointSlices and Nodes, which Run starts.
+// watchCluster creates the informers of Services, EndpointSlices and the Node of this machine, which Run starts.
 func (s *Source) watchCluster() error {
 	ofUs := informers.WithTweakListOptions(func(l *meta.ListOptions) {
 		l.LabelSelector = "!" + labelProxyName + ",!" + labelHeadless
 	})
-	neededNodes := informers.WithTweakListOptions(func(l *meta.ListOptions) {
-		if s.o.Forward != lb.MethodTunnel { // a tunnel needs the addresses of the others
-			l.FieldSelector = fields.OneTermEqualSelector("metadata.name", s.o.Node).String()
-		}
+	ownNode := informers.WithTweakListOptions(func(l *meta.ListOptions) {
+		l.FieldSelector = fields.OneTermEqualSelector("metadata.name", s.o.Node).String()
 	})
 	transform := informers.WithTransform(slim)
 	objects := informers.NewSharedInformerFactoryWithOptions(s.o.Client, 0, ofUs, transform)
-	nodes := informers.NewSharedInformerFactoryWithOptions(s.o.Client, 0, neededNodes, transform)
+	nodes := informers.NewSharedInformerFactoryWithOptions(s.o.Client, 0, ownNode, transform)
 	s.start = append(s.start, objects.Start, nodes.Start)
 
 	endpoints := objects.Discovery().V1().EndpointSlices().Informer()
@@ -167,8 +167,8 @@ func (s *Source) watchCluster() error {
 	}
 	s.slices = watch(endpoints, sliceKey)
 	s.services = watch(services, func(x any) string { return nameOf(x.(*core.Service)) })
-	s.nodes = watch(nodes.Core().V1().Nodes().Informer(), func(any) string { return anyNode })
-	return errors.Join(errs...)
+	s.nodes = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
+	return errors.Join(append(errs, s.watchOwn(nodes.Core().V1().Nodes().Informer()))...)
 }
 
 // watch adds to the queue the key of each object that changes, and the Services that share an address with it.
@@ -183,7 +183,7 @@ func (s *Source) watch(i cache.SharedIndexInformer, key func(any) string) error 
 	_, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: touch, DeleteFunc: touch,
 		UpdateFunc: func(old, x any) {
-			if s.insignificant(old, x) {
+			if sameVersion(old, x) {
 				return
 			}
 			touch(x)
@@ -241,6 +241,7 @@ func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 	}
 	stop := context.AfterFunc(ctx, s.queue.ShutDown)
 	defer stop()
+	s.watchOthers(ctx)
 	if !cache.WaitForCacheSync(ctx.Done(), s.synced...) {
 		return nil
 	}
@@ -362,13 +363,8 @@ func (s *Source) slicesOf(service string) []*discovery.EndpointSlice {
 	return endpoints
 }
 
-// insignificant reports whether a change of an object needs no reconciliation: after the watch was interrupted most
-// objects are as before, and most changes of nodes are heartbeats.
-func (s *Source) insignificant(old, now any) bool {
-	o, n := old.(meta.Object), now.(meta.Object)
-	if v := n.GetResourceVersion(); v != "" && v == o.GetResourceVersion() {
-		return true
-	}
-	node, isNode := old.(*core.Node)
-	return isNode && s.sameNode(node, now.(*core.Node))
+// sameVersion reports whether an object has not changed: after the watch was interrupted most are as before.
+func sameVersion(old, now any) bool {
+	v := now.(meta.Object).GetResourceVersion()
+	return v != "" && v == old.(meta.Object).GetResourceVersion()
 }

@@ -1,0 +1,99 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+// quietNodes: the API server sends no node the heartbeats of the others, and no node asks for Leases.
+func quietNodes(t *testing.T, c *cluster, _ ...*pod) {
+	// kube-proxy and the agents watch their own Node; who assigns addresses watches all.
+	labtest.Until(t, 30*time.Second, "one client watches all Nodes", func() error {
+		if n := c.watches(t, allNodes...) - c.ownWatches[0]; n != 1 {
+			return fmt.Errorf("%v watch all Nodes", n)
+		}
+		return nil
+	})
+	// The one that does not assign watches the Lease of the other.
+	if n := c.watches(t, allLeases...) - c.ownWatches[1]; n > 1 {
+		t.Errorf("%v watches of Leases; want one", n)
+	}
+	gets := func() float64 { return c.apiMetric(t, "apiserver_request_total", `resource="leases"`, `verb="GET"`) }
+	before, start := gets(), time.Now()
+	time.Sleep(10 * time.Second)
+	if rate := (gets() - before) / time.Since(start).Seconds(); rate > 1 {
+		t.Errorf("%.1f Leases are read a second", rate)
+	}
+	// A node that appears is in the table, which all nodes read.
+	api := c.api.CoreV1().Nodes()
+	n, err := api.Create(t.Context(), &core.Node{ObjectMeta: meta.ObjectMeta{Name: "new"}}, meta.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { api.Delete(t.Context(), "new", meta.DeleteOptions{}) })
+	n.Status.Addresses = []core.NodeAddress{{Type: core.NodeInternalIP, Address: "192.0.2.250"}}
+	if _, err := api.UpdateStatus(t.Context(), n, meta.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	labtest.Until(t, 10*time.Second, "the table has the new node", func() error {
+		list, err := c.api.CoreV1().ConfigMaps("steelyard").List(t.Context(), meta.ListOptions{
+			LabelSelector: "steelyard.dev/node-table",
+		})
+		if err != nil {
+			return err
+		}
+		for _, m := range list.Items {
+			if m.Data["new"] == "192.0.2.250" {
+				return nil
+			}
+		}
+		return fmt.Errorf("%d ConfigMaps do not have it", len(list.Items))
+	})
+}
+
+// The labels of watches of all Nodes, and of any Leases.
+var (
+	allNodes  = []string{`resource="nodes"`, `scope="cluster"`}
+	allLeases = []string{`resource="leases"`}
+)
+
+// watches returns the number of watches with these labels.
+func (c *cluster) watches(t *testing.T, labels ...string) float64 {
+	t.Helper()
+	return c.apiMetric(t, "apiserver_longrunning_requests", append(labels, `verb="WATCH"`)...)
+}
+
+// apiMetric returns the sum of the series of a metric of the API server that have these labels.
+func (c *cluster) apiMetric(t *testing.T, name string, labels ...string) (sum float64) {
+	t.Helper()
+	text, err := c.api.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(bytes.NewReader(text))
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		series, value, found := strings.Cut(lines.Text(), "} ")
+		if !found || !strings.HasPrefix(series, name+"{") {
+			continue
+		}
+		all := true
+		for _, l := range labels {
+			all = all && strings.Contains(series, l)
+		}
+		if v, err := strconv.ParseFloat(value, 64); err == nil && all {
+			sum += v
+		}
+	}
+	return sum
+}

@@ -1,0 +1,117 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"net/netip"
+	"strings"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+)
+
+// A node needs the addresses of all others, for tunnels. Kubernetes has them in the Node objects only, and each of
+// these changes at least every five minutes, with the list of its images: of a thousand nodes, each would receive and
+// decode those of all others. So the agent that assigns addresses reads them, and writes what others need into the node
+// table: ConfigMaps that change when a node appears, moves or goes. There are several, so that a change is small.
+
+// nodeShards is the number of ConfigMaps of the node table. All of them exist, or there is no table yet.
+const nodeShards = 16
+
+// tableRetry bounds the delay before a client that may not read the table tries again.
+const tableRetry = 5 * time.Minute
+
+// labelNodeTable selects the ConfigMaps of the node table.
+const labelNodeTable = "steelyard.dev/node-table"
+
+// markExcluded follows the addresses of a node that no external load balancer may use.
+const markExcluded = "excluded"
+
+func shardOf(node string) int {
+	h := fnv.New32a()
+	h.Write([]byte(node))
+	return int(h.Sum32() % nodeShards)
+}
+
+func shardName(i int) string { return fmt.Sprintf("steelyard-nodes-%x", i) }
+
+func isShard(name string) bool {
+	for i := range nodeShards {
+		if name == shardName(i) {
+			return true
+		}
+	}
+	return false
+}
+
+// tableEntry returns the entry of a node: its InternalIPs, and whether it is excluded; "": it has no address.
+func tableEntry(n *core.Node) string {
+	var fields []string
+	for _, a := range nodeAddresses(n) {
+		fields = append(fields, a.String())
+	}
+	if len(fields) > 0 && (&conditions{}).excluded(n) != "" {
+		fields = append(fields, markExcluded)
+	}
+	return strings.Join(fields, " ")
+}
+
+// nodeOf is the inverse of tableEntry: a Node with as much as others read of it.
+func nodeOf(name, entry string) *core.Node {
+	n := &core.Node{ObjectMeta: meta.ObjectMeta{Name: intern(name)}}
+	// The table does not have whether a node is ready: who asks its proxy finds out.
+	n.Status.Conditions = []core.NodeCondition{{Type: core.NodeReady, Status: core.ConditionTrue}}
+	for _, field := range strings.Fields(entry) {
+		if _, err := netip.ParseAddr(field); err == nil {
+			n.Status.Addresses = append(n.Status.Addresses, core.NodeAddress{
+				Type: core.NodeInternalIP, Address: field,
+			})
+		} else if field == markExcluded {
+			n.Labels = map[string]string{labelExclude: ""}
+		}
+	}
+	return n
+}
+
+// tableInformer returns an informer of the node table.
+func tableInformer(client kubernetes.Interface, namespace string) (cache.SharedIndexInformer, func(<-chan struct{})) {
+	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithNamespace(namespace),
+		informers.WithTransform(slim), informers.WithTweakListOptions(func(l *meta.ListOptions) {
+			l.LabelSelector = labelNodeTable
+		}))
+	return factory.Core().V1().ConfigMaps().Informer(), factory.Start
+}
+
+// awaitTable waits until this client may read the node table, and returns false when ctx ends first. It calls refused
+// once when the API server refuses that. An API server that starts refuses all until it has read the roles.
+func awaitTable(
+	ctx context.Context, client kubernetes.Interface, namespace string, refused func(error),
+) bool {
+	said := false
+	for delay := time.Second; ctx.Err() == nil; delay = min(2*delay, tableRetry) {
+		err := readable(ctx, client, namespace)
+		if err == nil {
+			return true
+		}
+		if apierrors.IsForbidden(err) && !said {
+			said = true
+			refused(err)
+		}
+		sleep(ctx, delay)
+	}
+	return false
+}
+
+// readable returns nil if the API server lets this client read the node table.
+func readable(ctx context.Context, client kubernetes.Interface, namespace string) error {
+	_, err := client.CoreV1().ConfigMaps(namespace).List(ctx, meta.ListOptions{
+		LabelSelector: labelNodeTable, Limit: 1, ResourceVersion: "0",
+	})
+	return err
+}

@@ -1,0 +1,173 @@
+package kube
+
+import (
+	"context"
+	"sync"
+
+	core "k8s.io/api/core/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// otherNodes puts the other nodes into the cache of the Source: those of the node table, or all Nodes while there is no
+// table.
+type otherNodes struct {
+	*Source
+	mu     sync.Mutex // guards all below, and the cache against the other of the two
+	shards map[string]map[string]string
+	// complete is set once the table has all shards. From then on it is in force.
+	complete  bool
+	stopNodes context.CancelFunc // nil: all Nodes are not watched
+}
+
+// watchOwn puts the Node of this machine into the cache of nodes.
+func (s *Source) watchOwn(i cache.SharedIndexInformer) error {
+	keep := func(x any) {
+		if n := x.(*core.Node); n.Name == s.o.Node {
+			s.keepNode(n)
+		}
+	}
+	own, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: keep, UpdateFunc: func(_, x any) { keep(x) },
+		DeleteFunc: func(x any) {
+			if n := nodeOfEvent(x); n.Name == s.o.Node {
+				s.dropNode(n)
+			}
+		},
+	})
+	if err == nil {
+		s.synced = append(s.synced, own.HasSynced)
+	}
+	return err
+}
+
+// keepNode puts a node into the cache, dropNode removes one.
+func (s *Source) keepNode(n *core.Node) {
+	old, known, _ := s.nodes.Get(n) // the key is the name: no error
+	if s.nodes.Update(n); !known || !s.sameNode(old.(*core.Node), n) {
+		s.queue.Add(anyNode)
+	}
+}
+
+func (s *Source) dropNode(n *core.Node) {
+	s.nodes.Delete(n)
+	s.queue.Add(anyNode)
+}
+
+// nodeOfEvent returns the Node that an informer says was deleted.
+func nodeOfEvent(x any) *core.Node {
+	if deleted, ok := x.(cache.DeletedFinalStateUnknown); ok {
+		x = deleted.Obj
+	}
+	return x.(*core.Node)
+}
+
+// watchOthers returns when the cache has the other nodes, if this node needs them, and follows them until ctx ends.
+func (s *Source) watchOthers(ctx context.Context) {
+	if s.o.Forward != lb.MethodTunnel && !s.o.FollowNodes {
+		return
+	}
+	o := &otherNodes{Source: s, shards: map[string]map[string]string{}}
+	if s.o.Namespace != "" {
+		refused := make(chan struct{})
+		read := make(chan struct{})
+		go func() {
+			defer close(read)
+			if awaitTable(ctx, s.o.Client, s.o.Namespace, func(err error) {
+				s.o.Log.Warn("node table not read; every Node is watched instead", "err", err,
+					"fix", "apply the Role of steelyard manifest")
+				close(refused)
+			}) {
+				o.watchTable(ctx)
+			}
+		}()
+		select {
+		case <-read:
+		case <-refused: // it is tried again
+		}
+	}
+	o.watchNodes(ctx)
+}
+
+// watchTable follows the node table until ctx ends, and returns when it has been read.
+func (o *otherNodes) watchTable(ctx context.Context) {
+	informer, start := tableInformer(o.o.Client, o.o.Namespace)
+	put := func(x any) { o.shard(x.(*core.ConfigMap)) }
+	// One that is deleted stays in force: who writes the table makes it again.
+	synced, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: put, UpdateFunc: func(_, x any) { put(x) },
+	})
+	if err != nil {
+		o.o.Log.Error("node table not watched", "err", err)
+		return
+	}
+	start(ctx.Done())
+	cache.WaitForCacheSync(ctx.Done(), synced.HasSynced)
+}
+
+// shard takes over a ConfigMap of the table.
+func (o *otherNodes) shard(m *core.ConfigMap) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !isShard(m.Name) {
+		return
+	}
+	o.shards[m.Name] = m.Data
+	if len(o.shards) < nodeShards {
+		return
+	}
+	if !o.complete {
+		o.complete = true
+		if o.stopNodes != nil {
+			o.stopNodes()
+		}
+	}
+	now := map[string]bool{o.o.Node: true}
+	for _, data := range o.shards {
+		for name, entry := range data {
+			if name != o.o.Node {
+				o.keepNode(nodeOf(name, entry))
+			}
+			now[name] = true
+		}
+	}
+	for _, x := range o.nodes.List() {
+		if n := x.(*core.Node); !now[n.Name] {
+			o.dropNode(n)
+		}
+	}
+}
+
+// watchNodes watches all Nodes until the table is complete, and returns when the cache has them.
+func (o *otherNodes) watchNodes(ctx context.Context) {
+	o.mu.Lock()
+	if o.complete {
+		o.mu.Unlock()
+		return
+	}
+	ctx, o.stopNodes = context.WithCancel(ctx)
+	o.mu.Unlock()
+	factory := informers.NewSharedInformerFactoryWithOptions(o.o.Client, 0, informers.WithTransform(slim))
+	informer := factory.Core().V1().Nodes().Informer()
+	unless := func(change func(*core.Node)) func(any) {
+		return func(x any) {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			if n := nodeOfEvent(x); !o.complete && n.Name != o.o.Node {
+				change(n)
+			}
+		}
+	}
+	keep := unless(o.keepNode)
+	synced, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: keep, UpdateFunc: func(_, x any) { keep(x) }, DeleteFunc: unless(o.dropNode),
+	})
+	if err != nil {
+		o.o.Log.Error("nodes not watched", "err", err)
+		return
+	}
+	factory.Start(ctx.Done())
+	cache.WaitForCacheSync(ctx.Done(), synced.HasSynced)
+}

@@ -1,0 +1,122 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
+)
+
+// Delays of the node table: changes within publishDelay are one, and a failed write is tried again after publishRetry.
+const (
+	publishDelay = 200 * time.Millisecond
+	publishRetry = 2 * time.Second
+)
+
+// publishNodes keeps the node table until ctx ends. Without the rights for it, there is none: nodes watch the Nodes.
+func (a *Allocator) publishNodes(ctx context.Context) {
+	warn := func(err error) {
+		a.o.Log.Warn("node table not written; every agent watches every Node", "err", err,
+			"fix", "apply the Role of the allocator in steelyard manifest")
+	}
+	if !awaitTable(ctx, a.o.Client, a.o.Namespace, warn) {
+		return
+	}
+	changed := make(chan struct{}, 1)
+	touch := func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	}
+	handler := cache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { touch() }, DeleteFunc: func(any) { touch() },
+		UpdateFunc: func(old, now any) {
+			if n, ok := now.(*core.Node); !ok || tableEntry(old.(*core.Node)) != tableEntry(n) {
+				touch()
+			}
+		},
+	}
+	factory := informers.NewSharedInformerFactoryWithOptions(a.o.Client, 0, informers.WithTransform(slim))
+	nodes := factory.Core().V1().Nodes().Informer()
+	table, startTable := tableInformer(a.o.Client, a.o.Namespace)
+	for _, i := range []cache.SharedIndexInformer{nodes, table} {
+		if _, err := i.AddEventHandler(handler); err != nil {
+			a.o.Log.Error("nodes not watched", "err", err)
+			return
+		}
+	}
+	factory.Start(ctx.Done())
+	startTable(ctx.Done())
+	if !cache.WaitForCacheSync(ctx.Done(), nodes.HasSynced, table.HasSynced) {
+		return
+	}
+	for {
+		if err := a.writeTable(ctx, nodes.GetStore(), table.GetStore()); err != nil && ctx.Err() == nil {
+			if !conflicting(err) { // else the watch delivers the newer version
+				a.o.Log.Warn("node table not written", "err", err)
+			}
+			time.AfterFunc(publishRetry, touch)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		}
+		if !sleep(ctx, publishDelay) {
+			return
+		}
+	}
+}
+
+func conflicting(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
+
+// writeTable writes the ConfigMaps that are not as the Nodes are.
+func (a *Allocator) writeTable(ctx context.Context, nodes, table cache.Store) error {
+	want := make([]map[string]string, nodeShards)
+	for i := range want {
+		want[i] = map[string]string{}
+	}
+	for _, x := range nodes.List() {
+		n := x.(*core.Node)
+		if entry := tableEntry(n); entry != "" {
+			want[shardOf(n.Name)][n.Name] = entry
+		}
+	}
+	api := a.o.Client.CoreV1().ConfigMaps(a.o.Namespace)
+	var failed error
+	for i, data := range want {
+		x, ok, err := table.GetByKey(a.o.Namespace + "/" + shardName(i))
+		if err != nil {
+			return err
+		}
+		if ok && maps.Equal(x.(*core.ConfigMap).Data, data) {
+			continue
+		}
+		m := &core.ConfigMap{Data: data, ObjectMeta: meta.ObjectMeta{
+			Name: shardName(i), Namespace: a.o.Namespace,
+			Labels: map[string]string{labelNodeTable: "", "app.kubernetes.io/name": "steelyard"},
+		}}
+		if ok {
+			m.ResourceVersion = x.(*core.ConfigMap).ResourceVersion
+			_, err = api.Update(ctx, m, meta.UpdateOptions{FieldManager: fieldManager})
+		} else {
+			_, err = api.Create(ctx, m, meta.CreateOptions{FieldManager: fieldManager})
+		}
+		if err != nil {
+			err = fmt.Errorf("ConfigMap %s: %w", m.Name, err)
+			if !conflicting(err) {
+				return errors.Join(failed, err)
+			}
+			failed = err
+		}
+	}
+	return failed
+}
