@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -207,6 +208,28 @@ func refusedAddresses(t *testing.T, c *cluster, pods ...*pod) {
 				}
 			}
 			return fmt.Errorf("%d events", len(list.Items))
+		})
+		labtest.Until(t, 10*time.Second, "the services of a node have the reason", func() error {
+			out, err := c.agents[0].CLI(t.Context(), "services")
+			if err == nil && !(strings.Contains(out, "no address: ") && strings.Contains(out, x.want)) {
+				err = errors.New(out)
+			}
+			return err
+		})
+		c.updateService(t, name, func(s *core.Service) { s.Annotations = map[string]string{"steelyard.dev/pol": "x"} })
+		c.waitAddresses(t, name)
+		labtest.Until(t, 10*time.Second, "the condition is true, and an Event names the annotation", func() error {
+			s, err := c.api.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{})
+			if err != nil {
+				return err
+			}
+			of := meta.ListOptions{FieldSelector: "reason=UnknownAnnotation,involvedObject.name=" + name}
+			list, err := c.api.CoreV1().Events("default").List(t.Context(), of)
+			if n := s.Status.Conditions; err == nil && (len(n) != 1 || n[0].Status != meta.ConditionTrue ||
+				len(list.Items) != 1) {
+				err = fmt.Errorf("%+v, %d Events", n, len(list.Items))
+			}
+			return err
 		})
 	}
 	requested := c.startService(t, "requested", func(s *core.Service) {

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
@@ -85,6 +86,8 @@ type Options struct {
 	Explain func(lb.Question) (lb.Explanation, error)
 	// Drain drains or undrains a service, "" the node. It returns all drains.
 	Drain func(ctx context.Context, service string, on bool) (lb.Drains, error)
+	// Waiting returns the services that wait for an address; nil: there are never any.
+	Waiting func() []lb.ServiceStatus
 	// Reload reads the configuration file again. Its error has one line for each problem of a rejected file.
 	Reload func() (Reloaded, error)
 	// Info returns the fields that do not follow from Status and Peers.
@@ -117,7 +120,12 @@ func (s *Server) Handler(writable bool) http.Handler {
 		mux.HandleFunc("POST /v1/reload", s.reload)
 	}
 	mux.HandleFunc("GET /v1/status", s.respond(func(st lb.Status) any { return s.info(st) }))
-	mux.HandleFunc("GET /v1/services", s.respond(func(st lb.Status) any { return st.Services }))
+	mux.HandleFunc("GET /v1/services", s.respond(func(st lb.Status) any {
+		if s.o.Waiting == nil {
+			return st.Services
+		}
+		return slices.Concat(st.Services, s.o.Waiting())
+	}))
 	mux.HandleFunc("GET /v1/backends", s.respond(func(st lb.Status) any { return st.Backends }))
 	mux.HandleFunc("GET /v1/routes", s.routes)
 	mux.HandleFunc("GET /v1/peers", s.respond(func(lb.Status) any { return s.peers() }))

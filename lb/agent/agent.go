@@ -194,6 +194,7 @@ func (a *Agent) connect(
 		a.problems.set("drains of the earlier run not in force", err)
 	}
 	var inCluster func() *admin.Cluster
+	var waiting func() []lb.ServiceStatus
 	problems := []func() []string{
 		a.keys.problems, a.problems.list, prober.Problems, announcers.problems, announcers.conflicts.problems,
 		announcers.members.problems,
@@ -214,6 +215,7 @@ func (a *Agent) connect(
 		a.sources = append(a.sources, c.source)
 		a.tasks = append(a.tasks, c.tasks...)
 		inCluster, a.reloader.setPools, a.reloader.setProbing = c.state, c.setPools, c.setProbing
+		waiting = c.waiting
 		if o.mounted != "" {
 			m := &mounted{o.ConfigFile, o.mounted, a.reloader.reload, self(c.client, facts.name)}
 			a.tasks = append(a.tasks, task{"mounted configuration", m.run})
@@ -229,7 +231,7 @@ func (a *Agent) connect(
 		Hosts:   append([]string{facts.name}, o.Config.Admin.Hosts...),
 		Problem: a.problems.set,
 		Status:  status, Peers: announcers.peers, Sent: announcers.sent, Flows: dp.Flows, Explain: dp.Explain,
-		Drain: drains.set, Reload: a.reloader.reload, Info: info.info,
+		Drain: drains.set, Reload: a.reloader.reload, Info: info.info, Waiting: waiting,
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}),
 		Log:     component(o.Log, "admin"),
 	})

@@ -47,6 +47,7 @@ type cluster struct {
 	checks     *healthd.Prober // of the node
 	client     kubernetes.Interface
 	known      func(service string) *core.Service
+	waiting    func() []lb.ServiceStatus // for an address
 }
 
 // emitRoutes adds the task that emits Events about the routes of this node. It returns the function to call after each
@@ -110,7 +111,7 @@ func newCluster(
 	}
 	relay.deliverTo(source.Health)
 	c.setPools, c.setProbing = source.SetPools, source.SetProbing
-	c.client, c.known = client, source.Service
+	c.client, c.known, c.waiting = client, source.Service, source.Waiting
 	c.source = sourceTask("kubernetes", source, known)
 	if k.Proxy == config.ProxyReplace {
 		proxy := &healthd.ProxyHealth{

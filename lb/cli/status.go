@@ -229,7 +229,10 @@ func servicesTable(w io.Writer, answer []byte) error {
 				up++
 			}
 		}
-		frontend := lb.Frontend{VIP: s.Address, Port: s.Port, Last: s.LastPort, Protocol: s.Protocol}
+		frontend := lb.Frontend{VIP: s.Address, Port: s.Port, Last: s.LastPort, Protocol: s.Protocol}.String()
+		if !s.Address.IsValid() { // it waits for one
+			frontend = fmt.Sprintf("-:%d/%s", s.Port, s.Protocol)
+		}
 		return []any{s.Service, frontend, s.Forward, s.Algorithm,
 			fmt.Sprintf("%d/%d", up, len(s.Backends)), yesNo(s.Announced), dash(s.Reason)}
 	})

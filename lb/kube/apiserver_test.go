@@ -254,7 +254,10 @@ func (t *transport) patchStatus(name string, body []byte) *http.Response {
 			ResourceVersion string
 			Finalizers      *[]string
 		}
-		Status *core.ServiceStatus
+		Status struct {
+			LoadBalancer *core.LoadBalancerStatus
+			Conditions   *[]meta.Condition
+		}
 	}
 	if err := json.Unmarshal(body, &p); err != nil {
 		t.t.Error(err)
@@ -268,9 +271,12 @@ func (t *transport) patchStatus(name string, body []byte) *http.Response {
 		if p.Metadata.Finalizers != nil {
 			s.Finalizers = *p.Metadata.Finalizers
 		}
-		if p.Status != nil {
-			s.Status.LoadBalancer = p.Status.LoadBalancer
+		if p.Status.LoadBalancer != nil {
+			s.Status.LoadBalancer = *p.Status.LoadBalancer
 			setManager(s, fieldManager)
+		}
+		if p.Status.Conditions != nil {
+			s.Status.Conditions = *p.Status.Conditions
 		}
 		return s
 	})

@@ -37,6 +37,23 @@ var (
 	wantShare = []string{"steelyard.dev/share", "metallb.io/allow-shared-ip", "metallb.universe.tf/allow-shared-ip"}
 )
 
+// annotations are those above. No others begin with ourPrefix.
+var annotations = [][]string{wantAddresses, wantPool, wantShare}
+
+const ourPrefix = "steelyard.dev/"
+
+// unknownAnnotations returns those of a Service that look like ours and have no effect.
+func unknownAnnotations(s *core.Service) (names []string) {
+	for name := range s.Annotations {
+		known := slices.ContainsFunc(annotations, func(all []string) bool { return all[0] == name })
+		if strings.HasPrefix(name, ourPrefix) && !known {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
 // annotation returns the first of these annotations that has a value.
 func annotation(s *core.Service, names []string) string {
 	for _, n := range names {

@@ -82,7 +82,7 @@ func cleanupService(ctx context.Context, client kubernetes.Interface, s *core.Se
 			addrs = nil
 		}
 		keep := slices.Contains(s.Finalizers, finalizer) && !hasOurFinalizer(s)
-		now, err := a.write(ctx, s, keep, addrs)
+		now, err := a.write(ctx, s, keep, addrs, conditionsOfOthers(s))
 		switch {
 		case apierrors.IsNotFound(err) || err == nil && now == nil:
 			return nil

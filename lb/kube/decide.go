@@ -18,6 +18,9 @@ type decision struct {
 	waits           bool // another decision is possible when an address is free
 }
 
+// reasonFailed is the reason of the Event, and of the condition, of a Service that cannot have an address.
+const reasonFailed = "AllocationFailed"
+
 // adopt records the addresses in the status of a Service, whoever wrote them, and those that may be written to it yet.
 // It returns those that belong to others.
 func (a *assigner) adopt(s *core.Service, pending []netip.Addr) (lost []netip.Addr) {
@@ -40,7 +43,7 @@ func (a *assigner) decide(s *core.Service, pending []netip.Addr) decision {
 	addrs, err := a.assign(s)
 	switch {
 	case err != nil:
-		asIs.reason, asIs.warning, asIs.waits = "AllocationFailed", err.Error(), true
+		asIs.reason, asIs.warning, asIs.waits = reasonFailed, err.Error(), true
 		if ours && len(lost) > 0 { // somebody else has them
 			asIs.write = true
 			asIs.addrs = texts(slices.DeleteFunc(has, func(x netip.Addr) bool { return slices.Contains(lost, x) }))

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"time"
 
@@ -106,7 +107,9 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 		return nil
 	}
 	d := t.decide(s)
-	if d.warning != "" {
+	t.complain(s)
+	conditions := conditionsAfter(s, d)
+	if d.warning != "" && !said(s, d) {
 		t.events.Event(s, core.EventTypeWarning, d.reason, d.warning)
 		t.o.Log.Warn("no address for service", "service", key, "reason", d.warning)
 	}
@@ -116,10 +119,10 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 			return err
 		}
 	}
-	if d.warning != "" && !d.write {
-		return nil // only a change of the Service, of another one or of the pools can help
+	if d.warning != "" && !d.write { // only a change of the Service, of another one or of the pools can help
+		return t.put(ctx, s, slices.Contains(s.Finalizers, finalizer), statusOf(s), conditions)
 	}
-	if err := t.put(ctx, s, true, d.addrs); err != nil {
+	if err := t.put(ctx, s, true, d.addrs, conditions); err != nil {
 		return err
 	}
 	t.ledger.done(key)
@@ -196,6 +199,7 @@ func (t *term) forget(key string) {
 	delete(t.waiting, key)
 	delete(t.cleared, key)
 	delete(t.gave, key)
+	delete(t.unknown, key)
 	t.ledger.done(key)
 	t.assigner.unreserve(key)
 	t.assigner.release(key)
@@ -214,7 +218,8 @@ func (t *term) withdraw(ctx context.Context, s *core.Service) error {
 	if s.DeletionTimestamp == nil && wroteStatus(s) {
 		addrs = nil
 	}
-	if err := t.put(ctx, s, slices.Contains(s.Finalizers, finalizer) && !ours, addrs); err != nil {
+	finalized := slices.Contains(s.Finalizers, finalizer) && !ours
+	if err := t.put(ctx, s, finalized, addrs, conditionsOfOthers(s)); err != nil {
 		return err
 	}
 	t.mu.Lock()
@@ -244,8 +249,10 @@ func (t *term) queueOthers() {
 }
 
 // put writes a Service as write does, and remembers its version.
-func (t *term) put(ctx context.Context, s *core.Service, finalized bool, addrs []string) error {
-	now, err := t.write(ctx, s, finalized, addrs)
+func (t *term) put(
+	ctx context.Context, s *core.Service, finalized bool, addrs []string, conditions []meta.Condition,
+) error {
+	now, err := t.write(ctx, s, finalized, addrs, conditions)
 	if err != nil || now == nil {
 		return err
 	}
@@ -255,14 +262,15 @@ func (t *term) put(ctx context.Context, s *core.Service, finalized bool, addrs [
 	return nil
 }
 
-// write sets whether a Service has our finalizer, and the addresses in status.loadBalancer. It is one request, to the
-// status, through which the API server takes metadata, too: so no right is needed to change the spec of a Service. It
-// fails if the Service was changed meanwhile. It returns the Service as it is then, nil if there was nothing to write.
+// write sets whether a Service has our finalizer, the addresses in status.loadBalancer, and the conditions. It is one
+// request, to the status, through which the API server takes metadata, too: so no right is needed to change the spec of
+// a Service. It fails if the Service was changed meanwhile. It returns the Service as it is then, nil if there was
+// nothing to write.
 func (a *Allocator) write(
-	ctx context.Context, s *core.Service, finalized bool, addrs []string,
+	ctx context.Context, s *core.Service, finalized bool, addrs []string, conditions []meta.Condition,
 ) (*core.Service, error) {
 	metadata := map[string]any{"resourceVersion": s.ResourceVersion}
-	change := map[string]any{}
+	change, status := map[string]any{}, map[string]any{}
 	if slices.Contains(s.Finalizers, finalizer) != finalized {
 		list := slices.DeleteFunc(slices.Clone(s.Finalizers), func(f string) bool { return f == finalizer })
 		if finalized {
@@ -275,8 +283,13 @@ func (a *Allocator) write(
 		for _, addr := range addrs {
 			ingress = append(ingress, core.LoadBalancerIngress{IP: addr, IPMode: &mode})
 		}
-		change["metadata"] = metadata
-		change["status"] = map[string]any{"loadBalancer": map[string]any{"ingress": ingress}}
+		status["loadBalancer"] = map[string]any{"ingress": ingress}
+	}
+	if !reflect.DeepEqual(conditions, s.Status.Conditions) && len(conditions)+len(s.Status.Conditions) > 0 {
+		status["conditions"] = conditions
+	}
+	if len(status) > 0 {
+		change["metadata"], change["status"] = metadata, status
 	}
 	if len(change) == 0 {
 		return nil, nil

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"slices"
+	"strings"
 	"unique"
 
 	core "k8s.io/api/core/v1"
@@ -17,7 +18,7 @@ func slim(x any) (any, error) {
 		managed, created := slimManaged(o.ManagedFields), o.CreationTimestamp
 		o.ObjectMeta = slimMeta(o.ObjectMeta)
 		o.ManagedFields, o.CreationTimestamp = managed, created
-		o.Spec.Selector, o.Status.Conditions = nil, nil
+		o.Spec.Selector = nil
 	case *core.Node:
 		slimNode(o)
 	case *discovery.EndpointSlice:
@@ -34,13 +35,15 @@ func slimMeta(m meta.ObjectMeta) meta.ObjectMeta {
 		Name: m.Name, Namespace: intern(m.Namespace), UID: m.UID, ResourceVersion: m.ResourceVersion,
 		DeletionTimestamp: m.DeletionTimestamp, Labels: m.Labels, Finalizers: m.Finalizers,
 	}
-	for _, name := range slices.Concat(wantAddresses, wantPool, wantShare) {
-		if value, ok := m.Annotations[name]; ok {
-			if slim.Annotations == nil {
-				slim.Annotations = map[string]string{}
-			}
-			slim.Annotations[name] = value
+	for name, value := range m.Annotations {
+		known := slices.ContainsFunc(annotations, func(all []string) bool { return slices.Contains(all, name) })
+		if !known && !strings.HasPrefix(name, ourPrefix) {
+			continue
 		}
+		if slim.Annotations == nil {
+			slim.Annotations = map[string]string{}
+		}
+		slim.Annotations[name] = value
 	}
 	return slim
 }

@@ -18,7 +18,7 @@ func TestManagedFields(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s, err = term.write(t.Context(), s, true, []string{"203.0.113.1"}); err != nil {
+	if s, err = term.write(t.Context(), s, true, []string{"203.0.113.1"}, nil); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {

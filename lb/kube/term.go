@@ -35,6 +35,7 @@ type term struct {
 	waiting  map[string]bool      // Services that need a decision again when an address is free
 	cleared  map[string]cleared   // Services whose status somebody else has emptied
 	gave     map[string]types.UID // Services to whose status this term has written addresses
+	unknown  map[string]string    // the annotations of a Service of which an Event said that they are not known
 }
 
 // version is that of a Service. A number that is not known is 0.
@@ -60,7 +61,7 @@ func newTerm(a *Allocator, pools []Pool) *term {
 		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
 		ledger: newLedger(a.o.Client, a.o.Namespace, a.leaseName()+"-addresses", a.o.Node),
 		known:  map[string]version{}, gone: map[string]bool{}, waiting: map[string]bool{},
-		cleared: map[string]cleared{}, gave: map[string]types.UID{}, deposed: func() {},
+		cleared: map[string]cleared{}, gave: map[string]types.UID{}, unknown: map[string]string{}, deposed: func() {},
 	}
 }
 
@@ -116,7 +117,7 @@ func (t *term) complete(ctx context.Context, i intent) error {
 		return err
 	case string(s.UID) != i.UID || s.ResourceVersion != i.Version:
 	default:
-		_, err := t.write(ctx, s, true, i.Addresses)
+		_, err := t.write(ctx, s, true, i.Addresses, s.Status.Conditions)
 		if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err) {
 			return err
 		}

@@ -1,0 +1,117 @@
+package kube
+
+import (
+	"slices"
+	"strings"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// This file has what says that a Service has no address, and why.
+
+// conditionAssigned is a condition of Services that could not have an address: False with the reason, and True later.
+const conditionAssigned = ourPrefix + "AddressAssigned"
+
+// conditionsOfOthers returns the conditions in the status of a Service without ours.
+func conditionsOfOthers(s *core.Service) (others []meta.Condition) {
+	for _, c := range s.Status.Conditions {
+		if c.Type != conditionAssigned {
+			others = append(others, c)
+		}
+	}
+	return others
+}
+
+// assignedCondition returns our condition of a Service; nil: it has none.
+func assignedCondition(s *core.Service) *meta.Condition {
+	i := slices.IndexFunc(s.Status.Conditions, func(c meta.Condition) bool { return c.Type == conditionAssigned })
+	if i < 0 {
+		return nil
+	}
+	return &s.Status.Conditions[i]
+}
+
+// conditionsAfter returns the conditions of a Service after a decision. A Service that gets its addresses at once has
+// no condition of ours: that saves a large object in the caches of all nodes.
+func conditionsAfter(s *core.Service, d decision) []meta.Condition {
+	was := assignedCondition(s)
+	now := meta.Condition{
+		Type: conditionAssigned, Status: meta.ConditionTrue, Reason: "Assigned", LastTransitionTime: meta.Now(),
+	}
+	switch {
+	case d.reason == reasonFailed && len(d.addrs) == 0:
+		now.Status, now.Reason, now.Message = meta.ConditionFalse, d.reason, d.warning
+	case was == nil:
+		return s.Status.Conditions
+	}
+	if was == nil {
+		return append(conditionsOfOthers(s), now)
+	}
+	if was.Status == now.Status {
+		now.LastTransitionTime = was.LastTransitionTime
+	}
+	all := slices.Clone(s.Status.Conditions)
+	for i := range all {
+		if all[i].Type == conditionAssigned {
+			all[i] = now
+		}
+	}
+	return all
+}
+
+// said reports whether the condition of a Service has the warning of a decision: an Event had it, too.
+func said(s *core.Service, d decision) bool {
+	c := assignedCondition(s)
+	return c != nil && c.Status == meta.ConditionFalse && c.Reason == d.reason && c.Message == d.warning
+}
+
+// complain emits an Event about annotations that look like ours, once.
+func (t *term) complain(s *core.Service) {
+	names := strings.Join(unknownAnnotations(s), ", ")
+	t.mu.Lock()
+	same := t.unknown[nameOf(s)] == names
+	t.unknown[nameOf(s)] = names
+	if names == "" {
+		delete(t.unknown, nameOf(s))
+	}
+	t.mu.Unlock()
+	if same || names == "" {
+		return
+	}
+	var known []string
+	for _, all := range annotations {
+		known = append(known, all[0])
+	}
+	t.events.Eventf(s, core.EventTypeWarning, "UnknownAnnotation", "%s has no effect; the annotations are %s", names,
+		strings.Join(known, ", "))
+}
+
+// Waiting returns the Services of this class that have no address, one entry for each port. It may be called from any
+// goroutine.
+func (s *Source) Waiting() (all []lb.ServiceStatus) {
+	for _, x := range s.services.List() {
+		service := x.(*core.Service)
+		if !matchesClass(service, s.o.Class) || !handled(service) || len(service.Status.LoadBalancer.Ingress) > 0 {
+			continue
+		}
+		reason := "no address is assigned yet"
+		if c := assignedCondition(service); c != nil && c.Status == meta.ConditionFalse {
+			reason = c.Message
+		}
+		for _, p := range service.Spec.Ports {
+			status := lb.ServiceStatus{
+				Service: nameOf(service), Port: uint16(p.Port), Policy: policyOf(service), Forward: s.o.Forward,
+				Algorithm: lb.AlgorithmMaglev, Backends: []lb.BackendStatus{}, State: lb.StateUnknown,
+				Reason: "no address: " + reason,
+			}
+			if status.Protocol.UnmarshalText([]byte(strings.ToLower(string(protocolOf(&p.Protocol))))) == nil {
+				all = append(all, status)
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b lb.ServiceStatus) int { return strings.Compare(a.Service, b.Service) })
+	return all
+}
