@@ -67,6 +67,7 @@ conformance: root deps build controlplane conformance-programs ## run Kubernetes
 
 BENCH_PARTS := cost,live,connections,scale,convergence
 BENCH ?= $(BENCH_PARTS)
+# The part "cluster" takes half an hour and needs "make controlplane": BENCH=cluster.
 bench: root build ## measure beside peers for about 15 minutes (root); BENCH=cost,live,... chooses parts
 	sh e2e/deps.sh bench
 	@mkdir -p .cache

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/steelyard-lb/steelyard/e2e/bench/cluster"
 	"github.com/steelyard-lb/steelyard/e2e/bench/connections"
 	"github.com/steelyard-lb/steelyard/e2e/bench/convergence"
 	"github.com/steelyard-lb/steelyard/e2e/bench/packets"
@@ -27,7 +28,7 @@ func main() {
 }
 
 // parts are the names for -only.
-var parts = []string{"cost", "live", "connections", "scale", "convergence"}
+var parts = []string{"cost", "live", "connections", "scale", "convergence", "cluster"}
 
 // result is everything that was measured.
 type result struct {
@@ -38,10 +39,11 @@ type result struct {
 	Apply   []scale.Applied      `json:"apply,omitempty"`
 	Agent   []scale.Running      `json:"agent,omitempty"`
 	Gone    []convergence.Result `json:"convergence,omitempty"`
+	Cluster []cluster.Result     `json:"cluster,omitempty"`
 }
 
 func run() error {
-	only := flag.String("only", strings.Join(parts, ","), "`parts` to run")
+	only := flag.String("only", strings.Join(parts[:len(parts)-1], ","), "`parts` to run; also: cluster")
 	cost := packets.CostOptions{Log: os.Stderr}
 	rows := flag.String("rows", ".", "cost: regular expression of the `paths` to measure")
 	flag.IntVar(&cost.Flows, "flows", 1<<20, "cost: open flows, a power of two; 65536 makes a short run")
@@ -54,7 +56,14 @@ func run() error {
 	ways := flag.String("ways", ".", "connections: regular expression of the `ways` to measure")
 	flag.DurationVar(&conns.Sustained, "sustained", time.Minute, "connections: duration of those with one backend")
 	rounds := flag.Int("convrounds", 5, "convergence: rounds")
-	binary := flag.String("binary", "./steelyard", "connections, scale, convergence: `path` of the program")
+	large := cluster.Options{Log: os.Stderr}
+	flag.IntVar(&large.Nodes, "nodes", 1000, "cluster: nodes")
+	flag.IntVar(&large.Services, "services", 5000, "cluster: services")
+	flag.IntVar(&large.Endpoints, "endpoints", 10, "cluster: endpoints of a service")
+	flag.IntVar(&large.Changes, "changes", 200, "cluster: changed endpoints")
+	flag.IntVar(&large.Restarts, "restarts", 5, "cluster: restarts of each program")
+	flag.StringVar(&large.ControlPlane, "controlplane", ".cache/controlplane", "cluster: `directory` of its programs")
+	binary := flag.String("binary", "./steelyard", "connections, scale, convergence, cluster: `path` of the program")
 	file := flag.String("json", "", "write the results to this `file`")
 	page := flag.String("page", "", "replace the tables in this `file`")
 	from := flag.String("from", "", "read the results from `files` that -json wrote, and measure nothing")
@@ -70,7 +79,7 @@ func run() error {
 	if *from != "" {
 		r, err = readResults(strings.Split(*from, ","))
 	} else {
-		r, err = measure(strings.Split(*only, ","), cost, live, conns, *rounds, *binary)
+		r, err = measure(strings.Split(*only, ","), cost, live, conns, large, *rounds, *binary)
 	}
 	if err != nil {
 		return errors.Join(err, r.print(os.Stdout))
@@ -83,8 +92,8 @@ func run() error {
 
 // measure runs these parts. With an error it returns what was measured before.
 func measure(
-	chosen []string, cost packets.CostOptions, live packets.LiveOptions, conns connections.Options, rounds int,
-	binary string,
+	chosen []string, cost packets.CostOptions, live packets.LiveOptions, conns connections.Options,
+	large cluster.Options, rounds int, binary string,
 ) (r result, err error) {
 	for _, part := range chosen {
 		if !slices.Contains(parts, part) {
@@ -109,6 +118,11 @@ func measure(
 			}
 		case "convergence":
 			r.Gone, err = convergence.Run(binary, rounds, os.Stderr)
+		case "cluster":
+			large.Binary = binary
+			var one cluster.Result
+			one, err = cluster.Run(large)
+			r.Cluster = append(r.Cluster, one)
 		}
 		if err != nil {
 			return r, fmt.Errorf("%s: %w", part, err)

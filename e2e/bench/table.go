@@ -3,11 +3,13 @@ package main
 import (
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
+	"github.com/steelyard-lb/steelyard/e2e/bench/cluster"
 	"github.com/steelyard-lb/steelyard/e2e/bench/connections"
 	"github.com/steelyard-lb/steelyard/e2e/bench/convergence"
 	"github.com/steelyard-lb/steelyard/e2e/bench/packets"
@@ -40,6 +42,9 @@ func (r result) tables() (all []table) {
 	}
 	if len(r.Gone) != 0 {
 		all = append(all, convergenceTable(r.Gone))
+	}
+	for _, c := range r.Cluster {
+		all = append(all, clusterTable(c), requestsTable(c))
 	}
 	return append(all, r.targetTable())
 }
@@ -143,6 +148,48 @@ func convergenceTable(all []convergence.Result) table {
 	for _, r := range all {
 		t.rows = append(t.rows, []string{r.Event, ms(r.Median()), ms(r.Times[0]) + "–" + ms(r.Times[len(r.Times)-1]),
 			fmt.Sprintf("%d (%d rounds)", r.Failed, len(r.Times))})
+	}
+	return t
+}
+
+func clusterTable(c cluster.Result) table {
+	t := table{
+		title: fmt.Sprintf("Kubernetes: %d nodes with heartbeats, %d services, %d endpoints", c.Nodes, c.Services,
+			c.Endpoints),
+		head: []string{"what", "measured"},
+	}
+	for _, row := range [][]string{
+		{"every Service has an address, after the start of what assigns", ms(c.Assigned)},
+		{"the last Service is in force, after the start of the agent", ms(c.Start)},
+		{"endpoint changed until in force, p50", ms(c.P50)},
+		{"endpoint changed until in force, p99", ms(c.P99)},
+		{"CPU for a changed endpoint", ms(c.CPU)},
+		{"idle, of one CPU", fmt.Sprintf("%.2f %%", 100*c.Idle)},
+		{"resident", mib(c.Resident)},
+	} {
+		t.rows = append(t.rows, row)
+	}
+	return t
+}
+
+// requestsTable has what one restart asks the API server for. A rolling restart does so once for each node.
+func requestsTable(c cluster.Result) table {
+	t := table{title: "Requests to the API server: of one restart"}
+	t.head = []string{"request"}
+	programs := slices.Sorted(maps.Keys(c.Requests))
+	kinds := map[string]bool{}
+	for _, p := range programs {
+		t.head = append(t.head, p)
+		for kind := range c.Requests[p] {
+			kinds[kind] = true
+		}
+	}
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		row := []string{kind}
+		for _, p := range programs {
+			row = append(row, fmt.Sprintf("%.1f", c.Requests[p][kind]))
+		}
+		t.rows = append(t.rows, row)
 	}
 	return t
 }

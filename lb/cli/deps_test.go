@@ -62,7 +62,7 @@ var mayImport = map[string][]string{
 
 // mayImportAll are the packages that connect the others, and the end-to-end tests.
 var mayImportAll = []string{"lb/agent", "e2e", "e2e/bench", "e2e/bench/packets", "e2e/bench/connections",
-	"e2e/bench/convergence", "e2e/bench/scale", "e2e/lab/labtest"}
+	"e2e/bench/cluster", "e2e/bench/convergence", "e2e/bench/scale", "e2e/lab/labtest"}
 
 // owners lists the packages that may import an external library, by prefix.
 var owners = map[string][]string{
@@ -77,7 +77,7 @@ var owners = map[string][]string{
 	"github.com/miekg/dns":         {"healthd"},
 	"google.golang.org/grpc":       {"healthd"},
 	"github.com/coreos/go-systemd": {"systemd"},
-	"k8s.io/":                      {"lb/kube", "lb/agent"},
+	"k8s.io/":                      {"lb/kube", "lb/agent", "e2e/bench/cluster"},
 }
 
 func forbidden(pkg, dep string) string {

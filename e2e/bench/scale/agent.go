@@ -95,18 +95,18 @@ func agent(binary string, services int) (r Running, err error) {
 	if err != nil {
 		return r, err
 	}
-	before, err := processTime(a)
+	before, err := ProcessTime(a)
 	if err != nil {
 		return r, err
 	}
 	const idle = 3 * time.Second
 	time.Sleep(idle)
-	after, err := processTime(a)
+	after, err := ProcessTime(a)
 	r.Idle = float64(after-before) / float64(idle)
 	if err != nil {
 		return r, err
 	}
-	r.Resident, err = resident(a)
+	r.Resident, err = Resident(a)
 	return r, err
 }
 
@@ -127,7 +127,7 @@ func addRouter(l *lab.Lab, h *lab.Host) error {
 
 // reload changes the backend of the last service, for at most 10 seconds.
 func (r *Running) reload(ctx context.Context, a *lab.Agent) error {
-	before, err := processTime(a)
+	before, err := ProcessTime(a)
 	if err != nil {
 		return err
 	}
@@ -146,9 +146,9 @@ func (r *Running) reload(ctx context.Context, a *lab.Agent) error {
 		}
 		times = append(times, time.Since(at))
 	}
-	after, err := processTime(a)
+	after, err := ProcessTime(a)
 	r.Reloads, r.CPU = len(times), (after-before)/time.Duration(len(times))
-	r.P50, r.P99 = percentile(times, 50), percentile(times, 99)
+	r.P50, r.P99 = Percentile(times, 50), Percentile(times, 99)
 	return err
 }
 
@@ -172,8 +172,8 @@ func inForce(ctx context.Context, a *lab.Agent, services, backend int) error {
 	}
 }
 
-// processTime is the CPU time of the agent (proc_pid_stat(5)).
-func processTime(a *lab.Agent) (time.Duration, error) {
+// ProcessTime is the CPU time of the agent (proc_pid_stat(5)).
+func ProcessTime(a *lab.Agent) (time.Duration, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", a.Process().Pid()))
 	if err != nil {
 		return 0, err
@@ -192,8 +192,8 @@ func processTime(a *lab.Agent) (time.Duration, error) {
 	return sum, nil
 }
 
-// resident is VmRSS of the agent.
-func resident(a *lab.Agent) (uint64, error) {
+// Resident is VmRSS of the agent.
+func Resident(a *lab.Agent) (uint64, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.Process().Pid()))
 	if err != nil {
 		return 0, err

@@ -160,11 +160,12 @@ func (s size) changes(d *datapath.Datapath, a *Applied) error {
 	}
 	a.Changes = len(times)
 	a.CPU = (cpuTime() - before) / time.Duration(len(times))
-	a.P50, a.P99 = percentile(times, 50), percentile(times, 99)
+	a.P50, a.P99 = Percentile(times, 50), Percentile(times, 99)
 	return nil
 }
 
-func percentile(times []time.Duration, p int) time.Duration {
+// Percentile returns the p-th percentile. It sorts the times.
+func Percentile(times []time.Duration, p int) time.Duration {
 	slices.Sort(times)
 	return times[min(len(times)-1, len(times)*p/100)]
 }

@@ -1,0 +1,293 @@
+// Package cluster measures an agent in a large Kubernetes cluster: a real API server, Nodes whose heartbeats are sent
+// as kubelets send them, Services and endpoints. One of the nodes runs the agent, another program of it assigns the
+// addresses. kube-proxy, measured in the same way, is the comparison for what the API server is asked.
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"net/url"
+	"strings"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
+)
+
+// Options are the size of the cluster, and the programs.
+type Options struct {
+	Binary       string // steelyard
+	ControlPlane string // directory of the programs of Kubernetes
+	Nodes        int
+	Services     int
+	Endpoints    int // of each Service
+	Changes      int // of endpoints that are measured
+	Restarts     int // of each program
+	Log          io.Writer
+}
+
+// Result is what Run measures.
+type Result struct {
+	Nodes, Services, Endpoints int
+	Assigned                   time.Duration // from the start of what assigns until the last Service has an address
+	Start                      time.Duration // from the start of the agent until the last Service is in force
+	// P50, P99 are the times from a changed EndpointSlice until the endpoint is in force; CPU that of the agent for
+	// each, without that while nothing but heartbeats arrive.
+	P50, P99, CPU time.Duration
+	Idle          float64 // share of one CPU while only heartbeats are sent
+	Resident      uint64  // memory of the agent, in bytes
+	// Requests are those of one restart, by program and by verb and resource.
+	Requests map[string]map[string]float64
+}
+
+// bench is a running cluster.
+type bench struct {
+	Options
+	*lab.Topology
+	control    *kube.ControlPlane
+	api        kubernetes.Interface
+	agent      *lab.Agent
+	kubeconfig string
+}
+
+const (
+	class     = "steelyard.dev/bench"
+	namespace = "default"
+)
+
+// Run starts a cluster and measures it.
+func Run(o Options) (r Result, err error) {
+	r = Result{Nodes: o.Nodes, Services: o.Services, Endpoints: o.Services * o.Endpoints,
+		Requests: map[string]map[string]float64{}}
+	b := &bench{Options: o}
+	if b.Topology, err = lab.NewTopology(lab.Shape{Clients: 1, Balancers: 1, Servers: 1}); err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
+	defer cancel()
+	if err := b.start(ctx); err != nil {
+		return r, err
+	}
+	beats, stop := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- b.heartbeats(beats) }()
+	defer func() {
+		stop()
+		if failed := <-done; failed != nil && !errors.Is(failed, context.Canceled) {
+			err = errors.Join(err, fmt.Errorf("heartbeats: %w", failed))
+		}
+	}()
+	for _, step := range []struct {
+		what string
+		run  func(context.Context, *Result) error
+	}{
+		{"assign addresses", b.assign},
+		{"start the agent", b.startAgent},
+		{"idle", b.idle},
+		{"change endpoints", b.change},
+		{"restart the agent and kube-proxy", b.restart},
+	} {
+		fmt.Fprintf(o.Log, "cluster: %s\n", step.what)
+		if err := step.run(ctx, &r); err != nil {
+			return r, fmt.Errorf("%s: %w", step.what, err)
+		}
+	}
+	return r, nil
+}
+
+// start starts the control plane and creates the objects.
+func (b *bench) start(ctx context.Context) (err error) {
+	h := b.Servers[0]
+	if b.control, err = kube.StartControlPlane(ctx, h.Host, h.V4, b.ControlPlane); err != nil {
+		return err
+	}
+	b.kubeconfig = b.control.Kubeconfig()
+	config, err := clientcmd.RESTConfigFromKubeConfig([]byte(b.kubeconfig))
+	if err != nil {
+		return err
+	}
+	config.Dial, config.QPS, config.Burst = b.control.Dial, 5000, 5000
+	if b.api, err = kubernetes.NewForConfig(config); err != nil {
+		return err
+	}
+	ns := &core.Namespace{ObjectMeta: meta.ObjectMeta{Name: "steelyard"}}
+	if _, err := b.api.CoreV1().Namespaces().Create(ctx, ns, meta.CreateOptions{}); err != nil {
+		return err
+	}
+	fmt.Fprintf(b.Log, "cluster: %d nodes, %d services of %d endpoints\n", b.Nodes, b.Services, b.Endpoints)
+	if err := each(ctx, b.Nodes, b.createNode); err != nil {
+		return err
+	}
+	return each(ctx, b.Services, b.createService)
+}
+
+// nodeName is the name of a node. The first is the one that exists.
+func (b *bench) nodeName(i int) string {
+	if i == 0 {
+		return b.Balancers[0].Name()
+	}
+	return fmt.Sprintf("node-%d", i)
+}
+
+func serviceName(i int) string { return fmt.Sprintf("service-%d", i) }
+
+// endpoint is an endpoint of a Service. Changes number them anew.
+func endpoint(i int) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, 128 + byte(i>>16), byte(i >> 8), byte(i)})
+}
+
+func (b *bench) slice(service int, first netip.Addr) *discovery.EndpointSlice {
+	ready, port, protocol := true, int32(8080), core.ProtocolTCP
+	s := &discovery.EndpointSlice{
+		ObjectMeta: meta.ObjectMeta{
+			Name: serviceName(service), Labels: map[string]string{discovery.LabelServiceName: serviceName(service)},
+		},
+		AddressType: discovery.AddressTypeIPv4,
+		Ports:       []discovery.EndpointPort{{Port: &port, Protocol: &protocol}},
+	}
+	for k := range b.Endpoints {
+		// The endpoints of the last Service are on the node of the agent, which then delivers to them itself.
+		node, at := b.nodeName((service*b.Endpoints+k)%b.Nodes), endpoint(service*b.Endpoints+k)
+		if service == b.Services-1 {
+			node = b.nodeName(0)
+		}
+		if k == 0 && first.IsValid() {
+			at = first
+		}
+		s.Endpoints = append(s.Endpoints, discovery.Endpoint{
+			Addresses: []string{at.String()}, NodeName: &node,
+			Conditions: discovery.EndpointConditions{Ready: &ready, Serving: &ready},
+			TargetRef:  &core.ObjectReference{Kind: "Pod", Namespace: namespace, Name: fmt.Sprintf("pod-%s", at)},
+		})
+	}
+	return s
+}
+
+func (b *bench) createService(ctx context.Context, i int) error {
+	policy, ports, of := core.IPFamilyPolicySingleStack, false, class
+	_, err := b.api.CoreV1().Services(namespace).Create(ctx, &core.Service{
+		ObjectMeta: meta.ObjectMeta{Name: serviceName(i)},
+		Spec: core.ServiceSpec{
+			Type: core.ServiceTypeLoadBalancer, LoadBalancerClass: &of, AllocateLoadBalancerNodePorts: &ports,
+			IPFamilyPolicy: &policy, IPFamilies: []core.IPFamily{core.IPv4Protocol},
+			Ports: []core.ServicePort{{Port: 80, Protocol: core.ProtocolTCP}},
+		},
+	}, meta.CreateOptions{})
+	if err == nil {
+		s := b.slice(i, netip.Addr{})
+		_, err = b.api.DiscoveryV1().EndpointSlices(namespace).Create(ctx, s, meta.CreateOptions{})
+	}
+	return err
+}
+
+// toml is the configuration of the agent, and of what assigns addresses.
+func (b *bench) toml() string {
+	return fmt.Sprintf(`
+[datapath]
+mode = "tc"
+interfaces = ["eth0"]
+[kubernetes]
+kubeconfig = %q
+load_balancer_class = %q
+allocate = false
+proxy = "kube-proxy"
+[l2]
+[node]
+name = %q
+address = %q
+[[pool]]
+name = "public"
+addresses = ["100.64.0.0/15"]
+`, kube.KubeconfigPath, class, b.nodeName(0), b.Balancers[0].V4)
+}
+
+// assign starts what assigns addresses, and waits until all Services have one.
+func (b *bench) assign(ctx context.Context, r *Result) error {
+	h := b.Servers[0]
+	err := errors.Join(h.WriteFile(kube.KubeconfigPath, b.kubeconfig, 0o600),
+		h.WriteFile(lab.AgentConfigPath, b.toml(), 0o600))
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	p, err := h.Start(lab.Command{
+		Path: b.Binary, Args: []string{"allocate", "-c", lab.AgentConfigPath}, Env: []string{"POD_NAMESPACE=steelyard"},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = lab.Until(ctx, 10*time.Minute, "every Service has an address", func() error {
+		if !p.Running() {
+			return lab.Permanent(fmt.Errorf("steelyard allocate ended: %s", p.Log.Tail(5)))
+		}
+		time.Sleep(200 * time.Millisecond) // a list of all is large
+		o := meta.ListOptions{ResourceVersion: "0"}
+		list, err := b.api.CoreV1().Services(namespace).List(ctx, o)
+		if err != nil {
+			return err
+		}
+		without := 0
+		for i := range list.Items {
+			s := &list.Items[i]
+			if strings.HasPrefix(s.Name, "service-") && len(s.Status.LoadBalancer.Ingress) == 0 {
+				without++
+			}
+		}
+		if without > 0 {
+			return fmt.Errorf("%d have none: %s", without, p.Log.Tail(3))
+		}
+		return nil
+	})
+	r.Assigned = time.Since(start)
+	return err
+}
+
+// startAgent starts the agent, and waits until the last Service is in force.
+func (b *bench) startAgent(ctx context.Context, r *Result) (err error) {
+	if err := b.Balancers[0].WriteFile(kube.KubeconfigPath, b.kubeconfig, 0o600); err != nil {
+		return err
+	}
+	start := time.Now()
+	b.agent, err = lab.StartAgent(b.Balancers[0].Host, lab.AgentOptions{
+		Binary: b.Binary, Config: b.toml(), Env: []string{"POD_NAMESPACE=steelyard"},
+	})
+	if err != nil {
+		return err
+	}
+	err = b.inForce(ctx, netip.Addr{})
+	r.Start = time.Since(start)
+	return err
+}
+
+// inForce waits until the agent delivers packets to the last Service, to this endpoint if it is valid.
+func (b *bench) inForce(ctx context.Context, want netip.Addr) error {
+	s, err := b.api.CoreV1().Services(namespace).Get(ctx, serviceName(b.Services-1), meta.GetOptions{})
+	if err != nil {
+		return err
+	}
+	question := url.Values{
+		"client": {"198.51.100.1:1000"}, "to": {s.Status.LoadBalancer.Ingress[0].IP + ":80"},
+	}
+	for {
+		var got struct{ Backend string }
+		err := b.agent.Get(ctx, "/v1/explain?"+question.Encode(), &got)
+		if err == nil && (strings.HasPrefix(got.Backend, want.String()+":") || !want.IsValid() && got.Backend != "") {
+			return nil
+		}
+		if ctx.Err() != nil || !b.agent.Process().Running() {
+			return fmt.Errorf("the agent uses %q; want %s: %v\n%s", got.Backend, want, err,
+				b.agent.Process().Log.Tail(10))
+		}
+		time.Sleep(500 * time.Microsecond)
+	}
+}

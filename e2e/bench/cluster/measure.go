@@ -1,0 +1,179 @@
+package cluster
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/steelyard-lb/steelyard/e2e/bench/scale"
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+)
+
+// idleTime is how long the CPU time of the agent is measured while only heartbeats are sent.
+const idleTime = 30 * time.Second
+
+// idle measures the agent while only heartbeats are sent.
+func (b *bench) idle(_ context.Context, r *Result) error {
+	time.Sleep(10 * time.Second) // what follows a start
+	before, err := scale.ProcessTime(b.agent)
+	if err != nil {
+		return err
+	}
+	time.Sleep(idleTime)
+	after, err := scale.ProcessTime(b.agent)
+	if err != nil {
+		return err
+	}
+	r.Idle = float64(after-before) / float64(idleTime)
+	r.Resident, err = scale.Resident(b.agent)
+	return err
+}
+
+// change changes an endpoint of the last Service again and again.
+func (b *bench) change(ctx context.Context, r *Result) error {
+	var times []time.Duration
+	service := b.Services - 1
+	api := b.api.DiscoveryV1().EndpointSlices(namespace)
+	before, err := scale.ProcessTime(b.agent)
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	for i := range b.Changes {
+		// Only the new endpoint is left, so that it is the one in force.
+		s := b.slice(service, endpoint(1<<20+i))
+		s.Endpoints = s.Endpoints[:1]
+		at := time.Now()
+		if _, err := api.Update(ctx, s, meta.UpdateOptions{}); err != nil {
+			return err
+		}
+		if err := b.inForce(ctx, endpoint(1<<20+i)); err != nil {
+			return err
+		}
+		times = append(times, time.Since(at))
+	}
+	after, err := scale.ProcessTime(b.agent)
+	idle := time.Duration(r.Idle * float64(time.Since(start)))
+	r.CPU = max(0, after-before-idle) / time.Duration(len(times))
+	r.P50, r.P99 = scale.Percentile(times, 50), scale.Percentile(times, 99)
+	return err
+}
+
+// restart measures what a restart of the agent, and of kube-proxy, asks the API server for.
+func (b *bench) restart(ctx context.Context, r *Result) error {
+	node := b.Balancers[0]
+	var proxy *lab.Process
+	for _, program := range []struct {
+		name  string
+		start func() error
+		ready func() error
+		end   func() error
+	}{
+		{
+			"agent", b.agent.Start, func() error { return b.inForce(ctx, endpoint(1<<20+b.Changes-1)) },
+			func() error { return b.agent.Terminate(ctx, 20*time.Second) },
+		},
+		{"kube-proxy", func() (err error) {
+			proxy, err = b.control.StartKubeProxy(node.Host)
+			return err
+		}, func() error { return healthy(ctx, node.Host) }, func() error {
+			proxy.Kill()
+			return nil
+		}},
+	} {
+		if program.name == "agent" {
+			if err := program.end(); err != nil {
+				return err
+			}
+		}
+		time.Sleep(5 * time.Second)
+		before, err := b.requests(ctx)
+		if err != nil {
+			return err
+		}
+		start := time.Now()
+		for range b.Restarts {
+			if err := program.start(); err != nil {
+				return err
+			}
+			if err := program.ready(); err != nil {
+				return err
+			}
+			if err := program.end(); err != nil {
+				return err
+			}
+		}
+		took := time.Since(start)
+		after, err := b.requests(ctx)
+		if err != nil {
+			return err
+		}
+		// Without the program, for as long: what others ask for.
+		time.Sleep(took)
+		others, err := b.requests(ctx)
+		if err != nil {
+			return err
+		}
+		r.Requests[program.name] = map[string]float64{}
+		for key, n := range after {
+			if mine := (n - before[key]) - (others[key] - n); mine >= 0.5 {
+				r.Requests[program.name][key] = mine / float64(b.Restarts)
+			}
+		}
+	}
+	return nil
+}
+
+// healthy waits until kube-proxy has written its rules.
+func healthy(ctx context.Context, h *lab.Host) error {
+	client := &http.Client{Transport: &http.Transport{DialContext: h.Dial, DisableKeepAlives: true}}
+	_, err := lab.Until(ctx, 10*time.Minute, "kube-proxy is healthy", func() error {
+		resp, err := client.Get("http://127.0.0.1:10256/healthz")
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return fmt.Errorf("%s", resp.Status)
+		}
+		return nil
+	})
+	return err
+}
+
+var label = regexp.MustCompile(`(\w+)="([^"]*)"`)
+
+// requests returns the number of requests that the API server has served, by verb and resource. It counts a watch when
+// it ends. Heartbeats are not included.
+func (b *bench) requests(ctx context.Context) (map[string]float64, error) {
+	text, err := b.api.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
+	if err != nil {
+		return nil, err
+	}
+	sum := map[string]float64{}
+	lines := bufio.NewScanner(bytes.NewReader(text))
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		series, value, found := strings.Cut(lines.Text(), "} ")
+		if !found || !strings.HasPrefix(series, "apiserver_request_total{") {
+			continue
+		}
+		of := map[string]string{}
+		for _, m := range label.FindAllStringSubmatch(series, -1) {
+			of[m[1]] = m[2]
+		}
+		heartbeat := of["verb"] == "PATCH" && (of["resource"] == "leases" || of["resource"] == "nodes")
+		if v, err := strconv.ParseFloat(value, 64); err == nil && !heartbeat && of["resource"] != "" {
+			sum[of["verb"]+" "+of["resource"]] += v
+		}
+	}
+	return sum, lines.Err()
+}
