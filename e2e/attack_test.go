@@ -210,8 +210,8 @@ func (f *udpFlow) exchanges(ctx context.Context, v *victims) {
 	}
 }
 
-// disturb removes and adds a server and kills and starts the agent until ctx ends. In a long attack the agent stays away
-// for so long, one time in four, that packets remove flows themselves, but not for restart_time.
+// disturb removes and adds a server and kills and starts the agent until ctx ends. In a long attack the agent stays
+// away for so long, one time in four, that packets remove flows themselves, but not for restart_time.
 func (s *site) disturb(t *testing.T, ctx context.Context, took time.Duration) {
 	a, c := s.agents[0], s.config[0]
 	for i := 0; ctx.Err() == nil; i++ {

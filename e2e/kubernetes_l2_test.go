@@ -32,7 +32,8 @@ func newSegmentCluster(t *testing.T) *segmentCluster {
 			t.Fatal(err)
 		}
 	}
-	kubeconfig := c.install(t, "")
+	c.install(t, "")
+	kubeconfig := c.kubeconfigOf(t, "steelyard")
 	// The first address of a prefix is that of its routers (RFC 4291, section 2.6.1).
 	pool := strings.NewReplacer("203.0.113.0/24", "203.0.113.16/28", "2001:db8:1::/64", "2001:db8:1::10/124")
 	s := &segmentCluster{cluster: c, m: &members{site: c.site}}
@@ -47,6 +48,9 @@ func newSegmentCluster(t *testing.T) *segmentCluster {
 		}
 		if err := b.WriteFile(kube.KubeconfigPath, kubeconfig, 0o600); err != nil {
 			t.Fatal(err)
+		}
+		if i == 0 {
+			c.startAllocators(t, a)
 		}
 		c.config = append(c.config, a)
 		c.agents = append(c.agents, labtest.Agent(t, b.Host, binary, a))

@@ -80,7 +80,8 @@ func (p *signatureProbe) read(peer netip.Addr, port, listen uint16, password str
 		if err != nil {
 			return last
 		}
-		segment, local := data[:n], netip.Addr{}
+		segment := data[:n]
+		var local netip.Addr
 		if peer.Is4() { // with the IP header
 			if n < 20 || n < int(data[0]&0xf)*4 {
 				continue

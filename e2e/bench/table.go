@@ -158,7 +158,7 @@ func clusterTable(c cluster.Result) table {
 			c.Endpoints),
 		head: []string{"what", "measured"},
 	}
-	for _, row := range [][]string{
+	t.rows = [][]string{
 		{"every Service has an address, after the start of what assigns", ms(c.Assigned)},
 		{"the last Service is in force, after the start of the agent", ms(c.Start)},
 		{"endpoint changed until in force, p50", ms(c.P50)},
@@ -166,8 +166,6 @@ func clusterTable(c cluster.Result) table {
 		{"CPU for a changed endpoint", ms(c.CPU)},
 		{"idle, of one CPU", fmt.Sprintf("%.2f %%", 100*c.Idle)},
 		{"resident", mib(c.Resident)},
-	} {
-		t.rows = append(t.rows, row)
 	}
 	return t
 }

@@ -57,6 +57,7 @@ type bench struct {
 	api        kubernetes.Interface
 	agent      *lab.Agent
 	kubeconfig string
+	vip        string // of the last Service
 }
 
 const (
@@ -271,13 +272,14 @@ func (b *bench) startAgent(ctx context.Context, r *Result) (err error) {
 
 // inForce waits until the agent delivers packets to the last Service, to this endpoint if it is valid.
 func (b *bench) inForce(ctx context.Context, want netip.Addr) error {
-	s, err := b.api.CoreV1().Services(namespace).Get(ctx, serviceName(b.Services-1), meta.GetOptions{})
-	if err != nil {
-		return err
+	if b.vip == "" {
+		s, err := b.api.CoreV1().Services(namespace).Get(ctx, serviceName(b.Services-1), meta.GetOptions{})
+		if err != nil {
+			return err
+		}
+		b.vip = s.Status.LoadBalancer.Ingress[0].IP
 	}
-	question := url.Values{
-		"client": {"198.51.100.1:1000"}, "to": {s.Status.LoadBalancer.Ingress[0].IP + ":80"},
-	}
+	question := url.Values{"client": {"198.51.100.1:1000"}, "to": {b.vip + ":80"}}
 	for {
 		var got struct{ Backend string }
 		err := b.agent.Get(ctx, "/v1/explain?"+question.Encode(), &got)

@@ -111,6 +111,7 @@ func (b *bench) restart(ctx context.Context, r *Result) error {
 				return err
 			}
 		}
+		time.Sleep(2 * time.Second) // until the ended watches are counted
 		took := time.Since(start)
 		after, err := b.requests(ctx)
 		if err != nil {
