@@ -1,0 +1,127 @@
+package e2e
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+// TestControlPlaneAddress: the address of the control plane is one that the nodes announce. All nodes boot at once, and
+// reach the API server by that address only: they announce what they last knew, reach the API server through each
+// other, and follow the cluster again.
+func TestControlPlaneAddress(t *testing.T) {
+	c := newCluster(t, "nat", false)
+	vip := c.startAPIService(t)
+	c.waitRouted(t, 20*time.Second, []netip.Addr{vip}, 0, 1, 2)
+	c.waitAPI(t, vip)
+	old := c.control.URL()
+	through := "https://" + netip.AddrPortFrom(vip, 6443).String()
+	for i, a := range c.agents {
+		labtest.Until(t, 20*time.Second, "the state is stored", func() error {
+			text, err := a.ReadFile("/run/steelyard/cluster.json")
+			if err == nil && !strings.Contains(text, "apiserver") {
+				err = errors.New("the service is not in it")
+			}
+			return err
+		})
+		if err := a.Terminate(t.Context(), 20*time.Second); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := a.CLI(t.Context(), "cleanup"); err != nil { // as a reboot does
+			t.Fatalf("%v\n%s", err, out)
+		}
+		text, err := a.ReadFile(kube.KubeconfigPath)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text = strings.ReplaceAll(text, old, through)
+		if err := c.Balancers[i].WriteFile(kube.KubeconfigPath, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.waitRouted(t, 10*time.Second, []netip.Addr{vip})
+	for _, a := range c.agents {
+		if err := a.Start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.waitRouted(t, time.Minute, []netip.Addr{vip}, 0, 1, 2)
+	c.waitAPI(t, vip)
+	for _, a := range c.agents {
+		labtest.Until(t, 3*time.Minute, "the agent follows the cluster", func() error {
+			out, err := a.CLI(t.Context(), "status")
+			if err == nil && strings.Contains(out, "the API server is away") {
+				err = errors.New(out)
+			}
+			return err
+		})
+	}
+}
+
+// startAPIService creates a Service whose endpoint is the API server, and returns its address.
+func (c *cluster) startAPIService(t *testing.T) netip.Addr {
+	t.Helper()
+	const name, port = "apiserver", 6443
+	single := core.IPFamilyPolicySingleStack
+	c.createService(t, name, func(s *core.Service) {
+		s.Spec.IPFamilyPolicy, s.Spec.IPFamilies = &single, []core.IPFamily{core.IPv4Protocol}
+		s.Spec.Ports = []core.ServicePort{{Name: "https", Port: port, TargetPort: intstr.FromInt32(port)}}
+	})
+	portName, number, tcp, ready := "https", int32(port), core.ProtocolTCP, true
+	slice := &discovery.EndpointSlice{
+		ObjectMeta: meta.ObjectMeta{
+			Name: name, Namespace: "default", Labels: map[string]string{discovery.LabelServiceName: name},
+		},
+		AddressType: discovery.AddressTypeIPv4,
+		Ports:       []discovery.EndpointPort{{Name: &portName, Port: &number, Protocol: &tcp}},
+		Endpoints: []discovery.Endpoint{{
+			Addresses: []string{c.control.Address.String()}, Conditions: discovery.EndpointConditions{Ready: &ready},
+		}},
+	}
+	_, err := c.api.DiscoveryV1().EndpointSlices("default").Create(t.Context(), slice, meta.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.waitAddresses(t, name)[0]
+}
+
+// waitAPI waits until the API server answers the client by a VIP.
+func (c *cluster) waitAPI(t *testing.T, vip netip.Addr) {
+	t.Helper()
+	client := http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{
+		DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			return c.Clients[0].Dial(ctx, network, addr)
+		},
+	}}
+	at := fmt.Sprintf("https://%s/version", netip.AddrPortFrom(vip, 6443))
+	labtest.Until(t, 20*time.Second, at+" answers", func() error {
+		resp, err := client.Get(at)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err == nil && !strings.Contains(string(text), "Status") && !strings.Contains(string(text), "gitVersion") {
+			err = lab.Permanent(fmt.Errorf("%s: %s", resp.Status, text))
+		}
+		return err
+	})
+}
