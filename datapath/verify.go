@@ -42,7 +42,7 @@ type verifier struct {
 	sample   lb.Frontend   // of made
 	clients  madeClients
 	routers  routers
-	detours  detours
+	reroutes  reroutes
 	warned   warnings
 	inbound  map[lb.Frontend]*condition // of what other nodes send here, by frontend for decapsulated packets
 	view     view
@@ -103,7 +103,7 @@ func (v *verifier) changed(found changes) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.queue = v.d.services.held()
-	v.detours.look(start, v.d.services.detours())
+	v.reroutes.look(start, v.d.services.reroutes())
 	v.round(found, len(v.queue))
 	v.took = time.Since(start)
 }
@@ -139,7 +139,7 @@ func (v *verifier) round(found changes, n int) {
 	faults := v.repair(found)
 	v.node.observe(strings.Join(faults, "; "), now)
 	v.look()
-	v.detours.call(v.d.services.accept)
+	v.reroutes.probe(v.d.services.accept)
 	n = min(n, len(v.queue))
 	next := v.queue[:n]
 	v.queue = v.queue[n:]

@@ -291,7 +291,7 @@ func TestBehind(t *testing.T) {
 		if d := behind(); d != 0 {
 			t.Errorf("behind for %s without services", d)
 		}
-		fx.Fail = 1
+		fx.SetFail(1)
 		s := service("web", []netip.Addr{vip1}, "10.0.0.1")
 		e.Put(s)
 		answer(e, s, lb.StateHealthy)
@@ -299,7 +299,7 @@ func TestBehind(t *testing.T) {
 		if d := behind(); d < 69*time.Second || d > 71*time.Second {
 			t.Errorf("behind for %s after 70 s of failures", d)
 		}
-		fx.Fail = 0
+		fx.SetFail(0)
 		time.Sleep(time.Minute)
 		if d := behind(); d != 0 {
 			t.Errorf("behind for %s when all is in force", d)

@@ -314,7 +314,7 @@ users: [{name: u, user: {}}]
 		dialed = address
 		return new(net.Dialer).DialContext(ctx, network, address)
 	}
-	client, err := newClient(kubeconfig, "v1", 50*time.Millisecond, dial)
+	client, err := newClient(kubeconfig, "v1", time.Second, dial)
 	if err != nil {
 		t.Fatal(err)
 	}

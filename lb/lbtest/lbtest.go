@@ -154,7 +154,10 @@ func (fx *Fixture) step(addr netip.Addr, change, fail func()) {
 	if fx.Delay > 0 {
 		time.Sleep(time.Duration(fx.random() * float64(fx.Delay)))
 	}
-	bad := fx.Fail > 0 && fx.random() < fx.Fail
+	fx.mu.Lock()
+	rate := fx.Fail
+	fx.mu.Unlock()
+	bad := rate > 0 && fx.random() < rate
 	fx.mu.Lock()
 	defer fx.mu.Unlock()
 	if bad {
@@ -165,6 +168,13 @@ func (fx *Fixture) step(addr netip.Addr, change, fail func()) {
 	if _, announced := fx.announced[addr]; announced && fx.serving[addr] == 0 {
 		fx.violations = append(fx.violations, fmt.Sprintf("%s is announced but not served", addr))
 	}
+}
+
+// SetFail sets Fail while an engine runs.
+func (fx *Fixture) SetFail(rate float64) {
+	fx.mu.Lock()
+	defer fx.mu.Unlock()
+	fx.Fail = rate
 }
 
 func (fx *Fixture) random() float64 {

@@ -18,33 +18,33 @@ import (
 // default route leads, must answer once by the new way. A TCP handshake with its port tells: a reset is an answer, too.
 
 const (
-	// answerTime is the time that backends have. Until then nothing is a fault.
-	answerTime = 300 * time.Millisecond
-	// silentFor is how long a service other than TCP has a fault: its servers need not answer TCP, and health checks
+	// responseTime is the time that backends have. Until then nothing is a fault.
+	responseTime = 300 * time.Millisecond
+	// faultFor is how long a service other than TCP has a fault: its servers need not answer TCP, and health checks
 	// have decided by then.
-	silentFor = 30 * time.Second
-	// maxCalls is how many backends of a detour are called at a time: one that answers is enough.
-	maxCalls = 8
-	// callRounds is how many rounds of calls wait for an answer: a round lasts verifyEvery.
-	callRounds = 4
+	faultFor = 30 * time.Second
+	// maxProbes is how many backends of a reroute are probed at a time: one that answers is enough.
+	maxProbes = 8
+	// probeRounds is how many rounds of probes wait for an answer: a round lasts verifyEvery.
+	probeRounds = 4
 )
 
-// detour is a change of the first step towards backends that makes it uncertain that they are reached.
-type detour struct{ from, to firstHop }
+// reroute is a change of the first step towards backends that makes it uncertain that they are reached.
+type reroute struct{ from, to firstHop }
 
-// detours are those by which no backend has answered yet.
-type detours struct {
-	of     map[netip.Addr]detour
-	doubts map[detour]*doubt
+// reroutes are those by which no backend has answered yet.
+type reroutes struct {
+	of      map[netip.Addr]reroute
+	probing map[reroute]*rerouteProbe
 }
 
-// doubt is a detour that is being tried.
-type doubt struct {
+// rerouteProbe is the probing of a reroute.
+type rerouteProbe struct {
 	since    time.Time
 	backends []netip.AddrPort
-	calls    [][]int // sockets that are connecting, by round
-	// blind: this node could not call, for a reason that says nothing about the way.
-	blind bool
+	probes   [][]int // sockets that are connecting, by round
+	// unable: this node could not probe, for a reason that says nothing about the way.
+	unable bool
 }
 
 // follow records the first step towards a backend.
@@ -68,95 +68,95 @@ func uncertain(to netip.Addr, from, now firstHop) bool {
 	return ok && bits == 0
 }
 
-// detours returns the backends to which the first step is uncertain. Nodes with this datapath have no port to call.
-func (s *services) detours() map[netip.AddrPort]detour {
+// reroutes returns the backends to which the first step is uncertain. Nodes with this datapath have no port to probe.
+func (s *services) reroutes() map[netip.AddrPort]reroute {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := map[netip.AddrPort]detour{}
+	all := map[netip.AddrPort]reroute{}
 	for at, b := range s.backends.byAddr {
 		if b.firstHop != b.certain && b.nic != 0 && !b.local && b.tables > 0 && at.Port() != 0 {
-			all[at] = detour{b.certain, b.firstHop}
+			all[at] = reroute{b.certain, b.firstHop}
 		}
 	}
 	return all
 }
 
-// accept makes the first step of a detour certain.
-func (s *services) accept(x detour) {
+// accept makes the first step of a reroute certain.
+func (s *services) accept(x reroute) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, b := range s.backends.byAddr {
-		if x == (detour{b.certain, b.firstHop}) {
+		if x == (reroute{b.certain, b.firstHop}) {
 			b.certain = b.firstHop
 		}
 	}
 }
 
-// look begins doubts, and ends those of which the reason is gone.
-func (d *detours) look(now time.Time, found map[netip.AddrPort]detour) {
-	doubts := map[detour]*doubt{}
-	d.of = map[netip.Addr]detour{}
+// look begins to probe new reroutes, and ends that of those whose reason is gone.
+func (d *reroutes) look(now time.Time, found map[netip.AddrPort]reroute) {
+	probing := map[reroute]*rerouteProbe{}
+	d.of = map[netip.Addr]reroute{}
 	for at, x := range found {
 		d.of[at.Addr()] = x
-		if doubts[x] == nil {
-			if doubts[x] = d.doubts[x]; doubts[x] == nil {
-				doubts[x] = &doubt{since: now}
+		if probing[x] == nil {
+			if probing[x] = d.probing[x]; probing[x] == nil {
+				probing[x] = &rerouteProbe{since: now}
 			}
-			doubts[x].backends = nil
+			probing[x].backends = nil
 		}
-		doubts[x].backends = append(doubts[x].backends, at)
+		probing[x].backends = append(probing[x].backends, at)
 	}
-	for x, b := range d.doubts {
-		if doubts[x] == nil {
-			b.hangUp(0)
+	for x, b := range d.probing {
+		if probing[x] == nil {
+			b.closeProbes(0)
 		}
 	}
-	d.doubts = doubts
+	d.probing = probing
 }
 
-// call ends the doubts that were answered, and calls again where there was no answer.
-func (d *detours) call(accept func(detour)) {
-	for x, b := range d.doubts {
-		if !b.answered() {
-			b.call()
+// probe accepts the reroutes by which a backend has answered, and probes the others again.
+func (d *reroutes) probe(accept func(reroute)) {
+	for x, b := range d.probing {
+		if !b.responded() {
+			b.probe()
 			continue
 		}
-		b.hangUp(0)
-		delete(d.doubts, x)
-		maps.DeleteFunc(d.of, func(_ netip.Addr, of detour) bool { return of == x })
+		b.closeProbes(0)
+		delete(d.probing, x)
+		maps.DeleteFunc(d.of, func(_ netip.Addr, of reroute) bool { return of == x })
 		accept(x)
 	}
 }
 
-func (b *doubt) call() {
-	b.hangUp(callRounds - 1)
-	b.blind = false
-	var calls []int
+func (b *rerouteProbe) probe() {
+	b.closeProbes(probeRounds - 1)
+	b.unable = false
+	var probes []int
 	slices.SortFunc(b.backends, func(x, y netip.AddrPort) int { return x.Compare(y) })
-	step := max(1, len(b.backends)/maxCalls)
-	for i := 0; i < len(b.backends) && len(calls) < maxCalls; i += step {
+	step := max(1, len(b.backends)/maxProbes)
+	for i := 0; i < len(b.backends) && len(probes) < maxProbes; i += step {
 		fd, err := dial(b.backends[i])
 		if err != nil {
-			b.blind = b.blind || !errors.Is(err, unix.ENETUNREACH) && !errors.Is(err, unix.EHOSTUNREACH)
+			b.unable = b.unable || !errors.Is(err, unix.ENETUNREACH) && !errors.Is(err, unix.EHOSTUNREACH)
 			continue
 		}
-		calls = append(calls, fd)
+		probes = append(probes, fd)
 	}
-	b.calls = append(b.calls, calls)
+	b.probes = append(b.probes, probes)
 }
 
-// answered reports whether a backend has answered.
-func (b *doubt) answered() bool {
-	return slices.ContainsFunc(b.calls, func(calls []int) bool { return slices.ContainsFunc(calls, hasAnswered) })
+// responded reports whether a backend has answered.
+func (b *rerouteProbe) responded() bool {
+	return slices.ContainsFunc(b.probes, func(probes []int) bool { return slices.ContainsFunc(probes, hasResponded) })
 }
 
-// hangUp ends all calls but those of the last rounds.
-func (b *doubt) hangUp(keep int) {
-	for len(b.calls) > keep {
-		for _, fd := range b.calls[0] {
+// closeProbes ends all probes but those of the last rounds.
+func (b *rerouteProbe) closeProbes(keep int) {
+	for len(b.probes) > keep {
+		for _, fd := range b.probes[0] {
 			unix.Close(fd)
 		}
-		b.calls = b.calls[1:]
+		b.probes = b.probes[1:]
 	}
 }
 
@@ -182,8 +182,8 @@ func dial(to netip.AddrPort) (fd int, err error) {
 	return fd, nil
 }
 
-// hasAnswered reports whether the other host has accepted or refused a connection.
-func hasAnswered(fd int) bool {
+// hasResponded reports whether the other host has accepted or refused a connection.
+func hasResponded(fd int) bool {
 	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
 	if n, err := unix.Poll(poll, 0); err != nil || n == 0 {
 		return false
@@ -198,7 +198,7 @@ func (v *verifier) wayFault(q lb.Question, x syExplained) string {
 		return ""
 	}
 	to, hop := v.d.services.firstHop(x.V.Backend)
-	if fault := v.detours.fault(to, q.Protocol, v.view); fault != "" || !hop.gw.IsValid() {
+	if fault := v.reroutes.fault(to, q.Protocol, v.view); fault != "" || !hop.gw.IsValid() {
 		return fault
 	}
 	return v.routers.fault(to, "towards "+to.String())
@@ -216,13 +216,13 @@ func (s *services) firstHop(id uint32) (to netip.Addr, hop firstHop) {
 }
 
 // fault returns why packets do not get to a backend; "": nothing is known.
-func (d *detours) fault(to netip.Addr, proto lb.Protocol, v view) string {
+func (d *reroutes) fault(to netip.Addr, proto lb.Protocol, v view) string {
 	x, ok := d.of[to]
 	if !ok {
 		return ""
 	}
-	b, age := d.doubts[x], time.Since(d.doubts[x].since)
-	if age < answerTime || b.blind || proto != lb.TCP && age > silentFor {
+	b, age := d.probing[x], time.Since(d.probing[x].since)
+	if age < responseTime || b.unable || proto != lb.TCP && age > faultFor {
 		return ""
 	}
 	return fmt.Sprintf("%s does not answer since its route changed from %s to %s",
