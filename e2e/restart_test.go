@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
@@ -15,47 +16,63 @@ import (
 // TestAgentKilled: SIGKILL and a restart of the agent fail no request and no connection and remove no route.
 func TestAgentKilled(t *testing.T) {
 	variants(t, func(t *testing.T, kind peers.RouterKind, mode string) {
-		s := newSite(t, kind, mode, 1, 3)
-		four := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 200)
-		six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 200)
-		streams := []*traffic.Stream{
-			s.client().Stream(t.Context(), url(vip4), 5*time.Millisecond, 2*time.Second),
-			s.client().Stream(t.Context(), url(vip6), 5*time.Millisecond, 2*time.Second),
-		}
-		stop := s.watchRoutes(t)
-		s.agents[0].Kill()
-		exchange(t, four, "without an agent")
-		exchange(t, six, "without an agent")
-		s.checkAnswered(t, 200)
-		if err := s.agents[0].Start(); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.agents[0].WaitReady(t.Context(), 15*time.Second); err != nil {
-			t.Fatal(err)
-		}
-		b := s.Balancers[0]
-		if err := s.router.WaitEstablished(t.Context(), 40*time.Second, b.V4, b.V6); err != nil {
-			t.Fatal(err)
-		}
-		labtest.Until(t, 10*time.Second, "the new agent has announced", func() error {
-			if !s.agents[0].Process().Log.Contains("route announced") {
-				return errors.New("not yet")
-			}
-			return nil
-		})
-		s.checkAnswered(t, 200)
-		exchange(t, four, "with the new agent")
-		exchange(t, six, "with the new agent")
-		stop()
-		for i, tr := range streams {
-			tr.Stop()
-			r := tr.Between(time.Time{}, time.Time{})
-			t.Logf("%s: %s", vips[i], r)
-			if r.Err() != nil || r.Answered() < 100 {
-				t.Errorf("%s: %d answered; %v", vips[i], r.Answered(), r.Err())
-			}
-		}
+		newSite(t, kind, mode, 1, 3).survivesRestart(t, func(a *lab.Agent) error { a.Kill(); return nil })
 	})
+}
+
+// TestAgentRestarts: so it is with the signal that systemd sends for a restart.
+func TestAgentRestarts(t *testing.T) {
+	for _, kind := range []peers.RouterKind{peers.BIRD, peers.FRR} {
+		t.Run(string(kind), func(t *testing.T) {
+			newSite(t, kind, "tc", 1, 3).survivesRestart(t, func(a *lab.Agent) error {
+				return a.EndForRestart(t.Context(), 10*time.Second)
+			})
+		})
+	}
+}
+
+func (s *site) survivesRestart(t *testing.T, end func(*lab.Agent) error) {
+	four := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 200)
+	six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 200)
+	streams := []*traffic.Stream{
+		s.client().Stream(t.Context(), url(vip4), 5*time.Millisecond, 2*time.Second),
+		s.client().Stream(t.Context(), url(vip6), 5*time.Millisecond, 2*time.Second),
+	}
+	stop := s.watchRoutes(t)
+	if err := end(s.agents[0]); err != nil {
+		t.Fatal(err)
+	}
+	exchange(t, four, "without an agent")
+	exchange(t, six, "without an agent")
+	s.checkAnswered(t, 200)
+	if err := s.agents[0].Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.agents[0].WaitReady(t.Context(), 15*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	b := s.Balancers[0]
+	if err := s.router.WaitEstablished(t.Context(), 40*time.Second, b.V4, b.V6); err != nil {
+		t.Fatal(err)
+	}
+	labtest.Until(t, 10*time.Second, "the new agent has announced", func() error {
+		if !s.agents[0].Process().Log.Contains("route announced") {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	s.checkAnswered(t, 200)
+	exchange(t, four, "with the new agent")
+	exchange(t, six, "with the new agent")
+	stop()
+	for i, tr := range streams {
+		tr.Stop()
+		r := tr.Between(time.Time{}, time.Time{})
+		t.Logf("%s: %s", vips[i], r)
+		if r.Err() != nil || r.Answered() < 100 {
+			t.Errorf("%s: %d answered; %v", vips[i], r.Answered(), r.Err())
+		}
+	}
 }
 
 // watchRoutes polls the router's routes until stop is called, which fails the test if a route was ever missing.

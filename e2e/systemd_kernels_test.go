@@ -85,6 +85,9 @@ func reloadedBySystemd(t *testing.T) {
 
 // restartedByWatchdog: an agent that does not run is replaced. The router keeps the route (graceful restart).
 func restartedByWatchdog(t *testing.T) {
+	if by := property(t, "steelyard", "RestartKillSignal"); by != "10" {
+		t.Errorf("a restart is told by signal %s; want 10, SIGUSR1", by)
+	}
 	pid, restarts := number(t, "steelyard", "MainPID"), number(t, "steelyard", "NRestarts")
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)

@@ -62,7 +62,8 @@ type response struct {
 	Sent  []lb.SentRoute
 }
 
-// runChild is the speaker process. Like the agent it withdraws everything on SIGTERM and then ends.
+// runChild is the speaker process. Like the agent it withdraws everything on SIGTERM and then ends; on SIGUSR1 it ends
+// for a restart.
 func runChild(text string) error {
 	var o bgp.Options
 	if err := json.Unmarshal([]byte(text), &o); err != nil {
@@ -79,11 +80,13 @@ func runChild(text string) error {
 		return err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	term := make(chan os.Signal, 1)
-	signal.Notify(term, syscall.SIGTERM)
+	end := make(chan os.Signal, 1)
+	signal.Notify(end, syscall.SIGTERM, syscall.SIGUSR1)
 	var withdraw error
 	go func() {
-		<-term
+		if <-end == syscall.SIGUSR1 {
+			s.Keep()
+		}
 		withdraw = s.Set(context.Background(), nil)
 		cancel()
 	}()
@@ -237,7 +240,12 @@ func (c *child) peer(addr netip.Addr) lb.PeerStatus {
 // terminate sends SIGTERM, as systemd does, and checks the exit status.
 func (c *child) terminate() {
 	c.t.Helper()
-	if err := c.Signal(syscall.SIGTERM); err != nil {
+	c.end(syscall.SIGTERM)
+}
+
+func (c *child) end(by syscall.Signal) {
+	c.t.Helper()
+	if err := c.Signal(by); err != nil {
 		c.t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

@@ -75,14 +75,14 @@ func (s *Speaker) run(ctx context.Context) (again bool, err error) {
 	return again && ctx.Err() == nil, nil
 }
 
-// startGuard runs the guard until stop is called, which tells the peers that this node stops, and returns when that is
-// written.
+// startGuard runs the guard until stop is called, which tells the peers that this node stops, unless it only restarts,
+// and returns when that is written.
 func (s *Speaker) startGuard() (stop func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { s.guard.Run(ctx) })
 	return func() {
-		cancel(guard.Stopped("steelyard stops"))
+		cancel(s.end())
 		wg.Wait()
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	api "github.com/osrg/gobgp/v3/api"
@@ -38,6 +39,8 @@ type Speaker struct {
 	finder *routeradv.Finder // of peers on interfaces
 
 	restart chan struct{} // a changed option needs new sessions
+
+	kept atomic.Bool // Keep was called
 
 	peersMu sync.Mutex // held while the peers change
 
@@ -103,6 +106,9 @@ func (s *Speaker) Set(ctx context.Context, announcements []lb.Announcement) erro
 	defer s.setMu.Unlock()
 	o := s.options()
 	wanted, errs := o.routesFor(announcements)
+	if s.kept.Load() {
+		return errs.OrNil()
+	}
 	before := s.vips
 	s.wanted, s.vips = wanted, announcements
 	s.firstSetOnce.Do(func() { close(s.firstSet) })
@@ -122,6 +128,21 @@ func (s *Speaker) Set(ctx context.Context, announcements []lb.Announcement) erro
 	}
 	return errs.OrNil()
 }
+
+// Keep makes the speaker keep its routes for the time of a restart: Set changes nothing any more, and the end of Run is
+// not told to the peers, which keep the routes for Options.RestartTime (RFC 4724, section 4.2). A peer without graceful
+// restart removes them when the connection ends.
+func (s *Speaker) Keep() { s.kept.Store(true) }
+
+// end is what the peers are told when Run ends.
+func (s *Speaker) end() error {
+	if s.kept.Load() {
+		return errRestart // no message
+	}
+	return guard.Stopped("steelyard stops")
+}
+
+var errRestart = errors.New("steelyard restarts")
 
 // install changes the routes in gobgp to the wanted ones, withdrawals first. It returns the errors by prefix, and why
 // it ended early. s.setMu is held.
@@ -208,7 +229,7 @@ func (s *Speaker) Grace() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.sessions {
-		if p.state == stateEstablished {
+		if p.state == stateEstablished && !s.kept.Load() {
 			return s.o.GracefulShutdown
 		}
 	}

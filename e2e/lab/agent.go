@@ -100,14 +100,23 @@ func (a *Agent) Kill() { a.Process().Kill() }
 // Terminate sends SIGTERM to the agent and waits for its end. It fails when that takes longer than within, or when the
 // exit status is not 0.
 func (a *Agent) Terminate(ctx context.Context, within time.Duration) error {
+	return a.end(ctx, within, syscall.SIGTERM)
+}
+
+// EndForRestart is Terminate by SIGUSR1, which leaves the routes to graceful restart.
+func (a *Agent) EndForRestart(ctx context.Context, within time.Duration) error {
+	return a.end(ctx, within, syscall.SIGUSR1)
+}
+
+func (a *Agent) end(ctx context.Context, within time.Duration, by syscall.Signal) error {
 	p := a.Process()
-	if err := p.Signal(syscall.SIGTERM); err != nil {
+	if err := p.Signal(by); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	if err := p.Wait(ctx); err != nil {
-		return fmt.Errorf("end the agent of host %s by SIGTERM: %w\n%s", a.Host, err, p.Log.Tail(10))
+		return fmt.Errorf("end the agent of host %s by %s: %w\n%s", a.Host, by, err, p.Log.Tail(10))
 	}
 	return nil
 }

@@ -74,6 +74,7 @@ type Agent struct {
 	sources    []task // run until the routes are to be withdrawn
 	tasks      []task // run until the routes are withdrawn
 	problems   *problems
+	keepRoutes func() // before a restart
 }
 
 // task is a component that runs as long as the agent does.
@@ -120,7 +121,8 @@ func New(o Options) (*Agent, error) {
 		return nil, err
 	}
 	o.problems = newProblems(o.Log)
-	a := &Agent{log: o.Log, configured: len(o.Config.Services), tasks: announcers.tasks, problems: o.problems}
+	a := &Agent{log: o.Log, configured: len(o.Config.Services), tasks: announcers.tasks, problems: o.problems,
+		keepRoutes: announcers.keepRoutes}
 	a.reloader = newReloader(o, services, newReadiness(systemd.New(o.Log)))
 	a.reloader.configure = announcers.configure
 	dpOptions, err := datapathOptions(o, facts)

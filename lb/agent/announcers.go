@@ -29,6 +29,8 @@ type announcers struct {
 	conflicts   conflicts
 	// grace is lb.EngineOptions.Grace.
 	grace func(by []lb.AnnouncerKind) time.Duration
+	// keepRoutes leaves the routes to graceful restart.
+	keepRoutes func()
 	// configure applies a changed [bgp]; nil: there was none at the start.
 	configure func(*config.Config) error
 	members   *membership // nil: none
@@ -45,7 +47,8 @@ func newAnnouncers(
 	out := announcers{
 		peers: func() []lb.PeerStatus { return nil }, problems: func() []string { return nil },
 		sent:      func(netip.Addr) ([]lb.SentRoute, bool) { return nil, false },
-		conflicts: conflicts{bgp: cfg.BGP != nil}, grace: func([]lb.AnnouncerKind) time.Duration { return 0 },
+		conflicts: conflicts{bgp: cfg.BGP != nil}, keepRoutes: func() {},
+		grace: func([]lb.AnnouncerKind) time.Duration { return 0 },
 	}
 	if cfg.BGP != nil {
 		speaker, err := bgp.New(bgpOptions(cfg, facts, component(log, "bgp")))
@@ -66,6 +69,7 @@ func newAnnouncers(
 			defer cancel()
 			return speaker.Configure(ctx, bgpOptions(c, facts, component(log, "bgp")))
 		}
+		out.keepRoutes = speaker.Keep
 		out.tasks = append(out.tasks, task{"bgp", speaker.Run})
 	}
 	if cfg.L2 != nil {
