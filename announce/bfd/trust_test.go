@@ -80,11 +80,16 @@ func TestForeignPackets(t *testing.T) {
 				return err
 			}
 			time.Sleep(10 * time.Millisecond)
+			select {
+			case err := <-ended:
+				return lab.Permanent(fmt.Errorf("bfd has ended: %w", err))
+			default:
+			}
 			switch s := m.Sessions()[0]; {
 			case test.reason == "" && s.State != bfd.Init:
-				return fmt.Errorf("session %+v, want init", s)
+				return fmt.Errorf("session %+v, discarded %v, want init", s, m.Discarded())
 			case test.reason != "" && (s.State != bfd.Down || s.Discarded != test.reason):
-				return fmt.Errorf("session %+v, want a packet that is discarded: %s", s, test.reason)
+				return fmt.Errorf("session %+v, discarded %v, want %s", s, m.Discarded(), test.reason)
 			case test.reason != "" && m.Discarded()[test.reason] == 0:
 				return fmt.Errorf("discarded %v", m.Discarded())
 			}
