@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -16,22 +17,43 @@ import (
 // TestAgentKilled: SIGKILL and a restart of the agent fail no request and no connection and remove no route.
 func TestAgentKilled(t *testing.T) {
 	variants(t, func(t *testing.T, kind peers.RouterKind, mode string) {
-		newSite(t, kind, mode, 1, 3).survivesRestart(t, func(a *lab.Agent) error { a.Kill(); return nil })
+		kill := func(a *lab.Agent) error { a.Kill(); return nil }
+		newSite(t, kind, mode, 1, 3).survivesRestart(t, kill, (*lab.Agent).Start)
 	})
 }
 
-// TestAgentRestarts: so it is with the signal that systemd sends for a restart.
+// TestAgentRestarts: so it is with the signal that systemd sends for a restart, and with "steelyard restart".
 func TestAgentRestarts(t *testing.T) {
-	for _, kind := range []peers.RouterKind{peers.BIRD, peers.FRR} {
-		t.Run(string(kind), func(t *testing.T) {
-			newSite(t, kind, "tc", 1, 3).survivesRestart(t, func(a *lab.Agent) error {
-				return a.EndForRestart(t.Context(), 10*time.Second)
-			})
+	t.Run("signal", func(t *testing.T) {
+		newSite(t, peers.FRR, "tc", 1, 3).survivesRestart(t, func(a *lab.Agent) error {
+			return a.EndForRestart(t.Context(), 10*time.Second)
+		}, (*lab.Agent).Start)
+	})
+	t.Run("command", func(t *testing.T) {
+		s := newSite(t, peers.BIRD, "tc", 1, 3)
+		a := s.agents[0]
+		pid := a.Process().Pid()
+		s.survivesRestart(t, func(*lab.Agent) error { return nil }, func(a *lab.Agent) error {
+			out, err := a.CLI(t.Context(), "restart")
+			if err == nil && !strings.HasPrefix(out, "restarted: version ") {
+				err = fmt.Errorf("the output is %q", out)
+			}
+			return err
 		})
-	}
+		if now := a.Process().Pid(); now != pid {
+			t.Errorf("process %d became %d", pid, now)
+		}
+		c := s.config[0]
+		if err := a.Configure(c.TOML() + "\n[nonsense]\n"); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := a.CLI(t.Context(), "restart"); err == nil || !a.Process().Running() {
+			t.Errorf("a restart with an invalid file: %s", out)
+		}
+	})
 }
 
-func (s *site) survivesRestart(t *testing.T, end func(*lab.Agent) error) {
+func (s *site) survivesRestart(t *testing.T, end, start func(*lab.Agent) error) {
 	four := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 200)
 	six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 200)
 	streams := []*traffic.Stream{
@@ -45,7 +67,7 @@ func (s *site) survivesRestart(t *testing.T, end func(*lab.Agent) error) {
 	exchange(t, four, "without an agent")
 	exchange(t, six, "without an agent")
 	s.checkAnswered(t, 200)
-	if err := s.agents[0].Start(); err != nil {
+	if err := start(s.agents[0]); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.agents[0].WaitReady(t.Context(), 15*time.Second); err != nil {

@@ -90,6 +90,8 @@ type Options struct {
 	Waiting func() []lb.ServiceStatus
 	// Reload reads the configuration file again. Its error has one line for each problem of a rejected file.
 	Reload func() (Reloaded, error)
+	// Restart ends the agent such that a new one follows. Its error is as that of Reload: the running agent stays.
+	Restart func() error
 	// Info returns the fields that do not follow from Status and Peers.
 	Info    func() Info
 	Metrics http.Handler
@@ -118,6 +120,7 @@ func (s *Server) Handler(writable bool) http.Handler {
 		mux.HandleFunc("POST /v1/drain", s.drain(true))
 		mux.HandleFunc("POST /v1/undrain", s.drain(false))
 		mux.HandleFunc("POST /v1/reload", s.reload)
+		mux.HandleFunc("POST /v1/restart", s.restart)
 	}
 	mux.HandleFunc("GET /v1/status", s.respond(func(st lb.Status) any { return s.info(st) }))
 	mux.HandleFunc("GET /v1/services", s.respond(func(st lb.Status) any {
@@ -324,6 +327,15 @@ func (s *Server) drain(on bool) http.HandlerFunc {
 		}
 		write(w, http.StatusOK, now)
 	}
+}
+
+// restart responds before the agent ends, with 422 when its configuration would be rejected.
+func (s *Server) restart(w http.ResponseWriter, _ *http.Request) {
+	if err := s.o.Restart(); err != nil {
+		writeError(w, http.StatusUnprocessableEntity, err)
+		return
+	}
+	write(w, http.StatusOK, struct{}{})
 }
 
 // reload responds with 422 when the configuration is rejected: the request is valid, the file is not.

@@ -3,7 +3,7 @@
 //
 //	GET  /v1/status /v1/services /v1/backends /v1/routes /v1/peers   JSON; the objects of lb.Status
 //	GET  /v1/flows /v1/explain                                       JSON; from the datapath
-//	POST /v1/drain /v1/undrain /v1/reload                            on the unix socket only
+//	POST /v1/drain /v1/undrain /v1/reload /v1/restart                on the unix socket only
 //	GET  /metrics    Prometheus
 //	GET  /healthz    200 while the engine responds, else 503
 //	GET  /           the dashboard, one page without dependencies

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -75,6 +76,8 @@ type Agent struct {
 	tasks      []task // run until the routes are withdrawn
 	problems   *problems
 	keepRoutes func() // before a restart
+	restarts   chan struct{}
+	anew       atomic.Bool // another agent is to follow in this process
 }
 
 // task is a component that runs as long as the agent does.
@@ -122,7 +125,7 @@ func New(o Options) (*Agent, error) {
 	}
 	o.problems = newProblems(o.Log)
 	a := &Agent{log: o.Log, configured: len(o.Config.Services), tasks: announcers.tasks, problems: o.problems,
-		keepRoutes: announcers.keepRoutes}
+		keepRoutes: announcers.keepRoutes, restarts: make(chan struct{}, 1)}
 	a.reloader = newReloader(o, services, newReadiness(systemd.New(o.Log)))
 	a.reloader.configure = announcers.configure
 	dpOptions, err := datapathOptions(o, facts)
@@ -233,7 +236,7 @@ func (a *Agent) connect(
 		Hosts:   append([]string{facts.name}, o.Config.Admin.Hosts...),
 		Problem: a.problems.set,
 		Status:  status, Peers: announcers.peers, Sent: announcers.sent, Flows: dp.Flows, Explain: dp.Explain,
-		Drain: drains.set, Reload: a.reloader.reload, Info: info.info, Waiting: waiting,
+		Drain: drains.set, Reload: a.reloader.reload, Restart: a.restart, Info: info.info, Waiting: waiting,
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}),
 		Log:     component(o.Log, "admin"),
 	})

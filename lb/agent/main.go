@@ -36,7 +36,10 @@ func start(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	return a.Run(ctx)
+	if err := a.Run(ctx); err != nil || !a.anew.Load() {
+		return err
+	}
+	return execute()
 }
 
 // newLogger returns a logger in the configured format; its level is that of level, which becomes the configured one.

@@ -46,12 +46,16 @@ func (a *Agent) Run(ctx context.Context) error {
 	systemd := a.reloader.readiness.notifier
 	g.Go(func() error { return systemd.Run(rest, a.checkEngine) })
 	g.Go(func() error { a.reloadOnSignal(ctx); return nil })
-	g.Go(func() error { a.restartOnSignal(ctx, stop); return nil })
+	g.Go(func() error { a.endForRestart(ctx, stop); return nil })
 	g.Go(func() error { a.reportReady(ctx); return nil })
 
 	a.log.Info("agent started", "version", a.reloader.version, "config", a.reloader.file, "services", a.configured)
 	err := a.engine.Run(ctx)
-	systemd.Stopping()
+	if a.anew.Load() {
+		systemd.Reloading() // until the new agent is ready
+	} else {
+		systemd.Stopping()
+	}
 	if err == nil {
 		time.Sleep(withdrawGrace)
 	}
@@ -109,21 +113,6 @@ func (a *Agent) reloadOnSignal(ctx context.Context) {
 		case <-hup:
 			a.reloader.reload()
 		}
-	}
-}
-
-// restartOnSignal ends the agent at a SIGUSR1, which announces a restart: the routes are left to graceful restart.
-// Systemd sends it for "systemctl restart".
-func (a *Agent) restartOnSignal(ctx context.Context, stop func()) {
-	restart := make(chan os.Signal, 1)
-	signal.Notify(restart, syscall.SIGUSR1)
-	defer signal.Stop(restart)
-	select {
-	case <-ctx.Done():
-	case <-restart:
-		a.log.Info("agent restarts; peers with graceful restart keep the routes")
-		a.keepRoutes()
-		stop()
 	}
 }
 

@@ -93,6 +93,7 @@ func (w *waiting) serve(ctx context.Context, o Options) error {
 		Explain: func(lb.Question) (lb.Explanation, error) { return lb.Explanation{}, w.missing() },
 		Drain:   func(context.Context, string, bool) (lb.Drains, error) { return lb.Drains{}, w.missing() },
 		Reload:  w.reload,
+		Restart: w.missing,
 		Info: func() admin.Info {
 			return admin.Info{
 				Node: c.Node.Name, Version: o.Version, Started: started, Config: w.file, Loaded: started,

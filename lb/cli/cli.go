@@ -130,6 +130,10 @@ func commands(e *env) []*ucli.Command {
 			Name: "reload", Usage: "make the running agent read its configuration again",
 			Flags: with(socketFlag()), Action: e.reload,
 		},
+		{
+			Name: "restart", Usage: "replace the running agent by a new one; BGP peers keep the routes",
+			Flags: with(socketFlag()), Action: e.restart,
+		},
 		{Name: "demo", Usage: "run an example network in namespaces; needs root", Action: e.demo},
 		e.status(),
 		e.list("services", "frontends and whether they are announced", "/v1/services", servicesTable),

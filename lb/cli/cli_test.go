@@ -101,6 +101,11 @@ func TestExitCodes(t *testing.T) {
 			"no agent listens on /nowhere.sock",
 		},
 		{"reload, argument", []string{"reload", "x"}, 2, "", "reload takes 0 arguments, got 1"},
+		{"restart, argument", []string{"restart", "x"}, 2, "", "restart takes 0 arguments, got 1"},
+		{
+			"restart, no agent", []string{"restart", "--socket", "/nowhere.sock"}, 1, "",
+			"no agent listens on /nowhere.sock",
+		},
 		{"manifest", []string{"manifest", "--image", "x:1"}, 0, "image: x:1\n", ""},
 		{
 			"status, no agent", []string{"status", "--socket", "/nowhere.sock"}, 1, "",

@@ -1,9 +1,11 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
+	"time"
 
 	ucli "github.com/urfave/cli/v2"
 
@@ -14,13 +16,8 @@ import (
 func (e *env) reload(c *ucli.Context) error {
 	var now admin.Reloaded
 	err := admin.NewClient(c.String("socket")).Post(c.Context, "/v1/reload", &now)
-	var refused *admin.RefusedError
-	if errors.As(err, &refused) && refused.Code == http.StatusUnprocessableEntity {
-		fmt.Fprintf(e.err, "%s\nrejected; the running configuration stays in force\n", refused.Problem)
-		return errReported
-	}
 	if err != nil {
-		return err
+		return e.rejected(err, "the running configuration stays in force")
 	}
 	for _, w := range now.Warnings {
 		fmt.Fprintln(e.err, "warning:", w)
@@ -30,4 +27,43 @@ func (e *env) reload(c *ucli.Context) error {
 	}
 	_, err = fmt.Fprintf(e.out, "reloaded: %s\n", now.Config)
 	return err
+}
+
+// rejected reports what the agent finds in a configuration that it rejects, and returns other errors.
+func (e *env) rejected(err error, stays string) error {
+	var refused *admin.RefusedError
+	if !errors.As(err, &refused) || refused.Code != http.StatusUnprocessableEntity {
+		return err
+	}
+	fmt.Fprintf(e.err, "%s\nrejected; %s\n", refused.Problem, stays)
+	return errReported
+}
+
+// restartTimeout is the time in which a new agent must be ready.
+const restartTimeout = 2 * time.Minute
+
+// restart replaces the running agent by a new one, and waits until that is ready.
+func (e *env) restart(c *ucli.Context) error {
+	client := admin.NewClient(c.String("socket"))
+	var before, now admin.Info
+	if err := client.Get(c.Context, "/v1/status", &before); err != nil {
+		return err
+	}
+	if err := client.Post(c.Context, "/v1/restart", &struct{}{}); err != nil {
+		return e.rejected(err, "the running agent goes on")
+	}
+	ctx, cancel := context.WithTimeout(c.Context, restartTimeout)
+	defer cancel()
+	for {
+		err := client.Get(ctx, "/v1/status", &now)
+		if err == nil && !now.Started.Equal(before.Started) && (now.Settled || now.Waiting != "") {
+			_, err := fmt.Fprintf(e.out, "restarted: version %s\n", now.Version)
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the new agent is not ready after %s; see its log", restartTimeout)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }

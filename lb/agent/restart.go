@@ -1,0 +1,52 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// Before a restart the routes are left to graceful restart, while the kernel forwards: peers keep them until the new
+// agent is there.
+
+// endForRestart ends the agent at a SIGUSR1, which announces that a supervisor starts another one (systemd sends it for
+// "systemctl restart"), or when restart was called.
+func (a *Agent) endForRestart(ctx context.Context, stop func()) {
+	announced := make(chan os.Signal, 1)
+	signal.Notify(announced, syscall.SIGUSR1)
+	defer signal.Stop(announced)
+	select {
+	case <-ctx.Done():
+		return
+	case <-announced:
+	case <-a.restarts:
+		a.anew.Store(true)
+	}
+	a.log.Info("agent restarts; peers with graceful restart keep the routes")
+	a.keepRoutes()
+	stop()
+}
+
+// restart makes Run end such that another agent follows in this process. It fails when that would refuse the
+// configuration.
+func (a *Agent) restart() error {
+	if _, err := load(a.reloader.file); err != nil {
+		return err
+	}
+	select {
+	case a.restarts <- struct{}{}:
+	default: // it ends already
+	}
+	return nil
+}
+
+// execute replaces this process by a new run of the program, which may be a newer version by now.
+func execute() error {
+	path, err := os.Executable()
+	if err == nil {
+		err = syscall.Exec(path, os.Args, os.Environ())
+	}
+	return fmt.Errorf("restart: %w", err)
+}
