@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -18,6 +19,13 @@ const (
 	maxTTL        = 255
 	trafficClass  = 0xc0 // CS6, network control
 	maxDrain      = 256  // packets in one step: a flood must not keep it from sending
+)
+
+// A child process that is just being started has a copy of a socket that was closed, until it executes its program: so
+// the port can be in use for a moment after an earlier Run has ended.
+const (
+	bindRetries = 20
+	bindRetry   = 10 * time.Millisecond
 )
 
 // listener is a socket for receiving.
@@ -35,6 +43,13 @@ func listen() (open []listener, err error) {
 				port = portMultihop
 			}
 			fd, err := bound(family, netip.Addr{}, port)
+			for range bindRetries {
+				if !errors.Is(err, unix.EADDRINUSE) {
+					break
+				}
+				time.Sleep(bindRetry)
+				fd, err = bound(family, netip.Addr{}, port)
+			}
 			if errors.Is(err, unix.EAFNOSUPPORT) {
 				continue
 			}
