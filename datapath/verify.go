@@ -42,7 +42,7 @@ type verifier struct {
 	sample   lb.Frontend   // of made
 	clients  madeClients
 	routers  routers
-	reroutes  reroutes
+	reroutes reroutes
 	warned   warnings
 	inbound  map[lb.Frontend]*condition // of what other nodes send here, by frontend for decapsulated packets
 	view     view

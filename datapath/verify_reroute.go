@@ -189,7 +189,9 @@ func hasResponded(fd int) bool {
 		return false
 	}
 	code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
-	return err == nil && (code == 0 || unix.Errno(code) == unix.ECONNREFUSED)
+	// An error is reported once only; then there is none.
+	connected := code == 0 && poll[0].Revents&(unix.POLLERR|unix.POLLHUP) == 0
+	return err == nil && (connected || unix.Errno(code) == unix.ECONNREFUSED)
 }
 
 // wayFault returns why packets do not get to the backend of a verdict; "": nothing is known.

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"strings"
@@ -8,7 +9,9 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -86,6 +89,49 @@ func TestWayToServersIsLost(t *testing.T) {
 					}
 				}
 			})
+		}
+	}
+}
+
+// A router that reports that the servers are unreachable is no answer of theirs, however often the probe is looked at.
+func TestUnreachableIsNoAnswer(t *testing.T) {
+	l := labtest.New(t)
+	node, router := labtest.Host(t, l, "node"), labtest.Host(t, l, "router")
+	end := func(h *lab.Host, address string) lab.End {
+		return lab.End{Host: h, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix(address)}}
+	}
+	err := errors.Join(l.Link(end(node, "192.0.2.1/24"), end(router, "192.0.2.2/24"), lab.LinkOptions{}),
+		node.AddRoute(lab.Default, netip.MustParseAddr("192.0.2.2")), router.Forward())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for route, want := range map[string]bool{"unreachable 10.1.0.0/16": false, "local 10.2.0.1/32 dev lo": true} {
+		out, err := router.Run(t.Context(), "ip", append([]string{"route", "add"}, strings.Fields(route)...)...)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		to := netip.AddrPortFrom(netip.MustParsePrefix(strings.Fields(route)[1]).Addr(), 80)
+		if !want {
+			to = netip.AddrPortFrom(to.Addr().Next(), 80)
+		}
+		err = node.Do(func() error {
+			fd, err := dial(to)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			if _, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, 5000); err != nil {
+				return err
+			}
+			for i := range 2 {
+				if got := hasResponded(fd); got != want && (i == 0 || !want) {
+					t.Errorf("%s: responded %t, look %d; want %t", route, got, i, want)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Errorf("%s: %v", route, err)
 		}
 	}
 }

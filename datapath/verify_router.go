@@ -27,9 +27,16 @@ type routers struct {
 	faults map[netip.Addr]string // by client or backend, since at
 }
 
+// unansweredFor is how long no answer means a failure: three requests, one a second. While packets are sent to the
+// router, the kernel begins again at once, and its state is hardly ever that of a failure.
+const unansweredFor = 3500 * time.Millisecond
+
 // asked is what is known of a router. It has failed when it did not answer a request to all hosts: some do not answer
 // those to their own MAC address, by which the kernel confirms an entry.
-type asked struct{ once, failed bool }
+type asked struct {
+	once, failed bool
+	since        time.Time // since when its address is not known
+}
 
 type router struct {
 	nic  int
@@ -76,7 +83,7 @@ func (r *routers) look(now time.Time, sample []lb.Question, more func() []router
 	}
 	for _, x := range hops {
 		if _, seen := r.known[x]; !seen {
-			r.known[x] = x.ask(was[x])
+			r.known[x] = x.ask(was[x], now)
 		}
 	}
 }
@@ -96,7 +103,7 @@ func (r *routers) fault(to netip.Addr, whose string) string {
 }
 
 // ask returns what is known of a router, given what was before, and makes the kernel ask it.
-func (x router) ask(before asked) asked {
+func (x router) ask(before asked, now time.Time) asked {
 	family := netlink.FAMILY_V4
 	if x.addr.Is6() {
 		family = netlink.FAMILY_V6
@@ -117,11 +124,13 @@ func (x router) ask(before asked) asked {
 			LinkIndex: x.nic, Family: family, IP: x.addr.AsSlice(), Flags: netlink.NTF_USE,
 		})
 	}
-	switch {
-	case state&valid != 0:
+	if state&valid != 0 {
 		return asked{}
-	case state == unix.NUD_FAILED:
-		return asked{once: true, failed: before.once}
 	}
-	return asked{once: true, failed: before.failed} // the request was sent to all hosts
+	since := before.since
+	if since.IsZero() {
+		since = now
+	}
+	failed := before.failed || before.once && state == unix.NUD_FAILED || now.Sub(since) >= unansweredFor
+	return asked{once: true, failed: failed, since: since} // the request was sent to all hosts
 }

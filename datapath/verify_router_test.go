@@ -37,8 +37,17 @@ func TestDeadRouter(t *testing.T) {
 	v4["down"] = "192.0.2.99"
 	defer delete(v4, "down")
 	fx.do(func() error { return netlink.RouteReplace(via("down")) })
-	labtest.Until(t, 10*time.Second, "it is reported",
-		func() error { return wrong(x.of(vip) != want, "fault %q", x.of(vip)) })
+	labtest.Until(t, 10*time.Second, "it is reported, while packets are sent", func() error {
+		fx.do(func() error {
+			c, err := net.Dial("udp", "11.1.1.1:9")
+			if err != nil {
+				return err
+			}
+			_, _ = c.Write([]byte("packet"))
+			return c.Close()
+		})
+		return wrong(x.of(vip) != want, "fault %q", x.of(vip))
+	})
 	if e := fx.explainClient(); e.Fault != "" { // this client is on the link
 		t.Errorf("explain: fault %q", e.Fault)
 	}

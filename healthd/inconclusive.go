@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"slices"
 	"sync"
 	"syscall"
@@ -22,11 +23,15 @@ func (e ownError) Unwrap() error { return e.error }
 // says nothing about the backend, which keeps its state.
 func inconclusive(err error) bool {
 	var own ownError
+	var op *net.OpError
+	if errors.Is(err, syscall.EACCES) { // of a connection: a route of type prohibit, or a host that rejects it so
+		return errors.As(err, &own) || !errors.As(err, &op) || op.Op == "listen"
+	}
 	return errors.As(err, &own) || slices.ContainsFunc([]syscall.Errno{
 		syscall.EMFILE, syscall.ENFILE, // descriptors, of the process and of the system
 		syscall.ENOBUFS, syscall.ENOMEM, syscall.EAGAIN, syscall.ENOSPC, // memory, processes, entries of epoll
 		syscall.EADDRNOTAVAIL, syscall.EADDRINUSE, // local ports; or the source address is gone
-		syscall.EPERM, syscall.EACCES, // a local firewall, a route of type prohibit, a program that is not executable
+		syscall.EPERM, // a local firewall
 	}, func(no syscall.Errno) bool { return errors.Is(err, no) })
 }
 

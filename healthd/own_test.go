@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -35,7 +36,9 @@ func TestInconclusive(t *testing.T) {
 		{dial(syscall.ENOMEM), true}, {dial(syscall.EADDRNOTAVAIL), true}, {dial(syscall.EPERM), true},
 		{ownError{io.EOF}, true}, {fmt.Errorf("x: %w", ownError{io.EOF}), true},
 		{dial(syscall.ECONNREFUSED), false}, {dial(syscall.ETIMEDOUT), false}, {dial(syscall.EHOSTUNREACH), false},
-		{dial(syscall.ENETUNREACH), false}, {context.DeadlineExceeded, false}, {io.EOF, false},
+		{dial(syscall.ENETUNREACH), false}, {dial(syscall.EACCES), false},
+		{&net.OpError{Op: "listen", Err: syscall.EACCES}, true}, {&fs.PathError{Err: syscall.EACCES}, true},
+		{context.DeadlineExceeded, false}, {io.EOF, false},
 		{errors.New("HTTP 500"), false},
 	} {
 		if got := inconclusive(tt.err); got != tt.want {
