@@ -131,6 +131,10 @@ var methodRows = []row{
 		did: "dropped", reason: "pmtu_too_low"},
 	{name: "no path MTU, about a datagram to a client", state: answered, in: reportToServer(0),
 		did: "dropped", reason: "pmtu_too_low"},
+	{name: "path MTU below that of IPv6, about a segment to a client",
+		state: func(fx *fixture) { fx.service(lb.TCP, "b1"); connect(fx) },
+		in:    change(icmpError("router", toTheClient), func(_ *fixture, p *dptest.Packet) { p.Rest = 552 }),
+		did:   "dropped", reason: "pmtu_too_low"},
 	{name: "path MTU about a datagram to a client", state: answered, in: reportToServer(1280),
 		did: "sent", reason: "forwarded"},
 	{name: "path MTU about a datagram, with the source kept", state: with(func(fx *fixture) {

@@ -173,12 +173,12 @@ func inWindow(seq, of uint32) bool { return seq-of+1<<23 <= 1<<24 }
 // endedBy reports whether the server of a half-open flow must accept a RST or ABORT of the client.
 func (e *entry) endedBy(s segment) bool {
 	switch {
+	case !e.answered:
+		return false
 	case s.proto == dptest.SCTP:
-		return e.answered && s.number == e.end
-	case e.answered:
-		return s.seq == e.ack
+		return s.number == e.end
 	default:
-		return s.seq == e.clientEnd
+		return s.seq == e.ack
 	}
 }
 

@@ -238,3 +238,47 @@ func TestUDPFloodsOfSeveralServicesLeaveOthersAlone(t *testing.T) {
 		}
 	}
 }
+
+// Two blind packets in the name of a client, before the server has answered, end no handshake.
+func TestForgedSYNAndRSTOfAClient(t *testing.T) {
+	for _, h := range []hook{hookTC, hookXDP} {
+		fx := newFixture(t, h, false, nil)
+		with(web, tcp(dptest.SYN))(fx)
+		forged, reset := fx.fromClient(dptest.TCP, dptest.SYN), fx.fromClient(dptest.TCP, dptest.RST)
+		forged.Seq, forged.Payload = 1<<30, nil
+		reset.Seq, reset.Payload = 1<<30+1, nil
+		answer := fx.reply(dptest.SYN | dptest.ACK)
+		fx.runMany([][]byte{forged.Frame(), reset.Frame()})
+		fx.run(answer.Frame())
+		if r := fx.run(tcp(dptest.ACK)(fx).Frame()); r.reason != forwarded {
+			t.Errorf("%s: the ACK of the client: %s", h, r.reason)
+		}
+	}
+}
+
+// Stray ACKs of a client keep no source port of a connection that both sides have closed, nor of one that the server
+// has closed. There is one port here.
+func TestStrayACKsKeepNoSourcePort(t *testing.T) {
+	for _, both := range []bool{true, false} {
+		fx := newFixture(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+		fx.service(lb.TCP, "b1")
+		connect(fx)
+		if both {
+			fx.closedBy(false)
+		} else {
+			fin := fx.reply(dptest.FIN | dptest.ACK)
+			fin.Seq, fin.Ack, fin.Payload = 5001, 1005, nil
+			fx.run(fin.Frame())
+		}
+		for range 40 {
+			fx.age(9*time.Second, 9*time.Second)
+			ack := fx.fromClient(dptest.TCP, dptest.ACK)
+			ack.Payload, ack.Ack = nil, 1<<31
+			fx.run(ack.Frame())
+			fx.collect()
+		}
+		if n := len(fx.confirmed().servers); n > 0 {
+			t.Errorf("closed by both %t: %d flows after six minutes", both, n)
+		}
+	}
+}

@@ -43,6 +43,17 @@ func TestAgentRestarts(t *testing.T) {
 		if now := a.Process().Pid(); now != pid {
 			t.Errorf("process %d became %d", pid, now)
 		}
+		a.Kill()
+		if err := a.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(200 * time.Millisecond)
+		if err := a.EndForRestart(t.Context(), 15*time.Second); err != nil {
+			t.Errorf("during the start: %v", err)
+		}
+		if err := errors.Join(a.Start(), a.WaitReady(t.Context(), 15*time.Second)); err != nil {
+			t.Fatal(err)
+		}
 		c := s.config[0]
 		if err := a.Configure(c.TOML() + "\n[nonsense]\n"); err != nil {
 			t.Fatal(err)

@@ -129,11 +129,10 @@ static __always_inline struct flow *decide_half_open(const struct pkt *p, struct
 }
 
 /* nat_lowers_pmtu reports whether a packet is an ICMP error that makes a server send small packets to all clients: they
- * have one address there, and servers compare the quoted numbers of TCP, but believe any error about a datagram. */
+ * have one address there. Servers compare the quoted numbers of TCP, but a client knows those of its own connection. */
 static __always_inline int nat_lowers_pmtu(const struct pkt *p, const struct verdict *v)
 {
-	return p->icmp_error && p->mtu && p->mtu < MIN_MTU && !pkt_is_stream(p) &&
-	       !addr_equal(v->t.src.w, p->key.t.src.w);
+	return p->icmp_error && p->mtu && p->mtu < MIN_MTU && !addr_equal(v->t.src.w, p->key.t.src.w);
 }
 
 static __always_inline struct flow *decide_known(const struct pkt *p, struct verdict *v, struct flow *f)

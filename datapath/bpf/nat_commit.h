@@ -201,17 +201,27 @@ static __always_inline int nat_is_near(const struct pkt *p, const struct flow *f
 	return p->flags & TCP_ACK && flow_in_window(end, f->end) && flow_in_window(p->ack, f->ack);
 }
 
+/* nat_keeps_alive reports whether a packet keeps its flow from expiring. Once one side has closed it, stray packets do
+ * not: a client could hold all source ports while the server has no connections. */
+static __always_inline int nat_keeps_alive(const struct pkt *p, const struct flow *f, int near)
+{
+	if (f->state == FLOW_CLOSED)
+		return 0;
+	return f->state != FLOW_CLOSING || near || p->key.proto != IPPROTO_TCP;
+}
+
 /* nat_follow keeps the numbers of the sending side. Numbers far from the last ones are not the flow's. Nothing is
  * written when nothing changed. */
 static __always_inline void nat_follow(const struct pkt *p, const struct verdict *v, struct flow *f)
 {
 	__u32 end = p->seq + p->payload + (p->flags & TCP_FIN);
+	int near = p->key.proto == IPPROTO_TCP && nat_is_near(p, f, end);
 
-	if (f->seen != v->now)
+	if (f->seen != v->now && nat_keeps_alive(p, f, near))
 		f->seen = v->now;
 	if (f->generation != v->generation)
 		f->generation = v->generation;
-	if (p->key.proto != IPPROTO_TCP || !nat_is_near(p, f, end)) {
+	if (!near) {
 		nat_renumber(p, f, end);
 		return;
 	}
@@ -283,10 +293,9 @@ static __always_inline void nat_acknowledge(const struct verdict *v, struct flow
 /* nat_ends_half_open reports whether the server must accept a RST or ABORT of the client of a half-open flow. */
 static __always_inline int nat_ends_half_open(const struct pkt *p, const struct server_flow *s)
 {
-	if (p->key.proto == IPPROTO_SCTP)
-		return s->f.answered && p->ack == s->f.end;
-	/* Anybody may have sent the SYN that set client_end. */
-	return p->seq == (s->f.answered ? s->f.ack : s->client_end);
+	if (!s->f.answered) /* clients send none then, and the server knows none of the numbers */
+		return 0;
+	return p->key.proto == IPPROTO_SCTP ? p->ack == s->f.end : p->seq == s->f.ack;
 }
 
 /* nat_refuses reports whether the client of a half-open flow must accept a RST or ABORT of the server. Any other can be

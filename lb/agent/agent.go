@@ -37,6 +37,7 @@ type Options struct {
 	KeepDir    string         // state that outlives a reboot; "": STATE_DIRECTORY (systemd.exec(5)), else StateDir
 
 	mounted  string           // mountedVersion of ConfigFile before it was read
+	restart  chan os.Signal   // announceRestart; nil: none
 	network  *machine.Network // read by New
 	problems *problems        // set by New
 
@@ -58,7 +59,7 @@ func (o Options) complete() (Options, error) {
 		return o, nil
 	}
 	var err error
-	o.mounted = mountedVersion(o.ConfigFile)
+	o.mounted, o.restart = mountedVersion(o.ConfigFile), announceRestart()
 	o.Config, err = load(o.ConfigFile)
 	return o, err
 }
@@ -77,7 +78,8 @@ type Agent struct {
 	problems   *problems
 	keepRoutes func() // before a restart
 	restarts   chan struct{}
-	anew       atomic.Bool // another agent is to follow in this process
+	announced  chan os.Signal // of a restart by a supervisor
+	anew       atomic.Bool    // another agent is to follow in this process
 }
 
 // task is a component that runs as long as the agent does.
@@ -125,7 +127,7 @@ func New(o Options) (*Agent, error) {
 	}
 	o.problems = newProblems(o.Log)
 	a := &Agent{log: o.Log, configured: len(o.Config.Services), tasks: announcers.tasks, problems: o.problems,
-		keepRoutes: announcers.keepRoutes, restarts: make(chan struct{}, 1)}
+		keepRoutes: announcers.keepRoutes, restarts: make(chan struct{}, 1), announced: o.restart}
 	a.reloader = newReloader(o, services, newReadiness(systemd.New(o.Log)))
 	a.reloader.configure = announcers.configure
 	dpOptions, err := datapathOptions(o, facts)

@@ -2,8 +2,10 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
+	"os/signal"
 
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/datapath"
@@ -17,17 +19,19 @@ func Main(ctx context.Context, configFile, version string, w io.Writer) error {
 		return err
 	}
 	limitGarbage()
+	restart := announceRestart()
+	defer signal.Stop(restart)
 	level := new(slog.LevelVar)
 	return start(ctx, Options{
 		ConfigFile: configFile, Config: cfg, Version: version, Log: newLogger(w, cfg.Log, level), Level: level,
-		mounted: mount,
+		mounted: mount, restart: restart,
 	})
 }
 
 // start runs an agent as soon as this node has the network that it needs.
 func start(ctx context.Context, o Options) (err error) {
 	if o.Config, err = waitForNetwork(ctx, o); err != nil {
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || errors.Is(err, errRestart) {
 			return nil
 		}
 		return err

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/signal"
 	"sync"
@@ -22,6 +23,9 @@ import (
 
 // waitInterval is how often the network is looked at while the agent waits for it.
 const waitInterval = 500 * time.Millisecond
+
+// errRestart ends the wait because another agent follows.
+var errRestart = errors.New("the agent restarts")
 
 // waiting is the agent before this node has the network that the configuration leaves to be found: a default route, or
 // an IPv4 address. It answers the API, and what an earlier agent left in the kernel goes on.
@@ -56,6 +60,8 @@ func waitForNetwork(ctx context.Context, o Options) (*config.Config, error) {
 	for ctx.Err() == nil && !w.ready() {
 		select {
 		case <-ctx.Done():
+		case <-o.restart:
+			return nil, errRestart
 		case <-tick.C:
 		}
 	}
@@ -87,6 +93,7 @@ func (w *waiting) serve(ctx context.Context, o Options) error {
 		Socket: c.Admin.Socket, Listen: c.Admin.Listen, Hosts: c.Admin.Hosts, Problem: problems.set,
 		Status: func(context.Context) (lb.Status, error) { return lb.Status{}, nil },
 		Peers:  func() []lb.PeerStatus { return nil },
+		Sent:   func(netip.Addr) ([]lb.SentRoute, bool) { return nil, false },
 		Flows: func(context.Context, lb.FlowFilter) ([]lb.FlowStatus, bool, error) {
 			return nil, false, w.missing()
 		},
