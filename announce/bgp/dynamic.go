@@ -82,9 +82,13 @@ func (s *Speaker) connected(from netip.Addr) bool {
 	s.mu.Lock()
 	full := len(s.dynamic) >= maxDynamic
 	if _, ok := s.o.rangeOf(from); !ok || full {
-		s.mu.Unlock()
+		logged := false
 		if full {
-			s.log.Debug("connection closed: too many peers of listen_range", "peer", from, "most", maxDynamic)
+			_, logged = s.refused.Allow(time.Now(), "full")
+		}
+		s.mu.Unlock()
+		if logged {
+			s.log.Warn("connection closed: too many peers of listen_range", "peer", from, "most", maxDynamic)
 		}
 		return false
 	}
@@ -123,6 +127,15 @@ func (s *Speaker) routerFound(iface string, router netip.Addr) {
 	if wanted {
 		s.setPeers()
 	}
+}
+
+// isEstablished reports whether there is a session with a router: then no advertisement, which any host on the link can
+// send, replaces it.
+func (s *Speaker) isEstablished(router netip.Addr) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.sessions[router]
+	return p != nil && p.state == stateEstablished
 }
 
 // startFinder runs the finder until stop is called.

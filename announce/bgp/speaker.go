@@ -16,6 +16,7 @@ import (
 	"github.com/steelyard-lb/steelyard/announce/bfd"
 	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
 	"github.com/steelyard-lb/steelyard/announce/bgp/routeradv"
+	"github.com/steelyard-lb/steelyard/announce/loglimit"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -59,6 +60,7 @@ type Speaker struct {
 	sessions map[netip.Addr]*session
 	found    map[string]netip.Addr // the routers on interfaces
 	dynamic  map[netip.Addr]bool   // peers of a ListenRange
+	refused  loglimit.Limit        // of connections of others
 }
 
 // New returns a Speaker, or an error with every invalid option. It opens no socket.
@@ -73,7 +75,7 @@ func New(o Options) (*Speaker, error) {
 		restart: make(chan struct{}, 1), bfdWanted: make(chan struct{}),
 		found: map[string]netip.Addr{}, dynamic: map[netip.Addr]bool{},
 	}
-	s.finder = routeradv.New(routeradv.Options{Found: s.routerFound, Log: o.Log})
+	s.finder = routeradv.New(routeradv.Options{Found: s.routerFound, InUse: s.isEstablished, Log: o.Log})
 	if s.bfd, err = bfd.New(bfd.Options{Changed: s.bfdChanged, Log: o.Log}); err != nil {
 		return nil, fmt.Errorf("bfd: %w", err)
 	}

@@ -43,6 +43,8 @@ type Options struct {
 	// Found is called when the router on an interface is found, or is another one. The address has the interface as
 	// zone.
 	Found func(iface string, router netip.Addr)
+	// InUse reports whether a router must not be replaced, because it works although it is silent; nil: none does.
+	InUse func(router netip.Addr) bool
 	Log   *slog.Logger
 }
 
@@ -276,13 +278,15 @@ func (l *link) receive(conn *ndp.Conn, index int, asked chan<- struct{}) error {
 
 // hear records an advertisement. It reports whether the router is new: it may not know this node yet.
 func (l *link) hear(from netip.Addr) bool {
-	l.mu.Lock()
 	now := time.Now()
-	known, fresh := from == l.router, now.Sub(l.heard) < silence
-	if !known && l.router.IsValid() && fresh {
-		l.mu.Unlock()
+	l.mu.Lock()
+	router, fresh := l.router, now.Sub(l.heard) < silence
+	l.mu.Unlock()
+	known := from == router
+	if !known && router.IsValid() && (fresh || l.o.InUse != nil && l.o.InUse(router)) {
 		return false
 	}
+	l.mu.Lock()
 	l.router, l.heard = from, now
 	l.mu.Unlock()
 	if !known {

@@ -21,6 +21,11 @@ func TestRouterIsKept(t *testing.T) {
 		l.hear(from)
 	}
 	l.heard = time.Now().Add(-silence - time.Second)
+	o.InUse = func(netip.Addr) bool { return true }
+	if l.hear(second) {
+		t.Error("a router with a session was replaced")
+	}
+	o.InUse = func(netip.Addr) bool { return false }
 	if !l.hear(second) || l.hear(second) {
 		t.Error("a router is new when it is heard first, and only then")
 	}
