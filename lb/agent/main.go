@@ -40,7 +40,7 @@ func start(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := a.Run(ctx); err != nil || !a.anew.Load() {
+	if err := a.Run(ctx); err != nil || !a.anew.Load() || ctx.Err() != nil { // a stop during a restart is a stop
 		return err
 	}
 	return execute()

@@ -103,6 +103,11 @@ func (a *Agent) reportReady(ctx context.Context) {
 
 // reloadOnSignal reads the configuration again at each SIGHUP. reload logs the result.
 func (a *Agent) reloadOnSignal(ctx context.Context) {
+	onHangup(ctx, func() { a.reloader.reload() })
+}
+
+// onHangup calls f at each SIGHUP until ctx ends.
+func onHangup(ctx context.Context, f func()) {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)
@@ -111,7 +116,7 @@ func (a *Agent) reloadOnSignal(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-hup:
-			a.reloader.reload()
+			f()
 		}
 	}
 }

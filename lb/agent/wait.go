@@ -7,10 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
-	"os"
-	"os/signal"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -131,17 +128,9 @@ func (w *waiting) reload() (admin.Reloaded, error) {
 }
 
 func (w *waiting) reloadOnSignal(ctx context.Context) {
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	defer signal.Stop(hup)
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-hup:
-			if _, err := w.reload(); err != nil {
-				w.log.Error("configuration rejected", "err", err)
-			}
+	onHangup(ctx, func() {
+		if _, err := w.reload(); err != nil {
+			w.log.Error("configuration rejected", "err", err)
 		}
-	}
+	})
 }
