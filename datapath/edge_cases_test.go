@@ -180,8 +180,11 @@ func TestLeastConnections(t *testing.T) {
 			t.Errorf("the server with weight 2 of 3 has %d of 150 flows; want about 100", n)
 		}
 		for _, i := range flows[b2] {
+			fx.went(fx.on(i, dptest.TCP, dptest.SYN))
+			answer := fx.reply(dptest.SYN | dptest.ACK)
+			fx.went(answer)
 			p := fx.on(i, dptest.TCP, dptest.RST)
-			p.Seq = 1006 // after the SYN
+			p.Seq = answer.Ack
 			fx.went(p)
 		}
 		was := len(flows[b2])
