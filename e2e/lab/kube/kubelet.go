@@ -81,7 +81,7 @@ cgroupRoot: /%s
 failSwapOn: false
 makeIPTablesUtilChains: false
 podLogsDir: ` + PodLogs + `
-localStorageCapacityIsolation: false
+localStorageCapacityIsolation: true
 evictionHard: {memory.available: 1Mi}
 resolvConf: ""
 clusterDomain: cluster.local
