@@ -267,3 +267,17 @@ func TestListOfFlows(t *testing.T) {
 		}
 	})
 }
+
+// A packet that cannot be stored because its key is taken is not counted as one for which the table is full (D25).
+func TestATakenKeyIsNoFullTable(t *testing.T) {
+	for _, h := range []hook{hookXDP, hookTC} {
+		fx := newFixture(t, h, false, nil)
+		with(web, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK))(fx)
+		for k := range fx.flowsIn(fx.d.objects.flowTables()[syGcTableGC_HALF_OPEN]).servers {
+			fx.put(fx.d.objects.SyStreamServers, k, syServerFlow{})
+		}
+		if r := fx.run(tcp(dptest.ACK)(fx).Frame()); r.did != "dropped" || r.reason != "no_flow" {
+			t.Errorf("%s: %s: %s; want dropped: no_flow", h, r.did, r.reason)
+		}
+	}
+}

@@ -3,6 +3,7 @@ package datapath
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"reflect"
 	"slices"
 	"testing"
@@ -165,5 +166,29 @@ func TestMemoryFollowsTheConfiguration(t *testing.T) {
 	perCPU := uint64(2 * 1024 * 24 * ebpf.MustPossibleCPU())
 	if n, limit := size(), 2*(256<<10+1024*96)+perCPU; n == 0 || n > limit+perCPU {
 		t.Errorf("%d bytes with one service; want at most %d", n, limit+perCPU)
+	}
+}
+
+// However many plans are in force, the datapath has the same number of files open (D26).
+func TestPlansOpenNoFiles(t *testing.T) {
+	fx := newFixture(t, hookTC, false, nil)
+	open := func() int {
+		files, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(files)
+	}
+	fx.service(lb.TCP, "b1", "b2")
+	before := open()
+	var delta lb.Delta
+	const plans = 900 // of 1,024 in a chunk
+	for i := range plans {
+		delta.Put = append(delta.Put, lb.Build(sizedService(i, 2, true), nil, lb.Drains{}).Frontends...)
+	}
+	fx.apply(delta)
+	const some = plans / 10 // a chunk of slots; the runtime opens some, too
+	if after := open(); after > before+some {
+		t.Errorf("%d files with one plan, %d with %d more", before, after, plans)
 	}
 }

@@ -120,7 +120,9 @@ func TestNamedTestsExist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for page, text := range pages(t) {
+	named := pages(t)
+	named["../e2e/kernels/tests"] = read(t, "../e2e/kernels/tests") // a name that matches no test runs nothing
+	for page, text := range named {
 		for _, name := range testName.FindAllString(text, -1) {
 			if !strings.Contains(tests.String(), "func "+name+"(") {
 				t.Errorf("%s names %s, which is no test", page, name)
