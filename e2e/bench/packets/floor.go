@@ -45,6 +45,9 @@ func (b *bench) floors() (cells []*cell, err error) {
 }
 
 func fillFloor(objs *floorObjects) error {
+	if err := fillFlows(objs.FloorFlows); err != nil {
+		return fmt.Errorf("fill the LRU table: %w", err)
+	}
 	addr := vipIPIP.As4()
 	for _, proto := range []uint8{6, 17} {
 		key := struct {
@@ -66,6 +69,21 @@ func fillFloor(objs *floorObjects) error {
 		value := append(b[:], macOther...)
 		value = binary.NativeEndian.AppendUint16(value, 0)
 		if err := objs.FloorBackends.Put(i, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fillFlows fills the table with flows that no packet is of, so that each insert evicts one, as in a flood.
+func fillFlows(m *ebpf.Map) error {
+	const batch = 1 << 14
+	keys, values := make([][16]byte, batch), make([]uint32, batch) // struct floor_flow
+	for first := uint32(0); first < m.MaxEntries(); first += batch {
+		for i := range keys {
+			binary.NativeEndian.PutUint32(keys[i][:], first+uint32(i))
+		}
+		if _, err := m.BatchUpdate(keys, values, nil); err != nil {
 			return err
 		}
 	}
