@@ -30,6 +30,8 @@ type Request struct {
 	Holder
 	// Families are the families that the service needs one address of each, in the order of the result.
 	Families []FamilyRequest
+	// PerFamily is how many addresses of a family the service gets while the pool of the first one has free ones; 0: 1.
+	PerFamily int
 	// Pool is the pool to assign from; "": the AutoAssign pools.
 	Pool string
 	// Addresses are requested explicitly, at most one of a family. They take precedence over Pool.
@@ -41,6 +43,8 @@ type Request struct {
 	KeepShared bool
 	// ByName chooses a new address by the name of the service, and not the lowest free one.
 	ByName bool
+
+	chosen []netip.Addr // by Assign, up to now
 }
 
 // FamilyRequest is a need for one address. An Optional one that cannot be met is left out of the result.
@@ -102,33 +106,41 @@ func (a *Allocator) Release(service string) { a.Take(Holder{Service: service}, n
 func (a *Allocator) Reserve(h Holder, addrs []netip.Addr) { a.replace(a.reserved, h, addrs) }
 
 // Assign returns one address of each family of r, and assigns them. For each family it takes the first that exists of
-// the requested address, the one that the service has, the lowest that it may share, and a free one.
-// When it fails, with an *AssignError, it changes nothing. A request all of whose families are optional needs one of
-// them.
+// the requested address, the one that the service has, the lowest that it may share, and a free one. The others of
+// PerFamily follow. When it fails, with an *AssignError, it changes nothing. A request all of whose families are
+// optional needs one of them.
 func (a *Allocator) Assign(r Request) ([]netip.Addr, error) {
-	var addrs []netip.Addr
+	r.chosen = nil
 	var missing error
 	for _, f := range r.Families {
 		switch addr, err := a.find(&r, f.Family); {
 		case err == nil:
-			addrs = append(addrs, addr)
+			r.chosen = append(r.chosen, addr)
 		case !f.Optional:
 			return nil, err
 		case missing == nil:
 			missing = err
 		}
 	}
-	if len(addrs) == 0 && missing != nil {
+	if len(r.chosen) == 0 && missing != nil {
 		return nil, missing
 	}
 	for _, addr := range r.Addresses {
-		if !slices.Contains(addrs, addr) {
+		if !slices.Contains(r.chosen, addr) {
 			return nil, &AssignError{Cause: FamilyNotRequested, Addr: addr}
 		}
 	}
-	a.Take(r.Holder, addrs)
-	a.displace(r.Holder, addrs)
-	return addrs, nil
+	one := slices.Clone(r.chosen)
+	for n := 1; n < r.PerFamily; n++ { // scans pass what is chosen, so nothing may fail from here
+		for _, first := range one {
+			if addr := a.choose(&r, FamilyOf(first), []int{a.poolOf(first)}); addr.IsValid() {
+				r.chosen = append(r.chosen, addr)
+			}
+		}
+	}
+	a.Take(r.Holder, r.chosen)
+	a.displace(r.Holder, r.chosen)
+	return r.chosen, nil
 }
 
 // find returns an address of one family for r.
@@ -142,33 +154,51 @@ func (a *Allocator) find(r *Request, f Family) (netip.Addr, error) {
 	if err != nil {
 		return netip.Addr{}, err
 	}
+	if addr := a.choose(r, f, pools); addr.IsValid() {
+		return addr, nil
+	}
+	return netip.Addr{}, &AssignError{Cause: NoFreeAddress, Family: f, Pools: a.names(pools)}
+}
+
+// choose returns an address of one family that is not chosen yet: one that the service has, or one of pools; or zero.
+func (a *Allocator) choose(r *Request, f Family, pools []int) netip.Addr {
 	for _, addr := range a.assigned[r.Service] {
-		if FamilyOf(addr) == f && a.keeps(r, addr, pools) {
-			return addr, nil
+		if FamilyOf(addr) == f && !slices.Contains(r.chosen, addr) && a.keeps(r, addr, pools) {
+			return addr
 		}
 	}
 	if r.ShareKey != "" {
 		if addr := a.lowestShared(r, f, pools); addr.IsValid() {
-			return addr, nil
+			return addr
 		}
 	}
 	for _, p := range pools {
 		if r.ByName {
-			if addr := a.byName(r.Service, f, p); addr.IsValid() {
-				return addr, nil
+			if addr := a.byName(r, f, p); addr.IsValid() {
+				return addr
 			}
 		}
 		for i, ar := range a.pools[p].Ranges {
 			if FamilyOf(ar.From) != f {
 				continue
 			}
-			fits := func(addr netip.Addr) bool { return a.holders[addr] == nil && a.pools[p].assignable(addr) }
+			fits := func(addr netip.Addr) bool { return a.isFree(r, p, addr) }
 			if addr := a.free[p][i].lowest(fits, ar.after); addr.IsValid() {
-				return addr, nil
+				return addr
 			}
 		}
 	}
-	return netip.Addr{}, &AssignError{Cause: NoFreeAddress, Family: f, Pools: a.names(pools)}
+	return netip.Addr{}
+}
+
+// isFree reports whether r may be assigned an address of a pool that nobody holds.
+func (a *Allocator) isFree(r *Request, pool int, addr netip.Addr) bool {
+	return a.holders[addr] == nil && a.pools[pool].assignable(addr) && !slices.Contains(r.chosen, addr)
+}
+
+// mayShare reports whether r may share an address that is in use.
+func (a *Allocator) mayShare(r *Request, addr netip.Addr) bool {
+	return a.conflict(r.Holder, addr, false) == nil && !slices.Contains(r.chosen, addr)
 }
 
 // poolsFor returns the pools that r may be assigned addresses from, best first.
@@ -202,8 +232,7 @@ func (a *Allocator) keeps(r *Request, addr netip.Addr, pools []int) bool {
 // lowestShared returns the lowest address in use that r may share, or zero.
 func (a *Allocator) lowestShared(r *Request, f Family, pools []int) (lowest netip.Addr) {
 	for _, addr := range a.reserved[r.Service] { // the scans have passed those that only r itself may hold
-		usable := FamilyOf(addr) == f && slices.Contains(pools, a.poolOf(addr)) &&
-			a.conflict(r.Holder, addr, false) == nil
+		usable := FamilyOf(addr) == f && slices.Contains(pools, a.poolOf(addr)) && a.mayShare(r, addr)
 		if usable && (!lowest.IsValid() || addr.Less(lowest)) {
 			lowest = addr
 		}
@@ -214,7 +243,7 @@ func (a *Allocator) lowestShared(r *Request, f Family, pools []int) (lowest neti
 		if g == nil {
 			continue
 		}
-		addr := g.lowest(ports, func(addr netip.Addr) bool { return a.conflict(r.Holder, addr, false) == nil })
+		addr := g.lowest(ports, func(addr netip.Addr) bool { return a.mayShare(r, addr) })
 		if addr.IsValid() && (!lowest.IsValid() || addr.Less(lowest)) {
 			lowest = addr
 		}

@@ -61,6 +61,11 @@ type Announcement struct {
 	LowerPreference bool
 	// Local: a backend that may receive new flows runs on this node.
 	Local bool
+	// Apart are VIPs of one family, this one included, that different nodes should have where one node at a time has a
+	// VIP; empty: no matter. All nodes have the same list, whether they announce the others or not.
+	Apart []netip.Addr
+	// Movable, with Apart: connections survive when another node gets the VIP.
+	Movable bool
 }
 
 // Prober runs checks, and reports results to Engine.Health.

@@ -10,21 +10,21 @@ import (
 // drawn by hash, and the first free one is taken.
 const scanned = 1 << 16
 
-// byName returns the free address of a pool that has the highest hash together with the name of the service
+// byName returns the free address of a pool that has the highest hash together with the name of r's service
 // (rendezvous hashing), or zero. It does not depend on the order in which services are assigned addresses, except when
 // two prefer one address.
-func (a *Allocator) byName(service string, f Family, pool int) netip.Addr {
+func (a *Allocator) byName(r *Request, f Family, pool int) netip.Addr {
 	p := a.pools[pool]
-	free := func(addr netip.Addr) bool { return p.assignable(addr) && a.holders[addr] == nil }
+	free := func(addr netip.Addr) bool { return a.isFree(r, pool, addr) }
 	var ranges []AddrRange
 	size := uint64(0)
-	for _, r := range p.Ranges {
-		if FamilyOf(r.From) == f {
-			ranges, size = append(ranges, r), size+r.size()
+	for _, ar := range p.Ranges {
+		if FamilyOf(ar.From) == f {
+			ranges, size = append(ranges, ar), size+ar.size()
 		}
 	}
 	h := fnv.New64a()
-	h.Write([]byte(service))
+	h.Write([]byte(r.Service))
 	name := h.Sum64()
 	if size > scanned {
 		for n := range uint64(scanned) {

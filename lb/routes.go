@@ -34,8 +34,10 @@ type routes struct {
 
 // claim is the plan of one service for a VIP.
 type claim struct {
-	plan VIPPlan
-	by   []AnnouncerKind
+	plan  VIPPlan
+	by    []AnnouncerKind
+	apart []netip.Addr // Announcement.Apart
+	moves bool         // Announcement.Movable
 }
 
 func newRoutes(vips *vipTable, retry time.Duration, log *slog.Logger) *routes {
@@ -66,7 +68,10 @@ func (r *routes) adopt(old, plan *Plan) {
 		if r.claims[v.VIP] == nil {
 			r.claims[v.VIP] = map[string]claim{}
 		}
-		r.claims[v.VIP][plan.Service.Name] = claim{plan: v, by: plan.Service.announcers(v.VIP)}
+		r.claims[v.VIP][plan.Service.Name] = claim{
+			plan: v, by: plan.Service.announcers(v.VIP), apart: plan.Service.apart(v.VIP),
+			moves: plan.Service.NodeForwarding.Enabled || plan.Service.Method != MethodNAT,
+		}
 	}
 }
 
@@ -198,9 +203,11 @@ func (r *routes) announcement(addr vipKey, reason string) (a Announcement, ok bo
 		return a, false
 	}
 	v := r.vips.get(addr)
-	a.VIP, a.LowerPreference = addr, true
+	a.VIP, a.LowerPreference, a.Movable = addr, true, true
 	byAll := false
 	for _, c := range services {
+		a.Apart = append(a.Apart, c.apart...)
+		a.Movable = a.Movable && c.moves
 		if !Announce(v.wanted > 0, c.plan.Reason == reason, v.datapath) {
 			continue
 		}
@@ -218,6 +225,9 @@ func (r *routes) announcement(addr vipKey, reason string) (a Announcement, ok bo
 	}
 	slices.Sort(a.By)
 	a.By = slices.Compact(a.By)
+	slices.SortFunc(a.Apart, netip.Addr.Compare)
+	a.Apart = slices.Compact(a.Apart)
+	a.Movable = a.Movable && len(a.Apart) > 0
 	return a, true
 }
 
@@ -365,5 +375,5 @@ func (r *routes) reason(addr vipKey) string {
 
 func (a Announcement) equal(b Announcement) bool {
 	return a.VIP == b.VIP && a.Weight == b.Weight && a.LowerPreference == b.LowerPreference && a.Local == b.Local &&
-		slices.Equal(a.By, b.By)
+		slices.Equal(a.By, b.By) && slices.Equal(a.Apart, b.Apart) && a.Movable == b.Movable
 }

@@ -238,13 +238,17 @@ func TestAnnouncementEqual(t *testing.T) {
 		b    Announcement
 		want bool
 	}{
-		"same":            {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2, false, false}, true},
-		"other VIP":       {Announcement{testVIP6, []AnnouncerKind{AnnounceBGP}, 2, false, false}, false},
-		"other weight":    {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 1, false, false}, false},
-		"other announcer": {Announcement{testVIP, []AnnouncerKind{AnnounceL2}, 2, false, false}, false},
-		"all announcers":  {Announcement{testVIP, nil, 2, false, false}, false},
-		"preference":      {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2, true, false}, false},
-		"local backends":  {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2, false, true}, false},
+		"same":            {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2, false, false, nil, false}, true},
+		"other VIP":       {Announcement{testVIP6, []AnnouncerKind{AnnounceBGP}, 2, false, false, nil, false}, false},
+		"other weight":    {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 1, false, false, nil, false}, false},
+		"other announcer": {Announcement{testVIP, []AnnouncerKind{AnnounceL2}, 2, false, false, nil, false}, false},
+		"all announcers":  {Announcement{testVIP, nil, 2, false, false, nil, false}, false},
+		"preference":      {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2, true, false, nil, false}, false},
+		"local backends":  {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2, false, true, nil, false}, false},
+		"apart": {
+			Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2, false, false, addrs("192.0.2.1"), false}, false,
+		},
+		"movable": {Announcement{testVIP, []AnnouncerKind{AnnounceBGP}, 2, false, false, nil, true}, false},
 	} {
 		if got := a.equal(tt.b); got != tt.want {
 			t.Errorf("%s: equal %t; want %t", name, got, tt.want)

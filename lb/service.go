@@ -54,8 +54,21 @@ type Service struct {
 	WithholdIntended bool
 	// Announce lists the announcers of the VIPs; empty: every announcer that is on.
 	Announce []AnnouncerKind
+	// VIPPerNode: different nodes should have the VIPs of one family, where one node at a time has a VIP.
+	VIPPerNode bool
 	// PerVIP has what differs for single VIPs: each may be in another pool.
 	PerVIP map[netip.Addr]VIPRule `json:",omitempty"`
+}
+
+// VIPsPerNodeMax is how many VIPs of a family a service with one per node gets from a pool.
+const VIPsPerNodeMax = 16
+
+// apart returns the VIPs of the family of vip that different nodes should have, vip included.
+func (s *Service) apart(vip netip.Addr) []netip.Addr {
+	if !s.VIPPerNode {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(s.VIPs), func(o netip.Addr) bool { return o.Is4() != vip.Is4() })
 }
 
 // VIPRule is what a service has for one of its VIPs.
