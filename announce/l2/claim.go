@@ -81,7 +81,7 @@ func (a *Announcer) runClaims(ctx context.Context) {
 		case <-a.claimed:
 		case <-changed:
 			a.mu.Lock()
-			a.reelected = true
+			a.reelected, a.uneven = true, true
 			a.mu.Unlock()
 		case <-time.After(next):
 		}
@@ -225,10 +225,11 @@ func (a *Announcer) reclaim() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for vip := range a.owned {
-		if _, leaving := a.leaving[vip]; leaving {
+		if l, leaving := a.leaving[vip]; leaving && !l.moves {
 			delete(a.owned, vip)
 			continue
 		}
+		delete(a.leaving, vip)
 		a.release(vip, &claim{due: time.Now()})
 	}
 	a.publishing = true

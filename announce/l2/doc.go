@@ -17,6 +17,9 @@
 // another member has it. After a partition of the members, the later term decides; while it lasts, two owners hear each
 // other, and the order of the VIP decides (outranks).
 //
+// VIPs of a service that asks for it (lb.Announcement.Apart) go to different nodes while there are enough, and to one
+// that returned, if connections survive that (apart.go).
+//
 // A process that was stopped, or whose machine was suspended, has a queue of requests and no longer its VIPs: replies
 // stop when the process has not run for suspendLimit, and VIPs are probed for again.
 //

@@ -127,6 +127,9 @@ func (a *Announcer) otherOwner(vip netip.Addr) (members.Peer, bool) {
 		return members.Peer{}, false
 	}
 	first, ok := elect(vip, a.view(vip))
+	if vips := a.apart[vip].vips; ok && !first.Claim.Holds && slices.Contains(vips, vip) {
+		first, ok = electApart(vip, vips, a.view)
+	}
 	return first, ok && first.Address != a.o.Members.Self()
 }
 

@@ -59,13 +59,15 @@ type Announcer struct {
 	// leaving are owned VIPs that Set has removed, until another member has them.
 	leaving    map[netip.Addr]*leave
 	local      map[netip.Addr]bool // VIPs with endpoints on this node
-	firstSet   time.Time           // zero: none yet
-	joined     bool                // see joining
-	reelected  bool                // the members may have changed: elect again
-	publishing bool                // what the members know of this node may have changed
-	macs       chan struct{}       // capacity 1: the own MAC addresses may have changed
-	seen       atomic.Int64        // the boot time when the process ran last, in nanoseconds
-	ctx        context.Context     // of Run; nil before
+	apart      map[netip.Addr]apart
+	firstSet   time.Time       // zero: none yet
+	joined     bool            // see joining
+	reelected  bool            // the members may have changed: elect again
+	uneven     bool            // … and some may have more VIPs of a service than others
+	publishing bool            // what the members know of this node may have changed
+	macs       chan struct{}   // capacity 1: the own MAC addresses may have changed
+	seen       atomic.Int64    // the boot time when the process ran last, in nanoseconds
+	ctx        context.Context // of Run; nil before
 	bursts     sync.WaitGroup
 }
 
@@ -80,7 +82,8 @@ func New(o Options) (*Announcer, error) {
 	a := &Announcer{
 		o: o, metrics: newMetrics(), claimed: make(chan struct{}, 1),
 		owned: map[netip.Addr]*ownership{}, claims: map[netip.Addr]*claim{}, conflicts: map[netip.Addr]*Conflict{},
-		leaving: map[netip.Addr]*leave{}, local: map[netip.Addr]bool{}, macs: make(chan struct{}, 1),
+		leaving: map[netip.Addr]*leave{}, local: map[netip.Addr]bool{}, apart: map[netip.Addr]apart{},
+		macs:   make(chan struct{}, 1),
 		pace:   bucket{interval: frameInterval, burst: frameBurst},
 		logged: bucket{interval: logInterval, burst: logBurst},
 	}
@@ -95,6 +98,7 @@ func New(o Options) (*Announcer, error) {
 // leave is a VIP that is left to another member.
 type leave struct {
 	taken bool // frames of that member were heard
+	moves bool // Set has not removed it: it stays here if no other member takes it
 }
 
 // Set implements lb.Announcer. It fails for addresses that are not unicast, and announces the others. With members, it
@@ -147,6 +151,7 @@ func (a *Announcer) Set(ctx context.Context, list []lb.Announcement) error {
 func (a *Announcer) add(want map[netip.Addr]lb.Announcement) (added []netip.Addr) {
 	for vip := range want {
 		a.local[vip] = want[vip].Local
+		a.setApart(want[vip])
 		if a.has(vip) {
 			continue
 		}
@@ -186,6 +191,7 @@ func (a *Announcer) drop(vips []netip.Addr) {
 		delete(a.conflicts, vip)
 		delete(a.leaving, vip)
 		delete(a.local, vip)
+		delete(a.apart, vip)
 		for _, p := range a.responders {
 			p.leave(vip)
 		}
@@ -236,6 +242,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 	running.Go(func() { a.runClaims(ctx) })
 	running.Go(func() { a.watchClock(ctx) })
 	if a.o.Members != nil {
+		running.Go(func() { a.balance(ctx) })
 		running.Go(func() { a.tellMACs(ctx) })
 	}
 	running.Wait()

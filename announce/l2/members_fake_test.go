@@ -33,6 +33,8 @@ type host struct {
 	s       *sockets
 	self    netip.Addr
 	down    bool
+	since   time.Time // members.Peer.Since
+	movable bool      // lb.Announcement.Movable
 	claims  map[netip.Addr]members.Claim
 	changed chan struct{}
 	joined  chan struct{}
@@ -73,6 +75,7 @@ func (h *host) Peers(vip netip.Addr) (list []members.Peer) {
 		if o != h {
 			list = append(list, members.Peer{
 				Address: o.self, Name: o.name(), Alive: !o.down && !h.separated, Known: o.claims != nil,
+				Since: o.since,
 				Claim: o.claims[vip],
 			})
 		}
@@ -121,6 +124,7 @@ func (x *segment) run() {
 		h.a.ctx = x.t.Context()
 		h.a.mu.Unlock()
 		go h.a.runClaims(x.t.Context())
+		go h.a.balance(x.t.Context())
 	}
 }
 
