@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	core "k8s.io/api/core/v1"
@@ -35,10 +36,11 @@ var (
 	}
 	wantPool  = []string{"steelyard.dev/pool", "metallb.io/address-pool", "metallb.universe.tf/address-pool"}
 	wantShare = []string{"steelyard.dev/share", "metallb.io/allow-shared-ip", "metallb.universe.tf/allow-shared-ip"}
+	perNode   = []string{"steelyard.dev/address-per-node"}
 )
 
 // annotations are those above. No others begin with ourPrefix.
-var annotations = [][]string{wantAddresses, wantPool, wantShare}
+var annotations = [][]string{wantAddresses, wantPool, wantShare, perNode}
 
 const ourPrefix = "steelyard.dev/"
 
@@ -69,6 +71,7 @@ type assigner struct {
 	class string
 	pools []Pool // by Priority, as the allocator tries them
 	alloc *lb.Allocator
+	nodes int // that may have addresses; 0: not known
 }
 
 func newAssigner(class string, pools []Pool) *assigner {
@@ -100,8 +103,8 @@ func (a *assigner) release(name string) { a.alloc.Release(name) }
 // holds reports whether a Service has assigned addresses.
 func (a *assigner) holds(name string) bool { return len(a.alloc.Given(name)) > 0 }
 
-// assign returns one address of each family of a Service and records them. Its error says what a user can do; the
-// Service then keeps what it had.
+// assign returns the addresses of a Service, of each family one or one per node, and records them. Its error says what a
+// user can do; the Service then keeps what it had.
 func (a *assigner) assign(s *core.Service) ([]netip.Addr, error) {
 	r, err := a.request(s)
 	if err != nil {
@@ -133,7 +136,46 @@ func (a *assigner) request(s *core.Service) (lb.Request, error) {
 		}
 		r.Families = append(r.Families, lb.FamilyRequest{Family: family, Optional: preferDual})
 	}
+	if err == nil {
+		r.PerFamily, err = a.perFamily(s), checkPerNode(s, wanted)
+	}
 	return r, err
+}
+
+// isPerNode reports whether a Service is to have an address of each family per node.
+func isPerNode(s *core.Service) bool {
+	on, err := strconv.ParseBool(annotation(s, perNode))
+	return err == nil && on
+}
+
+// checkPerNode returns why the annotation about that has no effect.
+func checkPerNode(s *core.Service, wanted []netip.Addr) error {
+	text := annotation(s, perNode)
+	if _, err := strconv.ParseBool(text); err != nil && text != "" {
+		return fmt.Errorf(`%s is %q; write "true"`, perNode[0], text)
+	}
+	if isPerNode(s) && len(wanted) > 0 {
+		return fmt.Errorf("both %s and addresses by name are asked for; leave one out", perNode[0])
+	}
+	return nil
+}
+
+// perFamily returns how many addresses of each family a Service is to have. One per node does not become fewer with the
+// nodes: clients know them.
+func (a *assigner) perFamily(s *core.Service) int {
+	if !isPerNode(s) {
+		return 1
+	}
+	has := map[lb.Family]int{}
+	for _, addr := range a.alloc.Given(nameOf(s)) {
+		has[lb.FamilyOf(addr)]++
+	}
+	return min(max(a.nodes, has[lb.IPv4], has[lb.IPv6], 1), lb.VIPsPerNodeMax)
+}
+
+// waits reports whether a Service could get another address.
+func (a *assigner) waits(s *core.Service, addrs []netip.Addr) bool {
+	return len(addrs) < len(s.Spec.IPFamilies)*a.perFamily(s)
 }
 
 // holder returns what decides with whom a Service shares an address.

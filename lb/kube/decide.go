@@ -50,7 +50,7 @@ func (a *assigner) decide(s *core.Service, pending []netip.Addr) decision {
 		}
 		return asIs
 	case sameAddresses(addrs, has) && len(addrs) == len(s.Status.LoadBalancer.Ingress):
-		asIs.waits = len(addrs) < len(s.Spec.IPFamilies)
+		asIs.waits = a.waits(s, addrs)
 		return asIs
 	}
 	i := slices.IndexFunc(has, func(x netip.Addr) bool { return poolOf(a.pools, x) == nil })
@@ -66,7 +66,7 @@ func (a *assigner) decide(s *core.Service, pending []netip.Addr) decision {
 	default:
 		// What it has stays its own until the status is written.
 		a.alloc.Take(holder(s), union(addrs, a.held(slices.Concat(has, pending), lost)))
-		return decision{addrs: texts(addrs), write: true, waits: len(addrs) < len(s.Spec.IPFamilies)}
+		return decision{addrs: texts(addrs), write: true, waits: a.waits(s, addrs)}
 	}
 	a.adopt(s, pending)
 	return asIs

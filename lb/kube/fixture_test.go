@@ -2,10 +2,12 @@ package kube
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"sync"
 	"testing"
 	"time"
 
@@ -137,4 +139,13 @@ func node(name string, addrs ...string) *core.Node {
 		n.Status.Addresses = append(n.Status.Addresses, core.NodeAddress{Type: core.NodeInternalIP, Address: a})
 	}
 	return n
+}
+
+// running runs f until the returned function is called.
+func running(t *testing.T, f func(context.Context)) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	all.Go(func() { f(ctx) })
+	return func() { cancel(); all.Wait() }
 }

@@ -25,8 +25,10 @@ type Allocator struct {
 	// blocked is why this agent assigns nothing although it leads; nil: it does.
 	blocked atomic.Pointer[error]
 
-	mu    sync.Mutex // guards pools and again
+	mu    sync.Mutex // guards all below
 	pools []Pool
+	nodes int                // that may have addresses; 0: not known
+	term  *term              // nil: there is none
 	again context.CancelFunc // ends the term, for one with other pools; nil: there is none
 }
 
@@ -99,10 +101,12 @@ func (a *Allocator) lead(ctx context.Context) {
 	for delay := time.Duration(0); sleep(ctx, delay); {
 		a.mu.Lock()
 		term, cancel := context.WithCancel(ctx)
-		pools := a.pools
+		a.term = newTerm(a, a.pools)
+		a.term.assigner.nodes = a.nodes
 		a.again = cancel
+		run := a.term.run
 		a.mu.Unlock()
-		err := newTerm(a, pools).run(term)
+		err := run(term)
 		changed := term.Err() != nil && ctx.Err() == nil && err == nil
 		cancel()
 		if delay = leaseRetry; changed {
@@ -115,6 +119,18 @@ func (a *Allocator) lead(ctx context.Context) {
 		a.report(err)
 	}
 	a.mu.Lock()
-	a.again = nil
+	a.again, a.term = nil, nil
 	a.mu.Unlock()
+}
+
+// setNodes records how many nodes may have addresses. Services with an address per node may get more.
+func (a *Allocator) setNodes(n int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.nodes == n {
+		return
+	}
+	if a.nodes = n; a.term != nil {
+		a.term.setNodes(n)
+	}
 }

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -53,10 +52,7 @@ func publisher(t *testing.T, client *fake.Clientset, log *bytes.Buffer) (stop fu
 	a := NewAllocator(AllocatorOptions{
 		Client: client, Namespace: "steelyard", Log: slog.New(slog.NewTextHandler(log, nil)),
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	var all sync.WaitGroup
-	all.Go(func() { a.publishNodes(ctx) })
-	return func() { cancel(); all.Wait() }
+	return running(t, a.publishNodes)
 }
 
 // table returns the entries of all ConfigMaps.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
 	"time"
 
 	core "k8s.io/api/core/v1"
@@ -84,12 +85,17 @@ func (a *Allocator) writeTable(ctx context.Context, nodes, table cache.Store) er
 	for i := range want {
 		want[i] = map[string]string{}
 	}
+	usable := 0
 	for _, x := range nodes.List() {
 		n := x.(*core.Node)
 		if entry := tableEntry(n); entry != "" {
 			want[shardOf(n.Name)][n.Name] = entry
+			if !strings.HasSuffix(entry, markExcluded) {
+				usable++
+			}
 		}
 	}
+	a.setNodes(usable)
 	api := a.o.Client.CoreV1().ConfigMaps(a.o.Namespace)
 	var failed error
 	for i, data := range want {

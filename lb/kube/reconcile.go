@@ -152,7 +152,20 @@ func (t *term) decide(s *core.Service) decision {
 	if t.waiting[nameOf(s)] = d.waits; !d.waits {
 		delete(t.waiting, nameOf(s))
 	}
+	if t.perNode[nameOf(s)] = isPerNode(s); !isPerNode(s) {
+		delete(t.perNode, nameOf(s))
+	}
 	return d
+}
+
+// setNodes sets how many nodes may have addresses.
+func (t *term) setNodes(n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.assigner.nodes = n
+	for name := range t.perNode {
+		t.queue.Add(name)
+	}
 }
 
 // Delays before addresses are written again that somebody has removed from a status.
@@ -197,6 +210,7 @@ func (t *term) forget(key string) {
 	delete(t.gone, key)
 	delete(t.known, key)
 	delete(t.waiting, key)
+	delete(t.perNode, key)
 	delete(t.cleared, key)
 	delete(t.gave, key)
 	delete(t.unknown, key)
@@ -226,6 +240,7 @@ func (t *term) withdraw(ctx context.Context, s *core.Service) error {
 	t.assigner.reserve(s, nil)
 	t.assigner.release(nameOf(s))
 	delete(t.waiting, nameOf(s))
+	delete(t.perNode, nameOf(s))
 	delete(t.gave, nameOf(s))
 	t.queueOthers()
 	t.mu.Unlock()

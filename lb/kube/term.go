@@ -32,7 +32,8 @@ type term struct {
 	known    map[string]version   // the newest one of a Service that was read or written; caches may be older
 	read     uint64               // when all were read: a Service that did not exist then and is older does not exist
 	gone     map[string]bool      // Services whose deletion was seen
-	waiting  map[string]bool      // Services that need a decision again when an address is free
+	waiting  map[string]bool      // Services that need a decision again when an address is free …
+	perNode  map[string]bool      // … and when there are more nodes
 	cleared  map[string]cleared   // Services whose status somebody else has emptied
 	gave     map[string]types.UID // Services to whose status this term has written addresses
 	unknown  map[string]string    // the annotations of a Service of which an Event said that they are not known
@@ -60,7 +61,7 @@ func newTerm(a *Allocator, pools []Pool) *term {
 		Allocator: a, assigner: newAssigner(a.o.Class, pools),
 		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
 		ledger: newLedger(a.o.Client, a.o.Namespace, a.leaseName()+"-addresses", a.o.Node),
-		known:  map[string]version{}, gone: map[string]bool{}, waiting: map[string]bool{},
+		known:  map[string]version{}, gone: map[string]bool{}, waiting: map[string]bool{}, perNode: map[string]bool{},
 		cleared: map[string]cleared{}, gave: map[string]types.UID{}, unknown: map[string]string{}, deposed: func() {},
 	}
 }

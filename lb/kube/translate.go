@@ -90,7 +90,7 @@ func translate(
 	out := &lb.Service{
 		Name: nameOf(s), Source: Name, VIPs: vips, Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT,
 		Policy: policyOf(s), Affinity: affinityOf(s),
-		MinHealthy: 1, Check: lb.CheckSpec{Type: lb.CheckNone}, Allow: allowed(s),
+		MinHealthy: 1, Check: lb.CheckSpec{Type: lb.CheckNone}, Allow: allowed(s), VIPPerNode: isPerNode(s),
 	}
 	// With affinity all nodes select the same node for a client: a router may send its connections to several nodes.
 	agree := out.Affinity != 0 && top.nodes[top.node].IsValid()
