@@ -195,6 +195,8 @@ type Service struct {
 	Check      lb.CheckSpec
 	// Announce is that of the pool that has the addresses; empty: all announcers that are on.
 	Announce []lb.AnnouncerKind
+	// AddressPerNode: the service is to have an address of each family for each member of L2, on different members.
+	AddressPerNode bool
 }
 
 // Values of Kubernetes.Proxy.

@@ -51,6 +51,7 @@ func (d *decoder) service(t *table) {
 		s.Backends = append(s.Backends, b.v)
 	}
 	s.MinHealthy = minHealthy(t, &s, f)
+	d.addressPerNode(t, &s)
 	s.OnAllDown = word(t, "on_all_down", "value", s.OnAllDown, []string{OnAllDownWithdraw, OnAllDownKeep})
 	s.Check = d.check(t, s.Ports)
 
@@ -114,6 +115,25 @@ func (d *decoder) addresses(t *table, s *Service) ([]placed[netip.Addr], familie
 		}
 	}
 	return vips, f
+}
+
+// addressPerNode reads address_per_node, which is about [l2] with members.
+func (d *decoder) addressPerNode(t *table, s *Service) {
+	s.AddressPerNode = t.boolean("address_per_node", false)
+	of := map[bool]int{} // by whether IPv4
+	for _, a := range s.Addresses {
+		of[a.Is4()]++
+	}
+	i := t.at("address_per_node")
+	switch l := d.config.L2; {
+	case !s.AddressPerNode:
+	case l == nil || len(s.Announce) > 0 && !slices.Contains(s.Announce, lb.AnnounceL2):
+		i.warnf("leave it out", "has no effect: [l2] does not announce the service")
+	case len(l.Members) == 0 && (d.config.Kubernetes == nil || len(s.Addresses) == 0):
+		i.warnf("add l2.members, or leave it out", "has no effect without other members")
+	case t.has("address") && max(of[true], of[false]) == 1:
+		i.warnf("write several addresses, or write pool without address", "has no effect with one address")
+	}
 }
 
 // servicePool reads the name of the pool. It returns nil without the key, and when no pool has that name.

@@ -145,7 +145,11 @@ func translate(cfg *config.Config, old *lb.Allocator) ([]*lb.Service, *lb.Alloca
 		if len(services[i].VIPs) > 0 {
 			continue
 		}
-		vips, err := alloc.Assign(request(cfg.Services[i], pools))
+		r := request(cfg.Services[i], pools)
+		if services[i].VIPPerNode && cfg.L2 != nil {
+			r.PerFamily = min(1+len(cfg.L2.Members), lb.VIPsPerNodeMax)
+		}
+		vips, err := alloc.Assign(r)
 		if err != nil {
 			errs = append(errs, &AddressError{services[i].Name, err})
 		}
@@ -154,13 +158,22 @@ func translate(cfg *config.Config, old *lb.Allocator) ([]*lb.Service, *lb.Alloca
 	return services, alloc, errs
 }
 
-// byName returns the indices of services in the order of their names.
+// byName returns the indices of services in the order of their names, those that take what is left of a pool last.
 func byName(services []*lb.Service) []int {
 	order := make([]int, len(services))
 	for i := range order {
 		order[i] = i
 	}
-	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(services[a].Name, services[b].Name) })
+	slices.SortFunc(order, func(a, b int) int {
+		x, y := services[a], services[b]
+		switch {
+		case x.VIPPerNode == y.VIPPerNode:
+			return cmp.Compare(x.Name, y.Name)
+		case x.VIPPerNode:
+			return 1
+		}
+		return -1
+	})
 	return order
 }
 
@@ -201,6 +214,6 @@ func translateService(c config.Service) *lb.Service {
 		Policy: lb.PolicyCluster, Algorithm: c.Algorithm, Method: c.Method, Encap: c.Encap, Affinity: c.Affinity,
 		Allow: c.Allow, MinHealthy: c.MinHealthy, KeepAllDown: c.OnAllDown == config.OnAllDownKeep,
 		Check: c.Check, Announce: c.Announce,
-		KeepSource: c.Method == lb.MethodNAT && !c.SNAT,
+		KeepSource: c.Method == lb.MethodNAT && !c.SNAT, VIPPerNode: c.AddressPerNode,
 	}
 }

@@ -168,6 +168,40 @@ func TestFamiliesOfAService(t *testing.T) {
 	}
 }
 
+// A service has an address for each member, from what the others leave, also when a member is added.
+func TestAddressPerNode(t *testing.T) {
+	const head = "[l2]\nmembers = [%s]\n[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/29\"]\n"
+	s := New(nil, nil)
+	var had []netip.Addr
+	for i, members := range []string{
+		`"192.0.2.2", "192.0.2.3"`, `"192.0.2.2", "192.0.2.3", "192.0.2.4"`, `"192.0.2.2"`,
+	} {
+		text := fmt.Sprintf(head, members) + pooled("a") + "address_per_node = true\n" + pooled("b") + pooled("c")
+		if err := s.Use(parse(t, text)); err != nil {
+			t.Fatal(err)
+		}
+		services := <-s.next
+		got := services[0].VIPs
+		n := min(len(got), len(had))
+		if len(got) != []int{3, 4, 2}[i] || !slices.Equal(got[:n], had[:n]) || !services[0].VIPPerNode {
+			t.Errorf("with members %s: %v, before: %v", members, got, had)
+		}
+		had = got
+	}
+	// Five others need an address each, and their names come later.
+	text := fmt.Sprintf(head, `"192.0.2.2", "192.0.2.3", "192.0.2.4"`) + pooled("a") + "address_per_node = true\n"
+	for i := range 5 {
+		text += pooled(fmt.Sprintf("b%d", i))
+	}
+	s = New(nil, nil)
+	if err := s.Use(parse(t, text)); err != nil {
+		t.Fatal(err)
+	}
+	if got := (<-s.next)[0].VIPs; len(got) != 3 {
+		t.Errorf("%v of a pool of eight addresses beside five other services", got)
+	}
+}
+
 // Services of two machines have the same addresses, whatever the order of their files is.
 func TestAddressesDoNotDependOnTheOrder(t *testing.T) {
 	const head = "[bgp]\nasn = 64512\n[[pool]]\nname = \"p\"\naddresses = [%s]\n"
