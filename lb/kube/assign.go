@@ -103,8 +103,8 @@ func (a *assigner) release(name string) { a.alloc.Release(name) }
 // holds reports whether a Service has assigned addresses.
 func (a *assigner) holds(name string) bool { return len(a.alloc.Given(name)) > 0 }
 
-// assign returns the addresses of a Service, of each family one or one per node, and records them. Its error says what a
-// user can do; the Service then keeps what it had.
+// assign returns the addresses of a Service, of each family one or one per node, and records them. Its error says what
+// a user can do; the Service then keeps what it had.
 func (a *assigner) assign(s *core.Service) ([]netip.Addr, error) {
 	r, err := a.request(s)
 	if err != nil {
