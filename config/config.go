@@ -107,7 +107,8 @@ type Peer struct {
 	Address         netip.Addr
 	Interface       string
 	ListenRange     netip.Prefix
-	ASN             uint32
+	ASN             uint32 // 0 with External
+	External        bool   // any AS but the own
 	Port            uint16
 	Password        Secret        // TCP MD5 (RFC 2385), 1 to 80 bytes; zero: none configured
 	HoldTime        time.Duration // 0, or whole seconds from 3 to 65535 (RFC 4271 §4.2)

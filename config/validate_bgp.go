@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"net/netip"
+	"strconv"
 	"time"
 )
 
@@ -70,10 +71,27 @@ func (t *table) asn() uint32 {
 	return uint32(n)
 }
 
+// peerASN reads the AS number of a peer, or which one it may be.
+func (t *table) peerASN(own uint32) (asn uint32, external bool) {
+	i := t.at("asn")
+	text, ok := i.value.(string)
+	if _, err := strconv.ParseUint(text, 10, 64); !ok || err == nil { // a number in quotes is an error of its own
+		return t.asn(), false
+	}
+	i, _ = t.get("asn")
+	switch text, _ = i.word("AS", []string{"external", "internal"}); text {
+	case "external":
+		return 0, true
+	case "internal":
+		return own, false
+	}
+	return 0, false
+}
+
 func (d *decoder) peer(t *table, asn uint32, seen map[netip.Addr]string) Peer {
 	p := defaultPeer()
 	d.neighbour(t, &p, seen)
-	p.ASN = t.asn()
+	p.ASN, p.External = t.peerASN(asn)
 	p.Port = integer(t, "port", p.Port, 1, 65535)
 	p.Password = t.secret("password_file", "/etc/steelyard/peer.key", 1, 80) // TCP_MD5SIG_MAXKEYLEN
 	p.HoldTime = t.holdTime(p.HoldTime)

@@ -60,7 +60,9 @@ type Peer struct {
 	Interface string
 	// ListenRange are addresses of neighbours that connect to this node. Each is a peer while it is connected.
 	ListenRange netip.Prefix
-	ASN         uint32
+	// ASN is its AS number; 0 with External: it may have any but that of this node.
+	ASN      uint32
+	External bool
 	// Port is its TCP port; 0: 179.
 	Port uint16
 	// Password is the TCP MD5 key (RFC 2385), at most 80 bytes; "": none.
@@ -206,8 +208,8 @@ func (p Peer) withDefaults(asn uint32) (Peer, error) {
 	if p.Address.IsLinkLocalUnicast() && p.Address.Is6() && p.Address.Zone() == "" {
 		bad("a link-local address needs its interface, as in %v%%eth0", p.Address)
 	}
-	if p.ASN == 0 {
-		bad("ASN is required")
+	if p.External != (p.ASN == 0) {
+		bad("want either ASN or External")
 	}
 	if len(p.Password) > maxPassword {
 		bad("password has %d bytes, the kernel accepts %d", len(p.Password), maxPassword)

@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -32,6 +33,7 @@ type session struct {
 	has4, has6 bool       // the peer has negotiated the family
 	extended   bool       // IPv4 routes may have an IPv6 next hop
 	local      netip.Addr // local address of the session
+	asn        uint32     // of the peer
 	received   uint64     // routes from the peer, as of the last poll
 
 	disconnectedAt time.Time // since when there is no TCP connection; zero: connected
@@ -92,7 +94,8 @@ func (p *Peer) ttl(asn uint32) int {
 
 // status returns the public state; routes is how many were written to the peer. Speaker.mu is held.
 func (n *session) status(now time.Time, routes int) lb.PeerStatus {
-	s := lb.PeerStatus{Peer: n.peer.Address, ASN: n.peer.ASN, State: n.state, Since: n.since, LastError: n.reason(now)}
+	s := lb.PeerStatus{Peer: n.peer.Address, ASN: cmp.Or(n.peer.ASN, n.asn), State: n.state, Since: n.since}
+	s.LastError = n.reason(now)
 	s.Interface, s.Received, s.Errors = n.peer.Interface, n.received, slices.Clone(n.errors)
 	if n.state == stateEstablished {
 		s.Routes = routes

@@ -27,7 +27,7 @@ func (s *Speaker) attach(ctx context.Context, e guard.Session) (guard.Backend, e
 		return guard.Backend{}, errNoTable
 	}
 	p.attached, p.local, p.has4, p.has6 = true, e.Local, e.V4, e.V6
-	p.extended = e.ExtendedNextHop
+	p.extended, p.asn = e.ExtendedNextHop, e.ASN
 	p.nextHops = p.nextHopsNow(&s.o)
 	from := p.from
 	s.mu.Unlock()

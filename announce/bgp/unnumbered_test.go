@@ -50,6 +50,40 @@ func linkLocal(t *testing.T, h *lab.Host) (a netip.Addr) {
 	return a
 }
 
+// A peer that may have any other AS has a session with a router of any AS but the own, also of another one after a
+// reload of the router, and its AS is reported.
+func TestUnnumberedExternal(t *testing.T) {
+	b, h := newUnnumbered(t)
+	ours := linkLocal(t, b.host)
+	c := startChild(t, b.host, bgp.Options{ASN: ourASN, RouterID: b.ours[0][0], Peers: []bgp.Peer{
+		{Interface: "eth0", External: true, HoldTime: 9 * time.Second, GracefulRestart: true},
+	}})
+	c.set(vip4, vip6)
+	config := peers.RouterConfig{
+		ID: b.theirs[0][0], HoldTime: 9 * time.Second,
+		Neighbors: []peers.Neighbor{{Interface: "eth0", ASN: ourASN}},
+	}
+	for _, asn := range []uint32{theirASN, 4200000001} {
+		config.ASN = asn
+		r := labtest.Router(t, h, peers.FRR, config)
+		theirs := linkLocal(t, h).WithZone("eth0")
+		labtest.Until(t, 2*timeout, "the session is established", func() error {
+			if p := c.peer(theirs); p.State != "established" || p.ASN != asn {
+				return fmt.Errorf("%+v", p)
+			}
+			return nil
+		})
+		want(t, r, vip6, ours)
+		if out, err := r.Show(t.Context(), "show bgp ipv6 unicast "+host(vip6).String()); err != nil ||
+			!strings.Contains(out, fmt.Sprintf("  %d\n", ourASN)) {
+			t.Errorf("the route with the AS path %d is not in %s (%v)", ourASN, out, err)
+		}
+		for _, p := range r.Processes {
+			p.Kill()
+		}
+	}
+}
+
 // A peer on an interface is found by router advertisements. Both families have link-local next hops, and packets to the
 // VIP arrive. A router that comes back is found again, and one that goes is another one.
 func TestUnnumbered(t *testing.T) {

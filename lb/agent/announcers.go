@@ -158,7 +158,8 @@ func bgpOptions(cfg *config.Config, facts node, log *slog.Logger) bgp.Options {
 	}
 	for _, p := range c.Peers {
 		o.Peers = append(o.Peers, bgp.Peer{
-			Address: p.Address, Interface: p.Interface, ListenRange: p.ListenRange, ASN: p.ASN, Port: p.Port,
+			Address: p.Address, Interface: p.Interface, ListenRange: p.ListenRange, ASN: p.ASN,
+			External: p.External, Port: p.Port,
 			Password: p.Password.Reveal(), HoldTime: p.HoldTime,
 			MaxReceived: p.MaxReceived, Multihop: p.Multihop, TTLSecurity: p.TTLSecurity, Source: p.Source,
 			GracefulRestart: p.GracefulRestart && c.RestartTime > 0, BFD: bgp.BFD{

@@ -277,7 +277,11 @@ func sentTable(w io.Writer, answer []byte) error {
 
 func peersTable(w io.Writer, answer []byte) error {
 	return rows(w, answer, "PEER\tASN\tSTATE\tROUTES\tSINCE\tREASON", func(p lb.PeerStatus) []any {
-		return []any{p.Peer, p.ASN, p.State, p.Routes, ago(p.Since), dash(p.LastError)}
+		asn := any(p.ASN)
+		if p.ASN == 0 {
+			asn = "external" // not known before the first session
+		}
+		return []any{p.Peer, asn, p.State, p.Routes, ago(p.Since), dash(p.LastError)}
 	})
 }
 

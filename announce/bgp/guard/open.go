@@ -229,10 +229,15 @@ func (o *Open) capabilities(b []byte, multiprotocol *bool) error {
 	return nil
 }
 
-// check validates the OPEN of a peer against ours and its expected AS (RFC 4271, section 6.2; RFC 6286).
+// check validates the OPEN of a peer against ours and its expected AS, 0: any other one (RFC 4271, section 6.2; RFC
+// 6286).
 func (o *Open) check(ours *Open, expected uint32) error {
 	switch {
-	case o.ASN != expected:
+	case expected == 0 && o.ASN == ours.ASN:
+		return protocolError(codeOpen, 2, nil, "the peer has the AS number of this node, %d; it is not external", o.ASN)
+	case expected == 0 && (o.ASN == 0 || o.ASN == asTrans): // RFC 7607, section 2; RFC 6793, section 9
+		return protocolError(codeOpen, 2, nil, "the peer has the reserved AS number %d", o.ASN)
+	case expected != 0 && o.ASN != expected:
 		return protocolError(codeOpen, 2, nil, "as number mismatch expected %d, received %d", expected, o.ASN)
 	case o.ID.IsUnspecified():
 		return protocolError(codeOpen, 3, nil, "the peer has the BGP identifier 0.0.0.0")

@@ -124,6 +124,10 @@ func TestCheck(t *testing.T) {
 		code, subcode uint8
 	}{
 		{"external", func(*Open) {}, 64500, 0, 0},
+		{"any external", func(o *Open) { o.ASN = 4200000000 }, 0, 0, 0},
+		{"any external, but ours", func(o *Open) { o.ASN = ours.ASN }, 0, 2, 2},
+		{"any external, AS 0", func(o *Open) { o.ASN = 0 }, 0, 2, 2},
+		{"any external, AS_TRANS", func(o *Open) { o.ASN = 23456 }, 0, 2, 2},
 		{"no hold time", func(o *Open) { o.HoldTime = 0 }, 64500, 0, 0},
 		{"hold time 1", func(o *Open) { o.HoldTime = 1 }, 64500, 2, 6},
 		{"hold time 2", func(o *Open) { o.HoldTime = 2 }, 64500, 2, 6},
