@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
@@ -198,6 +199,11 @@ type Service struct {
 	Announce []lb.AnnouncerKind
 	// AddressPerNode: the service is to have an address of each family for each member of L2, on different members.
 	AddressPerNode bool
+}
+
+// AnnouncesL2 reports whether addresses with these announcers are announced by L2; empty: all that are on.
+func (c *Config) AnnouncesL2(by []lb.AnnouncerKind) bool {
+	return c.L2 != nil && (len(by) == 0 || slices.Contains(by, lb.AnnounceL2))
 }
 
 // Values of Kubernetes.Proxy.

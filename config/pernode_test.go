@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -33,6 +34,25 @@ func TestAddressPerNode(t *testing.T) {
 		}), "")
 		if !c.Services[0].AddressPerNode || (got == "") != (x.warning == "") || !strings.Contains(got, x.warning) {
 			t.Errorf("%q: warnings %q; want %q", x.text, got, x.warning)
+		}
+	}
+}
+
+// An address that routers have is a warning where [l2] announces it.
+func TestSubnetRouterAnycast(t *testing.T) {
+	const service = "[[service]]\nname = \"s\"\nports = [\"80\"]\nbackends = [\"fd00::1\"]\naddress = \"%s\"\n"
+	const both = "[bgp]\nasn = 1\n[l2]\n[[pool]]\nname = \"p\"\naddresses = [\"2001:db8::/48\"]\nannounce = [\"%s\"]\n"
+	for _, x := range []struct {
+		head, address string
+		want          bool
+	}{
+		{"[l2]\n", "2001:db8::", true}, {"[l2]\n", "2001:db8:0:7::", true}, {"[l2]\n", "2001:db8::1", false},
+		{"[l2]\n", "2001:db8::1:0:0:0", false}, {"[bgp]\nasn = 1\n", "2001:db8::", false},
+		{fmt.Sprintf(both, "bgp"), "2001:db8::", false}, {fmt.Sprintf(both, "l2"), "2001:db8::", true},
+	} {
+		c := mustParseText(t, x.head+fmt.Sprintf(service, x.address))
+		if got := strings.Contains(strings.Join(c.Warnings, ""), "subnet-router anycast"); got != x.want {
+			t.Errorf("%s%s: warnings %q", x.head, x.address, c.Warnings)
 		}
 	}
 }

@@ -106,6 +106,10 @@ func (d *decoder) addresses(t *table, s *Service) ([]placed[netip.Addr], familie
 		if d.notOwn(v) {
 			d.inPool(v, pool, s)
 		}
+		if d.config.AnnouncesL2(s.Announce) && lb.IsSubnetRouterAnycast(v.v) {
+			v.item.warnf("use another address, unless no router has this prefix on the segment",
+				"%s is the subnet-router anycast address (RFC 4291 §2.6.1), which routers have", v.v)
+		}
 	}
 	if pool != nil && !t.has("address") {
 		s.Announce = pool.Announce
@@ -127,7 +131,7 @@ func (d *decoder) addressPerNode(t *table, s *Service) {
 	i := t.at("address_per_node")
 	switch l := d.config.L2; {
 	case !s.AddressPerNode:
-	case l == nil || len(s.Announce) > 0 && !slices.Contains(s.Announce, lb.AnnounceL2):
+	case !d.config.AnnouncesL2(s.Announce):
 		i.warnf("leave it out", "has no effect: [l2] does not announce the service")
 	case len(l.Members) == 0 && (d.config.Kubernetes == nil || len(s.Addresses) == 0):
 		i.warnf("add l2.members, or leave it out", "has no effect without other members")

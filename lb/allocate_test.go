@@ -34,6 +34,8 @@ func TestAllocate(t *testing.T) {
 	end := pool("end", "255.255.255.254", "255.255.255.255")
 	careful6 := pool("v6", "2001:db8::ff00", "2001:db8::ff01")
 	careful6.AvoidBuggy = true
+	segment := pool("v6", "2001:db8::", "2001:db8::1")
+	segment.AvoidAnycast = true
 	first := pool("first", "198.51.100.1", "198.51.100.1")
 	first.Priority = -1
 	ranges := pool("v4", "203.0.113.9", "203.0.113.9")
@@ -52,6 +54,7 @@ func TestAllocate(t *testing.T) {
 		{"buggy ones are skipped", nil, "v4", "4", []Pool{careful}, addrs("203.0.113.1"), ""},
 		{".255 is buggy", nil, "", "4", []Pool{pool("v4", "192.0.2.255", "192.0.3.0")}, addrs("192.0.2.255"), ""},
 		{"no IPv6 address is buggy", nil, "v6", "6", []Pool{careful6}, addrs("2001:db8::ff00"), ""},
+		{"of routers is skipped", nil, "v6", "6", []Pool{segment}, addrs("2001:db8::1"), ""},
 		{"the last IPv4 addresses", addrs("255.255.255.254"), "end", "4", []Pool{end}, addrs("255.255.255.255"), ""},
 		{"the last IPv4 address is taken", end.addrs(), "end", "4", []Pool{end}, nil, "no free IPv4 address in end"},
 		{"both families from any pool", nil, "", "46", []Pool{v4, v6}, addrs("203.0.113.0", "2001:db8::1"), ""},

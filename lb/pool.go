@@ -14,7 +14,9 @@ type Pool struct {
 	Priority   int
 	// AvoidBuggy excludes IPv4 addresses that end in .0 or .255 from assignment, because some old equipment drops them.
 	AvoidBuggy bool
-	Announce   []AnnouncerKind
+	// AvoidAnycast excludes IPv6 addresses that IsSubnetRouterAnycast.
+	AvoidAnycast bool
+	Announce     []AnnouncerKind
 }
 
 // Contains reports whether addr is in a range of p.
@@ -24,11 +26,18 @@ func (p Pool) Contains(addr netip.Addr) bool {
 
 // assignable reports whether p assigns addr to a service that does not request it explicitly.
 func (p Pool) assignable(addr netip.Addr) bool {
-	if !p.AvoidBuggy || !addr.Is4() {
-		return true
+	if addr.Is6() {
+		return !p.AvoidAnycast || !IsSubnetRouterAnycast(addr)
 	}
 	last := addr.As4()[3]
-	return last != 0 && last != 255
+	return !p.AvoidBuggy || last != 0 && last != 255
+}
+
+// IsSubnetRouterAnycast reports whether an address is the first one of a /64: on a link with this prefix the routers
+// have it (RFC 4291, section 2.6.1).
+func IsSubnetRouterAnycast(a netip.Addr) bool {
+	b := a.As16()
+	return a.Is6() && [8]byte(b[8:]) == [8]byte{}
 }
 
 // AddrRange is From to To, inclusive, both of one family.

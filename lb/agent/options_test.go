@@ -231,7 +231,7 @@ addresses = ["2001:db8::1-2001:db8::9"]`)
 	}
 	want := lb.Pool{
 		Name: "a", Ranges: []lb.AddrRange{{From: ip("203.0.113.0"), To: ip("203.0.113.3")}},
-		AvoidBuggy: true, Priority: 7,
+		AvoidBuggy: true, AvoidAnycast: true, Priority: 7,
 		Announce: []lb.AnnouncerKind{lb.AnnounceL2},
 	}
 	if d := cmp.Diff(want, pools[0].Pool, comparable); d != "" {

@@ -129,7 +129,7 @@ func Unassignable(cfg *config.Config) []*AddressError {
 // change old. It takes fixed addresses and those that services have had before it assigns new ones; these are chosen by
 // the names of the services, so that two machines with the same services choose the same.
 func translate(cfg *config.Config, old *lb.Allocator) ([]*lb.Service, *lb.Allocator, []*AddressError) {
-	pools := translatePools(cfg.Pools)
+	pools := translatePools(cfg)
 	alloc := lb.NewAllocator(pools)
 	services := make([]*lb.Service, len(cfg.Services))
 	for i, c := range cfg.Services {
@@ -177,12 +177,12 @@ func byName(services []*lb.Service) []int {
 	return order
 }
 
-func translatePools(from []config.Pool) []lb.Pool {
-	pools := make([]lb.Pool, len(from))
-	for i, p := range from {
+func translatePools(cfg *config.Config) []lb.Pool {
+	pools := make([]lb.Pool, len(cfg.Pools))
+	for i, p := range cfg.Pools {
 		pools[i] = lb.Pool{
 			Name: p.Name, AutoAssign: p.AutoAssign, Priority: p.Priority, AvoidBuggy: p.AvoidBuggyIPs,
-			Announce: p.Announce, Ranges: p.Ranges,
+			Announce: p.Announce, Ranges: p.Ranges, AvoidAnycast: cfg.AnnouncesL2(p.Announce),
 		}
 	}
 	return pools

@@ -144,7 +144,9 @@ func TestAssignedAddressesStay(t *testing.T) {
 
 // A service has an address of each family that its pool has and that a backend serves.
 func TestFamiliesOfAService(t *testing.T) {
-	dual := pool + "[[pool]]\nname = \"d\"\naddresses = [\"198.51.100.1-198.51.100.2\", \"2001:db8::1-2001:db8::2\"]\n"
+	dual := pool + "[[pool]]\nname = \"d\"\n" +
+		"addresses = [\"198.51.100.1-198.51.100.2\", \"2001:db8::1-2001:db8::2\"]\n" +
+		"[[pool]]\nname = \"r\"\naddresses = [\"2001:db8:4::/127\"]\n"
 	service := func(pool, backends, more string) string {
 		const text = "[[service]]\nname = \"a\"\npool = %q\nports = [\"80\"]\nbackends = [%s]\n%s"
 		return fmt.Sprintf(text, pool, backends, more)
@@ -155,9 +157,10 @@ func TestFamiliesOfAService(t *testing.T) {
 		{"both", service("d", `"10.0.0.1", "fd00::1"`, ""), "[198.51.100.2 2001:db8::2]"},
 		{"backends of one family", service("d", `"10.0.0.1"`, ""), "[198.51.100.2]"},
 		{"a tunnel carries both", service("d", `"10.0.0.1"`, "forward = \"tunnel\"\n"), "[198.51.100.2 2001:db8::2]"},
+		{"no address of routers", service("r", `"fd00::1"`, ""), "[2001:db8:4::1]"},
 		{"a pool of one family", service("p", `"10.0.0.1"`, "forward = \"tunnel\"\n"), "[203.0.113.2]"},
 	} {
-		services, _, errs := translate(parse(t, dual+tt.text), lb.NewAllocator(nil))
+		services, _, errs := translate(parse(t, "[l2]\n"+dual+tt.text), lb.NewAllocator(nil))
 		if errs != nil {
 			t.Errorf("%s: %v", tt.name, errs)
 			continue
