@@ -2,10 +2,16 @@ package bgp_test
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	"github.com/mdlayher/ndp"
+	"github.com/mdlayher/packet"
 
 	"github.com/steelyard-lb/steelyard/announce/bgp"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
@@ -48,6 +54,81 @@ func linkLocal(t *testing.T, h *lab.Host) (a netip.Addr) {
 		return fmt.Errorf("%q: %v", out, err)
 	})
 	return a
+}
+
+// forgeAdvertisements sends router advertisements of an address that does not respond from h, one each second until the
+// test ends.
+func forgeAdvertisements(t *testing.T, h *lab.Host) {
+	t.Helper()
+	from, to := netip.MustParseAddr("fe80::bad"), netip.MustParseAddr("ff02::1")
+	m, err := ndp.MarshalMessageChecksum(&ndp.RouterAdvertisement{CurrentHopLimit: 64}, from, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, destination := from.As16(), to.As16()
+	frame := []byte{0x33, 0x33, 0, 0, 0, 1, 2, 0, 0, 0, 0xb, 0xad, 0x86, 0xdd, 0x60, 0, 0, 0, 0, byte(len(m)), 58, 255}
+	frame = slices.Concat(frame, source[:], destination[:], m)
+	var c *packet.Conn
+	if err := h.Do(func() error {
+		eth0, err := net.InterfaceByName("eth0")
+		if err == nil {
+			c, err = packet.Listen(eth0, packet.Raw, 0, nil)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var sending sync.WaitGroup
+	done := make(chan struct{})
+	sending.Go(func() {
+		for {
+			if _, err := c.WriteTo(frame, &packet.Addr{HardwareAddr: frame[:6]}); err != nil {
+				t.Errorf("advertisement not sent: %v", err)
+				return
+			}
+			select {
+			case <-done:
+				return
+			case <-time.After(time.Second):
+			}
+		}
+	})
+	t.Cleanup(func() { close(done); sending.Wait(); c.Close() })
+}
+
+// A host that advertises itself before the router does, and goes on, does not keep the session from coming up, and does
+// not end it.
+func TestForgedRouter(t *testing.T) {
+	b, h := newUnnumbered(t)
+	ours, theirs := linkLocal(t, b.host), linkLocal(t, h).WithZone("eth0")
+	forgeAdvertisements(t, h)
+	c := startChild(t, b.host, bgp.Options{ASN: ourASN, RouterID: b.ours[0][0], Peers: []bgp.Peer{
+		{Interface: "eth0", ASN: theirASN, HoldTime: 9 * time.Second, GracefulRestart: true},
+	}})
+	c.set(vip6)
+	forged := netip.MustParseAddr("fe80::bad%eth0")
+	labtest.Until(t, timeout, "the forged router is the peer", func() error {
+		if a, err := c.call(request{}); err != nil || len(a.Peers) != 1 || a.Peers[0].Peer != forged {
+			return fmt.Errorf("%+v, %v", a.Peers, err)
+		}
+		return nil
+	})
+	r := labtest.Router(t, h, peers.FRR, peers.RouterConfig{
+		ID: b.theirs[0][0], ASN: theirASN, HoldTime: 9 * time.Second,
+		Neighbors: []peers.Neighbor{{Interface: "eth0", ASN: ourASN}},
+	})
+	labtest.Until(t, 2*time.Minute, "the session is established", func() error {
+		if a, err := c.call(request{}); err != nil || len(a.Peers) != 1 || a.Peers[0].State != "established" {
+			return fmt.Errorf("%+v, %v", a.Peers, err)
+		}
+		return nil
+	})
+	want(t, r, vip6, ours)
+	since := c.peer(theirs).Since
+	time.Sleep(25 * time.Second) // more than a turn
+	if p := c.peer(theirs); p.State != "established" || !p.Since.Equal(since) {
+		t.Errorf("after forged advertisements: %+v", p)
+	}
 }
 
 // A peer that may have any other AS has a session with a router of any AS but the own, also of another one after a

@@ -4,8 +4,8 @@
 // In: interfaces (SetInterfaces). Out: the link-local address of the router on each (Options.Found). The advertisements
 // that are sent have a router lifetime of 0 and no prefixes, so that no host uses this node as a router.
 //
-// Messages must have a hop limit of 255, so nobody beyond the link can forge them; who is on the link can. A router
-// that is known is replaced by another one only after it has been silent for a while.
+// Messages must have a hop limit of 255, so nobody beyond the link can forge them; who is on the link can. So of several
+// that advertise themselves each has its turn, until one is in use (candidates.go).
 package routeradv
 
 import (
@@ -30,8 +30,6 @@ const (
 	// ones follow each other after initialInterval (section 6.2.4: at most 16 s).
 	interval, minInterval, initialInterval = 10 * time.Second, 3 * time.Second, 3 * time.Second
 	initialCount                           = 3
-	// silence is after what time without an advertisement a router may be replaced.
-	silence = time.Minute
 	// poll is how often the interface is looked at, retry the time until a failed one is tried again.
 	poll, retry = time.Second, time.Second
 )
@@ -43,7 +41,7 @@ type Options struct {
 	// Found is called when the router on an interface is found, or is another one. The address has the interface as
 	// zone.
 	Found func(iface string, router netip.Addr)
-	// InUse reports whether a router must not be replaced, because it works although it is silent; nil: none does.
+	// InUse reports whether a router must not be replaced, because it works; nil: none does.
 	InUse func(router netip.Addr) bool
 	Log   *slog.Logger
 }
@@ -64,10 +62,9 @@ type link struct {
 	o    *Options
 	stop context.CancelFunc // nil: not started
 
-	mu      sync.Mutex // guards the following fields
-	problem string     // why nothing is sent and received
-	router  netip.Addr
-	heard   time.Time // when the router was heard last
+	mu         sync.Mutex // guards the following fields
+	problem    string     // why nothing is sent and received
+	candidates candidates
 }
 
 // New returns a Finder without interfaces.
@@ -230,6 +227,9 @@ func (l *link) send(
 			if !has(ifi, self) {
 				return errChanged
 			}
+			if l.turn() {
+				due = time.Now() // it may not know this node yet
+			}
 		}
 	}
 }
@@ -278,20 +278,33 @@ func (l *link) receive(conn *ndp.Conn, index int, asked chan<- struct{}) error {
 
 // hear records an advertisement. It reports whether the router is new: it may not know this node yet.
 func (l *link) hear(from netip.Addr) bool {
-	now := time.Now()
 	l.mu.Lock()
-	router, fresh := l.router, now.Sub(l.heard) < silence
+	known := l.candidates.all[from] != nil
+	first := l.candidates.hear(from, time.Now())
+	added := !known && l.candidates.all[from] != nil
 	l.mu.Unlock()
-	known := from == router
-	if !known && router.IsValid() && (fresh || l.o.InUse != nil && l.o.InUse(router)) {
-		return false
-	}
-	l.mu.Lock()
-	l.router, l.heard = from, now
-	l.mu.Unlock()
-	if !known {
+	if added {
 		l.o.Log.Info("router found", "interface", l.name, "router", from)
+	}
+	if first {
 		l.o.Found(l.name, from)
 	}
-	return !known
+	return added
+}
+
+// turn makes another candidate the router when it is its turn.
+func (l *link) turn() bool {
+	l.mu.Lock()
+	router := l.candidates.router
+	l.mu.Unlock()
+	inUse := router.IsValid() && l.o.InUse != nil && l.o.InUse(router)
+	l.mu.Lock()
+	next := l.candidates.next(inUse, time.Now())
+	l.mu.Unlock()
+	if !next.IsValid() {
+		return false
+	}
+	l.o.Log.Debug("another router is tried", "interface", l.name, "router", next, "before", router)
+	l.o.Found(l.name, next)
+	return true
 }
