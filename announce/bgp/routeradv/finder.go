@@ -4,8 +4,8 @@
 // In: interfaces (SetInterfaces). Out: the link-local address of the router on each (Options.Found). The advertisements
 // that are sent have a router lifetime of 0 and no prefixes, so that no host uses this node as a router.
 //
-// Messages must have a hop limit of 255, so nobody beyond the link can forge them; who is on the link can. So of several
-// that advertise themselves each has its turn, until one is in use (candidates.go).
+// Messages must have a hop limit of 255, so nobody beyond the link can forge them; who is on the link can. So of
+// several that advertise themselves each has its turn, until one is in use (candidates.go).
 package routeradv
 
 import (
