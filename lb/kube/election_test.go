@@ -182,9 +182,7 @@ func TestManyServices(t *testing.T) {
 			Client: client, Lease: client, Node: "n1", Namespace: "steelyard", Log: slog.New(slog.DiscardHandler),
 			Pools: []Pool{{Pool: lb.Pool{AutoAssign: true, Ranges: []lb.AddrRange{{From: from, To: to}}}}},
 		})
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- a.Run(ctx) }()
+		stop := running(t, a.Run)
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
 		patched, most := map[string]int{}, 0
@@ -197,10 +195,7 @@ func TestManyServices(t *testing.T) {
 		if len(patched) != services || most != 1 {
 			t.Errorf("%d Services were written, one of them %d times; want %d, once", len(patched), most, services)
 		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		stop()
 	})
 }
 
@@ -219,13 +214,11 @@ func TestForbiddenLease(t *testing.T) {
 					return true, nil, apierrors.NewForbidden(resource, leaseName, errTest)
 				})
 				var problem error
-				ctx, cancel := context.WithCancel(t.Context())
-				done := make(chan error)
 				a := NewAllocator(AllocatorOptions{
 					Client: client, Lease: client, Node: "n", Namespace: "steelyard",
 					Log: slog.New(slog.DiscardHandler), Problem: func(err error) { problem = err },
 				})
-				go func() { done <- a.Run(ctx) }()
+				stop := running(t, a.Run)
 				time.Sleep(time.Minute)
 				synctest.Wait()
 				if !apierrors.IsForbidden(problem) {
@@ -237,10 +230,7 @@ func TestForbiddenLease(t *testing.T) {
 				if problem != nil || a.Leader() != "n" {
 					t.Errorf("problem %v, leader %q; want none, n", problem, a.Leader())
 				}
-				cancel()
-				if err := <-done; err != nil {
-					t.Error(err)
-				}
+				stop()
 			})
 		})
 	}

@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -336,19 +335,11 @@ func TestElection(t *testing.T) {
 			return fmt.Sprint(addressesOf(s))
 		}
 		run := func(node string) (stop func()) {
-			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan error)
 			a := NewAllocator(AllocatorOptions{
 				Client: client, Lease: client, Node: node, Namespace: "kube-system", Pools: []Pool{{Pool: pool}},
 				Log: slog.New(slog.DiscardHandler),
 			})
-			go func() { done <- a.Run(ctx) }()
-			return func() {
-				cancel()
-				if err := <-done; err != nil {
-					t.Error(err)
-				}
-			}
+			return running(t, a.Run)
 		}
 		stopFirst, stopSecond := run("n1"), run("n2")
 		time.Sleep(time.Minute)

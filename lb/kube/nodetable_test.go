@@ -52,7 +52,7 @@ func publisher(t *testing.T, client *fake.Clientset, log *bytes.Buffer) (stop fu
 	a := NewAllocator(AllocatorOptions{
 		Client: client, Namespace: "steelyard", Log: slog.New(slog.NewTextHandler(log, nil)),
 	})
-	return running(t, a.publishNodes)
+	return running(t, func(ctx context.Context) error { a.publishNodes(ctx); return nil })
 }
 
 // table returns the entries of all ConfigMaps.
@@ -150,10 +150,7 @@ func TestPublishForbidden(t *testing.T) {
 func reader(t *testing.T, client *fake.Clientset) (f *fixture, watched func() []string) {
 	t.Helper()
 	f = newFixture(t, func(o *Options) { o.Client, o.Forward, o.Namespace = client, lb.MethodTunnel, "steelyard" })
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- f.Run(ctx, fakeSink{f.recorded}) }()
-	t.Cleanup(func() { cancel(); <-done })
+	t.Cleanup(f.running(t))
 	return f, func() []string {
 		what := map[string]bool{}
 		for _, a := range client.Actions() {

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -76,7 +77,7 @@ func TestAddressPerNodeFollowsNodes(t *testing.T) {
 				Log: slog.New(slog.DiscardHandler),
 			})
 			a.events = record.NewFakeRecorder(20)
-			return running(t, a.lead)
+			return running(t, func(ctx context.Context) error { a.lead(ctx); return nil })
 		}
 		step := func(name string, want int) {
 			t.Helper()

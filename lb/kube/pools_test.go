@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -27,18 +26,16 @@ func TestAllocatorFollowsPools(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		has := wanting("has", func(s *core.Service) { given("203.0.113.1")(s); s.Finalizers = []string{finalizer} })
 		client := fake.NewClientset(has, wanting("waits", same))
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
 		a := NewAllocator(AllocatorOptions{
 			Client: client, Lease: client, Node: "n1", Namespace: "steelyard", Log: slog.New(slog.DiscardHandler),
 			Pools: []Pool{poolOfOne("203.0.113.1")},
 		})
-		go func() { done <- a.Run(ctx) }()
+		stop := running(t, a.Run)
 		addresses := func() (list string) {
 			time.Sleep(10 * time.Second)
 			synctest.Wait()
 			for _, name := range []string{"has", "waits"} {
-				s, err := client.CoreV1().Services("default").Get(ctx, name, meta.GetOptions{})
+				s, err := client.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -57,10 +54,7 @@ func TestAllocatorFollowsPools(t *testing.T) {
 		if got := addresses(); got != "[203.0.113.1][203.0.113.2]" {
 			t.Errorf("without the first pool: %s", got)
 		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		stop()
 	})
 }
 

@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -225,9 +224,7 @@ func TestRun(t *testing.T) {
 		endpoints := of("web", slice(8080, ep("10.0.0.1", "n1", "rs")))
 		client := fake.NewClientset(aService(same), endpoints, node("n1", "192.0.2.1"), node("n2", "192.0.2.2"))
 		f := newFixture(t, func(o *Options) { o.Client, o.Forward = client, lb.MethodTunnel })
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- f.Run(ctx, fakeSink{f.recorded}) }()
+		stop := f.running(t)
 		api := client.CoreV1()
 		step := func(name, want, tunnels string) {
 			t.Helper()
@@ -252,20 +249,17 @@ func TestRun(t *testing.T) {
 			t.Errorf("log %s", text)
 		}
 		changed := of("web", slice(8080, ep("10.0.0.2", "n1", "rs")))
-		client.DiscoveryV1().EndpointSlices("default").Update(ctx, changed, meta.UpdateOptions{})
+		client.DiscoveryV1().EndpointSlices("default").Update(t.Context(), changed, meta.UpdateOptions{})
 		step("endpoint changed", put, "[]")
-		api.Nodes().Delete(ctx, "n2", meta.DeleteOptions{})
+		api.Nodes().Delete(t.Context(), "n2", meta.DeleteOptions{})
 		step("other node deleted", "[]", "[[192.0.2.1]]")
 		unready := node("n1", "192.0.2.1")
 		unready.Labels[labelExclude] = ""
-		api.Nodes().Update(ctx, unready, meta.UpdateOptions{})
+		api.Nodes().Update(t.Context(), unready, meta.UpdateOptions{})
 		step("node excluded", put, "[]")
-		api.Services("default").Delete(ctx, "web", meta.DeleteOptions{})
+		api.Services("default").Delete(t.Context(), "web", meta.DeleteOptions{})
 		step("deleted", "[delete default/web]", "[]")
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		stop()
 	})
 }
 
@@ -279,13 +273,10 @@ func TestWhatIsWatched(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			client := fake.NewClientset()
 			f := newFixture(t, func(o *Options) { o.Client, o.Forward = client, forward })
-			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan error)
-			go func() { done <- f.Run(ctx, fakeSink{f.recorded}) }()
+			stop := f.running(t)
 			time.Sleep(time.Second)
 			synctest.Wait()
-			cancel()
-			<-done
+			stop()
 			got := map[string]bool{}
 			for _, a := range client.Actions() {
 				if w, ok := a.(k8stest.WatchAction); ok {

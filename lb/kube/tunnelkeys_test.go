@@ -51,25 +51,17 @@ type keyNode struct {
 	mu   sync.Mutex // guards used
 	used []Keys
 	err  error
-	stop context.CancelFunc
-	done chan error
+	stop func()
 }
 
 func newKeyNode(client *fake.Clientset, log *bytes.Buffer, known *Keys) *keyNode {
 	o := KeyOptions{Client: client, Namespace: "steelyard", Log: slog.New(slog.NewTextHandler(log, nil))}
-	return &keyNode{KeyKeeper: NewKeyKeeper(o, known), done: make(chan error)}
+	return &keyNode{KeyKeeper: NewKeyKeeper(o, known)}
 }
 
 func (n *keyNode) run(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	n.stop = func() {
-		cancel()
-		if err := <-n.done; err != nil {
-			t.Error(err)
-		}
-	}
-	go func() {
-		n.done <- n.Run(ctx, func(k Keys) error {
+	n.stop = running(t, func(ctx context.Context) error {
+		return n.Run(ctx, func(k Keys) error {
 			n.mu.Lock()
 			defer n.mu.Unlock()
 			if n.err == nil {
@@ -77,7 +69,7 @@ func (n *keyNode) run(t *testing.T) {
 			}
 			return n.err
 		})
-	}()
+	})
 }
 
 // settle waits until the informers have the latest Secret. They start with a delay of 100 ms.
