@@ -1,14 +1,12 @@
 package bgp_test
 
 import (
-	"fmt"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/announce/bgp"
-	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -28,16 +26,7 @@ func TestBFD(t *testing.T) {
 		s := startChild(t, b.host, o)
 		s.set(vip4)
 		want(t, r, vip4, b.ours[0][0])
-		wait := func(what string, ok func(lb.PeerStatus) bool) {
-			t.Helper()
-			labtest.Until(t, timeout, what, func() error {
-				if p := s.peer(b.theirs[0][0]); !ok(p) {
-					return fmt.Errorf("%+v", p)
-				}
-				return nil
-			})
-		}
-		wait("bfd is up", func(p lb.PeerStatus) bool { return p.BFD == "up" })
+		s.until(b.theirs[0][0], "bfd is up", func(p lb.PeerStatus) bool { return p.BFD == "up" })
 
 		if err := s.Signal(syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
@@ -52,9 +41,9 @@ func TestBFD(t *testing.T) {
 		if err := r.Host.SetDown("eth0"); err != nil {
 			t.Fatal(err)
 		}
-		wait("the session is lost", func(p lb.PeerStatus) bool { return p.State != "established" })
+		p := s.until(b.theirs[0][0], "the session is lost", func(p lb.PeerStatus) bool { return !isEstablished(p) })
 		t.Logf("%s: link cut: session lost after %v", kind, time.Since(begin))
-		if p := s.peer(b.theirs[0][0]); !strings.Contains(p.LastError, "bfd session down: control detection time") {
+		if !strings.Contains(p.LastError, "bfd session down: control detection time") {
 			t.Errorf("reason %q", p.LastError)
 		}
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/steelyard-lb/steelyard/announce/bgp"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // bird is a BIRD with a configuration that peers.Router does not support.
@@ -107,11 +108,8 @@ func TestIPv4OnlyRouter(t *testing.T) {
 	c := startChild(t, b.host, o)
 	c.set(vip4, vip6)
 	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
-	labtest.Until(t, timeout, "one route is counted", func() error {
-		if p := c.peer(b.theirs[0][0]); p.State != "established" || p.Routes != 1 || p.LastError != "" {
-			return fmt.Errorf("%+v", p)
-		}
-		return nil
+	c.until(b.theirs[0][0], "one route is counted", func(p lb.PeerStatus) bool {
+		return p.State == "established" && p.Routes == 1 && p.LastError == ""
 	})
 	c.set()
 	if out := r.await("show route", "BIRD"); strings.Contains(out, "203.0.113.10") {
@@ -170,13 +168,9 @@ func TestNoNextHop(t *testing.T) {
 	c := startChild(t, b.host, o)
 	c.set(vip4, vip6)
 	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
-	labtest.Until(t, timeout, "the reason", func() error {
-		p := c.peer(b.theirs[0][0])
+	c.until(b.theirs[0][0], "the reason", func(p lb.PeerStatus) bool {
 		const reason = "IPv6 routes are not sent: no IPv6 next hop, eth0 has no global IPv6 address"
-		if p.Routes != 1 || p.LastError != reason {
-			return fmt.Errorf("%+v", p)
-		}
-		return nil
+		return p.Routes == 1 && p.LastError == reason
 	})
 	if err := b.host.AddAddress("eth0", ours6); err != nil {
 		t.Fatal(err)

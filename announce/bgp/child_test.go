@@ -6,11 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -236,6 +238,26 @@ func (c *child) peer(addr netip.Addr) lb.PeerStatus {
 	c.t.Fatalf("no peer %v in %+v", addr, a.Peers)
 	return lb.PeerStatus{}
 }
+
+// until waits until a peer is as it should be, and returns it.
+func (c *child) until(peer netip.Addr, what string, ok func(lb.PeerStatus) bool) (p lb.PeerStatus) {
+	c.t.Helper()
+	labtest.Until(c.t, timeout, what, func() error {
+		a, err := c.call(request{})
+		i := slices.IndexFunc(a.Peers, func(p lb.PeerStatus) bool { return p.Peer == peer })
+		if err != nil || i < 0 {
+			return fmt.Errorf("%v is not in %+v (%v)", peer, a.Peers, err)
+		}
+		if p = a.Peers[i]; !ok(p) {
+			return fmt.Errorf("%+v", p)
+		}
+		return nil
+	})
+	return p
+}
+
+// isEstablished is for until.
+func isEstablished(p lb.PeerStatus) bool { return p.State == "established" }
 
 // terminate sends SIGTERM, as systemd does, and checks the exit status.
 func (c *child) terminate() {

@@ -18,15 +18,7 @@ import (
 // established waits until a session is established and returns since when.
 func (c *child) established(peer netip.Addr) (since time.Time) {
 	c.t.Helper()
-	labtest.Until(c.t, timeout, fmt.Sprintf("the session with %v", peer), func() error {
-		p := c.peer(peer)
-		since = p.Since
-		if p.State != "established" {
-			return fmt.Errorf("%+v", p)
-		}
-		return nil
-	})
-	return since
+	return c.until(peer, fmt.Sprintf("the session with %v", peer), isEstablished).Since
 }
 
 // A peer is added and removed while the session with another one goes on, and a changed hold time interrupts no route.
@@ -57,11 +49,8 @@ func TestConfigurePeers(t *testing.T) {
 		one.Peers = slices.Clone(one.Peers)
 		one.Peers[0].HoldTime = 30 * time.Second
 		c.configure(one)
-		labtest.Until(t, timeout, "a new session", func() error {
-			if p := c.peer(b.theirs[0][0]); p.State != "established" || p.Since.Equal(since) {
-				return fmt.Errorf("%+v", p)
-			}
-			return nil
+		c.until(b.theirs[0][0], "a new session", func(p lb.PeerStatus) bool {
+			return p.State == "established" && !p.Since.Equal(since)
 		})
 		<-time.After(2 * time.Second) // time for the router to remove stale routes
 		stop()

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/announce/bgp"
-	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -35,22 +34,13 @@ func TestRestartKeepsTheRoutes(t *testing.T) {
 				ready := func(p lb.PeerStatus) bool {
 					return p.State == "established" && (!withBFD || p.BFD == "up")
 				}
-				until := func() {
-					t.Helper()
-					labtest.Until(t, timeout, "the sessions are up", func() error {
-						if p := c.peer(b.theirs[0][0]); !ready(p) {
-							return fmt.Errorf("%+v", p)
-						}
-						return nil
-					})
-				}
-				until()
+				c.until(b.theirs[0][0], "the sessions are up", ready)
 				stop4, stop6 := watchRoute(t, r, vip4, b.ours[0][0]), watchRoute(t, r, vip6, b.ours[0][1])
 				c.end(syscall.SIGUSR1)
 				<-time.After(2 * time.Second)
 				c.start()
 				c.set(vip4, vip6)
-				until()
+				c.until(b.theirs[0][0], "the sessions are up again", ready)
 				if err := r.WaitEstablished(context.Background(), timeout, b.ours[0][0]); err != nil {
 					t.Fatal(err)
 				}

@@ -13,6 +13,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 const (
@@ -242,12 +243,7 @@ func TestLateRouterKeepsItsRoutes(t *testing.T) {
 		b.ip("route", "add", "blackhole", host(b.theirs[1][0]).String())
 		c.start()
 		c.set(vip4)
-		labtest.Until(t, timeout, "the first session", func() error {
-			if p := c.peer(b.theirs[0][0]); p.State != "established" {
-				return fmt.Errorf("%+v", p)
-			}
-			return nil
-		})
+		c.established(b.theirs[0][0])
 		b.ip("route", "del", "blackhole", host(b.theirs[1][0]).String())
 		if err := r.WaitEstablished(context.Background(), timeout, b.ours[1][0]); err != nil {
 			t.Fatal(err)
@@ -277,11 +273,8 @@ func TestLostConnectionKeepsRoutes(t *testing.T) {
 			}
 			return nil
 		})
-		labtest.Until(t, timeout, "the session is back", func() error {
-			if p := c.peer(b.theirs[0][0]); p.State != "established" || p.Routes != 2 {
-				return fmt.Errorf("%+v", p)
-			}
-			return nil
+		c.until(b.theirs[0][0], "the session is back", func(p lb.PeerStatus) bool {
+			return p.State == "established" && p.Routes == 2
 		})
 		<-time.After(2 * time.Second) // time for the router to remove stale routes
 		stop4()
@@ -350,12 +343,7 @@ func TestSessionIsReestablished(t *testing.T) {
 			}
 			return fmt.Errorf("no line in the log")
 		})
-		labtest.Until(t, timeout, "the session is back", func() error {
-			if p := c.peer(b.theirs[0][0]); p.State != "established" {
-				return fmt.Errorf("%+v", p)
-			}
-			return nil
-		})
+		c.established(b.theirs[0][0])
 		want(t, r, vip4, b.ours[0][0])
 		downs := 0
 		for _, line := range c.Log.Lines() {

@@ -18,6 +18,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // newUnnumbered returns a bench whose link to the router has link-local addresses only. Each side has a global address
@@ -148,11 +149,8 @@ func TestUnnumberedExternal(t *testing.T) {
 		config.ASN = asn
 		r := labtest.Router(t, h, peers.FRR, config)
 		theirs := linkLocal(t, h).WithZone("eth0")
-		labtest.Until(t, 2*timeout, "the session is established", func() error {
-			if p := c.peer(theirs); p.State != "established" || p.ASN != asn {
-				return fmt.Errorf("%+v", p)
-			}
-			return nil
+		c.until(theirs, "the session is established", func(p lb.PeerStatus) bool {
+			return p.State == "established" && p.ASN == asn
 		})
 		want(t, r, vip6, ours)
 		if out, err := r.Show(t.Context(), "show bgp ipv6 unicast "+host(vip6).String()); err != nil ||
