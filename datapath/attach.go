@@ -49,8 +49,9 @@ type attachments struct {
 	notFollowed map[string]string
 }
 
-// attachAll attaches the programs to all uplinks, and to the interfaces of these indexes, in Open. What is most likely
-// to fail comes first: while it does, the programs of an earlier agent are all in force.
+// attachAll attaches the programs to all uplinks, and to the interfaces of these indexes, in Open. Those that do not
+// exist yet are attached later. What is most likely to fail comes first: while it does, the programs of an earlier
+// agent are all in force.
 func (a *attachments) attachAll(needed []int) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -61,6 +62,11 @@ func (a *attachments) attachAll(needed []int) error {
 	var nics []netlink.Link
 	for _, name := range a.names {
 		nic, err := a.prepare(name)
+		if errors.As(err, new(netlink.LinkNotFoundError)) {
+			a.o.Log.Warn("interface not found; it is attached when it exists", "interface", name)
+			a.gone(name)
+			continue
+		}
 		if err != nil {
 			return err
 		}

@@ -22,11 +22,14 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// failures are the ways in which the tests below make Open fail: by an interface that does not exist, behind one that
-// does, and by a fault after each step.
+// failures are the ways in which the tests below make Open fail: by an interface that has no Ethernet header, behind
+// one that has, and by a fault after each step.
 func failures() map[string]func(*Options) {
 	all := map[string]func(*Options){
-		"no such interface": func(o *Options) { o.Interfaces = []string{"eth0", "eth1"} },
+		"no Ethernet header": func(o *Options) {
+			o.Interfaces = []string{"eth0", "tun0"}
+			_ = netlink.LinkAdd(&netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tun0"}, Mode: unix.IFF_TUN})
+		},
 	}
 	for _, step := range []string{"load", "attach eth0"} {
 		all["after "+step] = func(o *Options) {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/vishvananda/netlink"
+
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/lb/agent/machine"
 	"github.com/steelyard-lb/steelyard/lb/agent/preflight"
@@ -50,6 +52,7 @@ func startable(found fail) config.Rule {
 		_, err := describe(c, thisHost{})
 		var lack *lackError
 		switch {
+		case errors.As(err, new(netlink.LinkNotFoundError)): // links reports it
 		case mayCome(err) && errors.As(err, &lack):
 			found(r, lack.key, lack.hint, "%v", lack.err)
 		case errors.As(err, &lack):
@@ -77,25 +80,25 @@ func plain(err error) error {
 
 type fail = func(r *config.Report, key, hint, problem string, args ...any)
 
-// links is the rule that finds interfaces that do not exist, and those that are of another kind. The agent waits for
-// those that do not exist and are not the first.
+// links is the rule that finds interfaces that do not exist, and those that are of another kind. The agent starts as
+// soon as one of the uplinks exists, and uses the others from when they exist.
 func links(n *machine.Network, found fail) config.Rule {
-	missing := func(r *config.Report, key string, names []string, from int) {
+	missing := func(r *config.Report, key string, names []string) {
 		for i, name := range names {
 			if is := n.NotEthernet(name); is != "" {
 				r.Errorf(fmt.Sprintf("%s[%d]", key, i), "name an Ethernet interface",
 					"packets of %s have no Ethernet header (%s)", name, is)
 			}
-			if i >= from && !n.HasLink(name) {
+			if !n.HasLink(name) {
 				found(r, fmt.Sprintf("%s[%d]", key, i), "name an interface of this machine",
 					"there is no interface %s", name)
 			}
 		}
 	}
 	return func(c *config.Config, r *config.Report) {
-		missing(r, "datapath.interfaces", c.Datapath.Interfaces, 1) // startable reports the first
+		missing(r, "datapath.interfaces", c.Datapath.Interfaces)
 		if c.L2 != nil {
-			missing(r, "l2.interfaces", c.L2.Interfaces, 0)
+			missing(r, "l2.interfaces", c.L2.Interfaces)
 		}
 	}
 }

@@ -186,10 +186,6 @@ func TestMainRefuses(t *testing.T) {
 	}{
 		{"not valid", "[nonsense]\n[rubbish]\n", []string{"nonsense: no such section", "rubbish: no such section"}},
 		{
-			"unknown interface", "[datapath]\ninterfaces = [\"no-such-link\"]\n",
-			[]string{":2: datapath.interfaces: interface no-such-link: "},
-		},
-		{
 			"no kubeconfig", "[datapath]\ninterfaces = [\"lo\"]\n[kubernetes]\nkubeconfig = \"/no/such\"\n",
 			[]string{":4: kubernetes.kubeconfig: ", "/no/such: no such file or directory"},
 		},

@@ -86,9 +86,12 @@ func describe(cfg *config.Config, h host) (node, error) {
 	if cfg.L2 != nil && len(cfg.L2.Interfaces) > 0 {
 		n.l2Interfaces = cfg.L2.Interfaces
 	}
-	v4, v6, err := h.addresses(n.interfaces[0])
+	first, v4, v6, err := firstOf(n.interfaces, h)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return node{}, lacksYet("datapath.interfaces", "name an interface of this machine", "%w", err)
+	}
 	if err != nil {
-		return node{}, lacks("datapath.interfaces", "name an interface of this machine", "%w", err)
+		return node{}, err
 	}
 	n.address4, n.address6 = v4, v6
 	if a := cfg.Node.Address; a.Is4() {
@@ -101,9 +104,23 @@ func describe(cfg *config.Config, h host) (node, error) {
 	}
 	if cfg.BGP != nil && !n.routerID.IsValid() {
 		return node{}, lacksYet("node.router_id", "set node.router_id",
-			"interface %s has no IPv4 address to use as BGP identifier", n.interfaces[0])
+			"interface %s has no IPv4 address to use as BGP identifier", first)
 	}
 	return n, nil
+}
+
+// firstOf returns the first of these interfaces that exists, and its addresses. The datapath attaches the others when
+// they exist.
+func firstOf(names []string, h host) (name string, v4, v6 netip.Addr, err error) {
+	var missing error
+	for _, name := range names {
+		v4, v6, err := h.addresses(name)
+		if !errors.As(err, new(netlink.LinkNotFoundError)) {
+			return name, v4, v6, err
+		}
+		missing = cmp.Or(missing, err)
+	}
+	return "", v4, v6, missing
 }
 
 // thisHost is the host of this process, in its network namespace.

@@ -2,12 +2,14 @@ package agent
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/vishvananda/netlink"
 
 	"github.com/steelyard-lb/steelyard/config"
 )
@@ -35,7 +37,8 @@ func (h fakeHost) defaultInterface() (string, error) {
 func (h fakeHost) addresses(iface string) (v4, v6 netip.Addr, err error) {
 	switch {
 	case iface != "eth0":
-		return v4, v6, errors.New("interface " + iface + ": not found")
+		_, err := netlink.LinkByName("no-such-link")
+		return v4, v6, fmt.Errorf("interface %s: %w", iface, err)
 	case h.noV4:
 		return v4, ip("2001:db8::1"), nil
 	}
@@ -99,7 +102,15 @@ func TestDescribe(t *testing.T) {
 		},
 		{
 			name: "unknown interface", cfg: config.Config{Datapath: config.Datapath{Interfaces: []string{"eth9"}}},
-			err: "interface eth9: not found; name an interface of this machine",
+			err: "interface eth9: Link not found; name an interface of this machine",
+		},
+		{
+			name: "unknown first interface",
+			cfg:  config.Config{Datapath: config.Datapath{Interfaces: []string{"eth9", "eth0"}}},
+			want: node{
+				"host", ip("192.0.2.1"), ip("192.0.2.1"), ip("2001:db8::1"), []string{"eth9", "eth0"},
+				[]string{"eth9", "eth0"},
+			},
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -1,0 +1,89 @@
+package agent
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/admin"
+)
+
+// Interfaces of the file that do not exist: check names each with its line, and the start of the agent warns.
+func TestMissingInterfacesAreReported(t *testing.T) {
+	const text = "[datapath]\ninterfaces = [\"none-0\", \"lo\",\n  \"none-1\"]\n"
+	path := writeConfig(t, "", text+`[l2]
+[[service]]
+name = "web"
+address = "203.0.113.10"
+ports = ["80"]
+backends = ["10.0.0.1"]
+`)
+	want := []string{
+		":2: datapath.interfaces[0]: there is no interface none-0; name an interface of this machine",
+		":3: datapath.interfaces[2]: there is no interface none-1; name an interface of this machine",
+	}
+	_, err := Check(path, false)
+	cfg, started := load(path)
+	if err == nil || started != nil || len(cfg.Warnings) != len(want) {
+		t.Fatalf("Check: %v; load: %+v, %v", err, cfg, started)
+	}
+	for i, line := range strings.Split(err.Error(), "\n") {
+		if !strings.HasSuffix(line, want[i]) || !strings.Contains(cfg.Warnings[i], want[i]) {
+			t.Errorf("%s, warning %s; want %s", line, cfg.Warnings[i], want[i])
+		}
+	}
+}
+
+// Without any interface of the file the agent waits. It starts when the first of them exists, and attaches the others
+// when they exist: a card that is slow or broken does not stop the others.
+func TestStartsWithTheInterfacesThatExist(t *testing.T) {
+	labtest.Root(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := labtest.New(t)
+	h, peer := labtest.Host(t, l, "lb"), labtest.Host(t, l, "peer")
+	connect := func(name, prefix string) {
+		t.Helper()
+		at := lab.End{Host: h, Name: name, Addresses: []netip.Prefix{netip.MustParsePrefix(prefix)}}
+		if err := l.Link(at, lab.End{Host: peer, Name: name}, lab.LinkOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cfg := lab.AgentConfig{Name: "lb1", Mode: "tc", Interfaces: []string{"eth0", "eth1"}}
+	agent, err := lab.StartAgent(h, lab.AgentOptions{Binary: self, Config: cfg.TOML()}) // it will not be ready
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := func(what string, verdict admin.Verdict, reasons ...string) {
+		t.Helper()
+		labtest.Until(t, stepTimeout, what, func() error {
+			var i admin.Info
+			if err := agent.Get(t.Context(), "/v1/status", &i); err != nil {
+				return err
+			}
+			for _, r := range reasons {
+				if !strings.Contains(strings.Join(i.Reasons, "; "), r) {
+					return fmt.Errorf("reasons %q; want %q", i.Reasons, r)
+				}
+			}
+			if i.Verdict != verdict {
+				return fmt.Errorf("%s, %q; want %s", i.Verdict, i.Reasons, verdict)
+			}
+			return nil
+		})
+	}
+	state("it waits", admin.Down, "waiting for the network: interface eth0: Link not found")
+	connect("eth1", "192.0.2.1/24")
+	state("it works by the second interface", admin.Degraded, "interface eth0: interface not found")
+	connect("eth0", "198.51.100.1/24")
+	state("it works by both", admin.OK)
+	if err := agent.Terminate(t.Context(), stepTimeout); err != nil {
+		t.Fatal(err)
+	}
+}
