@@ -8,24 +8,40 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 )
 
 // Client sends requests to an agent over its unix socket.
 type Client struct {
-	socket  string
-	http    http.Client
-	timeout time.Duration
+	socket string
+	http   http.Client
+	// quick bounds requests that an agent that works answers at once, slow the others.
+	quick, slow time.Duration
 }
 
-// clientTimeout is longer than an agent that works takes: a reload of 10,000 services, a list of a million flows. It
-// ends requests to one that cannot accept connections, for lack of descriptors.
-const clientTimeout = time.Minute
+// The timeouts end requests to an agent that is stuck. clientTimeout is longer than one that works takes: for a reload
+// of 10,000 services, a list of a million flows. A response of quickPaths needs the engine at most.
+const (
+	clientTimeout = time.Minute
+	quickTimeout  = 2*engineTimeout + time.Second
+)
+
+var quickPaths = []string{"/v1/status", "/v1/peers", "/v1/drain", "/v1/undrain", "/healthz"}
+
+// timeout returns the bound of a request.
+func (c *Client) timeout(path string) time.Duration {
+	if path, _, _ := strings.Cut(path, "?"); slices.Contains(quickPaths, path) {
+		return c.quick
+	}
+	return c.slow
+}
 
 // NewClient returns a Client for the agent that listens on socket.
 func NewClient(socket string) *Client {
-	c := &Client{socket: socket, timeout: clientTimeout}
+	c := &Client{socket: socket, quick: quickTimeout, slow: clientTimeout}
 	c.http.Transport = &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -58,7 +74,7 @@ func (c *Client) Post(ctx context.Context, path string, v any) error {
 }
 
 func (c *Client) do(ctx context.Context, method, path string, v any) error {
-	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	ctx, cancel := context.WithTimeout(ctx, c.timeout(path))
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, "http://steelyard"+path, nil)
 	if err != nil {
@@ -72,7 +88,7 @@ func (c *Client) do(ctx context.Context, method, path string, v any) error {
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("no permission for %s; use sudo", c.socket)
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("the agent on %s does not respond", c.socket)
+		return fmt.Errorf("the agent on %s does not respond within %v; its log may say why", c.socket, c.timeout(path))
 	case err != nil:
 		return fmt.Errorf("request to the agent on %s: %w", c.socket, err)
 	}

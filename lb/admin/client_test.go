@@ -96,9 +96,17 @@ func TestClientTimeout(t *testing.T) {
 	}
 	defer l.Close()
 	c := NewClient(socket)
-	c.timeout = 50 * time.Millisecond
-	var v any
-	if err := c.Get(t.Context(), "/v1/status", &v); err == nil || !strings.Contains(err.Error(), "does not respond") {
-		t.Errorf("error %v", err)
+	quick, slow := c.timeout("/v1/drain?node=true"), c.timeout("/v1/reload")
+	if quick > 5*time.Second || slow < 30*time.Second {
+		t.Errorf("timeouts %v and %v", quick, slow)
+	}
+	for path, bound := range map[string]*time.Duration{"/v1/status": &c.quick, "/v1/flows?limit=0": &c.slow} {
+		c.quick, c.slow = time.Hour, time.Hour
+		*bound = 50 * time.Millisecond
+		var v any
+		err := c.Get(t.Context(), path, &v)
+		if err == nil || !strings.Contains(err.Error(), "does not respond within 50ms") {
+			t.Errorf("%s: error %v", path, err)
+		}
 	}
 }

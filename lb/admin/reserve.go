@@ -1,0 +1,95 @@
+package admin
+
+import (
+	"errors"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// reserved is a unix socket that accepts a client also when the process has no descriptors left: status says why the
+// node does not work. It keeps one in reserve for that, and takes it again when the client is gone.
+type reserved struct {
+	*net.UnixListener
+	mu    sync.Mutex // guards spare
+	spare *os.File   // nil: a client has it, or there was no descriptor to take
+}
+
+func newReserved(l *net.UnixListener) *reserved {
+	r := &reserved{UnixListener: l}
+	r.take()
+	return r
+}
+
+// Accept implements net.Listener. An error that is temporary makes the server try again after up to a second.
+func (r *reserved) Accept() (net.Conn, error) {
+	c, err := r.UnixListener.Accept()
+	if !errors.Is(err, syscall.EMFILE) && !errors.Is(err, syscall.ENFILE) {
+		return c, err
+	}
+	r.take()
+	// accept(2) fails for lack of descriptors also when nobody connects.
+	if !r.pending() || !r.give() {
+		return nil, err
+	}
+	if c, err = r.UnixListener.Accept(); err != nil {
+		r.take()
+		return nil, err
+	}
+	return &reservedConn{c, r.take}, nil
+}
+
+// pending reports whether a client waits to be accepted.
+func (r *reserved) pending() (is bool) {
+	raw, err := r.SyscallConn()
+	if err != nil {
+		return false
+	}
+	err = raw.Control(func(fd uintptr) {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, _ := unix.Poll(p, 0) // without a result it is tried again
+		is = n > 0
+	})
+	return is && err == nil
+}
+
+// take keeps a descriptor in reserve, if there is one.
+func (r *reserved) take() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.spare == nil {
+		r.spare, _ = os.Open(os.DevNull) // tried again at the next shortage
+	}
+}
+
+// give frees the descriptor in reserve; false: there is none.
+func (r *reserved) give() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.spare == nil {
+		return false
+	}
+	r.spare.Close()
+	r.spare = nil
+	return true
+}
+
+// Close implements net.Listener.
+func (r *reserved) Close() error {
+	r.give()
+	return r.UnixListener.Close()
+}
+
+// reservedConn is a client that has the descriptor in reserve.
+type reservedConn struct {
+	net.Conn
+	take func()
+}
+
+func (c *reservedConn) Close() error {
+	defer c.take()
+	return c.Conn.Close()
+}
