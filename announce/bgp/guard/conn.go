@@ -19,6 +19,8 @@ const (
 	openTimeout = time.Minute
 	// sendTimeout is how long a peer without hold time may accept no data (RFC 9687).
 	sendTimeout = 8 * time.Minute
+	// lingerTime is how long the peer may take to read the last NOTIFICATION.
+	lingerTime = time.Second
 )
 
 // conn is one TCP connection with a peer, from its OPEN to its end.
@@ -53,7 +55,6 @@ type Received struct {
 // run is the life of the connection. It always ends with an event for the peer's goroutine.
 func (c *conn) run(ctx context.Context) {
 	stop := context.AfterFunc(ctx, func() { _ = c.c.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
 	err := c.handshake(ctx)
 	if err == nil {
 		err = c.session(ctx)
@@ -66,15 +67,21 @@ func (c *conn) run(ctx context.Context) {
 		}
 		c.mu.Unlock()
 	}
+	stop()
 	var e *Error
-	if errors.As(err, &e) && !e.Received {
-		_ = c.c.SetDeadline(time.Now().Add(time.Second))
+	tell := errors.As(err, &e) && !e.Received
+	if tell {
+		_ = c.c.SetDeadline(time.Now().Add(lingerTime))
 		_, _ = c.c.Write(e.message())
 		_ = c.c.CloseWrite()
-		_, _ = io.Copy(io.Discard, io.LimitReader(c.c, readBurst)) // or closing would reset, and lose the NOTIFICATION
 	}
-	c.c.Close()
-	c.p.events <- ended{c, err}
+	c.p.lingering.Go(func() {
+		if tell { // closing with unread data would reset, and lose the NOTIFICATION
+			_, _ = io.Copy(io.Discard, io.LimitReader(c.c, readBurst))
+		}
+		c.c.Close()
+	})
+	c.p.events <- ended{c, err} // the peer may be lost: its end is not awaited
 }
 
 // end makes the connection end for this reason, with a NOTIFICATION if it is an *Error.

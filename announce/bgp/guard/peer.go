@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -42,6 +43,8 @@ type peer struct {
 	reset    chan *Error   // ends the session
 	stop     context.CancelCauseFunc
 	done     chan struct{}
+	// lingering are the ends of connections of which nothing but the last NOTIFICATION is left.
+	lingering sync.WaitGroup
 
 	// The following fields belong to the goroutine.
 	conns   map[*conn]State // OpenSent: connected; OpenConfirm: the OPEN is accepted
@@ -78,6 +81,7 @@ func newPeer(g *Guard, cfg Config) *peer {
 // run keeps a session with the peer until ctx ends. The cause of ctx is sent to the peer if it is an *Error.
 func (p *peer) run(ctx context.Context) {
 	defer close(p.done)
+	defer p.lingering.Wait()
 	retry := time.NewTimer(0)
 	defer retry.Stop()
 	stopping := ctx.Done()

@@ -210,6 +210,35 @@ func TestHoldTime(t *testing.T) {
 	}
 }
 
+// The end of a session is reported with its NOTIFICATION, also when the peer is lost and closes nothing: by its hold
+// time, or as by BFD.
+func TestLostPeerIsReportedAtOnce(t *testing.T) {
+	for reason, end := range map[string]func(*fixture){
+		"no message from the peer": func(*fixture) {},
+		"as BFD says":              func(f *fixture) { f.g.Reset(loopback, "as BFD says") },
+	} {
+		t.Run(reason, func(t *testing.T) {
+			t.Parallel()
+			var took time.Duration
+			for range 3 { // on a busy machine
+				f := newFixture(t, func(_ *Options, c *Config) { c.HoldTime = 3 * time.Second })
+				l := f.accept()
+				f.establish(l, theirs())
+				end(f)
+				l.want(typeNotification)
+				start := time.Now()
+				f.until("the reason", func() bool {
+					return slices.ContainsFunc(f.faults, func(s string) bool { return strings.Contains(s, reason) })
+				})
+				if took = time.Since(start); took < lingerTime/2 {
+					return
+				}
+			}
+			t.Errorf("reported %v after the NOTIFICATION", took)
+		})
+	}
+}
+
 // A peer that accepts no data is lost after the hold time although it sends KEEPALIVEs (RFC 9687).
 func TestPeerThatDoesNotRead(t *testing.T) {
 	t.Parallel()
