@@ -53,7 +53,7 @@ type BackendStatus struct {
 type RouteStatus struct {
 	Address   netip.Addr      `json:"address"`
 	Services  []string        `json:"services"`
-	By        []AnnouncerKind `json:"by,omitempty"` // empty: every announcer that is on
+	By        []AnnouncerKind `json:"by,omitempty"` // of the engine, empty: every announcer that is on
 	Announced bool            `json:"announced"`
 	State     RouteState      `json:"state"`
 	Reason    string          `json:"reason,omitempty"` // why not announced, or with a lower preference

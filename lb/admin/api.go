@@ -18,26 +18,27 @@ import (
 
 // Info describes the agent: the response of /v1/status.
 type Info struct {
-	Verdict    Verdict     `json:"verdict"` // OK, DEGRADED or DOWN
-	Reasons    []string    `json:"reasons"` // for the verdict, the most severe first
-	Node       string      `json:"node"`
-	Version    string      `json:"version"`
-	Started    time.Time   `json:"started"`
-	Config     string      `json:"config"`
-	Loaded     time.Time   `json:"loaded,omitzero"`      // when the running configuration was loaded
-	LoadError  string      `json:"load_error,omitempty"` // why the last reload was rejected
-	Settled    bool        `json:"settled"`              // see lb.Status
-	Behind     time.Time   `json:"behind,omitzero"`      // see lb.Status
-	Services   int         `json:"services"`             // frontends
-	Healthy    int         `json:"services_healthy"`     // of them with enough healthy backends
-	Backends   int         `json:"backends"`             //
-	BackendsUp int         `json:"backends_healthy"`     //
-	Routes     int         `json:"routes"`               // VIPs
-	Announced  int         `json:"routes_announced"`     // of them announced
-	Peers      int         `json:"peers"`                //
-	PeersUp    int         `json:"peers_established"`    //
-	Interfaces []Interface `json:"interfaces"`           //
-	Warnings   []string    `json:"warnings,omitempty"`   // of the configuration, and problems
+	Verdict         Verdict     `json:"verdict"` // OK, DEGRADED or DOWN
+	Reasons         []string    `json:"reasons"` // for the verdict, the most severe first
+	Node            string      `json:"node"`
+	Version         string      `json:"version"`
+	Started         time.Time   `json:"started"`
+	Config          string      `json:"config"`
+	Loaded          time.Time   `json:"loaded,omitzero"`            // when the running configuration was loaded
+	LoadError       string      `json:"load_error,omitempty"`       // why the last reload was rejected
+	Settled         bool        `json:"settled"`                    // see lb.Status
+	Behind          time.Time   `json:"behind,omitzero"`            // see lb.Status
+	Services        int         `json:"services"`                   // frontends
+	Healthy         int         `json:"services_healthy"`           // of them with enough healthy backends
+	DrainedServices int         `json:"services_drained,omitempty"` // of them drained by the operator
+	Backends        int         `json:"backends"`                   //
+	BackendsUp      int         `json:"backends_healthy"`           //
+	Routes          int         `json:"routes"`                     // VIPs
+	Announced       int         `json:"routes_announced"`           // of them announced
+	Peers           int         `json:"peers"`                      //
+	PeersUp         int         `json:"peers_established"`          //
+	Interfaces      []Interface `json:"interfaces"`                 //
+	Warnings        []string    `json:"warnings,omitempty"`         // of the configuration, and problems
 	// Problems are parts that do not work at present, and other agents that interfere.
 	Problems    []string   `json:"problems,omitempty"`
 	Drained     *lb.Drains `json:"drained,omitempty"`      // nil: nothing is
@@ -255,7 +256,9 @@ func (s *Server) info(st lb.Status) Info {
 	}
 	for _, x := range st.Services {
 		i.Services++
-		i.Healthy += one(x.State == lb.StateHealthy)
+		drained := i.Drained != nil && (i.Drained.Node || slices.Contains(i.Drained.Services, x.Service))
+		i.DrainedServices += one(drained)
+		i.Healthy += one(x.State == lb.StateHealthy && !drained)
 	}
 	for _, x := range st.Backends {
 		i.Backends++

@@ -96,6 +96,27 @@ func TestInfoCounts(t *testing.T) {
 	}
 }
 
+// Services that an operator has drained are no failures: they are counted as drained, whatever their checks say.
+func TestDrainedServicesAreCounted(t *testing.T) {
+	o := options(t)
+	services := []lb.ServiceStatus{
+		{Service: "web", State: lb.StateDraining}, {Service: "mail", State: lb.StateUnhealthy},
+		{Service: "dns", State: lb.StateHealthy}, {Service: "ntp", State: lb.StateUnhealthy},
+	}
+	for _, tt := range []struct {
+		drained         *lb.Drains
+		healthy, drains int
+	}{
+		{nil, 1, 0}, {&lb.Drains{Services: []string{"web", "mail"}}, 1, 2}, {&lb.Drains{Node: true}, 0, 4},
+	} {
+		o.Info = func() Info { return Info{Drained: tt.drained} }
+		i := New(o).info(lb.Status{Services: services})
+		if i.Services != 4 || i.Healthy != tt.healthy || i.DrainedServices != tt.drains {
+			t.Errorf("%+v: %d services, %d healthy, %d drained", tt.drained, i.Services, i.Healthy, i.DrainedServices)
+		}
+	}
+}
+
 // Answers that wait for the engine end after engineTimeout.
 func TestHandlersBoundTheirRequests(t *testing.T) {
 	o := options(t)

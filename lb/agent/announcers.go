@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -27,6 +28,7 @@ type announcers struct {
 	// notReceived returns why nobody receives a route that is announced; "": somebody does.
 	notReceived func(lb.RouteStatus) string
 	conflicts   conflicts
+	kinds       []lb.AnnouncerKind // that are on
 	// grace is lb.EngineOptions.Grace.
 	grace func(by []lb.AnnouncerKind) time.Duration
 	// keepRoutes leaves the routes to graceful restart.
@@ -92,6 +94,7 @@ func newAnnouncers(
 		out.tasks = append(out.tasks, task{"l2", responder.Run})
 	}
 	out.all = announce.NewMux(byKind)
+	out.kinds = slices.Sorted(maps.Keys(byKind))
 	out.notReceived = func(r lb.RouteStatus) string { return notReceived(r, byKind) }
 	return out, nil
 }
@@ -104,8 +107,21 @@ func (a announcers) seen(
 	return func(ctx context.Context) (lb.Status, error) {
 		s, err := status(ctx)
 		s.MarkOffered(a.notReceived)
+		for i, r := range s.Routes {
+			if r.State != lb.RouteWithheld {
+				s.Routes[i].By = intersection(a.kinds, r.By)
+			}
+		}
 		return s, err
 	}
+}
+
+// intersection returns the announcers that are on of those that may announce a route, empty for all.
+func intersection(on, allowed []lb.AnnouncerKind) []lb.AnnouncerKind {
+	if len(allowed) == 0 {
+		return on
+	}
+	return slices.DeleteFunc(slices.Clone(on), func(k lb.AnnouncerKind) bool { return !slices.Contains(allowed, k) })
 }
 
 // judge returns routes as their receivers see them.

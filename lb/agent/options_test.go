@@ -129,6 +129,16 @@ func TestAnnouncers(t *testing.T) {
 	if p := out.peers(); len(p) != 1 || p[0].Peer != ip("192.0.2.254") {
 		t.Errorf("peers %+v", p)
 	}
+	all := []lb.AnnouncerKind{lb.AnnounceBGP, lb.AnnounceL2}
+	routes := out.judge([]lb.RouteStatus{
+		{Announced: true, State: lb.RouteAnnounced},
+		{Announced: true, State: lb.RouteAnnounced, By: all[:1]}, {State: lb.RouteWithheld},
+	})
+	for i, want := range [][]lb.AnnouncerKind{all, all[:1], nil} { // finding T10
+		if !slices.Equal(routes[i].By, want) {
+			t.Errorf("route %d is announced by %q; want %q", i, routes[i].By, want)
+		}
+	}
 	both.BGP.ASN = 0
 	_, err = newAnnouncers(both, facts, prometheus.NewRegistry(), discard)
 	if err == nil || !strings.HasPrefix(err.Error(), "bgp: ") {

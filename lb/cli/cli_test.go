@@ -215,15 +215,19 @@ func TestTables(t *testing.T) {
 			State: lb.StateUnhealthy, Reason: down,
 		}},
 		Backends: []lb.BackendStatus{b},
-		Routes:   []lb.RouteStatus{{Address: addr("203.0.113.10"), Services: []string{"web"}, Reason: down}},
+		Routes:   []lb.RouteStatus{{Address: addr("203.0.113.10"), Services: []string{"web"}, Reason: down}, {
+			Address: addr("203.0.113.11"), Services: []string{"mail"}, State: lb.RouteOffered, Reason: "no peer",
+			By: []lb.AnnouncerKind{lb.AnnounceBGP, lb.AnnounceL2},
+		}},
 	})
 	for command, want := range map[string]string{
 		"services": "SERVICE  ADDRESS              FORWARD  ALGORITHM  HEALTHY  ANNOUNCED  REASON\n" +
 			"web      203.0.113.10:80/tcp  nat      maglev     0/1      no         " + down + "\n",
 		"backends": "SERVICE  BACKEND         WEIGHT  STATE      SINCE  REASON\n" +
 			"web      10.0.0.21:8080  1       unhealthy  -      connection refused\n",
-		"routes": "ADDRESS       ANNOUNCED  SINCE  SERVICES  REASON\n" +
-			"203.0.113.10  no         -      web       0 of 1 backends healthy, min_healthy is 1\n",
+		"routes": "ADDRESS       ANNOUNCED  BY      SINCE  SERVICES  REASON\n" +
+			"203.0.113.10  no         -       -      web       0 of 1 backends healthy, min_healthy is 1\n" +
+			"203.0.113.11  offered    bgp,l2  -      mail      no peer\n",
 		"peers": "PEER       ASN    STATE   ROUTES  SINCE  REASON\n" +
 			"192.0.2.1  64500  active  0       -      connection refused\n",
 	} {

@@ -246,12 +246,17 @@ func backendsTable(w io.Writer, answer []byte) error {
 }
 
 func routesTable(w io.Writer, answer []byte) error {
-	return rows(w, answer, "ADDRESS\tANNOUNCED\tSINCE\tSERVICES\tREASON", func(r lb.RouteStatus) []any {
+	return rows(w, answer, "ADDRESS\tANNOUNCED\tBY\tSINCE\tSERVICES\tREASON", func(r lb.RouteStatus) []any {
 		announced := yesNo(r.Announced)
 		if r.State == lb.RouteOffered {
 			announced = string(r.State)
 		}
-		return []any{r.Address, announced, ago(r.Since), strings.Join(r.Services, ","), dash(r.Reason)}
+		by := make([]string, len(r.By))
+		for i, kind := range r.By {
+			by[i] = string(kind)
+		}
+		return []any{r.Address, announced, dash(strings.Join(by, ",")), ago(r.Since), strings.Join(r.Services, ","),
+			dash(r.Reason)}
 	})
 }
 
@@ -315,7 +320,11 @@ func statusTable(w io.Writer, answer []byte) error {
 		}
 		line("cluster", "%s, addresses are assigned by %s", state, dash(c.Leader))
 	}
-	line("services", "%d of %d healthy", i.Healthy, i.Services)
+	services := fmt.Sprintf("%d of %d healthy", i.Healthy, i.Services-i.DrainedServices)
+	if i.DrainedServices > 0 {
+		services += fmt.Sprintf(", %d drained", i.DrainedServices)
+	}
+	line("services", "%s", services)
 	line("backends", "%d of %d healthy", i.BackendsUp, i.Backends)
 	line("routes", "%d of %d announced", i.Announced, i.Routes)
 	line("peers", "%d of %d established", i.PeersUp, i.Peers)
