@@ -38,14 +38,7 @@ func TestDeadRouter(t *testing.T) {
 	defer delete(v4, "down")
 	fx.do(func() error { return netlink.RouteReplace(via("down")) })
 	labtest.Until(t, 10*time.Second, "it is reported, while packets are sent", func() error {
-		fx.do(func() error {
-			c, err := net.Dial("udp", "11.1.1.1:9")
-			if err != nil {
-				return err
-			}
-			_, _ = c.Write([]byte("packet"))
-			return c.Close()
-		})
+		fx.send("11.1.1.1:9")
 		return wrong(x.of(vip) != want, "fault %q", x.of(vip))
 	})
 	if e := fx.explainClient(); e.Fault != "" { // this client is on the link
@@ -58,6 +51,39 @@ func TestDeadRouter(t *testing.T) {
 	fx.do(func() error { return netlink.RouteReplace(via("down", "router")) })
 	labtest.Until(t, 3*time.Second, "the report is withdrawn",
 		func() error { return wrong(x.of(vip) != "", "%s", x.of(vip)) })
+}
+
+// So it is with the next hop towards the servers, while health checks are sent to it.
+func TestDeadRouterOfServers(t *testing.T) {
+	v4["down"] = "192.0.2.99"
+	defer delete(v4, "down")
+	way := func(to string) func() error {
+		return func() error {
+			return netlink.RouteReplace(&netlink.Route{Dst: prefix(v4["far"] + "/32"), Gw: net.ParseIP(v4[to])})
+		}
+	}
+	fx, x := verified(t, ModeTC, false, nil, func(fx *fixture) { fx.do(way("down")) })
+	fx.service(lb.TCP, "far")
+	fx.watch()
+	want := "192.0.2.99, the next hop towards " + v4["far"] + ", does not answer"
+	labtest.Until(t, 10*time.Second, "it is reported, while packets are sent", func() error {
+		fx.send(v4["far"] + ":9")
+		f := x.of(fx.addr("vip"))
+		return wrong(f != want, "fault %q", f)
+	})
+}
+
+// send sends a datagram of the node.
+func (fx *fixture) send(to string) {
+	fx.t.Helper()
+	fx.do(func() error {
+		c, err := net.Dial("udp", to)
+		if err != nil {
+			return err
+		}
+		_, _ = c.Write([]byte("packet")) // the router may not answer
+		return c.Close()
+	})
 }
 
 // The loss of the default route is a fault, also when the network of the servers has an address that could be that of a
