@@ -23,7 +23,8 @@ func Check(configFile string, elsewhere bool) (*config.Config, error) {
 		return nil, err
 	}
 	return preflight.Load(configFile, startable((*config.Report).Errorf), links(network, (*config.Report).Errorf),
-		preflight.Taken(network, (*config.Report).Errorf), onLink(network))
+		preflight.Taken(network, (*config.Report).Errorf), preflight.NoPeers(network, (*config.Report).Errorf),
+		onLink(network))
 }
 
 // load is Check for the start of the agent: an address that now belongs to the machine must not keep an agent from
@@ -34,7 +35,8 @@ func load(configFile string) (*config.Config, error) {
 		return nil, err
 	}
 	return preflight.Load(configFile, startable((*config.Report).Warnf), links(network, (*config.Report).Warnf),
-		preflight.Taken(network, (*config.Report).Warnf), onLink(network))
+		preflight.Taken(network, (*config.Report).Warnf), preflight.NoPeers(network, (*config.Report).Warnf),
+		onLink(network))
 }
 
 // reload is Check for a running agent. What is read at the start only is not validated against the machine.
@@ -43,7 +45,8 @@ func reload(configFile string) (*config.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return preflight.Load(configFile, preflight.Taken(network, (*config.Report).Errorf), onLink(network))
+	return preflight.Load(configFile, preflight.Taken(network, (*config.Report).Errorf),
+		preflight.NoPeers(network, (*config.Report).Errorf), onLink(network))
 }
 
 // startable is the rule that refuses what New would refuse, and finds what the agent would have to wait for.

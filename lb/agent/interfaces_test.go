@@ -87,3 +87,35 @@ func TestStartsWithTheInterfacesThatExist(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// A BGP peer with an address of this machine: check refuses it with its line. The start of the agent warns: an address
+// that the machine has got later ends no agent.
+func TestPeerOfThisMachine(t *testing.T) {
+	path := writeConfig(t, "", `[datapath]
+interfaces = ["lo"]
+[node]
+router_id = "192.0.2.11"
+[bgp]
+asn = 64512
+peers = [{ address = "127.0.0.1", asn = 64500 }]
+[[service]]
+name = "web"
+address = "203.0.113.10"
+ports = ["80"]
+backends = ["10.0.0.1"]
+`)
+	const want = ":7: bgp.peers[0].address: 127.0.0.1 is the address of lo; write that of the router"
+	if _, err := Check(path, false); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("Check: %v; want %s", err, want)
+	}
+	if _, err := reload(path); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("reload: %v; want %s", err, want)
+	}
+	cfg, err := load(path)
+	if err != nil || len(cfg.Warnings) != 1 || !strings.Contains(cfg.Warnings[0], want) {
+		t.Errorf("load: %v, %+v; want a warning %s", err, cfg, want)
+	}
+	if _, err := Check(path, true); err != nil {
+		t.Errorf("Check of a file for another machine: %v", err)
+	}
+}

@@ -215,7 +215,7 @@ func TestTables(t *testing.T) {
 			State: lb.StateUnhealthy, Reason: down,
 		}},
 		Backends: []lb.BackendStatus{b},
-		Routes:   []lb.RouteStatus{{Address: addr("203.0.113.10"), Services: []string{"web"}, Reason: down}, {
+		Routes: []lb.RouteStatus{{Address: addr("203.0.113.10"), Services: []string{"web"}, Reason: down}, {
 			Address: addr("203.0.113.11"), Services: []string{"mail"}, State: lb.RouteOffered, Reason: "no peer",
 			By: []lb.AnnouncerKind{lb.AnnounceBGP, lb.AnnounceL2},
 		}},

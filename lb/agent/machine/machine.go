@@ -61,9 +61,11 @@ func New(links []netlink.Link, addrs []netlink.Addr, routes []netlink.Route) *Ne
 	return n
 }
 
+const gateway = "the gateway of a route"
+
 func (n *Network) gateway(ip []byte) {
 	if a, ok := netip.AddrFromSlice(ip); ok {
-		n.taken[a.Unmap()] = "the gateway of a route"
+		n.taken[a.Unmap()] = gateway
 	}
 }
 
@@ -120,6 +122,14 @@ func (n *Network) NotEthernet(name string) string {
 
 // Taken returns what an address is that a service cannot have, such as "the address of eth0"; "": it can.
 func (n *Network) Taken(a netip.Addr) string { return n.taken[a] }
+
+// NoPeer returns what an address is that no router has, such as "the address of eth0"; "": one may have it.
+func (n *Network) NoPeer(a netip.Addr) string {
+	if what := n.taken[a]; what != gateway {
+		return what
+	}
+	return ""
+}
 
 // TakenIn returns the lowest address of a range that a service cannot have, and what it is.
 func (n *Network) TakenIn(r lb.AddrRange) (lowest netip.Addr, what string) {

@@ -51,6 +51,14 @@ func TestTaken(t *testing.T) {
 			t.Errorf("%s is %q; want %q", text, got, want)
 		}
 	}
+	for text, want := range map[string]string{
+		"192.0.2.11": "the address of eth0", "192.0.2.1": "", "192.0.2.12": "",
+		"192.0.2.255": "the broadcast address of 192.0.2.0/24 on eth0",
+	} {
+		if got := n.NoPeer(netip.MustParseAddr(text)); got != want {
+			t.Errorf("no peer: %s is %q; want %q", text, got, want)
+		}
+	}
 	r := lb.AddrRange{From: netip.MustParseAddr("192.0.2.2"), To: netip.MustParseAddr("192.0.2.20")}
 	if a, what := n.TakenIn(r); a.String() != "192.0.2.2" || what != "the gateway of a route" {
 		t.Errorf("%s, %q", a, what)

@@ -34,6 +34,26 @@ func Addresses(c *config.Config, r *config.Report) {
 type Network interface {
 	Taken(a netip.Addr) string
 	TakenIn(r lb.AddrRange) (lowest netip.Addr, what string)
+	NoPeer(a netip.Addr) string
+}
+
+// NoPeers returns the rule that finds BGP peers with addresses that no router has, by fail. Another routing daemon of
+// this machine is no such peer: one of the two listens on another port, or does not listen.
+func NoPeers(
+	n Network, fail func(r *config.Report, key, hint, problem string, args ...any),
+) config.Rule {
+	return func(c *config.Config, r *config.Report) {
+		if c.BGP == nil {
+			return
+		}
+		for i, p := range c.BGP.Peers {
+			if what := n.NoPeer(p.Address.WithZone("")); what != "" && int(p.Port) == c.BGP.ListenPort {
+				key := config.KeyOf("bgp.peers", i, "address")
+				fail(r, key, "write that of the router; for another daemon of this machine, set listen_port to another port",
+					"%s is %s", p.Address, what)
+			}
+		}
+	}
 }
 
 // Taken returns the rule that finds addresses of services and pools that belong to the machine or to its network, by

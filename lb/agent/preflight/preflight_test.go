@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -18,6 +19,8 @@ func (lan) Taken(a netip.Addr) string {
 	}
 	return ""
 }
+
+func (n lan) NoPeer(a netip.Addr) string { return n.Taken(a) }
 
 func (n lan) TakenIn(r lb.AddrRange) (netip.Addr, string) {
 	a := netip.MustParseAddr("192.0.2.11")
@@ -63,5 +66,29 @@ backends = ["10.0.0.1"]
 	cfg, err := config.Parse("f", []byte(text), Taken(lan{}, (*config.Report).Warnf))
 	if err != nil || len(cfg.Warnings) != len(want)+1 { // and [bgp] without peers
 		t.Errorf("as warnings: %v, %q", err, cfg.Warnings)
+	}
+}
+
+// A peer cannot have an address of the machine, unless it is another daemon there.
+func TestNoPeers(t *testing.T) {
+	const text = `[bgp]
+asn = 64512
+%s[[bgp.peers]]
+address = "192.0.2.1"
+asn = 64500
+[[bgp.peers]]
+asn = 64500
+address = "192.0.2.11"
+`
+	const want = "f:8: bgp.peers[1].address: 192.0.2.11 is the address of eth0; write that of the router"
+	_, err := config.Parse("f", []byte(fmt.Sprintf(text, "")), NoPeers(lan{}, (*config.Report).Errorf))
+	if err == nil || !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+		t.Errorf("%v; want %s", err, want)
+	}
+	for _, daemon := range []string{"listen_port = -1\n", "listen_port = 1179\n"} {
+		text := []byte(fmt.Sprintf(text, daemon))
+		if _, err := config.Parse("f", text, NoPeers(lan{}, (*config.Report).Errorf)); err != nil {
+			t.Errorf("%s: %v", daemon, err)
+		}
 	}
 }
