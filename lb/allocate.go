@@ -62,12 +62,12 @@ func (r *Request) allows(p Pool) bool { return r.Allows == nil || r.Allows(p.Nam
 // The cost of a call does not depend on the number of addresses assigned or on the size of the pools. An Allocator is a
 // pure state machine for one goroutine: the same calls give the same results.
 type Allocator struct {
-	pools    []Pool                           // by Priority
-	free     [][]scan                         // of pools and their ranges
-	shared   map[shareKey]*shareGroup         // none is empty
-	assigned map[string][]netip.Addr          // by service, in the order of its families
-	reserved map[string][]netip.Addr          // by service
-	holders  map[netip.Addr]map[string]Holder // by address and service; no inner map is empty
+	pools    []Pool                   // by Priority
+	free     [][]scan                 // of pools and their ranges
+	shared   map[shareKey]*shareGroup // none is empty
+	assigned map[string][]netip.Addr  // by service, in the order of its families
+	reserved map[string][]netip.Addr  // by service
+	holders  map[netip.Addr][]Holder  // by the names of their services; none is empty
 	// displaced are the services that have lost an address to one that was created before.
 	displaced []string
 	freed     bool // an address has lost a holder
@@ -78,7 +78,7 @@ func NewAllocator(pools []Pool) *Allocator {
 	a := &Allocator{
 		pools: slices.Clone(pools), shared: map[shareKey]*shareGroup{},
 		assigned: map[string][]netip.Addr{}, reserved: map[string][]netip.Addr{},
-		holders: map[netip.Addr]map[string]Holder{},
+		holders: map[netip.Addr][]Holder{},
 	}
 	slices.SortStableFunc(a.pools, func(p, q Pool) int { return p.Priority - q.Priority })
 	for _, p := range a.pools {
@@ -285,19 +285,24 @@ func (a *Allocator) replace(list map[string][]netip.Addr, h Holder, addrs []neti
 	}
 }
 
+// holder returns where the holder of addr with this service is in the list, or would be.
+func (a *Allocator) holder(addr netip.Addr, service string) (i int, found bool) {
+	return slices.BinarySearchFunc(a.holders[addr], service, func(h Holder, s string) int {
+		return strings.Compare(h.Service, s)
+	})
+}
+
 // hold makes h a holder of addr.
 func (a *Allocator) hold(h Holder, addr netip.Addr) {
-	if old, held := a.holders[addr][h.Service]; held {
-		if old.equal(h) {
+	i, held := a.holder(addr, h.Service)
+	if held {
+		if a.holders[addr][i].equal(h) {
 			return
 		}
 		a.drop(h.Service, addr)
 	}
-	if a.holders[addr] == nil {
-		a.holders[addr] = map[string]Holder{}
-	}
 	h.Ports = slices.Clone(h.Ports)
-	a.holders[addr][h.Service] = h
+	a.holders[addr] = slices.Insert(a.holders[addr], i, h)
 	p := a.poolOf(addr)
 	if p < 0 || h.ShareKey == "" {
 		return
@@ -312,8 +317,12 @@ func (a *Allocator) hold(h Holder, addr netip.Addr) {
 // drop makes a service no holder of addr, so that others may have or share it.
 func (a *Allocator) drop(service string, addr netip.Addr) {
 	a.freed = true
-	keys := map[string]bool{a.holders[addr][service].ShareKey: false}
-	delete(a.holders[addr], service)
+	i, found := a.holder(addr, service)
+	if !found {
+		return
+	}
+	keys := map[string]bool{a.holders[addr][i].ShareKey: false}
+	a.holders[addr] = slices.Delete(a.holders[addr], i, i+1)
 	for _, h := range a.holders[addr] {
 		keys[h.ShareKey] = true
 	}

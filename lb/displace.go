@@ -2,7 +2,6 @@ package lb
 
 import (
 	"cmp"
-	"maps"
 	"net/netip"
 	"slices"
 )
@@ -45,8 +44,8 @@ func (a *Allocator) Freed() bool {
 // displace takes addrs, which h has, from the services that may not share them with h and that were created after it.
 func (a *Allocator) displace(h Holder, addrs []netip.Addr) {
 	for _, addr := range addrs {
-		for _, name := range slices.Sorted(maps.Keys(a.holders[addr])) {
-			other := a.holders[addr][name]
+		for _, other := range slices.Clone(a.holders[addr]) { // replace changes the list
+			name := other.Service
 			if name == h.Service || !h.before(other) || !a.isAssigned(name, addr) || h.clash(other, addr) == nil {
 				continue
 			}
@@ -83,9 +82,8 @@ func (h Holder) clash(o Holder, addr netip.Addr) *AssignError {
 // conflict returns why h cannot hold addr together with its holders, with the first of them by name; nil: it can. Has:
 // h has the address assigned, and keeps it beside services that were created after it or only reserve it.
 func (a *Allocator) conflict(h Holder, addr netip.Addr, has bool) *AssignError {
-	for _, name := range slices.Sorted(maps.Keys(a.holders[addr])) {
-		other := a.holders[addr][name]
-		if name == h.Service || has && (h.before(other) || !a.isAssigned(name, addr)) {
+	for _, other := range a.holders[addr] {
+		if other.Service == h.Service || has && (h.before(other) || !a.isAssigned(other.Service, addr)) {
 			continue
 		}
 		if err := h.clash(other, addr); err != nil {

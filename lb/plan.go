@@ -197,6 +197,7 @@ func (s *Service) tooFew(ports []ServicePort, vip netip.Addr, healthy int) strin
 // backendFrontend sends the flows of a port to its usable backends.
 func backendFrontend(s *Service, vip netip.Addr, port ServicePort, usable, down []Backend) *FrontendPlan {
 	f := newFrontend(s, vip, port)
+	f.Targets = slices.Grow(f.Targets, len(usable))
 	for _, b := range usable {
 		f.Targets = append(f.Targets, Target{Addr: b.On(port.Port), Weight: b.Weight, Local: b.Local})
 	}
@@ -234,6 +235,7 @@ func nodeFrontend(s *Service, vip netip.Addr, port ServicePort, usable []Backend
 	if s.Affinity != 0 {
 		f.Algorithm = AlgorithmSourceHash // a client address keeps its node
 	}
+	f.Targets = slices.Grow(f.Targets, len(weights))
 	for node, w := range weights {
 		f.Targets = append(f.Targets, Target{Addr: netip.AddrPortFrom(node, 0), Weight: w, Local: local[node]})
 	}

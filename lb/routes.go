@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"cmp"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -13,20 +14,20 @@ type routes struct {
 	vips         *vipTable
 	retry        time.Duration
 	log          *slog.Logger
-	observe      func(RouteStatus)           // EngineOptions.RouteChanged
-	claims       map[vipKey]map[string]claim // the services that use a VIP, by name
-	since        map[vipKey]time.Time        // when a VIP was announced or withdrawn
-	faults       map[vipKey]string           // why the datapath does not deliver the packets of a VIP
-	started      bool                        // a first set was passed to the announcers …
-	succeeded    bool                        // … and a call succeeded, for some VIPs at least
-	changedSince bool                        // want changed since the last call
-	dirty        bool                        // the wanted state of any VIP may have changed; else of vips.touched
-	want         map[vipKey]Announcement     // the wanted set …
-	list         []Announcement              // … as a list by address, never modified
-	differs      map[vipKey]bool             // the VIPs for which want is not last, or a call failed
-	inFlight     map[vipKey]Announcement     // what a running call changes, zero: withdrawn; nil: none is running
-	last         map[vipKey]Announcement     // what is announced for sure
-	tries        int                         // consecutive failures
+	observe      func(RouteStatus)       // EngineOptions.RouteChanged
+	claims       map[vipKey][]claim      // of the services that use a VIP, by their names; none is empty
+	since        map[vipKey]time.Time    // when a VIP was announced or withdrawn
+	faults       map[vipKey]string       // why the datapath does not deliver the packets of a VIP
+	started      bool                    // a first set was passed to the announcers …
+	succeeded    bool                    // … and a call succeeded, for some VIPs at least
+	changedSince bool                    // want changed since the last call
+	dirty        bool                    // the wanted state of any VIP may have changed; else of vips.touched
+	want         map[vipKey]Announcement // the wanted set …
+	list         []Announcement          // … as a list by address, never modified
+	differs      map[vipKey]bool         // the VIPs for which want is not last, or a call failed
+	inFlight     map[vipKey]Announcement // what a running call changes, zero: withdrawn; nil: none is running
+	last         map[vipKey]Announcement // what is announced for sure
+	tries        int                     // consecutive failures
 	retryAt      time.Time
 	err          error // of the last call
 	leaving      leaving
@@ -34,16 +35,31 @@ type routes struct {
 
 // claim is the plan of one service for a VIP.
 type claim struct {
-	plan  VIPPlan
-	by    []AnnouncerKind
-	apart []netip.Addr // Announcement.Apart
-	moves bool         // Announcement.Movable
+	service string
+	plan    VIPPlan
+	by      []AnnouncerKind
+	apart   []netip.Addr // Announcement.Apart
+	moves   bool         // Announcement.Movable
+}
+
+// find returns where the claim of a service is in a list by name, or would be.
+func find(claims []claim, service string) (i int, found bool) {
+	return slices.BinarySearchFunc(claims, service, func(c claim, s string) int { return cmp.Compare(c.service, s) })
+}
+
+// users returns the services that use a VIP.
+func (r *routes) users(addr vipKey) []string {
+	names := make([]string, 0, 1)
+	for _, c := range r.claims[addr] {
+		names = append(names, c.service)
+	}
+	return names
 }
 
 func newRoutes(vips *vipTable, retry time.Duration, log *slog.Logger) *routes {
 	return &routes{
 		vips: vips, retry: retry, log: log, dirty: true,
-		claims: map[vipKey]map[string]claim{}, since: map[vipKey]time.Time{}, faults: map[vipKey]string{},
+		claims: map[vipKey][]claim{}, since: map[vipKey]time.Time{}, faults: map[vipKey]string{},
 		want: map[vipKey]Announcement{}, last: map[vipKey]Announcement{}, differs: map[vipKey]bool{},
 		leaving: leaving{ends: map[vipKey]time.Time{}, grace: func([]AnnouncerKind) time.Duration { return 0 }},
 	}
@@ -54,8 +70,11 @@ func (r *routes) adopt(old, plan *Plan) {
 	if old != nil {
 		for _, v := range old.VIPs {
 			r.vips.changed(v.VIP)
-			delete(r.claims[v.VIP], old.Service.Name)
-			if len(r.claims[v.VIP]) == 0 {
+			claims := r.claims[v.VIP]
+			if i, found := find(claims, old.Service.Name); found {
+				claims = slices.Delete(claims, i, i+1)
+			}
+			if r.claims[v.VIP] = claims; len(claims) == 0 {
 				delete(r.claims, v.VIP)
 			}
 		}
@@ -65,12 +84,15 @@ func (r *routes) adopt(old, plan *Plan) {
 	}
 	for _, v := range plan.VIPs {
 		r.vips.changed(v.VIP)
-		if r.claims[v.VIP] == nil {
-			r.claims[v.VIP] = map[string]claim{}
-		}
-		r.claims[v.VIP][plan.Service.Name] = claim{
-			plan: v, by: plan.Service.announcers(v.VIP), apart: plan.Service.apart(v.VIP),
+		c := claim{
+			service: plan.Service.Name, plan: v, by: plan.Service.announcers(v.VIP), apart: plan.Service.apart(v.VIP),
 			moves: plan.Service.NodeForwarding.Enabled || plan.Service.Method != MethodNAT,
+		}
+		claims := r.claims[v.VIP]
+		if i, found := find(claims, c.service); found {
+			claims[i] = c
+		} else {
+			r.claims[v.VIP] = slices.Insert(claims, i, c)
 		}
 	}
 }
@@ -320,7 +342,7 @@ func (r *routes) notify(addr vipKey, what string, args ...any) {
 
 // status returns the state of addr.
 func (r *routes) status(addr vipKey) RouteStatus {
-	s := RouteStatus{Address: addr, Services: slices.Sorted(maps.Keys(r.claims[addr])), Since: r.since[addr]}
+	s := RouteStatus{Address: addr, Services: r.users(addr), Since: r.since[addr]}
 	if a, ok := r.last[addr]; ok {
 		s.State, s.Announced, s.By = RouteAnnounced, true, a.By
 		if a.LowerPreference {
@@ -345,12 +367,11 @@ func (r *routes) lowerPreference(addr vipKey) string {
 	if !r.leaving.all.IsZero() {
 		return "the agent stops"
 	}
-	for _, name := range slices.Sorted(maps.Keys(r.claims[addr])) {
-		plan := r.claims[addr][name].plan
-		if reason := plan.LowerPreference; reason != "" {
+	for _, c := range r.claims[addr] {
+		if reason := c.plan.LowerPreference; reason != "" {
 			return reason
 		}
-		if plan.Reason == drained {
+		if c.plan.Reason == drained {
 			return drained
 		}
 	}
@@ -362,9 +383,9 @@ func (r *routes) reason(addr vipKey) string {
 	if len(r.claims[addr]) == 0 {
 		return "no service has it"
 	}
-	for _, name := range slices.Sorted(maps.Keys(r.claims[addr])) {
-		if reason := r.claims[addr][name].plan.Reason; reason != "" {
-			return reason
+	for _, c := range r.claims[addr] {
+		if c.plan.Reason != "" {
+			return c.plan.Reason
 		}
 	}
 	if v, ok := r.vips.byAddr[addr]; !ok || !v.datapath.Surely() {

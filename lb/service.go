@@ -109,15 +109,15 @@ func (s *Service) serves(vip netip.Addr, b Backend) bool {
 // Backend is one server. Its zero Port means the Target of each port of the service.
 type Backend struct {
 	Addr netip.Addr
-	Port uint16
+	// Node is the address of the node that the backend runs on. Required by NodeForwarding; else it may be zero.
+	Node netip.Addr
 	// Weight is the share of new flows relative to the other backends, 0 to 1000. 0 means no new flows.
 	Weight int
+	Port   uint16
 	// Drain keeps existing flows and takes no new ones.
 	Drain bool
 	// Local: the backend runs on this node; its packets keep their source address.
 	Local bool
-	// Node is the address of the node that the backend runs on. Required by NodeForwarding; else it may be zero.
-	Node netip.Addr
 	// Deleted ends the backend's flows: it no longer exists, or, of datagrams, serves none while others do.
 	Deleted bool
 }
