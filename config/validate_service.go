@@ -24,6 +24,18 @@ type placed[T any] struct {
 	item item
 }
 
+// values returns the values alone, in a slice without room for more; nil without any.
+func values[T any](all []placed[T]) []T {
+	if len(all) == 0 {
+		return nil
+	}
+	out := make([]T, len(all))
+	for i, p := range all {
+		out[i] = p.v
+	}
+	return out
+}
+
 func (d *decoder) service(t *table) {
 	s := defaultService()
 	s.Name = t.name("service", d.names)
@@ -44,12 +56,8 @@ func (d *decoder) service(t *table) {
 	}
 	s.Affinity = t.duration("affinity", 0, 0, affinityMax)
 	s.Allow = distinct(t.list("allow", "192.0.2.0/24"), item.prefix)
-	for _, p := range ports {
-		s.Ports = append(s.Ports, p.v)
-	}
-	for _, b := range backends {
-		s.Backends = append(s.Backends, b.v)
-	}
+	s.Ports = values(ports)
+	s.Backends = values(backends)
 	s.MinHealthy = minHealthy(t, &s, f)
 	d.addressPerNode(t, &s)
 	s.OnAllDown = word(t, "on_all_down", "value", s.OnAllDown, []string{OnAllDownWithdraw, OnAllDownKeep})

@@ -36,7 +36,7 @@ func (i item) str(like string) (string, bool) {
 	if !ok {
 		i.errorf(fmt.Sprintf("write one like %q", like), "%s, must be a string", i.what())
 	}
-	return s, ok
+	return strings.Clone(s), ok // the decoded one refers to the text of the whole file
 }
 
 // digits is str with a hint for a number without quotes, as in ports = [80].
@@ -206,11 +206,12 @@ func (i item) word(what string, allowed []string) (string, bool) {
 		i.errorf(hint, "%s, must be a string", i.what())
 		return "", false
 	}
-	if !slices.Contains(allowed, s) {
+	k := slices.Index(allowed, s)
+	if k < 0 {
 		i.errorf(hint, "unknown %s %q", what, s)
 		return "", false
 	}
-	return s, true
+	return allowed[k], true
 }
 
 // words returns the words of lb as strings.
@@ -224,9 +225,10 @@ func word[T ~string](t *table, key, what string, def T, allowed []T) T {
 	if !ok {
 		return def
 	}
-	s, ok := i.word(what, words(allowed))
-	if !ok {
-		return def
+	s, _ := i.value.(string)
+	if k := slices.Index(allowed, T(s)); k >= 0 {
+		return allowed[k]
 	}
-	return T(s)
+	i.word(what, words(allowed)) // reports the error
+	return def
 }
