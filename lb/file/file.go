@@ -49,7 +49,9 @@ func (s *Source) Use(cfg *config.Config) error {
 	if len(errs) > 0 {
 		return join(errs)
 	}
-	s.alloc = alloc
+	if !reflect.DeepEqual(s.alloc, alloc) { // else the earlier one is kept, as by apply
+		s.alloc = alloc
+	}
 	if s.store != nil {
 		assigned := Assigned{}
 		for _, c := range cfg.Services {
@@ -81,21 +83,27 @@ func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 	}
 }
 
-// apply sends sink the difference between two configurations. Deletions come first, because they free ports.
+// apply sends sink the difference between two configurations. Deletions come first, because they free ports. Of a
+// service that has not changed the earlier copy is kept: the sink has it, and objects that outlive a reload would each
+// keep the memory around them from being returned.
 func apply(sink lb.Sink, current map[string]*lb.Service, services []*lb.Service) map[string]*lb.Service {
 	next := make(map[string]*lb.Service, len(services))
+	var changed []*lb.Service
 	for _, s := range services {
+		if old := current[s.Name]; old != nil && reflect.DeepEqual(old, s) {
+			next[old.Name] = old
+			continue
+		}
 		next[s.Name] = s
+		changed = append(changed, s)
 	}
 	for name := range current {
 		if next[name] == nil {
 			sink.Delete(name)
 		}
 	}
-	for _, s := range services {
-		if old := current[s.Name]; old == nil || !reflect.DeepEqual(old, s) {
-			sink.Put(s)
-		}
+	for _, s := range changed {
+		sink.Put(s)
 	}
 	return next
 }
