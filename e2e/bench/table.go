@@ -163,32 +163,45 @@ func clusterTable(c cluster.Result) table {
 		{"the last Service is in force, after the start of the agent", ms(c.Start)},
 		{"endpoint changed until in force, p50", ms(c.P50)},
 		{"endpoint changed until in force, p99", ms(c.P99)},
+		{"the request alone, p50", ms(c.Request50)},
+		{"the request alone, p99", ms(c.Request99)},
 		{"CPU for a changed endpoint", ms(c.CPU)},
 		{"idle, of one CPU", fmt.Sprintf("%.2f %%", 100*c.Idle)},
+		{"heartbeats that the API server took meanwhile, of those due", fmt.Sprintf("%.0f %%", 100*c.Beats)},
 		{"resident", mib(c.Resident)},
 	}
 	return t
 }
 
-// requestsTable has what one restart asks the API server for. A rolling restart does so once for each node.
+// rollout is the number of nodes of the rolling restart for which requests are extrapolated.
+const rollout = 1000
+
+// requestsTable has what one restart asks the API server for, and a rolling restart, which does so once for each node.
 func requestsTable(c cluster.Result) table {
-	t := table{title: "Requests to the API server: of one restart"}
+	t := table{title: fmt.Sprintf("Requests to the API server: of one restart, the average of %d, and of a rolling restart "+
+		"of %d nodes, extrapolated from that", c.Restarts, rollout)}
 	t.head = []string{"request"}
 	programs := slices.Sorted(maps.Keys(c.Requests))
+	sum := map[string]float64{}
 	kinds := map[string]bool{}
 	for _, p := range programs {
-		t.head = append(t.head, p)
-		for kind := range c.Requests[p] {
+		t.head = append(t.head, p, fmt.Sprintf("%s × %d", p, rollout))
+		for kind, n := range c.Requests[p] {
 			kinds[kind] = true
+			sum[p] += n
 		}
 	}
-	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
-		row := []string{kind}
+	add := func(what string, of func(program string) float64) {
+		row := []string{what}
 		for _, p := range programs {
-			row = append(row, fmt.Sprintf("%.1f", c.Requests[p][kind]))
+			row = append(row, fmt.Sprintf("%.1f", of(p)), fmt.Sprintf("%.0f", rollout*of(p)))
 		}
 		t.rows = append(t.rows, row)
 	}
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		add(kind, func(program string) float64 { return c.Requests[program][kind] })
+	}
+	add("all", func(program string) float64 { return sum[program] })
 	return t
 }
 

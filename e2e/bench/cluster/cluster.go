@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	core "k8s.io/api/core/v1"
@@ -40,13 +41,17 @@ type Result struct {
 	Nodes, Services, Endpoints int
 	Assigned                   time.Duration // from the start of what assigns until the last Service has an address
 	Start                      time.Duration // from the start of the agent until the last Service is in force
-	// P50, P99 are the times from a changed EndpointSlice until the endpoint is in force; CPU that of the agent for
-	// each, without that while nothing but heartbeats arrive.
-	P50, P99, CPU time.Duration
-	Idle          float64 // share of one CPU while only heartbeats are sent
-	Resident      uint64  // memory of the agent, in bytes
-	// Requests are those of one restart, by program and by verb and resource.
+	// P50, P99 are the times from a request that changes an EndpointSlice until the endpoint is in force, Request50 and
+	// Request99 those of the request alone: until the API server has answered.
+	P50, P99, Request50, Request99 time.Duration
+	// CPU is that of the agent for a change, without what heartbeats take, and while nobody asks what is in force.
+	CPU      time.Duration
+	Idle     float64 // share of one CPU while only heartbeats are sent
+	Beats    float64 // share of the heartbeats due that the API server took meanwhile
+	Resident uint64  // memory of the agent, in bytes
+	// Requests are those of one restart, the average of Restarts, by program and by verb and resource.
 	Requests map[string]map[string]float64
+	Restarts int
 }
 
 // bench is a running cluster.
@@ -57,7 +62,9 @@ type bench struct {
 	api        kubernetes.Interface
 	agent      *lab.Agent
 	kubeconfig string
-	vip        string // of the last Service
+	vip        string     // of the last Service
+	last       netip.Addr // its only endpoint after the changes
+	beats      atomic.Int64
 }
 
 const (
@@ -67,43 +74,76 @@ const (
 
 // Run starts a cluster and measures it.
 func Run(o Options) (r Result, err error) {
-	r = Result{Nodes: o.Nodes, Services: o.Services, Endpoints: o.Services * o.Endpoints,
+	r = Result{Nodes: o.Nodes, Services: o.Services, Endpoints: o.Services * o.Endpoints, Restarts: o.Restarts,
 		Requests: map[string]map[string]float64{}}
+	for what, n := range map[string]int{"nodes": o.Nodes, "services": o.Services, "endpoints": o.Endpoints,
+		"changes": o.Changes, "restarts": o.Restarts} {
+		if n < 1 {
+			return r, fmt.Errorf("%s: %d; at least 1", what, n)
+		}
+	}
+	if err := kube.Available(o.ControlPlane); err != nil {
+		return r, err
+	}
 	b := &bench{Options: o}
 	if b.Topology, err = lab.NewTopology(lab.Shape{Clients: 1, Balancers: 1, Servers: 1}); err != nil {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
-	defer cancel()
-	if err := b.start(ctx); err != nil {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	err = b.step(ctx, "create nodes, services and endpoints", 10*time.Minute, b.start)
+	if err != nil {
 		return r, err
 	}
-	beats, stop := context.WithCancel(ctx)
-	done := make(chan error, 1)
-	go func() { done <- b.heartbeats(beats) }()
-	defer func() {
-		stop()
-		if failed := <-done; failed != nil && !errors.Is(failed, context.Canceled) {
-			err = errors.Join(err, fmt.Errorf("heartbeats: %w", failed))
+	beats := make(chan struct{})
+	go func() {
+		defer close(beats)
+		if err := b.heartbeats(ctx); err != nil {
+			cancel(fmt.Errorf("heartbeats: %w", err)) // what is measured without them says nothing
 		}
 	}()
+	defer func() {
+		cancel(nil)
+		<-beats
+	}()
 	for _, step := range []struct {
-		what string
-		run  func(context.Context, *Result) error
+		what  string
+		limit time.Duration
+		run   func(context.Context, *Result) error
 	}{
-		{"assign addresses", b.assign},
-		{"start the agent", b.startAgent},
-		{"idle", b.idle},
-		{"change endpoints", b.change},
-		{"restart the agent and kube-proxy", b.restart},
+		{"assign addresses", 10 * time.Minute, b.assign},
+		{"start the agent", 2 * time.Minute, b.startAgent},
+		{"idle", 2 * time.Minute, b.idle},
+		{"change endpoints", 10 * time.Minute, b.change},
+		{"restart the agent and kube-proxy", 15 * time.Minute, b.restart},
 	} {
-		fmt.Fprintf(o.Log, "cluster: %s\n", step.what)
-		if err := step.run(ctx, &r); err != nil {
-			return r, fmt.Errorf("%s: %w", step.what, err)
+		err := b.step(ctx, step.what, step.limit, func(ctx context.Context) error { return step.run(ctx, &r) })
+		if err != nil {
+			return r, err
 		}
 	}
 	return r, nil
+}
+
+// step runs f for at most this time. When the time is over, or ctx ends, the error says so.
+func (b *bench) step(
+	ctx context.Context, what string, limit time.Duration, f func(context.Context) error,
+) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("not done within %s", limit))
+	defer cancel()
+	start := time.Now()
+	fmt.Fprintf(b.Log, "cluster: %s\n", what)
+	err := f(ctx)
+	took := time.Since(start).Round(100 * time.Millisecond)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return fmt.Errorf("%s: %w: %w", what, context.Cause(ctx), err)
+	case err != nil:
+		return fmt.Errorf("%s, after %s: %w", what, took, err)
+	}
+	fmt.Fprintf(b.Log, "cluster: %s: done after %s\n", what, took)
+	return nil
 }
 
 // start starts the control plane and creates the objects.
@@ -270,6 +310,9 @@ func (b *bench) startAgent(ctx context.Context, r *Result) (err error) {
 	return err
 }
 
+// pollEvery is the pause between two questions to the agent, which cost it CPU time, too.
+const pollEvery = time.Millisecond
+
 // inForce waits until the agent delivers packets to the last Service, to this endpoint if it is valid.
 func (b *bench) inForce(ctx context.Context, want netip.Addr) error {
 	if b.vip == "" {
@@ -282,6 +325,7 @@ func (b *bench) inForce(ctx context.Context, want netip.Addr) error {
 	question := url.Values{"client": {"198.51.100.1:1000"}, "to": {b.vip + ":80"}}
 	for {
 		var got struct{ Backend string }
+		time.Sleep(pollEvery)
 		err := b.agent.Get(ctx, "/v1/explain?"+question.Encode(), &got)
 		if err == nil && (strings.HasPrefix(got.Backend, want.String()+":") || !want.IsValid() && got.Backend != "") {
 			return nil
@@ -290,6 +334,5 @@ func (b *bench) inForce(ctx context.Context, want netip.Addr) error {
 			return fmt.Errorf("the agent uses %q; want %s: %v\n%s", got.Backend, want, err,
 				b.agent.Process().Log.Tail(10))
 		}
-		time.Sleep(500 * time.Microsecond)
 	}
 }

@@ -67,7 +67,7 @@ func conditions() []core.NodeCondition {
 	}}
 }
 
-// heartbeats sends the heartbeats of all nodes, evenly spread, until ctx ends.
+// heartbeats sends the heartbeats of all nodes, evenly spread, until ctx ends. It counts those that it has sent.
 func (b *bench) heartbeats(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(64)
@@ -96,5 +96,6 @@ func (b *bench) heartbeat(ctx context.Context, i, round int) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
+	b.beats.Add(1)
 	return err
 }

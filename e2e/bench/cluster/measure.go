@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"regexp"
 	"strconv"
 	"strings"
@@ -20,14 +21,30 @@ import (
 // idleTime is how long the CPU time of the agent is measured while only heartbeats are sent.
 const idleTime = 30 * time.Second
 
+// sleep waits for d, or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
 // idle measures the agent while only heartbeats are sent.
-func (b *bench) idle(_ context.Context, r *Result) error {
-	time.Sleep(10 * time.Second) // what follows a start
+func (b *bench) idle(ctx context.Context, r *Result) error {
+	if err := sleep(ctx, 10*time.Second); err != nil { // what follows a start
+		return err
+	}
 	before, err := scale.ProcessTime(b.agent)
 	if err != nil {
 		return err
 	}
-	time.Sleep(idleTime)
+	beats := b.beats.Load()
+	if err := sleep(ctx, idleTime); err != nil {
+		return err
+	}
+	r.Beats = float64(b.beats.Load()-beats) / (float64(b.Nodes) * float64(idleTime) / float64(leaseEvery))
 	after, err := scale.ProcessTime(b.agent)
 	if err != nil {
 		return err
@@ -37,33 +54,57 @@ func (b *bench) idle(_ context.Context, r *Result) error {
 	return err
 }
 
-// change changes an endpoint of the last Service again and again.
+// changePause is the time between two changes while the CPU time of the agent is measured.
+const changePause = 50 * time.Millisecond
+
+// change changes an endpoint of the last Service again and again: once to measure the times, and once the CPU time,
+// while nobody asks the agent.
 func (b *bench) change(ctx context.Context, r *Result) error {
-	var times []time.Duration
-	service := b.Services - 1
-	api := b.api.DiscoveryV1().EndpointSlices(namespace)
+	var times, requests []time.Duration
+	for i := range b.Changes {
+		at := time.Now()
+		if err := b.changeTo(ctx, i); err != nil {
+			return err
+		}
+		requests = append(requests, time.Since(at))
+		if err := b.inForce(ctx, changed(i)); err != nil {
+			return err
+		}
+		times = append(times, time.Since(at))
+	}
+	r.P50, r.P99 = scale.Percentile(times, 50), scale.Percentile(times, 99)
+	r.Request50, r.Request99 = scale.Percentile(requests, 50), scale.Percentile(requests, 99)
 	before, err := scale.ProcessTime(b.agent)
 	if err != nil {
 		return err
 	}
 	start := time.Now()
 	for i := range b.Changes {
-		// Only the new endpoint is left, so that it is the one in force.
-		s := b.slice(service, endpoint(1<<20+i))
-		s.Endpoints = s.Endpoints[:1]
-		at := time.Now()
-		if _, err := api.Update(ctx, s, meta.UpdateOptions{}); err != nil {
+		if err := b.changeTo(ctx, b.Changes+i); err != nil {
 			return err
 		}
-		if err := b.inForce(ctx, endpoint(1<<20+i)); err != nil {
+		if err := sleep(ctx, changePause); err != nil {
 			return err
 		}
-		times = append(times, time.Since(at))
 	}
-	after, err := scale.ProcessTime(b.agent)
 	idle := time.Duration(r.Idle * float64(time.Since(start)))
-	r.CPU = max(0, after-before-idle) / time.Duration(len(times))
-	r.P50, r.P99 = scale.Percentile(times, 50), scale.Percentile(times, 99)
+	after, err := scale.ProcessTime(b.agent)
+	if err != nil {
+		return err
+	}
+	r.CPU = max(0, after-before-idle) / time.Duration(b.Changes)
+	b.last = changed(2*b.Changes - 1)
+	return b.inForce(ctx, b.last)
+}
+
+// changed is the only endpoint of the last Service after change i.
+func changed(i int) netip.Addr { return endpoint(1<<20 + i) }
+
+// changeTo makes it so.
+func (b *bench) changeTo(ctx context.Context, i int) error {
+	s := b.slice(b.Services-1, changed(i))
+	s.Endpoints = s.Endpoints[:1] // so that it is the one in force
+	_, err := b.api.DiscoveryV1().EndpointSlices(namespace).Update(ctx, s, meta.UpdateOptions{})
 	return err
 }
 
@@ -78,7 +119,7 @@ func (b *bench) restart(ctx context.Context, r *Result) error {
 		end   func() error
 	}{
 		{
-			"agent", b.agent.Start, func() error { return b.inForce(ctx, endpoint(1<<20+b.Changes-1)) },
+			"agent", b.agent.Start, func() error { return b.inForce(ctx, b.last) },
 			func() error { return b.agent.Terminate(ctx, 20*time.Second) },
 		},
 		{"kube-proxy", func() (err error) {
@@ -94,7 +135,9 @@ func (b *bench) restart(ctx context.Context, r *Result) error {
 				return err
 			}
 		}
-		time.Sleep(5 * time.Second)
+		if err := sleep(ctx, 5*time.Second); err != nil {
+			return err
+		}
 		before, err := b.requests(ctx)
 		if err != nil {
 			return err
@@ -111,14 +154,18 @@ func (b *bench) restart(ctx context.Context, r *Result) error {
 				return err
 			}
 		}
-		time.Sleep(2 * time.Second) // until the ended watches are counted
+		if err := sleep(ctx, 2*time.Second); err != nil { // until the ended watches are counted
+			return err
+		}
 		took := time.Since(start)
 		after, err := b.requests(ctx)
 		if err != nil {
 			return err
 		}
 		// Without the program, for as long: what others ask for.
-		time.Sleep(took)
+		if err := sleep(ctx, took); err != nil {
+			return err
+		}
 		others, err := b.requests(ctx)
 		if err != nil {
 			return err
