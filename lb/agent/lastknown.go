@@ -1,7 +1,11 @@
 package agent
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
+	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -178,13 +182,37 @@ func (l *lastKnown) save() int {
 		return n
 	}
 	l.dirty = false
-	stored := clusterState{Nodes: l.nodes}
-	for _, name := range slices.Sorted(maps.Keys(l.services)) {
-		stored.Services = append(stored.Services, l.services[name])
-	}
+	nodes := l.nodes
+	services := slices.SortedFunc(maps.Values(l.services), func(a, b *lb.Service) int {
+		return cmp.Compare(a.Name, b.Name)
+	})
 	l.mu.Unlock()
-	if err := l.file.Save(stored); err != nil {
+	if err := l.file.Write(func(w io.Writer) error { return writeState(w, services, nodes) }); err != nil {
 		l.log.Warn("state of the cluster not stored; a start without the API server will announce nothing", "err", err)
 	}
 	return n
+}
+
+// writeState writes a clusterState as JSON, one service at a time: that of all of a large cluster takes as much memory
+// as the services.
+func writeState(w io.Writer, services []*lb.Service, nodes []netip.Addr) error {
+	part := func(before string, v any) error {
+		text, err := json.Marshal(v)
+		if err == nil {
+			_, err = fmt.Fprintf(w, "%s%s", before, text)
+		}
+		return err
+	}
+	if err := part(`{"Nodes":`, nodes); err != nil {
+		return err
+	}
+	before, end := `,"Services":[`, "}\n"
+	for _, s := range services {
+		if err := part(before, s); err != nil {
+			return err
+		}
+		before, end = ",", "]}\n"
+	}
+	_, err := io.WriteString(w, end)
+	return err
 }

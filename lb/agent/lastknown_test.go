@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"io"
 	"net/netip"
 	"os"
 	"reflect"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/kube"
+	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
 // stored is a service as the cluster source puts it.
@@ -141,4 +143,24 @@ func TestLastKnownStateIsNotPut(t *testing.T) {
 			t.Errorf("services %v, calls %q", out.services, out.list)
 		}
 	})
+}
+
+// The state is written in parts, and read as a whole.
+func TestWrittenStateIsThatOfTheFile(t *testing.T) {
+	all := []*lb.Service{stored("a/a"), stored("a/b"), stored("a/c")}
+	nodes := []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+	for n := range len(all) + 1 {
+		want := clusterState{Nodes: nodes}
+		if n > 0 {
+			want.Services = all[:n]
+		}
+		f := state.New(t.TempDir(), "cluster", clusterStateVersion)
+		if err := f.Write(func(w io.Writer) error { return writeState(w, all[:n], nodes) }); err != nil {
+			t.Fatal(err)
+		}
+		var got clusterState
+		if found, err := f.Load(&got); !found || err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%d services: %t, %v\n got %+v\nwant %+v", n, found, err, got, want)
+		}
+	}
 }

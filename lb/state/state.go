@@ -3,15 +3,19 @@
 package state
 
 import (
+	"bufio"
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/google/renameio/v2"
 )
@@ -44,7 +48,9 @@ func (f *File) Load(v any) (found bool, err error) {
 		return false, err
 	}
 	header, body, _ := bytes.Cut(text, []byte("\n"))
-	if want := f.header(body); string(header) != want {
+	sum := sha256.New()
+	sum.Write(body)
+	if want := strings.TrimSuffix(f.header(sum), "\n"); string(header) != want {
 		return false, fmt.Errorf("%s: %w: the first line is %.120q, want %q", f.path, ErrDamaged, header, want)
 	}
 	if err := json.Unmarshal(body, v); err != nil {
@@ -55,19 +61,45 @@ func (f *File) Load(v any) (found bool, err error) {
 
 // Save replaces the file. Only root may read it.
 func (f *File) Save(v any) error {
-	body, err := json.Marshal(v)
-	if err != nil {
-		return fmt.Errorf("%s: %w", f.path, err)
-	}
+	return f.Write(func(w io.Writer) error {
+		body, err := json.Marshal(v)
+		if err == nil {
+			_, err = w.Write(body)
+		}
+		return err
+	})
+}
+
+// Write replaces the file, as Save does, with the JSON that body writes. So a large value need not be in memory twice.
+func (f *File) Write(body func(io.Writer) error) error {
 	dir := filepath.Dir(f.path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	text := append([]byte(f.header(body)+"\n"), body...)
-	return renameio.WriteFile(f.path, text, 0o600, renameio.WithTempDir(dir))
+	file, err := renameio.NewPendingFile(f.path, renameio.WithTempDir(dir), renameio.WithPermissions(0o600),
+		renameio.WithExistingPermissions())
+	if err != nil {
+		return err
+	}
+	defer file.Cleanup()
+	sum := sha256.New()
+	if _, err := io.WriteString(file, f.header(sum)); err != nil { // replaced below, when the checksum is known
+		return err
+	}
+	w := bufio.NewWriterSize(io.MultiWriter(file, sum), 64<<10)
+	if err := body(w); err != nil {
+		return fmt.Errorf("%s: %w", f.path, err)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if _, err := file.WriteAt([]byte(f.header(sum)), 0); err != nil {
+		return err
+	}
+	return file.CloseAtomicallyReplace()
 }
 
-func (f *File) header(body []byte) string {
-	sum := sha256.Sum256(body)
-	return fmt.Sprintf("steelyard %s %d %s", f.name, f.version, hex.EncodeToString(sum[:]))
+// header is the first line of a file with this checksum. Its length is that of every other one.
+func (f *File) header(sum hash.Hash) string {
+	return fmt.Sprintf("steelyard %s %d %s\n", f.name, f.version, hex.EncodeToString(sum.Sum(nil)))
 }
