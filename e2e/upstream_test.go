@@ -177,8 +177,8 @@ func (u *upstream) serverImage(t *testing.T) kube.Image {
 		},
 	}
 	for _, name := range []string{
-		"dash", "nc.openbsd", "wget", "curl", "cat", "date", "dd", "env", "getent", "grep", "head", "ls", "mkdir", "sed",
-		"seq", "sleep", "sort", "tail", "timeout", "touch", "tr", "true", "uniq", "wc",
+		"dash", "nc.openbsd", "wget", "curl", "cat", "date", "dd", "env", "getent", "grep", "head", "ls", "mkdir",
+		"sed", "seq", "sleep", "sort", "tail", "timeout", "touch", "tr", "true", "uniq", "wc",
 	} {
 		program, err := exec.LookPath(name)
 		if err != nil {

@@ -178,8 +178,8 @@ const rollout = 1000
 
 // requestsTable has what one restart asks the API server for, and a rolling restart, which does so once for each node.
 func requestsTable(c cluster.Result) table {
-	t := table{title: fmt.Sprintf("Requests to the API server: of one restart, the average of %d, and of a rolling restart "+
-		"of %d nodes, extrapolated from that", c.Restarts, rollout)}
+	t := table{title: fmt.Sprintf("Requests to the API server: of one restart, the average of %d, and of a rolling "+
+		"restart of %d nodes, extrapolated from that", c.Restarts, rollout)}
 	t.head = []string{"request"}
 	programs := slices.Sorted(maps.Keys(c.Requests))
 	sum := map[string]float64{}
