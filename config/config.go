@@ -88,6 +88,8 @@ type BGP struct {
 	// LongLivedRestartTime is how long peers keep the routes after RestartTime, with the lowest preference (RFC 9494);
 	// 0: not at all. Whole seconds of 24 bits; RestartTime is not 0.
 	LongLivedRestartTime time.Duration
+	// MaxRoutes is how many prefixes are announced at most.
+	MaxRoutes int
 	// GracefulShutdown is how long routes have the lowest preference before they are withdrawn because of a drain or
 	// the end of the agent, up to 10 s; 0: they are withdrawn at once.
 	GracefulShutdown time.Duration
@@ -110,6 +112,10 @@ type Peer struct {
 	ListenRange     netip.Prefix
 	ASN             uint32 // 0 with External
 	External        bool   // any AS but the own
+	LocalASN        uint32 // towards the peer; 0: that of BGP
+	Passive         bool
+	ConnectRetry    time.Duration // between two attempts to connect, in the mean
+	Keepalive       time.Duration // between two KEEPALIVEs; 0: a third of the hold time
 	Port            uint16
 	Password        Secret        // TCP MD5 (RFC 2385), 1 to 80 bytes; zero: none configured
 	HoldTime        time.Duration // 0, or whole seconds from 3 to 65535 (RFC 4271 §4.2)
@@ -163,6 +169,7 @@ type Pool struct {
 	Priority        int  // lower first
 	ExternalIPs     bool // Services may have its addresses as spec.externalIPs
 	Attributes      Attributes
+	Prepend         int // as that of a Peer, for peers that have none
 	// AggregateV4 and AggregateV6 are the announced prefix lengths, of prefixes that are in the pool; 0: those of BGP.
 	AggregateV4, AggregateV6 int
 }

@@ -98,10 +98,12 @@ func TestDesign(t *testing.T) {
 			ASN: 64512, ListenPort: 179,
 			Peers: []Peer{{
 				Address: netip.MustParseAddr("192.0.2.1"), ASN: 64500, Port: 179, Password: NewSecret("good password"),
-				MaxReceived: 1000, HoldTime: 9 * time.Second, GracefulRestart: true, NodeSelector: "rack=a",
+				MaxReceived: 1000, HoldTime: 9 * time.Second, ConnectRetry: 2 * time.Second, GracefulRestart: true,
+				NodeSelector: "rack=a",
 			}},
 			Communities: []Community{{parts: [3]uint32{64512<<16 | 100}}},
 			LocalPref:   100, AggregateV4: 32, AggregateV6: 128, Weighted: true, RestartTime: 30 * time.Second,
+			MaxRoutes:        1000,
 			GracefulShutdown: 2 * time.Second,
 		},
 		L2: &L2{

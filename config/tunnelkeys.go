@@ -18,6 +18,9 @@ const seedWord = "seed:"
 // tunnelKeys reads the file of tunnel keys that a key names: one key a line, and at most one line with the hash seed.
 // Empty lines and lines that begin with # are skipped.
 func (t *table) tunnelKeys(key string) (keys []Secret, seed Secret) {
+	if i, ok := t.get(key); ok && i.value == "" {
+		return nil, Secret{}
+	}
 	i, name, text, ok := t.secretText(key, "/etc/steelyard/tunnel.key")
 	if !ok {
 		return nil, Secret{}

@@ -11,11 +11,14 @@ func defaultBGP() *BGP {
 	return &BGP{
 		ListenPort: 179, LocalPref: 100, AggregateV4: 32, AggregateV6: 128, Weighted: true,
 		RestartTime: 30 * time.Second, GracefulShutdown: 2 * time.Second,
+		MaxRoutes: 1000,
 	}
 }
 
 func defaultPeer() Peer {
-	return Peer{Port: 179, HoldTime: 9 * time.Second, MaxReceived: 1000, GracefulRestart: true}
+	return Peer{
+		Port: 179, HoldTime: 9 * time.Second, ConnectRetry: 2 * time.Second, MaxReceived: 1000, GracefulRestart: true,
+	}
 }
 
 func (d *decoder) bgp(t *table) *BGP {
@@ -41,6 +44,7 @@ func (d *decoder) bgp(t *table) *BGP {
 	b.Weighted = t.boolean("weighted", b.Weighted)
 	b.RestartTime = t.restartTime(b.RestartTime)
 	b.LongLivedRestartTime = t.longLivedRestartTime(b.RestartTime)
+	b.MaxRoutes = integer(t, "max_routes", b.MaxRoutes, 1, 1<<20)
 	b.GracefulShutdown = t.duration("graceful_shutdown", b.GracefulShutdown, 0, 10*time.Second)
 	return b
 }
@@ -57,6 +61,10 @@ func (t *table) asn() uint32 {
 	if !ok {
 		return 0
 	}
+	return i.asn()
+}
+
+func (i item) asn() uint32 {
 	n, ok := i.integer(1, 1<<32-1)
 	if !ok {
 		return 0
@@ -91,10 +99,17 @@ func (t *table) peerASN(own uint32) (asn uint32, external bool) {
 func (d *decoder) peer(t *table, asn uint32, seen map[netip.Addr]string) Peer {
 	p := defaultPeer()
 	d.neighbour(t, &p, seen)
+	if i, ok := t.get("local_asn"); ok && i.value != int64(0) {
+		p.LocalASN = i.asn()
+		asn = p.LocalASN
+	}
 	p.ASN, p.External = t.peerASN(asn)
 	p.Port = integer(t, "port", p.Port, 1, 65535)
 	p.Password = t.secret("password_file", "/etc/steelyard/peer.key", 1, 80) // TCP_MD5SIG_MAXKEYLEN
 	p.HoldTime = t.holdTime(p.HoldTime)
+	p.Keepalive = t.keepalive(p.HoldTime)
+	p.ConnectRetry = t.duration("connect_retry", p.ConnectRetry, time.Second, time.Hour)
+	p.Passive = t.boolean("passive", p.Passive)
 	p.MaxReceived = integer(t, "max_received", p.MaxReceived, 0, 1<<32-1)
 	p.Multihop = integer(t, "multihop", p.Multihop, 0, 255)
 	p.TTLSecurity = t.boolean("ttl_security", p.TTLSecurity)
@@ -221,7 +236,13 @@ func (t *table) restartTime(def time.Duration) time.Duration {
 // longLivedRestartTime has 24 bits of seconds in the capability (RFC 9494, section 3.1), which needs that of graceful
 // restart.
 func (t *table) longLivedRestartTime(restart time.Duration) time.Duration {
-	const key = "long_lived_restart_time"
+	key := "long_lived_restart_time"
+	if other := "long_lived"; t.has(other) {
+		if t.has(key) {
+			t.at(other).errorf("leave one of the two out", "is the same as %s", key)
+		}
+		key = other
+	}
 	r := t.duration(key, 0, 0, (1<<24-1)*time.Second)
 	i := t.at(key)
 	switch {
@@ -232,6 +253,25 @@ func (t *table) longLivedRestartTime(restart time.Duration) time.Duration {
 		i.errorf(`write restart_time = "1s" or more`, "needs graceful restart, and restart_time is 0")
 	default:
 		return r
+	}
+	return 0
+}
+
+// keepalive is the time between KEEPALIVEs; 0: a third of the hold time.
+func (t *table) keepalive(hold time.Duration) time.Duration {
+	k := t.duration("keepalive", 0, 0, 65535*time.Second)
+	i := t.at("keepalive")
+	switch {
+	case k == 0:
+	case hold == 0:
+		i.errorf("leave it out", `has no effect with hold_time = "0s"`)
+	case k < time.Second:
+		i.errorf(`write at least "1s"`, "%q is too short", i.value)
+	case k > hold/3:
+		i.errorf(fmt.Sprintf("write at most %q, a third of hold_time", short(hold/3)),
+			"%q is too long: the loss of one message would end the session", i.value)
+	default:
+		return k
 	}
 	return 0
 }

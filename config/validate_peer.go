@@ -81,6 +81,10 @@ func (d *decoder) ranges(b *BGP) {
 	seen := map[string]int{}
 	for n, p := range b.Peers {
 		key, value := "interface", p.Interface
+		if p.Passive && b.ListenPort == -1 {
+			item{d: d, path: "bgp.peers" + index(n) + ".passive"}.errorf("set listen_port, or leave it out",
+				"neither side would connect with listen_port = -1")
+		}
 		if p.ListenRange.IsValid() {
 			key, value = "listen_range", p.ListenRange.String()
 		}

@@ -71,6 +71,7 @@ func (d *decoder) pool(t *table) {
 	p.ExternalIPs = t.boolean("external_ips", p.ExternalIPs)
 	p.Priority = integer(t, "priority", p.Priority, -1<<31, 1<<31-1)
 	p.Attributes = t.attributes()
+	p.Prepend = integer(t, "prepend", p.Prepend, 0, 10)
 	p.AggregateV4, p.AggregateV6 = t.aggregates(0, 0)
 	t.done()
 	d.config.Pools = append(d.config.Pools, p)

@@ -32,19 +32,19 @@ func (s *Speaker) Configure(ctx context.Context, o Options) error {
 	earlier := s.resolved(&before)
 	s.setPeers()
 	if before.ASN != o.ASN || before.RouterID != o.RouterID {
-		s.wanted, _ = o.routesFor(s.vips)
+		s.wanted = s.routesNow(&o)
 		select {
 		case s.restart <- struct{}{}:
 		default:
 		}
 		return nil
 	}
-	err = s.changeExports(ctx, earlier)
+	err = s.changeExports(ctx, &before, earlier)
 	return errors.Join(err, s.reannounce(ctx, &before, &o))
 }
 
-// changeExports sends the routes again to the peers whose attributes differ.
-func (s *Speaker) changeExports(ctx context.Context, before []Peer) error {
+// changeExports sends the routes again to the peers whose attributes differ from those with the options o.
+func (s *Speaker) changeExports(ctx context.Context, o *Options, before []Peer) error {
 	s.attachMu.Lock()
 	defer s.attachMu.Unlock()
 	earlier := map[netip.Addr]Peer{}
@@ -54,7 +54,9 @@ func (s *Speaker) changeExports(ctx context.Context, before []Peer) error {
 	var changed []session
 	for _, n := range s.attached() {
 		p := earlier[n.peer.Address]
-		if p.Prepend != n.peer.Prepend || !reflect.DeepEqual(p.Attributes, n.peer.Attributes) {
+		now := s.options()
+		if p.Prepend != n.peer.Prepend || !reflect.DeepEqual(p.Attributes, n.peer.Attributes) ||
+			!reflect.DeepEqual(o.prepends(&p), now.prepends(&n.peer)) {
 			changed = append(changed, n)
 		}
 	}
@@ -124,13 +126,14 @@ func (s *Speaker) setPeers() {
 // reannounce sends the routes again that changed options concern. s.setMu is held.
 func (s *Speaker) reannounce(ctx context.Context, before, o *Options) error {
 	if s.server == nil {
-		s.wanted, _ = o.routesFor(s.vips)
+		s.wanted = s.routesNow(o)
 		return nil
 	}
-	if before.AggregateV4 == o.AggregateV4 && before.AggregateV6 == o.AggregateV6 && before.sameAttributes(o) {
+	if before.AggregateV4 == o.AggregateV4 && before.AggregateV6 == o.AggregateV6 &&
+		before.MaxRoutes == o.MaxRoutes && before.sameAttributes(o) {
 		return nil
 	}
-	wanted, _ := o.routesFor(s.vips) // its errors are those of the last Set
+	wanted := s.routesNow(o)
 	same := before.sameAttributes(o)
 	s.wanted = maps.Clone(wanted)
 	for p, weight := range s.installed {
@@ -149,6 +152,13 @@ func (s *Speaker) reannounce(ctx context.Context, before, o *Options) error {
 		return e
 	}
 	return err
+}
+
+// routesNow returns the routes of the last Set with these options; its errors are those of Set. s.setMu is held.
+func (s *Speaker) routesNow(o *Options) routes {
+	wanted, errs := o.routesFor(s.vips)
+	o.limit(wanted, s.wanted, s.vips, errs)
+	return wanted
 }
 
 // sameAttributes reports whether routes have the same attributes with both options.

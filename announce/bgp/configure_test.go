@@ -96,13 +96,14 @@ func TestAttributesOfPeersAndPools(t *testing.T) {
 		Ranges:     []lb.AddrRange{{From: vip4, To: vip4}},
 		Attributes: bgp.Attributes{MED: value(10), Communities: []uint32{64512<<16 | 2}},
 	}}
+	o.Pools[0].Prepend = 3
 	c := startChild(t, b.host, o)
 	other := netip.MustParseAddr("203.0.113.11")
 	c.set(vip4, other, vip6)
 	const to4, to6 = "show route all for 203.0.113.10", "show route all for 2001:db8:1::10"
-	r.await(to4, "BGP.med: 10", "BGP.community: (64512,1) (64512,2)", "BGP.as_path: 64512")
+	r.await(to4, "BGP.med: 10", "BGP.community: (64512,1) (64512,2)", "BGP.as_path: 64512 64512 64512 64512\n")
 	for _, to := range []string{to6, "show route all for 203.0.113.11"} {
-		out := r.await(to, "BGP.community: (64512,1)")
+		out := r.await(to, "BGP.community: (64512,1)", "BGP.as_path: 64512\n")
 		if strings.Contains(out, "med") || strings.Contains(out, "(64512,2)") {
 			t.Errorf("%s has attributes of the pool:\n%s", to, out)
 		}
@@ -115,7 +116,8 @@ func TestAttributesOfPeersAndPools(t *testing.T) {
 	o.Peers[0].Prepend = 2
 	c.configure(o)
 	for _, to := range []string{to4, to6} {
-		r.await(to, "BGP.med: 20", "(64512,3)", "BGP.large_community: (64512, 0, 3)", "BGP.as_path: 64512 64512 64512")
+		r.await(to, "BGP.med: 20", "(64512,3)", "BGP.large_community: (64512, 0, 3)")
+		r.await(to, "BGP.as_path: 64512 64512 64512\n")
 	}
 	c.setWeighted(lb.Announcement{VIP: vip4, Weight: 1, LowerPreference: true})
 	r.await(to4, "BGP.med: 4294967295", "(65535,0)", "(64512,3)")
@@ -134,6 +136,21 @@ func TestAttributesOfPeersAndPools(t *testing.T) {
 	if again := c.established(b.theirs[0][0]); !again.Equal(since) {
 		t.Errorf("the session is since %v, was since %v", again, since)
 	}
+}
+
+// Towards a peer, this node may have another AS, which is then the AS path, also after a reload, and is prepended.
+func TestLocalASN(t *testing.T) {
+	b, h, o := oneLink(t)
+	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64999; "+bothFamilies, "")
+	c := startChild(t, b.host, o)
+	c.set(vip4, vip6)
+	wantReason(t, c, b.theirs[0][0], "bad peer as")
+	o.Peers[0].LocalASN = 64999
+	c.configure(o)
+	r.await("show route all for 203.0.113.10", "BGP.as_path: 64999\n")
+	o.Peers[0].Prepend = 1
+	c.configure(o)
+	r.await("show route all for 2001:db8:1::10", "BGP.as_path: 64999 64999\n")
 }
 
 // The ASN and the port to listen on are changed.

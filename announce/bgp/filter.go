@@ -25,7 +25,12 @@ func (o *Options) only(p *Peer) filter {
 			ranges = append(ranges, pool.Ranges...)
 		}
 	}
-	// An aggregate may be of two adjacent ranges.
+	return filterOf(ranges)
+}
+
+// filterOf returns the prefixes of ranges. An aggregate may be of two adjacent ones.
+func filterOf(ranges []lb.AddrRange) filter {
+	ranges = slices.Clone(ranges)
 	slices.SortFunc(ranges, func(a, b lb.AddrRange) int { return a.From.Compare(b.From) })
 	f := filter{}
 	for i := 0; i < len(ranges); {

@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -42,6 +43,8 @@ type Options struct {
 	// LongLivedRestartTime is how long they keep the routes after that, with the lowest preference, in whole seconds of
 	// 24 bits (RFC 9494); 0: not at all.
 	LongLivedRestartTime time.Duration
+	// MaxRoutes is how many prefixes are announced; the others are an error of Set. 0: no limit.
+	MaxRoutes int
 	// GracefulShutdown is what Grace returns while a session is established (RFC 8326); 0: nothing.
 	GracefulShutdown time.Duration
 	// NextHopV4 and NextHopV6 are addresses of this node, used as next hop where neither the session nor the interface
@@ -63,6 +66,12 @@ type Peer struct {
 	// ASN is its AS number; 0 with External: it may have any but that of this node.
 	ASN      uint32
 	External bool
+	// LocalASN is the AS number of this node towards the peer; 0: that of Options.
+	LocalASN uint32
+	// Passive: this node does not connect to the peer.
+	Passive bool
+	// Retry is the mean time between two attempts to connect; 0: 2 s.
+	Retry time.Duration
 	// Port is its TCP port; 0: 179.
 	Port uint16
 	// Password is the TCP MD5 key (RFC 2385), at most 80 bytes; "": none.
@@ -70,6 +79,8 @@ type Peer struct {
 	// HoldTime is proposed to the peer, in whole seconds from 3 s to 65535 s; 0: no KEEPALIVEs, a lost peer is noticed
 	// only when sending to it fails. (RFC 4271, section 4.2.)
 	HoldTime time.Duration
+	// Keepalive is the time between KEEPALIVEs; 0, and at most, a third of the negotiated hold time.
+	Keepalive time.Duration
 	// MaxReceived is how many routes the peer may send before PeerStatus reports it; 0: any number. They are discarded.
 	MaxReceived uint32
 	// Multihop is the maximum distance of an eBGP peer in hops, 1 to 255; 0: directly connected. It does not apply to
@@ -97,6 +108,7 @@ type Pool struct {
 	Name   string
 	Ranges []lb.AddrRange
 	Attributes
+	Prepend int // as Peer.Prepend, for peers that have none
 	// AggregateV4 and AggregateV6 are the lengths of the announced prefixes, all of which are in the pool; 0: those of
 	// Options.
 	AggregateV4, AggregateV6 int
@@ -225,6 +237,9 @@ func (p Peer) withDefaults(asn uint32) (Peer, error) {
 	}
 	return p, errors.Join(errs...)
 }
+
+// localASN returns the AS number of this node towards the peer.
+func (p *Peer) localASN(o *Options) uint32 { return cmp.Or(p.LocalASN, o.ASN) }
 
 // name returns which neighbour p is.
 func (p *Peer) name() string {

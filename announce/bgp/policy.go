@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	api "github.com/osrg/gobgp/v3/api"
 	"github.com/osrg/gobgp/v3/pkg/server"
@@ -35,6 +36,9 @@ func setPolicies(ctx context.Context, srv *server.BgpServer, peers map[netip.Add
 		all = append(all, host)
 		sets = append(sets, &api.DefinedSet{DefinedType: api.DefinedType_NEIGHBOR, Name: name, List: []string{host}})
 		sets = append(sets, n.only.sets(name)...)
+		for _, p := range n.pools {
+			sets = append(sets, p.routes.sets(name+" from "+p.name)...)
+		}
 		out = append(out, n.statements(name, "ipv4", familyV4, n.hops.addr4)...)
 		out = append(out, n.statements(name, "ipv6", familyV6, n.hops.addr6)...)
 	}
@@ -84,12 +88,49 @@ type export struct {
 	asn  uint32 // to prepend
 	Attributes
 	prepend int
+	pools   []prepended
+}
+
+// prepended are the routes of a pool that have a prepend of their own.
+type prepended struct {
+	name   string
+	routes filter
+	times  int
+}
+
+// prepends returns those of the pools that a peer gets.
+func (o *Options) prepends(p *Peer) (all []prepended) {
+	for _, pool := range o.Pools {
+		if pool.Prepend > 0 && (len(p.Pools) == 0 || slices.Contains(p.Pools, pool.Name)) {
+			all = append(all, prepended{pool.Name, filterOf(pool.Ranges), pool.Prepend})
+		}
+	}
+	return all
 }
 
 // statements set the next hop and the attributes of local routes of a family to a peer, or reject them when there is no
 // next hop, or the peer gets none of the family. The preference of lowered routes is not changed.
-func (e *export) statements(peer, family string, f *api.Family, hop netip.Addr) []*api.Statement {
-	var in *api.MatchSet
+func (e *export) statements(peer, family string, f *api.Family, hop netip.Addr) (all []*api.Statement) {
+	v4 := f.Afi == api.Family_AFI_IP
+	only, some := e.only.condition(v4, peer)
+	for _, p := range e.pools {
+		if in, any := p.routes.condition(v4, peer+" from "+p.name); any && some {
+			all = append(all, e.statementsFor(peer, family+" from "+p.name, f, hop, in, p.times)...)
+		}
+	}
+	if !some {
+		hop = netip.Addr{}
+	}
+	return append(all, e.statementsFor(peer, family, f, hop, only, e.prepend)...)
+}
+
+// statementsFor are those for the routes that are in a set; nil: for all.
+func (e *export) statementsFor(
+	peer, family string, f *api.Family, hop netip.Addr, in *api.MatchSet, prepend int,
+) []*api.Statement {
+	if !hop.IsValid() {
+		in = nil
+	}
 	statement := func(name string, actions *api.Actions) *api.Statement {
 		return &api.Statement{
 			Name: name + family + " to " + peer,
@@ -100,11 +141,9 @@ func (e *export) statements(peer, family string, f *api.Family, hop netip.Addr) 
 			Actions: actions,
 		}
 	}
-	only, some := e.only.condition(f.Afi == api.Family_AFI_IP, peer)
-	if !hop.IsValid() || !some {
+	if !hop.IsValid() {
 		return []*api.Statement{statement("", &api.Actions{RouteAction: api.RouteAction_REJECT})}
 	}
-	in = only
 	actions := func() *api.Actions {
 		a := &api.Actions{
 			RouteAction: api.RouteAction_ACCEPT, Nexthop: &api.NexthopAction{Address: hop.WithZone("").String()},
@@ -128,8 +167,8 @@ func (e *export) statements(peer, family string, f *api.Family, hop netip.Addr) 
 				a.ExtCommunity.Communities = append(a.ExtCommunity.Communities, extText(c))
 			}
 		}
-		if e.prepend > 0 {
-			a.AsPrepend = &api.AsPrependAction{Asn: e.asn, Repeat: uint32(e.prepend)}
+		if prepend > 0 {
+			a.AsPrepend = &api.AsPrependAction{Asn: e.asn, Repeat: uint32(prepend)}
 		}
 		return a
 	}

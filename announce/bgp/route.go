@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -46,6 +47,31 @@ func (o *Options) routesFor(announcements []lb.Announcement) (routes, lb.VIPErro
 		}
 	}
 	return out, errs
+}
+
+// limit removes routes beyond MaxRoutes, those that are announced already last, and adds an error for each of their
+// VIPs.
+func (o *Options) limit(out, before routes, announcements []lb.Announcement, errs lb.VIPErrors) {
+	if o.MaxRoutes == 0 || len(out) <= o.MaxRoutes {
+		return
+	}
+	added := func(p netip.Prefix) int {
+		if _, had := before[p]; had {
+			return 0
+		}
+		return 1
+	}
+	all := slices.SortedFunc(maps.Keys(out), func(p, q netip.Prefix) int {
+		return cmp.Or(added(p)-added(q), p.Compare(q))
+	})
+	for _, p := range all[o.MaxRoutes:] {
+		delete(out, p)
+	}
+	for _, a := range announcements {
+		if _, kept := out[o.prefixOf(a.VIP.Unmap().WithZone(""))]; !kept && errs[a.VIP] == nil {
+			errs.Add(a.VIP, fmt.Errorf("%d routes are announced: no more than max_routes of [bgp]", o.MaxRoutes))
+		}
+	}
 }
 
 // prefixOf returns the prefix that is announced for a VIP.

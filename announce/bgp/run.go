@@ -132,10 +132,14 @@ func (s *Speaker) exports() map[netip.Addr]export {
 			return
 		}
 		e := export{
-			hops: p.nextHops, only: p.only, asn: s.o.ASN, Attributes: p.peer.Attributes, prepend: p.peer.Prepend,
+			hops: p.nextHops, only: p.only, asn: p.peer.localASN(&s.o), Attributes: p.peer.Attributes,
+			prepend: p.peer.Prepend,
 		}
-		if p.peer.ASN == s.o.ASN {
+		switch {
+		case p.peer.ASN == e.asn:
 			e.prepend = 0
+		case e.prepend == 0:
+			e.pools = s.o.prepends(&p.peer)
 		}
 		all[p.from] = e
 	})

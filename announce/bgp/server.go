@@ -96,8 +96,9 @@ func (srv *bgpServer) Observe(server.FSMOperation, time.Duration, time.Duration)
 	}
 }
 
-// addPeer adds the counterpart of an established session. The guard connects to it.
-func (srv *bgpServer) addPeer(ctx context.Context, from netip.Addr, asn uint32) error {
+// addPeer adds the counterpart of an established session. The guard connects to it. local is the AS number of this node
+// towards the peer, which is then the AS path; 0: that of Options.
+func (srv *bgpServer) addPeer(ctx context.Context, from netip.Addr, asn, local uint32) error {
 	family := func(f *api.Family) *api.AfiSafi {
 		return &api.AfiSafi{
 			Config:            &api.AfiSafiConfig{Family: f, Enabled: true},
@@ -105,7 +106,9 @@ func (srv *bgpServer) addPeer(ctx context.Context, from netip.Addr, asn uint32) 
 		}
 	}
 	return srv.AddPeer(ctx, &api.AddPeerRequest{Peer: &api.Peer{
-		Conf:      &api.PeerConf{NeighborAddress: from.String(), PeerAsn: asn, AuthPassword: srv.key},
+		Conf: &api.PeerConf{
+			NeighborAddress: from.String(), PeerAsn: asn, LocalAsn: local, AuthPassword: srv.key,
+		},
 		Transport: &api.Transport{PassiveMode: true},
 		Timers:    &api.Timers{Config: &api.TimersConfig{HoldTime: 65535, KeepaliveInterval: 21845}},
 		AfiSafis:  []*api.AfiSafi{family(familyV4), family(familyV6)},

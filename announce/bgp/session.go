@@ -67,9 +67,10 @@ func newSession(p Peer, only filter, from netip.Addr) *session {
 // config returns the configuration of the guard for the peer.
 func (p *Peer) config(o *Options) guard.Config {
 	c := guard.Config{
-		Address: p.Address, Port: p.Port, ASN: p.ASN, Password: p.Password, HoldTime: p.HoldTime, TTL: p.ttl(o.ASN),
+		Address: p.Address, Port: p.Port, ASN: p.ASN, Password: p.Password, HoldTime: p.HoldTime,
+		TTL: p.ttl(p.localASN(o)), LocalASN: p.LocalASN, Keepalive: p.Keepalive, Retry: p.Retry,
 		Source: p.Source, Routes: o.only(p).String(),
-		ExtendedNextHop: p.Interface != "", Passive: p.ListenRange.IsValid(),
+		ExtendedNextHop: p.Interface != "", Passive: p.Passive || p.ListenRange.IsValid(),
 	}
 	if p.TTLSecurity {
 		c.MinTTL = 256 - max(p.Multihop, 1)

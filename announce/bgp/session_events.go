@@ -29,13 +29,13 @@ func (s *Speaker) attach(ctx context.Context, e guard.Session) (guard.Backend, e
 	p.attached, p.local, p.has4, p.has6 = true, e.Local, e.V4, e.V6
 	p.extended, p.asn = e.ExtendedNextHop, e.ASN
 	p.nextHops = p.nextHopsNow(&s.o)
-	from := p.from
+	from, local := p.from, p.peer.LocalASN
 	s.mu.Unlock()
 	s.trackWithdrawals(e.Peer)
 	if err := setPolicies(ctx, srv.BgpServer, s.exports()); err != nil {
 		return guard.Backend{}, err
 	}
-	if err := srv.addPeer(ctx, from, e.ASN); err != nil {
+	if err := srv.addPeer(ctx, from, e.ASN, local); err != nil {
 		return guard.Backend{}, fmt.Errorf("add the peer: %w", err)
 	}
 	return guard.Backend{At: srv.at, From: from, Key: srv.key}, nil

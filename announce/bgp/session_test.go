@@ -99,6 +99,11 @@ func TestConfig(t *testing.T) {
 			func(c *guard.Config) { c.TTL, c.MinTTL = 255, 254 }},
 		{"graceful restart", func(p *Peer) { p.GracefulRestart = true },
 			func(c *guard.Config) { c.RestartTime = 30 * time.Second }},
+		{"other times", func(p *Peer) { p.Keepalive, p.Retry = time.Second, time.Minute },
+			func(c *guard.Config) { c.Keepalive, c.Retry = time.Second, time.Minute }},
+		{"passive", func(p *Peer) { p.Passive = true }, func(c *guard.Config) { c.Passive = true }},
+		{"internal by another local AS", func(p *Peer) { p.LocalASN, p.Multihop = 64500, 3 },
+			func(c *guard.Config) { c.LocalASN, c.TTL = 64500, 0 }},
 		{"no hold time", func(p *Peer) { p.HoldTime = 0 }, func(c *guard.Config) { c.HoldTime = 0 }},
 	} {
 		p, w := base, want

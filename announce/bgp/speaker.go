@@ -108,6 +108,7 @@ func (s *Speaker) Set(ctx context.Context, announcements []lb.Announcement) erro
 	defer s.setMu.Unlock()
 	o := s.options()
 	wanted, errs := o.routesFor(announcements)
+	o.limit(wanted, s.wanted, announcements, errs)
 	if s.kept.Load() {
 		return errs.OrNil()
 	}

@@ -158,25 +158,28 @@ func bgpOptions(cfg *config.Config, facts node, log *slog.Logger) bgp.Options {
 	o := bgp.Options{
 		ASN: c.ASN, RouterID: facts.routerID, ListenPort: c.ListenPort, LocalPref: c.LocalPref,
 		AggregateV4: c.AggregateV4, AggregateV6: c.AggregateV6, Weighted: c.Weighted,
-		RestartTime: c.RestartTime, GracefulShutdown: c.GracefulShutdown, LongLivedRestartTime: c.LongLivedRestartTime,
-		NextHopV4: facts.address4, NextHopV6: facts.address6, Log: log,
+		RestartTime: c.RestartTime, GracefulShutdown: c.GracefulShutdown, MaxRoutes: c.MaxRoutes,
+		LongLivedRestartTime: c.LongLivedRestartTime,
+		NextHopV4:            facts.address4, NextHopV6: facts.address6, Log: log,
 	}
 	o.Communities, o.LargeCommunities, o.ExtCommunities = communities(c.Communities)
 	for _, p := range cfg.Pools {
 		chosen := func(peer config.Peer) bool { return slices.Contains(peer.Pools, p.Name) }
 		a := attributes(p.Attributes)
-		if a.Empty() && p.AggregateV4+p.AggregateV6 == 0 && !slices.ContainsFunc(c.Peers, chosen) {
+		if a.Empty() && p.AggregateV4+p.AggregateV6+p.Prepend == 0 && !slices.ContainsFunc(c.Peers, chosen) {
 			continue // it is like no pool: its change concerns no session
 		}
 		o.Pools = append(o.Pools, bgp.Pool{
-			Name: p.Name, Ranges: p.Ranges, Attributes: a, AggregateV4: p.AggregateV4, AggregateV6: p.AggregateV6,
+			Name: p.Name, Ranges: p.Ranges, Attributes: a, Prepend: p.Prepend,
+			AggregateV4: p.AggregateV4, AggregateV6: p.AggregateV6,
 		})
 	}
 	for _, p := range c.Peers {
 		o.Peers = append(o.Peers, bgp.Peer{
 			Address: p.Address, Interface: p.Interface, ListenRange: p.ListenRange, ASN: p.ASN,
-			External: p.External, Port: p.Port,
-			Password: p.Password.Reveal(), HoldTime: p.HoldTime,
+			External: p.External, LocalASN: p.LocalASN, Port: p.Port, Passive: p.Passive, Retry: p.ConnectRetry,
+			Keepalive: p.Keepalive,
+			Password:  p.Password.Reveal(), HoldTime: p.HoldTime,
 			MaxReceived: p.MaxReceived, Multihop: p.Multihop, TTLSecurity: p.TTLSecurity, Source: p.Source,
 			GracefulRestart: p.GracefulRestart && c.RestartTime > 0, BFD: bgp.BFD{
 				Interval: p.BFD.Interval, Multiplier: uint8(p.BFD.Multiplier), Multihop: p.BFD.Multihop,

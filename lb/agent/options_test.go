@@ -49,10 +49,12 @@ local_pref = 200
 restart_time = "45s"
 long_lived_restart_time = "1h"
 graceful_shutdown = "3s"
+max_routes = 9
 weighted = true
 peers = [
   { address = "192.0.2.254", asn = 64500, port = 1790, hold_time = "9s", multihop = 3, source = "192.0.2.1",
-    graceful_restart = false, bfd = true, pools = ["public"] },
+    graceful_restart = false, bfd = true, pools = ["public"], local_asn = 64999, passive = true, keepalive = "1s",
+    connect_retry = "7s" },
   { address = "2001:db8::fe", asn = 64501, ttl_security = true },
   { interface = "eth2", asn = 64500 },
   { listen_range = "192.0.2.0/24", asn = 64500 },
@@ -66,6 +68,7 @@ addresses = ["203.0.113.0/28"]
 name = "internal"
 addresses = ["198.51.100.0/28"]
 aggregate_v4 = 28
+prepend = 1
 
 [[pool]]
 name = "other"
@@ -74,12 +77,12 @@ addresses = ["198.51.100.128/28"]
 	cfg.BGP.AggregateV4, cfg.BGP.AggregateV6 = 24, 64
 	want := bgp.Options{
 		ASN: 64512, RouterID: facts.routerID, ListenPort: 1179, LocalPref: 200, Weighted: true,
-		RestartTime: 45 * time.Second, LongLivedRestartTime: time.Hour, GracefulShutdown: 3 * time.Second,
+		RestartTime: 45 * time.Second, LongLivedRestartTime: time.Hour, GracefulShutdown: 3 * time.Second, MaxRoutes: 9,
 		Communities: []uint32{64512<<16 + 1}, LargeCommunities: [][3]uint32{{64512, 2, 3}},
 		ExtCommunities: [][8]byte{{0, 2, 252, 0, 0, 0, 0, 100}},
 		Pools: []bgp.Pool{ // the last one is like no pool
 			{Name: "public", Ranges: cfg.Pools[0].Ranges},
-			{Name: "internal", Ranges: cfg.Pools[1].Ranges, AggregateV4: 28},
+			{Name: "internal", Ranges: cfg.Pools[1].Ranges, AggregateV4: 28, Prepend: 1},
 		},
 		AggregateV4: 24, AggregateV6: 64, NextHopV4: facts.address4, NextHopV6: facts.address6,
 		Peers: []bgp.Peer{
@@ -87,20 +90,20 @@ addresses = ["198.51.100.128/28"]
 				Address: ip("192.0.2.254"), ASN: 64500, Port: 1790, HoldTime: 9 * time.Second, MaxReceived: 1000,
 				Multihop: 3, Pools: []string{"public"},
 				BFD:    bgp.BFD{Interval: 100 * time.Millisecond, Multiplier: 3, Multihop: true, MinTTL: 253},
-				Source: ip("192.0.2.1"),
+				Source: ip("192.0.2.1"), LocalASN: 64999, Passive: true, Retry: 7 * time.Second, Keepalive: time.Second,
 			},
 			{
 				Address: ip("2001:db8::fe"), ASN: 64501, Port: 179, HoldTime: cfg.BGP.Peers[1].HoldTime,
-				MaxReceived: 1000,
+				MaxReceived: 1000, Retry: 2 * time.Second,
 				TTLSecurity: true, GracefulRestart: true,
 			},
 			{
 				Interface: "eth2", ASN: 64500, Port: 179, HoldTime: cfg.BGP.Peers[1].HoldTime, MaxReceived: 1000,
-				GracefulRestart: true,
+				GracefulRestart: true, Retry: 2 * time.Second,
 			},
 			{
 				ListenRange: netip.MustParsePrefix("192.0.2.0/24"), ASN: 64500, Port: 179,
-				HoldTime: cfg.BGP.Peers[1].HoldTime, MaxReceived: 1000, GracefulRestart: true,
+				HoldTime: cfg.BGP.Peers[1].HoldTime, MaxReceived: 1000, GracefulRestart: true, Retry: 2 * time.Second,
 			},
 		},
 	}

@@ -221,11 +221,15 @@ func (c *conn) write(ctx context.Context, b []byte, hold time.Duration) error {
 	return nil
 }
 
-// keepAlive sends KEEPALIVEs: to the peer in a third of the hold time, and to the backend.
+// keepAlive sends KEEPALIVEs: to the peer in a third of the hold time or earlier, and to the backend.
 func (c *conn) keepAlive(ctx context.Context, hold time.Duration) error {
 	var tick <-chan time.Time
 	if hold > 0 {
-		t := time.NewTicker(hold / 3)
+		interval := hold / 3
+		if c.cfg.Keepalive > 0 {
+			interval = min(interval, c.cfg.Keepalive)
+		}
+		t := time.NewTicker(interval)
 		defer t.Stop()
 		tick = t.C
 	}

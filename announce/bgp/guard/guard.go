@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -39,12 +40,18 @@ type Config struct {
 	Port     uint16
 	ASN      uint32
 	Password string
+	LocalASN uint32        // towards this peer; 0: that of Options
 	HoldTime time.Duration // in whole seconds; 0: no KEEPALIVEs
-	TTL      int           // of sent packets; 0: the default of the kernel
-	MinTTL   int           // of accepted packets; 0: any
-	Source   netip.Addr    // zero: the kernel chooses it
-	Device   string        // interface or VRF; empty: any
-	Passive  bool          // do not connect
+	// Keepalive is the time between KEEPALIVEs from the next session on, at most a third of the negotiated hold time;
+	// 0: that third.
+	Keepalive time.Duration
+	// Retry is the mean time between two attempts to connect; 0: 2 s.
+	Retry   time.Duration
+	TTL     int        // of sent packets; 0: the default of the kernel
+	MinTTL  int        // of accepted packets; 0: any
+	Source  netip.Addr // zero: the kernel chooses it
+	Device  string     // interface or VRF; empty: any
+	Passive bool       // do not connect
 	// ExtendedNextHop offers that IPv4 routes have an IPv6 next hop (RFC 8950).
 	ExtendedNextHop bool
 	// RestartTime is that of graceful restart (RFC 4724); 0: no graceful restart.
@@ -202,6 +209,7 @@ func (c Config) sameConnection(other *Config) bool {
 	}
 	c.Password, c.RestartTime, c.TTL, c.MinTTL = other.Password, other.RestartTime, other.TTL, other.MinTTL
 	c.Passive, c.LongLived = other.Passive, other.LongLived
+	c.Keepalive, c.Retry = other.Keepalive, other.Retry
 	return c == *other
 }
 
@@ -210,7 +218,7 @@ func (c *Config) endFor(other *Config, stays bool) error {
 	switch {
 	case !stays:
 		return cease(ceaseDeconfigured, "the peer is removed")
-	case c.RestartTime > 0 && other.RestartTime > 0 && c.ASN == other.ASN:
+	case c.RestartTime > 0 && other.RestartTime > 0 && c.ASN == other.ASN && c.LocalASN == other.LocalASN:
 		return errReconnect
 	}
 	return cease(ceaseChanged, "the configuration of the peer is changed")
@@ -269,8 +277,8 @@ func (g *Guard) open(c *Config, restarted bool) Open {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return Open{
-		ASN: g.o.ASN, HoldTime: uint16(c.HoldTime / time.Second), ID: g.o.RouterID, V4: true, V6: true,
-		FourOctetAS: true, RouteRefresh: true, Hostname: g.o.Hostname,
+		ASN: cmp.Or(c.LocalASN, g.o.ASN), HoldTime: uint16(c.HoldTime / time.Second), ID: g.o.RouterID,
+		V4: true, V6: true, FourOctetAS: true, RouteRefresh: true, Hostname: g.o.Hostname,
 		GracefulRestart: c.RestartTime > 0, RestartTime: uint16(c.RestartTime / time.Second),
 		LongLived: uint32(c.LongLived / time.Second), Restarted: restarted, Forwarded: true,
 		ExtendedNextHop: c.ExtendedNextHop,

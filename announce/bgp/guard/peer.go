@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -11,7 +12,7 @@ import (
 )
 
 const (
-	// dialRetry is the mean time between two attempts to connect.
+	// dialRetry is the default of Config.Retry.
 	dialRetry = 2 * time.Second
 	// A session that lasted less than flapThreshold, or was refused, is followed by the next attempt after idleTime.
 	flapThreshold = 5 * time.Second
@@ -97,6 +98,9 @@ func (p *peer) run(ctx context.Context) {
 				}
 			}
 		case cfg := <-p.updates:
+			if p.cfg.Load().Passive && !cfg.Passive {
+				retry.Reset(0)
+			}
 			p.update(&cfg)
 		case c := <-p.accepted:
 			p.begin(ctx, c, false)
@@ -190,7 +194,7 @@ func (p *peer) handle(ctx context.Context, event any, retry *time.Timer) {
 				p.g.o.Event(Event{Peer: p.cfg.Load().Address, Old: p.state, New: Active, Err: e.err, Dial: true})
 				p.state = Active
 			}
-			retry.Reset(jitter(dialRetry))
+			retry.Reset(p.retry())
 			return
 		}
 		p.begin(ctx, e.c, true)
@@ -244,7 +248,7 @@ func (p *peer) ended(e ended, retry *time.Timer) {
 	var n *Error
 	if errors.As(e.err, &n) && n.Code == codeCease && n.Subcode == ceaseCollision && was != Established {
 		if len(p.conns) == 0 {
-			retry.Reset(jitter(dialRetry))
+			retry.Reset(p.retry())
 		}
 		return
 	}
@@ -259,6 +263,9 @@ func (p *peer) ended(e ended, retry *time.Timer) {
 	retry.Reset(wait)
 	p.publish(e.err)
 }
+
+// retry returns the time until the next attempt to connect.
+func (p *peer) retry() time.Duration { return jitter(cmp.Or(p.cfg.Load().Retry, dialRetry)) }
 
 // publish reports a change of the state, or why a connection has ended.
 func (p *peer) publish(err error) {
