@@ -49,8 +49,8 @@ func NoPeers(
 		for i, p := range c.BGP.Peers {
 			if what := n.NoPeer(p.Address.WithZone("")); what != "" && int(p.Port) == c.BGP.ListenPort {
 				key := config.KeyOf("bgp.peers", i, "address")
-				fail(r, key, "write that of the router; for another daemon of this machine, set listen_port to another port",
-					"%s is %s", p.Address, what)
+				const hint = "write that of the router; for another daemon of this machine, change listen_port"
+				fail(r, key, hint, "%s is %s", p.Address, what)
 			}
 		}
 	}
