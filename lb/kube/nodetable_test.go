@@ -185,6 +185,13 @@ func TestNodesOfTheTable(t *testing.T) {
 		if got := fmt.Sprint(watched()); got != "[nodes metadata.name=n1 table]" {
 			t.Errorf("watches %s", got)
 		}
+		lists := 0
+		for _, a := range client.Actions() {
+			lists += count(a.Matches("list", "configmaps"))
+		}
+		if lists != 1 { // a restart of 1,000 agents asks for each 1,000 times
+			t.Errorf("%d lists of the table; want that of the watch alone", lists)
+		}
 		client.CoreV1().Nodes().Create(t.Context(), node("n3", "192.0.2.3"), meta.CreateOptions{})
 		step("n3 appears", "[192.0.2.1 192.0.2.2 192.0.2.3]")
 		client.CoreV1().Nodes().Delete(t.Context(), "n2", meta.DeleteOptions{})
@@ -248,4 +255,11 @@ func TestNodesWithoutRights(t *testing.T) {
 		}
 		stop()
 	})
+}
+
+func count(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }

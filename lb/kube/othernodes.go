@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	core "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 
@@ -75,12 +76,17 @@ func (s *Source) watchOthers(ctx context.Context) {
 		read := make(chan struct{})
 		go func() {
 			defer close(read)
-			if awaitTable(ctx, s.o.Client, s.o.Namespace, func(err error) {
-				s.o.Log.Warn("node table not read; every Node is watched instead", "err", err,
-					"fix", "apply the Role of steelyard manifest")
-				close(refused)
-			}) {
-				o.watchTable(ctx)
+			said := false
+			for err := o.watchTable(ctx); err != nil; err = o.watchTable(ctx) {
+				if !said {
+					said = true
+					s.o.Log.Warn("node table not read; every Node is watched instead", "err", err,
+						"fix", "apply the Role of steelyard manifest")
+					close(refused)
+				}
+				if !awaitTable(ctx, s.o.Client, s.o.Namespace, func(error) {}) {
+					return
+				}
 			}
 		}()
 		select {
@@ -91,8 +97,9 @@ func (s *Source) watchOthers(ctx context.Context) {
 	o.watchNodes(ctx)
 }
 
-// watchTable follows the node table until ctx ends, and returns when it has been read.
-func (o *otherNodes) watchTable(ctx context.Context) {
+// watchTable follows the node table until ctx ends, and returns when it has been read. When the API server refuses
+// that, it returns the error.
+func (o *otherNodes) watchTable(ctx context.Context) error {
 	informer, start := tableInformer(o.o.Client, o.o.Namespace)
 	put := func(x any) { o.shard(x.(*core.ConfigMap)) }
 	// One that is deleted stays in force: who writes the table makes it again.
@@ -101,10 +108,24 @@ func (o *otherNodes) watchTable(ctx context.Context) {
 	})
 	if err != nil {
 		o.o.Log.Error("node table not watched", "err", err)
-		return
+		return nil
 	}
-	start(ctx.Done())
-	cache.WaitForCacheSync(ctx.Done(), synced.HasSynced)
+	watch, end := context.WithCancelCause(ctx)
+	err = informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
+		if apierrors.IsForbidden(err) && !synced.HasSynced() {
+			end(err)
+			return
+		}
+		cache.DefaultWatchErrorHandler(ctx, r, err)
+	})
+	if err != nil {
+		o.o.Log.Error("node table not watched", "err", err)
+	}
+	start(watch.Done())
+	if cache.WaitForCacheSync(watch.Done(), synced.HasSynced) || ctx.Err() != nil {
+		return nil
+	}
+	return context.Cause(watch)
 }
 
 // shard takes over a ConfigMap of the table.

@@ -4,7 +4,8 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"fmt"
+	"errors"
+	"io"
 	"net/http"
 	"net/netip"
 	"regexp"
@@ -125,7 +126,7 @@ func (b *bench) restart(ctx context.Context, r *Result) error {
 		{"kube-proxy", func() (err error) {
 			proxy, err = b.control.StartKubeProxy(node.Host)
 			return err
-		}, func() error { return healthy(ctx, node.Host) }, func() error {
+		}, func() error { return synced(ctx, node.Host) }, func() error {
 			proxy.Kill()
 			return nil
 		}},
@@ -180,19 +181,24 @@ func (b *bench) restart(ctx context.Context, r *Result) error {
 	return nil
 }
 
-// healthy waits until kube-proxy has written its rules.
-func healthy(ctx context.Context, h *lab.Host) error {
-	client := &http.Client{Transport: &http.Transport{DialContext: h.Dial, DisableKeepAlives: true}}
-	_, err := lab.Until(ctx, 10*time.Minute, "kube-proxy is healthy", func() error {
-		resp, err := client.Get("http://127.0.0.1:10256/healthz")
+// ruleTime is when kube-proxy has written its rules. Its health endpoint answers before.
+var ruleTime = regexp.MustCompile(`(?m)^kubeproxy_sync_proxy_rules_last_timestamp_seconds(\{.*\})? [1-9]`)
+
+// synced waits until kube-proxy has written its rules.
+func synced(ctx context.Context, h *lab.Host) error {
+	client := &http.Client{Timeout: 10 * time.Second,
+		Transport: &http.Transport{DialContext: h.Dial, DisableKeepAlives: true}}
+	_, err := lab.Until(ctx, 5*time.Minute, "kube-proxy has written its rules", func() error {
+		resp, err := client.Get("http://127.0.0.1:10249/metrics")
 		if err != nil {
 			return err
 		}
 		defer resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			return fmt.Errorf("%s", resp.Status)
+		text, err := io.ReadAll(resp.Body)
+		if err == nil && !ruleTime.Match(text) {
+			err = errors.New("not yet")
 		}
-		return nil
+		return err
 	})
 	return err
 }
