@@ -93,11 +93,10 @@ type Source struct {
 	newProbing atomic.Pointer[Probing] // of SetProbing, as newPools
 
 	// Only Run's goroutine uses these, and of o what SetPools and SetProbing replace.
-	put  map[string]*lb.Service
-	held map[string]time.Time // since when a fault withholds the addresses of a service
-	// endpoints has those of a service in any condition: zero, or until when a removed one is passed on as deleted.
-	endpoints     map[string]map[netip.AddrPort]time.Time
-	own           *core.Node // this node; nil: the API server has none
+	put           map[string]*lb.Service
+	held          map[string]time.Time // since when a fault withholds the addresses of a service
+	endpoints     map[string]seen      // of services
+	own           *core.Node           // this node; nil: the API server has none
 	top           topology
 	tunnelSources []netip.Addr // that are set, sorted; nil: none were
 }
@@ -124,7 +123,7 @@ func nameOf(s *core.Service) string { return s.Namespace + "/" + s.Name }
 func New(o Options) (*Source, error) {
 	s := &Source{
 		o: o, put: map[string]*lb.Service{}, held: map[string]time.Time{},
-		endpoints: map[string]map[netip.AddrPort]time.Time{},
+		endpoints: map[string]seen{},
 		queue:     workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
 	}
 	s.conditions = newConditions(o, func(service string) { s.queue.Add(service) })

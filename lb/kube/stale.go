@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -14,59 +15,60 @@ import (
 // so one update alone may never reach the datapath.
 const staleEndpointTTL = time.Minute
 
+// seen are the endpoints of a service, in any condition.
+type seen struct {
+	present []netip.AddrPort             // in its slices at last, sorted
+	removed map[netip.AddrPort]time.Time // from them, and until when they are passed on as deleted; nil: none
+}
+
 // addStale adds the endpoints that a service had and no longer has to now, as deleted backends. The datapath then ends
 // their flows, and a client that keeps its source port (UDP) is balanced anew at once. An endpoint counts in any
 // condition: most are terminating before they are removed, and have no new flows then.
 func (s *Source) addStale(name string, now *lb.Service) {
-	seen := s.endpoints[name]
-	if seen == nil {
-		seen = map[netip.AddrPort]time.Time{}
-		s.endpoints[name] = seen
+	before, x := s.endpoints[name], seen{present: s.present(name)}
+	keep := func(at netip.AddrPort, until time.Time) {
+		if _, present := slices.BinarySearchFunc(x.present, at, netip.AddrPort.Compare); present {
+			return
+		}
+		if x.removed == nil {
+			x.removed = map[netip.AddrPort]time.Time{}
+		}
+		x.removed[at] = until
 	}
-	present := s.present(name)
-	for at, until := range seen {
-		switch {
-		case present[at]:
-		case until.IsZero():
-			seen[at] = time.Now().Add(staleEndpointTTL)
-		case time.Now().After(until):
-			delete(seen, at)
+	for at, until := range before.removed {
+		if !time.Now().After(until) {
+			keep(at, until)
 		}
 	}
-	for at := range present {
-		seen[at] = time.Time{}
+	for _, at := range before.present {
+		keep(at, time.Now().Add(staleEndpointTTL))
 	}
-	var stale []netip.AddrPort
-	for at, until := range seen {
-		if !until.IsZero() {
-			stale = append(stale, at)
-		}
-	}
-	slices.SortFunc(stale, netip.AddrPort.Compare)
-	for i := range now.Ports {
-		for _, at := range stale {
-			deleted := lb.Backend{Addr: at.Addr(), Port: at.Port(), Deleted: true}
+	s.endpoints[name] = x
+	for _, at := range slices.SortedFunc(maps.Keys(x.removed), netip.AddrPort.Compare) {
+		deleted := lb.Backend{Addr: at.Addr(), Port: at.Port(), Deleted: true}
+		for i := range now.Ports {
 			now.Ports[i].Backends = append(now.Ports[i].Backends, deleted)
 		}
 	}
 }
 
 // present returns the endpoints in the slices of a service, whatever their conditions.
-func (s *Source) present(name string) map[netip.AddrPort]bool {
-	at := map[netip.AddrPort]bool{}
+func (s *Source) present(name string) (all []netip.AddrPort) {
 	found, _ := s.slices.ByIndex(serviceOf, name) // the index exists
 	for _, x := range found {
 		slice := x.(*discovery.EndpointSlice)
+		all = slices.Grow(all, len(slice.Ports)*len(slice.Endpoints))
 		for _, p := range slice.Ports {
 			if p.Port == nil {
 				continue
 			}
 			for _, e := range slice.Endpoints {
 				if x, ok := toEndpoint(e, uint16(*p.Port)); ok {
-					at[x.at] = true
+					all = append(all, x.at)
 				}
 			}
 		}
 	}
-	return at
+	slices.SortFunc(all, netip.AddrPort.Compare)
+	return slices.Compact(all)
 }

@@ -93,8 +93,8 @@ func TestStaleEndpointsExpire(t *testing.T) {
 				t.Errorf("step %d: deleted %s; want %s", i, got, step.want)
 			}
 		}
-		if n := len(f.endpoints[webName]); n != 0 {
-			t.Errorf("%d endpoints are remembered", n)
+		if x := f.endpoints[webName]; len(x.present)+len(x.removed) != 0 {
+			t.Errorf("remembered: %v", x)
 		}
 	})
 }
