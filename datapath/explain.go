@@ -168,7 +168,7 @@ func (d *Datapath) explainReply(q lb.Question, e *lb.Explanation, x syExplained)
 	v := d.verifier
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.look()
+	v.look(false)
 	e.Reply = d.reasons[x.Reply]
 	switch {
 	case e.Action != "forward":

@@ -29,9 +29,9 @@ func (o *syObjects) pinnedMaps() map[string]*ebpf.Map {
 // repairPins pins the maps and links again whose pins were removed, or are hidden by another mount: without them the
 // next agent would begin without flows, and could not replace the programs.
 func (d *Datapath) repairPins() error {
-	missing := map[string]*ebpf.Map{}
+	missing, pinned := map[string]*ebpf.Map{}, d.pins.list()
 	note := func(path string, m *ebpf.Map) {
-		if errors.Is(unix.Access(path, unix.F_OK), unix.ENOENT) {
+		if !pinned[path] && errors.Is(unix.Access(path, unix.F_OK), unix.ENOENT) {
 			missing[path] = m
 		}
 	}
@@ -58,6 +58,23 @@ func (d *Datapath) repairPins() error {
 		d.repairs.made("pins", "maps and links pinned again", "maps", len(missing), "links", links, "path", d.pins.dir)
 	}
 	return err
+}
+
+// list returns the paths of the pinned maps. It is cheaper than a look at each: large configurations have hundreds.
+func (p *pins) list() map[string]bool {
+	all := map[string]bool{}
+	for _, dir := range []string{p.dir, filepath.Dir(p.chunk("x"))} {
+		f, err := os.Open(dir)
+		if err != nil {
+			continue
+		}
+		names, _ := f.Readdirnames(-1) // what is not listed is looked at
+		f.Close()
+		for _, name := range names {
+			all[filepath.Join(dir, name)] = true
+		}
+	}
+	return all
 }
 
 // repairChain makes the tail call work again: without its target, packets that come out of tunnels are lost.

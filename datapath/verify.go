@@ -19,6 +19,9 @@ const (
 	clearAfter = time.Second
 	// sweepTime is the time in which all frontends are verified while nothing changes.
 	sweepTime = time.Minute
+	// rareTicks is how many ticks are between two looks at what seldom changes without a notification: pins, routes to
+	// clients and to backends.
+	rareTicks = 2
 	// minChecks is the least number of frontends that are verified at a time.
 	minChecks = 16
 	// maxPause bounds the pause between two verifications while the network changes all the time.
@@ -48,6 +51,7 @@ type verifier struct {
 	view     view
 	failed   map[triedBackend]int // made packets that failed in this round, by backend
 	took     time.Duration        // of the last round after a change
+	rounds   int
 }
 
 // condition is a fault that is observed again and again.
@@ -136,9 +140,14 @@ func (v *verifier) tick() {
 // round verifies the node, the frontends with a fault, and n of the queue.
 func (v *verifier) round(found changes, n int) {
 	now := time.Now()
-	faults := v.repair(found)
+	v.rounds++
+	rare := found != (changes{}) || v.rounds%rareTicks == 0
+	if rare {
+		v.repairPins()
+	}
+	faults := v.repair(found, rare)
 	v.node.observe(strings.Join(faults, "; "), now)
-	v.look()
+	v.look(rare)
 	v.reroutes.probe(v.d.services.accept)
 	n = min(n, len(v.queue))
 	next := v.queue[:n]
@@ -156,16 +165,23 @@ func (v *verifier) round(found changes, n int) {
 	v.warn(found, now)
 }
 
-// repair restores the programs, the pins and the settings of the kernel, and returns what cannot be restored.
-func (v *verifier) repair(found changes) (faults []string) {
+// repairPins restores the pins. No packet needs them.
+func (v *verifier) repairPins() {
 	v.warned.notPinned = ""
-	if err := v.d.repairPins(); err != nil { // no packet needs them
+	if err := v.d.repairPins(); err != nil {
 		v.warned.notPinned = err.Error()
 	}
+}
+
+// repair restores the programs and the settings of the kernel, and returns what cannot be restored. Follow: it also
+// attaches the programs where routes lead.
+func (v *verifier) repair(found changes, follow bool) (faults []string) {
 	if err := v.d.repairChain(); err != nil {
 		faults = append(faults, err.Error())
 	}
-	v.d.uplinks.follow(v.d.needed())
+	if follow {
+		v.d.uplinks.follow(v.d.needed())
+	}
 	v.d.uplinks.repairForwarding()
 	return append(faults, v.d.uplinks.repair(found.links, v.made())...)
 }
@@ -191,11 +207,13 @@ func (v *verifier) made() []byte {
 	return nil
 }
 
-// look reads what the made packets are compared with.
-func (v *verifier) look() {
+// look reads what the made packets are compared with, and chooses their clients anew, or for the first time.
+func (v *verifier) look(choose bool) {
 	v.view = v.d.uplinks.view()
 	v.view.own = v.d.tunnels.addresses()
-	v.clients.choose(v.view)
+	if choose || !v.clients.v4.IsValid() {
+		v.clients.choose(v.view)
+	}
 	v.routers.look(time.Now(), v.d.gc.recentClients(), v.d.services.routers)
 	v.failed = map[triedBackend]int{}
 	v.warned.notRun = ""
@@ -210,8 +228,8 @@ func (v *verifier) applied(updates []*frontendUpdate) {
 		v.postpone(changes{links: true, routes: true}, err)
 		return
 	}
-	v.d.uplinks.follow(v.d.needed())
-	v.look()
+	v.d.uplinks.follow(v.d.services.interfaces(updates))
+	v.look(false)
 	now := time.Now()
 	for _, u := range updates {
 		if u.err != nil {

@@ -101,7 +101,7 @@ func TestClientsOfShortConnections(t *testing.T) {
 			v := fx.d.verifier
 			v.mu.Lock()
 			defer v.mu.Unlock()
-			v.look()
+			v.look(true)
 			text = v.lostClients(sample, start.Add(at))
 			return nil
 		})

@@ -30,15 +30,26 @@ func (s *services) subject(f lb.Frontend) (subject, bool) {
 	return subject{state.plan, backends}, true
 }
 
-// interfaces returns the indexes of the interfaces by which backends on other nodes are reached.
-func (s *services) interfaces() (indexes []int) {
+// interfaces returns the indexes of the interfaces by which backends on other nodes are reached: those of some updates,
+// or with nil of all frontends.
+func (s *services) interfaces(of []*frontendUpdate) (indexes []int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	seen := map[int]bool{0: true, loopbackIndex: true}
-	for _, b := range s.backends.byAddr {
-		if !b.local && !seen[b.nic] {
+	note := func(b *backend) {
+		if b != nil && !b.local && !seen[b.nic] {
 			seen[b.nic] = true
 			indexes = append(indexes, b.nic)
+		}
+	}
+	for _, u := range of {
+		for _, id := range u.ids {
+			note(s.backends.byID[id])
+		}
+	}
+	if of == nil {
+		for _, b := range s.backends.byAddr {
+			note(b)
 		}
 	}
 	slices.Sort(indexes)
@@ -48,7 +59,7 @@ func (s *services) interfaces() (indexes []int) {
 // needed returns the indexes of the interfaces that routes to backends, and to Options.Reach, make necessary, and with
 // Options.FollowRoutes those to clients behind routers.
 func (d *Datapath) needed() []int {
-	indexes, reach, finder := d.services.interfaces(), d.o.Reach, &sourceFinder{}
+	indexes, reach, finder := d.services.interfaces(nil), d.o.Reach, &sourceFinder{}
 	if d.o.FollowRoutes {
 		for _, far := range []farAddrs{far4, far6} {
 			if a, n := widest(far.all()); n > 0 {
