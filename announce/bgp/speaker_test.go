@@ -202,7 +202,7 @@ restart time 1h23m20s: want whole seconds, 1s to 4095s
 IPv4 next hop ::1: want an IPv4 address
 IPv6 next hop fe80::1: want a global IPv6 address
 peer fe80::1: a link-local address needs its interface, as in fe80::1%eth0
-peer fe80::1: ASN is required
+peer fe80::1: want either ASN or External
 peer fe80::1: password has 81 bytes, the kernel accepts 80
 peer fe80::1: hold time 1s: want 0, or whole seconds, 3s to 65535s
 peer fe80::1: multihop 300: want 0 to 255
