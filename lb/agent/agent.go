@@ -40,6 +40,7 @@ type Options struct {
 	restart  chan os.Signal   // announceRestart; nil: none
 	network  *machine.Network // read by New
 	problems *problems        // set by New
+	api      *apiDialer       // set by complete
 
 	open func(datapath.Options) (forwarder, error) // nil: openDatapath; tests have one in memory
 }
@@ -49,6 +50,7 @@ func (o Options) complete() (Options, error) {
 	o.PinPath = cmp.Or(o.PinPath, datapath.DefaultPinPath)
 	o.StateDir = cmp.Or(o.StateDir, datapath.DefaultStateDir)
 	o.KeepDir = cmp.Or(o.KeepDir, os.Getenv("STATE_DIRECTORY"), o.StateDir)
+	o.api = new(apiDialer)
 	if o.open == nil {
 		o.open = openDatapath
 	}

@@ -36,7 +36,7 @@ func Allocate(ctx context.Context, configFile, version string, w io.Writer) erro
 	level := new(slog.LevelVar)
 	log := newLogger(w, cfg.Log, level)
 	klog.SetSlogLogger(log)
-	client, err := newClient(cfg.Kubernetes.Kubeconfig, version, 0, nil)
+	client, err := newClient(cfg.Kubernetes.Kubeconfig, version, 0, new(apiDialer).dial)
 	if err != nil {
 		return fmt.Errorf("kubernetes: %w", err)
 	}
@@ -90,7 +90,7 @@ func newAllocation(
 	if err != nil {
 		return nil, err
 	}
-	lease, err := newClient(cfg.Kubernetes.Kubeconfig, version, leaseTimeout, nil)
+	lease, err := newClient(cfg.Kubernetes.Kubeconfig, version, leaseTimeout, new(apiDialer).dial)
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}

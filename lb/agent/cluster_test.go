@@ -103,7 +103,8 @@ func runCluster(t *testing.T, lists map[string]any, proxy, healthz string) *lbte
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := newCluster(Options{Config: cfg, Log: discard, KeepDir: t.TempDir()}, facts, engine, engine, nil)
+	o := Options{Config: cfg, Log: discard, KeepDir: t.TempDir(), api: new(apiDialer)}
+	c, err := newCluster(o, facts, engine, engine, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

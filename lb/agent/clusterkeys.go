@@ -55,7 +55,7 @@ func openClusterKeys(o Options) (*clusterKeys, error) {
 	if err != nil {
 		c.log.Warn("tunnel keys of an earlier run not read", "err", err)
 	}
-	client, err := newClient(o.Config.Kubernetes.Kubeconfig, o.Version, 0, nil)
+	client, err := newClient(o.Config.Kubernetes.Kubeconfig, o.Version, 0, o.api.dial)
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}

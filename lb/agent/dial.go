@@ -4,9 +4,14 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"net"
+	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // dialInterval is the delay between two attempts to connect to the API server, dialTimeout the bound of one attempt.
@@ -35,16 +40,78 @@ func (r *reachability) awaySince() time.Time {
 	return time.Time{}
 }
 
+// lostAfter is how long the API server may not acknowledge data, or probes of an idle connection, which begin after
+// probeIdle. Its address may be one that the nodes announce: when a router moves the connection to another node, which
+// does not know it, nobody answers. The client itself would notice it after 45 seconds.
+const (
+	lostAfter = 10 * time.Second
+	probeIdle = 5 * time.Second
+)
+
+// apiDialer connects to the API server. When its address is a VIP that this node knows and does not answer, it connects
+// to an endpoint of that service: a node cannot reach a VIP by itself (source_is_local), and it may be the only one, or
+// the one that the router chooses. TLS verifies the same name either way. Nil knows none.
+type apiDialer struct {
+	// endpoints returns those of the VIP and port of an address; nil: none is known.
+	endpoints atomic.Pointer[func(address string) []string]
+}
+
+// directTimeout bounds an attempt to connect while there is another way.
+const directTimeout = time.Second
+
+func (a *apiDialer) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	var direct []string
+	if a != nil {
+		if f := a.endpoints.Load(); f != nil {
+			direct = (*f)(address)
+		}
+	}
+	if len(direct) == 0 {
+		return dialAPI(ctx, network, address, dialTimeout)
+	}
+	conn, err := dialAPI(ctx, network, address, directTimeout)
+	for _, i := range rand.Perm(len(direct)) {
+		if err == nil || ctx.Err() != nil {
+			break
+		}
+		var failed error
+		if conn, failed = dialAPI(ctx, network, direct[i], directTimeout); failed == nil {
+			return conn, nil
+		}
+	}
+	return conn, err
+}
+
+// dialAPI connects such that a connection that is lost ends.
+func dialAPI(ctx context.Context, network, address string, timeout time.Duration) (net.Conn, error) {
+	d := net.Dialer{
+		Timeout: timeout,
+		KeepAliveConfig: net.KeepAliveConfig{
+			Enable: true, Idle: probeIdle, Interval: time.Second, Count: int((lostAfter - probeIdle) / time.Second),
+		},
+		Control: func(network, _ string, raw syscall.RawConn) (err error) {
+			if !strings.HasPrefix(network, "tcp") {
+				return nil
+			}
+			outer := raw.Control(func(fd uintptr) {
+				ms := int(lostAfter / time.Millisecond)
+				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, ms)
+			})
+			return errors.Join(outer, err)
+		},
+	}
+	return d.DialContext(ctx, network, address)
+}
+
 // retryingDial returns a dial function that retries until it is connected or its context ends. The Kubernetes client
 // backs off after each failure, and reconnects a watch up to a minute after the API server is back; with this dial it
 // does so within dialInterval.
 func retryingDial(
-	log *slog.Logger, r *reachability,
+	log *slog.Logger, r *reachability, a *apiDialer,
 ) func(ctx context.Context, network, address string) (net.Conn, error) {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
-		d := net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}
 		for since := (time.Time{}); ; {
-			conn, err := d.DialContext(ctx, network, address)
+			conn, err := a.dial(ctx, network, address)
 			r.dialed(err)
 			switch {
 			case err == nil && !since.IsZero():

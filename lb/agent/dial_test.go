@@ -2,10 +2,18 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
+	"net/netip"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
 func TestRetryingDial(t *testing.T) {
@@ -16,7 +24,7 @@ func TestRetryingDial(t *testing.T) {
 	at := l.Addr().String()
 	l.Close()
 	away := new(reachability)
-	dial := retryingDial(slog.New(slog.DiscardHandler), away)
+	dial := retryingDial(slog.New(slog.DiscardHandler), away, nil)
 
 	ctx, cancel := context.WithTimeout(t.Context(), dialInterval/2)
 	defer cancel()
@@ -43,5 +51,101 @@ func TestRetryingDial(t *testing.T) {
 	}
 	if took := time.Since(start); took < dialInterval/2 || took > 3*dialInterval {
 		t.Errorf("connected after %s", took)
+	}
+}
+
+// A connection to the API server ends within seconds when nobody answers any more, whether it is idle or has sent a
+// request: a router may have moved it to a node that does not know it.
+func TestLostConnectionEnds(t *testing.T) {
+	labtest.Root(t)
+	l := labtest.New(t)
+	node, server := labtest.Host(t, l, "node"), labtest.Host(t, l, "server")
+	end := func(h *lab.Host, address string) lab.End {
+		return lab.End{Host: h, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix(address)}}
+	}
+	if err := l.Link(end(node, "192.0.2.1/24"), end(server, "192.0.2.2/24"), lab.LinkOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := server.Listen(t.Context(), "tcp", "192.0.2.2:6443")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	var idle, busy net.Conn
+	err = node.Do(func() (err error) {
+		if idle, err = new(apiDialer).dial(t.Context(), "tcp", "192.0.2.2:6443"); err == nil {
+			busy, err = new(apiDialer).dial(t.Context(), "tcp", "192.0.2.2:6443")
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer idle.Close()
+	defer busy.Close()
+	if out, err := server.Run(t.Context(), "ip", "route", "add", "blackhole", "192.0.2.1"); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if _, err := busy.Write([]byte("request")); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]net.Conn{"idle": idle, "busy": busy} {
+		_ = c.SetReadDeadline(time.Now().Add(25 * time.Second)) // the default of Go is 30 s before the first probe
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, syscall.ETIMEDOUT) {
+			t.Errorf("the %s connection: %v; want a timeout of TCP", name, err)
+		}
+	}
+}
+
+// An address that does not answer is a VIP of a service that was known when the API server was there: one of its
+// endpoints is reached instead. The node cannot reach its own VIPs.
+func TestEndpointInsteadOfAnOwnVIP(t *testing.T) {
+	listen := func() (net.Listener, uint16) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l, uint16(l.Addr().(*net.TCPAddr).Port)
+	}
+	server, target := listen()
+	defer server.Close()
+	closed, port := listen()
+	closed.Close()
+	vip := netip.AddrPortFrom(ip("127.0.0.1"), port)
+	s := stored("api")
+	s.VIPs = []netip.Addr{vip.Addr()}
+	s.Ports = []lb.ServicePort{{
+		Port: lb.Port{Port: port, Protocol: lb.TCP, Target: target},
+		Backends: []lb.Backend{
+			{Addr: ip("127.0.0.1"), Port: 1, Weight: 1, Deleted: true}, {Addr: ip("127.0.0.1"), Weight: 1},
+		},
+	}}
+	dir := t.TempDir()
+	file := state.New(dir, "cluster", clusterStateVersion)
+	if err := file.Save(clusterState{Services: []*lb.Service{s}}); err != nil {
+		t.Fatal(err)
+	}
+	for name, learn := range map[string]func(*lastKnown){
+		"of the file":    (*lastKnown).replay,
+		"of the cluster": func(l *lastKnown) { l.Put(s) },
+	} {
+		out := &puts{services: map[string]*lb.Service{}}
+		known := newLastKnown(out, func([]netip.Addr) error { return nil }, dir, discard)
+		a, endpoints := new(apiDialer), known.endpoints
+		a.endpoints.Store(&endpoints)
+		if c, err := a.dial(t.Context(), "tcp", vip.String()); err == nil {
+			c.Close()
+			t.Errorf("%s: connected before the service is known", name)
+		}
+		learn(known)
+		c, err := a.dial(t.Context(), "tcp", vip.String())
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		c.Close()
+		if at := known.endpoints("api.example:6443"); at != nil {
+			t.Errorf("%s: endpoints of a name: %q", name, at)
+		}
 	}
 }

@@ -75,11 +75,11 @@ func newCluster(
 	k := o.Config.Kubernetes
 	log := component(o.Log, "kubernetes")
 	c := cluster{away: new(reachability)}
-	client, err := newClient(k.Kubeconfig, o.Version, 0, retryingDial(log, c.away))
+	client, err := newClient(k.Kubeconfig, o.Version, 0, retryingDial(log, c.away, o.api))
 	if err != nil {
 		return cluster{}, fmt.Errorf("kubernetes: %w", err)
 	}
-	lease, err := newClient(k.Kubeconfig, o.Version, leaseTimeout, nil)
+	lease, err := newClient(k.Kubeconfig, o.Version, leaseTimeout, o.api.dial)
 	if err != nil {
 		return cluster{}, fmt.Errorf("kubernetes: %w", err)
 	}
@@ -91,6 +91,8 @@ func newCluster(
 
 	known := newLastKnown(sink, setTunnelSources, o.KeepDir, log)
 	known.away = c.away.awaySince
+	endpoints := known.endpoints
+	o.api.endpoints.Store(&endpoints)
 	c.tasks = append(c.tasks, task{"last known state of the cluster", known.run})
 	options := kubeOptions(o.Config, facts)
 	options.Booted, options.Namespace = booted(), ownNamespace()
@@ -182,7 +184,7 @@ func booted() time.Time {
 const clientQPS, clientBurst = 400, 800
 
 // newClient returns a client of the API server. kubeconfig "": that of the pod. timeout bounds each request, 0: no
-// bound. dial nil: the default.
+// bound.
 func newClient(
 	kubeconfig, version string, timeout time.Duration,
 	dial func(ctx context.Context, network, address string) (net.Conn, error),

@@ -34,6 +34,7 @@ type lastKnown struct {
 	synced   bool            // the source has put all services
 	live     bool            // the source has put something
 	replayed map[string]bool // put from the file, and not by the source
+	stored   []*lb.Service   // of the file, as replayed
 	dirty    bool
 }
 
@@ -83,6 +84,7 @@ func (l *lastKnown) Complete(source string) {
 		l.Sink.Delete(name)
 	}
 	clear(l.replayed)
+	l.stored = nil
 	l.Sink.Complete(source)
 }
 
@@ -93,6 +95,32 @@ func (l *lastKnown) tunnelSources(nodes []netip.Addr) error {
 	l.nodes = slices.Clone(nodes)
 	l.mu.Unlock()
 	return l.setNodes(nodes)
+}
+
+// endpoints returns the endpoints of the service that has an address and port, for apiDialer.
+func (l *lastKnown) endpoints(address string) (all []string) {
+	at, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, s := range slices.AppendSeq(slices.Clone(l.stored), maps.Values(l.services)) {
+		if !slices.Contains(s.VIPs, at.Addr()) {
+			continue
+		}
+		for _, p := range s.Ports {
+			if p.Port.Port != at.Port() || p.Protocol != lb.TCP {
+				continue
+			}
+			for _, b := range p.Backends {
+				if to := b.On(p.Port).String(); !b.Deleted && !slices.Contains(all, to) {
+					all = append(all, to)
+				}
+			}
+		}
+	}
+	return all
 }
 
 // Times of lastKnown: how long a start waits for an API server that is away, and for one that is slow; and how often
@@ -147,6 +175,7 @@ func (l *lastKnown) replay() {
 		l.replayed[s.Name] = true
 		l.Sink.Put(probedDirectly(s))
 	}
+	l.stored = stored.Services
 	l.Sink.Complete(kube.Name)
 	l.log.Warn("the API server does not answer; its last known state is in force",
 		"services", len(stored.Services), "file", l.file.Path())

@@ -19,7 +19,7 @@ import (
 func TestRetryingDialIntervals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
-		dial := retryingDial(slog.New(slog.NewTextHandler(&log, nil)), new(reachability))
+		dial := retryingDial(slog.New(slog.NewTextHandler(&log, nil)), new(reachability), nil)
 		socket := filepath.Join(t.TempDir(), "s")
 		logged := func(unreachable, again int) {
 			t.Helper()
