@@ -65,3 +65,23 @@ func TestDatagramsLeaveEndpointsThatDoNotServe(t *testing.T) {
 		}
 	}
 }
+
+// Conditions that are not set are true, except terminating (discovery/v1; pkg/proxy/endpointslicecache.go).
+func TestUnsetConditions(t *testing.T) {
+	yes, no := true, false
+	for _, tt := range []struct {
+		conditions                  discovery.EndpointConditions
+		ready, serving, terminating bool
+	}{
+		{discovery.EndpointConditions{}, true, true, false},
+		{discovery.EndpointConditions{Ready: &no}, false, true, false},
+		{discovery.EndpointConditions{Ready: &no, Terminating: &yes}, false, true, true},
+		{discovery.EndpointConditions{Serving: &no}, true, false, false},
+	} {
+		e := discovery.Endpoint{Addresses: []string{"10.0.0.1"}, Conditions: tt.conditions}
+		x, ok := toEndpoint(e, 8080)
+		if !ok || x.ready != tt.ready || x.serving != tt.serving || x.terminating != tt.terminating {
+			t.Errorf("%v: %t, %+v; want %+v", tt.conditions, ok, x, tt)
+		}
+	}
+}

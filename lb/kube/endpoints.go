@@ -71,8 +71,8 @@ func protocolOf(p *core.Protocol) core.Protocol {
 	return *p
 }
 
-// toEndpoint applies the defaults of the API to the conditions: ready is true, serving is ready, terminating is false.
-// It returns false for an endpoint without a valid address.
+// toEndpoint applies the defaults of the API to the conditions: ready and serving are true, terminating is false. It
+// returns false for an endpoint without a valid address.
 func toEndpoint(e discovery.Endpoint, port uint16) (x endpoint, ok bool) {
 	if len(e.Addresses) == 0 {
 		return x, false
@@ -83,10 +83,7 @@ func toEndpoint(e discovery.Endpoint, port uint16) (x endpoint, ok bool) {
 	}
 	x.at = netip.AddrPortFrom(addr, port)
 	x.ready = e.Conditions.Ready == nil || *e.Conditions.Ready
-	x.serving = x.ready
-	if e.Conditions.Serving != nil {
-		x.serving = *e.Conditions.Serving
-	}
+	x.serving = e.Conditions.Serving == nil || *e.Conditions.Serving
 	x.terminating = e.Conditions.Terminating != nil && *e.Conditions.Terminating
 	if e.NodeName != nil {
 		x.node = *e.NodeName
