@@ -68,8 +68,10 @@ func openBackends(o *syObjects, c *chunks, filter *addrFilter, log *slog.Logger)
 		s.byAddr[b.at], s.byID[b.id] = b, b
 		s.hosts[b.at.Addr()]++
 		s.next = b.id + 1
-		if err := filter.add(b.at.Addr(), syAddrKindADDR_BACKEND); err != nil {
-			return nil, err
+		if !isNode(b.at) {
+			if err := filter.add(b.at.Addr(), syAddrKindADDR_BACKEND); err != nil {
+				return nil, err
+			}
 		}
 	}
 	for id := range s.next {
@@ -79,6 +81,10 @@ func openBackends(o *syObjects, c *chunks, filter *addrFilter, log *slog.Logger)
 	}
 	return s, nil
 }
+
+// isNode reports whether a target is a node to which packets are forwarded (lb.NodeForwarding), and not a server. Its
+// packets are no replies by nat: the filter does not have its address, or all that nodes send would be looked up.
+func isNode(at netip.AddrPort) bool { return at.Port() == 0 }
 
 // use returns the ids of p's targets, in their order, and counts a reference to each. The caller drops the references
 // with unuse, also after an error.
@@ -154,7 +160,12 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 	if err := s.objects.SyBackendLoad.Put(id, uint32(0)); err != nil {
 		return nil, fmt.Errorf("reset the load of backend %s: %w", at, err)
 	}
-	if err := errors.Join(s.filter.add(at.Addr(), syAddrKindADDR_BACKEND), s.write(b)); err != nil {
+	if !isNode(at) {
+		if err := s.filter.add(at.Addr(), syAddrKindADDR_BACKEND); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.write(b); err != nil {
 		return nil, err
 	}
 	if n := len(s.spare); n > 0 {
@@ -203,8 +214,10 @@ func (s *backends) release(unused func(id uint32) bool) {
 		delete(s.byAddr, at)
 		delete(s.byID, b.id)
 		s.spare = append(s.spare, b.id)
-		if err := s.filter.remove(at.Addr(), syAddrKindADDR_BACKEND); err != nil {
-			s.log.Warn("address of a backend not removed from the filter", "backend", at, "err", err)
+		if !isNode(at) {
+			if err := s.filter.remove(at.Addr(), syAddrKindADDR_BACKEND); err != nil {
+				s.log.Warn("address of a backend not removed from the filter", "backend", at, "err", err)
+			}
 		}
 		if s.hosts[at.Addr()]--; s.hosts[at.Addr()] == 0 {
 			delete(s.hosts, at.Addr())

@@ -203,10 +203,10 @@ var executedRows = []struct {
 	}},
 	{"to this node", "sy_xdp", true, delivered, toSelf},
 	{"to this node", "sy_tc_in", true, delivered, toSelf},
-	{"from this node", "sy_tc_out", true, delivered, func(fx *fixture) dptest.Packet {
-		return dptest.Packet{Src: fx.at("self", 22), Dst: fx.at("client", 40000), Proto: dptest.TCP,
-			Flags: dptest.ACK}
-	}},
+	{"from this node", "sy_tc_out", true, delivered, fromSelf},
+	{"from this node, one of a spread service", "sy_tc_out", true, func(fx *fixture) {
+		fx.nodes(lb.TCP, "self", "b2")
+	}, fromSelf},
 }
 
 func fromClientWith(flags uint8) func(*fixture) dptest.Packet {
@@ -217,6 +217,10 @@ func toSelf(fx *fixture) dptest.Packet {
 	p := fx.fromClient(dptest.TCP, dptest.ACK)
 	p.Dst = fx.at("self", 22)
 	return p
+}
+
+func fromSelf(fx *fixture) dptest.Packet {
+	return dptest.Packet{Src: fx.at("self", 22), Dst: fx.at("client", 40000), Proto: dptest.TCP, Flags: dptest.ACK}
 }
 
 // knownFlow opens the flow of fromClient by nat.
