@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -136,6 +137,9 @@ func (s *backends) unuse(ids []uint32) {
 func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 	keyed := contains(s.members, at.Addr())
 	if b, ok := s.byAddr[at]; ok {
+		if b.tables == 0 { // nothing was verified meanwhile
+			b.certain = b.firstHop
+		}
 		if b.local == local && b.keyed == keyed {
 			return b, nil
 		}
@@ -231,17 +235,8 @@ func (s *backends) release(unused func(id uint32) bool) {
 	}
 }
 
-// hostsInUse returns the addresses of the backends that a table has.
-func (s *backends) hostsInUse() (addrs []netip.Addr) {
-	seen := map[netip.Addr]bool{}
-	for at, b := range s.byAddr {
-		if b.tables > 0 && !seen[at.Addr()] {
-			seen[at.Addr()] = true
-			addrs = append(addrs, at.Addr())
-		}
-	}
-	return addrs
-}
+// allHosts returns the addresses of all backends, also of those that no table has: one that failed may come back.
+func (s *backends) allHosts() []netip.Addr { return slices.Collect(maps.Keys(s.hosts)) }
 
 // refresh replaces our source addresses towards backends by those found since. Flows keep the address they have.
 func (s *backends) refresh(finder *sourceFinder, found map[netip.Addr]sources) {
@@ -249,7 +244,7 @@ func (s *backends) refresh(finder *sourceFinder, found map[netip.Addr]sources) {
 	said := map[netip.Addr]bool{} // a host may have many ports
 	for at, b := range s.byAddr {
 		now, known := found[at.Addr()]
-		if !known || b.tables == 0 {
+		if !known {
 			continue
 		}
 		b.follow(now.firstHop)

@@ -90,7 +90,7 @@ func (f *sourceFinder) findEach(hosts []netip.Addr) map[netip.Addr]sources {
 // change that is missed in between causes another refresh.
 func (s *services) refreshSources() {
 	s.mu.Lock()
-	hosts := s.backends.hostsInUse()
+	hosts := s.backends.allHosts()
 	s.mu.Unlock()
 	finder := &sourceFinder{}
 	found := finder.findEach(hosts)
