@@ -5,9 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
@@ -107,21 +104,7 @@ func TestShortageIsNoFault(t *testing.T) {
 func TestProgramsThatMayNotBeExamined(t *testing.T) {
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
 	fx.service(lb.TCP, "b1")
-	fx.do(func() error {
-		prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-			Name: "foreign", Type: ebpf.XDP, License: "GPL",
-			Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, xdpPass), asm.Return()},
-		})
-		if err != nil {
-			return err
-		}
-		defer prog.Close()
-		nic, err := netlink.LinkByName("eth0")
-		if err != nil {
-			return err
-		}
-		return netlink.LinkSetXdpFd(nic, prog.FD())
-	})
+	fx.do(func() error { return dptest.AttachXDP("eth0", dptest.XDPPass) })
 	look := func() string {
 		fx.do(func() error { fx.d.verifier.changed(changes{links: true, routes: true}); return nil })
 		return strings.Join(fx.d.Warnings(), "; ")

@@ -12,11 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
-	"github.com/vishvananda/netlink"
 
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
@@ -95,37 +93,15 @@ func removePins(pattern string) func(*lab.Host) error {
 // attachXDP attaches a program with a constant result to eth0, in place of ours.
 func attachXDP(result int32) func(*lab.Host) error {
 	return func(h *lab.Host) error {
-		return h.Do(func() error {
-			prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
-				Name: "vandal", Type: ebpf.XDP, License: "GPL",
-				Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, result), asm.Return()},
-			})
-			if err != nil {
-				return err
-			}
-			defer prog.Close()
-			nic, err := netlink.LinkByName("eth0")
-			if err != nil {
-				return err
-			}
-			return netlink.LinkSetXdpFd(nic, prog.FD())
-		})
+		return h.Do(func() error { return dptest.AttachXDP("eth0", result) })
 	}
 }
 
 func detachXDP(h *lab.Host) error {
-	return h.Do(func() error {
-		nic, err := netlink.LinkByName("eth0")
-		if err != nil {
-			return err
-		}
-		return netlink.LinkSetXdpFd(nic, -1)
-	})
+	return h.Do(func() error { return dptest.DetachXDP("eth0") })
 }
 
 func nothing(*lab.Host) error { return nil }
-
-const xdpDrop, xdpPass = 1, 2
 
 // The balancer has 192.0.2.130 on eth0, towards the router, and 192.0.2.100 on eth1, towards the servers.
 var vandals = []vandal{
@@ -170,11 +146,11 @@ var vandals = []vandal{
 	{name: "MAC address of the uplink changed", do: commands("ip link set eth0 address 02:00:00:00:aa:01"),
 		undo: nothing},
 	{name: "MTU lowered", do: commands("ip link set eth1 mtu 1400"), undo: commands("ip link set eth1 mtu 1500")},
-	{name: "another XDP program that passes", mode: "tc", do: attachXDP(xdpPass), undo: detachXDP},
-	{name: "another XDP program that drops", mode: "tc", withdrawn: true, do: attachXDP(xdpDrop), undo: detachXDP},
+	{name: "another XDP program that passes", mode: "tc", do: attachXDP(dptest.XDPPass), undo: detachXDP},
+	{name: "another XDP program that drops", mode: "tc", withdrawn: true, do: attachXDP(dptest.XDPDrop), undo: detachXDP},
 	{name: "our XDP program replaced", mode: "xdp",
 		do: func(h *lab.Host) error {
-			return errors.Join(detachLinks("eth0:xdp")(h), attachXDP(xdpPass)(h))
+			return errors.Join(detachLinks("eth0:xdp")(h), attachXDP(dptest.XDPPass)(h))
 		}, undo: detachXDP},
 	{name: "NIC towards the servers deleted", do: commands("ip link delete eth1"), undo: nothing},
 }

@@ -1,0 +1,37 @@
+package dptest
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/vishvananda/netlink"
+)
+
+// Results of an XDP program (enum xdp_action).
+const XDPDrop, XDPPass = 1, 2
+
+// AttachXDP attaches an XDP program that is not ours, with a constant result, to an interface of the network namespace
+// of this thread.
+func AttachXDP(name string, result int32) error {
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "foreign", Type: ebpf.XDP, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, result), asm.Return()},
+	})
+	if err != nil {
+		return fmt.Errorf("load an XDP program: %w", err)
+	}
+	defer prog.Close()
+	return setXDP(name, prog.FD())
+}
+
+// DetachXDP removes it.
+func DetachXDP(name string) error { return setXDP(name, -1) }
+
+func setXDP(name string, fd int) error {
+	nic, err := netlink.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("interface %s: %w", name, err)
+	}
+	return netlink.LinkSetXdpFd(nic, fd)
+}
