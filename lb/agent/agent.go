@@ -41,6 +41,8 @@ type Options struct {
 	network  *machine.Network // read by New
 	problems *problems        // set by New
 	api      *apiDialer       // set by complete
+	// setLabels takes the labels of this node; set by New.
+	setLabels func(map[string]string)
 
 	open func(datapath.Options) (forwarder, error) // nil: openDatapath; tests have one in memory
 }
@@ -123,7 +125,7 @@ func New(o Options) (*Agent, error) {
 	registry.MustRegister(
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
-	announcers, err := newAnnouncers(o.Config, facts, registry, o.Log)
+	announcers, err := newAnnouncers(o.Config, facts, o.KeepDir, registry, o.Log)
 	if err != nil {
 		return nil, err
 	}
@@ -209,6 +211,7 @@ func (a *Agent) connect(
 		announcers.members.problems,
 	}
 	if o.Config.Kubernetes != nil {
+		o.setLabels = announcers.setLabels
 		c, err := newCluster(o, facts, a.engine, sink, func(nodes []netip.Addr) error {
 			sink.setNodes(nodes)
 			announcers.members.setNodes(nodes)

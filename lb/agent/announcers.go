@@ -35,7 +35,8 @@ type announcers struct {
 	keepRoutes func()
 	// configure applies a changed [bgp]; nil: there was none at the start.
 	configure func(*config.Config) error
-	members   *membership // nil: none
+	setLabels func(map[string]string) // of the Node of this machine
+	members   *membership             // nil: none
 	tasks     []task
 }
 
@@ -43,17 +44,18 @@ type announcers struct {
 const configureTimeout = 30 * time.Second
 
 func newAnnouncers(
-	cfg *config.Config, facts node, registry *prometheus.Registry, log *slog.Logger,
+	cfg *config.Config, facts node, keepDir string, registry *prometheus.Registry, log *slog.Logger,
 ) (announcers, error) {
 	byKind := map[lb.AnnouncerKind]lb.Announcer{}
 	out := announcers{
 		peers: func() []lb.PeerStatus { return nil }, problems: func() []string { return nil },
 		sent:      func(netip.Addr) ([]lb.SentRoute, bool) { return nil, false },
 		conflicts: conflicts{bgp: cfg.BGP != nil}, keepRoutes: func() {},
-		grace: func([]lb.AnnouncerKind) time.Duration { return 0 },
+		grace: func([]lb.AnnouncerKind) time.Duration { return 0 }, setLabels: func(map[string]string) {},
 	}
 	if cfg.BGP != nil {
-		speaker, err := bgp.New(bgpOptions(cfg, facts, component(log, "bgp")))
+		peers := newSelection(cfg, keepDir, component(log, "bgp"))
+		speaker, err := bgp.New(bgpOptions(peers.chosen(cfg), facts, component(log, "bgp")))
 		if err != nil {
 			return announcers{}, fmt.Errorf("bgp: %w", err)
 		}
@@ -66,11 +68,12 @@ func newAnnouncers(
 			}
 			return speaker.Grace()
 		}
-		out.configure = func(c *config.Config) error {
+		peers.apply = func(c *config.Config) error {
 			ctx, cancel := context.WithTimeout(context.Background(), configureTimeout)
 			defer cancel()
 			return speaker.Configure(ctx, bgpOptions(c, facts, component(log, "bgp")))
 		}
+		out.configure, out.setLabels = peers.configure, peers.setLabels
 		out.keepRoutes = speaker.Keep
 		out.tasks = append(out.tasks, task{"bgp", speaker.Run})
 	}

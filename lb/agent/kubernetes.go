@@ -96,6 +96,7 @@ func newCluster(
 	c.tasks = append(c.tasks, task{"last known state of the cluster", known.run})
 	options := kubeOptions(o.Config, facts)
 	options.Booted, options.Namespace = booted(), ownNamespace()
+	options.NodeLabels = o.setLabels
 	options.Client, options.TunnelSources, options.Pools, options.Log = client, known.tunnelSources, pools, log
 	// Not the prober of the backends: the names differ, and the cluster source receives the reports.
 	relay := new(healthRelay)

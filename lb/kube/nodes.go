@@ -74,7 +74,7 @@ func (s *Source) sameNode(old, now *core.Node) bool {
 		return false
 	}
 	return now.Name != s.o.Node ||
-		zoneOf(old) == zoneOf(now) && s.conditions.excluded(old) == s.conditions.excluded(now)
+		maps.Equal(old.Labels, now.Labels) && s.conditions.excluded(old) == s.conditions.excluded(now)
 }
 
 // readNodes takes over the state of the nodes. It returns the names of those whose tunnel address changed, and whether
@@ -82,6 +82,9 @@ func (s *Source) sameNode(old, now *core.Node) bool {
 func (s *Source) readNodes() (changed map[string]bool, all bool) {
 	was, old := s.top, s.own
 	s.own = s.node()
+	if s.o.NodeLabels != nil && s.own != nil && (old == nil || !maps.Equal(old.Labels, s.own.Labels)) {
+		s.o.NodeLabels(maps.Clone(s.own.Labels))
+	}
 	s.top = s.topology(s.own)
 	changed = map[string]bool{}
 	for name, addr := range s.top.nodes {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -146,5 +148,40 @@ func TestFollowNodes(t *testing.T) {
 		if got := taken(&f.tunnels); got != tt.sources {
 			t.Errorf("%s: tunnel sources %s; want %s", tt.name, got, tt.sources)
 		}
+	}
+}
+
+// The labels of this node are passed on when they are known and when they change, whether the other nodes are watched
+// or not.
+func TestLabelsOfThisNode(t *testing.T) {
+	for _, forward := range []lb.Method{lb.MethodTunnel, lb.MethodNAT} {
+		synctest.Test(t, func(t *testing.T) {
+			client := fake.NewClientset(node("n1", "192.0.2.1"), node("n2", "192.0.2.2"))
+			var got []map[string]string
+			f := newFixture(t, func(o *Options) {
+				o.Client, o.Forward = client, forward
+				o.NodeLabels = func(labels map[string]string) { got = append(got, labels) }
+			})
+			stop := f.running(t)
+			change := func(name, label, value string) {
+				n := node(name, "192.0.2.1")
+				n.Labels = map[string]string{label: value}
+				client.CoreV1().Nodes().Update(t.Context(), n, meta.UpdateOptions{})
+				time.Sleep(time.Second)
+				synctest.Wait()
+			}
+			time.Sleep(time.Second)
+			synctest.Wait()
+			for range 2 {
+				change("n1", "rack", "a")
+			}
+			change("n2", "rack", "b")
+			change("n1", "rack", "c")
+			stop()
+			want := "[map[topology.kubernetes.io/zone:zone-n1] map[rack:a] map[rack:c]]"
+			if fmt.Sprint(got) != want {
+				t.Errorf("%s: %v; want %s", forward, got, want)
+			}
+		})
 	}
 }

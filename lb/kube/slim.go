@@ -67,6 +67,18 @@ func slimNode(n *core.Node) {
 	}
 }
 
+// slimOwn is slim for the Node of this machine, all of whose labels are read.
+func slimOwn(x any) (any, error) {
+	n, ok := x.(*core.Node)
+	if !ok {
+		return slim(x)
+	}
+	labels := n.Labels
+	slimNode(n)
+	n.Labels = labels
+	return n, nil
+}
+
 func slimSlice(s *discovery.EndpointSlice) {
 	service := s.Labels[discovery.LabelServiceName]
 	s.ObjectMeta = slimMeta(s.ObjectMeta)

@@ -44,6 +44,8 @@ type Options struct {
 	SpreadLocal func([]lb.AnnouncerKind) bool
 	// FollowNodes calls TunnelSources although packets to other nodes are not forwarded by tunnel.
 	FollowNodes bool
+	// NodeLabels is called with the labels of this node when they are known and when they change. Nil: not called.
+	NodeLabels func(map[string]string)
 	// Address is that of this node, for checks of its health check node ports.
 	Address netip.Addr
 	// Probe has Interval, Timeout, Rise and Fall of the checks of this node's health endpoints.
@@ -143,7 +145,7 @@ func (s *Source) watchCluster() error {
 	})
 	transform := informers.WithTransform(slim)
 	objects := informers.NewSharedInformerFactoryWithOptions(s.o.Client, 0, ofUs, transform)
-	nodes := informers.NewSharedInformerFactoryWithOptions(s.o.Client, 0, ownNode, transform)
+	nodes := informers.NewSharedInformerFactoryWithOptions(s.o.Client, 0, ownNode, informers.WithTransform(slimOwn))
 	s.start = append(s.start, objects.Start, nodes.Start)
 
 	endpoints := objects.Discovery().V1().EndpointSlices().Informer()
