@@ -147,7 +147,8 @@ var vandals = []vandal{
 		undo: nothing},
 	{name: "MTU lowered", do: commands("ip link set eth1 mtu 1400"), undo: commands("ip link set eth1 mtu 1500")},
 	{name: "another XDP program that passes", mode: "tc", do: attachXDP(dptest.XDPPass), undo: detachXDP},
-	{name: "another XDP program that drops", mode: "tc", withdrawn: true, do: attachXDP(dptest.XDPDrop), undo: detachXDP},
+	{name: "another XDP program that drops", mode: "tc", withdrawn: true,
+		do: attachXDP(dptest.XDPDrop), undo: detachXDP},
 	{name: "our XDP program replaced", mode: "xdp",
 		do: func(h *lab.Host) error {
 			return errors.Join(detachLinks("eth0:xdp")(h), attachXDP(dptest.XDPPass)(h))
