@@ -36,8 +36,10 @@ type cluster struct {
 	rest    *rest.Config
 	api     kubernetes.Interface
 	proxies []*lab.Process
-	pods    map[string]*pod
-	forward string // kubernetes.forward
+	// allocators are the processes that assign addresses beside the API server.
+	allocators []*lab.Process
+	pods       map[string]*pod
+	forward    string // kubernetes.forward
 	// ownWatches are those of the API server itself: of allNodes and of allLeases.
 	ownWatches [2]float64
 }
@@ -201,6 +203,7 @@ func (c *cluster) startAllocators(t *testing.T, config lab.AgentConfig) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		c.allocators = append(c.allocators, p)
 		t.Cleanup(func() {
 			if t.Failed() {
 				t.Logf("log of %s:\n%s", name, p.Log.Tail(40))

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -33,6 +34,11 @@ func TestControlPlaneAddress(t *testing.T) {
 	c.waitAPI(t, vip)
 	old := c.control.URL()
 	through := "https://" + netip.AddrPortFrom(vip, 6443).String()
+	for _, p := range c.allocators { // the nodes assign addresses from now on
+		if err := p.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for i, a := range c.agents {
 		labtest.Until(t, 20*time.Second, "the state is stored", func() error {
 			text, err := a.ReadFile("/run/steelyard/cluster.json")
@@ -47,24 +53,39 @@ func TestControlPlaneAddress(t *testing.T) {
 		if out, err := a.CLI(t.Context(), "cleanup"); err != nil { // as a reboot does
 			t.Fatalf("%v\n%s", err, out)
 		}
-		text, err := a.ReadFile(kube.KubeconfigPath)
-		if err != nil {
+		text := strings.ReplaceAll(c.control.Kubeconfig(), old, through)
+		if err := c.Balancers[i].WriteFile(kube.KubeconfigPath, text, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		text = strings.ReplaceAll(text, old, through)
-		if err := c.Balancers[i].WriteFile(kube.KubeconfigPath, text, 0o600); err != nil {
+		if err := a.Configure(strings.Replace(c.config[i].TOML(), "allocate = false\n", "", 1)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	c.waitRouted(t, 10*time.Second, []netip.Addr{vip})
-	for _, a := range c.agents {
+	if err := c.agents[0].Start(); err != nil {
+		t.Fatal(err)
+	}
+	c.waitRouted(t, time.Minute, []netip.Addr{vip}, 0)
+	c.waitFollowing(t, c.agents[0])
+	c.createService(t, "first", func(*core.Service) {})
+	c.waitAddresses(t, "first")
+	// The connections of the first node move to others, which do not know them.
+	for _, a := range c.agents[1:] {
 		if err := a.Start(); err != nil {
 			t.Fatal(err)
 		}
 	}
 	c.waitRouted(t, time.Minute, []netip.Addr{vip}, 0, 1, 2)
 	c.waitAPI(t, vip)
-	for _, a := range c.agents {
+	c.createService(t, "later", func(*core.Service) {})
+	c.waitAddresses(t, "later")
+	c.waitFollowing(t, c.agents...)
+}
+
+// waitFollowing waits until agents are connected to the API server.
+func (c *cluster) waitFollowing(t *testing.T, agents ...*lab.Agent) {
+	t.Helper()
+	for _, a := range agents {
 		labtest.Until(t, 3*time.Minute, "the agent follows the cluster", func() error {
 			out, err := a.CLI(t.Context(), "status")
 			if err == nil && strings.Contains(out, "the API server is away") {
