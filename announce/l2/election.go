@@ -3,6 +3,7 @@ package l2
 import (
 	"cmp"
 	"encoding/binary"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -109,7 +110,8 @@ func (a *Announcer) claimOf(vip netip.Addr) (c members.Claim) {
 	return c
 }
 
-// publish tells the members what has changed; a.mu is held.
+// publish tells the members what has changed. They elect again then, and so does this node, which nobody tells: two
+// with different views could wait for each other. a.mu is held.
 func (a *Announcer) publish() {
 	if a.o.Members == nil || a.firstSet.IsZero() {
 		return
@@ -117,6 +119,10 @@ func (a *Announcer) publish() {
 	claims := make(map[netip.Addr]members.Claim, len(a.owned)+len(a.claims))
 	for _, vip := range a.allOf() {
 		claims[vip] = a.claimOf(vip)
+	}
+	if !maps.Equal(a.published, claims) {
+		a.published, a.reelected = claims, true
+		a.wake()
 	}
 	a.o.Members.Publish(claims)
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/announce/l2/members"
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // Each VIP has one owner, another one takes over after its failure or end, and nothing moves back.
@@ -61,6 +62,30 @@ func TestOneOwner(t *testing.T) {
 			t.Errorf("%s still has the VIP", second.name())
 		}
 	})
+}
+
+// A node gets endpoints while another one probes for their VIP. That one leaves it to this node, and no member tells
+// this node.
+func TestOwnClaimChanges(t *testing.T) {
+	vip := shared[0]
+	local := func(h *host, is bool) { must(h.t, h.a.Set(h.t.Context(), []lb.Announcement{{VIP: vip, Local: is}})) }
+	for after := range 30 {
+		for first := range 2 {
+			synctest.Test(t, func(t *testing.T) {
+				x := newSegment(t, 2)
+				x.run()
+				one, two := x.hosts[first], x.hosts[1-first]
+				local(two, false)
+				local(one, true)
+				x.pass(time.Duration(after) * 5 * time.Millisecond)
+				local(two, true)
+				x.pass(time.Second)
+				if one.owns(vip) == two.owns(vip) {
+					t.Errorf("after %d ms: waiting %v / %v", after*5, one.a.Waiting(), two.a.Waiting())
+				}
+			})
+		}
+	}
 }
 
 // Without another member, nothing waits.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/steelyard-lb/steelyard/announce/l2/members"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -56,6 +57,8 @@ type Announcer struct {
 	claims map[netip.Addr]*claim // not owned yet
 	// conflicts has the last one of each VIP that is owned or claimed.
 	conflicts map[netip.Addr]*Conflict
+	// published are the claims that the members were told last.
+	published map[netip.Addr]members.Claim
 	// leaving are owned VIPs that Set has removed, until another member has them.
 	leaving    map[netip.Addr]*leave
 	local      map[netip.Addr]bool // VIPs with endpoints on this node
