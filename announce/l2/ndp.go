@@ -153,14 +153,14 @@ func (r *responder) readNDP(s *sockets) error {
 		if err != nil {
 			return err
 		}
-		if bytes.Equal(n.mac, s.ifi.HardwareAddr) {
-			continue
+		own := bytes.Equal(n.mac, s.ifi.HardwareAddr)
+		if !own {
+			r.heardOwn(n.mac, netip.Addr{})
 		}
-		r.heardOwn(n.mac, netip.Addr{})
-		switch m := n.m.(type) {
-		case *ndp.NeighborAdvertisement:
-			r.a.conflict(m.TargetAddress, n.mac.String(), r.name, n.to)
-		case *ndp.NeighborSolicitation:
+		if vip, mac := n.claim(); !bytes.Equal(mac, s.ifi.HardwareAddr) {
+			r.a.conflict(vip, mac.String(), r.name, n.to)
+		}
+		if m, ok := n.m.(*ndp.NeighborSolicitation); ok && !own {
 			isNonce := func(o ndp.Option) bool { _, ok := o.(*ndp.Nonce); return ok }
 			if n.from.IsUnspecified() || slices.ContainsFunc(m.Options, isNonce) {
 				r.a.probed(m.TargetAddress, s.ifi.HardwareAddr, n.mac, r.name)
@@ -168,6 +168,24 @@ func (r *responder) readNDP(s *sockets) error {
 			r.solicited(s, n.from, n.mac, m.TargetAddress)
 		}
 	}
+}
+
+// claim returns the address that a message claims, and the MAC address that hosts then have for it: that in the option,
+// not that of the frame, which may be another one.
+func (n *neighbourMessage) claim() (vip netip.Addr, mac net.HardwareAddr) {
+	vip, direction, options := n.from, ndp.Source, []ndp.Option(nil)
+	switch m := n.m.(type) {
+	case *ndp.NeighborAdvertisement:
+		vip, direction, options = m.TargetAddress, ndp.Target, m.Options
+	case *ndp.NeighborSolicitation:
+		options = m.Options
+	}
+	for _, o := range options {
+		if l, ok := o.(*ndp.LinkLayerAddress); ok && l.Direction == direction {
+			return vip, l.Addr
+		}
+	}
+	return vip, n.mac
 }
 
 // solicited replies to the MAC address of the sender. Duplicate address detection (RFC 4862 §5.4) solicits from the

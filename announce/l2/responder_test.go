@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -85,6 +86,13 @@ func TestReadNDP(t *testing.T) {
 	solicit := func(mac net.HardwareAddr, from string, vip netip.Addr) []byte {
 		return frameToUs(t, mac, from, &ndp.NeighborSolicitation{TargetAddress: vip})
 	}
+	option := func(d ndp.Direction, mac net.HardwareAddr) []ndp.Option {
+		return []ndp.Option{&ndp.LinkLayerAddress{Direction: d, Addr: mac}}
+	}
+	forged := net.HardwareAddr{2, 0, 0, 0, 0, 0x42}
+	defence := []string{
+		"advertise to ff02::1 33:33:00:00:00:01: 2001:db8::10 is at 02:00:00:00:00:aa, solicited false",
+	}
 	for _, tt := range []struct {
 		name    string
 		raw     []byte
@@ -99,10 +107,16 @@ func TestReadNDP(t *testing.T) {
 			[2]float64{1, 0}},
 		{"solicitation for another address", solicit(otherMAC, "fe80::1", vips[3]), nil, [2]float64{}},
 		{"our own solicitation", solicit(ownMAC, "fe80::1", vip6), nil, [2]float64{}},
-		{"conflicting advertisement", advertisement(otherMAC), []string{ // defended
-			"advertise to ff02::1 33:33:00:00:00:01: 2001:db8::10 is at 02:00:00:00:00:aa, solicited false",
-		}, [2]float64{0, 1}},
+		{"conflicting advertisement", advertisement(otherMAC), defence, [2]float64{0, 1}},
 		{"our own advertisement", advertisement(ownMAC), nil, [2]float64{}},
+		{"another MAC address in the option of a frame with ours", frameToUs(t, ownMAC, "fe80::1",
+			&ndp.NeighborAdvertisement{TargetAddress: vip6, Options: option(ndp.Target, forged)}),
+			defence, [2]float64{0, 1}},
+		{"our MAC address in the option", frameToUs(t, otherMAC, "fe80::1",
+			&ndp.NeighborAdvertisement{TargetAddress: vip6, Options: option(ndp.Target, ownMAC)}), nil, [2]float64{}},
+		{"solicitation from the address", frameToUs(t, ownMAC, vip6.String(),
+			&ndp.NeighborSolicitation{TargetAddress: vips[3], Options: option(ndp.Source, forged)}),
+			defence, [2]float64{0, 1}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			f := newFakeSystem()
@@ -119,6 +133,13 @@ func TestReadNDP(t *testing.T) {
 			wantSent(t, tt.name, f, tt.sent...)
 			if got := counted(a); got != tt.counted {
 				t.Errorf("%s: %v replies and conflicts counted; want %v", tt.name, got, tt.counted)
+			}
+			mac := otherMAC
+			if strings.Contains(string(tt.raw), string(forged)) {
+				mac = forged
+			}
+			if c := a.Conflicts(); len(c) > 0 && c[0].MAC != mac.String() {
+				t.Errorf("%s: conflict with %s", tt.name, c[0].MAC)
 			}
 			down := errors.New("network is down")
 			in <- frame{err: down}
