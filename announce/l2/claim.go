@@ -30,6 +30,7 @@ type claim struct {
 	heard   string    // the MAC address of a host that has the VIP, or probes for it, too
 	member  bool      // that host is a member
 	standby string    // the name of the member that is to have the VIP; "": this node is
+	held    time.Time // since when live members keep this node from the VIP; zero: they do not
 }
 
 // ownership is a VIP that is announced.
@@ -200,7 +201,7 @@ func (a *Announcer) advance(vip netip.Addr, c *claim, now time.Time, s *steps) {
 		*c = claim{due: now}
 		a.advance(vip, c, now, s)
 	case c.heard != "" && c.member:
-		*c = claim{due: now.Add(memberRetry)}
+		*c = claim{due: now.Add(memberRetry), held: c.held}
 	case c.heard != "":
 		*c = claim{due: now.Add(max(claimRetry, time.Duration(len(a.conflicts))*claimSpacing))}
 	case c.sent < probes:

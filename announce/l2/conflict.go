@@ -2,6 +2,7 @@ package l2
 
 import (
 	"bytes"
+	"cmp"
 	"net"
 	"net/netip"
 	"slices"
@@ -10,13 +11,18 @@ import (
 	"github.com/steelyard-lb/steelyard/announce/l2/members"
 )
 
-const conflictTime = time.Minute // for which a conflict is reported
+const (
+	conflictTime = time.Minute // for which a conflict is reported
+	// memberTimeout is how long frames of a live member may contradict what it says to the members: that may be late.
+	memberTimeout = time.Second
+)
 
 // Conflict is a VIP that another host claims.
 type Conflict struct {
 	VIP       netip.Addr
 	MAC       string // of the other host
-	Member    string // its name, if it is a member that cannot be reached as one
+	Member    string // its name, if it is a member that cannot be reached as one, or does not say that it has the VIP
+	Reached   bool   // that member is reached: the frames may be forged
 	Interface string
 	Since     time.Time
 	Last      time.Time // when the other host was heard
@@ -44,8 +50,8 @@ func (a *Announcer) Conflicts() []Conflict {
 
 // conflict takes a frame in which another host claims a VIP (RFC 5227 §2.4). A VIP that is not owned yet is then not
 // announced. An owned one is kept, and defended at most once per defendInterval; that is counted, and logged when the
-// host is another one than before. It is left to a member that precedes this one, after that has answered a question:
-// to is the address that the frame is for.
+// host is another one than before. It is left to a member that is not reached and precedes this one, after that has
+// answered a question: to is the address that the frame is for.
 func (a *Announcer) conflict(vip netip.Addr, mac, iface string, to netip.Addr) {
 	if a.isOwn(mac) {
 		return
@@ -64,11 +70,12 @@ func (a *Announcer) conflict(vip netip.Addr, mac, iface string, to netip.Addr) {
 	}
 	r.Last = now
 	p, member := a.memberOf(mac)
-	r.Member = p.Name
-	precedes := member && outranks(vip, p.Address, a.o.Members.Self()) // it keeps the VIP by the same rule
+	r.Member, r.Reached = p.Name, p.Alive
+	// It keeps the VIP by the same rule. What a reached one has, it says.
+	precedes := member && !p.Alive && outranks(vip, p.Address, a.o.Members.Self())
 	switch {
 	case c != nil:
-		*c = claim{heard: mac, member: member, due: now}
+		*c = claim{heard: mac, member: member, due: now, held: c.held}
 	case precedes && o.question.has(to, now):
 		a.release(vip, &claim{heard: mac, member: true, due: now})
 		a.publishing = true
@@ -76,7 +83,11 @@ func (a *Announcer) conflict(vip netip.Addr, mac, iface string, to netip.Addr) {
 		if hw, err := net.ParseMAC(mac); err == nil && precedes && o.question.due(now) {
 			o.question = newQuestion(vip.Is4(), hw, now)
 		}
-		o.defendAfter(now)
+		at := now
+		if p.Alive { // until then it may have said that it has the VIP: two members must not defend it
+			at = now.Add(memberTimeout)
+		}
+		o.defendAfter(at)
 	}
 	a.wake()
 	a.mu.Unlock()
@@ -87,7 +98,7 @@ func (a *Announcer) conflict(vip netip.Addr, mac, iface string, to netip.Addr) {
 	}
 }
 
-// defendAfter plans a defence, unless one is planned.
+// defendAfter plans a defence at that time, unless one is planned.
 func (o *ownership) defendAfter(now time.Time) {
 	if !o.defend.IsZero() {
 		return
@@ -114,10 +125,14 @@ func (a *Announcer) expected(vip netip.Addr, c *claim, mac string, now time.Time
 	case !p.Alive:
 		return false
 	case c != nil: // it has not given the VIP up yet, or both take it over, with views that will agree
-		*c = claim{heard: mac, member: true, due: now}
+		*c = claim{heard: mac, member: true, due: now, held: cmp.Or(c.held, now)}
 		a.wake()
+		return now.Sub(c.held) < memberTimeout
 	}
-	return true // of two that have the VIP, both are told which one keeps it
+	// Of two that have the VIP, both are told which one keeps it.
+	return slices.ContainsFunc(a.o.Members.Peers(vip), func(o members.Peer) bool {
+		return o.Address == p.Address && o.Claim.Holds
+	})
 }
 
 // memberOf returns the member that has a MAC address.

@@ -191,6 +191,54 @@ func TestForgedMember(t *testing.T) {
 	})
 }
 
+// Frames with the MAC address of a live member, which does not have the VIP as it says, are reported and defended
+// against. They take no VIP from its owner. After that has failed, who is kept from taking it over reports it.
+func TestForgedLiveMember(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := newSegment(t, 3)
+		x.run()
+		vip := shared[0]
+		for _, h := range x.hosts {
+			h.set(vip)
+		}
+		x.pass(time.Minute)
+		owner := x.owner(vip)
+		i := slices.Index(x.hosts, owner)
+		other, third := x.hosts[(i+1)%3], x.hosts[(i+2)%3]
+		owner.f.take()
+		for range 125 {
+			owner.a.conflict(vip, other.mac(), "eth0", netip.Addr{})
+			time.Sleep(100 * time.Millisecond)
+		}
+		synctest.Wait()
+		c := owner.a.Conflicts()
+		if len(c) != 1 || c[0].MAC != other.mac() || c[0].Member != other.name() || !c[0].Reached || c[0].Withheld {
+			t.Errorf("conflicts %+v", c)
+		}
+		if got := len(owner.f.take()); got != 4 || !owner.owns(vip) { // a request and a reply each
+			t.Errorf("%d frames; want those of two defences", got)
+		}
+		x.change(func() { owner.down = true })
+		reported := map[string]bool{}
+		for range 200 {
+			for _, f := range [][2]*host{{other, third}, {third, other}} {
+				f[0].a.conflict(vip, f[1].mac(), "eth0", netip.Addr{})
+				for _, c := range f[0].a.Conflicts() {
+					reported[c.Member] = c.Reached && c.Withheld
+				}
+			}
+			x.pass(50 * time.Millisecond)
+		}
+		if len(reported) != 1 || !reported[other.name()] && !reported[third.name()] {
+			t.Errorf("reported: %v", reported)
+		}
+		x.pass(time.Second)
+		if h := x.owner(vip); len(h.a.Conflicts()) > 0 {
+			t.Errorf("%s has conflicts %+v", h.name(), h.a.Conflicts())
+		}
+	})
+}
+
 // A process that was stopped probes before it replies again: another node may have its VIPs.
 func TestStoppedProcess(t *testing.T) {
 	defer func(f func() time.Duration) { boottime = f }(boottime)

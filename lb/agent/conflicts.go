@@ -21,7 +21,10 @@ type conflicts struct {
 // text describes a conflict.
 func (conflicts) text(c l2.Conflict) string {
 	host := fmt.Sprintf("%s on %s", c.MAC, c.Interface)
-	if c.Member != "" {
+	switch {
+	case c.Reached:
+		host = fmt.Sprintf("%s (%s), which has not told the other members of [l2] so,", c.Member, host)
+	case c.Member != "":
 		host = fmt.Sprintf("%s (%s), which is not reached as a member of [l2],", c.Member, host)
 	}
 	if c.Withheld {

@@ -19,11 +19,14 @@ func TestConflictsInStatus(t *testing.T) {
 	const text = "not announced here: 02:00:00:00:00:bb on eth0 answers for it since 2026-01-02T03:04:05Z"
 	const member = "not announced here: lb2 (02:00:00:00:00:bb on eth0), which is not reached as a member of [l2], " +
 		"answers for it since 2026-01-02T03:04:05Z"
+	const reached = "not announced here: lb2 (02:00:00:00:00:bb on eth0), which has not told the other members " +
+		"of [l2] so, answers for it since 2026-01-02T03:04:05Z"
 	standby := l2.Waiting{Reason: "standby: lb2 has it", Intended: true}
 	for _, tt := range []struct {
 		name                   string
 		conflict, withheld     bool
 		member                 string
+		reached                bool
 		waiting                l2.Waiting
 		bgp                    bool
 		by                     []lb.AnnouncerKind
@@ -34,6 +37,8 @@ func TestConflictsInStatus(t *testing.T) {
 		{name: "another host has it", conflict: true, withheld: true, hasAProblem: true, reason: text, intended: true},
 		{name: "a member that is not reached has it", conflict: true, withheld: true, member: "lb2", hasAProblem: true,
 			reason: member, intended: true},
+		{name: "frames of a member that does not have it", conflict: true, withheld: true, member: "lb2", reached: true,
+			hasAProblem: true, reason: reached, intended: true},
 		{name: "by l2 alone", conflict: true, withheld: true, bgp: true, by: []lb.AnnouncerKind{lb.AnnounceL2},
 			hasAProblem: true, reason: text, intended: true},
 		{name: "by BGP, too", conflict: true, withheld: true, bgp: true, announced: true, hasAProblem: true},
@@ -50,7 +55,7 @@ func TestConflictsInStatus(t *testing.T) {
 				if tt.conflict {
 					list = append(list, l2.Conflict{
 						VIP: vip, MAC: "02:00:00:00:00:bb", Interface: "eth0", Since: since, Withheld: tt.withheld,
-						Member: tt.member,
+						Member: tt.member, Reached: tt.reached,
 					})
 				}
 				return list
