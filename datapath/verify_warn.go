@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -18,6 +19,7 @@ type warnings struct {
 	lostSince map[lb.Question]time.Time // clients without a reply, since when
 	notRun    string                    // why made packets could not be run in this round; "": they could
 	blind     condition                 // made packets cannot be run
+	noRoute   condition                 // no client behind a router has a route
 	unpinned  condition                 // pins cannot be restored
 	notPinned string                    // why, in this round
 	drops     map[string]uint64
@@ -46,11 +48,31 @@ func (v *verifier) warn(found changes, now time.Time) {
 		w.lost.observe(v.lostClients(v.d.gc.recentClients(), now), now)
 	}
 	w.blind.observe(w.notRun, now)
+	w.noRoute.observe(v.noRoute(), now)
 	w.unpinned.observe(w.notPinned, now)
 	if due {
 		w.at = now
 		v.readCapacities()
 	}
+}
+
+// noRoute returns which VIPs have no client behind a router that gets replies, where routers know them; "": none. It is
+// no fault: the clients may be on the links of this node.
+func (v *verifier) noRoute() string {
+	no4, no6 := v.clients.had4 == reachLink, v.clients.had6 == reachLink
+	if len(v.d.o.Reach) == 0 || !no4 && !no6 {
+		return ""
+	}
+	var vip netip.Addr
+	for _, f := range v.d.services.held() {
+		if no := f.VIP.Is4() && no4 || f.VIP.Is6() && no6; no && (!vip.IsValid() || f.VIP.Less(vip)) {
+			vip = f.VIP
+		}
+	}
+	if !vip.IsValid() {
+		return ""
+	}
+	return fmt.Sprintf("only clients on the links of this node get replies from %s: there is no default route", vip)
 }
 
 // readCapacities compares the counters of capacities with those of the last time.
@@ -88,6 +110,9 @@ func (d *Datapath) Warnings() (list []string) {
 	}
 	if v.warned.unpinned.confirmed {
 		list = append(list, "the next start of the agent ends all connections: "+v.warned.unpinned.fault)
+	}
+	if v.warned.noRoute.confirmed {
+		list = append(list, v.warned.noRoute.fault)
 	}
 	list = append(list, v.warned.full...)
 	if v.warned.lost.confirmed {

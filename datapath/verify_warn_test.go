@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
@@ -129,6 +130,20 @@ func TestProgramsThatMayNotBeExamined(t *testing.T) {
 	if w := strings.Join(fx.d.Warnings(), "; "); !strings.HasPrefix(w, want) {
 		t.Errorf("warnings %q; want %q", w, want)
 	}
+	if f := x.of(fx.addr("vip")); f != "" {
+		t.Errorf("fault %q", f)
+	}
+}
+
+// Where routers know the VIPs, it is said that clients behind them get no replies for lack of a route.
+func TestNoRouteToClientsIsWarnedOf(t *testing.T) {
+	reach := func(o *Options) { o.Reach = addrs(v4["router"]) }
+	fx, x := verified(t, ModeTC, false, reach, func(*fixture) {})
+	fx.service(lb.TCP, "b1")
+	fx.watch()
+	fx.warns("only clients on the links of this node get replies from " + v4["vip"] + ": there is no default route")
+	fx.do(func() error { return netlink.RouteAdd(&netlink.Route{Gw: prefix(v4["router"] + "/32").IP}) })
+	fx.warns("")
 	if f := x.of(fx.addr("vip")); f != "" {
 		t.Errorf("fault %q", f)
 	}
