@@ -1,6 +1,7 @@
 // Package cluster measures an agent in a large Kubernetes cluster: a real API server, Nodes whose heartbeats are sent
-// as kubelets send them, Services and endpoints. One of the nodes runs the agent, another program of it assigns the
-// addresses. kube-proxy, measured in the same way, is the comparison for what the API server is asked.
+// as kubelets send them, Services and endpoints. One of the nodes runs the agent, which announces to BIRD; another
+// program of it assigns the addresses. kube-proxy, measured in the same way, is the comparison for what the API server
+// is asked.
 package cluster
 
 import (
@@ -22,6 +23,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 )
 
 // Options are the size of the cluster, and the programs.
@@ -70,6 +72,8 @@ type bench struct {
 const (
 	class     = "steelyard.dev/bench"
 	namespace = "default"
+
+	asn, routerASN = 64512, 64500
 )
 
 // Run starts a cluster and measures it.
@@ -150,6 +154,13 @@ func (b *bench) step(
 func (b *bench) start(ctx context.Context) (err error) {
 	h := b.Servers[0]
 	if b.control, err = kube.StartControlPlane(ctx, h.Host, h.V4, b.ControlPlane); err != nil {
+		return err
+	}
+	_, err = peers.StartRouter(ctx, b.Router, peers.BIRD, peers.RouterConfig{
+		ID: b.Balancers[0].Gateway4, ASN: routerASN,
+		Neighbors: []peers.Neighbor{{Address: b.Balancers[0].V4, ASN: asn}},
+	})
+	if err != nil {
 		return err
 	}
 	b.kubeconfig = b.control.Kubeconfig()
@@ -242,14 +253,17 @@ kubeconfig = %q
 load_balancer_class = %q
 allocate = false
 proxy = "kube-proxy"
-[l2]
+[bgp]
+asn = %d
+max_routes = 100000
+peers = [{ address = %q, asn = %d }]
 [node]
 name = %q
 address = %q
 [[pool]]
 name = "public"
 addresses = ["100.64.0.0/15"]
-`, kube.KubeconfigPath, class, b.nodeName(0), b.Balancers[0].V4)
+`, kube.KubeconfigPath, class, asn, b.Balancers[0].Gateway4, routerASN, b.nodeName(0), b.Balancers[0].V4)
 }
 
 // assign starts what assigns addresses, and waits until all Services have one.
