@@ -224,7 +224,7 @@ var rows = []row{
 	{name: "fragment", state: web, in: change(udp, func(_ *fixture, p *dptest.Packet) { p.Fragment = true }),
 		did: "dropped", reason: "fragment_not_found"},
 	{name: "no backend on this node, and no other allowed",
-		state: func(fx *fixture) { fx.serve(func(s *lb.Service) { s.DropWhenEmpty = true }) },
+		state: func(fx *fixture) { fx.serve(func(s *lb.Service) { s.Ports[0].DropWhenEmpty = bothFamilies }) },
 		in:    tcp(dptest.SYN), did: "dropped", reason: "no_local_backend"},
 	{name: "TTL expires", state: web, in: change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { p.TTL = 1 }),
 		did: "dropped", reason: "ttl_expired"},

@@ -24,12 +24,17 @@ func (fx *fixture) spread(proto lb.Protocol, anyNode bool, names ...string) {
 	fx.spreadAllowed(proto, anyNode, nil, names...)
 }
 
+var bothFamilies = []lb.Family{lb.IPv4, lb.IPv6}
+
 // spreadAllowed is spread, with the sources that may open flows.
 func (fx *fixture) spreadAllowed(proto lb.Protocol, anyNode bool, allow []netip.Prefix, names ...string) {
 	fx.t.Helper()
 	fx.change(func(s *lb.Service) {
 		s.Ports[0].Protocol = proto
-		s.NodeForwarding.AnyNode, s.DropWhenEmpty, s.Allow = anyNode, anyNode, allow
+		s.NodeForwarding.AnyNode, s.Allow = anyNode, allow
+		if anyNode {
+			s.Ports[0].DropWhenEmpty = bothFamilies
+		}
 	}, names...)
 }
 

@@ -247,7 +247,8 @@ func nodeFrontend(s *Service, vip netip.Addr, port ServicePort, usable []Backend
 func newFrontend(s *Service, vip netip.Addr, port ServicePort) *FrontendPlan {
 	f := &FrontendPlan{
 		Frontend: port.On(vip), Service: s.Name, Method: s.Method, Encap: s.Encap, Algorithm: s.Algorithm,
-		Affinity: s.Affinity, Allow: s.Allow, DropWhenEmpty: s.DropWhenEmpty, KeepSource: s.KeepSource,
+		Affinity: s.Affinity, Allow: s.Allow, KeepSource: s.KeepSource,
+		DropWhenEmpty: slices.Contains(port.DropWhenEmpty, FamilyOf(vip)),
 	}
 	if slices.Contains(s.UnrestrictedVIPs, vip) {
 		f.Allow = nil

@@ -25,6 +25,9 @@ type ServicePort struct {
 	// Kept are the backends that keep their flows without getting new ones; nil: not known. Where they are known, the
 	// flows that an earlier agent left to any other backend end.
 	Kept []netip.AddrPort
+	// DropWhenEmpty are the families of which new flows are dropped while no backend is usable; else they are refused.
+	// (Kubernetes: policy Local, and only other nodes have endpoints.)
+	DropWhenEmpty []Family `json:",omitempty"`
 	// Nodes, with NodeForwarding, are the nodes that may have flows of this port, with backends for new flows or not.
 	Nodes []Node
 }

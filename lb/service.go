@@ -43,9 +43,6 @@ type Service struct {
 	// with a lower preference: probes may fail where clients do not.
 	KeepAllDown bool
 	Check       CheckSpec
-	// DropWhenEmpty drops new flows of a port without usable backends; else they are refused. (Kubernetes: policy
-	// Local, and only other nodes have endpoints.)
-	DropWhenEmpty bool
 	// WithholdReason is why the VIPs must not be announced, regardless of the health of the backends; "": they may be.
 	WithholdReason string
 	// LowerPreference is why routers should prefer other nodes that announce the VIPs; "": they need not.

@@ -27,7 +27,8 @@ func stored(name string) *lb.Service {
 			Backends: []lb.Backend{
 				{Addr: ip("10.1.0.1"), Port: 8080, Weight: 1, Local: true, Node: ip("192.0.2.1")},
 			},
-			Nodes: []lb.Node{{Addr: ip("192.0.2.1"), Local: true}},
+			DropWhenEmpty: []lb.Family{lb.IPv6},
+			Nodes:         []lb.Node{{Addr: ip("192.0.2.1"), Local: true}},
 		}},
 		Policy: lb.PolicyLocal, NodeForwarding: lb.NodeForwarding{Enabled: true, AnyNode: true},
 		Algorithm: lb.AlgorithmMaglev, Method: lb.MethodNAT, Affinity: time.Hour, MinHealthy: 1,

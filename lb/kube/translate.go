@@ -95,8 +95,7 @@ func translate(
 	// With affinity all nodes select the same node for a client: a router may send its connections to several nodes.
 	agree := out.Affinity != 0 && top.nodes[top.node].IsValid()
 	readyLocal := map[bool]map[netip.Addr]struct{}{true: {}, false: {}} // by whether IPv4
-	// Of any port: a backend was chosen, the cluster has a usable endpoint, hints have restricted the choice.
-	chosen, usable, hinted := false, false, false
+	hinted := false                                                     // hints have restricted the choice for any port
 	for _, p := range s.Spec.Ports {
 		port := lb.ServicePort{
 			Port: lb.Port{Port: uint16(p.Port), Target: uint16(p.Port)}, Kept: []netip.AddrPort{},
@@ -126,7 +125,12 @@ func translate(
 			}
 			port.Kept = append(port.Kept, others(all, use)...)
 			both = append(both, all...)
-			chosen, usable, hinted = chosen || len(use) > 0, usable || c.usable, hinted || c.hinted
+			hinted = hinted || c.hinted
+			// Under Local, with usable endpoints on other nodes only, packets are dropped: the client retries, and the
+			// router may select another node. With no usable endpoint in the cluster, connections are refused.
+			if local && len(use) == 0 && c.usable {
+				port.DropWhenEmpty = append(port.DropWhenEmpty, family(is4))
+			}
 			for _, e := range c.local[:c.readyLocal] {
 				readyLocal[is4][e.at.Addr()] = struct{}{}
 			}
@@ -141,10 +145,14 @@ func translate(
 			out.Ports[i].Nodes = nil
 		}
 	}
-	// Under Local, with usable endpoints on other nodes only, packets are dropped: the client retries, and the router
-	// may select another node. With no usable endpoint in the cluster, connections are refused.
-	out.DropWhenEmpty = local && !chosen && usable
 	return &view{service: out, spread: spread, readyLocal: max(len(readyLocal[true]), len(readyLocal[false]))}
+}
+
+func family(is4 bool) lb.Family {
+	if is4 {
+		return lb.IPv4
+	}
+	return lb.IPv6
 }
 
 // affinityOf returns the timeout of sessionAffinity ClientIP; 0 without it.

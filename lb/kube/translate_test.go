@@ -55,7 +55,6 @@ func aService(change func(*core.Service)) *core.Service {
 }
 
 func same(*core.Service) {}
-
 func local(s *core.Service) {
 	s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyLocal
 }
@@ -123,7 +122,7 @@ func TestChoiceOfEndpoints(t *testing.T) {
 			endpoints := []*discovery.EndpointSlice{slice(8080, tt.endpoints...)}
 			v := viewOn(aService(tt.change), endpoints, topology{node: "n1", zone: "z1"}, false)
 			got := marked(v.service.Ports[0].Backends, func(b lb.Backend) (netip.Addr, bool) { return b.Addr, b.Local })
-			drop := v.service.DropWhenEmpty
+			drop := len(v.service.Ports[0].DropWhenEmpty) > 0
 			if got != tt.want || drop != tt.drop || v.readyLocal != tt.readyLocal {
 				t.Errorf("%q, drop %t, %d ready here; want %q, %t, %d",
 					got, drop, v.readyLocal, tt.want, tt.drop, tt.readyLocal)
@@ -357,7 +356,8 @@ func TestNoNodeForwardingWithoutTunnels(t *testing.T) {
 	endpoints := []*discovery.EndpointSlice{slice(8080, ep("10.0.0.2", "n2", "rs"))}
 	for _, change := range []func(*core.Service){local, stickyLocal} {
 		s := viewOn(aService(change), endpoints, topology{node: "n1"}, true).service
-		if s.NodeForwarding.Enabled || s.Ports[0].Nodes != nil || len(s.Ports[0].Backends) != 0 || !s.DropWhenEmpty {
+		p := s.Ports[0]
+		if s.NodeForwarding.Enabled || p.Nodes != nil || len(p.Backends) != 0 || len(p.DropWhenEmpty) != 1 {
 			t.Errorf("%+v", s)
 		}
 	}
