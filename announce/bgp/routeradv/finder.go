@@ -279,12 +279,16 @@ func (l *link) receive(conn *ndp.Conn, index int, asked chan<- struct{}) error {
 // hear records an advertisement. It reports whether the router is new: it may not know this node yet.
 func (l *link) hear(from netip.Addr) bool {
 	l.mu.Lock()
-	known := l.candidates.all[from] != nil
+	known, places := l.candidates.all[from] != nil, maxCandidates-len(l.candidates.all)
 	first := l.candidates.hear(from, time.Now())
 	added := !known && l.candidates.all[from] != nil
 	l.mu.Unlock()
 	if added {
-		l.o.Log.Info("router found", "interface", l.name, "router", from)
+		level := slog.LevelInfo
+		if places == 0 { // no limit to how many anyone can send
+			level = slog.LevelDebug
+		}
+		l.o.Log.Log(context.Background(), level, "router found", "interface", l.name, "router", from)
 	}
 	if first {
 		l.o.Found(l.name, from)
