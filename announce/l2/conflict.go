@@ -51,7 +51,8 @@ func (a *Announcer) Conflicts() []Conflict {
 // conflict takes a frame in which another host claims a VIP (RFC 5227 §2.4). A VIP that is not owned yet is then not
 // announced. An owned one is kept, and defended at most once per defendInterval; that is counted, and logged when the
 // host is another one than before. It is left to a member that is not reached and precedes this one, after that has
-// answered a question: to is the address that the frame is for.
+// answered a question: to is the address that the frame is for. A host that receives the frames for the MAC address of
+// a dead member can answer, too. Only a key could tell it from a separated member, and ARP and NDP have none.
 func (a *Announcer) conflict(vip netip.Addr, mac, iface string, to netip.Addr) {
 	if a.isOwn(mac) {
 		return

@@ -153,6 +153,13 @@ func TestSeparatedMembers(t *testing.T) {
 			if got := x.owner(vip); got != want {
 				t.Errorf("%s: %s has it; want %s", vip, got.name(), want.name())
 			}
+			other := x.hosts[0]
+			if other == want {
+				other = x.hosts[1]
+			}
+			if !slices.ContainsFunc(other.a.Conflicts(), func(c Conflict) bool { return c.VIP == vip && c.Withheld }) {
+				t.Errorf("%s: %s does not report it: %+v", vip, other.name(), other.a.Conflicts())
+			}
 		}
 		x.change(func() { x.separated = false })
 		x.pass(time.Second)
