@@ -75,6 +75,9 @@ func TestStartsWithTheInterfacesThatExist(t *testing.T) {
 			if i.Verdict != verdict {
 				return fmt.Errorf("%s, %q; want %s", i.Verdict, i.Reasons, verdict)
 			}
+			if i.Waiting == "" && strings.Contains(strings.Join(i.Warnings, "\n"), "there is no interface eth1") {
+				return fmt.Errorf("warnings %q about an interface that exists", i.Warnings)
+			}
 			return nil
 		})
 	}

@@ -146,7 +146,8 @@ func TestWaitsForTheNetwork(t *testing.T) {
 		return i.Verdict == admin.Down && strings.Contains(i.Reasons[0], "waiting for the network: find the uplink")
 	}
 	works := func(i admin.Info) bool {
-		return i.Verdict == admin.OK && i.Settled && len(i.Interfaces) == 1 && i.Interfaces[0].Name == "eth0"
+		return i.Verdict == admin.OK && i.Settled && len(i.Interfaces) == 1 && i.Interfaces[0].Name == "eth0" &&
+			!strings.Contains(strings.Join(i.Warnings, "\n"), "find the uplink")
 	}
 	state("it waits", waits)
 	err = h.Do(func() error { return netlink.RouteAdd(&netlink.Route{Gw: ip("192.0.2.254").AsSlice()}) })

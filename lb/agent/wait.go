@@ -66,6 +66,7 @@ func waitForNetwork(ctx context.Context, o Options) (*config.Config, error) {
 	if err := errors.Join(ctx.Err(), g.Wait()); err != nil {
 		return nil, err
 	}
+	w.checkAgain()
 	w.log.Info("the network is there")
 	notifier.Status("")
 	return w.cfg, nil
@@ -81,6 +82,14 @@ func (w *waiting) ready() bool {
 	}
 	w.lack = err
 	return false
+}
+
+// checkAgain replaces the warnings, which were about the machine without its network. It puts no change of the file in
+// force: that takes a reload.
+func (w *waiting) checkAgain() {
+	if c, err := load(w.file); err == nil {
+		w.cfg.Warnings = c.Warnings
+	}
 }
 
 // serve answers the API.
