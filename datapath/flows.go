@@ -45,7 +45,7 @@ func (d *Datapath) Flows(ctx context.Context, want lb.FlowFilter) (flows []lb.Fl
 		s.Source = netip.AddrPortFrom(fromAddr(k.To), swap(k.Dport))
 		s.Backend = netip.AddrPortFrom(backends[f.Backend].Addr(), swap(k.Sport))
 		var c syClientFlow
-		if t.clients.Lookup(&f.Client, &c) == nil && c.sameFlow(k) { // the side that was seen last
+		if t.clients.Lookup(&f.Client, &c) == nil && c.sameFlow(k, f) { // the side that was seen last
 			s.Idle = min(s.Idle, max(0, idle(now, c.F.Seen).Seconds()))
 		}
 		add(s, f.Client.Frontend)

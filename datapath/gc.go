@@ -243,7 +243,7 @@ func (g *flowGC) reset(
 ) {
 	var client syClientFlow
 	if t.id == syGcTableGC_HALF_OPEN || k.proto() != unix.IPPROTO_TCP || f.F.State >= uint8(syFlowStateFLOW_CLOSED) ||
-		t.clients.Lookup(&f.Client, &client) != nil || !client.sameFlow(k) {
+		t.clients.Lookup(&f.Client, &client) != nil || !client.sameFlow(k, f) {
 		return
 	}
 	if err := reset.client(f.Client, vip(f.Client.Frontend), client.F.Ack); err != nil {
@@ -301,7 +301,7 @@ func (g *flowGC) serverExpired(t flowTable, k syServerKey, f syServerFlow, now t
 // clientExpired reports whether the client's side is expired or missing, or belongs to a newer flow of the client.
 func (g *flowGC) clientExpired(t flowTable, k syServerKey, f syServerFlow, now time.Duration) bool {
 	var c syClientFlow
-	if t.clients.Lookup(&f.Client, &c) != nil || !c.sameFlow(k) {
+	if t.clients.Lookup(&f.Client, &c) != nil || !c.sameFlow(k, f) {
 		return true
 	}
 	return g.expired(k.proto(), c.F, now)

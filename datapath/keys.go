@@ -133,7 +133,8 @@ func idle(now time.Duration, seen uint32) time.Duration {
 
 func (k syServerKey) proto() uint8 { return uint8(k.Server) }
 
-// sameFlow reports whether the entry of a client belongs to the one of a server.
-func (f syClientFlow) sameFlow(k syServerKey) bool {
-	return f.Source == k.To && f.Sport == k.Dport && f.Dport == k.Sport
+// sameFlow reports whether the entry of a client belongs to that of a server. A client may have opened another flow
+// from the same port, which has the same source port if it is to another server.
+func (f syClientFlow) sameFlow(k syServerKey, s syServerFlow) bool {
+	return f.Backend == s.Backend && f.Source == k.To && f.Sport == k.Dport && f.Dport == k.Sport
 }
