@@ -11,8 +11,110 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// A client that reuses its port for another server has the same source port there: it follows from a hash. What the
-// agent does about the earlier flow must not concern the live one.
+// A client that reuses its port for another server has the same source port there: it follows from a hash. What happens
+// to the earlier flow must not concern the live one.
+
+// reopened lets a client close a connection, the server first, and open another one from the same port, to another
+// server. It returns a packet of the new connection.
+func reopened(t *testing.T, fx *fixture) (ack dptest.Packet) {
+	t.Helper()
+	fx.service(lb.TCP, "b1")
+	connect(fx)
+	first := fx.last
+	fx.closedBy(true)
+	last := fx.fromClient(dptest.TCP, dptest.ACK)
+	last.Seq, last.Ack, last.Payload = 1006, 5008, nil
+	fx.run(last.Frame())
+	fx.service(lb.TCP, "b2")
+	syn := fx.fromClient(dptest.TCP, dptest.SYN)
+	syn.Seq, syn.Payload = 900_000, nil
+	fx.went(syn)
+	second := fx.last
+	if second.Dst == first.Dst || second.Src != first.Src {
+		t.Fatalf("first %s -> %s, second %s -> %s", first.Src, first.Dst, second.Src, second.Dst)
+	}
+	answer := fx.reply(dptest.SYN | dptest.ACK)
+	answer.Seq, answer.Ack, answer.Payload = 700_000, 900_001, nil
+	fx.went(answer)
+	ack = fx.fromClient(dptest.TCP, dptest.ACK)
+	ack.Seq, ack.Ack, ack.Payload = 900_001, 700_001, nil
+	if to := fx.went(ack); to != second.Dst.Addr() {
+		t.Fatalf("ACK went to %s", to)
+	}
+	return ack
+}
+
+// The SYN of another client, which takes the rested source port at the first server, must not end the live connection.
+func TestAClaimedPortEndsNoOtherFlow(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+		ack := reopened(t, fx)
+		live := fx.last.Dst.Addr()
+		syn := fx.on(1, dptest.TCP, dptest.SYN)
+		syn.Seq, syn.Payload = 1<<20, nil
+		fx.service(lb.TCP, "b1") // the first server is back
+		fx.run(syn.Frame())
+		if r := fx.run(ack.Frame()); r.reason != forwarded || r.out.Dst.Addr() != live {
+			t.Errorf("a packet of the live connection: %s: %s, flags %#x", r.did, r.reason, r.out.Flags)
+		}
+	})
+}
+
+// The same once the closed connection has expired.
+func TestAnExpiredFlowEndsNoOtherFlow(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+		ack := reopened(t, fx)
+		live := fx.last.Dst.Addr()
+		for k, f := range fx.confirmed().servers { // the closed one has rested
+			if f.F.State == uint8(syFlowStateFLOW_CLOSED) {
+				f.F.Seen -= flowClock(70 * time.Second)
+				if err := fx.d.objects.SyStreamServers.Put(k, f); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		fx.forgetPorts()
+		syn := fx.on(1, dptest.TCP, dptest.SYN)
+		syn.Seq, syn.Payload = 1, nil
+		fx.service(lb.TCP, "b1")
+		fx.run(syn.Frame())
+		if r := fx.run(ack.Frame()); r.reason != forwarded || r.out.Dst.Addr() != live {
+			t.Errorf("a packet of the live connection: %s: %s, flags %#x", r.did, r.reason, r.out.Flags)
+		}
+	})
+}
+
+// Without an agent, a packet that stores a flow removes expired ones.
+func TestReclaimEndsNoOtherFlow(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, func(o *Options) { o.MaxFlows = 10 })
+		fx.agentGone()
+		ack := reopened(t, fx)
+		live := fx.last.Dst.Addr()
+		for k, f := range fx.confirmed().servers { // the closed one has rested
+			if f.F.State == uint8(syFlowStateFLOW_CLOSED) {
+				f.F.Seen -= flowClock(70 * time.Second)
+				fx.put(fx.d.objects.SyStreamServers, k, f)
+			}
+		}
+		before := len(fx.confirmed().servers)
+		for i := range 30 { // other clients, to any server
+			syn := fx.on(i, dptest.TCP, dptest.SYN)
+			syn.Payload = nil
+			if r := fx.run(syn.Frame()); r.did != "sent" {
+				continue
+			}
+			answer := fx.reply(dptest.SYN | dptest.ACK)
+			fx.run(answer.Frame())
+			fx.run(fx.on(i, dptest.TCP, dptest.ACK).Frame())
+			if r := fx.run(ack.Frame()); r.reason != forwarded || r.out.Dst.Addr() != live {
+				t.Fatalf("after %d flows of others (%d before): a packet of the live connection: %s: %s, flags %#x",
+					i+1, before, r.did, r.reason, r.out.Flags)
+			}
+		}
+	})
+}
 
 // hungAndReopened lets the client close its side of a flow, which expires, and open another one from the same port, to
 // another server. It returns packets of both.
@@ -89,4 +191,59 @@ func TestNoResetOfAnotherFlow(t *testing.T) {
 			t.Errorf("the live connection: %s %s", r.did, r.reason)
 		}
 	}
+}
+
+// Datagrams of other clients, which take the source port at the first server, do not move a live UDP flow.
+func TestAnExpiredUDPFlowMovesNoOtherOne(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, func(o *Options) { o.MaxFlows = 10_000; o.SNATPorts = []PortRange{{61000, 61007}} })
+		fx.service(lb.UDP, "b1")
+		fx.went(udp(fx))
+		first := fx.last
+		fx.went(fx.reply(0))
+		fx.went(udp(fx))
+		fx.age(4*time.Minute, 4*time.Minute) // idle, not yet collected
+		fx.service(lb.UDP, "b2")
+		fx.went(udp(fx))
+		live := fx.last
+		fx.went(fx.reply(0))
+		fx.went(udp(fx))
+		if live.Src != first.Src {
+			t.Fatalf("%s, %s", first.Src, live.Src)
+		}
+		fx.service(lb.UDP, "b1") // back; b2 is drained: the live flow keeps it
+		if r := fx.run(udp(fx).Frame()); r.out.Dst != live.Dst {
+			t.Fatalf("before: %s", r.out.Dst)
+		}
+		for i := range 16 {
+			fx.run(fx.on(i, dptest.UDP, 0).Frame())
+			if r := fx.run(udp(fx).Frame()); r.out.Dst != live.Dst || r.out.Src != live.Src {
+				t.Fatalf("after %d datagrams of others the live flow goes from %s to %s (%s); it went from %s to %s",
+					i+1, r.out.Src, r.out.Dst, r.reason, live.Src, live.Dst)
+			}
+		}
+	})
+}
+
+// The ACK that ends a connection frees its source port, also by the short way of XDP.
+func TestLastACKAfterASimultaneousClose(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+		fx.service(lb.TCP, "b1")
+		connect(fx)
+		answer := fx.reply(dptest.FIN | dptest.ACK)
+		answer.Seq, answer.Ack = 5001, 1001
+		fin := fx.fromClient(dptest.TCP, dptest.FIN|dptest.ACK) // has not received the answer
+		fin.Payload = nil
+		fx.went(answer)
+		fx.went(fin)
+		ack := fx.fromClient(dptest.TCP, dptest.ACK)
+		ack.Seq, ack.Ack, ack.Payload = 1002, 5008, nil
+		fx.went(ack)
+		syn := fx.on(1, dptest.TCP, dptest.SYN)
+		syn.Seq = 1 << 20
+		if r := fx.run(syn.Frame()); r.reason != forwarded {
+			t.Errorf("a SYN that the server must accept: %s", r.reason)
+		}
+	})
 }

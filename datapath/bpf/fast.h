@@ -178,7 +178,7 @@ static __always_inline int fast_client(struct xdp_md *ctx, const struct pkt *p, 
 	struct client_flow *c = bpf_map_lookup_elem(&sy_stream_clients, &k);
 
 	v->now = flow_clock();
-	if (!c || flow_side_expired(&c->f, 1, v->now))
+	if (!c || c->f.state == FLOW_CLOSED || flow_side_expired(&c->f, 1, v->now))
 		return FAST_NOT;
 	struct backend *b = backend_get(c->backend);
 
@@ -212,7 +212,7 @@ static __always_inline int fast_reply(struct xdp_md *ctx, const struct pkt *p, s
 				.sport = p->key.t.sport };
 	struct server_flow *s = bpf_map_lookup_elem(&sy_stream_servers, &k);
 
-	if (!s)
+	if (!s || s->f.state == FLOW_CLOSED)
 		return FAST_NOT;
 	frontend = s->client.frontend;
 	struct addr *vip = bpf_map_lookup_elem(&sy_frontend_vips, &frontend);

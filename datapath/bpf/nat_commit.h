@@ -164,7 +164,9 @@ static __always_inline struct flow *nat_other(const struct pkt *p, const struct 
 	if (v->reply) {
 		struct client_flow *c = flow_find_client(&v->client, pkt_is_stream(p));
 
-		return c && c->sport == p->key.t.dport && c->dport == p->key.t.sport ? &c->f : 0;
+		if (!c || c->backend != v->backend || c->sport != p->key.t.dport || c->dport != p->key.t.sport)
+			return 0;
+		return &c->f;
 	}
 	struct server_flow *s = flow_find_server(&v->server, pkt_is_stream(p));
 

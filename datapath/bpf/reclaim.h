@@ -25,30 +25,38 @@ static __always_inline long flow_delete_server(const struct server_key *k, int s
 /* udp_share_add changes the numbers of UDP flows of a frontend and of all by n. */
 static __always_inline void udp_share_add(__u32 frontend, int n)
 {
-	__u32 all = UDP_SHARE_ALL, *count = bpf_map_lookup_elem(&sy_udp_share, &frontend);
-	__u32 *sum = bpf_map_lookup_elem(&sy_udp_share, &all);
+	__u32 key = frontend, *count = bpf_map_lookup_elem(&sy_udp_share, &key);
 
 	if (count && (n > 0 || *count > 0))
 		__sync_fetch_and_add(count, n);
-	if (sum && (n > 0 || *sum > 0))
-		__sync_fetch_and_add(sum, n);
+	key = UDP_SHARE_ALL;
+	count = bpf_map_lookup_elem(&sy_udp_share, &key);
+	if (count && (n > 0 || *count > 0))
+		__sync_fetch_and_add(count, n);
 }
 
 /* flow_remove removes the flow that has the key of a server. The entry of its client stays when it is of another flow:
- * the client may have opened one from the same port. It is a function of its own because of its stack. */
+ * the client may have opened one from the same port, and to another server it has the same source port. It is a
+ * function of its own because of its stack. */
 static __noinline void flow_remove(const struct server_key *k, int stream)
 {
 	struct server_flow *s = flow_find_server(k, stream);
+	__u32 frontend;
 
 	if (!s)
 		return;
-	struct client_key client = s->client;
-	struct client_flow *c = flow_find_client(&client, stream);
+	{
+		struct client_key client = s->client;
+		__u32 backend = s->backend;
+		struct client_flow *c = flow_find_client(&client, stream);
 
-	if (c && c->sport == k->dport && c->dport == k->sport && addr_equal(c->source.w, k->to.w))
-		flow_delete_client(&client, stream);
+		if (c && c->backend == backend && c->sport == k->dport && c->dport == k->sport &&
+		    addr_equal(c->source.w, k->to.w))
+			flow_delete_client(&client, stream);
+		frontend = client.frontend;
+	}
 	if (!flow_delete_server(k, stream) && !stream)
-		udp_share_add(client.frontend, -1);
+		udp_share_add(frontend, -1);
 }
 
 static __always_inline struct place_line *place_line(int stream, __u32 i)
