@@ -148,10 +148,17 @@ func (s *site) carriesLargeDatagrams(t *testing.T, m method) {
 		if m.forward == "tunnel" { // the client learns the path MTU; this datagram is lost
 			s.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 1, 60_000, 200*time.Millisecond)
 		}
-		r := s.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 40, 60_000, 2*time.Second)
-		if r.Err() != nil || len(r.Servers) != 2 {
-			t.Errorf("%s: %s, %v", vip, r, r.Err())
-		}
+		s.largeDatagrams(t, vip, 2)
+	}
+}
+
+// largeDatagrams sends datagrams of 41 fragments. A fragment is dropped when it overtakes the first one, which happens
+// when the kernel moves the sender to another CPU between two fragments: a few datagrams may be lost.
+func (s *site) largeDatagrams(t *testing.T, vip netip.Addr, servers int) {
+	const sent, lost = 40, 3
+	r := s.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), sent, 60_000, 2*time.Second)
+	if len(r.Errors) > lost || len(r.Servers) != servers {
+		t.Errorf("%s: %s, %v", vip, r, r.Err())
 	}
 }
 
