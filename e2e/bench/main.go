@@ -62,7 +62,8 @@ func run() error {
 	flag.IntVar(&large.Endpoints, "endpoints", 10, "cluster: endpoints of a service")
 	flag.IntVar(&large.Changes, "changes", 200, "cluster: changed endpoints")
 	flag.IntVar(&large.Restarts, "restarts", 5, "cluster: restarts of each program")
-	flag.StringVar(&large.ControlPlane, "controlplane", ".cache/controlplane", "cluster: `directory` of its programs")
+	flag.StringVar(&large.ControlPlane, "controlplane", ".cache/controlplane",
+		"connections, cluster: `directory` of Kubernetes' programs")
 	binary := flag.String("binary", "./steelyard", "connections, scale, convergence, cluster: `path` of the program")
 	file := flag.String("json", "", "write the results to this `file`")
 	page := flag.String("page", "", "replace the tables in this `file`")
@@ -110,7 +111,7 @@ func measure(
 		case "live":
 			r.Live, err = packets.Live(live)
 		case "connections":
-			conns.Binary = binary
+			conns.Binary, conns.ControlPlane = binary, large.ControlPlane
 			r.Conns, err = connections.Run(conns)
 		case "scale":
 			if r.Apply, err = scale.Apply(os.Stderr); err == nil {

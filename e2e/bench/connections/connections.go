@@ -17,15 +17,17 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
 )
 
 // Options of Run.
 type Options struct {
-	Binary    string // of steelyard
-	Rounds    int
-	Ways      *regexp.Regexp // of those to measure beside plain routing
-	Sustained time.Duration  // of the measurements with one backend
-	Log       io.Writer
+	Binary       string // of steelyard
+	ControlPlane string // directory of Kubernetes' programs
+	Rounds       int
+	Ways         *regexp.Regexp // of those to measure beside plain routing
+	Sustained    time.Duration  // of the measurements with one backend
+	Log          io.Writer
 }
 
 // Kinds of measurements.
@@ -77,8 +79,12 @@ func Run(o Options) (_ []Result, err error) {
 			fmt.Fprintf(o.Log, "%s is left out: %v\n", w.name, err)
 			continue
 		}
+		if err := kube.Available(o.ControlPlane); w.name == kubeProxy && err != nil {
+			fmt.Fprintf(o.Log, "%s is left out: %v\n", w.name, err)
+			continue
+		}
 		fmt.Fprintf(o.Log, "prepare %s\n", w.name)
-		s, err := newSite(l, w, o.Binary)
+		s, err := newSite(l, w, o)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", w.name, err)
 		}

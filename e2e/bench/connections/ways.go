@@ -28,14 +28,15 @@ type way struct {
 	needs   string // program
 	to, one string // addresses of all servers and of one; one may be empty
 	xdp     bool   // the links are those that XDP needs
-	prepare func(s *site, binary string) error
+	prepare func(*site, Options) error
 }
 
-const plain = "plain routing"
+const plain, kubeProxy = "plain routing", "kube-proxy, nftables"
 
 var ways = []way{
-	{name: plain, to: firstServer, prepare: func(s *site, _ string) error { return nil }},
+	{name: plain, to: firstServer, prepare: func(*site, Options) error { return nil }},
 	{name: "nftables DNAT", needs: "nft", to: vip, one: vipOne, prepare: prepareNFT},
+	{name: kubeProxy, needs: "nft", to: vip, one: vipOne, prepare: prepareKubeProxy},
 	{name: "HAProxy", needs: "haproxy", to: vip, one: vipOne, prepare: prepareHAProxy},
 	{name: "nginx stream", needs: "nginx", to: vip, prepare: prepareNginx},
 	{name: "Steelyard nat, tc", to: vip, one: vipOne, prepare: prepareSteelyard("tc")},
@@ -49,20 +50,20 @@ type site struct {
 	values                map[string][]float64
 }
 
-func newSite(l *lab.Lab, w way, binary string) (_ *site, err error) {
+func newSite(l *lab.Lab, w way, o Options) (_ *site, err error) {
 	s := &site{way: w, values: map[string][]float64{}}
 	for name, h := range map[string]**lab.Host{"client": &s.client, "node": &s.node, "servers": &s.servers} {
 		if *h, err = l.Host(name); err != nil {
 			return nil, err
 		}
 	}
-	o := lab.LinkOptions{SoftwareChecksums: w.xdp}
+	links := lab.LinkOptions{SoftwareChecksums: w.xdp}
 	prefix := func(a string) []netip.Prefix { return []netip.Prefix{netip.PrefixFrom(netip.MustParseAddr(a), 24)} }
 	err = errors.Join(
 		l.Link(lab.End{Host: s.client, Name: "eth0", Addresses: prefix("198.51.100.2")},
-			lab.End{Host: s.node, Name: "clients", Addresses: prefix(clientSide)}, o),
+			lab.End{Host: s.node, Name: "clients", Addresses: prefix(clientSide)}, links),
 		l.Link(lab.End{Host: s.servers, Name: "eth0"},
-			lab.End{Host: s.node, Name: "servers", Addresses: prefix(serverSide)}, o))
+			lab.End{Host: s.node, Name: "servers", Addresses: prefix(serverSide)}, links))
 	if err != nil {
 		return nil, err
 	}
@@ -83,25 +84,30 @@ func newSite(l *lab.Lab, w way, binary string) (_ *site, err error) {
 	if err := s.serve(); err != nil {
 		return nil, err
 	}
-	if err := w.prepare(s, binary); err != nil {
+	if err := w.prepare(s, o); err != nil {
 		return nil, err
 	}
 	for _, to := range []string{w.to, w.one} {
 		if to == "" {
 			continue
 		}
-		_, err := lab.Until(context.Background(), 10*time.Second, "the way forwards", func() error {
-			c, err := s.client.Dial(context.Background(), "tcp", to+":80")
-			if err != nil {
-				return err
-			}
-			return c.Close()
-		})
-		if err != nil {
+		if err := s.forwards(context.Background(), to); err != nil {
 			return nil, err
 		}
 	}
 	return s, nil
+}
+
+// forwards waits until a client reaches a server by this address.
+func (s *site) forwards(ctx context.Context, to string) error {
+	_, err := lab.Until(ctx, 30*time.Second, "the way forwards", func() error {
+		c, err := s.client.Dial(ctx, "tcp", to+":80")
+		if err != nil {
+			return err
+		}
+		return c.Close()
+	})
+	return err
 }
 
 func server(i int) netip.Addr {
@@ -134,7 +140,7 @@ http {
 	return err
 }
 
-func prepareNFT(s *site, _ string) error {
+func prepareNFT(s *site, _ Options) error {
 	var to []string
 	for i := range servers {
 		to = append(to, fmt.Sprintf("%d : %s", i, server(i)))
@@ -167,7 +173,7 @@ func (s *site) own() error {
 		s.node.Sysctl(map[string]string{"net.core.somaxconn": "4096", "net.ipv4.tcp_max_tw_buckets": "0"}))
 }
 
-func prepareHAProxy(s *site, _ string) error {
+func prepareHAProxy(s *site, _ Options) error {
 	var b strings.Builder
 	b.WriteString("global\n\tmaxconn 8000\ndefaults\n\tmode tcp\n\ttimeout connect 5s\n\ttimeout client 1m\n" +
 		"\ttimeout server 1m\n")
@@ -184,7 +190,7 @@ func prepareHAProxy(s *site, _ string) error {
 	return err
 }
 
-func prepareNginx(s *site, _ string) error {
+func prepareNginx(s *site, _ Options) error {
 	var to strings.Builder
 	for i := range servers {
 		fmt.Fprintf(&to, "server %s:80; ", server(i))
@@ -204,8 +210,8 @@ stream {
 	return err
 }
 
-func prepareSteelyard(mode string) func(*site, string) error {
-	return func(s *site, binary string) error {
+func prepareSteelyard(mode string) func(*site, Options) error {
+	return func(s *site, o Options) error {
 		c := lab.AgentConfig{Name: "node", Address: netip.MustParseAddr(serverSide),
 			Interfaces: []string{"clients", "servers"}, Mode: mode}
 		for addr, n := range map[string]int{vip: servers, vipOne: 1} {
@@ -216,7 +222,7 @@ func prepareSteelyard(mode string) func(*site, string) error {
 			}
 			c.Services = append(c.Services, svc)
 		}
-		_, err := lab.StartAgent(s.node, lab.AgentOptions{Binary: binary, Config: c.TOML()})
+		_, err := lab.StartAgent(s.node, lab.AgentOptions{Binary: o.Binary, Config: c.TOML()})
 		return err
 	}
 }

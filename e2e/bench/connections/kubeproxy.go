@@ -1,0 +1,78 @@
+package connections
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
+)
+
+// prepareKubeProxy lets kube-proxy write its rules for two Services with external IPs. Then it is ended, and the control
+// plane with it: the rules stay, and nothing else uses the CPUs.
+func prepareKubeProxy(s *site, o Options) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	defer cancel()
+	control, err := kube.StartControlPlane(ctx, s.node, netip.MustParseAddr(serverSide), o.ControlPlane)
+	if err != nil {
+		return err
+	}
+	proxy, err := control.StartKubeProxy(s.node)
+	if err != nil {
+		return err
+	}
+	config, err := clientcmd.RESTConfigFromKubeConfig([]byte(control.Kubeconfig()))
+	if err != nil {
+		return err
+	}
+	config.Dial = control.Dial
+	api, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	node := &core.Node{ObjectMeta: meta.ObjectMeta{Name: s.node.Name()}}
+	if _, err := api.CoreV1().Nodes().Create(ctx, node, meta.CreateOptions{}); err != nil {
+		return err
+	}
+	err = errors.Join(createService(ctx, api, "all", vip, servers), createService(ctx, api, "one", vipOne, 1),
+		s.forwards(ctx, vip), s.forwards(ctx, vipOne))
+	if err != nil {
+		return err
+	}
+	for _, p := range append(control.Processes, proxy) {
+		p.Kill()
+	}
+	return s.node.Sysctl(map[string]string{"net.netfilter.nf_conntrack_tcp_timeout_time_wait": "1"})
+}
+
+// createService creates a Service with an external IP, whose endpoints are the first n servers.
+func createService(ctx context.Context, api kubernetes.Interface, name, address string, n int) error {
+	_, err := api.CoreV1().Services(meta.NamespaceDefault).Create(ctx, &core.Service{
+		ObjectMeta: meta.ObjectMeta{Name: name},
+		Spec:       core.ServiceSpec{ExternalIPs: []string{address}, Ports: []core.ServicePort{{Port: 80}}},
+	}, meta.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	ready, port, protocol := true, int32(80), core.ProtocolTCP
+	slice := &discovery.EndpointSlice{
+		ObjectMeta:  meta.ObjectMeta{Name: name, Labels: map[string]string{discovery.LabelServiceName: name}},
+		AddressType: discovery.AddressTypeIPv4,
+		Ports:       []discovery.EndpointPort{{Port: &port, Protocol: &protocol}},
+	}
+	for i := range n {
+		slice.Endpoints = append(slice.Endpoints, discovery.Endpoint{
+			Addresses:  []string{server(i).String()},
+			Conditions: discovery.EndpointConditions{Ready: &ready},
+		})
+	}
+	_, err = api.DiscoveryV1().EndpointSlices(meta.NamespaceDefault).Create(ctx, slice, meta.CreateOptions{})
+	return err
+}
