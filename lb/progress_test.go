@@ -3,6 +3,8 @@ package lb_test
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -103,4 +105,55 @@ func TestStatusOfManyServices(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The status of a VIP is that of its services and its route, and costs the same with more services. Explain and the
+// health of the agent were as slow as a status of all services: seconds with 10,000.
+func TestStatusOfAVIP(t *testing.T) {
+	vip := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)}) }
+	allocated := map[int]float64{}
+	for _, n := range []int{3, 1000} {
+		fx := lbtest.New()
+		inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
+			for i := range n {
+				s := service(fmt.Sprintf("s%04d", i), []netip.Addr{vip(i)}, "10.0.0.1", "10.0.0.2")
+				if i == 1 {
+					s.Refused = []lb.RefusedVIP{{VIP: vip(n), Reason: "refused: a test"}}
+				}
+				e.Put(s)
+				answer(e, s, lb.StateHealthy)
+			}
+			e.Complete("file")
+			synctest.Wait()
+			all, err := e.Status(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, i := range []int{0, 2, n, n + 1} { // two that exist, one that is refused, one that nobody has
+				got, err := e.StatusOf(t.Context(), vip(i))
+				if err != nil {
+					t.Fatal(err)
+				}
+				isOther := func(a netip.Addr) bool { return a != vip(i) }
+				services := slices.DeleteFunc(slices.Clone(all.Services),
+					func(s lb.ServiceStatus) bool { return isOther(s.Address) })
+				routes := slices.DeleteFunc(slices.Clone(all.Routes),
+					func(r lb.RouteStatus) bool { return isOther(r.Address) })
+				if !got.Settled || !reflect.DeepEqual(got.Services, services) {
+					t.Errorf("services of %s, settled %t:\n%+v\nwant\n%+v", vip(i), got.Settled, got.Services, services)
+				}
+				if !reflect.DeepEqual(got.Routes, routes) {
+					t.Errorf("routes of %s:\n%+v\nwant\n%+v", vip(i), got.Routes, routes)
+				}
+			}
+			allocated[n] = testing.AllocsPerRun(10, func() {
+				if _, err := e.StatusOf(t.Context(), vip(0)); err != nil {
+					t.Fatal(err)
+				}
+			})
+		})
+	}
+	if allocated[1000] > 2*allocated[3] {
+		t.Errorf("%g allocations with 1,000 services, %g with 3", allocated[1000], allocated[3])
+	}
 }

@@ -150,15 +150,11 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 	for some := range slices.Chunk(names, statusChunk) {
 		err := e.do(ctx, func() {
 			for _, name := range some {
-				en, ok := e.services[name]
-				if !ok {
-					continue
-				}
-				backends := en.backendStatus()
-				out.Backends = append(out.Backends, backends...)
-				out.Services = append(out.Services, e.serviceStatus(en, backends)...)
-				if len(en.service.Refused) > 0 {
-					refused = append(refused, en.service)
+				if en, ok := e.services[name]; ok {
+					e.addStatus(out, en)
+					if len(en.service.Refused) > 0 {
+						refused = append(refused, en.service)
+					}
 				}
 			}
 		})
@@ -187,6 +183,40 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 		}
 	}
 	return *out, nil
+}
+
+// StatusOf is like Status, with the services and the route of one VIP only. Its time follows from these, but for a
+// glance at each service.
+func (e *Engine) StatusOf(ctx context.Context, vip netip.Addr) (Status, error) {
+	out := &Status{Services: []ServiceStatus{}, Backends: []BackendStatus{}, Routes: []RouteStatus{}}
+	err := e.do(ctx, func() {
+		out.Settled, out.Behind = e.isSettled(), e.datapath.behind
+		for _, c := range e.routes.claims[vip] {
+			e.addStatus(out, e.services[c.service])
+		}
+		if len(e.routes.claims[vip]) > 0 {
+			out.Routes = append(out.Routes, e.routes.status(vip))
+		}
+		for _, en := range e.services {
+			if slices.ContainsFunc(en.service.Refused, func(r RefusedVIP) bool { return r.VIP == vip }) {
+				out.addRefused(en.service)
+			}
+		}
+		out.Services = slices.DeleteFunc(out.Services, func(s ServiceStatus) bool { return s.Address != vip })
+		out.Routes = slices.DeleteFunc(out.Routes, func(r RouteStatus) bool { return r.Address != vip })
+		e.markIntended(out.Routes)
+	})
+	if err != nil {
+		return Status{}, err
+	}
+	return *out, nil
+}
+
+// addStatus adds a service and its backends to a status.
+func (e *Engine) addStatus(out *Status, en *entry) {
+	backends := en.backendStatus()
+	out.Backends = append(out.Backends, backends...)
+	out.Services = append(out.Services, e.serviceStatus(en, backends)...)
 }
 
 // do runs f in the engine's goroutine.

@@ -79,7 +79,9 @@ type Options struct {
 	// Problem is called with the error of a socket, or nil when it is open.
 	Problem func(part string, err error)
 	Status  func(context.Context) (lb.Status, error)
-	Peers   func() []lb.PeerStatus
+	// StatusOf returns the status with the services and the route of one VIP only.
+	StatusOf func(context.Context, netip.Addr) (lb.Status, error)
+	Peers    func() []lb.PeerStatus
 	// Sent returns the routes that a BGP peer has; false: there is no such peer.
 	Sent  func(peer netip.Addr) ([]lb.SentRoute, bool)
 	Flows func(context.Context, lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error)
@@ -139,9 +141,7 @@ func (s *Server) Handler(writable bool) http.Handler {
 	}
 	mux.HandleFunc("GET /v1/flows", s.flows(most))
 	mux.HandleFunc("GET /v1/explain", s.explain)
-	mux.HandleFunc("GET /healthz", s.respond(func(st lb.Status) any {
-		return map[string]bool{"healthy": true, "settled": st.Settled}
-	}))
+	mux.HandleFunc("GET /healthz", s.healthz)
 	mux.Handle("GET /metrics", s.o.Metrics)
 	page, err := fs.Sub(static, "static")
 	if err != nil {
@@ -149,6 +149,24 @@ func (s *Server) Handler(writable bool) http.Handler {
 	}
 	mux.Handle("GET /{$}", http.FileServerFS(page))
 	return mux
+}
+
+// healthz responds when the engine does.
+func (s *Server) healthz(w http.ResponseWriter, r *http.Request) {
+	if st, ok := s.statusOf(w, r, netip.Addr{}); ok {
+		write(w, http.StatusOK, map[string]bool{"healthy": true, "settled": st.Settled})
+	}
+}
+
+// statusOf returns the status of a VIP, of none for the zero address. It writes the error if there is one.
+func (s *Server) statusOf(w http.ResponseWriter, r *http.Request, vip netip.Addr) (lb.Status, bool) {
+	ctx, cancel := context.WithTimeout(r.Context(), engineTimeout)
+	defer cancel()
+	st, err := s.o.StatusOf(ctx, vip)
+	if err != nil {
+		writeError(w, http.StatusServiceUnavailable, err)
+	}
+	return st, err == nil
 }
 
 // respond returns a handler that writes the result of f, given the status of the engine, as JSON.
@@ -302,15 +320,10 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 		writeError(w, http.StatusInternalServerError, err)
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), engineTimeout)
-	defer cancel()
-	st, err := s.o.Status(ctx)
-	if err != nil {
-		writeError(w, http.StatusServiceUnavailable, err)
-		return
+	if st, ok := s.statusOf(w, r, e.Address); ok {
+		e.Surround(st, s.peers())
+		write(w, http.StatusOK, e)
 	}
-	e.Surround(st, s.peers())
-	write(w, http.StatusOK, e)
 }
 
 func (s *Server) drain(on bool) http.HandlerFunc {

@@ -45,6 +45,7 @@ func status(context.Context) (lb.Status, error) {
 func options(t *testing.T) Options {
 	return Options{
 		Socket: filepath.Join(t.TempDir(), "s"), Status: status, Problem: func(string, error) {},
+		StatusOf: func(ctx context.Context, _ netip.Addr) (lb.Status, error) { return status(ctx) },
 		Peers: func() []lb.PeerStatus {
 			return []lb.PeerStatus{{Peer: netip.MustParseAddr("192.0.2.1"), State: "established"}}
 		},
@@ -203,7 +204,7 @@ func TestDashboard(t *testing.T) {
 
 func TestStuckEngineIsUnhealthy(t *testing.T) {
 	o := options(t)
-	o.Status = func(context.Context) (lb.Status, error) {
+	o.StatusOf = func(context.Context, netip.Addr) (lb.Status, error) {
 		return lb.Status{}, errors.New("ask the engine: no answer")
 	}
 	if code, body := get(t, o, "/healthz"); code != 503 || body != `{"error":"asktheengine:noanswer"}` {

@@ -127,6 +127,7 @@ func TestHandlersBoundTheirRequests(t *testing.T) {
 		}
 	}
 	o.Status = func(ctx context.Context) (lb.Status, error) { checkDeadline(ctx); return status(ctx) }
+	o.StatusOf = func(ctx context.Context, _ netip.Addr) (lb.Status, error) { checkDeadline(ctx); return status(ctx) }
 	var drained context.Context
 	o.Drain = func(ctx context.Context, _ string, _ bool) (lb.Drains, error) {
 		checkDeadline(ctx)
@@ -134,6 +135,7 @@ func TestHandlersBoundTheirRequests(t *testing.T) {
 		return lb.Drains{}, nil
 	}
 	get(t, o, "/v1/status")
+	get(t, o, "/healthz")
 	w := httptest.NewRecorder()
 	New(o).Handler(true).ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/v1/drain?service=web", nil))
 	if h := w.Header(); h.Get("Content-Type") != "application/json" || h.Get("X-Content-Type-Options") != "nosniff" {

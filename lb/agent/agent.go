@@ -195,7 +195,14 @@ func (a *Agent) connect(
 	}
 	relay.deliverTo(a.engine.Health)
 	dp.OnFault(a.engine.Faults)
-	status := announcers.seen(a.engine.Status)
+	status := func(ctx context.Context) (lb.Status, error) {
+		st, err := a.engine.Status(ctx)
+		return announcers.seen(st), err
+	}
+	statusOf := func(ctx context.Context, vip netip.Addr) (lb.Status, error) {
+		st, err := a.engine.StatusOf(ctx, vip)
+		return announcers.seen(st), err
+	}
 	registry.MustRegister(calls, admin.NewStateMetrics(status))
 	sink := newRefuser(a.engine, o.network, component(o.Log, "addresses"))
 	a.sources = append(a.sources, sourceTask("services of the file", services, sink))
@@ -242,8 +249,9 @@ func (a *Agent) connect(
 		Socket: o.Config.Admin.Socket, Listen: o.Config.Admin.Listen,
 		Hosts:   append([]string{facts.name}, o.Config.Admin.Hosts...),
 		Problem: a.problems.set,
-		Status:  status, Peers: announcers.peers, Sent: announcers.sent, Flows: dp.Flows, Explain: dp.Explain,
-		Drain: drains.set, Reload: a.reloader.reload, Restart: a.restart, Info: info.info, Waiting: waiting,
+		Status:  status, StatusOf: statusOf, Peers: announcers.peers, Sent: announcers.sent,
+		Flows: dp.Flows, Explain: dp.Explain, Drain: drains.set, Reload: a.reloader.reload,
+		Restart: a.restart, Info: info.info, Waiting: waiting,
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}),
 		Log:     component(o.Log, "admin"),
 	})

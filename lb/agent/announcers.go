@@ -102,21 +102,16 @@ func newAnnouncers(
 	return out, nil
 }
 
-// seen returns a function like engine, whose routes are as their receivers see them.
-func (a announcers) seen(
-	engine func(context.Context) (lb.Status, error),
-) func(context.Context) (lb.Status, error) {
-	status := a.conflicts.status(engine)
-	return func(ctx context.Context) (lb.Status, error) {
-		s, err := status(ctx)
-		s.MarkOffered(a.notReceived)
-		for i, r := range s.Routes {
-			if r.State != lb.RouteWithheld {
-				s.Routes[i].By = intersection(a.kinds, r.By)
-			}
+// seen returns a status of the engine with its routes as their receivers see them.
+func (a announcers) seen(s lb.Status) lb.Status {
+	a.conflicts.mark(&s)
+	s.MarkOffered(a.notReceived)
+	for i, r := range s.Routes {
+		if r.State != lb.RouteWithheld {
+			s.Routes[i].By = intersection(a.kinds, r.By)
 		}
-		return s, err
 	}
+	return s
 }
 
 // intersection returns the announcers that are on of those that may announce a route, empty for all.
@@ -129,9 +124,7 @@ func intersection(on, allowed []lb.AnnouncerKind) []lb.AnnouncerKind {
 
 // judge returns routes as their receivers see them.
 func (a announcers) judge(routes []lb.RouteStatus) []lb.RouteStatus {
-	given := func(context.Context) (lb.Status, error) { return lb.Status{Routes: routes}, nil }
-	s, _ := a.seen(given)(context.Background())
-	return s.Routes
+	return a.seen(lb.Status{Routes: routes}).Routes
 }
 
 // carrier is an announcer whose announcements may reach nobody.

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -60,37 +59,31 @@ func (x conflicts) withheld(
 	return w.Reason, w.Intended
 }
 
-// status wraps the status of the engine: an address that another host has is not announced. That is intended, because
-// one host at a time may answer for it.
-func (x conflicts) status(
-	engine func(context.Context) (lb.Status, error),
-) func(context.Context) (lb.Status, error) {
+// mark changes a status: an address that another host has is not announced. That is intended, because one host at a
+// time may answer for it.
+func (x conflicts) mark(st *lb.Status) {
 	if x.list == nil {
-		return engine
+		return
 	}
-	return func(ctx context.Context) (lb.Status, error) {
-		st, err := engine(ctx)
-		all, waiting := x.list(), x.waiting()
-		if err != nil || len(all)+len(waiting) == 0 {
-			return st, err
+	all, waiting := x.list(), x.waiting()
+	if len(all)+len(waiting) == 0 {
+		return
+	}
+	st.Routes, st.Services = slices.Clone(st.Routes), slices.Clone(st.Services)
+	withheld := map[netip.Addr]string{}
+	for i := range st.Routes {
+		r := &st.Routes[i]
+		reason, intended := x.withheld(all, waiting, *r)
+		if reason == "" {
+			continue
 		}
-		st.Routes, st.Services = slices.Clone(st.Routes), slices.Clone(st.Services)
-		withheld := map[netip.Addr]string{}
-		for i := range st.Routes {
-			r := &st.Routes[i]
-			reason, intended := x.withheld(all, waiting, *r)
-			if reason == "" {
-				continue
-			}
-			r.State, r.Announced, r.Intended, r.Reason = lb.RouteWithheld, false, intended, reason
-			withheld[r.Address] = reason
+		r.State, r.Announced, r.Intended, r.Reason = lb.RouteWithheld, false, intended, reason
+		withheld[r.Address] = reason
+	}
+	for k := range st.Services {
+		s := &st.Services[k]
+		if reason := withheld[s.Address]; reason != "" {
+			s.Announced, s.Reason = false, reason
 		}
-		for k := range st.Services {
-			s := &st.Services[k]
-			if reason := withheld[s.Address]; reason != "" {
-				s.Announced, s.Reason = false, reason
-			}
-		}
-		return st, nil
 	}
 }

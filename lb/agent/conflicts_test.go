@@ -1,8 +1,6 @@
 package agent
 
 import (
-	"context"
-	"errors"
 	"net/netip"
 	"strings"
 	"testing"
@@ -67,19 +65,17 @@ func TestConflictsInStatus(t *testing.T) {
 				return map[netip.Addr]l2.Waiting{vip: tt.waiting}
 			},
 		}
-		status := x.status(func(context.Context) (lb.Status, error) {
-			return lb.Status{
-				Routes: []lb.RouteStatus{
-					{Address: ip("203.0.113.9"), Announced: true}, {Address: vip, By: tt.by, Announced: true},
-				},
-				Services: []lb.ServiceStatus{
-					{Address: ip("203.0.113.9"), Announced: true}, {Address: vip, Announced: true},
-				},
-			}, nil
-		})
-		st, err := status(t.Context())
-		if err != nil || !st.Routes[0].Announced || !st.Services[0].Announced {
-			t.Fatalf("%s: %v, %+v", tt.name, err, st)
+		st := lb.Status{
+			Routes: []lb.RouteStatus{
+				{Address: ip("203.0.113.9"), Announced: true}, {Address: vip, By: tt.by, Announced: true},
+			},
+			Services: []lb.ServiceStatus{
+				{Address: ip("203.0.113.9"), Announced: true}, {Address: vip, Announced: true},
+			},
+		}
+		x.mark(&st)
+		if !st.Routes[0].Announced || !st.Services[0].Announced {
+			t.Fatalf("%s: %+v", tt.name, st)
 		}
 		r, s := st.Routes[1], st.Services[1]
 		withheld := r.State == lb.RouteWithheld
@@ -91,19 +87,11 @@ func TestConflictsInStatus(t *testing.T) {
 			t.Errorf("%s: problems %q", tt.name, got)
 		}
 	}
-	broken := errors.New("broken")
-	x := conflicts{
-		list: func() []l2.Conflict { return nil }, waiting: func() map[netip.Addr]l2.Waiting { return nil },
-	}
-	status := x.status(func(context.Context) (lb.Status, error) { return lb.Status{}, broken })
-	if _, err := status(t.Context()); !errors.Is(err, broken) {
-		t.Errorf("error %v", err)
-	}
 	if got := (conflicts{}).problems(); got != nil {
 		t.Errorf("problems %q without l2", got)
 	}
 	c := l2.Conflict{MAC: "m", Interface: "eth0", Since: since}
-	if got := x.text(c); !strings.HasPrefix(got, "m on eth0 claims it, too") {
+	if got := (conflicts{}).text(c); !strings.HasPrefix(got, "m on eth0 claims it, too") {
 		t.Error(got)
 	}
 }

@@ -97,9 +97,10 @@ func (w *waiting) serve(ctx context.Context, o Options) error {
 	c, problems, started := o.Config, newProblems(w.log), time.Now()
 	return admin.New(admin.Options{
 		Socket: c.Admin.Socket, Listen: c.Admin.Listen, Hosts: c.Admin.Hosts, Problem: problems.set,
-		Status: func(context.Context) (lb.Status, error) { return lb.Status{}, nil },
-		Peers:  func() []lb.PeerStatus { return nil },
-		Sent:   func(netip.Addr) ([]lb.SentRoute, bool) { return nil, false },
+		Status:   func(context.Context) (lb.Status, error) { return lb.Status{}, nil },
+		StatusOf: func(context.Context, netip.Addr) (lb.Status, error) { return lb.Status{}, nil },
+		Peers:    func() []lb.PeerStatus { return nil },
+		Sent:     func(netip.Addr) ([]lb.SentRoute, bool) { return nil, false },
 		Flows: func(context.Context, lb.FlowFilter) ([]lb.FlowStatus, bool, error) {
 			return nil, false, w.missing()
 		},
