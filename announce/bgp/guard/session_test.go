@@ -122,7 +122,8 @@ func TestOnlyNegotiatedFamilies(t *testing.T) {
 	route6 := encode(typeUpdate, []byte{0, 0, 0, 9, 0x80, 15, 6, 0, 2, 1, 16, 0x20, 1})
 	end4, end6 := encode(typeUpdate, make([]byte, 4)), encode(typeUpdate, []byte{0, 0, 0, 6, 0x80, 15, 3, 0, 2, 1})
 	defaultRoute := encode(typeUpdate, []byte{0, 0, 0, 0, 0})
-	all := [][]byte{route6, end6, defaultRoute, route4, end4}
+	default6 := encode(typeUpdate, slices.Concat([]byte{0, 0, 0, 25, 0x80, 14, 22, 0, 2, 1, 16}, make([]byte, 18)))
+	all := [][]byte{route6, end6, defaultRoute, default6, route4, end4}
 	for _, row := range []struct {
 		name     string
 		peer     func(*Open)
@@ -147,7 +148,7 @@ func TestOnlyNegotiatedFamilies(t *testing.T) {
 					t.Errorf("UPDATE %d: %x, want %x", i, got, want[headerLen:])
 				}
 			}
-			f.until("all are handled", func() bool { return len(f.sent) == 2 })
+			f.until("all are handled", func() bool { return len(f.sent) == 3 })
 			f.end()
 			if b := l.want(typeNotification); b[0] != codeCease || b[1] != ceaseShutdown {
 				t.Errorf("NOTIFICATION %v", b)
