@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"net"
 	"testing"
 	"time"
 )
@@ -41,6 +42,36 @@ func TestKeepalive(t *testing.T) {
 			}
 			if took := time.Since(start); took > row.most {
 				t.Errorf("three KEEPALIVEs took %v", took)
+			}
+		})
+	}
+}
+
+// Retry is the time between two attempts to connect, here to a router that starts after the first one.
+func TestRetry(t *testing.T) {
+	for _, row := range []struct {
+		retry, within time.Duration // the default is 2 s
+		again         bool
+	}{{100 * time.Millisecond, 10 * time.Second, true}, {time.Hour, 3 * time.Second, false}} {
+		t.Run(row.retry.String(), func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, func(_ *Options, c *Config) { c.Passive = true })
+			f.router.Close()
+			f.cfg.Passive, f.cfg.Retry = false, row.retry
+			f.g.SetPeers([]Config{f.cfg})
+			f.until("a refused attempt", func() bool { return len(f.faults) > 0 })
+			l, err := net.Listen("tcp4", f.router.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			_ = l.(*net.TCPListener).SetDeadline(time.Now().Add(row.within))
+			c, err := l.Accept()
+			if err == nil {
+				c.Close()
+			}
+			if again := err == nil; again != row.again {
+				t.Errorf("connects again within %v: %t, want %t", row.within, again, row.again)
 			}
 		})
 	}
