@@ -95,7 +95,7 @@ mutants: go-version ## change single tokens and list the changes that the unit t
 lint: go-version ## check formatting, go vet, staticcheck, and the lengths of lines and files
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
 	go vet ./...
-	go vet -tags kernels ./e2e
+	go vet -tags kernels ./e2e ./announce/bgp
 	go run $(STATICCHECK) ./...
 	go run ./e2e/lengths
 

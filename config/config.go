@@ -123,6 +123,7 @@ type Peer struct {
 	Multihop        int           // TTL of a multihop eBGP session; 0: directly connected
 	TTLSecurity     bool          // RFC 5082; never together with Multihop
 	Source          netip.Addr    // of the family of Address; zero: the kernel chooses
+	Device          string        // interface or VRF of the session; empty: any interface that is in no VRF
 	GracefulRestart bool
 	BFD             BFD
 	NodeSelector    string   // label selector; "": every node

@@ -122,6 +122,7 @@ func (d *decoder) peer(t *table, asn uint32, seen map[netip.Addr]string) Peer {
 	}
 	p.GracefulRestart = t.boolean("graceful_restart", p.GracefulRestart)
 	p.BFD = t.bfd(p.Multihop)
+	p.Device = t.device(&p)
 	p.NodeSelector = t.selector("node_selector")
 	p.Pools = distinct(t.list("pools", "public"), func(i item) (string, bool) { return i.str("public") })
 	p.Attributes = t.attributes()

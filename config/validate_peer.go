@@ -76,6 +76,23 @@ func (i item) interfaceName() (string, bool) {
 	return s, true
 }
 
+// device reads the interface or the VRF that the session of a peer is bound to.
+func (t *table) device(p *Peer) string {
+	i, ok := t.get("device")
+	if !ok || i.value == "" {
+		return ""
+	}
+	name, ok := i.interfaceName()
+	switch {
+	case !ok:
+	case p.Interface != "" || p.Address.Zone() != "":
+		i.errorf("leave it out", "has no effect on a peer with a link-local address, whose session is on its interface")
+	case p.BFD.Enabled():
+		i.errorf("leave one of the two out", "cannot be together with bfd, whose packets are bound to no device")
+	}
+	return name
+}
+
 // ranges reports what keeps peers of a range from connecting, and ranges and interfaces that are named twice.
 func (d *decoder) ranges(b *BGP) {
 	seen := map[string]int{}

@@ -62,6 +62,8 @@ type response struct {
 	Err   string
 	Peers []lb.PeerStatus
 	Sent  []lb.SentRoute
+
+	Problems []string
 }
 
 // runChild is the speaker process. Like the agent it withdraws everything on SIGTERM and then ends; on SIGUSR1 it ends
@@ -121,7 +123,7 @@ func serveChild(s *bgp.Speaker, c net.Conn) {
 			a.Err = err.Error()
 		}
 	}
-	a.Peers = s.Peers()
+	a.Peers, a.Problems = s.Peers(), s.Problems()
 	if q.Sent.IsValid() {
 		a.Sent, _ = s.Sent(q.Sent)
 	}

@@ -62,7 +62,7 @@ func (o *Options) rangeOf(a netip.Addr) (best Peer, ok bool) {
 func (s *Speaker) ranges() (list []guard.Range) {
 	for _, p := range s.options().Peers {
 		if p.ListenRange.IsValid() {
-			list = append(list, guard.Range{Prefix: p.ListenRange, Password: p.Password})
+			list = append(list, guard.Range{Prefix: p.ListenRange, Password: p.Password, Device: p.Device})
 		}
 	}
 	return list

@@ -91,6 +91,9 @@ type Peer struct {
 	TTLSecurity bool
 	// Source is the local address of the session; zero: the kernel chooses it.
 	Source netip.Addr
+	// Device is the interface or the VRF that the session is bound to; empty: any interface that is in no VRF. A peer
+	// with an Interface, or with a zone, has none.
+	Device string
 	// BFD ends the session as soon as BFD reports that the peer has failed (RFC 5882).
 	BFD BFD
 	// GracefulRestart makes the peer keep the routes while this process is down (RFC 4724).
@@ -231,6 +234,9 @@ func (p Peer) withDefaults(asn uint32) (Peer, error) {
 	}
 	if p.Multihop < 0 || p.Multihop > 255 {
 		bad("multihop %d: want 0 to 255", p.Multihop)
+	}
+	if p.Device != "" && (p.Interface != "" || p.Address.Zone() != "" || p.BFD != BFD{}) {
+		bad("Device cannot be together with an interface, a zone or BFD")
 	}
 	if p.Source.IsValid() && p.Address.IsValid() && p.Source.Is4() != p.Address.Is4() {
 		bad("source %v is of the other address family", p.Source)

@@ -44,6 +44,12 @@ func TestOptionRanges(t *testing.T) {
 		set  func(o *Options, p *Peer)
 		ok   bool
 	}{
+		{"device", func(_ *Options, p *Peer) { p.Device = "red" }, true},
+		{"device, BFD", func(_ *Options, p *Peer) { p.Device, p.BFD.Interval = "red", time.Second }, false},
+		{"device, interface", func(_ *Options, p *Peer) {
+			p.Device, p.Interface, p.Address = "red", "eth0", netip.Addr{}
+		}, false},
+		{"device, zone", func(_ *Options, p *Peer) { p.Device, p.Address = "red", addr("fe80::1%eth0") }, false},
 		{"listen port -2", func(o *Options, _ *Peer) { o.ListenPort = -2 }, false},
 		{"listen port 65535", func(o *Options, _ *Peer) { o.ListenPort = 65535 }, true},
 		{"listen port 65536", func(o *Options, _ *Peer) { o.ListenPort = 65536 }, false},

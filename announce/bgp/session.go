@@ -69,7 +69,7 @@ func (p *Peer) config(o *Options) guard.Config {
 	c := guard.Config{
 		Address: p.Address, Port: p.Port, ASN: p.ASN, Password: p.Password, HoldTime: p.HoldTime,
 		TTL: p.ttl(p.localASN(o)), LocalASN: p.LocalASN, Keepalive: p.Keepalive, Retry: p.Retry,
-		Source: p.Source, Routes: o.only(p).String(),
+		Source: p.Source, Device: p.Device, Routes: o.only(p).String(),
 		ExtendedNextHop: p.Interface != "", Passive: p.Passive || p.ListenRange.IsValid(),
 	}
 	if p.TTLSecurity {

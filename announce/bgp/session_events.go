@@ -151,8 +151,12 @@ func lostNextHop(before, after nextHops) bool {
 // Problems returns what does not work besides sessions.
 func (s *Speaker) Problems() (problems []string) {
 	for at, err := range s.guard.Problems() {
-		const text = "bgp only connects, and does not listen on port %d: %s"
-		problems = append(problems, fmt.Sprintf(text, at.Port(), cause(err)))
+		const text = "bgp only connects, and does not listen on port %d%s: %s"
+		device := ""
+		if at.Device != "" {
+			device = " of device " + at.Device
+		}
+		problems = append(problems, fmt.Sprintf(text, at.Port(), device, cause(err)))
 	}
 	slices.Sort(problems)
 	return slices.Compact(problems) // there is one for each address

@@ -35,7 +35,7 @@ type signatureProbe struct{ fd int }
 
 // openSignatureProbe needs CAP_NET_RAW. The segments are those to source; zero: to the address that is used towards the
 // peer.
-func openSignatureProbe(peer, source netip.Addr) (*signatureProbe, error) {
+func openSignatureProbe(peer, source netip.Addr, device string) (*signatureProbe, error) {
 	family, zone := unix.AF_INET, uint32(0)
 	if peer.Is6() {
 		family = unix.AF_INET6
@@ -55,6 +55,9 @@ func openSignatureProbe(peer, source netip.Addr) (*signatureProbe, error) {
 	}
 	if family == unix.AF_INET6 {
 		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVPKTINFO, 1)
+	}
+	if device != "" {
+		err = errors.Join(err, unix.SetsockoptString(fd, unix.SOL_SOCKET, unix.SO_BINDTODEVICE, device))
 	}
 	if source.IsValid() {
 		err = errors.Join(err, unix.Bind(fd, at(source)))
@@ -183,7 +186,7 @@ func (s *Speaker) watchSignatures() {
 			return
 		}
 		if p.probe == nil {
-			p.probe, _ = openSignatureProbe(p.peer.Address, p.peer.Source)
+			p.probe, _ = openSignatureProbe(p.peer.Address, p.peer.Source, p.peer.Device)
 		}
 		if p.probe != nil {
 			seen := p.probe.read(p.peer.Address, p.peer.Port, uint16(max(o.ListenPort, 0)), p.peer.Password)

@@ -32,6 +32,7 @@ accel=tcg
 echo "Linux $version, $accel"
 go build -trimpath -o "$binaries/steelyard" .
 sed -n 's/^\([a-z][^ ]*\) .*/\1/p' e2e/kernels/tests | sort -u | while read -r package; do
+	mkdir -p "$(dirname "$binaries/$package")"
 	go test -c -tags kernels -o "$binaries/$package.test" "./$package"
 done
 

@@ -177,6 +177,7 @@ func bgpOptions(cfg *config.Config, facts node, log *slog.Logger) bgp.Options {
 			Keepalive: p.Keepalive,
 			Password:  p.Password.Reveal(), HoldTime: p.HoldTime,
 			MaxReceived: p.MaxReceived, Multihop: p.Multihop, TTLSecurity: p.TTLSecurity, Source: p.Source,
+			Device:          p.Device,
 			GracefulRestart: p.GracefulRestart && c.RestartTime > 0, BFD: bgp.BFD{
 				Interval: p.BFD.Interval, Multiplier: uint8(p.BFD.Multiplier), Multihop: p.BFD.Multihop,
 				MinTTL: uint8(p.BFD.MinTTL),

@@ -57,7 +57,7 @@ peers = [
     connect_retry = "7s" },
   { address = "2001:db8::fe", asn = 64501, ttl_security = true },
   { interface = "eth2", asn = 64500 },
-  { listen_range = "192.0.2.0/24", asn = 64500 },
+  { listen_range = "192.0.2.0/24", asn = 64500, device = "red" },
 ]
 
 [[pool]]
@@ -104,6 +104,7 @@ addresses = ["198.51.100.128/28"]
 			{
 				ListenRange: netip.MustParsePrefix("192.0.2.0/24"), ASN: 64500, Port: 179,
 				HoldTime: cfg.BGP.Peers[1].HoldTime, MaxReceived: 1000, GracefulRestart: true, Retry: 2 * time.Second,
+				Device: "red",
 			},
 		},
 	}

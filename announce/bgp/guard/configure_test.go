@@ -68,6 +68,7 @@ func TestSetPeers(t *testing.T) {
 		{"hold time", func(*Config) {}, func(c *Config) { c.HoldTime = time.Minute }, ceaseChanged, false},
 		{"hold time, graceful restart", func(c *Config) { c.RestartTime = 30 * time.Second },
 			func(c *Config) { c.HoldTime = time.Minute }, 0, false},
+		{"device", func(*Config) {}, func(c *Config) { c.Device = "lo" }, ceaseChanged, false},
 		{"graceful restart off", func(c *Config) { c.RestartTime = 30 * time.Second },
 			func(c *Config) { c.RestartTime = 0 }, ceaseChanged, false},
 		{"removed", func(*Config) {}, nil, ceaseDeconfigured, false},
@@ -111,31 +112,34 @@ func TestSetPeers(t *testing.T) {
 	}
 }
 
-func TestListenAddresses(t *testing.T) {
+func TestEndpoints(t *testing.T) {
 	addr := netip.MustParseAddr
 	v4, other4, v6 := addr("192.0.2.1"), addr("192.0.2.5"), addr("2001:db8::1")
 	for _, row := range []struct {
 		name  string
 		port  int
 		on    []netip.Addr
-		peers []netip.Addr
+		peers []Config
 		want  string
 	}{
 		{"no peers", 179, nil, nil, ""},
-		{"IPv4 peers", 179, nil, []netip.Addr{v4, other4}, "0.0.0.0:179 "},
-		{"IPv6 peer", 179, nil, []netip.Addr{v6}, "[::]:179 "},
-		{"both", 1790, nil, []netip.Addr{v6, v4, other4}, "[::]:1790 0.0.0.0:1790 "},
-		{"only connect", -1, nil, []netip.Addr{v4}, ""},
-		{"configured", 179, []netip.Addr{other4}, []netip.Addr{v4, v6}, "192.0.2.5:179 "},
+		{"IPv4 peers", 179, nil, []Config{{Address: v4}, {Address: other4}}, "0.0.0.0:179 "},
+		{"IPv6 peer", 179, nil, []Config{{Address: v6}}, "[::]:179 "},
+		{"both", 1790, nil, []Config{{Address: v6}, {Address: v4}, {Address: other4}}, "[::]:1790 0.0.0.0:1790 "},
+		{"only connect", -1, nil, []Config{{Address: v4}}, ""},
+		{"configured", 179, []netip.Addr{other4}, []Config{{Address: v4}, {Address: v6}}, "192.0.2.5:179 "},
+		{"devices", 179, nil, []Config{{Address: v4, Device: "eth0"}, {Address: v6, Device: "red"}},
+			"0.0.0.0:179 [::]:179%red "},
 	} {
 		g := New(Options{ListenPort: row.port, ListenAddresses: row.on})
-		var peers []Config
-		for _, p := range row.peers {
-			peers = append(peers, Config{Address: p})
-		}
+		g.own = map[string]int{"red": 7}
 		got := ""
-		for _, at := range g.listenAddresses(peers) {
-			got += at.String() + " "
+		for _, at := range g.endpoints(row.peers) {
+			got += at.String()
+			if at.Device != "" {
+				got += "%" + at.Device
+			}
+			got += " "
 		}
 		if got != row.want {
 			t.Errorf("%s: %q, want %q", row.name, got, row.want)

@@ -34,9 +34,13 @@
 // # Sockets
 //
 // MD5 (RFC 2385), TTL security (RFC 5082), source address and device are those of the socket towards the peer. An
-// accepted connection belongs to the peer with its source address, and for link-local addresses also its interface. One
-// listening socket has the keys of all peers; the kernel finds them by address only, so that two peers with the same
-// link-local address and different passwords must be connected to from here, which is always tried too.
+// accepted connection belongs to the peer with its source address, and for link-local addresses also its interface. It
+// is refused if it has not arrived by the device of the peer. Each listening socket has the keys of all peers; the
+// kernel finds them by address only, so that two peers with the same link-local address and different passwords must be
+// connected to from here, which is always tried too.
+//
+// There is a listening socket for all interfaces that are in no VRF, and one for each device that is a VRF or in one
+// (ownSockets): Linux gives connections of a VRF to sockets that are bound to it.
 //
 // An address of a Range that no peer has becomes one in Options.Unknown; the socket has a key for the whole range.
 //

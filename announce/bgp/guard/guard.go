@@ -46,12 +46,13 @@ type Config struct {
 	// 0: that third.
 	Keepalive time.Duration
 	// Retry is the mean time between two attempts to connect; 0: 2 s.
-	Retry   time.Duration
-	TTL     int        // of sent packets; 0: the default of the kernel
-	MinTTL  int        // of accepted packets; 0: any
-	Source  netip.Addr // zero: the kernel chooses it
-	Device  string     // interface or VRF; empty: any
-	Passive bool       // do not connect
+	Retry  time.Duration
+	TTL    int        // of sent packets; 0: the default of the kernel
+	MinTTL int        // of accepted packets; 0: any
+	Source netip.Addr // zero: the kernel chooses it
+	// Device is the interface or the VRF of the session; empty: any interface that is in no VRF.
+	Device  string
+	Passive bool // do not connect
 	// ExtendedNextHop offers that IPv4 routes have an IPv6 next hop (RFC 8950).
 	ExtendedNextHop bool
 	// RestartTime is that of graceful restart (RFC 4724); 0: no graceful restart.
@@ -88,15 +89,16 @@ type Guard struct {
 	running  context.Context
 	peers    map[netip.Addr]*peer
 	sessions map[netip.Addr]*conn
-	listen   map[netip.AddrPort]*listener
+	listen   map[Endpoint]*listener
 	ranges   []Range
+	own      map[string]int // see ownSockets
 	wg       sync.WaitGroup
 }
 
 // New returns a Guard without peers. It opens no socket.
 func New(o Options) *Guard {
 	return &Guard{
-		o: o, peers: map[netip.Addr]*peer{}, sessions: map[netip.Addr]*conn{}, listen: map[netip.AddrPort]*listener{},
+		o: o, peers: map[netip.Addr]*peer{}, sessions: map[netip.Addr]*conn{}, listen: map[Endpoint]*listener{},
 	}
 }
 

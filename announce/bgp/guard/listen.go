@@ -8,11 +8,20 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/vishvananda/netlink"
 )
+
+// Endpoint is where peers may connect to. Device is empty but for interfaces in a VRF, and VRFs.
+type Endpoint struct {
+	netip.AddrPort
+	Device string
+}
 
 // listener is a listening socket, or why there is none.
 type listener struct {
 	socket *net.TCPListener
+	index  int // of the device that the socket is bound to; 0: none
 	err    error
 }
 
@@ -33,9 +42,11 @@ func (g *Guard) relisten(ctx context.Context) {
 	for _, p := range g.peers {
 		peers = append(peers, p.wanted)
 	}
-	wanted := g.listenAddresses(peers)
+	g.own = ownSockets(peers, g.ranges)
+	wanted := g.endpoints(peers)
 	for at, l := range g.listen {
-		if !slices.Contains(wanted, at) {
+		// A device that was removed and added again has another index: nothing arrives by the socket any more.
+		if !slices.Contains(wanted, at) || l.socket != nil && l.index != g.own[at.Device] {
 			l.close()
 			delete(g.listen, at)
 		}
@@ -52,51 +63,87 @@ func (g *Guard) relisten(ctx context.Context) {
 		socket, err := listen(ctx, at, peers, g.ranges)
 		if err != nil {
 			if l.err == nil {
-				g.o.Log.Error("not listening; only connecting", "address", at, "err", err)
+				g.o.Log.Error("not listening; only connecting", "address", at, "device", at.Device, "err", err)
 			}
 			l.err = err
 			continue
 		}
-		l.socket, l.err = socket, nil
-		g.wg.Go(func() { g.accept(ctx, socket) })
+		l.socket, l.index, l.err = socket, g.own[at.Device], nil
+		g.wg.Go(func() { g.accept(ctx, socket, at.Device) })
 	}
 }
 
-// listenAddresses returns those of the options, or the unspecified address of each family that peers have, so that a
-// node without IPv6 can have IPv4 peers.
-func (g *Guard) listenAddresses(peers []Config) (list []netip.AddrPort) {
+// endpoints returns the addresses of the options, or the unspecified address of each family that peers have, so that a
+// node without IPv6 can have IPv4 peers; and the same for each device with sockets of its own. g.mu is held.
+func (g *Guard) endpoints(peers []Config) (list []Endpoint) {
 	if g.o.ListenPort < 0 {
 		return nil
 	}
-	add := func(a netip.Addr) {
-		if at := netip.AddrPortFrom(a, uint16(g.o.ListenPort)); !slices.Contains(list, at) {
+	add := func(a netip.Addr, device string) {
+		at := Endpoint{netip.AddrPortFrom(a, uint16(g.o.ListenPort)), g.socketOf(device)}
+		if !slices.Contains(list, at) {
 			list = append(list, at)
 		}
 	}
 	for _, a := range g.o.ListenAddresses {
-		add(a)
-	}
-	if len(list) > 0 {
-		return list
+		add(a, "")
 	}
 	for _, r := range g.ranges {
-		peers = append(peers, Config{Address: r.Prefix.Addr()})
+		peers = append(peers, Config{Address: r.Prefix.Addr(), Device: r.Device})
 	}
 	for _, p := range peers {
-		if p.Address.Is4() {
-			add(netip.IPv4Unspecified())
-		} else {
-			add(netip.IPv6Unspecified())
+		for _, a := range g.o.ListenAddresses {
+			add(a, p.Device)
+		}
+		switch {
+		case len(g.o.ListenAddresses) > 0:
+		case p.Address.Is4():
+			add(netip.IPv4Unspecified(), p.Device)
+		default:
+			add(netip.IPv6Unspecified(), p.Device)
 		}
 	}
 	return list
 }
 
+// ownSockets returns the indexes of the devices of peers that need listening sockets of their own, because those
+// without a device receive nothing from a VRF (net.ipv4.tcp_l3mdev_accept); 0: the device does not exist. Connections
+// of the other devices arrive by the sockets without one, and are bound to the device then.
+func ownSockets(peers []Config, ranges []Range) map[string]int {
+	own := map[string]int{}
+	add := func(device string) {
+		if _, known := own[device]; known || device == "" {
+			return
+		}
+		link, err := netlink.LinkByName(device)
+		if err != nil {
+			own[device] = 0
+		} else if slave := link.Attrs().Slave; link.Type() == "vrf" || slave != nil && slave.SlaveType() == "vrf" {
+			own[device] = link.Attrs().Index
+		}
+	}
+	for i := range peers {
+		add(peers[i].Device)
+	}
+	for _, r := range ranges {
+		add(r.Device)
+	}
+	return own
+}
+
+// socketOf returns the device of the listening socket for peers on device. g.mu is held.
+func (g *Guard) socketOf(device string) string {
+	if _, ok := g.own[device]; ok {
+		return device
+	}
+	return ""
+}
+
 // Problems returns why the guard does not listen, by address.
-func (g *Guard) Problems() map[netip.AddrPort]error {
+func (g *Guard) Problems() map[Endpoint]error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	problems := map[netip.AddrPort]error{}
+	problems := map[Endpoint]error{}
 	for at, l := range g.listen {
 		if l.err != nil {
 			problems[at] = l.err
@@ -105,8 +152,8 @@ func (g *Guard) Problems() map[netip.AddrPort]error {
 	return problems
 }
 
-// accept passes connections to their peers.
-func (g *Guard) accept(ctx context.Context, l *net.TCPListener) {
+// accept passes connections to their peers. The socket is bound to device, if that is not empty.
+func (g *Guard) accept(ctx context.Context, l *net.TCPListener, device string) {
 	for {
 		c, err := l.AcceptTCP()
 		switch {
@@ -122,14 +169,14 @@ func (g *Guard) accept(ctx context.Context, l *net.TCPListener) {
 			}
 			continue
 		}
-		g.accepted(ctx, c)
+		g.accepted(ctx, c, device)
 	}
 }
 
-func (g *Guard) accepted(ctx context.Context, c *net.TCPConn) {
+func (g *Guard) accepted(ctx context.Context, c *net.TCPConn, device string) {
 	from, local := addrOf(c.RemoteAddr()), addrOf(c.LocalAddr())
 	p := g.peerOf(from)
-	if p == nil && g.o.Unknown != nil && g.inRange(from) && g.o.Unknown(from) {
+	if p == nil && g.o.Unknown != nil && g.inRange(from, device) && g.o.Unknown(from) {
 		p = g.peerOf(from)
 	}
 	if p == nil {
@@ -139,11 +186,25 @@ func (g *Guard) accepted(ctx context.Context, c *net.TCPConn) {
 	}
 	cfg := p.cfg.Load()
 	raw, err := c.SyscallConn()
+	g.mu.Lock()
+	wanted := g.socketOf(cfg.Device)
+	g.mu.Unlock()
 	switch {
+	case wanted != device && device == "":
+		err = fmt.Errorf("the peer does not connect by device %s", wanted)
+	case wanted != device:
+		err = fmt.Errorf("the peer connects by %s, which is not its device", device)
 	case cfg.Source.IsValid() && local.WithZone("") != cfg.Source.WithZone(""):
 		err = fmt.Errorf("the peer connects to %v, source is %v", local, cfg.Source)
 	case err == nil:
-		err = control(raw, func(fd int) error { return setOptions(fd, cfg) })
+		err = control(raw, func(fd int) error {
+			if cfg.Device != "" && device == "" {
+				if err := checkDevice(fd, from.Is4(), cfg.Device); err != nil {
+					return err
+				}
+			}
+			return setOptions(fd, cfg)
+		})
 	}
 	if err != nil {
 		c.Close()

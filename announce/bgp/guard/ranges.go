@@ -9,6 +9,7 @@ import (
 type Range struct {
 	Prefix   netip.Prefix
 	Password string // of all that connect from there; "": none
+	Device   string // as Config.Device
 }
 
 // SetRanges changes the ranges to these. Peers stay.
@@ -34,10 +35,13 @@ func (g *Guard) SetRanges(list []Range) {
 	}
 }
 
-func (g *Guard) inRange(from netip.Addr) bool {
+// inRange reports whether an address that connects by the listening socket of device is of a range there.
+func (g *Guard) inRange(from netip.Addr, device string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return slices.ContainsFunc(g.ranges, func(r Range) bool { return r.Prefix.Contains(from) })
+	return slices.ContainsFunc(g.ranges, func(r Range) bool {
+		return r.Prefix.Contains(from) && g.socketOf(r.Device) == device
+	})
 }
 
 func (g *Guard) peerOf(from netip.Addr) *peer {

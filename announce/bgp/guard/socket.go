@@ -89,9 +89,9 @@ func setOptions(fd int, c *Config) error {
 	}
 	err := errors.Join(set(ttl, c.TTL), set(lowest, c.MinTTL))
 	if c.Device != "" {
-		bound, name := unix.SetsockoptString(fd, unix.SOL_SOCKET, unix.SO_BINDTODEVICE, c.Device), c.Device
+		bound := unix.SetsockoptString(fd, unix.SOL_SOCKET, unix.SO_BINDTODEVICE, c.Device)
 		if bound != nil {
-			err = errors.Join(err, fmt.Errorf("bind to %s: %w", name, os.NewSyscallError("setsockopt", bound)))
+			err = errors.Join(err, fmt.Errorf("bind to device %s: %w", c.Device, bound))
 		}
 	}
 	return err
@@ -112,11 +112,11 @@ func setRangeKey(fd int, prefix netip.Prefix, password string) error {
 // listen opens a listening socket with the keys of these peers and ranges. Its TTL is 255, because a SYN-ACK must pass
 // the check of peers with TTL security; accepted connections get that of their peer.
 func listen(
-	ctx context.Context, at netip.AddrPort, peers []Config, ranges []Range,
+	ctx context.Context, at Endpoint, peers []Config, ranges []Range,
 ) (*net.TCPListener, error) {
 	lc := net.ListenConfig{KeepAlive: -1, Control: func(_, _ string, raw syscall.RawConn) error {
 		return control(raw, func(fd int) error {
-			all := Config{Address: at.Addr(), TTL: 255}
+			all := Config{Address: at.Addr(), TTL: 255, Device: at.Device}
 			err := setOptions(fd, &all)
 			for i := range peers {
 				if peers[i].Address.Is4() == at.Addr().Is4() {

@@ -1,0 +1,70 @@
+//go:build kernels
+
+package bgp_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// Two sessions are in a VRF, one is not. The first is begun from here, the second by the router, and both are back
+// after the VRF was removed and added again. It runs on Debian's kernel (e2e/kernels): others may have no VRF.
+func TestVRF(t *testing.T) {
+	const slowly = 20 * time.Second
+	b := newBench(t)
+	var routers []*peers.Router
+	for i := range 3 {
+		routers = append(routers, b.router(peers.BIRD, func(c *peers.RouterConfig) {
+			c.HoldTime, c.Neighbors[0].Passive = slowly, i == 0
+		}))
+	}
+	run := func(command string) {
+		t.Helper()
+		if out, err := b.host.Run(t.Context(), "ip", strings.Fields(command)...); err != nil {
+			t.Fatalf("ip %s: %v\n%s", command, err, out)
+		}
+	}
+	add := func() {
+		run("link add red type vrf table 10")
+		run("link set red up")
+		run("link set eth0 master red")
+		run("link set eth1 master red")
+	}
+	o := b.options()
+	for i := range o.Peers {
+		o.Peers[i].HoldTime = slowly
+	}
+	o.Peers[0].Device, o.Peers[1].Device, o.Peers[1].Passive = "eth0", "red", true
+	c := startChild(t, b.host, o)
+	c.set(vip4)
+	want(t, routers[0], vip4, b.ours[0][0])
+	want(t, routers[2], vip4, b.ours[2][0])
+	since := c.established(b.theirs[2][0])
+	o.Peers[0].Device = "red"
+	c.configure(o)
+	wantReason(t, c, b.theirs[0][0], "bind to device red: no such device")
+
+	add()
+	before := []time.Time{c.established(b.theirs[0][0]), c.established(b.theirs[1][0])}
+	for i, r := range routers {
+		want(t, r, vip4, b.ours[i][0])
+	}
+	run("link del red")
+	for i, since := range before {
+		c.until(b.theirs[i][0], "the session is lost", func(p lb.PeerStatus) bool {
+			return p.State != "established" && p.Since.After(since)
+		})
+	}
+	add()
+	for i, r := range routers {
+		c.established(b.theirs[i][0])
+		want(t, r, vip4, b.ours[i][0])
+	}
+	if again := c.established(b.theirs[2][0]); !again.Equal(since) {
+		t.Errorf("the session outside of the VRF is since %v, was since %v", again, since)
+	}
+}
