@@ -20,6 +20,7 @@ func checkDevice(fd int, is4 bool, device string) error {
 	if err := unix.SetsockoptInt(fd, level, enable, 1); err != nil {
 		return os.NewSyscallError("setsockopt", err)
 	}
+	defer unix.SetsockoptInt(fd, level, enable, 0) // it would cost a copy of each packet
 	var buffer [256]byte
 	size := uint32(len(buffer))
 	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(option),
