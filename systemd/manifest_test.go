@@ -1,0 +1,161 @@
+package systemd_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	rbac "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/steelyard-lb/steelyard/systemd"
+)
+
+// objects returns the objects of the manifest by kind and name. A field that their types do not have is an error.
+func objects(t *testing.T) map[string]runtime.Object {
+	t.Helper()
+	all := map[string]runtime.Object{}
+	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
+	for doc := range strings.SplitSeq(systemd.Manifest("steelyard:test"), "\n---\n") {
+		o, kind, err := decoder.Decode([]byte(doc), nil, nil)
+		if err != nil {
+			t.Fatalf("%v in\n%s", err, doc)
+		}
+		name := o.(interface{ GetName() string }).GetName()
+		if all[kind.Kind+" "+name] != nil {
+			t.Errorf("two objects are %s %s", kind.Kind, name)
+		}
+		all[kind.Kind+" "+name] = o
+	}
+	return all
+}
+
+// Pods run on Linux only, with the least privileges: the agent has the capabilities that the unit has, too, and what
+// assigns addresses has none and is not root.
+func TestManifestPods(t *testing.T) {
+	all := objects(t)
+	agent := all["DaemonSet steelyard"].(*apps.DaemonSet).Spec.Template.Spec
+	allocator := all["Deployment steelyard"].(*apps.Deployment).Spec.Template.Spec
+	for name, tt := range map[string]struct {
+		pod  core.PodSpec
+		caps []core.Capability
+	}{
+		"agent":     {agent, []core.Capability{"BPF", "NET_ADMIN", "NET_RAW", "NET_BIND_SERVICE", "PERFMON"}},
+		"allocator": {allocator, nil},
+	} {
+		if got := tt.pod.NodeSelector[core.LabelOSStable]; got != "linux" || len(tt.pod.NodeSelector) != 1 {
+			t.Errorf("%s: node selector %v; want %s=linux", name, tt.pod.NodeSelector, core.LabelOSStable)
+		}
+		if tt.pod.HostPID || tt.pod.HostIPC || len(tt.pod.Containers) != 1 || len(tt.pod.InitContainers) > 0 {
+			t.Errorf("%s: want one container, without the host's processes and IPC", name)
+		}
+		s := tt.pod.Containers[0].SecurityContext
+		switch {
+		case s.SeccompProfile == nil || s.SeccompProfile.Type != core.SeccompProfileTypeRuntimeDefault:
+			t.Errorf("%s: seccomp profile %v; want that of the container runtime", name, s.SeccompProfile)
+		case s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation || s.Privileged != nil && *s.Privileged:
+			t.Errorf("%s: privileges can be gained", name)
+		case s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem:
+			t.Errorf("%s: the root file system can be written", name)
+		case !slices.Equal(s.Capabilities.Drop, []core.Capability{"ALL"}) || !slices.Equal(s.Capabilities.Add, tt.caps):
+			t.Errorf("%s: capabilities %+v; want only %v", name, s.Capabilities, tt.caps)
+		}
+	}
+	if s := allocator.Containers[0].SecurityContext; s.RunAsNonRoot == nil || !*s.RunAsNonRoot {
+		t.Error("the allocator may run as root")
+	}
+	for _, v := range allocator.Volumes {
+		if v.HostPath != nil {
+			t.Errorf("the allocator has %s of the node", v.HostPath.Path)
+		}
+	}
+}
+
+// A probe has time for the answer of an agent that is busy, and the agent has time to start: without an answer of the
+// API server it waits a minute for the keys of the tunnels.
+func TestManifestProbes(t *testing.T) {
+	// From lb/admin: how long the command waits for the agent.
+	const answer, start = 5 * time.Second, time.Minute
+	seconds := func(n int32) time.Duration { return time.Duration(n) * time.Second }
+	c := objects(t)["DaemonSet steelyard"].(*apps.DaemonSet).Spec.Template.Spec.Containers[0]
+	ready, live := c.ReadinessProbe, c.LivenessProbe
+	for name, p := range map[string]*core.Probe{"readiness": ready, "liveness": live} {
+		if p == nil || p.Exec == nil || seconds(p.TimeoutSeconds) < answer {
+			t.Errorf("%s probe %+v; want a command that has %s", name, p, answer)
+		}
+	}
+	if ends := seconds(live.InitialDelaySeconds + live.FailureThreshold*live.PeriodSeconds); ends <= start {
+		t.Errorf("an agent that does not respond is killed after %s; its start takes up to %s", ends, start)
+	}
+}
+
+// The account of the nodes may write Events and nothing else: who takes over a node changes nothing in the cluster. No
+// account may change the spec of a Service, or read the Secrets of others.
+func TestManifestRights(t *testing.T) {
+	all := objects(t)
+	rules := map[string][]rbac.PolicyRule{} // by account
+	for _, o := range all {
+		var role string
+		var subjects []rbac.Subject
+		switch o := o.(type) {
+		case *rbac.ClusterRoleBinding:
+			role, subjects = o.RoleRef.Kind+" "+o.RoleRef.Name, o.Subjects
+		case *rbac.RoleBinding:
+			role, subjects = o.RoleRef.Kind+" "+o.RoleRef.Name, o.Subjects
+		}
+		for _, s := range subjects {
+			if s.Kind != "ServiceAccount" || s.Namespace != "steelyard" {
+				t.Errorf("%s has rights", s)
+			}
+			switch r := all[role].(type) {
+			case *rbac.ClusterRole:
+				rules[s.Name] = append(rules[s.Name], r.Rules...)
+			case *rbac.Role:
+				rules[s.Name] = append(rules[s.Name], r.Rules...)
+			default:
+				t.Errorf("%s has %q, which the manifest does not have", s.Name, role)
+			}
+		}
+	}
+	read := []string{"get", "list", "watch"}
+	for account, want := range map[string][]string{
+		"steelyard": {"events create", "events patch"},
+		"steelyard-allocator": {
+			"configmaps create", "configmaps update steelyard-nodes-*", "events create", "events patch",
+			"leases create", "leases update", "secrets create", "secrets update steelyard-tunnel-keys",
+			"services/status patch",
+		},
+	} {
+		var writes []string
+		for _, r := range rules[account] {
+			for _, resource := range r.Resources {
+				if resource == "secrets" && !slices.Equal(r.ResourceNames, []string{"steelyard-tunnel-keys"}) &&
+					!slices.Equal(r.Verbs, []string{"create"}) {
+					t.Errorf("%s: %v of any Secret", account, r.Verbs)
+				}
+				for _, verb := range r.Verbs {
+					if slices.Contains(read, verb) {
+						continue
+					}
+					x := resource + " " + verb
+					if n := len(r.ResourceNames); n > 0 {
+						name := strings.TrimSuffix(r.ResourceNames[0], "0")
+						if n == 16 {
+							name += "*"
+						}
+						x += " " + name
+					}
+					writes = append(writes, x)
+				}
+			}
+		}
+		if slices.Sort(writes); !slices.Equal(writes, want) {
+			t.Errorf("%s may %q; want %q", account, writes, want)
+		}
+	}
+}
