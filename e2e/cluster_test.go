@@ -71,15 +71,19 @@ func newCluster(t *testing.T, forward string, proxied bool) *cluster {
 			proxy = "replace"
 		}
 		a := lab.BGPAgent(b, asn, routerASN)
-		a.Mode, a.Env = "tc", []string{"POD_NAMESPACE=steelyard"}
+		a.Mode = "tc"
+		if i < 2 { // in a pod; the last one is a host service
+			a.Env = []string{"POD_NAMESPACE=steelyard"}
+		}
 		a.Extra = fmt.Sprintf(clusterTOML, kube.KubeconfigPath, forward, proxy, probeInterval, probeTimeout, probeFall)
 		if err := b.WriteFile(kube.KubeconfigPath, kubeconfig, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if i == 0 {
-			c.startAllocators(t, a)
-		}
 		c.config = append(c.config, a)
+		if i == 0 {
+			c.ownWatches = [2]float64{c.watches(t, allNodes...), c.watches(t, allLeases...)}
+			c.startAllocators(t)
+		}
 		c.agents = append(c.agents, labtest.Agent(t, b.Host, binary, a))
 	}
 	return c
@@ -185,31 +189,36 @@ func (c *cluster) kubeconfigOf(t *testing.T, account string) string {
 }
 
 // startAllocators starts two processes that assign addresses beside the API server, with the configuration of a node.
-func (c *cluster) startAllocators(t *testing.T, config lab.AgentConfig) {
+func (c *cluster) startAllocators(t *testing.T) {
 	t.Helper()
-	c.ownWatches = [2]float64{c.watches(t, allNodes...), c.watches(t, allLeases...)}
-	h := c.Servers[0].Host
+	c.allocators = nil
+	for i := range 2 {
+		c.allocators = append(c.allocators, c.startAllocator(t, fmt.Sprintf("allocator-%d", i), c.config[0].TOML()))
+	}
+}
+
+// startAllocator starts a process that assigns addresses beside the API server, with the rights of the manifest.
+func (c *cluster) startAllocator(t *testing.T, name, config string) *lab.Process {
+	t.Helper()
+	h, file := c.Servers[0].Host, "/run/steelyard-lab/"+name+".toml"
 	err := errors.Join(h.WriteFile(kube.KubeconfigPath, c.kubeconfigOf(t, "steelyard-allocator"), 0o600),
-		h.WriteFile(lab.AgentConfigPath, config.TOML(), 0o600))
+		h.WriteFile(file, config, 0o600))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range 2 {
-		name := fmt.Sprintf("allocator-%d", i)
-		p, err := h.Start(lab.Command{
-			Path: binary, Args: []string{"allocate", "-c", lab.AgentConfigPath},
-			Env: []string{"POD_NAMESPACE=steelyard", "POD_NAME=" + name},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.allocators = append(c.allocators, p)
-		t.Cleanup(func() {
-			if t.Failed() {
-				t.Logf("log of %s:\n%s", name, p.Log.Tail(40))
-			}
-		})
+	p, err := h.Start(lab.Command{
+		Path: binary, Args: []string{"allocate", "-c", file},
+		Env: []string{"POD_NAMESPACE=steelyard", "POD_NAME=" + name},
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log of %s:\n%s", name, p.Log.Tail(40))
+		}
+	})
+	return p
 }
 
 // join prepares a host as a node: it enables forwarding and adds routes to the pods of the other nodes.

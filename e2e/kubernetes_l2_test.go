@@ -49,10 +49,10 @@ func newSegmentCluster(t *testing.T) *segmentCluster {
 		if err := b.WriteFile(kube.KubeconfigPath, kubeconfig, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if i == 0 {
-			c.startAllocators(t, a)
-		}
 		c.config = append(c.config, a)
+		if i == 0 {
+			c.startAllocators(t)
+		}
 		c.agents = append(c.agents, labtest.Agent(t, b.Host, binary, a))
 		s.pods = append(s.pods, c.startPod(t, fmt.Sprintf("pod-%d", i), i))
 	}

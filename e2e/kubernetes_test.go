@@ -14,6 +14,7 @@ func TestKubernetes(t *testing.T) {
 		{"Events about routes", routeEvents},
 		{"the rights of nodes, and of what assigns addresses", rights},
 		{"what nodes watch", quietNodes},
+		{"each class has a leader", leaders},
 		{"Local: announced where endpoints are, and pods see the client", localPolicy},
 		{"Cluster: announced by every node, equal shares of the pods", clusterPolicy},
 		{"the last endpoint is removed", lastEndpoint},
