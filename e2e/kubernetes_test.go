@@ -15,6 +15,7 @@ func TestKubernetes(t *testing.T) {
 		{"the rights of nodes, and of what assigns addresses", rights},
 		{"what nodes watch", quietNodes},
 		{"each class has a leader", leaders},
+		{"what a restart asks the API server for", restartRequests},
 		{"Local: announced where endpoints are, and pods see the client", localPolicy},
 		{"Cluster: announced by every node, equal shares of the pods", clusterPolicy},
 		{"the last endpoint is removed", lastEndpoint},

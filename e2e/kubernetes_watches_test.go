@@ -3,7 +3,9 @@ package e2e
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
+	"net/netip"
 	"strconv"
 	"strings"
 	"testing"
@@ -60,6 +62,57 @@ func quietNodes(t *testing.T, c *cluster, _ ...*pod) {
 		return fmt.Errorf("%d ConfigMaps do not have it", len(list.Items))
 	})
 }
+
+// restartRequests: an agent that restarts asks the API server for little more than kube-proxy does. It emits no Events
+// about addresses that it announces again.
+func restartRequests(t *testing.T, c *cluster, pods ...*pod) {
+	const services = 15
+	var vips []netip.Addr
+	for i := range services {
+		name := fmt.Sprintf("restart-%d", i)
+		c.createService(t, name, func(*core.Service) {})
+		t.Cleanup(func() { c.deleteService(t, name) })
+		vips = append(vips, c.waitAddresses(t, name)...)
+		c.setEndpoints(t, name, pods[0])
+	}
+	c.waitRouted(t, 20*time.Second, vips, 0, 1, 2)
+	node, agent := c.Balancers[0], c.agents[0]
+	time.Sleep(eventsTime)
+	requests := func(program string, restart func() error) (map[string]int, int) {
+		t.Helper()
+		start, sum := time.Now(), 0
+		if err := restart(); err != nil {
+			t.Fatal(err)
+		}
+		c.waitRouted(t, 20*time.Second, vips, 0, 1, 2)
+		time.Sleep(eventsTime)
+		all, err := c.control.Requests(start, program, node.V4, node.V6)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range all {
+			sum += n
+		}
+		return all, sum
+	}
+	byAgent, ours := requests("steelyard", func() error {
+		return errors.Join(agent.Terminate(t.Context(), 20*time.Second), agent.Start(),
+			agent.WaitReady(t.Context(), 15*time.Second))
+	})
+	byProxy, theirs := requests("kube-proxy", func() (err error) {
+		c.proxies[0].Kill()
+		c.proxies[0], err = c.control.StartKubeProxy(node.Host)
+		return err
+	})
+	t.Logf("agent: %d, %v; kube-proxy: %d, %v", ours, byAgent, theirs, byProxy)
+	if ours > theirs+1 || ours == 0 || byAgent["create events"] > 0 {
+		t.Errorf("the agent asks for %d, %v; kube-proxy for %d, %v", ours, byAgent, theirs, byProxy)
+	}
+	c.waitRecovered(t, pods...)
+}
+
+// eventsTime is longer than an agent collects changes of routes before it emits Events.
+const eventsTime = 5 * time.Second
 
 // The labels of watches of all Nodes, and of any Leases.
 var (

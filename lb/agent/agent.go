@@ -230,8 +230,9 @@ func (a *Agent) connect(
 		if err != nil {
 			return err
 		}
-		routeChanged = c.emitRoutes(facts.name, announcers.judge)
-		a.sources = append(a.sources, c.source)
+		events, changed := c.emitRoutes(facts.name, o.StateDir, announcers.judge, component(o.Log, "kubernetes"))
+		routeChanged = changed
+		a.sources = append(a.sources, c.source, events)
 		a.tasks = append(a.tasks, c.tasks...)
 		inCluster, a.reloader.setPools, a.reloader.setProbing = c.state, c.setPools, c.setProbing
 		waiting = c.waiting

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -23,6 +24,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/kube"
+	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
 // defaultNamespace is used when POD_NAMESPACE is not set: that of the manifest, so that host services and a DaemonSet
@@ -50,14 +52,26 @@ type cluster struct {
 	waiting    func() []lb.ServiceStatus // for an address
 }
 
-// emitRoutes adds the task that emits Events about the routes of this node. It returns the function to call after each
-// change of a route.
-func (c *cluster) emitRoutes(node string, judge func([]lb.RouteStatus) []lb.RouteStatus) func(lb.RouteStatus) {
+// emitRoutes returns the task that emits Events about the routes of this node, and the function to call after each
+// change of a route. The task ends before the agent withdraws its routes: a restart emits no Events.
+func (c *cluster) emitRoutes(
+	node, stateDir string, judge func([]lb.RouteStatus) []lb.RouteStatus, log *slog.Logger,
+) (task, func(lb.RouteStatus)) {
+	file := state.New(stateDir, "announced", 1)
+	var earlier []kube.AnnouncedRoute
+	if _, err := file.Load(&earlier); err != nil {
+		log.Warn("announced addresses of the earlier run not read; Events name them again", "err", err)
+		earlier = nil
+	}
 	events := kube.NewRouteEvents(kube.RouteEventsOptions{
-		Client: c.client, Node: node, Service: c.known, Judge: judge,
+		Client: c.client, Node: node, Service: c.known, Judge: judge, Earlier: earlier,
+		Keep: func(all []kube.AnnouncedRoute) {
+			if err := file.Save(all); err != nil {
+				log.Warn("announced addresses not stored; after a restart Events name them again", "err", err)
+			}
+		},
 	})
-	c.tasks = append(c.tasks, task{"events about routes", events.Run})
-	return events.Changed
+	return task{"events about routes", events.Run}, events.Changed
 }
 
 // state returns what the status shows.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,6 +23,9 @@ const (
 	routeEventsEvery = 2 * time.Second
 	routeEventsQPS   = 0.1
 	routeEventsBurst = 25
+	// earlierFor is how long after the start an address that was announced before it may be announced again without an
+	// Event.
+	earlierFor = time.Minute
 )
 
 // The reasons of Events about routes.
@@ -29,7 +34,7 @@ const (
 	reasonNotAnnounced = "NotAnnounced"
 )
 
-// RouteEventsOptions are the inputs of RouteEvents. All are required.
+// RouteEventsOptions are the inputs of RouteEvents. All but Earlier are required.
 type RouteEventsOptions struct {
 	Client kubernetes.Interface
 	Node   string
@@ -37,18 +42,32 @@ type RouteEventsOptions struct {
 	Service func(name string) *core.Service
 	// Judge returns the states of routes as their receivers see them, given those of the engine, in the same order.
 	Judge func([]lb.RouteStatus) []lb.RouteStatus
+	// Earlier are the addresses that an earlier run announced.
+	Earlier []AnnouncedRoute
+	// Keep stores those of this run for the next one. It is called after each change.
+	Keep func([]AnnouncedRoute)
+}
+
+// AnnouncedRoute is an address that this node announces, according to its Events.
+type AnnouncedRoute struct {
+	Address  netip.Addr `json:"address"`
+	Services []string   `json:"services"`
+	Reason   string     `json:"reason,omitempty"`
 }
 
 // RouteEvents emits an Event on a Service when this node begins or ceases to announce one of its addresses. A node that
 // has not announced an address emits none about it: of a Service with externalTrafficPolicy Local, only the nodes with
-// endpoints do.
+// endpoints do. A restart alone emits none: in a rolling restart of all nodes they would be most of the requests.
 type RouteEvents struct {
 	o      RouteEventsOptions
 	events record.EventRecorder    // of Run
 	limit  flowcontrol.RateLimiter // of Run
+	began  time.Time               // of Run
+	kept   []AnnouncedRoute        // of Run: what Keep has
 
-	mu     sync.Mutex // guards routes
-	routes map[netip.Addr]*routeEvent
+	mu      sync.Mutex // guards all below
+	routes  map[netip.Addr]*routeEvent
+	earlier map[netip.Addr]AnnouncedRoute // of Options.Earlier, those that the engine has not said anything about
 }
 
 // routeEvent is the state of one address.
@@ -56,14 +75,19 @@ type routeEvent struct {
 	now       lb.RouteStatus // of the engine
 	announced bool           // according to the last Event
 	reason    string         // of the last Event, while announced
+	earlier   bool           // that Event was of an earlier run, and this one has not announced it yet
 }
 
 // NewRouteEvents returns RouteEvents that emit nothing until Run.
 func NewRouteEvents(o RouteEventsOptions) *RouteEvents {
-	return &RouteEvents{
+	e := &RouteEvents{
 		o: o, limit: flowcontrol.NewTokenBucketRateLimiter(routeEventsQPS, routeEventsBurst),
-		routes: map[netip.Addr]*routeEvent{},
+		routes: map[netip.Addr]*routeEvent{}, earlier: map[netip.Addr]AnnouncedRoute{},
 	}
+	for _, r := range o.Earlier {
+		e.earlier[r.Address] = r
+	}
+	return e
 }
 
 // Changed is lb.EngineOptions.RouteChanged.
@@ -79,6 +103,11 @@ func (e *RouteEvents) Changed(r lb.RouteStatus) {
 		x = &routeEvent{}
 		e.routes[r.Address] = x
 	}
+	if was, ok := e.earlier[r.Address]; ok {
+		same := slices.Equal(was.Services, r.Services) // else another Service has the address now
+		x.announced, x.reason, x.earlier = same, was.Reason, same
+		delete(e.earlier, r.Address)
+	}
 	x.now = r
 }
 
@@ -87,6 +116,7 @@ func (e *RouteEvents) Run(ctx context.Context) error {
 	var shutdown func()
 	e.events, shutdown = newRecorder(ctx, e.o.Client, e.o.Node)
 	defer shutdown()
+	e.began = time.Now()
 	tick := time.NewTicker(routeEventsEvery)
 	defer tick.Stop()
 	for {
@@ -95,12 +125,34 @@ func (e *RouteEvents) Run(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 			e.emit()
+			e.keep()
 		}
+	}
+}
+
+// keep stores what is announced, when that has changed.
+func (e *RouteEvents) keep() {
+	e.mu.Lock()
+	all := make([]AnnouncedRoute, 0, len(e.kept))
+	for address, x := range e.routes {
+		if x.announced {
+			all = append(all, AnnouncedRoute{address, x.now.Services, x.reason})
+		}
+	}
+	for _, r := range e.earlier {
+		all = append(all, r)
+	}
+	e.mu.Unlock()
+	slices.SortFunc(all, func(a, b AnnouncedRoute) int { return a.Address.Compare(b.Address) })
+	if !reflect.DeepEqual(all, e.kept) {
+		e.kept = all
+		e.o.Keep(all)
 	}
 }
 
 // emit emits the Events that are due, those about addresses that are no longer announced first.
 func (e *RouteEvents) emit() {
+	settling := time.Since(e.began) < earlierFor
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	all := make([]lb.RouteStatus, 0, len(e.routes))
@@ -111,11 +163,20 @@ func (e *RouteEvents) emit() {
 	for _, announced := range []bool{false, true} {
 		for _, now := range all {
 			x := e.routes[now.Address]
+			if x.earlier = x.earlier && !now.Announced; x.earlier && settling {
+				continue
+			}
 			differs := now.Announced != x.announced || announced && now.Reason != x.reason
 			if now.Announced == announced && differs {
 				e.emitOne(x, now)
 			}
 		}
+	}
+	if !settling {
+		for _, r := range e.earlier {
+			e.emitOne(&routeEvent{}, lb.RouteStatus{Address: r.Address, Services: r.Services})
+		}
+		clear(e.earlier)
 	}
 }
 
@@ -137,10 +198,13 @@ func (e *RouteEvents) emitOne(x *routeEvent, now lb.RouteStatus) {
 	kind, reason := core.EventTypeNormal, reasonAnnounced
 	text := fmt.Sprintf("%s is announced from node %s", now.Address, e.o.Node)
 	if !now.Announced {
-		reason, text = reasonNotAnnounced, fmt.Sprintf("%s is no longer announced from node %s:", now.Address, e.o.Node)
+		reason, text = reasonNotAnnounced, fmt.Sprintf("%s is no longer announced from node %s", now.Address, e.o.Node)
 	}
-	if now.Reason != "" {
-		text += " " + now.Reason // when announced: with a lower preference, and why
+	switch {
+	case now.Reason != "" && now.Announced:
+		text += " " + now.Reason // with a lower preference, and why
+	case now.Reason != "":
+		text += ": " + now.Reason
 	}
 	if !now.Intended && now.Reason != "" {
 		kind = core.EventTypeWarning

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	core "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/record"
@@ -18,13 +20,14 @@ type routeEventsFixture struct {
 	*RouteEvents
 	recorder *record.FakeRecorder
 	offered  string // why nobody receives routes
+	stored   []AnnouncedRoute
 }
 
-func newRouteEventsFixture() *routeEventsFixture {
+func newRouteEventsFixture(earlier ...AnnouncedRoute) *routeEventsFixture {
 	fx := &routeEventsFixture{recorder: record.NewFakeRecorder(100)}
 	web := aService(func(*core.Service) {})
 	fx.RouteEvents = NewRouteEvents(RouteEventsOptions{
-		Node: "n1",
+		Node: "n1", Earlier: earlier, Keep: func(all []AnnouncedRoute) { fx.stored = all },
 		Service: func(name string) *core.Service {
 			if name == nameOf(web) {
 				return web
@@ -37,13 +40,14 @@ func newRouteEventsFixture() *routeEventsFixture {
 			return s.Routes
 		},
 	})
-	fx.events = fx.recorder
+	fx.events, fx.began = fx.recorder, time.Now()
 	return fx
 }
 
 // emitted emits what is due and returns it.
 func (fx *routeEventsFixture) emitted() (all []string) {
 	fx.emit()
+	fx.keep()
 	for len(fx.recorder.Events) > 0 {
 		all = append(all, <-fx.recorder.Events)
 	}
@@ -115,4 +119,58 @@ func TestRouteEventsAreLimited(t *testing.T) {
 	if again := fx.emitted(); len(again) > 0 {
 		t.Errorf("emitted later: %q", again)
 	}
+}
+
+// After a restart there is an Event only about what is not as before, once that is certain.
+func TestRouteEventsAfterARestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		route := func(i byte, announced bool, reason string) lb.RouteStatus {
+			return lb.RouteStatus{
+				Address: netip.AddrFrom4([4]byte{203, 0, 113, i}), Services: []string{webName}, Announced: announced,
+				Reason: reason,
+			}
+		}
+		before := newRouteEventsFixture()
+		for i := range byte(6) {
+			before.Changed(route(i, true, ""))
+		}
+		before.emitted()
+		moved := before.stored[4]
+		moved.Services = []string{"default/other"} // had this address
+		fx := newRouteEventsFixture(append(slices.Clone(before.stored[:4]), moved, before.stored[5])...)
+		expect := func(when string, want ...string) {
+			t.Helper()
+			got := fx.emitted()
+			slices.Sort(got)
+			if !slices.Equal(got, want) {
+				t.Errorf("%s: %q; want %q", when, got, want)
+			}
+		}
+		const starting = "the BGP sessions are not up"
+		for i := range byte(5) {
+			fx.Changed(route(i, false, starting))
+		}
+		expect("at first")
+		fx.Changed(route(0, true, ""))
+		fx.Changed(route(1, true, "with a lower preference: the proxy fails"))
+		fx.Changed(route(4, true, ""))
+		expect("when announced",
+			"Normal Announced 203.0.113.4 is announced from node n1",
+			"Warning Announced 203.0.113.1 is announced from node n1 with a lower preference: the proxy fails")
+		fx.Changed(route(0, false, "eth0 is down"))
+		expect("when withdrawn", "Warning NotAnnounced 203.0.113.0 is no longer announced from node n1: eth0 is down")
+		fx.Changed(lb.RouteStatus{Address: netip.AddrFrom4([4]byte{203, 0, 113, 2})}) // deleted
+		expect("when deleted")
+		if n := len(fx.stored); n != 4 {
+			t.Errorf("%d routes stored: %+v; want 1, 3, 4, and 5, which is not known yet", n, fx.stored)
+		}
+		time.Sleep(earlierFor)
+		expect("when it is certain",
+			"Normal NotAnnounced 203.0.113.5 is no longer announced from node n1",
+			"Warning NotAnnounced 203.0.113.3 is no longer announced from node n1: "+starting)
+		expect("later")
+		if n := len(fx.stored); n != 2 {
+			t.Errorf("%d routes stored: %+v; want 1 and 4", n, fx.stored)
+		}
+	})
 }

@@ -32,6 +32,9 @@ const controlPlaneToken = "lab-admin"
 // controlPlaneDir is the directory of the control plane's files, in the file system of its host.
 const controlPlaneDir = "/run/steelyard-lab/controlplane"
 
+// auditLog has the requests that the API server has received.
+const auditLog = controlPlaneDir + "/audit.log"
+
 // StartControlPlane starts etcd and kube-apiserver in h and waits until the API server is ready. address is one of h;
 // the programs are in dir.
 func StartControlPlane(ctx context.Context, h *lab.Host, address netip.Addr, dir string) (*ControlPlane, error) {
@@ -48,6 +51,7 @@ func StartControlPlane(ctx context.Context, h *lab.Host, address netip.Addr, dir
 	for name, text := range map[string]string{
 		"sa.key": string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})),
 		"tokens": controlPlaneToken + ",admin,1,system:masters\n",
+		"audit":  auditPolicy,
 	} {
 		if err := h.WriteFile(file(name), text, 0o600); err != nil {
 			return nil, err
@@ -67,6 +71,7 @@ func StartControlPlane(ctx context.Context, h *lab.Host, address netip.Addr, dir
 		"--kubelet-preferred-address-types=InternalIP",
 		"--service-account-issuer=https://lab", "--service-account-key-file=" + file("sa.key"),
 		"--service-account-signing-key-file=" + file("sa.key"), "--v=1",
+		"--audit-policy-file=" + file("audit"), "--audit-log-path=" + auditLog,
 	}}
 	for _, cmd := range []lab.Command{etcd, c.apiserver} {
 		p, err := h.Start(cmd)
