@@ -1,16 +1,12 @@
 package cluster
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"io"
 	"net/http"
 	"net/netip"
 	"regexp"
-	"strconv"
-	"strings"
 	"time"
 
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -109,6 +105,9 @@ func (b *bench) changeTo(ctx context.Context, i int) error {
 	return err
 }
 
+// settleTime is how long a program that has started runs: it may emit Events a while later.
+const settleTime = 10 * time.Second
+
 // restart measures what a restart of the agent, and of kube-proxy, asks the API server for.
 func (b *bench) restart(ctx context.Context, r *Result) error {
 	node := b.Balancers[0]
@@ -120,7 +119,7 @@ func (b *bench) restart(ctx context.Context, r *Result) error {
 		end   func() error
 	}{
 		{
-			"agent", b.agent.Start, func() error { return b.inForce(ctx, b.last) },
+			"steelyard", b.agent.Start, func() error { return b.inForce(ctx, b.last) },
 			func() error { return b.agent.Terminate(ctx, 20*time.Second) },
 		},
 		{"kube-proxy", func() (err error) {
@@ -131,17 +130,10 @@ func (b *bench) restart(ctx context.Context, r *Result) error {
 			return nil
 		}},
 	} {
-		if program.name == "agent" {
+		if program.name == "steelyard" {
 			if err := program.end(); err != nil {
 				return err
 			}
-		}
-		if err := sleep(ctx, 5*time.Second); err != nil {
-			return err
-		}
-		before, err := b.requests(ctx)
-		if err != nil {
-			return err
 		}
 		start := time.Now()
 		for range b.Restarts {
@@ -151,31 +143,20 @@ func (b *bench) restart(ctx context.Context, r *Result) error {
 			if err := program.ready(); err != nil {
 				return err
 			}
+			if err := sleep(ctx, settleTime); err != nil {
+				return err
+			}
 			if err := program.end(); err != nil {
 				return err
 			}
 		}
-		if err := sleep(ctx, 2*time.Second); err != nil { // until the ended watches are counted
-			return err
-		}
-		took := time.Since(start)
-		after, err := b.requests(ctx)
-		if err != nil {
-			return err
-		}
-		// Without the program, for as long: what others ask for.
-		if err := sleep(ctx, took); err != nil {
-			return err
-		}
-		others, err := b.requests(ctx)
+		sum, err := b.control.Requests(start, program.name, node.V4)
 		if err != nil {
 			return err
 		}
 		r.Requests[program.name] = map[string]float64{}
-		for key, n := range after {
-			if mine := (n - before[key]) - (others[key] - n); mine >= 0.5 {
-				r.Requests[program.name][key] = mine / float64(b.Restarts)
-			}
+		for kind, n := range sum {
+			r.Requests[program.name][kind] = float64(n) / float64(b.Restarts)
 		}
 	}
 	return nil
@@ -201,33 +182,4 @@ func synced(ctx context.Context, h *lab.Host) error {
 		return err
 	})
 	return err
-}
-
-var label = regexp.MustCompile(`(\w+)="([^"]*)"`)
-
-// requests returns the number of requests that the API server has served, by verb and resource. It counts a watch when
-// it ends. Heartbeats are not included.
-func (b *bench) requests(ctx context.Context) (map[string]float64, error) {
-	text, err := b.api.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
-	if err != nil {
-		return nil, err
-	}
-	sum := map[string]float64{}
-	lines := bufio.NewScanner(bytes.NewReader(text))
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		series, value, found := strings.Cut(lines.Text(), "} ")
-		if !found || !strings.HasPrefix(series, "apiserver_request_total{") {
-			continue
-		}
-		of := map[string]string{}
-		for _, m := range label.FindAllStringSubmatch(series, -1) {
-			of[m[1]] = m[2]
-		}
-		heartbeat := of["verb"] == "PATCH" && (of["resource"] == "leases" || of["resource"] == "nodes")
-		if v, err := strconv.ParseFloat(value, 64); err == nil && !heartbeat && of["resource"] != "" {
-			sum[of["verb"]+" "+of["resource"]] += v
-		}
-	}
-	return sum, lines.Err()
 }
