@@ -219,6 +219,7 @@ func (d *Datapath) Close() error {
 	if d.chunks != nil {
 		d.chunks.close()
 	}
+	d.verifier.close()
 	return errors.Join(err, d.pins.close())
 }
 

@@ -197,9 +197,9 @@
 // replies arrive there. They keep them for ten minutes after the last such route (attach_release.go): a route that
 // comes and goes must not attach and detach programs.
 //
-// A route does not say whether its router is alive. The kernel is asked to find out about those to clients and backends
+// A route does not say whether its router is alive. Those to clients and backends are asked by ARP or NDP once a second
 // (verify_router.go). When a router or the default route leads to backends that were on a link, one of them must answer
-// a TCP handshake (verify_detour.go): a default route hides that the right route is lost. For the same reason the made
+// a TCP handshake (verify_reroute.go): a default route hides that the right route is lost. For the same reason the made
 // clients are such that no route but the default route has most of them (verify_made.go). What concerns some packets
 // only is a warning and withdraws nothing (verify_warn.go): clients that have lost their route, packets that other
 // nodes send here and that are not delivered, limits that are reached. Not verified are the filters and queues of an

@@ -109,9 +109,11 @@ func usable(a netlink.Addr) bool {
 func (s *services) routers() (all []router) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	seen := map[router]bool{}
 	for _, b := range s.backends.byAddr {
 		x := router{b.nic, b.gw}
-		if !b.local && b.gw.IsValid() && !slices.Contains(all, x) {
+		if !b.local && b.gw.IsValid() && !seen[x] {
+			seen[x] = true
 			all = append(all, x)
 		}
 	}

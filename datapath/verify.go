@@ -84,6 +84,12 @@ func newVerifier(d *Datapath) *verifier {
 	}
 }
 
+func (v *verifier) close() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.routers.requester.close()
+}
+
 // OnFault makes report receive each change of what prevents that packets of VIPs are forwarded and answered; "":
 // nothing does. The first report about a VIP is made before the call to Apply that puts it returns. OnFault is called
 // before Apply and Run.

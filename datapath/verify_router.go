@@ -16,27 +16,42 @@ import (
 // A route says where packets go, not whether anybody is there. The kernel knows whether a router answers ARP or NDP, if
 // it is asked. Without this an address could be announced to one router while replies go to another one that is down.
 
-// routersEvery is how often the routers are looked at. The kernel declares one unreachable after three requests, one a
-// second; one that answered before it begins to ask after up to 30 seconds, or five after a packet.
-const routersEvery = time.Second
+// Times of the requests to routers. A tick may be early or late by tickSlack.
+const (
+	tickSlack = verifyEvery / 2
+	// routersEvery is how often a router is asked.
+	routersEvery = time.Second - tickSlack
+	// againEvery is how often one that has not answered is asked again.
+	againEvery = 500*time.Millisecond - tickSlack
+	// maxRequests is after how many requests without an answer a router has failed: a router under load may limit them.
+	maxRequests = 5
+	// maxAsked is how many routers are asked at a time. In a cluster each node can be one. Of more, all are in turn.
+	maxAsked = 64
+)
 
 // routers are the next hops of packets to clients and backends behind routers.
 type routers struct {
-	at     time.Time
-	known  map[router]asked
-	faults map[netip.Addr]string // by client or backend, since at
+	at        time.Time
+	known     map[router]asked
+	faults    map[netip.Addr]string // by client or backend, since at
+	requester requester
 }
 
-// unansweredFor is how long no answer means a failure: three requests, one a second. While packets are sent to the
-// router, the kernel begins again at once, and its state is hardly ever that of a failure.
-const unansweredFor = 3500 * time.Millisecond
-
-// asked is what is known of a router. It has failed when it did not answer a request to all hosts: some do not answer
-// those to their own MAC address, by which the kernel confirms an entry.
+// asked is what is known of a router.
 type asked struct {
-	once, failed bool
-	since        time.Time // since when its address is not known
+	at time.Time // of the last request
+	// since is when the first request was sent that it has not answered; zero: it has answered all.
+	since time.Time
+	// requests is how many it has not answered. The first is sent to its MAC address, if that is known. Some routers do
+	// not answer these, so the others are sent to all hosts.
+	requests int
+	failed   bool
 }
+
+// doubtful reports whether it is not known yet whether the router answers.
+func (a asked) doubtful() bool { return a.requests > 0 && !a.failed }
+
+func (a asked) due(now time.Time) bool { return a.doubtful() || now.Sub(a.at) >= routersEvery }
 
 type router struct {
 	nic  int
@@ -65,14 +80,14 @@ func nextHops(client netip.Addr) (all []router) {
 	return all
 }
 
-// look reads the states of the routers, also of those to a sample of the clients and those towards backends, and makes
-// the kernel ask them.
+// look reads which routers have answered, also those to a sample of the clients and those towards backends, and asks
+// them again.
 func (r *routers) look(now time.Time, sample []lb.Question, more func() []router) {
-	if now.Sub(r.at) < routersEvery {
+	if now.Sub(r.at) < againEvery {
 		return
 	}
 	was := r.known
-	*r = routers{at: now, known: map[router]asked{}, faults: map[netip.Addr]string{}}
+	r.at, r.known, r.faults = now, map[router]asked{}, map[netip.Addr]string{}
 	clients := slices.Concat(far4.all(), far6.all())
 	for _, q := range sample {
 		clients = append(clients, q.Client.Addr())
@@ -81,10 +96,54 @@ func (r *routers) look(now time.Time, sample []lb.Question, more func() []router
 	for _, client := range clients {
 		hops = append(hops, nextHops(client)...)
 	}
+	entries := neighbours{}
+	var ask []router
 	for _, x := range hops {
-		if _, seen := r.known[x]; !seen {
-			r.known[x] = x.ask(was[x], now)
+		if _, seen := r.known[x]; seen {
+			continue
 		}
+		n, read := entries.of(x)
+		r.known[x] = was[x].after(n, read)
+		if read && n.State&configured == 0 && r.known[x].due(now) {
+			ask = append(ask, x)
+		}
+	}
+	r.ask(ask, entries)
+}
+
+// ask sends requests: first to the routers that have not answered, then to those that were not asked for the longest
+// time.
+func (r *routers) ask(all []router, entries neighbours) {
+	slices.SortStableFunc(all, func(x, y router) int {
+		a, b := r.known[x], r.known[y]
+		if a.doubtful() != b.doubtful() {
+			if a.doubtful() {
+				return -1
+			}
+			return 1
+		}
+		return a.at.Compare(b.at)
+	})
+	r.requester.begin()
+	for _, x := range all[:min(maxAsked, len(all))] {
+		n, _ := entries.of(x)
+		a, now, err := r.known[x], time.Now(), error(nil)
+		if n.State&valid != 0 {
+			err = r.requester.send(x, n.HardwareAddr, a.requests > 0)
+		} else {
+			err = x.resolve()
+		}
+		a.at = now
+		switch {
+		case err == nil:
+			a.requests++
+			if a.since.IsZero() {
+				a.since = now
+			}
+		case !a.failed: // what was not asked is no failure
+			a = asked{at: now}
+		}
+		r.known[x] = a
 	}
 }
 
@@ -102,35 +161,76 @@ func (r *routers) fault(to netip.Addr, whose string) string {
 	return fault
 }
 
-// ask returns what is known of a router, given what was before, and makes the kernel ask it.
-func (x router) ask(before asked, now time.Time) asked {
-	family := netlink.FAMILY_V4
-	if x.addr.Is6() {
-		family = netlink.FAMILY_V6
-	}
-	state := unix.NUD_NONE
-	list, err := netlink.NeighList(x.nic, family)
+// resolve makes the kernel ask all hosts for the MAC address of a router, as if a packet were sent to it (NTF_USE,
+// neigh_add in net/core/neighbour.c). While it does already, nothing changes.
+func (x router) resolve() error {
+	err := netlink.NeighSet(&netlink.Neigh{
+		LinkIndex: x.nic, Family: x.family(), IP: x.addr.AsSlice(), Flags: netlink.NTF_USE,
+	})
 	if err != nil {
-		return before
+		return fmt.Errorf("resolve router %s: %w", x.addr, err)
 	}
+	return nil
+}
+
+func (x router) family() int {
+	if x.addr.Is6() {
+		return netlink.FAMILY_V6
+	}
+	return netlink.FAMILY_V4
+}
+
+// after returns what is known of a router given its neighbour entry, or, unless that was read, what was known before.
+func (a asked) after(n neighbour, read bool) asked {
+	switch {
+	case !read:
+		return a
+	case n.State&configured != 0, n.State&valid != 0 && !n.confirmed.Before(a.since):
+		return asked{at: a.at}
+	}
+	a.failed = a.failed || a.requests >= maxRequests
+	return a
+}
+
+// neighbour is an entry of the kernel. Zero: there is none.
+type neighbour struct {
+	netlink.Neigh
+	confirmed time.Time // when it last answered, at the latest
+}
+
+// configured are the states of a neighbour that the kernel does not ask.
+const configured = unix.NUD_PERMANENT | unix.NUD_NOARP
+
+// neighbours has the entries of interfaces by family, each read once.
+type neighbours map[nicFamily]map[netip.Addr]neighbour
+
+type nicFamily struct{ nic, family int }
+
+// of returns the entry of a router; read is false when the kernel could not be asked.
+func (all neighbours) of(x router) (n neighbour, read bool) {
+	at := nicFamily{x.nic, x.family()}
+	entries, ok := all[at]
+	if !ok {
+		entries = at.neighbours()
+		all[at] = entries
+	}
+	return entries[x.addr], entries != nil
+}
+
+// clockTick is the unit of times of neighbour entries (USER_HZ).
+const clockTick = time.Second / 100
+
+func (at nicFamily) neighbours() map[netip.Addr]neighbour {
+	list, err := netlink.NeighList(at.nic, at.family)
+	if err != nil {
+		return nil
+	}
+	now := time.Now() // afterwards: an answer must not seem older than its request
+	entries := make(map[netip.Addr]neighbour, len(list))
 	for _, n := range list {
-		if a, ok := netip.AddrFromSlice(n.IP); ok && a.Unmap() == x.addr {
-			state = n.State
+		if a, ok := netip.AddrFromSlice(n.IP); ok {
+			entries[a.Unmap()] = neighbour{n, now.Add(-time.Duration(n.Confirmed) * clockTick)}
 		}
 	}
-	if state&(unix.NUD_PERMANENT|unix.NUD_NOARP|unix.NUD_REACHABLE) == 0 {
-		// NTF_USE: as if a packet were sent to it (neigh_add in net/core/neighbour.c).
-		_ = netlink.NeighSet(&netlink.Neigh{
-			LinkIndex: x.nic, Family: family, IP: x.addr.AsSlice(), Flags: netlink.NTF_USE,
-		})
-	}
-	if state&valid != 0 {
-		return asked{}
-	}
-	since := before.since
-	if since.IsZero() {
-		since = now
-	}
-	failed := before.failed || before.once && state == unix.NUD_FAILED || now.Sub(since) >= unansweredFor
-	return asked{once: true, failed: failed, since: since} // the request was sent to all hosts
+	return entries
 }

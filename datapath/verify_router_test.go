@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"net"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -168,5 +169,88 @@ func TestNoDefaultRouteIsNeeded(t *testing.T) {
 			labtest.Until(t, 10*time.Second, "the loss is reported",
 				func() error { return wrong(x.of(vip) == "", "no fault") })
 		})
+	}
+}
+
+// behindRouter is a node that serves b1 and whose default route leads to a router that answers, the other end of eth0.
+func behindRouter(t *testing.T, isV6 bool) (fx *fixture, x *faults, router netip.Prefix) {
+	t.Helper()
+	router, all := netip.MustParsePrefix("192.0.2.253/24"), "0.0.0.0/0"
+	if isV6 {
+		router, all = netip.MustParsePrefix("2001:db8::253/64"), "::/0"
+	}
+	fx, x = verified(t, ModeTC, isV6, nil, func(fx *fixture) {
+		if err := fx.peer.AddAddress("eth0", router); err != nil {
+			t.Fatal(err)
+		}
+		fx.do(func() error {
+			return netlink.RouteAdd(&netlink.Route{Dst: prefix(all), Gw: router.Addr().AsSlice()})
+		})
+	})
+	fx.service(lb.TCP, "b1")
+	fx.watch()
+	labtest.Until(t, 10*time.Second, "the router answers", func() error {
+		n := fx.neighbourEntry(router.Addr())
+		return wrong(n.State != netlink.NUD_REACHABLE, "state %#x", n.State)
+	})
+	return fx, x, router
+}
+
+// neighbourEntry returns an entry of the kernel, zero when there is none.
+func (fx *fixture) neighbourEntry(of netip.Addr) (n netlink.Neigh) {
+	fx.t.Helper()
+	fx.do(func() error {
+		list, err := netlink.NeighList(int(fx.nic), netlink.FAMILY_ALL)
+		for _, other := range list {
+			if other.IP.Equal(of.AsSlice()) {
+				n = other
+			}
+		}
+		return err
+	})
+	return n
+}
+
+// A router that has just answered is asked again at once, and not when the kernel does, after up to a minute.
+func TestRouterBecomesSilent(t *testing.T) {
+	for name, isV6 := range map[string]bool{"IPv4": false, "IPv6": true} {
+		t.Run(name, func(t *testing.T) {
+			fx, x, router := behindRouter(t, isV6)
+			if err := fx.peer.DeleteAddress("eth0", router); err != nil {
+				t.Fatal(err)
+			}
+			want, start := router.Addr().String()+", the next hop of replies, does not answer", time.Now()
+			labtest.Until(t, 10*time.Second, "it is reported", func() error {
+				f := x.of(fx.addr("vip"))
+				return wrong(f != want, "fault %q", f)
+			})
+			t.Logf("reported after %s", time.Since(start).Round(time.Millisecond))
+			if err := fx.peer.AddAddress("eth0", router); err != nil {
+				t.Fatal(err)
+			}
+			labtest.Until(t, 10*time.Second, "the report is withdrawn", func() error {
+				f := x.of(fx.addr("vip"))
+				return wrong(f != "", "fault %q", f)
+			})
+		})
+	}
+}
+
+// A router that answers requests to all hosts, and none to its own MAC address, stays known all the time.
+func TestRouterIgnoresUnicastRequests(t *testing.T) {
+	fx, x, router := behindRouter(t, false)
+	rules := "add table arp t; add chain arp t c { type filter hook input priority 0; }; " +
+		"add rule arp t c meta pkttype host arp operation request drop"
+	if out, err := fx.peer.Run(t.Context(), "nft", rules); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for end := time.Now().Add(6 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		n := fx.neighbourEntry(router.Addr())
+		if f := x.of(fx.addr("vip")); f != "" || n.State&valid == 0 {
+			t.Fatalf("state %#x, fault %q", n.State, f)
+		}
+	}
+	if n := fx.neighbourEntry(router.Addr()); n.Confirmed > 300 {
+		t.Errorf("confirmed %d ms ago", 10*n.Confirmed)
 	}
 }

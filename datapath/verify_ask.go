@@ -1,0 +1,147 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/datapath/checksum"
+)
+
+// The kernel asks a neighbour that it knows only every 15 to 45 seconds, and while packets are sent to it. So the
+// verification sends requests of its own. The kernel processes the answers: they confirm its entry. Its state is not
+// changed, as by setting it to NUD_PROBE: after three requests without an answer the entry would be lost, also that of
+// a router that does not answer requests to its own MAC address.
+
+// requester sends ARP and NDP requests. The zero value is ready.
+type requester struct {
+	socket int // AF_PACKET; 0: none yet. To close one waits for an RCU grace period, so it is kept.
+	macs   map[int]net.HardwareAddr
+}
+
+// begin makes the MAC addresses of interfaces be read again.
+func (r *requester) begin() { r.macs = map[int]net.HardwareAddr{} }
+
+func (r *requester) close() {
+	if r.socket != 0 {
+		unix.Close(r.socket)
+		r.socket = 0
+	}
+}
+
+// send asks a router for its MAC address: at that which is known, or all hosts.
+func (r *requester) send(x router, known net.HardwareAddr, all bool) error {
+	mac, err := r.mac(x.nic)
+	if err != nil {
+		return err
+	}
+	source, err := sourceTo(x)
+	if err != nil {
+		return err
+	}
+	to, proto, packet := known, uint16(unix.ETH_P_ARP), []byte(nil)
+	if x.addr.Is4() {
+		if all {
+			to = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+		}
+		packet = arpRequest(mac, source, x.addr)
+	} else {
+		proto = unix.ETH_P_IPV6
+		at := x.addr
+		if all {
+			at = solicitedNode(x.addr)
+			group := at.As16()
+			to = net.HardwareAddr{0x33, 0x33, group[12], group[13], group[14], group[15]} // RFC 2464, 7
+		}
+		packet = solicitation(mac, source, at, x.addr)
+	}
+	if len(to) != macLength {
+		return errNoMAC
+	}
+	if r.socket == 0 {
+		// With protocol 0 it receives nothing.
+		s, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			return fmt.Errorf("ask routers: %w", err)
+		}
+		r.socket = s
+	}
+	link := &unix.SockaddrLinklayer{Protocol: swap(proto), Ifindex: x.nic, Halen: macLength}
+	copy(link.Addr[:], to)
+	if err := unix.Sendto(r.socket, packet, 0, link); err != nil {
+		return fmt.Errorf("ask router %s: %w", x.addr, err)
+	}
+	return nil
+}
+
+const macLength = 6
+
+var errNoMAC = errors.New("no MAC address")
+
+func (r *requester) mac(nic int) (net.HardwareAddr, error) {
+	if mac, ok := r.macs[nic]; ok {
+		return mac, nil
+	}
+	link, err := netlink.LinkByIndex(nic)
+	if err != nil {
+		return nil, fmt.Errorf("interface %d: %w", nic, err)
+	}
+	mac := link.Attrs().HardwareAddr
+	if len(mac) != macLength {
+		return nil, errNoMAC
+	}
+	r.macs[nic] = mac
+	return mac, nil
+}
+
+// sourceTo returns our address towards a router.
+func sourceTo(x router) (netip.Addr, error) {
+	routes, err := netlink.RouteGetWithOptions(x.addr.AsSlice(), &netlink.RouteGetOptions{OifIndex: x.nic})
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("route to router %s: %w", x.addr, err)
+	}
+	if len(routes) > 0 {
+		if a, ok := netip.AddrFromSlice(routes[0].Src); ok {
+			return a.Unmap(), nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("no address towards router %s", x.addr)
+}
+
+// arpRequest returns a request of RFC 826.
+func arpRequest(mac net.HardwareAddr, source, target netip.Addr) []byte {
+	p := []byte{0, 1, 8, 0, macLength, 4, 0, 1} // Ethernet, IPv4, request
+	p = append(append(p, mac...), source.AsSlice()...)
+	p = append(p, make([]byte, macLength)...)
+	return append(p, target.AsSlice()...)
+}
+
+// solicitation returns a Neighbor Solicitation with its IPv6 header (RFC 4861, 4.3).
+func solicitation(mac net.HardwareAddr, source, to, target netip.Addr) []byte {
+	const (
+		typ, hopLimit = 135, 255
+		sourceOption  = 1 // source link-layer address
+	)
+	ns := append([]byte{typ, 0, 0, 0, 0, 0, 0, 0}, target.AsSlice()...)
+	ns = append(append(ns, sourceOption, 1), mac...)
+	addresses := append(source.AsSlice(), to.AsSlice()...)
+	length := []byte{0, byte(len(ns))}
+	sum := checksum.Internet(addresses, []byte{0, 0}, length, []byte{0, unix.IPPROTO_ICMPV6}, ns)
+	binary.BigEndian.PutUint16(ns[2:], sum)
+	header := append([]byte{0x60, 0, 0, 0}, length...)
+	header = append(header, unix.IPPROTO_ICMPV6, hopLimit)
+	return append(append(header, addresses...), ns...)
+}
+
+// solicitedNode returns the multicast group of an address (RFC 4291, 2.7.1).
+func solicitedNode(a netip.Addr) netip.Addr {
+	group := netip.MustParseAddr("ff02::1:ff00:0").As16()
+	of := a.As16()
+	copy(group[13:], of[13:])
+	return netip.AddrFrom16(group)
+}
