@@ -189,8 +189,9 @@
 // of its programs are on the interfaces and run them, that lo forwards, and what sy_explain returns for a made packet
 // of each frontend: the verdict, the route to the backend, and the route of the reply. Programs, pins and sysctls are
 // restored. What cannot be restored is a fault of the VIP once it lasted 200 ms, and ends when nothing was wrong for a
-// second; the engine withdraws VIPs with a fault. The trouble of one backend of several is left to health checks: 16
-// flows are tried, and a fault is that none would be answered.
+// second; the engine withdraws VIPs with a fault. 16 flows are tried, and a fault is that none would be answered. When
+// those of one backend of several are not, the status says so (verify_backends.go). Health checks find it where their
+// packets take the same way.
 //
 // A made packet changes nothing, and the notifications of the kernel are taken as hints only: after an overrun all is
 // read again. Interfaces by which backends are reached get the programs when a backend or a route makes it so, because

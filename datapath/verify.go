@@ -50,8 +50,11 @@ type verifier struct {
 	inbound  map[lb.Frontend]*condition // of what other nodes send here, by frontend for decapsulated packets
 	view     view
 	failed   map[triedBackend]int // made packets that failed in this round, by backend
-	took     time.Duration        // of the last round after a change
-	rounds   int
+	// unreached are backends of several that made packets do not get to, by id.
+	unreached map[uint32]*unreached
+	tries     int           // for all backends
+	took      time.Duration // of the last round after a change
+	rounds    int
 }
 
 // condition is a fault that is observed again and again.
@@ -80,7 +83,7 @@ func (c *condition) observe(fault string, now time.Time) {
 func newVerifier(d *Datapath) *verifier {
 	return &verifier{
 		d: d, bad: map[lb.Frontend]*condition{}, inbound: map[lb.Frontend]*condition{},
-		reported: map[netip.Addr]string{},
+		reported: map[netip.Addr]string{}, unreached: map[uint32]*unreached{},
 	}
 }
 
@@ -167,6 +170,10 @@ func (v *verifier) round(found changes, n int) {
 			v.check(f, now)
 		}
 	}
+	if found != (changes{}) {
+		next = nil // when all are verified, one packet for each is enough
+	}
+	v.tryBackends(next, now)
 	v.publish()
 	v.warn(found, now)
 }

@@ -291,15 +291,6 @@ func TestFaultsOfANewFrontendAreReportedAtOnce(t *testing.T) {
 	}
 }
 
-// One backend that cannot be reached is the business of health checks.
-func TestOneUnreachableBackendIsNoFault(t *testing.T) {
-	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
-	fx.service(lb.TCP, "b1", "unknown")
-	if f := x.of(fx.addr("vip")); f != "" {
-		t.Errorf("fault %q", f)
-	}
-}
-
 // A packet that this node delivers itself names a backend of the frontend for delivery, not a node.
 func TestDeliveryHereIsNoFault(t *testing.T) {
 	for _, nodes := range [][]string{{"self"}, {"self", "router"}, {"router"}} {

@@ -34,7 +34,8 @@ type vandal struct {
 	astray bool
 }
 
-// noticed bounds the time until a change is noticed. The kernel needs three requests to find a neighbour down.
+// noticed bounds the time until a change is noticed. A router has several requests to answer before it counts as
+// down.
 const noticed, neighbourDown = 3 * time.Second, 10 * time.Second
 
 // commands returns a function that runs commands.
@@ -208,6 +209,7 @@ func TestVandals(t *testing.T) {
 					labtest.Until(t, 20*time.Second, "requests are answered again", func() error { return s.try(t) })
 				})
 			}
+			t.Run("one of the servers is not reached", s.oneNotReached)
 			t.Run("no peer", s.noPeer)
 		})
 	}
@@ -264,6 +266,33 @@ func (s *site) neverDead(t *testing.T, withdrawn bool, within time.Duration) {
 	if err != nil || strings.Contains(out, "no answer:") != withdrawn {
 		t.Errorf("explain: %v\n%s", err, out)
 	}
+}
+
+// oneNotReached: the address stays announced, and the status is a warning as long as clients of a server get no answer.
+func (s *site) oneNotReached(t *testing.T) {
+	status := func(want string) {
+		t.Helper()
+		labtest.Until(t, 20*time.Second, "the status is "+want, func() error {
+			out, err := s.agents[0].CLI(t.Context(), "status")
+			if err == nil && !strings.HasPrefix(out, want) {
+				err = errors.New(out)
+			}
+			return err
+		})
+	}
+	status("OK\n")
+	way := " blackhole " + s.Servers[0].V4.String()
+	if err := commands("ip route add" + way)(s.Balancers[0].Host); err != nil {
+		t.Fatal(err)
+	}
+	status("DEGRADED: packets of clients do not get to a backend: " + s.Servers[0].V4.String() + ":")
+	if hops, err := s.Topology.Router.NextHops(host(vip4)); err != nil || len(hops) == 0 {
+		t.Errorf("next hops %v, %v", hops, err)
+	}
+	if err := commands("ip route del" + way)(s.Balancers[0].Host); err != nil {
+		t.Fatal(err)
+	}
+	status("OK\n")
 }
 
 // noPeer: without a session an address is offered, and not announced.

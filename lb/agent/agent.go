@@ -215,7 +215,7 @@ func (a *Agent) connect(
 	var waiting func() []lb.ServiceStatus
 	problems := []func() []string{
 		a.keys.problems, a.problems.list, prober.Problems, announcers.problems, announcers.conflicts.problems,
-		announcers.members.problems,
+		announcers.members.problems, dp.Problems,
 	}
 	if o.Config.Kubernetes != nil {
 		o.setLabels = announcers.setLabels

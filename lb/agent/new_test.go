@@ -41,6 +41,8 @@ func (d *memoryDatapath) open(o datapath.Options) (forwarder, error) { d.options
 func (d *memoryDatapath) Run(ctx context.Context) error { d.add("run"); <-ctx.Done(); return nil }
 
 func (d *memoryDatapath) Warnings() []string { return nil }
+
+func (d *memoryDatapath) Problems() []string { return nil }
 func (d *memoryDatapath) Interfaces() []datapath.InterfaceStatus {
 	return []datapath.InterfaceStatus{{Name: "lo", Mode: datapath.ModeTC, Hook: "tcx"}}
 }
