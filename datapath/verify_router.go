@@ -111,21 +111,10 @@ func (r *routers) look(now time.Time, sample []lb.Question, more func() []router
 	r.ask(ask, entries)
 }
 
-// ask sends requests: first to the routers that have not answered, then to those that were not asked for the longest
-// time.
+// ask sends requests to some of the routers.
 func (r *routers) ask(all []router, entries neighbours) {
-	slices.SortStableFunc(all, func(x, y router) int {
-		a, b := r.known[x], r.known[y]
-		if a.doubtful() != b.doubtful() {
-			if a.doubtful() {
-				return -1
-			}
-			return 1
-		}
-		return a.at.Compare(b.at)
-	})
 	r.requester.begin()
-	for _, x := range all[:min(maxAsked, len(all))] {
+	for _, x := range r.first(all) {
 		n, _ := entries.of(x)
 		a, now, err := r.known[x], time.Now(), error(nil)
 		if n.State&valid != 0 {
@@ -145,6 +134,22 @@ func (r *routers) ask(all []router, entries neighbours) {
 		}
 		r.known[x] = a
 	}
+}
+
+// first returns at most maxAsked of the routers: those that have not answered, and then those that were not asked for the
+// longest time.
+func (r *routers) first(all []router) []router {
+	slices.SortStableFunc(all, func(x, y router) int {
+		a, b := r.known[x], r.known[y]
+		switch {
+		case a.doubtful() == b.doubtful():
+			return a.at.Compare(b.at)
+		case a.doubtful():
+			return -1
+		}
+		return 1
+	})
+	return all[:min(maxAsked, len(all))]
 }
 
 // fault returns why packets to a client or a backend do not arrive; "": nothing is known. While one of several routers

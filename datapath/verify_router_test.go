@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -252,5 +253,24 @@ func TestRouterIgnoresUnicastRequests(t *testing.T) {
 	}
 	if n := fx.neighbourEntry(router.Addr()); n.Confirmed > 300 {
 		t.Errorf("confirmed %d ms ago", 10*n.Confirmed)
+	}
+}
+
+// Of more routers than are asked at a time, those that have not answered are asked, and the others in turn.
+func TestManyRouters(t *testing.T) {
+	var all []router
+	r := routers{known: map[router]asked{}}
+	start := time.Now()
+	for i := range 2 * maxAsked {
+		x := router{1, netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})}
+		all = append(all, x)
+		r.known[x] = asked{at: start.Add(-time.Duration(i) * time.Second)}
+	}
+	silent, dead := all[0], all[1]
+	r.known[silent] = asked{at: start, requests: 2}
+	r.known[dead] = asked{at: start, requests: maxRequests, failed: true}
+	first := r.first(slices.Clone(all))
+	if len(first) != maxAsked || first[0] != silent || first[1] != all[len(all)-1] || slices.Contains(first, dead) {
+		t.Errorf("%d routers: %v", len(first), first)
 	}
 }
