@@ -81,23 +81,24 @@ func (d *Datapath) Problems() []string {
 	v := d.verifier
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	n, first, text := 0, netip.AddrPort{}, ""
+	hosts, first, text := map[netip.Addr]bool{}, netip.AddrPort{}, ""
 	for id, u := range v.unreached {
 		if vip := v.bad[u.frontend]; !u.confirmed || v.node.confirmed || vip != nil && vip.confirmed {
 			continue // the reason of the route says it
 		}
 		at := d.services.address(id)
-		if n++; n == 1 || at.Compare(first) < 0 {
+		hosts[at.Addr()] = true
+		if !first.IsValid() || at.Compare(first) < 0 {
 			first, text = at, fmt.Sprintf("%s of %s: %s", at, u.frontend, u.fault)
 		}
 	}
-	switch n {
+	switch len(hosts) {
 	case 0:
 		return nil
 	case 1:
-		return []string{"packets of clients do not get to a backend: " + text}
+		return []string{"packets of clients do not get to a server: " + text}
 	}
-	return []string{fmt.Sprintf("packets of clients do not get to %d backends, such as %s", n, text)}
+	return []string{fmt.Sprintf("packets of clients do not get to %d servers, such as %s", len(hosts), text)}
 }
 
 // address returns the address of a backend, zero when there is none any more.

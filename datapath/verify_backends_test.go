@@ -27,7 +27,7 @@ func TestOneUnreachedBackend(t *testing.T) {
 	fx.watch()
 	const no = "packets are not forwarded: no_route: "
 	text := v4["unknown"] + ":8080 of " + v4["vip"] + ":80/tcp: " + no + meaning("no_route")
-	fx.problems("packets of clients do not get to a backend: " + text)
+	fx.problems("packets of clients do not get to a server: " + text)
 	if f := x.of(fx.addr("vip")); f != "" {
 		t.Errorf("fault %q", f)
 	}
@@ -35,7 +35,7 @@ func TestOneUnreachedBackend(t *testing.T) {
 	fx.do(func() error { return netlink.RouteAdd(way) })
 	fx.problems()
 	fx.do(func() error { return netlink.RouteDel(way) })
-	fx.problems("packets of clients do not get to a backend: " + text)
+	fx.problems("packets of clients do not get to a server: " + text)
 	fx.service(lb.TCP, "b1")
 	fx.problems()
 	fx.service(lb.TCP, "unknown")

@@ -285,7 +285,7 @@ func (s *site) oneNotReached(t *testing.T) {
 	if err := commands("ip route add" + way)(s.Balancers[0].Host); err != nil {
 		t.Fatal(err)
 	}
-	status("DEGRADED: packets of clients do not get to a backend: " + s.Servers[0].V4.String() + ":")
+	status("DEGRADED: packets of clients do not get to a server: " + s.Servers[0].V4.String() + ":")
 	if hops, err := s.Topology.Router.NextHops(host(vip4)); err != nil || len(hops) == 0 {
 		t.Errorf("next hops %v, %v", hops, err)
 	}
