@@ -63,11 +63,16 @@
 // ended are those of an unknown flow, and its source port is free. A backend that returns has the new generation, so it
 // gets no earlier flow.
 //
-// Run walks through the tables every five seconds, and within a second after flows have ended. It removes flows whose
-// both sides are idle for longer than their timeout (bpf/config.h), and flows that have ended: both their entries, and
-// the client of a TCP flow that has ended gets a RST with the sequence number that it expects. The agent selects them
-// from copies of the entries; the program sy_gc compares each with its copy right before it deletes, because another
-// flow may have the key by then.
+// A flow of UDP has expired when both sides are idle for longer than its timeout (bpf/config.h); one of TCP or SCTP
+// when its server is. A server that has the connection acknowledges whatever its client sends, also keepalives. One
+// that has lost it resets what it gets, but a client can choose numbers that make the RST look forged, or segments that
+// servers ignore, so what the client sends says nothing. A timeout that follows from a FIN or RST begins with it for
+// both sides.
+//
+// Run walks through the tables every five seconds, and within a second after flows have ended. It removes flows that
+// have expired or ended: both their entries, and the client of a TCP flow that has ended gets a RST with the sequence
+// number that it expects. The agent selects them from copies of the entries; the program sy_gc compares each with its
+// copy right before it deletes, because another flow may have the key by then.
 //
 // Without an agent (none has written to sy_collector for 15 s) the programs remove flows themselves, when they store
 // another one: the tables would fill with flows that have ended. A program cannot search a hash map for them; a timer

@@ -295,7 +295,7 @@ func (g *flowGC) serverExpired(t flowTable, k syServerKey, f syServerFlow, now t
 		f.F.State == uint8(syFlowStateFLOW_CLOSED) {
 		return idle(now, f.F.Seen) > timeWait
 	}
-	return g.expired(k.proto(), f.F, now) && g.clientExpired(t, k, f, now)
+	return g.expired(k.proto(), f.F, now) && (t.id != syGcTableGC_UDP || g.clientExpired(t, k, f, now))
 }
 
 // clientExpired reports whether the client's side is expired or missing, or belongs to a newer flow of the client.

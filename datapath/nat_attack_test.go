@@ -1,7 +1,6 @@
 package datapath
 
 import (
-	"context"
 	"math/rand/v2"
 	"net/netip"
 	"testing"
@@ -162,36 +161,6 @@ func (fx *fixture) age(clients, servers time.Duration) {
 			f.F.Seen -= flowClock(servers)
 			if err := table.servers.Update(&k, &f, ebpf.UpdateExist); err != nil {
 				fx.t.Fatal(err)
-			}
-		}
-	}
-}
-
-// A flow lives as long as one of its sides sends, in the kernel and for the garbage collection.
-func TestEitherSideKeepsAFlow(t *testing.T) {
-	for name, state := range map[string]func(*fixture){"TCP": established, "UDP": answered} {
-		for _, old := range [][2]time.Duration{{3 * time.Hour, 0}, {0, 3 * time.Hour}, {3 * time.Hour, 3 * time.Hour}} {
-			fx := newFixture(t, hookTC, false, nil)
-			state(fx)
-			source := fx.last.Src
-			fx.age(old[0], old[1])
-			live := old[0] == 0 || old[1] == 0
-			in := fx.fromClient(fx.last.Proto, 0)
-			if fx.last.Proto == dptest.TCP {
-				in.Flags = dptest.ACK
-			}
-			r := fx.run(in.Frame())
-			// A new flow of UDP has the same source, but is not confirmed.
-			kept := r.reason == "forwarded" && r.out.Src == source && len(fx.confirmed().servers) == 1
-			if kept != live {
-				t.Errorf("%s: clients idle for %s, servers for %s: %s, kept %t", name, old[0], old[1], r.reason, kept)
-			}
-			if live {
-				fx.age(old[0], old[1])
-				fx.do(func() error { fx.d.gc.collect(context.Background(), nil); return nil })
-				if n := len(fx.confirmed().servers); n != 1 {
-					t.Errorf("%s: clients idle for %s, servers for %s: %d flows", name, old[0], old[1], n)
-				}
 			}
 		}
 	}

@@ -178,7 +178,7 @@ static __always_inline int fast_client(struct xdp_md *ctx, const struct pkt *p, 
 	struct client_flow *c = bpf_map_lookup_elem(&sy_stream_clients, &k);
 
 	v->now = flow_clock();
-	if (!c || c->f.state == FLOW_CLOSED || flow_side_expired(&c->f, 1, v->now))
+	if (!c || c->f.state == FLOW_CLOSED || c->f.doubt || flow_side_expired(&c->f, 1, v->now))
 		return FAST_NOT;
 	struct backend *b = backend_get(c->backend);
 

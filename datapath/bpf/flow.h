@@ -143,7 +143,8 @@ static __always_inline int flow_in_time_wait(const struct flow *f)
 }
 
 /* flow_server_expired reports whether a flow has expired or ended, given its server's entry. It has expired when both
- * sides are idle. */
+ * sides are idle; with TCP and SCTP when the server is: one that has the connection acknowledges what its client sends,
+ * also keepalives. So a client keeps no source port of a connection that its server has lost. */
 static __always_inline int flow_server_expired(const struct server_flow *s, int stream, __u32 now)
 {
 	struct client_flow *c;
@@ -154,6 +155,8 @@ static __always_inline int flow_server_expired(const struct server_flow *s, int 
 		return flow_idle(&s->f, now, timeout_time_wait);
 	if (!flow_side_expired(&s->f, stream, now))
 		return 0;
+	if (stream)
+		return 1;
 	c = flow_find_client(&s->client, stream);
 	return !c || c->backend != s->backend || flow_side_expired(&c->f, stream, now);
 }

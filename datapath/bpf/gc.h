@@ -17,7 +17,7 @@ static __always_inline int gc_remove(void *clients, void *servers, const struct 
 
 	if (c && c->backend == s->backend && c->sport == k.dport && c->dport == k.sport &&
 	    addr_equal(c->source.w, k.to.w)) {
-		if (!l->ended && (__s32)(c->f.seen - l->since) > 0)
+		if (!l->ended && l->table == GC_UDP && (__s32)(c->f.seen - l->since) > 0)
 			return 0;
 		bpf_map_delete_elem(clients, &client);
 	}

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* commit, for NAT flows: claim a source port, follow the numbers of both sides, move and close. */
 #pragma once
+#include "nat_follow.h"
 #include "reclaim.h"
 
 #define E2BIG 7
@@ -158,89 +159,19 @@ static __always_inline void nat_confirm(struct scratch *scratch, const struct fl
 	bpf_map_delete_elem(&sy_halfopen_clients, &v->client);
 }
 
-/* nat_other returns the entry of the other side of a flow. */
-static __always_inline struct flow *nat_other(const struct pkt *p, const struct verdict *v)
+/* nat_set_state sets the state of a flow. Its timeout begins, for both sides. */
+static __always_inline void nat_set_state(const struct verdict *v, struct flow *f, struct flow *other, __u8 state)
 {
-	if (v->reply) {
-		struct client_flow *c = flow_find_client(&v->client, pkt_is_stream(p));
-
-		if (!c || c->backend != v->backend || c->sport != p->key.t.dport || c->dport != p->key.t.sport)
-			return 0;
-		return &c->f;
-	}
-	struct server_flow *s = flow_find_server(&v->server, pkt_is_stream(p));
-
-	return s ? &s->f : 0;
-}
-
-/* flow_trust ends the doubt about one side of a flow. */
-static __always_inline void flow_trust(struct flow *f)
-{
-	if (!f->doubt)
-		return;
-	if (f->state == FLOW_HALF_OPEN) /* of an earlier version */
-		f->state = FLOW_ESTABLISHED;
-	f->doubt = 0;
-}
-
-/* nat_renumber sets the numbers of a side of a flow that an earlier version opened, if the one that it stored fits. */
-static __always_inline void nat_renumber(const struct pkt *p, struct flow *f, __u32 end)
-{
-	int sctp = p->key.proto == IPPROTO_SCTP;
-
-	if (f->doubt != DOUBT_NUMBERS || (!sctp && !(p->flags & TCP_ACK)))
-		return;
-	if (!sctp && f->state != FLOW_HALF_OPEN && !flow_in_window(end, f->end) && !flow_in_window(p->ack, f->ack))
-		return;
-	f->end = end;
-	f->ack = p->ack;
-	flow_trust(f);
-}
-
-/* nat_is_near reports whether the numbers of a segment, which ends with end, are not far from the last ones. */
-static __always_inline int nat_is_near(const struct pkt *p, const struct flow *f, __u32 end)
-{
-	return p->flags & TCP_ACK && flow_in_window(end, f->end) && flow_in_window(p->ack, f->ack);
-}
-
-/* nat_keeps_alive reports whether a packet keeps its flow from expiring. Once one side has closed it, stray packets do
- * not: a client could hold all source ports while the server has no connections. */
-static __always_inline int nat_keeps_alive(const struct pkt *p, const struct flow *f, int near)
-{
-	if (f->state == FLOW_CLOSED)
-		return 0;
-	return f->state != FLOW_CLOSING || near || p->key.proto != IPPROTO_TCP;
-}
-
-/* nat_follow keeps the numbers of the sending side. Numbers far from the last ones are not the flow's. Nothing is
- * written when nothing changed. */
-static __always_inline void nat_follow(const struct pkt *p, const struct verdict *v, struct flow *f)
-{
-	__u32 end = p->seq + p->payload + (p->flags & TCP_FIN);
-	int near = p->key.proto == IPPROTO_TCP && nat_is_near(p, f, end);
-
-	if (f->seen != v->now && nat_keeps_alive(p, f, near))
+	if (f->state != state) {
+		if (state == FLOW_CLOSED)
+			backend_load_add(v->backend, -1);
+		f->state = state;
 		f->seen = v->now;
-	if (f->generation != v->generation)
-		f->generation = v->generation;
-	if (!near) {
-		nat_renumber(p, f, end);
-		return;
 	}
-	if ((__s32)(end - f->end) > 0)
-		f->end = end;
-	if ((__s32)(p->ack - f->ack) > 0)
-		f->ack = p->ack;
-	flow_trust(f);
-}
-
-static __always_inline void nat_set_state(struct flow *f, struct flow *other, __u8 state, __u32 backend)
-{
-	if (state == FLOW_CLOSED && f->state != FLOW_CLOSED)
-		backend_load_add(backend, -1);
-	f->state = state;
-	if (other)
+	if (other && other->state != state) {
 		other->state = state;
+		other->seen = v->now;
+	}
 }
 
 #define RST_CHALLENGED 0xffff /* the receiver challenges a RST within this distance: its window is that large */
@@ -259,7 +190,7 @@ static __always_inline void nat_reset(const struct pkt *p, const struct verdict 
 	__u32 ahead = p->seq - (numbered ? other->ack : f->end);
 
 	if (sctp ? p->ack == f->ack : !ahead || (last && ahead <= RST_IN_FLIGHT)) {
-		nat_set_state(f, other, FLOW_CLOSED, v->backend);
+		nat_set_state(v, f, other, FLOW_CLOSED);
 		return;
 	}
 	if (sctp || (!last && ahead > RST_CHALLENGED))
@@ -280,16 +211,7 @@ static __always_inline void nat_fin(const struct pkt *p, const struct verdict *v
 		f->fin = other && other->fin ? FIN_SECOND : FIN_FIRST;
 	if (f->state == FLOW_CLOSED) /* by a RST */
 		return;
-	nat_set_state(f, other, other && !other->fin ? FLOW_CLOSING : FLOW_CLOSED, v->backend);
-}
-
-/* nat_acknowledge records that the client of an ended flow has all that its server sent. */
-static __always_inline void nat_acknowledge(const struct verdict *v, struct flow *f, struct flow *other)
-{
-	struct flow *server = v->reply ? f : other, *client = v->reply ? other : f;
-
-	if (server && client && server->fin == FIN_FIRST && client->ack == server->end)
-		server->fin = FIN_ACKNOWLEDGED;
+	nat_set_state(v, f, other, other && !other->fin ? FLOW_CLOSING : FLOW_CLOSED);
 }
 
 /* nat_ends_half_open reports whether the server must accept a RST or ABORT of the client of a half-open flow. */
@@ -330,11 +252,11 @@ static __always_inline void nat_write_half_open(const struct pkt *p, const struc
 		return;
 	if (v->reply) {
 		if (p->flags & TCP_RST && nat_refuses(p, s))
-			nat_set_state(f, 0, FLOW_CLOSED, v->backend);
+			nat_set_state(v, f, 0, FLOW_CLOSED);
 		return;
 	}
 	if (v->commit == COMMIT_CLOSE && nat_ends_half_open(p, s))
-		nat_set_state(f, 0, FLOW_CLOSED, v->backend);
+		nat_set_state(v, f, 0, FLOW_CLOSED);
 	else if (pkt_opens_flow(p))
 		s->client_end = p->seq + p->payload + 1;
 }
@@ -357,9 +279,7 @@ static __always_inline void nat_write(struct scratch *scratch, struct flow *f)
 		return;
 	}
 	if (v->commit == COMMIT_TOUCH) {
-		nat_follow(p, v, f);
-		if (f->state == FLOW_CLOSED)
-			nat_acknowledge(v, f, nat_other(p, v));
+		nat_touch(p, v, f);
 		return;
 	}
 	other = nat_other(p, v);
@@ -372,7 +292,7 @@ static __always_inline void nat_write(struct scratch *scratch, struct flow *f)
 		return;
 	case COMMIT_CONFIRM: /* UDP */
 		f->seen = v->now;
-		nat_set_state(f, other, FLOW_ESTABLISHED, v->backend);
+		nat_set_state(v, f, other, FLOW_ESTABLISHED);
 		return;
 	default:
 		break;

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* commit, for packets of known NAT flows that neither open nor close them: follow the numbers of both sides, and what
+ * keeps a flow from expiring. */
+#pragma once
+#include "flow.h"
+#include "scratch.h"
+
+/* nat_other returns the entry of the other side of a flow. */
+static __always_inline struct flow *nat_other(const struct pkt *p, const struct verdict *v)
+{
+	if (v->reply) {
+		struct client_flow *c = flow_find_client(&v->client, pkt_is_stream(p));
+
+		if (!c || c->backend != v->backend || c->sport != p->key.t.dport || c->dport != p->key.t.sport)
+			return 0;
+		return &c->f;
+	}
+	struct server_flow *s = flow_find_server(&v->server, pkt_is_stream(p));
+
+	return s ? &s->f : 0;
+}
+
+/* flow_trust ends the doubt about one side of a flow. */
+static __always_inline void flow_trust(struct flow *f)
+{
+	if (!f->doubt)
+		return;
+	if (f->state == FLOW_HALF_OPEN) /* of an earlier version */
+		f->state = FLOW_ESTABLISHED;
+	f->doubt = 0;
+}
+
+/* nat_renumber sets the numbers of a side of a flow that an earlier version opened, if the one that it stored fits. */
+static __always_inline void nat_renumber(const struct pkt *p, struct flow *f, __u32 end)
+{
+	int sctp = p->key.proto == IPPROTO_SCTP;
+
+	if (f->doubt != DOUBT_NUMBERS || (!sctp && !(p->flags & TCP_ACK)))
+		return;
+	if (!sctp && f->state != FLOW_HALF_OPEN && !flow_in_window(end, f->end) && !flow_in_window(p->ack, f->ack))
+		return;
+	f->end = end;
+	f->ack = p->ack;
+	flow_trust(f);
+}
+
+/* nat_is_near reports whether the numbers of a segment, which ends with end, are not far from the last ones. */
+static __always_inline int nat_is_near(const struct pkt *p, const struct flow *f, __u32 end)
+{
+	return p->flags & TCP_ACK && flow_in_window(end, f->end) && flow_in_window(p->ack, f->ack);
+}
+
+/* nat_keeps_alive reports whether a packet keeps its side of the flow from expiring. A SYN does not: a server that has
+ * lost the connection answers one, too. Nor do stray packets, once one side has closed it. */
+static __always_inline int nat_keeps_alive(const struct pkt *p, const struct flow *f, int near)
+{
+	if (f->state == FLOW_CLOSED || p->flags & TCP_SYN)
+		return 0;
+	return f->state != FLOW_CLOSING || near || p->key.proto != IPPROTO_TCP;
+}
+
+/* nat_follow keeps the numbers of the sending side. Numbers far from the last ones are not the flow's. Nothing is
+ * written when nothing changed. */
+static __always_inline void nat_follow(const struct pkt *p, const struct verdict *v, struct flow *f)
+{
+	__u32 end = p->seq + p->payload + (p->flags & TCP_FIN);
+	int near = p->key.proto == IPPROTO_TCP && nat_is_near(p, f, end);
+
+	if (f->seen != v->now && nat_keeps_alive(p, f, near))
+		f->seen = v->now;
+	if (f->generation != v->generation)
+		f->generation = v->generation;
+	if (!near) {
+		nat_renumber(p, f, end);
+		return;
+	}
+	if ((__s32)(end - f->end) > 0)
+		f->end = end;
+	if ((__s32)(p->ack - f->ack) > 0)
+		f->ack = p->ack;
+	flow_trust(f);
+}
+
+/* nat_acknowledge records that the client of an ended flow has all that its server sent. */
+static __always_inline void nat_acknowledge(const struct verdict *v, struct flow *f, struct flow *other)
+{
+	struct flow *server = v->reply ? f : other, *client = v->reply ? other : f;
+
+	if (server && client && server->fin == FIN_FIRST && client->ack == server->end)
+		server->fin = FIN_ACKNOWLEDGED;
+}
+
+/* nat_touch is for packets that neither open nor close a flow. */
+static __always_inline void nat_touch(const struct pkt *p, const struct verdict *v, struct flow *f)
+{
+	int doubted = f->doubt, trusted;
+	struct flow *other;
+
+	nat_follow(p, v, f);
+	trusted = doubted && !f->doubt;
+	if (!trusted && f->state != FLOW_CLOSED)
+		return;
+	other = nat_other(p, v);
+	if (trusted && other) { /* the timeout is that of the server's side, which may say nothing */
+		if (other->doubt == DOUBT_RESET)
+			other->doubt = 0;
+		if (other->state == FLOW_HALF_OPEN)
+			other->state = f->state;
+	}
+	if (f->state == FLOW_CLOSED)
+		nat_acknowledge(v, f, other);
+}

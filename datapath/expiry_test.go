@@ -1,0 +1,222 @@
+package datapath
+
+import (
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// outdated is an acknowledgement of the client long before its last one.
+const outdated = 1<<32 + 5001 - 100_000
+
+// onePort leaves a service with one server a single source port.
+func onePort(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} }
+
+// taken reports whether a SYN of another client does not get the only source port.
+func (fx *fixture) taken() bool {
+	fx.t.Helper()
+	fx.forgetPorts()
+	syn := fx.on(1, dptest.TCP, dptest.SYN)
+	syn.Seq, syn.Payload = 1, nil
+	return fx.run(syn.Frame()).reason == "snat_exhausted"
+}
+
+// bare is a segment without data and with these numbers.
+func bare(p dptest.Packet, seq, ack uint32) dptest.Packet {
+	p.Seq, p.Ack, p.Payload = seq, ack, nil
+	return p
+}
+
+// A flow of UDP lives as long as one of its sides sends, and one of TCP as long as the server does, in the kernel and
+// for the garbage collection.
+func TestWhoKeepsAFlow(t *testing.T) {
+	fx := newFixture(t, hookTC, false, onePort)
+	for _, proto := range []lb.Protocol{lb.TCP, lb.UDP} {
+		for _, old := range [][2]time.Duration{{3 * time.Hour, 0}, {0, 3 * time.Hour}, {3 * time.Hour, 3 * time.Hour}} {
+			for _, agent := range []bool{true, false} {
+				fx.reset()
+				fx.service(proto, "b1")
+				live, other := old[1] == 0 || old[0] == 0 && proto == lb.UDP, fx.on(1, dptest.UDP, 0)
+				if proto == lb.UDP {
+					with(func(*fixture) {}, udp, replies(0), udp)(fx)
+				} else {
+					connect(fx)
+					other = bare(fx.on(1, dptest.TCP, dptest.SYN), 1, 0)
+				}
+				fx.age(old[0], old[1])
+				if live {
+					in := fx.fromClient(fx.last.Proto, dptest.ACK*truth(proto == lb.TCP))
+					if r := fx.run(in.Frame()); r.reason != forwarded {
+						t.Errorf("%s: clients idle for %s, servers for %s: %s", proto, old[0], old[1], r.reason)
+					}
+					fx.age(old[0], old[1])
+				}
+				if agent {
+					fx.collect()
+				}
+				r := fx.run(other.Frame())
+				if kept := r.reason == "snat_exhausted"; kept != live {
+					t.Errorf("%s, agent %t: clients idle for %s, servers for %s: kept %t", proto, agent, old[0], old[1],
+						kept)
+				}
+			}
+		}
+	}
+}
+
+// A client alone keeps no source port: neither by old or current acknowledgements of a connection that its server has
+// closed or lost, nor by a SYN, which a server that has lost it answers.
+func TestAClientKeepsNoPortOfALostConnection(t *testing.T) {
+	for _, x := range []struct {
+		name   string
+		closed bool
+		every  time.Duration
+		send   func(fx *fixture) []dptest.Packet
+	}{
+		{"old ACKs after FIN", true, 3 * time.Minute, func(fx *fixture) []dptest.Packet {
+			return []dptest.Packet{bare(fx.fromClient(dptest.TCP, dptest.ACK), 1005, outdated)}
+		}},
+		{"ACKs after FIN", true, 3 * time.Minute, func(fx *fixture) []dptest.Packet {
+			return []dptest.Packet{bare(fx.fromClient(dptest.TCP, dptest.ACK), 1005, 5002)}
+		}},
+		{"old ACKs that the server resets", false, 2 * time.Hour, func(fx *fixture) []dptest.Packet {
+			return []dptest.Packet{bare(fx.fromClient(dptest.TCP, dptest.ACK), 1005, outdated),
+				bare(fx.reply(dptest.RST), outdated, 0)}
+		}},
+		{"SYNs that the server answers", false, 2 * time.Hour, func(fx *fixture) []dptest.Packet {
+			return []dptest.Packet{bare(fx.fromClient(dptest.TCP, dptest.SYN), 1<<30, 0),
+				bare(fx.reply(dptest.SYN|dptest.ACK), 1<<31, 1<<30+1)}
+		}},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			fx := newFixture(t, hookTC, false, onePort)
+			for _, agent := range []bool{true, false} {
+				fx.reset()
+				fx.service(lb.TCP, "b1")
+				connect(fx)
+				first := fx.last
+				if x.closed {
+					fx.run(bare(fx.reply(dptest.FIN|dptest.ACK), 5001, 1005).Frame())
+				}
+				for range 3 {
+					fx.age(x.every, x.every)
+					fx.last = first
+					for _, p := range x.send(fx) {
+						fx.run(p.Frame())
+					}
+					if agent {
+						fx.collect()
+					}
+				}
+				if n := len(fx.confirmed().servers); agent && n > 0 {
+					t.Errorf("%d flows are left", n)
+				}
+				if fx.taken() {
+					t.Errorf("agent %t: another client does not get the port", agent)
+				}
+			}
+		})
+	}
+}
+
+// A connection in which one side sends from time to time, and the other acknowledges, is kept.
+func TestIdleConnectionsAreKept(t *testing.T) {
+	for _, h := range []hook{hookXDP, hookTC} {
+		fx := newFixture(t, h, false, onePort)
+		for name, send := range map[string]func(fx *fixture) []dptest.Packet{
+			"keepalives of the client": func(fx *fixture) []dptest.Packet {
+				return []dptest.Packet{bare(fx.fromClient(dptest.TCP, dptest.ACK), 1004, 5001),
+					bare(fx.reply(dptest.ACK), 5001, 1005)}
+			},
+			"keepalives of the server": func(fx *fixture) []dptest.Packet {
+				return []dptest.Packet{bare(fx.reply(dptest.ACK), 5000, 1005),
+					bare(fx.fromClient(dptest.TCP, dptest.ACK), 1005, 5001)}
+			},
+			"keepalives of a server whose client is lost": func(fx *fixture) []dptest.Packet {
+				return []dptest.Packet{bare(fx.reply(dptest.ACK), 5000, 1005)}
+			},
+		} {
+			fx.reset()
+			fx.service(lb.TCP, "b1")
+			connect(fx)
+			first := fx.last
+			for range 5 {
+				fx.age(2*time.Hour, 2*time.Hour)
+				fx.last = first
+				for _, p := range send(fx) {
+					if r := fx.run(p.Frame()); r.reason != forwarded {
+						t.Fatalf("%s: %s: %s", h, name, r.reason)
+					}
+				}
+				fx.collect()
+			}
+			if len(fx.confirmed().servers) != 1 || !fx.taken() {
+				t.Errorf("%s: %s: the flow is gone", h, name)
+			}
+		}
+	}
+}
+
+// The timeout of a connection that is closed begins with the packet that closes it, also when it was idle before, and
+// before the server has acknowledged it.
+func TestTimeoutsBeginWithTheClose(t *testing.T) {
+	fx := newFixture(t, hookTC, false, onePort)
+	for name, send := range map[string]func(fx *fixture) []dptest.Packet{
+		"FIN of the client": func(fx *fixture) []dptest.Packet {
+			return []dptest.Packet{bare(fx.fromClient(dptest.TCP, dptest.FIN|dptest.ACK), 1005, 5001)}
+		},
+		"RST of the client": func(fx *fixture) []dptest.Packet {
+			return []dptest.Packet{bare(fx.fromClient(dptest.TCP, dptest.RST), 1005, 0)}
+		},
+		"RST of the server": func(fx *fixture) []dptest.Packet {
+			return []dptest.Packet{bare(fx.reply(dptest.RST), 5001, 0)}
+		},
+	} {
+		fx.reset()
+		fx.service(lb.TCP, "b1")
+		connect(fx)
+		fx.age(time.Hour, time.Hour)
+		for _, p := range send(fx) {
+			fx.run(p.Frame())
+		}
+		fx.collect()
+		if len(fx.confirmed().servers) != 1 || !fx.taken() {
+			t.Errorf("%s: the flow is gone at once", name)
+		}
+	}
+}
+
+// A server that closed first keeps the connection in TIME_WAIT from the FIN of the client on, however long that took.
+func TestAPortRestsFromTheLastFIN(t *testing.T) {
+	fx := newFixture(t, hookTC, false, onePort)
+	fx.service(lb.TCP, "b1")
+	connect(fx)
+	fx.run(bare(fx.reply(dptest.FIN|dptest.ACK), 5001, 1005).Frame())
+	fx.age(200*time.Second, 200*time.Second)
+	fx.run(bare(fx.fromClient(dptest.TCP, dptest.FIN|dptest.ACK), 1005, 5002).Frame())
+	fx.age(50*time.Second, 50*time.Second)
+	fx.collect()
+	if !fx.taken() {
+		t.Error("after 50 s another client got the port")
+	}
+}
+
+// A RST of the server that its client challenges shortens no timeout for longer.
+func TestAChallengedRSTOfTheServer(t *testing.T) {
+	for _, h := range []hook{hookXDP, hookTC} {
+		fx := newFixture(t, h, false, onePort)
+		fx.service(lb.TCP, "b1")
+		connect(fx)
+		for _, p := range []dptest.Packet{bare(fx.reply(dptest.RST), 6001, 0),
+			bare(fx.fromClient(dptest.TCP, dptest.ACK), 1005, 5001)} {
+			fx.run(p.Frame())
+		}
+		fx.age(time.Hour, time.Hour)
+		fx.collect()
+		if len(fx.confirmed().servers) != 1 || !fx.taken() {
+			t.Errorf("%s: the flow is gone after an hour", h)
+		}
+	}
+}
