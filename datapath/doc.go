@@ -43,7 +43,8 @@
 // (services.settle). Hints of what a port is used for spare a SYN most of these lookups (bpf/snat.h). When half-open
 // flows have the six, the oldest of them is replaced. An ACK whose entry was replaced is refused: rebuilding it would
 // let a flood of ACKs take ports, and reach the servers. SYN cookies are not used, because the datapath does not end
-// connections: a server that needs them sends its own, which the ACK confirms.
+// connections: a server that needs them sends its own, which the ACK confirms. Each SYN gets another cookie, also a
+// forged one, so the entry keeps the first and the last number of the server, and either confirms.
 //
 // RST and FIN count by the last numbers of both sides (RFC 5961). A RST with the exact number ends the flow; in the
 // window it shortens the timeout until either side sends again; outside nothing changes. All are forwarded, and the

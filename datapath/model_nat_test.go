@@ -101,15 +101,16 @@ func (m *model) knownHalfOpen(p dptest.Packet, s segment, e *entry) prediction {
 		}
 		delete(m.half, key)
 		m.clients[s.way] = &entry{to: key.back(), end: s.last(), ack: s.number, state: state, fin: fin}
-		m.servers[key] = &entry{to: s.way.back(), end: s.number, ack: clientTag, state: state}
+		m.servers[key] = &entry{to: s.way.back(), end: s.number, ack: clientTag, state: state,
+			unknown: s.proto == dptest.SCTP && s.number != e.end}
 	})
 }
 
 func (m *model) confirms(s segment, e *entry) bool {
 	if s.proto == dptest.SCTP {
-		return s.number == e.end
+		return s.number == e.end || e.again && s.number == e.last
 	}
-	return s.number-e.end >= 1 && s.number-e.end <= 0x10000
+	return s.number-e.end >= 1 && s.number-e.end <= 0x10000 || e.again && s.number == e.last+1
 }
 
 // known is for packets of the client of any other flow.
@@ -161,8 +162,11 @@ func (m *model) repliedHalfOpen(p dptest.Packet, s segment, e *entry) prediction
 			if e.refusedBy(s) {
 				e.state = syFlowStateFLOW_CLOSED
 			}
-		case s.syn && s.ack && !s.fin && e.state == syFlowStateFLOW_HALF_OPEN:
+		case !s.syn || !s.ack || s.fin || e.state != syFlowStateFLOW_HALF_OPEN:
+		case !e.answered:
 			e.answered, e.end, e.ack = true, s.seq, s.number
+		case e.end != s.seq:
+			e.again, e.last = true, s.seq
 		}
 	})
 }
@@ -190,7 +194,7 @@ func (e *entry) refusedBy(s segment) bool {
 	case s.proto == dptest.SCTP:
 		return s.number == e.clientEnd-1
 	case e.answered:
-		return s.seq == e.end+1
+		return s.seq == e.end+1 || e.again && s.seq == e.last+1
 	default:
 		return s.ack && s.number == e.clientEnd
 	}
@@ -217,6 +221,12 @@ func (m *model) follows(s segment, e, other *entry) {
 		if other != nil {
 			set(other)
 		}
+	}
+	if e.unknown && s.rst {
+		return
+	}
+	if e.unknown {
+		e.ack, e.unknown = s.number, false
 	}
 	if s.rst {
 		switch ends, doubted := e.resets(s, other); {

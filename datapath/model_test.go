@@ -36,8 +36,13 @@ type entry struct {
 	end, ack        uint32
 	state           syFlowState
 	reset, answered bool
-	fin             syFin
-	clientEnd       uint32 // half-open: the number after the SYN
+	// again: a half-open flow with several answers of the server; last is the number of the last one.
+	again bool
+	last  uint32
+	// unknown: of a server, its numbers follow from its next packet.
+	unknown   bool
+	fin       syFin
+	clientEnd uint32 // half-open: the number after the SYN
 }
 
 // prediction is the expected result of a packet.

@@ -104,14 +104,20 @@ static __always_inline struct flow *decide_reply(const struct pkt *p, struct ver
 
 /* flow_confirms reports whether the client received what the server chose: a sequence number (TCP) or a tag
  * (SCTP). */
-static __always_inline int flow_confirms(const struct pkt *p, const struct flow *f)
+static __always_inline int flow_confirms(const struct pkt *p, const struct verdict *v, const struct flow *f)
 {
+	int tcp = p->key.proto != IPPROTO_SCTP;
+	struct server_flow *s;
+
 	if (!f->answered)
 		return 0;
-	if (p->key.proto == IPPROTO_SCTP)
-		return p->ack == f->end;
 	/* Until it receives this, the server may have sent up to a window. */
-	return p->ack - f->end - 1 <= 0xffff;
+	if (p->ack - f->end - tcp <= (tcp ? 0xffff : 0))
+		return 1;
+	if (f->answered != ANSWERED_AGAIN)
+		return 0;
+	s = bpf_map_lookup_elem(&sy_halfopen_servers, &v->server);
+	return s && p->ack == s->client_end + tcp;
 }
 
 /* A packet of the client of a half-open flow. It confirms the flow when it acknowledges the server's number. */
@@ -123,7 +129,7 @@ static __always_inline struct flow *decide_half_open(const struct pkt *p, struct
 		return verdict_forward(v, f, COMMIT_CLOSE);
 	if (!(p->flags & TCP_ACK)) /* a repeated SYN */
 		return verdict_forward(v, f, COMMIT_TOUCH);
-	if (!flow_confirms(p, f))
+	if (!flow_confirms(p, v, f))
 		return verdict_set(v, ACTION_DROP, REASON_BAD_ACK);
 	return verdict_forward(v, f, COMMIT_CONFIRM);
 }

@@ -136,6 +136,7 @@ static __always_inline void nat_confirm(struct scratch *scratch, const struct fl
 	const struct pkt *p = &scratch->p;
 	struct verdict *v = &scratch->v;
 	__u8 state = p->flags & TCP_FIN ? FLOW_CLOSING : FLOW_ESTABLISHED;
+	int sctp = p->key.proto == IPPROTO_SCTP;
 
 	scratch->client = (struct client_flow){ .f = { .end = p->seq + p->payload + (p->flags & TCP_FIN),
 						       .ack = p->ack,
@@ -145,9 +146,11 @@ static __always_inline void nat_confirm(struct scratch *scratch, const struct fl
 						       .answered = 1,
 						       .generation = v->generation } };
 	scratch->server = (struct server_flow){ .f = { .end = p->ack,
-						       .ack = p->key.proto == IPPROTO_SCTP ? f->ack : p->seq,
+						       .ack = sctp ? f->ack : p->seq,
 						       .seen = v->now,
 						       .state = state,
+						       /* the last answer may have another tag */
+						       .doubt = sctp && p->ack != f->end ? DOUBT_NUMBERS : 0,
 						       .answered = 1,
 						       .generation = v->generation },
 						.client = v->client,
@@ -229,7 +232,7 @@ static __always_inline int nat_refuses(const struct pkt *p, const struct server_
 	if (p->key.proto == IPPROTO_SCTP)
 		return p->ack == (s->f.answered ? s->f.ack : s->client_end - 1);
 	if (s->f.answered)
-		return p->seq == s->f.end + 1;
+		return p->seq == s->f.end + 1 || (s->f.answered == ANSWERED_AGAIN && p->seq == s->client_end + 1);
 	return p->flags & TCP_ACK && p->ack == s->client_end;
 }
 
@@ -242,14 +245,22 @@ static __always_inline void nat_write_half_open(const struct pkt *p, const struc
 	if (v->commit == COMMIT_ANSWER) {
 		if (f->state != FLOW_HALF_OPEN) /* the client may have another half-open flow by now */
 			return;
-		f->answered = 1;
-		f->end = p->seq;
-		f->ack = p->ack;
-		return;
+		if (!f->answered) {
+			f->answered = 1;
+			f->end = p->seq;
+			f->ack = p->ack;
+		}
+		if (f->end == p->seq)
+			return;
 	}
 	s = bpf_map_lookup_elem(&sy_halfopen_servers, &v->server);
 	if (!s)
 		return;
+	if (v->commit == COMMIT_ANSWER) {
+		f->answered = ANSWERED_AGAIN;
+		s->client_end = p->seq;
+		return;
+	}
 	if (v->reply) {
 		if (p->flags & TCP_RST && nat_refuses(p, s))
 			nat_set_state(v, f, 0, FLOW_CLOSED);
@@ -257,7 +268,7 @@ static __always_inline void nat_write_half_open(const struct pkt *p, const struc
 	}
 	if (v->commit == COMMIT_CLOSE && nat_ends_half_open(p, s))
 		nat_set_state(v, f, 0, FLOW_CLOSED);
-	else if (pkt_opens_flow(p))
+	else if (pkt_opens_flow(p) && f->answered != ANSWERED_AGAIN)
 		s->client_end = p->seq + p->payload + 1;
 }
 

@@ -35,6 +35,10 @@ enum flow_doubt {
 	DOUBT_NUMBERS, /* end and ack: the flow is of an earlier version, which does not store both */
 };
 
+/* Of a half-open flow: the server has answered more than once, with different numbers, because it sends SYN cookies, or
+ * is one of SCTP, and got a SYN or INIT that others have forged. client_end is the last of its numbers. */
+#define ANSWERED_AGAIN 2
+
 /* What both entries begin with: the state of one side of the flow. */
 struct flow {
 	__u32 end; /* TCP: sequence number after the last byte of this side; server, half-open: its first one */
@@ -43,7 +47,7 @@ struct flow {
 	__u8 state; /* enum flow_state */
 	__u8 fin; /* enum fin */
 	__u8 doubt; /* enum flow_doubt */
-	__u8 answered; /* 1: the server has answered */
+	__u8 answered; /* 1: the server has answered; ANSWERED_AGAIN */
 	__u32 generation; /* of the backend, when the flow was last found not to have ended (flow_ended) */
 };
 
@@ -58,7 +62,8 @@ struct server_flow {
 	struct flow f;
 	struct client_key client;
 	__u32 backend; /* id */
-	__u32 client_end; /* half-open: sequence number after the SYN of the client; closed: its last timestamp */
+	/* half-open: sequence number after the SYN of the client, or see ANSWERED_AGAIN; closed: its last timestamp */
+	__u32 client_end;
 };
 
 /* Places of flows, by which flows are found that have expired (reclaim.h). Unused ones are zero. */
