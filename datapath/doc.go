@@ -113,8 +113,8 @@
 //
 // Each first datagram of a flow would ask the earlier nodes for ever, because nothing marks it. So slots of UDP forget
 // them after timeout_udp (services.settle). Until then each live flow had a datagram that the node of the slot relayed,
-// and did not get back: it remembers those in sy_relays, and relays them on. A flow whose client was silent for longer,
-// while its server sent, gets another endpoint.
+// and did not get back: it remembers those in sy_relays, of which a frontend may have as many entries as are free, and
+// relays them on. A flow whose client was silent for longer, while its server sent, gets another endpoint.
 //
 // With affinity the slot follows from the client's address, and a node keeps the backend of a client. A connection of a
 // client that the node of the slot does not know goes to the earlier nodes first, which open it if they know the

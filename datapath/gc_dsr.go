@@ -53,8 +53,9 @@ func (g *flowGC) expiredDSR(k syFlowKey, f syDsrFlow, now time.Duration) bool {
 
 // expireRelays removes the entries of relayed flows that are idle, and the nodes that have none of the frontend's flows
 // any longer, which may be down. Without a node the next datagram opens a flow here.
+// It writes how many entries are left.
 func (g *flowGC) expireRelays(ctx context.Context, now time.Duration) {
-	nodes := g.services.nodes()
+	nodes, relays := g.services.nodes(), map[lb.Frontend]uint32{}
 	err := walkMap(ctx, g.objects.SyRelays, 0, func(k syFlowKey, r syRelay) {
 		f := lb.Frontend{VIP: fromAddr(k.T.Dst), Port: swap(k.T.Dport), Protocol: lb.Protocol(k.Proto)}
 		has, known := nodes[f]
@@ -63,6 +64,7 @@ func (g *flowGC) expireRelays(ctx context.Context, now time.Duration) {
 			return
 		}
 		if has == nil {
+			relays[f]++
 			return
 		}
 		left := syRelay{Seen: r.Seen}
@@ -72,18 +74,22 @@ func (g *flowGC) expireRelays(ctx context.Context, now time.Duration) {
 				left.N++
 			}
 		}
-		switch left.N {
-		case r.N:
-		case 0:
+		if left.N == 0 {
 			g.removeDSR(g.objects.SyRelays, k)
-		default:
+			return
+		}
+		relays[f]++
+		if left.N != r.N {
 			if err := g.objects.SyRelays.Update(k, left, ebpf.UpdateExist); ignoreMissing(err) != nil {
 				g.log.Debug("relayed flow not changed", "err", err)
 			}
 		}
 	})
+	if err == nil {
+		err = g.services.setRelays(relays)
+	}
 	if err != nil {
-		g.log.Error("relayed flows not read", "err", err)
+		g.log.Error("relayed flows not counted", "err", err)
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -70,20 +72,30 @@ func (s *services) flowFrontend(f lb.Frontend, id uint32) uint32 {
 
 // setUDPFlows writes the number of UDP flows of each frontend, and of all.
 func (s *services) setUDPFlows(flows map[uint32]uint32) error {
+	return setShares(s, s.objects.SyUdpShare, flows, func(_ lb.Frontend, id uint32) uint32 { return id })
+}
+
+// setRelays writes the number of relayed flows of each frontend, and of all.
+func (s *services) setRelays(flows map[lb.Frontend]uint32) error {
+	return setShares(s, s.objects.SyRelayShare, flows, func(f lb.Frontend, _ uint32) lb.Frontend { return f })
+}
+
+// setShares writes the numbers of entries of each frontend of UDP, and of all. key is what n has of a frontend.
+func setShares[K comparable](s *services, m *ebpf.Map, n map[K]uint32, key func(f lb.Frontend, id uint32) K) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all := uint32(0)
-	for _, n := range flows {
-		all += n
+	for _, entries := range n {
+		all += entries
 	}
-	if err := s.objects.SyUdpShare.Put(uint32(maxFrontends), all); err != nil {
+	if err := m.Put(uint32(maxFrontends), all); err != nil {
 		return err
 	}
 	for f, state := range s.frontends {
 		if f.Protocol != lb.UDP {
 			continue
 		}
-		if err := s.objects.SyUdpShare.Put(state.id, flows[state.id]); err != nil {
+		if err := m.Put(state.id, n[key(f, state.id)]); err != nil {
 			return err
 		}
 	}

@@ -680,6 +680,7 @@ const (
 	syMapSyPortRanges        = "sy_port_ranges"
 	syMapSyProbes            = "sy_probes"
 	syMapSyProgs             = "sy_progs"
+	syMapSyRelayShare        = "sy_relay_share"
 	syMapSyRelays            = "sy_relays"
 	syMapSyScratch           = "sy_scratch"
 	syMapSyServers           = "sy_servers"
@@ -809,6 +810,7 @@ type syMapSpecs struct {
 	SyPortRanges      *ebpf.MapSpec `ebpf:"sy_port_ranges"`
 	SyProbes          *ebpf.MapSpec `ebpf:"sy_probes"`
 	SyProgs           *ebpf.MapSpec `ebpf:"sy_progs"`
+	SyRelayShare      *ebpf.MapSpec `ebpf:"sy_relay_share"`
 	SyRelays          *ebpf.MapSpec `ebpf:"sy_relays"`
 	SyScratch         *ebpf.MapSpec `ebpf:"sy_scratch"`
 	SyServers         *ebpf.MapSpec `ebpf:"sy_servers"`
@@ -904,6 +906,7 @@ type syMaps struct {
 	SyPortRanges      *ebpf.Map `ebpf:"sy_port_ranges"`
 	SyProbes          *ebpf.Map `ebpf:"sy_probes"`
 	SyProgs           *ebpf.Map `ebpf:"sy_progs"`
+	SyRelayShare      *ebpf.Map `ebpf:"sy_relay_share"`
 	SyRelays          *ebpf.Map `ebpf:"sy_relays"`
 	SyScratch         *ebpf.Map `ebpf:"sy_scratch"`
 	SyServers         *ebpf.Map `ebpf:"sy_servers"`
@@ -955,6 +958,7 @@ func (m *syMaps) Close() error {
 		m.SyPortRanges,
 		m.SyProbes,
 		m.SyProgs,
+		m.SyRelayShare,
 		m.SyRelays,
 		m.SyScratch,
 		m.SyServers,

@@ -139,7 +139,7 @@ static __always_inline int act_tc(struct __sk_buff *skb, struct scratch *s, stru
 		if (p->l3 != sizeof(struct ethhdr))
 			r = route_drop(v, REASON_VLAN_STACKED);
 	}
-	if (r != ROUTE_NONE || v->commit == COMMIT_PMTU)
+	if (r != ROUTE_NONE || v->commit == COMMIT_PMTU || (local_delivery && v->commit == COMMIT_FORGET))
 		commit(f);
 	if (v->action == ACTION_DECAP)
 		n = decap_parse((void *)(long)skb->data, (void *)(long)skb->data_end, p, v, &type);

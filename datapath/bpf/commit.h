@@ -27,14 +27,26 @@ static __always_inline void frag_learn(const struct pkt *p)
 	bpf_map_update_elem(&sy_frags, &k, &f, BPF_ANY);
 }
 
-/* relay_learn stores the nodes that a datagram is sent to, without the last one, which is this node. */
+/* relay_forget removes what relay_learn has stored. */
+static __always_inline void relay_forget(const struct pkt *p, const struct verdict *v)
+{
+	if (!bpf_map_delete_elem(&sy_relays, &p->key))
+		share_add(&sy_relay_share, v->client.frontend, -1);
+}
+
+/* relay_learn stores the nodes that a datagram is sent to, without the last one, which is this node; unless it is new,
+ * and its frontend has its share of entries. */
 static __always_inline void relay_learn(const struct pkt *p, const struct verdict *v)
 {
 	struct relay r = { .next = { v->t.dst, v->chain.next[0], v->chain.next[1] },
 			   .n = v->chain.n,
 			   .seen = flow_clock() };
 
-	bpf_map_update_elem(&sy_relays, &p->key, &r, BPF_ANY);
+	if (!bpf_map_update_elem(&sy_relays, &p->key, &r, BPF_EXIST) ||
+	    share_is_full(&sy_relay_share, v->client.frontend, RELAYS))
+		return;
+	if (!bpf_map_update_elem(&sy_relays, &p->key, &r, BPF_NOEXIST))
+		share_add(&sy_relay_share, v->client.frontend, 1);
 }
 
 static __always_inline void flow_write(struct scratch *scratch, struct flow *f)
@@ -51,12 +63,16 @@ static __always_inline void flow_write(struct scratch *scratch, struct flow *f)
 		relay_learn(p, v);
 		return;
 	}
+	if (local_delivery && v->commit == COMMIT_FORGET) {
+		relay_forget(p, v);
+		return;
+	}
 	if (v->commit >= COMMIT_DSR_MARK)
 		dsr_write(p, v, now);
 	if (v->commit == COMMIT_OPEN) {
 		nat_write_open(scratch);
 		if (local_delivery && !pkt_is_stream(p)) /* no earlier node has the flow */
-			bpf_map_delete_elem(&sy_relays, &p->key);
+			relay_forget(p, v);
 		if (v->commit == COMMIT_OPEN)
 			flow_opened(p, v, now);
 	}

@@ -178,6 +178,28 @@ static __always_inline int flows_unattended(int stream, __u32 now)
 	return c && collector_is_away(c, now);
 }
 
+/* share_is_full reports whether a frontend has as many of the entries of a table as are free. shares has the numbers of
+ * entries by frontend id, and of all of them (SHARE_ALL). */
+static __always_inline int share_is_full(void *shares, __u32 frontend, __u32 entries)
+{
+	__u32 all = SHARE_ALL, *n = bpf_map_lookup_elem(shares, &frontend), *sum = bpf_map_lookup_elem(shares, &all);
+
+	return n && sum && *n && *n + *sum >= entries;
+}
+
+/* share_add changes the numbers of entries of a frontend and of all by n. */
+static __always_inline void share_add(void *shares, __u32 frontend, int n)
+{
+	__u32 key = frontend, *count = bpf_map_lookup_elem(shares, &key);
+
+	if (count && (n > 0 || *count > 0))
+		__sync_fetch_and_add(count, n);
+	key = SHARE_ALL;
+	count = bpf_map_lookup_elem(shares, &key);
+	if (count && (n > 0 || *count > 0))
+		__sync_fetch_and_add(count, n);
+}
+
 /* frag_join sets the ports of a later fragment from the first one. */
 static __always_inline void frag_join(struct pkt *p)
 {

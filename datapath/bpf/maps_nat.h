@@ -77,7 +77,7 @@ struct {
 
 /* Flows of UDP by frontend id, and of all frontends. A frontend may have as many as entries are free, so k floods leave
  * one part in k + 1. Exact after each walk of the agent. */
-#define UDP_SHARE_ALL MAX_FRONTENDS
+#define SHARE_ALL MAX_FRONTENDS
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__type(key, __u32);

@@ -263,10 +263,7 @@ static __always_inline struct backend *backend_select(const struct pkt *p, struc
 
 static __always_inline int udp_share_is_full(__u32 frontend)
 {
-	__u32 all = UDP_SHARE_ALL, *n = bpf_map_lookup_elem(&sy_udp_share, &frontend);
-	__u32 *sum = bpf_map_lookup_elem(&sy_udp_share, &all);
-
-	return n && sum && *n && *n + *sum >= udp_flows;
+	return share_is_full(&sy_udp_share, frontend, udp_flows);
 }
 
 /* snat_choose_anew chooses a source that does not follow from the hash. */

@@ -25,14 +25,7 @@ static __always_inline long flow_delete_server(const struct server_key *k, int s
 /* udp_share_add changes the numbers of UDP flows of a frontend and of all by n. */
 static __always_inline void udp_share_add(__u32 frontend, int n)
 {
-	__u32 key = frontend, *count = bpf_map_lookup_elem(&sy_udp_share, &key);
-
-	if (count && (n > 0 || *count > 0))
-		__sync_fetch_and_add(count, n);
-	key = UDP_SHARE_ALL;
-	count = bpf_map_lookup_elem(&sy_udp_share, &key);
-	if (count && (n > 0 || *count > 0))
-		__sync_fetch_and_add(count, n);
+	share_add(&sy_udp_share, frontend, n);
 }
 
 /* flow_remove removes the flow that has the key of a server. The entry of its client stays when it is of another flow:

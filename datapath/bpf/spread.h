@@ -6,6 +6,8 @@
 #pragma once
 #include "dsr.h"
 
+#define RELAYS 65536
+
 /* Flows of datagrams that this node did not know and relayed to the earlier nodes of their slot. An entry is removed
  * when none of them knows the flow either. After timeout_udp slots forget their earlier nodes, and these entries are
  * what remains: live flows are still relayed, and new ones ask no other node. */
@@ -14,8 +16,17 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct flow_key);
 	__type(value, struct relay);
-	__uint(max_entries, 65536);
+	__uint(max_entries, RELAYS);
 } sy_relays SEC(".maps");
+
+/* Entries of sy_relays by frontend id, and of all frontends. A frontend may have as many as are free, so a flood of one
+ * leaves room for others. Exact after each walk of the agent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, MAX_FRONTENDS + 1);
+} sy_relay_share SEC(".maps");
 
 /* spread_append adds a node to the list; the first one becomes the destination. */
 static __always_inline void spread_append(struct verdict *v, const struct addr *a)
@@ -192,13 +203,19 @@ static __always_inline struct flow *spread_relay(const struct pkt *p, struct ver
 	return spread_send(v);
 }
 
-/* spread_open is for the last node of the list: it opens the flow or drops the packet. */
+/* spread_open is for the last node of the list: it opens the flow or drops the packet. In both cases no earlier node
+ * has the flow. */
 static __always_inline struct flow *spread_open(const struct pkt *p, struct verdict *v, struct frontend *local)
 {
-	if (!local)
-		return verdict_set(v, ACTION_DROP, REASON_NO_LOCAL_BACKEND);
-	v->frontend = local->id;
-	return decide_new(p, v, local);
+	if (local) {
+		v->frontend = local->id;
+		decide_new(p, v, local);
+	} else {
+		verdict_set(v, ACTION_DROP, REASON_NO_LOCAL_BACKEND);
+	}
+	if (!pkt_is_stream(p) && v->action != ACTION_FORWARD)
+		v->commit = COMMIT_FORGET;
+	return 0;
 }
 
 static __always_inline struct flow *decide_spread(const struct pkt *p, struct verdict *v, struct frontend *fe,

@@ -333,6 +333,7 @@ enum commit {
 	COMMIT_CLOSE, /* FIN or RST */
 	COMMIT_PMTU, /* store a path MTU */
 	COMMIT_RELAY, /* store which nodes may have a flow of datagrams */
+	COMMIT_FORGET, /* remove that: the packet is dropped, and no node has its flow */
 	/* Flows by direct return. */
 	COMMIT_DSR_MARK, /* set the pending bit of the flow */
 	COMMIT_DSR_OPEN, /* new half-open flow, and its pending bit */
