@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -52,13 +53,13 @@ func (g *flowGC) expiredDSR(k syFlowKey, f syDsrFlow, now time.Duration) bool {
 }
 
 // expireRelays removes the entries of relayed flows that are idle, and the nodes that have none of the frontend's flows
-// any longer, which may be down. Without a node the next datagram opens a flow here.
-// It writes how many entries are left.
+// any longer, which may be down. Without a node the next datagram opens a flow here. It writes how many entries are
+// left.
 func (g *flowGC) expireRelays(ctx context.Context, now time.Duration) {
-	nodes, relays := g.services.nodes(), map[lb.Frontend]uint32{}
+	nodes, relays := sync.OnceValue(g.services.nodes), map[lb.Frontend]uint32{} // most hosts have no entry
 	err := walkMap(ctx, g.objects.SyRelays, 0, func(k syFlowKey, r syRelay) {
 		f := lb.Frontend{VIP: fromAddr(k.T.Dst), Port: swap(k.T.Dport), Protocol: lb.Protocol(k.Proto)}
-		has, known := nodes[f]
+		has, known := nodes()[f]
 		if idle(now, r.Seen) > g.limits.UDP || !known {
 			g.removeDSR(g.objects.SyRelays, k)
 			return

@@ -136,8 +136,8 @@ func (r *routers) ask(all []router, entries neighbours) {
 	}
 }
 
-// first returns at most maxAsked of the routers: those that have not answered, and then those that were not asked for the
-// longest time.
+// first returns at most maxAsked of the routers: those that have not answered, and then those that were not asked for
+// the longest time.
 func (r *routers) first(all []router) []router {
 	slices.SortStableFunc(all, func(x, y router) int {
 		a, b := r.known[x], r.known[y]
