@@ -150,6 +150,7 @@ func New(o Options) (*Agent, error) {
 	}
 	dp, err := o.open(dpOptions)
 	if err != nil {
+		a.keys.close()
 		return nil, err
 	}
 	a.datapath, a.reloader.setKeys = dp, dp.SetTunnelKeys

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/renameio/v2"
+	"k8s.io/klog/v2"
 
 	"github.com/steelyard-lb/steelyard/datapath"
 	"github.com/steelyard-lb/steelyard/lb/kube"
@@ -55,19 +56,21 @@ func openClusterKeys(o Options) (*clusterKeys, error) {
 	if err != nil {
 		c.log.Warn("tunnel keys of an earlier run not read", "err", err)
 	}
+	klog.SetSlogLogger(c.log)
 	client, err := newClient(o.Config.Kubernetes.Kubeconfig, o.Version, 0, o.api.dial)
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}
 	c.keeper = kube.NewKeyKeeper(kube.KeyOptions{Client: client, Namespace: ownNamespace(), Log: c.log}, known)
-	timeout := firstKeysTimeout
+	var keys kube.Keys
 	if known != nil {
-		timeout = knownKeysTimeout
+		keys, err = within(knownKeysTimeout, c.keeper.Resume)
+	} else {
+		keys, err = within(firstKeysTimeout, c.keeper.First)
 	}
-	keys, err := c.first(timeout)
 	if errors.Is(err, kube.ErrNoKeys) && known == nil {
 		c.log.Info("waits for the tunnel keys", "err", err)
-		keys, err = c.first(makeKeysTimeout)
+		keys, err = within(makeKeysTimeout, c.keeper.First)
 	}
 	switch {
 	case err == nil:
@@ -84,11 +87,18 @@ func openClusterKeys(o Options) (*clusterKeys, error) {
 	return c, nil
 }
 
-// first returns the keys of the Secret.
-func (c *clusterKeys) first(timeout time.Duration) (kube.Keys, error) {
+// within returns the keys of the Secret.
+func within(timeout time.Duration, read func(context.Context) (kube.Keys, error)) (kube.Keys, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	return c.keeper.First(ctx)
+	return read(ctx)
+}
+
+// close ends what openClusterKeys has begun, when the task has not been run.
+func (c *clusterKeys) close() {
+	if c != nil {
+		c.keeper.Close()
+	}
 }
 
 // tunnelKeys are the keys of the cluster for the datapath.

@@ -111,10 +111,14 @@ func TestStartsWithoutPermissionForKeys(t *testing.T) {
 // A change of the keys is followed. Another seed takes effect at the next start, and the status says so.
 func TestFollowsTheKeysOfTheCluster(t *testing.T) {
 	dir := t.TempDir()
-	startWith(t, apiServer(t, keysInCluster(keysOf(7, "A"))), dir)
-	now := keysInCluster(keysOf(8, "B"))
-	delete(now, "/api/v1/namespaces/"+defaultNamespace+"/secrets/"+kube.KeySecret) // First does not read it
-	a, dp := startWith(t, apiServer(t, now), dir)
+	a, dp := startWith(t, apiServer(t, keysInCluster(keysOf(7, "A"))), dir)
+	now := apiServer(t, keysInCluster(keysOf(8, "B")))
+	client, err := newClient(now, "", 0, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := kube.KeyOptions{Client: client, Namespace: defaultNamespace, Log: discard}
+	a.keys.keeper = kube.NewKeyKeeper(o, a.keys.known)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- a.keys.task(dp.SetTunnelKeys).run(ctx) }()
@@ -131,6 +135,21 @@ func TestFollowsTheKeysOfTheCluster(t *testing.T) {
 	}
 	if stored, err := a.keys.load(); err != nil || stored.Seed[0] != 8 || dp.options.HashSeed[0] != 7 {
 		t.Errorf("stored %+v, %v; in force %x", stored, err, dp.options.HashSeed)
+	}
+}
+
+// What has changed while the agent did not run is in force when the datapath opens, by a watch alone.
+func TestStartsWithChangedKeys(t *testing.T) {
+	dir := t.TempDir()
+	startWith(t, apiServer(t, keysInCluster(keysOf(7, "A"))), dir)
+	now := keysInCluster(keysOf(8, "B"))
+	delete(now, "/api/v1/namespaces/"+defaultNamespace+"/secrets/"+kube.KeySecret) // it is not read
+	a, dp := startWith(t, apiServer(t, now), dir)
+	if k := dp.options.TunnelKeys; k == nil || string(k.Send) != "the current key B" || dp.options.HashSeed[0] != 8 {
+		t.Errorf("keys %+v, seed %x", k, dp.options.HashSeed)
+	}
+	if p := a.keys.problems(); len(p) > 0 {
+		t.Errorf("problems %q", p)
 	}
 }
 

@@ -123,6 +123,7 @@ func onHangup(ctx context.Context, f func()) {
 
 // close releases the descriptors of the datapath. The kernel continues to forward.
 func (a *Agent) close() {
+	a.keys.close()
 	if err := a.datapath.Close(); err != nil {
 		a.log.Warn("datapath not closed", "err", err)
 	}

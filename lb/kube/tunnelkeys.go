@@ -14,8 +14,6 @@ import (
 	core "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 )
@@ -130,6 +128,7 @@ type KeyKeeper struct {
 	jitter  time.Duration
 	known   *Keys // the last ones used; a deleted Secret is made again from them
 	problem atomic.Pointer[string]
+	watched *keyWatch // nil: the Secret is not watched
 }
 
 // NewKeyKeeper returns a KeyKeeper. known are the keys that this node has from an earlier run, or nil.
@@ -258,47 +257,22 @@ func (k *KeyKeeper) create(ctx context.Context) (Keys, error) {
 
 // Run follows the Secret until ctx ends. use puts keys in force; it is called for each change.
 func (k *KeyKeeper) Run(ctx context.Context, use func(Keys) error) error {
-	factory := informers.NewSharedInformerFactoryWithOptions(k.o.Client, 0, informers.WithNamespace(k.o.Namespace),
-		informers.WithTweakListOptions(func(l *meta.ListOptions) {
-			// With a Role for this name only, the API server permits no other list.
-			l.FieldSelector = fields.OneTermEqualSelector("metadata.name", KeySecret).String()
-		}))
-	informer := factory.Core().V1().Secrets().Informer()
-	changed := make(chan struct{}, 1)
-	touch := func(any) {
-		select {
-		case changed <- struct{}{}:
-		default:
-		}
-	}
-	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: touch, UpdateFunc: func(_, x any) { touch(x) }, DeleteFunc: touch,
-	})
-	err = errors.Join(err, informer.SetWatchErrorHandlerWithContext(
-		func(ctx context.Context, r *cache.Reflector, err error) {
-			if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
-				if k.Problem() == "" { // once; the default handler logs each attempt
-					k.report(err)
-				}
-				return
-			}
-			cache.DefaultWatchErrorHandler(ctx, r, err)
-		}))
+	w, err := k.watch()
 	if err != nil {
-		return fmt.Errorf("watch the tunnel keys: %w", err)
+		return err
 	}
-	factory.Start(ctx.Done())
-	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+	defer k.Close()
+	if !cache.WaitForCacheSync(ctx.Done(), w.informer.HasSynced) {
 		return nil
 	}
 	check := time.NewTicker(keyCheck)
 	defer check.Stop()
 	for {
-		k.report(k.follow(ctx, informer.GetStore(), use))
+		k.report(k.follow(ctx, w.informer.GetStore(), use))
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-changed:
+		case <-w.changed:
 		case <-check.C:
 		}
 	}

@@ -1,0 +1,112 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
+)
+
+// keyWatch watches the Secret with the tunnel keys.
+type keyWatch struct {
+	informer cache.SharedIndexInformer
+	changed  chan struct{}
+	refused  atomic.Pointer[error] // why the API server does not permit it; nil: not known to be so
+	end      context.CancelFunc
+}
+
+// watch starts to watch the Secret, unless it is watched already.
+func (k *KeyKeeper) watch() (*keyWatch, error) {
+	if k.watched != nil {
+		return k.watched, nil
+	}
+	factory := informers.NewSharedInformerFactoryWithOptions(k.o.Client, 0, informers.WithNamespace(k.o.Namespace),
+		informers.WithTweakListOptions(func(l *meta.ListOptions) {
+			// With a Role for this name only, the API server permits no other list.
+			l.FieldSelector = fields.OneTermEqualSelector("metadata.name", KeySecret).String()
+		}))
+	w := &keyWatch{informer: factory.Core().V1().Secrets().Informer(), changed: make(chan struct{}, 1)}
+	touch := func(any) {
+		select {
+		case w.changed <- struct{}{}:
+		default:
+		}
+	}
+	_, err := w.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc: touch, UpdateFunc: func(_, x any) { touch(x) }, DeleteFunc: touch,
+	})
+	err = errors.Join(err, w.informer.SetWatchErrorHandlerWithContext(
+		func(ctx context.Context, r *cache.Reflector, err error) {
+			if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
+				w.refused.Store(&err)
+				if k.Problem() == "" { // once; the default handler logs each attempt
+					k.report(err)
+				}
+				return
+			}
+			cache.DefaultWatchErrorHandler(ctx, r, err)
+		}))
+	if err != nil {
+		return nil, fmt.Errorf("watch the tunnel keys: %w", err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	w.end, k.watched = cancel, w
+	factory.Start(ctx.Done())
+	return w, nil
+}
+
+// Close ends the watch of a KeyKeeper that does not run.
+func (k *KeyKeeper) Close() {
+	if k.watched != nil {
+		k.watched.end()
+		k.watched = nil
+	}
+}
+
+// errNoAnswer is returned by Resume when the time is over.
+var errNoAnswer = errors.New("the API server has not answered")
+
+// Resume returns the keys of the Secret, as First, to a node that has keys of an earlier run. It makes no Secret, and
+// waits for none. The watch that it begins is that of Run: a restart asks the API server once, not twice.
+func (k *KeyKeeper) Resume(ctx context.Context) (Keys, error) {
+	keys, err := k.resume(ctx)
+	if err == nil {
+		k.known = &keys
+	}
+	if !errors.Is(err, ErrNoKeys) {
+		k.report(err)
+	}
+	return keys, err
+}
+
+func (k *KeyKeeper) resume(ctx context.Context) (Keys, error) {
+	w, err := k.watch()
+	if err != nil {
+		return Keys{}, err
+	}
+	const poll = 10 * time.Millisecond
+	for !w.informer.HasSynced() {
+		if refused := w.refused.Load(); refused != nil {
+			return Keys{}, *refused
+		}
+		if !sleep(ctx, poll) {
+			return Keys{}, errNoAnswer
+		}
+	}
+	x, ok, err := w.informer.GetStore().GetByKey(k.name())
+	switch {
+	case err != nil:
+		return Keys{}, err
+	case !ok:
+		return Keys{}, ErrNoKeys
+	}
+	return parseSecret(x.(*core.Secret))
+}
