@@ -13,6 +13,7 @@ import (
 
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -97,11 +98,43 @@ func TestDaemonSet(t *testing.T) {
 	}
 	c.waitRouted(t, 20*time.Second, slices.Concat(byCluster, byLocal), 0, 1)
 
-	err := c.api.AppsV1().DaemonSets("steelyard").Delete(t.Context(), "steelyard", meta.DeleteOptions{})
+	c.uninstall(t, slices.Concat(byCluster, byLocal))
+}
+
+// uninstall: after the steps of the documentation nothing of ours is left in the Services, and they can be deleted.
+func (c *cluster) uninstall(t *testing.T, vips []netip.Addr) {
+	t.Helper()
+	err := errors.Join(
+		c.api.AppsV1().DaemonSets("steelyard").Delete(t.Context(), "steelyard", meta.DeleteOptions{}),
+		c.api.AppsV1().Deployments("steelyard").Delete(t.Context(), "steelyard", meta.DeleteOptions{}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.waitRouted(t, 30*time.Second, slices.Concat(byCluster, byLocal))
+	c.waitRouted(t, 30*time.Second, vips)
+	labtest.Until(t, 60*time.Second, "the cluster is cleaned up", func() error { // not while an agent assigns addresses
+		_, err := c.control.Run(t.Context(), binary, "cleanup", "--cluster", "--kubeconfig", kube.KubeconfigPath)
+		return err
+	})
+	services, err := c.api.CoreV1().Services("").List(t.Context(), meta.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range services.Items {
+		if n := s.Status.LoadBalancer.Ingress; len(n)+len(s.Finalizers) > 0 {
+			t.Errorf("%s has the addresses %v and the finalizers %q", s.Name, n, s.Finalizers)
+		}
+	}
+	leases, err := c.api.CoordinationV1().Leases("steelyard").List(t.Context(), meta.ListOptions{})
+	if err != nil || len(leases.Items) > 0 {
+		t.Errorf("%v; Leases are left: %+v", err, leases.Items)
+	}
+	_, err = c.api.CoreV1().Secrets("steelyard").Get(t.Context(), "steelyard-tunnel-keys", meta.GetOptions{})
+	if !apierrors.IsNotFound(err) {
+		t.Errorf("the keys of the tunnels: %v; want that they are gone", err)
+	}
+	if len(services.Items) < 2 {
+		t.Errorf("%d Services; want those of the test", len(services.Items))
+	}
 }
 
 // agentsImage is the image of the agent.
