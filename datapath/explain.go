@@ -198,6 +198,9 @@ func (d *Datapath) explainReply(q lb.Question, e *lb.Explanation, x syExplained)
 	if e.Fault == "" {
 		e.Fault = strings.Join(broken, "; ")
 	}
+	if v.node.confirmed { // others may follow from it: a program that drops packets drops ARP replies, too
+		e.Fault = v.node.fault
+	}
 	if e.Fault != "" {
 		say("the client gets no answer: %s", e.Fault)
 	}

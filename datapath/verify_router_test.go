@@ -11,6 +11,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -235,6 +236,31 @@ func TestRouterBecomesSilent(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A program that drops packets drops the answers of routers, too: it is the reason.
+func TestDroppedAnswersHaveAReason(t *testing.T) {
+	fx, x, router := behindRouter(t, false)
+	fx.do(func() error { return dptest.AttachXDP("eth0", dptest.XDPDrop) })
+	v := fx.d.verifier
+	labtest.Until(t, 10*time.Second, "the router does not answer", func() error {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		for at, a := range v.routers.known {
+			if at.addr == router.Addr() && a.failed {
+				return nil
+			}
+		}
+		return errors.New("it does")
+	})
+	q := lb.Question{Client: fx.at("unknown", 40000), To: fx.at("vip", 80), Protocol: lb.TCP}
+	fx.do(func() error {
+		e, err := fx.d.Explain(q)
+		if f := x.of(fx.addr("vip")); !strings.Contains(f, "does not pass packets on") || e.Fault != f {
+			t.Errorf("explain: %q; reported: %q", e.Fault, f)
+		}
+		return err
+	})
 }
 
 // A router that answers requests to all hosts, and none to its own MAC address, stays known all the time.
