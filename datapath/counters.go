@@ -217,3 +217,13 @@ func (s *services) names() (
 	}
 	return frontends, service, backends
 }
+
+// serviceOf returns the service of the frontend of a VIP that has this id.
+func (s *services) serviceOf(vip netip.Addr, id uint32) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f := s.vips[vip][id]; f != nil {
+		return f.service
+	}
+	return ""
+}

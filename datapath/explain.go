@@ -81,9 +81,8 @@ func opening(q lb.Question) []byte {
 
 // name sets the names for the ids in a verdict.
 func (d *Datapath) name(e *lb.Explanation, v syVerdict) {
-	_, services, _ := d.services.names()
 	if v.Counted > 0 {
-		e.Service = services[v.Frontend]
+		e.Service = d.services.serviceOf(e.Address, v.Frontend)
 	}
 	if e.Action != "forward" {
 		return
