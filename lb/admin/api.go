@@ -103,12 +103,13 @@ type Options struct {
 
 // Server serves the API.
 type Server struct {
-	o     Options
-	retry time.Duration // between two attempts to listen
+	o             Options
+	retry         time.Duration // between two attempts to listen
+	watchInterval time.Duration
 }
 
 // New returns a Server that does not listen yet.
-func New(o Options) *Server { return &Server{o, listenRetry} }
+func New(o Options) *Server { return &Server{o, listenRetry, watchInterval} }
 
 // engineTimeout bounds a request to the engine. A snapshot takes milliseconds; an engine that exceeds this is stuck.
 const engineTimeout = 2 * time.Second

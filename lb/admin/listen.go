@@ -23,6 +23,8 @@ const (
 	connections = 256
 	// listenRetry is the time between two attempts to listen.
 	listenRetry = 5 * time.Second
+	// watchInterval is the time between two looks whether the path of the socket is still that of the listener.
+	watchInterval = time.Second
 )
 
 // Run listens and serves until ctx ends. A socket that cannot be opened is a problem, and is tried again; it does not
@@ -53,8 +55,13 @@ func (s *Server) serve(ctx context.Context, part string, h http.Handler, listen 
 		if err == nil {
 			server := limit.Server(h, s.o.Log)
 			stop := context.AfterFunc(ctx, func() { server.Close() })
+			lost := s.watch(ctx, l, server)
 			err = server.Serve(l)
 			stop()
+			if lost := lost(); lost != nil && ctx.Err() == nil {
+				s.o.Problem(part, lost)
+				continue
+			}
 			if ctx.Err() == nil {
 				s.o.Problem(part, err)
 			}
@@ -64,6 +71,46 @@ func (s *Server) serve(ctx context.Context, part string, h http.Handler, listen 
 			return
 		case <-time.After(s.retry):
 		}
+	}
+}
+
+// watch ends a server, but not the requests that it has, when its unix socket has another path or none: no client finds
+// it any more. The returned function ends the watch, and returns why the server was ended; nil: it was not.
+func (s *Server) watch(ctx context.Context, l net.Listener, server *http.Server) (end func() error) {
+	socket, ok := l.(*reserved)
+	if !ok {
+		return func() error { return nil }
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var lost error
+	watching := make(chan struct{})
+	go func() {
+		defer close(watching)
+		tick := time.NewTicker(s.watchInterval)
+		defer tick.Stop()
+		for lost == nil {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				lost = socket.lost()
+			}
+		}
+		go shutdown(server)
+	}()
+	return func() error {
+		cancel()
+		<-watching
+		return lost
+	}
+}
+
+// shutdown ends a server. The requests that it has get their answers.
+func shutdown(server *http.Server) {
+	ctx, cancel := context.WithTimeout(context.Background(), clientTimeout)
+	defer cancel()
+	if server.Shutdown(ctx) != nil {
+		server.Close()
 	}
 }
 
@@ -113,5 +160,10 @@ func listenUnix(path string) (net.Listener, error) {
 		l.Close()
 		return nil, fmt.Errorf("set the mode of the API socket: %w", err)
 	}
-	return newReserved(l), nil
+	made, err := os.Lstat(path)
+	if err != nil {
+		l.Close()
+		return nil, fmt.Errorf("find the API socket: %w", err)
+	}
+	return newReserved(l, made), nil
 }

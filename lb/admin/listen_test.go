@@ -85,6 +85,77 @@ func TestListeners(t *testing.T) {
 	}
 }
 
+// A socket that was removed from under the agent is made again, but not in place of that of another agent.
+func TestSocketIsMadeAgain(t *testing.T) {
+	o := options(t)
+	o.Socket = filepath.Join(t.TempDir(), "run", "s")
+	var mu sync.Mutex
+	var problem error
+	failed := map[string]bool{}
+	o.Problem = func(_ string, err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if problem = err; err != nil {
+			failed[strings.SplitAfter(err.Error(), "removed")[0]] = true
+		}
+	}
+	is := func(want string) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return want == "" && problem == nil || problem != nil && want != "" && strings.Contains(problem.Error(), want)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	server := New(o)
+	server.retry, server.watchInterval = 5*time.Millisecond, 5*time.Millisecond
+	go func() { done <- server.Run(ctx) }()
+	wait := func(what string, f func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(10 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("not within 10s: %s", what)
+			}
+		}
+	}
+	answers := func() bool {
+		var info Info
+		return NewClient(o.Socket).Get(ctx, "/v1/status", &info) == nil && is("")
+	}
+	wait("the first answer", answers)
+	for _, path := range []string{o.Socket, filepath.Dir(o.Socket)} {
+		if err := os.RemoveAll(path); err != nil {
+			t.Fatal(err)
+		}
+		wait("an answer after the removal of "+path, answers)
+	}
+	if mu.Lock(); !failed["the socket was removed"] {
+		t.Errorf("problems %v", failed)
+	}
+	mu.Unlock()
+
+	// The agent may make its socket again between the two calls.
+	var other net.Listener
+	wait("another agent", func() (ok bool) {
+		os.Remove(o.Socket)
+		var err error
+		other, err = net.Listen("unix", o.Socket)
+		return err == nil
+	})
+	own, err := os.Lstat(o.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wait("the problem", func() bool { return is("another agent runs there") })
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if now, err := os.Lstat(o.Socket); err != nil || !os.SameFile(own, now) {
+		t.Errorf("the socket of the other agent is gone: %v", err)
+	}
+	other.Close()
+}
+
 func TestSocketThatCannotBeReplaced(t *testing.T) {
 	o := options(t)
 	if err := os.MkdirAll(filepath.Join(o.Socket, "file"), 0o755); err != nil {

@@ -2,6 +2,7 @@ package admin
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"sync"
@@ -14,12 +15,13 @@ import (
 // node does not work. It keeps one in reserve for that, and takes it again when the client is gone.
 type reserved struct {
 	*net.UnixListener
-	mu    sync.Mutex // guards spare
-	spare *os.File   // nil: a client has it, or there was no descriptor to take
+	made  os.FileInfo // of the path when it was made
+	mu    sync.Mutex  // guards spare
+	spare *os.File    // nil: a client has it, or there was no descriptor to take
 }
 
-func newReserved(l *net.UnixListener) *reserved {
-	r := &reserved{UnixListener: l}
+func newReserved(l *net.UnixListener, made os.FileInfo) *reserved {
+	r := &reserved{UnixListener: l, made: made}
 	r.take()
 	return r
 }
@@ -77,9 +79,23 @@ func (r *reserved) give() bool {
 	return true
 }
 
-// Close implements net.Listener.
+// lost returns why clients do not find the socket by its path; nil: they do. The number of its inode is not used again
+// while it is open.
+func (r *reserved) lost() error {
+	now, err := os.Lstat(r.Addr().String())
+	switch {
+	case err != nil:
+		return fmt.Errorf("the socket was removed: %w", err)
+	case !os.SameFile(r.made, now):
+		return errors.New("the socket was replaced")
+	}
+	return nil
+}
+
+// Close implements net.Listener. It removes the path, but not the socket of another agent.
 func (r *reserved) Close() error {
 	r.give()
+	r.SetUnlinkOnClose(r.lost() == nil)
 	return r.UnixListener.Close()
 }
 
