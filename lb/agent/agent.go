@@ -117,7 +117,8 @@ func New(o Options) (*Agent, error) {
 	if o.network, err = machine.Read(); err != nil {
 		return nil, err
 	}
-	services := openFileSource(o)
+	o.problems = newProblems(o.Log)
+	services, keep := openFileSource(o)
 	if err := services.Use(o.Config); err != nil {
 		return nil, err
 	}
@@ -129,9 +130,8 @@ func New(o Options) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.problems = newProblems(o.Log)
-	a := &Agent{log: o.Log, configured: len(o.Config.Services), tasks: announcers.tasks, problems: o.problems,
-		keepRoutes: announcers.keepRoutes, restarts: make(chan struct{}, 1), announced: o.restart}
+	a := &Agent{log: o.Log, configured: len(o.Config.Services), tasks: append(announcers.tasks, keep),
+		problems: o.problems, keepRoutes: announcers.keepRoutes, restarts: make(chan struct{}, 1), announced: o.restart}
 	a.reloader = newReloader(o, services, newReadiness(systemd.New(o.Log)))
 	a.reloader.configure = announcers.configure
 	dpOptions, err := datapathOptions(o, facts)
@@ -208,7 +208,7 @@ func (a *Agent) connect(
 	sink := newRefuser(a.engine, o.network, component(o.Log, "addresses"))
 	a.sources = append(a.sources, sourceTask("services of the file", services, sink))
 	a.tasks = append(a.tasks, task{"addresses of the machine", sink.watch})
-	drains, err := openDrainStore(o.StateDir, a.engine)
+	drains, err := openDrainStore(o.StateDir, a.engine, a.problems)
 	if err != nil {
 		a.problems.set("drains of the earlier run not in force", err)
 	}
@@ -260,7 +260,7 @@ func (a *Agent) connect(
 	a.tasks = append(a.tasks,
 		task{"datapath", dp.Run}, task{"health checks", prober.Run},
 		task{"results of health checks", func(ctx context.Context) error { return verdicts.run(ctx, prober) }},
-		task{"admin API", api.Run})
+		task{"drains to store", drains.kept.run}, task{"admin API", api.Run})
 	return nil
 }
 

@@ -1,8 +1,6 @@
 package agent
 
 import (
-	"log/slog"
-
 	"github.com/steelyard-lb/steelyard/lb/file"
 	"github.com/steelyard-lb/steelyard/lb/state"
 )
@@ -10,23 +8,22 @@ import (
 // assignedStore keeps the addresses that services of the file have from pools.
 type assignedStore struct {
 	file *state.File
-	log  *slog.Logger
+	kept *keeper
 }
 
-// openFileSource returns the source of the services of the file. They keep the addresses of an earlier run.
-func openFileSource(o Options) *file.Source {
-	s := assignedStore{state.New(o.KeepDir, "addresses", 1), component(o.Log, "addresses")}
+// openFileSource returns the source of the services of the file, and the task that stores their addresses. The services
+// keep the addresses of an earlier run.
+func openFileSource(o Options) (*file.Source, task) {
+	kept := newKeeper("addresses not stored, services may get others from their pools at the next start", o.problems)
+	s := assignedStore{state.New(o.KeepDir, "addresses", 1), kept}
 	var had file.Assigned
 	if _, err := s.file.Load(&had); err != nil {
-		s.log.Warn("addresses of an earlier run not read; services may get others from their pools", "err", err)
+		component(o.Log, "addresses").Warn(
+			"addresses of an earlier run not read; services may get others from their pools", "err", err)
 		had = nil
 	}
-	return file.New(had, s)
+	return file.New(had, s), task{"addresses to store", kept.run}
 }
 
 // Save implements file.Store.
-func (s assignedStore) Save(a file.Assigned) {
-	if err := s.file.Save(a); err != nil {
-		s.log.Warn("addresses not stored; services may get others from their pools at the next start", "err", err)
-	}
-}
+func (s assignedStore) Save(a file.Assigned) { s.kept.save(func() error { return s.file.Save(a) }) }

@@ -14,12 +14,15 @@ import (
 	"github.com/google/renameio/v2"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
-// drainStore stores the drains of an operator. They persist across restarts of the agent, but not across a reboot.
+// drainStore stores the drains of an operator. They persist across restarts of the agent, but not across a reboot. They
+// are in force also when they cannot be stored.
 type drainStore struct {
 	path   string
 	engine drainer
+	kept   *keeper
 
 	mu      sync.Mutex // guards current
 	current lb.Drains
@@ -33,8 +36,11 @@ type drainer interface {
 
 // openDrainStore reads the drains from a directory, which need not exist, and passes them to the engine. With an error
 // it returns a store without drains.
-func openDrainStore(dir string, e drainer) (*drainStore, error) {
-	d := &drainStore{path: filepath.Join(dir, "drained.json"), engine: e}
+func openDrainStore(dir string, e drainer, p *problems) (*drainStore, error) {
+	d := &drainStore{
+		path: filepath.Join(dir, "drained.json"), engine: e,
+		kept: newKeeper("drains not stored, a restart of the agent undoes the last change", p),
+	}
 	text, err := os.ReadFile(d.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return d, nil
@@ -72,9 +78,7 @@ func (d *drainStore) set(ctx context.Context, service string, on bool) (lb.Drain
 		}
 	}
 	next := d.current.With(service, on)
-	if err := d.write(next); err != nil {
-		return d.current, fmt.Errorf("write the drains: %w", err)
-	}
+	d.kept.save(func() error { return state.WriteError(d.path, d.write(next)) })
 	d.current = next
 	d.engine.Drain(next)
 	return next, nil

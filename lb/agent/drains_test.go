@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -28,7 +29,7 @@ func (e *fakeEngine) Drain(d lb.Drains) { e.drains = append(e.drains, d) }
 func TestDrainStore(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state") // does not exist before the first drain
 	e := new(fakeEngine)
-	store, err := openDrainStore(dir, e)
+	store, err := openDrainStore(dir, e, newProblems(discard))
 	if err != nil || len(e.drains) > 0 {
 		t.Fatalf("without a file: %v, engine %v", err, e.drains)
 	}
@@ -51,7 +52,7 @@ func TestDrainStore(t *testing.T) {
 		}
 		// A later agent starts with the same drains.
 		next := new(fakeEngine)
-		_, err = openDrainStore(dir, next)
+		_, err = openDrainStore(dir, next, newProblems(discard))
 		if err != nil || len(next.drains) != 1 || cmp.Diff(tt.want, next.drains[0]) != "" {
 			t.Errorf("%q %t: a later agent: %v, %v", tt.service, tt.on, err, next.drains)
 		}
@@ -61,11 +62,11 @@ func TestDrainStore(t *testing.T) {
 	}
 }
 
-// A drain that is refused or cannot be written changes neither the file nor the engine.
+// A drain that is refused changes neither the file nor the engine.
 func TestDrainStoreRefuses(t *testing.T) {
 	dir := t.TempDir()
 	e := new(fakeEngine)
-	store, err := openDrainStore(dir, e)
+	store, err := openDrainStore(dir, e, newProblems(discard))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,12 +82,47 @@ func TestDrainStoreRefuses(t *testing.T) {
 	e.err = errors.New("no answer")
 	refused("web", "no answer")
 	e.err = nil
-	if err := os.Mkdir(filepath.Join(dir, "drained.json"), 0o700); err != nil {
+	if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {
+		t.Errorf("files: %v, %v; want none", files, err)
+	}
+}
+
+// A drain that cannot be stored is in force, is a problem in the status, and is stored when that is possible.
+func TestDrainThatCannotBeStored(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "drained.json")
+	e, p := new(fakeEngine), newProblems(discard)
+	store, err := openDrainStore(dir, e, p)
+	if err != nil {
 		t.Fatal(err)
 	}
-	refused("web", "write the drains: ")
-	if _, err := openDrainStore(dir, e); err == nil || !strings.HasPrefix(err.Error(), "read the drains from "+dir) {
+	store.kept.interval = 5 * time.Millisecond
+	go store.kept.run(t.Context())
+	if err := os.Mkdir(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	want := lb.Drains{Services: []string{"web"}}
+	got, err := store.set(t.Context(), "web", true)
+	if err != nil || cmp.Diff(want, got) != "" || len(e.drains) != 1 || cmp.Diff(want, e.drains[0]) != "" {
+		t.Fatalf("%v, %v, engine %v; want %v in force", got, err, e.drains, want)
+	}
+	problem := []string{
+		"drains not stored, a restart of the agent undoes the last change: write " + path + ": file exists",
+	}
+	if d := cmp.Diff(problem, p.list()); d != "" {
+		t.Errorf("problems, -want +got:\n%s", d)
+	}
+	if _, err := openDrainStore(dir, e, p); err == nil || !strings.HasPrefix(err.Error(), "read the drains from "+dir) {
 		t.Errorf("a directory in place of the file: %v", err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "no problem", func() bool { return len(p.list()) == 0 })
+	next := new(fakeEngine)
+	_, err = openDrainStore(dir, next, p)
+	if err != nil || len(next.drains) != 1 || cmp.Diff(want, next.drains[0]) != "" {
+		t.Errorf("a later agent: %v, %v; want %v", err, next.drains, want)
 	}
 }
 
@@ -96,7 +132,7 @@ func TestDrainStoreOfWrongFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := new(fakeEngine)
-	if _, err := openDrainStore(dir, e); err == nil || len(e.drains) > 0 {
+	if _, err := openDrainStore(dir, e, newProblems(discard)); err == nil || len(e.drains) > 0 {
 		t.Errorf("error %v, engine %v; want an error and no drain", err, e.drains)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -68,20 +67,6 @@ func TestEngineThatDoesNotRun(t *testing.T) {
 			t.Errorf("error %v after %s, want one after %s", err, time.Since(start), engineTimeout)
 		}
 	})
-}
-
-// A directory that cannot be created leaves the drains as they are.
-func TestDrainStoreWithoutDirectory(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	e := new(fakeEngine)
-	store := &drainStore{path: filepath.Join(file, "drained.json"), engine: e}
-	got, err := store.set(t.Context(), "", true)
-	if err == nil || !strings.HasPrefix(err.Error(), "write the drains: ") || got.Node || len(e.drains) > 0 {
-		t.Errorf("%+v, %v, engine %v", got, err, e.drains)
-	}
 }
 
 // The addresses of an interface are the first global ones of each family in the order of the kernel.

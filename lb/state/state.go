@@ -71,7 +71,25 @@ func (f *File) Save(v any) error {
 }
 
 // Write replaces the file, as Save does, with the JSON that body writes. So a large value need not be in memory twice.
-func (f *File) Write(body func(io.Writer) error) error {
+func (f *File) Write(body func(io.Writer) error) error { return WriteError(f.path, f.write(body)) }
+
+// WriteError makes an error of an atomic write say the name of the file in place of the temporary one, so that the next
+// attempt has the same error.
+func WriteError(path string, err error) error {
+	var of *fs.PathError
+	var link *os.LinkError
+	switch {
+	case errors.As(err, &of):
+		err = of.Err
+	case errors.As(err, &link):
+		err = link.Err
+	case err == nil:
+		return nil
+	}
+	return fmt.Errorf("write %s: %w", path, err)
+}
+
+func (f *File) write(body func(io.Writer) error) error {
 	dir := filepath.Dir(f.path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -88,7 +106,7 @@ func (f *File) Write(body func(io.Writer) error) error {
 	}
 	w := bufio.NewWriterSize(io.MultiWriter(file, sum), 64<<10)
 	if err := body(w); err != nil {
-		return fmt.Errorf("%s: %w", f.path, err)
+		return err
 	}
 	if err := w.Flush(); err != nil {
 		return err

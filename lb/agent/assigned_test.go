@@ -1,0 +1,51 @@
+package agent
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Addresses that cannot be stored are a problem in the status, and are stored when that is possible.
+func TestAssignedThatCannotBeStored(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	if err := os.WriteFile(dir, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text := `
+[l2]
+[[pool]]
+name = "p"
+addresses = ["203.0.113.16/28"]
+[[service]]
+name = "web"
+pool = "p"
+ports = ["80"]
+backends = ["10.0.0.21"]
+check = "none"
+`
+	a, _, err := newInMemory(t, text, func(o *Options) { o.KeepDir = dir })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.close()
+	const problem = "addresses not stored, services may get others from their pools at the next start: "
+	stored := func() bool {
+		return !slices.ContainsFunc(a.problems.list(), func(p string) bool { return strings.HasPrefix(p, problem) })
+	}
+	if stored() {
+		t.Fatalf("problems %q; want %q", a.problems.list(), problem)
+	}
+	i := slices.IndexFunc(a.tasks, func(t task) bool { return t.name == "addresses to store" })
+	go a.tasks[i].run(t.Context())
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "no problem", stored)
+	content, err := os.ReadFile(filepath.Join(dir, "addresses.json"))
+	if err != nil || !strings.Contains(string(content), `"web":["203.0.113.1`) {
+		t.Errorf("stored %q, %v", content, err)
+	}
+}
