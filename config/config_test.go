@@ -49,6 +49,7 @@ func mustParseText(t *testing.T, text string) *Config {
 func TestEmptyFileIsDefault(t *testing.T) {
 	c := mustParseText(t, "")
 	want := Default()
+	want.Empty = true
 	want.Warnings = []string{"steelyard.toml: nothing to do: no services and no source of services; " +
 		"add a [[service]] or [kubernetes]"}
 	if diff := cmp.Diff(want, c, exact); diff != "" {

@@ -52,6 +52,7 @@ func (d *decoder) decode(text []byte, rules ...Rule) (*Config, error) {
 	if _, err := toml.Decode(string(text), &values); err != nil {
 		return nil, Errors{d.syntaxError(err, bare, positions)}
 	}
+	d.config.Empty = strings.TrimSpace(bare) == ""
 	d.root(&table{d: d, values: values})
 	for _, rule := range rules {
 		rule(d.config, &Report{d})

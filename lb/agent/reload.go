@@ -37,6 +37,7 @@ type loadState struct {
 	refused  string    // why a later one was rejected; "": none was
 	restart  []string  // changed sections that are read at the start only
 	warnings []string
+	empty    bool // the file in force
 }
 
 func newReloader(o Options, services *file.Source, r *readiness) *reloader {
@@ -46,7 +47,7 @@ func newReloader(o Options, services *file.Source, r *readiness) *reloader {
 		file: o.ConfigFile, version: o.Version, running: &running, services: services,
 		level: o.Level, log: o.Log, readiness: r,
 	}
-	l.state.Store(&loadState{at: time.Now(), warnings: o.Config.Warnings})
+	l.state.Store(&loadState{at: time.Now(), warnings: o.Config.Warnings, empty: o.Config.Empty})
 	return l
 }
 
@@ -60,6 +61,9 @@ func (l *reloader) reload() (done admin.Reloaded, err error) {
 
 func (l *reloader) apply() (admin.Reloaded, error) {
 	cfg, err := reload(l.file)
+	if err == nil {
+		err = l.refuseEmpty(cfg)
+	}
 	if err == nil {
 		err = l.services.Use(cfg)
 	}
@@ -93,10 +97,21 @@ func (l *reloader) apply() (admin.Reloaded, error) {
 	for _, section := range changed {
 		l.log.Warn("changed section takes effect at the next start", "section", section)
 	}
-	next := &loadState{at: time.Now(), warnings: cfg.Warnings, restart: changed}
+	next := &loadState{at: time.Now(), warnings: cfg.Warnings, restart: changed, empty: cfg.Empty}
 	l.state.Store(next)
 	l.log.Info("configuration reloaded", "config", l.file, "services", len(cfg.Services))
 	return admin.Reloaded{Config: l.file, Loaded: next.at, Warnings: cfg.Warnings, NeedRestart: changed}, nil
+}
+
+// refuseEmpty returns an error for an empty file in place of one that is not: it would withdraw every address. An
+// editor on a full disk leaves such a file.
+func (l *reloader) refuseEmpty(next *config.Config) error {
+	if !next.Empty || l.state.Load().empty {
+		return nil
+	}
+	return config.Errors{{
+		File: l.file, Problem: "the file is empty", Hint: "to remove all services, leave a comment in it",
+	}}
 }
 
 // usePools puts the pools of a configuration in force for the Services of the cluster. Without pools at the start, this

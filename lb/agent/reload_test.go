@@ -146,6 +146,38 @@ func TestReloadRefuses(t *testing.T) {
 	}
 }
 
+// An empty file, as an editor leaves it on a full disk, does not remove the services. One with a comment does.
+func TestReloadRefusesEmptyFile(t *testing.T) {
+	l, services := newTestReloader(t, new(slog.LevelVar), discard)
+	eventually(t, "web", func() bool { return services.has("web") })
+	a := &Agent{reloader: l, restarts: make(chan struct{}, 1)}
+	want := l.file + ": the file is empty; "
+	for _, text := range []string{"", " \r\n\t\n", "\ufeff"} {
+		writeConfig(t, l.file, text)
+		_, err := l.reload()
+		if err == nil || !strings.HasPrefix(err.Error(), want) || l.state.Load().refused != err.Error() {
+			t.Errorf("%q: error %v, state %+v", text, err, l.state.Load())
+		}
+		if err := a.restart(); err == nil || !strings.HasPrefix(err.Error(), want) || len(a.restarts) > 0 {
+			t.Errorf("%q: restart: %v", text, err)
+		}
+	}
+	if !services.has("web") {
+		t.Error("the services are gone")
+	}
+	writeConfig(t, l.file, "# none\n")
+	if _, err := l.reload(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "no service", func() bool { return !services.has("web") })
+	writeConfig(t, l.file, "")
+	o := Options{ConfigFile: l.file, Config: parse(t, ""), Log: discard, Level: new(slog.LevelVar)}
+	started := newReloader(o, file.New(nil, nil), newReadiness(systemd.New(discard)))
+	if _, err := started.reload(); err != nil {
+		t.Errorf("an agent that started with an empty file: %v", err)
+	}
+}
+
 // The sections that the agent reads at its start only are named; the others are not.
 func TestNeedRestart(t *testing.T) {
 	base := "[kubernetes]\n[l2]\n[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/30\"]\n"

@@ -35,9 +35,13 @@ func (a *Agent) endForRestart(ctx context.Context, stop func()) {
 }
 
 // restart makes Run end such that another agent follows in this process. It fails when that would refuse the
-// configuration.
+// configuration, or would have an empty one in place of this one.
 func (a *Agent) restart() error {
-	if _, err := load(a.reloader.file); err != nil {
+	cfg, err := load(a.reloader.file)
+	if err == nil {
+		err = a.reloader.refuseEmpty(cfg)
+	}
+	if err != nil {
 		return err
 	}
 	select {
