@@ -52,6 +52,9 @@ func NewClient(socket string) *Client {
 	return c
 }
 
+// ErrPermission marks that the user may not connect to the socket. An agent may run there.
+var ErrPermission = errors.New("no permission")
+
 // RefusedError is a response with a status other than 200.
 type RefusedError struct {
 	Code    int    // of HTTP
@@ -86,7 +89,7 @@ func (c *Client) do(ctx context.Context, method, path string, v any) error {
 		return fmt.Errorf("no agent listens on %s; is \"steelyard run\" running, and is this its admin.socket?",
 			c.socket)
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("no permission for %s; use sudo", c.socket)
+		return fmt.Errorf("%w for %s; use sudo", ErrPermission, c.socket)
 	case errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("the agent on %s does not respond within %v; its log may say why", c.socket, c.timeout(path))
 	case err != nil:

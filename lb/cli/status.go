@@ -64,6 +64,10 @@ func (e *env) status() *ucli.Command {
 	show := cmd.Action
 	cmd.Action = func(c *ucli.Context) error {
 		err := show(c)
+		if err != nil && c.String("output") != "json" && !errors.Is(err, errUsage) &&
+			!errors.Is(err, admin.ErrPermission) {
+			fmt.Fprintf(e.out, "%s: %v\n", admin.Down, err)
+		}
 		if !c.Bool("ready") && !c.Bool("check") {
 			return err
 		}
