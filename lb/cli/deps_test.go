@@ -77,7 +77,7 @@ var owners = map[string][]string{
 	"github.com/miekg/dns":         {"healthd"},
 	"google.golang.org/grpc":       {"healthd"},
 	"github.com/coreos/go-systemd": {"systemd"},
-	"k8s.io/":                      {"lb/kube", "lb/agent", "e2e/bench/cluster"},
+	"k8s.io/":                      {"lb/kube", "lb/agent", "e2e/bench/cluster", "e2e/bench/connections"},
 }
 
 func forbidden(pkg, dep string) string {

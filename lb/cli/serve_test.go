@@ -23,7 +23,8 @@ func serveReload(t *testing.T, st lb.Status, reload func() (admin.Reloaded, erro
 	socket := filepath.Join(t.TempDir(), "s")
 	s := admin.New(admin.Options{
 		Socket: socket, Reload: reload,
-		Status: func(context.Context) (lb.Status, error) { return st, nil },
+		Status:   func(context.Context) (lb.Status, error) { return st, nil },
+		StatusOf: func(context.Context, netip.Addr) (lb.Status, error) { return st, nil },
 		Peers: func() []lb.PeerStatus {
 			p := lb.PeerStatus{Peer: addr("192.0.2.1"), ASN: 64500, State: "active", LastError: "connection refused"}
 			return []lb.PeerStatus{p}
