@@ -138,7 +138,7 @@ type frontendUpdate struct {
 	methodChanged bool // flows by the old method end
 	history       history
 	was           []uint32 // that the table of an earlier agent refers to
-	first         bool     // the frontend had no plan of this agent before
+	first         bool     // the frontend had no plan of this agent, or no backend, before
 	err           error
 }
 
@@ -284,7 +284,7 @@ func (s *services) complete(u *frontendUpdate) {
 		return
 	}
 	f := u.f
-	u.first = f.plan == nil
+	u.first = f.plan == nil || !f.up
 	s.backends.unuse(f.backends)
 	f.service, f.backends = u.plan.Service, slices.Concat(u.ids, u.older)
 	if !u.isNew {

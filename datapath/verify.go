@@ -232,8 +232,8 @@ func (v *verifier) look(choose bool) {
 	v.warned.notRun = ""
 }
 
-// applied verifies frontends that were put. What is wrong with a new one is reported at once: its VIP may not have been
-// announced yet.
+// applied verifies frontends that were put. What is wrong with one that had no backend before is reported at once: its
+// VIP may not have been announced yet, or was withdrawn, and what was wrong before is not known any more.
 func (v *verifier) applied(updates []*frontendUpdate) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -244,17 +244,27 @@ func (v *verifier) applied(updates []*frontendUpdate) {
 	v.d.uplinks.follow(v.d.services.interfaces(updates))
 	v.look(false)
 	now := time.Now()
+	ofNode := ""
+	if !v.node.confirmed && slices.ContainsFunc(updates, func(u *frontendUpdate) bool { return u.usable() }) {
+		ofNode = strings.Join(v.repair(changes{}, false), "; ") // without frontends it was not all looked at
+	}
 	for _, u := range updates {
 		if u.err != nil {
 			continue
 		}
 		v.check(u.plan.Frontend, now)
+		if ofNode != "" && u.usable() {
+			observe(v.bad, u.plan.Frontend, ofNode, now)
+		}
 		if c := v.bad[u.plan.Frontend]; c != nil && u.first {
 			c.confirmed = true
 		}
 	}
 	v.publish()
 }
+
+// usable reports whether the frontend has backends now, and had none that this agent knew before.
+func (u *frontendUpdate) usable() bool { return u.err == nil && u.first && len(u.ids) > 0 && !u.plan.Decap }
 
 // check verifies one frontend.
 func (v *verifier) check(f lb.Frontend, now time.Time) {
