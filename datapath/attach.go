@@ -21,6 +21,7 @@ type InterfaceStatus struct {
 	Mode  Mode   `json:"mode"` // xdp, xdp-generic or tc; "" while there is no such interface
 	Hook  string `json:"hook"` // tcx or clsact
 	Fault string `json:"reason,omitempty"`
+	Down  bool   `json:"down,omitempty"` // it was set down, or has no carrier
 }
 
 // attachments maintains the programs on the interfaces: the uplinks of Options, and those by which backends are
@@ -152,7 +153,7 @@ func (a *attachments) exchange(nic netlink.Link) error {
 		mode, fault = ModeTC, err.Error()+"; tc forwards alone"
 	}
 	a.index[name] = nic.Attrs().Index
-	now := InterfaceStatus{name, mode, hook, fault}
+	now := InterfaceStatus{Name: name, Mode: mode, Hook: hook, Fault: fault}
 	if a.status[name] != now {
 		a.o.Log.Info("interface attached", "interface", name, "mode", mode, "hook", hook, "reason", fault)
 	}
@@ -240,6 +241,8 @@ type linkState struct {
 	index    int
 	running  bool // up, with a carrier
 	ethernet bool
+	// noARP: it is for Ethernet, and the kernel sends to its own MAC address instead of asking for that of others.
+	noARP bool
 }
 
 func stateOf(nic netlink.Link) linkState {
@@ -248,6 +251,8 @@ func stateOf(nic netlink.Link) linkState {
 		name: a.Name, index: a.Index,
 		running:  a.RawFlags&unix.IFF_UP != 0 && a.RawFlags&unix.IFF_RUNNING != 0,
 		ethernet: a.EncapType == "ether",
+		noARP: a.EncapType == "ether" && a.RawFlags&unix.IFF_NOARP != 0 &&
+			!slices.Contains([]string{"dummy", "ipvlan", "vrf"}, nic.Type()), // their packets need no MAC address
 	}
 }
 

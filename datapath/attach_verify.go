@@ -241,6 +241,7 @@ func (a *attachments) inspectAll() (out []InterfaceStatus) {
 		case a.index[name] != nic.Attrs().Index || s.Mode == "":
 			s = InterfaceStatus{Name: name, Fault: "not attached"}
 		default:
+			s.Down = !stateOf(nic).running
 			if err := a.inspectTC(nic, s.Hook, inward, outward); err != nil {
 				s = InterfaceStatus{Name: name, Fault: err.Error()}
 			} else if err := a.foreign[name].fault; err != nil {

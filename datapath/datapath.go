@@ -229,7 +229,10 @@ func (d *Datapath) Interfaces() []InterfaceStatus {
 	defer d.uplinks.mu.Unlock()
 	var out []InterfaceStatus
 	for _, name := range slices.Sorted(maps.Keys(d.uplinks.status)) {
-		out = append(out, d.uplinks.status[name])
+		s := d.uplinks.status[name]
+		l, known := d.uplinks.links[d.uplinks.index[name]]
+		s.Down = known && !l.running
+		out = append(out, s)
 	}
 	return out
 }

@@ -178,8 +178,13 @@ func (d *Datapath) explainReply(q lb.Question, e *lb.Explanation, x syExplained)
 	}
 	var broken []string
 	for _, s := range d.uplinks.inspectAll() {
-		if s.Fault == "" {
+		if s.Down {
+			say("%s is down", s.Name)
+		}
+		if s.Fault == "" && !s.Down {
 			say("on %s the programs are in force (%s, %s)", s.Name, s.Mode, s.Hook)
+		}
+		if s.Fault == "" {
 			continue
 		}
 		say("on %s the programs are not all in force: %s", s.Name, s.Fault)

@@ -84,6 +84,7 @@ func newVerifier(d *Datapath) *verifier {
 	return &verifier{
 		d: d, bad: map[lb.Frontend]*condition{}, inbound: map[lb.Frontend]*condition{},
 		reported: map[netip.Addr]string{}, unreached: map[uint32]*unreached{},
+		clients: madeClients{nics: map[bool]int{}},
 	}
 }
 
@@ -264,7 +265,9 @@ func (v *verifier) applied(updates []*frontendUpdate) {
 }
 
 // usable reports whether the frontend has backends now, and had none that this agent knew before.
-func (u *frontendUpdate) usable() bool { return u.err == nil && u.first && len(u.ids) > 0 && !u.plan.Decap }
+func (u *frontendUpdate) usable() bool {
+	return u.err == nil && u.first && len(u.ids) > 0 && !u.plan.Decap
+}
 
 // check verifies one frontend.
 func (v *verifier) check(f lb.Frontend, now time.Time) {

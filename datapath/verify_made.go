@@ -15,6 +15,8 @@ type madeClients struct {
 	// had4 and had6 are which clients were reachable. If they are no longer, that is a fault, also when others still
 	// are.
 	had4, had6 reach
+	// nics are the interfaces by which replies last left, by whether the client has IPv4.
+	nics map[bool]int
 }
 
 // reach is which clients behind routers the kernel has routes to.

@@ -185,14 +185,18 @@ func (v *verifier) faultOf(q lb.Question, s subject, x syExplained) string {
 	switch {
 	case !sent && slices.Contains(tolerated, reason):
 		return ""
+	case !sent && reason == noRoute:
+		return v.noWay(x, "forwarded")
 	case !sent:
 		return fmt.Sprintf("packets are not forwarded: %s: %s", reason, meaning(reason))
 	case x.V.Counted == 2 && !slices.Contains(s.backends, x.V.Backend):
 		return fmt.Sprintf("packets are sent to %s, which is no backend", to)
+	case d.reasons[x.Route] == noRoute:
+		return v.noWay(x, "delivered")
 	case d.reasons[x.Route] != forwarded:
 		return fmt.Sprintf("packets are not delivered: %s: %s", d.reasons[x.Route], meaning(d.reasons[x.Route]))
 	case !local && !v.view.links[int(x.Ifindex)].running:
-		return fmt.Sprintf("%s, which leads to %s, is down", v.view.name(x.Ifindex), to)
+		return fmt.Sprintf(leadsDown, v.view.name(x.Ifindex), to)
 	case !local && nat && !v.view.attached[int(x.Ifindex)]:
 		return fmt.Sprintf("replies of %s arrive on %s, to which no program is attached", to, v.view.name(x.Ifindex))
 	case !local && from != q.Client.Addr() && from.IsGlobalUnicast() && !v.view.own[from] && !s.direct():
@@ -212,14 +216,21 @@ func (v *verifier) replyFault(q lb.Question, x syExplained, local bool) string {
 	switch reply := v.d.reasons[x.Reply]; {
 	case reply == "none":
 		return ""
-	case reply == "no_route":
-		return fmt.Sprintf("replies are dropped: no_route: the kernel has no route to clients (%s)", q.Client.Addr())
+	case reply == noRoute:
+		return v.noReplyWay(q.Client.Addr())
 	case reply != forwarded:
 		return fmt.Sprintf("replies are dropped: %s: %s", reply, meaning(reply))
 	case !v.view.links[int(x.ReplyIfindex)].running:
-		return fmt.Sprintf("%s, which leads to clients, is down", v.view.name(x.ReplyIfindex))
+		return fmt.Sprintf(leadsDown, v.view.name(x.ReplyIfindex), "clients")
 	case local && !v.view.attached[int(x.ReplyIfindex)]:
 		return fmt.Sprintf("replies leave by %s, to which no program is attached", v.view.name(x.ReplyIfindex))
+	}
+	if a := q.Client.Addr(); a == v.clients.v4 || a == v.clients.v6 {
+		v.clients.nics[a.Is4()] = int(x.ReplyIfindex)
+	}
+	if v.view.links[int(x.ReplyIfindex)].noARP && !configuredHop(q.Client.Addr()) {
+		return fmt.Sprintf("%s, which leads to clients, sends no ARP and NDP requests (NOARP): ip link set %s arp on",
+			v.view.name(x.ReplyIfindex), v.view.name(x.ReplyIfindex))
 	}
 	return v.routers.fault(q.Client.Addr(), "of replies")
 }

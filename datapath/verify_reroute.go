@@ -227,8 +227,11 @@ func (d *reroutes) fault(to netip.Addr, proto lb.Protocol, v view) string {
 	if age < responseTime || b.unable || proto != lb.TCP && age > faultFor {
 		return ""
 	}
-	return fmt.Sprintf("%s does not answer since its route changed from %s to %s",
-		to, v.step(x.from), v.step(x.to))
+	text := fmt.Sprintf("%s does not answer since its route changed from %s to %s", to, v.step(x.from), v.step(x.to))
+	if v.isDown(x.from.nic) {
+		text += fmt.Sprintf("; %s is down", v.name(uint32(x.from.nic)))
+	}
+	return text
 }
 
 // step returns a text for the first step of a route.

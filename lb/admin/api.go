@@ -60,6 +60,7 @@ type Interface struct {
 	Mode string `json:"mode"` // xdp, xdp-generic or tc
 	Hook string `json:"hook"` // tcx or clsact
 	Err  string `json:"reason,omitempty"`
+	Down bool   `json:"down,omitempty"` // it was set down, or has no carrier
 }
 
 // Reloaded is the configuration in force after a reload: the response of /v1/reload.

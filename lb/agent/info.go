@@ -44,7 +44,7 @@ func (d describer) info() admin.Info {
 		i.Cluster = d.cluster()
 	}
 	for _, x := range d.datapath.Interfaces() {
-		state := admin.Interface{Name: x.Name, Mode: string(x.Mode), Hook: x.Hook, Err: x.Fault}
+		state := admin.Interface{Name: x.Name, Mode: string(x.Mode), Hook: x.Hook, Err: x.Fault, Down: x.Down}
 		if x.Mode == "" && x.Fault == "" {
 			state.Err = "interface not found; it is attached when it exists again"
 		}

@@ -340,6 +340,9 @@ func statusTable(w io.Writer, answer []byte) error {
 		case x.Err != "":
 			state += "; " + x.Err
 		}
+		if x.Down {
+			state += "; it is down"
+		}
 		line("interface", "%s: %s", x.Name, state)
 	}
 	for _, s := range i.Warnings {

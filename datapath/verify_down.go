@@ -1,0 +1,73 @@
+package datapath
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// An interface that is set down takes its routes along, one that loses its carrier does not. Both are the same fault.
+
+const (
+	noRoute   = "no_route"
+	leadsDown = "%s, which leads to %s, is down"
+)
+
+// isDown reports whether an interface exists and is down.
+func (v view) isDown(index int) bool {
+	l, ok := v.links[index]
+	return ok && !l.running
+}
+
+// down returns which attached interfaces are down, as the end of a text; "": none is.
+func (v view) down() (text string) {
+	var names []string
+	for index := range v.attached {
+		if v.isDown(index) {
+			names = append(names, v.name(uint32(index)))
+		}
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		text += fmt.Sprintf("; %s is down", name)
+	}
+	return text
+}
+
+// noWay returns why there is no route to the backend of a verdict.
+func (v *verifier) noWay(x syExplained, what string) string {
+	to, nic := v.d.services.certainNIC(x.V.Backend)
+	if nic != 0 && v.view.isDown(nic) {
+		return fmt.Sprintf(leadsDown, v.view.name(uint32(nic)), to)
+	}
+	return fmt.Sprintf("packets are not %s: %s: %s%s", what, noRoute, meaning(noRoute), v.view.down())
+}
+
+// noReplyWay returns why there is no route to a client.
+func (v *verifier) noReplyWay(client netip.Addr) string {
+	if nic := v.clients.nics[client.Is4()]; v.view.isDown(nic) {
+		return fmt.Sprintf(leadsDown, v.view.name(uint32(nic)), "clients")
+	}
+	return fmt.Sprintf("replies are dropped: %s: the kernel has no route to clients (%s)%s", noRoute, client, v.view.down())
+}
+
+// certainNIC returns the address of a backend, and the interface by which it was reached; 0: none is known.
+func (s *services) certainNIC(id uint32) (to netip.Addr, nic int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if b := s.backends.byID[id]; b != nil {
+		return b.at.Addr(), b.certain.nic
+	}
+	return to, 0
+}
+
+// configuredHop reports whether the MAC address of a router to a client is configured.
+func configuredHop(client netip.Addr) bool {
+	entries := neighbours{}
+	return slices.ContainsFunc(nextHops(client), func(x router) bool {
+		n, _ := entries.of(x)
+		return n.State&unix.NUD_PERMANENT != 0
+	})
+}
