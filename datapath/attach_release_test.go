@@ -2,7 +2,10 @@ package datapath
 
 import (
 	"errors"
+	"log/slog"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -124,7 +127,10 @@ func TestInterfacesAreKept(t *testing.T) {
 func TestInterfaceIsRenamed(t *testing.T) {
 	for _, mode := range []Mode{ModeTC, ModeXDP} {
 		t.Run(string(mode), func(t *testing.T) {
-			fx, x := verified(t, mode, false, func(o *Options) { o.FollowRoutes = true }, func(*fixture) {})
+			log := &logged{}
+			fx, x := verified(t, mode, false, func(o *Options) {
+				o.FollowRoutes, o.Log = true, slog.New(slog.NewTextHandler(log, nil))
+			}, func(*fixture) {})
 			fx.service(lb.TCP, "b1")
 			fx.watch()
 			rename := func(from, to string) {
@@ -145,6 +151,27 @@ func TestInterfaceIsRenamed(t *testing.T) {
 			}
 			rename("eth0", "wan0")
 			rename("wan0", "eth0")
+			if text := log.text(); strings.Contains(text, "its flows end") {
+				t.Errorf("logged:\n%s", text)
+			}
 		})
 	}
+}
+
+// logged is what was logged.
+type logged struct {
+	mu sync.Mutex // guards b
+	b  strings.Builder
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logged) text() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }

@@ -2,10 +2,12 @@ package bgp
 
 import (
 	"cmp"
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/osrg/gobgp/v3/pkg/packet/bgp"
 	"github.com/steelyard-lb/steelyard/lb"
@@ -68,10 +70,24 @@ func addAttributes(r *lb.SentRoute, b []byte) {
 					r.Bandwidth = float64(link.Bandwidth)
 					continue
 				}
-				r.ExtendedCommunities = append(r.ExtendedCommunities, c.String())
+				r.ExtendedCommunities = append(r.ExtendedCommunities, extendedName(c))
 			}
 		}
 	}
+}
+
+// extendedName returns a route target or a route origin as it is configured (config.Community), another one as gobgp
+// prints it.
+func extendedName(c bgp.ExtendedCommunityInterface) string {
+	b, err := c.Serialize()
+	switch {
+	case err != nil || len(b) != 8 || b[0] > 2 || b[1] != 2 && b[1] != 3:
+		return c.String()
+	case b[0] == 2: // AS number of four bytes
+		kind, _, _ := strings.Cut(extText([8]byte(b)), ":")
+		return fmt.Sprintf("%s:%d:%d", kind, binary.BigEndian.Uint32(b[2:]), binary.BigEndian.Uint16(b[6:]))
+	}
+	return extText([8]byte(b))
 }
 
 // communityName returns the name of a well-known community (RFC 1997), or both halves as numbers.
