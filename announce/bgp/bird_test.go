@@ -101,7 +101,8 @@ func oneLink(t *testing.T) (*bench, *lab.Host, bgp.Options) {
 	return b, h, b.options()
 }
 
-// A router without IPv6 gets the IPv4 route, with graceful restart too, and the count is right.
+// A router without IPv6 gets the IPv4 route, with graceful restart too, and the count is right. That no router accepts
+// the IPv6 route is said, while there is one.
 func TestIPv4OnlyRouter(t *testing.T) {
 	b, h, o := oneLink(t)
 	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; ipv4 { import all; export none; };", "")
@@ -109,7 +110,12 @@ func TestIPv4OnlyRouter(t *testing.T) {
 	c.set(vip4, vip6)
 	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
 	c.until(b.theirs[0][0], "one route is counted", func(p lb.PeerStatus) bool {
-		return p.State == "established" && p.Routes == 1 && p.LastError == ""
+		return p.State == "established" && p.Routes == 1 &&
+			p.LastError == "the peer does not accept IPv6 routes: switch the family on there"
+	})
+	c.set(vip4)
+	c.until(b.theirs[0][0], "nothing is wrong", func(p lb.PeerStatus) bool {
+		return p.Routes == 1 && p.LastError == ""
 	})
 	c.set()
 	if out := r.await("show route", "BIRD"); strings.Contains(out, "203.0.113.10") {

@@ -1,6 +1,7 @@
 package bgp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,6 +58,8 @@ type Speaker struct {
 	mu       sync.Mutex // guards the following fields; never held while gobgp is called
 	o        Options
 	bfdError string // why BFD does not run; empty: it does
+	wants4   bool   // the last Set has IPv4 routes …
+	wants6   bool   // … and IPv6 routes
 	sessions map[netip.Addr]*session
 	found    map[string]netip.Addr // the routers on interfaces
 	dynamic  map[netip.Addr]bool   // peers of a ListenRange
@@ -114,6 +117,7 @@ func (s *Speaker) Set(ctx context.Context, announcements []lb.Announcement) erro
 	}
 	before := s.vips
 	s.wanted, s.vips = wanted, announcements
+	s.wants(wanted)
 	s.firstSetOnce.Do(func() { close(s.firstSet) })
 	if s.server == nil {
 		return errs.OrNil()
@@ -207,10 +211,11 @@ func (s *Speaker) Peers() []lb.PeerStatus {
 	defer s.mu.Unlock()
 	now := time.Now()
 	list := make([]lb.PeerStatus, 0, len(s.sessions))
-	states := s.bfdStates()
+	states, lacking := s.bfdStates(), s.lacking()
 	for _, e := range s.sessions {
 		p := e.status(now, s.withdrawals.routes(e.peer.Address))
 		p.BFD = states[p.Peer]
+		p.LastError = cmp.Or(p.LastError, e.notAccepted(lacking...))
 		if !e.peer.known() {
 			p.LastError = s.finder.Problem(e.peer.Interface)
 		}

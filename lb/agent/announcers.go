@@ -133,6 +133,12 @@ type carrier interface {
 	Carried(vip netip.Addr) bool
 }
 
+// accepter is a carrier whose neighbours may not accept a route.
+type accepter interface {
+	// NotAccepted returns which neighbour does not, and why; "": none is known.
+	NotAccepted(vip netip.Addr) string
+}
+
 // notReceived returns why nobody receives a route, given the announcers that are on.
 func notReceived(r lb.RouteStatus, on map[lb.AnnouncerKind]lb.Announcer) string {
 	reason := "no announcer of it is on"
@@ -145,6 +151,11 @@ func notReceived(r lb.RouteStatus, on map[lb.AnnouncerKind]lb.Announcer) string 
 			return ""
 		}
 		reason = "no BGP peer has it: no session that carries it is established"
+		if x, ok := a.(accepter); ok {
+			if text := x.NotAccepted(r.Address); text != "" {
+				reason = "no BGP peer has it: " + text
+			}
+		}
 	}
 	return reason
 }
