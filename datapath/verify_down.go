@@ -50,7 +50,8 @@ func (v *verifier) noReplyWay(client netip.Addr) string {
 	if nic := v.clients.nics[client.Is4()]; v.view.isDown(nic) {
 		return fmt.Sprintf(leadsDown, v.view.name(uint32(nic)), "clients")
 	}
-	return fmt.Sprintf("replies are dropped: %s: the kernel has no route to clients (%s)%s", noRoute, client, v.view.down())
+	return fmt.Sprintf("replies are dropped: %s: the kernel has no route to clients (%s)%s",
+		noRoute, client, v.view.down())
 }
 
 // certainNIC returns the address of a backend, and the interface by which it was reached; 0: none is known.

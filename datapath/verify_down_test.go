@@ -30,7 +30,8 @@ func TestInterfaceThatLeadsToClientsIsNamed(t *testing.T) {
 	}{
 		{"set down", ip(netlink.LinkSetDown), steps(ip(netlink.LinkSetUp), route),
 			"eth0, which leads to clients, is down", true},
-		{"ARP off", ip(netlink.LinkSetARPOff), ip(netlink.LinkSetARPOn), "eth0, which leads to clients, sends no ARP", false},
+		{"ARP off", ip(netlink.LinkSetARPOff), ip(netlink.LinkSetARPOn),
+			"eth0, which leads to clients, sends no ARP", false},
 		{"MAC address of the router configured", ip(netlink.LinkSetARPOff), ip(func(nic netlink.Link) error {
 			router.LinkIndex = nic.Attrs().Index
 			return netlink.NeighSet(router)
