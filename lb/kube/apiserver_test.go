@@ -39,6 +39,7 @@ type apiServer struct {
 	leases   map[string]*coordination.Lease
 	written  func(client string, old, now *core.Service) // called for each write of a status, with mu held
 	changed  chan struct{}                               // closed at each change
+	refused  map[string]meta.Status                      // Services whose status cannot be written, and the answer
 }
 
 type change struct {
@@ -51,7 +52,7 @@ func newAPIServer(t *testing.T, seed uint64) *apiServer {
 	return &apiServer{
 		t: t, rng: rand.New(rand.NewPCG(seed, seed)), services: map[string]*core.Service{},
 		leases: map[string]*coordination.Lease{}, changed: make(chan struct{}),
-		written: func(string, *core.Service, *core.Service) {},
+		written: func(string, *core.Service, *core.Service) {}, refused: map[string]meta.Status{},
 	}
 }
 
@@ -202,6 +203,24 @@ func status(code int32, reason meta.StatusReason) *http.Response {
 	return respond(int(code), s)
 }
 
+// refusals are answers to writes of a status that were not applied.
+var refusals = []meta.Status{
+	{Code: http.StatusForbidden, Reason: meta.StatusReasonForbidden, Message: "a policy denied request: no"},
+	{Code: http.StatusBadRequest, Message: `admission webhook "x" denied the request: no`},
+	{Code: http.StatusConflict, Reason: meta.StatusReasonConflict, Message: `admission webhook "x" denied the request`},
+	{Code: http.StatusInternalServerError, Message: "etcdserver: request is too large"},
+	{
+		Code: http.StatusInternalServerError, Reason: meta.StatusReasonInternalError,
+		Message: `Internal error occurred: failed calling webhook "x": connection refused`,
+	},
+}
+
+func init() {
+	for i := range refusals {
+		refusals[i].Kind, refusals[i].APIVersion, refusals[i].Status = "Status", "v1", "Failure"
+	}
+}
+
 func (t *transport) serve(r *http.Request, body []byte) *http.Response {
 	path, q := strings.Split(strings.Trim(r.URL.Path, "/"), "/"), r.URL.Query()
 	switch {
@@ -227,6 +246,9 @@ func (t *transport) serve(r *http.Request, body []byte) *http.Response {
 		}
 		if r.Method == http.MethodGet {
 			return respond(http.StatusOK, s.services[name])
+		}
+		if answer, ok := s.refused[name]; ok {
+			return respond(int(answer.Code), answer)
 		}
 		return t.patchStatus(name, body)
 	case strings.Contains(r.URL.Path, "/leases"):

@@ -42,7 +42,7 @@ func conditionsAfter(s *core.Service, d decision) []meta.Condition {
 		Type: conditionAssigned, Status: meta.ConditionTrue, Reason: "Assigned", LastTransitionTime: meta.Now(),
 	}
 	switch {
-	case d.reason == reasonFailed && len(d.addrs) == 0:
+	case (d.reason == reasonFailed || d.reason == reasonRefused) && len(d.addrs) == 0:
 		now.Status, now.Reason, now.Message = meta.ConditionFalse, d.reason, d.warning
 	case was == nil:
 		return s.Status.Conditions

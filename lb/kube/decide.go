@@ -80,7 +80,7 @@ func (a *assigner) held(addrs, lost []netip.Addr) []netip.Addr {
 }
 
 // union returns the elements of a and b, each once, in their order.
-func union(a, b []netip.Addr) (all []netip.Addr) {
+func union[T comparable](a, b []T) (all []T) {
 	for _, x := range slices.Concat(a, b) {
 		if !slices.Contains(all, x) {
 			all = append(all, x)

@@ -22,6 +22,14 @@ func newRecorder(ctx context.Context, client kubernetes.Interface, node string) 
 // maxNote is the length of an Event's message that the API server accepts, in bytes.
 const maxNote = 1024
 
+// note shortens the message of an Event.
+func note(text string) string {
+	if len(text) > maxNote {
+		text = strings.ToValidUTF8(text[:maxNote-3], "") + "..."
+	}
+	return text
+}
+
 // Self is what Events about an agent are on: its pod, or the Node when it is none.
 type Self struct {
 	Client         kubernetes.Interface
@@ -40,9 +48,6 @@ func (s Self) Events(ctx context.Context) (emit func(kind, reason, text string),
 	}
 	events, end := newRecorder(ctx, s.Client, s.Node)
 	return func(kind, reason, text string) {
-		if len(text) > maxNote {
-			text = strings.ToValidUTF8(text[:maxNote-3], "") + "..."
-		}
-		events.Event(on, kind, reason, text)
+		events.Event(on, kind, reason, note(text))
 	}, end
 }

@@ -34,7 +34,7 @@ func testTerm(t *testing.T, objects ...*core.Service) (*term, *fake.Clientset, *
 	a.events = events
 	term := newTerm(a, a.o.Pools)
 	term.services = cache.NewStore(cache.MetaNamespaceKeyFunc)
-	if _, err := term.ledger.take(t.Context()); err != nil {
+	if err := term.ledger.take(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	client.ClearActions()

@@ -23,7 +23,8 @@ import (
 // it leads, and a request of it may arrive late. Each write of a status requires the version of that Service, but two
 // Services have two versions. So what a leader is about to write is first recorded in one object, the ledger, which
 // only its owner can change: a leader begins by making itself the owner, after which the others fail. What the one
-// before was about to write may still arrive. The new owner completes it before it reads what is assigned.
+// before was about to write may still arrive, until the Service has another version. Until then the new owner gives
+// these addresses to no other Service. That also applies to its own writes whose result it does not know.
 
 // intent is an address assignment that is about to be written.
 type intent struct {
@@ -31,13 +32,24 @@ type intent struct {
 	UID       string
 	Version   string // of the Service that the write requires
 	Addresses []string
+	// Also are the addresses of earlier writes that require this version and may still be applied.
+	Also []string `json:",omitempty"`
+
+	before *intent // the earlier writes; nil: none
 }
+
+// ledgerMax bounds the ledger, in bytes: the API server accepts 256 KiB of annotations. An entry has some 200 bytes,
+// and stays only while the result of the write is not known.
+const ledgerMax = 128 << 10
 
 // ledgerPending is the annotation of the ledger with the intents. Its holder is the owner.
 const ledgerPending = "steelyard.dev/pending"
 
 // errDeposed is returned when another leader is the owner of the ledger.
 var errDeposed = errors.New("another agent assigns addresses")
+
+// errLedgerFull is returned when the results of too many writes are not known.
+var errLedgerFull = errors.New("the results of too many writes are not known")
 
 // ledger is the record of what a leader is about to write, as a Lease that does not expire. Its methods can be called
 // from several goroutines.
@@ -46,9 +58,10 @@ type ledger struct {
 	namespace, name string
 	owner           string // unique for each term
 
-	mu       sync.Mutex // guards pending and recorded
+	mu       sync.Mutex // guards the three below
 	pending  map[string]intent
-	recorded int // number of calls of record
+	recorded int  // number of changes that are to be stored
+	full     bool // the last new entry had no room
 
 	writing chan struct{} // full during requests; guards object and written
 	object  *coordination.Lease
@@ -62,8 +75,8 @@ func newLedger(client kubernetes.Interface, namespace, name, node string) *ledge
 	}
 }
 
-// take makes this leader the owner, and returns what the one before was about to write.
-func (l *ledger) take(ctx context.Context) ([]intent, error) {
+// take makes this leader the owner. What the one before was about to write is pending.
+func (l *ledger) take(ctx context.Context) error {
 	api := l.client.CoordinationV1().Leases(l.namespace)
 	object, err := api.Get(ctx, l.name, meta.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -72,15 +85,15 @@ func (l *ledger) take(ctx context.Context) ([]intent, error) {
 		}}
 		object.Spec.HolderIdentity = &l.owner
 		l.object, err = api.Create(ctx, object, meta.CreateOptions{FieldManager: fieldManager})
-		return nil, err
+		return err
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	var before []intent
 	if text := object.Annotations[ledgerPending]; text != "" {
 		if err := json.Unmarshal([]byte(text), &before); err != nil {
-			return nil, fmt.Errorf("the Lease %s/%s: %s: %w; delete it when no agent assigns addresses",
+			return fmt.Errorf("the Lease %s/%s: %s: %w; delete it when no agent assigns addresses",
 				l.namespace, l.name, ledgerPending, err)
 		}
 	}
@@ -90,13 +103,41 @@ func (l *ledger) take(ctx context.Context) ([]intent, error) {
 	object = object.DeepCopy()
 	object.Spec.HolderIdentity = &l.owner
 	l.object, err = api.Update(ctx, object, meta.UpdateOptions{FieldManager: fieldManager})
-	return before, err
+	return err
 }
 
-// record returns once the ledger has the intent. Calls at the same time share a request.
+// record returns once the ledger has the intent. If it fails, the Service has what was pending before.
 func (l *ledger) record(ctx context.Context, i intent) error {
 	l.mu.Lock()
+	before, had := l.pending[i.Service]
+	if had && before.UID == i.UID && before.Version == i.Version {
+		before.before = nil
+		i.before, i.Also = &before, union(before.Addresses, before.Also)
+	}
 	l.pending[i.Service] = i
+	if i.before == nil {
+		text, err := json.Marshal(sortedIntents(l.pending))
+		if l.full = len(text) > ledgerMax; l.full {
+			err = fmt.Errorf("%w: %d in the Lease %s/%s; the API server must answer writes of the status of Services",
+				errLedgerFull, len(l.pending)-1, l.namespace, l.name)
+		}
+		if err != nil {
+			delete(l.pending, i.Service)
+			l.mu.Unlock()
+			return err
+		}
+	}
+	l.mu.Unlock()
+	if err := l.store(ctx); err != nil {
+		l.refused(i.Service)
+		return err
+	}
+	return nil
+}
+
+// store returns once the ledger has what is pending. Calls at the same time share a request.
+func (l *ledger) store(ctx context.Context) error {
+	l.mu.Lock()
 	l.recorded++
 	mine := l.recorded
 	l.mu.Unlock()
@@ -155,11 +196,39 @@ func sortedIntents(pending map[string]intent) []intent {
 	return list
 }
 
-// done removes the intent of a Service: the result of its write is known. The next record stores that.
+// isFull reports whether the last new intent had no room.
+func (l *ledger) isFull() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.full
+}
+
+// refused removes the last intent of a Service: its write was not applied. Earlier ones stay that may still be.
+func (l *ledger) refused(service string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if i := l.pending[service]; i.before != nil {
+		l.pending[service] = *i.before
+	} else {
+		delete(l.pending, service)
+	}
+}
+
+// done removes the intents of a Service: it has another version. The next request stores that.
 func (l *ledger) done(service string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.pending, service)
+}
+
+// keep removes the intents of Services that are not among those known.
+func (l *ledger) keep(known map[string]version) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	maps.DeleteFunc(l.pending, func(name string, _ intent) bool {
+		_, ok := known[name]
+		return !ok
+	})
 }
 
 // pendingFor returns the addresses that may still be written to this version of a Service. An intent for another
@@ -175,7 +244,7 @@ func (l *ledger) pendingFor(s *core.Service) (addrs []netip.Addr) {
 		delete(l.pending, nameOf(s))
 		return nil
 	}
-	for _, text := range i.Addresses {
+	for _, text := range union(i.Addresses, i.Also) {
 		if a, err := netip.ParseAddr(text); err == nil {
 			addrs = append(addrs, a)
 		}

@@ -59,6 +59,9 @@ func (t *term) work(ctx context.Context) {
 		switch err := t.reconcile(ctx, key); {
 		case errors.Is(err, errDeposed):
 			t.deposed()
+		case errors.Is(err, errLedgerFull):
+			t.setFull(err)
+			t.queue.AddAfter(key, leaseRetry)
 		case err != nil:
 			t.o.Log.Warn("address not assigned", "service", key, "err", err)
 			t.queue.AddRateLimited(key)
@@ -100,6 +103,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 	if s == nil || err != nil {
 		return err
 	}
+	t.ledger.pendingFor(s) // what an older version required is not pending any more
 	if !matchesClass(s, t.o.Class) || s.DeletionTimestamp != nil {
 		return t.withdraw(ctx, s)
 	}
@@ -118,18 +122,24 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 		if err := t.ledger.record(ctx, i); err != nil {
 			return err
 		}
+		if !t.ledger.isFull() {
+			t.setFull(nil)
+		}
 	}
 	if d.warning != "" && !d.write { // only a change of the Service, of another one or of the pools can help
 		return t.put(ctx, s, slices.Contains(s.Finalizers, finalizer), statusOf(s), conditions)
 	}
 	if err := t.put(ctx, s, true, d.addrs, conditions); err != nil {
+		if d.write {
+			t.failed(ctx, s, err)
+		}
 		return err
 	}
-	t.ledger.done(key)
 	if !d.write {
 		return nil
 	}
 	t.mu.Lock()
+	delete(t.refused, key)
 	if delete(t.gave, key); len(d.addrs) > 0 {
 		t.gave[key] = s.UID
 	}
@@ -214,6 +224,7 @@ func (t *term) forget(key string) {
 	delete(t.cleared, key)
 	delete(t.gave, key)
 	delete(t.unknown, key)
+	delete(t.refused, key)
 	t.ledger.done(key)
 	t.assigner.unreserve(key)
 	t.assigner.release(key)
@@ -271,6 +282,7 @@ func (t *term) put(
 	if err != nil || now == nil {
 		return err
 	}
+	t.ledger.done(nameOf(s)) // writes that require an older version fail
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.known[nameOf(s)] = versionOf(now)

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	core "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
@@ -18,6 +17,9 @@ import (
 
 // workers is the number of Services that are written at a time. A request takes some milliseconds.
 const workers = 16
+
+// Delays before a Service is tried again after a failed request. No other one waits.
+const failedDelay, failedDelayMax = 100 * time.Millisecond, time.Minute
 
 // term is the state of one period as the leader.
 type term struct {
@@ -37,6 +39,7 @@ type term struct {
 	cleared  map[string]cleared   // Services whose status somebody else has emptied
 	gave     map[string]types.UID // Services to whose status this term has written addresses
 	unknown  map[string]string    // the annotations of a Service of which an Event said that they are not known
+	refused  map[string]told      // Services whose status the API server refuses
 }
 
 // version is that of a Service. A number that is not known is 0.
@@ -57,18 +60,20 @@ type cleared struct {
 }
 
 func newTerm(a *Allocator, pools []Pool) *term {
+	delays := workqueue.NewTypedItemExponentialFailureRateLimiter[string](failedDelay, failedDelayMax)
 	return &term{
 		Allocator: a, assigner: newAssigner(a.o.Class, pools),
-		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
+		queue:  workqueue.NewTypedRateLimitingQueue(delays),
 		ledger: newLedger(a.o.Client, a.o.Namespace, a.leaseName()+"-addresses", a.o.Node),
 		known:  map[string]version{}, gone: map[string]bool{}, waiting: map[string]bool{}, perNode: map[string]bool{},
 		cleared: map[string]cleared{}, gave: map[string]types.UID{}, unknown: map[string]string{}, deposed: func() {},
+		refused: map[string]told{},
 	}
 }
 
-// run assigns addresses until ctx ends. Before it assigns anything it makes itself the only one that may, completes
-// what the leader before was about to write, and reads what is assigned from the storage of the API server: a cache may
-// not have what was written last.
+// run assigns addresses until ctx ends. Before it assigns anything it makes itself the only one that may, and reads
+// what is assigned from the storage of the API server: a cache may not have what was written last. What the leader
+// before was about to write is reserved, and settled by the worker that has the Service: one Service delays no other.
 func (t *term) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -78,14 +83,8 @@ func (t *term) run(ctx context.Context) error {
 		stop()
 		t.queue.ShutDown()
 	}()
-	before, err := t.ledger.take(ctx)
-	if err != nil {
+	if err := t.ledger.take(ctx); err != nil {
 		return fmt.Errorf("ledger %s/%s: %w", t.o.Namespace, t.ledger.name, err)
-	}
-	for _, i := range before {
-		if err := t.complete(ctx, i); err != nil {
-			return fmt.Errorf("complete the assignment of %s: %w", i.Service, err)
-		}
 	}
 	if err := t.readAll(ctx); err != nil {
 		return fmt.Errorf("read the Services: %w", err)
@@ -105,29 +104,7 @@ func (t *term) run(ctx context.Context) error {
 	return nil
 }
 
-// complete writes what the leader before was about to write, so that its own request, if it arrives yet, fails.
-func (t *term) complete(ctx context.Context, i intent) error {
-	namespace, name, err := cache.SplitMetaNamespaceKey(i.Service)
-	if err != nil {
-		return err
-	}
-	s, err := t.o.Client.CoreV1().Services(namespace).Get(ctx, name, meta.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
-	case err != nil:
-		return err
-	case string(s.UID) != i.UID || s.ResourceVersion != i.Version:
-	default:
-		_, err := t.write(ctx, s, true, i.Addresses, s.Status.Conditions)
-		if err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err) {
-			return err
-		}
-	}
-	t.ledger.done(i.Service)
-	return nil
-}
-
-// readAll adopts the addresses of all Services, older Services first.
+// readAll adopts the addresses of all Services, older Services first, and those that may be written to them yet.
 func (t *term) readAll(ctx context.Context) error {
 	o := meta.ListOptions{Limit: 500} // without a version: what is stored now
 	for {
@@ -138,8 +115,10 @@ func (t *term) readAll(ctx context.Context) error {
 		t.mu.Lock()
 		for i := range list.Items {
 			s := &list.Items[i]
-			if slim(s); matchesClass(s, t.o.Class) { // the older one keeps an address, whatever the order is
-				t.assigner.adopt(s, nil)
+			slim(s)
+			pending := t.ledger.pendingFor(s)
+			if matchesClass(s, t.o.Class) { // the older one keeps an address, whatever the order is
+				t.assigner.adopt(s, pending)
 			} else {
 				t.assigner.reserve(s, nil)
 			}
@@ -148,6 +127,7 @@ func (t *term) readAll(ctx context.Context) error {
 		t.mu.Unlock()
 		if o.Continue = list.Continue; o.Continue == "" {
 			t.read, _ = strconv.ParseUint(list.ResourceVersion, 10, 64)
+			t.ledger.keep(t.known)
 			return nil
 		}
 	}

@@ -1,0 +1,252 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	coordination "k8s.io/api/coordination/v1"
+	core "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stest "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// refusing is an API server with one agent that assigns addresses.
+type refusing struct {
+	*apiServer
+	events *record.FakeRecorder
+	agent  *Allocator
+}
+
+func newRefusing(t *testing.T) *refusing {
+	r := &refusing{newAPIServer(t, 1), record.NewFakeRecorder(10_000), nil}
+	client := r.client("agent", &faults{})
+	pool := Pool{Pool: lb.Pool{Name: "public", AutoAssign: true, Ranges: []lb.AddrRange{
+		{From: netip.MustParseAddr("203.0.113.1"), To: netip.MustParseAddr("203.0.127.254")},
+	}}}
+	r.agent = NewAllocator(AllocatorOptions{
+		Client: client, Lease: client, Node: "n1", Namespace: "steelyard", Pools: []Pool{pool},
+		Log: slog.New(slog.DiscardHandler),
+	})
+	r.agent.events = r.events
+	return r
+}
+
+// lead lets the agent lead for some time.
+func (r *refusing) lead(d time.Duration) {
+	stop := running(r.t, func(ctx context.Context) error { r.agent.lead(ctx); return nil })
+	time.Sleep(d)
+	synctest.Wait()
+	stop()
+}
+
+func (r *refusing) add(name string) {
+	r.edit("default/"+name, func(*core.Service) *core.Service {
+		return wanting(name, func(s *core.Service) { s.ResourceVersion = "" })
+	})
+}
+
+func (r *refusing) has(name string) string { return fmt.Sprint(statusOf(r.services["default/"+name])) }
+
+// pending returns the annotation of the ledger.
+func (r *refusing) pending() string {
+	return r.leases["steelyard-addresses"].Annotations[ledgerPending]
+}
+
+// The status of one Service is refused, whose write the leader before had recorded: all others get their addresses,
+// also those that are made later. Its owner is told, and it gets an address when the cause is gone.
+func TestRefusedService(t *testing.T) {
+	for _, answer := range refusals {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRefusing(t)
+			r.add("refused")
+			r.add("other")
+			s := r.services["default/refused"]
+			text, _ := json.Marshal([]intent{{
+				Service: nameOf(s), UID: string(s.UID), Version: s.ResourceVersion, Addresses: []string{"203.0.113.1"},
+			}})
+			r.leases["steelyard-addresses"] = &coordination.Lease{ObjectMeta: meta.ObjectMeta{
+				Name: "steelyard-addresses", Namespace: "steelyard", ResourceVersion: "1",
+				Annotations: map[string]string{ledgerPending: string(text)},
+			}}
+			r.refused["default/refused"] = answer
+			r.lead(10 * time.Minute)
+			r.add("later")
+			r.lead(10 * time.Minute)
+			others := []string{r.has("refused"), r.has("other"), r.has("later")}
+			// The write of the leader before may still be applied: its address is given to no other Service.
+			if want := []string{"[]", "[203.0.113.2]", "[203.0.113.3]"}; !slices.Equal(others, want) {
+				t.Errorf("%d %s: the addresses are %v; want %v", answer.Code, answer.Message, others, want)
+			}
+			close(r.events.Events)
+			told := false
+			for e := range r.events.Events {
+				told = told || strings.Contains(e, "Warning StatusRefused") && strings.Contains(e, answer.Message)
+			}
+			if r.events.Events = make(chan string, 100); !told {
+				t.Errorf("%d %s: no Event says so", answer.Code, answer.Message)
+			}
+			clear(r.refused)
+			if r.lead(2 * time.Minute); r.has("refused") != "[203.0.113.1]" {
+				t.Errorf("%d %s: %s when the cause is gone", answer.Code, answer.Message, r.has("refused"))
+			}
+		})
+	}
+}
+
+// Many Services whose status is refused neither fill the ledger nor keep others from getting an address, and get
+// theirs soon after the cause is gone.
+func TestManyRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRefusing(t)
+		const many = 150
+		for i := range many {
+			name := fmt.Sprintf("%s-%04d", strings.Repeat("x", 50), i)
+			r.add(name)
+			r.refused["default/"+name] = refusals[0]
+		}
+		for range 3 {
+			r.lead(2 * time.Minute)
+		}
+		if n := len(r.pending()); n > 8<<10 {
+			t.Errorf("the ledger has %d bytes; want the %d writes under way at most", n, workers)
+		}
+		r.add("innocent")
+		if r.lead(time.Minute); r.has("innocent") == "[]" {
+			t.Error("a Service that is not refused has no address")
+		}
+		clear(r.refused)
+		r.lead(2 * time.Minute)
+		without := 0
+		for _, s := range r.services {
+			if len(statusOf(s)) == 0 {
+				without++
+			}
+		}
+		if without > 0 {
+			t.Errorf("%d of %d Services have no address two minutes after the cause is gone", without, many)
+		}
+	})
+}
+
+// What a refusal does to the ledger depends on the writes before it: one whose result is not known may be applied yet.
+func TestLedgerAfterRefusal(t *testing.T) {
+	s := wanting("web", same)
+	forbidden := &apierrors.StatusError{ErrStatus: refusals[0]}
+	conflict := apierrors.NewConflict(coordination.Resource("services"), "web", errTest)
+	timeout := apierrors.NewTimeoutError("x", 1)
+	unauthorized := apierrors.NewUnauthorized("x")
+	for name, tt := range map[string]struct {
+		failures []error
+		want     string // what is pending
+	}{
+		"refused":                   {[]error{forbidden}, "[]"},
+		"refused twice":             {[]error{forbidden, forbidden}, "[]"},
+		"lost":                      {[]error{errTest}, "[203.0.113.1]"},
+		"timed out":                 {[]error{timeout}, "[203.0.113.1]"},
+		"unauthorized":              {[]error{unauthorized}, "[203.0.113.1]"},
+		"conflict":                  {[]error{conflict}, "[]"},
+		"lost, then refused":        {[]error{errTest, forbidden}, "[203.0.113.1]"},
+		"lost twice":                {[]error{errTest, errTest}, "[203.0.113.2 203.0.113.1]"},
+		"lost twice, then refused":  {[]error{errTest, errTest, forbidden}, "[203.0.113.2 203.0.113.1]"},
+		"lost, then conflict":       {[]error{errTest, conflict}, "[]"},
+		"refused, then lost":        {[]error{forbidden, errTest}, "[203.0.113.2]"},
+		"lost, refused, lost again": {[]error{errTest, forbidden, errTest}, "[203.0.113.3 203.0.113.1]"},
+	} {
+		term, _, _ := testTerm(t)
+		for i, err := range tt.failures {
+			addrs := []string{fmt.Sprint("203.0.113.", i+1)}
+			intent := intent{Service: nameOf(s), UID: string(s.UID), Version: s.ResourceVersion, Addresses: addrs}
+			if err := term.ledger.record(t.Context(), intent); err != nil {
+				t.Fatal(err)
+			}
+			term.failed(t.Context(), s, err)
+		}
+		if got := fmt.Sprint(term.ledger.pendingFor(s)); got != tt.want {
+			t.Errorf("%s: %s is pending; want %s", name, got, tt.want)
+		}
+	}
+}
+
+// A policy that refuses the addresses only lets the condition say why there are none. It is written once.
+func TestRefusedCondition(t *testing.T) {
+	term, client, events := testTerm(t, wanting("web", same))
+	client.PrependReactor("patch", "services", func(a k8stest.Action) (bool, runtime.Object, error) {
+		if strings.Contains(string(a.(k8stest.PatchAction).GetPatch()), "loadBalancer") {
+			return true, nil, &apierrors.StatusError{ErrStatus: refusals[0]}
+		}
+		return false, nil, nil
+	})
+	for range 3 {
+		if err := term.reconcile(t.Context(), webName); err == nil {
+			t.Error("no error")
+		}
+		s, err := client.CoreV1().Services("default").Get(t.Context(), "web", meta.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := assignedCondition(s)
+		if c == nil || c.Reason != "StatusRefused" || !strings.Contains(c.Message, refusals[0].Message) {
+			t.Fatalf("the condition is %+v", c)
+		}
+		term.services.Update(s)
+	}
+	conditions := 0
+	for _, p := range patches(client) {
+		if !strings.Contains(p, "loadBalancer") {
+			conditions++
+		}
+	}
+	if conditions != 1 || len(events.Events) != 1 {
+		t.Errorf("%d conditions written, %d Events; want one each", conditions, len(events.Events))
+	}
+}
+
+// When the results of too many writes are not known, no further Service gets an address until some are; those known
+// are tried again.
+func TestLedgerFull(t *testing.T) {
+	var problem error
+	term, client, _ := testTerm(t)
+	term.o.Problem = func(err error) { problem = err }
+	add := func(i int) error {
+		name := fmt.Sprintf("default/%s-%04d", strings.Repeat("x", 50), i)
+		return term.ledger.record(t.Context(), intent{Service: name, Version: "7", Addresses: []string{"203.0.113.1"}})
+	}
+	n, err := 0, error(nil)
+	for ; err == nil && n < 10_000; n++ {
+		err = add(n)
+	}
+	stored := term.ledger.object.Annotations[ledgerPending]
+	if n < 500 || err == nil || len(stored) > 250<<10 {
+		t.Fatalf("%d intents, %d bytes: %v; want a limit below that of the API server", n, len(stored), err)
+	}
+	if term.setFull(err); problem == nil || !strings.Contains(problem.Error(), "steelyard-addresses") {
+		t.Errorf("the status has the problem %v", problem)
+	}
+	if err := add(0); err != nil {
+		t.Errorf("one that is pending: %v", err)
+	}
+	for i := range 10 {
+		term.ledger.done(fmt.Sprintf("default/%s-%04d", strings.Repeat("x", 50), i))
+	}
+	s := wanting("web", same)
+	term.services.Add(s)
+	if err := client.Tracker().Add(s); err != nil {
+		t.Fatal(err)
+	}
+	if err := term.reconcile(t.Context(), webName); err != nil || problem != nil {
+		t.Errorf("with room again: %v, and the status has the problem %v", err, problem)
+	}
+}
