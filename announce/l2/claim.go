@@ -39,6 +39,10 @@ type ownership struct {
 	defended time.Time // last
 	defend   time.Time // when it is to be defended next; zero: not
 	question question  // to a member that has the VIP, too, and precedes this one
+	// announced is when it was announced last by more than one frame.
+	announced time.Time
+	contested bool // another member claims it, or did a short time ago
+	rival     bool // a live member says that it has it, too
 }
 
 // Waiting is why a VIP is not announced yet.
@@ -91,10 +95,10 @@ func (a *Announcer) runClaims(ctx context.Context) {
 
 // steps are what is due.
 type steps struct {
-	probe  []netip.Addr // for these
-	added  []netip.Addr // are owned now
-	defend []netip.Addr // by gratuitous frames
-	ask    map[netip.Addr]question
+	probe    []netip.Addr // for these
+	announce []netip.Addr // are owned now, or to be announced again
+	defend   []netip.Addr // by gratuitous frames
+	ask      map[netip.Addr]question
 }
 
 // sendAll sends what is due.
@@ -107,8 +111,8 @@ func (a *Announcer) sendAll(ctx context.Context, s steps) {
 			r.ask(ctx, vip, q)
 		}
 	}
-	if len(s.added) > 0 {
-		a.announce(ctx, a.responders, s.added)
+	if len(s.announce) > 0 {
+		a.announce(ctx, a.responders, s.announce)
 	}
 	if len(s.probe) == 0 {
 		return
@@ -160,8 +164,16 @@ func (a *Announcer) step(now time.Time) (s steps, next time.Duration) {
 		next = min(next, c.due.Sub(now))
 	}
 	s.ask = map[netip.Addr]question{}
-	for vip := range a.conflicts {
+	for vip, r := range a.conflicts {
 		o := a.owned[vip]
+		if o != nil && o.contested {
+			if at := o.calm(r.Last); at.After(now) {
+				next = min(next, at.Sub(now))
+			} else {
+				o.contested = false
+				a.announceAgain(vip, o, now)
+			}
+		}
 		if o != nil {
 			if at := o.question.next(); !at.IsZero() && !at.After(now) {
 				o.question.sent++
@@ -180,7 +192,8 @@ func (a *Announcer) step(now time.Time) (s steps, next time.Duration) {
 			s.defend = append(s.defend, vip)
 		}
 	}
-	for _, list := range [][]netip.Addr{s.probe, s.added, s.defend} {
+	next = a.dueAgain(now, &s, next)
+	for _, list := range [][]netip.Addr{s.probe, s.announce, s.defend} {
 		slices.SortFunc(list, netip.Addr.Compare)
 	}
 	if a.publishing {
@@ -214,8 +227,8 @@ func (a *Announcer) advance(vip netip.Addr, c *claim, now time.Time, s *steps) {
 			delete(a.conflicts, vip)
 			a.o.Log.Info("address taken over", "vip", vip, "from", r.MAC)
 		}
-		a.owned[vip] = &ownership{term: a.nextTerm(vip)}
-		s.added = append(s.added, vip)
+		a.owned[vip] = &ownership{term: a.nextTerm(vip), announced: now}
+		s.announce = append(s.announce, vip)
 		a.publishing = true
 	}
 }

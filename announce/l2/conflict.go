@@ -89,6 +89,7 @@ func (a *Announcer) conflict(vip netip.Addr, mac, iface string, to netip.Addr) {
 			at = now.Add(memberTimeout)
 		}
 		o.defendAfter(at)
+		o.contested = member // one outside may claim it again: it is defended only (RFC 5227 §2.4)
 	}
 	a.wake()
 	a.mu.Unlock()

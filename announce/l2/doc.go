@@ -17,6 +17,8 @@
 // another member has it. After a partition of the members, the later term decides; while it lasts, two owners hear each
 // other, and the order of the VIP decides (outranks).
 //
+// An owner announces its VIPs again after what may have replaced or kept away its announcements (refresh.go).
+//
 // VIPs of a service that asks for it (lb.Announcement.Apart) go to different nodes while there are enough, and to one
 // that returned, if connections survive that (apart.go).
 //

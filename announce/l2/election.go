@@ -132,7 +132,12 @@ func (a *Announcer) otherOwner(vip netip.Addr) (members.Peer, bool) {
 	if a.o.Members == nil {
 		return members.Peer{}, false
 	}
-	first, ok := elect(vip, a.view(vip))
+	return a.otherOf(vip, a.view(vip))
+}
+
+// otherOf is otherOwner for the nodes of a.view(vip); a.mu is held.
+func (a *Announcer) otherOf(vip netip.Addr, nodes []members.Peer) (members.Peer, bool) {
+	first, ok := elect(vip, nodes)
 	if vips := a.apart[vip].vips; ok && !first.Claim.Holds && slices.Contains(vips, vip) {
 		first, ok = electApart(vip, vips, a.view)
 	}
@@ -171,19 +176,38 @@ func (a *Announcer) joining(now time.Time) bool {
 // reelect gives up the VIPs that another member is to have, and makes the claims due that wait for a member; a.mu is
 // held.
 func (a *Announcer) reelect(now time.Time) {
-	for vip := range a.owned {
-		if _, leaving := a.leaving[vip]; leaving {
-			continue
-		}
-		if p, other := a.otherOwner(vip); other {
-			a.o.Log.Info("address left to another member", "vip", vip, "member", p.Name)
-			a.release(vip, &claim{standby: p.Name, due: now.Add(time.Hour)})
-		}
+	if a.o.Members != nil {
+		a.noteReturned(now)
+		a.settle(now)
 	}
 	for _, c := range a.claims {
 		if c.standby != "" || c.member {
 			c.due = now
 		}
+	}
+}
+
+// settle gives up the VIPs that another member is to have, and plans another announcement of those that another one has
+// given up; a.mu is held.
+func (a *Announcer) settle(now time.Time) {
+	for vip, o := range a.owned {
+		if _, leaving := a.leaving[vip]; leaving {
+			continue
+		}
+		nodes := a.view(vip)
+		if p, other := a.otherOf(vip, nodes); other {
+			a.o.Log.Info("address left to another member", "vip", vip, "member", p.Name)
+			a.release(vip, &claim{standby: p.Name, due: now.Add(time.Hour)})
+			continue
+		}
+		self := a.o.Members.Self()
+		rival := slices.ContainsFunc(nodes, func(p members.Peer) bool {
+			return p.Address != self && p.Alive && p.Claim.Holds
+		})
+		if o.rival && !rival {
+			a.announceAgain(vip, o, now)
+		}
+		o.rival = rival
 	}
 }
 

@@ -61,7 +61,9 @@ type Announcer struct {
 	published map[netip.Addr]members.Claim
 	// leaving are owned VIPs that Set has removed, until another member has them.
 	leaving    map[netip.Addr]*leave
-	local      map[netip.Addr]bool // VIPs with endpoints on this node
+	again      map[netip.Addr]time.Time // when owned VIPs are to be announced again
+	alive      map[netip.Addr]time.Time // the members that are, and since when
+	local      map[netip.Addr]bool      // VIPs with endpoints on this node
 	apart      map[netip.Addr]apart
 	firstSet   time.Time       // zero: none yet
 	joined     bool            // see joining
@@ -86,6 +88,7 @@ func New(o Options) (*Announcer, error) {
 		o: o, metrics: newMetrics(), claimed: make(chan struct{}, 1),
 		owned: map[netip.Addr]*ownership{}, claims: map[netip.Addr]*claim{}, conflicts: map[netip.Addr]*Conflict{},
 		leaving: map[netip.Addr]*leave{}, local: map[netip.Addr]bool{}, apart: map[netip.Addr]apart{},
+		again:  map[netip.Addr]time.Time{},
 		macs:   make(chan struct{}, 1),
 		pace:   bucket{interval: frameInterval, burst: frameBurst},
 		logged: bucket{interval: logInterval, burst: logBurst},
@@ -125,7 +128,7 @@ func (a *Announcer) Set(ctx context.Context, list []lb.Announcement) error {
 	if a.o.Claim {
 		for _, vip := range added {
 			delete(a.claims, vip)
-			a.owned[vip] = &ownership{}
+			a.owned[vip] = &ownership{announced: time.Now()}
 		}
 	} else {
 		added = nil // runClaims announces them
@@ -244,6 +247,7 @@ func (a *Announcer) Run(ctx context.Context) error {
 	}
 	running.Go(func() { a.runClaims(ctx) })
 	running.Go(func() { a.watchClock(ctx) })
+	running.Go(func() { a.refresh(ctx) })
 	if a.o.Members != nil {
 		running.Go(func() { a.balance(ctx) })
 		running.Go(func() { a.tellMACs(ctx) })

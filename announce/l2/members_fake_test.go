@@ -22,6 +22,10 @@ type segment struct {
 	mu        sync.Mutex
 	hosts     []*host
 	separated bool // the members do not reach each other; the segment works
+	// far are the hosts behind a link of the segment that is down: they and the others do not reach each other.
+	far map[*host]bool
+	// router has the entries of a host that is not far: the MAC address that was announced last.
+	router map[netip.Addr]string
 }
 
 // host is an announcer and its view of the others.
@@ -41,7 +45,7 @@ type host struct {
 }
 
 func newSegment(t *testing.T, n int) *segment {
-	x := &segment{t: t}
+	x := &segment{t: t, router: map[netip.Addr]string{}}
 	for i := range n {
 		h := &host{
 			segment: x, f: newFakeSystem(), self: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}),
@@ -74,8 +78,8 @@ func (h *host) Peers(vip netip.Addr) (list []members.Peer) {
 	for _, o := range h.hosts {
 		if o != h {
 			list = append(list, members.Peer{
-				Address: o.self, Name: o.name(), Alive: !o.down && !h.separated, Known: o.claims != nil,
-				Since: o.since,
+				Address: o.self, Name: o.name(), Known: o.claims != nil, Since: o.since,
+				Alive: !o.down && !h.separated && h.far[o] == h.far[h],
 				Claim: o.claims[vip],
 			})
 		}
@@ -149,8 +153,11 @@ func (x *segment) deliver(from *host, text string) {
 	if n != 6 || from.down {
 		return
 	}
+	if ip := netip.MustParseAddr(sender); sender == target && !x.far[from] {
+		x.router[ip] = mac
+	}
 	for _, h := range x.hosts {
-		if h == from || h.down || h.s == nil {
+		if h == from || h.down || h.s == nil || x.far[h] != x.far[from] {
 			continue
 		}
 		ip, vip := netip.MustParseAddr(sender), netip.MustParseAddr(target)

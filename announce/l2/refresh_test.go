@@ -1,0 +1,139 @@
+package l2
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/announce/l2/members"
+)
+
+// wantRouter checks that the router has the MAC address of the owner of each VIP.
+func (x *segment) wantRouter(what string, vips ...netip.Addr) {
+	x.t.Helper()
+	for _, vip := range vips {
+		if o := x.owner(vip); x.router[vip] != o.mac() {
+			x.t.Errorf("%s: the router has %s for %s; want %s of %s", what, x.router[vip], vip, o.mac(), o.name())
+		}
+	}
+}
+
+// After the parts of a segment are joined again, the owner announces its VIPs to the other part: both when it had them
+// before, when members there give them up, and when only it can serve them.
+func TestJoinedSegment(t *testing.T) {
+	for _, all := range []bool{true, false} {
+		for _, cut := range []time.Duration{time.Second, 3 * time.Second, 9 * time.Second, time.Hour} {
+			t.Run(fmt.Sprintf("all=%t/cut=%s", all, cut), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					x := newSegment(t, 3)
+					x.run()
+					for _, h := range x.hosts {
+						h.set(shared...)
+					}
+					x.pass(10 * time.Second)
+					x.wantRouter("before", shared...)
+					far := x.hosts[0]
+					x.change(func() { x.far = map[*host]bool{far: true} })
+					if !all { // the servers are behind the link
+						x.hosts[1].set()
+						x.hosts[2].set()
+					}
+					x.pass(cut)
+					x.change(func() {
+						x.far = nil
+						for _, h := range x.hosts {
+							h.since = time.Now()
+						}
+					})
+					x.pass(2*againInterval + time.Second)
+					x.wantRouter("joined again", shared...)
+				})
+			})
+		}
+	}
+}
+
+// After a conflict with another member, whose frames came last, a VIP is announced again, and not while it lasts. A
+// member that is alive and not by turns does not cause more announcements than the limit.
+func TestAnnounceAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := newSegment(t, 2)
+		x.run()
+		owner, other := x.hosts[0], x.hosts[1]
+		owner.set(vip4)
+		x.pass(time.Minute)
+		for range 3 {
+			x.change(func() { x.router[vip4] = other.mac() })
+			owner.a.conflict(vip4, other.mac(), "eth0", netip.Addr{})
+			x.pass(calmAfter - 100*time.Millisecond)
+		}
+		if x.router[vip4] != other.mac() {
+			t.Error("announced in the conflict")
+		}
+		x.pass(time.Second)
+		x.wantRouter("after the conflict", vip4)
+	})
+	synctest.Test(t, func(t *testing.T) {
+		x := newSegment(t, 2)
+		x.run()
+		owner, other := x.hosts[0], x.hosts[1]
+		owner.set(vip4)
+		x.pass(10 * time.Second)
+		owner.f.take()
+		frames := 0
+		for range 600 {
+			time.Sleep(100 * time.Millisecond)
+			x.change(func() { other.down, other.since = !other.down, time.Now() })
+			synctest.Wait()
+			frames += len(owner.f.take())
+		}
+		most := 2 * (1 + len(owner.a.o.Repeat)) * int(time.Minute/againInterval+1)
+		if frames == 0 || frames > most {
+			t.Errorf("%d frames in a minute; want at most %d", frames, most)
+		}
+	})
+}
+
+// Each VIP is announced once a minute, and not all at the same time. What this node does not have is not.
+func TestRefresh(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 200
+		var vips []netip.Addr
+		for i := range n {
+			vips = append(vips, netip.AddrFrom4([4]byte{203, 0, 113, byte(i)}))
+		}
+		x := newSegment(t, 2)
+		x.run()
+		owner, other := x.hosts[0], x.hosts[1]
+		owner.set(vips...)
+		x.pass(10 * time.Second)
+		other.set(vips...)
+		owner.set(vips[1:]...)
+		x.pass(refreshInterval)
+		if x.owner(vips[0]) != other || owner.claims[vips[1]] != (members.Claim{Eligible: true, Holds: true, Term: 1}) {
+			t.Fatal("the VIPs have other owners")
+		}
+		owner.f.take()
+		go owner.a.refresh(t.Context())
+		most, sum, seen := 0, 0, map[string]int{}
+		for range 2 * refreshSlots {
+			time.Sleep(refreshInterval / refreshSlots)
+			synctest.Wait()
+			got := owner.f.take()
+			most, sum = max(most, len(got)), sum+len(got)
+			for _, text := range got {
+				seen[text]++
+			}
+		}
+		for text, times := range seen {
+			if times != 2 {
+				t.Errorf("%d times in two minutes: %s", times, text)
+			}
+		}
+		if len(seen) != 2*(n-1) || most > sum/10 { // a request and a reply each
+			t.Errorf("%d different frames, at most %d of %d in a second", len(seen), most, sum)
+		}
+	})
+}
