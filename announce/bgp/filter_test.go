@@ -75,3 +75,27 @@ func parseExtText(s string) ([]byte, error) {
 	}
 	return c.Serialize()
 }
+
+// Extended communities of a route that was sent are printed as they are configured.
+func TestSentExtendedCommunities(t *testing.T) {
+	want := []string{"rt:64512:100", "soo:64512:4294967295", "rt:192.0.2.1:7", "soo:4200000001:65535"}
+	var list []packet.ExtendedCommunityInterface
+	for _, b := range [][]byte{
+		{0, 2, 0xfc, 0, 0, 0, 0, 100}, {0, 3, 0xfc, 0, 0xff, 0xff, 0xff, 0xff}, {1, 2, 192, 0, 2, 1, 0, 7},
+		{2, 3, 0xfa, 0x56, 0xea, 0x01, 0xff, 0xff},
+	} {
+		c, err := packet.ParseExtended(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, c)
+	}
+	b, err := packet.NewPathAttributeExtendedCommunities(list).Serialize()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r lb.SentRoute
+	if addAttributes(&r, b); fmt.Sprint(r.ExtendedCommunities) != fmt.Sprint(want) {
+		t.Errorf("%q; want %q", r.ExtendedCommunities, want)
+	}
+}

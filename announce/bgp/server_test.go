@@ -72,12 +72,20 @@ func TestDialProblem(t *testing.T) {
 		{os.ErrDeadlineExceeded, signatureSurplus, "it has a password, this node has none"},
 		{os.ErrDeadlineExceeded, signatureMissing, "it has no password (MD5), this node has one"},
 		{os.ErrDeadlineExceeded, signatureMismatch, "a wrong MD5 signature: check"},
-		{os.ErrDeadlineExceeded, signatureRight, "check the filters"},
+		{os.ErrDeadlineExceeded, signatureRight, "with the right password (MD5): check the filters"},
+		{os.ErrDeadlineExceeded, signatureNone, "no response, but the peer connects: check the filters"},
 		{os.ErrDeadlineExceeded, signatureUnknown, "no response; if the peer is up"},
 		{syscall.ETIMEDOUT, signatureUnknown, "no response; if the peer is up"},
 	} {
 		if got := dialProblem(row.err, row.seen); !strings.Contains(got, row.want) {
 			t.Errorf("%v, signature %d: %q, want %q", row.err, row.seen, got, row.want)
+		}
+	}
+	syn := make([]byte, tcpHeaderLen)
+	syn[3], syn[12], syn[13] = 179, tcpHeaderLen/4<<4, tcpSYN
+	for password, want := range map[string]signature{"": signatureNone, "secret": signatureMissing} {
+		if got := signatureOf(syn, netip.Addr{}, netip.Addr{}, 179, 179, password); got != want {
+			t.Errorf("a SYN without a signature, password %q: %d, want %d", password, got, want)
 		}
 	}
 	n := session{dialErr: os.ErrDeadlineExceeded}

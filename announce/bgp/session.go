@@ -153,6 +153,8 @@ func dialProblem(err error, s signature) string {
 		return text + "with a wrong MD5 signature: check the password (MD5) on both sides"
 	case s == signatureRight:
 		return "no response, but the peer connects with the right password (MD5): check the filters between the two"
+	case s == signatureNone:
+		return "no response, but the peer connects: check the filters between the two"
 	default:
 		return "no response; if the peer is up, check the password (MD5) on both sides"
 	}

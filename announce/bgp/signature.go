@@ -16,7 +16,8 @@ type signature uint8
 
 const (
 	signatureUnknown  signature = iota // none was seen
-	signatureRight                     // or neither side has a password
+	signatureRight                     // both have the same password
+	signatureNone                      // neither side has a password
 	signatureMissing                   // the peer has no password, this node has one
 	signatureSurplus                   // the peer has a password, this node has none
 	signatureMismatch                  // the passwords differ
@@ -126,7 +127,7 @@ func signatureOf(b []byte, from, to netip.Addr, port, listen uint16, password st
 	digest := md5Option(b[tcpHeaderLen:header])
 	switch {
 	case digest == nil && password == "":
-		return signatureRight
+		return signatureNone
 	case digest == nil:
 		return signatureMissing
 	case password == "":
