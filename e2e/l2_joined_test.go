@@ -1,0 +1,82 @@
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+// TestMembersJoinedSegment: a member with all servers is behind a link of the segment that goes down. It takes over all
+// addresses there, and the others give theirs up. When the link is up again, the router, which nobody uses meanwhile,
+// must have its MAC address for each of them.
+func TestMembersJoinedSegment(t *testing.T) {
+	m := newMembers(t, 2)
+	before := m.settled(t, m.agents...)
+	far := m.others(before[m.vips[0]])[0]
+	must := func(host *lab.Host, command ...string) {
+		t.Helper()
+		if out, err := host.Run(t.Context(), command[0], command[1:]...); err != nil {
+			t.Fatal(err, out)
+		}
+	}
+	ports := []string{m.port(far)}
+	for _, s := range m.Servers {
+		ports = append(ports, s.Port)
+	}
+	// The trunk is down from the start.
+	must(m.Switch, "ip", "link", "add", "trunk", "type", "veth", "peer", "name", "trunk-far")
+	must(m.Switch, "ip", "link", "add", "far", "type", "bridge", "mcast_snooping", "0")
+	must(m.Switch, "ip", "link", "set", "far", "up")
+	must(m.Switch, "ip", "link", "set", "trunk", "master", "switch")
+	must(m.Switch, "ip", "link", "set", "trunk-far", "up", "master", "far")
+	for _, vip := range m.vips {
+		m.forget(t, vip)
+		if _, err := m.client().Get(t.Context(), url(vip)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, port := range ports {
+		must(m.Switch, "ip", "link", "set", port, "master", "far")
+	}
+	labtest.Until(t, 30*time.Second, "the far member has all addresses", func() error {
+		routes, err := routesOf(t, far)
+		if err != nil {
+			return err
+		}
+		for _, r := range routes {
+			if !r.Announced {
+				return fmt.Errorf("%s: %s", r.Address, r.Reason)
+			}
+		}
+		return nil
+	})
+	time.Sleep(8 * time.Second)
+	must(m.Switch, "ip", "link", "set", "trunk", "up")
+	owners := m.settled(t, m.agents...)
+	link, err := far.Run(t.Context(), "ip", "-br", "link", "show", "eth0")
+	if err != nil || len(strings.Fields(link)) < 3 {
+		t.Fatal(err, link)
+	}
+	mac := strings.Fields(link)[2]
+	labtest.Until(t, 20*time.Second, "the router has the MAC address of the owner", func() error {
+		for _, vip := range m.vips {
+			if owners[vip] != far {
+				return fmt.Errorf("%s is announced by %s", vip, owners[vip])
+			}
+			out, err := m.Topology.Router.Run(t.Context(), "ip", "neigh", "show", vip.String(), "dev", "segment")
+			if err != nil || !strings.Contains(out, mac) {
+				return fmt.Errorf("%s: %q, %v; want %s", vip, out, err, mac)
+			}
+		}
+		return nil
+	})
+	for _, vip := range m.vips {
+		if _, err := m.client().Get(t.Context(), url(vip)); err != nil {
+			t.Error(err)
+		}
+	}
+}
