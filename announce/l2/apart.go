@@ -105,7 +105,7 @@ func (a *Announcer) moveOne(ctx context.Context) bool {
 	delete(a.leaving, vip)
 	if p, other := a.otherOwner(vip); other && p.Claim.Holds {
 		a.o.Log.Info("address left to another member", "vip", vip, "member", p.Name)
-		a.release(vip, &claim{standby: p.Name, due: time.Now().Add(time.Hour)})
+		a.release(vip, onStandby(p, nil, time.Now()))
 	}
 	a.publishing = true
 	a.wake()

@@ -11,6 +11,8 @@ import (
 	"github.com/mdlayher/arp"
 	"github.com/mdlayher/ethernet"
 	"github.com/mdlayher/ndp"
+
+	"github.com/steelyard-lb/steelyard/announce/l2/members"
 )
 
 // Times of a claim. They are shorter than those of RFC 5227 §1.1, because clients wait for the address: a host on an
@@ -30,7 +32,15 @@ type claim struct {
 	heard   string    // the MAC address of a host that has the VIP, or probes for it, too
 	member  bool      // that host is a member
 	standby string    // the name of the member that is to have the VIP; "": this node is
+	silent  bool      // that member does not say that it has it
+	outside outside   // who else answered for the VIP meanwhile
 	held    time.Time // since when live members keep this node from the VIP; zero: they do not
+}
+
+// outside is a host that is no member.
+type outside struct {
+	mac string
+	at  time.Time
 }
 
 // ownership is a VIP that is announced.
@@ -62,13 +72,34 @@ func (a *Announcer) Waiting() map[netip.Addr]Waiting {
 		case !usable:
 			list[vip] = Waiting{Reason: "no interface of [l2] is up"}
 		case c.standby != "":
-			list[vip] = Waiting{fmt.Sprintf("standby: %s has it", c.standby), true}
+			list[vip] = Waiting{c.standbyReason(time.Now()), true}
 		case c.heard != "" && a.conflicts[vip] != nil:
 		default:
 			list[vip] = Waiting{Reason: "not yet: probing whether another host has it"}
 		}
 	}
 	return list
+}
+
+// standbyReason returns why another member is to have a VIP, and whether it has.
+func (c *claim) standbyReason(now time.Time) string {
+	switch {
+	case !c.silent:
+		return fmt.Sprintf("standby: %s has it", c.standby)
+	case !c.outside.at.IsZero() && now.Sub(c.outside.at) < conflictTime:
+		const text = "standby: %s is elected but does not announce it: %s, which is no member of [l2], claims it"
+		return fmt.Sprintf(text, c.standby, c.outside.mac)
+	}
+	return fmt.Sprintf("standby: %s is elected but does not announce it; its own status says why", c.standby)
+}
+
+// onStandby returns the claim to a VIP that another member is to have. It is due when the members change.
+func onStandby(p members.Peer, was *claim, now time.Time) *claim {
+	c := &claim{standby: p.Name, silent: !p.Claim.Holds, due: now.Add(time.Hour)}
+	if was != nil {
+		c.outside = was.outside
+	}
+	return c
 }
 
 // runClaims probes for the claimed VIPs, and announces those that no other host has, until ctx ends.
@@ -206,7 +237,7 @@ func (a *Announcer) step(now time.Time) (s steps, next time.Duration) {
 // advance advances a claim that is due; a.mu is held.
 func (a *Announcer) advance(vip netip.Addr, c *claim, now time.Time, s *steps) {
 	if p, other := a.otherOwner(vip); other {
-		*c = claim{standby: p.Name, due: now.Add(time.Hour)} // or when the members change
+		*c = *onStandby(p, c, now)
 		return
 	}
 	switch {

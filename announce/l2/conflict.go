@@ -115,7 +115,11 @@ func (o *ownership) defendAfter(now time.Time) {
 func (a *Announcer) expected(vip netip.Addr, c *claim, mac string, now time.Time) bool {
 	p, member := a.memberOf(mac)
 	if !member {
-		return c != nil && c.standby != "" // the member that has the VIP sees to it
+		standby := c != nil && c.standby != "" // the member that has the VIP sees to it
+		if standby {
+			c.outside = outside{mac, now}
+		}
+		return standby
 	}
 	if l := a.leaving[vip]; l != nil {
 		l.taken = true

@@ -197,7 +197,7 @@ func (a *Announcer) settle(now time.Time) {
 		nodes := a.view(vip)
 		if p, other := a.otherOf(vip, nodes); other {
 			a.o.Log.Info("address left to another member", "vip", vip, "member", p.Name)
-			a.release(vip, &claim{standby: p.Name, due: now.Add(time.Hour)})
+			a.release(vip, onStandby(p, nil, now))
 			continue
 		}
 		self := a.o.Members.Self()

@@ -338,3 +338,39 @@ func TestElect(t *testing.T) {
 		t.Error("nobody was there")
 	}
 }
+
+// A member that is elected and does not have the VIP, because a host outside of the members has it, is not said to have
+// it.
+func TestElectedDoesNotHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := newSegment(t, 2)
+		x.run()
+		vip := shared[0]
+		elected, other := x.hosts[0], x.hosts[1]
+		if outranks(vip, other.self, elected.self) {
+			elected, other = other, elected
+		}
+		elected.set(vip)
+		other.set(vip)
+		for range 300 { // the host answers the probes
+			elected.a.conflict(vip, otherMAC.String(), "eth0", netip.Addr{})
+			x.pass(20 * time.Millisecond)
+		}
+		want := "standby: " + elected.name() + " is elected but does not announce it; its own status says why"
+		if w := other.a.Waiting()[vip]; w.Reason != want || !w.Intended {
+			t.Errorf("%+v; want %s", w, want)
+		}
+		other.a.conflict(vip, otherMAC.String(), "eth0", netip.Addr{}) // a broadcast
+		elected.set(vip, shared[1])                                    // the members change
+		x.pass(20 * time.Millisecond)
+		want = "standby: " + elected.name() + " is elected but does not announce it: " + otherMAC.String() +
+			", which is no member of [l2], claims it"
+		if w := other.a.Waiting()[vip]; w.Reason != want {
+			t.Errorf("%+v; want %s", w, want)
+		}
+		x.pass(5 * time.Second) // the host is gone
+		if w := other.a.Waiting()[vip]; x.owner(vip) != elected || w.Reason != "standby: "+elected.name()+" has it" {
+			t.Errorf("%+v", w)
+		}
+	})
+}
