@@ -1,12 +1,15 @@
 package bgp_test
 
 import (
+	"fmt"
+	"net/netip"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/announce/bgp"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -28,6 +31,17 @@ func TestBFD(t *testing.T) {
 		want(t, r, vip4, b.ours[0][0])
 		s.until(b.theirs[0][0], "bfd is up", func(p lb.PeerStatus) bool { return p.BFD == "up" })
 
+		if c, err := r.Host.Dial(t.Context(), "udp", netip.AddrPortFrom(b.ours[0][0], 3784).String()); err != nil {
+			t.Fatal(err)
+		} else if _, err = c.Write([]byte("no packet of BFD")); err != nil || c.Close() != nil {
+			t.Fatal(err)
+		}
+		labtest.Until(t, timeout, "the packet is counted", func() error {
+			if a, err := s.call(request{}); err != nil || a.Discarded["malformed"] != 1 {
+				return fmt.Errorf("%v, %v", a.Discarded, err)
+			}
+			return nil
+		})
 		if err := s.Signal(syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}

@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/steelyard-lb/steelyard/announce/bgp"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
@@ -63,7 +65,8 @@ type response struct {
 	Peers []lb.PeerStatus
 	Sent  []lb.SentRoute
 
-	Problems []string
+	Problems  []string
+	Discarded map[string]float64 // packets of BFD by reason, from the metrics
 }
 
 // runChild is the speaker process. Like the agent it withdraws everything on SIGTERM and then ends; on SIGUSR1 it ends
@@ -123,11 +126,29 @@ func serveChild(s *bgp.Speaker, c net.Conn) {
 			a.Err = err.Error()
 		}
 	}
-	a.Peers, a.Problems = s.Peers(), s.Problems()
+	a.Peers, a.Problems, a.Discarded = s.Peers(), s.Problems(), discarded(s)
 	if q.Sent.IsValid() {
 		a.Sent, _ = s.Sent(q.Sent)
 	}
 	_ = json.NewEncoder(c).Encode(a)
+}
+
+// discarded returns the values of steelyard_bfd_discarded_packets_total.
+func discarded(s *bgp.Speaker) map[string]float64 {
+	values, reg := map[string]float64{}, prometheus.NewPedanticRegistry()
+	reg.MustRegister(s)
+	families, err := reg.Gather()
+	if err != nil {
+		return nil
+	}
+	for _, f := range families {
+		for _, m := range f.Metric {
+			if f.GetName() == "steelyard_bfd_discarded_packets_total" {
+				values[m.Label[0].GetValue()] = m.Counter.GetValue()
+			}
+		}
+	}
+	return values
 }
 
 // child is a speaker process in a host.

@@ -9,6 +9,8 @@ var (
 		"Routes announced to the peer.", []string{"peer"}, nil)
 	transitions = prometheus.NewDesc("steelyard_bgp_session_transitions_total",
 		"Transitions of the BGP session with the peer to up and down.", []string{"peer", "to"}, nil)
+	bfdDiscarded = prometheus.NewDesc("steelyard_bfd_discarded_packets_total",
+		"BFD packets that belong to no session or are not accepted.", []string{"reason"}, nil)
 )
 
 // Describe implements prometheus.Collector.
@@ -16,10 +18,14 @@ func (s *Speaker) Describe(ch chan<- *prometheus.Desc) {
 	ch <- peerUp
 	ch <- routesAnnounced
 	ch <- transitions
+	ch <- bfdDiscarded
 }
 
 // Collect implements prometheus.Collector.
 func (s *Speaker) Collect(ch chan<- prometheus.Metric) {
+	for reason, n := range s.bfd.Discarded() {
+		ch <- prometheus.MustNewConstMetric(bfdDiscarded, prometheus.CounterValue, float64(n), reason)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for addr, p := range s.sessions {
