@@ -44,10 +44,11 @@ type frontend struct {
 	value    syFrontend // in the kernel
 	service  string
 	up       bool
-	backends []uint32         // that it refers to
-	down     []netip.AddrPort // whose flows were ended
-	plan     *lb.FrontendPlan // in force
-	changed  time.Time        // by nat: when a slot got another backend; zero: no slot lists an earlier one
+	backends []uint32           // that it refers to
+	down     []netip.AddrPort   // whose flows were ended
+	plan     *lb.FrontendPlan   // in force
+	former   []*lb.FrontendPlan // of earlier times, to whose backends the frontend may still have flows; see gone
+	changed  time.Time          // by nat: when a slot got another backend; zero: no slot lists an earlier one
 }
 
 // openServices reads the maps of an earlier agent.
@@ -137,8 +138,8 @@ type frontendUpdate struct {
 	ended         int  // backends that this plan is the first to list as down
 	methodChanged bool // flows by the old method end
 	history       history
-	was           []uint32 // that the table of an earlier agent refers to
-	first         bool     // the frontend had no plan of this agent, or no backend, before
+	gone          []netip.AddrPort // backends whose flows end although the plan does not list them as down
+	first         bool             // the frontend had no plan of this agent, or no backend, before
 	err           error
 }
 
@@ -212,19 +213,17 @@ func (s *services) writeTable(u *frontendUpdate) error {
 			s.log.Warn("table of an earlier plan not read; flows in slots that get another backend may break",
 				"frontend", u.plan.Frontend, "err", err)
 		}
-		if u.f.plan == nil {
-			u.was = was.ids()
-		}
 	}
-	next := newSlots(u.plan, u.ids, was, u.anyNode, s.withoutFlows(u.plan))
+	u.gone = s.gone(u, was)
+	next := newSlots(u.plan, u.ids, was, u.anyNode, s.withoutFlows(u))
 	u.older = next.earlierIDs()
 	s.backends.keep(u.older)
 	return s.slots.write(next, &u.value)
 }
 
-// withoutFlows returns a function that reports whether a backend has no flows that continue under a plan.
-func (s *services) withoutFlows(p *lb.FrontendPlan) func(id uint32) bool {
-	known := map[uint32]bool{}
+// withoutFlows returns a function that reports whether a backend has no flows that continue after an update.
+func (s *services) withoutFlows(u *frontendUpdate) func(id uint32) bool {
+	p, known := u.plan, map[uint32]bool{}
 	note := func(list []netip.AddrPort) {
 		for _, at := range list {
 			if b := s.backends.byAddr[at]; b != nil {
@@ -239,6 +238,7 @@ func (s *services) withoutFlows(p *lb.FrontendPlan) func(id uint32) bool {
 		return func(id uint32) bool { return !known[id] }
 	}
 	note(p.Down)
+	note(u.gone)
 	return func(id uint32) bool { return known[id] || s.backends.byID[id] == nil }
 }
 
@@ -285,6 +285,9 @@ func (s *services) complete(u *frontendUpdate) {
 	}
 	f := u.f
 	u.first = f.plan == nil || !f.up
+	if f.plan != nil && f.plan.Service != u.plan.Service {
+		f.former = append(f.former, f.plan)
+	}
 	s.backends.unuse(f.backends)
 	f.service, f.backends = u.plan.Service, slices.Concat(u.ids, u.older)
 	if !u.isNew {
@@ -296,7 +299,9 @@ func (s *services) complete(u *frontendUpdate) {
 		f.changed = time.Now()
 	}
 	s.frontends[u.plan.Frontend] = f
-	u.ended, u.err = s.endDown(f, slices.Concat(u.plan.Down, s.gone(u)))
+	if u.ended, u.err = s.endDown(f, slices.Concat(u.plan.Down, u.gone)); u.err == nil {
+		f.former = nil
+	}
 	if len(s.vips[u.plan.VIP]) == 0 {
 		u.err = errors.Join(u.err, s.filter.add(u.plan.VIP, syAddrKindADDR_VIP))
 	}
@@ -357,6 +362,9 @@ func (s *services) remove(f lb.Frontend) (id uint32, err error) {
 		return 0, err
 	}
 	delete(s.frontends, f)
+	if outer := s.frontends[withoutDecap(f)]; outer != nil && state.plan != nil {
+		outer.former = append(outer.former, state.plan) // its flows have the id of the outer one
+	}
 	delete(s.ofVIP(f.VIP), state.id)
 	s.backends.unuse(state.backends)
 	s.slots.retire(state.value)

@@ -12,20 +12,55 @@ import (
 
 // This file has what flows need of services.
 
-// gone returns the backends in the table of an earlier agent that a plan says do not exist any longer.
-func (s *services) gone(u *frontendUpdate) (gone []netip.AddrPort) {
-	if u.plan.Kept == nil {
+// gone returns the backends whose flows end because they are not of the frontend any longer, although the plan does not
+// list them as down: with the first plan of this agent those in the table of an earlier one that do not exist, and when
+// the frontend goes to another service those of the service that had it.
+func (s *services) gone(u *frontendUpdate, was table) (gone []netip.AddrPort) {
+	if u.isNew || u.plan.NodeForwarding.Enabled { // the flows are those of the frontend that decapsulates
 		return nil
 	}
-	for _, id := range u.was {
-		b := s.backends.byID[id]
-		if b == nil || slices.Contains(u.ids, id) || slices.Contains(u.plan.Kept, b.at) ||
-			slices.Contains(u.plan.Down, b.at) {
-			continue
+	var had []netip.AddrPort
+	if u.f.plan == nil && u.plan.Kept != nil {
+		for _, id := range was.ids() {
+			if b := s.backends.byID[id]; b != nil {
+				had = append(had, b.at)
+			}
 		}
-		gone = append(gone, b.at)
+	}
+	for _, p := range s.formerPlans(u) {
+		for _, t := range p.Targets {
+			had = append(had, t.Addr)
+		}
+		had = append(had, p.Kept...)
+	}
+	if len(had) == 0 {
+		return nil
+	}
+	known := map[netip.AddrPort]bool{}
+	for _, t := range u.plan.Targets {
+		known[t.Addr] = true
+	}
+	for _, at := range slices.Concat(u.plan.Kept, u.plan.Down) {
+		known[at] = true
+	}
+	for _, at := range had {
+		if !known[at] {
+			known[at] = true
+			gone = append(gone, at)
+		}
 	}
 	return gone
+}
+
+// formerPlans returns the plans of other services of which the flows of a frontend may be.
+func (s *services) formerPlans(u *frontendUpdate) []*lb.FrontendPlan {
+	decap := u.plan.Frontend
+	decap.Decap = true
+	all := append(slices.Clone(u.f.former), u.f.plan)
+	if x := s.frontends[decap]; x != nil { // with the id of this frontend in the keys of its flows
+		all = append(all, x.plan)
+	}
+	return slices.DeleteFunc(all, func(p *lb.FrontendPlan) bool { return p == nil || p.Service == u.plan.Service })
 }
 
 // settles reports whether the slots of a plan forget their earlier backends after a time. Those with affinity do not:
@@ -63,11 +98,16 @@ func (s *services) settle(limits Timeouts) {
 // flowFrontend returns the id of a frontend in the keys of its flows. Flows of decapsulated packets have that of the
 // frontend for packets outside tunnels, so that both kinds of packets find them.
 func (s *services) flowFrontend(f lb.Frontend, id uint32) uint32 {
-	f.Decap = false
-	if outer := s.frontends[f]; outer != nil {
+	if outer := s.frontends[withoutDecap(f)]; outer != nil {
 		return outer.id
 	}
 	return id
+}
+
+// withoutDecap returns the frontend for packets outside tunnels.
+func withoutDecap(f lb.Frontend) lb.Frontend {
+	f.Decap = false
+	return f
 }
 
 // setUDPFlows writes the number of UDP flows of each frontend, and of all.
