@@ -84,8 +84,9 @@ func duplicate(l link.Link) (link.Link, error) {
 	return link.NewFromFD(fd)
 }
 
-// orphan returns a link of an earlier agent at this place that has no pin here, after it was given our program; nil:
-// there is none, or this process may not open links by their ids.
+// orphan returns a link at this place that has no pin of this name, after it was given our program: of an earlier
+// agent, or of this one before the interface was renamed. Nil: there is none, or this process may not open links by
+// their ids.
 func (a *attachments) orphan(h place) (link.Link, error) {
 	ids, err := h.links()
 	if err != nil {
@@ -105,11 +106,25 @@ func (a *attachments) orphan(h place) (link.Link, error) {
 		if err := l.Update(h.prog); err != nil {
 			return nil, errors.Join(fmt.Errorf("update the link %d: %w", id, err), l.Close())
 		}
+		if was, ours := a.holds(id); ours { // the same link, the same program: flows continue
+			a.o.Log.Info("link of a renamed interface taken over", "pin", h.pin, "was", was)
+			return l, nil
+		}
 		a.o.Log.Warn("link of an earlier agent taken over, whose pin was lost; its flows end",
 			"pin", h.pin, "program", name)
 		return l, nil
 	}
 	return nil, nil
+}
+
+// holds returns the pin of a link that this agent holds.
+func (a *attachments) holds(id link.ID) (pin string, ok bool) {
+	for name, l := range a.held {
+		if info, err := l.Info(); err == nil && info.ID == id {
+			return name, true
+		}
+	}
+	return "", false
 }
 
 // programOf returns the program that a link runs, and its name; "": it is not known.
