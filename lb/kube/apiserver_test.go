@@ -250,7 +250,7 @@ func (t *transport) serve(r *http.Request, body []byte) *http.Response {
 		if answer, ok := s.refused[name]; ok {
 			return respond(int(answer.Code), answer)
 		}
-		return t.patchStatus(name, body)
+		return t.patchStatus(name, q.Get("fieldManager"), body)
 	case strings.Contains(r.URL.Path, "/leases"):
 		return s.lease(r.Method, path, body)
 	}
@@ -269,8 +269,8 @@ func (s *apiServer) listVersion(required string) uint64 {
 	return least + s.rng.Uint64N(s.version-least+1)
 }
 
-// patchStatus applies a merge patch.
-func (t *transport) patchStatus(name string, body []byte) *http.Response {
+// patchStatus applies a merge patch of a field manager.
+func (t *transport) patchStatus(name, manager string, body []byte) *http.Response {
 	var p struct {
 		Metadata struct {
 			ResourceVersion string
@@ -278,7 +278,7 @@ func (t *transport) patchStatus(name string, body []byte) *http.Response {
 		}
 		Status struct {
 			LoadBalancer *core.LoadBalancerStatus
-			Conditions   *[]meta.Condition
+			Conditions   json.RawMessage // null removes them
 		}
 	}
 	if err := json.Unmarshal(body, &p); err != nil {
@@ -290,15 +290,23 @@ func (t *transport) patchStatus(name string, body []byte) *http.Response {
 	}
 	old := s.DeepCopy()
 	now := t.store(name, func(s *core.Service) *core.Service {
+		by, final := strings.Join(managers(s, addressField), ""), strings.Join(managers(s, finalizerField), "")
 		if p.Metadata.Finalizers != nil {
 			s.Finalizers = *p.Metadata.Finalizers
 		}
+		if !slices.Contains(old.Finalizers, finalizer) {
+			final = manager
+		}
 		if p.Status.LoadBalancer != nil {
 			s.Status.LoadBalancer = *p.Status.LoadBalancer
-			setManager(s, fieldManager)
+			by = manager
 		}
-		if p.Status.Conditions != nil {
-			s.Status.Conditions = *p.Status.Conditions
+		setManagers(s, by, final)
+		if len(p.Status.Conditions) > 0 {
+			s.Status.Conditions = nil
+			if err := json.Unmarshal(p.Status.Conditions, &s.Status.Conditions); err != nil {
+				t.t.Error(err)
+			}
 		}
 		return s
 	})
@@ -306,15 +314,18 @@ func (t *transport) patchStatus(name string, body []byte) *http.Response {
 	return respond(http.StatusOK, now)
 }
 
-// setManager records who has written the addresses in a status.
-func setManager(s *core.Service, name string) {
+// setManager records who has written the addresses in a status. The finalizer is from us.
+func setManager(s *core.Service, name string) { setManagers(s, name, fieldManager) }
+
+// setManagers records who has written the addresses in a status, and who the finalizer.
+func setManagers(s *core.Service, status, final string) {
 	s.ManagedFields = []meta.ManagedFieldsEntry{{
-		Manager: name, FieldsV1: &meta.FieldsV1{Raw: []byte(`{"f:status":{"f:loadBalancer":{"f:ingress":{}}}}`)},
+		Manager: status, FieldsV1: &meta.FieldsV1{Raw: []byte(`{"f:status":{"f:loadBalancer":{"f:ingress":{}}}}`)},
 	}}
 	if slices.Contains(s.Finalizers, finalizer) {
 		raw := []byte(`{"f:metadata":{"f:finalizers":{"v:\"` + finalizer + `\"":{}}}}`)
 		s.ManagedFields = append(s.ManagedFields, meta.ManagedFieldsEntry{
-			Manager: fieldManager, FieldsV1: &meta.FieldsV1{Raw: raw},
+			Manager: final, FieldsV1: &meta.FieldsV1{Raw: raw},
 		})
 	}
 }

@@ -46,10 +46,10 @@ func (c claim) canShare(d claim) bool {
 	return true
 }
 
-// claimOf returns the claim of a Service for an address; false when it has none. An address of its externalIPs counts
-// only if a pool permits that.
+// claimOf returns the claim of a Service for an address; false: it has none. A status counts only if nodes serve it:
+// controllers of other classes may write any address. An address of its externalIPs counts only if a pool permits it.
 func (s *Source) claimOf(service *core.Service, addr netip.Addr) (claim, bool) {
-	if service.Spec.Type == core.ServiceTypeLoadBalancer && slices.Contains(addressesOf(service), addr) {
+	if matchesClass(service, s.o.Class) && slices.Contains(addressesOf(service), addr) {
 		return claim{service, false}, true
 	}
 	return claim{service, true}, slices.Contains(externalIPsOf(service), addr) &&

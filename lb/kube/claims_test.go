@@ -35,6 +35,13 @@ func TestWhoHasAnAddress(t *testing.T) {
 		return func(s *core.Service) { more(s); s.Annotations = map[string]string{wantShare[0]: "x"} }
 	}
 	class := func(s *core.Service) { given(vip)(s); s.Spec.LoadBalancerClass = ptr("x/y") }
+	deleting := func(finalizers ...string) func(*core.Service) {
+		return func(s *core.Service) {
+			given(vip)(s)
+			s.DeletionTimestamp = &meta.Time{Time: time.Unix(1, 0)}
+			s.Finalizers = append(finalizers, "example.com/hold")
+		}
+	}
 	holder, withKey := svc("holder", 5, given(vip)), svc("holder", 5, key(given(vip)))
 	for _, tt := range []struct {
 		name     string
@@ -51,7 +58,10 @@ func TestWhoHasAnAddress(t *testing.T) {
 		{"two statuses, two ports", []*core.Service{holder, svc("older", 4, port(81, given(vip)))}, "[holder older]"},
 		{"two of one age", []*core.Service{holder, svc("also", 5, given(vip))}, "[also]"},
 		{"two externalIPs", []*core.Service{svc("b", 1, external), svc("a", 2, external)}, "[b]"},
-		{"the status of another class", []*core.Service{svc("a", 1, external), svc("other", 2, class)}, "[]"},
+		{"another class", []*core.Service{svc("other", 1, class), holder}, "[holder]"},
+		{"another class, externalIPs", []*core.Service{svc("other", 1, class), svc("a", 2, external)}, "[a]"},
+		{"a deleted one, released", []*core.Service{svc("old", 1, deleting()), holder}, "[holder]"},
+		{"a deleted one", []*core.Service{svc("old", 1, deleting(finalizer)), holder}, "[old]"},
 	} {
 		for range 2 {
 			slices.Reverse(tt.services)
@@ -67,7 +77,7 @@ func TestWhoHasAnAddress(t *testing.T) {
 				a := f.addressesFor(s)
 				if len(a.vips) > 0 {
 					got = append(got, s.Name)
-				} else if matchesClass(s, "") && len(a.refused) != 1 {
+				} else if matchesClass(s, "") && !isReleased(s) && len(a.refused) != 1 {
 					t.Errorf("%s: %s is refused %v", tt.name, s.Name, a.refused)
 				}
 			}

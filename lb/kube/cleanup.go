@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -81,7 +80,7 @@ func cleanupService(ctx context.Context, client kubernetes.Interface, s *core.Se
 		if wroteStatus(s) {
 			addrs = nil
 		}
-		keep := slices.Contains(s.Finalizers, finalizer) && !hasOurFinalizer(s)
+		keep := hasFinalizer(s) && !hasOurFinalizer(s)
 		now, err := a.write(ctx, s, keep, addrs, conditionsOfOthers(s))
 		switch {
 		case apierrors.IsNotFound(err) || err == nil && now == nil:

@@ -38,7 +38,8 @@ type allocators struct {
 const (
 	modelSteps  = 1600
 	modelNames  = 14
-	modelSettle = 6 * time.Minute // what was changed longer ago is known to whoever leads
+	modelHold   = "example.com/hold" // a finalizer
+	modelSettle = 6 * time.Minute    // what was changed longer ago is known to whoever leads
 )
 
 func newAllocators(t *testing.T, seed uint64) *allocators {
@@ -138,18 +139,20 @@ func (m *allocators) user() {
 			}
 			s.DeletionTimestamp = &meta.Time{Time: time.Now()}
 		case 6:
-			touch()
-			s.Spec.Ports[0].Port = int32(80 + m.rng.IntN(3))
+			s.Finalizers = slices.DeleteFunc(s.Finalizers, func(f string) bool { return f == modelHold })
 		case 7:
 			touch()
-			s.Annotations = map[string]string{wantShare[0]: []string{"", "x", "y"}[m.rng.IntN(3)]}
+			s.Spec.Ports[0].Port = int32(80 + m.rng.IntN(3))
 		case 8:
+			touch()
+			s.Annotations = map[string]string{wantShare[0]: []string{"", "x", "y"}[m.rng.IntN(3)]}
+		case 9:
 			touch()
 			s.Status = core.ServiceStatus{}
 			if s.Spec.Type = core.ServiceTypeClusterIP; m.rng.IntN(2) == 0 {
 				s.Spec.Type = core.ServiceTypeLoadBalancer
 			}
-		case 9:
+		case 10:
 			if m.rng.IntN(4) == 0 && s.Spec.Type == core.ServiceTypeLoadBalancer {
 				touch()
 				s.Status = core.ServiceStatus{}
@@ -168,6 +171,9 @@ func (m *allocators) create(name string) *core.Service {
 	return wanting(strings.TrimPrefix(name, "default/"), func(s *core.Service) {
 		s.ResourceVersion = ""
 		s.Spec.Ports[0].Port = int32(80 + m.rng.IntN(3))
+		if m.rng.IntN(4) == 0 {
+			s.Finalizers = []string{modelHold}
+		}
 		if key := []string{"", "", "x", "y"}[m.rng.IntN(4)]; key != "" {
 			s.Annotations = map[string]string{wantShare[0]: key}
 		}
@@ -189,7 +195,7 @@ func (m *allocators) check(client string, old, now *core.Service) {
 		return
 	}
 	key := nameOf(now)
-	if len(had) > 0 && !wroteStatus(old) {
+	if len(had) > 0 && !wroteStatus(old) && old.DeletionTimestamp == nil {
 		m.t.Errorf("%s: %s overwrites the status %v of %s, which is not from us, with %v",
 			m.at(), client, had, key, has)
 	}
@@ -201,7 +207,7 @@ func (m *allocators) check(client string, old, now *core.Service) {
 			if slices.Contains(had, addr) || name == key || m.recent(name) || m.recent(key) {
 				continue
 			}
-			held := matchesClass(other, "") && slices.Contains(statusAddresses(other), addr) ||
+			held := matchesClass(other, "") && !isReleased(other) && slices.Contains(statusAddresses(other), addr) ||
 				slices.Contains(externalIPsOf(other), addr)
 			if held && clash(now, other) {
 				m.t.Errorf("%s: %s gives %s to %s, and %s has it", m.at(), client, addr, key, name)
@@ -238,6 +244,14 @@ func (m *allocators) quiet() {
 		m.agents[i].faults.set(0, 0, 0)
 	}
 	time.Sleep(2 * time.Minute) // late requests
+	for n := range modelNames {
+		m.edit(fmt.Sprintf("default/s%02d", n), func(s *core.Service) *core.Service {
+			if s != nil {
+				s.Finalizers = slices.DeleteFunc(s.Finalizers, func(f string) bool { return f == modelHold })
+			}
+			return s
+		})
+	}
 	i := m.rng.IntN(len(m.agents))
 	m.start(i)
 	time.Sleep(2 * modelSettle)

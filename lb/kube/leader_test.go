@@ -154,6 +154,10 @@ func TestReconcileStatus(t *testing.T) {
 			`Warning AllocationFailed there is no pool "x"; pools: public`, false,
 		},
 		{"other class", otherClass(same), nil, "", false},
+		{"class changed, and that one has it", otherClass(finalized(func(s *core.Service) {
+			given("198.51.100.1")(s)
+			setManager(s, "steelyard:x/y")
+		})), nil, "", false},
 		{"other class, with its finalizer", otherClass(func(s *core.Service) {
 			foreign("192.0.2.1")(s)
 			s.Finalizers = []string{finalizer}
@@ -165,8 +169,15 @@ func TestReconcileStatus(t *testing.T) {
 			s.Finalizers = []string{finalizer}
 		}), nil, "", false},
 		{"became ClusterIP", clusterIP(finalized(given("203.0.113.1"))), withdrawn, "", false},
-		{"deleting", deleting(finalized(given("203.0.113.1"))), []string{removeFinalizer}, "", false},
+		{"deleting", deleting(finalized(given("203.0.113.1"))), withdrawn, "", false},
+		{"deleting, another's", deleting(finalized(foreign("203.0.113.1"))), withdrawn, "", false},
+		{"deleting, without an address", deleting(finalized(same)), []string{removeFinalizer}, "", false},
 		{"deleting, without the finalizer", deleting(same), nil, "", false},
+		{
+			"deleting, released before", deleting(given("203.0.113.1")),
+			[]string{`status {"metadata":{"resourceVersion":"7"},"status":{"loadBalancer":{"ingress":[]}}}`}, "", false,
+		},
+		{"deleting, released, another's", deleting(foreign("203.0.113.1")), nil, "", false},
 	} {
 		s := wanting("web", tt.change)
 		term, client, events := testTerm(t, s)
@@ -296,6 +307,7 @@ func TestAdopt(t *testing.T) {
 		s.Spec.LoadBalancerClass = ptr("x/y")
 	}
 	first := given("203.0.113.1")
+	deleting := func(s *core.Service) { first(s); s.DeletionTimestamp = &meta.Time{Time: time.Unix(1, 0)} }
 	external := func(s *core.Service) {
 		s.Spec.Type, s.Spec.ExternalIPs = core.ServiceTypeClusterIP, []string{"203.0.113.1"}
 	}
@@ -308,6 +320,11 @@ func TestAdopt(t *testing.T) {
 		"in no pool":    {[]*core.Service{wanting("a", given("192.0.2.1"))}, "[203.0.113.1]"},
 		"another class": {[]*core.Service{wanting("a", otherClass)}, "[203.0.113.2]"},
 		"externalIPs":   {[]*core.Service{wanting("a", external)}, "[203.0.113.2]"},
+		"deleting": {[]*core.Service{wanting("a", func(s *core.Service) {
+			deleting(s)
+			s.Finalizers = []string{finalizer}
+		})}, "[203.0.113.2]"},
+		"deleting, kept by others": {[]*core.Service{wanting("a", deleting)}, "[203.0.113.1]"},
 	} {
 		term, _, _ := testTerm(t, tt.services...)
 		if err := term.readAll(t.Context()); err != nil {

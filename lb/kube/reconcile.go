@@ -127,7 +127,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 		}
 	}
 	if d.warning != "" && !d.write { // only a change of the Service, of another one or of the pools can help
-		return t.put(ctx, s, slices.Contains(s.Finalizers, finalizer), statusOf(s), conditions)
+		return t.put(ctx, s, hasFinalizer(s), statusOf(s), conditions)
 	}
 	if err := t.put(ctx, s, true, d.addrs, conditions); err != nil {
 		if d.write {
@@ -232,19 +232,22 @@ func (t *term) forget(key string) {
 }
 
 // withdraw clears the status of a Service that is no longer of our class or is being deleted, removes our finalizer and
-// releases the addresses. What another implementation has written stays.
+// releases the addresses. What another implementation or the allocator of another class has written stays.
 func (t *term) withdraw(ctx context.Context, s *core.Service) error {
 	t.mu.Lock()
-	had := t.assigner.holds(nameOf(s))
+	given := t.assigner.alloc.Given(nameOf(s))
+	had := len(given) > 0
+	waited := t.waiting[nameOf(s)]
 	t.mu.Unlock()
-	addrs := statusOf(s)
-	// A Service that was created with the finalizer, from a backup, has it from nobody who removes it.
-	ours := had || hasOurFinalizer(s) || wroteStatus(s) || matchesClass(s, t.o.Class) && len(addrs) == 0
-	if s.DeletionTimestamp == nil && wroteStatus(s) {
+	status, final := takesBack(s, t.o.Class, given)
+	addrs, conditions := statusOf(s), s.Status.Conditions
+	if status {
 		addrs = nil
 	}
-	finalized := slices.Contains(s.Finalizers, finalizer) && !ours
-	if err := t.put(ctx, s, finalized, addrs, conditionsOfOthers(s)); err != nil {
+	if status || had || waited || !isOfOtherClass(s, t.o.Class) { // else they are from the allocator of that class
+		conditions = conditionsOfOthers(s)
+	}
+	if err := t.put(ctx, s, hasFinalizer(s) && !final, addrs, conditions); err != nil {
 		return err
 	}
 	t.mu.Lock()
@@ -298,7 +301,7 @@ func (a *Allocator) write(
 ) (*core.Service, error) {
 	metadata := map[string]any{"resourceVersion": s.ResourceVersion}
 	change, status := map[string]any{}, map[string]any{}
-	if slices.Contains(s.Finalizers, finalizer) != finalized {
+	if hasFinalizer(s) != finalized {
 		list := slices.DeleteFunc(slices.Clone(s.Finalizers), func(f string) bool { return f == finalizer })
 		if finalized {
 			list = append(list, finalizer)
@@ -325,7 +328,7 @@ func (a *Allocator) write(
 	if err != nil {
 		return nil, err
 	}
-	o := meta.PatchOptions{FieldManager: fieldManager}
+	o := meta.PatchOptions{FieldManager: managerOf(a.o.Class)}
 	services := a.o.Client.CoreV1().Services(s.Namespace)
 	return services.Patch(ctx, s.Name, types.MergePatchType, text, o, "status")
 }

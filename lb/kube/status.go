@@ -2,15 +2,41 @@ package kube
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// fieldManager is the name under which the API server records what we have written (metadata.managedFields).
+// fieldManager is the name under which the API server records what we have written (metadata.managedFields). The
+// allocator of a class writes statuses under a name of its own. Before, all classes had this one.
 const fieldManager = "steelyard"
+
+// managerLength is the greatest length of a name that the API server accepts.
+const managerLength = 128
+
+// managerOf returns the field manager of the statuses and finalizers of a class.
+func managerOf(class string) string {
+	if class == "" {
+		return fieldManager
+	}
+	name := fieldManager + ":" + class
+	if len(name) > managerLength {
+		sum := sha256.Sum256([]byte(class))
+		end := fmt.Sprintf("-%x", sum[:6])
+		name = name[:managerLength-len(end)] + end
+	}
+	return name
+}
+
+// isSteelyard reports whether a field manager is that of any class.
+func isSteelyard(manager string) bool {
+	return manager == fieldManager || strings.HasPrefix(manager, fieldManager+":")
+}
 
 // What an entry of managedFields contains for the addresses in the status, and for our finalizer. slim keeps these of
 // an entry. The addresses are one field: an entry has all or none of them, and of those who wrote them the last one.
@@ -47,16 +73,22 @@ func managers(s *core.Service, field []byte) (names []string) {
 	return names
 }
 
-// wroteStatus reports whether the addresses in the status of a Service are from us.
+// wroteStatus reports whether the addresses in the status of a Service are from us, for whichever class.
 func wroteStatus(s *core.Service) bool {
-	return slices.Contains(managers(s, addressField), fieldManager)
+	return slices.ContainsFunc(managers(s, addressField), isSteelyard)
 }
 
-// hasOurFinalizer reports whether a Service has the finalizer and we have added it: implementations of other classes
-// use the same one.
+// hasOurFinalizer reports whether a Service has the finalizer and we have added it, for whichever class: other
+// implementations use the same one.
 func hasOurFinalizer(s *core.Service) bool {
-	return slices.Contains(s.Finalizers, finalizer) && slices.Contains(managers(s, finalizerField), fieldManager)
+	return hasFinalizer(s) && slices.ContainsFunc(managers(s, finalizerField), isSteelyard)
 }
+
+func hasFinalizer(s *core.Service) bool { return slices.Contains(s.Finalizers, finalizer) }
+
+// isReleased reports whether a Service is being deleted and its addresses may be those of another one, while the
+// finalizer of somebody else keeps it.
+func isReleased(s *core.Service) bool { return s.DeletionTimestamp != nil && !hasFinalizer(s) }
 
 // statusOf returns the addresses in the status of a Service, as text; "" for one that has a host name only.
 func statusOf(s *core.Service) (addrs []string) {

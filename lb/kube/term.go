@@ -117,7 +117,7 @@ func (t *term) readAll(ctx context.Context) error {
 			s := &list.Items[i]
 			slim(s)
 			pending := t.ledger.pendingFor(s)
-			if matchesClass(s, t.o.Class) { // the older one keeps an address, whatever the order is
+			if matchesClass(s, t.o.Class) && !isReleased(s) { // the older one keeps an address in any order
 				t.assigner.adopt(s, pending)
 			} else {
 				t.assigner.reserve(s, nil)

@@ -39,8 +39,11 @@ func matchesClass(s *core.Service, class string) bool {
 }
 
 // addressesOf returns the addresses in the status of a Service that nodes serve: those with the ipMode VIP, which is
-// the default.
+// the default. Those of a Service that is being deleted and has no finalizer of ours may be assigned to another one.
 func addressesOf(s *core.Service) (vips []netip.Addr) {
+	if isReleased(s) {
+		return nil
+	}
 	for _, i := range s.Status.LoadBalancer.Ingress {
 		if i.IPMode != nil && *i.IPMode != core.LoadBalancerIPModeVIP {
 			continue
