@@ -33,14 +33,12 @@ NEED_ROOT := e2e
 unit: go-version ## run the tests that need neither root nor other programs
 	@sh e2e/unit.sh $(NEED_ROOT)
 
-# Packages are tested two at a time. Those whose networks measure time run alone after them.
-ALONE := /(e2e|lb/demo)$$
+# Packages are tested two at a time: many of them measure time on their own networks.
 test: root deps build controlplane conformance-programs ## install what the tests need (apt), and run everything (root)
 	@go build -o .cache/gotestsum gotest.tools/gotestsum && go build -o .cache/testsum ./e2e/testsum
-	@status=0; run='.cache/gotestsum --format pkgname --no-color'; options='-count 1 -timeout 40m'; \
-	$$run --jsonfile .cache/shared.json -- -p 2 $$options $$(go list ./... | grep -vE '$(ALONE)') || status=$$?; \
-	$$run --jsonfile .cache/alone.json -- -p 1 $$options $$(go list ./... | grep -E '$(ALONE)') || status=$$?; \
-	cat .cache/shared.json .cache/alone.json >.cache/test.json; \
+	@status=0; \
+	.cache/gotestsum --format pkgname --no-color --jsonfile .cache/test.json -- \
+		-p 2 -count 1 -timeout 45m -exec '$(CURDIR)/e2e/nice.sh' ./... || status=$$?; \
 	printf '\nslowest:\n'; .cache/gotestsum tool slowest --num 10 --threshold 1s --jsonfile .cache/test.json; \
 	.cache/testsum .cache/test.json $$status
 
