@@ -1,16 +1,17 @@
 package datapath
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
+	"github.com/mdlayher/arp"
+	"github.com/mdlayher/ethernet"
+	"github.com/mdlayher/ndp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-
-	"github.com/steelyard-lb/steelyard/datapath/checksum"
 )
 
 // The kernel asks a neighbour that it knows only every 15 to 45 seconds, and while packets are sent to it. So the
@@ -44,21 +45,27 @@ func (r *requester) send(x router, known net.HardwareAddr, all bool) error {
 	if err != nil {
 		return err
 	}
-	to, proto, packet := known, uint16(unix.ETH_P_ARP), []byte(nil)
+	to, proto := known, uint16(unix.ETH_P_ARP)
+	var packet []byte
 	if x.addr.Is4() {
 		if all {
-			to = net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+			to = ethernet.Broadcast
 		}
-		packet = arpRequest(mac, source, x.addr)
+		packet, err = arpRequest(mac, source, x.addr)
 	} else {
-		proto = unix.ETH_P_IPV6
 		at := x.addr
 		if all {
-			at = solicitedNode(x.addr)
+			if at, err = ndp.SolicitedNodeMulticast(x.addr); err != nil {
+				return err
+			}
 			group := at.As16()
 			to = net.HardwareAddr{0x33, 0x33, group[12], group[13], group[14], group[15]} // RFC 2464, 7
 		}
-		packet = solicitation(mac, source, at, x.addr)
+		proto = unix.ETH_P_IPV6
+		packet, err = solicitation(mac, source, at, x.addr)
+	}
+	if err != nil {
+		return fmt.Errorf("request to router %s: %w", x.addr, err)
 	}
 	if len(to) != macLength {
 		return errNoMAC
@@ -114,34 +121,23 @@ func sourceTo(x router) (netip.Addr, error) {
 }
 
 // arpRequest returns a request of RFC 826.
-func arpRequest(mac net.HardwareAddr, source, target netip.Addr) []byte {
-	p := []byte{0, 1, 8, 0, macLength, 4, 0, 1} // Ethernet, IPv4, request
-	p = append(append(p, mac...), source.AsSlice()...)
-	p = append(p, make([]byte, macLength)...)
-	return append(p, target.AsSlice()...)
+func arpRequest(mac net.HardwareAddr, source, target netip.Addr) ([]byte, error) {
+	p, err := arp.NewPacket(arp.OperationRequest, mac, source, make(net.HardwareAddr, macLength), target)
+	if err != nil {
+		return nil, err
+	}
+	return p.MarshalBinary()
 }
 
 // solicitation returns a Neighbor Solicitation with its IPv6 header (RFC 4861, 4.3).
-func solicitation(mac net.HardwareAddr, source, to, target netip.Addr) []byte {
-	const (
-		typ, hopLimit = 135, 255
-		sourceOption  = 1 // source link-layer address
-	)
-	ns := append([]byte{typ, 0, 0, 0, 0, 0, 0, 0}, target.AsSlice()...)
-	ns = append(append(ns, sourceOption, 1), mac...)
-	addresses := append(source.AsSlice(), to.AsSlice()...)
-	length := []byte{0, byte(len(ns))}
-	sum := checksum.Internet(addresses, []byte{0, 0}, length, []byte{0, unix.IPPROTO_ICMPV6}, ns)
-	binary.BigEndian.PutUint16(ns[2:], sum)
-	header := append([]byte{0x60, 0, 0, 0}, length...)
-	header = append(header, unix.IPPROTO_ICMPV6, hopLimit)
-	return append(append(header, addresses...), ns...)
-}
-
-// solicitedNode returns the multicast group of an address (RFC 4291, 2.7.1).
-func solicitedNode(a netip.Addr) netip.Addr {
-	group := netip.MustParseAddr("ff02::1:ff00:0").As16()
-	of := a.As16()
-	copy(group[13:], of[13:])
-	return netip.AddrFrom16(group)
+func solicitation(mac net.HardwareAddr, source, to, target netip.Addr) ([]byte, error) {
+	m := &ndp.NeighborSolicitation{
+		TargetAddress: target, Options: []ndp.Option{&ndp.LinkLayerAddress{Direction: ndp.Source, Addr: mac}},
+	}
+	message, err := ndp.MarshalMessageChecksum(m, source, to)
+	if err != nil {
+		return nil, err
+	}
+	header := []byte{0x60, 0, 0, 0, 0, byte(len(message)), unix.IPPROTO_ICMPV6, ndp.HopLimit}
+	return slices.Concat(header, source.AsSlice(), to.AsSlice(), message), nil
 }

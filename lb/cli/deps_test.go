@@ -68,7 +68,7 @@ var mayImportAll = []string{"lb/agent", "e2e", "e2e/bench", "e2e/bench/packets",
 var owners = map[string][]string{
 	"github.com/cilium/ebpf":     {"datapath", "e2e/bench"},
 	"github.com/osrg/gobgp":      {"announce/bgp", "lb/demo"},
-	"github.com/mdlayher/":       {"announce/l2", "announce/bgp/routeradv", "e2e/lab"},
+	"github.com/mdlayher/":       {"announce/l2", "announce/bgp/routeradv", "datapath", "e2e/lab"},
 	"github.com/hashicorp/":      {"announce/l2/members"},
 	"github.com/BurntSushi/toml": {"config"},
 	"github.com/urfave/cli":      {"lb/cli"},
