@@ -16,15 +16,15 @@ mkdir -p "$cache/results" "$binaries"
 rm -f "$cache"/results/* "$cache/events.json"
 
 # The kernel, unpacked but not installed. "rm -r .cache/kernels" makes the next run download the newest one.
-if ! ls "$cache"/root/boot/vmlinuz-* >/dev/null 2>&1; then
+if ! ls "$cache"/linux/boot/vmlinuz-* >/dev/null 2>&1; then
 	# Apt runs downloads as a user of its own, who may not write to the cache.
 	(cd "$(mktemp -d)" && chmod 777 . && apt-get update -q && image=$(apt-cache depends "linux-image-$flavour" |
 		awk '/Depends: linux-image/ { print $2; exit }') && apt-get download -q "$image" &&
-		dpkg-deb -x "$image"_*.deb "$cache/root" && rm -r "$PWD")
+		dpkg-deb -x "$image"_*.deb "$cache/linux" && rm -r "$PWD")
 fi
-version=$(basename "$cache"/root/boot/vmlinuz-*)
+version=$(basename "$cache"/linux/boot/vmlinuz-*)
 version=${version#vmlinuz-}
-[ -e "$cache/root/lib/modules/$version/modules.dep" ] || depmod -b "$cache/root" "$version"
+[ -e "$cache/linux/lib/modules/$version/modules.dep" ] || depmod -b "$cache/linux" "$version"
 
 # Emulation takes 10 to 30 times as long as KVM. A /dev/kvm without the processor's flag does not work.
 accel=tcg
@@ -43,7 +43,7 @@ mkdir "$initrd"/{bin,modules}
 cp "$(command -v busybox)" "$initrd/bin/busybox"
 cp e2e/kernels/init "$initrd/init"
 for module in virtio_pci virtio_rng 9pnet_virtio 9p overlay; do
-	modprobe --show-depends -d "$cache/root" -S "$version" "$module"
+	modprobe --show-depends -d "$cache/linux" -S "$version" "$module"
 done | awk '$1 == "insmod" && !seen[$2]++ { print $2 }' | while read -r file; do
 	cp "$file" "$initrd/modules/"
 	basename "$file" >>"$initrd/modules/order"
@@ -60,7 +60,7 @@ X
 status=0
 timeout "$limit" qemu-system-x86_64 -machine q35,accel=$accel -cpu max -smp 2 -m 3072 \
 	-display none -serial stdio -monitor none -no-reboot -nic none -device virtio-rng-pci \
-	-kernel "$cache/root/boot/vmlinuz-$version" -initrd "$cache/initrd" \
+	-kernel "$cache/linux/boot/vmlinuz-$version" -initrd "$cache/initrd" \
 	-append "console=ttyS0 quiet panic=-1 mitigations=off systemd.show_status=0" \
 	-virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap \
 	-virtfs "local,path=$cache/results,mount_tag=results,security_model=none" </dev/null 2>"$cache/qemu.log" |
