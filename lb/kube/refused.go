@@ -92,7 +92,7 @@ func (t *term) failed(ctx context.Context, s *core.Service, err error) {
 	if c := assignedCondition(s); len(d.addrs) > 0 || again || c != nil && c.Reason == d.reason {
 		return
 	}
-	if err := t.put(ctx, s, slices.Contains(s.Finalizers, finalizer), d.addrs, conditionsAfter(s, d)); err != nil {
+	if err := t.put(ctx, s, hasFinalizer(s), d.addrs, conditionsAfter(s, d)); err != nil {
 		t.o.Log.Debug("condition not written", "service", nameOf(s), "err", err)
 	}
 }
