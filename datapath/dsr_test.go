@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/lb"
@@ -205,5 +206,75 @@ func TestAnotherMethodEndsFlows(t *testing.T) {
 	fx.end()
 	if r := fx.run(tcp(dptest.ACK)(fx).Frame()); r.reason != "no_flow" {
 		t.Errorf("a flow by dsr continues by nat: %s", r.reason)
+	}
+}
+
+// Forged packets with the addresses of a flow by direct return, whose server is not that of its slot any more, end it
+// only if nothing else of the flow comes for some seconds. A client that uses its port again gets a new flow then.
+func TestForgedPacketsKeepDirectReturnFlows(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, nil)
+		send := func(flow int, flags uint8, seq uint32) netip.Addr {
+			t.Helper()
+			p := fx.on(flow, dptest.TCP, flags)
+			p.Seq, p.Payload = seq, nil
+			return fx.went(p)
+		}
+		open := func(flow int) netip.Addr {
+			send(flow, dptest.SYN, 0)
+			return send(flow, dptest.ACK, 1)
+		}
+		fx.tunnelTo(lb.TCP, nil, 21, 22)
+		server := open(0)
+		other := 1
+		for open(other) != server {
+			other++
+		}
+		left := 21
+		if server == fx.addr("b1") {
+			left = 22
+		}
+		fx.tunnelTo(lb.TCP, nil, left)
+		stays := func(flow int, flags uint8, seq uint32) {
+			t.Helper()
+			if to := send(flow, flags, seq); to != server {
+				t.Errorf("flags %#x: to %s; want %s", flags, to, server)
+			}
+		}
+		moves := func(flow int, flags uint8, seq uint32) {
+			t.Helper()
+			if to := send(flow, flags, seq); to == server {
+				t.Errorf("flags %#x: to %s, which was removed", flags, to)
+			}
+		}
+		for i := range 50 {
+			for _, flags := range []uint8{dptest.SYN, dptest.RST, dptest.SYN, dptest.FIN | dptest.ACK, dptest.SYN} {
+				stays(0, flags, uint32(0xbad00+i%128+2))
+			}
+			stays(0, dptest.ACK, 1)
+			fx.ageDSR(2 * time.Second)
+		}
+		fx.ageDSR(3 * time.Second)
+		stays(0, dptest.SYN, 7) // it may be forged
+		fx.ageDSR(3 * time.Second)
+		moves(0, dptest.SYN, 7)
+		moves(0, dptest.ACK, 8)
+
+		stays(other, dptest.FIN|dptest.ACK, 1)
+		stays(other, dptest.ACK, 2)
+		fx.ageDSR(3 * time.Second)
+		moves(other, dptest.SYN, 900)
+		moves(other, dptest.ACK, 901)
+	})
+}
+
+// ageDSR makes all entries of flows by direct return older.
+func (fx *fixture) ageDSR(by time.Duration) {
+	fx.t.Helper()
+	for k, f := range fx.dsrFlows() {
+		f.Seen -= uint64(by)
+		if err := fx.d.objects.SyDsrFlows.Put(&k, &f); err != nil {
+			fx.t.Fatal(err)
+		}
 	}
 }

@@ -331,33 +331,46 @@ func (fx *fixture) shrinkMTU(mtu int) {
 	})
 }
 
+// Rows that change the host, or need other options, have a host of their own.
 func TestRows(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		shared := newFixture(t, h, v6, nil)
-		for _, r := range rows {
-			if v6 == false && r.reason == "neighbour_discovery" {
-				continue // there is no NDP for IPv4
+		t.Run("together", func(t *testing.T) {
+			shared := newFixture(t, h, v6, nil)
+			for _, r := range rows {
+				if !r.alone && r.option == nil {
+					t.Run(r.name, func(t *testing.T) {
+						shared.t = t
+						r.run(t, shared)
+					})
+				}
 			}
-			t.Run(r.name, func(t *testing.T) {
-				fx := shared
-				if fx.t = t; r.alone || r.option != nil {
-					fx = newFixture(t, h, v6, r.option)
+		})
+		t.Run("alone", func(t *testing.T) {
+			for _, r := range rows {
+				if r.alone || r.option != nil {
+					t.Run(r.name, func(t *testing.T) { r.run(t, newFixture(t, h, v6, r.option)) })
 				}
-				fx.reset()
-				r.state(fx)
-				in := r.in(fx)
-				got := fx.run(in.Frame())
-				if got.did != r.did || got.reason != r.reason {
-					t.Fatalf("%s: %s; want %s: %s", got.did, got.reason, r.did, r.reason)
-				}
-				if r.check != nil {
-					if err := r.check(fx, in, got.out); err != nil {
-						t.Error(err)
-					}
-				}
-			})
-		}
+			}
+		})
 	})
+}
+
+func (r row) run(t *testing.T, fx *fixture) {
+	if !fx.v6 && r.reason == "neighbour_discovery" {
+		return // there is no NDP for IPv4
+	}
+	fx.reset()
+	r.state(fx)
+	in := r.in(fx)
+	got := fx.run(in.Frame())
+	if got.did != r.did || got.reason != r.reason {
+		t.Fatalf("%s: %s; want %s: %s", got.did, got.reason, r.did, r.reason)
+	}
+	if r.check != nil {
+		if err := r.check(fx, in, got.out); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // Every reason has a row.

@@ -111,7 +111,8 @@ type syDsrFlow struct {
 	Seen       uint64
 	State      uint8
 	Method     uint8
-	Pad        [2]uint8
+	Asked      uint8
+	End        uint8
 	Generation uint32
 }
 

@@ -13,15 +13,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
 // TestAttack: all attacks of attack_packets_test.go at once, while servers come and go and the agent is killed, end no
-// live connection, and no new one fails. ATTACK_TIME is how long, "make attack" sets it; half of it by each hook.
+// live connection, and no new one fails. ATTACK_TIME is how long, "make attack" sets it; a quarter of it by each forward
+// method and hook.
 func TestAttack(t *testing.T) {
-	took := 20 * time.Second
+	took := 40 * time.Second
 	if text := os.Getenv("ATTACK_TIME"); text != "" {
 		var err error
 		if took, err = time.ParseDuration(text); err != nil {
@@ -29,7 +31,17 @@ func TestAttack(t *testing.T) {
 		}
 	}
 	for _, mode := range []string{"xdp", "tc"} {
-		t.Run(mode, func(t *testing.T) { newSite(t, peers.BIRD, mode, 1, 3).withstandsAttack(t, took/2) })
+		t.Run("nat/"+mode, func(t *testing.T) {
+			s := newSite(t, peers.BIRD, mode, 1, 3)
+			s.withstandsAttack(t, took/4, s.services)
+		})
+		t.Run("tunnel/"+mode, func(t *testing.T) {
+			m := method{forward: "tunnel", extra: gue, keyed: true}
+			s := newDirectSiteOf(t, lab.Shape{Clients: 1, Balancers: 1, Servers: 3, Wired: true}, m, mode, 3)
+			s.withstandsAttack(t, took/4, func(active int) []lab.AgentService {
+				return []lab.AgentService{s.directService(m, active)}
+			})
+		})
 	}
 }
 
@@ -53,7 +65,7 @@ func (v *victims) fail(format string, args ...any) {
 	v.lost = append(v.lost, time.Now().Format(time.StampMilli+" ")+fmt.Sprintf(format, args...))
 }
 
-func (s *site) withstandsAttack(t *testing.T, took time.Duration) {
+func (s *site) withstandsAttack(t *testing.T, took time.Duration, services func(active int) []lab.AgentService) {
 	if err := s.Balancers[0].SoftwareChecksums("eth0"); err != nil { // veth receives frames from XDP only with GRO
 		t.Fatal(err)
 	}
@@ -72,16 +84,26 @@ func (s *site) withstandsAttack(t *testing.T, took time.Duration) {
 			v.udp = append(v.udp, s.openUDP(t, vip))
 		}
 	}
+	var all sync.WaitGroup
+	for _, f := range v.udp { // by tunnel one datagram in eight stores its flow
+		all.Go(func() {
+			for range 80 {
+				if _, err := f.ask(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
 	ctx, cancel := context.WithTimeout(t.Context(), took)
 	defer cancel()
-	var all sync.WaitGroup
 	var syns [2]int
 	for i, vip := range vips {
 		all.Go(func() { syns[i] = s.flood(t, ctx, vip, attackSYNs/2) })
 		all.Go(func() { s.opens(ctx, v, vip) })
 	}
 	packets := s.attack(t, ctx, &all, v)
-	all.Go(func() { s.disturb(t, ctx, took) })
+	all.Go(func() { s.disturb(t, ctx, took, services) })
 	for _, c := range v.long {
 		all.Go(func() { exchanges(ctx, v, c) })
 	}
@@ -89,12 +111,12 @@ func (s *site) withstandsAttack(t *testing.T, took time.Duration) {
 		all.Go(func() { f.exchanges(ctx, v) })
 	}
 	all.Wait()
-	v.report(t, syns[0]+syns[1], packets())
+	v.report(t, took, syns[0]+syns[1], packets())
 	t.Log(s.metrics(t, s.agents[0], "steelyard_datapath_packets_total"))
 }
 
 // report prints what was sent and what was lost.
-func (v *victims) report(t *testing.T, syns int, packets string) {
+func (v *victims) report(t *testing.T, took time.Duration, syns int, packets string) {
 	alive := 0
 	for _, c := range v.long {
 		alive += c.Alive()
@@ -109,8 +131,8 @@ func (v *victims) report(t *testing.T, syns int, packets string) {
 	if n := len(v.lost); n > 0 {
 		t.Errorf("%d lost:\n%s", n, strings.Join(v.lost[:min(n, 10)], "\n"))
 	}
-	if v.opened < 20 {
-		t.Errorf("only %d new connections", v.opened)
+	if want := int(took.Seconds()); v.opened < want {
+		t.Errorf("only %d new connections in %s; want %d", v.opened, took, want)
 	}
 }
 
@@ -213,11 +235,13 @@ func (f *udpFlow) exchanges(ctx context.Context, v *victims) {
 // disturb removes and adds a server and kills and starts the agent until ctx ends. In a long attack the agent stays
 // away for so long, one time in four, that packets remove flows themselves, but not for restart_time, to which the
 // time of a start on a busy machine counts.
-func (s *site) disturb(t *testing.T, ctx context.Context, took time.Duration) {
+func (s *site) disturb(
+	t *testing.T, ctx context.Context, took time.Duration, services func(active int) []lab.AgentService,
+) {
 	a, c := s.agents[0], s.config[0]
 	c.BGP = append(c.BGP, `restart_time = "2m"`)
 	for i := 0; ctx.Err() == nil; i++ {
-		c.Services = s.services(3 - (i+1)%2)
+		c.Services = services(3 - (i+1)%2)
 		// Servers and attacker share two CPUs: a slow answer is not what is tested.
 		check := &c.Services[0].Check
 		check.Interval, check.Timeout, check.Fall = time.Second, time.Second, 20

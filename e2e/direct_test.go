@@ -41,11 +41,15 @@ func directVariants(t *testing.T, f func(t *testing.T, m method, mode string)) {
 	}
 }
 
-// newDirectSite builds a site whose servers own the VIPs and share a segment with the balancers. The first `active` of
-// its three servers are configured.
+// newDirectSite builds a site of two balancers and three servers, which own the VIPs and share a segment with the
+// balancers. The first `active` servers are configured.
 func newDirectSite(t *testing.T, m method, mode string, active int) *site {
-	links := lab.LinkOptions{SoftwareChecksums: mode == "xdp"}
-	s := &site{Topology: labtest.Topology(t, lab.Shape{Clients: 1, Balancers: 2, Servers: 3, Links: links})}
+	return newDirectSiteOf(t, lab.Shape{Clients: 1, Balancers: 2, Servers: 3}, m, mode, active)
+}
+
+func newDirectSiteOf(t *testing.T, shape lab.Shape, m method, mode string, active int) *site {
+	shape.Links = lab.LinkOptions{SoftwareChecksums: mode == "xdp"}
+	s := &site{Topology: labtest.Topology(t, shape)}
 	var sources []netip.Addr
 	for _, b := range s.Balancers {
 		sources = append(sources, b.V4, b.V6)

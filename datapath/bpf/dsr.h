@@ -39,19 +39,29 @@ static __always_inline int dsr_expired(const struct dsr_flow *f, __u8 proto, __u
 	return now - f->seen > t;
 }
 
-/* dsr_valid reports whether an entry still determines the backend. A SYN always opens a flow: the first backend may
- * no longer answer, or the entry is of a flow that has ended. */
-static __always_inline int dsr_valid(const struct pkt *p, const struct dsr_flow *f, __u8 method, int by_hash)
+/* dsr_is_over reports whether a SYN opens a new flow in place of that of an entry. It may be forged, as may a FIN or
+ * RST before it: while the flow goes on, its server gets the SYN, and answers as it would without us (RFC 5961, 4.2).
+ * A client that needs a new flow sends its third SYN 3 s after the first one (RFC 6298). */
+#define DSR_PATIENCE (SECOND * 5 / 2)
+
+static __always_inline int dsr_is_over(const struct dsr_flow *f, __u64 now)
 {
+	return (f->asked || f->state == FLOW_CLOSED) && now - f->seen > DSR_PATIENCE;
+}
+
+/* dsr_valid reports whether an entry still determines the backend. */
+static __always_inline int dsr_valid(const struct pkt *p, const struct dsr_flow *f, __u8 method)
+{
+	__u64 now = bpf_ktime_get_coarse_ns();
 	struct backend *b = backend_get(f->backend);
 
 	if (!b || flow_ended(f->frontend, f->backend, f->generation, backend_generation(b)))
 		return 0;
 	if (f->method != method)
 		return 0;
-	if (pkt_is_stream(p) && pkt_opens_flow(p) && (by_hash || f->state == FLOW_CLOSED))
+	if (pkt_is_stream(p) && pkt_opens_flow(p) && dsr_is_over(f, now))
 		return 0;
-	return !dsr_expired(f, p->key.proto, bpf_ktime_get_coarse_ns());
+	return !dsr_expired(f, p->key.proto, now);
 }
 
 /* dsr_forward sends a packet to the backend of the verdict by DSR. */
@@ -117,10 +127,10 @@ static __always_inline struct flow *decide_dsr_by_hash(const struct pkt *p, stru
 		sampled = v->dsr_pending || (pkt_is_stream(p) && p->flags & (TCP_FIN | TCP_RST)) || dsr_sampled(p);
 		c = v->dsr_pending ? COMMIT_DSR_STORE : sampled ? COMMIT_DSR_MARK : COMMIT_NONE;
 	}
-	if (!first && (sampled || !kept)) {
+	if (sampled || !kept) {
 		struct dsr_flow *f = dsr_find(&p->key);
 
-		if (f && dsr_valid(p, f, fe->method, 1))
+		if (f && dsr_valid(p, f, fe->method))
 			return decide_dsr_known(p, v, f);
 	}
 	if (p->flags & (TCP_FIN | TCP_RST))
@@ -141,7 +151,7 @@ static __always_inline struct flow *decide_dsr_by_flow(const struct pkt *p, stru
 {
 	struct dsr_flow *f = dsr_find(&p->key);
 
-	if (f && dsr_valid(p, f, fe->method, 0))
+	if (f && dsr_valid(p, f, fe->method))
 		return decide_dsr_known(p, v, f);
 	if (!pkt_opens_flow(p))
 		return verdict_refuse(p, v, REASON_NO_FLOW);

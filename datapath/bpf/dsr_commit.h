@@ -30,6 +30,32 @@ static __always_inline void dsr_set_pending(const struct verdict *v, int pending
 		__sync_fetch_and_and(word, ~bit);
 }
 
+/* dsr_follow updates the entry of a flow. Only one direction passes here, so one FIN ends a flow. The next packet of the
+ * client is looked up: if it does not have the number that follows the FIN, that was forged, and the flow goes on. */
+static __always_inline void dsr_follow(const struct pkt *p, const struct verdict *v, struct dsr_flow *f, __u64 now)
+{
+	if (pkt_is_stream(p) && pkt_opens_flow(p) && f->state != FLOW_HALF_OPEN) {
+		if (f->state == FLOW_CLOSED || f->asked)
+			return;
+		f->asked = 1;
+	} else if (v->commit == COMMIT_DSR_CLOSE) {
+		if (f->state != FLOW_CLOSED)
+			backend_load_add(f->backend, -1);
+		f->state = FLOW_CLOSED;
+		f->end = p->seq + p->payload + (p->flags & TCP_FIN);
+		dsr_set_pending(v, 1);
+	} else {
+		if (f->state == FLOW_CLOSED && f->end != (__u8)p->seq) {
+			backend_load_add(f->backend, 1);
+			f->state = FLOW_ESTABLISHED;
+		}
+		f->asked = 0;
+		if (f->state != FLOW_HALF_OPEN)
+			dsr_set_pending(v, 0);
+	}
+	f->seen = now;
+}
+
 /* dsr_write writes what the verdict on a packet of a flow by direct return requires. */
 static __always_inline void dsr_write(const struct pkt *p, const struct verdict *v, __u64 now)
 {
@@ -53,15 +79,7 @@ static __always_inline void dsr_write(const struct pkt *p, const struct verdict 
 	default:
 		break;
 	}
-	f = bpf_map_lookup_elem(&sy_dsr_flows, &p->key);
-	if (!f)
-		f = bpf_map_lookup_elem(&sy_dsr_halfopen, &p->key);
-	if (!f)
-		return;
-	f->seen = now;
-	if (v->commit != COMMIT_DSR_CLOSE)
-		return;
-	if (f->state != FLOW_CLOSED)
-		backend_load_add(f->backend, -1);
-	f->state = FLOW_CLOSED; /* only one direction passes here, so one FIN ends the flow */
+	f = dsr_find(&p->key);
+	if (f)
+		dsr_follow(p, v, f, now);
 }

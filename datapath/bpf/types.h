@@ -227,7 +227,8 @@ struct dsr_flow {
 	__u64 seen; /* last packet that was looked up, CLOCK_MONOTONIC_COARSE in ns */
 	__u8 state; /* enum flow_state */
 	__u8 method; /* enum method */
-	__u8 pad[2];
+	__u8 asked; /* 1: a SYN came at the time seen, and no other packet since */
+	__u8 end; /* FLOW_CLOSED: low byte of the number that follows the FIN or RST */
 	__u32 generation; /* of the backend, when the entry was written (flow_ended) */
 };
 
