@@ -16,7 +16,6 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
-	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -103,15 +102,24 @@ func (r *releaseV5) attach(progs map[string]*ebpf.Program, dir string) error {
 		return l.Pin(filepath.Join(dir, "links", pinName("eth0", kind)))
 	}
 	l, err := link.AttachXDP(link.XDPOptions{Program: r.xdp, Interface: index, Flags: link.XDPDriverMode})
-	if err := pin(l, err, "xdp"); err != nil || labtest.TCHook(r.fx.t) != "tcx" {
+	if err := pin(l, err, "xdp"); err != nil {
 		return err
 	}
-	for kind, d := range map[string]struct {
-		prog string
-		at   ebpf.AttachType
-	}{"tcx": {"sy_tc_in", ebpf.AttachTCXIngress}, "tcx-out": {"sy_tc_out", ebpf.AttachTCXEgress}} {
-		l, err := link.AttachTCX(link.TCXOptions{Interface: index, Program: progs[d.prog], Attach: d.at})
-		if err := pin(l, err, kind); err != nil {
+	nic, err := netlink.LinkByName("eth0")
+	if err == nil && r.fx.tcHook() == "clsact" {
+		err = netlink.QdiscAdd(clsactQdisc(nic))
+	}
+	if err != nil {
+		return err
+	}
+	for name, d := range map[string]direction{"sy_tc_in": inward, "sy_tc_out": outward} {
+		if r.fx.tcHook() == "clsact" {
+			err = setFilter(nic, d, progs[name])
+		} else {
+			l, errLink := link.AttachTCX(link.TCXOptions{Interface: index, Program: progs[name], Attach: d.attach})
+			err = pin(l, errLink, d.pin)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -214,7 +222,9 @@ func TestUpgradeFromV5(t *testing.T) {
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		var old *releaseV5
 		var nat, tunnel []openFlow
-		fx := newFixtureWith(t, h, v6, func(o *Options) { o.HashSeed[0] = 1 }, func(fx *fixture) {
+		fx := newFixtureWith(t, h, v6, func(o *Options) {
+			o.HashSeed[0], o.ForceClsact = 1, h == hookTC && v6 // as on kernels before 6.6
+		}, func(fx *fixture) {
 			old = openV5Release(fx, "b1", "b2")
 			none := func(*frontendV5) {}
 			old.serve(7, lb.Frontend{Port: 80, Protocol: lb.TCP}, syMethodMETHOD_NAT, none)
@@ -350,39 +360,4 @@ func TestConvertedFlowsFollowNumbers(t *testing.T) {
 			t.Errorf("flow %+v ends as %+v", k, f.F)
 		}
 	}
-}
-
-// checkOneProgram checks that only the programs of this version are attached.
-func (fx *fixture) checkOneProgram() {
-	fx.t.Helper()
-	fx.do(func() error {
-		nic, err := netlink.LinkByName("eth0")
-		if err != nil {
-			return err
-		}
-		info, err := fx.d.objects.SyXdp.Info()
-		if err != nil {
-			return err
-		}
-		if id, _ := info.ID(); nic.Attrs().Xdp.ProgId != uint32(id) {
-			fx.t.Errorf("XDP of eth0 is program %d; want %d", nic.Attrs().Xdp.ProgId, id)
-		}
-		if labtest.TCHook(fx.t) != "tcx" {
-			return nil
-		}
-		for _, d := range []direction{inward, outward} {
-			r, err := link.QueryPrograms(link.QueryOptions{Target: nic.Attrs().Index, Attach: d.attach})
-			if err != nil {
-				return err
-			}
-			info, err := d.prog(fx.d.objects).Info()
-			if err != nil {
-				return err
-			}
-			if id, _ := info.ID(); len(r.Programs) != 1 || r.Programs[0].ID != id {
-				fx.t.Errorf("%s has %+v; want program %d", d.pin, r.Programs, id)
-			}
-		}
-		return nil
-	})
 }

@@ -2,7 +2,9 @@ package datapath
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -160,6 +162,58 @@ func TestFloodDoesNotTouchDirectReturnFlows(t *testing.T) {
 	}
 	if n := len(fx.dsrFlows()); n != 50 {
 		t.Errorf("%d entries after the flood; want 50", n)
+	}
+}
+
+// Where the server does not follow from the hash, SYNs of invented sources evict no connection, not even an idle one.
+// Sources that send a second packet evict none that has packets (D13).
+func TestFloodDoesNotTouchFlowsWithoutAHash(t *testing.T) {
+	const live = 20
+	for name, change := range map[string]func(*lb.Service){
+		"round-robin":       func(s *lb.Service) { s.Algorithm = lb.AlgorithmRoundRobin },
+		"least-connections": func(s *lb.Service) { s.Algorithm = lb.AlgorithmLeastConnections },
+		"affinity":          func(s *lb.Service) { s.Affinity = time.Hour },
+	} {
+		t.Run(name, func(t *testing.T) {
+			fx := newFixture(t, hookXDP, false, nil)
+			fx.serve(func(s *lb.Service) {
+				s.Method, s.Encap = lb.MethodTunnel, lb.EncapGUE
+				change(s)
+			}, "b1", "b2")
+			var server [live]netip.Addr
+			for i := range server {
+				fx.went(fx.on(i, dptest.TCP, dptest.SYN))
+				server[i] = fx.went(fx.on(i, dptest.TCP, dptest.ACK))
+			}
+			stay := func(when string) {
+				t.Helper()
+				for i, was := range server {
+					if r := fx.run(fx.on(i, dptest.TCP, dptest.ACK).Frame()); r.out.Dst.Addr() != was {
+						t.Fatalf("%s: flow %d: %s, to %s; it was at %s", when, i, r.reason, r.out.Dst.Addr(), was)
+					}
+				}
+			}
+			rnd := rand.New(rand.NewPCG(1, 13))
+			sources := int(max(fx.d.objects.SyDsrHalfopen.MaxEntries(), fx.d.objects.SyDsrFlows.MaxEntries())) * 5 / 4
+			fx.runMany(fx.invented(rnd, sources, dptest.TCP, dptest.SYN))
+			stay("after SYNs")
+			if n := len(fx.dsrFlows()); n != live {
+				t.Errorf("%d flows of which the client went on; want %d", n, live)
+			}
+			for range sources / 1000 {
+				var frames [][]byte
+				for _, syn := range fx.invented(rnd, 1000, dptest.TCP, dptest.SYN) {
+					ack := slices.Clone(syn)
+					ack[14+20+13] = dptest.ACK
+					frames = append(frames, syn, ack)
+				}
+				fx.runMany(frames)
+				stay("between SYNs and ACKs")
+			}
+			if n := len(fx.dsrFlows()); n < 10*live {
+				t.Errorf("%d flows: the flood proves nothing", n)
+			}
+		})
 	}
 }
 

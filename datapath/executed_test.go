@@ -3,6 +3,7 @@ package datapath
 import (
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"slices"
@@ -193,6 +194,7 @@ var executedRows = []struct {
 	{"nat", "sy_xdp", false, knownFlow, fromClientWith(dptest.ACK)},
 	{"nat, reply", "sy_xdp", false, knownFlow, func(fx *fixture) dptest.Packet { return fx.reply(dptest.ACK) }},
 	{"nat, SYN", "sy_xdp", false, func(fx *fixture) { fx.service(lb.TCP, "b1", "b2") }, fromClientWith(dptest.SYN)},
+	{"nat, SYN, ports exhausted", "sy_xdp", false, exhausted, fromClientWith(dptest.SYN)},
 	{"nat", "sy_tc_in", false, knownFlow, fromClientWith(dptest.ACK)},
 	{"to another node", "sy_xdp", true, func(fx *fixture) { fx.nodes(lb.TCP, "b2") }, fromClientWith(dptest.ACK)},
 	{"to a backend here", "sy_xdp", true, delivered, fromClientWith(dptest.ACK)},
@@ -229,6 +231,12 @@ func knownFlow(fx *fixture) {
 	fx.run(fx.fromClient(dptest.TCP, dptest.SYN).Frame())
 	fx.run(fx.reply(dptest.SYN | dptest.ACK).Frame())
 	fx.run(fx.fromClient(dptest.TCP, dptest.ACK).Frame())
+}
+
+// exhausted takes all source ports to the server by half-open flows of other clients.
+func exhausted(fx *fixture) {
+	fx.service(lb.TCP, "b1")
+	fx.runMany(fx.invented(rand.New(rand.NewPCG(1, 28)), 40_000, dptest.TCP, dptest.SYN))
 }
 
 // delivered opens the flow of fromClient to b1 on this node.

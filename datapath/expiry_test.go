@@ -121,6 +121,44 @@ func TestAClientKeepsNoPortOfALostConnection(t *testing.T) {
 	}
 }
 
+// Nor does a client of SCTP, whose old cookie a server without the association answers with ERROR (RFC 9260, 5.2.6).
+// The answer to a HEARTBEAT keeps the flow.
+func TestAnOldCookieKeepsNoPort(t *testing.T) {
+	const initiate, initAck, heartbeatAck, failure, cookieEcho = 1, 2, 5, 9, 10
+	const client, server = 1000, 5000 // tags
+	for _, h := range []hook{hookXDP, hookTC} {
+		fx := newFixture(t, h, false, onePort)
+		chunk := func(p dptest.Packet, kind uint8, seq, tag uint32) string {
+			p.Type, p.Seq, p.Ack = kind, seq, tag
+			return fx.run(p.Frame()).reason
+		}
+		for kind, kept := range map[uint8]bool{failure: false, heartbeatAck: true} {
+			fx.reset()
+			fx.service(lb.SCTP, "b1")
+			echo := func() string { return chunk(fx.fromClient(dptest.SCTP, 0), cookieEcho, 0, server) }
+			chunk(fx.fromClient(dptest.SCTP, 0), initiate, client, 0)
+			first := fx.last
+			chunk(fx.reply(0), initAck, server, client)
+			if reason := echo(); reason != forwarded {
+				t.Fatalf("%s: the cookie: %s", h, reason)
+			}
+			for range 3 {
+				fx.age(2*time.Hour, 2*time.Hour)
+				echo()
+				fx.last = first
+				if reason := chunk(fx.reply(0), kind, 0, client); reason != forwarded {
+					t.Fatalf("%s: chunk %d of the server: %s", h, kind, reason)
+				}
+			}
+			fx.forgetPorts()
+			reason := chunk(fx.on(1, dptest.SCTP, 0), initiate, client, 0)
+			if (reason == "snat_exhausted") != kept {
+				t.Errorf("%s: while the server sends chunk %d another client gets: %s", h, kind, reason)
+			}
+		}
+	}
+}
+
 // A connection in which one side sends from time to time, and the other acknowledges, is kept.
 func TestIdleConnectionsAreKept(t *testing.T) {
 	for _, h := range []hook{hookXDP, hookTC} {

@@ -103,3 +103,61 @@ func (fx *fixture) recreateUplink() {
 		return netlink.LinkSetUp(veth)
 	})
 }
+
+// checkOneProgram checks that only the programs of this version are attached.
+func (fx *fixture) checkOneProgram() {
+	fx.t.Helper()
+	fx.do(func() error {
+		nic, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		info, err := fx.d.objects.SyXdp.Info()
+		if err != nil {
+			return err
+		}
+		if id, _ := info.ID(); nic.Attrs().Xdp.ProgId != uint32(id) {
+			fx.t.Errorf("XDP of eth0 is program %d; want %d", nic.Attrs().Xdp.ProgId, id)
+		}
+		for _, d := range []direction{inward, outward} {
+			ids, err := fx.tcPrograms(nic, d)
+			if err != nil {
+				return err
+			}
+			info, err := d.prog(fx.d.objects).Info()
+			if err != nil {
+				return err
+			}
+			if id, _ := info.ID(); len(ids) != 1 || ids[0] != id {
+				fx.t.Errorf("%s has the programs %v; want %d", d.pin, ids, id)
+			}
+		}
+		return nil
+	})
+}
+
+// tcPrograms returns the programs at one direction of an interface.
+func (fx *fixture) tcPrograms(nic netlink.Link, d direction) (ids []ebpf.ProgramID, err error) {
+	if fx.tcHook() == "clsact" {
+		filters, err := netlink.FilterList(nic, d.parent)
+		for _, f := range filters {
+			ids = append(ids, ebpf.ProgramID(f.(*netlink.BpfFilter).Id))
+		}
+		return ids, err
+	}
+	r, err := link.QueryPrograms(link.QueryOptions{Target: nic.Attrs().Index, Attach: d.attach})
+	if err == nil {
+		for _, p := range r.Programs {
+			ids = append(ids, p.ID)
+		}
+	}
+	return ids, err
+}
+
+// tcHook is how the tc programs of the fixture are attached.
+func (fx *fixture) tcHook() string {
+	if fx.o.ForceClsact {
+		return "clsact"
+	}
+	return labtest.TCHook(fx.t)
+}

@@ -225,7 +225,7 @@ func (m *model) follows(s segment, e, other *entry) {
 	if e.unknown && s.rst {
 		return
 	}
-	if e.unknown {
+	if e.unknown && s.ack {
 		e.ack, e.unknown = s.number, false
 	}
 	if s.rst {

@@ -70,7 +70,7 @@ func (m *model) packet(rnd *rand.Rand) dptest.Packet {
 	p.Seq, p.Ack = rnd.Uint32(), rnd.Uint32()
 	p.Flags = []uint8{dptest.SYN, dptest.SYN, dptest.ACK, dptest.ACK, dptest.ACK | dptest.PSH,
 		dptest.SYN | dptest.ACK, dptest.FIN | dptest.ACK, dptest.RST, dptest.RST | dptest.ACK, 0}[rnd.IntN(10)]
-	p.Type = []uint8{1, 1, 2, 2, 10, 11, 0, 3, 7, 8, 6, 14}[rnd.IntN(12)]
+	p.Type = []uint8{1, 1, 2, 2, 10, 11, 0, 3, 7, 8, 6, 14, 9}[rnd.IntN(13)]
 	if rnd.IntN(4) > 0 {
 		m.number(rnd, &p)
 	}

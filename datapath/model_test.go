@@ -88,7 +88,7 @@ func segmentOf(p dptest.Packet) segment {
 	case dptest.SCTP: // chunk types of RFC 9260, 3.2
 		s.syn, s.rst = p.Type == 1 || p.Type == 2, p.Type == 6 || p.Type == 14
 		s.fin = p.Type == 7 || p.Type == 8
-		s.ack = p.Type != 1 && !s.rst
+		s.ack = p.Type != 1 && p.Type != 9 && !s.rst
 	}
 	return s
 }

@@ -3,6 +3,7 @@ package datapath
 import (
 	"net"
 	"net/netip"
+	"strconv"
 	"testing"
 	"time"
 
@@ -163,7 +164,7 @@ func serveBehind(t *testing.T, balancer *lab.Host, mode Mode, change func(*lb.Se
 }
 
 // The balancer forwards to servers behind it and is no router for its clients: what is not to a VIP takes the way that
-// it took before the datapath was opened (D6).
+// it took before the datapath was opened (D6). A router stays one.
 func TestBalancerIsNoRouter(t *testing.T) {
 	client, balancer, _ := behind(t)
 	// Whether the client gets an answer of the server, of each family, and of the balancer itself.
@@ -173,19 +174,29 @@ func TestBalancerIsNoRouter(t *testing.T) {
 		}
 		return got
 	}
-	before := reached()
-	if before != [3]bool{false, false, true} {
-		t.Fatalf("before: %v", before)
-	}
-	for _, mode := range []Mode{ModeTC, ModeXDP} {
-		serveBehind(t, balancer, mode, func(*lb.Service) {}, func() {
-			if after := reached(); after != before {
-				t.Errorf("%s: server by IPv4, by IPv6, balancer reached: %v; before: %v", mode, after, before)
+	for _, router := range []bool{false, true} {
+		on := strconv.Itoa(int(truth(router)))
+		forwarding := map[string]string{"net.ipv4.ip_forward": on, "net.ipv6.conf.all.forwarding": on}
+		if err := balancer.Sysctl(forwarding); err != nil {
+			t.Fatal(err)
+		}
+		before := [3]bool{router, router, true}
+		if now := reached(); now != before {
+			t.Fatalf("before, a router: %t: %v", router, now)
+		}
+		for _, mode := range []Mode{ModeTC, ModeXDP} {
+			serveBehind(t, balancer, mode, func(*lb.Service) {}, func() {
+				if now := reached(); now != before {
+					t.Errorf("%s: server by IPv4, by IPv6, balancer reached: %v; before: %v", mode, now, before)
+				}
+				if _, err := traffic.From(client).Get(t.Context(), "http://203.0.113.10/"); err != nil {
+					t.Errorf("%s: by the VIP: %v", mode, err)
+				}
+			})
+			if now := reached(); now != before {
+				t.Errorf("%s, after the cleanup: %v; before: %v", mode, now, before)
 			}
-			if _, err := traffic.From(client).Get(t.Context(), "http://203.0.113.10/"); err != nil {
-				t.Errorf("%s: by the VIP: %v", mode, err)
-			}
-		})
+		}
 	}
 }
 

@@ -116,6 +116,7 @@ struct sctphdr { /* RFC 9260, 3.1, 3.2, and the first field of INIT and INIT ACK
 #define SCTP_ABORT 6
 #define SCTP_SHUTDOWN 7
 #define SCTP_SHUTDOWN_ACK 8
+#define SCTP_ERROR 9
 #define SCTP_SHUTDOWN_COMPLETE 14
 
 struct guehdr { /* version 0, no flags */

@@ -35,7 +35,7 @@ static __always_inline void nat_renumber(const struct pkt *p, struct flow *f, __
 {
 	int sctp = p->key.proto == IPPROTO_SCTP;
 
-	if (f->doubt != DOUBT_NUMBERS || (!sctp && !(p->flags & TCP_ACK)))
+	if (f->doubt != DOUBT_NUMBERS || !(p->flags & TCP_ACK))
 		return;
 	if (!sctp && f->state != FLOW_HALF_OPEN && !flow_in_window(end, f->end) && !flow_in_window(p->ack, f->ack))
 		return;
@@ -50,11 +50,12 @@ static __always_inline int nat_is_near(const struct pkt *p, const struct flow *f
 	return p->flags & TCP_ACK && flow_in_window(end, f->end) && flow_in_window(p->ack, f->ack);
 }
 
-/* nat_keeps_alive reports whether a packet keeps its side of the flow from expiring. A SYN does not: a server that has
- * lost the connection answers one, too. Nor do stray packets, once one side has closed it. */
+/* nat_keeps_alive reports whether a packet keeps its side of the flow from expiring. A SYN does not, nor does what
+ * acknowledges nothing: a server that has lost the connection answers a SYN, and an old cookie of SCTP by an ERROR. Nor
+ * do stray packets, once one side has closed it. */
 static __always_inline int nat_keeps_alive(const struct pkt *p, const struct flow *f, int near)
 {
-	if (f->state == FLOW_CLOSED || p->flags & TCP_SYN)
+	if (f->state == FLOW_CLOSED || (p->flags & (TCP_SYN | TCP_ACK)) != TCP_ACK)
 		return 0;
 	return f->state != FLOW_CLOSING || near || p->key.proto != IPPROTO_TCP;
 }

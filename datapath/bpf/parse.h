@@ -194,6 +194,9 @@ static __always_inline enum reason parse_sctp(void *l4, void *end, struct pkt *p
 	case SCTP_SHUTDOWN_ACK:
 		p->flags = TCP_FIN | TCP_ACK;
 		break;
+	case SCTP_ERROR: /* acknowledges nothing: a server without the association sends one for an old cookie */
+		p->flags = 0;
+		break;
 	}
 	return REASON_NONE;
 }
