@@ -13,8 +13,13 @@ type Holder struct {
 	// ShareKey permits two services to hold one address: both have the same key, not "", and no port in common.
 	ShareKey string
 	Ports    []Port
-	// Created and ID decide which of two services keeps an address that they hold and may not share: the one that was
-	// created first, then the one with the lower ID. When both are equal it is the one that had the address first.
+	// Agreed, Created and ID decide which of two services keeps an address that they hold and may not share: the one
+	// with the greater Agreed, then the one that was created first, then the one with the lower ID. When all are equal
+	// it is the one that had the address first.
+	//
+	// Agreed is when the service was assigned its addresses with this ShareKey and these Ports, as a number that grows;
+	// 0: it was not, or it shares none. The last one is right: it is assigned only beside what the others share then.
+	Agreed  uint64
 	Created time.Time
 	ID      string
 }
@@ -22,7 +27,7 @@ type Holder struct {
 // equal reports whether h and o share addresses with the same services.
 func (h Holder) equal(o Holder) bool {
 	return h.Service == o.Service && h.ShareKey == o.ShareKey && slices.Equal(h.Ports, o.Ports) &&
-		h.Created.Equal(o.Created) && h.ID == o.ID
+		h.Agreed == o.Agreed && h.Created.Equal(o.Created) && h.ID == o.ID
 }
 
 // Request is the set of addresses that a service needs.
@@ -68,7 +73,7 @@ type Allocator struct {
 	assigned map[string][]netip.Addr  // by service, in the order of its families
 	reserved map[string][]netip.Addr  // by service
 	holders  map[netip.Addr][]Holder  // by the names of their services; none is empty
-	// displaced are the services that have lost an address to one that was created before.
+	// displaced are the services that have lost an address to one that comes before them.
 	displaced []string
 	freed     bool // an address has lost a holder
 }

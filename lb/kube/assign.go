@@ -72,6 +72,8 @@ type assigner struct {
 	pools []Pool // by Priority, as the allocator tries them
 	alloc *lb.Allocator
 	nodes int // that may have addresses; 0: not known
+	// newest is the greatest version of a Service that is known.
+	newest uint64
 }
 
 func newAssigner(class string, pools []Pool) *assigner {
@@ -190,6 +192,7 @@ func holder(s *core.Service) lb.Holder {
 			h.Ports = append(h.Ports, port)
 		}
 	}
+	h.Agreed = agreedAt(s)
 	return h
 }
 

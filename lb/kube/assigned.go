@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	core "k8s.io/api/core/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/steelyard-lb/steelyard/lb"
@@ -16,48 +17,38 @@ import (
 const conditionAssigned = ourPrefix + "AddressAssigned"
 
 // conditionsOfOthers returns the conditions in the status of a Service without ours.
-func conditionsOfOthers(s *core.Service) (others []meta.Condition) {
-	for _, c := range s.Status.Conditions {
-		if c.Type != conditionAssigned {
-			others = append(others, c)
-		}
-	}
-	return others
+func conditionsOfOthers(s *core.Service) []meta.Condition {
+	return slices.DeleteFunc(slices.Clone(s.Status.Conditions), func(c meta.Condition) bool {
+		return c.Type == conditionAssigned || c.Type == conditionShared
+	})
 }
 
-// assignedCondition returns our condition of a Service; nil: it has none.
+// assignedCondition returns the condition of a Service that says whether it has an address; nil: it has none.
 func assignedCondition(s *core.Service) *meta.Condition {
-	i := slices.IndexFunc(s.Status.Conditions, func(c meta.Condition) bool { return c.Type == conditionAssigned })
-	if i < 0 {
-		return nil
-	}
-	return &s.Status.Conditions[i]
+	return apimeta.FindStatusCondition(s.Status.Conditions, conditionAssigned)
 }
 
-// conditionsAfter returns the conditions of a Service after a decision. A Service that gets its addresses at once has
-// no condition of ours: that saves a large object in the caches of all nodes.
+// conditionsAfter returns the conditions of a Service after a decision. A Service that gets its addresses at once and
+// shares none has no condition of ours: that saves a large object in the caches of all nodes.
 func conditionsAfter(s *core.Service, d decision) []meta.Condition {
-	was := assignedCondition(s)
-	now := meta.Condition{
-		Type: conditionAssigned, Status: meta.ConditionTrue, Reason: "Assigned", LastTransitionTime: meta.Now(),
-	}
+	all := slices.Clone(s.Status.Conditions)
 	switch {
 	case (d.reason == reasonFailed || d.reason == reasonRefused) && len(d.addrs) == 0:
-		now.Status, now.Reason, now.Message = meta.ConditionFalse, d.reason, d.warning
-	case was == nil:
-		return s.Status.Conditions
+		apimeta.SetStatusCondition(&all, meta.Condition{
+			Type: conditionAssigned, Status: meta.ConditionFalse, Reason: d.reason, Message: d.warning,
+		})
+	case assignedCondition(s) != nil:
+		apimeta.SetStatusCondition(&all, meta.Condition{
+			Type: conditionAssigned, Status: meta.ConditionTrue, Reason: "Assigned",
+		})
 	}
-	if was == nil {
-		return append(conditionsOfOthers(s), now)
-	}
-	if was.Status == now.Status {
-		now.LastTransitionTime = was.LastTransitionTime
-	}
-	all := slices.Clone(s.Status.Conditions)
-	for i := range all {
-		if all[i].Type == conditionAssigned {
-			all[i] = now
-		}
+	switch {
+	case d.agreed.terms == "" || len(d.addrs) == 0:
+		apimeta.RemoveStatusCondition(&all, conditionShared)
+	case d.agreed != agreementOf(s):
+		apimeta.SetStatusCondition(&all, meta.Condition{
+			Type: conditionShared, Status: meta.ConditionTrue, Reason: "Agreed", Message: d.agreed.String(),
+		})
 	}
 	return all
 }

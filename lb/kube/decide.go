@@ -11,8 +11,9 @@ import (
 
 // decision is what is to become of the addresses in the status of a Service.
 type decision struct {
-	addrs []string // the status as it is to be
-	write bool     // it differs from the status, and is ours to write
+	addrs  []string  // the status as it is to be
+	agreed agreement // with which it shares them
+	write  bool      // addrs or agreed differ from the status, and are ours to write
 	// reason and warning are those of an Event; "": none.
 	reason, warning string
 	waits           bool // another decision is possible when an address is free
@@ -38,7 +39,7 @@ func (a *assigner) adopt(s *core.Service, pending []netip.Addr) (lost []netip.Ad
 func (a *assigner) decide(s *core.Service, pending []netip.Addr) decision {
 	has := statusAddresses(s)
 	lost := a.adopt(s, pending)
-	asIs := decision{addrs: statusOf(s)}
+	asIs := decision{addrs: statusOf(s), agreed: agreementOf(s)}
 	ours := len(s.Status.LoadBalancer.Ingress) == 0 || wroteStatus(s)
 	addrs, err := a.assign(s)
 	switch {
@@ -51,6 +52,10 @@ func (a *assigner) decide(s *core.Service, pending []netip.Addr) decision {
 		return asIs
 	case sameAddresses(addrs, has) && len(addrs) == len(s.Status.LoadBalancer.Ingress):
 		asIs.waits = a.waits(s, addrs)
+		if asIs.agreed.terms != terms(s) {
+			asIs.write, asIs.agreed = true, a.agreement(s)
+			a.take(s, asIs.agreed, addrs)
+		}
 		return asIs
 	}
 	i := slices.IndexFunc(has, func(x netip.Addr) bool { return poolOf(a.pools, x) == nil })
@@ -65,8 +70,9 @@ func (a *assigner) decide(s *core.Service, pending []netip.Addr) decision {
 			"another one, set the annotation steelyard.dev/pool", has[i])
 	default:
 		// What it has stays its own until the status is written.
-		a.alloc.Take(holder(s), union(addrs, a.held(slices.Concat(has, pending), lost)))
-		return decision{addrs: texts(addrs), write: true, waits: a.waits(s, addrs)}
+		d := decision{addrs: texts(addrs), agreed: a.agreement(s), write: true, waits: a.waits(s, addrs)}
+		a.take(s, d.agreed, union(addrs, a.held(slices.Concat(has, pending), lost)))
+		return d
 	}
 	a.adopt(s, pending)
 	return asIs
@@ -89,16 +95,23 @@ func union[T comparable](a, b []T) (all []T) {
 	return all
 }
 
-// settle records that the status of a Service has these addresses now.
-func (a *assigner) settle(s *core.Service, addrs []string) {
+// settle records that the status of a Service is as was decided.
+func (a *assigner) settle(s *core.Service, d decision) {
 	var now []netip.Addr
-	for _, text := range addrs {
+	for _, text := range d.addrs {
 		if x, err := netip.ParseAddr(text); err == nil && poolOf(a.pools, x) != nil {
 			now = append(now, x)
 		}
 	}
-	a.alloc.Take(holder(s), now)
+	a.take(s, d.agreed, now)
 	a.reserve(s, nil)
+}
+
+// take records that a Service has addresses from now on, with this agreement.
+func (a *assigner) take(s *core.Service, agreed agreement, addrs []netip.Addr) {
+	h := holder(s)
+	h.Agreed = agreed.at
+	a.alloc.Take(h, addrs)
 }
 
 func texts(addrs []netip.Addr) (list []string) {

@@ -92,7 +92,7 @@ func (t *term) current(key string) (*core.Service, error) {
 	if v.number < known.number || !ok && v.number < t.read {
 		return nil, nil // the watch will deliver what happened since
 	}
-	t.known[key] = v
+	t.know(s)
 	delete(t.gone, key)
 	return s, nil
 }
@@ -138,14 +138,21 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 	if !d.write {
 		return nil
 	}
+	changed := !slices.Equal(d.addrs, statusOf(s))
 	t.mu.Lock()
 	delete(t.refused, key)
-	if delete(t.gave, key); len(d.addrs) > 0 {
+	switch {
+	case changed && len(d.addrs) > 0:
 		t.gave[key] = s.UID
+	case changed:
+		delete(t.gave, key)
 	}
-	t.assigner.settle(s, d.addrs)
+	t.assigner.settle(s, d)
 	t.queueOthers()
 	t.mu.Unlock()
+	if !changed {
+		return nil
+	}
 	if len(d.addrs) > 0 {
 		t.events.Eventf(s, core.EventTypeNormal, "IPAllocated", "assigned %v", d.addrs)
 	}
@@ -288,7 +295,7 @@ func (t *term) put(
 	t.ledger.done(nameOf(s)) // writes that require an older version fail
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.known[nameOf(s)] = versionOf(now)
+	t.know(now)
 	return nil
 }
 

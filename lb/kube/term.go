@@ -53,6 +53,13 @@ func versionOf(s *core.Service) version {
 	return version{s.UID, n}
 }
 
+// know records that this version of a Service is the newest that is known; t.mu is held.
+func (t *term) know(s *core.Service) {
+	v := versionOf(s)
+	t.known[nameOf(s)] = v
+	t.assigner.newest = max(t.assigner.newest, v.number)
+}
+
 // cleared is how often somebody has emptied the status of a Service, and until when it stays empty.
 type cleared struct {
 	times int
@@ -122,11 +129,12 @@ func (t *term) readAll(ctx context.Context) error {
 			} else {
 				t.assigner.reserve(s, nil)
 			}
-			t.known[nameOf(s)] = versionOf(s)
+			t.know(s)
 		}
 		t.mu.Unlock()
 		if o.Continue = list.Continue; o.Continue == "" {
 			t.read, _ = strconv.ParseUint(list.ResourceVersion, 10, 64)
+			t.assigner.newest = max(t.assigner.newest, t.read)
 			t.ledger.keep(t.known)
 			return nil
 		}
