@@ -34,13 +34,14 @@ func (a *assigner) adopt(s *core.Service, pending []netip.Addr) (lost []netip.Ad
 }
 
 // decide returns what is to become of the status of a Service. A status whose addresses the Service may have is
-// adopted, whoever wrote it. One that is not as it should be is changed only if its addresses are from us: else two
-// controllers would overwrite each other for ever. pending are addresses that may be written to the status yet.
-func (a *assigner) decide(s *core.Service, pending []netip.Addr) decision {
+// adopted, whoever wrote it. One that is not as it should be is changed only if its addresses are from us, or if others
+// are to be added to them and that was not done before: else two controllers would overwrite each other for ever.
+// pending are addresses that may be written to the status yet.
+func (a *assigner) decide(s *core.Service, pending []netip.Addr, extended bool) decision {
 	has := statusAddresses(s)
 	lost := a.adopt(s, pending)
 	asIs := decision{addrs: statusOf(s), agreed: agreementOf(s)}
-	ours := len(s.Status.LoadBalancer.Ingress) == 0 || wroteStatus(s)
+	ours := isOurs(s)
 	addrs, err := a.assign(s)
 	switch {
 	case err != nil:
@@ -60,7 +61,7 @@ func (a *assigner) decide(s *core.Service, pending []netip.Addr) decision {
 	}
 	i := slices.IndexFunc(has, func(x netip.Addr) bool { return poolOf(a.pools, x) == nil })
 	switch {
-	case !ours:
+	case !ours && (extended || !extends(s, addrs)):
 		asIs.reason = "ForeignAddress"
 		asIs.warning = fmt.Sprintf("status.loadBalancer was written by %s and is left as it is; without it "+
 			"%v would be assigned", strings.Join(managers(s, addressField), ", "), addrs)
@@ -76,6 +77,15 @@ func (a *assigner) decide(s *core.Service, pending []netip.Addr) decision {
 	}
 	a.adopt(s, pending)
 	return asIs
+}
+
+// extends reports whether addrs in the status of a Service change no entry of others.
+func extends(s *core.Service, addrs []netip.Addr) bool {
+	return !slices.ContainsFunc(s.Status.LoadBalancer.Ingress, func(i core.LoadBalancerIngress) bool {
+		addr, err := netip.ParseAddr(i.IP)
+		return err != nil || !slices.Contains(addrs, addr) || i.Hostname != "" ||
+			i.IPMode != nil && *i.IPMode != core.LoadBalancerIPModeVIP
+	})
 }
 
 // held returns those of addrs that others must not get yet.

@@ -143,7 +143,9 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 	delete(t.refused, key)
 	switch {
 	case changed && len(d.addrs) > 0:
-		t.gave[key] = s.UID
+		if t.gave[key] = s.UID; !isOurs(s) {
+			t.extended[key] = s.UID
+		}
 	case changed:
 		delete(t.gave, key)
 	}
@@ -164,7 +166,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 func (t *term) decide(s *core.Service) decision {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	d := t.assigner.decide(s, t.ledger.pendingFor(s))
+	d := t.assigner.decide(s, t.ledger.pendingFor(s), t.extended[nameOf(s)] == s.UID)
 	t.queueOthers()
 	if t.waiting[nameOf(s)] = d.waits; !d.waits {
 		delete(t.waiting, nameOf(s))
@@ -230,6 +232,7 @@ func (t *term) forget(key string) {
 	delete(t.perNode, key)
 	delete(t.cleared, key)
 	delete(t.gave, key)
+	delete(t.extended, key)
 	delete(t.unknown, key)
 	delete(t.refused, key)
 	t.ledger.done(key)

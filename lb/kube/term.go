@@ -38,6 +38,7 @@ type term struct {
 	perNode  map[string]bool      // … and when there are more nodes
 	cleared  map[string]cleared   // Services whose status somebody else has emptied
 	gave     map[string]types.UID // Services to whose status this term has written addresses
+	extended map[string]types.UID // Services to whose addresses of others this term has added some
 	unknown  map[string]string    // the annotations of a Service of which an Event said that they are not known
 	refused  map[string]told      // Services whose status the API server refuses
 }
@@ -73,8 +74,8 @@ func newTerm(a *Allocator, pools []Pool) *term {
 		queue:  workqueue.NewTypedRateLimitingQueue(delays),
 		ledger: newLedger(a.o.Client, a.o.Namespace, a.leaseName()+"-addresses", a.o.Node),
 		known:  map[string]version{}, gone: map[string]bool{}, waiting: map[string]bool{}, perNode: map[string]bool{},
-		cleared: map[string]cleared{}, gave: map[string]types.UID{}, unknown: map[string]string{}, deposed: func() {},
-		refused: map[string]told{},
+		cleared: map[string]cleared{}, gave: map[string]types.UID{}, extended: map[string]types.UID{},
+		unknown: map[string]string{}, refused: map[string]told{}, deposed: func() {},
 	}
 }
 
