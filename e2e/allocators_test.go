@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,6 +26,9 @@ name = "public"
 addresses = ["203.0.113.0/24", "2001:db8:1::/64"]
 `
 
+// otherKubeconfigPath is the kubeconfig of what assigns addresses to Services of another class.
+const otherKubeconfigPath = kube.KubeconfigPath + "-other"
+
 // TestAllocators covers what assigns addresses beside a real API server, with the objects of the manifest.
 func TestAllocators(t *testing.T) {
 	c := startCluster(t, 1, "nat")
@@ -35,6 +39,7 @@ func TestAllocators(t *testing.T) {
 		run  func(t *testing.T, c *cluster)
 	}{
 		{"metadata of Services", forgedMetadata},
+		{"two classes", twoClasses},
 	} {
 		t.Run(scenario.name, func(t *testing.T) { scenario.run(t, c) })
 	}
@@ -134,5 +139,94 @@ func forgedMetadata(t *testing.T, c *cluster) {
 	if _, err := api.Patch(t.Context(), "forged", merge, []byte(`{"metadata":{"finalizers":null}}`),
 		meta.PatchOptions{}); err != nil {
 		t.Error(err)
+	}
+}
+
+// twoClasses: of two allocators with different classes and accounts, each writes the Services of its own class only,
+// also while the other one does not run.
+func twoClasses(t *testing.T, c *cluster) {
+	const account = "other-allocator"
+	of := func(class string) func(*core.Service) {
+		return func(s *core.Service) { s.Spec.LoadBalancerClass = &class }
+	}
+	config := fmt.Sprintf(otherClassTOML, otherKubeconfigPath, otherClass)
+	c.addAccount(t, account, "steelyard-allocator")
+	if err := c.Servers[0].WriteFile(otherKubeconfigPath, c.kubeconfigOf(t, account), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.createService(t, "before", of(otherClass))
+	c.createService(t, "third", of("example.com/third"))
+	c.createService(t, "default", func(*core.Service) {})
+	first := c.waitAddresses(t, "default")
+	other := c.startAllocator(t, account, config)
+	before := c.waitAddresses(t, "before")
+	c.createService(t, "moves", of(otherClass))
+	c.waitAddresses(t, "moves")
+	for _, name := range []string{"default", "before"} {
+		c.updateService(t, name, func(s *core.Service) { s.Spec.Ports[0].Port = 81 })
+	}
+
+	if err := other.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	c.updateService(t, "before", func(s *core.Service) { s.Spec.Ports[0].Port = 82 })
+	c.updateService(t, "moves", func(s *core.Service) {
+		s.Spec.Type, s.Spec.LoadBalancerClass = core.ServiceTypeClusterIP, nil
+	})
+	c.createService(t, "last", func(*core.Service) {}) // the allocator has seen what was changed before
+	c.waitAddresses(t, "last")
+	c.checkStatus(t, "moves", "steelyard:"+otherClass, 0, 1) // the API server has emptied the status
+	c.startAllocator(t, account, config)
+	c.waitHolder(t, "steelyard-example.com-other-a5f1e0", account)
+	labtest.Until(t, 20*time.Second, "the addresses are taken back", func() error {
+		s, err := c.api.CoreV1().Services("default").Get(t.Context(), "moves", meta.GetOptions{})
+		if err == nil && len(s.Status.LoadBalancer.Ingress)+len(s.Finalizers) > 0 {
+			err = fmt.Errorf("%v, %+v", s.Finalizers, s.Status)
+		}
+		return err
+	})
+	c.updateService(t, "moves", func(s *core.Service) { s.Spec.Type = core.ServiceTypeLoadBalancer })
+	c.waitAddresses(t, "moves")
+
+	c.checkStatus(t, "default", "steelyard", 2, 1)
+	c.checkStatus(t, "last", "steelyard", 2, 1)
+	c.checkStatus(t, "moves", "steelyard", 2, 1)
+	c.checkStatus(t, "before", "steelyard:"+otherClass, 2, 1)
+	c.checkStatus(t, "third", "", 0, 0)
+	if now := c.waitAddresses(t, "default"); !slices.Equal(now, first) {
+		t.Errorf("default has %v; want %v", now, first)
+	}
+	if now := c.waitAddresses(t, "before"); !slices.Equal(now, before) {
+		t.Errorf("before has %v; want %v", now, before)
+	}
+	for _, name := range []string{"before", "default", "last", "moves"} {
+		c.deleteService(t, name)
+	}
+	for account, want := range map[string][]string{
+		account: {"before", "moves"}, "steelyard-allocator": {"default", "forged", "last", "moves"},
+	} {
+		if got, err := c.control.Objects(account, "patch services/status"); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s patched %q, %v; want %q", account, got, err, want)
+		}
+	}
+}
+
+// checkStatus fails the test when the status of a Service has another writer, or other numbers of addresses and
+// finalizers.
+func (c *cluster) checkStatus(t *testing.T, name, writer string, addresses, finalizers int) {
+	t.Helper()
+	s, err := c.api.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var writers []string
+	for _, m := range s.ManagedFields {
+		if m.Subresource == "status" {
+			writers = append(writers, m.Manager)
+		}
+	}
+	if n := len(s.Status.LoadBalancer.Ingress); strings.Join(writers, " ") != writer || n != addresses ||
+		len(s.Finalizers) != finalizers {
+		t.Errorf("%s: written by %q, %d addresses, finalizers %q", name, writers, n, s.Finalizers)
 	}
 }
