@@ -41,7 +41,7 @@ type Request struct {
 	Pool string
 	// Addresses are requested explicitly, at most one of a family. They take precedence over Pool.
 	Addresses []netip.Addr
-	// Allows reports whether the service may have addresses of a pool; nil: of all.
+	// Allows reports whether the service may be assigned addresses of a pool; nil: of all.
 	Allows func(pool string) bool
 	// KeepShared keeps an address that the service has although another service holds it without the same ShareKey.
 	// (File: a fixed address may equal one that a pool has assigned.)
@@ -138,7 +138,11 @@ func (a *Allocator) Assign(r Request) ([]netip.Addr, error) {
 	one := slices.Clone(r.chosen)
 	for n := 1; n < r.PerFamily; n++ { // scans pass what is chosen, so nothing may fail from here
 		for _, first := range one {
-			if addr := a.choose(&r, FamilyOf(first), []int{a.poolOf(first)}); addr.IsValid() {
+			pools := []int{a.poolOf(first)}
+			if !r.allows(a.pools[pools[0]]) {
+				pools = nil
+			}
+			if addr := a.choose(&r, FamilyOf(first), pools); addr.IsValid() {
 				r.chosen = append(r.chosen, addr)
 			}
 		}
@@ -156,13 +160,15 @@ func (a *Allocator) find(r *Request, f Family) (netip.Addr, error) {
 		}
 	}
 	pools, err := a.poolsFor(r)
-	if err != nil {
-		return netip.Addr{}, err
+	if err == nil || r.Pool == "" { // it keeps what it has
+		if addr := a.choose(r, f, pools); addr.IsValid() {
+			return addr, nil
+		}
 	}
-	if addr := a.choose(r, f, pools); addr.IsValid() {
-		return addr, nil
+	if err == nil {
+		err = &AssignError{Cause: NoFreeAddress, Family: f, Pools: a.names(pools)}
 	}
-	return netip.Addr{}, &AssignError{Cause: NoFreeAddress, Family: f, Pools: a.names(pools)}
+	return netip.Addr{}, err
 }
 
 // choose returns an address of one family that is not chosen yet: one that the service has, or one of pools; or zero.
@@ -226,12 +232,12 @@ func (a *Allocator) poolsFor(r *Request) (pools []int, err error) {
 	return nil, &AssignError{Cause: NoPool}
 }
 
-// keeps reports whether a service keeps an address that it has. A pool that is no longer AutoAssign keeps serving those
-// that name no pool and have an address of it.
+// keeps reports whether a service keeps an address that it has. A service that names no pool keeps one of any pool,
+// also when that pool is no longer AutoAssign or no longer for it.
 func (a *Allocator) keeps(r *Request, addr netip.Addr, pools []int) bool {
 	p := a.poolOf(addr)
-	return p >= 0 && (slices.Contains(pools, p) || r.Pool == "" && r.allows(a.pools[p])) &&
-		(r.KeepShared || a.mayHold(r, addr, true) == nil)
+	return p >= 0 && (r.Pool == "" || slices.Contains(pools, p)) &&
+		(r.KeepShared || a.conflict(r.Holder, addr, true) == nil)
 }
 
 // lowestShared returns the lowest address in use that r may share, or zero.

@@ -162,6 +162,14 @@ func checkPerNode(s *core.Service, wanted []netip.Addr) error {
 	return nil
 }
 
+// excluded returns the addresses in the status of a Service whose pool is not for it.
+func (a *assigner) excluded(s *core.Service) []netip.Addr {
+	return slices.DeleteFunc(statusAddresses(s), func(addr netip.Addr) bool {
+		p := poolOf(a.pools, addr)
+		return p == nil || p.serves(s)
+	})
+}
+
 // perFamily returns how many addresses of each family a Service is to have. One per node does not become fewer with the
 // nodes: clients know them.
 func (a *assigner) perFamily(s *core.Service) int {

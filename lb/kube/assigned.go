@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -59,25 +60,43 @@ func said(s *core.Service, d decision) bool {
 	return c != nil && c.Status == meta.ConditionFalse && c.Reason == d.reason && c.Message == d.warning
 }
 
-// complain emits an Event about annotations that look like ours, once.
-func (t *term) complain(s *core.Service) {
-	names := strings.Join(unknownAnnotations(s), ", ")
+// complain emits Events about annotations that look like ours, and about addresses that the Service keeps although it
+// would not get them now.
+func (t *term) complain(s *core.Service, d decision) {
+	var text string
+	if names := unknownAnnotations(s); len(names) > 0 {
+		var known []string
+		for _, all := range annotations {
+			known = append(known, all[0])
+		}
+		text = fmt.Sprintf("%s has no effect; the annotations are %s", strings.Join(names, ", "),
+			strings.Join(known, ", "))
+	}
+	t.once(s, "UnknownAnnotation", text)
+	text = ""
+	if kept := t.assigner.excluded(s); d.warning == "" && len(kept) > 0 {
+		text = fmt.Sprintf("the pool of %s is not for this Service any more: see its namespaces and service_selector; "+
+			"the Service keeps the address until its status.loadBalancer is emptied", strings.Join(texts(kept), ", "))
+	}
+	t.once(s, "PoolExcludesService", text)
+}
+
+// once emits an Event unless the last one with this reason had the same text. "": there is nothing to say.
+func (t *term) once(s *core.Service, reason, text string) {
 	t.mu.Lock()
-	same := t.unknown[nameOf(s)] == names
-	t.unknown[nameOf(s)] = names
-	if names == "" {
-		delete(t.unknown, nameOf(s))
+	last := t.complaints[nameOf(s)]
+	same := last[reason] == text
+	switch {
+	case same:
+	case last == nil:
+		t.complaints[nameOf(s)] = map[string]string{reason: text}
+	default:
+		last[reason] = text
 	}
 	t.mu.Unlock()
-	if same || names == "" {
-		return
+	if !same && text != "" {
+		t.events.Event(s, core.EventTypeWarning, reason, text)
 	}
-	var known []string
-	for _, all := range annotations {
-		known = append(known, all[0])
-	}
-	t.events.Eventf(s, core.EventTypeWarning, "UnknownAnnotation", "%s has no effect; the annotations are %s", names,
-		strings.Join(known, ", "))
 }
 
 // Waiting returns the Services of this class that have no address, one entry for each port. It may be called from any

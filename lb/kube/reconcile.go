@@ -111,7 +111,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 		return nil
 	}
 	d := t.decide(s)
-	t.complain(s)
+	t.complain(s, d)
 	conditions := conditionsAfter(s, d)
 	if d.warning != "" && !said(s, d) {
 		t.events.Event(s, core.EventTypeWarning, d.reason, d.warning)
@@ -233,7 +233,7 @@ func (t *term) forget(key string) {
 	delete(t.cleared, key)
 	delete(t.gave, key)
 	delete(t.extended, key)
-	delete(t.unknown, key)
+	delete(t.complaints, key)
 	delete(t.refused, key)
 	t.ledger.done(key)
 	t.assigner.unreserve(key)

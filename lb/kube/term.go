@@ -39,8 +39,9 @@ type term struct {
 	cleared  map[string]cleared   // Services whose status somebody else has emptied
 	gave     map[string]types.UID // Services to whose status this term has written addresses
 	extended map[string]types.UID // Services to whose addresses of others this term has added some
-	unknown  map[string]string    // the annotations of a Service of which an Event said that they are not known
 	refused  map[string]told      // Services whose status the API server refuses
+
+	complaints map[string]map[string]string // the texts of the last Events about a Service, by reason
 }
 
 // version is that of a Service. A number that is not known is 0.
@@ -75,7 +76,7 @@ func newTerm(a *Allocator, pools []Pool) *term {
 		ledger: newLedger(a.o.Client, a.o.Namespace, a.leaseName()+"-addresses", a.o.Node),
 		known:  map[string]version{}, gone: map[string]bool{}, waiting: map[string]bool{}, perNode: map[string]bool{},
 		cleared: map[string]cleared{}, gave: map[string]types.UID{}, extended: map[string]types.UID{},
-		unknown: map[string]string{}, refused: map[string]told{}, deposed: func() {},
+		refused: map[string]told{}, complaints: map[string]map[string]string{}, deposed: func() {},
 	}
 }
 
