@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 )
@@ -33,13 +35,15 @@ const otherKubeconfigPath = kube.KubeconfigPath + "-other"
 func TestAllocators(t *testing.T) {
 	c := startCluster(t, 1, "nat")
 	c.install(t, "")
-	c.startAllocator(t, "allocator", fmt.Sprintf(allocatorTOML, kube.KubeconfigPath))
+	c.allocators = []*lab.Process{c.startAllocator(t, "allocator", fmt.Sprintf(allocatorTOML, kube.KubeconfigPath))}
 	for _, scenario := range []struct {
 		name string
 		run  func(t *testing.T, c *cluster)
 	}{
 		{"metadata of Services", forgedMetadata},
 		{"two classes", twoClasses},
+		{"a Service that shares an address changes", sharerChanges},
+		{"a pool excludes a Service", poolExcludes},
 	} {
 		t.Run(scenario.name, func(t *testing.T) { scenario.run(t, c) })
 	}
@@ -229,4 +233,92 @@ func (c *cluster) checkStatus(t *testing.T, name, writer string, addresses, fina
 		len(s.Finalizers) != finalizers {
 		t.Errorf("%s: written by %q, %d addresses, finalizers %q", name, writers, n, s.Finalizers)
 	}
+}
+
+// sharerChanges: an older Service shares the address of another one by its key, and then takes its port while nobody
+// assigns addresses: it loses the address, and the other one is not written.
+func sharerChanges(t *testing.T, c *cluster) {
+	port := func(port int32) func(*core.Service) {
+		return func(s *core.Service) { s.Spec.Ports = s.Spec.Ports[:1]; s.Spec.Ports[0].Port = port }
+	}
+	api := c.api.CoreV1().Services("default")
+	c.createService(t, "guest", port(81))
+	c.waitAddresses(t, "guest")
+	time.Sleep(time.Second) // the time of creation has seconds
+	c.createService(t, "host", func(s *core.Service) {
+		s.Annotations = map[string]string{"steelyard.dev/share": "x"}
+	})
+	vips := c.waitAddresses(t, "host")
+	has := func(name string, want bool) {
+		t.Helper()
+		labtest.Until(t, 20*time.Second, fmt.Sprintf("%s has the address: %t", name, want), func() error {
+			s, err := api.Get(t.Context(), name, meta.GetOptions{})
+			if err == nil && (len(s.Status.LoadBalancer.Ingress) != 2 ||
+				(s.Status.LoadBalancer.Ingress[0].IP == vips[0].String()) != want) {
+				err = fmt.Errorf("%+v", s.Status)
+			}
+			return err
+		})
+	}
+	c.updateService(t, "guest", func(s *core.Service) {
+		s.Annotations = map[string]string{
+			"steelyard.dev/share": "x", "steelyard.dev/addresses": fmt.Sprintf("%s,%s", vips[0], vips[1]),
+		}
+	})
+	has("guest", true)
+	before, err := api.Get(t.Context(), "host", meta.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.allocators[0].Stop(); err != nil {
+		t.Fatal(err)
+	}
+	c.updateService(t, "guest", func(s *core.Service) { port(80)(s); delete(s.Annotations, "steelyard.dev/addresses") })
+	c.allocators[0] = c.startAllocator(t, "allocator", fmt.Sprintf(allocatorTOML, kube.KubeconfigPath))
+	has("guest", false)
+	after, err := api.Get(t.Context(), "host", meta.GetOptions{})
+	if err != nil || after.ResourceVersion != before.ResourceVersion {
+		t.Errorf("%v; the host is %+v; want %+v", err, after.Status, before.Status)
+	}
+	c.deleteService(t, "guest")
+	c.deleteService(t, "host")
+}
+
+// poolExcludes: a Service keeps its addresses when the pool excludes it by a reload, and an Event says so. When its
+// status is emptied it gets others.
+func poolExcludes(t *testing.T, c *cluster) {
+	c.createService(t, "excluded", func(*core.Service) {})
+	vips := c.waitAddresses(t, "excluded")
+	config := fmt.Sprintf(allocatorTOML, kube.KubeconfigPath) + `namespaces = ["other"]
+[[pool]]
+name = "next"
+addresses = ["198.18.1.0/28", "2001:db8:52::/124"]
+`
+	err := c.Servers[0].WriteFile("/run/steelyard-lab/allocator.toml", config, 0o600)
+	if err == nil {
+		err = c.allocators[0].Signal(syscall.SIGHUP)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	labtest.Until(t, 10*time.Second, "an Event says that the pool excludes it", func() error {
+		of := meta.ListOptions{FieldSelector: "involvedObject.name=excluded,reason=PoolExcludesService"}
+		list, err := c.api.CoreV1().Events("default").List(t.Context(), of)
+		if err == nil && (len(list.Items) != 1 || !strings.Contains(list.Items[0].Message, vips[0].String())) {
+			err = fmt.Errorf("%+v", list.Items)
+		}
+		return err
+	})
+	if now := c.waitAddresses(t, "excluded"); !slices.Equal(now, vips) {
+		t.Errorf("addresses %v; want %v", now, vips)
+	}
+	_, err = c.api.CoreV1().Services("default").Patch(t.Context(), "excluded", types.MergePatchType,
+		[]byte(`{"status":{"loadBalancer":{"ingress":[]}}}`), meta.PatchOptions{}, "status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if now := c.waitAddresses(t, "excluded"); now[0].String() != "198.18.1.0" {
+		t.Errorf("addresses %v; want those of the next pool", now)
+	}
+	c.deleteService(t, "excluded")
 }
