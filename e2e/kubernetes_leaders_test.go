@@ -47,7 +47,8 @@ func leaders(t *testing.T, c *cluster, pods ...*pod) {
 	// The last node is a host service, and may assign addresses.
 	host, node := c.agents[2], c.Balancers[2]
 	config := c.config[2].TOML()
-	c.restartAgent(t, 2, c.hostAccount(t), strings.Replace(config, "allocate = false\n", "", 1))
+	c.addAccount(t, "host-service", "steelyard", "steelyard-allocator")
+	c.restartAgent(t, 2, c.kubeconfigOf(t, "host-service"), strings.Replace(config, "allocate = false\n", "", 1))
 	labtest.Until(t, 10*time.Second, "the host service knows the leader of the pods", func() error {
 		out, err := host.CLI(t.Context(), "status")
 		if err == nil && !strings.Contains(out, "addresses are assigned by allocator-") {
@@ -112,15 +113,15 @@ func (c *cluster) restartAgent(t *testing.T, node int, kubeconfig, config string
 	}
 }
 
-// hostAccount returns a kubeconfig with the rights that a host service needs: those of both accounts of the manifest.
-func (c *cluster) hostAccount(t *testing.T) string {
+// addAccount makes a ServiceAccount with the rights of accounts of the manifest. A host service needs those of both.
+func (c *cluster) addAccount(t *testing.T, name string, of ...string) {
 	t.Helper()
-	const name, ns = "host-service", "steelyard"
+	const ns = "steelyard"
 	account := &core.ServiceAccount{ObjectMeta: meta.ObjectMeta{Name: name}}
 	_, err := c.api.CoreV1().ServiceAccounts(ns).Create(t.Context(), account, meta.CreateOptions{})
 	subjects := []rbac.Subject{{Kind: "ServiceAccount", Name: name, Namespace: ns}}
 	api := c.api.RbacV1()
-	for _, role := range []string{"steelyard", "steelyard-allocator"} {
+	for _, role := range of {
 		of := rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: role}
 		object := meta.ObjectMeta{Name: name + "-" + role}
 		_, errCluster := api.ClusterRoleBindings().Create(t.Context(),
@@ -133,5 +134,4 @@ func (c *cluster) hostAccount(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c.kubeconfigOf(t, name)
 }

@@ -9,7 +9,6 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 )
 
 // rights: who takes over a node can read Services and endpoints, and change none: neither their addresses nor anything
@@ -71,15 +70,7 @@ func rights(t *testing.T, c *cluster, _ ...*pod) {
 		}},
 	}
 	for _, account := range []string{"steelyard", "steelyard-allocator"} {
-		o, err := clientcmd.RESTConfigFromKubeConfig([]byte(c.kubeconfigOf(t, account)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		o.Dial = c.control.Dial
-		api, err := kubernetes.NewForConfig(o)
-		if err != nil {
-			t.Fatal(err)
-		}
+		api := c.apiOf(t, account)
 		for _, r := range requests {
 			permitted := r.node
 			if account == "steelyard-allocator" {

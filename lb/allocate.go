@@ -13,8 +13,13 @@ type Holder struct {
 	// ShareKey permits two services to hold one address: both have the same key, not "", and no port in common.
 	ShareKey string
 	Ports    []Port
-	// Created and ID decide which of two services keeps an address that they hold and may not share: the one that was
-	// created first, then the one with the lower ID. When both are equal it is the one that had the address first.
+	// Agreed, Created and ID decide which of two services keeps an address that they hold and may not share: the one
+	// with the greater Agreed, then the one that was created first, then the one with the lower ID. When all are equal
+	// it is the one that had the address first.
+	//
+	// Agreed is when the service was assigned its addresses with this ShareKey and these Ports, as a number that grows;
+	// 0: it was not, or it shares none. The last one is right: it is assigned only beside what the others share then.
+	Agreed  uint64
 	Created time.Time
 	ID      string
 }
@@ -22,7 +27,7 @@ type Holder struct {
 // equal reports whether h and o share addresses with the same services.
 func (h Holder) equal(o Holder) bool {
 	return h.Service == o.Service && h.ShareKey == o.ShareKey && slices.Equal(h.Ports, o.Ports) &&
-		h.Created.Equal(o.Created) && h.ID == o.ID
+		h.Agreed == o.Agreed && h.Created.Equal(o.Created) && h.ID == o.ID
 }
 
 // Request is the set of addresses that a service needs.
@@ -36,7 +41,7 @@ type Request struct {
 	Pool string
 	// Addresses are requested explicitly, at most one of a family. They take precedence over Pool.
 	Addresses []netip.Addr
-	// Allows reports whether the service may have addresses of a pool; nil: of all.
+	// Allows reports whether the service may be assigned addresses of a pool; nil: of all.
 	Allows func(pool string) bool
 	// KeepShared keeps an address that the service has although another service holds it without the same ShareKey.
 	// (File: a fixed address may equal one that a pool has assigned.)
@@ -68,7 +73,7 @@ type Allocator struct {
 	assigned map[string][]netip.Addr  // by service, in the order of its families
 	reserved map[string][]netip.Addr  // by service
 	holders  map[netip.Addr][]Holder  // by the names of their services; none is empty
-	// displaced are the services that have lost an address to one that was created before.
+	// displaced are the services that have lost an address to one that comes before them.
 	displaced []string
 	freed     bool // an address has lost a holder
 }
@@ -133,7 +138,11 @@ func (a *Allocator) Assign(r Request) ([]netip.Addr, error) {
 	one := slices.Clone(r.chosen)
 	for n := 1; n < r.PerFamily; n++ { // scans pass what is chosen, so nothing may fail from here
 		for _, first := range one {
-			if addr := a.choose(&r, FamilyOf(first), []int{a.poolOf(first)}); addr.IsValid() {
+			pools := []int{a.poolOf(first)}
+			if !r.allows(a.pools[pools[0]]) {
+				pools = nil
+			}
+			if addr := a.choose(&r, FamilyOf(first), pools); addr.IsValid() {
 				r.chosen = append(r.chosen, addr)
 			}
 		}
@@ -151,13 +160,15 @@ func (a *Allocator) find(r *Request, f Family) (netip.Addr, error) {
 		}
 	}
 	pools, err := a.poolsFor(r)
-	if err != nil {
-		return netip.Addr{}, err
+	if err == nil || r.Pool == "" { // it keeps what it has
+		if addr := a.choose(r, f, pools); addr.IsValid() {
+			return addr, nil
+		}
 	}
-	if addr := a.choose(r, f, pools); addr.IsValid() {
-		return addr, nil
+	if err == nil {
+		err = &AssignError{Cause: NoFreeAddress, Family: f, Pools: a.names(pools)}
 	}
-	return netip.Addr{}, &AssignError{Cause: NoFreeAddress, Family: f, Pools: a.names(pools)}
+	return netip.Addr{}, err
 }
 
 // choose returns an address of one family that is not chosen yet: one that the service has, or one of pools; or zero.
@@ -221,12 +232,12 @@ func (a *Allocator) poolsFor(r *Request) (pools []int, err error) {
 	return nil, &AssignError{Cause: NoPool}
 }
 
-// keeps reports whether a service keeps an address that it has. A pool that is no longer AutoAssign keeps serving those
-// that name no pool and have an address of it.
+// keeps reports whether a service keeps an address that it has. A service that names no pool keeps one of any pool,
+// also when that pool is no longer AutoAssign or no longer for it.
 func (a *Allocator) keeps(r *Request, addr netip.Addr, pools []int) bool {
 	p := a.poolOf(addr)
-	return p >= 0 && (slices.Contains(pools, p) || r.Pool == "" && r.allows(a.pools[p])) &&
-		(r.KeepShared || a.mayHold(r, addr, true) == nil)
+	return p >= 0 && (r.Pool == "" || slices.Contains(pools, p)) &&
+		(r.KeepShared || a.conflict(r.Holder, addr, true) == nil)
 }
 
 // lowestShared returns the lowest address in use that r may share, or zero.

@@ -110,8 +110,8 @@ func TestAllocationIsSticky(t *testing.T) {
 	}
 }
 
-// A service keeps its address in a pool that is no longer auto_assign, but not when it names another pool, may no
-// longer use the pool, or another service holds the address.
+// A service keeps its address in a pool that is no longer auto_assign or no longer for it, but not when it names
+// another pool, or another service holds the address.
 func TestKeep(t *testing.T) {
 	manual := pool("manual", "192.0.2.1", "192.0.2.9")
 	manual.AutoAssign = false
@@ -124,8 +124,14 @@ func TestKeep(t *testing.T) {
 		"no longer auto_assign": {func(r *Request) {}, "", "[192.0.2.5]"},
 		"named":                 {func(r *Request) { r.Pool = "manual" }, "", "[192.0.2.5]"},
 		"another pool is named": {func(r *Request) { r.Pool = "auto" }, "", "[203.0.113.1]"},
-		"no longer allowed":     {func(r *Request) { r.Allows = autoOnly }, "", "[203.0.113.1]"},
-		"nothing is allowed":    {func(r *Request) { r.Allows = denied }, "", "no pool has auto_assign"},
+		"no longer allowed":     {func(r *Request) { r.Allows = autoOnly }, "", "[192.0.2.5]"},
+		"nothing is allowed":    {func(r *Request) { r.Allows = denied }, "", "[192.0.2.5]"},
+		"not allowed, another holder": {func(r *Request) {
+			r.Allows = denied
+		}, "other", "no pool has auto_assign"},
+		"not allowed, two of a family": {func(r *Request) {
+			r.Allows, r.PerFamily = autoOnly, 2
+		}, "", "[192.0.2.5]"},
 		"the named is not allowed": {func(r *Request) {
 			r.Allows, r.Pool = denied, "auto"
 		}, "", `the pool "auto" is not for this service`},

@@ -7,8 +7,9 @@ import (
 )
 
 // Who has an address keeps it. Statuses of Services can be written by others, and a change of ports or of a share key
-// can make sharing impossible. Then two services hold an address that they may not share, and the one that was created
-// first keeps it, on all nodes and whatever the order of the changes is.
+// can make sharing impossible. Then two services hold an address that they may not share. The one that has not changed
+// keeps it: otherwise a service that shares an address could take it from the other one. If both or none have changed,
+// the one that was created first keeps it, on all nodes and whatever the order of the changes is.
 
 // Adopt assigns those of addrs to a service that it may keep beside the services that hold them, and releases the ones
 // that it had. The services from which it takes an address are displaced. The errors are about the other ones of addrs.
@@ -26,7 +27,7 @@ func (a *Allocator) Adopt(h Holder, addrs []netip.Addr) (errs []*AssignError) {
 	return errs
 }
 
-// Displaced returns the services that have lost an address to one that was created before, and forgets them. They have
+// Displaced returns the services that have lost an address to one that comes before them, and forgets them. They have
 // it reserved until the next call of Reserve.
 func (a *Allocator) Displaced() []string {
 	names := a.displaced
@@ -41,7 +42,7 @@ func (a *Allocator) Freed() bool {
 	return freed
 }
 
-// displace takes addrs, which h has, from the services that may not share them with h and that were created after it.
+// displace takes addrs, which h has, from the services that may not share them with h and that come after it.
 func (a *Allocator) displace(h Holder, addrs []netip.Addr) {
 	for _, addr := range addrs {
 		for _, other := range slices.Clone(a.holders[addr]) { // replace changes the list
@@ -63,7 +64,7 @@ func (a *Allocator) isAssigned(service string, addr netip.Addr) bool {
 
 // before reports whether h keeps an address that o may not share with it.
 func (h Holder) before(o Holder) bool {
-	return cmp.Or(h.Created.Compare(o.Created), cmp.Compare(h.ID, o.ID)) < 0
+	return cmp.Or(cmp.Compare(o.Agreed, h.Agreed), h.Created.Compare(o.Created), cmp.Compare(h.ID, o.ID)) < 0
 }
 
 // clash returns why h and o cannot share addr; nil: they can.
@@ -80,7 +81,7 @@ func (h Holder) clash(o Holder, addr netip.Addr) *AssignError {
 }
 
 // conflict returns why h cannot hold addr together with its holders, with the first of them by name; nil: it can. Has:
-// h has the address assigned, and keeps it beside services that were created after it or only reserve it.
+// h has the address assigned, and keeps it beside services that come after it or only reserve it.
 func (a *Allocator) conflict(h Holder, addr netip.Addr, has bool) *AssignError {
 	for _, other := range a.holders[addr] {
 		if other.Service == h.Service || has && (h.before(other) || !a.isAssigned(other.Service, addr)) {

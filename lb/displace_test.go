@@ -13,10 +13,15 @@ func aged(service, key string, minute int, ports ...uint16) Request {
 	return r
 }
 
-// Of two services that hold an address and may not share it, the older one keeps it, whichever is looked at first.
+// Of two services that hold an address and may not share it, the one that has not changed keeps it, else the older one,
+// whichever is looked at first.
 func TestOlderHolderKeepsItsAddress(t *testing.T) {
 	old, young, same := aged("old", "", 1, 80), aged("young", "", 2, 80), aged("a-same", "", 1, 80)
 	shares, clashes := aged("shares", "x", 0, 80), aged("clashes", "x", 3, 80)
+	agreed := aged("young", "x", 2, 80)
+	agreed.Agreed = 2
+	before := aged("before", "x", 0, 80)
+	before.Agreed = 1
 	for _, tt := range []struct {
 		name    string
 		adopt   []Request
@@ -27,6 +32,10 @@ func TestOlderHolderKeepsItsAddress(t *testing.T) {
 		{"the younger one comes first", []Request{young, old}, "old", "[]"},
 		{"equal age: the lower ID", []Request{old, same}, "a-same", "[]"},
 		{"equal age, the other way round", []Request{same, old}, "a-same", "[203.0.113.1 belongs to a-same]"},
+		{"the older one has changed, and comes second", []Request{agreed, shares}, "young",
+			"[203.0.113.1 cannot be shared with young: both have port 80/tcp]"},
+		{"the older one has changed, and comes first", []Request{shares, agreed}, "young", "[]"},
+		{"the older one was agreed on before", []Request{before, agreed}, "young", "[]"},
 		{"one port in common", []Request{clashes, shares}, "shares", "[]"},
 		{"one key, and none in common", []Request{aged("b", "x", 2, 81), aged("c", "x", 1, 80)}, "b c", "[]"},
 	} {
@@ -36,7 +45,7 @@ func TestOlderHolderKeepsItsAddress(t *testing.T) {
 			errs = a.Adopt(r.Holder, addrs("203.0.113.1"))
 		}
 		var has string
-		for _, name := range []string{"a-same", "b", "c", "old", "shares", "young", "clashes"} {
+		for _, name := range []string{"a-same", "b", "before", "c", "old", "shares", "young", "clashes"} {
 			if len(a.Given(name)) > 0 {
 				has += " " + name
 			}

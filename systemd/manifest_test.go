@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	admission "k8s.io/api/admissionregistration/v1"
 	apps "k8s.io/api/apps/v1"
 	core "k8s.io/api/core/v1"
 	rbac "k8s.io/api/rbac/v1"
@@ -156,6 +157,30 @@ func TestManifestRights(t *testing.T) {
 		}
 		if slices.Sort(writes); !slices.Equal(writes, want) {
 			t.Errorf("%s may %q; want %q", account, writes, want)
+		}
+	}
+}
+
+// The policy about metadata of Services is in force for the accounts of the manifest, and refuses what it cannot
+// evaluate.
+func TestManifestPolicy(t *testing.T) {
+	all := objects(t)
+	policy := all["ValidatingAdmissionPolicy steelyard-allocator"].(*admission.ValidatingAdmissionPolicy).Spec
+	binding := all["ValidatingAdmissionPolicyBinding steelyard-allocator"].(*admission.ValidatingAdmissionPolicyBinding)
+	deny := []admission.ValidationAction{admission.Deny}
+	if b := binding.Spec; b.PolicyName != "steelyard-allocator" || !slices.Equal(b.ValidationActions, deny) ||
+		b.MatchResources != nil || b.ParamRef != nil {
+		t.Errorf("binding %+v", b)
+	}
+	if policy.FailurePolicy == nil || *policy.FailurePolicy != admission.Fail || len(policy.MatchConditions) != 1 {
+		t.Errorf("failure policy %v, conditions %+v", policy.FailurePolicy, policy.MatchConditions)
+	}
+	for _, o := range all {
+		if a, ok := o.(*core.ServiceAccount); ok {
+			group := "'system:serviceaccounts:" + a.Namespace + "' in request.userInfo.groups"
+			if got := policy.MatchConditions[0].Expression; got != group {
+				t.Errorf("it concerns %s; want %s", got, group)
+			}
 		}
 	}
 }

@@ -72,6 +72,8 @@ type assigner struct {
 	pools []Pool // by Priority, as the allocator tries them
 	alloc *lb.Allocator
 	nodes int // that may have addresses; 0: not known
+	// newest is the greatest version of a Service that is known.
+	newest uint64
 }
 
 func newAssigner(class string, pools []Pool) *assigner {
@@ -160,6 +162,14 @@ func checkPerNode(s *core.Service, wanted []netip.Addr) error {
 	return nil
 }
 
+// excluded returns the addresses in the status of a Service whose pool is not for it.
+func (a *assigner) excluded(s *core.Service) []netip.Addr {
+	return slices.DeleteFunc(statusAddresses(s), func(addr netip.Addr) bool {
+		p := poolOf(a.pools, addr)
+		return p == nil || p.serves(s)
+	})
+}
+
 // perFamily returns how many addresses of each family a Service is to have. One per node does not become fewer with the
 // nodes: clients know them.
 func (a *assigner) perFamily(s *core.Service) int {
@@ -190,6 +200,7 @@ func holder(s *core.Service) lb.Holder {
 			h.Ports = append(h.Ports, port)
 		}
 	}
+	h.Agreed = agreedAt(s)
 	return h
 }
 

@@ -1,10 +1,12 @@
 package kube
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
 	core "k8s.io/api/core/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/steelyard-lb/steelyard/lb"
@@ -16,48 +18,38 @@ import (
 const conditionAssigned = ourPrefix + "AddressAssigned"
 
 // conditionsOfOthers returns the conditions in the status of a Service without ours.
-func conditionsOfOthers(s *core.Service) (others []meta.Condition) {
-	for _, c := range s.Status.Conditions {
-		if c.Type != conditionAssigned {
-			others = append(others, c)
-		}
-	}
-	return others
+func conditionsOfOthers(s *core.Service) []meta.Condition {
+	return slices.DeleteFunc(slices.Clone(s.Status.Conditions), func(c meta.Condition) bool {
+		return c.Type == conditionAssigned || c.Type == conditionShared
+	})
 }
 
-// assignedCondition returns our condition of a Service; nil: it has none.
+// assignedCondition returns the condition of a Service that says whether it has an address; nil: it has none.
 func assignedCondition(s *core.Service) *meta.Condition {
-	i := slices.IndexFunc(s.Status.Conditions, func(c meta.Condition) bool { return c.Type == conditionAssigned })
-	if i < 0 {
-		return nil
-	}
-	return &s.Status.Conditions[i]
+	return apimeta.FindStatusCondition(s.Status.Conditions, conditionAssigned)
 }
 
-// conditionsAfter returns the conditions of a Service after a decision. A Service that gets its addresses at once has
-// no condition of ours: that saves a large object in the caches of all nodes.
+// conditionsAfter returns the conditions of a Service after a decision. A Service that gets its addresses at once and
+// shares none has no condition of ours: that saves a large object in the caches of all nodes.
 func conditionsAfter(s *core.Service, d decision) []meta.Condition {
-	was := assignedCondition(s)
-	now := meta.Condition{
-		Type: conditionAssigned, Status: meta.ConditionTrue, Reason: "Assigned", LastTransitionTime: meta.Now(),
-	}
+	all := slices.Clone(s.Status.Conditions)
 	switch {
 	case (d.reason == reasonFailed || d.reason == reasonRefused) && len(d.addrs) == 0:
-		now.Status, now.Reason, now.Message = meta.ConditionFalse, d.reason, d.warning
-	case was == nil:
-		return s.Status.Conditions
+		apimeta.SetStatusCondition(&all, meta.Condition{
+			Type: conditionAssigned, Status: meta.ConditionFalse, Reason: d.reason, Message: d.warning,
+		})
+	case assignedCondition(s) != nil:
+		apimeta.SetStatusCondition(&all, meta.Condition{
+			Type: conditionAssigned, Status: meta.ConditionTrue, Reason: "Assigned",
+		})
 	}
-	if was == nil {
-		return append(conditionsOfOthers(s), now)
-	}
-	if was.Status == now.Status {
-		now.LastTransitionTime = was.LastTransitionTime
-	}
-	all := slices.Clone(s.Status.Conditions)
-	for i := range all {
-		if all[i].Type == conditionAssigned {
-			all[i] = now
-		}
+	switch {
+	case d.agreed.terms == "" || len(d.addrs) == 0:
+		apimeta.RemoveStatusCondition(&all, conditionShared)
+	case d.agreed != agreementOf(s):
+		apimeta.SetStatusCondition(&all, meta.Condition{
+			Type: conditionShared, Status: meta.ConditionTrue, Reason: "Agreed", Message: d.agreed.String(),
+		})
 	}
 	return all
 }
@@ -68,25 +60,43 @@ func said(s *core.Service, d decision) bool {
 	return c != nil && c.Status == meta.ConditionFalse && c.Reason == d.reason && c.Message == d.warning
 }
 
-// complain emits an Event about annotations that look like ours, once.
-func (t *term) complain(s *core.Service) {
-	names := strings.Join(unknownAnnotations(s), ", ")
+// complain emits Events about annotations that look like ours, and about addresses that the Service keeps although it
+// would not get them now.
+func (t *term) complain(s *core.Service, d decision) {
+	var text string
+	if names := unknownAnnotations(s); len(names) > 0 {
+		var known []string
+		for _, all := range annotations {
+			known = append(known, all[0])
+		}
+		text = fmt.Sprintf("%s has no effect; the annotations are %s", strings.Join(names, ", "),
+			strings.Join(known, ", "))
+	}
+	t.once(s, "UnknownAnnotation", text)
+	text = ""
+	if kept := t.assigner.excluded(s); d.warning == "" && len(kept) > 0 {
+		text = fmt.Sprintf("the pool of %s is not for this Service any more: see its namespaces and service_selector; "+
+			"the Service keeps the address until its status.loadBalancer is emptied", strings.Join(texts(kept), ", "))
+	}
+	t.once(s, "PoolExcludesService", text)
+}
+
+// once emits an Event unless the last one with this reason had the same text. "": there is nothing to say.
+func (t *term) once(s *core.Service, reason, text string) {
 	t.mu.Lock()
-	same := t.unknown[nameOf(s)] == names
-	t.unknown[nameOf(s)] = names
-	if names == "" {
-		delete(t.unknown, nameOf(s))
+	last := t.complaints[nameOf(s)]
+	same := last[reason] == text
+	switch {
+	case same:
+	case last == nil:
+		t.complaints[nameOf(s)] = map[string]string{reason: text}
+	default:
+		last[reason] = text
 	}
 	t.mu.Unlock()
-	if same || names == "" {
-		return
+	if !same && text != "" {
+		t.events.Event(s, core.EventTypeWarning, reason, text)
 	}
-	var known []string
-	for _, all := range annotations {
-		known = append(known, all[0])
-	}
-	t.events.Eventf(s, core.EventTypeWarning, "UnknownAnnotation", "%s has no effect; the annotations are %s", names,
-		strings.Join(known, ", "))
 }
 
 // Waiting returns the Services of this class that have no address, one entry for each port. It may be called from any

@@ -21,10 +21,12 @@ type claim struct {
 	external bool // only in the externalIPs
 }
 
-// compareClaims orders claims of one address: those in a status first, then the older Service, then the lower UID.
+// compareClaims orders claims of one address: those in a status first, then of Services that share it as was agreed
+// the last one, then the older Service, then the lower UID.
 func compareClaims(a, b claim) int {
 	return cmp.Or(
 		compareBool(a.external, b.external),
+		cmp.Compare(agreedAt(b.service), agreedAt(a.service)),
 		a.service.CreationTimestamp.Compare(b.service.CreationTimestamp.Time),
 		strings.Compare(string(a.service.UID), string(b.service.UID)),
 		strings.Compare(nameOf(a.service), nameOf(b.service)),

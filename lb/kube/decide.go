@@ -11,8 +11,9 @@ import (
 
 // decision is what is to become of the addresses in the status of a Service.
 type decision struct {
-	addrs []string // the status as it is to be
-	write bool     // it differs from the status, and is ours to write
+	addrs  []string  // the status as it is to be
+	agreed agreement // with which it shares them
+	write  bool      // addrs or agreed differ from the status, and are ours to write
 	// reason and warning are those of an Event; "": none.
 	reason, warning string
 	waits           bool // another decision is possible when an address is free
@@ -33,13 +34,14 @@ func (a *assigner) adopt(s *core.Service, pending []netip.Addr) (lost []netip.Ad
 }
 
 // decide returns what is to become of the status of a Service. A status whose addresses the Service may have is
-// adopted, whoever wrote it. One that is not as it should be is changed only if its addresses are from us: else two
-// controllers would overwrite each other for ever. pending are addresses that may be written to the status yet.
-func (a *assigner) decide(s *core.Service, pending []netip.Addr) decision {
+// adopted, whoever wrote it. One that is not as it should be is changed only if its addresses are from us, or if others
+// are to be added to them and that was not done before: else two controllers would overwrite each other for ever.
+// pending are addresses that may be written to the status yet.
+func (a *assigner) decide(s *core.Service, pending []netip.Addr, extended bool) decision {
 	has := statusAddresses(s)
 	lost := a.adopt(s, pending)
-	asIs := decision{addrs: statusOf(s)}
-	ours := len(s.Status.LoadBalancer.Ingress) == 0 || wroteStatus(s)
+	asIs := decision{addrs: statusOf(s), agreed: agreementOf(s)}
+	ours := isOurs(s)
 	addrs, err := a.assign(s)
 	switch {
 	case err != nil:
@@ -51,11 +53,15 @@ func (a *assigner) decide(s *core.Service, pending []netip.Addr) decision {
 		return asIs
 	case sameAddresses(addrs, has) && len(addrs) == len(s.Status.LoadBalancer.Ingress):
 		asIs.waits = a.waits(s, addrs)
+		if asIs.agreed.terms != terms(s) {
+			asIs.write, asIs.agreed = true, a.agreement(s)
+			a.take(s, asIs.agreed, addrs)
+		}
 		return asIs
 	}
 	i := slices.IndexFunc(has, func(x netip.Addr) bool { return poolOf(a.pools, x) == nil })
 	switch {
-	case !ours:
+	case !ours && (extended || !extends(s, addrs)):
 		asIs.reason = "ForeignAddress"
 		asIs.warning = fmt.Sprintf("status.loadBalancer was written by %s and is left as it is; without it "+
 			"%v would be assigned", strings.Join(managers(s, addressField), ", "), addrs)
@@ -65,11 +71,21 @@ func (a *assigner) decide(s *core.Service, pending []netip.Addr) decision {
 			"another one, set the annotation steelyard.dev/pool", has[i])
 	default:
 		// What it has stays its own until the status is written.
-		a.alloc.Take(holder(s), union(addrs, a.held(slices.Concat(has, pending), lost)))
-		return decision{addrs: texts(addrs), write: true, waits: a.waits(s, addrs)}
+		d := decision{addrs: texts(addrs), agreed: a.agreement(s), write: true, waits: a.waits(s, addrs)}
+		a.take(s, d.agreed, union(addrs, a.held(slices.Concat(has, pending), lost)))
+		return d
 	}
 	a.adopt(s, pending)
 	return asIs
+}
+
+// extends reports whether addrs in the status of a Service change no entry of others.
+func extends(s *core.Service, addrs []netip.Addr) bool {
+	return !slices.ContainsFunc(s.Status.LoadBalancer.Ingress, func(i core.LoadBalancerIngress) bool {
+		addr, err := netip.ParseAddr(i.IP)
+		return err != nil || !slices.Contains(addrs, addr) || i.Hostname != "" ||
+			i.IPMode != nil && *i.IPMode != core.LoadBalancerIPModeVIP
+	})
 }
 
 // held returns those of addrs that others must not get yet.
@@ -89,16 +105,23 @@ func union[T comparable](a, b []T) (all []T) {
 	return all
 }
 
-// settle records that the status of a Service has these addresses now.
-func (a *assigner) settle(s *core.Service, addrs []string) {
+// settle records that the status of a Service is as was decided.
+func (a *assigner) settle(s *core.Service, d decision) {
 	var now []netip.Addr
-	for _, text := range addrs {
+	for _, text := range d.addrs {
 		if x, err := netip.ParseAddr(text); err == nil && poolOf(a.pools, x) != nil {
 			now = append(now, x)
 		}
 	}
-	a.alloc.Take(holder(s), now)
+	a.take(s, d.agreed, now)
 	a.reserve(s, nil)
+}
+
+// take records that a Service has addresses from now on, with this agreement.
+func (a *assigner) take(s *core.Service, agreed agreement, addrs []netip.Addr) {
+	h := holder(s)
+	h.Agreed = agreed.at
+	a.alloc.Take(h, addrs)
 }
 
 func texts(addrs []netip.Addr) (list []string) {

@@ -195,9 +195,12 @@ func (m *allocators) check(client string, old, now *core.Service) {
 		return
 	}
 	key := nameOf(now)
-	if len(had) > 0 && !wroteStatus(old) && old.DeletionTimestamp == nil {
+	if len(had) > 0 && !wroteStatus(old) && old.DeletionTimestamp == nil && !extends(old, has) {
 		m.t.Errorf("%s: %s overwrites the status %v of %s, which is not from us, with %v",
 			m.at(), client, had, key, has)
+	}
+	if len(had) > 0 && matchesClass(old, "") && old.DeletionTimestamp == nil && m.keeps(old) {
+		m.t.Errorf("%s: %s takes %v from %s for %v, which has not changed", m.at(), client, had, key, has)
 	}
 	if len(had) > 0 && matchesClass(old, "") && old.DeletionTimestamp == nil && !m.mayMove(old, had[0]) {
 		m.t.Errorf("%s: %s takes %v from %s for %v, without a conflict", m.at(), client, had, key, has)
@@ -214,6 +217,20 @@ func (m *allocators) check(client string, old, now *core.Service) {
 			}
 		}
 	}
+}
+
+// keeps reports whether a Service shares its address as was agreed, and nothing else was agreed on later.
+func (m *allocators) keeps(s *core.Service) bool {
+	at := agreedAt(s)
+	for name, other := range m.services {
+		later := name != nameOf(s) && agreedAt(other) > at && clash(s, other)
+		if later && slices.ContainsFunc(statusAddresses(s), func(addr netip.Addr) bool {
+			return slices.Contains(statusAddresses(other), addr)
+		}) {
+			return false
+		}
+	}
+	return at > 0
 }
 
 // mayMove reports whether a Service may lose an address: somebody else has it or has just had it.

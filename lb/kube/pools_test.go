@@ -58,6 +58,39 @@ func TestAllocatorFollowsPools(t *testing.T) {
 	})
 }
 
+// A Service that a pool excludes after a change keeps its address, and one Event says so. When its status is emptied it
+// gets one of a pool that is for it.
+func TestExcludedServiceKeepsItsAddress(t *testing.T) {
+	term, client, events := testTerm(t, wanting("web", func(s *core.Service) {
+		given("203.0.113.1")(s)
+		s.Finalizers = []string{finalizer}
+	}))
+	others := poolOfOne("203.0.113.1")
+	others.Namespaces = []string{"other"}
+	term.assigner = newAssigner("", []Pool{others, poolOfOne("203.0.113.2")})
+	for range 2 {
+		if err := term.reconcile(t.Context(), webName); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := patches(client); len(got) > 0 {
+		t.Errorf("patched %q", got)
+	}
+	const want = "Warning PoolExcludesService the pool of 203.0.113.1 is not for this Service any more: see its " +
+		"namespaces and service_selector; the Service keeps the address until its status.loadBalancer is emptied"
+	if n, got := len(events.Events), <-events.Events; n != 1 || got != want {
+		t.Errorf("%d Events, %q; want one, %q", n, got, want)
+	}
+	if got, err := term.assigner.assign(wanting("new", same)); fmt.Sprint(got) != "[203.0.113.2]" {
+		t.Errorf("a new one got %v, %v", got, err)
+	}
+	term.assigner.release("default/new")
+	emptied := wanting("web", func(s *core.Service) { s.Finalizers = []string{finalizer} })
+	if d := term.assigner.decide(emptied, nil, false); fmt.Sprint(d.addrs) != "[203.0.113.2]" {
+		t.Errorf("emptied, it gets %v, %s", d.addrs, d.warning)
+	}
+}
+
 // A node announces and serves by the pools that are set last.
 func TestSourceFollowsPools(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.Pools = []Pool{poolOfOne("203.0.113.10")} })

@@ -92,7 +92,7 @@ func (t *term) current(key string) (*core.Service, error) {
 	if v.number < known.number || !ok && v.number < t.read {
 		return nil, nil // the watch will deliver what happened since
 	}
-	t.known[key] = v
+	t.know(s)
 	delete(t.gone, key)
 	return s, nil
 }
@@ -111,7 +111,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 		return nil
 	}
 	d := t.decide(s)
-	t.complain(s)
+	t.complain(s, d)
 	conditions := conditionsAfter(s, d)
 	if d.warning != "" && !said(s, d) {
 		t.events.Event(s, core.EventTypeWarning, d.reason, d.warning)
@@ -138,14 +138,23 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 	if !d.write {
 		return nil
 	}
+	changed := !slices.Equal(d.addrs, statusOf(s))
 	t.mu.Lock()
 	delete(t.refused, key)
-	if delete(t.gave, key); len(d.addrs) > 0 {
-		t.gave[key] = s.UID
+	switch {
+	case changed && len(d.addrs) > 0:
+		if t.gave[key] = s.UID; !isOurs(s) {
+			t.extended[key] = s.UID
+		}
+	case changed:
+		delete(t.gave, key)
 	}
-	t.assigner.settle(s, d.addrs)
+	t.assigner.settle(s, d)
 	t.queueOthers()
 	t.mu.Unlock()
+	if !changed {
+		return nil
+	}
 	if len(d.addrs) > 0 {
 		t.events.Eventf(s, core.EventTypeNormal, "IPAllocated", "assigned %v", d.addrs)
 	}
@@ -157,7 +166,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 func (t *term) decide(s *core.Service) decision {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	d := t.assigner.decide(s, t.ledger.pendingFor(s))
+	d := t.assigner.decide(s, t.ledger.pendingFor(s), t.extended[nameOf(s)] == s.UID)
 	t.queueOthers()
 	if t.waiting[nameOf(s)] = d.waits; !d.waits {
 		delete(t.waiting, nameOf(s))
@@ -223,7 +232,8 @@ func (t *term) forget(key string) {
 	delete(t.perNode, key)
 	delete(t.cleared, key)
 	delete(t.gave, key)
-	delete(t.unknown, key)
+	delete(t.extended, key)
+	delete(t.complaints, key)
 	delete(t.refused, key)
 	t.ledger.done(key)
 	t.assigner.unreserve(key)
@@ -288,7 +298,7 @@ func (t *term) put(
 	t.ledger.done(nameOf(s)) // writes that require an older version fail
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.known[nameOf(s)] = versionOf(now)
+	t.know(now)
 	return nil
 }
 

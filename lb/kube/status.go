@@ -78,6 +78,9 @@ func wroteStatus(s *core.Service) bool {
 	return slices.ContainsFunc(managers(s, addressField), isSteelyard)
 }
 
+// isOurs reports whether the status of a Service has no addresses of others.
+func isOurs(s *core.Service) bool { return len(s.Status.LoadBalancer.Ingress) == 0 || wroteStatus(s) }
+
 // hasOurFinalizer reports whether a Service has the finalizer and we have added it, for whichever class: other
 // implementations use the same one.
 func hasOurFinalizer(s *core.Service) bool {

@@ -38,8 +38,10 @@ type term struct {
 	perNode  map[string]bool      // … and when there are more nodes
 	cleared  map[string]cleared   // Services whose status somebody else has emptied
 	gave     map[string]types.UID // Services to whose status this term has written addresses
-	unknown  map[string]string    // the annotations of a Service of which an Event said that they are not known
+	extended map[string]types.UID // Services to whose addresses of others this term has added some
 	refused  map[string]told      // Services whose status the API server refuses
+
+	complaints map[string]map[string]string // the texts of the last Events about a Service, by reason
 }
 
 // version is that of a Service. A number that is not known is 0.
@@ -51,6 +53,13 @@ type version struct {
 func versionOf(s *core.Service) version {
 	n, _ := strconv.ParseUint(s.ResourceVersion, 10, 64)
 	return version{s.UID, n}
+}
+
+// know records that this version of a Service is the newest that is known; t.mu is held.
+func (t *term) know(s *core.Service) {
+	v := versionOf(s)
+	t.known[nameOf(s)] = v
+	t.assigner.newest = max(t.assigner.newest, v.number)
 }
 
 // cleared is how often somebody has emptied the status of a Service, and until when it stays empty.
@@ -66,8 +75,8 @@ func newTerm(a *Allocator, pools []Pool) *term {
 		queue:  workqueue.NewTypedRateLimitingQueue(delays),
 		ledger: newLedger(a.o.Client, a.o.Namespace, a.leaseName()+"-addresses", a.o.Node),
 		known:  map[string]version{}, gone: map[string]bool{}, waiting: map[string]bool{}, perNode: map[string]bool{},
-		cleared: map[string]cleared{}, gave: map[string]types.UID{}, unknown: map[string]string{}, deposed: func() {},
-		refused: map[string]told{},
+		cleared: map[string]cleared{}, gave: map[string]types.UID{}, extended: map[string]types.UID{},
+		refused: map[string]told{}, complaints: map[string]map[string]string{}, deposed: func() {},
 	}
 }
 
@@ -122,11 +131,12 @@ func (t *term) readAll(ctx context.Context) error {
 			} else {
 				t.assigner.reserve(s, nil)
 			}
-			t.known[nameOf(s)] = versionOf(s)
+			t.know(s)
 		}
 		t.mu.Unlock()
 		if o.Continue = list.Continue; o.Continue == "" {
 			t.read, _ = strconv.ParseUint(list.ResourceVersion, 10, 64)
+			t.assigner.newest = max(t.assigner.newest, t.read)
 			t.ledger.keep(t.known)
 			return nil
 		}

@@ -1,0 +1,324 @@
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+const allocatorTOML = `
+[kubernetes]
+kubeconfig = %q
+[[pool]]
+name = "public"
+addresses = ["203.0.113.0/24", "2001:db8:1::/64"]
+`
+
+// otherKubeconfigPath is the kubeconfig of what assigns addresses to Services of another class.
+const otherKubeconfigPath = kube.KubeconfigPath + "-other"
+
+// TestAllocators covers what assigns addresses beside a real API server, with the objects of the manifest.
+func TestAllocators(t *testing.T) {
+	c := startCluster(t, 1, "nat")
+	c.install(t, "")
+	c.allocators = []*lab.Process{c.startAllocator(t, "allocator", fmt.Sprintf(allocatorTOML, kube.KubeconfigPath))}
+	for _, scenario := range []struct {
+		name string
+		run  func(t *testing.T, c *cluster)
+	}{
+		{"metadata of Services", forgedMetadata},
+		{"two classes", twoClasses},
+		{"a Service that shares an address changes", sharerChanges},
+		{"a pool excludes a Service", poolExcludes},
+	} {
+		t.Run(scenario.name, func(t *testing.T) { scenario.run(t, c) })
+	}
+}
+
+// apiOf returns a client with the rights of a ServiceAccount of the manifest.
+func (c *cluster) apiOf(t *testing.T, account string) kubernetes.Interface {
+	t.Helper()
+	o, err := clientcmd.RESTConfigFromKubeConfig([]byte(c.kubeconfigOf(t, account)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Dial = c.control.Dial
+	api, err := kubernetes.NewForConfig(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return api
+}
+
+// forgedMetadata: the token of what assigns addresses changes nothing of a Service but its status and our finalizer.
+func forgedMetadata(t *testing.T, c *cluster) {
+	c.createService(t, "forged", func(s *core.Service) {
+		s.Labels, s.Annotations = map[string]string{"app": "web"}, map[string]string{"example.com/a": "b"}
+		s.Finalizers = []string{"example.com/hold"}
+	})
+	c.waitAddresses(t, "forged")
+	const ours = "service.kubernetes.io/load-balancer-cleanup"
+	patch := func(api kubernetes.Interface, kind types.PatchType, text string, dry ...string) error {
+		_, err := api.CoreV1().Services("default").Patch(t.Context(), "forged", kind, []byte(text),
+			meta.PatchOptions{DryRun: dry}, "status")
+		return err
+	}
+	const label = `{"metadata":{"labels":{"service.kubernetes.io/service-proxy-name":"x"}}}`
+	merge, token := types.MergePatchType, c.apiOf(t, "steelyard-allocator")
+	labtest.Until(t, 20*time.Second, "the policy is in force", func() error {
+		if err := patch(token, merge, label, meta.DryRunAll); !apierrors.IsForbidden(err) {
+			return fmt.Errorf("error %v; want forbidden", err)
+		}
+		return nil
+	})
+	before, err := c.api.CoreV1().Services("default").Get(t.Context(), "forged", meta.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		kind types.PatchType
+		text string
+		what string // in the error
+	}{
+		"label":           {merge, label, "labels"},
+		"label removed":   {merge, `{"metadata":{"labels":null}}`, "labels"},
+		"annotation":      {merge, `{"metadata":{"annotations":{"steelyard.dev/pool":"x"}}}`, "annotations"},
+		"its annotations": {merge, `{"metadata":{"annotations":{"example.com/a":"c"}}}`, "annotations"},
+		"owner": {merge, `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"x","uid":"y"}]}}`,
+			"owners"},
+		"finalizer": {merge, `{"metadata":{"finalizers":["example.com/hold","a/b","` + ours + `"]}}`,
+			"finalizers"},
+		"finalizer removed": {merge, `{"metadata":{"finalizers":["` + ours + `"]}}`, "finalizers"},
+		"no finalizers":     {types.JSONPatchType, `[{"op":"remove","path":"/metadata/finalizers"}]`, "finalizers"},
+		"with a status": {types.StrategicMergePatchType,
+			`{"metadata":{"labels":{"a":"b"}},"status":{"loadBalancer":{}}}`, "labels"},
+	} {
+		err := patch(token, tt.kind, tt.text)
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), tt.what) ||
+			!strings.Contains(err.Error(), "ValidatingAdmissionPolicy 'steelyard-allocator'") {
+			t.Errorf("%s: error %v; want forbidden by the policy", name, err)
+		}
+	}
+	after, err := c.api.CoreV1().Services("default").Get(t.Context(), "forged", meta.GetOptions{})
+	if err != nil || after.ResourceVersion != before.ResourceVersion {
+		t.Errorf("%v; the Service is %+v; want %+v", err, after.ObjectMeta, before.ObjectMeta)
+	}
+	for name, text := range map[string]string{
+		"our finalizer": `{"metadata":{"finalizers":["example.com/hold"]}}`,
+		"the status":    `{"status":{"loadBalancer":{"ingress":[{"ip":"203.0.113.200"}]}}}`,
+	} {
+		if err := patch(token, merge, text, meta.DryRunAll); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := patch(c.api, merge, label); err != nil { // others are not concerned
+		t.Error(err)
+	}
+	// Assignment and release work beside the finalizer of somebody else.
+	api := c.api.CoreV1().Services("default")
+	if err := api.Delete(t.Context(), "forged", meta.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	labtest.Until(t, 10*time.Second, "the addresses are released", func() error {
+		s, err := api.Get(t.Context(), "forged", meta.GetOptions{})
+		if err == nil && (len(s.Status.LoadBalancer.Ingress) > 0 || len(s.Finalizers) != 1) {
+			err = fmt.Errorf("%v, %+v", s.Finalizers, s.Status)
+		}
+		return err
+	})
+	if _, err := api.Patch(t.Context(), "forged", merge, []byte(`{"metadata":{"finalizers":null}}`),
+		meta.PatchOptions{}); err != nil {
+		t.Error(err)
+	}
+}
+
+// twoClasses: of two allocators with different classes and accounts, each writes the Services of its own class only,
+// also while the other one does not run.
+func twoClasses(t *testing.T, c *cluster) {
+	const account = "other-allocator"
+	of := func(class string) func(*core.Service) {
+		return func(s *core.Service) { s.Spec.LoadBalancerClass = &class }
+	}
+	config := fmt.Sprintf(otherClassTOML, otherKubeconfigPath, otherClass)
+	c.addAccount(t, account, "steelyard-allocator")
+	if err := c.Servers[0].WriteFile(otherKubeconfigPath, c.kubeconfigOf(t, account), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.createService(t, "before", of(otherClass))
+	c.createService(t, "third", of("example.com/third"))
+	c.createService(t, "default", func(*core.Service) {})
+	first := c.waitAddresses(t, "default")
+	other := c.startAllocator(t, account, config)
+	before := c.waitAddresses(t, "before")
+	c.createService(t, "moves", of(otherClass))
+	c.waitAddresses(t, "moves")
+	for _, name := range []string{"default", "before"} {
+		c.updateService(t, name, func(s *core.Service) { s.Spec.Ports[0].Port = 81 })
+	}
+
+	if err := other.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	c.updateService(t, "before", func(s *core.Service) { s.Spec.Ports[0].Port = 82 })
+	c.updateService(t, "moves", func(s *core.Service) {
+		s.Spec.Type, s.Spec.LoadBalancerClass = core.ServiceTypeClusterIP, nil
+	})
+	c.createService(t, "last", func(*core.Service) {}) // the allocator has seen what was changed before
+	c.waitAddresses(t, "last")
+	c.checkStatus(t, "moves", "steelyard:"+otherClass, 0, 1) // the API server has emptied the status
+	c.startAllocator(t, account, config)
+	c.waitHolder(t, "steelyard-example.com-other-a5f1e0", account)
+	labtest.Until(t, 20*time.Second, "the addresses are taken back", func() error {
+		s, err := c.api.CoreV1().Services("default").Get(t.Context(), "moves", meta.GetOptions{})
+		if err == nil && len(s.Status.LoadBalancer.Ingress)+len(s.Finalizers) > 0 {
+			err = fmt.Errorf("%v, %+v", s.Finalizers, s.Status)
+		}
+		return err
+	})
+	c.updateService(t, "moves", func(s *core.Service) { s.Spec.Type = core.ServiceTypeLoadBalancer })
+	c.waitAddresses(t, "moves")
+
+	c.checkStatus(t, "default", "steelyard", 2, 1)
+	c.checkStatus(t, "last", "steelyard", 2, 1)
+	c.checkStatus(t, "moves", "steelyard", 2, 1)
+	c.checkStatus(t, "before", "steelyard:"+otherClass, 2, 1)
+	c.checkStatus(t, "third", "", 0, 0)
+	if now := c.waitAddresses(t, "default"); !slices.Equal(now, first) {
+		t.Errorf("default has %v; want %v", now, first)
+	}
+	if now := c.waitAddresses(t, "before"); !slices.Equal(now, before) {
+		t.Errorf("before has %v; want %v", now, before)
+	}
+	for _, name := range []string{"before", "default", "last", "moves"} {
+		c.deleteService(t, name)
+	}
+	for account, want := range map[string][]string{
+		account: {"before", "moves"}, "steelyard-allocator": {"default", "forged", "last", "moves"},
+	} {
+		if got, err := c.control.Objects(account, "patch services/status"); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s patched %q, %v; want %q", account, got, err, want)
+		}
+	}
+}
+
+// checkStatus fails the test when the status of a Service has another writer, or other numbers of addresses and
+// finalizers.
+func (c *cluster) checkStatus(t *testing.T, name, writer string, addresses, finalizers int) {
+	t.Helper()
+	s, err := c.api.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var writers []string
+	for _, m := range s.ManagedFields {
+		if m.Subresource == "status" {
+			writers = append(writers, m.Manager)
+		}
+	}
+	if n := len(s.Status.LoadBalancer.Ingress); strings.Join(writers, " ") != writer || n != addresses ||
+		len(s.Finalizers) != finalizers {
+		t.Errorf("%s: written by %q, %d addresses, finalizers %q", name, writers, n, s.Finalizers)
+	}
+}
+
+// sharerChanges: an older Service shares the address of another one by its key, and then takes its port while nobody
+// assigns addresses: it loses the address, and the other one is not written.
+func sharerChanges(t *testing.T, c *cluster) {
+	port := func(port int32) func(*core.Service) {
+		return func(s *core.Service) { s.Spec.Ports = s.Spec.Ports[:1]; s.Spec.Ports[0].Port = port }
+	}
+	api := c.api.CoreV1().Services("default")
+	c.createService(t, "guest", port(81))
+	c.waitAddresses(t, "guest")
+	time.Sleep(time.Second) // the time of creation has seconds
+	c.createService(t, "host", func(s *core.Service) {
+		s.Annotations = map[string]string{"steelyard.dev/share": "x"}
+	})
+	vips := c.waitAddresses(t, "host")
+	has := func(name string, want bool) {
+		t.Helper()
+		labtest.Until(t, 20*time.Second, fmt.Sprintf("%s has the address: %t", name, want), func() error {
+			s, err := api.Get(t.Context(), name, meta.GetOptions{})
+			if err == nil && (len(s.Status.LoadBalancer.Ingress) != 2 ||
+				(s.Status.LoadBalancer.Ingress[0].IP == vips[0].String()) != want) {
+				err = fmt.Errorf("%+v", s.Status)
+			}
+			return err
+		})
+	}
+	c.updateService(t, "guest", func(s *core.Service) {
+		s.Annotations = map[string]string{
+			"steelyard.dev/share": "x", "steelyard.dev/addresses": fmt.Sprintf("%s,%s", vips[0], vips[1]),
+		}
+	})
+	has("guest", true)
+	before, err := api.Get(t.Context(), "host", meta.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.allocators[0].Stop(); err != nil {
+		t.Fatal(err)
+	}
+	c.updateService(t, "guest", func(s *core.Service) { port(80)(s); delete(s.Annotations, "steelyard.dev/addresses") })
+	c.allocators[0] = c.startAllocator(t, "allocator", fmt.Sprintf(allocatorTOML, kube.KubeconfigPath))
+	has("guest", false)
+	after, err := api.Get(t.Context(), "host", meta.GetOptions{})
+	if err != nil || after.ResourceVersion != before.ResourceVersion {
+		t.Errorf("%v; the host is %+v; want %+v", err, after.Status, before.Status)
+	}
+	c.deleteService(t, "guest")
+	c.deleteService(t, "host")
+}
+
+// poolExcludes: a Service keeps its addresses when the pool excludes it by a reload, and an Event says so. When its
+// status is emptied it gets others.
+func poolExcludes(t *testing.T, c *cluster) {
+	c.createService(t, "excluded", func(*core.Service) {})
+	vips := c.waitAddresses(t, "excluded")
+	config := fmt.Sprintf(allocatorTOML, kube.KubeconfigPath) + `namespaces = ["other"]
+[[pool]]
+name = "next"
+addresses = ["198.18.1.0/28", "2001:db8:52::/124"]
+`
+	err := c.Servers[0].WriteFile("/run/steelyard-lab/allocator.toml", config, 0o600)
+	if err == nil {
+		err = c.allocators[0].Signal(syscall.SIGHUP)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	labtest.Until(t, 10*time.Second, "an Event says that the pool excludes it", func() error {
+		of := meta.ListOptions{FieldSelector: "involvedObject.name=excluded,reason=PoolExcludesService"}
+		list, err := c.api.CoreV1().Events("default").List(t.Context(), of)
+		if err == nil && (len(list.Items) != 1 || !strings.Contains(list.Items[0].Message, vips[0].String())) {
+			err = fmt.Errorf("%+v", list.Items)
+		}
+		return err
+	})
+	if now := c.waitAddresses(t, "excluded"); !slices.Equal(now, vips) {
+		t.Errorf("addresses %v; want %v", now, vips)
+	}
+	_, err = c.api.CoreV1().Services("default").Patch(t.Context(), "excluded", types.MergePatchType,
+		[]byte(`{"status":{"loadBalancer":{"ingress":[]}}}`), meta.PatchOptions{}, "status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if now := c.waitAddresses(t, "excluded"); now[0].String() != "198.18.1.0" {
+		t.Errorf("addresses %v; want those of the next pool", now)
+	}
+	c.deleteService(t, "excluded")
+}
