@@ -15,7 +15,8 @@ import (
 )
 
 // With BFD a router removes the routes of a node that is frozen although the hold time has not passed and graceful
-// restart would keep them, and the node notices a link that is cut. A planned end of the node is none of both.
+// restart would keep them, and the node notices a link that is cut. A planned end of the node is none of both. The
+// sessions with BIRD are bound to a device.
 func TestBFD(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		b := newBench(t)
@@ -26,6 +27,9 @@ func TestBFD(t *testing.T) {
 		o := b.options()
 		o.Peers[0].HoldTime = time.Minute
 		o.Peers[0].BFD = bgp.BFD{Interval: 100 * time.Millisecond, Multiplier: 3}
+		if kind == peers.BIRD {
+			o.Peers[0].Device = "eth0"
+		}
 		s := startChild(t, b.host, o)
 		s.set(vip4)
 		want(t, r, vip4, b.ours[0][0])
