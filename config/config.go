@@ -142,9 +142,6 @@ type BFD struct {
 	MinTTL     int           // with Multihop: the lowest TTL of received packets; 0: any
 }
 
-// Enabled reports whether the peer is monitored.
-func (b BFD) Enabled() bool { return b.Interval > 0 }
-
 // L2 configures announcements by ARP and NDP.
 type L2 struct {
 	Interfaces []string // empty: the uplinks

@@ -83,12 +83,8 @@ func (t *table) device(p *Peer) string {
 		return ""
 	}
 	name, ok := i.interfaceName()
-	switch {
-	case !ok:
-	case p.Interface != "" || p.Address.Zone() != "":
+	if ok && (p.Interface != "" || p.Address.Zone() != "") {
 		i.errorf("leave it out", "has no effect on a peer with a link-local address, whose session is on its interface")
-	case p.BFD.Enabled():
-		i.errorf("leave one of the two out", "cannot be together with bfd, whose packets are bound to no device")
 	}
 	return name
 }

@@ -75,6 +75,50 @@ func (s *segmentCluster) lose(t *testing.T, a *lab.Agent) {
 	}
 }
 
+// spreadsLocal: under the policy Local, the owner forwards to the nodes with endpoints, each in proportion to their
+// number, and to its own. Pods see the address of the client. That is so, too, while the owner has no endpoint.
+func (s *segmentCluster) spreadsLocal(t *testing.T) {
+	others := s.m.vips
+	defer func() { s.m.vips = others }()
+	pods := slices.Concat(s.pods, []*pod{s.startPod(t, "local-more", 1)})
+	s.createService(t, "local", local)
+	defer s.deleteService(t, "local")
+	addresses := s.waitAddresses(t, "local")
+	s.m.vips = slices.Concat(others, addresses)
+	s.setEndpoints(t, "local", pods...)
+	owners := s.m.settled(t, s.agents...)
+	s.waitAnswered(t, addresses...)
+	spread := func(vip netip.Addr, pods []*pod) {
+		t.Helper()
+		labtest.Until(t, 10*time.Second, "the endpoints are in force", func() error {
+			if r := s.load(t, vip, 40); r.Err() != nil || len(r.Servers) != len(pods) {
+				return fmt.Errorf("%s", r)
+			}
+			return nil
+		})
+		r := s.load(t, vip, 2000)
+		t.Logf("%s of %s: %s", vip, owners[vip], r)
+		if r.Err() != nil {
+			t.Error(r.Err())
+		}
+		checkEven(t, r, len(pods))
+	}
+	for _, vip := range addresses {
+		spread(vip, pods)
+	}
+	s.checkClientAddress(t, pods...)
+	vip := addresses[0]
+	left := slices.DeleteFunc(slices.Clone(pods), func(p *pod) bool {
+		return s.Balancers[p.node].Host == owners[vip].Host
+	})
+	s.setEndpoints(t, "local", left...)
+	spread(vip, left)
+	if after := s.m.settled(t, s.agents...)[vip]; after != owners[vip] {
+		t.Errorf("%s has moved from %s to %s", vip, owners[vip], after)
+	}
+	s.checkClientAddress(t, pods...)
+}
+
 // TestMembersOfACluster: in a cluster, each address has one owner among the nodes, another node takes over from one
 // that fails, and a planned end loses no request. That is so while the API server is away, too.
 func TestMembersOfACluster(t *testing.T) {
@@ -108,6 +152,7 @@ func TestMembersOfACluster(t *testing.T) {
 		s.setEndpoints(t, "second", s.pods...)
 		s.waitAnswered(t, s.m.vips...)
 	}, false}
+	t.Run("Local", s.spreadsLocal)
 	for i, k := range []takeOver{killed, off, planned} {
 		t.Run(k.name, func(t *testing.T) { s.m.takesOver(t, s.m.vips[i], k) })
 	}

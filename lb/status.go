@@ -104,6 +104,34 @@ type PeerStatus struct {
 	// Errors are the last ones, also of earlier sessions, the newest first.
 	Errors []PeerError `json:"errors,omitempty"`
 	BFD    string      `json:"bfd,omitempty"` // up, or down and why; empty: not configured
+	// Flaps is how many sessions have ended since the start of the agent.
+	Flaps   uint64       `json:"flaps"`
+	Session *PeerSession `json:"session,omitempty"` // while it is established
+}
+
+// PeerSession is what an established session has negotiated, and what it has exchanged so far.
+type PeerSession struct {
+	Local    netip.Addr `json:"local"` // address of this node
+	LocalASN uint32     `json:"local_asn"`
+	RouterID netip.Addr `json:"router_id"` // of the neighbour
+	// Hold and Keepalive are in seconds; 0: no KEEPALIVEs are sent.
+	Hold            float64  `json:"hold_seconds"`
+	Keepalive       float64  `json:"keepalive_seconds"`
+	Families        []string `json:"families"` // ipv4, ipv6
+	ExtendedNextHop bool     `json:"extended_next_hop,omitempty"`
+	// Restart and LongLived are how many seconds the neighbour keeps the routes after the session has failed, by
+	// graceful restart and then by long-lived graceful restart; 0: not negotiated.
+	Restart   float64      `json:"restart_seconds"`
+	LongLived float64      `json:"long_lived_seconds"`
+	Sent      PeerMessages `json:"sent"`
+	Received  PeerMessages `json:"received"`
+}
+
+// PeerMessages counts BGP messages in one direction, with OPEN.
+type PeerMessages struct {
+	Messages uint64    `json:"messages"`
+	Updates  uint64    `json:"updates"`
+	Last     time.Time `json:"last"`
 }
 
 // PeerError is why a session ended, or did not come up.

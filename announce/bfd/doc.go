@@ -13,6 +13,8 @@
 //   - Packets over one hop must arrive with a TTL of 255 (RFC 5881, section 5), by the interface that leads to the
 //     neighbour (section 3), so nobody beyond the link can forge them. Over several hops the TTL must be that of the
 //     neighbour's distance (Neighbor.MinTTL). Authentication is not offered; packets that have it are discarded.
+//   - The sockets of a session with a device, an interface or a VRF, are bound to it (device.go), so neighbours with
+//     the same address on different devices have sessions of their own.
 //   - A planned end sends AdminDown. The neighbour must not take that for a failure (RFC 5882, section 3.2), so routes
 //     are left to BGP.
 //   - The C bit is 0: the agent sends the packets, and not the datapath, so the session fails when the agent is killed

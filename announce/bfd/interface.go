@@ -24,7 +24,7 @@ func (s *session) lookup() int {
 	if zone := s.Addr.Zone(); zone != "" {
 		return int(zoneID(zone))
 	}
-	o := netlink.RouteGetOptions{}
+	o := netlink.RouteGetOptions{Oif: s.Device}
 	if s.Source.IsValid() {
 		o.SrcAddr = s.Source.AsSlice() // rules may depend on it
 	}

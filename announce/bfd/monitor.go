@@ -21,6 +21,7 @@ import (
 type Neighbor struct {
 	Addr       netip.Addr // with a zone when it is link-local
 	Source     netip.Addr // of the family of Addr; zero: the kernel chooses
+	Device     string     // interface or VRF of the session; empty: any interface that is in no VRF
 	Multihop   bool
 	MinTTL     uint8         // with Multihop: the lowest TTL of packets from the neighbor; 0: any
 	Interval   time.Duration // between packets in both directions, at least 10 ms
@@ -53,7 +54,9 @@ type Monitor struct {
 
 	mu        sync.Mutex // guards the following fields
 	sessions  []*session
-	last      uint32 // discriminator
+	devices   map[string]*device // of sessions, and "" for those without one; changed by Run only
+	lookedUp  time.Time          // when the devices were; zero: they are before the next step
+	last      uint32             // discriminator
 	discarded map[string]uint64
 }
 
@@ -64,6 +67,7 @@ type session struct {
 	problem    string
 	discarded  string
 	limit      loglimit.Limit
+	device     *device       // that of Device; nil before the first step
 	socket     int           // -1: none
 	sent, send time.Time     // the last and the next periodic packet
 	tx         time.Duration // the interval that send is based on
@@ -78,7 +82,9 @@ func New(o Options) (*Monitor, error) {
 		return nil, fmt.Errorf("eventfd: %w", err)
 	}
 	// A discriminator of the last process is not used again at once: its packets may still arrive.
-	return &Monitor{o: o, wake: fd, last: rand.Uint32(), discarded: map[string]uint64{}}, nil
+	return &Monitor{
+		o: o, wake: fd, last: rand.Uint32(), devices: map[string]*device{}, discarded: map[string]uint64{},
+	}, nil
 }
 
 // Set makes these the neighbors. Sessions with neighbors that stay as they are go on; the others end as
@@ -100,6 +106,7 @@ func (m *Monitor) Set(neighbors []Neighbor) {
 		if m.last++; m.last == 0 {
 			m.last = 1
 		}
+		m.lookedUp = time.Time{}
 		m.sessions = append(m.sessions, &session{
 			Neighbor: n, machine: newMachine(m.last, n.Interval, n.Multiplier), since: time.Now(), socket: -1,
 		})
@@ -130,10 +137,14 @@ func (m *Monitor) Discarded() map[string]uint64 {
 }
 
 func (s *session) status() Status {
-	return Status{
+	st := Status{
 		Neighbor: s.Addr, State: s.state, Diag: s.diag, RemoteDiag: s.remoteDiag, Since: s.since, Problem: s.problem,
 		Discarded: s.discarded,
 	}
+	if st.Problem == "" && s.device != nil && s.device.err != nil {
+		st.Problem = s.device.err.Error()
+	}
+	return st
 }
 
 // notify ends the wait of Run. The counter of an eventfd cannot be full here: Run reads it.
@@ -148,22 +159,19 @@ func (m *Monitor) Run(ctx context.Context) error {
 	runtime.LockOSThread() // it ends with the goroutine, and with it its priority
 	// Without the right to it, the thread has the priority of the others.
 	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), -20)
-	listeners, err := listen()
-	defer func() {
-		for _, l := range listeners {
-			_ = unix.Close(l.fd)
-		}
-	}()
-	if err != nil {
+	if err := m.open(); err != nil {
 		return err
 	}
+	defer m.closeDevices()
 	stop := context.AfterFunc(ctx, m.notify)
 	defer stop()
-	fds := []unix.PollFd{{Fd: int32(m.wake), Events: unix.POLLIN}}
-	for _, l := range listeners {
-		fds = append(fds, unix.PollFd{Fd: int32(l.fd), Events: unix.POLLIN})
-	}
 	for wait := time.Duration(0); ; {
+		fds := []unix.PollFd{{Fd: int32(m.wake), Events: unix.POLLIN}}
+		for _, d := range m.devices {
+			for _, l := range d.listeners {
+				fds = append(fds, unix.PollFd{Fd: int32(l.fd), Events: unix.POLLIN})
+			}
+		}
 		if _, err := unix.Ppoll(fds, timespec(wait), nil); err != nil && !errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("poll: %w", err)
 		}
@@ -173,7 +181,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 		}
 		var counter [8]byte
 		_, _ = unix.Read(m.wake, counter[:])
-		wait = m.step(listeners)
+		wait = m.step()
 	}
 }
 
@@ -183,15 +191,21 @@ func timespec(d time.Duration) *unix.Timespec {
 }
 
 // step receives, expires and sends what is due. It returns the time until the next step.
-func (m *Monitor) step(listeners []listener) time.Duration {
+func (m *Monitor) step() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	before := make([]State, len(m.sessions))
 	for i, s := range m.sessions {
 		before[i] = s.state
 	}
-	for _, l := range listeners {
-		l.drain(m.receive, func(reason string) { m.discarded[reason]++ })
+	m.bindDevices(time.Now())
+	for _, d := range m.devices {
+		for _, l := range d.listeners {
+			l.drain(func(p datagram) string {
+				p.device = d
+				return m.receive(p)
+			}, func(reason string) { m.discarded[reason]++ })
+		}
 	}
 	now := time.Now()
 	next := now.Add(time.Hour)
@@ -227,6 +241,9 @@ func earlier(a, b time.Time) time.Time {
 func (m *Monitor) changed(s *session) {
 	if left, ok := s.limit.Allow(s.since, fmt.Sprint(s.state, s.diag, s.remoteDiag)); ok {
 		log := m.o.Log.With("neighbor", s.Addr)
+		if s.Device != "" {
+			log = log.With("device", s.Device)
+		}
 		if left > 0 {
 			log = log.With("changes_not_logged", left)
 		}
@@ -268,6 +285,8 @@ func (s *session) refuse(d *datagram) string {
 		return "TTL below min_ttl"
 	case !s.Multihop && !s.arrivesBy(d.ifindex):
 		return "not from the interface of the neighbor"
+	case s.Multihop && !s.arrivesOn(d):
+		return "not from the device of the session"
 	case d.YourDiscriminator == 0 && s.state == Up:
 		return "no discriminator while up"
 	case d.YourDiscriminator != 0 && d.YourDiscriminator != s.local:

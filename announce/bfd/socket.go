@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,35 +20,22 @@ const (
 	maxDrain      = 256  // packets in one step: a flood must not keep it from sending
 )
 
-// A child process that is just being started has a copy of a socket that was closed, until it executes its program: so
-// the port can be in use for a moment after an earlier Run has ended.
-const (
-	bindRetries = 20
-	bindRetry   = 10 * time.Millisecond
-)
-
 // listener is a socket for receiving.
 type listener struct {
 	fd       int
 	multihop bool
 }
 
-// listen opens the sockets for both families and both kinds of session. With an error, it returns those that are open.
-func listen() (open []listener, err error) {
+// listen opens the sockets for both families and both kinds of session, bound to a device unless that is empty. With an
+// error, it returns those that are open.
+func listen(device string) (open []listener, err error) {
 	for _, multihop := range []bool{false, true} {
 		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 			port := portSingleHop
 			if multihop {
 				port = portMultihop
 			}
-			fd, err := bound(family, netip.Addr{}, port)
-			for range bindRetries {
-				if !errors.Is(err, unix.EADDRINUSE) {
-					break
-				}
-				time.Sleep(bindRetry)
-				fd, err = bound(family, netip.Addr{}, port)
-			}
+			fd, err := bound(family, device, netip.Addr{}, port)
 			if errors.Is(err, unix.EAFNOSUPPORT) {
 				continue
 			}
@@ -62,9 +48,9 @@ func listen() (open []listener, err error) {
 	return open, nil
 }
 
-// bound returns a socket that is bound to an address, or to all of the family, and reports the TTL and the interface of
-// what it receives.
-func bound(family int, addr netip.Addr, port int) (fd int, err error) {
+// bound returns a socket that is bound to a device, unless that is empty, and to an address, or to all of the family,
+// and reports the TTL and the interface of what it receives.
+func bound(family int, device string, addr netip.Addr, port int) (fd int, err error) {
 	fd, err = unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
@@ -89,8 +75,15 @@ func bound(family int, addr netip.Addr, port int) (fd int, err error) {
 			err = unix.SetsockoptInt(fd, o.level, o.name, o.value)
 		}
 	}
+	if err == nil && device != "" {
+		if err = unix.SetsockoptString(fd, unix.SOL_SOCKET, unix.SO_BINDTODEVICE, device); err != nil {
+			err = fmt.Errorf("bind to device %s: %w", device, err)
+		}
+	}
 	if err == nil {
+		reuse(fd, device != "")
 		err = unix.Bind(fd, sockaddr(family, addr, port))
+		reuse(fd, false)
 	}
 	if err != nil {
 		_ = unix.Close(fd)
@@ -136,6 +129,7 @@ type datagram struct {
 	ttl      int
 	ifindex  int // of the interface by which it arrived
 	multihop bool
+	device   *device // whose socket has received it
 }
 
 // drain passes the packets that have arrived to receive, and the reasons to ignore a packet to discard.
@@ -232,7 +226,7 @@ func (s *session) open() (err error) {
 		if s.socket >= 0 {
 			return nil
 		}
-		s.socket, err = bound(s.family(), s.Source, first+rand.IntN(ports))
+		s.socket, err = bound(s.family(), s.Device, s.Source, first+rand.IntN(ports))
 		if err != nil && !errors.Is(err, unix.EADDRINUSE) {
 			return err
 		}
@@ -246,6 +240,10 @@ func (s *session) close() {
 	for range 3 {
 		s.transmit(s.packet(false))
 	}
+	s.closeSocket()
+}
+
+func (s *session) closeSocket() {
 	if s.socket >= 0 {
 		_ = unix.Close(s.socket)
 		s.socket = -1

@@ -4,8 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 )
 
@@ -13,23 +11,17 @@ import (
 func TestPortInUse(t *testing.T) {
 	h := labtest.Host(t, labtest.New(t), "node")
 	err := h.Do(func() error {
-		first, err := listen()
-		if err != nil {
+		var first, second Monitor
+		first.devices, second.devices = map[string]*device{}, map[string]*device{}
+		if err := first.open(); err != nil {
 			return err
 		}
-		release := func() {
-			for _, l := range first {
-				_ = unix.Close(l.fd)
-			}
+		if err := second.open(); err == nil || len(second.devices) > 0 {
+			t.Errorf("the ports of another one were opened: %v", err)
 		}
-		if second, err := listen(); err == nil || len(second) > 0 {
-			t.Errorf("the ports of another one were opened: %d, %v", len(second), err)
-		}
-		time.AfterFunc(5*bindRetry, release)
-		second, err := listen()
-		for _, l := range second {
-			_ = unix.Close(l.fd)
-		}
+		time.AfterFunc(5*bindRetry, first.closeDevices)
+		err := second.open()
+		second.closeDevices()
 		return err
 	})
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 )
 
 // A packet with the address of a neighbour counts only if it comes from the interface that leads to the neighbour, and
-// over several hops if its TTL is at least that of the session.
+// over several hops if its TTL is at least that of the session. Either way, it comes from the device of the session.
 func TestForeignPackets(t *testing.T) {
 	t.Parallel()
 	labtest.Root(t)
@@ -50,6 +50,10 @@ func TestForeignPackets(t *testing.T) {
 		n.Multihop, n.MinTTL = minTTL > 0, minTTL
 		return n
 	}
+	on := func(device string, n bfd.Neighbor) bfd.Neighbor {
+		n.Device = device
+		return n
+	}
 	for _, test := range []struct {
 		neighbor bfd.Neighbor
 		from     *lab.Host
@@ -64,8 +68,17 @@ func TestForeignPackets(t *testing.T) {
 		{neighbor("192.0.2.1", 254), router, 254, ""},
 		{neighbor("2001:db8::1", 254), router, 253, "TTL below min_ttl"},
 		{neighbor("2001:db8::1", 254), router, 254, ""},
+		{on("eth0", neighbor("192.0.2.1", 0)), stranger, 255, "not from the interface of the neighbor"},
+		{on("eth0", neighbor("192.0.2.1", 0)), router, 255, ""},
+		{on("eth1", neighbor("192.0.2.1", 0)), router, 255, "not from the interface of the neighbor"},
+		{on("eth1", neighbor("192.0.2.1", 0)), stranger, 255, ""},
+		{on("eth0", neighbor("192.0.2.1", 254)), stranger, 254, "not from the device of the session"},
+		{on("eth0", neighbor("192.0.2.1", 254)), router, 254, ""},
+		{on("eth0", neighbor("2001:db8::1", 254)), stranger, 254, "not from the device of the session"},
+		{on("eth0", neighbor("2001:db8::1", 254)), router, 254, ""},
 	} {
-		name := fmt.Sprintf("%v from %v with TTL %d", test.neighbor.Addr, test.from, test.ttl)
+		n := test.neighbor
+		name := fmt.Sprintf("%v on %q from %v with TTL %d", n.Addr, n.Device, test.from, test.ttl)
 		m, err := bfd.New(bfd.Options{Log: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)

@@ -17,7 +17,7 @@ func (o *Options) neighbors() (list []bfd.Neighbor) {
 	for _, p := range o.Peers {
 		if p.BFD.Interval > 0 && p.known() {
 			list = append(list, bfd.Neighbor{
-				Addr: p.Address, Source: p.Source, Multihop: p.BFD.Multihop,
+				Addr: p.Address, Source: p.Source, Device: p.Device, Multihop: p.BFD.Multihop,
 				MinTTL: p.BFD.MinTTL, Interval: p.BFD.Interval, Multiplier: p.BFD.Multiplier,
 			})
 		}

@@ -12,6 +12,23 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
+// A router keeps the routes of a speaker that does not return for RestartTime, and no longer.
+func TestRestartTime(t *testing.T) {
+	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
+		b := newBench(t)
+		r := b.router(kind, nil)
+		o := b.options()
+		o.RestartTime = 4 * time.Second
+		c := startChild(t, b.host, o)
+		c.set(vip4)
+		want(t, r, vip4, b.ours[0][0])
+		c.Kill()
+		if took := want(t, r, vip4); took < o.RestartTime-time.Second || took > o.RestartTime+5*time.Second {
+			t.Errorf("the route stayed for %v; want %v", took, o.RestartTime)
+		}
+	})
+}
+
 // A speaker that ends for a restart loses no route, also with BFD, whose end is a planned one.
 func TestRestartKeepsTheRoutes(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {

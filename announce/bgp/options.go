@@ -235,8 +235,8 @@ func (p Peer) withDefaults(asn uint32) (Peer, error) {
 	if p.Multihop < 0 || p.Multihop > 255 {
 		bad("multihop %d: want 0 to 255", p.Multihop)
 	}
-	if p.Device != "" && (p.Interface != "" || p.Address.Zone() != "" || p.BFD != BFD{}) {
-		bad("Device cannot be together with an interface, a zone or BFD")
+	if p.Device != "" && (p.Interface != "" || p.Address.Zone() != "") {
+		bad("Device cannot be together with an interface or a zone")
 	}
 	if p.Source.IsValid() && p.Address.IsValid() && p.Source.Is4() != p.Address.Is4() {
 		bad("source %v is of the other address family", p.Source)

@@ -45,7 +45,6 @@ func TestOptionRanges(t *testing.T) {
 		ok   bool
 	}{
 		{"device", func(_ *Options, p *Peer) { p.Device = "red" }, true},
-		{"device, BFD", func(_ *Options, p *Peer) { p.Device, p.BFD.Interval = "red", time.Second }, false},
 		{"device, interface", func(_ *Options, p *Peer) {
 			p.Device, p.Interface, p.Address = "red", "eth0", netip.Addr{}
 		}, false},

@@ -84,11 +84,11 @@ func (s *Speaker) poll(ctx context.Context, srv *bgpServer) {
 }
 
 func (s *Speaker) countReceived(peer netip.Addr) {
-	got, _ := s.guard.Received(peer)
+	got, _ := s.guard.Details(peer)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if p := s.sessions[peer]; p != nil && p.attached {
-		p.received = got.Announced
+		p.received = got.Routes.Announced
 	}
 }
 

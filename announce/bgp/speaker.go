@@ -207,6 +207,7 @@ func (s *Speaker) applyChange(ctx context.Context, o *Options, c change) error {
 
 // Peers returns the state of every peer, sorted by address.
 func (s *Speaker) Peers() []lb.PeerStatus {
+	details := s.details()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -215,6 +216,9 @@ func (s *Speaker) Peers() []lb.PeerStatus {
 	for _, e := range s.sessions {
 		p := e.status(now, s.withdrawals.routes(e.peer.Address))
 		p.BFD = states[p.Peer]
+		if e.state == stateEstablished {
+			p.Session = details[p.Peer]
+		}
 		p.LastError = cmp.Or(p.LastError, e.notAccepted(lacking...))
 		if !e.peer.known() {
 			p.LastError = s.finder.Problem(e.peer.Interface)

@@ -7,12 +7,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/steelyard-lb/steelyard/announce/bgp"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // Two sessions are in a VRF, one is not. The first is begun from here, the second by the router, and both are back
-// after the VRF was removed and added again. It runs on Debian's kernel (e2e/kernels): others may have no VRF.
+// after the VRF was removed and added again, the second with its BFD. It runs on Debian's kernel (e2e/kernels): others
+// may have no VRF.
 func TestVRF(t *testing.T) {
 	const slowly = 20 * time.Second
 	b := newBench(t)
@@ -20,6 +22,7 @@ func TestVRF(t *testing.T) {
 	for i := range 3 {
 		routers = append(routers, b.router(peers.BIRD, func(c *peers.RouterConfig) {
 			c.HoldTime, c.Neighbors[0].Passive = slowly, i == 0
+			c.Neighbors[0].BFD, c.Neighbors[0].BFDMultiplier = i == 1, 50
 		}))
 	}
 	run := func(command string) {
@@ -39,6 +42,7 @@ func TestVRF(t *testing.T) {
 		o.Peers[i].HoldTime = slowly
 	}
 	o.Peers[0].Device, o.Peers[1].Device, o.Peers[1].Passive = "eth0", "red", true
+	o.Peers[1].BFD = bgp.BFD{Interval: 100 * time.Millisecond, Multiplier: 50} // the machine may be emulated
 	c := startChild(t, b.host, o)
 	c.set(vip4)
 	want(t, routers[0], vip4, b.ours[0][0])
@@ -53,6 +57,8 @@ func TestVRF(t *testing.T) {
 	for i, r := range routers {
 		want(t, r, vip4, b.ours[i][0])
 	}
+	bfdUp := func(p lb.PeerStatus) bool { return p.BFD == "up" }
+	c.until(b.theirs[1][0], "bfd is up", bfdUp)
 	run("link del red")
 	for i, since := range before {
 		c.until(b.theirs[i][0], "the session is lost", func(p lb.PeerStatus) bool {
@@ -64,6 +70,7 @@ func TestVRF(t *testing.T) {
 		c.established(b.theirs[i][0])
 		want(t, r, vip4, b.ours[i][0])
 	}
+	c.until(b.theirs[1][0], "bfd is up again", bfdUp)
 	if again := c.established(b.theirs[2][0]); !again.Equal(since) {
 		t.Errorf("the session outside of the VRF is since %v, was since %v", again, since)
 	}

@@ -136,7 +136,7 @@ func (s *Server) Handler(writable bool) http.Handler {
 	}))
 	mux.HandleFunc("GET /v1/backends", s.respond(func(st lb.Status) any { return st.Backends }))
 	mux.HandleFunc("GET /v1/routes", s.routes)
-	mux.HandleFunc("GET /v1/peers", s.respond(func(lb.Status) any { return s.peers() }))
+	mux.HandleFunc("GET /v1/peers", s.listPeers)
 	most := flowLimit
 	if writable {
 		most = 0
@@ -191,14 +191,11 @@ func (s *Server) routes(w http.ResponseWriter, r *http.Request) {
 		s.respond(func(st lb.Status) any { return st.Routes })(w, r)
 		return
 	}
-	peer, err := netip.ParseAddr(r.URL.Query().Get("peer"))
-	if err != nil {
-		writeError(w, http.StatusBadRequest, fmt.Errorf("peer %q: want an address", r.URL.Query().Get("peer")))
-		return
-	}
-	list, ok := s.o.Sent(peer)
-	if !ok {
-		writeError(w, http.StatusNotFound, fmt.Errorf("there is no BGP peer %v", peer))
+	var list []lb.SentRoute
+	if !ofPeer(w, r, func(peer netip.Addr) (ok bool) {
+		list, ok = s.o.Sent(peer)
+		return ok
+	}) {
 		return
 	}
 	if list == nil {
@@ -259,6 +256,32 @@ func (s *Server) listFlows(w http.ResponseWriter, r *http.Request, want lb.FlowF
 		flows = []lb.FlowStatus{}
 	}
 	write(w, http.StatusOK, Flows{flows, more})
+}
+
+// ofPeer calls find with the address in ?peer=, and writes the error when there is no such peer.
+func ofPeer(w http.ResponseWriter, r *http.Request, find func(netip.Addr) bool) (ok bool) {
+	peer, err := netip.ParseAddr(r.URL.Query().Get("peer"))
+	switch {
+	case err != nil:
+		writeError(w, http.StatusBadRequest, fmt.Errorf("peer %q: want an address", r.URL.Query().Get("peer")))
+	case !find(peer):
+		writeError(w, http.StatusNotFound, fmt.Errorf("there is no BGP peer %v", peer))
+	default:
+		return true
+	}
+	return false
+}
+
+// listPeers lists the BGP peers, or with ?peer= this one.
+func (s *Server) listPeers(w http.ResponseWriter, r *http.Request) {
+	list := s.peers()
+	if r.URL.Query().Has("peer") && !ofPeer(w, r, func(peer netip.Addr) bool {
+		list = slices.DeleteFunc(list, func(p lb.PeerStatus) bool { return p.Peer != peer })
+		return len(list) > 0
+	}) {
+		return
+	}
+	s.respond(func(lb.Status) any { return list })(w, r)
 }
 
 func (s *Server) peers() []lb.PeerStatus {

@@ -139,7 +139,7 @@ func commands(e *env) []*ucli.Command {
 		e.list("services", "frontends and whether they are announced", "/v1/services", servicesTable),
 		e.list("backends", "backends and the results of their checks", "/v1/backends", backendsTable),
 		e.routes(),
-		e.list("peers", "BGP neighbours", "/v1/peers", peersTable),
+		e.peers(),
 		e.flows(),
 		e.explain(),
 		e.drain("drain", "withdraw the addresses of a service or of this node; arriving packets are still forwarded"),

@@ -151,11 +151,7 @@ func (e *env) routes() *ucli.Command {
 		if !c.IsSet("peer") {
 			return e.show(c, "/v1/routes", routesTable)
 		}
-		peer, err := netip.ParseAddr(c.String("peer"))
-		if err != nil {
-			return fmt.Errorf("%w: --peer %s: want an address", errUsage, c.String("peer"))
-		}
-		return e.show(c, "/v1/routes?"+url.Values{"peer": {peer.String()}}.Encode(), sentTable)
+		return e.showPeer(c, "/v1/routes", sentTable)
 	}
 	return cmd
 }
@@ -281,16 +277,6 @@ func sentTable(w io.Writer, answer []byte) error {
 		}
 		return []any{r.Prefix, r.NextHop, dash(path), number(r.MED), number(r.LocalPref),
 			dash(strings.Join(communities, ",")), bandwidth, ago(r.At)}
-	})
-}
-
-func peersTable(w io.Writer, answer []byte) error {
-	return rows(w, answer, "PEER\tASN\tSTATE\tROUTES\tSINCE\tREASON", func(p lb.PeerStatus) []any {
-		asn := any(p.ASN)
-		if p.ASN == 0 {
-			asn = "external" // not known before the first session
-		}
-		return []any{p.Peer, asn, p.State, p.Routes, ago(p.Since), dash(p.LastError)}
 	})
 }
 

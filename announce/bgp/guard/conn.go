@@ -38,18 +38,11 @@ type conn struct {
 
 	wmu sync.Mutex // orders writes to c
 
-	mu       sync.Mutex // guards the following fields
-	backend  net.Conn
-	closing  error // why the session is ended from here; an *Error is sent
-	received Received
-}
-
-// Received counts what a peer has sent in a session. Nothing of it is kept.
-type Received struct {
-	Announced uint64 // routes, of any number of UPDATEs
-	Withdrawn uint64
-	Updates   uint64
-	Malformed uint64 // UPDATEs that could not be read
+	mu             sync.Mutex // guards the following fields
+	backend        net.Conn
+	closing        error // why the session is ended from here; an *Error is sent
+	routes         Received
+	received, sent Messages
 }
 
 // run is the life of the connection. It always ends with an event for the peer's goroutine.
@@ -163,6 +156,10 @@ func (c *conn) session(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
+	for _, m := range []*Messages{&c.received, &c.sent} { // of the handshake
+		m.count(typeOpen)
+		m.count(typeKeepalive)
+	}
 	c.p.events <- established{c}
 	if !<-c.granted {
 		return cease(ceaseCollision, errRefused.Error())
@@ -218,18 +215,21 @@ func (c *conn) write(ctx context.Context, b []byte, hold time.Duration) error {
 		}
 		return fmt.Errorf("%w: %w", errSending, err)
 	}
+	c.countSent(b)
 	return nil
+}
+
+func (c *conn) countSent(b []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.sent.count(messageType(b[headerLen-1]))
 }
 
 // keepAlive sends KEEPALIVEs: to the peer in a third of the hold time or earlier, and to the backend.
 func (c *conn) keepAlive(ctx context.Context, hold time.Duration) error {
 	var tick <-chan time.Time
 	if hold > 0 {
-		interval := hold / 3
-		if c.cfg.Keepalive > 0 {
-			interval = min(interval, c.cfg.Keepalive)
-		}
-		t := time.NewTicker(interval)
+		t := time.NewTicker(c.keepaliveInterval(hold))
 		defer t.Stop()
 		tick = t.C
 	}

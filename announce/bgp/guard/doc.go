@@ -11,7 +11,7 @@
 //     are made anew, one in 10 s for each family. It receives no UPDATE. Its sessions begin after those with the peers
 //     are established, so that a failed handshake does not concern it.
 //   - What a peer sends is discarded: it costs the time to read it, 8 MB/s at most, and no memory. It is counted
-//     (Received). A malformed UPDATE is counted too, and ends no session: it changes nothing here (RFC 7606 intends the
+//     (Details). A malformed UPDATE is counted too, and ends no session: it changes nothing here (RFC 7606 intends the
 //     same).
 //   - A peer receives only UPDATEs of the families that it has offered, no default route, and End-of-RIB only if it has
 //     graceful restart.

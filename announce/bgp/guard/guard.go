@@ -297,19 +297,6 @@ func (g *Guard) setSession(peer netip.Addr, c *conn) {
 	g.sessions[peer] = c
 }
 
-// Received returns what a peer has sent in its session; false: there is none.
-func (g *Guard) Received(peer netip.Addr) (Received, bool) {
-	g.mu.Lock()
-	c := g.sessions[peer]
-	g.mu.Unlock()
-	if c == nil {
-		return Received{}, false
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.received, true
-}
-
 // Failed ends the session of a peer because BFD reports that the path has failed (RFC 9384).
 func (g *Guard) Failed(peer netip.Addr, text string) { g.resetPeer(peer, cease(ceaseBFD, text)) }
 

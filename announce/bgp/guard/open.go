@@ -44,10 +44,11 @@ type Open struct {
 	GracefulRestart      bool
 	RestartTime          uint16
 	Restarted, Forwarded bool
-	// LongLived is the time of long-lived graceful restart in seconds, 24 bits; 0: no such capability. It is not read
-	// from peers, whose routes are not kept.
-	LongLived uint32
-	Hostname  string
+	// LongLived is the time of long-lived graceful restart in seconds, 24 bits; 0: none. It is not read from peers,
+	// whose routes are not kept. LongLivedAware: the peer has this capability, also without a time.
+	LongLived      uint32
+	LongLivedAware bool
+	Hostname       string
 }
 
 // message returns the OPEN to send.
@@ -73,7 +74,7 @@ func (o *Open) message() []byte {
 	if o.GracefulRestart {
 		add(capGracefulRestart, o.restart()...)
 	}
-	if o.GracefulRestart && o.LongLived > 0 {
+	if o.GracefulRestart && (o.LongLived > 0 || o.LongLivedAware) {
 		add(capLongLived, o.longLived()...)
 	}
 	if n := min(len(o.Hostname), 64); n > 0 {
@@ -113,6 +114,9 @@ func (o *Open) restart() []byte {
 
 // longLived returns the value of the long-lived graceful restart capability (RFC 9494, section 3.1).
 func (o *Open) longLived() (value []byte) {
+	if o.LongLived == 0 {
+		return nil
+	}
 	forwarded := byte(0)
 	if o.Forwarded {
 		forwarded = 0x80
@@ -161,6 +165,7 @@ func parseOpen(body []byte) (*Open, error) {
 		params = rest
 	}
 	o.V4 = o.V4 || !multiprotocol
+	o.LongLivedAware = o.LongLivedAware && o.GracefulRestart // RFC 9494, section 4.1
 	return o, nil
 }
 
@@ -224,6 +229,8 @@ func (o *Open) capabilities(b []byte, multiprotocol *bool) error {
 			}
 			flags := binary.BigEndian.Uint16(value)
 			o.GracefulRestart, o.RestartTime, o.Restarted = true, flags&0xfff, flags&0x8000 != 0
+		case capLongLived:
+			o.LongLivedAware = true
 		}
 	}
 	return nil

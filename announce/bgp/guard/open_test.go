@@ -26,6 +26,7 @@ func TestOpenRoundTrip(t *testing.T) {
 		"restarting":      func(o *Open) { o.GracefulRestart, o.RestartTime, o.Restarted = true, 4095, true },
 		"not restarting":  func(o *Open) { o.GracefulRestart, o.RestartTime = true, 30 },
 		"no restart time": func(o *Open) { o.GracefulRestart = true },
+		"long-lived":      func(o *Open) { o.GracefulRestart, o.LongLivedAware = true, true },
 	} {
 		want := testOpen()
 		change(&want)

@@ -34,10 +34,12 @@ func (c *conn) fromPeer(ctx context.Context, hold time.Duration) error {
 		if err != nil {
 			return readError(err, hold)
 		}
+		if m.kind == typeUpdate {
+			err = parseUpdate(m.body(), &u)
+		}
+		c.count(m.kind, err, &u)
 		switch m.kind {
-		case typeKeepalive:
-		case typeUpdate:
-			c.count(parseUpdate(m.body(), &u), &u)
+		case typeKeepalive, typeUpdate:
 		case typeRouteRefresh:
 			c.refresh(ctx, m.body(), &refreshed)
 		case typeNotification:
@@ -58,16 +60,19 @@ func (c *conn) fromPeer(ctx context.Context, hold time.Duration) error {
 	}
 }
 
-func (c *conn) count(err error, u *Update) {
+// count counts a received message. u is its content if it is an UPDATE, err why it has none.
+func (c *conn) count(kind messageType, err error, u *Update) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.received.Updates++
-	if err != nil {
-		c.received.Malformed++
-		return
+	c.received.count(kind)
+	switch {
+	case kind != typeUpdate:
+	case err != nil:
+		c.routes.Malformed++
+	default:
+		c.routes.Announced += uint64(len(u.Announced))
+		c.routes.Withdrawn += uint64(len(u.Withdrawn))
 	}
-	c.received.Announced += uint64(len(u.Announced))
-	c.received.Withdrawn += uint64(len(u.Withdrawn))
 }
 
 // refresh passes a ROUTE-REFRESH on (RFC 2918), made anew, and delayed if the last one is not long ago: no request is
@@ -98,11 +103,7 @@ func (c *conn) refresh(ctx context.Context, body []byte, at *[3]time.Time) {
 
 // fromBackend connects to the backend and passes its UPDATEs on to the peer.
 func (c *conn) fromBackend(ctx context.Context, hold time.Duration) error {
-	s := Session{
-		Peer: c.cfg.Address, Local: c.local, ASN: c.theirs.ASN, V4: c.theirs.V4, V6: c.theirs.V6,
-		ExtendedNextHop: c.ours.ExtendedNextHop && c.theirs.ExtendedNextHop,
-	}
-	target, err := c.p.g.o.Attach(ctx, s)
+	target, err := c.p.g.o.Attach(ctx, c.described())
 	if err != nil {
 		return cease(ceaseResources, err.Error())
 	}

@@ -101,8 +101,9 @@ func TestNothingReachesTheBackend(t *testing.T) {
 		)
 	}
 	f.until("all is counted", func() bool {
-		got, ok := f.g.Received(loopback)
-		return ok && got == Received{Announced: 200, Withdrawn: 100, Updates: 300, Malformed: 100}
+		got, ok := f.g.Details(loopback)
+		want := Received{Announced: 200, Withdrawn: 100, Malformed: 100}
+		return ok && got.Routes == want && got.Received.Updates == 300 && got.Received.All == 702 // with the handshake
 	})
 	clean := Open{
 		ASN: 64500, HoldTime: backendHoldTime, ID: loopback, V4: true, V6: true, FourOctetAS: true, RouteRefresh: true,

@@ -148,7 +148,8 @@ func UDPEcho(t testing.TB, n lab.Node, port uint16) *traffic.UDPEcho {
 // Connect opens n long-lived connections, closed with the test.
 func Connect(t testing.TB, from traffic.Client, to netip.AddrPort, n int) *traffic.Conns {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	limit := 20*time.Second + time.Duration(n)*20*time.Millisecond // one after the other, on a busy machine
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	c, err := from.Connect(ctx, to, n)
 	must(t, err)

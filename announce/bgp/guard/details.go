@@ -1,0 +1,80 @@
+package guard
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Details is what an established session has negotiated, and what it has exchanged so far.
+type Details struct {
+	Session
+	RouterID            netip.Addr // BGP identifier of the peer
+	LocalASN            uint32
+	HoldTime, Keepalive time.Duration // 0: no KEEPALIVEs
+	// RestartTime and LongLived are how long the peer keeps the routes after the session has failed, if it supports
+	// graceful restart (RFC 4724) and long-lived graceful restart (RFC 9494); 0: not at all.
+	RestartTime, LongLived time.Duration
+	Routes                 Received
+	Received, Sent         Messages
+}
+
+// Received counts the routes that a peer has sent in a session. None of them is kept.
+type Received struct {
+	Announced uint64 // of any number of UPDATEs
+	Withdrawn uint64
+	Malformed uint64 // UPDATEs that could not be read
+}
+
+// Messages counts messages in one direction, with OPEN.
+type Messages struct {
+	All, Updates uint64
+	Last         time.Time
+}
+
+func (m *Messages) count(kind messageType) {
+	m.All++
+	if kind == typeUpdate {
+		m.Updates++
+	}
+	m.Last = time.Now()
+}
+
+// Details returns those of the session with a peer; false: there is none.
+func (g *Guard) Details(peer netip.Addr) (Details, bool) {
+	g.mu.Lock()
+	c := g.sessions[peer]
+	g.mu.Unlock()
+	if c == nil {
+		return Details{}, false
+	}
+	d := Details{Session: c.described(), RouterID: c.theirs.ID, LocalASN: c.ours.ASN}
+	d.HoldTime = holdTime(&c.ours, c.theirs)
+	d.Keepalive = c.keepaliveInterval(d.HoldTime)
+	if c.ours.GracefulRestart && c.theirs.GracefulRestart {
+		d.RestartTime = time.Duration(c.ours.RestartTime) * time.Second
+		if c.theirs.LongLivedAware {
+			d.LongLived = time.Duration(c.ours.LongLived) * time.Second
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	d.Routes, d.Received, d.Sent = c.routes, c.received, c.sent
+	return d, true
+}
+
+// described is valid after the handshake.
+func (c *conn) described() Session {
+	return Session{
+		Peer: c.cfg.Address, Local: c.local, ASN: c.theirs.ASN, V4: c.theirs.V4, V6: c.theirs.V6,
+		ExtendedNextHop: c.ours.ExtendedNextHop && c.theirs.ExtendedNextHop,
+	}
+}
+
+// keepaliveInterval is the time between KEEPALIVEs to the peer; 0: none are sent.
+func (c *conn) keepaliveInterval(hold time.Duration) time.Duration {
+	interval := hold / 3
+	if c.cfg.Keepalive > 0 {
+		interval = min(interval, c.cfg.Keepalive)
+	}
+	return interval
+}
