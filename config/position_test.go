@@ -80,6 +80,22 @@ func TestScan(t *testing.T) {
 	}
 }
 
+// A file without findings is not scanned for positions: that takes as long as to parse it.
+func TestPositionsAreOfFindings(t *testing.T) {
+	const valid = "[admin]\n[[service]]\nname = \"web\"\naddress = \"203.0.113.10\"\nports = [\"80\"]\n" +
+		"backends = [\"10.0.0.1\"]\n[bgp]\nasn = 64512\n[[bgp.peers]]\naddress = \"192.0.2.1\"\nasn = 64513\n"
+	for _, tt := range []struct {
+		more    string
+		scanned bool
+	}{{"", false}, {"weighted = 1\n", true}} {
+		d := newDecoder("f")
+		c, err := d.decode([]byte(valid + tt.more))
+		if (d.lines != nil) != tt.scanned {
+			t.Errorf("%q: scanned %t, %v, %v", tt.more, d.lines != nil, c, err)
+		}
+	}
+}
+
 // keys returns the keys of a document as the parser and as the scanner see them; false when it is not TOML.
 func keys(text string) (parser, scanner []string, ok bool) {
 	var m map[string]any
