@@ -17,7 +17,8 @@ import (
 type decoder struct {
 	file     string
 	text     string
-	lines    map[string]int // by path; nil until a finding needs them
+	scanner  *scanner       // of text
+	lines    map[string]int // by path, of what was scanned
 	errs     Errors
 	warnings Errors
 	onAbsent func(path string) // of a key in the schema but not in the file, for a test; may be nil
@@ -33,7 +34,7 @@ type decoder struct {
 
 func newDecoder(file string) *decoder {
 	return &decoder{
-		file: file, config: Default(),
+		file: file, scanner: newScanner(""), lines: map[string]int{}, config: Default(),
 		pools: poolTable{names: map[string]string{}}, names: map[string]string{}, claims: map[netip.Addr][]claim{},
 		objects: map[string]string{},
 	}
@@ -42,7 +43,7 @@ func newDecoder(file string) *decoder {
 // decode reads text. It stops early only if text is not TOML, because nothing reliable follows the first syntax error.
 func (d *decoder) decode(text []byte, rules ...Rule) (*Config, error) {
 	whole := string(text)
-	d.text = stripBOM(whole)
+	d.text, d.scanner = stripBOM(whole), newScanner(whole)
 	values := map[string]any{}
 	if _, err := toml.Decode(whole, &values); err != nil {
 		return nil, Errors{d.syntaxError(err)}
@@ -135,12 +136,15 @@ func (d *decoder) line(path string) int {
 	return 0
 }
 
-// lineOf returns the line of a path in the file; 0 when it is not there. The first call scans the text: a file without
-// findings needs no positions.
+// lineOf returns the line of a path in the file; 0 when it is not there. It scans the text as far as it must: a file
+// without findings needs no positions.
 func (d *decoder) lineOf(path string) int {
-	if d.lines == nil {
-		d.lines = map[string]int{}
-		for _, p := range scan(d.text) {
+	for d.lines[path] == 0 {
+		found, more := d.scanner.next()
+		if !more {
+			break
+		}
+		for _, p := range found {
 			// A table without a header, as a in [a.b], has the position of its first part.
 			for path, ok := p.Path, true; ok && d.lines[path] == 0; path, ok = parentPath(path) {
 				d.lines[path] = p.Line
