@@ -79,25 +79,34 @@ func (i item) parseAddr(s string) (netip.Addr, bool) {
 	return a, true
 }
 
-// special are ranges that other hosts cannot send to: none can be a VIP or a backend.
-var special = []struct{ prefix, what string }{
-	{"0.0.0.0/8", `"this network" (RFC 1122 §3.2.1.3)`},
-	{"127.0.0.0/8", "loopback"},
-	{"169.254.0.0/16", "link-local"},
-	{"224.0.0.0/4", "multicast"},
-	{"240.0.0.0/4", "reserved or broadcast"},
-	{"::/128", "the unspecified address"},
-	{"::1/128", "loopback"},
-	{"::ffff:0:0/96", "IPv4 in IPv6 form"},
-	{"fe80::/10", "link-local"},
-	{"ff00::/8", "multicast"},
+// specialRange are addresses that other hosts cannot send to: none can be a VIP or a backend.
+type specialRange struct {
+	lb.AddrRange
+	what string
+}
+
+var special = []specialRange{
+	specialPrefix("0.0.0.0/8", `"this network" (RFC 1122 §3.2.1.3)`),
+	specialPrefix("127.0.0.0/8", "loopback"),
+	specialPrefix("169.254.0.0/16", "link-local"),
+	specialPrefix("224.0.0.0/4", "multicast"),
+	specialPrefix("240.0.0.0/4", "reserved or broadcast"),
+	specialPrefix("::/128", "the unspecified address"),
+	specialPrefix("::1/128", "loopback"),
+	specialPrefix("::ffff:0:0/96", "IPv4 in IPv6 form"),
+	specialPrefix("fe80::/10", "link-local"),
+	specialPrefix("ff00::/8", "multicast"),
+}
+
+func specialPrefix(text, what string) specialRange {
+	p := netip.MustParsePrefix(text)
+	return specialRange{lb.AddrRange{From: p.Addr(), To: last(p)}, what}
 }
 
 // specialIn returns which special addresses are in r; "" when none are.
 func specialIn(r lb.AddrRange) string {
 	for _, s := range special {
-		p := netip.MustParsePrefix(s.prefix)
-		if overlap(r, lb.AddrRange{From: p.Addr(), To: last(p)}) {
+		if overlap(r, s.AddrRange) {
 			return s.what
 		}
 	}
@@ -203,5 +212,5 @@ type ownAddress struct {
 
 // isOwn records that addr belongs to a machine, so it cannot be a VIP.
 func (d *decoder) isOwn(addr netip.Addr, i item) {
-	d.own = append(d.own, ownAddress{addr, i.path})
+	d.own = append(d.own, ownAddress{addr, i.where()})
 }

@@ -16,10 +16,12 @@ import (
 // decoder turns one file into a Config. It holds what all sections share: the positions of keys, and the errors.
 type decoder struct {
 	file     string
-	lines    map[string]int // by path
+	text     string
+	scanner  *scanner       // of text
+	lines    map[string]int // by path, of what was scanned
 	errs     Errors
 	warnings Errors
-	absent   []string // paths of keys in the schema but not in the file; for reference.toml a test requires none
+	onAbsent func(path string) // of a key in the schema but not in the file, for a test; may be nil
 
 	config *Config
 	own    []ownAddress
@@ -32,7 +34,7 @@ type decoder struct {
 
 func newDecoder(file string) *decoder {
 	return &decoder{
-		file: file, lines: map[string]int{}, config: Default(),
+		file: file, scanner: newScanner(""), lines: map[string]int{}, config: Default(),
 		pools: poolTable{names: map[string]string{}}, names: map[string]string{}, claims: map[netip.Addr][]claim{},
 		objects: map[string]string{},
 	}
@@ -40,19 +42,13 @@ func newDecoder(file string) *decoder {
 
 // decode reads text. It stops early only if text is not TOML, because nothing reliable follows the first syntax error.
 func (d *decoder) decode(text []byte, rules ...Rule) (*Config, error) {
-	bare := stripBOM(string(text))
-	positions := scan(bare)
-	for _, p := range positions {
-		// A table without a header, as a in [a.b], has the position of its first part.
-		for path, ok := p.Path, true; ok && d.lines[path] == 0; path, ok = parentPath(path) {
-			d.lines[path] = p.Line
-		}
-	}
+	whole := string(text)
+	d.text, d.scanner = stripBOM(whole), newScanner(whole)
 	values := map[string]any{}
-	if _, err := toml.Decode(string(text), &values); err != nil {
-		return nil, Errors{d.syntaxError(err, bare, positions)}
+	if _, err := toml.Decode(whole, &values); err != nil {
+		return nil, Errors{d.syntaxError(err)}
 	}
-	d.config.Empty = strings.TrimSpace(bare) == ""
+	d.config.Empty = strings.TrimSpace(d.text) == ""
 	d.root(&table{d: d, values: values})
 	for _, rule := range rules {
 		rule(d.config, &Report{d})
@@ -80,7 +76,9 @@ func (d *decoder) root(t *table) {
 	for _, p := range t.tables("pool") {
 		d.pool(p)
 	}
-	for _, s := range t.tables("service") {
+	services := t.tables("service")
+	c.Services = slices.Grow(c.Services, len(services))
+	for _, s := range services {
 		d.service(s)
 	}
 	d.poolsOfPeers()
@@ -131,11 +129,29 @@ func (d *decoder) add(to *Errors, path, object, problem, hint string) {
 // line returns the line of a path, or of its nearest parent in the file; 0 when there is none.
 func (d *decoder) line(path string) int {
 	for ok := true; ok; path, ok = parentPath(path) {
-		if n := d.lines[path]; n > 0 {
+		if n := d.lineOf(path); n > 0 {
 			return n
 		}
 	}
 	return 0
+}
+
+// lineOf returns the line of a path in the file; 0 when it is not there. It scans the text as far as it must: a file
+// without findings needs no positions.
+func (d *decoder) lineOf(path string) int {
+	for d.lines[path] == 0 {
+		found, more := d.scanner.next()
+		if !more {
+			break
+		}
+		for _, p := range found {
+			// A table without a header, as a in [a.b], has the position of its first part.
+			for path, ok := p.Path, true; ok && d.lines[path] == 0; path, ok = parentPath(path) {
+				d.lines[path] = p.Line
+			}
+		}
+	}
+	return d.lines[path]
 }
 
 // parentPath returns the path of the table or list that has path.
@@ -165,16 +181,16 @@ var syntaxHints = []struct{ part, hint string }{
 	{"", `a line is key = value; texts, addresses and durations stand in quotes, as in address = "192.0.2.1"`},
 }
 
-func (d *decoder) syntaxError(err error, text string, positions []position) Error {
+func (d *decoder) syntaxError(err error) Error {
 	e := Error{File: d.file, Problem: "not TOML: " + err.Error()}
 	var pe toml.ParseError
 	if errors.As(err, &pe) {
 		// The parser's line is off by one at the end of the file and at the end of a line; its offset is correct.
-		start := min(max(pe.Position.Start, 0), len(text))
-		e.Line = 1 + strings.Count(text[:start], "\n")
+		start := min(max(pe.Position.Start, 0), len(d.text))
+		e.Line = 1 + strings.Count(d.text[:start], "\n")
 		e.Problem = "not TOML: " + strings.TrimSuffix(pe.Message, ".")
 		// The parser names the key without indices; the scan has it with indices if it got that far.
-		for _, p := range positions {
+		for _, p := range scan(d.text) {
 			if p.Line <= e.Line && p.Key != "" && p.Key == pe.LastKey {
 				e.Key = p.Path
 			}
@@ -202,22 +218,35 @@ type table struct {
 // item is one value and its position.
 type item struct {
 	d      *decoder
-	path   string
+	path   string // of the value, or with key of the table that has it
+	key    string
 	object string
 	value  any
 }
 
+// where returns the path of the value. Most items need none, so it is not put together before.
+func (i item) where() string {
+	if i.key == "" {
+		return i.path
+	}
+	return joinKey(i.path, i.key)
+}
+
 func (i item) errorf(hint, problem string, args ...any) {
-	i.d.add(&i.d.errs, i.path, i.object, fmt.Sprintf(problem, args...), hint)
+	i.d.add(&i.d.errs, i.where(), i.object, fmt.Sprintf(problem, args...), hint)
 }
 
 func (i item) warnf(hint, problem string, args ...any) {
-	i.d.add(&i.d.warnings, i.path, i.object, fmt.Sprintf(problem, args...), hint)
+	i.d.add(&i.d.warnings, i.where(), i.object, fmt.Sprintf(problem, args...), hint)
 }
 
 // at returns the item of a key, whether or not the file has it.
 func (t *table) at(key string) item {
-	return item{d: t.d, path: joinKey(t.path, key), object: t.object, value: t.values[key]}
+	i := item{d: t.d, path: t.path, key: key, object: t.object, value: t.values[key]}
+	if key == "" {
+		i.path = joinKey(t.path, key)
+	}
+	return i
 }
 
 // get returns the value of a key of the schema, if the file has it.
@@ -227,8 +256,8 @@ func (t *table) get(key string) (item, bool) {
 	}
 	i := t.at(key)
 	_, ok := t.values[key]
-	if !ok {
-		t.d.absent = append(t.d.absent, i.path)
+	if !ok && t.d.onAbsent != nil {
+		t.d.onAbsent(i.where())
 	}
 	return i, ok
 }
@@ -265,7 +294,7 @@ func (t *table) sub(key string) *table {
 	}
 	values, ok := i.value.(map[string]any)
 	if !ok {
-		hint := fmt.Sprintf("write [%s] on a line of its own and its keys below", i.path)
+		hint := fmt.Sprintf("write [%s] on a line of its own and its keys below", i.where())
 		i.errorf(hint, "%s, must be a table", i.what())
 		return nil
 	}
@@ -273,7 +302,7 @@ func (t *table) sub(key string) *table {
 }
 
 func (i item) table(values map[string]any) *table {
-	return &table{d: i.d, path: i.path, object: i.object, values: values}
+	return &table{d: i.d, path: i.where(), object: i.object, values: values}
 }
 
 // tables returns the elements of an array of tables, in either form: [[key]] or key = [{…}].
@@ -282,13 +311,13 @@ func (t *table) tables(key string) []*table {
 	if !ok {
 		return nil
 	}
-	hint := fmt.Sprintf("write [[%s]] for each", i.path)
+	hint := fmt.Sprintf("write [[%s]] for each", i.where())
 	elements, ok := i.elements()
 	if !ok {
 		i.errorf(hint, "%s, must be a list of tables", i.what())
 		return nil
 	}
-	var tables []*table
+	tables := make([]*table, 0, len(elements))
 	for _, e := range elements {
 		values, ok := e.value.(map[string]any)
 		if !ok {
@@ -302,30 +331,38 @@ func (t *table) tables(key string) []*table {
 
 // elements returns the elements of a list.
 func (i item) elements() ([]item, bool) {
-	var values []any
+	var items []item
+	list := i.where()
+	add := func(v any) {
+		items = append(items, item{d: i.d, path: list + index(len(items)), object: i.object, value: v})
+	}
 	switch v := i.value.(type) {
 	case []any:
-		values = v
+		items = make([]item, 0, len(v))
+		for _, x := range v {
+			add(x)
+		}
 	case []map[string]any:
-		for _, m := range v {
-			values = append(values, m)
+		items = make([]item, 0, len(v))
+		for _, x := range v {
+			add(x)
 		}
 	default:
 		return nil, false
-	}
-	items := make([]item, len(values))
-	for n, v := range values {
-		items[n] = item{d: i.d, path: i.path + index(n), object: i.object, value: v}
 	}
 	return items, true
 }
 
 // done reports keys that the schema does not have. elsewhere are keys of other sections that users may expect here.
 func (t *table) done(elsewhere ...string) {
-	for _, key := range slices.Sorted(maps.Keys(t.values)) {
-		if slices.Contains(t.keys, key) {
-			continue
+	var unknown []string
+	for key := range t.values {
+		if !slices.Contains(t.keys, key) {
+			unknown = append(unknown, key)
 		}
+	}
+	slices.Sort(unknown)
+	for _, key := range unknown {
 		hint := "the keys here are " + strings.Join(t.keys, ", ")
 		if s := suggest(key, append(slices.Clone(t.keys), elsewhere...)); s != "" {
 			hint = "did you mean " + s + "?"

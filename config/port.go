@@ -113,7 +113,7 @@ type claim struct {
 // claimFrontends reports frontends that an earlier service of the file uses.
 func (d *decoder) claimFrontends(vips []placed[netip.Addr], ports []lb.Port) {
 	for _, v := range vips {
-		path, _, _ := strings.Cut(v.item.path, ".")
+		path, _, _ := strings.Cut(v.item.where(), ".")
 		for _, p := range ports {
 			for _, c := range d.claims[v.v] {
 				if c.port.Overlaps(p) {

@@ -19,30 +19,14 @@ type position struct {
 //
 // It exists because BurntSushi/toml 1.6.0 keeps positions by dotted key without index, so that it has the lines of the
 // last of several [[service]] only, and because it has no positions of unknown keys.
-func scan(text string) []position {
-	text = stripBOM(text)
-	sc := &scanner{s: text, line: 1, elements: map[string]int{}}
-	var table, key string
+func scan(text string) (all []position) {
+	sc := newScanner(text)
 	for {
-		sc.blank(true)
-		if sc.i >= len(sc.s) {
-			return sc.found
+		found, more := sc.next()
+		if !more {
+			return all
 		}
-		if sc.s[sc.i] == '[' {
-			array := strings.HasPrefix(sc.s[sc.i:], "[[")
-			sc.i++
-			if array {
-				sc.i++
-			}
-			line := sc.line
-			table, key = sc.header(sc.key(), array)
-			sc.found = append(sc.found, position{table, key, line})
-			for sc.i < len(sc.s) && sc.s[sc.i] == ']' {
-				sc.i++
-			}
-			continue
-		}
-		sc.pair(table, key)
+		all = append(all, found...)
 	}
 }
 
@@ -57,11 +41,41 @@ func stripBOM(text string) string {
 }
 
 type scanner struct {
-	s        string
-	i        int
-	line     int
-	found    []position
-	elements map[string]int // number of elements seen of each array of tables, by path
+	s          string
+	i          int
+	line       int
+	found      []position     // by next
+	elements   map[string]int // number of elements seen of each array of tables, by path
+	table, key string         // of the last header
+}
+
+func newScanner(text string) *scanner {
+	return &scanner{s: stripBOM(text), line: 1, elements: map[string]int{}}
+}
+
+// next returns the positions of the next header, or of the next key and what is in its value; false at the end. They
+// are valid until it is called again.
+func (sc *scanner) next() (found []position, more bool) {
+	sc.found = sc.found[:0]
+	sc.blank(true)
+	if sc.i >= len(sc.s) {
+		return nil, false
+	}
+	if sc.s[sc.i] != '[' {
+		sc.pair(sc.table, sc.key)
+		return sc.found, true
+	}
+	array := strings.HasPrefix(sc.s[sc.i:], "[[")
+	sc.i++
+	if array {
+		sc.i++
+	}
+	line := sc.line
+	sc.table, sc.key = sc.header(sc.keys(), array)
+	for sc.i < len(sc.s) && sc.s[sc.i] == ']' {
+		sc.i++
+	}
+	return append(sc.found, position{sc.table, sc.key, line}), true
 }
 
 // header returns the path and the key of a [table] or [[array of tables]].
@@ -83,7 +97,7 @@ func (sc *scanner) header(parts []string, array bool) (path, key string) {
 // pair reads key = value.
 func (sc *scanner) pair(path, key string) {
 	line := sc.line
-	for _, p := range sc.key() {
+	for _, p := range sc.keys() {
 		path, key = joinKey(path, p), joinKey(key, p)
 	}
 	sc.found = append(sc.found, position{path, key, line})
@@ -137,8 +151,8 @@ func (sc *scanner) more(closing byte) bool {
 	return true
 }
 
-// key reads a dotted key.
-func (sc *scanner) key() (parts []string) {
+// keys reads a dotted key.
+func (sc *scanner) keys() (parts []string) {
 	for {
 		sc.blank(false)
 		if sc.i >= len(sc.s) {

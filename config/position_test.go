@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -77,6 +78,22 @@ func TestScan(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, scan(positions)); diff != "" {
 		t.Errorf("want -, got +:\n%s", diff)
+	}
+}
+
+// A file is scanned for positions up to its findings: to scan it takes as long as to parse it.
+func TestPositionsAreOfFindings(t *testing.T) {
+	const valid = "[admin]\n[[service]]\nname = \"web\"\naddress = \"203.0.113.10\"\nports = [\"80\"]\n" +
+		"backends = [\"10.0.0.1\"]\n%s[bgp]\nasn = 64512\n[[bgp.peers]]\naddress = \"192.0.2.1\"\nasn = 64513\n%s"
+	for _, tt := range []struct {
+		service, peer string
+		lines         int
+	}{{"", "", 1}, {"check = 1\n", "", 7}, {"", "weighted = 1\n", 12}} {
+		d := newDecoder("f")
+		c, err := d.decode(fmt.Appendf(nil, valid, tt.service, tt.peer))
+		if d.scanner.line != tt.lines {
+			t.Errorf("%q, %q: scanned to line %d; %v, %v", tt.service, tt.peer, d.scanner.line, c, err)
+		}
 	}
 }
 

@@ -28,7 +28,7 @@ func (r *Report) Warnf(key, hint, problem string, args ...any) {
 // item returns the item of a key. Of a list with one element that is written without brackets, as in
 // address = "192.0.2.1", that is the key without [0].
 func (r *Report) item(key string) item {
-	if list, ok := strings.CutSuffix(key, "[0]"); ok && r.d.lines[key] == 0 {
+	if list, ok := strings.CutSuffix(key, "[0]"); ok && r.d.lineOf(key) == 0 {
 		key = list
 	}
 	i := item{d: r.d, path: key}

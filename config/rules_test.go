@@ -73,7 +73,6 @@ func TestHintOfAddress(t *testing.T) {
 // A syntax error is at the last position of its key that is not below it.
 func TestSyntaxErrorPosition(t *testing.T) {
 	const text = "[[a]]\nb = [1]\n\n[[a]]\nb = 2\n"
-	positions := scan(text)
 	for _, c := range []struct {
 		start, line int
 		last, want  string
@@ -83,7 +82,9 @@ func TestSyntaxErrorPosition(t *testing.T) {
 		{21, 5, "a.b", "a[1].b"}, {21, 5, "", ""}, {21, 5, "c", ""}, {99, 6, "a.b", "a[1].b"},
 	} {
 		err := toml.ParseError{Message: "m.", Position: toml.Position{Start: c.start}, LastKey: c.last}
-		got := newDecoder("").syntaxError(err, text, positions)
+		d := newDecoder("")
+		d.text = text
+		got := d.syntaxError(err)
 		if got.Line != c.line || got.Key != c.want || got.Problem != "not TOML: m" {
 			t.Errorf("%d %q: %d %q, %s; want %d %q", c.start, c.last, got.Line, got.Key, got.Problem, c.line, c.want)
 		}

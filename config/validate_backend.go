@@ -20,7 +20,7 @@ func keysOf(m map[string]string) []string { return slices.Sorted(maps.Keys(m)) }
 func (d *decoder) backends(t *table) []placed[lb.Backend] {
 	items := t.some("backends", "10.0.0.21",
 		`write backends = ["10.0.0.21", "10.0.0.22"]; one that is to rest can have drain = true`)
-	var backends []placed[lb.Backend]
+	backends := make([]placed[lb.Backend], 0, len(items))
 	for _, e := range items {
 		b, ok := e.backend()
 		if !ok {

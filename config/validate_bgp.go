@@ -203,7 +203,7 @@ func (i item) peerAddress(seen map[netip.Addr]string) netip.Addr {
 		i.errorf("remove one of the two", "%s is also %s", a, other)
 		return a
 	}
-	seen[a] = i.path
+	seen[a] = i.where()
 	i.d.isOwn(a, i)
 	return a
 }

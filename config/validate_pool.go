@@ -88,9 +88,9 @@ func (d *decoder) poolRanges(t *table) []lb.AddrRange {
 		}
 		for _, o := range d.pools.ranges {
 			if overlap(r, o.AddrRange) {
-				where := o.item.path
+				where := o.item.where()
 				if o.item.object != "" {
-					where = fmt.Sprintf("%s (%s)", o.item.path, o.item.object)
+					where = fmt.Sprintf("%s (%s)", where, o.item.object)
 				}
 				e.errorf("list each address once",
 					"%s overlaps with %s, %s", formatRange(r), formatRange(o.AddrRange), where)

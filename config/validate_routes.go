@@ -57,7 +57,7 @@ func (d *decoder) aggregatesOf(v4 bool, global prefixRule) {
 		}
 		own := p.aggregate(v4)
 		if own != 0 {
-			key := strings.TrimPrefix(global.item.path, "bgp.")
+			key := strings.TrimPrefix(global.item.where(), "bgp.")
 			rule.item = item{d: d, path: "pool" + index(n) + "." + key, object: fmt.Sprintf("pool %q", p.Name)}
 			rule.bits, rule.ranges, rule.own = own, only, true
 		}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -87,6 +88,13 @@ func (c *chunked) len() uint32 {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	return uint32(len(c.chunks)) * c.spec.MaxEntries
+}
+
+// maps returns the chunks that exist.
+func (c *chunked) maps() []*ebpf.Map {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return slices.Clone(c.chunks)
 }
 
 // grow adds chunks until there are n elements. It may be called while other methods run.

@@ -189,7 +189,7 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 			d.gc.endOtherMethods(u.f.id, syMethod(u.value.Method))
 		}
 	}
-	d.verifier.applied(updates)
+	d.verifier.applied(updates, delta.Delete)
 	return failed
 }
 

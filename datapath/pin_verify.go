@@ -38,13 +38,11 @@ func (d *Datapath) repairPins() error {
 	for name, m := range d.objects.pinnedMaps() {
 		note(filepath.Join(d.pins.dir, name), m)
 	}
-	d.services.mu.Lock() // chunks are added under it
 	for _, c := range d.chunks.all() {
-		for i, m := range c.chunks {
+		for i, m := range c.maps() {
 			note(c.pin(i), m)
 		}
 	}
-	d.services.mu.Unlock()
 	if err := d.pins.remake(); err != nil {
 		return fmt.Errorf("pin the maps again: %w", err)
 	}

@@ -174,6 +174,7 @@ func (s *services) putLocked(plans []*lb.FrontendPlan, h history) []*frontendUpd
 		}
 		s.complete(u)
 	}
+	s.slots.wake()
 	return updates
 }
 

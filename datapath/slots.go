@@ -12,8 +12,9 @@ import (
 // slotChanged marks a slot that has earlier backends (bpf/types.h).
 const slotChanged = 0x80000000
 
-// spareWords is the room that is made ahead of need: for some changes of services of a few backends.
-const spareWords = 32768
+// spareWords is the room that is made ahead of need: for as many changes of services of ten backends as are made, one
+// after the other, in the time in which the words of earlier tables become free.
+const spareWords = 1 << 18
 
 // slotStore keeps the tables of all frontends in sy_slots. A table is written where no frontend refers to. The words of
 // a table that was replaced are used again after a grace period, because a program may still read them.
@@ -25,7 +26,7 @@ type slotStore struct {
 	mu      sync.Mutex // guards all below
 	space   *space
 	retired []span
-	wakeup  chan struct{} // capacity 1: there are retired tables
+	wakeup  chan struct{} // capacity 1: tables were written or retired
 }
 
 // openSlotStore opens the tables that these frontends of an earlier agent have.
@@ -180,13 +181,15 @@ func (s *slotStore) get(first, n uint32) ([]uint32, error) {
 func (s *slotStore) retire(f syFrontend) {
 	s.mu.Lock()
 	s.retired = append(s.retired, spansOf(f)...)
-	some := len(s.retired) > 0
 	s.mu.Unlock()
-	if some {
-		select {
-		case s.wakeup <- struct{}{}:
-		default:
-		}
+	s.wake()
+}
+
+// wake makes run make room, and look for retired tables.
+func (s *slotStore) wake() {
+	select {
+	case s.wakeup <- struct{}{}:
+	default:
 	}
 }
 
@@ -198,19 +201,19 @@ func (s *slotStore) reserve(n uint32) error {
 	return s.words.grow(end / lineWords)
 }
 
-// run makes the words of retired tables free, and room for the next ones, until ctx ends.
+// run makes room for the next tables, and the words of retired ones free, until ctx ends.
 func (s *slotStore) run(ctx context.Context) error {
 	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-s.wakeup:
+		if err := s.reserve(spareWords); err != nil {
+			s.log.Error("no room made for tables", "err", err)
 		}
 		if err := s.collect(); err != nil {
 			s.log.Error("words of earlier tables not released", "err", err)
 		}
-		if err := s.reserve(spareWords); err != nil {
-			s.log.Error("no room made for tables", "err", err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.wakeup:
 		}
 	}
 }
@@ -221,6 +224,9 @@ func (s *slotStore) collect() error {
 	retired := s.retired
 	s.retired = nil
 	s.mu.Unlock()
+	if len(retired) == 0 {
+		return nil
+	}
 	err := s.words.barrier()
 	s.mu.Lock()
 	defer s.mu.Unlock()

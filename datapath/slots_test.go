@@ -1,16 +1,19 @@
 package datapath
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"os"
 	"reflect"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -190,5 +193,31 @@ func TestPlansOpenNoFiles(t *testing.T) {
 	const some = plans / 10 // a chunk of slots; the runtime opens some, too
 	if after := open(); after > before+some {
 		t.Errorf("%d files with one plan, %d with %d more", before, after, plans)
+	}
+}
+
+// Room is made before the first change, and again after frontends were put: no change waits for a grace period.
+func TestRoomIsMadeAheadOfChanges(t *testing.T) {
+	fx := newFixture(t, hookTC, false, nil)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	s := fx.d.services.slots
+	go func() { done <- fx.host.Do(func() error { return s.run(ctx) }) }()
+	room := func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		free := s.words.len()*lineWords - s.space.top
+		return wrong(free < spareWords, "for %d words", free)
+	}
+	labtest.Until(t, 5*time.Second, "there is room at the start", room)
+	var delta lb.Delta
+	for i := range 100 {
+		delta.Put = append(delta.Put, lb.Build(sizedService(i, 10, true), nil, lb.Drains{}).Frontends...)
+	}
+	fx.apply(delta)
+	labtest.Until(t, 5*time.Second, "there is room again", room)
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }

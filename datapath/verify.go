@@ -38,7 +38,9 @@ type verifier struct {
 	mu       sync.Mutex // guards all below
 	report   func(map[netip.Addr]string)
 	node     condition // concerns every VIP
-	bad      map[lb.Frontend]*condition
+	bad      conditions
+	looked   map[netip.Addr]bool // VIPs with a frontend that was checked since the last report
+	ofNode   string              // what was reported about every VIP
 	reported map[netip.Addr]string
 	queue    []lb.Frontend // left of the sweep
 	missed   changes       // that were postponed
@@ -47,7 +49,7 @@ type verifier struct {
 	routers  routers
 	reroutes reroutes
 	warned   warnings
-	inbound  map[lb.Frontend]*condition // of what other nodes send here, by frontend for decapsulated packets
+	inbound  conditions // of what other nodes send here, by frontend for decapsulated packets
 	view     view
 	failed   map[triedBackend]int // made packets that failed in this round, by backend
 	// unreached are backends of several that made packets do not get to, by id.
@@ -80,9 +82,43 @@ func (c *condition) observe(fault string, now time.Time) {
 	}
 }
 
+// conditions are those of frontends, by VIP. Without a fault there is none.
+type conditions map[netip.Addr]map[lb.Frontend]*condition
+
+func (all conditions) of(f lb.Frontend) *condition { return all[f.VIP][f] }
+
+// frontends returns those that have one.
+func (all conditions) frontends() (list []lb.Frontend) {
+	for _, ofVIP := range all {
+		list = slices.AppendSeq(list, maps.Keys(ofVIP))
+	}
+	return list
+}
+
+// observe records what is wrong with a frontend now, "" when nothing is.
+func (all conditions) observe(f lb.Frontend, fault string, now time.Time) {
+	c := all.of(f)
+	if c == nil && fault == "" {
+		return
+	}
+	if c == nil {
+		c = &condition{}
+		if all[f.VIP] == nil {
+			all[f.VIP] = map[lb.Frontend]*condition{}
+		}
+		all[f.VIP][f] = c
+	}
+	if c.observe(fault, now); c.fault != "" {
+		return
+	}
+	if delete(all[f.VIP], f); len(all[f.VIP]) == 0 {
+		delete(all, f.VIP)
+	}
+}
+
 func newVerifier(d *Datapath) *verifier {
 	return &verifier{
-		d: d, bad: map[lb.Frontend]*condition{}, inbound: map[lb.Frontend]*condition{},
+		d: d, bad: conditions{}, inbound: conditions{}, looked: map[netip.Addr]bool{},
 		reported: map[netip.Addr]string{}, unreached: map[uint32]*unreached{},
 		clients: madeClients{nics: map[bool]int{}},
 	}
@@ -162,12 +198,12 @@ func (v *verifier) round(found changes, n int) {
 	n = min(n, len(v.queue))
 	next := v.queue[:n]
 	v.queue = v.queue[n:]
-	again := slices.AppendSeq(slices.Collect(maps.Keys(v.bad)), maps.Keys(v.inbound))
+	again := slices.Concat(v.bad.frontends(), v.inbound.frontends())
 	for _, f := range again {
 		v.check(f, now)
 	}
 	for _, f := range next {
-		if v.bad[f] == nil && v.inbound[f] == nil {
+		if v.bad.of(f) == nil && v.inbound.of(f) == nil {
 			v.check(f, now)
 		}
 	}
@@ -235,9 +271,12 @@ func (v *verifier) look(choose bool) {
 
 // applied verifies frontends that were put. What is wrong with one that had no backend before is reported at once: its
 // VIP may not have been announced yet, or was withdrawn, and what was wrong before is not known any more.
-func (v *verifier) applied(updates []*frontendUpdate) {
+func (v *verifier) applied(updates []*frontendUpdate, removed []lb.Frontend) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	for _, f := range removed {
+		v.looked[f.VIP] = true
+	}
 	if err := shortage(); err != nil {
 		v.postpone(changes{links: true, routes: true}, err)
 		return
@@ -255,9 +294,9 @@ func (v *verifier) applied(updates []*frontendUpdate) {
 		}
 		v.check(u.plan.Frontend, now)
 		if ofNode != "" && u.usable() {
-			observe(v.bad, u.plan.Frontend, ofNode, now)
+			v.bad.observe(u.plan.Frontend, ofNode, now)
 		}
-		if c := v.bad[u.plan.Frontend]; c != nil && u.first {
+		if c := v.bad.of(u.plan.Frontend); c != nil && u.first {
 			c.confirmed = true
 		}
 	}
@@ -272,59 +311,57 @@ func (u *frontendUpdate) usable() bool {
 // check verifies one frontend.
 func (v *verifier) check(f lb.Frontend, now time.Time) {
 	if f.Decap {
-		observe(v.inbound, f, v.inboundFault(f), now)
+		v.inbound.observe(f, v.inboundFault(f), now)
 		return
 	}
 	fault := ""
 	if s, ok := v.d.services.subject(f); ok {
 		fault = v.fault(f, s)
 	}
-	observe(v.bad, f, fault, now)
+	v.bad.observe(f, fault, now)
+	v.looked[f.VIP] = true
 }
 
-// observe records what is wrong with a frontend now, "" when nothing is.
-func observe(all map[lb.Frontend]*condition, f lb.Frontend, fault string, now time.Time) {
-	c := all[f]
-	if c == nil && fault == "" {
-		return
-	}
-	if c == nil {
-		c = &condition{}
-		all[f] = c
-	}
-	if c.observe(fault, now); c.fault == "" {
-		delete(all, f)
-	}
-}
-
-// publish reports what has changed.
+// publish reports what has changed: of the VIPs that were looked at, or of all when it concerns the node.
 func (v *verifier) publish() {
-	now := map[netip.Addr]string{}
+	ofNode := ""
 	if v.node.confirmed {
-		for _, f := range v.d.services.held() {
-			now[f.VIP] = v.node.fault
-		}
+		ofNode = v.node.fault
 	}
-	for f, c := range v.bad {
-		if was, ok := now[f.VIP]; c.confirmed && (!ok || !v.node.confirmed && c.fault < was) {
-			now[f.VIP] = c.fault
+	if ofNode != v.ofNode {
+		v.ofNode = ofNode
+		for _, f := range v.d.services.held() {
+			v.looked[f.VIP] = true
 		}
 	}
 	changed := map[netip.Addr]string{}
-	for addr := range v.reported {
-		if _, ok := now[addr]; !ok {
-			changed[addr] = ""
+	for addr := range v.looked {
+		fault := v.faultOfVIP(addr)
+		if fault == v.reported[addr] {
+			continue
+		}
+		changed[addr], v.reported[addr] = fault, fault
+		if fault == "" {
+			delete(v.reported, addr)
 		}
 	}
-	for addr, fault := range now {
-		if v.reported[addr] != fault {
-			changed[addr] = fault
-		}
-	}
-	v.reported = now
+	v.looked = map[netip.Addr]bool{}
 	if len(changed) > 0 && v.report != nil {
 		v.report(changed)
 	}
+}
+
+// faultOfVIP returns what prevents that packets of a VIP are forwarded and answered; "": nothing is known.
+func (v *verifier) faultOfVIP(addr netip.Addr) (fault string) {
+	if v.ofNode != "" && v.d.services.has(addr) {
+		return v.ofNode
+	}
+	for _, c := range v.bad[addr] {
+		if c.confirmed && (fault == "" || c.fault < fault) {
+			fault = c.fault
+		}
+	}
+	return fault
 }
 
 // faults returns the number of VIPs with a fault.

@@ -83,7 +83,7 @@ func (d *Datapath) Problems() []string {
 	defer v.mu.Unlock()
 	hosts, first, text := map[netip.Addr]bool{}, netip.AddrPort{}, ""
 	for id, u := range v.unreached {
-		if vip := v.bad[u.frontend]; !u.confirmed || v.node.confirmed || vip != nil && vip.confirmed {
+		if vip := v.bad.of(u.frontend); !u.confirmed || v.node.confirmed || vip != nil && vip.confirmed {
 			continue // the reason of the route says it
 		}
 		at := d.services.address(id)

@@ -85,6 +85,13 @@ func (s *services) count() int {
 	return len(s.frontends)
 }
 
+// has reports whether a VIP has a frontend.
+func (s *services) has(vip netip.Addr) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.vips[vip]) > 0
+}
+
 // loopbackIndex is the index of lo in every network namespace.
 const loopbackIndex = 1
 

@@ -119,8 +119,8 @@ func (d *Datapath) Warnings() (list []string) {
 		list = append(list, v.warned.lost.fault)
 	}
 	var faults []string
-	for _, c := range v.inbound {
-		if c.confirmed {
+	for _, f := range v.inbound.frontends() {
+		if c := v.inbound.of(f); c.confirmed {
 			faults = append(faults, inboundWarning+c.fault)
 		}
 	}

@@ -67,8 +67,12 @@ func run() error {
 	binary := flag.String("binary", "./steelyard", "connections, scale, convergence, cluster: `path` of the program")
 	file := flag.String("json", "", "write the results to this `file`")
 	page := flag.String("page", "", "replace the tables in this `file`")
+	size := flag.Int("size", -1, "measure the datapath with services of this `index`, in this network: part of scale")
 	from := flag.String("from", "", "read the results from `files` that -json wrote, and measure nothing")
 	flag.Parse()
+	if *size >= 0 {
+		return scale.ApplyHere(*size, os.Stdout)
+	}
 	var err error
 	if cost.Rows, err = regexp.Compile(*rows); err != nil {
 		return fmt.Errorf("-rows: %w", err)
@@ -114,7 +118,7 @@ func measure(
 			conns.Binary, conns.ControlPlane = binary, large.ControlPlane
 			r.Conns, err = connections.Run(conns)
 		case "scale":
-			if r.Apply, err = scale.Apply(os.Stderr); err == nil {
+			if r.Apply, err = scale.Apply("/proc/self/exe", "-size=", os.Stderr); err == nil {
 				r.Agent, err = scale.Agent(binary, os.Stderr)
 			}
 		case "convergence":

@@ -95,19 +95,29 @@ func agent(binary string, services int) (r Running, err error) {
 	if err != nil {
 		return r, err
 	}
-	before, err := ProcessTime(a)
-	if err != nil {
-		return r, err
-	}
-	const idle = 3 * time.Second
-	time.Sleep(idle)
-	after, err := ProcessTime(a)
-	r.Idle = float64(after-before) / float64(idle)
-	if err != nil {
+	if r.Idle, err = idle(a); err != nil {
 		return r, err
 	}
 	r.Resident, err = Resident(a)
 	return r, err
+}
+
+// Times of idle. The agent gives memory back a second after a reload.
+const (
+	settleTime = 5 * time.Second
+	idleTime   = 10 * time.Second
+)
+
+// idle returns the share of one CPU that an agent takes some time after the last change.
+func idle(a *lab.Agent) (float64, error) {
+	time.Sleep(settleTime)
+	before, err := ProcessTime(a)
+	if err != nil {
+		return 0, err
+	}
+	time.Sleep(idleTime)
+	after, err := ProcessTime(a)
+	return float64(after-before) / float64(idleTime), err
 }
 
 // addRouter adds a router behind which the backends are.
@@ -152,13 +162,14 @@ func (r *Running) reload(ctx context.Context, a *lab.Agent) error {
 	return err
 }
 
-// inForce waits until packets to the last service are sent to this backend.
+// inForce waits until packets to the last service are sent to this backend. It asks less often the longer it takes, so
+// that the answers take little of the agent's time.
 func inForce(ctx context.Context, a *lab.Agent, services, backend int) error {
 	vip := addr(firstVIP, services-1)
 	want := addr(firstBackend, backend)
 	question := url.Values{"client": {"198.51.100.1:1000"}, "to": {netip.AddrPortFrom(vip, 80).String()}}
 	path := "/v1/explain?" + question.Encode()
-	for {
+	for start := time.Now(); ; {
 		var got struct{ Backend string }
 		err := a.Get(ctx, path, &got)
 		if err == nil && strings.HasPrefix(got.Backend, want.String()+":") {
@@ -168,7 +179,7 @@ func inForce(ctx context.Context, a *lab.Agent, services, backend int) error {
 			return fmt.Errorf("the agent does not use %s, but %q: %v; its log ends with\n%s", want, got.Backend, err,
 				a.Process().Log.Tail(10))
 		}
-		time.Sleep(500 * time.Microsecond)
+		time.Sleep(max(500*time.Microsecond, time.Since(start)/50))
 	}
 }
 

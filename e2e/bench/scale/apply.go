@@ -2,6 +2,7 @@ package scale
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -49,17 +50,49 @@ var sizes = []size{
 	{"10,000 services × 10 backends on 10 nodes", 10_000, 10, 10},
 }
 
-// Apply measures changes of the datapath.
-func Apply(log io.Writer) (all []Applied, err error) {
-	for _, s := range sizes {
+// Apply measures changes of the datapath, each size in a host and a process of its own: all threads of Run must be in
+// the network of the host. program is this one, which calls ApplyHere when it gets the argument.
+func Apply(program, argument string, log io.Writer) (all []Applied, err error) {
+	for i, s := range sizes {
 		fmt.Fprintf(log, "%s\n", s.name)
-		a, err := s.measure()
-		if err != nil {
+		a := Applied{Size: s.name}
+		if err := a.start(program, fmt.Sprint(argument, i)); err != nil {
 			return nil, fmt.Errorf("%s: %w", s.name, err)
 		}
 		all = append(all, a)
 	}
 	return all, nil
+}
+
+func (a *Applied) start(program, argument string) (err error) {
+	l, err := lab.New()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	h, err := l.Host("node")
+	if err != nil {
+		return err
+	}
+	if err := addRouter(l, h); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	text, err := h.Run(ctx, program, argument)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal([]byte(text), a)
+}
+
+// ApplyHere measures the size with this index in the network of this process, and writes the result as JSON.
+func ApplyHere(i int, w io.Writer) error {
+	a, err := sizes[i].measure()
+	if err != nil {
+		return err
+	}
+	return json.NewEncoder(w).Encode(a)
 }
 
 func addr(first netip.Addr, n int) netip.Addr {
@@ -99,35 +132,31 @@ func (s size) service(i int, without bool) *lb.Service {
 }
 
 func (s size) measure() (a Applied, err error) {
-	l, err := lab.New()
-	if err != nil {
-		return a, err
-	}
-	defer func() { err = errors.Join(err, l.Close()) }()
-	h, err := l.Host("node")
-	if err != nil {
-		return a, err
-	}
 	a.Size = s.name
-	err = h.Do(func() error {
-		d, err := datapath.Open(datapath.Options{
-			Interfaces: []string{"lo"}, Mode: datapath.ModeTC, MaxFlows: 1000,
-			SNATPorts: []datapath.PortRange{{First: 61000, Last: 65535}}, TunnelPort: 6090,
-			Timeouts: datapath.DefaultTimeouts, PinPath: datapath.DefaultPinPath,
-			StateDir: datapath.DefaultStateDir, Delivers: s.nodes > 0, Log: slog.New(slog.DiscardHandler),
-		})
-		if err != nil {
-			return err
-		}
-		defer d.Close()
-		if a.First, err = s.first(d); err != nil {
-			return err
-		}
-		if a.KernelMemory, err = kernelMemory(datapath.DefaultPinPath); err != nil {
-			return err
-		}
-		return s.changes(d, &a)
+	d, err := datapath.Open(datapath.Options{
+		Interfaces: []string{"eth0"}, Mode: datapath.ModeTC, MaxFlows: 1000,
+		SNATPorts: []datapath.PortRange{{First: 61000, Last: 65535}}, TunnelPort: 6090,
+		Timeouts: datapath.DefaultTimeouts, PinPath: datapath.DefaultPinPath,
+		StateDir: datapath.DefaultStateDir, Delivers: s.nodes > 0, Log: slog.New(slog.DiscardHandler),
 	})
+	if err != nil {
+		return a, err
+	}
+	defer d.Close()
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- d.Run(ctx) }()
+	defer func() {
+		stop()
+		err = errors.Join(err, <-done)
+	}()
+	if a.First, err = s.first(d); err != nil {
+		return a, err
+	}
+	if a.KernelMemory, err = kernelMemory(datapath.DefaultPinPath); err != nil {
+		return a, err
+	}
+	err = s.changes(d, &a)
 	return a, err
 }
 
