@@ -79,7 +79,7 @@ func TestUnsetConditions(t *testing.T) {
 		{discovery.EndpointConditions{Serving: &no}, true, false, false},
 	} {
 		e := discovery.Endpoint{Addresses: []string{"10.0.0.1"}, Conditions: tt.conditions}
-		x, ok := toEndpoint(e, 8080)
+		x, ok := toEndpoint(e)
 		if !ok || x.ready != tt.ready || x.serving != tt.serving || x.terminating != tt.terminating {
 			t.Errorf("%v: %t, %+v; want %+v", tt.conditions, ok, x, tt)
 		}

@@ -8,6 +8,7 @@ import (
 
 	core "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -18,50 +19,93 @@ type topology struct {
 	nodes      map[string]netip.Addr // tunnel addresses by name of the node; nil: without tunnels
 }
 
+// endpointSlice is what is kept of a discovery.EndpointSlice. In a large cluster endpoints take most of the memory.
+type endpointSlice struct {
+	meta.ObjectMeta        // name and version
+	service         string // nameOf the Service
+	family          discovery.AddressType
+	ports           []slicePort
+	endpoints       []endpoint // of no port yet
+}
+
+type slicePort struct {
+	name     string
+	protocol core.Protocol
+	port     uint16 // ≥ 1
+}
+
 // endpoint is one address of an EndpointSlice that serves one port.
 type endpoint struct {
 	at                          netip.AddrPort
 	node                        string
 	ready, serving, terminating bool
-	forNodes, forZones          []string
+	hints                       *hints // nil: none
 }
+
+// hints are the nodes and zones that should use an endpoint.
+type hints struct{ nodes, zones []string }
 
 // isLocal reports whether the endpoint is on this node.
 func (e endpoint) isLocal(top topology) bool { return e.node == top.node && top.node != "" }
 
+// slimSlice omits the endpoints without a valid address, and the ports without a number.
+func slimSlice(s *discovery.EndpointSlice) *endpointSlice {
+	out := &endpointSlice{
+		ObjectMeta: meta.ObjectMeta{Name: s.Name, Namespace: intern(s.Namespace), ResourceVersion: s.ResourceVersion},
+		service:    s.Namespace + "/" + s.Labels[discovery.LabelServiceName],
+		family:     discovery.AddressType(intern(string(s.AddressType))),
+		ports:      make([]slicePort, 0, len(s.Ports)), endpoints: make([]endpoint, 0, len(s.Endpoints)),
+	}
+	for _, p := range s.Ports {
+		if p.Port == nil || *p.Port == 0 {
+			continue
+		}
+		port := slicePort{protocol: core.Protocol(intern(string(protocolOf(p.Protocol)))), port: uint16(*p.Port)}
+		if p.Name != nil {
+			port.name = intern(*p.Name)
+		}
+		out.ports = append(out.ports, port)
+	}
+	for _, e := range s.Endpoints {
+		if x, ok := toEndpoint(e); ok {
+			out.endpoints = append(out.endpoints, x)
+		}
+	}
+	return out
+}
+
+// on returns the endpoint for a port of its slice.
+func (e endpoint) on(p slicePort) endpoint {
+	e.at = netip.AddrPortFrom(e.at.Addr(), p.port)
+	return e
+}
+
 // endpointsOf returns the endpoints of a port of a Service in one family, ordered by address. Ports match by name and
 // protocol. Only the first address of an endpoint counts, as the API defines. Each address occurs once: slices may
 // overlap while the controller moves endpoints between them (pkg/proxy/endpointslicecache.go).
-func endpointsOf(all []*discovery.EndpointSlice, port core.ServicePort, is4 bool) []endpoint {
+func endpointsOf(all []*endpointSlice, port core.ServicePort, is4 bool) []endpoint {
 	family := discovery.AddressTypeIPv6
 	if is4 {
 		family = discovery.AddressTypeIPv4
 	}
 	byAddr := map[netip.AddrPort]endpoint{}
 	for _, s := range all {
-		if s.AddressType != family {
+		if s.family != family {
 			continue
 		}
-		for _, p := range s.Ports {
-			if !matches(p, port) {
+		for _, p := range s.ports {
+			if p.name != port.Name || p.protocol != protocolOf(&port.Protocol) {
 				continue
 			}
-			for _, e := range s.Endpoints {
-				if x, ok := toEndpoint(e, uint16(*p.Port)); ok {
-					if old, twice := byAddr[x.at]; !twice || !old.ready && x.ready {
-						byAddr[x.at] = x
-					}
+			for _, e := range s.endpoints {
+				x := e.on(p)
+				if old, twice := byAddr[x.at]; !twice || !old.ready && x.ready {
+					byAddr[x.at] = x
 				}
 			}
 		}
 	}
 	return slices.SortedFunc(maps.Values(byAddr), func(a, b endpoint) int { return a.at.Compare(b.at) })
-}
-
-// matches reports whether a port of an EndpointSlice is that of the Service.
-func matches(p discovery.EndpointPort, port core.ServicePort) bool {
-	return p.Name != nil && *p.Name == port.Name && p.Port != nil && *p.Port != 0 &&
-		protocolOf(p.Protocol) == protocolOf(&port.Protocol)
 }
 
 func protocolOf(p *core.Protocol) core.Protocol {
@@ -73,7 +117,7 @@ func protocolOf(p *core.Protocol) core.Protocol {
 
 // toEndpoint applies the defaults of the API to the conditions: ready and serving are true, terminating is false. It
 // returns false for an endpoint without a valid address.
-func toEndpoint(e discovery.Endpoint, port uint16) (x endpoint, ok bool) {
+func toEndpoint(e discovery.Endpoint) (x endpoint, ok bool) {
 	if len(e.Addresses) == 0 {
 		return x, false
 	}
@@ -81,19 +125,20 @@ func toEndpoint(e discovery.Endpoint, port uint16) (x endpoint, ok bool) {
 	if err != nil {
 		return x, false
 	}
-	x.at = netip.AddrPortFrom(addr, port)
+	x.at = netip.AddrPortFrom(addr, 0)
 	x.ready = e.Conditions.Ready == nil || *e.Conditions.Ready
 	x.serving = e.Conditions.Serving == nil || *e.Conditions.Serving
 	x.terminating = e.Conditions.Terminating != nil && *e.Conditions.Terminating
 	if e.NodeName != nil {
-		x.node = *e.NodeName
+		x.node = intern(*e.NodeName)
 	}
 	if e.Hints != nil {
+		x.hints = &hints{}
 		for _, n := range e.Hints.ForNodes {
-			x.forNodes = append(x.forNodes, n.Name)
+			x.hints.nodes = append(x.hints.nodes, intern(n.Name))
 		}
 		for _, z := range e.Hints.ForZones {
-			x.forZones = append(x.forZones, z.Name)
+			x.hints.zones = append(x.hints.zones, intern(z.Name))
 		}
 	}
 	return x, true
@@ -134,15 +179,16 @@ func choose(all []endpoint, top topology) choice {
 func byHints(ready []endpoint, top topology) []endpoint {
 	for _, hint := range []struct {
 		own   string
-		hints func(endpoint) []string
+		hints func(hints) []string
 	}{
-		{top.node, func(e endpoint) []string { return e.forNodes }},
-		{top.zone, func(e endpoint) []string { return e.forZones }},
+		{top.node, func(h hints) []string { return h.nodes }},
+		{top.zone, func(h hints) []string { return h.zones }},
 	} {
-		if hint.own == "" || slices.ContainsFunc(ready, func(e endpoint) bool { return len(hint.hints(e)) == 0 }) {
+		without := func(e endpoint) bool { return e.hints == nil || len(hint.hints(*e.hints)) == 0 }
+		if hint.own == "" || slices.ContainsFunc(ready, without) {
 			continue
 		}
-		own := filter(ready, func(e endpoint) bool { return slices.Contains(hint.hints(e), hint.own) })
+		own := filter(ready, func(e endpoint) bool { return slices.Contains(hint.hints(*e.hints), hint.own) })
 		if len(own) > 0 {
 			return own
 		}
@@ -219,10 +265,12 @@ func nodesOf(all []endpoint, top topology) []lb.Node {
 			order[n] = down
 		}
 	}
-	return slices.SortedFunc(maps.Keys(order), func(a, b lb.Node) int {
+	nodes := slices.AppendSeq(make([]lb.Node, 0, len(order)), maps.Keys(order))
+	slices.SortFunc(nodes, func(a, b lb.Node) int {
 		// Two nodes may have one address for a moment.
 		return cmp.Or(cmp.Compare(order[a], order[b]), a.Addr.Compare(b.Addr), compareBool(a.Local, b.Local))
 	})
+	return nodes
 }
 
 // reachable removes the endpoints on unknown nodes, because slices often outlive a deleted node. When all are on

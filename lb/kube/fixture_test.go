@@ -113,6 +113,8 @@ func (f *fixture) have(t testing.TB, objects ...any) {
 		case *core.Service:
 			err = f.services.Add(x)
 		case *discovery.EndpointSlice:
+			err = f.slices.Add(slimSlice(x))
+		case *endpointSlice:
 			err = f.slices.Add(x)
 		case *core.Node:
 			err = f.nodes.Add(x)
@@ -122,6 +124,14 @@ func (f *fixture) have(t testing.TB, objects ...any) {
 		}
 	}
 	f.readNodes()
+}
+
+// slimmed returns what the cache keeps of EndpointSlices.
+func slimmed(all []*discovery.EndpointSlice) (out []*endpointSlice) {
+	for _, s := range all {
+		out = append(out, slimSlice(s))
+	}
+	return out
 }
 
 // of makes an EndpointSlice one of a service in the namespace default.

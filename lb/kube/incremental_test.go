@@ -32,6 +32,9 @@ func newWatched(t testing.TB, change func(*Options)) *watched {
 
 // set puts an object into its cache, or removes it.
 func set(store cache.Indexer, h *handlers, x meta.Object, present bool) {
+	if s, ok := x.(*discovery.EndpointSlice); ok {
+		x = slimSlice(s)
+	}
 	old, known, _ := store.Get(x)
 	switch {
 	case present && known:
@@ -157,9 +160,8 @@ func largeCluster(b *testing.B, services, nodes int) *watched {
 		})
 		slice := sliceOf(i, nodes, "")
 		slim(s)
-		slim(slice)
 		w.Source.services.Add(s)
-		w.Source.slices.Add(slice)
+		w.Source.slices.Add(slimSlice(slice))
 		w.reconcile(nameOf(s), fakeSink{&recorded{}})
 	}
 	return w

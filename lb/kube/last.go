@@ -9,7 +9,6 @@ import (
 	"time"
 
 	core "k8s.io/api/core/v1"
-	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -26,7 +25,7 @@ const asked = 8
 
 // lastAnnouncer turns a reason of this whole node into a lower preference, unless another node can announce the
 // service.
-func (s *Source) lastAnnouncer(service *core.Service, v *view, endpoints []*discovery.EndpointSlice) {
+func (s *Source) lastAnnouncer(service *core.Service, v *view, endpoints []*endpointSlice) {
 	if !s.o.KeepLast || !s.conditions.proxyFails() {
 		return
 	}
@@ -81,12 +80,12 @@ func (s *Source) othersToAsk() map[string]netip.Addr {
 }
 
 // readyOn returns the nodes that have a ready endpoint.
-func readyOn(endpoints []*discovery.EndpointSlice) map[string]bool {
+func readyOn(endpoints []*endpointSlice) map[string]bool {
 	on := map[string]bool{}
 	for _, s := range endpoints {
-		for _, e := range s.Endpoints {
-			if e.NodeName != nil && (e.Conditions.Ready == nil || *e.Conditions.Ready) {
-				on[*e.NodeName] = true
+		for _, e := range s.endpoints {
+			if e.node != "" && e.ready {
+				on[e.node] = true
 			}
 		}
 	}

@@ -46,9 +46,7 @@ func TestLastAnnouncer(t *testing.T) {
 				s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyLocal
 			}
 		})
-		on := []*discovery.EndpointSlice{{
-			Endpoints: []discovery.Endpoint{{NodeName: name("n1")}, {NodeName: name("n2")}},
-		}}
+		on := slimmed([]*discovery.EndpointSlice{slice(80, ep("10.0.0.1", "n1", "r"), ep("10.0.0.2", "n2", "r"))})
 		var v *view
 		look := func() {
 			v = &view{service: &lb.Service{Name: "default/web"}, readyLocal: 1}

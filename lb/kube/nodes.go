@@ -7,7 +7,6 @@ import (
 	"time"
 
 	core "k8s.io/api/core/v1"
-	discovery "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/steelyard-lb/steelyard/lb"
@@ -118,11 +117,9 @@ func (s *Source) followNodes(sink lb.Sink) {
 func (s *Source) servicesOn(nodes map[string]bool) []string {
 	names := map[string]bool{}
 	for _, x := range s.slices.List() {
-		slice := x.(*discovery.EndpointSlice)
-		if slices.ContainsFunc(slice.Endpoints, func(e discovery.Endpoint) bool {
-			return e.NodeName != nil && nodes[*e.NodeName]
-		}) {
-			names[sliceKey(slice)] = true
+		slice := x.(*endpointSlice)
+		if slices.ContainsFunc(slice.endpoints, func(e endpoint) bool { return nodes[e.node] }) {
+			names[slice.service] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(names))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -21,6 +20,9 @@ import (
 // Services that would be millions of Events. Those beyond the limit are omitted; the log of the agent has them.
 const (
 	routeEventsEvery = 2 * time.Second
+	// judgeTicks is how many of these are between two looks at all routes. Whether routers accept a route changes
+	// without a call of Changed.
+	judgeTicks       = 5
 	routeEventsQPS   = 0.1
 	routeEventsBurst = 25
 	// earlierFor is how long after the start an address that was announced before it may be announced again without an
@@ -44,7 +46,7 @@ type RouteEventsOptions struct {
 	Judge func([]lb.RouteStatus) []lb.RouteStatus
 	// Earlier are the addresses that an earlier run announced.
 	Earlier []AnnouncedRoute
-	// Keep stores those of this run for the next one. It is called after each change.
+	// Keep stores those of this run for the next one. It is called after changes.
 	Keep func([]AnnouncedRoute)
 }
 
@@ -63,10 +65,11 @@ type RouteEvents struct {
 	events record.EventRecorder    // of Run
 	limit  flowcontrol.RateLimiter // of Run
 	began  time.Time               // of Run
-	kept   []AnnouncedRoute        // of Run: what Keep has
 
 	mu      sync.Mutex // guards all below
 	routes  map[netip.Addr]*routeEvent
+	changed map[netip.Addr]bool           // since the last look
+	unkept  bool                          // Keep has not what is announced
 	earlier map[netip.Addr]AnnouncedRoute // of Options.Earlier, those that the engine has not said anything about
 }
 
@@ -82,7 +85,7 @@ type routeEvent struct {
 func NewRouteEvents(o RouteEventsOptions) *RouteEvents {
 	e := &RouteEvents{
 		o: o, limit: flowcontrol.NewTokenBucketRateLimiter(routeEventsQPS, routeEventsBurst),
-		routes: map[netip.Addr]*routeEvent{}, earlier: map[netip.Addr]AnnouncedRoute{},
+		routes: map[netip.Addr]*routeEvent{}, changed: map[netip.Addr]bool{}, earlier: map[netip.Addr]AnnouncedRoute{},
 	}
 	for _, r := range o.Earlier {
 		e.earlier[r.Address] = r
@@ -94,6 +97,7 @@ func NewRouteEvents(o RouteEventsOptions) *RouteEvents {
 func (e *RouteEvents) Changed(r lb.RouteStatus) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.changed[r.Address], e.unkept = true, true
 	if len(r.Services) == 0 { // deleted
 		delete(e.routes, r.Address)
 		return
@@ -119,12 +123,12 @@ func (e *RouteEvents) Run(ctx context.Context) error {
 	e.began = time.Now()
 	tick := time.NewTicker(routeEventsEvery)
 	defer tick.Stop()
-	for {
+	for ticks := 1; ; ticks++ {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-			e.emit()
+			e.emit(ticks%judgeTicks == 0)
 			e.keep()
 		}
 	}
@@ -133,7 +137,12 @@ func (e *RouteEvents) Run(ctx context.Context) error {
 // keep stores what is announced, when that has changed.
 func (e *RouteEvents) keep() {
 	e.mu.Lock()
-	all := make([]AnnouncedRoute, 0, len(e.kept))
+	if !e.unkept {
+		e.mu.Unlock()
+		return
+	}
+	e.unkept = false
+	all := make([]AnnouncedRoute, 0, len(e.routes))
 	for address, x := range e.routes {
 		if x.announced {
 			all = append(all, AnnouncedRoute{address, x.now.Services, x.reason})
@@ -144,21 +153,22 @@ func (e *RouteEvents) keep() {
 	}
 	e.mu.Unlock()
 	slices.SortFunc(all, func(a, b AnnouncedRoute) int { return a.Address.Compare(b.Address) })
-	if !reflect.DeepEqual(all, e.kept) {
-		e.kept = all
-		e.o.Keep(all)
-	}
+	e.o.Keep(all)
 }
 
-// emit emits the Events that are due, those about addresses that are no longer announced first.
-func (e *RouteEvents) emit() {
+// emit emits the Events that are due, those about addresses that are no longer announced first. It looks at all routes,
+// or at those that have changed.
+func (e *RouteEvents) emit(every bool) {
 	settling := time.Since(e.began) < earlierFor
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	all := make([]lb.RouteStatus, 0, len(e.routes))
-	for _, x := range e.routes {
-		all = append(all, x.now)
+	var all []lb.RouteStatus
+	for address, x := range e.routes {
+		if every || e.changed[address] {
+			all = append(all, x.now)
+		}
 	}
+	clear(e.changed)
 	all = e.o.Judge(all)
 	for _, announced := range []bool{false, true} {
 		for _, now := range all {
@@ -172,7 +182,8 @@ func (e *RouteEvents) emit() {
 			}
 		}
 	}
-	if !settling {
+	if !settling && len(e.earlier) > 0 {
+		e.unkept = true
 		for _, r := range e.earlier {
 			e.emitOne(&routeEvent{}, lb.RouteStatus{Address: r.Address, Services: r.Services})
 		}
@@ -191,7 +202,7 @@ func (e *RouteEvents) emitOne(x *routeEvent, now lb.RouteStatus) {
 	if len(services) == 0 { // of the file, or the cluster is not known yet
 		return
 	}
-	x.announced, x.reason = now.Announced, now.Reason
+	x.announced, x.reason, e.unkept = now.Announced, now.Reason, true
 	if !e.limit.TryAccept() {
 		return
 	}

@@ -46,7 +46,7 @@ func newRouteEventsFixture(earlier ...AnnouncedRoute) *routeEventsFixture {
 
 // emitted emits what is due and returns it.
 func (fx *routeEventsFixture) emitted() (all []string) {
-	fx.emit()
+	fx.emit(true)
 	fx.keep()
 	for len(fx.recorder.Events) > 0 {
 		all = append(all, <-fx.recorder.Events)
@@ -173,4 +173,46 @@ func TestRouteEventsAfterARestart(t *testing.T) {
 			t.Errorf("%d routes stored: %+v; want 1 and 4", n, fx.stored)
 		}
 	})
+}
+
+// While nothing changes, routes are not looked at each time, and nothing is stored again.
+func TestRouteEventsOfUnchangedRoutes(t *testing.T) {
+	fx := newRouteEventsFixture()
+	judged, stored := 0, 0
+	judge, keep := fx.o.Judge, fx.o.Keep
+	fx.o.Judge = func(all []lb.RouteStatus) []lb.RouteStatus { judged += len(all); return judge(all) }
+	fx.o.Keep = func(all []AnnouncedRoute) { stored++; keep(all) }
+	route := func(i byte, announced bool) {
+		fx.Changed(lb.RouteStatus{
+			Address: netip.AddrFrom4([4]byte{203, 0, 113, i}), Services: []string{webName}, Announced: announced,
+		})
+	}
+	for i := range byte(10) {
+		route(i, true)
+	}
+	for i, step := range []struct {
+		do                     func()
+		every                  bool
+		judged, events, stored int
+	}{
+		{func() {}, false, 10, 10, 1},
+		{func() {}, false, 0, 0, 0},
+		{func() { route(3, false) }, false, 1, 1, 1},
+		{func() { fx.offered = "no peer has it" }, false, 0, 0, 0},
+		{func() {}, true, 10, 9, 1},
+		{func() {}, true, 10, 0, 0},
+	} {
+		judged, stored = 0, 0
+		step.do()
+		fx.emit(step.every)
+		fx.keep()
+		events := len(fx.recorder.Events)
+		for range events {
+			<-fx.recorder.Events
+		}
+		if judged != step.judged || events != step.events || stored != step.stored {
+			t.Errorf("step %d: %d routes judged, %d Events, stored %d times; want %d, %d, %d",
+				i, judged, events, stored, step.judged, step.events, step.stored)
+		}
+	}
 }

@@ -10,8 +10,7 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// slim reduces an object to what is read of it, before an informer keeps it. Of a large cluster the endpoints take most
-// of the memory: each has the name of its node, its zone, and a reference to its pod. Applied twice it changes nothing.
+// slim reduces an object to what is read of it, before an informer keeps it. Applied twice it changes nothing.
 func slim(x any) (any, error) {
 	switch o := x.(type) {
 	case *core.Service:
@@ -22,7 +21,7 @@ func slim(x any) (any, error) {
 	case *core.Node:
 		slimNode(o)
 	case *discovery.EndpointSlice:
-		slimSlice(o)
+		return slimSlice(o), nil
 	case *core.ConfigMap:
 		o.ObjectMeta = slimMeta(o.ObjectMeta)
 	}
@@ -79,41 +78,5 @@ func slimOwn(x any) (any, error) {
 	return n, nil
 }
 
-func slimSlice(s *discovery.EndpointSlice) {
-	service := s.Labels[discovery.LabelServiceName]
-	s.ObjectMeta = slimMeta(s.ObjectMeta)
-	s.Labels = map[string]string{discovery.LabelServiceName: service}
-	for i, e := range s.Endpoints {
-		s.Endpoints[i] = discovery.Endpoint{
-			Addresses: e.Addresses[:min(len(e.Addresses), 1)], NodeName: internPointer(e.NodeName), Hints: e.Hints,
-			Conditions: discovery.EndpointConditions{
-				Ready: shared(e.Conditions.Ready), Serving: shared(e.Conditions.Serving),
-				Terminating: shared(e.Conditions.Terminating),
-			},
-		}
-	}
-}
-
 // intern returns a string that is equal, and one for all equal ones.
 func intern(s string) string { return unique.Make(s).Value() }
-
-func internPointer(s *string) *string {
-	if s == nil {
-		return nil
-	}
-	one := intern(*s)
-	return &one
-}
-
-var yes, no = true, false
-
-// shared returns a pointer to an equal value.
-func shared(b *bool) *bool {
-	switch {
-	case b == nil:
-		return nil
-	case *b:
-		return &yes
-	}
-	return &no
-}

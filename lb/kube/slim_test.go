@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"net/netip"
 	"reflect"
 	"strings"
 	"testing"
@@ -72,10 +73,6 @@ func TestSlim(t *testing.T) {
 		object any
 		want   string
 	}{
-		{&discovery.EndpointSlice{}, object + " AddressType Endpoints.Addresses Endpoints.Conditions.Ready " +
-			"Endpoints.Conditions.Serving Endpoints.Conditions.Terminating Endpoints.NodeName " +
-			"Endpoints.Hints.ForZones.Name Endpoints.Hints.ForNodes.Name Ports.Name Ports.Protocol Ports.Port " +
-			"Ports.AppProtocol"},
 		{&core.Node{}, object + " Spec.Unschedulable Spec.Taints.Key Spec.Taints.Value Spec.Taints.Effect " +
 			"Spec.Taints.TimeAdded Status.Conditions.Type Status.Conditions.Status " +
 			"Status.Conditions.LastHeartbeatTime Status.Conditions.LastTransitionTime Status.Conditions.Reason " +
@@ -118,6 +115,37 @@ func TestSlim(t *testing.T) {
 	}
 	if x, err := slim("tombstone"); x != "tombstone" || err != nil {
 		t.Errorf("slim: %v, %v", x, err)
+	}
+}
+
+// An EndpointSlice becomes another type: in a large cluster endpoints take most of the memory.
+func TestSlimSlice(t *testing.T) {
+	s := &discovery.EndpointSlice{}
+	fill(reflect.ValueOf(s).Elem())
+	s.Labels = map[string]string{discovery.LabelServiceName: "web", "other": "x"}
+	s.Endpoints[0].Addresses = []string{"10.0.0.1", "10.0.0.2"}
+	s.Endpoints = append(s.Endpoints, discovery.Endpoint{}, discovery.Endpoint{Addresses: []string{"web.example"}},
+		discovery.Endpoint{Addresses: []string{"10.0.0.3"}})
+	s.Ports = append(s.Ports, discovery.EndpointPort{}, discovery.EndpointPort{Port: new(int32)},
+		discovery.EndpointPort{Port: ptr(int32(8))})
+	want := &endpointSlice{
+		ObjectMeta: meta.ObjectMeta{Name: "text", Namespace: "text", ResourceVersion: "text"},
+		service:    "text/web", family: "text",
+		ports: []slicePort{{name: "text", protocol: "text", port: 7}, {protocol: core.ProtocolTCP, port: 8}},
+		endpoints: []endpoint{
+			{
+				at: netip.MustParseAddrPort("10.0.0.1:0"), node: "text", ready: true, serving: true, terminating: true,
+				hints: &hints{nodes: []string{"text"}, zones: []string{"text"}},
+			},
+			{at: netip.MustParseAddrPort("10.0.0.3:0"), ready: true, serving: true},
+		},
+	}
+	once, err := slim(s)
+	if !reflect.DeepEqual(once, want) || err != nil {
+		t.Errorf("%+v, %v; want %+v", once, err, want)
+	}
+	if twice, _ := slim(once); twice != once {
+		t.Errorf("the second time slim changes %+v to %+v", once, twice)
 	}
 }
 

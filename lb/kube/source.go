@@ -13,7 +13,6 @@ import (
 	"time"
 
 	core "k8s.io/api/core/v1"
-	discovery "k8s.io/api/discovery/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/informers"
@@ -196,10 +195,7 @@ func (s *Source) watch(i cache.SharedIndexInformer, key func(any) string) error 
 }
 
 // sliceKey is the service that an EndpointSlice belongs to.
-func sliceKey(x any) string {
-	s := x.(*discovery.EndpointSlice)
-	return s.Namespace + "/" + s.Labels[discovery.LabelServiceName]
-}
+func sliceKey(x any) string { return x.(*endpointSlice).service }
 
 // Service returns the Service of this name in lb; nil: there is none. It may be called from any goroutine.
 func (s *Source) Service(name string) *core.Service {
@@ -351,16 +347,16 @@ func (s *Source) viewOf(name string) *view {
 }
 
 // slicesOf returns the EndpointSlices of a service by name.
-func (s *Source) slicesOf(service string) []*discovery.EndpointSlice {
+func (s *Source) slicesOf(service string) []*endpointSlice {
 	found, err := s.slices.ByIndex(serviceOf, service)
 	if err != nil {
 		s.o.Log.Error("endpoints not found", "service", service, "err", err)
 	}
-	endpoints := make([]*discovery.EndpointSlice, 0, len(found))
+	endpoints := make([]*endpointSlice, 0, len(found))
 	for _, x := range found {
-		endpoints = append(endpoints, x.(*discovery.EndpointSlice))
+		endpoints = append(endpoints, x.(*endpointSlice))
 	}
-	slices.SortFunc(endpoints, func(a, b *discovery.EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(endpoints, func(a, b *endpointSlice) int { return strings.Compare(a.Name, b.Name) })
 	return endpoints
 }
 

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"time"
 
-	discovery "k8s.io/api/discovery/v1"
-
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -56,16 +54,11 @@ func (s *Source) addStale(name string, now *lb.Service) {
 func (s *Source) present(name string) (all []netip.AddrPort) {
 	found, _ := s.slices.ByIndex(serviceOf, name) // the index exists
 	for _, x := range found {
-		slice := x.(*discovery.EndpointSlice)
-		all = slices.Grow(all, len(slice.Ports)*len(slice.Endpoints))
-		for _, p := range slice.Ports {
-			if p.Port == nil {
-				continue
-			}
-			for _, e := range slice.Endpoints {
-				if x, ok := toEndpoint(e, uint16(*p.Port)); ok {
-					all = append(all, x.at)
-				}
+		slice := x.(*endpointSlice)
+		all = slices.Grow(all, len(slice.ports)*len(slice.endpoints))
+		for _, p := range slice.ports {
+			for _, e := range slice.endpoints {
+				all = append(all, e.on(p).at)
 			}
 		}
 	}

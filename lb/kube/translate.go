@@ -7,7 +7,6 @@ import (
 	"time"
 
 	core "k8s.io/api/core/v1"
-	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -87,7 +86,7 @@ type view struct {
 // of the VIPs: then packets may arrive at a node without an endpoint of s, whatever the policy is. Spread is true when
 // one node receives all packets, and spreads them over the nodes with endpoints although the policy is Local.
 func translate(
-	s *core.Service, vips []netip.Addr, endpoints []*discovery.EndpointSlice, top topology, shared, spread bool,
+	s *core.Service, vips []netip.Addr, endpoints []*endpointSlice, top topology, shared, spread bool,
 ) *view {
 	local := isLocal(s) && !spread
 	out := &lb.Service{
