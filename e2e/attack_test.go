@@ -20,7 +20,7 @@ import (
 )
 
 // TestAttack: all attacks of attack_packets_test.go at once, while servers come and go and the agent is killed, end no
-// live connection, and no new one fails. ATTACK_TIME is how long, "make attack" sets it; a quarter of it by each forward
+// live connection, and no new one fails. ATTACK_TIME is how long, "make attack" sets it; a quarter of it by each
 // method and hook.
 func TestAttack(t *testing.T) {
 	took := 40 * time.Second

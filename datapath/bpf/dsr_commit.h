@@ -30,7 +30,7 @@ static __always_inline void dsr_set_pending(const struct verdict *v, int pending
 		__sync_fetch_and_and(word, ~bit);
 }
 
-/* dsr_follow updates the entry of a flow. Only one direction passes here, so one FIN ends a flow. The next packet of the
+/* dsr_follow updates the entry of a flow. Only one direction passes here, so one FIN ends it. The next packet of its
  * client is looked up: if it does not have the number that follows the FIN, that was forged, and the flow goes on. */
 static __always_inline void dsr_follow(const struct pkt *p, const struct verdict *v, struct dsr_flow *f, __u64 now)
 {
