@@ -18,6 +18,7 @@ import (
 // Two routers with the same addresses, on different devices of the node: each has its own sessions, which fail and come
 // back alone. The second device comes later, and once more after it was removed.
 func TestDevices(t *testing.T) {
+	const multiplier = 10 // on a busy machine, 3 packets may be late
 	t.Parallel()
 	labtest.Root(t)
 	l := labtest.New(t)
@@ -40,8 +41,8 @@ func TestDevices(t *testing.T) {
 		link(n, h)
 		routers = append(routers, labtest.Router(t, h, kind, peers.RouterConfig{
 			ID: netip.MustParseAddr("192.0.2.1"), ASN: 64500, Neighbors: []peers.Neighbor{
-				{Address: netip.MustParseAddr("192.0.2.2"), ASN: 64512, BFD: true},
-				{Address: netip.MustParseAddr("2001:db8::2"), ASN: 64512, BFD: true},
+				{Address: netip.MustParseAddr("192.0.2.2"), ASN: 64512, BFD: true, BFDMultiplier: multiplier},
+				{Address: netip.MustParseAddr("2001:db8::2"), ASN: 64512, BFD: true, BFDMultiplier: multiplier},
 			},
 		}))
 	}
@@ -54,7 +55,7 @@ func TestDevices(t *testing.T) {
 	for _, device := range []string{"eth0", "eth1"} {
 		for _, a := range []string{"192.0.2.1", "2001:db8::1"} {
 			n := fast(netip.MustParseAddr(a))
-			n.Device = device
+			n.Device, n.Multiplier = device, multiplier
 			neighbors = append(neighbors, n)
 		}
 	}
