@@ -253,3 +253,22 @@ func TestStrayACKsKeepNoSourcePort(t *testing.T) {
 		}
 	}
 }
+
+// Another CPU may write an entry after this one has read the clock.
+func TestNewerEntriesAreNotExpired(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+		fx.service(lb.TCP, "b1")
+		if why := fx.openFlow(lb.TCP, 0); why != "" {
+			t.Fatal(why)
+		}
+		fx.goesOn(lb.TCP, 0)
+		fx.age(-time.Second, -time.Second)
+		if r := fx.run(fx.on(1, dptest.TCP, dptest.SYN).Frame()); r.reason != "snat_exhausted" {
+			t.Errorf("a SYN of another client: %s; want snat_exhausted", r.reason)
+		}
+		if r := fx.run(fx.on(0, dptest.TCP, dptest.ACK).Frame()); r.reason != "forwarded" {
+			t.Errorf("a packet of the flow: %s", r.reason)
+		}
+	})
+}

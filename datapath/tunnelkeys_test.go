@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/lb"
@@ -242,6 +243,51 @@ func TestSpoofedTunnelPacketsDoNotLeave(t *testing.T) {
 			}
 		}
 	}
+}
+
+// The socket of a pod may make a packet whose headers are longer than what the kernel has in one piece.
+func TestSpoofedTunnelPacketsInPiecesDoNotLeave(t *testing.T) {
+	fx := newFixture(t, hookTC, true, func(o *Options) { o.Delivers = true })
+	udp := dptest.Packet{Src: fx.at("self", 40000), Dst: fx.at("b2", 6090), Proto: dptest.UDP,
+		Payload: dptest.GUE(fx.fromClient(dptest.TCP, dptest.SYN))}.Frame()[14+40:]
+	for _, size := range []int{8, 248, 256, 400} {
+		options := []byte{unix.IPPROTO_UDP, byte(size/8 - 1)}
+		for rest := size - len(options); rest > 0; { // of padding (RFC 8200, 4.2)
+			n := min(rest, 255)
+			options = append(append(options, 1, byte(n-2)), make([]byte, n-2)...)
+			if rest -= n; rest == 1 {
+				options, rest = append(options, 0), 0
+			}
+		}
+		before := fx.counts()
+		fx.do(func() error {
+			return sendPieces(fx.addr("b2"), unix.IPPROTO_DSTOPTS, options[:8], append(options[8:], udp...))
+		})
+		after := fx.counts()
+		v := Verdict{Action: "drop", Reason: "tunnel_spoofed"}
+		if after[v] != before[v]+1 {
+			t.Errorf("options of %d bytes: %d were dropped; want 1", size, after[v]-before[v])
+		}
+	}
+}
+
+// sendPieces sends one packet of an IPv6 protocol in two calls.
+func sendPieces(to netip.Addr, proto int, first, rest []byte) error {
+	socket, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC, proto)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(socket)
+	if err := unix.Connect(socket, &unix.SockaddrInet6{Addr: to.As16()}); err != nil {
+		return err
+	}
+	if err := unix.Send(socket, first, unix.MSG_MORE); err != nil {
+		return err
+	}
+	if err := unix.Send(socket, rest, 0); err != unix.ENOBUFS { // the packet is dropped here
+		return err
+	}
+	return nil
 }
 
 // The node that delivers asks for the allowed sources, too: a packet from a tunnel was not necessarily forwarded by a

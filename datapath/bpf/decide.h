@@ -12,7 +12,9 @@ static __always_inline struct flow *decide_vip(const struct pkt *p, struct verdi
 		return verdict_set(v, ACTION_DROP, REASON_FRAGMENT_NOT_FOUND);
 	if (proto_has_ports(p->key.proto))
 		return verdict_refuse(p, v, REASON_NO_FRONTEND);
-	if (p->v6 && p->key.proto == IPPROTO_ICMPV6 && p->icmp_type >= ND_FIRST && p->icmp_type <= ND_LAST)
+	/* From beyond the link (RFC 4861, 6.1 and 7.1) the stack would route it back, too. */
+	if (p->v6 && p->key.proto == IPPROTO_ICMPV6 && p->icmp_type >= ND_FIRST && p->icmp_type <= ND_LAST &&
+	    p->ttl == 255)
 		return verdict_set(v, ACTION_PASS, REASON_NEIGHBOUR_DISCOVERY);
 	if (!p->fragment && ((!p->v6 && p->key.proto == IPPROTO_ICMP && p->icmp_type == ICMP_ECHO) ||
 			     (p->v6 && p->key.proto == IPPROTO_ICMPV6 && p->icmp_type == ICMP6_ECHO))) {

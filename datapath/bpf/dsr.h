@@ -36,7 +36,7 @@ static __always_inline int dsr_expired(const struct dsr_flow *f, __u8 proto, __u
 		  proto == IPPROTO_UDP	     ? 4 * timeout_udp :
 					       4 * timeout_established;
 
-	return now - f->seen > t;
+	return elapsed(f->seen, now) > t;
 }
 
 /* dsr_is_over reports whether a SYN opens a new flow in place of that of an entry. It may be forged, as may a FIN or
@@ -46,7 +46,7 @@ static __always_inline int dsr_expired(const struct dsr_flow *f, __u8 proto, __u
 
 static __always_inline int dsr_is_over(const struct dsr_flow *f, __u64 now)
 {
-	return (f->asked || f->state == FLOW_CLOSED) && now - f->seen > DSR_PATIENCE;
+	return (f->asked || f->state == FLOW_CLOSED) && elapsed(f->seen, now) > DSR_PATIENCE;
 }
 
 /* dsr_valid reports whether an entry still determines the backend. */

@@ -5,6 +5,7 @@
  * ones, so a claimed source port is always found in at least one table. With UDP both are in sy_udp_*. Flows by
  * direct return are in dsr.h. */
 #pragma once
+#include "clock.h"
 #include "config.h"
 #include "maps.h"
 #include "parse.h"
@@ -24,15 +25,6 @@ static __always_inline int flows_incomplete(void)
 	__u32 zero = 0, *converting = bpf_map_lookup_elem(&sy_converting, &zero);
 
 	return converting && *converting;
-}
-
-/* A unit of the clock of flows is 4 ms: ages of half-open flows are compared, of which there are thousands a second.
- * The clock wraps after 208 days. */
-#define FLOW_CLOCK_SHIFT 22
-
-static __always_inline __u32 flow_clock(void)
-{
-	return bpf_ktime_get_coarse_ns() >> FLOW_CLOCK_SHIFT;
 }
 
 static __always_inline int addr_is_zero(const struct addr *a)
@@ -121,7 +113,7 @@ static __always_inline int flow_server_ended(const struct server_flow *s)
 
 static __always_inline int flow_idle(const struct flow *f, __u32 now, __u64 timeout)
 {
-	return now - f->seen > (__u32)(timeout >> FLOW_CLOCK_SHIFT);
+	return flow_elapsed(f->seen, now) > (__u32)(timeout >> FLOW_CLOCK_SHIFT);
 }
 
 /* flow_side_expired reports whether one side of a flow is idle for longer than its timeout. */
@@ -166,7 +158,7 @@ static __always_inline int flow_server_expired(const struct server_flow *s, int 
 
 static __always_inline int collector_is_away(const struct collector *c, __u32 now)
 {
-	return now - c->seen > (__u32)(COLLECTOR_AWAY >> FLOW_CLOCK_SHIFT);
+	return flow_elapsed(c->seen, now) > (__u32)(COLLECTOR_AWAY >> FLOW_CLOCK_SHIFT);
 }
 
 /* flows_unattended reports whether no agent removes flows. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* Frontend lookup and the choice of a backend for a new flow. */
 #pragma once
+#include "clock.h"
 #include "config.h"
 #include "maps.h"
 #include "parse.h"
@@ -183,7 +184,7 @@ static __always_inline __u32 affinity_lookup(const struct frontend *fe, const st
 	struct affinity_key k = { .client = *client, .frontend = fe->id };
 	struct affinity *a = bpf_map_lookup_elem(&sy_affinity, &k);
 
-	if (!a || now - a->seen > fe->affinity * SECOND)
+	if (!a || elapsed(a->seen, now) > fe->affinity * SECOND)
 		return NO_BACKEND;
 	struct member_key m = { fe->id, a->backend };
 	__u32 *member = bpf_map_lookup_elem(&sy_weights, &m);

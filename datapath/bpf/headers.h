@@ -146,8 +146,9 @@ struct icmphdr { /* RFC 792, RFC 4443 */
 #define ND_FIRST 133 /* router solicitation … */
 #define ND_LAST 137 /* … redirect (RFC 4861) */
 
-/* Bytes of a packet that must be linear for parsing. */
+/* Bytes of a packet that must be linear for parsing, and with the longest extension headers that are parsed. */
 #define HEADERS_MAX 256
+#define HEADERS_LONG 640
 
 #define PACKET_HOST 0 /* linux/if_packet.h */
 

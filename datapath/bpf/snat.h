@@ -246,7 +246,7 @@ static __always_inline enum claim snat_claimable(const struct pkt *p, const stru
 	if (stream) {
 		s = bpf_map_lookup_elem(&sy_halfopen_servers, &v->server);
 		if (s) {
-			*age = v->now - s->f.seen;
+			*age = flow_elapsed(s->f.seen, v->now);
 			return s->f.state == FLOW_CLOSED || client_key_equal(&s->client, &v->client) ||
 					       flow_server_ended(s) ?
 				       CLAIM_OVER :

@@ -165,7 +165,8 @@ static __always_inline int spread_follow(const struct pkt *p, struct verdict *v,
 {
 	struct relay *r = pkt_opens_flow(p) && !pkt_is_stream(p) ? bpf_map_lookup_elem(&sy_relays, &p->key) : 0;
 
-	if (!r || flow_clock() - r->seen > (__u32)(timeout_udp >> FLOW_CLOCK_SHIFT) || !spread_has_backends(local))
+	if (!r || flow_elapsed(r->seen, flow_clock()) > (__u32)(timeout_udp >> FLOW_CLOCK_SHIFT) ||
+	    !spread_has_backends(local))
 		return 0;
 	struct allow_key k = { .prefix = 32 + 128, .source = r->next[0] };
 

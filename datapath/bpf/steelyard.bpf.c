@@ -52,10 +52,10 @@ int sy_xdp(struct xdp_md *ctx)
 	return r >= 0 ? r : xdp_steps(ctx, r == FAST_SAMPLED);
 }
 
-static __always_inline void tc_pull(struct __sk_buff *skb)
+static __always_inline void tc_pull(struct __sk_buff *skb, __u32 size)
 {
-	if ((void *)(long)skb->data + HEADERS_MAX > (void *)(long)skb->data_end)
-		bpf_skb_pull_data(skb, skb->len < HEADERS_MAX ? skb->len : HEADERS_MAX);
+	if ((void *)(long)skb->data + size > (void *)(long)skb->data_end)
+		bpf_skb_pull_data(skb, skb->len < size ? skb->len : size);
 }
 
 /* Ingress: all that XDP leaves. */
@@ -65,7 +65,7 @@ int sy_tc_in(struct __sk_buff *skb)
 	if (skb->pkt_type !=
 	    PACKET_HOST) /* for another machine, or not for one machine; the kernel forwards none either */
 		return TC_ACT_UNSPEC;
-	tc_pull(skb);
+	tc_pull(skb, HEADERS_MAX);
 	struct scratch *s = parse_tc(skb) ? scratch_get() : 0;
 
 	return s ? act_tc(skb, s, decide(&s->p, s->parsed, &s->v, 0, 0), 0) : TC_ACT_SHOT;
@@ -75,7 +75,7 @@ int sy_tc_in(struct __sk_buff *skb)
 SEC("tc")
 int sy_tc_decap(struct __sk_buff *skb)
 {
-	tc_pull(skb);
+	tc_pull(skb, HEADERS_MAX);
 	struct scratch *s = parse_tc(skb) ? scratch_get() : 0;
 
 	return s ? act_tc(skb, s, decide(&s->p, s->parsed, &s->v, &s->in, 0), &s->in) : TC_ACT_SHOT;
@@ -91,9 +91,13 @@ int sy_tc_out(struct __sk_buff *skb)
 		skb->mark = 0;
 		return TC_ACT_UNSPEC;
 	}
-	tc_pull(skb);
+	tc_pull(skb, HEADERS_MAX);
 	struct scratch *s = parse_tc(skb) ? scratch_get() : 0;
 
+	if (s && s->parsed == REASON_MALFORMED) { /* a pod may hide a tunnel packet behind long headers in pages */
+		tc_pull(skb, HEADERS_LONG);
+		parse_tc(skb);
+	}
 	if (!s || s->parsed != REASON_NONE)
 		return TC_ACT_UNSPEC;
 	int r = egress_probe(skb, s);

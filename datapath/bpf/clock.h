@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Ages of entries. Another CPU may write an entry after this one has read the clock: its age is 0 then. */
+#pragma once
+#include "config.h"
+
+/* A unit of the clock of flows is 4 ms: ages of half-open flows are compared, of which there are thousands a second.
+ * The clock wraps after 208 days. */
+#define FLOW_CLOCK_SHIFT 22
+
+static __always_inline __u32 flow_clock(void)
+{
+	return bpf_ktime_get_coarse_ns() >> FLOW_CLOCK_SHIFT;
+}
+
+/* flow_elapsed returns the time since then, in units of flow_clock. */
+static __always_inline __u32 flow_elapsed(__u32 then, __u32 now)
+{
+	return (__s32)(now - then) > 0 ? now - then : 0;
+}
+
+/* elapsed returns the time since then in nanoseconds. */
+static __always_inline __u64 elapsed(__u64 then, __u64 now)
+{
+	return now > then ? now - then : 0;
+}
