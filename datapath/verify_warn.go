@@ -102,6 +102,9 @@ func (v *verifier) readCapacities() {
 // known.
 func (d *Datapath) Warnings() (list []string) {
 	list = d.uplinks.hidden()
+	if kept := d.keptSize(); kept != "" {
+		list = append(list, kept)
+	}
 	v := d.verifier
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -46,6 +46,30 @@ func TestExhaustedCapacityIsWarnedOf(t *testing.T) {
 	}
 }
 
+// A takeover keeps the tables with their flows, and so their size; another max_flows is warned of.
+func TestKeptSizeIsWarnedOf(t *testing.T) {
+	fx := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = 100 })
+	for _, tt := range []struct {
+		flows int
+		want  string
+	}{
+		{100, ""},
+		{2000, "max_flows is 2000, but the flow tables in the kernel keep their size for 100: drain this node"},
+		{100, ""},
+	} {
+		fx.o.MaxFlows = tt.flows
+		fx.close()
+		fx.open()
+		w := strings.Join(fx.d.Warnings(), "; ")
+		if !strings.HasPrefix(w, tt.want) || tt.want == "" && w != "" {
+			t.Errorf("max_flows %d: warnings %q; want %q", tt.flows, w, tt.want)
+		}
+		if n := fx.d.objects.SyStreamServers.MaxEntries(); n != 100 {
+			t.Errorf("max_flows %d: the table has room for %d", tt.flows, n)
+		}
+	}
+}
+
 // When made packets cannot be run, no fault is known; that is said.
 func TestVerificationThatDoesNotRun(t *testing.T) {
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
