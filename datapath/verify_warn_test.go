@@ -23,6 +23,7 @@ func TestExhaustedCapacityIsWarnedOf(t *testing.T) {
 			v := fx.d.verifier
 			v.mu.Lock()
 			defer v.mu.Unlock()
+			v.look(false)
 			v.warn(changes{}, now)
 			return nil
 		})
@@ -37,12 +38,33 @@ func TestExhaustedCapacityIsWarnedOf(t *testing.T) {
 	if r := fx.run(other.Frame()); r.reason != "snat_exhausted" {
 		t.Fatalf("a second connection: %s: %s", r.did, r.reason)
 	}
-	const want = "1 packets of new connections were dropped in the last 5s: snat_exhausted: "
-	if w := look(); !strings.HasPrefix(w, want) {
-		t.Errorf("warnings %q; want %q", w, want)
+	want := "1 packets of new connections were dropped or reset since " + now.Format(time.TimeOnly) +
+		": snat_exhausted (web to " + fx.at("b1", 8080).String() + "): all source ports to the backend are in use"
+	for range int(exhaustedFor / warnEvery) {
+		if w := look(); !strings.HasPrefix(w, want) {
+			t.Fatalf("warnings %q; want %q", w, want)
+		}
 	}
 	if w := look(); w != "" {
 		t.Errorf("warnings later: %s", w)
+	}
+}
+
+// A service that has its share of UDP flows is named.
+func TestServiceWithItsShareIsNamed(t *testing.T) {
+	fx := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = 4 })
+	dns(fx)
+	v := fx.d.verifier
+	owners := map[string]bool{}
+	find := func() {
+		fx.do(func() error { v.look(false); v.findOwners("udp_share_full", owners); return nil })
+	}
+	if find(); len(owners) > 0 {
+		t.Errorf("without a flow: %v", owners)
+	}
+	fx.run(udp(fx).Frame())
+	if find(); !owners["web"] || len(owners) != 1 {
+		t.Errorf("%v; want web", owners)
 	}
 }
 
