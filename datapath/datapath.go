@@ -97,6 +97,9 @@ func (d *Datapath) open(t *transaction) (err error) {
 		return err
 	}
 	d.objects = objects
+	if kept := d.keptSize(); kept != "" {
+		d.log.Warn(kept)
+	}
 	if d.chunks, err = openChunks(objects, inner, d.pins); err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -28,7 +29,21 @@ func (d *Datapath) Explain(q lb.Question) (lb.Explanation, error) {
 	d.name(&e, v)
 	e.Steps = d.steps(q, e, x)
 	d.explainReply(q, &e, x)
+	d.explainFull(q, &e, v)
 	return e, nil
+}
+
+// explainFull adds that a connection cannot be stored when its client completes the handshake. The programs find that
+// out only then: the size of a table is not known to them.
+func (d *Datapath) explainFull(q lb.Question, e *lb.Explanation, v syVerdict) {
+	const full = "flows_full"
+	if q.Protocol == lb.UDP || e.Action != "forward" || d.commits[v.Commit] != "open" ||
+		d.gc.streams() < d.objects.SyStreamServers.MaxEntries() {
+		return
+	}
+	fault := full + ": " + meaning(full)
+	e.Fault = cmp.Or(e.Fault, fault)
+	e.Steps = append(e.Steps, "when the client completes the handshake, it is refused: "+fault)
 }
 
 // explainFrame runs sy_explain on a frame of at least explainRoom bytes, or of as many as the result has.

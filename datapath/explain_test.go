@@ -88,3 +88,29 @@ func TestExplain(t *testing.T) {
 		}
 	}
 }
+
+// The SYN of a connection that will find the table of flows full is forwarded; its explanation says what follows.
+func TestExplainWithAFullTable(t *testing.T) {
+	const size = 2
+	fx := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = size })
+	fx.service(lb.TCP, "b1")
+	q := lb.Question{Client: fx.at("client", 41000), To: fx.at("vip", 80), Protocol: lb.TCP}
+	explain := func() (e lb.Explanation) {
+		fx.collect()
+		fx.do(func() (err error) { e, err = fx.d.Explain(q); return err })
+		return e
+	}
+	for i := range size {
+		if e := explain(); e.Fault != "" {
+			t.Errorf("%d flows: %s", i, e.Fault)
+		}
+		if why := fx.openFlow(lb.TCP, i); why != "" {
+			t.Fatalf("flow %d: %s", i, why)
+		}
+	}
+	e := explain()
+	steps := strings.Join(e.Steps, "\n")
+	if !strings.HasPrefix(e.Fault, "flows_full: ") || !strings.Contains(steps, "it is refused: flows_full: ") {
+		t.Errorf("fault %q, steps:\n%s", e.Fault, steps)
+	}
+}

@@ -29,6 +29,7 @@ type flowGC struct {
 	// frontends are those whose flows end, except flows by the method given; 0: all, and the id is released then.
 	frontends map[uint32]syMethod
 	flows     FlowCounts
+	tables    [2]uint32 // flows by table, as in flowWalk
 	clients   []sampledClient
 }
 
@@ -233,7 +234,7 @@ func (g *flowGC) publish(w *flowWalk) {
 		g.log.Error("numbers of flows not written", "err", err)
 	}
 	g.mu.Lock()
-	g.flows, g.clients = w.counts, w.clients.after(g.clients, time.Now())
+	g.flows, g.tables, g.clients = w.counts, w.tables, w.clients.after(g.clients, time.Now())
 	g.mu.Unlock()
 }
 
@@ -271,6 +272,13 @@ func (g *flowGC) counts() FlowCounts {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.flows
+}
+
+// streams returns how many flows the table of confirmed flows of TCP and SCTP had after the last complete walk.
+func (g *flowGC) streams() uint32 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.tables[1]
 }
 
 // expired reports whether one side of a flow is idle for longer than its timeout (flow_side_expired of bpf/flow.h).

@@ -50,6 +50,42 @@ func TestForgedSYNsAndSYNCookies(t *testing.T) {
 	}
 }
 
+// A client that finds the table of flows full is reset. Its reset of the SYN-ACK that the server repeats, which knows
+// nothing of that, ends the connection there. Later connections find room that has become free.
+func TestHandshakeWithAFullTable(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, func(o *Options) { o.MaxFlows = 1 })
+		fx.service(lb.TCP, "b1")
+		fill(fx)
+		fx.went(bare(fx.fromClient(dptest.TCP, dptest.SYN), 1000, 0))
+		answer := bare(fx.reply(dptest.SYN|dptest.ACK), 5000, 1001)
+		fx.went(answer)
+		ack := bare(fx.fromClient(dptest.TCP, dptest.ACK), 1001, 5001)
+		for range 2 {
+			r := fx.run(ack.Frame())
+			if r.did != "sent" || r.reason != "flows_full" {
+				t.Fatalf("the ACK: %s: %s", r.did, r.reason)
+			}
+			if err := aReset(fx, ack, r.out); err != nil {
+				t.Error(err)
+			}
+		}
+		fx.went(answer)
+		if to := fx.went(bare(fx.fromClient(dptest.TCP, dptest.RST), 1001, 0)); to != fx.addr("b1") {
+			t.Errorf("the reset went to %s", to)
+		}
+		for _, f := range fx.flowsIn(fx.d.objects.flowTables()[0]).servers {
+			if f.F.State != uint8(syFlowStateFLOW_CLOSED) {
+				t.Errorf("the half-open flow is in state %d", f.F.State)
+			}
+		}
+		clearMap[syServerKey, syServerFlow](t, fx.d.objects.SyStreamServers)
+		if why := fx.openFlow(lb.TCP, 1); why != "" {
+			t.Errorf("a connection when there is room: %s", why)
+		}
+	})
+}
+
 // SCTP servers answer each INIT with another tag. The association goes on with the tags of its client, and its ABORT
 // ends the flow.
 func TestForgedINITs(t *testing.T) {

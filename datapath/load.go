@@ -52,7 +52,7 @@ func load(o Options, dir string) (_ *syObjects, inner map[string]*ebpf.MapSpec, 
 		}
 		m.Pinning = ebpf.PinByName
 		if _, ok := tableSizes(o.MaxFlows)[name]; ok {
-			keepSize(o, m, filepath.Join(dir, name))
+			keepSize(m, filepath.Join(dir, name))
 		}
 	}
 	for variable, name := range map[string]string{
@@ -110,17 +110,24 @@ func anyInterface(names []string, like func(netlink.Link) bool) bool {
 }
 
 // keepSize gives m the size of the pinned map of that name: a takeover keeps flows, and applies no other max_flows.
-func keepSize(o Options, m *ebpf.MapSpec, path string) {
+func keepSize(m *ebpf.MapSpec, path string) {
 	pinned, err := ebpf.LoadPinnedMap(path, nil)
 	if err != nil {
 		return // none is pinned
 	}
 	defer pinned.Close()
-	if pinned.MaxEntries() != m.MaxEntries {
-		o.Log.Warn("max_flows changed; the table in the kernel keeps its size until \"steelyard cleanup\"",
-			"table", m.Name, "entries", pinned.MaxEntries(), "wanted", m.MaxEntries)
-		m.MaxEntries = pinned.MaxEntries()
+	m.MaxEntries = pinned.MaxEntries()
+}
+
+// keptSize says that the tables of an earlier agent have another size than max_flows; "": they have not.
+func (d *Datapath) keptSize() string {
+	n := d.objects.SyStreamServers.MaxEntries()
+	if uint64(n) == uint64(d.o.MaxFlows) {
+		return ""
 	}
+	return fmt.Sprintf("max_flows is %d, but the flow tables in the kernel keep their size for %d: drain this node "+
+		"(\"steelyard drain --node\"), stop the agent, run \"steelyard cleanup\", which ends all connections, and "+
+		"start the agent", d.o.MaxFlows, n)
 }
 
 // tableSizes returns the max_entries of the maps whose size follows from max_flows. The maps of established flows

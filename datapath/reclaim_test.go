@@ -64,7 +64,7 @@ func (fx *fixture) openFlow(proto lb.Protocol, i int) string {
 	}
 	fx.went(fx.on(i, dptest.TCP, dptest.SYN))
 	fx.went(fx.reply(dptest.SYN | dptest.ACK))
-	if r := fx.run(fx.on(i, dptest.TCP, dptest.ACK).Frame()); r.did != "sent" {
+	if r := fx.run(fx.on(i, dptest.TCP, dptest.ACK).Frame()); r.reason != forwarded {
 		return r.reason
 	}
 	return ""

@@ -23,12 +23,8 @@ type warnings struct {
 	unpinned  condition                 // pins cannot be restored
 	notPinned string                    // why, in this round
 	drops     map[string]uint64
-	full      []string // capacities that were exhausted before at
+	exhausted map[string]*exhaustion // capacities that were exhausted lately, by reason
 }
-
-// capacities are the reasons to drop packets of new flows because of a limit of this node. A made packet does not show
-// them, because it opens no flow.
-var capacities = []string{"flows_full", "snat_exhausted", "udp_share_full"}
 
 // run runs sy_explain on a frame. It returns false when that is not possible: a shortage of this node says nothing
 // about an address.
@@ -52,7 +48,7 @@ func (v *verifier) warn(found changes, now time.Time) {
 	w.unpinned.observe(w.notPinned, now)
 	if due {
 		w.at = now
-		v.readCapacities()
+		v.readCapacities(now)
 	}
 }
 
@@ -75,33 +71,13 @@ func (v *verifier) noRoute() string {
 	return fmt.Sprintf("only clients on the links of this node get replies from %s: there is no default route", vip)
 }
 
-// readCapacities compares the counters of capacities with those of the last time.
-func (v *verifier) readCapacities() {
-	packets, err := readVerdicts(v.d.objects.SyVerdicts)
-	if err != nil {
-		v.d.log.Debug("counters not read", "err", err)
-		return
-	}
-	now := map[string]uint64{}
-	width := len(v.d.reasons) - 1 // without the end mark
-	for i, n := range packets {
-		now[v.d.reasons[i%width]] += n
-	}
-	w := &v.warned
-	was := w.drops
-	w.drops, w.full = now, nil
-	for _, reason := range capacities {
-		if n := now[reason] - was[reason]; was != nil && n > 0 {
-			w.full = append(w.full, fmt.Sprintf("%d packets of new connections were dropped in the last %s: %s: %s",
-				n, warnEvery, reason, meaning(reason)))
-		}
-	}
-}
-
 // Warnings returns states in which some packets are lost although addresses are announced, or in which that is not
 // known.
 func (d *Datapath) Warnings() (list []string) {
 	list = d.uplinks.hidden()
+	if kept := d.keptSize(); kept != "" {
+		list = append(list, kept)
+	}
 	v := d.verifier
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -114,7 +90,7 @@ func (d *Datapath) Warnings() (list []string) {
 	if v.warned.noRoute.confirmed {
 		list = append(list, v.warned.noRoute.fault)
 	}
-	list = append(list, v.warned.full...)
+	list = append(list, v.warned.capacities()...)
 	if v.warned.lost.confirmed {
 		list = append(list, v.warned.lost.fault)
 	}

@@ -23,6 +23,7 @@ func TestExhaustedCapacityIsWarnedOf(t *testing.T) {
 			v := fx.d.verifier
 			v.mu.Lock()
 			defer v.mu.Unlock()
+			v.look(false)
 			v.warn(changes{}, now)
 			return nil
 		})
@@ -37,12 +38,57 @@ func TestExhaustedCapacityIsWarnedOf(t *testing.T) {
 	if r := fx.run(other.Frame()); r.reason != "snat_exhausted" {
 		t.Fatalf("a second connection: %s: %s", r.did, r.reason)
 	}
-	const want = "1 packets of new connections were dropped in the last 5s: snat_exhausted: "
-	if w := look(); !strings.HasPrefix(w, want) {
-		t.Errorf("warnings %q; want %q", w, want)
+	want := "1 packets of new connections were dropped or reset since " + now.Format(time.TimeOnly) +
+		": snat_exhausted (web to " + fx.at("b1", 8080).String() + "): all source ports to the backend are in use"
+	for range int(exhaustedFor / warnEvery) {
+		if w := look(); !strings.HasPrefix(w, want) {
+			t.Fatalf("warnings %q; want %q", w, want)
+		}
 	}
 	if w := look(); w != "" {
 		t.Errorf("warnings later: %s", w)
+	}
+}
+
+// A service that has its share of UDP flows is named.
+func TestServiceWithItsShareIsNamed(t *testing.T) {
+	fx := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = 4 })
+	dns(fx)
+	v := fx.d.verifier
+	owners := map[string]bool{}
+	find := func() {
+		fx.do(func() error { v.look(false); v.findOwners("udp_share_full", owners); return nil })
+	}
+	if find(); len(owners) > 0 {
+		t.Errorf("without a flow: %v", owners)
+	}
+	fx.run(udp(fx).Frame())
+	if find(); !owners["web"] || len(owners) != 1 {
+		t.Errorf("%v; want web", owners)
+	}
+}
+
+// A takeover keeps the tables with their flows, and so their size; another max_flows is warned of.
+func TestKeptSizeIsWarnedOf(t *testing.T) {
+	fx := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = 100 })
+	for _, tt := range []struct {
+		flows int
+		want  string
+	}{
+		{100, ""},
+		{2000, "max_flows is 2000, but the flow tables in the kernel keep their size for 100: drain this node"},
+		{100, ""},
+	} {
+		fx.o.MaxFlows = tt.flows
+		fx.close()
+		fx.open()
+		w := strings.Join(fx.d.Warnings(), "; ")
+		if !strings.HasPrefix(w, tt.want) || tt.want == "" && w != "" {
+			t.Errorf("max_flows %d: warnings %q; want %q", tt.flows, w, tt.want)
+		}
+		if n := fx.d.objects.SyStreamServers.MaxEntries(); n != 100 {
+			t.Errorf("max_flows %d: the table has room for %d", tt.flows, n)
+		}
 	}
 }
 

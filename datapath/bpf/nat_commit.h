@@ -130,7 +130,9 @@ static __always_inline void nat_write_open(struct scratch *scratch)
 		verdict_drop(v, REASON_SNAT_EXHAUSTED);
 }
 
-/* nat_confirm moves a half-open flow to the table of established ones. f is the entry of the server. */
+/* nat_confirm moves a half-open flow to the table of established ones. f is the entry of the server. When the table is
+ * full, the client is refused. The half-open flow stays: when the server repeats its SYN-ACK, the client's reset of it
+ * gets to the server. */
 static __always_inline void nat_confirm(struct scratch *scratch, const struct flow *f)
 {
 	const struct pkt *p = &scratch->p;
@@ -155,8 +157,11 @@ static __always_inline void nat_confirm(struct scratch *scratch, const struct fl
 						       .generation = v->generation },
 						.client = v->client,
 						.backend = v->backend };
-	if (!nat_store(scratch))
+	if (!nat_store(scratch)) {
+		if (v->reason == REASON_FLOWS_FULL)
+			verdict_refuse(p, v, REASON_FLOWS_FULL);
 		return;
+	}
 	snat_set_use(v, SNAT_ESTABLISHED);
 	bpf_map_delete_elem(&sy_halfopen_servers, &v->server);
 	bpf_map_delete_elem(&sy_halfopen_clients, &v->client);

@@ -275,11 +275,11 @@ enum reason {
 	REASON_NO_FLOW,
 	/* client: the acknowledgement is for data that the server never sent; open a new connection */
 	REASON_BAD_ACK,
-	/* operator: the flow table is full; raise max_flows */
+	/* operator: the flow table is full; raise max_flows, which takes effect after steelyard cleanup */
 	REASON_FLOWS_FULL,
-	/* operator: all source ports to the backend are in use; widen snat_ports, or add node addresses or backends */
+	/* operator: all source ports to the backend are in use; use dsr or a tunnel, widen snat_ports, or add backends */
 	REASON_SNAT_EXHAUSTED,
-	/* operator: the service has its share of UDP flows, perhaps by a flood; raise max_flows or use a tunnel */
+	/* operator: the service has its share of UDP flows, perhaps by a flood; use a tunnel, or raise max_flows */
 	REASON_UDP_SHARE_FULL,
 	/* operator: the kernel has no route to the destination; add one */
 	REASON_NO_ROUTE,

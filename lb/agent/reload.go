@@ -3,6 +3,7 @@ package agent
 import (
 	"log/slog"
 	"reflect"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -97,11 +98,20 @@ func (l *reloader) apply() (admin.Reloaded, error) {
 	for _, section := range changed {
 		l.log.Warn("changed section takes effect at the next start", "section", section)
 	}
-	next := &loadState{at: time.Now(), warnings: cfg.Warnings, restart: changed, empty: cfg.Empty}
+	warnings := cfg.Warnings
+	if cfg.Datapath.MaxFlows != l.running.Datapath.MaxFlows {
+		warnings = append(slices.Clip(warnings), sizeKept)
+		l.log.Warn(sizeKept)
+	}
+	next := &loadState{at: time.Now(), warnings: warnings, restart: changed, empty: cfg.Empty}
 	l.state.Store(next)
 	l.log.Info("configuration reloaded", "config", l.file, "services", len(cfg.Services))
-	return admin.Reloaded{Config: l.file, Loaded: next.at, Warnings: cfg.Warnings, NeedRestart: changed}, nil
+	return admin.Reloaded{Config: l.file, Loaded: next.at, Warnings: warnings, NeedRestart: changed}, nil
 }
+
+// sizeKept is the warning about a changed max_flows.
+const sizeKept = "[datapath] max_flows: the flow tables in the kernel keep their size over a restart; another size " +
+	"needs \"steelyard cleanup\" while no agent runs, which ends all connections: drain the node first"
 
 // refuseEmpty returns an error for an empty file in place of one that is not: it would withdraw every address. An
 // editor on a full disk leaves such a file.

@@ -1,0 +1,128 @@
+package datapath
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// capacities are the reasons to refuse packets of new flows because of a limit of this node. They are no fault of an
+// address: other flows go on.
+var capacities = []string{"flows_full", "snat_exhausted", "udp_share_full"}
+
+const (
+	// exhaustedFor is how long an exhausted capacity is warned of after the last packet.
+	exhaustedFor = time.Minute
+	// ownerPorts are the client ports of made packets that look for what has exhausted a capacity: the hash of each
+	// may select another backend.
+	ownerPorts = 16
+	// ownerPackets bounds these packets each time.
+	ownerPackets = 4096
+)
+
+// exhaustion are the packets that found a capacity exhausted.
+type exhaustion struct {
+	since, last time.Time
+	packets     uint64
+	owners      map[string]bool // services, with the backend whose ports are in use
+}
+
+// readCapacities compares the counters of capacities with those of the last time.
+func (v *verifier) readCapacities(now time.Time) {
+	packets, err := readVerdicts(v.d.objects.SyVerdicts)
+	if err != nil {
+		v.d.log.Debug("counters not read", "err", err)
+		return
+	}
+	drops := map[string]uint64{}
+	width := len(v.d.reasons) - 1 // without the end mark
+	for i, n := range packets {
+		drops[v.d.reasons[i%width]] += n
+	}
+	w := &v.warned
+	was := w.drops
+	w.drops = drops
+	if was == nil {
+		w.exhausted = map[string]*exhaustion{}
+		return
+	}
+	for _, reason := range capacities {
+		x, n := w.exhausted[reason], drops[reason]-was[reason]
+		switch {
+		case n > 0 && x == nil:
+			x = &exhaustion{since: now.Add(-warnEvery), owners: map[string]bool{}}
+			w.exhausted[reason] = x
+		case n == 0 && x != nil && now.Sub(x.last) >= exhaustedFor:
+			delete(w.exhausted, reason)
+		}
+		if n > 0 {
+			x.last = now
+			x.packets += n
+			v.findOwners(reason, x.owners)
+		}
+	}
+}
+
+// findOwners adds the services whose made packets find a capacity exhausted.
+func (v *verifier) findOwners(reason string, owners map[string]bool) {
+	if reason == "flows_full" { // of all services
+		return
+	}
+	frontends, service, backends := v.d.services.names()
+	left := ownerPackets
+	for id, f := range frontends { // in another order each time
+		from := v.clients.v4
+		if f.VIP.Is6() {
+			from = v.clients.v6
+		}
+		if f.Decap || !from.IsValid() || reason == "udp_share_full" && f.Protocol != lb.UDP {
+			continue
+		}
+		for port := range uint16(ownerPorts) {
+			if left--; left < 0 {
+				return
+			}
+			client := netip.AddrPortFrom(from, 40000+port)
+			x, ok := v.run(opening(lb.Question{
+				Client: client, To: netip.AddrPortFrom(f.VIP, f.Port), Protocol: f.Protocol,
+			}))
+			if !ok {
+				return
+			}
+			if v.d.reasons[x.V.Reason] != reason {
+				continue
+			}
+			if at, ok := backends[x.V.Backend]; ok && reason == "snat_exhausted" {
+				owners[fmt.Sprintf("%s to %s", service[id], at)] = true
+				continue
+			}
+			owners[service[id]] = true
+			break
+		}
+	}
+}
+
+// capacities returns a warning for each capacity that was exhausted lately.
+func (w *warnings) capacities() (list []string) {
+	for _, reason := range capacities {
+		x := w.exhausted[reason]
+		if x == nil {
+			continue
+		}
+		text := fmt.Sprintf("%d packets of new connections were dropped or reset since %s: %s",
+			x.packets, x.since.Format(time.TimeOnly), reason)
+		switch {
+		case len(x.owners) > 0:
+			text += " (" + strings.Join(slices.Sorted(maps.Keys(x.owners)), ", ") + ")"
+		case reason != "flows_full":
+			text += " (\"steelyard flows\" lists the flows of services and servers)"
+		}
+		list = append(list, text+": "+meaning(reason))
+	}
+	return list
+}
