@@ -302,6 +302,7 @@ func TestExplain(t *testing.T) {
 		},
 		{"-o json 198.51.100.7 203.0.113.10:80", 0, `"reason": "no_backend"`},
 		{"198.51.100.7", 2, "takes 2 arguments"}, {"198.51.100.7 203.0.113.10", 2, "want VIP:PORT"},
+		{"2001:db8::7 2001:db8::10:80", 2, "with an IPv6 address in brackets and a port of at most 65535"},
 	} {
 		args := append([]string{"explain", "--socket", socket}, strings.Fields(tt.args)...)
 		code, out, errOut := steelyard(t, args...)
