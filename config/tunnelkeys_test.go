@@ -21,6 +21,9 @@ func TestTunnelKeyFile(t *testing.T) {
 		{a + "\nseed: short", "", "", "k, line 2: has only 5 bytes"},
 		{a + "\nseed: " + d + "\nseed: " + c, "", "", "k, line 3: is a second seed"},
 		{"seed: " + d + "\n", "", "", "k has no key"},
+		{a + "\nSeed: " + d, "", "", `k, line 2: begins with a word and a colon that is not "seed:"; write "seed:"`},
+		{a + "\nsed:\t" + d, "", "", "k, line 2: begins with a word"},
+		{"correct-horse:battery: staple\n" + a, "correct-horse:battery: staple " + a, "", ""}, // a passphrase
 		{"# " + a + "\n\n", "", "", "k has no key"},
 		{"", "", "", "k has no key"},
 		{a + "\xff", "", "", "k is not text"},
