@@ -23,12 +23,15 @@ type warnings struct {
 	unpinned  condition                 // pins cannot be restored
 	notPinned string                    // why, in this round
 	drops     map[string]uint64
-	full      []string // capacities that were exhausted before at
+	full      []string // capacities that were exhausted before at, and tunnel packets without a key
 }
 
 // capacities are the reasons to drop packets of new flows because of a limit of this node. A made packet does not show
 // them, because it opens no flow.
 var capacities = []string{"flows_full", "snat_exhausted", "udp_share_full"}
+
+// keyMismatch is the reason to drop packets of other nodes, or of balancers, which have another key or none.
+const keyMismatch = "tunnel_key_mismatch"
 
 // run runs sy_explain on a frame. It returns false when that is not possible: a shortage of this node says nothing
 // about an address.
@@ -95,6 +98,10 @@ func (v *verifier) readCapacities() {
 			w.full = append(w.full, fmt.Sprintf("%d packets of new connections were dropped in the last %s: %s: %s",
 				n, warnEvery, reason, meaning(reason)))
 		}
+	}
+	if n := now[keyMismatch] - was[keyMismatch]; was != nil && n > 0 {
+		w.full = append(w.full, fmt.Sprintf("%d tunnel packets were dropped in the last %s: %s: %s",
+			n, warnEvery, keyMismatch, meaning(keyMismatch)))
 	}
 }
 

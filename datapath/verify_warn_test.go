@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -12,12 +13,10 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// New connections that are dropped because of a limit are warned of, as long as they are.
-func TestExhaustedCapacityIsWarnedOf(t *testing.T) {
-	fx := newFixture(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
-	fx.service(lb.TCP, "b1")
+// looks returns a function that looks for warnings, each time later by the interval of counters, and returns them.
+func (fx *fixture) looks() func() string {
 	now := time.Now()
-	look := func() string {
+	return func() string {
 		now = now.Add(warnEvery)
 		fx.do(func() error {
 			v := fx.d.verifier
@@ -28,6 +27,13 @@ func TestExhaustedCapacityIsWarnedOf(t *testing.T) {
 		})
 		return strings.Join(fx.d.Warnings(), "; ")
 	}
+}
+
+// New connections that are dropped because of a limit are warned of, as long as they are.
+func TestExhaustedCapacityIsWarnedOf(t *testing.T) {
+	fx := newFixture(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+	fx.service(lb.TCP, "b1")
+	look := fx.looks()
 	connect(fx)
 	if w := look() + look(); w != "" {
 		t.Errorf("warnings at the start: %s", w)
@@ -38,6 +44,31 @@ func TestExhaustedCapacityIsWarnedOf(t *testing.T) {
 		t.Fatalf("a second connection: %s: %s", r.did, r.reason)
 	}
 	const want = "1 packets of new connections were dropped in the last 5s: snat_exhausted: "
+	if w := look(); !strings.HasPrefix(w, want) {
+		t.Errorf("warnings %q; want %q", w, want)
+	}
+	if w := look(); w != "" {
+		t.Errorf("warnings later: %s", w)
+	}
+}
+
+// Tunnel packets that are dropped for lack of the key are warned of, as long as they arrive.
+func TestTunnelPacketsWithoutTheKeyAreWarnedOf(t *testing.T) {
+	fx := newFixture(t, hookTC, false, func(o *Options) {
+		o.TunnelSources = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}
+	})
+	fx.do(func() error { return fx.d.SetTunnelSources(nil) })
+	fx.keys(true, "current")
+	look := fx.looks()
+	if w := look() + look(); w != "" {
+		t.Errorf("warnings at the start: %s", w)
+	}
+	in := fx.fromClient(dptest.TCP, dptest.SYN)
+	in.Dst = fx.at("loopback", 80)
+	if did, _ := fx.runTC(fx.fromNode(in).Frame()); did != "dropped" {
+		t.Fatalf("a packet without a key was %s", did)
+	}
+	const want = "1 tunnel packets were dropped in the last 5s: tunnel_key_mismatch: "
 	if w := look(); !strings.HasPrefix(w, want) {
 		t.Errorf("warnings %q; want %q", w, want)
 	}
