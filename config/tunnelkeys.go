@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 	"unicode/utf8"
 )
@@ -14,6 +15,9 @@ const (
 
 // seedWord begins the line with the hash seed.
 const seedWord = "seed:"
+
+// otherWord is what a line begins with whose writer took another word for seedWord: no key, although text.
+var otherWord = regexp.MustCompile(`^[A-Za-z_-]+:\s`)
 
 // tunnelKeys reads the file of tunnel keys that a key names: one key a line, and at most one line with the hash seed.
 // Empty lines and lines that begin with # are skipped.
@@ -42,6 +46,9 @@ func (t *table) tunnelKeys(key string) (keys []Secret, seed Secret) {
 		value, isSeed := strings.CutPrefix(line, seedWord)
 		value = strings.TrimSpace(value)
 		switch secret := NewSecret(value); {
+		case !isSeed && otherWord.MatchString(line):
+			refuse(n+1, `write "seed:" before the hash seed, and nothing before a key`,
+				"begins with a word and a colon that is not \"seed:\"")
 		case len(value) < tunnelKeyMin:
 			refuse(n+1, fmt.Sprintf("write at least %d, as \"openssl rand -hex 32\" does", tunnelKeyMin),
 				fmt.Sprintf("has only %d bytes", len(value)))

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"net/netip"
 	"slices"
 
 	"github.com/steelyard-lb/steelyard/lb"
@@ -49,10 +50,33 @@ func (d *decoder) warnTunnels() {
 			"add datapath.tunnel_key_file here and on the senders that run Steelyard",
 			"whoever can send from these addresses can forge packets of any client")
 	}
-	if len(c.TunnelKeys) > 0 && len(c.TunnelSources) == 0 && !c.HashSeed.IsSet() {
+	if len(c.TunnelKeys) == 0 || d.warnKeyless() {
+		return
+	}
+	if len(c.TunnelSources) == 0 && !c.HashSeed.IsSet() {
 		item{d: d, path: "datapath.tunnel_key_file"}.warnf("add datapath.tunnel_sources, or leave it out",
 			"has no effect without tunnels to or from other nodes")
 	}
+}
+
+// warnKeyless warns of services by GUE to whose servers no key is sent, and reports whether there are any. A balancer
+// sends it to the servers in its own tunnel_sources.
+func (d *decoder) warnKeyless() (warned bool) {
+	keyed := func(b lb.Backend) bool {
+		return slices.ContainsFunc(d.config.Datapath.TunnelSources,
+			func(p netip.Prefix) bool { return p.Contains(b.Addr) })
+	}
+	for n, s := range d.config.Services {
+		if s.Method != lb.MethodTunnel || s.Encap != lb.EncapGUE || len(s.Backends) == 0 ||
+			slices.ContainsFunc(s.Backends, keyed) {
+			continue
+		}
+		item{d: d, path: "service" + index(n) + ".tunnel", object: `service "` + s.Name + `"`}.warnf(
+			"add those that run Steelyard to datapath.tunnel_sources here, too",
+			"the key of datapath.tunnel_key_file is sent to none of its backends")
+		warned = true
+	}
+	return warned
 }
 
 // needsKubernetes warns of keys that have no effect without Kubernetes.

@@ -361,3 +361,38 @@ func TestConvertedFlowsFollowNumbers(t *testing.T) {
 		}
 	}
 }
+
+// A server answers a SYN with an invented source again and again: that does not establish a converted flow.
+func TestConvertedHalfOpenFlowsWaitForClient(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		var flow openFlow
+		fx := newFixtureWith(t, h, v6, nil, func(fx *fixture) {
+			old := openV5Release(fx, "b1", "b2")
+			old.serve(7, lb.Frontend{Port: 80, Protocol: lb.TCP}, syMethodMETHOD_NAT, func(*frontendV5) {})
+			flow = old.open(dptest.TCP, 80, 2, false)[1]
+			if flow.client.Flags != dptest.ACK {
+				t.Fatal("no acknowledgement to send")
+			}
+		})
+		state := func() (s syFlowState) {
+			for k, f := range fx.flows().clients {
+				if k.Sport == swap(flow.client.Src.Port()) {
+					s = syFlowState(f.F.State)
+				}
+			}
+			return s
+		}
+		for range 3 {
+			if r := fx.run(answer(flow.to, dptest.SYN|dptest.ACK, 5000).Frame()); r.did != "sent" {
+				t.Fatalf("the answer was %s (%s)", r.did, r.reason)
+			}
+		}
+		if s := state(); s != syFlowStateFLOW_HALF_OPEN {
+			t.Errorf("after answers of the server its state is %d", s)
+		}
+		fx.run(flow.client.Frame())
+		if s := state(); s != syFlowStateFLOW_ESTABLISHED {
+			t.Errorf("after an acknowledgement of the client its state is %d", s)
+		}
+	})
+}

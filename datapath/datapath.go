@@ -45,6 +45,9 @@ func Open(o Options) (_ *Datapath, err error) {
 	if err := CheckKernel(); err != nil {
 		return nil, err
 	}
+	if err := checkCapabilities(); err != nil {
+		return nil, err
+	}
 	d := &Datapath{o: o, log: o.Log, repairs: newRepairs(o.Log)}
 	d.verifier = newVerifier(d)
 	if err := d.readNames(); err != nil {

@@ -120,7 +120,7 @@ func (d *Datapath) steps(q lb.Question, e lb.Explanation, x syExplained) (steps 
 	case e.Reason == "not_ours":
 		say("%s is not the address of a service: the packet is passed to the stack", q.To.Addr())
 		return steps
-	default:
+	case e.Reason == "no_frontend": // others apply before a frontend is looked up, such as malformed
 		say("%s is a VIP, and no service has %s", q.To.Addr(), frontend)
 	}
 	if e.Action == "forward" {

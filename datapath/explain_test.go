@@ -114,3 +114,21 @@ func TestExplainWithAFullTable(t *testing.T) {
 		t.Errorf("fault %q, steps:\n%s", e.Fault, steps)
 	}
 }
+
+// A packet that is dropped before a frontend is looked up says nothing about frontends.
+func TestExplainSourceThatIsNeverOnTheWire(t *testing.T) {
+	for v6, source := range map[bool]string{false: "127.0.0.1", true: "ff02::1"} {
+		fx := newFixture(t, hookTC, v6, nil)
+		fx.service(lb.TCP, "b1")
+		q := lb.Question{Client: netip.AddrPortFrom(netip.MustParseAddr(source), 40000), To: fx.at("vip", 80),
+			Protocol: lb.TCP}
+		var e lb.Explanation
+		fx.do(func() (err error) {
+			e, err = fx.d.Explain(q)
+			return err
+		})
+		if e.Reason != "malformed" || len(e.Steps) == 0 || !strings.HasPrefix(e.Steps[0], "drop: headers are") {
+			t.Errorf("%s: %s, steps %q", source, e.Reason, e.Steps)
+		}
+	}
+}

@@ -16,7 +16,7 @@ type resetter struct{ v4, v6 int }
 func newResetter() (*resetter, error) {
 	v4, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_RAW)
 	if err != nil {
-		return nil, fmt.Errorf("open a raw socket: %w", err)
+		return nil, fmt.Errorf("open a raw socket (CAP_NET_RAW): %w", err)
 	}
 	v6, err := unix.Socket(unix.AF_INET6, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_RAW)
 	if err != nil {

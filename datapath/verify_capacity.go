@@ -15,6 +15,9 @@ import (
 // address: other flows go on.
 var capacities = []string{"flows_full", "snat_exhausted", "udp_share_full"}
 
+// keyMismatch is the reason to drop packets of other nodes, or of balancers, which have another key or none.
+const keyMismatch = "tunnel_key_mismatch"
+
 const (
 	// exhaustedFor is how long an exhausted capacity is warned of after the last packet.
 	exhaustedFor = time.Minute
@@ -32,7 +35,7 @@ type exhaustion struct {
 	owners      map[string]bool // services, with the backend whose ports are in use
 }
 
-// readCapacities compares the counters of capacities with those of the last time.
+// readCapacities compares the counters of capacities, and of keyMismatch, with those of the last time.
 func (v *verifier) readCapacities(now time.Time) {
 	packets, err := readVerdicts(v.d.objects.SyVerdicts)
 	if err != nil {
@@ -51,7 +54,7 @@ func (v *verifier) readCapacities(now time.Time) {
 		w.exhausted = map[string]*exhaustion{}
 		return
 	}
-	for _, reason := range capacities {
+	for _, reason := range slices.Concat(capacities, []string{keyMismatch}) {
 		x, n := w.exhausted[reason], drops[reason]-was[reason]
 		switch {
 		case n > 0 && x == nil:
@@ -70,7 +73,7 @@ func (v *verifier) readCapacities(now time.Time) {
 
 // findOwners adds the services whose made packets find a capacity exhausted.
 func (v *verifier) findOwners(reason string, owners map[string]bool) {
-	if reason == "flows_full" { // of all services
+	if reason == "flows_full" || reason == keyMismatch { // of all services
 		return
 	}
 	frontends, service, backends := v.d.services.names()
@@ -107,19 +110,21 @@ func (v *verifier) findOwners(reason string, owners map[string]bool) {
 	}
 }
 
-// capacities returns a warning for each capacity that was exhausted lately.
+// capacities returns a warning for each capacity that was exhausted lately, and for keyMismatch.
 func (w *warnings) capacities() (list []string) {
-	for _, reason := range capacities {
-		x := w.exhausted[reason]
+	for _, reason := range slices.Concat(capacities, []string{keyMismatch}) {
+		x, what := w.exhausted[reason], "packets of new connections were dropped or reset"
 		if x == nil {
 			continue
 		}
-		text := fmt.Sprintf("%d packets of new connections were dropped or reset since %s: %s",
-			x.packets, x.since.Format(time.TimeOnly), reason)
+		if reason == keyMismatch {
+			what = "tunnel packets were dropped"
+		}
+		text := fmt.Sprintf("%d %s since %s: %s", x.packets, what, x.since.Format(time.TimeOnly), reason)
 		switch {
 		case len(x.owners) > 0:
 			text += " (" + strings.Join(slices.Sorted(maps.Keys(x.owners)), ", ") + ")"
-		case reason != "flows_full":
+		case reason == "snat_exhausted" || reason == "udp_share_full":
 			text += " (\"steelyard flows\" lists the flows of services and servers)"
 		}
 		list = append(list, text+": "+meaning(reason))

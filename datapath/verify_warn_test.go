@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -12,23 +13,29 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// New connections that are dropped because of a limit are warned of, as long as they are.
-func TestExhaustedCapacityIsWarnedOf(t *testing.T) {
-	fx := newFixture(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
-	fx.service(lb.TCP, "b1")
-	now := time.Now()
-	look := func() string {
-		now = now.Add(warnEvery)
+// looks returns a function that looks for warnings, each time later by the interval of counters, and returns them. It
+// keeps the present time in now.
+func (fx *fixture) looks(now *time.Time) func() string {
+	return func() string {
+		*now = now.Add(warnEvery)
 		fx.do(func() error {
 			v := fx.d.verifier
 			v.mu.Lock()
 			defer v.mu.Unlock()
 			v.look(false)
-			v.warn(changes{}, now)
+			v.warn(changes{}, *now)
 			return nil
 		})
 		return strings.Join(fx.d.Warnings(), "; ")
 	}
+}
+
+// New connections that are dropped because of a limit are warned of, as long as they are.
+func TestExhaustedCapacityIsWarnedOf(t *testing.T) {
+	fx := newFixture(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+	fx.service(lb.TCP, "b1")
+	now := time.Now()
+	look := fx.looks(&now)
 	connect(fx)
 	if w := look() + look(); w != "" {
 		t.Errorf("warnings at the start: %s", w)
@@ -89,6 +96,29 @@ func TestKeptSizeIsWarnedOf(t *testing.T) {
 		if n := fx.d.objects.SyStreamServers.MaxEntries(); n != 100 {
 			t.Errorf("max_flows %d: the table has room for %d", tt.flows, n)
 		}
+	}
+}
+
+// Tunnel packets that are dropped for lack of the key are warned of, as long as they arrive.
+func TestTunnelPacketsWithoutTheKeyAreWarnedOf(t *testing.T) {
+	fx := newFixture(t, hookTC, false, func(o *Options) {
+		o.TunnelSources = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}
+	})
+	fx.do(func() error { return fx.d.SetTunnelSources(nil) })
+	fx.keys(true, "current")
+	now := time.Now()
+	look := fx.looks(&now)
+	if w := look() + look(); w != "" {
+		t.Errorf("warnings at the start: %s", w)
+	}
+	in := fx.fromClient(dptest.TCP, dptest.SYN)
+	in.Dst = fx.at("loopback", 80)
+	if did, _ := fx.runTC(fx.fromNode(in).Frame()); did != "dropped" {
+		t.Fatalf("a packet without a key was %s", did)
+	}
+	if w := look(); !strings.HasPrefix(w, "1 tunnel packets were dropped since ") ||
+		!strings.Contains(w, ": tunnel_key_mismatch: ") {
+		t.Errorf("warnings %q", w)
 	}
 }
 

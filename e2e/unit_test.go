@@ -67,12 +67,13 @@ func checkReload(t *testing.T, agent *lab.Agent, config lab.AgentConfig) {
 	}
 }
 
-// TestUnitCapabilitiesAreNeeded: without one of them the agent ends with an error, or its status is not OK.
+// TestUnitCapabilitiesAreNeeded: without one of them the agent ends with an error that names it, or its status is not
+// OK.
 func TestUnitCapabilitiesAreNeeded(t *testing.T) {
 	labtest.Root(t)
 	degrades := map[string]string{ // the others end the agent
 		"CAP_NET_BIND_SERVICE": "does not listen on port 179: permission denied",
-		"CAP_NET_RAW":          "datapath: ",
+		"CAP_NET_RAW":          "datapath: open a raw socket (CAP_NET_RAW): ",
 	}
 	all := unitCapabilities(t)
 	s, config := newUnitSite(t, "tc")
@@ -101,8 +102,8 @@ func TestUnitCapabilitiesAreNeeded(t *testing.T) {
 				t.Errorf("the agent: %v; want exit status 1", err)
 			}
 			line := agent.Process().Log.FailureTail(1)
-			if !strings.HasPrefix(line, "steelyard: ") {
-				t.Errorf("the end of its log: %q; want an error", line)
+			if !strings.HasPrefix(line, "steelyard: ") || !strings.Contains(line, "the agent lacks "+missing+";") {
+				t.Errorf("the end of its log: %q; want an error that names it", line)
 			}
 			t.Log(line)
 		})

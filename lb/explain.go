@@ -17,17 +17,20 @@ type Question struct {
 // anyPort is the client's port when none is given.
 const anyPort = 40000
 
+// inBrackets is what else an address with a port needs.
+const inBrackets = "an IPv6 address in brackets and a port of at most 65535"
+
 // ParseQuestion parses a question: client is an address with or without a port, to is VIP:PORT[/PROTOCOL], tcp by
 // default.
 func ParseQuestion(client, to string) (q Question, err error) {
 	if a, err := netip.ParseAddr(client); err == nil {
 		q.Client = netip.AddrPortFrom(a.Unmap(), anyPort)
 	} else if q.Client, err = netip.ParseAddrPort(client); err != nil {
-		return q, fmt.Errorf("client %q: want an address, or an address and a port", client)
+		return q, fmt.Errorf("client %q: want an address, or ADDRESS:PORT with %s", client, inBrackets)
 	}
 	at, protocol, named := strings.Cut(to, "/")
 	if q.To, err = netip.ParseAddrPort(at); err != nil {
-		return q, fmt.Errorf("%q: want VIP:PORT, or VIP:PORT/PROTOCOL", to)
+		return q, fmt.Errorf("%q: want VIP:PORT, or VIP:PORT/PROTOCOL, with %s", to, inBrackets)
 	}
 	q.Protocol = TCP
 	if named {
@@ -89,9 +92,12 @@ func (e *Explanation) Surround(s Status, peers []PeerStatus) {
 			continue
 		}
 		e.Route = &r
-		if r.Reason == "" {
+		switch {
+		case r.Reason == "":
 			say("%s is %s", r.Address, r.State)
-		} else {
+		case r.State == RouteAnnounced:
+			say("%s is announced %s", r.Address, r.Reason) // with a lower preference, and why
+		default:
 			say("%s is not announced: %s: %s", r.Address, r.State, r.Reason)
 		}
 	}

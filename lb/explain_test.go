@@ -57,3 +57,14 @@ func TestSurround(t *testing.T) {
 		}
 	}
 }
+
+// During a drain, and while probes fail everywhere, an address is announced with a reason.
+func TestSurroundWithALowerPreference(t *testing.T) {
+	e := Explanation{Address: testVIP}
+	e.Surround(Status{Routes: []RouteStatus{
+		{Address: testVIP, State: RouteAnnounced, Reason: "with a lower preference: " + drained}}}, nil)
+	want := testVIP.String() + " is announced with a lower preference: drained by the operator"
+	if got := strings.Join(e.Steps, "\n"); got != want {
+		t.Errorf("steps %q; want %q", got, want)
+	}
+}

@@ -20,6 +20,13 @@ static __always_inline struct flow *nat_other(const struct pkt *p, const struct 
 	return s ? &s->f : 0;
 }
 
+/* nat_acknowledges reports whether a packet is of somebody who knows the connection: a server answers every SYN, also
+ * one with an invented source. */
+static __always_inline int nat_acknowledges(const struct pkt *p)
+{
+	return (p->flags & (TCP_SYN | TCP_ACK)) == TCP_ACK;
+}
+
 /* flow_trust ends the doubt about one side of a flow. */
 static __always_inline void flow_trust(struct flow *f)
 {
@@ -35,7 +42,7 @@ static __always_inline void nat_renumber(const struct pkt *p, struct flow *f, __
 {
 	int sctp = p->key.proto == IPPROTO_SCTP;
 
-	if (f->doubt != DOUBT_NUMBERS || !(p->flags & TCP_ACK))
+	if (f->doubt != DOUBT_NUMBERS || !nat_acknowledges(p))
 		return;
 	if (!sctp && f->state != FLOW_HALF_OPEN && !flow_in_window(end, f->end) && !flow_in_window(p->ack, f->ack))
 		return;
@@ -47,7 +54,7 @@ static __always_inline void nat_renumber(const struct pkt *p, struct flow *f, __
 /* nat_is_near reports whether the numbers of a segment, which ends with end, are not far from the last ones. */
 static __always_inline int nat_is_near(const struct pkt *p, const struct flow *f, __u32 end)
 {
-	return p->flags & TCP_ACK && flow_in_window(end, f->end) && flow_in_window(p->ack, f->ack);
+	return nat_acknowledges(p) && flow_in_window(end, f->end) && flow_in_window(p->ack, f->ack);
 }
 
 /* nat_keeps_alive reports whether a packet keeps its side of the flow from expiring. A SYN does not, nor does what
@@ -55,7 +62,7 @@ static __always_inline int nat_is_near(const struct pkt *p, const struct flow *f
  * do stray packets, once one side has closed it. */
 static __always_inline int nat_keeps_alive(const struct pkt *p, const struct flow *f, int near)
 {
-	if (f->state == FLOW_CLOSED || (p->flags & (TCP_SYN | TCP_ACK)) != TCP_ACK)
+	if (f->state == FLOW_CLOSED || !nat_acknowledges(p))
 		return 0;
 	return f->state != FLOW_CLOSING || near || p->key.proto != IPPROTO_TCP;
 }

@@ -53,9 +53,21 @@ func (e *env) check(c *ucli.Context) error {
 	for _, w := range cfg.Warnings {
 		fmt.Fprintln(e.err, "warning:", w)
 	}
-	_, err = fmt.Fprintf(e.out, "ok: %s: %s, %s, %s\n", name,
-		counted(len(cfg.Services), "service"), counted(len(cfg.Pools), "pool"), counted(bgpPeers(cfg), "BGP peer"))
+	_, err = fmt.Fprintf(e.out, "ok: %s: %s, %s, %s%s\n", name, counted(len(cfg.Services), "service"),
+		counted(len(cfg.Pools), "pool"), counted(bgpPeers(cfg), "BGP peer"), tunnelKeys(cfg))
 	return err
+}
+
+// tunnelKeys returns what the file of tunnel keys has; "": there is none.
+func tunnelKeys(cfg *config.Config) string {
+	n, seed := len(cfg.Datapath.TunnelKeys), "no hash seed"
+	if n == 0 {
+		return ""
+	}
+	if cfg.Datapath.HashSeed.IsSet() {
+		seed = "a hash seed"
+	}
+	return ", " + counted(n, "tunnel key") + ", " + seed
 }
 
 // checkedJSON writes the result of a check to stdout, also when there are errors.

@@ -72,6 +72,8 @@ backends = ["10.0.0.21"]
 
 func TestExitCodes(t *testing.T) {
 	file, bad := write(t, good), write(t, strings.Replace(good, "ports", "prots", 1))
+	keys := write(t, "a key of the tunnels\nseed: that of the hashes\n")
+	keyed := write(t, fmt.Sprintf("[datapath]\ntunnel_key_file = %q\n", keys)+good)
 	for _, tt := range []struct {
 		name     string
 		args     []string
@@ -87,6 +89,7 @@ func TestExitCodes(t *testing.T) {
 		{"flag after argument", []string{"check", "x", "-c", "y"}, 2, "", "flag -c must stand before the arguments"},
 		{"check, good", []string{"check", "-c", file}, 0, "ok: " + file + ": 1 service, 0 pools, 1 BGP peer\n", ""},
 		{"check, argument", []string{"check", file}, 0, "ok: " + file + ": 1 service, 0 pools, 1 BGP peer\n", ""},
+		{"check, tunnel keys", []string{"check", keyed}, 0, "1 BGP peer, 1 tunnel key, a hash seed\n", ""},
 		{"check, JSON", []string{"check", "-o", "json", file}, 0, `"ok": true`, ""},
 		{"check, JSON of errors", []string{"check", "-o", "json", bad}, 1, `"line": 8,
       "key": "service[0].prots",`, ""},
@@ -302,6 +305,7 @@ func TestExplain(t *testing.T) {
 		},
 		{"-o json 198.51.100.7 203.0.113.10:80", 0, `"reason": "no_backend"`},
 		{"198.51.100.7", 2, "takes 2 arguments"}, {"198.51.100.7 203.0.113.10", 2, "want VIP:PORT"},
+		{"2001:db8::7 2001:db8::10:80", 2, "with an IPv6 address in brackets and a port of at most 65535"},
 	} {
 		args := append([]string{"explain", "--socket", socket}, strings.Fields(tt.args)...)
 		code, out, errOut := steelyard(t, args...)

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -49,5 +50,26 @@ func TestRestart(t *testing.T) {
 	})
 	if code, out, errOut := steelyard(t, "restart", "--socket", socket); code != 0 || out != "restarted: version v2\n" {
 		t.Errorf("code %d, stdout %q, stderr %q", code, out, errOut)
+	}
+}
+
+// An agent of the first release does not know the request.
+func TestRestartOfAnEarlierRelease(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, `{"version": "v0.1"}`)
+	})
+	h := &http.Server{Handler: mux}
+	go h.Serve(l)
+	t.Cleanup(func() { h.Close() })
+	code, _, errOut := steelyard(t, "restart", "--socket", socket)
+	const want = "the running agent (v0.1) is of an earlier release, which cannot replace itself: end it"
+	if code != 1 || !strings.Contains(errOut, want) {
+		t.Errorf("code %d, stderr %q; want %q", code, errOut, want)
 	}
 }
