@@ -160,7 +160,7 @@ func (d *Datapath) open(t *transaction) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := d.uplinks.attachAll(d.needed()); err != nil {
+	if err := d.uplinks.attachAll(d.needed(new(knownRoutes))); err != nil {
 		convert.close()
 		return err
 	}

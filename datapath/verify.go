@@ -19,8 +19,8 @@ const (
 	clearAfter = time.Second
 	// sweepTime is the time in which all frontends are verified while nothing changes.
 	sweepTime = time.Minute
-	// rareTicks is how many ticks are between two looks at what seldom changes without a notification: pins, routes to
-	// clients and to backends.
+	// rareTicks is how many ticks are between two looks at what seldom changes without a notification: pins, settings,
+	// routes to clients and to backends.
 	rareTicks = 2
 	// minChecks is the least number of frontends that are verified at a time.
 	minChecks = 16
@@ -45,6 +45,7 @@ type verifier struct {
 	queue    []lb.Frontend // left of the sweep
 	missed   changes       // that were postponed
 	sample   lb.Frontend   // of made
+	routes   knownRoutes
 	clients  madeClients
 	routers  routers
 	reroutes reroutes
@@ -152,6 +153,7 @@ func (v *verifier) changed(found changes) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	v.routes.forget(start, routesAfterChange)
 	v.queue = v.d.services.held()
 	v.reroutes.look(start, v.d.services.reroutes())
 	v.round(found, len(v.queue))
@@ -186,6 +188,7 @@ func (v *verifier) tick() {
 // round verifies the node, the frontends with a fault, and n of the queue.
 func (v *verifier) round(found changes, n int) {
 	now := time.Now()
+	v.routes.expire(now)
 	v.rounds++
 	rare := found != (changes{}) || v.rounds%rareTicks == 0
 	if rare {
@@ -223,16 +226,16 @@ func (v *verifier) repairPins() {
 	}
 }
 
-// repair restores the programs and the settings of the kernel, and returns what cannot be restored. Follow: it also
-// attaches the programs where routes lead.
-func (v *verifier) repair(found changes, follow bool) (faults []string) {
+// repair restores the programs, and returns what cannot be restored. Rare: it also restores the settings of the kernel,
+// and attaches the programs where routes lead.
+func (v *verifier) repair(found changes, rare bool) (faults []string) {
 	if err := v.d.repairChain(); err != nil {
 		faults = append(faults, err.Error())
 	}
-	if follow {
-		v.d.uplinks.follow(v.d.needed())
+	if rare {
+		v.d.uplinks.follow(v.d.needed(&v.routes))
+		v.d.uplinks.repairForwarding()
 	}
-	v.d.uplinks.repairForwarding()
 	return append(faults, v.d.uplinks.repair(found.links, v.made())...)
 }
 
@@ -261,10 +264,10 @@ func (v *verifier) made() []byte {
 func (v *verifier) look(choose bool) {
 	v.view = v.d.uplinks.view()
 	v.view.own = v.d.tunnels.addresses()
-	if choose || !v.clients.v4.IsValid() {
-		v.clients.choose(v.view)
+	if choose && v.clients.chosen != v.routes.since || !v.clients.v4.IsValid() {
+		v.clients.choose(v.view, &v.routes)
 	}
-	v.routers.look(time.Now(), v.d.gc.recentClients(), v.d.services.routers)
+	v.routers.look(time.Now(), &v.routes, v.d.gc.recentClients(), v.d.services)
 	v.failed = map[triedBackend]int{}
 	v.warned.notRun = ""
 }
@@ -281,6 +284,7 @@ func (v *verifier) applied(updates []*frontendUpdate, removed []lb.Frontend) {
 		v.postpone(changes{links: true, routes: true}, err)
 		return
 	}
+	v.routes.toBackends = nil
 	v.d.uplinks.follow(v.d.services.interfaces(updates))
 	v.look(false)
 	now := time.Now()

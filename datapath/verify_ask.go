@@ -36,12 +36,12 @@ func (r *requester) close() {
 }
 
 // send asks a router for its MAC address: at that which is known, or all hosts.
-func (r *requester) send(x router, known net.HardwareAddr, all bool) error {
+func (r *requester) send(x router, known net.HardwareAddr, all bool, routes *knownRoutes) error {
 	mac, err := r.mac(x.nic)
 	if err != nil {
 		return err
 	}
-	source, err := sourceTo(x)
+	source, err := routes.sourceTo(x)
 	if err != nil {
 		return err
 	}
@@ -107,8 +107,8 @@ func (r *requester) mac(nic int) (net.HardwareAddr, error) {
 }
 
 // sourceTo returns our address towards a router.
-func sourceTo(x router) (netip.Addr, error) {
-	routes, err := netlink.RouteGetWithOptions(x.addr.AsSlice(), &netlink.RouteGetOptions{OifIndex: x.nic})
+func (k *knownRoutes) sourceTo(x router) (netip.Addr, error) {
+	routes, err := k.ask(routeQuestion{to: x.addr, nic: x.nic})
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("route to router %s: %w", x.addr, err)
 	}

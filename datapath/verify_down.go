@@ -65,9 +65,9 @@ func (s *services) certainNIC(id uint32) (to netip.Addr, nic int) {
 }
 
 // configuredHop reports whether the MAC address of a router to a client is configured.
-func configuredHop(client netip.Addr) bool {
+func (v *verifier) configuredHop(client netip.Addr) bool {
 	entries := neighbours{}
-	return slices.ContainsFunc(nextHops(client), func(x router) bool {
+	return slices.ContainsFunc(v.routes.nextHops(client), func(x router) bool {
 		n, _ := entries.of(x)
 		return n.State&unix.NUD_PERMANENT != 0
 	})

@@ -1,12 +1,11 @@
 package datapath
 
 import (
-	"net"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // madeClients are the sources of made packets.
@@ -17,6 +16,8 @@ type madeClients struct {
 	had4, had6 reach
 	// nics are the interfaces by which replies last left, by whether the client has IPv4.
 	nics map[bool]int
+	// chosen is knownRoutes.since of the routes by which they were chosen.
+	chosen time.Time
 }
 
 // reach is which clients behind routers the kernel has routes to.
@@ -57,81 +58,38 @@ func addrs(texts ...string) (all []netip.Addr) {
 }
 
 // choose takes an address behind a router that is routed, else one on a link of this node.
-func (c *madeClients) choose(v view) {
-	c.v4, c.had4 = chooseClient(far4, c.had4, v)
-	c.v6, c.had6 = chooseClient(far6, c.had6, v)
+func (c *madeClients) choose(v view, routes *knownRoutes) {
+	c.v4, c.had4 = chooseClient(far4, c.had4, v, routes)
+	c.v6, c.had6 = chooseClient(far6, c.had6, v, routes)
+	c.chosen = routes.since
 }
 
-func chooseClient(far farAddrs, had reach, v view) (netip.Addr, reach) {
-	client, n := widest(far.public)
+func chooseClient(far farAddrs, had reach, v view, routes *knownRoutes) (netip.Addr, reach) {
+	client, n := routes.widest(far.public)
 	switch {
 	case 2*n > len(far.public):
 		return client, reachPublic
 	case had == reachPublic:
-		if i := slices.IndexFunc(far.public, func(a netip.Addr) bool { return !routed(a) }); i >= 0 {
+		if i := slices.IndexFunc(far.public, func(a netip.Addr) bool { return !routes.routed(a) }); i >= 0 {
 			return far.public[i], reachPublic
 		}
 	}
-	if client, n := widest(far.all()); n > 0 {
+	if client, n := routes.widest(far.all()); n > 0 {
 		return client, reachSome
 	}
 	if had == reachSome {
 		return far.public[0], reachSome
 	}
 	for _, name := range v.names {
-		if a, ok := neighbourOn(name, far.public[0].Is4(), v); ok {
+		if a, ok := neighbourOn(name, far.public[0].Is4(), v, routes); ok {
 			return a, reachLink
 		}
 	}
 	return far.public[0], reachLink
 }
 
-// widest returns which of these addresses has the shortest prefix among the routes to them, and how many of them the
-// kernel routes to hosts that are on no link of this one.
-func widest(all []netip.Addr) (best netip.Addr, n int) {
-	local, err := net.InterfaceAddrs()
-	if err != nil {
-		return best, 0
-	}
-	onLink := func(to netip.Addr) bool {
-		return slices.ContainsFunc(local, func(a net.Addr) bool {
-			p, err := netip.ParsePrefix(a.String())
-			return err == nil && p.Contains(to)
-		})
-	}
-	least := 0
-	for _, a := range all {
-		bits, ok := routeBits(a)
-		if !ok || onLink(a) {
-			continue
-		}
-		if n++; n == 1 || bits < least {
-			best, least = a, bits
-		}
-	}
-	return best, n
-}
-
-// routeBits returns the length of the prefix of the route to another host; false: there is none.
-func routeBits(to netip.Addr) (bits int, ok bool) {
-	routes, err := netlink.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
-	if err != nil || len(routes) == 0 || routes[0].Type != unix.RTN_UNICAST {
-		return 0, false
-	}
-	if routes[0].Dst != nil {
-		bits, _ = routes[0].Dst.Mask.Size()
-	}
-	return bits, true
-}
-
-// routed reports whether the kernel has a route to another host.
-func routed(to netip.Addr) bool {
-	routes, err := netlink.RouteGet(to.AsSlice())
-	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_UNICAST
-}
-
 // neighbourOn returns an address on the link of an interface.
-func neighbourOn(name string, is4 bool, v view) (netip.Addr, bool) {
+func neighbourOn(name string, is4 bool, v view, routes *knownRoutes) (netip.Addr, bool) {
 	nic, err := netlink.LinkByName(name)
 	if err != nil {
 		return netip.Addr{}, false
@@ -150,7 +108,7 @@ func neighbourOn(name string, is4 bool, v view) (netip.Addr, bool) {
 		p := netip.PrefixFrom(ip, ones)
 		for x := p.Masked().Addr().Next(); p.Contains(x); x = x.Next() {
 			if !v.own[x] {
-				return x, routed(x)
+				return x, routes.routed(x)
 			}
 		}
 	}

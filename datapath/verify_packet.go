@@ -58,11 +58,11 @@ func (s *services) interfaces(of []*frontendUpdate) (indexes []int) {
 
 // needed returns the indexes of the interfaces that routes to backends, and to Options.Reach, make necessary, and with
 // Options.FollowRoutes those to clients behind routers.
-func (d *Datapath) needed() []int {
-	indexes, reach, finder := d.services.interfaces(nil), d.o.Reach, &sourceFinder{}
+func (d *Datapath) needed(routes *knownRoutes) []int {
+	indexes, reach := slices.Clone(routes.backends(d.services).interfaces), d.o.Reach
 	if d.o.FollowRoutes {
 		for _, far := range []farAddrs{far4, far6} {
-			if a, n := widest(far.all()); n > 0 {
+			if a, n := routes.widest(far.all()); n > 0 {
 				reach = append(slices.Clip(reach), a)
 			}
 		}
@@ -71,8 +71,9 @@ func (d *Datapath) needed() []int {
 		if a.IsLinkLocalUnicast() {
 			continue // it does not tell the interface
 		}
-		if nic := finder.find(a).nic; nic > loopbackIndex {
-			indexes = append(indexes, nic)
+		found, err := routes.ask(routeQuestion{to: a})
+		if err == nil && len(found) > 0 && found[0].LinkIndex > loopbackIndex {
+			indexes = append(indexes, found[0].LinkIndex)
 		}
 	}
 	return indexes
@@ -235,11 +236,11 @@ func (v *verifier) replyFault(q lb.Question, x syExplained, local bool) string {
 	if a := q.Client.Addr(); a == v.clients.v4 || a == v.clients.v6 {
 		v.clients.nics[a.Is4()] = int(x.ReplyIfindex)
 	}
-	if v.view.links[int(x.ReplyIfindex)].noARP && !configuredHop(q.Client.Addr()) {
+	if v.view.links[int(x.ReplyIfindex)].noARP && !v.configuredHop(q.Client.Addr()) {
 		return fmt.Sprintf("%s, which leads to clients, sends no ARP and NDP requests (NOARP): ip link set %s arp on",
 			v.view.name(x.ReplyIfindex), v.view.name(x.ReplyIfindex))
 	}
-	return v.routers.fault(q.Client.Addr(), "of replies")
+	return v.routers.fault(q.Client.Addr(), "of replies", &v.routes)
 }
 
 const forwarded = "forwarded" // REASON_FORWARDED

@@ -64,7 +64,7 @@ func uncertain(to netip.Addr, from, now firstHop) bool {
 	if now.gw.IsValid() && !from.gw.IsValid() {
 		return true
 	}
-	bits, ok := routeBits(to)
+	bits, ok := new(knownRoutes).bits(to)
 	return ok && bits == 0
 }
 
@@ -200,10 +200,11 @@ func (v *verifier) wayFault(q lb.Question, x syExplained) string {
 		return ""
 	}
 	to, hop := v.d.services.firstHop(x.V.Backend)
-	if fault := v.reroutes.fault(to, q.Protocol, v.view); fault != "" || !hop.gw.IsValid() {
+	fault := v.reroutes.fault(to, q.Protocol, v.view)
+	if fault != "" || !v.routers.known[router{hop.nic, hop.gw}].failed { // without a router none has failed
 		return fault
 	}
-	return v.routers.fault(to, "towards "+to.String())
+	return v.routers.fault(to, "towards "+to.String(), &v.routes)
 }
 
 // firstHop returns the address of a backend, and the first step towards it.

@@ -2,7 +2,6 @@ package datapath
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -62,27 +61,9 @@ type router struct {
 const valid = unix.NUD_PERMANENT | unix.NUD_NOARP | unix.NUD_REACHABLE | unix.NUD_PROBE | unix.NUD_STALE |
 	unix.NUD_DELAY
 
-// nextHops returns the routers of the route to a client: none when it is on a link of this node.
-func nextHops(client netip.Addr) (all []router) {
-	routes, err := netlink.RouteGetWithOptions(client.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
-	if err != nil || len(routes) == 0 || routes[0].Type != unix.RTN_UNICAST {
-		return nil
-	}
-	add := func(nic int, gw net.IP) {
-		if addr, ok := netip.AddrFromSlice(gw); ok {
-			all = append(all, router{nic, addr.Unmap()})
-		}
-	}
-	add(routes[0].LinkIndex, routes[0].Gw)
-	for _, hop := range routes[0].MultiPath {
-		add(hop.LinkIndex, hop.Gw)
-	}
-	return all
-}
-
 // look reads which routers have answered, also those to a sample of the clients and those towards backends, and asks
 // them again.
-func (r *routers) look(now time.Time, sample []lb.Question, more func() []router) {
+func (r *routers) look(now time.Time, routes *knownRoutes, sample []lb.Question, of *services) {
 	if now.Sub(r.at) < againEvery {
 		return
 	}
@@ -92,9 +73,9 @@ func (r *routers) look(now time.Time, sample []lb.Question, more func() []router
 	for _, q := range sample {
 		clients = append(clients, q.Client.Addr())
 	}
-	hops := more()
+	hops := slices.Clone(routes.backends(of).routers)
 	for _, client := range clients {
-		hops = append(hops, nextHops(client)...)
+		hops = append(hops, routes.nextHops(client)...)
 	}
 	entries := neighbours{}
 	var ask []router
@@ -108,17 +89,23 @@ func (r *routers) look(now time.Time, sample []lb.Question, more func() []router
 			ask = append(ask, x)
 		}
 	}
-	r.ask(ask, entries)
+	r.ask(ask, entries, routes)
+	for _, a := range r.known {
+		if a.requests > 1 { // the kernel may use another one now, without a report (IPv6: RFC 4191, 3.2)
+			routes.forget(now, routesFor)
+			return
+		}
+	}
 }
 
 // ask sends requests to some of the routers.
-func (r *routers) ask(all []router, entries neighbours) {
+func (r *routers) ask(all []router, entries neighbours, routes *knownRoutes) {
 	r.requester.begin()
 	for _, x := range r.first(all) {
 		n, _ := entries.of(x)
 		a, now, err := r.known[x], time.Now(), error(nil)
 		if n.State&valid != 0 {
-			err = r.requester.send(x, n.HardwareAddr, a.requests > 0)
+			err = r.requester.send(x, n.HardwareAddr, a.requests > 0, routes)
 		} else {
 			err = x.resolve()
 		}
@@ -154,10 +141,10 @@ func (r *routers) first(all []router) []router {
 
 // fault returns why packets to a client or a backend do not arrive; "": nothing is known. While one of several routers
 // answers, nothing is wrong with the address.
-func (r *routers) fault(to netip.Addr, whose string) string {
+func (r *routers) fault(to netip.Addr, whose string, routes *knownRoutes) string {
 	fault, known := r.faults[to]
 	if !known {
-		hops := nextHops(to)
+		hops := routes.nextHops(to)
 		if len(hops) > 0 && !slices.ContainsFunc(hops, func(x router) bool { return !r.known[x].failed }) {
 			fault = fmt.Sprintf("%s, the next hop %s, does not answer", hops[0].addr, whose)
 		}

@@ -19,11 +19,12 @@ func (c *changes) add(more changes) {
 	c.links, c.routes = c.links || more.links, c.routes || more.routes
 }
 
-// watchGroups are what the kernel reports: links, addresses, routes, rules, and the settings of interfaces.
+// watchGroups are what the kernel reports: links, addresses, routes and their next hops, rules, and the settings of
+// interfaces.
 var watchGroups = []uint{
 	unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
 	unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_IPV4_NETCONF,
-	unix.RTNLGRP_IPV6_NETCONF,
+	unix.RTNLGRP_IPV6_NETCONF, unix.RTNLGRP_NEXTHOP,
 }
 
 // watchBuffer is the receive buffer in bytes. A routing daemon that installs a table of routes sends bursts.

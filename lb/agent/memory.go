@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"os"
 	"runtime/debug"
 	"time"
@@ -13,8 +14,12 @@ import (
 // leave little garbage.
 const collectorPercent = 50
 
-// releaseDelay is the time after a start or a reload in which its changes reach the datapath.
-const releaseDelay = time.Second
+// releaseDelay is the time after a reload in which its changes reach the datapath, and storeDelay that after a start in
+// which routes are announced and the state of a large cluster is stored.
+const (
+	releaseDelay = time.Second
+	storeDelay   = 15 * time.Second
+)
 
 // limitGarbage sets the garbage collector's share.
 func limitGarbage() {
@@ -25,3 +30,25 @@ func limitGarbage() {
 
 // releaseMemory gives memory back to the system a little later.
 func releaseMemory() { time.AfterFunc(releaseDelay, debug.FreeOSMemory) }
+
+// releaseAfterStart releases memory once the datapath has all services, which takes long in a large cluster, and again
+// when they are announced and stored. Behind returns since when it lacks one.
+func releaseAfterStart(ctx context.Context, behind func() time.Time, release func()) {
+	wait := func(d time.Duration) bool {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(d):
+			return true
+		}
+	}
+	for wait(releaseDelay) {
+		if behind().IsZero() {
+			release()
+			if wait(storeDelay) {
+				release()
+			}
+			return
+		}
+	}
+}

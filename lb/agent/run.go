@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -95,8 +96,9 @@ func (a *Agent) reportReady(ctx context.Context) {
 	select {
 	case <-a.engine.Settled():
 		a.reloader.readiness.set()
-		releaseMemory()
 		a.log.Info("agent ready")
+		behind := func() time.Time { return a.engine.Progress().Behind }
+		releaseAfterStart(ctx, behind, debug.FreeOSMemory)
 	case <-ctx.Done():
 	}
 }

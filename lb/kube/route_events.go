@@ -162,7 +162,11 @@ func (e *RouteEvents) emit(every bool) {
 	settling := time.Since(e.began) < earlierFor
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	var all []lb.RouteStatus
+	n := len(e.changed)
+	if every {
+		n = len(e.routes)
+	}
+	all := make([]lb.RouteStatus, 0, n)
 	for address, x := range e.routes {
 		if every || e.changed[address] {
 			all = append(all, x.now)

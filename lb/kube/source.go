@@ -312,8 +312,13 @@ func (s *Source) reconcile(name string, sink lb.Sink) {
 		return
 	}
 	s.addStale(name, v.service)
-	if old != nil && reflect.DeepEqual(old, v.service) {
-		return
+	if old != nil {
+		if reflect.DeepEqual(old.Ports, v.service.Ports) {
+			v.service.Ports = old.Ports // plans of before refer to it, so its memory is needed once
+		}
+		if reflect.DeepEqual(old, v.service) {
+			return
+		}
 	}
 	s.put[name] = v.service
 	sink.Put(v.service)

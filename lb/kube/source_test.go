@@ -53,6 +53,21 @@ func TestReconcile(t *testing.T) {
 	}
 }
 
+// When a service changes except for its ports, these are the same in memory: plans of before refer to them.
+func TestUnchangedPortsAreShared(t *testing.T) {
+	f := newFixture(t, asIs)
+	s := aService(same)
+	f.have(t, node("n1", "192.0.2.1"), s, of("web", slice(8080, ep("10.0.0.1", "n1", "rs"))))
+	f.reconcile(nameOf(s), fakeSink{f.recorded})
+	before := f.put[nameOf(s)]
+	s.Spec.SessionAffinity = core.ServiceAffinityClientIP
+	f.reconcile(nameOf(s), fakeSink{f.recorded})
+	now := f.put[nameOf(s)]
+	if before.Affinity == now.Affinity || &before.Ports[0] != &now.Ports[0] {
+		t.Errorf("%p %+v, then %p %+v", before.Ports, before, now.Ports, now)
+	}
+}
+
 // The agent answers at a health check node port when the policy is Local and the node has no other proxy.
 func TestNodePort(t *testing.T) {
 	localPort := func(s *core.Service) { local(s); s.Spec.HealthCheckNodePort = 30000 }
