@@ -124,13 +124,24 @@ func (a *attachments) forward(name string) error {
 	err := a.sysctls.forward(name)
 	if errors.Is(err, unix.EROFS) { // in a container; packets that are not forwarded are counted as no_forwarding
 		a.o.Log.Warn("forwarding not switched on", "interface", name, "err", err,
-			"fix", "sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1")
+			"fix", forwardFix(name))
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("interface %s: %w", name, err)
 	}
 	return nil
+}
+
+// forwardFix is the command that does the same. It switches no other interface on, which would make a router of an
+// appliance. In names of settings, sysctl writes a dot of an interface as a slash.
+func forwardFix(name string) string {
+	name = strings.ReplaceAll(name, ".", "/")
+	fix := fmt.Sprintf("sysctl -w net.ipv4.conf.%[1]s.forwarding=1 net.ipv6.conf.%[1]s.forwarding=1", name)
+	if name == "lo" {
+		fix += " net.ipv4.conf.lo.accept_local=1"
+	}
+	return fix
 }
 
 // exchange attaches the programs to one interface, in place of those that an earlier agent pinned. After Open, tc

@@ -127,3 +127,19 @@ func (w *wire) joined() dptest.Packet {
 	}
 	return p
 }
+
+// A VIP answers no ping in fragments, which only a stack could put together (docs/forwarding.md).
+func TestPingInFragments(t *testing.T) {
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, nil)
+		fx.service(lb.TCP, "b1")
+		ping := icmp(8, 128)(fx)
+		ping.Payload = make([]byte, 2000)
+		for i, frame := range ping.Fragments(1, 1400) {
+			want := []string{"unsupported_protocol", "fragment_not_found"}[i]
+			if r := fx.run(frame); r.did != "dropped" || r.reason != want {
+				t.Errorf("fragment %d: %s: %s; want %s", i, r.did, r.reason, want)
+			}
+		}
+	})
+}

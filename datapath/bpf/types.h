@@ -285,7 +285,7 @@ enum reason {
 	REASON_NO_ROUTE,
 	/* operator: a server with forward = "dsr" is behind a router; put it on the link or use a tunnel */
 	REASON_NOT_ON_LINK,
-	/* operator: IP forwarding is off on lo; find what changed the sysctl and restart the agent */
+	/* operator: forwarding is off on lo; set net.ipv4.conf.lo.forwarding=1 and net.ipv6.conf.lo.forwarding=1 */
 	REASON_NO_FORWARDING,
 	/* sender: the TTL or hop limit is used up; look for a routing loop or raise the initial TTL */
 	REASON_TTL_EXPIRED,

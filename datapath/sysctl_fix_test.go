@@ -1,0 +1,40 @@
+package datapath
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+)
+
+// The command that is logged when settings are read-only does what the agent does, and makes no router.
+func TestForwardFix(t *testing.T) {
+	fx := newFixture(t, hookTC, false, nil)
+	const vlan = "eth0.7"
+	fx.do(func() error {
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: vlan}, PeerName: "peer7"})
+	})
+	for _, path := range []string{"ipv4/conf/lo/accept_local", "ipv4/conf/lo/forwarding", "ipv6/conf/lo/forwarding"} {
+		fx.do(func() error { return sysctl(path, "0")(fx) })
+	}
+	for _, name := range []string{"lo", vlan} {
+		fx.do(func() error {
+			if fx.d.uplinks.sysctls.forwards(name) == "" {
+				t.Errorf("%s forwards before", name)
+			}
+			if out, err := exec.Command("sh", "-c", forwardFix(name)).CombinedOutput(); err != nil {
+				t.Errorf("%s: %v: %s", forwardFix(name), err, out)
+			}
+			if missing := fx.d.uplinks.sysctls.forwards(name); missing != "" {
+				t.Errorf("%s is not set by %s", missing, forwardFix(name))
+			}
+			router, err := os.ReadFile("/proc/sys/net/ipv4/conf/eth0/forwarding")
+			if strings.TrimSpace(string(router)) != "0" {
+				t.Errorf("eth0 forwards: %q", router)
+			}
+			return err
+		})
+	}
+}
