@@ -64,8 +64,6 @@ func TestLastAnnouncer(t *testing.T) {
 	}
 }
 
-func name(s string) *string { return &s }
-
 // other is a result of the check of another node's proxy, or with "" of this node's.
 func other(node string, err error) lb.Health {
 	key := proxyCheck
