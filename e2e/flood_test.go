@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"strings"
@@ -35,6 +36,10 @@ func TestFlood(t *testing.T) {
 }
 
 func (s *site) withstandsFlood(t *testing.T) {
+	slowChecks(s.config[0].Services)
+	if err := errors.Join(s.agents[0].Configure(s.config[0].TOML()), s.agents[0].Reload()); err != nil {
+		t.Fatal(err)
+	}
 	conns := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 500)
 	six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 500)
 	if err := s.Delay(s.Clients[0], roundTrip); err != nil {
