@@ -40,8 +40,7 @@ func TestDeliversToLocalBackends(t *testing.T) {
 			}
 			back := func(flags uint8) dptest.Packet {
 				p := there(flags)
-				p.Src, p.Dst = fx.at("b1", 8080), p.Src
-				p.Seq, p.Ack = 5*p.Seq, p.Seq+uint32(truth(proto == lb.TCP))
+				p.Src, p.Dst, p.Seq, p.Ack = fx.at("b1", 8080), p.Src, 5*p.Seq, 0
 				return p
 			}
 			for i, flags := range []uint8{dptest.SYN, dptest.ACK, dptest.ACK} {
@@ -94,7 +93,7 @@ func TestTwoVIPsWithOneLocalServer(t *testing.T) {
 			}
 			seen[r.out.Src] = true
 			answer := fx.out(dptest.Packet{Src: r.out.Dst, Dst: r.out.Src, Proto: dptest.TCP,
-				Flags: dptest.SYN | dptest.ACK, Ack: p.Seq + 1})
+				Flags: dptest.SYN | dptest.ACK})
 			if answer.Src != p.Dst || answer.Dst != p.Src {
 				t.Errorf("%s: the answer left from %s to %s", vip, answer.Src, answer.Dst)
 			}

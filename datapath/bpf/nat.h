@@ -52,43 +52,6 @@ static __always_inline int flow_in_window(__u32 seq, __u32 of)
 	return seq - of + FLOW_WINDOW <= 2 * FLOW_WINDOW;
 }
 
-/* What a side may send before it is acknowledged: the window of a SYN is not scaled (RFC 7323, 2.2). */
-#define FIRST_WINDOW 0xffff
-
-/* nat_is_of_syn reports whether a number follows the first or the last SYN of the client of a half-open flow, or part
- * of its payload, which a server may leave out. With SCTP it is the tag of an INIT. */
-static __always_inline int nat_is_of_syn(const struct pkt *p, const struct server_flow *s, __u32 number)
-{
-	int sctp = p->key.proto == IPPROTO_SCTP;
-	__u32 payload = sctp ? 0 : FIRST_WINDOW;
-
-	return s->f.ack - number <= payload ||
-	       (s->f.answered != ANSWERED_AGAIN && s->client_end - sctp - number <= payload);
-}
-
-/* nat_is_of_half_open reports whether a packet of a server is of its half-open flow. Where the source is kept, the
- * client may have a connection to the server with the same addresses and ports, and the server answers a forged SYN by
- * an ACK of that one: its client resets it, if it comes from the VIP. */
-static __always_inline int nat_is_of_half_open(const struct pkt *p, const struct verdict *v,
-					       const struct server_flow *s)
-{
-	int syn_ack = (p->flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK);
-	int again = s->f.answered == ANSWERED_AGAIN;
-
-	if (p->fragment == FRAG_LATER || !addr_equal(v->server.to.w, s->client.client.w))
-		return 1;
-	if (p->icmp_error) /* with SCTP the quote has no tag of the client */
-		return p->key.proto == IPPROTO_SCTP || nat_is_of_syn(p, s, p->seq + 1);
-	if (again && syn_ack)
-		return 1;
-	if (p->key.proto == IPPROTO_SCTP)
-		return nat_is_of_syn(p, s, p->ack);
-	if ((syn_ack || p->flags & TCP_RST) && p->flags & TCP_ACK && nat_is_of_syn(p, s, p->ack))
-		return 1;
-	return (s->f.answered && p->seq - s->f.end <= FIRST_WINDOW + 1) ||
-	       (again && p->seq - s->client_end <= FIRST_WINDOW + 1);
-}
-
 /* nat_find_reply returns the flow of a packet that a server sent, and sets in the verdict what it becomes. */
 static __always_inline struct flow *nat_find_reply(const struct pkt *p, struct verdict *v)
 {
@@ -105,7 +68,7 @@ static __always_inline struct flow *nat_find_reply(const struct pkt *p, struct v
 	v->half_open = !s;
 	if (!s && pkt_is_stream(p))
 		s = bpf_map_lookup_elem(&sy_halfopen_servers, &v->server);
-	if (!s || (v->half_open && !nat_is_of_half_open(p, v, s)))
+	if (!s)
 		return 0;
 	v->client = s->client;
 	v->backend = s->backend;
@@ -148,7 +111,8 @@ static __always_inline int flow_confirms(const struct pkt *p, const struct verdi
 
 	if (!f->answered)
 		return 0;
-	if (p->ack - f->end - tcp <= (tcp ? FIRST_WINDOW : 0))
+	/* Until it receives this, the server may have sent up to a window. */
+	if (p->ack - f->end - tcp <= (tcp ? 0xffff : 0))
 		return 1;
 	if (f->answered != ANSWERED_AGAIN)
 		return 0;

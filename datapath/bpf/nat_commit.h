@@ -113,7 +113,6 @@ static __always_inline void nat_write_open(struct scratch *scratch)
 	*s = (struct server_flow){
 		.f = f, .client = v->client, .backend = v->backend, .client_end = p->seq + p->payload + 1
 	};
-	s->f.ack = s->client_end - (p->key.proto == IPPROTO_SCTP);
 
 	if (v->claim == CLAIM_RESTED || v->claim == CLAIM_TIME_WAIT)
 		flow_remove(&v->server, stream);

@@ -42,8 +42,7 @@ enum flow_doubt {
 /* What both entries begin with: the state of one side of the flow. */
 struct flow {
 	__u32 end; /* TCP: sequence number after the last byte of this side; server, half-open: its first one */
-	/* TCP: the last acknowledgement by this side, or what a server's first must be; SCTP: the tag in its packets */
-	__u32 ack;
+	__u32 ack; /* TCP: the last acknowledgement by this side; SCTP: the tag in its packets */
 	__u32 seen; /* last packet, in units of flow_clock */
 	__u8 state; /* enum flow_state */
 	__u8 fin; /* enum fin */

@@ -231,7 +231,7 @@ static __always_inline void parse_quote_v4(void *data, void *end, struct pkt *p)
 	struct quote {
 		struct iphdr ip;
 		__be16 sport, dport;
-		__be32 seq;
+		__be32 more;
 	} *q = data + L4(p) + sizeof(struct icmphdr);
 
 	if ((void *)(q + 1) > end || q->ip.ver_ihl != 0x45 || q->ip.frag & bpf_htons(IP_OFFSET) ||
@@ -242,7 +242,6 @@ static __always_inline void parse_quote_v4(void *data, void *end, struct pkt *p)
 	p->key.t.src = addr_v4mapped(q->ip.dst);
 	p->key.t.sport = q->dport;
 	p->key.t.dport = q->sport;
-	p->seq = bpf_ntohl(q->seq);
 	p->quoted_len = bpf_ntohs(q->ip.len);
 	if (p->mtu)
 		parse_quote_tunnel(data, end, p, L4(p) + sizeof(struct icmphdr) + sizeof(q->ip));
@@ -253,7 +252,7 @@ static __always_inline void parse_quote_v6(void *data, void *end, struct pkt *p)
 	struct quote {
 		struct ip6hdr ip;
 		__be16 sport, dport;
-		__be32 seq;
+		__be32 more;
 	} *q = data + L4(p) + sizeof(struct icmphdr);
 
 	if ((void *)(q + 1) > end || !addr_equal(q->ip.src.w, p->key.t.dst.w) || addr_is_v4((struct addr *)&q->ip.dst))
@@ -263,7 +262,6 @@ static __always_inline void parse_quote_v6(void *data, void *end, struct pkt *p)
 	__builtin_memcpy(&p->key.t.src, &q->ip.dst, sizeof(p->key.t.src));
 	p->key.t.sport = q->dport;
 	p->key.t.dport = q->sport;
-	p->seq = bpf_ntohl(q->seq);
 	p->quoted_len = bpf_ntohs(q->ip.len) + sizeof(q->ip);
 	if (p->mtu)
 		parse_quote_tunnel(data, end, p, L4(p) + sizeof(struct icmphdr) + sizeof(q->ip));
