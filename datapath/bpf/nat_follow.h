@@ -54,7 +54,7 @@ static __always_inline void nat_renumber(const struct pkt *p, struct flow *f, __
 /* nat_is_near reports whether the numbers of a segment, which ends with end, are not far from the last ones. */
 static __always_inline int nat_is_near(const struct pkt *p, const struct flow *f, __u32 end)
 {
-	return nat_acknowledges(p) && flow_in_window(end, f->end) && flow_in_window(p->ack, f->ack);
+	return p->flags & TCP_ACK && flow_in_window(end, f->end) && flow_in_window(p->ack, f->ack);
 }
 
 /* nat_keeps_alive reports whether a packet keeps its side of the flow from expiring. A SYN does not, nor does what
@@ -86,7 +86,8 @@ static __always_inline void nat_follow(const struct pkt *p, const struct verdict
 		f->end = end;
 	if ((__s32)(p->ack - f->ack) > 0)
 		f->ack = p->ack;
-	flow_trust(f);
+	if (f->doubt != DOUBT_NUMBERS || nat_acknowledges(p))
+		flow_trust(f);
 }
 
 /* nat_acknowledge records that the client of an ended flow has all that its server sent. */
