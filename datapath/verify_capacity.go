@@ -11,12 +11,12 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// capacities are the reasons to refuse packets of new flows because of a limit of this node. They are no fault of an
-// address: other flows go on.
-var capacities = []string{"flows_full", "snat_exhausted", "udp_share_full"}
-
 // keyMismatch is the reason to drop packets of other nodes, or of balancers, which have another key or none.
 const keyMismatch = "tunnel_key_mismatch"
+
+// warnedReasons are keyMismatch, and the reasons to refuse packets of new flows because of a limit of this node. They
+// are no fault of an address: other flows go on.
+var warnedReasons = []string{"flows_full", "snat_exhausted", "udp_share_full", keyMismatch}
 
 const (
 	// exhaustedFor is how long an exhausted capacity is warned of after the last packet.
@@ -35,7 +35,7 @@ type exhaustion struct {
 	owners      map[string]bool // services, with the backend whose ports are in use
 }
 
-// readCapacities compares the counters of capacities, and of keyMismatch, with those of the last time.
+// readCapacities compares the counters of warnedReasons with those of the last time.
 func (v *verifier) readCapacities(now time.Time) {
 	packets, err := readVerdicts(v.d.objects.SyVerdicts)
 	if err != nil {
@@ -54,7 +54,7 @@ func (v *verifier) readCapacities(now time.Time) {
 		w.exhausted = map[string]*exhaustion{}
 		return
 	}
-	for _, reason := range slices.Concat(capacities, []string{keyMismatch}) {
+	for _, reason := range warnedReasons {
 		x, n := w.exhausted[reason], drops[reason]-was[reason]
 		switch {
 		case n > 0 && x == nil:
@@ -110,9 +110,9 @@ func (v *verifier) findOwners(reason string, owners map[string]bool) {
 	}
 }
 
-// capacities returns a warning for each capacity that was exhausted lately, and for keyMismatch.
+// capacities returns a warning for each of warnedReasons that packets were dropped or refused for lately.
 func (w *warnings) capacities() (list []string) {
-	for _, reason := range slices.Concat(capacities, []string{keyMismatch}) {
+	for _, reason := range warnedReasons {
 		x, what := w.exhausted[reason], "packets of new connections were dropped or reset"
 		if x == nil {
 			continue

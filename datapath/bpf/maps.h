@@ -174,7 +174,7 @@ struct {
 } sy_dsr_halfopen SEC(".maps");
 
 /* One bit per value of the low bits of a flow hash, set from the first packet of a DSR flow until its entry is in
- * sy_dsr_flows. It selects the packets that are looked up. */
+ * sy_dsr_flows, and from a FIN or RST until the next packet. It selects the packets that are looked up. */
 #define DSR_PENDING_WORDS 4096
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
