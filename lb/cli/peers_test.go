@@ -9,21 +9,27 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-func TestDetailsOfAPeer(t *testing.T) {
+// Two commands have the flag --peer.
+func TestPeerFlag(t *testing.T) {
 	socket := serve(t, lb.Status{})
-	const details = "peer 192.0.2.1, AS 64500 state active for -, sessions that ended: 0 reason connection refused"
-	for _, tt := range []struct {
-		peer, want, problem string
-		code                int
-	}{
-		{"192.0.2.1", details, "", 0},
-		{"192.0.2.9", "", "there is no BGP peer 192.0.2.9", 1},
-		{"router", "", "--peer router: want an address", 2},
+	for command, want := range map[string]string{
+		"peers": "peer 192.0.2.1, AS 64500 state active for -, sessions that ended: 0 reason connection refused",
+		"routes": "PREFIX NEXT HOP AS PATH MED LOCAL PREF COMMUNITIES BANDWIDTH SINCE " +
+			"203.0.113.10/32 192.0.2.2 64512 64512 0 - no-export,64512:1:2 3 Gbit/s -",
 	} {
-		code, out, errOut := steelyard(t, "peers", "--peer", tt.peer, "--socket", socket)
-		words := strings.Join(strings.Fields(out), " ")
-		if code != tt.code || words != tt.want || !strings.Contains(errOut, tt.problem) {
-			t.Errorf("peers --peer %s: code %d, stderr %q, stdout:\n%s", tt.peer, code, errOut, out)
+		for _, tt := range []struct {
+			peer, want, problem string
+			code                int
+		}{
+			{"192.0.2.1", want, "", 0},
+			{"192.0.2.9", "", "there is no BGP peer 192.0.2.9", 1},
+			{"router", "", "--peer router: want an address", 2},
+		} {
+			code, out, errOut := steelyard(t, command, "--peer", tt.peer, "--socket", socket)
+			words := strings.Join(strings.Fields(out), " ")
+			if code != tt.code || words != tt.want || !strings.Contains(errOut, tt.problem) {
+				t.Errorf("%s --peer %s: code %d, stderr %q, stdout:\n%s", command, tt.peer, code, errOut, out)
+			}
 		}
 	}
 }
