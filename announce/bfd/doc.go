@@ -15,8 +15,10 @@
 //     neighbour's distance (Neighbor.MinTTL). Authentication is not offered; packets that have it are discarded.
 //   - The sockets of a session with a device, an interface or a VRF, are bound to it (device.go), so neighbours with
 //     the same address on different devices have sessions of their own.
-//   - A planned end sends AdminDown. The neighbour must not take that for a failure (RFC 5882, section 3.2), so routes
-//     are left to BGP.
+//   - A planned end sends AdminDown. The neighbour must not take that for a failure (RFC 5882, section 3.2), but FRR 8
+//     and BIRD 2.0 do.
+//   - Intervals, the multiplier and the minimum TTL of a session can change while it is up, by a poll sequence (section
+//     6.8.3).
 //   - The C bit is 0: the agent sends the packets, and not the datapath, so the session fails when the agent is killed
 //     although the datapath still forwards. A router that follows RFC 5882, section 4.3.2, then ends the BGP session
 //     without keeping the routes. A node for which the restart of a killed agent matters more than the detection of a

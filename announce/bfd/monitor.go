@@ -35,15 +35,17 @@ type Status struct {
 	Diag       Diag      // why the session was last down; DiagNone: it was not
 	RemoteDiag Diag      // why the neighbor says that it is
 	Since      time.Time // of the last change of State
+	NotUpSince time.Time // when it was last up, or added; zero: it is up
+	BothUp     time.Time // the last packet of the neighbor by which both sides were up; zero: they never were
 	Problem    string    // why packets cannot be sent; "": they can
-	Discarded  string    // why the last packet from the address of the neighbor was discarded; "": it was not
+	Discarded  string    // why the last packet from its address, of the last ten seconds, was discarded; "": it was not
 }
 
 // Options configures a Monitor.
 type Options struct {
 	// Changed is called after each change of a state, from the goroutine of Run. It must not block, nor call the
 	// Monitor; it may be nil.
-	Changed func(Status)
+	Changed func(before State, s Status)
 	Log     *slog.Logger
 }
 
@@ -60,12 +62,19 @@ type Monitor struct {
 	discarded map[string]uint64
 }
 
+// discardedTime is how long a discarded packet is the state of a session. A router whose packets are all discarded
+// sends one a second.
+const discardedTime = 10 * time.Second
+
 type session struct {
 	Neighbor
 	*machine
+	reported   State // the last one that Changed was told
 	since      time.Time
+	notUpSince time.Time
 	problem    string
-	discarded  string
+	discarded  string    // why the last packet was; "": it was not
+	refusedAt  time.Time // the last packet that was discarded
 	limit      loglimit.Limit
 	device     *device       // that of Device; nil before the first step
 	socket     int           // -1: none
@@ -87,28 +96,39 @@ func New(o Options) (*Monitor, error) {
 	}, nil
 }
 
-// Set makes these the neighbors. Sessions with neighbors that stay as they are go on; the others end as
-// administratively down.
+// key is what the neighbors of two sessions differ in. The other parameters of a session can change.
+func (n Neighbor) key() Neighbor {
+	n.MinTTL, n.Interval, n.Multiplier = 0, 0, 0
+	return n
+}
+
+// Set makes these the neighbors. Sessions with neighbors that stay go on, also when their Interval, Multiplier or
+// MinTTL changes; the others end as administratively down.
 func (m *Monitor) Set(neighbors []Neighbor) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.sessions = slices.DeleteFunc(m.sessions, func(s *session) bool {
-		gone := !slices.Contains(neighbors, s.Neighbor)
+		gone := !slices.ContainsFunc(neighbors, func(n Neighbor) bool { return s.key() == n.key() })
 		if gone {
 			s.close()
 		}
 		return gone
 	})
 	for _, n := range neighbors {
-		if slices.ContainsFunc(m.sessions, func(s *session) bool { return s.Neighbor == n }) {
+		i := slices.IndexFunc(m.sessions, func(s *session) bool { return s.key() == n.key() })
+		if i >= 0 {
+			m.sessions[i].Neighbor = n
+			m.sessions[i].configure(n.Interval, n.Multiplier)
 			continue
 		}
 		if m.last++; m.last == 0 {
 			m.last = 1
 		}
 		m.lookedUp = time.Time{}
+		now := time.Now()
 		m.sessions = append(m.sessions, &session{
-			Neighbor: n, machine: newMachine(m.last, n.Interval, n.Multiplier), since: time.Now(), socket: -1,
+			Neighbor: n, machine: newMachine(m.last, n.Interval, n.Multiplier), reported: Down,
+			since: now, notUpSince: now, socket: -1,
 		})
 	}
 	m.notify()
@@ -138,8 +158,11 @@ func (m *Monitor) Discarded() map[string]uint64 {
 
 func (s *session) status() Status {
 	st := Status{
-		Neighbor: s.Addr, State: s.state, Diag: s.diag, RemoteDiag: s.remoteDiag, Since: s.since, Problem: s.problem,
-		Discarded: s.discarded,
+		Neighbor: s.Addr, State: s.state, Diag: s.diag, RemoteDiag: s.remoteDiag, Since: s.since,
+		NotUpSince: s.notUpSince, BothUp: s.bothUp, Problem: s.problem,
+	}
+	if time.Since(s.refusedAt) < discardedTime {
+		st.Discarded = s.discarded
 	}
 	if st.Problem == "" && s.device != nil && s.device.err != nil {
 		st.Problem = s.device.err.Error()
@@ -194,10 +217,6 @@ func timespec(d time.Duration) *unix.Timespec {
 func (m *Monitor) step() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	before := make([]State, len(m.sessions))
-	for i, s := range m.sessions {
-		before[i] = s.state
-	}
 	m.bindDevices(time.Now())
 	for _, d := range m.devices {
 		for _, l := range d.listeners {
@@ -209,14 +228,10 @@ func (m *Monitor) step() time.Duration {
 	}
 	now := time.Now()
 	next := now.Add(time.Hour)
-	for i, s := range m.sessions {
+	for _, s := range m.sessions {
 		s.expire(now)
-		changed := s.state != before[i]
-		if changed {
-			s.since = now
-			m.changed(s)
-		}
-		if changed || !now.Before(s.send) {
+		m.report(s, now)
+		if !now.Before(s.send) {
 			if s.periodic() {
 				s.transmit(s.packet(false))
 			}
@@ -238,7 +253,20 @@ func earlier(a, b time.Time) time.Time {
 	return b
 }
 
-func (m *Monitor) changed(s *session) {
+// report tells of a change of the state, after each packet, because the next one may hide it. The neighbor is told in
+// this step.
+func (m *Monitor) report(s *session, now time.Time) {
+	before := s.reported
+	if s.state == before {
+		return
+	}
+	s.reported, s.since, s.send = s.state, now, now
+	switch Up {
+	case s.state:
+		s.notUpSince = time.Time{}
+	case before:
+		s.notUpSince = now
+	}
 	if left, ok := s.limit.Allow(s.since, fmt.Sprint(s.state, s.diag, s.remoteDiag)); ok {
 		log := m.o.Log.With("neighbor", s.Addr)
 		if s.Device != "" {
@@ -250,7 +278,7 @@ func (m *Monitor) changed(s *session) {
 		log.Info("bfd session "+s.state.String(), "reason", s.diag, "remote_reason", s.remoteDiag)
 	}
 	if m.o.Changed != nil {
-		m.o.Changed(s.status())
+		m.o.Changed(before, s.status())
 	}
 }
 
@@ -264,13 +292,15 @@ func (m *Monitor) receive(d datagram) (reason string) {
 			continue
 		}
 		if reason = s.refuse(&d); reason != "" {
-			s.discarded = reason
+			s.discarded, s.refusedAt = reason, time.Now()
 			continue
 		}
 		s.discarded = ""
-		if s.machine.receive(d.Packet, time.Now()) {
+		now := time.Now()
+		if s.machine.receive(d.Packet, now) {
 			s.transmit(s.packet(true))
 		}
+		m.report(s, now)
 		return ""
 	}
 	return reason

@@ -23,7 +23,7 @@ import (
 )
 
 // The monitor runs in a child process, which can be stopped and killed: the test binary with this variable set to the
-// neighbor's address.
+// neighbor's address. SIGUSR1 and SIGUSR2 make it slow and fast.
 const (
 	childNeighbor   = "STEELYARD_BFD_TEST_NEIGHBOR"
 	childMultiplier = "STEELYARD_BFD_TEST_MULTIPLIER"
@@ -56,8 +56,21 @@ func runChild(neighbor netip.Addr) error {
 		n.Multiplier = uint8(multiplier)
 	}
 	m.Set([]bfd.Neighbor{n})
+	changes := make(chan os.Signal, 1)
+	signal.Notify(changes, syscall.SIGUSR1, syscall.SIGUSR2)
+	go func() {
+		for s := range changes {
+			changed := n
+			if s == syscall.SIGUSR1 {
+				changed.Interval, changed.Multiplier = slowInterval, slowMultiplier
+			}
+			m.Set([]bfd.Neighbor{changed})
+		}
+	}()
 	return m.Run(ctx)
 }
+
+const slowInterval, slowMultiplier = 500 * time.Millisecond, 12
 
 func fast(a netip.Addr) bfd.Neighbor {
 	return bfd.Neighbor{Addr: a, Interval: 100 * time.Millisecond, Multiplier: 3}
@@ -201,7 +214,8 @@ func TestMonitorNotices(t *testing.T) {
 		is := func(want bfd.State) {
 			t.Helper()
 			labtest.Until(t, 20*time.Second, fmt.Sprintf("the session is %v", want), func() error {
-				if s := m.Sessions()[0]; s.State != want || s.Problem != "" {
+				s := m.Sessions()[0]
+				if s.State != want || s.Problem != "" || s.NotUpSince.IsZero() != (want == bfd.Up) {
 					return fmt.Errorf("%+v", s)
 				}
 				return nil

@@ -10,25 +10,49 @@ const slowInterval = time.Second
 type machine struct {
 	interval   time.Duration // desired minimum transmit and required minimum receive interval while up
 	multiplier uint8
+	// Until the neighbor has confirmed a changed interval, packets are sent at the shortest and expected at the longest
+	// one since the last that it has confirmed (section 6.8.3).
+	shortest, longest time.Duration
 
 	state, remoteState State
 	diag, remoteDiag   Diag
 	local, remote      uint32 // discriminators; remote is 0 while unknown
-	polling            bool
+	polls              int    // final bits to await; the packets until then have the poll bit
 	remoteDemand       bool
 	remoteMultiplier   uint8
 	remoteMinTx        time.Duration
 	remoteMinRx        time.Duration
 	heard              time.Time // the last valid packet; zero: none since the detection time expired
+	bothUp             time.Time // the last packet by which the neighbor is up while this is; zero: none
 }
 
 // newMachine returns a session that is down. local must differ from that of all other sessions, and from 0.
 func newMachine(local uint32, interval time.Duration, multiplier uint8) *machine {
 	return &machine{
-		interval: interval, multiplier: multiplier, state: Down, remoteState: Down, local: local,
+		interval: interval, multiplier: multiplier, shortest: interval, longest: interval,
+		state: Down, remoteState: Down, local: local,
 		remoteMinRx: time.Microsecond, // section 6.8.1
 	}
 }
+
+// configure changes the parameters without ending the session. A changed multiplier needs no poll sequence (section
+// 6.8.12). A change during one needs another: the final bit that is on its way may confirm the packet before.
+func (m *machine) configure(interval time.Duration, multiplier uint8) {
+	m.multiplier = multiplier
+	if interval == m.interval {
+		return
+	}
+	m.interval = interval
+	if m.state != Up { // the poll sequence begins when it comes up
+		m.confirmed()
+		return
+	}
+	m.shortest, m.longest = min(m.shortest, interval), max(m.longest, interval)
+	m.polls = min(m.polls+1, 2)
+}
+
+// confirmed puts the interval in force.
+func (m *machine) confirmed() { m.shortest, m.longest = m.interval, m.interval }
 
 // minTx is the desired minimum transmit interval.
 func (m *machine) minTx() time.Duration {
@@ -44,8 +68,10 @@ func (m *machine) receive(p Packet, now time.Time) (answer bool) {
 	m.remote, m.remoteState, m.remoteDiag = p.MyDiscriminator, p.State, p.Diag
 	m.remoteDemand, m.remoteMultiplier = p.Demand, p.Multiplier
 	m.remoteMinTx, m.remoteMinRx = p.DesiredMinTx, p.RequiredMinRx
-	if p.Final {
-		m.polling = false
+	if p.Final && m.polls > 0 {
+		if m.polls--; m.polls == 0 {
+			m.confirmed()
+		}
 	}
 	if m.state == AdminDown {
 		return false
@@ -63,6 +89,9 @@ func (m *machine) receive(p Packet, now time.Time) (answer bool) {
 	case m.state == Up && p.State == Down:
 		m.enter(Down, DiagNeighborDown)
 	}
+	if m.state == Up && p.State == Up {
+		m.bothUp = now
+	}
 	return p.Poll
 }
 
@@ -70,7 +99,11 @@ func (m *machine) receive(p Packet, now time.Time) (answer bool) {
 // 6.8.3).
 func (m *machine) enter(s State, d Diag) {
 	m.state, m.diag = s, d
-	m.polling = s == Up
+	m.confirmed()
+	m.polls = 0
+	if s == Up {
+		m.polls = 1
+	}
 }
 
 // end makes the session administratively down.
@@ -78,7 +111,7 @@ func (m *machine) end() { m.enter(AdminDown, DiagAdminDown) }
 
 // detectionTime is the time without a packet after which the session fails (section 6.8.4); 0: nothing was received.
 func (m *machine) detectionTime() time.Duration {
-	return time.Duration(m.remoteMultiplier) * max(m.interval, m.remoteMinTx)
+	return time.Duration(m.remoteMultiplier) * max(m.longest, m.remoteMinTx)
 }
 
 // expires is when the session fails unless a packet arrives; zero: it does not.
@@ -104,11 +137,17 @@ func (m *machine) expire(now time.Time) {
 
 // periodic reports whether periodic packets are sent (section 6.8.7).
 func (m *machine) periodic() bool {
-	return m.remoteMinRx > 0 && (m.polling || !m.remoteDemand || m.state != Up || m.remoteState != Up)
+	return m.remoteMinRx > 0 && (m.polls > 0 || !m.remoteDemand || m.state != Up || m.remoteState != Up)
 }
 
 // txInterval is the longest time between two periodic packets.
-func (m *machine) txInterval() time.Duration { return max(m.minTx(), m.remoteMinRx) }
+func (m *machine) txInterval() time.Duration {
+	own := m.minTx()
+	if m.state == Up {
+		own = m.shortest
+	}
+	return max(own, m.remoteMinRx)
+}
 
 // pause is the time until the next periodic packet. random is in [0, 1): packets are sent up to a quarter earlier, and
 // at least a tenth earlier with a multiplier of 1 (section 6.8.7).
@@ -123,7 +162,7 @@ func (m *machine) pause(random float64) time.Duration {
 // packet returns the packet to send. final: it answers a poll.
 func (m *machine) packet(final bool) Packet {
 	return Packet{
-		State: m.state, Diag: m.diag, Poll: m.polling && !final, Final: final, Multiplier: m.multiplier,
+		State: m.state, Diag: m.diag, Poll: m.polls > 0 && !final, Final: final, Multiplier: m.multiplier,
 		MyDiscriminator: m.local, YourDiscriminator: m.remote, DesiredMinTx: m.minTx(), RequiredMinRx: m.interval,
 	}
 }

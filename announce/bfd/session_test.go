@@ -2,6 +2,7 @@ package bfd
 
 import (
 	"math/rand/v2"
+	"net/netip"
 	"testing"
 	"time"
 )
@@ -39,7 +40,7 @@ func up(t *testing.T) (a, b *machine) {
 	}
 	pass(t, a, b, start)
 	pass(t, b, a, start)
-	if a.polling || b.polling {
+	if a.polls > 0 || b.polls > 0 {
 		t.Fatal("a poll sequence did not end")
 	}
 	return a, b
@@ -68,6 +69,24 @@ func TestStates(t *testing.T) {
 	}
 }
 
+// A packet proves that the path works in both directions only while both sides are up.
+func TestBothUp(t *testing.T) {
+	for _, c := range []struct {
+		state, received State
+		want            bool
+	}{
+		{Up, Up, true}, {Init, Up, true}, {Up, Init, false}, {Up, Down, false}, {Up, AdminDown, false},
+		{Down, Init, false}, {Down, Up, false}, {Init, Init, false}, {AdminDown, Up, false},
+	} {
+		m := newMachine(1, interval100, 3)
+		m.state = c.state
+		m.receive(Packet{State: c.received, Multiplier: 3, MyDiscriminator: 2, YourDiscriminator: 1}, start)
+		if got := m.bothUp.Equal(start); got != c.want {
+			t.Errorf("%v, received %v: %t, want %t", c.state, c.received, got, c.want)
+		}
+	}
+}
+
 // While it is not up, a session sends at most one packet a second (section 6.8.3); then as configured on both sides.
 func TestIntervals(t *testing.T) {
 	a, _ := machines()
@@ -87,13 +106,100 @@ func TestIntervals(t *testing.T) {
 	if d := a.pause(0.999); d > 90*time.Millisecond {
 		t.Errorf("multiplier 1: %v, want at most 90ms (section 6.8.7)", d)
 	}
-	b.interval = 300 * time.Millisecond // its next packet says so
+	b.configure(300*time.Millisecond, 3) // its next packet says so
 	pass(t, b, a, start)
 	if d := a.pause(1); d < 270*time.Millisecond || d > 300*time.Millisecond {
 		t.Errorf("the neighbor receives every 300ms: %v", d)
 	}
 	if d := a.detectionTime(); d != 900*time.Millisecond {
 		t.Errorf("detection time %v, want 900ms", d)
+	}
+}
+
+// Sections 6.8.3 and 6.8.12: the parameters of a session that is up change without its end. A longer transmit and a
+// shorter receive interval count once the neighbor has confirmed them, the other changes at once.
+func TestConfigure(t *testing.T) {
+	const interval50, interval300, interval500 = 50 * time.Millisecond, 300 * time.Millisecond, 500 * time.Millisecond
+	a, b := up(t)
+	is := func(what string, tx, detection time.Duration, polls int) {
+		t.Helper()
+		if a.txInterval() != tx || a.detectionTime() != detection || a.polls != polls || a.state != Up {
+			t.Errorf("%s: sends every %v, detects in %v, %d polls, %v; want %v, %v, %d, up", what, a.txInterval(),
+				a.detectionTime(), a.polls, a.state, tx, detection, polls)
+		}
+	}
+	is("before", interval100, 3*interval100, 0)
+	a.configure(interval100, 5)
+	is("multiplier", interval100, 3*interval100, 0)
+	pass(t, a, b, start)
+	if d := b.detectionTime(); d != 5*interval100 {
+		t.Errorf("the neighbor detects in %v, want 500ms", d)
+	}
+	a.configure(interval300, 5)
+	is("longer, not confirmed", interval100, 3*interval300, 1)
+	if p := a.packet(false); !p.Poll || p.DesiredMinTx != interval300 || p.RequiredMinRx != interval300 {
+		t.Errorf("packet %+v", p)
+	}
+	pass(t, a, b, start)
+	is("longer, confirmed", interval300, 3*interval300, 0)
+	if d := b.detectionTime(); d != 5*interval300 {
+		t.Errorf("the neighbor detects in %v, want 1.5s", d)
+	}
+	b.configure(interval50, 3)
+	pass(t, b, a, start)
+	is("the neighbor sends faster", interval300, 3*interval300, 0)
+	a.configure(interval100, 5)
+	is("shorter, not confirmed", interval100, 3*interval300, 1)
+	pass(t, a, b, start)
+	is("shorter, confirmed", interval100, 3*interval100, 0)
+
+	a.configure(interval500, 5)
+	a.configure(interval300, 5)
+	is("two changes", interval100, 3*interval500, 2)
+	pass(t, a, b, start)
+	is("two changes, the first confirmed", interval100, 3*interval500, 1)
+	pass(t, a, b, start)
+	is("two changes, confirmed", interval300, 3*interval300, 0)
+
+	a.configure(interval100, 3)
+	a.expire(start.Add(time.Minute))
+	a.configure(interval50, 3)
+	if a.state != Down || a.txInterval() != slowInterval || a.packet(false).Poll {
+		t.Errorf("down: %+v", a)
+	}
+	for range 3 {
+		pass(t, b, a, start)
+		pass(t, a, b, start)
+	}
+	is("up again", interval50, 3*interval50, 0)
+}
+
+// A session goes on, with its discriminator, unless what it is bound to changes.
+func TestSetKeepsSessions(t *testing.T) {
+	m, err := New(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := Neighbor{
+		Addr: netip.MustParseAddr("192.0.2.1"), Multihop: true, MinTTL: 254, Interval: interval100, Multiplier: 3,
+	}
+	m.Set([]Neighbor{n})
+	s := m.sessions[0]
+	s.enter(Up, DiagNone)
+	n.MinTTL, n.Interval, n.Multiplier = 250, 2*interval100, 5
+	m.Set([]Neighbor{n})
+	if m.sessions[0] != s || s.Neighbor != n || s.state != Up || s.interval != n.Interval || s.multiplier != 5 {
+		t.Errorf("%+v, %+v", s.Neighbor, s.machine)
+	}
+	for _, change := range []func(*Neighbor){
+		func(n *Neighbor) { n.Source = netip.MustParseAddr("192.0.2.2") },
+		func(n *Neighbor) { n.Device = "eth0" },
+		func(n *Neighbor) { n.Multihop = false },
+	} {
+		other := n
+		if change(&other); other.key() == n.key() {
+			t.Errorf("%+v has the session of %+v", other, n)
+		}
 	}
 }
 

@@ -65,32 +65,56 @@ func (s *Speaker) setBFDError(err error) {
 	}
 }
 
-// bfdChanged is called by the monitor. A neighbor that ends BFD as planned has not failed (RFC 5882, section 3.2); of
-// one that has, the session ends (section 4.3).
-func (s *Speaker) bfdChanged(st bfd.Status) {
-	if st.State == bfd.Down && st.RemoteDiag != bfd.DiagAdminDown {
-		s.guard.Failed(st.Neighbor, "bfd session down: "+st.Diag.String())
+// bfdChanged is called by the monitor. Only BFD that was up can fail (RFC 5882, section 4.2): one packet, which anybody
+// on the link can forge, begins a session with a neighbor that has no BFD. Nor has a neighbor failed that ends BFD as
+// planned (section 3.2).
+func (s *Speaker) bfdChanged(before bfd.State, st bfd.Status) {
+	if before == bfd.Up && st.RemoteDiag != bfd.DiagAdminDown {
+		s.guard.Failed(st.Neighbor, st.BothUp, "bfd session down: "+st.Diag.String())
 	}
 }
 
-// bfdStates returns the states of BFD for PeerStatus. s.mu is held.
-func (s *Speaker) bfdStates() map[netip.Addr]string {
-	states := map[netip.Addr]string{}
+// bfdState is that of BFD with a peer.
+type bfdState struct {
+	text       string    // for PeerStatus
+	notUpSince time.Time // zero: it is up, or not configured
+}
+
+// bfdWait is the time in which BFD comes up after the session of BGP: some routers only then begin it.
+const bfdWait = 10 * time.Second
+
+// bfdNotice returns why BFD is not up although the session of BGP is; "" when it is, or may still come up.
+func (n *session) bfdNotice(b bfdState, now time.Time) string {
+	if n.state != stateEstablished || now.Sub(n.since) < bfdWait ||
+		b.notUpSince.IsZero() || now.Sub(b.notUpSince) < bfdWait {
+		return ""
+	}
+	return "bfd is " + b.text
+}
+
+// bfdStates returns the states of BFD. s.mu is held.
+func (s *Speaker) bfdStates() map[netip.Addr]bfdState {
+	states := map[netip.Addr]bfdState{}
 	for _, st := range s.bfd.Sessions() {
 		text := st.State.String()
 		switch {
-		case s.bfdError != "":
-			text += ": " + s.bfdError
 		case st.Problem != "":
 			text += ": " + st.Problem
-		case st.State != bfd.Up && st.Discarded != "":
+		case st.State == bfd.Up:
+		case s.bfdError != "":
+			text += ": " + s.bfdError
+		case st.Discarded != "":
 			text += ": packets of the peer are discarded: " + st.Discarded
-		case st.State != bfd.Up && st.RemoteDiag == bfd.DiagAdminDown:
+		case st.RemoteDiag == bfd.DiagAdminDown:
 			text += ": the peer has disabled it"
-		case st.State != bfd.Up && st.Diag != bfd.DiagNone:
+		case st.State == bfd.Init:
+			text += ": no packet of this node has arrived at the peer"
+		case st.Diag != bfd.DiagNone && st.Diag != bfd.DiagTimeExpired:
 			text += ": " + st.Diag.String()
+		default:
+			text += ": no packet of the peer arrives: check that BFD is on there, with the same multihop"
 		}
-		states[st.Neighbor] = text
+		states[st.Neighbor] = bfdState{text, st.NotUpSince}
 	}
 	return states
 }

@@ -8,6 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/ipv4"
+
+	"github.com/steelyard-lb/steelyard/announce/bfd"
 	"github.com/steelyard-lb/steelyard/announce/bgp"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
@@ -61,6 +64,9 @@ func TestBFD(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Logf("%s: goes on: route back after %v", kind, want(t, r, vip4, b.ours[0][0]))
+		s.until(b.theirs[0][0], "bfd was up in this session", func(p lb.PeerStatus) bool {
+			return p.BFD == "up" && isEstablished(p) && time.Since(p.Since) > time.Second
+		})
 
 		begin := time.Now()
 		if err := r.Host.SetDown("eth0"); err != nil {
@@ -76,4 +82,139 @@ func TestBFD(t *testing.T) {
 			t.Errorf("reason %q", p.LastError)
 		}
 	})
+}
+
+// When the router ends the session of BGP, and BFD with it, the failure of that BFD does not end the next session, but
+// the first failure after BFD was up in it does.
+func TestBFDOfTheSessionBefore(t *testing.T) {
+	const multiplier = 10 // on a busy machine, 3 packets may be late
+	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
+		b := newBench(t)
+		r := b.router(kind, func(c *peers.RouterConfig) {
+			c.HoldTime = time.Minute
+			c.Neighbors[0].BFD, c.Neighbors[0].BFDMultiplier = true, multiplier
+		})
+		o := b.options()
+		o.Peers[0].HoldTime = time.Minute
+		o.Peers[0].BFD = bgp.BFD{Interval: 100 * time.Millisecond, Multiplier: multiplier}
+		s := startChild(t, b.host, o)
+		s.set(vip4)
+		peer := b.theirs[0][0]
+		both := func(p lb.PeerStatus) bool { return p.BFD == "up" && isEstablished(p) }
+		s.until(peer, "both sessions are up", both)
+		pause := func() { time.Sleep(5 * time.Second) } // after a shorter session, the next one waits until BFD is down
+		pause()
+		ended := uint64(0)
+		for _, end := range []func() error{
+			func() error { return r.Reset(t.Context(), b.ours[0][0]) },
+			func() error {
+				if err := s.Signal(syscall.SIGSTOP); err != nil {
+					return err
+				}
+				time.Sleep(2 * multiplier * 100 * time.Millisecond)
+				return s.Signal(syscall.SIGCONT)
+			},
+		} {
+			if err := end(); err != nil {
+				t.Fatal(err)
+			}
+			ended++
+			again := func(p lb.PeerStatus) bool { return isEstablished(p) && p.Flaps == ended }
+			s.until(peer, "the next session", again)
+			pause()
+			if p := s.until(peer, "both sessions are up again", both); p.Flaps != ended {
+				t.Fatalf("%d sessions have ended, want %d: %+v", p.Flaps, ended, p.Errors)
+			}
+		}
+		if err := r.Host.SetDown("eth0"); err != nil {
+			t.Fatal(err)
+		}
+		p := s.until(peer, "the session is lost", func(p lb.PeerStatus) bool { return !isEstablished(p) })
+		if !strings.Contains(p.LastError, "bfd session down: control detection time") {
+			t.Errorf("reason %q", p.LastError)
+		}
+	})
+}
+
+// Changed parameters of BFD end no session and remove no route.
+func TestConfigureBFD(t *testing.T) {
+	const multiplier = 10 // on a busy machine, 3 packets may be late
+	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
+		b := newBench(t)
+		r := b.router(kind, func(c *peers.RouterConfig) {
+			c.Neighbors[0].BFD, c.Neighbors[0].BFDMultiplier = true, multiplier
+		})
+		o := b.options()
+		o.Peers[0].BFD = bgp.BFD{Interval: 100 * time.Millisecond, Multiplier: multiplier}
+		s := startChild(t, b.host, o)
+		s.set(vip4)
+		want(t, r, vip4, b.ours[0][0])
+		peer := b.theirs[0][0]
+		both := func(p lb.PeerStatus) bool { return p.BFD == "up" && isEstablished(p) }
+		since := s.until(peer, "both sessions are up", both).Since
+		stop := watchRoute(t, r, vip4, b.ours[0][0])
+		for _, c := range []bgp.BFD{
+			{Interval: 300 * time.Millisecond, Multiplier: multiplier + 1},
+			{Interval: 100 * time.Millisecond, Multiplier: multiplier},
+		} {
+			o.Peers[0].BFD = c
+			s.configure(o)
+			time.Sleep(2 * time.Second) // a router notices the end of a session within one
+			if p := s.peer(peer); !p.Since.Equal(since) || p.BFD != "up" {
+				t.Errorf("%+v: bfd %s, the session is since %v, was since %v: %q", c, p.BFD, p.Since, since, p.Errors)
+			}
+		}
+		stop()
+	})
+}
+
+// A router without BFD has a session and the routes; that BFD is missing is shown. Packets with its address, which
+// anybody on the link can send, change neither.
+func TestRouterWithoutBFD(t *testing.T) {
+	b := newBench(t)
+	r := b.router(peers.BIRD, nil)
+	o := b.options()
+	o.Peers[0].BFD = bgp.BFD{Interval: 100 * time.Millisecond, Multiplier: 3}
+	s := startChild(t, b.host, o)
+	s.set(vip4)
+	want(t, r, vip4, b.ours[0][0])
+	const state = "down: no packet of the peer arrives: check that BFD is on there, with the same multihop"
+	before := s.until(b.theirs[0][0], "the session is up", isEstablished)
+	if before.LastError != "" || before.BFD != state {
+		t.Errorf("at once: reason %q, bfd %q", before.LastError, before.BFD)
+	}
+	packet := bfd.Packet{State: bfd.Down, Multiplier: 1, MyDiscriminator: 1, DesiredMinTx: time.Second}.Append(nil)
+	for _, row := range []struct {
+		ttl   int
+		state string
+	}{
+		{255, "init: no packet of this node has arrived at the peer"},
+		{254, "down: packets of the peer are discarded: TTL below 255"},
+	} {
+		c, err := r.Host.Dial(t.Context(), "udp", netip.AddrPortFrom(b.ours[0][0], 3784).String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if err := ipv4.NewConn(c).SetTTL(row.ttl); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write(packet); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{row.state, state} {
+			s.until(b.theirs[0][0], want, func(p lb.PeerStatus) bool { return p.BFD == want })
+		}
+	}
+	if p := s.peer(b.theirs[0][0]); !p.Since.Equal(before.Since) || p.Flaps > 0 {
+		t.Errorf("the session has ended: %+v", p)
+	}
+	s.until(b.theirs[0][0], "a reason", func(p lb.PeerStatus) bool {
+		return isEstablished(p) && p.LastError == "bfd is "+state
+	})
+	a, err := s.call(request{})
+	if err != nil || len(a.Problems) != 1 || a.Problems[0] != "peer 192.0.2.1: bfd is "+state {
+		t.Errorf("problems %q, %v", a.Problems, err)
+	}
+	want(t, r, vip4, b.ours[0][0])
 }

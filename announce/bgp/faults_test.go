@@ -47,18 +47,20 @@ func TestWrongPassword(t *testing.T) {
 	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
 		for _, row := range []struct {
 			name, ours, theirs string
-			passive            bool
+			passive, waits     bool // the router, this node
 			words              []string
 		}{
-			{"differs", "wrong", "right", false, []string{"no TCP connection to 192.0.2.1:179 for",
+			{"differs", "wrong", "right", false, false, []string{"no TCP connection to 192.0.2.1:179 for",
 				"the peer sends TCP segments with a wrong MD5 signature",
 				"check the password (MD5) on both sides"}},
-			{"none here", "", "right", false, []string{"no TCP connection to 192.0.2.1:179 for",
+			{"none here", "", "right", false, false, []string{"no TCP connection to 192.0.2.1:179 for",
 				"with an MD5 signature: it has a password, this node has none"}},
-			{"none there", "right", "", false, []string{"no TCP connection to 192.0.2.1:179 for",
+			{"none there", "right", "", false, false, []string{"no TCP connection to 192.0.2.1:179 for",
 				"without an MD5 signature: it has no password (MD5), this node has one"}},
-			{"passive router", "wrong", "right", true, []string{"no TCP connection to 192.0.2.1:179 for",
+			{"passive router", "wrong", "right", true, false, []string{"no TCP connection to 192.0.2.1:179 for",
 				"no response; if the peer is up, check the password (MD5) on both sides"}},
+			{"waits", "wrong", "right", false, true, []string{"the peer sends TCP segments with a wrong MD5"}},
+			{"waits, none there", "right", "", false, true, []string{"it has no password (MD5), this node has one"}},
 		} {
 			t.Run(row.name, func(t *testing.T) {
 				b := newBench(t)
@@ -66,7 +68,7 @@ func TestWrongPassword(t *testing.T) {
 					c.Neighbors[0].Password, c.Neighbors[0].Passive = row.theirs, row.passive
 				})
 				o := b.options()
-				o.Peers[0].Password = row.ours
+				o.Peers[0].Password, o.Peers[0].Passive = row.ours, row.waits
 				c := startChild(t, b.host, o)
 				c.set(vip4)
 				wantReason(t, c, b.theirs[0][0], row.words...)

@@ -173,16 +173,21 @@ func (s *Speaker) record(ev guard.Event) {
 		p.setFault(ev.Err, now)
 	}
 	was, is := p.state == stateEstablished, ev.New == guard.Established
-	p.state = string(ev.New)
+	if p.state != string(ev.New) {
+		p.state, p.moved = string(ev.New), now
+	}
 	switch {
 	case is && !was:
-		p.since, p.disconnectedAt, p.dialErr, p.fault = now, time.Time{}, nil, ""
+		p.since, p.disconnectedAt, p.fault = now, time.Time{}, ""
 		p.ups++
 	case was && !is:
 		p.since = now
 		p.downs++
 	}
 	connected := is || ev.New == guard.OpenSent || ev.New == guard.OpenConfirm
+	if connected {
+		p.dialErr = nil
+	}
 	if !connected && (was || p.disconnectedAt.IsZero() || ev.Err != nil && !ev.Dial) {
 		p.disconnectedAt = now
 	}
@@ -215,7 +220,7 @@ func (s *Speaker) report(addr netip.Addr) {
 	if !ok {
 		return
 	}
-	reason := p.logReason()
+	reason := p.logReason(time.Now())
 	key := fmt.Sprint(p.state == stateEstablished, reason)
 	if key == p.lastLogged || p.state != stateEstablished && reason == "" {
 		return

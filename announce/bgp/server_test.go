@@ -89,7 +89,7 @@ func TestDialProblem(t *testing.T) {
 		}
 	}
 	n := session{dialErr: os.ErrDeadlineExceeded}
-	if got := n.logReason(); !strings.HasPrefix(got, "no TCP connection: no response; if the peer is up") {
+	if got := n.logReason(time.Now()); !strings.HasPrefix(got, "no TCP connection: no response; if the peer is up") {
 		t.Errorf("reason in the log: %q", got)
 	}
 }

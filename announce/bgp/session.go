@@ -26,6 +26,7 @@ type session struct {
 	from  netip.Addr // address of the peer towards gobgp
 	state string
 	since time.Time // of the last change to or from established
+	moved time.Time // of the last change of state
 
 	// attach sets these, detach clears attached.
 	attached   bool // gobgp has the peer
@@ -42,7 +43,7 @@ type session struct {
 	faultAt        time.Time
 	vague          bool // fault has no cause
 	probe          *signatureProbe
-	signature      signature // of the last SYN of the peer since dialErr is a timeout
+	signature      signature // of the last SYN of the peer since there is a probe
 
 	errors     []lb.PeerError // the newest first
 	ups, downs uint64
@@ -70,7 +71,7 @@ func (p *Peer) config(o *Options) guard.Config {
 		Address: p.Address, Port: p.Port, ASN: p.ASN, Password: p.Password, HoldTime: p.HoldTime,
 		TTL: p.ttl(p.localASN(o)), LocalASN: p.LocalASN, Keepalive: p.Keepalive, Retry: p.Retry,
 		Source: p.Source, Device: p.Device, Routes: o.only(p).String(),
-		ExtendedNextHop: p.Interface != "", Passive: p.Passive || p.ListenRange.IsValid(),
+		ExtendedNextHop: p.Interface != "", Passive: p.passive(),
 	}
 	if p.TTLSecurity {
 		c.MinTTL = 256 - max(p.Multihop, 1)
@@ -80,6 +81,9 @@ func (p *Peer) config(o *Options) guard.Config {
 	}
 	return c
 }
+
+// passive reports whether only the peer connects.
+func (p *Peer) passive() bool { return p.Passive || p.ListenRange.IsValid() }
 
 // ttl returns the TTL (IPv6: hop limit) of packets to p; 0: the default of the kernel.
 func (p *Peer) ttl(asn uint32) int {
@@ -110,16 +114,28 @@ func (n *session) reason(now time.Time) string {
 	if n.state == stateEstablished {
 		return n.notice()
 	}
-	if n.dialErr == nil {
-		return n.fault
+	var problem string
+	switch {
+	case n.dialErr != nil:
+		at := netip.AddrPortFrom(n.peer.Address, n.peer.Port)
+		duration := now.Sub(n.disconnectedAt).Round(time.Second)
+		problem = fmt.Sprintf("no TCP connection to %v for %v: %s", at, duration, n.dialProblem())
+	case n.noOpen(now):
+		problem = fmt.Sprintf("connected, but the peer has sent no OPEN for %v", now.Sub(n.moved).Round(time.Second))
+	default:
+		problem = n.signature.problem() // of a peer that is only waited for
 	}
-	at := netip.AddrPortFrom(n.peer.Address, n.peer.Port)
-	duration := now.Sub(n.disconnectedAt).Round(time.Second)
-	text := fmt.Sprintf("no TCP connection to %v for %v: %s", at, duration, n.dialProblem())
-	if n.fault != "" {
-		text += "; before that: " + n.fault
+	if problem == "" || n.fault == "" {
+		return problem + n.fault
 	}
-	return text
+	return problem + "; before that: " + n.fault
+}
+
+// openWait is how long a peer may take to send its OPEN before that is a problem.
+const openWait = 3 * time.Second
+
+func (n *session) noOpen(now time.Time) bool {
+	return n.state == string(guard.OpenSent) && now.Sub(n.moved) >= openWait
 }
 
 // notice returns why an established session does not carry a family, or what is wrong with it; "" when nothing is.
@@ -130,7 +146,8 @@ func (n *session) notice() string {
 	case n.has6 && n.nextHops.reason6 != "":
 		return n.nextHops.reason6
 	case n.peer.MaxReceived > 0 && n.received > uint64(n.peer.MaxReceived):
-		const text = "the peer sends more routes than max_received = %d; they are discarded: export none to this node"
+		const text = "the peer has announced more routes than max_received = %d in this session, " +
+			"each counted every time; they are discarded: export none to this node"
 		return fmt.Sprintf(text, n.peer.MaxReceived)
 	}
 	return ""
@@ -142,16 +159,11 @@ func (n *session) notice() string {
 func (n *session) dialProblem() string { return dialProblem(n.dialErr, n.signature) }
 
 func dialProblem(err error, s signature) string {
-	const text = "no response; the peer sends TCP segments "
 	switch {
 	case !isTimeout(err):
 		return cause(err)
-	case s == signatureSurplus:
-		return text + "with an MD5 signature: it has a password, this node has none"
-	case s == signatureMissing:
-		return text + "without an MD5 signature: it has no password (MD5), this node has one"
-	case s == signatureMismatch:
-		return text + "with a wrong MD5 signature: check the password (MD5) on both sides"
+	case s.problem() != "":
+		return "no response; " + s.problem()
 	case s == signatureRight:
 		return "no response, but the peer connects with the right password (MD5): check the filters between the two"
 	case s == signatureNone:
@@ -161,13 +173,31 @@ func dialProblem(err error, s signature) string {
 	}
 }
 
+// problem returns what is wrong with the passwords; "" when that is not known.
+func (s signature) problem() string {
+	const text = "the peer sends TCP segments "
+	switch s {
+	case signatureSurplus:
+		return text + "with an MD5 signature: it has a password, this node has none"
+	case signatureMissing:
+		return text + "without an MD5 signature: it has no password (MD5), this node has one"
+	case signatureMismatch:
+		return text + "with a wrong MD5 signature: check the password (MD5) on both sides"
+	}
+	return ""
+}
+
 // logReason is reason without durations, for the log.
-func (n *session) logReason() string {
+func (n *session) logReason(now time.Time) string {
 	switch {
 	case n.state == stateEstablished:
 		return n.notice()
 	case n.dialErr != nil:
 		return "no TCP connection: " + n.dialProblem()
+	case n.noOpen(now):
+		return "connected, but the peer sends no OPEN"
+	case n.signature.problem() != "":
+		return n.signature.problem()
 	default:
 		return n.fault
 	}

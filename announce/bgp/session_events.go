@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	api "github.com/osrg/gobgp/v3/api"
 	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
@@ -148,7 +149,7 @@ func lostNextHop(before, after nextHops) bool {
 	return lost(netip.IPv4Unspecified()) || lost(netip.IPv6Unspecified())
 }
 
-// Problems returns what does not work besides sessions.
+// Problems returns what does not work besides the sessions of BGP.
 func (s *Speaker) Problems() (problems []string) {
 	for at, err := range s.guard.Problems() {
 		const text = "bgp only connects, and does not listen on port %d%s: %s"
@@ -157,6 +158,14 @@ func (s *Speaker) Problems() (problems []string) {
 			device = " of device " + at.Device
 		}
 		problems = append(problems, fmt.Sprintf(text, at.Port(), device, cause(err)))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now, states := time.Now(), s.bfdStates()
+	for peer, n := range s.sessions {
+		if text := n.bfdNotice(states[peer], now); text != "" {
+			problems = append(problems, fmt.Sprintf("peer %v: %s", peer, text))
+		}
 	}
 	slices.Sort(problems)
 	return slices.Compact(problems) // there is one for each address

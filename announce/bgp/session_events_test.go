@@ -39,6 +39,12 @@ func TestRecord(t *testing.T) {
 		if !errors.Is(p.dialErr, refused) || p.fault != "" || !p.disconnectedAt.Equal(began) {
 			t.Errorf("after a failed attempt to connect: %+v", p)
 		}
+		event(guard.Event{New: guard.OpenSent})
+		time.Sleep(openWait)
+		const silent = "connected, but the peer has sent no OPEN for 3s"
+		if got := p.reason(time.Now()); p.dialErr != nil || got != silent {
+			t.Errorf("after a connection: %q, %+v", got, p)
+		}
 		cease := &guard.Error{Code: 6, Subcode: 2, Received: true}
 		event(guard.Event{New: guard.Idle, Err: cease})
 		if p.fault != cease.Error() || p.dialErr != nil || !p.faultAt.Equal(time.Now()) {

@@ -38,13 +38,23 @@ func TestReason(t *testing.T) {
 			session{disconnectedAt: now, dialErr: refused, fault: fault, faultAt: now.Add(-time.Minute)},
 			"no TCP connection to 192.0.2.1:179 for 0s: connection refused; before that: " + fault},
 		{"fault", session{state: "idle", fault: fault}, fault},
+		{"connected", session{state: "opensent", moved: now.Add(-time.Second)}, ""},
+		{"no OPEN", session{state: "opensent", moved: since}, "connected, but the peer has sent no OPEN for 10s"},
+		{"no OPEN after a fault", session{state: "opensent", moved: since, fault: fault},
+			"connected, but the peer has sent no OPEN for 10s; before that: " + fault},
+		{"no password of a peer that connects", session{state: "active", signature: signatureMissing, fault: fault},
+			"the peer sends TCP segments without an MD5 signature: it has no password (MD5), this node has one; " +
+				"before that: " + fault},
+		{"many announcements", session{state: "established", peer: Peer{MaxReceived: 5}, received: 6},
+			"the peer has announced more routes than max_received = 5 in this session, " +
+				"each counted every time; they are discarded: export none to this node"},
 		{"up", session{state: "established", fault: "old", dialErr: errors.New("old"), has6: true}, ""},
 		{"up without IPv6 next hop",
 			session{state: "established", has6: true, nextHops: nextHops{reason6: "r6", reason4: "r4"}}, "r6"},
 		{"up without IPv4 next hop",
 			session{state: "established", has4: true, nextHops: nextHops{reason6: "r6", reason4: "r4"}}, "r4"},
 	} {
-		row.e.peer = peer
+		row.e.peer.Address, row.e.peer.Port = peer.Address, peer.Port
 		if got := row.e.reason(now); got != row.want {
 			t.Errorf("%s: %q, want %q", row.name, got, row.want)
 		}
@@ -111,6 +121,30 @@ func TestConfig(t *testing.T) {
 		row.want(&w)
 		if got := p.config(&o); got != w {
 			t.Errorf("%s: %+v, want %+v", row.name, got, w)
+		}
+	}
+}
+
+// BFD that is not up is told of, but not while it may still come up.
+func TestBFDNotice(t *testing.T) {
+	now := time.Now()
+	ago := func(d time.Duration) time.Time { return now.Add(-d) }
+	for _, row := range []struct {
+		name           string
+		state          string
+		since, notUpAt time.Time
+		want           string
+	}{
+		{"both are new", "established", ago(time.Second), ago(time.Second), ""},
+		{"BGP is new", "established", ago(time.Second), ago(time.Hour), ""},
+		{"BFD is new", "established", ago(time.Hour), ago(time.Second), ""},
+		{"up, or none", "established", ago(time.Hour), time.Time{}, ""},
+		{"BGP is down", "idle", ago(time.Hour), ago(time.Hour), ""},
+		{"not up", "established", ago(10 * time.Second), ago(10 * time.Second), "bfd is down: why"},
+	} {
+		n := session{state: row.state, since: row.since}
+		if got := n.bfdNotice(bfdState{"down: why", row.notUpAt}, now); got != row.want {
+			t.Errorf("%s: %q, want %q", row.name, got, row.want)
 		}
 	}
 }

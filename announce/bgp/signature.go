@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 
+	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
 	"golang.org/x/sys/unix"
 )
 
@@ -177,12 +178,13 @@ func md5Digest(segment []byte, header int, from, to netip.Addr, password string)
 	return h.Sum(nil)
 }
 
-// watchSignatures reads what peers without a connection send, while connecting to them gets no response: their kernel,
-// or this one, may drop segments because of the password. Without the right to a raw socket, nothing is known.
+// watchSignatures reads what peers without a connection send, while connecting to them gets no response, or while they
+// have to connect: their kernel, or this one, may drop segments because of the password. Without the right to a raw
+// socket, nothing is known.
 func (s *Speaker) watchSignatures() {
 	o := s.options()
 	s.forEachSession(func(p *session) {
-		if p.state == stateEstablished || p.dialErr == nil || !isTimeout(p.dialErr) {
+		if !p.unanswered() {
 			p.forgetSignature()
 			return
 		}
@@ -196,6 +198,15 @@ func (s *Speaker) watchSignatures() {
 			}
 		}
 	})
+}
+
+// unanswered reports whether nothing of the peer arrives in a connection.
+func (n *session) unanswered() bool {
+	switch guard.State(n.state) {
+	case guard.OpenSent, guard.OpenConfirm, guard.Established:
+		return false
+	}
+	return n.peer.passive() || n.dialErr != nil && isTimeout(n.dialErr)
 }
 
 // forgetSignature closes the probe. Speaker.mu is held.

@@ -215,11 +215,11 @@ func (s *Speaker) Peers() []lb.PeerStatus {
 	states, lacking := s.bfdStates(), s.lacking()
 	for _, e := range s.sessions {
 		p := e.status(now, s.withdrawals.routes(e.peer.Address))
-		p.BFD = states[p.Peer]
+		p.BFD = states[p.Peer].text
 		if e.state == stateEstablished {
 			p.Session = details[p.Peer]
 		}
-		p.LastError = cmp.Or(p.LastError, e.notAccepted(lacking...))
+		p.LastError = cmp.Or(p.LastError, e.notAccepted(lacking...), e.bfdNotice(states[p.Peer], now))
 		if !e.peer.known() {
 			p.LastError = s.finder.Problem(e.peer.Interface)
 		}

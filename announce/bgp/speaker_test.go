@@ -2,12 +2,12 @@ package bgp_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"net/netip"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -17,6 +17,7 @@ import (
 	"github.com/steelyard-lb/steelyard/announce/announcetest"
 	"github.com/steelyard-lb/steelyard/announce/bgp"
 	"github.com/steelyard-lb/steelyard/lb"
+	"golang.org/x/sys/unix"
 )
 
 var loopback = netip.MustParseAddr("127.0.0.1")
@@ -53,32 +54,37 @@ func startRouter(t testing.TB) *router {
 	return startRouterFor(t, 64512)
 }
 
-// choosingPort keeps two routers from choosing the same port.
-var choosingPort sync.Mutex
-
 // startRouterFor starts a router, AS 64500, with a speaker of this AS as neighbour.
 func startRouterFor(t testing.TB, asn uint32) *router {
 	t.Helper()
-	choosingPort.Lock()
-	defer choosingPort.Unlock()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	r, err := routerOnFreePort(asn)
+	for try := 0; errors.Is(err, unix.EADDRINUSE) && try < 10; try++ { // another program was given the port meanwhile
+		r, err = routerOnFreePort(asn)
 	}
-	port := l.Addr().(*net.TCPAddr).AddrPort().Port()
-	l.Close()
-	r := &router{server.NewBgpServer(server.LoggerOption(quiet{})), port, asn}
-	go r.Serve()
-	ctx := context.Background()
-	err = r.StartBgp(ctx, &api.StartBgpRequest{Global: &api.Global{
-		Asn: 64500, RouterId: "192.0.2.1", ListenPort: int32(port), ListenAddresses: []string{"127.0.0.1"},
-	}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(r.Stop)
 	r.addNeighbour(t)
 	return r
+}
+
+func routerOnFreePort(asn uint32) (*router, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	port := l.Addr().(*net.TCPAddr).AddrPort().Port()
+	l.Close()
+	r := &router{server.NewBgpServer(server.LoggerOption(quiet{})), port, asn}
+	go r.Serve()
+	err = r.StartBgp(context.Background(), &api.StartBgpRequest{Global: &api.Global{
+		Asn: 64500, RouterId: "192.0.2.1", ListenPort: int32(port), ListenAddresses: []string{"127.0.0.1"},
+	}})
+	if err != nil {
+		r.Stop()
+	}
+	return r, err
 }
 
 func (r *router) addNeighbour(t testing.TB) {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -97,6 +98,32 @@ func TestConflict(t *testing.T) {
 	if got := log.count("vip=" + vips[2].String()); got != 1 {
 		t.Errorf("%d log lines for %s; want 1", got, vips[2])
 	}
+}
+
+// A conflict that has ended is not reported. The next one, with the same host, has its own time, and is logged.
+func TestNextConflict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := &lines{}
+		a := newAnnouncer(t, log, "eth0")
+		set(t, a, vip4)
+		for i, gap := range []time.Duration{0, conflictTime - time.Second, conflictTime} {
+			time.Sleep(gap)
+			if c := a.Conflicts(); (len(c) == 0) != (gap == 0 || gap == conflictTime) {
+				t.Errorf("before conflict %d: %+v", i, c)
+			}
+			since := time.Now()
+			if gap == conflictTime-time.Second { // it is the one before
+				since = since.Add(-gap)
+			}
+			a.conflict(vip4, "m1", "eth0", netip.Addr{})
+			if c := a.Conflicts(); len(c) != 1 || !c[0].Since.Equal(since) {
+				t.Errorf("conflict %d: %+v; want one since %s", i, c, since)
+			}
+		}
+		if got := log.count(`msg="address conflict"`); got != 2 {
+			t.Errorf("%d log lines; want 2", got)
+		}
+	})
 }
 
 // Without open sockets nothing is sent or counted, and groups are left alone.

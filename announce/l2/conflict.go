@@ -27,6 +27,8 @@ type Conflict struct {
 	Since     time.Time
 	Last      time.Time // when the other host was heard
 	Withheld  bool      // the VIP is not announced, because the other host had it first
+
+	settled bool // the other host is a member that was not reached, and is now: they agree on the owner
 }
 
 // Conflicts returns the VIPs that other hosts claim, sorted.
@@ -40,7 +42,7 @@ func (a *Announcer) Conflicts() []Conflict {
 			continue
 		}
 		r := *r
-		if r.Withheld = wanted; wanted || time.Since(r.Last) < conflictTime {
+		if r.Withheld = wanted; wanted || !r.over(time.Now()) {
 			list = append(list, r)
 		}
 	}
@@ -48,13 +50,28 @@ func (a *Announcer) Conflicts() []Conflict {
 	return list
 }
 
+// over reports whether a conflict is no longer reported. A later frame, also of the same host, is another conflict.
+func (c *Conflict) over(now time.Time) bool { return c.settled || now.Sub(c.Last) >= conflictTime }
+
+// noteReached ends the conflicts with members that were not reached, and are now; a.mu is held.
+func (a *Announcer) noteReached() {
+	for _, r := range a.conflicts {
+		if r.Member == "" || r.Reached || r.settled {
+			continue
+		}
+		p, _ := a.memberOf(r.MAC)
+		r.settled = p.Alive
+	}
+}
+
 // conflict takes a frame in which another host claims a VIP (RFC 5227 §2.4). A VIP that is not owned yet is then not
 // announced. An owned one is kept, and defended at most once per defendInterval; that is counted, and logged when the
-// host is another one than before. It is left to a member that is not reached and precedes this one, after that has
-// answered a question: to is the address that the frame is for. A host that receives the frames for the MAC address of
-// a dead member can answer, too. Only a key could tell it from a separated member, and ARP and NDP have none.
+// host is another one than before, or the conflict before is over. It is left to a member that is not reached and
+// precedes this one, after that has answered a question: to is the address that the frame is for. A host that receives
+// the frames for the MAC address of a dead member can answer, too. Only a key could tell it from a separated member,
+// and ARP and NDP have none. Frames from the time when the process did not run tell nothing: the VIPs are probed for.
 func (a *Announcer) conflict(vip netip.Addr, mac, iface string, to netip.Addr) {
-	if a.isOwn(mac) {
+	if a.isOwn(mac) || a.wasSuspended() {
 		return
 	}
 	now := time.Now()
@@ -65,7 +82,7 @@ func (a *Announcer) conflict(vip netip.Addr, mac, iface string, to netip.Addr) {
 		return
 	}
 	r, known := a.conflicts[vip]
-	if !known || r.MAC != mac {
+	if !known || r.MAC != mac || r.over(now) {
 		r, known = &Conflict{VIP: vip, MAC: mac, Interface: iface, Since: now}, false
 		a.conflicts[vip] = r
 	}

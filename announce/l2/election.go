@@ -178,6 +178,7 @@ func (a *Announcer) joining(now time.Time) bool {
 func (a *Announcer) reelect(now time.Time) {
 	if a.o.Members != nil {
 		a.noteReturned(now)
+		a.noteReached()
 		a.settle(now)
 	}
 	for _, c := range a.claims {

@@ -166,6 +166,11 @@ func TestSeparatedMembers(t *testing.T) {
 		for _, vip := range shared {
 			x.owner(vip)
 		}
+		for _, h := range x.hosts {
+			if c := h.a.Conflicts(); len(c) > 0 {
+				t.Errorf("%s has conflicts %+v with a member that it reaches", h.name(), c)
+			}
+		}
 	})
 }
 
@@ -246,7 +251,8 @@ func TestForgedLiveMember(t *testing.T) {
 	})
 }
 
-// A process that was stopped probes before it replies again: another node may have its VIPs.
+// A process that was stopped probes before it replies again: another node may have its VIPs. The frames of that node,
+// which it took over from meanwhile, are no conflict.
 func TestStoppedProcess(t *testing.T) {
 	defer func(f func() time.Duration) { boottime = f }(boottime)
 	synctest.Test(t, func(t *testing.T) {
@@ -270,6 +276,10 @@ func TestStoppedProcess(t *testing.T) {
 		stopped.Store(int64(suspendLimit + 100*time.Millisecond))
 		if replies() {
 			t.Error("a request was answered after the stop")
+		}
+		a.conflict(vip4, otherMAC.String(), "eth0", netip.Addr{}) // in the queue
+		if c := a.Conflicts(); len(c) > 0 || counted(a)[1] > 0 {
+			t.Errorf("conflicts %+v from the time of the stop", c)
 		}
 		f.take()
 		time.Sleep(clockTick + time.Millisecond)

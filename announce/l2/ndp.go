@@ -131,7 +131,22 @@ func parseNeighbour(frame []byte) *neighbourMessage {
 	}
 	from, _ := netip.AddrFromSlice(ip[8:24])
 	to, _ := netip.AddrFromSlice(ip[24:40])
+	if icmp[1] != 0 || from.IsMulticast() { // the code; a source is never a multicast address (RFC 4291 §2.7)
+		return nil
+	}
+	if s, ok := m.(*ndp.NeighborSolicitation); ok && from.IsUnspecified() && !detectsDuplicates(s, to) {
+		return nil
+	}
 	return &neighbourMessage{from: from, to: to, mac: net.HardwareAddr(bytes.Clone(frame[6:12])), m: m}
+}
+
+// detectsDuplicates reports whether a solicitation from the unspecified address is valid (RFC 4861 §7.1.1).
+func detectsDuplicates(s *ndp.NeighborSolicitation, to netip.Addr) bool {
+	group, err := ndp.SolicitedNodeMulticast(s.TargetAddress)
+	return err == nil && to == group && !slices.ContainsFunc(s.Options, func(o ndp.Option) bool {
+		l, ok := o.(*ndp.LinkLayerAddress)
+		return ok && l.Direction == ndp.Source
+	})
 }
 
 // icmpChecksum returns 0 for a message with a correct checksum (RFC 4443 §2.3).

@@ -73,15 +73,49 @@ func TestParseNeighbour(t *testing.T) {
 	}
 }
 
-// An ICMPv6 message of 8 bytes with a correct checksum, but of a type that is no neighbour message, is invalid.
-func TestParseNeighbourShortMessage(t *testing.T) {
-	frame := solicitation(t)[:54+8]
-	frame[19] = 8
-	frame[56], frame[57] = 0, 0
-	sum := icmpChecksum(frame[22:54], frame[54:])
-	binary.BigEndian.PutUint16(frame[56:], sum)
-	if m := parseNeighbour(frame); m != nil {
-		t.Errorf("got %+v", m)
+// Duplicate address detection asks the group of the address, and has no link-layer address of its sender.
+func TestDetectsDuplicates(t *testing.T) {
+	link := func(d ndp.Direction) ndp.Option { return &ndp.LinkLayerAddress{Direction: d, Addr: otherMAC} }
+	for _, tt := range []struct {
+		name    string
+		to      string
+		options []ndp.Option
+		want    bool
+	}{
+		{"valid", "ff02::1:ff00:10", nil, true},
+		{"nonce", "ff02::1:ff00:10", []ndp.Option{ndp.NewNonce()}, true},
+		{"target link-layer address, which is ignored", "ff02::1:ff00:10", []ndp.Option{link(ndp.Target)}, true},
+		{"source link-layer address", "ff02::1:ff00:10", []ndp.Option{ndp.NewNonce(), link(ndp.Source)}, false},
+		{"to the address", vip6.String(), nil, false},
+		{"to all nodes", "ff02::1", nil, false},
+	} {
+		m := &ndp.NeighborSolicitation{TargetAddress: vip6, Options: tt.options}
+		if got := detectsDuplicates(m, netip.MustParseAddr(tt.to)); got != tt.want {
+			t.Errorf("%s: %t; want %t", tt.name, got, tt.want)
+		}
+	}
+}
+
+// What is invalid although the checksum is correct.
+func TestParseNeighbourInvalidMessage(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(frame []byte) []byte
+		ok     bool
+	}{
+		{"valid", func(b []byte) []byte { return b }, true},
+		{"message of 8 bytes", func(b []byte) []byte { b[19] = 8; return b[:54+8] }, false},
+		{"code 1", func(b []byte) []byte { b[55] = 1; return b }, false},
+		{"advertisement", func(b []byte) []byte { b[54] = icmpAdvertise; return b }, true},
+		{"advertisement with code 1", func(b []byte) []byte { b[54], b[55] = icmpAdvertise, 1; return b }, false},
+		{"multicast source", func(b []byte) []byte { b[22], b[23] = 0xff, 0x02; return b }, false},
+	} {
+		frame := tt.change(solicitation(t))
+		frame[56], frame[57] = 0, 0
+		binary.BigEndian.PutUint16(frame[56:], icmpChecksum(frame[22:54], frame[54:]))
+		if m := parseNeighbour(frame); (m != nil) != tt.ok {
+			t.Errorf("%s: got %+v; want valid: %t", tt.name, m, tt.ok)
+		}
 	}
 }
 

@@ -105,6 +105,8 @@ func TestReadNDP(t *testing.T) {
 		{"duplicate address detection", solicit(otherMAC, "::", vip6),
 			[]string{"advertise to ff02::1 33:33:00:00:00:01: 2001:db8::10 is at 02:00:00:00:00:aa, solicited false"},
 			[2]float64{1, 0}},
+		{"duplicate address detection with a source link-layer address", frameToUs(t, otherMAC, "::",
+			&ndp.NeighborSolicitation{TargetAddress: vip6, Options: option(ndp.Source, otherMAC)}), nil, [2]float64{}},
 		{"solicitation for another address", solicit(otherMAC, "fe80::1", vips[3]), nil, [2]float64{}},
 		{"our own solicitation", solicit(ownMAC, "fe80::1", vip6), nil, [2]float64{}},
 		{"conflicting advertisement", advertisement(otherMAC), defence, [2]float64{0, 1}},

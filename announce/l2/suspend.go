@@ -25,7 +25,8 @@ var boottime = func() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// wasSuspended reports whether watchClock has not run for too long. It is called before each reply.
+// wasSuspended reports whether watchClock has not run for too long. It is called before each reply and each
+// conflict.
 func (a *Announcer) wasSuspended() bool {
 	last := a.seen.Load()
 	return last != 0 && boottime()-time.Duration(last) > suspendLimit

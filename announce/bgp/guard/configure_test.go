@@ -50,6 +50,58 @@ func TestPasswordRotation(t *testing.T) {
 	f.establish(f.accept(), theirs())
 }
 
+// A router that has a new password before it has lost the session connects again with it. The connection replaces the
+// session, of which nothing arrives any more; without a password, any process of the router's address could do that.
+func TestNewConnectionReplacesTheSession(t *testing.T) {
+	route := encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113})
+	for _, row := range []struct {
+		name, before, password string
+		age                    time.Duration // of the session
+		replaces               bool
+	}{
+		{"new password", "old", "new", flapThreshold, true}, {"young session", "old", "old", 0, false},
+		{"no password", "", "", flapThreshold, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, func(o *Options, c *Config) {
+				o.ListenPort, c.Passive, c.HoldTime = 0, true, time.Minute
+			})
+			with := f.cfg
+			with.Passive, with.Password = false, row.before
+			if row.before != "" {
+				setRouterKey(t, f.router, row.before)
+			}
+			f.g.SetPeers([]Config{with})
+			before := f.accept()
+			backend := f.establish(before, theirs())
+			time.Sleep(row.age)
+			with.Password = row.password
+			f.g.SetPeers([]Config{with})
+
+			after := f.connect(&with)
+			if row.replaces {
+				backend = f.establish(after, theirs())
+				if _, err := backend.Write(route); err != nil {
+					t.Fatal(err)
+				}
+				after.want(typeUpdate)
+				f.until("the reason", func() bool { return slices.Contains(f.faults, errReplaced.Error()) })
+				return
+			}
+			after.want(typeOpen)
+			after.send(open(func(*Open) {}), keepalive)
+			if b := after.want(typeNotification); b[0] != codeCease || b[1] != ceaseCollision {
+				t.Errorf("NOTIFICATION %v", b)
+			}
+			if _, err := backend.Write(route); err != nil {
+				t.Fatal(err)
+			}
+			before.want(typeUpdate)
+		})
+	}
+}
+
 // What needs another connection ends the session: with a NOTIFICATION, or without when graceful restart keeps the
 // routes. The rest does not.
 func TestSetPeers(t *testing.T) {

@@ -33,14 +33,14 @@ type conn struct {
 	ours     Open
 	theirs   *Open
 	local    netip.Addr
-	cancel   context.CancelFunc
+	cancel   context.CancelCauseFunc
 	granted  chan bool // the decision of the peer's goroutine about an OPEN
+	since    time.Time // when it became the session; constant while Guard.sessions has it
 
 	wmu sync.Mutex // orders writes to c
 
 	mu             sync.Mutex // guards the following fields
 	backend        net.Conn
-	closing        error // why the session is ended from here; an *Error is sent
 	routes         Received
 	received, sent Messages
 }
@@ -53,12 +53,7 @@ func (c *conn) run(ctx context.Context) {
 		err = c.session(ctx)
 	}
 	if ctx.Err() != nil { // by end, or without a NOTIFICATION
-		c.mu.Lock()
-		err = ctx.Err()
-		if c.closing != nil {
-			err = c.closing
-		}
-		c.mu.Unlock()
+		err = context.Cause(ctx)
 	}
 	stop()
 	var e *Error
@@ -77,15 +72,9 @@ func (c *conn) run(ctx context.Context) {
 	c.p.events <- ended{c, err} // the peer may be lost: its end is not awaited
 }
 
-// end makes the connection end for this reason, with a NOTIFICATION if it is an *Error.
-func (c *conn) end(e error) {
-	c.mu.Lock()
-	if c.closing == nil {
-		c.closing = e
-	}
-	c.mu.Unlock()
-	c.cancel()
-}
+// end makes the connection end for this reason, with a NOTIFICATION if it is an *Error. The first reason counts. It
+// does not block.
+func (c *conn) end(e error) { c.cancel(e) }
 
 // lastWords is how long a NOTIFICATION of the peer is awaited after sending to it has failed.
 const lastWords = 200 * time.Millisecond

@@ -23,6 +23,7 @@
 //
 // The goroutine of a peer (peer.go) owns its state. Each connection, outgoing or accepted, has a goroutine (conn.go)
 // that exchanges OPEN and asks the first for permission to go on, which resolves collisions (RFC 4271, section 6.8).
+// A later connection is refused; one of a peer with a password replaces the session (peer.replaces).
 //
 // After the KEEPALIVE of the peer three goroutines run: from the peer, from the backend, and KEEPALIVEs. When one
 // fails, all end, and the connection sends the NOTIFICATION. The hold time is enforced here, also 0, which gobgp v3

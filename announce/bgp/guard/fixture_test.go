@@ -137,6 +137,27 @@ func (f *fixture) accept() *link {
 	return f.link(c)
 }
 
+// connect is a connection of the router to the guard, with the password of c.
+func (f *fixture) connect(c *Config) *link {
+	f.t.Helper()
+	to := *c
+	f.until("listening", func() bool {
+		f.g.mu.Lock()
+		defer f.g.mu.Unlock()
+		for _, l := range f.g.listen {
+			if l.socket != nil {
+				to.Port = port(l.socket)
+			}
+		}
+		return to.Port != c.Port
+	})
+	conn, err := dial(context.Background(), &to)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return f.link(conn)
+}
+
 func (f *fixture) link(c net.Conn) *link {
 	f.t.Cleanup(func() { c.Close() })
 	_ = c.SetDeadline(time.Now().Add(10 * time.Second))

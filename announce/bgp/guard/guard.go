@@ -297,22 +297,21 @@ func (g *Guard) setSession(peer netip.Addr, c *conn) {
 	g.sessions[peer] = c
 }
 
-// Failed ends the session of a peer because BFD reports that the path has failed (RFC 9384).
-func (g *Guard) Failed(peer netip.Addr, text string) { g.resetPeer(peer, cease(ceaseBFD, text)) }
+// Failed ends the session of a peer because BFD, which was last up at that time, reports that the path has failed (RFC
+// 9384). A session that was established later stays: the failure is that of the one before.
+func (g *Guard) Failed(peer netip.Addr, lastUp time.Time, text string) {
+	g.endSession(peer, lastUp, cease(ceaseBFD, text))
+}
 
 // Reset ends the session of a peer, which is established again.
-func (g *Guard) Reset(peer netip.Addr, text string) { g.resetPeer(peer, cease(4, text)) }
+func (g *Guard) Reset(peer netip.Addr, text string) { g.endSession(peer, time.Now(), cease(4, text)) }
 
-func (g *Guard) resetPeer(peer netip.Addr, e *Error) {
+// endSession ends a session that was established at that time. It does not block.
+func (g *Guard) endSession(peer netip.Addr, at time.Time, e *Error) {
 	g.mu.Lock()
-	p := g.peers[peer]
-	g.mu.Unlock()
-	if p == nil {
-		return
-	}
-	select {
-	case p.reset <- e:
-	default: // it is being reset
+	defer g.mu.Unlock()
+	if c := g.sessions[peer]; c != nil && !c.since.After(at) {
+		c.end(e)
 	}
 }
 

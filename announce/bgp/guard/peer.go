@@ -41,7 +41,6 @@ type peer struct {
 	accepted chan *net.TCPConn
 	events   chan any
 	probe    chan struct{} // asks the session for a KEEPALIVE now
-	reset    chan *Error   // ends the session
 	stop     context.CancelCauseFunc
 	done     chan struct{}
 	// lingering are the ends of connections of which nothing but the last NOTIFICATION is left.
@@ -49,9 +48,10 @@ type peer struct {
 
 	// The following fields belong to the goroutine.
 	conns   map[*conn]State // OpenSent: connected; OpenConfirm: the OPEN is accepted
+	waiting *conn           // becomes the session when the one that it replaces has ended
 	dialing bool
+	redial  context.CancelFunc // ends an attempt to connect; the next one begins at once
 	state   State
-	since   time.Time // of the session
 	wasUp   bool      // there has been a session since the start
 	idle    time.Time // until when the peer is idle
 }
@@ -72,8 +72,8 @@ type (
 func newPeer(g *Guard, cfg Config) *peer {
 	p := &peer{
 		g: g, wanted: cfg, updates: make(chan Config), accepted: make(chan *net.TCPConn), events: make(chan any),
-		probe: make(chan struct{}, 1), reset: make(chan *Error, 1), done: make(chan struct{}),
-		conns: map[*conn]State{}, state: Idle,
+		probe: make(chan struct{}, 1), done: make(chan struct{}), conns: map[*conn]State{}, state: Idle,
+		redial: func() {},
 	}
 	p.cfg.Store(&cfg)
 	return p
@@ -91,17 +91,13 @@ func (p *peer) run(ctx context.Context) {
 		case <-stopping:
 			stopping = nil
 			p.endAll(context.Cause(ctx))
-		case e := <-p.reset:
-			for c, s := range p.conns {
-				if s == Established {
-					c.end(e)
-				}
-			}
 		case cfg := <-p.updates:
-			if p.cfg.Load().Passive && !cfg.Passive {
+			before := p.cfg.Load()
+			p.update(&cfg)
+			if before.Passive && !cfg.Passive || before.Password != cfg.Password {
+				p.redial()
 				retry.Reset(0)
 			}
-			p.update(&cfg)
 		case c := <-p.accepted:
 			p.begin(ctx, c, false)
 		case e := <-p.events:
@@ -151,6 +147,7 @@ func (p *peer) dial(ctx context.Context) {
 		}
 	}
 	p.dialing, p.idle = true, time.Time{}
+	ctx, p.redial = context.WithCancel(ctx)
 	go func() {
 		c, err := dial(ctx, cfg)
 		p.events <- dialed{c, err}
@@ -174,9 +171,9 @@ func (p *peer) begin(ctx context.Context, tcp *net.TCPConn, outgoing bool) {
 			c.end(cease(ceaseCollision, errRefused.Error()))
 		}
 	}
-	// It ends by end or cancel only: endAll chooses the NOTIFICATION first.
+	// It ends by end or cancel only: endAll chooses the NOTIFICATION.
 	cfg := p.cfg.Load()
-	connCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	connCtx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	c := &conn{
 		p: p, c: tcp, r: newMessageReader(tcp), outgoing: outgoing, cfg: *cfg, ours: p.g.open(cfg, !p.wasUp),
 		local: addrOf(tcp.LocalAddr()), cancel: cancel, granted: make(chan bool, 1),
@@ -189,6 +186,11 @@ func (p *peer) handle(ctx context.Context, event any, retry *time.Timer) {
 	switch e := event.(type) {
 	case dialed:
 		p.dialing = false
+		p.redial()
+		if errors.Is(e.err, context.Canceled) {
+			retry.Reset(0)
+			return
+		}
 		if e.err != nil {
 			if ctx.Err() == nil {
 				p.g.o.Event(Event{Peer: p.cfg.Load().Address, Old: p.state, New: Active, Err: e.err, Dial: true})
@@ -201,24 +203,57 @@ func (p *peer) handle(ctx context.Context, event any, retry *time.Timer) {
 	case opened:
 		e.c.granted <- p.admit(e.c)
 	case established:
-		p.conns[e.c] = Established
-		p.since, p.wasUp = time.Now(), true
-		for c := range p.conns {
-			if c != e.c {
+		if p.waiting != nil {
+			p.waiting.granted <- false
+		}
+		p.waiting = e.c
+		for c, s := range p.conns {
+			switch {
+			case s == Established: // without a NOTIFICATION: by graceful restart the peer keeps the routes
+				c.end(errReplaced)
+			case c != e.c:
 				c.end(cease(ceaseCollision, errRefused.Error()))
 			}
 		}
-		p.g.setSession(p.cfg.Load().Address, e.c)
-		e.c.granted <- true
+		p.establish()
 	case ended:
 		p.ended(e, retry)
+		p.establish()
 	}
+}
+
+// establish makes the waiting connection the session, once there is no other: the backend has one for each peer.
+func (p *peer) establish() {
+	c := p.waiting
+	if c == nil {
+		return
+	}
+	for _, s := range p.conns {
+		if s == Established {
+			return
+		}
+	}
+	p.waiting = nil
+	p.conns[c] = Established
+	c.since, p.wasUp = time.Now(), true
+	p.g.setSession(p.cfg.Load().Address, c)
+	c.granted <- true
+}
+
+var errReplaced = errors.New("the peer has opened a new connection with its password")
+
+// replaces reports whether a connection may become the session although another is. A router does so whose password
+// was changed first here, then there: nothing of the old connection arrives any more (RFC 4724, section 5, asks for the
+// same after a restart). The password proves that it is the peer. A young session stays, because connections of both
+// directions meet then.
+func (c *conn) replaces(session *conn) bool {
+	return !c.outgoing && c.cfg.Password != "" && time.Since(session.since) >= flapThreshold
 }
 
 // admit decides about a connection whose OPEN is valid (RFC 4271, section 6.8).
 func (p *peer) admit(c *conn) bool {
 	for other, s := range p.conns {
-		if other == c || s == OpenSent {
+		if other == c || s == OpenSent || s == Established && c.replaces(other) {
 			continue
 		}
 		if s == Established || other.outgoing != c.outgoing && !c.wins() {
@@ -244,7 +279,7 @@ func (c *conn) wins() bool {
 func (p *peer) ended(e ended, retry *time.Timer) {
 	was := p.conns[e.c]
 	delete(p.conns, e.c)
-	e.c.cancel()
+	e.c.cancel(nil)
 	var n *Error
 	if errors.As(e.err, &n) && n.Code == codeCease && n.Subcode == ceaseCollision && was != Established {
 		if len(p.conns) == 0 {
@@ -255,7 +290,7 @@ func (p *peer) ended(e ended, retry *time.Timer) {
 	now, wait := time.Now(), jitter(idleTime)
 	if was == Established {
 		p.g.setSession(p.cfg.Load().Address, nil)
-		if now.Sub(p.since) >= flapThreshold {
+		if now.Sub(e.c.since) >= flapThreshold {
 			wait = 0
 		}
 	}

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"net"
+	"slices"
 	"testing"
 	"time"
 )
@@ -44,6 +45,24 @@ func TestKeepalive(t *testing.T) {
 				t.Errorf("three KEEPALIVEs took %v", took)
 			}
 		})
+	}
+}
+
+// An attempt to connect with the old password, which gets no answer, ends when the password changes.
+func TestDialWithTheNewPassword(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, func(_ *Options, c *Config) { c.Passive = true })
+	setRouterKey(t, f.router, "new")
+	f.cfg.Passive, f.cfg.Password, f.cfg.Retry = false, "old", time.Hour
+	f.g.SetPeers([]Config{f.cfg})
+	f.until("an attempt", func() bool { return slices.Contains(f.states, Connect) })
+	f.cfg.Password = "new"
+	f.g.SetPeers([]Config{f.cfg})
+	f.establish(f.accept(), theirs())
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.faults) > 0 {
+		t.Errorf("faults %q", f.faults)
 	}
 }
 

@@ -241,6 +241,22 @@ func TestLostPeerIsReportedAtOnce(t *testing.T) {
 	}
 }
 
+// BFD that was last up before the session was established does not end it.
+func TestFailed(t *testing.T) {
+	t.Parallel()
+	before := time.Now()
+	f := newFixture(t, nil)
+	l := f.accept()
+	f.establish(l, theirs())
+	f.g.Failed(loopback, time.Time{}, "never up")
+	f.g.Failed(loopback, before, "up before")
+	f.g.Failed(loopback, time.Now(), "up since")
+	if b := l.want(typeNotification); b[0] != codeCease || b[1] != ceaseBFD {
+		t.Errorf("NOTIFICATION %d/%d", b[0], b[1])
+	}
+	f.until("the reason", func() bool { return len(f.faults) > 0 && strings.Contains(f.faults[0], "up since") })
+}
+
 // A peer that accepts no data is lost after the hold time although it sends KEEPALIVEs (RFC 9687).
 func TestPeerThatDoesNotRead(t *testing.T) {
 	t.Parallel()

@@ -1,0 +1,106 @@
+package bfd_test
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+)
+
+// A changed interval and multiplier are in force on both sides, and the session does not end for them.
+func TestChangeWhileUp(t *testing.T) {
+	const multiplier = 10 // on a busy machine, 3 packets may be late
+	eachRouter(t, func(t *testing.T, kind peers.RouterKind) {
+		p := newPairOf(t, kind, multiplier)
+		child := p.start(t, "192.0.2.1", multiplier)
+		p.sees(t, "192.0.2.2", "up")
+		p.hears(t, 100*time.Millisecond, multiplier)
+		before := p.ended(t)
+		change := func(s syscall.Signal, interval time.Duration, multiplier int) {
+			t.Helper()
+			send(t, s, child)
+			p.hears(t, interval, multiplier)
+			time.Sleep(2 * time.Second) // for a detection time that is too short
+			if after := p.ended(t); after != before {
+				t.Errorf("%v × %d: the session has ended at the router: %q, %q", interval, multiplier, before, after)
+			}
+			if log := strings.Join(child.Log.Lines(), "\n"); strings.Contains(log, "bfd session down") {
+				t.Errorf("%v × %d: the session has ended:\n%s", interval, multiplier, log)
+			}
+		}
+		change(syscall.SIGUSR1, slowInterval, slowMultiplier)
+		change(syscall.SIGUSR2, 100*time.Millisecond, multiplier)
+		change(syscall.SIGUSR1, slowInterval, slowMultiplier)
+		// Before, both sides noticed a failure within a second.
+		send(t, syscall.SIGSTOP, p.daemon.Processes...)
+		took := labtest.Until(t, 20*time.Second, "the monitor notices", func() error {
+			if log := strings.Join(child.Log.Lines(), "\n"); !strings.Contains(log, "bfd session down") {
+				return fmt.Errorf("log:\n%s", log)
+			}
+			return nil
+		})
+		if took < 3*time.Second {
+			t.Errorf("the monitor has noticed the router after %v", took)
+		}
+		t.Logf("%s frozen: noticed after %v", kind, took)
+		send(t, syscall.SIGCONT, p.daemon.Processes...)
+		p.sees(t, "192.0.2.2", "up")
+		p.hears(t, slowInterval, slowMultiplier)
+		send(t, syscall.SIGSTOP, child)
+		if took = p.sees(t, "192.0.2.2", "down"); took < 3*time.Second {
+			t.Errorf("%s has noticed the node after %v", kind, took)
+		}
+		t.Logf("node frozen: %s has noticed after %v", kind, took)
+		send(t, syscall.SIGCONT, child)
+	})
+}
+
+func send(t *testing.T, s syscall.Signal, to ...*lab.Process) {
+	t.Helper()
+	for _, p := range to {
+		if err := p.Signal(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// hears waits until the router has learned the interval and the multiplier of the node.
+func (p pair) hears(t *testing.T, interval time.Duration, multiplier int) {
+	t.Helper()
+	command, want := "show bfd peer 192.0.2.2 json", fmt.Sprintf(
+		`(?s)"remote-transmit-interval":%d,.*"remote-detect-multiplier":%d,`, interval.Milliseconds(), multiplier)
+	if p.daemon.Kind == peers.BIRD { // the last column is the detection time
+		command = "show bfd sessions"
+		want = fmt.Sprintf(`(?m)^192\.0\.2\.2 .* %.3f *$`, (time.Duration(multiplier) * interval).Seconds())
+	}
+	pattern := regexp.MustCompile(want)
+	what := fmt.Sprintf("%s hears of %v × %d", p.daemon.Kind, interval, multiplier)
+	labtest.Until(t, 20*time.Second, what, func() error {
+		out, err := p.daemon.Show(t.Context(), command)
+		if err == nil && !pattern.MatchString(out) {
+			err = fmt.Errorf("want %s:\n%s", want, out)
+		}
+		return err
+	})
+}
+
+// ended returns what changes when the session of the router ends.
+func (p pair) ended(t *testing.T) string {
+	t.Helper()
+	command, pattern := "show bfd peer 192.0.2.2 counters", `Session down events: \d+`
+	if p.daemon.Kind == peers.BIRD { // since when it is up
+		command, pattern = "show bfd sessions", `192\.0\.2\.2 +\S+ +\S+ +\S+`
+	}
+	out, err := p.daemon.Show(t.Context(), command)
+	text := regexp.MustCompile(pattern).FindString(out)
+	if err != nil || text == "" {
+		t.Fatalf("%s: %v\n%s", command, err, out)
+	}
+	return text
+}
