@@ -50,6 +50,12 @@ func TestAllowIsForNewFlows(t *testing.T) {
 			t.Errorf("%s, %s: %d of %d packets were forwarded", tt.method, tt.algorithm, sent, packets)
 		}
 		if tt.method != lb.MethodNAT {
+			for _, flags := range []uint8{dptest.SYN, dptest.RST, dptest.SYN} { // another flow from the same port
+				p.Flags, p.Seq, p.Payload = flags, p.Seq+1000, nil
+				if r := fx.run(p.Frame()); flags == dptest.SYN && r.reason != "not_allowed" {
+					t.Errorf("%s, %s: a new flow from a port in use: %s", tt.method, tt.algorithm, r.reason)
+				}
+			}
 			continue
 		}
 		fx.do(func() error {

@@ -85,7 +85,8 @@ func TestInterfacesAreReleased(t *testing.T) {
 			}
 			unneededFor(0, one, "the flow has ended")
 			unneededFor(0, one, "later")
-			if f := x.of(fx.addr("vip")); f != "" {
+			// No host has the address of the backend.
+			if f := x.of(fx.addr("vip")); f != "" && !strings.Contains(f, "does not answer") {
 				t.Errorf("fault %q", f)
 			}
 			fx.do(func() error { return netlink.RouteDel(moved) })

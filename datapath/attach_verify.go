@@ -222,6 +222,17 @@ func (a *attachments) repairForwarding() {
 		}
 		a.repairs.made("forwarding", "forwarding switched on again", "interface", name, "setting", missing)
 	}
+	a.sysctls.saveAgain()
+}
+
+// notRestored returns which changes Cleanup cannot take back, and why.
+func (a *attachments) notRestored() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.sysctls.lacks == nil {
+		return nil
+	}
+	return []string{fmt.Sprintf("values of sysctls for \"steelyard cleanup\" not stored: %v", a.sysctls.lacks)}
 }
 
 // absent is the fault of an interface that does not exist. No packet arrives there.

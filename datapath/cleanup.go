@@ -52,6 +52,15 @@ func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
 	return errors.Join(append(errs, sys.restore())...)
 }
 
+// Remains reports whether an agent runs or has left programs and maps, which forward without it until Cleanup.
+func Remains(pinPath string) (bool, error) {
+	has, err := hasPins(pinPath)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return has, err
+}
+
 // detachOrphans detaches links of ours that have no pin, or one that is hidden by another mount.
 func detachOrphans(nic netlink.Link) error {
 	index := nic.Attrs().Index

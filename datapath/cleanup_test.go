@@ -51,6 +51,15 @@ func TestCleanupLeavesNothing(t *testing.T) {
 					}
 					return nil
 				})
+				remains := func(want bool) {
+					fx.do(func() error {
+						if got, err := Remains(fx.o.PinPath); err != nil || got != want {
+							t.Errorf("something remains: %t, %v; want %t", got, err, want)
+						}
+						return nil
+					})
+				}
+				remains(true)
 				during := fx.snapshot()
 				for _, changed := range []string{
 					reservedPorts, "ip rule", "ip -6 route show table all", "pinned", "programs of lo",
@@ -61,7 +70,9 @@ func TestCleanupLeavesNothing(t *testing.T) {
 					}
 				}
 				fx.close()
+				remains(true)
 				fx.do(func() error { return Cleanup(fx.o.PinPath, fx.o.StateDir, quiet) })
+				remains(false)
 				if diff := cmp.Diff(before, fx.snapshot()); diff != "" {
 					t.Errorf("before -, after +:\n%s", diff)
 				}

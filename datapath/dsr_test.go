@@ -60,62 +60,61 @@ func (fx *fixture) tunnelTo(proto lb.Protocol, down func(netip.Addr) bool, hosts
 // Flows by direct return keep their server when servers are added or removed, when the size of the table changes, and
 // when the agent restarts. They lose it when it is down.
 func TestDirectReturnFlowsKeepTheirServer(t *testing.T) {
-	const flows = 150
+	const flows = 60
 	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx := newFixture(t, h, v6, nil)
 		for _, proto := range []lb.Protocol{lb.TCP, lb.UDP} {
-			t.Run(proto.String(), func(t *testing.T) {
-				fx := newFixture(t, h, v6, nil)
-				all := []int{21, 22, 23, 24, 25, 26, 27, 28, 29, 30}
-				fx.tunnelTo(proto, nil, all...)
-				server := map[int]netip.Addr{}
-				next := uint8(dptest.SYN)
-				for range 200 { // until each flow of datagrams was in the sample
-					for i := range flows {
-						to := fx.went(fx.on(i, uint8(proto), next))
-						if was, ok := server[i]; ok && was != to {
-							t.Fatalf("flow %d went to %s; was %s", i, to, was)
-						}
-						server[i] = to
+			fx.reset()
+			all := []int{21, 22, 23, 24, 25, 26, 27, 28, 29, 30}
+			fx.tunnelTo(proto, nil, all...)
+			server := map[int]netip.Addr{}
+			next := uint8(dptest.SYN)
+			for range 200 { // until each flow of datagrams was in the sample
+				for i := range flows {
+					to := fx.went(fx.on(i, uint8(proto), next))
+					if was, ok := server[i]; ok && was != to {
+						t.Fatalf("%s: flow %d went to %s; was %s", proto, i, to, was)
 					}
-					next = dptest.ACK
-					if len(fx.dsrFlows()) == flows {
-						break
-					}
+					server[i] = to
 				}
-				stays := func(step string, except func(netip.Addr) bool) {
-					t.Helper()
-					moved := 0
-					for i := range flows {
-						if to := fx.went(fx.on(i, uint8(proto), dptest.ACK)); to != server[i] && !except(server[i]) {
-							moved++
-						}
-					}
-					if moved > 0 {
-						t.Errorf("%s: %d of %d flows moved", step, moved, flows)
+				next = dptest.ACK
+				if len(fx.dsrFlows()) == flows {
+					break
+				}
+			}
+			stays := func(step string, except func(netip.Addr) bool) {
+				t.Helper()
+				moved := 0
+				for i := range flows {
+					if to := fx.went(fx.on(i, uint8(proto), dptest.ACK)); to != server[i] && !except(server[i]) {
+						moved++
 					}
 				}
-				none := func(netip.Addr) bool { return false }
-				fx.tunnelTo(proto, nil, all[2:]...)
-				stays("two servers less", none)
-				fx.close()
-				fx.open()
-				stays("another agent", none)
-				fx.tunnelTo(proto, nil, all[2:]...)
-				stays("its first plan", none)
-				fx.tunnelTo(proto, nil, all...)
-				stays("two servers more", none)
-				fx.tunnelTo(proto, nil, append(all, 31, 32)...)
-				stays("a larger table", none)
-				if len(fx.dsrFlows()) < flows {
-					t.Errorf("%d entries of DSR flows; want %d", len(fx.dsrFlows()), flows)
+				if moved > 0 {
+					t.Errorf("%s: %s: %d of %d flows moved", proto, step, moved, flows)
 				}
-				down := func(a netip.Addr) bool { return a == server[0] }
-				fx.tunnelTo(proto, down, append(all, 31, 32)...)
-				stays("a server that is down", down)
-				if to := fx.went(fx.on(0, uint8(proto), dptest.ACK)); to == server[0] {
-					t.Errorf("a flow is still sent to %s, which is down", to)
-				}
-			})
+			}
+			none := func(netip.Addr) bool { return false }
+			fx.tunnelTo(proto, nil, all[2:]...)
+			stays("two servers less", none)
+			fx.close()
+			fx.open()
+			stays("another agent", none)
+			fx.tunnelTo(proto, nil, all[2:]...)
+			stays("its first plan", none)
+			fx.tunnelTo(proto, nil, all...)
+			stays("two servers more", none)
+			fx.tunnelTo(proto, nil, append(all, 31, 32)...)
+			stays("a larger table", none)
+			if len(fx.dsrFlows()) < flows {
+				t.Errorf("%s: %d entries of DSR flows; want %d", proto, len(fx.dsrFlows()), flows)
+			}
+			down := func(a netip.Addr) bool { return a == server[0] }
+			fx.tunnelTo(proto, down, append(all, 31, 32)...)
+			stays("a server that is down", down)
+			if to := fx.went(fx.on(0, uint8(proto), dptest.ACK)); to == server[0] {
+				t.Errorf("%s: a flow is still sent to %s, which is down", proto, to)
+			}
 		}
 	})
 }
@@ -232,8 +231,7 @@ func TestDirectReturnFlowsAreSampled(t *testing.T) {
 // Every datagram from a VIP is dropped, not only those that write an entry: servers that answer each other would never
 // end.
 func TestNoDatagramFromAVIPIsForwarded(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, nil)
+	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		fx.tunnelTo(lb.UDP, nil, 21, 22)
 		for i := range 40 {
 			p := fx.on(i, dptest.UDP, 0)
@@ -266,8 +264,7 @@ func TestAnotherMethodEndsFlows(t *testing.T) {
 // Forged packets with the addresses of a flow by direct return, whose server is not that of its slot any more, end it
 // only if nothing else of the flow comes for some seconds. A client that uses its port again gets a new flow then.
 func TestForgedPacketsKeepDirectReturnFlows(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, nil)
+	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		send := func(flow int, flags uint8, seq uint32) netip.Addr {
 			t.Helper()
 			p := fx.on(flow, dptest.TCP, flags)

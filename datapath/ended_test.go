@@ -43,8 +43,7 @@ func TestFlowsEndAtOnceWhenTheirBackendGoesDown(t *testing.T) {
 		"UDP":       {lb.UDP, answered, udp, "forwarded", true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			each(t, func(t *testing.T, h hook, v6 bool) {
-				fx := newFixture(t, h, v6, nil)
+			eachOf(t, nil, func(t *testing.T, fx *fixture) {
 				x.state(fx)
 				fx.run(x.packet(fx).Frame())
 				plan, before, down := fx.service(x.proto, "b1", "b2"), fx.flows(), fx.last
@@ -98,8 +97,7 @@ func (fx *fixture) forget() {
 
 // Flows by direct return end like those by nat.
 func TestDirectReturnFlowsEndAtOnceWhenTheirBackendGoesDown(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, nil)
+	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		least := func(s *lb.Service) {
 			s.Algorithm, s.Method, s.Encap = lb.AlgorithmRoundRobin, lb.MethodTunnel, lb.EncapGUE
 		}

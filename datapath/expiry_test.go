@@ -66,6 +66,34 @@ func TestWhoKeepsAFlow(t *testing.T) {
 	}
 }
 
+// A datagram of either side keeps a flow of UDP for another timeout.
+func TestDatagramsKeepTheirFlow(t *testing.T) {
+	for _, h := range []hook{hookXDP, hookTC} {
+		fx := newFixture(t, h, false, onePort)
+		opened := with(func(fx *fixture) { fx.service(lb.UDP, "b1") }, udp, replies(0), udp)
+		for name, send := range map[string]func(*fixture) dptest.Packet{
+			"the client": udp, "the server": replies(0), "nobody": nil,
+		} {
+			for _, agent := range []bool{true, false} {
+				fx.reset()
+				opened(fx)
+				fx.age(2*time.Minute, 2*time.Minute)
+				if send != nil {
+					with(func(*fixture) {}, send)(fx)
+				}
+				fx.age(2*time.Minute, 2*time.Minute)
+				if agent {
+					fx.collect()
+				}
+				reason := fx.run(fx.on(1, dptest.UDP, 0).Frame()).reason
+				if (reason == "snat_exhausted") != (send != nil) {
+					t.Errorf("%s, agent %t: after a datagram of %s another client gets: %s", h, agent, name, reason)
+				}
+			}
+		}
+	}
+}
+
 // A client alone keeps no source port: neither by old or current acknowledgements of a connection that its server has
 // closed or lost, nor by a SYN, which a server that has lost it answers.
 func TestAClientKeepsNoPortOfALostConnection(t *testing.T) {

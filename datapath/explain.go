@@ -132,6 +132,14 @@ func (d *Datapath) steps(q lb.Question, e lb.Explanation, x syExplained) (steps 
 	return steps
 }
 
+// isOfKnownFlow reports whether a packet that is forwarded and may be the first one belongs to a flow with an entry.
+func (d *Datapath) isOfKnownFlow(v syVerdict) bool {
+	if v.Method == uint8(syMethodMETHOD_NAT) {
+		return d.commits[v.Commit] != "open"
+	}
+	return slices.Contains([]string{"dsr_confirm", "dsr_touch", "dsr_close"}, d.commits[v.Commit])
+}
+
 func (d *Datapath) sayFlow(say func(string, ...any), v syVerdict) {
 	chained := v.Method == uint8(syMethodMETHOD_GUE) && slices.Contains([]string{"none", "relay"}, d.commits[v.Commit])
 	switch {
@@ -139,10 +147,10 @@ func (d *Datapath) sayFlow(say func(string, ...any), v syVerdict) {
 		say("this node delivers it, and the flow is unknown here: it is passed to nodes that may have it")
 	case chained:
 		say("its hash selects the node that delivers it; no flow is kept here")
-	case slices.Contains([]string{"open", "dsr_mark", "dsr_open"}, d.commits[v.Commit]):
-		say("no flow is known: one is opened")
-	default:
+	case d.isOfKnownFlow(v):
 		say("its flow is known")
+	default:
+		say("no flow is known: one is opened")
 	}
 	if v.Affinity == 1 {
 		say("the client keeps its backend (affinity)")

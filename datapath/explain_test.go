@@ -47,6 +47,9 @@ func TestExplain(t *testing.T) {
 			}, fx.at("vip", 80), lb.TCP, "drop", "not_allowed", "", []string{"not in the service's allow list"}},
 			{"dsr", func() { fx.serve(func(s *lb.Service) { s.Method = lb.MethodDSR }, "b1") }, fx.at("vip", 80),
 				lb.TCP, "forward", "forwarded", fx.at("b1", 0).String(), []string{"the MAC address of"}},
+			{"udp by dsr", func() {
+				fx.serve(func(s *lb.Service) { s.Method, s.Ports[0].Protocol = lb.MethodDSR, lb.UDP }, "b1")
+			}, fx.at("vip", 80), lb.UDP, "forward", "forwarded", fx.at("b1", 0).String(), []string{"no flow is known"}},
 			{"gue behind a router", func() { fx.serve(tunnel(lb.EncapGUE), "far") }, fx.at("vip", 80), lb.TCP,
 				"forward", "forwarded", fx.at("far", 0).String(),
 				[]string{"through a tunnel (gue)", "next hop " + fx.addr("router").String()}},

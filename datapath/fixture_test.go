@@ -280,6 +280,18 @@ func each(t *testing.T, f func(t *testing.T, h hook, v6 bool)) {
 	}
 }
 
+// eachOf runs f for every hook and family on one host, without services and flows at its begin: loading the programs
+// takes seconds. Tests that change the host or close its datapath need each.
+func eachOf(t *testing.T, change func(*Options), f func(t *testing.T, fx *fixture)) {
+	fx := newFixture(t, hookXDP, false, change)
+	each(t, func(t *testing.T, h hook, v6 bool) {
+		fx.t, fx.hook, fx.v6, fx.last = t, h, v6, dptest.Packet{}
+		fx.reset()
+		f(t, fx)
+	})
+	fx.t = t
+}
+
 // pinned lists the pins on the balancer.
 func (fx *fixture) pinned() (names []string) {
 	fx.t.Helper()

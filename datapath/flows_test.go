@@ -118,8 +118,7 @@ func (fx *fixture) end() {
 }
 
 func TestFlowsOfADownBackendEnd(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, nil)
+	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		established(fx)
 		plan := *fx.service(lb.TCP, "b1", "b2")
 		down := fx.last.Dst
@@ -215,8 +214,7 @@ func TestFloodDoesNotTouchEstablishedFlows(t *testing.T) {
 
 // The list has each flow once, with both ends, and only flows that match the filter.
 func TestListOfFlows(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, nil)
+	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		fx.service(lb.TCP, "b1")
 		for i := range 20 {
 			fx.run(fx.on(i, dptest.TCP, dptest.SYN).Frame())

@@ -130,8 +130,7 @@ func (w *wire) joined() dptest.Packet {
 
 // A VIP answers no ping in fragments, which only a stack could put together (docs/forwarding.md).
 func TestPingInFragments(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, nil)
+	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		fx.service(lb.TCP, "b1")
 		ping := icmp(8, 128)(fx)
 		ping.Payload = make([]byte, 2000)

@@ -14,17 +14,16 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 )
 
-var fuzzFor = flag.Duration("fuzzfor", 30*time.Second,
+var fuzzFor = flag.Duration("fuzzfor", 15*time.Second,
 	"how long each hook and family gets random packets; a second with -short")
 
 // Truncated headers are dropped, at every length.
 func TestMalformedFrames(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, nil)
+	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		web(fx)
 		whole := tcp(dptest.SYN)(fx).Frame()
 		l3 := 34
-		if v6 {
+		if fx.v6 {
 			l3 = 54
 		}
 		fx.do(func() error {

@@ -162,7 +162,7 @@ func (g *flowGC) collect(ctx context.Context, reset *resetter) {
 				w.tables[truth(k.proto() != unix.IPPROTO_UDP)]++
 			}
 			w.clients.see(t.id, k, f, vip)
-			w.count(f.F.State, f.Backend)
+			w.count(syFlowState(f.F.State), f.Backend, syFlowStateFLOW_CLOSED)
 		}
 	})
 	err = errors.Join(errStored, err, idle.flush(), ended.flush(), g.collectDSR(ctx, w))
@@ -252,12 +252,12 @@ func (g *flowGC) reset(
 	}
 }
 
-// count counts a flow, and adds it to the open flows of its backend.
-func (w *flowWalk) count(state uint8, backend uint32) {
-	if state < uint8(syFlowStateFLOW_CLOSED) {
+// count counts a flow, and adds it to the open flows of its backend if it is not in this state yet.
+func (w *flowWalk) count(state syFlowState, backend uint32, over syFlowState) {
+	if state < over {
 		w.open[backend]++
 	}
-	switch syFlowState(state) {
+	switch state {
 	case syFlowStateFLOW_HALF_OPEN:
 		w.counts.HalfOpen++
 	case syFlowStateFLOW_ESTABLISHED:

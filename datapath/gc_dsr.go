@@ -33,7 +33,7 @@ func (g *flowGC) collectDSR(ctx context.Context, w *flowWalk) error {
 		case g.expiredDSR(k, f, w.start):
 			g.removeDSR(m, k)
 		default:
-			w.count(f.State, f.Backend)
+			w.count(syFlowState(f.State), f.Backend, syFlowStateFLOW_CLOSING)
 		}
 	})
 }
@@ -44,6 +44,10 @@ func (g *flowGC) expiredDSR(k syFlowKey, f syDsrFlow, now time.Duration) bool {
 	switch {
 	case f.State == uint8(syFlowStateFLOW_CLOSED):
 		limit = g.limits.Closed
+	case f.State == uint8(syFlowStateFLOW_CLOSING) && f.Asked == 0:
+		limit = min(g.limits.Closing, timeWait)
+	case f.State == uint8(syFlowStateFLOW_CLOSING):
+		limit = g.limits.Closing
 	case f.State == uint8(syFlowStateFLOW_HALF_OPEN):
 		limit = g.limits.HalfOpen
 	case k.Proto == unix.IPPROTO_UDP:

@@ -53,8 +53,7 @@ func TestForgedSYNsAndSYNCookies(t *testing.T) {
 // A client that finds the table of flows full is reset. Its reset of the SYN-ACK that the server repeats, which knows
 // nothing of that, ends the connection there. Later connections find room that has become free.
 func TestHandshakeWithAFullTable(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, func(o *Options) { o.MaxFlows = 1 })
+	eachOf(t, func(o *Options) { o.MaxFlows = 1 }, func(t *testing.T, fx *fixture) {
 		fx.service(lb.TCP, "b1")
 		fill(fx)
 		fx.went(bare(fx.fromClient(dptest.TCP, dptest.SYN), 1000, 0))

@@ -83,12 +83,11 @@ func TestFramesForOthersAreLeftAlone(t *testing.T) {
 
 // Refused packets do not use up the allowance of packet-too-big errors.
 func TestRefusalsDoNotSilencePacketTooBig(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, nil)
+	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		gue(fx)
 		refused := udp(fx)
 		run := fx.runTC
-		if h == hookXDP {
+		if fx.hook == hookXDP {
 			run = fx.runXDP
 		}
 		for range 3000 {

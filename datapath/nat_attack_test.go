@@ -92,10 +92,9 @@ func TestHandshakesDuringASYNFlood(t *testing.T) {
 
 // While an answer may come, a source port of UDP belongs to the client that asked.
 func TestUDPSourcePortsAreNotTakenOver(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, func(o *Options) {
-			o.SNATPorts, o.MaxFlows = []PortRange{{61000, 61099}}, 100_000
-		})
+	eachOf(t, func(o *Options) {
+		o.SNATPorts, o.MaxFlows = []PortRange{{61000, 61099}}, 100_000
+	}, func(t *testing.T, fx *fixture) {
 		fx.service(lb.UDP, "b1")
 		victim := fx.run(udp(fx).Frame())
 		did := fx.runMany(fx.invented(rand.New(rand.NewPCG(1, 2)), 3000, dptest.UDP, 0))
@@ -168,8 +167,7 @@ func (fx *fixture) age(clients, servers time.Duration) {
 
 // A handshake is completed on the server of its SYN when the table changes in between, also its size.
 func TestHandshakeAcrossAChange(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, nil)
+	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		for _, before := range [][]string{{"b1"}, {"b2"}, {"b1", "b2"}} {
 			for _, after := range [][]string{{"b1"}, {"b2"}, {"b1", "b2", "router"}} {
 				fx.reset()
@@ -256,8 +254,7 @@ func TestStrayACKsKeepNoSourcePort(t *testing.T) {
 
 // Another CPU may write an entry after this one has read the clock.
 func TestNewerEntriesAreNotExpired(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+	eachOf(t, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} }, func(t *testing.T, fx *fixture) {
 		fx.service(lb.TCP, "b1")
 		if why := fx.openFlow(lb.TCP, 0); why != "" {
 			t.Fatal(why)

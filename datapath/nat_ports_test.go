@@ -11,8 +11,8 @@ import (
 // last free port is found, too. The handshake goes on with it.
 func TestEverySourcePortIsUsed(t *testing.T) {
 	const ports = 20
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000 + ports - 1}} })
+	few := func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000 + ports - 1}} }
+	eachOf(t, few, func(t *testing.T, fx *fixture) {
 		fx.service(lb.TCP, "b1")
 		for flow := range ports {
 			r := fx.run(fx.on(flow, dptest.TCP, dptest.SYN).Frame())

@@ -60,7 +60,7 @@ func (t Timeouts) shortest() time.Duration {
 	return min(t.HalfOpen, t.Established, t.Closing, t.Closed, t.UDP)
 }
 
-// Options are the parameters of Open. Delivers, FollowRoutes and ForceClsact may be false, and Reach, Keep,
+// Options are the parameters of Open. Delivers, FollowRoutes, Routers and ForceClsact may be false, and Reach, Keep,
 // TunnelSources, TunnelKeys and HashSeed empty; all others are required.
 type Options struct {
 	Interfaces []string // uplinks: interfaces on which packets of clients and servers arrive
@@ -70,7 +70,9 @@ type Options struct {
 	// Keep are interfaces that always have the programs, too, once they exist: those on which others resolve VIPs.
 	Keep []string
 	// Reach are addresses, such as those of routers: the interfaces by which they are reached get the programs, too.
-	Reach     []netip.Addr
+	Reach []netip.Addr
+	// Routers know the VIPs, so that packets arrive from clients that are not on the links of this node.
+	Routers   bool
 	Mode      Mode
 	MaxFlows  int         // established flows, 1 to 100,000,000; each has two entries of about 150 bytes
 	SNATPorts []PortRange // source ports towards backends; they do not overlap

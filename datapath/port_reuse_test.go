@@ -46,8 +46,7 @@ func reopened(t *testing.T, fx *fixture) (ack dptest.Packet) {
 
 // The SYN of another client, which takes the rested source port at the first server, must not end the live connection.
 func TestAClaimedPortEndsNoOtherFlow(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+	eachOf(t, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} }, func(t *testing.T, fx *fixture) {
 		ack := reopened(t, fx)
 		live := fx.last.Dst.Addr()
 		syn := fx.on(1, dptest.TCP, dptest.SYN)
@@ -62,8 +61,7 @@ func TestAClaimedPortEndsNoOtherFlow(t *testing.T) {
 
 // The same once the closed connection has expired.
 func TestAnExpiredFlowEndsNoOtherFlow(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+	eachOf(t, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} }, func(t *testing.T, fx *fixture) {
 		ack := reopened(t, fx)
 		live := fx.last.Dst.Addr()
 		for k, f := range fx.confirmed().servers { // the closed one has rested
@@ -87,8 +85,7 @@ func TestAnExpiredFlowEndsNoOtherFlow(t *testing.T) {
 
 // Without an agent, a packet that stores a flow removes expired ones.
 func TestReclaimEndsNoOtherFlow(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, func(o *Options) { o.MaxFlows = 10 })
+	eachOf(t, func(o *Options) { o.MaxFlows = 10 }, func(t *testing.T, fx *fixture) {
 		fx.agentGone()
 		ack := reopened(t, fx)
 		live := fx.last.Dst.Addr()
@@ -195,8 +192,8 @@ func TestNoResetOfAnotherFlow(t *testing.T) {
 
 // Datagrams of other clients, which take the source port at the first server, do not move a live UDP flow.
 func TestAnExpiredUDPFlowMovesNoOtherOne(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, func(o *Options) { o.MaxFlows = 10_000; o.SNATPorts = []PortRange{{61000, 61007}} })
+	few := func(o *Options) { o.MaxFlows = 10_000; o.SNATPorts = []PortRange{{61000, 61007}} }
+	eachOf(t, few, func(t *testing.T, fx *fixture) {
 		fx.service(lb.UDP, "b1")
 		fx.went(udp(fx))
 		first := fx.last
@@ -227,8 +224,7 @@ func TestAnExpiredUDPFlowMovesNoOtherOne(t *testing.T) {
 
 // The ACK that ends a connection frees its source port, also by the short way of XDP.
 func TestLastACKAfterASimultaneousClose(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+	eachOf(t, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} }, func(t *testing.T, fx *fixture) {
 		fx.service(lb.TCP, "b1")
 		connect(fx)
 		answer := fx.reply(dptest.FIN | dptest.ACK)

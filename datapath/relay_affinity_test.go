@@ -22,8 +22,7 @@ func (fx *fixture) by(n int, port uint16) dptest.Packet {
 // With affinity all connections of a client go to one node, which follows from its address. A client that has a backend
 // of an earlier node of its slot stays there for as long as that node accepts new flows; any other is asked for once.
 func TestAffinityThroughChangesOfNodes(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
+	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
 		fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router")}) })
 		nodes := func(names ...string) {
 			fx.change(func(s *lb.Service) { s.Affinity = time.Hour }, names...)

@@ -153,8 +153,7 @@ func TestDatagramsStopAskingEarlierNodes(t *testing.T) {
 // A node that has no endpoint that serves may be down: datagrams are no longer relayed by way of it, and those that
 // belong to a flow of another node still get there.
 func TestDatagramsAvoidNodesThatMayBeDown(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
+	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
 		fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router")}) })
 		in := fx.on(1, dptest.UDP, 0)
 		for _, left := range []string{"b2", "router"} {

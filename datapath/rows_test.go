@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
-	"testing"
 
 	"github.com/vishvananda/netlink"
 
@@ -24,7 +22,7 @@ type row struct {
 	reason string
 	check  checkFunc
 	option func(*Options)
-	alone  bool // it changes the node
+	alone  bool // it changes the node, or what reset leaves
 }
 
 // checkFunc checks what was sent for a packet.
@@ -243,7 +241,7 @@ var rows = []row{
 		option: func(o *Options) { o.MaxFlows = 1 }},
 	{name: "share of UDP flows used up", state: with(dns, udp),
 		in:  change(udp, func(fx *fixture, p *dptest.Packet) { p.Src = fx.at("client", 40001) }),
-		did: "dropped", reason: "udp_share_full", option: func(o *Options) { o.MaxFlows = 4 }},
+		did: "dropped", reason: "udp_share_full", option: func(o *Options) { o.MaxFlows = 4 }, alone: true},
 	{name: "source ports used up",
 		state: func(fx *fixture) { fx.service(lb.TCP, "b1"); connect(fx) },
 		in:    change(tcp(dptest.SYN), func(fx *fixture, p *dptest.Packet) { p.Src = fx.at("client", 40001) }),
@@ -333,66 +331,4 @@ func (fx *fixture) shrinkMTU(mtu int) {
 		}
 		return nil
 	})
-}
-
-// Rows that change the host, or need other options, have a host of their own.
-func TestRows(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		t.Run("together", func(t *testing.T) {
-			shared := newFixture(t, h, v6, nil)
-			for _, r := range rows {
-				if !r.alone && r.option == nil {
-					t.Run(r.name, func(t *testing.T) {
-						shared.t = t
-						r.run(t, shared)
-					})
-				}
-			}
-		})
-		t.Run("alone", func(t *testing.T) {
-			for _, r := range rows {
-				if r.alone || r.option != nil {
-					t.Run(r.name, func(t *testing.T) { r.run(t, newFixture(t, h, v6, r.option)) })
-				}
-			}
-		})
-	})
-}
-
-func (r row) run(t *testing.T, fx *fixture) {
-	if !fx.v6 && r.reason == "neighbour_discovery" {
-		return // there is no NDP for IPv4
-	}
-	fx.reset()
-	r.state(fx)
-	in := r.in(fx)
-	got := fx.run(in.Frame())
-	if got.did != r.did || got.reason != r.reason {
-		t.Fatalf("%s: %s; want %s: %s", got.did, got.reason, r.did, r.reason)
-	}
-	if r.check != nil {
-		if err := r.check(fx, in, got.out); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-// Every reason has a row.
-func TestEveryReasonHasARow(t *testing.T) {
-	reasons, err := reasonNames()
-	if err != nil {
-		t.Fatal(err)
-	}
-	// icmp_ratelimited and the keys of tunnels have tests of their own, vlan_stacked is in the model's, and no packet
-	// causes internal_error.
-	have := []string{"none", "max", "internal_error", "icmp_ratelimited", "vlan_stacked", "tunnel_key_mismatch",
-		"tunnel_spoofed"}
-	for _, r := range rows {
-		have = append(have, r.reason)
-	}
-	for _, reason := range reasons {
-		if !slices.Contains(have, reason) {
-			t.Errorf("no row gives the reason %q", reason)
-		}
-	}
 }

@@ -216,7 +216,14 @@ func (s *services) writeTable(u *frontendUpdate) error {
 		}
 	}
 	u.gone = s.gone(u, was)
-	next := newSlots(u.plan, u.ids, was, u.anyNode, s.withoutFlows(u))
+	rehashed := len(was.slots) > 0 && selection(u.f.value) != selection(u.value)
+	next := newSlots(u.plan, u.ids, was, rehashed, u.anyNode, s.withoutFlows(u))
+	switch {
+	case rehashed:
+		u.value.OlderAlgorithm = u.f.value.Algorithm
+	case len(was.slots) == len(next.slots):
+		u.value.OlderAlgorithm = u.f.value.OlderAlgorithm
+	}
 	u.older = next.earlierIDs()
 	s.backends.keep(u.older)
 	return s.slots.write(next, &u.value)

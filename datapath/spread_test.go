@@ -223,8 +223,7 @@ func TestSpread(t *testing.T) {
 // The first datagram of a flow has no mark: the earlier nodes of the slot come first, then the present one opens the
 // flow.
 func TestSpreadDatagrams(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
+	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
 		in := fx.fromClient(dptest.UDP, 0)
 		fx.nodes(lb.UDP, "b2")
 		fx.sentTo("one node", fx.run(in.Frame()), in, false, "b2")
@@ -244,8 +243,7 @@ func TestSpreadDatagrams(t *testing.T) {
 
 // With AnyNode, a packet of an unknown flow is passed to all other nodes.
 func TestSpreadAnyNode(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
+	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
 		syn, ack := fx.on(1, dptest.TCP, dptest.SYN), fx.on(2, dptest.TCP, dptest.ACK)
 		datagram := fx.on(3, dptest.UDP, 0)
 		fx.spread(lb.TCP, true, "-router", "self", "-b2")
@@ -280,8 +278,7 @@ func TestSpreadAnyNode(t *testing.T) {
 
 // A table of another size maps all flows to other slots: the previous table is kept.
 func TestSpreadOverTablesOfOtherSizes(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
+	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
 		names := func(n int) (all []string) {
 			for i := range n {
 				all = append(all, fmt.Sprint(31+i))

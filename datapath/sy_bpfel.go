@@ -388,20 +388,21 @@ type syFragmentKey struct {
 }
 
 type syFrontend struct {
-	_             structs.HostLayout
-	Id            uint32
-	Method        uint8
-	Algorithm     uint8
-	Restricted    uint8
-	DropWhenEmpty uint8
-	FirstPort     uint16
-	Chained       uint8
-	Local         uint8
-	Affinity      uint32
-	KeepSource    uint8
-	Pad           [3]uint8
-	Table         syTable
-	Older         syTable
+	_              structs.HostLayout
+	Id             uint32
+	Method         uint8
+	Algorithm      uint8
+	Restricted     uint8
+	DropWhenEmpty  uint8
+	FirstPort      uint16
+	Chained        uint8
+	Local          uint8
+	Affinity       uint32
+	KeepSource     uint8
+	OlderAlgorithm uint8
+	Pad            [2]uint8
+	Table          syTable
+	Older          syTable
 }
 
 type syFrontendKey struct {

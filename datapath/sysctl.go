@@ -16,9 +16,10 @@ import (
 // sysctls changes kernel settings and keeps the earlier values in a file, so that Cleanup can restore them after the
 // agent has ended.
 type sysctls struct {
-	file string
-	old  map[string]string // path → value before our first change
-	log  *slog.Logger      // nil: what cannot be saved is an error
+	file  string
+	old   map[string]string // path → value before our first change
+	log   *slog.Logger      // nil: what cannot be saved is an error
+	lacks error             // why the file lacks changes of old; nil: it has all
 }
 
 func openSysctls(stateDir string) (*sysctls, error) {
@@ -178,7 +179,19 @@ func writeSysctl(path, value string) error {
 	return nil
 }
 
+// saveAgain saves what could not be saved, for example to a full disk.
+func (s *sysctls) saveAgain() {
+	if s.lacks != nil && s.save() == nil {
+		s.log.Info("sysctls saved again")
+	}
+}
+
 func (s *sysctls) save() error {
+	s.lacks = s.write()
+	return s.lacks
+}
+
+func (s *sysctls) write() error {
 	text, err := json.Marshal(s.old)
 	if err != nil {
 		return fmt.Errorf("save sysctls: %w", err)

@@ -29,7 +29,9 @@ type table struct {
 
 // newSlots returns the table of a plan, whose targets have these ids. Each slot lists its earlier backends that may
 // still have flows, and after them the nodes that may have any flow.
-func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anyNode []uint32, expired func(id uint32) bool) table {
+func newSlots(
+	p *lb.FrontendPlan, ids []uint32, was table, rehashed bool, anyNode []uint32, expired func(id uint32) bool,
+) table {
 	targets := p.Table()
 	t := table{slots: make([]slot, len(targets))}
 	for i, target := range targets {
@@ -41,7 +43,7 @@ func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anyNode []uint32, exp
 			t.slots[i].backend = noBackend
 		}
 	}
-	sameSize := len(was.slots) == len(t.slots)
+	sameSize := len(was.slots) == len(t.slots) && !rehashed
 	refers := false
 	var before []uint32
 	for i := range t.slots {
@@ -71,6 +73,13 @@ func newSlots(p *lb.FrontendPlan, ids []uint32, was table, anyNode []uint32, exp
 		return table{}
 	}
 	return t
+}
+
+// selection is what decides which slot a packet has.
+func selection(f syFrontend) [2]bool {
+	a := f.Algorithm
+	return [2]bool{a == uint8(syAlgorithmALGORITHM_SOURCE_HASH),
+		f.Affinity == 0 && (a == uint8(syAlgorithmALGORITHM_SOURCE_HASH) || a == uint8(syAlgorithmALGORITHM_FLOW_HASH))}
 }
 
 // earlierBackends returns the earlier backends of a slot, the latest first.

@@ -303,8 +303,7 @@ func TestTunnelKeysThatCannotBe(t *testing.T) {
 
 // No frame without an accepted token is decapsulated, whatever else changes.
 func TestRandomTunnelPacketsNeedTheKey(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, acceptTunnels)
+	eachOf(t, acceptTunnels, func(t *testing.T, fx *fixture) {
 		fx.keys(true, "a")
 		in := fx.fromClient(dptest.TCP, dptest.SYN)
 		in.Dst = fx.at("loopback", 80)
@@ -321,7 +320,7 @@ func TestRandomTunnelPacketsNeedTheKey(t *testing.T) {
 				f[at+rnd.IntN(8)] ^= 1 << rnd.IntN(8)
 			}
 			run := fx.runTC
-			if h == hookXDP {
+			if fx.hook == hookXDP {
 				run = fx.runXDP
 			}
 			_, out := run(f)

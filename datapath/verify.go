@@ -55,7 +55,6 @@ type verifier struct {
 	failed   map[triedBackend]int // made packets that failed in this round, by backend
 	// unreached are backends of several that made packets do not get to, by id.
 	unreached map[uint32]*unreached
-	tries     int           // for all backends
 	took      time.Duration // of the last round after a change
 	rounds    int
 }
@@ -253,7 +252,7 @@ func (v *verifier) made() []byte {
 	f := v.sample
 	if s, ok := v.d.services.subject(f); ok {
 		if client, ok := v.clients.of(f.VIP, s.plan.Allow); ok && client.IsValid() {
-			from, to := netip.AddrPortFrom(client, anyPort), netip.AddrPortFrom(f.VIP, f.Port)
+			from, to := netip.AddrPortFrom(client, anyPort()), netip.AddrPortFrom(f.VIP, f.Port)
 			return opening(lb.Question{Client: from, To: to, Protocol: f.Protocol})
 		}
 	}

@@ -12,12 +12,8 @@ import (
 // That packets of clients do not get to one backend of several withdraws no address: another node may do no better. But
 // health checks may pass meanwhile, because their packets take another way, or there are none. So the status shows it.
 
-const (
-	// maxUnreached bounds the backends that are observed. There may be more.
-	maxUnreached = 64
-	// triedPorts is how many ports made clients have. The port selects the backend.
-	triedPorts = 20000
-)
+// maxUnreached bounds the backends that are observed. There may be more.
+const maxUnreached = 64
 
 // unreached is a backend that a made packet did not get to.
 type unreached struct {
@@ -48,9 +44,8 @@ func (v *verifier) tryBackends(frontends []lb.Frontend, now time.Time) {
 		if !ok {
 			continue
 		}
-		v.tries++
 		made := lb.Question{
-			Client: netip.AddrPortFrom(client, anyPort+uint16(v.tries%triedPorts)),
+			Client: netip.AddrPortFrom(client, anyPort()),
 			To:     netip.AddrPortFrom(f.VIP, f.Port), Protocol: f.Protocol,
 		}
 		fault, id := v.tryBackend(f, made)
@@ -76,9 +71,14 @@ func (v *verifier) tryBackend(f lb.Frontend, made lb.Question) (fault string, id
 	return v.faultOf(made, s, x), x.V.Backend
 }
 
-// Problems returns which backends packets of clients do not get to, while their addresses are announced.
+// Problems returns which backends packets of clients do not get to, while their addresses are announced, and which
+// changes Cleanup cannot take back.
 func (d *Datapath) Problems() []string {
-	v := d.verifier
+	return append(d.verifier.unreachedBackends(), d.uplinks.notRestored()...)
+}
+
+// unreachedBackends is the part of Problems about backends.
+func (v *verifier) unreachedBackends() []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	hosts, first, text := map[netip.Addr]bool{}, netip.AddrPort{}, ""
@@ -86,7 +86,7 @@ func (d *Datapath) Problems() []string {
 		if vip := v.bad.of(u.frontend); !u.confirmed || v.node.confirmed || vip != nil && vip.confirmed {
 			continue // the reason of the route says it
 		}
-		at := d.services.address(id)
+		at := v.d.services.address(id)
 		hosts[at.Addr()] = true
 		if !first.IsValid() || at.Compare(first) < 0 {
 			first, text = at, fmt.Sprintf("%s of %s: %s", at, u.frontend, u.fault)

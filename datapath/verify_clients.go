@@ -44,7 +44,7 @@ func (s *clientSample) see(t syGcTable, k syServerKey, f syServerFlow, vip func(
 		s.all = append(s.all, sampledClient{})
 	}
 	s.all[i].Question = lb.Question{
-		Client:   netip.AddrPortFrom(fromAddr(f.Client.Client), anyPort),
+		Client:   netip.AddrPortFrom(fromAddr(f.Client.Client), anyPort()),
 		To:       netip.AddrPortFrom(vip(f.Client.Frontend), swap(f.Client.Dport)),
 		Protocol: lb.Protocol(k.proto()),
 	}

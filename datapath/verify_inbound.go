@@ -53,7 +53,7 @@ func (v *verifier) inboundFault(f lb.Frontend) string {
 		if n.Addr == in.self || n.Addr.Is4() != in.self.Is4() {
 			continue
 		}
-		from, to := netip.AddrPortFrom(n.Addr, anyPort), netip.AddrPortFrom(in.self, v.d.o.TunnelPort)
+		from, to := netip.AddrPortFrom(n.Addr, anyPort()), netip.AddrPortFrom(in.self, v.d.o.TunnelPort)
 		x, ok := v.run(opening(lb.Question{Client: from, To: to, Protocol: lb.UDP}))
 		if ok && v.d.actions[x.V.Action] != "decap" {
 			reason := v.d.reasons[x.V.Reason]
@@ -68,24 +68,11 @@ func (v *verifier) inboundFault(f lb.Frontend) string {
 const explainDecap, sourceMAC = 0xff, 6
 
 // deliveryFault returns why decapsulated packets are not delivered, and replies not returned; "": they are.
-func (v *verifier) deliveryFault(f lb.Frontend, s subject) (fault string) {
-	client, ok := v.clients.of(f.VIP, s.plan.Allow)
-	if !ok {
-		return ""
-	}
-	for i := range uint16(madeTries) {
-		q := lb.Question{
-			Client: netip.AddrPortFrom(client, anyPort+i), To: netip.AddrPortFrom(f.VIP, f.Port), Protocol: f.Protocol,
-		}
+func (v *verifier) deliveryFault(f lb.Frontend, s subject) string {
+	decapsulated := func(q lb.Question) []byte {
 		frame := opening(q)
 		frame[sourceMAC] = explainDecap
-		x, ok := v.run(frame)
-		if !ok {
-			return ""
-		}
-		if fault = v.faultOf(q, s, x); fault == "" {
-			return ""
-		}
+		return frame
 	}
-	return fault
+	return v.faultOfMade(f, s, decapsulated, func(syExplained) bool { return false })
 }

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 
@@ -131,31 +132,47 @@ func (t *tunnels) addresses() map[netip.Addr]bool {
 }
 
 // madeTries is how many flows are tried until one would be answered: the trouble of one backend, or of one of several
-// paths, is no reason to withdraw an address.
-const madeTries = 16
+// paths, is no reason to withdraw an address. They are among madePorts, because some may be known already.
+const madeTries, madePorts = 16, 64
 
 // fault returns why the flows of a frontend are not answered; "": they are.
-func (v *verifier) fault(f lb.Frontend, s subject) (fault string) {
+func (v *verifier) fault(f lb.Frontend, s subject) string {
+	return v.faultOfMade(f, s, opening, func(x syExplained) bool {
+		v.failed[triedBackend{x.V.Backend, f.VIP.Is4()}]++
+		return v.allFailed(f, s)
+	})
+}
+
+// faultOfMade returns why none of madeTries new flows is answered; "": one is, or that is not known. frame makes the
+// first packet of a flow, and enough reports after each failure whether others need not be tried. Anybody can have
+// opened the flow of a packet with forged ones, to any backend that the frontend once had: it tells nothing then.
+func (v *verifier) faultOfMade(
+	f lb.Frontend, s subject, frame func(lb.Question) []byte, enough func(syExplained) bool,
+) (fault string) {
 	client, ok := v.clients.of(f.VIP, s.plan.Allow)
 	if !ok {
 		return ""
 	}
-	for i := range uint16(madeTries) {
+	port, tries := anyPort(), 0
+	for i := range uint16(madePorts) {
 		q := lb.Question{
-			Client: netip.AddrPortFrom(client, anyPort+i), To: netip.AddrPortFrom(f.VIP, f.Port), Protocol: f.Protocol,
+			Client: netip.AddrPortFrom(client, port+i), To: netip.AddrPortFrom(f.VIP, f.Port), Protocol: f.Protocol,
 		}
-		x, ok := v.run(opening(q))
+		x, ok := v.run(frame(q))
 		if !ok {
 			return ""
+		}
+		if v.d.actions[x.V.Action] == "forward" && v.d.isOfKnownFlow(x.V) {
+			continue
 		}
 		if fault = v.faultOf(q, s, x); fault == "" {
 			return ""
 		}
-		if v.failed[triedBackend{x.V.Backend, f.VIP.Is4()}]++; v.allFailed(f, s) {
-			break
+		if tries++; tries == madeTries || enough(x) {
+			return fault
 		}
 	}
-	return fault
+	return ""
 }
 
 // triedBackend is a backend, and the family of the clients that it answers.
@@ -177,8 +194,9 @@ func (v *verifier) allFailed(f lb.Frontend, s subject) bool {
 	return len(s.backends) > 0
 }
 
-// anyPort is the first port of made clients.
-const anyPort = 40000
+// anyPort returns a port of a made client, and the first of madePorts. It is random: forged packets that open the flows
+// of all ports are many.
+func anyPort() uint16 { return uint16(1024 + rand.IntN(64000-madePorts)) }
 
 // tolerated are reasons to drop a made packet that are no fault of this node.
 var tolerated = []string{

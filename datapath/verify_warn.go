@@ -56,7 +56,7 @@ func (v *verifier) warn(found changes, now time.Time) {
 // no fault: the clients may be on the links of this node.
 func (v *verifier) noRoute() string {
 	no4, no6 := v.clients.had4 == reachLink, v.clients.had6 == reachLink
-	if len(v.d.o.Reach) == 0 || !no4 && !no6 {
+	if !v.d.o.Routers || !no4 && !no6 {
 		return ""
 	}
 	var vip netip.Addr

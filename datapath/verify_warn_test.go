@@ -213,8 +213,7 @@ func TestProgramsThatMayNotBeExamined(t *testing.T) {
 
 // Where routers know the VIPs, it is said that clients behind them get no replies for lack of a route.
 func TestNoRouteToClientsIsWarnedOf(t *testing.T) {
-	reach := func(o *Options) { o.Reach = addrs(v4["router"]) }
-	fx, x := verified(t, ModeTC, false, reach, func(*fixture) {})
+	fx, x := verified(t, ModeTC, false, func(o *Options) { o.Routers = true }, func(*fixture) {})
 	fx.service(lb.TCP, "b1")
 	fx.watch()
 	fx.warns("only clients on the links of this node get replies from " + v4["vip"] + ": there is no default route")

@@ -28,10 +28,18 @@ static __always_inline struct dsr_flow *dsr_find(const struct flow_key *k)
 	return f ? f : bpf_map_lookup_elem(&sy_dsr_halfopen, k);
 }
 
+/* dsr_timeout_closing: replies do not pass here, so an entry whose client has sent FIN is that of a flow that has
+ * ended, until a later packet shows that it goes on. Many of them would evict the entries of idle flows. */
+static __always_inline __u64 dsr_timeout_closing(const struct dsr_flow *f)
+{
+	return f->asked || timeout_closing < timeout_time_wait ? timeout_closing : timeout_time_wait;
+}
+
 static __always_inline int dsr_expired(const struct dsr_flow *f, __u8 proto, __u64 now)
 {
 	/* The entry is refreshed by a sample of the packets only. */
 	__u64 t = f->state == FLOW_CLOSED    ? timeout_closed :
+		  f->state == FLOW_CLOSING   ? dsr_timeout_closing(f) :
 		  f->state == FLOW_HALF_OPEN ? timeout_half_open :
 		  proto == IPPROTO_UDP	     ? 4 * timeout_udp :
 					       4 * timeout_established;
@@ -46,20 +54,21 @@ static __always_inline int dsr_expired(const struct dsr_flow *f, __u8 proto, __u
 
 static __always_inline int dsr_is_over(const struct dsr_flow *f, __u64 now)
 {
-	return (f->asked || f->state == FLOW_CLOSED) && elapsed(f->seen, now) > DSR_PATIENCE;
+	return (f->asked || f->state >= FLOW_CLOSING) && elapsed(f->seen, now) > DSR_PATIENCE;
 }
 
-/* dsr_valid reports whether an entry still determines the backend. */
-static __always_inline int dsr_valid(const struct pkt *p, const struct dsr_flow *f, __u8 method)
+/* dsr_valid reports whether an entry still determines the backend. A SYN may open a new connection at its server, so
+ * its client must be allowed now. */
+static __always_inline int dsr_valid(const struct pkt *p, const struct dsr_flow *f, const struct frontend *fe)
 {
 	__u64 now = bpf_ktime_get_coarse_ns();
 	struct backend *b = backend_get(f->backend);
 
 	if (!b || flow_ended(f->frontend, f->backend, f->generation, backend_generation(b)))
 		return 0;
-	if (f->method != method)
+	if (f->method != fe->method)
 		return 0;
-	if (pkt_is_stream(p) && pkt_opens_flow(p) && dsr_is_over(f, now))
+	if (pkt_is_stream(p) && pkt_opens_flow(p) && (dsr_is_over(f, now) || !frontend_allows(fe, &p->key.t.src)))
 		return 0;
 	return !dsr_expired(f, p->key.proto, now);
 }
@@ -91,7 +100,7 @@ static __always_inline struct flow *decide_dsr_known(const struct pkt *p, struct
 	else if (pkt_is_stream(p) && p->flags & (TCP_FIN | TCP_RST))
 		c = COMMIT_DSR_CLOSE;
 	else if (f->state == FLOW_HALF_OPEN && (!pkt_is_stream(p) || p->flags & TCP_ACK))
-		c = COMMIT_DSR_STORE;
+		c = COMMIT_DSR_CONFIRM;
 	v->backend = f->backend;
 	dsr_forward(v, f->method, c);
 	v->generation = f->generation;
@@ -130,7 +139,7 @@ static __always_inline struct flow *decide_dsr_by_hash(const struct pkt *p, stru
 	if (sampled || !kept) {
 		struct dsr_flow *f = dsr_find(&p->key);
 
-		if (f && dsr_valid(p, f, fe->method))
+		if (f && dsr_valid(p, f, fe))
 			return decide_dsr_known(p, v, f);
 	}
 	if (p->flags & (TCP_FIN | TCP_RST))
@@ -151,7 +160,7 @@ static __always_inline struct flow *decide_dsr_by_flow(const struct pkt *p, stru
 {
 	struct dsr_flow *f = dsr_find(&p->key);
 
-	if (f && dsr_valid(p, f, fe->method))
+	if (f && dsr_valid(p, f, fe))
 		return decide_dsr_known(p, v, f);
 	if (!pkt_opens_flow(p))
 		return verdict_refuse(p, v, REASON_NO_FLOW);

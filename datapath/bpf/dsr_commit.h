@@ -35,22 +35,27 @@ static __always_inline void dsr_set_pending(const struct verdict *v, int pending
 static __always_inline void dsr_follow(const struct pkt *p, const struct verdict *v, struct dsr_flow *f, __u64 now)
 {
 	if (pkt_is_stream(p) && pkt_opens_flow(p) && f->state != FLOW_HALF_OPEN) {
-		if (f->state == FLOW_CLOSED || f->asked)
+		if (f->state >= FLOW_CLOSING || f->asked)
 			return;
 		f->asked = 1;
 	} else if (v->commit == COMMIT_DSR_CLOSE) {
-		if (f->state != FLOW_CLOSED)
+		if (f->state < FLOW_CLOSING)
 			backend_load_add(f->backend, -1);
-		f->state = FLOW_CLOSED;
+		f->state = p->flags & TCP_RST ? FLOW_CLOSED : FLOW_CLOSING;
 		f->end = p->seq + p->payload + (p->flags & TCP_FIN);
+		f->asked = 0;
 		dsr_set_pending(v, 1);
 	} else {
-		if (f->state == FLOW_CLOSED && f->end != (__u8)p->seq) {
+		if (f->state >= FLOW_CLOSING && (p->key.proto == IPPROTO_SCTP || f->end != (__u8)p->seq)) {
 			backend_load_add(f->backend, 1);
 			f->state = FLOW_ESTABLISHED;
 		}
-		f->asked = 0;
-		if (f->state != FLOW_HALF_OPEN)
+		if (f->state != FLOW_CLOSING)
+			f->asked = 0;
+		else if (elapsed(f->seen, now) >
+			 DSR_PATIENCE) /* not the last acknowledgement: the server still sends */
+			f->asked = 1;
+		if (f->state != FLOW_HALF_OPEN && (f->state != FLOW_CLOSING || f->asked))
 			dsr_set_pending(v, 0);
 	}
 	f->seen = now;
@@ -71,6 +76,7 @@ static __always_inline void dsr_write(const struct pkt *p, const struct verdict 
 		flow_opened(p, v, now);
 		return;
 	case COMMIT_DSR_STORE:
+	case COMMIT_DSR_CONFIRM:
 		dsr_store(&sy_dsr_flows, p, v, FLOW_ESTABLISHED, now);
 		if (bpf_map_delete_elem(&sy_dsr_halfopen, &p->key)) /* it was not counted before */
 			backend_load_add(v->backend, 1);

@@ -84,6 +84,12 @@ static __always_inline __u32 table_index(const struct table *t, __u32 h)
 	return (__u64)h * t->slots >> 32;
 }
 
+/* table_older_hash returns what determines the slot in the older table. h determines that in the current one. */
+static __always_inline __u32 table_older_hash(const struct frontend *fe, const struct flow_key *k, __u32 h)
+{
+	return fe->older_algorithm ? flow_hash(k, fe->older_algorithm) : h;
+}
+
 /* table_slot returns the word of a slot. */
 static __always_inline __u32 table_slot(const struct table *t, __u32 index)
 {

@@ -208,6 +208,7 @@ __noinline int nat_find_half_open(struct frontend *fe)
 		return snat_find_stored(p, v);
 	__u32 h = fe->algorithm == ALGORITHM_FLOW_HASH ? v->hash : flow_hash(&p->key, fe->algorithm);
 	__u32 index = table_index(&fe->table, h), slot = table_slot(&fe->table, index);
+	__u32 older = table_older_hash(fe, &p->key, h);
 
 	/* The slot may have got another backend since the SYN. */
 #pragma clang loop unroll(full)
@@ -215,7 +216,7 @@ __noinline int nat_find_half_open(struct frontend *fe)
 		__u32 backend = i ? table_previous(&fe->table, index, i - 1) : slot_backend(slot);
 
 		if (backend == ANY_BACKEND)
-			backend = slot_backend(table_slot(&fe->older, table_index(&fe->older, h)));
+			backend = slot_backend(table_slot(&fe->older, table_index(&fe->older, older)));
 		if (backend == NO_BACKEND)
 			break;
 		if (snat_find_half_open(fe, backend))

@@ -57,11 +57,13 @@ static __always_inline int nat_is_near(const struct pkt *p, const struct flow *f
 	return p->flags & TCP_ACK && flow_in_window(end, f->end) && flow_in_window(p->ack, f->ack);
 }
 
-/* nat_keeps_alive reports whether a packet keeps its side of the flow from expiring. A SYN does not, nor does what
- * acknowledges nothing: a server that has lost the connection answers a SYN, and an old cookie of SCTP by an ERROR. Nor
- * do stray packets, once one side has closed it. */
+/* nat_keeps_alive reports whether a packet keeps its side of the flow from expiring. Datagrams do. A SYN does not, nor
+ * does what acknowledges nothing: a server that has lost the connection answers a SYN, and an old cookie of SCTP by an
+ * ERROR. Nor do stray packets, once one side has closed it. */
 static __always_inline int nat_keeps_alive(const struct pkt *p, const struct flow *f, int near)
 {
+	if (!pkt_is_stream(p))
+		return 1;
 	if (f->state == FLOW_CLOSED || !nat_acknowledges(p))
 		return 0;
 	return f->state != FLOW_CLOSING || near || p->key.proto != IPPROTO_TCP;

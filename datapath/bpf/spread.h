@@ -96,10 +96,11 @@ static __always_inline int spread_add_earlier(struct verdict *v, const struct fr
 }
 
 /* spread_add_older adds the nodes of the slot in the older table. */
-static __always_inline int spread_add_older(struct verdict *v, const struct frontend *fe, __u32 h, int is_new)
+static __always_inline int spread_add_older(const struct pkt *p, struct verdict *v, const struct frontend *fe, __u32 h,
+					    int is_new)
 {
 	const struct table *older = &fe->older;
-	__u32 i = table_index(older, h), slot = table_slot(older, i);
+	__u32 i = table_index(older, table_older_hash(fe, &p->key, h)), slot = table_slot(older, i);
 	int locality = spread_add_earlier(v, fe, slot_backend(slot), is_new);
 
 	for (int j = 0; j < PREVIOUS_MAX - 1 && slot & SLOT_CHANGED; j++)
@@ -125,7 +126,7 @@ static __always_inline int spread_candidates(const struct pkt *p, struct verdict
 		if (id == NO_BACKEND)
 			break;
 		if (id == ANY_BACKEND) {
-			locality |= spread_add_older(v, fe, h, is_new);
+			locality |= spread_add_older(p, v, fe, h, is_new);
 			break;
 		}
 		locality |= spread_add_earlier(v, fe, id, is_new);

@@ -60,9 +60,10 @@ struct frontend {
 	__u8 local; /* 1: all of its backends are on this node, so XDP leaves its packets to tc */
 	__u32 affinity; /* in seconds; 0: off */
 	__u8 keep_source; /* 1: METHOD_NAT without SNAT: servers route their replies by this node */
-	__u8 pad[3];
+	__u8 older_algorithm; /* that of older; 0: the same */
+	__u8 pad[2];
 	struct table table;
-	struct table older; /* the table before the last change of size */
+	struct table older; /* the table before the last change of size or algorithm */
 };
 
 /* sy_port_ranges has a range of ports as the prefixes it consists of. */
@@ -227,8 +228,8 @@ struct dsr_flow {
 	__u64 seen; /* last packet that was looked up, CLOCK_MONOTONIC_COARSE in ns */
 	__u8 state; /* enum flow_state */
 	__u8 method; /* enum method */
-	__u8 asked; /* 1: a SYN came at the time seen, and no other packet since */
-	__u8 end; /* FLOW_CLOSED: low byte of the number that follows the FIN or RST */
+	__u8 asked; /* 1: a SYN came at the time seen, and no other packet since. FLOW_CLOSING, 1: it goes on half-closed */
+	__u8 end; /* FLOW_CLOSING, FLOW_CLOSED: low byte of the number that follows the FIN or RST */
 	__u32 generation; /* of the backend, when the entry was written (flow_ended) */
 };
 
@@ -338,7 +339,8 @@ enum commit {
 	/* Flows by direct return. */
 	COMMIT_DSR_MARK, /* set the pending bit of the flow */
 	COMMIT_DSR_OPEN, /* new half-open flow, and its pending bit */
-	COMMIT_DSR_STORE, /* the client continued: the flow becomes established */
+	COMMIT_DSR_STORE, /* the client continued, and its flow has no entry */
+	COMMIT_DSR_CONFIRM, /* the client continued: the half-open flow becomes established */
 	COMMIT_DSR_TOUCH,
 	COMMIT_DSR_CLOSE,
 };
