@@ -154,6 +154,9 @@ func TestMinHealthyByFamily(t *testing.T) {
 func TestWhatIsWarnedOf(t *testing.T) {
 	const announced, nothing = "no address is announced", "nothing to do"
 	service := fmt.Sprintf(withService, "")
+	udpOnly := func(check string) string {
+		return strings.Replace(fmt.Sprintf(withService, check), `["80"]`, `["80/udp"]`, 1)
+	}
 	for _, c := range []struct{ text, want string }{
 		{"[datapath]\ntunnel_sources = [\"192.0.2.1\"]", "can forge packets"},
 		{"[kubernetes]\n[l2]\n[datapath]\ntunnel_sources = [\"192.0.2.1\"]", ""},
@@ -162,6 +165,19 @@ func TestWhatIsWarnedOf(t *testing.T) {
 		{"[bgp]\nasn = 1\n[kubernetes]", "1: bgp: has no peers"},
 		{"[l2]" + service, ""}, {"[l2]" + fmt.Sprintf(withService, "allow = [\"192.0.2.0/24\", \"::/0\"]"), ""},
 		{"[l2]" + fmt.Sprintf(withService, "forward = \"tunnel\"\ntunnel = \"gue\""), ""},
+		{
+			"[l2]" + service + "[[service]]\nname = \"t\"\naddress = \"203.0.113.11\"\nports = [\"80\"]\n" +
+				"backends = [\"10.0.0.3\",\n\"203.0.113.10\"]",
+			"12: service[1].backends[1] (service \"t\"): 203.0.113.10 is an address of service \"s\"",
+		},
+		{"[l2]" + fmt.Sprintf(withService, "check = \"udp\""), "check.type (service \"s\"): probes by udp, and the"},
+		{"[l2]" + fmt.Sprintf(withService, "check = { type = \"dns\", host = \"a.example\" }"), "probes by udp"},
+		{"[l2]" + fmt.Sprintf(withService, "check = { type = \"udp\", port = 53 }"), ""},
+		{"[l2]" + strings.Replace(fmt.Sprintf(withService, "check = \"udp\""), `["80"]`, `["80", "53/udp"]`, 1), ""},
+		{"[l2]" + udpOnly("check = \"http\""), "check.type (service \"s\"): probes by tcp, and the service has no tcp"},
+		{"[l2]" + udpOnly("check = \"tcp\""), "probes by tcp"},
+		{"[l2]" + udpOnly("check = { type = \"http\", port = 80 }"), ""},
+		{"[l2]" + udpOnly("check = \"udp\""), ""}, {"[l2]" + udpOnly("check = \"none\""), ""},
 		{"[l2]\n" + strings.Replace(service, `"10.0.0.1"`, `{ address = "10.0.0.1", drain = true }`, 1), ""},
 		{"[l2]\n" + strings.Replace(service, `"10.0.0.1"`, `{ address = "10.0.0.1", weight = 0 }`, 1), ""},
 		{"[kubernetes]\n[l2]\n[datapath.timeouts]\nestablished = \"124m\"", ""},
@@ -172,6 +188,33 @@ func TestWhatIsWarnedOf(t *testing.T) {
 		found := slices.ContainsFunc(got, func(w string) bool { return strings.Contains(w, c.want) })
 		if c.want == "" && len(got) > 0 || c.want != "" && (len(got) != 1 || !found) {
 			t.Errorf("%s:\nwarnings %q, want %q", c.text, got, c.want)
+		}
+	}
+}
+
+// A min_healthy that cannot be reached because of backends that accept no new connections is a warning.
+func TestUnreachableMinHealthy(t *testing.T) {
+	const v4, idle4, drained4, v6 = `"10.0.0.1"`, `{ address = "10.0.0.2", weight = 0 }`,
+		`{ address = "10.0.0.3", drain = true }`, `"2001:db8::1", "2001:db8::2"`
+	const both = `"203.0.113.10", "2001:db8:1::10"`
+	const oneOfTwo = "2 is more than the IPv4 backends that accept new connections: 1 of 2"
+	for _, c := range []struct {
+		address, backends string
+		minHealthy        int
+		want              string
+	}{
+		{`"203.0.113.10"`, v4 + "," + idle4, 2, oneOfTwo},
+		{`"203.0.113.10"`, v4 + "," + drained4, 2, oneOfTwo},
+		{both, v4 + "," + idle4 + "," + v6, 2, oneOfTwo},
+		{both, v4 + "," + idle4 + "," + v6, 1, ""},
+		{`"203.0.113.10"`, idle4 + "," + drained4, 2, "none accepts new connections"},
+	} {
+		text := fmt.Sprintf("[[service]]\nname = \"s\"\nports = [\"80\"]\naddress = [%s]\nbackends = [%s]\n"+
+			"min_healthy = %d\n", c.address, c.backends, c.minHealthy)
+		all := strings.Join(mustParseText(t, text).Warnings, "\n")
+		if got := strings.Contains(all, "accept new") || strings.Contains(all, "accepts new"); got != (c.want != "") ||
+			!strings.Contains(all, c.want) {
+			t.Errorf("%s of %s: %s; want %q", c.backends, c.address, all, c.want)
 		}
 	}
 }

@@ -73,28 +73,29 @@ func (i item) backend() (lb.Backend, bool) {
 	}
 }
 
+// unused reports whether a backend accepts no new connections.
+func unused(b lb.Backend) bool { return b.Drain || b.Weight == 0 }
+
 // minHealthy reads min_healthy. With a value above the number of backends the address would never be announced;
-// families count separately.
+// families count separately. Backends that accept no new connections do not count as healthy ones.
 func minHealthy(t *table, s *Service, f families) int {
 	n := integer(t, "min_healthy", s.MinHealthy, 1, 65535)
-	v4, v6 := 0, 0
-	for _, b := range s.Backends {
-		if b.Addr.Is4() {
-			v4++
-		} else {
-			v6++
-		}
-	}
 	for _, c := range []struct {
-		on   bool
-		have int
-		name string
-	}{{f.v4, v4, "IPv4"}, {f.v6, v6, "IPv6"}} {
-		if c.have == 0 && s.Method == lb.MethodTunnel {
-			c.have = len(s.Backends) // also those of the other family
+		on, is4 bool
+		name    string
+	}{{f.v4, true, "IPv4"}, {f.v6, false, "IPv6"}} {
+		of := slices.DeleteFunc(slices.Clone(s.Backends), func(b lb.Backend) bool { return b.Addr.Is4() != c.is4 })
+		if len(of) == 0 && s.Method == lb.MethodTunnel {
+			of = slices.Clone(s.Backends) // also those of the other family
 		}
-		if c.on && c.have > 0 && n > c.have {
-			t.at("min_healthy").errorf("write at most "+strconv.Itoa(c.have),
+		have := len(of)
+		used := len(slices.DeleteFunc(of, unused))
+		if c.on && used > 0 && used < n && n <= have {
+			t.at("min_healthy").warnf("write at most "+strconv.Itoa(used)+", or set weight and drain = false on others",
+				"%d is more than the %s backends that accept new connections: %d of %d", n, c.name, used, have)
+		}
+		if c.on && have > 0 && n > have {
+			t.at("min_healthy").errorf("write at most "+strconv.Itoa(have),
 				"%d is more than there are %s backends, so the address would never be announced", n, c.name)
 		}
 	}

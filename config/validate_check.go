@@ -46,6 +46,9 @@ func (d *decoder) check(t *table, ports []lb.Port) lb.CheckSpec {
 		needType(sub, ports)
 	}
 	c.Port = integer(sub, "port", c.Port, 0, 65535)
+	if c.Port == 0 {
+		warnOtherProtocol(sub, c.Type, ports)
+	}
 	c.ServicePort = portFor(c.Type, ports)
 	c.Interval, c.Timeout = sub.rhythm(c.Interval, c.Timeout)
 	c.Rise = integer(sub, "rise", c.Rise, 1, countMax)
@@ -70,10 +73,33 @@ func (d *decoder) check(t *table, ports []lb.Port) lb.CheckSpec {
 	return c
 }
 
+func byUDP(check lb.CheckType) bool { return check == lb.CheckUDP || check == lb.CheckDNS }
+
+// byTCP reports whether a check that is given needs a TCP port of the service. The node port has its own.
+func byTCP(check lb.CheckType) bool {
+	return !byUDP(check) && check != lb.CheckNone && check != lb.CheckExec && check != lb.CheckNodePort
+}
+
+// warnOtherProtocol warns of probes by a protocol that clients do not use. Servers may respond at the same number all
+// the same, as those of DNS and HTTP/3 do by TCP: check.port says so.
+func warnOtherProtocol(t *table, check lb.CheckType, ports []lb.Port) {
+	has := func(p lb.Protocol) bool {
+		return slices.ContainsFunc(ports, func(o lb.Port) bool { return o.Protocol == p })
+	}
+	const hint = "use another type, or set check.port if servers respond there by "
+	switch {
+	case len(ports) == 0 || !t.has("type"):
+	case byUDP(check) && !has(lb.UDP):
+		t.at("type").warnf(hint+"udp", "probes by udp, and the service has no udp port")
+	case byTCP(check) && !has(lb.TCP):
+		t.at("type").warnf(hint+"tcp", "probes by tcp, and the service has no tcp port")
+	}
+}
+
 // portFor returns the first port that a check of this type can probe; without one, the first port.
 func portFor(check lb.CheckType, ports []lb.Port) lb.Port {
 	want := lb.TCP
-	if check == lb.CheckUDP || check == lb.CheckDNS {
+	if byUDP(check) {
 		want = lb.UDP
 	}
 	for _, p := range ports {

@@ -27,8 +27,8 @@ func (d *decoder) warn(t *table) {
 	if c.BGP != nil && len(c.BGP.Peers) == 0 {
 		root("bgp").warnf("add [[bgp.peers]]", "has no peers, so nothing is announced by it")
 	}
+	d.warnNested()
 	for n, s := range c.Services {
-		unused := func(b lb.Backend) bool { return b.Drain || b.Weight == 0 }
 		if len(s.Backends) > 0 && !slices.ContainsFunc(s.Backends, func(b lb.Backend) bool { return !unused(b) }) {
 			i := item{d: d, path: "service" + index(n) + ".backends", object: `service "` + s.Name + `"`}
 			i.warnf("set weight and drain = false on one", "none accepts new connections")
@@ -36,6 +36,25 @@ func (d *decoder) warn(t *table) {
 	}
 	if c.Kubernetes == nil {
 		d.needsKubernetes()
+	}
+}
+
+// warnNested warns of backends that are an address of another service. Packets from this machine are not balanced.
+func (d *decoder) warnNested() {
+	vips := map[netip.Addr]string{}
+	for _, s := range d.config.Services {
+		for _, a := range s.Addresses {
+			vips[a] = s.Name
+		}
+	}
+	for n, s := range d.config.Services {
+		for k, b := range s.Backends {
+			if of := vips[b.Addr]; of != "" && of != s.Name { // its own is an error
+				i := item{d: d, path: "service" + index(n) + ".backends" + index(k), object: `service "` + s.Name + `"`}
+				i.warnf("write the addresses of its servers",
+					"%s is an address of service %q, and forwarded packets are not balanced again", b.Addr, of)
+			}
+		}
 	}
 }
 

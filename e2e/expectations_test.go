@@ -1,9 +1,13 @@
 package e2e
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -15,14 +19,29 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // The scenarios of this file follow Kubernetes' own end-to-end tests of Services (test/e2e/network).
 
-// policyChanged: routes and the health check node port follow changes between Local and Cluster.
+// policyChanged: routes and the health check node port follow changes between Local and Cluster. The node with the
+// endpoint announces the addresses all the time.
 func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.startService(t, "policy", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
+	setFall := func(n int) {
+		text := strings.Replace(c.config[0].TOML(), fmt.Sprintf("\nfall = %d\n", probeFall),
+			fmt.Sprintf("\nfall = %d\n", n), 1)
+		if err := c.agents[0].Configure(text); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := c.agents[0].CLI(context.Background(), "reload"); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	setFall(int(2 * time.Second / probeInterval)) // kube-proxy opens the port after up to a second
+	t.Cleanup(func() { setFall(probeFall) })
 	for range 2 {
+		before := c.announcedSince(t, 0, vips)
 		s := c.updateService(t, "policy", local)
 		c.waitRouted(t, 10*time.Second, vips, 0)
 		c.waitAnswered(t, vips...)
@@ -40,6 +59,9 @@ func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 				return err
 			})
 		}
+		if after := c.announcedSince(t, 0, vips); !slices.Equal(after, before) {
+			t.Errorf("the node with the endpoint announces since %v; want %v, as before the change", after, before)
+		}
 		c.updateService(t, "policy", func(s *core.Service) {
 			s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyCluster
 		})
@@ -52,6 +74,22 @@ func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 			return nil
 		})
 	}
+}
+
+// announcedSince returns since when a node announces these addresses.
+func (c *cluster) announcedSince(t *testing.T, node int, vips []netip.Addr) (since []time.Time) {
+	t.Helper()
+	out, err := c.agents[node].CLI(t.Context(), "routes", "-o", "json")
+	var routes []lb.RouteStatus
+	if err := errors.Join(err, json.Unmarshal([]byte(out), &routes)); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range routes {
+		if slices.Contains(vips, r.Address) && r.Announced {
+			since = append(since, r.Since)
+		}
+	}
+	return since
 }
 
 // onePortTwice: TCP and UDP on one port, scaled to zero and back; the address stays.

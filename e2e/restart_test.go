@@ -55,11 +55,16 @@ func TestAgentRestarts(t *testing.T) {
 			t.Fatal(err)
 		}
 		c := s.config[0]
-		if err := a.Configure(c.TOML() + "\n[nonsense]\n"); err != nil {
-			t.Fatal(err)
-		}
-		if out, err := a.CLI(t.Context(), "restart"); err == nil || !a.Process().Running() {
-			t.Errorf("a restart with an invalid file: %s", out)
+		missing := c
+		missing.Interfaces = []string{"none-0"}
+		for _, text := range []string{c.TOML() + "\n[nonsense]\n", missing.TOML()} {
+			if err := a.Configure(text); err != nil {
+				t.Fatal(err)
+			}
+			out, err := a.CLI(t.Context(), "restart")
+			if err == nil || !a.Process().Running() || strings.Contains(a.Process().Log.Tail(100), "agent restarts") {
+				t.Errorf("a restart with an invalid file: %s", out)
+			}
 		}
 	})
 }

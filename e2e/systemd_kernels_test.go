@@ -123,6 +123,10 @@ func stoppedBySystemd(t *testing.T) {
 }
 
 func uninstalled(t *testing.T) {
+	out, err := runHere(t, os.Getenv("STEELYARD_BINARY"), "uninstall")
+	if err == nil || !strings.Contains(out, `run "steelyard cleanup" first`) {
+		t.Errorf("uninstall before cleanup: %v\n%s", err, out)
+	}
 	command(t, "steelyard", "cleanup")
 	command(t, os.Getenv("STEELYARD_BINARY"), "uninstall")
 	if state := property(t, "steelyard", "LoadState"); state != "not-found" {

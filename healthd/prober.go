@@ -91,6 +91,8 @@ func (p *Prober) Put(service string, checks []lb.Check) {
 			l.health, l.earlier = was.health, was.earlier
 			was.mu.Unlock()
 			l.health.Key = c.Key
+		} else if c.Presumed {
+			l.health.State = lb.StateHealthy
 		} else if p.o.Earlier != nil {
 			if h, ok := p.o.Earlier(c.Key); ok {
 				l.health, l.earlier = h, true

@@ -181,3 +181,21 @@ func TestChangedPortKeepsTheState(t *testing.T) {
 		}
 	})
 }
+
+// A presumed check is healthy until Fall probes have failed, at their slots, and reports no failure before that.
+func TestPresumedHealth(t *testing.T) {
+	f := &fake{err: errors.New("broken")}
+	bubble(t, f, func(t *testing.T, p *Prober, reports func() []string) {
+		c := check(1, spec())
+		c.Presumed = true
+		p.Put("web", []lb.Check{c})
+		time.Sleep(1990 * time.Millisecond)
+		if got := reports(); len(got) > 0 {
+			t.Errorf("reports %q; want none", got)
+		}
+		time.Sleep(1010 * time.Millisecond)
+		if got, want := reports(), []string{"unhealthy: broken"}; !slices.Equal(got, want) {
+			t.Errorf("reports %q; want %q", got, want)
+		}
+	})
+}

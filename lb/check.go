@@ -98,6 +98,8 @@ type Check struct {
 	Method Method // of the service
 	Encap  Encap
 	Spec   CheckSpec
+	// Presumed: what a new check is about works, as far as is known; it is healthy until Fall probes have failed.
+	Presumed bool
 }
 
 // Health is the result of a check, sent on each change of State, and when Weight or Reason of an unchanged state

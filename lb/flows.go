@@ -68,9 +68,9 @@ func (w *FlowFilter) Set(name, value string) (err error) {
 	case "client":
 		w.Client, err = parsePrefix(value)
 	case "backend":
-		w.Backend, err = netip.ParseAddr(value)
+		w.Backend, err = parseAddr(value)
 	case "address":
-		w.Address, err = netip.ParseAddr(value)
+		w.Address, err = parseAddr(value)
 	case "port":
 		w.Port, err = parsePort(value)
 	case "state":
@@ -109,11 +109,22 @@ func parseLimit(s string) (int, error) {
 	return int(n), nil
 }
 
+func parseAddr(s string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		return a, errors.New("not an IP address")
+	}
+	return a, nil
+}
+
 // parsePrefix parses an address or a prefix.
 func parsePrefix(s string) (netip.Prefix, error) {
 	if a, err := netip.ParseAddr(s); err == nil {
 		return a.Prefix(a.BitLen())
 	}
 	p, err := netip.ParsePrefix(s)
-	return p.Masked(), err
+	if err != nil {
+		return p, errors.New("neither an IP address nor a prefix")
+	}
+	return p.Masked(), nil
 }

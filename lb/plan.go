@@ -71,11 +71,11 @@ type Target struct {
 func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 	p := &Plan{Service: s, VIPs: make([]VIPPlan, 0, len(s.VIPs))}
 	for _, vip := range s.VIPs {
-		healthy, local := 0, false
+		healthy, idle, local := 0, 0, false
 		for i, port := range s.Ports {
-			usable, draining, down := usableFor(s, port, vip, states)
-			if i == 0 || s.Check.Type == CheckNone {
-				healthy = max(healthy, len(usable))
+			usable, unused, draining, down := usableFor(s, port, vip, states)
+			if i == 0 || s.Check.Type == CheckNone && len(usable) > healthy {
+				healthy, idle = len(usable), unused
 			}
 			local = local || slices.ContainsFunc(usable, func(b Backend) bool { return b.Local })
 			if s.KeepAllDown {
@@ -90,10 +90,10 @@ func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 		}
 		lower := s.LowerPreference
 		if s.KeepAllDown {
-			lower = cmp.Or(lower, s.tooFew(s.Ports, vip, healthy))
+			lower = cmp.Or(lower, s.tooFew(s.Ports, vip, healthy, idle))
 			healthy = max(healthy, s.MinHealthy, 1)
 		}
-		reason := cmp.Or(withholdReason(s, vip, healthy), drains.reason(s.Name))
+		reason := cmp.Or(withholdReason(s, vip, healthy, idle), drains.reason(s.Name))
 		p.VIPs = append(p.VIPs, VIPPlan{
 			VIP: vip, Healthy: healthy, Local: local, Reason: reason, LowerPreference: lower,
 		})
@@ -101,11 +101,11 @@ func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 	return p
 }
 
-// usableFor returns the backends of a port that serve vip: those that may receive new flows, those that drain by
-// themselves, and those that are down.
+// usableFor returns the backends of a port that serve vip: those that may receive new flows, how many more are healthy
+// but have the weight 0, those that drain by themselves, and those that are down.
 func usableFor(
 	s *Service, port ServicePort, vip netip.Addr, states map[CheckKey]Health,
-) (usable, draining, down []Backend) {
+) (usable []Backend, idle int, draining, down []Backend) {
 	for _, b := range port.Backends {
 		if !s.serves(vip, b) {
 			continue
@@ -115,6 +115,8 @@ func usableFor(
 		case StateHealthy:
 			if b.Weight = s.weight(b, h); b.Weight > 0 {
 				usable = append(usable, b)
+			} else {
+				idle++
 			}
 		case StateDraining:
 			if !b.Drain {
@@ -124,7 +126,7 @@ func usableFor(
 			down = append(down, b)
 		}
 	}
-	return usable, draining, down
+	return usable, idle, draining, down
 }
 
 // weight returns the weight of a backend: a node may report it, as the number of its endpoints.
@@ -170,17 +172,18 @@ func StateOf(s *Service, b Backend, h Health) State {
 }
 
 // withholdReason returns why vip must not be announced for the service; "": it may be.
-func withholdReason(s *Service, vip netip.Addr, healthy int) string {
+func withholdReason(s *Service, vip netip.Addr, healthy, idle int) string {
 	if reason := cmp.Or(s.WithholdReason, s.PerVIP[vip].WithholdReason); reason != "" {
 		return reason
 	}
-	return s.tooFew(s.Ports, vip, healthy)
+	return s.tooFew(s.Ports, vip, healthy, idle)
 }
 
-// tooFew returns why this number of healthy backends of ports is not enough to announce vip; "": it is.
-func (s *Service) tooFew(ports []ServicePort, vip netip.Addr, healthy int) string {
+// tooFew returns why this number of backends of ports that may receive new flows is not enough to announce vip; "": it
+// is. Idle are healthy, too, and have the weight 0.
+func (s *Service) tooFew(ports []ServicePort, vip netip.Addr, usable, idle int) string {
 	need := max(1, s.MinHealthy)
-	if healthy >= need {
+	if usable >= need {
 		return ""
 	}
 	total := map[netip.AddrPort]bool{}
@@ -191,7 +194,11 @@ func (s *Service) tooFew(ports []ServicePort, vip netip.Addr, healthy int) strin
 			}
 		}
 	}
-	return fmt.Sprintf("%d of %d backends healthy, min_healthy is %d", healthy, len(total), need)
+	weightless := ""
+	if idle > 0 {
+		weightless = fmt.Sprintf(", %d of them with weight 0", idle)
+	}
+	return fmt.Sprintf("%d of %d backends healthy%s, min_healthy is %d", usable+idle, len(total), weightless, need)
 }
 
 // backendFrontend sends the flows of a port to its usable backends.

@@ -79,6 +79,10 @@ func TestBuild(t *testing.T) {
 			s.MinHealthy, s.Ports[0].Backends[2].Deleted = 2, true
 		}, "hu?", Drains{}, "203.0.113.10:80/tcp nat 10.0.0.1:8080*1 down [10.0.0.2:8080 10.0.0.3:8080]\n" +
 			"203.0.113.10: 1 \"1 of 2 backends healthy, min_healthy is 2\"\n"},
+		{"fewer than min_healthy, because of a weight", func(s *Service) {
+			s.MinHealthy, s.Ports[0].Backends[1].Weight = 3, 0
+		}, "hhh", Drains{}, "203.0.113.10:80/tcp nat 10.0.0.1:8080*1 10.0.0.3:8080*1\n" +
+			"203.0.113.10: 2 \"3 of 3 backends healthy, 1 of them with weight 0, min_healthy is 3\"\n"},
 		{"min_healthy 0 means 1", func(s *Service) { s.MinHealthy = 0 }, "???", Drains{},
 			"203.0.113.10:80/tcp nat\n203.0.113.10: 0 \"0 of 3 backends healthy, min_healthy is 1\"\n"},
 		{"as many as min_healthy", func(s *Service) { s.MinHealthy = 2 }, "hh?", Drains{},

@@ -47,7 +47,8 @@ type Service struct {
 	WithholdReason string
 	// LowerPreference is why routers should prefer other nodes that announce the VIPs; "": they need not.
 	LowerPreference string
-	// WithholdIntended: WithholdReason is no fault, since another node serves the service or this one is excluded.
+	// WithholdIntended: WithholdReason is no fault of this node. Another one serves the service, this one is excluded,
+	// or the service has no endpoints.
 	WithholdIntended bool
 	// Announce lists the announcers of the VIPs; empty: every announcer that is on.
 	Announce []AnnouncerKind

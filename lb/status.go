@@ -58,7 +58,8 @@ type RouteStatus struct {
 	State     RouteState      `json:"state"`
 	Reason    string          `json:"reason,omitempty"` // why not announced, or with a lower preference
 	Since     time.Time       `json:"since,omitzero"`   // when announced or withdrawn
-	// Intended: it is not announced because it is drained, or because other nodes of the cluster announce it.
+	// Intended: it is not announced because it is drained, because other nodes of the cluster announce it, or because a
+	// Service has no endpoints.
 	Intended bool `json:"intended,omitempty"`
 }
 
@@ -297,8 +298,8 @@ func (en *entry) stateOf(vip netip.Addr, p ServicePort) (State, string) {
 		return StateUnhealthy, reason
 	}
 	// The VIP may be announced for another port.
-	usable, _, _ := usableFor(s, p, vip, en.health)
-	if reason := s.tooFew([]ServicePort{p}, vip, len(usable)); reason != "" {
+	usable, idle, _, _ := usableFor(s, p, vip, en.health)
+	if reason := s.tooFew([]ServicePort{p}, vip, len(usable), idle); reason != "" {
 		return StateUnhealthy, reason
 	}
 	return StateHealthy, ""

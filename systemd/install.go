@@ -69,9 +69,18 @@ func Install(w io.Writer, root string) error {
 	return err
 }
 
-// Uninstall stops the service and removes the files of Install except the configuration. The kernel continues to
-// forward until "steelyard cleanup". A file that does not exist is no error.
-func Uninstall(w io.Writer, root string) error {
+// errRemains is why Uninstall refuses: the kernel would continue to forward, with no binary left for the cleanup.
+var errRemains = errors.New(`programs of Steelyard are in the kernel, and forward also without the agent; ` +
+	`stop the agent and run "steelyard cleanup" first`)
+
+// Uninstall stops the service and removes the files of Install except the configuration. It refuses while anything
+// remains in the kernel. A file that does not exist is no error.
+func Uninstall(w io.Writer, root string, remains func() (bool, error)) error {
+	if is, err := remains(); err != nil {
+		return fmt.Errorf("uninstall: %w", err)
+	} else if is {
+		return errRemains
+	}
 	if _, err := os.Lstat(filepath.Join(root, unitPath)); err == nil {
 		if err := systemctl(root, "disable", "--now", "steelyard.service"); err != nil {
 			return err

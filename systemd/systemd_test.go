@@ -143,6 +143,7 @@ func TestInstall(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0o077))
 	root := t.TempDir()
 	config := filepath.Join(root, configPath)
+	remains := func(is bool) func() (bool, error) { return func() (bool, error) { return is, nil } }
 	install := func(want string) {
 		t.Helper()
 		var out bytes.Buffer
@@ -170,8 +171,11 @@ func TestInstall(t *testing.T) {
 		t.Errorf("the unit after an upgrade: %v, %v; want mode 644", fi, err)
 	}
 
+	if err := Uninstall(new(bytes.Buffer), root, remains(true)); err == nil || len(files(t, root)) != 3 {
+		t.Errorf("Uninstall beside programs in the kernel: %v, which leaves %q", err, files(t, root))
+	}
 	for range 2 { // the second finds nothing
-		if err := Uninstall(new(bytes.Buffer), root); err != nil {
+		if err := Uninstall(new(bytes.Buffer), root, remains(false)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -179,7 +183,7 @@ func TestInstall(t *testing.T) {
 		t.Errorf("configuration after all: %q, %v; want it as it was", text, err)
 	}
 	install("Next: systemctl enable --now steelyard")
-	if err := Uninstall(new(bytes.Buffer), root); err != nil {
+	if err := Uninstall(new(bytes.Buffer), root, remains(false)); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(config); err != nil {

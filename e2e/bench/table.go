@@ -156,19 +156,19 @@ func clusterTable(c cluster.Result) table {
 	t := table{
 		title: fmt.Sprintf("Kubernetes: %d nodes with heartbeats, %d services, %d endpoints", c.Nodes, c.Services,
 			c.Endpoints),
-		head: []string{"what", "measured"},
+		head: []string{"what", "target", "measured"},
 	}
 	t.rows = [][]string{
-		{"every Service has an address, after the start of what assigns", ms(c.Assigned)},
-		{"the last Service is in force, after the start of the agent", ms(c.Start)},
-		{"endpoint changed until in force, p50", ms(c.P50)},
-		{"endpoint changed until in force, p99", ms(c.P99)},
-		{"the request alone, p50", ms(c.Request50)},
-		{"the request alone, p99", ms(c.Request99)},
-		{"CPU for a changed endpoint", ms(c.CPU)},
-		{"idle, of one CPU", fmt.Sprintf("%.2f %%", 100*c.Idle)},
-		{"heartbeats that the API server took meanwhile, of those due", fmt.Sprintf("%.0f %%", 100*c.Beats)},
-		{"resident", mib(c.Resident)},
+		{"every Service has an address, after the start of what assigns", "≤ 60 s", ms(c.Assigned)},
+		{"the last Service is in force, after the start of the agent", "–", ms(c.Start)},
+		{"endpoint changed until in force, p50", "–", ms(c.P50)},
+		{"endpoint changed until in force, p99", "≤ 10 ms", ms(c.P99)},
+		{"the request alone, p50", "–", ms(c.Request50)},
+		{"the request alone, p99", "–", ms(c.Request99)},
+		{"CPU for a changed endpoint", "≤ 5 ms", ms(c.CPU)},
+		{"idle, of one CPU", "≤ 1 %", fmt.Sprintf("%.2f %%", 100*c.Idle)},
+		{"heartbeats that the API server took meanwhile, of those due", "–", fmt.Sprintf("%.0f %%", 100*c.Beats)},
+		{"resident", "≤ 150 MB", fmt.Sprintf("%.0f MB", float64(c.Resident)/1e6)},
 	}
 	return t
 }

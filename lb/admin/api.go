@@ -370,7 +370,7 @@ func (s *Server) drain(on bool) http.HandlerFunc {
 	}
 }
 
-// restart responds before the agent ends, with 422 when its configuration would be rejected.
+// restart responds before the agent ends, with 422 when the configuration is refused.
 func (s *Server) restart(w http.ResponseWriter, _ *http.Request) {
 	if err := s.o.Restart(); err != nil {
 		writeError(w, http.StatusUnprocessableEntity, err)

@@ -52,14 +52,14 @@ func (i *Info) judge(st lb.Status, peers []lb.PeerStatus, now time.Time) {
 		case i.Drained.Node:
 			reason("the node is drained")
 		case len(i.Drained.Services) > 0:
-			reason("drained: %s", list(i.Drained.Services))
+			reason("drained: %s", List(i.Drained.Services))
 		}
 	}
 	if i.LoadError != "" {
 		reason("the last reload was rejected")
 	}
 	if len(i.NeedRestart) > 0 {
-		reason("a restart is needed to apply changes of: %s", list(i.NeedRestart))
+		reason("a restart is needed to apply changes of: %s", List(i.NeedRestart))
 	}
 	bad := slices.DeleteFunc(slices.Clone(st.Backends), func(b lb.BackendStatus) bool {
 		return b.State == lb.StateHealthy || b.State == lb.StateDraining
@@ -124,8 +124,8 @@ func orElse(s, other string) string {
 	return s
 }
 
-// list is "a, b and 3 more".
-func list(names []string) string {
+// List is "a, b and 3 more".
+func List(names []string) string {
 	const shown = 5
 	text := ""
 	for n, name := range names {

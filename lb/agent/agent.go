@@ -215,8 +215,9 @@ func (a *Agent) connect(
 	var inCluster func() *admin.Cluster
 	var waiting func() []lb.ServiceStatus
 	problems := []func() []string{
-		a.keys.problems, a.problems.list, prober.Problems, announcers.problems, announcers.conflicts.problems,
-		announcers.members.problems, dp.Problems,
+		a.keys.problems, a.problems.list, prober.Problems, announcers.problems,
+		announcers.members.problems, announcers.conflicts.problems, // the latter may follow from the former
+		dp.Problems,
 	}
 	if o.Config.Kubernetes != nil {
 		o.setLabels = announcers.setLabels

@@ -3,7 +3,9 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 
@@ -13,7 +15,7 @@ import (
 )
 
 // Check is "steelyard check": it reads and validates a configuration file. It refuses what the agent refuses at its
-// start, and what the agent would have to leave out. elsewhere: the file is for another machine.
+// start, would have to leave out, or would wait for. elsewhere: the file is for another machine.
 func Check(configFile string, elsewhere bool) (*config.Config, error) {
 	if elsewhere {
 		return preflight.Load(configFile)
@@ -22,9 +24,10 @@ func Check(configFile string, elsewhere bool) (*config.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return preflight.Load(configFile, startable((*config.Report).Errorf), links(network, (*config.Report).Errorf),
+	return preflight.Load(configFile, startable((*config.Report).Errorf),
+		links(network, (*config.Report).Errorf, (*config.Report).Errorf),
 		preflight.Taken(network, (*config.Report).Errorf), preflight.NoPeers(network, (*config.Report).Errorf),
-		onLink(network))
+		preflight.Warnings(network), memberFamily(thisHost{}, (*config.Report).Errorf))
 }
 
 // load is Check for the start of the agent: an address that now belongs to the machine must not keep an agent from
@@ -34,19 +37,22 @@ func load(configFile string) (*config.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return preflight.Load(configFile, startable((*config.Report).Warnf), links(network, (*config.Report).Warnf),
+	return preflight.Load(configFile, startable((*config.Report).Warnf),
+		links(network, (*config.Report).Warnf, (*config.Report).Errorf),
 		preflight.Taken(network, (*config.Report).Warnf), preflight.NoPeers(network, (*config.Report).Warnf),
-		onLink(network))
+		preflight.Warnings(network), memberFamily(thisHost{}, (*config.Report).Warnf))
 }
 
-// reload is Check for a running agent. What is read at the start only is not validated against the machine.
+// reload is Check for a running agent. What is read at the start only is in force already: what is wrong with the
+// interfaces is a warning.
 func reload(configFile string) (*config.Config, error) {
 	network, err := machine.Read()
 	if err != nil {
 		return nil, err
 	}
-	return preflight.Load(configFile, preflight.Taken(network, (*config.Report).Errorf),
-		preflight.NoPeers(network, (*config.Report).Errorf), onLink(network))
+	return preflight.Load(configFile, links(network, (*config.Report).Warnf, (*config.Report).Warnf),
+		preflight.Taken(network, (*config.Report).Errorf), preflight.NoPeers(network, (*config.Report).Errorf),
+		preflight.Warnings(network), memberFamily(thisHost{}, (*config.Report).Errorf))
 }
 
 // startable is the rule that refuses what New would refuse, and finds what the agent would have to wait for.
@@ -83,51 +89,50 @@ func plain(err error) error {
 
 type fail = func(r *config.Report, key, hint, problem string, args ...any)
 
-// links is the rule that finds interfaces that do not exist, and those that are of another kind. The agent starts as
-// soon as one of the uplinks exists, and uses the others from when they exist.
-func links(n *machine.Network, found fail) config.Rule {
-	missing := func(r *config.Report, key string, names []string) {
+// links is the rule that finds interfaces that do not exist, by missing, and those of another kind, by wrong. The agent
+// starts as soon as one of the uplinks exists, and uses the others from when they exist.
+func links(n *machine.Network, missing, wrong fail) config.Rule {
+	check := func(r *config.Report, key string, names []string) {
 		for i, name := range names {
 			if is := n.NotEthernet(name); is != "" {
-				r.Errorf(fmt.Sprintf("%s[%d]", key, i), "name an Ethernet interface",
+				wrong(r, fmt.Sprintf("%s[%d]", key, i), "name an Ethernet interface",
 					"packets of %s have no Ethernet header (%s)", name, is)
 			}
 			if !n.HasLink(name) {
-				found(r, fmt.Sprintf("%s[%d]", key, i), "name an interface of this machine",
+				missing(r, fmt.Sprintf("%s[%d]", key, i), "name an interface of this machine",
 					"there is no interface %s", name)
 			}
 		}
 	}
 	return func(c *config.Config, r *config.Report) {
-		missing(r, "datapath.interfaces", c.Datapath.Interfaces)
+		check(r, "datapath.interfaces", c.Datapath.Interfaces)
 		if c.L2 != nil {
-			missing(r, "l2.interfaces", c.L2.Interfaces)
+			check(r, "l2.interfaces", c.L2.Interfaces)
 		}
 	}
 }
 
-// onLink is the rule that warns of addresses that neighbours resolve by ARP or NDP although nothing answers for them.
-func onLink(n *machine.Network) config.Rule {
+// memberFamily is the rule that finds members of [l2] that this node cannot reach: it is a member by one address. It
+// warns of further addresses of members, and finds it by found when none is left.
+func memberFamily(h host, found fail) config.Rule {
 	return func(c *config.Config, r *config.Report) {
-		if c.L2 != nil {
+		if c.L2 == nil {
 			return
 		}
-		warn := func(key string, a fmt.Stringer, link string) {
-			r.Warnf(key, "add [l2], or use an address of another prefix",
-				"hosts on %s resolve %s by ARP or NDP, and nothing answers", link, a)
+		facts, err := describe(c, h)
+		own := facts.address()
+		if err != nil || !own.IsValid() {
+			return // startable reports it
 		}
-		for i, s := range c.Services {
-			for k, a := range s.Addresses {
-				if link := n.OnLink(a); link != "" && n.Taken(a) == "" {
-					warn(fmt.Sprintf("%s[%d]", config.KeyOf("service", i, "address"), k), a, link)
-				}
-			}
+		family := map[bool]string{true: "IPv4", false: "IPv6"}[own.Is4()]
+		report := found
+		if slices.ContainsFunc(c.L2.Members, func(a netip.Addr) bool { return a.Is4() == own.Is4() }) {
+			report = (*config.Report).Warnf
 		}
-		for i, p := range c.Pools {
-			for k, x := range p.Ranges {
-				if link := n.OnLink(x.From); link != "" && n.Taken(x.From) == "" {
-					warn(fmt.Sprintf("%s[%d]", config.KeyOf("pool", i, "addresses"), k), x.From, link)
-				}
+		for i, a := range c.L2.Members {
+			if a.Is4() != own.Is4() {
+				report(r, fmt.Sprintf("l2.members[%d]", i), "write the "+family+" address of the member",
+					"%s has no effect: this node is a member by its %s address %s", a, family, own)
 			}
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/announce/l2"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/admin"
 )
 
 // conflicts reports the addresses that other hosts answer for by ARP or NDP.
@@ -32,13 +33,22 @@ func (conflicts) text(c l2.Conflict) string {
 	return fmt.Sprintf("%s claims it, too, since %s", host, c.Since.Format(time.RFC3339))
 }
 
-// problems returns the conflicts for the status.
+// problems returns the conflicts for the status, those with the same text as one.
 func (x conflicts) problems() (texts []string) {
 	if x.list == nil {
 		return nil
 	}
+	var order []string
+	vips := map[string][]string{}
 	for _, c := range x.list() {
-		texts = append(texts, fmt.Sprintf("address conflict: %s: %s", c.VIP, x.text(c)))
+		text := x.text(c)
+		if vips[text] == nil {
+			order = append(order, text)
+		}
+		vips[text] = append(vips[text], c.VIP.String())
+	}
+	for _, text := range order {
+		texts = append(texts, fmt.Sprintf("address conflict: %s: %s", admin.List(vips[text]), text))
 	}
 	return texts
 }

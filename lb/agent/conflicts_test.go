@@ -2,6 +2,7 @@ package agent
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -93,5 +94,24 @@ func TestConflictsInStatus(t *testing.T) {
 	c := l2.Conflict{MAC: "m", Interface: "eth0", Since: since}
 	if got := (conflicts{}).text(c); !strings.HasPrefix(got, "m on eth0 claims it, too") {
 		t.Error(got)
+	}
+}
+
+// Conflicts of several addresses with one host are one problem.
+func TestConflictsOfOneHost(t *testing.T) {
+	since := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	var all []l2.Conflict
+	for _, x := range []struct{ vip, mac string }{
+		{"203.0.113.1", "m1"}, {"203.0.113.2", "m2"}, {"203.0.113.3", "m1"}, {"203.0.113.4", "m1"},
+	} {
+		all = append(all, l2.Conflict{VIP: ip(x.vip), MAC: x.mac, Interface: "eth0", Since: since})
+	}
+	const claims = " on eth0 claims it, too, since 2026-01-02T03:04:05Z"
+	want := []string{
+		"address conflict: 203.0.113.1, 203.0.113.3, 203.0.113.4: m1" + claims,
+		"address conflict: 203.0.113.2: m2" + claims,
+	}
+	if got := (conflicts{list: func() []l2.Conflict { return all }}).problems(); !slices.Equal(got, want) {
+		t.Errorf("problems %q; want %q", got, want)
 	}
 }

@@ -42,15 +42,16 @@ func datapathOptions(o Options, facts node) (datapath.Options, error) {
 		return datapath.Options{}, err
 	}
 	return datapath.Options{
-		Reach: peersOf(o.Config), FollowRoutes: len(c.Interfaces) == 0, Keep: linksOf(o.Config, facts),
-		Interfaces: facts.interfaces, Mode: mode, MaxFlows: c.MaxFlows, SNATPorts: toPortRanges(c.SNATPorts),
+		Reach: peersOf(o.Config), Routers: o.Config.BGP != nil && len(o.Config.BGP.Peers) > 0,
+		FollowRoutes: len(c.Interfaces) == 0, Keep: linksOf(o.Config, facts), Interfaces: facts.interfaces,
+		Mode: mode, MaxFlows: c.MaxFlows, SNATPorts: toPortRanges(c.SNATPorts),
 		TunnelPort: c.TunnelPort, TunnelSources: c.TunnelSources, Timeouts: datapath.Timeouts(c.Timeouts),
 		Delivers: o.Config.Kubernetes != nil, TunnelKeys: fileKeys(o.Config), HashSeed: fileSeed(o.Config),
 		PinPath: o.PinPath, StateDir: o.StateDir, Log: component(o.Log, "datapath"),
 	}, nil
 }
 
-// peersOf returns the BGP peers. Packets of clients arrive by the interfaces that lead to them.
+// peersOf returns the BGP peers with addresses. Packets of clients arrive by the interfaces that lead to them.
 func peersOf(c *config.Config) (addrs []netip.Addr) {
 	if c.BGP == nil {
 		return nil

@@ -64,11 +64,11 @@ func (d *drainStore) now() lb.Drains {
 }
 
 // set drains or undrains a service, or with "" the node, and returns all drains. A service that does not exist can only
-// be undrained.
+// be undrained, if it is drained.
 func (d *drainStore) set(ctx context.Context, service string, on bool) (lb.Drains, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if service != "" && on {
+	if service != "" && !slices.Contains(d.current.Services, service) {
 		st, err := d.engine.Status(ctx)
 		if err != nil {
 			return d.current, err

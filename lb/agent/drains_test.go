@@ -40,7 +40,6 @@ func TestDrainStore(t *testing.T) {
 	}{
 		{"web", true, lb.Drains{Services: []string{"web"}}},
 		{"", true, lb.Drains{Node: true, Services: []string{"web"}}},
-		{"deleted", false, lb.Drains{Node: true, Services: []string{"web"}}},
 		{"web", false, lb.Drains{Node: true, Services: []string{}}},
 	} {
 		got, err := store.set(t.Context(), tt.service, tt.on)
@@ -78,7 +77,11 @@ func TestDrainStoreRefuses(t *testing.T) {
 			t.Errorf("%s: %v, %v, engine %v; want error %s…", what, got, err, e.drains, want)
 		}
 	}
-	refused("mail", `there is no service "mail"; see "steelyard services"`)
+	const noMail = `there is no service "mail"; see "steelyard services"`
+	refused("mail", noMail)
+	if _, err := store.set(t.Context(), "mail", false); err == nil || err.Error() != noMail {
+		t.Errorf("undrained: %v; want %s", err, noMail)
+	}
 	e.err = errors.New("no answer")
 	refused("web", "no answer")
 	e.err = nil
@@ -134,5 +137,18 @@ func TestDrainStoreOfWrongFile(t *testing.T) {
 	e := new(fakeEngine)
 	if _, err := openDrainStore(dir, e, newProblems(discard)); err == nil || len(e.drains) > 0 {
 		t.Errorf("error %v, engine %v; want an error and no drain", err, e.drains)
+	}
+}
+
+// A drained service that was deleted since can be undrained.
+func TestUndrainDeleted(t *testing.T) {
+	e := new(fakeEngine)
+	store, err := openDrainStore(t.TempDir(), e, newProblems(discard))
+	if err != nil {
+		t.Fatal(err)
+	}
+	store.current = lb.Drains{Services: []string{"deleted"}}
+	if got, err := store.set(t.Context(), "deleted", false); err != nil || len(got.Services) > 0 {
+		t.Errorf("%v, %v; want no drains", got, err)
 	}
 }

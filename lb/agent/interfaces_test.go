@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb/admin"
@@ -107,7 +109,25 @@ address = "203.0.113.10"
 ports = ["80"]
 backends = ["10.0.0.1"]
 `)
-	const want = ":7: bgp.peers[0].address: 127.0.0.1 is the address of lo; write that of the router"
+	checkedNotAtStart(t, path, ":7: bgp.peers[0].address: 127.0.0.1 is the address of lo; write that of the router")
+}
+
+// Members of [l2] that this machine cannot reach: the same.
+func TestMembersOfAnotherFamily(t *testing.T) {
+	path := writeConfig(t, "", `[node]
+address = "192.0.2.11"
+[datapath]
+interfaces = ["lo"]
+[l2]
+members = ["2001:db8::12"]
+`)
+	checkedNotAtStart(t, path, ":6: l2.members[0]: 2001:db8::12 has no effect: this node is a member by")
+}
+
+// checkedNotAtStart fails the test unless check and a reload refuse a file by an error of which want is a part, and the
+// start of the agent warns of it.
+func checkedNotAtStart(t *testing.T, path, want string) {
+	t.Helper()
 	if _, err := Check(path, false); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("Check: %v; want %s", err, want)
 	}
@@ -115,10 +135,31 @@ backends = ["10.0.0.1"]
 		t.Errorf("reload: %v; want %s", err, want)
 	}
 	cfg, err := load(path)
-	if err != nil || len(cfg.Warnings) != 1 || !strings.Contains(cfg.Warnings[0], want) {
+	if err != nil || !slices.ContainsFunc(cfg.Warnings, func(w string) bool { return strings.Contains(w, want) }) {
 		t.Errorf("load: %v, %+v; want a warning %s", err, cfg, want)
 	}
 	if _, err := Check(path, true); err != nil {
 		t.Errorf("Check of a file for another machine: %v", err)
+	}
+}
+
+// A source of a BGP session that the machine does not have is a warning of check, of a reload and of the start.
+func TestSourceOfAnotherMachine(t *testing.T) {
+	path := writeConfig(t, "", `[datapath]
+interfaces = ["lo"]
+[node]
+router_id = "192.0.2.11"
+[bgp]
+asn = 64512
+peers = [{ address = "192.0.2.1", asn = 64500, source = "192.0.2.99" }]
+`+webTOML)
+	const want = ":7: bgp.peers[0].source: no interface has 192.0.2.99"
+	for name, f := range map[string]func(string) (*config.Config, error){
+		"load": load, "reload": reload, "check": func(p string) (*config.Config, error) { return Check(p, false) },
+	} {
+		cfg, err := f(path)
+		if err != nil || len(cfg.Warnings) != 1 || !strings.Contains(cfg.Warnings[0], want) {
+			t.Errorf("%s: %v, %+v; want a warning %s", name, err, cfg, want)
+		}
 	}
 }

@@ -62,3 +62,6 @@ func Cleanup(w io.Writer) error {
 	log := slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	return datapath.Cleanup(datapath.DefaultPinPath, datapath.DefaultStateDir, log)
 }
+
+// Remains reports whether there is something for Cleanup to remove from the kernel.
+func Remains() (bool, error) { return datapath.Remains(datapath.DefaultPinPath) }

@@ -19,10 +19,13 @@ import (
 // The nil membership has no others.
 type membership struct {
 	*members.Members
-	configured []netip.Addr // by the file
-	log        *slog.Logger
+	port uint16
+	log  *slog.Logger
 
 	mu         sync.Mutex              // guards all below
+	configured []netip.Addr            // by the file
+	nodes      []netip.Addr            // of the cluster
+	known      bool                    // the nodes are; without a cluster there are none
 	neighbours map[string]members.Peer // by MAC address
 	read       time.Time               // when neighbours was
 }
@@ -36,14 +39,14 @@ func newMembership(c *config.Config, facts node, log *slog.Logger) (*membership,
 		return nil, fmt.Errorf("l2.members: this node has no address; set node.address")
 	}
 	keys := memberKeys(c)
-	m := &membership{configured: c.L2.Members, log: component(log, "members")}
+	m := &membership{
+		port: c.L2.Port, log: component(log, "members"), configured: c.L2.Members, known: c.Kubernetes == nil,
+	}
 	m.Members = members.New(members.Options{
 		Name: facts.name, Address: facts.address(), Port: c.L2.Port, Encrypted: len(keys) > 0 || c.Kubernetes != nil,
 		Log: m.log,
 	})
-	if c.Kubernetes == nil {
-		m.SetPeers(m.configured)
-	}
+	m.updatePeers()
 	if len(keys) > 0 {
 		return m, m.SetKeys(keys)
 	}
@@ -68,7 +71,17 @@ func (m *membership) setNodes(nodes []netip.Addr) {
 	if m == nil {
 		return
 	}
-	m.SetPeers(slices.Concat(m.configured, nodes))
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.nodes, m.known = nodes, true
+	m.updatePeers()
+}
+
+// updatePeers puts the members of the file and the nodes in force; m.mu is held.
+func (m *membership) updatePeers() {
+	if m.known {
+		m.SetPeers(slices.Concat(m.configured, m.nodes))
+	}
 }
 
 // setClusterKeys takes the keys of the cluster, unless a file has some.
@@ -81,15 +94,20 @@ func (m *membership) setClusterKeys(c *config.Config, k kube.Keys) {
 	}
 }
 
-// reload takes what may change while running: the members and the secrets of the file.
-func (m *membership) reload(c *config.Config) error {
-	if m == nil || c.L2 == nil {
+// reload takes what may change while running: the members and the secrets of the file, unless there were none at the
+// start, which running has, or there are none now.
+func (m *membership) reload(running, next *config.Config) error {
+	if m == nil || next.L2 == nil {
 		return nil
 	}
-	if c.Kubernetes == nil {
-		m.SetPeers(c.L2.Members)
+	if (len(running.L2.Members) > 0) == (len(next.L2.Members) > 0) {
+		m.mu.Lock()
+		m.configured = next.L2.Members
+		m.updatePeers()
+		m.mu.Unlock()
 	}
-	if keys := memberKeys(c); len(keys) > 0 {
+	same := (len(running.L2.Secrets) > 0) == (len(next.L2.Secrets) > 0)
+	if keys := memberKeys(next); same && len(keys) > 0 {
 		return m.SetKeys(keys)
 	}
 	return nil
@@ -135,10 +153,12 @@ func (m *membership) problems() (list []string) {
 	if m == nil {
 		return nil
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	for _, p := range m.Peers(netip.Addr{}) {
 		if !p.Alive && slices.Contains(m.configured, p.Address) && time.Since(p.Since) > memberGrace {
-			list = append(list, fmt.Sprintf("member %s of [l2] does not respond since %s", p.Address,
-				p.Since.Format(time.RFC3339)))
+			list = append(list, fmt.Sprintf("member %s of [l2] does not respond since %s: it is down, port %d is "+
+				"filtered (UDP or TCP), or it has another secret", p.Address, p.Since.Format(time.RFC3339), m.port))
 		}
 	}
 	return list

@@ -6,7 +6,11 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/lb/kube"
@@ -38,7 +42,7 @@ func TestNewMembership(t *testing.T) {
 			continue
 		}
 		if m == nil {
-			if m.problems() != nil || m.reload(&tt.c) != nil {
+			if m.problems() != nil || m.reload(&tt.c, &tt.c) != nil {
 				t.Errorf("%s: problems %q", tt.name, m.problems())
 			}
 			m.setNodes(other)
@@ -70,39 +74,138 @@ func l2PeersOf(m *membership) string {
 // A reload puts members and secrets in force; that there are some is read at the start only.
 func TestReloadMembers(t *testing.T) {
 	one, two := config.NewSecret("the first secret"), config.NewSecret("the second secret")
+	node1 := node{name: "lb1", address4: ip("192.0.2.11")}
 	before := &config.L2{Members: []netip.Addr{ip("192.0.2.12")}, Secrets: []config.Secret{one}, Port: 7946}
-	m, err := newMembership(&config.Config{L2: before}, node{name: "lb1", address4: ip("192.0.2.11")}, discard)
+	after, port, none, open := *before, *before, *before, *before
+	after.Members, after.Secrets = []netip.Addr{ip("192.0.2.13")}, []config.Secret{two, one}
+	port.Port, none.Members, open.Secrets = 1, nil, nil
+	for _, tt := range []struct {
+		name    string
+		next    *config.L2
+		peers   string
+		restart bool
+	}{
+		{"unchanged", before, "[192.0.2.12]", false},
+		{"others", &after, "[192.0.2.13]", false},
+		{"another port", &port, "[192.0.2.12]", true},
+		{"no members", &none, "[192.0.2.12]", true},
+		{"no secret", &open, "[192.0.2.12]", true},
+		{"no l2", nil, "[192.0.2.12]", true},
+	} {
+		running, next := &config.Config{L2: before}, &config.Config{L2: tt.next}
+		m, err := newMembership(running, node1, discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := m.reload(running, next); err != nil || l2PeersOf(m) != tt.peers {
+			t.Errorf("%s: %v, peers %s; want %s", tt.name, err, l2PeersOf(m), tt.peers)
+		}
+		if got := len(needRestart(running, next)) > 0; got != tt.restart {
+			t.Errorf("%s: restart %t; want %t", tt.name, got, tt.restart)
+		}
+	}
+}
+
+// Members of the file besides the nodes of a cluster are changed by a reload, too.
+func TestReloadMembersInACluster(t *testing.T) {
+	config := func(members ...netip.Addr) *config.Config {
+		return &config.Config{L2: &config.L2{Members: members}, Kubernetes: &config.Kubernetes{}}
+	}
+	running := config(ip("192.0.2.12"))
+	m, err := newMembership(running, node{name: "lb1", address4: ip("192.0.2.11")}, discard)
 	if err != nil {
 		t.Fatal(err)
 	}
-	after := *before
-	after.Members, after.Secrets = []netip.Addr{ip("192.0.2.13")}, []config.Secret{two, one}
-	if err := m.reload(&config.Config{L2: &after}); err != nil || l2PeersOf(m) != "[192.0.2.13]" {
-		t.Errorf("%v, peers %s", err, l2PeersOf(m))
+	reload := func(want string, members ...netip.Addr) {
+		t.Helper()
+		if err := m.reload(running, config(members...)); err != nil || l2PeersOf(m) != want {
+			t.Errorf("%v, peers %s; want %s", err, l2PeersOf(m), want)
+		}
 	}
-	restart := func(next *config.L2) bool {
-		return len(needRestart(&config.Config{L2: before}, &config.Config{L2: next})) > 0
-	}
-	port, none := after, after
-	port.Port, none.Secrets = 1, nil
-	if restart(before) || restart(&after) || !restart(&port) || !restart(&none) || !restart(nil) {
-		t.Error("a restart is needed for the wrong changes")
+	reload("[]", ip("192.0.2.13")) // the nodes are not known yet
+	m.setNodes([]netip.Addr{ip("192.0.2.21")})
+	reload("[192.0.2.13 192.0.2.21]", ip("192.0.2.13"))
+	reload("[192.0.2.14 192.0.2.21]", ip("192.0.2.14"))
+	reload("[192.0.2.14 192.0.2.21]")
+}
+
+// A member that does not respond is a problem after a while, also one that a reload has added, and no longer when one
+// has removed it.
+func TestMembersDoNotRespond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		config := func(members ...netip.Addr) *config.Config {
+			return &config.Config{L2: &config.L2{Members: members}}
+		}
+		running := config(ip("192.0.2.12"))
+		m, err := newMembership(running, node{name: "lb1", address4: ip("192.0.2.11")}, discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		problems := func(after time.Duration, want ...string) {
+			t.Helper()
+			time.Sleep(after)
+			got := m.problems()
+			same := slices.EqualFunc(got, want, func(text, member string) bool {
+				return strings.HasPrefix(text, "member "+member+" of [l2] does not respond since ")
+			})
+			if !same {
+				t.Errorf("problems %q; want those of %s", got, want)
+			}
+		}
+		problems(memberGrace)
+		problems(time.Second, "192.0.2.12")
+		m.reload(running, config(ip("192.0.2.12"), ip("192.0.2.99")))
+		problems(memberGrace, "192.0.2.12")
+		problems(time.Second, "192.0.2.12", "192.0.2.99")
+		m.reload(running, config(ip("192.0.2.99")))
+		problems(0, "192.0.2.99")
+	})
+}
+
+// Members of the family that this node is no member by are refused; beside others, they are a warning.
+func TestMemberFamily(t *testing.T) {
+	for _, tt := range []struct {
+		name, members  string
+		host           fakeHost
+		error, warning string
+	}{
+		{name: "the same family", members: `["192.0.2.12"]`},
+		{name: "IPv6 alone", members: `["2001:db8::12"]`, host: fakeHost{noV4: true}},
+		{name: "the other family", members: `["2001:db8::12"]`,
+			error: ":2: l2.members[0]: 2001:db8::12 has no effect: this node is a member by its IPv4 address " +
+				"192.0.2.1; write the IPv4 address of the member"},
+		{name: "the other family, IPv6 alone", members: `["192.0.2.12"]`, host: fakeHost{noV4: true},
+			error: ":2: l2.members[0]: 192.0.2.12 has no effect: this node is a member by its IPv6 address " +
+				"2001:db8::1; write the IPv6 address of the member"},
+		{name: "both", members: `["192.0.2.12", "2001:db8::12"]`,
+			warning: ":2: l2.members[1]: 2001:db8::12 has no effect"},
+	} {
+		path := writeConfig(t, "", "[l2]\nmembers = "+tt.members+"\n")
+		c, err := config.Load(path, memberFamily(tt.host, (*config.Report).Errorf))
+		if tt.error != "" {
+			if err == nil || !strings.Contains(err.Error(), tt.error) {
+				t.Errorf("%s: %v; want %s", tt.name, err, tt.error)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+			continue
+		}
+		text := strings.Join(c.Warnings, "\n")
+		if strings.Contains(text, "has no effect") != (tt.warning != "") || !strings.Contains(text, tt.warning) {
+			t.Errorf("%s: warnings %q; want %q", tt.name, text, tt.warning)
+		}
 	}
 }
 
 // The nodes of a cluster find each other by their addresses and the keys of the Secret, also during a rotation.
 func TestMembersOfACluster(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.6.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	port := netip.MustParseAddrPort(l.Addr().String()).Port()
-	l.Close()
 	nodes := []netip.Addr{ip("127.0.6.1"), ip("127.0.6.2"), ip("2001:db8::1")}
 	key := func(b byte) []byte { return bytes.Repeat([]byte{b}, 32) }
 	before := kube.Keys{Current: key(1), Next: key(2)}
 	after := kube.Keys{Previous: key(1), Current: key(2), Next: key(3)}
-	c := &config.Config{L2: &config.L2{Port: port}, Kubernetes: &config.Kubernetes{}}
+	c := &config.Config{L2: &config.L2{Port: freePort(t)}, Kubernetes: &config.Kubernetes{}}
 	var all []*membership
 	for i, keys := range []kube.Keys{before, after} {
 		m, err := newMembership(c, node{name: fmt.Sprintf("n%d", i), address4: nodes[i]}, discard)
@@ -111,6 +214,48 @@ func TestMembersOfACluster(t *testing.T) {
 		}
 		m.setNodes(nodes)
 		m.setClusterKeys(c, keys)
+		all = append(all, m)
+	}
+	findEachOther(t, all)
+}
+
+// A secret that a reload removes stays in force until the next start: the keys of the tunnels do not replace it.
+func TestReloadKeepsTheSecret(t *testing.T) {
+	nodes := []netip.Addr{ip("127.0.6.1"), ip("127.0.6.2")}
+	tunnel := config.Datapath{TunnelKeys: []config.Secret{config.NewSecret("the key of the tunnels")}}
+	l2 := config.L2{Port: freePort(t), Members: nodes, Secrets: []config.Secret{config.NewSecret("the first secret")}}
+	running := &config.Config{L2: &l2, Datapath: tunnel}
+	var all []*membership
+	for i := range nodes {
+		m, err := newMembership(running, node{name: fmt.Sprintf("n%d", i), address4: nodes[i]}, discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, m)
+	}
+	open := l2
+	open.Secrets = nil
+	if err := all[0].reload(running, &config.Config{L2: &open, Datapath: tunnel}); err != nil {
+		t.Fatal(err)
+	}
+	findEachOther(t, all)
+}
+
+// freePort returns a port of 127.0.6.1 that no socket uses.
+func freePort(t *testing.T) uint16 {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.6.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return netip.MustParseAddrPort(l.Addr().String()).Port()
+}
+
+// findEachOther runs two memberships, n0 and n1, until both have found the other one.
+func findEachOther(t *testing.T, all []*membership) {
+	t.Helper()
+	for _, m := range all {
 		done := make(chan error, 1)
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() { done <- m.Run(ctx) }()
@@ -119,7 +264,6 @@ func TestMembersOfACluster(t *testing.T) {
 				t.Error("membership failed")
 			}
 		})
-		all = append(all, m)
 	}
 	for i, m := range all {
 		eventually(t, "the other node", func() bool {
@@ -127,4 +271,24 @@ func TestMembersOfACluster(t *testing.T) {
 			return len(p) == 1 && p[0].Alive && p[0].Name == fmt.Sprintf("n%d", 1-i)
 		})
 	}
+}
+
+// What cannot be told apart is named: a member that is down, a filtered port, and another secret.
+func TestMemberProblems(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &config.Config{L2: &config.L2{Port: 7946, Members: []netip.Addr{ip("127.0.6.2")}}}
+		m, err := newMembership(c, node{name: "n1", address4: ip("127.0.6.1")}, discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if list := m.problems(); len(list) > 0 {
+			t.Errorf("at the start: %q", list)
+		}
+		time.Sleep(memberGrace + time.Second)
+		list := m.problems()
+		if len(list) != 1 || !strings.HasPrefix(list[0], "member 127.0.6.2 of [l2] does not respond since ") ||
+			!strings.HasSuffix(list[0], ": it is down, port 7946 is filtered (UDP or TCP), or it has another secret") {
+			t.Errorf("problems %q", list)
+		}
+	})
 }

@@ -188,6 +188,15 @@ tunnel_sources = ["192.0.2.0/24"]`)
 		!slices.Equal(got.Keep, []string{"eth1", "eth2", "eth3"}) || !slices.Equal(got.Reach, want) {
 		t.Errorf("with L2 on eth1: follow %t, keep %v, reach %v, %v", got.FollowRoutes, got.Keep, got.Reach, err)
 	}
+	for _, row := range []struct {
+		bgp     *config.BGP
+		routers bool
+	}{{nil, false}, {&config.BGP{}, false}, {&config.BGP{Peers: []config.Peer{{Interface: "eth3"}}}, true}} {
+		cfg.BGP = row.bgp
+		if got, err := datapathOptions(o, facts); err != nil || got.Routers != row.routers {
+			t.Errorf("%+v: routers %t, %v", row.bgp, got.Routers, err)
+		}
+	}
 	cfg.Datapath.Mode = "dpdk"
 	if _, err := datapathOptions(o, facts); err == nil {
 		t.Error("an unknown mode is accepted")

@@ -28,7 +28,7 @@ type reloader struct {
 	setPools   func([]kube.Pool)               // of the cluster, set when it is connected; nil: there is none
 	setProbing func(kube.Probing)              // of the cluster, as setPools
 	// setMembers puts the members and the secrets of [l2] in force.
-	setMembers func(*config.Config) error
+	setMembers func(running, next *config.Config) error
 	state      atomic.Pointer[loadState]
 }
 
@@ -75,7 +75,7 @@ func (l *reloader) apply() (admin.Reloaded, error) {
 		err = l.usePools(cfg)
 	}
 	if err == nil && l.setMembers != nil {
-		err = l.setMembers(cfg)
+		err = l.setMembers(l.running, cfg)
 	}
 	if err == nil && l.setProbing != nil {
 		l.setProbing(probing(cfg))

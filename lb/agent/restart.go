@@ -20,7 +20,7 @@ func announceRestart() chan os.Signal {
 }
 
 // endForRestart ends the agent at a SIGUSR1, which announces that a supervisor starts another one (systemd sends it for
-// "systemctl restart"), or when restart was called.
+// "systemctl restart"), or when restart was called. The supervisor would kill an agent that refused.
 func (a *Agent) endForRestart(ctx context.Context, stop func()) {
 	select {
 	case <-ctx.Done():
@@ -34,10 +34,10 @@ func (a *Agent) endForRestart(ctx context.Context, stop func()) {
 	stop()
 }
 
-// restart makes Run end such that another agent follows in this process. It fails when that would refuse the
-// configuration, or would have an empty one in place of this one.
+// restart makes Run end such that another agent follows in this process. It fails when Check refuses the configuration,
+// for which that agent would end, or wait while the routes go, and when an empty one would be in place of this one.
 func (a *Agent) restart() error {
-	cfg, err := load(a.reloader.file)
+	cfg, err := Check(a.reloader.file, false)
 	if err == nil {
 		err = a.reloader.refuseEmpty(cfg)
 	}

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -13,6 +14,45 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 )
+
+// What check refuses, a restart refuses with the same text, also what the start of an agent would only wait for. A
+// reload warns of the interfaces, which it does not change.
+func TestRestartRefusesWhatCheckRefuses(t *testing.T) {
+	l, _ := newTestReloader(t, new(slog.LevelVar), discard)
+	a := &Agent{reloader: l, restarts: make(chan struct{}, 1)}
+	const uplink, missing = "[datapath]\ninterfaces = [\"lo\"]\n", "there is no interface none-0; name an interface of"
+	service := strings.TrimPrefix(webTOML, "\n[l2]\n")
+	for _, tt := range []struct {
+		text, want string
+		reloads    bool
+	}{
+		{"[l2]\n[datapath]\ninterfaces = [\"none-0\"]\n", "datapath.interfaces[0]: " + missing, true},
+		{uplink + "[l2]\ninterfaces = [\"lo\", \"none-0\"]\n", "l2.interfaces[1]: " + missing, true},
+		{
+			uplink + "[node]\nrouter_id = \"192.0.2.11\"\n" +
+				"[bgp]\nasn = 64512\npeers = [{ address = \"127.0.0.1\", asn = 64500 }]\n",
+			"127.0.0.1 is the address of lo", false,
+		},
+	} {
+		writeConfig(t, l.file, tt.text+service)
+		_, refused := Check(l.file, false)
+		if refused == nil || !strings.Contains(refused.Error(), tt.want) {
+			t.Fatalf("check: %v; want %s", refused, tt.want)
+		}
+		if err := a.restart(); err == nil || err.Error() != refused.Error() || len(a.restarts) > 0 {
+			t.Errorf("restart: %v; want that of check: %v", err, refused)
+		}
+		done, err := l.reload()
+		warned := strings.Contains(strings.Join(done.Warnings, "\n"), tt.want)
+		if (err == nil) != tt.reloads || warned != tt.reloads {
+			t.Errorf("reload: %+v, %v; want a warning %s: %t", done, err, tt.want, tt.reloads)
+		}
+	}
+	writeConfig(t, l.file, uplink+webTOML)
+	if err := a.restart(); err != nil || len(a.restarts) != 1 {
+		t.Errorf("a valid file: %v", err)
+	}
+}
 
 // A SIGTERM during a restart ends the agent: no new one follows.
 func TestStopDuringARestart(t *testing.T) {

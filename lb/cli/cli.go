@@ -39,6 +39,8 @@ type Programs struct {
 	DemoRouter func(ctx context.Context, errOut io.Writer) error
 	// Cleanup removes every object of Steelyard from the kernel.
 	Cleanup func(errOut io.Writer) error
+	// Remains reports whether there is something for Cleanup: an agent runs, or has left its programs.
+	Remains func() (bool, error)
 	// CleanupCluster takes back what Steelyard has written to the Services of a cluster, and removes its own objects
 	// from the namespace. kubeconfig "": the default of kubectl.
 	CleanupCluster func(ctx context.Context, kubeconfig, namespace string, out io.Writer) error
@@ -213,7 +215,7 @@ func strict(c *ucli.Command) {
 			}
 		}
 		if n := cc.NArg(); n > len(want) || n < len(want)-optional {
-			return fmt.Errorf("%w: %s takes %d arguments, got %d", errUsage, c.Name, len(want), n)
+			return fmt.Errorf("%w: %s takes %s, got %d", errUsage, c.Name, counted(len(want), "argument"), n)
 		}
 		return action(cc)
 	}

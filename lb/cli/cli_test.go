@@ -85,7 +85,7 @@ func TestExitCodes(t *testing.T) {
 		{"no command", nil, 0, "announce, balance and check", ""},
 		{"unknown command", []string{"frobnicate"}, 2, "", `no command "frobnicate"`},
 		{"unknown flag", []string{"check", "--fast"}, 2, "", "flag provided but not defined: -fast"},
-		{"too many arguments", []string{"check", "x", "y"}, 2, "", "check takes 1 arguments, got 2"},
+		{"too many arguments", []string{"check", "x", "y"}, 2, "", "check takes 1 argument, got 2"},
 		{"flag after argument", []string{"check", "x", "-c", "y"}, 2, "", "flag -c must stand before the arguments"},
 		{"check, good", []string{"check", "-c", file}, 0, "ok: " + file + ": 1 service, 0 pools, 1 BGP peer\n", ""},
 		{"check, argument", []string{"check", file}, 0, "ok: " + file + ": 1 service, 0 pools, 1 BGP peer\n", ""},
@@ -327,7 +327,7 @@ func TestDrain(t *testing.T) {
 		{[]string{"undrain", "--node", "--socket", socket}, 0, "drained: nothing\n"},
 		{[]string{"drain", "--socket", socket}, 2, "want either SERVICE or --node"},
 		{[]string{"drain", "--node", "web"}, 2, "want either SERVICE or --node"},
-		{[]string{"drain", "a", "b"}, 2, "takes 1 arguments"},
+		{[]string{"drain", "a", "b"}, 2, "takes 1 argument, got 2"},
 	} {
 		if code, out, errOut := steelyard(t, tt.args...); code != tt.code || !strings.Contains(out+errOut, tt.want) {
 			t.Errorf("%v: code %d\n%s%s", tt.args, code, out, errOut)

@@ -33,7 +33,9 @@ func (e *env) cleanup(c *ucli.Context) error {
 
 func (e *env) install(*ucli.Context) error { return systemd.Install(e.out, "/") }
 
-func (e *env) uninstall(*ucli.Context) error { return systemd.Uninstall(e.out, "/") }
+func (e *env) uninstall(*ucli.Context) error {
+	return systemd.Uninstall(e.out, "/", e.programs.Remains)
+}
 
 func (e *env) manifest(c *ucli.Context) error {
 	_, err := fmt.Fprint(e.out, systemd.Manifest(c.String("image")))

@@ -308,7 +308,10 @@ func statusTable(w io.Writer, answer []byte) error {
 		if !c.Away.IsZero() {
 			state = "API server away for " + ago(c.Away)
 		}
-		line("cluster", "%s, addresses are assigned by %s", state, dash(c.Leader))
+		if c.Leader != "" { // not known where this agent assigns none
+			state += ", addresses are assigned by " + c.Leader
+		}
+		line("cluster", "%s", state)
 	}
 	services := fmt.Sprintf("%d of %d healthy", i.Healthy, i.Services-i.DrainedServices)
 	if i.DrainedServices > 0 {
@@ -332,7 +335,9 @@ func statusTable(w io.Writer, answer []byte) error {
 		line("interface", "%s: %s", x.Name, state)
 	}
 	for _, s := range i.Warnings {
-		line("warning", "%s", s)
+		if !slices.Contains(i.Reasons, s) { // problems are both
+			line("warning", "%s", s)
+		}
 	}
 	return tw.Flush()
 }

@@ -170,6 +170,18 @@ func (a *assigner) excluded(s *core.Service) []netip.Addr {
 	})
 }
 
+// asksForMore reports whether a Service asks, by name or by pool, for other addresses than these or for more.
+func (a *assigner) asksForMore(s *core.Service, has []netip.Addr) bool {
+	if wanted, err := requested(s); err != nil || len(wanted) > 0 {
+		return err != nil || !sameAddresses(wanted, has)
+	}
+	pool := annotation(s, wantPool)
+	return a.waits(s, has) || slices.ContainsFunc(has, func(x netip.Addr) bool {
+		p := poolOf(a.pools, x)
+		return p == nil || pool != "" && p.Name != pool
+	})
+}
+
 // perFamily returns how many addresses of each family a Service is to have. One per node does not become fewer with the
 // nodes: clients know them.
 func (a *assigner) perFamily(s *core.Service) int {
@@ -204,25 +216,27 @@ func holder(s *core.Service) lb.Holder {
 	return h
 }
 
+// errNotAllowed is the end of an error about a pool that is not for a Service.
+var errNotAllowed = errors.New("not for this Service: see its namespaces and service_selector")
+
 // explain adds to an error of the allocator what can be done about it in Kubernetes.
 func (a *assigner) explain(err error) error {
 	var e *lb.AssignError
 	if !errors.As(err, &e) {
 		return err
 	}
-	const notAllowed = "not for this Service: see its namespaces and service_selector"
 	switch e.Cause {
 	case lb.NoSuchPool:
 		return fmt.Errorf("%w; pools: %s", err, names(a.pools))
 	case lb.PoolNotAllowed:
-		return fmt.Errorf("the pool %q is %s", e.Pools[0], notAllowed)
+		return fmt.Errorf("the pool %q is %w", e.Pools[0], errNotAllowed)
 	case lb.NoPool:
 		return errors.New("no pool is for this Service; " +
 			"name one with the annotation steelyard.dev/pool, or set auto_assign")
 	case lb.NoFreeAddress:
 		return fmt.Errorf("%w; add addresses to a pool, or delete a Service that has one", err)
 	case lb.AddrNotAllowed:
-		return fmt.Errorf("%s is in the pool %q, which is %s", e.Addr, e.Pools[0], notAllowed)
+		return fmt.Errorf("%s is in the pool %q, which is %w", e.Addr, e.Pools[0], errNotAllowed)
 	case lb.AddrInUse:
 		return fmt.Errorf("%w; to share it, give both the annotation steelyard.dev/share with one value", err)
 	case lb.PortInUse:

@@ -47,12 +47,14 @@ func (c *conditions) now() Probing {
 }
 
 // setProbing puts another probing in force for the service proxies. The checks of health check node ports follow when
-// their services are reconciled. A check of the same target keeps its result.
+// their services are reconciled. A check of the same target keeps its result; another target withholds nothing before
+// it has failed, if the one before did not.
 func (c *conditions) setProbing(p Probing) {
+	works := c.proxyReason() == ""
 	c.mu.Lock()
 	c.probing = p
 	c.mu.Unlock()
-	if !c.startProxyCheck() {
+	if !c.startProxyCheck(works) {
 		c.stop(proxyCheck)
 		c.ask(nil)
 	}
@@ -63,13 +65,17 @@ func (c *conditions) withhold(s *core.Service, v *view, node *core.Node) string 
 	if reason := c.excluded(node); reason != "" {
 		return reason
 	}
+	if v.noEndpoint {
+		c.stop(v.service.Name)
+		return lb.NoEndpoint
+	}
 	if isLocal(s) && !v.spread {
 		if v.readyLocal == 0 {
 			c.stop(v.service.Name)
 			return lb.NoLocalEndpoint
 		}
 		if s.Spec.HealthCheckNodePort != 0 {
-			return c.nodePort(v.service.Name, uint16(s.Spec.HealthCheckNodePort), node)
+			return c.nodePort(v.service.Name, uint16(s.Spec.HealthCheckNodePort), node, v.announced)
 		}
 	}
 	c.stop(v.service.Name)
@@ -118,8 +124,9 @@ func removal(n *core.Node) string {
 }
 
 // nodePort checks a health check node port of this node as an external load balancer does: at the address of the Node,
-// because kube-proxy may listen at that one only (nodePortAddresses "primary").
-func (c *conditions) nodePort(service string, port uint16, node *core.Node) string {
+// because kube-proxy may listen at that one only (nodePortAddresses "primary"). A service that is announced while the
+// port is new, as after a change of its policy, stays so until the check fails: the proxy opens the port later.
+func (c *conditions) nodePort(service string, port uint16, node *core.Node, announced bool) string {
 	at := c.o.Address
 	if node != nil {
 		if addrs := nodeAddresses(node); len(addrs) > 0 {
@@ -128,6 +135,7 @@ func (c *conditions) nodePort(service string, port uint16, node *core.Node) stri
 	}
 	check := lb.Check{
 		Key: lb.CheckKey{Service: service}, Target: netip.AddrPortFrom(at, port), Spec: c.now().Probe,
+		Presumed: announced,
 	}
 	check.Spec.Type, check.Spec.Path, check.Spec.Body = lb.CheckNodePort, "/healthz", service
 	c.start(check)
@@ -135,7 +143,7 @@ func (c *conditions) nodePort(service string, port uint16, node *core.Node) stri
 }
 
 // startProxyCheck starts the check of the service proxy, if its health endpoint is configured.
-func (c *conditions) startProxyCheck() bool {
+func (c *conditions) startProxyCheck(presumed bool) bool {
 	p := c.now()
 	u, err := url.Parse(p.ProxyHealthz)
 	if p.ProxyHealthz == "" || err != nil {
@@ -147,7 +155,7 @@ func (c *conditions) startProxyCheck() bool {
 		c.o.Log.Warn("service proxy not checked", "url", p.ProxyHealthz, "reason", reason)
 		return false
 	}
-	check := lb.Check{Key: lb.CheckKey{Service: proxyCheck}, Target: target, Spec: p.Probe}
+	check := lb.Check{Key: lb.CheckKey{Service: proxyCheck}, Target: target, Spec: p.Probe, Presumed: presumed}
 	check.Spec.Type, check.Spec.Path = lb.CheckHTTP, u.RequestURI()
 	check.Spec.Status = []lb.StatusRange{{From: 200, To: 200}}
 	c.start(check)
@@ -176,16 +184,22 @@ func refused(h lb.Health) bool {
 	return h.State == lb.StateUnhealthy && errors.Is(h.Err, syscall.ECONNREFUSED)
 }
 
-// start starts a check unless it runs. A changed target discards the result.
+// start starts a check unless it runs. A changed target discards the result. Until its first result, a presumed check
+// has that of a healthy one.
 func (c *conditions) start(check lb.Check) {
 	key := check.Key.Service
 	c.mu.Lock()
 	old, known := c.checks[key]
 	moved := known && old.Target != check.Target
-	c.checks[key] = check
-	if moved {
+	switch {
+	case known && !moved:
+		check.Presumed = old.Presumed
+	case check.Presumed:
+		c.results[key] = lb.Health{Key: check.Key, State: lb.StateHealthy}
+	default:
 		delete(c.results, key)
 	}
+	c.checks[key] = check
 	c.mu.Unlock()
 	if moved {
 		c.o.Prober.Put(key, nil) // or it would keep its state and report nothing until that changes

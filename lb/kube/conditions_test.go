@@ -121,8 +121,8 @@ func TestWithhold(t *testing.T) {
 		{"Cluster", clusterNodePort, 1, node("n1"), proxyIs(nil), "", false},
 	} {
 		f := newFixture(t, func(o *Options) { o.ProxyHealthz = healthz })
-		f.conditions.startProxyCheck()
-		f.conditions.nodePort(web, 30000, nil) // as if the Service had been Local before
+		f.conditions.startProxyCheck(false)
+		f.conditions.nodePort(web, 30000, nil, false) // as if the Service had been Local before
 		for _, h := range tt.reports {
 			f.Health(h)
 		}
@@ -136,8 +136,8 @@ func TestWithhold(t *testing.T) {
 
 func TestChecksOfTheNode(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.ProxyHealthz = healthz })
-	f.conditions.startProxyCheck()
-	f.conditions.nodePort("default/web", 30000, nil)
+	f.conditions.startProxyCheck(false)
+	f.conditions.nodePort("default/web", 30000, nil, false)
 	spec := f.o.Probe
 	proxy, port := spec, spec
 	proxy.Type, proxy.Path, proxy.Status = lb.CheckHTTP, "/healthz?x=1", []lb.StatusRange{{From: 200, To: 200}}
@@ -155,7 +155,7 @@ func TestChecksOfTheNode(t *testing.T) {
 func TestProxyIsNotChecked(t *testing.T) {
 	for url, warns := range map[string]bool{"": false, "http://a b/": false, "http://proxy:10256/healthz": true} {
 		f := newFixture(t, func(o *Options) { o.ProxyHealthz = url })
-		f.conditions.startProxyCheck()
+		f.conditions.startProxyCheck(false)
 		warned := strings.Contains(f.log.String(), `level=WARN msg="service proxy not checked"`)
 		if len(f.checks) > 0 || warned != warns || !f.conditions.noProxy() || f.conditions.proxyReason() != "" {
 			t.Errorf("%q: checks %v, log %s", url, f.checks, &f.log)
@@ -180,7 +180,7 @@ func TestProxyListens(t *testing.T) {
 		"refused in words only": {[]error{fmt.Errorf("connection refused by policy")}, false, 0},
 	} {
 		f := newFixture(t, func(o *Options) { o.ProxyHealthz = healthz })
-		f.conditions.startProxyCheck()
+		f.conditions.startProxyCheck(false)
 		for _, err := range tt.reports {
 			f.Health(report(proxyCheck, err))
 			if got := f.queued(); !slices.Equal(got, []string{everything}) {
@@ -193,8 +193,8 @@ func TestProxyListens(t *testing.T) {
 		}
 	}
 	f := newFixture(t, func(o *Options) { o.ProxyHealthz = healthz })
-	f.conditions.startProxyCheck()
-	f.conditions.nodePort("default/web", 30000, nil)
+	f.conditions.startProxyCheck(false)
+	f.conditions.nodePort("default/web", 30000, nil, false)
 	f.Health(report("default/web", errRefused))
 	if warned := f.log.Len() > 0; warned || f.conditions.noProxy() || f.conditions.proxyListens {
 		t.Error("the report of a health check node port was taken for the proxy's")
@@ -218,24 +218,25 @@ func TestCheckStartsAndStops(t *testing.T) {
 			t.Errorf("started %q; want %q", got, want)
 		}
 	}
+	const notYet = "health check node port 30001 has not answered yet"
 	f.conditions.stop(web)
 	started()
-	f.conditions.nodePort(web, 30000, nil)
+	f.conditions.nodePort(web, 30000, nil, false)
 	started("192.0.2.1:30000")
 	f.Health(report(web, errTest))
-	if got := f.conditions.nodePort(web, 30000, nil); got != "health check node port 30000: bad" {
+	if got := f.conditions.nodePort(web, 30000, nil, false); got != "health check node port 30000: bad" {
 		t.Errorf("withheld for %q", got)
 	}
 	started()
-	if got := f.conditions.nodePort(web, 30001, nil); got != "health check node port 30001 has not answered yet" {
+	if got := f.conditions.nodePort(web, 30001, nil, false); got != notYet {
 		t.Errorf("after another port: withheld for %q", got)
 	}
 	const ended = "invalid AddrPort" // or the prober would keep the state, and report nothing
 	started(ended, "192.0.2.1:30001")
 	f.queued()
-	f.conditions.nodePort(web, 30001, node("n1", "192.0.2.7", "2001:db8::7")) // kube-proxy may listen there only
+	f.conditions.nodePort(web, 30001, node("n1", "192.0.2.7", "2001:db8::7"), false) // kube-proxy may listen there only
 	started(ended, "192.0.2.7:30001")
-	f.conditions.nodePort(web, 30001, nil)
+	f.conditions.nodePort(web, 30001, nil, false)
 	started(ended, "192.0.2.1:30001")
 	f.conditions.stop(web)
 	started(ended)
@@ -243,7 +244,7 @@ func TestCheckStartsAndStops(t *testing.T) {
 	if got := f.queued(); len(got) > 0 || len(f.conditions.results) > 0 {
 		t.Errorf("a late report queues %q", got)
 	}
-	if got := f.conditions.nodePort(web, 30001, nil); got != "health check node port 30001 has not answered yet" {
+	if got := f.conditions.nodePort(web, 30001, nil, false); got != notYet {
 		t.Errorf("after a new start: withheld for %q", got)
 	}
 }

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -44,6 +45,8 @@ func (a *assigner) decide(s *core.Service, pending []netip.Addr, extended bool) 
 	ours := isOurs(s)
 	addrs, err := a.assign(s)
 	switch {
+	case errors.Is(err, errNotAllowed) && len(lost) == 0 && !a.asksForMore(s, has):
+		return asIs // it keeps what it has, and complain says that the pool is not for it
 	case err != nil:
 		asIs.reason, asIs.warning, asIs.waits = reasonFailed, err.Error(), true
 		if ours && len(lost) > 0 { // somebody else has them

@@ -40,7 +40,7 @@ func TestLastAnnouncer(t *testing.T) {
 	} {
 		f := newFixture(t, func(o *Options) { o.ProxyHealthz, o.KeepLast = healthz, true; tt.change(o) })
 		f.have(t, node("n1", "192.0.2.1"), node("n2", "192.0.2.2"), excluded, node("n4", "192.0.2.4"))
-		f.conditions.startProxyCheck()
+		f.conditions.startProxyCheck(false)
 		s := aService(func(s *core.Service) {
 			if tt.local {
 				s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyLocal
@@ -86,7 +86,7 @@ func TestOthersAreAsked(t *testing.T) {
 		f.have(t, node("n"+string(n), at.String()))
 		at = at.Next()
 	}
-	f.conditions.startProxyCheck()
+	f.conditions.startProxyCheck(false)
 	v := &view{service: &lb.Service{Name: "default/web"}}
 	f.checks = nil
 	f.lastAnnouncer(aService(func(*core.Service) {}), v, nil)
@@ -132,5 +132,33 @@ func TestHold(t *testing.T) {
 	time.Sleep(2 * f.o.Hold)
 	if got := step("", false); got != "" {
 		t.Errorf("after the hold time: %q", got)
+	}
+}
+
+// A Service without a usable endpoint is not announced, under either policy and whatever the proxy says; that is no
+// fault of the node.
+func TestNoEndpoint(t *testing.T) {
+	for _, policy := range []func(*core.Service){same, localPort} {
+		for flags, want := range map[string]string{
+			"": lb.NoEndpoint, "s": lb.NoEndpoint, "rs": "bad", "st": "bad",
+		} {
+			f := newFixture(t, func(o *Options) { o.ProxyHealthz = healthz })
+			f.own = node("n1", "192.0.2.1")
+			f.have(t, f.own, aService(policy))
+			if flags != "" {
+				f.have(t, of("web", slice(8080, ep("10.0.0.1", "n1", flags))))
+			}
+			f.conditions.startProxyCheck(false)
+			f.Health(report(proxyCheck, errTest))
+			f.reconcile(webName, fakeSink{f.recorded})
+			s := f.put[webName]
+			if want == "bad" && s.Policy == lb.PolicyLocal {
+				continue // as TestWithhold has it
+			}
+			if !strings.HasSuffix(s.WithholdReason, want) || s.WithholdIntended != (want == lb.NoEndpoint) {
+				t.Errorf("%s, endpoint %q: withheld for %q, intended %t; want %q", s.Policy, flags, s.WithholdReason,
+					s.WithholdIntended, want)
+			}
+		}
 	}
 }

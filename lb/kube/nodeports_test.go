@@ -19,7 +19,7 @@ func TestNodePortAfterBoot(t *testing.T) {
 			f := newFixture(t, func(o *Options) {
 				o.ProxyHealthz, o.IsProxy, o.Booted = healthz, isProxy, time.Now().Add(-time.Minute)
 			})
-			f.conditions.startProxyCheck()
+			f.conditions.startProxyCheck(false)
 			f.Health(report(proxyCheck, errRefused))
 			f.queued()
 			f.nodePort(aService(localPort), 1)

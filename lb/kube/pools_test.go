@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -88,6 +89,49 @@ func TestExcludedServiceKeepsItsAddress(t *testing.T) {
 	emptied := wanting("web", func(s *core.Service) { s.Finalizers = []string{finalizer} })
 	if d := term.assigner.decide(emptied, nil, false); fmt.Sprint(d.addrs) != "[203.0.113.2]" {
 		t.Errorf("emptied, it gets %v, %s", d.addrs, d.warning)
+	}
+}
+
+// A Service that asks for the address that it has, by name or by its pool, is excluded in the same way. One that asks
+// for another address or pool cannot have it.
+func TestExcludedServiceThatNamesItsAddress(t *testing.T) {
+	const excludes, failed = "PoolExcludesService", "AllocationFailed"
+	annotated := func(name, value string) func(*core.Service) {
+		return func(s *core.Service) { s.Annotations = map[string]string{name: value} }
+	}
+	for _, tt := range []struct {
+		change func(*core.Service)
+		want   string
+	}{
+		{annotated("steelyard.dev/addresses", "203.0.113.1"), excludes},
+		{annotated("metallb.io/loadBalancerIPs", "203.0.113.1"), excludes},
+		{func(s *core.Service) { s.Spec.LoadBalancerIP = "203.0.113.1" }, excludes},
+		{annotated("steelyard.dev/pool", "public"), excludes},
+		{annotated("steelyard.dev/addresses", "203.0.113.2"), failed},
+		{annotated("steelyard.dev/pool", "more"), failed},
+	} {
+		s := wanting("web", func(s *core.Service) {
+			given("203.0.113.1")(s)
+			s.Finalizers = []string{finalizer}
+			tt.change(s)
+		})
+		term, client, events := testTerm(t, s)
+		public, more := poolOfOne("203.0.113.1"), poolOfOne("203.0.113.2")
+		public.Namespaces, more.Namespaces = []string{"other"}, []string{"other"}
+		public.Name, more.Name = "public", "more"
+		term.assigner = newAssigner("", []Pool{public, more})
+		for range 2 {
+			if err := term.reconcile(t.Context(), webName); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := patches(client); len(got) > 0 {
+			t.Errorf("%v: patched %q", s.Annotations, got)
+		}
+		first := <-events.Events
+		if !strings.HasPrefix(first, "Warning "+tt.want+" ") || tt.want == excludes && len(events.Events) > 0 {
+			t.Errorf("%v: %q, and %d Events more; want %s", s.Annotations, first, len(events.Events), tt.want)
+		}
 	}
 }
 

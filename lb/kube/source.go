@@ -245,7 +245,7 @@ func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 	var shutdown func()
 	s.events, shutdown = newRecorder(ctx, s.o.Client, s.o.Node)
 	defer shutdown()
-	s.conditions.startProxyCheck()
+	s.conditions.startProxyCheck(false)
 	s.readNodes()
 	s.setTunnelSources()
 	for _, x := range s.services.List() {
@@ -342,13 +342,20 @@ func (s *Source) viewOf(name string) *view {
 	v := translate(service, addrs.vips, endpoints, s.top, s.shares(service), s.spreads(service, addrs.vips))
 	v.service.UnrestrictedVIPs, v.service.Refused = addrs.external, addrs.refused
 	s.nodePort(service, v.readyLocal)
+	v.announced = announced(s.put[name])
 	v.service.WithholdReason = s.conditions.withhold(service, v, s.own)
-	v.service.WithholdIntended = v.service.WithholdReason == lb.NoLocalEndpoint ||
+	reason := v.service.WithholdReason
+	v.service.WithholdIntended = reason == lb.NoLocalEndpoint || reason == lb.NoEndpoint ||
 		s.own != nil && s.conditions.excluded(s.own) != ""
 	s.lastAnnouncer(service, v, endpoints)
 	s.hold(v.service)
 	s.pooled(v.service)
 	return v
+}
+
+// announced reports whether a service that was sent to the engine is announced, in full; nil: it is not.
+func announced(s *lb.Service) bool {
+	return s != nil && s.WithholdReason == "" && s.LowerPreference == ""
 }
 
 // slicesOf returns the EndpointSlices of a service by name.

@@ -42,7 +42,7 @@ func TestReconcile(t *testing.T) {
 		reconcile("[]")
 		f.have(t, of("web", slice(8080)))
 		reconcile("[put default/web [203.0.113.10]]")
-		f.conditions.nodePort(webName, 30000, nil)
+		f.conditions.nodePort(webName, 30000, nil, false)
 		stop(f, service)
 		taken(&f.ports)
 		reconcile("[delete default/web]")
@@ -86,7 +86,7 @@ func TestNodePort(t *testing.T) {
 		"no port":            {local, true, nil, stopped},
 	} {
 		f := newFixture(t, func(o *Options) { o.ProxyHealthz, o.IsProxy = healthz, tt.isProxy })
-		f.conditions.startProxyCheck()
+		f.conditions.startProxyCheck(false)
 		f.Health(report(proxyCheck, tt.health))
 		f.nodePort(aService(tt.change), 2)
 		if got := taken(&f.ports); got != tt.want || len(f.emitted.Events) > 0 {

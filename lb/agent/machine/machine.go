@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -61,7 +62,10 @@ func New(links []netlink.Link, addrs []netlink.Addr, routes []netlink.Route) *Ne
 	return n
 }
 
-const gateway = "the gateway of a route"
+const (
+	gateway = "the gateway of a route"
+	own     = "the address of "
+)
 
 func (n *Network) gateway(ip []byte) {
 	if a, ok := netip.AddrFromSlice(ip); ok {
@@ -90,7 +94,7 @@ func (n *Network) address(a netlink.Addr, link string) {
 	if b, ok := netip.AddrFromSlice(a.Broadcast); ok {
 		n.take(b.Unmap(), "the broadcast address of "+link)
 	}
-	n.taken[ip] = "the address of " + link
+	n.taken[ip] = own + link
 }
 
 // take records what an address is, unless it is more.
@@ -123,13 +127,16 @@ func (n *Network) NotEthernet(name string) string {
 // Taken returns what an address is that a service cannot have, such as "the address of eth0"; "": it can.
 func (n *Network) Taken(a netip.Addr) string { return n.taken[a] }
 
-// NoPeer returns what an address is that no router has, such as "the address of eth0"; "": one may have it.
-func (n *Network) NoPeer(a netip.Addr) string {
+// NoHost returns what an address is that no other host has, such as "the address of eth0"; "": one may have it.
+func (n *Network) NoHost(a netip.Addr) string {
 	if what := n.taken[a]; what != gateway {
 		return what
 	}
 	return ""
 }
+
+// Own reports whether an interface has the address.
+func (n *Network) Own(a netip.Addr) bool { return strings.HasPrefix(n.taken[a], own) }
 
 // TakenIn returns the lowest address of a range that a service cannot have, and what it is.
 func (n *Network) TakenIn(r lb.AddrRange) (lowest netip.Addr, what string) {

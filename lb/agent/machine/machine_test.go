@@ -55,8 +55,15 @@ func TestTaken(t *testing.T) {
 		"192.0.2.11": "the address of eth0", "192.0.2.1": "", "192.0.2.12": "",
 		"192.0.2.255": "the broadcast address of 192.0.2.0/24 on eth0",
 	} {
-		if got := n.NoPeer(netip.MustParseAddr(text)); got != want {
-			t.Errorf("no peer: %s is %q; want %q", text, got, want)
+		if got := n.NoHost(netip.MustParseAddr(text)); got != want {
+			t.Errorf("no host: %s is %q; want %q", text, got, want)
+		}
+	}
+	for text, want := range map[string]bool{
+		"192.0.2.11": true, "fe80::1": true, "192.0.2.1": false, "192.0.2.12": false, "192.0.2.255": false,
+	} {
+		if got := n.Own(netip.MustParseAddr(text)); got != want {
+			t.Errorf("%s is an address of this machine: %t", text, got)
 		}
 	}
 	r := lb.AddrRange{From: netip.MustParseAddr("192.0.2.2"), To: netip.MustParseAddr("192.0.2.20")}

@@ -33,12 +33,14 @@ func Addresses(c *config.Config, r *config.Report) {
 // Network is a *machine.Network.
 type Network interface {
 	Taken(a netip.Addr) string
+	OnLink(a netip.Addr) string
 	TakenIn(r lb.AddrRange) (lowest netip.Addr, what string)
-	NoPeer(a netip.Addr) string
+	NoHost(a netip.Addr) string
+	Own(a netip.Addr) bool
 }
 
-// NoPeers returns the rule that finds BGP peers with addresses that no router has, by fail. Another routing daemon of
-// this machine is no such peer: one of the two listens on another port, or does not listen.
+// NoPeers returns the rule that finds BGP peers with addresses that no other host has, by fail. Another routing daemon
+// of this machine is no such peer: one of the two listens on another port, or does not listen.
 func NoPeers(
 	n Network, fail func(r *config.Report, key, hint, problem string, args ...any),
 ) config.Rule {
@@ -47,7 +49,7 @@ func NoPeers(
 			return
 		}
 		for i, p := range c.BGP.Peers {
-			if what := n.NoPeer(p.Address.WithZone("")); what != "" && int(p.Port) == c.BGP.ListenPort {
+			if what := n.NoHost(p.Address.WithZone("")); what != "" && int(p.Port) == c.BGP.ListenPort {
 				key := config.KeyOf("bgp.peers", i, "address")
 				const hint = "write that of the router; for another daemon of this machine, change listen_port"
 				fail(r, key, hint, "%s is %s", p.Address, what)

@@ -20,7 +20,16 @@ func (lan) Taken(a netip.Addr) string {
 	return ""
 }
 
-func (n lan) NoPeer(a netip.Addr) string { return n.Taken(a) }
+func (lan) OnLink(a netip.Addr) string {
+	if netip.MustParsePrefix("192.0.2.0/24").Contains(a) {
+		return "eth0"
+	}
+	return ""
+}
+
+func (n lan) NoHost(a netip.Addr) string { return n.Taken(a) }
+
+func (n lan) Own(a netip.Addr) bool { return n.Taken(a) != "" }
 
 func (n lan) TakenIn(r lb.AddrRange) (netip.Addr, string) {
 	a := netip.MustParseAddr("192.0.2.11")

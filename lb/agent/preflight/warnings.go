@@ -1,0 +1,107 @@
+package preflight
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// Warnings returns the rule that warns of what is valid and does not work on this machine.
+func Warnings(n Network) config.Rule {
+	return func(c *config.Config, r *config.Report) {
+		onLink(n, c, r)
+		sources(n, c, r)
+		ownBackends(n, c, r)
+		ownMembers(n, c, r)
+		programs(c, r)
+	}
+}
+
+// onLink warns of addresses that neighbours resolve by ARP or NDP although nothing answers for them.
+func onLink(n Network, c *config.Config, r *config.Report) {
+	if c.L2 != nil {
+		return
+	}
+	warn := func(list string, i int, key string, k int, a netip.Addr) {
+		if link := n.OnLink(a); link != "" && n.Taken(a) == "" {
+			key := fmt.Sprintf("%s[%d]", config.KeyOf(list, i, key), k)
+			r.Warnf(key, "add [l2], or use an address of another prefix",
+				"hosts on %s resolve %s by ARP or NDP, and nothing answers", link, a)
+		}
+	}
+	for i, s := range c.Services {
+		for k, a := range s.Addresses {
+			warn("service", i, "address", k, a)
+		}
+	}
+	for i, p := range c.Pools {
+		for k, x := range p.Ranges {
+			warn("pool", i, "addresses", k, x.From)
+		}
+	}
+}
+
+// sources warns of sessions from an address that this machine does not have. It may come later.
+func sources(n Network, c *config.Config, r *config.Report) {
+	if c.BGP == nil {
+		return
+	}
+	for i, p := range c.BGP.Peers {
+		if p.Source.IsValid() && !n.Own(p.Source.WithZone("")) {
+			r.Warnf(config.KeyOf("bgp.peers", i, "source"), "write an address of this node, or leave it out",
+				"no interface has %s: there is no session until one has", p.Source)
+		}
+	}
+}
+
+// ownBackends warns of backends that no other host is. Those of pods on this node come from the cluster, not from here.
+func ownBackends(n Network, c *config.Config, r *config.Report) {
+	for i, s := range c.Services {
+		for k, b := range s.Backends {
+			if what := n.NoHost(b.Addr); what != "" {
+				key := fmt.Sprintf("%s[%d]", config.KeyOf("service", i, "backends"), k)
+				r.Warnf(key, "write the address of another host",
+					"%s is %s, and packets are forwarded to other hosts only", b.Addr, what)
+			}
+		}
+	}
+}
+
+// ownMembers warns of [l2] whose only members are this machine. A machine that should be one is then a conflict, as a
+// host with the same addresses.
+func ownMembers(n Network, c *config.Config, r *config.Report) {
+	if c.L2 == nil || len(c.L2.Members) == 0 || c.Kubernetes != nil { // the nodes of a cluster are members, too
+		return
+	}
+	what := ""
+	for _, a := range c.L2.Members {
+		if what = n.NoHost(a); what == "" {
+			return
+		}
+	}
+	r.Warnf("l2.members", "add the addresses of the other machines, or leave it out",
+		"has no other member: %s is %s", c.L2.Members[len(c.L2.Members)-1], what)
+}
+
+// programs warns of exec checks whose program cannot be run by anybody.
+func programs(c *config.Config, r *config.Report) {
+	for i, s := range c.Services {
+		if s.Check.Type != lb.CheckExec || !filepath.IsAbs(s.Check.Path) { // the latter is an error
+			continue
+		}
+		key, path := config.KeyOf("service", i, "check.path"), s.Check.Path
+		info, err := os.Stat(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			r.Warnf(key, "name a program of this machine", "there is no file %s", path)
+		case err == nil && (info.IsDir() || info.Mode()&0o111 == 0):
+			r.Warnf(key, "name a program, or set its mode by chmod +x", "%s cannot be executed", path)
+		}
+	}
+}

@@ -1,0 +1,80 @@
+package preflight
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/steelyard-lb/steelyard/config"
+)
+
+// What is valid and does not work on this machine is a warning with its line.
+func TestWarnings(t *testing.T) {
+	const service = "[[service]]\nname = \"web\"\naddress = \"203.0.113.10\"\nports = [\"80\"]\n"
+	file := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(file, []byte("0123456789abcdef"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	secret := fmt.Sprintf("[l2]\nsecret_file = %q\n", file)
+	exec := func(path string) string {
+		const check = "backends = [\"10.0.0.1\"]\n[service.check]\ntype = \"exec\"\n"
+		return "[l2]\n" + service + fmt.Sprintf("%spath = %q\n", check, path)
+	}
+	for _, tt := range []struct{ name, text, want string }{
+		{"other hosts", "[l2]\n" + service + "backends = [\"10.0.0.1\"]\n", ""},
+		{
+			"a source that no interface has",
+			"[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.1\", asn = 64500, source = \"192.0.2.11\" }, " +
+				"{ address = \"192.0.2.2\", asn = 64500, source = \"192.0.2.99\" }]\n" +
+				service + "backends = [\"10.0.0.1\"]\n",
+			"f:3: bgp.peers[1].source: no interface has 192.0.2.99: there is no session until one has; write an",
+		},
+		{
+			"a backend that is this machine",
+			"[l2]\n" + service + "backends = [\"10.0.0.1\",\n\"192.0.2.11:8080\"]\n",
+			"f:7: service[0].backends[1] (service \"web\"): 192.0.2.11 is the address of eth0, and packets are " +
+				"forwarded to other hosts only; write the address of another host",
+		},
+		{
+			"the same as a table", "[l2]\n" + service + "[[service.backends]]\naddress = \"192.0.2.11\"\n",
+			"f:6: service[0].backends[0] (service \"web\"): 192.0.2.11 is the address of eth0, and packets",
+		},
+		{
+			"members that are this machine",
+			secret + "members = [\"192.0.2.11\"]\n" + service + "backends = [\"10.0.0.1\"]\n",
+			"f:3: l2.members: has no other member: 192.0.2.11 is the address of eth0; add the addresses of the other",
+		},
+		{
+			"members besides this machine",
+			secret + "members = [\"192.0.2.11\", \"192.0.2.12\"]\n" + service + "backends = [\"10.0.0.1\"]\n",
+			"",
+		},
+		{"a program", exec("/bin/sh"), ""},
+		{
+			"a program that is not there", exec("/no/such"),
+			"f:9: service[0].check.path (service \"web\"): there is no file /no/such; name a program of this machine",
+		},
+		{
+			"a file that is none", exec(file),
+			"f:9: service[0].check.path (service \"web\"): " + file + " cannot be executed",
+		},
+		{"a directory", exec("/"), "f:9: service[0].check.path (service \"web\"): / cannot be executed"},
+		{
+			"an address on the link",
+			"[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.1\", asn = 64500 }]\n" +
+				strings.Replace(service, "203.0.113.10", "192.0.2.10", 1) + "backends = [\"10.0.0.1\"]\n",
+			"f:6: service[0].address (service \"web\"): hosts on eth0 resolve 192.0.2.10 by ARP or NDP",
+		},
+	} {
+		cfg, err := config.Parse("f", []byte(tt.text), Warnings(lan{}))
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+			continue
+		}
+		if got := strings.Join(cfg.Warnings, "\n"); !strings.HasPrefix(got, tt.want) || (got == "") != (tt.want == "") {
+			t.Errorf("%s: warnings %q; want %q", tt.name, got, tt.want)
+		}
+	}
+}
