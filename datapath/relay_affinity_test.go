@@ -21,6 +21,7 @@ func (fx *fixture) by(n int, port uint16) dptest.Packet {
 
 // With affinity all connections of a client go to one node, which follows from its address. A client that has a backend
 // of an earlier node of its slot stays there for as long as that node accepts new flows; any other is asked for once.
+// Every node asks that of the slot first: two may have a client.
 func TestAffinityThroughChangesOfNodes(t *testing.T) {
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
 		fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router")}) })
@@ -63,14 +64,15 @@ func TestAffinityThroughChangesOfNodes(t *testing.T) {
 		nodes("self")
 		opened("the only node", fx.run(fx.by(there, 0).Frame()))
 		nodes("self", "b2")
-		opened("a node joins", fx.run(fx.by(there, 1).Frame()))
+		syn := fx.by(there, 1)
+		fx.sentTo("a node joins", fx.run(syn.Frame()), syn, false, "b2", "self")
 		opened("a node joins, sent by it", fx.received("b2", fx.by(there, 2), fx.chained(true, "b2")...))
 		nodes("self", "b2", "31")
-		opened("two nodes join", fx.run(fx.by(there, 3).Frame()))
+		opened("two nodes join, sent by one", fx.received("b2", fx.by(there, 3), fx.chained(true, "b2")...))
 
 		reset()
 		nodes("b2")
-		syn := fx.by(here, 0)
+		syn = fx.by(here, 0)
 		fx.sentTo("the only node is another one", fx.run(syn.Frame()), syn, false, "b2")
 		nodes("self", "b2")
 		fx.sentTo("this node joins", fx.run(syn.Frame()), syn, true, "b2", "self")
@@ -101,5 +103,14 @@ func TestAffinityThroughChangesOfNodes(t *testing.T) {
 		opened("the earlier node accepts no new flows", fx.run(fx.by(here, 3).Frame()))
 		fx.sentTo("as an earlier node, unknown", fx.received("b2", fx.by(there, 4), fx.chained(true, "b2")...),
 			fx.by(there, 4), true, "b2")
+
+		reset()
+		fx.change(func(s *lb.Service) { s.Affinity = 0 }, "self", "b2")
+		nodes("self", "b2")
+		for port := range uint16(20) { // as many slots of the table by flows, which has no clients
+			opened("affinity is switched on", fx.run(fx.by(here, port).Frame()))
+			syn = fx.by(there, port)
+			fx.sentTo("affinity is switched on", fx.run(syn.Frame()), syn, false, "b2")
+		}
 	})
 }

@@ -108,8 +108,9 @@ static __always_inline int spread_add_older(const struct pkt *p, struct verdict 
 	return locality;
 }
 
-/* spread_candidates adds the nodes that may have the flow: the one of the slot and the previous ones. A new flow
- * has only the first; with affinity, the earlier ones may have the client. It returns the role of this node. */
+/* spread_candidates adds the nodes that may have the flow: the one of the slot and the previous ones. A new flow has
+ * only the first; with affinity, the earlier ones may have the client, but not those of another algorithm: it selected
+ * nodes without affinity. It returns the role of this node. */
 static __always_inline int spread_candidates(const struct pkt *p, struct verdict *v, const struct frontend *fe,
 					     int is_new)
 {
@@ -126,7 +127,8 @@ static __always_inline int spread_candidates(const struct pkt *p, struct verdict
 		if (id == NO_BACKEND)
 			break;
 		if (id == ANY_BACKEND) {
-			locality |= spread_add_older(p, v, fe, h, is_new);
+			if (!is_new || !fe->older_algorithm)
+				locality |= spread_add_older(p, v, fe, h, is_new);
 			break;
 		}
 		locality |= spread_add_earlier(v, fe, id, is_new);
@@ -255,8 +257,13 @@ static __always_inline struct flow *decide_spread(const struct pkt *p, struct ve
 		f = nat_find(p, v, fe->id, local);
 		if (f)
 			return decide_known(p, v, f);
-		if (spread_is_of_client(p, local))
-			return spread_open(p, v, local);
+		if (spread_is_of_client(p, local)) {
+			if (locality & SLOT_IS_LOCAL || addr_is_zero(&v->t.dst))
+				return spread_open(p, v, local);
+			/* Two nodes may have a client, of flows that came while the nodes had different tables. That of the
+			 * slot is asked first, here as by the other nodes. */
+			spread_append(v, &v->t.src);
+		}
 		struct backend *self = addr_is_zero(&v->t.dst) ? backend_get(v->backend) : 0;
 
 		if (self && spread_follow(p, v, local, &self->addr))
