@@ -220,6 +220,43 @@ func TestSpread(t *testing.T) {
 	})
 }
 
+// A client uses the port of a closed connection of this node again after the slot moved. This node did not look up the
+// SYN, so packets with the numbers of the new connection must not go to the server of the closed one.
+func TestSpreadUsesPortsAgain(t *testing.T) {
+	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
+		fx.nodes(lb.TCP, "self", "b2")
+		p := fx.flowOf(true)
+		fx.reset()
+		fx.nodes(lb.TCP, "self", "b2")
+		send := func(flags uint8, seq, ack uint32) result {
+			p.Flags, p.Seq, p.Ack, p.Payload = flags, seq, ack, nil
+			return fx.run(p.Frame())
+		}
+		answer := func(flags uint8, seq, ack uint32) {
+			from := fx.at("b1", 8080)
+			fx.out(dptest.Packet{Src: from, Dst: p.Src, Proto: dptest.TCP, Flags: flags, Seq: seq, Ack: ack})
+		}
+		send(dptest.SYN, 1000, 0)
+		answer(dptest.SYN|dptest.ACK, 5000, 1001)
+		send(dptest.ACK, 1001, 5001)
+		answer(dptest.FIN|dptest.ACK, 5001, 1001)
+		send(dptest.FIN|dptest.ACK, 1001, 5002)
+
+		fx.nodes(lb.TCP, "b2", "-self")
+		here := func(when string, r result) {
+			t.Helper()
+			if r.did != "passed" || r.out.Dst != fx.at("b1", 8080) {
+				t.Errorf("%s: %s: %s: %+v", when, r.did, r.reason, r.out)
+			}
+		}
+		here("the last packet, again", send(dptest.FIN|dptest.ACK, 1001, 5002))
+		here("a RST, for data of the server that came late", send(dptest.RST, 1002, 0))
+		fx.sentTo("a SYN", send(dptest.SYN, 90_000, 0), p, false, "b2")
+		fx.sentTo("its ACK", send(dptest.ACK, 90_001, 2_000_000_000), p, false, "b2")
+		fx.sentTo("its FIN", send(dptest.FIN|dptest.ACK, 90_001, 2_000_000_000), p, false, "b2")
+	})
+}
+
 // The first datagram of a flow has no mark: the earlier nodes of the slot come first, then the present one opens the
 // flow.
 func TestSpreadDatagrams(t *testing.T) {

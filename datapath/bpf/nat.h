@@ -52,6 +52,22 @@ static __always_inline int flow_in_window(__u32 seq, __u32 of)
 	return seq - of + FLOW_WINDOW <= 2 * FLOW_WINDOW;
 }
 
+/* nat_is_near reports whether the numbers of a segment, which ends with end, are not far from the last ones. */
+static __always_inline int nat_is_near(const struct pkt *p, const struct flow *f, __u32 end)
+{
+	return p->flags & TCP_ACK && flow_in_window(end, f->end) && flow_in_window(p->ack, f->ack);
+}
+
+/* nat_is_later reports whether a packet cannot be of a closed flow, so that it is of the next one from the same port.
+ * An earlier node of a slot does not look up the SYN of that one. */
+static __always_inline int nat_is_later(const struct pkt *p, const struct flow *f)
+{
+	if (pkt_opens_flow(p))
+		return 1;
+	return p->key.proto == IPPROTO_TCP && p->flags & TCP_ACK && !p->icmp_error && !pkt_without_l4(p) &&
+	       f->doubt != DOUBT_NUMBERS && !nat_is_near(p, f, p->seq + p->payload + (p->flags & TCP_FIN));
+}
+
 /* nat_find_reply returns the flow of a packet that a server sent, and sets in the verdict what it becomes. */
 static __always_inline struct flow *nat_find_reply(const struct pkt *p, struct verdict *v)
 {
@@ -171,7 +187,7 @@ static __always_inline int nat_select(const struct pkt *p, struct verdict *v, co
 	v->generation = backend_generation(b);
 	if (flow_ended(v->client.frontend, backend, c->f.generation, v->generation))
 		return 0;
-	if (c->f.state == FLOW_CLOSED && pkt_opens_flow(p))
+	if (c->f.state == FLOW_CLOSED && nat_is_later(p, &c->f))
 		return 0;
 	v->server.to = c->source;
 	v->server.server = server_id(b->server, p->key.proto);

@@ -51,12 +51,6 @@ static __always_inline void nat_renumber(const struct pkt *p, struct flow *f, __
 	flow_trust(f);
 }
 
-/* nat_is_near reports whether the numbers of a segment, which ends with end, are not far from the last ones. */
-static __always_inline int nat_is_near(const struct pkt *p, const struct flow *f, __u32 end)
-{
-	return p->flags & TCP_ACK && flow_in_window(end, f->end) && flow_in_window(p->ack, f->ack);
-}
-
 /* nat_keeps_alive reports whether a packet keeps its side of the flow from expiring. Datagrams do. A SYN does not, nor
  * does what acknowledges nothing: a server that has lost the connection answers a SYN, and an old cookie of SCTP by an
  * ERROR. Nor do stray packets, once one side has closed it. */
