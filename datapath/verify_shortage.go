@@ -4,16 +4,17 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
-// shortage returns why this process cannot look at the network now, for lack of descriptors or memory: lo is always
-// there. What a verification found then would be no fault of the network, so all stays as it was.
+// shortage returns why this process cannot look at the network now, for lack of descriptors or memory. What a
+// verification found then would be no fault of the network, so all stays as it was.
 func shortage() error {
-	if _, err := netlink.LinkByName("lo"); err != nil {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
 		return fmt.Errorf("look at the network: %w", err)
 	}
-	return nil
+	return unix.Close(fd)
 }
 
 // postpone leaves changes to a later round; v.mu is held.
