@@ -44,8 +44,9 @@ type Result struct {
 	Assigned                   time.Duration // from the start of what assigns until the last Service has an address
 	Start                      time.Duration // from the start of the agent until the last Service is in force
 	// P50, P99 are the times from a request that changes an EndpointSlice until the endpoint is in force, Request50 and
-	// Request99 those of the request alone: until the API server has answered.
-	P50, P99, Request50, Request99 time.Duration
+	// Request99 those of the request alone: until the API server has answered. Answered50 and Answered99 are the times
+	// from that answer until the endpoint is in force.
+	P50, P99, Request50, Request99, Answered50, Answered99 time.Duration
 	// CPU is that of the agent for a change, without what heartbeats take, and while nobody asks what is in force.
 	CPU      time.Duration
 	Idle     float64 // share of one CPU while only heartbeats are sent

@@ -57,7 +57,7 @@ const changePause = 50 * time.Millisecond
 // change changes an endpoint of the last Service again and again: once to measure the times, and once the CPU time,
 // while nobody asks the agent.
 func (b *bench) change(ctx context.Context, r *Result) error {
-	var times, requests []time.Duration
+	var times, requests, rest []time.Duration
 	for i := range b.Changes {
 		at := time.Now()
 		if err := b.changeTo(ctx, i); err != nil {
@@ -68,9 +68,11 @@ func (b *bench) change(ctx context.Context, r *Result) error {
 			return err
 		}
 		times = append(times, time.Since(at))
+		rest = append(rest, times[i]-requests[i])
 	}
 	r.P50, r.P99 = scale.Percentile(times, 50), scale.Percentile(times, 99)
 	r.Request50, r.Request99 = scale.Percentile(requests, 50), scale.Percentile(requests, 99)
+	r.Answered50, r.Answered99 = scale.Percentile(rest, 50), scale.Percentile(rest, 99)
 	before, err := scale.ProcessTime(b.agent)
 	if err != nil {
 		return err
