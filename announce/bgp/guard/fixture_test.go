@@ -120,6 +120,13 @@ func (f *fixture) serveBackend() {
 	}
 }
 
+// atBackend returns what the backend has received.
+func (f *fixture) atBackend() []byte {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.received)
+}
+
 // link is a connection of the router.
 type link struct {
 	net.Conn

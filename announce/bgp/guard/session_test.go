@@ -111,8 +111,8 @@ func TestNothingReachesTheBackend(t *testing.T) {
 	}
 	want := slices.Concat(clean.message(), keepalive, encode(typeRouteRefresh, []byte{0, 1, 0, 1}))
 	f.until("the ROUTE-REFRESH", func() bool { return len(f.received) >= len(want) })
-	if !bytes.Equal(f.received, want) {
-		t.Errorf("the backend received\n%x, want\n%x", f.received, want)
+	if got := f.atBackend(); !bytes.Equal(got, want) {
+		t.Errorf("the backend received\n%x, want\n%x", got, want)
 	}
 }
 
