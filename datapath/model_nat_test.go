@@ -174,6 +174,16 @@ func (m *model) repliedHalfOpen(p dptest.Packet, s segment, e *entry) prediction
 // inWindow reports whether a sequence number is within 8 MiB of another.
 func inWindow(seq, of uint32) bool { return seq-of+1<<23 <= 1<<24 }
 
+// near reports whether the numbers of a segment of TCP are not far from the last ones of its side.
+func (s segment) near(e *entry) bool {
+	return s.proto == dptest.TCP && s.ack && inWindow(s.last(), e.end) && inWindow(s.number, e.ack)
+}
+
+// isAfter reports whether a packet is not of a closed flow, but of the next one.
+func (s segment) isAfter(e *entry) bool {
+	return s.opens() || s.proto == dptest.TCP && s.ack && !s.near(e)
+}
+
 // endedBy reports whether the server of a half-open flow must accept a RST or ABORT of the client.
 func (e *entry) endedBy(s segment) bool {
 	switch {
@@ -237,7 +247,7 @@ func (m *model) follows(s segment, e, other *entry) {
 		}
 		return
 	}
-	near := !sctp && s.ack && inWindow(s.last(), e.end) && inWindow(s.number, e.ack)
+	near := s.near(e)
 	if s.fin && (sctp && s.number == e.ack || near) {
 		if e.fin == 0 {
 			e.fin = syFinFIN_FIRST

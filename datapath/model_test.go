@@ -163,8 +163,7 @@ func (m *model) service(p dptest.Packet) prediction {
 	if f.Method != lb.MethodNAT {
 		return m.dsr(p, f)
 	}
-	closed := func(e *entry) bool { return e.state == syFlowStateFLOW_CLOSED && s.opens() }
-	if e := m.clients[s.way]; e != nil && !closed(e) {
+	if e := m.clients[s.way]; e != nil && !(e.state == syFlowStateFLOW_CLOSED && s.isAfter(e)) {
 		return m.known(p, s, e)
 	}
 	if e := m.halfOpen(s.way); e != nil && e.state != syFlowStateFLOW_CLOSED {

@@ -77,6 +77,13 @@ func newDirectSiteOf(t *testing.T, shape lab.Shape, m method, mode string, activ
 		s.agents = append(s.agents, labtest.Agent(t, b.Host, binary, c))
 	}
 	s.waitRoutes(t, 30*time.Second, s.Balancers...)
+	n := len(s.directService(m, active).Backends)
+	for _, a := range s.agents {
+		labtest.Until(t, 10*time.Second, "all servers are healthy", func() error {
+			healthy, others := backends(t, a, "healthy", n), backends(t, a, "unhealthy", 0)
+			return errors.Join(healthy, others, backends(t, a, "unknown", 0))
+		})
+	}
 	return s
 }
 
