@@ -181,7 +181,8 @@ func (s segment) near(e *entry) bool {
 
 // isAfter reports whether a packet is not of a closed flow, but of the next one.
 func (s segment) isAfter(e *entry) bool {
-	return s.opens() || s.proto == dptest.TCP && s.ack && !s.near(e)
+	beyond := int32(s.last()-e.end) > 0
+	return s.opens() || s.proto == dptest.TCP && s.ack && (beyond || !s.near(e))
 }
 
 // endedBy reports whether the server of a half-open flow must accept a RST or ABORT of the client.

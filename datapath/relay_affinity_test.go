@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -111,6 +112,36 @@ func TestAffinityThroughChangesOfNodes(t *testing.T) {
 			opened("affinity is switched on", fx.run(fx.by(here, port).Frame()))
 			syn = fx.by(there, port)
 			fx.sentTo("affinity is switched on", fx.run(syn.Frame()), syn, false, "b2")
+		}
+	})
+}
+
+// After a change of affinity, datagrams of unknown flows go to the nodes of two tables, and to none of them twice:
+// it would send them to itself.
+func TestNodesAreListedOnce(t *testing.T) {
+	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
+		for _, affinity := range []time.Duration{0, time.Hour, 0} {
+			fx.change(func(s *lb.Service) {
+				s.Affinity = affinity
+				s.Ports = lb.PortsOn(nil, lb.Port{Port: 80, Target: 80, Protocol: lb.UDP})
+			}, "b2", "31", "32")
+			several := 0
+			for i := range 60 {
+				got, err := nodesOf(fx.run(fx.on(i, dptest.UDP, 0).Frame()).out)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if all := len(got.nodes); all > 1 {
+					several++
+					slices.SortFunc(got.nodes, netip.Addr.Compare)
+					if len(slices.Compact(got.nodes)) < all {
+						t.Errorf("affinity %s: flow %d: sent to %s", affinity, i, got)
+					}
+				}
+			}
+			if affinity != 0 && several == 0 {
+				t.Error("no flow has two nodes")
+			}
 		}
 	})
 }

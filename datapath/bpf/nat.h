@@ -59,13 +59,15 @@ static __always_inline int nat_is_near(const struct pkt *p, const struct flow *f
 }
 
 /* nat_is_later reports whether a packet cannot be of a closed flow, so that it is of the next one from the same port.
- * An earlier node of a slot does not look up the SYN of that one. */
+ * An earlier node of a slot does not look up the SYN of that one, whose numbers begin shortly after the last ones. */
 static __always_inline int nat_is_later(const struct pkt *p, const struct flow *f)
 {
+	__u32 end = p->seq + p->payload + (p->flags & TCP_FIN);
+
 	if (pkt_opens_flow(p))
 		return 1;
 	return p->key.proto == IPPROTO_TCP && p->flags & TCP_ACK && !p->icmp_error && !pkt_without_l4(p) &&
-	       f->doubt != DOUBT_NUMBERS && !nat_is_near(p, f, p->seq + p->payload + (p->flags & TCP_FIN));
+	       f->doubt != DOUBT_NUMBERS && ((__s32)(end - f->end) > 0 || !nat_is_near(p, f, end));
 }
 
 /* nat_find_reply returns the flow of a packet that a server sent, and sets in the verdict what it becomes. */

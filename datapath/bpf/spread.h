@@ -89,10 +89,13 @@ __noinline int spread_has_client(struct frontend *local)
 	return affinity_lookup(local, &s->p.key.t.src, bpf_ktime_get_coarse_ns()) != NO_BACKEND;
 }
 
-/* spread_add_earlier adds an earlier node of a slot, for a new flow only if it accepts new flows: it may be down. */
+/* spread_add_earlier adds an earlier node of a slot, for a new flow only if it accepts new flows: it may be down. That
+ * of the slot is in the list: it must not send the packet to itself. */
 static __always_inline int spread_add_earlier(struct verdict *v, const struct frontend *fe, __u32 id, int is_new)
 {
-	return is_new && !spread_accepts(fe->id, id) ? 0 : spread_add_backend(v, id);
+	if (id == v->backend || (is_new && !spread_accepts(fe->id, id)))
+		return 0;
+	return spread_add_backend(v, id);
 }
 
 /* spread_add_older adds the nodes of the slot in the older table. */
@@ -237,7 +240,8 @@ static __always_inline struct flow *decide_spread(const struct pkt *p, struct ve
 			return decide_known(p, v, f);
 		if ((!asks && spread_has_backends(local)) || spread_is_of_client(p, local))
 			return spread_open(p, v, local);
-		if (in->chain.n && asks)
+		/* The older table may have an earlier node again, which is then the next one after itself. */
+		if (in->chain.n && asks && !addr_equal(in->chain.next[0].w, in->outer_dst.w))
 			return spread_relay(p, v, local, in);
 		if (in->chain.passed)
 			return spread_open(p, v, local);
