@@ -133,12 +133,12 @@ func Checks(s *Service) []Check {
 	return checks
 }
 
-// eachChecked calls f for each backend and port that have a state of their own.
+// eachChecked calls f for each backend and port that have a state of their own. Deleted backends have none.
 func (s *Service) eachChecked(f func(CheckKey, Backend)) {
 	seen := map[CheckKey]bool{}
 	for _, p := range s.Ports {
 		for _, b := range p.Backends {
-			if key := keyOf(s, b, p.Port); !seen[key] {
+			if key := keyOf(s, b, p.Port); !b.Deleted && !seen[key] {
 				seen[key] = true
 				f(key, b)
 			}

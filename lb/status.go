@@ -268,7 +268,7 @@ func (e *Engine) serviceStatus(en *entry, backends []BackendStatus) []ServiceSta
 				Backends: make([]BackendStatus, 0, len(p.Backends)),
 			}
 			for _, b := range p.Backends {
-				if s.serves(vip, b) {
+				if s.serves(vip, b) && !b.Deleted {
 					x.Backends = append(x.Backends, row[keyOf(s, b, p.Port)])
 				}
 			}

@@ -33,6 +33,29 @@ func TestStatusHasThePolicy(t *testing.T) {
 	}
 }
 
+// A backend that was deleted is passed on for a while, so that its flows end. It is in no status: nobody can heal it.
+func TestStatusHasNoDeletedBackends(t *testing.T) {
+	inEngine(t, lbtest.New(), func(t *testing.T, e *lb.Engine) {
+		s := service("web", []netip.Addr{vip1}, "10.0.0.1", "10.0.0.2")
+		s.Check = lb.CheckSpec{Type: lb.CheckNone}
+		s.Ports[0].Backends[0].Deleted = true
+		e.Put(s)
+		synctest.Wait()
+		st, err := e.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := "[10.0.0.2 healthy]"
+		got := []string{}
+		for _, b := range st.Backends {
+			got = append(got, fmt.Sprint(b.Address, " ", b.State))
+		}
+		if fmt.Sprint(got) != want || len(st.Services) != 1 || len(st.Services[0].Backends) != 1 {
+			t.Errorf("backends %s, services %+v; want %s", got, st.Services, want)
+		}
+	})
+}
+
 // Every port of a service has its own state: a port that no backend serves is not healthy, gets no flows, and does not
 // take the address away from the others.
 func TestStatusOfEachPort(t *testing.T) {

@@ -14,12 +14,12 @@ import (
 
 // Cleanup takes back what Steelyard has written to the Services of a cluster: its finalizers, without which nobody can
 // delete them, and the addresses in their statuses. What others have written stays. It removes the Leases and the keys
-// in the namespace, too. It fails while an agent assigns addresses, because that one would write them again. Done is
-// called for each object that was changed.
+// in the namespace, too. It fails while an agent of any namespace assigns addresses, because that one would write them
+// again. Done is called for each object that was changed.
 func Cleanup(ctx context.Context, client kubernetes.Interface, namespace string, done func(what string)) error {
-	leases, err := client.CoordinationV1().Leases(namespace).List(ctx, meta.ListOptions{})
+	leases, err := client.CoordinationV1().Leases(meta.NamespaceAll).List(ctx, meta.ListOptions{})
 	if err != nil {
-		return fmt.Errorf("list the Leases in %s: %w", namespace, err)
+		return fmt.Errorf("list the Leases: %w", err)
 	}
 	var ours []string
 	for i := range leases.Items {
@@ -27,10 +27,13 @@ func Cleanup(ctx context.Context, client kubernetes.Interface, namespace string,
 		if l.Name != leaseName && !strings.HasPrefix(l.Name, leaseName+"-") {
 			continue
 		}
-		if ours = append(ours, l.Name); l.Spec.RenewTime != nil && !expired(l) {
+		if l.Spec.RenewTime != nil && !expired(l) {
 			return fmt.Errorf("%s assigns addresses; end it first: "+
 				"kubectl delete --namespace %s daemonset,deployment steelyard",
-				holderOf(l), namespace)
+				holderOf(l), l.Namespace)
+		}
+		if l.Namespace == namespace {
+			ours = append(ours, l.Name)
 		}
 	}
 	o := meta.ListOptions{Limit: 500}
