@@ -73,6 +73,8 @@ func (s *Service) apart(vip netip.Addr) []netip.Addr {
 type VIPRule struct {
 	Announce       []AnnouncerKind `json:",omitempty"` // instead of Service.Announce; empty: every announcer that is on
 	WithholdReason string          `json:",omitempty"` // in addition to Service.WithholdReason
+	// WithholdIntended is Service.WithholdIntended, for this WithholdReason.
+	WithholdIntended bool `json:",omitempty"`
 }
 
 // announcers returns the announcers of a VIP; empty: every announcer that is on.

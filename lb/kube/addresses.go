@@ -23,6 +23,27 @@ func (s *Source) pooled(service *lb.Service) {
 	}
 }
 
+// withholdFamilies withholds the VIPs of a family that nothing here serves. That is no fault of the node.
+func (v *view) withholdFamilies() {
+	for _, vip := range v.service.VIPs {
+		reason := v.unserved[lb.FamilyOf(vip)]
+		if reason == "" || v.service.WithholdReason != "" {
+			continue
+		}
+		rule, ok := v.service.PerVIP[vip]
+		if !ok {
+			rule.Announce = v.service.Announce
+		}
+		if rule.WithholdReason == "" {
+			rule.WithholdReason, rule.WithholdIntended = reason, true
+		}
+		if v.service.PerVIP == nil {
+			v.service.PerVIP = map[netip.Addr]lb.VIPRule{}
+		}
+		v.service.PerVIP[vip] = rule
+	}
+}
+
 // spreads reports whether one node receives all packets to a Service under the policy Local, and spreads them.
 func (s *Source) spreads(service *core.Service, vips []netip.Addr) bool {
 	if s.o.SpreadLocal == nil || !isLocal(service) || s.o.Forward != lb.MethodTunnel {

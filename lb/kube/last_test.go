@@ -162,3 +162,44 @@ func TestNoEndpoint(t *testing.T) {
 		}
 	}
 }
+
+// An address whose family nothing here serves is withheld, and that is no fault of the node either.
+func TestFamilyWithoutEndpoint(t *testing.T) {
+	two := func(s *core.Service) {
+		s.Spec.IPFamilies = []core.IPFamily{core.IPv4Protocol, core.IPv6Protocol}
+		ingress := &s.Status.LoadBalancer.Ingress
+		*ingress = append(*ingress, core.LoadBalancerIngress{IP: "2001:db8:1::10"})
+	}
+	six := slice(8080, ep("2001:db8::2", "n2", "rs"))
+	six.AddressType = discovery.AddressTypeIPv6
+	of("web", six).Name = "web-2"
+	for _, tt := range []struct {
+		policy func(*core.Service)
+		slices []*discovery.EndpointSlice
+		want   string
+	}{
+		{same, nil, "no ready endpoints of IPv6"},
+		{same, []*discovery.EndpointSlice{six}, ""},
+		{local, []*discovery.EndpointSlice{six}, lb.NoLocalEndpoint},
+	} {
+		f := newFixture(t, func(*Options) {})
+		f.own = node("n1", "192.0.2.1")
+		f.have(t, f.own, aService(func(s *core.Service) { two(s); tt.policy(s) }))
+		f.have(t, of("web", slice(8080, ep("10.0.0.1", "n1", "rs"))))
+		for _, s := range tt.slices {
+			f.have(t, s)
+		}
+		f.Health(report(webName, nil))
+		f.reconcile(webName, fakeSink{f.recorded})
+		for _, vip := range f.put[webName].VIPs {
+			rule, want := f.put[webName].PerVIP[vip], tt.want
+			if vip.Is4() {
+				want = ""
+			}
+			if !strings.HasSuffix(rule.WithholdReason, want) || (rule.WithholdReason != "") != (want != "") ||
+				rule.WithholdIntended != (want != "") {
+				t.Errorf("%s: %+v; want %q", vip, rule, want)
+			}
+		}
+	}
+}

@@ -350,6 +350,7 @@ func (s *Source) viewOf(name string) *view {
 	s.lastAnnouncer(service, v, endpoints)
 	s.hold(v.service)
 	s.pooled(v.service)
+	v.withholdFamilies()
 	return v
 }
 

@@ -215,10 +215,10 @@ func TestPooled(t *testing.T) {
 		want  string
 	}{
 		{nil, []string{"203.0.113.9"}, "map[]"},
-		{two, []string{"203.0.113.1", "203.0.113.2"}, "map[203.0.113.1:{[bgp] } 203.0.113.2:{[l2] }]"},
+		{two, []string{"203.0.113.1", "203.0.113.2"}, "map[203.0.113.1:{[bgp]  false} 203.0.113.2:{[l2]  false}]"},
 		{
 			two, []string{"203.0.113.1", "203.0.113.9"},
-			"map[203.0.113.1:{[bgp] } 203.0.113.9:{[] 203.0.113.9 is in no pool}]",
+			"map[203.0.113.1:{[bgp]  false} 203.0.113.9:{[] 203.0.113.9 is in no pool false}]",
 		},
 	} {
 		f := newFixture(t, func(o *Options) { o.Pools = tt.pools })

@@ -80,8 +80,9 @@ type view struct {
 	service    *lb.Service
 	readyLocal int // addresses of ready endpoints on this node, in the family that has more
 	spread     bool
-	noEndpoint bool // is usable, on any node
-	announced  bool // by this node until now, as far as that depends on the node
+	noEndpoint bool                 // is usable, on any node
+	unserved   map[lb.Family]string // why nothing here serves a family, although the service has usable endpoints
+	announced  bool                 // by this node until now, as far as that depends on the node
 }
 
 // translate returns the view that the node of top has of s with these VIPs. Shared is true when another Service has one
@@ -99,7 +100,7 @@ func translate(
 	// With affinity all nodes select the same node for a client: a router may send its connections to several nodes.
 	agree := out.Affinity != 0 && top.nodes[top.node].IsValid()
 	readyLocal := map[bool]map[netip.Addr]struct{}{true: {}, false: {}} // by whether IPv4
-	usable, hinted := false, false                                      // hints have restricted the choice for any port
+	usable, hinted := map[bool]bool{}, false                            // hints have restricted the choice for any port
 	for _, p := range s.Spec.Ports {
 		port := lb.ServicePort{
 			Port: lb.Port{Port: uint16(p.Port), Target: uint16(p.Port)}, Kept: []netip.AddrPort{},
@@ -129,7 +130,7 @@ func translate(
 			}
 			port.Kept = append(port.Kept, others(all, use)...)
 			both = append(both, all...)
-			usable = usable || c.usable
+			usable[is4] = usable[is4] || c.usable
 			hinted = hinted || c.hinted
 			// Under Local, with usable endpoints on other nodes only, packets are dropped: the client retries, and the
 			// router may select another node. With no usable endpoint in the cluster, connections are refused.
@@ -150,10 +151,19 @@ func translate(
 			out.Ports[i].Nodes = nil
 		}
 	}
-	return &view{
-		service: out, spread: spread, noEndpoint: !usable,
+	v := &view{
+		service: out, spread: spread, noEndpoint: !usable[true] && !usable[false], unserved: map[lb.Family]string{},
 		readyLocal: max(len(readyLocal[true]), len(readyLocal[false])),
 	}
+	for _, is4 := range []bool{true, false} {
+		switch {
+		case !usable[is4]:
+			v.unserved[family(is4)] = lb.NoEndpoint + " of " + family(is4).String()
+		case local && len(readyLocal[is4]) == 0:
+			v.unserved[family(is4)] = lb.NoLocalEndpoint
+		}
+	}
+	return v
 }
 
 func family(is4 bool) lb.Family {
