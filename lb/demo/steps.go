@@ -236,6 +236,10 @@ func (s *show) recovery(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	_, err = s.until(ctx, stepTimeout, "all backends are healthy", func() error { return s.healthy(ctx) })
+	if err != nil {
+		return "", err
+	}
 	s.observed("%d of %d requests answered", r.Answered(), r.Answered()+len(r.Errors))
 	s.bars(r.Servers)
 	return fmt.Sprintf("routes installed after %s, all three servers respond", short(back)), nil
@@ -264,4 +268,20 @@ func host(vip netip.Addr) netip.Prefix { return netip.PrefixFrom(vip, vip.BitLen
 func lastPart(err error) string {
 	parts := strings.Split(err.Error(), ": ")
 	return parts[len(parts)-1]
+}
+
+// healthy returns an error while a balancer finds a backend that is not healthy. Each port has its own checks.
+func (s *show) healthy(ctx context.Context) error {
+	for _, a := range s.agents {
+		var all []struct{ Address, State string }
+		if err := a.Get(ctx, "/v1/backends", &all); err != nil {
+			return err
+		}
+		for _, b := range all {
+			if b.State != "healthy" {
+				return fmt.Errorf("%s is %s", b.Address, b.State)
+			}
+		}
+	}
+	return nil
 }
