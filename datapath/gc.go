@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -41,6 +40,7 @@ const timeWait = 65 * time.Second
 
 const (
 	chunk      = 4096
+	firstChunk = 256
 	walkEvery  = 5 * time.Second
 	walkSoon   = time.Second           // after flows have ended
 	chunkPause = 10 * time.Millisecond // at most 400,000 entries a second
@@ -343,15 +343,18 @@ func (g *flowGC) walk(
 	return nil
 }
 
+// walkMap visits the entries of a map. It reads more of them at a time as it finds them, up to a chunk: most tables of
+// most nodes are almost empty, and are read every few seconds.
 func walkMap[K, V any](ctx context.Context, m *ebpf.Map, pause time.Duration, visit func(K, V)) error {
-	size := min(chunk, int(m.MaxEntries()))
-	keys, values := make([]K, size), make([]V, size)
+	var keys []K
+	var values []V
+	grow := func(size int) { keys, values = make([]K, size), make([]V, size) }
+	grow(min(firstChunk, int(m.MaxEntries())))
 	var cursor ebpf.MapBatchCursor
 	for ctx.Err() == nil {
 		n, err := m.BatchLookup(&cursor, keys, values, nil)
 		if errors.Is(err, unix.ENOSPC) { // a bucket larger than the chunk
-			size *= 2
-			keys, values = slices.Grow(keys[:0], size)[:size], slices.Grow(values[:0], size)[:size]
+			grow(2 * len(keys))
 			continue
 		}
 		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -362,6 +365,9 @@ func walkMap[K, V any](ctx context.Context, m *ebpf.Map, pause time.Duration, vi
 		}
 		if err != nil {
 			return nil // last chunk
+		}
+		if len(keys) < chunk {
+			grow(min(4*len(keys), chunk, int(m.MaxEntries())))
 		}
 		if pause > 0 {
 			select {

@@ -239,9 +239,9 @@ func restoreLink(path string, earlier *ebpf.Program) error {
 }
 
 // pinName is the name of a link's pin: bpffs refuses dots, which names of VLAN interfaces have.
-func pinName(iface, kind string) string {
-	return strings.NewReplacer("%", "%25", ".", "%2e").Replace(iface) + ":" + kind
-}
+func pinName(iface, kind string) string { return pinEscape.Replace(iface) + ":" + kind }
+
+var pinEscape = strings.NewReplacer("%", "%25", ".", "%2e")
 
 // linkIndex returns the interface that a link is attached to; 0 after that was deleted, and for links of other types.
 func linkIndex(info *link.Info) int {

@@ -19,9 +19,11 @@ const (
 	clearAfter = time.Second
 	// sweepTime is the time in which all frontends are verified while nothing changes.
 	sweepTime = time.Minute
-	// rareTicks is how many ticks are between two looks at what seldom changes without a notification: pins, settings,
-	// routes to clients and to backends.
+	// rareTicks is how many ticks are between two looks at what seldom changes without a notification: settings, routes
+	// to clients and to backends.
 	rareTicks = 2
+	// pinTicks is how many are between two looks at the pins, which only the next agent needs.
+	pinTicks = 16
 	// minChecks is the least number of frontends that are verified at a time.
 	minChecks = 16
 	// maxPause bounds the pause between two verifications while the network changes all the time.
@@ -190,7 +192,7 @@ func (v *verifier) round(found changes, n int) {
 	v.routes.expire(now)
 	v.rounds++
 	rare := found != (changes{}) || v.rounds%rareTicks == 0
-	if rare {
+	if v.rounds%pinTicks == 0 {
 		v.repairPins()
 	}
 	faults := v.repair(found, rare)

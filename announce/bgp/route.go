@@ -156,8 +156,11 @@ func (o *Options) poolOf(addr netip.Addr) *Pool {
 			}
 		}
 	}
-	return &Pool{}
+	return &noPool
 }
+
+// noPool is that of the addresses without one.
+var noPool Pool
 
 // attributes returns the attributes of an announced route. An aggregate has those of the pool of its first address.
 // gobgp removes LOCAL_PREF for eBGP peers.

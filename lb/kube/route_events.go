@@ -162,18 +162,7 @@ func (e *RouteEvents) emit(every bool) {
 	settling := time.Since(e.began) < earlierFor
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	n := len(e.changed)
-	if every {
-		n = len(e.routes)
-	}
-	all := make([]lb.RouteStatus, 0, n)
-	for address, x := range e.routes {
-		if every || e.changed[address] {
-			all = append(all, x.now)
-		}
-	}
-	clear(e.changed)
-	all = e.o.Judge(all)
+	all := e.o.Judge(e.due(every))
 	for _, announced := range []bool{false, true} {
 		for _, now := range all {
 			x := e.routes[now.Address]
@@ -193,6 +182,24 @@ func (e *RouteEvents) emit(every bool) {
 		}
 		clear(e.earlier)
 	}
+}
+
+// due returns all routes, or those that have changed since the last call.
+func (e *RouteEvents) due(every bool) (all []lb.RouteStatus) {
+	if every {
+		all = make([]lb.RouteStatus, 0, len(e.routes))
+		for _, x := range e.routes {
+			all = append(all, x.now)
+		}
+	} else {
+		for address := range e.changed {
+			if x := e.routes[address]; x != nil { // else it was deleted
+				all = append(all, x.now)
+			}
+		}
+	}
+	e.changed = map[netip.Addr]bool{}
+	return all
 }
 
 // emitOne emits the Event about one address, on each Service that has it.

@@ -16,7 +16,10 @@ import (
 )
 
 // idleTime is how long the CPU time of the agent is measured while only heartbeats are sent.
-const idleTime = 30 * time.Second
+const idleTime = time.Minute
+
+// afterStart is the time in which an agent does what follows a start: it gives memory back 16 seconds after it.
+const afterStart = 20 * time.Second
 
 // sleep waits for d, or until ctx ends.
 func sleep(ctx context.Context, d time.Duration) error {
@@ -30,7 +33,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 
 // idle measures the agent while only heartbeats are sent.
 func (b *bench) idle(ctx context.Context, r *Result) error {
-	if err := sleep(ctx, 10*time.Second); err != nil { // what follows a start
+	if err := sleep(ctx, afterStart); err != nil {
 		return err
 	}
 	before, err := scale.ProcessTime(b.agent)
