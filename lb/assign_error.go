@@ -16,8 +16,8 @@ const (
 	NoFreeAddress                             // Pools have no free address of Family
 	AddrInNoPool                              // Addr, which is requested, is in no pool
 	AddrNotAllowed                            // Addr is in Pools[0], which the service may not use
-	AddrInUse                                 // Service holds Addr and does not share it
-	PortInUse                                 // Service holds Addr and has Port, too
+	AddrInUse                                 // Service holds Addr and shares it only with the same ShareKey
+	PortInUse                                 // Service holds Addr and has Port, too, so they can never share it
 	FamilyNotRequested                        // the service needs no address of the family of Addr
 )
 
@@ -48,7 +48,8 @@ func (e *AssignError) Error() string {
 	case AddrInUse:
 		return fmt.Sprintf("%s belongs to %s", e.Addr, e.Service)
 	case PortInUse:
-		return fmt.Sprintf("%s cannot be shared with %s: both have port %s", e.Addr, e.Service, e.Port.Name())
+		return fmt.Sprintf("%s belongs to %s, and cannot be shared with it: both have port %s",
+			e.Addr, e.Service, e.Port.Name())
 	case FamilyNotRequested:
 		return fmt.Sprintf("%s is asked for, and the service has no such family", e.Addr)
 	}

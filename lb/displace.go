@@ -69,13 +69,12 @@ func (h Holder) before(o Holder) bool {
 
 // clash returns why h and o cannot share addr; nil: they can.
 func (h Holder) clash(o Holder, addr netip.Addr) *AssignError {
-	if h.ShareKey == "" || h.ShareKey != o.ShareKey {
+	both := slices.IndexFunc(h.Ports, func(p Port) bool { return slices.ContainsFunc(o.Ports, p.Overlaps) })
+	switch {
+	case both >= 0:
+		return &AssignError{Cause: PortInUse, Addr: addr, Service: o.Service, Port: h.Ports[both]}
+	case h.ShareKey == "" || h.ShareKey != o.ShareKey:
 		return &AssignError{Cause: AddrInUse, Addr: addr, Service: o.Service}
-	}
-	for _, p := range h.Ports {
-		if slices.ContainsFunc(o.Ports, p.Overlaps) {
-			return &AssignError{Cause: PortInUse, Addr: addr, Service: o.Service, Port: p}
-		}
 	}
 	return nil
 }

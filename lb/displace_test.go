@@ -28,12 +28,14 @@ func TestOlderHolderKeepsItsAddress(t *testing.T) {
 		want    string // who has the address
 		refused string // about the last one
 	}{
-		{"the younger one comes second", []Request{old, young}, "old", "[203.0.113.1 belongs to old]"},
+		{"the younger one comes second", []Request{old, young}, "old",
+			"[203.0.113.1 belongs to old, and cannot be shared with it: both have port 80/tcp]"},
 		{"the younger one comes first", []Request{young, old}, "old", "[]"},
 		{"equal age: the lower ID", []Request{old, same}, "a-same", "[]"},
-		{"equal age, the other way round", []Request{same, old}, "a-same", "[203.0.113.1 belongs to a-same]"},
+		{"equal age, the other way round", []Request{same, old}, "a-same",
+			"[203.0.113.1 belongs to a-same, and cannot be shared with it: both have port 80/tcp]"},
 		{"the older one has changed, and comes second", []Request{agreed, shares}, "young",
-			"[203.0.113.1 cannot be shared with young: both have port 80/tcp]"},
+			"[203.0.113.1 belongs to young, and cannot be shared with it: both have port 80/tcp]"},
 		{"the older one has changed, and comes first", []Request{shares, agreed}, "young", "[]"},
 		{"the older one was agreed on before", []Request{before, agreed}, "young", "[]"},
 		{"one port in common", []Request{clashes, shares}, "shares", "[]"},

@@ -24,9 +24,17 @@ type Pool struct {
 	ExternalIPs bool
 }
 
-func (p Pool) serves(s *core.Service) bool {
-	return (len(p.Namespaces) == 0 || slices.Contains(p.Namespaces, s.Namespace)) &&
-		(p.Selector == nil || p.Selector.Matches(labels.Set(s.Labels)))
+func (p Pool) serves(s *core.Service) bool { return p.refuses(s) == "" }
+
+// refuses returns why a pool is not for a Service; "": it is.
+func (p Pool) refuses(s *core.Service) string {
+	switch {
+	case len(p.Namespaces) > 0 && !slices.Contains(p.Namespaces, s.Namespace):
+		return "is for other namespaces"
+	case p.Selector != nil && !p.Selector.Matches(labels.Set(s.Labels)):
+		return "has a service_selector that does not match"
+	}
+	return ""
 }
 
 // Annotations of a Service: ours, then MetalLB's.
@@ -114,7 +122,7 @@ func (a *assigner) assign(s *core.Service) ([]netip.Addr, error) {
 	}
 	addrs, err := a.alloc.Assign(r)
 	if err != nil {
-		return nil, a.explain(err)
+		return nil, a.explain(s, err)
 	}
 	return addrs, nil
 }
@@ -220,7 +228,7 @@ func holder(s *core.Service) lb.Holder {
 var errNotAllowed = errors.New("not for this Service: see its namespaces and service_selector")
 
 // explain adds to an error of the allocator what can be done about it in Kubernetes.
-func (a *assigner) explain(err error) error {
+func (a *assigner) explain(s *core.Service, err error) error {
 	var e *lb.AssignError
 	if !errors.As(err, &e) {
 		return err
@@ -231,8 +239,11 @@ func (a *assigner) explain(err error) error {
 	case lb.PoolNotAllowed:
 		return fmt.Errorf("the pool %q is %w", e.Pools[0], errNotAllowed)
 	case lb.NoPool:
-		return errors.New("no pool is for this Service; " +
-			"name one with the annotation steelyard.dev/pool, or set auto_assign")
+		if len(a.pools) == 0 {
+			return errors.New("no pool is for this Service: there is none")
+		}
+		return fmt.Errorf("no pool is for this Service: %s; name one with the annotation steelyard.dev/pool, or "+
+			"change the pools", a.whyNot(s))
 	case lb.NoFreeAddress:
 		return fmt.Errorf("%w; add addresses to a pool, or delete a Service that has one", err)
 	case lb.AddrNotAllowed:
@@ -241,11 +252,25 @@ func (a *assigner) explain(err error) error {
 		return fmt.Errorf("%w; to share it, give both the annotation steelyard.dev/share with one value", err)
 	case lb.PortInUse:
 		protocol := strings.ToUpper(e.Port.Protocol.String())
-		return fmt.Errorf("%s cannot be shared with %s: both have port %d/%s", e.Addr, e.Service, e.Port.Port, protocol)
+		return fmt.Errorf("%s belongs to %s, and cannot be shared with it: both have port %d/%s",
+			e.Addr, e.Service, e.Port.Port, protocol)
 	case lb.FamilyNotRequested:
 		return fmt.Errorf("%s is asked for, and the Service has no such family: see spec.ipFamilies", e.Addr)
 	}
 	return err
+}
+
+// whyNot returns why a Service that names no pool gets no address of any.
+func (a *assigner) whyNot(s *core.Service) string {
+	var all []string
+	for _, p := range a.pools {
+		reason := "has no auto_assign"
+		if p.AutoAssign {
+			reason = p.refuses(s)
+		}
+		all = append(all, p.Name+" "+reason)
+	}
+	return strings.Join(all, ", ")
 }
 
 // requested returns the addresses that a Service asks for by name.

@@ -73,6 +73,13 @@ func TestAssign(t *testing.T) {
 		},
 		{
 			svc("f", notes("steelyard.dev/addresses", "203.0.113.1")),
+			"203.0.113.1 belongs to default/a, and cannot be shared with it: both have port 80/TCP",
+		},
+		{
+			svc("f", func(s *core.Service) {
+				notes("steelyard.dev/addresses", "203.0.113.1")(s)
+				s.Spec.Ports[0].Port = 81
+			}),
 			"203.0.113.1 belongs to default/a; " +
 				"to share it, give both the annotation steelyard.dev/share with one value",
 		},
@@ -83,7 +90,7 @@ func TestAssign(t *testing.T) {
 		{svc("a", notes("steelyard.dev/share", "x")), "[203.0.113.1]"},
 		{
 			svc("g", notes("steelyard.dev/share", "x", "steelyard.dev/addresses", "203.0.113.1")),
-			"203.0.113.1 cannot be shared with default/a: both have port 80/TCP",
+			"203.0.113.1 belongs to default/a, and cannot be shared with it: both have port 80/TCP",
 		},
 		{svc("g", port(81, notes("steelyard.dev/share", "x"))), "[203.0.113.1]"},
 	} {
@@ -224,7 +231,11 @@ const (
 func TestPoolsOfAService(t *testing.T) {
 	addr := netip.MustParseAddr("203.0.113.1")
 	pool := Pool{Pool: lb.Pool{Name: "four", AutoAssign: true, Ranges: []lb.AddrRange{{From: addr, To: addr}}}}
-	const none = "no pool is for this Service; name one with the annotation steelyard.dev/pool, or set auto_assign"
+	const selects = "has a service_selector that does not match"
+	none := func(why string) string {
+		return "no pool is for this Service: four " + why + "; name one with the annotation steelyard.dev/pool, " +
+			"or change the pools"
+	}
 	const byName = `203.0.113.1 is in the pool "four", which is not for this Service: ` +
 		"see its namespaces and service_selector"
 	for name, tt := range map[string]struct {
@@ -236,12 +247,12 @@ func TestPoolsOfAService(t *testing.T) {
 	}{
 		"all":                 {nil, nil, true, "", "[203.0.113.1]"},
 		"its namespace":       {[]string{"x", "default"}, nil, true, "", "[203.0.113.1]"},
-		"another namespace":   {[]string{"x"}, nil, true, "", none},
+		"another namespace":   {[]string{"x"}, nil, true, "", none("is for other namespaces")},
 		"by name":             {[]string{"x"}, nil, true, "203.0.113.1", byName},
 		"its labels":          {nil, labels.Set{"app": "web"}, true, "", "[203.0.113.1]"},
-		"other labels":        {nil, labels.Set{"app": "x"}, true, "", none},
-		"labels, not its ns":  {[]string{"x"}, labels.Set{"app": "web"}, true, "", none},
-		"not auto_assign":     {nil, nil, false, "", none},
+		"other labels":        {nil, labels.Set{"app": "x"}, true, "", none(selects)},
+		"labels, not its ns":  {[]string{"x"}, labels.Set{"app": "web"}, true, "", none("is for other namespaces")},
+		"not auto_assign":     {nil, nil, false, "", none("has no auto_assign")},
 		"not auto, but asked": {nil, nil, false, "203.0.113.1", "[203.0.113.1]"},
 	} {
 		p := pool

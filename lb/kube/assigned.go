@@ -14,7 +14,8 @@ import (
 
 // This file has what says that a Service has no address, and why.
 
-// conditionAssigned is a condition of Services that could not have an address: False with the reason, and True later.
+// conditionAssigned is a condition of Services that could not have the address that they are to have: False with the
+// reason, True with the reason while they keep another one, and True without one later.
 const conditionAssigned = ourPrefix + "AddressAssigned"
 
 // conditionsOfOthers returns the conditions in the status of a Service without ours.
@@ -38,6 +39,10 @@ func conditionsAfter(s *core.Service, d decision) []meta.Condition {
 		apimeta.SetStatusCondition(&all, meta.Condition{
 			Type: conditionAssigned, Status: meta.ConditionFalse, Reason: d.reason, Message: d.warning,
 		})
+	case (d.reason == reasonFailed || d.reason == reasonUnpooled) && isOurs(s): // else others may overwrite it for ever
+		apimeta.SetStatusCondition(&all, meta.Condition{
+			Type: conditionAssigned, Status: meta.ConditionTrue, Reason: d.reason, Message: d.warning,
+		})
 	case assignedCondition(s) != nil:
 		apimeta.SetStatusCondition(&all, meta.Condition{
 			Type: conditionAssigned, Status: meta.ConditionTrue, Reason: "Assigned",
@@ -57,7 +62,7 @@ func conditionsAfter(s *core.Service, d decision) []meta.Condition {
 // said reports whether the condition of a Service has the warning of a decision: an Event had it, too.
 func said(s *core.Service, d decision) bool {
 	c := assignedCondition(s)
-	return c != nil && c.Status == meta.ConditionFalse && c.Reason == d.reason && c.Message == d.warning
+	return c != nil && c.Reason == d.reason && c.Message == d.warning
 }
 
 // complain emits Events about annotations that look like ours, and about addresses that the Service keeps although it

@@ -20,8 +20,12 @@ type decision struct {
 	waits           bool // another decision is possible when an address is free
 }
 
-// reasonFailed is the reason of the Event, and of the condition, of a Service that cannot have an address.
-const reasonFailed = "AllocationFailed"
+// The reasons of the Event, and of the condition, of a Service that cannot have the address that it is to have, and of
+// one whose address is in no pool any more.
+const (
+	reasonFailed   = "AllocationFailed"
+	reasonUnpooled = "AddressInNoPool"
+)
 
 // adopt records the addresses in the status of a Service, whoever wrote them, and those that may be written to it yet.
 // It returns those that belong to others.
@@ -49,6 +53,9 @@ func (a *assigner) decide(s *core.Service, pending []netip.Addr, extended bool) 
 		return asIs // it keeps what it has, and complain says that the pool is not for it
 	case err != nil:
 		asIs.reason, asIs.warning, asIs.waits = reasonFailed, err.Error(), true
+		if kept := a.unpooled(s, has); kept.IsValid() {
+			asIs.reason, asIs.warning = reasonUnpooled, unpooled(kept)+err.Error()
+		}
 		if ours && len(lost) > 0 { // somebody else has them
 			asIs.write = true
 			asIs.addrs = texts(slices.DeleteFunc(has, func(x netip.Addr) bool { return slices.Contains(lost, x) }))
@@ -62,16 +69,15 @@ func (a *assigner) decide(s *core.Service, pending []netip.Addr, extended bool) 
 		}
 		return asIs
 	}
-	i := slices.IndexFunc(has, func(x netip.Addr) bool { return poolOf(a.pools, x) == nil })
+	kept := a.unpooled(s, has)
 	switch {
 	case !ours && (extended || !extends(s, addrs)):
 		asIs.reason = "ForeignAddress"
 		asIs.warning = fmt.Sprintf("status.loadBalancer was written by %s and is left as it is; without it "+
 			"%v would be assigned", strings.Join(managers(s, addressField), ", "), addrs)
-	case i >= 0 && annotation(s, wantPool) == "" && annotation(s, wantAddresses) == "" && s.Spec.LoadBalancerIP == "":
-		asIs.reason = "AddressInNoPool"
-		asIs.warning = fmt.Sprintf("%s is in no pool any more; the Service keeps it, and it is not announced; to get "+
-			"another one, set the annotation steelyard.dev/pool", has[i])
+	case kept.IsValid():
+		asIs.reason = reasonUnpooled
+		asIs.warning = unpooled(kept) + "to get another one, set the annotation steelyard.dev/pool"
 	default:
 		// What it has stays its own until the status is written.
 		d := decision{addrs: texts(addrs), agreed: a.agreement(s), write: true, waits: a.waits(s, addrs)}
@@ -80,6 +86,20 @@ func (a *assigner) decide(s *core.Service, pending []netip.Addr, extended bool) 
 	}
 	a.adopt(s, pending)
 	return asIs
+}
+
+// unpooled returns an address that a Service keeps although no pool has it any more: one that asks for another address
+// or for a pool keeps none. Zero: it has none.
+func (a *assigner) unpooled(s *core.Service, has []netip.Addr) (kept netip.Addr) {
+	i := slices.IndexFunc(has, func(x netip.Addr) bool { return poolOf(a.pools, x) == nil })
+	if i >= 0 && annotation(s, wantPool) == "" && annotation(s, wantAddresses) == "" && s.Spec.LoadBalancerIP == "" {
+		kept = has[i]
+	}
+	return kept
+}
+
+func unpooled(kept netip.Addr) string {
+	return fmt.Sprintf("%s is in no pool any more; the Service keeps it, and it is not announced; ", kept)
 }
 
 // extends reports whether addrs in the status of a Service change no entry of others.

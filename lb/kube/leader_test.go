@@ -114,12 +114,15 @@ func TestReconcileStatus(t *testing.T) {
 	deleting := func(more func(*core.Service)) func(*core.Service) {
 		return func(s *core.Service) { more(s); s.DeletionTimestamp = &meta.Time{Time: time.Unix(1, 0)} }
 	}
-	const failed = `status {"metadata":{"resourceVersion":"7"},"status":{"conditions":[` +
-		`{"type":"steelyard.dev/AddressAssigned","status":"False","lastTransitionTime":"T",` +
-		`"reason":"AllocationFailed","message":"there is no pool \"x\"; pools: public"}]}}`
+	condition := func(status, reason, message string) []string {
+		return []string{`status {"metadata":{"resourceVersion":"7"},"status":{"conditions":[` +
+			`{"type":"steelyard.dev/AddressAssigned","status":"` + status + `","lastTransitionTime":"T",` +
+			`"reason":"` + reason + `","message":"` + message + `"}]}}`}
+	}
+	const failed = `there is no pool \"x\"; pools: public`
 	const assigned = "Normal IPAllocated assigned [203.0.113.1]"
 	withdrawn := []string{clearBoth}
-	const noPoolAnyMore = "Warning AddressInNoPool 192.0.2.1 is in no pool any more; the Service keeps it, and it is " +
+	const noPoolAnyMore = "192.0.2.1 is in no pool any more; the Service keeps it, and it is " +
 		"not announced; to get another one, set the annotation steelyard.dev/pool"
 	const left = "Warning ForeignAddress status.loadBalancer was written by other and is left as it is; without it " +
 		"[203.0.113.1] would be assigned"
@@ -138,7 +141,19 @@ func TestReconcileStatus(t *testing.T) {
 		{"has an address", given("203.0.113.1"), []string{addFinalizer}, "", true},
 		{"has the finalizer", finalized(same), []string{setFirst}, assigned, true},
 		{"has two", finalized(given("203.0.113.1", "203.0.113.2")), []string{setFirst}, assigned, true},
-		{"has one in no pool", finalized(given("192.0.2.1")), nil, noPoolAnyMore, false},
+		{
+			"has one in no pool", finalized(given("192.0.2.1")), condition("True", "AddressInNoPool", noPoolAnyMore),
+			"Warning AddressInNoPool " + noPoolAnyMore, false,
+		},
+		{
+			"cannot have another", finalized(both(given("203.0.113.1"), noPool)),
+			condition("True", "AllocationFailed", failed),
+			`Warning AllocationFailed there is no pool "x"; pools: public`, true,
+		},
+		{
+			"another's, cannot have another", both(foreign("203.0.113.1"), noPool), nil,
+			`Warning AllocationFailed there is no pool "x"; pools: public`, true,
+		},
 		{"asks for another", finalized(both(given("192.0.2.1"), first)), []string{setFirst}, assigned, true},
 		{"another's", foreign("203.0.113.1"), []string{addFinalizer}, "", true},
 		{"another's, in no pool", foreign("192.0.2.1"), nil, left, false},
@@ -150,7 +165,7 @@ func TestReconcileStatus(t *testing.T) {
 			s.Status.LoadBalancer.Ingress[0].IPMode = ptr(core.LoadBalancerIPModeProxy)
 		}), []string{addFinalizer}, "", true},
 		{
-			"cannot have any", noPool, []string{failed},
+			"cannot have any", noPool, condition("False", "AllocationFailed", failed),
 			`Warning AllocationFailed there is no pool "x"; pools: public`, false,
 		},
 		{"other class", otherClass(same), nil, "", false},

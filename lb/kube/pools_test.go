@@ -125,8 +125,10 @@ func TestExcludedServiceThatNamesItsAddress(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if got := patches(client); len(got) > 0 {
-			t.Errorf("%v: patched %q", s.Annotations, got)
+		for _, patch := range patches(client) { // only the condition, with the reason
+			if tt.want == excludes || strings.Contains(patch, "loadBalancer") || !strings.Contains(patch, tt.want) {
+				t.Errorf("%v: patched %s", s.Annotations, patch)
+			}
 		}
 		first := <-events.Events
 		if !strings.HasPrefix(first, "Warning "+tt.want+" ") || tt.want == excludes && len(events.Events) > 0 {
@@ -154,5 +156,27 @@ func TestSourceFollowsPools(t *testing.T) {
 	rule := f.put[webName].PerVIP[netip.MustParseAddr("203.0.113.10")]
 	if f.put["default/external"] == nil || rule.WithholdReason != "203.0.113.10 is in no pool" {
 		t.Errorf("served %v; %+v", f.put, rule)
+	}
+}
+
+// A Service keeps its address when no pool is left that has it, and is told so, also when it could get no other one.
+func TestAddressWithoutPool(t *testing.T) {
+	team := poolOfOne("203.0.113.2")
+	team.Namespaces = []string{"team"}
+	s := wanting("web", given("203.0.113.1"))
+	const kept = "203.0.113.1 is in no pool any more; the Service keeps it, and it is not announced; "
+	for _, tt := range []struct {
+		pools []Pool
+		want  string
+	}{
+		{nil, kept + "no pool is for this Service: there is none"},
+		{[]Pool{team}, kept + "no pool is for this Service: 203.0.113.2 is for other namespaces; name one with the " +
+			"annotation steelyard.dev/pool, or change the pools"},
+		{[]Pool{poolOfOne("203.0.113.3")}, kept + "to get another one, set the annotation steelyard.dev/pool"},
+	} {
+		d := newAssigner("", tt.pools).decide(s, nil, false)
+		if d.reason != reasonUnpooled || d.warning != tt.want || d.write || fmt.Sprint(d.addrs) != "[203.0.113.1]" {
+			t.Errorf("%v: %+v; want %s", tt.pools, d, tt.want)
+		}
 	}
 }

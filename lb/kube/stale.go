@@ -38,8 +38,12 @@ func (s *Source) addStale(name string, now *lb.Service) {
 			keep(at, until)
 		}
 	}
+	earlier := len(x.removed)
 	for _, at := range before.present {
 		keep(at, time.Now().Add(staleEndpointTTL))
+	}
+	if len(x.removed) > earlier { // nothing else may change the service for long
+		s.queue.AddAfter(name, staleEndpointTTL+time.Second)
 	}
 	s.endpoints[name] = x
 	for _, at := range slices.SortedFunc(maps.Keys(x.removed), netip.AddrPort.Compare) {

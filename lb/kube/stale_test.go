@@ -93,6 +93,11 @@ func TestStaleEndpointsExpire(t *testing.T) {
 				t.Errorf("step %d: deleted %s; want %s", i, got, step.want)
 			}
 		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if got := f.queued(); len(got) != 1 || got[0] != webName {
+			t.Errorf("looked at again: %q", got)
+		}
 		if x := f.endpoints[webName]; len(x.present)+len(x.removed) != 0 {
 			t.Errorf("remembered: %v", x)
 		}
