@@ -2,6 +2,7 @@ package kube
 
 import (
 	"net/netip"
+	"slices"
 
 	core "k8s.io/api/core/v1"
 
@@ -13,11 +14,19 @@ func (s *Source) pooled(service *lb.Service) {
 	if len(s.o.Pools) == 0 {
 		return
 	}
+	pools := make([]*Pool, len(service.VIPs))
+	for i, vip := range service.VIPs {
+		pools[i] = poolOf(s.o.Pools, vip)
+	}
+	if all := slices.Compact(slices.Clone(pools)); len(all) == 1 && all[0] != nil {
+		service.Announce = all[0].Announce // of most services, in less memory than a map
+		return
+	}
 	service.PerVIP = map[netip.Addr]lb.VIPRule{}
-	for _, vip := range service.VIPs {
+	for i, vip := range service.VIPs {
 		rule := lb.VIPRule{WithholdReason: vip.String() + " is in no pool"}
-		if p := poolOf(s.o.Pools, vip); p != nil {
-			rule = lb.VIPRule{Announce: p.Announce}
+		if pools[i] != nil {
+			rule = lb.VIPRule{Announce: pools[i].Announce}
 		}
 		service.PerVIP[vip] = rule
 	}

@@ -214,11 +214,13 @@ func TestPooled(t *testing.T) {
 		vips  []string
 		want  string
 	}{
-		{nil, []string{"203.0.113.9"}, "map[]"},
-		{two, []string{"203.0.113.1", "203.0.113.2"}, "map[203.0.113.1:{[bgp]  false} 203.0.113.2:{[l2]  false}]"},
+		{nil, []string{"203.0.113.9"}, "[] map[]"},
+		{two, []string{"203.0.113.1"}, "[bgp] map[]"},
+		{two, []string{"203.0.113.2", "203.0.113.2"}, "[l2] map[]"},
+		{two, []string{"203.0.113.1", "203.0.113.2"}, "[] map[203.0.113.1:{[bgp]  false} 203.0.113.2:{[l2]  false}]"},
 		{
 			two, []string{"203.0.113.1", "203.0.113.9"},
-			"map[203.0.113.1:{[bgp]  false} 203.0.113.9:{[] 203.0.113.9 is in no pool false}]",
+			"[] map[203.0.113.1:{[bgp]  false} 203.0.113.9:{[] 203.0.113.9 is in no pool false}]",
 		},
 	} {
 		f := newFixture(t, func(o *Options) { o.Pools = tt.pools })
@@ -227,7 +229,7 @@ func TestPooled(t *testing.T) {
 			s.VIPs = append(s.VIPs, netip.MustParseAddr(v))
 		}
 		f.pooled(s)
-		if got := fmt.Sprint(s.PerVIP); got != tt.want || s.WithholdReason != "" {
+		if got := fmt.Sprint(s.Announce, " ", s.PerVIP); got != tt.want || s.WithholdReason != "" {
 			t.Errorf("%v: %s; want %s", tt.vips, got, tt.want)
 		}
 	}
