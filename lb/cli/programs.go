@@ -21,6 +21,11 @@ func (e *env) allocate(c *ucli.Context) error {
 }
 
 func (e *env) cleanup(c *ucli.Context) error {
+	for _, name := range []string{"kubeconfig", "namespace"} {
+		if c.IsSet(name) && !c.Bool("cluster") { // a cleanup of the node is not what was meant
+			return fmt.Errorf("%w: --%s needs --cluster", errUsage, name)
+		}
+	}
 	if c.Bool("cluster") {
 		return e.programs.CleanupCluster(c.Context, c.String("kubeconfig"), c.String("namespace"), e.out)
 	}
