@@ -191,7 +191,9 @@ func TestReload(t *testing.T) {
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			socket := serveReload(t, lb.Status{}, func() (admin.Reloaded, error) { return tt.now, tt.refused })
+			socket := serve(t, lb.Status{}, func(o *admin.Options) {
+				o.Reload = func() (admin.Reloaded, error) { return tt.now, tt.refused }
+			})
 			code, out, errOut := steelyard(t, "reload", "--socket", socket)
 			if code != tt.code || out != tt.out || errOut != tt.err {
 				t.Errorf("code %d, stdout %q, stderr %q; want %+v", code, out, errOut, tt)

@@ -13,16 +13,11 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/admin"
 )
 
-// serve runs an API that answers with st, and returns its socket.
-func serve(t *testing.T, st lb.Status) string {
-	return serveReload(t, st, func() (admin.Reloaded, error) { return admin.Reloaded{}, nil })
-}
-
-// serveReload is serve with a function for /v1/reload.
-func serveReload(t *testing.T, st lb.Status, reload func() (admin.Reloaded, error)) string {
+// serve runs an API that answers with st, and returns its socket. change sets other options.
+func serve(t *testing.T, st lb.Status, change ...func(*admin.Options)) string {
 	socket := filepath.Join(t.TempDir(), "s")
-	s := admin.New(admin.Options{
-		Socket: socket, Reload: reload,
+	o := admin.Options{
+		Socket:   socket,
 		Status:   func(context.Context) (lb.Status, error) { return st, nil },
 		StatusOf: func(context.Context, netip.Addr) (lb.Status, error) { return st, nil },
 		Peers: func() []lb.PeerStatus {
@@ -59,7 +54,11 @@ func serveReload(t *testing.T, st lb.Status, reload func() (admin.Reloaded, erro
 			return []lb.FlowStatus{f}, want.Limit == 1, nil
 		},
 		Info: func() admin.Info { return admin.Info{Node: "lb1"} }, Metrics: http.NotFoundHandler(), Log: discard,
-	})
+	}
+	for _, f := range change {
+		f(&o)
+	}
+	s := admin.New(o)
 	l, err := net.Listen("unix", socket) // here, not in Server.Run: clients can connect from now on
 	if err != nil {
 		t.Fatal(err)

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -80,12 +81,14 @@ func (e *env) status() *ucli.Command {
 			return verdictError{admin.Down, err}
 		case err != nil:
 			return err
-		case c.Bool("ready"):
-			return notReady(i)
-		case i.Verdict != admin.OK:
-			return verdictError{i.Verdict, errReported}
 		}
-		return nil
+		if c.Bool("ready") {
+			err = notReady(i)
+		}
+		if c.Bool("check") && i.Verdict != admin.OK {
+			return verdictError{i.Verdict, cmp.Or(err, errReported)}
+		}
+		return err
 	}
 	return cmd
 }

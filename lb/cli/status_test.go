@@ -3,7 +3,38 @@ package cli
 import (
 	"strings"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/admin"
 )
+
+// With --check the exit code is that of the verdict also beside --ready, and an agent that is not ready fails.
+func TestStatusCheckAndReady(t *testing.T) {
+	down := []lb.RouteStatus{{Address: addr("203.0.113.10"), Reason: "no backend"}}
+	up := []lb.PeerStatus{{Peer: addr("192.0.2.1"), State: "established"}}
+	lost := []lb.PeerStatus{{Peer: addr("192.0.2.1"), State: "active"}}
+	for _, tt := range []struct {
+		name  string
+		st    lb.Status
+		peers []lb.PeerStatus
+		code  int
+		err   string
+	}{
+		{"OK and ready", lb.Status{Settled: true}, up, 0, ""},
+		{"ready, but down", lb.Status{Settled: true, Routes: down}, up, 2, ""},
+		{"not ready", lb.Status{}, up, 1, "steelyard: not ready: the first health checks"},
+		{"down and not ready", lb.Status{Settled: true, Routes: down}, lost, 2,
+			"steelyard: not ready: 0 of 1 BGP sessions"},
+	} {
+		socket := serve(t, tt.st, func(o *admin.Options) { o.Peers = func() []lb.PeerStatus { return tt.peers } })
+		for _, args := range [][]string{{"--check", "--ready"}, {"--ready", "--check"}} {
+			code, _, errOut := steelyard(t, append([]string{"status", "--socket", socket}, args...)...)
+			if code != tt.code || !strings.HasPrefix(errOut, tt.err) || (tt.err == "") != (errOut == "") {
+				t.Errorf("%s: code %d, stderr %q; want %d, %q", tt.name, code, errOut, tt.code, tt.err)
+			}
+		}
+	}
+}
 
 // Without an agent, the table is the verdict alone.
 func TestStatusWithoutAgent(t *testing.T) {
@@ -13,6 +44,7 @@ func TestStatusWithoutAgent(t *testing.T) {
 	}{
 		{"", "DOWN: no agent listens on /nowhere.sock; ", 1},
 		{"--check", "DOWN: no agent listens on /nowhere.sock; ", 2},
+		{"--check --ready", "DOWN: no agent listens on /nowhere.sock; ", 2},
 		{"--ready", "DOWN: no agent listens on /nowhere.sock; ", 1},
 		{"-o json", "", 1}, {"-o json --check", "", 2}, {"-o yaml", "", 2},
 	} {
