@@ -8,8 +8,8 @@ import (
 // Drained services are not counted as services that should be healthy.
 func TestStatusOfDrainedServices(t *testing.T) {
 	for text, want := range map[string]string{
-		`{"services":3,"services_healthy":2,"services_drained":1}`: "services  2 of 2 healthy, 1 drained",
-		`{"services":3,"services_healthy":2}`:                      "services  2 of 3 healthy",
+		`{"services":3,"services_healthy":2,"services_drained":1}`: "services  2 of 2 frontends healthy, 1 drained",
+		`{"services":3,"services_healthy":2}`:                      "services  2 of 3 frontends healthy",
 	} {
 		var out strings.Builder
 		if err := statusTable(&out, []byte(text)); err != nil || !strings.Contains(out.String(), want+"\n") {
