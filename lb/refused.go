@@ -35,7 +35,7 @@ func (out *Status) addRefused(s *Service) {
 		for _, p := range s.Ports {
 			out.Services = append(out.Services, ServiceStatus{
 				Service: s.Name, Address: r.VIP, Port: p.Port.Port, LastPort: p.Last, Protocol: p.Protocol,
-				Policy: s.Policy, Forward: s.Method, Algorithm: s.Algorithm, Backends: []BackendStatus{},
+				Policy: s.Policy, Forward: s.forward(), Algorithm: s.Algorithm, Backends: []BackendStatus{},
 				State: StateUnhealthy, Reason: r.Reason,
 			})
 		}

@@ -95,6 +95,18 @@ type NodeForwarding struct {
 	AnyNode bool
 }
 
+// forward returns how packets of clients get to their backends. The node with the backend delivers by Method; where it
+// may be another node than the one that chooses it, they get there through a tunnel.
+func (s *Service) forward() Method {
+	elsewhere := func(b Backend) bool { return !b.Local && !b.Deleted }
+	if s.NodeForwarding.Enabled && (s.Policy == PolicyCluster || slices.ContainsFunc(s.Ports, func(p ServicePort) bool {
+		return slices.ContainsFunc(p.Backends, elsewhere)
+	})) {
+		return MethodTunnel
+	}
+	return s.Method
+}
+
 // serves reports whether a VIP uses a backend: one of its own family. A tunnel carries packets of one family to a
 // backend of the other, too, and is used for that when the VIP's family has no backend.
 func (s *Service) serves(vip netip.Addr, b Backend) bool {

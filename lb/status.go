@@ -29,7 +29,7 @@ type ServiceStatus struct {
 	LastPort  uint16          `json:"last_port,omitempty"` // of a range that begins with port
 	Protocol  Protocol        `json:"protocol"`
 	Policy    Policy          `json:"policy"`
-	Forward   Method          `json:"forward"`
+	Forward   Method          `json:"forward"` // tunnel where other nodes may be chosen, which deliver by nat
 	Algorithm Algorithm       `json:"algorithm"`
 	Backends  []BackendStatus `json:"backends"`
 	// State is healthy when the address may be announced and the port has enough backends for that.
@@ -264,7 +264,7 @@ func (e *Engine) serviceStatus(en *entry, backends []BackendStatus) []ServiceSta
 		for _, p := range s.Ports {
 			x := ServiceStatus{
 				Service: s.Name, Address: vip, Port: p.Port.Port, LastPort: p.Last, Protocol: p.Protocol,
-				Policy: s.Policy, Forward: s.Method, Algorithm: s.Algorithm, Announced: route.Announced,
+				Policy: s.Policy, Forward: s.forward(), Algorithm: s.Algorithm, Announced: route.Announced,
 				Backends: make([]BackendStatus, 0, len(p.Backends)),
 			}
 			for _, b := range p.Backends {

@@ -33,6 +33,41 @@ func TestStatusHasThePolicy(t *testing.T) {
 	}
 }
 
+// Where packets may be sent to other nodes, they get there through a tunnel, however these deliver them.
+func TestStatusHasTheTunnelBetweenNodes(t *testing.T) {
+	for _, tt := range []struct {
+		name         string
+		nodes, local bool
+		policy       lb.Policy
+		want         lb.Method
+	}{
+		{"Cluster", true, false, lb.PolicyCluster, lb.MethodTunnel},
+		{"Cluster, all backends here for now", true, true, lb.PolicyCluster, lb.MethodTunnel},
+		{"Local", true, true, lb.PolicyLocal, lb.MethodNAT},
+		{"Local, spread by one node", true, false, lb.PolicyLocal, lb.MethodTunnel},
+		{"no tunnels", false, false, lb.PolicyCluster, lb.MethodNAT},
+	} {
+		inEngine(t, lbtest.New(), func(t *testing.T, e *lb.Engine) {
+			s := service("web", []netip.Addr{vip1}, "10.0.0.1")
+			s.Policy, s.NodeForwarding.Enabled = tt.policy, tt.nodes
+			b := &s.Ports[0].Backends[0]
+			b.Node, b.Local = netip.MustParseAddr("192.0.2.1"), tt.local
+			s.Refused = []lb.RefusedVIP{{VIP: vip2, Reason: "refused"}}
+			e.Put(s)
+			synctest.Wait()
+			st, err := e.Status(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, x := range st.Services {
+				if x.Forward != tt.want {
+					t.Errorf("%s: %s is forwarded by %s; want %s", tt.name, x.Address, x.Forward, tt.want)
+				}
+			}
+		})
+	}
+}
+
 // A backend that was deleted is passed on for a while, so that its flows end. It is in no status: nobody can heal it.
 func TestStatusHasNoDeletedBackends(t *testing.T) {
 	inEngine(t, lbtest.New(), func(t *testing.T, e *lb.Engine) {

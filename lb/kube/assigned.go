@@ -116,9 +116,13 @@ func (s *Source) Waiting() (all []lb.ServiceStatus) {
 		if c := assignedCondition(service); c != nil && c.Status == meta.ConditionFalse {
 			reason = c.Message
 		}
+		forward := s.o.Forward
+		if isLocal(service) && s.o.SpreadLocal == nil { // to pods of this node
+			forward = lb.MethodNAT
+		}
 		for _, p := range service.Spec.Ports {
 			status := lb.ServiceStatus{
-				Service: nameOf(service), Port: uint16(p.Port), Policy: policyOf(service), Forward: s.o.Forward,
+				Service: nameOf(service), Port: uint16(p.Port), Policy: policyOf(service), Forward: forward,
 				Algorithm: lb.AlgorithmMaglev, Backends: []lb.BackendStatus{}, State: lb.StateUnknown,
 				Reason: "no address: " + reason,
 			}

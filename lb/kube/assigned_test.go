@@ -8,6 +8,8 @@ import (
 
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // A Service that cannot have an address has a condition with the reason, until it has one. An Event says it once.
@@ -117,9 +119,10 @@ func TestUnknownAnnotations(t *testing.T) {
 
 // The Services that wait for an address are shown with the reason.
 func TestWaiting(t *testing.T) {
-	f := newFixture(t, asIs)
+	f := newFixture(t, func(o *Options) { o.Forward = lb.MethodTunnel })
 	f.have(t,
 		aService(func(s *core.Service) { s.Name = "has" }),
+		aService(func(s *core.Service) { local(s); s.Name, s.Status = "local", core.ServiceStatus{} }),
 		aService(func(s *core.Service) { s.Name, s.Status = "new", core.ServiceStatus{} }),
 		aService(func(s *core.Service) {
 			s.Name, s.Status = "failed", core.ServiceStatus{Conditions: []meta.Condition{{
@@ -132,11 +135,12 @@ func TestWaiting(t *testing.T) {
 	)
 	var got []string
 	for _, s := range f.Waiting() {
-		got = append(got, fmt.Sprintf("%s %d/%s %s", s.Service, s.Port, s.Protocol, s.Reason))
+		got = append(got, fmt.Sprintf("%s %d/%s %s %s", s.Service, s.Port, s.Protocol, s.Forward, s.Reason))
 	}
 	want := []string{
-		"default/failed 80/tcp no address: no free address",
-		"default/new 80/tcp no address: no address is assigned yet",
+		"default/failed 80/tcp tunnel no address: no free address",
+		"default/local 80/tcp nat no address: no address is assigned yet",
+		"default/new 80/tcp tunnel no address: no address is assigned yet",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("%q; want %q", got, want)
