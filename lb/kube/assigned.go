@@ -131,6 +131,6 @@ func (s *Source) Waiting() (all []lb.ServiceStatus) {
 			}
 		}
 	}
-	slices.SortFunc(all, func(a, b lb.ServiceStatus) int { return strings.Compare(a.Service, b.Service) })
+	slices.SortStableFunc(all, func(a, b lb.ServiceStatus) int { return strings.Compare(a.Service, b.Service) })
 	return all
 }

@@ -1,0 +1,22 @@
+package admin
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// services returns the rows of all services by name, also those without an address or whose addresses are refused. The
+// rows of one service keep their order.
+func (s *Server) services(st lb.Status) []lb.ServiceStatus {
+	all := st.Services
+	if s.o.Waiting != nil {
+		all = slices.Concat(all, s.o.Waiting())
+	}
+	if all == nil {
+		all = []lb.ServiceStatus{}
+	}
+	slices.SortStableFunc(all, func(a, b lb.ServiceStatus) int { return strings.Compare(a.Service, b.Service) })
+	return all
+}
