@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"context"
 	"net/http"
 
 	"github.com/steelyard-lb/steelyard/lb"
@@ -41,8 +42,25 @@ func (s *Server) listFlows(w http.ResponseWriter, r *http.Request, want lb.FlowF
 		writeError(w, http.StatusInternalServerError, err)
 		return
 	}
+	if len(flows) == 0 && want.Service != "" {
+		if err := s.noService(r.Context(), want.Service); err != nil {
+			writeError(w, http.StatusNotFound, err)
+			return
+		}
+	}
 	if flows == nil {
 		flows = []lb.FlowStatus{}
 	}
 	write(w, http.StatusOK, Flows{flows, more})
+}
+
+// noService returns the error that there is no such service; nil: there is, or that is not known now.
+func (s *Server) noService(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
+	defer cancel()
+	st, err := s.o.Status(ctx)
+	if err != nil || !st.Settled {
+		return nil
+	}
+	return lb.NoService(name, s.services(st))
 }

@@ -241,6 +241,40 @@ func TestAnswersAreIndented(t *testing.T) {
 	}
 }
 
+// A service without flows has an empty list, and one that does not exist an error. Flows of a deleted one are listed.
+func TestFlowsOfUnknownServices(t *testing.T) {
+	for _, tt := range []struct {
+		name, service    string
+		flows            int
+		settled, waiting bool
+		code             int
+	}{
+		{"without flows", "web", 0, true, false, 200},
+		{"with flows", "web", 1, true, false, 200},
+		{"unknown", "wbe", 0, true, false, 404},
+		{"deleted, with flows", "wbe", 1, true, false, 200},
+		{"not yet known", "wbe", 0, false, false, 200},
+		{"without an address", "new", 0, true, true, 200},
+	} {
+		o := options(t)
+		o.Status = func(ctx context.Context) (lb.Status, error) {
+			st, err := status(ctx)
+			st.Settled = tt.settled
+			return st, err
+		}
+		if tt.waiting {
+			o.Waiting = func() []lb.ServiceStatus { return []lb.ServiceStatus{{Service: "new"}} }
+		}
+		o.Flows = func(context.Context, lb.FlowFilter) ([]lb.FlowStatus, bool, error) {
+			return make([]lb.FlowStatus, tt.flows), false, nil
+		}
+		code, body := get(t, o, "/v1/flows?service="+tt.service)
+		if code != tt.code || code != 200 && !strings.Contains(body, `thereisnoservice\"wbe\"`) {
+			t.Errorf("%s: %d %s; want %d", tt.name, code, body, tt.code)
+		}
+	}
+}
+
 // By TCP nobody lists all flows: the answer with a million of them takes a gigabyte.
 func TestFlowsAreLimited(t *testing.T) {
 	for _, tt := range []struct {

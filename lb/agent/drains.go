@@ -73,8 +73,8 @@ func (d *drainStore) set(ctx context.Context, service string, on bool) (lb.Drain
 		if err != nil {
 			return d.current, err
 		}
-		if !slices.ContainsFunc(st.Services, func(s lb.ServiceStatus) bool { return s.Service == service }) {
-			return d.current, fmt.Errorf("there is no service %q; see \"steelyard services\"", service)
+		if err := lb.NoService(service, st.Services); err != nil {
+			return d.current, err
 		}
 	}
 	next := d.current.With(service, on)

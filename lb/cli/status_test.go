@@ -87,3 +87,24 @@ func TestStatusOfLeader(t *testing.T) {
 		}
 	}
 }
+
+// Without flows, a name that no service has is an error, and an address that no backend has is none: it is a filter.
+func TestFlowsOfNothing(t *testing.T) {
+	socket := serve(t, lb.Status{Settled: true, Services: []lb.ServiceStatus{{Service: "default/mail"}}})
+	for _, tt := range []struct {
+		args     string
+		code     int
+		out, err string
+	}{
+		{"--service mail", 1, "", `there is no service "mail"; did you mean "default/mail"?`},
+		{"--service default/mail", 0, "SERVICE  CLIENT", ""},
+		{"--backend 10.0.0.99", 0, "SERVICE  CLIENT", ""},
+		{"--address 203.0.113.99", 0, "SERVICE  CLIENT", ""},
+	} {
+		code, out, errOut := steelyard(t, append([]string{"flows", "--socket", socket}, strings.Fields(tt.args)...)...)
+		if code != tt.code || !strings.HasPrefix(out, tt.out) || !strings.Contains(errOut, tt.err) ||
+			strings.Count(out, "\n") != min(len(tt.out), 1) {
+			t.Errorf("flows %s: code %d, stdout %q, stderr %q; want %+v", tt.args, code, out, errOut, tt)
+		}
+	}
+}
