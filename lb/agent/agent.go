@@ -237,7 +237,7 @@ func (a *Agent) connect(
 		a.sources = append(a.sources, c.source, events)
 		a.tasks = append(a.tasks, c.tasks...)
 		inCluster, a.reloader.setPools, a.reloader.setProbing = c.state, c.setPools, c.setProbing
-		waiting = c.waiting
+		waiting, drains.waiting = c.waiting, c.waiting
 		if o.mounted != "" {
 			m := &mounted{o.ConfigFile, o.mounted, a.reloader.reload, self(c.client, facts.name)}
 			a.tasks = append(a.tasks, task{"mounted configuration", m.run})

@@ -23,6 +23,8 @@ type drainStore struct {
 	path   string
 	engine drainer
 	kept   *keeper
+	// waiting returns the services that wait for an address; nil: there are never any.
+	waiting func() []lb.ServiceStatus
 
 	mu      sync.Mutex // guards current
 	current lb.Drains
@@ -73,7 +75,7 @@ func (d *drainStore) set(ctx context.Context, service string, on bool) (lb.Drain
 		if err != nil {
 			return d.current, err
 		}
-		if err := lb.NoService(service, st.Services); err != nil {
+		if err := d.drainable(service, st.Services); err != nil {
 			return d.current, err
 		}
 	}
@@ -82,6 +84,22 @@ func (d *drainStore) set(ctx context.Context, service string, on bool) (lb.Drain
 	d.current = next
 	d.engine.Drain(next)
 	return next, nil
+}
+
+// drainable returns why a service that is not drained cannot be, given all that have an address.
+func (d *drainStore) drainable(service string, served []lb.ServiceStatus) error {
+	if lb.NoService(service, served) == nil {
+		return nil
+	}
+	var waiting []lb.ServiceStatus
+	if d.waiting != nil {
+		waiting = d.waiting()
+	}
+	if err := lb.NoService(service, slices.Concat(served, waiting)); err != nil {
+		return err
+	}
+	return fmt.Errorf("service %q has no address yet, so there is nothing to drain; see \"steelyard services\"",
+		service)
 }
 
 // write replaces the file atomically: an agent that is killed meanwhile leaves a file that the next one can read.

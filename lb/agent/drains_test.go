@@ -82,6 +82,9 @@ func TestDrainStoreRefuses(t *testing.T) {
 	if _, err := store.set(t.Context(), "mail", false); err == nil || err.Error() != noMail {
 		t.Errorf("undrained: %v; want %s", err, noMail)
 	}
+	store.waiting = func() []lb.ServiceStatus { return []lb.ServiceStatus{{Service: "default/new"}} }
+	refused("default/new", `service "default/new" has no address yet, so there is nothing to drain`)
+	refused("new", `there is no service "new"; did you mean "default/new"?`)
 	e.err = errors.New("no answer")
 	refused("web", "no answer")
 	e.err = nil
