@@ -44,7 +44,7 @@ type Engine struct {
 	mail     mailbox
 	services map[string]*entry
 	stale    map[string]time.Time // services that need a new plan, and since when; zero: it waits for checks
-	refused  map[string]struct{}  // services with a frontend that belongs to another one
+	refused  map[string]refusal   // services with a frontend that belongs to another one
 	awaited  map[string]struct{}  // sources that are not complete yet
 	datapath *datapathState
 	routes   *routes
@@ -72,7 +72,7 @@ func NewEngine(o EngineOptions) (*Engine, error) {
 	}
 	e := &Engine{
 		o: o, mail: mailbox{wake: make(chan struct{}, 1)},
-		services: map[string]*entry{}, stale: map[string]time.Time{}, refused: map[string]struct{}{},
+		services: map[string]*entry{}, stale: map[string]time.Time{}, refused: map[string]refusal{},
 		awaited: map[string]struct{}{}, settled: make(chan struct{}),
 	}
 	for _, s := range o.Sources {
@@ -179,6 +179,7 @@ func (e *Engine) Run(ctx context.Context) error {
 		}
 		now := time.Now()
 		e.replan()
+		e.logRefusals(now)
 		e.serve(ctx, &calls, now)
 		e.announce(ctx, &calls, now)
 		e.progress.round(e.datapath.behind, e.isSettled() && e.datapath.idle(now))
@@ -320,15 +321,12 @@ func (e *Engine) settleTimeout() bool {
 func (e *Engine) adopt(en *entry, plan *Plan) {
 	old, name := en.plan, en.service.Name
 	en.plan = plan
-	delete(e.refused, name)
+	var refused []Frontend
 	if plan != nil {
-		for _, f := range e.datapath.want(plan) {
-			e.refused[name] = struct{}{}
-			e.o.Log.Error("frontend refused", "service", name, "frontend", f, "reason", "another service has it")
-		}
-		_, refused := e.refused[name]
-		e.progress.planned(name, refused)
+		refused = e.datapath.want(plan)
+		e.progress.planned(name, len(refused) > 0)
 	}
+	e.refuse(name, refused)
 	if old != nil && e.datapath.drop(old, plan) {
 		for other := range e.refused { // it may get the frontend now
 			e.mail.post(func() { e.markStale(other, time.Now()) })
@@ -381,7 +379,9 @@ func (e *Engine) announce(ctx context.Context, calls *sync.WaitGroup, now time.T
 // nextWake returns how long Run may sleep if no mail arrives.
 func (e *Engine) nextWake(now time.Time) time.Duration {
 	wake := now.Add(time.Hour)
-	for _, t := range []time.Time{e.datapath.retryAt(), e.routes.retryAt, e.settleBy, e.routes.leaving.next()} {
+	for _, t := range []time.Time{
+		e.datapath.retryAt(), e.routes.retryAt, e.settleBy, e.routes.leaving.next(), e.nextRefusal(),
+	} {
 		if t.After(now) && t.Before(wake) {
 			wake = t
 		}

@@ -36,14 +36,20 @@ func service(name string, vips []netip.Addr, backends ...string) *lb.Service {
 
 func frontend(vip netip.Addr) lb.Frontend { return lb.Frontend{VIP: vip, Port: 80, Protocol: lb.TCP} }
 
-// inEngine runs f beside a running engine, in a synctest bubble.
-func inEngine(t *testing.T, fx *lbtest.Fixture, f func(t *testing.T, e *lb.Engine)) {
+// inEngine runs f beside a running engine, in a synctest bubble. change sets other options.
+func inEngine(
+	t *testing.T, fx *lbtest.Fixture, f func(t *testing.T, e *lb.Engine), change ...func(*lb.EngineOptions),
+) {
 	synctest.Test(t, func(t *testing.T) {
-		e, err := lb.NewEngine(lb.EngineOptions{
+		o := lb.EngineOptions{
 			Datapath: fx, Announcer: fx, Prober: fx, Sources: []string{"file"},
 			Settle: 10 * time.Second, Retry: 100 * time.Millisecond, Withdraw: 5 * time.Second,
 			Log: slog.New(slog.DiscardHandler),
-		})
+		}
+		for _, set := range change {
+			set(&o)
+		}
+		e, err := lb.NewEngine(o)
 		if err != nil {
 			t.Fatal(err)
 		}
