@@ -129,7 +129,7 @@ func (s *Server) Handler(writable bool) http.Handler {
 	}
 	mux.HandleFunc("GET /v1/status", s.respond(func(st lb.Status) any { return s.info(st) }))
 	mux.HandleFunc("GET /v1/services", s.respond(func(st lb.Status) any { return s.services(st) }))
-	mux.HandleFunc("GET /v1/backends", s.respond(func(st lb.Status) any { return st.Backends }))
+	mux.HandleFunc("GET /v1/backends", s.respond(func(st lb.Status) any { return listOf(st.Backends) }))
 	mux.HandleFunc("GET /v1/routes", s.routes)
 	mux.HandleFunc("GET /v1/peers", s.listPeers)
 	most := flowLimit
@@ -183,7 +183,7 @@ func (s *Server) respond(f func(lb.Status) any) http.HandlerFunc {
 // routes lists the addresses, or with ?peer= the routes that a BGP peer has.
 func (s *Server) routes(w http.ResponseWriter, r *http.Request) {
 	if !r.URL.Query().Has("peer") {
-		s.respond(func(st lb.Status) any { return st.Routes })(w, r)
+		s.respond(func(st lb.Status) any { return listOf(st.Routes) })(w, r)
 		return
 	}
 	var list []lb.SentRoute
@@ -193,10 +193,15 @@ func (s *Server) routes(w http.ResponseWriter, r *http.Request) {
 	}) {
 		return
 	}
-	if list == nil {
-		list = []lb.SentRoute{}
+	write(w, http.StatusOK, listOf(list))
+}
+
+// listOf returns a list that is not null in JSON: clients iterate over it.
+func listOf[T any](all []T) []T {
+	if all == nil {
+		return []T{}
 	}
-	write(w, http.StatusOK, list)
+	return all
 }
 
 func write(w http.ResponseWriter, status int, v any) {
@@ -238,19 +243,12 @@ func (s *Server) listPeers(w http.ResponseWriter, r *http.Request) {
 	s.respond(func(lb.Status) any { return list })(w, r)
 }
 
-func (s *Server) peers() []lb.PeerStatus {
-	if p := s.o.Peers(); p != nil {
-		return p
-	}
-	return []lb.PeerStatus{}
-}
+func (s *Server) peers() []lb.PeerStatus { return listOf(s.o.Peers()) }
 
 func (s *Server) info(st lb.Status) Info {
 	i := s.o.Info()
 	i.Settled, i.Behind = st.Settled, st.Behind
-	if i.Interfaces == nil {
-		i.Interfaces = []Interface{}
-	}
+	i.Interfaces = listOf(i.Interfaces)
 	for _, x := range st.Services {
 		i.Services++
 		drained := i.Drained != nil && (i.Drained.Node || slices.Contains(i.Drained.Services, x.Service))

@@ -48,10 +48,7 @@ func (s *Server) listFlows(w http.ResponseWriter, r *http.Request, want lb.FlowF
 			return
 		}
 	}
-	if flows == nil {
-		flows = []lb.FlowStatus{}
-	}
-	write(w, http.StatusOK, Flows{flows, more})
+	write(w, http.StatusOK, Flows{listOf(flows), more})
 }
 
 // noService returns the error that there is no such service; nil: there is, or that is not known now.

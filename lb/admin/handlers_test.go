@@ -57,11 +57,13 @@ func TestExplainHandler(t *testing.T) {
 // Lists are never null: a client may iterate over them.
 func TestEmptyLists(t *testing.T) {
 	o := options(t)
+	o.Status = func(context.Context) (lb.Status, error) { return lb.Status{}, nil }
 	o.Peers = func() []lb.PeerStatus { return nil }
 	o.Flows = func(context.Context, lb.FlowFilter) ([]lb.FlowStatus, bool, error) { return nil, false, nil }
 	o.Sent = func(netip.Addr) ([]lb.SentRoute, bool) { return nil, true }
 	for path, want := range map[string]string{
-		"/v1/peers": "[]", "/v1/routes?peer=192.0.2.1": "[]", "/v1/flows": `{"flows":[],"more":false}`,
+		"/v1/services": "[]", "/v1/backends": "[]", "/v1/routes": "[]", "/v1/peers": "[]",
+		"/v1/routes?peer=192.0.2.1": "[]", "/v1/flows": `{"flows":[],"more":false}`,
 	} {
 		if code, body := get(t, o, path); code != 200 || body != want {
 			t.Errorf("%s: %d %s; want %s", path, code, body, want)

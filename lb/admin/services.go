@@ -14,9 +14,6 @@ func (s *Server) services(st lb.Status) []lb.ServiceStatus {
 	if s.o.Waiting != nil {
 		all = slices.Concat(all, s.o.Waiting())
 	}
-	if all == nil {
-		all = []lb.ServiceStatus{}
-	}
 	slices.SortStableFunc(all, func(a, b lb.ServiceStatus) int { return strings.Compare(a.Service, b.Service) })
-	return all
+	return listOf(all)
 }
