@@ -23,7 +23,7 @@ const (
 	// to clients and to backends.
 	rareTicks = 2
 	// pinTicks is how many are between two looks at the pins, which only the next agent needs.
-	pinTicks = 16
+	pinTicks = 3
 	// minChecks is the least number of frontends that are verified at a time.
 	minChecks = 16
 	// maxPause bounds the pause between two verifications while the network changes all the time.
@@ -192,7 +192,7 @@ func (v *verifier) round(found changes, n int) {
 	v.routes.expire(now)
 	v.rounds++
 	rare := found != (changes{}) || v.rounds%rareTicks == 0
-	if v.rounds%pinTicks == 0 {
+	if found != (changes{}) || v.rounds%pinTicks == 0 {
 		v.repairPins()
 	}
 	faults := v.repair(found, rare)
