@@ -36,13 +36,13 @@ func (s *services) openEnded() error {
 
 // endDown ends the flows of a frontend to the backends that a plan is the first to list as down: two writes for each,
 // however many flows there are. A packet whose flow has another generation than the backend reads sy_ended; so the
-// entry is there before the generation changes.
+// entry is there before the generation changes. Both lists are sorted.
 func (s *services) endDown(f *frontend, down []netip.AddrPort) (n int, err error) {
 	id := s.flowFrontend(f.is, f.id)
 	var done []netip.AddrPort
 	for _, at := range down {
 		b := s.backends.byAddr[at]
-		if b == nil || slices.Contains(f.down, at) {
+		if _, before := slices.BinarySearchFunc(f.down, at, netip.AddrPort.Compare); b == nil || before {
 			done = append(done, at)
 			continue
 		}

@@ -32,11 +32,11 @@ func (s *Source) pooled(service *lb.Service) {
 	}
 }
 
-// withholdFamilies withholds the VIPs of a family that nothing here serves. That is no fault of the node.
+// withholdFamilies withholds the VIPs of a family that nothing here serves.
 func (v *view) withholdFamilies() {
 	for _, vip := range v.service.VIPs {
-		reason := v.unserved[lb.FamilyOf(vip)]
-		if reason == "" || v.service.WithholdReason != "" {
+		family, ok := v.unserved[lb.FamilyOf(vip)]
+		if !ok || v.service.WithholdReason != "" {
 			continue
 		}
 		rule, ok := v.service.PerVIP[vip]
@@ -44,7 +44,7 @@ func (v *view) withholdFamilies() {
 			rule.Announce = v.service.Announce
 		}
 		if rule.WithholdReason == "" {
-			rule.WithholdReason, rule.WithholdIntended = reason, true
+			rule.WithholdReason, rule.WithholdIntended = family.reason, family.intended
 		}
 		if v.service.PerVIP == nil {
 			v.service.PerVIP = map[netip.Addr]lb.VIPRule{}

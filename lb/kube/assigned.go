@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	core "k8s.io/api/core/v1"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
@@ -57,6 +58,42 @@ func conditionsAfter(s *core.Service, d decision) []meta.Condition {
 		})
 	}
 	return all
+}
+
+// conditionsFor is conditionsAfter, but leaves a condition about addresses as somebody has changed it since it was
+// written: another allocator may have other pools, and two must not overwrite each other for ever. text is what the
+// written condition will say, for wrote.
+func (t *term) conditionsFor(s *core.Service, d decision) (all []meta.Condition, text string) {
+	all = conditionsAfter(s, d)
+	i := slices.IndexFunc(all, func(c meta.Condition) bool { return c.Type == conditionAssigned })
+	if i < 0 || said(s, d) {
+		return all, ""
+	}
+	text = all[i].Message
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	last, before := t.wrote[nameOf(s)], assignedCondition(s)
+	switch {
+	case text == "" || last.text != text || time.Since(last.at) > saidFor:
+	case before == nil:
+		return slices.Delete(all, i, i+1), ""
+	default:
+		all[i] = *before
+		return all, ""
+	}
+	return all, text
+}
+
+// wroteCondition records that a condition was written; text "": none, or one without a reason.
+func (t *term) wroteCondition(s *core.Service, d decision, text string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case text != "":
+		t.wrote[nameOf(s)] = told{text, time.Now()}
+	case d.warning == "":
+		delete(t.wrote, nameOf(s))
+	}
 }
 
 // said reports whether the condition of a Service has the warning of a decision: an Event had it, too.

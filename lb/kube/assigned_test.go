@@ -146,3 +146,35 @@ func TestWaiting(t *testing.T) {
 		t.Errorf("%q; want %q", got, want)
 	}
 }
+
+// Two allocators with different pools, which lead in two namespaces, do not overwrite each other's conditions for ever.
+func TestConditionsOfTwoAllocators(t *testing.T) {
+	for name, change := range map[string]func(*core.Service){
+		"has an address of one": func(s *core.Service) { given("203.0.113.1")(s); s.Finalizers = []string{finalizer} },
+		"asks for one of none": func(s *core.Service) {
+			s.Annotations = map[string]string{wantPool[0]: "x"}
+		},
+	} {
+		one, client, _ := testTerm(t, wanting("web", change))
+		two := newTerm(one.Allocator, []Pool{poolOfOne("203.0.113.9")})
+		two.services = one.services
+		t.Cleanup(two.queue.ShutDown)
+		for range 10 {
+			for _, term := range []*term{one, two} {
+				s, err := client.CoreV1().Services("default").Get(t.Context(), "web", meta.GetOptions{})
+				if err == nil {
+					err = term.services.Update(s)
+				}
+				if err == nil {
+					err = term.reconcile(t.Context(), webName)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if got := patches(client); len(got) == 0 || len(got) > 2 {
+			t.Errorf("%s: %d writes: %q", name, len(got), got)
+		}
+	}
+}

@@ -83,7 +83,9 @@ func cleanupService(ctx context.Context, client kubernetes.Interface, s *core.Se
 		if wroteStatus(s) {
 			addrs = nil
 		}
-		keep := hasFinalizer(s) && !hasOurFinalizer(s)
+		// A Service that was created with the finalizer, from a backup, has it from nobody who removes it.
+		ours := hasOurFinalizer(s) || wroteStatus(s) || assignedCondition(s) != nil
+		keep := hasFinalizer(s) && !ours
 		now, err := a.write(ctx, s, keep, addrs, conditionsOfOthers(s))
 		switch {
 		case apierrors.IsNotFound(err) || err == nil && now == nil:

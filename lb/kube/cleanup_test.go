@@ -23,10 +23,14 @@ func TestCleanup(t *testing.T) {
 		foreign("192.0.2.1")(s)
 		s.ManagedFields = s.ManagedFields[:1] // the finalizer is from nobody
 	}
+	restored := func(s *core.Service) {
+		others(s)
+		s.ManagedFields[0].Manager = fieldManager
+	}
 	client := fake.NewClientset()
 	for _, s := range []*core.Service{
 		wanting("ours", finalized(given("203.0.113.1"))), wanting("others", others), wanting("none", same),
-		wanting("adopted", finalized(foreign("203.0.113.2"))),
+		wanting("adopted", finalized(foreign("203.0.113.2"))), wanting("restored", restored),
 	} {
 		if err := client.Tracker().Add(s); err != nil {
 			t.Fatal(err)
@@ -59,12 +63,14 @@ func TestCleanup(t *testing.T) {
 	if err := run(); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"Service default/adopted", "Service default/ours", "Lease steelyard/steelyard"}
+	want := []string{"Service default/adopted", "Service default/ours", "Service default/restored",
+		"Lease steelyard/steelyard"}
 	if !slices.Equal(done, want) {
 		t.Errorf("cleaned up %v; want %v", done, want)
 	}
 	for name, want := range map[string]string{
 		"ours": "[] []", "adopted": "[203.0.113.2] []", "others": "[192.0.2.1] [" + finalizer + "]", "none": "[] []",
+		"restored": "[] []",
 	} {
 		s, err := client.CoreV1().Services("default").Get(t.Context(), name, meta.GetOptions{})
 		if err != nil {

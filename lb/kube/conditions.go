@@ -1,8 +1,9 @@
 package kube
 
 import (
+	"context"
 	"errors"
-	"fmt"
+	"net"
 	"net/netip"
 	"net/url"
 	"reflect"
@@ -26,8 +27,9 @@ type conditions struct {
 	probing Probing              // in force
 	checks  map[string]lb.Check  // running ones, by service; proxyCheck is that of the service proxy
 	results map[string]lb.Health // by service, of running checks only
-	// proxyListens is set once a probe of the service proxy has ended otherwise than with ECONNREFUSED.
-	proxyListens bool
+	// proxyListens is set once the service proxy has answered a probe, and proxyAbsent while none has, once one was
+	// refused.
+	proxyListens, proxyAbsent bool
 }
 
 // proxyCheck is the key of the service proxy's check; no service has this name.
@@ -75,7 +77,7 @@ func (c *conditions) withhold(s *core.Service, v *view, node *core.Node) string 
 			return lb.NoLocalEndpoint
 		}
 		if s.Spec.HealthCheckNodePort != 0 {
-			return c.nodePort(v.service.Name, uint16(s.Spec.HealthCheckNodePort), node, v.announced)
+			return c.nodePorts(s, v, node)
 		}
 	}
 	c.stop(v.service.Name)
@@ -123,25 +125,6 @@ func removal(n *core.Node) string {
 	return ""
 }
 
-// nodePort checks a health check node port of this node as an external load balancer does: at the address of the Node,
-// because kube-proxy may listen at that one only (nodePortAddresses "primary"). A service that is announced while the
-// port is new, as after a change of its policy, stays so until the check fails: the proxy opens the port later.
-func (c *conditions) nodePort(service string, port uint16, node *core.Node, announced bool) string {
-	at := c.o.Address
-	if node != nil {
-		if addrs := nodeAddresses(node); len(addrs) > 0 {
-			at = addrs[0]
-		}
-	}
-	check := lb.Check{
-		Key: lb.CheckKey{Service: service}, Target: netip.AddrPortFrom(at, port), Spec: c.now().Probe,
-		Presumed: announced,
-	}
-	check.Spec.Type, check.Spec.Path, check.Spec.Body = lb.CheckNodePort, "/healthz", service
-	c.start(check)
-	return c.reason(service, fmt.Sprintf("health check node port %d", port))
-}
-
 // startProxyCheck starts the check of the service proxy, if its health endpoint is configured.
 func (c *conditions) startProxyCheck(presumed bool) bool {
 	p := c.now()
@@ -176,12 +159,19 @@ func (c *conditions) noProxy() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_, checked := c.checks[proxyCheck]
-	return !checked || !c.proxyListens && refused(c.results[proxyCheck])
+	return !checked || c.proxyAbsent
 }
 
 // refused reports whether nothing listens at the target of a check.
 func refused(h lb.Health) bool {
 	return h.State == lb.StateUnhealthy && errors.Is(h.Err, syscall.ECONNREFUSED)
+}
+
+// timedOut reports whether a probe had no answer in time: nothing may listen there.
+func timedOut(h lb.Health) bool {
+	var e net.Error
+	return h.State == lb.StateUnhealthy &&
+		(errors.Is(h.Err, context.DeadlineExceeded) || errors.As(h.Err, &e) && e.Timeout())
 }
 
 // start starts a check unless it runs. A changed target discards the result. Until its first result, a presumed check
@@ -200,6 +190,9 @@ func (c *conditions) start(check lb.Check) {
 		delete(c.results, key)
 	}
 	c.checks[key] = check
+	if moved && key == proxyCheck {
+		c.proxyAbsent = false
+	}
 	c.mu.Unlock()
 	if moved {
 		c.o.Prober.Put(key, nil) // or it would keep its state and report nothing until that changes
@@ -209,15 +202,20 @@ func (c *conditions) start(check lb.Check) {
 	}
 }
 
-// stop ends the check of a service and discards its result.
+// stop ends the checks of a service and discards their results.
 func (c *conditions) stop(service string) {
+	c.stopOne(service)
+	c.stopOne(service + ofIPv6)
+}
+
+func (c *conditions) stopOne(key string) {
 	c.mu.Lock()
-	_, known := c.checks[service]
-	delete(c.checks, service)
-	delete(c.results, service)
+	_, known := c.checks[key]
+	delete(c.checks, key)
+	delete(c.results, key)
 	c.mu.Unlock()
 	if known {
-		c.o.Prober.Put(service, nil)
+		c.o.Prober.Put(key, nil)
 	}
 }
 
@@ -250,7 +248,12 @@ func (c *conditions) health(h lb.Health) {
 	c.results[key] = h
 	healthz := c.probing.ProxyHealthz
 	warn := key == proxyCheck && !c.proxyListens && refused(h)
-	c.proxyListens = c.proxyListens || key == proxyCheck && !refused(h)
+	switch {
+	case warn:
+		c.proxyAbsent = true
+	case key == proxyCheck && !refused(h) && !timedOut(h):
+		c.proxyListens, c.proxyAbsent = true, false
+	}
 	c.mu.Unlock()
 	if warn {
 		c.o.Log.Warn("service proxy does not listen at its health endpoint; its health is ignored",
@@ -266,5 +269,5 @@ func (c *conditions) health(h lb.Health) {
 	if key == proxyCheck || isOther {
 		key = everything
 	}
-	c.changed(key)
+	c.changed(strings.TrimSuffix(key, ofIPv6))
 }

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
@@ -122,11 +123,11 @@ func TestWithhold(t *testing.T) {
 	} {
 		f := newFixture(t, func(o *Options) { o.ProxyHealthz = healthz })
 		f.conditions.startProxyCheck(false)
-		f.conditions.nodePort(web, 30000, nil, false) // as if the Service had been Local before
+		f.probePort(web, 30000, nil) // as if the Service had been Local before
 		for _, h := range tt.reports {
 			f.Health(h)
 		}
-		v := &view{service: &lb.Service{Name: web}, readyLocal: tt.ready}
+		v := &view{service: &lb.Service{Name: web, VIPs: addrs("203.0.113.10")}, readyLocal: tt.ready}
 		got := f.conditions.withhold(aService(tt.change), v, tt.node)
 		if _, checked := f.conditions.checks[web]; got != tt.want || checked != tt.checked {
 			t.Errorf("%s: withheld for %q, checked %t; want %q, %t", tt.name, got, checked, tt.want, tt.checked)
@@ -137,7 +138,7 @@ func TestWithhold(t *testing.T) {
 func TestChecksOfTheNode(t *testing.T) {
 	f := newFixture(t, func(o *Options) { o.ProxyHealthz = healthz })
 	f.conditions.startProxyCheck(false)
-	f.conditions.nodePort("default/web", 30000, nil, false)
+	f.probePort("default/web", 30000, nil)
 	spec := f.o.Probe
 	proxy, port := spec, spec
 	proxy.Type, proxy.Path, proxy.Status = lb.CheckHTTP, "/healthz?x=1", []lb.StatusRange{{From: 200, To: 200}}
@@ -176,6 +177,11 @@ func TestProxyListens(t *testing.T) {
 		"listens later":         {[]error{errRefused, nil}, false, 1},
 		"fails later":           {[]error{errRefused, errTest}, false, 1},
 		"listened before":       {[]error{nil, errRefused}, false, 0},
+		"silent":                {[]error{context.DeadlineExceeded}, false, 0},
+		"silent, then never":    {[]error{context.DeadlineExceeded, errRefused}, true, 1},
+		"silent for a moment":   {[]error{errRefused, context.DeadlineExceeded, errRefused}, true, 2},
+		"silent for long":       {[]error{errRefused, context.DeadlineExceeded}, true, 1},
+		"hangs":                 {[]error{nil, context.DeadlineExceeded}, false, 0},
 		"failed before":         {[]error{errTest, errRefused, errRefused}, false, 0},
 		"refused in words only": {[]error{fmt.Errorf("connection refused by policy")}, false, 0},
 	} {
@@ -194,7 +200,7 @@ func TestProxyListens(t *testing.T) {
 	}
 	f := newFixture(t, func(o *Options) { o.ProxyHealthz = healthz })
 	f.conditions.startProxyCheck(false)
-	f.conditions.nodePort("default/web", 30000, nil, false)
+	f.probePort("default/web", 30000, nil)
 	f.Health(report("default/web", errRefused))
 	if warned := f.log.Len() > 0; warned || f.conditions.noProxy() || f.conditions.proxyListens {
 		t.Error("the report of a health check node port was taken for the proxy's")
@@ -221,22 +227,22 @@ func TestCheckStartsAndStops(t *testing.T) {
 	const notYet = "health check node port 30001 has not answered yet"
 	f.conditions.stop(web)
 	started()
-	f.conditions.nodePort(web, 30000, nil, false)
+	f.probePort(web, 30000, nil)
 	started("192.0.2.1:30000")
 	f.Health(report(web, errTest))
-	if got := f.conditions.nodePort(web, 30000, nil, false); got != "health check node port 30000: bad" {
+	if got := f.probePort(web, 30000, nil); got != "health check node port 30000: bad" {
 		t.Errorf("withheld for %q", got)
 	}
 	started()
-	if got := f.conditions.nodePort(web, 30001, nil, false); got != notYet {
+	if got := f.probePort(web, 30001, nil); got != notYet {
 		t.Errorf("after another port: withheld for %q", got)
 	}
 	const ended = "invalid AddrPort" // or the prober would keep the state, and report nothing
 	started(ended, "192.0.2.1:30001")
 	f.queued()
-	f.conditions.nodePort(web, 30001, node("n1", "192.0.2.7", "2001:db8::7"), false) // kube-proxy may listen there only
+	f.probePort(web, 30001, node("n1", "192.0.2.7", "2001:db8::7")) // kube-proxy may listen there only
 	started(ended, "192.0.2.7:30001")
-	f.conditions.nodePort(web, 30001, nil, false)
+	f.probePort(web, 30001, nil)
 	started(ended, "192.0.2.1:30001")
 	f.conditions.stop(web)
 	started(ended)
@@ -244,7 +250,90 @@ func TestCheckStartsAndStops(t *testing.T) {
 	if got := f.queued(); len(got) > 0 || len(f.conditions.results) > 0 {
 		t.Errorf("a late report queues %q", got)
 	}
-	if got := f.conditions.nodePort(web, 30001, nil, false); got != notYet {
+	if got := f.probePort(web, 30001, nil); got != notYet {
 		t.Errorf("after a new start: withheld for %q", got)
 	}
+}
+
+// The health check node port is probed by each family that the service has an address and an endpoint here of. What
+// fails withholds the addresses of its family.
+func TestHealthCheckNodePortOfEachFamily(t *testing.T) {
+	const web, port = "default/web", "health check node port 30000"
+	const bad, notYet = port + ": bad", port + " has not answered yet"
+	const v4, v6 = "203.0.113.10", "2001:db8::10"
+	for _, tt := range []struct {
+		name     string
+		vips     []string
+		unserved []lb.Family
+		reports  []lb.Health
+		checks   string
+		want     string
+		families string
+	}{
+		{"IPv4", []string{v4}, nil, nil, "[default/web 192.0.2.7:30000]", notYet, "map[]"},
+		{"IPv6", []string{v6}, nil, nil, "[default/web/IPv6 [2001:db8::7]:30000]", notYet, "map[]"},
+		{"IPv6 works", []string{v6}, nil, []lb.Health{report(web+ofIPv6, nil)},
+			"[default/web/IPv6 [2001:db8::7]:30000]", "", "map[]"},
+		{"both work", []string{v4, v6}, nil, []lb.Health{report(web, nil), report(web+ofIPv6, nil)},
+			"[default/web 192.0.2.7:30000 default/web/IPv6 [2001:db8::7]:30000]", "", "map[]"},
+		{"both fail", []string{v4, v6}, nil, []lb.Health{report(web, errTest), report(web+ofIPv6, errTest)},
+			"[default/web 192.0.2.7:30000 default/web/IPv6 [2001:db8::7]:30000]", bad, "map[]"},
+		{"IPv6 fails", []string{v4, v6}, nil, []lb.Health{report(web, nil), report(web+ofIPv6, errTest)},
+			"[default/web 192.0.2.7:30000 default/web/IPv6 [2001:db8::7]:30000]", "", "map[IPv6:{" + bad + " false}]"},
+		{"no IPv4 endpoint here", []string{v4, v6}, []lb.Family{lb.IPv4}, []lb.Health{report(web+ofIPv6, nil)},
+			"[default/web/IPv6 [2001:db8::7]:30000]", "", "map[IPv4:{none true}]"},
+		{"none of its family here", []string{v4}, []lb.Family{lb.IPv4}, nil, "[]", "", "map[IPv4:{none true}]"},
+	} {
+		f := newFixture(t, asIs)
+		v := &view{
+			service: &lb.Service{Name: web, VIPs: addrs(tt.vips...)}, readyLocal: 1, unserved: map[lb.Family]withheld{},
+		}
+		for _, family := range tt.unserved {
+			v.unserved[family] = withheld{"none", true}
+		}
+		s := aService(func(s *core.Service) {
+			s.Spec.ExternalTrafficPolicy, s.Spec.HealthCheckNodePort = core.ServiceExternalTrafficPolicyLocal, 30000
+		})
+		withhold := func() string {
+			return f.conditions.withhold(s, v, node("n1", "192.0.2.7", "2001:db8::7"))
+		}
+		withhold()
+		var checks []string
+		for _, c := range f.checks {
+			checks = append(checks, c.Key.Service+" "+c.Target.String())
+		}
+		for _, h := range tt.reports {
+			f.Health(h)
+		}
+		if got := f.queued(); len(tt.reports) > 0 && !slices.Equal(got, []string{web}) {
+			t.Errorf("%s: queued %q", tt.name, got)
+		}
+		for family := range v.unserved {
+			if !slices.Contains(tt.unserved, family) {
+				delete(v.unserved, family)
+			}
+		}
+		got, families := withhold(), fmt.Sprint(v.unserved)
+		if fmt.Sprint(checks) != tt.checks || got != tt.want || families != tt.families {
+			t.Errorf("%s: checks %v, withheld for %q, %s; want %s, %q, %s",
+				tt.name, checks, got, families, tt.checks, tt.want, tt.families)
+		}
+		f.conditions.stop(web)
+		if len(f.conditions.checks) > 0 {
+			t.Errorf("%s: left %v", tt.name, f.conditions.checks)
+		}
+	}
+}
+
+// probePort checks a health check node port by IPv4.
+func (f *fixture) probePort(service string, port uint16, node *core.Node) string {
+	at := netip.AddrPortFrom(f.conditions.addressOf(node, lb.IPv4), port)
+	return f.conditions.nodePort(service, service, at, false)
+}
+
+func addrs(list ...string) (all []netip.Addr) {
+	for _, a := range list {
+		all = append(all, netip.MustParseAddr(a))
+	}
+	return all
 }

@@ -112,7 +112,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 	}
 	d := t.decide(s)
 	t.complain(s, d)
-	conditions := conditionsAfter(s, d)
+	conditions, text := t.conditionsFor(s, d)
 	if d.warning != "" && !said(s, d) {
 		t.events.Event(s, core.EventTypeWarning, d.reason, d.warning)
 		t.o.Log.Warn("no address for service", "service", key, "reason", d.warning)
@@ -127,7 +127,11 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 		}
 	}
 	if d.warning != "" && !d.write { // only a change of the Service, of another one or of the pools can help
-		return t.put(ctx, s, hasFinalizer(s), statusOf(s), conditions)
+		err := t.put(ctx, s, hasFinalizer(s), statusOf(s), conditions)
+		if err == nil {
+			t.wroteCondition(s, d, text)
+		}
+		return err
 	}
 	if err := t.put(ctx, s, true, d.addrs, conditions); err != nil {
 		if d.write {
@@ -135,6 +139,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 		}
 		return err
 	}
+	t.wroteCondition(s, d, text)
 	if !d.write {
 		return nil
 	}
@@ -235,6 +240,7 @@ func (t *term) forget(key string) {
 	delete(t.extended, key)
 	delete(t.complaints, key)
 	delete(t.refused, key)
+	delete(t.wrote, key)
 	t.ledger.done(key)
 	t.assigner.unreserve(key)
 	t.assigner.release(key)

@@ -79,7 +79,7 @@ func (t *term) failed(ctx context.Context, s *core.Service, err error) {
 	d := decision{addrs: statusOf(s), reason: reasonRefused}
 	d.warning = note("the API server refuses the addresses: " + err.Error())
 	t.mu.Lock()
-	last, again := t.refused[nameOf(s)]
+	last := t.refused[nameOf(s)]
 	news := last.text != d.warning || time.Since(last.at) > saidFor
 	if news {
 		t.refused[nameOf(s)] = told{d.warning, time.Now()}
@@ -89,7 +89,7 @@ func (t *term) failed(ctx context.Context, s *core.Service, err error) {
 		t.events.Event(s, core.EventTypeWarning, d.reason, d.warning)
 	}
 	// The message may change with each refusal, and a changed condition lets the Service be tried again at once.
-	if c := assignedCondition(s); len(d.addrs) > 0 || again || c != nil && c.Reason == d.reason {
+	if c := assignedCondition(s); len(d.addrs) > 0 || c != nil && c.Reason == d.reason {
 		return
 	}
 	if err := t.put(ctx, s, hasFinalizer(s), d.addrs, conditionsAfter(s, d)); err != nil {

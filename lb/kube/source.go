@@ -311,7 +311,7 @@ func (s *Source) reconcile(name string, sink lb.Sink) {
 		s.portOfOther(name)
 		return
 	}
-	s.addStale(name, v.service)
+	s.addStale(v)
 	if old != nil {
 		if reflect.DeepEqual(old.Ports, v.service.Ports) {
 			v.service.Ports = old.Ports // plans of before refer to it, so its memory is needed once

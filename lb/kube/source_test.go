@@ -42,7 +42,7 @@ func TestReconcile(t *testing.T) {
 		reconcile("[]")
 		f.have(t, of("web", slice(8080)))
 		reconcile("[put default/web [203.0.113.10]]")
-		f.conditions.nodePort(webName, 30000, nil, false)
+		f.probePort(webName, 30000, nil)
 		stop(f, service)
 		taken(&f.ports)
 		reconcile("[delete default/web]")

@@ -1,10 +1,15 @@
 package kube
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
+	"unique"
+
+	core "k8s.io/api/core/v1"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -13,59 +18,78 @@ import (
 // so one update alone may never reach the datapath.
 const staleEndpointTTL = time.Minute
 
-// seen are the endpoints of a service, in any condition.
-type seen struct {
-	present []netip.AddrPort             // in its slices at last, sorted
-	removed map[netip.AddrPort]time.Time // from them, and until when they are passed on as deleted; nil: none
+// portKey identifies a port of a Service in its EndpointSlices.
+type portKey struct {
+	name     string
+	protocol core.Protocol
 }
 
-// addStale adds the endpoints that a service had and no longer has to now, as deleted backends. The datapath then ends
-// their flows, and a client that keeps its source port (UDP) is balanced anew at once. An endpoint counts in any
-// condition: most are terminating before they are removed, and have no new flows then.
-func (s *Source) addStale(name string, now *lb.Service) {
+// served is where an endpoint serves a port.
+type served struct {
+	at   netip.AddrPort
+	port unique.Handle[portKey]
+}
+
+func (a served) compare(b served) int {
+	p, q := a.port.Value(), b.port.Value()
+	return cmp.Or(a.at.Compare(b.at), strings.Compare(p.name, q.name), cmp.Compare(p.protocol, q.protocol))
+}
+
+// seen are the endpoints of a service, in any condition.
+type seen struct {
+	present []served             // in its slices at last, sorted
+	removed map[served]time.Time // from them, and until when they are passed on as deleted; nil: none
+}
+
+// addStale adds the endpoints that a port of a service had and no longer has to it, as deleted backends. The datapath
+// then ends their flows, and a client that keeps its source port (UDP) is balanced anew at once. An endpoint counts in
+// any condition: most are terminating before they are removed, and have no new flows then.
+func (s *Source) addStale(v *view) {
+	name := v.service.Name
 	before, x := s.endpoints[name], seen{present: s.present(name)}
-	keep := func(at netip.AddrPort, until time.Time) {
-		if _, present := slices.BinarySearchFunc(x.present, at, netip.AddrPort.Compare); present {
+	keep := func(e served, until time.Time) {
+		if _, present := slices.BinarySearchFunc(x.present, e, served.compare); present {
 			return
 		}
 		if x.removed == nil {
-			x.removed = map[netip.AddrPort]time.Time{}
+			x.removed = map[served]time.Time{}
 		}
-		x.removed[at] = until
+		x.removed[e] = until
 	}
-	for at, until := range before.removed {
+	for e, until := range before.removed {
 		if !time.Now().After(until) {
-			keep(at, until)
+			keep(e, until)
 		}
 	}
 	earlier := len(x.removed)
-	for _, at := range before.present {
-		keep(at, time.Now().Add(staleEndpointTTL))
+	for _, e := range before.present {
+		keep(e, time.Now().Add(staleEndpointTTL))
 	}
 	if len(x.removed) > earlier { // nothing else may change the service for long
 		s.queue.AddAfter(name, staleEndpointTTL+time.Second)
 	}
 	s.endpoints[name] = x
-	for _, at := range slices.SortedFunc(maps.Keys(x.removed), netip.AddrPort.Compare) {
-		deleted := lb.Backend{Addr: at.Addr(), Port: at.Port(), Deleted: true}
-		for i := range now.Ports {
-			now.Ports[i].Backends = append(now.Ports[i].Backends, deleted)
+	for _, e := range slices.SortedFunc(maps.Keys(x.removed), served.compare) {
+		if i := slices.Index(v.ports, e.port.Value()); i >= 0 {
+			deleted := lb.Backend{Addr: e.at.Addr(), Port: e.at.Port(), Deleted: true}
+			v.service.Ports[i].Backends = append(v.service.Ports[i].Backends, deleted)
 		}
 	}
 }
 
 // present returns the endpoints in the slices of a service, whatever their conditions.
-func (s *Source) present(name string) (all []netip.AddrPort) {
+func (s *Source) present(name string) (all []served) {
 	found, _ := s.slices.ByIndex(serviceOf, name) // the index exists
 	for _, x := range found {
 		slice := x.(*endpointSlice)
 		all = slices.Grow(all, len(slice.ports)*len(slice.endpoints))
 		for _, p := range slice.ports {
+			port := unique.Make(portKey{p.name, p.protocol})
 			for _, e := range slice.endpoints {
-				all = append(all, e.on(p).at)
+				all = append(all, served{e.on(p).at, port})
 			}
 		}
 	}
-	slices.SortFunc(all, netip.AddrPort.Compare)
+	slices.SortFunc(all, served.compare)
 	return slices.Compact(all)
 }

@@ -7,18 +7,24 @@ import (
 	"testing/synctest"
 	"time"
 
+	core "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// twoPorts is a service without backends.
-func twoPorts() *lb.Service { return &lb.Service{Ports: make([]lb.ServicePort, 2)} }
+// twoPorts is a view of a service without backends.
+func twoPorts() *view {
+	return &view{
+		service: &lb.Service{Name: webName, Ports: make([]lb.ServicePort, 2)},
+		ports:   []portKey{{"http", core.ProtocolTCP}, {"other", core.ProtocolTCP}},
+	}
+}
 
 // deleted returns the deleted backends of each port.
-func deleted(s *lb.Service) string {
-	out := make([][]netip.AddrPort, len(s.Ports))
-	for i, p := range s.Ports {
+func deleted(v *view) string {
+	out := make([][]netip.AddrPort, len(v.service.Ports))
+	for i, p := range v.service.Ports {
 		for _, b := range p.Backends {
 			if b.Deleted {
 				out[i] = append(out[i], b.ID())
@@ -33,8 +39,8 @@ const webName = "default/web"
 // The endpoints that a service has had are deleted ones when they are in no slice any longer, whatever was known of
 // them before.
 func TestStaleEndpoints(t *testing.T) {
-	const none, first = "[[] []]", "[[10.0.0.1:8080] [10.0.0.1:8080]]"
-	const both = "[[10.0.0.1:8080 10.0.0.2:8080] [10.0.0.1:8080 10.0.0.2:8080]]"
+	const none, first = "[[] []]", "[[10.0.0.1:8080] []]"
+	const both = "[[10.0.0.1:8080 10.0.0.2:8080] []]"
 	a, b := ep("10.0.0.1", "n1", "rs"), ep("10.0.0.2", "n1", "rs")
 	down, leaving := ep("10.0.0.1", "n1", ""), ep("10.0.0.1", "n1", "st")
 	portless := slice(8080, a)
@@ -59,11 +65,11 @@ func TestStaleEndpoints(t *testing.T) {
 	} {
 		f := newFixture(t, asIs)
 		f.have(t, of("db", slice(8080, a, b)))
-		var now *lb.Service
+		var now *view
 		for _, step := range tt.steps {
 			f.have(t, of("web", step))
 			now = twoPorts()
-			f.addStale(webName, now)
+			f.addStale(now)
 		}
 		if got := deleted(now); got != tt.want {
 			t.Errorf("%s: deleted %s; want %s", tt.name, got, tt.want)
@@ -75,9 +81,9 @@ func TestStaleEndpointsExpire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, asIs)
 		f.have(t, of("web", slice(8080, ep("10.0.0.1", "n1", "rs"))))
-		f.addStale(webName, twoPorts())
+		f.addStale(twoPorts())
 		f.have(t, of("web", slice(8080)))
-		const at, none = "[[10.0.0.1:8080] [10.0.0.1:8080]]", "[[] []]"
+		const at, none = "[[10.0.0.1:8080] []]", "[[] []]"
 		for i, step := range []struct {
 			wait time.Duration
 			want string
@@ -88,7 +94,7 @@ func TestStaleEndpointsExpire(t *testing.T) {
 		} {
 			time.Sleep(step.wait)
 			now := twoPorts()
-			f.addStale(webName, now)
+			f.addStale(now)
 			if got := deleted(now); got != step.want {
 				t.Errorf("step %d: deleted %s; want %s", i, got, step.want)
 			}

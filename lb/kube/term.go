@@ -40,6 +40,7 @@ type term struct {
 	gave     map[string]types.UID // Services to whose status this term has written addresses
 	extended map[string]types.UID // Services to whose addresses of others this term has added some
 	refused  map[string]told      // Services whose status the API server refuses
+	wrote    map[string]told      // what the conditions say that were written about addresses
 
 	complaints map[string]map[string]string // the texts of the last Events about a Service, by reason
 }
@@ -76,7 +77,8 @@ func newTerm(a *Allocator, pools []Pool) *term {
 		ledger: newLedger(a.o.Client, a.o.Namespace, a.leaseName()+"-addresses", a.o.Node),
 		known:  map[string]version{}, gone: map[string]bool{}, waiting: map[string]bool{}, perNode: map[string]bool{},
 		cleared: map[string]cleared{}, gave: map[string]types.UID{}, extended: map[string]types.UID{},
-		refused: map[string]told{}, complaints: map[string]map[string]string{}, deposed: func() {},
+		refused: map[string]told{}, wrote: map[string]told{}, complaints: map[string]map[string]string{},
+		deposed: func() {},
 	}
 }
 

@@ -78,11 +78,18 @@ func policyOf(s *core.Service) lb.Policy {
 // view is a Service as one node serves it.
 type view struct {
 	service    *lb.Service
-	readyLocal int // addresses of ready endpoints on this node, in the family that has more
+	ports      []portKey // of service.Ports
+	readyLocal int       // addresses of ready endpoints on this node, in the family that has more
 	spread     bool
-	noEndpoint bool                 // is usable, on any node
-	unserved   map[lb.Family]string // why nothing here serves a family, although the service has usable endpoints
-	announced  bool                 // by this node until now, as far as that depends on the node
+	noEndpoint bool                   // is usable, on any node
+	unserved   map[lb.Family]withheld // families that nothing here serves, although the service has usable endpoints
+	announced  bool                   // by this node until now, as far as that depends on the node
+}
+
+// withheld is why the addresses of a family are not announced. Intended: it is no fault of this node.
+type withheld struct {
+	reason   string
+	intended bool
 }
 
 // translate returns the view that the node of top has of s with these VIPs. Shared is true when another Service has one
@@ -100,7 +107,8 @@ func translate(
 	// With affinity all nodes select the same node for a client: a router may send its connections to several nodes.
 	agree := out.Affinity != 0 && top.nodes[top.node].IsValid()
 	readyLocal := map[bool]map[netip.Addr]struct{}{true: {}, false: {}} // by whether IPv4
-	usable, hinted := map[bool]bool{}, false                            // hints have restricted the choice for any port
+	var ports []portKey
+	usable, hinted := map[bool]bool{}, false // hints have restricted the choice for any port
 	for _, p := range s.Spec.Ports {
 		port := lb.ServicePort{
 			Port: lb.Port{Port: uint16(p.Port), Target: uint16(p.Port)}, Kept: []netip.AddrPort{},
@@ -143,6 +151,7 @@ func translate(
 		}
 		port.Nodes = nodesOf(both, top)
 		out.Ports = append(out.Ports, port)
+		ports = append(ports, portKey{p.Name, protocolOf(&p.Protocol)})
 	}
 	if top.nodes != nil && everyNodeKnown(out.Ports) {
 		out.NodeForwarding = lb.NodeForwarding{Enabled: true, AnyNode: !agree && (isLocal(s) || hinted)}
@@ -152,15 +161,16 @@ func translate(
 		}
 	}
 	v := &view{
-		service: out, spread: spread, noEndpoint: !usable[true] && !usable[false], unserved: map[lb.Family]string{},
+		service: out, ports: ports, spread: spread,
+		noEndpoint: !usable[true] && !usable[false], unserved: map[lb.Family]withheld{},
 		readyLocal: max(len(readyLocal[true]), len(readyLocal[false])),
 	}
 	for _, is4 := range []bool{true, false} {
 		switch {
 		case !usable[is4]:
-			v.unserved[family(is4)] = lb.NoEndpoint + " of " + family(is4).String()
+			v.unserved[family(is4)] = withheld{lb.NoEndpoint + " of " + family(is4).String(), true}
 		case local && len(readyLocal[is4]) == 0:
-			v.unserved[family(is4)] = lb.NoLocalEndpoint
+			v.unserved[family(is4)] = withheld{lb.NoLocalEndpoint, true}
 		}
 	}
 	return v

@@ -1,0 +1,70 @@
+package kube
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	core "k8s.io/api/core/v1"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// ofIPv6 is the end of the key of a second check of a service: that of its health check node port by IPv6.
+const ofIPv6 = "/IPv6"
+
+// nodePorts checks the health check node port of a service, by each family that the service has an address and a ready
+// endpoint on this node of: kube-proxy serves the families by themselves, each with a port of its own that counts the
+// endpoints of its family. It returns why all addresses are withheld; those of one family, v.unserved withholds.
+func (c *conditions) nodePorts(s *core.Service, v *view, node *core.Node) (reason string) {
+	failed, works := map[lb.Family]string{}, false
+	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
+		key := v.service.Name
+		if f == lb.IPv6 {
+			key += ofIPv6
+		}
+		_, unserved := v.unserved[f]
+		if unserved || !slices.ContainsFunc(v.service.VIPs, func(a netip.Addr) bool { return lb.FamilyOf(a) == f }) {
+			c.stopOne(key)
+			continue
+		}
+		at := netip.AddrPortFrom(c.addressOf(node, f), uint16(s.Spec.HealthCheckNodePort))
+		if why := c.nodePort(key, v.service.Name, at, v.announced); why == "" {
+			works = true
+		} else {
+			failed[f] = why
+			if reason == "" {
+				reason = why
+			}
+		}
+	}
+	if !works {
+		return reason
+	}
+	for f, why := range failed {
+		v.unserved[f] = withheld{reason: why}
+	}
+	return ""
+}
+
+// nodePort checks a health check node port of this node as an external load balancer does: at the address of the Node,
+// because kube-proxy may listen at that one only (nodePortAddresses "primary"). A service that is announced while the
+// port is new, as after a change of its policy, stays so until the check fails: the proxy opens the port later.
+func (c *conditions) nodePort(key, service string, at netip.AddrPort, announced bool) string {
+	check := lb.Check{
+		Key: lb.CheckKey{Service: key}, Target: at, Spec: c.now().Probe, Presumed: announced,
+	}
+	check.Spec.Type, check.Spec.Path, check.Spec.Body = lb.CheckNodePort, "/healthz", service
+	c.start(check)
+	return c.reason(key, fmt.Sprintf("health check node port %d", at.Port()))
+}
+
+// addressOf returns the address of this node in a family. A node without one is probed at its first address.
+func (c *conditions) addressOf(node *core.Node, f lb.Family) netip.Addr {
+	addrs := []netip.Addr{c.o.Address}
+	if node != nil {
+		addrs = append(nodeAddresses(node), addrs...)
+	}
+	i := slices.IndexFunc(addrs, func(a netip.Addr) bool { return a.IsValid() && lb.FamilyOf(a) == f })
+	return addrs[max(i, 0)]
+}
