@@ -16,8 +16,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Limits of the Events about routes. A router that restarts changes every route of every node: at 1,000 nodes and 5,000
-// Services that would be millions of Events. Those beyond the limit are omitted; the log of the agent has them.
+// Limits of the Events about routes. A router that restarts changes every route of every node: at 1,000 nodes and
+// 5,000 Services that would be millions of Events. Those beyond the limit are omitted; the log of the agent has them.
+// One that corrects an earlier Event is late instead, unless the route is then as that one says.
 const (
 	routeEventsEvery = 2 * time.Second
 	// judgeTicks is how many of these are between two looks at all routes. Whether routers accept a route changes
@@ -78,6 +79,7 @@ type routeEvent struct {
 	now       lb.RouteStatus // of the engine
 	announced bool           // according to the last Event
 	reason    string         // of the last Event, while announced
+	told      bool           // that Event was not omitted
 	earlier   bool           // that Event was of an earlier run, and this one has not announced it yet
 }
 
@@ -202,7 +204,7 @@ func (e *RouteEvents) due(every bool) (all []lb.RouteStatus) {
 	return all
 }
 
-// emitOne emits the Event about one address, on each Service that has it.
+// emitOne emits the Event about one address, on each Service that has it, or omits it, or leaves it for later.
 func (e *RouteEvents) emitOne(x *routeEvent, now lb.RouteStatus) {
 	var services []*core.Service
 	for _, name := range now.Services {
@@ -213,8 +215,12 @@ func (e *RouteEvents) emitOne(x *routeEvent, now lb.RouteStatus) {
 	if len(services) == 0 { // of the file, or the cluster is not known yet
 		return
 	}
-	x.announced, x.reason, e.unkept = now.Announced, now.Reason, true
-	if !e.limit.TryAccept() {
+	accepted := e.limit.TryAccept()
+	if !accepted && x.told {
+		return // the next look at all routes tries again
+	}
+	x.announced, x.reason, x.told, e.unkept = now.Announced, now.Reason, accepted, true
+	if !accepted {
 		return
 	}
 	kind, reason := core.EventTypeNormal, reasonAnnounced

@@ -11,6 +11,7 @@ import (
 
 	core "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -118,6 +119,38 @@ func TestRouteEventsAreLimited(t *testing.T) {
 	}
 	if again := fx.emitted(); len(again) > 0 {
 		t.Errorf("emitted later: %q", again)
+	}
+}
+
+// The last Event about an address is not wrong for good: one that corrects it is late when there are too many.
+func TestRouteEventsAreCorrected(t *testing.T) {
+	fx := newRouteEventsFixture()
+	route := func(announced bool) {
+		fx.Changed(lb.RouteStatus{
+			Address: netip.MustParseAddr("203.0.113.1"), Services: []string{webName}, Announced: announced,
+		})
+	}
+	some := fx.limit
+	route(true)
+	if got := fx.emitted(); len(got) != 1 {
+		t.Fatalf("%q", got)
+	}
+	fx.limit = flowcontrol.NewFakeNeverRateLimiter()
+	route(false)
+	if got := fx.emitted(); len(got) > 0 {
+		t.Fatalf("beyond the limit: %q", got)
+	}
+	fx.limit = some
+	if got := fx.emitted(); len(got) != 1 || !strings.Contains(got[0], "no longer announced") {
+		t.Errorf("later: %q", got)
+	}
+	fx.limit = flowcontrol.NewFakeNeverRateLimiter()
+	route(true)
+	fx.emitted()
+	route(false)
+	fx.limit = some
+	if got := fx.emitted(); len(got) > 0 {
+		t.Errorf("as the last one says: %q", got)
 	}
 }
 
