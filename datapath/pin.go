@@ -195,7 +195,7 @@ func lockDir(path string) (*os.File, error) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("lock %s: another agent is running", path)
+			return nil, fmt.Errorf("lock %s: another agent is running; stop it first", path)
 		}
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}

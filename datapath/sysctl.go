@@ -52,8 +52,9 @@ func (s *sysctls) forward(name string) error {
 	if _, err := os.Stat(sysctlPath("ipv6", name, "forwarding")); err != nil {
 		return nil // IPv6 is disabled
 	}
-	// An interface that forwards ignores router advertisements unless accept_ra is 2 (ip-sysctl).
-	if v, err := os.ReadFile(sysctlPath("ipv6", name, "accept_ra")); err == nil && strings.TrimSpace(string(v)) == "1" {
+	// An interface that forwards ignores router advertisements unless accept_ra is 2 (ip-sysctl). lo receives none.
+	v, err := os.ReadFile(sysctlPath("ipv6", name, "accept_ra"))
+	if err == nil && strings.TrimSpace(string(v)) == "1" && name != "lo" {
 		if err := s.set("ipv6", name, "accept_ra", "2"); err != nil {
 			return err
 		}
@@ -168,7 +169,12 @@ func (s *sysctls) change(path string, to func(was string) string) error {
 			s.log.Warn("sysctl not restored by cleanup", "sysctl", path, "was", was, "err", err)
 		}
 	}
-	return writeSysctl(path, value)
+	err = writeSysctl(path, value)
+	if err != nil && !known { // nothing to restore
+		delete(s.old, path)
+		s.save() // s.lacks has its error
+	}
+	return err
 }
 
 func writeSysctl(path, value string) error {
@@ -205,10 +211,14 @@ func (s *sysctls) write() error {
 	return nil
 }
 
-// restore restores all settings; those of deleted interfaces no longer exist.
+// restore restores all settings; those of deleted interfaces no longer exist. In a container, where they cannot be
+// written, those that are as before are none to restore.
 func (s *sysctls) restore() error {
 	var errs []error
 	for path, value := range s.old {
+		if now, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(now)) == value {
+			continue
+		}
 		if err := writeSysctl(path, value); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}

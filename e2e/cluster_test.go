@@ -138,7 +138,13 @@ func (c *cluster) connect(t *testing.T) {
 // install applies the manifest, first as a server-side dry run. A configuration goes into its ConfigMap.
 func (c *cluster) install(t *testing.T, config string) {
 	t.Helper()
-	manifest, err := exec.Command(binary, "manifest", "--image", agentImage).Output()
+	c.apply(t, config)
+}
+
+// apply is "steelyard manifest | kubectl apply", with these further arguments.
+func (c *cluster) apply(t *testing.T, config string, args ...string) {
+	t.Helper()
+	manifest, err := exec.Command(binary, append([]string{"manifest", "--image", agentImage}, args...)...).Output()
 	if err != nil {
 		t.Fatal(err)
 	}

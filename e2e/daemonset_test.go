@@ -111,6 +111,16 @@ func (c *cluster) uninstall(t *testing.T, vips []netip.Addr) {
 		t.Fatal(err)
 	}
 	c.waitRouted(t, 30*time.Second, vips)
+	labtest.Until(t, 60*time.Second, "the agents have ended", c.podsEnded(t))
+	c.apply(t, "", "--cleanup")
+	labtest.Until(t, 60*time.Second, "the nodes are cleaned up", func() error {
+		return c.daemonReady(t, "steelyard-cleanup")
+	})
+	for _, n := range c.Balancers {
+		if out, err := n.Run(t.Context(), "ls", "/sys/fs/bpf/steelyard"); err == nil {
+			t.Errorf("%s has pins yet: %s", n, out)
+		}
+	}
 	labtest.Until(t, 60*time.Second, "the cluster is cleaned up", func() error { // not while an agent assigns addresses
 		_, err := c.control.Run(t.Context(), binary, "cleanup", "--cluster", "--kubeconfig", kube.KubeconfigPath)
 		return err
@@ -170,14 +180,8 @@ func (c *cluster) nodesReady() error {
 // every node, and so are the pods that assign addresses.
 func (c *cluster) daemonsReady(t *testing.T) func() error {
 	return func() error {
-		d, err := c.api.AppsV1().DaemonSets("steelyard").Get(t.Context(), "steelyard", meta.GetOptions{})
-		if err != nil {
+		if err := c.daemonReady(t, "steelyard"); err != nil {
 			return err
-		}
-		s, want := d.Status, int32(len(c.Balancers))
-		scheduled := s.DesiredNumberScheduled == want && s.UpdatedNumberScheduled == want
-		if s.ObservedGeneration != d.Generation || !scheduled || s.NumberAvailable != want {
-			return fmt.Errorf("%+v%s", s, c.podStates(t))
 		}
 		allocator, err := c.api.AppsV1().Deployments("steelyard").Get(t.Context(), "steelyard", meta.GetOptions{})
 		if err != nil {
@@ -187,6 +191,31 @@ func (c *cluster) daemonsReady(t *testing.T) func() error {
 			return fmt.Errorf("%+v%s", allocator.Status, c.podStates(t))
 		}
 		return nil
+	}
+}
+
+// daemonReady returns an error unless the latest generation of a DaemonSet is available on every node.
+func (c *cluster) daemonReady(t *testing.T, name string) error {
+	d, err := c.api.AppsV1().DaemonSets("steelyard").Get(t.Context(), name, meta.GetOptions{})
+	if err != nil {
+		return err
+	}
+	s, want := d.Status, int32(len(c.Balancers))
+	scheduled := s.DesiredNumberScheduled == want && s.UpdatedNumberScheduled == want
+	if s.ObservedGeneration != d.Generation || !scheduled || s.NumberAvailable != want {
+		return fmt.Errorf("%+v%s", s, c.podStates(t))
+	}
+	return nil
+}
+
+// podsEnded returns a function that returns an error while pods of ours exist.
+func (c *cluster) podsEnded(t *testing.T) func() error {
+	return func() error {
+		list, err := c.api.CoreV1().Pods("steelyard").List(t.Context(), meta.ListOptions{})
+		if err == nil && len(list.Items) > 0 {
+			err = errors.New(c.podStates(t))
+		}
+		return err
 	}
 }
 

@@ -5,11 +5,21 @@ import (
 	"strings"
 )
 
-//go:embed daemonset.yaml
-var daemonSet string
+var (
+	//go:embed daemonset.yaml
+	daemonSet string
+	//go:embed cleanup.yaml
+	cleanup string
+)
 
 // Manifest returns the Kubernetes objects that run the agent on every node, and what assigns addresses, as YAML, with
 // this image.
-func Manifest(image string) string {
-	return strings.ReplaceAll(daemonSet, "image: IMAGE", "image: "+image)
+func Manifest(image string) string { return withImage(daemonSet, image) }
+
+// CleanupManifest returns the Kubernetes object that runs "steelyard cleanup" on every node, once those of Manifest
+// that run the agent were deleted.
+func CleanupManifest(image string) string { return withImage(cleanup, image) }
+
+func withImage(manifest, image string) string {
+	return strings.ReplaceAll(manifest, "image: IMAGE", "image: "+image)
 }

@@ -184,3 +184,35 @@ func TestManifestPolicy(t *testing.T) {
 		}
 	}
 }
+
+// What cleans up the nodes has the capabilities for that, and no account.
+func TestCleanupManifest(t *testing.T) {
+	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
+	o, _, err := decoder.Decode([]byte(systemd.CleanupManifest("steelyard:test")), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := o.(*apps.DaemonSet)
+	pod := d.Spec.Template.Spec
+	c := pod.Containers[0]
+	if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken || !pod.HostNetwork ||
+		d.Spec.MinReadySeconds == 0 || len(pod.Tolerations) != 1 || c.Image != "steelyard:test" {
+		t.Errorf("%+v", d.Spec)
+	}
+	added := c.SecurityContext.Capabilities.Add
+	if want := []core.Capability{"BPF", "NET_ADMIN", "PERFMON"}; !slices.Equal(added, want) {
+		t.Errorf("capabilities %v; want %v", added, want)
+	}
+	volumes := func(mounts []core.VolumeMount) (paths []string) {
+		for _, m := range mounts {
+			paths = append(paths, m.MountPath)
+		}
+		return paths
+	}
+	agent := objects(t)["DaemonSet steelyard"].(*apps.DaemonSet).Spec.Template.Spec.Containers[0]
+	for _, path := range volumes(c.VolumeMounts) {
+		if !slices.Contains(volumes(agent.VolumeMounts), path) {
+			t.Errorf("%s is nothing that the agent has", path)
+		}
+	}
+}

@@ -3,6 +3,7 @@ package admin
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
@@ -82,15 +83,20 @@ func (i *Info) judgeRoutes(st lb.Status, peers []lb.PeerStatus, reason func(stri
 		reason("starting: the first health checks or the first sync of services is not complete")
 		return
 	}
-	wanted, announced, missing := 0, 0, ""
+	wanted, announced, missing, most := 0, 0, "", "" // missing is of the most frequent reason
+	lacks := map[string]int{}                        // routes by reason
 	for _, r := range st.Routes {
 		if r.Intended {
 			continue
 		}
 		wanted++
 		announced += one(r.Announced)
-		if !r.Announced && missing == "" {
-			missing = fmt.Sprintf("%s: %s", r.Address, r.Reason)
+		if r.Announced {
+			continue
+		}
+		why := strings.TrimPrefix(r.Reason, r.Address.String()+" ")
+		if lacks[why]++; missing == "" || lacks[why] > lacks[most] {
+			most, missing = why, fmt.Sprintf("%s: %s", r.Address, why)
 		}
 	}
 	if wanted > 0 && announced == 0 {

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -71,6 +72,28 @@ func TestVerdict(t *testing.T) {
 		}}
 		if got := s.info(tt.st); got.Verdict != tt.want || !slices.Equal(got.Reasons, tt.reasons) {
 			t.Errorf("%s: %s %q; want %s %q", tt.name, got.Verdict, got.Reasons, tt.want, tt.reasons)
+		}
+	}
+}
+
+// The reason that most addresses have is named, once with the address.
+func TestMostFrequentReasonIsNamed(t *testing.T) {
+	var st lb.Status
+	for i, reason := range []string{"198.51.100.1 is in no pool", "no BGP peer has it", "no BGP peer has it"} {
+		st.Routes = append(st.Routes, lb.RouteStatus{
+			Address: netip.AddrFrom4([4]byte{198, 51, 100, byte(i + 1)}), Reason: reason,
+		})
+	}
+	for n, want := range map[int]string{
+		3: "no address is announced: 198.51.100.3: no BGP peer has it",
+		1: "no address is announced: 198.51.100.1: is in no pool",
+	} {
+		var got []string
+		i, part := Info{}, st
+		part.Settled, part.Routes = true, st.Routes[:n]
+		i.judgeRoutes(part, nil, func(format string, args ...any) { got = append(got, fmt.Sprintf(format, args...)) })
+		if len(got) != 1 || got[0] != want || i.Verdict != Down {
+			t.Errorf("%v, %s; want %q", got, i.Verdict, want)
 		}
 	}
 }

@@ -66,7 +66,8 @@ func (m *mounted) describe(done admin.Reloaded, err error) (kind, reason, text s
 		return core.EventTypeWarning, "ConfigurationRejected", "the one before stays in force: " + err.Error()
 	case len(done.NeedRestart) > 0:
 		return core.EventTypeWarning, "ConfigurationNeedsRestart", "in force except what is read at the start only (" +
-			strings.Join(done.NeedRestart, ", ") + "): kubectl rollout restart"
+			strings.Join(done.NeedRestart, ", ") + "): kubectl rollout restart -n " + ownNamespace() +
+			" daemonset/steelyard deployment/steelyard"
 	}
 	return core.EventTypeNormal, "ConfigurationReloaded", m.file + " is in force"
 }

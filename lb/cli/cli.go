@@ -150,11 +150,15 @@ func commands(e *env) []*ucli.Command {
 		{Name: "uninstall", Usage: "remove the systemd service, but not the configuration", Action: e.uninstall},
 		{
 			Name: "manifest", Usage: "print the Kubernetes objects that run the agent on every node",
-			Flags: with(image), Action: e.manifest,
+			Flags: with(image, &ucli.BoolFlag{
+				Name: "cleanup", Usage: "instead those that clean up every node, after the others were deleted",
+			}),
+			Action: e.manifest,
 		},
 		{
 			Name: "cleanup", Usage: "remove every object of Steelyard from the kernel", Action: e.cleanup,
 			Flags: with(
+				&ucli.BoolFlag{Name: "wait", Usage: "then stay until SIGTERM, as the pods of manifest --cleanup do"},
 				&ucli.BoolFlag{
 					Name: "cluster", Usage: "from a Kubernetes cluster instead: finalizers, addresses, Leases, keys",
 				},

@@ -2,6 +2,8 @@ package cli
 
 import (
 	"fmt"
+	"os/signal"
+	"syscall"
 
 	ucli "github.com/urfave/cli/v2"
 
@@ -33,6 +35,11 @@ func (e *env) cleanup(c *ucli.Context) error {
 		return err
 	}
 	_, err := fmt.Fprintln(e.out, "nothing of Steelyard is left in the kernel")
+	if c.Bool("wait") {
+		ctx, stop := signal.NotifyContext(c.Context, syscall.SIGTERM, syscall.SIGINT)
+		defer stop()
+		<-ctx.Done()
+	}
 	return err
 }
 
@@ -43,7 +50,11 @@ func (e *env) uninstall(*ucli.Context) error {
 }
 
 func (e *env) manifest(c *ucli.Context) error {
-	_, err := fmt.Fprint(e.out, systemd.Manifest(c.String("image")))
+	text := systemd.Manifest(c.String("image"))
+	if c.Bool("cleanup") {
+		text = systemd.CleanupManifest(c.String("image"))
+	}
+	_, err := fmt.Fprint(e.out, text)
 	return err
 }
 

@@ -316,7 +316,7 @@ func statusTable(w io.Writer, answer []byte) error {
 		}
 		line("cluster", "%s", state)
 	}
-	services := fmt.Sprintf("%d of %d frontends healthy", i.Healthy, i.Services-i.DrainedServices)
+	services := fmt.Sprintf("%d of %d frontends can be announced", i.Healthy, i.Services-i.DrainedServices)
 	if i.DrainedServices > 0 {
 		services += fmt.Sprintf(", %d drained", i.DrainedServices)
 	}

@@ -150,6 +150,9 @@ func (s *Source) Waiting() (all []lb.ServiceStatus) {
 			continue
 		}
 		reason := "no address is assigned yet"
+		if s.noPools.Load() {
+			reason += ", and this node has no [[pool]]"
+		}
 		if c := assignedCondition(service); c != nil && c.Status == meta.ConditionFalse {
 			reason = c.Message
 		}

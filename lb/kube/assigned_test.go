@@ -137,10 +137,11 @@ func TestWaiting(t *testing.T) {
 	for _, s := range f.Waiting() {
 		got = append(got, fmt.Sprintf("%s %d/%s %s %s", s.Service, s.Port, s.Protocol, s.Forward, s.Reason))
 	}
+	const none = ", and this node has no [[pool]]"
 	want := []string{
 		"default/failed 80/tcp tunnel no address: no free address",
-		"default/local 80/tcp nat no address: no address is assigned yet",
-		"default/new 80/tcp tunnel no address: no address is assigned yet",
+		"default/local 80/tcp nat no address: no address is assigned yet" + none,
+		"default/new 80/tcp tunnel no address: no address is assigned yet" + none,
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("%q; want %q", got, want)

@@ -90,6 +90,7 @@ type Source struct {
 	conditions *conditions
 	events     record.EventRecorder
 
+	noPools    atomic.Bool             // no pool is configured
 	newPools   atomic.Pointer[[]Pool]  // that SetPools has set and Run has not taken over; nil: none
 	newProbing atomic.Pointer[Probing] // of SetProbing, as newPools
 
@@ -127,6 +128,7 @@ func New(o Options) (*Source, error) {
 		endpoints: map[string]seen{},
 		queue:     workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
 	}
+	s.noPools.Store(len(o.Pools) == 0)
 	s.conditions = newConditions(o, func(service string) { s.queue.Add(service) })
 	if err := s.watchCluster(); err != nil {
 		return nil, fmt.Errorf("watch the cluster: %w", err)
@@ -208,6 +210,7 @@ func (s *Source) Service(name string) *core.Service {
 
 // SetPools replaces Options.Pools. It may be called from any goroutine.
 func (s *Source) SetPools(pools []Pool) {
+	s.noPools.Store(len(pools) == 0)
 	s.newPools.Store(&pools)
 	s.queue.Add(otherPools)
 }
