@@ -186,6 +186,17 @@ func otherProxies(t *testing.T, c *cluster, pods ...*pod) {
 	}
 }
 
+// oneFamily: kube-proxy opens the health check node port in the families of the Service only.
+func oneFamily(t *testing.T, c *cluster, pods ...*pod) {
+	for _, family := range []core.IPFamily{core.IPv4Protocol, core.IPv6Protocol} {
+		name, single := "only-"+strings.ToLower(string(family)), core.IPFamilyPolicySingleStack
+		c.startService(t, name, func(s *core.Service) {
+			local(s)
+			s.Spec.IPFamilyPolicy, s.Spec.IPFamilies = &single, []core.IPFamily{family}
+		}, []int{pods[0].node}, pods[0])
+	}
+}
+
 func refusedAddresses(t *testing.T, c *cluster, pods ...*pod) {
 	taken := c.startService(t, "first", func(*core.Service) {}, []int{0, 1, 2}, pods[0])[0].String()
 	for name, x := range map[string]struct{ request, want string }{

@@ -29,6 +29,7 @@ func TestKubernetes(t *testing.T) {
 		{"session affinity is changed", affinity},
 		{"finalizer, type changes, deletion", typeChanges},
 		{"without node ports", noNodePorts},
+		{"Local: one family", oneFamily},
 		{"UDP from one port moves to the new pod", udpMoves},
 		{"one address, two Services with different pods", shared},
 		{"labels of another service proxy", otherProxies},
