@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -77,4 +78,34 @@ func TestSysctlsOnAFullDisk(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// In a container settings cannot be written. Cleanup then has none to restore, and one that is as before is no error.
+func TestSysctlThatCannotBeWritten(t *testing.T) {
+	const path = "/proc/sys/kernel/ostype" // nobody may write it
+	dir := t.TempDir()
+	s, err := openSysctls(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.change(path, func(string) string { return "x" }); err == nil || !strings.Contains(err.Error(), path) {
+		t.Fatalf("changed: %v", err)
+	}
+	for _, was := range []map[string]string{{}, {path: "Linux"}} { // recorded before, by an earlier version
+		maps.Copy(s.old, was)
+		if err := s.save(); err != nil {
+			t.Fatal(err)
+		}
+		again, err := openSysctls(dir)
+		if err != nil || len(again.old) != len(was) {
+			t.Fatalf("%v, recorded %v; want %v", err, again.old, was)
+		}
+		if err := again.restore(); err != nil {
+			t.Errorf("restore %v: %v", was, err)
+		}
+	}
+	s.old[path] = "other"
+	if err := s.restore(); err == nil {
+		t.Error("another value was restored")
+	}
 }

@@ -28,6 +28,9 @@ func (e *env) cleanup(c *ucli.Context) error {
 			return fmt.Errorf("%w: --%s needs --cluster", errUsage, name)
 		}
 	}
+	if c.Bool("cluster") && c.Bool("wait") {
+		return fmt.Errorf("%w: --wait is for the cleanup of a node", errUsage)
+	}
 	if c.Bool("cluster") {
 		return e.programs.CleanupCluster(c.Context, c.String("kubeconfig"), c.String("namespace"), e.out)
 	}

@@ -62,7 +62,7 @@ func conditionsAfter(s *core.Service, d decision) []meta.Condition {
 
 // conditionsFor is conditionsAfter, but leaves a condition about addresses as somebody has changed it since it was
 // written: another allocator may have other pools, and two must not overwrite each other for ever. text is what the
-// written condition will say, for wrote.
+// written condition will say, for wroteCondition; "": nothing new.
 func (t *term) conditionsFor(s *core.Service, d decision) (all []meta.Condition, text string) {
 	all = conditionsAfter(s, d)
 	i := slices.IndexFunc(all, func(c meta.Condition) bool { return c.Type == conditionAssigned })

@@ -82,7 +82,7 @@ type view struct {
 	readyLocal int       // addresses of ready endpoints on this node, in the family that has more
 	spread     bool
 	noEndpoint bool                   // is usable, on any node
-	unserved   map[lb.Family]withheld // families that nothing here serves, although the service has usable endpoints
+	unserved   map[lb.Family]withheld // families that are withheld by themselves
 	announced  bool                   // by this node until now, as far as that depends on the node
 }
 
