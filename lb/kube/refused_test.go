@@ -212,6 +212,28 @@ func TestRefusedCondition(t *testing.T) {
 	if conditions != 1 || len(events.Events) != 1 {
 		t.Errorf("%d conditions written, %d Events; want one each", conditions, len(events.Events))
 	}
+	// After another reason in between it is written again: else the condition would keep that one.
+	api := client.CoreV1().Services("default")
+	for _, step := range []struct{ pool, want string }{{"x", reasonFailed}, {"", reasonRefused}} {
+		s, err := api.Get(t.Context(), "web", meta.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Annotations = map[string]string{wantPool[0]: step.pool}
+		if s, err = api.Update(t.Context(), s, meta.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		term.services.Update(s)
+		if err := term.reconcile(t.Context(), webName); (err != nil) != (step.want == reasonRefused) {
+			t.Errorf("pool %q: %v", step.pool, err)
+		}
+		if s, err = api.Get(t.Context(), "web", meta.GetOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if c := assignedCondition(s); c == nil || c.Reason != step.want {
+			t.Errorf("pool %q: the condition is %+v; want %s", step.pool, c, step.want)
+		}
+	}
 }
 
 // When the results of too many writes are not known, no further Service gets an address until some are; those known
