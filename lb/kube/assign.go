@@ -260,10 +260,15 @@ func (a *assigner) explain(s *core.Service, err error) error {
 	return err
 }
 
-// whyNot returns why a Service that names no pool gets no address of any.
+// whyNot returns why a Service that names no pool gets no address of any, for the first pools: an Event is short.
 func (a *assigner) whyNot(s *core.Service) string {
+	const shown = 5
 	var all []string
-	for _, p := range a.pools {
+	for i, p := range a.pools {
+		if i == shown {
+			all = append(all, fmt.Sprintf("and %d more", len(a.pools)-shown))
+			break
+		}
 		reason := "has no auto_assign"
 		if p.AutoAssign {
 			reason = p.refuses(s)

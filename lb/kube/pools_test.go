@@ -180,3 +180,26 @@ func TestAddressWithoutPool(t *testing.T) {
 		}
 	}
 }
+
+// An Event of more than 1024 bytes is refused.
+func TestManyPoolsFitIntoAnEvent(t *testing.T) {
+	var pools []Pool
+	for i := range 200 {
+		p := poolOfOne(netip.AddrFrom4([4]byte{203, 0, 113, byte(i)}).String())
+		p.Namespaces = []string{"other"}
+		pools = append(pools, p)
+	}
+	_, err := newAssigner("", pools).assign(wanting("web", same))
+	if err == nil || !strings.Contains(err.Error(), ", and 195 more;") || len(err.Error()) > 600 {
+		t.Errorf("%v", err)
+	}
+	s := wanting("web", func(s *core.Service) { s.Annotations = map[string]string{wantPool[0]: "x"} })
+	term, _, events := testTerm(t, s)
+	term.assigner = newAssigner("", pools)
+	if err := term.reconcile(t.Context(), webName); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-events.Events; len(got) > maxNote+len("Warning AllocationFailed ") {
+		t.Errorf("an Event of %d bytes", len(got))
+	}
+}

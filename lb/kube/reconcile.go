@@ -172,6 +172,7 @@ func (t *term) decide(s *core.Service) decision {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	d := t.assigner.decide(s, t.ledger.pendingFor(s), t.extended[nameOf(s)] == s.UID)
+	d.warning = note(d.warning)
 	t.queueOthers()
 	if t.waiting[nameOf(s)] = d.waits; !d.waits {
 		delete(t.waiting, nameOf(s))
