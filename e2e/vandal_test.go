@@ -51,6 +51,19 @@ func commands(lines ...string) func(*lab.Host) error {
 	}
 }
 
+// sysctls returns a function that changes kernel parameters, in order.
+func sysctls(changes ...string) func(*lab.Host) error {
+	return func(h *lab.Host) error {
+		for _, change := range changes {
+			name, value, _ := strings.Cut(change, "=")
+			if err := h.Sysctl(map[string]string{name: value}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
 const linkPins = "/sys/fs/bpf/steelyard/v*/links/"
 
 // detachLinks detaches the links of our programs, like "bpftool link detach".
@@ -113,10 +126,10 @@ var vandals = []vandal{
 	{name: "bpffs mounted over the pins", do: commands("mount -t bpf bpf /sys/fs/bpf"),
 		undo: commands("umount -l /sys/fs/bpf")},
 	{name: "forwarding switched off", undo: nothing,
-		do: commands("sysctl -qw net.ipv4.ip_forward=1", "sysctl -qw net.ipv4.ip_forward=0")},
+		do: sysctls("net.ipv4.ip_forward=1", "net.ipv4.ip_forward=0")},
 	{name: "strict reverse path filter",
-		do:   commands("sysctl -qw net.ipv4.conf.all.rp_filter=1", "sysctl -qw net.ipv4.conf.eth0.rp_filter=1"),
-		undo: commands("sysctl -qw net.ipv4.conf.all.rp_filter=0", "sysctl -qw net.ipv4.conf.eth0.rp_filter=0")},
+		do:   sysctls("net.ipv4.conf.all.rp_filter=1", "net.ipv4.conf.eth0.rp_filter=1"),
+		undo: sysctls("net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.eth0.rp_filter=0")},
 	{name: "link to the servers down", withdrawn: false, do: commands("ip link set eth1 down"),
 		undo: commands("ip link set eth1 up")},
 	{name: "address towards the servers removed", do: commands("ip address del 192.0.2.100/25 dev eth1"),
