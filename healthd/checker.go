@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/printable"
 )
 
 // Checker runs one probe. It returns an error when the probe fails; the text of the error is the reason then, and the
@@ -56,7 +57,8 @@ func ok(reason string) (Result, error) { return Result{Reason: reason, Weight: -
 
 func fail(format string, args ...any) (Result, error) { return Result{}, fmt.Errorf(format, args...) }
 
-// reason returns a short text for err, without addresses: a reason is shown next to its backend.
+// reason returns a short text for err, without addresses: a reason is shown next to its backend. Some errors quote what
+// the backend has sent.
 func reason(err error, timeout time.Duration) string {
 	var op *net.OpError
 	switch {
@@ -73,10 +75,10 @@ func reason(err error, timeout time.Duration) string {
 	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
 		return "connection closed without a response"
 	case errors.As(err, &op):
-		return op.Err.Error()
+		err = op.Err
 	}
-	text, _, _ := strings.Cut(err.Error(), "\n")
-	return text
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return printable.Cut(line)
 }
 
 // isTimeout is true for the deadlines of contexts and of connections, too.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -29,6 +30,8 @@ func TestReason(t *testing.T) {
 		{fmt.Errorf("read: %w", io.ErrUnexpectedEOF), "connection closed without a response"},
 		{fmt.Errorf("outer: %w", dial(errors.New("inner"))), "inner"},
 		{errors.New("first line\nsecond line"), "first line"},
+		{dial(errors.New("\x1b[2JOK")), "�[2JOK"},
+		{errors.New(strings.Repeat("x", 1<<20)), strings.Repeat("x", 200) + "…"},
 	} {
 		if got := reason(tt.err, time.Second); got != tt.want {
 			t.Errorf("%v: %q; want %q", tt.err, got, tt.want)

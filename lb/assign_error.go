@@ -34,7 +34,7 @@ type AssignError struct {
 func (e *AssignError) Error() string {
 	switch e.Cause {
 	case NoSuchPool:
-		return fmt.Sprintf("there is no pool %q", e.Pools[0])
+		return fmt.Sprintf("there is no pool %.200q", e.Pools[0])
 	case PoolNotAllowed:
 		return fmt.Sprintf("the pool %q is not for this service", e.Pools[0])
 	case NoPool:

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/printable"
 )
 
 // Info describes the agent: the response of /v1/status.
@@ -208,9 +209,9 @@ func write(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	e.Encode(v)
+	if text, err := json.MarshalIndent(v, "", "  "); err == nil {
+		w.Write(append(printable.JSON(text), '\n'))
+	}
 }
 
 func writeError(w http.ResponseWriter, status int, err error) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/printable"
 )
 
 // version is set by the linker (-X).
@@ -58,7 +59,7 @@ func Main(ctx context.Context, args []string, out, errOut io.Writer, p Programs)
 	var v verdictError
 	if errors.As(err, &v) {
 		if !errors.Is(err, errReported) {
-			fmt.Fprintf(errOut, "steelyard: %v\n", err)
+			fmt.Fprintf(errOut, "steelyard: %s\n", printableLines(err.Error()))
 		}
 		return slices.Index(admin.Verdicts, v.verdict)
 	}
@@ -67,14 +68,23 @@ func Main(ctx context.Context, args []string, out, errOut io.Writer, p Programs)
 		return 0
 	case errors.Is(err, errUsage):
 		problem := strings.TrimPrefix(err.Error(), errUsage.Error()+": ")
-		fmt.Fprintf(errOut, "steelyard: %s\nSee \"steelyard help\".\n", problem)
+		fmt.Fprintf(errOut, "steelyard: %s\nSee \"steelyard help\".\n", printableLines(problem))
 		return 2
 	case errors.Is(err, errReported):
 		return 1
 	default:
-		fmt.Fprintf(errOut, "steelyard: %v%s\n", err, remedy(err, os.Geteuid()))
+		fmt.Fprintf(errOut, "steelyard: %s%s\n", printableLines(err.Error()), remedy(err, os.Geteuid()))
 		return 1
 	}
+}
+
+// printableLines makes every line of an error printable, which may be that of a program or of the API.
+func printableLines(s string) string {
+	lines := strings.Split(s, "\n")
+	for i, line := range lines {
+		lines[i] = printable.Text(line)
+	}
+	return strings.Join(lines, "\n")
 }
 
 // remedy returns what to add to an error that root would not have got. Errors of the configuration have remedies.

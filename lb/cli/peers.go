@@ -53,7 +53,7 @@ func peerDetails(w io.Writer, answer []byte) error {
 	}
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(name, format string, args ...any) {
-		fmt.Fprintf(tw, "%s\t%s\n", name, fmt.Sprintf(format, args...))
+		writeRow(tw, name, fmt.Sprintf(format, args...))
 	}
 	for _, p := range all {
 		line("peer", "%v, AS %s", p.Peer, asnOf(p))

@@ -35,7 +35,7 @@ func (e *env) rejected(err error, stays string) error {
 	if !errors.As(err, &refused) || refused.Code != http.StatusUnprocessableEntity {
 		return err
 	}
-	fmt.Fprintf(e.err, "%s\nrejected; %s\n", refused.Problem, stays)
+	fmt.Fprintf(e.err, "%s\nrejected; %s\n", printableLines(refused.Problem), stays)
 	return errReported
 }
 

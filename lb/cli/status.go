@@ -19,6 +19,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/printable"
 )
 
 // list returns a command that requests path from the agent and prints the response as a table, or as JSON.
@@ -181,10 +182,10 @@ func explanation(w io.Writer, answer []byte) error {
 	to := netip.AddrPortFrom(x.Address, x.Port)
 	fmt.Fprintf(w, "%s to %s/%s: %s (%s)\n", x.Client, to, x.Protocol, x.Action, x.Reason)
 	if x.Fault != "" {
-		fmt.Fprintf(w, "no answer: %s\n", x.Fault)
+		fmt.Fprintf(w, "no answer: %s\n", printable.Text(x.Fault))
 	}
 	for i, step := range x.Steps {
-		fmt.Fprintf(w, "%3d. %s\n", i+1, step)
+		fmt.Fprintf(w, "%3d. %s\n", i+1, printable.Text(step))
 	}
 	return nil
 }
@@ -199,8 +200,7 @@ func flowsTable(w io.Writer, answer []byte) error {
 	for _, f := range all.Flows {
 		idle := time.Duration(f.Idle * float64(time.Second)).Truncate(time.Second)
 		frontend := lb.Frontend{VIP: f.Address, Port: f.Port, Protocol: f.Protocol}
-		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
-			dash(f.Service), f.Client, frontend, f.Backend, f.Forward, f.State, idle)
+		writeRow(tw, dash(f.Service), f.Client, frontend, f.Backend, f.Forward, f.State, idle)
 	}
 	if all.More {
 		fmt.Fprintf(tw, "… and more; see --limit\n")
@@ -217,10 +217,18 @@ func rows[T any](w io.Writer, answer []byte, header string, row func(T) []any) e
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, header)
 	for _, x := range all {
-		cells := row(x)
-		fmt.Fprintln(tw, strings.TrimSuffix(fmt.Sprintf(strings.Repeat("%v\t", len(cells)), cells...), "\t"))
+		writeRow(tw, row(x)...)
 	}
 	return tw.Flush()
+}
+
+// writeRow writes a row of a table, with every cell printable: reasons quote what servers and tenants have written.
+func writeRow(w io.Writer, cells ...any) {
+	texts := make([]string, len(cells))
+	for i, cell := range cells {
+		texts[i] = printable.Text(fmt.Sprint(cell))
+	}
+	fmt.Fprintln(w, strings.Join(texts, "\t"))
 }
 
 func servicesTable(w io.Writer, answer []byte) error {
@@ -292,16 +300,20 @@ func statusTable(w io.Writer, answer []byte) error {
 	if len(i.Reasons) > 0 {
 		verdict += ": " + i.Reasons[0]
 	}
-	fmt.Fprintln(w, verdict)
+	fmt.Fprintln(w, printable.Text(verdict))
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(name, format string, args ...any) {
-		fmt.Fprintf(tw, "%s\t%s\n", name, fmt.Sprintf(format, args...))
+		writeRow(tw, name, fmt.Sprintf(format, args...))
 	}
 	line("node", "%s", i.Node)
 	line("version", "%s, up %s", i.Version, ago(i.Started))
 	line("config", "%s, loaded %s ago", i.Config, ago(i.Loaded))
 	if i.LoadError != "" {
-		line("last reload", "rejected: %s", strings.ReplaceAll(i.LoadError, "\n", "\n\t"))
+		name := "last reload"
+		for text := range strings.SplitSeq("rejected: "+i.LoadError, "\n") {
+			line(name, "%s", text)
+			name = ""
+		}
 	}
 	for _, r := range i.Reasons[min(1, len(i.Reasons)):] {
 		line("also", "%s", r)

@@ -3,6 +3,7 @@ package cli
 import (
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
@@ -106,5 +107,36 @@ func TestFlowsOfNothing(t *testing.T) {
 			strings.Count(out, "\n") != min(len(tt.out), 1) {
 			t.Errorf("flows %s: code %d, stdout %q, stderr %q; want %+v", tt.args, code, out, errOut, tt)
 		}
+	}
+}
+
+// What a server, a tenant or a peer has written does not reach the terminal as control characters, also not as those of
+// C1 (U+009B) by JSON, nor as a line of its own.
+func TestOutputIsPrintable(t *testing.T) {
+	const hostile = "\x1b[2J\u009b1A\n\r\x07OK"
+	b := lb.BackendStatus{Service: "web", Address: addr("10.0.0.21"), State: lb.StateUnhealthy, Reason: hostile}
+	vip := addr("203.0.113.10")
+	socket := serve(t, lb.Status{
+		Settled: true, Backends: []lb.BackendStatus{b},
+		Services: []lb.ServiceStatus{{
+			Service: "web", Address: vip, Protocol: lb.TCP, Policy: lb.PolicyCluster, Forward: lb.MethodNAT,
+			Algorithm: lb.AlgorithmMaglev, Backends: []lb.BackendStatus{b}, Reason: hostile,
+		}},
+		Routes: []lb.RouteStatus{{Address: vip, Services: []string{"web"}, Reason: hostile}},
+	})
+	for _, command := range []string{"status", "services", "backends", "routes"} {
+		for _, format := range []string{"table", "json"} {
+			code, out, errOut := steelyard(t, command, "-o", format, "--socket", socket)
+			plain := strings.ReplaceAll(out+errOut, "\n", "")
+			if code != 0 || strings.ContainsFunc(plain, func(r rune) bool { return !unicode.IsPrint(r) }) {
+				t.Errorf("%s -o %s: code %d, %q", command, format, code, out+errOut)
+			}
+			if strings.Contains(out, "\nOK") {
+				t.Errorf("%s -o %s: the text has a line of its own:\n%s", command, format, out)
+			}
+		}
+	}
+	if _, _, errOut := steelyard(t, "services", "--socket", "/\x1b[2J"); !strings.Contains(errOut, "/�[2J") {
+		t.Errorf("an error: %q", errOut)
 	}
 }

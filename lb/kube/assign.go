@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/printable"
 )
 
 // Pool is a pool and the Services that may have its addresses.
@@ -162,7 +163,7 @@ func isPerNode(s *core.Service) bool {
 func checkPerNode(s *core.Service, wanted []netip.Addr) error {
 	text := annotation(s, perNode)
 	if _, err := strconv.ParseBool(text); err != nil && text != "" {
-		return fmt.Errorf(`%s is %q; write "true"`, perNode[0], text)
+		return fmt.Errorf(`%s is %.200q; write "true"`, perNode[0], text)
 	}
 	if isPerNode(s) && len(wanted) > 0 {
 		return fmt.Errorf("both %s and addresses by name are asked for; leave one out", perNode[0])
@@ -292,11 +293,11 @@ func requested(s *core.Service) (addrs []netip.Addr, err error) {
 			continue
 		}
 		addr, err := netip.ParseAddr(part)
-		if err != nil {
-			return nil, fmt.Errorf("%q is asked for, and is not an IP address", part)
+		if err != nil || addr.Zone() != "" { // a zone may be any text
+			return nil, fmt.Errorf("%.200q is asked for, and is not an IP address", part)
 		}
 		if slices.ContainsFunc(addrs, func(o netip.Addr) bool { return o.Is4() == addr.Is4() }) {
-			return nil, fmt.Errorf("two addresses of one family are asked for: %s", text)
+			return nil, fmt.Errorf("two addresses of one family are asked for: %s", printable.Cut(text))
 		}
 		addrs = append(addrs, addr)
 	}

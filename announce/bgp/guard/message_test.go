@@ -68,7 +68,9 @@ func TestErrorText(t *testing.T) {
 		{received(6, 2, 3, 'b', 'y', 'e'),
 			`received NOTIFICATION: administrative shutdown (code 6, subcode 2) "bye"`},
 		{received(6, 4, 3, 'b', 27, 'e'),
-			`received NOTIFICATION: administrative reset (code 6, subcode 4) "be"`},
+			`received NOTIFICATION: administrative reset (code 6, subcode 4) "b�e"`},
+		{received(6, 2, 4, 0xc2, 0x9b, '2', 'J'), // CSI of C1
+			`received NOTIFICATION: administrative shutdown (code 6, subcode 2) "�2J"`},
 		{received(6, 2, 9, 'b'), "received NOTIFICATION: administrative shutdown (code 6, subcode 2)"},
 		{received(6, 2, 1, 0xff), "received NOTIFICATION: administrative shutdown (code 6, subcode 2)"},
 		{protocolError(2, 6, nil, "hold time %d", 1),

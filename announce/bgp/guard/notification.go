@@ -3,8 +3,9 @@ package guard
 import (
 	"bytes"
 	"fmt"
-	"strings"
 	"unicode/utf8"
+
+	"github.com/steelyard-lb/steelyard/lb/printable"
 )
 
 // Error codes of NOTIFICATION (RFC 4271, section 4.5).
@@ -94,7 +95,7 @@ func (e *Error) Error() string {
 	return text
 }
 
-// communication returns the text of an administrative shutdown or reset (RFC 9003), without control characters.
+// communication returns the text of an administrative shutdown or reset (RFC 9003).
 func (e *Error) communication() string {
 	if e.Code != codeCease || e.Subcode != ceaseShutdown && e.Subcode != 4 || len(e.Data) == 0 {
 		return ""
@@ -103,12 +104,7 @@ func (e *Error) communication() string {
 	if n > len(e.Data)-1 || !utf8.Valid(e.Data[1:1+n]) {
 		return ""
 	}
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
-			return -1
-		}
-		return r
-	}, string(e.Data[1:1+n]))
+	return printable.Cut(string(e.Data[1 : 1+n]))
 }
 
 // message returns the NOTIFICATION to send.

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+
+	"github.com/steelyard-lb/steelyard/lb/printable"
 )
 
 // Options configures Members.
@@ -307,6 +309,7 @@ func (d delegate) changed(n *memberlist.Node, alive bool) {
 	if json.Unmarshal(n.Meta, &x) != nil || x.Name == "" {
 		x.Name = n.Name
 	}
+	x.Name = printable.Cut(x.Name)
 	if d.table.setAlive(a, alive, x) {
 		d.o.Log.Info("member "+map[bool]string{true: "alive", false: "gone"}[alive], "member", x.Name, "address", a)
 	}

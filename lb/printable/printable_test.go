@@ -1,0 +1,61 @@
+package printable
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"unicode"
+	"unicode/utf8"
+)
+
+func TestText(t *testing.T) {
+	for in, want := range map[string]string{
+		"":                                 "",
+		"HTTP 503, want 200":               "HTTP 503, want 200",
+		"\x1b]0;title\a\x1b[1A\r\x1b[2KOK": "�]0;title�[1A �[2KOK",
+		" first\n\n\tsecond \n":            "first second",
+		"exit status 1: \x00\x00\x00":      "exit status 1: �",
+		"\u009b2J \u202egnp.exe\xff":       "�2J �gnp.exe�",
+		"Straße 東京 👍":                      "Straße 東京 👍",
+	} {
+		if got := Text(in); got != want {
+			t.Errorf("%q: %q; want %q", in, got, want)
+		}
+	}
+}
+
+func TestCut(t *testing.T) {
+	if s := strings.Repeat("é", Max); Cut(s) != s || Cut(s+"\n") != s {
+		t.Errorf("%d runes are cut", Max)
+	}
+	if got := Cut(strings.Repeat("é", 1<<20)); got != strings.Repeat("é", Max)+"…" {
+		t.Errorf("%d runes", utf8.RuneCountInString(got))
+	}
+}
+
+// FuzzText: the result is printable, on one line, not longer than the text, and stays when it is made printable again;
+// JSON keeps every value, and only white space of its own is not printable.
+func FuzzText(f *testing.F) {
+	f.Add("\x1b[2J\u009b\U000e0001 \u00a0\xff\n�")
+	f.Fuzz(func(t *testing.T, s string) {
+		for _, out := range []string{Text(s), Cut(s)} {
+			if i := strings.IndexFunc(out, func(r rune) bool { return !unicode.IsPrint(r) }); i >= 0 {
+				t.Errorf("%q: %q", s, out)
+			}
+			if n := utf8.RuneCountInString(out); n > utf8.RuneCountInString(s) || Text(out) != out {
+				t.Errorf("%q: %q, then %q", s, out, Text(out))
+			}
+		}
+		b, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var was, is string
+		if json.Unmarshal(b, &was) != nil || json.Unmarshal(JSON(b), &is) != nil || was != is {
+			t.Errorf("%q: JSON %q has %q", s, JSON(b), is)
+		}
+		if strings.ContainsFunc(string(JSON(b)), func(r rune) bool { return !unicode.IsPrint(r) }) {
+			t.Errorf("%q: JSON %q", s, JSON(b))
+		}
+	})
+}
