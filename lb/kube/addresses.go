@@ -55,7 +55,7 @@ func (v *view) withholdFamilies() {
 
 // spreads reports whether one node receives all packets to a Service under the policy Local, and spreads them.
 func (s *Source) spreads(service *core.Service, vips []netip.Addr) bool {
-	if s.o.SpreadLocal == nil || !isLocal(service) || s.o.Forward != lb.MethodTunnel {
+	if s.o.SpreadLocal == nil || !isLocal(service) || s.o.Forward != lb.MethodTunnel || len(vips) == 0 {
 		return false
 	}
 	var announce []lb.AnnouncerKind

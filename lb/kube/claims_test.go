@@ -106,8 +106,21 @@ func TestWhoHasAnAddress(t *testing.T) {
 		}
 	}
 
-	// Without permission of the pool externalIPs are not ours.
+	// A Service of which every address is refused is a row of its own, under each policy.
 	f := newFixture(t, func(o *Options) {
+		at := netip.MustParseAddr(vip)
+		o.Pools = []Pool{{ExternalIPs: true, Pool: lb.Pool{Ranges: []lb.AddrRange{{From: at, To: at}}}}}
+		o.Forward, o.SpreadLocal = lb.MethodTunnel, func([]lb.AnnouncerKind) bool { return true }
+	})
+	thief := svc("thief", 1, external)
+	thief.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyLocal
+	f.have(t, holder, thief)
+	if v := f.viewOf(nameOf(thief)); len(v.service.VIPs) > 0 || len(v.service.Refused) != 1 {
+		t.Errorf("all addresses are refused: VIPs %v, refused %v", v.service.VIPs, v.service.Refused)
+	}
+
+	// Without permission of the pool externalIPs are not ours.
+	f = newFixture(t, func(o *Options) {
 		at := netip.MustParseAddr(vip)
 		o.Pools = []Pool{{Pool: lb.Pool{Ranges: []lb.AddrRange{{From: at, To: at}}}}}
 	})
