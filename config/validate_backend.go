@@ -10,10 +10,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-const (
-	weightMax     = 1000 // of lb.Backend
-	defaultWeight = 1
-)
+const defaultWeight = 1
 
 func keysOf(m map[string]string) []string { return slices.Sorted(maps.Keys(m)) }
 
@@ -62,7 +59,7 @@ func (i item) backend() (lb.Backend, bool) {
 			b.Addr, ok = a.unicast()
 		}
 		b.Port = integer(t, "port", b.Port, 0, 65535)
-		b.Weight = integer(t, "weight", b.Weight, 0, weightMax)
+		b.Weight = integer(t, "weight", b.Weight, 0, lb.MaxWeight)
 		b.Drain = t.boolean("drain", false)
 		t.done()
 		return b, ok

@@ -103,6 +103,8 @@ func TestHTTP(t *testing.T) {
 			io.WriteString(w, `{"service": {"namespace": "default", "name": "web"}, "localEndpoints": 1}`)
 		case "/negative":
 			w.Header().Set("X-Load-Balancing-Endpoint-Weight", "-1")
+		case "/huge":
+			w.Header().Set("X-Load-Balancing-Endpoint-Weight", "9223372036854775807")
 		case "/zero":
 			w.Header().Set("X-Load-Balancing-Endpoint-Weight", "0")
 		case "/big":
@@ -151,9 +153,11 @@ func TestHTTP(t *testing.T) {
 		{"node port, something else", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/redirect"},
 			"HTTP 302: not a health check node port"},
 		{"node port, bad weight", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/badweight"},
-			`X-Load-Balancing-Endpoint-Weight is "many", want a number`},
+			`X-Load-Balancing-Endpoint-Weight is "many", want a number from 0 to 1000`},
 		{"node port, negative weight", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/negative"},
-			`X-Load-Balancing-Endpoint-Weight is "-1", want a number`},
+			`X-Load-Balancing-Endpoint-Weight is "-1", want a number from 0 to 1000`},
+		{"node port, weight too large", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/huge"},
+			`X-Load-Balancing-Endpoint-Weight is "9223372036854775807", want a number from 0 to 1000`},
 		{"node port, weight 0", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/zero"}, "ok: HTTP 200, 0 endpoints"},
 		{"node port, no weight", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/service"}, "ok: HTTP 200"},
 		{"node port, right service", at, lb.CheckSpec{Type: lb.CheckNodePort, Path: "/service", Body: "default/web"},

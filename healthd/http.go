@@ -147,8 +147,8 @@ func (c nodePortChecker) Probe(ctx context.Context) (Result, error) {
 	r := Result{Reason: "HTTP 200", Weight: -1}
 	if h := resp.Header.Get("X-Load-Balancing-Endpoint-Weight"); h != "" {
 		n, err := strconv.Atoi(h)
-		if err != nil || n < 0 {
-			return fail("X-Load-Balancing-Endpoint-Weight is %q, want a number", h)
+		if err != nil || n < 0 || n > lb.MaxWeight {
+			return fail("X-Load-Balancing-Endpoint-Weight is %q, want a number from 0 to %d", h, lb.MaxWeight)
 		}
 		r.Weight, r.Reason = n, fmt.Sprintf("HTTP 200, %d endpoints", n)
 	}

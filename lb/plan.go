@@ -132,7 +132,7 @@ func usableFor(
 // weight returns the weight of a backend: a node may report it, as the number of its endpoints.
 func (s *Service) weight(b Backend, h Health) int {
 	if s.Check.Type == CheckNodePort && h.State == StateHealthy && h.Weight >= 0 {
-		return h.Weight
+		return min(h.Weight, MaxWeight)
 	}
 	return b.Weight
 }

@@ -2,6 +2,7 @@ package lb
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"strings"
 	"testing"
@@ -174,7 +175,8 @@ func TestUnrestrictedVIPs(t *testing.T) {
 	}
 }
 
-// The weight that a backend reports replaces the configured one with the check of Kubernetes' node ports only.
+// The weight that a backend reports replaces the configured one with the check of Kubernetes' node ports only, up to
+// the limit of configured ones: the sum of all weights must not overflow.
 func TestReportedWeight(t *testing.T) {
 	for _, tt := range []struct {
 		check    CheckType
@@ -182,7 +184,7 @@ func TestReportedWeight(t *testing.T) {
 		want     string
 	}{
 		{CheckNodePort, 5, "10.0.0.1:80*5"}, {CheckNodePort, -1, "10.0.0.1:80*1"}, {CheckNodePort, 0, ""},
-		{CheckHTTP, 5, "10.0.0.1:80*1"},
+		{CheckHTTP, 5, "10.0.0.1:80*1"}, {CheckNodePort, math.MaxInt, "10.0.0.1:80*1000"},
 	} {
 		s := &Service{
 			Name: "web", VIPs: []netip.Addr{testVIP}, Algorithm: AlgorithmMaglev, Check: CheckSpec{Type: tt.check},

@@ -118,12 +118,15 @@ func (s *Service) serves(vip netip.Addr, b Backend) bool {
 	})
 }
 
+// MaxWeight is the largest weight of a backend.
+const MaxWeight = 1000
+
 // Backend is one server. Its zero Port means the Target of each port of the service.
 type Backend struct {
 	Addr netip.Addr
 	// Node is the address of the node that the backend runs on. Required by NodeForwarding; else it may be zero.
 	Node netip.Addr
-	// Weight is the share of new flows relative to the other backends, 0 to 1000. 0 means no new flows.
+	// Weight is the share of new flows relative to the other backends, 0 to MaxWeight. 0 means no new flows.
 	Weight int
 	Port   uint16
 	// Drain keeps existing flows and takes no new ones.
