@@ -2,10 +2,13 @@ package members
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -198,5 +201,27 @@ func TestListenFails(t *testing.T) {
 	}
 	if err := m.SetKeys(nil); err == nil {
 		t.Error("no error without keys")
+	}
+}
+
+// A stream that announces a message of 2^60 bytes is closed: memberlist before 0.7.0 allocates them (HCSEC-2026-18).
+func TestHugeMessage(t *testing.T) {
+	port := freePort(t)
+	m, _ := start(t, port, 1, 1)
+	var conn net.Conn
+	until(t, "the port to listen", func() (listens bool) {
+		c, err := net.Dial("tcp", netip.AddrPortFrom(m.Self(), port).String())
+		conn = c
+		return err == nil
+	})
+	defer conn.Close()
+	message := "\xf4\x09steelyard" + // the label
+		"\x08" + "\x81\xaaUserMsgLen\xcf\x10\x00\x00\x00\x00\x00\x00\x00" // a user message; its header in msgpack
+	conn.SetDeadline(time.Now().Add(10 * time.Second))
+	if _, err := io.WriteString(conn, message); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("the stream is still open after 10 s")
 	}
 }
