@@ -57,6 +57,10 @@ func ok(reason string) (Result, error) { return Result{Reason: reason, Weight: -
 
 func fail(format string, args ...any) (Result, error) { return Result{}, fmt.Errorf(format, args...) }
 
+// words turns the words of libraries into those of operators.
+var words = strings.NewReplacer("net/http: ", "", "HTTP/1.x transport connection broken: ", "",
+	"malformed HTTP ", "not HTTP: malformed ")
+
 // reason returns a short text for err, without addresses: a reason is shown next to its backend. Some errors quote what
 // the backend has sent.
 func reason(err error, timeout time.Duration) string {
@@ -78,7 +82,7 @@ func reason(err error, timeout time.Duration) string {
 		err = op.Err
 	}
 	line, _, _ := strings.Cut(err.Error(), "\n")
-	return printable.Cut(line)
+	return printable.Cut(words.Replace(line))
 }
 
 // isTimeout is true for the deadlines of contexts and of connections, too.

@@ -33,6 +33,7 @@ func (c grpcChecker) Probe(ctx context.Context) (Result, error) {
 	conn, err := grpc.NewClient("passthrough:///"+to.String(), grpc.WithTransportCredentials(creds),
 		grpc.WithAuthority(cmp.Or(c.Spec.Host, c.Spec.TLSServerName, to.String())), grpc.WithDisableRetry(),
 		grpc.WithDisableServiceConfig(), grpc.WithUserAgent("steelyard-health"), grpc.WithNoProxy(),
+		grpc.WithMaxHeaderListSize(16<<10), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<10)),
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
 			conn, err := d.DialContext(ctx, "tcp", addr)
 			mu.Lock()

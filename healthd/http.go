@@ -18,8 +18,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// maxBody is how many bytes of a response are read.
-const maxBody = 64 << 10
+// maxHeader and maxBody are how many bytes of a response are read.
+const maxHeader, maxBody = 64 << 10, 64 << 10
 
 // httpChecker requests a path and checks the status and the body of the response.
 //
@@ -67,7 +67,8 @@ func (c httpChecker) isOtherProtocol(resp *http.Response, err error) bool {
 	return !isDial && !isTimeout(err) && !errors.As(err, &certificate)
 }
 
-// httpGet makes one request over a new connection and follows no redirect.
+// httpGet makes one request over a new connection and follows no redirect. The body of the response is read only where
+// the check needs it.
 func httpGet(ctx context.Context, c target, scheme string) (*http.Response, string, error) {
 	u, err := url.Parse(c.Spec.Path)
 	if err != nil {
@@ -86,6 +87,7 @@ func httpGet(ctx context.Context, c target, scheme string) (*http.Response, stri
 	req.Header.Set("User-Agent", "steelyard-health")
 	transport := &http.Transport{
 		DisableKeepAlives: true, Proxy: nil, DialContext: d.DialContext, TLSClientConfig: tlsConfig(c.Spec),
+		MaxResponseHeaderBytes: maxHeader,
 	}
 	defer transport.CloseIdleConnections()
 	resp, err := transport.RoundTrip(req)
@@ -93,6 +95,9 @@ func httpGet(ctx context.Context, c target, scheme string) (*http.Response, stri
 		return nil, "", err
 	}
 	defer resp.Body.Close()
+	if c.Spec.Body == "" {
+		return resp, "", nil
+	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
 	if err != nil {
 		return nil, "", err

@@ -154,11 +154,26 @@ func TestEnvironmentOfPrograms(t *testing.T) {
 	}
 }
 
-// A program that cannot be started says nothing about the backend.
+// A program that cannot be started says nothing about the backend; why it has no state is reported.
 func TestMissingProgramIsInconclusive(t *testing.T) {
-	c := lb.Check{Target: netip.MustParseAddrPort("10.0.0.1:80")}
-	c.Spec = lb.CheckSpec{Type: lb.CheckExec, Path: "/nowhere"}
-	if _, err := checkers[lb.CheckExec](target{Check: c}).Probe(t.Context()); !inconclusive(err) {
-		t.Errorf("error %v; want an inconclusive one", err)
+	reports := make(chan lb.Health, 1)
+	p := New(Options{Report: func(h lb.Health) { reports <- h }, Log: slog.New(slog.DiscardHandler)})
+	c := lb.Check{Key: lb.CheckKey{Service: "web"}, Target: netip.MustParseAddrPort("10.0.0.1:80")}
+	c.Spec = lb.CheckSpec{Type: lb.CheckExec, Path: "/nowhere", Interval: time.Hour, Timeout: time.Minute, Fall: 1}
+	p.Put("web", []lb.Check{c})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- p.Run(ctx) }()
+	select {
+	case h := <-reports:
+		if h.State != lb.StateUnknown || !strings.Contains(h.Reason, "no such file") {
+			t.Errorf("%s: %q; want unknown, without the file", h.State, h.Reason)
+		}
+	case <-time.After(time.Minute):
+		t.Error("no report")
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }

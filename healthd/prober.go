@@ -208,7 +208,9 @@ func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.T
 	service := l.check.Key.Service
 	if err != nil && inconclusive(err) {
 		p.metrics.probes.WithLabelValues(service, "inconclusive").Inc()
-		p.own.record(l.check.Key, reason(err, l.check.Spec.Timeout))
+		why := reason(err, l.check.Spec.Timeout)
+		p.own.record(l.check.Key, why)
+		l.undecided(p.o.Report, why)
 		return
 	}
 	p.own.forget(l.check.Key)
@@ -260,6 +262,16 @@ func (l *loop) apply(report func(lb.Health), r Result, state lb.State) bool {
 	h.State, h.Weight, h.Reason, h.Err, h.At = state, r.Weight, r.Reason, r.Err, time.Now()
 	report(*h)
 	return true
+}
+
+// undecided reports why a check without a state has none.
+func (l *loop) undecided(report func(lb.Health), why string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if h := &l.health; !l.ended && h.State == lb.StateUnknown && h.Reason != why {
+		h.Reason = why
+		report(*h)
+	}
 }
 
 // Health returns the health of every check that has a state, in no order.

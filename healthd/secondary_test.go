@@ -51,7 +51,7 @@ func TestSecondaryPorts(t *testing.T) {
 		{"HTTP, with an https check", lb.CheckHTTPS, serve((*httptest.Server).Start, 200), "ok: HTTP 200",
 			"tls: first record does not look like a TLS handshake"},
 		{"another protocol", lb.CheckHTTP, echo, "ok: connected, not HTTP",
-			"net/http: HTTP/1.x transport connection broken"},
+			"not HTTP: malformed status code"},
 		{"no response", lb.CheckHTTP, silent(t), "no response within 300ms", ""},
 		{"closed", lb.CheckHTTP, closedPort(t), "connection refused", ""},
 		{"another protocol, with a gRPC check", lb.CheckGRPC, echo, "ok: connected, no gRPC health service", "gRPC "},

@@ -10,7 +10,12 @@ import (
 
 // udpChecker sends a datagram. An ICMP error is a failure. With a Body, a response that contains it is required.
 // Without one, no error until shortly before the timeout is success: UDP provides no further evidence.
+//
+// A server may answer with several datagrams, but not with a flood of them.
 type udpChecker struct{ target }
+
+// maxDatagrams is how many datagrams of one response are read.
+const maxDatagrams = 16
 
 func (c udpChecker) Probe(ctx context.Context) (Result, error) {
 	d, to, err := c.dialer("udp")
@@ -32,7 +37,7 @@ func (c udpChecker) Probe(ctx context.Context) (Result, error) {
 		return Result{}, err
 	}
 	resp := make([]byte, maxBody)
-	for {
+	for range maxDatagrams {
 		n, err := conn.Read(resp)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded) && c.Spec.Body == "" && !errors.Is(ctx.Err(), context.Canceled):
@@ -43,4 +48,5 @@ func (c udpChecker) Probe(ctx context.Context) (Result, error) {
 			return ok("response received")
 		}
 	}
+	return fail("%d datagrams without %q", maxDatagrams, c.Spec.Body)
 }
