@@ -30,7 +30,9 @@ type Backend struct {
 
 // connect opens a session with the backend that looks like one with the peer, but has nothing that the peer sent: the
 // OPEN is made anew of the fields that were checked. It returns once the backend has accepted it.
-func (b *Backend) connect(ctx context.Context, peer *Open) (net.Conn, *messageReader, error) {
+func (b *Backend) connect(
+	ctx context.Context, dial func(context.Context, *Backend) (net.Conn, error), peer *Open,
+) (net.Conn, *messageReader, error) {
 	open := Open{
 		ASN: peer.ASN, HoldTime: backendHoldTime, ID: b.From, V4: peer.V4, V6: peer.V6, FourOctetAS: peer.FourOctetAS,
 		RouteRefresh: true, GracefulRestart: true, // with it the backend sends End-of-RIB
@@ -38,7 +40,7 @@ func (b *Backend) connect(ctx context.Context, peer *Open) (net.Conn, *messageRe
 	ctx, cancel := context.WithTimeout(ctx, backendTimeout)
 	defer cancel()
 	for {
-		conn, r, err := b.handshake(ctx, &open)
+		conn, r, err := b.handshake(ctx, dial, &open)
 		if err == nil {
 			return conn, r, nil
 		}
@@ -50,7 +52,8 @@ func (b *Backend) connect(ctx context.Context, peer *Open) (net.Conn, *messageRe
 	}
 }
 
-func (b *Backend) handshake(ctx context.Context, open *Open) (net.Conn, *messageReader, error) {
+// dialBackend connects to a backend.
+func dialBackend(ctx context.Context, b *Backend) (net.Conn, error) {
 	key := Config{Address: b.At.Addr(), Password: b.Key}
 	d := net.Dialer{
 		LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(b.From, 0)), KeepAlive: -1,
@@ -58,7 +61,13 @@ func (b *Backend) handshake(ctx context.Context, open *Open) (net.Conn, *message
 			return control(raw, func(fd int) error { return setKey(fd, &key) })
 		},
 	}
-	conn, err := d.DialContext(ctx, "tcp", b.At.String())
+	return d.DialContext(ctx, "tcp", b.At.String())
+}
+
+func (b *Backend) handshake(
+	ctx context.Context, dial func(context.Context, *Backend) (net.Conn, error), open *Open,
+) (net.Conn, *messageReader, error) {
+	conn, err := dial(ctx, b)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -25,14 +25,14 @@ func setRouterKey(t *testing.T, c syscall.Conn, password string) {
 // A password that is changed on both sides ends no session, and is that of the next one.
 func TestPasswordRotation(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t, func(_ *Options, c *Config) { c.Passive = true })
+	f := newTCPFixture(t, func(_ *Options, c *Config) { c.Passive = true })
 	with := f.cfg
 	with.Passive, with.Password = false, "old"
-	setRouterKey(t, f.router, "old")
+	setRouterKey(t, f.router.(syscall.Conn), "old")
 	f.g.SetPeers([]Config{with})
 	l := f.accept()
 	backend := f.establish(l, theirs())
-	setRouterKey(t, f.router, "new")
+	setRouterKey(t, f.router.(syscall.Conn), "new")
 	setRouterKey(t, l.Conn.(syscall.Conn), "new")
 	with.Password = "new"
 	f.g.SetPeers([]Config{with})
@@ -62,24 +62,16 @@ func TestNewConnectionReplacesTheSession(t *testing.T) {
 		{"new password", "old", "new", flapThreshold, true}, {"young session", "old", "old", 0, false},
 		{"no password", "", "", flapThreshold, false},
 	} {
-		t.Run(row.name, func(t *testing.T) {
-			t.Parallel()
-			f := newFixture(t, func(o *Options, c *Config) {
-				o.ListenPort, c.Passive, c.HoldTime = 0, true, time.Minute
-			})
+		bubble(t, row.name, func(t *testing.T) {
+			f := newFixture(t, func(_ *Options, c *Config) { c.Password, c.HoldTime = row.before, time.Minute })
 			with := f.cfg
-			with.Passive, with.Password = false, row.before
-			if row.before != "" {
-				setRouterKey(t, f.router, row.before)
-			}
-			f.g.SetPeers([]Config{with})
 			before := f.accept()
 			backend := f.establish(before, theirs())
 			time.Sleep(row.age)
 			with.Password = row.password
 			f.g.SetPeers([]Config{with})
 
-			after := f.connect(&with)
+			after := f.connect()
 			if row.replaces {
 				backend = f.establish(after, theirs())
 				if _, err := backend.Write(route); err != nil {
@@ -125,8 +117,7 @@ func TestSetPeers(t *testing.T) {
 			func(c *Config) { c.RestartTime = 0 }, ceaseChanged, false},
 		{"removed", func(*Config) {}, nil, ceaseDeconfigured, false},
 	} {
-		t.Run(row.name, func(t *testing.T) {
-			t.Parallel()
+		bubble(t, row.name, func(t *testing.T) {
 			f := newFixture(t, func(_ *Options, c *Config) { row.start(c) })
 			l, o := f.accept(), theirs()
 			o.GracefulRestart = true

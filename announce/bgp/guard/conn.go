@@ -23,10 +23,17 @@ const (
 	lingerTime = time.Second
 )
 
+// socket is a TCP connection.
+type socket interface {
+	net.Conn
+	syscall.Conn
+	CloseWrite() error
+}
+
 // conn is one TCP connection with a peer, from its OPEN to its end.
 type conn struct {
 	p        *peer
-	c        *net.TCPConn
+	c        socket
 	r        *messageReader
 	outgoing bool
 	cfg      Config

@@ -3,27 +3,33 @@ package guard
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"google.golang.org/grpc/test/bufconn"
 )
 
 var loopback = netip.MustParseAddr("127.0.0.1")
 
 // fixture is a guard with one peer, whose router is the test, and whose backend records what it receives.
 type fixture struct {
-	t       testing.TB
-	g       *Guard
-	cfg     Config
-	router  *net.TCPListener // the guard connects to it
-	backend *net.TCPListener
-	stop    context.CancelCauseFunc
-	done    chan struct{}
-	inner   chan net.Conn // sessions with the backend
+	t               testing.TB
+	g               *Guard
+	cfg             Config
+	router, backend net.Listener
+	stop            context.CancelCauseFunc
+	done            chan struct{}
+	outer           chan net.Conn // connections of the guard with the router
+	inner           chan net.Conn // sessions with the backend
 
 	mu       sync.Mutex
 	received []byte // by the backend
@@ -32,15 +38,45 @@ type fixture struct {
 	states   []State
 }
 
+// newFixture returns a guard whose connections are in memory, for a bubble of synctest.
 func newFixture(t testing.TB, change func(*Options, *Config)) *fixture {
 	t.Helper()
-	f := &fixture{t: t, done: make(chan struct{}), inner: make(chan net.Conn, 8)}
-	f.router, f.backend = f.listen(), f.listen()
-	f.cfg = Config{Address: loopback, Port: port(f.router), ASN: 64500, HoldTime: 9 * time.Second}
+	router, backend := bufconn.Listen(1<<15), bufconn.Listen(1<<15)
+	f := fixtureOf(t, router, backend, change)
+	f.g.dial = func(ctx context.Context, _ *Config) (socket, error) {
+		c, err := router.DialContext(ctx)
+		return memory{c}, err
+	}
+	f.g.dialBackend = func(ctx context.Context, _ *Backend) (net.Conn, error) { return backend.DialContext(ctx) }
+	f.run()
+	return f
+}
+
+// newTCPFixture returns a guard whose connections are of TCP, for passwords.
+func newTCPFixture(t testing.TB, change func(*Options, *Config)) *fixture {
+	t.Helper()
+	listen := func() net.Listener {
+		l, err := net.Listen("tcp4", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	f := fixtureOf(t, listen(), listen(), change)
+	f.run()
+	return f
+}
+
+func fixtureOf(t testing.TB, router, backend net.Listener, change func(*Options, *Config)) *fixture {
+	f := &fixture{
+		t: t, router: router, backend: backend, done: make(chan struct{}),
+		outer: make(chan net.Conn, 8), inner: make(chan net.Conn, 8),
+	}
+	f.cfg = Config{Address: loopback, Port: port(router), ASN: 64500, HoldTime: 9 * time.Second}
 	o := Options{
 		ASN: 64512, RouterID: netip.MustParseAddr("192.0.2.11"), ListenPort: -1, Log: slog.New(slog.DiscardHandler),
 		Attach: func(context.Context, Session) (Backend, error) {
-			return Backend{At: netip.AddrPortFrom(loopback, port(f.backend)), From: loopback}, nil
+			return Backend{At: netip.AddrPortFrom(loopback, port(backend)), From: loopback}, nil
 		},
 		Detach: func(netip.Addr) {},
 		Sent: func(_ netip.Addr, u *Update) {
@@ -62,15 +98,24 @@ func newFixture(t testing.TB, change func(*Options, *Config)) *fixture {
 	}
 	f.g = New(o)
 	f.g.SetPeers([]Config{f.cfg})
+	return f
+}
+
+// run runs the guard until the end of the test.
+func (f *fixture) run() {
 	go f.serveBackend()
+	go func() {
+		for c, err := f.router.Accept(); err == nil; c, err = f.router.Accept() {
+			f.outer <- c
+		}
+	}()
 	ctx, cancel := context.WithCancelCause(context.Background())
 	f.stop = cancel
 	go func() {
 		f.g.Run(ctx)
 		close(f.done)
 	}()
-	t.Cleanup(f.end)
-	return f
+	f.t.Cleanup(f.end)
 }
 
 // end stops the guard.
@@ -78,22 +123,34 @@ func (f *fixture) end() {
 	f.stop(Stopped("the test ends"))
 	select {
 	case <-f.done:
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		f.t.Error("the guard does not stop")
 	}
+	f.router.Close()
+	f.backend.Close()
 }
 
-func (f *fixture) listen() *net.TCPListener {
-	f.t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		f.t.Fatal(err)
+// port returns the port of a TCP listener; 0: it is none.
+func port(l net.Listener) uint16 {
+	a, _ := l.Addr().(*net.TCPAddr)
+	return a.AddrPort().Port()
+}
+
+// memory is a socket without a kernel.
+type memory struct{ net.Conn }
+
+func (m memory) Read(b []byte) (int, error)  { n, err := m.Conn.Read(b); return n, deadline(err) }
+func (m memory) Write(b []byte) (int, error) { n, err := m.Conn.Write(b); return n, deadline(err) }
+func (memory) CloseWrite() error             { return nil }
+
+func (memory) SyscallConn() (syscall.RawConn, error) { return nil, errors.ErrUnsupported }
+
+func deadline(err error) error {
+	if timeout, ok := err.(net.Error); ok && timeout.Timeout() {
+		return os.ErrDeadlineExceeded
 	}
-	f.t.Cleanup(func() { l.Close() })
-	return l.(*net.TCPListener)
+	return err
 }
-
-func port(l *net.TCPListener) uint16 { return l.Addr().(*net.TCPAddr).AddrPort().Port() }
 
 // serveBackend is a BGP speaker that accepts every session.
 func (f *fixture) serveBackend() {
@@ -136,38 +193,33 @@ type link struct {
 
 func (f *fixture) accept() *link {
 	f.t.Helper()
-	_ = f.router.SetDeadline(time.Now().Add(10 * time.Second))
-	c, err := f.router.Accept()
+	select {
+	case c := <-f.outer:
+		return f.link(c)
+	case <-time.After(time.Minute):
+		f.t.Fatal("the guard does not connect")
+		return nil
+	}
+}
+
+// connect is a connection of the router to the guard.
+func (f *fixture) connect() *link {
+	f.t.Helper()
+	l := bufconn.Listen(1 << 15)
+	go func() {
+		c, _ := l.Accept()
+		f.g.peerOf(loopback).accepted <- memory{c}
+	}()
+	c, err := l.Dial()
 	if err != nil {
 		f.t.Fatal(err)
 	}
 	return f.link(c)
 }
 
-// connect is a connection of the router to the guard, with the password of c.
-func (f *fixture) connect(c *Config) *link {
-	f.t.Helper()
-	to := *c
-	f.until("listening", func() bool {
-		f.g.mu.Lock()
-		defer f.g.mu.Unlock()
-		for _, l := range f.g.listen {
-			if l.socket != nil {
-				to.Port = port(l.socket)
-			}
-		}
-		return to.Port != c.Port
-	})
-	conn, err := dial(context.Background(), &to)
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	return f.link(conn)
-}
-
 func (f *fixture) link(c net.Conn) *link {
 	f.t.Cleanup(func() { c.Close() })
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	return &link{c, f.t, newMessageReader(c)}
 }
 
@@ -215,7 +267,7 @@ func (f *fixture) establish(l *link, o Open) net.Conn {
 	select {
 	case c := <-f.inner:
 		return c
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		f.t.Fatal("no session with the backend")
 		return nil
 	}
@@ -223,7 +275,7 @@ func (f *fixture) establish(l *link, o Open) net.Conn {
 
 func (f *fixture) until(what string, ok func() bool) {
 	f.t.Helper()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(2 * time.Millisecond) {
 		f.mu.Lock()
 		done := ok()
 		f.mu.Unlock()
@@ -231,7 +283,7 @@ func (f *fixture) until(what string, ok func() bool) {
 			return
 		}
 		if time.Now().After(end) {
-			f.t.Fatalf("%s: not after 10 s; faults %q, states %q", what, f.faults, f.states)
+			f.t.Fatalf("%s: not after a minute; faults %q, states %q", what, f.faults, f.states)
 		}
 	}
 }
@@ -240,4 +292,10 @@ func open(change func(*Open)) []byte {
 	o := theirs()
 	change(&o)
 	return o.message()
+}
+
+// bubble runs a subtest with a clock of its own.
+func bubble(t *testing.T, name string, f func(t *testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
 }

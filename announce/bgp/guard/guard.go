@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
 	"net/netip"
 	"sync"
 	"time"
@@ -83,7 +84,9 @@ type Event struct {
 
 // Guard keeps sessions with peers.
 type Guard struct {
-	o Options
+	o           Options
+	dial        func(context.Context, *Config) (socket, error) // dial; tests have sockets in memory
+	dialBackend func(context.Context, *Backend) (net.Conn, error)
 
 	mu       sync.Mutex // guards the following fields
 	running  context.Context
@@ -98,7 +101,8 @@ type Guard struct {
 // New returns a Guard without peers. It opens no socket.
 func New(o Options) *Guard {
 	return &Guard{
-		o: o, peers: map[netip.Addr]*peer{}, sessions: map[netip.Addr]*conn{}, listen: map[Endpoint]*listener{},
+		o: o, dial: dial, dialBackend: dialBackend,
+		peers: map[netip.Addr]*peer{}, sessions: map[netip.Addr]*conn{}, listen: map[Endpoint]*listener{},
 	}
 }
 

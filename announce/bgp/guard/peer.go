@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,7 +37,7 @@ type peer struct {
 	cfg      atomic.Pointer[Config] // changed by the goroutine only
 	wanted   Config                 // the last of SetPeers; Guard.mu
 	updates  chan Config
-	accepted chan *net.TCPConn
+	accepted chan socket
 	events   chan any
 	probe    chan struct{} // asks the session for a KEEPALIVE now
 	stop     context.CancelCauseFunc
@@ -64,14 +63,14 @@ type (
 		err error
 	}
 	dialed struct {
-		c   *net.TCPConn
+		c   socket
 		err error
 	}
 )
 
 func newPeer(g *Guard, cfg Config) *peer {
 	p := &peer{
-		g: g, wanted: cfg, updates: make(chan Config), accepted: make(chan *net.TCPConn), events: make(chan any),
+		g: g, wanted: cfg, updates: make(chan Config), accepted: make(chan socket), events: make(chan any),
 		probe: make(chan struct{}, 1), done: make(chan struct{}), conns: map[*conn]State{}, state: Idle,
 		redial: func() {},
 	}
@@ -149,13 +148,13 @@ func (p *peer) dial(ctx context.Context) {
 	p.dialing, p.idle = true, time.Time{}
 	ctx, p.redial = context.WithCancel(ctx)
 	go func() {
-		c, err := dial(ctx, cfg)
+		c, err := p.g.dial(ctx, cfg)
 		p.events <- dialed{c, err}
 	}()
 }
 
 // begin starts the handshake on a new connection. It replaces one in the same direction that has not got further.
-func (p *peer) begin(ctx context.Context, tcp *net.TCPConn, outgoing bool) {
+func (p *peer) begin(ctx context.Context, tcp socket, outgoing bool) {
 	if ctx.Err() != nil {
 		tcp.Close()
 		return

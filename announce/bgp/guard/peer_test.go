@@ -1,34 +1,36 @@
 package guard
 
 import (
-	"net"
+	"cmp"
+	"context"
 	"slices"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
 // A passive guard does not connect, until it is passive no more.
 func TestPassive(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t, func(_ *Options, c *Config) { c.Passive = true })
-	_ = f.router.SetDeadline(time.Now().Add(500 * time.Millisecond))
-	if c, err := f.router.Accept(); err == nil {
-		c.Close()
-		t.Fatal("it connects")
-	}
-	_ = f.router.SetDeadline(time.Time{})
-	f.cfg.Passive = false
-	f.g.SetPeers([]Config{f.cfg})
-	f.establish(f.accept(), theirs())
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, func(_ *Options, c *Config) { c.Passive = true })
+		time.Sleep(time.Hour)
+		if len(f.outer) > 0 {
+			t.Fatal("it connects")
+		}
+		f.cfg.Passive = false
+		f.g.SetPeers([]Config{f.cfg})
+		f.establish(f.accept(), theirs())
+	})
 }
 
 // KEEPALIVEs are sent as often as configured, and not less often than in a third of the hold time.
 func TestKeepalive(t *testing.T) {
-	for _, row := range []struct{ hold, interval, most time.Duration }{
-		{9 * time.Second, 100 * time.Millisecond, 5 * time.Second}, {3 * time.Second, time.Minute, 20 * time.Second},
+	for _, row := range []struct{ hold, interval, want time.Duration }{
+		{9 * time.Second, 100 * time.Millisecond, 100 * time.Millisecond}, {3 * time.Second, time.Minute, time.Second},
+		{9 * time.Second, 0, 3 * time.Second},
 	} {
-		t.Run(row.interval.String(), func(t *testing.T) {
-			t.Parallel()
+		bubble(t, row.interval.String(), func(t *testing.T) {
 			f := newFixture(t, func(_ *Options, c *Config) { c.HoldTime, c.Keepalive = row.hold, row.interval })
 			l := f.accept()
 			f.establish(l, theirs())
@@ -37,12 +39,10 @@ func TestKeepalive(t *testing.T) {
 				if m, err := l.r.next(); err != nil || m.kind != typeKeepalive {
 					t.Fatalf("message %d: %v, %v", n, m, err)
 				}
-				if _, err := l.Write(keepalive); err != nil {
-					t.Fatal(err)
-				}
+				l.send(keepalive)
 			}
-			if took := time.Since(start); took > row.most {
-				t.Errorf("three KEEPALIVEs took %v", took)
+			if took := time.Since(start); took != 3*row.want {
+				t.Errorf("three KEEPALIVEs took %v, want %v", took, 3*row.want)
 			}
 		})
 	}
@@ -51,8 +51,8 @@ func TestKeepalive(t *testing.T) {
 // An attempt to connect with the old password, which gets no answer, ends when the password changes.
 func TestDialWithTheNewPassword(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t, func(_ *Options, c *Config) { c.Passive = true })
-	setRouterKey(t, f.router, "new")
+	f := newTCPFixture(t, func(_ *Options, c *Config) { c.Passive = true })
+	setRouterKey(t, f.router.(syscall.Conn), "new")
 	f.cfg.Passive, f.cfg.Password, f.cfg.Retry = false, "old", time.Hour
 	f.g.SetPeers([]Config{f.cfg})
 	f.until("an attempt", func() bool { return slices.Contains(f.states, Connect) })
@@ -66,31 +66,28 @@ func TestDialWithTheNewPassword(t *testing.T) {
 	}
 }
 
-// Retry is the time between two attempts to connect, here to a router that starts after the first one.
+// Retry is the mean time between two attempts to connect. The default is 2 s.
 func TestRetry(t *testing.T) {
-	for _, row := range []struct {
-		retry, within time.Duration // the default is 2 s
-		again         bool
-	}{{100 * time.Millisecond, 10 * time.Second, true}, {time.Hour, 3 * time.Second, false}} {
-		t.Run(row.retry.String(), func(t *testing.T) {
-			t.Parallel()
-			f := newFixture(t, func(_ *Options, c *Config) { c.Passive = true })
-			f.router.Close()
-			f.cfg.Passive, f.cfg.Retry = false, row.retry
+	for _, retry := range []time.Duration{0, 100 * time.Millisecond, time.Hour} {
+		bubble(t, retry.String(), func(t *testing.T) {
+			f := newFixture(t, func(_ *Options, c *Config) { c.Passive, c.Retry = true, retry })
+			var attempts []time.Time
+			f.g.dial = func(context.Context, *Config) (socket, error) {
+				attempts = append(attempts, time.Now())
+				return nil, syscall.ECONNREFUSED
+			}
+			f.cfg.Passive = false
 			f.g.SetPeers([]Config{f.cfg})
-			f.until("a refused attempt", func() bool { return len(f.faults) > 0 })
-			l, err := net.Listen("tcp4", f.router.Addr().String())
-			if err != nil {
-				t.Fatal(err)
+			mean := cmp.Or(retry, dialRetry)
+			time.Sleep(20 * mean)
+			f.end()
+			for i, at := range attempts[1:] {
+				if pause := at.Sub(attempts[i]); pause < mean*3/4 || pause >= mean*5/4 {
+					t.Errorf("attempt %d after %v, want about %v", i+1, pause, mean)
+				}
 			}
-			defer l.Close()
-			_ = l.(*net.TCPListener).SetDeadline(time.Now().Add(row.within))
-			c, err := l.Accept()
-			if err == nil {
-				c.Close()
-			}
-			if again := err == nil; again != row.again {
-				t.Errorf("connects again within %v: %t, want %t", row.within, again, row.again)
+			if n := len(attempts); n < 16 || n > 27 {
+				t.Errorf("%d attempts in the time of 20", n)
 			}
 		})
 	}

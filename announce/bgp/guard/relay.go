@@ -107,13 +107,14 @@ func (c *conn) fromBackend(ctx context.Context, hold time.Duration) error {
 	if err != nil {
 		return cease(ceaseResources, err.Error())
 	}
-	backend, r, err := target.connect(ctx, c.theirs)
+	backend, r, err := target.connect(ctx, c.p.g.dialBackend, c.theirs)
 	if err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		return cease(ceaseResources, err.Error())
 	}
+	defer backend.Close()
 	c.mu.Lock()
 	c.backend = backend
 	c.mu.Unlock()

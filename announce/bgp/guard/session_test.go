@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -36,8 +37,7 @@ func TestProtocolErrors(t *testing.T) {
 		{"second OPEN", [][]byte{valid, keepalive, valid}, 5, 3, "OPEN in an established session"},
 		{"long KEEPALIVE", [][]byte{valid, keepalive, raw(4, 20)}, 1, 2, "KEEPALIVE of 20 bytes"},
 	} {
-		t.Run(row.name, func(t *testing.T) {
-			t.Parallel()
+		bubble(t, row.name, func(t *testing.T) {
 			f := newFixture(t, nil)
 			l := f.accept()
 			l.want(typeOpen)
@@ -62,8 +62,7 @@ func TestReceivedNotification(t *testing.T) {
 	for name, before := range map[string][][]byte{
 		"opensent": {}, "openconfirm": {open(func(*Open) {})}, "established": {open(func(*Open) {}), keepalive},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		bubble(t, name, func(t *testing.T) {
 			f := newFixture(t, nil)
 			l := f.accept()
 			l.want(typeOpen)
@@ -81,39 +80,40 @@ func TestReceivedNotification(t *testing.T) {
 // Nothing that a peer sends in a session reaches the backend: it receives an OPEN of the checked fields, KEEPALIVE, and
 // one ROUTE-REFRESH for any number of them. The peer's routes are counted.
 func TestNothingReachesTheBackend(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t, nil)
-	l := f.accept()
-	o := theirs()
-	o.Hostname, o.GracefulRestart, o.RestartTime = "attacker", true, 77
-	backend := f.establish(l, o)
-	if _, err := backend.Write(encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113})); err != nil {
-		t.Fatal(err)
-	}
-	l.want(typeUpdate)
-	for range 100 {
-		l.send(
-			encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113, 8, 10}), // two routes
-			encode(typeUpdate, []byte{0, 2, 8, 10, 0, 0}),                  // one withdrawn
-			encode(typeUpdate, []byte{0xff, 0xff, 0xff, 0xff}),             // malformed
-			encode(typeRouteRefresh, []byte{0, 1, 0, 1}), encode(typeRouteRefresh, []byte{0, 1, 0, 128}),
-			encode(typeRouteRefresh, []byte{0, 1, 1, 1}), encode(typeRouteRefresh, []byte{0, 1, 0, 1, 99}),
-		)
-	}
-	f.until("all is counted", func() bool {
-		got, ok := f.g.Details(loopback)
-		want := Received{Announced: 200, Withdrawn: 100, Malformed: 100}
-		return ok && got.Routes == want && got.Received.Updates == 300 && got.Received.All == 702 // with the handshake
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, nil)
+		l := f.accept()
+		o := theirs()
+		o.Hostname, o.GracefulRestart, o.RestartTime = "attacker", true, 77
+		backend := f.establish(l, o)
+		if _, err := backend.Write(encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113})); err != nil {
+			t.Fatal(err)
+		}
+		l.want(typeUpdate)
+		for range 100 {
+			l.send(
+				encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113, 8, 10}), // two routes
+				encode(typeUpdate, []byte{0, 2, 8, 10, 0, 0}),                  // one withdrawn
+				encode(typeUpdate, []byte{0xff, 0xff, 0xff, 0xff}),             // malformed
+				encode(typeRouteRefresh, []byte{0, 1, 0, 1}), encode(typeRouteRefresh, []byte{0, 1, 0, 128}),
+				encode(typeRouteRefresh, []byte{0, 1, 1, 1}), encode(typeRouteRefresh, []byte{0, 1, 0, 1, 99}),
+			)
+		}
+		f.until("all is counted", func() bool {
+			got, ok := f.g.Details(loopback)
+			want := Received{Announced: 200, Withdrawn: 100, Malformed: 100}
+			return ok && got.Routes == want && got.Received.Updates == 300 && got.Received.All == 702 // with the handshake
+		})
+		clean := Open{
+			ASN: 64500, HoldTime: backendHoldTime, ID: loopback, V4: true, V6: true, FourOctetAS: true, RouteRefresh: true,
+			GracefulRestart: true,
+		}
+		want := slices.Concat(clean.message(), keepalive, encode(typeRouteRefresh, []byte{0, 1, 0, 1}))
+		f.until("the ROUTE-REFRESH", func() bool { return len(f.received) >= len(want) })
+		if got := f.atBackend(); !bytes.Equal(got, want) {
+			t.Errorf("the backend received\n%x, want\n%x", got, want)
+		}
 	})
-	clean := Open{
-		ASN: 64500, HoldTime: backendHoldTime, ID: loopback, V4: true, V6: true, FourOctetAS: true, RouteRefresh: true,
-		GracefulRestart: true,
-	}
-	want := slices.Concat(clean.message(), keepalive, encode(typeRouteRefresh, []byte{0, 1, 0, 1}))
-	f.until("the ROUTE-REFRESH", func() bool { return len(f.received) >= len(want) })
-	if got := f.atBackend(); !bytes.Equal(got, want) {
-		t.Errorf("the backend received\n%x, want\n%x", got, want)
-	}
 }
 
 // UPDATEs of families that the peer has not offered, and default routes, are not sent; End-of-RIB only to a peer with
@@ -135,8 +135,7 @@ func TestOnlyNegotiatedFamilies(t *testing.T) {
 		{"IPv4", func(o *Open) { o.V6, o.GracefulRestart = false, true }, [][]byte{route4, end4}},
 		{"IPv6", func(o *Open) { o.V4, o.GracefulRestart = false, true }, [][]byte{route6, end6}},
 	} {
-		t.Run(row.name, func(t *testing.T) {
-			t.Parallel()
+		bubble(t, row.name, func(t *testing.T) {
 			f := newFixture(t, nil)
 			l, o := f.accept(), theirs()
 			row.peer(&o)
@@ -160,20 +159,21 @@ func TestOnlyNegotiatedFamilies(t *testing.T) {
 
 // A NOTIFICATION of the backend follows the UPDATEs before it.
 func TestBackendEndsTheSession(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t, nil)
-	l := f.accept()
-	backend := f.establish(l, theirs())
-	withdrawal := encode(typeUpdate, []byte{0, 4, 24, 203, 0, 113, 0, 0})
-	if _, err := backend.Write(slices.Concat(withdrawal, cease(ceaseShutdown, "bye").message())); err != nil {
-		t.Fatal(err)
-	}
-	if got := l.want(typeUpdate); !bytes.Equal(got, withdrawal[headerLen:]) {
-		t.Errorf("UPDATE %x", got)
-	}
-	if got := l.want(typeNotification); string(got) != "\x06\x02\x03bye" {
-		t.Errorf("NOTIFICATION %q", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, nil)
+		l := f.accept()
+		backend := f.establish(l, theirs())
+		withdrawal := encode(typeUpdate, []byte{0, 4, 24, 203, 0, 113, 0, 0})
+		if _, err := backend.Write(slices.Concat(withdrawal, cease(ceaseShutdown, "bye").message())); err != nil {
+			t.Fatal(err)
+		}
+		if got := l.want(typeUpdate); !bytes.Equal(got, withdrawal[headerLen:]) {
+			t.Errorf("UPDATE %x", got)
+		}
+		if got := l.want(typeNotification); string(got) != "\x06\x02\x03bye" {
+			t.Errorf("NOTIFICATION %q", got)
+		}
+	})
 }
 
 // The hold time is the lower one. A peer that is silent for that time is told so; without hold time it may be silent,
@@ -183,8 +183,7 @@ func TestHoldTime(t *testing.T) {
 		ours, theirs uint16
 		expires      bool
 	}{{9, 3, true}, {3, 9, true}, {0, 3, false}, {3, 0, false}} {
-		t.Run("", func(t *testing.T) {
-			t.Parallel()
+		bubble(t, "", func(t *testing.T) {
 			f := newFixture(t, func(_ *Options, c *Config) { c.HoldTime = time.Duration(row.ours) * time.Second })
 			l, o := f.accept(), theirs()
 			o.HoldTime = row.theirs
@@ -219,48 +218,45 @@ func TestLostPeerIsReportedAtOnce(t *testing.T) {
 		"no message from the peer": func(*fixture) {},
 		"as BFD says":              func(f *fixture) { f.g.Reset(loopback, "as BFD says") },
 	} {
-		t.Run(reason, func(t *testing.T) {
-			t.Parallel()
-			var took time.Duration
-			for range 3 { // on a busy machine
-				f := newFixture(t, func(_ *Options, c *Config) { c.HoldTime = 3 * time.Second })
-				l := f.accept()
-				f.establish(l, theirs())
-				end(f)
-				l.want(typeNotification)
-				start := time.Now()
-				f.until("the reason", func() bool {
-					return slices.ContainsFunc(f.faults, func(s string) bool { return strings.Contains(s, reason) })
-				})
-				if took = time.Since(start); took < lingerTime/2 {
-					return
-				}
+		bubble(t, reason, func(t *testing.T) {
+			f := newFixture(t, func(_ *Options, c *Config) { c.HoldTime = 3 * time.Second })
+			l := f.accept()
+			f.establish(l, theirs())
+			end(f)
+			l.want(typeNotification)
+			synctest.Wait()
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if !slices.ContainsFunc(f.faults, func(s string) bool { return strings.Contains(s, reason) }) {
+				t.Errorf("reported after the NOTIFICATION: %q", f.faults)
 			}
-			t.Errorf("reported %v after the NOTIFICATION", took)
 		})
 	}
 }
 
 // BFD that was last up before the session was established does not end it.
 func TestFailed(t *testing.T) {
-	t.Parallel()
-	before := time.Now()
-	f := newFixture(t, nil)
-	l := f.accept()
-	f.establish(l, theirs())
-	f.g.Failed(loopback, time.Time{}, "never up")
-	f.g.Failed(loopback, before, "up before")
-	f.g.Failed(loopback, time.Now(), "up since")
-	if b := l.want(typeNotification); b[0] != codeCease || b[1] != ceaseBFD {
-		t.Errorf("NOTIFICATION %d/%d", b[0], b[1])
-	}
-	f.until("the reason", func() bool { return len(f.faults) > 0 && strings.Contains(f.faults[0], "up since") })
+	synctest.Test(t, func(t *testing.T) {
+		before := time.Now()
+		time.Sleep(time.Second)
+		f := newFixture(t, nil)
+		l := f.accept()
+		f.establish(l, theirs())
+		f.g.Failed(loopback, time.Time{}, "never up")
+		f.g.Failed(loopback, before, "up before")
+		f.g.Failed(loopback, time.Now(), "up since")
+		if b := l.want(typeNotification); b[0] != codeCease || b[1] != ceaseBFD {
+			t.Errorf("NOTIFICATION %d/%d", b[0], b[1])
+		}
+		f.until("the reason", func() bool { return len(f.faults) > 0 && strings.Contains(f.faults[0], "up since") })
+	})
 }
 
-// A peer that accepts no data is lost after the hold time although it sends KEEPALIVEs (RFC 9687).
+// A peer that accepts no data is lost after the hold time although it sends KEEPALIVEs (RFC 9687). The writers wait for
+// a mutex, for which the clock of a bubble does not advance.
 func TestPeerThatDoesNotRead(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t, func(_ *Options, c *Config) { c.HoldTime = 3 * time.Second })
+	f := newTCPFixture(t, func(_ *Options, c *Config) { c.HoldTime = 3 * time.Second })
 	l := f.accept()
 	backend := f.establish(l, theirs())
 	go func() {
@@ -287,16 +283,17 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 // A guard that ends without a cause closes connections without a NOTIFICATION: peers keep the routes by graceful
 // restart.
 func TestStopWithoutNotification(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t, nil)
-	l := f.accept()
-	f.establish(l, theirs())
-	f.stop(errors.New("restart"))
-	<-f.done
-	if m := l.next(); m != nil {
-		t.Errorf("%v, %x", m.kind, m.body())
-	}
-	if _, err := l.r.next(); !errors.Is(err, io.EOF) {
-		t.Errorf("the connection ended with %v", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, nil)
+		l := f.accept()
+		f.establish(l, theirs())
+		f.stop(errors.New("restart"))
+		<-f.done
+		if m := l.next(); m != nil {
+			t.Errorf("%v, %x", m.kind, m.body())
+		}
+		if _, err := l.r.next(); !errors.Is(err, io.EOF) {
+			t.Errorf("the connection ended with %v", err)
+		}
+	})
 }

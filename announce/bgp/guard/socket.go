@@ -17,7 +17,7 @@ import (
 const dialTimeout = 5 * time.Second
 
 // dial connects to a peer.
-func dial(ctx context.Context, c *Config) (*net.TCPConn, error) {
+func dial(ctx context.Context, c *Config) (socket, error) {
 	d := net.Dialer{
 		Timeout: dialTimeout, KeepAlive: -1,
 		Control: func(_, _ string, raw syscall.RawConn) error {
