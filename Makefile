@@ -14,7 +14,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.12.2
 
 .PHONY: build help install demo unit test test-kernels attack bench gobench fuzz mutants lint golangci generate clean
-.PHONY: bfd controlplane conformance conformance-programs deps root go-version
+.PHONY: race bfd controlplane conformance conformance-programs deps root go-version
 
 build: go-version ## build ./steelyard (the default)
 	go build -trimpath -ldflags '$(LDFLAGS)' -o steelyard .
@@ -32,6 +32,10 @@ demo: build ## run a network with balancers, servers and clients in namespaces (
 NEED_ROOT := e2e
 unit: go-version ## run the tests that need neither root nor other programs
 	@sh e2e/unit.sh $(NEED_ROOT)
+
+# e2e/race.txt names the races of libraries that only tests provoke.
+race: go-version ## run the tests of "make unit" under the race detector (needs a C compiler)
+	@CGO_ENABLED=1 RACE=1 GORACE='suppressions=$(CURDIR)/e2e/race.txt' sh e2e/unit.sh $(NEED_ROOT)
 
 # Packages are tested two at a time: many of them measure time on their own networks.
 test: root deps build controlplane conformance-programs ## install what the tests need (apt), and run everything (root)

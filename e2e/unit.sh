@@ -1,5 +1,6 @@
 #!/bin/sh
 # make unit: the tests that need neither root nor other programs. Arguments: packages to leave out, below this module.
+# make race: the same with the race detector, RACE=1.
 set -u
 # Three packages at a time: one of them waits for BGP timers most of the time.
 unset STEELYARD_CI # a test that needs root is skipped, not failed
@@ -14,7 +15,7 @@ trap 'exit 1' HUP INT TERM
 status=0
 # shellcheck disable=SC2086
 go tool gotestsum --format pkgname --format-hide-empty-pkg --no-color --hide-summary skipped \
-	--jsonfile-timing-events "$events" -- -short -vet=off -p 3 $all || status=$?
+	--jsonfile "$events" -- -short -vet=off ${RACE:+-race} -p 3 $all || status=$?
 
 printf '\nleft out, because it needs root or other programs (sudo make test):\n'
 for left in "$@"; do
@@ -22,4 +23,4 @@ for left in "$@"; do
 done
 sed -n "s,.*\"Action\":\"skip\"\,\"Package\":\"$module/\([^\"]*\)\"\,\"Test\":.*,\1,p" "$events" | sort | uniq -c |
 	while read -r n package; do printf '%6d tests of %s\n' "$n" "$package"; done
-exit $status
+go run ./e2e/testsum "$events" $status

@@ -116,6 +116,7 @@ func TestProxyHealthRetries(t *testing.T) {
 			})
 		}()
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if want := []time.Duration{0, 5 * time.Second, 10 * time.Second}; !slices.Equal(tries, want) {
 			t.Errorf("tried after %v; want %v", tries, want)
 		}

@@ -44,7 +44,7 @@ func TestApart(t *testing.T) {
 			x := newSegment(t, 4)
 			x.run()
 			late := x.hosts[3]
-			late.down = true
+			x.change(func() { late.down = true })
 			for _, h := range x.hosts[:3] {
 				h.apart(vips[:3]...)
 			}

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -316,15 +317,15 @@ func TestResponderRetries(t *testing.T) {
 		a := newAnnouncer(t, log, "eth0")
 		f.use(a)
 		r, changed := a.responders[0], make(chan struct{})
-		tries := 0
-		r.sys.byName = func(name string) (*net.Interface, error) { tries++; return f.byName(name) }
+		var tries atomic.Int32
+		r.sys.byName = func(name string) (*net.Interface, error) { tries.Add(1); return f.byName(name) }
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); r.run(ctx, changed) }()
 		expect := func(what string, wantTries, failures, served int) {
 			t.Helper()
 			synctest.Wait()
-			got := []int{tries, log.count("interface not served"), log.count(`msg="interface served"`)}
+			got := []int{int(tries.Load()), log.count("interface not served"), log.count(`msg="interface served"`)}
 			if want := []int{wantTries, failures, served}; !slices.Equal(got, want) {
 				t.Errorf("%s: tries, failures and successes in the log %v; want %v", what, got, want)
 			}

@@ -10,6 +10,7 @@ import (
 
 // Addresses that cannot be stored are a problem in the status, and are stored when that is possible.
 func TestAssignedThatCannotBeStored(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "state")
 	if err := os.WriteFile(dir, nil, 0o600); err != nil {
 		t.Fatal(err)

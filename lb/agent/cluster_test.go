@@ -127,6 +127,7 @@ func runCluster(t *testing.T, lists map[string]any, proxy, healthz string) *lbte
 
 // The source receives the reports of its prober: an address is withheld until the service proxy has responded.
 func TestClusterReceivesHealth(t *testing.T) {
+	t.Parallel()
 	proxy := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer proxy.Close()
 	memory := runCluster(t, webInCluster(), "kube-proxy", proxy.URL+"/healthz")
@@ -135,6 +136,7 @@ func TestClusterReceivesHealth(t *testing.T) {
 
 // Without a service proxy the agent answers at health check node ports, and is healthy while its engine responds.
 func TestClusterAnswersAtNodePorts(t *testing.T) {
+	t.Parallel()
 	none := httptest.NewServer(nil)
 	none.Close()
 	free, err := net.Listen("tcp", ":0")

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/google/renameio/v2"
-	"k8s.io/klog/v2"
 
 	"github.com/steelyard-lb/steelyard/datapath"
 	"github.com/steelyard-lb/steelyard/lb/kube"
@@ -56,7 +55,6 @@ func openClusterKeys(o Options) (*clusterKeys, error) {
 	if err != nil {
 		c.log.Warn("tunnel keys of an earlier run not read", "err", err)
 	}
-	klog.SetSlogLogger(c.log)
 	client, err := newClient(o.Config.Kubernetes.Kubeconfig, o.Version, 0, o.api.dial)
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)

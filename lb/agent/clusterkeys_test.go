@@ -58,6 +58,7 @@ func startWith(t *testing.T, kubeconfig, dir string) (*Agent, *memoryDatapath) {
 // The datapath opens with the seed and the keys of the cluster, also when the API server does not answer but an earlier
 // agent has read them.
 func TestStartsWithTheKeysOfTheCluster(t *testing.T) {
+	t.Parallel()
 	dir, k := t.TempDir(), keysOf(7, "A")
 	want := &datapath.TunnelKeys{Send: k.Current, Accept: [][]byte{k.Current, k.Next, k.Previous}, Required: true}
 	a, dp := startWith(t, apiServer(t, keysInCluster(k)), dir)
@@ -110,6 +111,7 @@ func TestStartsWithoutPermissionForKeys(t *testing.T) {
 
 // A change of the keys is followed. Another seed takes effect at the next start, and the status says so.
 func TestFollowsTheKeysOfTheCluster(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	a, dp := startWith(t, apiServer(t, keysInCluster(keysOf(7, "A"))), dir)
 	now := apiServer(t, keysInCluster(keysOf(8, "B")))

@@ -17,6 +17,7 @@ import (
 )
 
 func TestRetryingDial(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -36,7 +37,7 @@ func TestRetryingDial(t *testing.T) {
 		t.Error("the API server is not away")
 	}
 	time.AfterFunc(dialInterval/2, func() {
-		if l, err = net.Listen("tcp", at); err == nil {
+		if l, err := net.Listen("tcp", at); err == nil {
 			t.Cleanup(func() { l.Close() })
 		}
 	})

@@ -43,6 +43,7 @@ func mount(t *testing.T, dir, version, text string) string {
 
 // A changed ConfigMap is in force without a restart; a wrong one changes nothing, and an Event on the pod says why.
 func TestMountedConfigurationIsFollowed(t *testing.T) {
+	t.Parallel()
 	l, services := newTestReloader(t, new(slog.LevelVar), discard)
 	dir := t.TempDir()
 	l.file = mount(t, dir, "..1", webTOML)

@@ -17,7 +17,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/klog/v2"
 
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/healthd"
@@ -101,8 +100,6 @@ func newCluster(
 	if err != nil {
 		return cluster{}, err
 	}
-	klog.SetSlogLogger(log)
-
 	known := newLastKnown(sink, setTunnelSources, o.KeepDir, log)
 	known.away = c.away.awaySince
 	endpoints := known.endpoints

@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"os/signal"
 
+	"k8s.io/klog/v2"
+
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/datapath"
 )
@@ -22,9 +24,10 @@ func Main(ctx context.Context, configFile, version string, w io.Writer) error {
 	restart := announceRestart()
 	defer signal.Stop(restart)
 	level := new(slog.LevelVar)
+	log := newLogger(w, cfg.Log, level)
+	klog.SetSlogLogger(component(log, "kubernetes"))
 	return start(ctx, Options{
-		ConfigFile: configFile, Config: cfg, Version: version, Log: newLogger(w, cfg.Log, level), Level: level,
-		mounted: mount, restart: restart,
+		ConfigFile: configFile, Config: cfg, Version: version, Log: log, Level: level, mounted: mount, restart: restart,
 	})
 }
 

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"k8s.io/klog/v2"
 
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
@@ -22,8 +23,10 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/admin"
 )
 
-// TestMain makes the test program an agent, too: the lab starts it in a host with the arguments "run -c FILE".
+// TestMain makes the test program an agent, too: the lab starts it in a host with the arguments "run -c FILE". The
+// logger of client-go is set before any use, as Main does it.
 func TestMain(m *testing.M) {
+	klog.SetSlogLogger(discard)
 	if len(os.Args) != 4 || os.Args[1] != "run" {
 		os.Exit(m.Run())
 	}

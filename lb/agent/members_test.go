@@ -201,6 +201,7 @@ func TestMemberFamily(t *testing.T) {
 
 // The nodes of a cluster find each other by their addresses and the keys of the Secret, also during a rotation.
 func TestMembersOfACluster(t *testing.T) {
+	t.Parallel()
 	nodes := []netip.Addr{ip("127.0.6.1"), ip("127.0.6.2"), ip("2001:db8::1")}
 	key := func(b byte) []byte { return bytes.Repeat([]byte{b}, 32) }
 	before := kube.Keys{Current: key(1), Next: key(2)}
@@ -221,6 +222,7 @@ func TestMembersOfACluster(t *testing.T) {
 
 // A secret that a reload removes stays in force until the next start: the keys of the tunnels do not replace it.
 func TestReloadKeepsTheSecret(t *testing.T) {
+	t.Parallel()
 	nodes := []netip.Addr{ip("127.0.6.1"), ip("127.0.6.2")}
 	tunnel := config.Datapath{TunnelKeys: []config.Secret{config.NewSecret("the key of the tunnels")}}
 	l2 := config.L2{Port: freePort(t), Members: nodes, Secrets: []config.Secret{config.NewSecret("the first secret")}}

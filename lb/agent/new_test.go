@@ -92,6 +92,7 @@ func asIs(*Options) {}
 
 // New connects the parts: each request to the API reaches the part that has the answer.
 func TestNewConnects(t *testing.T) {
+	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "s")
 	a, dp, err := newInMemory(t, fmt.Sprintf("[admin]\nsocket = %q\n", socket)+`
 [[service]]

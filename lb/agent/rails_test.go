@@ -80,6 +80,7 @@ func checkRails(t *testing.T, text string) (valid bool) {
 // Nothing but addresses of pools leaves, whatever valid configuration there is. Most addresses are near the ends of
 // pools, and most of the lengths near those of the pools.
 func TestRails(t *testing.T) {
+	t.Parallel()
 	rng := rand.New(rand.NewPCG(12, 12))
 	address := func() string {
 		if rng.IntN(3) == 0 {

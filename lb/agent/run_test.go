@@ -111,6 +111,7 @@ func TestRunWithdrawsFirst(t *testing.T) {
 
 // A task that fails is a problem in the status and runs again; the addresses stay announced.
 func TestRunContinuesWithoutAFailedTask(t *testing.T) {
+	t.Parallel()
 	f := newFixture(t)
 	fail, runs := make(chan struct{}), make(chan struct{}, 10)
 	broken := errors.New("broken")

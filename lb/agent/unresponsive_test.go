@@ -37,14 +37,14 @@ func TestRetryingDialIntervals(t *testing.T) {
 		}
 		logged(1, 0)
 
-		var l net.Listener
-		time.AfterFunc(5*dialInterval/2, func() { l, _ = net.Listen("unix", socket) })
+		listening := make(chan net.Listener, 1)
+		time.AfterFunc(5*dialInterval/2, func() { l, _ := net.Listen("unix", socket); listening <- l })
 		start = time.Now()
 		conn, err = dial(t.Context(), "unix", socket)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer l.Close()
+		defer (<-listening).Close()
 		conn.Close()
 		if took := time.Since(start); took != 3*dialInterval {
 			t.Errorf("connected after %s, want %s", took, 3*dialInterval)

@@ -17,6 +17,7 @@ import (
 
 // The states of backends outlive the agent: after a restart, a failing probe does not decide alone.
 func TestVerdictsOutliveTheAgent(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -77,11 +77,13 @@ func TestSharerThatChangesLosesTheAddress(t *testing.T) {
 			settle()
 			edit("other", func(s *core.Service) { s.Spec.Type = core.ServiceTypeClusterIP })
 			settle()
+			server.mu.Lock()
 			server.written = func(_ string, old, _ *core.Service) {
 				if old.Name == "host" {
 					t.Errorf("%s: the host is written", tt.name)
 				}
 			}
+			server.mu.Unlock()
 			if tt.without {
 				stop()
 			}

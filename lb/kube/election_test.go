@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,8 +25,10 @@ import (
 
 // candidates runs allocators, each with its own client of one fake API server.
 type candidates struct {
-	t      *testing.T
-	server *fake.Clientset
+	t       *testing.T
+	server  *fake.Clientset
+	noWatch bool                   // the Role does not permit to watch Leases
+	refused atomic.Pointer[string] // the node whose requests about Leases fail; nil: none
 }
 
 // start runs an allocator and returns its client, and a function that stops it.
@@ -33,7 +36,14 @@ func (c *candidates) start(node string) (*fake.Clientset, func()) {
 	client := fake.NewClientset()
 	tracker := c.server.Tracker()
 	client.PrependReactor("*", "*", k8stest.ObjectReaction(tracker))
+	client.PrependReactor("*", "leases", func(k8stest.Action) (bool, runtime.Object, error) {
+		refused := c.refused.Load()
+		return refused != nil && *refused == node, nil, errTest
+	})
 	client.PrependWatchReactor("*", func(a k8stest.Action) (bool, watch.Interface, error) {
+		if resource := a.GetResource().GroupResource(); c.noWatch && resource.Resource == "leases" {
+			return true, nil, apierrors.NewForbidden(resource, leaseName, errTest)
+		}
 		w, err := tracker.Watch(a.GetResource(), a.GetNamespace())
 		return true, w, err
 	})
@@ -75,7 +85,7 @@ func requests(client *fake.Clientset) map[string]int {
 // once; when it fails, after leaseDuration.
 func TestElectionWithoutPolling(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := &candidates{t, fake.NewClientset()}
+		c := &candidates{t: t, server: fake.NewClientset()}
 		clients, stops := map[string]*fake.Clientset{}, map[string]func(){}
 		start := func(name string) { clients[name], stops[name] = c.start(name) }
 		start("n0")
@@ -117,10 +127,7 @@ func TestElectionWithoutPolling(t *testing.T) {
 		}
 		quiet()
 
-		// From now on the API server refuses what the leader asks.
-		clients[second].PrependReactor("*", "leases", func(k8stest.Action) (bool, runtime.Object, error) {
-			return true, nil, errTest
-		})
+		c.refused.Store(&second)
 		began := time.Now()
 		for c.holder() == second && time.Since(began) < time.Minute {
 			time.Sleep(100 * time.Millisecond)
@@ -141,17 +148,15 @@ func TestElectionWithoutPolling(t *testing.T) {
 // An agent that may not watch the Lease, by an older Role, reads it.
 func TestElectionWithoutWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := &candidates{t, fake.NewClientset()}
+		c := &candidates{t: t, server: fake.NewClientset()}
 		held := &coordination.Lease{ObjectMeta: meta.ObjectMeta{Namespace: "steelyard", Name: leaseName}}
 		held.Spec.HolderIdentity, held.Spec.RenewTime = ptr("n9"), &meta.MicroTime{Time: time.Now()}
 		held.Spec.LeaseDurationSeconds = ptr(int32(15))
 		if err := c.server.Tracker().Add(held); err != nil {
 			t.Fatal(err)
 		}
-		client, stop := c.start("n1")
-		client.PrependWatchReactor("leases", func(k8stest.Action) (bool, watch.Interface, error) {
-			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, leaseName, errTest)
-		})
+		c.noWatch = true
+		_, stop := c.start("n1")
 		time.Sleep(leaseDuration - time.Second)
 		synctest.Wait()
 		if got := c.holder(); got != "n9" {
@@ -169,7 +174,7 @@ func TestElectionWithoutWatch(t *testing.T) {
 // A Service gets its address and its finalizer by one request.
 func TestManyServices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const services = 500
+		const services = 100
 		client := fake.NewClientset()
 		for i := range services {
 			s := wanting(fmt.Sprint("s", i), func(s *core.Service) { s.ResourceVersion = "" })
@@ -205,30 +210,30 @@ func TestForbiddenLease(t *testing.T) {
 		t.Run(verb, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				client := fake.NewClientset()
-				forbidden := true
+				var permitted atomic.Bool
 				client.PrependReactor(verb, "leases", func(k8stest.Action) (bool, runtime.Object, error) {
-					if !forbidden {
+					if permitted.Load() {
 						return false, nil, nil
 					}
 					resource := schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}
 					return true, nil, apierrors.NewForbidden(resource, leaseName, errTest)
 				})
-				var problem error
+				var problem atomic.Pointer[error]
 				a := NewAllocator(AllocatorOptions{
 					Client: client, Lease: client, Node: "n", Namespace: "steelyard",
-					Log: slog.New(slog.DiscardHandler), Problem: func(err error) { problem = err },
+					Log: slog.New(slog.DiscardHandler), Problem: func(err error) { problem.Store(&err) },
 				})
 				stop := running(t, a.Run)
 				time.Sleep(time.Minute)
 				synctest.Wait()
-				if !apierrors.IsForbidden(problem) {
-					t.Errorf("problem %v; want forbidden", problem)
+				if err := *problem.Load(); !apierrors.IsForbidden(err) {
+					t.Errorf("problem %v; want forbidden", err)
 				}
-				forbidden = false
+				permitted.Store(true)
 				time.Sleep(forbiddenRetry + time.Minute)
 				synctest.Wait()
-				if problem != nil || a.Leader() != "n" {
-					t.Errorf("problem %v, leader %q; want none, n", problem, a.Leader())
+				if err := *problem.Load(); err != nil || a.Leader() != "n" {
+					t.Errorf("problem %v, leader %q; want none, n", err, a.Leader())
 				}
 				stop()
 			})

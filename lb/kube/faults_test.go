@@ -14,9 +14,7 @@ import (
 
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/klog/v2"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -312,12 +310,6 @@ func (m *allocators) quiet() {
 // conflict, and no status of another controller is overwritten. Any number of agents believe that they lead: clocks
 // that differ or a process that was stopped make an election fail in this way.
 func TestAllocatorWithFaults(t *testing.T) {
-	// They log, and sleep until a time outside of the test.
-	handlers := utilruntime.ErrorHandlers
-	utilruntime.ErrorHandlers = nil
-	defer func() { utilruntime.ErrorHandlers = handlers }()
-	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
-	defer klog.ClearLogger()
 	for seed := range uint64(3) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

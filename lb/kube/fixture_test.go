@@ -13,11 +13,20 @@ import (
 	core "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
+
+// The loggers of client-go are set before any use. Its error handlers sleep until a time outside of a bubble of synctest.
+func TestMain(m *testing.M) {
+	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
+	utilruntime.ErrorHandlers = nil
+	m.Run()
+}
 
 // fixture is a Source that does not run: tests fill its caches and call its methods.
 type fixture struct {

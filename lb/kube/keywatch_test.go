@@ -12,7 +12,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stest "k8s.io/client-go/testing"
 )
@@ -67,9 +66,6 @@ func TestResume(t *testing.T) {
 
 // Without the Secret, the right to read it or an answer the node goes on with what it has.
 func TestResumeWithoutKeys(t *testing.T) {
-	handlers := utilruntime.ErrorHandlers // they sleep until a time outside of the test
-	utilruntime.ErrorHandlers = nil
-	defer func() { utilruntime.ErrorHandlers = handlers }()
 	for name, tt := range map[string]struct {
 		answer error
 		want   func(error) bool

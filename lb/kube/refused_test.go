@@ -111,7 +111,7 @@ func TestRefusedService(t *testing.T) {
 func TestManyRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRefusing(t)
-		const many = 150
+		const many = 60
 		for i := range many {
 			name := fmt.Sprintf("%s-%04d", strings.Repeat("x", 50), i)
 			r.add(name)
@@ -242,11 +242,16 @@ func TestLedgerFull(t *testing.T) {
 	var problem error
 	term, client, _ := testTerm(t)
 	term.o.Problem = func(err error) { problem = err }
-	add := func(i int) error {
+	change := func(i int) intent {
 		name := fmt.Sprintf("default/%s-%04d", strings.Repeat("x", 50), i)
-		return term.ledger.record(t.Context(), intent{Service: name, Version: "7", Addresses: []string{"203.0.113.1"}})
+		return intent{Service: name, Version: "7", Addresses: []string{"203.0.113.1"}}
 	}
-	n, err := 0, error(nil)
+	add := func(i int) error { return term.ledger.record(t.Context(), change(i)) }
+	one, err := json.Marshal(change(0))
+	n := 0
+	for ; n < ledgerMax/len(one)-20; n++ { // each further one stores all of them
+		term.ledger.pending[change(n).Service] = change(n)
+	}
 	for ; err == nil && n < 10_000; n++ {
 		err = add(n)
 	}
