@@ -21,7 +21,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// The loggers of client-go are set before any use. Its error handlers sleep until a time outside of a bubble of synctest.
+// The logger of client-go is set before any use. Its error handlers sleep until a time outside of a bubble of synctest.
 func TestMain(m *testing.M) {
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	utilruntime.ErrorHandlers = nil

@@ -102,11 +102,12 @@ func TestNothingReachesTheBackend(t *testing.T) {
 		f.until("all is counted", func() bool {
 			got, ok := f.g.Details(loopback)
 			want := Received{Announced: 200, Withdrawn: 100, Malformed: 100}
-			return ok && got.Routes == want && got.Received.Updates == 300 && got.Received.All == 702 // with the handshake
+			all := got.Received.All == 702 // with the handshake
+			return ok && got.Routes == want && got.Received.Updates == 300 && all
 		})
 		clean := Open{
-			ASN: 64500, HoldTime: backendHoldTime, ID: loopback, V4: true, V6: true, FourOctetAS: true, RouteRefresh: true,
-			GracefulRestart: true,
+			ASN: 64500, HoldTime: backendHoldTime, ID: loopback, V4: true, V6: true, FourOctetAS: true,
+			RouteRefresh: true, GracefulRestart: true,
 		}
 		want := slices.Concat(clean.message(), keepalive, encode(typeRouteRefresh, []byte{0, 1, 0, 1}))
 		f.until("the ROUTE-REFRESH", func() bool { return len(f.received) >= len(want) })
