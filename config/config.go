@@ -150,8 +150,10 @@ type L2 struct {
 	Members []netip.Addr
 	Port    uint16 // membership, UDP and TCP
 	// Secrets encrypt the messages of members: the first one those that are sent; all are accepted. Each has 16 to 80
-	// bytes. Empty: messages are not authenticated.
+	// bytes. Empty: the tunnel keys do.
 	Secrets []Secret
+	// Unencrypted: there is no key, and messages are not authenticated.
+	Unencrypted bool
 	// SpreadLocal: the node that has an address spreads over all nodes with endpoints under the policy Local, too.
 	SpreadLocal bool
 }

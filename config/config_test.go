@@ -292,6 +292,7 @@ asn = 64512
 
 [l2]
 members = ["192.0.2.12"]
+unencrypted = true
 
 [[pool]]
 name = "p"
@@ -309,13 +310,14 @@ backends = [{ address = "10.0.0.1", weight = 0 }, { address = "10.0.0.2", drain 
 `).Warnings
 	want := []string{
 		`1: bgp: has no peers, so nothing is announced by it; add [[bgp.peers]]`,
-		`5: l2.members: any host that can reach port 7946 can take over addresses; share a secret by secret_file`,
-		`10: pool[0].namespaces (pool "p"): has no effect without Kubernetes; add [kubernetes], or leave it out`,
-		`11: pool[0].service_selector (pool "p"): has no effect without Kubernetes; add [kubernetes], or leave it out`,
-		`17: service[0].tunnel (service "s"): has no effect with forward = "nat"; ` +
+		`6: l2.unencrypted: any host that can send with the address of a member to port 7946 can take over ` +
+			`addresses; share a secret by secret_file`,
+		`11: pool[0].namespaces (pool "p"): has no effect without Kubernetes; add [kubernetes], or leave it out`,
+		`12: pool[0].service_selector (pool "p"): has no effect without Kubernetes; add [kubernetes], or leave it out`,
+		`18: service[0].tunnel (service "s"): has no effect with forward = "nat"; ` +
 			`write forward = "tunnel", or leave tunnel out`,
-		`18: service[0].allow (service "s"): no source may connect to 203.0.113.10; add a prefix of its family`,
-		`19: service[0].backends (service "s"): none accepts new connections; set weight and drain = false on one`,
+		`19: service[0].allow (service "s"): no source may connect to 203.0.113.10; add a prefix of its family`,
+		`20: service[0].backends (service "s"): none accepts new connections; set weight and drain = false on one`,
 	}
 	for i := range want {
 		want[i] = "steelyard.toml:" + want[i]

@@ -68,7 +68,7 @@ func (d *decoder) root(t *table) {
 	t.section("node", d.node)
 	t.section("datapath", d.datapath)
 	c.BGP = optional(t, "bgp", d.bgp)
-	c.L2 = optional(t, "l2", d.l2)
+	c.L2 = optional(t, "l2", func(l2 *table) *L2 { return d.l2(l2, t.has("kubernetes")) })
 	c.Kubernetes = optional(t, "kubernetes", d.kubernetes)
 	t.section("probe", d.probe)
 	t.section("admin", d.admin)

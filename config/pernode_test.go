@@ -12,7 +12,7 @@ func TestAddressPerNode(t *testing.T) {
 	const (
 		head  = "[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/24\"]\n"
 		tail  = "[[service]]\nname = \"s\"\nports = [\"80\"]\nbackends = [\"10.0.0.1\"]\naddress_per_node = true\n"
-		on    = "[l2]\nmembers = [\"192.0.2.12\"]\n"
+		on    = "[l2]\nmembers = [\"192.0.2.12\"]\nunencrypted = true\n"
 		alone = "[l2]\n"
 		pool  = "pool = \"p\"\n"
 		two   = "address = [\"203.0.113.1\", \"203.0.113.2\"]\n"

@@ -119,9 +119,10 @@ address = "192.0.2.11"
 [datapath]
 interfaces = ["lo"]
 [l2]
+unencrypted = true
 members = ["2001:db8::12"]
 `)
-	checkedNotAtStart(t, path, ":6: l2.members[0]: 2001:db8::12 has no effect: this node is a member by")
+	checkedNotAtStart(t, path, ":7: l2.members[0]: 2001:db8::12 has no effect: this node is a member by")
 }
 
 // checkedNotAtStart fails the test unless check and a reload refuse a file by an error of which want is a part, and the

@@ -38,16 +38,14 @@ func newMembership(c *config.Config, facts node, log *slog.Logger) (*membership,
 	if !facts.address().IsValid() {
 		return nil, fmt.Errorf("l2.members: this node has no address; set node.address")
 	}
-	keys := memberKeys(c)
 	m := &membership{
 		port: c.L2.Port, log: component(log, "members"), configured: c.L2.Members, known: c.Kubernetes == nil,
 	}
 	m.Members = members.New(members.Options{
-		Name: facts.name, Address: facts.address(), Port: c.L2.Port, Encrypted: len(keys) > 0 || c.Kubernetes != nil,
-		Log: m.log,
+		Name: facts.name, Address: facts.address(), Port: c.L2.Port, Log: m.log,
 	})
 	m.updatePeers()
-	if len(keys) > 0 {
+	if keys := memberKeys(c); len(keys) > 0 {
 		return m, m.SetKeys(keys)
 	}
 	return m, nil
@@ -57,6 +55,9 @@ func newMembership(c *config.Config, facts node, log *slog.Logger) (*membership,
 // the tunnels serve: the same nodes have them.
 func memberKeys(c *config.Config) (keys [][]byte) {
 	secrets := c.L2.Secrets
+	if c.L2.Unencrypted {
+		return [][]byte{members.Unencrypted}
+	}
 	if len(secrets) == 0 {
 		secrets = c.Datapath.TunnelKeys
 	}

@@ -172,15 +172,15 @@ func TestMemberFamily(t *testing.T) {
 		{name: "the same family", members: `["192.0.2.12"]`},
 		{name: "IPv6 alone", members: `["2001:db8::12"]`, host: fakeHost{noV4: true}},
 		{name: "the other family", members: `["2001:db8::12"]`,
-			error: ":2: l2.members[0]: 2001:db8::12 has no effect: this node is a member by its IPv4 address " +
+			error: ":3: l2.members[0]: 2001:db8::12 has no effect: this node is a member by its IPv4 address " +
 				"192.0.2.1; write the IPv4 address of the member"},
 		{name: "the other family, IPv6 alone", members: `["192.0.2.12"]`, host: fakeHost{noV4: true},
-			error: ":2: l2.members[0]: 192.0.2.12 has no effect: this node is a member by its IPv6 address " +
+			error: ":3: l2.members[0]: 192.0.2.12 has no effect: this node is a member by its IPv6 address " +
 				"2001:db8::1; write the IPv6 address of the member"},
 		{name: "both", members: `["192.0.2.12", "2001:db8::12"]`,
-			warning: ":2: l2.members[1]: 2001:db8::12 has no effect"},
+			warning: ":3: l2.members[1]: 2001:db8::12 has no effect"},
 	} {
-		path := writeConfig(t, "", "[l2]\nmembers = "+tt.members+"\n")
+		path := writeConfig(t, "", "[l2]\nunencrypted = true\nmembers = "+tt.members+"\n")
 		c, err := config.Load(path, memberFamily(tt.host, (*config.Report).Errorf))
 		if tt.error != "" {
 			if err == nil || !strings.Contains(err.Error(), tt.error) {

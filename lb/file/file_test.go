@@ -173,7 +173,7 @@ func TestFamiliesOfAService(t *testing.T) {
 
 // A service has an address for each member, from what the others leave, also when a member is added.
 func TestAddressPerNode(t *testing.T) {
-	const head = "[l2]\nmembers = [%s]\n[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/29\"]\n"
+	const head = "[l2]\nunencrypted = true\nmembers = [%s]\n[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/29\"]\n"
 	s := New(nil, nil)
 	var had []netip.Addr
 	for i, members := range []string{

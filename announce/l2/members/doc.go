@@ -2,7 +2,8 @@
 // and has. Failures are detected by SWIM (hashicorp/memberlist) over UDP and TCP, encrypted with keys that can be
 // rotated. No other server is needed: with the API server away, the last known nodes continue.
 //
-// A member is identified by the address of its node. Only configured peers are accepted. What a member says about VIPs
+// A member is identified by the address of its node. Only configured peers are read, and memberlist gets only what was
+// sealed with a key, is small, and is well formed (transport.go). What a member says about VIPs
 // travels as changes by gossip, within a few hundred milliseconds, and as a whole every pushPull, which repairs losses.
 //
 // A member that does not respond is reported as not alive within about 600 ms. That may be an error: on a loaded

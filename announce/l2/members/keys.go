@@ -1,47 +1,91 @@
 package members
 
 import (
-	"bytes"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/rand"
 	"crypto/sha256"
+	"encoding/binary"
 	"errors"
-	"slices"
 )
 
-// derive returns keys of AES-256 from keys of any length, which may have another use, too.
-func derive(keys [][]byte) (list [][]byte) {
-	for _, k := range keys {
-		sum := sha256.Sum256(append([]byte("steelyard members\x00"), k...))
-		list = append(list, sum[:])
+// Messages have the encoding of memberlist: a label; for streams, a type and a length; a version, a nonce, and the
+// sealed text. memberlist itself gets no key: its own decoder ends the process for some messages of a member (those
+// with wrong padding, and empty ones), and it buffers and inflates what it has not checked.
+const (
+	labelText   = "steelyard"
+	label       = "\xf4\x09" + labelText
+	sealVersion = 1 // AES-GCM without padding
+	streamSeal  = 10
+	nonceSize   = 12
+	sealed      = 1 + nonceSize + 16 // bytes besides the text
+)
+
+// Unencrypted is the key of members without a secret: everybody knows it.
+var Unencrypted = []byte("unencrypted")
+
+var errKey = errors.New("not sealed with a key of the members")
+
+// derive returns the cipher of a key of any length, which may have another use, too.
+func derive(key []byte) (cipher.AEAD, error) {
+	sum := sha256.Sum256(append([]byte("steelyard members\x00"), key...))
+	block, err := aes.NewCipher(sum[:])
+	if err != nil {
+		return nil, err
 	}
-	return list
+	return cipher.NewGCM(block)
 }
 
-// setKeys replaces the keys of the keyring. RemoveKey moves keys in an array that a reader may use without a lock, so
-// only the last key of the ring is removed.
-func (m *Members) setKeys(keys [][]byte) error {
+// SetKeys replaces the keys. The first one seals; a message in any of them is accepted. Keys have any length.
+func (m *Members) SetKeys(keys [][]byte) error {
 	if len(keys) == 0 {
 		return errors.New("no key for the members")
 	}
+	var list []cipher.AEAD
+	for _, k := range keys {
+		c, err := derive(k)
+		if err != nil {
+			return err
+		}
+		list = append(list, c)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var errs []error
-	for _, k := range keys {
-		errs = append(errs, m.keyring.AddKey(k))
-	}
-	for _, k := range slices.Backward(keys) {
-		errs = append(errs, m.keyring.UseKey(k)) // the keys are first then, in their order
-	}
-	for all := m.keyring.GetKeys(); len(all) > len(keys); all = m.keyring.GetKeys() {
-		last := all[len(all)-1]
-		if slices.ContainsFunc(keys, func(k []byte) bool { return bytes.Equal(k, last) }) {
-			break // a key was given twice
-		}
-		errs = append(errs, m.keyring.RemoveKey(last))
-	}
-	select {
-	case <-m.keyed:
-	default:
+	if m.keys == nil {
 		close(m.keyed)
 	}
-	return errors.Join(errs...)
+	m.keys = list
+	return nil
+}
+
+func (m *Members) ciphers() []cipher.AEAD {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.keys
+}
+
+// seal appends a text, sealed with the first key, to b.
+func (m *Members) seal(b, text, with []byte) []byte {
+	b = append(b, sealVersion)
+	nonce := make([]byte, nonceSize)
+	rand.Read(nonce) // never fails
+	return m.ciphers()[0].Seal(append(b, nonce...), nonce, text, with)
+}
+
+// unseal returns the text of a sealed message.
+func (m *Members) unseal(b, with []byte) ([]byte, error) {
+	if len(b) < sealed || b[0] != sealVersion {
+		return nil, errKey
+	}
+	for _, c := range m.ciphers() {
+		if text, err := c.Open(nil, b[1:1+nonceSize], b[1+nonceSize:], with); err == nil {
+			return text, nil
+		}
+	}
+	return nil, errKey
+}
+
+// streamHeader is what precedes a sealed message of size bytes in a stream, after the label, and is sealed with it.
+func streamHeader(size int) []byte {
+	return binary.BigEndian.AppendUint32([]byte{streamSeal}, uint32(size))
 }

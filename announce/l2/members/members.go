@@ -2,6 +2,7 @@ package members
 
 import (
 	"context"
+	"crypto/cipher"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -24,9 +25,7 @@ type Options struct {
 	Name    string
 	Address netip.Addr // of this node; its identity
 	Port    uint16     // UDP and TCP, the same on all members
-	// Encrypted: nothing is sent or accepted before SetKeys has set a key.
-	Encrypted bool
-	Log       *slog.Logger
+	Log     *slog.Logger
 }
 
 // Times of failure detection and gossip.
@@ -45,24 +44,22 @@ const (
 
 // Members is this node's view of the others.
 type Members struct {
-	o       Options
-	table   *table
-	queue   *memberlist.TransmitLimitedQueue
-	keyring *memberlist.Keyring
-	keyed   chan struct{} // closed with the first key
-	joined  chan struct{} // closed when the view is worth using
+	o      Options
+	table  *table
+	queue  *memberlist.TransmitLimitedQueue
+	keyed  chan struct{} // closed with the first key
+	joined chan struct{} // closed when the view is worth using
 
 	mu    sync.Mutex // guards all below
 	list  *memberlist.Memberlist
+	keys  []cipher.AEAD
 	macs  []string
 	known bool // the peers are
 }
 
-// New returns a Members that does nothing before Run.
+// New returns a Members that does nothing before Run, and neither sends nor accepts anything before SetKeys.
 func New(o Options) *Members {
-	m := &Members{
-		o: o, keyring: &memberlist.Keyring{}, keyed: make(chan struct{}), joined: make(chan struct{}),
-	}
+	m := &Members{o: o, keyed: make(chan struct{}), joined: make(chan struct{})}
 	m.queue = &memberlist.TransmitLimitedQueue{
 		RetransmitMult: 4, NumNodes: func() int { return 1 + int(m.table.alive.Load()) },
 	}
@@ -99,9 +96,6 @@ func (m *Members) SetMACs(macs []string) {
 	}
 }
 
-// SetKeys replaces the keys. The first one encrypts; a message in any of them is accepted. Keys have any length.
-func (m *Members) SetKeys(keys [][]byte) error { return m.setKeys(derive(keys)) }
-
 // Publish replaces the claims of this node.
 func (m *Members) Publish(claims map[netip.Addr]Claim) { m.table.publish(claims) }
 
@@ -122,25 +116,28 @@ func (m *Members) OfMAC(mac string) (Peer, bool) {
 // Run takes part until ctx ends, and leaves then.
 func (m *Members) Run(ctx context.Context) error {
 	start := time.Now()
-	if m.o.Encrypted {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-m.keyed:
+	case <-time.After(joinWait):
+		m.o.Log.Warn("no key yet; members are not known")
+		m.ready()
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-m.keyed:
-		case <-time.After(joinWait):
-			m.o.Log.Warn("no key yet; members are not known")
-			m.ready()
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-m.keyed:
-			}
 		}
 	}
-	list, err := memberlist.Create(m.config())
+	network, err := newTransport(m)
 	if err != nil {
 		m.ready()
 		return fmt.Errorf("listen on %s port %d: %w", m.o.Address, m.o.Port, err)
+	}
+	list, err := memberlist.Create(m.config(network))
+	if err != nil {
+		m.ready()
+		return fmt.Errorf("take part as %s: %w", m.o.Address, err)
 	}
 	m.mu.Lock()
 	m.list = list
@@ -152,7 +149,7 @@ func (m *Members) Run(ctx context.Context) error {
 		list.Leave(leaveTimeout)
 		list.Shutdown()
 	}()
-	m.o.Log.Info("membership started", "address", m.o.Address, "port", m.o.Port, "encrypted", m.o.Encrypted)
+	m.o.Log.Info("membership started", "address", m.o.Address, "port", m.o.Port)
 	for {
 		answered := m.join(list)
 		m.mu.Lock()
@@ -205,9 +202,10 @@ func (m *Members) join(list *memberlist.Memberlist) bool {
 	return sum > 0
 }
 
-func (m *Members) config() *memberlist.Config {
+func (m *Members) config(network memberlist.Transport) *memberlist.Config {
 	c := memberlist.DefaultLANConfig()
-	c.Name, c.Label = m.table.self.String(), "steelyard"
+	c.Name, c.Transport = m.table.self.String(), network
+	c.UDPBufferSize -= len(label) + sealed
 	c.BindAddr, c.BindPort = m.table.self.String(), int(m.o.Port)
 	c.AdvertiseAddr, c.AdvertisePort = c.BindAddr, c.BindPort
 	c.ProbeInterval, c.ProbeTimeout, c.IndirectChecks = probeInterval, probeTimeout, 2
@@ -215,9 +213,6 @@ func (m *Members) config() *memberlist.Config {
 	c.AwarenessMaxMultiplier = 1 // no slower detection on a loaded machine
 	c.GossipInterval, c.PushPullInterval, c.TCPTimeout = gossipInterval, pushPull, streamTimeout
 	c.EnableCompression = false
-	if m.o.Encrypted {
-		c.Keyring = m.keyring
-	}
 	c.Delegate, c.Events, c.Alive, c.Conflict = delegate{m}, delegate{m}, delegate{m}, delegate{m}
 	c.LogOutput, c.Logger = nil, log.New(debugLog{m.o.Log}, "", 0)
 	return c

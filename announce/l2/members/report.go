@@ -21,6 +21,8 @@ const (
 	claimSize     = 16 + 1 + 4 + 8
 	// changesMax is how many changes are sent in one datagram.
 	changesMax = 36
+	// epochMax is a time in the next century: an epoch is followed by a higher one.
+	epochMax = 1 << 62
 )
 
 const (
@@ -72,7 +74,7 @@ func parseReport(b []byte) (r report, rest []byte, err error) {
 	r.epoch, r.seq = binary.BigEndian.Uint64(b[18:]), binary.BigEndian.Uint64(b[26:])
 	n := uint64(binary.BigEndian.Uint32(b[34:]))
 	b = b[headerSize:]
-	if n > claimsMax || n*claimSize > uint64(len(b)) {
+	if r.epoch > epochMax || n > claimsMax || n*claimSize > uint64(len(b)) {
 		return r, nil, errReport
 	}
 	r.claims = make(map[netip.Addr]entry, n)

@@ -250,6 +250,17 @@ func (t *table) merge(r report) {
 	}
 }
 
+// size returns about how many bytes whole returns.
+func (t *table) size() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	size := headerSize + claimSize*len(t.own.claims)
+	for _, p := range t.peers {
+		size += headerSize + claimSize*len(p.claims)
+	}
+	return size
+}
+
 // whole returns what this node knows of all members, its own claims first.
 func (t *table) whole() []byte {
 	t.mu.Lock()

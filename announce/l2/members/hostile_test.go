@@ -1,0 +1,281 @@
+package members
+
+import (
+	"bytes"
+	"compress/lzw"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+	"golang.org/x/sys/unix"
+)
+
+// object encodes a map as MessagePack, from keys and values in turn. A number takes nine bytes.
+func object(kv ...any) []byte {
+	b := []byte{0x80 | byte(len(kv)/2)}
+	for _, x := range kv {
+		switch x := x.(type) {
+		case int:
+			b = binary.BigEndian.AppendUint64(append(b, 0xd3), uint64(x))
+		case bool:
+			b = append(b, map[bool]byte{false: 0xc2, true: 0xc3}[x])
+		case string:
+			b = append(append(b, 0xd9, byte(len(x))), x...)
+			if len(x) < 32 {
+				b = append(append(b[:len(b)-len(x)-2], 0xa0|byte(len(x))), x...)
+			}
+		case []byte:
+			b = append(binary.BigEndian.AppendUint16(append(b, 0xda), uint16(len(x))), x...)
+		}
+	}
+	return b
+}
+
+// header is that of a push and pull of states.
+func header(nodes, size int) []byte {
+	return append([]byte{msgPushPull}, object("Nodes", nodes, "UserStateLen", size, "Join", true)...)
+}
+
+// stateOf is what a member says of a node.
+func stateOf(a netip.Addr) []byte {
+	return object("Name", a.String(), "Addr", a.AsSlice(), "Port", 7946, "Meta", []byte(`{"n":"x"}`), "Incarnation", 1,
+		"State", 0, "Vsn", []byte{1, 5, 2, 0, 0, 0})
+}
+
+// inflated is a message of 60 kB that memberlist inflates to 80 MB.
+func inflated() []byte {
+	var b bytes.Buffer
+	w := lzw.NewWriter(&b, lzw.LSB, 8)
+	w.Write(bytes.Repeat([]byte{msgUser}, 80<<20))
+	w.Close()
+	return append([]byte{msgCompress}, object("Algo", 0, "Buf", b.Bytes()[:min(b.Len(), 60<<10)])...)
+}
+
+// nonsense are messages that only a member can make.
+func nonsense() [][]byte {
+	deep := append(append([]byte{msgPing, 0x81, 0xa1, 'x'}, bytes.Repeat([]byte{0x91}, 50<<10)...), 0)
+	nested := []byte{msgPing}
+	for range 1000 {
+		nested = append([]byte{msgCompound, 1, byte(len(nested) >> 8), byte(len(nested))}, nested...)
+	}
+	whole := report{member: node(3), epoch: 1<<64 - 1, claims: map[netip.Addr]entry{vip: {}}}.append([]byte{msgUser})
+	return [][]byte{
+		whole, {}, {msgPing}, {msgUser}, {msgCompress}, {msgEncrypt}, {msgChecksum, 0, 0, 0, 0}, {msgCompound, 255},
+		append([]byte{msgUser}, object("UserMsgLen", 1<<60)...),
+		append([]byte{msgUser}, object("UserMsgLen", 20<<20)...),
+		header(-1, 0), header(1<<20, 0), header(1<<60, 0), header(0, -1), header(0, 1<<60), header(0, 20<<20),
+		inflated(), nested, deep,
+		slices.Concat(header(1, 0), object("Name", "127.0.5.3", "Addr", []byte{1}, "Vsn", []byte{9})),
+		slices.Concat([]byte{msgIndirectPing}, object("SeqNo", 1, "Target", []byte{1, 2, 3}, "Port", 53, "Node", "x")),
+		slices.Concat([]byte{msgPing}, object("SeqNo", 1, "SourceAddr", []byte("example.org"), "SourcePort", 53)),
+	}
+}
+
+// sealedWith seals a text as memberlist does, of version 0 without padding.
+func sealedWith(t testing.TB, key, text, with []byte, version byte) []byte {
+	sum := sha256.Sum256(append([]byte("steelyard members\x00"), key...))
+	block, err := aes.NewCipher(sum[:])
+	if err != nil {
+		t.Fatal(err)
+	}
+	gcm, err := cipher.NewGCM(block)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nonce := make([]byte, 12)
+	return append(append([]byte{version}, nonce...), gcm.Seal(nil, nonce, text, with)...)
+}
+
+// streamTo connects to a member from a node's address.
+func streamTo(t testing.TB, from, to netip.Addr, port uint16) net.Conn {
+	t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: from.AsSlice()}, Timeout: 5 * time.Second}
+	c, err := d.Dial("tcp", netip.AddrPortFrom(to, port).String())
+	if err != nil && !errors.Is(err, unix.ECONNRESET) {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// ended waits until the other side has ended a connection.
+func ended(t testing.TB, c net.Conn) {
+	t.Helper()
+	c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_, err := io.Copy(io.Discard, c)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal("the connection is still open")
+	}
+}
+
+// Messages of a member that has the key and sends nonsense end no other one: those that need a length of 2^60 bytes or
+// a negative one, that inflate, that are nested, empty, or without the padding that their version has.
+func TestNonsenseOfAMember(t *testing.T) {
+	port := freePort(t)
+	a, _ := start(t, port, 1, 3, "key")
+	start(t, port, 3, 3, "key")
+	until(t, "a member", func() bool { return slices.Equal(alive(a), []string{"lb3"}) })
+	packets, err := net.ListenUDP("udp", &net.UDPAddr{IP: node(2).AsSlice()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer packets.Close()
+	to := net.UDPAddrFromAddrPort(netip.AddrPortFrom(node(1), port))
+	messages, before := nonsense(), allocated()
+	for _, text := range messages {
+		for _, version := range []byte{0, 1} {
+			p := sealedWith(t, []byte("key"), text, []byte("steelyard"), version)
+			p = append([]byte("\xf4\x09steelyard"), p...)
+			if len(p) < 65000 {
+				if _, err := packets.WriteTo(p, to); err != nil {
+					t.Fatal(err)
+				}
+			}
+			h := binary.BigEndian.AppendUint32([]byte{10}, uint32(len(text)+29))
+			p = append([]byte("\xf4\x09steelyard"), h...)
+			p = append(p, sealedWith(t, []byte("key"), text, append(h, "steelyard"...), version)...)
+			c := streamTo(t, node(2), node(1), port)
+			c.Write(p)
+			ended(t, c)
+			c.Close()
+		}
+	}
+	if used := allocated() - before; used > 16<<20 {
+		t.Errorf("%d MiB were allocated for them", used>>20)
+	}
+	claim := Claim{Eligible: true, Term: 9}
+	a.Publish(map[netip.Addr]Claim{vip: claim})
+	if !slices.Equal(alive(a), []string{"lb3"}) {
+		t.Errorf("members %v", alive(a))
+	}
+}
+
+// allocated returns how many bytes were ever allocated.
+func allocated() uint64 {
+	var s runtime.MemStats
+	runtime.ReadMemStats(&s)
+	return s.TotalAlloc
+}
+
+// Connections from a host that is no member are ended at once. Of one at the address of a member, without the key, few
+// are served at a time, and no more is stored than a member may need.
+func TestConnectionsWithoutTheKey(t *testing.T) {
+	port := freePort(t)
+	a, _ := start(t, port, 1, 2, "key")
+	until(t, "the member listens", func() bool { return listens(node(1), port) })
+	for _, tt := range []struct {
+		from       netip.Addr
+		size, sent int
+		stored     uint64 // at most
+	}{
+		{node(9), 1 << 20, 1 << 16, 1 << 20},
+		{node(2), 20 << 20, 1 << 16, 1 << 20}, // refused when its size is read
+		{node(2), 1 << 20, 1<<20 - 1, streamsMax * 6 << 20},
+	} {
+		t.Run(fmt.Sprintf("%d bytes from %s", tt.size, tt.from), func(t *testing.T) {
+			b := binary.BigEndian.AppendUint32([]byte("\xf4\x09steelyard\x0a"), uint32(tt.size))
+			b = append(b, make([]byte, tt.sent)...)
+			before := allocated()
+			var all []net.Conn
+			for range 60 {
+				if c := streamTo(t, tt.from, node(1), port); c != nil {
+					defer c.Close()
+					all = append(all, c)
+				}
+			}
+			for _, c := range all {
+				go c.Write(b)
+			}
+			for _, c := range all {
+				ended(t, c)
+			}
+			if stored := allocated() - before; stored > tt.stored {
+				t.Errorf("%d KiB were allocated for 60 connections", stored>>10)
+			}
+		})
+	}
+	if len(alive(a)) > 0 {
+		t.Errorf("members %v", alive(a))
+	}
+}
+
+// listens reports whether a port accepts connections.
+func listens(a netip.Addr, port uint16) bool {
+	c, err := net.DialTimeout("tcp", netip.AddrPortFrom(a, port).String(), time.Second)
+	if err == nil {
+		c.Close()
+	}
+	return err == nil
+}
+
+// network is a memberlist.Transport without a network.
+type network struct {
+	packets chan *memberlist.Packet
+	streams chan net.Conn
+}
+
+func (n network) FinalAdvertiseAddr(string, int) (net.IP, int, error) {
+	return node(1).AsSlice(), 7946, nil
+}
+func (n network) WriteTo([]byte, string) (time.Time, error)           { return time.Now(), nil }
+func (n network) PacketCh() <-chan *memberlist.Packet                 { return n.packets }
+func (n network) StreamCh() <-chan net.Conn                           { return n.streams }
+func (n network) Shutdown() error                                     { return nil }
+func (n network) DialTimeout(string, time.Duration) (net.Conn, error) { return nil, net.ErrClosed }
+
+// text is a connection that has received a message.
+type text struct {
+	net.Conn
+	*bytes.Reader
+	closed chan struct{}
+}
+
+func (c text) Read(b []byte) (int, error)  { return c.Reader.Read(b) }
+func (c text) Write(b []byte) (int, error) { return len(b), nil }
+func (c text) SetDeadline(time.Time) error { return nil }
+func (c text) RemoteAddr() net.Addr        { return &net.TCPAddr{} }
+func (c text) Close() error                { close(c.closed); return nil }
+
+// FuzzMessages: memberlist survives every message that is valid, and its delegate what it passes on.
+func FuzzMessages(f *testing.F) {
+	for _, text := range nonsense() {
+		f.Add(text, true)
+		f.Add(text, false)
+	}
+	whole := report{member: node(2), epoch: 1, claims: map[netip.Addr]entry{vip: {}}}.append(nil)
+	f.Add(slices.Concat(header(2, len(whole)), stateOf(node(1)), stateOf(node(2)), whole), true)
+	f.Add(append([]byte{msgAlive}, object("Incarnation", 3, "Node", node(2).String(), "Addr", node(2).AsSlice(),
+		"Port", 1, "Meta", []byte(`{"n":"x","m":["02:00:00:00:00:01"]}`), "Vsn", []byte{1, 5, 2, 0, 0, 0})...), false)
+	f.Add(append([]byte{msgSuspect}, object("Incarnation", 3, "Node", node(1).String(), "From", "x")...), false)
+	f.Add(append([]byte{msgUser}, whole...), false)
+	m := New(Options{Name: "lb1", Address: node(1), Port: 7946, Log: slog.New(slog.DiscardHandler)})
+	m.SetPeers([]netip.Addr{node(2)})
+	n := network{make(chan *memberlist.Packet), make(chan net.Conn)}
+	list, err := memberlist.Create(m.config(n))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { list.Shutdown() })
+	f.Fuzz(func(t *testing.T, b []byte, stream bool) {
+		switch {
+		case stream && validStream(b):
+			c := text{Reader: bytes.NewReader(b), closed: make(chan struct{})}
+			n.streams <- c
+			<-c.closed
+		case !stream && validPacket(b):
+			n.packets <- &memberlist.Packet{Buf: b, From: &net.UDPAddr{}, Timestamp: time.Now()}
+		}
+	})
+}
