@@ -19,12 +19,14 @@ type Log struct {
 	tee   io.Writer
 }
 
-// Write implements io.Writer. It never fails.
+// Write implements io.Writer. It fails when the copy does: the program then writes to a pipe without a reader.
 func (l *Log) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.tee != nil {
-		l.tee.Write(b) // an error of the copy does not concern the log
+		if _, err := l.tee.Write(b); err != nil {
+			return 0, err
+		}
 	}
 	l.rest = append(l.rest, b...)
 	for {

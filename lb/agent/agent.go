@@ -22,6 +22,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/agent/machine"
 	"github.com/steelyard-lb/steelyard/lb/file"
 	"github.com/steelyard-lb/steelyard/lb/kube"
+	"github.com/steelyard-lb/steelyard/lb/logqueue"
 	"github.com/steelyard-lb/steelyard/systemd"
 )
 
@@ -36,6 +37,7 @@ type Options struct {
 	StateDir   string         // state that outlives the agent, not a reboot; "": datapath.DefaultStateDir
 	KeepDir    string         // state that outlives a reboot; "": STATE_DIRECTORY (systemd.exec(5)), else StateDir
 
+	queue    *logqueue.Queue  // of Log; nil: it has none
 	mounted  string           // mountedVersion of ConfigFile before it was read
 	restart  chan os.Signal   // announceRestart; nil: none
 	network  *machine.Network // read by New
@@ -80,6 +82,7 @@ type Agent struct {
 	sources    []task // run until the routes are to be withdrawn
 	tasks      []task // run until the routes are withdrawn
 	problems   *problems
+	queue      *logqueue.Queue
 	keepRoutes func() // before a restart
 	restarts   chan struct{}
 	announced  chan os.Signal // of a restart by a supervisor
@@ -131,7 +134,8 @@ func New(o Options) (*Agent, error) {
 		return nil, err
 	}
 	a := &Agent{log: o.Log, configured: len(o.Config.Services), tasks: append(announcers.tasks, keep),
-		problems: o.problems, keepRoutes: announcers.keepRoutes, restarts: make(chan struct{}, 1), announced: o.restart}
+		problems: o.problems, queue: o.queue, keepRoutes: announcers.keepRoutes,
+		restarts: make(chan struct{}, 1), announced: o.restart}
 	a.reloader = newReloader(o, services, newReadiness(systemd.New(o.Log)))
 	a.reloader.configure = announcers.configure
 	dpOptions, err := datapathOptions(o, facts)
@@ -217,7 +221,7 @@ func (a *Agent) connect(
 	problems := []func() []string{
 		a.keys.problems, a.problems.list, prober.Problems, announcers.problems,
 		announcers.members.problems, announcers.conflicts.problems, // the latter may follow from the former
-		dp.Problems,
+		dp.Problems, o.queue.Problems,
 	}
 	if o.Config.Kubernetes != nil {
 		o.setLabels = announcers.setLabels

@@ -34,7 +34,8 @@ func Allocate(ctx context.Context, configFile, version string, w io.Writer) erro
 		return err
 	}
 	level := new(slog.LevelVar)
-	log := newLogger(w, cfg.Log, level)
+	log, queue := openLog(w, cfg.Log, level)
+	defer queue.Flush()
 	klog.SetSlogLogger(log)
 	client, err := newClient(cfg.Kubernetes.Kubeconfig, version, 0, new(apiDialer).dial)
 	if err != nil {

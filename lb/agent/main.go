@@ -5,12 +5,16 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"os"
 	"os/signal"
+	"syscall"
+	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/datapath"
+	"github.com/steelyard-lb/steelyard/lb/logqueue"
 )
 
 // Main is "steelyard run": the agent with this configuration file until ctx ends, with its log on w.
@@ -24,10 +28,12 @@ func Main(ctx context.Context, configFile, version string, w io.Writer) error {
 	restart := announceRestart()
 	defer signal.Stop(restart)
 	level := new(slog.LevelVar)
-	log := newLogger(w, cfg.Log, level)
+	log, queue := openLog(w, cfg.Log, level)
+	defer queue.Flush()
 	klog.SetSlogLogger(component(log, "kubernetes"))
 	return start(ctx, Options{
-		ConfigFile: configFile, Config: cfg, Version: version, Log: log, Level: level, mounted: mount, restart: restart,
+		ConfigFile: configFile, Config: cfg, Version: version, Log: log, Level: level,
+		mounted: mount, restart: restart, queue: queue,
 	})
 }
 
@@ -46,17 +52,29 @@ func start(ctx context.Context, o Options) (err error) {
 	if err := a.Run(ctx); err != nil || !a.anew.Load() || ctx.Err() != nil { // a stop during a restart is a stop
 		return err
 	}
+	o.queue.Flush()
 	return execute()
 }
 
-// newLogger returns a logger in the configured format; its level is that of level, which becomes the configured one.
-func newLogger(w io.Writer, c config.Log, level *slog.LevelVar) *slog.Logger {
+// openLog returns a logger in the configured format, which never blocks, and the queue of its lines. Its level is that
+// of level, which becomes the configured one. A pipe that lost its reader no longer ends the process.
+func openLog(w io.Writer, c config.Log, level *slog.LevelVar) (*slog.Logger, *logqueue.Queue) {
 	level.Set(c.Level)
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // programs of exec checks would inherit signal.Ignore
+	queue := logqueue.New(w, func(w io.Writer, lines int) error {
+		r := slog.NewRecord(time.Now(), slog.LevelWarn, "log incomplete", 0)
+		r.Add("reason", logqueue.Lost(lines))
+		return logHandler(w, c.Format, level).Handle(context.Background(), r)
+	})
+	return slog.New(logHandler(queue, c.Format, level)), queue
+}
+
+func logHandler(w io.Writer, format string, level slog.Leveler) slog.Handler {
 	o := &slog.HandlerOptions{Level: level}
-	if c.Format == "json" {
-		return slog.New(slog.NewJSONHandler(w, o))
+	if format == "json" {
+		return slog.NewJSONHandler(w, o)
 	}
-	return slog.New(slog.NewTextHandler(w, o))
+	return slog.NewTextHandler(w, o)
 }
 
 // Cleanup is "steelyard cleanup": it removes programs, links, maps, filters and sysctl changes. It fails while an

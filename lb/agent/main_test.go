@@ -32,22 +32,10 @@ func TestMain(m *testing.M) {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	if err := runAgent(ctx, os.Args[3]); err != nil {
+	if err := Main(ctx, os.Args[3], "test", os.Stderr); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-}
-
-// runAgent runs an agent by its Go API, with a state directory of its own.
-func runAgent(ctx context.Context, configFile string) error {
-	cfg, err := load(configFile)
-	if err != nil {
-		return err
-	}
-	return start(ctx, Options{
-		ConfigFile: configFile, Config: cfg, Version: "test", StateDir: "/run/agent-test",
-		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
-	})
 }
 
 // stepTimeout bounds each step of a test. A start takes a second, and more than ten on a busy machine.
@@ -95,7 +83,7 @@ func TestAgentInALab(t *testing.T) {
 	if err := agent.Terminate(t.Context(), stepTimeout); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Host.WriteFile("/run/agent-test/drained.json", string(drains), 0o600); err != nil {
+	if err := b.Host.WriteFile("/run/steelyard/drained.json", string(drains), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := agent.Start(); err != nil {
@@ -220,14 +208,16 @@ func TestLogger(t *testing.T) {
 	for format, want := range map[string]string{"json": `"level":"WARN","msg":"m"}`, "text": "level=WARN msg=m"} {
 		var out bytes.Buffer
 		level := new(slog.LevelVar)
-		log := newLogger(&out, config.Log{Level: slog.LevelWarn, Format: format}, level)
+		log, queue := openLog(&out, config.Log{Level: slog.LevelWarn, Format: format}, level)
 		log.Info("hidden")
 		log.Warn("m")
+		queue.Flush()
 		if got := out.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, want) {
 			t.Errorf("%s: %s", format, got)
 		}
 		level.Set(slog.LevelInfo)
 		log.Info("shown")
+		queue.Flush()
 		if !strings.Contains(out.String(), "shown") {
 			t.Errorf("%s: the level does not follow", format)
 		}

@@ -68,6 +68,7 @@ func (a *Agent) Run(ctx context.Context) error {
 
 // supervise runs a task until ctx ends, again after each failure.
 func (a *Agent) supervise(ctx context.Context, t task) {
+	defer a.queue.Flush() // of the lines before a panic
 	for delay := failedDelay; ; delay = min(2*delay, failedDelayMax) {
 		steady := time.AfterFunc(failedDelayMax, func() { a.problems.set(t.name, nil) })
 		start := time.Now()

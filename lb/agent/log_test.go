@@ -1,0 +1,128 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/admin"
+)
+
+// reader is the reader of a log, which stops reading, reads again, and ends.
+type reader struct {
+	mu    sync.Mutex // held while it does not read; guards all below
+	text  strings.Builder
+	ended bool
+}
+
+var errEnded = errors.New("the reader ended")
+
+func (r *reader) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ended {
+		return 0, errEnded
+	}
+	return r.text.Write(p)
+}
+
+// While nobody reads the log, the agent withdraws the address of a dead server and says that lines are lost; then also
+// in the log. It lives on when the reader ends.
+func TestLogThatNobodyReads(t *testing.T) {
+	labtest.Root(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	site := labtest.Topology(t, lab.Shape{Clients: 1, Balancers: 1, Servers: 1})
+	server := labtest.TCPEcho(t, site.Servers[0], 8080)
+	cfg := lab.AgentConfig{
+		Name: "lb1", Interfaces: []string{"eth0"}, Mode: "tc", L2: []string{"eth0"},
+		Services: []lab.AgentService{{
+			Name: "web", Addresses: []netip.Addr{ip("203.0.113.10"), ip("2001:db8:1::10")},
+			Ports:    []string{"80:8080"},
+			Backends: lab.Backends(site.Servers...), Check: lab.AgentCheck{Type: "tcp", Interval: 200 * time.Millisecond},
+		}},
+	}
+	log := new(reader)
+	agent, err := lab.StartAgent(site.Balancers[0].Host,
+		lab.AgentOptions{Binary: self, Config: cfg.TOML(), Output: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the end of the log:\n%s", agent.Process().Log.FailureTail(60))
+		}
+	})
+	var i admin.Info
+	state := func(what string, want func() bool) {
+		t.Helper()
+		labtest.Until(t, stepTimeout, what, func() error {
+			i = admin.Info{}
+			if err := agent.Get(t.Context(), "/v1/status", &i); err != nil {
+				return err
+			}
+			if !want() {
+				return fmt.Errorf("%d addresses announced, %q", i.Announced, i.Problems)
+			}
+			return nil
+		})
+	}
+	state("the address is announced", func() bool { return i.Announced == 2 })
+
+	log.mu.Lock()
+	reading := sync.OnceFunc(log.mu.Unlock)
+	defer reading()
+	lost := func() bool { return strings.Contains(strings.Join(i.Problems, "\n"), " lines of the log were lost") }
+	var wrong strings.Builder
+	for n := range 1000 {
+		fmt.Fprintf(&wrong, "[nonsense%d]\n", n)
+	}
+	for n := 0; !lost(); n++ { // each adds a line of some 100 kB to the log
+		mark := fmt.Sprintf("rubbish%d", n)
+		if err := agent.Configure(cfg.TOML() + "[" + mark + "]\n" + wrong.String()); err != nil {
+			t.Fatal(err)
+		}
+		if err := agent.Reload(); err != nil {
+			t.Fatal(err)
+		}
+		state("the wrong file is refused", func() bool { return strings.Contains(i.LoadError, mark) })
+	}
+	if err := server.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	state("the address is withdrawn", func() bool { return i.Settled && i.Announced == 0 })
+
+	reading()
+	labtest.Until(t, stepTimeout, "the log says what it lacks", func() error {
+		log.mu.Lock()
+		defer log.mu.Unlock()
+		if !strings.Contains(log.text.String(), " lines of the log were lost") {
+			return errors.New("it does not")
+		}
+		log.ended = true
+		return nil
+	})
+	for n := range 3 {
+		mark := fmt.Sprintf("waste%d", n)
+		if err := agent.Configure("[" + mark + "]\n"); err != nil {
+			t.Fatal(err)
+		}
+		if err := agent.Reload(); err != nil {
+			t.Fatal(err)
+		}
+		state("the agent lives on", func() bool { return strings.Contains(i.LoadError, mark) })
+	}
+	err = agent.Terminate(t.Context(), stepTimeout)
+	if err == nil || !strings.Contains(err.Error(), errEnded.Error()) { // which the lab finds after an exit status of 0
+		t.Fatal(err)
+	}
+}

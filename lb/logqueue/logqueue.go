@@ -1,0 +1,141 @@
+// Package logqueue makes a log that never blocks who writes to it. A pipe that nobody reads, a full disk or a hung
+// journal would otherwise stop the engine while BGP and BFD go on. Lines keep their order. Lines that do not fit into
+// the queue are lost, counted, and reported in their place.
+package logqueue
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+)
+
+const (
+	// size is that of the queue in bytes: some 5,000 lines.
+	size = 1 << 20
+	// flushTimeout bounds Flush: a log that nobody reads must not delay the end of the process.
+	flushTimeout = 2 * time.Second
+	// recent is how long lost lines are a problem after the last one.
+	recent = 10 * time.Minute
+)
+
+// Queue is an io.Writer that never blocks: a goroutine passes what it takes to another writer. Its methods may be called
+// from any goroutine; Flush and Problems also without a queue.
+type Queue struct {
+	out    io.Writer
+	report func(out io.Writer, lines int) error
+
+	mu      sync.Mutex // guards all below
+	changed *sync.Cond
+	lines   []byte    // that the writer has not yet taken
+	dropped int       // lines that came after those; until the writer takes them, no more are queued
+	writing bool      // the writer has lines
+	lost    int       // lines, for Problems
+	lostAt  time.Time // the last one
+}
+
+// New starts a queue for out. It runs until the process ends. report writes to out that so many lines were lost.
+func New(out io.Writer, report func(out io.Writer, lines int) error) *Queue {
+	q := &Queue{out: out, report: report}
+	q.changed = sync.NewCond(&q.mu)
+	go q.run()
+	return q
+}
+
+// Write queues one line, or counts it as lost. It returns neither an error nor less than the length.
+func (q *Queue) Write(line []byte) (int, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.dropped > 0 || len(q.lines)+len(line) > size {
+		q.dropped++
+		q.lose(1)
+	} else {
+		q.lines = append(q.lines, line...)
+	}
+	q.changed.Broadcast()
+	return len(line), nil
+}
+
+// lose counts lost lines for Problems. The caller holds mu.
+func (q *Queue) lose(lines int) {
+	if time.Since(q.lostAt) > recent {
+		q.lost = 0
+	}
+	q.lost, q.lostAt = q.lost+lines, time.Now()
+}
+
+// run passes the lines on, always all of them, and reports what is lost in its place.
+func (q *Queue) run() {
+	var lines []byte
+	unsaid := 0
+	say := func() {
+		if unsaid > 0 && q.report(q.out, unsaid) == nil {
+			unsaid = 0
+		}
+	}
+	for {
+		var dropped int
+		lines, dropped = q.take(lines[:0])
+		say()
+		if n, err := q.out.Write(lines); err != nil {
+			failed := bytes.Count(lines[n:], []byte("\n"))
+			q.mu.Lock()
+			q.lose(failed)
+			q.mu.Unlock()
+			unsaid += failed
+		}
+		unsaid += dropped
+		say()
+	}
+}
+
+// take waits for lines. It returns them, and how many were dropped after them; free is room for the next ones.
+func (q *Queue) take(free []byte) (lines []byte, dropped int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.writing = false
+	q.changed.Broadcast()
+	for len(q.lines) == 0 {
+		q.changed.Wait()
+	}
+	lines, dropped = q.lines, q.dropped
+	q.lines, q.dropped, q.writing = free, 0, true
+	return lines, dropped
+}
+
+// Flush waits until all lines are written, but not for long. It is to be called before the process ends, also by a
+// panic: defer it in each goroutine that may panic.
+func (q *Queue) Flush() {
+	if q == nil {
+		return
+	}
+	late := false
+	defer time.AfterFunc(flushTimeout, func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		late = true
+		q.changed.Broadcast()
+	}).Stop()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for (len(q.lines) > 0 || q.writing) && !late {
+		q.changed.Wait()
+	}
+}
+
+// Problems returns that lines were lost of late, for the status.
+func (q *Queue) Problems() []string {
+	if q == nil {
+		return nil
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.lost == 0 || q.dropped == 0 && time.Since(q.lostAt) > recent {
+		return nil
+	}
+	return []string{Lost(q.lost)}
+}
+
+// Lost is the text of Problems, and of reports.
+func Lost(lines int) string { return fmt.Sprintf("%d lines of the log were lost", lines) }

@@ -1,0 +1,89 @@
+package logqueue
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func report(w io.Writer, lines int) error {
+	_, err := fmt.Fprintln(w, Lost(lines))
+	return err
+}
+
+// Nobody reads the pipe: no Write blocks. Then somebody does: the lines come in their order, with the number of those
+// that are lost in their place.
+func TestNeverBlocks(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	const lines = 2 * size / 100
+	q := New(w, report)
+	for n := range lines {
+		fmt.Fprintf(q, "%0*d\n", 99, n)
+	}
+	if p := fmt.Sprint(q.Problems()); !strings.HasSuffix(p, " lines of the log were lost]") {
+		t.Errorf("problem %q", p)
+	}
+	go func() { q.Flush(); fmt.Fprintln(q, "last"); q.Flush(); w.Close() }()
+	next, lost := 0, 0
+	for s := bufio.NewScanner(r); s.Scan(); {
+		switch {
+		case s.Text() == "last":
+		case strings.Contains(s.Text(), "lost"):
+			if _, err := fmt.Sscanf(s.Text(), "%d lines of the log were lost", &lost); err != nil || s.Text() != q.Problems()[0] {
+				t.Errorf("report %q, problem %q, %v", s.Text(), q.Problems(), err)
+			}
+			next += lost
+		default:
+			if s.Text() != fmt.Sprintf("%0*d", 99, next) {
+				t.Fatalf("line %s; want %d", s.Text(), next)
+			}
+			next++
+		}
+	}
+	if lost == 0 || next != lines {
+		t.Errorf("%d of %d lines are lost, %d accounted for", lost, lines, next)
+	}
+}
+
+// refusing is a writer that refuses lines, as the pipe of a reader that has ended.
+type refusing struct {
+	strings.Builder
+	err error
+}
+
+func (w *refusing) Write(p []byte) (int, error) {
+	if w.err != nil {
+		return 0, w.err
+	}
+	return w.Builder.Write(p)
+}
+
+// What a writer refuses is lost, and reported as soon as it takes lines again.
+func TestRefusedLinesAreReported(t *testing.T) {
+	out := &refusing{err: errors.New("no reader")}
+	q := New(out, report)
+	fmt.Fprint(q, "1\n2\n")
+	q.Flush()
+	if p := q.Problems(); !slices.Equal(p, []string{Lost(2)}) {
+		t.Errorf("problem %q", p)
+	}
+	out.err = nil
+	fmt.Fprint(q, "3\n")
+	q.Flush()
+	if got := out.String(); got != Lost(2)+"\n3\n" {
+		t.Errorf("%q", got)
+	}
+	q.lostAt = q.lostAt.Add(-recent)
+	if p := q.Problems(); p != nil {
+		t.Errorf("problem %q after %s", p, recent)
+	}
+}
