@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -39,7 +40,8 @@ type Options struct {
 
 	queue    *logqueue.Queue  // of Log; nil: it has none
 	mounted  string           // mountedVersion of ConfigFile before it was read
-	restart  chan os.Signal   // announceRestart; nil: none
+	hangup   chan os.Signal   // SIGHUP: reload; nil: set by New
+	restart  chan os.Signal   // SIGUSR1: a supervisor starts another agent; nil: none
 	network  *machine.Network // read by New
 	problems *problems        // set by New
 	api      *apiDialer       // set by complete
@@ -58,6 +60,9 @@ func (o Options) complete() (Options, error) {
 	if o.open == nil {
 		o.open = openDatapath
 	}
+	if o.hangup == nil {
+		o.hangup = catch(syscall.SIGHUP)
+	}
 	if o.Level == nil {
 		o.Level = new(slog.LevelVar)
 	}
@@ -65,7 +70,7 @@ func (o Options) complete() (Options, error) {
 		return o, nil
 	}
 	var err error
-	o.mounted, o.restart = mountedVersion(o.ConfigFile), announceRestart()
+	o.mounted, o.restart = mountedVersion(o.ConfigFile), catch(syscall.SIGUSR1)
 	o.Config, err = load(o.ConfigFile)
 	return o, err
 }
@@ -85,6 +90,7 @@ type Agent struct {
 	queue      *logqueue.Queue
 	keepRoutes func() // before a restart
 	restarts   chan struct{}
+	hangup     chan os.Signal // to reload
 	announced  chan os.Signal // of a restart by a supervisor
 	anew       atomic.Bool    // another agent is to follow in this process
 }
@@ -135,7 +141,7 @@ func New(o Options) (*Agent, error) {
 	}
 	a := &Agent{log: o.Log, configured: len(o.Config.Services), tasks: append(announcers.tasks, keep),
 		problems: o.problems, queue: o.queue, keepRoutes: announcers.keepRoutes,
-		restarts: make(chan struct{}, 1), announced: o.restart}
+		restarts: make(chan struct{}, 1), announced: o.restart, hangup: o.hangup}
 	a.reloader = newReloader(o, services, newReadiness(systemd.New(o.Log)))
 	a.reloader.configure = announcers.configure
 	dpOptions, err := datapathOptions(o, facts)

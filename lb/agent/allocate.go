@@ -28,6 +28,8 @@ import (
 // tunnels, until ctx ends. It needs nothing of the machine, and reads the configuration of the nodes. It reads it again
 // at SIGHUP and, in a Kubernetes volume, at each change.
 func Allocate(ctx context.Context, configFile, version string, w io.Writer) error {
+	hangup := catch(syscall.SIGHUP)
+	defer signal.Stop(hangup)
 	mount := mountedVersion(configFile) // before it is read: a change meanwhile is not missed
 	cfg, err := loadForCluster(configFile)
 	if err != nil {
@@ -45,7 +47,7 @@ func Allocate(ctx context.Context, configFile, version string, w io.Writer) erro
 	if err != nil {
 		return err
 	}
-	a.file, a.level = configFile, level
+	a.file, a.level, a.hangup = configFile, level, hangup
 	keys := kube.NewKeyKeeper(kube.KeyOptions{Client: client, Namespace: ownNamespace(), Log: log}, nil)
 	log.Info("started", "version", version, "config", configFile, "name", a.name)
 	g, ctx := errgroup.WithContext(ctx)
@@ -77,6 +79,7 @@ type allocation struct {
 	allocator *kube.Allocator
 	file      string
 	level     *slog.LevelVar
+	hangup    <-chan os.Signal
 	log       *slog.Logger
 
 	mu      sync.Mutex // guards running
@@ -115,16 +118,7 @@ func newAllocation(
 
 // run assigns addresses until ctx ends, from when there are pools.
 func (a *allocation) run(ctx context.Context) error {
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	defer signal.Stop(hup)
-	stop := context.AfterFunc(ctx, func() { signal.Stop(hup); close(hup) })
-	defer stop()
-	go func() {
-		for range hup {
-			a.reload()
-		}
-	}()
+	go onHangup(ctx, a.hangup, func() { a.reload() })
 	select {
 	case <-ctx.Done():
 		return nil

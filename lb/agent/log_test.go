@@ -48,7 +48,8 @@ func TestLogThatNobodyReads(t *testing.T) {
 		Services: []lab.AgentService{{
 			Name: "web", Addresses: []netip.Addr{ip("203.0.113.10"), ip("2001:db8:1::10")},
 			Ports:    []string{"80:8080"},
-			Backends: lab.Backends(site.Servers...), Check: lab.AgentCheck{Type: "tcp", Interval: 200 * time.Millisecond},
+			Backends: lab.Backends(site.Servers...),
+			Check:    lab.AgentCheck{Type: "tcp", Interval: 200 * time.Millisecond},
 		}},
 	}
 	log := new(reader)

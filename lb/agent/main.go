@@ -19,22 +19,31 @@ import (
 
 // Main is "steelyard run": the agent with this configuration file until ctx ends, with its log on w.
 func Main(ctx context.Context, configFile, version string, w io.Writer) error {
+	hangup, restart := catch(syscall.SIGHUP), catch(syscall.SIGUSR1)
+	defer signal.Stop(hangup)
+	defer signal.Stop(restart)
 	mount := mountedVersion(configFile) // before it is read: a change meanwhile is not missed
 	cfg, err := load(configFile)
 	if err != nil {
 		return err
 	}
 	limitGarbage()
-	restart := announceRestart()
-	defer signal.Stop(restart)
 	level := new(slog.LevelVar)
 	log, queue := openLog(w, cfg.Log, level)
 	defer queue.Flush()
 	klog.SetSlogLogger(component(log, "kubernetes"))
 	return start(ctx, Options{
 		ConfigFile: configFile, Config: cfg, Version: version, Log: log, Level: level,
-		mounted: mount, restart: restart, queue: queue,
+		mounted: mount, hangup: hangup, restart: restart, queue: queue,
 	})
+}
+
+// catch returns a channel that keeps one signal: it does not end the process, and one that arrives while the agent
+// starts is handled afterwards.
+func catch(s os.Signal) chan os.Signal {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, s)
+	return c
 }
 
 // start runs an agent as soon as this node has the network that it needs.

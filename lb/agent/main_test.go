@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -99,6 +101,56 @@ func TestAgentInALab(t *testing.T) {
 	state("the wrong file is refused", func(i admin.Info) bool { return strings.Contains(i.LoadError, "nonsense") })
 	if err := agent.Terminate(t.Context(), stepTimeout); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A SIGHUP while the agent starts does not end it: it reads its configuration once more after the start. The file is a
+// named pipe, which shows when it is read.
+func TestHangupBeforeTheStart(t *testing.T) {
+	labtest.Root(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := labtest.Host(t, labtest.New(t), "lb")
+	file := filepath.Join(t.TempDir(), "steelyard.toml")
+	if err := syscall.Mkfifo(file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, err := h.Start(lab.Command{Path: self, Args: []string{"run", "-c", file}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log of the agent:\n%s", p.Log.FailureTail(60))
+		}
+	})
+	text := lab.AgentConfig{Name: "lb1", Address: ip("192.0.2.1"), Interfaces: []string{"lo"}, Mode: "tc"}.TOML()
+	for _, logged := range []string{"agent started", "configuration reloaded"} {
+		labtest.Until(t, stepTimeout, "the agent reads its file", func() error {
+			if !p.Running() {
+				return lab.Permanent(fmt.Errorf("it ended: %w", p.Wait(t.Context())))
+			}
+			f, err := os.OpenFile(file, os.O_WRONLY|syscall.O_NONBLOCK, 0) // ENXIO without a reader
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			if logged == "agent started" {
+				if err := p.Signal(syscall.SIGHUP); err != nil {
+					return lab.Permanent(err)
+				}
+			}
+			_, err = f.WriteString(text)
+			return err
+		})
+		labtest.Until(t, stepTimeout, logged, func() error {
+			if !p.Log.Contains(logged) {
+				return errors.New("not yet")
+			}
+			return nil
+		})
 	}
 }
 

@@ -4,20 +4,11 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/signal"
 	"syscall"
 )
 
 // Before a restart the routes are left to graceful restart, while the kernel forwards: peers keep them until the new
 // agent is there.
-
-// announceRestart returns a channel of the SIGUSR1 that announces a restart. One that arrives while the agent starts
-// counts, too.
-func announceRestart() chan os.Signal {
-	announced := make(chan os.Signal, 1)
-	signal.Notify(announced, syscall.SIGUSR1)
-	return announced
-}
 
 // endForRestart ends the agent at a SIGUSR1, which announces that a supervisor starts another one (systemd sends it for
 // "systemctl restart"), or when restart was called. The supervisor would kill an agent that refused.

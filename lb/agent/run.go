@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/signal"
 	"runtime/debug"
-	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -106,14 +104,11 @@ func (a *Agent) reportReady(ctx context.Context) {
 
 // reloadOnSignal reads the configuration again at each SIGHUP. reload logs the result.
 func (a *Agent) reloadOnSignal(ctx context.Context) {
-	onHangup(ctx, func() { a.reloader.reload() })
+	onHangup(ctx, a.hangup, func() { a.reloader.reload() })
 }
 
 // onHangup calls f at each SIGHUP until ctx ends.
-func onHangup(ctx context.Context, f func()) {
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	defer signal.Stop(hup)
+func onHangup(ctx context.Context, hup <-chan os.Signal, f func()) {
 	for {
 		select {
 		case <-ctx.Done():

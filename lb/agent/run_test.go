@@ -56,7 +56,7 @@ func newFixture(t *testing.T) *fixture {
 	}
 	f := &fixture{log: new(events), announced: func() int { return len(memory.Announced()) }}
 	f.Agent = &Agent{
-		log: discard, engine: engine, datapath: f.log, problems: newProblems(discard),
+		log: discard, hangup: o.hangup, engine: engine, datapath: f.log, problems: newProblems(discard),
 		reloader: newReloader(o, services, newReadiness(systemd.New(discard))),
 		sources:  []task{sourceTask("services of the file", services, engine)},
 	}

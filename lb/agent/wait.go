@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
+	"os"
 	"sync"
 	"time"
 
@@ -51,7 +52,7 @@ func waitForNetwork(ctx context.Context, o Options) (*config.Config, error) {
 	g, up := errgroup.WithContext(up)
 	g.Go(func() error { return w.serve(up, o) })
 	g.Go(func() error { return notifier.Run(up, func() error { return nil }) })
-	g.Go(func() error { w.reloadOnSignal(up); return nil })
+	g.Go(func() error { w.reloadOnSignal(up, o.hangup); return nil })
 	tick := time.NewTicker(waitInterval)
 	defer tick.Stop()
 	for ctx.Err() == nil && !w.ready() {
@@ -137,8 +138,8 @@ func (w *waiting) reload() (admin.Reloaded, error) {
 	return admin.Reloaded{Config: w.file, Loaded: time.Now(), Warnings: c.Warnings}, nil
 }
 
-func (w *waiting) reloadOnSignal(ctx context.Context) {
-	onHangup(ctx, func() {
+func (w *waiting) reloadOnSignal(ctx context.Context, hup <-chan os.Signal) {
+	onHangup(ctx, hup, func() {
 		if _, err := w.reload(); err != nil {
 			w.log.Error("configuration rejected", "err", err)
 		}

@@ -43,8 +43,6 @@ var mayImport = map[string][]string{
 	"lb/admin":               {"lb", "lb/httplimit", "lb/printable"},
 	"lb/kube":                {"lb", "lb/printable"},
 	"lb/logqueue":            {},
-	"healthd":                {"lb", "lb/httplimit"},
-	"lb/admin":               {"lb", "lb/httplimit"},
 	"lb/agent/preflight":     {"lb", "config", "lb/file"},
 	"lb/cli":                 {"lb", "lb/admin", "lb/printable", "config", "systemd"},
 	"lb/demo":                {"lb", "e2e/lab", "e2e/lab/traffic"},

@@ -20,8 +20,8 @@ const (
 	recent = 10 * time.Minute
 )
 
-// Queue is an io.Writer that never blocks: a goroutine passes what it takes to another writer. Its methods may be called
-// from any goroutine; Flush and Problems also without a queue.
+// Queue is an io.Writer that never blocks: a goroutine passes what it takes to another writer. Its methods may be
+// called from any goroutine; Flush and Problems also without a queue.
 type Queue struct {
 	out    io.Writer
 	report func(out io.Writer, lines int) error

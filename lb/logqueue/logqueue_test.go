@@ -38,7 +38,8 @@ func TestNeverBlocks(t *testing.T) {
 		switch {
 		case s.Text() == "last":
 		case strings.Contains(s.Text(), "lost"):
-			if _, err := fmt.Sscanf(s.Text(), "%d lines of the log were lost", &lost); err != nil || s.Text() != q.Problems()[0] {
+			_, err := fmt.Sscanf(s.Text(), "%d lines of the log were lost", &lost)
+			if err != nil || s.Text() != q.Problems()[0] {
 				t.Errorf("report %q, problem %q, %v", s.Text(), q.Problems(), err)
 			}
 			next += lost
