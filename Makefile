@@ -13,8 +13,8 @@ LDFLAGS := -s -w -X github.com/steelyard-lb/steelyard/lb/cli.version=$(VERSION)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.12.2
 
-.PHONY: build help install demo unit test test-kernels attack bench gobench fuzz mutants lint golangci generate clean
-.PHONY: race bfd controlplane conformance conformance-programs deps root go-version
+.PHONY: build help install demo unit test test-tools test-kubernetes test-kernels attack bench gobench fuzz mutants lint
+.PHONY: golangci generate clean race bfd controlplane conformance conformance-programs deps root go-version
 
 build: go-version ## build ./steelyard (the default)
 	go build -trimpath -ldflags '$(LDFLAGS)' -o steelyard .
@@ -29,7 +29,7 @@ demo: build ## run a network with balancers, servers and clients in namespaces (
 	./steelyard demo
 
 # Packages in which every test needs root. Tests of other packages skip with -short when they do.
-NEED_ROOT := e2e
+NEED_ROOT := e2e e2e/cluster
 unit: go-version ## run the tests that need neither root nor other programs
 	@sh e2e/unit.sh $(NEED_ROOT)
 
@@ -38,19 +38,22 @@ race: go-version ## run the tests of "make unit" under the race detector (needs 
 	@CGO_ENABLED=1 RACE=1 GORACE='suppressions=$(CURDIR)/e2e/race.txt' sh e2e/unit.sh $(NEED_ROOT)
 
 # Packages are tested two at a time: many of them measure time on their own networks.
-test: root deps build controlplane conformance-programs ## install what the tests need (apt), and run everything (root)
+test: root deps build test-tools ## install what the tests need (apt), and run all but those on Kubernetes (root)
+	@$(RUN_TESTS) .cache/test.json -p 2 -timeout 45m -exec '$(CURDIR)/e2e/nice.sh' $$(go list ./... | grep -v /e2e/cluster$$)
+
+test-kubernetes: root build test-tools controlplane conformance-programs ## run the tests on Kubernetes (root)
+	sh e2e/deps.sh kubernetes
+	@$(RUN_TESTS) .cache/test-kubernetes.json -timeout 45m ./e2e/cluster
+
+# Runs "go test" with further arguments, writes its events to a file, and prints the slowest tests and the sums.
+RUN_TESTS := e2e/test.sh
+test-tools: go-version
 	@go build -o .cache/gotestsum gotest.tools/gotestsum && go build -o .cache/testsum ./e2e/testsum
-	@status=0; \
-	.cache/gotestsum --format pkgname --no-color --jsonfile .cache/test.json -- \
-		-p 2 -count 1 -timeout 45m -exec '$(CURDIR)/e2e/nice.sh' ./... || status=$$?; \
-	printf '\nslowest:\n'; .cache/gotestsum tool slowest --num 10 --threshold 1s --jsonfile .cache/test.json; \
-	.cache/testsum .cache/test.json $$status
 
 # Another flavour of Debian's kernel: make test-kernels FLAVOUR=cloud-amd64
 FLAVOUR ?= amd64
-test-kernels: root ## run tests on the kernel of Debian 12, in a virtual machine (root)
+test-kernels: root test-tools ## run tests on the kernel of Debian 12, in a virtual machine (root)
 	sh e2e/deps.sh kernels
-	@go build -o .cache/gotestsum gotest.tools/gotestsum && go build -o .cache/testsum ./e2e/testsum
 	@status=0; events=.cache/kernels/$(FLAVOUR)/events.json; \
 	e2e/kernels/run.sh $(FLAVOUR) || status=$$?; \
 	.cache/gotestsum --format pkgname --no-color --raw-command cat $$events || true; \
@@ -66,9 +69,10 @@ bfd: root ## keep BFD sessions for ten minutes with all processors busy, and cou
 
 # CONFORMANCE=REGEXP selects tests; CONFORMANCE_WITHOUT_AGENT=1 runs them with kube-proxy alone.
 CONFORMANCE ?= \[sig-network\] (LoadBalancers|Services)
-conformance: root deps build controlplane conformance-programs ## run Kubernetes' tests of Services, an hour (root)
+conformance: root build controlplane conformance-programs ## run Kubernetes' tests of Services, an hour (root)
+	sh e2e/deps.sh kubernetes
 	CONFORMANCE='$(CONFORMANCE)' STEELYARD_BINARY='$(CURDIR)/steelyard' \
-		go test ./e2e -run '^TestUpstream$$' -v -count 1 -timeout 6h
+		go test ./e2e/cluster -run '^TestUpstream$$' -v -count 1 -timeout 6h
 
 BENCH_PARTS := cost,live,connections,scale,convergence
 BENCH ?= $(BENCH_PARTS)

@@ -18,25 +18,25 @@ import (
 // without it the service has the address again. check and a reload refuse such an address.
 func TestAddressBecomesOwn(t *testing.T) {
 	s := newSite(t, peers.BIRD, "tc", 1, 3)
-	b, a := s.Balancers[0], s.agents[0]
+	b, a := s.Balancers[0], s.Agents[0]
 	s.checkAnswered(t, 20)
-	if err := b.AddAddress("eth0", host(vip4)); err != nil {
+	if err := b.AddAddress("eth0", labtest.HostRoute(vip4)); err != nil {
 		t.Fatal(err)
 	}
 	const reason = "refused: 203.0.113.10 is the address of eth0"
 	labtest.Until(t, 3*time.Second, "the address is refused", func() error { return shows(t, a, reason, "routes") })
-	if _, err := s.Topology.Router.WaitNextHops(t.Context(), 3*time.Second, host(vip4)); err != nil {
+	if _, err := s.Topology.Router.WaitNextHops(t.Context(), 3*time.Second, labtest.HostRoute(vip4)); err != nil {
 		t.Fatal(err)
 	}
 	own, err := traffic.ServeHTTP(b.Host, "the balancer", netip.AddrPortFrom(vip4, 7000))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Topology.Router.AddRoute(host(vip4), b.V4); err != nil {
+	if err := s.Topology.Router.AddRoute(labtest.HostRoute(vip4), b.V4); err != nil {
 		t.Fatal(err)
 	}
 	labtest.Until(t, 3*time.Second, "the machine itself answers there", func() error {
-		got, err := s.client().Get(t.Context(), fmt.Sprintf("http://%s:7000/", vip4))
+		got, err := s.Client().Get(t.Context(), fmt.Sprintf("http://%s:7000/", vip4))
 		if err == nil && got.Server != own.Name {
 			err = fmt.Errorf("%s answered", got.Server)
 		}
@@ -48,7 +48,8 @@ func TestAddressBecomesOwn(t *testing.T) {
 	if out, err := a.CLI(t.Context(), "reload"); err == nil {
 		t.Errorf("a reload accepts the address of this machine: %s", out)
 	}
-	err = errors.Join(s.Topology.Router.DeleteRoute(host(vip4)), b.DeleteAddress("eth0", host(vip4)))
+	err = errors.Join(
+		s.Topology.Router.DeleteRoute(labtest.HostRoute(vip4)), b.DeleteAddress("eth0", labtest.HostRoute(vip4)))
 	if err != nil {
 		t.Fatal(err)
 	}

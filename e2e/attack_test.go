@@ -79,7 +79,7 @@ func (s *site) withstandsAttack(t *testing.T, took time.Duration, services func(
 	}
 	v := &victims{}
 	for _, vip := range vips {
-		v.long = append(v.long, labtest.Connect(t, s.client(), netip.AddrPortFrom(vip, 9000), 100))
+		v.long = append(v.long, labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip, 9000), 100))
 		for range 10 {
 			v.udp = append(v.udp, s.openUDP(t, vip))
 		}
@@ -112,7 +112,7 @@ func (s *site) withstandsAttack(t *testing.T, took time.Duration, services func(
 	}
 	all.Wait()
 	v.report(t, took, syns[0]+syns[1], packets())
-	t.Log(s.metrics(t, s.agents[0], "steelyard_datapath_packets_total"))
+	t.Log(labtest.Metrics(t, s.Agents[0], "steelyard_datapath_packets_total"))
 }
 
 // report prints what was sent and what was lost.
@@ -161,7 +161,7 @@ func (s *site) opens(ctx context.Context, v *victims, vip netip.Addr) {
 	for ctx.Err() == nil {
 		each, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 		start := time.Now()
-		c, err := s.client().Connect(each, to, 1)
+		c, err := s.Client().Connect(each, to, 1)
 		took := time.Since(start)
 		if err == nil {
 			c.Close()
@@ -190,7 +190,7 @@ type udpFlow struct {
 func (s *site) openUDP(t *testing.T, vip netip.Addr) *udpFlow {
 	t.Helper()
 	f := &udpFlow{to: netip.AddrPortFrom(vip, 5353)}
-	conn, err := s.client().Dial(t.Context(), "udp", f.to.String())
+	conn, err := s.Client().Dial(t.Context(), "udp", f.to.String())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +244,7 @@ func (f *udpFlow) exchanges(ctx context.Context, v *victims) {
 func (s *site) disturb(
 	t *testing.T, ctx context.Context, took time.Duration, services func(active int) []lab.AgentService,
 ) {
-	a, c := s.agents[0], s.config[0]
+	a, c := s.Agents[0], s.Config[0]
 	c.BGP = append(c.BGP, `restart_time = "2m"`)
 	for i := 0; ctx.Err() == nil; i++ {
 		c.Services = services(3 - (i+1)%2)

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Installs what the tests need beyond Go: routing daemons, a container runtime, the compiler of the BPF objects and some
-# tools; with the argument "bench", also the peers of make bench. Programs of Debian's essential packages are not listed.
+# Installs what the tests need beyond Go: routing daemons, the compiler of the BPF objects and some tools. With the
+# argument "kubernetes", also a container runtime and the programs of pods; with "kernels", a virtual machine; with
+# "bench", the peers of make bench. Programs of Debian's essential packages are not listed.
 # It installs only what is missing, and neither starts nor enables the services of these packages.
 set -eu
 missing= services=
@@ -27,23 +28,26 @@ need vtysh frr frr
 need ip iproute2
 need ss iproute2
 need tc iproute2
-# setpriv drops capabilities; unshare makes the PID namespace of a kubelet.
+# setpriv drops capabilities.
 need setpriv util-linux
-need unshare util-linux
-# kube-proxy and the kubelet.
+# nft drops packets of a host; kube-proxy writes its rules.
 need nft nftables
+# umount uncovers what was mounted over pins.
 need mount mount
-need containerd containerd containerd
-need ctr containerd containerd
-need runc runc
-# Pods of the tests of Kubernetes: their network, and the programs in their image.
-need /usr/lib/cni/ptp containernetworking-plugins
-need nc.openbsd netcat-openbsd
-need dash dash
-need wget wget
-need curl curl
-need ldd libc-bin
-# make bench.
+if [ "${1-}" = kubernetes ]; then
+	# kubelets: unshare makes their PID namespaces.
+	need unshare util-linux
+	need containerd containerd containerd
+	need ctr containerd containerd
+	need runc runc
+	# Pods: their network, and the programs in their image.
+	need /usr/lib/cni/ptp containernetworking-plugins
+	need nc.openbsd netcat-openbsd
+	need dash dash
+	need wget wget
+	need curl curl
+	need ldd libc-bin
+fi
 if [ "${1-}" = bench ]; then
 	need wrk wrk
 	need nginx nginx-light nginx

@@ -43,11 +43,11 @@ func (s *site) rotatesKeys(t *testing.T) {
 	for _, step := range [][]string{{keyA, keyB}, {keyB, keyA}, {keyB}} {
 		reload(s.receivers, s.Servers, step...)
 		s.checkAnswers(t, step)
-		reload(s.agents, s.Balancers, step...)
+		reload(s.Agents, s.Balancers, step...)
 		s.checkAnswers(t, step)
 	}
 	reload(s.receivers, s.Servers, keyA)
-	for _, a := range s.agents {
+	for _, a := range s.Agents {
 		labtest.Until(t, 10*time.Second, "no check gets through", func() error { return backends(t, a, "healthy", 0) })
 	}
 	reload(s.receivers, s.Servers, keyB)
@@ -70,7 +70,7 @@ func loadedAt(t *testing.T, a *lab.Agent) string {
 func (s *site) checkAnswers(t *testing.T, keys []string) {
 	t.Helper()
 	for _, vip := range vips {
-		if r := s.load(t, vip, 40); r.Err() != nil {
+		if r := s.Load(t, vip, 40); r.Err() != nil {
 			t.Errorf("%s, keys %q: %s, %v", vip, keys, r, r.Err())
 		}
 	}

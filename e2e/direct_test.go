@@ -54,7 +54,7 @@ func newDirectSite(t *testing.T, m method, mode string, active int) *site {
 
 func newDirectSiteOf(t *testing.T, shape lab.Shape, m method, mode string, active int) *site {
 	shape.Links = lab.LinkOptions{SoftwareChecksums: mode == "xdp"}
-	s := &site{Topology: labtest.Topology(t, shape)}
+	s := newBareSite(t, shape)
 	var sources []netip.Addr
 	for _, b := range s.Balancers {
 		sources = append(sources, b.V4, b.V6)
@@ -62,9 +62,9 @@ func newDirectSiteOf(t *testing.T, shape lab.Shape, m method, mode string, activ
 	for _, n := range s.Servers {
 		s.startReceiver(t, n, m, sources)
 	}
-	s.router = labtest.Router(t, s.Topology.Router, peers.BIRD, s.routerConfig())
+	s.Daemon = labtest.Router(t, s.Topology.Router, peers.BIRD, s.RouterConfig())
 	for _, b := range s.Balancers {
-		c := lab.BGPAgent(b, asn, routerASN, s.directService(m, active))
+		c := lab.BGPAgent(b, labtest.ASN, labtest.RouterASN, s.directService(m, active))
 		c.Mode = mode
 		if m.keyed {
 			for _, n := range s.Servers {
@@ -73,12 +73,12 @@ func newDirectSiteOf(t *testing.T, shape lab.Shape, m method, mode string, activ
 			c.TunnelKeyFile = tunnelKeyFile
 			writeTunnelKeys(t, b, keyA)
 		}
-		s.config = append(s.config, c)
-		s.agents = append(s.agents, labtest.Agent(t, b.Host, binary, c))
+		s.Config = append(s.Config, c)
+		s.Agents = append(s.Agents, labtest.Agent(t, b.Host, binary, c))
 	}
 	s.waitRoutes(t, 30*time.Second, s.Balancers...)
 	n := len(s.directService(m, active).Backends)
-	for _, a := range s.agents {
+	for _, a := range s.Agents {
 		labtest.Until(t, 10*time.Second, "all servers are healthy", func() error {
 			healthy, others := backends(t, a, "healthy", n), backends(t, a, "unhealthy", 0)
 			return errors.Join(healthy, others, backends(t, a, "unknown", 0))
@@ -164,7 +164,7 @@ func (s *site) seesClients(t *testing.T) {
 func (s *site) carriesLargeDatagrams(t *testing.T, m method) {
 	for _, vip := range vips {
 		if m.forward == "tunnel" { // the client learns the path MTU; this datagram is lost
-			s.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 1, 60_000, 200*time.Millisecond)
+			s.Client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 1, 60_000, 200*time.Millisecond)
 		}
 		s.largeDatagrams(t, vip, 2)
 	}
@@ -174,7 +174,7 @@ func (s *site) carriesLargeDatagrams(t *testing.T, m method) {
 // when the kernel moves the sender to another CPU between two fragments: a few datagrams may be lost.
 func (s *site) largeDatagrams(t *testing.T, vip netip.Addr, servers int) {
 	const sent, lost = 40, 3
-	r := s.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), sent, 60_000, 2*time.Second)
+	r := s.Client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), sent, 60_000, 2*time.Second)
 	if len(r.Errors) > lost || len(r.Servers) != servers {
 		t.Errorf("%s: %s, %v", vip, r, r.Err())
 	}
@@ -182,48 +182,48 @@ func (s *site) largeDatagrams(t *testing.T, vip netip.Addr, servers int) {
 
 // keepsConnections: servers are added and removed, and an agent is killed; connections stay on their servers.
 func (s *site) keepsConnections(t *testing.T, m method) {
-	four := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 100)
-	six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 100)
+	four := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 100)
+	six := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip6, 9000), 100)
 	// The routes do not show that a session is established: the router keeps those of a killed agent, and removes them
 	// when it is killed again before its End-of-RIB (RFC 4724, section 4.2).
 	established := func() {
 		t.Helper()
 		b := s.Balancers[0]
-		if err := s.router.WaitEstablished(t.Context(), 40*time.Second, b.V4, b.V6); err != nil {
+		if err := s.Daemon.WaitEstablished(t.Context(), 40*time.Second, b.V4, b.V6); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, active := range []int{3, 2, 3} {
 		established()
 		s.waitRoutes(t, 20*time.Second, s.Balancers...) // a router that changes next hops moves flows
-		for i, a := range s.agents {
-			s.config[i].Services = []lab.AgentService{s.directService(m, active)}
-			if err := errors.Join(a.Configure(s.config[i].TOML()), a.Reload()); err != nil {
+		for i, a := range s.Agents {
+			s.Config[i].Services = []lab.AgentService{s.directService(m, active)}
+			if err := errors.Join(a.Configure(s.Config[i].TOML()), a.Reload()); err != nil {
 				t.Fatal(err)
 			}
 		}
 		for _, vip := range vips {
 			labtest.Until(t, 10*time.Second, fmt.Sprintf("%d servers get requests", active), func() error {
-				if r := s.load(t, vip, 60); r.Err() != nil || len(r.Servers) != active {
+				if r := s.Load(t, vip, 60); r.Err() != nil || len(r.Servers) != active {
 					return fmt.Errorf("%s, %w", r, r.Err())
 				}
 				return nil
 			})
 		}
-		exchange(t, four, fmt.Sprintf("with %d servers", active))
-		exchange(t, six, fmt.Sprintf("with %d servers", active))
-		s.agents[0].Kill()
-		if err := s.agents[0].Start(); err != nil {
+		labtest.Exchange(t, four, fmt.Sprintf("with %d servers", active))
+		labtest.Exchange(t, six, fmt.Sprintf("with %d servers", active))
+		s.Agents[0].Kill()
+		if err := s.Agents[0].Start(); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.agents[0].WaitReady(t.Context(), 10*time.Second); err != nil {
+		if err := s.Agents[0].WaitReady(t.Context(), 10*time.Second); err != nil {
 			t.Fatal(err)
 		}
-		exchange(t, four, "after a kill")
-		exchange(t, six, "after a kill")
+		labtest.Exchange(t, four, "after a kill")
+		labtest.Exchange(t, six, "after a kill")
 	}
 	established()
-	for _, a := range s.agents {
+	for _, a := range s.Agents {
 		labtest.Until(t, 10*time.Second, "no server is unhealthy",
 			func() error { return backends(t, a, "unhealthy", 0) })
 	}
@@ -232,26 +232,26 @@ func (s *site) keepsConnections(t *testing.T, m method) {
 // balancerTerminates: balancers choose the server by a hash of the packet, so another one continues the connections.
 func (s *site) balancerTerminates(t *testing.T) {
 	s.waitRoutes(t, 20*time.Second, s.Balancers...)
-	four := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 100)
-	six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 100)
-	if err := s.agents[0].Terminate(t.Context(), 10*time.Second); err != nil {
+	four := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 100)
+	six := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip6, 9000), 100)
+	if err := s.Agents[0].Terminate(t.Context(), 10*time.Second); err != nil {
 		t.Fatal(err)
 	}
-	exchange(t, four, "after a balancer has terminated")
-	exchange(t, six, "after a balancer has terminated")
-	if err := s.agents[0].Start(); err != nil {
+	labtest.Exchange(t, four, "after a balancer has terminated")
+	labtest.Exchange(t, six, "after a balancer has terminated")
+	if err := s.Agents[0].Start(); err != nil {
 		t.Fatal(err)
 	}
 	s.waitRoutes(t, 20*time.Second, s.Balancers...)
-	exchange(t, four, "after it has started again")
-	exchange(t, six, "after it has started again")
+	labtest.Exchange(t, four, "after it has started again")
+	labtest.Exchange(t, six, "after it has started again")
 }
 
 // checksThePath: the check fails for a server without the VIP, although the server responds on its own address.
 func (s *site) checksThePath(t *testing.T, m method) {
 	broken := s.Servers[2]
 	healthy := len(s.directService(m, 3).Backends)
-	for _, a := range s.agents {
+	for _, a := range s.Agents {
 		labtest.Until(t, 10*time.Second, "all backends are healthy",
 			func() error { return backends(t, a, "healthy", healthy) })
 	}
@@ -260,14 +260,14 @@ func (s *site) checksThePath(t *testing.T, m method) {
 			t.Fatal(err)
 		}
 	}
-	for _, a := range s.agents {
+	for _, a := range s.Agents {
 		labtest.Until(t, 10*time.Second, "the check has failed", func() error {
 			return backends(t, a, "unhealthy", healthy/3)
 		})
 	}
 	for _, vip := range vips {
 		labtest.Until(t, 5*time.Second, "the datapath has removed the server", func() error {
-			if r := s.load(t, vip, 200); r.Err() != nil || len(r.Servers) != 2 {
+			if r := s.Load(t, vip, 200); r.Err() != nil || len(r.Servers) != 2 {
 				return fmt.Errorf("%s, %w", r, r.Err())
 			}
 			return nil

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -14,7 +13,6 @@ import (
 	"github.com/cilium/ebpf/asm"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
-	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
@@ -36,12 +34,12 @@ func TestFlood(t *testing.T) {
 }
 
 func (s *site) withstandsFlood(t *testing.T) {
-	slowChecks(s.config[0].Services)
-	if err := errors.Join(s.agents[0].Configure(s.config[0].TOML()), s.agents[0].Reload()); err != nil {
+	slowChecks(s.Config[0].Services)
+	if err := errors.Join(s.Agents[0].Configure(s.Config[0].TOML()), s.Agents[0].Reload()); err != nil {
 		t.Fatal(err)
 	}
-	conns := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 500)
-	six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 500)
+	conns := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 500)
+	six := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip6, 9000), 500)
 	if err := s.Delay(s.Clients[0], roundTrip); err != nil {
 		t.Fatal(err)
 	}
@@ -66,10 +64,11 @@ func (s *site) withstandsFlood(t *testing.T) {
 	lost := 0
 	start := time.Now()
 	for ctx.Err() == nil {
-		exchange(t, conns, "during the flood")
-		exchange(t, six, "during the flood")
+		labtest.Exchange(t, conns, "during the flood")
+		labtest.Exchange(t, six, "during the flood")
 		for _, vip := range vips {
-			r := s.client().Load(t.Context(), traffic.Load{URL: url(vip), Requests: 20, Timeout: 10 * time.Second})
+			load := traffic.Load{URL: labtest.URL(vip), Requests: 20, Timeout: 10 * time.Second}
+			r := s.Client().Load(t.Context(), load)
 			if r.Err() != nil {
 				t.Logf("new clients of %s: %v", vip, r.Err())
 				lost += len(r.Errors)
@@ -84,9 +83,9 @@ func (s *site) withstandsFlood(t *testing.T) {
 	}
 	flood.Wait()
 	took := time.Since(start)
-	exchange(t, conns, "after the flood")
-	exchange(t, six, "after the flood")
-	out := s.metrics(t, s.agents[0], "steelyard_datapath_packets_total", "steelyard_datapath_flows")
+	labtest.Exchange(t, conns, "after the flood")
+	labtest.Exchange(t, six, "after the flood")
+	out := labtest.Metrics(t, s.Agents[0], "steelyard_datapath_packets_total", "steelyard_datapath_flows")
 	perSecond := float64(sent[0]+sent[1]) / took.Seconds()
 	t.Logf("%d + %d SYNs in %s: %.0f a second; %d of 1000 connections open, %d requests of new clients answered\n%s",
 		sent[0], sent[1], took.Round(time.Second), perSecond, conns.Alive()+six.Alive(), new.Answered(), out)
@@ -98,24 +97,6 @@ func (s *site) withstandsFlood(t *testing.T) {
 	if sent[0]+sent[1] < 500_000 {
 		t.Errorf("the flood had only %d packets", sent[0]+sent[1])
 	}
-}
-
-// metrics returns the lines of an agent's metrics that start with one of these names.
-func (s *site) metrics(t *testing.T, a *lab.Agent, names ...string) string {
-	t.Helper()
-	var text string
-	if err := a.Get(t.Context(), "/metrics", &text); err != nil {
-		t.Fatal(err)
-	}
-	var lines []string
-	for line := range strings.Lines(text) {
-		for _, n := range names {
-			if strings.HasPrefix(line, n) {
-				lines = append(lines, line)
-			}
-		}
-	}
-	return strings.Join(lines, "")
 }
 
 // flood sends SYNs to a VIP from the router, at most rate a second until ctx ends, and returns how many.

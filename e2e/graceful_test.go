@@ -110,7 +110,8 @@ func (p *pair) start(
 
 func (p *pair) wait(t *testing.T, router *lab.Host, via string) {
 	t.Helper()
-	if _, err := router.WaitNextHops(t.Context(), 30*time.Second, host(vip4), netip.MustParseAddr(via)); err != nil {
+	to := netip.MustParseAddr(via)
+	if _, err := router.WaitNextHops(t.Context(), 30*time.Second, labtest.HostRoute(vip4), to); err != nil {
 		t.Fatalf("%s: %v", router, err)
 	}
 }

@@ -24,7 +24,7 @@ func TestInterfaceRecreated(t *testing.T) {
 			}
 			attached := func(want string) func() error {
 				return func() error {
-					out, err := s.agents[0].CLI(t.Context(), "status")
+					out, err := s.Agents[0].CLI(t.Context(), "status")
 					if err == nil && !strings.Contains(out, want) {
 						err = errors.New(out)
 					}
@@ -66,11 +66,11 @@ func TestSeveralUplinks(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := s.agents[0].Terminate(t.Context(), 10*time.Second); err != nil {
+			if err := s.Agents[0].Terminate(t.Context(), 10*time.Second); err != nil {
 				t.Fatal(err)
 			}
-			s.config[0].Interfaces = []string{"eth0", "eth1"}
-			if err := errors.Join(s.agents[0].Configure(s.config[0].TOML()), s.agents[0].Start()); err != nil {
+			s.Config[0].Interfaces = []string{"eth0", "eth1"}
+			if err := errors.Join(s.Agents[0].Configure(s.Config[0].TOML()), s.Agents[0].Start()); err != nil {
 				t.Fatal(err)
 			}
 			s.waitRoutes(t, 30*time.Second, balancer)
@@ -82,7 +82,7 @@ func TestSeveralUplinks(t *testing.T) {
 					t.Errorf("%s had requests from %v; want the balancer's addresses on eth1", w.Name, clients)
 				}
 			}
-			exchange(t, labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 50), "over two uplinks")
+			labtest.Exchange(t, labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 50), "over two uplinks")
 		})
 	}
 }

@@ -91,9 +91,9 @@ func TestLinuxEndsTunnels(t *testing.T) {
 
 // newSlowSite is a site of one balancer and two servers with generous times.
 func newSlowSite(t *testing.T, mode string, u uplink, service lab.AgentService) *site {
-	s := &site{Topology: labtest.Topology(t, lab.Shape{
+	s := newBareSite(t, lab.Shape{
 		Clients: 1, Balancers: 1, Servers: 2, Wired: true, Links: lab.LinkOptions{SoftwareChecksums: true},
-	})}
+	})
 	u.build(s, t)
 	service.Name, service.Addresses, service.Backends = "web", vips, lab.Backends(s.Servers...)
 	service.Ports = []string{"80:8080", "9000", "5353/udp"}
@@ -113,16 +113,16 @@ func newSlowSite(t *testing.T, mode string, u uplink, service lab.AgentService) 
 		s.echo = append(s.echo, labtest.TCPEcho(t, n, 9000))
 		labtest.UDPEcho(t, n, 5353)
 	}
-	router := s.routerConfig()
+	router := s.RouterConfig()
 	router.HoldTime = time.Minute
-	s.router = labtest.Router(t, s.Topology.Router, peers.BIRD, router)
-	c := lab.BGPAgent(s.Balancers[0], asn, routerASN, service)
+	s.Daemon = labtest.Router(t, s.Topology.Router, peers.BIRD, router)
+	c := lab.BGPAgent(s.Balancers[0], labtest.ASN, labtest.RouterASN, service)
 	c.Mode, c.Interfaces, c.LogLevel = mode, []string{u.name}, "info"
 	for i := range c.Peers {
 		c.Peers[i].HoldTime = time.Minute
 	}
-	s.config = append(s.config, c)
-	s.agents = append(s.agents, labtest.Agent(t, s.Balancers[0].Host, binary, c))
+	s.Config = append(s.Config, c)
+	s.Agents = append(s.Agents, labtest.Agent(t, s.Balancers[0].Host, binary, c))
 	s.waitRoutes(t, 30*time.Second, s.Balancers...)
 	s.waitHealthy(t, 4)
 	return s
@@ -156,7 +156,7 @@ func linuxReceiver(t *testing.T, n lab.Node, tunnel string) lab.Node {
 func (s *site) waitHealthy(t *testing.T, n int) {
 	t.Helper()
 	labtest.Until(t, 15*time.Second, fmt.Sprintf("%d backends are healthy", n),
-		func() error { return backends(t, s.agents[0], "healthy", n) })
+		func() error { return backends(t, s.Agents[0], "healthy", n) })
 }
 
 // answers fails the test when one of the requests to each VIP is not answered, or when they are answered by another
@@ -164,7 +164,8 @@ func (s *site) waitHealthy(t *testing.T, n int) {
 func (s *site) answers(t *testing.T, requests, servers int) {
 	t.Helper()
 	for _, vip := range vips {
-		r := s.client().Load(t.Context(), traffic.Load{URL: url(vip), Requests: requests, Timeout: 20 * time.Second})
+		load := traffic.Load{URL: labtest.URL(vip), Requests: requests, Timeout: 20 * time.Second}
+		r := s.Client().Load(t.Context(), load)
 		if r.Err() != nil || len(r.Servers) != servers {
 			t.Errorf("%s: %s, %v; want %d servers", vip, r, r.Err(), servers)
 		}
@@ -174,10 +175,10 @@ func (s *site) answers(t *testing.T, requests, servers int) {
 func (s *site) balancesSlowly(t *testing.T) {
 	s.answers(t, 100, 2)
 	for _, vip := range vips {
-		if err := s.client().Ping(t.Context(), vip); err != nil {
+		if err := s.Client().Ping(t.Context(), vip); err != nil {
 			t.Errorf("ping %s: %v", vip, err)
 		}
-		r := s.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 30, 0, 10*time.Second)
+		r := s.Client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 30, 0, 10*time.Second)
 		if r.Err() != nil || len(r.Servers) != 2 {
 			t.Errorf("UDP to %s: %s, %v", vip, r, r.Err())
 		}
@@ -188,9 +189,9 @@ func (s *site) balancesSlowly(t *testing.T) {
 // datagram in another order, and a later fragment that arrives first is dropped (fragment_not_found).
 func (s *site) balancesFragments(t *testing.T) {
 	for _, vip := range vips {
-		r := s.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 20, 5000, 10*time.Second)
+		r := s.Client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 20, 5000, 10*time.Second)
 		if r.Err() != nil {
-			t.Logf("fragments to %s: %s; packet counters:\n%s", vip, r, labtest.PacketCounters(s.agents[0]))
+			t.Logf("fragments to %s: %s; packet counters:\n%s", vip, r, labtest.PacketCounters(s.Agents[0]))
 		}
 		if len(r.Errors) > 2 || len(r.Servers) != 2 {
 			t.Errorf("fragments to %s: %s, %v", vip, r, r.Err())
@@ -227,12 +228,12 @@ func (s *site) besideIPVS(t *testing.T) {
 	}
 	inHost(t, lb.Host, "nft", `table ip ipvs { chain post { type nat hook postrouting priority 100;
 		ip saddr 198.51.100.0/24 tcp dport 8080 masquerade; }; }`)
-	err := errors.Join(s.Topology.Router.AddRoute(host(other), lb.V4),
+	err := errors.Join(s.Topology.Router.AddRoute(labtest.HostRoute(other), lb.V4),
 		lb.Sysctl(map[string]string{"net.ipv4.vs.conntrack": "1", "net.ipv4.conf.eth0.forwarding": "1"}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := s.client().Load(t.Context(), traffic.Load{URL: url(other), Requests: 50, Timeout: 20 * time.Second})
+	r := s.Client().Load(t.Context(), traffic.Load{URL: labtest.URL(other), Requests: 50, Timeout: 20 * time.Second})
 	if r.Err() != nil || len(r.Servers) != 2 {
 		t.Errorf("IPVS: %s, %v", r, r.Err())
 	}
@@ -244,7 +245,7 @@ type manyConns []*traffic.Conns
 // connect opens long-lived connections over both families.
 func (s *site) connect(t *testing.T) (all manyConns) {
 	for _, vip := range vips {
-		all = append(all, labtest.Connect(t, s.client(), netip.AddrPortFrom(vip, 9000), 20))
+		all = append(all, labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip, 9000), 20))
 	}
 	return all
 }
@@ -276,7 +277,7 @@ func (s *site) removesFailedServer(t *testing.T) {
 
 // keepsWhenKilled: connections continue without an agent and with the next one, and the routes remain.
 func (s *site) keepsWhenKilled(t *testing.T) {
-	conns, a := s.connect(t), s.agents[0]
+	conns, a := s.connect(t), s.Agents[0]
 	a.Kill()
 	conns.exchange(t, "without an agent")
 	s.answers(t, 50, 2)
@@ -307,7 +308,7 @@ func (s *site) withdraws(t *testing.T) {
 }
 
 func (s *site) exits(t *testing.T) {
-	a := s.agents[0]
+	a := s.Agents[0]
 	if err := a.Process().Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -315,7 +316,7 @@ func (s *site) exits(t *testing.T) {
 		t.Errorf("exit: %v; want status 0", err)
 	}
 	for _, vip := range vips {
-		if got, err := s.Topology.Router.NextHops(host(vip)); err != nil || len(got) != 0 {
+		if got, err := s.Topology.Router.NextHops(labtest.HostRoute(vip)); err != nil || len(got) != 0 {
 			t.Errorf("the next hops of %s after the end of the agent: %v, %v", vip, got, err)
 		}
 	}

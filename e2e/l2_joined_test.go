@@ -15,8 +15,8 @@ import (
 // nobody uses meanwhile, must have the MAC address of the other one.
 func TestMembersJoinedSegment(t *testing.T) {
 	m := newMembers(t, 2)
-	before := m.settled(t, m.agents...)
-	far := m.others(before[m.vips[0]])[0]
+	before := m.Settled(t, m.Agents...)
+	far := m.Others(before[m.VIPs[0]])[0]
 	must := func(host *lab.Host, command ...string) {
 		t.Helper()
 		if out, err := host.Run(t.Context(), command[0], command[1:]...); err != nil {
@@ -29,17 +29,17 @@ func TestMembersJoinedSegment(t *testing.T) {
 	must(m.Switch, "ip", "link", "set", "far", "up")
 	must(m.Switch, "ip", "link", "set", "trunk", "master", "switch")
 	must(m.Switch, "ip", "link", "set", "trunk-far", "up", "master", "far")
-	for _, vip := range m.vips {
-		m.forget(t, vip)
-		if _, err := m.client().Get(t.Context(), url(vip)); err != nil {
+	for _, vip := range m.VIPs {
+		m.Forget(t, vip)
+		if _, err := m.Client().Get(t.Context(), labtest.URL(vip)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, port := range []string{m.port(far), m.Servers[1].Port} {
+	for _, port := range []string{m.Port(far), m.Servers[1].Port} {
 		must(m.Switch, "ip", "link", "set", port, "master", "far")
 	}
 	labtest.Until(t, 30*time.Second, "the far member has all addresses", func() error {
-		routes, err := routesOf(t, far)
+		routes, err := labtest.RoutesOf(t, far)
 		if err != nil {
 			return err
 		}
@@ -52,7 +52,7 @@ func TestMembersJoinedSegment(t *testing.T) {
 	})
 	time.Sleep(8 * time.Second)
 	must(m.Switch, "ip", "link", "set", "trunk", "up")
-	owners := m.settled(t, m.agents...)
+	owners := m.Settled(t, m.Agents...)
 	link, err := far.Run(t.Context(), "ip", "-br", "link", "show", "eth0")
 	if err != nil || len(strings.Fields(link)) < 3 {
 		t.Fatal(err, link)
@@ -60,7 +60,7 @@ func TestMembersJoinedSegment(t *testing.T) {
 	mac := strings.Fields(link)[2]
 	moved := 0
 	labtest.Until(t, 20*time.Second, "the router has the MAC address of the owner", func() error {
-		for _, vip := range m.vips {
+		for _, vip := range m.VIPs {
 			if owners[vip] != far {
 				continue
 			}
@@ -75,8 +75,8 @@ func TestMembersJoinedSegment(t *testing.T) {
 	if moved == 0 {
 		t.Error("the far member has no address")
 	}
-	for _, vip := range m.vips {
-		if _, err := m.client().Get(t.Context(), url(vip)); err != nil {
+	for _, vip := range m.VIPs {
+		if _, err := m.Client().Get(t.Context(), labtest.URL(vip)); err != nil {
 			t.Error(err)
 		}
 	}

@@ -14,36 +14,36 @@ import (
 // where it is, every request is answered, and each member names the other one with the addresses that it does not have.
 func TestMembersSeparated(t *testing.T) {
 	m := newMembers(t, 2)
-	before := m.settled(t, m.agents...)
+	before := m.Settled(t, m.Agents...)
 	nft := func(text string) {
 		t.Helper()
-		if out, err := m.agents[0].Run(t.Context(), "nft", text); err != nil {
+		if out, err := m.Agents[0].Run(t.Context(), "nft", text); err != nil {
 			t.Fatal(err, out)
 		}
 	}
 	since := time.Now()
 	nft(`table inet cut { chain in { type filter hook input priority 0; th dport 7946 drop; th sport 7946 drop; }; }`)
 	labtest.Until(t, 30*time.Second, "the members say that they do not reach each other", func() error {
-		for i, a := range m.agents {
-			routes, err := routesOf(t, a)
+		for i, a := range m.Agents {
+			routes, err := labtest.RoutesOf(t, a)
 			if err != nil {
 				return err
 			}
 			for _, r := range routes {
-				if err := separated(a.Name(), m.config[1-i].Name, r, before[r.Address] == a, since); err != nil {
+				if err := separated(a.Name(), m.Config[1-i].Name, r, before[r.Address] == a, since); err != nil {
 					return err
 				}
 			}
 		}
 		return nil
 	})
-	for _, vip := range m.vips {
-		if r := m.load(t, vip, 200); r.Err() != nil {
+	for _, vip := range m.VIPs {
+		if r := m.Load(t, vip, 200); r.Err() != nil {
 			t.Errorf("%s: %v", vip, r.Err())
 		}
 	}
 	nft("delete table inet cut")
-	for vip, a := range m.settled(t, m.agents...) {
+	for vip, a := range m.Settled(t, m.Agents...) {
 		if a != before[vip] {
 			t.Errorf("%s has moved from %s to %s", vip, before[vip], a)
 		}

@@ -18,18 +18,17 @@ func TestAnnouncesByARPAndNDP(t *testing.T) {
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run(mode, func(t *testing.T) {
 			links := lab.LinkOptions{SoftwareChecksums: mode == "xdp"}
-			topology := labtest.Topology(t, lab.Shape{Clients: 1, Servers: 3, Links: links})
-			s := &site{Topology: topology}
+			s := newBareSite(t, lab.Shape{Clients: 1, Servers: 3, Links: links})
 			for _, n := range s.Servers {
 				s.web = append(s.web, labtest.HTTP(t, n, 8080))
 			}
 			// The prefixes of the VIPs are on the segment, so that the router resolves the VIPs there.
 			for _, p := range []string{"203.0.113.1/24", "2001:db8:1::1/64"} {
-				if err := topology.Router.AddAddress("segment", netip.MustParsePrefix(p)); err != nil {
+				if err := s.Topology.Router.AddAddress("segment", netip.MustParsePrefix(p)); err != nil {
 					t.Fatal(err)
 				}
 			}
-			b := topology.Balancers[0]
+			b := s.Balancers[0]
 			c := lab.AgentConfig{
 				Name: "lb1", Address: b.V4, Interfaces: []string{"eth0"}, Mode: mode,
 				L2: []string{"eth0"}, Services: s.services(3),
@@ -37,13 +36,13 @@ func TestAnnouncesByARPAndNDP(t *testing.T) {
 			a := labtest.Agent(t, b.Host, binary, c)
 			for _, vip := range vips {
 				labtest.Until(t, 15*time.Second, "the VIP replies to ping", func() error {
-					return s.client().Ping(t.Context(), vip)
+					return s.Client().Ping(t.Context(), vip)
 				})
-				r := s.load(t, vip, 1000)
+				r := s.Load(t, vip, 1000)
 				if r.Err() != nil {
 					t.Fatal(r.Err())
 				}
-				checkEven(t, r, 3)
+				labtest.CheckEven(t, r, 3)
 			}
 			if err := a.Terminate(t.Context(), 10*time.Second); err != nil {
 				t.Fatal(err)
@@ -55,16 +54,15 @@ func TestAnnouncesByARPAndNDP(t *testing.T) {
 // TestTwoMachinesWithOneAddress: of two machines with the same file, one answers for the address and the other one says
 // why it does not; when the first one is killed, the second one answers.
 func TestTwoMachinesWithOneAddress(t *testing.T) {
-	topology := labtest.Topology(t, lab.Shape{Clients: 1, Balancers: 2, Servers: 1})
-	s := &site{Topology: topology}
+	s := newBareSite(t, lab.Shape{Clients: 1, Balancers: 2, Servers: 1})
 	s.web = append(s.web, labtest.HTTP(t, s.Servers[0], 8080))
 	for _, p := range []string{"203.0.113.1/24", "2001:db8:1::1/64"} {
-		if err := topology.Router.AddAddress("segment", netip.MustParsePrefix(p)); err != nil {
+		if err := s.Topology.Router.AddAddress("segment", netip.MustParsePrefix(p)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	var agents []*lab.Agent
-	for i, b := range topology.Balancers {
+	for i, b := range s.Balancers {
 		agents = append(agents, labtest.Agent(t, b.Host, binary, lab.AgentConfig{
 			Name: fmt.Sprintf("lb%d", i+1), Address: b.V4, Interfaces: []string{"eth0"}, Mode: "tc",
 			L2: []string{"eth0"}, Services: s.services(1),
@@ -91,7 +89,7 @@ func TestTwoMachinesWithOneAddress(t *testing.T) {
 			if slices.Contains(first, vip) == slices.Contains(second, vip) || len(first)+len(second) != len(vips) {
 				return fmt.Errorf("announced are %v and %v", first, second)
 			}
-			return s.client().Ping(t.Context(), vip)
+			return s.Client().Ping(t.Context(), vip)
 		})
 	}
 	owner, other := agents[0], agents[1]
@@ -107,7 +105,7 @@ func TestTwoMachinesWithOneAddress(t *testing.T) {
 	})
 	for _, vip := range vips {
 		labtest.Until(t, 5*time.Second, "requests are answered", func() error {
-			_, err := s.client().Get(t.Context(), url(vip))
+			_, err := s.Client().Get(t.Context(), labtest.URL(vip))
 			return err
 		})
 	}

@@ -1,36 +1,12 @@
 package e2e
 
 import (
-	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 )
 
-// binary is the program under test: that of the environment variable STEELYARD_BINARY, else it is built.
-var binary string
+var binary string // the program under test
 
-func TestMain(m *testing.M) {
-	os.Exit(run(m))
-}
-
-func run(m *testing.M) int {
-	if binary = os.Getenv("STEELYARD_BINARY"); binary != "" {
-		return m.Run()
-	}
-	dir, err := os.MkdirTemp("", "steelyard-e2e-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	binary = filepath.Join(dir, "steelyard")
-	build := exec.Command("go", "build", "-o", binary, "..")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "build the program under test: %v\n%s", err, out)
-		return 1
-	}
-	return m.Run()
-}
+func TestMain(m *testing.M) { os.Exit(labtest.Main(m, &binary)) }

@@ -64,12 +64,12 @@ func transfers(t *testing.T, client traffic.Client) {
 	for _, vip := range vips {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		start := time.Now()
-		down, err := client.Get(ctx, fmt.Sprintf("%s?size=%d", url(vip), transferSize))
+		down, err := client.Get(ctx, fmt.Sprintf("%s?size=%d", labtest.URL(vip), transferSize))
 		if err != nil || len(down.Body) < transferSize {
 			t.Errorf("%d bytes from %s: %v", len(down.Body), vip, err)
 		}
 		took := time.Since(start)
-		up, err := client.Upload(ctx, url(vip), transferSize)
+		up, err := client.Upload(ctx, labtest.URL(vip), transferSize)
 		if err != nil || up.Status != 200 {
 			t.Errorf("to %s: status %d, %v", vip, up.Status, err)
 		}
@@ -84,7 +84,7 @@ func TestPathMTU(t *testing.T) {
 	const mtu = 1300
 	both := func(t *testing.T, s *site) {
 		t.Run("far client", func(t *testing.T) { transfers(t, s.farClient(t, mtu)) })
-		t.Run("near client", func(t *testing.T) { transfers(t, s.client()) })
+		t.Run("near client", func(t *testing.T) { transfers(t, s.Client()) })
 	}
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run("nat/"+mode, func(t *testing.T) {

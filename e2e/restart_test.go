@@ -31,7 +31,7 @@ func TestAgentRestarts(t *testing.T) {
 	})
 	t.Run("command", func(t *testing.T) {
 		s := newSite(t, peers.BIRD, "tc", 1, 3)
-		a := s.agents[0]
+		a := s.Agents[0]
 		pid := a.Process().Pid()
 		s.survivesRestart(t, func(*lab.Agent) error { return nil }, func(a *lab.Agent) error {
 			out, err := a.CLI(t.Context(), "restart")
@@ -54,7 +54,7 @@ func TestAgentRestarts(t *testing.T) {
 		if err := errors.Join(a.Start(), a.WaitReady(t.Context(), 15*time.Second)); err != nil {
 			t.Fatal(err)
 		}
-		c := s.config[0]
+		c := s.Config[0]
 		missing := c
 		missing.Interfaces = []string{"none-0"}
 		for _, text := range []string{c.TOML() + "\n[nonsense]\n", missing.TOML()} {
@@ -70,38 +70,38 @@ func TestAgentRestarts(t *testing.T) {
 }
 
 func (s *site) survivesRestart(t *testing.T, end, start func(*lab.Agent) error) {
-	four := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 200)
-	six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 200)
+	four := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 200)
+	six := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip6, 9000), 200)
 	streams := []*traffic.Stream{
-		s.client().Stream(t.Context(), url(vip4), 5*time.Millisecond, 2*time.Second),
-		s.client().Stream(t.Context(), url(vip6), 5*time.Millisecond, 2*time.Second),
+		s.Client().Stream(t.Context(), labtest.URL(vip4), 5*time.Millisecond, 2*time.Second),
+		s.Client().Stream(t.Context(), labtest.URL(vip6), 5*time.Millisecond, 2*time.Second),
 	}
 	stop := s.watchRoutes(t)
-	if err := end(s.agents[0]); err != nil {
+	if err := end(s.Agents[0]); err != nil {
 		t.Fatal(err)
 	}
-	exchange(t, four, "without an agent")
-	exchange(t, six, "without an agent")
+	labtest.Exchange(t, four, "without an agent")
+	labtest.Exchange(t, six, "without an agent")
 	s.checkAnswered(t, 200)
-	if err := start(s.agents[0]); err != nil {
+	if err := start(s.Agents[0]); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.agents[0].WaitReady(t.Context(), 15*time.Second); err != nil {
+	if err := s.Agents[0].WaitReady(t.Context(), 15*time.Second); err != nil {
 		t.Fatal(err)
 	}
 	b := s.Balancers[0]
-	if err := s.router.WaitEstablished(t.Context(), 40*time.Second, b.V4, b.V6); err != nil {
+	if err := s.Daemon.WaitEstablished(t.Context(), 40*time.Second, b.V4, b.V6); err != nil {
 		t.Fatal(err)
 	}
 	labtest.Until(t, 10*time.Second, "the new agent has announced", func() error {
-		if !s.agents[0].Process().Log.Contains("route announced") {
+		if !s.Agents[0].Process().Log.Contains("route announced") {
 			return errors.New("not yet")
 		}
 		return nil
 	})
 	s.checkAnswered(t, 200)
-	exchange(t, four, "with the new agent")
-	exchange(t, six, "with the new agent")
+	labtest.Exchange(t, four, "with the new agent")
+	labtest.Exchange(t, six, "with the new agent")
 	stop()
 	for i, tr := range streams {
 		tr.Stop()
@@ -128,7 +128,7 @@ func (s *site) watchRoutes(t *testing.T) (stop func()) {
 			}
 			polls++
 			for _, vip := range vips {
-				if via, err := s.Topology.Router.NextHops(host(vip)); err != nil || len(via) != 1 {
+				if via, err := s.Topology.Router.NextHops(labtest.HostRoute(vip)); err != nil || len(via) != 1 {
 					missing = append(missing, vip.String())
 				}
 			}
@@ -150,14 +150,14 @@ func TestCleanup(t *testing.T) {
 			s := newSite(t, peers.BIRD, mode, 1, 3)
 			lb := s.Balancers[0]
 			s.checkAnswered(t, 20)
-			if _, err := s.agents[0].CLI(t.Context(), "cleanup"); err == nil {
+			if _, err := s.Agents[0].CLI(t.Context(), "cleanup"); err == nil {
 				t.Error("cleanup beside a running agent succeeded")
 			}
 			s.checkAnswered(t, 20)
-			if err := s.agents[0].Terminate(t.Context(), 10*time.Second); err != nil {
+			if err := s.Agents[0].Terminate(t.Context(), 10*time.Second); err != nil {
 				t.Fatal(err)
 			}
-			if out, err := s.agents[0].CLI(t.Context(), "cleanup"); err != nil {
+			if out, err := s.Agents[0].CLI(t.Context(), "cleanup"); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
 			for path, want := range map[string]string{

@@ -15,19 +15,14 @@ import (
 
 // site is a router, balancers that announce to it, and servers behind them.
 type site struct {
-	*lab.Topology
-	router *peers.Router
-	agents []*lab.Agent
+	labtest.Site
 	// receivers are the agents on servers that remove GUE headers.
 	receivers []*lab.Agent
-	config    []lab.AgentConfig
 	web       []*traffic.HTTPServer
 	echo      []*traffic.TCPEcho
 }
 
 const (
-	asn, routerASN = 64512, 64500
-
 	// The time to detect a failed server: fall × interval + timeout.
 	interval, timeout, fall = 200 * time.Millisecond, 150 * time.Millisecond, 2
 	detection               = fall*interval + timeout
@@ -48,37 +43,31 @@ func variants(t *testing.T, f func(t *testing.T, kind peers.RouterKind, mode str
 	}
 }
 
+// newBareSite builds a network without servers, routing daemon and agents.
+func newBareSite(t *testing.T, shape lab.Shape) *site {
+	return &site{Site: labtest.Site{Topology: labtest.Topology(t, shape)}}
+}
+
 // newSite builds a site whose agents announce both VIPs. The first `active` of its three servers are configured.
 func newSite(t *testing.T, kind peers.RouterKind, mode string, balancers, active int) *site {
-	s := &site{Topology: labtest.Topology(t, lab.Shape{
+	s := newBareSite(t, lab.Shape{
 		Clients: 1, Balancers: balancers, Servers: 3, Wired: true,
 		Links: lab.LinkOptions{SoftwareChecksums: mode == "xdp"},
-	})}
+	})
 	for _, n := range s.Servers {
 		s.web = append(s.web, labtest.HTTP(t, n, 8080))
 		s.echo = append(s.echo, labtest.TCPEcho(t, n, 9000))
 		labtest.UDPEcho(t, n, 5353)
 	}
-	s.router = labtest.Router(t, s.Topology.Router, kind, s.routerConfig())
+	s.Daemon = labtest.Router(t, s.Topology.Router, kind, s.RouterConfig())
 	for _, b := range s.Balancers {
-		c := lab.BGPAgent(b, asn, routerASN, s.services(active)...)
+		c := lab.BGPAgent(b, labtest.ASN, labtest.RouterASN, s.services(active)...)
 		c.Mode = mode
-		s.config = append(s.config, c)
-		s.agents = append(s.agents, labtest.Agent(t, b.Host, binary, c))
+		s.Config = append(s.Config, c)
+		s.Agents = append(s.Agents, labtest.Agent(t, b.Host, binary, c))
 	}
 	s.waitRoutes(t, 30*time.Second, s.Balancers...)
 	return s
-}
-
-// routerConfig is the configuration of a router whose neighbours are the balancers, over both families.
-func (s *site) routerConfig() peers.RouterConfig {
-	c := peers.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: routerASN, HoldTime: 9 * time.Second}
-	for _, b := range s.Balancers {
-		for _, a := range b.At(0) {
-			c.Neighbors = append(c.Neighbors, peers.Neighbor{Address: a.Addr(), ASN: asn})
-		}
-	}
-	return c
 }
 
 func (s *site) services(active int) []lab.AgentService {
@@ -94,34 +83,7 @@ func (s *site) services(active int) []lab.AgentService {
 // waitRoutes waits until the next hops of the router for both VIPs are exactly these balancers.
 func (s *site) waitRoutes(t *testing.T, within time.Duration, via ...lab.Node) {
 	t.Helper()
-	for _, vip := range vips {
-		if _, err := s.Topology.Router.WaitNextHops(t.Context(), within, host(vip), hops(vip, via)...); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
-
-func hops(vip netip.Addr, via []lab.Node) (out []netip.Addr) {
-	for _, n := range via {
-		if vip.Is4() {
-			out = append(out, n.V4)
-		} else {
-			out = append(out, n.V6)
-		}
-	}
-	return out
-}
-
-func (s *site) client() traffic.Client { return traffic.From(s.Clients[0].Host) }
-
-func url(vip netip.Addr) string { return fmt.Sprintf("http://%s/", netip.AddrPortFrom(vip, 80)) }
-
-// load makes n requests to a VIP, each over a connection of its own.
-func (s *site) load(t *testing.T, vip netip.Addr, n int) traffic.Result {
-	t.Helper()
-	return s.client().Load(t.Context(), traffic.Load{URL: url(vip), Requests: n})
+	s.WaitRouted(t, within, vips, via...)
 }
 
 // checkAnswered fails the test when one of n requests to a VIP is not answered.
@@ -130,7 +92,7 @@ func (s *site) checkAnswered(t *testing.T, n int) {
 	for _, vip := range vips {
 		// With nat a server may have the source port in TIME_WAIT from an earlier flow and not accept the SYN: the
 		// timeout allows two retransmissions.
-		r := s.client().Load(t.Context(), traffic.Load{URL: url(vip), Requests: n, Timeout: 4 * time.Second})
+		r := s.Client().Load(t.Context(), traffic.Load{URL: labtest.URL(vip), Requests: n, Timeout: 4 * time.Second})
 		if r.Err() != nil {
 			t.Errorf("%s: %v", vip, r.Err())
 		}
@@ -143,19 +105,9 @@ func (s *site) dial(t *testing.T, vip netip.Addr, port uint16) (time.Duration, e
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	start := time.Now()
-	c, err := s.client().Dial(ctx, "tcp", netip.AddrPortFrom(vip, port).String())
+	c, err := s.Client().Dial(ctx, "tcp", netip.AddrPortFrom(vip, port).String())
 	if err == nil {
 		c.Close()
 	}
 	return time.Since(start), err
-}
-
-// exchange sends a message over every connection and fails the test when a connection fails.
-func exchange(t *testing.T, c *traffic.Conns, when string) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	if errs := c.Exchange(ctx); len(errs) > 0 {
-		t.Errorf("%s: %d connections failed, the first: %v", when, len(errs), errs[0])
-	}
 }

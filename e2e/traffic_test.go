@@ -12,7 +12,6 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
-	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
 // TestStandalone covers two standalone balancers: announcements, balancing, reload, failed servers, a lost BGP session,
@@ -38,7 +37,7 @@ func (s *site) attached(t *testing.T, mode string) {
 	var info struct {
 		Interfaces []struct{ Interface, Mode, Hook string }
 	}
-	if err := s.agents[0].Get(t.Context(), "/v1/status", &info); err != nil {
+	if err := s.Agents[0].Get(t.Context(), "/v1/status", &info); err != nil {
 		t.Fatal(err)
 	}
 	if len(info.Interfaces) != 1 || info.Interfaces[0].Mode != mode || info.Interfaces[0].Hook != labtest.TCHook(t) {
@@ -48,31 +47,17 @@ func (s *site) attached(t *testing.T, mode string) {
 
 func (s *site) balances(t *testing.T) {
 	for _, vip := range vips {
-		r := s.load(t, vip, 1000)
+		r := s.Load(t, vip, 1000)
 		if r.Err() != nil {
 			t.Fatal(r.Err())
 		}
-		checkEven(t, r, 2)
-	}
-}
-
-// checkEven fails the test when the share of a server differs from the mean by more than a fifth.
-func checkEven(t *testing.T, r traffic.Result, servers int) {
-	t.Helper()
-	if len(r.Servers) != servers {
-		t.Errorf("%s; want %d servers", r, servers)
-	}
-	share := r.Answered() / servers
-	for name, n := range r.Servers {
-		if n < share*4/5 || n > share*6/5 {
-			t.Errorf("%s answered %d of %d; want %d ± 20 %%", name, n, r.Answered(), share)
-		}
+		labtest.CheckEven(t, r, 2)
 	}
 }
 
 func (s *site) refuses(t *testing.T) {
 	for _, vip := range vips {
-		if err := s.client().Ping(t.Context(), vip); err != nil {
+		if err := s.Client().Ping(t.Context(), vip); err != nil {
 			t.Errorf("ping %s: %v", vip, err)
 		}
 		if took, err := s.dial(t, vip, 81); !errors.Is(err, syscall.ECONNREFUSED) || took > time.Second {
@@ -83,7 +68,7 @@ func (s *site) refuses(t *testing.T) {
 
 func (s *site) balancesUDP(t *testing.T) {
 	for _, vip := range vips {
-		r := s.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 100, 0, 2*time.Second)
+		r := s.Client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 100, 0, 2*time.Second)
 		if r.Err() != nil || len(r.Servers) != 2 {
 			t.Errorf("%s: %s, %v", vip, r, r.Err())
 		}
@@ -91,17 +76,17 @@ func (s *site) balancesUDP(t *testing.T) {
 }
 
 func (s *site) reloads(t *testing.T) {
-	four := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 200)
-	six := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip6, 9000), 200)
-	for i, a := range s.agents {
-		s.config[i].Services = s.services(3)
-		if err := errors.Join(a.Configure(s.config[i].TOML()), a.Reload()); err != nil {
+	four := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 200)
+	six := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip6, 9000), 200)
+	for i, a := range s.Agents {
+		s.Config[i].Services = s.services(3)
+		if err := errors.Join(a.Configure(s.Config[i].TOML()), a.Reload()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, vip := range vips {
 		labtest.Until(t, 10*time.Second, "the new server gets requests", func() error {
-			r := s.load(t, vip, 60)
+			r := s.Load(t, vip, 60)
 			if r.Err() != nil {
 				return lab.Permanent(r.Err())
 			}
@@ -110,14 +95,14 @@ func (s *site) reloads(t *testing.T) {
 			}
 			return nil
 		})
-		checkEven(t, s.load(t, vip, 1000), 3)
+		labtest.CheckEven(t, s.Load(t, vip, 1000), 3)
 	}
-	exchange(t, four, "after the reload")
-	exchange(t, six, "after the reload")
+	labtest.Exchange(t, four, "after the reload")
+	labtest.Exchange(t, six, "after the reload")
 }
 
 func (s *site) rejectsInvalidFile(t *testing.T) {
-	a, text := s.agents[0], s.config[0].TOML()
+	a, text := s.Agents[0], s.Config[0].TOML()
 	invalid := strings.Replace(text, `"web"`, `"web"`+"\nprots = 1", 1)
 	if err := errors.Join(a.Configure(invalid), a.Reload()); err != nil {
 		t.Fatal(err)
@@ -149,14 +134,14 @@ func (s *site) rejectsInvalidFile(t *testing.T) {
 // machine.
 func (s *site) serverFails(t *testing.T) {
 	failed := s.Servers[1]
-	conns := labtest.Connect(t, s.client(), netip.AddrPortFrom(vip4, 9000), 30)
+	conns := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 30)
 	onIt := conns.Servers()[failed.Name()]
-	stream := s.client().Stream(t.Context(), url(vip4), 5*time.Millisecond, 300*time.Millisecond)
+	stream := s.Client().Stream(t.Context(), labtest.URL(vip4), 5*time.Millisecond, 300*time.Millisecond)
 	off := time.Now()
 	if err := failed.PowerOff(); err != nil {
 		t.Fatal(err)
 	}
-	for _, a := range s.agents {
+	for _, a := range s.Agents {
 		labtest.Until(t, 5*time.Second, "the check has failed", func() error { return backends(t, a, "unhealthy", 2) })
 	}
 	left := time.Since(off)
@@ -183,7 +168,7 @@ func (s *site) serverFails(t *testing.T) {
 	if err := failed.PowerOn(); err != nil {
 		t.Fatal(err)
 	}
-	for _, a := range s.agents {
+	for _, a := range s.Agents {
 		labtest.Until(t, 15*time.Second, "the server is healthy again",
 			func() error { return backends(t, a, "healthy", 6) })
 	}
@@ -232,17 +217,17 @@ func (s *site) allServersFail(t *testing.T) {
 func (s *site) waitAnswered(t *testing.T) {
 	t.Helper()
 	for _, vip := range vips {
-		labtest.Until(t, 10*time.Second, "every request is answered", func() error { return s.load(t, vip, 200).Err() })
+		labtest.Until(t, 10*time.Second, "every request is answered", func() error { return s.Load(t, vip, 200).Err() })
 	}
 }
 
 func (s *site) losesSession(t *testing.T) {
 	for _, a := range []netip.Addr{s.Balancers[0].V4, s.Balancers[0].V6} {
-		if err := s.router.Reset(t.Context(), a); err != nil {
+		if err := s.Daemon.Reset(t.Context(), a); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := s.router.WaitEstablished(t.Context(), 40*time.Second, s.Balancers[0].V4, s.Balancers[0].V6); err != nil {
+	if err := s.Daemon.WaitEstablished(t.Context(), 40*time.Second, s.Balancers[0].V4, s.Balancers[0].V6); err != nil {
 		t.Fatal(err)
 	}
 	s.waitRoutes(t, 10*time.Second, s.Balancers...)
@@ -251,7 +236,7 @@ func (s *site) losesSession(t *testing.T) {
 
 // drains: the operator drains a service, then the node. Traffic that still arrives is served.
 func (s *site) drains(t *testing.T) {
-	a := s.agents[0]
+	a := s.Agents[0]
 	command := func(want string, args ...string) {
 		t.Helper()
 		if out, err := a.CLI(t.Context(), args...); err != nil || out != want {
@@ -283,15 +268,15 @@ func (s *site) drains(t *testing.T) {
 
 // terminates: on SIGTERM the agent withdraws its routes before it ends.
 func (s *site) terminates(t *testing.T) {
-	a := s.agents[0]
+	a := s.Agents[0]
 	p := a.Process()
 	if err := p.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	<-p.Done()
 	for _, vip := range vips {
-		got, err := s.Topology.Router.NextHops(host(vip))
-		if err != nil || len(got) != 1 || got[0] != hops(vip, s.Balancers[1:])[0] {
+		got, err := s.Topology.Router.NextHops(labtest.HostRoute(vip))
+		if err != nil || len(got) != 1 || got[0] != labtest.Hops(vip, s.Balancers[1:])[0] {
 			t.Errorf("the next hops of %s after the end of the agent: %v, %v; want lb2", vip, got, err)
 		}
 	}

@@ -112,14 +112,14 @@ func TestUnitCapabilitiesAreNeeded(t *testing.T) {
 
 // newUnitSite returns a site with one balancer, and the configuration of its agent, which is not started.
 func newUnitSite(t *testing.T, mode string) (*site, lab.AgentConfig) {
-	s := &site{Topology: labtest.Topology(t, lab.Shape{
+	s := newBareSite(t, lab.Shape{
 		Clients: 1, Balancers: 1, Servers: 3, Wired: true, Links: lab.LinkOptions{SoftwareChecksums: mode == "xdp"},
-	})}
+	})
 	for _, n := range s.Servers {
 		s.web = append(s.web, labtest.HTTP(t, n, 8080))
 	}
-	s.router = labtest.Router(t, s.Topology.Router, peers.BIRD, s.routerConfig())
-	c := lab.BGPAgent(s.Balancers[0], asn, routerASN, s.services(3)...)
+	s.Daemon = labtest.Router(t, s.Topology.Router, peers.BIRD, s.RouterConfig())
+	c := lab.BGPAgent(s.Balancers[0], labtest.ASN, labtest.RouterASN, s.services(3)...)
 	c.Mode, c.L2 = mode, []string{"eth0"}
 	return s, c
 }

@@ -176,13 +176,13 @@ func TestVandals(t *testing.T) {
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run(mode, func(t *testing.T) {
 			s := newSite(t, peers.BIRD, mode, 1, 3)
-			balancer, agent := s.Balancers[0], s.agents[0]
+			balancer, agent := s.Balancers[0], s.Agents[0]
 			if err := agent.Terminate(t.Context(), 10*time.Second); err != nil {
 				t.Fatal(err)
 			}
-			s.config[0].Interfaces = nil
-			s.config[0].Services[0].Check = lab.AgentCheck{Type: "none"}
-			if err := errors.Join(agent.Configure(s.config[0].TOML()), agent.Start()); err != nil {
+			s.Config[0].Interfaces = nil
+			s.Config[0].Services[0].Check = lab.AgentCheck{Type: "none"}
+			if err := errors.Join(agent.Configure(s.Config[0].TOML()), agent.Start()); err != nil {
 				t.Fatal(err)
 			}
 			s.waitRoutes(t, 30*time.Second, balancer)
@@ -245,8 +245,8 @@ func (s *site) leadAstray(t *testing.T) {
 
 // try makes a few requests to the IPv4 VIP.
 func (s *site) try(t *testing.T) error {
-	return s.client().Load(t.Context(),
-		traffic.Load{URL: url(vip4), Requests: 10, Timeout: 500 * time.Millisecond}).Err()
+	return s.Client().Load(t.Context(),
+		traffic.Load{URL: labtest.URL(vip4), Requests: 10, Timeout: 500 * time.Millisecond}).Err()
 }
 
 // neverDead waits until the VIP is not announced, if that is wanted, or answers; and explain must agree.
@@ -257,7 +257,7 @@ func (s *site) neverDead(t *testing.T, withdrawn bool, within time.Duration) {
 		time.Sleep(time.Second) // what a change ends may go on for a moment
 	}
 	labtest.Until(t, within, "it is withdrawn, or answers", func() error {
-		hops, err := s.Topology.Router.NextHops(host(vip4))
+		hops, err := s.Topology.Router.NextHops(labtest.HostRoute(vip4))
 		if err != nil {
 			return lab.Permanent(err)
 		}
@@ -275,7 +275,7 @@ func (s *site) neverDead(t *testing.T, withdrawn bool, within time.Duration) {
 	if withdrawn {
 		t.Logf("withdrawn after %s", time.Since(start).Round(time.Millisecond))
 	}
-	out, err := s.agents[0].CLI(t.Context(), "explain", s.Clients[0].V4.String(), vip4.String()+":80")
+	out, err := s.Agents[0].CLI(t.Context(), "explain", s.Clients[0].V4.String(), vip4.String()+":80")
 	if err != nil || strings.Contains(out, "no answer:") != withdrawn {
 		t.Errorf("explain: %v\n%s", err, out)
 	}
@@ -286,7 +286,7 @@ func (s *site) oneNotReached(t *testing.T) {
 	status := func(want string) {
 		t.Helper()
 		labtest.Until(t, 20*time.Second, "the status is "+want, func() error {
-			out, err := s.agents[0].CLI(t.Context(), "status")
+			out, err := s.Agents[0].CLI(t.Context(), "status")
 			if err == nil && !strings.HasPrefix(out, want) {
 				err = errors.New(out)
 			}
@@ -299,7 +299,7 @@ func (s *site) oneNotReached(t *testing.T) {
 		t.Fatal(err)
 	}
 	status("DEGRADED: packets of clients do not get to a server: " + s.Servers[0].V4.String() + ":")
-	if hops, err := s.Topology.Router.NextHops(host(vip4)); err != nil || len(hops) == 0 {
+	if hops, err := s.Topology.Router.NextHops(labtest.HostRoute(vip4)); err != nil || len(hops) == 0 {
 		t.Errorf("next hops %v, %v", hops, err)
 	}
 	if err := commands("ip route del" + way)(s.Balancers[0].Host); err != nil {
@@ -316,7 +316,7 @@ func (s *site) noPeer(t *testing.T) {
 		t.Fatal(err)
 	}
 	labtest.Until(t, 20*time.Second, "the address is offered", func() error {
-		out, err := s.agents[0].CLI(t.Context(), "routes")
+		out, err := s.Agents[0].CLI(t.Context(), "routes")
 		if err == nil && !strings.Contains(out, "offered") {
 			err = errors.New(out)
 		}

@@ -1,4 +1,4 @@
-package e2e
+package cluster
 
 import (
 	"context"
@@ -40,6 +40,11 @@ name = "public"
 addresses = ["203.0.113.0/24", "2001:db8:1::/64"]
 `
 
+// daemonConfig is daemonTOML with the peers of a node.
+func daemonConfig(gw lab.Node) string {
+	return fmt.Sprintf(daemonTOML, labtest.ASN, gw.Gateway4, labtest.RouterASN, gw.Gateway6, labtest.RouterASN)
+}
+
 // TestDaemonSet runs the agent as the pod of a DaemonSet: a static binary in an image, run by real kubelets with the
 // rights of the manifest, from "kubectl apply" to a rollout under load.
 func TestDaemonSet(t *testing.T) {
@@ -69,7 +74,7 @@ func TestDaemonSet(t *testing.T) {
 	labtest.Until(t, 60*time.Second, "both nodes are ready", c.nodesReady)
 
 	gw := c.Balancers[0]
-	c.install(t, fmt.Sprintf(daemonTOML, asn, gw.Gateway4, routerASN, gw.Gateway6, routerASN))
+	c.install(t, daemonConfig(gw))
 	labtest.Until(t, 60*time.Second, "the DaemonSet is ready", c.daemonsReady(t))
 
 	pods := []*pod{c.startPod(t, "pod-0", 0), c.startPod(t, "pod-1", 1)}
@@ -79,13 +84,13 @@ func TestDaemonSet(t *testing.T) {
 
 	var conns []*traffic.Conns
 	for _, vip := range slices.Concat(byCluster, byLocal) {
-		conns = append(conns, labtest.Connect(t, c.client(), netip.AddrPortFrom(vip, 9000), 75))
+		conns = append(conns, labtest.Connect(t, c.Client(), netip.AddrPortFrom(vip, 9000), 75))
 	}
 	var streams []*traffic.Stream
 	for _, vip := range []netip.Addr{byCluster[0], byLocal[1]} {
-		streams = append(streams, c.client().Stream(t.Context(), url(vip), 10*time.Millisecond, 2*time.Second))
+		streams = append(streams, c.Client().Stream(t.Context(), labtest.URL(vip), 10*time.Millisecond, 2*time.Second))
 	}
-	c.editConfiguration(t, fmt.Sprintf(daemonTOML, asn, gw.Gateway4, routerASN, gw.Gateway6, routerASN))
+	c.editConfiguration(t, daemonConfig(gw))
 	c.rollout(t)
 	for _, x := range streams {
 		x.Stop()
@@ -94,7 +99,7 @@ func TestDaemonSet(t *testing.T) {
 		}
 	}
 	for _, some := range conns {
-		exchange(t, some, "after the rollout")
+		labtest.Exchange(t, some, "after the rollout")
 	}
 	c.waitRouted(t, 20*time.Second, slices.Concat(byCluster, byLocal), 0, 1)
 

@@ -1,4 +1,4 @@
-package e2e
+package cluster
 
 import (
 	"bytes"
@@ -60,7 +60,7 @@ func keysRotate(t *testing.T, c *cluster, pods ...*pod) {
 		was = c.keys(t)
 		c.waitAnswered(t, vips...)
 		for _, vip := range vips {
-			if r := c.load(t, vip, 40); r.Err() != nil {
+			if r := c.Load(t, vip, 40); r.Err() != nil {
 				t.Errorf("%s: %s, %v", vip, r, r.Err())
 			}
 		}
@@ -196,7 +196,7 @@ func (f *forger) refused(t *testing.T, when string, mark int, token uint64, node
 func (f *forger) drops(t *testing.T, node int, reason string) string {
 	t.Helper()
 	var lines []string
-	for line := range strings.Lines(f.c.metrics(t, f.c.agents[node], "steelyard_datapath_packets_total")) {
+	for line := range strings.Lines(labtest.Metrics(t, f.c.Agents[node], "steelyard_datapath_packets_total")) {
 		if strings.Contains(line, `"`+reason+`"`) {
 			lines = append(lines, line)
 		}

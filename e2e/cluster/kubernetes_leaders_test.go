@@ -1,4 +1,4 @@
-package e2e
+package cluster
 
 import (
 	"errors"
@@ -45,8 +45,8 @@ func leaders(t *testing.T, c *cluster, pods ...*pod) {
 	c.waitAddresses(t, "of-no-class")
 
 	// The last node is a host service, and may assign addresses.
-	host, node := c.agents[2], c.Balancers[2]
-	config := c.config[2].TOML()
+	host, node := c.Agents[2], c.Balancers[2]
+	config := c.Config[2].TOML()
 	c.addAccount(t, "host-service", "steelyard", "steelyard-allocator")
 	c.restartAgent(t, 2, c.kubeconfigOf(t, "host-service"), strings.Replace(config, "allocate = false\n", "", 1))
 	labtest.Until(t, 10*time.Second, "the host service knows the leader of the pods", func() error {
@@ -105,7 +105,7 @@ func (c *cluster) waitHolder(t *testing.T, name, prefix string) {
 // restartAgent restarts the agent of a node with another kubeconfig and configuration.
 func (c *cluster) restartAgent(t *testing.T, node int, kubeconfig, config string) {
 	t.Helper()
-	a := c.agents[node]
+	a := c.Agents[node]
 	err := errors.Join(a.WriteFile(kube.KubeconfigPath, kubeconfig, 0o600), a.Terminate(t.Context(), 20*time.Second),
 		a.Configure(config), a.Start(), a.WaitReady(t.Context(), 15*time.Second))
 	if err != nil {

@@ -1,4 +1,4 @@
-package e2e
+package cluster
 
 import (
 	"errors"
@@ -21,7 +21,7 @@ import (
 // nodes are read from the API, and the keys from the Secret that an agent makes with the rights of the manifest.
 type segmentCluster struct {
 	*cluster
-	m    *members
+	m    *labtest.Members
 	pods []*pod
 }
 
@@ -36,7 +36,7 @@ func newSegmentCluster(t *testing.T) *segmentCluster {
 	kubeconfig := c.kubeconfigOf(t, "steelyard")
 	// The first address of a prefix is that of its routers (RFC 4291, section 2.6.1).
 	pool := strings.NewReplacer("203.0.113.0/24", "203.0.113.16/28", "2001:db8:1::/64", "2001:db8:1::10/124")
-	s := &segmentCluster{cluster: c, m: &members{site: c.site}}
+	s := &segmentCluster{cluster: c, m: &labtest.Members{Site: c.Site}}
 	for i, b := range c.Balancers {
 		c.join(t, i)
 		c.register(t, i)
@@ -49,21 +49,21 @@ func newSegmentCluster(t *testing.T) *segmentCluster {
 		if err := b.WriteFile(kube.KubeconfigPath, kubeconfig, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		c.config = append(c.config, a)
+		c.Config = append(c.Config, a)
 		if i == 0 {
 			c.startAllocators(t)
 		}
-		c.agents = append(c.agents, labtest.Agent(t, b.Host, binary, a))
+		c.Agents = append(c.Agents, labtest.Agent(t, b.Host, binary, a))
 		s.pods = append(s.pods, c.startPod(t, fmt.Sprintf("pod-%d", i), i))
 	}
 	for _, name := range []string{"first", "second"} {
 		c.createService(t, name, func(*core.Service) {})
 		t.Cleanup(func() { c.deleteService(t, name) })
-		s.m.vips = append(s.m.vips, c.waitAddresses(t, name)...)
+		s.m.VIPs = append(s.m.VIPs, c.waitAddresses(t, name)...)
 		c.setEndpoints(t, name, s.pods...)
 	}
-	s.m.settled(t, c.agents...)
-	c.waitAnswered(t, s.m.vips...)
+	s.m.Settled(t, c.Agents...)
+	c.waitAnswered(t, s.m.VIPs...)
 	return s
 }
 
@@ -78,30 +78,30 @@ func (s *segmentCluster) lose(t *testing.T, a *lab.Agent) {
 // spreadsLocal: under the policy Local, the owner forwards to the nodes with endpoints, each in proportion to their
 // number, and to its own. Pods see the address of the client. That is so, too, while the owner has no endpoint.
 func (s *segmentCluster) spreadsLocal(t *testing.T) {
-	others := s.m.vips
-	defer func() { s.m.vips = others }()
+	others := s.m.VIPs
+	defer func() { s.m.VIPs = others }()
 	pods := slices.Concat(s.pods, []*pod{s.startPod(t, "local-more", 1)})
 	s.createService(t, "local", local)
 	defer s.deleteService(t, "local")
 	addresses := s.waitAddresses(t, "local")
-	s.m.vips = slices.Concat(others, addresses)
+	s.m.VIPs = slices.Concat(others, addresses)
 	s.setEndpoints(t, "local", pods...)
-	owners := s.m.settled(t, s.agents...)
+	owners := s.m.Settled(t, s.Agents...)
 	s.waitAnswered(t, addresses...)
 	spread := func(vip netip.Addr, pods []*pod) {
 		t.Helper()
 		labtest.Until(t, 10*time.Second, "the endpoints are in force", func() error {
-			if r := s.load(t, vip, 40); r.Err() != nil || len(r.Servers) != len(pods) {
+			if r := s.Load(t, vip, 40); r.Err() != nil || len(r.Servers) != len(pods) {
 				return fmt.Errorf("%s", r)
 			}
 			return nil
 		})
-		r := s.load(t, vip, 2000)
+		r := s.Load(t, vip, 2000)
 		t.Logf("%s of %s: %s", vip, owners[vip], r)
 		if r.Err() != nil {
 			t.Error(r.Err())
 		}
-		checkEven(t, r, len(pods))
+		labtest.CheckEven(t, r, len(pods))
 	}
 	for _, vip := range addresses {
 		spread(vip, pods)
@@ -113,7 +113,7 @@ func (s *segmentCluster) spreadsLocal(t *testing.T) {
 	})
 	s.setEndpoints(t, "local", left...)
 	spread(vip, left)
-	if after := s.m.settled(t, s.agents...)[vip]; after != owners[vip] {
+	if after := s.m.Settled(t, s.Agents...)[vip]; after != owners[vip] {
 		t.Errorf("%s has moved from %s to %s", vip, owners[vip], after)
 	}
 	s.checkClientAddress(t, pods...)
@@ -138,27 +138,27 @@ func TestMembersOfACluster(t *testing.T) {
 	start := func(t *testing.T, a *lab.Agent) {
 		must(errors.Join(a.Start(), a.WaitReady(t.Context(), 20*time.Second)))
 	}
-	killed := takeOver{"killed", func(_ *testing.T, a *lab.Agent) { a.Kill() }, start, false}
-	planned := takeOver{"planned end", func(t *testing.T, a *lab.Agent) {
+	killed := labtest.TakeOver{Name: "killed", Fail: func(_ *testing.T, a *lab.Agent) { a.Kill() }, Back: start}
+	planned := labtest.TakeOver{Name: "planned end", Fail: func(t *testing.T, a *lab.Agent) {
 		must(a.Terminate(t.Context(), 20*time.Second))
-	}, start, true}
-	off := takeOver{"power off", func(t *testing.T, a *lab.Agent) {
+	}, Back: start, Planned: true}
+	off := labtest.TakeOver{Name: "power off", Fail: func(t *testing.T, a *lab.Agent) {
 		must(a.PowerOff())
 		s.lose(t, a)
-	}, func(t *testing.T, a *lab.Agent) {
+	}, Back: func(t *testing.T, a *lab.Agent) {
 		must(errors.Join(a.PowerOn(), a.WriteFile(kube.KubeconfigPath, kubeconfig, 0o600)))
 		start(t, a)
 		s.setEndpoints(t, "first", s.pods...)
 		s.setEndpoints(t, "second", s.pods...)
-		s.waitAnswered(t, s.m.vips...)
-	}, false}
+		s.waitAnswered(t, s.m.VIPs...)
+	}}
 	t.Run("Local", s.spreadsLocal)
-	for i, k := range []takeOver{killed, off, planned} {
-		t.Run(k.name, func(t *testing.T) { s.m.takesOver(t, s.m.vips[i], k) })
+	for i, k := range []labtest.TakeOver{killed, off, planned} {
+		t.Run(k.Name, func(t *testing.T) { s.m.TakesOver(t, s.m.VIPs[i], k) })
 	}
 	s.control.StopAPI()
-	for i, k := range []takeOver{killed, planned} {
-		t.Run(k.name+", API server away", func(t *testing.T) { s.m.takesOver(t, s.m.vips[2+i], k) })
+	for i, k := range []labtest.TakeOver{killed, planned} {
+		t.Run(k.Name+", API server away", func(t *testing.T) { s.m.TakesOver(t, s.m.VIPs[2+i], k) })
 	}
 	must(s.control.StartAPI(t.Context()))
 }

@@ -1,4 +1,4 @@
-package e2e
+package cluster
 
 import (
 	"fmt"
@@ -25,8 +25,8 @@ func localPolicy(t *testing.T, c *cluster, pods ...*pod) {
 	t.Logf("the routes followed the endpoints after %s", took)
 	c.waitAnswered(t, vips...)
 	c.checkClientAddress(t, pods[0], pods[2])
-	conns := labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[0], 9000), 20)
-	exchange(t, conns, "with Local")
+	conns := labtest.Connect(t, c.Client(), netip.AddrPortFrom(vips[0], 9000), 20)
+	labtest.Exchange(t, conns, "with Local")
 }
 
 func clusterPolicy(t *testing.T, c *cluster, pods ...*pod) {
@@ -39,8 +39,8 @@ func clusterPolicy(t *testing.T, c *cluster, pods ...*pod) {
 		}
 	}()
 	for _, vip := range vips {
-		checkEven(t, c.allAnswered(t, vip, 900), 3)
-		r := c.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 60, 0, 2*time.Second)
+		labtest.CheckEven(t, c.allAnswered(t, vip, 900), 3)
+		r := c.Client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 60, 0, 2*time.Second)
 		if r.Err() != nil || len(r.Servers) != 3 {
 			t.Errorf("%s: %s, %v", vip, r, r.Err())
 		}
@@ -66,12 +66,13 @@ func lastEndpoint(t *testing.T, c *cluster, pods ...*pod) {
 
 func terminatingEndpoints(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.startService(t, "terminating", local, []int{0, 1}, pods[0], pods[1])
-	conns := labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[0], 9000), 40)
+	conns := labtest.Connect(t, c.Client(), netip.AddrPortFrom(vips[0], 9000), 40)
 	pods[0].terminating = true
 	defer func() { pods[0].terminating = false }()
 	c.setEndpoints(t, "terminating", pods[0], pods[1])
 	c.waitRouted(t, 5*time.Second, vips, 1)
-	exchange(t, conns, "while a pod terminates") // through the other node, which forwards them to the node of the pod
+	// Through the other node, which forwards them to the node of the pod.
+	labtest.Exchange(t, conns, "while a pod terminates")
 	pods[1].terminating = true
 	defer func() { pods[1].terminating = false }()
 	c.setEndpoints(t, "terminating", pods[0], pods[1])
@@ -99,7 +100,7 @@ func udpMoves(t *testing.T, c *cluster, pods ...*pod) {
 // answers that was there before.
 func udpMovesFor(t *testing.T, c *cluster, vip netip.Addr, byCluster bool, pods ...*pod) {
 	t.Helper()
-	conn, err := c.client().Dial(t.Context(), "udp", netip.AddrPortFrom(vip, 5353).String())
+	conn, err := c.Client().Dial(t.Context(), "udp", netip.AddrPortFrom(vip, 5353).String())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package e2e
+package cluster
 
 import (
 	"errors"
@@ -31,7 +31,7 @@ import (
 // cluster is a Kubernetes cluster with a real API server. Its nodes are hosts with an agent and kube-proxy; its pods
 // are hosts behind them.
 type cluster struct {
-	*site
+	*labtest.Site
 	control *kube.ControlPlane
 	rest    *rest.Config
 	api     kubernetes.Interface
@@ -70,7 +70,7 @@ func newCluster(t *testing.T, forward string, proxied bool) *cluster {
 		case i == 2:
 			proxy = "replace"
 		}
-		a := lab.BGPAgent(b, asn, routerASN)
+		a := lab.BGPAgent(b, labtest.ASN, labtest.RouterASN)
 		a.Mode = "tc"
 		if i < 2 { // in a pod; the last one is a host service
 			a.Env = []string{"POD_NAMESPACE=steelyard"}
@@ -79,12 +79,12 @@ func newCluster(t *testing.T, forward string, proxied bool) *cluster {
 		if err := b.WriteFile(kube.KubeconfigPath, kubeconfig, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		c.config = append(c.config, a)
+		c.Config = append(c.Config, a)
 		if i == 0 {
 			c.ownWatches = [2]float64{c.watches(t, allNodes...), c.watches(t, allLeases...)}
 			c.startAllocators(t)
 		}
-		c.agents = append(c.agents, labtest.Agent(t, b.Host, binary, a))
+		c.Agents = append(c.Agents, labtest.Agent(t, b.Host, binary, a))
 	}
 	return c
 }
@@ -93,15 +93,15 @@ func newCluster(t *testing.T, forward string, proxied bool) *cluster {
 func startCluster(t *testing.T, nodes int, forward string) *cluster {
 	t.Helper()
 	topology := labtest.Topology(t, lab.Shape{Clients: 1, Balancers: nodes, Servers: 1})
-	c := &cluster{site: &site{Topology: topology}, pods: map[string]*pod{}, forward: forward}
-	dir, err := filepath.Abs("../.cache/controlplane")
+	c := &cluster{Site: &labtest.Site{Topology: topology}, pods: map[string]*pod{}, forward: forward}
+	dir, err := filepath.Abs("../../.cache/controlplane")
 	if err != nil {
 		t.Fatal(err)
 	}
 	control := c.Servers[0]
 	c.control = labtest.ControlPlane(t, control.Host, control.V4, dir)
 	c.connect(t)
-	c.router = labtest.Router(t, c.Topology.Router, peers.BIRD, c.routerConfig())
+	c.Daemon = labtest.Router(t, c.Topology.Router, peers.BIRD, c.RouterConfig())
 	return c
 }
 
@@ -199,7 +199,7 @@ func (c *cluster) startAllocators(t *testing.T) {
 	t.Helper()
 	c.allocators = nil
 	for i := range 2 {
-		c.allocators = append(c.allocators, c.startAllocator(t, fmt.Sprintf("allocator-%d", i), c.config[0].TOML()))
+		c.allocators = append(c.allocators, c.startAllocator(t, fmt.Sprintf("allocator-%d", i), c.Config[0].TOML()))
 	}
 }
 
@@ -290,11 +290,7 @@ func (c *cluster) waitRouted(t *testing.T, within time.Duration, vips []netip.Ad
 		via = append(via, c.Balancers[i])
 	}
 	start := time.Now()
-	for _, vip := range vips {
-		if _, err := c.Topology.Router.WaitNextHops(t.Context(), within, host(vip), hops(vip, via)...); err != nil {
-			t.Fatal(err)
-		}
-	}
+	c.WaitRouted(t, within, vips, via...)
 	return time.Since(start)
 }
 

@@ -1,4 +1,4 @@
-package e2e
+package cluster
 
 import (
 	"fmt"
@@ -29,7 +29,7 @@ func stolenAddress(t *testing.T, c *cluster, pods ...*pod) {
 	c.setEndpoints(t, "thief", pods[1])
 	c.updateService(t, "thief-before", func(s *core.Service) { s.Spec.ExternalIPs = texts(vips) })
 	c.updateService(t, "victim", func(s *core.Service) { s.Labels = map[string]string{"changed": "yes"} })
-	for _, a := range c.agents {
+	for _, a := range c.Agents {
 		labtest.Until(t, 5*time.Second, "the thieves are refused", func() error {
 			out, err := a.CLI(t.Context(), "services")
 			if n := strings.Count(out, "belongs to default/victim"); err == nil && n < 2 {

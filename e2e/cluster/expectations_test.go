@@ -1,4 +1,4 @@
-package e2e
+package cluster
 
 import (
 	"context"
@@ -29,12 +29,12 @@ import (
 func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.startService(t, "policy", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
 	setFall := func(n int) {
-		text := strings.Replace(c.config[0].TOML(), fmt.Sprintf("\nfall = %d\n", probeFall),
+		text := strings.Replace(c.Config[0].TOML(), fmt.Sprintf("\nfall = %d\n", probeFall),
 			fmt.Sprintf("\nfall = %d\n", n), 1)
-		if err := c.agents[0].Configure(text); err != nil {
+		if err := c.Agents[0].Configure(text); err != nil {
 			t.Fatal(err)
 		}
-		if out, err := c.agents[0].CLI(context.Background(), "reload"); err != nil {
+		if out, err := c.Agents[0].CLI(context.Background(), "reload"); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
 	}
@@ -52,7 +52,7 @@ func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 		for node, want := range []int{200, 503, 503} {
 			what := fmt.Sprintf("the health check node port of node %d responds with %d", node, want)
 			labtest.Until(t, 5*time.Second, what, func() error {
-				got, err := c.client().Get(t.Context(), at(node))
+				got, err := c.Client().Get(t.Context(), at(node))
 				if err == nil && got.Status != want {
 					err = fmt.Errorf("its status is %d", got.Status)
 				}
@@ -68,7 +68,7 @@ func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 		c.waitRouted(t, 10*time.Second, vips, 0, 1, 2)
 		c.waitAnswered(t, vips...)
 		labtest.Until(t, 5*time.Second, "the health check node port is closed", func() error {
-			if _, err := c.client().Get(t.Context(), at(0)); err == nil {
+			if _, err := c.Client().Get(t.Context(), at(0)); err == nil {
 				return errors.New("it responds")
 			}
 			return nil
@@ -79,7 +79,7 @@ func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 // announcedSince returns since when a node announces these addresses.
 func (c *cluster) announcedSince(t *testing.T, node int, vips []netip.Addr) (since []time.Time) {
 	t.Helper()
-	out, err := c.agents[node].CLI(t.Context(), "routes", "-o", "json")
+	out, err := c.Agents[node].CLI(t.Context(), "routes", "-o", "json")
 	var routes []lb.RouteStatus
 	if err := errors.Join(err, json.Unmarshal([]byte(out), &routes)); err != nil {
 		t.Fatal(err)
@@ -96,8 +96,8 @@ func (c *cluster) announcedSince(t *testing.T, node int, vips []netip.Addr) (sin
 func onePortTwice(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.startService(t, "twice", func(s *core.Service) { s.Spec.Ports[2].Port = 80 }, []int{0, 1, 2}, pods[0])
 	request := func(vip netip.Addr) error {
-		r := c.client().UDP(t.Context(), netip.AddrPortFrom(vip, 80), 20, 0, time.Second)
-		return errors.Join(r.Err(), c.load(t, vip, 20).Err())
+		r := c.Client().UDP(t.Context(), netip.AddrPortFrom(vip, 80), 20, 0, time.Second)
+		return errors.Join(r.Err(), c.Load(t, vip, 20).Err())
 	}
 	for _, vip := range vips {
 		if err := request(vip); err != nil {
@@ -109,7 +109,7 @@ func onePortTwice(t *testing.T, c *cluster, pods ...*pod) {
 	c.overrideRoutes(t, vips, 2)
 	c.waitUnserved(t, vips, refused)
 	for _, vip := range vips {
-		conn, err := c.client().Dial(t.Context(), "udp", netip.AddrPortFrom(vip, 80).String())
+		conn, err := c.Client().Dial(t.Context(), "udp", netip.AddrPortFrom(vip, 80).String())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -153,7 +153,7 @@ func namedPorts(t *testing.T, c *cluster, pods ...*pod) {
 	c.setEndpoints(t, "named", pods[0])
 	for _, vip := range vips {
 		labtest.Until(t, 5*time.Second, "both pods respond", func() error {
-			if r := c.load(t, vip, 60); r.Err() != nil || len(r.Servers) != 2 {
+			if r := c.Load(t, vip, 60); r.Err() != nil || len(r.Servers) != 2 {
 				return fmt.Errorf("%s, %v", r, r.Err())
 			}
 			return nil
@@ -177,7 +177,8 @@ func fromPods(t *testing.T, c *cluster, pods ...*pod) {
 				// kube-proxy of each node programs the Service some time after the agents.
 				labtest.Until(t, 10*time.Second,
 					fmt.Sprintf("%s: %s replies to %s", name, vip, from.name), func() error {
-						r := traffic.From(from.Host).Load(t.Context(), traffic.Load{URL: url(vip), Requests: 10})
+						load := traffic.Load{URL: labtest.URL(vip), Requests: 10}
+						r := traffic.From(from.Host).Load(t.Context(), load)
 						if r.Err() != nil || r.Servers[pods[1].name] != 10 {
 							return fmt.Errorf("%s, %v", r, r.Err())
 						}
@@ -270,7 +271,7 @@ func otherNetworks(t *testing.T, c *cluster, pods ...*pod) {
 			if r := c.allAnswered(t, vip, 300); len(r.Servers) != 3 {
 				t.Errorf("%s: %s: %s", name, vip, r)
 			}
-			r := c.client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 60, 0, 2*time.Second)
+			r := c.Client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 60, 0, 2*time.Second)
 			if r.Err() != nil || len(r.Servers) != 3 {
 				t.Errorf("%s: %s: %s, %v", name, vip, r, r.Err())
 			}
@@ -297,7 +298,7 @@ func unknownConnections(t *testing.T, c *cluster, pods ...*pod) {
 
 // sendUnknown sends data on a connection that was never opened (TCP_REPAIR), and returns the error that ends it.
 func (c *cluster) sendUnknown(to netip.AddrPort) error {
-	return c.client().Do(func() error {
+	return c.Client().Do(func() error {
 		var sa unix.Sockaddr
 		family, from := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Addr: c.Clients[0].V4.As4()})
 		if to.Addr().Is6() {

@@ -1,4 +1,4 @@
-package e2e
+package cluster
 
 import (
 	"encoding/json"
@@ -21,7 +21,7 @@ func (c *cluster) proxyHealth(t *testing.T, node int, vips []netip.Addr) {
 	answers := func(path string, status int, eligible any) func() error {
 		return func() error {
 			at := netip.AddrPortFrom(c.Balancers[node].V4, 10256)
-			got, err := c.client().Get(t.Context(), fmt.Sprintf("http://%s%s", at, path))
+			got, err := c.Client().Get(t.Context(), fmt.Sprintf("http://%s%s", at, path))
 			if err != nil {
 				return err
 			}
@@ -73,7 +73,7 @@ func TestKubernetesWithoutProxy(t *testing.T) {
 	answers := func(node, status, endpoints int) func() error {
 		return func() error {
 			want := fmt.Sprintf(nodePortAnswer, endpoints)
-			got, err := c.client().Get(t.Context(), at(node))
+			got, err := c.Client().Get(t.Context(), at(node))
 			if err == nil && (got.Status != status || got.Body != want) {
 				err = fmt.Errorf("%d %s", got.Status, got.Body)
 			}
@@ -100,7 +100,7 @@ func TestKubernetesWithoutProxy(t *testing.T) {
 	})
 	c.waitRouted(t, 10*time.Second, vips, 0, 1, 2)
 	labtest.Until(t, 5*time.Second, "the port is closed", func() error {
-		if _, err := c.client().Get(t.Context(), at(0)); err == nil {
+		if _, err := c.Client().Get(t.Context(), at(0)); err == nil {
 			return errors.New("it responds")
 		}
 		return nil

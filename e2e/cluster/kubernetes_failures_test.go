@@ -1,4 +1,4 @@
-package e2e
+package cluster
 
 import (
 	"context"
@@ -26,7 +26,7 @@ func proxyFails(t *testing.T, c *cluster, pods ...*pod) {
 	if took := time.Since(start); took > probeBound+600*time.Millisecond {
 		t.Errorf("the routes were withdrawn %s after kube-proxy ended; want about %s", took, probeBound)
 	}
-	out, err := c.agents[0].CLI(t.Context(), "routes")
+	out, err := c.Agents[0].CLI(t.Context(), "routes")
 	if err != nil || !strings.Contains(out, "connection refused") {
 		t.Errorf("routes does not have the reason: %v\n%s", err, out)
 	}
@@ -47,7 +47,7 @@ func allProxiesFail(t *testing.T, c *cluster, pods ...*pod) {
 	for _, p := range c.proxies {
 		p.Kill()
 	}
-	for _, a := range c.agents {
+	for _, a := range c.Agents {
 		labtest.Until(t, 10*time.Second, "the preference is lower", func() error {
 			out, err := a.CLI(t.Context(), "routes")
 			if err == nil && !strings.Contains(out, "with a lower preference: the service proxy's") {
@@ -99,13 +99,13 @@ const (
 
 func agentKilled(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.startService(t, "killed", local, []int{0, 1}, pods[0], pods[1])
-	conns := labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[0], 9000), 60)
-	stream := c.client().Stream(t.Context(), url(vips[0]), 5*time.Millisecond, 2*time.Second)
+	conns := labtest.Connect(t, c.Client(), netip.AddrPortFrom(vips[0], 9000), 60)
+	stream := c.Client().Stream(t.Context(), labtest.URL(vips[0]), 5*time.Millisecond, 2*time.Second)
 	waitRequests(t, stream, 100)
 	for range 3 {
-		c.agents[0].Kill()
+		c.Agents[0].Kill()
 		waitRequests(t, stream, 100)
-		if err := errors.Join(c.agents[0].Start(), c.agents[0].WaitReady(t.Context(), 10*time.Second)); err != nil {
+		if err := errors.Join(c.Agents[0].Start(), c.Agents[0].WaitReady(t.Context(), 10*time.Second)); err != nil {
 			t.Fatal(err)
 		}
 		waitRequests(t, stream, 100)
@@ -114,18 +114,18 @@ func agentKilled(t *testing.T, c *cluster, pods ...*pod) {
 	if r := stream.Between(time.Time{}, time.Time{}); r.Err() != nil {
 		t.Errorf("%v", r.Err())
 	}
-	exchange(t, conns, "after three kills")
+	labtest.Exchange(t, conns, "after three kills")
 	c.waitRouted(t, 20*time.Second, vips, 0, 1)
 	c.waitRecovered(t, pods...)
 }
 
 func apiServerDown(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.startService(t, "server-down", local, []int{0, 1}, pods[0], pods[1])
-	conns := labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[0], 9000), 60)
-	stream := c.client().Stream(t.Context(), url(vips[0]), 20*time.Millisecond, 2*time.Second)
+	conns := labtest.Connect(t, c.Client(), netip.AddrPortFrom(vips[0], 9000), 60)
+	stream := c.Client().Stream(t.Context(), labtest.URL(vips[0]), 20*time.Millisecond, 2*time.Second)
 	c.control.StopAPI()
 	time.Sleep(time.Minute) // longer than the Lease and the timeouts of the watches
-	exchange(t, conns, "while the API server is down")
+	labtest.Exchange(t, conns, "while the API server is down")
 	if err := c.control.StartAPI(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -133,12 +133,12 @@ func apiServerDown(t *testing.T, c *cluster, pods ...*pod) {
 	if r := stream.Between(time.Time{}, time.Time{}); r.Err() != nil {
 		t.Errorf("%v", r.Err())
 	}
-	exchange(t, conns, "after the API server has restarted")
+	labtest.Exchange(t, conns, "after the API server has restarted")
 	c.setEndpoints(t, "server-down", pods[0], pods[2])
 	// The agents watch again within seconds. The route of the new node also needs a response of its kube-proxy, whose
 	// client waits up to a minute before it watches again.
 	labtest.Until(t, 10*time.Second, "the agent of the node without a pod has the new endpoints", func() error {
-		out, err := c.agents[1].CLI(t.Context(), "routes")
+		out, err := c.Agents[1].CLI(t.Context(), "routes")
 		if err == nil && !strings.Contains(out, "no ready endpoint is on this node") {
 			err = errors.New(out)
 		}
@@ -151,7 +151,7 @@ func apiServerDown(t *testing.T, c *cluster, pods ...*pod) {
 // coldBoot: a node that boots while the API server is away announces what it last knew, and serves it.
 func coldBoot(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.startService(t, "cold-boot", local, []int{0, 1}, pods[0], pods[1])
-	a := c.agents[0]
+	a := c.Agents[0]
 	labtest.Until(t, 20*time.Second, "the state is stored", func() error {
 		text, err := a.ReadFile("/run/steelyard/cluster.json")
 		if err == nil && !strings.Contains(text, "cold-boot") {
@@ -201,7 +201,7 @@ func (c *cluster) waitRecovered(t *testing.T, pods ...*pod) {
 		labtest.Until(t, recoveryTimeout, fmt.Sprintf("the health check node port of %s responds", node), func() error {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			got, err := c.client().Get(ctx, fmt.Sprintf("http://%s/", at))
+			got, err := c.Client().Get(ctx, fmt.Sprintf("http://%s/", at))
 			if err == nil && got.Status != http.StatusOK {
 				err = fmt.Errorf("status %d: %s", got.Status, got.Body)
 			}

@@ -1,4 +1,4 @@
-package e2e
+package cluster
 
 import (
 	"errors"
@@ -38,7 +38,7 @@ func affinity(t *testing.T, c *cluster, pods ...*pod) {
 		served := func(vip netip.Addr, want func(servers map[string]int) bool) {
 			t.Helper()
 			labtest.Until(t, 10*time.Second, "requests have the servers that affinity demands", func() error {
-				r := c.load(t, vip, 40)
+				r := c.Load(t, vip, 40)
 				if r.Err() != nil || !want(r.Servers) {
 					return fmt.Errorf("%s, %w", r, r.Err())
 				}
@@ -71,7 +71,7 @@ func affinity(t *testing.T, c *cluster, pods ...*pod) {
 			c.setEndpoints(t, "affinity", pods...)
 			c.waitRouted(t, 20*time.Second, vips, 0, 1, 2)
 			for _, vip := range vips {
-				if r := c.load(t, vip, 40); r.Err() != nil || r.Servers[first.name] == 0 || len(r.Servers) != 1 {
+				if r := c.Load(t, vip, 40); r.Err() != nil || r.Servers[first.name] == 0 || len(r.Servers) != 1 {
 					t.Errorf("pods were added: %s, %v; want %s", r, r.Err(), first.name)
 				}
 			}
@@ -109,7 +109,7 @@ func typeChanges(t *testing.T, c *cluster, pods ...*pod) {
 	c.updateService(t, "types", func(s *core.Service) { s.Spec.Ports[0].Port = 81 })
 	labtest.Until(t, 10*time.Second, "the new port is served", func() error {
 		at := fmt.Sprintf("http://%s/", netip.AddrPortFrom(vips[0], 81))
-		return c.client().Load(t.Context(), traffic.Load{URL: at, Requests: 20}).Err()
+		return c.Client().Load(t.Context(), traffic.Load{URL: at, Requests: 20}).Err()
 	})
 	c.updateService(t, "types", func(s *core.Service) { s.Spec.Ports[0].Port = 80 })
 	c.waitAnswered(t, vips...)
@@ -166,7 +166,7 @@ func shared(t *testing.T, c *cluster, pods ...*pod) {
 	for _, vip := range first {
 		for port, p := range map[uint16]*pod{80: pods[0], 8081: pods[1]} {
 			at := fmt.Sprintf("http://%s/", netip.AddrPortFrom(vip, port))
-			r := c.client().Load(t.Context(), traffic.Load{URL: at, Requests: 60})
+			r := c.Client().Load(t.Context(), traffic.Load{URL: at, Requests: 60})
 			if r.Err() != nil || r.Servers[p.name] != 60 {
 				t.Errorf("%s port %d: %s, %v; want all from %s", vip, port, r, r.Err(), p.name)
 			}
@@ -221,7 +221,7 @@ func refusedAddresses(t *testing.T, c *cluster, pods ...*pod) {
 			return fmt.Errorf("%d events", len(list.Items))
 		})
 		labtest.Until(t, 10*time.Second, "the services of a node have the reason", func() error {
-			out, err := c.agents[0].CLI(t.Context(), "services")
+			out, err := c.Agents[0].CLI(t.Context(), "services")
 			if err == nil && !(strings.Contains(out, "no address: ") && strings.Contains(out, x.want)) {
 				err = errors.New(out)
 			}

@@ -1,4 +1,4 @@
-package e2e
+package cluster
 
 import (
 	"context"
@@ -39,7 +39,7 @@ func TestControlPlaneAddress(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for i, a := range c.agents {
+	for i, a := range c.Agents {
 		labtest.Until(t, 20*time.Second, "the state is stored", func() error {
 			text, err := a.ReadFile("/run/steelyard/cluster.json")
 			if err == nil && !strings.Contains(text, "apiserver") {
@@ -57,20 +57,20 @@ func TestControlPlaneAddress(t *testing.T) {
 		if err := c.Balancers[i].WriteFile(kube.KubeconfigPath, text, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := a.Configure(strings.Replace(c.config[i].TOML(), "allocate = false\n", "", 1)); err != nil {
+		if err := a.Configure(strings.Replace(c.Config[i].TOML(), "allocate = false\n", "", 1)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	c.waitRouted(t, 10*time.Second, []netip.Addr{vip})
-	if err := c.agents[0].Start(); err != nil {
+	if err := c.Agents[0].Start(); err != nil {
 		t.Fatal(err)
 	}
 	c.waitRouted(t, time.Minute, []netip.Addr{vip}, 0)
-	c.waitFollowing(t, c.agents[0])
+	c.waitFollowing(t, c.Agents[0])
 	c.createService(t, "first", func(*core.Service) {})
 	c.waitAddresses(t, "first")
 	// The connections of the first node move to others, which do not know them.
-	for _, a := range c.agents[1:] {
+	for _, a := range c.Agents[1:] {
 		if err := a.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -79,7 +79,7 @@ func TestControlPlaneAddress(t *testing.T) {
 	c.waitAPI(t, vip)
 	c.createService(t, "later", func(*core.Service) {})
 	c.waitAddresses(t, "later")
-	c.waitFollowing(t, c.agents...)
+	c.waitFollowing(t, c.Agents...)
 }
 
 // waitFollowing waits until agents are connected to the API server.

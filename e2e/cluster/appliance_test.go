@@ -1,4 +1,4 @@
-package e2e
+package cluster
 
 import (
 	"fmt"
@@ -11,6 +11,11 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+)
+
+var (
+	vip4 = netip.MustParseAddr("203.0.113.10")
+	vips = []netip.Addr{vip4, netip.MustParseAddr("2001:db8:1::10")}
 )
 
 // slow is an interval in which nodes respond that share two CPUs with all else.
@@ -48,7 +53,7 @@ func TestApplianceInFrontOfACluster(t *testing.T) {
 	c.setEndpoints(t, "local", pods...)
 	c.setEndpoints(t, "cluster", pods...)
 	second := []netip.Addr{netip.MustParseAddr("203.0.113.20"), netip.MustParseAddr("2001:db8:1::20")}
-	config := lab.BGPAgent(c.Balancers[0], asn, routerASN,
+	config := lab.BGPAgent(c.Balancers[0], labtest.ASN, labtest.RouterASN,
 		ofNodes(byLocal, vips, nodes, byLocal.Spec.HealthCheckNodePort), ofNodes(byCluster, second, nodes, 0))
 	config.Mode = "tc"
 	a := labtest.Agent(t, c.Balancers[0].Host, binary, config)
@@ -84,31 +89,31 @@ func TestApplianceInFrontOfACluster(t *testing.T) {
 	c.waitAnswered(t, vips...)
 	c.waitAnswered(t, second...)
 	for _, vip := range vips { // each pod gets a quarter: the weight of a node is the number of its endpoints
-		checkEven(t, c.allAnswered(t, vip, 1600), 4)
+		labtest.CheckEven(t, c.allAnswered(t, vip, 1600), 4)
 	}
 	if out, err := a.CLI(t.Context(), "status"); err != nil || !strings.HasPrefix(out, "OK") {
 		t.Errorf("status: %v\n%s", err, out)
 	}
 
 	t.Run("a node drains", func(t *testing.T) {
-		conns := labtest.Connect(t, c.client(), netip.AddrPortFrom(vip4, 9000), 40)
+		conns := labtest.Connect(t, c.Client(), netip.AddrPortFrom(vip4, 9000), 40)
 		pods[3].terminating = true
 		c.setEndpoints(t, "local", pods...)
 		backend("local ", on(1), "draining", "HTTP 503")
 		if r := c.allAnswered(t, vip4, 200); r.Servers["pod-d"] > 0 {
 			t.Errorf("the node that drains got new requests: %s", r)
 		}
-		exchange(t, conns, "while a node drains")
+		labtest.Exchange(t, conns, "while a node drains")
 		pods[3].terminating = false
 		c.setEndpoints(t, "local", pods...)
 		backend("local ", on(1), "healthy", "HTTP 200, 1 endpoints")
-		exchange(t, conns, "after it")
+		labtest.Exchange(t, conns, "after it")
 	})
 	t.Run("a node will be deleted", func(t *testing.T) {
-		conns := labtest.Connect(t, c.client(), netip.AddrPortFrom(second[0], 9000), 40)
+		conns := labtest.Connect(t, c.Client(), netip.AddrPortFrom(second[0], 9000), 40)
 		c.patchNode(t, 3, deletionTaint)
 		backend("cluster ", on(2), "draining", "HTTP 503")
-		exchange(t, conns, "while it drains")
+		labtest.Exchange(t, conns, "while it drains")
 		c.allAnswered(t, second[0], 100)
 		c.patchNode(t, 3, noTaint)
 		backend("cluster ", on(2), "healthy", "HTTP 200")

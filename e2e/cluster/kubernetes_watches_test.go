@@ -1,4 +1,4 @@
-package e2e
+package cluster
 
 import (
 	"bufio"
@@ -76,7 +76,7 @@ func restartRequests(t *testing.T, c *cluster, pods ...*pod) {
 		c.setEndpoints(t, name, pods[0])
 	}
 	c.waitRouted(t, 20*time.Second, vips, 0, 1, 2)
-	node, agent := c.Balancers[0], c.agents[0]
+	node, agent := c.Balancers[0], c.Agents[0]
 	time.Sleep(eventsTime)
 	requests := func(program string, restart func() error) (map[string]int, int) {
 		t.Helper()

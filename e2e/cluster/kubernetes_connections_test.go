@@ -1,4 +1,4 @@
-package e2e
+package cluster
 
 import (
 	"fmt"
@@ -43,13 +43,13 @@ func TestKubernetesConnections(t *testing.T) {
 func (c *cluster) endpointsChange(t *testing.T, pods []*pod) {
 	more := c.startPod(t, "pod-more", 1)
 	vips := c.startService(t, "changes", func(*core.Service) {}, []int{0, 1, 2}, pods[0], pods[1])
-	four := labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[0], 9000), 150)
-	six := labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[1], 9000), 150)
-	stream := c.client().Stream(t.Context(), url(vips[0]), 5*time.Millisecond, 2*time.Second)
+	four := labtest.Connect(t, c.Client(), netip.AddrPortFrom(vips[0], 9000), 150)
+	six := labtest.Connect(t, c.Client(), netip.AddrPortFrom(vips[1], 9000), 150)
+	stream := c.Client().Stream(t.Context(), labtest.URL(vips[0]), 5*time.Millisecond, 2*time.Second)
 	var udp []*datagrams
 	for _, vip := range vips {
 		for range 50 {
-			udp = append(udp, newDatagrams(t, c.client(), netip.AddrPortFrom(vip, 5353)))
+			udp = append(udp, newDatagrams(t, c.Client(), netip.AddrPortFrom(vip, 5353)))
 		}
 	}
 	c.checkFlowNodes(t, "default/changes")
@@ -61,12 +61,12 @@ func (c *cluster) endpointsChange(t *testing.T, pods []*pod) {
 		now = set
 		// Also while the nodes have different sets of endpoints.
 		for range 5 {
-			exchange(t, four, fmt.Sprintf("set %d", i))
-			exchange(t, six, fmt.Sprintf("set %d", i))
+			labtest.Exchange(t, four, fmt.Sprintf("set %d", i))
+			labtest.Exchange(t, six, fmt.Sprintf("set %d", i))
 		}
 		time.Sleep(300 * time.Millisecond)
-		exchange(t, four, fmt.Sprintf("after set %d", i))
-		exchange(t, six, fmt.Sprintf("after set %d", i))
+		labtest.Exchange(t, four, fmt.Sprintf("after set %d", i))
+		labtest.Exchange(t, six, fmt.Sprintf("after set %d", i))
 		for _, d := range udp {
 			d.stays(t, fmt.Sprintf("after set %d", i))
 		}
@@ -82,12 +82,12 @@ func (c *cluster) routerMoves(t *testing.T, pods []*pod) {
 	vips := c.startService(t, "moved", local, []int{0, 1, 2}, pods...)
 	var conns []*traffic.Conns
 	for _, vip := range vips {
-		conns = append(conns, labtest.Connect(t, c.client(), netip.AddrPortFrom(vip, 9000), 100))
+		conns = append(conns, labtest.Connect(t, c.Client(), netip.AddrPortFrom(vip, 9000), 100))
 	}
 	exchangeAll := func(when string) {
 		t.Helper()
 		for _, some := range conns {
-			exchange(t, some, when)
+			labtest.Exchange(t, some, when)
 		}
 	}
 	pods[0].terminating = true
@@ -105,7 +105,7 @@ func (c *cluster) rollingUpdate(t *testing.T, service string, vip netip.Addr, po
 	next := []*pod{c.startPod(t, service+"-0", 0), c.startPod(t, service+"-1", 1)}
 	done := make(chan error, 1)
 	go func() {
-		r := c.load(t, vip, 20_000)
+		r := c.Load(t, vip, 20_000)
 		done <- r.Err()
 	}()
 	time.Sleep(300 * time.Millisecond)
@@ -123,13 +123,13 @@ func (c *cluster) rollingUpdate(t *testing.T, service string, vip netip.Addr, po
 
 func (c *cluster) ingressNodeFails(t *testing.T, pods []*pod) {
 	vips := c.startService(t, "failed-node", func(*core.Service) {}, []int{0, 1, 2}, pods[1], pods[2])
-	conns := labtest.Connect(t, c.client(), netip.AddrPortFrom(vips[0], 9000), 300)
+	conns := labtest.Connect(t, c.Client(), netip.AddrPortFrom(vips[0], 9000), 300)
 	if err := c.Balancers[0].PowerOff(); err != nil { // it has no pod of the Service
 		t.Fatal(err)
 	}
 	// The router removes its routes after the hold time; until then packets to it are lost.
 	c.waitRouted(t, 15*time.Second, vips, 1, 2)
-	exchange(t, conns, "after the router has removed its routes")
+	labtest.Exchange(t, conns, "after the router has removed its routes")
 }
 
 // podNodeFails: the node of a pod loses power, after node 0 has. Datagrams of flows that the other node relayed to it
@@ -139,7 +139,7 @@ func (c *cluster) podNodeFails(t *testing.T, pods []*pod) {
 	var flows []*datagrams
 	for range 20 {
 		for _, vip := range vips {
-			flows = append(flows, newDatagrams(t, c.client(), netip.AddrPortFrom(vip, 5353)))
+			flows = append(flows, newDatagrams(t, c.Client(), netip.AddrPortFrom(vip, 5353)))
 		}
 	}
 	c.setEndpoints(t, "lost-pod", pods[1], pods[2])
@@ -193,7 +193,7 @@ func (c *cluster) replaceEndpoints(t *testing.T, service string, now, next []*po
 func (c *cluster) checkFlowNodes(t *testing.T, service string) {
 	t.Helper()
 	var flowCount, connections int
-	for i, a := range c.agents {
+	for i, a := range c.Agents {
 		var flows struct{ Flows []lb.FlowStatus }
 		if err := a.Get(t.Context(), "/v1/flows?service="+service, &flows); err != nil {
 			t.Fatal(err)

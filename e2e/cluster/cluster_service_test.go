@@ -1,4 +1,4 @@
-package e2e
+package cluster
 
 import (
 	"context"
@@ -158,7 +158,7 @@ func (c *cluster) updateService(t *testing.T, name string, change func(*core.Ser
 func (c *cluster) waitAnswered(t *testing.T, vips ...netip.Addr) {
 	t.Helper()
 	for _, vip := range vips {
-		labtest.Until(t, 10*time.Second, vip.String()+" responds", func() error { return c.load(t, vip, 60).Err() })
+		labtest.Until(t, 10*time.Second, vip.String()+" responds", func() error { return c.Load(t, vip, 60).Err() })
 	}
 }
 
@@ -169,7 +169,7 @@ func (c *cluster) waitUnserved(t *testing.T, vips []netip.Addr, want func(error)
 		labtest.Until(t, 10*time.Second, vip.String()+" is not served", func() error {
 			ctx, cancel := context.WithTimeout(t.Context(), 700*time.Millisecond)
 			defer cancel()
-			conn, err := c.client().Dial(ctx, "tcp", netip.AddrPortFrom(vip, 80).String())
+			conn, err := c.Client().Dial(ctx, "tcp", netip.AddrPortFrom(vip, 80).String())
 			if err == nil {
 				conn.Close()
 			}
@@ -195,7 +195,7 @@ func anyError(err error) bool { return err != nil }
 // allAnswered makes n requests to a VIP and fails the test when one of them is not answered.
 func (c *cluster) allAnswered(t *testing.T, vip netip.Addr, n int) traffic.Result {
 	t.Helper()
-	r := c.load(t, vip, n)
+	r := c.Load(t, vip, n)
 	if r.Err() != nil {
 		t.Errorf("%s: %v", vip, r.Err())
 	}
@@ -208,21 +208,21 @@ func (c *cluster) overrideRoutes(t *testing.T, vips []netip.Addr, node int) {
 	t.Helper()
 	for _, vip := range vips {
 		// Announced routes are host routes already: a table that is looked up first overrides them.
-		via := hops(vip, c.Balancers[node:node+1])[0].String()
+		via := labtest.Hops(vip, c.Balancers[node:node+1])[0].String()
 		family := "-4"
 		if vip.Is6() {
 			family = "-6"
 		}
 		for _, args := range [][]string{
-			{family, "route", "replace", host(vip).String(), "via", via, "table", "77"},
-			{family, "rule", "add", "to", host(vip).String(), "lookup", "77", "priority", "77"},
+			{family, "route", "replace", labtest.HostRoute(vip).String(), "via", via, "table", "77"},
+			{family, "rule", "add", "to", labtest.HostRoute(vip).String(), "lookup", "77", "priority", "77"},
 		} {
 			if out, err := c.Topology.Router.Run(t.Context(), "ip", args...); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
 		}
 		t.Cleanup(func() {
-			args := []string{family, "rule", "del", "to", host(vip).String(), "priority", "77"}
+			args := []string{family, "rule", "del", "to", labtest.HostRoute(vip).String(), "priority", "77"}
 			c.Topology.Router.Run(context.Background(), "ip", args...)
 		})
 	}

@@ -1,0 +1,31 @@
+package labtest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// Main runs the tests of a package. Before, it sets *binary to the path of the program under test: that of the
+// environment variable STEELYARD_BINARY, else it is built.
+func Main(m *testing.M, binary *string) (status int) {
+	if *binary = os.Getenv("STEELYARD_BINARY"); *binary != "" {
+		return m.Run()
+	}
+	dir, err := os.MkdirTemp("", "steelyard-e2e-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	*binary = filepath.Join(dir, "steelyard")
+	build := exec.Command("go", "build", "-o", *binary, "github.com/steelyard-lb/steelyard")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "build the program under test: %v\n%s", err, out)
+		return 1
+	}
+	return m.Run()
+}

@@ -1,0 +1,130 @@
+package labtest
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
+)
+
+// ASN is the autonomous system of the balancers of a Site, RouterASN that of its router.
+const ASN, RouterASN = 64512, 64500
+
+// Site is a network with the agents on its balancers, and the routing daemon of its router.
+type Site struct {
+	*lab.Topology
+	Daemon *peers.Router
+	Agents []*lab.Agent
+	Config []lab.AgentConfig // of Agents
+}
+
+// RouterConfig is the configuration of a router whose neighbours are the balancers, over both families.
+func (s *Site) RouterConfig() peers.RouterConfig {
+	c := peers.RouterConfig{ID: netip.MustParseAddr("192.0.2.1"), ASN: RouterASN, HoldTime: 9 * time.Second}
+	for _, b := range s.Balancers {
+		for _, a := range b.At(0) {
+			c.Neighbors = append(c.Neighbors, peers.Neighbor{Address: a.Addr(), ASN: ASN})
+		}
+	}
+	return c
+}
+
+// WaitRouted waits until the next hops of the router for these addresses are exactly these balancers. When it fails, it
+// prints the routes of every agent.
+func (s *Site) WaitRouted(t testing.TB, within time.Duration, vips []netip.Addr, via ...lab.Node) {
+	t.Helper()
+	for _, vip := range vips {
+		hops := Hops(vip, via)
+		if _, err := s.Topology.Router.WaitNextHops(t.Context(), within, HostRoute(vip), hops...); err != nil {
+			t.Fatalf("%v%s", err, s.routes())
+		}
+	}
+}
+
+// Hops are the addresses of these nodes, of the family of a VIP.
+func Hops(vip netip.Addr, via []lab.Node) (hops []netip.Addr) {
+	for _, n := range via {
+		if vip.Is4() {
+			hops = append(hops, n.V4)
+		} else {
+			hops = append(hops, n.V6)
+		}
+	}
+	return hops
+}
+
+// routes is the output of "steelyard routes" of every agent.
+func (s *Site) routes() string {
+	var b strings.Builder
+	for _, a := range s.Agents {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		out, err := a.CLI(ctx, "routes")
+		if err != nil {
+			out = err.Error()
+		}
+		fmt.Fprintf(&b, "\nroutes of %s:\n%s", a, out)
+		cancel()
+	}
+	return b.String()
+}
+
+// HostRoute is the prefix that has only this address.
+func HostRoute(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// URL is that of port 80.
+func URL(vip netip.Addr) string { return fmt.Sprintf("http://%s/", netip.AddrPortFrom(vip, 80)) }
+
+// Client sends from the first client.
+func (s *Site) Client() traffic.Client { return traffic.From(s.Clients[0].Host) }
+
+// Load makes n requests to a VIP, each over a connection of its own.
+func (s *Site) Load(t testing.TB, vip netip.Addr, n int) traffic.Result {
+	t.Helper()
+	return s.Client().Load(t.Context(), traffic.Load{URL: URL(vip), Requests: n})
+}
+
+// Exchange sends a message over every connection and fails the test when a connection fails.
+func Exchange(t testing.TB, c *traffic.Conns, when string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if errs := c.Exchange(ctx); len(errs) > 0 {
+		t.Errorf("%s: %d connections failed, the first: %v", when, len(errs), errs[0])
+	}
+}
+
+// CheckEven fails the test when the share of a server differs from the mean by more than a fifth.
+func CheckEven(t testing.TB, r traffic.Result, servers int) {
+	t.Helper()
+	if len(r.Servers) != servers {
+		t.Errorf("%s; want %d servers", r, servers)
+	}
+	share := r.Answered() / servers
+	for name, n := range r.Servers {
+		if n < share*4/5 || n > share*6/5 {
+			t.Errorf("%s answered %d of %d; want %d ± 20 %%", name, n, r.Answered(), share)
+		}
+	}
+}
+
+// Metrics returns the lines of an agent's metrics that start with one of these names.
+func Metrics(t testing.TB, a *lab.Agent, names ...string) string {
+	t.Helper()
+	var text string
+	must(t, a.Get(t.Context(), "/metrics", &text))
+	var lines []string
+	for line := range strings.Lines(text) {
+		for _, n := range names {
+			if strings.HasPrefix(line, n) {
+				lines = append(lines, line)
+			}
+		}
+	}
+	return strings.Join(lines, "")
+}
