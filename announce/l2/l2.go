@@ -26,6 +26,9 @@ type Options struct {
 	// Members are the other nodes with the same VIPs: one of them at a time has a VIP. nil: there are none, and a VIP
 	// that no host answers for is announced.
 	Members Membership
+	// Forwards reports whether packets that arrive on an interface are forwarded; nil: they are. On one where they are
+	// not, no request is answered. A change is noticed within a second.
+	Forwards func(name string) bool
 	// Claim: announce addresses without asking whether another host has them. For tests.
 	Claim bool
 }
@@ -100,6 +103,9 @@ func New(o Options) (*Announcer, error) {
 	a.links = newLinkWatcher(a.responders, a.metrics.overruns, o.Log)
 	return a, nil
 }
+
+// Require sets Options.Forwards. It is called before Run.
+func (a *Announcer) Require(forwards func(name string) bool) { a.o.Forwards = forwards }
 
 // leave is a VIP that is left to another member.
 type leave struct {

@@ -217,6 +217,23 @@ func TestConflictIsReported(t *testing.T) {
 	}
 }
 
+// An interface that is renamed is not served by the name of another one, for its programs are not: another node may
+// have its VIPs. Named back, it is.
+func TestRenamedInterface(t *testing.T) {
+	n := newNeighbour(t)
+	a := newAnnouncer(t, &lines{}, "eth0")
+	run(t, a)
+	set(t, a, vip4)
+	until(t, "a reply", func() bool { return n.resolve(vip4) != nil })
+	ours, err := netlink.LinkByName("eth0")
+	must(t, err)
+	must(t, netlink.LinkSetName(ours, "up0"))
+	t.Cleanup(func() { netlink.LinkSetName(ours, "eth0") })
+	until(t, "no reply", func() bool { return n.resolve(vip4) == nil && !a.usable() })
+	must(t, netlink.LinkSetName(ours, "eth0"))
+	until(t, "a reply again", func() bool { return n.resolve(vip4) != nil })
+}
+
 // An interface that is deleted and created again has another index and another MAC; a missing one does not delay
 // others.
 func TestInterfacesChange(t *testing.T) {

@@ -86,10 +86,14 @@ func (w *linkWatcher) follow(ctx context.Context) error {
 	return nil
 }
 
-// notify tells each responder whose interface the update is about.
+// notify tells each responder whose interface the update is about: the one of its name, or the one that it has open,
+// which may have got another name.
 func notify(u netlink.LinkUpdate, responders []*responder, changes []chan struct{}) {
 	for i, p := range responders {
-		if u.Link != nil && u.Attrs().Name == p.name {
+		if u.Link == nil {
+			continue
+		}
+		if s := p.opened(); u.Attrs().Name == p.name || s != nil && s.ifi.Index == u.Attrs().Index {
 			signal(changes[i])
 		}
 	}

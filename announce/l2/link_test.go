@@ -40,3 +40,22 @@ func TestLinkOverrun(t *testing.T) {
 	until(t, "an overrun", func() bool { return testutil.ToFloat64(a.metrics.overruns) >= 1 })
 	until(t, "a reply with the new address", func() bool { return bytes.Equal(n.resolve(vip4), after) })
 }
+
+func TestNotify(t *testing.T) {
+	renamed := &responder{name: "eth0", open: &sockets{ifi: &net.Interface{Index: 7}}}
+	responders := []*responder{{name: "eth0"}, {name: "eth1"}, {name: "eth1"}, renamed}
+	var changes []chan struct{}
+	for range responders {
+		changes = append(changes, make(chan struct{}, 1))
+	}
+	link := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "eth1", Index: 7}}
+	for range 2 { // the second one finds the channels full
+		notify(netlink.LinkUpdate{Link: link}, responders, changes)
+	}
+	notify(netlink.LinkUpdate{}, responders, changes)
+	for i, want := range []int{0, 1, 1, 1} {
+		if len(changes[i]) != want {
+			t.Errorf("responder %d: %d notifications; want %d", i, len(changes[i]), want)
+		}
+	}
+}

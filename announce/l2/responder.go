@@ -96,9 +96,13 @@ func (r *responder) serve(ctx context.Context, changed <-chan struct{}) error {
 		case err := <-failed:
 			return err
 		case <-retry.C:
+			if err := r.forwards(); err != nil {
+				return err
+			}
 			if s.ndp != nil {
-				retry.Stop()
-			} else if n, err := r.sys.openNDP(s.ifi); err == nil { // it had no link-local address before
+				continue
+			}
+			if n, err := r.sys.openNDP(s.ifi); err == nil { // it had no link-local address before
 				n.close()
 				return nil
 			}
@@ -128,6 +132,9 @@ func (r *responder) openSockets() (*sockets, error) {
 	if len(ifi.HardwareAddr) != 6 {
 		return nil, errors.New("interface is not Ethernet")
 	}
+	if err := r.forwards(); err != nil {
+		return nil, err
+	}
 	c, err := r.sys.openARP(ifi)
 	if err != nil {
 		return nil, fmt.Errorf("open ARP: %w", err)
@@ -137,6 +144,14 @@ func (r *responder) openSockets() (*sockets, error) {
 		r.log.Info("no NDP on interface", "err", err)
 	}
 	return &sockets{ifi, c, n}, nil
+}
+
+// forwards returns why packets that arrive on the interface are not forwarded.
+func (r *responder) forwards() error {
+	if r.a.o.Forwards != nil && !r.a.o.Forwards(r.name) {
+		return errors.New("packets that arrive here are not forwarded: the programs are not in force")
+	}
+	return nil
 }
 
 func (s *sockets) close() {

@@ -16,7 +16,6 @@ import (
 	"github.com/mdlayher/arp"
 	"github.com/mdlayher/ndp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	"github.com/vishvananda/netlink"
 )
 
 // counted returns the counters of replies and conflicts.
@@ -318,6 +317,9 @@ func TestResponderRetries(t *testing.T) {
 		f.use(a)
 		r, changed := a.responders[0], make(chan struct{})
 		var tries atomic.Int32
+		var forwards atomic.Bool
+		forwards.Store(true)
+		a.Require(func(string) bool { return forwards.Load() })
 		r.sys.byName = func(name string) (*net.Interface, error) { tries.Add(1); return f.byName(name) }
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -349,6 +351,18 @@ func TestResponderRetries(t *testing.T) {
 		expect("deleted", 9, 3, 2)
 		time.Sleep(time.Second)
 		expect("deleted for a second", 10, 4, 2)
+		f.change(func() { f.missing = nil })
+		changed <- struct{}{}
+		expect("there again", 11, 4, 3)
+		forwards.Store(false)
+		time.Sleep(time.Second)
+		expect("without programs", 11, 5, 3)
+		if _, left := f.counts(); left != 0 {
+			t.Errorf("%d sockets are open on an interface that does not forward", left)
+		}
+		forwards.Store(true)
+		time.Sleep(time.Second)
+		expect("with programs again", 12, 5, 4)
 		cancel()
 		<-done
 	})
@@ -372,24 +386,6 @@ func TestUsable(t *testing.T) {
 		tt.change(&now)
 		if got := usable(&was, &now); got != tt.want {
 			t.Errorf("%s: %t; want %t", tt.name, got, tt.want)
-		}
-	}
-}
-
-func TestNotify(t *testing.T) {
-	responders := []*responder{{name: "eth0"}, {name: "eth1"}, {name: "eth1"}}
-	var changes []chan struct{}
-	for range responders {
-		changes = append(changes, make(chan struct{}, 1))
-	}
-	link := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "eth1"}}
-	for range 2 { // the second one finds the channels full
-		notify(netlink.LinkUpdate{Link: link}, responders, changes)
-	}
-	notify(netlink.LinkUpdate{}, responders, changes)
-	for i, want := range []int{0, 1, 1} {
-		if len(changes[i]) != want {
-			t.Errorf("responder %d: %d notifications; want %d", i, len(changes[i]), want)
 		}
 	}
 }

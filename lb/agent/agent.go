@@ -165,6 +165,7 @@ func New(o Options) (*Agent, error) {
 	}
 	a.datapath, a.reloader.setKeys = dp, dp.SetTunnelKeys
 	a.reloader.setMembers = announcers.members.reload
+	announcers.require(func(name string) bool { return forwards(dp.Interfaces(), name) })
 	registry.MustRegister(dp)
 	if a.keys != nil {
 		a.tasks = append(a.tasks, a.keys.task(dp.SetTunnelKeys))

@@ -37,7 +37,9 @@ type announcers struct {
 	configure func(*config.Config) error
 	setLabels func(map[string]string) // of the Node of this machine
 	members   *membership             // nil: none
-	tasks     []task
+	// require says which interfaces forward.
+	require func(forwards func(name string) bool)
+	tasks   []task
 }
 
 // configureTimeout bounds how long changed options of BGP take until every route is queued.
@@ -52,6 +54,7 @@ func newAnnouncers(
 		sent:      func(netip.Addr) ([]lb.SentRoute, bool) { return nil, false },
 		conflicts: conflicts{bgp: cfg.BGP != nil}, keepRoutes: func() {},
 		grace: func([]lb.AnnouncerKind) time.Duration { return 0 }, setLabels: func(map[string]string) {},
+		require: func(func(string) bool) {},
 	}
 	if cfg.BGP != nil {
 		peers := newSelection(cfg, keepDir, component(log, "bgp"))
@@ -93,7 +96,7 @@ func newAnnouncers(
 		}
 		registry.MustRegister(responder)
 		byKind[lb.AnnounceL2], out.conflicts.list = responder, responder.Conflicts
-		out.conflicts.waiting = responder.Waiting
+		out.conflicts.waiting, out.require = responder.Waiting, responder.Require
 		out.tasks = append(out.tasks, task{"l2", responder.Run})
 	}
 	out.all = announce.NewMux(byKind)

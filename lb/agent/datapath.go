@@ -35,6 +35,11 @@ type forwarder interface {
 // openDatapath loads and attaches the kernel programs.
 func openDatapath(o datapath.Options) (forwarder, error) { return datapath.Open(o) }
 
+// forwards reports whether packets that arrive on an interface are forwarded.
+func forwards(all []datapath.InterfaceStatus, name string) bool {
+	return slices.ContainsFunc(all, func(s datapath.InterfaceStatus) bool { return s.Name == name && s.Mode != "" })
+}
+
 func datapathOptions(o Options, facts node) (datapath.Options, error) {
 	c := o.Config.Datapath
 	var mode datapath.Mode

@@ -149,7 +149,8 @@ func neighboursOf(peers []members.Peer) map[string]members.Peer {
 // memberGrace is how long a member may be away before that is a problem: it may be restarting.
 const memberGrace = 10 * time.Second
 
-// problems returns the members of the file that do not respond. Not every node of a cluster need run an agent.
+// problems returns the members with one name, and those of the file that do not respond. Not every node of a cluster
+// need run an agent.
 func (m *membership) problems() (list []string) {
 	if m == nil {
 		return nil
@@ -157,6 +158,9 @@ func (m *membership) problems() (list []string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, p := range m.Peers(netip.Addr{}) {
+		if p.Alive && p.Twin {
+			list = append(list, fmt.Sprintf("member %s of [l2] has the name of another one: set node.name", p.Name))
+		}
 		if !p.Alive && slices.Contains(m.configured, p.Address) && time.Since(p.Since) > memberGrace {
 			list = append(list, fmt.Sprintf("member %s of [l2] does not respond since %s: it is down, port %d is "+
 				"filtered (UDP or TCP), or it has another secret", p.Address, p.Since.Format(time.RFC3339), m.port))

@@ -63,7 +63,7 @@ func New(o Options) *Members {
 	m.queue = &memberlist.TransmitLimitedQueue{
 		RetransmitMult: 4, NumNodes: func() int { return 1 + int(m.table.alive.Load()) },
 	}
-	m.table = newTable(o.Address.Unmap(), func(b []byte) { m.queue.QueueBroadcast(message(b)) })
+	m.table = newTable(o.Address.Unmap(), o.Name, func(b []byte) { m.queue.QueueBroadcast(message(b)) })
 	return m
 }
 

@@ -1,6 +1,7 @@
 package members
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -22,6 +23,7 @@ type Claim struct {
 type Peer struct {
 	Address netip.Addr
 	Name    string
+	Twin    bool // another member says that it has the same name
 	Alive   bool
 	Since   time.Time // when it became alive or not alive
 	Known   bool      // it has said which VIPs it can serve
@@ -34,6 +36,7 @@ const claimsMax = 1 << 16 // of a member
 // table is what the members say. It is safe for concurrent use.
 type table struct {
 	self    netip.Addr
+	name    string        // of this node
 	changed chan struct{} // capacity 1
 	send    func([]byte)  // a message to all members
 	alive   atomic.Int32  // number of peers
@@ -59,15 +62,17 @@ type entry struct {
 
 type peer struct {
 	state
-	name  string
+	name  string // with the address if another member has the same
+	said  string // its name
+	twin  bool
 	macs  []string
 	alive bool
 	since time.Time
 }
 
-func newTable(self netip.Addr, send func([]byte)) *table {
+func newTable(self netip.Addr, name string, send func([]byte)) *table {
 	return &table{
-		self: self, changed: make(chan struct{}, 1), send: send, peers: map[netip.Addr]*peer{},
+		self: self, name: name, changed: make(chan struct{}, 1), send: send, peers: map[netip.Addr]*peer{},
 		own: state{epoch: uint64(time.Now().UnixNano()), claims: map[netip.Addr]entry{}},
 	}
 }
@@ -91,12 +96,26 @@ func (t *table) setPeers(list []netip.Addr) {
 			continue
 		}
 		if next[a] = t.peers[a]; next[a] == nil {
-			next[a] = &peer{name: a.String(), state: state{claims: map[netip.Addr]entry{}}, since: time.Now()}
+			next[a] = &peer{said: a.String(), state: state{claims: map[netip.Addr]entry{}}, since: time.Now()}
 		}
 	}
 	t.peers = next
+	t.nameAll()
 	t.count()
 	t.signal()
+}
+
+// nameAll makes names of the peers that differ; t.mu is held.
+func (t *table) nameAll() {
+	n := map[string]int{t.name: 1}
+	for _, p := range t.peers {
+		n[p.said]++
+	}
+	for a, p := range t.peers {
+		if p.name, p.twin = p.said, n[p.said] > 1; p.twin {
+			p.name = fmt.Sprintf("%s (%s)", p.said, a)
+		}
+	}
 }
 
 // count counts the peers that are alive; t.mu is held.
@@ -137,7 +156,8 @@ func (t *table) setAlive(a netip.Addr, alive bool, m meta) bool {
 		return false
 	}
 	if alive {
-		p.name, p.macs = m.Name, m.MACs
+		p.said, p.macs = m.Name, m.MACs
+		t.nameAll()
 	}
 	news := p.alive != alive
 	if news {
@@ -154,7 +174,7 @@ func (t *table) list(vip netip.Addr) []Peer {
 	defer t.mu.Unlock()
 	list := make([]Peer, 0, len(t.peers))
 	for a, p := range t.peers {
-		list = append(list, Peer{a, p.name, p.alive, p.since, p.epoch != 0, p.claims[vip].Claim})
+		list = append(list, Peer{a, p.name, p.twin, p.alive, p.since, p.epoch != 0, p.claims[vip].Claim})
 	}
 	slices.SortFunc(list, func(x, y Peer) int { return x.Address.Compare(y.Address) })
 	return list

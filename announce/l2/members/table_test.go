@@ -1,6 +1,7 @@
 package members
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"testing"
@@ -9,7 +10,7 @@ import (
 // newTestTable returns the table of the nth node.
 func newTestTable(n int, peers ...netip.Addr) (t *table, sent *[][]byte) {
 	sent = new([][]byte)
-	t = newTable(node(n), func(b []byte) { *sent = append(*sent, b) })
+	t = newTable(node(n), "self", func(b []byte) { *sent = append(*sent, b) })
 	t.setPeers(peers)
 	return t, sent
 }
@@ -142,4 +143,31 @@ func FuzzParseReport(f *testing.F) {
 			b = rest
 		}
 	})
+}
+
+// Members that have one name, as after a copied configuration, are told apart by their addresses.
+func TestMembersWithOneName(t *testing.T) {
+	table := newTable(node(1), "lb1", func([]byte) {})
+	table.setPeers([]netip.Addr{node(2), node(3), node(4)})
+	names := func(of ...string) (got string) {
+		for i, name := range of {
+			table.setAlive(node(i+2), true, meta{Name: name})
+		}
+		for _, p := range table.list(vip) {
+			got += fmt.Sprintf("%s %t; ", p.Name, p.Twin)
+		}
+		return got
+	}
+	for _, tt := range []struct {
+		of   []string
+		want string
+	}{
+		{[]string{"lb2", "lb3", "lb4"}, "lb2 false; lb3 false; lb4 false; "},
+		{[]string{"lb1", "lb3", "lb4"}, "lb1 (127.0.5.2) true; lb3 false; lb4 false; "},
+		{[]string{"lb2", "lb3", "lb2"}, "lb2 (127.0.5.2) true; lb3 false; lb2 (127.0.5.4) true; "},
+	} {
+		if got := names(tt.of...); got != tt.want {
+			t.Errorf("%q: %s; want %s", tt.of, got, tt.want)
+		}
+	}
 }
