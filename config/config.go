@@ -231,6 +231,8 @@ type Kubernetes struct {
 	Forward           lb.Method // to pods on other nodes: MethodTunnel or MethodNAT
 	// ExcludeNodes are states of this node, beside those of Kubernetes itself, in which it announces nothing.
 	ExcludeNodes []string
+	// MaxEndpointsPerService bounds the pairs of endpoint and port that a Service gets; at least 1.
+	MaxEndpointsPerService int
 }
 
 // The states of a node that may be excluded.

@@ -133,10 +133,12 @@ func TestDesign(t *testing.T) {
 			},
 			Announce: []lb.AnnouncerKind{lb.AnnounceBGP},
 		}},
-		Kubernetes: &Kubernetes{Allocate: true, Proxy: ProxyAuto, Forward: lb.MethodTunnel},
-		Probe:      Probe{time.Second, 500 * time.Millisecond, 2, 1, "http://127.0.0.1:10256/healthz", "keep", 0},
-		Admin:      Admin{Socket: "/run/steelyard/steelyard.sock"},
-		Log:        Log{slog.LevelInfo, "text"},
+		Kubernetes: &Kubernetes{
+			Allocate: true, Proxy: ProxyAuto, Forward: lb.MethodTunnel, MaxEndpointsPerService: 10000,
+		},
+		Probe: Probe{time.Second, 500 * time.Millisecond, 2, 1, "http://127.0.0.1:10256/healthz", "keep", 0},
+		Admin: Admin{Socket: "/run/steelyard/steelyard.sock"},
+		Log:   Log{slog.LevelInfo, "text"},
 	}
 	if diff := cmp.Diff(want, c, exact); diff != "" {
 		t.Errorf("want -, got +:\n%s", diff)

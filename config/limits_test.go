@@ -141,6 +141,7 @@ bfd = true
 [kubernetes]
 allocate = false
 exclude_nodes = ["unschedulable"]
+max_endpoints_per_service = 7
 [admin]
 listen = ":9911"
 [log]
@@ -154,7 +155,8 @@ level = "warn"
 		p.BFD != (BFD{Interval: 100 * time.Millisecond, Multiplier: 3}) {
 		t.Errorf("bgp %+v", c.BGP)
 	}
-	if c.Kubernetes.Allocate || !slices.Equal(c.Kubernetes.ExcludeNodes, []string{NodeUnschedulable}) {
+	if c.Kubernetes.Allocate || c.Kubernetes.MaxEndpointsPerService != 7 ||
+		!slices.Equal(c.Kubernetes.ExcludeNodes, []string{NodeUnschedulable}) {
 		t.Errorf("kubernetes %+v", c.Kubernetes)
 	}
 	if c.Admin.Listen != ":9911" || c.Log.Level.String() != "WARN" {

@@ -7,7 +7,9 @@ import (
 )
 
 func defaultKubernetes() *Kubernetes {
-	return &Kubernetes{Allocate: true, Proxy: ProxyAuto, Forward: lb.MethodTunnel}
+	return &Kubernetes{
+		Allocate: true, Proxy: ProxyAuto, Forward: lb.MethodTunnel, MaxEndpointsPerService: 10000,
+	}
 }
 
 // className is what the API server accepts as a load balancer class: a label-style name with or without a prefix.
@@ -34,5 +36,6 @@ func (d *decoder) kubernetes(t *table) *Kubernetes {
 	k.ExcludeNodes = distinct(t.list("exclude_nodes", NodeNotReady), func(i item) (string, bool) {
 		return i.word("state of a node", []string{NodeNotReady, NodeUnschedulable})
 	})
+	k.MaxEndpointsPerService = integer(t, "max_endpoints_per_service", k.MaxEndpointsPerService, 1, 131072)
 	return k
 }

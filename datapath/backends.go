@@ -150,7 +150,7 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 	if n := len(s.spare); n > 0 {
 		id = s.spare[n-1]
 	} else if id == maxBackends {
-		return nil, fmt.Errorf("backend map full (%d entries)", maxBackends)
+		return nil, fmt.Errorf("%w: backend map full (%d entries)", lb.ErrRefused, maxBackends)
 	}
 	b := &backend{id: id, at: at, local: local, keyed: keyed}
 	ours := s.finder.find(at.Addr())

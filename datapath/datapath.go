@@ -182,8 +182,12 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 		}
 		d.gc.endFrontend(id)
 	}
-	updates := d.services.put(delta.Put)
+	updates := d.services.put(delta.Put, delta.Later)
 	for _, u := range updates {
+		if errors.Is(u.err, lb.ErrRefused) {
+			failed[u.plan.Frontend] = u.err
+			continue
+		}
 		if u.err != nil {
 			failed[u.plan.Frontend] = fmt.Errorf("put frontend %s: %w", u.plan.Frontend, u.err)
 			continue

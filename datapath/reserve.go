@@ -7,23 +7,28 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// reserve makes room for what plans need in the arrays that grow, at once. What fails is reported where it is needed.
-func (s *services) reserve(plans []*lb.FrontendPlan) {
-	words, frontends := uint32(0), uint32(0)
+// reserve makes room for what plans need in the arrays that grow, at once, and as much in proportion for about later
+// more targets. What fails is reported where it is needed.
+func (s *services) reserve(plans []*lb.FrontendPlan, later int) {
+	words, frontends, targets := uint32(0), uint32(0), 0
 	servers := map[netip.AddrPort]bool{}
 	for _, p := range plans {
 		if words += wholeLines(span{size: uint32(p.TableLen())}).size; s.frontends[p.Frontend] == nil {
 			frontends++
 		}
+		targets += 1 + len(p.Targets)
 		for _, t := range p.Targets {
 			if s.backends.byAddr[t.Addr] == nil {
 				servers[t.Addr] = true
 			}
 		}
 	}
-	ids := s.backends.next + uint32(max(len(servers)-len(s.backends.spare), 0))
-	err := errors.Join(s.slots.reserve(words), s.backends.entries.grow(min(ids, maxBackends)),
-		s.backends.counters.grow(min(ids, maxBackends)))
+	all := func(n int, most uint32) uint32 { return uint32(min(n+n*later/max(targets, 1), int(most))) }
+	frontends = all(int(frontends), uint32(len(s.free)))
+	ids := s.backends.next + uint32(max(int(all(len(servers), maxBackends))-len(s.backends.spare), 0))
+	ids = min(ids, maxBackends)
+	err := errors.Join(s.slots.reserve(all(int(words), s.slots.space.size)), s.backends.entries.grow(ids),
+		s.backends.counters.grow(ids))
 	if n := uint32(len(s.free)); n >= frontends && frontends > 0 {
 		err = errors.Join(err, s.counters.grow(s.free[n-frontends]+1))
 	}

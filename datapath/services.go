@@ -153,20 +153,21 @@ const (
 )
 
 // put applies plans, and returns the result of each. The order is backends, table, frontend, VIP, so that no entry
-// refers to a missing one.
-func (s *services) put(plans []*lb.FrontendPlan) []*frontendUpdate {
+// refers to a missing one. About later more targets follow with other calls.
+func (s *services) put(plans []*lb.FrontendPlan, later int) []*frontendUpdate {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.putLocked(plans, historyTable)
+	return s.putLocked(plans, later, historyTable)
 }
 
-func (s *services) putLocked(plans []*lb.FrontendPlan, h history) []*frontendUpdate {
-	if len(plans) > 1 {
-		s.reserve(plans)
+// putLocked is put with s.mu held.
+func (s *services) putLocked(plans []*lb.FrontendPlan, later int, h history) []*frontendUpdate {
+	if len(plans) > 1 || later > 0 {
+		s.reserve(plans, later)
 	}
-	updates := make([]*frontendUpdate, len(plans))
+	updates, room := make([]*frontendUpdate, len(plans)), &room{tables: s.shared(), count: s.places}
 	for i, p := range plans {
-		updates[i] = s.prepare(p, h)
+		updates[i] = s.prepare(p, h, room)
 	}
 	for _, u := range updates {
 		if u.err == nil {
@@ -179,8 +180,11 @@ func (s *services) putLocked(plans []*lb.FrontendPlan, h history) []*frontendUpd
 }
 
 // prepare writes everything for p that no packet reads yet.
-func (s *services) prepare(p *lb.FrontendPlan, h history) *frontendUpdate {
+func (s *services) prepare(p *lb.FrontendPlan, h history, room *room) *frontendUpdate {
 	u := &frontendUpdate{plan: p, history: h}
+	if u.err = room.admit(p, s.frontends[p.Frontend]); u.err != nil {
+		return u
+	}
 	if u.f, u.isNew, u.err = s.frontend(p.Frontend); u.err != nil {
 		return u
 	}
@@ -322,7 +326,7 @@ func (s *services) frontend(f lb.Frontend) (_ *frontend, isNew bool, err error) 
 		return known, false, nil
 	}
 	if len(s.free) == 0 {
-		return nil, false, fmt.Errorf("frontend map full (%d entries)", maxFrontends)
+		return nil, false, fmt.Errorf("%w: frontend map full (%d entries)", lb.ErrRefused, maxFrontends)
 	}
 	id := s.free[len(s.free)-1]
 	if err := resetCounts(s.counters, id); err != nil {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // slotChanged marks a slot that has earlier backends (bpf/types.h).
@@ -97,7 +99,7 @@ func (s *slotStore) put(words []uint32) (first uint32, err error) {
 	first, ok := s.space.take(n)
 	s.mu.Unlock()
 	if !ok {
-		return 0, fmt.Errorf("tables full (%d slots)", s.space.size)
+		return 0, fmt.Errorf("%w: tables full (%d slots)", lb.ErrRefused, s.space.size)
 	}
 	if err = s.words.grow((first + n + lineWords - 1) / lineWords); err == nil {
 		err = s.each(first, n, func(memory []byte, from, to uint32) {

@@ -36,6 +36,15 @@ func wholeLines(x span) span {
 	return x
 }
 
+// used returns the number of words that are assigned.
+func (s *space) used() uint32 {
+	n := s.top
+	for _, x := range s.free {
+		n -= x.size
+	}
+	return n
+}
+
 // take assigns the smallest free range that fits; ok is false when there is none.
 func (s *space) take(words uint32) (first uint32, ok bool) {
 	n := wholeLines(span{0, words}).size

@@ -63,11 +63,11 @@ func collectors(t *testing.T) []prometheus.Collector {
 		t.Fatal(err)
 	}
 	r.MustRegister((*datapath.Datapath)(nil), (*bgp.Speaker)(nil), onLink)
-	r.MustRegister(admin.NewCallMetrics(), admin.NewStateMetrics(nil))
+	r.MustRegister(admin.NewCallMetrics(), admin.NewStateMetrics(nil), admin.NewPanicMetrics(nil))
 	return r.all
 }
 
-var described = regexp.MustCompile(`^Desc\{fqName: ("[^"]*"), help: ("(?:[^"\\]|\\.)*"), ` +
+var described = regexp.MustCompile(`^Desc\{fqName: ("[^"]*"), help: ("(?:[^"\\]|\\.)*"), (?:unit: "", )?` +
 	`constLabels: \{\}, variableLabels: \{(.*)\}\}$`)
 
 // metrics returns the metrics of all collectors, by name.

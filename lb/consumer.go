@@ -32,7 +32,8 @@ type Datapath interface {
 	// Held returns the frontends of an earlier run that are in the kernel.
 	Held() ([]Frontend, error)
 	// Apply carries out d. It returns the frontends for which that failed, each with its error; those are unchanged.
-	// To put a frontend that exists, and to delete one that does not, is no error.
+	// To put a frontend that exists, and to delete one that does not, is no error. A service without room gets
+	// ErrRefused for each of its frontends, before anything of it is written.
 	Apply(ctx context.Context, d Delta) map[Frontend]error
 }
 
@@ -40,6 +41,8 @@ type Datapath interface {
 type Delta struct {
 	Put    []*FrontendPlan
 	Delete []Frontend
+	// Later is about how many targets further deltas put: to make room for all at once saves time.
+	Later int
 }
 
 // Announcer makes VIPs reachable.

@@ -1,6 +1,8 @@
 package lb
 
 import (
+	"errors"
+	"net/netip"
 	"slices"
 	"time"
 )
@@ -10,9 +12,10 @@ type datapathState struct {
 	vips      *vipTable
 	retry     time.Duration
 	frontends map[Frontend]*frontendState
+	frozen    map[netip.Addr]int    // by how many services: what an earlier run installed for the VIP stays
 	dirty     map[Frontend]struct{} // frontends whose wanted and held plan may differ
 	inFlight  bool                  // a call to Apply is running
-	behind    time.Time             // since when a wanted frontend is not in the datapath; zero: all are
+	behind    time.Time             // since when it lacks a wanted frontend that it has not refused; zero: none
 	// lacks adds to the number of frontends that a service wants and no call has put yet.
 	lacks func(service string, n int)
 }
@@ -25,6 +28,7 @@ type frontendState struct {
 	tries  int           // consecutive failures
 	retry  time.Time     // no further try before this time
 	err    error         // of the last try
+	part   *FrontendPlan // of want, without the targets that were refused; put in place of it until the next try
 	change waiting       // for a call
 }
 
@@ -39,7 +43,7 @@ func newDatapathState(
 ) *datapathState {
 	d := &datapathState{
 		vips: vips, retry: retry, lacks: lacks,
-		frontends: map[Frontend]*frontendState{}, dirty: map[Frontend]struct{}{},
+		frontends: map[Frontend]*frontendState{}, dirty: map[Frontend]struct{}{}, frozen: map[netip.Addr]int{},
 	}
 	for _, f := range held {
 		d.frontends[f] = &frontendState{held: true}
@@ -55,6 +59,7 @@ func newDatapathState(
 
 // want adds the frontends of p to the wanted state. It returns those that belong to another service.
 func (d *datapathState) want(p *Plan) (refused []Frontend) {
+	d.freeze(p, 1)
 	for _, f := range p.Frontends {
 		s, ok := d.frontends[f.Frontend]
 		if !ok {
@@ -72,16 +77,27 @@ func (d *datapathState) want(p *Plan) (refused []Frontend) {
 		if s.want == f && s.err == nil {
 			continue // nothing changed
 		}
-		s.want, s.tries, s.retry = f, 0, time.Time{}
+		s.want, s.part, s.tries, s.retry = f, nil, 0, time.Time{}
 		s.change.changed(d.vips.latency.at)
 		d.mark(f.Frontend)
 	}
 	return refused
 }
 
+// freeze adds n to the services that freeze the VIPs of p, if it is frozen.
+func (d *datapathState) freeze(p *Plan, n int) {
+	for _, v := range p.VIPs {
+		if p.Frozen {
+			d.frozen[v.VIP] += n
+			d.vips.get(v.VIP).wanted += n
+		}
+	}
+}
+
 // drop removes the frontends of old that are not in plan from the wanted state, and reports whether there were any;
 // plan may be nil.
 func (d *datapathState) drop(old, plan *Plan) (dropped bool) {
+	d.freeze(old, -1)
 	stays := map[Frontend]bool{}
 	if plan != nil {
 		for _, f := range plan.Frontends {
@@ -134,23 +150,27 @@ func (d *datapathState) next(now time.Time, settled bool) (Delta, bool) {
 	for f := range d.dirty {
 		s, v := d.frontends[f], d.vips.get(f.VIP)
 		switch {
+		case s.retry.After(now) && s.part != nil:
+			delta.Put = append(delta.Put, s.part)
 		case s.retry.After(now):
-			lacking = lacking || s.want != nil
+			lacking = lacking || s.want != nil && !errors.Is(s.err, ErrRefused)
 		case s.want != nil && s.held && s.plan != nil && (s.plan == s.want || s.plan.Equal(s.want)):
 			s.plan, s.change = s.want, waiting{}
 			d.clean(f)
 		case s.want != nil:
 			delta.Put = append(delta.Put, s.want)
+			lacking = lacking || !errors.Is(s.err, ErrRefused)
 		case !s.held:
 			d.clean(f)
 			delete(d.frontends, f)
 			d.vips.forget(v)
+		case d.frozen[f.VIP] > 0:
 		case settled && (v.held-leaving[v] > 1 || !Serve(v.wanted > 0, v.announce)):
 			leaving[v]++ // the last frontend of a VIP that must be served stays until another one is held
 			delta.Delete = append(delta.Delete, f)
 		}
 	}
-	switch lacking = lacking || len(delta.Put) > 0; {
+	switch {
 	case !lacking:
 		d.behind = time.Time{}
 	case d.behind.IsZero():
@@ -159,6 +179,7 @@ func (d *datapathState) next(now time.Time, settled bool) (Delta, bool) {
 	if len(delta.Put) == 0 && len(delta.Delete) == 0 {
 		return Delta{}, false
 	}
+	delta.Put, delta.Later = d.slice(delta.Put)
 	slices.SortFunc(delta.Put, func(a, b *FrontendPlan) int { return CompareFrontends(a.Frontend, b.Frontend) })
 	slices.SortFunc(delta.Delete, CompareFrontends)
 	d.begin(delta)
@@ -208,18 +229,25 @@ func (d *datapathState) complete(delta Delta, failed map[Frontend]error, now tim
 // unchanged.
 func (d *datapathState) completeOne(f Frontend, plan *FrontendPlan, err error, now time.Time) {
 	s, v := d.frontends[f], d.vips.get(f.VIP)
-	s.err = err
-	since := s.change.done()
+	since, isPart := s.change.done(), plan != nil && plan == s.part
+	if s.part = nil; !isPart {
+		s.err = err
+	}
 	if err != nil {
-		s.retry = now.Add(backoff(d.retry, s.tries))
+		s.retry = now.Add(d.retryDelay(err, s.tries))
 		s.tries++
 		s.change.failed(since)
+		if !isPart {
+			s.part = s.fitting()
+		}
 		return
 	}
 	if plan != nil {
 		d.vips.latency.took(EffectDatapath, since, now)
 	}
-	s.tries, s.retry = 0, time.Time{}
+	if !isPart {
+		s.tries, s.retry = 0, time.Time{}
+	}
 	v.held -= count(s.held)
 	v.serving -= count(s.serves())
 	if s.want != nil {

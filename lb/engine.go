@@ -2,10 +2,10 @@ package lb
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 )
@@ -34,6 +34,8 @@ type EngineOptions struct {
 	// RouteChanged is called in the engine's goroutine after a VIP was announced, withdrawn, or announced with another
 	// preference. It must not block. It may be nil.
 	RouteChanged func(RouteStatus)
+	// Boundary is around the plan of each service. It may be nil.
+	Boundary *Boundary
 }
 
 // Engine turns Services and Health into calls of the datapath, the announcers and the prober. It has no rules of its
@@ -218,23 +220,16 @@ func (e *Engine) put(s *Service, at time.Time) {
 	}
 	if !ok {
 		en = &entry{health: map[CheckKey]Health{}}
-		e.services[s.Name] = en
 	}
-	en.service = s
-	checks := Checks(s)
-	keep := make(map[CheckKey]Health, len(checks))
-	earlier := Earlier(en.health, checks)
-	for _, c := range checks {
-		h, ok := en.health[c.Key]
-		if k, changed := earlier[c.Key]; changed {
-			h, ok = en.health[k], true
-			h.Key = c.Key
-		}
-		if ok {
-			keep[c.Key] = h
-		}
+	checks, health, fine := e.checksOf(s, en)
+	switch {
+	case !fine && ok:
+		return // it stays as it was
+	case !fine:
+		s = s.Freeze()
 	}
-	en.health = keep
+	e.services[s.Name] = en
+	en.service, en.health = s, health
 	e.o.Prober.Put(s.Name, checks)
 	e.markStale(s.Name, at)
 }
@@ -273,50 +268,6 @@ func (e *Engine) healthChanged(h Health, at time.Time) {
 	}
 }
 
-// replan builds the plans of services that changed, or whose health or drain changed.
-func (e *Engine) replan() {
-	for name, at := range e.stale {
-		en, ok := e.services[name]
-		if !ok {
-			delete(e.stale, name)
-			continue
-		}
-		if en.plan == nil && !hasResults(en) && !e.settleTimeout() {
-			e.stale[name] = time.Time{}
-			continue // frontends of an earlier run stay in the kernel until there is a health state
-		}
-		delete(e.stale, name)
-		e.changeAt(at)
-		e.adopt(en, Build(en.service, en.health, e.drains).reuse(en.plan))
-	}
-	if len(e.awaited) == 0 && len(e.stale) == 0 && !e.isSettled() {
-		close(e.settled)
-	}
-}
-
-// hasResults reports whether every check of the service has had a result. One that has failed less than Fall times is
-// undecided; it is waited for only when the addresses cannot be announced without that backend.
-func hasResults(en *entry) bool {
-	undecided := false
-	for _, h := range en.health {
-		undecided = undecided || h.State == StateUnknown
-	}
-	if len(en.health) != len(Checks(en.service)) {
-		return false
-	}
-	return !undecided || !slices.ContainsFunc(Build(en.service, en.health, Drains{}).VIPs, func(v VIPPlan) bool {
-		return v.Reason != ""
-	})
-}
-
-// settleTimeout reports whether the wait for first results is over.
-func (e *Engine) settleTimeout() bool {
-	if len(e.awaited) == 0 && e.settleBy.IsZero() {
-		e.settleBy = time.Now().Add(e.o.Settle)
-	}
-	return !e.settleBy.IsZero() && time.Now().After(e.settleBy)
-}
-
 // adopt replaces the plan of a service by the next one, or by none.
 func (e *Engine) adopt(en *entry, plan *Plan) {
 	old, name := en.plan, en.service.Name
@@ -334,6 +285,8 @@ func (e *Engine) adopt(en *entry, plan *Plan) {
 	}
 	if plan == nil {
 		e.progress.forget(name)
+		e.o.Boundary.Report(PartPlan, name, "")
+		e.o.Boundary.Report(PartRoom, name, "")
 	}
 	e.routes.adopt(old, plan)
 }
@@ -350,9 +303,12 @@ func (e *Engine) serve(ctx context.Context, calls *sync.WaitGroup, now time.Time
 		e.o.Observe("datapath", time.Since(start), firstError(failed))
 		e.mail.post(func() {
 			for f, err := range failed {
-				e.o.Log.Error("frontend not in force", "frontend", f, "err", err)
+				if !errors.Is(err, ErrRefused) {
+					e.o.Log.Error("frontend not in force", "frontend", f, "err", err)
+				}
 			}
 			e.datapath.complete(delta, failed, time.Now())
+			e.reportRoom(delta)
 		})
 	})
 }

@@ -15,6 +15,8 @@ type Plan struct {
 	Frontends []*FrontendPlan
 	// VIPs has an entry for each of Service.VIPs, in their order.
 	VIPs []VIPPlan
+	// Frozen: the datapath keeps the frontends of an earlier run that it holds for the VIPs, as they are.
+	Frozen bool
 }
 
 // VIPPlan is the part of a Plan for one VIP: whether the service permits its announcement.
@@ -55,6 +57,8 @@ type FrontendPlan struct {
 	// Kept are the other backends that exist; nil: not known. Flows to any that is not listed end when the datapath
 	// gets the first plan of this agent for the Frontend.
 	Kept []netip.AddrPort
+	// Needs is what the plan of the whole service needs. Equal ignores it.
+	Needs Places
 }
 
 // Target is where packets of a flow are sent.
@@ -69,8 +73,10 @@ type Target struct {
 // each check of s; without one a backend is unknown and gets no new flows. Drains are those of the operator. Build
 // never fails, is deterministic, and keeps none of its arguments but s.
 func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
+	if s.Frozen {
+		return frozenPlan(s)
+	}
 	p := &Plan{Service: s, VIPs: make([]VIPPlan, 0, len(s.VIPs))}
-	states = s.bounded(states)
 	for _, vip := range s.VIPs {
 		healthy, idle, local := 0, 0, false
 		for i, port := range s.Ports {
@@ -98,6 +104,19 @@ func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 		p.VIPs = append(p.VIPs, VIPPlan{
 			VIP: vip, Healthy: healthy, Local: local, Reason: reason, LowerPreference: lower,
 		})
+	}
+	needs := p.places()
+	for _, f := range p.Frontends {
+		f.Needs = needs
+	}
+	return p
+}
+
+// frozenPlan is the plan of a service of which nothing but the VIPs is known for sure.
+func frozenPlan(s *Service) *Plan {
+	p := &Plan{Service: s, Frozen: true}
+	for _, vip := range s.VIPs {
+		p.VIPs = append(p.VIPs, VIPPlan{VIP: vip, Healthy: 1})
 	}
 	return p
 }
@@ -128,6 +147,14 @@ func usableFor(
 		}
 	}
 	return usable, idle, draining, down
+}
+
+// weight returns the weight of a backend: a node may report it, as the number of its endpoints.
+func (s *Service) weight(b Backend, h Health) int {
+	if s.Check.Type == CheckNodePort && h.State == StateHealthy && h.Weight >= 0 {
+		return min(h.Weight, MaxWeight)
+	}
+	return b.Weight
 }
 
 // keepAllDown returns the backends to use and those that are down: when none is healthy, those that drain by themselves

@@ -54,8 +54,16 @@ type Service struct {
 	Announce []AnnouncerKind
 	// VIPPerNode: different nodes should have the VIPs of one family, where one node at a time has a VIP.
 	VIPPerNode bool
+	// Frozen: the service cannot be read. The datapath keeps what it has for the VIPs since an earlier run, and they
+	// are announced as long as it does.
+	Frozen bool `json:",omitzero"`
 	// PerVIP has what differs for single VIPs: each may be in another pool.
 	PerVIP map[netip.Addr]VIPRule `json:",omitempty"`
+}
+
+// Freeze returns what is kept of s when nothing but its VIPs can be used.
+func (s *Service) Freeze() *Service {
+	return &Service{Name: s.Name, Source: s.Source, VIPs: s.VIPs, Announce: s.Announce, PerVIP: s.PerVIP, Frozen: true}
 }
 
 // VIPsPerNodeMax is how many VIPs of a family a service with one per node gets from a pool.

@@ -177,18 +177,22 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 	slices.SortFunc(vips, netip.Addr.Compare)
 	var refused []*Service
 	for some := range slices.Chunk(names, statusChunk) {
+		var views []serviceView
 		err := e.do(ctx, func() {
 			for _, name := range some {
 				if en, ok := e.services[name]; ok {
-					e.addStatus(out, en)
-					if len(en.service.Refused) > 0 {
-						refused = append(refused, en.service)
-					}
+					views = append(views, e.view(en))
 				}
 			}
 		})
 		if err != nil {
 			return Status{}, err
+		}
+		for _, v := range views {
+			e.o.Boundary.Do(PartStatus, v.service.Name, func() { out.add(v) })
+			if len(v.service.Refused) > 0 {
+				refused = append(refused, v.service)
+			}
 		}
 	}
 	for some := range slices.Chunk(vips, statusChunk) {
@@ -218,34 +222,67 @@ func (e *Engine) Status(ctx context.Context) (Status, error) {
 // glance at each service.
 func (e *Engine) StatusOf(ctx context.Context, vip netip.Addr) (Status, error) {
 	out := &Status{Services: []ServiceStatus{}, Backends: []BackendStatus{}, Routes: []RouteStatus{}}
+	var views []serviceView
+	var refused []*Service
 	err := e.do(ctx, func() {
 		out.Settled, out.Behind = e.isSettled(), e.datapath.behind
 		for _, c := range e.routes.claims[vip] {
-			e.addStatus(out, e.services[c.service])
+			views = append(views, e.view(e.services[c.service]))
 		}
 		if len(e.routes.claims[vip]) > 0 {
 			out.Routes = append(out.Routes, e.routes.status(vip))
 		}
 		for _, en := range e.services {
 			if slices.ContainsFunc(en.service.Refused, func(r RefusedVIP) bool { return r.VIP == vip }) {
-				out.addRefused(en.service)
+				refused = append(refused, en.service)
 			}
 		}
-		out.Services = slices.DeleteFunc(out.Services, func(s ServiceStatus) bool { return s.Address != vip })
-		out.Routes = slices.DeleteFunc(out.Routes, func(r RouteStatus) bool { return r.Address != vip })
-		e.markIntended(out.Routes)
 	})
 	if err != nil {
+		return Status{}, err
+	}
+	for _, v := range views {
+		e.o.Boundary.Do(PartStatus, v.service.Name, func() { out.add(v) })
+	}
+	for _, s := range refused {
+		out.addRefused(s)
+	}
+	out.Services = slices.DeleteFunc(out.Services, func(s ServiceStatus) bool { return s.Address != vip })
+	out.Routes = slices.DeleteFunc(out.Routes, func(r RouteStatus) bool { return r.Address != vip })
+	if err := e.do(ctx, func() { e.markIntended(out.Routes) }); err != nil {
 		return Status{}, err
 	}
 	return *out, nil
 }
 
-// addStatus adds a service and its backends to a status.
-func (e *Engine) addStatus(out *Status, en *entry) {
-	backends := en.backendStatus()
-	out.Backends = append(out.Backends, backends...)
-	out.Services = append(out.Services, e.serviceStatus(en, backends)...)
+// serviceView is what the status of a service is made of, as it was at one moment. It is made in the engine's
+// goroutine, and the status in that of the caller: a service may have many backends.
+type serviceView struct {
+	entry
+	routes  map[netip.Addr]RouteStatus
+	reasons map[Frontend]string // why the datapath does not have frontends as wanted
+}
+
+func (e *Engine) view(en *entry) serviceView {
+	v := serviceView{
+		entry{en.service, maps.Clone(en.health), en.plan}, map[netip.Addr]RouteStatus{}, map[Frontend]string{},
+	}
+	for _, vip := range en.service.VIPs {
+		v.routes[vip] = e.routes.status(vip)
+		for _, p := range en.service.Ports {
+			if why := e.datapath.reason(p.On(vip)); why != "" {
+				v.reasons[p.On(vip)] = why
+			}
+		}
+	}
+	return v
+}
+
+// add adds a service and its backends to a status.
+func (out *Status) add(v serviceView) {
+	backends := v.backendStatus()
+	services := v.status(backends)
+	out.Backends, out.Services = append(out.Backends, backends...), append(out.Services, services...)
 }
 
 // do runs f in the engine's goroutine.
@@ -254,13 +291,13 @@ func (e *Engine) do(ctx context.Context, f func()) error {
 	return err
 }
 
-func (e *Engine) serviceStatus(en *entry, backends []BackendStatus) []ServiceStatus {
-	s := en.service
+func (v serviceView) status(backends []BackendStatus) []ServiceStatus {
+	s := v.service
 	row, i := make(map[CheckKey]BackendStatus, len(backends)), 0
 	s.eachChecked(func(key CheckKey, _ Backend) { row[key], i = backends[i], i+1 })
 	var rows []ServiceStatus
 	for _, vip := range s.VIPs {
-		route := e.routes.status(vip)
+		route := v.routes[vip]
 		for _, p := range s.Ports {
 			x := ServiceStatus{
 				Service: s.Name, Address: vip, Port: p.Port.Port, LastPort: p.Last, Protocol: p.Protocol,
@@ -273,8 +310,8 @@ func (e *Engine) serviceStatus(en *entry, backends []BackendStatus) []ServiceSta
 				}
 			}
 			var reason string
-			x.State, reason = en.stateOf(vip, p)
-			x.Reason = e.datapath.reason(p.On(vip))
+			x.State, reason = v.stateOf(vip, p)
+			x.Reason = v.reasons[p.On(vip)]
 			if x.Reason == "" && (!route.Announced || x.State == StateUnhealthy) {
 				x.Reason = cmp.Or(reason, route.Reason)
 			}
@@ -308,9 +345,8 @@ func (en *entry) stateOf(vip netip.Addr, p ServicePort) (State, string) {
 func (en *entry) backendStatus() []BackendStatus {
 	var rows []BackendStatus
 	s := en.service
-	health := s.bounded(en.health)
 	s.eachChecked(func(key CheckKey, b Backend) {
-		h := health[key]
+		h := en.health[key]
 		port := b.On(key.Port).Port()
 		if (key.Port == Port{}) {
 			port = b.On(s.Check.ServicePort).Port()

@@ -45,6 +45,7 @@ type Options struct {
 	network  *machine.Network // read by New
 	problems *problems        // set by New
 	api      *apiDialer       // set by complete
+	boundary *lb.Boundary     // set by complete, unless a test has
 	// setLabels takes the labels of this node; set by New.
 	setLabels func(map[string]string)
 
@@ -57,6 +58,10 @@ func (o Options) complete() (Options, error) {
 	o.StateDir = cmp.Or(o.StateDir, datapath.DefaultStateDir)
 	o.KeepDir = cmp.Or(o.KeepDir, os.Getenv("STATE_DIRECTORY"), o.StateDir)
 	o.api = new(apiDialer)
+	if o.boundary == nil {
+		o.boundary = new(lb.Boundary)
+	}
+	o.boundary.Log = o.Log
 	if o.open == nil {
 		o.open = openDatapath
 	}
@@ -201,6 +206,7 @@ func (a *Agent) connect(
 		Grace: announcers.grace,
 		Log:   component(o.Log, "engine"), Observe: calls.Observe, InEffect: calls.InEffect,
 		RouteChanged: func(r lb.RouteStatus) { routeChanged(r) },
+		Boundary:     o.boundary,
 	})
 	if err != nil {
 		return err
@@ -215,7 +221,7 @@ func (a *Agent) connect(
 		st, err := a.engine.StatusOf(ctx, vip)
 		return announcers.seen(st), err
 	}
-	registry.MustRegister(calls, admin.NewStateMetrics(status))
+	registry.MustRegister(calls, admin.NewStateMetrics(status), admin.NewPanicMetrics(o.boundary))
 	sink := newRefuser(a.engine, o.network, component(o.Log, "addresses"))
 	a.sources = append(a.sources, sourceTask("services of the file", services, sink))
 	a.tasks = append(a.tasks, task{"addresses of the machine", sink.watch})
@@ -228,11 +234,15 @@ func (a *Agent) connect(
 	problems := []func() []string{
 		a.keys.problems, a.problems.list, prober.Problems, announcers.problems,
 		announcers.members.problems, announcers.conflicts.problems, // the latter may follow from the former
-		dp.Problems, o.queue.Problems,
+		dp.Problems, o.queue.Problems, o.boundary.Troubles,
 	}
 	if o.Config.Kubernetes != nil {
 		o.setLabels = announcers.setLabels
-		c, err := newCluster(o, facts, a.engine, sink, func(nodes []netip.Addr) error {
+		held, err := dp.Held()
+		if err != nil {
+			return err
+		}
+		c, err := newCluster(o, facts, a.engine, sink, held, func(nodes []netip.Addr) error {
 			sink.setNodes(nodes)
 			announcers.members.setNodes(nodes)
 			if o.Config.Kubernetes.Forward != lb.MethodTunnel {

@@ -104,7 +104,7 @@ func runCluster(t *testing.T, lists map[string]any, proxy, healthz string) *lbte
 		t.Fatal(err)
 	}
 	o := Options{Config: cfg, Log: discard, KeepDir: t.TempDir(), api: new(apiDialer)}
-	c, err := newCluster(o, facts, engine, engine, nil)
+	c, err := newCluster(o, facts, engine, engine, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

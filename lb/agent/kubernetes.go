@@ -83,7 +83,8 @@ func (c cluster) state() *admin.Cluster {
 }
 
 func newCluster(
-	o Options, facts node, engine *lb.Engine, sink lb.Sink, setTunnelSources func([]netip.Addr) error,
+	o Options, facts node, engine *lb.Engine, sink lb.Sink, held []lb.Frontend,
+	setTunnelSources func([]netip.Addr) error,
 ) (cluster, error) {
 	k := o.Config.Kubernetes
 	log := component(o.Log, "kubernetes")
@@ -107,7 +108,7 @@ func newCluster(
 	c.tasks = append(c.tasks, task{"last known state of the cluster", known.run})
 	options := kubeOptions(o.Config, facts)
 	options.Booted, options.Namespace = booted(), ownNamespace()
-	options.NodeLabels = o.setLabels
+	options.NodeLabels, options.Held, options.Boundary = o.setLabels, held, o.boundary
 	options.Client, options.TunnelSources, options.Pools, options.Log = client, known.tunnelSources, pools, log
 	// Not the prober of the backends: the names differ, and the cluster source receives the reports.
 	relay := new(healthRelay)
@@ -124,6 +125,9 @@ func newCluster(
 		return cluster{}, fmt.Errorf("kubernetes: %w", err)
 	}
 	relay.deliverTo(source.Health)
+	if o.boundary != nil {
+		o.boundary.Changed = source.Tell
+	}
 	c.setPools, c.setProbing = source.SetPools, source.SetProbing
 	c.client, c.known, c.waiting = client, source.Service, source.Waiting
 	c.source = sourceTask("kubernetes", source, known)
@@ -169,6 +173,7 @@ func kubeOptions(cfg *config.Config, facts node) kube.Options {
 		Hold:          p.Hold,
 		IsProxy:       k.Proxy == config.ProxyReplace,
 		FollowNodes:   cfg.L2 != nil,
+		MaxEndpoints:  k.MaxEndpointsPerService,
 		SpreadLocal:   spread,
 	}
 }

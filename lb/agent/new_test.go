@@ -269,7 +269,7 @@ users: [{name: u, user: {}}]
 		{"proxy = \"kube-proxy\"\nallocate = false", pool, "node health checks"},
 	} {
 		cfg := parse(t, fmt.Sprintf("[kubernetes]\nkubeconfig = %q\n%s\n%s", kubeconfig, tt.keys, tt.more))
-		c, err := newCluster(Options{Config: cfg, Log: discard, api: new(apiDialer)}, facts, nil, nil, nil)
+		c, err := newCluster(Options{Config: cfg, Log: discard, api: new(apiDialer)}, facts, nil, nil, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -284,7 +284,7 @@ users: [{name: u, user: {}}]
 		if tt.more != "" {
 			cfg.Pools[0].ServiceSelector = "!!"
 			o := Options{Config: cfg, Log: discard, api: new(apiDialer)}
-			if _, err := newCluster(o, facts, nil, nil, nil); err == nil {
+			if _, err := newCluster(o, facts, nil, nil, nil, nil); err == nil {
 				t.Errorf("%s: a wrong selector is accepted", tt.keys)
 			}
 		}

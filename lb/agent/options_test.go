@@ -218,7 +218,7 @@ fall = 5
 proxy_healthz = "http://127.0.0.1:1/healthz"`)
 	want := kube.Options{
 		Node: "n", Class: "steelyard.dev/lb", Address: facts.address4, Forward: lb.MethodNAT,
-		IsProxy: true, NotReady: true,
+		IsProxy: true, NotReady: true, MaxEndpoints: 10000,
 		Probe:        lb.CheckSpec{Interval: 3 * time.Second, Timeout: 2 * time.Second, Rise: 4, Fall: 5},
 		ProxyHealthz: "http://127.0.0.1:1/healthz",
 		KeepLast:     true,
@@ -274,7 +274,7 @@ addresses = ["2001:db8::1-2001:db8::9"]`)
 
 func TestClusterWithoutAPIServerFile(t *testing.T) {
 	cfg := parse(t, "[kubernetes]\nkubeconfig = \"/no/such/file\"")
-	_, err := newCluster(Options{Config: cfg, Log: discard}, facts, nil, nil, nil)
+	_, err := newCluster(Options{Config: cfg, Log: discard}, facts, nil, nil, nil, nil)
 	if err == nil || !strings.HasPrefix(err.Error(), "kubernetes: ") {
 		t.Errorf("error %v", err)
 	}

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"strings"
 
@@ -10,6 +11,8 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	typed "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // newRecorder returns a recorder of Events on Services, and a function that stops it.
@@ -50,4 +53,20 @@ func (s Self) Events(ctx context.Context) (emit func(kind, reason, text string),
 	return func(kind, reason, text string) {
 		events.Event(on, kind, reason, note(text))
 	}, end
+}
+
+// troubleReasons are the reasons of Events about troubles of a Service; of others it is reasonFrozen.
+var troubleReasons = map[lb.Part]string{lb.PartEndpoints: "TooManyEndpoints", lb.PartRoom: "NoRoom"}
+
+const reasonFrozen = "Frozen"
+
+// Tell is lb.Boundary.Changed: it emits an Event on the Service that has a trouble. It may be called from any
+// goroutine, and does nothing before Run has read the cluster.
+func (s *Source) Tell(t lb.Trouble) {
+	service, recorder := s.Service(t.Object), s.recorder.Load()
+	if service == nil || recorder == nil {
+		return
+	}
+	text := note("node " + s.o.Node + ": " + t.Reason)
+	(*recorder).Event(service, core.EventTypeWarning, cmp.Or(troubleReasons[t.Part], reasonFrozen), text)
 }

@@ -55,7 +55,8 @@ func TestAddressPerNode(t *testing.T) {
 			t.Errorf("%q: %v; want %s", text, err, want)
 		}
 	}
-	view := translate(wanting("web", asksPerNode), []netip.Addr{addr("203.0.113.1")}, nil, topology{}, false, false)
+	vips := []netip.Addr{addr("203.0.113.1")}
+	view := translate(wanting("web", asksPerNode), vips, nil, topology{}, false, false, 10000)
 	if !view.service.VIPPerNode {
 		t.Error("nodes do not know that the Service asks for it")
 	}

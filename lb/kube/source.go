@@ -1,10 +1,12 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -65,6 +67,12 @@ type Options struct {
 	NotReady, Unschedulable bool
 	// IsProxy is true when this agent is the service proxy of the node.
 	IsProxy bool
+	// MaxEndpoints is how many pairs of endpoint and port a Service gets at most; 0: any number.
+	MaxEndpoints int
+	// Held are the frontends that an earlier agent has left in the kernel; nil: not known.
+	Held []lb.Frontend
+	// Boundary is around each object. It may be nil.
+	Boundary *lb.Boundary
 	// Booted is when the machine was started; zero: long ago.
 	Booted time.Time
 	Log    *slog.Logger
@@ -88,7 +96,8 @@ type Source struct {
 	synced     []cache.InformerSynced
 	start      []func(stop <-chan struct{})
 	conditions *conditions
-	events     record.EventRecorder
+	events     record.EventRecorder                 // of Run
+	recorder   atomic.Pointer[record.EventRecorder] // the same, for Tell
 
 	noPools    atomic.Bool             // no pool is configured
 	newPools   atomic.Pointer[[]Pool]  // that SetPools has set and Run has not taken over; nil: none
@@ -98,6 +107,7 @@ type Source struct {
 	put           map[string]*lb.Service
 	held          map[string]time.Time // since when a fault withholds the addresses of a service
 	endpoints     map[string]seen      // of services
+	complete      bool                 // all Services that existed at the start have been put
 	own           *core.Node           // this node; nil: the API server has none
 	top           topology
 	tunnelSources []netip.Addr // that are set, sorted; nil: none were
@@ -123,6 +133,7 @@ func nameOf(s *core.Service) string { return s.Namespace + "/" + s.Name }
 
 // New returns a Source that watches nothing until Run.
 func New(o Options) (*Source, error) {
+	o.MaxEndpoints = cmp.Or(o.MaxEndpoints, math.MaxInt)
 	s := &Source{
 		o: o, put: map[string]*lb.Service{}, held: map[string]time.Time{},
 		endpoints: map[string]seen{},
@@ -248,6 +259,7 @@ func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 	var shutdown func()
 	s.events, shutdown = newRecorder(ctx, s.o.Client, s.o.Node)
 	defer shutdown()
+	s.recorder.Store(&s.events)
 	s.conditions.startProxyCheck(false)
 	s.readNodes()
 	s.setTunnelSources()
@@ -256,6 +268,7 @@ func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 		s.reconcile(nameOf(service), sink)
 	}
 	sink.Complete(Name)
+	s.complete = true
 	s.o.Log.Info("caches of the cluster synced", "services", len(s.services.List()), "served", len(s.put))
 	for {
 		key, down := s.queue.Get()
@@ -310,6 +323,7 @@ func (s *Source) reconcile(name string, sink lb.Sink) {
 			delete(s.endpoints, name)
 			delete(s.held, name)
 		}
+		s.o.Boundary.Report(lb.PartEndpoints, name, "")
 		s.conditions.stop(name)
 		s.portOfOther(name)
 		return
@@ -342,8 +356,10 @@ func (s *Source) viewOf(name string) *view {
 		return nil
 	}
 	endpoints := s.slicesOf(name)
-	v := translate(service, addrs.vips, endpoints, s.top, s.shares(service), s.spreads(service, addrs.vips))
+	v := translate(service, addrs.vips, endpoints, s.top, s.shares(service), s.spreads(service, addrs.vips),
+		s.o.MaxEndpoints)
 	v.service.UnrestrictedVIPs, v.service.Refused = addrs.external, addrs.refused
+	s.bound(v)
 	s.nodePort(service, v.readyLocal)
 	v.announced = announced(s.put[name])
 	v.service.WithholdReason = s.conditions.withhold(service, v, s.own)

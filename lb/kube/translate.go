@@ -84,6 +84,7 @@ type view struct {
 	noEndpoint bool                   // is usable, on any node
 	unserved   map[lb.Family]withheld // families that are withheld by themselves
 	announced  bool                   // by this node until now, as far as that depends on the node
+	pairs      int                    // of endpoint and port, in the whole cluster
 }
 
 // withheld is why the addresses of a family are not announced. Intended: it is no fault of this node.
@@ -94,9 +95,10 @@ type withheld struct {
 
 // translate returns the view that the node of top has of s with these VIPs. Shared is true when another Service has one
 // of the VIPs: then packets may arrive at a node without an endpoint of s, whatever the policy is. Spread is true when
-// one node receives all packets, and spreads them over the nodes with endpoints although the policy is Local.
+// one node receives all packets, and spreads them over the nodes with endpoints although the policy is Local. Of more
+// than most pairs of endpoint and port, it uses some.
 func translate(
-	s *core.Service, vips []netip.Addr, endpoints []*endpointSlice, top topology, shared, spread bool,
+	s *core.Service, vips []netip.Addr, endpoints []*endpointSlice, top topology, shared, spread bool, most int,
 ) *view {
 	local := isLocal(s) && !spread
 	out := &lb.Service{
@@ -108,8 +110,9 @@ func translate(
 	agree := out.Affinity != 0 && top.nodes[top.node].IsValid()
 	readyLocal := map[bool]map[netip.Addr]struct{}{true: {}, false: {}} // by whether IPv4
 	var ports []portKey
+	found := findPairs(s, endpoints, most)
 	usable, hinted := map[bool]bool{}, false // hints have restricted the choice for any port
-	for _, p := range s.Spec.Ports {
+	for i, p := range s.Spec.Ports {
 		port := lb.ServicePort{
 			Port: lb.Port{Port: uint16(p.Port), Target: uint16(p.Port)}, Kept: []netip.AddrPort{},
 		}
@@ -118,8 +121,8 @@ func translate(
 		}
 		var both []endpoint // of both families
 		for _, is4 := range []bool{true, false} {
-			all := endpointsOf(endpoints, p, is4)
-			c := choose(all, top)
+			all := found.of[portFamily{i, is4}]
+			c := choose(found.within(all), top)
 			use := c.cluster
 			switch {
 			case isLocal(s) && (agree || spread):
@@ -161,7 +164,7 @@ func translate(
 		}
 	}
 	v := &view{
-		service: out, ports: ports, spread: spread,
+		service: out, ports: ports, spread: spread, pairs: found.n,
 		noEndpoint: !usable[true] && !usable[false], unserved: map[lb.Family]withheld{},
 		readyLocal: max(len(readyLocal[true]), len(readyLocal[false])),
 	}

@@ -1,0 +1,145 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
+)
+
+// onHost is a datapath whose calls are made in the namespace of its host.
+type onHost struct{ fx *fixture }
+
+func (o onHost) Held() ([]lb.Frontend, error) { return o.fx.d.Held() }
+
+func (o onHost) Apply(ctx context.Context, d lb.Delta) (failed map[lb.Frontend]error) {
+	if err := o.fx.host.Do(func() error { failed = o.fx.d.Apply(ctx, d); return nil }); err != nil {
+		o.fx.t.Error(err)
+	}
+	return failed
+}
+
+// One service that takes the room of all others, 140,000 pairs of endpoint and port, is refused before anything of it
+// is written. While one of 40,000 pairs is written, the engine answers, and a failed server of another one is taken
+// out.
+func TestServiceThatNeedsAllRoom(t *testing.T) {
+	fx := newFixture(t, hookTC, false, nil)
+	fake := lbtest.New()
+	e, err := lb.NewEngine(lb.EngineOptions{
+		Datapath: onHost{fx}, Announcer: fake, Prober: fake, Sources: []string{"file"}, Settle: 10 * time.Second,
+		Retry: 500 * time.Millisecond, Withdraw: 5 * time.Second, Log: quiet, Boundary: &lb.Boundary{Log: quiet},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	small := pairs("small", "203.0.113.11", 1, 3)
+	e.Put(small)
+	e.Complete("file")
+	await := func(what string, within time.Duration, ok func() bool) {
+		t.Helper()
+		for start := time.Now(); !ok(); time.Sleep(time.Millisecond) {
+			if time.Since(start) > within {
+				t.Fatalf("%s: not within %s", what, within)
+			}
+		}
+	}
+	backends := func() int {
+		fx.d.services.mu.Lock()
+		defer fx.d.services.mu.Unlock()
+		return len(fx.d.services.backends.byID)
+	}
+	targets := func() int {
+		fx.d.services.mu.Lock()
+		defer fx.d.services.mu.Unlock()
+		f := fx.d.services.frontends[lb.Frontend{VIP: small.VIPs[0], Port: 1000, Protocol: lb.TCP}]
+		if f == nil || f.plan == nil {
+			return 0
+		}
+		return len(f.plan.Targets)
+	}
+	fail := func() { // one more server of the small one
+		next := *small
+		next.Ports = []lb.ServicePort{small.Ports[0]}
+		next.Ports[0].Backends = next.Ports[0].Backends[1:]
+		small = &next
+		e.Put(small)
+	}
+	await("small is served", 10*time.Second, func() bool { return targets() == 3 })
+
+	e.Put(pairs("too large", "203.0.113.12", 140, 1000))
+	await("it is refused", 10*time.Second, func() bool { return reasonOf(t, e, "too large") != "" })
+	if n := backends(); n != 3 {
+		t.Errorf("%d backends; want none of the refused service", n)
+	}
+	if p := e.Progress(); !p.Behind.IsZero() || e.InForce("too large") || !e.InForce("small") {
+		t.Errorf("behind since %v, in force %t and %t; only the refused service is not",
+			p.Behind, e.InForce("too large"), e.InForce("small"))
+	}
+
+	start := time.Now()
+	e.Put(pairs("large", "203.0.113.13", 40, 1000))
+	await("large is being written", 20*time.Second, func() bool { return backends() > 5000 })
+	fail()
+	await("the failed server is taken out", 2*time.Second, func() bool { return targets() == 2 })
+	if n := backends(); n > 36000 {
+		t.Errorf("%d backends were written before it", n)
+	}
+	for range 10 {
+		start := time.Now()
+		if _, err := e.StatusOf(t.Context(), small.VIPs[0]); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took > 100*time.Millisecond {
+			t.Errorf("a status took %s", took)
+		}
+	}
+	await("large is served", 2*time.Minute, func() bool { return e.InForce("large") })
+	t.Logf("40,000 pairs took %s", time.Since(start))
+}
+
+// reasonOf returns why the datapath has refused a service; "": it has not.
+func reasonOf(t *testing.T, e *lb.Engine, name string) string {
+	t.Helper()
+	st, err := e.Status(t.Context())
+	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatal(err)
+	}
+	for _, s := range st.Services {
+		if s.Service == name && len(s.Reason) > 7 && s.Reason[:7] == "refused" {
+			return s.Reason
+		}
+	}
+	return ""
+}
+
+// pairs is a service with this number of ports and of backends.
+func pairs(name, vip string, ports uint16, backends int) *lb.Service {
+	s := &lb.Service{
+		Name: name, Source: "file", VIPs: []netip.Addr{netip.MustParseAddr(vip)}, Method: lb.MethodNAT, MinHealthy: 1,
+		Algorithm: lb.AlgorithmMaglev, Check: lb.CheckSpec{Type: lb.CheckNone},
+	}
+	host := s.VIPs[0].As4()[3]
+	for p := range ports {
+		port := lb.ServicePort{Port: lb.Port{Port: 1000 + p, Target: 1000 + p, Protocol: lb.TCP}}
+		for b := range backends {
+			port.Backends = append(port.Backends, lb.Backend{
+				Addr: netip.AddrFrom4([4]byte{10, host, byte(b >> 8), byte(b)}), Port: 1000 + p, Weight: 1,
+			})
+		}
+		s.Ports = append(s.Ports, port)
+	}
+	return s
+}

@@ -1,0 +1,77 @@
+package datapath
+
+import (
+	"fmt"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// sharedTable is a table that all services share.
+type sharedTable struct {
+	what       string
+	size, used int
+	of         func(lb.Places) int
+}
+
+// shared returns the tables that all services share; s.mu is held.
+func (s *services) shared() []sharedTable {
+	slots := s.slots
+	slots.mu.Lock()
+	defer slots.mu.Unlock()
+	return []sharedTable{
+		{"frontends", maxFrontends, maxFrontends - len(s.free), func(n lb.Places) int { return n.Frontends }},
+		{"backends", maxBackends, len(s.backends.byID), func(n lb.Places) int { return n.Backends }},
+		{"slots", int(slots.space.size), int(slots.space.used()), func(n lb.Places) int { return n.Slots }},
+	}
+}
+
+// room decides which services get more places. The last tenth of each table is only for those with fewer places than
+// the average, so that no service can take the room of all others.
+type room struct {
+	tables []sharedTable
+	has    map[string]lb.Places // of each service; nil: not known yet
+	count  func() map[string]lb.Places
+}
+
+// admit returns an error when a table has no room for what the service of p needs. It changes nothing. F is the
+// frontend that p changes; one of an earlier agent has its places.
+func (r *room) admit(p *lb.FrontendPlan, f *frontend) error {
+	if f != nil && f.plan == nil {
+		return nil
+	}
+	for _, t := range r.tables {
+		if t.used+t.of(p.Needs) <= t.size-t.size/10 {
+			continue // in any case, without a look at what it has
+		}
+		if r.has == nil {
+			r.has = r.count()
+		}
+		n, has := t.of(p.Needs), t.of(r.has[p.Service])
+		grows, average := n-has, 0
+		if len(r.has) > 0 {
+			average = t.used / len(r.has)
+		}
+		switch {
+		case grows <= 0, t.used+grows <= t.size-t.size/10, t.used+grows <= t.size && n < average:
+		default:
+			return fmt.Errorf("%w: no room: %d of %d %s are in use, the last tenth is for services with fewer than "+
+				"%d, and this one needs %d", lb.ErrRefused, t.used, t.size, t.what, average, n)
+		}
+	}
+	return nil
+}
+
+// places returns what each service has; s.mu is held.
+func (s *services) places() map[string]lb.Places {
+	all := map[string]lb.Places{}
+	for _, f := range s.frontends {
+		if f.plan != nil {
+			has, n := all[f.service], f.plan.Needs
+			all[f.service] = lb.Places{
+				Frontends: max(has.Frontends, n.Frontends), Backends: max(has.Backends, n.Backends),
+				Slots: max(has.Slots, n.Slots),
+			}
+		}
+	}
+	return all
+}

@@ -1,0 +1,139 @@
+package kube
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	core "k8s.io/api/core/v1"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// manyPorts is a Service with this number of ports, and slice has as many endpoints, half of them on n1.
+func manyPorts(name, address string, ports int) *core.Service {
+	s := aService(func(s *core.Service) {
+		s.Name, s.Spec.Ports, s.Status.LoadBalancer.Ingress[0].IP = name, nil, address
+	})
+	for p := range int32(ports) {
+		s.Spec.Ports = append(s.Spec.Ports, core.ServicePort{Name: fmt.Sprint(p), Port: 1000 + p})
+	}
+	return s
+}
+
+func manyEndpoints(name string, ports, endpoints int) *endpointSlice {
+	out := &endpointSlice{service: "default/" + name, family: "IPv4"}
+	out.Namespace, out.Name = "default", name+"-1"
+	for p := range ports {
+		port := slicePort{name: fmt.Sprint(p), protocol: core.ProtocolTCP, port: uint16(1000 + p)}
+		out.ports = append(out.ports, port)
+	}
+	for e := range endpoints {
+		addr := netip.AddrFrom4([4]byte{10, 1, byte(e >> 8), byte(e)})
+		out.endpoints = append(out.endpoints, endpoint{
+			at: netip.AddrPortFrom(addr, 0), node: fmt.Sprintf("n%d", 1+e%2), ready: true, serving: true,
+		})
+	}
+	return out
+}
+
+// A new Service with too many pairs of endpoint and port is refused. One in force keeps its address when it grows, and
+// every node uses the same endpoints of it; a change of one replaces one.
+func TestTooManyEndpoints(t *testing.T) {
+	var troubles []string
+	b := &lb.Boundary{}
+	f := newFixture(t, func(o *Options) {
+		o.MaxEndpoints, o.Forward, o.Boundary, b.Log = 100, lb.MethodTunnel, b, o.Log
+	})
+	b.Changed = func(x lb.Trouble) { troubles = append(troubles, x.Object+": "+x.Reason) }
+	f.have(t, node("n1", "192.0.2.1"), node("n2", "192.0.2.2"))
+	f.complete = true
+	sink := fakeSink{f.recorded}
+	reconcile := func(name string, ports, endpoints int) *lb.Service {
+		t.Helper()
+		f.have(t, manyPorts(name, "203.0.113.1", ports), manyEndpoints(name, ports, endpoints))
+		f.reconcile("default/"+name, sink)
+		return f.put["default/"+name]
+	}
+
+	s := reconcile("new", 10, 11)
+	if len(s.VIPs) > 0 || len(s.Refused) != 1 || !strings.HasPrefix(s.Refused[0].Reason, "refused: it has 110 pairs") {
+		t.Errorf("VIPs %v, refused %v; want one that is refused", s.VIPs, s.Refused)
+	}
+	for _, p := range s.Ports {
+		if len(p.Backends) > 0 {
+			t.Fatalf("%d backends of a refused Service", len(p.Backends))
+		}
+	}
+	if len(troubles) != 1 || len(b.Troubles()) != 1 {
+		t.Errorf("troubles %q, %q; want one", troubles, b.Troubles())
+	}
+	if s := reconcile("new", 10, 10); len(s.VIPs) != 1 || len(firstBackends(s)) != 10 || len(b.Troubles()) != 0 {
+		t.Errorf("with 100 pairs: VIPs %v, troubles %q", s.VIPs, b.Troubles())
+	}
+
+	s = reconcile("new", 10, 50)
+	used := firstBackends(s)
+	if len(s.VIPs) != 1 || len(used) != 10 || len(b.Troubles()) != 1 {
+		t.Errorf("grown: VIPs %v, endpoints %v, troubles %q; want 10 endpoints", s.VIPs, used, b.Troubles())
+	}
+	if len(s.Ports[0].Kept) != 40 {
+		t.Errorf("%d other endpoints keep their flows; want 40", len(s.Ports[0].Kept))
+	}
+	endpoints := []*endpointSlice{manyEndpoints("new", 10, 50)}
+	service := manyPorts("new", "203.0.113.1", 10)
+	other := translate(service, s.VIPs, endpoints, topology{node: "n2", nodes: f.top.nodes}, false, false, 100)
+	if got := firstBackends(other.service); !slices.Equal(got, used) {
+		t.Errorf("another node uses %v; want %v", got, used)
+	}
+	i := slices.IndexFunc(endpoints[0].endpoints, func(e endpoint) bool { return e.at.Addr() == used[3] })
+	endpoints[0].endpoints[i].ready, endpoints[0].endpoints[i].serving = false, false
+	after := firstBackends(translate(service, s.VIPs, endpoints, f.top, false, false, 100).service)
+	same := slices.DeleteFunc(slices.Clone(after), func(a netip.Addr) bool { return !slices.Contains(used, a) })
+	if len(after) != 10 || len(same) != 9 || slices.Contains(after, used[3]) {
+		t.Errorf("without %v: %v; want one in place of it", used[3], after)
+	}
+}
+
+// firstBackends returns the endpoints of the first port, and that those of all ports are the same.
+func firstBackends(s *lb.Service) (all []netip.Addr) {
+	for i, p := range s.Ports {
+		var of []netip.Addr
+		for _, b := range p.Backends {
+			if !b.Deleted {
+				of = append(of, b.Addr)
+			}
+		}
+		if i == 0 {
+			all = of
+		} else if !slices.Equal(all, of) {
+			return nil
+		}
+	}
+	return all
+}
+
+// After a restart, a Service whose frontends are in the kernel is in force. A node that has none counts all.
+func TestTooManyEndpointsAtStart(t *testing.T) {
+	vip := netip.MustParseAddr("203.0.113.1")
+	for _, tt := range []struct {
+		name  string
+		held  []lb.Frontend
+		serve bool
+	}{
+		{"its frontend is held", []lb.Frontend{{VIP: vip, Port: 1000, Protocol: lb.TCP}}, true},
+		{"another one is held", []lb.Frontend{{VIP: vip.Next(), Port: 1000, Protocol: lb.TCP}}, false},
+		{"the first start of the node", nil, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFixture(t, func(o *Options) { o.MaxEndpoints, o.Held = 100, tt.held })
+			f.have(t, node("n1", "192.0.2.1"), manyPorts("web", "203.0.113.1", 10), manyEndpoints("web", 10, 50))
+			f.reconcile("default/web", fakeSink{f.recorded})
+			if s := f.put["default/web"]; len(s.VIPs) == 1 != tt.serve {
+				t.Errorf("VIPs %v, refused %v", s.VIPs, s.Refused)
+			}
+		})
+	}
+}

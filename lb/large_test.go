@@ -1,0 +1,113 @@
+package lb_test
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
+)
+
+// slowDatapath takes as long as the kernel for each target.
+type slowDatapath struct {
+	*lbtest.Fixture
+	targets atomic.Int64 // put so far
+	most    atomic.Int64 // by one call
+}
+
+func (d *slowDatapath) Apply(ctx context.Context, delta lb.Delta) map[lb.Frontend]error {
+	n := 0
+	for _, f := range delta.Put {
+		n += len(f.Targets)
+	}
+	d.most.Store(max(d.most.Load(), int64(n)))
+	time.Sleep(time.Duration(n) * 20 * time.Microsecond)
+	d.targets.Add(int64(n))
+	return d.Fixture.Apply(ctx, delta)
+}
+
+// While 140,000 pairs of endpoint and port are written, the engine answers, and a server of another service that fails
+// is taken out.
+func TestLargeServiceDelaysNothing(t *testing.T) {
+	d := &slowDatapath{Fixture: lbtest.New()}
+	e, err := lb.NewEngine(lb.EngineOptions{
+		Datapath: d, Announcer: d, Prober: d, Sources: []string{"file"}, Settle: 10 * time.Second,
+		Retry: 100 * time.Millisecond, Withdraw: 5 * time.Second, Log: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	small := service("small", []netip.Addr{vip2}, "10.0.0.1", "10.0.0.2")
+	e.Put(small)
+	answer(e, small, lb.StateHealthy)
+	e.Complete("file")
+	targets := func() int {
+		if f, ok := d.Served(frontend(vip2)); ok {
+			return len(f.Targets)
+		}
+		return 0
+	}
+	await := func(what string, within time.Duration, ok func() bool) {
+		t.Helper()
+		for start := time.Now(); !ok(); time.Sleep(time.Millisecond) {
+			if time.Since(start) > within {
+				t.Fatalf("%s: not within %s", what, within)
+			}
+		}
+	}
+	await("the small service is served", 5*time.Second, func() bool { return targets() == 2 })
+
+	e.Put(large("large", vip1, 140, 1000))
+	await("it is being written", 10*time.Second, func() bool { return d.targets.Load() > 5000 })
+	answer(e, small, lb.StateUnhealthy, 0)
+	await("the failed server is taken out", time.Second, func() bool { return targets() == 1 })
+	for range 20 {
+		start := time.Now()
+		if _, err := e.StatusOf(t.Context(), vip2); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(start); took > 100*time.Millisecond {
+			t.Errorf("a status took %s", took)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if n := d.targets.Load(); n > 120000 {
+		t.Errorf("%d pairs were written before the failed server was taken out", n)
+	}
+	if n := d.most.Load(); n > 5000 {
+		t.Errorf("one call has written %d pairs", n)
+	}
+	begin := time.Now()
+	st, err := e.Status(t.Context())
+	t.Log("status of all", time.Since(begin), len(st.Backends), err)
+}
+
+// large is a service with this number of ports and backends.
+func large(name string, vip netip.Addr, ports, backends int) *lb.Service {
+	s := &lb.Service{
+		Name: name, Source: "file", VIPs: []netip.Addr{vip}, Method: lb.MethodNAT, MinHealthy: 1,
+		Algorithm: lb.AlgorithmMaglev, Check: lb.CheckSpec{Type: lb.CheckNone},
+	}
+	for p := range uint16(ports) {
+		port := lb.ServicePort{Port: lb.Port{Port: 1000 + p, Target: 1000 + p, Protocol: lb.TCP}}
+		for b := range backends {
+			addr := netip.AddrFrom4([4]byte{10, 1, byte(b >> 8), byte(b)})
+			port.Backends = append(port.Backends, lb.Backend{Addr: addr, Port: 1000 + p, Weight: 1})
+		}
+		s.Ports = append(s.Ports, port)
+	}
+	return s
+}
