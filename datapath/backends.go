@@ -23,6 +23,7 @@ type backends struct {
 	// members are Options.TunnelSources: a server of these addresses runs this datapath, too.
 	members []netip.Prefix
 	byAddr  map[netip.AddrPort]*backend
+	changes uint64 // of byAddr
 	byID    map[uint32]*backend
 	hosts   map[netip.Addr]int // backends of an address
 	servers *serverIDs
@@ -178,6 +179,7 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 		s.next++
 	}
 	s.byAddr[at], s.byID[id] = b, b
+	s.changes++
 	s.hosts[at.Addr()]++
 	return b, nil
 }
@@ -216,6 +218,7 @@ func (s *backends) release(unused func(id uint32) bool) {
 			continue
 		}
 		delete(s.byAddr, at)
+		s.changes++
 		delete(s.byID, b.id)
 		s.spare = append(s.spare, b.id)
 		if !isNode(at) {

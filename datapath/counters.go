@@ -203,11 +203,16 @@ func (d *Datapath) Collect(ch chan<- prometheus.Metric) {
 }
 
 // names returns the service of each frontend id and the address of each backend id.
+// The maps are shared: a reader that asks often must not keep mu from the engine.
 func (s *services) names() (
 	frontends map[uint32]lb.Frontend, service map[uint32]string, backends map[uint32]netip.AddrPort,
 ) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	changes := s.changes + s.backends.changes
+	if s.named.frontends != nil && s.named.changes == changes {
+		return s.named.frontends, s.named.service, s.named.backends
+	}
 	frontends, service, backends = map[uint32]lb.Frontend{}, map[uint32]string{}, map[uint32]netip.AddrPort{}
 	for f, state := range s.frontends {
 		frontends[state.id], service[state.id] = f, state.service
@@ -215,7 +220,16 @@ func (s *services) names() (
 	for at, b := range s.backends.byAddr {
 		backends[b.id] = at
 	}
+	s.named = named{changes, frontends, service, backends}
 	return frontends, service, backends
+}
+
+// named is the result of names at this number of changes.
+type named struct {
+	changes   uint64
+	frontends map[uint32]lb.Frontend
+	service   map[uint32]string
+	backends  map[uint32]netip.AddrPort
 }
 
 // serviceOf returns the service of the frontend of a VIP that has this id.

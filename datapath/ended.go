@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"github.com/cilium/ebpf"
 )
 
 // target is a backend as seen by one frontend.
@@ -96,4 +98,11 @@ func (s *services) mayHaveEnded() func(backend uint32) bool {
 		some[t.backend] = true
 	}
 	return func(id uint32) bool { return some[id] }
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	}
+	return err
 }

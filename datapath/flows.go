@@ -16,12 +16,12 @@ var flowStates = map[syFlowState]lb.FlowState{
 	syFlowStateFLOW_CLOSING: lb.FlowClosing, syFlowStateFLOW_CLOSED: lb.FlowClosed,
 }
 
-// Flows lists flows, and reports whether there are more than the filter's limit. It reads the tables in chunks while
-// packets are forwarded: flows that change during the call may be missed.
-func (d *Datapath) Flows(ctx context.Context, want lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error) {
+// Flows lists flows, and reports whether there may be more: the filter's limit was reached, or all ended. It reads the
+// tables in chunks while packets are forwarded: flows that change during the call may be missed.
+func (d *Datapath) Flows(all context.Context, want lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error) {
 	_, service, backends := d.services.names()
 	now := uptime()
-	ctx, stop := context.WithCancel(ctx)
+	ctx, stop := context.WithCancel(all)
 	defer stop()
 	add := func(s lb.FlowStatus, frontend uint32) {
 		s.Service = service[frontend]
@@ -58,7 +58,7 @@ func (d *Datapath) Flows(ctx context.Context, want lb.FlowFilter) (flows []lb.Fl
 		s.Forward, s.Backend = decodeMethod(syMethod(f.Method)), backends[f.Backend]
 		add(s, f.Frontend)
 	})
-	return flows, more, errors.Join(err, errDSR)
+	return flows, more || all.Err() != nil, errors.Join(err, errDSR)
 }
 
 // flowStatus converts what the entries of all methods have.

@@ -241,6 +241,11 @@ func TestListOfFlows(t *testing.T) {
 				t.Errorf("%+v: %d flows; want %d", x.filter, got, x.want)
 			}
 		}
+		ended, end := context.WithCancel(t.Context())
+		end()
+		if _, more, err := fx.d.Flows(ended, lb.FlowFilter{}); err != nil || !more {
+			t.Errorf("a walk that was cut short: more %t, %v", more, err)
+		}
 		flows := list(lb.FlowFilter{State: lb.FlowEstablished})
 		if len(flows) != 1 {
 			t.Fatalf("%d established flows; want 1", len(flows))

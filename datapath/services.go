@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -30,6 +28,8 @@ type services struct {
 
 	mu        sync.Mutex // guards all below
 	frontends map[lb.Frontend]*frontend
+	changes   uint64 // of frontends
+	named     named
 	vips      map[netip.Addr]map[uint32]*frontend // by frontend id
 	ended     map[target]endedFlows
 	free      []uint32 // frontend ids
@@ -311,6 +311,7 @@ func (s *services) complete(u *frontendUpdate) {
 		f.changed = time.Now()
 	}
 	s.frontends[u.plan.Frontend] = f
+	s.changes++
 	if u.ended, u.err = s.endDown(f, slices.Concat(u.plan.Down, u.gone)); u.err == nil {
 		f.former = nil
 	}
@@ -374,6 +375,7 @@ func (s *services) remove(f lb.Frontend) (id uint32, err error) {
 		return 0, err
 	}
 	delete(s.frontends, f)
+	s.changes++
 	if outer := s.frontends[withoutDecap(f)]; outer != nil && state.plan != nil {
 		outer.former = append(outer.former, state.plan) // its flows have the id of the outer one
 	}
@@ -381,13 +383,6 @@ func (s *services) remove(f lb.Frontend) (id uint32, err error) {
 	s.backends.unuse(state.backends)
 	s.slots.retire(state.value)
 	return state.id, errors.Join(s.entries.trim(state.id, nil, nil), s.setVIP(f.VIP))
-}
-
-func ignoreMissing(err error) error {
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil
-	}
-	return err
 }
 
 // release frees the ids of removed frontends, and of backends that neither a table nor a flow uses.

@@ -85,7 +85,8 @@ type Options struct {
 	StatusOf func(context.Context, netip.Addr) (lb.Status, error)
 	Peers    func() []lb.PeerStatus
 	// Sent returns the routes that a BGP peer has; false: there is no such peer.
-	Sent  func(peer netip.Addr) ([]lb.SentRoute, bool)
+	Sent func(peer netip.Addr) ([]lb.SentRoute, bool)
+	// Flows lists flows; more: there are more than the limit, or the context ended the walk.
 	Flows func(context.Context, lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error)
 	// Explain returns what the datapath would do with a packet.
 	Explain func(lb.Question) (lb.Explanation, error)
@@ -106,12 +107,13 @@ type Options struct {
 // Server serves the API.
 type Server struct {
 	o             Options
+	walking       chan struct{} // has an element while someFlows walks
 	retry         time.Duration // between two attempts to listen
 	watchInterval time.Duration
 }
 
 // New returns a Server that does not listen yet.
-func New(o Options) *Server { return &Server{o, listenRetry, watchInterval} }
+func New(o Options) *Server { return &Server{o, make(chan struct{}, 1), listenRetry, watchInterval} }
 
 // engineTimeout bounds a request to the engine. A snapshot takes milliseconds; an engine that exceeds this is stuck.
 const engineTimeout = 2 * time.Second
@@ -133,11 +135,11 @@ func (s *Server) Handler(writable bool) http.Handler {
 	mux.HandleFunc("GET /v1/backends", s.respond(func(st lb.Status) any { return listOf(st.Backends) }))
 	mux.HandleFunc("GET /v1/routes", s.routes)
 	mux.HandleFunc("GET /v1/peers", s.listPeers)
-	most := flowLimit
 	if writable {
-		most = 0
+		mux.HandleFunc("GET /v1/flows", s.flows)
+	} else {
+		mux.HandleFunc("GET /v1/flows", s.someFlows)
 	}
-	mux.HandleFunc("GET /v1/flows", s.flows(most))
 	mux.HandleFunc("GET /v1/explain", s.explain)
 	mux.HandleFunc("GET /healthz", s.healthz)
 	mux.Handle("GET /metrics", s.o.Metrics)

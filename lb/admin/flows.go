@@ -10,40 +10,63 @@ import (
 // Flows is the response of /v1/flows.
 type Flows struct {
 	Flows []lb.FlowStatus `json:"flows"`
-	More  bool            `json:"more"` // there are more than the limit
+	More  bool            `json:"more"` // there are more than the limit, or the walk was cut short
 }
 
 // flowLimit is the limit of the listed flows when the request has none, and of all requests that are not by the socket:
 // the answer with a million flows takes a gigabyte.
 const flowLimit = 1000
 
-// flows returns a handler that lists at most so many flows; 0: as many as the request wants.
-func (s *Server) flows(most int) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		want := lb.FlowFilter{Limit: flowLimit}
-		for name, values := range r.URL.Query() {
-			for _, v := range values {
-				if err := want.Set(name, v); err != nil {
-					writeError(w, http.StatusBadRequest, err)
-					return
-				}
-			}
-		}
-		if most > 0 && (want.Limit == 0 || want.Limit > most) {
-			want.Limit = most
-		}
-		s.listFlows(w, r, want)
+// flows lists the flows that the request wants.
+func (s *Server) flows(w http.ResponseWriter, r *http.Request) {
+	if want, ok := wantedFlows(w, r); ok {
+		s.listFlows(r.Context(), w, want)
 	}
 }
 
-func (s *Server) listFlows(w http.ResponseWriter, r *http.Request, want lb.FlowFilter) {
-	flows, more, err := s.o.Flows(r.Context(), want)
+// someFlows is flows for readers by TCP: one walk at a time, not for long, and with at most flowLimit flows.
+func (s *Server) someFlows(w http.ResponseWriter, r *http.Request) {
+	want, ok := wantedFlows(w, r)
+	if !ok {
+		return
+	}
+	if want.Limit == 0 || want.Limit > flowLimit {
+		want.Limit = flowLimit
+	}
+	select {
+	case s.walking <- struct{}{}:
+		defer func() { <-s.walking }()
+	default:
+		writeBusy(w, "another request reads the flows")
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), walkTime)
+	defer cancel()
+	s.listFlows(ctx, w, want)
+}
+
+// wantedFlows returns the filter of a request. It writes the error when it is not valid.
+func wantedFlows(w http.ResponseWriter, r *http.Request) (want lb.FlowFilter, ok bool) {
+	want.Limit = flowLimit
+	for name, values := range r.URL.Query() {
+		for _, v := range values {
+			if err := want.Set(name, v); err != nil {
+				writeError(w, http.StatusBadRequest, err)
+				return want, false
+			}
+		}
+	}
+	return want, true
+}
+
+func (s *Server) listFlows(ctx context.Context, w http.ResponseWriter, want lb.FlowFilter) {
+	flows, more, err := s.o.Flows(ctx, want)
 	if err != nil {
 		writeError(w, http.StatusInternalServerError, err)
 		return
 	}
-	if len(flows) == 0 && want.Service != "" {
-		if err := s.noService(r.Context(), want.Service); err != nil {
+	if len(flows) == 0 && !more && want.Service != "" {
+		if err := s.noService(ctx, want.Service); err != nil {
 			writeError(w, http.StatusNotFound, err)
 			return
 		}

@@ -38,7 +38,7 @@ func (s *Server) Run(ctx context.Context) error {
 	})
 	if s.o.Listen != "" {
 		serving.Go(func() {
-			s.serve(ctx, "admin API on "+s.o.Listen, s.checkHost(s.Handler(false)), func() (net.Listener, error) {
+			s.serve(ctx, "admin API on "+s.o.Listen, s.public(), func() (net.Listener, error) {
 				return net.Listen("tcp", s.o.Listen)
 			})
 		})
@@ -46,6 +46,9 @@ func (s *Server) Run(ctx context.Context) error {
 	serving.Wait()
 	return nil
 }
+
+// public returns the handler of the TCP port.
+func (s *Server) public() http.Handler { return s.checkHost(inTurn(s.Handler(false))) }
 
 func (s *Server) serve(ctx context.Context, part string, h http.Handler, listen func() (net.Listener, error)) {
 	limit := httplimit.New(connections)

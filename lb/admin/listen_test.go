@@ -171,8 +171,7 @@ func TestSocketThatCannotBeReplaced(t *testing.T) {
 func TestHostIsChecked(t *testing.T) {
 	o := options(t)
 	o.Hosts = []string{"lb1", "lb1.example.net"}
-	s := New(o)
-	h := s.checkHost(s.Handler(false))
+	h := New(o).public()
 	for host, want := range map[string]int{
 		"192.0.2.1:9911": 200, "[2001:db8::1]:9911": 200, "192.0.2.1": 200, "localhost:9911": 200, "lb1": 200,
 		"LB1.example.net.:9911": 200, "": 200,

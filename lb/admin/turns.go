@@ -1,0 +1,69 @@
+package admin
+
+import (
+	"bytes"
+	"errors"
+	"net/http"
+	"sync/atomic"
+	"time"
+)
+
+// Limits of the work for requests by TCP. Readers must not take the processors from the health checks.
+const (
+	// handlers is how many requests are worked on at once. The others wait for turnTimeout.
+	handlers    = 4
+	turnTimeout = 2 * time.Second
+	// unreadMax bounds the bytes of answers that clients have not read yet; the small ones fit into any socket.
+	unreadMax, smallAnswer = 64 << 20, 64 << 10
+	// walkTime bounds a walk through the flows, of which one runs at once.
+	walkTime = 200 * time.Millisecond
+)
+
+// inTurn makes h work on few requests at once. Clients that do not read their answer keep nobody waiting: it is written
+// outside the turn.
+func inTurn(h http.Handler) http.Handler {
+	turns := make(chan struct{}, handlers)
+	unread := new(atomic.Int64)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		late := time.NewTimer(turnTimeout)
+		defer late.Stop()
+		select {
+		case turns <- struct{}{}:
+		case <-r.Context().Done():
+			return
+		case <-late.C:
+			writeBusy(w, "too many requests")
+			return
+		}
+		a := answer{ResponseWriter: w, status: http.StatusOK}
+		func() {
+			defer func() { <-turns }()
+			h.ServeHTTP(&a, r)
+		}()
+		size := int64(a.body.Len())
+		defer unread.Add(-size)
+		if all := unread.Add(size); all > unreadMax && all > size && size > smallAnswer {
+			writeBusy(w, "too many answers are not read")
+			return
+		}
+		w.WriteHeader(a.status)
+		w.Write(a.body.Bytes())
+	})
+}
+
+// answer keeps status and body of an answer.
+type answer struct {
+	http.ResponseWriter
+	status int
+	body   bytes.Buffer
+}
+
+func (a *answer) WriteHeader(status int) { a.status = status }
+
+func (a *answer) Write(p []byte) (int, error) { return a.body.Write(p) }
+
+// writeBusy refuses a request that may succeed later.
+func writeBusy(w http.ResponseWriter, why string) {
+	w.Header().Set("Retry-After", "1")
+	writeError(w, http.StatusServiceUnavailable, errors.New(why))
+}
