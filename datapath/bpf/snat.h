@@ -277,7 +277,7 @@ __noinline int snat_choose(struct frontend *fe, __u32 backend, __u32 from)
 {
 	struct scratch *scratch = scratch_get();
 	struct backend *b = backend_get(backend);
-	__u32 best = 0, most = 0, age = 0;
+	__u32 most = 0, age = 0;
 
 	if (!fe || !scratch || !b)
 		return 0;
@@ -302,15 +302,16 @@ __noinline int snat_choose(struct frontend *fe, __u32 backend, __u32 from)
 		if (claim == CLAIM_EVICT && (v->claim == CLAIM_TIME_WAIT || (v->claim && age <= most)))
 			continue;
 		if (claim) {
-			best = i;
+			v->later = i; /* not in a register: the verifier would follow each value apart */
 			most = age;
 			v->claim = claim;
 		}
 	}
 	if (!v->claim)
 		return 0;
-	v->later = from + best != 0;
-	snat_candidate(&v->server, p, v, fe, b, from + best);
+	from += v->later;
+	v->later = from != 0;
+	snat_candidate(&v->server, p, v, fe, b, from);
 	v->claim = snat_claimable(p, v, &age);
 	return v->claim != 0;
 }

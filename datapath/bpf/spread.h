@@ -113,10 +113,15 @@ static __always_inline int spread_add_older(const struct pkt *p, struct verdict 
 
 /* spread_candidates adds the nodes that may have the flow: the one of the slot and the previous ones. A new flow has
  * only the first; with affinity, the earlier ones may have the client, but not those of another algorithm: it selected
- * nodes without affinity. It returns the role of this node. */
-static __always_inline int spread_candidates(const struct pkt *p, struct verdict *v, const struct frontend *fe,
-					     int is_new)
+ * nodes without affinity. It returns the role of this node. It is a global function, which the verifier checks once. */
+__noinline int spread_candidates(struct frontend *fe, int is_new)
 {
+	struct scratch *scratch = scratch_get();
+
+	if (!fe || !scratch)
+		return 0;
+	const struct pkt *p = &scratch->p;
+	struct verdict *v = &scratch->v;
 	__u32 h = fe->algorithm == ALGORITHM_FLOW_HASH ? v->hash : flow_hash(&p->key, fe->algorithm);
 	__u32 i = table_index(&fe->table, h), slot = table_slot(&fe->table, i);
 	int locality = 0;
@@ -251,7 +256,7 @@ static __always_inline struct flow *decide_spread(const struct pkt *p, struct ve
 	} else if (pkt_opens_flow(p) && !frontend_allows(fe, &p->key.t.src)) {
 		return verdict_set(v, ACTION_DROP, REASON_NOT_ALLOWED);
 	}
-	locality = spread_candidates(p, v, fe, is_new);
+	locality = spread_candidates(fe, is_new);
 	if (locality && !in) {
 		if (leave_local) {
 			v->local = 1;
