@@ -262,6 +262,11 @@ type Admin struct {
 	Socket string   // absolute path, at most 107 bytes
 	Hosts  []string // names of the node in requests to Listen
 	Listen string   // "address:port", read-only; "": nowhere
+	// Token is what requests to Listen must bear; not set: none.
+	Token Secret
+	Allow []netip.Prefix // sources that Listen accepts; empty: all
+	// TLSCert and TLSKey are files in PEM for Listen; "": no TLS. They were a pair when the configuration was read.
+	TLSCert, TLSKey string
 }
 
 // Log configures the log of the agent.

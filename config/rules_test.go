@@ -159,6 +159,9 @@ func TestWhatIsWarnedOf(t *testing.T) {
 	}
 	for _, c := range []struct{ text, want string }{
 		{"[datapath]\ntunnel_sources = [\"192.0.2.1\"]", "can forge packets"},
+		{"[l2]" + service + "[admin]\nlisten = \":9911\"", "admin.listen: every host that reaches :9911 can read"},
+		{"[l2]" + service + "[admin]\nlisten = \"[::]:9911\"\nallow = [\"192.0.2.0/24\"]", ""},
+		{"[l2]" + service + "[admin]\nlisten = \"127.0.0.1:9911\"", ""},
 		{"[kubernetes]\n[l2]\n[datapath]\ntunnel_sources = [\"192.0.2.1\"]", ""},
 		{"[l2]", nothing}, {"service = []", ""}, {"[kubernetes]\n[l2]", ""},
 		{"[kubernetes]", "1: kubernetes: " + announced}, {service, "2: service: " + announced},

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"net"
@@ -36,6 +37,60 @@ func (d *decoder) admin(t *table) {
 		}
 		return s, ok
 	})
+	if i, ok := t.get("token_file"); ok && i.value != "" {
+		a.Token = t.secret("token_file", "/etc/steelyard/token", tokenMin, tokenMax)
+	}
+	a.Allow = distinct(t.list("allow", "192.0.2.0/24"), item.prefix)
+	d.adminTLS(t, a)
+	if a.Listen == "" || onLoopback(a.Listen) {
+		return
+	}
+	given := func(key string) bool { return t.has(key) && t.values[key] != "" }
+	switch {
+	case given("token_file") && !given("tls_cert_file"):
+		t.at("token_file").errorf("add tls_cert_file and tls_key_file, or listen on 127.0.0.1",
+			"the token would pass the network without encryption")
+	case !given("token_file") && len(a.Allow) == 0:
+		t.at("listen").warnf("add token_file or allow, or listen on 127.0.0.1",
+			"every host that reaches %s can read the addresses of clients and servers", a.Listen)
+	}
+}
+
+// A token has this many bytes. The shortest has 64 bits also in hexadecimal.
+const tokenMin, tokenMax = 16, 1024
+
+// onLoopback reports whether an address of listen accepts packets of this machine only.
+func onLoopback(listen string) bool {
+	at, err := netip.ParseAddrPort(listen)
+	return err == nil && at.Addr().Unmap().IsLoopback()
+}
+
+// adminTLS reads the names of the files of the certificate, and checks that they are a pair.
+func (d *decoder) adminTLS(t *table, a *Admin) {
+	if a.TLSCert = t.str("tls_cert_file", "", "/etc/steelyard/tls.crt"); a.TLSCert != "" {
+		a.TLSCert = d.inDir(a.TLSCert)
+	}
+	if a.TLSKey = t.str("tls_key_file", "", "/etc/steelyard/tls.key"); a.TLSKey != "" {
+		a.TLSKey = d.inDir(a.TLSKey)
+	}
+	switch {
+	case a.TLSCert == "" && a.TLSKey == "":
+		return
+	case a.TLSCert == "":
+		t.at("tls_key_file").errorf("add tls_cert_file", "has no certificate")
+		return
+	case a.TLSKey == "":
+		t.at("tls_cert_file").errorf("add tls_key_file", "has no key")
+		return
+	}
+	if _, ok := t.at("tls_key_file").secretFile(a.TLSKey); !ok {
+		return
+	}
+	if _, err := tls.LoadX509KeyPair(a.TLSCert, a.TLSKey); err != nil {
+		i := t.at("tls_cert_file")
+		i.errorf("name a certificate and its key, in PEM", "%v", err)
+		d.errs[len(d.errs)-1].cause = err
+	}
 }
 
 // listen reads "address:port"; without an address it listens on all. Port 0 lets the kernel choose.

@@ -2,15 +2,14 @@ package admin
 
 import (
 	"context"
-	"embed"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"net/http"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
@@ -78,6 +77,9 @@ type Options struct {
 	Socket string           // path of the unix socket
 	Listen string           // "": no TCP
 	Hosts  []string         // names in requests by TCP, besides addresses and "localhost"
+	Access Access           // by TCP; SetAccess changes it
+	// TLSCert and TLSKey are files in PEM for TCP; "": no TLS.
+	TLSCert, TLSKey string
 	// Problem is called with the error of a socket, or nil when it is open.
 	Problem func(part string, err error)
 	Status  func(context.Context) (lb.Status, error)
@@ -107,19 +109,23 @@ type Options struct {
 // Server serves the API.
 type Server struct {
 	o             Options
+	access        atomic.Pointer[Access]
 	walking       chan struct{} // has an element while someFlows walks
 	retry         time.Duration // between two attempts to listen
 	watchInterval time.Duration
 }
 
 // New returns a Server that does not listen yet.
-func New(o Options) *Server { return &Server{o, make(chan struct{}, 1), listenRetry, watchInterval} }
+func New(o Options) *Server {
+	s := &Server{
+		o: o, walking: make(chan struct{}, 1), retry: listenRetry, watchInterval: watchInterval,
+	}
+	s.SetAccess(o.Access)
+	return s
+}
 
 // engineTimeout bounds a request to the engine. A snapshot takes milliseconds; an engine that exceeds this is stuck.
 const engineTimeout = 2 * time.Second
-
-//go:embed static
-var static embed.FS
 
 // Handler returns the API; with writable false only the requests that change nothing.
 func (s *Server) Handler(writable bool) http.Handler {
@@ -143,12 +149,8 @@ func (s *Server) Handler(writable bool) http.Handler {
 	mux.HandleFunc("GET /v1/explain", s.explain)
 	mux.HandleFunc("GET /healthz", s.healthz)
 	mux.Handle("GET /metrics", s.o.Metrics)
-	page, err := fs.Sub(static, "static")
-	if err != nil {
-		panic("admin: the embedded page is missing")
-	}
-	mux.Handle("GET /{$}", http.FileServerFS(page))
-	return mux
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { writePage(w, http.StatusOK) })
+	return protected(mux)
 }
 
 // healthz responds when the engine does.
@@ -209,7 +211,6 @@ func listOf[T any](all []T) []T {
 
 func write(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
 	if text, err := json.MarshalIndent(v, "", "  "); err == nil {
 		w.Write(append(printable.JSON(text), '\n'))

@@ -2,6 +2,7 @@ package admin
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -37,9 +38,22 @@ func (s *Server) Run(ctx context.Context) error {
 		})
 	})
 	if s.o.Listen != "" {
+		part := "admin API on " + s.o.Listen
+		wrap := func(l net.Listener) net.Listener { return l }
+		if s.o.TLSCert != "" {
+			c := &certificate{cert: s.o.TLSCert, key: s.o.TLSKey}
+			_ = c.update() // follow reports the error
+			problem := func(err error) { s.o.Problem("TLS of the "+part, err) }
+			serving.Go(func() { c.follow(ctx, s.watchInterval, problem) })
+			wrap = func(l net.Listener) net.Listener { return tls.NewListener(l, &tls.Config{GetCertificate: c.get}) }
+		}
 		serving.Go(func() {
-			s.serve(ctx, "admin API on "+s.o.Listen, s.public(), func() (net.Listener, error) {
-				return net.Listen("tcp", s.o.Listen)
+			s.serve(ctx, part, s.public(), func() (net.Listener, error) {
+				l, err := net.Listen("tcp", s.o.Listen)
+				if err != nil {
+					return nil, err
+				}
+				return wrap(filtered{l, s}), nil
 			})
 		})
 	}
@@ -48,7 +62,9 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 // public returns the handler of the TCP port.
-func (s *Server) public() http.Handler { return s.checkHost(inTurn(s.Handler(false))) }
+func (s *Server) public() http.Handler {
+	return protected(s.checkHost(s.authorize(inTurn(s.Handler(false)))))
+}
 
 func (s *Server) serve(ctx context.Context, part string, h http.Handler, listen func() (net.Listener, error)) {
 	limit := httplimit.New(connections)

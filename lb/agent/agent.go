@@ -271,7 +271,8 @@ func (a *Agent) connect(
 	}
 	api := admin.New(admin.Options{
 		Socket: o.Config.Admin.Socket, Listen: o.Config.Admin.Listen,
-		Hosts:   append([]string{facts.name}, o.Config.Admin.Hosts...),
+		Hosts:  append([]string{facts.name}, o.Config.Admin.Hosts...),
+		Access: accessOf(o.Config), TLSCert: o.Config.Admin.TLSCert, TLSKey: o.Config.Admin.TLSKey,
 		Problem: a.problems.set,
 		Status:  status, StatusOf: statusOf, Peers: announcers.peers, Sent: announcers.sent,
 		Flows: dp.Flows, Explain: dp.Explain, Drain: drains.set, Reload: a.reloader.reload,
@@ -279,11 +280,17 @@ func (a *Agent) connect(
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}),
 		Log:     component(o.Log, "admin"),
 	})
+	a.reloader.setAccess = api.SetAccess
 	a.tasks = append(a.tasks,
 		task{"datapath", dp.Run}, task{"health checks", prober.Run},
 		task{"results of health checks", func(ctx context.Context) error { return verdicts.run(ctx, prober) }},
 		task{"drains to store", drains.kept.run}, task{"admin API", api.Run})
 	return nil
+}
+
+// accessOf returns who may use the API by TCP.
+func accessOf(c *config.Config) admin.Access {
+	return admin.Access{Token: c.Admin.Token.Reveal(), Allow: c.Admin.Allow}
 }
 
 func sourceTask(name string, s lb.Source, sink lb.Sink) task {

@@ -29,6 +29,7 @@ type reloader struct {
 	setProbing func(kube.Probing)              // of the cluster, as setPools
 	// setMembers puts the members and the secrets of [l2] in force.
 	setMembers func(running, next *config.Config) error
+	setAccess  func(admin.Access) // by TCP; nil before the API is there
 	state      atomic.Pointer[loadState]
 }
 
@@ -89,6 +90,9 @@ func (l *reloader) apply() (admin.Reloaded, error) {
 		return admin.Reloaded{}, err
 	}
 	l.level.Set(cfg.Log.Level)
+	if l.setAccess != nil {
+		l.setAccess(accessOf(cfg))
+	}
 	if l.configure != nil && cfg.BGP != nil {
 		if err := l.configure(cfg); err != nil { // what failed is tried again by the next change of the routes
 			l.log.Error("changed bgp options not applied", "err", err)
@@ -151,7 +155,7 @@ func needRestart(running, next *config.Config) []string {
 		{"datapath", atStart(running.Datapath), atStart(next.Datapath)},
 		{"bgp", running.BGP != nil, next.BGP != nil},
 		{"l2", l2AtStart(running.L2), l2AtStart(next.L2)},
-		{"admin", running.Admin, next.Admin},
+		{"admin", adminAtStart(running.Admin), adminAtStart(next.Admin)},
 		{"kubernetes", running.Kubernetes, next.Kubernetes},
 		{"probe", running.Probe, next.Probe},
 		{"pool, for Services of the cluster", clusterPools(running), clusterPools(next)},
@@ -169,6 +173,12 @@ func atStart(c config.Datapath) config.Datapath {
 		c.TunnelKeys = []config.Secret{}
 	}
 	return c
+}
+
+// adminAtStart returns what is read at the start only.
+func adminAtStart(a config.Admin) config.Admin {
+	a.Token, a.Allow = config.Secret{}, nil
+	return a
 }
 
 // l2AtStart returns what is read at the start only. Of members and secrets, that is whether there are some.

@@ -212,6 +212,7 @@ func TestNeedRestart(t *testing.T) {
 		{"no bgp", base + bgp, base, []string{"bgp"}},
 		{"l2", base, strings.Replace(base, "[l2]", "[l2]\ninterfaces = [\"eth9\"]", 1), []string{"l2"}},
 		{"admin", base, base + "[admin]\nlisten = \"127.0.0.1:9\"\n", []string{"admin"}},
+		{"admin access", base, base + "[admin]\nallow = [\"192.0.2.0/24\"]\n", nil},
 		{
 			"kubernetes", base, strings.Replace(base, "[kubernetes]", "[kubernetes]\nallocate = false", 1),
 			[]string{"kubernetes"},

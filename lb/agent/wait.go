@@ -98,6 +98,7 @@ func (w *waiting) serve(ctx context.Context, o Options) error {
 	c, problems, started := o.Config, newProblems(w.log), time.Now()
 	return admin.New(admin.Options{
 		Socket: c.Admin.Socket, Listen: c.Admin.Listen, Hosts: c.Admin.Hosts, Problem: problems.set,
+		Access: accessOf(c), TLSCert: c.Admin.TLSCert, TLSKey: c.Admin.TLSKey,
 		Status:   func(context.Context) (lb.Status, error) { return lb.Status{}, nil },
 		StatusOf: func(context.Context, netip.Addr) (lb.Status, error) { return lb.Status{}, nil },
 		Peers:    func() []lb.PeerStatus { return nil },

@@ -1,0 +1,187 @@
+package admin
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// With a token, requests by TCP need it, except those to /healthz. The page comes with the refusal, and asks for it.
+func TestToken(t *testing.T) {
+	o := options(t)
+	o.Access.Token = "a token of a test"
+	s := New(o)
+	h := s.public()
+	get := func(path, authorization string) *httptest.ResponseRecorder {
+		r := request(path)
+		if authorization != "" {
+			r.Header.Set("Authorization", authorization)
+		}
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return w
+	}
+	for _, tt := range []struct {
+		path, authorization string
+		want                int
+	}{
+		{"/v1/status", "", 401}, {"/metrics", "", 401}, {"/", "", 401}, {"/healthz/", "", 401}, {"/healthz", "", 200},
+		{"/v1/status", "Bearer a token of a test", 200}, {"/", "bearer a token of a test", 200},
+		{"/v1/status", "Bearer a token of a tes", 401}, {"/v1/status", "Basic a token of a test", 401},
+	} {
+		w := get(tt.path, tt.authorization)
+		if w.Code != tt.want || tt.want == 401 && w.Header().Get("WWW-Authenticate") != "Bearer" {
+			t.Errorf("%s with %q: %d, %v; want %d", tt.path, tt.authorization, w.Code, w.Header(), tt.want)
+		}
+		if isPage := strings.Contains(w.Body.String(), `<form id="login"`); isPage != (tt.path == "/") {
+			t.Errorf("%s with %q: %s", tt.path, tt.authorization, w.Body)
+		}
+	}
+	s.SetAccess(Access{Token: "another"})
+	if w := get("/v1/status", "Bearer another"); w.Code != 200 {
+		t.Errorf("the token of a reload: %d", w.Code)
+	}
+}
+
+// A browser runs the script and the style of the page only, and shows it in no other page.
+func TestContentSecurityPolicy(t *testing.T) {
+	h := New(options(t)).public()
+	for _, path := range []string{"/", "/v1/status", "/none"} {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, request(path))
+		policy := w.Header().Get("Content-Security-Policy")
+		for _, want := range []string{
+			"default-src 'none'", "script-src 'sha256-", "style-src 'sha256-", "frame-ancestors 'none'",
+		} {
+			if !strings.Contains(policy, want) {
+				t.Errorf("%s: policy %q lacks %s", path, policy, want)
+			}
+		}
+		if strings.Contains(policy, "unsafe") || w.Header().Get("X-Content-Type-Options") != "nosniff" {
+			t.Errorf("%s: headers %v", path, w.Header())
+		}
+	}
+	for _, tag := range []string{"<script", "<style", "</script", "</style"} {
+		if n := strings.Count(page, tag); n != 1 {
+			t.Errorf("the page has %d of %s; the policy has a hash of one", n, tag)
+		}
+	}
+	if strings.Contains(page, " style=") || strings.Contains(page, " onclick=") {
+		t.Error("the page has attributes that the policy does not allow")
+	}
+}
+
+// pairs writes certificates and keys to two files.
+type pairs struct{ cert, key string }
+
+func (p pairs) write(t *testing.T, serial int64) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(serial), NotAfter: time.Now().Add(time.Hour),
+	}
+	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, block := range map[string]*pem.Block{
+		p.cert: {Type: "CERTIFICATE", Bytes: cert}, p.key: {Type: "PRIVATE KEY", Bytes: private},
+	} {
+		if err := os.WriteFile(name, pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// By TLS, the files are read again when they change; a bad certificate leaves the old one in force, and is a problem.
+// Sources that are not allowed get no handshake.
+func TestTLSAndSources(t *testing.T) {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := options(t)
+	o.Listen = free.Addr().String()
+	free.Close()
+	files := pairs{filepath.Join(t.TempDir(), "tls.crt"), filepath.Join(t.TempDir(), "tls.key")}
+	o.TLSCert, o.TLSKey = files.cert, files.key
+	files.write(t, 1)
+	var mu sync.Mutex
+	problems := map[string]error{}
+	o.Problem = func(part string, err error) { mu.Lock(); defer mu.Unlock(); problems[part] = err }
+	problem := func() error { mu.Lock(); defer mu.Unlock(); return problems["TLS of the admin API on "+o.Listen] }
+	s := New(o)
+	s.retry, s.watchInterval = 5*time.Millisecond, 5*time.Millisecond
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- s.Run(ctx) }()
+	defer func() { cancel(); <-done }()
+
+	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
+		DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+	}}
+	served := func() (serial string, err error) {
+		resp, err := client.Get("https://" + o.Listen + "/v1/status")
+		if err != nil {
+			return "", err
+		}
+		defer resp.Body.Close()
+		return resp.TLS.PeerCertificates[0].SerialNumber.String(), nil
+	}
+	wait := func(what string, f func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(10 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				now, err := served()
+				t.Fatalf("not within 10s: %s; certificate %s, %v, problem %v", what, now, err, problem())
+			}
+		}
+	}
+	serves := func(want int64) func() bool {
+		return func() bool { got, err := served(); return err == nil && got == fmt.Sprint(want) && problem() == nil }
+	}
+	wait("the first certificate", serves(1))
+	files.write(t, 2)
+	wait("the second certificate", serves(2))
+	if err := os.WriteFile(files.cert, []byte("no certificate"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wait("the problem", func() bool { return problem() != nil })
+	if serial, err := served(); err != nil || serial != "2" {
+		t.Errorf("with a bad certificate: %s, %v; want the second", serial, err)
+	}
+	files.write(t, 3)
+	wait("the third certificate", serves(3))
+
+	s.SetAccess(Access{Allow: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}})
+	if _, err := served(); err == nil {
+		t.Error("a source that is not allowed is served")
+	}
+	s.SetAccess(Access{Allow: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}})
+	if _, err := served(); err != nil {
+		t.Errorf("a source that is allowed: %v", err)
+	}
+}
