@@ -64,7 +64,7 @@ func (m *Monitor) bindDevices(now time.Time) {
 	if now.Sub(m.lookedUp) < deviceInterval {
 		return
 	}
-	m.lookedUp = now
+	m.lookedUp, m.before = now, m.dropped()
 	wanted := map[string]bool{"": true}
 	for _, s := range m.sessions {
 		wanted[s.Device] = true
@@ -110,6 +110,7 @@ func (m *Monitor) bindDevice(name string) {
 		reuse(l.fd, true)
 		defer reuse(l.fd, false)
 	}
+	m.filtered = false
 	if d.listeners, d.err = listen(name); d.err != nil {
 		d.close()
 	}

@@ -60,6 +60,8 @@ type Monitor struct {
 	lookedUp  time.Time          // when the devices were; zero: they are before the next step
 	last      uint32             // discriminator
 	discarded map[string]uint64
+	filtered  bool   // the filters of the sockets are those of the sessions and their states
+	before    uint64 // dropped, when the devices were looked up last
 }
 
 // discardedTime is how long a discarded packet is the state of a session. A router whose packets are all discarded
@@ -131,6 +133,7 @@ func (m *Monitor) Set(neighbors []Neighbor) {
 			since: now, notUpSince: now, socket: -1,
 		})
 	}
+	m.filtered = false
 	m.notify()
 }
 
@@ -153,6 +156,7 @@ func (m *Monitor) Discarded() map[string]uint64 {
 	for k, v := range m.discarded {
 		out[k] = v
 	}
+	out["dropped by the kernel"] = m.dropped()
 	return out
 }
 
@@ -218,6 +222,10 @@ func (m *Monitor) step() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.bindDevices(time.Now())
+	if !m.filtered {
+		m.attach()
+		m.filtered = true
+	}
 	for _, d := range m.devices {
 		for _, l := range d.listeners {
 			l.drain(func(p datagram) string {
@@ -261,6 +269,7 @@ func (m *Monitor) report(s *session, now time.Time) {
 		return
 	}
 	s.reported, s.since, s.send = s.state, now, now
+	m.filtered = false
 	switch Up {
 	case s.state:
 		s.notUpSince = time.Time{}
@@ -274,6 +283,9 @@ func (m *Monitor) report(s *session, now time.Time) {
 		}
 		if left > 0 {
 			log = log.With("changes_not_logged", left)
+		}
+		if n := m.dropped(); before == Up && n > m.before {
+			log = log.With("packets_dropped_by_the_kernel", n-m.before, "since", m.lookedUp)
 		}
 		log.Info("bfd session "+s.state.String(), "reason", s.diag, "remote_reason", s.remoteDiag)
 	}

@@ -2,7 +2,7 @@ package bfd_test
 
 import (
 	"context"
-
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -78,6 +78,7 @@ func fast(a netip.Addr) bfd.Neighbor {
 
 // pair is a host with a monitor and a router, over a link.
 type pair struct {
+	lab          *lab.Lab
 	host, router *lab.Host
 	daemon       *peers.Router
 }
@@ -88,6 +89,7 @@ func newPairOf(t *testing.T, kind peers.RouterKind, multiplier int) (p pair) {
 	t.Parallel()
 	labtest.Root(t)
 	l := labtest.New(t)
+	p.lab = l
 	p.host, p.router = labtest.Host(t, l, "node"), labtest.Host(t, l, "router")
 	end := func(h *lab.Host, last int) lab.End {
 		return lab.End{Host: h, Name: "eth0", Addresses: []netip.Prefix{
@@ -224,7 +226,7 @@ func TestMonitorNotices(t *testing.T) {
 		is(bfd.Up)
 		since := m.Sessions()[0].Since
 
-		for ttl, reason := range map[int]string{64: "TTL below 255", 255: "no discriminator while up"} {
+		for ttl, reason := range map[int]string{64: "dropped by the kernel", 255: "no discriminator while up"} {
 			c, err := p.router.Dial(t.Context(), "udp", "192.0.2.2:3784")
 			if err != nil {
 				t.Fatal(err)
@@ -238,8 +240,8 @@ func TestMonitorNotices(t *testing.T) {
 				t.Fatal(err)
 			}
 			labtest.Until(t, 5*time.Second, "the forged packet is discarded: "+reason, func() error {
-				if n := m.Discarded()[reason]; n != 1 {
-					return fmt.Errorf("%d discarded", n)
+				if m.Discarded()[reason] == 0 {
+					return errors.New("none was discarded")
 				}
 				return nil
 			})

@@ -23,6 +23,7 @@ const (
 // listener is a socket for receiving.
 type listener struct {
 	fd       int
+	family   int
 	multihop bool
 }
 
@@ -42,7 +43,10 @@ func listen(device string) (open []listener, err error) {
 			if err != nil {
 				return open, fmt.Errorf("bfd on UDP port %d: %w", port, err)
 			}
-			open = append(open, listener{fd, multihop})
+			if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer) != nil {
+				_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, receiveBuffer) // up to net.core.rmem_max
+			}
+			open = append(open, listener{fd, family, multihop})
 		}
 	}
 	return open, nil

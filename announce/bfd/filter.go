@@ -1,0 +1,100 @@
+package bfd
+
+import (
+	"encoding/binary"
+	"unsafe"
+
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+)
+
+// The kernel drops what is from no neighbor, so that a flood of the ports, which any host can send, neither fills the
+// queue of the sockets nor takes the time of the thread. While a session is up, it also drops what has come too far;
+// before that, such a packet of the neighbor says why the session does not come up.
+
+// receiveBuffer is that of a socket for receiving, in bytes: a few thousand packets.
+const receiveBuffer = 4 << 20
+
+// networkHeader is the offset of the IP header for a load (SKF_NET_OFF).
+const networkHeader = 0xfff00000
+
+// filterMax is how many instructions the kernel accepts. With more neighbors than that holds, only the TTL counts.
+const filterMax = 4096
+
+// attach gives each socket the filter of its sessions; m.mu is held.
+func (m *Monitor) attach() {
+	for _, d := range m.devices {
+		for _, l := range d.listeners {
+			program, err := bpf.Assemble(m.filter(l))
+			if err == nil {
+				err = unix.SetsockoptSockFprog(l.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{
+					Len: uint16(len(program)), Filter: (*unix.SockFilter)(unsafe.Pointer(&program[0])),
+				})
+			}
+			if err != nil {
+				m.o.Log.Warn("packets of strangers not filtered by the kernel", "err", err)
+			}
+		}
+	}
+}
+
+// filter returns the filter of a socket: it accepts the sources of sessions with at least their TTL.
+func (m *Monitor) filter(l listener) (program []bpf.Instruction) {
+	ttl, source := bpf.LoadAbsolute{Off: networkHeader + 8, Size: 1}, uint32(networkHeader+12)
+	if l.family == unix.AF_INET6 {
+		ttl, source = bpf.LoadAbsolute{Off: networkHeader + 7, Size: 1}, networkHeader+8
+	}
+	for _, s := range m.sessions {
+		if s.Multihop != l.multihop || s.family() != l.family {
+			continue
+		}
+		address := s.Addr.AsSlice()
+		words := len(address) / 4
+		for n := range words {
+			program = append(program, bpf.LoadAbsolute{Off: source + uint32(4*n), Size: 4}, bpf.JumpIf{
+				Cond: bpf.JumpNotEqual, Val: binary.BigEndian.Uint32(address[4*n:]), SkipTrue: uint8(2*(words-n-1) + 3),
+			})
+		}
+		program = append(program, ttl,
+			bpf.JumpIf{Cond: bpf.JumpLessThan, Val: uint32(s.lowestTTL()), SkipTrue: 1},
+			bpf.RetConstant{Val: 1 << 16})
+	}
+	if len(program) >= filterMax {
+		return []bpf.Instruction{bpf.RetConstant{Val: 1 << 16}}
+	}
+	return append(program, bpf.RetConstant{Val: 0})
+}
+
+// lowestTTL is what a packet of the neighbor must have to be received.
+func (s *session) lowestTTL() uint8 {
+	switch {
+	case s.state != Up:
+		return 0
+	case s.Multihop:
+		return s.MinTTL
+	}
+	return maxTTL
+}
+
+// dropped returns how many packets the kernel has dropped at the sockets: by the filter, or because their queue was
+// full. m.mu is held.
+func (m *Monitor) dropped() (sum uint64) {
+	for _, d := range m.devices {
+		for _, l := range d.listeners {
+			sum += l.dropped()
+		}
+	}
+	return sum
+}
+
+// dropped is Monitor.dropped for one socket.
+func (l listener) dropped() uint64 {
+	var info [unix.SK_MEMINFO_DROPS + 1]uint32
+	size := uint32(unsafe.Sizeof(info))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(l.fd), unix.SOL_SOCKET, unix.SO_MEMINFO,
+		uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return 0
+	}
+	return uint64(info[unix.SK_MEMINFO_DROPS])
+}

@@ -1,0 +1,117 @@
+package bfd_test
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/announce/bfd"
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
+)
+
+// A flood from a host two hops away, which is no neighbour, reaches neither the queue of the sockets nor the thread,
+// and ends no session. BFD_TIME=30s floods that long, with all processors busy.
+func TestFlood(t *testing.T) {
+	duration, busy := 3*time.Second, false
+	if text := os.Getenv("BFD_TIME"); text != "" {
+		var err error
+		if duration, err = time.ParseDuration(text); err != nil {
+			t.Fatalf("BFD_TIME: %v", err)
+		}
+		busy = true
+	}
+	p := newPair(t, peers.BIRD)
+	stranger := labtest.Host(t, p.lab, "stranger")
+	err := p.lab.Link(
+		lab.End{Host: p.router, Name: "eth1", Addresses: []netip.Prefix{netip.MustParsePrefix("198.51.100.1/24")}},
+		lab.End{Host: stranger, Name: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("198.51.100.7/24")}},
+		lab.LinkOptions{})
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(err)
+	must(p.router.Forward())
+	must(stranger.AddRoute(netip.MustParsePrefix("192.0.2.0/24"), netip.MustParseAddr("198.51.100.1")))
+	changes := make(chan bfd.Status, 100)
+	m, err := bfd.New(bfd.Options{
+		Log: slog.New(slog.DiscardHandler), Changed: func(_ bfd.State, s bfd.Status) { changes <- s },
+	})
+	must(err)
+	m.Set([]bfd.Neighbor{fast(netip.MustParseAddr("192.0.2.1"))})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.host.Do(func() error { return m.Run(ctx) }) }()
+	for up := false; !up; {
+		select {
+		case s := <-changes:
+			up = s.State == bfd.Up
+		case err := <-ended:
+			t.Fatal("bfd has ended:", err)
+		case <-time.After(20 * time.Second):
+			t.Fatalf("not up after 20 s: %+v", m.Sessions())
+		}
+	}
+	if busy {
+		for _, daemon := range p.daemon.Processes { // a router has a processor of its own
+			must(unix.Setpriority(unix.PRIO_PROCESS, daemon.Pid(), -20))
+		}
+		for range runtime.NumCPU() {
+			load := lab.Command{Path: "/bin/sh", Args: []string{"-c", "while :; do :; done"}, Abrupt: true}
+			_, err := p.host.Start(load)
+			must(err)
+		}
+	}
+	sent := flood(t, stranger, duration)
+	rate := float64(sent) / duration.Seconds()
+	t.Logf("%d datagrams, %.0f a second", sent, rate)
+	select {
+	case s := <-changes:
+		t.Errorf("the session changed: %+v", s)
+	default:
+	}
+	discarded := m.Discarded()
+	if n := discarded["no session"]; n > 0 {
+		t.Errorf("%d datagrams of the stranger were read", n)
+	}
+	if n := discarded["dropped by the kernel"]; n == 0 {
+		t.Error("none was dropped by the kernel")
+	}
+	cancel()
+	must(<-ended)
+}
+
+// flood sends what looks like BFD for some time, and returns how many datagrams.
+func flood(t *testing.T, from *lab.Host, d time.Duration) (sent int) {
+	c, err := from.Dial(t.Context(), "udp", "192.0.2.2:3784")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	data := bfd.Packet{State: bfd.Down, Multiplier: 3, MyDiscriminator: 7, DesiredMinTx: time.Second}.Append(nil)
+	batch := make([]ipv4.Message, 256)
+	for i := range batch {
+		batch[i].Buffers = [][]byte{data}
+	}
+	out := ipv4.NewPacketConn(c.(*net.UDPConn))
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		n, err := out.WriteBatch(batch, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent += n
+	}
+	return sent
+}
