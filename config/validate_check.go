@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -56,6 +57,7 @@ func (d *decoder) check(t *table, ports []lb.Port) lb.CheckSpec {
 	if s, ok := sub.text("path", "/healthz", &c); ok {
 		c.Path = s
 	}
+	c.User, _ = sub.text("user", "nobody", &c)
 	c.Body, _ = sub.text("expect_body", "ok", &c)
 	c.Send, _ = sub.text("send", "ping", &c)
 	c.Host, _ = sub.text("host", "www.example.net", &c)
@@ -130,6 +132,7 @@ var checkUses = map[string][]lb.CheckType{
 	"path":            {lb.CheckHTTP, lb.CheckHTTPS, lb.CheckGRPC, lb.CheckExec},
 	"expect_status":   {lb.CheckHTTP, lb.CheckHTTPS},
 	"expect_body":     {lb.CheckHTTP, lb.CheckHTTPS, lb.CheckUDP, lb.CheckDNS},
+	"user":            {lb.CheckExec},
 	"send":            {lb.CheckUDP},
 	"host":            {lb.CheckHTTP, lb.CheckHTTPS, lb.CheckDNS, lb.CheckGRPC},
 	"tls_server_name": {lb.CheckHTTPS, lb.CheckGRPC},
@@ -178,6 +181,7 @@ func checkKeys(t *table, c *lb.CheckSpec) {
 			}
 			path.errorf(`write one like "/usr/lib/steelyard/check"`, "%s", problem)
 		}
+		c.User = cmp.Or(c.User, "nobody")
 	case lb.CheckDNS:
 		if c.Host == "" {
 			host.errorf(`write one like "example.net"`, "missing: a dns check queries this name")

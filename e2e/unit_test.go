@@ -18,8 +18,8 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 )
 
-// TestUnitCapabilitiesSuffice: with the capabilities of the unit the agent starts, announces by BGP and L2, reuses its
-// pinned maps, stops and cleans up.
+// TestUnitCapabilitiesSuffice: with the capabilities of the unit the agent starts, checks by a program, announces by
+// BGP and L2, reuses its pinned maps, stops and cleans up.
 func TestUnitCapabilitiesSuffice(t *testing.T) {
 	labtest.Root(t)
 	confined := confine(t, unitCapabilities(t))
@@ -74,6 +74,9 @@ func TestUnitCapabilitiesAreNeeded(t *testing.T) {
 	degrades := map[string]string{ // the others end the agent
 		"CAP_NET_BIND_SERVICE": "does not listen on port 179: permission denied",
 		"CAP_NET_RAW":          "datapath: open a raw socket (CAP_NET_RAW): ",
+		"CAP_SETUID":           "run /bin/true as user nobody: the agent lacks CAP_SETUID",
+		"CAP_SETGID":           "run /bin/true as user nobody: the agent lacks CAP_SETGID",
+		"CAP_KILL":             "run /bin/true as user nobody: the agent lacks CAP_KILL",
 	}
 	all := unitCapabilities(t)
 	s, config := newUnitSite(t, "tc")
@@ -121,6 +124,8 @@ func newUnitSite(t *testing.T, mode string) (*site, lab.AgentConfig) {
 	s.Daemon = labtest.Router(t, s.Topology.Router, peers.BIRD, s.RouterConfig())
 	c := lab.BGPAgent(s.Balancers[0], labtest.ASN, labtest.RouterASN, s.services(3)...)
 	c.Mode, c.L2 = mode, []string{"eth0"}
+	check := &c.Services[0].Check
+	check.Type, check.Path = "exec", "/bin/true"
 	return s, c
 }
 

@@ -8,8 +8,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -317,38 +315,5 @@ func TestNodePortWithoutWeight(t *testing.T) {
 	r, err := nodePortChecker{target{Check: c}}.Probe(t.Context())
 	if err != nil || r != (Result{Reason: "HTTP 200", Weight: -1}) {
 		t.Errorf("%+v, %v; want no weight", r, err)
-	}
-}
-
-func TestExec(t *testing.T) {
-	at := netip.MustParseAddrPort("10.0.0.1:80")
-	for name, tt := range map[string]struct{ script, want string }{
-		"good":           {`[ "$1 $2 $STEELYARD_SERVICE" = "10.0.0.1 80 web" ]`, "ok: exit status 0"},
-		"bad":            {"echo no disk >&2; echo more >&2; exit 2", "exit status 2: no disk"},
-		"bad, no output": {"exit 1", "exit status 1"},
-		// The group is killed at the timeout; a process outside it that holds stderr does not extend the probe.
-		"own session": {"setsid sleep 3 & wait", "no response within 300ms"},
-		// A background process that holds stderr does not change the result.
-		"good, background process": {"sleep 1 & exit 0", "ok: exit status 0"},
-		"bad, background process":  {"sleep 1 & echo no disk >&2; exit 2", "exit status 2: no disk"},
-		"hanging":                  {"sleep 60 & wait", "no response within 300ms"},
-		"long output":              {"head -c 1000000 /dev/zero >&2", "ok: exit status 0"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "check")
-			if err := os.WriteFile(path, []byte("#!/bin/sh\n"+tt.script+"\n"), 0o700); err != nil {
-				t.Fatal(err)
-			}
-			c := lb.Check{Target: at, Spec: lb.CheckSpec{Type: lb.CheckExec, Path: path}}
-			c.Key.Service = "web"
-			if got := probeFor(t, c, tt.want); got != tt.want {
-				t.Errorf("%s; want %s", got, tt.want)
-			}
-		})
-	}
-	c := lb.Check{Target: at, Spec: lb.CheckSpec{Type: lb.CheckExec, Path: "/nowhere"}}
-	const want = "run /nowhere: no such file or directory"
-	if got := probeFor(t, c, want); got != want {
-		t.Errorf("%s; want %s", got, want)
 	}
 }

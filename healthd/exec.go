@@ -5,32 +5,36 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/healthd/program"
 )
 
-// execChecker runs a program with the address and the port as arguments; exit status 0 is healthy. The program runs in
-// its own process group, which is killed at the timeout. Its packets are not sent over the path of the traffic.
+// execChecker runs a program with the address and the port as arguments; exit status 0 is healthy. The program has a
+// session and a process group of its own, which is killed at the timeout. What it leaves is killed, too (supervisor).
+// Its packets are not sent over the path of the traffic.
 type execChecker struct{ target }
 
 func (c execChecker) Probe(ctx context.Context) (Result, error) {
 	addr, port := c.Target.Addr().String(), strconv.Itoa(int(c.Target.Port()))
-	cmd := exec.CommandContext(ctx, c.Spec.Path, addr, port)
+	cmd, err := c.command(ctx, addr, port)
+	if err != nil { // says nothing about the backend
+		return Result{}, ownError{err}
+	}
 	cmd.Env = append(environment(),
 		"STEELYARD_SERVICE="+c.Key.Service, "STEELYARD_ADDRESS="+addr, "STEELYARD_PORT="+port)
 	if c.VIP.IsValid() {
 		cmd.Env = append(cmd.Env, "STEELYARD_VIP="+c.VIP.String())
 	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = 100 * time.Millisecond
 	var stderr firstKiB
 	cmd.Stderr = &stderr
-	err := cmd.Run()
+	err = programs.run(cmd, c.log)
 	var exit *exec.ExitError
 	switch {
 	case ctx.Err() != nil:
@@ -42,10 +46,40 @@ func (c execChecker) Probe(ctx context.Context) (Result, error) {
 		}
 		return fail("%s%s", exit, line)
 	case errors.Is(err, exec.ErrWaitDelay): // exit status 0, but another process has stderr open
-	case err != nil: // the program did not start, which says nothing about the backend
+	case err != nil: // the program did not start
 		return Result{}, ownError{fmt.Errorf("run %s: %w", c.Spec.Path, errors.Unwrap(err))}
 	}
 	return ok("exit status 0")
+}
+
+// command returns the command of a probe, which runs as Spec.User without capabilities. An agent that is not root has
+// none to lose.
+func (c execChecker) command(ctx context.Context, args ...string) (*exec.Cmd, error) {
+	u, err := program.Lookup(c.Spec.User)
+	if err != nil {
+		return nil, fmt.Errorf("run %s: %w", c.Spec.Path, err)
+	}
+	attr := &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
+	if own := uint32(os.Geteuid()); own != 0 {
+		u.UID, u.GID = own, uint32(os.Getegid())
+	} else if u.UID != 0 {
+		attr.Credential = &syscall.Credential{Uid: u.UID, Gid: u.GID}
+		if lacks := lacking(); lacks != "" {
+			return nil, fmt.Errorf("run %s as user %s: the agent lacks %s", c.Spec.Path, u.Name, lacks)
+		}
+	}
+	path, err := program.Find(c.Spec.Path, u)
+	if pe := new(fs.PathError); errors.As(err, &pe) {
+		err = pe.Err
+	}
+	if err != nil {
+		return nil, fmt.Errorf("run %s: %w", c.Spec.Path, err)
+	}
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.Args[0], cmd.Dir, cmd.SysProcAttr = c.Spec.Path, "/", attr
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 100 * time.Millisecond
+	return cmd, nil
 }
 
 // environment has what programs commonly need. The rest of the agent's environment stays with the agent: NOTIFY_SOCKET

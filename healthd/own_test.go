@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -118,48 +117,14 @@ func TestWithoutDescriptors(t *testing.T) {
 	}
 }
 
-// A program gets the variables of its check and few others.
-func TestEnvironmentOfPrograms(t *testing.T) {
-	t.Setenv("NOTIFY_SOCKET", "/run/systemd/notify")
-	t.Setenv("WATCHDOG_USEC", "30000000")
-	t.Setenv("SECRET", "x")
-	program := filepath.Join(t.TempDir(), "check")
-	out := program + ".out"
-	if err := os.WriteFile(program, []byte("#!/bin/sh\nenv >"+out+"\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	c := lb.Check{Key: lb.CheckKey{Service: "web"}, Target: netip.MustParseAddrPort("10.0.0.1:80")}
-	c.Spec = lb.CheckSpec{Type: lb.CheckExec, Path: program}
-	if got := probeFor(t, c, "ok"); got != "ok: exit status 0" {
-		t.Fatal(got)
-	}
-	text, err := os.ReadFile(out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for line := range strings.Lines(string(text)) {
-		name, _, _ := strings.Cut(line, "=")
-		names = append(names, name)
-	}
-	for _, want := range []string{"PATH", "STEELYARD_SERVICE", "STEELYARD_ADDRESS", "STEELYARD_PORT"} {
-		if !slices.Contains(names, want) {
-			t.Errorf("no %s in %v", want, names)
-		}
-	}
-	for _, bad := range []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "SECRET"} {
-		if slices.Contains(names, bad) {
-			t.Errorf("%s is passed on", bad)
-		}
-	}
-}
-
 // A program that cannot be started says nothing about the backend; why it has no state is reported.
 func TestMissingProgramIsInconclusive(t *testing.T) {
 	reports := make(chan lb.Health, 1)
 	p := New(Options{Report: func(h lb.Health) { reports <- h }, Log: slog.New(slog.DiscardHandler)})
 	c := lb.Check{Key: lb.CheckKey{Service: "web"}, Target: netip.MustParseAddrPort("10.0.0.1:80")}
-	c.Spec = lb.CheckSpec{Type: lb.CheckExec, Path: "/nowhere", Interval: time.Hour, Timeout: time.Minute, Fall: 1}
+	c.Spec = lb.CheckSpec{
+		Type: lb.CheckExec, Path: "/nowhere", User: "nobody", Interval: time.Hour, Timeout: time.Minute, Fall: 1,
+	}
 	p.Put("web", []lb.Check{c})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)

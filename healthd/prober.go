@@ -50,7 +50,7 @@ func New(o Options) *Prober {
 		o: o, metrics: newMetrics(o.Registerer), slots: newSlots(maxProbes()),
 		own: ownTrouble{log: o.Log}, checks: map[string]map[lb.CheckKey]*loop{},
 	}
-	p.make = func(c lb.Check) Checker { return checkers[c.Spec.Type](target{c, o.Way}) }
+	p.make = func(c lb.Check) Checker { return checkers[c.Spec.Type](target{c, o.Way, o.Log}) }
 	return p
 }
 

@@ -5,9 +5,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -83,25 +80,6 @@ func TestDNSQuestion(t *testing.T) {
 		spec := lb.CheckSpec{Type: lb.CheckDNS, Host: "web.example", Body: "over-tcp-" + record + "\""}
 		if got := probeFor(t, lb.Check{Target: targetOf(u.LocalAddr()), Spec: spec}, ""); got != "ok: DNS NOERROR" {
 			t.Errorf("%s: %s", host, got)
-		}
-	}
-}
-
-func TestExecEnvironment(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "check")
-	const script = "#!/bin/sh\necho $STEELYARD_SERVICE $STEELYARD_ADDRESS $STEELYARD_PORT $STEELYARD_VIP >&2\nexit 1\n"
-	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	for vip, want := range map[string]string{
-		"": "exit status 1: web 10.0.0.1 80", "203.0.113.10": "exit status 1: web 10.0.0.1 80 203.0.113.10",
-	} {
-		c := lb.Check{Target: netip.MustParseAddrPort("10.0.0.1:80")}
-		c.Spec = lb.CheckSpec{Type: lb.CheckExec, Path: path}
-		c.Key.Service = "web"
-		c.VIP, _ = netip.ParseAddr(vip)
-		if got := probeFor(t, c, want); got != want {
-			t.Errorf("%s; want %s", got, want)
 		}
 	}
 }

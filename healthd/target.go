@@ -1,6 +1,7 @@
 package healthd
 
 import (
+	"log/slog"
 	"net"
 	"net/netip"
 	"syscall"
@@ -20,6 +21,7 @@ type Way struct {
 type target struct {
 	lb.Check
 	way func(lb.Check) (Way, error) // for checks with a VIP
+	log *slog.Logger
 }
 
 // secondary reports whether the target is not the first port of the service that the type of the check can probe. Such

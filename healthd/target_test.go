@@ -24,7 +24,7 @@ func TestDialer(t *testing.T) {
 		{"VIP, TCP", "tcp", vip, "203.0.113.10:80", "192.0.2.1:0"},
 		{"VIP, UDP", "udp", vip, "203.0.113.10:80", "192.0.2.1:0"},
 	} {
-		d, to, err := target{lb.Check{Target: server, VIP: tt.vip}, way}.dialer(tt.network)
+		d, to, err := target{Check: lb.Check{Target: server, VIP: tt.vip}, way: way}.dialer(tt.network)
 		if err != nil || to.String() != tt.to {
 			t.Fatalf("%s: to %v, %v; want %s", tt.name, to, err, tt.to)
 		}
@@ -49,7 +49,8 @@ func TestDialerWithoutPath(t *testing.T) {
 		if typ == lb.CheckExec || typ == lb.CheckNodePort {
 			continue // they use the server's own address
 		}
-		_, err := checker(target{c, func(lb.Check) (Way, error) { return Way{}, broken }}).Probe(t.Context())
+		way := func(lb.Check) (Way, error) { return Way{}, broken }
+		_, err := checker(target{Check: c, way: way}).Probe(t.Context())
 		if !errors.Is(err, broken) {
 			t.Errorf("%s: error %v; want %v", typ, err, broken)
 		}
@@ -61,7 +62,8 @@ func TestMarkIsSet(t *testing.T) {
 	l := listen(t)
 	c := lb.Check{Target: targetOf(l.Addr()), VIP: netip.MustParseAddr("127.0.0.1")}
 	from := netip.MustParseAddr("127.0.0.3")
-	d, to, err := target{c, func(lb.Check) (Way, error) { return Way{Mark: 7, From: from}, nil }}.dialer("tcp")
+	way := func(lb.Check) (Way, error) { return Way{Mark: 7, From: from}, nil }
+	d, to, err := target{Check: c, way: way}.dialer("tcp")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,6 +28,8 @@ type CheckSpec struct {
 	Body string
 	// Send is the payload of a udp check.
 	Send string
+	// User runs the program of an exec check: a name or a number.
+	User string
 	// Host is the Host header (http, https), the name to query (dns) or the authority (grpc); "": the address.
 	Host string
 	// TLSServerName is the name that the certificate must carry (https, grpc). "": the certificate is not verified,

@@ -27,7 +27,8 @@ func Check(configFile string, elsewhere bool) (*config.Config, error) {
 	return preflight.Load(configFile, startable((*config.Report).Errorf),
 		links(network, (*config.Report).Errorf, (*config.Report).Errorf),
 		preflight.Taken(network, (*config.Report).Errorf), preflight.NoPeers(network, (*config.Report).Errorf),
-		preflight.Warnings(network), memberFamily(thisHost{}, (*config.Report).Errorf))
+		preflight.Warnings(network), preflight.Programs((*config.Report).Errorf),
+		memberFamily(thisHost{}, (*config.Report).Errorf))
 }
 
 // load is Check for the start of the agent: an address that now belongs to the machine must not keep an agent from
@@ -40,7 +41,8 @@ func load(configFile string) (*config.Config, error) {
 	return preflight.Load(configFile, startable((*config.Report).Warnf),
 		links(network, (*config.Report).Warnf, (*config.Report).Errorf),
 		preflight.Taken(network, (*config.Report).Warnf), preflight.NoPeers(network, (*config.Report).Warnf),
-		preflight.Warnings(network), memberFamily(thisHost{}, (*config.Report).Warnf))
+		preflight.Warnings(network), preflight.Programs((*config.Report).Warnf),
+		memberFamily(thisHost{}, (*config.Report).Warnf))
 }
 
 // reload is Check for a running agent. What is read at the start only is in force already: what is wrong with the
@@ -52,7 +54,8 @@ func reload(configFile string) (*config.Config, error) {
 	}
 	return preflight.Load(configFile, links(network, (*config.Report).Warnf, (*config.Report).Warnf),
 		preflight.Taken(network, (*config.Report).Errorf), preflight.NoPeers(network, (*config.Report).Errorf),
-		preflight.Warnings(network), memberFamily(thisHost{}, (*config.Report).Errorf))
+		preflight.Warnings(network), preflight.Programs((*config.Report).Errorf),
+		memberFamily(thisHost{}, (*config.Report).Errorf))
 }
 
 // startable is the rule that refuses what New would refuse, and finds what the agent would have to wait for.

@@ -43,7 +43,7 @@ var mayImport = map[string][]string{
 	"lb/admin":               {"lb", "lb/httplimit", "lb/printable"},
 	"lb/kube":                {"lb", "lb/printable"},
 	"lb/logqueue":            {},
-	"lb/agent/preflight":     {"lb", "config", "lb/file"},
+	"lb/agent/preflight":     {"lb", "config", "lb/file", "healthd/program"},
 	"lb/cli":                 {"lb", "lb/admin", "lb/printable", "config", "systemd"},
 	"lb/demo":                {"lb", "e2e/lab", "e2e/lab/traffic"},
 	"announce/bfd":           {"announce/loglimit"},

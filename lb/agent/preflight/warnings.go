@@ -1,15 +1,10 @@
 package preflight
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
-	"os"
-	"path/filepath"
 
 	"github.com/steelyard-lb/steelyard/config"
-	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // Warnings returns the rule that warns of what is valid and does not work on this machine.
@@ -19,7 +14,6 @@ func Warnings(n Network) config.Rule {
 		sources(n, c, r)
 		ownBackends(n, c, r)
 		ownMembers(n, c, r)
-		programs(c, r)
 	}
 }
 
@@ -87,21 +81,4 @@ func ownMembers(n Network, c *config.Config, r *config.Report) {
 	}
 	r.Warnf("l2.members", "add the addresses of the other machines, or leave it out",
 		"has no other member: %s is %s", c.L2.Members[len(c.L2.Members)-1], what)
-}
-
-// programs warns of exec checks whose program cannot be run by anybody.
-func programs(c *config.Config, r *config.Report) {
-	for i, s := range c.Services {
-		if s.Check.Type != lb.CheckExec || !filepath.IsAbs(s.Check.Path) { // the latter is an error
-			continue
-		}
-		key, path := config.KeyOf("service", i, "check.path"), s.Check.Path
-		info, err := os.Stat(path)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			r.Warnf(key, "name a program of this machine", "there is no file %s", path)
-		case err == nil && (info.IsDir() || info.Mode()&0o111 == 0):
-			r.Warnf(key, "name a program, or set its mode by chmod +x", "%s cannot be executed", path)
-		}
-	}
 }

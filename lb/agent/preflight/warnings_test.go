@@ -20,7 +20,7 @@ func TestWarnings(t *testing.T) {
 	secret := fmt.Sprintf("[l2]\nsecret_file = %q\n", file)
 	exec := func(path string) string {
 		const check = "backends = [\"10.0.0.1\"]\n[service.check]\ntype = \"exec\"\n"
-		return "[l2]\n" + service + fmt.Sprintf("%spath = %q\n", check, path)
+		return "[l2]\n" + service + check + "path = \"" + path + "\"\n"
 	}
 	for _, tt := range []struct{ name, text, want string }{
 		{"other hosts", "[l2]\n" + service + "backends = [\"10.0.0.1\"]\n", ""},
@@ -53,14 +53,18 @@ func TestWarnings(t *testing.T) {
 		},
 		{"a program", exec("/bin/sh"), ""},
 		{
+			"a user that is not there", exec("/bin/sh\"\nuser = \"no-such"),
+			"f:10: service[0].check.user (service \"web\"): there is no user \"no-such\"; name a user of this machine",
+		},
+		{
 			"a program that is not there", exec("/no/such"),
 			"f:9: service[0].check.path (service \"web\"): there is no file /no/such; name a program of this machine",
 		},
 		{
-			"a file that is none", exec(file),
-			"f:9: service[0].check.path (service \"web\"): " + file + " cannot be executed",
+			"a file that is none", exec("/etc/passwd"),
+			"f:9: service[0].check.path (service \"web\"): user nobody cannot execute it: the mode of /etc/passwd",
 		},
-		{"a directory", exec("/"), "f:9: service[0].check.path (service \"web\"): / cannot be executed"},
+		{"a directory", exec("/"), "f:9: service[0].check.path (service \"web\"): / is not a file; the program"},
 		{
 			"an address on the link",
 			"[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.1\", asn = 64500 }]\n" +
@@ -68,7 +72,8 @@ func TestWarnings(t *testing.T) {
 			"f:6: service[0].address (service \"web\"): hosts on eth0 resolve 192.0.2.10 by ARP or NDP",
 		},
 	} {
-		cfg, err := config.Parse("f", []byte(tt.text), Warnings(lan{}))
+		cfg, err := config.Parse("f", []byte(tt.text), Warnings(lan{}),
+			Programs((*config.Report).Warnf))
 		if err != nil {
 			t.Errorf("%s: %v", tt.name, err)
 			continue

@@ -1,0 +1,221 @@
+package healthd
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// execCheck returns a check by a program with this script, and a directory that the program may write to.
+func execCheck(t *testing.T, script string) (c lb.Check, dir string) {
+	t.Helper()
+	top, err := os.MkdirTemp("", "check") // t.TempDir is for its owner only
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(top) })
+	path, dir := filepath.Join(top, "check"), filepath.Join(top, "out")
+	for _, err := range []error{
+		os.Chmod(top, 0o755), os.WriteFile(path, []byte("#!/bin/sh\n"+script+"\n"), 0o700), os.Chmod(path, 0o755),
+		os.Mkdir(dir, 0o700), os.Chmod(dir, 0o777),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	c = lb.Check{Key: lb.CheckKey{Service: "web"}, Target: netip.MustParseAddrPort("10.0.0.1:80")}
+	c.Spec = lb.CheckSpec{Type: lb.CheckExec, Path: path, User: "nobody"}
+	return c, dir
+}
+
+// A program gets the variables of its check and few others.
+func TestEnvironmentOfPrograms(t *testing.T) {
+	t.Setenv("NOTIFY_SOCKET", "/run/systemd/notify")
+	t.Setenv("WATCHDOG_USEC", "30000000")
+	t.Setenv("SECRET", "x")
+	c, dir := execCheck(t, `env >"${0%/*}/out/env"`)
+	if got := probeFor(t, c, "ok"); got != "ok: exit status 0" {
+		t.Fatal(got)
+	}
+	text, err := os.ReadFile(dir + "/env")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for line := range strings.Lines(string(text)) {
+		name, _, _ := strings.Cut(line, "=")
+		names = append(names, name)
+	}
+	for _, want := range []string{"PATH", "STEELYARD_SERVICE", "STEELYARD_ADDRESS", "STEELYARD_PORT"} {
+		if !slices.Contains(names, want) {
+			t.Errorf("no %s in %v", want, names)
+		}
+	}
+	for _, bad := range []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "SECRET"} {
+		if slices.Contains(names, bad) {
+			t.Errorf("%s is passed on", bad)
+		}
+	}
+}
+
+func TestExec(t *testing.T) {
+	const show = "echo $1 $2 $STEELYARD_SERVICE $STEELYARD_ADDRESS $STEELYARD_PORT $STEELYARD_VIP >&2; exit 1"
+	for name, tt := range map[string]struct{ script, vip, want string }{
+		"good":              {"exit 0", "", "ok: exit status 0"},
+		"bad":               {"echo no disk >&2; echo more >&2; exit 2", "", "exit status 2: no disk"},
+		"bad, no output":    {"exit 1", "", "exit status 1"},
+		"bad, binary":       {"head -c 1000 /dev/zero >&2; exit 1", "", "exit status 1: �"},
+		"arguments":         {show, "", "exit status 1: 10.0.0.1 80 web 10.0.0.1 80"},
+		"arguments and VIP": {show, "203.0.113.10", "exit status 1: 10.0.0.1 80 web 10.0.0.1 80 203.0.113.10"},
+		// The group is killed at the timeout; a process outside it that holds stderr does not extend the probe.
+		"own session": {"setsid sleep 3 & wait", "", "no response within 300ms"},
+		// A background process that holds stderr does not change the result.
+		"good, background process": {"sleep 1 & exit 0", "", "ok: exit status 0"},
+		"bad, background process":  {"sleep 1 & echo no disk >&2; exit 2", "", "exit status 2: no disk"},
+		"hanging":                  {"sleep 60 & wait", "", "no response within 300ms"},
+		"long output":              {"head -c 1000000 /dev/zero >&2", "", "ok: exit status 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, _ := execCheck(t, tt.script)
+			c.VIP, _ = netip.ParseAddr(tt.vip)
+			if got := probeFor(t, c, tt.want); got != tt.want {
+				t.Errorf("%s; want %s", got, tt.want)
+			}
+		})
+	}
+	for name, want := range map[string]string{
+		"missing":      "run %s: no such file or directory",
+		"open to all":  "run %s: %[1]s can be written by others than root (mode 0777)",
+		"unknown user": `run %s: there is no user "nowhere"`,
+	} {
+		c, _ := execCheck(t, "exit 0")
+		switch name {
+		case "missing":
+			os.Remove(c.Spec.Path)
+		case "open to all":
+			os.Chmod(c.Spec.Path, 0o777)
+		case "unknown user":
+			c.Spec.User = "nowhere"
+		}
+		if got, want := probeFor(t, c, ""), fmt.Sprintf(want, c.Spec.Path); got != want {
+			t.Errorf("%s; want %s", got, want)
+		}
+	}
+}
+
+// A program runs as nobody, without groups and capabilities, and cannot get any.
+func TestProgramsHaveNoPrivileges(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	c, dir := execCheck(t, `cat /proc/self/status >"${0%/*}/out/status"`)
+	if got := probeFor(t, c, ""); got != "ok: exit status 0" {
+		t.Fatal(got)
+	}
+	text, err := os.ReadFile(dir + "/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"\nUid:\t65534\t65534\t65534\t65534\n", "\nGid:\t65534\t65534\t65534\t65534\n", "\nGroups:\t \n",
+		"\nCapInh:\t0000000000000000\n", "\nCapPrm:\t0000000000000000\n", "\nCapEff:\t0000000000000000\n",
+		"\nCapAmb:\t0000000000000000\n", "\nNoNewPrivs:\t1\n",
+	} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+}
+
+// Nothing that a program starts outlives it for long, also not in a session of its own and without its parent. Nothing
+// is left to reap either. A child of this process that is of no check stays.
+func TestProgramsAreEndedAsAWhole(t *testing.T) {
+	own := exec.Command("sleep", "1000")
+	if err := own.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { own.Process.Kill(); own.Wait() }()
+	for name, script := range map[string]string{
+		"at its end":     "%s & setsid %[1]s & (setsid sh -c '%[1]s & setsid %[1]s & sleep 0.1' &) ; exit 0",
+		"at the timeout": "%s & setsid %[1]s & (setsid sh -c '%[1]s & setsid %[1]s & sleep 0.1' &) ; wait",
+		"short children": "for i in 1 2 3 4 5; do setsid true & done; : %s",
+	} {
+		t.Run(name, func(t *testing.T) {
+			mark := fmt.Sprintf("10%09d", time.Now().UnixNano()%1e9) // an argument that nobody else has
+			c, _ := execCheck(t, fmt.Sprintf(script, "sleep "+mark))
+			want := "ok: exit status 0"
+			if strings.HasSuffix(script, "wait") {
+				want = "no response within 300ms"
+			}
+			if got := probeFor(t, c, want); got != want {
+				t.Errorf("%s; want %s", got, want)
+			}
+			for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+				left := append(processes(t, mark), childrenWithout(t, own.Process.Pid)...)
+				if len(left) == 0 {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatalf("left after 10 s: %v", left)
+				}
+			}
+		})
+	}
+	if err := own.Process.Signal(syscall.Signal(0)); err != nil {
+		t.Errorf("another child of this process: %v", err)
+	}
+}
+
+// processes returns the processes with an argument.
+func processes(t *testing.T, argument string) (pids []string) {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range all {
+		if text, _ := os.ReadFile(name); strings.Contains(string(text), argument) {
+			pids = append(pids, name)
+		}
+	}
+	return pids
+}
+
+// childrenWithout returns the children of this process without one.
+func childrenWithout(t *testing.T, pid int) (pids []string) {
+	t.Helper()
+	lists, err := filepath.Glob("/proc/self/task/*/children")
+	if err != nil || len(lists) == 0 {
+		t.Fatalf("no lists of children: %v", err)
+	}
+	for _, name := range lists {
+		text, _ := os.ReadFile(name)
+		pids = append(pids, strings.Fields(string(text))...)
+	}
+	return slices.DeleteFunc(pids, func(p string) bool { return p == strconv.Itoa(pid) })
+}
+
+// The same as process 1 of a container, whose children are all processes that lose their parent, and with no other
+// capabilities than programs need.
+func TestProgramsOfProcessOne(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes a PID namespace")
+	}
+	const tests = "^TestPrograms(AreEndedAsAWhole|HaveNoPrivileges)$"
+	out, err := exec.CommandContext(t.Context(), "unshare", "--pid", "--fork", "--mount-proc",
+		"setpriv", "--no-new-privs", "--bounding-set=-all,+setuid,+setgid,+kill",
+		os.Args[0], "-test.run", tests, "-test.v").CombinedOutput()
+	if err != nil || strings.Count(string(out), "\n--- PASS") != 2 {
+		t.Errorf("%v\n%s", err, out)
+	}
+}

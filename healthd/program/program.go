@@ -1,0 +1,120 @@
+// Package program decides whether the program of an exec check may run, and as whom. It changes nothing.
+package program
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// User is a user and its primary group. Programs run without its other groups.
+type User struct {
+	Name     string
+	UID, GID uint32
+}
+
+// nobody is the user of that name where /etc/passwd has none, as in most containers.
+var nobody = User{"nobody", 65534, 65534}
+
+// Lookup returns a user by name or number.
+func Lookup(name string) (User, error) {
+	found, err := user.Lookup(name)
+	id, number := strconv.ParseUint(name, 10, 31)
+	if err != nil && number == nil {
+		if found, err = user.LookupId(name); err != nil {
+			return User{name, uint32(id), uint32(id)}, nil
+		}
+	}
+	if err != nil && name == nobody.Name {
+		return nobody, nil
+	}
+	if err != nil {
+		return User{}, fmt.Errorf("there is no user %.200q", name)
+	}
+	uid, err1 := strconv.ParseUint(found.Uid, 10, 32)
+	gid, err2 := strconv.ParseUint(found.Gid, 10, 32)
+	return User{found.Username, uint32(uid), uint32(gid)}, errors.Join(err1, err2)
+}
+
+// maxLinks is how many symbolic links are followed, as by the kernel.
+const maxLinks = 40
+
+// Find returns the path of a program without symbolic links. It is an error if anybody but root could replace the
+// program, because then they would decide what runs on this machine, or if u cannot execute it.
+func Find(path string, u User) (string, error) {
+	path = filepath.Clean(path)
+	for range maxLinks {
+		link := "" // the first one of the path
+		for p := path; ; p = filepath.Dir(p) {
+			info, err := os.Lstat(p)
+			if err != nil {
+				return "", err
+			}
+			if info.Mode()&fs.ModeSymlink != 0 {
+				link = p // who can change it can write to the directory
+			} else if err := check(p, info, p == path, u); err != nil {
+				return "", err
+			}
+			if p == "/" {
+				break
+			}
+		}
+		if link == "" {
+			return path, nil
+		}
+		to, err := os.Readlink(link)
+		if err != nil {
+			return "", err
+		}
+		if !filepath.IsAbs(to) {
+			to = filepath.Join(filepath.Dir(link), to)
+		}
+		path = filepath.Join(to, strings.TrimPrefix(path, link))
+	}
+	return "", fmt.Errorf("%s: too many symbolic links", path)
+}
+
+// check returns why the program, or a directory above it, must not be used.
+func check(path string, info fs.FileInfo, isProgram bool, u User) error {
+	mode := info.Mode()
+	if isProgram && !mode.IsRegular() {
+		return fmt.Errorf("%s is not a file", path)
+	}
+	stat := info.Sys().(*syscall.Stat_t)
+	// In a directory with the sticky bit, others cannot replace a file of root.
+	others := mode&0o002 != 0 || mode&0o020 != 0 && stat.Gid != 0
+	if others && (isProgram || mode&fs.ModeSticky == 0) && !isReadOnly(path) {
+		return fmt.Errorf("%s can be written by others than root (mode %04o)", path, mode.Perm())
+	}
+	if stat.Uid != 0 && (os.Geteuid() == 0 || stat.Uid != u.UID) { // an agent that is not root has its own programs
+		return fmt.Errorf("%s belongs to user %d and not to root", path, stat.Uid)
+	}
+	var x fs.FileMode = 0o001
+	switch {
+	case u.UID == 0:
+		x = 0o111
+	case u.UID == stat.Uid:
+		x = 0o100
+	case u.GID == stat.Gid:
+		x = 0o010
+	}
+	if mode&x == 0 && (isProgram || u.UID != 0) {
+		return fmt.Errorf("user %s cannot execute it: the mode of %s is %04o", u.Name, path, mode.Perm())
+	}
+	return nil
+}
+
+// isReadOnly reports whether a path is on a mount that nobody can write to, as volumes of Kubernetes' ConfigMaps are,
+// whose directories have mode 0777.
+func isReadOnly(path string) bool {
+	var f unix.Statfs_t
+	return unix.Statfs(path, &f) == nil && f.Flags&unix.ST_RDONLY != 0
+}

@@ -1,0 +1,100 @@
+package program
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Only root may be able to replace the program, and the user must be able to execute it.
+func TestFind(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: files have owners")
+	}
+	top, err := os.MkdirTemp("", "programs") // in a directory with the sticky bit
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(top) })
+	do := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	file := func(name string, dirMode, mode os.FileMode) string {
+		path := filepath.Join(top, name, "check")
+		do(os.MkdirAll(filepath.Dir(path), 0o755))
+		do(os.WriteFile(path, []byte("#!/bin/sh\n"), 0o755))
+		do(os.Chmod(path, mode))
+		do(os.Chmod(filepath.Dir(path), dirMode))
+		return path
+	}
+	do(os.Chmod(top, 0o755))
+	link := func(name, to string) string {
+		path := filepath.Join(top, name)
+		do(os.Symlink(to, path))
+		return path
+	}
+	good := file("good", 0o755, 0o755)
+	open := file("open", 0o777, 0o755)
+	theirs := file("theirs", 0o755, 0o755)
+	do(os.Chown(theirs, 1000, 0))
+	group := file("group", 0o775, 0o755)
+	do(os.Chown(filepath.Dir(group), 0, 50))
+	ours := file("ours", 0o755, 0o750)
+	do(os.Chown(ours, 0, 65534))
+	root := User{Name: "root"}
+	for name, tt := range map[string]struct {
+		path string
+		user User
+		want string // what it finds, or a part of the error
+	}{
+		"good":                {good, nobody, good},
+		"not clean":           {top + "//good/../good/check", nobody, good},
+		"writable":            {file("w", 0o755, 0o757), nobody, "w/check can be written by others than root"},
+		"writable directory":  {open, nobody, "open can be written by others than root (mode 0777)"},
+		"sticky directory":    {file("sticky", 0o777|os.ModeSticky, 0o755), nobody, "sticky/check"},
+		"another owner":       {theirs, nobody, "theirs/check belongs to user 1000 and not to root"},
+		"group":               {group, nobody, "group can be written by others than root (mode 0775)"},
+		"group root":          {file("groot", 0o775, 0o775), nobody, "groot/check"},
+		"of root only":        {file("rootfile", 0o755, 0o700), nobody, "user nobody cannot execute it: the mode of"},
+		"for root":            {file("rootall", 0o700, 0o700), root, "rootall/check"},
+		"directory of root":   {file("rootdir", 0o700, 0o755), nobody, "the mode of " + top + "/rootdir is 0700"},
+		"of the group":        {ours, nobody, ours},
+		"of another group":    {ours, User{"x", 1000, 1000}, "user x cannot execute it"},
+		"not executable":      {file("data", 0o755, 0o644), root, "user root cannot execute it"},
+		"a directory":         {filepath.Dir(good), nobody, "good is not a file"},
+		"a link":              {link("link", "good/check"), nobody, good},
+		"a link to a folder":  {link("folder", top+"/good") + "/check", nobody, good},
+		"a link from outside": {filepath.Join(filepath.Dir(open), "../good/check"), nobody, good},
+		"a loop":              {link("loop", "loop"), nobody, "too many symbolic links"},
+		"missing":             {top + "/good/none", nobody, "no such file"},
+	} {
+		got, err := Find(tt.path, tt.user)
+		if err != nil {
+			got = err.Error()
+		}
+		if !strings.Contains(got, tt.want) {
+			t.Errorf("%s: %s; want %s", name, got, tt.want)
+		}
+	}
+	do(os.Symlink(good, filepath.Join(filepath.Dir(open), "link"))) // anybody can make it another one
+	if got, err := Find(filepath.Join(filepath.Dir(open), "link"), nobody); err == nil {
+		t.Errorf("a link that others can replace: %s", got)
+	}
+}
+
+func TestLookup(t *testing.T) {
+	for name, want := range map[string]User{
+		"root": {"root", 0, 0}, "0": {"root", 0, 0}, "4000000": {"4000000", 4000000, 4000000}, "nobody": nobody,
+	} {
+		if got, err := Lookup(name); got != want || err != nil {
+			t.Errorf("%s: %+v, %v; want %+v", name, got, err, want)
+		}
+	}
+	if got, err := Lookup("no such user"); err == nil || !strings.Contains(err.Error(), `no user "no such user"`) {
+		t.Errorf("%+v, %v; want an error", got, err)
+	}
+}

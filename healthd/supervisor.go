@@ -1,0 +1,138 @@
+package healthd
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// programs is the supervisor of the programs of all exec checks: of the process, because processes that lose their
+// parent become children of the process.
+var programs = supervisor{start: make(chan starting), ended: make(chan ending)}
+
+// supervisor starts programs, and ends and reaps what they leave behind.
+//
+// This process is a subreaper (PR_SET_CHILD_SUBREAPER): a process whose parent ends becomes its child, whatever group
+// and session it has moved to. A child that is neither a program that runs, nor in the group of one, nor in the group
+// of this process, is of a program that has ended, and is killed; its own children follow. So processes that leave the
+// group of a program and their parent are ended when any program ends, and not with their own.
+//
+// All of that is done by one thread that never ends: it has no_new_privs, so that no file gives a program privileges,
+// and the kernel kills the programs when it ends, which is when this process does (Pdeathsig).
+type supervisor struct {
+	once  sync.Once
+	start chan starting
+	ended chan ending
+}
+
+type starting struct {
+	cmd  *exec.Cmd
+	done chan<- error
+}
+
+type ending struct {
+	pid int
+	log *slog.Logger // may be nil
+}
+
+// run is cmd.Run.
+func (s *supervisor) run(cmd *exec.Cmd, log *slog.Logger) error {
+	s.once.Do(func() { go s.supervise() })
+	done := make(chan error)
+	s.start <- starting{cmd, done}
+	if err := <-done; err != nil {
+		return err
+	}
+	err := cmd.Wait()
+	s.ended <- ending{cmd.Process.Pid, log}
+	return err
+}
+
+func (s *supervisor) supervise() {
+	runtime.LockOSThread()
+	noNewPrivs := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+	subreaper := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+	if noNewPrivs != nil || subreaper != nil {
+		panic(fmt.Sprintf("healthd: prctl: %v, %v", noNewPrivs, subreaper)) // no kernel that runs the programs refuses
+	}
+	running := map[int]bool{}
+	var log *slog.Logger
+	var warned time.Time
+	var again <-chan time.Time
+	for {
+		select {
+		case x := <-s.start:
+			err := x.cmd.Start()
+			if err == nil {
+				running[x.cmd.Process.Pid] = true
+			}
+			x.done <- err
+			continue
+		case x := <-s.ended:
+			delete(running, x.pid)
+			log = x.log
+		case <-again:
+		}
+		again = nil
+		if killed := endOrphans(running); killed > 0 {
+			again = time.After(10 * time.Millisecond) // to reap them, and to find their children
+			if log != nil && time.Since(warned) > logInterval {
+				warned = time.Now()
+				log.Warn("processes that programs of exec checks left were killed", "count", killed)
+			}
+		}
+	}
+}
+
+// endOrphans reaps and kills children of this process that are of no program that runs. It returns how many it killed.
+func endOrphans(running map[int]bool) (killed int) {
+	// Its format is that of proc_pid_children(5). Errors are of threads that have ended.
+	lists, _ := filepath.Glob("/proc/self/task/*/children")
+	for _, list := range lists {
+		text, _ := os.ReadFile(list)
+		for field := range strings.FieldsSeq(string(text)) {
+			pid, err := strconv.Atoi(field)
+			if err != nil || running[pid] {
+				continue // os/exec waits for it
+			}
+			group, err := unix.Getpgid(pid)
+			if err != nil || group == unix.Getpgrp() { // not of an exec check: its parent waits for it
+				continue
+			}
+			if reaped, _ := unix.Wait4(pid, nil, unix.WNOHANG, nil); reaped == pid || running[group] {
+				continue
+			}
+			if unix.Kill(pid, unix.SIGKILL) == nil {
+				killed++
+			}
+		}
+	}
+	return killed
+}
+
+// lacking returns which capabilities the agent lacks to run programs as another user and to end them; "": none.
+func lacking() string {
+	var have [2]unix.CapUserData
+	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &have[0]); err != nil {
+		return err.Error()
+	}
+	var names []string
+	for _, x := range []struct {
+		bit  int
+		name string
+	}{{unix.CAP_SETUID, "CAP_SETUID"}, {unix.CAP_SETGID, "CAP_SETGID"}, {unix.CAP_KILL, "CAP_KILL"}} {
+		if have[0].Effective&(1<<x.bit) == 0 {
+			names = append(names, x.name)
+		}
+	}
+	return strings.Join(names, ", ")
+}
