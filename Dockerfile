@@ -1,6 +1,6 @@
 # docker build -t steelyard --build-arg VERSION="$(git describe --tags --always --dirty)" .
 # One static binary, and the certificates that https checks trust. It has no shell: exec checks need an image of your own.
-FROM --platform=$BUILDPLATFORM golang:1.26 AS build
+FROM --platform=$BUILDPLATFORM golang:1.26.8 AS build
 WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
