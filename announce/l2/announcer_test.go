@@ -131,7 +131,7 @@ func TestResponderWithoutSockets(t *testing.T) {
 	a := newAnnouncer(t, &lines{}, "eth0")
 	set(t, a, vip4, vip6)
 	r := a.responders[0]
-	r.gratuitous(t.Context(), vips)
+	r.gratuitous(t.Context(), vips, &a.pace)
 	r.join(vip6)
 	if got := testutil.ToFloat64(a.metrics.gratuitous.WithLabelValues("eth0")); got != 0 || r.groups != nil {
 		t.Errorf("%v frames counted, groups %v", got, maps.Collect(maps.All(r.groups)))

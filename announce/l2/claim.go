@@ -135,7 +135,7 @@ type steps struct {
 // sendAll sends what is due.
 func (a *Announcer) sendAll(ctx context.Context, s steps) {
 	for _, r := range a.responders {
-		r.gratuitous(ctx, s.defend)
+		r.gratuitous(ctx, s.defend, &a.pace)
 	}
 	for vip, q := range s.ask {
 		for _, r := range a.responders {
@@ -301,7 +301,7 @@ func (r *responder) probe(ctx context.Context, vips []netip.Addr) {
 		return
 	}
 	for _, vip := range vips {
-		r.a.pace.wait(ctx)
+		r.a.urgent.wait(ctx)
 		var err error
 		if vip.Is4() {
 			err = probeARP(s, vip)

@@ -38,7 +38,7 @@ func advance(a *Announcer, from time.Time, d time.Duration) (time.Time, []netip.
 		s, _ := a.step(from)
 		for _, r := range a.responders {
 			r.probe(context.Background(), s.probe)
-			r.gratuitous(context.Background(), slices.Concat(s.announce, s.defend))
+			r.gratuitous(context.Background(), slices.Concat(s.announce, s.defend), &r.a.pace)
 		}
 	}
 	return from, a.all()

@@ -37,8 +37,11 @@ type Options struct {
 const (
 	frameInterval = 250 * time.Microsecond // per address
 	frameBurst    = 32
-	logInterval   = 10 * time.Second
-	logBurst      = 20
+	// Probes, and the first frames of an announcement: clients wait for them.
+	urgentInterval = 20 * time.Microsecond
+	urgentBurst    = 256
+	logInterval    = 10 * time.Second
+	logBurst       = 20
 )
 
 var defaultRepeat = []time.Duration{
@@ -53,6 +56,7 @@ type Announcer struct {
 	claimed    chan struct{} // capacity 1: there are new claims
 	links      *linkWatcher
 	pace       bucket // of frames that are not replies
+	urgent     bucket // of those that clients wait for
 	logged     bucket // conflicts in the log: anyone in the segment can cause them
 
 	mu     sync.RWMutex // guards all below; a reply is sent under RLock, so that Set waits for it
@@ -94,6 +98,7 @@ func New(o Options) (*Announcer, error) {
 		again:  map[netip.Addr]time.Time{},
 		macs:   make(chan struct{}, 1),
 		pace:   bucket{interval: frameInterval, burst: frameBurst},
+		urgent: bucket{interval: urgentInterval, burst: urgentBurst},
 		logged: bucket{interval: logInterval, burst: logBurst},
 	}
 	for _, name := range o.Interfaces {
@@ -227,6 +232,7 @@ func (a *Announcer) allOf() []netip.Addr {
 func (a *Announcer) announce(ctx context.Context, responders []*responder, vips []netip.Addr) {
 	a.bursts.Go(func() {
 		start := time.Now()
+		pace := &a.urgent
 		for _, after := range append([]time.Duration{0}, a.o.Repeat...) {
 			select {
 			case <-ctx.Done():
@@ -234,8 +240,9 @@ func (a *Announcer) announce(ctx context.Context, responders []*responder, vips 
 			case <-time.After(time.Until(start.Add(after))):
 			}
 			for _, p := range responders {
-				p.gratuitous(ctx, vips)
+				p.gratuitous(ctx, vips, pace)
 			}
+			pace = &a.pace
 		}
 	})
 }

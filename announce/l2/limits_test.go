@@ -3,6 +3,7 @@ package l2
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -77,7 +78,7 @@ func TestPace(t *testing.T) {
 		a, r, _ := serving(t, &lines{}, f, many...)
 		f.take()
 		start := time.Now()
-		go r.gratuitous(t.Context(), a.all())
+		go r.gratuitous(t.Context(), a.all(), &a.pace)
 		synctest.Wait()
 		if got := len(f.take()); got != 2*frameBurst {
 			t.Errorf("%d frames at once; want %d", got, 2*frameBurst)
@@ -89,6 +90,36 @@ func TestPace(t *testing.T) {
 		}
 		if took := time.Since(start); took < 900*time.Millisecond || took > 1100*time.Millisecond {
 			t.Errorf("4000 addresses took %s; want about a second", took)
+		}
+	})
+}
+
+// A member that takes over thousands of addresses has announced all of them soon.
+func TestTakeOverOfMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := newSegment(t, 2)
+		x.hosts[1].down = true
+		var many []netip.Addr
+		for i := range 3000 {
+			many = append(many, netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)}))
+		}
+		h := x.hosts[0]
+		h.r = h.a.responders[0]
+		h.open()
+		h.a.ctx = t.Context()
+		go h.a.runClaims(t.Context())
+		start := time.Now()
+		h.set(many...)
+		for announced := 0; announced < len(many); time.Sleep(time.Millisecond) {
+			synctest.Wait()
+			for _, text := range h.f.take() {
+				if !strings.Contains(text, " 0.0.0.0 ") && strings.HasPrefix(text, "1 ") {
+					announced++
+				}
+			}
+		}
+		if took := time.Since(start); took > 400*time.Millisecond {
+			t.Errorf("%d addresses were announced after %s", len(many), took)
 		}
 	})
 }

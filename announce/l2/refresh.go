@@ -91,7 +91,7 @@ func (a *Announcer) refresh(ctx context.Context) {
 		case now := <-tick.C:
 			vips := a.slot(slot, now)
 			for _, r := range a.responders {
-				r.gratuitous(ctx, vips)
+				r.gratuitous(ctx, vips, &a.pace)
 			}
 		}
 	}

@@ -212,13 +212,13 @@ func (r *responder) opened() *sockets {
 }
 
 // gratuitous sends gratuitous frames for those of vips that are still owned.
-func (r *responder) gratuitous(ctx context.Context, vips []netip.Addr) {
+func (r *responder) gratuitous(ctx context.Context, vips []netip.Addr, pace *bucket) {
 	s := r.opened()
 	if s == nil || r.isSilent() {
 		return
 	}
 	for _, vip := range vips {
-		r.a.pace.wait(ctx)
+		pace.wait(ctx)
 		sent, err := r.a.claimOwned(vip, func() error {
 			if vip.Is4() {
 				return gratuitousARP(s, vip)

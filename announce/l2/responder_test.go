@@ -161,7 +161,7 @@ func TestGratuitous(t *testing.T) {
 	f := newFakeSystem()
 	a, r, s := serving(t, &lines{}, f, vip4, vip6)
 	f.take()
-	r.gratuitous(t.Context(), []netip.Addr{vip4, vip6, vips[2]})
+	r.gratuitous(t.Context(), []netip.Addr{vip4, vip6, vips[2]}, &a.pace)
 	wantSent(t, "both families", f,
 		"1 from 02:00:00:00:00:aa 192.0.2.10 for 00:00:00:00:00:00 192.0.2.10 to ff:ff:ff:ff:ff:ff",
 		"2 from 02:00:00:00:00:aa 192.0.2.10 for ff:ff:ff:ff:ff:ff 192.0.2.10 to ff:ff:ff:ff:ff:ff",
@@ -170,10 +170,10 @@ func TestGratuitous(t *testing.T) {
 		t.Errorf("%v counted; want 2", got)
 	}
 	s.ndp = nil
-	r.gratuitous(t.Context(), []netip.Addr{vip6})
+	r.gratuitous(t.Context(), []netip.Addr{vip6}, &a.pace)
 	wantSent(t, "no IPv6", f)
 	s.ifi.HardwareAddr = nil // a reply cannot be built
-	r.gratuitous(t.Context(), []netip.Addr{vip4})
+	r.gratuitous(t.Context(), []netip.Addr{vip4}, &a.pace)
 	wantSent(t, "failure", f)
 	if got := testutil.ToFloat64(a.metrics.gratuitous.WithLabelValues("eth0")); got != 3 {
 		t.Errorf("%v counted after a failure; want 3", got)
