@@ -53,7 +53,7 @@ func TestAddressBecomesOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.waitRoutes(t, 5*time.Second, b)
+	s.waitRoutes(t, b)
 	s.waitAnswered(t)
 }
 

@@ -51,7 +51,7 @@ func (s *site) rotatesKeys(t *testing.T) {
 		labtest.Until(t, 10*time.Second, "no check gets through", func() error { return backends(t, a, "healthy", 0) })
 	}
 	reload(s.receivers, s.Servers, keyB)
-	s.waitRoutes(t, 20*time.Second, s.Balancers...)
+	s.waitRoutes(t, s.Balancers...)
 	s.checkAnswers(t, []string{"again", keyB})
 }
 

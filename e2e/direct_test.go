@@ -76,7 +76,7 @@ func newDirectSiteOf(t *testing.T, shape lab.Shape, m method, mode string, activ
 		s.Config = append(s.Config, c)
 		s.Agents = append(s.Agents, labtest.Agent(t, b.Host, binary, c))
 	}
-	s.waitRoutes(t, 30*time.Second, s.Balancers...)
+	s.waitRoutes(t, s.Balancers...)
 	n := len(s.directService(m, active).Backends)
 	for _, a := range s.Agents {
 		labtest.Until(t, 10*time.Second, "all servers are healthy", func() error {
@@ -189,13 +189,13 @@ func (s *site) keepsConnections(t *testing.T, m method) {
 	established := func() {
 		t.Helper()
 		b := s.Balancers[0]
-		if err := s.Daemon.WaitEstablished(t.Context(), 40*time.Second, b.V4, b.V6); err != nil {
+		if err := s.Daemon.WaitEstablished(t.Context(), lab.Ready, b.V4, b.V6); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, active := range []int{3, 2, 3} {
 		established()
-		s.waitRoutes(t, 20*time.Second, s.Balancers...) // a router that changes next hops moves flows
+		s.waitRoutes(t, s.Balancers...) // a router that changes next hops moves flows
 		for i, a := range s.Agents {
 			s.Config[i].Services = []lab.AgentService{s.directService(m, active)}
 			if err := errors.Join(a.Configure(s.Config[i].TOML()), a.Reload()); err != nil {
@@ -216,7 +216,7 @@ func (s *site) keepsConnections(t *testing.T, m method) {
 		if err := s.Agents[0].Start(); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Agents[0].WaitReady(t.Context(), 10*time.Second); err != nil {
+		if err := s.Agents[0].WaitReady(t.Context(), lab.Ready); err != nil {
 			t.Fatal(err)
 		}
 		labtest.Exchange(t, four, "after a kill")
@@ -231,7 +231,7 @@ func (s *site) keepsConnections(t *testing.T, m method) {
 
 // balancerTerminates: balancers choose the server by a hash of the packet, so another one continues the connections.
 func (s *site) balancerTerminates(t *testing.T) {
-	s.waitRoutes(t, 20*time.Second, s.Balancers...)
+	s.waitRoutes(t, s.Balancers...)
 	four := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 100)
 	six := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip6, 9000), 100)
 	if err := s.Agents[0].Terminate(t.Context(), 10*time.Second); err != nil {
@@ -242,7 +242,7 @@ func (s *site) balancerTerminates(t *testing.T) {
 	if err := s.Agents[0].Start(); err != nil {
 		t.Fatal(err)
 	}
-	s.waitRoutes(t, 20*time.Second, s.Balancers...)
+	s.waitRoutes(t, s.Balancers...)
 	labtest.Exchange(t, four, "after it has started again")
 	labtest.Exchange(t, six, "after it has started again")
 }

@@ -44,7 +44,7 @@ func TestInterfaceRecreated(t *testing.T) {
 				t.Fatal(err)
 			}
 			labtest.Until(t, 5*time.Second, "it is attached again", attached(mode+" (tcx)"))
-			s.waitRoutes(t, 60*time.Second, s.Balancers...)
+			s.waitRoutes(t, s.Balancers...)
 			s.waitAnswered(t)
 		})
 	}
@@ -73,7 +73,7 @@ func TestSeveralUplinks(t *testing.T) {
 			if err := errors.Join(s.Agents[0].Configure(s.Config[0].TOML()), s.Agents[0].Start()); err != nil {
 				t.Fatal(err)
 			}
-			s.waitRoutes(t, 30*time.Second, balancer)
+			s.waitRoutes(t, balancer)
 			s.waitAnswered(t)
 			s.checkAnswered(t, 200)
 			for _, w := range s.web {

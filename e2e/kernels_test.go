@@ -123,7 +123,7 @@ func newSlowSite(t *testing.T, mode string, u uplink, service lab.AgentService) 
 	}
 	s.Config = append(s.Config, c)
 	s.Agents = append(s.Agents, labtest.Agent(t, s.Balancers[0].Host, binary, c))
-	s.waitRoutes(t, 30*time.Second, s.Balancers...)
+	s.waitRoutes(t, s.Balancers...)
 	s.waitHealthy(t, 4)
 	return s
 }
@@ -281,13 +281,13 @@ func (s *site) keepsWhenKilled(t *testing.T) {
 	a.Kill()
 	conns.exchange(t, "without an agent")
 	s.answers(t, 50, 2)
-	if err := errors.Join(a.Start(), a.WaitReady(t.Context(), 15*time.Second)); err != nil {
+	if err := errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)); err != nil {
 		t.Fatal(err)
 	}
 	s.waitHealthy(t, 4)
 	conns.exchange(t, "with the new agent")
 	s.answers(t, 50, 2)
-	s.waitRoutes(t, time.Second, s.Balancers...)
+	s.waitRoutes(t, s.Balancers...)
 }
 
 func (s *site) withdraws(t *testing.T) {
@@ -296,13 +296,13 @@ func (s *site) withdraws(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.waitRoutes(t, 15*time.Second)
+	s.waitRoutes(t)
 	for _, w := range s.web {
 		if err := w.Start(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	s.waitRoutes(t, 15*time.Second, s.Balancers...)
+	s.waitRoutes(t, s.Balancers...)
 	s.waitHealthy(t, 4)
 	s.answers(t, 50, 2)
 }

@@ -51,7 +51,7 @@ func TestAgentRestarts(t *testing.T) {
 		if err := a.EndForRestart(t.Context(), 15*time.Second); err != nil {
 			t.Errorf("during the start: %v", err)
 		}
-		if err := errors.Join(a.Start(), a.WaitReady(t.Context(), 15*time.Second)); err != nil {
+		if err := errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)); err != nil {
 			t.Fatal(err)
 		}
 		c := s.Config[0]
@@ -86,11 +86,11 @@ func (s *site) survivesRestart(t *testing.T, end, start func(*lab.Agent) error) 
 	if err := start(s.Agents[0]); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Agents[0].WaitReady(t.Context(), 15*time.Second); err != nil {
+	if err := s.Agents[0].WaitReady(t.Context(), lab.Ready); err != nil {
 		t.Fatal(err)
 	}
 	b := s.Balancers[0]
-	if err := s.Daemon.WaitEstablished(t.Context(), 40*time.Second, b.V4, b.V6); err != nil {
+	if err := s.Daemon.WaitEstablished(t.Context(), lab.Ready, b.V4, b.V6); err != nil {
 		t.Fatal(err)
 	}
 	labtest.Until(t, 10*time.Second, "the new agent has announced", func() error {

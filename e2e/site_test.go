@@ -66,7 +66,7 @@ func newSite(t *testing.T, kind peers.RouterKind, mode string, balancers, active
 		s.Config = append(s.Config, c)
 		s.Agents = append(s.Agents, labtest.Agent(t, b.Host, binary, c))
 	}
-	s.waitRoutes(t, 30*time.Second, s.Balancers...)
+	s.waitRoutes(t, s.Balancers...)
 	return s
 }
 
@@ -81,9 +81,9 @@ func (s *site) services(active int) []lab.AgentService {
 }
 
 // waitRoutes waits until the next hops of the router for both VIPs are exactly these balancers.
-func (s *site) waitRoutes(t *testing.T, within time.Duration, via ...lab.Node) {
+func (s *site) waitRoutes(t *testing.T, via ...lab.Node) {
 	t.Helper()
-	s.WaitRouted(t, within, vips, via...)
+	s.WaitRouted(t, vips, via...)
 }
 
 // checkAnswered fails the test when one of n requests to a VIP is not answered.

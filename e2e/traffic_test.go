@@ -199,7 +199,7 @@ func (s *site) allServersFail(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.waitRoutes(t, 5*time.Second)
+	s.waitRoutes(t)
 	if took := time.Since(start); took > detection+500*time.Millisecond {
 		t.Errorf("the routes were withdrawn after %s; want about %s", took, detection)
 	}
@@ -208,7 +208,7 @@ func (s *site) allServersFail(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.waitRoutes(t, 10*time.Second, s.Balancers...)
+	s.waitRoutes(t, s.Balancers...)
 	s.waitAnswered(t)
 }
 
@@ -227,10 +227,10 @@ func (s *site) losesSession(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := s.Daemon.WaitEstablished(t.Context(), 40*time.Second, s.Balancers[0].V4, s.Balancers[0].V6); err != nil {
+	if err := s.Daemon.WaitEstablished(t.Context(), lab.Ready, s.Balancers[0].V4, s.Balancers[0].V6); err != nil {
 		t.Fatal(err)
 	}
-	s.waitRoutes(t, 10*time.Second, s.Balancers...)
+	s.waitRoutes(t, s.Balancers...)
 	s.waitAnswered(t)
 }
 
@@ -243,26 +243,26 @@ func (s *site) drains(t *testing.T) {
 			t.Errorf("%v: %v: %q; want %q", args, err, out, want)
 		}
 	}
-	s.waitRoutes(t, 10*time.Second, s.Balancers...)
+	s.waitRoutes(t, s.Balancers...)
 	out, err := a.CLI(t.Context(), "drain", "unknown")
 	if err == nil || !strings.Contains(out, `there is no service "unknown"`) {
 		t.Errorf("drain of an unknown service: %v: %s", err, out)
 	}
 	command("drained: [web]", "drain", "web")
-	s.waitRoutes(t, 5*time.Second, s.Balancers[1:]...)
+	s.waitRoutes(t, s.Balancers[1:]...)
 	if out, err := a.CLI(t.Context(), "routes"); err != nil || !strings.Contains(out, "drained by the operator") {
 		t.Errorf("routes: %v\n%s", err, out)
 	}
 	s.checkAnswered(t, 40)
 	a.Kill()
-	if err := errors.Join(a.Start(), a.WaitReady(t.Context(), 10*time.Second)); err != nil {
+	if err := errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)); err != nil {
 		t.Fatal(err)
 	}
-	s.waitRoutes(t, 5*time.Second, s.Balancers[1:]...)
+	s.waitRoutes(t, s.Balancers[1:]...)
 	command("drained: the node", "drain", "--node")
 	command("drained: the node", "undrain", "web")
 	command("drained: nothing", "undrain", "--node")
-	s.waitRoutes(t, 10*time.Second, s.Balancers...)
+	s.waitRoutes(t, s.Balancers...)
 	s.checkAnswered(t, 40)
 }
 

@@ -27,7 +27,7 @@ func TestUnitCapabilitiesSuffice(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			s, config := newUnitSite(t, mode)
 			agent := labtest.Agent(t, s.Balancers[0].Host, confined, config)
-			s.waitRoutes(t, 30*time.Second, s.Balancers[0])
+			s.waitRoutes(t, s.Balancers[0])
 			s.checkAnswered(t, 100)
 			checkReload(t, agent, config)
 			s.checkAnswered(t, 100)
@@ -35,7 +35,7 @@ func TestUnitCapabilitiesSuffice(t *testing.T) {
 			if err := agent.Start(); err != nil {
 				t.Fatal(err)
 			}
-			if err := agent.WaitReady(t.Context(), 15*time.Second); err != nil {
+			if err := agent.WaitReady(t.Context(), lab.Ready); err != nil {
 				t.Fatal(err)
 			}
 			s.checkAnswered(t, 100)

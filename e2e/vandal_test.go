@@ -185,7 +185,7 @@ func TestVandals(t *testing.T) {
 			if err := errors.Join(agent.Configure(s.Config[0].TOML()), agent.Start()); err != nil {
 				t.Fatal(err)
 			}
-			s.waitRoutes(t, 30*time.Second, balancer)
+			s.waitRoutes(t, balancer)
 			s.waitAnswered(t)
 			t.Run("a NIC towards the servers appears", func(t *testing.T) {
 				inside := []netip.Prefix{

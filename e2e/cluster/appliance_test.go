@@ -57,8 +57,8 @@ func TestApplianceInFrontOfACluster(t *testing.T) {
 		ofNodes(byLocal, vips, nodes, byLocal.Spec.HealthCheckNodePort), ofNodes(byCluster, second, nodes, 0))
 	config.Mode = "tc"
 	a := labtest.Agent(t, c.Balancers[0].Host, binary, config)
-	c.waitRouted(t, 30*time.Second, vips, 0)
-	c.waitRouted(t, 30*time.Second, second, 0)
+	c.waitRouted(t, vips, 0)
+	c.waitRouted(t, second, 0)
 	// Waits until a line of "backends" has all of these words.
 	backend := func(words ...string) {
 		t.Helper()
@@ -119,7 +119,7 @@ func TestApplianceInFrontOfACluster(t *testing.T) {
 		backend("cluster ", on(2), "healthy", "HTTP 200")
 	})
 	t.Run("the service proxy of a node ends", func(t *testing.T) {
-		c.proxies[0].Kill()
+		c.stopProxy(nodes[0])
 		backend("local ", on(0), "unhealthy", "connection refused")
 		if r := c.allAnswered(t, vip4, 100); r.Servers["pod-d"] != 100 {
 			t.Errorf("%s; want all by the other node", r)
@@ -127,7 +127,7 @@ func TestApplianceInFrontOfACluster(t *testing.T) {
 	})
 	t.Run("no node has an endpoint", func(t *testing.T) {
 		c.setEndpoints(t, "local")
-		c.waitRouted(t, 20*time.Second, vips)
-		c.waitRouted(t, time.Second, second, 0)
+		c.waitRouted(t, vips)
+		c.waitRouted(t, second, 0)
 	})
 }

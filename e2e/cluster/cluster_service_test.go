@@ -116,7 +116,7 @@ func (c *cluster) startService(
 	t.Cleanup(func() { c.deleteService(t, name) })
 	vips := c.waitAddresses(t, name)
 	c.setEndpoints(t, name, pods...)
-	c.waitRouted(t, 20*time.Second, vips, nodes...)
+	c.waitRouted(t, vips, nodes...)
 	c.waitAnswered(t, vips...)
 	return vips
 }

@@ -35,7 +35,7 @@ type cluster struct {
 	control *kube.ControlPlane
 	rest    *rest.Config
 	api     kubernetes.Interface
-	proxies []*lab.Process
+	proxies map[*lab.Host][]*lab.Process // kube-proxy of each node: the last one runs
 	// allocators are the processes that assign addresses beside the API server.
 	allocators []*lab.Process
 	pods       map[string]*pod
@@ -93,7 +93,8 @@ func newCluster(t *testing.T, forward string, proxied bool) *cluster {
 func startCluster(t *testing.T, nodes int, forward string) *cluster {
 	t.Helper()
 	topology := labtest.Topology(t, lab.Shape{Clients: 1, Balancers: nodes, Servers: 1})
-	c := &cluster{Site: &labtest.Site{Topology: topology}, pods: map[string]*pod{}, forward: forward}
+	c := &cluster{Site: &labtest.Site{Topology: topology}, proxies: map[*lab.Host][]*lab.Process{},
+		pods: map[string]*pod{}, forward: forward}
 	dir, err := filepath.Abs("../../.cache/controlplane")
 	if err != nil {
 		t.Fatal(err)
@@ -267,30 +268,47 @@ func (c *cluster) register(t *testing.T, i int) {
 	}
 }
 
+// startProxy starts kube-proxy on a node, in place of the one that ran there.
 func (c *cluster) startProxy(t *testing.T, n lab.Node) {
 	t.Helper()
+	c.stopProxy(n)
 	p, err := c.control.StartKubeProxy(n.Host)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.proxies = append(c.proxies, p)
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("log of kube-proxy on %s:\n%s", n.Name(), p.Log.Tail(20))
-		}
-	})
+	if c.proxies[n.Host] == nil {
+		t.Cleanup(func() { c.showProxy(t, n) })
+	}
+	c.proxies[n.Host] = append(c.proxies[n.Host], p)
+}
+
+// stopProxy kills kube-proxy of a node, if it runs.
+func (c *cluster) stopProxy(n lab.Node) {
+	if all := c.proxies[n.Host]; len(all) > 0 {
+		all[len(all)-1].Kill()
+	}
+}
+
+// showProxy shows the logs of all processes of kube-proxy that have run on a node, if the test has failed.
+func (c *cluster) showProxy(t *testing.T, n lab.Node) {
+	if !t.Failed() {
+		return
+	}
+	for i, p := range c.proxies[n.Host] {
+		t.Logf("log of kube-proxy %d on %s:\n%s", i+1, n.Name(), p.Log.Tail(20))
+	}
 }
 
 // waitRouted waits until the next hops of the router for these addresses are exactly these nodes, and returns how long
 // that took.
-func (c *cluster) waitRouted(t *testing.T, within time.Duration, vips []netip.Addr, nodes ...int) time.Duration {
+func (c *cluster) waitRouted(t *testing.T, vips []netip.Addr, nodes ...int) time.Duration {
 	t.Helper()
 	var via []lab.Node
 	for _, i := range nodes {
 		via = append(via, c.Balancers[i])
 	}
 	start := time.Now()
-	c.WaitRouted(t, within, vips, via...)
+	c.WaitRouted(t, vips, via...)
 	return time.Since(start)
 }
 

@@ -30,7 +30,7 @@ import (
 func TestControlPlaneAddress(t *testing.T) {
 	c := newCluster(t, "nat", false)
 	vip := c.startAPIService(t)
-	c.waitRouted(t, 20*time.Second, []netip.Addr{vip}, 0, 1, 2)
+	c.waitRouted(t, []netip.Addr{vip}, 0, 1, 2)
 	c.waitAPI(t, vip)
 	old := c.control.URL()
 	through := "https://" + netip.AddrPortFrom(vip, 6443).String()
@@ -61,11 +61,11 @@ func TestControlPlaneAddress(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c.waitRouted(t, 10*time.Second, []netip.Addr{vip})
+	c.waitRouted(t, []netip.Addr{vip})
 	if err := c.Agents[0].Start(); err != nil {
 		t.Fatal(err)
 	}
-	c.waitRouted(t, time.Minute, []netip.Addr{vip}, 0)
+	c.waitRouted(t, []netip.Addr{vip}, 0)
 	c.waitFollowing(t, c.Agents[0])
 	c.createService(t, "first", func(*core.Service) {})
 	c.waitAddresses(t, "first")
@@ -75,7 +75,7 @@ func TestControlPlaneAddress(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c.waitRouted(t, time.Minute, []netip.Addr{vip}, 0, 1, 2)
+	c.waitRouted(t, []netip.Addr{vip}, 0, 1, 2)
 	c.waitAPI(t, vip)
 	c.createService(t, "later", func(*core.Service) {})
 	c.waitAddresses(t, "later")

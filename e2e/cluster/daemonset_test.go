@@ -101,7 +101,7 @@ func TestDaemonSet(t *testing.T) {
 	for _, some := range conns {
 		labtest.Exchange(t, some, "after the rollout")
 	}
-	c.waitRouted(t, 20*time.Second, slices.Concat(byCluster, byLocal), 0, 1)
+	c.waitRouted(t, slices.Concat(byCluster, byLocal), 0, 1)
 
 	c.uninstall(t, slices.Concat(byCluster, byLocal))
 }
@@ -115,7 +115,7 @@ func (c *cluster) uninstall(t *testing.T, vips []netip.Addr) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.waitRouted(t, 30*time.Second, vips)
+	c.waitRouted(t, vips)
 	labtest.Until(t, 60*time.Second, "the agents have ended", c.podsEnded(t))
 	c.apply(t, "", "--cleanup")
 	labtest.Until(t, 60*time.Second, "the nodes are cleaned up", func() error {

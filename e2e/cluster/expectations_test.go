@@ -43,7 +43,7 @@ func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 	for range 2 {
 		before := c.announcedSince(t, 0, vips)
 		s := c.updateService(t, "policy", local)
-		c.waitRouted(t, 10*time.Second, vips, 0)
+		c.waitRouted(t, vips, 0)
 		c.waitAnswered(t, vips...)
 		at := func(node int) string {
 			port := uint16(s.Spec.HealthCheckNodePort)
@@ -65,7 +65,7 @@ func policyChanged(t *testing.T, c *cluster, pods ...*pod) {
 		c.updateService(t, "policy", func(s *core.Service) {
 			s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyCluster
 		})
-		c.waitRouted(t, 10*time.Second, vips, 0, 1, 2)
+		c.waitRouted(t, vips, 0, 1, 2)
 		c.waitAnswered(t, vips...)
 		labtest.Until(t, 5*time.Second, "the health check node port is closed", func() error {
 			if _, err := c.Client().Get(t.Context(), at(0)); err == nil {
@@ -105,7 +105,7 @@ func onePortTwice(t *testing.T, c *cluster, pods ...*pod) {
 		}
 	}
 	c.setEndpoints(t, "twice")
-	c.waitRouted(t, 5*time.Second, vips)
+	c.waitRouted(t, vips)
 	c.overrideRoutes(t, vips, 2)
 	c.waitUnserved(t, vips, refused)
 	for _, vip := range vips {
@@ -126,7 +126,7 @@ func onePortTwice(t *testing.T, c *cluster, pods ...*pod) {
 		})
 	}
 	c.setEndpoints(t, "twice", pods[0], pods[1])
-	c.waitRouted(t, 10*time.Second, vips, 0, 1, 2)
+	c.waitRouted(t, vips, 0, 1, 2)
 	for _, vip := range vips {
 		labtest.Until(t, 5*time.Second, vip.String()+" is served again", func() error { return request(vip) })
 	}
@@ -201,7 +201,7 @@ func recreated(t *testing.T, c *cluster, pods ...*pod) {
 	for range 2 {
 		vips := c.startService(t, "recreated", func(*core.Service) {}, []int{0, 1, 2}, pods[0], pods[1])
 		c.deleteService(t, "recreated")
-		c.waitRouted(t, 5*time.Second, vips)
+		c.waitRouted(t, vips)
 		c.waitUnserved(t, vips, anyError)
 	}
 }
@@ -216,23 +216,23 @@ func externalIPs(t *testing.T, c *cluster, pods ...*pod) {
 	})
 	t.Cleanup(func() { c.deleteService(t, "external") })
 	c.setEndpoints(t, "external", pods[0], pods[1])
-	c.waitRouted(t, 20*time.Second, vips, 0, 1, 2)
+	c.waitRouted(t, vips, 0, 1, 2)
 	for _, vip := range vips {
 		if r := c.allAnswered(t, vip, 100); len(r.Servers) != 2 {
 			t.Errorf("%s: %s", vip, r)
 		}
 	}
-	c.waitRouted(t, time.Second, []netip.Addr{netip.MustParseAddr("198.51.100.200")}) // in no pool
+	c.waitRouted(t, []netip.Addr{netip.MustParseAddr("198.51.100.200")}) // in no pool
 	c.updateService(t, "external", func(s *core.Service) {
 		s.Spec.Type = core.ServiceTypeLoadBalancer
 		s.Spec.LoadBalancerSourceRanges = []string{"10.99.0.0/16", "fd99::/64"}
 	})
 	given := c.waitAddresses(t, "external")
-	c.waitRouted(t, 20*time.Second, given, 0, 1, 2)
+	c.waitRouted(t, given, 0, 1, 2)
 	c.waitUnserved(t, given, timesOut)
 	c.waitAnswered(t, vips...)
 	c.updateService(t, "external", func(s *core.Service) { s.Spec.ExternalIPs = nil })
-	c.waitRouted(t, 10*time.Second, vips)
+	c.waitRouted(t, vips)
 }
 
 // otherNetworks: pods on the host network and pods on a bridge serve as routed pods do.

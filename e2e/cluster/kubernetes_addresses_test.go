@@ -91,7 +91,7 @@ func foreignStatus(t *testing.T, c *cluster, pods ...*pod) {
 	// Restored from a backup: addresses of the pool that are free are served.
 	restored := []netip.Addr{netip.MustParseAddr("203.0.113.222"), netip.MustParseAddr("2001:db8:1::222")}
 	write(texts(restored)...)
-	c.waitRouted(t, 10*time.Second, restored, 0, 1, 2)
+	c.waitRouted(t, restored, 0, 1, 2)
 	c.waitAnswered(t, restored...)
 	// Without an address the Service gets one again.
 	write()

@@ -92,11 +92,11 @@ func (c *cluster) routerMoves(t *testing.T, pods []*pod) {
 	}
 	pods[0].terminating = true
 	c.setEndpoints(t, "moved", pods...)
-	c.waitRouted(t, 5*time.Second, vips, 1, 2)
+	c.waitRouted(t, vips, 1, 2)
 	exchangeAll("while the pod of a node terminates")
 	pods[0].terminating = false
 	c.setEndpoints(t, "moved", pods...)
-	c.waitRouted(t, 5*time.Second, vips, 0, 1, 2)
+	c.waitRouted(t, vips, 0, 1, 2)
 	exchangeAll("while it is ready again")
 }
 
@@ -128,7 +128,7 @@ func (c *cluster) ingressNodeFails(t *testing.T, pods []*pod) {
 		t.Fatal(err)
 	}
 	// The router removes its routes after the hold time; until then packets to it are lost.
-	c.waitRouted(t, 15*time.Second, vips, 1, 2)
+	c.waitRouted(t, vips, 1, 2)
 	labtest.Exchange(t, conns, "after the router has removed its routes")
 }
 
@@ -150,7 +150,7 @@ func (c *cluster) podNodeFails(t *testing.T, pods []*pod) {
 	if err := c.Balancers[1].PowerOff(); err != nil {
 		t.Fatal(err)
 	}
-	c.waitRouted(t, 15*time.Second, vips, 2)
+	c.waitRouted(t, vips, 2)
 	pods[1].ready = false
 	c.setEndpoints(t, "lost-pod", pods[1], pods[2])
 	for _, f := range flows {

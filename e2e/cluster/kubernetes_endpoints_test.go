@@ -21,7 +21,7 @@ func localPolicy(t *testing.T, c *cluster, pods ...*pod) {
 	}
 	c.checkClientAddress(t, pods[:2]...)
 	c.setEndpoints(t, "local", pods[0], pods[2])
-	took := c.waitRouted(t, 5*time.Second, vips, 0, 2)
+	took := c.waitRouted(t, vips, 0, 2)
 	t.Logf("the routes followed the endpoints after %s", took)
 	c.waitAnswered(t, vips...)
 	c.checkClientAddress(t, pods[0], pods[2])
@@ -50,12 +50,12 @@ func clusterPolicy(t *testing.T, c *cluster, pods ...*pod) {
 func lastEndpoint(t *testing.T, c *cluster, pods ...*pod) {
 	byCluster := c.startService(t, "last", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
 	c.setEndpoints(t, "last")
-	c.waitRouted(t, 5*time.Second, byCluster)
+	c.waitRouted(t, byCluster)
 	// Without endpoints every node refuses connections. The route is withdrawn, so the test sets one.
 	c.overrideRoutes(t, byCluster, 1)
 	c.waitUnserved(t, byCluster, refused)
 	c.setEndpoints(t, "last", pods[0])
-	c.waitRouted(t, 10*time.Second, byCluster, 0, 1, 2)
+	c.waitRouted(t, byCluster, 0, 1, 2)
 
 	byLocal := c.startService(t, "last-local", local, []int{0}, pods[0])
 	c.overrideRoutes(t, byLocal, 1) // this node has no local endpoint: it drops the packets
@@ -70,13 +70,13 @@ func terminatingEndpoints(t *testing.T, c *cluster, pods ...*pod) {
 	pods[0].terminating = true
 	defer func() { pods[0].terminating = false }()
 	c.setEndpoints(t, "terminating", pods[0], pods[1])
-	c.waitRouted(t, 5*time.Second, vips, 1)
+	c.waitRouted(t, vips, 1)
 	// Through the other node, which forwards them to the node of the pod.
 	labtest.Exchange(t, conns, "while a pod terminates")
 	pods[1].terminating = true
 	defer func() { pods[1].terminating = false }()
 	c.setEndpoints(t, "terminating", pods[0], pods[1])
-	c.waitRouted(t, 5*time.Second, vips)
+	c.waitRouted(t, vips)
 	c.overrideRoutes(t, vips, 0)
 	c.waitAnswered(t, vips...) // no endpoint is ready: the terminating ones serve (KEP-1669)
 }

@@ -55,7 +55,7 @@ func routeEvents(t *testing.T, c *cluster, pods ...*pod) {
 	add(0, "is announced", core.EventTypeNormal)
 	events(1, want)
 	c.setEndpoints(t, "events", pods[1])
-	c.waitRouted(t, 10*time.Second, vips, 1)
+	c.waitRouted(t, vips, 1)
 	add(1, "is announced", core.EventTypeNormal)
 	for _, vip := range vips {
 		// The reason is that of the withdrawal: of the family whose slice changes first, that it has no backend.

@@ -12,6 +12,7 @@ import (
 
 	core "k8s.io/api/core/v1"
 
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
@@ -20,9 +21,9 @@ func proxyFails(t *testing.T, c *cluster, pods ...*pod) {
 	byLocal := c.startService(t, "proxied-local", local, []int{0, 1}, pods[0], pods[1])
 	byCluster := c.startService(t, "proxied", func(*core.Service) {}, []int{0, 1, 2}, pods[0], pods[1])
 	start := time.Now()
-	c.proxies[0].Kill()
-	c.waitRouted(t, 5*time.Second, byLocal, 1)
-	c.waitRouted(t, 5*time.Second, byCluster, 1, 2)
+	c.stopProxy(c.Balancers[0])
+	c.waitRouted(t, byLocal, 1)
+	c.waitRouted(t, byCluster, 1, 2)
 	if took := time.Since(start); took > probeBound+600*time.Millisecond {
 		t.Errorf("the routes were withdrawn %s after kube-proxy ended; want about %s", took, probeBound)
 	}
@@ -30,13 +31,9 @@ func proxyFails(t *testing.T, c *cluster, pods ...*pod) {
 	if err != nil || !strings.Contains(out, "connection refused") {
 		t.Errorf("routes does not have the reason: %v\n%s", err, out)
 	}
-	p, err := c.control.StartKubeProxy(c.Balancers[0].Host)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.proxies[0] = p
-	c.waitRouted(t, 30*time.Second, byLocal, 0, 1)
-	c.waitRouted(t, 30*time.Second, byCluster, 0, 1, 2)
+	c.startProxy(t, c.Balancers[0])
+	c.waitRouted(t, byLocal, 0, 1)
+	c.waitRouted(t, byCluster, 0, 1, 2)
 	c.waitRecovered(t, pods...)
 }
 
@@ -44,8 +41,8 @@ func proxyFails(t *testing.T, c *cluster, pods ...*pod) {
 // and routers prefer a node whose proxy works.
 func allProxiesFail(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.startService(t, "unproxied", func(*core.Service) {}, []int{0, 1, 2}, pods[0], pods[1])
-	for _, p := range c.proxies {
-		p.Kill()
+	for _, n := range c.Balancers {
+		c.stopProxy(n)
 	}
 	for _, a := range c.Agents {
 		labtest.Until(t, 10*time.Second, "the preference is lower", func() error {
@@ -56,20 +53,13 @@ func allProxiesFail(t *testing.T, c *cluster, pods ...*pod) {
 			return err
 		})
 	}
-	c.waitRouted(t, time.Second, vips, 0, 1, 2)
+	c.waitRouted(t, vips, 0, 1, 2)
 	c.waitAnswered(t, vips...)
-	restart := func(i int) {
-		p, err := c.control.StartKubeProxy(c.Balancers[i].Host)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.proxies[i] = p
-	}
-	restart(2)
-	c.waitRouted(t, 30*time.Second, vips, 2)
-	restart(0)
-	restart(1)
-	c.waitRouted(t, 30*time.Second, vips, 0, 1, 2)
+	c.startProxy(t, c.Balancers[2])
+	c.waitRouted(t, vips, 2)
+	c.startProxy(t, c.Balancers[0])
+	c.startProxy(t, c.Balancers[1])
+	c.waitRouted(t, vips, 0, 1, 2)
 	c.waitRecovered(t, pods...)
 }
 
@@ -80,15 +70,15 @@ func excludedNode(t *testing.T, c *cluster, pods ...*pod) {
 		c.patchNode(t, 1, fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, key, text))
 	}
 	label(`""`)
-	c.waitRouted(t, 5*time.Second, vips, 0, 2)
+	c.waitRouted(t, vips, 0, 2)
 	label(`"false"`)
-	c.waitRouted(t, 5*time.Second, vips, 0, 1, 2)
+	c.waitRouted(t, vips, 0, 1, 2)
 	label("null")
-	c.waitRouted(t, 5*time.Second, vips, 0, 1, 2)
+	c.waitRouted(t, vips, 0, 1, 2)
 	c.patchNode(t, 1, deletionTaint)
-	c.waitRouted(t, 5*time.Second, vips, 0, 2)
+	c.waitRouted(t, vips, 0, 2)
 	c.patchNode(t, 1, noTaint)
-	c.waitRouted(t, 5*time.Second, vips, 0, 1, 2)
+	c.waitRouted(t, vips, 0, 1, 2)
 	c.waitRecovered(t, pods...)
 }
 
@@ -105,7 +95,7 @@ func agentKilled(t *testing.T, c *cluster, pods ...*pod) {
 	for range 3 {
 		c.Agents[0].Kill()
 		waitRequests(t, stream, 100)
-		if err := errors.Join(c.Agents[0].Start(), c.Agents[0].WaitReady(t.Context(), 10*time.Second)); err != nil {
+		if err := errors.Join(c.Agents[0].Start(), c.Agents[0].WaitReady(t.Context(), lab.Ready)); err != nil {
 			t.Fatal(err)
 		}
 		waitRequests(t, stream, 100)
@@ -115,7 +105,7 @@ func agentKilled(t *testing.T, c *cluster, pods ...*pod) {
 		t.Errorf("%v", r.Err())
 	}
 	labtest.Exchange(t, conns, "after three kills")
-	c.waitRouted(t, 20*time.Second, vips, 0, 1)
+	c.waitRouted(t, vips, 0, 1)
 	c.waitRecovered(t, pods...)
 }
 
@@ -144,7 +134,7 @@ func apiServerDown(t *testing.T, c *cluster, pods ...*pod) {
 		}
 		return err
 	})
-	c.waitRouted(t, 2*time.Minute, vips, 0, 2)
+	c.waitRouted(t, vips, 0, 2)
 	c.waitRecovered(t, pods...)
 }
 
@@ -166,11 +156,11 @@ func coldBoot(t *testing.T, c *cluster, pods ...*pod) {
 	if out, err := a.CLI(t.Context(), "cleanup"); err != nil { // as a reboot does
 		t.Fatalf("%v\n%s", err, out)
 	}
-	c.waitRouted(t, 10*time.Second, vips, 1)
-	if err := errors.Join(a.Start(), a.WaitReady(t.Context(), 20*time.Second)); err != nil {
+	c.waitRouted(t, vips, 1)
+	if err := errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)); err != nil {
 		t.Fatal(err)
 	}
-	c.waitRouted(t, 30*time.Second, vips, 0, 1)
+	c.waitRouted(t, vips, 0, 1)
 	c.waitAnswered(t, vips...)
 	if out, _ := a.CLI(t.Context(), "status"); !strings.Contains(out, "the API server is away since") {
 		t.Errorf("status does not tell:\n%s", out)
@@ -179,7 +169,7 @@ func coldBoot(t *testing.T, c *cluster, pods ...*pod) {
 		t.Fatal(err)
 	}
 	c.waitRecovered(t, pods...)
-	c.waitRouted(t, recoveryTimeout, vips, 0, 1)
+	c.waitRouted(t, vips, 0, 1)
 }
 
 // recoveryTimeout bounds waitRecovered: after an outage of the API server the client of kube-proxy waits up to a minute
@@ -208,8 +198,35 @@ func (c *cluster) waitRecovered(t *testing.T, pods ...*pod) {
 			return err
 		})
 	}
-	c.waitRouted(t, recoveryTimeout, vips, 0, 1, 2)
+	c.waitRouted(t, vips, 0, 1, 2)
 	c.waitAnswered(t, vips...)
+}
+
+// recover starts all that a failed scenario has left stopped, and waits until the cluster works.
+func (c *cluster) recover(t *testing.T, pods ...*pod) {
+	t.Helper()
+	if !c.control.Processes[1].Running() {
+		if err := c.control.StartAPI(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, n := range c.Balancers {
+		c.showProxy(t, n)
+		c.startProxy(t, n)
+	}
+	for _, a := range c.Agents {
+		a.Kill()
+		if err := errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(c.allocators) > 0 {
+		for _, p := range c.allocators {
+			p.Kill()
+		}
+		c.startAllocators(t)
+	}
+	c.waitRecovered(t, pods...)
 }
 
 // waitRequests waits until n requests more than now have been answered or have failed.

@@ -136,7 +136,7 @@ func TestMembersOfACluster(t *testing.T) {
 	kubeconfig, err := s.Balancers[0].ReadFile(kube.KubeconfigPath)
 	must(err)
 	start := func(t *testing.T, a *lab.Agent) {
-		must(errors.Join(a.Start(), a.WaitReady(t.Context(), 20*time.Second)))
+		must(errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)))
 	}
 	killed := labtest.TakeOver{Name: "killed", Fail: func(_ *testing.T, a *lab.Agent) { a.Kill() }, Back: start}
 	planned := labtest.TakeOver{Name: "planned end", Fail: func(t *testing.T, a *lab.Agent) {

@@ -14,6 +14,7 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab/kube"
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 )
 
@@ -107,7 +108,7 @@ func (c *cluster) restartAgent(t *testing.T, node int, kubeconfig, config string
 	t.Helper()
 	a := c.Agents[node]
 	err := errors.Join(a.WriteFile(kube.KubeconfigPath, kubeconfig, 0o600), a.Terminate(t.Context(), 20*time.Second),
-		a.Configure(config), a.Start(), a.WaitReady(t.Context(), 15*time.Second))
+		a.Configure(config), a.Start(), a.WaitReady(t.Context(), lab.Ready))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -69,7 +69,7 @@ func affinity(t *testing.T, c *cluster, pods ...*pod) {
 				served(vip, func(servers map[string]int) bool { return len(servers) == 1 && servers[first.name] > 0 })
 			}
 			c.setEndpoints(t, "affinity", pods...)
-			c.waitRouted(t, 20*time.Second, vips, 0, 1, 2)
+			c.waitRouted(t, vips, 0, 1, 2)
 			for _, vip := range vips {
 				if r := c.Load(t, vip, 40); r.Err() != nil || r.Servers[first.name] == 0 || len(r.Servers) != 1 {
 					t.Errorf("pods were added: %s, %v; want %s", r, r.Err(), first.name)
@@ -118,14 +118,14 @@ func typeChanges(t *testing.T, c *cluster, pods ...*pod) {
 	}
 	c.updateService(t, "types", func(s *core.Service) { s.Spec.Type = core.ServiceTypeClusterIP })
 	labtest.Until(t, 10*time.Second, "the finalizer and the addresses are removed", has(false, 0))
-	c.waitRouted(t, 5*time.Second, vips)
+	c.waitRouted(t, vips)
 	c.waitUnserved(t, vips, anyError)
 	c.updateService(t, "types", func(s *core.Service) { s.Spec.Type = core.ServiceTypeLoadBalancer })
 	vips = c.waitAddresses(t, "types")
-	c.waitRouted(t, 10*time.Second, vips, 0, 1, 2)
+	c.waitRouted(t, vips, 0, 1, 2)
 	c.waitAnswered(t, vips...)
 	c.deleteService(t, "types")
-	c.waitRouted(t, 5*time.Second, vips)
+	c.waitRouted(t, vips)
 }
 
 func noNodePorts(t *testing.T, c *cluster, pods ...*pod) {
@@ -162,7 +162,7 @@ func shared(t *testing.T, c *cluster, pods ...*pod) {
 	}
 	c.setEndpoints(t, "shared-a", pods[0])
 	c.setEndpoints(t, "shared-b", pods[1])
-	c.waitRouted(t, 20*time.Second, first, 0, 1) // the union of their nodes
+	c.waitRouted(t, first, 0, 1) // the union of their nodes
 	for _, vip := range first {
 		for port, p := range map[uint16]*pod{80: pods[0], 8081: pods[1]} {
 			at := fmt.Sprintf("http://%s/", netip.AddrPortFrom(vip, port))
@@ -179,9 +179,9 @@ func otherProxies(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.startService(t, "labelled", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
 	for _, label := range []string{"service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"} {
 		c.updateService(t, "labelled", func(s *core.Service) { s.Labels = map[string]string{label: "other"} })
-		c.waitRouted(t, 10*time.Second, vips)
+		c.waitRouted(t, vips)
 		c.updateService(t, "labelled", func(s *core.Service) { s.Labels = nil })
-		c.waitRouted(t, 10*time.Second, vips, 0, 1, 2)
+		c.waitRouted(t, vips, 0, 1, 2)
 		c.waitAnswered(t, vips...)
 	}
 }

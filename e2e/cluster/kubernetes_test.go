@@ -48,6 +48,8 @@ func TestKubernetes(t *testing.T) {
 		{"the API server is down under load", apiServerDown},
 		{"a node boots while the API server is down", coldBoot},
 	} {
-		t.Run(scenario.name, func(t *testing.T) { scenario.run(t, c, a, b, d) })
+		if !t.Run(scenario.name, func(t *testing.T) { scenario.run(t, c, a, b, d) }) {
+			c.recover(t, a, b, d)
+		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 )
 
@@ -75,7 +76,7 @@ func restartRequests(t *testing.T, c *cluster, pods ...*pod) {
 		vips = append(vips, c.waitAddresses(t, name)...)
 		c.setEndpoints(t, name, pods[0])
 	}
-	c.waitRouted(t, 20*time.Second, vips, 0, 1, 2)
+	c.waitRouted(t, vips, 0, 1, 2)
 	node, agent := c.Balancers[0], c.Agents[0]
 	time.Sleep(eventsTime)
 	requests := func(program string, restart func() error) (map[string]int, int) {
@@ -84,7 +85,7 @@ func restartRequests(t *testing.T, c *cluster, pods ...*pod) {
 		if err := restart(); err != nil {
 			t.Fatal(err)
 		}
-		c.waitRouted(t, 20*time.Second, vips, 0, 1, 2)
+		c.waitRouted(t, vips, 0, 1, 2)
 		time.Sleep(eventsTime)
 		all, err := c.control.Requests(start, program, node.V4, node.V6)
 		if err != nil {
@@ -97,12 +98,11 @@ func restartRequests(t *testing.T, c *cluster, pods ...*pod) {
 	}
 	byAgent, ours := requests("steelyard", func() error {
 		return errors.Join(agent.Terminate(t.Context(), 20*time.Second), agent.Start(),
-			agent.WaitReady(t.Context(), 15*time.Second))
+			agent.WaitReady(t.Context(), lab.Ready))
 	})
-	byProxy, theirs := requests("kube-proxy", func() (err error) {
-		c.proxies[0].Kill()
-		c.proxies[0], err = c.control.StartKubeProxy(node.Host)
-		return err
+	byProxy, theirs := requests("kube-proxy", func() error {
+		c.startProxy(t, node)
+		return nil
 	})
 	t.Logf("agent: %d, %v; kube-proxy: %d, %v", ours, byAgent, theirs, byProxy)
 	if ours > theirs || ours == 0 || byAgent["create events"] > 0 {

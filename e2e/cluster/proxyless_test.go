@@ -39,10 +39,10 @@ func (c *cluster) proxyHealth(t *testing.T, node int, vips []netip.Addr) {
 	c.patchNode(t, node, deletionTaint)
 	labtest.Until(t, 5*time.Second, "/healthz of a node that will be deleted", answers("/healthz", 503, false))
 	labtest.Until(t, 5*time.Second, "/livez of a node that will be deleted", answers("/livez", 200, nil))
-	c.waitRouted(t, 5*time.Second, vips, 0, 1)
+	c.waitRouted(t, vips, 0, 1)
 	c.patchNode(t, node, noTaint)
 	labtest.Until(t, 5*time.Second, "/healthz of a node without the taint", answers("/healthz", 200, true))
-	c.waitRouted(t, 5*time.Second, vips, 0, 1, 2)
+	c.waitRouted(t, vips, 0, 1, 2)
 }
 
 // nodePortAnswer is the body that kube-proxy sends on a health check node port
@@ -83,22 +83,22 @@ func TestKubernetesWithoutProxy(t *testing.T) {
 	labtest.Until(t, 5*time.Second, "node 0 has an endpoint", answers(0, 200, 1))
 	labtest.Until(t, 5*time.Second, "node 1 has none", answers(1, 503, 0))
 	c.setEndpoints(t, "web", a, b)
-	c.waitRouted(t, 10*time.Second, vips, 0, 1)
+	c.waitRouted(t, vips, 0, 1)
 	labtest.Until(t, 5*time.Second, "node 1 has one", answers(1, 200, 1))
 	b.terminating = true
 	c.setEndpoints(t, "web", a, b)
-	c.waitRouted(t, 5*time.Second, vips, 0)
+	c.waitRouted(t, vips, 0)
 	labtest.Until(t, 5*time.Second, "a terminating endpoint does not count", answers(1, 503, 0))
 	b.terminating = false
 	d := c.startPod(t, "pod-d", 2)
 	c.setEndpoints(t, "web", a, b, d)
-	c.waitRouted(t, 10*time.Second, vips, 0, 1, 2)
+	c.waitRouted(t, vips, 0, 1, 2)
 	labtest.Until(t, 5*time.Second, "a node whose agent is the service proxy responds, too", answers(2, 200, 1))
 	c.proxyHealth(t, 2, vips)
 	c.updateService(t, "web", func(s *core.Service) {
 		s.Spec.ExternalTrafficPolicy = core.ServiceExternalTrafficPolicyCluster
 	})
-	c.waitRouted(t, 10*time.Second, vips, 0, 1, 2)
+	c.waitRouted(t, vips, 0, 1, 2)
 	labtest.Until(t, 5*time.Second, "the port is closed", func() error {
 		if _, err := c.Client().Get(t.Context(), at(0)); err == nil {
 			return errors.New("it responds")

@@ -9,6 +9,10 @@ import (
 	"time"
 )
 
+// Ready limits how long a test waits for what it needs before it tests something: an agent that responds, a session, a
+// route. It asserts nothing.
+const Ready = time.Minute
+
 // pollInterval is the time between two calls of the function that Until polls.
 const pollInterval = 10 * time.Millisecond
 
@@ -31,15 +35,15 @@ func timeFactor() time.Duration {
 	return time.Duration(n)
 }
 
-// Until calls f every 10 ms until it returns nil, and returns how long that took. When within, multiplied by
-// TimeFactor, has passed or ctx has ended, it returns an error with what and the last error of f.
+// Until calls f every 10 ms until it returns nil, and returns how long that took. It pauses for as long as f takes, if
+// that is longer. When within, multiplied by TimeFactor, has passed or ctx has ended, it returns an error with what and
+// the last error of f.
 func Until(ctx context.Context, within time.Duration, what string, f func() error) (time.Duration, error) {
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, TimeFactor*within)
 	defer cancel()
-	tick := time.NewTicker(pollInterval)
-	defer tick.Stop()
 	for {
+		called := time.Now()
 		err := f()
 		took := time.Since(start)
 		if err == nil {
@@ -51,7 +55,7 @@ func Until(ctx context.Context, within time.Duration, what string, f func() erro
 		select {
 		case <-ctx.Done():
 			return took, fmt.Errorf("waited %v until %s: %w", took.Round(time.Millisecond), what, err)
-		case <-tick.C:
+		case <-time.After(max(pollInterval, time.Since(called))):
 		}
 	}
 }

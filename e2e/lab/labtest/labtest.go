@@ -52,7 +52,11 @@ func Topology(t testing.TB, s lab.Shape) *lab.Topology {
 }
 
 func closeWith(t testing.TB, l *lab.Lab) {
+	late := lateness()
 	t.Cleanup(func() {
+		if most := late(); t.Failed() {
+			t.Logf("goroutines of this process were scheduled up to %v late during this test", most)
+		}
 		if err := l.Close(); err != nil {
 			t.Errorf("close the lab: %v", err)
 		}
@@ -102,7 +106,7 @@ func Agent(t testing.TB, h *lab.Host, binary string, c lab.AgentConfig) *lab.Age
 				PacketCounters(a))
 		}
 	})
-	must(t, a.WaitReady(t.Context(), 15*time.Second))
+	must(t, a.WaitReady(t.Context(), lab.Ready))
 	return a
 }
 

@@ -37,11 +37,11 @@ func (s *Site) RouterConfig() peers.RouterConfig {
 
 // WaitRouted waits until the next hops of the router for these addresses are exactly these balancers. When it fails, it
 // prints the routes of every agent.
-func (s *Site) WaitRouted(t testing.TB, within time.Duration, vips []netip.Addr, via ...lab.Node) {
+func (s *Site) WaitRouted(t testing.TB, vips []netip.Addr, via ...lab.Node) {
 	t.Helper()
 	for _, vip := range vips {
 		hops := Hops(vip, via)
-		if _, err := s.Topology.Router.WaitNextHops(t.Context(), within, HostRoute(vip), hops...); err != nil {
+		if _, err := s.Topology.Router.WaitNextHops(t.Context(), lab.Ready, HostRoute(vip), hops...); err != nil {
 			t.Fatalf("%v%s", err, s.routes())
 		}
 	}

@@ -72,7 +72,7 @@ func TestRoutersImportSpreadRetainAndWithdraw(t *testing.T) {
 			one, two := topo.Balancers[0], topo.Balancers[1]
 			start := announcer(t, one, "")
 			p1, p2 := start(), announcer(t, two, "")()
-			check(t, r.WaitEstablished(t.Context(), 20*time.Second))
+			check(t, r.WaitEstablished(t.Context(), lab.Ready))
 
 			hops := func(want4, want6 []netip.Addr) {
 				t.Helper()
@@ -101,14 +101,14 @@ func TestRoutersImportSpreadRetainAndWithdraw(t *testing.T) {
 			})
 			hops([]netip.Addr{one.V4, two.V4}, []netip.Addr{one.V6, two.V6})
 			p1 = start()
-			check(t, r.WaitEstablished(t.Context(), 20*time.Second))
+			check(t, r.WaitEstablished(t.Context(), lab.Ready))
 			hops([]netip.Addr{one.V4, two.V4}, []netip.Addr{one.V6, two.V6})
 
 			// The routes of a neighbour that closes its session (NOTIFICATION Cease) are removed.
 			check(t, p2.Stop())
 			hops([]netip.Addr{one.V4}, []netip.Addr{one.V6})
 			check(t, r.Reset(t.Context(), one.V4))
-			check(t, r.WaitEstablished(t.Context(), 20*time.Second, one.V4, one.V6))
+			check(t, r.WaitEstablished(t.Context(), lab.Ready, one.V4, one.V6))
 			// Not right after the session is up: a BIRD that ends with unread data in a socket resets the connection,
 			// the NOTIFICATION is lost, and the router handles it as a crash.
 			hops([]netip.Addr{one.V4}, []netip.Addr{one.V6})
@@ -138,7 +138,7 @@ func TestRouterPasswords(t *testing.T) {
 			r := labtest.Router(t, topo.Router, kind, conf)
 			announcer(t, one, `password "right";`)()
 			announcer(t, two, `password "wrong";`)()
-			check(t, r.WaitEstablished(t.Context(), 20*time.Second, one.V4, one.V6))
+			check(t, r.WaitEstablished(t.Context(), lab.Ready, one.V4, one.V6))
 			peers, err := r.Peers(t.Context())
 			check(t, err)
 			if peers[two.V4].Established || peers[two.V6].Established || peers[two.V4].Info == "" {

@@ -1,0 +1,27 @@
+package labtest
+
+import "time"
+
+// lateness measures how late goroutines of this process are scheduled, until stop is called, which returns the longest
+// delay. A limit of time that was exceeded by less says nothing about the program under test.
+func lateness() (stop func() (most time.Duration)) {
+	const pause = 10 * time.Millisecond
+	done, ended := make(chan struct{}), make(chan time.Duration)
+	go func() {
+		var most time.Duration
+		for {
+			start := time.Now()
+			select {
+			case <-done:
+				ended <- most
+				return
+			case <-time.After(pause):
+				most = max(most, time.Since(start)-pause)
+			}
+		}
+	}()
+	return func() time.Duration {
+		close(done)
+		return <-ended
+	}
+}
