@@ -10,14 +10,12 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
-	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
-// TestAddressBecomesOwn: an address of a service that the machine gets is withdrawn, and its packets reach the machine;
+// addressBecomesOwn: an address of a service that the machine gets is withdrawn, and its packets reach the machine;
 // without it the service has the address again. check and a reload refuse such an address.
-func TestAddressBecomesOwn(t *testing.T) {
-	s := newSite(t, peers.BIRD, "tc", 1, 3)
+func (s *site) addressBecomesOwn(t *testing.T) {
 	b, a := s.Balancers[0], s.Agents[0]
 	s.checkAnswered(t, 20)
 	if err := b.AddAddress("eth0", labtest.HostRoute(vip4)); err != nil {

@@ -16,45 +16,33 @@ import (
 // method is a forward method with direct server return.
 type method struct {
 	name    string
+	mode    string // the hook
 	forward string // of the configuration
 	extra   string
 	outer   netip.Addr // only backend addresses of its family are used; zero: both families
 	keyed   bool       // balancers and servers have keys of the tunnel
+	moves   bool       // servers and balancers come and go: no hook and no outer family sees that
 }
 
 const ipip, gue = `tunnel = "ipip"`, `tunnel = "gue"`
 
+// methods has each encapsulation, each family of servers and each hook. The rows of the datapath have every
+// combination.
 var methods = []method{
-	{name: "dsr", forward: "dsr"},
-	{name: "ipip", forward: "tunnel", extra: ipip},
-	{name: "gue", forward: "tunnel", extra: gue},
-	{name: "gue with a key", forward: "tunnel", extra: gue, keyed: true},
-	{name: "gue over IPv4", forward: "tunnel", extra: gue, outer: vip4},
-	{name: "ipip over IPv6", forward: "tunnel", extra: ipip, outer: vip6},
+	{name: "dsr", mode: "tc", forward: "dsr", moves: true},
+	{name: "dsr", mode: "xdp", forward: "dsr"},
+	{name: "ipip", mode: "xdp", forward: "tunnel", extra: ipip, moves: true},
+	{name: "ipip over IPv6", mode: "tc", forward: "tunnel", extra: ipip, outer: vip6},
+	{name: "gue with a key", mode: "tc", forward: "tunnel", extra: gue, keyed: true, moves: true},
+	{name: "gue over IPv4", mode: "xdp", forward: "tunnel", extra: gue, outer: vip4},
 }
 
-// directVariants runs f with each method by both hooks; one family of servers is enough by one of them.
-func directVariants(t *testing.T, f func(t *testing.T, m method, mode string)) {
-	for _, m := range methods {
-		modes := []string{"tc", "xdp"}
-		if m.outer.IsValid() {
-			modes = modes[1:]
-		}
-		for _, mode := range modes {
-			t.Run(m.name+"/"+mode, func(t *testing.T) { f(t, m, mode) })
-		}
-	}
-}
-
-// newDirectSite builds a site of two balancers and three servers, which own the VIPs and share a segment with the
-// balancers. The first `active` servers are configured.
-func newDirectSite(t *testing.T, m method, mode string, active int) *site {
-	return newDirectSiteOf(t, lab.Shape{Clients: 1, Balancers: 2, Servers: 3}, m, mode, active)
-}
-
-func newDirectSiteOf(t *testing.T, shape lab.Shape, m method, mode string, active int) *site {
-	shape.Links = lab.LinkOptions{SoftwareChecksums: mode == "xdp"}
+// newDirectSite builds a site whose servers own the VIPs and share a segment with the balancers. The first `active`
+// servers are configured.
+func newDirectSite(t *testing.T, shape lab.Shape, m method, active int) *site {
+	shape.Links = lab.LinkOptions{SoftwareChecksums: m.mode == "xdp"}
 	s := newBareSite(t, shape)
+	s.active = active
 	var sources []netip.Addr
 	for _, b := range s.Balancers {
 		sources = append(sources, b.V4, b.V6)
@@ -65,7 +53,7 @@ func newDirectSiteOf(t *testing.T, shape lab.Shape, m method, mode string, activ
 	s.Daemon = labtest.Router(t, s.Topology.Router, peers.BIRD, s.RouterConfig())
 	for _, b := range s.Balancers {
 		c := lab.BGPAgent(b, labtest.ASN, labtest.RouterASN, s.directService(m, active))
-		c.Mode = mode
+		c.Mode = m.mode
 		if m.keyed {
 			for _, n := range s.Servers {
 				c.TunnelSources = append(c.TunnelSources, n.V4, n.V6)
@@ -136,19 +124,30 @@ func (s *site) directService(m method, active int) lab.AgentService {
 
 // TestDirectReturn: servers reply to clients directly, by dsr, ipip and gue.
 func TestDirectReturn(t *testing.T) {
-	directVariants(t, func(t *testing.T, m method, mode string) {
-		s := newDirectSite(t, m, mode, 2)
-		t.Run("balances evenly", s.balances)
-		t.Run("servers see the client's address", s.seesClients)
-		t.Run("balances UDP", s.balancesUDP)
-		t.Run("carries datagrams of 60 KB", func(t *testing.T) { s.carriesLargeDatagrams(t, m) })
-		t.Run("keeps connections while servers change", func(t *testing.T) { s.keepsConnections(t, m) })
-		t.Run("keeps connections when a balancer terminates", s.balancerTerminates)
-		if m.keyed {
-			t.Run("rotates the keys", s.rotatesKeys)
-		}
-		t.Run("checks the path of the traffic", func(t *testing.T) { s.checksThePath(t, m) })
-	})
+	t.Parallel()
+	for _, m := range methods {
+		t.Run(m.name+"/"+m.mode, func(t *testing.T) {
+			t.Parallel()
+			active := 3
+			if m.moves {
+				active = 2
+			}
+			s := newDirectSite(t, lab.Shape{Clients: 1, Balancers: 2, Servers: 3}, m, active)
+			t.Run("balances evenly", s.balances)
+			t.Run("servers see the client's address", s.seesClients)
+			t.Run("balances UDP", s.balancesUDP)
+			t.Run("carries datagrams of 60 KB", func(t *testing.T) { s.carriesLargeDatagrams(t, m) })
+			if m.moves {
+				t.Run("keeps connections while servers change", func(t *testing.T) { s.keepsConnections(t, m) })
+				t.Run("keeps connections when a balancer terminates", s.balancerTerminates)
+			}
+			if m.keyed {
+				t.Run("rotates the keys", s.rotatesKeys)
+			}
+			t.Run("path MTU", s.pathMTU)
+			t.Run("checks the path of the traffic", func(t *testing.T) { s.checksThePath(t, m) })
+		})
+	}
 }
 
 func (s *site) seesClients(t *testing.T) {
@@ -166,16 +165,16 @@ func (s *site) carriesLargeDatagrams(t *testing.T, m method) {
 		if m.forward == "tunnel" { // the client learns the path MTU; this datagram is lost
 			s.Client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 1, 60_000, 200*time.Millisecond)
 		}
-		s.largeDatagrams(t, vip, 2)
+		s.largeDatagrams(t, vip)
 	}
 }
 
 // largeDatagrams sends datagrams of 41 fragments. A fragment is dropped when it overtakes the first one, which happens
 // when the kernel moves the sender to another CPU between two fragments: a few datagrams may be lost.
-func (s *site) largeDatagrams(t *testing.T, vip netip.Addr, servers int) {
+func (s *site) largeDatagrams(t *testing.T, vip netip.Addr) {
 	const sent, lost = 40, 3
 	r := s.Client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), sent, 60_000, 2*time.Second)
-	if len(r.Errors) > lost || len(r.Servers) != servers {
+	if len(r.Errors) > lost || len(r.Servers) != s.active {
 		t.Errorf("%s: %s, %v", vip, r, r.Err())
 	}
 }
@@ -212,6 +211,9 @@ func (s *site) keepsConnections(t *testing.T, m method) {
 		}
 		labtest.Exchange(t, four, fmt.Sprintf("with %d servers", active))
 		labtest.Exchange(t, six, fmt.Sprintf("with %d servers", active))
+		if s.active = active; active == 3 {
+			continue
+		}
 		s.Agents[0].Kill()
 		if err := s.Agents[0].Start(); err != nil {
 			t.Fatal(err)

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	floodFor  = 30 * time.Second
+	floodFor  = 15 * time.Second
 	floodRate = 200_000 // packets a second
 )
 

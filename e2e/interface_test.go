@@ -9,80 +9,69 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
-	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 )
 
-// TestInterfaceRecreated: an uplink that is deleted and created again, as by a driver reload, is attached again.
-func TestInterfaceRecreated(t *testing.T) {
-	for _, mode := range []string{"tc", "xdp"} {
-		t.Run(mode, func(t *testing.T) {
-			s := newSite(t, peers.BIRD, mode, 1, 3)
-			balancer, router := s.Balancers[0], s.Topology.Router
-			s.checkAnswered(t, 20)
-			if out, err := balancer.Run(t.Context(), "ip", "link", "delete", "eth0"); err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
-			attached := func(want string) func() error {
-				return func() error {
-					out, err := s.Agents[0].CLI(t.Context(), "status")
-					if err == nil && !strings.Contains(out, want) {
-						err = errors.New(out)
-					}
-					return err
-				}
-			}
-			labtest.Until(t, 5*time.Second, "status shows that it does not exist", attached("interface not found"))
-			near := []netip.Prefix{netip.PrefixFrom(balancer.V4, 30), netip.PrefixFrom(balancer.V6, 64)}
-			far := []netip.Prefix{netip.PrefixFrom(balancer.Gateway4, 30), netip.PrefixFrom(balancer.Gateway6, 64)}
-			err := s.Link(
-				lab.End{Host: balancer.Host, Name: "eth0", Addresses: near},
-				lab.End{Host: router, Name: balancer.Port, Addresses: far},
-				lab.LinkOptions{SoftwareChecksums: mode == "xdp"})
-			err = errors.Join(err, balancer.AddRoute(lab.Default, balancer.Gateway4),
-				balancer.AddRoute(lab.Default6, balancer.Gateway6))
-			if err != nil {
-				t.Fatal(err)
-			}
-			labtest.Until(t, 5*time.Second, "it is attached again", attached(mode+" (tcx)"))
-			s.waitRoutes(t, s.Balancers...)
-			s.waitAnswered(t)
-		})
+// uplinkRecreated: an uplink that is deleted and created again, as by a driver reload, is attached again.
+func (s *site) uplinkRecreated(t *testing.T, mode string) {
+	balancer, router := s.Balancers[0], s.Topology.Router
+	s.checkAnswered(t, 20)
+	if out, err := balancer.Run(t.Context(), "ip", "link", "delete", "eth0"); err != nil {
+		t.Fatalf("%v\n%s", err, out)
 	}
+	attached := func(want string) func() error {
+		return func() error {
+			out, err := s.Agents[0].CLI(t.Context(), "status")
+			if err == nil && !strings.Contains(out, want) {
+				err = errors.New(out)
+			}
+			return err
+		}
+	}
+	labtest.Until(t, 5*time.Second, "status shows that it does not exist", attached("interface not found"))
+	near := []netip.Prefix{netip.PrefixFrom(balancer.V4, 30), netip.PrefixFrom(balancer.V6, 64)}
+	far := []netip.Prefix{netip.PrefixFrom(balancer.Gateway4, 30), netip.PrefixFrom(balancer.Gateway6, 64)}
+	err := s.Link(
+		lab.End{Host: balancer.Host, Name: "eth0", Addresses: near},
+		lab.End{Host: router, Name: balancer.Port, Addresses: far},
+		lab.LinkOptions{SoftwareChecksums: mode == "xdp"})
+	err = errors.Join(err, balancer.AddRoute(lab.Default, balancer.Gateway4),
+		balancer.AddRoute(lab.Default6, balancer.Gateway6))
+	if err != nil {
+		t.Fatal(err)
+	}
+	labtest.Until(t, 5*time.Second, "it is attached again", attached(mode+" (tcx)"))
+	s.waitRoutes(t, s.Balancers...)
+	s.waitAnswered(t)
 }
 
-// TestSeveralUplinks: the balancer receives requests on one uplink and reaches the servers by another.
-func TestSeveralUplinks(t *testing.T) {
-	for _, mode := range []string{"tc", "xdp"} {
-		t.Run(mode, func(t *testing.T) {
-			s := newSite(t, peers.BIRD, mode, 1, 3)
-			balancer := s.Balancers[0]
-			inside := []netip.Prefix{
-				netip.MustParsePrefix("192.0.2.100/25"), netip.MustParsePrefix("2001:db8:2::100/64"),
-			}
-			err := s.Link(
-				lab.End{Host: balancer.Host, Name: "eth1", Addresses: inside},
-				lab.End{Host: s.Switch, Name: "lb1", Bridge: "switch"},
-				lab.LinkOptions{SoftwareChecksums: mode == "xdp"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := s.Agents[0].Terminate(t.Context(), 10*time.Second); err != nil {
-				t.Fatal(err)
-			}
-			s.Config[0].Interfaces = []string{"eth0", "eth1"}
-			if err := errors.Join(s.Agents[0].Configure(s.Config[0].TOML()), s.Agents[0].Start()); err != nil {
-				t.Fatal(err)
-			}
-			s.waitRoutes(t, balancer)
-			s.waitAnswered(t)
-			s.checkAnswered(t, 200)
-			for _, w := range s.web {
-				clients := w.Clients()
-				if clients[inside[0].Addr()] == 0 || clients[inside[1].Addr()] == 0 {
-					t.Errorf("%s had requests from %v; want the balancer's addresses on eth1", w.Name, clients)
-				}
-			}
-			labtest.Exchange(t, labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 50), "over two uplinks")
-		})
+// severalUplinks: the balancer receives requests on one uplink and reaches the servers by another.
+func (s *site) severalUplinks(t *testing.T, mode string) {
+	balancer := s.Balancers[0]
+	inside := []netip.Prefix{
+		netip.MustParsePrefix("192.0.2.100/25"), netip.MustParsePrefix("2001:db8:2::100/64"),
 	}
+	err := s.Link(
+		lab.End{Host: balancer.Host, Name: "eth1", Addresses: inside},
+		lab.End{Host: s.Switch, Name: "lb1", Bridge: "switch"},
+		lab.LinkOptions{SoftwareChecksums: mode == "xdp"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Agents[0].Terminate(t.Context(), 10*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	s.Config[0].Interfaces = []string{"eth0", "eth1"}
+	if err := errors.Join(s.Agents[0].Configure(s.Config[0].TOML()), s.Agents[0].Start()); err != nil {
+		t.Fatal(err)
+	}
+	s.waitRoutes(t, balancer)
+	s.waitAnswered(t)
+	s.checkAnswered(t, 200)
+	for _, w := range s.web {
+		clients := w.Clients()
+		if clients[inside[0].Addr()] == 0 || clients[inside[1].Addr()] == 0 {
+			t.Errorf("%s had requests from %v; want the balancer's addresses on eth1", w.Name, clients)
+		}
+	}
+	labtest.Exchange(t, labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 50), "over two uplinks")
 }

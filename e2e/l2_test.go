@@ -15,6 +15,7 @@ import (
 
 // TestAnnouncesByARPAndNDP: without BGP, neighbours on the segment resolve the VIPs by ARP and NDP.
 func TestAnnouncesByARPAndNDP(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run(mode, func(t *testing.T) {
 			links := lab.LinkOptions{SoftwareChecksums: mode == "xdp"}
@@ -54,6 +55,7 @@ func TestAnnouncesByARPAndNDP(t *testing.T) {
 // TestTwoMachinesWithOneAddress: of two machines with the same file, one answers for the address and the other one says
 // why it does not; when the first one is killed, the second one answers.
 func TestTwoMachinesWithOneAddress(t *testing.T) {
+	t.Parallel()
 	s := newBareSite(t, lab.Shape{Clients: 1, Balancers: 2, Servers: 1})
 	s.web = append(s.web, labtest.HTTP(t, s.Servers[0], 8080))
 	for _, p := range []string{"203.0.113.1/24", "2001:db8:1::1/64"} {

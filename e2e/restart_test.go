@@ -10,63 +10,60 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
-	"github.com/steelyard-lb/steelyard/e2e/lab/peers"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
 )
 
-// TestAgentKilled: SIGKILL and a restart of the agent fail no request and no connection and remove no route.
-func TestAgentKilled(t *testing.T) {
-	variants(t, func(t *testing.T, kind peers.RouterKind, mode string) {
-		kill := func(a *lab.Agent) error { a.Kill(); return nil }
-		newSite(t, kind, mode, 1, 3).survivesRestart(t, kill, (*lab.Agent).Start)
-	})
+// killed: SIGKILL and a restart of the agent fail no request and no connection and remove no route.
+func (s *site) killed(t *testing.T) {
+	s.survivesRestart(t, func(a *lab.Agent) error { a.Kill(); return nil }, (*lab.Agent).Start)
 }
 
-// TestAgentRestarts: so it is with the signal that systemd sends for a restart, and with "steelyard restart".
-func TestAgentRestarts(t *testing.T) {
-	t.Run("signal", func(t *testing.T) {
-		newSite(t, peers.FRR, "tc", 1, 3).survivesRestart(t, func(a *lab.Agent) error {
-			return a.EndForRestart(t.Context(), 10*time.Second)
-		}, (*lab.Agent).Start)
-	})
-	t.Run("command", func(t *testing.T) {
-		s := newSite(t, peers.BIRD, "tc", 1, 3)
-		a := s.Agents[0]
-		pid := a.Process().Pid()
-		s.survivesRestart(t, func(*lab.Agent) error { return nil }, func(a *lab.Agent) error {
-			out, err := a.CLI(t.Context(), "restart")
-			if err == nil && !strings.HasPrefix(out, "restarted: version ") {
-				err = fmt.Errorf("the output is %q", out)
-			}
-			return err
-		})
-		if now := a.Process().Pid(); now != pid {
-			t.Errorf("process %d became %d", pid, now)
+// restartsBySignal: so it is with the signal that systemd sends for a restart.
+func (s *site) restartsBySignal(t *testing.T) {
+	end := func(a *lab.Agent) error { return a.EndForRestart(t.Context(), 10*time.Second) }
+	s.survivesRestart(t, end, (*lab.Agent).Start)
+}
+
+// restartsByCommand: so it is with "steelyard restart", which keeps the process, and refuses an invalid file.
+func (s *site) restartsByCommand(t *testing.T) {
+	a := s.Agents[0]
+	pid := a.Process().Pid()
+	s.survivesRestart(t, func(*lab.Agent) error { return nil }, func(a *lab.Agent) error {
+		out, err := a.CLI(t.Context(), "restart")
+		if err == nil && !strings.HasPrefix(out, "restarted: version ") {
+			err = fmt.Errorf("the output is %q", out)
 		}
-		a.Kill()
-		if err := a.Start(); err != nil {
+		return err
+	})
+	if now := a.Process().Pid(); now != pid {
+		t.Errorf("process %d became %d", pid, now)
+	}
+	a.Kill()
+	if err := a.Start(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(200 * time.Millisecond)
+	if err := a.EndForRestart(t.Context(), 15*time.Second); err != nil {
+		t.Errorf("during the start: %v", err)
+	}
+	if err := errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)); err != nil {
+		t.Fatal(err)
+	}
+	c := s.Config[0]
+	missing := c
+	missing.Interfaces = []string{"none-0"}
+	for _, text := range []string{c.TOML() + "\n[nonsense]\n", missing.TOML()} {
+		if err := a.Configure(text); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(200 * time.Millisecond)
-		if err := a.EndForRestart(t.Context(), 15*time.Second); err != nil {
-			t.Errorf("during the start: %v", err)
+		out, err := a.CLI(t.Context(), "restart")
+		if err == nil || !a.Process().Running() || strings.Contains(a.Process().Log.Tail(100), "agent restarts") {
+			t.Errorf("a restart with an invalid file: %s", out)
 		}
-		if err := errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)); err != nil {
-			t.Fatal(err)
-		}
-		c := s.Config[0]
-		missing := c
-		missing.Interfaces = []string{"none-0"}
-		for _, text := range []string{c.TOML() + "\n[nonsense]\n", missing.TOML()} {
-			if err := a.Configure(text); err != nil {
-				t.Fatal(err)
-			}
-			out, err := a.CLI(t.Context(), "restart")
-			if err == nil || !a.Process().Running() || strings.Contains(a.Process().Log.Tail(100), "agent restarts") {
-				t.Errorf("a restart with an invalid file: %s", out)
-			}
-		}
-	})
+	}
+	if err := a.Configure(c.TOML()); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (s *site) survivesRestart(t *testing.T, end, start func(*lab.Agent) error) {
@@ -143,37 +140,32 @@ func (s *site) watchRoutes(t *testing.T) (stop func()) {
 	}
 }
 
-// TestCleanup: "steelyard cleanup" removes all that the agent has set on the node.
-func TestCleanup(t *testing.T) {
-	for _, mode := range []string{"tc", "xdp"} {
-		t.Run(mode, func(t *testing.T) {
-			s := newSite(t, peers.BIRD, mode, 1, 3)
-			lb := s.Balancers[0]
-			s.checkAnswered(t, 20)
-			if _, err := s.Agents[0].CLI(t.Context(), "cleanup"); err == nil {
-				t.Error("cleanup beside a running agent succeeded")
-			}
-			s.checkAnswered(t, 20)
-			if err := s.Agents[0].Terminate(t.Context(), 10*time.Second); err != nil {
-				t.Fatal(err)
-			}
-			if out, err := s.Agents[0].CLI(t.Context(), "cleanup"); err != nil {
-				t.Fatalf("%v\n%s", err, out)
-			}
-			for path, want := range map[string]string{
-				"/proc/sys/net/ipv4/conf/eth0/forwarding": "0", "/proc/sys/net/ipv6/conf/eth0/forwarding": "0",
-			} {
-				if got, err := lb.ReadFile(path); err != nil || strings.TrimSpace(got) != want {
-					t.Errorf("%s is %q, %v; want %s", path, got, err, want)
-				}
-			}
-			if out, err := lb.Run(t.Context(), "ls", "/sys/fs/bpf"); err != nil || strings.Contains(out, "steelyard") {
-				t.Errorf("still pinned: %s %v", out, err)
-			}
-			out, err := lb.Run(t.Context(), "ip", "-details", "link", "show", "eth0")
-			if err != nil || strings.Contains(out, "xdp") {
-				t.Errorf("XDP is still attached: %s %v", out, err)
-			}
-		})
+// cleansUp: "steelyard cleanup" removes all that the agent has set on the node.
+func (s *site) cleansUp(t *testing.T) {
+	lb := s.Balancers[0]
+	s.checkAnswered(t, 20)
+	if _, err := s.Agents[0].CLI(t.Context(), "cleanup"); err == nil {
+		t.Error("cleanup beside a running agent succeeded")
+	}
+	s.checkAnswered(t, 20)
+	if err := s.Agents[0].Terminate(t.Context(), 10*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := s.Agents[0].CLI(t.Context(), "cleanup"); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for path, want := range map[string]string{
+		"/proc/sys/net/ipv4/conf/eth0/forwarding": "0", "/proc/sys/net/ipv6/conf/eth0/forwarding": "0",
+	} {
+		if got, err := lb.ReadFile(path); err != nil || strings.TrimSpace(got) != want {
+			t.Errorf("%s is %q, %v; want %s", path, got, err, want)
+		}
+	}
+	if out, err := lb.Run(t.Context(), "ls", "/sys/fs/bpf"); err != nil || strings.Contains(out, "steelyard") {
+		t.Errorf("still pinned: %s %v", out, err)
+	}
+	out, err := lb.Run(t.Context(), "ip", "-details", "link", "show", "eth0")
+	if err != nil || strings.Contains(out, "xdp") {
+		t.Errorf("XDP is still attached: %s %v", out, err)
 	}
 }

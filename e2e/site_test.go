@@ -18,6 +18,7 @@ type site struct {
 	labtest.Site
 	// receivers are the agents on servers that remove GUE headers.
 	receivers []*lab.Agent
+	active    int // how many servers are configured
 	web       []*traffic.HTTPServer
 	echo      []*traffic.TCPEcho
 }
@@ -34,12 +35,11 @@ var (
 	vips = []netip.Addr{vip4, vip6}
 )
 
-// variants runs f with each router and each attach mode.
+// variants runs f with each router and each hook; no rule depends on both.
 func variants(t *testing.T, f func(t *testing.T, kind peers.RouterKind, mode string)) {
-	for _, kind := range peers.RouterKinds {
-		for _, mode := range []string{"tc", "xdp"} {
-			t.Run(fmt.Sprintf("%s/%s", kind, mode), func(t *testing.T) { f(t, kind, mode) })
-		}
+	for i, kind := range peers.RouterKinds {
+		mode := []string{"tc", "xdp"}[i]
+		t.Run(fmt.Sprintf("%s/%s", kind, mode), func(t *testing.T) { f(t, kind, mode) })
 	}
 }
 
@@ -54,6 +54,7 @@ func newSite(t *testing.T, kind peers.RouterKind, mode string, balancers, active
 		Clients: 1, Balancers: balancers, Servers: 3, Wired: true,
 		Links: lab.LinkOptions{SoftwareChecksums: mode == "xdp"},
 	})
+	s.active = active
 	for _, n := range s.Servers {
 		s.web = append(s.web, labtest.HTTP(t, n, 8080))
 		s.echo = append(s.echo, labtest.TCPEcho(t, n, 9000))

@@ -51,7 +51,7 @@ func (s *site) balances(t *testing.T) {
 		if r.Err() != nil {
 			t.Fatal(r.Err())
 		}
-		labtest.CheckEven(t, r, 2)
+		labtest.CheckEven(t, r, s.active)
 	}
 }
 
@@ -69,7 +69,7 @@ func (s *site) refuses(t *testing.T) {
 func (s *site) balancesUDP(t *testing.T) {
 	for _, vip := range vips {
 		r := s.Client().UDP(t.Context(), netip.AddrPortFrom(vip, 5353), 100, 0, 2*time.Second)
-		if r.Err() != nil || len(r.Servers) != 2 {
+		if r.Err() != nil || len(r.Servers) != s.active {
 			t.Errorf("%s: %s, %v", vip, r, r.Err())
 		}
 	}
@@ -79,7 +79,8 @@ func (s *site) reloads(t *testing.T) {
 	four := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 200)
 	six := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip6, 9000), 200)
 	for i, a := range s.Agents {
-		s.Config[i].Services = s.services(3)
+		s.active = 3
+		s.Config[i].Services = s.services(s.active)
 		if err := errors.Join(a.Configure(s.Config[i].TOML()), a.Reload()); err != nil {
 			t.Fatal(err)
 		}

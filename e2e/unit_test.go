@@ -21,6 +21,7 @@ import (
 // TestUnitCapabilitiesSuffice: with the capabilities of the unit the agent starts, checks by a program, announces by
 // BGP and L2, reuses its pinned maps, stops and cleans up.
 func TestUnitCapabilitiesSuffice(t *testing.T) {
+	t.Parallel()
 	labtest.Root(t)
 	confined := confine(t, unitCapabilities(t))
 	for _, mode := range []string{"tc", "xdp"} {
@@ -70,6 +71,7 @@ func checkReload(t *testing.T, agent *lab.Agent, config lab.AgentConfig) {
 // TestUnitCapabilitiesAreNeeded: without one of them the agent ends with an error that names it, or its status is not
 // OK.
 func TestUnitCapabilitiesAreNeeded(t *testing.T) {
+	t.Parallel()
 	labtest.Root(t)
 	degrades := map[string]string{ // the others end the agent
 		"CAP_NET_BIND_SERVICE": "does not listen on port 179: permission denied",
@@ -89,7 +91,7 @@ func TestUnitCapabilitiesAreNeeded(t *testing.T) {
 			}
 			defer agent.Kill()
 			if problem := degrades[missing]; problem != "" {
-				labtest.Until(t, 15*time.Second, "a problem in the status", func() error {
+				labtest.Until(t, lab.Ready, "a problem in the status", func() error {
 					out, err := agent.CLI(t.Context(), "status")
 					if err == nil && !strings.Contains(out, problem) {
 						err = errors.New(out)
@@ -98,7 +100,7 @@ func TestUnitCapabilitiesAreNeeded(t *testing.T) {
 				})
 				return
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), lab.Ready)
 			defer cancel()
 			err = agent.Process().Wait(ctx)
 			if exit := new(exec.ExitError); !errors.As(err, &exit) || exit.ExitCode() != 1 {

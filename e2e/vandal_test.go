@@ -28,8 +28,9 @@ type vandal struct {
 	// withdrawn: while the change lasts, no packet can be answered, so the address must not be announced. Otherwise
 	// requests must be answered.
 	withdrawn bool
-	mode      string        // "": every mode
-	within    time.Duration // until it is noticed; 0: noticed
+	// mode is the hook: "" is every one. Where no packet can be answered, the agent withdraws in the same way by both.
+	mode   string
+	within time.Duration // until it is noticed; 0: noticed
 	// astray: the router does not lead to the servers meanwhile.
 	astray bool
 }
@@ -134,27 +135,27 @@ var vandals = []vandal{
 		undo: commands("ip link set eth1 up")},
 	{name: "address towards the servers removed", do: commands("ip address del 192.0.2.100/25 dev eth1"),
 		undo: commands("ip address add 192.0.2.100/25 dev eth1")},
-	{name: "link to the servers down, and another way that leads nowhere", withdrawn: true, astray: true,
+	{name: "link to the servers down, and another way that leads nowhere", withdrawn: true, astray: true, mode: "tc",
 		do: commands("ip link set eth1 down"), undo: commands("ip link set eth1 up")},
 	{name: "address towards the servers removed, and another way that leads nowhere", withdrawn: true, astray: true,
-		do:   commands("ip address del 192.0.2.100/25 dev eth1"),
+		mode: "xdp", do: commands("ip address del 192.0.2.100/25 dev eth1"),
 		undo: commands("ip address add 192.0.2.100/25 dev eth1")},
 	{name: "route to the servers deleted", do: commands("ip route del 192.0.2.0/25 dev eth1"),
 		undo: commands("ip route add 192.0.2.0/25 dev eth1 src 192.0.2.100")},
-	{name: "blackhole towards the servers", withdrawn: true,
+	{name: "blackhole towards the servers", withdrawn: true, mode: "tc",
 		do:   commands("ip rule add priority 10 to 192.0.2.0/25 blackhole"),
 		undo: commands("ip rule del priority 10")},
-	{name: "blackhole routes to each server", withdrawn: true,
+	{name: "blackhole routes to each server", withdrawn: true, mode: "xdp",
 		do: commands("ip route add blackhole 192.0.2.21", "ip route add blackhole 192.0.2.22",
 			"ip route add blackhole 192.0.2.23"),
 		undo: commands("ip route del blackhole 192.0.2.21", "ip route del blackhole 192.0.2.22",
 			"ip route del blackhole 192.0.2.23")},
-	{name: "default route deleted", withdrawn: true, do: commands("ip route del default"),
+	{name: "default route deleted", withdrawn: true, mode: "tc", do: commands("ip route del default"),
 		undo: commands("ip route add default via 192.0.2.129")},
-	{name: "default route deleted, and a route to private networks", withdrawn: true,
+	{name: "default route deleted, and a route to private networks", withdrawn: true, mode: "xdp",
 		do:   commands("ip route add 10.0.0.0/8 via 192.0.2.21", "ip route del default"),
 		undo: commands("ip route add default via 192.0.2.129", "ip route del 10.0.0.0/8")},
-	{name: "default route to a router that is down", withdrawn: true, within: neighbourDown,
+	{name: "default route to a router that is down", withdrawn: true, within: neighbourDown, mode: "tc",
 		do:   commands("ip route replace default via 192.0.2.99 dev eth1"),
 		undo: commands("ip route replace default via 192.0.2.129 dev eth0")},
 	{name: "MAC address of the uplink changed", do: commands("ip link set eth0 address 02:00:00:00:aa:01"),
@@ -175,6 +176,7 @@ var vandals = []vandal{
 func TestVandals(t *testing.T) {
 	for _, mode := range []string{"tc", "xdp"} {
 		t.Run(mode, func(t *testing.T) {
+			t.Parallel() // with the other one only, because limits of time are asserted
 			s := newSite(t, peers.BIRD, mode, 1, 3)
 			balancer, agent := s.Balancers[0], s.Agents[0]
 			if err := agent.Terminate(t.Context(), 10*time.Second); err != nil {

@@ -1,6 +1,7 @@
-// Testsum counts the tests in the events that gotestsum writes (--jsonfile), and prints the counts as the last line.
+// Testsum counts the tests in the events that gotestsum writes (--jsonfile), and prints the counts as the last line. The
+// line before has the number of tests, and that of their cases.
 //
-// It counts leaves. A test with subtests counts only if it is skipped, or if it fails and none of its subtests does. A
+// It counts leaves, the cases. A test with subtests counts only if it is skipped, or if it fails and none of its subtests does. A
 // package that fails without a failed test counts as one failure, and so does a run that fails or has no test. The exit
 // status is 1 if anything failed and, with STEELYARD_CI=1, if anything was skipped.
 package main
@@ -22,8 +23,9 @@ func run(out io.Writer, file, status string) int {
 	if err != nil {
 		fmt.Fprintln(out, err)
 	}
-	passed, failed, skipped := count(events, status == "0")
-	fmt.Fprintf(out, "\n%d passed, %d failed, %d skipped\n", passed, failed, skipped)
+	tests, passed, failed, skipped := count(events, status == "0")
+	fmt.Fprintf(out, "\n%d tests, %d cases\n", tests, passed+failed+skipped)
+	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", passed, failed, skipped)
 	if failed > 0 || skipped > 0 && os.Getenv("STEELYARD_CI") == "1" {
 		return 1
 	}
@@ -33,7 +35,7 @@ func run(out io.Writer, file, status string) int {
 type test struct{ pkg, name string } // the name is empty for the package itself
 
 // count reads events; ok is whether the run as a whole succeeded.
-func count(events io.Reader, ok bool) (passed, failed, skipped int) {
+func count(events io.Reader, ok bool) (tests, passed, failed, skipped int) {
 	result := map[test]string{} // empty until a test ends: then it was cut off
 	d := json.NewDecoder(events)
 	var err error
@@ -56,6 +58,9 @@ func count(events io.Reader, ok bool) (passed, failed, skipped int) {
 		}
 	}
 	for t, r := range result {
+		if t.name != "" && !strings.Contains(t.name, "/") {
+			tests++
+		}
 		switch {
 		case r == "skip" && t.name != "": // a package without tests is no skip
 			skipped++
@@ -68,5 +73,5 @@ func count(events io.Reader, ok bool) (passed, failed, skipped int) {
 	if failed == 0 && (!ok || !errors.Is(err, io.EOF) || passed+skipped == 0) {
 		failed++
 	}
-	return passed, failed, skipped
+	return tests, passed, failed, skipped
 }

@@ -71,6 +71,14 @@ func TestFailureWithoutEvents(t *testing.T) {
 	check(t, recorded(t, "panics"), false, "1 passed, 1 failed, 0 skipped") // it is not counted twice
 }
 
+func TestTestsAndCases(t *testing.T) {
+	var out strings.Builder
+	run(&out, path("fail"), "1")
+	if want := "\n3 tests, 5 cases\n3 passed, 2 failed, 0 skipped\n"; out.String() != want {
+		t.Errorf("%q, want %q", out.String(), want)
+	}
+}
+
 func TestExitStatus(t *testing.T) {
 	for _, tt := range []struct {
 		file, status, ci string
@@ -103,7 +111,7 @@ func recorded(t *testing.T, name string) []byte {
 
 func check(t *testing.T, events []byte, ok bool, want string) {
 	t.Helper()
-	passed, failed, skipped := count(bytes.NewReader(events), ok)
+	_, passed, failed, skipped := count(bytes.NewReader(events), ok)
 	if got := fmt.Sprintf("%d passed, %d failed, %d skipped", passed, failed, skipped); got != want {
 		t.Errorf("%s, want %s", got, want)
 	}

@@ -1,6 +1,7 @@
 package labtest
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -9,8 +10,14 @@ import (
 )
 
 // Main runs the tests of a package. Before, it sets *binary to the path of the program under test: that of the
-// environment variable STEELYARD_BINARY, else it is built.
+// environment variable STEELYARD_BINARY, else it is built. Parallel tests wait most of the time, so more of them run at
+// once than there are processors.
 func Main(m *testing.M, binary *string) (status int) {
+	flag.Parse()
+	if err := flag.Set("test.parallel", "4"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	if *binary = os.Getenv("STEELYARD_BINARY"); *binary != "" {
 		return m.Run()
 	}
