@@ -10,11 +10,11 @@ export GOFLAGS := $(GOFLAGS) -buildvcs=false
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X github.com/steelyard-lb/steelyard/lb/cli.version=$(VERSION)
-STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
-GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.12.2
+GOLANGCI_VERSION := v2.12.2
 
-.PHONY: build help install demo unit test test-tools test-kubernetes test-kernels attack bench gobench fuzz mutants lint
-.PHONY: golangci generate clean race bfd controlplane conformance conformance-programs deps root go-version
+.PHONY: build help install demo unit race test test-tools test-kubernetes test-kernels test-all test-release try fresh
+.PHONY: attack bfd conformance bench gobench fuzz mutants lint generate clean controlplane conformance-programs deps root
+.PHONY: go-version
 
 build: go-version ## build ./steelyard (the default)
 	go build -trimpath -ldflags '$(LDFLAGS)' -o steelyard .
@@ -39,11 +39,32 @@ race: go-version ## run the tests of "make unit" under the race detector (needs 
 
 # Packages are tested two at a time: many of them measure time on their own networks.
 test: root deps build test-tools ## install what the tests need (apt), and run all but those on Kubernetes (root)
-	@$(RUN_TESTS) .cache/test.json -p 2 -timeout 45m -exec '$(CURDIR)/e2e/nice.sh' $$(go list ./... | grep -v /e2e/cluster$$)
+	@$(RUN_TESTS) .cache/test.json -p 2 -timeout 20m -exec '$(CURDIR)/e2e/nice.sh' $$(go list ./... | grep -v /e2e/cluster$$)
 
 test-kubernetes: root build test-tools controlplane conformance-programs ## run the tests on Kubernetes (root)
 	sh e2e/deps.sh kubernetes
-	@$(RUN_TESTS) .cache/test-kubernetes.json -timeout 45m ./e2e/cluster
+	@$(RUN_TESTS) .cache/test-kubernetes.json -timeout 40m ./e2e/cluster
+
+test-all: ## test, test-kubernetes and test-kernels (root)
+	$(MAKE) test
+	$(MAKE) test-kubernetes
+	$(MAKE) test-kernels
+
+test-release: ## what takes hours, before a release: all tests of Kubernetes, mutants, long fuzzing, attacks (root)
+	$(MAKE) test-all
+	$(MAKE) conformance
+	$(MAKE) attack ATTACK_TIME=30m
+	$(MAKE) bfd BFD_TIME=30m
+	$(MAKE) fuzz FUZZTIME=10m
+	$(MAKE) mutants N=60
+
+PKG ?= ./lb
+try: go-version ## test a change of one package, in under two minutes; PKG=./lb/kube
+	@sh e2e/try.sh '$(PKG)'
+
+fresh: root ## run "make demo" and "make test" in a new minimal Debian (root); FRESH=deps only installs what they need
+	sh e2e/deps.sh fresh
+	e2e/fresh.sh $(FRESH)
 
 # Runs "go test" with further arguments, writes its events to a file, and prints the slowest tests and the sums.
 RUN_TESTS := e2e/test.sh
@@ -88,25 +109,23 @@ gobench: go-version ## run the benchmarks of Go; GOBENCH=REGEXP chooses (those o
 
 FUZZTIME ?= 30s
 fuzz: go-version ## fuzz each parser; FUZZTIME=30s is the time for each
-	@grep -ro --include='*_test.go' '^func Fuzz[A-Za-z0-9]*' ./*/ | while IFS=: read -r file name; do \
-		name=$${name#func }; echo "$$name in $$(dirname "$$file")"; \
-		go test -run '^$$' -fuzz "^$$name\$$" -fuzztime '$(FUZZTIME)' "$$(dirname "$$file")" || exit 1; \
-	done
+	@sh e2e/fuzz.sh '$(FUZZTIME)'
 
 PKGS ?= ./lb ./lb/kube/... ./lb/agent/... ./healthd ./config ./announce/...
 N ?= 30
 mutants: go-version ## change single tokens and list the changes that the unit tests miss; PKGS="..." N=30 SEED=...
 	go run ./e2e/mutants -n $(N) $(if $(SEED),-seed $(SEED)) $(PKGS)
 
-lint: go-version ## check formatting, go vet, staticcheck, and the lengths of lines and files
-	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
-	go vet ./...
-	go vet -tags kernels ./e2e ./announce/bgp
-	go run $(STATICCHECK) ./...
-	go run ./e2e/lengths
+# golangci-lint runs go vet, staticcheck and others, listed in .golangci.yml. Its first build takes minutes.
+GOLANGCI := .cache/tools/golangci-lint-$(GOLANGCI_VERSION)
+$(GOLANGCI):
+	GOBIN='$(CURDIR)/.cache/tools' go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
+	mv .cache/tools/golangci-lint $@
 
-golangci: go-version ## run golangci-lint (.golangci.yml); the first run compiles it, which takes minutes
-	go run $(GOLANGCI) run ./...
+lint: go-version $(GOLANGCI) ## check formatting, the linters of .golangci.yml, and the lengths of lines and files
+	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
+	$(GOLANGCI) run ./...
+	go run ./e2e/lengths
 
 generate: go-version ## compile the BPF programs (clang-14) and write the generated documents
 	go generate ./datapath ./e2e/bench/packets

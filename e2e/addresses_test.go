@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
@@ -22,8 +21,8 @@ func (s *site) addressBecomesOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	const reason = "refused: 203.0.113.10 is the address of eth0"
-	labtest.Until(t, 3*time.Second, "the address is refused", func() error { return shows(t, a, reason, "routes") })
-	if _, err := s.Topology.Router.WaitNextHops(t.Context(), 3*time.Second, labtest.HostRoute(vip4)); err != nil {
+	labtest.Until(t, lab.Ready, "the address is refused", func() error { return shows(t, a, reason, "routes") })
+	if _, err := s.Topology.Router.WaitNextHops(t.Context(), lab.Ready, labtest.HostRoute(vip4)); err != nil {
 		t.Fatal(err)
 	}
 	own, err := traffic.ServeHTTP(b.Host, "the balancer", netip.AddrPortFrom(vip4, 7000))
@@ -33,7 +32,7 @@ func (s *site) addressBecomesOwn(t *testing.T) {
 	if err := s.Topology.Router.AddRoute(labtest.HostRoute(vip4), b.V4); err != nil {
 		t.Fatal(err)
 	}
-	labtest.Until(t, 3*time.Second, "the machine itself answers there", func() error {
+	labtest.Until(t, lab.Ready, "the machine itself answers there", func() error {
 		got, err := s.Client().Get(t.Context(), fmt.Sprintf("http://%s:7000/", vip4))
 		if err == nil && got.Server != own.Name {
 			err = fmt.Errorf("%s answered", got.Server)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs what the tests need beyond Go: routing daemons, the compiler of the BPF objects and some tools. With the
 # argument "kubernetes", also a container runtime and the programs of pods; with "kernels", a virtual machine; with
-# "bench", the peers of make bench. Programs of Debian's essential packages are not listed.
+# "bench", the peers of make bench; with "fresh", debootstrap. Programs of Debian's essential packages are not listed.
 # It installs only what is missing, and neither starts nor enables the services of these packages.
 set -eu
 missing= services=
@@ -54,6 +54,8 @@ if [ "${1-}" = bench ]; then
 	need /usr/lib/nginx/modules/ngx_stream_module.so libnginx-mod-stream
 	need haproxy haproxy haproxy
 fi
+# make fresh.
+[ "${1-}" != fresh ] || need debootstrap debootstrap
 # The test of the unit file.
 need systemd-analyze systemd
 # The virtual machine of "make test-kernels", and programs of its tests.

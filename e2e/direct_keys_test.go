@@ -4,7 +4,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
@@ -32,7 +31,7 @@ func (s *site) rotatesKeys(t *testing.T) {
 			if err := a.Reload(); err != nil {
 				t.Fatal(err)
 			}
-			labtest.Until(t, 10*time.Second, "the configuration is reloaded", func() error {
+			labtest.Until(t, lab.Ready, "the configuration is reloaded", func() error {
 				if loadedAt(t, a) == before {
 					return errors.New("not yet")
 				}
@@ -48,7 +47,7 @@ func (s *site) rotatesKeys(t *testing.T) {
 	}
 	reload(s.receivers, s.Servers, keyA)
 	for _, a := range s.Agents {
-		labtest.Until(t, 10*time.Second, "no check gets through", func() error { return backends(t, a, "healthy", 0) })
+		labtest.Until(t, lab.Ready, "no check gets through", func() error { return backends(t, a, "healthy", 0) })
 	}
 	reload(s.receivers, s.Servers, keyB)
 	s.waitRoutes(t, s.Balancers...)

@@ -67,7 +67,7 @@ func newDirectSite(t *testing.T, shape lab.Shape, m method, active int) *site {
 	s.waitRoutes(t, s.Balancers...)
 	n := len(s.directService(m, active).Backends)
 	for _, a := range s.Agents {
-		labtest.Until(t, 10*time.Second, "all servers are healthy", func() error {
+		labtest.Until(t, lab.Ready, "all servers are healthy", func() error {
 			healthy, others := backends(t, a, "healthy", n), backends(t, a, "unhealthy", 0)
 			return errors.Join(healthy, others, backends(t, a, "unknown", 0))
 		})
@@ -114,7 +114,7 @@ func (s *site) directService(m method, active int) lab.AgentService {
 		backends = of
 	}
 	// Balancers choose the same server only while they find the same ones healthy, also on a busy machine.
-	const wait = 500 * time.Millisecond
+	const wait = time.Second
 	check := lab.AgentCheck{Type: "http", Path: "/healthz", Interval: wait, Timeout: wait, Rise: 1, Fall: 3}
 	return lab.AgentService{
 		Name: "web", Addresses: vips, Ports: []string{"80", "9000", "5353/udp"}, Forward: m.forward, Extra: m.extra,
@@ -202,7 +202,7 @@ func (s *site) keepsConnections(t *testing.T, m method) {
 			}
 		}
 		for _, vip := range vips {
-			labtest.Until(t, 10*time.Second, fmt.Sprintf("%d servers get requests", active), func() error {
+			labtest.Until(t, lab.Ready, fmt.Sprintf("%d servers get requests", active), func() error {
 				if r := s.Load(t, vip, 60); r.Err() != nil || len(r.Servers) != active {
 					return fmt.Errorf("%s, %w", r, r.Err())
 				}
@@ -226,7 +226,7 @@ func (s *site) keepsConnections(t *testing.T, m method) {
 	}
 	established()
 	for _, a := range s.Agents {
-		labtest.Until(t, 10*time.Second, "no server is unhealthy",
+		labtest.Until(t, lab.Ready, "no server is unhealthy",
 			func() error { return backends(t, a, "unhealthy", 0) })
 	}
 }
@@ -236,7 +236,7 @@ func (s *site) balancerTerminates(t *testing.T) {
 	s.waitRoutes(t, s.Balancers...)
 	four := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 100)
 	six := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip6, 9000), 100)
-	if err := s.Agents[0].Terminate(t.Context(), 10*time.Second); err != nil {
+	if err := s.Agents[0].Terminate(t.Context(), lab.Ready); err != nil {
 		t.Fatal(err)
 	}
 	labtest.Exchange(t, four, "after a balancer has terminated")
@@ -254,7 +254,7 @@ func (s *site) checksThePath(t *testing.T, m method) {
 	broken := s.Servers[2]
 	healthy := len(s.directService(m, 3).Backends)
 	for _, a := range s.Agents {
-		labtest.Until(t, 10*time.Second, "all backends are healthy",
+		labtest.Until(t, lab.Ready, "all backends are healthy",
 			func() error { return backends(t, a, "healthy", healthy) })
 	}
 	for _, vip := range vips {
@@ -263,12 +263,12 @@ func (s *site) checksThePath(t *testing.T, m method) {
 		}
 	}
 	for _, a := range s.Agents {
-		labtest.Until(t, 10*time.Second, "the check has failed", func() error {
+		labtest.Until(t, lab.Ready, "the check has failed", func() error {
 			return backends(t, a, "unhealthy", healthy/3)
 		})
 	}
 	for _, vip := range vips {
-		labtest.Until(t, 5*time.Second, "the datapath has removed the server", func() error {
+		labtest.Until(t, lab.Ready, "the datapath has removed the server", func() error {
 			if r := s.Load(t, vip, 200); r.Err() != nil || len(r.Servers) != 2 {
 				return fmt.Errorf("%s, %w", r, r.Err())
 			}

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"net"
 	"net/netip"
 	"sync"
@@ -34,10 +33,6 @@ func TestFlood(t *testing.T) {
 }
 
 func (s *site) withstandsFlood(t *testing.T) {
-	slowChecks(s.Config[0].Services)
-	if err := errors.Join(s.Agents[0].Configure(s.Config[0].TOML()), s.Agents[0].Reload()); err != nil {
-		t.Fatal(err)
-	}
 	conns := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 500)
 	six := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip6, 9000), 500)
 	if err := s.Delay(s.Clients[0], roundTrip); err != nil {
@@ -94,7 +89,7 @@ func (s *site) withstandsFlood(t *testing.T) {
 	if lost*1000 > new.Answered() {
 		t.Errorf("%d requests of new clients failed, and %d were answered", lost, new.Answered())
 	}
-	if sent[0]+sent[1] < 500_000 {
+	if sent[0]+sent[1] < 250_000 {
 		t.Errorf("the flood had only %d packets", sent[0]+sent[1])
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
@@ -27,7 +26,7 @@ func (s *site) uplinkRecreated(t *testing.T, mode string) {
 			return err
 		}
 	}
-	labtest.Until(t, 5*time.Second, "status shows that it does not exist", attached("interface not found"))
+	labtest.Until(t, lab.Ready, "status shows that it does not exist", attached("interface not found"))
 	near := []netip.Prefix{netip.PrefixFrom(balancer.V4, 30), netip.PrefixFrom(balancer.V6, 64)}
 	far := []netip.Prefix{netip.PrefixFrom(balancer.Gateway4, 30), netip.PrefixFrom(balancer.Gateway6, 64)}
 	err := s.Link(
@@ -39,7 +38,7 @@ func (s *site) uplinkRecreated(t *testing.T, mode string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	labtest.Until(t, 5*time.Second, "it is attached again", attached(mode+" (tcx)"))
+	labtest.Until(t, lab.Ready, "it is attached again", attached(mode+" (tcx)"))
 	s.waitRoutes(t, s.Balancers...)
 	s.waitAnswered(t)
 }
@@ -57,7 +56,7 @@ func (s *site) severalUplinks(t *testing.T, mode string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Agents[0].Terminate(t.Context(), 10*time.Second); err != nil {
+	if err := s.Agents[0].Terminate(t.Context(), lab.Ready); err != nil {
 		t.Fatal(err)
 	}
 	s.Config[0].Interfaces = []string{"eth0", "eth1"}

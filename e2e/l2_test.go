@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
@@ -36,7 +35,7 @@ func TestAnnouncesByARPAndNDP(t *testing.T) {
 			}
 			a := labtest.Agent(t, b.Host, binary, c)
 			for _, vip := range vips {
-				labtest.Until(t, 15*time.Second, "the VIP replies to ping", func() error {
+				labtest.Until(t, lab.Ready, "the VIP replies to ping", func() error {
 					return s.Client().Ping(t.Context(), vip)
 				})
 				r := s.Load(t, vip, 1000)
@@ -45,7 +44,7 @@ func TestAnnouncesByARPAndNDP(t *testing.T) {
 				}
 				labtest.CheckEven(t, r, 3)
 			}
-			if err := a.Terminate(t.Context(), 10*time.Second); err != nil {
+			if err := a.Terminate(t.Context(), lab.Ready); err != nil {
 				t.Fatal(err)
 			}
 		})
@@ -86,7 +85,7 @@ func TestTwoMachinesWithOneAddress(t *testing.T) {
 		return list
 	}
 	for _, vip := range vips {
-		labtest.Until(t, 20*time.Second, "one machine has the address, and the other one does not", func() error {
+		labtest.Until(t, lab.Ready, "one machine has the address, and the other one does not", func() error {
 			first, second := announced(agents[0]), announced(agents[1])
 			if slices.Contains(first, vip) == slices.Contains(second, vip) || len(first)+len(second) != len(vips) {
 				return fmt.Errorf("announced are %v and %v", first, second)
@@ -99,14 +98,14 @@ func TestTwoMachinesWithOneAddress(t *testing.T) {
 		owner, other = other, owner
 	}
 	owner.Kill()
-	labtest.Until(t, 10*time.Second, "the other machine takes over", func() error {
+	labtest.Until(t, lab.Ready, "the other machine takes over", func() error {
 		if got := announced(other); len(got) != len(vips) {
 			return fmt.Errorf("announced are %v", got)
 		}
 		return nil
 	})
 	for _, vip := range vips {
-		labtest.Until(t, 5*time.Second, "requests are answered", func() error {
+		labtest.Until(t, lab.Ready, "requests are answered", func() error {
 			_, err := s.Client().Get(t.Context(), labtest.URL(vip))
 			return err
 		})

@@ -20,7 +20,7 @@ func (s *site) killed(t *testing.T) {
 
 // restartsBySignal: so it is with the signal that systemd sends for a restart.
 func (s *site) restartsBySignal(t *testing.T) {
-	end := func(a *lab.Agent) error { return a.EndForRestart(t.Context(), 10*time.Second) }
+	end := func(a *lab.Agent) error { return a.EndForRestart(t.Context(), lab.Ready) }
 	s.survivesRestart(t, end, (*lab.Agent).Start)
 }
 
@@ -43,7 +43,7 @@ func (s *site) restartsByCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	time.Sleep(200 * time.Millisecond)
-	if err := a.EndForRestart(t.Context(), 15*time.Second); err != nil {
+	if err := a.EndForRestart(t.Context(), lab.Ready); err != nil {
 		t.Errorf("during the start: %v", err)
 	}
 	if err := errors.Join(a.Start(), a.WaitReady(t.Context(), lab.Ready)); err != nil {
@@ -70,8 +70,8 @@ func (s *site) survivesRestart(t *testing.T, end, start func(*lab.Agent) error) 
 	four := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 200)
 	six := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip6, 9000), 200)
 	streams := []*traffic.Stream{
-		s.Client().Stream(t.Context(), labtest.URL(vip4), 5*time.Millisecond, 2*time.Second),
-		s.Client().Stream(t.Context(), labtest.URL(vip6), 5*time.Millisecond, 2*time.Second),
+		s.Client().Stream(t.Context(), labtest.URL(vip4), 5*time.Millisecond, 4*time.Second),
+		s.Client().Stream(t.Context(), labtest.URL(vip6), 5*time.Millisecond, 4*time.Second),
 	}
 	stop := s.watchRoutes(t)
 	if err := end(s.Agents[0]); err != nil {
@@ -90,7 +90,7 @@ func (s *site) survivesRestart(t *testing.T, end, start func(*lab.Agent) error) 
 	if err := s.Daemon.WaitEstablished(t.Context(), lab.Ready, b.V4, b.V6); err != nil {
 		t.Fatal(err)
 	}
-	labtest.Until(t, 10*time.Second, "the new agent has announced", func() error {
+	labtest.Until(t, lab.Ready, "the new agent has announced", func() error {
 		if !s.Agents[0].Process().Log.Contains("route announced") {
 			return errors.New("not yet")
 		}
@@ -148,7 +148,7 @@ func (s *site) cleansUp(t *testing.T) {
 		t.Error("cleanup beside a running agent succeeded")
 	}
 	s.checkAnswered(t, 20)
-	if err := s.Agents[0].Terminate(t.Context(), 10*time.Second); err != nil {
+	if err := s.Agents[0].Terminate(t.Context(), lab.Ready); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := s.Agents[0].CLI(t.Context(), "cleanup"); err != nil {

@@ -19,14 +19,24 @@ type site struct {
 	// receivers are the agents on servers that remove GUE headers.
 	receivers []*lab.Agent
 	active    int // how many servers are configured
+	check     lab.AgentCheck
 	web       []*traffic.HTTPServer
 	echo      []*traffic.TCPEcho
 }
 
-const (
-	// The time to detect a failed server: fall × interval + timeout.
-	interval, timeout, fall = 200 * time.Millisecond, 150 * time.Millisecond, 2
-	detection               = fall*interval + timeout
+// detection is the time in which the quick check detects a failed server: fall × interval + timeout.
+const detection = 2*200*time.Millisecond + 150*time.Millisecond
+
+// The check is patient except where a test lets servers fail and measures the time: servers, routers, clients and what
+// other tests start share two processors.
+var (
+	quick = lab.AgentCheck{
+		Type: "http", Path: "/healthz", Port: 8080, Interval: 200 * time.Millisecond, Timeout: 150 * time.Millisecond,
+		Rise: 1, Fall: 2,
+	}
+	patient = lab.AgentCheck{
+		Type: "http", Path: "/healthz", Port: 8080, Interval: time.Second, Timeout: time.Second, Rise: 1, Fall: 20,
+	}
 )
 
 var (
@@ -45,16 +55,22 @@ func variants(t *testing.T, f func(t *testing.T, kind peers.RouterKind, mode str
 
 // newBareSite builds a network without servers, routing daemon and agents.
 func newBareSite(t *testing.T, shape lab.Shape) *site {
-	return &site{Site: labtest.Site{Topology: labtest.Topology(t, shape)}}
+	return &site{Site: labtest.Site{Topology: labtest.Topology(t, shape)}, check: patient}
 }
 
 // newSite builds a site whose agents announce both VIPs. The first `active` of its three servers are configured.
 func newSite(t *testing.T, kind peers.RouterKind, mode string, balancers, active int) *site {
+	return newCheckedSite(t, kind, mode, balancers, active, patient)
+}
+
+func newCheckedSite(
+	t *testing.T, kind peers.RouterKind, mode string, balancers, active int, check lab.AgentCheck,
+) *site {
 	s := newBareSite(t, lab.Shape{
 		Clients: 1, Balancers: balancers, Servers: 3, Wired: true,
 		Links: lab.LinkOptions{SoftwareChecksums: mode == "xdp"},
 	})
-	s.active = active
+	s.active, s.check = active, check
 	for _, n := range s.Servers {
 		s.web = append(s.web, labtest.HTTP(t, n, 8080))
 		s.echo = append(s.echo, labtest.TCPEcho(t, n, 9000))
@@ -72,12 +88,9 @@ func newSite(t *testing.T, kind peers.RouterKind, mode string, balancers, active
 }
 
 func (s *site) services(active int) []lab.AgentService {
-	check := lab.AgentCheck{
-		Type: "http", Path: "/healthz", Port: 8080, Interval: interval, Timeout: timeout, Rise: 1, Fall: fall,
-	}
 	return []lab.AgentService{{
 		Name: "web", Addresses: vips, Ports: []string{"80:8080", "9000", "5353/udp"},
-		Backends: lab.Backends(s.Servers[:active]...), Check: check,
+		Backends: lab.Backends(s.Servers[:active]...), Check: s.check,
 	}}
 }
 

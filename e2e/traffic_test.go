@@ -18,7 +18,7 @@ import (
 // drain and termination.
 func TestStandalone(t *testing.T) {
 	variants(t, func(t *testing.T, kind peers.RouterKind, mode string) {
-		s := newSite(t, kind, mode, 2, 2)
+		s := newCheckedSite(t, kind, mode, 2, 2, quick)
 		t.Run("is attached as configured", func(t *testing.T) { s.attached(t, mode) })
 		t.Run("balances evenly", s.balances)
 		t.Run("replies to ping and refuses other ports", s.refuses)

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
@@ -40,7 +39,7 @@ func TestUnitCapabilitiesSuffice(t *testing.T) {
 				t.Fatal(err)
 			}
 			s.checkAnswered(t, 100)
-			if err := agent.Terminate(t.Context(), 10*time.Second); err != nil {
+			if err := agent.Terminate(t.Context(), lab.Ready); err != nil {
 				t.Fatal(err)
 			}
 			if out, err := agent.CLI(t.Context(), "cleanup"); err != nil {

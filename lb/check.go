@@ -80,8 +80,8 @@ func (s *Service) probedFor(p Port) Port {
 }
 
 // probes reports whether a check of this type can probe a port of this protocol.
-func (t CheckType) probes(p Protocol) bool {
-	switch t {
+func (w CheckType) probes(p Protocol) bool {
+	switch w {
 	case CheckExec:
 		return true
 	case CheckUDP, CheckDNS:

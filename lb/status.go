@@ -73,20 +73,20 @@ const (
 )
 
 // MarkOffered makes the routes offered that nobody receives: reason returns why, "" when somebody does.
-func (s *Status) MarkOffered(reason func(RouteStatus) string) {
+func (out *Status) MarkOffered(reason func(RouteStatus) string) {
 	offered := map[netip.Addr]string{}
-	for i, r := range s.Routes {
+	for i, r := range out.Routes {
 		if !r.Announced {
 			continue
 		}
 		if why := reason(r); why != "" {
-			s.Routes[i].State, s.Routes[i].Announced, s.Routes[i].Reason = RouteOffered, false, why
+			out.Routes[i].State, out.Routes[i].Announced, out.Routes[i].Reason = RouteOffered, false, why
 			offered[r.Address] = why
 		}
 	}
-	for i, row := range s.Services {
+	for i, row := range out.Services {
 		if why, ok := offered[row.Address]; ok {
-			s.Services[i].Announced, s.Services[i].Reason = false, cmp.Or(row.Reason, why)
+			out.Services[i].Announced, out.Services[i].Reason = false, cmp.Or(row.Reason, why)
 		}
 	}
 }

@@ -1,7 +1,7 @@
-// Testsum counts the tests in the events that gotestsum writes (--jsonfile), and prints the counts as the last line. The
-// line before has the number of tests, and that of their cases.
+// Testsum counts the tests in the events that gotestsum writes (--jsonfile), and prints the counts as the last line.
+// The line before has the number of tests, and that of their cases, which are the leaves.
 //
-// It counts leaves, the cases. A test with subtests counts only if it is skipped, or if it fails and none of its subtests does. A
+// It counts leaves. A test with subtests counts only if it is skipped, or if it fails and none of its subtests does. A
 // package that fails without a failed test counts as one failure, and so does a run that fails or has no test. The exit
 // status is 1 if anything failed and, with STEELYARD_CI=1, if anything was skipped.
 package main
