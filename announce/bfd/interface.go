@@ -24,13 +24,19 @@ func (s *session) lookup() int {
 	if zone := s.Addr.Zone(); zone != "" {
 		return int(zoneID(zone))
 	}
+	r, _ := s.route()
+	return r.LinkIndex
+}
+
+// route returns the route to the neighbor; false: there is none.
+func (s *session) route() (netlink.Route, bool) {
 	o := netlink.RouteGetOptions{Oif: s.Device}
 	if s.Source.IsValid() {
 		o.SrcAddr = s.Source.AsSlice() // rules may depend on it
 	}
 	routes, err := netlink.RouteGetWithOptions(s.Addr.AsSlice(), &o)
 	if err != nil || len(routes) == 0 {
-		return 0
+		return netlink.Route{}, false
 	}
-	return routes[0].LinkIndex
+	return routes[0], true
 }

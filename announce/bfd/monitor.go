@@ -104,21 +104,36 @@ func (n Neighbor) key() Neighbor {
 	return n
 }
 
+// serves reports whether the session is that with n. A Source that the kernel has chosen before is the same.
+func (s *session) serves(n Neighbor) bool {
+	k := s.key()
+	if !k.Source.IsValid() && n.Source.IsValid() && k.Addr == n.Addr {
+		if r, ok := s.route(); ok {
+			src, _ := netip.AddrFromSlice(r.Src)
+			k.Source = src.Unmap()
+		}
+	}
+	return k == n.key()
+}
+
 // Set makes these the neighbors. Sessions with neighbors that stay go on, also when their Interval, Multiplier or
 // MinTTL changes; the others end as administratively down.
 func (m *Monitor) Set(neighbors []Neighbor) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.sessions = slices.DeleteFunc(m.sessions, func(s *session) bool {
-		gone := !slices.ContainsFunc(neighbors, func(n Neighbor) bool { return s.key() == n.key() })
+		gone := !slices.ContainsFunc(neighbors, s.serves)
 		if gone {
 			s.close()
 		}
 		return gone
 	})
 	for _, n := range neighbors {
-		i := slices.IndexFunc(m.sessions, func(s *session) bool { return s.key() == n.key() })
+		i := slices.IndexFunc(m.sessions, func(s *session) bool { return s.serves(n) })
 		if i >= 0 {
+			if m.sessions[i].Source != n.Source {
+				m.sessions[i].closeSocket() // and bind it to the address that it has already
+			}
 			m.sessions[i].Neighbor = n
 			m.sessions[i].configure(n.Interval, n.Multiplier)
 			continue
@@ -156,7 +171,9 @@ func (m *Monitor) Discarded() map[string]uint64 {
 	for k, v := range m.discarded {
 		out[k] = v
 	}
-	out["dropped by the kernel"] = m.dropped()
+	if n := m.dropped(); n > 0 {
+		out["dropped by the kernel"] = n
+	}
 	return out
 }
 

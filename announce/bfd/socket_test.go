@@ -1,6 +1,7 @@
 package bfd
 
 import (
+	"net/netip"
 	"testing"
 	"time"
 
@@ -26,5 +27,26 @@ func TestPortInUse(t *testing.T) {
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// A Source that the kernel has chosen already does not end the session, another one does.
+func TestSameSource(t *testing.T) {
+	m, err := New(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := Neighbor{Addr: netip.MustParseAddr("127.0.0.1"), Interval: time.Second, Multiplier: 3}
+	m.Set([]Neighbor{n})
+	session := m.sessions[0]
+	n.Source = n.Addr
+	m.Set([]Neighbor{n})
+	if m.sessions[0] != session || session.Source != n.Source {
+		t.Error("the session has ended")
+	}
+	n.Source = netip.MustParseAddr("127.0.0.2")
+	m.Set([]Neighbor{n})
+	if len(m.sessions) != 1 || m.sessions[0] == session {
+		t.Error("the session goes on with another source")
 	}
 }

@@ -73,6 +73,9 @@ func (p *Peer) config(o *Options) guard.Config {
 		Source: p.Source, Device: p.Device, Routes: o.only(p).String(),
 		ExtendedNextHop: p.Interface != "", Passive: p.passive(),
 	}
+	if p.LocalASN == o.ASN {
+		c.LocalASN = 0 // the same as without it
+	}
 	if p.TTLSecurity {
 		c.MinTTL = 256 - max(p.Multihop, 1)
 	}

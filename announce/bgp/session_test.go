@@ -114,6 +114,7 @@ func TestConfig(t *testing.T) {
 		{"passive", func(p *Peer) { p.Passive = true }, func(c *guard.Config) { c.Passive = true }},
 		{"internal by another local AS", func(p *Peer) { p.LocalASN, p.Multihop = 64500, 3 },
 			func(c *guard.Config) { c.LocalASN, c.TTL = 64500, 0 }},
+		{"the own AS as local one", func(p *Peer) { p.LocalASN = 64512 }, func(*guard.Config) {}},
 		{"no hold time", func(p *Peer) { p.HoldTime = 0 }, func(c *guard.Config) { c.HoldTime = 0 }},
 	} {
 		p, w := base, want

@@ -299,3 +299,9 @@ func bubble(t *testing.T, name string, f func(t *testing.T)) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
 }
+
+// sourceInUse is the own address of connections in memory.
+var sourceInUse = netip.MustParseAddr("192.0.2.11")
+
+// LocalAddr is that of a connection whose source the kernel has chosen.
+func (memory) LocalAddr() net.Addr { return &net.TCPAddr{IP: sourceInUse.AsSlice()} }

@@ -151,7 +151,8 @@ func (g *Guard) start(p *peer) {
 }
 
 // SetPeers changes the peers to these. Sessions with peers that stay as they are, or whose change needs no new
-// connection, go on: a password that is changed on both sides within the hold time ends no session. Others end with a
+// connection, go on: a password that is changed on both sides within the hold time ends no session, nor does a Source
+// that the connection has. Others end with a
 // NOTIFICATION, or without one when graceful restart lets the peer keep the routes until the next session.
 func (g *Guard) SetPeers(list []Config) {
 	g.mu.Lock()
@@ -164,6 +165,9 @@ func (g *Guard) SetPeers(list []Config) {
 	for at, p := range g.peers {
 		before := p.wanted
 		after, stays := wanted[at]
+		if s := g.sessions[at]; s != nil && !before.Source.IsValid() && after.Source == s.local.WithZone("") {
+			before.Source = after.Source // the kernel has chosen it
+		}
 		switch {
 		case stays && before == after:
 		case stays && before.sameConnection(&after) && p.stop != nil:
