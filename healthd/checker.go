@@ -68,6 +68,7 @@ func reason(err error, timeout time.Duration) string {
 	switch {
 	case isTimeout(err):
 		return fmt.Sprintf("no response within %s", timeout)
+	case errors.As(err, new(notRootError)):
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "connection refused"
 	case errors.Is(err, syscall.ECONNRESET):

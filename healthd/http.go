@@ -31,6 +31,11 @@ type httpChecker struct {
 }
 
 func (c httpChecker) Probe(ctx context.Context) (Result, error) {
+	if c.ByRoot {
+		if err := byRoot(c.Target); err != nil {
+			return Result{}, err
+		}
+	}
 	resp, body, err := httpGet(ctx, c.target, c.scheme)
 	if c.secondary() && c.isOtherProtocol(resp, err) {
 		scheme := map[string]string{"http": "https", "https": "http"}[c.scheme]

@@ -102,6 +102,8 @@ type Check struct {
 	Spec   CheckSpec
 	// Presumed: what a new check is about works, as far as is known; it is healthy until Fall probes have failed.
 	Presumed bool
+	// ByRoot, with CheckHTTP: at an address of the loopback interface, who answers must be root.
+	ByRoot bool
 }
 
 // Health is the result of a check, sent on each change of State, and when Weight or Reason of an unchanged state

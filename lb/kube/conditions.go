@@ -138,7 +138,10 @@ func (c *conditions) startProxyCheck(presumed bool) bool {
 		c.o.Log.Warn("service proxy not checked", "url", p.ProxyHealthz, "reason", reason)
 		return false
 	}
-	check := lb.Check{Key: lb.CheckKey{Service: proxyCheck}, Target: target, Spec: p.Probe, Presumed: presumed}
+	check := lb.Check{
+		Key: lb.CheckKey{Service: proxyCheck}, Target: target, Spec: p.Probe, Presumed: presumed,
+		ByRoot: true, // the port is one at which every user can listen
+	}
 	check.Spec.Type, check.Spec.Path = lb.CheckHTTP, u.RequestURI()
 	check.Spec.Status = []lb.StatusRange{{From: 200, To: 200}}
 	c.start(check)
@@ -257,7 +260,7 @@ func (c *conditions) health(h lb.Health) {
 	c.mu.Unlock()
 	if warn {
 		c.o.Log.Warn("service proxy does not listen at its health endpoint; its health is ignored",
-			"url", healthz, "fix", "set probe.proxy_healthz, or use a proxy that has one")
+			"url", healthz, "reason", h.Reason, "fix", "set probe.proxy_healthz, or use a proxy that has one")
 	}
 	isOther := strings.HasPrefix(key, proxyCheck+"/")
 	if isOther && same {

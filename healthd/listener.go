@@ -1,0 +1,87 @@
+package healthd
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// notRootError is the error of a check that believes only root, when another user listens at its target. That is as if
+// nobody did: the port may be one that every user can listen at.
+type notRootError struct{ uid uint64 }
+
+func (e notRootError) Error() string {
+	return fmt.Sprintf("the socket there belongs to user %d and not to root", e.uid)
+}
+
+func (notRootError) Is(target error) bool { return target == syscall.ECONNREFUSED }
+
+// byRoot returns a notRootError if a socket of another user listens at an address of the loopback interface. Where no
+// socket is found, who answers is not known: it is in another network namespace, or /proc is not readable.
+func byRoot(at netip.AddrPort) error {
+	if !at.Addr().IsLoopback() {
+		return nil
+	}
+	tables := []string{"tcp6"}
+	if at.Addr().Is4() {
+		tables = []string{"tcp", "tcp6"} // in the latter those that accept both families
+	}
+	for _, table := range tables {
+		if uid, found := listenerIn("/proc/self/net/"+table, at); found && uid != 0 {
+			return notRootError{uid}
+		} else if found {
+			return nil
+		}
+	}
+	return nil
+}
+
+// stateListen is TCP_LISTEN in the tables of /proc/net.
+const stateListen = "0A"
+
+// listenerIn returns the user of the socket in a table (proc_net_tcp(5)) that listens at an address.
+func listenerIn(table string, at netip.AddrPort) (uid uint64, found bool) {
+	f, err := os.Open(table)
+	if err != nil {
+		return 0, false
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	lines.Scan() // the header
+	for lines.Scan() {
+		// sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid …
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 8 || fields[3] != stateListen {
+			return 0, false // sockets that listen are first
+		}
+		local, ok := parseSocket(fields[1])
+		if !ok || local.Port() != at.Port() || !local.Addr().IsUnspecified() && local.Addr() != at.Addr() {
+			continue
+		}
+		uid, err := strconv.ParseUint(fields[7], 10, 32)
+		return uid, err == nil
+	}
+	return 0, false
+}
+
+// parseSocket parses an address and a port in the notation of the tables: words of 32 bits in the byte order of the
+// machine.
+func parseSocket(s string) (netip.AddrPort, bool) {
+	host, port, _ := strings.Cut(s, ":")
+	b, err := hex.DecodeString(host)
+	n, err2 := strconv.ParseUint(port, 16, 16)
+	if err != nil || err2 != nil {
+		return netip.AddrPort{}, false
+	}
+	for i := 0; i+4 <= len(b); i += 4 {
+		binary.NativeEndian.PutUint32(b[i:], binary.BigEndian.Uint32(b[i:]))
+	}
+	addr, ok := netip.AddrFromSlice(b)
+	return netip.AddrPortFrom(addr.Unmap(), uint16(n)), ok
+}
