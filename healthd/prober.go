@@ -59,6 +59,7 @@ type loop struct {
 	check   lb.Check
 	cancel  context.CancelFunc // nil before Run
 	failing bool               // the last probe did not succeed; of the goroutine of the loop
+	warned  time.Time          // the last warning about a weight; of the goroutine of the loop
 	mu      sync.Mutex         // guards all below; held while reporting
 	ended   bool
 	health  lb.Health
@@ -218,9 +219,22 @@ func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.T
 		result = Result{Reason: reason(err, l.check.Spec.Timeout), Weight: -1, Err: err}
 	}
 	p.metrics.observe(service, time.Since(start), err == nil)
+	p.warnOfWeight(l, result.Weight)
 	if l.apply(p.o.Report, result, stateFor(err)) {
 		p.changes.Add(1)
 	}
+}
+
+// warnOfWeight logs a change of the weight that a backend reports by more than a factor of two, at most once a minute:
+// it may be broken, or taken over.
+func (p *Prober) warnOfWeight(l *loop, weight int) {
+	was := l.health.Weight // only this goroutine changes it
+	if low, high := min(was, weight), max(was, weight); low < 0 || high <= 2*low || time.Since(l.warned) < logInterval {
+		return
+	}
+	l.warned = time.Now()
+	p.o.Log.Warn("backend reports another weight", "service", l.check.Key.Service,
+		"backend", l.check.Key.BackendName(), "was", was, "weight", weight)
 }
 
 // apply counts a result towards Rise or Fall, and reports a change of state, weight or reason. It returns whether the

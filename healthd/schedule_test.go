@@ -168,6 +168,29 @@ func TestConcurrentProbesAreBounded(t *testing.T) {
 	})
 }
 
+// A weight that changes by more than a factor of two is logged, once a minute at most.
+func TestWarningOfWeights(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log strings.Builder
+		p := New(Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
+		l := &loop{check: check(1, spec()), health: lb.Health{Weight: -1}}
+		for _, tt := range []struct {
+			weight int
+			want   bool
+		}{
+			{3, false}, {6, false}, {2, true}, {1000, false}, {-1, false}, {0, false}, {1, true}, {0, false},
+		} {
+			log.Reset()
+			p.warnOfWeight(l, tt.weight)
+			if got := strings.Contains(log.String(), "another weight"); got != tt.want {
+				t.Errorf("%d after %d: logged %t %q", tt.weight, l.health.Weight, got, log.String())
+			}
+			l.health.Weight = tt.weight
+			time.Sleep(30 * time.Second)
+		}
+	})
+}
+
 // A changed reason or weight is reported although the state stays; At is the time of the last change of state.
 func TestReportsWithinAState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

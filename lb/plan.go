@@ -77,6 +77,7 @@ func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 		return frozenPlan(s)
 	}
 	p := &Plan{Service: s, VIPs: make([]VIPPlan, 0, len(s.VIPs))}
+	states = s.bounded(states)
 	for _, vip := range s.VIPs {
 		healthy, idle, local := 0, 0, false
 		for i, port := range s.Ports {
@@ -147,14 +148,6 @@ func usableFor(
 		}
 	}
 	return usable, idle, draining, down
-}
-
-// weight returns the weight of a backend: a node may report it, as the number of its endpoints.
-func (s *Service) weight(b Backend, h Health) int {
-	if s.Check.Type == CheckNodePort && h.State == StateHealthy && h.Weight >= 0 {
-		return min(h.Weight, MaxWeight)
-	}
-	return b.Weight
 }
 
 // keepAllDown returns the backends to use and those that are down: when none is healthy, those that drain by themselves

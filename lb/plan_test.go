@@ -176,7 +176,8 @@ func TestUnrestrictedVIPs(t *testing.T) {
 }
 
 // The weight that a backend reports replaces the configured one with the check of Kubernetes' node ports only, up to
-// the limit of configured ones: the sum of all weights must not overflow.
+// the limit of configured ones: the sum of all weights must not overflow. Of several, none has more than four times the
+// median of the others; one that drains does not count, and one with the configured weight 0 stays without.
 func TestReportedWeight(t *testing.T) {
 	for _, tt := range []struct {
 		check    CheckType
@@ -198,6 +199,42 @@ func TestReportedWeight(t *testing.T) {
 		}
 		if got != tt.want {
 			t.Errorf("%s reports %d: targets %q; want %q", tt.check, tt.reported, got, tt.want)
+		}
+	}
+}
+
+func TestReportedWeightsAreBounded(t *testing.T) {
+	for _, tt := range []struct {
+		reported []int // -1: no weight, -2: drains, -3: the configured weight is 0
+		want     string
+	}{
+		{[]int{3, 3, 3}, "[3 3 3]"}, {[]int{3, 3, 1000}, "[3 3 12]"}, {[]int{1, 1000}, "[1 4]"},
+		{[]int{2, 3, 8, 10}, "[2 3 8 10]"}, {[]int{1, 1, 1000, 1000}, "[1 1 4 4]"}, {[]int{0, 1000}, "[1000]"},
+		{[]int{-1, 1000}, "[1 4]"}, {[]int{-2, 1000}, "[1000]"}, {[]int{-3, 5}, "[5]"}, {[]int{5, 5, 20}, "[5 5 20]"},
+	} {
+		s := &Service{
+			Name: "web", VIPs: []netip.Addr{testVIP}, Algorithm: AlgorithmMaglev, Check: CheckSpec{Type: CheckNodePort},
+			Ports: PortsOn(backends("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"), Port{80, 0, 80, TCP}),
+		}
+		s.Ports[0].Backends = s.Ports[0].Backends[:len(tt.reported)]
+		h := map[CheckKey]Health{}
+		for i, weight := range tt.reported {
+			b := &s.Ports[0].Backends[i]
+			state := Health{State: StateHealthy, Weight: max(weight, -1)}
+			switch weight {
+			case -2:
+				state.State = StateDraining
+			case -3:
+				b.Weight, state.Weight = 0, 1000
+			}
+			h[keyOf(s, *b, s.Ports[0].Port)] = state
+		}
+		var got []int
+		for _, x := range Build(s, h, Drains{}).Frontends[0].Targets {
+			got = append(got, x.Weight)
+		}
+		if fmt.Sprint(got) != tt.want {
+			t.Errorf("reported %v: weights %v; want %s", tt.reported, got, tt.want)
 		}
 	}
 }

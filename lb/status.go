@@ -345,8 +345,9 @@ func (en *entry) stateOf(vip netip.Addr, p ServicePort) (State, string) {
 func (en *entry) backendStatus() []BackendStatus {
 	var rows []BackendStatus
 	s := en.service
+	health := s.bounded(en.health)
 	s.eachChecked(func(key CheckKey, b Backend) {
-		h := en.health[key]
+		h := health[key]
 		port := b.On(key.Port).Port()
 		if (key.Port == Port{}) {
 			port = b.On(s.Check.ServicePort).Port()
