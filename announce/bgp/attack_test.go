@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -40,8 +41,14 @@ func update(attributes, routes string) []byte {
 // attacks are UPDATEs that end the process of gobgp v3.37.0 or that are published as such for its releases.
 var attacks = map[string]struct {
 	message []byte
-	crashes bool // gobgp v3.37.0 as the speaker configures it
+	crashes bool // gobgp v3.37.0 as the speaker configures it, by this message or one of those around it
 }{
+	// A NEXT_HOP of less than four bytes.
+	"CVE-2026-30405": {update("40 01 01 00 40 02 00 40 03 02 7f00", "18 cb0071"), false},
+	// A Prefix-SID with an SRv6 L3 service that is too short.
+	"CVE-2026-7734": {update("40 01 01 00 40 02 00 40 03 04 7f000001 c0 28 04 05 00 01 00", "18 cb0071"), false},
+	// An AIGP that is too short.
+	"CVE-2026-7735": {update("40 01 01 00 40 02 00 40 03 04 7f000001 80 1a 02 01 00", "18 cb0071"), false},
 	// AS4_PATH before AS_PATH as the last attribute: index out of range.
 	"CVE-2026-41643": {update("40 01 01 00 40 03 04 7f000001 c0 11 06 0201 0000fbf4 40 02 06 0201 0000fbf4", ""), true},
 	// The published message of the same: AS4_PATH of one byte.
@@ -155,10 +162,13 @@ func TestPublishedAttacks(t *testing.T) {
 				t.Fatal(err)
 			}
 			c := attacker(t, tcp)
-			if _, err := c.Write(slices.Concat(attack.message, attack.message)); err != nil {
-				t.Fatal(err)
-			}
+			messages := around(attack.message)
+			written := make(chan error, 1)
+			go func() { _, err := c.Write(slices.Concat(messages...)); written <- err }()
 			for readType(t, c) != packet.BGP_MSG_UPDATE { // vip4
+			}
+			if err := <-written; err != nil {
+				t.Fatal(err)
 			}
 			if err := s.Set(t.Context(), announcements(vip4, netip.MustParseAddr("203.0.113.11"))); err != nil {
 				t.Fatal(err)
@@ -168,15 +178,29 @@ func TestPublishedAttacks(t *testing.T) {
 			if p := s.Peers()[0]; p.State != "established" || p.LastError != "" {
 				t.Errorf("peer %+v", p)
 			}
-			if attack.crashes {
-				crash(t, attack.message)
+			if got := crashes(t, messages); got != attack.crashes {
+				t.Errorf("gobgp without the guard has ended: %t, want %t", got, attack.crashes)
 			}
 		})
 	}
 }
 
-// crash sends a message to a plain gobgp and checks that its process ends.
-func crash(t *testing.T, message []byte) {
+// around returns an UPDATE, and 1,000 that differ from it in up to three bytes after the header.
+func around(message []byte) [][]byte {
+	list, random := [][]byte{message}, rand.New(rand.NewPCG(1, 2))
+	for range 1000 {
+		b := slices.Clone(message)
+		for range 1 + random.IntN(3) {
+			b[packet.BGP_HEADER_LENGTH+random.IntN(len(b)-packet.BGP_HEADER_LENGTH)] = byte(random.Uint32())
+		}
+		list = append(list, b)
+	}
+	return list
+}
+
+// crashes sends messages to a plain gobgp, and reports whether its process ends by that. It may end the session before
+// it has read all of them.
+func crashes(t *testing.T, messages [][]byte) bool {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
@@ -213,12 +237,12 @@ func crash(t *testing.T, message []byte) {
 		t.Fatal(err)
 	}
 	c = attacker(t, c)
-	if _, err := c.Write(message); err != nil {
+	cease, err := packet.NewBGPNotificationMessage(packet.BGP_ERROR_CEASE, 0, nil).Serialize()
+	if err != nil {
 		t.Fatal(err)
 	}
-	timer := time.AfterFunc(timeout, func() { stdin.Close() })
-	defer timer.Stop()
-	if err := cmd.Wait(); err == nil || !strings.Contains(out.String(), "panic") {
-		t.Errorf("gobgp without the guard ended with %v:\n%s", err, out.String())
-	}
+	_, _ = c.Write(slices.Concat(append(messages, cease)...))
+	_, _ = io.Copy(io.Discard, c) // until gobgp has closed it
+	stdin.Close()
+	return cmd.Wait() != nil && strings.Contains(out.String(), "panic")
 }
