@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // Cleanup removes all state from the kernel: links with their programs, maps with all flows, filters, routes, and
@@ -42,7 +43,7 @@ func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
 		errs = append(errs, removeClsact(nic), detachOrphans(nic))
 	}
 	errs = append(errs, closeProbes())
-	if err := os.RemoveAll(pinPath); err != nil {
+	if err := os.RemoveAll(pinPath); err != nil && !errors.Is(err, unix.EBUSY) { // a mount of a container stays, empty
 		errs = append(errs, fmt.Errorf("remove the pinned maps: %w", err))
 	}
 	sys, err := openSysctls(stateDir)

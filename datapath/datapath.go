@@ -103,6 +103,9 @@ func (d *Datapath) open(t *transaction) (err error) {
 	if kept := d.keptSize(); kept != "" {
 		d.log.Warn(kept)
 	}
+	if open := d.pins.openToAll(); open != "" {
+		d.log.Warn(open)
+	}
 	if d.chunks, err = openChunks(objects, inner, d.pins); err != nil {
 		return err
 	}

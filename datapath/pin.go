@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
 // schema is the version of what is pinned. It changes with the layout or the meaning of any map.
@@ -35,11 +37,16 @@ type pins struct {
 // openPins makes and locks the directory. It fails when another agent has the lock, or when the directory has the state
 // of a schema that this version cannot convert.
 func openPins(path string) (_ *pins, err error) {
-	if err := mountBPF(filepath.Dir(path)); err != nil {
-		return nil, err
+	if !onBPF(path) { // else it may be the only part of the bpffs that this container sees
+		if err := mountBPF(filepath.Dir(path)); err != nil {
+			return nil, err
+		}
+		if err := os.MkdirAll(path, 0o700); err != nil {
+			return nil, fmt.Errorf("make the directory for pinned maps: %w", err)
+		}
 	}
-	if err := os.MkdirAll(path, 0o700); err != nil {
-		return nil, fmt.Errorf("make the directory for pinned maps: %w", err)
+	if err := state.Private(path); err != nil {
+		return nil, err
 	}
 	p := &pins{path: path, dir: filepath.Join(path, unpublished)}
 	if p.lock, err = lockDir(path); err != nil {
@@ -210,8 +217,7 @@ func (p *pins) link(name string) string { return filepath.Join(p.dir, "links", n
 
 // mountBPF makes sure that dir is on a bpffs; it mounts one at the usual place only.
 func mountBPF(dir string) error {
-	var fs unix.Statfs_t
-	if err := unix.Statfs(dir, &fs); err == nil && fs.Type == unix.BPF_FS_MAGIC {
+	if onBPF(dir) {
 		return nil
 	}
 	if dir != filepath.Dir(DefaultPinPath) {
@@ -221,4 +227,21 @@ func mountBPF(dir string) error {
 		return fmt.Errorf("mount bpffs on %s: %w", dir, err)
 	}
 	return nil
+}
+
+// onBPF reports whether a directory is there and on a bpffs.
+func onBPF(dir string) bool {
+	var fs unix.Statfs_t
+	return unix.Statfs(dir, &fs) == nil && fs.Type == unix.BPF_FS_MAGIC
+}
+
+// openToAll returns a warning when other users may write to the bpffs of the pins: who makes their directory before the
+// first start keeps the agent from starting. It is "" when they may not.
+func (p *pins) openToAll() string {
+	dir := filepath.Dir(p.path)
+	info, err := os.Stat(dir)
+	if err != nil || !onBPF(dir) || info.Mode().Perm()&0o022 == 0 {
+		return ""
+	}
+	return fmt.Sprintf("other users may write to the bpffs %s (%s): chmod 0700 %[1]s", dir, info.Mode())
 }

@@ -202,7 +202,7 @@ func (s *sysctls) write() error {
 	if err != nil {
 		return fmt.Errorf("save sysctls: %w", err)
 	}
-	if err := os.MkdirAll(filepath.Dir(s.file), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(s.file), 0o700); err != nil {
 		return fmt.Errorf("save sysctls: %w", err)
 	}
 	if err := renameio.WriteFile(s.file, text, 0o600); err != nil {

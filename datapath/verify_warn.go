@@ -78,6 +78,9 @@ func (d *Datapath) Warnings() (list []string) {
 	if kept := d.keptSize(); kept != "" {
 		list = append(list, kept)
 	}
+	if open := d.pins.openToAll(); open != "" {
+		list = append(list, open)
+	}
 	v := d.verifier
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -24,6 +24,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/file"
 	"github.com/steelyard-lb/steelyard/lb/kube"
 	"github.com/steelyard-lb/steelyard/lb/logqueue"
+	"github.com/steelyard-lb/steelyard/lb/state"
 	"github.com/steelyard-lb/steelyard/systemd"
 )
 
@@ -123,6 +124,11 @@ func New(o Options) (*Agent, error) {
 	}
 	for _, w := range o.Config.Warnings {
 		o.Log.Warn("configuration warning", "reason", w)
+	}
+	for _, dir := range []string{o.StateDir, o.KeepDir} {
+		if err := state.Private(dir); err != nil {
+			return nil, err
+		}
 	}
 	facts, err := describe(o.Config, thisHost{})
 	if err != nil {

@@ -163,7 +163,7 @@ func (c *clusterKeys) save(k kube.Keys) {
 	text, err := json.Marshal(k.Data())
 	dir := filepath.Dir(c.path)
 	if err == nil {
-		err = os.MkdirAll(dir, 0o755)
+		err = os.MkdirAll(dir, 0o700)
 	}
 	if err == nil {
 		err = renameio.WriteFile(c.path, text, 0o600, renameio.WithTempDir(dir))

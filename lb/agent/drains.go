@@ -109,7 +109,7 @@ func (d *drainStore) write(drains lb.Drains) error {
 		return err
 	}
 	dir := filepath.Dir(d.path)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
 	return renameio.WriteFile(d.path, text, 0o644, renameio.WithTempDir(dir))

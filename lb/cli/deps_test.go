@@ -52,7 +52,7 @@ var mayImport = map[string][]string{
 	"announce/bgp/guard":     {"lb/printable"},
 	"announce/bgp/routeradv": {},
 	"announce/l2":            {"lb", "announce", "announce/l2/members", "datapath/checksum"},
-	"datapath":               {"lb", "datapath/checksum"},
+	"datapath":               {"lb", "lb/state", "datapath/checksum"},
 	"datapath/checksum":      {},
 	"datapath/dptest":        {"datapath/checksum"},
 	"systemd":                {},

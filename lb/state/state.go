@@ -91,7 +91,7 @@ func WriteError(path string, err error) error {
 
 func (f *File) write(body func(io.Writer) error) error {
 	dir := filepath.Dir(f.path)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
 	file, err := renameio.NewPendingFile(f.path, renameio.WithTempDir(dir), renameio.WithPermissions(0o600),

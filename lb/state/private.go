@@ -1,0 +1,39 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"syscall"
+)
+
+// Private makes sure that nobody else can change what is in a directory, which may not exist yet: it belongs to this
+// user, is no link, and its mode is 0700. A mode that let others only read it is corrected; one that let them write is
+// an error, because they may have written, and so are a link and another owner.
+func Private(dir string) error {
+	info, err := os.Lstat(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("find the owner of a directory: %w", err)
+	}
+	const check = "; stop what uses it, check or remove its content, and "
+	switch owner := info.Sys().(*syscall.Stat_t).Uid; {
+	case info.Mode()&fs.ModeSymlink != 0:
+		return fmt.Errorf("%s is a symbolic link, and must be a directory%sremove the link", dir, check)
+	case !info.IsDir():
+		return fmt.Errorf("%s is not a directory; remove it", dir)
+	case int(owner) != os.Geteuid():
+		return fmt.Errorf("%s belongs to user %d, who can change its content%s\"chown %d %s\"",
+			dir, owner, check, os.Geteuid(), dir)
+	case info.Mode().Perm()&0o022 != 0:
+		return fmt.Errorf("%s can be written by other users (mode %04o)%s\"chmod 0700 %s\"",
+			dir, info.Mode().Perm(), check, dir)
+	case info.Mode().Perm() != 0o700:
+		// Nobody else can write there, so a failure, as on a read-only file system, is no reason not to start.
+		_ = os.Chmod(dir, 0o700)
+	}
+	return nil
+}
