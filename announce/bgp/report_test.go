@@ -2,6 +2,7 @@ package bgp
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -31,6 +32,20 @@ func TestReportIsLimited(t *testing.T) {
 		}
 		if n := strings.Count(out.String(), "bgp session"); n < loglimit.Burst || n > loglimit.Burst+2 {
 			t.Errorf("%d lines about 2000 changes in 100 s; want %d, and one in a minute", n, loglimit.Burst)
+		}
+		out.Reset()
+		for i := range 90 { // strangers in a range, which need no password
+			stranger := netip.AddrFrom4([4]byte{198, 51, 100, byte(i)})
+			of := Peer{Address: stranger, ListenRange: netip.PrefixFrom(stranger, 24).Masked()}
+			for range 3 { // each one leaves, and comes again
+				s.sessions[stranger] = newSession(of, p.only, backendFrom(100))
+				s.record(guard.Event{Peer: stranger, Old: guard.Idle, New: guard.Established})
+				s.report(stranger)
+				delete(s.sessions, stranger)
+			}
+		}
+		if n := strings.Count(out.String(), "bgp session"); n > loglimit.Burst {
+			t.Errorf("%d lines about 90 strangers; want %d", n, loglimit.Burst)
 		}
 		for range 120 { // poll
 			s.report(peer)

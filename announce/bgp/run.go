@@ -225,7 +225,11 @@ func (s *Speaker) report(addr netip.Addr) {
 	if key == p.lastLogged || p.state != stateEstablished && reason == "" {
 		return
 	}
-	left, ok := p.limit.Allow(time.Now(), key)
+	limit := &p.limit
+	if p.peer.ListenRange.IsValid() && p.peer.Password == "" { // any number of strangers may connect
+		limit = &s.refused
+	}
+	left, ok := limit.Allow(time.Now(), key)
 	if !ok {
 		return // it is logged later, if it is the state then
 	}
