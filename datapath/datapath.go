@@ -185,7 +185,8 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 		}
 		d.gc.endFrontend(id)
 	}
-	updates := d.services.put(delta.Put, delta.Later)
+	plans, tables := d.tables(delta.Put, failed)
+	updates := d.services.put(plans, delta.Later, tables)
 	for _, u := range updates {
 		if errors.Is(u.err, lb.ErrRefused) {
 			failed[u.plan.Frontend] = u.err

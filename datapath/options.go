@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // Mode is how programs are attached.
@@ -93,7 +95,9 @@ type Options struct {
 	Delivers bool
 	// ForceClsact attaches tc programs as clsact filters, as on kernels before 6.6.
 	ForceClsact bool
-	Log         *slog.Logger
+	// Boundary is around the table of each frontend and around notifications of the kernel. It may be nil.
+	Boundary *lb.Boundary
+	Log      *slog.Logger
 	// fault makes a step of Open fail in a test: it is called after each, with its name.
 	fault func(step string) error
 }

@@ -131,6 +131,7 @@ type frontendUpdate struct {
 	f     *frontend
 	isNew bool
 	value syFrontend
+	table []uint16 // of its targets
 	ids   []uint32 // of its targets
 	older []uint32 // of earlier backends that its table lists beside them
 	// anyNode are the ids of nodes that may have any flow.
@@ -154,20 +155,19 @@ const (
 
 // put applies plans, and returns the result of each. The order is backends, table, frontend, VIP, so that no entry
 // refers to a missing one. About later more targets follow with other calls.
-func (s *services) put(plans []*lb.FrontendPlan, later int) []*frontendUpdate {
+func (s *services) put(plans []*lb.FrontendPlan, later int, tables tables) []*frontendUpdate {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.putLocked(plans, later, historyTable)
+	return s.putLocked(plans, later, historyTable, tables)
 }
 
-// putLocked is put with s.mu held.
-func (s *services) putLocked(plans []*lb.FrontendPlan, later int, h history) []*frontendUpdate {
+func (s *services) putLocked(plans []*lb.FrontendPlan, later int, h history, tables tables) []*frontendUpdate {
 	if len(plans) > 1 || later > 0 {
 		s.reserve(plans, later)
 	}
 	updates, room := make([]*frontendUpdate, len(plans)), &room{tables: s.shared(), count: s.places}
 	for i, p := range plans {
-		updates[i] = s.prepare(p, h, room)
+		updates[i] = s.prepare(&frontendUpdate{plan: p, history: h, table: tables.of(p)}, room)
 	}
 	for _, u := range updates {
 		if u.err == nil {
@@ -180,8 +180,8 @@ func (s *services) putLocked(plans []*lb.FrontendPlan, later int, h history) []*
 }
 
 // prepare writes everything for p that no packet reads yet.
-func (s *services) prepare(p *lb.FrontendPlan, h history, room *room) *frontendUpdate {
-	u := &frontendUpdate{plan: p, history: h}
+func (s *services) prepare(u *frontendUpdate, room *room) *frontendUpdate {
+	p := u.plan
 	if u.err = room.admit(p, s.frontends[p.Frontend]); u.err != nil {
 		return u
 	}
@@ -221,7 +221,7 @@ func (s *services) writeTable(u *frontendUpdate) error {
 	}
 	u.gone = s.gone(u, was)
 	rehashed := len(was.slots) > 0 && selection(u.f.value) != selection(u.value)
-	next := newSlots(u.plan, u.ids, was, rehashed, u.anyNode, s.withoutFlows(u))
+	next := newSlots(u.plan, u.table, u.ids, was, rehashed, u.anyNode, s.withoutFlows(u))
 	switch {
 	case rehashed:
 		u.value.OlderAlgorithm = u.f.value.Algorithm

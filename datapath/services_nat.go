@@ -88,7 +88,7 @@ func (s *services) settle(limits Timeouts) {
 			plans = append(plans, f.plan)
 		}
 	}
-	for _, u := range s.putLocked(plans, 0, historySettled) {
+	for _, u := range s.putLocked(plans, 0, historySettled, nil) {
 		if u.err != nil {
 			s.log.Warn("earlier backends not removed", "frontend", u.plan.Frontend, "err", u.err)
 		}
@@ -162,7 +162,7 @@ func (s *services) frontendVIPs() func(id uint32) netip.Addr {
 func (s *services) putConverted(plans []*lb.FrontendPlan) []*frontendUpdate {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.putLocked(plans, 0, historyUnknown)
+	return s.putLocked(plans, 0, historyUnknown, nil)
 }
 
 // backendOf returns the backend of a flow, which may be in no table.

@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/steelyard-lb/steelyard/lb"
@@ -27,12 +28,38 @@ type table struct {
 	older []slot // of the last table of another size, if slots refer to it
 }
 
+// tables are the results of lb.FrontendPlan.Table of plans.
+type tables map[*lb.FrontendPlan][]uint16
+
+// of returns the table of a plan; it computes one that t does not have.
+func (t tables) of(p *lb.FrontendPlan) []uint16 {
+	if table, ok := t[p]; ok {
+		return table
+	}
+	return p.Table()
+}
+
+// tables computes the tables of plans before anything is locked or written. It returns the plans without those for
+// which that is not possible, which it adds to failed.
+func (d *Datapath) tables(plans []*lb.FrontendPlan, failed map[lb.Frontend]error) ([]*lb.FrontendPlan, tables) {
+	done, t := make([]*lb.FrontendPlan, 0, len(plans)), make(tables, len(plans))
+	for _, p := range plans {
+		var table []uint16
+		if d.o.Boundary.Do(lb.PartTable, p.Service+" "+p.Frontend.String(), func() { table = p.Table() }) {
+			done, t[p] = append(done, p), table
+		} else {
+			failed[p.Frontend] = fmt.Errorf("%w: its table cannot be computed", lb.ErrRefused)
+		}
+	}
+	return done, t
+}
+
 // newSlots returns the table of a plan, whose targets have these ids. Each slot lists its earlier backends that may
 // still have flows, and after them the nodes that may have any flow.
 func newSlots(
-	p *lb.FrontendPlan, ids []uint32, was table, rehashed bool, anyNode []uint32, expired func(id uint32) bool,
+	p *lb.FrontendPlan, targets []uint16, ids []uint32, was table, rehashed bool, anyNode []uint32,
+	expired func(id uint32) bool,
 ) table {
-	targets := p.Table()
 	t := table{slots: make([]slot, len(targets))}
 	for i, target := range targets {
 		t.slots[i].backend = ids[target]

@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // changes are what may have changed in the network of this node.
@@ -36,9 +38,10 @@ type watcher struct {
 	socket   *nl.NetlinkSocket
 	found    chan changes   // capacity 1
 	overruns *atomic.Uint64 // how often the kernel dropped notifications
+	boundary *lb.Boundary   // around each notification
 }
 
-func openWatcher(overruns *atomic.Uint64) (*watcher, error) {
+func openWatcher(overruns *atomic.Uint64, boundary *lb.Boundary) (*watcher, error) {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, watchGroups...)
 	if err != nil {
 		return nil, fmt.Errorf("watch the network: %w", err)
@@ -50,7 +53,7 @@ func openWatcher(overruns *atomic.Uint64) (*watcher, error) {
 			return nil, fmt.Errorf("watch the network: %w", err)
 		}
 	}
-	return &watcher{socket, make(chan changes, 1), overruns}, nil
+	return &watcher{socket, make(chan changes, 1), overruns, boundary}, nil
 }
 
 // run receives until ctx ends.
@@ -58,8 +61,11 @@ func (w *watcher) run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, w.socket.Close)
 	defer stop()
 	for {
-		messages, _, err := w.socket.Receive()
 		var found changes
+		var err error
+		if !w.boundary.Do(lb.PartNetlink, "datapath", func() { found, err = w.receive() }) {
+			found = changes{links: true, routes: true}
+		}
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -72,16 +78,22 @@ func (w *watcher) run(ctx context.Context) error {
 			found = changes{links: true, routes: true}
 			time.Sleep(10 * time.Millisecond)
 		}
-		for _, m := range messages {
-			switch m.Header.Type {
-			case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-				found.links = true
-			default:
-				found.routes = true
-			}
-		}
 		w.report(found)
 	}
+}
+
+// receive waits for notifications, and returns what has changed.
+func (w *watcher) receive() (found changes, err error) {
+	messages, _, err := w.socket.Receive()
+	for _, m := range messages {
+		switch m.Header.Type {
+		case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+			found.links = true
+		default:
+			found.routes = true
+		}
+	}
+	return found, err
 }
 
 // report adds to what the receiver has not taken yet.
@@ -104,7 +116,7 @@ const (
 
 // watch follows the kernel's links, addresses, routes and settings, and verifies regularly that packets are forwarded.
 func (d *Datapath) watch(ctx context.Context) error {
-	w, err := openWatcher(&d.overruns)
+	w, err := openWatcher(&d.overruns, d.o.Boundary)
 	if err != nil {
 		return err
 	}

@@ -54,7 +54,7 @@ func TestWatcherSurvivesAnOverrun(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		w, err = openWatcher(&overruns)
+		w, err = openWatcher(&overruns, nil)
 		if err == nil {
 			err = w.socket.SetReceiveBufferSize(1, true)
 		}

@@ -11,6 +11,9 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/httplimit"
 )
 
 // NodePorts serves health check node ports. The responses equal those of kube-proxy byte by byte
@@ -20,6 +23,8 @@ type NodePorts struct {
 	behind  func() (time.Time, error) // as in ProxyHealth
 	inForce func(service string) bool // whether the datapath serves a Service
 	log     *slog.Logger
+	// Boundary is around each request; set it before the first call of Serve. It may be nil.
+	Boundary *lb.Boundary
 
 	mu       sync.Mutex // guards services
 	services map[string]*nodePort
@@ -68,7 +73,7 @@ func (n *NodePorts) Serve(service string, port uint16, endpoints int, other bool
 			return err
 		}
 		p = &nodePort{port: port, listener: l}
-		p.server = connections.Server(n.handler(service, p), n.log)
+		p.server = connections.Server(httplimit.Bounded(n.Boundary, n.handler(service, p)), n.log)
 		n.services[service] = p
 		go func() {
 			if err := p.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {

@@ -2,6 +2,7 @@ package healthd
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"reflect"
 	"sync"
@@ -22,7 +23,9 @@ type Options struct {
 	Way func(lb.Check) (Way, error)
 	// Earlier returns the health that a check had when an earlier run ended. It is reported before the first probe, and
 	// only Rise or Fall probes change it. Nil: there is none.
-	Earlier    func(lb.CheckKey) (lb.Health, bool)
+	Earlier func(lb.CheckKey) (lb.Health, bool)
+	// Boundary is around each probe. It may be nil.
+	Boundary   *lb.Boundary
 	Log        *slog.Logger
 	Registerer prometheus.Registerer
 }
@@ -160,7 +163,11 @@ func (p *Prober) Run(ctx context.Context) error {
 
 // run probes once per interval until ctx ends.
 func (p *Prober) run(ctx context.Context, l *loop) {
-	checker := p.make(l.check)
+	var checker Checker
+	object := l.check.Key.Service + " " + l.check.Key.BackendName()
+	if !p.o.Boundary.Do(lb.PartProbe, object, func() { checker = p.make(l.check) }) {
+		return // the backend keeps its state until the check is another one
+	}
 	interval := l.check.Spec.Interval
 	next := func() time.Time { return slotAfter(time.Now(), p.epoch, phaseOf(l.check.Key), interval) }
 	l.mu.Lock()
@@ -188,6 +195,9 @@ func (p *Prober) run(ctx context.Context, l *loop) {
 	}
 }
 
+// errPanicked is the error of a probe that has panicked. The backend keeps its state.
+var errPanicked = errors.New("the check failed by itself; see the log")
+
 // probe runs one probe that is due, and applies its result.
 func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.Time) {
 	release, ok := p.slots.take(ctx, l.failing)
@@ -201,7 +211,9 @@ func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.T
 	bounded, cancel := context.WithTimeout(ctx, l.check.Spec.Timeout)
 	defer cancel()
 	start := time.Now()
-	result, err := checker.Probe(bounded)
+	result, err := Result{}, errPanicked
+	object := l.check.Key.Service + " " + l.check.Key.BackendName()
+	p.o.Boundary.Do(lb.PartProbe, object, func() { result, err = checker.Probe(bounded) })
 	if ctx.Err() != nil {
 		return // the check was stopped: the error is not that of the backend
 	}

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/httplimit"
 )
 
@@ -36,6 +37,8 @@ type ProxyHealth struct {
 	// Eligible reports whether the node may receive traffic from outside the cluster (KEP-3836): the Node exists and is
 	// not being deleted.
 	Eligible func() bool
+	// Boundary is around each request. It may be nil.
+	Boundary *lb.Boundary
 	Log      *slog.Logger
 }
 
@@ -119,7 +122,7 @@ func (p *ProxyHealth) run(ctx context.Context, listen func() (net.Listener, erro
 }
 
 func (p *ProxyHealth) serve(ctx context.Context, l net.Listener) error {
-	s := connections.Server(p.Handler(), p.Log)
+	s := connections.Server(httplimit.Bounded(p.Boundary, p.Handler()), p.Log)
 	stop := context.AfterFunc(ctx, func() { s.Close() })
 	defer stop()
 	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {

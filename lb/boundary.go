@@ -7,9 +7,11 @@ import (
 	"maps"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode"
 )
 
 // Part is what handles a kind of objects that come from outside: the label of steelyard_panics_total.
@@ -17,8 +19,8 @@ type Part string
 
 // The parts. Of the first ones an object stays as it was until it changes; the others handle each object once.
 const (
-	PartService   Part = "service"       // a Service of the cluster or of the file, with its EndpointSlices
-	PartSlice     Part = "endpointslice" // as it arrives
+	PartService   Part = "service" // a Service of the cluster or of the file, with its EndpointSlices
+	PartSlice     Part = "endpointslice"
 	PartNode      Part = "node"
 	PartConfigMap Part = "configmap"
 	PartSecret    Part = "secret"
@@ -27,6 +29,7 @@ const (
 	PartAddresses Part = "addresses" // that the allocator gives a Service
 
 	PartStatus  Part = "status" // of a service
+	PartObject  Part = "object" // of the cluster, as it arrives
 	PartPeer    Part = "peer"   // a message of a BGP peer
 	PartBFD     Part = "bfd"
 	PartFrame   Part = "frame"   // of ARP and NDP
@@ -45,7 +48,7 @@ const (
 // Parts are the parts that count panics.
 var Parts = []Part{
 	PartService, PartSlice, PartNode, PartConfigMap, PartSecret, PartPlan, PartTable, PartAddresses,
-	PartStatus, PartPeer, PartBFD, PartFrame, PartMember, PartNetlink, PartHTTP, PartProbe,
+	PartStatus, PartObject, PartPeer, PartBFD, PartFrame, PartMember, PartNetlink, PartHTTP, PartProbe,
 }
 
 // keeps reports whether objects of the part last, so that one is as it was until it is handled again.
@@ -107,7 +110,7 @@ func (b *Boundary) Do(part Part, name string, f func()) (ok bool) {
 		}
 		b.panics[part]++
 		b.mu.Unlock()
-		b.report(part, name, fmt.Sprintf("panic: %v", reason), debug.Stack())
+		b.report(part, name, cut(fmt.Sprintf("panic: %v", reason)), true)
 	}()
 	if b.Before != nil {
 		b.Before(part, name)
@@ -122,11 +125,22 @@ func (b *Boundary) Do(part Part, name string, f func()) (ok bool) {
 // Report sets the trouble of an object, "": it has none.
 func (b *Boundary) Report(part Part, name, reason string) {
 	if b != nil && (reason != "" || b.some.Load()) {
-		b.report(part, name, reason, nil)
+		b.report(part, name, reason, false)
 	}
 }
 
-func (b *Boundary) report(part Part, name, reason string, stack []byte) {
+// cut makes a text that others may have written printable, and bounds it.
+func cut(text string) string {
+	return fmt.Sprintf("%.200s", strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '.'
+		}
+		return r
+	}, text))
+}
+
+func (b *Boundary) report(part Part, name, reason string, panicked bool) {
+	name = cut(name)
 	key, t := object{part, name}, Trouble{part, name, reason, time.Now()}
 	b.mu.Lock()
 	if b.troubles == nil {
@@ -148,8 +162,8 @@ func (b *Boundary) report(part Part, name, reason string, stack []byte) {
 	case reason == "":
 		b.Log.Info("object handled again", "part", part, "object", name)
 		return
-	case stack != nil:
-		b.Log.Error("object refused", "part", part, "object", name, "reason", reason, "stack", string(stack))
+	case panicked:
+		b.Log.Error("object refused", "part", part, "object", name, "reason", reason, "stack", string(debug.Stack()))
 	default:
 		b.Log.Error("object degraded", "part", part, "object", name, "reason", reason)
 	}

@@ -74,7 +74,7 @@ type Target struct {
 // never fails, is deterministic, and keeps none of its arguments but s.
 func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 	if s.Frozen {
-		return frozenPlan(s)
+		return frozenPlan(s, drains)
 	}
 	p := &Plan{Service: s, VIPs: make([]VIPPlan, 0, len(s.VIPs))}
 	states = s.bounded(states)
@@ -114,10 +114,11 @@ func Build(s *Service, states map[CheckKey]Health, drains Drains) *Plan {
 }
 
 // frozenPlan is the plan of a service of which nothing but the VIPs is known for sure.
-func frozenPlan(s *Service) *Plan {
+func frozenPlan(s *Service, drains Drains) *Plan {
 	p := &Plan{Service: s, Frozen: true}
 	for _, vip := range s.VIPs {
-		p.VIPs = append(p.VIPs, VIPPlan{VIP: vip, Healthy: 1})
+		reason := cmp.Or(s.WithholdReason, s.PerVIP[vip].WithholdReason, drains.reason(s.Name))
+		p.VIPs = append(p.VIPs, VIPPlan{VIP: vip, Healthy: 1, Reason: reason, LowerPreference: s.LowerPreference})
 	}
 	return p
 }

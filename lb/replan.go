@@ -66,7 +66,7 @@ func (e *Engine) build(en *entry) (plan *Plan, wait bool) {
 	case en.plan != nil:
 		return en.plan, false
 	}
-	return frozenPlan(en.service), false
+	return frozenPlan(en.service, e.drains), false
 }
 
 // hasResults reports whether every check of the service has had a result. One that has failed less than Fall times is

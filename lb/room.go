@@ -52,7 +52,8 @@ func (d *datapathState) slice(all []*FrontendPlan) (now []*FrontendPlan, later i
 	isNew := func(f *FrontendPlan) int { return count(d.frontends[f.Frontend].plan == nil) }
 	slices.SortFunc(all, func(a, b *FrontendPlan) int {
 		return cmp.Or(cmp.Compare(isNew(a), isNew(b)), cmp.Compare(a.Needs.Backends, b.Needs.Backends),
-			cmp.Compare(a.Service, b.Service), cmp.Compare(len(a.Targets), len(b.Targets)))
+			cmp.Compare(a.Service, b.Service), cmp.Compare(len(a.Targets), len(b.Targets)),
+			CompareFrontends(a.Frontend, b.Frontend))
 	})
 	left := sliceTargets
 	for i, f := range all {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/announce/loglimit"
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // Neighbor is a router to monitor. Neighbors can be compared with ==.
@@ -46,7 +47,9 @@ type Options struct {
 	// Changed is called after each change of a state, from the goroutine of Run. It must not block, nor call the
 	// Monitor; it may be nil.
 	Changed func(before State, s Status)
-	Log     *slog.Logger
+	// Boundary is around each packet. It may be nil.
+	Boundary *lb.Boundary
+	Log      *slog.Logger
 }
 
 // Monitor keeps one session with each neighbor. All methods may be called from any goroutine.
@@ -247,7 +250,9 @@ func (m *Monitor) step() time.Duration {
 		for _, l := range d.listeners {
 			l.drain(func(p datagram) string {
 				p.device = d
-				return m.receive(p)
+				reason := "refused"
+				m.o.Boundary.Do(lb.PartBFD, p.from.String(), func() { reason = m.receive(p) })
+				return reason
 			}, func(reason string) { m.discarded[reason]++ })
 		}
 	}

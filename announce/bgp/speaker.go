@@ -78,8 +78,10 @@ func New(o Options) (*Speaker, error) {
 		restart: make(chan struct{}, 1), bfdWanted: make(chan struct{}),
 		found: map[string]netip.Addr{}, dynamic: map[netip.Addr]bool{},
 	}
-	s.finder = routeradv.New(routeradv.Options{Found: s.routerFound, InUse: s.isEstablished, Log: o.Log})
-	if s.bfd, err = bfd.New(bfd.Options{Changed: s.bfdChanged, Log: o.Log}); err != nil {
+	s.finder = routeradv.New(routeradv.Options{
+		Found: s.routerFound, InUse: s.isEstablished, Boundary: o.Boundary, Log: o.Log,
+	})
+	if s.bfd, err = bfd.New(bfd.Options{Changed: s.bfdChanged, Boundary: o.Boundary, Log: o.Log}); err != nil {
 		return nil, fmt.Errorf("bfd: %w", err)
 	}
 	s.guard = s.newGuard()
@@ -92,7 +94,7 @@ func (s *Speaker) newGuard() *guard.Guard {
 	return guard.New(guard.Options{
 		ASN: s.o.ASN, RouterID: s.o.RouterID, Hostname: hostname, ListenPort: s.o.ListenPort,
 		ListenAddresses: s.o.ListenAddresses, Attach: s.attach, Detach: s.detach, Sent: s.withdrawals.sent,
-		Unknown: s.connected, Event: s.mail.post, Log: s.log,
+		Unknown: s.connected, Event: s.mail.post, Boundary: s.o.Boundary, Log: s.log,
 	})
 }
 

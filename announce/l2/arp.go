@@ -8,6 +8,8 @@ import (
 
 	"github.com/mdlayher/arp"
 	"github.com/mdlayher/ethernet"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // readARP replies to requests until the socket is closed.
@@ -24,33 +26,38 @@ func (r *responder) readARP(s *sockets) error {
 			}
 			continue // a frame with wrong lengths
 		}
-		if bytes.Equal(packet.SenderHardwareAddr, s.ifi.HardwareAddr) {
-			continue
-		}
-		r.heardOwn(packet.SenderHardwareAddr, packet.TargetIP)
-		// The sender of a probe has the address 0.0.0.0.
-		r.a.conflict(packet.SenderIP, packet.SenderHardwareAddr.String(), r.name, packet.TargetIP)
-		if packet.Operation != arp.OperationRequest {
-			continue
-		}
-		if packet.SenderIP.IsUnspecified() {
-			r.a.probed(packet.TargetIP, s.ifi.HardwareAddr, packet.SenderHardwareAddr, r.name)
-		}
-		if r.isSilent() {
-			continue
-		}
-		reply := r.a.reply
-		if packet.SenderIP.IsUnspecified() {
-			reply = r.a.claimOwned
-		}
-		sent, err := reply(packet.TargetIP, func() error {
-			return replyARP(s, packet)
-		})
-		if err != nil {
-			r.log.Debug("reply not sent", "vip", packet.TargetIP, "err", err)
-		} else if sent {
-			r.a.metrics.replies.WithLabelValues(r.name).Inc()
-		}
+		r.a.o.Boundary.Do(lb.PartFrame, r.name, func() { r.heardARP(s, packet) })
+	}
+}
+
+// heardARP handles a frame.
+func (r *responder) heardARP(s *sockets, packet *arp.Packet) {
+	if bytes.Equal(packet.SenderHardwareAddr, s.ifi.HardwareAddr) {
+		return
+	}
+	r.heardOwn(packet.SenderHardwareAddr, packet.TargetIP)
+	// The sender of a probe has the address 0.0.0.0.
+	r.a.conflict(packet.SenderIP, packet.SenderHardwareAddr.String(), r.name, packet.TargetIP)
+	if packet.Operation != arp.OperationRequest {
+		return
+	}
+	if packet.SenderIP.IsUnspecified() {
+		r.a.probed(packet.TargetIP, s.ifi.HardwareAddr, packet.SenderHardwareAddr, r.name)
+	}
+	if r.isSilent() {
+		return
+	}
+	reply := r.a.reply
+	if packet.SenderIP.IsUnspecified() {
+		reply = r.a.claimOwned
+	}
+	sent, err := reply(packet.TargetIP, func() error {
+		return replyARP(s, packet)
+	})
+	if err != nil {
+		r.log.Debug("reply not sent", "vip", packet.TargetIP, "err", err)
+	} else if sent {
+		r.a.metrics.replies.WithLabelValues(r.name).Inc()
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/vishvananda/netlink"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 const (
@@ -25,7 +27,8 @@ type linkWatcher struct {
 	overruns   prometheus.Counter
 	log        *slog.Logger
 	buffer     int
-	received   func() // called for each update, by tests; may be nil
+	boundary   *lb.Boundary // around each update
+	received   func()       // called for each update, by tests; may be nil
 }
 
 func newLinkWatcher(responders []*responder, overruns prometheus.Counter, log *slog.Logger) *linkWatcher {
@@ -81,7 +84,7 @@ func (w *linkWatcher) follow(ctx context.Context) error {
 		if w.received != nil {
 			w.received()
 		}
-		notify(u, w.responders, w.changes)
+		w.boundary.Do(lb.PartNetlink, "l2", func() { notify(u, w.responders, w.changes) })
 	}
 	return nil
 }

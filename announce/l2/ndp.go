@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/checksum"
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 var allNodes = netip.MustParseAddr("ff02::1")
@@ -168,20 +169,25 @@ func (r *responder) readNDP(s *sockets) error {
 		if err != nil {
 			return err
 		}
-		own := bytes.Equal(n.mac, s.ifi.HardwareAddr)
-		if !own {
-			r.heardOwn(n.mac, netip.Addr{})
+		r.a.o.Boundary.Do(lb.PartFrame, r.name, func() { r.heardNDP(s, n) })
+	}
+}
+
+// heardNDP handles a message.
+func (r *responder) heardNDP(s *sockets, n *neighbourMessage) {
+	own := bytes.Equal(n.mac, s.ifi.HardwareAddr)
+	if !own {
+		r.heardOwn(n.mac, netip.Addr{})
+	}
+	if vip, mac := n.claim(); !bytes.Equal(mac, s.ifi.HardwareAddr) {
+		r.a.conflict(vip, mac.String(), r.name, n.to)
+	}
+	if m, ok := n.m.(*ndp.NeighborSolicitation); ok && !own {
+		isNonce := func(o ndp.Option) bool { _, ok := o.(*ndp.Nonce); return ok }
+		if n.from.IsUnspecified() || slices.ContainsFunc(m.Options, isNonce) {
+			r.a.probed(m.TargetAddress, s.ifi.HardwareAddr, n.mac, r.name)
 		}
-		if vip, mac := n.claim(); !bytes.Equal(mac, s.ifi.HardwareAddr) {
-			r.a.conflict(vip, mac.String(), r.name, n.to)
-		}
-		if m, ok := n.m.(*ndp.NeighborSolicitation); ok && !own {
-			isNonce := func(o ndp.Option) bool { _, ok := o.(*ndp.Nonce); return ok }
-			if n.from.IsUnspecified() || slices.ContainsFunc(m.Options, isNonce) {
-				r.a.probed(m.TargetAddress, s.ifi.HardwareAddr, n.mac, r.name)
-			}
-			r.solicited(s, n.from, n.mac, m.TargetAddress)
-		}
+		r.solicited(s, n.from, n.mac, m.TargetAddress)
 	}
 }
 

@@ -103,7 +103,9 @@ type Options struct {
 	// Info returns the fields that do not follow from Status and Peers.
 	Info    func() Info
 	Metrics http.Handler
-	Log     *slog.Logger
+	// Boundary is around each request. It may be nil.
+	Boundary *lb.Boundary
+	Log      *slog.Logger
 }
 
 // Server serves the API.

@@ -72,7 +72,7 @@ func (s *Server) serve(ctx context.Context, part string, h http.Handler, listen 
 		l, err := listen()
 		s.o.Problem(part, err)
 		if err == nil {
-			server := limit.Server(h, s.o.Log)
+			server := limit.Server(httplimit.Bounded(s.o.Boundary, h), s.o.Log)
 			stop := context.AfterFunc(ctx, func() { server.Close() })
 			lost := s.watch(ctx, l, server)
 			err = server.Serve(l)

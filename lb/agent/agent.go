@@ -146,7 +146,7 @@ func New(o Options) (*Agent, error) {
 	registry.MustRegister(
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
-	announcers, err := newAnnouncers(o.Config, facts, o.KeepDir, registry, o.Log)
+	announcers, err := newAnnouncers(o.Config, facts, o.KeepDir, registry, o.boundary, o.Log)
 	if err != nil {
 		return nil, err
 	}
@@ -197,7 +197,7 @@ func (a *Agent) connect(
 	verdicts := openVerdictStore(o.StateDir, component(o.Log, "health"), a.problems)
 	prober := healthd.New(healthd.Options{
 		Report: relay.report, Way: checkPath(dp), Log: component(o.Log, "health"), Registerer: registry,
-		Earlier: verdicts.health,
+		Earlier: verdicts.health, Boundary: o.boundary,
 	})
 	calls := admin.NewCallMetrics()
 	sources := []string{file.Name}
@@ -228,7 +228,7 @@ func (a *Agent) connect(
 		return announcers.seen(st), err
 	}
 	registry.MustRegister(calls, admin.NewStateMetrics(status), admin.NewPanicMetrics(o.boundary))
-	sink := newRefuser(a.engine, o.network, component(o.Log, "addresses"))
+	sink := newRefuser(a.engine, o.network, o.boundary, component(o.Log, "addresses"))
 	a.sources = append(a.sources, sourceTask("services of the file", services, sink))
 	a.tasks = append(a.tasks, task{"addresses of the machine", sink.watch})
 	drains, err := openDrainStore(o.StateDir, a.engine, a.problems)
@@ -284,7 +284,7 @@ func (a *Agent) connect(
 		Flows: dp.Flows, Explain: dp.Explain, Drain: drains.set, Reload: a.reloader.reload,
 		Restart: a.restart, Info: info.info, Waiting: waiting,
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}),
-		Log:     component(o.Log, "admin"),
+		Log:     component(o.Log, "admin"), Boundary: o.boundary,
 	})
 	a.reloader.setAccess = api.SetAccess
 	a.tasks = append(a.tasks,

@@ -46,7 +46,8 @@ type announcers struct {
 const configureTimeout = 30 * time.Second
 
 func newAnnouncers(
-	cfg *config.Config, facts node, keepDir string, registry *prometheus.Registry, log *slog.Logger,
+	cfg *config.Config, facts node, keepDir string, registry *prometheus.Registry, b *lb.Boundary,
+	log *slog.Logger,
 ) (announcers, error) {
 	byKind := map[lb.AnnouncerKind]lb.Announcer{}
 	out := announcers{
@@ -58,7 +59,12 @@ func newAnnouncers(
 	}
 	if cfg.BGP != nil {
 		peers := newSelection(cfg, keepDir, component(log, "bgp"))
-		speaker, err := bgp.New(bgpOptions(peers.chosen(cfg), facts, component(log, "bgp")))
+		options := func(c *config.Config) bgp.Options {
+			o := bgpOptions(c, facts, component(log, "bgp"))
+			o.Boundary = b
+			return o
+		}
+		speaker, err := bgp.New(options(peers.chosen(cfg)))
 		if err != nil {
 			return announcers{}, fmt.Errorf("bgp: %w", err)
 		}
@@ -74,16 +80,16 @@ func newAnnouncers(
 		peers.apply = func(c *config.Config) error {
 			ctx, cancel := context.WithTimeout(context.Background(), configureTimeout)
 			defer cancel()
-			return speaker.Configure(ctx, bgpOptions(c, facts, component(log, "bgp")))
+			return speaker.Configure(ctx, options(c))
 		}
 		out.configure, out.setLabels = peers.configure, peers.setLabels
 		out.keepRoutes = speaker.Keep
 		out.tasks = append(out.tasks, task{"bgp", speaker.Run})
 	}
 	if cfg.L2 != nil {
-		options := l2.Options{Interfaces: facts.l2Interfaces, Log: component(log, "l2")}
+		options := l2.Options{Interfaces: facts.l2Interfaces, Boundary: b, Log: component(log, "l2")}
 		var err error
-		if out.members, err = newMembership(cfg, facts, log); err != nil {
+		if out.members, err = newMembership(cfg, facts, b, log); err != nil {
 			return announcers{}, err
 		}
 		if out.members != nil {

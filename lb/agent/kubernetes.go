@@ -112,12 +112,14 @@ func newCluster(
 	options.Client, options.TunnelSources, options.Pools, options.Log = client, known.tunnelSources, pools, log
 	// Not the prober of the backends: the names differ, and the cluster source receives the reports.
 	relay := new(healthRelay)
-	prober := healthd.New(healthd.Options{Report: relay.report, Log: component(o.Log, "health")})
+	prober := healthd.New(healthd.Options{
+		Report: relay.report, Boundary: o.boundary, Log: component(o.Log, "health"),
+	})
 	options.Prober, c.checks = prober, prober
 	health := engineHealth{engine}
 	if k.Proxy != config.ProxyKubeProxy {
 		ports := healthd.NewNodePorts(health.behind, health.inForce, component(o.Log, "health"))
-		options.NodePorts = ports
+		ports.Boundary, options.NodePorts = o.boundary, ports
 		c.tasks = append(c.tasks, task{"health check node ports", ports.Run})
 	}
 	source, err := kube.New(options)
@@ -134,7 +136,8 @@ func newCluster(
 	if k.Proxy == config.ProxyReplace {
 		proxy := &healthd.ProxyHealth{
 			Behind: health.behind, Applied: health.applied, Eligible: source.Eligible,
-			Log: component(o.Log, "health"),
+			Boundary: o.boundary,
+			Log:      component(o.Log, "health"),
 		}
 		c.tasks = append(c.tasks, task{"health of the service proxy", proxy.Run})
 	}
@@ -143,7 +146,7 @@ func newCluster(
 		allocator := kube.NewAllocator(kube.AllocatorOptions{
 			Client: client, Lease: lease, Node: facts.name,
 			Namespace: ownNamespace(), Class: k.LoadBalancerClass, Pools: pools, PublishNodes: true, Log: log,
-			Problem: o.problem("this node cannot be elected to assign addresses"),
+			Boundary: o.boundary, Problem: o.problem("this node cannot be elected to assign addresses"),
 		})
 		c.setPools = func(pools []kube.Pool) {
 			source.SetPools(pools)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/announce/l2/members"
 	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/kube"
 )
 
@@ -31,7 +32,7 @@ type membership struct {
 }
 
 // newMembership returns the membership that the configuration asks for, nil for none.
-func newMembership(c *config.Config, facts node, log *slog.Logger) (*membership, error) {
+func newMembership(c *config.Config, facts node, b *lb.Boundary, log *slog.Logger) (*membership, error) {
 	if c.L2 == nil || len(c.L2.Members) == 0 && c.Kubernetes == nil {
 		return nil, nil
 	}
@@ -42,7 +43,7 @@ func newMembership(c *config.Config, facts node, log *slog.Logger) (*membership,
 		port: c.L2.Port, log: component(log, "members"), configured: c.L2.Members, known: c.Kubernetes == nil,
 	}
 	m.Members = members.New(members.Options{
-		Name: facts.name, Address: facts.address(), Port: c.L2.Port, Log: m.log,
+		Name: facts.name, Address: facts.address(), Port: c.L2.Port, Boundary: b, Log: m.log,
 	})
 	m.updatePeers()
 	if keys := memberKeys(c); len(keys) > 0 {

@@ -36,7 +36,7 @@ func TestNewMembership(t *testing.T) {
 		{"cluster", config.Config{L2: &config.L2{}, Kubernetes: &config.Kubernetes{}}, facts, "[]", false},
 		{"no address", config.Config{L2: &config.L2{Members: other}}, node{name: "lb1"}, "", true},
 	} {
-		m, err := newMembership(&tt.c, tt.facts, discard)
+		m, err := newMembership(&tt.c, tt.facts, nil, discard)
 		if (err != nil) != tt.err || (m != nil) != (tt.peers != "") {
 			t.Errorf("%s: %v, %v", tt.name, m, err)
 			continue
@@ -93,7 +93,7 @@ func TestReloadMembers(t *testing.T) {
 		{"no l2", nil, "[192.0.2.12]", true},
 	} {
 		running, next := &config.Config{L2: before}, &config.Config{L2: tt.next}
-		m, err := newMembership(running, node1, discard)
+		m, err := newMembership(running, node1, nil, discard)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -112,7 +112,7 @@ func TestReloadMembersInACluster(t *testing.T) {
 		return &config.Config{L2: &config.L2{Members: members}, Kubernetes: &config.Kubernetes{}}
 	}
 	running := config(ip("192.0.2.12"))
-	m, err := newMembership(running, node{name: "lb1", address4: ip("192.0.2.11")}, discard)
+	m, err := newMembership(running, node{name: "lb1", address4: ip("192.0.2.11")}, nil, discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +137,7 @@ func TestMembersDoNotRespond(t *testing.T) {
 			return &config.Config{L2: &config.L2{Members: members}}
 		}
 		running := config(ip("192.0.2.12"))
-		m, err := newMembership(running, node{name: "lb1", address4: ip("192.0.2.11")}, discard)
+		m, err := newMembership(running, node{name: "lb1", address4: ip("192.0.2.11")}, nil, discard)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -209,7 +209,7 @@ func TestMembersOfACluster(t *testing.T) {
 	c := &config.Config{L2: &config.L2{Port: freePort(t)}, Kubernetes: &config.Kubernetes{}}
 	var all []*membership
 	for i, keys := range []kube.Keys{before, after} {
-		m, err := newMembership(c, node{name: fmt.Sprintf("n%d", i), address4: nodes[i]}, discard)
+		m, err := newMembership(c, node{name: fmt.Sprintf("n%d", i), address4: nodes[i]}, nil, discard)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -229,7 +229,7 @@ func TestReloadKeepsTheSecret(t *testing.T) {
 	running := &config.Config{L2: &l2, Datapath: tunnel}
 	var all []*membership
 	for i := range nodes {
-		m, err := newMembership(running, node{name: fmt.Sprintf("n%d", i), address4: nodes[i]}, discard)
+		m, err := newMembership(running, node{name: fmt.Sprintf("n%d", i), address4: nodes[i]}, nil, discard)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -279,7 +279,7 @@ func findEachOther(t *testing.T, all []*membership) {
 func TestMemberProblems(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &config.Config{L2: &config.L2{Port: 7946, Members: []netip.Addr{ip("127.0.6.2")}}}
-		m, err := newMembership(c, node{name: "n1", address4: ip("127.0.6.1")}, discard)
+		m, err := newMembership(c, node{name: "n1", address4: ip("127.0.6.1")}, nil, discard)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -121,12 +121,12 @@ addresses = ["198.51.100.128/28"]
 }
 
 func TestAnnouncers(t *testing.T) {
-	none, err := newAnnouncers(parse(t, ""), facts, "", prometheus.NewRegistry(), discard)
+	none, err := newAnnouncers(parse(t, ""), facts, "", prometheus.NewRegistry(), nil, discard)
 	if err != nil || len(none.tasks) != 0 || none.peers() != nil || none.all == nil {
 		t.Errorf("nothing configured: %+v, %v", none, err)
 	}
 	both := parse(t, "[l2]\n[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.254\", asn = 64500 }]")
-	out, err := newAnnouncers(both, facts, "", prometheus.NewRegistry(), discard)
+	out, err := newAnnouncers(both, facts, "", prometheus.NewRegistry(), nil, discard)
 	if err != nil || len(out.tasks) != 2 || out.tasks[0].name != "bgp" || out.tasks[1].name != "l2" {
 		t.Fatalf("BGP and L2: %+v, %v", out.tasks, err)
 	}
@@ -144,7 +144,7 @@ func TestAnnouncers(t *testing.T) {
 		}
 	}
 	both.BGP.ASN = 0
-	_, err = newAnnouncers(both, facts, "", prometheus.NewRegistry(), discard)
+	_, err = newAnnouncers(both, facts, "", prometheus.NewRegistry(), nil, discard)
 	if err == nil || !strings.HasPrefix(err.Error(), "bgp: ") {
 		t.Errorf("wrong options: %v", err)
 	}

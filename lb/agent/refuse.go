@@ -17,7 +17,8 @@ import (
 // such an address would be lost for everything else.
 type refuser struct {
 	lb.Sink
-	log *slog.Logger
+	log      *slog.Logger
+	boundary *lb.Boundary // around what the kernel reports
 
 	mu       sync.Mutex // guards all below; held during calls of Sink, which keeps their order
 	network  *machine.Network
@@ -26,9 +27,9 @@ type refuser struct {
 	refused  map[string][]lb.RefusedVIP
 }
 
-func newRefuser(to lb.Sink, n *machine.Network, log *slog.Logger) *refuser {
+func newRefuser(to lb.Sink, n *machine.Network, b *lb.Boundary, log *slog.Logger) *refuser {
 	return &refuser{
-		Sink: to, network: n, log: log,
+		Sink: to, network: n, boundary: b, log: log,
 		services: map[string]*lb.Service{}, refused: map[string][]lb.RefusedVIP{},
 	}
 }
@@ -92,7 +93,7 @@ func (r *refuser) setNodes(nodes []netip.Addr) {
 
 // watch follows the addresses of the machine until ctx ends.
 func (r *refuser) watch(ctx context.Context) error {
-	machine.Watch(ctx, r.network, r.log, func(n *machine.Network) {
+	machine.Watch(ctx, r.network, r.boundary, r.log, func(n *machine.Network) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.network = n

@@ -32,7 +32,7 @@ func TestRefuser(t *testing.T) {
 		return machine.New(nil, list, nil)
 	}
 	out := &calls{}
-	r := newRefuser(out, having("192.0.2.11"), discard)
+	r := newRefuser(out, having("192.0.2.11"), nil, discard)
 	change := func(n *machine.Network) { r.network = n; r.again() }
 	r.Put(&lb.Service{Name: "web", VIPs: []netip.Addr{ip("203.0.113.10"), ip("192.0.2.11")}})
 	r.Put(&lb.Service{Name: "mail", VIPs: []netip.Addr{ip("203.0.113.11")}})

@@ -27,7 +27,7 @@ peers = [
 	dir, cfg := t.TempDir(), parse(t, text)
 	start := func() (setLabels func(map[string]string), want func(step string, peers ...string)) {
 		t.Helper()
-		a, err := newAnnouncers(cfg, facts, dir, prometheus.NewRegistry(), discard)
+		a, err := newAnnouncers(cfg, facts, dir, prometheus.NewRegistry(), nil, discard)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -37,7 +37,7 @@ var mayImport = map[string][]string{
 	"config":                 {"lb"},
 	"lb/file":                {"lb", "config"},
 	"lb/state":               {},
-	"lb/httplimit":           {},
+	"lb/httplimit":           {"lb"},
 	"lb/printable":           {},
 	"healthd":                {"lb", "lb/httplimit", "lb/printable"},
 	"lb/admin":               {"lb", "lb/httplimit", "lb/printable"},
@@ -46,11 +46,11 @@ var mayImport = map[string][]string{
 	"lb/agent/preflight":     {"lb", "config", "lb/file", "healthd/program"},
 	"lb/cli":                 {"lb", "lb/admin", "lb/printable", "config", "systemd"},
 	"lb/demo":                {"lb", "e2e/lab", "e2e/lab/traffic"},
-	"announce/bfd":           {"announce/loglimit"},
+	"announce/bfd":           {"lb", "announce/loglimit"},
 	"announce/bgp":           {"lb", "announce", "announce/bfd", "announce/loglimit"},
 	"announce/loglimit":      {},
-	"announce/bgp/guard":     {"lb/printable"},
-	"announce/bgp/routeradv": {},
+	"announce/bgp/guard":     {"lb", "lb/printable"},
+	"announce/bgp/routeradv": {"lb"},
 	"announce/l2":            {"lb", "announce", "announce/l2/members", "datapath/checksum"},
 	"datapath":               {"lb", "lb/state", "datapath/checksum"},
 	"datapath/checksum":      {},
@@ -60,7 +60,7 @@ var mayImport = map[string][]string{
 	"e2e/lab/traffic":        {"e2e/lab"},
 	"e2e/lab/peers":          {"e2e/lab"},
 	"e2e/lab/kube":           {"e2e/lab"},
-	"announce/l2/members":    {"lb/printable"},
+	"announce/l2/members":    {"lb", "lb/printable"},
 }
 
 // mayImportAll are the packages that connect the others, and the end-to-end tests.

@@ -4,6 +4,7 @@
 package httplimit
 
 import (
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -11,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // Limiter bounds the connections of its servers. At the limit, a new connection replaces the one that has waited
@@ -47,6 +50,15 @@ func withoutRest(h http.Handler) http.Handler {
 		if r.ContentLength != 0 {
 			// Without support, as in a recorder, there is nothing to wait for.
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now())
+		}
+	})
+}
+
+// Bounded puts each request into a boundary. One that panics has the status 500, if it has none yet.
+func Bounded(b *lb.Boundary, h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !b.Do(lb.PartHTTP, fmt.Sprintf("%.60q", r.URL.Path), func() { h.ServeHTTP(w, r) }) {
+			http.Error(w, "internal error; see the log", http.StatusInternalServerError)
 		}
 	})
 }

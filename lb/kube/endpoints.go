@@ -26,6 +26,7 @@ type endpointSlice struct {
 	family          discovery.AddressType
 	ports           []slicePort
 	endpoints       []endpoint // of no port yet
+	unreadable      bool       // nothing but the service is known of it
 }
 
 type slicePort struct {

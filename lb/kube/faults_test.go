@@ -31,6 +31,8 @@ type allocators struct {
 	}
 	// touched is when a user or another controller last changed what decides about sharing, by Service.
 	touched map[string]time.Time
+	// boundary is around each Service; nil: none.
+	boundary *lb.Boundary
 }
 
 const (
@@ -61,7 +63,7 @@ func (m *allocators) start(i int) {
 	client := m.client(name, m.agents[i].faults)
 	a := NewAllocator(AllocatorOptions{
 		Client: client, Lease: client, Node: name, Namespace: "steelyard", Pools: m.pools,
-		Log: slog.New(slog.DiscardHandler),
+		Boundary: m.boundary, Log: slog.New(slog.DiscardHandler),
 	})
 	a.events = &record.FakeRecorder{}
 	ctx, cancel := context.WithCancel(m.t.Context())

@@ -12,6 +12,8 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // finalizer keeps a deleted Service until its addresses are released (k8s.io/cloud-provider/service/helpers).
@@ -24,6 +26,8 @@ type Allocator struct {
 	leader atomic.Value // string: the node that assigns addresses
 	// blocked is why this agent assigns nothing although it leads; nil: it does.
 	blocked atomic.Pointer[error]
+	// stuck are the versions of Services that cannot be handled: they stay as they are until they change.
+	stuck sync.Map
 
 	mu    sync.Mutex // guards all below
 	pools []Pool
@@ -53,7 +57,9 @@ type AllocatorOptions struct {
 	// Problem is called with the error of a request about the Lease that the API server refuses, and with nil after one
 	// that it accepts. Nil: not called.
 	Problem func(error)
-	Log     *slog.Logger
+	// Boundary is around each Service. It may be nil.
+	Boundary *lb.Boundary
+	Log      *slog.Logger
 }
 
 // NewAllocator returns an Allocator that does nothing until Run.

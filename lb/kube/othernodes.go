@@ -17,7 +17,7 @@ import (
 type otherNodes struct {
 	*Source
 	mu     sync.Mutex // guards all below, and the cache against the other of the two
-	shards map[string]map[string]string
+	shards map[string]map[string]*core.Node
 	// complete is set once the table has all shards. From then on it is in force.
 	complete  bool
 	stopNodes context.CancelFunc // nil: all Nodes are not watched
@@ -47,7 +47,15 @@ func (s *Source) watchOwn(i cache.SharedIndexInformer) error {
 // keepNode puts a node into the cache, dropNode removes one.
 func (s *Source) keepNode(n *core.Node) {
 	old, known, _ := s.nodes.Get(n) // the key is the name: no error
-	if s.nodes.Update(n); !known || !s.sameNode(old.(*core.Node), n) {
+	same := false
+	if !s.o.Boundary.Do(lb.PartNode, n.Name, func() {
+		if same = s.sameNode(n, n); known {
+			same = s.sameNode(old.(*core.Node), n)
+		}
+	}) {
+		return // it stays as it was
+	}
+	if s.nodes.Update(n); !known || !same {
 		s.queue.Add(anyNode)
 	}
 }
@@ -70,7 +78,7 @@ func (s *Source) watchOthers(ctx context.Context) {
 	if s.o.Forward != lb.MethodTunnel && !s.o.FollowNodes {
 		return
 	}
-	o := &otherNodes{Source: s, shards: map[string]map[string]string{}}
+	o := &otherNodes{Source: s, shards: map[string]map[string]*core.Node{}}
 	if s.o.Namespace != "" {
 		refused := make(chan struct{})
 		read := make(chan struct{})
@@ -130,12 +138,20 @@ func (o *otherNodes) watchTable(ctx context.Context) error {
 
 // shard takes over a ConfigMap of the table.
 func (o *otherNodes) shard(m *core.ConfigMap) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	if !isShard(m.Name) {
 		return
 	}
-	o.shards[m.Name] = m.Data
+	nodes := map[string]*core.Node{}
+	if !o.o.Boundary.Do(lb.PartConfigMap, m.Name, func() {
+		for name, entry := range m.Data {
+			nodes[name] = nodeOf(name, entry)
+		}
+	}) {
+		return // it stays as it was
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.shards[m.Name] = nodes
 	if len(o.shards) < nodeShards {
 		return
 	}
@@ -146,10 +162,10 @@ func (o *otherNodes) shard(m *core.ConfigMap) {
 		}
 	}
 	now := map[string]bool{o.o.Node: true}
-	for _, data := range o.shards {
-		for name, entry := range data {
+	for _, nodes := range o.shards {
+		for name, n := range nodes {
 			if name != o.o.Node {
-				o.keepNode(nodeOf(name, entry))
+				o.keepNode(n)
 			}
 			now[name] = true
 		}

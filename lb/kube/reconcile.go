@@ -56,7 +56,7 @@ func (t *term) work(ctx context.Context) {
 		if down {
 			return
 		}
-		switch err := t.reconcile(ctx, key); {
+		switch err := t.handle(ctx, key); {
 		case errors.Is(err, errDeposed):
 			t.deposed()
 		case errors.Is(err, errLedgerFull):
@@ -144,19 +144,19 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 		return nil
 	}
 	changed := !slices.Equal(d.addrs, statusOf(s))
-	t.mu.Lock()
-	delete(t.refused, key)
-	switch {
-	case changed && len(d.addrs) > 0:
-		if t.gave[key] = s.UID; !isOurs(s) {
-			t.extended[key] = s.UID
+	t.locked(func() {
+		delete(t.refused, key)
+		switch {
+		case changed && len(d.addrs) > 0:
+			if t.gave[key] = s.UID; !isOurs(s) {
+				t.extended[key] = s.UID
+			}
+		case changed:
+			delete(t.gave, key)
 		}
-	case changed:
-		delete(t.gave, key)
-	}
-	t.assigner.settle(s, d)
-	t.queueOthers()
-	t.mu.Unlock()
+		t.assigner.settle(s, d)
+		t.queueOthers()
+	})
 	if !changed {
 		return nil
 	}
@@ -267,14 +267,14 @@ func (t *term) withdraw(ctx context.Context, s *core.Service) error {
 	if err := t.put(ctx, s, hasFinalizer(s) && !final, addrs, conditions); err != nil {
 		return err
 	}
-	t.mu.Lock()
-	t.assigner.reserve(s, nil)
-	t.assigner.release(nameOf(s))
-	delete(t.waiting, nameOf(s))
-	delete(t.perNode, nameOf(s))
-	delete(t.gave, nameOf(s))
-	t.queueOthers()
-	t.mu.Unlock()
+	t.locked(func() {
+		t.assigner.reserve(s, nil)
+		t.assigner.release(nameOf(s))
+		delete(t.waiting, nameOf(s))
+		delete(t.perNode, nameOf(s))
+		delete(t.gave, nameOf(s))
+		t.queueOthers()
+	})
 	if had {
 		t.o.Log.Info("address released", "service", nameOf(s))
 	}

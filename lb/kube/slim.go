@@ -80,3 +80,9 @@ func slimOwn(x any) (any, error) {
 
 // intern returns a string that is equal, and one for all equal ones.
 func intern(s string) string { return unique.Make(s).Value() }
+
+// sameVersion reports whether an object has not changed: after the watch was interrupted most are as before.
+func sameVersion(old, now any) bool {
+	v := now.(meta.Object).GetResourceVersion()
+	return v != "" && v == old.(meta.Object).GetResourceVersion()
+}

@@ -155,7 +155,7 @@ func (s *Source) watchCluster() error {
 	ownNode := informers.WithTweakListOptions(func(l *meta.ListOptions) {
 		l.FieldSelector = fields.OneTermEqualSelector("metadata.name", s.o.Node).String()
 	})
-	transform := informers.WithTransform(slim)
+	transform := informers.WithTransform(s.slim)
 	objects := informers.NewSharedInformerFactoryWithOptions(s.o.Client, 0, ofUs, transform)
 	nodes := informers.NewSharedInformerFactoryWithOptions(s.o.Client, 0, ownNode, informers.WithTransform(slimOwn))
 	s.start = append(s.start, objects.Start, nodes.Start)
@@ -167,10 +167,12 @@ func (s *Source) watchCluster() error {
 			return []string{sliceKey(x)}, nil
 		}}),
 		services.AddIndexers(cache.Indexers{withAddress: func(x any) (addrs []string, err error) {
-			service := x.(*core.Service)
-			for _, a := range append(addressesOf(service), externalIPsOf(service)...) {
-				addrs = append(addrs, a.String())
-			}
+			s.arrived(x, func() {
+				service := x.(*core.Service)
+				for _, a := range append(addressesOf(service), externalIPsOf(service)...) {
+					addrs = append(addrs, a.String())
+				}
+			})
 			return addrs, nil
 		}}),
 	}
@@ -191,7 +193,7 @@ func (s *Source) watch(i cache.SharedIndexInformer, key func(any) string) error 
 			x = deleted.Obj
 		}
 		s.queue.Add(key(x))
-		s.touchSharing(x)
+		s.arrived(x, func() { s.touchSharing(x) })
 	}
 	_, err := i.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: touch, DeleteFunc: touch,
@@ -200,7 +202,7 @@ func (s *Source) watch(i cache.SharedIndexInformer, key func(any) string) error 
 				return
 			}
 			touch(x)
-			s.touchSharing(old)
+			s.arrived(old, func() { s.touchSharing(old) })
 		},
 	})
 	s.synced = append(s.synced, i.HasSynced)
@@ -312,8 +314,12 @@ func (s *Source) reconcileAll(sink lb.Sink) {
 	}
 }
 
-// reconcile sends the engine what this node does for a service.
-func (s *Source) reconcile(name string, sink lb.Sink) {
+// reconcileOne sends the engine what this node does for a service.
+func (s *Source) reconcileOne(name string, sink lb.Sink) {
+	if slices.ContainsFunc(s.slicesOf(name), func(x *endpointSlice) bool { return x.unreadable }) {
+		s.freeze(name, sink)
+		return
+	}
 	v := s.viewOf(name)
 	old := s.put[name]
 	if v == nil {
@@ -390,10 +396,4 @@ func (s *Source) slicesOf(service string) []*endpointSlice {
 	}
 	slices.SortFunc(endpoints, func(a, b *endpointSlice) int { return strings.Compare(a.Name, b.Name) })
 	return endpoints
-}
-
-// sameVersion reports whether an object has not changed: after the watch was interrupted most are as before.
-func sameVersion(old, now any) bool {
-	v := now.(meta.Object).GetResourceVersion()
-	return v != "" && v == old.(meta.Object).GetResourceVersion()
 }

@@ -28,6 +28,7 @@ type term struct {
 	queue    workqueue.TypedRateLimitingInterface[string]
 	ledger   *ledger
 	deposed  context.CancelFunc // ends the term: another leader is the owner of the ledger
+	skipped  map[string]bool    // Services whose addresses it has only reserved; not changed while it works
 
 	mu       sync.Mutex // guards all below
 	assigner *assigner
@@ -56,6 +57,24 @@ func versionOf(s *core.Service) version {
 	return version{s.UID, n}
 }
 
+// adopt takes over the addresses that a Service has; t.mu is held.
+func (t *term) adopt(s *core.Service) {
+	slim(s)
+	pending := t.ledger.pendingFor(s)
+	if matchesClass(s, t.o.Class) && !isReleased(s) { // the older one keeps an address in any order
+		t.assigner.adopt(s, pending)
+	} else {
+		t.assigner.reserve(s, nil)
+	}
+}
+
+// locked calls f with t.mu held.
+func (t *term) locked(f func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f()
+}
+
 // know records that this version of a Service is the newest that is known; t.mu is held.
 func (t *term) know(s *core.Service) {
 	v := versionOf(s)
@@ -78,7 +97,7 @@ func newTerm(a *Allocator, pools []Pool) *term {
 		known:  map[string]version{}, gone: map[string]bool{}, waiting: map[string]bool{}, perNode: map[string]bool{},
 		cleared: map[string]cleared{}, gave: map[string]types.UID{}, extended: map[string]types.UID{},
 		refused: map[string]told{}, wrote: map[string]told{}, complaints: map[string]map[string]string{},
-		deposed: func() {},
+		skipped: map[string]bool{}, deposed: func() {},
 	}
 }
 
@@ -126,12 +145,9 @@ func (t *term) readAll(ctx context.Context) error {
 		t.mu.Lock()
 		for i := range list.Items {
 			s := &list.Items[i]
-			slim(s)
-			pending := t.ledger.pendingFor(s)
-			if matchesClass(s, t.o.Class) && !isReleased(s) { // the older one keeps an address in any order
-				t.assigner.adopt(s, pending)
-			} else {
-				t.assigner.reserve(s, nil)
+			if err := t.take(s); err != nil {
+				t.mu.Unlock()
+				return err
 			}
 			t.know(s)
 		}

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 const (
@@ -110,7 +112,9 @@ func (c *conn) handshake(ctx context.Context) error {
 	default:
 		return protocolError(codeFSM, 1, nil, "%v instead of OPEN", m.kind)
 	}
-	if c.theirs, err = parseOpen(m.body()); err != nil {
+	err = protocolError(codeOpen, 0, nil, "an OPEN that cannot be handled")
+	c.p.g.o.Boundary.Do(lb.PartPeer, c.cfg.Address.String(), func() { c.theirs, err = parseOpen(m.body()) })
+	if err != nil {
 		return err
 	}
 	if err := c.theirs.check(&c.ours, c.cfg.ASN); err != nil {

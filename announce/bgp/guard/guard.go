@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // Options configures a Guard. The functions are called from any goroutine, those for one peer one after the other, and
@@ -32,7 +34,9 @@ type Options struct {
 	Unknown func(from netip.Addr) bool
 	// Event is called when the state of a peer changes, and when a connection fails.
 	Event func(Event)
-	Log   *slog.Logger
+	// Boundary is around each message of a peer. It may be nil.
+	Boundary *lb.Boundary
+	Log      *slog.Logger
 }
 
 // Config is one peer.

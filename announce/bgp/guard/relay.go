@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 const (
@@ -34,18 +36,9 @@ func (c *conn) fromPeer(ctx context.Context, hold time.Duration) error {
 		if err != nil {
 			return readError(err, hold)
 		}
-		if m.kind == typeUpdate {
-			err = parseUpdate(m.body(), &u)
-		}
-		c.count(m.kind, err, &u)
-		switch m.kind {
-		case typeKeepalive, typeUpdate:
-		case typeRouteRefresh:
-			c.refresh(ctx, m.body(), &refreshed)
-		case typeNotification:
-			return parseNotification(m.body())
-		default:
-			return protocolError(codeFSM, 3, nil, "%v in an established session", m.kind)
+		c.p.g.o.Boundary.Do(lb.PartPeer, c.cfg.Address.String(), func() { err = c.handle(ctx, m, &u, &refreshed) })
+		if err != nil {
+			return err
 		}
 		now := time.Now()
 		budget = min(readBurst, budget+int(now.Sub(last).Seconds()*readRate)) - len(m.raw)
@@ -58,6 +51,24 @@ func (c *conn) fromPeer(ctx context.Context, hold time.Duration) error {
 			}
 		}
 	}
+}
+
+// handle handles one message of an established session. It returns why that ends.
+func (c *conn) handle(ctx context.Context, m message, u *Update, refreshed *[3]time.Time) (err error) {
+	if m.kind == typeUpdate {
+		err = parseUpdate(m.body(), u)
+	}
+	c.count(m.kind, err, u)
+	switch m.kind {
+	case typeKeepalive, typeUpdate:
+		return nil
+	case typeRouteRefresh:
+		c.refresh(ctx, m.body(), refreshed)
+		return nil
+	case typeNotification:
+		return parseNotification(m.body())
+	}
+	return protocolError(codeFSM, 3, nil, "%v in an established session", m.kind)
 }
 
 // count counts a received message. u is its content if it is an UPDATE, err why it has none.

@@ -23,6 +23,8 @@ import (
 
 	"github.com/mdlayher/ndp"
 	"golang.org/x/net/ipv6"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 const (
@@ -43,7 +45,9 @@ type Options struct {
 	Found func(iface string, router netip.Addr)
 	// InUse reports whether a router must not be replaced, because it works; nil: none does.
 	InUse func(router netip.Addr) bool
-	Log   *slog.Logger
+	// Boundary is around each message. It may be nil.
+	Boundary *lb.Boundary
+	Log      *slog.Logger
 }
 
 // Finder looks for routers. Its methods may be called from any goroutine.
@@ -261,12 +265,14 @@ func (l *link) receive(conn *ndp.Conn, index int, asked chan<- struct{}) error {
 			continue
 		}
 		answer := false
-		switch m.(type) {
-		case *ndp.RouterSolicitation:
-			answer = true
-		case *ndp.RouterAdvertisement:
-			answer = from.IsLinkLocalUnicast() && l.hear(from)
-		}
+		l.o.Boundary.Do(lb.PartFrame, l.name, func() {
+			switch m.(type) {
+			case *ndp.RouterSolicitation:
+				answer = true
+			case *ndp.RouterAdvertisement:
+				answer = from.IsLinkLocalUnicast() && l.hear(from)
+			}
+		})
 		if answer {
 			select {
 			case asked <- struct{}{}:

@@ -17,6 +17,7 @@ import (
 
 	"github.com/hashicorp/memberlist"
 
+	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/printable"
 )
 
@@ -25,7 +26,9 @@ type Options struct {
 	Name    string
 	Address netip.Addr // of this node; its identity
 	Port    uint16     // UDP and TCP, the same on all members
-	Log     *slog.Logger
+	// Boundary is around each message. It may be nil.
+	Boundary *lb.Boundary
+	Log      *slog.Logger
 }
 
 // Times of failure detection and gossip.
@@ -246,9 +249,11 @@ func (d delegate) NodeMeta(limit int) []byte {
 
 // NotifyMsg implements memberlist.Delegate.
 func (d delegate) NotifyMsg(b []byte) {
-	if r, _, err := parseReport(b); err == nil {
-		d.table.merge(r)
-	}
+	d.o.Boundary.Do(lb.PartMember, "report", func() {
+		if r, _, err := parseReport(b); err == nil {
+			d.table.merge(r)
+		}
+	})
 }
 
 // GetBroadcasts implements memberlist.Delegate.
@@ -261,15 +266,17 @@ func (d delegate) LocalState(bool) []byte { return d.table.whole() }
 
 // MergeRemoteState implements memberlist.Delegate.
 func (d delegate) MergeRemoteState(b []byte, _ bool) {
-	for len(b) > 0 {
-		r, rest, err := parseReport(b)
-		if err != nil {
-			d.o.Log.Debug("state of a member not understood", "err", err)
-			return
+	d.o.Boundary.Do(lb.PartMember, "state", func() {
+		for len(b) > 0 {
+			r, rest, err := parseReport(b)
+			if err != nil {
+				d.o.Log.Debug("state of a member not understood", "err", err)
+				return
+			}
+			d.table.merge(r)
+			b = rest
 		}
-		d.table.merge(r)
-		b = rest
-	}
+	})
 }
 
 // NotifyAlive implements memberlist.AliveDelegate: it accepts configured peers only.
@@ -296,6 +303,10 @@ func (d delegate) NotifyConflict(_, other *memberlist.Node) {
 }
 
 func (d delegate) changed(n *memberlist.Node, alive bool) {
+	d.o.Boundary.Do(lb.PartMember, n.Name, func() { d.set(n, alive) })
+}
+
+func (d delegate) set(n *memberlist.Node, alive bool) {
 	a, ok := addressOf(n)
 	if !ok || a == d.table.self {
 		return

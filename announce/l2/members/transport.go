@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // Bounds of what other hosts can make a member store.
@@ -75,9 +77,9 @@ func (t *transport) receive() {
 		if err != nil || !t.accepts(from.Addr()) {
 			continue
 		}
-		sealed, labelled := bytes.CutPrefix(b[:n], []byte(label))
-		text, err := t.m.unseal(sealed, []byte(labelText))
-		if !labelled || err != nil || !validPacket(text) {
+		var text []byte
+		t.m.o.Boundary.Do(lb.PartMember, from.Addr().String(), func() { text = t.read(b[:n]) })
+		if text == nil {
 			continue
 		}
 		p := &memberlist.Packet{Buf: text, From: net.UDPAddrFromAddrPort(from), Timestamp: time.Now()}
@@ -87,6 +89,16 @@ func (t *transport) receive() {
 			return
 		}
 	}
+}
+
+// read returns the text of a datagram; nil: it is not valid.
+func (t *transport) read(b []byte) []byte {
+	sealed, labelled := bytes.CutPrefix(b, []byte(label))
+	text, err := t.m.unseal(sealed, []byte(labelText))
+	if !labelled || err != nil || !validPacket(text) {
+		return nil
+	}
+	return text
 }
 
 // accept passes connections on until the listener is closed.
@@ -219,7 +231,8 @@ type stream struct {
 // Read returns a message after it was received as a whole and found to be valid.
 func (s *stream) Read(b []byte) (int, error) {
 	if s.text == nil {
-		text, err := s.receive()
+		text, err := []byte(nil), errors.New("a message that cannot be handled")
+		s.m.o.Boundary.Do(lb.PartMember, s.RemoteAddr().String(), func() { text, err = s.receive() })
 		if err != nil {
 			return 0, err
 		}

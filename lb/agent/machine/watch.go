@@ -7,6 +7,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // Times of Watch: how long changes are collected, and how often the network is read although nothing was reported.
@@ -19,8 +21,10 @@ const (
 const watchBuffer = 4 << 20
 
 // Watch calls changed with the network whenever it differs from the one before, until ctx ends. A failure is logged
-// and tried again.
-func Watch(ctx context.Context, last *Network, log *slog.Logger, changed func(*Network)) {
+// and tried again. The boundary is around each reading.
+func Watch(
+	ctx context.Context, last *Network, b *lb.Boundary, log *slog.Logger, changed func(*Network),
+) {
 	for ctx.Err() == nil {
 		hint, done := make(chan struct{}, 1), make(chan struct{})
 		err := subscribe(hint, done)
@@ -28,7 +32,9 @@ func Watch(ctx context.Context, last *Network, log *slog.Logger, changed func(*N
 			log.Warn("changes of addresses are found by polling only", "err", err)
 		}
 		for again := true; again; {
-			if n, err := Read(); err != nil {
+			n, err := last, error(nil)
+			b.Do(lb.PartNetlink, "addresses", func() { n, err = Read() })
+			if err != nil {
 				log.Warn("addresses of this machine not read", "err", err)
 			} else if !n.Equal(last) {
 				last = n

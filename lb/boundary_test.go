@@ -1,0 +1,151 @@
+package lb_test
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
+)
+
+// A panic loses one object. It is counted each time, and logged with its stack once; the trouble of an object that
+// lasts ends when it is handled again, that of a message after a while.
+func TestBoundary(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var text bytes.Buffer
+		var told []string
+		b := &lb.Boundary{Log: slog.New(slog.NewTextHandler(&text, nil))}
+		b.Changed = func(x lb.Trouble) { told = append(told, fmt.Sprint(x.Part, " ", x.Object, " ", x.Reason)) }
+		panics := func() { panic("odd") }
+		for range 2 {
+			if b.Do(lb.PartService, "a/web", panics) || b.Do(lb.PartFrame, "eth0", panics) {
+				t.Fatal("a panic counts as success")
+			}
+		}
+		if n := b.Panics(); n[lb.PartService] != 2 || n[lb.PartFrame] != 2 {
+			t.Errorf("panics %v; want 2 each", n)
+		}
+		want := []string{"service a/web panic: odd", "frame eth0 panic: odd"}
+		if !slices.Equal(told, want) {
+			t.Errorf("told %q; want %q", told, want)
+		}
+		if n := strings.Count(text.String(), "stack="); n != 2 {
+			t.Errorf("%d stacks in the log; want one for each object:\n%s", n, text.String())
+		}
+		if !b.Do(lb.PartService, "a/web", func() {}) || !b.Do(lb.PartFrame, "eth0", func() {}) {
+			t.Error("no success after a panic")
+		}
+		if got := b.Troubles(); !slices.Equal(got, []string{"frame eth0: panic: odd"}) {
+			t.Errorf("troubles %q; want that of the frame", got)
+		}
+		if time.Sleep(11 * time.Minute); len(b.Troubles()) > 0 {
+			t.Errorf("troubles %q; want none after a while", b.Troubles())
+		}
+		for i := range 9 {
+			b.Report(lb.PartRoom, fmt.Sprint(i), "refused")
+		}
+		if got := b.Troubles(); len(got) != 4 || got[3] != "room: 6 more" {
+			t.Errorf("troubles %q; want three, and how many more", got)
+		}
+	})
+}
+
+// stumbling returns a boundary in which one part panics on one object while on is set.
+func stumbling(part lb.Part, object string) (b *lb.Boundary, on *atomic.Bool) {
+	on = new(atomic.Bool)
+	on.Store(true)
+	return &lb.Boundary{Log: slog.New(slog.DiscardHandler), Before: func(p lb.Part, o string) {
+		if p == part && o == object && on.Load() {
+			panic("injected")
+		}
+	}}, on
+}
+
+// When the plan of one service panics, 200 others are served. One that an earlier run has installed stays announced and
+// in the kernel; it is as wanted when the service changes and the panic is gone.
+func TestPanicOfAPlan(t *testing.T) {
+	b, on := stumbling(lb.PartPlan, "bad")
+	fx := lbtest.New(frontend(vip1))
+	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
+		bad := service("bad", []netip.Addr{vip1}, "10.0.0.1")
+		bad.Check.Type = lb.CheckNone
+		e.Put(bad)
+		others := []netip.Addr{}
+		for i := range 200 {
+			vip := netip.AddrFrom4([4]byte{203, 0, 114, byte(i)})
+			s := service(fmt.Sprint("other", i), []netip.Addr{vip}, "10.0.0.2")
+			s.Check.Type = lb.CheckNone
+			e.Put(s)
+			others = append(others, vip)
+		}
+		e.Complete("file")
+		wantAnnounced(t, fx, append([]netip.Addr{vip1}, others...)...)
+		if p, held := fx.Served(frontend(vip1)); !held || p != nil {
+			t.Errorf("the frontend of an earlier run is %+v, held %t; want it as it was", p, held)
+		}
+		if got := b.Troubles(); len(got) != 1 || !strings.Contains(got[0], "plan bad: panic: injected") {
+			t.Errorf("troubles %q", got)
+		}
+		on.Store(false)
+		changed := *bad
+		e.Put(&changed)
+		wantTargets(t, fx, frontend(vip1), 1)
+		wantAnnounced(t, fx, append([]netip.Addr{vip1}, others...)...)
+
+		on.Store(true)
+		changed.Ports = lb.PortsOn([]lb.Backend{{Addr: netip.MustParseAddr("10.0.0.7"), Weight: 1}}, bad.Ports[0].Port)
+		again := changed
+		e.Put(&again)
+		e.Delete("other0")
+		wantAnnounced(t, fx, append([]netip.Addr{vip1}, others[1:]...)...)
+		if p, _ := fx.Served(frontend(vip1)); p.Targets[0].Addr.Addr() != netip.MustParseAddr("10.0.0.1") {
+			t.Errorf("targets %v; want those of before", p.Targets)
+		}
+		on.Store(false)
+		e.Delete("bad")
+		wantAnnounced(t, fx, others[1:]...)
+		if len(b.Troubles()) > 0 {
+			t.Errorf("troubles %q after the service was deleted", b.Troubles())
+		}
+	}, func(o *lb.EngineOptions) { o.Boundary = b })
+}
+
+// A frozen service that is deleted leaves nothing.
+func TestFrozenServiceIsDeleted(t *testing.T) {
+	fx := lbtest.New(frontend(vip1))
+	inEngine(t, fx, func(t *testing.T, e *lb.Engine) {
+		e.Put(service("bad", []netip.Addr{vip1}, "10.0.0.1").Freeze())
+		e.Complete("file")
+		wantAnnounced(t, fx, vip1)
+		e.Drain(lb.Drains{Services: []string{"bad"}})
+		wantAnnounced(t, fx)
+		e.Drain(lb.Drains{})
+		wantAnnounced(t, fx, vip1)
+		e.Delete("bad")
+		wantAnnounced(t, fx)
+		if _, held := fx.Served(frontend(vip1)); held {
+			t.Error("the frontend is still there")
+		}
+	})
+}
+
+// When the status of one service panics, the others have theirs.
+func TestPanicOfAStatus(t *testing.T) {
+	b, _ := stumbling(lb.PartStatus, "bad")
+	inEngine(t, lbtest.New(), func(t *testing.T, e *lb.Engine) {
+		e.Put(service("bad", []netip.Addr{vip1}, "10.0.0.1"))
+		e.Put(service("good", []netip.Addr{vip2}, "10.0.0.1"))
+		st, err := e.Status(t.Context())
+		if err != nil || len(st.Services) != 1 || st.Services[0].Service != "good" {
+			t.Errorf("services %+v, %v; want the good one", st.Services, err)
+		}
+	}, func(o *lb.EngineOptions) { o.Boundary = b })
+}
