@@ -241,6 +241,7 @@ func TestUnitLines(t *testing.T) {
 	for _, want := range []string{
 		"ExecStart=/usr/local/bin/steelyard run", "ExecReload=/usr/local/bin/steelyard reload",
 		"SystemCallErrorNumber=EPERM", "Type=notify", "OOMScoreAdjust=-900",
+		"UMask=0077", "ProtectProc=invisible", "LimitCORE=0", "RuntimeDirectoryMode=0700", "StateDirectoryMode=0700",
 	} {
 		if !slices.Contains(lines, want) {
 			t.Errorf("the unit has no line %q", want)
