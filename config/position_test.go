@@ -161,25 +161,28 @@ func FuzzParse(f *testing.F) {
 	for _, text := range tomlFiles(f) {
 		f.Add(text)
 	}
-	f.Fuzz(func(t *testing.T, text string) {
-		c, err := Parse("/nowhere/steelyard.toml", []byte(text))
-		if err == nil {
-			if c == nil {
-				t.Fatal("neither a configuration nor an error")
-			}
-			return
+	f.Fuzz(checkParse)
+}
+
+// checkParse finds an incomplete error.
+func checkParse(t *testing.T, text string) {
+	c, err := Parse("/nowhere/steelyard.toml", []byte(text))
+	if err == nil {
+		if c == nil {
+			t.Fatal("neither a configuration nor an error")
 		}
-		errs, ok := err.(Errors)
-		if !ok || len(errs) == 0 || c != nil {
-			t.Fatalf("got %v and %#v", c, err)
+		return
+	}
+	errs, ok := err.(Errors)
+	if !ok || len(errs) == 0 || c != nil {
+		t.Fatalf("got %v and %#v", c, err)
+	}
+	for i, e := range errs {
+		if e.Problem == "" || e.Hint == "" || e.Line < 1 || e.Line > strings.Count(text, "\n")+1 {
+			t.Errorf("incomplete error: %#v", e)
 		}
-		for i, e := range errs {
-			if e.Problem == "" || e.Hint == "" || e.Line < 1 || e.Line > strings.Count(text, "\n")+1 {
-				t.Errorf("incomplete error: %#v", e)
-			}
-			if i > 0 && errs[i-1].Line > e.Line {
-				t.Errorf("line %d comes after line %d", e.Line, errs[i-1].Line)
-			}
+		if i > 0 && errs[i-1].Line > e.Line {
+			t.Errorf("line %d comes after line %d", e.Line, errs[i-1].Line)
 		}
-	})
+	}
 }

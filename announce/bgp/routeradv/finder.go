@@ -251,8 +251,13 @@ func has(ifi *net.Interface, self netip.Addr) bool {
 	})
 }
 
+// reader is what receive needs of an *ndp.Conn.
+type reader interface {
+	ReadFrom() (ndp.Message, *ipv6.ControlMessage, netip.Addr, error)
+}
+
 // receive reads until conn is closed.
-func (l *link) receive(conn *ndp.Conn, index int, asked chan<- struct{}) error {
+func (l *link) receive(conn reader, index int, asked chan<- struct{}) error {
 	for {
 		m, cm, from, err := conn.ReadFrom()
 		if err != nil {
