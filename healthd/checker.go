@@ -86,6 +86,20 @@ func reason(err error, timeout time.Duration) string {
 	return printable.Cut(words.Replace(line))
 }
 
+// cause returns what a receiver may ask of an error by errors.Is: whether anything listens, and answers. An error as it
+// is may hold a certificate of 256 KiB.
+func cause(err error) error {
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return syscall.ECONNREFUSED
+	case isTimeout(err):
+		return context.DeadlineExceeded
+	}
+	return errFailed
+}
+
+var errFailed = errors.New("the probe failed")
+
 // isTimeout is true for the deadlines of contexts and of connections, too.
 func isTimeout(err error) bool {
 	var t interface{ Timeout() bool }

@@ -63,7 +63,7 @@ func probeOnce(t *testing.T, c lb.Check) string {
 
 func targetOf(a net.Addr) netip.AddrPort { return netip.MustParseAddrPort(a.String()) }
 
-func listen(t *testing.T) net.Listener {
+func listen(t testing.TB) net.Listener {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -186,7 +186,7 @@ func TestTCP(t *testing.T) {
 }
 
 // udpServer replies to each datagram with the result of reply; nil: no reply.
-func udpServer(t *testing.T, reply func([]byte) []byte) netip.AddrPort {
+func udpServer(t testing.TB, reply func([]byte) []byte) netip.AddrPort {
 	c, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -8,11 +8,11 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-	"unicode/utf8"
 
 	"github.com/miekg/dns"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/printable"
 )
 
 // fuzzServer answers each request on loopback, over TCP and UDP, with what is stored.
@@ -68,7 +68,7 @@ func (s *fuzzServer) probe(t *testing.T, kind lb.CheckType, body string) {
 	if err != nil {
 		r = Result{Reason: reason(err, timeout)}
 	}
-	if n := utf8.RuneCountInString(r.Reason); n == 0 || n > 201 || r.Weight < -1 || r.Weight > lb.MaxWeight {
+	if r.Reason == "" || printable.Cut(r.Reason) != r.Reason || r.Weight < -1 || r.Weight > lb.MaxWeight {
 		t.Errorf("%s: %+v, %v", kind, r, err)
 	}
 	if isTimeout(err) {

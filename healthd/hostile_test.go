@@ -28,8 +28,8 @@ import (
 
 const escape = "\x1b[2J\u009b1A"
 
-// answering returns the address of a server that sends this text to whoever connects, and then again and again.
-func answering(t *testing.T, once, again string) netip.AddrPort {
+// answering returns the address of a server that does this with each connection.
+func answering(t testing.TB, do func(net.Conn)) netip.AddrPort {
 	l := listen(t)
 	go func() {
 		for {
@@ -39,14 +39,21 @@ func answering(t *testing.T, once, again string) netip.AddrPort {
 			}
 			go func() {
 				defer c.Close()
-				_, err := io.WriteString(c, once)
-				for err == nil && again != "" {
-					_, err = io.WriteString(c, again)
-				}
+				do(c)
 			}()
 		}
 	}()
 	return targetOf(l.Addr())
+}
+
+// saying returns the address of a server that sends this text to whoever connects, and then again and again.
+func saying(t *testing.T, once, again string) netip.AddrPort {
+	return answering(t, func(c net.Conn) {
+		_, err := io.WriteString(c, once)
+		for err == nil && again != "" {
+			_, err = io.WriteString(c, again)
+		}
+	})
 }
 
 // named returns the address of a server whose certificate has this name.
@@ -119,12 +126,12 @@ func TestHostileAnswers(t *testing.T) {
 		spec lb.CheckSpec
 		want string // the beginning
 	}{
-		"not HTTP": {answering(t, "\x00\xff"+escape+"\r\n\r\n", ""), web(""),
+		"not HTTP": {saying(t, "\x00\xff"+escape+"\r\n\r\n", ""), web(""),
 			`not HTTP: malformed response "\x00\xff`},
-		"endless headers": {answering(t, head, "X: y\r\n"), web(""),
+		"endless headers": {saying(t, head, "X: y\r\n"), web(""),
 			"server response headers exceeded 65536 bytes; aborted"},
-		"endless body":        {answering(t, head+"\r\n", "."), web(""), "ok: HTTP 200"},
-		"endless body, other": {answering(t, head+"\r\n", "."), web("x"), `HTTP 200, body does not contain "x"`},
+		"endless body":        {saying(t, head+"\r\n", "."), web(""), "ok: HTTP 200"},
+		"endless body, other": {saying(t, head+"\r\n", "."), web("x"), `HTTP 200, body does not contain "x"`},
 		"name in certificate": {named(t, "\x1b[2J"+strings.Repeat("x", 50000)),
 			lb.CheckSpec{Type: lb.CheckHTTPS, Path: "/", TLSServerName: "example.net"},
 			"tls: failed to verify certificate: x509: certificate is valid for �[2Jxxx"},

@@ -228,7 +228,7 @@ func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.T
 	}
 	p.own.forget(l.check.Key)
 	if err != nil {
-		result = Result{Reason: reason(err, l.check.Spec.Timeout), Weight: -1, Err: err}
+		result = Result{Reason: reason(err, l.check.Spec.Timeout), Weight: -1, Err: cause(err)}
 	}
 	p.metrics.observe(service, time.Since(start), err == nil)
 	p.warnOfWeight(l, result.Weight)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -255,7 +256,7 @@ func TestFailureHasNoWeight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var got []int
 		p := New(Options{Log: slog.New(slog.DiscardHandler), Report: func(h lb.Health) { got = append(got, h.Weight) }})
-		fails := errors.New("broken")
+		fails := error(syscall.ECONNREFUSED)
 		results := []error{nil, fails}
 		checker := checkerFunc(func(context.Context) (Result, error) {
 			err := results[0]

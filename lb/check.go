@@ -115,7 +115,8 @@ type Health struct {
 	State State
 	// Reason is a text for operators: "HTTP 200", "connection refused", "no response within 1s"
 	Reason string
-	// Err is the error of the last probe of an unhealthy backend, for errors.Is; nil when healthy. It is not encoded.
+	// Err is the cause of the failure of the last probe, for errors.Is: ECONNREFUSED, context.DeadlineExceeded or
+	// another one; nil when healthy. It is not encoded.
 	Err error `json:"-"`
 	// Weight is the weight that the backend reports (X-Load-Balancing-Endpoint-Weight), or -1.
 	Weight int

@@ -46,12 +46,12 @@ func (e *env) check(c *ucli.Context) error {
 		return e.checkedJSON(name, cfg, all)
 	}
 	if err != nil {
-		fmt.Fprintln(e.err, err)
+		fmt.Fprintln(e.err, printableLines(err.Error()))
 		fmt.Fprintln(e.err, counted(len(all), "error"))
 		return errReported
 	}
 	for _, w := range cfg.Warnings {
-		fmt.Fprintln(e.err, "warning:", w)
+		fmt.Fprintln(e.err, "warning:", printableLines(w))
 	}
 	_, err = fmt.Fprintf(e.out, "ok: %s: %s, %s, %s%s\n", name, counted(len(cfg.Services), "service"),
 		counted(len(cfg.Pools), "pool"), counted(bgpPeers(cfg), "BGP peer"), tunnelKeys(cfg))
