@@ -33,6 +33,7 @@ func (d *decoder) kubernetes(t *table) *Kubernetes {
 	k.Allocate = t.boolean("allocate", k.Allocate)
 	k.Proxy = word(t, "proxy", "proxy", k.Proxy, []string{ProxyAuto, ProxyKubeProxy, ProxyReplace})
 	k.Forward = word(t, "forward", "method", k.Forward, []lb.Method{lb.MethodTunnel, lb.MethodNAT})
+	k.HealthAddresses = distinct(t.list("health_addresses", "192.0.2.0/24"), item.prefix)
 	k.ExcludeNodes = distinct(t.list("exclude_nodes", NodeNotReady), func(i item) (string, bool) {
 		return i.word("state of a node", []string{NodeNotReady, NodeUnschedulable})
 	})

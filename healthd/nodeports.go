@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,9 +21,11 @@ import (
 // (pkg/proxy/healthcheck/service_health.go in Kubernetes 1.35): external load balancers use them to determine whether
 // a node has endpoints of a Service.
 type NodePorts struct {
-	behind  func() (time.Time, error) // as in ProxyHealth
-	inForce func(service string) bool // whether the datapath serves a Service
-	log     *slog.Logger
+	// Addresses are those on which to listen; none: all. Set before the first Serve.
+	Addresses []netip.Prefix
+	behind    func() (time.Time, error) // as in ProxyHealth
+	inForce   func(service string) bool // whether the datapath serves a Service
+	log       *slog.Logger
 	// Boundary is around each request; set it before the first call of Serve. It may be nil.
 	Boundary *lb.Boundary
 
@@ -56,7 +59,7 @@ func (n *NodePorts) healthy(service string, other bool) bool {
 	return err == nil && inTime(behind, time.Now()) && (other || n.inForce(service))
 }
 
-// Serve listens for a Service, "namespace/name", on every address of the node and responds with this number of ready
+// Serve listens for a Service, "namespace/name", on Addresses of the node and responds with this number of ready
 // local endpoints. Other: another program serves the Service, not the datapath. A further call updates these or the
 // port. It fails when the port is in use; call it again to retry.
 func (n *NodePorts) Serve(service string, port uint16, endpoints int, other bool) error {
@@ -68,7 +71,7 @@ func (n *NodePorts) Serve(service string, port uint16, endpoints int, other bool
 		p = nil
 	}
 	if p == nil {
-		l, err := net.Listen("tcp", fmt.Sprintf(":%d", port)) // both families
+		l, err := listenOn(n.Addresses, port)
 		if err != nil {
 			return err
 		}

@@ -9,9 +9,45 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"testing"
 	"time"
 )
+
+// With Addresses, the ports are open there only.
+func TestHealthAddresses(t *testing.T) {
+	n := NewNodePorts(nil, nil, slog.New(slog.DiscardHandler))
+	n.Addresses = []netip.Prefix{netip.MustParsePrefix("2001:db8:dead::/48"), netip.MustParsePrefix("127.0.0.0/8")}
+	l := listen(t)
+	port := uint16(l.Addr().(*net.TCPAddr).Port)
+	l.Close()
+	dial := func(host string) error {
+		c, err := net.Dial("tcp", net.JoinHostPort(host, fmt.Sprint(port)))
+		if err == nil {
+			c.Close()
+		}
+		return err
+	}
+	if err := n.Serve("default/web", port, 1, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := dial("127.0.0.1"); err != nil {
+		t.Error(err)
+	}
+	for _, other := range []string{"127.0.0.2", "::1"} {
+		if dial(other) == nil {
+			t.Errorf("%s is open", other)
+		}
+	}
+	n.Stop("default/web")
+	if dial("127.0.0.1") == nil {
+		t.Error("the port is open after Stop")
+	}
+	n.Addresses = n.Addresses[:1]
+	if err := n.Serve("default/web", port, 1, false); err == nil {
+		t.Error("a node without such an address serves")
+	}
+}
 
 // The responses are those of kube-proxy, byte by byte.
 func TestNodePorts(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
@@ -28,6 +29,8 @@ const syncTimeout = 60 * time.Second
 // (pkg/proxy/healthcheck/proxy_health.go in Kubernetes 1.35): /healthz reports whether external load balancers may
 // send traffic to the node, /livez whether the proxy works.
 type ProxyHealth struct {
+	// Addresses are those on which to listen; none: all.
+	Addresses []netip.Prefix
 	// Behind returns since when an update of the datapath is pending; zero: none is. An error means that the proxy does
 	// not work.
 	Behind func() (time.Time, error)
@@ -96,9 +99,9 @@ func (p *ProxyHealth) respond(w http.ResponseWriter, eligible *bool, applied boo
 // portRetry is the time between two attempts to listen while the port is in use.
 const portRetry = 5 * time.Second
 
-// Run serves on every address of the node until ctx ends. While the port is in use it logs that once and retries.
+// Run serves on Addresses until ctx ends. While the port is in use it logs that once and retries.
 func (p *ProxyHealth) Run(ctx context.Context) error {
-	return p.run(ctx, func() (net.Listener, error) { return net.Listen("tcp", fmt.Sprintf(":%d", ProxyHealthPort)) })
+	return p.run(ctx, func() (net.Listener, error) { return listenOn(p.Addresses, ProxyHealthPort) })
 }
 
 func (p *ProxyHealth) run(ctx context.Context, listen func() (net.Listener, error)) error {

@@ -119,7 +119,7 @@ func newCluster(
 	health := engineHealth{engine}
 	if k.Proxy != config.ProxyKubeProxy {
 		ports := healthd.NewNodePorts(health.behind, health.inForce, component(o.Log, "health"))
-		ports.Boundary, options.NodePorts = o.boundary, ports
+		ports.Addresses, ports.Boundary, options.NodePorts = k.HealthAddresses, o.boundary, ports
 		c.tasks = append(c.tasks, task{"health check node ports", ports.Run})
 	}
 	source, err := kube.New(options)
@@ -136,8 +136,8 @@ func newCluster(
 	if k.Proxy == config.ProxyReplace {
 		proxy := &healthd.ProxyHealth{
 			Behind: health.behind, Applied: health.applied, Eligible: source.Eligible,
-			Boundary: o.boundary,
-			Log:      component(o.Log, "health"),
+			Addresses: k.HealthAddresses, Boundary: o.boundary,
+			Log: component(o.Log, "health"),
 		}
 		c.tasks = append(c.tasks, task{"health of the service proxy", proxy.Run})
 	}
