@@ -35,6 +35,9 @@ func (r *responder) heardARP(s *sockets, packet *arp.Packet) {
 	if bytes.Equal(packet.SenderHardwareAddr, s.ifi.HardwareAddr) {
 		return
 	}
+	if !r.a.isOwn(packet.SenderHardwareAddr.String()) {
+		r.hear()
+	}
 	r.heardOwn(packet.SenderHardwareAddr, packet.TargetIP)
 	// The sender of a probe has the address 0.0.0.0.
 	r.a.conflict(packet.SenderIP, packet.SenderHardwareAddr.String(), r.name, packet.TargetIP)

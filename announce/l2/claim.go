@@ -34,6 +34,8 @@ type claim struct {
 	standby string    // the name of the member that is to have the VIP; "": this node is
 	silent  bool      // that member does not say that it has it
 	outside outside   // who else answered for the VIP meanwhile
+	probed  time.Time // the first probe since another host was not heard
+	deaf    string    // why the VIP was not taken over after the last probes
 	held    time.Time // since when live members keep this node from the VIP; zero: they do not
 }
 
@@ -74,6 +76,8 @@ func (a *Announcer) Waiting() map[netip.Addr]Waiting {
 		case c.standby != "":
 			list[vip] = Waiting{c.standbyReason(time.Now()), true}
 		case c.heard != "" && a.conflicts[vip] != nil:
+		case c.deaf != "":
+			list[vip] = Waiting{Reason: c.deaf}
 		default:
 			list[vip] = Waiting{Reason: "not yet: probing whether another host has it"}
 		}
@@ -149,6 +153,9 @@ func (a *Announcer) sendAll(ctx context.Context, s steps) {
 		return
 	}
 	for _, r := range a.responders {
+		if a.o.Members != nil && time.Since(time.Unix(0, r.heard.Load())) > a.probeInterval() {
+			r.askNeighbours()
+		}
 		r.probe(ctx, s.probe)
 	}
 	// Many probes take longer than their interval.
@@ -249,10 +256,17 @@ func (a *Announcer) advance(vip netip.Addr, c *claim, now time.Time, s *steps) {
 	case c.heard != "":
 		*c = claim{due: now.Add(max(claimRetry, time.Duration(len(a.conflicts))*claimSpacing))}
 	case c.sent < probes:
+		if c.probed.IsZero() {
+			c.probed = now
+		}
 		c.sent++
 		c.due = now.Add(a.probeInterval())
 		s.probe = append(s.probe, vip)
 	default:
+		if text := a.deaf(vip, c.probed); text != "" {
+			*c = claim{due: now.Add(memberRetry), probed: now, deaf: text}
+			return
+		}
 		delete(a.claims, vip)
 		if r := a.conflicts[vip]; r != nil {
 			delete(a.conflicts, vip)

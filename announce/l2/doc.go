@@ -13,7 +13,8 @@
 // the lower MAC address. With Members, all nodes elect the same owner of each VIP (elect), only that one probes, and
 // the others are on standby. What one node has it keeps: the owner of a VIP says so to the members, with a term that
 // grows with each take-over. Members that do not respond may be alive, since the membership would rather err than be
-// late: the probe tells, so an error moves no address. A VIP that Set removes is answered for, but not defended, until
+// late: the probe tells, so an error moves no address. A node that hears nobody learns nothing from a probe, and waits
+// (hearing.go). A VIP that Set removes is answered for, but not defended, until
 // another member has it. After a partition of the members, the later term decides; while it lasts, two owners hear each
 // other, and the order of the VIP decides (outranks).
 //

@@ -25,6 +25,7 @@ type fakeSystem struct {
 	mu      sync.Mutex
 	ifi     net.Interface
 	missing error // of byName
+	deaf    bool  // it receives nothing
 	noARP   error
 	noNDP   error
 	opened  []*fakeSocket
@@ -38,8 +39,21 @@ func newFakeSystem() *fakeSystem {
 // use makes the responders of a use f.
 func (f *fakeSystem) use(a *Announcer) {
 	for _, r := range a.responders {
-		r.sys = system{byName: f.byName, openARP: f.openARP, openNDP: f.openNDP}
+		r.sys = system{
+			byName: f.byName, openARP: f.openARP, openNDP: f.openNDP,
+			neighbours: func(int) []knownHost { return f.asked(r) },
+		}
 	}
+}
+
+// asked is when neighbours are asked. Without known ones, one is heard anyway, unless the host is deaf.
+func (f *fakeSystem) asked(r *responder) []knownHost {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.deaf {
+		r.hear()
+	}
+	return nil
 }
 
 func (f *fakeSystem) change(change func()) {

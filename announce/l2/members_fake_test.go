@@ -157,13 +157,13 @@ func (x *segment) deliver(from *host, text string) {
 		x.router[ip] = mac
 	}
 	for _, h := range x.hosts {
-		if h == from || h.down || h.s == nil || x.far[h] != x.far[from] {
+		if h == from || h.down || h.f.deaf || h.s == nil || x.far[h] != x.far[from] {
 			continue
 		}
 		ip, vip := netip.MustParseAddr(sender), netip.MustParseAddr(target)
 		h.a.conflict(ip, mac, "eth0", netip.Addr{})
 		if isQuestion := op == 1 && ip != vip && !ip.IsUnspecified(); isQuestion && _to == h.mac() {
-			if sent, _ := h.a.reply(vip, func() error { return nil }); sent {
+			if sent, _ := h.a.reply(vip, func() error { return nil }); sent && !from.f.deaf {
 				from.a.conflict(vip, h.mac(), "eth0", ip)
 			}
 		}
@@ -174,6 +174,8 @@ func (x *segment) deliver(from *host, text string) {
 			sent, _ := h.a.claimOwned(vip, func() error { return replyARP(h.s, answer) })
 			if sent {
 				h.f.take()
+			}
+			if sent && !from.f.deaf {
 				from.a.conflict(vip, h.mac(), "eth0", netip.Addr{})
 			}
 		}

@@ -177,6 +177,9 @@ func (r *responder) readNDP(s *sockets) error {
 func (r *responder) heardNDP(s *sockets, n *neighbourMessage) {
 	own := bytes.Equal(n.mac, s.ifi.HardwareAddr)
 	if !own {
+		if !r.a.isOwn(n.mac.String()) {
+			r.hear()
+		}
 		r.heardOwn(n.mac, netip.Addr{})
 	}
 	if vip, mac := n.claim(); !bytes.Equal(mac, s.ifi.HardwareAddr) {

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/mdlayher/ndp"
@@ -20,6 +21,8 @@ type responder struct {
 	name string
 	log  *slog.Logger
 	sys  system
+	// heard is when a frame of another host was received last, in nanoseconds since 1970.
+	heard atomic.Int64
 
 	mu     sync.Mutex // guards all below; taken after Announcer.mu
 	open   *sockets   // nil while the interface is unusable

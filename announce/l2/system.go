@@ -14,12 +14,16 @@ type system struct {
 	byName  func(name string) (*net.Interface, error)
 	openARP func(ifi *net.Interface) (arpConn, error)
 	openNDP func(ifi *net.Interface) (*ndpSocket, error)
+	// neighbours are the known hosts on the link of an interface.
+	neighbours func(index int) []knownHost
 }
 
 var kernel = system{
 	byName:  net.InterfaceByName,
 	openARP: openARP,
 	openNDP: openNDP,
+
+	neighbours: neighboursOf,
 }
 
 // arpConn is an arpSocket.

@@ -1,0 +1,102 @@
+package l2
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mdlayher/arp"
+	"github.com/mdlayher/ndp"
+	"github.com/vishvananda/netlink"
+)
+
+// A node that receives nothing, because of a receive queue that hangs or a link that works in one direction, hears
+// neither the other members nor an answer to its probes. It would take all VIPs from owners that are well. So when no
+// other member is alive, it takes a VIP over only after it has heard another host since its first probe, and it asks
+// its neighbours to make them answer.
+
+// askedMax is how many neighbours are asked at a time.
+const askedMax = 8
+
+// knownHost is a host whose MAC address the kernel knows.
+type knownHost struct {
+	ip  netip.Addr
+	mac net.HardwareAddr
+}
+
+// hear records a frame of another host.
+func (r *responder) hear() { r.heard.Store(time.Now().UnixNano()) }
+
+// deaf returns why a VIP is not taken over, given that probes were sent since then: no member is alive, and no other
+// host was heard; "": it may be. a.mu is held.
+func (a *Announcer) deaf(vip netip.Addr, since time.Time) string {
+	if a.o.Members == nil {
+		return ""
+	}
+	peers := a.o.Members.Peers(vip)
+	for _, p := range peers {
+		if p.Alive {
+			return ""
+		}
+	}
+	var names []string
+	for _, r := range a.responders {
+		if r.isOpen() && r.heard.Load() >= since.UnixNano() {
+			return ""
+		}
+		names = append(names, r.name)
+	}
+	if len(peers) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("not taken over: no other member responds, and no other host is heard on %s",
+		strings.Join(names, ", "))
+}
+
+// askNeighbours makes hosts answer that are known on the link.
+func (r *responder) askNeighbours() {
+	s := r.opened()
+	if s == nil {
+		return
+	}
+	list := r.sys.neighbours(s.ifi.Index)
+	rand.Shuffle(len(list), func(i, k int) { list[i], list[k] = list[k], list[i] })
+	for _, n := range list[:min(len(list), askedMax)] {
+		var err error
+		if n.ip.Is4() {
+			var p *arp.Packet
+			none := make(net.HardwareAddr, 6)
+			p, err = arp.NewPacket(arp.OperationRequest, s.ifi.HardwareAddr, netip.IPv4Unspecified(), none, n.ip)
+			if err == nil {
+				err = s.arp.WriteTo(p, n.mac)
+			}
+		} else if s.ndp != nil && s.ndp.source.IsValid() {
+			source := &ndp.LinkLayerAddress{Direction: ndp.Source, Addr: s.ifi.HardwareAddr}
+			m := &ndp.NeighborSolicitation{TargetAddress: n.ip, Options: []ndp.Option{source}}
+			err = s.ndp.conn.send(m, s.ndp.source, n.ip, n.mac)
+		}
+		if err != nil {
+			r.log.Debug("neighbour not asked", "neighbour", n.ip, "err", err)
+		}
+	}
+}
+
+// neighboursOf returns the hosts on a link whose MAC addresses the kernel knows.
+func neighboursOf(index int) (list []knownHost) {
+	all, err := netlink.NeighList(index, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil
+	}
+	const without = netlink.NUD_FAILED | netlink.NUD_INCOMPLETE | netlink.NUD_NOARP
+	for _, n := range all {
+		ip, _ := netip.AddrFromSlice(n.IP)
+		if n.State&without == 0 && len(n.HardwareAddr) == 6 && n.HardwareAddr[0]&1 == 0 && !ip.IsMulticast() {
+			list = append(list, knownHost{ip.Unmap(), slices.Clone(n.HardwareAddr)})
+		}
+	}
+	return list
+}
