@@ -13,7 +13,7 @@ LDFLAGS := -s -w -X github.com/steelyard-lb/steelyard/lb/cli.version=$(VERSION)
 GOLANGCI_VERSION := v2.12.2
 
 .PHONY: build help install demo unit race test test-tools test-kubernetes test-kernels test-all test-release try fresh
-.PHONY: attack bfd conformance bench gobench fuzz mutants lint generate clean controlplane conformance-programs deps root
+.PHONY: attack bfd conformance bench gobench fuzz mutants lint generate bpf clean controlplane conformance-programs deps root
 .PHONY: go-version
 
 build: go-version ## build ./steelyard (the default)
@@ -130,6 +130,10 @@ lint: go-version $(GOLANGCI) ## check formatting, the linters of .golangci.yml, 
 generate: go-version ## compile the BPF programs (clang-14) and write the generated documents
 	go generate ./datapath ./e2e/bench/packets
 	go test ./datapath ./docs -run Documented -update
+
+bpf: root ## compile the BPF programs and run their main tests: rows, model, malformed frames (root)
+	go generate ./datapath
+	go test ./datapath -run '^Test(Rows|EveryReasonHasARow|Model|MalformedFrames|RandomFrames|StackHasRoom)$$' -count 1
 
 clean: ## remove what was built
 	rm -rf steelyard .cache

@@ -14,6 +14,7 @@ import (
 // A change of allow is for new flows: an open connection goes on, except where packets are forwarded by their hash
 // alone, and ends when its client has no route (docs/security.md).
 func TestAllowIsForNewFlows(t *testing.T) {
+	t.Parallel()
 	const packets = 1000
 	for _, tt := range []struct {
 		method    lb.Method

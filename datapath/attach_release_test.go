@@ -50,6 +50,7 @@ func (fx *fixture) attachedTo() (names []string) {
 
 // An interface to which no route leads any more loses its programs after a while, but not while a flow needs it.
 func TestInterfacesAreReleased(t *testing.T) {
+	t.Parallel()
 	moved := &netlink.Route{Dst: prefix(v4["b1"] + "/32"), Gw: prefix("10.1.0.2/32").IP}
 	both, one := []string{"eth0", "eth1"}, []string{"eth1"}
 	for _, mode := range []Mode{ModeTC, ModeXDP} {
@@ -80,9 +81,7 @@ func TestInterfacesAreReleased(t *testing.T) {
 			unneededFor(0, both, "the route has moved")
 			unneededFor(releaseAfter/2, both, "a while ago")
 			unneededFor(releaseAfter, both, "a flow has its address as source")
-			for _, m := range fx.d.objects.flowTables() {
-				clearMap[syServerKey, syServerFlow](t, m.servers)
-			}
+			fx.clear("sy_halfopen_servers", "sy_stream_servers", "sy_udp_servers")
 			unneededFor(0, one, "the flow has ended")
 			unneededFor(0, one, "later")
 			// No host has the address of the backend.
@@ -100,14 +99,13 @@ func TestInterfacesAreReleased(t *testing.T) {
 
 // Configured interfaces, and those on which hosts resolve VIPs, keep the programs.
 func TestInterfacesAreKept(t *testing.T) {
+	t.Parallel()
 	for name, change := range map[string]func(*Options){
 		"configured": func(*Options) {},
 		"kept":       func(o *Options) { o.FollowRoutes, o.Keep = true, []string{"eth0", "eth9"} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			fx, _ := verified(t, ModeTC, false, change, (*fixture).secondNIC)
-			v4["inside"] = "10.1.0.2"
-			defer delete(v4, "inside")
 			fx.service(lb.TCP, "inside")
 			fx.d.uplinks.needed["eth0"] = time.Now().Add(-2 * releaseAfter)
 			fx.do(func() error { fx.d.releaseAt(t.Context(), time.Now()); return nil })
@@ -126,6 +124,7 @@ func TestInterfacesAreKept(t *testing.T) {
 
 // An interface that is renamed has the programs by its new name, and packets pass.
 func TestInterfaceIsRenamed(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []Mode{ModeTC, ModeXDP} {
 		t.Run(string(mode), func(t *testing.T) {
 			log := &logged{}

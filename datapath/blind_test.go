@@ -20,8 +20,9 @@ func every(distance uint32, p dptest.Packet) (frames [][]byte) {
 // Who knows the addresses and ports of an idle connection, but no numbers, does not end it by a few hundred packets.
 // Their numbers are not in the window of the receiver, which says nothing.
 func TestBlindPacketsEndNoIdleConnection(t *testing.T) {
+	t.Parallel()
 	for name, flags := range map[string]uint8{"RST": dptest.RST, "FIN": dptest.FIN | dptest.ACK} {
-		fx := newFixture(t, hookTC, false, nil)
+		fx := shared(t, hookTC, false, nil)
 		established(fx)
 		blind := fx.fromClient(dptest.TCP, flags)
 		blind.Payload, blind.Ack = nil, 1<<30
@@ -35,7 +36,8 @@ func TestBlindPacketsEndNoIdleConnection(t *testing.T) {
 
 // A RST ends no flow by a number that an invented packet has made the last one.
 func TestBlindDataDoesNotChooseTheNumberOfARST(t *testing.T) {
-	fx := newFixture(t, hookTC, false, nil)
+	t.Parallel()
+	fx := shared(t, hookTC, false, nil)
 	established(fx)
 	data := fx.fromClient(dptest.TCP, dptest.ACK)
 	data.Seq += 1 << 22 // one of 512 has such a number
@@ -52,7 +54,8 @@ func TestBlindDataDoesNotChooseTheNumberOfARST(t *testing.T) {
 
 // A forged SYN and a RST that follows it do not end a handshake.
 func TestBlindPacketsEndNoHandshake(t *testing.T) {
-	fx := newFixture(t, hookTC, false, nil)
+	t.Parallel()
+	fx := shared(t, hookTC, false, nil)
 	with(web, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK))(fx)
 	forged := fx.fromClient(dptest.TCP, dptest.SYN)
 	forged.Seq, forged.Payload = 1<<30, nil
@@ -66,8 +69,9 @@ func TestBlindPacketsEndNoHandshake(t *testing.T) {
 
 // An ABORT ends the handshake of an association only with the tag of the server.
 func TestBlindAbortEndsNoHandshake(t *testing.T) {
+	t.Parallel()
 	const chunkInit, chunkInitAck, chunkAbort, chunkCookieEcho = 1, 2, 6, 10
-	fx := newFixture(t, hookTC, false, nil)
+	fx := shared(t, hookTC, false, nil)
 	fx.service(lb.SCTP, "b1")
 	p := fx.fromClient(dptest.SCTP, 0)
 	p.Type, p.Seq = chunkInit, 1000

@@ -21,6 +21,7 @@ import (
 // Cleanup restores the state from before the first start: links, programs, qdiscs, filters, rules, routes, every sysctl
 // of the network, and pins.
 func TestCleanupLeavesNothing(t *testing.T) {
+	t.Parallel()
 	labtest.Root(t)
 	for _, hook := range labtest.TCHooks(t) {
 		for _, mode := range []Mode{ModeXDP, ModeXDPGeneric, ModeTC} {

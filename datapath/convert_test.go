@@ -219,7 +219,8 @@ func answer(p dptest.Packet, flags uint8, seq uint32) dptest.Packet {
 // Flows of the first release continue under this one, each with its server and source port, in both directions: TCP and
 // UDP, half-open and established, NAT and tunnel, to single ports and ranges. Nothing of it remains.
 func TestUpgradeFromV5(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	t.Parallel()
+	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
 		var old *releaseV5
 		var nat, tunnel []openFlow
 		fx := newFixtureWith(t, h, v6, func(o *Options) {
@@ -267,8 +268,10 @@ func TestUpgradeFromV5(t *testing.T) {
 // An upgrade that fails leaves the first release in force, and one that was killed after it had published its pins is
 // completed by the next start.
 func TestFailedUpgradeFromV5(t *testing.T) {
+	t.Parallel()
 	for name, fail := range failures() {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			newFixtureWith(t, hookXDP, false, nil, func(fx *fixture) {
 				old := openV5Release(fx, "b1", "b2")
 				old.serve(7, lb.Frontend{Port: 80, Protocol: lb.TCP}, syMethodMETHOD_NAT, func(*frontendV5) {})
@@ -298,12 +301,9 @@ func TestFailedUpgradeFromV5(t *testing.T) {
 	fx.close()
 	fx.do(func() error {
 		dir := filepath.Join(fx.o.PinPath, "v5")
-		if err := os.MkdirAll(filepath.Join(dir, "links"), 0o700); err != nil {
-			return err
-		}
 		xdp := filepath.Join("links", pinName("eth0", "xdp"))
-		return errors.Join(pinArray(filepath.Join(dir, "flows")), os.Link(filepath.Join(fx.o.PinPath, schema, xdp),
-			filepath.Join(dir, xdp)))
+		return errors.Join(os.MkdirAll(filepath.Join(dir, "links"), 0o700), pinArray(filepath.Join(dir, "flows")),
+			os.Link(filepath.Join(fx.o.PinPath, schema, xdp), filepath.Join(dir, xdp)))
 	})
 	fx.open()
 	if err := fx.flows().want(1, 1); err != nil {
@@ -320,6 +320,7 @@ func TestFailedUpgradeFromV5(t *testing.T) {
 // The numbers of a converted flow are those of its next packets: then a RST with them ends it. A forged RST does not,
 // with whatever number, before as after.
 func TestConvertedFlowsFollowNumbers(t *testing.T) {
+	t.Parallel()
 	var flows []openFlow
 	fx := newFixtureWith(t, hookXDP, false, nil, func(fx *fixture) {
 		old := openV5Release(fx, "b1", "b2")
@@ -364,7 +365,8 @@ func TestConvertedFlowsFollowNumbers(t *testing.T) {
 
 // A server answers a SYN with an invented source again and again: that does not establish a converted flow.
 func TestConvertedHalfOpenFlowsWaitForClient(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	t.Parallel()
+	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
 		var flow openFlow
 		fx := newFixtureWith(t, h, v6, nil, func(fx *fixture) {
 			old := openV5Release(fx, "b1", "b2")

@@ -30,6 +30,7 @@ func (fx *fixture) out(p dptest.Packet) dptest.Packet {
 
 // A local backend receives packets from the client's address, and the client from the VIP.
 func TestDeliversToLocalBackends(t *testing.T) {
+	t.Parallel()
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
 		for _, proto := range []lb.Protocol{lb.TCP, lb.UDP} {
 			fx.reset()
@@ -78,6 +79,7 @@ func TestDeliversToLocalBackends(t *testing.T) {
 // A client uses one port towards two VIPs with the same local server: the server receives two distinct flows, and each
 // reply is translated to its VIP.
 func TestTwoVIPsWithOneLocalServer(t *testing.T) {
+	t.Parallel()
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
 		fx.deliver(func(*lb.Service) {})
 		fx.deliver(func(s *lb.Service) { s.Name, s.VIPs = "other", []netip.Addr{fx.addr("elsewhere")} })

@@ -18,6 +18,7 @@ const datapathPage = "../docs/datapath.md"
 
 // docs/datapath.md lists the programs and maps of the embedded object; the meanings are the comments in bpf/.
 func TestProgramsAndMapsAreDocumented(t *testing.T) {
+	t.Parallel()
 	spec, err := loadSy()
 	if err != nil {
 		t.Fatal(err)

@@ -34,13 +34,14 @@ func (fx *fixture) openTo(flows int) []netip.Addr {
 
 // Flows by direct return keep their server when what selects the servers of new flows changes.
 func TestDirectReturnKeepsFlowsAcrossAlgorithms(t *testing.T) {
+	t.Parallel()
 	type selection struct {
 		algorithm lb.Algorithm
 		affinity  time.Duration
 	}
 	maglev := selection{algorithm: lb.AlgorithmMaglev}
 	for _, h := range []hook{hookXDP, hookTC} {
-		fx := newFixture(t, h, false, nil)
+		fx := shared(t, h, false, nil)
 		for _, x := range [][2]selection{
 			{{algorithm: lb.AlgorithmSourceHash}, maglev},
 			{maglev, {algorithm: lb.AlgorithmSourceHash}},
@@ -70,6 +71,7 @@ func TestDirectReturnKeepsFlowsAcrossAlgorithms(t *testing.T) {
 
 // A connection that its client has half-closed keeps its server, and is not counted as one of its open flows.
 func TestHalfClosedFlowsByDirectReturn(t *testing.T) {
+	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		fx.byTunnel(func(*lb.Service) {})
 		servers := fx.openTo(10)
@@ -110,8 +112,9 @@ func TestHalfClosedFlowsByDirectReturn(t *testing.T) {
 // The entry of a connection that its client has closed goes soon, so that such entries do not evict those of idle
 // connections from the table. One whose server still sends stays.
 func TestClosedFlowsByDirectReturnLeaveSoon(t *testing.T) {
+	t.Parallel()
 	for _, h := range []hook{hookXDP, hookTC} {
-		fx := newFixture(t, h, false, nil)
+		fx := shared(t, h, false, nil)
 		fx.byTunnel(func(*lb.Service) {})
 		send := func(flow int, flags uint8) string {
 			p := fx.on(flow, dptest.TCP, flags)
@@ -150,8 +153,9 @@ func TestClosedFlowsByDirectReturnLeaveSoon(t *testing.T) {
 
 // An ABORT of SCTP may be forged: any later packet of the client shows that the flow goes on.
 func TestAForgedAbortKeepsFlowsByDirectReturn(t *testing.T) {
+	t.Parallel()
 	const initiate, data, abort = 1, 0, 6
-	fx := newFixture(t, hookTC, false, nil)
+	fx := shared(t, hookTC, false, nil)
 	fx.byTunnel(func(s *lb.Service) { s.Ports[0].Protocol = lb.SCTP })
 	send := func(flow int, kind uint8) netip.Addr {
 		t.Helper()
@@ -176,9 +180,10 @@ func TestAForgedAbortKeepsFlowsByDirectReturn(t *testing.T) {
 // Packets of flows between nodes still get to the node of their flow when affinity selects the nodes of new flows, or
 // does so no longer.
 func TestSpreadKeepsFlowsAcrossAffinity(t *testing.T) {
+	t.Parallel()
 	const flows = 40
 	for _, h := range []hook{hookXDP, hookTC} {
-		fx := newFixture(t, h, false, func(o *Options) { o.Delivers = true })
+		fx := shared(t, h, false, func(o *Options) { o.Delivers = true })
 		for _, affinity := range [][2]time.Duration{{time.Hour, 0}, {0, time.Hour}} {
 			fx.reset()
 			with := func(a time.Duration) {
@@ -208,5 +213,28 @@ func TestMadePacketsHaveRandomPorts(t *testing.T) {
 	}
 	if len(ports) < 90 {
 		t.Errorf("made packets have one of %d ports", len(ports))
+	}
+}
+
+// A flow by direct return counts for its server until it ends; where the server follows from the hash, once the client
+// continues.
+func TestDirectReturnFlowsAreCounted(t *testing.T) {
+	t.Parallel()
+	fx := shared(t, hookXDP, false, nil)
+	for algorithm, first := range map[lb.Algorithm]uint32{lb.AlgorithmMaglev: 0, lb.AlgorithmLeastConnections: 1} {
+		fx.reset()
+		fx.serve(func(s *lb.Service) { s.Method, s.Algorithm = lb.MethodDSR, algorithm }, "b1", "b2")
+		const flows = 10
+		for _, step := range []struct {
+			flags uint8
+			each  uint32
+		}{{dptest.SYN, first}, {dptest.ACK, 1}, {dptest.RST, 0}} {
+			for i := range flows {
+				fx.went(fx.on(i, dptest.TCP, step.flags))
+			}
+			if n := fx.loads()[fx.addr("b1")] + fx.loads()[fx.addr("b2")]; n != flows*step.each {
+				t.Errorf("%s: after packets with flags %d, the servers have %d flows", algorithm, step.flags, n)
+			}
+		}
 	}
 }

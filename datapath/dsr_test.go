@@ -60,8 +60,9 @@ func (fx *fixture) tunnelTo(proto lb.Protocol, down func(netip.Addr) bool, hosts
 // Flows by direct return keep their server when servers are added or removed, when the size of the table changes, and
 // when the agent restarts. They lose it when it is down.
 func TestDirectReturnFlowsKeepTheirServer(t *testing.T) {
+	t.Parallel()
 	const flows = 60
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		for _, proto := range []lb.Protocol{lb.TCP, lb.UDP} {
 			fx.reset()
@@ -125,9 +126,10 @@ func (fx *fixture) dsrFlows() map[syFlowKey]syDsrFlow {
 
 // A SYN whose server follows from the hash writes no entry: invented sources cannot evict anything.
 func TestOpeningByHashWritesNoEntry(t *testing.T) {
+	t.Parallel()
 	for _, algorithm := range []lb.Algorithm{lb.AlgorithmMaglev, lb.AlgorithmSourceHash, lb.AlgorithmRandom} {
 		t.Run(string(algorithm), func(t *testing.T) {
-			fx := newFixture(t, hookXDP, false, nil)
+			fx := shared(t, hookXDP, false, nil)
 			fx.serve(func(s *lb.Service) {
 				s.Method, s.Encap, s.Algorithm = lb.MethodTunnel, lb.EncapIPIP, algorithm
 			}, "b1", "b2")
@@ -147,7 +149,8 @@ func TestOpeningByHashWritesNoEntry(t *testing.T) {
 
 // A flood of SYNs does not change the entries of flows that sent a second packet.
 func TestFloodDoesNotTouchDirectReturnFlows(t *testing.T) {
-	fx := newFixture(t, hookXDP, false, nil)
+	t.Parallel()
+	fx := shared(t, hookXDP, false, nil)
 	fx.tunnelTo(lb.TCP, nil, 21, 22)
 	for i := range 50 {
 		fx.went(fx.on(i, dptest.TCP, dptest.SYN))
@@ -167,6 +170,7 @@ func TestFloodDoesNotTouchDirectReturnFlows(t *testing.T) {
 // Where the server does not follow from the hash, SYNs of invented sources evict no connection, not even an idle one.
 // Sources that send a second packet evict none that has packets (D13).
 func TestFloodDoesNotTouchFlowsWithoutAHash(t *testing.T) {
+	t.Parallel()
 	const live = 20
 	for name, change := range map[string]func(*lb.Service){
 		"round-robin":       func(s *lb.Service) { s.Algorithm = lb.AlgorithmRoundRobin },
@@ -174,7 +178,7 @@ func TestFloodDoesNotTouchFlowsWithoutAHash(t *testing.T) {
 		"affinity":          func(s *lb.Service) { s.Affinity = time.Hour },
 	} {
 		t.Run(name, func(t *testing.T) {
-			fx := newFixture(t, hookXDP, false, nil)
+			fx := shared(t, hookXDP, false, nil)
 			fx.serve(func(s *lb.Service) {
 				s.Method, s.Encap = lb.MethodTunnel, lb.EncapGUE
 				change(s)
@@ -218,7 +222,8 @@ func TestFloodDoesNotTouchFlowsWithoutAHash(t *testing.T) {
 
 // While all slots have their first backend, only a sample of the packets of a flow writes an entry.
 func TestDirectReturnFlowsAreSampled(t *testing.T) {
-	fx := newFixture(t, hookXDP, false, nil)
+	t.Parallel()
+	fx := shared(t, hookXDP, false, nil)
 	fx.tunnelTo(lb.TCP, nil, 21, 22)
 	for i := range 640 {
 		fx.went(fx.on(i, dptest.TCP, dptest.ACK))
@@ -228,23 +233,9 @@ func TestDirectReturnFlowsAreSampled(t *testing.T) {
 	}
 }
 
-// Every datagram from a VIP is dropped, not only those that write an entry: servers that answer each other would never
-// end.
-func TestNoDatagramFromAVIPIsForwarded(t *testing.T) {
-	eachOf(t, nil, func(t *testing.T, fx *fixture) {
-		fx.tunnelTo(lb.UDP, nil, 21, 22)
-		for i := range 40 {
-			p := fx.on(i, dptest.UDP, 0)
-			p.Src = fx.at("vip", p.Src.Port())
-			if r := fx.run(p.Frame()); r.did != "dropped" || r.reason != "source_is_local" {
-				t.Fatalf("datagram %d: %s, %s", i, r.did, r.reason)
-			}
-		}
-	})
-}
-
 func TestAnotherMethodEndsFlows(t *testing.T) {
-	fx := newFixture(t, hookTC, false, nil)
+	t.Parallel()
+	fx := shared(t, hookTC, false, nil)
 	established(fx)
 	dsr(fx)
 	fx.end()
@@ -264,6 +255,7 @@ func TestAnotherMethodEndsFlows(t *testing.T) {
 // Forged packets with the addresses of a flow by direct return, whose server is not that of its slot any more, end it
 // only if nothing else of the flow comes for some seconds. A client that uses its port again gets a new flow then.
 func TestForgedPacketsKeepDirectReturnFlows(t *testing.T) {
+	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		send := func(flow int, flags uint8, seq uint32) netip.Addr {
 			t.Helper()

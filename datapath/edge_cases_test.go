@@ -33,6 +33,7 @@ func (fx *fixture) joined(frames [][]byte) dptest.Packet {
 
 // All fragments of a datagram take the path of the first one, to the backend and back.
 func TestFragmentsFollowTheFirst(t *testing.T) {
+	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		dns(fx)
 		big := udp(fx)
@@ -62,11 +63,12 @@ func TestFragmentsFollowTheFirst(t *testing.T) {
 
 // The same for dsr, where the ports select the server.
 func TestFragmentsByDSR(t *testing.T) {
+	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		fx.serve(func(s *lb.Service) { s.Method, s.Ports[0].Protocol = lb.MethodDSR, lb.UDP }, "b1", "b2")
 		big := udp(fx)
 		big.DF, big.Payload = false, make([]byte, 5000)
-		if err := untouched(fx, big, fx.joined(big.Fragments(7, 1400))); err != nil {
+		if err := untouched(fx, big, fx.joined(big.Fragments(uint32(big.ID), 1400))); err != nil {
 			t.Error(err)
 		}
 	})
@@ -74,6 +76,7 @@ func TestFragmentsByDSR(t *testing.T) {
 
 // A client that uses one source port towards two VIPs with the same server has two flows.
 func TestTwoVIPsWithOneServer(t *testing.T) {
+	t.Parallel()
 	eachOf(t, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61001}} }, func(t *testing.T, fx *fixture) {
 		fx.service(lb.TCP, "b1")
 		fx.serve(func(s *lb.Service) { s.Name, s.VIPs = "other", []netip.Addr{fx.addr("elsewhere")} }, "b1")
@@ -99,7 +102,8 @@ func TestTwoVIPsWithOneServer(t *testing.T) {
 
 // Source ports come from all addresses in the subnet of a backend.
 func TestSeveralSourceAddresses(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	t.Parallel()
+	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
 		fx := newFixture(t, h, v6, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
 		second := netip.MustParsePrefix("192.0.2.2/24")
 		if v6 {
@@ -135,6 +139,7 @@ func TestSeveralSourceAddresses(t *testing.T) {
 
 // When all source ports are in use, a new flow evicts a half-open flow, and never an established one.
 func TestHalfOpenFlowsAreEvicted(t *testing.T) {
+	t.Parallel()
 	eachOf(t, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} }, func(t *testing.T, fx *fixture) {
 		fx.service(lb.TCP, "b1")
 		for i := range 3 {
@@ -156,6 +161,7 @@ func TestHalfOpenFlowsAreEvicted(t *testing.T) {
 
 // The backend with the fewest flows for its weight gets the next flow. The agent counts the same number of flows.
 func TestLeastConnections(t *testing.T) {
+	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		fx.serve(func(s *lb.Service) {
 			s.Algorithm = lb.AlgorithmLeastConnections
@@ -211,6 +217,7 @@ func (fx *fixture) loads() map[netip.Addr]uint32 {
 
 // Weights are shares, with every algorithm; a server with weight 0 or one that drains gets no new flow.
 func TestWeights(t *testing.T) {
+	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		for _, a := range lb.Algorithms {
 			for _, method := range []lb.Method{lb.MethodNAT, lb.MethodTunnel} {
@@ -242,10 +249,10 @@ func TestWeights(t *testing.T) {
 
 // A client keeps its server during the affinity timeout, while that server accepts new flows.
 func TestAffinity(t *testing.T) {
+	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		for _, method := range []lb.Method{lb.MethodNAT, lb.MethodTunnel} {
 			fx.reset()
-			clearMap[syAffinityKey, syAffinity](t, fx.d.objects.SyAffinity)
 			with := func(backends ...string) {
 				fx.serve(func(s *lb.Service) {
 					s.Affinity, s.Algorithm, s.Method, s.Encap = time.Hour, lb.AlgorithmRandom, method, lb.EncapGUE
@@ -302,6 +309,7 @@ func TestICMPErrorsAreLimited(t *testing.T) {
 
 // sy_tc_out: health checks take the path of traffic, and a server behind a tunnel announces a segment size that fits.
 func TestOut(t *testing.T) {
+	t.Parallel()
 	for _, v6 := range []bool{false, true} {
 		fx := newFixture(t, hookTC, v6, acceptTunnels)
 		checks := map[lb.Method]checkFunc{lb.MethodDSR: untouched, lb.MethodTunnel: tunnelled(dptest.UDP)}

@@ -29,6 +29,7 @@ func (fx *fixture) collect() {
 // A flow ends in the moment in which its backend goes down, before anything is removed: its packets are those of an
 // unknown flow. It does not come back with the backend. The next collection removes its entries.
 func TestFlowsEndAtOnceWhenTheirBackendGoesDown(t *testing.T) {
+	t.Parallel()
 	for name, x := range map[string]struct {
 		proto   lb.Protocol
 		state   func(*fixture)
@@ -97,6 +98,7 @@ func (fx *fixture) forget() {
 
 // Flows by direct return end like those by nat.
 func TestDirectReturnFlowsEndAtOnceWhenTheirBackendGoesDown(t *testing.T) {
+	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		least := func(s *lb.Service) {
 			s.Algorithm, s.Method, s.Encap = lb.AlgorithmRoundRobin, lb.MethodTunnel, lb.EncapGUE
@@ -125,6 +127,7 @@ func TestDirectReturnFlowsEndAtOnceWhenTheirBackendGoesDown(t *testing.T) {
 
 // A backend that goes down for one frontend keeps the flows of another one, also when an agent starts in between.
 func TestFlowsOfOtherFrontendsContinue(t *testing.T) {
+	t.Parallel()
 	fx := newFixture(t, hookXDP, false, nil)
 	plan := fx.service(lb.TCP, "b1")
 	other := *plan
@@ -166,8 +169,9 @@ func TestFlowsOfOtherFrontendsContinue(t *testing.T) {
 // However many flows a backend has, its death writes as much; their source ports are free at once; and the next
 // collection removes their entries.
 func TestADownBackendCostsNothingPerFlow(t *testing.T) {
+	t.Parallel()
 	const flows = 100_000
-	fx := newFixture(t, hookTC, false, func(o *Options) {
+	fx := shared(t, hookTC, false, func(o *Options) {
 		o.MaxFlows = 2 * flows
 		o.SNATPorts = []PortRange{{61000, 61005}}
 	})
@@ -210,8 +214,9 @@ func TestADownBackendCostsNothingPerFlow(t *testing.T) {
 // A UDP service that has all flows of its share has room for those of a backend that goes down: they move with their
 // next packet.
 func TestFlowsOfADownBackendMoveInAFullShare(t *testing.T) {
+	t.Parallel()
 	const flows = 100
-	fx := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = flows * udpPart })
+	fx := shared(t, hookTC, false, func(o *Options) { o.MaxFlows = flows * udpPart })
 	plan := fx.service(lb.UDP, "b1", "b2")
 	to := map[netip.AddrPort]int{}
 	for i := range flows / 2 { // the share of a frontend
@@ -240,7 +245,8 @@ func TestFlowsOfADownBackendMoveInAFullShare(t *testing.T) {
 
 // The list of flows has no flow that has ended.
 func TestListWithoutEndedFlows(t *testing.T) {
-	fx := newFixture(t, hookTC, false, nil)
+	t.Parallel()
+	fx := shared(t, hookTC, false, nil)
 	established(fx)
 	plan, down := fx.service(lb.TCP, "b1", "b2"), fx.last.Dst
 	fx.goDown(plan, down)

@@ -251,6 +251,7 @@ func delivered(fx *fixture) {
 // The work for a packet does not grow: calls of helpers, of which lookups in maps are most, and the size of the
 // programs. testdata/executed.txt has the limits; -update writes what is.
 func TestExecutedWork(t *testing.T) {
+	t.Parallel()
 	labtest.Root(t)
 	spec, err := loadSy()
 	if err != nil {

@@ -17,7 +17,7 @@ func onePort(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} }
 // taken reports whether a SYN of another client does not get the only source port.
 func (fx *fixture) taken() bool {
 	fx.t.Helper()
-	fx.forgetPorts()
+	fx.clear("sy_snat_used") // programs believe the hints for a second
 	syn := fx.on(1, dptest.TCP, dptest.SYN)
 	syn.Seq, syn.Payload = 1, nil
 	return fx.run(syn.Frame()).reason == "snat_exhausted"
@@ -32,7 +32,8 @@ func bare(p dptest.Packet, seq, ack uint32) dptest.Packet {
 // A flow of UDP lives as long as one of its sides sends, and one of TCP as long as the server does, in the kernel and
 // for the garbage collection.
 func TestWhoKeepsAFlow(t *testing.T) {
-	fx := newFixture(t, hookTC, false, onePort)
+	t.Parallel()
+	fx := shared(t, hookTC, false, onePort)
 	for _, proto := range []lb.Protocol{lb.TCP, lb.UDP} {
 		for _, old := range [][2]time.Duration{{3 * time.Hour, 0}, {0, 3 * time.Hour}, {3 * time.Hour, 3 * time.Hour}} {
 			for _, agent := range []bool{true, false} {
@@ -68,8 +69,9 @@ func TestWhoKeepsAFlow(t *testing.T) {
 
 // A datagram of either side keeps a flow of UDP for another timeout.
 func TestDatagramsKeepTheirFlow(t *testing.T) {
+	t.Parallel()
 	for _, h := range []hook{hookXDP, hookTC} {
-		fx := newFixture(t, h, false, onePort)
+		fx := shared(t, h, false, onePort)
 		opened := with(func(fx *fixture) { fx.service(lb.UDP, "b1") }, udp, replies(0), udp)
 		for name, send := range map[string]func(*fixture) dptest.Packet{
 			"the client": udp, "the server": replies(0), "nobody": nil,
@@ -97,6 +99,7 @@ func TestDatagramsKeepTheirFlow(t *testing.T) {
 // A client alone keeps no source port: neither by old or current acknowledgements of a connection that its server has
 // closed or lost, nor by a SYN, which a server that has lost it answers.
 func TestAClientKeepsNoPortOfALostConnection(t *testing.T) {
+	t.Parallel()
 	for _, x := range []struct {
 		name   string
 		closed bool
@@ -119,7 +122,7 @@ func TestAClientKeepsNoPortOfALostConnection(t *testing.T) {
 		}},
 	} {
 		t.Run(x.name, func(t *testing.T) {
-			fx := newFixture(t, hookTC, false, onePort)
+			fx := shared(t, hookTC, false, onePort)
 			for _, agent := range []bool{true, false} {
 				fx.reset()
 				fx.service(lb.TCP, "b1")
@@ -152,10 +155,11 @@ func TestAClientKeepsNoPortOfALostConnection(t *testing.T) {
 // Nor does a client of SCTP, whose old cookie a server without the association answers with ERROR (RFC 9260, 5.2.6).
 // The answer to a HEARTBEAT keeps the flow.
 func TestAnOldCookieKeepsNoPort(t *testing.T) {
+	t.Parallel()
 	const initiate, initAck, heartbeatAck, failure, cookieEcho = 1, 2, 5, 9, 10
 	const client, server = 1000, 5000 // tags
 	for _, h := range []hook{hookXDP, hookTC} {
-		fx := newFixture(t, h, false, onePort)
+		fx := shared(t, h, false, onePort)
 		chunk := func(p dptest.Packet, kind uint8, seq, tag uint32) string {
 			p.Type, p.Seq, p.Ack = kind, seq, tag
 			return fx.run(p.Frame()).reason
@@ -178,7 +182,7 @@ func TestAnOldCookieKeepsNoPort(t *testing.T) {
 					t.Fatalf("%s: chunk %d of the server: %s", h, kind, reason)
 				}
 			}
-			fx.forgetPorts()
+			fx.clear("sy_snat_used") // programs believe the hints for a second
 			reason := chunk(fx.on(1, dptest.SCTP, 0), initiate, client, 0)
 			if (reason == "snat_exhausted") != kept {
 				t.Errorf("%s: while the server sends chunk %d another client gets: %s", h, kind, reason)
@@ -189,8 +193,9 @@ func TestAnOldCookieKeepsNoPort(t *testing.T) {
 
 // A connection in which one side sends from time to time, and the other acknowledges, is kept.
 func TestIdleConnectionsAreKept(t *testing.T) {
+	t.Parallel()
 	for _, h := range []hook{hookXDP, hookTC} {
-		fx := newFixture(t, h, false, onePort)
+		fx := shared(t, h, false, onePort)
 		for name, send := range map[string]func(fx *fixture) []dptest.Packet{
 			"keepalives of the client": func(fx *fixture) []dptest.Packet {
 				return []dptest.Packet{bare(fx.fromClient(dptest.TCP, dptest.ACK), 1004, 5001),
@@ -228,7 +233,8 @@ func TestIdleConnectionsAreKept(t *testing.T) {
 // The timeout of a connection that is closed begins with the packet that closes it, also when it was idle before, and
 // before the server has acknowledged it.
 func TestTimeoutsBeginWithTheClose(t *testing.T) {
-	fx := newFixture(t, hookTC, false, onePort)
+	t.Parallel()
+	fx := shared(t, hookTC, false, onePort)
 	for name, send := range map[string]func(fx *fixture) []dptest.Packet{
 		"FIN of the client": func(fx *fixture) []dptest.Packet {
 			return []dptest.Packet{bare(fx.fromClient(dptest.TCP, dptest.FIN|dptest.ACK), 1005, 5001)}
@@ -256,7 +262,8 @@ func TestTimeoutsBeginWithTheClose(t *testing.T) {
 
 // A server that closed first keeps the connection in TIME_WAIT from the FIN of the client on, however long that took.
 func TestAPortRestsFromTheLastFIN(t *testing.T) {
-	fx := newFixture(t, hookTC, false, onePort)
+	t.Parallel()
+	fx := shared(t, hookTC, false, onePort)
 	fx.service(lb.TCP, "b1")
 	connect(fx)
 	fx.run(bare(fx.reply(dptest.FIN|dptest.ACK), 5001, 1005).Frame())
@@ -271,8 +278,9 @@ func TestAPortRestsFromTheLastFIN(t *testing.T) {
 
 // A RST of the server that its client challenges shortens no timeout for longer.
 func TestAChallengedRSTOfTheServer(t *testing.T) {
+	t.Parallel()
 	for _, h := range []hook{hookXDP, hookTC} {
-		fx := newFixture(t, h, false, onePort)
+		fx := shared(t, h, false, onePort)
 		fx.service(lb.TCP, "b1")
 		connect(fx)
 		for _, p := range []dptest.Packet{bare(fx.reply(dptest.RST), 6001, 0),

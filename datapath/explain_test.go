@@ -11,8 +11,9 @@ import (
 
 // Explain returns the decision that the programs take, and changes no map.
 func TestExplain(t *testing.T) {
+	t.Parallel()
 	for _, v6 := range []bool{false, true} {
-		fx := newFixture(t, hookTC, v6, func(o *Options) { o.Delivers = true })
+		fx := shared(t, hookTC, v6, func(o *Options) { o.Delivers = true })
 		for _, tt := range []struct {
 			name   string
 			state  func()
@@ -94,8 +95,9 @@ func TestExplain(t *testing.T) {
 
 // The SYN of a connection that will find the table of flows full is forwarded; its explanation says what follows.
 func TestExplainWithAFullTable(t *testing.T) {
+	t.Parallel()
 	const size = 2
-	fx := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = size })
+	fx := shared(t, hookTC, false, func(o *Options) { o.MaxFlows = size })
 	fx.service(lb.TCP, "b1")
 	q := lb.Question{Client: fx.at("client", 41000), To: fx.at("vip", 80), Protocol: lb.TCP}
 	explain := func() (e lb.Explanation) {
@@ -120,8 +122,9 @@ func TestExplainWithAFullTable(t *testing.T) {
 
 // A packet that is dropped before a frontend is looked up says nothing about frontends.
 func TestExplainSourceThatIsNeverOnTheWire(t *testing.T) {
+	t.Parallel()
 	for v6, source := range map[bool]string{false: "127.0.0.1", true: "ff02::1"} {
-		fx := newFixture(t, hookTC, v6, nil)
+		fx := shared(t, hookTC, v6, nil)
 		fx.service(lb.TCP, "b1")
 		q := lb.Question{Client: netip.AddrPortFrom(netip.MustParseAddr(source), 40000), To: fx.at("vip", 80),
 			Protocol: lb.TCP}

@@ -27,7 +27,8 @@ func (fx *fixture) filtered() (n int) {
 // The filter has the addresses in use and no others: after services came and went, and after a takeover by an agent
 // with another seed.
 func TestFilterHasTheAddressesInUse(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	t.Parallel()
+	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		empty := fx.filtered()
 		fx.service(lb.TCP, "b1", "b2")
@@ -53,7 +54,8 @@ func TestFilterHasTheAddressesInUse(t *testing.T) {
 
 // Two addresses with one bit: the bit stays until both are removed.
 func TestFilterCounts(t *testing.T) {
-	fx := newFixture(t, hookTC, false, nil)
+	t.Parallel()
+	fx := shared(t, hookTC, false, nil)
 	f := fx.d.services.filter
 	addr := netip.MustParseAddr("198.51.100.1")
 	before := fx.filtered()

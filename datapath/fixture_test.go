@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -52,6 +51,7 @@ var (
 		"self": "192.0.2.1", "loopback": "203.0.113.50", "vip": "203.0.113.10", "elsewhere": "203.0.113.99",
 		"client": "192.0.2.100", "other": "192.0.2.100", "b1": "192.0.2.21", "b2": "192.0.2.22",
 		"router": "192.0.2.254", "far": "198.51.100.77", "unrouted": "198.51.100.9", "unknown": "198.18.0.9",
+		"peer": "192.0.2.200", "down": "192.0.2.99", "inside": "10.1.0.2",
 	}
 	v6 = map[string]string{
 		"self": "2001:db8::1", "loopback": "2001:db8:1::50", "vip": "2001:db8:1::10", "elsewhere": "2001:db8:1::99",
@@ -90,17 +90,25 @@ func newFixture(t *testing.T, h hook, isV6 bool, change func(*Options)) *fixture
 // newFixtureWith is newFixture with changes to the host before the datapath is opened.
 func newFixtureWith(t *testing.T, h hook, isV6 bool, change func(*Options), prepare func(*fixture)) *fixture {
 	t.Helper()
-	l := labtest.New(t)
-	fx := &fixture{t: t, lab: l, host: labtest.Host(t, l, "lb"), hook: h, v6: isV6}
-	fx.peer = labtest.Host(t, l, "peer")
-	end := lab.End{Host: fx.host, Name: "eth0",
-		Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}}
-	if err := l.Link(end, lab.End{Host: fx.peer, Name: "eth0"}, lab.LinkOptions{SoftwareChecksums: true}); err != nil {
-		t.Fatal(err)
-	}
-	fx.o = testOptions()
+	fx := &fixture{t: t, lab: labtest.New(t), o: testOptions(), hook: h, v6: isV6}
 	if change != nil {
 		change(&fx.o)
+	}
+	fx.makeHost()
+	prepare(fx)
+	fx.open()
+	return fx
+}
+
+// makeHost makes a host with one uplink whose neighbours are known.
+func (fx *fixture) makeHost() {
+	fx.t.Helper()
+	fx.host, fx.peer = labtest.Host(fx.t, fx.lab, "lb"), labtest.Host(fx.t, fx.lab, "peer")
+	end := lab.End{Host: fx.host, Name: "eth0",
+		Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}}
+	other := lab.End{Host: fx.peer, Name: "eth0"}
+	if err := fx.lab.Link(end, other, lab.LinkOptions{SoftwareChecksums: true}); err != nil {
+		fx.t.Fatal(err)
 	}
 	fx.do(func() error {
 		nic, err := netlink.LinkByName("eth0")
@@ -136,9 +144,6 @@ func newFixtureWith(t *testing.T, h hook, isV6 bool, change func(*Options), prep
 		}
 		return nil
 	})
-	prepare(fx)
-	fx.open()
-	return fx
 }
 
 func hostPrefix(addr string) netip.Prefix {
@@ -154,58 +159,19 @@ func (fx *fixture) do(f func() error) {
 	}
 }
 
+// open opens the datapath until the test ends.
 func (fx *fixture) open() {
+	fx.t.Helper()
+	fx.load()
+	fx.t.Cleanup(func() { fx.close() })
+}
+
+func (fx *fixture) load() {
 	fx.t.Helper()
 	fx.do(func() (err error) {
 		fx.d, err = Open(fx.o)
 		return err
 	})
-	fx.t.Cleanup(func() { fx.close() })
-}
-
-// reset removes all services and flows.
-func (fx *fixture) reset() {
-	fx.t.Helper()
-	held, err := fx.d.Held()
-	if err != nil {
-		fx.t.Fatal(err)
-	}
-	fx.apply(lb.Delta{Delete: held})
-	fx.end()
-	for _, m := range fx.d.objects.flowTables() {
-		clearMap[syServerKey, syServerFlow](fx.t, m.servers)
-		clearMap[syClientKey, syClientFlow](fx.t, m.clients)
-	}
-	for _, m := range []*ebpf.Map{fx.d.objects.SyDsrFlows, fx.d.objects.SyDsrHalfopen} {
-		clearMap[syFlowKey, syDsrFlow](fx.t, m)
-	}
-	fx.forgetPorts()
-	if err := fx.d.services.setLoads(nil); err != nil {
-		fx.t.Fatal(err)
-	}
-}
-
-// forgetPorts clears the hints of what source ports are used for. Programs believe them for a second.
-func (fx *fixture) forgetPorts() {
-	fx.t.Helper()
-	m := fx.d.objects.SySnatUsed
-	keys := make([]uint32, m.MaxEntries())
-	for i := range keys {
-		keys[i] = uint32(i)
-	}
-	if _, err := m.BatchUpdate(keys, make([]uint32, len(keys)), nil); err != nil {
-		fx.t.Fatal(err)
-	}
-}
-
-// clearMap deletes all entries of a flow table.
-func clearMap[K comparable, V any](t *testing.T, m *ebpf.Map) {
-	t.Helper()
-	for k := range entries[K, V](t, m) {
-		if err := m.Delete(&k); err != nil {
-			t.Fatal(err)
-		}
-	}
 }
 
 func (fx *fixture) close() {
@@ -256,37 +222,45 @@ func (fx *fixture) fromClient(proto uint8, flags uint8) dptest.Packet {
 	p := dptest.Packet{Src: fx.at("client", 40000), Dst: fx.at("vip", 80), Proto: proto, Flags: flags,
 		Payload: []byte("hello"), DF: true}
 	if proto == dptest.TCP {
-		p.Seq, p.Ack = 1000, 5001
+		p.Seq, p.Ack, p.Window = 1000, 5001, 501
+	}
+	return fx.marked(p)
+}
+
+// marked sets the fields of the IP header that have no meaning here.
+func (fx *fixture) marked(p dptest.Packet) dptest.Packet {
+	p.TOS, p.ID = 0x28, 0xbeef
+	if fx.v6 {
+		p.ID, p.Label = 0, 0xabcde
 	}
 	return p
 }
 
 // reply is a packet of the backend to which the last one went.
 func (fx *fixture) reply(flags uint8) dptest.Packet {
-	return dptest.Packet{Src: fx.last.Dst, Dst: fx.last.Src, Proto: fx.last.Proto, Flags: flags, Seq: 5000, Ack: 1001,
-		Payload: []byte("answer")}
+	return fx.marked(dptest.Packet{Src: fx.last.Dst, Dst: fx.last.Src, Proto: fx.last.Proto, Flags: flags, Seq: 5000,
+		Ack: 1001, Payload: []byte("answer")})
 }
 
 // each runs f for every hook and family.
 func each(t *testing.T, f func(t *testing.T, h hook, v6 bool)) {
-	for _, h := range []hook{hookXDP, hookTC} {
-		for _, v6 := range []bool{false, true} {
-			name := string(h) + "/v4"
-			if v6 {
-				name = string(h) + "/v6"
-			}
-			t.Run(name, func(t *testing.T) { f(t, h, v6) })
-		}
-	}
+	eachOnce(t, f)
+	t.Run("xdp/v6", func(t *testing.T) { f(t, hookXDP, true) })
+	t.Run("tc/v4", func(t *testing.T) { f(t, hookTC, false) })
 }
 
-// eachOf runs f for every hook and family on one host, without services and flows at its begin: loading the programs
-// takes seconds. Tests that change the host or close its datapath need each.
+// eachOnce runs f for both hooks and both families, but not for all combinations: for rules that depend on neither.
+func eachOnce(t *testing.T, f func(t *testing.T, h hook, v6 bool)) {
+	t.Run("xdp/v4", func(t *testing.T) { f(t, hookXDP, false) })
+	t.Run("tc/v6", func(t *testing.T) { f(t, hookTC, true) })
+}
+
+// eachOf runs f for every hook and family on one host, without services and flows at its begin. Tests that change the
+// host or close its datapath need each.
 func eachOf(t *testing.T, change func(*Options), f func(t *testing.T, fx *fixture)) {
-	fx := newFixture(t, hookXDP, false, change)
+	fx := shared(t, hookXDP, false, change)
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx.t, fx.hook, fx.v6, fx.last = t, h, v6, dptest.Packet{}
-		fx.reset()
+		fx.begin(t, h, v6)
 		f(t, fx)
 	})
 	fx.t = t

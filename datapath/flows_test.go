@@ -66,7 +66,8 @@ func (a natFlows) want(servers, clients int) error {
 
 // A restart keeps flows and ids, and forwarding continues.
 func TestRestartKeepsFlowsAndIDs(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	t.Parallel()
+	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		established(fx)
 		before, ids := fx.flows(), fx.d.services.frontends
@@ -94,6 +95,7 @@ func TestRestartKeepsFlowsAndIDs(t *testing.T) {
 }
 
 func TestSecondAgentIsRefused(t *testing.T) {
+	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)
 	fx.do(func() error {
 		if _, err := Open(fx.o); err == nil || !strings.Contains(err.Error(), "another agent is running") {
@@ -118,6 +120,7 @@ func (fx *fixture) end() {
 }
 
 func TestFlowsOfADownBackendEnd(t *testing.T) {
+	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		established(fx)
 		plan := *fx.service(lb.TCP, "b1", "b2")
@@ -140,7 +143,8 @@ func TestFlowsOfADownBackendEnd(t *testing.T) {
 
 // A backend that is removed from the plan, and not down, keeps its flows.
 func TestFlowsOfARemovedBackendContinue(t *testing.T) {
-	fx := newFixture(t, hookTC, false, nil)
+	t.Parallel()
+	fx := shared(t, hookTC, false, nil)
 	established(fx)
 	other := "b1"
 	if fx.last.Dst.Addr() == fx.addr("b1") {
@@ -166,7 +170,8 @@ func TestFlowsOfARemovedBackendContinue(t *testing.T) {
 }
 
 func TestFlowsEndWithTheirFrontend(t *testing.T) {
-	fx := newFixture(t, hookTC, true, nil)
+	t.Parallel()
+	fx := shared(t, hookTC, true, nil)
 	established(fx)
 	f := lb.Frontend{VIP: fx.addr("vip"), Port: 80, Protocol: lb.TCP}
 	fx.apply(lb.Delta{Delete: []lb.Frontend{f}})
@@ -183,7 +188,8 @@ func TestFlowsEndWithTheirFrontend(t *testing.T) {
 }
 
 func TestIdleFlowsExpire(t *testing.T) {
-	fx := newFixture(t, hookTC, false, nil)
+	t.Parallel()
+	fx := shared(t, hookTC, false, nil)
 	established(fx)
 	fx.collect()
 	if c := fx.d.gc.counts(); c != (FlowCounts{Established: 1}) {
@@ -198,7 +204,8 @@ func TestIdleFlowsExpire(t *testing.T) {
 
 // A flood of SYNs with random sources does not change the established table.
 func TestFloodDoesNotTouchEstablishedFlows(t *testing.T) {
-	fx := newFixture(t, hookXDP, false, func(o *Options) { o.SNATPorts = []PortRange{{2000, 65535}} })
+	t.Parallel()
+	fx := shared(t, hookXDP, false, func(o *Options) { o.SNATPorts = []PortRange{{2000, 65535}} })
 	established(fx)
 	before := fx.confirmed()
 	r := rand.New(rand.NewPCG(1, 1))
@@ -214,6 +221,7 @@ func TestFloodDoesNotTouchEstablishedFlows(t *testing.T) {
 
 // The list has each flow once, with both ends, and only flows that match the filter.
 func TestListOfFlows(t *testing.T) {
+	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		fx.service(lb.TCP, "b1")
 		for i := range 20 {
@@ -273,8 +281,9 @@ func TestListOfFlows(t *testing.T) {
 
 // A packet that cannot be stored because its key is taken is not counted as one for which the table is full (D25).
 func TestATakenKeyIsNoFullTable(t *testing.T) {
+	t.Parallel()
 	for _, h := range []hook{hookXDP, hookTC} {
-		fx := newFixture(t, h, false, nil)
+		fx := shared(t, h, false, nil)
 		with(web, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK))(fx)
 		for k := range fx.flowsIn(fx.d.objects.flowTables()[syGcTableGC_HALF_OPEN]).servers {
 			fx.put(fx.d.objects.SyStreamServers, k, syServerFlow{})

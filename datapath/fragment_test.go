@@ -15,6 +15,7 @@ import (
 // IPv4 packets without DF that are larger than the path to a server, or back to a client, are fragmented, as a router
 // does; with DF the sender gets an error. The packets go over the wire, because the kernel makes the fragments.
 func TestPacketsWithoutDFAreFragmented(t *testing.T) {
+	t.Parallel()
 	for _, h := range []hook{hookXDP, hookTC} {
 		for _, method := range []lb.Method{lb.MethodNAT, lb.MethodTunnel} {
 			t.Run(string(h)+"/"+string(method), func(t *testing.T) {
@@ -130,6 +131,7 @@ func (w *wire) joined() dptest.Packet {
 
 // A VIP answers no ping in fragments, which only a stack could put together (docs/forwarding.md).
 func TestPingInFragments(t *testing.T) {
+	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		fx.service(lb.TCP, "b1")
 		ping := icmp(8, 128)(fx)

@@ -10,6 +10,7 @@ import (
 // A flow goes only if its entry is that of the flow that the agent read: when its port was used again in between, or
 // when it had another packet, it stays (D20).
 func TestRemovalSparesOtherFlows(t *testing.T) {
+	t.Parallel()
 	for name, x := range map[string]struct {
 		state func(*fixture)
 		table syGcTable
@@ -19,7 +20,7 @@ func TestRemovalSparesOtherFlows(t *testing.T) {
 		"UDP":         {answered, syGcTableGC_UDP},
 	} {
 		t.Run(name, func(t *testing.T) {
-			fx := newFixture(t, hookTC, false, nil)
+			fx := shared(t, hookTC, false, nil)
 			x.state(fx)
 			table := fx.d.objects.flowTables()[x.table]
 			if table.id != x.table {
@@ -63,7 +64,8 @@ func TestRemovalSparesOtherFlows(t *testing.T) {
 
 // A flow stays whose client sent a packet after the agent read the server's entry: either side keeps a flow alive.
 func TestRemovalSparesAFlowWithPackets(t *testing.T) {
-	fx := newFixture(t, hookTC, false, nil)
+	t.Parallel()
+	fx := shared(t, hookTC, false, nil)
 	answered(fx)
 	table := fx.d.objects.flowTables()[syGcTableGC_UDP]
 	for k, f := range entries[syServerKey, syServerFlow](t, table.servers) {

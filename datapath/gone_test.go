@@ -9,7 +9,8 @@ import (
 
 // Flows to a backend that was removed while no agent ran end with the first plan, where the plan knows all backends.
 func TestFlowsOfBackendsThatAreGoneEndAtAStart(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	t.Parallel()
+	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		for name, tt := range map[string]struct {
 			kept func(at netip.AddrPort) []netip.AddrPort
@@ -73,7 +74,8 @@ func (fx *fixture) owned(was, is owner) {
 
 // A frontend that goes to another service in one step has no flows to the backends of the service that had it.
 func TestFlowsOfTheServiceThatHadTheFrontendEnd(t *testing.T) {
-	fx := newFixture(t, hookTC, false, func(o *Options) { o.Delivers = true })
+	t.Parallel()
+	fx := shared(t, hookTC, false, func(o *Options) { o.Delivers = true })
 	b1, b2 := []string{"b1"}, []string{"b2"}
 	for name, tt := range map[string]struct {
 		steps []owner

@@ -10,8 +10,9 @@ import (
 // A server that sends SYN cookies answers each SYN with another number. Forged SYNs, before the client's and after it,
 // do not keep the client's ACK from its server, and a RST with the number of a forged one does not end the handshake.
 func TestForgedSYNsAndSYNCookies(t *testing.T) {
+	t.Parallel()
 	for _, h := range []hook{hookTC, hookXDP} {
-		fx := newFixture(t, h, false, nil)
+		fx := shared(t, h, false, nil)
 		for _, x := range []struct{ before, after int }{{0, 1}, {0, 3}, {1, 0}} {
 			fx.reset()
 			fx.service(lb.TCP, "b1")
@@ -53,6 +54,7 @@ func TestForgedSYNsAndSYNCookies(t *testing.T) {
 // A client that finds the table of flows full is reset. Its reset of the SYN-ACK that the server repeats, which knows
 // nothing of that, ends the connection there. Later connections find room that has become free.
 func TestHandshakeWithAFullTable(t *testing.T) {
+	t.Parallel()
 	eachOf(t, func(o *Options) { o.MaxFlows = 1 }, func(t *testing.T, fx *fixture) {
 		fx.service(lb.TCP, "b1")
 		fill(fx)
@@ -78,7 +80,7 @@ func TestHandshakeWithAFullTable(t *testing.T) {
 				t.Errorf("the half-open flow is in state %d", f.F.State)
 			}
 		}
-		clearMap[syServerKey, syServerFlow](t, fx.d.objects.SyStreamServers)
+		fx.clear("sy_stream_servers")
 		if why := fx.openFlow(lb.TCP, 1); why != "" {
 			t.Errorf("a connection when there is room: %s", why)
 		}
@@ -88,9 +90,10 @@ func TestHandshakeWithAFullTable(t *testing.T) {
 // SCTP servers answer each INIT with another tag. The association goes on with the tags of its client, and its ABORT
 // ends the flow.
 func TestForgedINITs(t *testing.T) {
+	t.Parallel()
 	const chunkInit, chunkInitAck, chunkAbort, chunkCookieEcho, chunkCookieAck = 1, 2, 6, 10, 11
 	for name, forgedFirst := range map[string]bool{"before": true, "after": false} {
-		fx := newFixture(t, hookTC, false, nil)
+		fx := shared(t, hookTC, false, nil)
 		fx.service(lb.SCTP, "b1")
 		send := func(p dptest.Packet, kind uint8, seq, tag uint32) {
 			t.Helper()

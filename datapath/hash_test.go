@@ -11,10 +11,11 @@ import (
 // The servers of flows follow from the seed: who does not know it cannot compute which flows go to one server (D23).
 // Balancers with the same seed choose the same server.
 func TestServersFollowFromTheSeed(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	t.Parallel()
+	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
 		const flows = 100
 		servers := func(seed byte) (to [flows]netip.Addr) {
-			fx := newFixture(t, h, v6, func(o *Options) { o.HashSeed = [32]byte{seed} })
+			fx := shared(t, h, v6, func(o *Options) { o.HashSeed = [32]byte{seed} })
 			fx.tunnelTo(lb.TCP, nil, 21, 22)
 			for i := range to {
 				to[i] = fx.went(fx.on(i, dptest.TCP, dptest.SYN))

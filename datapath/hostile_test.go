@@ -17,6 +17,7 @@ import (
 // Frames for other machines, which a switch floods or a promiscuous interface receives, are left alone, and so are
 // unicast packets in multicast frames. The address is that of the uplink, also after a change.
 func TestFramesForOthersAreLeftAlone(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		web(fx)
@@ -83,6 +84,7 @@ func TestFramesForOthersAreLeftAlone(t *testing.T) {
 
 // Refused packets do not use up the allowance of packet-too-big errors.
 func TestRefusalsDoNotSilencePacketTooBig(t *testing.T) {
+	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		gue(fx)
 		refused := udp(fx)
@@ -116,8 +118,9 @@ func (fx *fixture) watch() {
 
 // An IPv6 frame to ::ffff:a.b.c.d is not for the IPv4 service there.
 func TestMappedDestination(t *testing.T) {
+	t.Parallel()
 	for _, h := range []hook{hookXDP, hookTC} {
-		fx := newFixture(t, h, false, nil)
+		fx := shared(t, h, false, nil)
 		web(fx)
 		p := tcp(dptest.SYN)(fx)
 		p.Src = netip.MustParseAddrPort("[2001:db8::100]:40000")
@@ -130,6 +133,7 @@ func TestMappedDestination(t *testing.T) {
 
 // A packet with IP options that is refused is no internal error.
 func TestRefusedPacketWithOptions(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		web(fx)

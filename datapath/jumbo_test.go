@@ -13,6 +13,7 @@ import (
 // With an MTU of 9000 XDP is attached natively, and frames of several buffers are
 // forwarded and answered.
 func TestJumboFrames(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		fx := newFixtureWith(t, h, v6, nil, func(fx *fixture) {
 			for _, host := range []*lab.Host{fx.host, fx.peer} {
@@ -69,6 +70,7 @@ func TestJumboFrames(t *testing.T) {
 
 // Where XDP sends out of the ingress interface, frames of several buffers do not pass tc.
 func TestJumboFramesByXDP(t *testing.T) {
+	t.Parallel()
 	for _, v6 := range []bool{false, true} {
 		fx := newFixture(t, hookXDP, v6, nil)
 		established(fx)

@@ -10,9 +10,10 @@ import (
 // With KeepSource a server receives the address and port of the client, and its replies, which are to the client, come
 // from the VIP. Packets of the server to others are left alone.
 func TestKeepSource(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	t.Parallel()
+	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
 		for _, proto := range []uint8{dptest.TCP, dptest.UDP} {
-			fx := newFixture(t, h, v6, nil)
+			fx := shared(t, h, v6, nil)
 			fx.serve(func(s *lb.Service) { s.Ports[0].Protocol, s.KeepSource = lb.Protocol(proto), true }, "b1")
 			for step, flags := range []uint8{dptest.SYN, dptest.SYN | dptest.ACK, dptest.ACK, dptest.ACK} {
 				in := fx.fromClient(proto, flags)
@@ -37,7 +38,8 @@ func TestKeepSource(t *testing.T) {
 
 // A client that uses one port towards two VIPs with one server gets another port for the second flow.
 func TestKeepSourceOfTwoFlows(t *testing.T) {
-	fx := newFixture(t, hookXDP, false, nil)
+	t.Parallel()
+	fx := shared(t, hookXDP, false, nil)
 	keep := func(port uint16) func(*lb.Service) {
 		return func(s *lb.Service) {
 			s.Name = map[uint16]string{80: "a", 81: "b"}[port]

@@ -49,6 +49,7 @@ func (fx *fixture) pinForeignXDP() (id link.ID) {
 
 // When the kernel does not update a pinned link, Open returns the kernel's error and keeps the link in force.
 func TestUpdateErrorOfALinkIsReturned(t *testing.T) {
+	t.Parallel()
 	fx := newFixture(t, hookXDP, false, nil)
 	fx.service(lb.TCP, "b1")
 	fx.close()
@@ -71,6 +72,7 @@ func TestUpdateErrorOfALinkIsReturned(t *testing.T) {
 
 // A pinned link whose interface was deleted is replaced by a new one on the interface that has its name now.
 func TestLinkOfADeletedInterfaceIsReplaced(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []Mode{ModeXDP, ModeTC} {
 		fx := newFixture(t, hookTC, false, func(o *Options) { o.Mode = mode })
 		fx.close()

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"net/netip"
+	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/lb"
@@ -38,8 +39,7 @@ var methodRows = []row{
 		in:  change(tcp(dptest.SYN), func(_ *fixture, p *dptest.Packet) { p.TTL = 1 }),
 		did: "dropped", reason: "ttl_expired"},
 	{name: "gue, too big for the tunnel", state: gue,
-		in:  change(tcp(dptest.ACK), func(_ *fixture, p *dptest.Packet) { p.Payload = make([]byte, 1440) }),
-		did: "sent", reason: "too_big", check: func(fx *fixture, in, out dptest.Packet) error {
+		in: data(1440), did: "sent", reason: "too_big", check: func(fx *fixture, in, out dptest.Packet) error {
 			if fx.v6 {
 				return tooBig(1500-52)(fx, in, out)
 			}
@@ -48,22 +48,18 @@ var methodRows = []row{
 	{name: "a router reports the path MTU of a tunnel", state: gue, in: func(fx *fixture) dptest.Packet {
 		return fx.report(1400, fx.sentByTunnel()[:500])
 	}, did: "passed", reason: "pmtu_learned"},
-	{name: "larger than the reported MTU", state: func(fx *fixture) {
-		gue(fx)
-		for _, b := range []string{"b1", "b2"} {
-			err := fx.d.objects.SyPmtu.Put(toAddr(fx.addr(b)), syPmtu{Seen: uint64(uptime()), Mtu: 1400})
-			if err != nil {
-				fx.t.Fatal(err)
-			}
-		}
-	}, in: change(tcp(dptest.ACK), func(_ *fixture, p *dptest.Packet) { p.Payload = make([]byte, 1340) }),
+	{name: "larger than the reported MTU", state: reported(0), in: data(1340),
 		did: "sent", reason: "too_big", check: func(fx *fixture, in, out dptest.Packet) error {
 			if fx.v6 {
 				return tooBig(1400-52)(fx, in, out)
 			}
 			return tooBig(1400-32)(fx, in, out)
 		}},
+	{name: "larger than the MTU that was reported ten minutes ago", state: reported(601 * time.Second), in: data(1340),
+		did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
 	{name: "decapsulated", state: web, in: tunnelFrom("router"),
+		did: "passed", reason: "decapsulated", check: decapsulated, option: acceptTunnels},
+	{name: "decapsulated, the other family", state: web, in: tunnelOfOtherFamily,
 		did: "passed", reason: "decapsulated", check: decapsulated, option: acceptTunnels},
 	{name: "decapsulated, not for this node", state: web, in: tunnelFor("elsewhere", "router"),
 		did: "dropped", reason: "decap_not_local", option: acceptTunnels},
@@ -121,12 +117,12 @@ var methodRows = []row{
 	}, in: sctp(1, 0), did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
 
 	{name: "error of a router about a packet to a server", state: established, in: icmpError("router", lastSent),
-		did: "sent", reason: "forwarded", check: errorFor("vip", "client", toVIP)},
+		did: "sent", reason: "forwarded", check: errorFor("vip", "client", lastSent, toVIP)},
 	{name: "error of a router about a packet to a server, UDP", state: answered, in: icmpError("router", lastSent),
-		did: "sent", reason: "forwarded", check: errorFor("vip", "client", toVIP)},
+		did: "sent", reason: "forwarded", check: errorFor("vip", "client", lastSent, toVIP)},
 	{name: "error of a router about a packet to a client",
 		state: func(fx *fixture) { fx.service(lb.TCP, "b1"); connect(fx) }, in: icmpError("router", toTheClient),
-		did: "sent", reason: "forwarded", check: errorFor("self", "b1", asServer)},
+		did: "sent", reason: "forwarded", check: errorFor("self", "b1", toTheClient, asServer)},
 	{name: "path MTU below that of IPv6, about a datagram to a client", state: answered, in: reportToServer(576),
 		did: "dropped", reason: "pmtu_too_low"},
 	{name: "no path MTU, about a datagram to a client", state: answered, in: reportToServer(0),

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/steelyard-lb/steelyard/datapath/checksum"
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -111,6 +110,29 @@ func tunnelFor(to, from string) func(*fixture) dptest.Packet {
 	}
 }
 
+// tunnelOfOtherFamily carries a packet that is shorter than an IPv6 header if it is of IPv4.
+func tunnelOfOtherFamily(fx *fixture) dptest.Packet {
+	p := tunnelFrom("router")(fx)
+	other := fixture{v6: !fx.v6}
+	p.Payload = dptest.GUE(dptest.Packet{Src: other.at("client", 1), Dst: other.at("loopback", 2), Proto: dptest.UDP})
+	return p
+}
+
+// reported is a tunnel whose path MTU was reported some time ago.
+func reported(ago time.Duration) func(*fixture) {
+	return func(fx *fixture) {
+		gue(fx)
+		for _, b := range []string{"b1", "b2"} {
+			fx.put(fx.d.objects.SyPmtu, toAddr(fx.addr(b)), syPmtu{Seen: uint64(uptime() - ago), Mtu: 1400})
+		}
+	}
+}
+
+// data is a segment with so many bytes.
+func data(n int) func(*fixture) dptest.Packet {
+	return change(tcp(dptest.ACK), func(_ *fixture, p *dptest.Packet) { p.Payload = make([]byte, n) })
+}
+
 func decapsulated(fx *fixture, in, out dptest.Packet) error {
 	want, err := dptest.Parse(in.Frame())
 	if err != nil {
@@ -167,24 +189,15 @@ func reportToServer(mtu uint32) func(*fixture) dptest.Packet {
 		func(_ *fixture, p *dptest.Packet) { p.Rest = mtu })
 }
 
-// errorFor checks that an ICMP error was translated: its addresses, and the quoted ports.
-func errorFor(from, to string, quoted func(fx *fixture) (src, dst netip.AddrPort)) checkFunc {
+// errorFor checks that an ICMP error was translated, with what it quotes.
+func errorFor(
+	from, to string, about func(*fixture) dptest.Packet, quoted func(fx *fixture) (src, dst netip.AddrPort),
+) checkFunc {
 	return func(fx *fixture, in, out dptest.Packet) error {
-		src, dst := quoted(fx)
-		ip := out.Payload
-		head := 20
-		if fx.v6 {
-			head = 40
-		} else if checksum.Internet(ip[:20]) != 0 {
-			return fmt.Errorf("checksum of the quoted header is wrong")
-		}
-		qs, _ := netip.AddrFromSlice(ip[head-2*len(src.Addr().AsSlice()) : head-len(src.Addr().AsSlice())])
-		qd, _ := netip.AddrFromSlice(ip[head-len(src.Addr().AsSlice()) : head])
-		got := fmt.Sprint(netip.AddrPortFrom(qs, uint16(ip[head])<<8|uint16(ip[head+1])),
-			netip.AddrPortFrom(qd, uint16(ip[head+2])<<8|uint16(ip[head+3])))
-		ok := out.Src.Addr() == fx.addr(from) && out.Dst.Addr() == fx.addr(to) &&
-			out.Type == in.Type && out.Code == in.Code && out.Rest == in.Rest && got == fmt.Sprint(src, dst)
-		return wrong(!ok, "became %+v, quoting %s; want %s", out, got, fmt.Sprint(src, dst))
+		q := about(fx)
+		q.Src, q.Dst = quoted(fx)
+		in.Src, in.Dst, in.TTL, in.Payload = fx.at(from, 0), fx.at(to, 0), 63, q.Frame()[14:14+len(in.Payload)]
+		return wrong(fmt.Sprintf("%+v", in) != fmt.Sprintf("%+v", out), "became\n%+v; want\n%+v", out, in)
 	}
 }
 
@@ -194,15 +207,17 @@ func asServer(fx *fixture) (src, dst netip.AddrPort) { return fx.last.Dst, fx.la
 // sctp is a packet of the client with one chunk.
 func sctp(chunk uint8, tag uint32) func(*fixture) dptest.Packet {
 	return func(fx *fixture) dptest.Packet {
-		return dptest.Packet{Src: fx.at("client", 40000), Dst: fx.at("vip", 80), Proto: dptest.SCTP, Type: chunk,
-			Ack: tag, Seq: 7, Payload: []byte("chunk.")}
+		p := fx.fromClient(dptest.SCTP, 0)
+		p.Type, p.Ack, p.Seq, p.Payload = chunk, tag, 7, []byte("chunk.")
+		return p
 	}
 }
 
 func sctpReply(chunk uint8) func(*fixture) dptest.Packet {
 	return func(fx *fixture) dptest.Packet {
-		return dptest.Packet{Src: fx.last.Dst, Dst: fx.last.Src, Proto: dptest.SCTP, Type: chunk, Ack: 7, Seq: 99,
-			Payload: []byte("answer")}
+		p := fx.reply(0)
+		p.Type, p.Ack, p.Seq = chunk, 7, 99
+		return p
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 
 // newModel makes a fixture with services of every kind, and its model.
 func newModel(t *testing.T, h hook, v6 bool) *model {
-	fx := newFixture(t, h, v6, func(o *Options) {
+	fx := shared(t, h, v6, func(o *Options) {
 		acceptTunnels(o)
 		o.Timeouts = Timeouts{time.Hour, time.Hour, time.Hour, time.Hour, time.Hour}
 	})
@@ -35,6 +35,7 @@ func newModel(t *testing.T, h hook, v6 bool) *model {
 	put("range", lb.Port{Port: 8000, Last: 8009, Target: 9000, Protocol: lb.TCP}, as(lb.MethodNAT), "b1")
 	put("direct", lb.Port{Port: 90, Target: 90, Protocol: lb.TCP}, as(lb.MethodDSR), "b1", "b2")
 	put("tunnel", lb.Port{Port: 91, Target: 91, Protocol: lb.UDP}, as(lb.MethodTunnel), "b1", "b2")
+	put("ipip", lb.Port{Port: 94, Target: 94, Protocol: lb.UDP}, tunnel(lb.EncapIPIP), "b1", "b2")
 	put("restricted", lb.Port{Port: 92, Target: 92, Protocol: lb.TCP}, func(s *lb.Service) {
 		s.Allow = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}
 	}, "b1")
@@ -47,14 +48,14 @@ func (m *model) packet(rnd *rand.Rand) dptest.Packet {
 	fx := m.fx
 	one := func(ports ...uint16) uint16 { return ports[rnd.IntN(len(ports))] }
 	from := fx.at([]string{"client", "router"}[rnd.IntN(2)], uint16(20000+rnd.IntN(6)))
-	port := one(80, 80, 80, 53, 53, 36412, 36412, 8000, 8009, 8010, 90, 91, 92, 93, 7)
+	port := one(80, 80, 80, 53, 53, 36412, 36412, 8000, 8009, 8010, 90, 91, 92, 93, 94, 7)
 	p := dptest.Packet{Src: from, Dst: fx.at("vip", port), TTL: 64, DF: true,
 		Payload: make([]byte, rnd.IntN(3)*rnd.IntN(100))}
 	for i := range p.Payload {
 		p.Payload[i] = byte(rnd.Uint32())
 	}
 	switch p.Dst.Port() {
-	case 53, 91:
+	case 53, 91, 94:
 		p.Proto = dptest.UDP
 	case 36412:
 		p.Proto = dptest.SCTP
@@ -82,6 +83,14 @@ func (m *model) packet(rnd *rand.Rand) dptest.Packet {
 	}
 	if p.Proto == dptest.UDP {
 		p.Seq, p.Ack, p.NoSum = 0, 0, !fx.v6 && rnd.IntN(4) == 0
+	}
+	if p.Proto == dptest.TCP {
+		p.Window = uint16(rnd.Uint32())
+	}
+	if p.TOS = uint8(rnd.Uint32()); fx.v6 {
+		p.Label = rnd.Uint32() & 0xfffff
+	} else {
+		p.ID = uint16(rnd.Uint32())
 	}
 	m.vary(rnd, &p)
 	return p
@@ -141,7 +150,7 @@ func (m *model) vary(rnd *rand.Rand, p *dptest.Packet) {
 	case 10:
 		*p = icmp(13, 127)(fx)
 	case 11:
-		if p.Dst.Port() != 90 && p.Dst.Port() != 91 { // there, a sample of the packets is checked
+		if p.Dst.Port() != 90 || segmentOf(*p).opens() { // of others to that port, a sample is checked
 			p.Src = fx.at([]string{"vip", "self"}[rnd.IntN(2)], p.Src.Port())
 		}
 	case 12:
@@ -165,16 +174,32 @@ func (m *model) replies() (keys []way) {
 	return keys
 }
 
+var seed = flag.Uint64("seed", 0, "makes a random test the same as one that printed it; 0: any")
+
+// seeded returns random numbers. A test that fails prints how to have them again.
+func seeded(t *testing.T) *rand.Rand {
+	used := *seed
+	if used == 0 {
+		used = rand.Uint64()
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("again: -run '^%s$' -seed %d", t.Name(), used)
+		}
+	})
+	return rand.New(rand.NewPCG(used, 0))
+}
+
 var modelPackets = flag.Int("packets", 6000, "how many packets the model predicts, for each hook and family")
 
 // The model and the programs agree about every packet: the action, the reason, and every field of the output.
 func TestModel(t *testing.T) {
+	t.Parallel()
 	packets := *modelPackets
 	each(t, func(t *testing.T, h hook, v6 bool) {
+		t.Parallel()
 		m := newModel(t, h, v6)
-		seed := uint64(time.Now().UnixNano())
-		t.Logf("seed %d", seed)
-		rnd := rand.New(rand.NewPCG(seed, 1))
+		rnd := seeded(t)
 		seen, others := map[string]int{}, 0
 		for i := range packets {
 			p := m.packet(rnd)

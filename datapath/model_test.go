@@ -218,7 +218,6 @@ func onlyHops(in, out dptest.Packet) error {
 		in.TTL = 64
 	}
 	in.TTL--
-	in.Options = false // Parse does not set it
 	if in.Src.Addr().Is6() {
 		in.DF = false
 	}

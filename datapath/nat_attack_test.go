@@ -46,9 +46,10 @@ func defaultPorts(o *Options) { o.SNATPorts = []PortRange{{1024, 32767}, {61000,
 // At 200,000 invented SYNs a second and a round-trip time of 50 ms, 10,000 of them arrive between each two packets of a
 // handshake. All handshakes succeed, with one backend, also when all source ports are taken.
 func TestHandshakesDuringASYNFlood(t *testing.T) {
+	t.Parallel()
 	const between, clients = 10_000, 12
 	for _, h := range []hook{hookXDP, hookTC} {
-		fx := newFixture(t, h, false, defaultPorts)
+		fx := shared(t, h, false, defaultPorts)
 		fx.service(lb.TCP, "b1")
 		rnd := rand.New(rand.NewPCG(1, 1))
 		flood := func() { fx.runMany(fx.invented(rnd, between, dptest.TCP, dptest.SYN)) }
@@ -92,6 +93,7 @@ func TestHandshakesDuringASYNFlood(t *testing.T) {
 
 // While an answer may come, a source port of UDP belongs to the client that asked.
 func TestUDPSourcePortsAreNotTakenOver(t *testing.T) {
+	t.Parallel()
 	eachOf(t, func(o *Options) {
 		o.SNATPorts, o.MaxFlows = []PortRange{{61000, 61099}}, 100_000
 	}, func(t *testing.T, fx *fixture) {
@@ -110,7 +112,8 @@ func TestUDPSourcePortsAreNotTakenOver(t *testing.T) {
 
 // Datagrams of invented sources, with answers and more datagrams, leave room for TCP and for other UDP services.
 func TestUDPFloodLeavesOthersAlone(t *testing.T) {
-	fx := newFixture(t, hookXDP, false, func(o *Options) { defaultPorts(o); o.MaxFlows = 400 })
+	t.Parallel()
+	fx := shared(t, hookXDP, false, func(o *Options) { defaultPorts(o); o.MaxFlows = 400 })
 	fx.service(lb.UDP, "b1")
 	fx.serve(func(s *lb.Service) {
 		s.Name = "other"
@@ -147,7 +150,7 @@ func TestUDPFloodLeavesOthersAlone(t *testing.T) {
 // age makes the last packet of one side of all flows older.
 func (fx *fixture) age(clients, servers time.Duration) {
 	fx.t.Helper()
-	fx.forgetPorts()
+	fx.clear("sy_snat_used") // programs believe the hints for a second
 	for _, table := range fx.d.objects.flowTables() {
 		all := fx.flowsIn(table)
 		for k, f := range all.clients {
@@ -167,6 +170,7 @@ func (fx *fixture) age(clients, servers time.Duration) {
 
 // A handshake is completed on the server of its SYN when the table changes in between, also its size.
 func TestHandshakeAcrossAChange(t *testing.T) {
+	t.Parallel()
 	eachOf(t, nil, func(t *testing.T, fx *fixture) {
 		for _, before := range [][]string{{"b1"}, {"b2"}, {"b1", "b2"}} {
 			for _, after := range [][]string{{"b1"}, {"b2"}, {"b1", "b2", "router"}} {
@@ -185,7 +189,8 @@ func TestHandshakeAcrossAChange(t *testing.T) {
 
 // Floods of datagrams to several services leave room for one that is not flooded.
 func TestUDPFloodsOfSeveralServicesLeaveOthersAlone(t *testing.T) {
-	fx := newFixture(t, hookXDP, false, func(o *Options) { defaultPorts(o); o.MaxFlows = 400 })
+	t.Parallel()
+	fx := shared(t, hookXDP, false, func(o *Options) { defaultPorts(o); o.MaxFlows = 400 })
 	for _, port := range []uint16{80, 81, 82, 83} {
 		fx.serve(func(s *lb.Service) {
 			s.Name = "port" + string(rune(port))
@@ -210,8 +215,9 @@ func TestUDPFloodsOfSeveralServicesLeaveOthersAlone(t *testing.T) {
 
 // Two blind packets in the name of a client, before the server has answered, end no handshake.
 func TestForgedSYNAndRSTOfAClient(t *testing.T) {
+	t.Parallel()
 	for _, h := range []hook{hookTC, hookXDP} {
-		fx := newFixture(t, h, false, nil)
+		fx := shared(t, h, false, nil)
 		with(web, tcp(dptest.SYN))(fx)
 		forged, reset := fx.fromClient(dptest.TCP, dptest.SYN), fx.fromClient(dptest.TCP, dptest.RST)
 		forged.Seq, forged.Payload = 1<<30, nil
@@ -228,8 +234,9 @@ func TestForgedSYNAndRSTOfAClient(t *testing.T) {
 // Stray ACKs of a client keep no source port of a connection that both sides have closed, nor of one that the server
 // has closed. There is one port here.
 func TestStrayACKsKeepNoSourcePort(t *testing.T) {
+	t.Parallel()
 	for _, both := range []bool{true, false} {
-		fx := newFixture(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+		fx := shared(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
 		fx.service(lb.TCP, "b1")
 		connect(fx)
 		if both {
@@ -254,6 +261,7 @@ func TestStrayACKsKeepNoSourcePort(t *testing.T) {
 
 // Another CPU may write an entry after this one has read the clock.
 func TestNewerEntriesAreNotExpired(t *testing.T) {
+	t.Parallel()
 	eachOf(t, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} }, func(t *testing.T, fx *fixture) {
 		fx.service(lb.TCP, "b1")
 		if why := fx.openFlow(lb.TCP, 0); why != "" {

@@ -10,6 +10,7 @@ import (
 // A client whose first choices of a source port are all in use gets another one, for the SYN or for its repetition: the
 // last free port is found, too. The handshake goes on with it.
 func TestEverySourcePortIsUsed(t *testing.T) {
+	t.Parallel()
 	const ports = 20
 	few := func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000 + ports - 1}} }
 	eachOf(t, few, func(t *testing.T, fx *fixture) {

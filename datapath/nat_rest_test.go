@@ -35,6 +35,7 @@ func (fx *fixture) closedBy(server bool) {
 // A source port rests while the server may have its connection in TIME_WAIT, unless the server must accept the SYN (RFC
 // 6191). There is one port here.
 func TestSourcePortsRest(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name           string
 		serverFirst    bool
@@ -53,7 +54,7 @@ func TestSourcePortsRest(t *testing.T) {
 		{"client first, after the short rest", false, 12 * time.Second, 900, 0, "forwarded"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			fx := newFixture(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+			fx := shared(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
 			fx.service(lb.TCP, "b1")
 			connect(fx)
 			fx.closedBy(tt.serverFirst)
@@ -70,7 +71,8 @@ func TestSourcePortsRest(t *testing.T) {
 // Flows keep their source ports when snat_ports changes, and answers reach the client; new flows get one of the new
 // ports.
 func TestSNATPortsChange(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	t.Parallel()
+	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		established(fx)
 		port := fx.last.Src.Port()
@@ -94,7 +96,8 @@ func TestSNATPortsChange(t *testing.T) {
 // What a server sends again after both sides have sent FIN goes to the client that it is for, and not to one that got
 // the source port. There is one port here.
 func TestUnacknowledgedDataGoesToNoOtherClient(t *testing.T) {
-	fx := newFixture(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+	t.Parallel()
+	fx := shared(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
 	fx.service(lb.TCP, "b1")
 	connect(fx)
 	answer := fx.reply(dptest.FIN | dptest.ACK)
@@ -117,7 +120,8 @@ func TestUnacknowledgedDataGoesToNoOtherClient(t *testing.T) {
 // The source port of a connection whose client had all does not rest longer because that client has a newer connection
 // from the same port by now, whose entry has replaced that of the older one. There is one port here.
 func TestSourcePortOfAClientThatCameBack(t *testing.T) {
-	fx := newFixture(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+	t.Parallel()
+	fx := shared(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
 	fx.service(lb.TCP, "b1")
 	connect(fx)
 	fx.closedBy(true)

@@ -12,6 +12,7 @@ import (
 // The directory of the pins is one that nobody else can change, and may be all that a container sees of the bpffs. A
 // bpffs that others may write to is a warning.
 func TestOwnerOfThePins(t *testing.T) {
+	t.Parallel()
 	fx := newFixture(t, hookXDP, false, nil)
 	warnings := func() (list string) {
 		fx.do(func() error { list = strings.Join(fx.d.Warnings(), "; "); return nil })

@@ -46,9 +46,11 @@ func failures() map[string]func(*Options) {
 
 // A first start that fails leaves no pin, no attached program and no changed sysctl; the next one succeeds.
 func TestFailedFirstStartLeavesNothing(t *testing.T) {
+	t.Parallel()
 	for name, fail := range failures() {
 		for _, hook := range labtest.TCHooks(t) {
 			t.Run(name+"/"+hook, func(t *testing.T) {
+				t.Parallel()
 				l := labtest.New(t)
 				fx := &fixture{t: t, host: labtest.Host(t, l, "lb"), hook: hookXDP}
 				ends := []lab.End{{Host: fx.host, Name: "eth0"}, {Host: labtest.Host(t, l, "peer"), Name: "eth0"}}
@@ -81,9 +83,11 @@ func TestFailedFirstStartLeavesNothing(t *testing.T) {
 
 // A takeover that fails leaves every map, link and program of the earlier agent, and packets are forwarded.
 func TestFailedTakeoverLeavesPins(t *testing.T) {
+	t.Parallel()
 	for name, fail := range failures() {
 		for _, hook := range labtest.TCHooks(t) {
 			t.Run(name+"/"+hook, func(t *testing.T) {
+				t.Parallel()
 				fx := newFixture(t, hookXDP, false, func(o *Options) { o.ForceClsact = hook == "clsact" })
 				established(fx)
 				fx.close()
@@ -114,6 +118,7 @@ func TestFailedTakeoverLeavesPins(t *testing.T) {
 
 // A start that was killed before it published its pins is not taken over.
 func TestUnpublishedPinsAreRemoved(t *testing.T) {
+	t.Parallel()
 	fx := newFixture(t, hookXDP, false, nil)
 	fx.service(lb.TCP, "b1")
 	fx.close()
@@ -134,6 +139,7 @@ func TestUnpublishedPinsAreRemoved(t *testing.T) {
 // Directories that no version takes over do not keep the agent from starting: those of a killed first start of another
 // version, and empty ones, which version v5 leaves when it refuses the state of this one.
 func TestUnusedDirectoriesAreRemoved(t *testing.T) {
+	t.Parallel()
 	fx := newFixture(t, hookXDP, false, nil)
 	fx.service(lb.TCP, "b1")
 	fx.close()
@@ -160,6 +166,7 @@ func TestUnusedDirectoriesAreRemoved(t *testing.T) {
 
 // State of another schema is neither taken over nor changed.
 func TestOtherSchemaIsRefused(t *testing.T) {
+	t.Parallel()
 	fx := newFixture(t, hookXDP, false, nil)
 	fx.close()
 	fx.do(func() error {
@@ -301,6 +308,7 @@ func (fx *fixture) runAttached(frame []byte) (did string) {
 
 // An agent whose pins another mount hides takes over the links of the one before, and serves. Cleanup detaches them.
 func TestHiddenPins(t *testing.T) {
+	t.Parallel()
 	if labtest.TCHook(t) != "tcx" {
 		return // filters of clsact have no pins
 	}
@@ -351,6 +359,7 @@ func TestHiddenPins(t *testing.T) {
 
 // Pins that were hidden are in force again when they are shown, and locked.
 func TestHiddenPinsAreShownAgain(t *testing.T) {
+	t.Parallel()
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
 	fx.service(lb.TCP, "b1")
 	look := func() { fx.do(func() error { fx.d.verifier.changed(changes{links: true, routes: true}); return nil }) }

@@ -36,9 +36,10 @@ func (fx *fixture) report(mtu uint32, quoted []byte) dptest.Packet {
 
 // A path MTU is believed when the quoted packet may be one of ours, and never below what the family demands.
 func TestForgedPathMTU(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		for _, encap := range []lb.Encap{lb.EncapIPIP, lb.EncapGUE} {
-			fx := newFixture(t, h, v6, nil)
+			fx := shared(t, h, v6, nil)
 			fx.serve(tunnel(encap), "b1")
 			sent := fx.sentByTunnel()
 			long, short := sent[:500], sent[:28]
@@ -112,8 +113,9 @@ func TestForgedPathMTU(t *testing.T) {
 
 // A path MTU never makes an IPv6 packet of 1280 bytes too big: its sender cannot make it smaller.
 func TestSmallestPacketIsNeverTooBig(t *testing.T) {
+	t.Parallel()
 	for _, h := range []hook{hookXDP, hookTC} {
-		fx := newFixture(t, h, true, nil)
+		fx := shared(t, h, true, nil)
 		fx.serve(tunnel(lb.EncapIPIP), "b1")
 		path := syPmtu{Seen: uint64(uptime()), Mtu: 1280}
 		if err := fx.d.objects.SyPmtu.Put(toAddr(fx.addr("b1")), path); err != nil {

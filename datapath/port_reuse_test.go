@@ -46,6 +46,7 @@ func reopened(t *testing.T, fx *fixture) (ack dptest.Packet) {
 
 // The SYN of another client, which takes the rested source port at the first server, must not end the live connection.
 func TestAClaimedPortEndsNoOtherFlow(t *testing.T) {
+	t.Parallel()
 	eachOf(t, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} }, func(t *testing.T, fx *fixture) {
 		ack := reopened(t, fx)
 		live := fx.last.Dst.Addr()
@@ -61,6 +62,7 @@ func TestAClaimedPortEndsNoOtherFlow(t *testing.T) {
 
 // The same once the closed connection has expired.
 func TestAnExpiredFlowEndsNoOtherFlow(t *testing.T) {
+	t.Parallel()
 	eachOf(t, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} }, func(t *testing.T, fx *fixture) {
 		ack := reopened(t, fx)
 		live := fx.last.Dst.Addr()
@@ -72,7 +74,7 @@ func TestAnExpiredFlowEndsNoOtherFlow(t *testing.T) {
 				}
 			}
 		}
-		fx.forgetPorts()
+		fx.clear("sy_snat_used") // programs believe the hints for a second
 		syn := fx.on(1, dptest.TCP, dptest.SYN)
 		syn.Seq, syn.Payload = 1, nil
 		fx.service(lb.TCP, "b1")
@@ -85,6 +87,7 @@ func TestAnExpiredFlowEndsNoOtherFlow(t *testing.T) {
 
 // Without an agent, a packet that stores a flow removes expired ones.
 func TestReclaimEndsNoOtherFlow(t *testing.T) {
+	t.Parallel()
 	eachOf(t, func(o *Options) { o.MaxFlows = 10 }, func(t *testing.T, fx *fixture) {
 		fx.agentGone()
 		ack := reopened(t, fx)
@@ -142,7 +145,8 @@ func hungAndReopened(t *testing.T, fx *fixture) (hung, ack dptest.Packet) {
 
 // The agent keeps the expired flow as long as the newer connection of the client lives.
 func TestAnExpiredFlowIsRemovedBesideAnotherOne(t *testing.T) {
-	fx := newFixture(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+	t.Parallel()
+	fx := shared(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
 	hungAndReopened(t, fx)
 	fx.collect()
 	fx.collect()
@@ -153,6 +157,7 @@ func TestAnExpiredFlowIsRemovedBesideAnotherOne(t *testing.T) {
 
 // When the first server goes down, the agent resets the client's live connection with the second one.
 func TestNoResetOfAnotherFlow(t *testing.T) {
+	t.Parallel()
 	for _, v6 := range []bool{false, true} {
 		fx := newFixture(t, hookTC, v6, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
 		hung, ack := hungAndReopened(t, fx)
@@ -192,6 +197,7 @@ func TestNoResetOfAnotherFlow(t *testing.T) {
 
 // Datagrams of other clients, which take the source port at the first server, do not move a live UDP flow.
 func TestAnExpiredUDPFlowMovesNoOtherOne(t *testing.T) {
+	t.Parallel()
 	few := func(o *Options) { o.MaxFlows = 10_000; o.SNATPorts = []PortRange{{61000, 61007}} }
 	eachOf(t, few, func(t *testing.T, fx *fixture) {
 		fx.service(lb.UDP, "b1")
@@ -224,6 +230,7 @@ func TestAnExpiredUDPFlowMovesNoOtherOne(t *testing.T) {
 
 // The ACK that ends a connection frees its source port, also by the short way of XDP.
 func TestLastACKAfterASimultaneousClose(t *testing.T) {
+	t.Parallel()
 	eachOf(t, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} }, func(t *testing.T, fx *fixture) {
 		fx.service(lb.TCP, "b1")
 		connect(fx)

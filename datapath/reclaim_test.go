@@ -108,11 +108,12 @@ var unattendedCases = map[string]unattended{
 // Without an agent, flows that have ended and flows that are silent make room for new ones, many times the size of the
 // table. Live flows stay.
 func TestFlowsEndWithoutAnAgent(t *testing.T) {
+	t.Parallel()
 	const size, rounds = 96, 6
 	for name, x := range unattendedCases {
 		t.Run(name, func(t *testing.T) {
-			each(t, func(t *testing.T, h hook, v6 bool) {
-				fx := newFixture(t, h, v6, func(o *Options) { o.MaxFlows = size })
+			eachOnce(t, func(t *testing.T, h hook, v6 bool) {
+				fx := shared(t, h, v6, func(o *Options) { o.MaxFlows = size })
 				fx.service(x.proto, "b1", "b2")
 				room := size
 				if x.proto == lb.UDP {
@@ -150,11 +151,12 @@ func TestFlowsEndWithoutAnAgent(t *testing.T) {
 	}
 }
 
-// The agent ends when the table is full: then half of the flows have a place, and as many are served without it. Live
-// flows are never removed, and what finds no room is refused.
+// Without an agent a flow is stored only with a place. When the agent ends while the table is full, half of the flows
+// have a place, and as many are served without it. Live flows are never removed, and what finds no room is refused.
 func TestFullTableWithoutAnAgent(t *testing.T) {
+	t.Parallel()
 	const size = 96
-	fx := newFixture(t, hookXDP, false, func(o *Options) { o.MaxFlows = size })
+	fx := shared(t, hookXDP, false, func(o *Options) { o.MaxFlows = size })
 	fx.service(lb.TCP, "b1", "b2")
 	places := func() (n int) {
 		var l syPlaceLine
@@ -170,6 +172,18 @@ func TestFullTableWithoutAnAgent(t *testing.T) {
 		}
 		return n
 	}
+	fx.agentGone()
+	stored := 0
+	for i := range size {
+		if fx.openFlow(lb.TCP, i) == "" {
+			stored++
+		}
+	}
+	if n := places(); n != stored || n < size/2 || n == size {
+		t.Errorf("without an agent, %d of %d flows are stored, with %d places", stored, size, n)
+	}
+	fx.reset()
+	fx.service(lb.TCP, "b1", "b2")
 	for i := range size {
 		if why := fx.openFlow(lb.TCP, i); why != "" {
 			t.Fatalf("flow %d: %s", i, why)
@@ -215,7 +229,8 @@ func TestFullTableWithoutAnAgent(t *testing.T) {
 // The tables of flows by direct return are LRU maps, which need no agent: entries of flows that have ended give way,
 // and flows with packets stay.
 func TestDirectReturnFlowsEndWithoutAnAgent(t *testing.T) {
-	fx := newFixture(t, hookXDP, false, nil)
+	t.Parallel()
+	fx := shared(t, hookXDP, false, nil)
 	fx.serve(func(s *lb.Service) {
 		s.Algorithm, s.Method, s.Encap = lb.AlgorithmRoundRobin, lb.MethodTunnel, lb.EncapGUE
 	}, "b1", "b2")

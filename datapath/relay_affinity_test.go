@@ -24,6 +24,7 @@ func (fx *fixture) by(n int, port uint16) dptest.Packet {
 // of an earlier node of its slot stays there for as long as that node accepts new flows; any other is asked for once.
 // Every node asks that of the slot first: two may have a client.
 func TestAffinityThroughChangesOfNodes(t *testing.T) {
+	t.Parallel()
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
 		fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router")}) })
 		nodes := func(names ...string) {
@@ -34,12 +35,6 @@ func TestAffinityThroughChangesOfNodes(t *testing.T) {
 			if r.did != "passed" || r.out.Dst != fx.at("b1", 8080) {
 				t.Errorf("%s: %s: %s: %+v", when, r.did, r.reason, r.out)
 			}
-		}
-
-		reset := func() {
-			t.Helper()
-			fx.reset()
-			clearMap[syAffinityKey, syAffinity](t, fx.d.objects.SyAffinity)
 		}
 
 		nodes("self", "b2")
@@ -61,7 +56,7 @@ func TestAffinityThroughChangesOfNodes(t *testing.T) {
 			t.Fatal("all clients have one node")
 		}
 
-		reset()
+		fx.reset()
 		nodes("self")
 		opened("the only node", fx.run(fx.by(there, 0).Frame()))
 		nodes("self", "b2")
@@ -71,7 +66,7 @@ func TestAffinityThroughChangesOfNodes(t *testing.T) {
 		nodes("self", "b2", "31")
 		opened("two nodes join, sent by one", fx.received("b2", fx.by(there, 3), fx.chained(true, "b2")...))
 
-		reset()
+		fx.reset()
 		nodes("b2")
 		syn = fx.by(here, 0)
 		fx.sentTo("the only node is another one", fx.run(syn.Frame()), syn, false, "b2")
@@ -90,7 +85,7 @@ func TestAffinityThroughChangesOfNodes(t *testing.T) {
 		opened("another connection, sent by another node",
 			fx.received("router", fx.by(here, 2), fx.chained(false, "b2")...))
 
-		reset()
+		fx.reset()
 		nodes("self", "b2")
 		opened("before", fx.run(fx.by(here, 0).Frame()))
 		nodes("b2", "-self")
@@ -98,14 +93,14 @@ func TestAffinityThroughChangesOfNodes(t *testing.T) {
 		syn = fx.by(here, 1)
 		fx.sentTo("this node is back: the client may be elsewhere", fx.run(syn.Frame()), syn, true, "b2", "self")
 
-		reset()
+		fx.reset()
 		nodes("b2")
 		nodes("self", "-b2")
 		opened("the earlier node accepts no new flows", fx.run(fx.by(here, 3).Frame()))
 		fx.sentTo("as an earlier node, unknown", fx.received("b2", fx.by(there, 4), fx.chained(true, "b2")...),
 			fx.by(there, 4), true, "b2")
 
-		reset()
+		fx.reset()
 		fx.change(func(s *lb.Service) { s.Affinity = 0 }, "self", "b2")
 		nodes("self", "b2")
 		for port := range uint16(20) { // as many slots of the table by flows, which has no clients
@@ -119,6 +114,7 @@ func TestAffinityThroughChangesOfNodes(t *testing.T) {
 // After a change of affinity, datagrams of unknown flows go to the nodes of two tables, and to none of them twice:
 // it would send them to itself.
 func TestNodesAreListedOnce(t *testing.T) {
+	t.Parallel()
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
 		for _, affinity := range []time.Duration{0, time.Hour, 0} {
 			fx.change(func(s *lb.Service) {

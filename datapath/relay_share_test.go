@@ -37,7 +37,8 @@ func (fx *fixture) on81(names ...string) {
 // Datagrams of invented sources, which an earlier node of their slot never returns, leave room for the flows of other
 // services that are relayed: these stay with their node.
 func TestAFloodOfRelayedDatagramsLeavesOthersAlone(t *testing.T) {
-	fx := newFixture(t, hookTC, false, func(o *Options) { o.Delivers = true })
+	t.Parallel()
+	fx := shared(t, hookTC, false, func(o *Options) { o.Delivers = true })
 	fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2")}) })
 	for _, nodes := range [][]string{{"b2"}, {"self", "-b2"}} {
 		fx.nodes(lb.UDP, nodes...)
@@ -68,7 +69,8 @@ func TestAFloodOfRelayedDatagramsLeavesOthersAlone(t *testing.T) {
 // A datagram of a service that has its share of flows comes back from the earlier node and is dropped. Nothing of it is
 // left, so the flows of that service that the earlier node has are relayed on.
 func TestRefusedDatagramsLeaveNoRelays(t *testing.T) {
-	fx := newFixture(t, hookTC, false, func(o *Options) { o.Delivers, o.MaxFlows = true, 20 })
+	t.Parallel()
+	fx := shared(t, hookTC, false, func(o *Options) { o.Delivers, o.MaxFlows = true, 20 })
 	fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2")}) })
 	fx.nodes(lb.UDP, "b2")
 	fx.nodes(lb.UDP, "self", "-b2")

@@ -32,8 +32,9 @@ func (fx *fixture) received(sender string, in dptest.Packet, private ...byte) re
 
 // Packets that other nodes send here are delivered or relayed.
 func TestDecapsulatedPackets(t *testing.T) {
+	t.Parallel()
 	for _, v6 := range []bool{false, true} {
-		fx := newFixture(t, hookTC, v6, func(o *Options) { o.Delivers = true })
+		fx := shared(t, hookTC, v6, func(o *Options) { o.Delivers = true })
 		fx.do(func() error {
 			return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router"), fx.addr("self")})
 		})
@@ -61,7 +62,7 @@ func TestDecapsulatedPackets(t *testing.T) {
 			p := ours[n]
 			p.Proto, p.Flags = proto, flags
 			if proto == dptest.UDP {
-				p.Seq, p.Ack = 0, 0
+				p.Seq, p.Ack, p.Window = 0, 0, 0
 			}
 			return p
 		}
@@ -108,7 +109,8 @@ func TestDecapsulatedPackets(t *testing.T) {
 // After timeout_udp, datagrams of new flows ask no earlier node. Live flows are still relayed to the node that has
 // them, as long as it has backends, until it does not know them any longer.
 func TestDatagramsStopAskingEarlierNodes(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	t.Parallel()
+	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
 		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
 		fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router")}) })
 		fx.nodes(lb.UDP, "b2")
@@ -153,6 +155,7 @@ func TestDatagramsStopAskingEarlierNodes(t *testing.T) {
 // A node that has no endpoint that serves may be down: datagrams are no longer relayed by way of it, and those that
 // belong to a flow of another node still get there.
 func TestDatagramsAvoidNodesThatMayBeDown(t *testing.T) {
+	t.Parallel()
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
 		fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router")}) })
 		in := fx.on(1, dptest.UDP, 0)

@@ -37,6 +37,7 @@ func (fx *fixture) neighbour(addr netip.Addr, mac ...byte) {
 
 // A route with several next hops spreads the flows, and all packets of a flow take the same one (D15).
 func TestRouteWithSeveralNextHops(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		fx.tunnelTo(lb.TCP, nil, 77)
@@ -84,6 +85,7 @@ func TestRouteWithSeveralNextHops(t *testing.T) {
 
 // A neighbour that changes its MAC address gets its packets at the new one.
 func TestNeighbourChanges(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		fx.tunnelTo(lb.TCP, nil, 21)
@@ -166,6 +168,7 @@ func serveBehind(t *testing.T, balancer *lab.Host, mode Mode, change func(*lb.Se
 // The balancer forwards to servers behind it and is no router for its clients: what is not to a VIP takes the way that
 // it took before the datapath was opened (D6). A router stays one.
 func TestBalancerIsNoRouter(t *testing.T) {
+	t.Parallel()
 	client, balancer, _ := behind(t)
 	// Whether the client gets an answer of the server, of each family, and of the balancer itself.
 	reached := func() (got [3]bool) {
@@ -202,6 +205,7 @@ func TestBalancerIsNoRouter(t *testing.T) {
 
 // With KeepSource, connections of a client work through the balancer, and the server sees the client's address.
 func TestKeepSourceOfConnections(t *testing.T) {
+	t.Parallel()
 	client, balancer, _ := behind(t)
 	for _, mode := range []Mode{ModeTC, ModeXDP} {
 		for _, keep := range []bool{true, false} {

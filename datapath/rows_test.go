@@ -186,6 +186,9 @@ var rows = []row{
 		did: "sent", reason: "forwarded", check: isIn(syFlowStateFLOW_ESTABLISHED, 1)},
 	{name: "a packet after such a RST", state: with(established, resetBy(tcp, 1400)), in: tcp(dptest.ACK),
 		did: "sent", reason: "forwarded", check: isLive},
+	{name: "a stray packet of the server after such a RST", state: with(established, resetBy(tcp, 1400)),
+		in:  change(replies(dptest.ACK), func(_ *fixture, p *dptest.Packet) { p.Seq = 1 << 30 }),
+		did: "sent", reason: "forwarded", check: isIn(syFlowStateFLOW_ESTABLISHED, 1)},
 	{name: "RST outside the window does not", state: established, in: resetBy(tcp, 1<<30),
 		did: "sent", reason: "forwarded", check: isLive},
 	{name: "FIN outside the window does not close",
@@ -199,6 +202,10 @@ var rows = []row{
 	{name: "ACK of no flow", state: web, in: tcp(dptest.ACK), did: "sent", reason: "no_flow", check: aReset},
 	{name: "FIN without ACK of no flow", state: web, in: change(tcp(dptest.PSH), func(*fixture, *dptest.Packet) {}),
 		did: "sent", reason: "no_flow", check: aReset},
+	{name: "ACK of no flow, while flows are converted", state: converting, in: tcp(dptest.ACK),
+		did: "dropped", reason: "no_flow"},
+	{name: "no such port, while flows are converted", state: converting, in: toPort(81),
+		did: "sent", reason: "no_frontend", check: aReset},
 	{name: "RST of no flow", state: web, in: tcp(dptest.RST), did: "dropped", reason: "no_flow"},
 	{name: "no backend, TCP", state: noServer, in: tcp(dptest.SYN), did: "sent", reason: "no_backend", check: aReset},
 	{name: "no backend, UDP", state: func(fx *fixture) { fx.service(lb.UDP) }, in: udp,
@@ -305,6 +312,12 @@ func fill(fx *fixture) dptest.Packet {
 		fx.t.Fatal(err)
 	}
 	return icmp(8, 128)(fx)
+}
+
+// converting is as while an agent takes the flows of an earlier version over.
+func converting(fx *fixture) {
+	web(fx)
+	fx.put(fx.d.objects.SyConverting, uint32(0), uint32(1))
 }
 
 func (fx *fixture) stopForwarding() {

@@ -40,7 +40,7 @@ func (fx *fixture) run(frame []byte) result {
 	}
 	if (r.did == "sent" || delivered) && !isFragment(r.frame) {
 		var err error
-		if r.out, err = dptest.Parse(r.frame); err != nil {
+		if r.out, err = dptest.ParseWhole(r.frame); err != nil {
 			fx.t.Fatalf("what was sent: %v\n%x", err, r.frame)
 		}
 		fromHere := r.out.Src.Addr() == fx.addr("self") && r.out.Src.Port() != 0

@@ -19,6 +19,7 @@ import (
 
 // A table is read as it was written, also across chunks; its words are assigned again after collect, not before.
 func TestTablesAreStored(t *testing.T) {
+	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)
 	s := fx.d.services.slots
 	var f, g syFrontend
@@ -50,6 +51,7 @@ func TestTablesAreStored(t *testing.T) {
 // The arrays grow once for all plans of a delta, because each time takes a grace period. Room for the next tables is
 // made apart from Apply.
 func TestArraysGrowOnce(t *testing.T) {
+	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)
 	slots := fx.d.chunks.slots
 	var delta lb.Delta
@@ -91,6 +93,7 @@ const slotsPerChunk = 65536 // SLOT_CHUNK of bpf/maps.h
 // Chunks have the BTF of their template: Linux before 6.2 compares them when a chunk is added, and returns EINVAL for a
 // map without BTF (D1). An array has one size, so that the verifier inlines its lookups.
 func TestChunksHaveTheTypesOfTheirTemplate(t *testing.T) {
+	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)
 	fx.service(lb.TCP, "b1")
 	for _, c := range []*chunked{fx.d.chunks.slots, fx.d.chunks.backends, fx.d.chunks.frontendCounters} {
@@ -109,6 +112,7 @@ func TestChunksHaveTheTypesOfTheirTemplate(t *testing.T) {
 
 // An agent that takes over finds the tables and assigns none of their words.
 func TestTablesSurviveARestart(t *testing.T) {
+	t.Parallel()
 	fx := newFixture(t, hookXDP, false, nil)
 	fx.tunnelTo(lb.TCP, nil, 21, 22, 23)
 	fx.tunnelTo(lb.TCP, nil, 21, 22)
@@ -147,6 +151,7 @@ func TestTablesSurviveARestart(t *testing.T) {
 
 // Memory follows the configuration: without services there is no chunk, with one service one chunk of each kind.
 func TestMemoryFollowsTheConfiguration(t *testing.T) {
+	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)
 	size := func() (n uint64) {
 		for _, c := range []*chunked{fx.d.chunks.slots, fx.d.chunks.backends, fx.d.chunks.frontendCounters,
@@ -198,6 +203,7 @@ func TestPlansOpenNoFiles(t *testing.T) {
 
 // Room is made before the first change, and again after frontends were put: no change waits for a grace period.
 func TestRoomIsMadeAheadOfChanges(t *testing.T) {
+	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)

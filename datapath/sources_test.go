@@ -13,7 +13,8 @@ import (
 
 // A server that had no route and was in no table gets packets again when it has a route and is back.
 func TestSourcesOfAServerThatIsBack(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	t.Parallel()
+	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		p := fx.service(lb.TCP, "b1")
 		fx.openFlow(lb.TCP, 0)

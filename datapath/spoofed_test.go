@@ -12,9 +12,10 @@ import (
 // Nothing on this node but our programs sends packets to the tunnel port: at another node they would have the address
 // of this one.
 func TestSpoofedTunnelPacketsDoNotLeave(t *testing.T) {
+	t.Parallel()
 	for _, v6 := range []bool{false, true} {
 		for _, ends := range []bool{true, false} {
-			fx := newFixture(t, hookTC, v6, func(o *Options) { o.Delivers = ends })
+			fx := shared(t, hookTC, v6, func(o *Options) { o.Delivers = ends })
 			p := dptest.Packet{Src: fx.at("self", 40000), Dst: fx.at("b2", 6090), Proto: dptest.UDP,
 				Payload: dptest.GUE(fx.fromClient(dptest.TCP, dptest.SYN), fx.withToken("unknown")...)}
 			want, other := map[bool]string{true: "dropped", false: "passed"}[ends], p
@@ -44,7 +45,8 @@ func TestSpoofedTunnelPacketsDoNotLeave(t *testing.T) {
 
 // The socket of a pod may make a packet whose headers are longer than what the kernel has in one piece.
 func TestSpoofedTunnelPacketsInPiecesDoNotLeave(t *testing.T) {
-	fx := newFixture(t, hookTC, true, func(o *Options) { o.Delivers = true })
+	t.Parallel()
+	fx := shared(t, hookTC, true, func(o *Options) { o.Delivers = true })
 	udp := dptest.Packet{Src: fx.at("self", 40000), Dst: fx.at("b2", 6090), Proto: dptest.UDP,
 		Payload: dptest.GUE(fx.fromClient(dptest.TCP, dptest.SYN))}.Frame()[14+40:]
 	for _, size := range []int{8, 248, 256, 400} {

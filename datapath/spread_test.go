@@ -160,7 +160,8 @@ func (fx *fixture) sentTo(when string, r result, in dptest.Packet, passed bool, 
 // keeps no entries for those. Flows survive each change of the table: packets are passed to the earlier nodes of their
 // slot.
 func TestSpread(t *testing.T) {
-	each(t, func(t *testing.T, h hook, v6 bool) {
+	t.Parallel()
+	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
 		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
 		fx.nodes(lb.TCP, "self", "b2")
 		local, remote := fx.flowOf(true), fx.flowOf(false)
@@ -223,6 +224,7 @@ func TestSpread(t *testing.T) {
 // A client uses the port of a closed connection of this node again after the slot moved. This node did not look up the
 // SYN, so packets with the numbers of the new connection must not go to the server of the closed one.
 func TestSpreadUsesPortsAgain(t *testing.T) {
+	t.Parallel()
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
 		fx.nodes(lb.TCP, "self", "b2")
 		p := fx.flowOf(true)
@@ -260,6 +262,7 @@ func TestSpreadUsesPortsAgain(t *testing.T) {
 // The first datagram of a flow has no mark: the earlier nodes of the slot come first, then the present one opens the
 // flow.
 func TestSpreadDatagrams(t *testing.T) {
+	t.Parallel()
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
 		in := fx.fromClient(dptest.UDP, 0)
 		fx.nodes(lb.UDP, "b2")
@@ -280,6 +283,7 @@ func TestSpreadDatagrams(t *testing.T) {
 
 // With AnyNode, a packet of an unknown flow is passed to all other nodes.
 func TestSpreadAnyNode(t *testing.T) {
+	t.Parallel()
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
 		syn, ack := fx.on(1, dptest.TCP, dptest.SYN), fx.on(2, dptest.TCP, dptest.ACK)
 		datagram := fx.on(3, dptest.UDP, 0)
@@ -315,6 +319,7 @@ func TestSpreadAnyNode(t *testing.T) {
 
 // A table of another size maps all flows to other slots: the previous table is kept.
 func TestSpreadOverTablesOfOtherSizes(t *testing.T) {
+	t.Parallel()
 	eachOf(t, func(o *Options) { o.Delivers = true }, func(t *testing.T, fx *fixture) {
 		names := func(n int) (all []string) {
 			for i := range n {

@@ -15,6 +15,7 @@ import (
 // The verifier allows 512 bytes of stack for a program and the functions that it calls, each rounded up to 32. Some
 // must stay free: a small change should not be at the limit.
 func TestStackHasRoom(t *testing.T) {
+	t.Parallel()
 	labtest.Root(t)
 	const limit, room = 512, 48
 	spec, err := loadSy()

@@ -10,6 +10,7 @@ import (
 
 // The command that is logged when settings are read-only does what the agent does, and makes no router.
 func TestForwardFix(t *testing.T) {
+	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)
 	const vlan = "eth0.7"
 	fx.do(func() error {

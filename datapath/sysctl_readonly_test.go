@@ -43,6 +43,7 @@ func TestSysctlWithoutAStateFolder(t *testing.T) {
 
 // On a full disk, a problem says that Cleanup cannot restore the settings. They are stored when there is space again.
 func TestSysctlsOnAFullDisk(t *testing.T) {
+	t.Parallel()
 	labtest.Root(t)
 	disk := t.TempDir()
 	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "nr_inodes=1"); err != nil {

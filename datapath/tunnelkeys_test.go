@@ -3,11 +3,9 @@ package datapath
 import (
 	"bytes"
 	"encoding/binary"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -49,6 +47,7 @@ func (fx *fixture) fromNode(in dptest.Packet, private ...byte) dptest.Packet {
 // A packet from the address of a node is not a packet of a node: pods behind masquerade have that address, too. Both
 // kinds of destination ask for the key, a VIP and an address of this node.
 func TestTunnelPacketsNeedTheKey(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		for _, delivers := range []bool{true, false} {
 			fx := newFixture(t, h, v6, func(o *Options) {
@@ -122,8 +121,9 @@ func tokenOf(p dptest.Packet) uint64 {
 
 // Packets between nodes carry the first key, on the way to the first node and to the next one.
 func TestTunnelPacketsCarryTheKey(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, h hook, v6 bool) {
-		fx := newFixture(t, h, v6, func(o *Options) { o.Delivers = true })
+		fx := shared(t, h, v6, func(o *Options) { o.Delivers = true })
 		fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2"), fx.addr("router")}) })
 		fx.nodes(lb.TCP, "b2")
 		in := fx.fromClient(dptest.TCP, dptest.SYN)
@@ -164,6 +164,7 @@ func TestTunnelPacketsCarryTheKey(t *testing.T) {
 // A server behind a GUE tunnel gets the token when it is one of tunnel_sources, and so runs Steelyard. Others get plain
 // GUE and no secret of ours.
 func TestServersGetTheKeyWhenTheyAreTunnelSources(t *testing.T) {
+	t.Parallel()
 	each(t, func(t *testing.T, h hook, v6 bool) {
 		fx := newFixture(t, h, v6, func(o *Options) {
 			o.TunnelSources = []netip.Prefix{hostPrefix("192.0.2.21"), hostPrefix("2001:db8::21")}
@@ -195,6 +196,7 @@ func TestServersGetTheKeyWhenTheyAreTunnelSources(t *testing.T) {
 
 // Health checks take the path of traffic, so they carry the token, too.
 func TestProbesCarryTheKey(t *testing.T) {
+	t.Parallel()
 	fx := newFixture(t, hookTC, false, func(o *Options) { o.TunnelSources = []netip.Prefix{hostPrefix("192.0.2.22")} })
 	fx.keys(true, "one")
 	for _, b := range []string{"b1", "b2"} {
@@ -214,9 +216,10 @@ func TestProbesCarryTheKey(t *testing.T) {
 // The node that delivers asks for the allowed sources, too: a packet from a tunnel was not necessarily forwarded by a
 // node that did.
 func TestDecapsulatedPacketsAreFromAllowedSources(t *testing.T) {
+	t.Parallel()
 	for _, v6 := range []bool{false, true} {
 		for _, proto := range []lb.Protocol{lb.TCP, lb.UDP} {
-			fx := newFixture(t, hookTC, v6, func(o *Options) { o.Delivers = true })
+			fx := shared(t, hookTC, v6, func(o *Options) { o.Delivers = true })
 			fx.do(func() error { return fx.d.SetTunnelSources([]netip.Addr{fx.addr("b2")}) })
 			fx.keys(true, "one")
 			is := func(when, from string, flags uint8, want string) {
@@ -248,6 +251,7 @@ func TestDecapsulatedPacketsAreFromAllowedSources(t *testing.T) {
 
 // Tunnel packets of the tc programs have the mark with which sy_tc_out lets them pass, and sy_tc_out removes it.
 func TestTunnelPacketsAreMarked(t *testing.T) {
+	t.Parallel()
 	for _, v6 := range []bool{false, true} {
 		fx := newFixture(t, hookTC, v6, func(o *Options) {
 			o.TunnelSources = []netip.Prefix{hostPrefix("192.0.2.22"), hostPrefix("2001:db8::22")}
@@ -303,14 +307,15 @@ func TestTunnelKeysThatCannotBe(t *testing.T) {
 
 // No frame without an accepted token is decapsulated, whatever else changes.
 func TestRandomTunnelPacketsNeedTheKey(t *testing.T) {
+	t.Parallel()
 	eachOf(t, acceptTunnels, func(t *testing.T, fx *fixture) {
 		fx.keys(true, "a")
 		in := fx.fromClient(dptest.TCP, dptest.SYN)
 		in.Dst = fx.at("loopback", 80)
 		private := fx.withToken("a")
 		whole, token := fx.fromNode(in, private...).Frame(), private[4:12]
-		seed := uint64(time.Now().UnixNano())
-		rnd, decapsulated, refused := rand.New(rand.NewPCG(seed, 3)), 0, 0
+		rnd := seeded(t)
+		decapsulated, refused := 0, 0
 		for range 3000 {
 			f := slices.Clone(whole)
 			for range 1 + rnd.IntN(3) {
@@ -330,7 +335,7 @@ func TestRandomTunnelPacketsNeedTheKey(t *testing.T) {
 			case has:
 				decapsulated++
 			default:
-				t.Fatalf("seed %d: decapsulated without the token: %x", seed, f)
+				t.Fatalf("decapsulated without the token: %x", f)
 			}
 		}
 		if refused == 0 || decapsulated == 0 {

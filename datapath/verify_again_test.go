@@ -15,6 +15,7 @@ import (
 // A frontend that gets backends again is verified before Apply returns: a fault that was forgotten while it had none
 // must not let its VIP be announced.
 func TestFaultsOfAFrontendWithBackendsAgainAreReportedAtOnce(t *testing.T) {
+	t.Parallel()
 	route := &netlink.Route{Gw: net.ParseIP(v4["router"])}
 	fx, x := verified(t, ModeTC, false, nil, func(fx *fixture) {
 		fx.do(func() error { return netlink.RouteAdd(route) })

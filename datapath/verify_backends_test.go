@@ -22,6 +22,7 @@ func (fx *fixture) problems(want ...string) {
 
 // One backend of several that cannot be reached withdraws no address, and is a problem of this node.
 func TestOneUnreachedBackend(t *testing.T) {
+	t.Parallel()
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
 	fx.service(lb.TCP, "b1", "unknown")
 	fx.watch()

@@ -25,6 +25,7 @@ func (fx *fixture) warns(want string) {
 
 // A route that takes replies from clients that were served is warned of; others are served, so nothing is withdrawn.
 func TestLostClients(t *testing.T) {
+	t.Parallel()
 	blackhole := &netlink.Route{Dst: prefix(v4["client"] + "/32"), Type: unix.RTN_BLACKHOLE}
 	fx, x := verified(t, ModeTC, false, nil, func(fx *fixture) {
 		fx.do(func() error { return netlink.RouteAdd(&netlink.Route{Gw: prefix(v4["router"] + "/32").IP}) })
@@ -81,6 +82,7 @@ func TestClientSample(t *testing.T) {
 
 // Clients whose connections are short are looked at for a while, and those that are lost for longer.
 func TestClientsOfShortConnections(t *testing.T) {
+	t.Parallel()
 	blackhole := &netlink.Route{Dst: prefix(v4["client"] + "/32"), Type: unix.RTN_BLACKHOLE}
 	fx, _ := verified(t, ModeTC, false, nil, func(fx *fixture) {
 		fx.do(func() error { return netlink.RouteAdd(&netlink.Route{Gw: prefix(v4["router"] + "/32").IP}) })
@@ -122,6 +124,7 @@ func TestClientsOfShortConnections(t *testing.T) {
 // What is wrong with the delivery of packets that other nodes send here is warned of. This node still announces: its
 // announcement does not depend on it.
 func TestInboundFaults(t *testing.T) {
+	t.Parallel()
 	blackhole := &netlink.Route{Dst: prefix(v4["b1"] + "/32"), Type: unix.RTN_BLACKHOLE}
 	allow := func(names ...string) func(*fixture) error {
 		return func(fx *fixture) error { return fx.d.SetTunnelSources(fx.names(names)) }

@@ -16,8 +16,7 @@ import (
 // An interface that leads to clients and was set down, or does not ask for MAC addresses, is named by the fault. One
 // that is down is so in the status, and explain says it.
 func TestInterfaceThatLeadsToClientsIsNamed(t *testing.T) {
-	v4["inside"] = "10.1.0.2"
-	defer delete(v4, "inside")
+	t.Parallel()
 	router := &netlink.Neigh{
 		IP: net.ParseIP(v4["router"]), State: netlink.NUD_PERMANENT, HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 9},
 	}
@@ -72,8 +71,7 @@ func TestInterfaceThatLeadsToClientsIsNamed(t *testing.T) {
 
 // An interface towards the servers that was set down is named, whether another route leads on or none does.
 func TestInterfaceThatLeadsToServersIsNamed(t *testing.T) {
-	v4["inside"] = "10.1.0.2"
-	defer delete(v4, "inside")
+	t.Parallel()
 	for want, dst := range map[string]string{
 		"eth1, which leads to 10.1.0.2, is down": "11.0.0.0/8", // no default route
 		"; eth1 is down":                         "0.0.0.0/0",
@@ -104,6 +102,7 @@ func TestInterfaceThatLeadsToServersIsNamed(t *testing.T) {
 
 // A program of others that drops packets was not looked at while no frontend had backends. It is when one gets them.
 func TestFaultOfTheNodeIsReportedWithTheFirstBackend(t *testing.T) {
+	t.Parallel()
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
 	fx.do(func() error { return dptest.AttachXDP("eth0", dptest.XDPDrop) })
 	fx.service(lb.TCP, "b1")

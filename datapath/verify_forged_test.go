@@ -13,7 +13,8 @@ import (
 // Forged packets open flows of the client of made packets, with all ports. They withdraw nothing when their server is
 // removed: such flows go on, and say nothing about new ones. A fault is still found when there are many of them.
 func TestForgedFlowsWithdrawNothing(t *testing.T) {
-	fx := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = 300_000 })
+	t.Parallel()
+	fx := shared(t, hookTC, false, func(o *Options) { o.MaxFlows = 300_000 })
 	put := func(affinity time.Duration, servers ...string) {
 		fx.serve(func(s *lb.Service) {
 			s.Method, s.Encap, s.Ports[0].Target = lb.MethodTunnel, lb.EncapGUE, 80

@@ -57,6 +57,7 @@ func TestAChangeIsIndependentOfOtherFaults(t *testing.T) {
 
 // While this node has a fault, each VIP has it, also one that is put then, and not long one that is removed.
 func TestFaultsOfTheNodeFollowChanges(t *testing.T) {
+	t.Parallel()
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
 	plans := []*lb.FrontendPlan{fx.numbered(0, 1), fx.numbered(1, 1), fx.numbered(2, 1)}
 	fx.apply(lb.Delta{Put: plans[:2]})

@@ -19,9 +19,7 @@ import (
 // When the way to the servers is lost, the default route leads on: that is a fault within a second, unless the servers
 // answer by it.
 func TestWayToServersIsLost(t *testing.T) {
-	v4["inside"], v4["peer"] = "10.1.0.2", "192.0.2.200"
-	defer delete(v4, "inside")
-	defer delete(v4, "peer")
+	t.Parallel()
 	eth1 := func(f func(netlink.Link) error) func(*fixture) error {
 		return func(*fixture) error {
 			nic, err := netlink.LinkByName("eth1")
@@ -95,6 +93,7 @@ func TestWayToServersIsLost(t *testing.T) {
 
 // A router that reports that the servers are unreachable is no answer of theirs, however often the probe is looked at.
 func TestUnreachableIsNoAnswer(t *testing.T) {
+	t.Parallel()
 	l := labtest.New(t)
 	node, router := labtest.Host(t, l, "node"), labtest.Host(t, l, "router")
 	end := func(h *lab.Host, address string) lab.End {

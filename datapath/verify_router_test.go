@@ -19,6 +19,7 @@ import (
 // A next hop that does not answer ARP makes replies vanish although there is a route. With another one that answers,
 // nothing is wrong.
 func TestDeadRouter(t *testing.T) {
+	t.Parallel()
 	via := func(names ...string) *netlink.Route {
 		r := &netlink.Route{Dst: prefix("0.0.0.0/0")}
 		if len(names) == 1 {
@@ -37,8 +38,6 @@ func TestDeadRouter(t *testing.T) {
 	fx.watch()
 	vip := fx.addr("vip")
 	const want = "192.0.2.99, the next hop of replies, does not answer"
-	v4["down"] = "192.0.2.99"
-	defer delete(v4, "down")
 	fx.do(func() error { return netlink.RouteReplace(via("down")) })
 	labtest.Until(t, 10*time.Second, "it is reported, while packets are sent", func() error {
 		fx.send("11.1.1.1:9")
@@ -58,8 +57,7 @@ func TestDeadRouter(t *testing.T) {
 
 // So it is with the next hop towards the servers, while health checks are sent to it.
 func TestDeadRouterOfServers(t *testing.T) {
-	v4["down"] = "192.0.2.99"
-	defer delete(v4, "down")
+	t.Parallel()
 	way := func(to string) func() error {
 		return func() error {
 			return netlink.RouteReplace(&netlink.Route{Dst: prefix(v4["far"] + "/32"), Gw: net.ParseIP(v4[to])})
@@ -92,6 +90,7 @@ func (fx *fixture) send(to string) {
 // The loss of the default route is a fault, also when the network of the servers has an address that could be that of a
 // client, on the link or behind a router.
 func TestDefaultRouteIsLost(t *testing.T) {
+	t.Parallel()
 	toRouter := &netlink.Route{Dst: prefix("0.0.0.0/0"), Gw: net.ParseIP(v4["router"])}
 	for _, tt := range []struct {
 		name  string
@@ -134,6 +133,7 @@ func TestDefaultRouteIsLost(t *testing.T) {
 
 // A table of the Internet replaces the default route, and where clients are in private networks only, none is needed.
 func TestNoDefaultRouteIsNeeded(t *testing.T) {
+	t.Parallel()
 	routes := func(names ...string) func(*fixture) {
 		return func(fx *fixture) {
 			for _, n := range names {
@@ -215,6 +215,7 @@ func (fx *fixture) neighbourEntry(of netip.Addr) (n netlink.Neigh) {
 
 // A router that has just answered is asked again at once, and not when the kernel does, after up to a minute.
 func TestRouterBecomesSilent(t *testing.T) {
+	t.Parallel()
 	for name, isV6 := range map[string]bool{"IPv4": false, "IPv6": true} {
 		t.Run(name, func(t *testing.T) {
 			fx, x, router := behindRouter(t, isV6)
@@ -240,6 +241,7 @@ func TestRouterBecomesSilent(t *testing.T) {
 
 // A program that drops packets drops the answers of routers, too: it is the reason.
 func TestDroppedAnswersHaveAReason(t *testing.T) {
+	t.Parallel()
 	fx, x, router := behindRouter(t, false)
 	fx.do(func() error { return dptest.AttachXDP("eth0", dptest.XDPDrop) })
 	v := fx.d.verifier
@@ -265,6 +267,7 @@ func TestDroppedAnswersHaveAReason(t *testing.T) {
 
 // A router that answers requests to all hosts, and none to its own MAC address, stays known all the time.
 func TestRouterIgnoresUnicastRequests(t *testing.T) {
+	t.Parallel()
 	fx, x, router := behindRouter(t, false)
 	rules := "add table arp t; add chain arp t c { type filter hook input priority 0; }; " +
 		"add rule arp t c meta pkttype host arp operation request drop"

@@ -36,6 +36,7 @@ func (fx *fixture) ticks(n int) {
 
 // While a router does not answer, routes are asked for again: the kernel may use another one without a report.
 func TestRoutesAreAskedForAgainWhileARouterIsSilent(t *testing.T) {
+	t.Parallel()
 	fx := watchedRoutes(t, "192.0.2.99")
 	since := fx.d.verifier.routes.since
 	fx.ticks(4)
@@ -46,6 +47,7 @@ func TestRoutesAreAskedForAgainWhileARouterIsSilent(t *testing.T) {
 
 // While nothing changes the kernel is not asked again. A change that is not reported is found when the answers expire.
 func TestRoutesExpire(t *testing.T) {
+	t.Parallel()
 	fx := watchedRoutes(t, v4["router"])
 	v := fx.d.verifier
 	fx.ticks(1)
@@ -71,6 +73,7 @@ func TestRoutesExpire(t *testing.T) {
 
 // There may be many backends behind one router: while it answers, the kernel is not asked for the route to each.
 func TestRoutesToBackendsAreNotAskedFor(t *testing.T) {
+	t.Parallel()
 	fx := watchedRoutes(t, v4["router"])
 	fx.service(lb.TCP, "far")
 	fx.ticks(4)

@@ -134,6 +134,7 @@ func detach(kind string) func(*fixture) error {
 
 // What others change on the node is restored within a second.
 func TestRepairs(t *testing.T) {
+	t.Parallel()
 	tcx := labtest.TCHook(t) == "tcx"
 	for _, tt := range []struct {
 		name   string
@@ -203,6 +204,7 @@ func TestRepairs(t *testing.T) {
 
 // The target of the tail call is restored.
 func TestChainIsRepaired(t *testing.T) {
+	t.Parallel()
 	fx, _ := verified(t, ModeTC, false, nil, func(*fixture) {})
 	fx.watch()
 	if err := fx.d.objects.SyProgs.Delete(uint32(0)); err != nil {
@@ -235,6 +237,7 @@ func prefix(text string) *net.IPNet {
 // A state in which clients get no answer is reported within a second, explain says so, and the report is withdrawn when
 // the state ends.
 func TestFaults(t *testing.T) {
+	t.Parallel()
 	defaultRoute := &netlink.Route{Gw: net.ParseIP(v4["router"])}
 	b1 := prefix(v4["b1"] + "/32")
 	blackhole := &netlink.Route{Dst: b1, Type: unix.RTN_BLACKHOLE}
@@ -280,6 +283,7 @@ func TestFaults(t *testing.T) {
 
 // The faults of a new frontend are reported before Apply returns: until then its VIP is not announced.
 func TestFaultsOfANewFrontendAreReportedAtOnce(t *testing.T) {
+	t.Parallel()
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
 	fx.service(lb.TCP, "unknown")
 	if f := x.of(fx.addr("vip")); !strings.Contains(f, "no_route") {
@@ -293,6 +297,7 @@ func TestFaultsOfANewFrontendAreReportedAtOnce(t *testing.T) {
 
 // A packet that this node delivers itself names a backend of the frontend for delivery, not a node.
 func TestDeliveryHereIsNoFault(t *testing.T) {
+	t.Parallel()
 	for _, nodes := range [][]string{{"self"}, {"self", "router"}, {"router"}} {
 		for _, policyLocal := range []bool{false, true} {
 			delivers := func(o *Options) { acceptTunnels(o); o.Delivers = true }
@@ -320,8 +325,7 @@ func (fx *fixture) secondNIC() {
 
 // The interface by which a backend is reached gets the programs, at once and when the route changes later.
 func TestInterfacesFollowRoutes(t *testing.T) {
-	v4["inside"] = "10.1.0.2"
-	defer delete(v4, "inside")
+	t.Parallel()
 	names := func(fx *fixture) map[string]Mode {
 		all := map[string]Mode{}
 		for _, s := range fx.d.Interfaces() {
@@ -359,6 +363,7 @@ func TestInterfacesFollowRoutes(t *testing.T) {
 
 // When nothing works, a round takes about as many made packets as when all does: not many for each frontend.
 func TestARoundOfManyFaultsIsShort(t *testing.T) {
+	t.Parallel()
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
 	const n = 100
 	var d lb.Delta

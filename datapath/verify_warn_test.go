@@ -32,7 +32,8 @@ func (fx *fixture) looks(now *time.Time) func() string {
 
 // New connections that are dropped because of a limit are warned of, as long as they are.
 func TestExhaustedCapacityIsWarnedOf(t *testing.T) {
-	fx := newFixture(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
+	t.Parallel()
+	fx := shared(t, hookTC, false, func(o *Options) { o.SNATPorts = []PortRange{{61000, 61000}} })
 	fx.service(lb.TCP, "b1")
 	now := time.Now()
 	look := fx.looks(&now)
@@ -59,7 +60,8 @@ func TestExhaustedCapacityIsWarnedOf(t *testing.T) {
 
 // A service that has its share of UDP flows is named.
 func TestServiceWithItsShareIsNamed(t *testing.T) {
-	fx := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = 4 })
+	t.Parallel()
+	fx := shared(t, hookTC, false, func(o *Options) { o.MaxFlows = 4 })
 	dns(fx)
 	v := fx.d.verifier
 	owners := map[string]bool{}
@@ -77,6 +79,7 @@ func TestServiceWithItsShareIsNamed(t *testing.T) {
 
 // A takeover keeps the tables with their flows, and so their size; another max_flows is warned of.
 func TestKeptSizeIsWarnedOf(t *testing.T) {
+	t.Parallel()
 	fx := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = 100 })
 	for _, tt := range []struct {
 		flows int
@@ -101,7 +104,8 @@ func TestKeptSizeIsWarnedOf(t *testing.T) {
 
 // Tunnel packets that are dropped for lack of the key are warned of, as long as they arrive.
 func TestTunnelPacketsWithoutTheKeyAreWarnedOf(t *testing.T) {
-	fx := newFixture(t, hookTC, false, func(o *Options) {
+	t.Parallel()
+	fx := shared(t, hookTC, false, func(o *Options) {
 		o.TunnelSources = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}
 	})
 	fx.do(func() error { return fx.d.SetTunnelSources(nil) })
@@ -124,6 +128,7 @@ func TestTunnelPacketsWithoutTheKeyAreWarnedOf(t *testing.T) {
 
 // When made packets cannot be run, no fault is known; that is said.
 func TestVerificationThatDoesNotRun(t *testing.T) {
+	t.Parallel()
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
 	fx.service(lb.TCP, "b1")
 	fx.watch()
@@ -179,6 +184,7 @@ func TestShortageIsNoFault(t *testing.T) {
 
 // A program of others before ours is run on a made packet where that is permitted; where it is not, that is said.
 func TestProgramsThatMayNotBeExamined(t *testing.T) {
+	t.Parallel()
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
 	fx.service(lb.TCP, "b1")
 	fx.do(func() error { return dptest.AttachXDP("eth0", dptest.XDPPass) })
@@ -213,6 +219,7 @@ func TestProgramsThatMayNotBeExamined(t *testing.T) {
 
 // Where routers know the VIPs, it is said that clients behind them get no replies for lack of a route.
 func TestNoRouteToClientsIsWarnedOf(t *testing.T) {
+	t.Parallel()
 	fx, x := verified(t, ModeTC, false, func(o *Options) { o.Routers = true }, func(*fixture) {})
 	fx.service(lb.TCP, "b1")
 	fx.watch()

@@ -18,6 +18,7 @@ import (
 
 // After an overrun of its socket the watcher reports that everything may have changed, counts it, and goes on.
 func TestWatcherSurvivesAnOverrun(t *testing.T) {
+	t.Parallel()
 	h := labtest.Host(t, labtest.New(t), "h")
 	var overruns atomic.Uint64
 	var w *watcher
@@ -98,6 +99,7 @@ func TestWatcherSurvivesAnOverrun(t *testing.T) {
 
 // Changes that never end postpone nothing: an address that is added meanwhile is used (D11).
 func TestSteadyChangesPostponeNothing(t *testing.T) {
+	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)
 	fx.service(lb.TCP, "b1")
 	fx.watch()

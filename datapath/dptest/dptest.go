@@ -31,14 +31,16 @@ type Packet struct {
 	To       net.HardwareAddr // nil: MAC
 	Src, Dst netip.AddrPort   // of one family
 	Proto    uint8
-	TTL      uint8 // 0: 64
-	TOS      uint8 // or traffic class
+	TTL      uint8  // 0: 64
+	TOS      uint8  // or traffic class
+	ID       uint16 // of IPv4
+	Label    uint32 // the flow label of IPv6, 20 bits
 	// TCP
-	Flags    uint8
-	Seq, Ack uint32
-	MSS      uint16 // as an option; 0: none
-	// TCP: a timestamp as an option, behind the MSS. Parse does not set it.
-	Timestamp uint32
+	Flags     uint8
+	Seq, Ack  uint32
+	Window    uint16
+	MSS       uint16 // as an option; 0: none
+	Timestamp uint32 // as an option, behind the MSS; 0: none
 	// ICMP: the ports are not used. SCTP: Type is that of the chunk, Ack the verification tag, Seq the initiate tag.
 	Type, Code uint8
 	Rest       uint32 // the second word of ICMP
@@ -93,6 +95,7 @@ func (p Packet) Frame() []byte {
 			binary.BigEndian.PutUint16(ip[6:], 0x4000)
 		}
 		ip[1], ip[8], ip[9] = p.TOS, ttl, p.Proto
+		binary.BigEndian.PutUint16(ip[4:], p.ID)
 		copy(ip[12:], p.Src.Addr().AsSlice())
 		copy(ip[16:], p.Dst.Addr().AsSlice())
 		binary.BigEndian.PutUint16(ip[10:], checksum.Internet(ip))
@@ -108,7 +111,8 @@ func (p Packet) Frame() []byte {
 	if p.Fragment {
 		ext, next = append(ext, next, 0, 0, 8, 0, 0, 0, 1), 44
 	}
-	ip[0], ip[1], ip[6], ip[7] = 0x60|p.TOS>>4, p.TOS<<4, next, ttl
+	binary.BigEndian.PutUint32(ip, 6<<28|uint32(p.TOS)<<20|p.Label)
+	ip[6], ip[7] = next, ttl
 	binary.BigEndian.PutUint16(ip[4:], uint16(len(ext)+len(l4)))
 	copy(ip[8:], p.Src.Addr().AsSlice())
 	copy(ip[24:], p.Dst.Addr().AsSlice())
@@ -124,6 +128,7 @@ func (p Packet) transport() []byte {
 		binary.BigEndian.PutUint32(h[4:], p.Seq)
 		binary.BigEndian.PutUint32(h[8:], p.Ack)
 		h[12], h[13] = 5<<4, p.Flags
+		binary.BigEndian.PutUint16(h[14:], p.Window)
 		if p.MSS != 0 {
 			h[12] = 6 << 4
 			h = binary.BigEndian.AppendUint16(append(h, 2, 4), p.MSS)
@@ -199,6 +204,22 @@ func (p Packet) pseudo(n int) []byte {
 	return append(b, 0, p.Proto, byte(n>>8), byte(n))
 }
 
+// ParseWhole is Parse for a frame with no byte that Packet has no field for: behind the MAC addresses it equals Frame.
+func ParseWhole(f []byte) (Packet, error) {
+	p, err := Parse(f)
+	if err != nil {
+		return p, err
+	}
+	whole := p.Frame()
+	if !bytes.Equal(whole[12:], f[12:]) {
+		return p, fmt.Errorf("%+v is not all: it is\n%x", p, whole)
+	}
+	if p.Inner != nil && p.Proto == UDP && !bytes.Equal(GUE(*p.Inner, p.Private...), p.Payload) {
+		return p, fmt.Errorf("%+v is not all of what %x carries", *p.Inner, p.Payload)
+	}
+	return p, nil
+}
+
 // Parse reads a frame and fails when a length or checksum in it is wrong.
 func Parse(f []byte) (Packet, error) {
 	var p Packet
@@ -226,7 +247,7 @@ func (p *Packet) parseIP(ip []byte, kind uint16) error {
 			return fmt.Errorf("IPv4 checksum is wrong")
 		}
 		p.Proto, p.TTL, p.TOS, l4 = ip[9], ip[8], ip[1], ip[n:]
-		p.DF = ip[6]&0x40 != 0
+		p.ID, p.DF, p.Options = binary.BigEndian.Uint16(ip[4:]), ip[6]&0x40 != 0, n > 20
 		src, _ = netip.AddrFromSlice(ip[12:16])
 		dst, _ = netip.AddrFromSlice(ip[16:20])
 	case 0x86dd:
@@ -234,8 +255,9 @@ func (p *Packet) parseIP(ip []byte, kind uint16) error {
 			return fmt.Errorf("IPv6 length is %d, there are %d bytes", n, len(ip)-40)
 		}
 		p.Proto, p.TTL, p.TOS, l4 = ip[6], ip[7], ip[0]<<4|ip[1]>>4, ip[40:]
+		p.Label = binary.BigEndian.Uint32(ip) & 0xfffff
 		if p.Proto == 60 {
-			p.Proto, l4 = l4[0], l4[8:]
+			p.Proto, p.Options, l4 = l4[0], true, l4[8:]
 		}
 		src, _ = netip.AddrFromSlice(ip[8:24])
 		dst, _ = netip.AddrFromSlice(ip[24:40])
@@ -272,8 +294,13 @@ func (p *Packet) parseTransport(l4 []byte) error {
 		if n > len(l4) {
 			return fmt.Errorf("TCP header of %d bytes, there are %d", n, len(l4))
 		}
-		if n >= 24 && l4[20] == 2 {
-			p.MSS = binary.BigEndian.Uint16(l4[22:])
+		p.Window = binary.BigEndian.Uint16(l4[14:])
+		options := l4[20:max(20, n)]
+		if len(options) >= 4 && options[0] == 2 {
+			p.MSS, options = binary.BigEndian.Uint16(options[2:]), options[4:]
+		}
+		if len(options) >= 8 && options[2] == 8 {
+			p.Timestamp = binary.BigEndian.Uint32(options[4:])
 		}
 		p.Payload = bytes.Clone(l4[n:])
 	case UDP:
@@ -312,72 +339,4 @@ func (p *Packet) parseTransport(l4 []byte) error {
 		return p.parseInner(p.Payload[n:], p.Payload[1])
 	}
 	return nil
-}
-
-// Fragments returns p as the frames of fragments with at most size bytes of payload each, a multiple of 8.
-func (p Packet) Fragments(id uint32, size int) (frames [][]byte) {
-	whole := p.Frame()
-	l3 := 14
-	head := l3 + 20
-	if !p.v4() {
-		head = l3 + 40
-	}
-	body := whole[head:]
-	for at := 0; at < len(body); at += size {
-		part := body[at:min(at+size, len(body))]
-		more := uint16(0)
-		if at+size < len(body) {
-			more = 1
-		}
-		f := bytes.Clone(whole[:head])
-		if p.v4() {
-			binary.BigEndian.PutUint16(f[l3+2:], uint16(20+len(part)))
-			binary.BigEndian.PutUint16(f[l3+4:], uint16(id))
-			binary.BigEndian.PutUint16(f[l3+6:], more<<13|uint16(at/8))
-			binary.BigEndian.PutUint16(f[l3+10:], 0)
-			binary.BigEndian.PutUint16(f[l3+10:], checksum.Internet(f[l3:head]))
-		} else {
-			binary.BigEndian.PutUint16(f[l3+4:], uint16(8+len(part)))
-			ext := []byte{f[l3+6], 0, 0, 0}
-			binary.BigEndian.PutUint16(ext[2:], uint16(at)|more)
-			f[l3+6] = 44
-			f = append(f, binary.BigEndian.AppendUint32(ext, id)...)
-		}
-		frames = append(frames, append(f, part...))
-	}
-	return frames
-}
-
-// Join is the inverse of Fragments, for frames in their order.
-func Join(frames [][]byte) (Packet, error) {
-	const l3 = 14
-	var whole []byte
-	for i, f := range frames {
-		v4 := binary.BigEndian.Uint16(f[12:]) == 0x0800
-		head, skip := l3+20, 0
-		if !v4 {
-			head, skip = l3+40, 8
-		}
-		if v4 && checksum.Internet(f[l3:head]) != 0 {
-			return Packet{}, fmt.Errorf("IPv4 checksum of fragment %d is wrong", i)
-		}
-		if i == 0 {
-			whole = bytes.Clone(f[:head])
-			if !v4 {
-				whole[l3+6] = f[head]
-			}
-		} else if !bytes.Equal(f[head-8:head], frames[0][head-8:head]) {
-			return Packet{}, fmt.Errorf("fragment %d has another destination", i)
-		}
-		whole = append(whole, f[head+skip:]...)
-	}
-	if binary.BigEndian.Uint16(whole[12:]) == 0x0800 {
-		binary.BigEndian.PutUint16(whole[l3+2:], uint16(len(whole)-l3))
-		copy(whole[l3+6:], []byte{0, 0})
-		copy(whole[l3+10:], []byte{0, 0})
-		binary.BigEndian.PutUint16(whole[l3+10:], checksum.Internet(whole[l3:l3+20]))
-	} else {
-		binary.BigEndian.PutUint16(whole[l3+4:], uint16(len(whole)-l3-40))
-	}
-	return Parse(whole)
 }

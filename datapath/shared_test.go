@@ -1,0 +1,296 @@
+package datapath
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"reflect"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/e2e/lab"
+	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// pool has the fixtures that tests share: the verifier takes a second for each.
+var pool = struct {
+	sync.Mutex
+	free map[string][]*fixture // that no test uses, by their options
+	labs []*lab.Lab
+}{free: map[string][]*fixture{}}
+
+// Tests run in parallel, each with its own hosts. Many wait, so there are two for each processor.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))); err != nil {
+			panic(err)
+		}
+	}
+	code := m.Run()
+	for _, fixtures := range pool.free {
+		for _, fx := range fixtures {
+			if err := fx.d.Close(); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				code = 1
+			}
+		}
+	}
+	for _, l := range pool.labs {
+		if err := l.Close(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// shared returns a fixture without services and flows, which the test has for itself. Tests that change the host, or
+// close its datapath, take newFixture.
+func shared(t *testing.T, h hook, isV6 bool, change func(*Options)) *fixture {
+	t.Helper()
+	labtest.Root(t)
+	fx := fromPool(t, change)
+	fx.begin(t, h, isV6)
+	d, before := fx.d, fx.hostState()
+	t.Cleanup(func() {
+		if fx.t = t; fx.d != d {
+			t.Error("the test closed a datapath that others use")
+			return
+		}
+		if diff := cmp.Diff(before, fx.hostState()); diff != "" {
+			t.Errorf("the test changed a host that others use; before -, after +:\n%s", diff)
+			return
+		}
+		pool.Lock()
+		defer pool.Unlock()
+		pool.free[optionsKey(fx.o)] = append(pool.free[optionsKey(fx.o)], fx)
+	})
+	return fx
+}
+
+func optionsKey(o Options) string { return fmt.Sprintf("%+v", o) }
+
+func fromPool(t *testing.T, change func(*Options)) *fixture {
+	t.Helper()
+	o := testOptions()
+	if change != nil {
+		change(&o)
+	}
+	pool.Lock()
+	defer pool.Unlock()
+	if free := pool.free[optionsKey(o)]; len(free) > 0 {
+		pool.free[optionsKey(o)] = free[:len(free)-1]
+		return free[len(free)-1]
+	}
+	l, err := lab.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool.labs = append(pool.labs, l)
+	fx := &fixture{t: t, lab: l, o: o}
+	pool.Unlock()
+	defer pool.Lock()
+	fx.makeHost()
+	fx.addressesSettled()
+	fx.load()
+	return fx
+}
+
+// begin brings the datapath to the state after Open.
+func (fx *fixture) begin(t *testing.T, h hook, isV6 bool) {
+	t.Helper()
+	fx.t, fx.hook, fx.v6 = t, h, isV6
+	fx.reset()
+	fx.clear("sy_snat_later")
+	fx.d.gc.limits = fx.o.Timeouts
+	keys := TunnelKeys{}
+	if fx.o.TunnelKeys != nil {
+		keys = *fx.o.TunnelKeys
+	}
+	fx.do(func() error { return errors.Join(fx.d.SetTunnelSources(nil), fx.d.SetTunnelKeys(keys)) })
+}
+
+// hostState is what tests may change of a host.
+func (fx *fixture) hostState() (lines []string) {
+	fx.t.Helper()
+	fx.do(func() error {
+		links, err := netlink.LinkList()
+		if err != nil {
+			return err
+		}
+		for _, l := range links {
+			a := l.Attrs()
+			addrs, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+			if err != nil {
+				return err
+			}
+			lines = append(lines, fmt.Sprint(a.Name, a.Index, a.MTU, a.HardwareAddr, a.Flags, addrs))
+		}
+		every := &netlink.Route{Table: unix.RT_TABLE_UNSPEC}
+		for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+			routes, err1 := netlink.RouteListFiltered(family, every, netlink.RT_FILTER_TABLE)
+			rules, err2 := netlink.RuleList(family)
+			neighbours, err3 := netlink.NeighList(0, family)
+			if err := errors.Join(err1, err2, err3); err != nil {
+				return err
+			}
+			for _, r := range routes {
+				lines = append(lines, r.String())
+			}
+			for _, r := range rules {
+				lines = append(lines, r.String())
+			}
+			for _, n := range neighbours {
+				if n.State == netlink.NUD_PERMANENT {
+					lines = append(lines, n.String())
+				}
+			}
+		}
+		return nil
+	})
+	for _, pin := range fx.pinned() {
+		if !strings.Contains(pin, "/chunks/") { // services add some
+			lines = append(lines, pin)
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// Maps that reset does not clear.
+var (
+	// The services have put entries into these, and remove them.
+	serviceMaps = []string{"sy_frontends", "sy_port_ranges", "sy_src_allow", "sy_weights", "sy_ended", "sy_vips"}
+	// The entries of these follow from the host, from the options, or from ids that the services keep. Those of
+	// sy_snat_later cost a lookup, and change no verdict.
+	keptMaps = []string{"sy_addr_filter", "sy_backends", "sy_be_counters", "sy_fe_counters", "sy_frontend_vips",
+		"sy_local_addrs", "sy_next_hops", "sy_progs", "sy_scratch", "sy_servers", "sy_slots", "sy_snat_later",
+		"sy_snat_ports", "sy_tunnel_keys", "sy_tunnel_src", "sy_uplinks"}
+	// Arrays by id, of which tests use the first ones. The last entry is the sum.
+	idMaps = []string{"sy_backend_load", "sy_relay_share", "sy_udp_share"}
+)
+
+// reset removes all services, flows, counters and hints. Each map is cleared unless it is named above.
+func (fx *fixture) reset() {
+	fx.t.Helper()
+	held, err := fx.d.Held()
+	if err != nil {
+		fx.t.Fatal(err)
+	}
+	fx.last = dptest.Packet{}
+	fx.apply(lb.Delta{Delete: held})
+	fx.clear("sy_halfopen_clients", "sy_halfopen_servers", "sy_stream_clients", "sy_stream_servers", "sy_udp_clients",
+		"sy_udp_servers", "sy_dsr_flows", "sy_dsr_halfopen", "sy_relays")
+	fx.forget()
+	for _, m := range fx.maps() {
+		switch {
+		case slices.Contains(serviceMaps, m.name):
+			if n := m.entries(fx.t); n > 0 {
+				fx.t.Fatalf("%s has %d entries without a service", m.name, n)
+			}
+		case !slices.Contains(keptMaps, m.name):
+			m.clear(fx.t)
+		}
+	}
+	fx.do(func() error {
+		var err error
+		fx.d.gc.attendance, err = openAttendance(fx.d.objects, true)
+		return errors.Join(err, fx.d.services.setLoads(nil))
+	})
+}
+
+// clear clears maps.
+func (fx *fixture) clear(names ...string) {
+	fx.t.Helper()
+	for _, m := range fx.maps() {
+		if slices.Contains(names, m.name) {
+			m.clear(fx.t)
+		}
+	}
+}
+
+// namedMap is a map of the programs.
+type namedMap struct {
+	*ebpf.Map
+	name string
+}
+
+func (fx *fixture) maps() (all []namedMap) {
+	fields := reflect.ValueOf(fx.d.objects.syMaps)
+	for i := range fields.NumField() {
+		if m, ok := fields.Field(i).Interface().(*ebpf.Map); ok {
+			all = append(all, namedMap{m, fields.Type().Field(i).Tag.Get("ebpf")})
+		}
+	}
+	return all
+}
+
+// clear deletes the entries of a hash table, and sets those of an array to zero.
+func (m namedMap) clear(t *testing.T) {
+	t.Helper()
+	switch m.Type() {
+	case ebpf.Array:
+		keys := make([]uint32, m.MaxEntries())
+		if slices.Contains(idMaps, m.name) {
+			keys = keys[:1024]
+		}
+		for i := range keys {
+			keys[i] = uint32(i)
+		}
+		keys[len(keys)-1] = m.MaxEntries() - 1
+		value := reflect.ArrayOf(int(m.ValueSize()), reflect.TypeFor[byte]())
+		zero := reflect.MakeSlice(reflect.SliceOf(value), len(keys), len(keys)).Interface()
+		if _, err := m.BatchUpdate(keys, zero, nil); err != nil {
+			t.Fatalf("clear %s: %v", m.name, err)
+		}
+	case ebpf.PerCPUArray:
+		zero := make([][]byte, ebpf.MustPossibleCPU())
+		for i := range zero {
+			zero[i] = make([]byte, m.ValueSize())
+		}
+		for i := range m.MaxEntries() {
+			if err := m.Put(i, zero); err != nil {
+				t.Fatalf("clear %s: %v", m.name, err)
+			}
+		}
+	default:
+		for _, k := range m.keys(t) {
+			if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) { // an LRU evicts
+				t.Fatalf("clear %s: %v", m.name, err)
+			}
+		}
+	}
+}
+
+func (m namedMap) keys(t *testing.T) (keys [][]byte) {
+	t.Helper()
+	var key, value []byte
+	all := m.Iterate()
+	for all.Next(&key, &value) {
+		keys = append(keys, slices.Clone(key))
+	}
+	if err := all.Err(); err != nil {
+		t.Fatalf("read %s: %v", m.name, err)
+	}
+	return keys
+}
+
+func (m namedMap) entries(t *testing.T) int {
+	t.Helper()
+	return len(m.keys(t))
+}
