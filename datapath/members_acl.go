@@ -137,7 +137,7 @@ func memberWeights(id uint32, p *lb.FrontendPlan, backends []uint32) map[syMembe
 	}
 	weights := map[syMemberKey]uint32{}
 	for i, t := range p.Targets {
-		weights[syMemberKey{Frontend: id, Backend: backends[i]}] = uint32(t.Weight)
+		weights[syMemberKey{Frontend: id, Backend: backends[i]}] = uint32(min(t.Weight, 1<<memberWeightBits-1))
 	}
 	return weights
 }

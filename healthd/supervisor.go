@@ -1,6 +1,7 @@
 package healthd
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"os"
@@ -59,11 +60,8 @@ func (s *supervisor) run(cmd *exec.Cmd, log *slog.Logger) error {
 
 func (s *supervisor) supervise() {
 	runtime.LockOSThread()
-	noNewPrivs := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-	subreaper := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-	if noNewPrivs != nil || subreaper != nil {
-		panic(fmt.Sprintf("healthd: prctl: %v, %v", noNewPrivs, subreaper)) // no kernel that runs the programs refuses
-	}
+	refused := cmp.Or(unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
+		unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) // a seccomp filter may
 	running := map[int]bool{}
 	var log *slog.Logger
 	var warned time.Time
@@ -71,6 +69,10 @@ func (s *supervisor) supervise() {
 	for {
 		select {
 		case x := <-s.start:
+			if refused != nil {
+				x.done <- fmt.Errorf("prctl: %w", refused)
+				continue
+			}
 			err := x.cmd.Start()
 			if err == nil {
 				running[x.cmd.Process.Pid] = true

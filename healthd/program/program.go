@@ -11,8 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 )
 
 // User is a user and its primary group. Programs run without its other groups.
@@ -89,9 +87,10 @@ func check(path string, info fs.FileInfo, isProgram bool, u User) error {
 		return fmt.Errorf("%s is not a file", path)
 	}
 	stat := info.Sys().(*syscall.Stat_t)
-	// In a directory with the sticky bit, others cannot replace a file of root.
+	// In a directory with the sticky bit, others cannot replace a file of root. That a mount is read-only says nothing:
+	// it may be so for this process only, as /usr is by systemd's ProtectSystem.
 	others := mode&0o002 != 0 || mode&0o020 != 0 && stat.Gid != 0
-	if others && (isProgram || mode&fs.ModeSticky == 0) && !isReadOnly(path) {
+	if others && (isProgram || mode&fs.ModeSticky == 0) {
 		return fmt.Errorf("%s can be written by others than root (mode %04o)", path, mode.Perm())
 	}
 	if stat.Uid != 0 && (os.Geteuid() == 0 || stat.Uid != u.UID) { // an agent that is not root has its own programs
@@ -110,11 +109,4 @@ func check(path string, info fs.FileInfo, isProgram bool, u User) error {
 		return fmt.Errorf("user %s cannot execute it: the mode of %s is %04o", u.Name, path, mode.Perm())
 	}
 	return nil
-}
-
-// isReadOnly reports whether a path is on a mount that nobody can write to, as volumes of Kubernetes' ConfigMaps are,
-// whose directories have mode 0777.
-func isReadOnly(path string) bool {
-	var f unix.Statfs_t
-	return unix.Statfs(path, &f) == nil && f.Flags&unix.ST_RDONLY != 0
 }
