@@ -117,8 +117,10 @@ func (p *pins) remake() error {
 	if now, err := os.Stat(p.path); err == nil && complete && os.SameFile(was, now) {
 		return nil
 	}
-	if err := mountBPF(filepath.Dir(p.path)); err != nil {
-		return err
+	if !onBPF(p.path) {
+		if err := mountBPF(filepath.Dir(p.path)); err != nil {
+			return err
+		}
 	}
 	for _, sub := range []string{"links", "chunks"} {
 		if err := os.MkdirAll(filepath.Join(p.dir, sub), 0o700); err != nil {

@@ -55,6 +55,9 @@ func TestManifestPods(t *testing.T) {
 		if tt.pod.HostPID || tt.pod.HostIPC || len(tt.pod.Containers) != 1 || len(tt.pod.InitContainers) > 0 {
 			t.Errorf("%s: want one container, without the host's processes and IPC", name)
 		}
+		if tt.pod.Containers[0].Resources.Limits.Memory().IsZero() {
+			t.Errorf("%s: memory has no limit", name)
+		}
 		s := tt.pod.Containers[0].SecurityContext
 		switch {
 		case s.SeccompProfile == nil || s.SeccompProfile.Type != core.SeccompProfileTypeRuntimeDefault:
@@ -70,9 +73,17 @@ func TestManifestPods(t *testing.T) {
 	if s := allocator.Containers[0].SecurityContext; s.RunAsNonRoot == nil || !*s.RunAsNonRoot {
 		t.Error("the allocator may run as root")
 	}
+	if allocator.HostNetwork {
+		t.Error("the allocator has the network of the node")
+	}
 	for _, v := range allocator.Volumes {
 		if v.HostPath != nil {
 			t.Errorf("the allocator has %s of the node", v.HostPath.Path)
+		}
+	}
+	for _, v := range agent.Volumes {
+		if v.HostPath != nil && !strings.HasSuffix(v.HostPath.Path, "/steelyard") {
+			t.Errorf("the agent has %s of the node", v.HostPath.Path)
 		}
 	}
 }
@@ -203,16 +214,12 @@ func TestCleanupManifest(t *testing.T) {
 	if want := []core.Capability{"BPF", "NET_ADMIN", "PERFMON"}; !slices.Equal(added, want) {
 		t.Errorf("capabilities %v; want %v", added, want)
 	}
-	volumes := func(mounts []core.VolumeMount) (paths []string) {
-		for _, m := range mounts {
-			paths = append(paths, m.MountPath)
-		}
-		return paths
-	}
-	agent := objects(t)["DaemonSet steelyard"].(*apps.DaemonSet).Spec.Template.Spec.Containers[0]
-	for _, path := range volumes(c.VolumeMounts) {
-		if !slices.Contains(volumes(agent.VolumeMounts), path) {
-			t.Errorf("%s is nothing that the agent has", path)
+	agent := objects(t)["DaemonSet steelyard"].(*apps.DaemonSet).Spec.Template.Spec
+	for _, v := range pod.Volumes { // a directory of the agent, or the one from which that is removed
+		if !slices.ContainsFunc(agent.Volumes, func(a core.Volume) bool {
+			return a.HostPath != nil && strings.HasPrefix(a.HostPath.Path+"/", v.HostPath.Path+"/")
+		}) {
+			t.Errorf("%s has nothing of the agent", v.HostPath.Path)
 		}
 	}
 }

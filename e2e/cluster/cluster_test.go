@@ -166,6 +166,12 @@ func (c *cluster) apply(t *testing.T, config string, args ...string) {
 		if config != "" && o.GetKind() == "ConfigMap" {
 			o.Object["data"] = map[string]any{"steelyard.toml": config}
 		}
+		if o.GetKind() == "Deployment" { // the nodes have no network for pods
+			err := unstructured.SetNestedField(o.Object, true, "spec", "template", "spec", "hostNetwork")
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
 		gvk := o.GroupVersionKind()
 		m, err := mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 		if err != nil {

@@ -35,7 +35,7 @@ type Options struct {
 	Version    string         // reported by the API
 	Log        *slog.Logger   // required
 	Level      *slog.LevelVar // the level of Log, set by each reload; nil: not changed
-	PinPath    string         // directory of the pinned BPF objects; "": datapath.DefaultPinPath
+	PinPath    string         // directory of the pinned BPF objects; "": PIN_DIRECTORY, else datapath.DefaultPinPath
 	StateDir   string         // state that outlives the agent, not a reboot; "": datapath.DefaultStateDir
 	KeepDir    string         // state that outlives a reboot; "": STATE_DIRECTORY (systemd.exec(5)), else StateDir
 
@@ -55,7 +55,7 @@ type Options struct {
 
 // complete fills in the defaults, and reads the configuration when there is none.
 func (o Options) complete() (Options, error) {
-	o.PinPath = cmp.Or(o.PinPath, datapath.DefaultPinPath)
+	o.PinPath = cmp.Or(o.PinPath, os.Getenv("PIN_DIRECTORY"), datapath.DefaultPinPath)
 	o.StateDir = cmp.Or(o.StateDir, datapath.DefaultStateDir)
 	o.KeepDir = cmp.Or(o.KeepDir, os.Getenv("STATE_DIRECTORY"), o.StateDir)
 	o.api = new(apiDialer)
