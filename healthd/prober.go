@@ -196,7 +196,7 @@ func (p *Prober) run(ctx context.Context, l *loop) {
 }
 
 // errPanicked is the error of a probe that has panicked. The backend keeps its state.
-var errPanicked = errors.New("the check failed by itself; see the log")
+var errPanicked = ownError{errors.New("the check failed by itself; see the log")}
 
 // probe runs one probe that is due, and applies its result.
 func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.Time) {
@@ -211,7 +211,7 @@ func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.T
 	bounded, cancel := context.WithTimeout(ctx, l.check.Spec.Timeout)
 	defer cancel()
 	start := time.Now()
-	result, err := Result{}, errPanicked
+	result, err := Result{}, error(errPanicked)
 	object := l.check.Key.Service + " " + l.check.Key.BackendName()
 	p.o.Boundary.Do(lb.PartProbe, object, func() { result, err = checker.Probe(bounded) })
 	if ctx.Err() != nil {

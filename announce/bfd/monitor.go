@@ -250,9 +250,7 @@ func (m *Monitor) step() time.Duration {
 		for _, l := range d.listeners {
 			l.drain(func(p datagram) string {
 				p.device = d
-				reason := "refused"
-				m.o.Boundary.Do(lb.PartBFD, p.from.String(), func() { reason = m.receive(p) })
-				return reason
+				return m.handle(p)
 			}, func(reason string) { m.discarded[reason]++ })
 		}
 	}
@@ -314,6 +312,13 @@ func (m *Monitor) report(s *session, now time.Time) {
 	if m.o.Changed != nil {
 		m.o.Changed(before, s.status())
 	}
+}
+
+// handle is receive in a boundary.
+func (m *Monitor) handle(d datagram) (reason string) {
+	reason = "not handled"
+	m.o.Boundary.Do(lb.PartBFD, d.from.String(), func() { reason = m.receive(d) })
+	return reason
 }
 
 // receive applies a packet to its session (RFC 5880, section 6.8.6). While that is up, a packet without our

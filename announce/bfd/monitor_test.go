@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // A discarded packet is the state of its session for some time only: the next one may be years later.
@@ -51,5 +53,26 @@ func TestChangedIsToldEachState(t *testing.T) {
 	}
 	if want := []change{{Down, Up}, {Up, Down}, {Down, Init}}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// A packet that panics is lost, and the session goes on with the next.
+func TestPanicOfAPacket(t *testing.T) {
+	n := Neighbor{Addr: netip.MustParseAddr("127.0.0.1"), Multihop: true}
+	s := &session{Neighbor: n, machine: newMachine(1, interval100, 3), reported: Down, socket: -1}
+	on := true
+	b := &lb.Boundary{Log: slog.New(slog.DiscardHandler), Before: func(lb.Part, string) {
+		if on {
+			panic("injected")
+		}
+	}}
+	m := &Monitor{o: Options{Log: slog.New(slog.DiscardHandler), Boundary: b}, sessions: []*session{s}}
+	d := datagram{from: n.Addr, multihop: true, device: &device{}}
+	d.Packet = Packet{State: Down, Multiplier: 3, MyDiscriminator: 2}
+	if m.handle(d) == "" || s.state != Down || b.Panics()[lb.PartBFD] != 1 {
+		t.Errorf("state %v, panics %v; want a packet that is lost", s.state, b.Panics())
+	}
+	if on = false; m.handle(d) != "" || s.state != Init {
+		t.Errorf("state %v; want the next packet handled", s.state)
 	}
 }

@@ -15,7 +15,11 @@ import (
 // readARP replies to requests until the socket is closed.
 func (r *responder) readARP(s *sockets) error {
 	for {
-		packet, err := s.arp.Read()
+		var packet *arp.Packet
+		var err error
+		if !r.a.o.Boundary.Do(lb.PartFrame, r.name, func() { packet, err = s.arp.Read() }) {
+			continue
+		}
 		if err != nil {
 			if errors.Is(err, net.ErrClosed) {
 				return nil

@@ -108,6 +108,7 @@ func New(o Options) (*Announcer, error) {
 		a.responders = append(a.responders, r)
 	}
 	a.links = newLinkWatcher(a.responders, a.metrics.overruns, o.Log)
+	a.links.boundary = o.Boundary
 	return a, nil
 }
 

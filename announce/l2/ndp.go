@@ -162,7 +162,11 @@ func icmpChecksum(addresses, icmp []byte) uint16 {
 func (r *responder) readNDP(s *sockets) error {
 	b := make([]byte, 2048)
 	for {
-		n, err := s.ndp.read(b)
+		var n *neighbourMessage
+		var err error
+		if !r.a.o.Boundary.Do(lb.PartFrame, r.name, func() { n, err = s.ndp.read(b) }) {
+			continue
+		}
 		if errors.Is(err, net.ErrClosed) {
 			return nil
 		}

@@ -217,7 +217,6 @@ func (a *Agent) connect(
 	if err != nil {
 		return err
 	}
-	relay.deliverTo(a.engine.Health)
 	dp.OnFault(a.engine.Faults)
 	status := func(ctx context.Context) (lb.Status, error) {
 		st, err := a.engine.Status(ctx)
@@ -230,6 +229,8 @@ func (a *Agent) connect(
 	registry.MustRegister(calls, admin.NewStateMetrics(status), admin.NewPanicMetrics(o.boundary))
 	sink := newRefuser(a.engine, o.network, o.boundary, component(o.Log, "addresses"))
 	a.sources = append(a.sources, sourceTask("services of the file", services, sink))
+	trusted := openCaution(sink, o.StateDir, a.problems, component(o.Log, "agent"))
+	relay.deliverTo(func(h lb.Health) { a.engine.Health(trusted.health(h)) })
 	a.tasks = append(a.tasks, task{"addresses of the machine", sink.watch})
 	drains, err := openDrainStore(o.StateDir, a.engine, a.problems)
 	if err != nil {
@@ -248,7 +249,7 @@ func (a *Agent) connect(
 		if err != nil {
 			return err
 		}
-		c, err := newCluster(o, facts, a.engine, sink, held, func(nodes []netip.Addr) error {
+		c, err := newCluster(o, facts, a.engine, trusted, held, func(nodes []netip.Addr) error {
 			sink.setNodes(nodes)
 			announcers.members.setNodes(nodes)
 			if o.Config.Kubernetes.Forward != lb.MethodTunnel {
@@ -290,6 +291,7 @@ func (a *Agent) connect(
 	a.tasks = append(a.tasks,
 		task{"datapath", dp.Run}, task{"health checks", prober.Run},
 		task{"results of health checks", func(ctx context.Context) error { return verdicts.run(ctx, prober) }},
+		task{"ends of the agent", trusted.run},
 		task{"drains to store", drains.kept.run}, task{"admin API", api.Run})
 	return nil
 }

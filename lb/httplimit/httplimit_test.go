@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // serve returns the address of a server with a limit.
@@ -108,4 +110,26 @@ func TestMissingBodiesTakeNoPlace(t *testing.T) {
 		}
 	}
 	get(t, addr)
+}
+
+// A request that panics has the status 500, is counted, and ends no other one.
+func TestPanicOfARequest(t *testing.T) {
+	b := &lb.Boundary{Log: slog.New(slog.DiscardHandler)}
+	addr := serve(t, New(20), Bounded(b, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/bad" {
+			panic("odd")
+		}
+	})).ServeHTTP)
+	for path, want := range map[string]int{"/bad": 500, "/good": 200} {
+		resp, err := http.Get("http://" + addr + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp.Body.Close(); resp.StatusCode != want {
+			t.Errorf("%s: status %d; want %d", path, resp.StatusCode, want)
+		}
+	}
+	if n := b.Panics()[lb.PartHTTP]; n != 1 {
+		t.Errorf("%d panics; want 1", n)
+	}
 }

@@ -259,7 +259,13 @@ type reader interface {
 // receive reads until conn is closed.
 func (l *link) receive(conn reader, index int, asked chan<- struct{}) error {
 	for {
-		m, cm, from, err := conn.ReadFrom()
+		var m ndp.Message
+		var cm *ipv6.ControlMessage
+		var from netip.Addr
+		var err error
+		if !l.o.Boundary.Do(lb.PartFrame, l.name, func() { m, cm, from, err = conn.ReadFrom() }) {
+			continue
+		}
 		if err != nil {
 			if errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed) {
 				return err

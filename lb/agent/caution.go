@@ -1,0 +1,160 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/state"
+)
+
+// steadyTime is how long an agent runs before the objects that it has are trusted, and endsMax how many agents in a row
+// may end earlier than that.
+const (
+	steadyTime = 10 * time.Minute
+	endsMax    = 3
+)
+
+// caution is between the source that is the cluster and the engine. What ends the agent may come back with each start:
+// after three ends in a row it starts without what came last. Services that are new or have another configuration stay
+// as they are in the kernel, and the weights that servers report do not count, until it has run for steadyTime.
+type caution struct {
+	lb.Sink
+	ends     *state.File // how many agents in a row have ended early
+	trusted  *state.File // configurations of services, as config returns them, by name
+	problems *problems
+	log      *slog.Logger
+
+	mu     sync.Mutex // guards all below; held during calls of Sink, which keeps their order
+	on     bool
+	proven map[string]string      // of trusted, while on
+	back   map[string]*lb.Service // kept back
+	now    map[string]*lb.Service
+	before map[string]string // configurations a while ago
+}
+
+// cautionProblem is the part of problems that says that caution is on.
+const cautionProblem = "start without what came last"
+
+func openCaution(to lb.Sink, dir string, p *problems, log *slog.Logger) *caution {
+	c := &caution{
+		Sink: to, ends: state.New(dir, "ends", 1), trusted: state.New(dir, "trusted", 1), problems: p, log: log,
+		back: map[string]*lb.Service{}, now: map[string]*lb.Service{},
+	}
+	n := 0
+	if _, err := c.ends.Load(&n); err != nil {
+		log.Warn("number of ends not read", "err", err)
+		n = 0
+	}
+	c.save(c.ends, n+1)
+	if n < endsMax {
+		return c
+	}
+	c.on = true
+	if _, err := c.trusted.Load(&c.proven); err != nil {
+		log.Warn("trusted services not read", "err", err)
+	}
+	p.set(cautionProblem, fmt.Errorf("%d agents in a row have ended within %s; new and reconfigured Services stay as "+
+		"they are in the kernel, and reported weights do not count, for %s: see the log for the cause",
+		n, steadyTime, steadyTime))
+	return c
+}
+
+func (c *caution) save(f *state.File, v any) {
+	if err := f.Save(v); err != nil {
+		c.log.Warn("state not stored", "file", f.Path(), "err", err)
+	}
+}
+
+// config returns what users configure of a service, as a hash. Its backends change all the time.
+func (c *caution) config(s *lb.Service) string {
+	type port struct {
+		lb.Port
+		Last uint16
+	}
+	var ports []port
+	for _, p := range s.Ports {
+		ports = append(ports, port{p.Port, p.Last})
+	}
+	h := fnv.New64a()
+	err := json.NewEncoder(h).Encode([]any{
+		s.VIPs, ports, s.Policy, s.Algorithm, s.Method, s.Affinity, s.Allow, s.VIPPerNode,
+	})
+	return fmt.Sprintf("%x %v", h.Sum64(), err)
+}
+
+// Put implements lb.Sink.
+func (c *caution) Put(s *lb.Service) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now[s.Name] = s
+	if c.on && c.proven[s.Name] != c.config(s) {
+		c.back[s.Name] = s
+		s = s.Freeze()
+	} else {
+		delete(c.back, s.Name)
+	}
+	c.Sink.Put(s)
+}
+
+// Delete implements lb.Sink.
+func (c *caution) Delete(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.now, name)
+	delete(c.back, name)
+	c.Sink.Delete(name)
+}
+
+// health returns a report without the weight that the server has reported, while that does not count.
+func (c *caution) health(h lb.Health) lb.Health {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.on {
+		h.Weight = -1
+	}
+	return h
+}
+
+// run trusts what has been there for steadyTime, until ctx ends. An end by ctx is none that counts.
+func (c *caution) run(ctx context.Context) error {
+	tick := time.NewTicker(steadyTime)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			c.save(c.ends, 0)
+			return nil
+		case <-tick.C:
+			c.steady()
+		}
+	}
+}
+
+func (c *caution) steady() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.save(c.ends, 0)
+	if c.before != nil {
+		c.save(c.trusted, c.before)
+	}
+	c.before = map[string]string{}
+	for name, s := range c.now {
+		c.before[name] = c.config(s)
+	}
+	if !c.on {
+		return
+	}
+	c.on = false
+	c.problems.set(cautionProblem, nil)
+	for s := range maps.Values(c.back) {
+		c.Sink.Put(s)
+	}
+	clear(c.back)
+}

@@ -1,0 +1,86 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+type putSink struct {
+	lb.Sink
+	put map[string]*lb.Service
+}
+
+func (p putSink) Put(s *lb.Service)  { p.put[s.Name] = s }
+func (p putSink) Delete(name string) { delete(p.put, name) }
+
+// After three ends in a row the agent starts without what came last, says so, and has all after ten minutes. A clean
+// end, or ten minutes between two ends, begin to count anew.
+func TestThreeEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		web := func(vip string) *lb.Service {
+			return &lb.Service{Name: "a/" + vip, VIPs: []netip.Addr{netip.MustParseAddr(vip)}}
+		}
+		var c *caution
+		var out putSink
+		start := func() *problems {
+			out = putSink{put: map[string]*lb.Service{}}
+			p := newProblems(discard)
+			c = openCaution(out, dir, p, discard)
+			return p
+		}
+		run := func(d time.Duration) {
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error)
+			go func() { done <- c.run(ctx) }()
+			time.Sleep(d)
+			cancel()
+			<-done
+		}
+		state := func() (list string) {
+			for _, vip := range []string{"203.0.113.1", "203.0.113.2"} {
+				if s := out.put["a/"+vip]; s != nil {
+					list += fmt.Sprint(" ", s.Frozen)
+				}
+			}
+			return list
+		}
+		start()
+		c.Put(web("203.0.113.1"))
+		run(25 * time.Minute) // trusted now
+		for range endsMax {
+			if p := start(); len(p.list()) > 0 {
+				t.Fatalf("problems %q after fewer ends", p.list())
+			}
+		}
+		p := start()
+		c.Put(web("203.0.113.1"))
+		c.Put(web("203.0.113.2"))
+		got := p.list()
+		if state() != " false true" || len(got) != 1 || !strings.Contains(got[0], "3 agents in a row") {
+			t.Errorf("frozen%s, problems %q; want the new one frozen", state(), got)
+		}
+		if h := c.health(lb.Health{Weight: 7}); h.Weight != -1 {
+			t.Errorf("weight %d; want none", h.Weight)
+		}
+		again := web("203.0.113.1")
+		again.Affinity = time.Second
+		if c.Put(again); state() != " true true" {
+			t.Errorf("frozen%s; want a reconfigured one frozen", state())
+		}
+		run(11 * time.Minute)
+		if h := c.health(lb.Health{Weight: 7}); state() != " false false" || len(p.list()) > 0 || h.Weight != 7 {
+			t.Errorf("frozen%s, problems %q, weight %d after ten minutes", state(), p.list(), h.Weight)
+		}
+		if p := start(); len(p.list()) > 0 {
+			t.Errorf("problems %q after a clean end", p.list())
+		}
+	})
+}
