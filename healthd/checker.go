@@ -59,7 +59,7 @@ func fail(format string, args ...any) (Result, error) { return Result{}, fmt.Err
 
 // words turns the words of libraries into those of operators.
 var words = strings.NewReplacer("net/http: ", "", "HTTP/1.x transport connection broken: ", "",
-	"malformed HTTP ", "not HTTP: malformed ")
+	"malformed HTTP ", "not HTTP: malformed ", "readLoopPeekFailLocked: %!w(<nil>)", "sent before the request")
 
 // reason returns a short text for err, without addresses: a reason is shown next to its backend. Some errors quote what
 // the backend has sent.

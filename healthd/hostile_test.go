@@ -46,10 +46,13 @@ func answering(t testing.TB, do func(net.Conn)) netip.AddrPort {
 	return targetOf(l.Addr())
 }
 
-// saying returns the address of a server that sends this text to whoever connects, and then again and again.
+// saying returns the address of a server that answers a request with this text, and then sends another again and again.
 func saying(t *testing.T, once, again string) netip.AddrPort {
 	return answering(t, func(c net.Conn) {
-		_, err := io.WriteString(c, once)
+		_, err := c.Read(make([]byte, 4096))
+		if err == nil {
+			_, err = io.WriteString(c, once)
+		}
 		for err == nil && again != "" {
 			_, err = io.WriteString(c, again)
 		}

@@ -31,6 +31,7 @@ func TestReason(t *testing.T) {
 		{fmt.Errorf("outer: %w", dial(errors.New("inner"))), "inner"},
 		{errors.New("first line\nsecond line"), "first line"},
 		{dial(errors.New("\x1b[2JOK")), "�[2JOK"},
+		{errors.New("readLoopPeekFailLocked: %!w(<nil>)"), "sent before the request"}, // of net/http
 		{errors.New(strings.Repeat("x", 1<<20)), strings.Repeat("x", 200) + "…"},
 	} {
 		if got := reason(tt.err, time.Second); got != tt.want {
