@@ -111,9 +111,10 @@ FUZZTIME ?= 30s
 fuzz: go-version ## fuzz each parser; FUZZTIME=30s is the time for each
 	@sh e2e/fuzz.sh '$(FUZZTIME)'
 
-PKGS ?= ./lb ./lb/kube/... ./lb/agent/... ./healthd ./config ./announce/...
-N ?= 30
-mutants: go-version ## change single tokens and list the changes that the unit tests miss; PKGS="..." N=30 SEED=...
+PKGS ?= ./lb $(addprefix ./lb/,admin/... agent/... cli/... file/... httplimit/... kube/... logqueue/... printable/... \
+	state/...) ./healthd ./config ./announce/... ./systemd
+N ?= 60
+mutants: go-version ## change single tokens and list the changes that the unit tests miss; PKGS="..." N=60 SEED=...
 	go run ./e2e/mutants -n $(N) $(if $(SEED),-seed $(SEED)) $(PKGS)
 
 # golangci-lint runs go vet, staticcheck and others, listed in .golangci.yml. Its first build takes minutes.

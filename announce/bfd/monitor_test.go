@@ -76,3 +76,49 @@ func TestPanicOfAPacket(t *testing.T) {
 		t.Errorf("state %v; want the next packet handled", s.state)
 	}
 }
+
+// A packet counts if it has crossed no router too many, has arrived by the interface or the device of the session, and
+// belongs to it.
+func TestRefuse(t *testing.T) {
+	const one, many = false, true
+	const otherInterface = "not from the interface of the neighbor"
+	for _, row := range []struct {
+		name     string
+		multihop bool
+		device   device // of the session; zero: none
+		state    State
+		change   func(*datagram)
+		want     string
+	}{
+		{"valid", one, device{}, Up, func(*datagram) {}, ""},
+		{"routed", one, device{}, Up, func(d *datagram) { d.ttl = 254 }, "TTL below 255"},
+		{"other interface", one, device{}, Up, func(d *datagram) { d.ifindex = 8 }, otherInterface},
+		{"no interface", one, device{}, Up, func(d *datagram) { d.ifindex = 0 }, otherInterface},
+		{"lowest TTL", many, device{}, Up, func(d *datagram) { d.ttl = 250 }, ""},
+		{"TTL too low", many, device{}, Up, func(d *datagram) { d.ttl = 249 }, "TTL below min_ttl"},
+		{"any interface", many, device{}, Up, func(d *datagram) { d.ifindex = 8 }, ""},
+		{"by a VRF", many, device{}, Up, func(d *datagram) { d.device.vrf = 9 }, "not from the device of the session"},
+		{"its device", many, device{index: 7}, Up, func(*datagram) {}, ""},
+		{"other device", many, device{index: 6}, Up, func(*datagram) {}, "not from the device of the session"},
+		{"socket of its device", many, device{index: 6}, Up, func(d *datagram) { d.device.index = 6 }, ""},
+		{"VRF of its device", many, device{index: 6}, Up, func(d *datagram) { d.device.vrf = 6 }, ""},
+		{"no discriminator", one, device{}, Up, func(d *datagram) { d.YourDiscriminator = 0 },
+			"no discriminator while up"},
+		{"no discriminator yet", one, device{}, Down, func(d *datagram) { d.YourDiscriminator = 0 }, ""},
+		{"of another session", one, device{}, Down, func(d *datagram) { d.YourDiscriminator = 5 }, "no session"},
+	} {
+		s := &session{
+			Neighbor: Neighbor{Addr: netip.MustParseAddr("192.0.2.1"), Multihop: row.multihop, MinTTL: 250},
+			machine:  newMachine(1, interval100, 3), ifindex: 7, lookedUp: time.Now(), device: &row.device,
+		}
+		if s.state = row.state; row.device.index != 0 {
+			s.Device = "eth0"
+		}
+		d := datagram{from: s.Addr, ttl: 255, ifindex: 7, multihop: row.multihop, device: &device{}}
+		d.YourDiscriminator = 1
+		row.change(&d)
+		if got := s.refuse(&d); got != row.want {
+			t.Errorf("%s: %q, want %q", row.name, got, row.want)
+		}
+	}
+}

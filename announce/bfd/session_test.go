@@ -69,6 +69,27 @@ func TestStates(t *testing.T) {
 	}
 }
 
+// A final bit that was not asked for confirms nothing: the next change begins a poll sequence all the same.
+func TestUnaskedFinal(t *testing.T) {
+	m, _ := up(t)
+	m.receive(Packet{State: Up, Final: true, Multiplier: 3, MyDiscriminator: 2, YourDiscriminator: 1}, start)
+	m.configure(2*interval100, 3)
+	if p := m.packet(false); !p.Poll || m.polls != 1 {
+		t.Errorf("poll %t, %d polls; want one", p.Poll, m.polls)
+	}
+}
+
+// A session that is administratively down answers no poll, and its neighbor does not count as heard.
+func TestAdminDownIsSilent(t *testing.T) {
+	m, _ := up(t)
+	m.end()
+	heard := m.heard
+	poll := Packet{State: Up, Poll: true, Multiplier: 3, MyDiscriminator: 2, YourDiscriminator: 1}
+	if m.receive(poll, start.Add(time.Second)) || m.heard != heard || m.state != AdminDown {
+		t.Errorf("state %v, heard %v, was %v", m.state, m.heard, heard)
+	}
+}
+
 // A packet proves that the path works in both directions only while both sides are up.
 func TestBothUp(t *testing.T) {
 	for _, c := range []struct {

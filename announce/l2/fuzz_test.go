@@ -1,6 +1,7 @@
 package l2
 
 import (
+	"encoding/hex"
 	"net"
 	"net/netip"
 	"slices"
@@ -34,6 +35,29 @@ func (c *rawConn) WriteTo(b []byte, _ net.Addr) (int, error) {
 }
 
 func (*rawConn) Close() error { return nil }
+
+func TestParseARP(t *testing.T) {
+	const valid = "ffffffffffff" + "0200000000bb" + "0806" + "0001" + "0800" + "0604" + "0001" +
+		"0200000000bb" + "c0000209" + "000000000000" + "cb00710a"
+	for name, tt := range map[string]struct {
+		frame string
+		ok    bool
+	}{
+		"valid":         {valid, true},
+		"empty":         {"", false},
+		"truncated":     {valid[:60], false},
+		"other sizes":   {strings.Replace(valid, "0604", "ff04", 1), false},
+		"8 bytes a MAC": {strings.Replace(valid, "0604", "0804", 1) + "00000000", false},
+		"IPv6 in ARP":   {valid[:36] + "0610" + valid[40:] + strings.Repeat("00", 32), false},
+		"without a MAC": {valid[:36] + "0004" + valid[40:], false},
+	} {
+		frame, err := hex.DecodeString(tt.frame)
+		must(t, err)
+		if p, err := parseARP(frame); (err == nil) != tt.ok {
+			t.Errorf("%s: %+v, %v; want valid: %t", name, p, err, tt.ok)
+		}
+	}
+}
 
 // Whatever frames a host sends, this node replies for its own addresses only, and from its own MAC address.
 func FuzzFrames(f *testing.F) {

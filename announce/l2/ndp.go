@@ -76,13 +76,18 @@ func linkLocal(index int) (netip.Addr, error) {
 	if len(all) == 0 {
 		return netip.Addr{}, errors.New("the interface has no IPv6 address")
 	}
+	return usableSource(all), nil
+}
+
+// usableSource returns the first link-local address that is known to be unique, zero when there is none.
+func usableSource(all []netlink.Addr) netip.Addr {
 	for _, a := range all {
 		const unusable = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED
 		if x, ok := netip.AddrFromSlice(a.IP); ok && x.IsLinkLocalUnicast() && a.Flags&unusable == 0 {
-			return x, nil
+			return x
 		}
 	}
-	return netip.Addr{}, nil
+	return netip.Addr{}
 }
 
 // close closes the sockets; in and conn may be one.

@@ -8,7 +8,9 @@ import (
 	"testing"
 
 	"github.com/mdlayher/ndp"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
 )
 
 // solicitation is a valid Ethernet frame with a neighbour solicitation for vip6.
@@ -176,5 +178,24 @@ func TestChecksumArithmetic(t *testing.T) {
 		if got := icmpChecksum(addrs, tt.icmp); got != tt.want {
 			t.Errorf("%x: %#x; want %#x", tt.icmp, got, tt.want)
 		}
+	}
+}
+
+func TestUsableSource(t *testing.T) {
+	address := func(text string, flags int) netlink.Addr {
+		a, err := netlink.ParseAddr(text)
+		must(t, err)
+		a.Flags = flags
+		return *a
+	}
+	unusable := []netlink.Addr{
+		address("2001:db8::1/64", 0), address("fe80::1/64", unix.IFA_F_TENTATIVE),
+		address("fe80::2/64", unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED),
+	}
+	if got := usableSource(unusable); got.IsValid() {
+		t.Errorf("%s; want none", got)
+	}
+	if got := usableSource(append(unusable, address("fe80::3/64", unix.IFA_F_PERMANENT))); got.String() != "fe80::3" {
+		t.Errorf("%s; want fe80::3", got)
 	}
 }

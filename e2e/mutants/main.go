@@ -32,7 +32,7 @@ import (
 )
 
 func main() {
-	n := flag.Int("n", 30, "mutants per package")
+	n := flag.Int("n", 60, "mutants per package")
 	seed := flag.Uint64("seed", uint64(time.Now().UnixNano())%1_000_000, "seed of the sample")
 	limit := flag.Duration("limit", 0, "time for the tests of one mutant (default: 5 times that without a change)")
 	flag.Parse()
@@ -131,15 +131,19 @@ func (r *runner) sample(ctx context.Context, p pkg) error {
 		}
 		tried += len(batch)
 	}
-	alive := 0
+	alive, late := 0, 0
 	for i, m := range all[:tried] {
-		if results[i] == survived {
+		switch results[i] {
+		case survived:
 			alive++
 			fmt.Fprintf(r.out, "%s\n", m)
+		case timedOut:
+			late++
 		}
 	}
 	rate := 100 * float64(alive) / float64(max(1, compiled))
-	fmt.Fprintf(r.out, "%s: %d of %d mutants survive (%.0f %%)\n", p.ImportPath, alive, compiled, rate)
+	fmt.Fprintf(r.out, "%s: %d of %d mutants survive (%.0f %%), %d time out\n",
+		p.ImportPath, alive, compiled, rate, late)
 	return nil
 }
 
@@ -161,7 +165,8 @@ type result int
 
 const (
 	invalid  result = iota // it does not compile
-	killed                 // a test fails, or takes too long
+	killed                 // a test fails
+	timedOut               // the tests take too long: the mutant does not end, or the machine is busy
 	survived               // the tests pass
 )
 
@@ -196,6 +201,8 @@ func (r *runner) test(ctx context.Context, p pkg, m *mutant, limit time.Duration
 		return survived, string(out)
 	case strings.Contains(string(out), "[build failed]") || strings.Contains(string(out), "[setup failed]"):
 		return invalid, string(out)
+	case ctx.Err() != nil || strings.Contains(string(out), "panic: test timed out after"):
+		return timedOut, string(out)
 	}
 	return killed, string(out)
 }

@@ -80,7 +80,8 @@ func TestSurvivorsAreReported(t *testing.T) {
 	if err := r.run(t.Context(), []string{"./..."}); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(out.String(), "m.go:5:38: != → ==\nexample.org/m: 1 of 3 mutants survive (33 %)\n") {
+	want := "m.go:5:38: != → ==\nexample.org/m: 1 of 3 mutants survive (33 %), 1 time out\n"
+	if !strings.Contains(out.String(), want) {
 		t.Errorf("output:\n%s", &out)
 	}
 }

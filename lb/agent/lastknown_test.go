@@ -165,3 +165,49 @@ func TestWrittenStateIsThatOfTheFile(t *testing.T) {
 		}
 	}
 }
+
+// The endpoints of the API server are those of its port, whatever other services have, stored or of this run.
+func TestEndpointsOfTheAPIServer(t *testing.T) {
+	service := func(name, vip, backend string) *lb.Service {
+		s := &lb.Service{Name: name, VIPs: []netip.Addr{ip(vip)}}
+		for _, p := range []lb.Port{
+			{Port: 443, Protocol: lb.UDP, Target: 1}, {Port: 80, Protocol: lb.TCP, Target: 2},
+			{Port: 443, Protocol: lb.TCP, Target: 6443},
+		} {
+			s.Ports = append(s.Ports, lb.ServicePort{Port: p, Backends: []lb.Backend{
+				{Addr: ip("10.0.0.99"), Deleted: true}, {Addr: ip(backend)},
+			}})
+		}
+		return s
+	}
+	l := newLastKnown(nil, nil, t.TempDir(), discard)
+	l.stored = []*lb.Service{service("other", "10.96.0.2", "10.0.0.3"), service("api", "10.96.0.1", "10.0.0.1")}
+	l.services["api"] = service("api", "10.96.0.1", "10.0.0.2")
+	got, want := l.endpoints("10.96.0.1:443"), []string{"10.0.0.1:6443", "10.0.0.2:6443"}
+	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// Each kind of change is stored.
+func TestEachChangeIsStored(t *testing.T) {
+	l := newLastKnown(discardSink{}, func([]netip.Addr) error { return nil }, t.TempDir(), discard)
+	for name, change := range map[string]func(){
+		"complete": func() { l.Complete(kube.Name) }, "put": func() { l.Put(stored("a/web")) },
+		"delete": func() { l.Delete("a/web") }, "nodes": func() { _ = l.tunnelSources(nil) },
+	} {
+		l.synced, l.dirty = true, false
+		if change(); !l.dirty {
+			t.Errorf("%s: not to be stored", name)
+		}
+		if l.save(); l.dirty {
+			t.Errorf("%s: not stored", name)
+		}
+	}
+}
+
+type discardSink struct{}
+
+func (discardSink) Put(*lb.Service) {}
+func (discardSink) Delete(string)   {}
+func (discardSink) Complete(string) {}

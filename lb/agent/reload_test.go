@@ -81,6 +81,23 @@ func eventually(t *testing.T, what string, f func() bool) {
 	}
 }
 
+// A change of [bgp] is applied, and its removal is left to the next start.
+func TestReloadConfiguresBGP(t *testing.T) {
+	l, _ := newTestReloader(t, new(slog.LevelVar), discard)
+	var asn []uint32
+	l.configure = func(c *config.Config) error { asn = append(asn, c.BGP.ASN); return nil }
+	for _, text := range []string{"[bgp]\nasn = 64512\n" +
+		"peers = [{ address = \"192.0.2.1\", asn = 64500 }]\n", ""} {
+		writeConfig(t, l.file, text+webTOML)
+		if _, err := l.reload(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !slices.Equal(asn, []uint32{64512}) {
+		t.Errorf("configured with %d; want once, with 64512", asn)
+	}
+}
+
 func TestReloadApplies(t *testing.T) {
 	var text bytes.Buffer
 	level := new(slog.LevelVar)

@@ -171,6 +171,26 @@ func TestElectionWithoutWatch(t *testing.T) {
 	})
 }
 
+// A node that has the Lease from before a restart leads at once, and needs no watch for it.
+func TestElectionOfTheHolder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &candidates{t: t, server: fake.NewClientset(), noWatch: true}
+		held := &coordination.Lease{ObjectMeta: meta.ObjectMeta{Namespace: "steelyard", Name: leaseName}}
+		held.Spec.HolderIdentity, held.Spec.RenewTime = ptr("n1"), &meta.MicroTime{Time: time.Now()}
+		held.Spec.LeaseDurationSeconds = ptr(int32(15))
+		if err := c.server.Tracker().Add(held); err != nil {
+			t.Fatal(err)
+		}
+		client, stop := c.start("n1")
+		time.Sleep(leaseDuration / 2)
+		synctest.Wait()
+		if n := requests(client); n["update"] == 0 {
+			t.Errorf("after %s it has not renewed the Lease: %v", leaseDuration/2, n)
+		}
+		stop()
+	})
+}
+
 // A Service gets its address and its finalizer by one request.
 func TestManyServices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -165,3 +165,19 @@ func TestSlimService(t *testing.T) {
 		t.Errorf("%+v; want the spec, the addresses and the finalizers of %+v", got, want)
 	}
 }
+
+// Each port has the endpoints of its name, wherever it is in a slice.
+func TestPortsOfASlice(t *testing.T) {
+	s := slice(8080, ep("10.0.0.1", "n1", "rs"))
+	s.Ports = append([]discovery.EndpointPort{
+		{Name: ptr("metrics"), Port: ptr(int32(9090)), Protocol: ptr(core.ProtocolTCP)},
+		{Name: ptr("http"), Port: ptr(int32(5353)), Protocol: ptr(core.ProtocolUDP)},
+	}, s.Ports...)
+	all := slimmed([]*discovery.EndpointSlice{slice(8081), s})
+	for name, want := range map[string]uint16{"http": 8080, "metrics": 9090} {
+		got := endpointsOf(all, core.ServicePort{Name: name}, true)
+		if len(got) != 1 || got[0].at.Port() != want {
+			t.Errorf("%s: %+v; want one endpoint with port %d", name, got, want)
+		}
+	}
+}
