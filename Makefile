@@ -35,6 +35,7 @@ unit: go-version ## run the tests that need neither root nor other programs
 
 # e2e/race.txt names the races of libraries that only tests provoke.
 race: go-version ## run the tests of "make unit" under the race detector (needs a C compiler)
+	sh e2e/deps.sh race
 	@CGO_ENABLED=1 RACE=1 GORACE='suppressions=$(CURDIR)/e2e/race.txt' sh e2e/unit.sh $(NEED_ROOT)
 
 # Packages are tested two at a time: many of them measure time on their own networks.

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs what the tests need beyond Go: routing daemons, the compiler of the BPF objects and some tools. With the
 # argument "kubernetes", also a container runtime and the programs of pods; with "kernels", a virtual machine; with
-# "bench", the peers of make bench; with "fresh", debootstrap. Programs of Debian's essential packages are not listed.
+# "bench", the peers of make bench; with "fresh", debootstrap; with "race", a C compiler. Programs of Debian's essential
+# packages are not listed.
 # It installs only what is missing, and neither starts nor enables the services of these packages.
 set -eu
 missing= services=
@@ -53,6 +54,11 @@ if [ "${1-}" = bench ]; then
 	need nginx nginx-light nginx
 	need /usr/lib/nginx/modules/ngx_stream_module.so libnginx-mod-stream
 	need haproxy haproxy haproxy
+fi
+# make race: the race detector is linked with C.
+if [ "${1-}" = race ]; then
+	need gcc gcc
+	need /usr/include/stdlib.h libc6-dev
 fi
 # make fresh.
 [ "${1-}" != fresh ] || need debootstrap debootstrap

@@ -33,6 +33,7 @@ const otherKubeconfigPath = kube.KubeconfigPath + "-other"
 
 // TestAllocators covers what assigns addresses beside a real API server, with the objects of the manifest.
 func TestAllocators(t *testing.T) {
+	t.Parallel()
 	c := startCluster(t, 1, "nat")
 	c.install(t, "")
 	c.allocators = []*lab.Process{c.startAllocator(t, "allocator", fmt.Sprintf(allocatorTOML, kube.KubeconfigPath))}

@@ -28,6 +28,7 @@ import (
 // reach the API server by that address only: they announce what they last knew, reach the API server through each
 // other, and follow the cluster again.
 func TestControlPlaneAddress(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t, "nat", false)
 	vip := c.startAPIService(t)
 	c.waitRouted(t, []netip.Addr{vip}, 0, 1, 2)

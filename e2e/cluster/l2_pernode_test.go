@@ -16,6 +16,7 @@ import (
 // TestAddressPerNodeOfACluster: a Service with the annotation gets an address of each family per node, on different
 // nodes, and one again without it.
 func TestAddressPerNodeOfACluster(t *testing.T) {
+	t.Parallel()
 	s := newSegmentCluster(t)
 	before := s.m.VIPs
 	annotate := func(value string) {

@@ -46,6 +46,7 @@ const upstreamDir = "../../.cache/conformance"
 // agent as its DaemonSet. CONFORMANCE selects tests by a regular expression; with CONFORMANCE_WITHOUT_AGENT the nodes
 // have kube-proxy alone.
 func TestUpstream(t *testing.T) {
+	t.Parallel()
 	programs, err := filepath.Abs(upstreamDir)
 	if err != nil {
 		t.Fatal(err)
