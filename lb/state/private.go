@@ -23,8 +23,8 @@ func Private(dir string) error {
 	switch owner := info.Sys().(*syscall.Stat_t).Uid; {
 	case info.Mode()&fs.ModeSymlink != 0:
 		return fmt.Errorf("%s is a symbolic link, and must be a directory%sremove the link", dir, check)
-	case !info.IsDir():
-		return fmt.Errorf("%s is not a directory; remove it", dir)
+	case !info.IsDir(): // nothing can be stored there, which is reported when it is tried
+		return nil
 	case int(owner) != os.Geteuid():
 		return fmt.Errorf("%s belongs to user %d, who can change its content%s\"chown %d %s\"",
 			dir, owner, check, os.Geteuid(), dir)

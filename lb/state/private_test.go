@@ -23,12 +23,6 @@ func TestPrivate(t *testing.T) {
 			}
 			return os.Symlink(filepath.Dir(dir), dir)
 		}, "is a symbolic link"},
-		{"a file", func(dir string) error {
-			if err := os.Remove(dir); err != nil {
-				return err
-			}
-			return os.WriteFile(dir, nil, 0o600)
-		}, "is not a directory"},
 		{"another owner", func(dir string) error { return os.Chown(dir, 65534, -1) }, "belongs to user 65534"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
