@@ -271,7 +271,7 @@ func TestDNS(t *testing.T) {
 		{at, "nowhere.example", "", "DNS NXDOMAIN"},
 		{silent, "", "", "no response within 300ms"},
 	} {
-		t.Run(tt.want, func(t *testing.T) {
+		t.Run(tt.host+" "+tt.want, func(t *testing.T) {
 			spec := lb.CheckSpec{Type: lb.CheckDNS, Host: tt.host, Body: tt.body}
 			if got := probeFor(t, lb.Check{Target: tt.at, Spec: spec}, tt.want); got != tt.want {
 				t.Errorf("%s; want %s", got, tt.want)

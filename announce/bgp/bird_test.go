@@ -279,7 +279,7 @@ func TestCommunitiesAtBIRD(t *testing.T) {
 	}
 }
 
-// Two peers on two links have the same link-local address. Each gets the next hop of its own link. (Finding A12.)
+// Two peers on two links have the same link-local address. Each gets the next hop of its own link.
 func TestSameLinkLocalPeers(t *testing.T) {
 	b := newBench(t)
 	ours, theirs := netip.MustParseAddr("fe80::aa"), netip.MustParseAddr("fe80::bb")
@@ -314,7 +314,7 @@ func TestSameLinkLocalPeers(t *testing.T) {
 	}
 }
 
-// A hold time of 0 is a session without KEEPALIVEs. (Finding A13.)
+// A hold time of 0 is a session without KEEPALIVEs.
 func TestNoHoldTime(t *testing.T) {
 	b, h, o := oneLink(t)
 	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; "+bothFamilies, "")
@@ -325,17 +325,4 @@ func TestNoHoldTime(t *testing.T) {
 	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
 	c.set()
 	r.await("show route count", none4)
-}
-
-// A router with IPv4 only receives nothing of IPv6, also not an End-of-RIB. (Finding A17.)
-func TestNoOtherFamilyIsSent(t *testing.T) {
-	b, h, o := oneLink(t)
-	r := startBIRD(t, h, "neighbor 192.0.2.2 as 64512; ipv4 { import all; export none; };", "")
-	c := startChild(t, b.host, o)
-	c.set(vip4, vip6)
-	r.await("show route all for 203.0.113.10", "BGP.next_hop: 192.0.2.2")
-	<-time.After(time.Second) // time for more UPDATEs
-	if log := r.log.Tail(100); strings.Contains(log, "AF") {
-		t.Errorf("log of bird:\n%s", log)
-	}
 }

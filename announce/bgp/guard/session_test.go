@@ -118,7 +118,7 @@ func TestNothingReachesTheBackend(t *testing.T) {
 }
 
 // UPDATEs of families that the peer has not offered, and default routes, are not sent; End-of-RIB only to a peer with
-// graceful restart. (Finding A17.)
+// graceful restart.
 func TestOnlyNegotiatedFamilies(t *testing.T) {
 	route4 := encode(typeUpdate, []byte{0, 0, 0, 0, 24, 203, 0, 113})
 	route6 := encode(typeUpdate, []byte{0, 0, 0, 9, 0x80, 15, 6, 0, 2, 1, 16, 0x20, 1})
