@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/agent/preflight"
 	"github.com/steelyard-lb/steelyard/lb/kube"
@@ -48,7 +49,9 @@ func Allocate(ctx context.Context, configFile, version string, w io.Writer) erro
 		return err
 	}
 	a.file, a.level, a.hangup = configFile, level, hangup
-	keys := kube.NewKeyKeeper(kube.KeyOptions{Client: client, Namespace: ownNamespace(), Log: log}, nil)
+	keys := kube.NewKeyKeeper(kube.KeyOptions{
+		Client: client, Namespace: ownNamespace(), Boundary: &lb.Boundary{Log: log}, Log: log,
+	}, nil)
 	log.Info("started", "version", version, "config", configFile, "name", a.name)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.run(ctx) })
@@ -105,7 +108,7 @@ func newAllocation(
 	problems := newProblems(log)
 	a.allocator = kube.NewAllocator(kube.AllocatorOptions{
 		Client: client, Lease: lease, Node: a.name, Namespace: ownNamespace(), Class: cfg.Kubernetes.LoadBalancerClass,
-		Pools: pools, PublishNodes: true, Log: log,
+		Pools: pools, PublishNodes: true, Boundary: &lb.Boundary{Log: log}, Log: log,
 		Problem: func(err error) { problems.set("addresses cannot be assigned", err) },
 	})
 	if len(pools) > 0 {

@@ -59,7 +59,9 @@ func openClusterKeys(o Options) (*clusterKeys, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}
-	c.keeper = kube.NewKeyKeeper(kube.KeyOptions{Client: client, Namespace: ownNamespace(), Log: c.log}, known)
+	c.keeper = kube.NewKeyKeeper(kube.KeyOptions{
+		Client: client, Namespace: ownNamespace(), Boundary: o.boundary, Log: c.log,
+	}, known)
 	var keys kube.Keys
 	if known != nil {
 		keys, err = within(knownKeysTimeout, c.keeper.Resume)

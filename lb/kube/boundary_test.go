@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -174,4 +175,18 @@ func TestPanicOfAnAllocation(t *testing.T) {
 		m.stopAll()
 		time.Sleep(5 * time.Minute)
 	})
+}
+
+// A Secret whose content panics changes nothing.
+func TestPanicOfASecret(t *testing.T) {
+	b, on := stumbling(lb.PartSecret, "steelyard/"+KeySecret)
+	k := NewKeyKeeper(KeyOptions{Namespace: "steelyard", Boundary: b}, nil)
+	secret := &core.Secret{Data: newKeys(time.Unix(1, 0)).Data()}
+	if _, err := k.parse(secret); !errors.Is(err, errKeysInvalid) || len(b.Troubles()) != 1 {
+		t.Errorf("%v, troubles %q; want keys that are not valid", err, b.Troubles())
+	}
+	on.Store(false)
+	if _, err := k.parse(secret); err != nil || len(b.Troubles()) > 0 {
+		t.Errorf("%v, troubles %q without the panic", err, b.Troubles())
+	}
 }

@@ -108,5 +108,5 @@ func (k *KeyKeeper) resume(ctx context.Context) (Keys, error) {
 	case !ok:
 		return Keys{}, ErrNoKeys
 	}
-	return parseSecret(x.(*core.Secret))
+	return k.parse(x.(*core.Secret))
 }

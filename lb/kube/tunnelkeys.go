@@ -16,6 +16,8 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // KeySecret is the name of the Secret with the Keys.
@@ -116,7 +118,9 @@ func ParseKeys(data map[string][]byte) (Keys, error) {
 type KeyOptions struct {
 	Client    kubernetes.Interface
 	Namespace string // of the Secret
-	Log       *slog.Logger
+	// Boundary is around the content of the Secret. It may be nil.
+	Boundary *lb.Boundary
+	Log      *slog.Logger
 }
 
 // KeyKeeper makes the Secret when there is none, follows it, and rotates the keys. Every agent has one. There is no
@@ -221,7 +225,14 @@ func (k *KeyKeeper) read(ctx context.Context) (Keys, error) {
 	if err != nil {
 		return Keys{}, err
 	}
-	return parseSecret(secret)
+	return k.parse(secret)
+}
+
+// parse is parseSecret in a boundary.
+func (k *KeyKeeper) parse(s *core.Secret) (keys Keys, err error) {
+	err = errKeysInvalid
+	k.o.Boundary.Do(lb.PartSecret, k.name(), func() { keys, err = parseSecret(s) })
+	return keys, err
 }
 
 func parseSecret(s *core.Secret) (Keys, error) {
@@ -291,7 +302,7 @@ func (k *KeyKeeper) follow(ctx context.Context, store cache.Store, use func(Keys
 		return err // the watch returns what was made
 	}
 	secret := x.(*core.Secret)
-	keys, err := parseSecret(secret)
+	keys, err := k.parse(secret)
 	if err != nil {
 		return err
 	}
