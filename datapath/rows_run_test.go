@@ -12,7 +12,9 @@ import (
 func TestRows(t *testing.T) {
 	t.Parallel()
 	t.Run("together", func(t *testing.T) {
-		eachOf(t, nil, func(t *testing.T, fx *fixture) {
+		each(t, func(t *testing.T, h hook, v6 bool) {
+			t.Parallel()
+			fx := shared(t, h, v6, nil)
 			for _, r := range rows {
 				if !r.alone && r.option == nil && (fx.v6 || r.reason != "neighbour_discovery") { // IPv4 has none
 					t.Run(r.name, func(t *testing.T) {
