@@ -144,7 +144,10 @@ func TestChecksOfTheNode(t *testing.T) {
 	proxy.Type, proxy.Path, proxy.Status = lb.CheckHTTP, "/healthz?x=1", []lb.StatusRange{{From: 200, To: 200}}
 	port.Type, port.Path, port.Body = lb.CheckNodePort, "/healthz", "default/web"
 	want := []lb.Check{
-		{Key: lb.CheckKey{Service: proxyCheck}, Target: netip.MustParseAddrPort("192.0.2.1:10256"), Spec: proxy},
+		{
+			Key: lb.CheckKey{Service: proxyCheck}, Target: netip.MustParseAddrPort("192.0.2.1:10256"), Spec: proxy,
+			ByRoot: true,
+		},
 		{Key: lb.CheckKey{Service: "default/web"}, Target: netip.MustParseAddrPort("192.0.2.1:30000"), Spec: port},
 	}
 	if !reflect.DeepEqual(f.checks, want) {
