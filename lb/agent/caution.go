@@ -3,30 +3,37 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/fnv"
+	"io/fs"
 	"log/slog"
 	"maps"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/printable"
 	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
 // steadyTime is how long an agent runs before the objects that it has are trusted, and endsMax how many agents in a row
-// may end earlier than that.
+// may end by a panic earlier than that.
 const (
 	steadyTime = 10 * time.Minute
 	endsMax    = 3
 )
 
 // caution is between the source that is the cluster and the engine. What ends the agent may come back with each start:
-// after three ends in a row it starts without what came last. Services that are new or have another configuration stay
-// as they are in the kernel, and the weights that servers report do not count, until it has run for steadyTime.
+// after three panics in a row it starts without what came last. Services that are new or have another configuration
+// stay as they are in the kernel, and the weights that servers report do not count, until it has run for steadyTime.
 type caution struct {
 	lb.Sink
-	ends     *state.File // how many agents in a row have ended early
+	ends     *state.File // how many agents in a row have ended by a panic
 	trusted  *state.File // configurations of services, as config returns them, by name
 	problems *problems
 	log      *slog.Logger
@@ -52,7 +59,10 @@ func openCaution(to lb.Sink, dir string, p *problems, log *slog.Logger) *caution
 		log.Warn("number of ends not read", "err", err)
 		n = 0
 	}
-	c.save(c.ends, n+1)
+	if panicked(dir, log) {
+		n++
+		c.save(c.ends, n)
+	}
 	if n < endsMax {
 		return c
 	}
@@ -60,10 +70,33 @@ func openCaution(to lb.Sink, dir string, p *problems, log *slog.Logger) *caution
 	if _, err := c.trusted.Load(&c.proven); err != nil {
 		log.Warn("trusted services not read", "err", err)
 	}
-	p.set(cautionProblem, fmt.Errorf("%d agents in a row have ended within %s; new and reconfigured Services stay as "+
-		"they are in the kernel, and reported weights do not count, for %s: see the log for the cause",
+	p.set(cautionProblem, fmt.Errorf("%d agents in a row have ended by a panic within %s; new and reconfigured "+
+		"Services stay as they are in the kernel, and reported weights do not count, for %s: see the log for the cause",
 		n, steadyTime, steadyTime))
 	return c
+}
+
+// panicked reports whether the last agent has ended by a panic, and makes the runtime write the report of the next one
+// into a file in dir. An agent that was killed leaves no report, so it does not count.
+func panicked(dir string, log *slog.Logger) bool {
+	path := filepath.Join(dir, "panic")
+	was, err := os.ReadFile(path)
+	if len(was) > 0 {
+		last := path + ".last"
+		err = os.Rename(path, last)
+		what, _, _ := strings.Cut(string(was), "\n")
+		log.Error("the last agent has ended by a panic", "text", printable.Cut(what), "file", last)
+	}
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		var f *os.File
+		if f, err = os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600); err == nil {
+			err = errors.Join(debug.SetCrashOutput(f, debug.CrashOptions{}), f.Close()) // it has a duplicate
+		}
+	}
+	if err != nil {
+		log.Warn("report of a panic would not be kept", "err", err)
+	}
+	return len(was) > 0
 }
 
 func (c *caution) save(f *state.File, v any) {

@@ -4,6 +4,9 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -20,9 +23,9 @@ type putSink struct {
 func (p putSink) Put(s *lb.Service)  { p.put[s.Name] = s }
 func (p putSink) Delete(name string) { delete(p.put, name) }
 
-// After three ends in a row the agent starts without what came last, says so, and has all after ten minutes. A clean
-// end, or ten minutes between two ends, begin to count anew.
-func TestThreeEnds(t *testing.T) {
+// After three panics in a row the agent starts without what came last, says so, and has all after ten minutes. A clean
+// end, or ten minutes between two panics, begin to count anew. An agent that is killed does not count.
+func TestThreePanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		web := func(vip string) *lb.Service {
@@ -35,6 +38,11 @@ func TestThreeEnds(t *testing.T) {
 			p := newProblems(discard)
 			c = openCaution(out, dir, p, discard)
 			return p
+		}
+		panics := func() { // as the runtime does, see TestPanicIsReported
+			if err := os.WriteFile(filepath.Join(dir, "panic"), []byte("panic: test\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
 		}
 		run := func(d time.Duration) {
 			ctx, cancel := context.WithCancel(t.Context())
@@ -55,11 +63,18 @@ func TestThreeEnds(t *testing.T) {
 		start()
 		c.Put(web("203.0.113.1"))
 		run(25 * time.Minute) // trusted now
-		for range endsMax {
+		for range endsMax + 1 {
 			if p := start(); len(p.list()) > 0 {
-				t.Fatalf("problems %q after fewer ends", p.list())
+				t.Fatalf("problems %q after kills", p.list())
 			}
 		}
+		for range endsMax - 1 {
+			panics()
+			if p := start(); len(p.list()) > 0 {
+				t.Fatalf("problems %q after fewer panics", p.list())
+			}
+		}
+		panics()
 		p := start()
 		c.Put(web("203.0.113.1"))
 		c.Put(web("203.0.113.2"))
@@ -83,4 +98,24 @@ func TestThreeEnds(t *testing.T) {
 			t.Errorf("problems %q after a clean end", p.list())
 		}
 	})
+}
+
+// The runtime writes the report of a panic in any goroutine to the file, and the next start finds it once.
+func TestPanicIsReported(t *testing.T) {
+	if dir := os.Getenv("STEELYARD_TEST_PANIC"); dir != "" {
+		panicked(dir, discard)
+		go panic("test")
+		select {}
+	}
+	dir := t.TempDir()
+	child := exec.Command(os.Args[0], "-test.run", "^TestPanicIsReported$")
+	child.Env = append(os.Environ(), "STEELYARD_TEST_PANIC="+dir)
+	if err := child.Run(); child.ProcessState.ExitCode() != 2 {
+		t.Fatalf("the child ended with %v", err)
+	}
+	first, second := panicked(dir, discard), panicked(dir, discard)
+	if text, err := os.ReadFile(filepath.Join(dir, "panic.last")); !first || second || err != nil ||
+		!strings.Contains(string(text), "panic: test") {
+		t.Errorf("found %t and %t, want true and false; report %q, %v", first, second, text, err)
+	}
 }
