@@ -17,7 +17,7 @@ type Options struct {
 	ASN      uint32
 	RouterID netip.Addr
 	// Boundary is around each message of a peer, packet of BFD and router advertisement. It may be nil.
-	Boundary *lb.Boundary
+	Boundary *lb.Boundary `json:"-"`
 	// ListenPort is the TCP port for connections of peers; 0: 179; -1: do not listen, only connect.
 	ListenPort int
 	// ListenAddresses are the addresses to listen on; empty: every address of the families that peers have.

@@ -159,8 +159,8 @@ func (a *Agent) CLI(ctx context.Context, args ...string) (string, error) {
 func (a *Agent) WaitReady(ctx context.Context, within time.Duration) error {
 	p := a.Process()
 	_, err := Until(ctx, within, fmt.Sprintf("the agent of %s responds", a.Host), func() error {
-		if !p.Running() {
-			return Permanent(fmt.Errorf("it ended: %v", p.Wait(ctx)))
+		if err := p.Ended(); err != nil {
+			return err
 		}
 		var status json.RawMessage
 		return a.Get(ctx, "/v1/status", &status)

@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -153,6 +154,15 @@ func (p *Process) Wait(ctx context.Context) error {
 	case <-ctx.Done():
 		return fmt.Errorf("%s in host %s is still running: %w", filepath.Base(p.cmd.Path), p.host, ctx.Err())
 	}
+}
+
+// Ended returns nil while the process runs; then a Permanent error with how it ended and its last output.
+func (p *Process) Ended() error {
+	if p.Running() {
+		return nil
+	}
+	how := cmp.Or(p.err, errors.New("exit status 0"))
+	return Permanent(fmt.Errorf("%s ended: %w\n%s", p.Name(), how, p.Log.Tail(20)))
 }
 
 // Signal sends sig. It returns nil when the process has ended.

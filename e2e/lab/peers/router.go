@@ -172,9 +172,8 @@ func program(name, pkg string) (string, error) {
 // ended returns an error when one of the processes has ended.
 func ended(all []*lab.Process) error {
 	for _, p := range all {
-		if !p.Running() {
-			err := p.Wait(context.Background()) // it has ended
-			return lab.Permanent(fmt.Errorf("%s ended: %v\n%s", p.Name(), err, p.Log.Tail(20)))
+		if err := p.Ended(); err != nil {
+			return err
 		}
 	}
 	return nil
