@@ -10,8 +10,8 @@ import (
 )
 
 // Ready limits how long a test waits for what it needs before it tests something: an agent that responds, a session, a
-// route. It asserts nothing.
-const Ready = time.Minute
+// route. It asserts nothing. A client of the API server may wait for a minute before it watches again after an outage.
+const Ready = 2 * time.Minute
 
 // pollInterval is the time between two calls of the function that Until polls.
 const pollInterval = 10 * time.Millisecond

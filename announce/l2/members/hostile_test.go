@@ -182,7 +182,7 @@ func TestConnectionsWithoutTheKey(t *testing.T) {
 	}{
 		{node(9), 1 << 20, 1 << 16, 1 << 20},
 		{node(2), 20 << 20, 1 << 16, 1 << 20}, // refused when its size is read
-		{node(2), 1 << 20, 1<<20 - 1, streamsMax * 6 << 20},
+		{node(2), 1 << 20, 1<<20 - 1, streamsMax * 10 << 20},
 	} {
 		t.Run(fmt.Sprintf("%d bytes from %s", tt.size, tt.from), func(t *testing.T) {
 			b := binary.BigEndian.AppendUint32([]byte("\xf4\x09steelyard\x0a"), uint32(tt.size))
