@@ -240,7 +240,7 @@ func (fx *fixture) maps() (all []namedMap) {
 	return all
 }
 
-// clear deletes the entries of a hash table, and sets those of an array to zero.
+// clear deletes the entries of a hash table, and zeroes the entries of an array.
 func (m namedMap) clear(t *testing.T) {
 	t.Helper()
 	switch m.Type() {

@@ -12,7 +12,7 @@ import (
 // queue of the sockets nor takes the time of the thread. While a session is up, it also drops what has come too far;
 // before that, such a packet of the neighbor says why the session does not come up.
 
-// receiveBuffer is that of a socket for receiving, in bytes: a few thousand packets.
+// receiveBuffer is the size of the buffer of a receiving socket in bytes: a few thousand packets.
 const receiveBuffer = 4 << 20
 
 // networkHeader is the offset of the IP header for a load (SKF_NET_OFF).

@@ -63,7 +63,7 @@ type Monitor struct {
 	lookedUp  time.Time          // when the devices were; zero: they are before the next step
 	last      uint32             // discriminator
 	discarded map[string]uint64
-	filtered  bool   // the filters of the sockets are those of the sessions and their states
+	filtered  bool   // the filters of the sockets match the sessions and their states
 	before    uint64 // dropped, when the devices were looked up last
 }
 

@@ -303,5 +303,5 @@ func bubble(t *testing.T, name string, f func(t *testing.T)) {
 // sourceInUse is the own address of connections in memory.
 var sourceInUse = netip.MustParseAddr("192.0.2.11")
 
-// LocalAddr is that of a connection whose source the kernel has chosen.
+// LocalAddr returns an address that the kernel would have chosen.
 func (memory) LocalAddr() net.Addr { return &net.TCPAddr{IP: sourceInUse.AsSlice()} }

@@ -44,7 +44,7 @@ func object(kv ...any) []byte {
 	return b
 }
 
-// header is that of a push and pull of states.
+// header encodes the header of a push/pull message.
 func header(nodes, size int) []byte {
 	return append([]byte{msgPushPull}, object("Nodes", nodes, "UserStateLen", size, "Join", true)...)
 }

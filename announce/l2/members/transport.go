@@ -20,7 +20,7 @@ const (
 	streamsMax = 4       // from a member at a time
 	streamMin  = 1 << 20 // the state that a member may send; more if this node has as much itself
 	streamMax  = 20 << 20
-	// receiveBuffer is that of the socket of datagrams.
+	// receiveBuffer is the size of the buffer of the UDP socket, in bytes.
 	receiveBuffer = 2 << 20
 	// strangerInterval is how often a host that is no member is named in the log.
 	strangerInterval = time.Minute
