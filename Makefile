@@ -126,7 +126,7 @@ $(GOLANGCI):
 
 lint: go-version $(GOLANGCI) ## check formatting, the linters of .golangci.yml, and the lengths of lines and files
 	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
-	$(GOLANGCI) run ./...
+	GOLANGCI_LINT_CACHE='$(CURDIR)/.cache/golangci' $(GOLANGCI) run ./...
 	go run ./e2e/lengths
 
 generate: go-version ## compile the BPF programs (clang-14) and write the generated documents
