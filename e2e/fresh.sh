@@ -33,16 +33,19 @@ chroot "$root" update-ca-certificates >/dev/null 2>&1
 mkdir -p "$root/usr/local/go"
 cp -a "$(go env GOROOT)/." "$root/usr/local/go/"
 git -c safe.directory='*' clone -q "$PWD" "$root/steelyard"
+mount --bind "$root" "$root" # pivot_root wants a mount
 mount -t proc proc "$root/proc"
 mount --rbind /sys "$root/sys" # with bpffs and the control groups
 mount --rbind /dev "$root/dev"
 
-# A variable named here is passed on: how Go and apt reach their servers, and whether a skipped test fails.
+# A variable named here is passed on: how Go and apt reach their servers, and whether a skipped test fails. By
+# pivot_root, the folder becomes the root of the mount namespace; who enters that namespace would leave a chroot.
 run() {
 	env -i HOME=/root TERM="${TERM:-dumb}" PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
 		${http_proxy:+http_proxy="$http_proxy"} ${https_proxy:+https_proxy="$https_proxy"} \
 		${no_proxy:+no_proxy="$no_proxy"} ${GOPROXY:+GOPROXY="$GOPROXY"} \
-		${STEELYARD_CI:+STEELYARD_CI="$STEELYARD_CI"} chroot "$root" sh -c "cd /steelyard && $*"
+		${STEELYARD_CI:+STEELYARD_CI="$STEELYARD_CI"} unshare --mount --propagation slave \
+		sh -ec "cd '$root'; pivot_root . mnt; umount --lazy /mnt; cd /steelyard; $*"
 }
 start=$SECONDS
 if [ "${1:-}" = deps ]; then
