@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.."
 export LC_ALL=C PATH="$PATH:/usr/local/go/bin"
 if [ -z "${FRESH_ROOT:-}" ]; then
 	FRESH_ROOT=$(mktemp -d "${TMPDIR:-/var/tmp}/steelyard-fresh.XXXXXX")
+	chmod 755 "$FRESH_ROOT" # as / is: exec checks run as nobody
 	export FRESH_ROOT
 	trap 'rm -rf --one-file-system "$FRESH_ROOT"' EXIT
 	trap 'exit 1' HUP INT TERM
