@@ -120,6 +120,41 @@ func TestDirectReturnFlowsKeepTheirServer(t *testing.T) {
 	})
 }
 
+// A connection whose slot gets another server between its SYN and its first ACK stays with the server of the SYN. One
+// that this balancer has not seen goes to the server of the slot.
+func TestHandshakesByDirectReturnKeepTheirServer(t *testing.T) {
+	t.Parallel()
+	const flows = 200
+	all := []int{21, 22, 23, 24, 25, 26, 27, 28, 29, 30}
+	for name, hosts := range map[string][]int{
+		"servers removed": all[2:], "server added": append(slices.Clone(all), 31),
+		"larger table": append(slices.Clone(all), 31, 32, 33),
+	} {
+		t.Run(name, func(t *testing.T) {
+			fx := shared(t, hookXDP, false, nil)
+			fx.tunnelTo(lb.TCP, nil, all...)
+			server := make([]netip.Addr, flows)
+			for i := range flows {
+				server[i] = fx.went(fx.on(i, dptest.TCP, dptest.SYN))
+			}
+			fx.tunnelTo(lb.TCP, nil, hosts...)
+			for range 2 {
+				for i := range flows {
+					if to := fx.went(fx.on(i, dptest.TCP, dptest.ACK)); to != server[i] {
+						t.Errorf("flow %d went to %s; its SYN went to %s", i, to, server[i])
+					}
+				}
+			}
+			for i := range flows {
+				to := fx.went(fx.on(1000+i, dptest.TCP, dptest.ACK))
+				if again := fx.went(fx.on(1000+i, dptest.TCP, dptest.SYN)); again != to {
+					t.Errorf("unknown flow %d went to %s; its slot has %s", i, to, again)
+				}
+			}
+		})
+	}
+}
+
 func (fx *fixture) dsrFlows() map[syFlowKey]syDsrFlow {
 	return entries[syFlowKey, syDsrFlow](fx.t, fx.d.objects.SyDsrFlows)
 }

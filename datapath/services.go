@@ -228,6 +228,10 @@ func (s *services) writeTable(u *frontendUpdate) error {
 	case len(was.slots) == len(next.slots):
 		u.value.OlderAlgorithm = u.f.value.OlderAlgorithm
 	}
+	u.value.Changed = u.f.value.Changed
+	if !slices.EqualFunc(was.slots, next.slots, func(a, b slot) bool { return a.backend == b.backend }) || rehashed {
+		u.value.Changed = uint16(uptime() >> 32) // table_clock of bpf/frontend.h
+	}
 	u.older = next.earlierIDs()
 	s.backends.keep(u.older)
 	return s.slots.write(next, &u.value)

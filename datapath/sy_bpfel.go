@@ -400,7 +400,7 @@ type syFrontend struct {
 	Affinity       uint32
 	KeepSource     uint8
 	OlderAlgorithm uint8
-	Pad            [2]uint8
+	Changed        uint16
 	Table          syTable
 	Older          syTable
 }

@@ -90,7 +90,7 @@ func newSlots(
 		refers = refers || slices.Contains(t.slots[i].previous[:], anyBackend)
 	}
 	switch {
-	case !refers || !p.NodeForwarding.Enabled && p.Method != lb.MethodNAT:
+	case !refers:
 	case sameSize:
 		t.older = withoutExpired(was.older, expired)
 	default:

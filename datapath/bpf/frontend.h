@@ -107,6 +107,25 @@ static __always_inline __u32 slot_backend(__u32 word)
 	return word & ~SLOT_CHANGED;
 }
 
+/* table_clock is in units of 4.3 s. */
+static __always_inline __u16 table_clock(void)
+{
+	return bpf_ktime_get_coarse_ns() >> 32;
+}
+
+/* table_before returns the last earlier backend of a changed slot, if slots changed at most 8.6 s ago. The clock wraps
+ * after three days, when a change seems to be recent again for as long. */
+static __always_inline __u32 table_before(const struct frontend *fe, const struct flow_key *k, __u32 h)
+{
+	if ((__u16)(table_clock() - fe->changed) > 1)
+		return NO_BACKEND;
+	__u32 id = table_previous(&fe->table, table_index(&fe->table, h), 0);
+
+	if (id != ANY_BACKEND)
+		return id;
+	return slot_backend(table_slot(&fe->older, table_index(&fe->older, table_older_hash(fe, k, h))));
+}
+
 static __always_inline __u32 member_weight(__u32 member)
 {
 	return member & ((1 << MEMBER_WEIGHT_BITS) - 1);

@@ -61,7 +61,7 @@ struct frontend {
 	__u32 affinity; /* in seconds; 0: off */
 	__u8 keep_source; /* 1: METHOD_NAT without SNAT: servers route their replies by this node */
 	__u8 older_algorithm; /* that of older; 0: the same */
-	__u8 pad[2];
+	__u16 changed; /* when a slot last got another backend, by table_clock */
 	struct table table;
 	struct table older; /* the table before the last change of size or algorithm */
 };
