@@ -230,7 +230,7 @@ func (s *services) writeTable(u *frontendUpdate) error {
 	}
 	u.value.Changed = u.f.value.Changed
 	if !slices.EqualFunc(was.slots, next.slots, func(a, b slot) bool { return a.backend == b.backend }) || rehashed {
-		u.value.Changed = uint16(uptime() >> 32) // table_clock of bpf/frontend.h
+		u.value.Changed = uint16(uptime() >> 29) // table_clock of bpf/frontend.h
 	}
 	u.older = next.earlierIDs()
 	s.backends.keep(u.older)

@@ -119,8 +119,9 @@ static __always_inline int dsr_sampled(const struct pkt *p)
 
 /* decide_dsr_by_hash is for frontends whose slot follows from the hash. As long as a slot keeps its backend, the hash
  * determines the backend: no flow is looked up, and a SYN writes nothing but the pending bit of its flow. The entry
- * is written when the client continues; it is needed once the slot gets another backend. Right after that, a pending
- * flow without an entry began before: it has the earlier backend. */
+ * is written when the client continues; it is needed once the slot gets another backend. Within a second of that, a
+ * pending flow without an entry began before: it has the earlier backend. Later, its bit is rather that of another flow
+ * of the same hash, and the flow comes from another balancer, where it may have begun after the change. */
 static __always_inline struct flow *decide_dsr_by_hash(const struct pkt *p, struct verdict *v,
 						       const struct frontend *fe)
 {
@@ -128,7 +129,6 @@ static __always_inline struct flow *decide_dsr_by_hash(const struct pkt *p, stru
 	__u32 slot = table_slot(&fe->table, table_index(&fe->table, h));
 	__u64 bit, *word = dsr_pending_bit(v->hash, &bit);
 	int first = pkt_is_stream(p) && pkt_opens_flow(p), kept = !(slot & SLOT_CHANGED), sampled = 0;
-	__u32 before = kept || first ? NO_BACKEND : table_before(fe, &p->key, h);
 	enum commit c = COMMIT_NONE;
 
 	v->dsr_pending = word && *word & bit;
@@ -136,9 +136,7 @@ static __always_inline struct flow *decide_dsr_by_hash(const struct pkt *p, stru
 		c = COMMIT_DSR_MARK;
 	} else if (!pkt_without_l4(p)) {
 		sampled = v->dsr_pending || (pkt_is_stream(p) && p->flags & (TCP_FIN | TCP_RST)) || dsr_sampled(p);
-		c = v->dsr_pending		      ? COMMIT_DSR_STORE :
-		    sampled && before == NO_BACKEND ? COMMIT_DSR_MARK :
-						      COMMIT_NONE;
+		c = v->dsr_pending ? COMMIT_DSR_STORE : sampled && !table_is_new(fe) ? COMMIT_DSR_MARK : COMMIT_NONE;
 	}
 	if (sampled || !kept) {
 		struct dsr_flow *f = dsr_find(&p->key);
@@ -154,7 +152,9 @@ static __always_inline struct flow *decide_dsr_by_hash(const struct pkt *p, stru
 		return verdict_refuse(p, v, REASON_NO_BACKEND);
 	if (first && !kept)
 		c = COMMIT_DSR_OPEN; /* removes the entry of an ended flow, which may name another backend */
-	v->backend = v->dsr_pending && before != NO_BACKEND ? before : slot_backend(slot);
+	v->backend = !first && !kept && v->dsr_pending && table_is_new(fe) ? table_before(fe, &p->key, h) : NO_BACKEND;
+	if (v->backend == NO_BACKEND)
+		v->backend = slot_backend(slot);
 	return dsr_forward(v, fe->method, c);
 }
 

@@ -107,18 +107,22 @@ static __always_inline __u32 slot_backend(__u32 word)
 	return word & ~SLOT_CHANGED;
 }
 
-/* table_clock is in units of 4.3 s. */
+/* table_clock is in units of 0.54 s. */
 static __always_inline __u16 table_clock(void)
 {
-	return bpf_ktime_get_coarse_ns() >> 32;
+	return bpf_ktime_get_coarse_ns() >> 29;
 }
 
-/* table_before returns the last earlier backend of a changed slot, if slots changed at most 8.6 s ago. The clock wraps
- * after three days, when a change seems to be recent again for as long. */
+/* table_is_new reports whether slots changed at most 1.1 s ago. The clock wraps after 9.8 hours, when a change seems to
+ * be new again for as long. */
+static __always_inline int table_is_new(const struct frontend *fe)
+{
+	return (__u16)(table_clock() - fe->changed) <= 1;
+}
+
+/* table_before returns the last earlier backend of a changed slot, or NO_BACKEND. */
 static __always_inline __u32 table_before(const struct frontend *fe, const struct flow_key *k, __u32 h)
 {
-	if ((__u16)(table_clock() - fe->changed) > 1)
-		return NO_BACKEND;
 	__u32 id = table_previous(&fe->table, table_index(&fe->table, h), 0);
 
 	if (id != ANY_BACKEND)
