@@ -1,13 +1,16 @@
 package config
 
 import (
+	"encoding/pem"
 	"errors"
 	"flag"
 	"fmt"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -34,6 +37,7 @@ func secrets(t *testing.T) string {
 		{"short.key", "123456789012345\n", 0o600},
 		{"long.key", strings.Repeat("x", 81), 0o600},
 		{"lines.key", "one\ntwo\n", 0o600},
+		{"ca.pem", authority(), 0o644},
 		{"huge.key", strings.Repeat("x", secretMax+1), 0o600},
 	} {
 		name := filepath.Join(dir, f.name)
@@ -52,6 +56,13 @@ func secrets(t *testing.T) string {
 	}
 	return dir
 }
+
+// authority returns a certificate in PEM.
+var authority = sync.OnceValue(func() string {
+	s := httptest.NewTLSServer(nil)
+	defer s.Close()
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}))
+})
 
 // TestBad compares the errors of each file in testdata/bad with its "# want line: …" comments.
 func TestBad(t *testing.T) {

@@ -149,7 +149,7 @@ func TestParentPathOfTheFirstPart(t *testing.T) {
 func TestSecretMax(t *testing.T) {
 	dir := t.TempDir()
 	for size, want := range map[int]string{
-		secretMax: "s has more than 80 bytes", secretMax + 1: "s has 4097 bytes, too many for a secret",
+		secretMax: "s has more than 80 bytes", secretMax + 1: "s has 4097 bytes, more than 4096",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, "s"), []byte(strings.Repeat("x", size)), 0o600); err != nil {
 			t.Fatal(err)

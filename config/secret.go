@@ -133,6 +133,15 @@ func (t *table) secretText(key, like string) (i item, name string, text []byte, 
 
 // secretFile reads a secret file. A file that every user can read is accepted with a warning.
 func (i item) secretFile(name string) ([]byte, bool) {
+	if info, err := os.Stat(name); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o007 != 0 {
+		i.warnf(fmt.Sprintf("chmod 0640 %s (a Kubernetes Secret volume: defaultMode: 0440)", name),
+			"%s is open to every user of this machine (mode %04o)", name, info.Mode().Perm())
+	}
+	return i.file(name, secretMax)
+}
+
+// file reads a regular file of at most limit bytes.
+func (i item) file(name string, limit int64) ([]byte, bool) {
 	refuse := func(err error) ([]byte, bool) {
 		var pe *fs.PathError
 		if errors.As(err, &pe) {
@@ -150,12 +159,8 @@ func (i item) secretFile(name string) ([]byte, bool) {
 		i.errorf("name a file", "%s is not a regular file", name)
 		return nil, false
 	}
-	if info.Mode().Perm()&0o007 != 0 {
-		i.warnf(fmt.Sprintf("chmod 0640 %s (a Kubernetes Secret volume: defaultMode: 0440)", name),
-			"%s is open to every user of this machine (mode %04o)", name, info.Mode().Perm())
-	}
-	if info.Size() > secretMax {
-		i.errorf("correct the file name", "%s has %d bytes, too many for a secret", name, info.Size())
+	if info.Size() > limit {
+		i.errorf("correct the file name", "%s has %d bytes, more than %d", name, info.Size(), limit)
 		return nil, false
 	}
 	text, err := os.ReadFile(name)

@@ -2,6 +2,7 @@ package config
 
 import (
 	"cmp"
+	"crypto/x509"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -62,6 +63,9 @@ func (d *decoder) check(t *table, ports []lb.Port) lb.CheckSpec {
 	c.Send, _ = sub.text("send", "ping", &c)
 	c.Host, _ = sub.text("host", "www.example.net", &c)
 	c.TLSServerName, _ = sub.text("tls_server_name", "www.example.net", &c)
+	if s, ok := sub.text("tls_ca_file", "/etc/steelyard/servers-ca.pem", &c); ok {
+		c.TLSCA = sub.at("tls_ca_file").certificates(d.inDir(s))
+	}
 	if e, ok := sub.get("expect_status"); ok {
 		if s, ok := e.statuses(); ok {
 			c.Status = s
@@ -129,13 +133,14 @@ func needType(t *table, ports []lb.Port) {
 // checkUses lists the types that use a key. A key that the type does not use is an error: a user who writes expect_body
 // expects that the response is compared.
 var checkUses = map[string][]lb.CheckType{
-	"path":            {lb.CheckHTTP, lb.CheckHTTPS, lb.CheckGRPC, lb.CheckExec},
-	"expect_status":   {lb.CheckHTTP, lb.CheckHTTPS},
-	"expect_body":     {lb.CheckHTTP, lb.CheckHTTPS, lb.CheckUDP, lb.CheckDNS},
+	"path":            {lb.CheckHTTP, lb.CheckHTTPS, lb.CheckHTTP2, lb.CheckGRPC, lb.CheckExec},
+	"expect_status":   {lb.CheckHTTP, lb.CheckHTTPS, lb.CheckHTTP2},
+	"expect_body":     {lb.CheckHTTP, lb.CheckHTTPS, lb.CheckHTTP2, lb.CheckUDP, lb.CheckDNS},
 	"user":            {lb.CheckExec},
 	"send":            {lb.CheckUDP},
-	"host":            {lb.CheckHTTP, lb.CheckHTTPS, lb.CheckDNS, lb.CheckGRPC},
+	"host":            {lb.CheckHTTP, lb.CheckHTTPS, lb.CheckHTTP2, lb.CheckDNS, lb.CheckGRPC},
 	"tls_server_name": {lb.CheckHTTPS, lb.CheckGRPC},
+	"tls_ca_file":     {lb.CheckHTTPS, lb.CheckGRPC},
 }
 
 // onlyFor reports an error for a key that the check type does not use. Type none accepts every key, so that a check can
@@ -165,7 +170,7 @@ func (t *table) text(key, like string, c *lb.CheckSpec) (string, bool) {
 func checkKeys(t *table, c *lb.CheckSpec) {
 	path, host := t.at("path"), t.at("host")
 	switch c.Type {
-	case lb.CheckHTTP, lb.CheckHTTPS:
+	case lb.CheckHTTP, lb.CheckHTTPS, lb.CheckHTTP2:
 		if c.Path == "" {
 			c.Path = "/"
 		}
@@ -205,6 +210,22 @@ func checkKeys(t *table, c *lb.CheckSpec) {
 			t.at("tls_server_name").errorf(`write one like "www.example.net"`, "%q is not a host name", s)
 		}
 	}
+	if c.TLSCA != "" && c.TLSServerName == "" && c.Host == "" {
+		t.at("tls_ca_file").errorf("add tls_server_name", "says who signs the certificate, and no key says its name")
+	}
+}
+
+// certificates returns the certificates of authorities that a file has in PEM; "" after an error.
+func (i item) certificates(name string) string {
+	text, ok := i.file(name, 1<<20)
+	if ok && !x509.NewCertPool().AppendCertsFromPEM(text) {
+		i.errorf("name a file of certificates in PEM", "%s has no certificate", name)
+		ok = false
+	}
+	if !ok {
+		return ""
+	}
+	return string(text)
 }
 
 // statuses reads "200", "200-399" or "200,204,300-399".

@@ -44,13 +44,14 @@ func stateFor(err error) lb.State {
 // checkers has a constructor for every lb.CheckType except CheckNone.
 var checkers = map[lb.CheckType]func(target) Checker{
 	lb.CheckTCP:      func(t target) Checker { return tcpChecker{t} },
-	lb.CheckHTTP:     func(t target) Checker { return httpChecker{t, "http"} },
-	lb.CheckHTTPS:    func(t target) Checker { return httpChecker{t, "https"} },
+	lb.CheckHTTP:     newHTTPChecker,
+	lb.CheckHTTP2:    newHTTPChecker,
+	lb.CheckHTTPS:    newHTTPChecker,
 	lb.CheckUDP:      func(t target) Checker { return udpChecker{t} },
 	lb.CheckDNS:      func(t target) Checker { return dnsChecker{t} },
 	lb.CheckGRPC:     func(t target) Checker { return grpcChecker{t} },
 	lb.CheckExec:     func(t target) Checker { return execChecker{t} },
-	lb.CheckNodePort: func(t target) Checker { return nodePortChecker{t} },
+	lb.CheckNodePort: func(t target) Checker { return nodePortChecker{newHTTPChecker(t).(httpChecker)} },
 }
 
 func ok(reason string) (Result, error) { return Result{Reason: reason, Weight: -1}, nil }
@@ -59,7 +60,9 @@ func fail(format string, args ...any) (Result, error) { return Result{}, fmt.Err
 
 // words turns the words of libraries into those of operators.
 var words = strings.NewReplacer("net/http: ", "", "HTTP/1.x transport connection broken: ", "",
-	"malformed HTTP ", "not HTTP: malformed ", "readLoopPeekFailLocked: %!w(<nil>)", "sent before the request")
+	"malformed HTTP ", "not HTTP: malformed ", "readLoopPeekFailLocked: %!w(<nil>)", "sent before the request",
+	"http2: failed reading the frame payload: ", "",
+	"http2: frame too large, note that the frame header looked like an HTTP/1.1 header", "not HTTP/2, but HTTP/1.1")
 
 // reason returns a short text for err, without addresses: a reason is shown next to its backend. Some errors quote what
 // the backend has sent.

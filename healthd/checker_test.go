@@ -312,7 +312,7 @@ func TestNodePortWithoutWeight(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	t.Cleanup(s.Close)
 	c := lb.Check{Target: targetOf(s.Listener.Addr()), Spec: lb.CheckSpec{Type: lb.CheckNodePort, Path: "/"}}
-	r, err := nodePortChecker{target{Check: c}}.Probe(t.Context())
+	r, err := checkers[lb.CheckNodePort](target{Check: c}).Probe(t.Context())
 	if err != nil || r != (Result{Reason: "HTTP 200", Weight: -1}) {
 		t.Errorf("%+v, %v; want no weight", r, err)
 	}

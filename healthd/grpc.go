@@ -20,7 +20,7 @@ type grpcChecker struct{ target }
 
 func (c grpcChecker) Probe(ctx context.Context) (Result, error) {
 	creds := insecure.NewCredentials()
-	if c.Spec.TLSServerName != "" {
+	if c.Spec.TLSServerName != "" || c.Spec.TLSCA != "" {
 		creds = credentials.NewTLS(tlsConfig(c.Spec))
 	}
 	d, to, err := c.dialer("tcp")

@@ -27,7 +27,20 @@ const maxHeader, maxBody = 64 << 10, 64 << 10
 // scheme is tried, too, and a port that speaks neither need only accept the connection and respond, or close it.
 type httpChecker struct {
 	target
-	scheme string
+	scheme    string
+	protocols http.Protocols
+	tls       *tls.Config
+}
+
+func newHTTPChecker(t target) Checker {
+	c := httpChecker{target: t, scheme: "http", tls: tlsConfig(t.Spec)}
+	c.protocols.SetHTTP1(t.Spec.Type != lb.CheckHTTP2)
+	c.protocols.SetHTTP2(true) // offered in the TLS handshake
+	c.protocols.SetUnencryptedHTTP2(t.Spec.Type == lb.CheckHTTP2)
+	if t.Spec.Type == lb.CheckHTTPS {
+		c.scheme = "https"
+	}
+	return c
 }
 
 func (c httpChecker) Probe(ctx context.Context) (Result, error) {
@@ -36,10 +49,10 @@ func (c httpChecker) Probe(ctx context.Context) (Result, error) {
 			return Result{}, err
 		}
 	}
-	resp, body, err := httpGet(ctx, c.target, c.scheme)
+	resp, body, err := c.get(ctx, c.scheme)
 	if c.secondary() && c.isOtherProtocol(resp, err) {
 		scheme := map[string]string{"http": "https", "https": "http"}[c.scheme]
-		resp, body, err = httpGet(ctx, c.target, scheme)
+		resp, body, err = c.get(ctx, scheme)
 		if c.isOtherProtocol(resp, err) {
 			return ok("connected, not HTTP")
 		}
@@ -72,9 +85,9 @@ func (c httpChecker) isOtherProtocol(resp *http.Response, err error) bool {
 	return !isDial && !isTimeout(err) && !errors.As(err, &certificate)
 }
 
-// httpGet makes one request over a new connection and follows no redirect. The body of the response is read only where
-// the check needs it.
-func httpGet(ctx context.Context, c target, scheme string) (*http.Response, string, error) {
+// get makes one request over a new connection and follows no redirect. It reads the body of the response only where the
+// check needs it.
+func (c httpChecker) get(ctx context.Context, scheme string) (*http.Response, string, error) {
 	u, err := url.Parse(c.Spec.Path)
 	if err != nil {
 		return nil, "", fmt.Errorf("path %q: %w", c.Spec.Path, err)
@@ -91,8 +104,8 @@ func httpGet(ctx context.Context, c target, scheme string) (*http.Response, stri
 	req.Host = c.Spec.Host
 	req.Header.Set("User-Agent", "steelyard-health")
 	transport := &http.Transport{
-		DisableKeepAlives: true, Proxy: nil, DialContext: d.DialContext, TLSClientConfig: tlsConfig(c.Spec),
-		MaxResponseHeaderBytes: maxHeader,
+		DisableKeepAlives: true, Proxy: nil, DialContext: d.DialContext, TLSClientConfig: c.tls.Clone(),
+		Protocols: &c.protocols, MaxResponseHeaderBytes: maxHeader,
 	}
 	defer transport.CloseIdleConnections()
 	resp, err := transport.RoundTrip(req)
@@ -108,14 +121,6 @@ func httpGet(ctx context.Context, c target, scheme string) (*http.Response, stri
 		return nil, "", err
 	}
 	return resp, string(body), nil
-}
-
-// tlsConfig verifies the certificate only when a server name is configured.
-func tlsConfig(s lb.CheckSpec) *tls.Config {
-	if s.TLSServerName == "" {
-		return &tls.Config{InsecureSkipVerify: true} // the target is an address: no name to verify
-	}
-	return &tls.Config{ServerName: s.TLSServerName}
 }
 
 func ranges(rs []lb.StatusRange) string {
@@ -136,11 +141,11 @@ func ranges(rs []lb.StatusRange) string {
 //
 // A node that responds with 503 takes no new flows, and keeps those that it has: its pods terminate, or it will be
 // removed.
-type nodePortChecker struct{ target }
+type nodePortChecker struct{ httpChecker }
 
 func (c nodePortChecker) Probe(ctx context.Context) (Result, error) {
 	c.VIP = netip.Addr{}
-	resp, body, err := httpGet(ctx, c.target, "http")
+	resp, body, err := c.get(ctx, "http")
 	if err != nil {
 		return Result{}, err
 	}

@@ -61,7 +61,7 @@ func TestAnswersOfRootOnly(t *testing.T) {
 		to := netip.AddrPortFrom(netip.MustParseAddr(tt.target), targetOf(l.Addr()).Port())
 		c := lb.Check{ByRoot: true, Target: to, Spec: lb.CheckSpec{Type: lb.CheckHTTP, Path: "/"}}
 		got := probeFor(t, c, "")
-		_, err := httpChecker{target{Check: c}, "http"}.Probe(t.Context())
+		_, err := newHTTPChecker(target{Check: c}).Probe(t.Context())
 		if strings.Contains(got, "user 65534") != tt.refused || errors.Is(err, syscall.ECONNREFUSED) != tt.refused {
 			t.Errorf("user %d at %s, probed at %s: %s", tt.uid, tt.listens, tt.target, got)
 		}

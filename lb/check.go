@@ -30,11 +30,15 @@ type CheckSpec struct {
 	Send string
 	// User runs the program of an exec check: a name or a number.
 	User string
-	// Host is the Host header (http, https), the name to query (dns) or the authority (grpc); "": the address.
+	// Host is the Host header (http, https, http2), the name to query (dns) or the authority (grpc); "": the address.
+	// Without a TLSServerName it is also the name in the TLS handshake (RFC 6066 server_name).
 	Host string
-	// TLSServerName is the name that the certificate must carry (https, grpc). "": the certificate is not verified,
-	// because backends are probed by address; grpc then uses no TLS.
+	// TLSServerName is the name that the certificate must carry (https, grpc). "": with TLSCA it is Host; without, the
+	// certificate is not verified, because backends are probed by address, and grpc uses no TLS.
 	TLSServerName string
+	// TLSCA has the certificates, in PEM, one of which must have signed the server's (https, grpc). "": those of the
+	// system.
+	TLSCA string
 }
 
 // StatusRange is an inclusive range of HTTP status codes.

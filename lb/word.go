@@ -41,6 +41,7 @@ const (
 	CheckTCP      CheckType = "tcp"
 	CheckHTTP     CheckType = "http"
 	CheckHTTPS    CheckType = "https"
+	CheckHTTP2    CheckType = "http2"
 	CheckUDP      CheckType = "udp"
 	CheckDNS      CheckType = "dns"
 	CheckGRPC     CheckType = "grpc"
@@ -64,7 +65,8 @@ var (
 	}
 	Policies   = []Policy{PolicyCluster, PolicyLocal}
 	CheckTypes = []CheckType{
-		CheckTCP, CheckHTTP, CheckHTTPS, CheckUDP, CheckDNS, CheckGRPC, CheckExec, CheckNone, CheckNodePort,
+		CheckTCP, CheckHTTP, CheckHTTPS, CheckHTTP2, CheckUDP, CheckDNS, CheckGRPC, CheckExec, CheckNone,
+		CheckNodePort,
 	}
 	AnnouncerKinds = []AnnouncerKind{AnnounceBGP, AnnounceL2}
 	Encaps         = []Encap{EncapIPIP, EncapGUE}
