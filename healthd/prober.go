@@ -210,12 +210,15 @@ func (p *Prober) probe(ctx context.Context, l *loop, checker Checker, due time.T
 	}
 	bounded, cancel := context.WithTimeout(ctx, l.check.Spec.Timeout)
 	defer cancel()
-	start := time.Now()
+	start, lateness := time.Now(), measureLateness(l.check.Spec.Timeout)
 	result, err := Result{}, error(errPanicked)
 	object := l.check.Key.Service + " " + l.check.Key.BackendName()
 	p.o.Boundary.Do(lb.PartProbe, object, func() { result, err = checker.Probe(bounded) })
+	if late := lateness.stop(); late && err != nil && isTimeout(err) {
+		err = errLate
+	}
 	if ctx.Err() != nil {
-		return // the check was stopped: the error is not that of the backend
+		return // the check was stopped: the backend did not cause the error
 	}
 	l.failing = err != nil
 	service := l.check.Key.Service

@@ -1,0 +1,51 @@
+package healthd
+
+import (
+	"errors"
+	"sync"
+	"time"
+)
+
+// errLate is the error of a probe without a response in time, on a node that was late itself.
+var errLate = ownError{errors.New("this node lacks CPU: a response may have waited for it")}
+
+// lateness is how late the timers of one probe have fired. When neither timers nor sockets are served in time, a missing
+// response says nothing about the server.
+type lateness struct {
+	mu    sync.Mutex // guards all below
+	step  time.Duration
+	due   time.Time // of timer
+	sum   time.Duration
+	timer *time.Timer
+}
+
+// measureLateness starts a timer for each quarter of a timeout. A quick response costs one of them.
+func measureLateness(timeout time.Duration) *lateness {
+	l := &lateness{step: max(timeout/4, time.Millisecond)}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.due = time.Now().Add(l.step)
+	l.timer = time.AfterFunc(l.step, l.fire)
+	return l
+}
+
+func (l *lateness) fire() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.timer == nil {
+		return
+	}
+	now := time.Now()
+	l.sum += now.Sub(l.due)
+	l.due = now.Add(l.step)
+	l.timer.Reset(l.step)
+}
+
+// stop ends the measurement. It reports whether the timers were late by a quarter of the timeout in all.
+func (l *lateness) stop() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.timer.Stop()
+	l.timer = nil
+	return l.sum+max(0, time.Since(l.due)) > l.step
+}
