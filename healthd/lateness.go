@@ -9,8 +9,8 @@ import (
 // errLate is the error of a probe without a response in time, on a node that was late itself.
 var errLate = ownError{errors.New("this node lacks CPU: a response may have waited for it")}
 
-// lateness is how late the timers of one probe have fired. When neither timers nor sockets are served in time, a missing
-// response says nothing about the server.
+// lateness is how late the timers of one probe have fired. When neither timers nor sockets are served in time, a
+// missing response says nothing about the server.
 type lateness struct {
 	mu    sync.Mutex // guards all below
 	step  time.Duration

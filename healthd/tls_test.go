@@ -54,7 +54,8 @@ func TestHTTPOverTLSAndHTTP2(t *testing.T) {
 		{"own authority, name of the host", http1, lb.CheckSpec{Type: lb.CheckHTTPS, Host: "example.com", TLSCA: ca,
 			Body: "host=example.com"}, "ok: HTTP 200"},
 		{"own authority, other name", http1, lb.CheckSpec{Type: lb.CheckHTTPS, Host: "example.net", TLSCA: ca},
-			"tls: failed to verify certificate: x509: certificate is valid for example.com, *.example.com, not example.net"},
+			"tls: failed to verify certificate: x509: " +
+				"certificate is valid for example.com, *.example.com, not example.net"},
 		{"HTTP/2 without TLS", h2c, lb.CheckSpec{Type: lb.CheckHTTP2, Body: "HTTP/2.0"}, "ok: HTTP 200"},
 		{"http2 to a server of HTTP/1", plain, lb.CheckSpec{Type: lb.CheckHTTP2}, "not HTTP/2, but HTTP/1.1"},
 	} {
