@@ -42,7 +42,8 @@ type fixture struct {
 	v6   bool
 	nic  uint32
 	// last is the last packet that was sent on to a backend: replies are made from it.
-	last dptest.Packet
+	last   dptest.Packet
+	server []byte // the server of the packet of after
 }
 
 // Addresses by name, for each family.

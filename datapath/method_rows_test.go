@@ -15,7 +15,7 @@ var methodRows = []row{
 		fx.serve(func(s *lb.Service) { s.Method, s.Ports[0].Protocol = lb.MethodDSR, lb.UDP }, "b1", "b2")
 	}, in: udp, did: "sent", reason: "forwarded", check: untouched},
 	{name: "dsr, in turn: a flow keeps its server", state: dsrAgain, in: tcp(dptest.ACK),
-		did: "sent", reason: "forwarded", check: dsrSame},
+		did: "sent", reason: "forwarded", check: sameServer},
 	{name: "dsr, in turn: no flow", state: inTurn(lb.MethodDSR), in: tcp(dptest.ACK),
 		did: "sent", reason: "no_flow", check: aReset},
 	{name: "dsr behind a router",
@@ -32,7 +32,7 @@ var methodRows = []row{
 	{name: "gue, the other family", state: crossed(lb.EncapGUE), in: tcp(dptest.SYN),
 		did: "sent", reason: "forwarded", check: tunnelled(dptest.UDP)},
 	{name: "gue, in turn: a flow keeps its server", state: gueAgain, in: tcp(dptest.ACK),
-		did: "sent", reason: "forwarded", check: gueSame},
+		did: "sent", reason: "forwarded", check: sameServer},
 	{name: "gue to a server behind a router", state: func(fx *fixture) { fx.serve(tunnel(lb.EncapGUE), "far") },
 		in: tcp(dptest.SYN), did: "sent", reason: "forwarded"},
 	{name: "gue, TTL expires", state: gue,
@@ -81,7 +81,7 @@ var methodRows = []row{
 	{name: "not allowed, ping", state: only("10.0.0.0/8"), in: icmp(8, 128), did: "sent", reason: "echo_reply"},
 	{name: "affinity", state: stickyAgain,
 		in:  change(tcp(dptest.SYN), func(fx *fixture, p *dptest.Packet) { p.Src = fx.at("client", 40001) }),
-		did: "sent", reason: "forwarded", check: stickySame},
+		did: "sent", reason: "forwarded", check: sameServer},
 
 	{name: "first port of a range", state: manyPorts, in: toPort(8001),
 		did: "sent", reason: "forwarded", check: atPort(9001)},

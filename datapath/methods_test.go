@@ -74,20 +74,21 @@ func tunnelled(proto ...uint8) checkFunc {
 	}
 }
 
-// sameServer checks that a packet is sent to the server of the packet before.
-func sameServer(state func(*fixture), first func(*fixture) dptest.Packet) (func(*fixture), checkFunc) {
-	var went []byte
+// after sends a packet, whose server sameServer compares with that of the next one.
+func after(state func(*fixture), first func(*fixture) dptest.Packet) func(*fixture) {
 	return func(fx *fixture) {
-			state(fx)
-			r := fx.run(first(fx).Frame())
-			if r.did != "sent" {
-				fx.t.Fatalf("the first packet was %s: %s", r.did, r.reason)
-			}
-			went = server(r)
-		}, func(fx *fixture, in, out dptest.Packet) error {
-			r := fx.run(in.Frame())
-			return wrong(!bytes.Equal(went, server(r)), "went to %x; want %x", server(r), went)
+		state(fx)
+		r := fx.run(first(fx).Frame())
+		if r.did != "sent" {
+			fx.t.Fatalf("the first packet was %s: %s", r.did, r.reason)
 		}
+		fx.server = server(r)
+	}
+}
+
+func sameServer(fx *fixture, in, out dptest.Packet) error {
+	r := fx.run(in.Frame())
+	return wrong(!bytes.Equal(fx.server, server(r)), "went to %x; want %x", server(r), fx.server)
 }
 
 // server returns the destination of a frame: the address of the server, or its MAC.
@@ -230,10 +231,10 @@ func sctpService(fx *fixture) { fx.service(lb.SCTP, "b1", "b2") }
 func tagged(p *dptest.Packet) { p.Tags = []uint16{42} }
 
 var (
-	dsrAgain, dsrSame       = sameServer(inTurn(lb.MethodDSR), tcp(dptest.SYN))
-	gueAgain, gueSame       = sameServer(inTurn(lb.MethodTunnel), tcp(dptest.SYN))
-	stickyAgain, stickySame = sameServer(func(fx *fixture) { fx.serve(sticky, "b1", "b2") }, tcp(dptest.SYN))
-	sctpEstablished         = with(sctpService, sctp(1, 0), sctpReply(2), sctp(10, 99))
+	dsrAgain        = after(inTurn(lb.MethodDSR), tcp(dptest.SYN))
+	gueAgain        = after(inTurn(lb.MethodTunnel), tcp(dptest.SYN))
+	stickyAgain     = after(func(fx *fixture) { fx.serve(sticky, "b1", "b2") }, tcp(dptest.SYN))
+	sctpEstablished = with(sctpService, sctp(1, 0), sctpReply(2), sctp(10, 99))
 )
 
 func sticky(s *lb.Service) { s.Affinity, s.Algorithm = time.Hour, lb.AlgorithmRoundRobin }
