@@ -53,6 +53,9 @@ type Options struct {
 	open func(datapath.Options) (forwarder, error) // nil: openDatapath; tests have one in memory
 }
 
+// before is Before of each Boundary: nil, except in programs built with the tag "faults" (faults.go).
+var before func(lb.Part, string)
+
 // complete fills in the defaults, and reads the configuration when there is none.
 func (o Options) complete() (Options, error) {
 	o.PinPath = cmp.Or(o.PinPath, os.Getenv("PIN_DIRECTORY"), datapath.DefaultPinPath)
@@ -60,7 +63,7 @@ func (o Options) complete() (Options, error) {
 	o.KeepDir = cmp.Or(o.KeepDir, os.Getenv("STATE_DIRECTORY"), o.StateDir)
 	o.api = new(apiDialer)
 	if o.boundary == nil {
-		o.boundary = new(lb.Boundary)
+		o.boundary = &lb.Boundary{Before: before}
 	}
 	o.boundary.Log = o.Log
 	if o.open == nil {

@@ -50,7 +50,7 @@ func Allocate(ctx context.Context, configFile, version string, w io.Writer) erro
 	}
 	a.file, a.level, a.hangup = configFile, level, hangup
 	keys := kube.NewKeyKeeper(kube.KeyOptions{
-		Client: client, Namespace: ownNamespace(), Boundary: &lb.Boundary{Log: log}, Log: log,
+		Client: client, Namespace: ownNamespace(), Boundary: &lb.Boundary{Log: log, Before: before}, Log: log,
 	}, nil)
 	log.Info("started", "version", version, "config", configFile, "name", a.name)
 	g, ctx := errgroup.WithContext(ctx)
@@ -108,7 +108,7 @@ func newAllocation(
 	problems := newProblems(log)
 	a.allocator = kube.NewAllocator(kube.AllocatorOptions{
 		Client: client, Lease: lease, Node: a.name, Namespace: ownNamespace(), Class: cfg.Kubernetes.LoadBalancerClass,
-		Pools: pools, PublishNodes: true, Boundary: &lb.Boundary{Log: log}, Log: log,
+		Pools: pools, PublishNodes: true, Boundary: &lb.Boundary{Log: log, Before: before}, Log: log,
 		Problem: func(err error) { problems.set("addresses cannot be assigned", err) },
 	})
 	if len(pools) > 0 {
