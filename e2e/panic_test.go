@@ -144,6 +144,8 @@ func TestPanicOfOneObject(t *testing.T) {
 		})
 	}
 	// The others handle each object once.
+	peersRequest := func() error { return s.agent.Get(t.Context(), "/v1/peers", new(any)) }
+	newAddress := func() error { return s.agent.AddAddress("eth0", netip.MustParsePrefix("192.0.2.77/24")) }
 	for _, tt := range []struct {
 		part, object string
 		cause        func() error // nil: it comes by itself
@@ -151,12 +153,12 @@ func TestPanicOfOneObject(t *testing.T) {
 	}{
 		{"status", name, nil, "services " + name},
 		{"probe", name, nil, ""},
-		{"http", `"/v1/peers"`, func() error { return s.agent.Get(t.Context(), "/v1/peers", new(any)) }, "peers 192.0.2.1"},
+		{"http", `"/v1/peers"`, peersRequest, "peers 192.0.2.1"},
 		// The IPv4 addresses are announced by the other session.
 		{"peer", "2001:db8:2::1", nil, "peers 2001:db8:2::1 64500 established"},
 		{"frame", "eth0", nil, ""},
 		{"member", s.Balancers[1].V4.String(), nil, ""},
-		{"netlink", "", func() error { return s.agent.AddAddress("eth0", netip.MustParsePrefix("192.0.2.77/24")) }, ""},
+		{"netlink", "", newAddress, ""},
 	} {
 		t.Run(tt.part, func(t *testing.T) {
 			was := labtest.Panics(t, s.agent, tt.part)
