@@ -221,10 +221,11 @@ func (m *Members) config(network memberlist.Transport) *memberlist.Config {
 	return c
 }
 
-// meta is what a member says about itself.
+// meta is what a member says about itself. It arrives before the first report of a process that has just started.
 type meta struct {
-	Name string   `json:"n"`
-	MACs []string `json:"m"`
+	Name  string   `json:"n"`
+	MACs  []string `json:"m"`
+	Epoch uint64   `json:"e"` // of its reports
 }
 
 // delegate implements the interfaces of memberlist, which calls it with its own lock held.
@@ -233,7 +234,7 @@ type delegate struct{ *Members }
 // NodeMeta implements memberlist.Delegate.
 func (d delegate) NodeMeta(limit int) []byte {
 	d.mu.Lock()
-	x := meta{Name: d.o.Name, MACs: d.macs}
+	x := meta{Name: d.o.Name, MACs: d.macs, Epoch: d.table.epoch()}
 	d.mu.Unlock()
 	for {
 		b, err := json.Marshal(x)

@@ -62,12 +62,14 @@ type entry struct {
 
 type peer struct {
 	state
-	name  string // with the address if another member has the same
-	said  string // its name
-	twin  bool
-	macs  []string
-	alive bool
-	since time.Time
+	name string // with the address if another member has the same
+	said string // its name
+	twin bool
+	macs []string
+	// started is the epoch of its process; claims of an earlier one do not count.
+	started uint64
+	alive   bool
+	since   time.Time
 }
 
 func newTable(self netip.Addr, name string, send func([]byte)) *table {
@@ -129,6 +131,13 @@ func (t *table) count() {
 	t.alive.Store(n)
 }
 
+// epoch returns that of this process.
+func (t *table) epoch() uint64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.own.epoch
+}
+
 func (t *table) isPeer(a netip.Addr) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -156,7 +165,7 @@ func (t *table) setAlive(a netip.Addr, alive bool, m meta) bool {
 		return false
 	}
 	if alive {
-		p.said, p.macs = m.Name, m.MACs
+		p.said, p.macs, p.started = m.Name, m.MACs, m.Epoch
 		t.nameAll()
 	}
 	news := p.alive != alive
@@ -174,7 +183,11 @@ func (t *table) list(vip netip.Addr) []Peer {
 	defer t.mu.Unlock()
 	list := make([]Peer, 0, len(t.peers))
 	for a, p := range t.peers {
-		list = append(list, Peer{a, p.name, p.twin, p.alive, p.since, p.epoch != 0, p.claims[vip].Claim})
+		x := Peer{Address: a, Name: p.name, Twin: p.twin, Alive: p.alive, Since: p.since}
+		if x.Known = p.epoch != 0 && p.epoch >= p.started; x.Known {
+			x.Claim = p.claims[vip].Claim
+		}
+		list = append(list, x)
 	}
 	slices.SortFunc(list, func(x, y Peer) int { return x.Address.Compare(y.Address) })
 	return list

@@ -50,6 +50,29 @@ func TestMergeOrder(t *testing.T) {
 	}
 }
 
+// What a member has said before it started again does not count from when it is known to have started.
+func TestClaimsOfAnEarlierProcess(t *testing.T) {
+	x, _ := newTestTable(1, node(2))
+	holds := map[netip.Addr]entry{vip: {Claim{Eligible: true, Holds: true}, 1}}
+	for _, step := range []struct {
+		name string
+		do   func()
+		want Peer
+	}{
+		{"started", func() { x.setAlive(node(2), true, meta{Epoch: 5}) }, Peer{}},
+		{"reported", func() { x.merge(report{member: node(2), epoch: 5, claims: holds}) },
+			Peer{Known: true, Claim: Claim{Eligible: true, Holds: true}}},
+		{"started again", func() { x.setAlive(node(2), true, meta{Epoch: 7}) }, Peer{}},
+		{"a late report", func() { x.merge(report{member: node(2), epoch: 5, claims: holds}) }, Peer{}},
+		{"reported again", func() { x.merge(report{member: node(2), epoch: 7}) }, Peer{Known: true}},
+	} {
+		step.do()
+		if p := x.list(vip)[0]; p.Known != step.want.Known || p.Claim != step.want.Claim {
+			t.Errorf("%s: known %t, claim %+v; want %t, %+v", step.name, p.Known, p.Claim, step.want.Known, step.want.Claim)
+		}
+	}
+}
+
 // What others relay does not change the own claims; a clock that was ahead in an earlier run is made up for.
 func TestMergeOwn(t *testing.T) {
 	x, sent := newTestTable(1, node(2))
