@@ -90,9 +90,17 @@ enum snat_use {
 	SNAT_ESTABLISHED, /* of an established flow at that time */
 };
 
-/* In units of flow_clock: 30 s, and 1 s, in which a flow may be removed without a new hint. */
-#define SNAT_HALF_OPEN_AGE 7500
+/* In units of flow_clock: 1 s, in which a flow may be removed without a new hint. */
 #define SNAT_ESTABLISHED_AGE 250
+
+/* snat_half_open_age is for how long a hint about a half-open flow counts, in units of flow_clock: as long as the flow
+ * lives, but no longer than the 16 bits of its time can tell. Without a hint a repeated SYN opens the flow anew. */
+static __always_inline __u32 snat_half_open_age(void)
+{
+	__u64 age = timeout_half_open >> FLOW_CLOCK_SHIFT;
+
+	return age < 0xffff ? age : 0xffff;
+}
 
 static __always_inline __u32 *snat_hint(void *map, __u32 hash)
 {
@@ -126,7 +134,7 @@ static __always_inline enum snat_use snat_use(const struct verdict *v, __u32 *ag
 	enum snat_use use = hint >> 16 & 3;
 
 	*age = (__u16)(v->now - hint);
-	if (hint >> 18 != h >> 18 || *age > (use == SNAT_HALF_OPEN ? SNAT_HALF_OPEN_AGE : SNAT_ESTABLISHED_AGE))
+	if (hint >> 18 != h >> 18 || *age > (use == SNAT_HALF_OPEN ? snat_half_open_age() : SNAT_ESTABLISHED_AGE))
 		return SNAT_UNKNOWN;
 	return use;
 }
