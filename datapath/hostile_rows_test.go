@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"errors"
 	"net/netip"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
@@ -48,6 +49,18 @@ var hostileRows = []row{
 	}, in: tunnelFrom("router"), did: "passed", reason: "decapsulated", check: decapsulated, option: acceptTunnels},
 	{name: "decapsulated for a VIP that this node only balances", state: web, in: tunnelFor("vip", "router"),
 		did: "dropped", reason: "decap_not_local", option: acceptTunnels},
+
+	{name: "decapsulated for an address of an uplink", state: web, in: tunnelFor("self", "router"),
+		did: "dropped", reason: "decap_not_local", option: acceptTunnels},
+	{name: "decapsulated for a VIP that is an address of an uplink", state: func(fx *fixture) {
+		fx.serve(func(s *lb.Service) { s.VIPs = []netip.Addr{fx.addr("self")} }, "b1", "b2")
+	}, in: tunnelFor("self", "router"), did: "dropped", reason: "decap_not_local", option: acceptTunnels},
+	{name: "decapsulated for an address of lo and of an uplink", state: func(fx *fixture) {
+		web(fx)
+		fx.do(func() error {
+			return errors.Join(fx.host.AddAddress("lo", hostPrefix(fx.addr("self").String())), fx.d.tunnels.refresh())
+		})
+	}, in: tunnelFor("self", "router"), did: "dropped", reason: "decap_not_local", option: acceptTunnels, alone: true},
 
 	{name: "congestion in the tunnel", state: web, in: congested("loopback", 0xa9, 0xab), did: "passed",
 		reason: "decapsulated", check: hasTOS(0xab), option: acceptTunnels},

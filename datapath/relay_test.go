@@ -85,6 +85,8 @@ func TestDecapsulatedPackets(t *testing.T) {
 		in = on(dptest.TCP, dptest.SYN)
 		in.Dst = fx.at("vip", 81)
 		is("no frontend on this node yet", from("b2", in), "dropped", "no_frontend")
+		in.Dst = fx.at("self", 22)
+		is("a program of this node", from("b2", in), "dropped", "decap_not_local")
 
 		fx.nodes(lb.TCP, "b2", "-self")
 		in = on(dptest.TCP, dptest.SYN)

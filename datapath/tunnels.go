@@ -30,11 +30,11 @@ func (t *tunnels) set(addrs []netip.Addr) error {
 	for _, a := range addrs {
 		sources = append(sources, netip.PrefixFrom(a, a.BitLen()))
 	}
-	allowed := map[syAllowKey]bool{}
+	allowed := map[syAllowKey]uint32{}
 	for _, p := range sources {
-		allowed[toAllowKey(0, p.Masked())] = true
+		allowed[toAllowKey(0, p.Masked())] = 1
 	}
-	if err := replaceKeys(t.objects.SyTunnelSrc, allowed); err != nil {
+	if err := replaceEntries(t.objects.SyTunnelSrc, allowed); err != nil {
 		return fmt.Errorf("allow tunnels: %w", err)
 	}
 	return t.refresh()
@@ -48,18 +48,26 @@ func (t *tunnels) refresh() error {
 	if err != nil {
 		return fmt.Errorf("list the addresses of this node: %w", err)
 	}
-	own, keys := map[netip.Addr]bool{}, map[syAddr]bool{}
+	own, onlyLo := map[netip.Addr]bool{}, map[syAddr]uint32{}
 	for _, a := range addrs {
 		addr, ok := netip.AddrFromSlice(a.IP)
-		if addr = addr.Unmap(); !ok || !addr.IsGlobalUnicast() || own[addr] {
+		if addr = addr.Unmap(); !ok || !addr.IsGlobalUnicast() {
 			continue
 		}
-		own[addr], keys[toAddr(addr)] = true, true
+		key, onLo := toAddr(addr), uint32(0)
+		if a.LinkIndex == loopbackIndex {
+			onLo = 1
+		}
+		if own[addr] {
+			onlyLo[key] &= onLo
+			continue
+		}
+		own[addr], onlyLo[key] = true, onLo
 		if !t.own[addr] {
 			err = errors.Join(err, t.filter.add(addr, syAddrKindADDR_OWN))
 		}
 	}
-	err = errors.Join(err, replaceKeys(t.objects.SyLocalAddrs, keys))
+	err = errors.Join(err, replaceEntries(t.objects.SyLocalAddrs, onlyLo))
 	for addr := range t.own {
 		if !own[addr] {
 			err = errors.Join(err, t.filter.remove(addr, syAddrKindADDR_OWN))
@@ -76,10 +84,10 @@ func contains(prefixes []netip.Prefix, addr netip.Addr) bool {
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
-// replaceKeys makes these the keys of a map that is used as a set.
-func replaceKeys[K comparable](m *ebpf.Map, keys map[K]bool) error {
-	for k := range keys {
-		if err := m.Put(k, uint32(1)); err != nil {
+// replaceEntries makes these the entries of a map.
+func replaceEntries[K comparable](m *ebpf.Map, want map[K]uint32) error {
+	for k, v := range want {
+		if err := m.Put(k, v); err != nil {
 			return err
 		}
 	}
@@ -88,7 +96,7 @@ func replaceKeys[K comparable](m *ebpf.Map, keys map[K]bool) error {
 	var v uint32
 	entries := m.Iterate()
 	for entries.Next(&k, &v) {
-		if !keys[k] {
+		if _, ok := want[k]; !ok {
 			stale = append(stale, k)
 		}
 	}

@@ -165,11 +165,13 @@ static __always_inline int decap_inner_dst(void *l3, void *end, __be16 type, str
 	return 1;
 }
 
-/* decap_dest returns the destination of the decapsulated packet at l3: this node, or a VIP, which has backends on this
- * node or is an address of it. If the node forwards, any other packet would be routed back. */
+/* decap_dest returns the destination of the decapsulated packet at l3: an address that only lo has, as on a server
+ * with direct return, or a VIP, which has backends on this node or is such an address. The addresses of other
+ * interfaces are those of the node's own programs, such as sshd, and a tunnel would bypass the filters in front of
+ * them. If the node forwards, any other packet would be routed back. */
 enum decap_dest {
 	DECAP_NOT_LOCAL,
-	DECAP_NODE,
+	DECAP_LOOPBACK,
 	DECAP_VIP
 };
 
@@ -179,11 +181,12 @@ static __always_inline enum decap_dest decap_dest(void *l3, void *end, __be16 ty
 
 	if (!decap_inner_dst(l3, end, type, &dst))
 		return DECAP_NOT_LOCAL;
-	int ours = bpf_map_lookup_elem(&sy_local_addrs, &dst) != 0;
+	__u32 *only_lo = bpf_map_lookup_elem(&sy_local_addrs, &dst);
+	int loopback = only_lo && *only_lo;
 
 	if (bpf_map_lookup_elem(&sy_vips, &dst))
-		return local_delivery || ours ? DECAP_VIP : DECAP_NOT_LOCAL;
-	return ours ? DECAP_NODE : DECAP_NOT_LOCAL;
+		return local_delivery || loopback ? DECAP_VIP : DECAP_NOT_LOCAL;
+	return loopback ? DECAP_LOOPBACK : DECAP_NOT_LOCAL;
 }
 
 static __always_inline int decap_is_ce(const struct pkt *p)
@@ -247,7 +250,7 @@ static __always_inline __u32 decap_parse(void *data, void *end, const struct pkt
 	case DECAP_VIP:
 		v->local = 1;
 		break;
-	case DECAP_NODE:
+	case DECAP_LOOPBACK:
 		break;
 	}
 	if (v->action == ACTION_DECAP && decap_loses_ce(p, data + L3(p) + (n & 1023), end, *type))

@@ -300,7 +300,7 @@ enum reason {
 	REASON_TUNNEL_KEY_MISMATCH,
 	/* operator: a process or pod of this node sent a packet to the tunnel port of another one; find and stop it */
 	REASON_TUNNEL_SPOOFED,
-	/* operator: the inner destination of a tunnel packet is not on this node; correct the sender or add it */
+	/* operator: a tunnel packet is for neither a VIP nor an address of lo on this node; correct the sender or add it */
 	REASON_DECAP_NOT_LOCAL,
 	/* operator: a router marked congestion on a tunnel packet, and the inner one is without ECN; relieve the path */
 	REASON_CONGESTION_NOT_ECT,
