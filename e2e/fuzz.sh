@@ -5,13 +5,23 @@
 set -eu
 time=$1
 cache=$PWD/.cache/fuzz
+log=$cache/log
 mkdir -p "$cache"
+fuzz() { # NAME PACKAGE BINARY
+	echo "$1 in $2"
+	{
+		(cd "$2" && "$3" -test.run '^$' -test.fuzz "^$1\$" -test.fuzztime "$time" -test.fuzzminimizetime 1s \
+			-test.fuzzcachedir "$cache/$2" </dev/null) && echo 0 >"$cache/status" || echo 1 >"$cache/status"
+	} 2>&1 | tee "$log"
+	[ "$(cat "$cache/status")" != 0 ] || return 0
+	# Before Go 1.27, the end of the time may fail a target, without an input (golang.org/issue/75804).
+	grep -q '^    context deadline exceeded$' "$log" && ! grep -q 'Failing input' "$log" || return 1
+	echo "$1: the end of the time was reported as a failure (golang.org/issue/75804); no input has failed"
+}
 grep -rlE --include='*_test.go' '^func Fuzz' ./*/ | xargs -n 1 dirname | sort -u | while read -r package; do
 	binary=$cache/$(echo "$package" | tr / _).test
 	go test -c -fuzz . -o "$binary" "$package"
-	grep -hoE '^func Fuzz[A-Za-z0-9]+' "$package"/*_test.go | sed 's/func //' | while read -r name; do
-		echo "$name in $package"
-		(cd "$package" && "$binary" -test.run '^$' -test.fuzz "^$name\$" -test.fuzztime "$time" \
-			-test.fuzzminimizetime 1s -test.fuzzcachedir "$cache/$package" </dev/null)
+	for name in $(grep -hoE '^func Fuzz[A-Za-z0-9]+' "$package"/*_test.go | sed 's/func //'); do
+		fuzz "$name" "$package" "$binary"
 	done
 done

@@ -61,8 +61,8 @@ func fail(format string, args ...any) (Result, error) { return Result{}, fmt.Err
 // words turns the words of libraries into those of operators.
 var words = strings.NewReplacer("net/http: ", "", "HTTP/1.x transport connection broken: ", "",
 	"malformed HTTP ", "not HTTP: malformed ", "readLoopPeekFailLocked: %!w(<nil>)", "sent before the request",
-	"http2: failed reading the frame payload: ", "",
-	"http2: frame too large, note that the frame header looked like an HTTP/1.1 header", "not HTTP/2, but HTTP/1.1")
+	"http2: failed reading the frame payload: ", "", "http2: client conn could not be established", "not HTTP/2",
+	"http2: frame too large, note that the frame header looked like an HTTP/1.1 header", "not HTTP/2")
 
 // reason returns a short text for err, without addresses: a reason is shown next to its backend. Some errors quote what
 // the backend has sent.

@@ -57,7 +57,7 @@ func TestHTTPOverTLSAndHTTP2(t *testing.T) {
 			"tls: failed to verify certificate: x509: " +
 				"certificate is valid for example.com, *.example.com, not example.net"},
 		{"HTTP/2 without TLS", h2c, lb.CheckSpec{Type: lb.CheckHTTP2, Body: "HTTP/2.0"}, "ok: HTTP 200"},
-		{"http2 to a server of HTTP/1", plain, lb.CheckSpec{Type: lb.CheckHTTP2}, "not HTTP/2, but HTTP/1.1"},
+		{"http2 to a server of HTTP/1", plain, lb.CheckSpec{Type: lb.CheckHTTP2}, "not HTTP/2"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			tt.spec.Path = "/"

@@ -185,8 +185,7 @@ func TestMoveFails(t *testing.T) {
 		vips := shared[:2]
 		x.run()
 		only, late := x.hosts[0], x.hosts[1]
-		late.down = true
-		only.movable = true
+		x.change(func() { late.down, only.movable = true, true })
 		only.apart(vips...)
 		x.pass(time.Second)
 		// The other one can serve them, as it says, and takes none.
