@@ -151,3 +151,30 @@ func TestRefusedPacketWithOptions(t *testing.T) {
 		}
 	})
 }
+
+// Nobody has a broadcast or multicast address: an answer would go to all hosts of a link.
+func TestBroadcastSourcesGetNoAnswer(t *testing.T) {
+	t.Parallel()
+	for _, h := range []hook{hookXDP, hookTC} {
+		fx := shared(t, h, false, nil)
+		web(fx)
+		for source, want := range map[string]string{
+			"192.0.2.254": "echo_reply", "192.0.2.255": "source_is_local", "255.255.255.255": "malformed",
+			"239.1.1.1": "malformed",
+		} {
+			ping := icmp(8, 128)(fx)
+			ping.Src = netip.AddrPortFrom(netip.MustParseAddr(source), 0)
+			if r := fx.run(ping.Frame()); r.reason != want || (r.did == "dropped") != (want != "echo_reply") {
+				t.Errorf("%s: a ping from %s was %s: %s; want %s", h, source, r.did, r.reason, want)
+			}
+		}
+		syn := tcp(dptest.SYN)(fx)
+		syn.Src = netip.MustParseAddrPort("192.0.2.255:40000")
+		if r := fx.run(syn.Frame()); r.reason != "source_is_local" {
+			t.Errorf("%s: a SYN from a broadcast address was %s: %s", h, r.did, r.reason)
+		}
+		if err := fx.flows().want(0, 0); err != nil {
+			t.Errorf("%s: %v", h, err)
+		}
+	}
+}

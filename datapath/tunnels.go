@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -18,7 +19,7 @@ type tunnels struct {
 	always  []netip.Prefix // Options.TunnelSources
 
 	mu  sync.Mutex          // guards own
-	own map[netip.Addr]bool // addresses of this node
+	own map[netip.Addr]bool // addresses of this node, and the broadcast addresses of its links
 }
 
 // SetTunnelSources accepts tunnel packets from these addresses and from Options.TunnelSources, and from no others.
@@ -48,26 +49,13 @@ func (t *tunnels) refresh() error {
 	if err != nil {
 		return fmt.Errorf("list the addresses of this node: %w", err)
 	}
-	own, onlyLo := map[netip.Addr]bool{}, map[syAddr]uint32{}
-	for _, a := range addrs {
-		addr, ok := netip.AddrFromSlice(a.IP)
-		if addr = addr.Unmap(); !ok || !addr.IsGlobalUnicast() {
-			continue
-		}
-		key, onLo := toAddr(addr), uint32(0)
-		if a.LinkIndex == loopbackIndex {
-			onLo = 1
-		}
-		if own[addr] {
-			onlyLo[key] &= onLo
-			continue
-		}
-		own[addr], onlyLo[key] = true, onLo
+	own, entries := ownAddresses(addrs)
+	for addr := range own {
 		if !t.own[addr] {
 			err = errors.Join(err, t.filter.add(addr, syAddrKindADDR_OWN))
 		}
 	}
-	err = errors.Join(err, replaceEntries(t.objects.SyLocalAddrs, onlyLo))
+	err = errors.Join(err, replaceEntries(t.objects.SyLocalAddrs, entries))
 	for addr := range t.own {
 		if !own[addr] {
 			err = errors.Join(err, t.filter.remove(addr, syAddrKindADDR_OWN))
@@ -78,6 +66,46 @@ func (t *tunnels) refresh() error {
 		return fmt.Errorf("put the addresses of this node: %w", err)
 	}
 	return nil
+}
+
+// ownAddresses returns the addresses of this node with the broadcast addresses of its links, and the entries of
+// sy_local_addrs.
+func ownAddresses(addrs []netlink.Addr) (own map[netip.Addr]bool, entries map[syAddr]uint32) {
+	own, entries = map[netip.Addr]bool{}, map[syAddr]uint32{}
+	add := func(ip net.IP, onlyLo uint32) {
+		addr, ok := netip.AddrFromSlice(ip)
+		if addr = addr.Unmap(); !ok || !addr.IsGlobalUnicast() {
+			return
+		}
+		if key := toAddr(addr); own[addr] {
+			entries[key] &= onlyLo
+		} else {
+			own[addr], entries[key] = true, onlyLo
+		}
+	}
+	for _, a := range addrs {
+		if a.LinkIndex == loopbackIndex {
+			add(a.IP, 1)
+			continue
+		}
+		add(a.IP, 0)
+		add(broadcast(a.IPNet), 0)
+	}
+	return own, entries
+}
+
+// broadcast returns the last address of an IPv4 network, where there is room for one (RFC 3021); else nil.
+func broadcast(n *net.IPNet) net.IP {
+	ip := n.IP.To4()
+	ones, bits := n.Mask.Size()
+	if ip == nil || bits-ones < 2 {
+		return nil
+	}
+	last := slices.Clone(ip)
+	for i := range last {
+		last[i] |= ^n.Mask[i]
+	}
+	return last
 }
 
 func contains(prefixes []netip.Prefix, addr netip.Addr) bool {

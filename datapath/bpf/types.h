@@ -256,7 +256,7 @@ enum reason {
 	REASON_PMTU_LEARNED,
 	/* sender: headers are truncated or inconsistent, or have an address that is never on the wire; fix the sender */
 	REASON_MALFORMED,
-	/* sender: the source is a VIP or an address of this node: it is forged, or used twice; find out who sends it */
+	/* sender: the source is a VIP, this node or a broadcast address: forged, or used twice; find out who sends it */
 	REASON_SOURCE_IS_LOCAL,
 	/* none: a later fragment arrived before the first one of its datagram, which has the ports */
 	REASON_FRAGMENT_NOT_FOUND,
