@@ -68,3 +68,9 @@ func TestAllowIsForNewFlows(t *testing.T) {
 		}
 	}
 }
+
+// answer is a packet of the server that p was sent to.
+func answer(p dptest.Packet, flags uint8, seq uint32) dptest.Packet {
+	return dptest.Packet{Src: p.Dst, Dst: p.Src, Proto: p.Proto, Flags: flags, Seq: seq, Ack: p.Seq + 1,
+		Payload: []byte("answer")}
+}

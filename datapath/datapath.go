@@ -70,7 +70,7 @@ func Open(o Options) (_ *Datapath, err error) {
 		return nil, err
 	}
 	d.uplinks.open = nil
-	if err := errors.Join(t.commit(), d.uplinks.prune(), d.services.filter.sync(), d.pins.removeOlder()); err != nil {
+	if err := errors.Join(t.commit(), d.uplinks.prune(), d.services.filter.sync()); err != nil {
 		return nil, err
 	}
 	if !o.Delivers { // otherwise SetTunnelSources follows soon; until then the sources of an earlier agent remain
@@ -159,15 +159,7 @@ func (d *Datapath) open(t *transaction) (err error) {
 	if err := chain(d.objects, t); err != nil {
 		return err
 	}
-	convert, err := d.convert(context.Background())
-	if err != nil {
-		return err
-	}
-	if err := d.uplinks.attachAll(d.needed(new(knownRoutes))); err != nil {
-		convert.close()
-		return err
-	}
-	return convert.finish(context.Background())
+	return d.uplinks.attachAll(d.needed(new(knownRoutes)))
 }
 
 // Held implements lb.Datapath.

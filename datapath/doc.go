@@ -153,11 +153,8 @@
 // A first start pins everything in a temporary directory, and publishes it by one rename(2). When Open fails, a first
 // start leaves nothing, and a takeover gives each link the program of the earlier agent back (transaction.go).
 //
-// The state of another schema is converted (convert.go), if there is a converter for it: frontends, affinities and
-// flows are read into new maps, the links get a second pin, the programs are exchanged, and the flows are read again
-// for what changed meanwhile. Until then sy_converting makes the programs drop packets of unknown flows, which are sent
-// again, where an answer would end the flow. What only agents of this schema store is learned from the next packets
-// (DOUBT_NUMBERS). A change of the schema adds a converter, and a test with the object of the schema before.
+// Open refuses the state of another schema, and changes nothing: its programs go on until "steelyard cleanup". The
+// first release has no earlier one to take flows over from.
 //
 // # Tables of slots
 //

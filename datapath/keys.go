@@ -91,18 +91,6 @@ func toAllowKey(frontend uint32, p netip.Prefix) syAllowKey {
 	return syAllowKey{Prefix: uint32(32 + n), Frontend: swap32(frontend), Source: toAddr(p.Addr())}
 }
 
-// fromAllowKey returns the prefix of a key.
-func fromAllowKey(k syAllowKey) netip.Prefix {
-	bits, addr := int(k.Prefix)-32, fromAddr(k.Source)
-	switch {
-	case k.Source == (syAddr{}):
-		addr = netip.IPv6Unspecified()
-	case addr.Is4():
-		bits -= 96
-	}
-	return netip.PrefixFrom(addr, bits)
-}
-
 func toBackend(b *backend, server uint32) syBackend {
 	value := syBackend{Addr: toAddr(b.at.Addr()), Port: swap(b.at.Port()), Local: truth(b.local), Server: server,
 		Keyed: truth(b.keyed), Generation: b.generation}

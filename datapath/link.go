@@ -254,13 +254,9 @@ func linkIndex(info *link.Info) int {
 	return 0
 }
 
-// unpin removes a link, if there is one, also where an agent of another schema pinned it.
+// unpin removes a link, if there is one.
 func (a *attachments) unpin(name string) error {
-	err := errors.Join(unpin(a.pins.link(name)), a.drop(name))
-	if a.pins.older == "" {
-		return err
-	}
-	return errors.Join(err, unpin(filepath.Join(a.pins.older, "links", name)))
+	return errors.Join(unpin(a.pins.link(name)), a.drop(name))
 }
 
 // unpin removes a link, if there is one.

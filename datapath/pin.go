@@ -29,13 +29,12 @@ const (
 type pins struct {
 	path    string   // PinPath
 	dir     string   // PinPath/schema, or the temporary directory until publish
-	older   string   // directory of another schema, which is converted; "": there is none
 	earlier []string // maps that were pinned before
 	lock    *os.File
 }
 
 // openPins makes and locks the directory. It fails when another agent has the lock, or when the directory has the state
-// of a schema that this version cannot convert.
+// of another schema.
 func openPins(path string) (_ *pins, err error) {
 	if !onBPF(path) { // else it may be the only part of the bpffs that this container sees
 		if err := mountBPF(filepath.Dir(path)); err != nil {
@@ -65,15 +64,11 @@ func openPins(path string) (_ *pins, err error) {
 		return nil, fmt.Errorf("list %s: %w", path, err)
 	}
 	for _, e := range entries {
-		switch {
-		case e.Name() == schema:
-			p.dir = filepath.Join(path, schema)
-		case converters[e.Name()] != nil && p.older == "":
-			p.older = filepath.Join(path, e.Name())
-		default:
+		if e.Name() != schema {
 			return nil, fmt.Errorf("%s has state of schema %s, this version has %s; "+
 				"run \"steelyard cleanup\", which ends its flows, or the version that left it", path, e.Name(), schema)
 		}
+		p.dir = filepath.Join(path, schema)
 	}
 	if p.earlier, err = p.maps(); err != nil {
 		return nil, err
@@ -87,8 +82,7 @@ func openPins(path string) (_ *pins, err error) {
 }
 
 // removeUnused removes the directories in path that no version takes over: those of first starts that were killed, and
-// those without pins, which version v5 makes before it refuses the state of another schema. The caller has the lock, so
-// no process uses them.
+// those without pins. The caller has the lock, so no process uses them.
 func removeUnused(path string) error {
 	dirs, err := filepath.Glob(filepath.Join(path, "*"))
 	if err != nil {
@@ -150,14 +144,6 @@ func (p *pins) publish() error {
 	}
 	p.dir = final
 	return nil
-}
-
-// removeOlder removes the state of another schema after it was converted. Its links have a second pin.
-func (p *pins) removeOlder() error {
-	if p.older == "" {
-		return nil
-	}
-	return removePins(p.older)
 }
 
 // rollback removes the maps that were not pinned before openPins; after a first start, everything.

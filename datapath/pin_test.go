@@ -137,7 +137,7 @@ func TestUnpublishedPinsAreRemoved(t *testing.T) {
 }
 
 // Directories that no version takes over do not keep the agent from starting: those of a killed first start of another
-// version, and empty ones, which version v5 leaves when it refuses the state of this one.
+// version, and empty ones.
 func TestUnusedDirectoriesAreRemoved(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookXDP, false, nil)

@@ -202,10 +202,6 @@ var rows = []row{
 	{name: "ACK of no flow", state: web, in: tcp(dptest.ACK), did: "sent", reason: "no_flow", check: aReset},
 	{name: "FIN without ACK of no flow", state: web, in: change(tcp(dptest.PSH), func(*fixture, *dptest.Packet) {}),
 		did: "sent", reason: "no_flow", check: aReset},
-	{name: "ACK of no flow, while flows are converted", state: converting, in: tcp(dptest.ACK),
-		did: "dropped", reason: "no_flow"},
-	{name: "no such port, while flows are converted", state: converting, in: toPort(81),
-		did: "sent", reason: "no_frontend", check: aReset},
 	{name: "RST of no flow", state: web, in: tcp(dptest.RST), did: "dropped", reason: "no_flow"},
 	{name: "no backend, TCP", state: noServer, in: tcp(dptest.SYN), did: "sent", reason: "no_backend", check: aReset},
 	{name: "no backend, UDP", state: func(fx *fixture) { fx.service(lb.UDP) }, in: udp,
@@ -312,12 +308,6 @@ func fill(fx *fixture) dptest.Packet {
 		fx.t.Fatal(err)
 	}
 	return icmp(8, 128)(fx)
-}
-
-// converting is as while an agent takes the flows of an earlier version over.
-func converting(fx *fixture) {
-	web(fx)
-	fx.put(fx.d.objects.SyConverting, uint32(0), uint32(1))
 }
 
 func (fx *fixture) stopForwarding() {

@@ -136,38 +136,29 @@ type frontendUpdate struct {
 	older []uint32 // of earlier backends that its table lists beside them
 	// anyNode are the ids of nodes that may have any flow.
 	anyNode       []uint32
-	ended         int  // backends that this plan is the first to list as down
-	methodChanged bool // flows by the old method end
-	history       history
+	ended         int              // backends that this plan is the first to list as down
+	methodChanged bool             // flows by the old method end
+	settled       bool             // no half-open flow refers to an earlier backend
 	gone          []netip.AddrPort // backends whose flows end although the plan does not list them as down
 	first         bool             // the frontend had no plan of this agent, or no backend, before
 	err           error
 }
-
-// history is what is known of the flows of a frontend when it gets a table.
-type history uint8
-
-const (
-	historyTable   history = iota // the slots of its table have the backends of the flows
-	historySettled                // no half-open flow refers to an earlier backend
-	historyUnknown                // any slot may have flows of any backend
-)
 
 // put applies plans, and returns the result of each. The order is backends, table, frontend, VIP, so that no entry
 // refers to a missing one. About later more targets follow with other calls.
 func (s *services) put(plans []*lb.FrontendPlan, later int, tables tables) []*frontendUpdate {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.putLocked(plans, later, historyTable, tables)
+	return s.putLocked(plans, later, false, tables)
 }
 
-func (s *services) putLocked(plans []*lb.FrontendPlan, later int, h history, tables tables) []*frontendUpdate {
+func (s *services) putLocked(plans []*lb.FrontendPlan, later int, settled bool, tables tables) []*frontendUpdate {
 	if len(plans) > 1 || later > 0 {
 		s.reserve(plans, later)
 	}
 	updates, room := make([]*frontendUpdate, len(plans)), &room{tables: s.shared(), count: s.places}
 	for i, p := range plans {
-		updates[i] = s.prepare(&frontendUpdate{plan: p, history: h, table: tables.of(p)}, room)
+		updates[i] = s.prepare(&frontendUpdate{plan: p, settled: settled, table: tables.of(p)}, room)
 	}
 	for _, u := range updates {
 		if u.err == nil {
@@ -209,10 +200,7 @@ func (s *services) prepare(u *frontendUpdate, room *room) *frontendUpdate {
 // nat those that were half-open when the slot got another backend.
 func (s *services) writeTable(u *frontendUpdate) error {
 	var was table
-	if u.history == historyUnknown && u.plan.Method != lb.MethodNAT {
-		was.slots = []slot{{backend: noBackend}} // of another size than the new ones, with the same consequence
-	}
-	if !u.isNew && !u.methodChanged && u.history == historyTable {
+	if !u.isNew && !u.methodChanged && !u.settled {
 		var err error
 		if was, err = s.slots.read(u.f.value); err != nil {
 			s.log.Warn("table of an earlier plan not read; flows in slots that get another backend may break",

@@ -88,7 +88,7 @@ func (s *services) settle(limits Timeouts) {
 			plans = append(plans, f.plan)
 		}
 	}
-	for _, u := range s.putLocked(plans, 0, historySettled, nil) {
+	for _, u := range s.putLocked(plans, 0, true, nil) {
 		if u.err != nil {
 			s.log.Warn("earlier backends not removed", "frontend", u.plan.Frontend, "err", u.err)
 		}
@@ -156,20 +156,6 @@ func (s *services) frontendVIPs() func(id uint32) netip.Addr {
 		known[id] = fromAddr(addr)
 		return known[id]
 	}
-}
-
-// putConverted applies plans that were made from the state of another schema.
-func (s *services) putConverted(plans []*lb.FrontendPlan) []*frontendUpdate {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.putLocked(plans, 0, historyUnknown, nil)
-}
-
-// backendOf returns the backend of a flow, which may be in no table.
-func (s *services) backendOf(t lb.Target) (*backend, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.backends.get(t.Addr, t.Local)
 }
 
 // nodes returns the nodes that may have flows of each frontend; nil until it has a plan.

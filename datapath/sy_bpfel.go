@@ -353,8 +353,8 @@ type syFlow struct {
 type syFlowDoubt uint32
 
 const (
-	syFlowDoubtDOUBT_RESET   syFlowDoubt = 1
-	syFlowDoubtDOUBT_NUMBERS syFlowDoubt = 2
+	syFlowDoubtDOUBT_RESET syFlowDoubt = 1
+	syFlowDoubtDOUBT_TAG   syFlowDoubt = 2
 )
 
 type syFlowKey struct {
@@ -664,7 +664,6 @@ const (
 	syMapSyBackends          = "sy_backends"
 	syMapSyBeCounters        = "sy_be_counters"
 	syMapSyCollector         = "sy_collector"
-	syMapSyConverting        = "sy_converting"
 	syMapSyDsrFlows          = "sy_dsr_flows"
 	syMapSyDsrHalfopen       = "sy_dsr_halfopen"
 	syMapSyDsrPending        = "sy_dsr_pending"
@@ -794,7 +793,6 @@ type syMapSpecs struct {
 	SyBackends        *ebpf.MapSpec `ebpf:"sy_backends"`
 	SyBeCounters      *ebpf.MapSpec `ebpf:"sy_be_counters"`
 	SyCollector       *ebpf.MapSpec `ebpf:"sy_collector"`
-	SyConverting      *ebpf.MapSpec `ebpf:"sy_converting"`
 	SyDsrFlows        *ebpf.MapSpec `ebpf:"sy_dsr_flows"`
 	SyDsrHalfopen     *ebpf.MapSpec `ebpf:"sy_dsr_halfopen"`
 	SyDsrPending      *ebpf.MapSpec `ebpf:"sy_dsr_pending"`
@@ -890,7 +888,6 @@ type syMaps struct {
 	SyBackends        *ebpf.Map `ebpf:"sy_backends"`
 	SyBeCounters      *ebpf.Map `ebpf:"sy_be_counters"`
 	SyCollector       *ebpf.Map `ebpf:"sy_collector"`
-	SyConverting      *ebpf.Map `ebpf:"sy_converting"`
 	SyDsrFlows        *ebpf.Map `ebpf:"sy_dsr_flows"`
 	SyDsrHalfopen     *ebpf.Map `ebpf:"sy_dsr_halfopen"`
 	SyDsrPending      *ebpf.Map `ebpf:"sy_dsr_pending"`
@@ -942,7 +939,6 @@ func (m *syMaps) Close() error {
 		m.SyBackends,
 		m.SyBeCounters,
 		m.SyCollector,
-		m.SyConverting,
 		m.SyDsrFlows,
 		m.SyDsrHalfopen,
 		m.SyDsrPending,

@@ -89,8 +89,6 @@ static __always_inline struct flow *decide(const struct pkt *p, enum reason pars
 				return decide_reply(p, v, f);
 			}
 			v->half_open = 0;
-			if (snat_is_used(p->key.t.dport) && flows_incomplete())
-				return verdict_set(v, ACTION_DROP, REASON_NO_FLOW);
 		}
 	}
 	if (!(to & ADDR_VIP))

@@ -10,23 +10,6 @@
 #include "maps.h"
 #include "parse.h"
 
-/* Element 0 is 1 while the agent converts the flows of an earlier schema. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, __u32);
-	__uint(max_entries, 1);
-} sy_converting SEC(".maps");
-
-/* flows_incomplete reports that a flow may exist although it is not found. Its packets are dropped then: the sender
- * repeats them, where an answer would end the flow. */
-static __always_inline int flows_incomplete(void)
-{
-	__u32 zero = 0, *converting = bpf_map_lookup_elem(&sy_converting, &zero);
-
-	return converting && *converting;
-}
-
 static __always_inline int addr_is_zero(const struct addr *a)
 {
 	return !(a->w[0] | a->w[1] | a->w[2] | a->w[3]);

@@ -33,7 +33,7 @@ static __always_inline struct flow *verdict_forward(struct verdict *v, struct fl
 /* verdict_refuse answers in the way of the protocol, so that the client fails at once. */
 static __always_inline struct flow *verdict_refuse(const struct pkt *p, struct verdict *v, enum reason r)
 {
-	if (p->icmp_error || (r == REASON_NO_FLOW && flows_incomplete()))
+	if (p->icmp_error)
 		return verdict_set(v, ACTION_DROP, r);
 	if (p->fragment == FRAG_LATER)
 		return verdict_set(v, ACTION_DROP, REASON_FRAGMENT_NOT_FOUND);
@@ -67,7 +67,7 @@ static __always_inline int nat_is_later(const struct pkt *p, const struct flow *
 	if (pkt_opens_flow(p))
 		return 1;
 	return p->key.proto == IPPROTO_TCP && p->flags & TCP_ACK && !p->icmp_error && !pkt_without_l4(p) &&
-	       f->doubt != DOUBT_NUMBERS && ((__s32)(end - f->end) > 0 || !nat_is_near(p, f, end));
+	       ((__s32)(end - f->end) > 0 || !nat_is_near(p, f, end));
 }
 
 /* nat_find_reply returns the flow of a packet that a server sent, and sets in the verdict what it becomes. */

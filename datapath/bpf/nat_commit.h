@@ -152,7 +152,7 @@ static __always_inline void nat_confirm(struct scratch *scratch, const struct fl
 						       .seen = v->now,
 						       .state = state,
 						       /* the last answer may have another tag */
-						       .doubt = sctp && p->ack != f->end ? DOUBT_NUMBERS : 0,
+						       .doubt = sctp && p->ack != f->end ? DOUBT_TAG : 0,
 						       .answered = 1,
 						       .generation = v->generation },
 						.client = v->client,
@@ -191,11 +191,11 @@ static __always_inline void nat_set_state(const struct verdict *v, struct flow *
  * outside the window the receiver ignores. */
 static __always_inline void nat_reset(const struct pkt *p, const struct verdict *v, struct flow *f, struct flow *other)
 {
-	if (f->doubt == DOUBT_NUMBERS)
+	if (f->doubt == DOUBT_TAG)
 		return;
 	int sctp = p->key.proto == IPPROTO_SCTP; /* the tag takes the place of a number (RFC 9260, 8.5.1) */
-	int numbered = other && other->doubt != DOUBT_NUMBERS, last = p->seq == f->end;
-	__u32 ahead = p->seq - (numbered ? other->ack : f->end);
+	int last = p->seq == f->end;
+	__u32 ahead = p->seq - (other ? other->ack : f->end);
 
 	if (sctp ? p->ack == f->ack : !ahead || (last && ahead <= RST_IN_FLIGHT)) {
 		nat_set_state(v, f, other, FLOW_CLOSED);
@@ -204,16 +204,14 @@ static __always_inline void nat_reset(const struct pkt *p, const struct verdict 
 	if (sctp || (!last && ahead > RST_CHALLENGED))
 		return;
 	f->doubt = DOUBT_RESET;
-	if (numbered)
+	if (other)
 		other->doubt = DOUBT_RESET;
 }
 
 /* nat_fin records a FIN whose numbers are in the windows. */
 static __always_inline void nat_fin(const struct pkt *p, const struct verdict *v, struct flow *f, struct flow *other)
 {
-	if (p->key.proto == IPPROTO_SCTP ? p->ack != f->ack :
-	    f->doubt == DOUBT_NUMBERS	 ? !flow_in_window(p->seq, f->end) :
-					   !nat_is_near(p, f, p->seq + p->payload + 1))
+	if (p->key.proto == IPPROTO_SCTP ? p->ack != f->ack : !nat_is_near(p, f, p->seq + p->payload + 1))
 		return;
 	if (!f->fin)
 		f->fin = other && other->fin ? FIN_SECOND : FIN_FIRST;
@@ -316,7 +314,7 @@ static __always_inline void nat_write(struct scratch *scratch, struct flow *f)
 	if (p->flags & TCP_RST) {
 		nat_reset(p, v, f, other);
 	} else {
-		nat_renumber(p, f, p->seq + p->payload + 1);
+		nat_learn_tag(p, f);
 		nat_fin(p, v, f, other);
 		nat_follow(p, v, f);
 	}

@@ -27,28 +27,14 @@ static __always_inline int nat_acknowledges(const struct pkt *p)
 	return (p->flags & (TCP_SYN | TCP_ACK)) == TCP_ACK;
 }
 
-/* flow_trust ends the doubt about one side of a flow. */
-static __always_inline void flow_trust(struct flow *f)
+/* nat_learn_tag stores the tag of the first packet after the confirmation, where the server has answered with several
+ * tags. */
+static __always_inline void nat_learn_tag(const struct pkt *p, struct flow *f)
 {
-	if (!f->doubt)
+	if (f->doubt != DOUBT_TAG || !nat_acknowledges(p))
 		return;
-	if (f->state == FLOW_HALF_OPEN) /* of an earlier version */
-		f->state = FLOW_ESTABLISHED;
-	f->doubt = 0;
-}
-
-/* nat_renumber sets the numbers of a side of a flow that an earlier version opened, if the one that it stored fits. */
-static __always_inline void nat_renumber(const struct pkt *p, struct flow *f, __u32 end)
-{
-	int sctp = p->key.proto == IPPROTO_SCTP;
-
-	if (f->doubt != DOUBT_NUMBERS || !nat_acknowledges(p))
-		return;
-	if (!sctp && f->state != FLOW_HALF_OPEN && !flow_in_window(end, f->end) && !flow_in_window(p->ack, f->ack))
-		return;
-	f->end = end;
 	f->ack = p->ack;
-	flow_trust(f);
+	f->doubt = 0;
 }
 
 /* nat_keeps_alive reports whether a packet keeps its side of the flow from expiring. Datagrams do. A SYN does not, nor
@@ -75,15 +61,15 @@ static __always_inline void nat_follow(const struct pkt *p, const struct verdict
 	if (f->generation != v->generation)
 		f->generation = v->generation;
 	if (!near) {
-		nat_renumber(p, f, end);
+		nat_learn_tag(p, f);
 		return;
 	}
 	if ((__s32)(end - f->end) > 0)
 		f->end = end;
 	if ((__s32)(p->ack - f->ack) > 0)
 		f->ack = p->ack;
-	if (f->doubt != DOUBT_NUMBERS || nat_acknowledges(p))
-		flow_trust(f);
+	if (f->doubt)
+		f->doubt = 0;
 }
 
 /* nat_acknowledge records that the client of an ended flow has all that its server sent. */
@@ -106,12 +92,8 @@ static __always_inline void nat_touch(const struct pkt *p, const struct verdict 
 	if (!trusted && f->state != FLOW_CLOSED)
 		return;
 	other = nat_other(p, v);
-	if (trusted && other) { /* the timeout is that of the server's side, which may say nothing */
-		if (other->doubt == DOUBT_RESET)
-			other->doubt = 0;
-		if (other->state == FLOW_HALF_OPEN)
-			other->state = f->state;
-	}
+	if (trusted && other && other->doubt == DOUBT_RESET)
+		other->doubt = 0; /* the timeout is that of the server's side, which may say nothing */
 	if (f->state == FLOW_CLOSED)
 		nat_acknowledge(v, f, other);
 }

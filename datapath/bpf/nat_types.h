@@ -32,7 +32,7 @@ enum fin {
 /* What a later packet of this side disproves. */
 enum flow_doubt {
 	DOUBT_RESET = 1, /* whether it goes on: a RST whose number was not exact was forwarded */
-	DOUBT_NUMBERS, /* end and ack: the flow is of an earlier version, which does not store both */
+	DOUBT_TAG, /* ack of a server of SCTP, which has answered with several tags */
 };
 
 /* Of a half-open flow: the server has answered more than once, with different numbers, because it sends SYN cookies, or
