@@ -46,9 +46,9 @@ static __always_inline struct flow *decide_service(const struct pkt *p, struct v
 	return fe->method == METHOD_NAT ? decide_nat(p, v, fe) : decide_dsr(p, v, fe);
 }
 
-/* decide_source drops a packet whose source is a VIP, or an address of this node or of broadcasts on its links, before
- * it opens a flow or is answered: servers that answer each other by way of their VIPs would never end. Packets of known flows are not
- * checked again, nor are those of streams that open none. */
+/* decide_source drops a packet whose source is a VIP, an address of this node, or a broadcast address of its links,
+ * before it opens a flow or is answered: servers that answer each other by way of their VIPs would never end. It does
+ * not check packets of known flows again, nor packets of a stream that open none. */
 static __always_inline void decide_source(const struct pkt *p, struct verdict *v)
 {
 	if ((v->commit == COMMIT_NONE && v->action <= ACTION_FORWARD && pkt_is_stream(p)) ||

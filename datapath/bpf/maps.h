@@ -201,8 +201,8 @@ struct {
 	__uint(max_entries, MAX_BACKENDS);
 } sy_pmtu SEC(".maps");
 
-/* Addresses of this node: tunnels may end there, and no packet comes from there, nor from the broadcast addresses of its
- * links, which are here as well. 1: only lo has the address, so decapsulated packets may go there. */
+/* Addresses of this node, where tunnels may end, and the broadcast addresses of its links. No packet comes from any of
+ * them. 1: only lo has the address, so decapsulated packets may go there. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

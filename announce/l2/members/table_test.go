@@ -67,8 +67,8 @@ func TestClaimsOfAnEarlierProcess(t *testing.T) {
 		{"reported again", func() { x.merge(report{member: node(2), epoch: 7}) }, Peer{Known: true}},
 	} {
 		step.do()
-		if p := x.list(vip)[0]; p.Known != step.want.Known || p.Claim != step.want.Claim {
-			t.Errorf("%s: known %t, claim %+v; want %t, %+v", step.name, p.Known, p.Claim, step.want.Known, step.want.Claim)
+		if p, want := x.list(vip)[0], step.want; p.Known != want.Known || p.Claim != want.Claim {
+			t.Errorf("%s: known %t, claim %+v; want %t, %+v", step.name, p.Known, p.Claim, want.Known, want.Claim)
 		}
 	}
 }
