@@ -121,7 +121,7 @@ func TestDirectReturnFlowsKeepTheirServer(t *testing.T) {
 }
 
 // A connection whose slot gets another server between its SYN and its first ACK stays with the server of the SYN. One
-// that this balancer has not seen goes to the server of the slot.
+// that this balancer has not seen goes to the server of the slot, and so does one that waits for more than a second.
 func TestHandshakesByDirectReturnKeepTheirServer(t *testing.T) {
 	t.Parallel()
 	const flows = 200
@@ -133,13 +133,15 @@ func TestHandshakesByDirectReturnKeepTheirServer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			fx := shared(t, hookXDP, false, nil)
 			fx.tunnelTo(lb.TCP, nil, all...)
-			server := make([]netip.Addr, flows)
+			server, late := make([]netip.Addr, flows), make([]netip.Addr, flows)
 			for i := range flows {
 				server[i] = fx.went(fx.on(i, dptest.TCP, dptest.SYN))
+				late[i] = fx.went(fx.on(2000+i, dptest.TCP, dptest.SYN))
 			}
 			fx.tunnelTo(lb.TCP, nil, hosts...)
 			for range 2 {
 				for i := range flows {
+					fx.slotsChanged(0)
 					if to := fx.went(fx.on(i, dptest.TCP, dptest.ACK)); to != server[i] {
 						t.Errorf("flow %d went to %s; its SYN went to %s", i, to, server[i])
 					}
@@ -151,7 +153,28 @@ func TestHandshakesByDirectReturnKeepTheirServer(t *testing.T) {
 					t.Errorf("unknown flow %d went to %s; its slot has %s", i, to, again)
 				}
 			}
+			fx.slotsChanged(2 * time.Second)
+			moved := 0
+			for i := range flows {
+				if fx.went(fx.on(2000+i, dptest.TCP, dptest.ACK)) != late[i] {
+					moved++
+				}
+			}
+			if moved == 0 {
+				t.Error("each flow that waited for more than a second went to the earlier server of its slot")
+			}
 		})
+	}
+}
+
+// slotsChanged makes the slots of all frontends have changed this long ago.
+func (fx *fixture) slotsChanged(ago time.Duration) {
+	fx.t.Helper()
+	for k, fe := range entries[syFrontendKey, syFrontend](fx.t, fx.d.objects.SyFrontends) {
+		fe.Changed = tableClock(uptime() - ago)
+		if err := fx.d.objects.SyFrontends.Put(k, fe); err != nil {
+			fx.t.Fatal(err)
+		}
 	}
 }
 

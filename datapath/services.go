@@ -218,7 +218,7 @@ func (s *services) writeTable(u *frontendUpdate) error {
 	}
 	u.value.Changed = u.f.value.Changed
 	if !slices.EqualFunc(was.slots, next.slots, func(a, b slot) bool { return a.backend == b.backend }) || rehashed {
-		u.value.Changed = uint16(uptime() >> 29) // table_clock of bpf/frontend.h
+		u.value.Changed = tableClock(uptime())
 	}
 	u.older = next.earlierIDs()
 	s.backends.keep(u.older)
@@ -385,3 +385,6 @@ func (s *services) release(frontends []uint32, unused func(backend uint32) bool)
 	ended := s.mayHaveEnded()
 	s.backends.release(func(id uint32) bool { return unused(id) && !ended(id) })
 }
+
+// tableClock is table_clock of bpf/frontend.h at this uptime.
+func tableClock(uptime time.Duration) uint16 { return uint16(uptime >> 29) }

@@ -42,7 +42,12 @@ func (s *site) restartsByCommand(t *testing.T) {
 	if err := a.Start(); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(200 * time.Millisecond)
+	labtest.Until(t, lab.Ready, "the agent starts", func() error { // before its first lines Go ignores the signal
+		if !a.Process().Log.Contains("interface attached") {
+			return errors.New("not yet")
+		}
+		return nil
+	})
 	if err := a.EndForRestart(t.Context(), lab.Ready); err != nil {
 		t.Errorf("during the start: %v", err)
 	}
@@ -70,8 +75,8 @@ func (s *site) survivesRestart(t *testing.T, end, start func(*lab.Agent) error) 
 	four := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip4, 9000), 200)
 	six := labtest.Connect(t, s.Client(), netip.AddrPortFrom(vip6, 9000), 200)
 	streams := []*traffic.Stream{
-		s.Client().Stream(t.Context(), labtest.URL(vip4), 5*time.Millisecond, 4*time.Second),
-		s.Client().Stream(t.Context(), labtest.URL(vip6), 5*time.Millisecond, 4*time.Second),
+		s.Client().Stream(t.Context(), labtest.URL(vip4), 10*time.Millisecond, 4*time.Second),
+		s.Client().Stream(t.Context(), labtest.URL(vip6), 10*time.Millisecond, 4*time.Second),
 	}
 	stop := s.watchRoutes(t)
 	if err := end(s.Agents[0]); err != nil {
@@ -124,6 +129,7 @@ func (s *site) watchRoutes(t *testing.T) (stop func()) {
 			default:
 			}
 			polls++
+			time.Sleep(time.Millisecond) // leave the processors to the balancer
 			for _, vip := range vips {
 				if via, err := s.Topology.Router.NextHops(labtest.HostRoute(vip)); err != nil || len(via) != 1 {
 					missing = append(missing, vip.String())

@@ -24,8 +24,11 @@ type Sample struct {
 	Err        error
 }
 
-// Stream starts a request for url at every interval, whether or not the previous one was answered. Each request fails
-// after timeout. The stream ends with Stop or with ctx.
+// maxInFlight is the limit of a Stream: each request that waits for a connection holds a thread.
+const maxInFlight = 200
+
+// Stream starts a request for url at every interval, whether or not the previous one was answered, as long as fewer
+// than maxInFlight are open. Each request fails after timeout. The stream ends with Stop or with ctx.
 func (c Client) Stream(ctx context.Context, url string, interval, timeout time.Duration) *Stream {
 	ctx, cancel := context.WithCancel(ctx)
 	t := &Stream{cancel: cancel, ended: make(chan struct{})}
@@ -35,6 +38,7 @@ func (c Client) Stream(ctx context.Context, url string, interval, timeout time.D
 
 func (t *Stream) run(ctx context.Context, c *http.Client, url string, interval, timeout time.Duration) {
 	var requests sync.WaitGroup
+	places := make(chan struct{}, maxInFlight)
 	defer close(t.ended)
 	defer c.CloseIdleConnections()
 	defer requests.Wait()
@@ -46,7 +50,13 @@ func (t *Stream) run(ctx context.Context, c *http.Client, url string, interval, 
 			return
 		case <-tick.C:
 		}
+		select {
+		case <-ctx.Done():
+			return
+		case places <- struct{}{}:
+		}
 		requests.Go(func() {
+			defer func() { <-places }()
 			s := Sample{Start: time.Now()}
 			// Not from ctx: Stop does not fail a request in flight.
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
