@@ -117,11 +117,16 @@ func do(c *http.Client, req *http.Request) (Answer, error) {
 	return a, err
 }
 
+// dialTimeout is longer than any request's: it ends the threads of connections that nobody waits for.
+const dialTimeout = 5 * time.Second
+
 // httpClient returns a client that sends each request over a new connection from the host.
 func (c Client) httpClient() *http.Client {
 	return &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			ctx, cancel := context.WithTimeout(ctx, dialTimeout) // ctx does not end with the request
+			defer cancel()
 			return c.Dial(ctx, network, addr)
 		},
 	}}
