@@ -13,6 +13,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // Programs of others on the same interface run before ours. Most pass on what they do not know. One that does not is
@@ -105,14 +107,15 @@ const (
 // tcxNext is TCX_NEXT: the next program runs.
 const tcxNext = ^uint32(0)
 
-// hidden returns which programs of others run before ours and may not be examined, as texts.
-func (a *attachments) hidden() (list []string) {
+// hidden returns which programs of others run before ours and may not be examined.
+func (a *attachments) hidden() (list []lb.Finding) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(a.foreign)) {
 		if ids := a.foreign[name].hidden; len(ids) > 0 {
-			list = append(list, fmt.Sprintf("%s: whether programs of others that run before ours (id %s) pass packets "+
-				"on is not verified: this needs CAP_SYS_ADMIN", name, strings.Trim(fmt.Sprint(ids), "[]")))
+			list = append(list, lb.FoundHiddenPrograms.About(name,
+				"%s: whether programs of others that run before ours (id %s) pass packets on is "+
+					"not verified: this needs CAP_SYS_ADMIN", name, strings.Trim(fmt.Sprint(ids), "[]")))
 		}
 	}
 	return list

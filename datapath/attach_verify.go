@@ -8,6 +8,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // This file compares the programs on the interfaces with those that should be there, and attaches them again.
@@ -226,13 +228,14 @@ func (a *attachments) repairForwarding() {
 }
 
 // notRestored returns which changes Cleanup cannot take back, and why.
-func (a *attachments) notRestored() []string {
+func (a *attachments) notRestored() []lb.Finding {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.sysctls.lacks == nil {
 		return nil
 	}
-	return []string{fmt.Sprintf("values of sysctls for \"steelyard cleanup\" not stored: %v", a.sysctls.lacks)}
+	return []lb.Finding{lb.FoundSysctlsNotStored.About("",
+		"values of sysctls for \"steelyard cleanup\" not stored: %v", a.sysctls.lacks)}
 }
 
 // absent is the fault of an interface that does not exist. No packet arrives there.

@@ -100,11 +100,8 @@ func (d *Datapath) open(t *transaction) (err error) {
 		return err
 	}
 	d.objects = objects
-	if kept := d.keptSize(); kept != "" {
-		d.log.Warn(kept)
-	}
-	if open := d.pins.openToAll(); open != "" {
-		d.log.Warn(open)
+	for _, f := range slices.Concat(d.keptSize(), d.pins.openToAll()) {
+		d.log.Warn(f.Text)
 	}
 	if d.chunks, err = openChunks(objects, inner, d.pins); err != nil {
 		return err

@@ -11,6 +11,8 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // load loads the programs of this binary, with the maps pinned in dir. A map that is not there is made and pinned.
@@ -119,15 +121,16 @@ func keepSize(m *ebpf.MapSpec, path string) {
 	m.MaxEntries = pinned.MaxEntries()
 }
 
-// keptSize says that the tables of an earlier agent have another size than max_flows; "": they have not.
-func (d *Datapath) keptSize() string {
+// keptSize finds that the tables of an earlier agent have another size than max_flows.
+func (d *Datapath) keptSize() []lb.Finding {
 	n := d.objects.SyStreamServers.MaxEntries()
 	if uint64(n) == uint64(d.o.MaxFlows) {
-		return ""
+		return nil
 	}
-	return fmt.Sprintf("max_flows is %d, but the flow tables in the kernel keep their size for %d: drain this node "+
-		"(\"steelyard drain --node\"), stop the agent, run \"steelyard cleanup\", which ends all connections, and "+
-		"start the agent", d.o.MaxFlows, n)
+	return []lb.Finding{lb.FoundTableSize.About("",
+		"max_flows is %d, but the flow tables in the kernel keep their size for %d: "+
+			"drain this node (\"steelyard drain --node\"), stop the agent, run \"steelyard cleanup\", which ends all "+
+			"connections, and start the agent", d.o.MaxFlows, n)}
 }
 
 // tableSizes returns the max_entries of the maps whose size follows from max_flows. The maps of established flows

@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/lb/state"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // schema is the version of what is pinned. It changes with the layout or the meaning of any map.
@@ -221,13 +223,14 @@ func onBPF(dir string) bool {
 	return unix.Statfs(dir, &fs) == nil && fs.Type == unix.BPF_FS_MAGIC
 }
 
-// openToAll returns a warning when other users may write to the bpffs of the pins: who makes their directory before the
-// first start keeps the agent from starting. It is "" when they may not.
-func (p *pins) openToAll() string {
+// openToAll finds that other users may write to the bpffs of the pins: who makes their directory before the first start
+// keeps the agent from starting.
+func (p *pins) openToAll() []lb.Finding {
 	dir := filepath.Dir(p.path)
 	info, err := os.Stat(dir)
 	if err != nil || !onBPF(dir) || info.Mode().Perm()&0o022 == 0 {
-		return ""
+		return nil
 	}
-	return fmt.Sprintf("other users may write to the bpffs %s (%s): chmod 0700 %[1]s", dir, info.Mode())
+	return []lb.Finding{lb.FoundPinsWritable.About(dir, "other users may write to the bpffs %s (%s): chmod 0700 %[1]s",
+		dir, info.Mode())}
 }

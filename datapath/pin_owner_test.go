@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
 )
 
 // The directory of the pins is one that nobody else can change, and may be all that a container sees of the bpffs. A
@@ -15,7 +17,7 @@ func TestOwnerOfThePins(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookXDP, false, nil)
 	warnings := func() (list string) {
-		fx.do(func() error { list = strings.Join(fx.d.Warnings(), "; "); return nil })
+		fx.do(func() error { list = strings.Join(lbtest.Texts(fx.d.Findings()), "; "); return nil })
 		return list
 	}
 	if w := warnings(); strings.Contains(w, "bpffs") {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
 )
 
 // A state folder that cannot be written does not keep the datapath from forwarding; the value to restore is logged.
@@ -56,7 +57,7 @@ func TestSysctlsOnAFullDisk(t *testing.T) {
 		fx.do(func() (err error) { was, err = os.ReadFile(forwarding); return err })
 	})
 	const problem = `values of sysctls for "steelyard cleanup" not stored: `
-	list := fx.d.Problems()
+	list := lbtest.Texts(fx.d.Findings())
 	if len(list) != 1 || !strings.HasPrefix(list[0], problem) || !strings.Contains(list[0], unix.ENOSPC.Error()) {
 		t.Errorf("problems %q", list)
 	}
@@ -64,7 +65,7 @@ func TestSysctlsOnAFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	fx.do(func() error { fx.d.uplinks.repairForwarding(); return nil })
-	if list := fx.d.Problems(); len(list) > 0 {
+	if list := lbtest.Texts(fx.d.Findings()); len(list) > 0 {
 		t.Errorf("problems with space on the disk: %q", list)
 	}
 	fx.close()

@@ -71,14 +71,8 @@ func (v *verifier) tryBackend(f lb.Frontend, made lb.Question) (fault string, id
 	return v.faultOf(made, s, x), x.V.Backend
 }
 
-// Problems returns which backends packets of clients do not get to, while their addresses are announced, and which
-// changes Cleanup cannot take back.
-func (d *Datapath) Problems() []string {
-	return append(d.verifier.unreachedBackends(), d.uplinks.notRestored()...)
-}
-
-// unreachedBackends is the part of Problems about backends.
-func (v *verifier) unreachedBackends() []string {
+// unreachedBackends returns which backends packets of clients do not get to, while their addresses are announced.
+func (v *verifier) unreachedBackends() []lb.Finding {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	hosts, first, text := map[netip.Addr]bool{}, netip.AddrPort{}, ""
@@ -96,9 +90,11 @@ func (v *verifier) unreachedBackends() []string {
 	case 0:
 		return nil
 	case 1:
-		return []string{"packets of clients do not get to a server: " + text}
+		found := lb.FoundServerUnreached.About(first.String(), "packets of clients do not get to a server: %s", text)
+		return []lb.Finding{found}
 	}
-	return []string{fmt.Sprintf("packets of clients do not get to %d servers, such as %s", len(hosts), text)}
+	return []lb.Finding{lb.FoundServerUnreached.About("", "packets of clients do not get to %d servers, such as %s",
+		len(hosts), text)}
 }
 
 // address returns the address of a backend, zero when there is none any more.

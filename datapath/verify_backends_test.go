@@ -9,13 +9,14 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
 )
 
 // problems waits until these are the only ones.
 func (fx *fixture) problems(want ...string) {
 	fx.t.Helper()
 	labtest.Until(fx.t, 10*time.Second, "the problems are reported", func() error {
-		got := fx.d.Problems()
+		got := lbtest.Texts(fx.d.Findings())
 		return wrong(!slices.Equal(got, want), "%q; want %q", got, want)
 	})
 }

@@ -110,15 +110,18 @@ func (v *verifier) findOwners(reason string, owners map[string]bool) {
 	}
 }
 
-// capacities returns a warning for each of warnedReasons that packets were dropped or refused for lately.
-func (w *warnings) capacities() (list []string) {
+// fewDrops is up to how many packets an exhausted capacity is a warning only.
+const fewDrops = 10
+
+// capacities returns a finding for each of warnedReasons that packets were dropped or refused for lately.
+func (w *warnings) capacities() (list []lb.Finding) {
 	for _, reason := range warnedReasons {
-		x, what := w.exhausted[reason], "packets of new connections were dropped or reset"
+		x, what, kind := w.exhausted[reason], "packets of new connections were dropped or reset", lb.FoundCapacity
 		if x == nil {
 			continue
 		}
 		if reason == keyMismatch {
-			what = "tunnel packets were dropped"
+			what, kind = "tunnel packets were dropped", lb.FoundTunnelKeyMismatch
 		}
 		text := fmt.Sprintf("%d %s since %s: %s", x.packets, what, x.since.Format(time.TimeOnly), reason)
 		switch {
@@ -127,7 +130,11 @@ func (w *warnings) capacities() (list []string) {
 		case reason == "snat_exhausted" || reason == "udp_share_full":
 			text += " (\"steelyard flows\" lists the flows of services and servers)"
 		}
-		list = append(list, text+": "+meaning(reason))
+		found := kind.About(reason, "%s: %s", text, meaning(reason))
+		if x.packets <= fewDrops {
+			found = found.As(lb.SeverityWarning)
+		}
+		list = append(list, found)
 	}
 	return list
 }

@@ -11,13 +11,14 @@ import (
 
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
 )
 
 // warns waits until the warnings are one with this text, or with "" none.
 func (fx *fixture) warns(want string) {
 	fx.t.Helper()
 	labtest.Until(fx.t, 3*time.Second, "warning: "+want, func() error {
-		got := fx.d.Warnings()
+		got := lbtest.Texts(fx.d.Findings())
 		isWanted := want == "" && len(got) == 0 || want != "" && len(got) == 1 && strings.Contains(got[0], want)
 		return wrong(!isWanted, "%q", got)
 	})
@@ -47,7 +48,7 @@ func TestLostClients(t *testing.T) {
 	unanswered := &netlink.Route{Dst: blackhole.Dst, Gw: prefix("192.0.2.99/32").IP}
 	fx.do(func() error { return netlink.RouteAdd(unanswered) })
 	labtest.Until(t, 10*time.Second, "a warning names the router", func() error {
-		w := strings.Join(fx.d.Warnings(), "; ")
+		w := strings.Join(lbtest.Texts(fx.d.Findings()), "; ")
 		return wrong(!strings.Contains(w, "192.0.2.99, the next hop of replies, does not answer"), "%q", w)
 	})
 }

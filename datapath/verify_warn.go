@@ -71,31 +71,29 @@ func (v *verifier) noRoute() string {
 	return fmt.Sprintf("only clients on the links of this node get replies from %s: there is no default route", vip)
 }
 
-// Warnings returns states in which some packets are lost although addresses are announced, or in which that is not
-// known.
-func (d *Datapath) Warnings() (list []string) {
-	list = d.uplinks.hidden()
-	if kept := d.keptSize(); kept != "" {
-		list = append(list, kept)
-	}
-	if open := d.pins.openToAll(); open != "" {
-		list = append(list, open)
-	}
+// Findings returns states in which packets are lost although addresses are announced, in which that is not known, and
+// changes that Cleanup cannot take back.
+func (d *Datapath) Findings() []lb.Finding {
+	all := slices.Concat(d.verifier.unreachedBackends(), d.uplinks.notRestored(), d.uplinks.hidden(), d.keptSize(),
+		d.pins.openToAll())
 	v := d.verifier
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.warned.blind.confirmed {
-		list = append(list, "packets cannot be verified: "+v.warned.blind.fault)
+	add := func(k *lb.FindingKind, c condition, prefix string) {
+		if c.confirmed {
+			all = append(all, k.About("", "%s%s", prefix, c.fault))
+		}
 	}
-	if v.warned.unpinned.confirmed {
-		list = append(list, "the next start of the agent ends all connections: "+v.warned.unpinned.fault)
-	}
-	if v.warned.noRoute.confirmed {
-		list = append(list, v.warned.noRoute.fault)
-	}
-	list = append(list, v.warned.capacities()...)
-	if v.warned.lost.confirmed {
-		list = append(list, v.warned.lost.fault)
+	add(lb.FoundUnverified, v.warned.blind, "packets cannot be verified: ")
+	add(lb.FoundPinsLost, v.warned.unpinned, "the next start of the agent ends all connections: ")
+	add(lb.FoundNoDefaultRoute, v.warned.noRoute, "")
+	all = append(all, v.warned.capacities()...)
+	if c := v.warned.lost; c.confirmed {
+		f := lb.FoundRepliesLost.About("", "%s", c.fault)
+		if len(v.warned.lostSince) < 2 {
+			f = f.As(lb.SeverityWarning)
+		}
+		all = append(all, f)
 	}
 	var faults []string
 	for _, f := range v.inbound.frontends() {
@@ -104,5 +102,5 @@ func (d *Datapath) Warnings() (list []string) {
 		}
 	}
 	slices.Sort(faults)
-	return append(list, slices.Compact(faults)...)
+	return append(all, lb.FoundFromOtherNodes.Each(slices.Compact(faults))...)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
 )
 
 // looks returns a function that looks for warnings, each time later by the interval of counters, and returns them. It
@@ -26,7 +27,7 @@ func (fx *fixture) looks(now *time.Time) func() string {
 			v.warn(changes{}, *now)
 			return nil
 		})
-		return strings.Join(fx.d.Warnings(), "; ")
+		return strings.Join(lbtest.Texts(fx.d.Findings()), "; ")
 	}
 }
 
@@ -92,7 +93,7 @@ func TestKeptSizeIsWarnedOf(t *testing.T) {
 		fx.o.MaxFlows = tt.flows
 		fx.close()
 		fx.open()
-		w := strings.Join(fx.d.Warnings(), "; ")
+		w := strings.Join(lbtest.Texts(fx.d.Findings()), "; ")
 		if !strings.HasPrefix(w, tt.want) || tt.want == "" && w != "" {
 			t.Errorf("max_flows %d: warnings %q; want %q", tt.flows, w, tt.want)
 		}
@@ -190,7 +191,7 @@ func TestProgramsThatMayNotBeExamined(t *testing.T) {
 	fx.do(func() error { return dptest.AttachXDP("eth0", dptest.XDPPass) })
 	look := func() string {
 		fx.do(func() error { fx.d.verifier.changed(changes{links: true, routes: true}); return nil })
-		return strings.Join(fx.d.Warnings(), "; ")
+		return strings.Join(lbtest.Texts(fx.d.Findings()), "; ")
 	}
 	if w := look(); w != "" {
 		t.Errorf("warnings with all capabilities: %s", w)
@@ -209,7 +210,7 @@ func TestProgramsThatMayNotBeExamined(t *testing.T) {
 		return unix.Capset(&header, &all[0])
 	})
 	const want = "eth0: whether programs of others that run before ours (id "
-	if w := strings.Join(fx.d.Warnings(), "; "); !strings.HasPrefix(w, want) {
+	if w := strings.Join(lbtest.Texts(fx.d.Findings()), "; "); !strings.HasPrefix(w, want) {
 		t.Errorf("warnings %q; want %q", w, want)
 	}
 	if f := x.of(fx.addr("vip")); f != "" {

@@ -64,6 +64,7 @@ func collectors(t *testing.T) []prometheus.Collector {
 	}
 	r.MustRegister((*datapath.Datapath)(nil), (*bgp.Speaker)(nil), onLink)
 	r.MustRegister(admin.NewCallMetrics(), admin.NewStateMetrics(nil), admin.NewPanicMetrics(nil))
+	r.MustRegister(admin.NewFindingMetrics(nil))
 	return r.all
 }
 

@@ -2,7 +2,6 @@ package healthd
 
 import (
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net"
@@ -66,8 +65,8 @@ func (o *ownTrouble) forget(k lb.CheckKey) {
 	delete(o.causes, k)
 }
 
-// Problems returns why probes are inconclusive at present, one text per cause.
-func (p *Prober) Problems() (list []string) {
+// Findings returns why probes are inconclusive at present, one per cause.
+func (p *Prober) Findings() (list []lb.Finding) {
 	p.own.mu.Lock()
 	defer p.own.mu.Unlock()
 	count := map[string]int{}
@@ -75,8 +74,8 @@ func (p *Prober) Problems() (list []string) {
 		count[cause]++
 	}
 	for _, cause := range slices.Sorted(maps.Keys(count)) {
-		list = append(list, fmt.Sprintf("%d health checks are inconclusive, and their backends keep their states: %s",
-			count[cause], cause))
+		list = append(list, lb.FoundChecksInconclusive.About("",
+			"%d health checks are inconclusive, and their backends keep their states: %s", count[cause], cause))
 	}
 	return list
 }

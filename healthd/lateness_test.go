@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
 )
 
 // silentServer never responds. During the first probe this process is stopped for 0.3 s.
@@ -34,7 +35,7 @@ func (s *silentServer) Probe(ctx context.Context) (Result, error) {
 func TestLateProbeIsInconclusive(t *testing.T) {
 	reports := make(chan lb.Health, 8)
 	p := New(Options{Report: func(h lb.Health) { reports <- h }, Log: slog.New(slog.DiscardHandler)})
-	server := &silentServer{trouble: p.Problems}
+	server := &silentServer{trouble: func() []string { return lbtest.Texts(p.Findings()) }}
 	p.make = func(lb.Check) Checker { return server }
 	p.Put("web", []lb.Check{{Key: lb.CheckKey{Service: "web"}, Presumed: true, Spec: lb.CheckSpec{
 		Type: lb.CheckTCP, Interval: 500 * time.Millisecond, Timeout: 200 * time.Millisecond, Rise: 1, Fall: 1}}})

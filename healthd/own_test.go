@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
 )
 
 func TestInconclusive(t *testing.T) {
@@ -80,7 +81,7 @@ func TestWithoutDescriptors(t *testing.T) {
 		t.Helper()
 		for end := time.Now().Add(20 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(end) {
-				t.Fatalf("%s: not after 20 s; reports %v, problems %q", what, reports, p.Problems())
+				t.Fatalf("%s: not after 20 s; reports %v, problems %q", what, reports, lbtest.Texts(p.Findings()))
 			}
 		}
 	}
@@ -99,7 +100,7 @@ func TestWithoutDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually("a problem", func() bool {
-		problems := p.Problems()
+		problems := lbtest.Texts(p.Findings())
 		return len(problems) == 1 && strings.Contains(problems[0], "3 health checks are inconclusive") &&
 			strings.Contains(problems[0], "too many open files")
 	})
@@ -107,7 +108,7 @@ func TestWithoutDescriptors(t *testing.T) {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
 		t.Fatal(err)
 	}
-	eventually("no problem", func() bool { return len(p.Problems()) == 0 })
+	eventually("no problem", func() bool { return len(lbtest.Texts(p.Findings())) == 0 })
 	if !healthy() {
 		t.Errorf("reports %v; want three of healthy backends", reports)
 	}

@@ -38,6 +38,17 @@ type ServiceStatus struct {
 	Reason    string `json:"reason,omitempty"` // why not announced, or why the port is not healthy
 }
 
+// Frontend returns the frontend.
+func (s *ServiceStatus) Frontend() Frontend {
+	return Frontend{VIP: s.Address, Port: s.Port, Last: s.LastPort, Protocol: s.Protocol}
+}
+
+// NoneHealthy reports whether clients of an announced address find no healthy backend at this port.
+func (s *ServiceStatus) NoneHealthy() bool {
+	return s.Announced && s.State == StateUnhealthy && len(s.Backends) > 0 &&
+		!slices.ContainsFunc(s.Backends, func(b BackendStatus) bool { return b.State == StateHealthy })
+}
+
 // BackendStatus is one backend of a service, at one of the ports that are checked.
 type BackendStatus struct {
 	Service string     `json:"service"`

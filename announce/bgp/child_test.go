@@ -23,6 +23,7 @@ import (
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
 )
 
 // The tests against BIRD and FRR run the speaker in a child process, which has its own network namespace and can be
@@ -126,7 +127,7 @@ func serveChild(s *bgp.Speaker, c net.Conn) {
 			a.Err = err.Error()
 		}
 	}
-	a.Peers, a.Problems, a.Discarded = s.Peers(), s.Problems(), discarded(s)
+	a.Peers, a.Problems, a.Discarded = s.Peers(), lbtest.Texts(s.Findings()), discarded(s)
 	if q.Sent.IsValid() {
 		a.Sent, _ = s.Sent(q.Sent)
 	}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	api "github.com/osrg/gobgp/v3/api"
+
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
 )
 
 // While the port is in use, gobgp only connects, and the status says so. It listens once the port is free.
@@ -37,12 +39,12 @@ func TestRunOnPortInUse(t *testing.T) {
 		t.Helper()
 		for end := time.Now().Add(10 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(end) {
-				t.Fatalf("%s: not after 10 s; problems %q", what, s.Problems())
+				t.Fatalf("%s: not after 10 s; problems %q", what, lbtest.Texts(s.Findings()))
 			}
 		}
 	}
 	eventually("a problem", func() bool {
-		p := s.Problems()
+		p := lbtest.Texts(s.Findings())
 		return len(p) == 1 && strings.Contains(p[0], "address already in use")
 	})
 	l.Close()
@@ -52,7 +54,7 @@ func TestRunOnPortInUse(t *testing.T) {
 			return false
 		}
 		c.Close()
-		return len(s.Problems()) == 0
+		return len(lbtest.Texts(s.Findings())) == 0
 	})
 	cancel()
 	if err := <-done; err != nil {

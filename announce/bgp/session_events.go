@@ -7,10 +7,13 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	api "github.com/osrg/gobgp/v3/api"
+
 	"github.com/steelyard-lb/steelyard/announce/bgp/guard"
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // errNoTable is the reason of a session that comes up while the speaker stops.
@@ -149,24 +152,24 @@ func lostNextHop(before, after nextHops) bool {
 	return lost(netip.IPv4Unspecified()) || lost(netip.IPv6Unspecified())
 }
 
-// Problems returns what does not work besides the sessions of BGP.
-func (s *Speaker) Problems() (problems []string) {
+// Findings returns what does not work besides the sessions of BGP.
+func (s *Speaker) Findings() (all []lb.Finding) {
 	for at, err := range s.guard.Problems() {
-		const text = "bgp only connects, and does not listen on port %d%s: %s"
 		device := ""
 		if at.Device != "" {
 			device = " of device " + at.Device
 		}
-		problems = append(problems, fmt.Sprintf(text, at.Port(), device, cause(err)))
+		all = append(all, lb.FoundBGPListen.About("", "bgp only connects, and does not listen on port %d%s: %s",
+			at.Port(), device, cause(err)))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now, states := time.Now(), s.bfdStates()
 	for peer, n := range s.sessions {
 		if text := n.bfdNotice(states[peer], now); text != "" {
-			problems = append(problems, fmt.Sprintf("peer %v: %s", peer, text))
+			all = append(all, lb.FoundBFD.About(fmt.Sprint(peer), "peer %v: %s", peer, text))
 		}
 	}
-	slices.Sort(problems)
-	return slices.Compact(problems) // there is one for each address
+	slices.SortFunc(all, func(a, b lb.Finding) int { return strings.Compare(a.Text, b.Text) })
+	return slices.Compact(all) // there is one for each address
 }

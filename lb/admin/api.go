@@ -18,34 +18,33 @@ import (
 
 // Info describes the agent: the response of /v1/status.
 type Info struct {
-	Verdict         Verdict     `json:"verdict"` // OK, DEGRADED or DOWN
-	Reasons         []string    `json:"reasons"` // for the verdict, the most severe first
-	Node            string      `json:"node"`
-	Version         string      `json:"version"`
-	Started         time.Time   `json:"started"`
-	Config          string      `json:"config"`
-	Loaded          time.Time   `json:"loaded,omitzero"`            // when the running configuration was loaded
-	LoadError       string      `json:"load_error,omitempty"`       // why the last reload was rejected
-	Settled         bool        `json:"settled"`                    // see lb.Status
-	Behind          time.Time   `json:"behind,omitzero"`            // see lb.Status
-	Services        int         `json:"services"`                   // frontends
-	Healthy         int         `json:"services_healthy"`           // of them with enough healthy backends
-	DrainedServices int         `json:"services_drained,omitempty"` // of them drained by the operator
-	Backends        int         `json:"backends"`                   //
-	BackendsUp      int         `json:"backends_healthy"`           //
-	Routes          int         `json:"routes"`                     // VIPs
-	Announced       int         `json:"routes_announced"`           // of them announced
-	Peers           int         `json:"peers"`                      //
-	PeersUp         int         `json:"peers_established"`          //
-	Interfaces      []Interface `json:"interfaces"`                 //
-	Warnings        []string    `json:"warnings,omitempty"`         // of the configuration, and problems
-	// Problems are parts that do not work at present, and other agents that interfere.
-	Problems    []string   `json:"problems,omitempty"`
-	Drained     *lb.Drains `json:"drained,omitempty"`      // nil: nothing is
-	NeedRestart []string   `json:"need_restart,omitempty"` // changed sections that are read at the start only
-	Cluster     *Cluster   `json:"cluster,omitempty"`      // nil: no cluster is configured
-	Waiting     string     `json:"waiting,omitempty"`      // for what the start waits; "": it is done
-	L2          bool       `json:"-"`                      // addresses are announced by ARP and NDP, too
+	Verdict         Verdict      `json:"verdict"`            // OK, DEGRADED or DOWN
+	Findings        []lb.Finding `json:"findings"`           // the most severe first; the verdict follows from them
+	Reasons         []string     `json:"reasons"`            // the texts of those that are more than warnings
+	Warnings        []string     `json:"warnings,omitempty"` // the texts of the others
+	Node            string       `json:"node"`
+	Version         string       `json:"version"`
+	Started         time.Time    `json:"started"`
+	Config          string       `json:"config"`
+	Loaded          time.Time    `json:"loaded,omitzero"`            // when the running configuration was loaded
+	LoadError       string       `json:"load_error,omitempty"`       // why the last reload was rejected
+	Settled         bool         `json:"settled"`                    // see lb.Status
+	Behind          time.Time    `json:"behind,omitzero"`            // see lb.Status
+	Services        int          `json:"services"`                   // frontends
+	Healthy         int          `json:"services_healthy"`           // of them with enough healthy backends
+	DrainedServices int          `json:"services_drained,omitempty"` // of them drained by the operator
+	Backends        int          `json:"backends"`                   //
+	BackendsUp      int          `json:"backends_healthy"`           //
+	Routes          int          `json:"routes"`                     // VIPs
+	Announced       int          `json:"routes_announced"`           // of them announced
+	Peers           int          `json:"peers"`                      //
+	PeersUp         int          `json:"peers_established"`          //
+	Interfaces      []Interface  `json:"interfaces"`                 //
+	Drained         *lb.Drains   `json:"drained,omitempty"`          // nil: nothing is
+	NeedRestart     []string     `json:"need_restart,omitempty"`     // changed sections that are read at the start only
+	Cluster         *Cluster     `json:"cluster,omitempty"`          // nil: no cluster is configured
+	Waiting         string       `json:"waiting,omitempty"`          // for what the start waits; "": it is done
+	L2              bool         `json:"-"`                          // addresses are announced by ARP and NDP, too
 }
 
 // Cluster is what the agent knows of its Kubernetes cluster.
@@ -276,6 +275,15 @@ func (s *Server) info(st lb.Status) Info {
 	}
 	i.judge(st, peers, s.now())
 	return i
+}
+
+// CurrentInfo returns what /v1/status shows. It fails when the engine does not respond in time.
+func (s *Server) CurrentInfo(ctx context.Context) (Info, error) {
+	st, err := s.o.Status(ctx)
+	if err != nil {
+		return Info{}, err
+	}
+	return s.info(st), nil
 }
 
 func (s *Server) now() time.Time {

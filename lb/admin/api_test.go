@@ -88,7 +88,7 @@ func TestAPI(t *testing.T) {
 		{"/v1/status", 200, `{"verdict":"OK","reasons":[],
 			"node":"lb1","version":"test","started":"0001-01-01T00:00:00Z","config":"","settled":true,
 			"services":1,"services_healthy":1,"backends":1,"backends_healthy":1,"routes":1,"routes_announced":1,
-			"peers":1,"peers_established":1,"interfaces":[]}`},
+			"peers":1,"peers_established":1,"interfaces":[],"findings":[]}`},
 		{"/v1/services", 200, `[{"service":"web","address":"203.0.113.10","port":80,"protocol":"tcp",
 			"policy":"Cluster","forward":"","algorithm":"",
 			"backends":[{"service":"web","address":"10.0.0.1","port":8080,"weight":1,"state":"healthy"}],

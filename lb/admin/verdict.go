@@ -2,6 +2,7 @@ package admin
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -24,65 +25,81 @@ var Verdicts = []Verdict{OK, Degraded, Down}
 // behindTime is how long an update of the kernel may take.
 const behindTime = 5 * time.Second
 
-// judge sets the verdict, and the reasons for it: the most severe first.
+// judge adds what follows from the state of the engine and of the sessions to the findings, and sets the verdict.
 func (i *Info) judge(st lb.Status, peers []lb.PeerStatus, now time.Time) {
-	i.Verdict, i.Reasons = OK, []string{}
-	reason := func(format string, args ...any) {
-		if i.Verdict == OK {
-			i.Verdict = Degraded
+	i.Findings = listOf(slices.Concat(i.unreachable(st, peers), i.unsettled(now), i.Findings, unhealthy(st)))
+	slices.SortStableFunc(i.Findings, func(a, b lb.Finding) int { return b.Severity.Compare(a.Severity) })
+	i.Verdict, i.Reasons, i.Warnings = OK, []string{}, nil
+	for _, f := range i.Findings {
+		if f.Severity == lb.SeverityWarning {
+			i.Warnings = append(i.Warnings, f.Text)
+			continue
 		}
-		i.Reasons = append(i.Reasons, fmt.Sprintf(format, args...))
+		i.Reasons = append(i.Reasons, f.Text)
 	}
-	i.judgeRoutes(st, peers, reason)
-	if !i.Behind.IsZero() && now.Sub(i.Behind) > behindTime {
-		reason("the kernel lacks updates since %s", i.Behind.Format(time.RFC3339))
+	if len(i.Reasons) > 0 {
+		i.Verdict = Degraded
 	}
-	for _, x := range i.Interfaces {
-		if x.Err != "" {
-			reason("interface %s: %s", x.Name, x.Err)
-		}
-	}
-	for _, x := range i.Problems {
-		reason("%s", x)
-	}
-	if i.Cluster != nil && !i.Cluster.Away.IsZero() {
-		reason("the API server is away since %s; its last known state is in force", i.Cluster.Away.Format(time.RFC3339))
-	}
-	if i.Drained != nil {
-		switch {
-		case i.Drained.Node:
-			reason("the node is drained")
-		case len(i.Drained.Services) > 0:
-			reason("drained: %s", List(i.Drained.Services))
-		}
-	}
-	if i.LoadError != "" {
-		reason("the last reload was rejected")
-	}
-	if len(i.NeedRestart) > 0 {
-		reason("a restart is needed to apply changes of: %s", List(i.NeedRestart))
-	}
-	bad := slices.DeleteFunc(slices.Clone(st.Backends), func(b lb.BackendStatus) bool {
-		return b.State == lb.StateHealthy || b.State == lb.StateDraining
-	})
-	if n := len(bad); n > 0 {
-		b := bad[0]
-		reason("%d of %d backends are not healthy: %s of %s: %s", n, i.Backends, b.Address, b.Service,
-			orElse(b.Reason, b.State.String()))
+	if len(i.Reasons) > 0 && i.Findings[0].Severity == lb.SeverityDown {
+		i.Verdict = Down
 	}
 }
 
-// judgeRoutes finds addresses that should be announced and are not, and sessions that are not established.
-func (i *Info) judgeRoutes(st lb.Status, peers []lb.PeerStatus, reason func(string, ...any)) {
+// unsettled finds what this node has not put in force.
+func (i *Info) unsettled(now time.Time) (all []lb.Finding) {
+	add := func(f lb.Finding) { all = append(all, f) }
+	if !i.Behind.IsZero() && now.Sub(i.Behind) > behindTime {
+		add(lb.FoundKernelBehind.About("", "the kernel lacks updates since %s", i.Behind.Format(time.RFC3339)))
+	}
+	for _, x := range i.Interfaces {
+		if x.Err != "" {
+			add(lb.FoundInterface.About(x.Name, "interface %s: %s", x.Name, x.Err))
+		}
+	}
+	if i.Cluster != nil && !i.Cluster.Away.IsZero() {
+		add(lb.FoundAPIServerAway.About("", "the API server is away since %s; its last known state is in force",
+			i.Cluster.Away.Format(time.RFC3339)))
+	}
+	switch {
+	case i.Drained == nil:
+	case i.Drained.Node:
+		add(lb.FoundDrained.About("", "the node is drained"))
+	case len(i.Drained.Services) > 0:
+		add(lb.FoundDrained.About("", "drained: %s", List(i.Drained.Services)))
+	}
+	if i.LoadError != "" {
+		add(lb.FoundReloadRejected.About(i.Config, "the last reload was rejected"))
+	}
+	if len(i.NeedRestart) > 0 {
+		add(lb.FoundRestartNeeded.About("", "a restart is needed to apply changes of: %s", List(i.NeedRestart)))
+	}
+	return all
+}
+
+// unhealthy finds backends that are not healthy.
+func unhealthy(st lb.Status) []lb.Finding {
+	bad := slices.DeleteFunc(slices.Clone(st.Backends), func(b lb.BackendStatus) bool {
+		return b.State == lb.StateHealthy || b.State == lb.StateDraining
+	})
+	if len(bad) == 0 {
+		return nil
+	}
+	b := bad[0]
+	return []lb.Finding{lb.FoundBackendDown.About("", "%d of %d backends are not healthy: %s of %s: %s", len(bad),
+		len(st.Backends), netip.AddrPortFrom(b.Address, b.Port), b.Service, orElse(b.Reason, b.State.String()))}
+}
+
+// unreachable finds addresses that should be announced and are not, ports of announced ones without a healthy backend,
+// and sessions that are not established.
+func (i *Info) unreachable(st lb.Status, peers []lb.PeerStatus) (all []lb.Finding) {
 	if i.Waiting != "" {
-		reason("%s", i.Waiting)
-		i.Verdict = Down
-		return
+		return []lb.Finding{lb.FoundWaiting.About("", "%s", i.Waiting)}
 	}
 	if !st.Settled {
-		reason("starting: the first health checks or the first sync of services is not complete")
-		return
+		return []lb.Finding{lb.FoundStarting.About("",
+			"starting: the first health checks or the first sync of services is not complete")}
 	}
+	add := func(f lb.Finding) { all = append(all, f) }
 	wanted, announced, missing, most := 0, 0, "", "" // missing is of the most frequent reason
 	lacks := map[string]int{}                        // routes by reason
 	for _, r := range st.Routes {
@@ -100,24 +117,50 @@ func (i *Info) judgeRoutes(st lb.Status, peers []lb.PeerStatus, reason func(stri
 		}
 	}
 	if wanted > 0 && announced == 0 {
-		reason("no address is announced: %s", missing)
-		i.Verdict = Down
+		add(lb.FoundNothingAnnounced.About("", "no address is announced: %s", missing))
 	} else if announced < wanted {
-		reason("%d of %d addresses are not announced: %s", wanted-announced, wanted, missing)
+		add(lb.FoundNotAnnounced.About("", "%d of %d addresses are not announced: %s", wanted-announced, wanted,
+			missing))
 	}
+	all = append(all, portsDown(st.Services)...)
 	lower := slices.IndexFunc(st.Routes, func(r lb.RouteStatus) bool { return r.Announced && r.Reason != "" })
 	if lower >= 0 {
-		reason("%s is announced %s", st.Routes[lower].Address, st.Routes[lower].Reason)
+		r := st.Routes[lower]
+		add(lb.FoundLessPreferred.About("", "%s is announced %s", r.Address, r.Reason))
 	}
 	if i.PeersUp == i.Peers {
-		return
+		return all
+	}
+	kind := lb.FoundSessionDown
+	if i.PeersUp == 0 && !i.L2 && wanted > 0 {
+		kind = lb.FoundNoSession
 	}
 	n := slices.IndexFunc(peers, func(p lb.PeerStatus) bool { return p.State != established })
-	reason("%d of %d BGP sessions are not established: %s: %s", i.Peers-i.PeersUp, i.Peers, peers[n].Peer,
-		orElse(peers[n].LastError, peers[n].State))
-	if i.PeersUp == 0 && !i.L2 && wanted > 0 {
-		i.Verdict = Down
+	add(kind.About("", "%d of %d BGP sessions are not established: %s: %s", i.Peers-i.PeersUp, i.Peers, peers[n].Peer,
+		orElse(peers[n].LastError, peers[n].State)))
+	return all
+}
+
+// portsDown finds ports of announced addresses that have backends, of which none is healthy.
+func portsDown(services []lb.ServiceStatus) []lb.Finding {
+	var first string
+	down := 0
+	for _, s := range services {
+		if !s.NoneHealthy() {
+			continue
+		}
+		if down++; down == 1 {
+			first = fmt.Sprintf("%s of %s: none of its backends is healthy (0 of %d); its clients are refused",
+				s.Frontend(), s.Service, len(s.Backends))
+		}
 	}
+	switch down {
+	case 0:
+		return nil
+	case 1:
+		return []lb.Finding{lb.FoundPortDown.About("", "%s", first)}
+	}
+	return []lb.Finding{lb.FoundPortDown.About("", "%d ports of announced addresses serve no client: %s", down, first)}
 }
 
 // established is the state of a BGP session that carries routes.

@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -17,7 +16,11 @@ func TestVerdict(t *testing.T) {
 	down := lb.RouteStatus{Address: b, Reason: "0 of 1 backends healthy, min_healthy is 1"}
 	elsewhere := lb.RouteStatus{Address: b, Reason: lb.NoLocalEndpoint, Intended: true}
 	peer, lost := lb.PeerStatus{State: established}, lb.PeerStatus{Peer: a, State: "active", LastError: "refused"}
-	sick := []lb.BackendStatus{{State: lb.StateHealthy}, {Service: "web", Address: b, Reason: "HTTP 500"}}
+	sick := []lb.BackendStatus{{State: lb.StateHealthy}, {Service: "web", Address: b, Port: 8443, Reason: "HTTP 500"}}
+	port := func(number uint16, s lb.State, backends []lb.BackendStatus) lb.ServiceStatus {
+		return lb.ServiceStatus{Service: "web", Address: a, Port: number, Protocol: lb.TCP, Announced: true, State: s,
+			Backends: backends}
+	}
 	for _, tt := range []struct {
 		name    string
 		i       Info
@@ -47,20 +50,34 @@ func TestVerdict(t *testing.T) {
 			[]lb.PeerStatus{lost}, Degraded,
 			[]string{"1 of 1 BGP sessions are not established: 203.0.113.10: refused"}},
 		{"a backend", Info{}, lb.Status{Settled: true, Backends: sick}, nil, Degraded,
-			[]string{"1 of 2 backends are not healthy: 203.0.113.11 of web: HTTP 500"}},
+			[]string{"1 of 2 backends are not healthy: 203.0.113.11:8443 of web: HTTP 500"}},
+		{"a port", Info{}, lb.Status{
+			Settled: true, Routes: []lb.RouteStatus{up}, Backends: sick, Services: []lb.ServiceStatus{
+				port(80, lb.StateHealthy, sick[:1]), port(443, lb.StateUnhealthy, sick[1:]),
+				port(444, lb.StateUnhealthy, nil), // of a Service without endpoints
+			},
+		}, nil, Degraded, []string{
+			"203.0.113.10:443/tcp of web: none of its backends is healthy (0 of 1); its clients are refused",
+			"1 of 2 backends are not healthy: 203.0.113.11:8443 of web: HTTP 500",
+		}},
+		{"a warning", Info{Findings: []lb.Finding{lb.FoundTableSize.About("", "kept")}}, lb.Status{Settled: true},
+			nil, OK, nil},
+		{"a capacity", Info{Findings: []lb.Finding{lb.FoundCapacity.About("flows_full", "full")}},
+			lb.Status{Settled: true}, nil, Degraded, []string{"full"}},
 		{"behind", Info{}, lb.Status{Settled: true, Behind: now.Add(-time.Minute)}, nil, Degraded,
 			[]string{"the kernel lacks updates since 2026-01-02T03:03:05Z"}},
 		{"for a moment", Info{}, lb.Status{Settled: true, Behind: now.Add(-time.Second)}, nil, OK, nil},
 		{
 			"the rest", Info{
-				Interfaces: []Interface{{Name: "eth0", Err: "not found"}}, Problems: []string{"port 179 is taken"},
-				Cluster: &Cluster{Away: now}, Drained: &lb.Drains{Services: []string{"a", "b", "c", "d", "e", "f"}},
+				Interfaces: []Interface{{Name: "eth0", Err: "not found"}},
+				Findings:   []lb.Finding{lb.FoundBGPListen.About("", "port 179 is taken")},
+				Cluster:    &Cluster{Away: now}, Drained: &lb.Drains{Services: []string{"a", "b", "c", "d", "e", "f"}},
 				LoadError: "x", NeedRestart: []string{"bgp"},
 			}, lb.Status{Settled: true}, nil, Degraded, []string{
-				"interface eth0: not found", "port 179 is taken",
+				"interface eth0: not found",
 				"the API server is away since 2026-01-02T03:04:05Z; its last known state is in force",
 				"drained: a, b, c, d, e and 1 more", "the last reload was rejected",
-				"a restart is needed to apply changes of: bgp",
+				"a restart is needed to apply changes of: bgp", "port 179 is taken",
 			},
 		},
 		{"a drained node", Info{Drained: &lb.Drains{Node: true}}, lb.Status{Settled: true}, nil, Degraded,
@@ -91,7 +108,8 @@ func TestMostFrequentReasonIsNamed(t *testing.T) {
 		var got []string
 		i, part := Info{}, st
 		part.Settled, part.Routes = true, st.Routes[:n]
-		i.judgeRoutes(part, nil, func(format string, args ...any) { got = append(got, fmt.Sprintf(format, args...)) })
+		i.judge(part, nil, time.Now())
+		got = i.Reasons
 		if len(got) != 1 || got[0] != want || i.Verdict != Down {
 			t.Errorf("%v, %s; want %q", got, i.Verdict, want)
 		}

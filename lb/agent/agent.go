@@ -241,10 +241,12 @@ func (a *Agent) connect(
 	}
 	var inCluster func() *admin.Cluster
 	var waiting func() []lb.ServiceStatus
-	problems := []func() []string{
-		a.keys.problems, a.problems.list, prober.Problems, announcers.problems,
-		announcers.members.problems, announcers.conflicts.problems, // the latter may follow from the former
-		dp.Problems, o.queue.Problems, o.boundary.Troubles,
+	findings := []func() []lb.Finding{
+		a.keys.findings, a.problems.findings, prober.Findings, announcers.findings,
+		announcers.members.findings, announcers.conflicts.findings, // the latter may follow from the former
+		dp.Findings,
+		func() []lb.Finding { return lb.FoundLogIncomplete.Each(o.queue.Problems()) },
+		func() []lb.Finding { return lb.FoundInputRefused.Each(o.boundary.Troubles()) },
 	}
 	if o.Config.Kubernetes != nil {
 		o.setLabels = announcers.setLabels
@@ -273,11 +275,11 @@ func (a *Agent) connect(
 			m := &mounted{o.ConfigFile, o.mounted, a.reloader.reload, self(c.client, facts.name)}
 			a.tasks = append(a.tasks, task{"mounted configuration", m.run})
 		}
-		problems = append(problems, c.checks.Problems)
+		findings = append(findings, c.checks.Findings)
 	}
 	info := describer{
 		node: facts.name, version: o.Version, started: time.Now(), reloader: a.reloader, datapath: dp,
-		problems: problems, drained: drains.now, cluster: inCluster, l2: o.Config.L2 != nil,
+		findings: findings, drained: drains.now, cluster: inCluster, l2: o.Config.L2 != nil,
 	}
 	api := admin.New(admin.Options{
 		Socket: o.Config.Admin.Socket, Listen: o.Config.Admin.Listen,
@@ -291,8 +293,10 @@ func (a *Agent) connect(
 		Log:     component(o.Log, "admin"), Boundary: o.boundary,
 	})
 	a.reloader.setAccess = api.SetAccess
+	registry.MustRegister(admin.NewFindingMetrics(api.CurrentInfo))
+	verdict := verdictLog{api.CurrentInfo, a.reloader.readiness.notifier.Status, component(o.Log, "agent")}
 	a.tasks = append(a.tasks,
-		task{"datapath", dp.Run}, task{"health checks", prober.Run},
+		task{"datapath", dp.Run}, task{"verdict", verdict.run}, task{"health checks", prober.Run},
 		task{"results of health checks", func(ctx context.Context) error { return verdicts.run(ctx, prober) }},
 		task{"ends of the agent", trusted.run},
 		task{"drains to store", drains.kept.run}, task{"admin API", api.Run})

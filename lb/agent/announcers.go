@@ -23,8 +23,8 @@ type announcers struct {
 	all   lb.Announcer
 	peers func() []lb.PeerStatus // BGP neighbours
 	sent  func(peer netip.Addr) ([]lb.SentRoute, bool)
-	// problems returns what does not work besides sessions.
-	problems func() []string
+	// findings returns what does not work besides sessions.
+	findings func() []lb.Finding
 	// notReceived returns why nobody receives a route that is announced; "": somebody does.
 	notReceived func(lb.RouteStatus) string
 	conflicts   conflicts
@@ -51,7 +51,7 @@ func newAnnouncers(
 ) (announcers, error) {
 	byKind := map[lb.AnnouncerKind]lb.Announcer{}
 	out := announcers{
-		peers: func() []lb.PeerStatus { return nil }, problems: func() []string { return nil },
+		peers: func() []lb.PeerStatus { return nil }, findings: func() []lb.Finding { return nil },
 		sent:      func(netip.Addr) ([]lb.SentRoute, bool) { return nil, false },
 		conflicts: conflicts{bgp: cfg.BGP != nil}, keepRoutes: func() {},
 		grace: func([]lb.AnnouncerKind) time.Duration { return 0 }, setLabels: func(map[string]string) {},
@@ -69,7 +69,7 @@ func newAnnouncers(
 			return announcers{}, fmt.Errorf("bgp: %w", err)
 		}
 		registry.MustRegister(speaker)
-		byKind[lb.AnnounceBGP], out.peers, out.problems = speaker, speaker.Peers, speaker.Problems
+		byKind[lb.AnnounceBGP], out.peers, out.findings = speaker, speaker.Peers, speaker.Findings
 		out.sent = speaker.Sent
 		out.grace = func(by []lb.AnnouncerKind) time.Duration {
 			if len(by) > 0 && !slices.Contains(by, lb.AnnounceBGP) {

@@ -6,6 +6,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
 )
 
 // Addresses that cannot be stored are a problem in the status, and are stored when that is possible.
@@ -32,12 +35,12 @@ check = "none"
 		t.Fatal(err)
 	}
 	defer a.close()
-	const problem = "addresses not stored, services may get others from their pools at the next start: "
+	const problem = "addresses not stored, services may get others from their pools at the next start"
 	stored := func() bool {
-		return !slices.ContainsFunc(a.problems.list(), func(p string) bool { return strings.HasPrefix(p, problem) })
+		return !slices.ContainsFunc(a.problems.findings(), func(f lb.Finding) bool { return f.Object == problem })
 	}
 	if stored() {
-		t.Fatalf("problems %q; want %q", a.problems.list(), problem)
+		t.Fatalf("problems %q; want %q", lbtest.Texts(a.problems.findings()), problem)
 	}
 	i := slices.IndexFunc(a.tasks, func(t task) bool { return t.name == "addresses to store" })
 	go a.tasks[i].run(t.Context())

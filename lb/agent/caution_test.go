@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
 )
 
 type putSink struct {
@@ -64,21 +65,21 @@ func TestThreePanics(t *testing.T) {
 		c.Put(web("203.0.113.1"))
 		run(25 * time.Minute) // trusted now
 		for range endsMax + 1 {
-			if p := start(); len(p.list()) > 0 {
-				t.Fatalf("problems %q after kills", p.list())
+			if p := start(); len(p.findings()) > 0 {
+				t.Fatalf("problems %q after kills", lbtest.Texts(p.findings()))
 			}
 		}
 		for range endsMax - 1 {
 			panics()
-			if p := start(); len(p.list()) > 0 {
-				t.Fatalf("problems %q after fewer panics", p.list())
+			if p := start(); len(p.findings()) > 0 {
+				t.Fatalf("problems %q after fewer panics", lbtest.Texts(p.findings()))
 			}
 		}
 		panics()
 		p := start()
 		c.Put(web("203.0.113.1"))
 		c.Put(web("203.0.113.2"))
-		got := p.list()
+		got := lbtest.Texts(p.findings())
 		if state() != " false true" || len(got) != 1 || !strings.Contains(got[0], "3 agents in a row") {
 			t.Errorf("frozen%s, problems %q; want the new one frozen", state(), got)
 		}
@@ -91,11 +92,11 @@ func TestThreePanics(t *testing.T) {
 			t.Errorf("frozen%s; want a reconfigured one frozen", state())
 		}
 		run(11 * time.Minute)
-		if h := c.health(lb.Health{Weight: 7}); state() != " false false" || len(p.list()) > 0 || h.Weight != 7 {
-			t.Errorf("frozen%s, problems %q, weight %d after ten minutes", state(), p.list(), h.Weight)
+		if h := c.health(lb.Health{Weight: 7}); state() != " false false" || len(p.findings()) > 0 || h.Weight != 7 {
+			t.Errorf("frozen%s, problems %v, weight %d after ten minutes", state(), p.findings(), h.Weight)
 		}
-		if p := start(); len(p.list()) > 0 {
-			t.Errorf("problems %q after a clean end", p.list())
+		if p := start(); len(p.findings()) > 0 {
+			t.Errorf("problems %q after a clean end", lbtest.Texts(p.findings()))
 		}
 	})
 }

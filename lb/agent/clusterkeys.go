@@ -15,6 +15,7 @@ import (
 	"github.com/google/renameio/v2"
 
 	"github.com/steelyard-lb/steelyard/datapath"
+	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/kube"
 )
 
@@ -128,17 +129,18 @@ func (c *clusterKeys) task(set func(datapath.TunnelKeys) error) task {
 }
 
 // problems returns what is wrong with the keys, for the status.
-func (c *clusterKeys) problems() (list []string) {
+func (c *clusterKeys) findings() (all []lb.Finding) {
 	if c == nil {
 		return nil
 	}
 	if p := c.keeper.Problem(); p != "" {
-		list = append(list, "tunnel keys of the cluster: "+p)
+		all = append(all, lb.FoundTunnelKeys.About("", "tunnel keys of the cluster: %s", p))
 	}
 	if c.stale.Load() {
-		list = append(list, "the cluster has another hash seed than this node; restart the agent")
+		all = append(all, lb.FoundHashSeed.About("",
+			"the cluster has another hash seed than this node; restart the agent"))
 	}
-	return list
+	return all
 }
 
 func (c *clusterKeys) load() (*kube.Keys, error) {

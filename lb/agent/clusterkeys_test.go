@@ -17,7 +17,9 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/steelyard-lb/steelyard/datapath"
+	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/kube"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
 )
 
 // keysInCluster is what an API server has whose Secret has these keys.
@@ -65,7 +67,7 @@ func TestStartsWithTheKeysOfTheCluster(t *testing.T) {
 	if d := cmp.Diff(want, dp.options.TunnelKeys); d != "" || dp.options.HashSeed != k.Seed {
 		t.Errorf("seed %x, -want +got:\n%s", dp.options.HashSeed, d)
 	}
-	if p := a.keys.problems(); len(p) > 0 {
+	if p := lbtest.Texts(a.keys.findings()); len(p) > 0 {
 		t.Errorf("problems %q", p)
 	}
 	info, err := os.Stat(filepath.Join(dir, "tunnel-keys.json"))
@@ -79,7 +81,7 @@ func TestStartsWithTheKeysOfTheCluster(t *testing.T) {
 	if d := cmp.Diff(want, dp.options.TunnelKeys); d != "" || dp.options.HashSeed != k.Seed {
 		t.Errorf("without the API server: seed %x, -want +got:\n%s", dp.options.HashSeed, d)
 	}
-	if p := a.keys.problems(); len(p) != 1 {
+	if p := lbtest.Texts(a.keys.findings()); len(p) != 1 {
 		t.Errorf("problems %q", p)
 	}
 }
@@ -102,10 +104,10 @@ func TestStartsWithoutPermissionForKeys(t *testing.T) {
 	if dp.options.TunnelKeys != nil || dp.options.HashSeed != [32]byte{} || time.Since(start) > firstKeysTimeout {
 		t.Errorf("options %+v after %s", dp.options, time.Since(start))
 	}
-	d := describer{reloader: a.reloader, problems: []func() []string{a.keys.problems}, datapath: dp}
+	d := describer{reloader: a.reloader, findings: []func() []lb.Finding{a.keys.findings}, datapath: dp}
 	const problem = "tunnel keys of the cluster: secrets is forbidden"
-	if w := strings.Join(d.info().Warnings, "\n"); !strings.Contains(w, problem) {
-		t.Errorf("warnings:\n%s", w)
+	if w := strings.Join(lbtest.Texts(d.info().Findings), "\n"); !strings.Contains(w, problem) {
+		t.Errorf("findings:\n%s", w)
 	}
 }
 
@@ -129,7 +131,7 @@ func TestFollowsTheKeysOfTheCluster(t *testing.T) {
 		return k != nil && string(k.Send) == "the current key B"
 	})
 	eventually(t, "a problem in the status", func() bool {
-		return strings.Contains(strings.Join(a.keys.problems(), "\n"), "another hash seed")
+		return strings.Contains(strings.Join(lbtest.Texts(a.keys.findings()), "\n"), "another hash seed")
 	})
 	cancel()
 	if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
@@ -150,7 +152,7 @@ func TestStartsWithChangedKeys(t *testing.T) {
 	if k := dp.options.TunnelKeys; k == nil || string(k.Send) != "the current key B" || dp.options.HashSeed[0] != 8 {
 		t.Errorf("keys %+v, seed %x", k, dp.options.HashSeed)
 	}
-	if p := a.keys.problems(); len(p) > 0 {
+	if p := lbtest.Texts(a.keys.findings()); len(p) > 0 {
 		t.Errorf("problems %q", p)
 	}
 }
@@ -160,7 +162,7 @@ func TestKeysOfAFileNeedNoSecret(t *testing.T) {
 	if c, err := openClusterKeys(Options{Config: cfg, Log: discard}); c != nil || err != nil {
 		t.Errorf("%+v, %v; want none", c, err)
 	}
-	if p := (*clusterKeys)(nil).problems(); p != nil {
+	if p := lbtest.Texts((*clusterKeys)(nil).findings()); p != nil {
 		t.Errorf("problems %q", p)
 	}
 }

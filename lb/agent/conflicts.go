@@ -34,7 +34,7 @@ func (conflicts) text(c l2.Conflict) string {
 }
 
 // problems returns the conflicts for the status, those with the same text as one.
-func (x conflicts) problems() (texts []string) {
+func (x conflicts) findings() (all []lb.Finding) {
 	if x.list == nil {
 		return nil
 	}
@@ -48,9 +48,9 @@ func (x conflicts) problems() (texts []string) {
 		vips[text] = append(vips[text], c.VIP.String())
 	}
 	for _, text := range order {
-		texts = append(texts, fmt.Sprintf("address conflict: %s: %s", admin.List(vips[text]), text))
+		all = append(all, lb.FoundAddressConflict.About("", "address conflict: %s: %s", admin.List(vips[text]), text))
 	}
-	return texts
+	return all
 }
 
 // withheld returns why an address that the engine announces by these announcers is not announced, and whether that is

@@ -9,6 +9,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/announce/l2"
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
 )
 
 // An address that another host answers for is not shown as announced, unless BGP announces it, too.
@@ -84,11 +85,11 @@ func TestConflictsInStatus(t *testing.T) {
 			r.Intended != tt.intended || r.Reason != tt.reason || s.Reason != tt.reason {
 			t.Errorf("%s: %+v, %+v", tt.name, r, s)
 		}
-		if got := x.problems(); (len(got) == 1) != tt.hasAProblem {
+		if got := lbtest.Texts(x.findings()); (len(got) == 1) != tt.hasAProblem {
 			t.Errorf("%s: problems %q", tt.name, got)
 		}
 	}
-	if got := (conflicts{}).problems(); got != nil {
+	if got := lbtest.Texts((conflicts{}).findings()); got != nil {
 		t.Errorf("problems %q without l2", got)
 	}
 	c := l2.Conflict{MAC: "m", Interface: "eth0", Since: since}
@@ -111,7 +112,8 @@ func TestConflictsOfOneHost(t *testing.T) {
 		"address conflict: 203.0.113.1, 203.0.113.3, 203.0.113.4: m1" + claims,
 		"address conflict: 203.0.113.2: m2" + claims,
 	}
-	if got := (conflicts{list: func() []l2.Conflict { return all }}).problems(); !slices.Equal(got, want) {
+	x := conflicts{list: func() []l2.Conflict { return all }}
+	if got := lbtest.Texts(x.findings()); !slices.Equal(got, want) {
 		t.Errorf("problems %q; want %q", got, want)
 	}
 }

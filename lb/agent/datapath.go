@@ -22,8 +22,7 @@ type forwarder interface {
 	io.Closer
 	Run(context.Context) error
 	Interfaces() []datapath.InterfaceStatus
-	Warnings() []string
-	Problems() []string
+	Findings() []lb.Finding
 	Flows(context.Context, lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error)
 	Explain(lb.Question) (lb.Explanation, error)
 	SetTunnelSources([]netip.Addr) error

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
 )
 
 // fakeEngine has one service, web.
@@ -115,7 +116,7 @@ func TestDrainThatCannotBeStored(t *testing.T) {
 	problem := []string{
 		"drains not stored, a restart of the agent undoes the last change: write " + path + ": file exists",
 	}
-	if d := cmp.Diff(problem, p.list()); d != "" {
+	if d := cmp.Diff(problem, lbtest.Texts(p.findings())); d != "" {
 		t.Errorf("problems, -want +got:\n%s", d)
 	}
 	if _, err := openDrainStore(dir, e, p); err == nil || !strings.HasPrefix(err.Error(), "read the drains from "+dir) {
@@ -124,7 +125,7 @@ func TestDrainThatCannotBeStored(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "no problem", func() bool { return len(p.list()) == 0 })
+	eventually(t, "no problem", func() bool { return len(lbtest.Texts(p.findings())) == 0 })
 	next := new(fakeEngine)
 	_, err = openDrainStore(dir, next, p)
 	if err != nil || len(next.drains) != 1 || cmp.Diff(want, next.drains[0]) != "" {

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"slices"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath"
@@ -14,13 +13,12 @@ type describer struct {
 	node, version string
 	started       time.Time
 	reloader      *reloader
-	problems      []func() []string // what does not work at present
+	findings      []func() []lb.Finding
 	drained       func() lb.Drains
 	cluster       func() *admin.Cluster // nil: none
 	l2            bool
 	datapath      interface {
 		Interfaces() []datapath.InterfaceStatus
-		Warnings() []string
 	}
 }
 
@@ -31,10 +29,10 @@ func (d describer) info() admin.Info {
 		Loaded: l.at, LoadError: l.refused,
 		NeedRestart: l.restart, L2: d.l2,
 	}
-	for _, problems := range d.problems {
-		i.Problems = append(i.Problems, problems()...)
+	for _, findings := range d.findings {
+		i.Findings = append(i.Findings, findings()...)
 	}
-	i.Warnings = slices.Concat(l.warnings, d.datapath.Warnings(), i.Problems)
+	i.Findings = append(i.Findings, lb.FoundConfiguration.Each(l.warnings)...)
 	if d.drained != nil {
 		if now := d.drained(); now.Node || len(now.Services) > 0 {
 			i.Drained = &now

@@ -72,7 +72,7 @@ func TestLogThatNobodyReads(t *testing.T) {
 				return err
 			}
 			if !want() {
-				return fmt.Errorf("%d addresses announced, %q", i.Announced, i.Problems)
+				return fmt.Errorf("%d addresses announced, %q", i.Announced, i.Reasons)
 			}
 			return nil
 		})
@@ -82,7 +82,7 @@ func TestLogThatNobodyReads(t *testing.T) {
 	log.mu.Lock()
 	reading := sync.OnceFunc(log.mu.Unlock)
 	defer reading()
-	lost := func() bool { return strings.Contains(strings.Join(i.Problems, "\n"), " lines of the log were lost") }
+	lost := func() bool { return strings.Contains(strings.Join(i.Reasons, "\n"), " lines of the log were lost") }
 	var wrong strings.Builder
 	for n := range 1000 {
 		fmt.Fprintf(&wrong, "[nonsense%d]\n", n)

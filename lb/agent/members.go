@@ -152,7 +152,7 @@ const memberGrace = 10 * time.Second
 
 // problems returns the members with one name, and those of the file that do not respond. Not every node of a cluster
 // need run an agent.
-func (m *membership) problems() (list []string) {
+func (m *membership) findings() (all []lb.Finding) {
 	if m == nil {
 		return nil
 	}
@@ -160,12 +160,15 @@ func (m *membership) problems() (list []string) {
 	defer m.mu.Unlock()
 	for _, p := range m.Peers(netip.Addr{}) {
 		if p.Alive && p.Twin {
-			list = append(list, fmt.Sprintf("member %s of [l2] has the name of another one: set node.name", p.Name))
+			all = append(all, lb.FoundMemberName.About(p.Name,
+				"member %s of [l2] has the name of another one: set node.name", p.Name))
 		}
 		if !p.Alive && slices.Contains(m.configured, p.Address) && time.Since(p.Since) > memberGrace {
-			list = append(list, fmt.Sprintf("member %s of [l2] does not respond since %s: it is down, port %d is "+
-				"filtered (UDP or TCP), or it has another secret", p.Address, p.Since.Format(time.RFC3339), m.port))
+			all = append(all, lb.FoundMemberAway.About(p.Address.String(),
+				"member %s of [l2] does not respond since %s: it is down, port %d is filtered (UDP or TCP), "+
+					"or it has another secret",
+				p.Address, p.Since.Format(time.RFC3339), m.port))
 		}
 	}
-	return list
+	return all
 }

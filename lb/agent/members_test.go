@@ -14,6 +14,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/lb/kube"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
 )
 
 // A node has members when the file names some, or it is in a cluster.
@@ -42,8 +43,8 @@ func TestNewMembership(t *testing.T) {
 			continue
 		}
 		if m == nil {
-			if m.problems() != nil || m.reload(&tt.c, &tt.c) != nil {
-				t.Errorf("%s: problems %q", tt.name, m.problems())
+			if lbtest.Texts(m.findings()) != nil || m.reload(&tt.c, &tt.c) != nil {
+				t.Errorf("%s: problems %q", tt.name, lbtest.Texts(m.findings()))
 			}
 			m.setNodes(other)
 			m.setClusterKeys(&tt.c, kube.Keys{})
@@ -144,7 +145,7 @@ func TestMembersDoNotRespond(t *testing.T) {
 		problems := func(after time.Duration, want ...string) {
 			t.Helper()
 			time.Sleep(after)
-			got := m.problems()
+			got := lbtest.Texts(m.findings())
 			same := slices.EqualFunc(got, want, func(text, member string) bool {
 				return strings.HasPrefix(text, "member "+member+" of [l2] does not respond since ")
 			})
@@ -283,11 +284,11 @@ func TestMemberProblems(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if list := m.problems(); len(list) > 0 {
+		if list := lbtest.Texts(m.findings()); len(list) > 0 {
 			t.Errorf("at the start: %q", list)
 		}
 		time.Sleep(memberGrace + time.Second)
-		list := m.problems()
+		list := lbtest.Texts(m.findings())
 		if len(list) != 1 || !strings.HasPrefix(list[0], "member 127.0.6.2 of [l2] does not respond since ") ||
 			!strings.HasSuffix(list[0], ": it is down, port 7946 is filtered (UDP or TCP), or it has another secret") {
 			t.Errorf("problems %q", list)

@@ -40,9 +40,7 @@ func (d *memoryDatapath) open(o datapath.Options) (forwarder, error) { d.options
 
 func (d *memoryDatapath) Run(ctx context.Context) error { d.add("run"); <-ctx.Done(); return nil }
 
-func (d *memoryDatapath) Warnings() []string { return nil }
-
-func (d *memoryDatapath) Problems() []string { return nil }
+func (d *memoryDatapath) Findings() []lb.Finding { return nil }
 func (d *memoryDatapath) Interfaces() []datapath.InterfaceStatus {
 	return []datapath.InterfaceStatus{{Name: "lo", Mode: datapath.ModeTC, Hook: "tcx"}}
 }
@@ -232,7 +230,7 @@ func TestUnreadableDrains(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p := a.problems.list(); len(p) != 1 || !strings.Contains(p[0], "read the drains from ") {
+	if p := lbtest.Texts(a.problems.findings()); len(p) != 1 || !strings.Contains(p[0], "read the drains from ") {
 		t.Errorf("problems %q", p)
 	}
 }

@@ -284,8 +284,6 @@ type uplinks []datapath.InterfaceStatus
 
 func (u uplinks) Interfaces() []datapath.InterfaceStatus { return u }
 
-func (u uplinks) Warnings() []string { return []string{"replies do not get to a client"} }
-
 func TestInfo(t *testing.T) {
 	started, loaded := time.Unix(1, 0), time.Unix(2, 0)
 	l := &reloader{file: "/etc/x.toml"}
@@ -297,7 +295,7 @@ func TestInfo(t *testing.T) {
 	want := admin.Info{
 		Node: "n", Version: "v", Started: started, Config: "/etc/x.toml", Loaded: loaded, LoadError: "wrong",
 		NeedRestart: []string{"bgp"}, Drained: &drains, Cluster: cluster, L2: true,
-		Warnings: []string{"w", "replies do not get to a client"}, Interfaces: []admin.Interface{
+		Findings: []lb.Finding{lb.FoundConfiguration.About("", "w")}, Interfaces: []admin.Interface{
 			{Name: "eth0", Mode: "tc", Hook: "tcx"},
 			{Name: "eth1", Err: "interface not found; it is attached when it exists again"},
 		},

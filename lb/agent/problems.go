@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"sync"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // problems has the parts of the agent that do not work at present, each with its error. The status shows them. A change
@@ -32,14 +34,14 @@ func (p *problems) set(part string, err error) {
 	}
 }
 
-// list returns the texts for the status.
-func (p *problems) list() (list []string) {
+// findings returns one for each part that does not work.
+func (p *problems) findings() (all []lb.Finding) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, part := range slices.Sorted(maps.Keys(p.of)) {
-		list = append(list, part+": "+p.of[part])
+		all = append(all, lb.FoundPartFails.About(part, "%s: %s", part, p.of[part]))
 	}
-	return list
+	return all
 }
 
 // problem returns the function that sets the error of a part.

@@ -121,7 +121,8 @@ func TestRunContinuesWithoutAFailedTask(t *testing.T) {
 	close(fail)
 	<-runs
 	<-runs // the second run
-	if n, p := f.announced(), f.problems.list(); n != 1 || !slices.Equal(p, []string{"mail: broken"}) {
+	n, p := f.announced(), lbtest.Texts(f.problems.findings())
+	if n != 1 || !slices.Equal(p, []string{"mail: broken"}) {
 		t.Errorf("%d addresses announced, problems %q", n, p)
 	}
 	if err := stop(); err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/lbtest"
 )
 
 // The states of backends outlive the agent: after a restart, a failing probe does not decide alone.
@@ -132,10 +133,11 @@ func TestVerdictStore(t *testing.T) {
 	if err := openVerdictStore(blocked, discard, p).run(ended, list); err != nil {
 		t.Fatal(err)
 	}
-	if got := p.list(); len(got) != 1 || !strings.Contains(got[0], "results of health checks not stored") {
+	got := lbtest.Texts(p.findings())
+	if len(got) != 1 || !strings.Contains(got[0], "results of health checks not stored") {
 		t.Errorf("problems %q", got)
 	}
-	if err := openVerdictStore(dir, discard, p).run(ended, list); err != nil || len(p.list()) > 0 {
-		t.Errorf("problems %q, %v", p.list(), err)
+	if err := openVerdictStore(dir, discard, p).run(ended, list); err != nil || len(lbtest.Texts(p.findings())) > 0 {
+		t.Errorf("problems %q, %v", lbtest.Texts(p.findings()), err)
 	}
 }

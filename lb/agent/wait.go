@@ -113,7 +113,7 @@ func (w *waiting) serve(ctx context.Context, o Options) error {
 		Info: func() admin.Info {
 			return admin.Info{
 				Node: c.Node.Name, Version: o.Version, Started: started, Config: w.file, Loaded: started,
-				Waiting: w.missing().Error(), Problems: problems.list(),
+				Waiting: w.missing().Error(), Findings: problems.findings(),
 			}
 		},
 		Metrics: http.NotFoundHandler(), Log: component(w.log, "admin"),

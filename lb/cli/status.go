@@ -240,12 +240,15 @@ func servicesTable(w io.Writer, answer []byte) error {
 				up++
 			}
 		}
-		frontend := lb.Frontend{VIP: s.Address, Port: s.Port, Last: s.LastPort, Protocol: s.Protocol}.String()
+		frontend, announced := s.Frontend().String(), yesNo(s.Announced)
+		if s.NoneHealthy() {
+			announced = "down"
+		}
 		if !s.Address.IsValid() { // it waits for one
 			frontend = fmt.Sprintf("-:%d/%s", s.Port, s.Protocol)
 		}
 		return []any{s.Service, frontend, s.Forward, s.Algorithm,
-			fmt.Sprintf("%d/%d", up, len(s.Backends)), yesNo(s.Announced), dash(s.Reason)}
+			fmt.Sprintf("%d/%d", up, len(s.Backends)), announced, dash(s.Reason)}
 	})
 }
 
@@ -296,11 +299,7 @@ func statusTable(w io.Writer, answer []byte) error {
 	if err := json.Unmarshal(answer, &i); err != nil {
 		return fmt.Errorf("read the response: %w", err)
 	}
-	verdict := string(i.Verdict)
-	if len(i.Reasons) > 0 {
-		verdict += ": " + i.Reasons[0]
-	}
-	fmt.Fprintln(w, printable.Text(verdict))
+	fmt.Fprintln(w, printable.Text(i.Headline()))
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(name, format string, args ...any) {
 		writeRow(tw, name, fmt.Sprintf(format, args...))
@@ -315,9 +314,20 @@ func statusTable(w io.Writer, answer []byte) error {
 			name = ""
 		}
 	}
-	for _, r := range i.Reasons[min(1, len(i.Reasons)):] {
-		line("also", "%s", r)
+	findings := func(warnings bool, name string) {
+		for n, f := range i.Findings {
+			if (f.Severity == lb.SeverityWarning) != warnings {
+				continue
+			}
+			if n > 0 || warnings { // else it is in the first line
+				line(name, "%s", f.Text)
+			}
+			if f.Remedy != "" {
+				line("", "-> %s", f.Remedy)
+			}
+		}
 	}
+	findings(false, "also")
 	if c := i.Cluster; c != nil {
 		state := "connected"
 		if !c.Away.IsZero() {
@@ -349,11 +359,7 @@ func statusTable(w io.Writer, answer []byte) error {
 		}
 		line("interface", "%s: %s", x.Name, state)
 	}
-	for _, s := range i.Warnings {
-		if !slices.Contains(i.Reasons, s) { // problems are both
-			line("warning", "%s", s)
-		}
-	}
+	findings(true, "warning")
 	return tw.Flush()
 }
 

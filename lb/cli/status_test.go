@@ -58,20 +58,23 @@ func TestStatusWithoutAgent(t *testing.T) {
 	}
 }
 
-// A problem is a reason and a warning of the response. The table has it once.
-func TestStatusHasProblemsOnce(t *testing.T) {
-	const text = `{"reasons":["first","second"],"warnings":["of the file","first","second"]}`
+// Each finding is in the table once, with its remedy: the first in the first line, then reasons, then warnings.
+func TestStatusShowsFindings(t *testing.T) {
+	const text = `{"verdict":"DEGRADED","reasons":["first","second"],"warnings":["of the file"],"findings":[` +
+		`{"severity":"degraded","text":"first","remedy":"do this"},{"severity":"degraded","text":"second"},` +
+		`{"severity":"warning","text":"of the file","remedy":"do that"}]}`
 	var out strings.Builder
 	if err := statusTable(&out, []byte(text)); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"first", "also      second\n", "warning   of the file\n"} {
-		if strings.Count(out.String(), want) != 1 {
-			t.Errorf("%q not once:\n%s", want, out.String())
+	rest := out.String()
+	for _, want := range []string{"DEGRADED: first\n", "-> do this\n", "also      second\n", "warning   of the file\n",
+		"-> do that\n"} {
+		before, after, found := strings.Cut(rest, want)
+		if !found || strings.Contains(after, want) || strings.Contains(before, "second") {
+			t.Errorf("%q is not there, not once or not in order:\n%s", want, out.String())
 		}
-	}
-	if strings.Count(out.String(), "second") != 1 {
-		t.Errorf("\"second\" not once:\n%s", out.String())
+		rest = after
 	}
 }
 

@@ -1,0 +1,32 @@
+package docs
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// The page has every kind of finding.
+func TestFindingsAreDocumented(t *testing.T) {
+	var page strings.Builder
+	page.WriteString("# Findings\n\n" +
+		"What `steelyard status` can report. A finding has a code, a severity, a text that names the object and the\n" +
+		"cause, and a remedy. The verdict is `DOWN` with a finding of severity `down`, `DEGRADED` with one of\n" +
+		"severity `degraded`, and `OK` otherwise. The log reports each change of the verdict as `verdict\n" +
+		"changed`, and `steelyard_findings{code,severity}` counts the findings.\n\n" +
+		"| code | severity | meaning | remedy |\n|---|---|---|---|\n")
+	for _, k := range lb.FindingKinds {
+		fmt.Fprintf(&page, "| `%s` | %s | %s | %s |\n", k.Code, k.Severity, k.Meaning, k.Remedy)
+	}
+	if *update {
+		if err := os.WriteFile("findings.md", []byte(page.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if have, err := os.ReadFile("findings.md"); err != nil || string(have) != page.String() {
+		t.Errorf("docs/findings.md is not the table of lb/findings.go (%v); run go test ./docs -update", err)
+	}
+}

@@ -1,0 +1,66 @@
+package admin
+
+import (
+	"context"
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+var (
+	descVerdict = prometheus.NewDesc("steelyard_verdict",
+		"The verdict of steelyard status: 0 for OK, 1 for DEGRADED, 2 for DOWN.", nil, nil)
+	descFindings = prometheus.NewDesc("steelyard_findings",
+		"Findings of steelyard status at present, by the codes of docs/findings.md.", []string{"code", "severity"}, nil)
+)
+
+// FindingMetrics is a prometheus.Collector of what "steelyard status" says.
+type FindingMetrics struct {
+	info func(context.Context) (Info, error)
+}
+
+// NewFindingMetrics returns a collector that calls info at each scrape.
+func NewFindingMetrics(info func(context.Context) (Info, error)) *FindingMetrics {
+	return &FindingMetrics{info}
+}
+
+// Describe implements prometheus.Collector.
+func (m *FindingMetrics) Describe(ch chan<- *prometheus.Desc) {
+	ch <- descVerdict
+	ch <- descFindings
+}
+
+// Collect implements prometheus.Collector. It exports nothing when the engine does not respond in time.
+func (m *FindingMetrics) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), engineTimeout)
+	defer cancel()
+	i, err := m.info(ctx)
+	if err != nil {
+		return
+	}
+	gauge := func(d *prometheus.Desc, v int, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
+	}
+	gauge(descVerdict, slices.Index(Verdicts, i.Verdict))
+	type row struct {
+		code     string
+		severity lb.Severity
+	}
+	rows := map[row]int{}
+	for _, f := range i.Findings {
+		rows[row{f.Code, f.Severity}]++
+	}
+	for r, n := range rows {
+		gauge(descFindings, n, r.code, string(r.severity))
+	}
+}
+
+// Headline is the first line of "steelyard status": the verdict and the most severe reason.
+func (i *Info) Headline() string {
+	if len(i.Reasons) == 0 {
+		return string(i.Verdict)
+	}
+	return string(i.Verdict) + ": " + i.Reasons[0]
+}

@@ -1,0 +1,74 @@
+package lb
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+)
+
+// Severity is what a finding means for clients.
+type Severity string
+
+const (
+	SeverityWarning  Severity = "warning"  // clients are served, and something needs attention
+	SeverityDegraded Severity = "degraded" // some clients are not served, or one more fault would end that
+	SeverityDown     Severity = "down"     // no client is served through this node, although some should be
+)
+
+// severities has the least severe first.
+var severities = []Severity{SeverityWarning, SeverityDegraded, SeverityDown}
+
+// Compare is negative when s is less severe than other.
+func (s Severity) Compare(other Severity) int {
+	return cmp.Compare(slices.Index(severities, s), slices.Index(severities, other))
+}
+
+// Finding is a state of this node that its operator should know. It is the only form in which the parts of the agent
+// report one: status, log, metrics and docs/findings.md show the same. The field names are a contract (docs/api.md).
+type Finding struct {
+	Code     string   `json:"code"` // of its kind
+	Severity Severity `json:"severity"`
+	Object   string   `json:"object,omitempty"` // the one thing that it is about, such as an address; "": several
+	Text     string   `json:"text"`             // one line that names the object and the cause
+	Remedy   string   `json:"remedy,omitempty"`
+}
+
+// As returns the finding with another severity than that of its kind.
+func (f Finding) As(s Severity) Finding {
+	f.Severity = s
+	return f
+}
+
+// FindingKind is a row of docs/findings.md.
+type FindingKind struct {
+	Code     string
+	Severity Severity // as a rule; see Finding.As
+	Meaning  string
+	Remedy   string // "": none is needed, or the text has it
+}
+
+// About returns a finding about an object, or "" when it is about several.
+func (k *FindingKind) About(object, format string, args ...any) Finding {
+	return Finding{k.Code, k.Severity, object, fmt.Sprintf(format, args...), k.Remedy}
+}
+
+// Each returns a finding for each text.
+func (k *FindingKind) Each(texts []string) (all []Finding) {
+	for _, text := range texts {
+		all = append(all, k.About("", "%s", text))
+	}
+	return all
+}
+
+// FindingKinds are all kinds, in the order of their registration.
+var FindingKinds []*FindingKind
+
+// kind registers a kind of finding. It panics when the code is taken.
+func kind(code string, severity Severity, meaning, remedy string) *FindingKind {
+	if slices.ContainsFunc(FindingKinds, func(k *FindingKind) bool { return k.Code == code }) {
+		panic("lb: two kinds of finding with the code " + code)
+	}
+	k := &FindingKind{code, severity, meaning, remedy}
+	FindingKinds = append(FindingKinds, k)
+	return k
+}
