@@ -11,9 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/steelyard-lb/steelyard/lb/state"
-
 	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
 // schema is the version of what is pinned. It changes with the layout or the meaning of any map.

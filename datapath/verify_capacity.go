@@ -110,7 +110,7 @@ func (v *verifier) findOwners(reason string, owners map[string]bool) {
 	}
 }
 
-// fewDrops is up to how many packets an exhausted capacity is a warning only.
+// fewDrops is how many dropped packets are no more than a warning.
 const fewDrops = 10
 
 // capacities returns a finding for each of warnedReasons that packets were dropped or refused for lately.

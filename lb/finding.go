@@ -33,7 +33,7 @@ type Finding struct {
 	Remedy   string   `json:"remedy,omitempty"`
 }
 
-// As returns the finding with another severity than that of its kind.
+// As changes the severity of a finding, where one case is less severe than its kind.
 func (f Finding) As(s Severity) Finding {
 	f.Severity = s
 	return f
@@ -47,7 +47,7 @@ type FindingKind struct {
 	Remedy   string // "": none is needed, or the text has it
 }
 
-// About returns a finding about an object, or "" when it is about several.
+// About returns a finding of this kind. The object is "" when there are several.
 func (k *FindingKind) About(object, format string, args ...any) Finding {
 	return Finding{k.Code, k.Severity, object, fmt.Sprintf(format, args...), k.Remedy}
 }

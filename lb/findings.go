@@ -20,8 +20,8 @@ var (
 		"No BGP session is established, so no router sends packets here.",
 		"`steelyard peers` has the reason for each session.")
 	FoundPortDown = kind("port-down", SeverityDegraded,
-		"A port of an announced address has no healthy backend: its clients are refused, while other ports of the "+
-			"address work.",
+		"A port of an announced address has no healthy backend. Its clients are refused, or, with `on_all_down = "+
+			"\"keep\"`, sent to the backends all the same.",
 		"`steelyard backends` has the reason for each backend.")
 	FoundAddressConflict = kind("address-conflict", SeverityDegraded,
 		"Another host on the link uses the address, and may get the packets of its clients.",

@@ -43,7 +43,8 @@ func (s *ServiceStatus) Frontend() Frontend {
 	return Frontend{VIP: s.Address, Port: s.Port, Last: s.LastPort, Protocol: s.Protocol}
 }
 
-// NoneHealthy reports whether clients of an announced address find no healthy backend at this port.
+// NoneHealthy reports whether the address is announced and no backend of this port is healthy. A port without backends
+// is not meant: that is what the Service says.
 func (s *ServiceStatus) NoneHealthy() bool {
 	return s.Announced && s.State == StateUnhealthy && len(s.Backends) > 0 &&
 		!slices.ContainsFunc(s.Backends, func(b BackendStatus) bool { return b.State == StateHealthy })

@@ -20,8 +20,8 @@ import (
 type Info struct {
 	Verdict         Verdict      `json:"verdict"`            // OK, DEGRADED or DOWN
 	Findings        []lb.Finding `json:"findings"`           // the most severe first; the verdict follows from them
-	Reasons         []string     `json:"reasons"`            // the texts of those that are more than warnings
-	Warnings        []string     `json:"warnings,omitempty"` // the texts of the others
+	Reasons         []string     `json:"reasons"`            // texts of findings that degrade the verdict
+	Warnings        []string     `json:"warnings,omitempty"` // texts of findings that do not
 	Node            string       `json:"node"`
 	Version         string       `json:"version"`
 	Started         time.Time    `json:"started"`

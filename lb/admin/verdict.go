@@ -150,7 +150,7 @@ func portsDown(services []lb.ServiceStatus) []lb.Finding {
 			continue
 		}
 		if down++; down == 1 {
-			first = fmt.Sprintf("%s of %s: none of its backends is healthy (0 of %d); its clients are refused",
+			first = fmt.Sprintf("%s of %s: none of its backends is healthy (0 of %d)",
 				s.Frontend(), s.Service, len(s.Backends))
 		}
 	}
@@ -160,7 +160,8 @@ func portsDown(services []lb.ServiceStatus) []lb.Finding {
 	case 1:
 		return []lb.Finding{lb.FoundPortDown.About("", "%s", first)}
 	}
-	return []lb.Finding{lb.FoundPortDown.About("", "%d ports of announced addresses serve no client: %s", down, first)}
+	return []lb.Finding{lb.FoundPortDown.About("", "%d ports of announced addresses have no healthy backend: %s",
+		down, first)}
 }
 
 // established is the state of a BGP session that carries routes.

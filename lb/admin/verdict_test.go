@@ -57,7 +57,7 @@ func TestVerdict(t *testing.T) {
 				port(444, lb.StateUnhealthy, nil), // of a Service without endpoints
 			},
 		}, nil, Degraded, []string{
-			"203.0.113.10:443/tcp of web: none of its backends is healthy (0 of 1); its clients are refused",
+			"203.0.113.10:443/tcp of web: none of its backends is healthy (0 of 1)",
 			"1 of 2 backends are not healthy: 203.0.113.11:8443 of web: HTTP 500",
 		}},
 		{"a warning", Info{Findings: []lb.Finding{lb.FoundTableSize.About("", "kept")}}, lb.Status{Settled: true},
