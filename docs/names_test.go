@@ -16,23 +16,23 @@ var (
 	directory = regexp.MustCompile(`^(?:lb|datapath|announce|healthd|config|e2e|docs|systemd|\.ci)(?:/\w+)*$`)
 	testName  = regexp.MustCompile(`\bTest[A-Z]\w*`)
 	target    = regexp.MustCompile("(?:^|\n|`|sudo )make ([a-z]+)")
-	link      = regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+	link      = regexp.MustCompile(`\]\(([^)#:]*)(?:#([^)]*))?\)`)
+	heading   = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	notInLink = regexp.MustCompile(`[^\w\- ]`)
 )
 
 // pages returns the pages of the repository, by path, without what is between code fences.
 func pages(t *testing.T) map[string]string {
 	t.Helper()
-	paths, err := filepath.Glob("*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	top, err := filepath.Glob("../*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
 	all := map[string]string{}
-	for _, path := range append(paths, top...) {
-		all[path] = fence.ReplaceAllString(read(t, path), "")
+	for _, pattern := range []string{"*.md", "development/*.md", "../*.md"} {
+		paths, err := filepath.Glob(pattern)
+		if err != nil || len(paths) == 0 {
+			t.Fatalf("%s: %d pages, %v", pattern, len(paths), err)
+		}
+		for _, path := range paths {
+			all[path] = fence.ReplaceAllString(read(t, path), "")
+		}
 	}
 	return all
 }
@@ -50,7 +50,7 @@ func read(t *testing.T, path string) string {
 // one beside the page.
 func TestNamedFilesExist(t *testing.T) {
 	named := 0
-	for _, page := range []string{"architecture.md", "../CONTRIBUTING.md"} {
+	for _, page := range []string{"development/architecture.md", "../CONTRIBUTING.md"} {
 		for _, m := range code.FindAllStringSubmatch(pages(t)[page], -1) {
 			name := m[1]
 			if !filePath.MatchString(name) && !directory.MatchString(name) {
@@ -76,14 +76,30 @@ func exists(pattern string) bool {
 	return err == nil && len(found) > 0
 }
 
-func TestLinksLeadToFiles(t *testing.T) {
+// Links lead to files that exist, and to headings that these have.
+func TestLinksLeadSomewhere(t *testing.T) {
 	for page, text := range pages(t) {
 		for _, m := range link.FindAllStringSubmatch(text, -1) {
-			if !exists(filepath.Join(filepath.Dir(page), m[1])) {
+			to := page
+			if m[1] != "" {
+				to = filepath.Join(filepath.Dir(page), m[1])
+			}
+			switch {
+			case !exists(to):
 				t.Errorf("%s links to %s, which does not exist", page, m[1])
+			case m[2] != "" && !slices.Contains(anchors(read(t, to)), m[2]):
+				t.Errorf("%s links to %s#%s; there is no such heading", page, m[1], m[2])
 			}
 		}
 	}
+}
+
+// anchors returns the names by which links lead to the headings of a page, as GitHub makes them.
+func anchors(page string) (names []string) {
+	for _, m := range heading.FindAllStringSubmatch(fence.ReplaceAllString(page, ""), -1) {
+		names = append(names, strings.ReplaceAll(notInLink.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-"))
+	}
+	return names
 }
 
 // Every page is reachable from the first one.
