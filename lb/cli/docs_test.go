@@ -73,16 +73,6 @@ func TestDocumentedCommandsExist(t *testing.T) {
 	}
 }
 
-func TestReferenceIsDocumentedWhole(t *testing.T) {
-	reference, err := os.ReadFile("../../config/reference.toml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(pages(t)["docs/configuration.md"], "```toml\n"+string(reference)+"```") {
-		t.Error("docs/configuration.md does not have config/reference.toml as it is; copy it there")
-	}
-}
-
 var (
 	secretKey = regexp.MustCompile(`(?m)(^|, )(password_file|tunnel_key_file) *= *"[^"]*"[^\n,}]*`)
 	memberKey = regexp.MustCompile(`(?m)^secret_file *=.*`)
