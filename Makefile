@@ -102,7 +102,7 @@ BENCH ?= $(BENCH_PARTS)
 bench: root build controlplane ## measure beside peers for about 15 minutes (root); BENCH=cost,live,... chooses parts
 	sh e2e/deps.sh bench
 	@mkdir -p .cache
-	go run ./e2e/bench -only '$(BENCH)' -json .cache/bench.json $(if $(filter $(BENCH_PARTS),$(BENCH)),-page docs/development/measurements.md)
+	go run ./e2e/bench -only '$(BENCH)' -json .cache/bench.json $(if $(filter $(BENCH_PARTS),$(BENCH)),-page .cache/measurements.md)
 
 GOBENCH ?= .
 gobench: go-version ## run the benchmarks of Go; GOBENCH=REGEXP chooses (those of datapath need root)

@@ -66,7 +66,7 @@ func run() error {
 		"connections, cluster: `directory` of Kubernetes' programs")
 	binary := flag.String("binary", "./steelyard", "connections, scale, convergence, cluster: `path` of the program")
 	file := flag.String("json", "", "write the results to this `file`")
-	page := flag.String("page", "", "replace the tables in this `file`")
+	page := flag.String("page", "", "write the tables to this `file`, as Markdown")
 	size := flag.Int("size", -1, "measure the datapath with services of this `index`, in this network: part of scale")
 	from := flag.String("from", "", "read the results from `files` that -json wrote, and measure nothing")
 	flag.Parse()
@@ -164,13 +164,5 @@ func (r result) write(file, page string) error {
 	if page == "" {
 		return nil
 	}
-	old, err := os.ReadFile(page)
-	if err != nil {
-		return err
-	}
-	text, err := r.update(string(old))
-	if err != nil {
-		return fmt.Errorf("%s: %w", page, err)
-	}
-	return os.WriteFile(page, []byte(text), 0o644)
+	return os.WriteFile(page, []byte(r.page()), 0o644)
 }

@@ -228,20 +228,13 @@ func (t table) markdown() string {
 	return b.String()
 }
 
-// begin is the line of the page behind which the tables are.
-const begin = "<!-- Written by make bench. -->\n"
-
-// update replaces the tables of a page.
-func (r result) update(page string) (string, error) {
-	head, _, ok := strings.Cut(page, begin)
-	if !ok {
-		return "", fmt.Errorf("no line %q", strings.TrimSpace(begin))
-	}
+// page returns all tables as Markdown, the targets first.
+func (r result) page() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s%s\n%s.\n", head, begin, r.Machine)
+	fmt.Fprintf(&b, "# Measurements\n\n%s.\n", r.Machine)
 	tables := r.tables()
-	for _, t := range append(tables[len(tables)-1:], tables[:len(tables)-1]...) { // targets first
+	for _, t := range append(tables[len(tables)-1:], tables[:len(tables)-1]...) {
 		fmt.Fprintf(&b, "\n%s", t.markdown())
 	}
-	return b.String(), nil
+	return b.String()
 }
