@@ -154,6 +154,8 @@ type L2 struct {
 	Secrets []Secret
 	// Unencrypted: there is no key, and messages are not authenticated.
 	Unencrypted bool
+	// ProbeOwn is how often the link is asked whether another host has an address of this node; 0: never.
+	ProbeOwn time.Duration
 	// SpreadLocal: the node that has an address spreads over all nodes with endpoints under the policy Local, too.
 	SpreadLocal bool
 }

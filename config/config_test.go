@@ -108,6 +108,7 @@ func TestDesign(t *testing.T) {
 		L2: &L2{
 			Interfaces: []string{"eth0"}, Members: []netip.Addr{netip.MustParseAddr("192.0.2.12")}, Port: 7946,
 			Secrets: []Secret{NewSecret("a good secret of enough bytes")}, SpreadLocal: true,
+			ProbeOwn: 15 * time.Second,
 		},
 		Pools: []Pool{{
 			Name: "public",

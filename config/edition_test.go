@@ -38,6 +38,7 @@ asn       = "internal"
 local_asn = 64999
 
 [l2]
+probe_own = "15s"
 spread_local = true
 
 [[pool]]

@@ -224,14 +224,7 @@ func (d *decoder) source(i item, peer netip.Addr) netip.Addr {
 
 // restartTime has 12 bits of seconds in the capability (RFC 4724 §3).
 func (t *table) restartTime(def time.Duration) time.Duration {
-	r := t.duration("restart_time", def, 0, 4095*time.Second)
-	if r%time.Second != 0 {
-		i := t.at("restart_time")
-		next := r.Truncate(time.Second) + time.Second
-		i.errorf(fmt.Sprintf("write %q", short(next)), "%q is not whole seconds", i.value)
-		return def
-	}
-	return r
+	return t.seconds("restart_time", def, 4095*time.Second)
 }
 
 // longLivedRestartTime has 24 bits of seconds in the capability (RFC 9494, section 3.1), which needs that of graceful
@@ -244,18 +237,12 @@ func (t *table) longLivedRestartTime(restart time.Duration) time.Duration {
 		}
 		key = other
 	}
-	r := t.duration(key, 0, 0, (1<<24-1)*time.Second)
-	i := t.at(key)
-	switch {
-	case r%time.Second != 0:
-		next := r.Truncate(time.Second) + time.Second
-		i.errorf(fmt.Sprintf("write %q", short(next)), "%q is not whole seconds", i.value)
-	case r > 0 && restart == 0:
-		i.errorf(`write restart_time = "1s" or more`, "needs graceful restart, and restart_time is 0")
-	default:
-		return r
+	r := t.seconds(key, 0, (1<<24-1)*time.Second)
+	if r > 0 && restart == 0 {
+		t.at(key).errorf(`write restart_time = "1s" or more`, "needs graceful restart, and restart_time is 0")
+		return 0
 	}
-	return 0
+	return r
 }
 
 // keepalive is the time between KEEPALIVEs; 0: a third of the hold time.

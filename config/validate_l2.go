@@ -1,8 +1,11 @@
 package config
 
-import "net/netip"
+import (
+	"net/netip"
+	"time"
+)
 
-func defaultL2() *L2 { return &L2{Port: 7946, SpreadLocal: true} }
+func defaultL2() *L2 { return &L2{Port: 7946, SpreadLocal: true, ProbeOwn: 15 * time.Second} }
 
 // l2SecretsMax is what a rotation needs: the secret before, the one in use and the next one.
 const l2SecretsMax = 3
@@ -22,6 +25,7 @@ func (d *decoder) l2(t *table, cluster bool) *L2 {
 	l.Secrets = t.secrets("secret_file", "/etc/steelyard/gossip.key", 16, 80, l2SecretsMax)
 	l.Unencrypted = t.boolean("unencrypted", false)
 	l.SpreadLocal = t.boolean("spread_local", l.SpreadLocal)
+	l.ProbeOwn = t.seconds("probe_own", l.ProbeOwn, time.Hour)
 	keyed := t.has("secret_file") || len(d.config.Datapath.TunnelKeys) > 0 || cluster
 	switch {
 	case l.Unencrypted && (keyed || len(l.Members) == 0):

@@ -129,6 +129,18 @@ func (t *table) duration(key string, def, low, high time.Duration) time.Duration
 	return d
 }
 
+// seconds is duration for a time in whole seconds.
+func (t *table) seconds(key string, def, high time.Duration) time.Duration {
+	d := t.duration(key, def, 0, high)
+	if d%time.Second != 0 {
+		i := t.at(key)
+		next := d.Truncate(time.Second) + time.Second
+		i.errorf(fmt.Sprintf("write %q", short(next)), "%q is not whole seconds", i.value)
+		return def
+	}
+	return d
+}
+
 // short formats d without zero parts: 1h, not 1h0m0s.
 func short(d time.Duration) string {
 	s := d.String()

@@ -29,6 +29,9 @@ type Options struct {
 	// Forwards reports whether packets that arrive on an interface are forwarded; nil: they are. On one where they are
 	// not, no request is answered. A change is noticed within a second.
 	Forwards func(name string) bool
+	// ProbeOwn is how often this node asks the link whether another host replies for a VIP that it has, in whole
+	// seconds; 0: never.
+	ProbeOwn time.Duration
 	// Boundary is around each frame, and each notification of the kernel. It may be nil.
 	Boundary *lb.Boundary
 	// Claim: announce addresses without asking whether another host has them. For tests.

@@ -17,9 +17,10 @@ const (
 	calmAfter = 2 * time.Second
 	// refreshInterval is how often each VIP is announced once more, for what no event tells: a partition of the segment
 	// that this node's members are all on one side of, or lost frames. It is the longest time for which a host uses a
-	// wrong entry then. The VIPs are spread over it: each has one of its refreshSlots.
+	// wrong entry then.
 	refreshInterval = time.Minute
-	refreshSlots    = 60
+	// turnInterval is the time between two turns of refresh: the VIPs are spread over the turns.
+	turnInterval = time.Second
 )
 
 // announceAgain plans another announcement of an owned VIP; a.mu is held.
@@ -80,32 +81,41 @@ func (a *Announcer) dueAgain(now time.Time, s *steps, next time.Duration) time.D
 	return next
 }
 
-// refresh announces each owned VIP once in refreshInterval, until ctx ends.
+// refresh announces each owned VIP once in refreshInterval, and asks once in Options.ProbeOwn whether another host
+// replies for it, until ctx ends. RFC 5227 §2.4 lets a host detect conflicts at any time: one that replies to requests
+// by unicast, without claiming the address, is heard only when asked.
 func (a *Announcer) refresh(ctx context.Context) {
-	tick := time.NewTicker(refreshInterval / refreshSlots)
+	tick := time.NewTicker(turnInterval)
 	defer tick.Stop()
-	for slot := uint64(0); ; slot = (slot + 1) % refreshSlots {
+	for turn := uint64(0); ; turn++ {
 		select {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			vips := a.slot(slot, now)
+			announce, probe := a.turn(turn, now)
 			for _, r := range a.responders {
-				r.gratuitous(ctx, vips, &a.pace)
+				r.gratuitous(ctx, announce, &a.pace)
+				r.probe(ctx, probe)
 			}
 		}
 	}
 }
 
-// slot returns the owned VIPs of a slot, without those that were announced a short time ago.
-func (a *Announcer) slot(slot uint64, now time.Time) (list []netip.Addr) {
+// turn returns the owned VIPs to be announced again in a turn, without those that were announced a short time ago, and
+// those to be probed for, without those that are left to another member.
+func (a *Announcer) turn(turn uint64, now time.Time) (announce, probe []netip.Addr) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	for vip, o := range a.owned {
-		if score(vip, netip.Addr{})%refreshSlots == slot && now.Sub(o.announced) >= refreshInterval/2 {
-			list = append(list, vip)
+		n := turn + score(vip, netip.Addr{})
+		if n%uint64(refreshInterval/turnInterval) == 0 && now.Sub(o.announced) >= refreshInterval/2 {
+			announce = append(announce, vip)
+		}
+		if turns := uint64(a.o.ProbeOwn / turnInterval); turns > 0 && n%turns == 0 && a.leaving[vip] == nil {
+			probe = append(probe, vip)
 		}
 	}
-	slices.SortFunc(list, netip.Addr.Compare)
-	return list
+	slices.SortFunc(announce, netip.Addr.Compare)
+	slices.SortFunc(probe, netip.Addr.Compare)
+	return announce, probe
 }

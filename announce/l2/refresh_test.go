@@ -7,6 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/steelyard-lb/steelyard/announce/l2/members"
 )
 
@@ -118,8 +120,8 @@ func TestRefresh(t *testing.T) {
 		owner.f.take()
 		go owner.a.refresh(t.Context())
 		most, sum, seen := 0, 0, map[string]int{}
-		for range 2 * refreshSlots {
-			time.Sleep(refreshInterval / refreshSlots)
+		for range 2 * refreshInterval / turnInterval {
+			time.Sleep(turnInterval)
 			synctest.Wait()
 			got := owner.f.take()
 			most, sum = max(most, len(got)), sum+len(got)
@@ -136,4 +138,27 @@ func TestRefresh(t *testing.T) {
 			t.Errorf("%d different frames, at most %d of %d in a second", len(seen), most, sum)
 		}
 	})
+}
+
+// A host that replies for a VIP without announcing it, as one does that has the address in addition, is found by asking.
+func TestSilentRival(t *testing.T) {
+	n := newNeighbour(t)
+	a := newAnnouncer(t, &lines{}, "eth0")
+	a.o.ProbeOwn = 2 * time.Second
+	run(t, a)
+	set(t, a, vip4, vip6)
+	until(t, "the first frames", func() bool {
+		return testutil.ToFloat64(a.metrics.gratuitous.WithLabelValues("eth0")) >= 2
+	})
+	if c := a.Conflicts(); len(c) > 0 {
+		t.Fatalf("conflicts before the rival is there: %+v", c)
+	}
+	must(t, n.nl.AddrAdd(n.link, address(t, vip4.String()+"/32")))
+	must(t, n.nl.AddrAdd(n.link, address(t, vip6.String()+"/128")))
+	until(t, "both conflicts", func() bool { return len(a.Conflicts()) == 2 })
+	for _, c := range a.Conflicts() {
+		if c.MAC != n.link.Attrs().HardwareAddr.String() || c.Withheld {
+			t.Errorf("conflict %+v", c)
+		}
+	}
 }

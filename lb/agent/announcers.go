@@ -87,7 +87,9 @@ func newAnnouncers(
 		out.tasks = append(out.tasks, task{"bgp", speaker.Run})
 	}
 	if cfg.L2 != nil {
-		options := l2.Options{Interfaces: facts.l2Interfaces, Boundary: b, Log: component(log, "l2")}
+		options := l2.Options{
+			Interfaces: facts.l2Interfaces, ProbeOwn: cfg.L2.ProbeOwn, Boundary: b, Log: component(log, "l2"),
+		}
 		var err error
 		if out.members, err = newMembership(cfg, facts, b, log); err != nil {
 			return announcers{}, err
