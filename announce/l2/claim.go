@@ -37,7 +37,12 @@ type claim struct {
 	probed  time.Time // the first probe since another host was not heard
 	deaf    string    // why the VIP was not taken over after the last probes
 	held    time.Time // since when live members keep this node from the VIP; zero: they do not
+	// was is the ownership before this node was away (reclaim); nil: it did not have the VIP, or another host has it.
+	was *ownership
 }
+
+// confirmTime is how long a VIP that this node had counts as announced while it asks whether another host has it.
+const confirmTime = time.Second
 
 // outside is a host that is no member.
 type outside struct {
@@ -68,13 +73,14 @@ func (a *Announcer) Waiting() map[netip.Addr]Waiting {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	list := make(map[netip.Addr]Waiting, len(a.claims))
-	usable := a.usable()
+	usable, now := a.usable(), time.Now()
 	for vip, c := range a.claims {
 		switch {
 		case !usable:
 			list[vip] = Waiting{Reason: "no interface of [l2] is up"}
+		case c.was != nil && (c.probed.IsZero() || now.Sub(c.probed) < confirmTime):
 		case c.standby != "":
-			list[vip] = Waiting{c.standbyReason(time.Now()), true}
+			list[vip] = Waiting{c.standbyReason(now), true}
 		case c.heard != "" && a.conflicts[vip] != nil:
 		case c.deaf != "":
 			list[vip] = Waiting{Reason: c.deaf}
@@ -264,7 +270,7 @@ func (a *Announcer) advance(vip netip.Addr, c *claim, now time.Time, s *steps) {
 		s.probe = append(s.probe, vip)
 	default:
 		if text := a.deaf(vip, c.probed); text != "" {
-			*c = claim{due: now.Add(memberRetry), probed: now, deaf: text}
+			*c = claim{due: now.Add(memberRetry), probed: now, deaf: text, was: c.was}
 			return
 		}
 		delete(a.claims, vip)
@@ -272,24 +278,28 @@ func (a *Announcer) advance(vip netip.Addr, c *claim, now time.Time, s *steps) {
 			delete(a.conflicts, vip)
 			a.o.Log.Info("address taken over", "vip", vip, "from", r.MAC)
 		}
-		a.owned[vip] = &ownership{term: a.nextTerm(vip), announced: now}
+		if a.owned[vip] = c.was; c.was == nil {
+			a.owned[vip] = &ownership{term: a.nextTerm(vip)}
+		}
+		a.owned[vip].announced = now
 		s.announce = append(s.announce, vip)
 		a.publishing = true
 	}
 }
 
 // reclaim makes every owned VIP a claim again: while no interface worked, or the process did not run, another host may
-// have taken it over.
+// have taken it over. The members are told that this node has it still, so only one that took it over meanwhile gets
+// it: a node that lacks CPU for a moment loses nothing.
 func (a *Announcer) reclaim() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for vip := range a.owned {
+	for vip, o := range a.owned {
 		if l, leaving := a.leaving[vip]; leaving && !l.moves {
 			delete(a.owned, vip)
 			continue
 		}
 		delete(a.leaving, vip)
-		a.release(vip, &claim{due: time.Now()})
+		a.release(vip, &claim{due: time.Now(), was: o})
 	}
 	a.publishing = true
 	a.wake()

@@ -94,6 +94,7 @@ func (a *Announcer) conflict(vip netip.Addr, mac, iface string, to netip.Addr) {
 	switch {
 	case c != nil:
 		*c = claim{heard: mac, member: member, due: now, held: c.held}
+		a.publishing = true
 	case precedes && o.question.has(to, now):
 		a.release(vip, &claim{heard: mac, member: true, due: now})
 		a.publishing = true
@@ -149,6 +150,7 @@ func (a *Announcer) expected(vip netip.Addr, c *claim, mac string, now time.Time
 		return false
 	case c != nil: // it has not given the VIP up yet, or both take it over, with views that will agree
 		*c = claim{heard: mac, member: true, due: now, held: cmp.Or(c.held, now)}
+		a.publishing = true
 		a.wake()
 		return now.Sub(c.held) < memberTimeout
 	}
@@ -167,12 +169,13 @@ func (a *Announcer) memberOf(mac string) (members.Peer, bool) {
 }
 
 // probed takes the probe of another host for a VIP. When two probe at the same time, the one with the lower MAC
-// address has the VIP (RFC 5227 §2.1.1 lets both give up).
+// address has the VIP (RFC 5227 §2.1.1 lets both give up), or the one that had it before.
 func (a *Announcer) probed(vip netip.Addr, own, other net.HardwareAddr, iface string) {
 	a.mu.RLock()
-	_, claimed := a.claims[vip]
+	c := a.claims[vip]
+	yields := c != nil && c.was == nil
 	a.mu.RUnlock()
-	if claimed && bytes.Compare(other, own) < 0 {
+	if yields && bytes.Compare(other, own) < 0 {
 		a.conflict(vip, other.String(), iface, netip.Addr{})
 	}
 }

@@ -103,7 +103,11 @@ func (a *Announcer) view(vip netip.Addr) []members.Peer {
 func (a *Announcer) claimOf(vip netip.Addr) (c members.Claim) {
 	_, leaving := a.leaving[vip]
 	c.Local = a.local[vip]
-	if o := a.owned[vip]; o != nil {
+	o := a.owned[vip]
+	if x := a.claims[vip]; x != nil {
+		o = x.was
+	}
+	if o != nil {
 		c.Holds, c.Term = true, o.term
 	}
 	c.Eligible = a.has(vip) && a.usable() && !leaving

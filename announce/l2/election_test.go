@@ -1,6 +1,7 @@
 package l2
 
 import (
+	"net"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -290,6 +291,44 @@ func TestStoppedProcess(t *testing.T) {
 		time.Sleep(time.Second)
 		if !replies() {
 			t.Error("no reply after the probes")
+		}
+	})
+}
+
+// A member that did not run for a moment keeps its VIP, whoever comes first in the order of the VIP, and loses it when
+// another one has taken it over meanwhile.
+func TestOwnerThatPauses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := newSegment(t, 2)
+		x.run()
+		vip := shared[0]
+		owner, other := x.hosts[0], x.hosts[1]
+		if outranks(vip, owner.self, other.self) {
+			owner, other = other, owner
+		}
+		owner.set(vip)
+		x.pass(2 * silentTimeout)
+		other.set(vip)
+		x.pass(time.Second)
+		owner.a.reclaim()
+		if w := owner.a.Waiting(); len(w) > 0 {
+			t.Errorf("waiting: %v", w)
+		}
+		owner.a.probed(vip, owner.f.ifi.HardwareAddr, net.HardwareAddr{2, 0, 0, 0, 0, 0}, "eth0")
+		x.pass(time.Second)
+		if x.owner(vip) != owner {
+			t.Errorf("%s has it; want %s", x.owner(vip).name(), owner.name())
+		}
+		x.change(func() { owner.down = true })
+		x.pass(2 * time.Second)
+		if x.owner(vip) != other {
+			t.Fatal("the other member has not taken over")
+		}
+		owner.a.reclaim()
+		x.change(func() { owner.down = false })
+		x.pass(time.Second)
+		if x.owner(vip) != other {
+			t.Errorf("%s has it again", owner.name())
 		}
 	})
 }
