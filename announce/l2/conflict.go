@@ -75,11 +75,27 @@ func (a *Announcer) conflict(vip netip.Addr, mac, iface string, to netip.Addr) {
 		return
 	}
 	now := time.Now()
+	r, news := a.settleConflict(vip, mac, iface, to, now)
+	if r == nil {
+		return
+	}
+	a.metrics.conflicts.WithLabelValues(iface).Inc()
+	if news && a.logged.allow(now) {
+		a.o.Log.Warn("address conflict", "vip", vip, "mac", mac, "member", r.Member, "interface", iface,
+			"announced", !r.Withheld)
+	}
+}
+
+// settleConflict decides who keeps the VIP. It returns a copy of the conflict, or nil when there is none, and whether
+// the host is another one than before.
+func (a *Announcer) settleConflict(
+	vip netip.Addr, mac, iface string, to netip.Addr, now time.Time,
+) (report *Conflict, news bool) {
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	c, o := a.claims[vip], a.owned[vip]
 	if c == nil && o == nil || a.expected(vip, c, mac, now) {
-		a.mu.Unlock()
-		return
+		return nil, false
 	}
 	r, known := a.conflicts[vip]
 	if !known || r.MAC != mac || r.over(now) {
@@ -110,12 +126,9 @@ func (a *Announcer) conflict(vip netip.Addr, mac, iface string, to netip.Addr) {
 		o.contested = member // one outside may claim it again: it is defended only (RFC 5227 §2.4)
 	}
 	a.wake()
-	a.mu.Unlock()
-	a.metrics.conflicts.WithLabelValues(iface).Inc()
-	if !known && a.logged.allow(now) {
-		a.o.Log.Warn("address conflict", "vip", vip, "mac", mac, "member", p.Name, "interface", iface,
-			"announced", o != nil)
-	}
+	x := *r
+	x.Withheld = o == nil
+	return &x, !known
 }
 
 // defendAfter plans a defence at that time, unless one is planned.

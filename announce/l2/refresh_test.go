@@ -140,7 +140,7 @@ func TestRefresh(t *testing.T) {
 	})
 }
 
-// A host that replies for a VIP without announcing it, as one does that has the address in addition, is found by asking.
+// A host that replies for a VIP without announcing it is found by asking.
 func TestSilentRival(t *testing.T) {
 	n := newNeighbour(t)
 	a := newAnnouncer(t, &lines{}, "eth0")

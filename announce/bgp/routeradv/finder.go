@@ -295,14 +295,10 @@ func (l *link) receive(conn reader, index int, asked chan<- struct{}) error {
 
 // hear records an advertisement. It reports whether the router is new: it may not know this node yet.
 func (l *link) hear(from netip.Addr) bool {
-	l.mu.Lock()
-	known, places := l.candidates.all[from] != nil, maxCandidates-len(l.candidates.all)
-	first := l.candidates.hear(from, time.Now())
-	added := !known && l.candidates.all[from] != nil
-	l.mu.Unlock()
+	added, first, full := l.add(from)
 	if added {
 		level := slog.LevelInfo
-		if places == 0 { // no limit to how many anyone can send
+		if full { // no limit to how many anyone can send
 			level = slog.LevelDebug
 		}
 		l.o.Log.Log(context.Background(), level, "router found", "interface", l.name, "router", from)
@@ -311,6 +307,17 @@ func (l *link) hear(from netip.Addr) bool {
 		l.o.Found(l.name, from)
 	}
 	return added
+}
+
+// add makes a router a candidate. It reports whether it is a new one, whether it is the one in use from now on, and
+// whether another candidate had to go for it.
+func (l *link) add(router netip.Addr) (added, first, full bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	known := l.candidates.all[router] != nil
+	full = len(l.candidates.all) == maxCandidates
+	first = l.candidates.hear(router, time.Now())
+	return !known && l.candidates.all[router] != nil, first, full
 }
 
 // turn makes another candidate the router when it is its turn.
