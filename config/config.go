@@ -95,7 +95,7 @@ type BGP struct {
 	// GracefulShutdown is how long routes have the lowest preference before they are withdrawn because of a drain or
 	// the end of the agent, up to 10 s; 0: they are withdrawn at once.
 	GracefulShutdown time.Duration
-	Weighted         bool // link-bandwidth extended community in proportion to the healthy backends
+	Weighted         lb.Weighted
 }
 
 // Attributes are path attributes of routes, in addition to those of BGP. The zero value changes nothing.

@@ -101,7 +101,7 @@ func TestDesign(t *testing.T) {
 				NodeSelector: "rack=a",
 			}},
 			Communities: []Community{{parts: [3]uint32{64512<<16 | 100}}},
-			LocalPref:   100, AggregateV4: 32, AggregateV6: 128, Weighted: true, RestartTime: 30 * time.Second,
+			LocalPref:   100, AggregateV4: 32, AggregateV6: 128, Weighted: lb.WeightedMovable, RestartTime: 30 * time.Second,
 			MaxRoutes:        1000,
 			GracefulShutdown: 2 * time.Second,
 		},

@@ -151,7 +151,7 @@ level = "warn"
 	if !slices.Equal(c.Datapath.SNATPorts, []PortRange{{2000, 3000}}) || c.Datapath.TunnelPort != 1 {
 		t.Errorf("datapath %+v", c.Datapath)
 	}
-	if c.BGP.ListenPort != -1 || c.BGP.Weighted || p.HoldTime != 0 || p.GracefulRestart ||
+	if c.BGP.ListenPort != -1 || c.BGP.Weighted != lb.WeightedNever || p.HoldTime != 0 || p.GracefulRestart ||
 		p.BFD != (BFD{Interval: 100 * time.Millisecond, Multiplier: 3}) {
 		t.Errorf("bgp %+v", c.BGP)
 	}

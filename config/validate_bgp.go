@@ -5,11 +5,13 @@ import (
 	"net/netip"
 	"strconv"
 	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 func defaultBGP() *BGP {
 	return &BGP{
-		ListenPort: 179, LocalPref: 100, AggregateV4: 32, AggregateV6: 128, Weighted: true,
+		ListenPort: 179, LocalPref: 100, AggregateV4: 32, AggregateV6: 128, Weighted: lb.WeightedMovable,
 		RestartTime: 30 * time.Second, GracefulShutdown: 2 * time.Second,
 		MaxRoutes: 1000,
 	}
@@ -41,12 +43,26 @@ func (d *decoder) bgp(t *table) *BGP {
 	b.Communities = distinct(t.list("communities", "64512:100"), item.community)
 	b.LocalPref = integer(t, "local_pref", b.LocalPref, 0, 1<<32-1)
 	b.AggregateV4, b.AggregateV6 = t.aggregates(b.AggregateV4, b.AggregateV6)
-	b.Weighted = t.boolean("weighted", b.Weighted)
+	b.Weighted = t.weighted(b.Weighted)
 	b.RestartTime = t.restartTime(b.RestartTime)
 	b.LongLivedRestartTime = t.longLivedRestartTime(b.RestartTime)
 	b.MaxRoutes = integer(t, "max_routes", b.MaxRoutes, 1, 1<<20)
 	b.GracefulShutdown = t.duration("graceful_shutdown", b.GracefulShutdown, 0, 10*time.Second)
 	return b
+}
+
+// weighted reads which routes have weights.
+func (t *table) weighted(def lb.Weighted) lb.Weighted {
+	i, ok := t.get("weighted")
+	switch {
+	case !ok, i.value == true:
+		return def
+	case i.value == "always":
+		return lb.WeightedAlways
+	case i.value != false:
+		i.errorf(`write true, false or "always"`, "%s, must be true, false or \"always\"", i.what())
+	}
+	return lb.WeightedNever
 }
 
 // aggregates reads prefix lengths. The lower bounds are the largest allocations, a /8 and a /16: no typing error

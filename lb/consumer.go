@@ -67,9 +67,18 @@ type Announcement struct {
 	// Apart are VIPs of one family, this one included, that different nodes should have where one node at a time has a
 	// VIP; empty: no matter. All nodes have the same list, whether they announce the others or not.
 	Apart []netip.Addr
-	// Movable, with Apart: connections survive when another node gets the VIP.
+	// Movable: connections survive when their packets arrive at another node.
 	Movable bool
 }
+
+// Weighted tells for which VIPs routers learn the weight of each node. A changed weight moves flows to other nodes.
+type Weighted int
+
+const (
+	WeightedNever   Weighted = iota
+	WeightedMovable          // VIPs whose connections survive it
+	WeightedAlways           // all, once the weight has not changed for a while
+)
 
 // Prober runs checks, and reports results to Engine.Health.
 type Prober interface {

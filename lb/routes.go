@@ -249,7 +249,6 @@ func (r *routes) announcement(addr vipKey, reason string) (a Announcement, ok bo
 	a.By = slices.Compact(a.By)
 	slices.SortFunc(a.Apart, netip.Addr.Compare)
 	a.Apart = slices.Compact(a.Apart)
-	a.Movable = a.Movable && len(a.Apart) > 0
 	return a, true
 }
 

@@ -72,7 +72,7 @@ func TestAttributes(t *testing.T) {
 			t.Parallel()
 			r := startRouterFor(t, row.asn)
 			o := r.options()
-			o.ASN, o.LocalPref, o.Weighted = row.asn, row.pref, true
+			o.ASN, o.LocalPref, o.Weighted = row.asn, row.pref, lb.WeightedMovable
 			o.Communities = []uint32{64512<<16 | 100, 0xFFFFFF01}
 			o.LargeCommunities = [][3]uint32{{64512, 1, 2}}
 			s := newSpeaker(t, o)
@@ -108,7 +108,9 @@ func TestAttributes(t *testing.T) {
 // setWeights announces vip4 and vip6 with these weights.
 func setWeights(t *testing.T, s *bgp.Speaker, weight4, weight6 int) {
 	t.Helper()
-	err := s.Set(t.Context(), []lb.Announcement{{VIP: vip4, Weight: weight4}, {VIP: vip6, Weight: weight6}})
+	err := s.Set(t.Context(), []lb.Announcement{
+		{VIP: vip4, Weight: weight4, Movable: true}, {VIP: vip6, Weight: weight6, Movable: true},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

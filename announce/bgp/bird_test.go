@@ -269,7 +269,7 @@ func TestCommunitiesAtBIRD(t *testing.T) {
 	o.Communities, o.LargeCommunities = []uint32{64512<<16 | 100}, [][3]uint32{{64512, 1, 2}}
 	o.ExtCommunities = [][8]byte{{0, 2, 252, 0, 0, 0, 0, 100}}
 	o.Peers[0].ExtCommunities = [][8]byte{{2, 3, 250, 86, 234, 0, 0, 7}} // by policy
-	o.Weighted = true
+	o.Weighted = lb.WeightedAlways
 	c := startChild(t, b.host, o)
 	c.set(vip4, vip6)
 	for _, vip := range []netip.Addr{vip4, vip6} {

@@ -10,9 +10,9 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// A route is lowered while none of its addresses is announced normally; that is a change also without weights.
+// A route is lowered while none of its addresses is announced normally.
 func TestLoweredRoutes(t *testing.T) {
-	o := Options{AggregateV4: 24, AggregateV6: 128, LocalPref: 100, Weighted: true, Communities: []uint32{1}}
+	o := Options{AggregateV4: 24, AggregateV6: 128, LocalPref: 100, Weighted: lb.WeightedAlways, Communities: []uint32{1}}
 	a, b := netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2")
 	prefix := netip.MustParsePrefix("203.0.113.0/24")
 	for _, tt := range []struct {
@@ -30,15 +30,12 @@ func TestLoweredRoutes(t *testing.T) {
 		}
 	}
 	gone := netip.MustParsePrefix("198.51.100.0/24")
-	for _, weighted := range []bool{false, true} {
-		o.Weighted = weighted
-		got := o.changes(routes{prefix: 5, gone: 1}, routes{prefix: lowered})
-		if want := []change{{gone, 0}, {prefix, lowered}}; !slices.Equal(got, want) {
-			t.Errorf("changes %v; want %v", got, want)
-		}
-		if got := o.changes(routes{prefix: lowered}, routes{prefix: lowered}); len(got) > 0 {
-			t.Errorf("changes %v; want none", got)
-		}
+	got := changes(routes{prefix: 5, gone: 1}, routes{prefix: lowered})
+	if want := []change{{gone, 0}, {prefix, lowered}}; !slices.Equal(got, want) {
+		t.Errorf("changes %v; want %v", got, want)
+	}
+	if got := changes(routes{prefix: lowered}, routes{prefix: lowered}); len(got) > 0 {
+		t.Errorf("changes %v; want none", got)
 	}
 	var types []bgp.BGPAttrType
 	for _, x := range o.attributes(prefix, lowered) {

@@ -36,9 +36,9 @@ type Options struct {
 	// AggregateV4 and AggregateV6 are the lengths of the announced prefixes; 0: 32 and 128. The prefix is announced
 	// while any VIP in it is.
 	AggregateV4, AggregateV6 int
-	// Weighted adds the link bandwidth extended community, in proportion to the weight of an announcement
-	// (draft-ietf-idr-link-bandwidth).
-	Weighted bool
+	// Weighted tells which routes have the link bandwidth extended community, in proportion to the weight of an
+	// announcement (draft-ietf-idr-link-bandwidth).
+	Weighted lb.Weighted
 	// RestartTime is how long peers keep the routes while this process is down, in whole seconds up to 4095 s; 0: 30
 	// s. (RFC 4724, section 3.)
 	RestartTime time.Duration

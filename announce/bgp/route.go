@@ -15,12 +15,11 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// bandwidthUnit is the link bandwidth announced for a weight of 1, in bytes per second: 1 Gbit/s. Routers use the
-// proportion of the values only.
-const bandwidthUnit = 125e6
-
-// routes are prefixes to announce, each with the sum of the weights of its VIPs, or lowered.
+// routes are prefixes to announce, each with the sum of the weights of its VIPs, unweighted or lowered.
 type routes map[netip.Prefix]int
+
+// unweighted is the weight of a route without a link bandwidth.
+const unweighted = -3
 
 // lowered is the weight of a route that routers should use only when they have no other one.
 const lowered = -1
@@ -40,10 +39,13 @@ func (o *Options) routesFor(announcements []lb.Announcement) (routes, lb.VIPErro
 		}
 		p := o.prefixOf(vip)
 		switch have := out[p]; {
-		case !a.LowerPreference:
-			out[p] = max(have, 0) + max(a.Weight, 1)
-		case have == 0:
+		case a.LowerPreference && have == 0:
 			out[p] = lowered
+		case a.LowerPreference, have == unweighted:
+		case !o.includes(a):
+			out[p] = unweighted
+		default:
+			out[p] = max(have, 0) + max(a.Weight, 1)
 		}
 	}
 	return out, errs
@@ -90,9 +92,8 @@ type change struct {
 	weight int // 0: withdraw
 }
 
-// changes returns the changes from one set of routes to another, withdrawals first. A changed weight is a change only
-// if weights are announced.
-func (o *Options) changes(from, to routes) []change {
+// changes returns the changes from one set of routes to another, withdrawals first.
+func changes(from, to routes) []change {
 	var steps []change
 	for p := range from {
 		if _, ok := to[p]; !ok {
@@ -100,8 +101,7 @@ func (o *Options) changes(from, to routes) []change {
 		}
 	}
 	for p, weight := range to {
-		before, ok := from[p]
-		if !ok || before == outdated || (o.Weighted && before != weight) || (before == lowered) != (weight == lowered) {
+		if from[p] != weight {
 			steps = append(steps, change{p, weight})
 		}
 	}
@@ -197,7 +197,7 @@ func (o *Options) attributes(prefix netip.Prefix, weight int) []bgp.PathAttribut
 			ext = append(ext, parsed)
 		}
 	}
-	if o.Weighted && weight != lowered {
+	if weight > 0 {
 		asn := uint16(bgp.AS_TRANS) // the community has room for two bytes (RFC 6793)
 		if o.ASN <= 65535 {
 			asn = uint16(o.ASN)

@@ -77,17 +77,8 @@ func TestChanges(t *testing.T) {
 	p := netip.MustParsePrefix
 	from := routes{p("203.0.113.1/32"): 1, p("203.0.113.2/32"): 1, p("203.0.113.3/32"): 1}
 	to := routes{p("203.0.113.0/32"): 1, p("203.0.113.2/32"): 2, p("203.0.113.3/32"): 1}
-	for _, row := range []struct {
-		weighted bool
-		want     []change
-	}{
-		{false, []change{{p("203.0.113.1/32"), 0}, {p("203.0.113.0/32"), 1}}},
-		{true, []change{{p("203.0.113.1/32"), 0}, {p("203.0.113.0/32"), 1}, {p("203.0.113.2/32"), 2}}},
-	} {
-		o := Options{Weighted: row.weighted}
-		got := o.changes(from, to)
-		if !slices.Equal(got, row.want) {
-			t.Errorf("weighted=%v: %v, want %v", row.weighted, got, row.want)
-		}
+	want := []change{{p("203.0.113.1/32"), 0}, {p("203.0.113.0/32"), 1}, {p("203.0.113.2/32"), 2}}
+	if got := changes(from, to); !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }

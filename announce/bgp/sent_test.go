@@ -29,7 +29,7 @@ func TestSentRoutes(t *testing.T) {
 	b := newBench(t)
 	bird, frr := b.router(peers.BIRD, nil), b.router(peers.FRR, nil)
 	o := b.options()
-	o.Weighted, o.Communities = true, []uint32{64512<<16 | 100}
+	o.Weighted, o.Communities = lb.WeightedAlways, []uint32{64512<<16 | 100}
 	med := uint32(10)
 	o.Peers[0].MED, o.Peers[0].Prepend = &med, 2
 	o.Peers[1].Communities, o.Peers[1].LargeCommunities = []uint32{0xffffff01}, [][3]uint32{{64512, 1, 2}}

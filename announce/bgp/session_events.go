@@ -75,6 +75,7 @@ func (s *Speaker) trackWithdrawals(addr netip.Addr) {
 // poll updates what no event reports.
 func (s *Speaker) poll(ctx context.Context, srv *bgpServer) {
 	s.refreshNextHops(ctx, srv)
+	s.announceSettled(ctx)
 	s.forgetDynamic()
 	for _, p := range s.attached() {
 		s.countReceived(p.peer.Address)

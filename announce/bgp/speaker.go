@@ -50,6 +50,7 @@ type Speaker struct {
 	wanted    routes
 	vips      []lb.Announcement // of the last Set
 	installed routes
+	settling  settling
 	server    *bgpServer // nil: Run has not started it yet, or has ended
 
 	attachMu sync.Mutex // orders changes of peers and policies in gobgp
@@ -73,7 +74,7 @@ func New(o Options) (*Speaker, error) {
 		return nil, fmt.Errorf("bgp options: %w", err)
 	}
 	s := &Speaker{
-		o: o, log: o.Log, withdrawals: newWithdrawalTracker(), mail: mailbox{wake: make(chan struct{}, 1)},
+		o: o, log: o.Log, withdrawals: newWithdrawalTracker(), settling: settling{}, mail: mailbox{wake: make(chan struct{}, 1)},
 		firstSet: make(chan struct{}), installed: routes{}, sessions: map[netip.Addr]*session{},
 		restart: make(chan struct{}, 1), bfdWanted: make(chan struct{}),
 		found: map[string]netip.Addr{}, dynamic: map[netip.Addr]bool{},
@@ -157,7 +158,7 @@ var errRestart = errors.New("steelyard restarts")
 // it ended early. s.setMu is held.
 func (s *Speaker) install(ctx context.Context) (failed map[netip.Prefix]error, early error) {
 	o := s.options()
-	steps := o.changes(s.installed, s.wanted)
+	steps := changes(s.installed, s.target(&o))
 	withdrawn := 0
 	for withdrawn < len(steps) && steps[withdrawn].weight == 0 {
 		withdrawn++

@@ -47,7 +47,7 @@ func newWeighted(t *testing.T) *weighted {
 		c.Neighbors = append(c.Neighbors, peers.Neighbor{Address: ours.Addr(), ASN: ourASN})
 		w.hosts = append(w.hosts, host)
 		w.options = append(w.options, bgp.Options{
-			ASN: ourASN, RouterID: ours.Addr(), Weighted: true,
+			ASN: ourASN, RouterID: ours.Addr(), Weighted: lb.WeightedMovable,
 			Peers: []bgp.Peer{{Address: theirs.Addr(), ASN: theirASN, HoldTime: 9 * time.Second}},
 		})
 	}
@@ -62,7 +62,7 @@ func newWeighted(t *testing.T) *weighted {
 func (w *weighted) announce(t *testing.T, weights [2]int) {
 	t.Helper()
 	for n, s := range w.speakers {
-		s.setWeighted(lb.Announcement{VIP: vip4, Weight: weights[n]})
+		s.setWeighted(lb.Announcement{VIP: vip4, Weight: weights[n], Movable: true})
 	}
 	labtest.Until(t, timeout, fmt.Sprintf("weights %v", weights), func() error {
 		got, err := nextHopWeights(w.router)

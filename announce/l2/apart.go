@@ -31,8 +31,9 @@ type apart struct {
 
 // setApart takes what an announcement says of other VIPs; a.mu is held.
 func (a *Announcer) setApart(x lb.Announcement) {
-	if was := a.apart[x.VIP]; !slices.Equal(was.vips, x.Apart) || was.movable != x.Movable {
-		a.apart[x.VIP] = apart{x.Apart, x.Movable}
+	movable := x.Movable && len(x.Apart) > 0
+	if was := a.apart[x.VIP]; !slices.Equal(was.vips, x.Apart) || was.movable != movable {
+		a.apart[x.VIP] = apart{x.Apart, movable}
 		a.reelected, a.uneven = true, true
 	}
 }

@@ -76,7 +76,7 @@ addresses = ["198.51.100.128/28"]
 `)
 	cfg.BGP.AggregateV4, cfg.BGP.AggregateV6 = 24, 64
 	want := bgp.Options{
-		ASN: 64512, RouterID: facts.routerID, ListenPort: 1179, LocalPref: 200, Weighted: true,
+		ASN: 64512, RouterID: facts.routerID, ListenPort: 1179, LocalPref: 200, Weighted: lb.WeightedMovable,
 		RestartTime: 45 * time.Second, LongLivedRestartTime: time.Hour, GracefulShutdown: 3 * time.Second, MaxRoutes: 9,
 		Communities: []uint32{64512<<16 + 1}, LargeCommunities: [][3]uint32{{64512, 2, 3}},
 		ExtCommunities: [][8]byte{{0, 2, 252, 0, 0, 0, 0, 100}},
