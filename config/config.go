@@ -232,8 +232,10 @@ type Kubernetes struct {
 	Proxy             string    // ProxyAuto, ProxyKubeProxy or ProxyReplace
 	Forward           lb.Method // to pods on other nodes: MethodTunnel or MethodNAT
 	// ExcludeNodes are states of this node, beside those of Kubernetes itself, in which it announces nothing.
-	ExcludeNodes    []string
-	HealthAddresses []netip.Prefix // where health check node ports and 10256 listen; empty: on all
+	ExcludeNodes []string
+	// IgnoreExcludeLabel: nodes announce although they have the label that excludes them from external load balancers.
+	IgnoreExcludeLabel bool
+	HealthAddresses    []netip.Prefix // where health check node ports and 10256 listen; empty: on all
 	// MaxEndpointsPerService bounds the pairs of endpoint and port that a Service gets; at least 1.
 	MaxEndpointsPerService int
 }

@@ -37,6 +37,7 @@ func (d *decoder) kubernetes(t *table) *Kubernetes {
 	k.ExcludeNodes = distinct(t.list("exclude_nodes", NodeNotReady), func(i item) (string, bool) {
 		return i.word("state of a node", []string{NodeNotReady, NodeUnschedulable})
 	})
+	k.IgnoreExcludeLabel = t.boolean("ignore_exclude_label", false)
 	k.MaxEndpointsPerService = integer(t, "max_endpoints_per_service", k.MaxEndpointsPerService, 1, 131072)
 	return k
 }

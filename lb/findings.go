@@ -16,6 +16,17 @@ var (
 	FoundNotAnnounced = kind("not-announced", SeverityDegraded,
 		"An address that this node should announce is not announced.",
 		"`steelyard routes` has the reason for each address.")
+	FoundAllExcluded = kind("all-nodes-excluded", SeverityDegraded,
+		"Every node of the cluster has the label that excludes it from external load balancers, so no node announces "+
+			"a Service. Installers set it on control plane nodes.",
+		"Remove the label: `kubectl label node NAME node.kubernetes.io/exclude-from-external-load-balancers-`. Or set "+
+			"`ignore_exclude_label = true` in `[kubernetes]`.")
+	FoundNoPool = kind("no-pool", SeverityDegraded,
+		"Services of type LoadBalancer have waited for a minute, and the configuration has no pool of addresses.",
+		"Add a `[[pool]]`, or set `allocate = false` in `[kubernetes]` if another controller assigns addresses.")
+	FoundNoAnnouncer = kind("no-announcer", SeverityDegraded,
+		"Services of the cluster get addresses, and nothing announces them.",
+		"Add `[bgp]` or `[l2]`.")
 	FoundNoSession = kind("no-session", SeverityDown,
 		"No BGP session is established, so no router sends packets here.",
 		"`steelyard peers` has the reason for each session.")

@@ -302,14 +302,7 @@ addresses = ["198.18.1.0/28", "2001:db8:52::/124"]
 	if err != nil {
 		t.Fatal(err)
 	}
-	labtest.Until(t, 10*time.Second, "an Event says that the pool excludes it", func() error {
-		of := meta.ListOptions{FieldSelector: "involvedObject.name=excluded,reason=PoolExcludesService"}
-		list, err := c.api.CoreV1().Events("default").List(t.Context(), of)
-		if err == nil && (len(list.Items) != 1 || !strings.Contains(list.Items[0].Message, vips[0].String())) {
-			err = fmt.Errorf("%+v", list.Items)
-		}
-		return err
-	})
+	c.waitSaid(t, "excluded", "PoolExcludesService", vips[0].String())
 	if now := c.waitAddresses(t, "excluded"); !slices.Equal(now, vips) {
 		t.Errorf("addresses %v; want %v", now, vips)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -236,4 +237,22 @@ func (c *cluster) patchNode(t *testing.T, node int, patch string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// waitSaid waits for an Event on a Service with this reason and text.
+func (c *cluster) waitSaid(t *testing.T, service, reason, text string) {
+	t.Helper()
+	labtest.Until(t, 20*time.Second, "an Event "+reason+" says: "+text, func() error {
+		of := meta.ListOptions{FieldSelector: "involvedObject.name=" + service + ",reason=" + reason}
+		list, err := c.api.CoreV1().Events("default").List(t.Context(), of)
+		if err != nil {
+			return err
+		}
+		for _, e := range list.Items {
+			if strings.Contains(e.Message, text) {
+				return nil
+			}
+		}
+		return fmt.Errorf("%d Events: %+v", len(list.Items), list.Items)
+	})
 }

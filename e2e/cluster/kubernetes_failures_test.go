@@ -65,15 +65,29 @@ func allProxiesFail(t *testing.T, c *cluster, pods ...*pod) {
 
 func excludedNode(t *testing.T, c *cluster, pods ...*pod) {
 	vips := c.startService(t, "excluded", func(*core.Service) {}, []int{0, 1, 2}, pods[0])
-	label := func(text string) {
+	label := func(text string, nodes ...int) {
 		const key = "node.kubernetes.io/exclude-from-external-load-balancers"
-		c.patchNode(t, 1, fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, key, text))
+		for _, n := range nodes {
+			c.patchNode(t, n, fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, key, text))
+		}
 	}
-	label(`""`)
+	label(`""`, 1)
 	c.waitRouted(t, vips, 0, 2)
-	label(`"false"`)
+	label(`"false"`, 1)
 	c.waitRouted(t, vips, 0, 1, 2)
-	label("null")
+	label(`""`, 0, 1, 2)
+	c.waitRouted(t, vips)
+	c.waitSaid(t, "excluded", "NotAnnounced", "all 3 nodes have the label")
+	for _, a := range c.Agents {
+		labtest.Until(t, 10*time.Second, "the status says that no node may announce", func() error {
+			out, err := a.CLI(t.Context(), "status")
+			if !strings.Contains(out, "DEGRADED") || !strings.Contains(out, "all 3 nodes have the label") {
+				return fmt.Errorf("%v: %s", err, out)
+			}
+			return nil
+		})
+	}
+	label("null", 0, 1, 2)
 	c.waitRouted(t, vips, 0, 1, 2)
 	c.patchNode(t, 1, deletionTaint)
 	c.waitRouted(t, vips, 0, 2)

@@ -43,7 +43,11 @@ func quietNodes(t *testing.T, c *cluster, _ ...*pod) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { api.Delete(t.Context(), "new", meta.DeleteOptions{}) })
+	defer func() {
+		if err := api.Delete(t.Context(), "new", meta.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	}()
 	n.Status.Addresses = []core.NodeAddress{{Type: core.NodeInternalIP, Address: "192.0.2.250"}}
 	if _, err := api.UpdateStatus(t.Context(), n, meta.UpdateOptions{}); err != nil {
 		t.Fatal(err)

@@ -275,7 +275,7 @@ func (a *Agent) connect(
 			m := &mounted{o.ConfigFile, o.mounted, a.reloader.reload, self(c.client, facts.name)}
 			a.tasks = append(a.tasks, task{"mounted configuration", m.run})
 		}
-		findings = append(findings, c.checks.Findings)
+		findings = append(findings, c.checks.Findings, c.findings)
 	}
 	info := describer{
 		node: facts.name, version: o.Version, started: time.Now(), reloader: a.reloader, datapath: dp,

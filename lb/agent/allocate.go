@@ -87,7 +87,6 @@ type allocation struct {
 
 	mu      sync.Mutex // guards running
 	running *config.Config
-	pools   chan struct{} // closed when there are some
 }
 
 func newAllocation(
@@ -101,33 +100,24 @@ func newAllocation(
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes: %w", err)
 	}
-	a := &allocation{log: log, running: cfg, pools: make(chan struct{})}
+	a := &allocation{log: log, running: cfg}
 	if a.name, err = allocatorName(); err != nil {
 		return nil, err
 	}
 	problems := newProblems(log)
 	a.allocator = kube.NewAllocator(kube.AllocatorOptions{
 		Client: client, Lease: lease, Node: a.name, Namespace: ownNamespace(), Class: cfg.Kubernetes.LoadBalancerClass,
-		Pools: pools, PublishNodes: true, Boundary: &lb.Boundary{Log: log, Before: before}, Log: log,
+		Pools: pools, PublishNodes: true, NoAnnouncer: cfg.BGP == nil && cfg.L2 == nil,
+		IgnoreExclude: cfg.Kubernetes.IgnoreExcludeLabel, Boundary: &lb.Boundary{Log: log, Before: before}, Log: log,
 		Problem: func(err error) { problems.set("addresses cannot be assigned", err) },
 	})
-	if len(pools) > 0 {
-		close(a.pools)
-	} else {
-		log.Warn("no [[pool]] in the configuration: no addresses are assigned until there is one")
-	}
 	return a, nil
 }
 
-// run assigns addresses until ctx ends, from when there are pools.
+// run assigns addresses until ctx ends.
 func (a *allocation) run(ctx context.Context) error {
 	go onHangup(ctx, a.hangup, func() { a.reload() })
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-a.pools:
-		return a.allocator.Run(ctx)
-	}
+	return a.allocator.Run(ctx)
 }
 
 // reload reads the configuration again. One that is not valid changes nothing.
@@ -149,9 +139,6 @@ func (a *allocation) reload() (admin.Reloaded, error) {
 	a.level.Set(cfg.Log.Level)
 	if !reflect.DeepEqual(a.running.Pools, cfg.Pools) {
 		a.allocator.SetPools(pools)
-		if len(a.running.Pools) == 0 {
-			close(a.pools)
-		}
 	}
 	done := admin.Reloaded{Config: a.file, Loaded: time.Now(), Warnings: cfg.Warnings}
 	if !reflect.DeepEqual(a.running.Kubernetes, cfg.Kubernetes) {

@@ -49,6 +49,7 @@ type cluster struct {
 	client     kubernetes.Interface
 	known      func(service string) *core.Service
 	waiting    func() []lb.ServiceStatus // for an address
+	findings   func() []lb.Finding
 }
 
 // emitRoutes returns the task that emits Events about the routes of this node, and the function to call after each
@@ -131,7 +132,7 @@ func newCluster(
 		o.boundary.Changed = source.Tell
 	}
 	c.setPools, c.setProbing = source.SetPools, source.SetProbing
-	c.client, c.known, c.waiting = client, source.Service, source.Waiting
+	c.client, c.known, c.waiting, c.findings = client, source.Service, source.Waiting, source.Findings
 	c.source = sourceTask("kubernetes", source, known)
 	if k.Proxy == config.ProxyReplace {
 		proxy := &healthd.ProxyHealth{
@@ -142,10 +143,11 @@ func newCluster(
 		c.tasks = append(c.tasks, task{"health of the service proxy", proxy.Run})
 	}
 	c.tasks = append(c.tasks, task{"node health checks", prober.Run})
-	if k.Allocate && len(pools) > 0 {
+	if k.Allocate {
 		allocator := kube.NewAllocator(kube.AllocatorOptions{
 			Client: client, Lease: lease, Node: facts.name,
 			Namespace: ownNamespace(), Class: k.LoadBalancerClass, Pools: pools, PublishNodes: true, Log: log,
+			NoAnnouncer: options.NoAnnouncer, IgnoreExclude: k.IgnoreExcludeLabel,
 			Boundary: o.boundary, Problem: o.problem("this node cannot be elected to assign addresses"),
 		})
 		c.setPools = func(pools []kube.Pool) {
@@ -175,6 +177,8 @@ func kubeOptions(cfg *config.Config, facts node) kube.Options {
 		KeepLast:      p.KeepLast,
 		Hold:          p.Hold,
 		IsProxy:       k.Proxy == config.ProxyReplace,
+		IgnoreExclude: k.IgnoreExcludeLabel,
+		NoAnnouncer:   cfg.BGP == nil && cfg.L2 == nil,
 		FollowNodes:   cfg.L2 != nil,
 		MaxEndpoints:  k.MaxEndpointsPerService,
 		SpreadLocal:   spread,

@@ -257,11 +257,11 @@ users: [{name: u, user: {}}]
 `)
 	const pool = "[l2]\n[[pool]]\nname = \"a\"\naddresses = [\"203.0.113.0/30\"]\n"
 	for _, tt := range []struct{ keys, more, want string }{
-		{`proxy = "kube-proxy"`, "", "node health checks"},
-		{"", "", "health check node ports, node health checks"},
+		{`proxy = "kube-proxy"`, "", "node health checks, addresses"},
+		{"", "", "health check node ports, node health checks, addresses"},
 		{
 			`proxy = "replace"`, "",
-			"health check node ports, health of the service proxy, node health checks",
+			"health check node ports, health of the service proxy, node health checks, addresses",
 		},
 		{`proxy = "kube-proxy"`, pool, "node health checks, addresses"},
 		{"proxy = \"kube-proxy\"\nallocate = false", pool, "node health checks"},

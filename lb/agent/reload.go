@@ -128,11 +128,10 @@ func (l *reloader) refuseEmpty(next *config.Config) error {
 	}}
 }
 
-// usePools puts the pools of a configuration in force for the Services of the cluster. Without pools at the start, this
-// agent assigns no addresses until the next one.
+// usePools puts the pools of a configuration in force for the Services of the cluster.
 func (l *reloader) usePools(cfg *config.Config) error {
 	if l.setPools == nil || cfg.Kubernetes == nil || len(cfg.Pools) == 0 ||
-		len(l.running.Pools) == 0 && l.running.Kubernetes.Allocate || reflect.DeepEqual(l.running.Pools, cfg.Pools) {
+		reflect.DeepEqual(l.running.Pools, cfg.Pools) {
 		return nil
 	}
 	pools, err := poolsOf(cfg)

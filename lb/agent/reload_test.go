@@ -257,7 +257,7 @@ func TestNeedRestart(t *testing.T) {
 	}
 }
 
-// Pools of the cluster are in force after a reload, and need a restart only when there were none.
+// Pools of the cluster are in force after a reload, and need a restart only when none is left.
 func TestPoolsAreReloaded(t *testing.T) {
 	base := "[kubernetes]\n[l2]\n[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/30\"]\n"
 	for _, tt := range []struct {
@@ -266,12 +266,8 @@ func TestPoolsAreReloaded(t *testing.T) {
 	}{
 		{"equal", base, base, "[] []"},
 		{"larger", base, strings.Replace(base, "/30", "/29", 1), "[{203.0.113.0 203.0.113.7}] []"},
-		{
-			"none before, and another program assigns", "[kubernetes]\nallocate = false\n[l2]\n",
-			strings.Replace(base, "[kubernetes]", "[kubernetes]\nallocate = false", 1),
-			"[{203.0.113.0 203.0.113.3}] []",
-		},
-		{"none before", "[kubernetes]\n[l2]\n", base, "[] [pool, for Services of the cluster]"},
+		{"none before", "[kubernetes]\n[l2]\n", base, "[{203.0.113.0 203.0.113.3}] []"},
+		{"none left", base, "[kubernetes]\n[l2]\n", "[] [pool, for Services of the cluster]"},
 	} {
 		var set []lb.AddrRange
 		l := &reloader{running: parse(t, tt.from), setPools: func(pools []kube.Pool) { set = pools[0].Ranges }}

@@ -241,7 +241,7 @@ func (a *assigner) explain(s *core.Service, err error) error {
 		return fmt.Errorf("the pool %q is %w", e.Pools[0], errNotAllowed)
 	case lb.NoPool:
 		if len(a.pools) == 0 {
-			return errors.New("no pool is for this Service: there is none")
+			return errors.New(textNoPool)
 		}
 		return fmt.Errorf("no pool is for this Service: %s; name one with the annotation steelyard.dev/pool, or "+
 			"change the pools", a.whyNot(s))

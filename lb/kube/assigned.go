@@ -102,8 +102,8 @@ func said(s *core.Service, d decision) bool {
 	return c != nil && c.Reason == d.reason && c.Message == d.warning
 }
 
-// complain emits Events about annotations that look like ours, and about addresses that the Service keeps although it
-// would not get them now.
+// complain emits Events about annotations that look like ours, about addresses that the Service keeps although it would
+// not get them now, and about those that no node announces.
 func (t *term) complain(s *core.Service, d decision) {
 	var text string
 	if names := unknownAnnotations(s); len(names) > 0 {
@@ -121,6 +121,10 @@ func (t *term) complain(s *core.Service, d decision) {
 			"the Service keeps the address until its status.loadBalancer is emptied", strings.Join(texts(kept), ", "))
 	}
 	t.once(s, "PoolExcludesService", text)
+	if text = ""; len(d.addrs) > 0 {
+		text = t.unannounced()
+	}
+	t.once(s, reasonNotAnnounced, text)
 }
 
 // once emits an Event unless the last one with this reason had the same text. "": there is nothing to say.

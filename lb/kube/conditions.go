@@ -96,10 +96,8 @@ func (c *conditions) excluded(n *core.Node) string {
 	if n == nil {
 		return "this node is not known to the API server"
 	}
-	if value, ok := n.Labels[labelExclude]; ok {
-		if b, err := strconv.ParseBool(value); err != nil || b {
-			return "the node has the label " + labelExclude
-		}
+	if !c.o.IgnoreExclude && hasExcludeLabel(n) {
+		return "the node has the label " + labelExclude
 	}
 	if c.o.Unschedulable && n.Spec.Unschedulable {
 		return "the node is cordoned"
@@ -110,6 +108,13 @@ func (c *conditions) excluded(n *core.Node) string {
 		return "the node is not ready"
 	}
 	return removal(n)
+}
+
+// hasExcludeLabel reports whether a node has the label that excludes it.
+func hasExcludeLabel(n *core.Node) bool {
+	value, ok := n.Labels[labelExclude]
+	b, err := strconv.ParseBool(value)
+	return ok && (err != nil || b)
 }
 
 // removal returns why a node is about to be removed; "": it is not.

@@ -149,3 +149,8 @@ func (c *conditions) anyHealthy(able map[string]bool) bool {
 	}
 	return false
 }
+
+// announced reports whether a service that was sent to the engine is announced, in full; nil: it is not.
+func announced(s *lb.Service) bool {
+	return s != nil && s.WithholdReason == "" && s.LowerPreference == ""
+}

@@ -31,9 +31,11 @@ type Allocator struct {
 
 	mu    sync.Mutex // guards all below
 	pools []Pool
-	nodes int                // that may have addresses; 0: not known
-	term  *term              // nil: there is none
-	again context.CancelFunc // ends the term, for one with other pools; nil: there is none
+	nodes int // that may have addresses
+	// excluded is how many nodes there are that may not, for the text about a cluster in which none may.
+	excluded int
+	term     *term              // nil: there is none
+	again    context.CancelFunc // ends the term, for one with other pools; nil: there is none
 }
 
 // Leader returns the node that assigns addresses; "": none, or it is not known yet.
@@ -52,6 +54,10 @@ type AllocatorOptions struct {
 	Namespace string // of the lease
 	Class     string
 	Pools     []Pool
+	// NoAnnouncer: the nodes announce nothing.
+	NoAnnouncer bool
+	// IgnoreExclude: they announce although they have the label that excludes them from external load balancers.
+	IgnoreExclude bool
 	// PublishNodes keeps the node table in Namespace while this agent leads.
 	PublishNodes bool
 	// Problem is called with the error of a request about the Lease that the API server refuses, and with nil after one
@@ -108,7 +114,7 @@ func (a *Allocator) lead(ctx context.Context) {
 		a.mu.Lock()
 		term, cancel := context.WithCancel(ctx)
 		a.term = newTerm(a, a.pools)
-		a.term.assigner.nodes = a.nodes
+		a.term.assigner.nodes, a.term.excluded = a.nodes, a.excluded
 		a.again = cancel
 		run := a.term.run
 		a.mu.Unlock()
@@ -129,14 +135,15 @@ func (a *Allocator) lead(ctx context.Context) {
 	a.mu.Unlock()
 }
 
-// setNodes records how many nodes may have addresses. Services with an address per node may get more.
-func (a *Allocator) setNodes(n int) {
+// setNodes records how many nodes may have addresses, and how many may not. Services with an address per node may get
+// more.
+func (a *Allocator) setNodes(usable, excluded int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.nodes == n {
+	if a.nodes == usable && a.excluded == excluded {
 		return
 	}
-	if a.nodes = n; a.term != nil {
-		a.term.setNodes(n)
+	if a.nodes, a.excluded = usable, excluded; a.term != nil {
+		a.term.setNodes(usable, excluded)
 	}
 }

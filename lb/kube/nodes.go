@@ -67,9 +67,10 @@ func nodeAddresses(n *core.Node) (addrs []netip.Addr) {
 	return addrs
 }
 
-// sameNode reports whether two versions of a node are equal in what is read of it: of another node its addresses.
+// sameNode reports whether two versions of a node are equal in what is read of it: of another node its addresses and
+// the label that excludes it.
 func (s *Source) sameNode(old, now *core.Node) bool {
-	if !slices.Equal(nodeAddresses(old), nodeAddresses(now)) {
+	if !slices.Equal(nodeAddresses(old), nodeAddresses(now)) || hasExcludeLabel(old) != hasExcludeLabel(now) {
 		return false
 	}
 	return now.Name != s.o.Node ||
@@ -85,6 +86,7 @@ func (s *Source) readNodes() (changed map[string]bool, all bool) {
 		s.o.NodeLabels(maps.Clone(s.own.Labels))
 	}
 	s.top = s.topology(s.own)
+	s.excluded.Store(int64(s.allExcluded()))
 	changed = map[string]bool{}
 	for name, addr := range s.top.nodes {
 		if was.nodes[name] != addr {

@@ -51,12 +51,12 @@ func isShard(name string) bool {
 }
 
 // tableEntry returns the entry of a node: its InternalIPs, and whether it is excluded; "": it has no address.
-func tableEntry(n *core.Node) string {
+func (a *Allocator) tableEntry(n *core.Node) string {
 	var fields []string
 	for _, a := range nodeAddresses(n) {
 		fields = append(fields, a.String())
 	}
-	if len(fields) > 0 && (&conditions{}).excluded(n) != "" {
+	if len(fields) > 0 && (&conditions{o: Options{IgnoreExclude: a.o.IgnoreExclude}}).excluded(n) != "" {
 		fields = append(fields, markExcluded)
 	}
 	return strings.Join(fields, " ")

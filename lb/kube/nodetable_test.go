@@ -34,12 +34,12 @@ func TestTableEntry(t *testing.T) {
 		{node("n1", "2001:db8::1", "192.0.2.1"), "2001:db8::1 192.0.2.1"},
 		{excluded, "192.0.2.1 excluded"},
 	} {
-		entry := tableEntry(tt.node)
+		entry := new(Allocator).tableEntry(tt.node)
 		if entry != tt.want {
 			t.Errorf("%q; want %q", entry, tt.want)
 		}
 		back := nodeOf("n1", entry)
-		same := slices.Equal(nodeAddresses(back), nodeAddresses(tt.node)) && tableEntry(back) == entry
+		same := slices.Equal(nodeAddresses(back), nodeAddresses(tt.node)) && new(Allocator).tableEntry(back) == entry
 		if !same || (&conditions{o: Options{NotReady: true}}).excluded(back) != (&conditions{}).excluded(tt.node) {
 			t.Errorf("%q: read as %+v", entry, back)
 		}

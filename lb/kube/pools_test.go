@@ -169,7 +169,7 @@ func TestAddressWithoutPool(t *testing.T) {
 		pools []Pool
 		want  string
 	}{
-		{nil, kept + "no pool is for this Service: there is none"},
+		{nil, kept + "the configuration of Steelyard has no [[pool]]"},
 		{[]Pool{team}, kept + "no pool is for this Service: 203.0.113.2 is for other namespaces; name one with the " +
 			"annotation steelyard.dev/pool, or change the pools"},
 		{[]Pool{poolOfOne("203.0.113.3")}, kept + "to get another one, set the annotation steelyard.dev/pool"},

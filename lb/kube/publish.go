@@ -40,7 +40,7 @@ func (a *Allocator) publishNodes(ctx context.Context) {
 	handler := cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { touch() }, DeleteFunc: func(any) { touch() },
 		UpdateFunc: func(old, now any) {
-			if n, ok := now.(*core.Node); !ok || tableEntry(old.(*core.Node)) != tableEntry(n) {
+			if n, ok := now.(*core.Node); !ok || a.tableEntry(old.(*core.Node)) != a.tableEntry(n) {
 				touch()
 			}
 		},
@@ -85,17 +85,19 @@ func (a *Allocator) writeTable(ctx context.Context, nodes, table cache.Store) er
 	for i := range want {
 		want[i] = map[string]string{}
 	}
-	usable := 0
+	usable, excluded := 0, 0
 	for _, x := range nodes.List() {
 		n := x.(*core.Node)
-		if entry := tableEntry(n); entry != "" {
+		if entry := a.tableEntry(n); entry != "" {
 			want[shardOf(n.Name)][n.Name] = entry
-			if !strings.HasSuffix(entry, markExcluded) {
+			if strings.HasSuffix(entry, markExcluded) {
+				excluded++
+			} else {
 				usable++
 			}
 		}
 	}
-	a.setNodes(usable)
+	a.setNodes(usable, excluded)
 	api := a.o.Client.CoreV1().ConfigMaps(a.o.Namespace)
 	var failed error
 	for i, data := range want {

@@ -107,7 +107,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 	if !matchesClass(s, t.o.Class) || s.DeletionTimestamp != nil {
 		return t.withdraw(ctx, s)
 	}
-	if t.isCleared(s) {
+	if t.isCleared(s) || t.isOfOthers(s) {
 		return nil
 	}
 	d := t.decide(s)
@@ -183,13 +183,16 @@ func (t *term) decide(s *core.Service) decision {
 	return d
 }
 
-// setNodes sets how many nodes may have addresses.
-func (t *term) setNodes(n int) {
+// setNodes sets how many nodes may have addresses, and how many may not.
+func (t *term) setNodes(usable, excluded int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.assigner.nodes = n
-	for name := range t.perNode {
-		t.queue.Add(name)
+	all := usable == 0 || t.assigner.nodes == 0 // what unannounced returns may have changed
+	t.assigner.nodes, t.excluded = usable, excluded
+	for name := range t.known {
+		if all || t.perNode[name] {
+			t.queue.Add(name)
+		}
 	}
 }
 

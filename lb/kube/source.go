@@ -65,6 +65,8 @@ type Options struct {
 	NodePorts NodePorts
 	// NotReady and Unschedulable withhold all addresses while the node is in that state.
 	NotReady, Unschedulable bool
+	IgnoreExclude bool // the label that excludes nodes from external load balancers has no effect
+	NoAnnouncer   bool // this node announces no address
 	// IsProxy is true when this agent is the service proxy of the node.
 	IsProxy bool
 	// MaxEndpoints is how many pairs of endpoint and port a Service gets at most; 0: any number.
@@ -100,6 +102,7 @@ type Source struct {
 	recorder   atomic.Pointer[record.EventRecorder] // the same, for Tell
 
 	noPools    atomic.Bool             // no pool is configured
+	excluded   atomic.Int64            // as allExcluded
 	newPools   atomic.Pointer[[]Pool]  // that SetPools has set and Run has not taken over; nil: none
 	newProbing atomic.Pointer[Probing] // of SetProbing, as newPools
 
@@ -377,11 +380,6 @@ func (s *Source) viewOf(name string) *view {
 	s.pooled(v.service)
 	v.withholdFamilies()
 	return v
-}
-
-// announced reports whether a service that was sent to the engine is announced, in full; nil: it is not.
-func announced(s *lb.Service) bool {
-	return s != nil && s.WithholdReason == "" && s.LowerPreference == ""
 }
 
 // slicesOf returns the EndpointSlices of a service by name.

@@ -40,6 +40,7 @@ type term struct {
 	cleared  map[string]cleared   // Services whose status somebody else has emptied
 	gave     map[string]types.UID // Services to whose status this term has written addresses
 	extended map[string]types.UID // Services to whose addresses of others this term has added some
+	excluded int                  // as Allocator.excluded
 	refused  map[string]told      // Services whose status the API server refuses
 	wrote    map[string]told      // what the conditions say that were written about addresses
 

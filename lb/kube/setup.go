@@ -1,0 +1,102 @@
+package kube
+
+import (
+	"fmt"
+	"time"
+
+	core "k8s.io/api/core/v1"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// What a new cluster may lack, so that no Service works, is said on each Service and in the status of each node: pools,
+// announcers, and a node that is not excluded. On clusters with control plane nodes alone, every node is.
+
+// othersTime is how long a Service without an address is left to another controller while there are no pools.
+const othersTime = time.Minute
+
+const (
+	textNoPool      = "the configuration of Steelyard has no [[pool]]"
+	textNoAnnouncer = "no node announces it: the configuration of Steelyard has neither [bgp] nor [l2]"
+	textExcluded    = "no node announces it: %s the label " + labelExclude +
+		"; remove it from one, or set ignore_exclude_label = true in [kubernetes]"
+)
+
+// excludedNodes says that all of n nodes have the label.
+func excludedNodes(n int) string {
+	have := fmt.Sprintf("all %d nodes have", n)
+	if n == 1 {
+		have = "the only node has"
+	}
+	return fmt.Sprintf(textExcluded, have)
+}
+
+// isOfOthers reports whether a Service is left to the controller that assigns addresses here, because there are no
+// pools.
+func (t *term) isOfOthers(s *core.Service) bool {
+	if len(t.assigner.pools) > 0 {
+		return false
+	}
+	if len(s.Status.LoadBalancer.Ingress) > 0 {
+		return !isOurs(s)
+	}
+	left := time.Until(s.CreationTimestamp.Add(othersTime))
+	if left > 0 {
+		t.queue.AddAfter(nameOf(s), left)
+	}
+	return left > 0
+}
+
+// unannounced returns why no node announces the addresses of any Service; "": one may.
+func (t *term) unannounced() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case t.o.NoAnnouncer:
+		return textNoAnnouncer
+	case t.assigner.nodes == 0 && t.excluded > 0:
+		return excludedNodes(t.excluded)
+	}
+	return ""
+}
+
+// allExcluded returns how many nodes the cluster has if each of them has the label that excludes it; 0: one has not, or
+// they are not known.
+func (s *Source) allExcluded() int {
+	if s.o.IgnoreExclude || s.o.Forward != lb.MethodTunnel && !s.o.FollowNodes {
+		return 0
+	}
+	all := s.nodes.List()
+	for _, n := range all {
+		if !hasExcludeLabel(n.(*core.Node)) {
+			return 0
+		}
+	}
+	return len(all)
+}
+
+// Findings returns what the cluster or its configuration lacks, so that no Service works. It may be called from any
+// goroutine.
+func (s *Source) Findings() (all []lb.Finding) {
+	services, waiting := 0, 0
+	for _, x := range s.services.List() {
+		service := x.(*core.Service)
+		if !matchesClass(service, s.o.Class) || !handled(service) {
+			continue
+		}
+		services++
+		if len(service.Status.LoadBalancer.Ingress) == 0 && time.Since(service.CreationTimestamp.Time) > othersTime {
+			waiting++
+		}
+	}
+	switch excluded := s.excluded.Load(); {
+	case services == 0:
+	case s.noPools.Load() && waiting > 0:
+		all = append(all, lb.FoundNoPool.About("", "%d Services have no address: %s", waiting, textNoPool))
+	case s.o.NoAnnouncer && !s.noPools.Load():
+		all = append(all, lb.FoundNoAnnouncer.About("", "%d Services: %s", services, textNoAnnouncer))
+	case excluded > 0:
+		all = append(all, lb.FoundAllExcluded.About("", "%d Services: %s", services, excludedNodes(int(excluded))))
+	}
+	return all
+}
