@@ -15,7 +15,6 @@ var (
 	filePath  = regexp.MustCompile(`^(?:[\w.*-]+/)*[\w*-]+\.(?:go|h|sh|toml|md|o|\*)$`)
 	directory = regexp.MustCompile(`^(?:lb|datapath|announce|healthd|config|e2e|docs|systemd|\.ci)(?:/\w+)*$`)
 	testName  = regexp.MustCompile(`\bTest[A-Z]\w*`)
-	target    = regexp.MustCompile("(?:^|\n|`|sudo )make ([a-z]+)")
 	link      = regexp.MustCompile(`\]\(([^)#:]*)(?:#([^)]*))?\)`)
 	heading   = regexp.MustCompile(`(?m)^#+ (.*)$`)
 	notInLink = regexp.MustCompile(`[^\w\- ]`)
@@ -109,18 +108,6 @@ func TestREADMELinksToEveryPage(t *testing.T) {
 		path := filepath.Join("docs", page)
 		if path != "README.md" && !strings.Contains(readme, "]("+path+")") {
 			t.Errorf("README.md does not link to %s", path)
-		}
-	}
-}
-
-func TestNamedTargetsExist(t *testing.T) {
-	makefile := read(t, "../Makefile")
-	for page, text := range pages(t) {
-		commands := strings.Join(append(code.FindAllString(text, -1), fence.FindAllString(read(t, page), -1)...), "\n")
-		for _, m := range target.FindAllStringSubmatch(commands, -1) {
-			if !strings.Contains(makefile, "\n"+m[1]+":") {
-				t.Errorf("%s names make %s, which is no target", page, m[1])
-			}
 		}
 	}
 }

@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"fmt"
+	"io"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -9,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	ucli "github.com/urfave/cli/v2"
+
 	"github.com/steelyard-lb/steelyard/config"
 )
 
@@ -16,10 +20,10 @@ var discard = slog.New(slog.DiscardHandler)
 
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
-// pages returns every page of the documentation, by name.
+// pages returns every page of the documentation, by path.
 func pages(t *testing.T) map[string]string {
 	out := map[string]string{}
-	for _, pattern := range []string{"docs/*.md", "docs/development/*.md", "README.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/development/*.md"} {
 		names, err := filepath.Glob("../../" + pattern)
 		if err != nil || len(names) == 0 {
 			t.Fatalf("%s: %d pages, %v", pattern, len(names), err)
@@ -35,53 +39,116 @@ func pages(t *testing.T) map[string]string {
 	return out
 }
 
-var tomlBlock = regexp.MustCompile("(?s)```toml\n(.*?)```")
-
-func TestDocumentedConfigurationsAreValid(t *testing.T) {
-	n := 0
+// What the documents tell the reader to type and to write is accepted: commands and flags, targets of the Makefile, and
+// every block of TOML, which is a complete configuration.
+func TestDocumentsRun(t *testing.T) {
+	makefile, err := os.ReadFile("../../Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	secrets := writeSecrets(t)
+	var commands, targets, configurations int
 	for page, text := range pages(t) {
+		for _, line := range typed(text) {
+			switch {
+			case line[0] == "make":
+				targets++
+				if err := makes(line[1:], string(makefile)); err != nil {
+					t.Errorf("%s: %s: %v", page, strings.Join(line, " "), err)
+				}
+			case filepath.Base(line[0]) == "steelyard":
+				commands++
+				if err := parses(line[1:]); err != nil {
+					t.Errorf("%s: %s: %v", page, strings.Join(line, " "), err)
+				}
+			}
+		}
 		for _, block := range tomlBlock.FindAllStringSubmatch(text, -1) {
-			n++
-			if _, err := config.Parse(page, []byte(withoutSecrets(block[1]))); err != nil {
+			configurations++
+			text := strings.ReplaceAll(block[1], `"/etc/steelyard/`, `"`+secrets+`/`)
+			if _, err := config.Parse(page, []byte(text)); err != nil {
 				t.Errorf("%s has a configuration that is refused:\n%s\n%v", page, block[1], err)
 			}
 		}
 	}
-	if n == 0 {
-		t.Error("no configuration found in README or docs")
+	if commands < 100 || targets < 20 || configurations < 10 {
+		t.Errorf("found %d commands, %d targets and %d configurations: this test overlooks some",
+			commands, targets, configurations)
 	}
 }
 
-var commandLine = regexp.MustCompile("(?m)(?:^(?:sudo )?(?:\\./)?|`)steelyard ([a-z-]+)((?: -[a-z-]+)*)")
-
-func TestDocumentedCommandsExist(t *testing.T) {
-	known := map[string]bool{"help": true}
-	for _, c := range commands(&env{}) {
-		known[c.Name] = true
-	}
-	n := 0
-	for page, text := range pages(t) {
-		for _, m := range commandLine.FindAllStringSubmatch(text, -1) {
-			n++
-			if !known[m[1]] {
-				t.Errorf("%s has the command %q, which does not exist", page, m[1])
-			}
+// writeSecrets returns a directory with the secrets that the documents name.
+func writeSecrets(t *testing.T) string {
+	dir := t.TempDir()
+	for _, name := range []string{"peer.key", "gossip.key", "tunnel.key"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("0123456789abcdef\n"), 0o600); err != nil {
+			t.Fatal(err)
 		}
 	}
-	if n == 0 {
-		t.Error("no command found in README or docs")
-	}
+	return dir
 }
 
 var (
-	secretKey = regexp.MustCompile(`(?m)(^|, )(password_file|tunnel_key_file) *= *"[^"]*"[^\n,}]*`)
-	memberKey = regexp.MustCompile(`(?m)^secret_file *=.*`)
+	tomlBlock  = regexp.MustCompile("(?s)```toml\n(.*?)```")
+	codeFence  = regexp.MustCompile("(?ms)^ *```(\\w*)\n(.*?)^ *```")
+	codeSpan   = regexp.MustCompile("`([^`]+)`")
+	separator  = regexp.MustCompile(`&&|\||;| -- | > | # `)
+	assignment = regexp.MustCompile(`^[A-Z_]+=`)
 )
 
-// withoutSecrets removes the keys that name files of the reader.
-func withoutSecrets(text string) string {
-	if strings.Contains(text, "unencrypted") {
-		text = memberKey.ReplaceAllString(text, "")
+// typed returns the commands in the blocks and in the text of a page, each as its words without sudo.
+func typed(page string) (commands [][]string) {
+	var lines []string
+	for _, fence := range codeFence.FindAllStringSubmatch(page, -1) {
+		if fence[1] == "" || fence[1] == "sh" {
+			lines = append(lines, strings.Split(fence[2], "\n")...)
+		}
 	}
-	return secretKey.ReplaceAllString(memberKey.ReplaceAllString(text, "unencrypted = true"), "")
+	for _, span := range codeSpan.FindAllStringSubmatch(codeFence.ReplaceAllString(page, ""), -1) {
+		lines = append(lines, span[1])
+	}
+	for _, line := range lines {
+		for _, command := range separator.Split(line+" ", -1) {
+			words := strings.Fields(strings.TrimPrefix(strings.TrimSpace(command), "$ "))
+			for len(words) > 0 && (words[0] == "sudo" || assignment.MatchString(words[0])) {
+				words = words[1:]
+			}
+			if len(words) > 1 {
+				commands = append(commands, words)
+			}
+		}
+	}
+	return commands
+}
+
+// makes returns an error if the Makefile has no such target, or does not use a variable.
+func makes(words []string, makefile string) error {
+	for _, word := range words {
+		name, _, variable := strings.Cut(word, "=")
+		switch {
+		case variable && !strings.Contains(makefile, "$("+name+")"):
+			return fmt.Errorf("the Makefile does not use %s", name)
+		case !variable && !strings.Contains(makefile, "\n"+name+":"):
+			return fmt.Errorf("the Makefile has no target %s", name)
+		}
+	}
+	return nil
+}
+
+// parses returns an error if the command line is refused before the command runs. Brackets mark what is optional. A
+// command alone may be a mention of it, without its arguments.
+func parses(words []string) error {
+	for i, word := range words {
+		words[i] = strings.Trim(word, "[]")
+	}
+	if len(words) == 1 {
+		words = append(words, "--help")
+	}
+	app := newApp(&env{out: io.Discard, err: io.Discard})
+	app.Commands = commands(&env{})
+	for _, c := range app.Commands {
+		c.Action = func(*ucli.Context) error { return nil }
+		strict(c)
+	}
+	return app.Run(append([]string{"steelyard"}, words...))
 }
