@@ -135,6 +135,10 @@ func TestHostileAnswers(t *testing.T) {
 			"server response headers exceeded 65536 bytes; aborted"},
 		"endless body":        {saying(t, head+"\r\n", "."), web(""), "ok: HTTP 200"},
 		"endless body, other": {saying(t, head+"\r\n", "."), web("x"), `HTTP 200, body does not contain "x"`},
+		"another protocol, then silence": {answering(t, func(c net.Conn) {
+			io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
+			io.Copy(io.Discard, c)
+		}), web("x"), "HTTP 101, want 200-399"},
 		"name in certificate": {named(t, "\x1b[2J"+strings.Repeat("x", 50000)),
 			lb.CheckSpec{Type: lb.CheckHTTPS, Path: "/", TLSServerName: "example.net"},
 			"tls: failed to verify certificate: x509: certificate is valid for �[2Jxxx"},

@@ -113,7 +113,8 @@ func (c httpChecker) get(ctx context.Context, scheme string) (*http.Response, st
 		return nil, "", err
 	}
 	defer resp.Body.Close()
-	if c.Spec.Body == "" {
+	// After 101 the body is the connection itself, and reading it would not end with ctx.
+	if c.Spec.Body == "" || resp.StatusCode == http.StatusSwitchingProtocols {
 		return resp, "", nil
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxBody))
