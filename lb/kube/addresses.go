@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"iter"
 	"net/netip"
 	"slices"
 
@@ -67,27 +68,31 @@ func (s *Source) spreads(service *core.Service, vips []netip.Addr) bool {
 
 // shares reports whether another Service has an address of this one.
 func (s *Source) shares(service *core.Service) bool {
-	return len(s.sharing(service)) > 0
+	for range s.sharing(service) {
+		return true
+	}
+	return false
 }
 
 // touchSharing adds to the queue the Services that share an address with x, a Service before or after a change.
 func (s *Source) touchSharing(x any) {
 	if service, ok := x.(*core.Service); ok {
-		for _, name := range s.sharing(service) {
+		for name := range s.sharing(service) {
 			s.queue.Add(name)
 		}
 	}
 }
 
-// sharing returns the names of other Services that have an address of this one.
-func (s *Source) sharing(service *core.Service) (names []string) {
-	for _, a := range append(addressesOf(service), externalIPsOf(service)...) {
-		found, _ := s.services.ByIndex(withAddress, a.String()) // the index exists
-		for _, x := range found {
-			if name := nameOf(x.(*core.Service)); name != nameOf(service) {
-				names = append(names, name)
+// sharing returns the names of other Services that have an address of this one, once for each address.
+func (s *Source) sharing(service *core.Service) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, a := range append(addressesOf(service), externalIPsOf(service)...) {
+			found, _ := s.services.ByIndex(withAddress, a.String()) // the index exists
+			for _, x := range found {
+				if name := nameOf(x.(*core.Service)); name != nameOf(service) && !yield(name) {
+					return
+				}
 			}
 		}
 	}
-	return names
 }

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -19,14 +20,17 @@ import (
 type claim struct {
 	service  *core.Service
 	external bool // only in the externalIPs
+	holder   lb.Holder
 }
+
+func newClaim(s *core.Service, external bool) claim { return claim{s, external, holder(s)} }
 
 // compareClaims orders claims of one address: those in a status first, then of Services that share it as was agreed
 // the last one, then the older Service, then the lower UID.
 func compareClaims(a, b claim) int {
 	return cmp.Or(
 		compareBool(a.external, b.external),
-		cmp.Compare(agreedAt(b.service), agreedAt(a.service)),
+		cmp.Compare(b.holder.Agreed, a.holder.Agreed),
 		a.service.CreationTimestamp.Compare(b.service.CreationTimestamp.Time),
 		strings.Compare(string(a.service.UID), string(b.service.UID)),
 		strings.Compare(nameOf(a.service), nameOf(b.service)),
@@ -36,7 +40,7 @@ func compareClaims(a, b claim) int {
 // canShare reports whether two Services may have one address: they have the same key and no port in common. The
 // allocator has decided about addresses in statuses, so these need no key.
 func (c claim) canShare(d claim) bool {
-	a, b := holder(c.service), holder(d.service)
+	a, b := c.holder, d.holder
 	if (c.external || d.external) && (a.ShareKey == "" || a.ShareKey != b.ShareKey) {
 		return false
 	}
@@ -52,10 +56,12 @@ func (c claim) canShare(d claim) bool {
 // controllers of other classes may write any address. An address of its externalIPs counts only if a pool permits it.
 func (s *Source) claimOf(service *core.Service, addr netip.Addr) (claim, bool) {
 	if matchesClass(service, s.o.Class) && slices.Contains(addressesOf(service), addr) {
-		return claim{service, false}, true
+		return newClaim(service, false), true
 	}
-	return claim{service, true}, slices.Contains(externalIPsOf(service), addr) &&
-		permitsExternal(s.o.Pools, service, addr)
+	if !slices.Contains(externalIPsOf(service), addr) || !permitsExternal(s.o.Pools, service, addr) {
+		return claim{}, false
+	}
+	return newClaim(service, true), true
 }
 
 // permitsExternal reports whether a Service may have addr as one of its externalIPs.
@@ -68,12 +74,12 @@ func permitsExternal(pools []Pool, service *core.Service, addr netip.Addr) bool 
 func (s *Source) owner(c claim, addr netip.Addr) (first *core.Service) {
 	found, _ := s.services.ByIndex(withAddress, addr.String()) // the index exists
 	for _, x := range found {
-		other, ok := s.claimOf(x.(*core.Service), addr)
-		if !ok || nameOf(other.service) == nameOf(c.service) || compareClaims(other, c) > 0 || c.canShare(other) {
+		service := x.(*core.Service)
+		if nameOf(service) == c.holder.Service || first != nil && nameOf(service) > nameOf(first) {
 			continue
 		}
-		if first == nil || strings.Compare(nameOf(other.service), nameOf(first)) < 0 {
-			first = other.service
+		if other, ok := s.claimOf(service, addr); ok && compareClaims(other, c) < 0 && !c.canShare(other) {
+			first = service
 		}
 	}
 	return first
@@ -89,8 +95,10 @@ type addresses struct {
 // addressesFor returns the addresses of a Service that this node serves: those in its status, and those of its
 // externalIPs that a pool permits, unless another Service has them. ExternalIPs work with every type of Service.
 func (s *Source) addressesFor(service *core.Service) (a addresses) {
+	c := newClaim(service, false)
 	add := func(addr netip.Addr, external bool) {
-		if owner := s.owner(claim{service, external}, addr); owner != nil {
+		c.external = external
+		if owner := s.owner(c, addr); owner != nil {
 			reason := "refused: " + addr.String() + " belongs to " + nameOf(owner)
 			a.refused = append(a.refused, lb.RefusedVIP{VIP: addr, Reason: reason})
 			return
@@ -107,6 +115,12 @@ func (s *Source) addressesFor(service *core.Service) (a addresses) {
 	for _, addr := range externalIPsOf(service) {
 		if !slices.Contains(a.vips, addr) && permitsExternal(s.o.Pools, service, addr) {
 			add(addr, true)
+		}
+	}
+	if ips := service.Spec.ExternalIPs; len(ips) > maxExternalIPs {
+		if addr, err := netip.ParseAddr(ips[maxExternalIPs]); err == nil && permitsExternal(s.o.Pools, service, addr) {
+			reason := fmt.Sprintf("refused: only the first %d externalIPs of a Service are used", maxExternalIPs)
+			a.refused = append(a.refused, lb.RefusedVIP{VIP: addr, Reason: reason})
 		}
 	}
 	return a

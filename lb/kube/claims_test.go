@@ -128,3 +128,26 @@ func TestWhoHasAnAddress(t *testing.T) {
 		t.Errorf("externalIPs without external_ips: %+v", got)
 	}
 }
+
+// A Service may have 100,000 externalIPs, and only the first ones are read.
+func TestManyExternalIPs(t *testing.T) {
+	const vip = "203.0.113.1"
+	f := newFixture(t, func(o *Options) {
+		at := netip.MustParseAddr(vip)
+		o.Pools = []Pool{{ExternalIPs: true, Pool: lb.Pool{Ranges: []lb.AddrRange{{From: at, To: at}}}}}
+	})
+	for i, want := range map[int]string{
+		99: "[203.0.113.1] []", 100: "[] [{203.0.113.1 refused: only the first 100 externalIPs of a Service are used}]",
+	} {
+		s := aService(func(s *core.Service) {
+			s.Status = core.ServiceStatus{}
+			for i := range 200 {
+				s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("198.51.100.%d", i))
+			}
+			s.Spec.ExternalIPs[i] = vip
+		})
+		if a := f.addressesFor(s); fmt.Sprint(a.vips, a.refused) != want {
+			t.Errorf("at %d: %v %v; want %s", i, a.vips, a.refused, want)
+		}
+	}
+}

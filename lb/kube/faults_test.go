@@ -247,7 +247,7 @@ func (m *allocators) mayMove(s *core.Service, addr netip.Addr) bool {
 }
 
 func clash(a, b *core.Service) bool {
-	return !claim{a, true}.canShare(claim{b, true})
+	return !newClaim(a, true).canShare(newClaim(b, true))
 }
 
 func (m *allocators) recent(name string) bool { return time.Since(m.touched[name]) < modelSettle }

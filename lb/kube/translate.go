@@ -54,9 +54,13 @@ func addressesOf(s *core.Service) (vips []netip.Addr) {
 	return vips
 }
 
-// externalIPsOf returns spec.externalIPs.
+// maxExternalIPs is how many of spec.externalIPs are read. A Service has room for 100,000, which would have to be
+// compared with each other, and with those of all Services that have one of them, at each change.
+const maxExternalIPs = 100
+
+// externalIPsOf returns the first ones of spec.externalIPs.
 func externalIPsOf(s *core.Service) (addrs []netip.Addr) {
-	for _, text := range s.Spec.ExternalIPs {
+	for _, text := range s.Spec.ExternalIPs[:min(len(s.Spec.ExternalIPs), maxExternalIPs)] {
 		if a, err := netip.ParseAddr(text); err == nil && !slices.Contains(addrs, a) {
 			addrs = append(addrs, a)
 		}
