@@ -81,28 +81,41 @@ func (e endpoint) on(p slicePort) endpoint {
 	return e
 }
 
-// endpointsOf returns the endpoints of a port of a Service in one family, ordered by address. Ports match by name and
-// protocol. Only the first address of an endpoint counts, as the API defines. Each address occurs once: slices may
-// overlap while the controller moves endpoints between them (pkg/proxy/endpointslicecache.go).
-func endpointsOf(all []*endpointSlice, port core.ServicePort, is4 bool) []endpoint {
-	family := discovery.AddressTypeIPv6
-	if is4 {
-		family = discovery.AddressTypeIPv4
-	}
-	byAddr := map[netip.AddrPort]endpoint{}
+// portOf is what a port of a Service and those of EndpointSlices have in common.
+type portOf struct {
+	name     string
+	protocol core.Protocol
+	family   discovery.AddressType
+}
+
+// portIn is a port of an EndpointSlice.
+type portIn struct {
+	*endpointSlice
+	port slicePort
+}
+
+// byPort returns the ports of slices.
+func byPort(all []*endpointSlice) map[portOf][]portIn {
+	ports := map[portOf][]portIn{}
 	for _, s := range all {
-		if s.family != family {
-			continue
-		}
 		for _, p := range s.ports {
-			if p.name != port.Name || p.protocol != protocolOf(&port.Protocol) {
-				continue
-			}
-			for _, e := range s.endpoints {
-				x := e.on(p)
-				if old, twice := byAddr[x.at]; !twice || !old.ready && x.ready {
-					byAddr[x.at] = x
-				}
+			key := portOf{p.name, p.protocol, s.family}
+			ports[key] = append(ports[key], portIn{s, p})
+		}
+	}
+	return ports
+}
+
+// endpointsOf returns the endpoints of a port of a Service in one family, ordered by address. Only the first address of
+// an endpoint counts, as the API defines. Each address occurs once: slices may overlap while the controller moves
+// endpoints between them (pkg/proxy/endpointslicecache.go).
+func endpointsOf(ports []portIn) []endpoint {
+	byAddr := map[netip.AddrPort]endpoint{}
+	for _, p := range ports {
+		for _, e := range p.endpoints {
+			x := e.on(p.port)
+			if old, twice := byAddr[x.at]; !twice || !old.ready && x.ready {
+				byAddr[x.at] = x
 			}
 		}
 	}

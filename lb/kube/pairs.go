@@ -5,10 +5,10 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
-	"net/netip"
 	"slices"
 
 	core "k8s.io/api/core/v1"
+	discovery "k8s.io/api/discovery/v1"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -21,6 +21,8 @@ type pairs struct {
 	n  int // of all
 	// share is how many endpoints each port and family gets; 0: all.
 	share int
+	// some: not all pairs were made.
+	some bool
 }
 
 type portFamily struct {
@@ -28,21 +30,69 @@ type portFamily struct {
 	is4  bool
 }
 
-// findPairs returns all pairs of a Service. Of more than most, each port and family gets an equal share.
+// expandedMax is how many pairs are made before some are chosen, as a multiple of those that are used.
+const expandedMax = 10
+
+// findPairs returns all pairs of a Service. Of more than most, each port and family gets an equal share. The pairs of
+// 15,000 ports and 300 endpoints are too many to be made at each change: of these only the best of each slice are.
 func findPairs(s *core.Service, endpoints []*endpointSlice, most int) pairs {
 	p := pairs{of: map[portFamily][]endpoint{}}
-	for i, port := range s.Spec.Ports {
-		for _, is4 := range []bool{true, false} {
-			if all := endpointsOf(endpoints, port, is4); len(all) > 0 {
-				p.of[portFamily{i, is4}] = all
-				p.n += len(all)
-			}
-		}
+	from, n := findPorts(s, endpoints)
+	if n/expandedMax > most {
+		p.some, p.share = true, max(most/len(from), 1)
+		from, _ = findPorts(s, best(endpoints, p.share))
 	}
-	if p.n > most {
+	for key, ports := range from {
+		if p.some { // those of better slices come first
+			ports = ports[:min(len(ports), p.share)]
+		}
+		p.of[key] = endpointsOf(ports)
+		p.n += len(p.of[key])
+	}
+	switch {
+	case p.some:
+		p.n = n
+	case p.n > most:
 		p.share = max(most/len(p.of), 1)
 	}
 	return p
+}
+
+// findPorts returns the ports of slices for each port of a Service that has endpoints, and the number of pairs. An
+// endpoint that is in two slices counts twice.
+func findPorts(s *core.Service, endpoints []*endpointSlice) (from map[portFamily][]portIn, n int) {
+	from = map[portFamily][]portIn{}
+	ports := byPort(endpoints)
+	for i, port := range s.Spec.Ports {
+		for _, is4 := range []bool{true, false} {
+			family := discovery.AddressTypeIPv6
+			if is4 {
+				family = discovery.AddressTypeIPv4
+			}
+			for _, x := range ports[portOf{port.Name, protocolOf(&port.Protocol), family}] {
+				if len(x.endpoints) > 0 {
+					from[portFamily{i, is4}] = append(from[portFamily{i, is4}], x)
+					n += len(x.endpoints)
+				}
+			}
+		}
+	}
+	return from, n
+}
+
+// best returns slices with their n best endpoints, those with better ones first.
+func best(all []*endpointSlice, n int) (some []*endpointSlice) {
+	for _, s := range all {
+		if len(s.endpoints) > 0 {
+			c := *s
+			c.endpoints = bestOf(s.endpoints, n)
+			some = append(some, &c)
+		}
+	}
+	slices.SortStableFunc(some, func(a, b *endpointSlice) int {
+		return cmp.Compare(a.endpoints[0].score(), b.endpoints[0].score())
+	})
+	return some
 }
 
 // within returns the endpoints of a port and family that are used: of too many those that serve, and of these the ones
@@ -52,32 +102,39 @@ func (p pairs) within(all []endpoint) []endpoint {
 	if p.share == 0 || len(all) <= p.share {
 		return all
 	}
+	some := bestOf(all, p.share)
+	slices.SortFunc(some, func(a, b endpoint) int { return a.at.Compare(b.at) })
+	return some
+}
+
+// bestOf returns the n endpoints with the lowest scores.
+func bestOf(all []endpoint, n int) []endpoint {
 	type scored struct {
 		endpoint
 		score uint64
 	}
 	list := make([]scored, len(all))
 	for i, e := range all {
-		list[i] = scored{e, score(e.at.Addr())}
-		if !e.ready && !e.serving {
-			list[i].score |= 1 << 63
-		}
+		list[i] = scored{e, e.score()}
 	}
 	slices.SortFunc(list, func(a, b scored) int { return cmp.Or(cmp.Compare(a.score, b.score), a.at.Compare(b.at)) })
-	some := make([]endpoint, p.share)
+	some := make([]endpoint, min(n, len(all)))
 	for i := range some {
 		some[i] = list[i].endpoint
 	}
-	slices.SortFunc(some, func(a, b endpoint) int { return a.at.Compare(b.at) })
 	return some
 }
 
-// score is a hash of 63 bits.
-func score(a netip.Addr) uint64 {
+// score is a hash of the address, of 63 bits; of an endpoint that does not serve, the highest bit is set.
+func (e endpoint) score() uint64 {
 	h := fnv.New64a()
-	b := a.As16()
+	b := e.at.Addr().As16()
 	h.Write(b[:])
-	return binary.BigEndian.Uint64(h.Sum(nil)) * 0x9e3779b97f4a7c15 >> 1
+	score := binary.BigEndian.Uint64(h.Sum(nil)) * 0x9e3779b97f4a7c15 >> 1
+	if !e.ready && !e.serving {
+		score |= 1 << 63
+	}
+	return score
 }
 
 // bound refuses a Service with too many pairs of endpoint and port. One that is in force keeps its addresses: its view

@@ -3,6 +3,7 @@ package kube
 import (
 	"fmt"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -94,6 +95,35 @@ func TestTooManyEndpoints(t *testing.T) {
 	same := slices.DeleteFunc(slices.Clone(after), func(a netip.Addr) bool { return !slices.Contains(used, a) })
 	if len(after) != 10 || len(same) != 9 || slices.Contains(after, used[3]) {
 		t.Errorf("without %v: %v; want one in place of it", used[3], after)
+	}
+}
+
+// Of a Service with very many pairs, not all are made at each change: nothing else of the cluster is handled meanwhile.
+func TestPairsAreNotAllMade(t *testing.T) {
+	const ports, most = 5000, 10000
+	f := newFixture(t, func(o *Options) { o.MaxEndpoints, o.Forward = most, lb.MethodTunnel })
+	f.have(t, node("n1", "192.0.2.1"), node("n2", "192.0.2.2"))
+	sink := fakeSink{f.recorded}
+	reconcile := func(endpoints int) (s *lb.Service, allocated uint64) {
+		f.have(t, manyPorts("web", "203.0.113.1", ports))
+		for i := range 3 { // the slices overlap, as while the controller moves endpoints
+			slice := manyEndpoints("web", ports, endpoints)
+			slice.Name = fmt.Sprint("web-", i)
+			f.have(t, slice)
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		f.reconcile("default/web", sink)
+		runtime.ReadMemStats(&after)
+		return f.put["default/web"], after.TotalAlloc - before.TotalAlloc
+	}
+	_, few := reconcile(2)
+	s, many := reconcile(300)
+	if used := firstBackends(s); len(s.VIPs) != 1 || len(used) != 2 {
+		t.Errorf("VIPs %v, endpoints %v; want two", s.VIPs, used)
+	}
+	if many > 3*few {
+		t.Errorf("%d MB were allocated for 300 endpoints, %d MB for 2, of which as many are used", many>>20, few>>20)
 	}
 }
 

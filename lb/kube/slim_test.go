@@ -175,7 +175,7 @@ func TestPortsOfASlice(t *testing.T) {
 	}, s.Ports...)
 	all := slimmed([]*discovery.EndpointSlice{slice(8081), s})
 	for name, want := range map[string]uint16{"http": 8080, "metrics": 9090} {
-		got := endpointsOf(all, core.ServicePort{Name: name}, true)
+		got := endpointsOf(byPort(all)[portOf{name, core.ProtocolTCP, discovery.AddressTypeIPv4}])
 		if len(got) != 1 || got[0].at.Port() != want {
 			t.Errorf("%s: %+v; want one endpoint with port %d", name, got, want)
 		}

@@ -43,9 +43,14 @@ type seen struct {
 
 // addStale adds the endpoints that a port of a service had and no longer has to it, as deleted backends. The datapath
 // then ends their flows, and a client that keeps its source port (UDP) is balanced anew at once. An endpoint counts in
-// any condition: most are terminating before they are removed, and have no new flows then.
+// any condition: most are terminating before they are removed, and have no new flows then. Of a service with too many
+// endpoints to look at all, flows end by themselves.
 func (s *Source) addStale(v *view) {
 	name := v.service.Name
+	if v.some {
+		delete(s.endpoints, name)
+		return
+	}
 	before, x := s.endpoints[name], seen{present: s.present(name)}
 	keep := func(e served, until time.Time) {
 		if _, present := slices.BinarySearchFunc(x.present, e, served.compare); present {

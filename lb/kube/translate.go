@@ -89,6 +89,7 @@ type view struct {
 	unserved   map[lb.Family]withheld // families that are withheld by themselves
 	announced  bool                   // by this node until now, as far as that depends on the node
 	pairs      int                    // of endpoint and port, in the whole cluster
+	some       bool                   // there are too many to look at all
 }
 
 // withheld is why the addresses of a family are not announced. Intended: it is no fault of this node.
@@ -168,7 +169,7 @@ func translate(
 		}
 	}
 	v := &view{
-		service: out, ports: ports, spread: spread, pairs: found.n,
+		service: out, ports: ports, spread: spread, pairs: found.n, some: found.some,
 		noEndpoint: !usable[true] && !usable[false], unserved: map[lb.Family]withheld{},
 		readyLocal: max(len(readyLocal[true]), len(readyLocal[false])),
 	}
