@@ -10,16 +10,12 @@ import (
 // Holder is the part of a service that determines whether it can share an address.
 type Holder struct {
 	Service string
-	// ShareKey permits two services to hold one address: both have the same key, not "", and no port in common.
+	// ShareKey permits a service to be assigned an address that others have: all have the same key, not "", and no port
+	// in common. Who has the address keeps it whatever becomes of the keys.
 	ShareKey string
 	Ports    []Port
-	// Agreed, Created and ID decide which of two services keeps an address that they hold and may not share: the one
-	// with the greater Agreed, then the one that was created first, then the one with the lower ID. When all are equal
-	// it is the one that had the address first.
-	//
-	// Agreed is when the service was assigned its addresses with this ShareKey and these Ports, as a number that grows;
-	// 0: it was not, or it shares none. The last one is right: it is assigned only beside what the others share then.
-	Agreed  uint64
+	// Created and ID decide which of two services has a port that both hold: the one that was created first, then the
+	// one with the lower ID.
 	Created time.Time
 	ID      string
 }
@@ -27,7 +23,7 @@ type Holder struct {
 // equal reports whether h and o share addresses with the same services.
 func (h Holder) equal(o Holder) bool {
 	return h.Service == o.Service && h.ShareKey == o.ShareKey && slices.Equal(h.Ports, o.Ports) &&
-		h.Agreed == o.Agreed && h.Created.Equal(o.Created) && h.ID == o.ID
+		h.Created.Equal(o.Created) && h.ID == o.ID
 }
 
 // Request is the set of addresses that a service needs.
@@ -43,9 +39,6 @@ type Request struct {
 	Addresses []netip.Addr
 	// Allows reports whether the service may be assigned addresses of a pool; nil: of all.
 	Allows func(pool string) bool
-	// KeepShared keeps an address that the service has although another service holds it without the same ShareKey.
-	// (File: a fixed address may equal one that a pool has assigned.)
-	KeepShared bool
 	// ByName chooses a new address by the name of the service, and not the lowest free one.
 	ByName bool
 
@@ -62,7 +55,7 @@ func (r *Request) allows(p Pool) bool { return r.Allows == nil || r.Allows(p.Nam
 
 // Allocator assigns VIPs to services. An address that a service has stays with it until it is released or until its
 // pool no longer has it: neither the order of pools nor other services move it. A new address is the lowest free one of
-// the first range of the first pool that has one.
+// the first range of the first pool that has one. Of services that share an address, each port has one.
 //
 // The cost of a call does not depend on the number of addresses assigned or on the size of the pools. An Allocator is a
 // pure state machine for one goroutine: the same calls give the same results.
@@ -73,9 +66,7 @@ type Allocator struct {
 	assigned map[string][]netip.Addr  // by service, in the order of its families
 	reserved map[string][]netip.Addr  // by service
 	holders  map[netip.Addr][]Holder  // by the names of their services; none is empty
-	// displaced are the services that have lost an address to one that comes before them.
-	displaced []string
-	freed     bool // an address has lost a holder
+	freed    bool                     // an address has lost a holder
 }
 
 // NewAllocator returns an Allocator that has assigned nothing.
@@ -113,7 +104,7 @@ func (a *Allocator) Reserve(h Holder, addrs []netip.Addr) { a.replace(a.reserved
 // Assign returns one address of each family of r, and assigns them. For each family it takes the first that exists of
 // the requested address, the one that the service has, the lowest that it may share, and a free one. The others of
 // PerFamily follow. When it fails, with an *AssignError, it changes nothing. A request all of whose families are
-// optional needs one of them.
+// optional needs one of them. The service does not get the ports that are Denied.
 func (a *Allocator) Assign(r Request) ([]netip.Addr, error) {
 	r.chosen = nil
 	var missing error
@@ -147,8 +138,7 @@ func (a *Allocator) Assign(r Request) ([]netip.Addr, error) {
 			}
 		}
 	}
-	a.Take(r.Holder, r.chosen)
-	a.displace(r.Holder, r.chosen)
+	a.Take(a.granted(r.Holder, r.chosen), r.chosen)
 	return r.chosen, nil
 }
 
@@ -156,7 +146,7 @@ func (a *Allocator) Assign(r Request) ([]netip.Addr, error) {
 func (a *Allocator) find(r *Request, f Family) (netip.Addr, error) {
 	for _, addr := range r.Addresses {
 		if FamilyOf(addr) == f {
-			return addr, a.mayHold(r, addr, slices.Contains(a.assigned[r.Service], addr))
+			return addr, a.mayHold(r, addr)
 		}
 	}
 	pools, err := a.poolsFor(r)
@@ -209,7 +199,7 @@ func (a *Allocator) isFree(r *Request, pool int, addr netip.Addr) bool {
 
 // mayShare reports whether r may share an address that is in use.
 func (a *Allocator) mayShare(r *Request, addr netip.Addr) bool {
-	return a.conflict(r.Holder, addr, false) == nil && !slices.Contains(r.chosen, addr)
+	return a.conflict(r.Holder, addr) == nil && !slices.Contains(r.chosen, addr)
 }
 
 // poolsFor returns the pools that r may be assigned addresses from, best first.
@@ -236,8 +226,7 @@ func (a *Allocator) poolsFor(r *Request) (pools []int, err error) {
 // also when that pool is no longer AutoAssign or no longer for it.
 func (a *Allocator) keeps(r *Request, addr netip.Addr, pools []int) bool {
 	p := a.poolOf(addr)
-	return p >= 0 && (r.Pool == "" || slices.Contains(pools, p)) &&
-		(r.KeepShared || a.conflict(r.Holder, addr, true) == nil)
+	return p >= 0 && (r.Pool == "" || slices.Contains(pools, p))
 }
 
 // lowestShared returns the lowest address in use that r may share, or zero.
@@ -262,9 +251,9 @@ func (a *Allocator) lowestShared(r *Request, f Family, pools []int) (lowest neti
 	return lowest
 }
 
-// mayHold returns why r cannot have addr: it is in no pool that it may use, or another service holds it and does not
-// share it. Has: it has the address.
-func (a *Allocator) mayHold(r *Request, addr netip.Addr, has bool) error {
+// mayHold returns why r cannot have addr: it is in no pool that it may use, or another service has it and does not
+// share it.
+func (a *Allocator) mayHold(r *Request, addr netip.Addr) error {
 	p := a.poolOf(addr)
 	if p < 0 {
 		return &AssignError{Cause: AddrInNoPool, Addr: addr}
@@ -272,7 +261,7 @@ func (a *Allocator) mayHold(r *Request, addr netip.Addr, has bool) error {
 	if !r.allows(a.pools[p]) {
 		return &AssignError{Cause: AddrNotAllowed, Addr: addr, Pools: []string{a.pools[p].Name}}
 	}
-	if err := a.conflict(r.Holder, addr, has); err != nil {
+	if err := a.conflict(r.Holder, addr); err != nil && !a.isAssigned(r.Service, addr) {
 		return err
 	}
 	return nil

@@ -11,8 +11,8 @@ import (
 
 // exhaustive applies the rules of Assign to every address in turn, for one IPv4 address each.
 type exhaustive struct {
-	pools []Pool // by priority
-	has   map[string]Request
+	pools []Pool             // by priority
+	has   map[string]Request // with the ports that it has
 	at    map[string]netip.Addr
 }
 
@@ -30,7 +30,7 @@ func (m *exhaustive) fits(r Request, addr netip.Addr) bool {
 }
 
 func (m *exhaustive) find(r Request) netip.Addr {
-	if at := m.at[r.Service]; at.IsValid() && m.fits(r, at) {
+	if at := m.at[r.Service]; at.IsValid() {
 		return at
 	}
 	if r.ShareKey != "" {
@@ -50,8 +50,22 @@ func (m *exhaustive) find(r Request) netip.Addr {
 	return netip.Addr{}
 }
 
+// granted returns r with the ports that no other service has at its address.
+func (m *exhaustive) granted(r Request) Request {
+	r.Ports = slices.DeleteFunc(slices.Clone(r.Ports), func(p Port) bool {
+		for name, o := range m.has {
+			if name != r.Service && m.at[name] == m.at[r.Service] && slices.ContainsFunc(o.Ports, p.Overlaps) {
+				return true
+			}
+		}
+		return false
+	})
+	return r
+}
+
 // Whatever is assigned and released, the result is that of a search through all addresses: no address for two services
-// that do not share, the lowest that fits, and a released one is available.
+// that do not share, the lowest that fits, none is taken from a service, no port has two, and a released one is
+// available.
 func TestAssignAgainstExhaustiveSearch(t *testing.T) {
 	const seed = 14
 	rng := rand.New(rand.NewPCG(seed, seed))
@@ -73,9 +87,15 @@ func TestAssignAgainstExhaustiveSearch(t *testing.T) {
 			}
 			want := m.find(r)
 			if want.IsValid() {
-				m.at[r.Service], m.has[r.Service] = want, r
+				m.at[r.Service] = want
+				m.has[r.Service] = m.granted(r)
 			}
 			got, err := a.Assign(r)
+			denied := len(r.Ports) - len(m.has[r.Service].Ports)
+			if want.IsValid() && len(a.Denied(r.Holder)) != denied {
+				t.Fatalf("seed %d, round %d, step %d: %+v is denied %v; want %d ports",
+					seed, round, step, r, a.Denied(r.Holder), denied)
+			}
 			if want.IsValid() != (err == nil) || want.IsValid() && got[0] != want {
 				t.Fatalf("seed %d, round %d, step %d: Assign(%+v) = %v, %v; want %v",
 					seed, round, step, r, got, err, want)

@@ -110,8 +110,8 @@ func TestAllocationIsSticky(t *testing.T) {
 	}
 }
 
-// A service keeps its address in a pool that is no longer auto_assign or no longer for it, but not when it names
-// another pool, or another service holds the address.
+// A service keeps its address in a pool that is no longer auto_assign or no longer for it, also beside another holder,
+// but not when it names another pool.
 func TestKeep(t *testing.T) {
 	manual := pool("manual", "192.0.2.1", "192.0.2.9")
 	manual.AutoAssign = false
@@ -128,15 +128,14 @@ func TestKeep(t *testing.T) {
 		"nothing is allowed":    {func(r *Request) { r.Allows = denied }, "", "[192.0.2.5]"},
 		"not allowed, another holder": {func(r *Request) {
 			r.Allows = denied
-		}, "other", "no pool has auto_assign"},
+		}, "other", "[192.0.2.5]"},
 		"not allowed, two of a family": {func(r *Request) {
 			r.Allows, r.PerFamily = autoOnly, 2
 		}, "", "[192.0.2.5]"},
 		"the named is not allowed": {func(r *Request) {
 			r.Allows, r.Pool = denied, "auto"
 		}, "", `the pool "auto" is not for this service`},
-		"another holder": {func(r *Request) {}, "other", "[203.0.113.1]"},
-		"KeepShared":     {func(r *Request) { r.KeepShared = true }, "other", "[192.0.2.5]"},
+		"another holder": {func(r *Request) {}, "other", "[192.0.2.5]"},
 		"the other family": {func(r *Request) {
 			r.Families[0].Family = IPv6
 		}, "", "no free IPv6 address in auto"},
@@ -300,9 +299,11 @@ func TestShare(t *testing.T) {
 	if got := outcome(a.Assign(sharer("g", "x", 80))); got != "[203.0.113.1]" {
 		t.Errorf("after a release: %s; want [203.0.113.1]", got)
 	}
-	a.Assign(sharer("b", "z", 443, 8443)) // b leaves the address by its key: the other two stay
-	if got := outcome(a.Assign(sharer("h", "x", 443))); got != "[192.0.2.1]" {
-		t.Errorf("another port: %s; want [192.0.2.1]", got)
+	if got := outcome(a.Assign(sharer("b", "z", 443, 8443))); got != "[203.0.113.1]" {
+		t.Errorf("with another key: %s; want the address that it has", got)
+	}
+	if got := outcome(a.Assign(sharer("h", "x", 9000))); got != "[192.0.2.1]" {
+		t.Errorf("beside another key: %s; want [192.0.2.1]", got)
 	}
 	if len(a.shared) == 0 {
 		t.Fatal("no address is shared")

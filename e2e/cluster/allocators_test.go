@@ -236,8 +236,8 @@ func (c *cluster) checkStatus(t *testing.T, name, writer string, addresses, fina
 	}
 }
 
-// sharerChanges: an older Service shares the address of another one by its key, and then takes its port while nobody
-// assigns addresses: it loses the address, and the other one is not written.
+// sharerChanges: an older Service shares the address of another one by its key, and then asks for its port while nobody
+// assigns addresses: it is told no, and the other one is not written.
 func sharerChanges(t *testing.T, c *cluster) {
 	port := func(port int32) func(*core.Service) {
 		return func(s *core.Service) { s.Spec.Ports = s.Spec.Ports[:1]; s.Spec.Ports[0].Port = port }
@@ -250,12 +250,15 @@ func sharerChanges(t *testing.T, c *cluster) {
 		s.Annotations = map[string]string{"steelyard.dev/share": "x"}
 	})
 	vips := c.waitAddresses(t, "host")
-	has := func(name string, want bool) {
+	has := func(name, reason string) {
 		t.Helper()
-		labtest.Until(t, 20*time.Second, fmt.Sprintf("%s has the address: %t", name, want), func() error {
+		labtest.Until(t, 20*time.Second, fmt.Sprintf("%s has the address, %s", name, reason), func() error {
 			s, err := api.Get(t.Context(), name, meta.GetOptions{})
 			if err == nil && (len(s.Status.LoadBalancer.Ingress) != 2 ||
-				(s.Status.LoadBalancer.Ingress[0].IP == vips[0].String()) != want) {
+				s.Status.LoadBalancer.Ingress[0].IP != vips[0].String() ||
+				reason != "" && !slices.ContainsFunc(s.Status.Conditions, func(c meta.Condition) bool {
+					return c.Reason == reason && c.Status == meta.ConditionFalse
+				})) {
 				err = fmt.Errorf("%+v", s.Status)
 			}
 			return err
@@ -266,7 +269,7 @@ func sharerChanges(t *testing.T, c *cluster) {
 			"steelyard.dev/share": "x", "steelyard.dev/addresses": fmt.Sprintf("%s,%s", vips[0], vips[1]),
 		}
 	})
-	has("guest", true)
+	has("guest", "")
 	before, err := api.Get(t.Context(), "host", meta.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -276,7 +279,7 @@ func sharerChanges(t *testing.T, c *cluster) {
 	}
 	c.updateService(t, "guest", func(s *core.Service) { port(80)(s); delete(s.Annotations, "steelyard.dev/addresses") })
 	c.allocators[0] = c.startAllocator(t, "allocator", fmt.Sprintf(allocatorTOML, kube.KubeconfigPath))
-	has("guest", false)
+	has("guest", "PortInUse")
 	after, err := api.Get(t.Context(), "host", meta.GetOptions{})
 	if err != nil || after.ResourceVersion != before.ResourceVersion {
 		t.Errorf("%v; the host is %+v; want %+v", err, after.Status, before.Status)

@@ -199,7 +199,7 @@ func translatePools(cfg *config.Config) []lb.Pool {
 // request asks for an address of each family that the pool of a service has and that a backend can serve. A fixed
 // address of another service may equal one that the service has: the services share it by port.
 func request(c config.Service, pools []lb.Pool) lb.Request {
-	r := lb.Request{Holder: lb.Holder{Service: c.Name}, Pool: c.Pool, KeepShared: true, ByName: true}
+	r := lb.Request{Holder: lb.Holder{Service: c.Name}, Pool: c.Pool, ByName: true}
 	i := slices.IndexFunc(pools, func(p lb.Pool) bool { return p.Name == c.Pool })
 	if i < 0 {
 		return r

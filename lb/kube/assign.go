@@ -81,8 +81,6 @@ type assigner struct {
 	pools []Pool // by Priority, as the allocator tries them
 	alloc *lb.Allocator
 	nodes int // that may have addresses; 0: not known
-	// newest is the greatest version of a Service that is known.
-	newest uint64
 }
 
 func newAssigner(class string, pools []Pool) *assigner {
@@ -96,13 +94,13 @@ func newAssigner(class string, pools []Pool) *assigner {
 }
 
 // reserve records what a Service has besides the addresses that we assign: its externalIPs, the status of a Service of
-// another class, and addresses in its status that belong to others.
-func (a *assigner) reserve(s *core.Service, lost []netip.Addr) {
+// another class, and these addresses.
+func (a *assigner) reserve(s *core.Service, more []netip.Addr) {
 	addrs := slices.DeleteFunc(externalIPsOf(s), func(x netip.Addr) bool { return !permitsExternal(a.pools, s, x) })
 	if s.Spec.Type == core.ServiceTypeLoadBalancer && !matchesClass(s, a.class) {
 		addrs = append(addrs, statusAddresses(s)...)
 	}
-	a.alloc.Reserve(holder(s), union(addrs, lost))
+	a.alloc.Reserve(holder(s), union(addrs, more))
 }
 
 // unreserve removes the externalIPs of a deleted Service.
@@ -221,7 +219,9 @@ func holder(s *core.Service) lb.Holder {
 			h.Ports = append(h.Ports, port)
 		}
 	}
-	h.Agreed = agreedAt(s)
+	if len(h.Ports) > sharedPortsMax {
+		h.ShareKey = ""
+	}
 	return h
 }
 

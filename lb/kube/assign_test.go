@@ -112,7 +112,7 @@ func TestAssign(t *testing.T) {
 	old := svc("z", func(s *core.Service) {
 		s.Status.LoadBalancer.Ingress = []core.LoadBalancerIngress{{IP: "203.0.113.1"}, {IP: "192.0.2.1"}}
 	})
-	next.adopt(old, nil)
+	next.adopt(old, pending{})
 	if got, err := next.assign(svc("a", same)); fmt.Sprint(got) != "[203.0.113.2]" {
 		t.Errorf("beside an older Service: %v, %v", got, err)
 	}

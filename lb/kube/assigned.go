@@ -15,8 +15,8 @@ import (
 
 // This file has what says that a Service has no address, and why.
 
-// conditionAssigned is a condition of Services that could not have the address that they are to have: False with the
-// reason, True with the reason while they keep another one, and True without one later.
+// conditionAssigned is a condition of Services that could not have the address that they are to have, or one of their
+// ports of it: False with the reason, True with the reason while they keep another address, and True without one later.
 const conditionAssigned = ourPrefix + "AddressAssigned"
 
 // conditionsOfOthers returns the conditions in the status of a Service without ours.
@@ -36,7 +36,8 @@ func assignedCondition(s *core.Service) *meta.Condition {
 func conditionsAfter(s *core.Service, d decision) []meta.Condition {
 	all := slices.Clone(s.Status.Conditions)
 	switch {
-	case (d.reason == reasonFailed || d.reason == reasonRefused) && len(d.addrs) == 0:
+	case (d.reason == reasonFailed || d.reason == reasonRefused) && len(d.addrs) == 0,
+		d.reason == reasonPortInUse && isOurs(s):
 		apimeta.SetStatusCondition(&all, meta.Condition{
 			Type: conditionAssigned, Status: meta.ConditionFalse, Reason: d.reason, Message: d.warning,
 		})
@@ -50,11 +51,11 @@ func conditionsAfter(s *core.Service, d decision) []meta.Condition {
 		})
 	}
 	switch {
-	case d.agreed.terms == "" || len(d.addrs) == 0:
+	case d.record == "" || len(d.addrs) == 0:
 		apimeta.RemoveStatusCondition(&all, conditionShared)
-	case d.agreed != agreementOf(s):
+	case d.record != recordOf(s):
 		apimeta.SetStatusCondition(&all, meta.Condition{
-			Type: conditionShared, Status: meta.ConditionTrue, Reason: "Agreed", Message: d.agreed.String(),
+			Type: conditionShared, Status: meta.ConditionTrue, Reason: "Shared", Message: d.record,
 		})
 	}
 	return all

@@ -100,7 +100,7 @@ func (t *term) take(s *core.Service) error {
 	}
 	t.stuck.Store(versionOf(s), true)
 	t.skipped[nameOf(s)] = true
-	has := union(statusAddresses(s), t.ledger.pendingFor(s))
+	has := union(statusAddresses(s), t.ledger.pendingFor(s).addrs)
 	if !t.o.Boundary.Do(lb.PartStatus, nameOf(s), func() { t.assigner.reserve(s, has) }) {
 		return fmt.Errorf("the addresses of Service %s cannot be read", nameOf(s))
 	}

@@ -12,56 +12,52 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Two Services can have one address without permission to share it: anybody may write any address into the
-// spec.externalIPs of a Service of theirs, and statuses can be written by others than us. All nodes must then serve the
-// same one, whatever they saw first, so the rule uses only what is in the objects.
+// Two Services can have one address and port: anybody may write any address into the spec.externalIPs of a Service of
+// theirs, statuses can be written by others than us, and a Service that shares an address may be changed so that it has
+// a port of another one. All nodes must then serve the same one, whatever they saw first, so the rule uses only what is
+// in the objects.
 
 // claim is an address in the status or in the externalIPs of a Service.
 type claim struct {
 	service  *core.Service
 	external bool // only in the externalIPs
-	holder   lb.Holder
 }
 
-func newClaim(s *core.Service, external bool) claim { return claim{s, external, holder(s)} }
-
-// compareClaims orders claims of one address: those in a status first, then of Services that share it as was agreed
-// the last one, then the older Service, then the lower UID.
+// compareClaims orders claims of one address: those in a status first, then the older Service, then the lower UID.
 func compareClaims(a, b claim) int {
 	return cmp.Or(
 		compareBool(a.external, b.external),
-		cmp.Compare(b.holder.Agreed, a.holder.Agreed),
 		a.service.CreationTimestamp.Compare(b.service.CreationTimestamp.Time),
 		strings.Compare(string(a.service.UID), string(b.service.UID)),
 		strings.Compare(nameOf(a.service), nameOf(b.service)),
 	)
 }
 
-// canShare reports whether two Services may have one address: they have the same key and no port in common. The
-// allocator has decided about addresses in statuses, so these need no key.
-func (c claim) canShare(d claim) bool {
-	a, b := c.holder, d.holder
-	if (c.external || d.external) && (a.ShareKey == "" || a.ShareKey != b.ShareKey) {
-		return false
-	}
-	for _, p := range a.Ports {
-		if slices.ContainsFunc(b.Ports, p.Overlaps) {
-			return false
-		}
-	}
-	return true
+// hasPort reports whether a claims a port before b does: who has it by its status, else the first by compareClaims.
+func (a claim) hasPort(p lb.Port, b claim) bool {
+	aHas, bHas := slices.Contains(holds(a.service).Ports, p), slices.Contains(holds(b.service).Ports, p)
+	return cmp.Or(compareBool(!aHas, !bHas), compareClaims(a, b)) < 0
+}
+
+// canShare reports whether two Services of which one has an address as its externalIP may both have it: they have the
+// same key and no port in common.
+func (a claim) canShare(b claim) bool {
+	x, y := holder(a.service), holder(b.service)
+	return x.ShareKey != "" && x.ShareKey == y.ShareKey && !slices.ContainsFunc(x.Ports, func(p lb.Port) bool {
+		return slices.ContainsFunc(y.Ports, p.Overlaps)
+	})
 }
 
 // claimOf returns the claim of a Service for an address; false: it has none. A status counts only if nodes serve it:
 // controllers of other classes may write any address. An address of its externalIPs counts only if a pool permits it.
 func (s *Source) claimOf(service *core.Service, addr netip.Addr) (claim, bool) {
 	if matchesClass(service, s.o.Class) && slices.Contains(addressesOf(service), addr) {
-		return newClaim(service, false), true
+		return claim{service, false}, true
 	}
 	if !slices.Contains(externalIPsOf(service), addr) || !permitsExternal(s.o.Pools, service, addr) {
 		return claim{}, false
 	}
-	return newClaim(service, true), true
+	return claim{service, true}, true
 }
 
 // permitsExternal reports whether a Service may have addr as one of its externalIPs.
@@ -70,19 +66,45 @@ func permitsExternal(pools []Pool, service *core.Service, addr netip.Addr) bool 
 	return p != nil && p.ExternalIPs && p.serves(service)
 }
 
-// owner returns the Service that has an address of c and does not share it, nil if there is none.
-func (s *Source) owner(c claim, addr netip.Addr) (first *core.Service) {
+// others returns the claims of other Services for an address of c that come first or may share it, by name.
+func (s *Source) others(c claim, addr netip.Addr) (all []claim) {
 	found, _ := s.services.ByIndex(withAddress, addr.String()) // the index exists
 	for _, x := range found {
-		service := x.(*core.Service)
-		if nameOf(service) == c.holder.Service || first != nil && nameOf(service) > nameOf(first) {
-			continue
-		}
-		if other, ok := s.claimOf(service, addr); ok && compareClaims(other, c) < 0 && !c.canShare(other) {
-			first = service
+		if other, ok := s.claimOf(x.(*core.Service), addr); ok && nameOf(other.service) != nameOf(c.service) {
+			all = append(all, other)
 		}
 	}
-	return first
+	slices.SortFunc(all, func(a, b claim) int { return strings.Compare(nameOf(a.service), nameOf(b.service)) })
+	return all
+}
+
+// owner returns the Service that has an address of c, and does not share it, or has all ports that c has; nil: there is
+// none. Taken are the ports that others have if c has some.
+func (s *Source) owner(c claim, addr netip.Addr) (first *core.Service, taken []lb.Port) {
+	all := s.others(c, addr)
+	if len(all) == 0 {
+		return nil, nil
+	}
+	ports := holder(c.service).Ports
+	for _, other := range all {
+		if c.external || other.external { // an address in a status is shared by decision of the allocator
+			if compareClaims(other, c) < 0 && !c.canShare(other) {
+				return other.service, nil
+			}
+			continue
+		}
+		theirs := holder(other.service).Ports
+		for _, p := range ports {
+			if slices.Contains(theirs, p) && !slices.Contains(taken, p) && other.hasPort(p, c) {
+				taken = append(taken, p)
+				first = cmp.Or(first, other.service)
+			}
+		}
+	}
+	if len(taken) < len(ports) {
+		return nil, taken
+	}
+	return first, nil
 }
 
 // addresses are those of a Service on this node.
@@ -90,19 +112,20 @@ type addresses struct {
 	vips     []netip.Addr
 	external []netip.Addr    // those of vips that are externalIPs
 	refused  []lb.RefusedVIP // that it asks for and does not get
+	taken    []lb.Port       // of the Service, that others have at one of vips
 }
 
 // addressesFor returns the addresses of a Service that this node serves: those in its status, and those of its
 // externalIPs that a pool permits, unless another Service has them. ExternalIPs work with every type of Service.
 func (s *Source) addressesFor(service *core.Service) (a addresses) {
-	c := newClaim(service, false)
 	add := func(addr netip.Addr, external bool) {
-		c.external = external
-		if owner := s.owner(c, addr); owner != nil {
+		owner, taken := s.owner(claim{service, external}, addr)
+		if owner != nil {
 			reason := "refused: " + addr.String() + " belongs to " + nameOf(owner)
 			a.refused = append(a.refused, lb.RefusedVIP{VIP: addr, Reason: reason})
 			return
 		}
+		a.taken = append(a.taken, taken...)
 		if a.vips = append(a.vips, addr); external {
 			a.external = append(a.external, addr)
 		}
@@ -124,4 +147,18 @@ func (s *Source) addressesFor(service *core.Service) (a addresses) {
 		}
 	}
 	return a
+}
+
+// withoutPorts returns a Service without some of its ports.
+func withoutPorts(service *core.Service, taken []lb.Port) *core.Service {
+	if len(taken) == 0 {
+		return service
+	}
+	out := *service
+	out.Spec.Ports = slices.DeleteFunc(slices.Clone(service.Spec.Ports), func(p core.ServicePort) bool {
+		return slices.ContainsFunc(taken, func(t lb.Port) bool {
+			return portText(t) == fmt.Sprintf("%d/%s", p.Port, protocolOf(&p.Protocol))
+		})
+	})
+	return &out
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// All nodes serve the same one of the Services that have an address and may not share it, whatever they see first: one
-// with the address in its status, then one that has not changed since, then the oldest, then the lowest UID.
+// All nodes serve the same one of the Services that have an address and a port, whatever they see first: one with the
+// address in its status, then one that has the port by its record, then the oldest, then the lowest UID.
 func TestWhoHasAnAddress(t *testing.T) {
 	const vip = "203.0.113.10"
 	svc := func(name string, minute int, change func(*core.Service)) *core.Service {
@@ -34,14 +34,12 @@ func TestWhoHasAnAddress(t *testing.T) {
 	key := func(more func(*core.Service)) func(*core.Service) {
 		return func(s *core.Service) { more(s); s.Annotations = map[string]string{wantShare[0]: "x"} }
 	}
-	agreedAt := func(at uint64, more func(*core.Service)) func(*core.Service) {
+	recorded := func(record string, more func(*core.Service)) func(*core.Service) {
 		return func(s *core.Service) {
 			more(s)
-			d := decision{addrs: statusOf(s), agreed: agreement{terms(s), at}}
-			s.Status.Conditions = conditionsAfter(s, d)
+			s.Status.Conditions = conditionsAfter(s, decision{addrs: statusOf(s), record: record})
 		}
 	}
-	agreed := func(more func(*core.Service)) func(*core.Service) { return agreedAt(1, more) }
 	class := func(s *core.Service) { given(vip)(s); s.Spec.LoadBalancerClass = ptr("x/y") }
 	deleting := func(finalizers ...string) func(*core.Service) {
 		return func(s *core.Service) {
@@ -64,16 +62,19 @@ func TestWhoHasAnAddress(t *testing.T) {
 		{"shared, one port", []*core.Service{svc("s", 1, key(external)), withKey}, "[holder]"},
 		{"two statuses", []*core.Service{holder, svc("older", 4, given(vip))}, "[older]"},
 		{"two statuses, two ports", []*core.Service{holder, svc("older", 4, port(81, given(vip)))}, "[holder older]"},
-		{"two statuses, the older one has changed", []*core.Service{
-			svc("young", 5, agreed(key(given(vip)))), svc("older", 4, port(80, agreed(port(81, key(given(vip)))))),
-		}, "[young]"},
-		{"the older one was agreed on before", []*core.Service{
-			svc("young", 5, agreedAt(2, key(given(vip)))), svc("older", 4, agreed(key(given(vip)))),
+		{"the older one has changed", []*core.Service{
+			svc("young", 5, recorded("80/TCP", given(vip))), svc("older", 4, recorded("81/TCP", given(vip))),
 		}, "[young]"},
 		{"both have changed", []*core.Service{
-			svc("young", 5, port(80, agreed(port(82, key(given(vip)))))),
-			svc("older", 4, port(80, agreed(port(81, key(given(vip)))))),
+			svc("young", 5, recorded("82/TCP", given(vip))), svc("older", 4, recorded("81/TCP", given(vip))),
 		}, "[older]"},
+		{"one has more ports", []*core.Service{
+			svc("young", 5, recorded("80/TCP", given(vip))),
+			svc("older", 4, recorded("81/TCP", port(81, func(s *core.Service) {
+				given(vip)(s)
+				s.Spec.Ports = append(s.Spec.Ports, core.ServicePort{Port: 80})
+			}))),
+		}, "[older young]"},
 		{"two of one age", []*core.Service{holder, svc("also", 5, given(vip))}, "[also]"},
 		{"two externalIPs", []*core.Service{svc("b", 1, external), svc("a", 2, external)}, "[b]"},
 		{"another class", []*core.Service{svc("other", 1, class), holder}, "[holder]"},

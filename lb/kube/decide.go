@@ -8,69 +8,63 @@ import (
 	"strings"
 
 	core "k8s.io/api/core/v1"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // decision is what is to become of the addresses in the status of a Service.
 type decision struct {
-	addrs  []string  // the status as it is to be
-	agreed agreement // with which it shares them
-	write  bool      // addrs or agreed differ from the status, and are ours to write
+	addrs  []string // the status as it is to be
+	record string   // the ports that it has of them, if they may be shared
+	write  bool     // addrs or record differ from the status, and are ours to write
 	// reason and warning are those of an Event; "": none.
 	reason, warning string
-	waits           bool // another decision is possible when an address is free
+	waits           bool // another decision is possible when an address or a port is free
 }
 
-// The reasons of the Event, and of the condition, of a Service that cannot have the address that it is to have, and of
-// one whose address is in no pool any more.
+// pending is what may be written to the status of a Service yet.
+type pending struct {
+	addrs []netip.Addr
+	ports []lb.Port
+}
+
+// The reasons of the Event, and of the condition, of a Service that cannot have the address that it is to have, of one
+// whose address is in no pool any more, and of one that asks for a port which another Service has.
 const (
-	reasonFailed   = "AllocationFailed"
-	reasonUnpooled = "AddressInNoPool"
+	reasonFailed    = "AllocationFailed"
+	reasonUnpooled  = "AddressInNoPool"
+	reasonPortInUse = "PortInUse"
 )
 
 // adopt records the addresses in the status of a Service, whoever wrote them, and those that may be written to it yet.
-// It returns those that belong to others.
-func (a *assigner) adopt(s *core.Service, pending []netip.Addr) (lost []netip.Addr) {
-	pooled := a.held(slices.Concat(statusAddresses(s), pending), nil)
-	for _, err := range a.alloc.Adopt(holder(s), pooled) {
-		lost = append(lost, err.Addr)
-	}
-	a.reserve(s, lost) // nobody else gets them while they are in the status
-	return lost
+func (a *assigner) adopt(s *core.Service, p pending) {
+	h := holds(s)
+	h.Ports = union(h.Ports, p.ports)
+	a.alloc.Take(h, a.pooled(union(statusAddresses(s), p.addrs)))
+	a.reserve(s, nil)
 }
 
-// decide returns what is to become of the status of a Service. A status whose addresses the Service may have is
-// adopted, whoever wrote it. One that is not as it should be is changed only if its addresses are from us, or if others
-// are to be added to them and that was not done before: else two controllers would overwrite each other for ever.
-// pending are addresses that may be written to the status yet.
-func (a *assigner) decide(s *core.Service, pending []netip.Addr, extended bool) decision {
+// decide returns what is to become of the status of a Service. A status is adopted, whoever wrote it. One that is not
+// as it should be is changed only if its addresses are from us, or if others are to be added to them and that was not
+// done before: else two controllers would overwrite each other for ever.
+func (a *assigner) decide(s *core.Service, p pending, extended bool) decision {
 	has := statusAddresses(s)
-	lost := a.adopt(s, pending)
-	asIs := decision{addrs: statusOf(s), agreed: agreementOf(s)}
+	a.adopt(s, p)
+	asIs := decision{addrs: statusOf(s), record: recordOf(s)}
 	ours := isOurs(s)
 	addrs, err := a.assign(s)
-	switch {
-	case errors.Is(err, errNotAllowed) && len(lost) == 0 && !a.asksForMore(s, has):
-		return asIs // it keeps what it has, and complain says that the pool is not for it
-	case err != nil:
-		asIs.reason, asIs.warning, asIs.waits = reasonFailed, err.Error(), true
-		if kept := a.unpooled(s, has); kept.IsValid() {
-			asIs.reason, asIs.warning = reasonUnpooled, unpooled(kept)+err.Error()
-		}
-		if ours && len(lost) > 0 { // somebody else has them
-			asIs.write = true
-			asIs.addrs = texts(slices.DeleteFunc(has, func(x netip.Addr) bool { return slices.Contains(lost, x) }))
-		}
-		return asIs
-	case sameAddresses(addrs, has) && len(addrs) == len(s.Status.LoadBalancer.Ingress):
-		asIs.waits = a.waits(s, addrs)
-		if asIs.agreed.terms != terms(s) {
-			asIs.write, asIs.agreed = true, a.agreement(s)
-			a.take(s, asIs.agreed, addrs)
-		}
-		return asIs
-	}
 	kept := a.unpooled(s, has)
 	switch {
+	case errors.Is(err, errNotAllowed) && !a.asksForMore(s, has):
+		// It keeps what it has, and complain says that the pool is not for it.
+	case err != nil:
+		asIs.reason, asIs.warning, asIs.waits = reasonFailed, err.Error(), true
+		if kept.IsValid() {
+			asIs.reason, asIs.warning = reasonUnpooled, unpooled(kept)+err.Error()
+		}
+	case sameAddresses(addrs, has) && len(addrs) == len(s.Status.LoadBalancer.Ingress):
+		asIs.waits = a.waits(s, addrs)
+		return a.grant(s, p, asIs)
 	case !ours && (extended || !extends(s, addrs)):
 		asIs.reason = "ForeignAddress"
 		asIs.warning = fmt.Sprintf("status.loadBalancer was written by %s and is left as it is; without it "+
@@ -79,13 +73,13 @@ func (a *assigner) decide(s *core.Service, pending []netip.Addr, extended bool) 
 		asIs.reason = reasonUnpooled
 		asIs.warning = unpooled(kept) + "to get another one, set the annotation steelyard.dev/pool"
 	default:
-		// What it has stays its own until the status is written.
-		d := decision{addrs: texts(addrs), agreed: a.agreement(s), write: true, waits: a.waits(s, addrs)}
-		a.take(s, d.agreed, union(addrs, a.held(slices.Concat(has, pending), lost)))
-		return d
+		return a.grant(s, p, decision{addrs: texts(addrs), write: true, waits: a.waits(s, addrs)})
 	}
-	a.adopt(s, pending)
-	return asIs
+	a.adopt(s, p)
+	if !ours {
+		return asIs
+	}
+	return a.grant(s, p, asIs)
 }
 
 // unpooled returns an address that a Service keeps although no pool has it any more: one that asks for another address
@@ -111,11 +105,9 @@ func extends(s *core.Service, addrs []netip.Addr) bool {
 	})
 }
 
-// held returns those of addrs that others must not get yet.
-func (a *assigner) held(addrs, lost []netip.Addr) []netip.Addr {
-	return slices.DeleteFunc(addrs, func(x netip.Addr) bool {
-		return poolOf(a.pools, x) == nil || slices.Contains(lost, x)
-	})
+// pooled returns those of addrs that are in a pool.
+func (a *assigner) pooled(addrs []netip.Addr) []netip.Addr {
+	return slices.DeleteFunc(addrs, func(x netip.Addr) bool { return poolOf(a.pools, x) == nil })
 }
 
 // union returns the elements of a and b, each once, in their order.
@@ -130,21 +122,14 @@ func union[T comparable](a, b []T) (all []T) {
 
 // settle records that the status of a Service is as was decided.
 func (a *assigner) settle(s *core.Service, d decision) {
-	var now []netip.Addr
-	for _, text := range d.addrs {
-		if x, err := netip.ParseAddr(text); err == nil && poolOf(a.pools, x) != nil {
-			now = append(now, x)
-		}
-	}
-	a.take(s, d.agreed, now)
-	a.reserve(s, nil)
-}
-
-// take records that a Service has addresses from now on, with this agreement.
-func (a *assigner) take(s *core.Service, agreed agreement, addrs []netip.Addr) {
 	h := holder(s)
-	h.Agreed = agreed.at
-	a.alloc.Take(h, addrs)
+	if d.record == "" {
+		h.ShareKey = ""
+	} else {
+		h.Ports = portsOf(d.record)
+	}
+	a.alloc.Take(h, a.pooled(parsed(d.addrs)))
+	a.reserve(s, nil)
 }
 
 func texts(addrs []netip.Addr) (list []string) {
@@ -152,4 +137,14 @@ func texts(addrs []netip.Addr) (list []string) {
 		list = append(list, a.String())
 	}
 	return list
+}
+
+// parsed returns the addresses of texts. A host name is none.
+func parsed(texts []string) (addrs []netip.Addr) {
+	for _, text := range texts {
+		if a, err := netip.ParseAddr(text); err == nil && !slices.Contains(addrs, a) {
+			addrs = append(addrs, a)
+		}
+	}
+	return addrs
 }

@@ -188,7 +188,7 @@ func FuzzTranslate(f *testing.F) {
 		}
 		a := newAssigner("", pools)
 		for _, s := range all {
-			a.settle(s, a.decide(s, nil, options&8 > 0))
+			a.settle(s, a.decide(s, pending{}, options&8 > 0))
 		}
 	})
 }

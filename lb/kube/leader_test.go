@@ -196,7 +196,7 @@ func TestReconcileStatus(t *testing.T) {
 	} {
 		s := wanting("web", tt.change)
 		term, client, events := testTerm(t, s)
-		term.assigner.adopt(s, nil)
+		term.assigner.adopt(s, pending{})
 		if err := term.reconcile(t.Context(), webName); err != nil {
 			t.Errorf("%s: %v", tt.name, err)
 		}
@@ -257,7 +257,7 @@ func TestRequestsFail(t *testing.T) {
 	} {
 		s := wanting("web", tt.change)
 		term, client, events := testTerm(t, s)
-		term.assigner.adopt(s, nil)
+		term.assigner.adopt(s, pending{})
 		client.PrependReactor("patch", "services", func(a k8stest.Action) (bool, runtime.Object, error) {
 			return true, nil, errTest
 		})
@@ -300,7 +300,7 @@ func TestRetryOthers(t *testing.T) {
 	} {
 		had.Spec.Type = core.ServiceTypeLoadBalancer
 		term, _, _ := testTerm(t, append(slices.Clone(others), had)...)
-		term.assigner.adopt(had, nil)
+		term.assigner.adopt(had, pending{})
 		tt.end(term)
 		term.gone["default/had"], term.waiting["default/waits"] = true, true
 		if err := term.reconcile(t.Context(), "default/had"); err != nil {

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"sync"
 
@@ -32,6 +31,7 @@ type intent struct {
 	UID       string
 	Version   string // of the Service that the write requires
 	Addresses []string
+	Ports     []string `json:",omitempty"` // recorded ones, if they may be shared
 	// Also are the addresses of earlier writes that require this version and may still be applied.
 	Also []string `json:",omitempty"`
 
@@ -113,6 +113,7 @@ func (l *ledger) record(ctx context.Context, i intent) error {
 	if had && before.UID == i.UID && before.Version == i.Version {
 		before.before = nil
 		i.before, i.Also = &before, union(before.Addresses, before.Also)
+		i.Ports = union(i.Ports, before.Ports)
 	}
 	l.pending[i.Service] = i
 	if i.before == nil {
@@ -231,25 +232,24 @@ func (l *ledger) keep(known map[string]version) {
 	})
 }
 
-// pendingFor returns the addresses that may still be written to this version of a Service. An intent for another
-// version is removed: its write has succeeded or will fail.
-func (l *ledger) pendingFor(s *core.Service) (addrs []netip.Addr) {
+// pendingFor returns what may still be written to this version of a Service. An intent for another version is removed:
+// its write has succeeded or will fail.
+func (l *ledger) pendingFor(s *core.Service) (p pending) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	i, ok := l.pending[nameOf(s)]
 	if !ok {
-		return nil
+		return pending{}
 	}
 	if i.UID != string(s.UID) || i.Version != s.ResourceVersion {
 		delete(l.pending, nameOf(s))
-		return nil
+		return pending{}
 	}
-	for _, text := range union(i.Addresses, i.Also) {
-		if a, err := netip.ParseAddr(text); err == nil {
-			addrs = append(addrs, a)
-		}
+	for _, text := range i.Ports {
+		p.ports = append(p.ports, portsOf(text)...)
 	}
-	return addrs
+	p.addrs = parsed(union(i.Addresses, i.Also))
+	return p
 }
 
 func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K { return slices.Sorted(maps.Keys(m)) }

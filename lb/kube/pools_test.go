@@ -87,7 +87,7 @@ func TestExcludedServiceKeepsItsAddress(t *testing.T) {
 	}
 	term.assigner.release("default/new")
 	emptied := wanting("web", func(s *core.Service) { s.Finalizers = []string{finalizer} })
-	if d := term.assigner.decide(emptied, nil, false); fmt.Sprint(d.addrs) != "[203.0.113.2]" {
+	if d := term.assigner.decide(emptied, pending{}, false); fmt.Sprint(d.addrs) != "[203.0.113.2]" {
 		t.Errorf("emptied, it gets %v, %s", d.addrs, d.warning)
 	}
 }
@@ -174,7 +174,7 @@ func TestAddressWithoutPool(t *testing.T) {
 			"annotation steelyard.dev/pool, or change the pools"},
 		{[]Pool{poolOfOne("203.0.113.3")}, kept + "to get another one, set the annotation steelyard.dev/pool"},
 	} {
-		d := newAssigner("", tt.pools).decide(s, nil, false)
+		d := newAssigner("", tt.pools).decide(s, pending{}, false)
 		if d.reason != reasonUnpooled || d.warning != tt.want || d.write || fmt.Sprint(d.addrs) != "[203.0.113.1]" {
 			t.Errorf("%v: %+v; want %s", tt.pools, d, tt.want)
 		}

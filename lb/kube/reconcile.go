@@ -119,6 +119,9 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 	}
 	if d.write { // also without addresses: who is not the leader any more may know too little to take some back
 		i := intent{Service: key, UID: string(s.UID), Version: s.ResourceVersion, Addresses: d.addrs}
+		if d.record != "" {
+			i.Ports = []string{d.record}
+		}
 		if err := t.ledger.record(ctx, i); err != nil {
 			return err
 		}
@@ -167,7 +170,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 	return nil
 }
 
-// decide returns what is to become of the status of a Service, and queues the Services that this displaces.
+// decide returns what is to become of the status of a Service, and queues the Services that wait for what it frees.
 func (t *term) decide(s *core.Service) decision {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -284,12 +287,8 @@ func (t *term) withdraw(ctx context.Context, s *core.Service) error {
 	return nil
 }
 
-// queueOthers queues the Services that have lost an address to another one, and those that wait for one if one may be
-// free; t.mu is held.
+// queueOthers queues the Services that wait for an address or a port if one may be free; t.mu is held.
 func (t *term) queueOthers() {
-	for _, name := range t.assigner.alloc.Displaced() {
-		t.queue.Add(name)
-	}
 	if t.assigner.alloc.Freed() {
 		for name := range t.waiting {
 			t.queue.Add(name)

@@ -174,7 +174,7 @@ func TestLedgerAfterRefusal(t *testing.T) {
 			}
 			term.failed(t.Context(), s, err)
 		}
-		if got := fmt.Sprint(term.ledger.pendingFor(s)); got != tt.want {
+		if got := fmt.Sprint(term.ledger.pendingFor(s).addrs); got != tt.want {
 			t.Errorf("%s: %s is pending; want %s", name, got, tt.want)
 		}
 	}

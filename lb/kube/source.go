@@ -365,6 +365,7 @@ func (s *Source) viewOf(name string) *view {
 		return nil
 	}
 	endpoints := s.slicesOf(name)
+	service = withoutPorts(service, addrs.taken)
 	v := translate(service, addrs.vips, endpoints, s.top, s.shares(service), s.spreads(service, addrs.vips),
 		s.o.MaxEndpoints)
 	v.service.UnrestrictedVIPs, v.service.Refused = addrs.external, addrs.refused

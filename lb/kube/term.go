@@ -62,7 +62,7 @@ func versionOf(s *core.Service) version {
 func (t *term) adopt(s *core.Service) {
 	slim(s)
 	pending := t.ledger.pendingFor(s)
-	if matchesClass(s, t.o.Class) && !isReleased(s) { // the older one keeps an address in any order
+	if matchesClass(s, t.o.Class) && !isReleased(s) {
 		t.assigner.adopt(s, pending)
 	} else {
 		t.assigner.reserve(s, nil)
@@ -78,9 +78,7 @@ func (t *term) locked(f func()) {
 
 // know records that this version of a Service is the newest that is known; t.mu is held.
 func (t *term) know(s *core.Service) {
-	v := versionOf(s)
-	t.known[nameOf(s)] = v
-	t.assigner.newest = max(t.assigner.newest, v.number)
+	t.known[nameOf(s)] = versionOf(s)
 }
 
 // cleared is how often somebody has emptied the status of a Service, and until when it stays empty.
@@ -155,7 +153,6 @@ func (t *term) readAll(ctx context.Context) error {
 		t.mu.Unlock()
 		if o.Continue = list.Continue; o.Continue == "" {
 			t.read, _ = strconv.ParseUint(list.ResourceVersion, 10, 64)
-			t.assigner.newest = max(t.assigner.newest, t.read)
 			t.ledger.keep(t.known)
 			return nil
 		}

@@ -1,0 +1,133 @@
+package lb
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// aged is a request of a service that was created n minutes after the first.
+func aged(service, key string, minute int, ports ...uint16) Request {
+	r := sharer(service, key, ports...)
+	r.Created, r.ID = time.Unix(0, 0).Add(time.Duration(minute)*time.Minute), "id-"+service
+	return r
+}
+
+// Who has an address keeps it, and does not get a port of another one that shares it, whatever is changed, and however
+// old the two are.
+func TestFirstHolderKeeps(t *testing.T) {
+	const same = "[203.0.113.1]"
+	for _, tt := range []struct {
+		name   string
+		change func(first, second *Request)
+		denied string // of the first one, then of the second one
+	}{
+		{"nothing", func(_, _ *Request) {}, "[] []"},
+		{"a port of the other one", func(first, _ *Request) {
+			first.Ports = append(first.Ports, Port{Port: 443, Protocol: TCP})
+		}, "[203.0.113.1 belongs to second, and cannot be shared with it: both have port 443/tcp] []"},
+		{"only a port of the other one", func(first, _ *Request) { first.Ports[0].Port = 443 },
+			"[203.0.113.1 belongs to second, and cannot be shared with it: both have port 443/tcp] []"},
+		{"the younger one, a port of the other one", func(_, second *Request) {
+			second.Ports = append(second.Ports, Port{Port: 80, Protocol: TCP})
+		}, "[] [203.0.113.1 belongs to first, and cannot be shared with it: both have port 80/tcp]"},
+		{"another port", func(first, _ *Request) { first.Ports[0].Port = 81 }, "[] []"},
+		{"the key", func(first, _ *Request) { first.ShareKey = "y" }, "[] []"},
+		{"the address by name, no key", func(_, second *Request) {
+			second.ShareKey, second.Addresses = "", addrs("203.0.113.1")
+		}, "[] []"},
+	} {
+		a := NewAllocator([]Pool{pool("v4", "203.0.113.1", "203.0.113.9")})
+		first, second := aged("first", "x", 1, 80), aged("second", "x", 2, 443)
+		for range 2 {
+			for _, r := range []Request{first, second, first} {
+				if got := outcome(a.Assign(r)); got != same {
+					t.Errorf("%s: %s has %s; want %s", tt.name, r.Service, got, same)
+				}
+			}
+			tt.change(&first, &second)
+			tt.change = func(_, _ *Request) {}
+		}
+		if got := fmt.Sprint(a.Denied(first.Holder), a.Denied(second.Holder)); got != tt.denied {
+			t.Errorf("%s: denied %s; want %s", tt.name, got, tt.denied)
+		}
+		third := sharer("third", "x", 443)
+		third.Addresses = addrs("203.0.113.1")
+		if got := outcome(a.Assign(third)); got == same {
+			t.Errorf("%s: a third one got %s with port 443", tt.name, got)
+		}
+	}
+}
+
+// A port is free for the service that waits for it when the other one has it no more.
+func TestDeniedPortIsFreed(t *testing.T) {
+	a := NewAllocator([]Pool{pool("v4", "203.0.113.1", "203.0.113.9")})
+	first, second := aged("first", "x", 1, 80), aged("second", "x", 2, 443)
+	a.Assign(first)
+	a.Assign(second)
+	first.Ports = append(first.Ports, Port{Port: 443, Protocol: TCP})
+	a.Assign(first)
+	a.Freed()
+	if a.Assign(first); a.Freed() {
+		t.Error("the same request again has freed something")
+	}
+	if !a.Shares("first") || a.Shares("third") {
+		t.Error("first shares its address, and third has none")
+	}
+	a.Release("second")
+	if !a.Freed() || len(a.Denied(first.Holder)) > 0 || a.Shares("first") {
+		t.Errorf("after the release: denied %v", a.Denied(first.Holder))
+	}
+}
+
+// Of two services that both hold a port, the one that was created first has it, then the one with the lower ID,
+// whichever is looked at first.
+func TestPortOfTwoHolders(t *testing.T) {
+	old, young, same := aged("old", "", 1, 80), aged("young", "", 2, 80), aged("a-same", "", 1, 80)
+	for _, tt := range []struct {
+		adopt []Request
+		want  string // who has the port
+	}{
+		{[]Request{old, young}, "old"},
+		{[]Request{young, old}, "old"},
+		{[]Request{old, same}, "a-same"},
+		{[]Request{same, old}, "a-same"},
+	} {
+		a := NewAllocator([]Pool{pool("v4", "203.0.113.1", "203.0.113.9")})
+		for _, r := range tt.adopt {
+			a.Take(r.Holder, addrs("203.0.113.1"))
+		}
+		for range 2 {
+			var has []string
+			for _, r := range tt.adopt {
+				if got := outcome(a.Assign(r)); got != "[203.0.113.1]" {
+					t.Errorf("%s has %s", r.Service, got)
+				}
+				if len(a.Denied(r.Holder)) == 0 {
+					has = append(has, r.Service)
+				}
+			}
+			if fmt.Sprint(has) != "["+tt.want+"]" {
+				t.Errorf("%v have the port; want %s", has, tt.want)
+			}
+		}
+	}
+}
+
+// A reservation keeps an address from others that do not have it, and takes it from nobody, however old it is.
+func TestReservationTakesNothing(t *testing.T) {
+	a := NewAllocator([]Pool{pool("v4", "203.0.113.1", "203.0.113.9")})
+	has, thief := aged("has", "", 2, 80), aged("thief", "", 1, 80)
+	a.Assign(has)
+	a.Reserve(thief.Holder, addrs("203.0.113.1", "203.0.113.2"))
+	if got := outcome(a.Assign(has)); got != "[203.0.113.1]" || len(a.Denied(has.Holder)) > 0 {
+		t.Errorf("beside a reservation: %s; want what it had", got)
+	}
+	has.Addresses = addrs("203.0.113.1")
+	if got := outcome(a.Assign(has)); got != "[203.0.113.1]" {
+		t.Errorf("asked for by name: %s; want what it had", got)
+	}
+	if got := outcome(a.Assign(aged("new", "", 0, 80))); got != "[203.0.113.3]" {
+		t.Errorf("a new one got %s", got)
+	}
+}

@@ -1,0 +1,162 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	core "k8s.io/api/core/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/record"
+)
+
+// Who has an address and a port keeps them, whatever the other one changes, also while there is no leader. The other
+// one gets what is free, and is told about the rest.
+func TestSharerThatChangesTakesNothing(t *testing.T) {
+	const both, denied = "guest [203.0.113.1], host [203.0.113.1]", "443/TCP at 203.0.113.1 belongs to default/host; " +
+		"the Service keeps its addresses for its other ports"
+	ports := func(numbers ...int32) func(*core.Service) {
+		return func(s *core.Service) {
+			s.Spec.Ports = nil
+			for _, n := range numbers {
+				s.Spec.Ports = append(s.Spec.Ports, core.ServicePort{Name: fmt.Sprint(n), Port: n})
+			}
+		}
+	}
+	note := func(name, value string) func(*core.Service) {
+		return func(s *core.Service) { s.Annotations = map[string]string{"steelyard.dev/" + name: value} }
+	}
+	for _, tt := range []struct {
+		name    string
+		change  func(*core.Service) // of the guest, which was created first
+		without bool                // a leader
+		want    string
+		record  string // of the guest
+		told    string
+		served  string // of its ports, by a node
+	}{
+		{"one more port", ports(80, 443), false, both, "80/TCP", denied, "80/TCP"},
+		{"one more port, without a leader", ports(80, 443), true, both, "80/TCP", denied, "80/TCP"},
+		{"no other port", ports(443), true, both, "no port", denied, ""},
+		{"a free port", ports(80, 81), true, both, "80/TCP, 81/TCP", "", "80/TCP, 81/TCP"},
+		{"the key", note("share", "y"), true, both, "80/TCP", "", "80/TCP"},
+		{"no key", func(s *core.Service) { s.Annotations = nil }, false, both, "80/TCP", "", "80/TCP"},
+		{"no key, one more port", func(s *core.Service) { ports(80, 443)(s); s.Annotations = nil }, true, both,
+			"80/TCP", denied, "80/TCP"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			server := newAPIServer(t, 1)
+			settle := func() { time.Sleep(10 * time.Minute) }
+			start := func() (stop func()) {
+				ctx, cancel := context.WithCancel(t.Context())
+				client := server.client("agent", &faults{})
+				a := NewAllocator(AllocatorOptions{
+					Client: client, Lease: client, Node: "n", Namespace: "steelyard",
+					Pools: []Pool{poolOfOne("203.0.113.1"), poolOfOne("203.0.113.2")},
+					Log:   slog.New(slog.DiscardHandler),
+				})
+				a.events = &record.FakeRecorder{}
+				go a.lead(ctx)
+				settle()
+				return func() { cancel(); settle() }
+			}
+			edit := func(name string, change func(*core.Service)) {
+				server.edit("default/"+name, func(s *core.Service) *core.Service {
+					if s == nil {
+						s = wanting(name, note("share", "x"))
+					}
+					change(s)
+					return s
+				})
+				settle()
+			}
+			stop := start()
+			edit("guest", ports(80))
+			edit("host", ports(443))
+			server.mu.Lock()
+			server.written = func(_ string, old, _ *core.Service) {
+				if old.Name == "host" {
+					t.Errorf("%s: the host is written", tt.name)
+				}
+			}
+			server.mu.Unlock()
+			if tt.without {
+				stop()
+			}
+			edit("guest", tt.change)
+			if tt.without {
+				stop = start()
+			}
+			stop()
+			server.mu.Lock()
+			guest, host := server.services["default/guest"], server.services["default/host"]
+			server.written = func(string, *core.Service, *core.Service) {}
+			server.mu.Unlock()
+			if got := fmt.Sprintf("guest %v, host %v", statusAddresses(guest), statusAddresses(host)); got != tt.want {
+				t.Errorf("%s: %s; want %s", tt.name, got, tt.want)
+			}
+			if recordOf(host) != "443/TCP" || recordOf(guest) != tt.record {
+				t.Errorf("%s: recorded %q and %q", tt.name, recordOf(host), recordOf(guest))
+			}
+			c := assignedCondition(guest)
+			told := c != nil && c.Status == meta.ConditionFalse && c.Reason == "PortInUse" && c.Message == tt.told
+			if told != (tt.told != "") {
+				t.Errorf("%s: condition %+v; want %q", tt.name, c, tt.told)
+			}
+			f := newFixture(t, asIs)
+			f.have(t, guest, host)
+			if a := f.addressesFor(host); len(a.vips) != 1 || len(a.taken) > 0 {
+				t.Errorf("%s: nodes serve the host as %+v", tt.name, a)
+			}
+			served := ""
+			if a := f.addressesFor(guest); len(a.vips) > 0 {
+				served = portsText(holder(withoutPorts(guest, a.taken)).Ports)
+			}
+			if served != tt.served {
+				t.Errorf("%s: nodes serve %q of the guest; want %q", tt.name, served, tt.served)
+			}
+
+			stop = start() // when the host is gone, the guest gets the port
+			server.edit("default/host", func(s *core.Service) *core.Service {
+				s.DeletionTimestamp = &meta.Time{Time: time.Now()}
+				return s
+			})
+			settle()
+			stop()
+			guest = server.services["default/guest"]
+			if c := assignedCondition(guest); c != nil && c.Status == meta.ConditionFalse {
+				t.Errorf("%s: after the host was deleted: %+v", tt.name, c)
+			}
+		})
+	}
+}
+
+// A record does not depend on the order of the ports, and is read as it was written, also one of an earlier version.
+func TestRecord(t *testing.T) {
+	s := wanting("web", func(s *core.Service) {
+		s.Annotations = map[string]string{"metallb.io/allow-shared-ip": "x"}
+		s.Spec.Ports = []core.ServicePort{{Port: 443, Protocol: core.ProtocolUDP}, {Port: 80}}
+	})
+	if h := holds(s); h.ShareKey != "" || len(h.Ports) != 2 {
+		t.Errorf("without a record it holds %+v", h)
+	}
+	if got, want := portsText(holder(s).Ports), "443/UDP, 80/TCP"; got != want {
+		t.Errorf("%s; want %s", got, want)
+	}
+	for record, want := range map[string]string{
+		"443/UDP, 80/TCP": "443/UDP, 80/TCP", "80/TCP": "80/TCP", noPorts: noPorts,
+		`443/UDP, 80/TCP by the key "x"; at version 7`: "443/UDP, 80/TCP",
+	} {
+		s.Status.Conditions = conditionsAfter(s, decision{addrs: []string{"203.0.113.1"}, record: record})
+		if h := holds(s); portsText(h.Ports) != want || h.ShareKey != "x" || len(conditionsOfOthers(s)) > 0 {
+			t.Errorf("%q: it holds %+v; want %s", record, h, want)
+		}
+	}
+	s.Spec.Ports = make([]core.ServicePort, sharedPortsMax+1)
+	if h := holder(s); h.ShareKey != "" {
+		t.Error("a Service with too many ports for a condition shares its addresses")
+	}
+}
