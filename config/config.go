@@ -172,6 +172,7 @@ type Pool struct {
 	ServiceSelector string
 	Priority        int  // lower first
 	ExternalIPs     bool // Services may have its addresses as spec.externalIPs
+	ShareAcross     bool // Services of all namespaces may share its addresses by key
 	Attributes      Attributes
 	Prepend         int // as that of a Peer, for peers that have none
 	// AggregateV4 and AggregateV6 are the announced prefix lengths, of prefixes that are in the pool; 0: those of BGP.

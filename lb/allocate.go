@@ -13,7 +13,10 @@ type Holder struct {
 	// ShareKey permits a service to be assigned an address that others have: all have the same key, not "", and no port
 	// in common. Who has the address keeps it whatever becomes of the keys.
 	ShareKey string
-	Ports    []Port
+	// Namespace bounds the ShareKey: a service of another one may join only if ShareWith names its namespace.
+	Namespace string
+	ShareWith []string
+	Ports     []Port
 	// Created and ID decide which of two services has a port that both hold: the one that was created first, then the
 	// one with the lower ID.
 	Created time.Time
@@ -22,7 +25,8 @@ type Holder struct {
 
 // equal reports whether h and o share addresses with the same services.
 func (h Holder) equal(o Holder) bool {
-	return h.Service == o.Service && h.ShareKey == o.ShareKey && slices.Equal(h.Ports, o.Ports) &&
+	return h.Service == o.Service && h.ShareKey == o.ShareKey && h.Namespace == o.Namespace &&
+		slices.Equal(h.ShareWith, o.ShareWith) && slices.Equal(h.Ports, o.Ports) &&
 		h.Created.Equal(o.Created) && h.ID == o.ID
 }
 
@@ -237,7 +241,7 @@ func (a *Allocator) lowestShared(r *Request, f Family, pools []int) (lowest neti
 			lowest = addr
 		}
 	}
-	ports := signature(r.Ports)
+	ports := r.Namespace + " " + signature(r.Ports)
 	for _, p := range pools {
 		g := a.shared[shareKey{p, f, r.ShareKey}]
 		if g == nil {

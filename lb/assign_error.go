@@ -17,6 +17,7 @@ const (
 	AddrInNoPool                              // Addr, which is requested, is in no pool
 	AddrNotAllowed                            // Addr is in Pools[0], which the service may not use
 	AddrInUse                                 // Service holds Addr and shares it only with the same ShareKey
+	NotSharedWith                             // Service holds Addr and does not share it with this namespace
 	PortInUse                                 // Service holds Addr and has Port, too, so they can never share it
 	FamilyNotRequested                        // the service needs no address of the family of Addr
 )
@@ -45,7 +46,7 @@ func (e *AssignError) Error() string {
 		return fmt.Sprintf("%s is in no pool", e.Addr)
 	case AddrNotAllowed:
 		return fmt.Sprintf("%s is in the pool %q, which is not for this service", e.Addr, e.Pools[0])
-	case AddrInUse:
+	case AddrInUse, NotSharedWith:
 		return fmt.Sprintf("%s belongs to %s", e.Addr, e.Service)
 	case PortInUse:
 		return fmt.Sprintf("%s belongs to %s, and cannot be shared with it: both have port %s",

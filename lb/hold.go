@@ -84,7 +84,19 @@ func (a *Allocator) conflict(h Holder, addr netip.Addr) *AssignError {
 			return &AssignError{Cause: PortInUse, Addr: addr, Service: o.Service, Port: h.Ports[both]}
 		case h.ShareKey == "" || h.ShareKey != o.ShareKey:
 			return &AssignError{Cause: AddrInUse, Addr: addr, Service: o.Service}
+		case !o.SharesWith(h.Namespace) && !a.sharesAcross(addr):
+			return &AssignError{Cause: NotSharedWith, Addr: addr, Service: o.Service}
 		}
 	}
 	return nil
+}
+
+// SharesWith reports whether services of a namespace may share the addresses of h by its key.
+func (h Holder) SharesWith(namespace string) bool {
+	return h.Namespace == namespace || slices.Contains(h.ShareWith, namespace)
+}
+
+func (a *Allocator) sharesAcross(addr netip.Addr) bool {
+	p := a.poolOf(addr)
+	return p >= 0 && a.pools[p].ShareAcross
 }

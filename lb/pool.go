@@ -16,7 +16,9 @@ type Pool struct {
 	AvoidBuggy bool
 	// AvoidAnycast excludes IPv6 addresses that IsSubnetRouterAnycast.
 	AvoidAnycast bool
-	Announce     []AnnouncerKind
+	// ShareAcross: services of all namespaces may share its addresses by key.
+	ShareAcross bool
+	Announce    []AnnouncerKind
 }
 
 // Contains reports whether addr is in a range of p.

@@ -69,7 +69,7 @@ type shareKey struct {
 // shareGroup is the addresses of one shareKey.
 type shareGroup struct {
 	members []netip.Addr     // ascending
-	scans   map[string]*scan // by the ports of a request: where they may fit
+	scans   map[string]*scan // by the namespace and the ports of a request: where they may fit
 }
 
 // contains reports whether addr is a member.
@@ -102,7 +102,7 @@ func (g *shareGroup) put(addr netip.Addr) {
 	}
 }
 
-// lowest returns the lowest member that fits a request with these ports, or zero.
+// lowest returns the lowest member that fits a request with these namespace and ports, or zero.
 func (g *shareGroup) lowest(ports string, fits func(netip.Addr) bool) netip.Addr {
 	s, known := g.scans[ports]
 	if !known {

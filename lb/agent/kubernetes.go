@@ -238,7 +238,7 @@ func poolsOf(cfg *config.Config) (pools []kube.Pool, err error) {
 		k := kube.Pool{
 			Pool: lb.Pool{
 				Name: p.Name, AutoAssign: p.AutoAssign, Priority: p.Priority, AvoidBuggy: p.AvoidBuggyIPs,
-				AvoidAnycast: cfg.AnnouncesL2(p.Announce), Announce: p.Announce,
+				AvoidAnycast: cfg.AnnouncesL2(p.Announce), Announce: p.Announce, ShareAcross: p.ShareAcross,
 			},
 			Namespaces: p.Namespaces, ExternalIPs: p.ExternalIPs,
 		}

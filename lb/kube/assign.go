@@ -45,11 +45,12 @@ var (
 	}
 	wantPool  = []string{"steelyard.dev/pool", "metallb.io/address-pool", "metallb.universe.tf/address-pool"}
 	wantShare = []string{"steelyard.dev/share", "metallb.io/allow-shared-ip", "metallb.universe.tf/allow-shared-ip"}
+	shareWith = []string{"steelyard.dev/share-with"} // the other namespaces that may use the key
 	perNode   = []string{"steelyard.dev/address-per-node"}
 )
 
 // annotations are those above. No others begin with ourPrefix.
-var annotations = [][]string{wantAddresses, wantPool, wantShare, perNode}
+var annotations = [][]string{wantAddresses, wantPool, wantShare, shareWith, perNode}
 
 const ourPrefix = "steelyard.dev/"
 
@@ -210,8 +211,11 @@ func (a *assigner) waits(s *core.Service, addrs []netip.Addr) bool {
 // holder returns what decides with whom a Service shares an address.
 func holder(s *core.Service) lb.Holder {
 	h := lb.Holder{
-		Service: nameOf(s), ShareKey: annotation(s, wantShare),
+		Service: nameOf(s), Namespace: s.Namespace, ShareKey: annotation(s, wantShare),
 		Created: s.CreationTimestamp.Time, ID: string(s.UID),
+	}
+	for name := range strings.FieldsFuncSeq(annotation(s, shareWith), isListSeparator) {
+		h.ShareWith = append(h.ShareWith, name)
 	}
 	for _, p := range s.Spec.Ports {
 		port := lb.Port{Port: uint16(p.Port)}
@@ -224,6 +228,8 @@ func holder(s *core.Service) lb.Holder {
 	}
 	return h
 }
+
+func isListSeparator(r rune) bool { return r == ',' || r == ' ' }
 
 // errNotAllowed is the end of an error about a pool that is not for a Service.
 var errNotAllowed = errors.New("not for this Service: see its namespaces and service_selector")
@@ -251,6 +257,9 @@ func (a *assigner) explain(s *core.Service, err error) error {
 		return fmt.Errorf("%s is in the pool %q, which is %w", e.Addr, e.Pools[0], errNotAllowed)
 	case lb.AddrInUse:
 		return fmt.Errorf("%w; to share it, give both the annotation steelyard.dev/share with one value", err)
+	case lb.NotSharedWith:
+		return fmt.Errorf("%w, whose share key is for its own namespace; it can name the namespace %s in the "+
+			"annotation %s, or the pool can set share_across_namespaces", err, s.Namespace, shareWith[0])
 	case lb.PortInUse:
 		protocol := strings.ToUpper(e.Port.Protocol.String())
 		return fmt.Errorf("%s belongs to %s, and cannot be shared with it: both have port %d/%s",

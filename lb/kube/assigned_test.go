@@ -90,7 +90,7 @@ func TestUnknownAnnotations(t *testing.T) {
 			[]string{"steelyard.dev/pools", "steelyard.dev/adresses"},
 			"Warning UnknownAnnotation steelyard.dev/adresses, steelyard.dev/pools has no effect; " +
 				"the annotations are steelyard.dev/addresses, steelyard.dev/pool, steelyard.dev/share, " +
-				"steelyard.dev/address-per-node",
+				"steelyard.dev/share-with, steelyard.dev/address-per-node",
 		},
 	} {
 		s := wanting("web", func(s *core.Service) {

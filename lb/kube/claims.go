@@ -39,13 +39,12 @@ func (a claim) hasPort(p lb.Port, b claim) bool {
 	return cmp.Or(compareBool(!aHas, !bHas), compareClaims(a, b)) < 0
 }
 
-// canShare reports whether two Services of which one has an address as its externalIP may both have it: they have the
-// same key and no port in common.
-func (a claim) canShare(b claim) bool {
+// joins reports whether a may have an address that b has, and one of the two as its externalIP: they have the same key,
+// which is for the namespace of a, or across all, and no port in common.
+func (a claim) joins(b claim, across bool) bool {
 	x, y := holder(a.service), holder(b.service)
-	return x.ShareKey != "" && x.ShareKey == y.ShareKey && !slices.ContainsFunc(x.Ports, func(p lb.Port) bool {
-		return slices.ContainsFunc(y.Ports, p.Overlaps)
-	})
+	both := slices.ContainsFunc(x.Ports, func(p lb.Port) bool { return slices.Contains(y.Ports, p) })
+	return !both && x.ShareKey != "" && x.ShareKey == y.ShareKey && (across || y.SharesWith(x.Namespace))
 }
 
 // claimOf returns the claim of a Service for an address; false: it has none. A status counts only if nodes serve it:
@@ -85,10 +84,12 @@ func (s *Source) owner(c claim, addr netip.Addr) (first *core.Service, taken []l
 	if len(all) == 0 {
 		return nil, nil
 	}
+	p := poolOf(s.o.Pools, addr)
+	across := p != nil && p.ShareAcross
 	ports := holder(c.service).Ports
 	for _, other := range all {
 		if c.external || other.external { // an address in a status is shared by decision of the allocator
-			if compareClaims(other, c) < 0 && !c.canShare(other) {
+			if compareClaims(other, c) < 0 && !c.joins(other, across) {
 				return other.service, nil
 			}
 			continue

@@ -224,7 +224,7 @@ func (m *allocators) check(client string, old, now *core.Service) {
 			if slices.Contains(had, addr) || name == key || m.recent(name) || m.recent(key) {
 				continue
 			}
-			if slices.Contains(externalIPsOf(other), addr) && !(claim{now, true}).canShare(claim{other, true}) {
+			if slices.Contains(externalIPsOf(other), addr) && !(claim{now, true}).joins(claim{other, true}, false) {
 				m.t.Errorf("%s: %s gives %s to %s, and %s has it", m.at(), client, addr, key, name)
 			}
 		}

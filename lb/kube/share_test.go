@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +12,8 @@ import (
 	core "k8s.io/api/core/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/record"
+
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // Who has an address and a port keeps them, whatever the other one changes, also while there is no leader. The other
@@ -158,5 +161,66 @@ func TestRecord(t *testing.T) {
 	s.Spec.Ports = make([]core.ServicePort, sharedPortsMax+1)
 	if h := holder(s); h.ShareKey != "" {
 		t.Error("a Service with too many ports for a condition shares its addresses")
+	}
+}
+
+// A share key is for the namespace of who has the address, and for those that it names, or for all where the pool says
+// so. Who only knows it gets another address.
+func TestShareAcrossNamespaces(t *testing.T) {
+	const (
+		in      = "the address"
+		refused = "203.0.113.1 belongs to team/holder, whose share key is for its own namespace; it can name the " +
+			"namespace %s in the annotation steelyard.dev/share-with, or the pool can set share_across_namespaces"
+	)
+	for _, tt := range []struct {
+		name, namespace string
+		with            string // what the holder names
+		across          bool   // the pool
+		want            string
+	}{
+		{"the same", "team", "", false, in},
+		{"another", "other", "", false, fmt.Sprintf(refused, "other")},
+		{"a named one", "other", "more, other", false, in},
+		{"one that is not named", "third", "more,other", false, fmt.Sprintf(refused, "third")},
+		{"any, by the pool", "other", "", true, in},
+	} {
+		pool := poolOfOne("203.0.113.1")
+		to := netip.MustParseAddr("203.0.113.2")
+		pool.Ranges = append(pool.Ranges, lb.AddrRange{From: to, To: to})
+		pool.ShareAcross, pool.ExternalIPs = tt.across, true
+		a := newAssigner("", []Pool{pool})
+		holder := wanting("holder", func(s *core.Service) {
+			s.Namespace, s.Annotations = "team", map[string]string{"steelyard.dev/share": "x", shareWith[0]: tt.with}
+		})
+		a.settle(holder, a.decide(holder, pending{}, false))
+		joiner := func(asks string) *core.Service {
+			return wanting("joiner", func(s *core.Service) {
+				s.Namespace, s.Spec.Ports[0].Port, s.Spec.LoadBalancerIP = tt.namespace, 443, asks
+				s.Annotations = map[string]string{"steelyard.dev/share": "x"}
+			})
+		}
+		got := in
+		if addrs, err := a.assign(joiner("203.0.113.1")); err != nil {
+			got = err.Error()
+		} else if fmt.Sprint(addrs) != "[203.0.113.1]" {
+			t.Errorf("%s: asks for it and gets %v", tt.name, addrs)
+		}
+		if got != tt.want {
+			t.Errorf("%s: %s; want %s", tt.name, got, tt.want)
+		}
+		a.release(tt.namespace + "/joiner")
+		addrs, err := a.assign(joiner(""))
+		if shared := fmt.Sprint(addrs) == "[203.0.113.1]"; err != nil || shared != (tt.want == in) {
+			t.Errorf("%s: asks for any and gets %v, %v", tt.name, addrs, err)
+		}
+
+		f := newFixture(t, func(o *Options) { o.Pools = []Pool{pool} })
+		external := joiner("")
+		external.Spec.Type, external.Spec.ExternalIPs = core.ServiceTypeClusterIP, []string{"203.0.113.1"}
+		given("203.0.113.1")(holder)
+		f.have(t, holder, external)
+		if served := len(f.addressesFor(external).vips) == 1; served != (tt.want == in) {
+			t.Errorf("%s: as externalIPs, served: %t", tt.name, served)
+		}
 	}
 }
