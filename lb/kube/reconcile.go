@@ -166,6 +166,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 	if len(d.addrs) > 0 {
 		t.events.Eventf(s, core.EventTypeNormal, "IPAllocated", "assigned %v", d.addrs)
 	}
+	t.moved(s, d.addrs, whyMoved(s))
 	t.o.Log.Info("address assigned", "service", key, "addresses", d.addrs)
 	return nil
 }
@@ -281,6 +282,9 @@ func (t *term) withdraw(ctx context.Context, s *core.Service) error {
 		delete(t.gave, nameOf(s))
 		t.queueOthers()
 	})
+	if status && s.DeletionTimestamp == nil {
+		t.moved(s, nil, fmt.Sprintf("the Service has the type %s", s.Spec.Type))
+	}
 	if had {
 		t.o.Log.Info("address released", "service", nameOf(s))
 	}
