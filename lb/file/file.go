@@ -1,7 +1,7 @@
 // Package file is the source of services that is the configuration file.
 //
 // It translates config.Service to lb.Service and sends the engine the difference between one configuration and the
-// next. Use refuses a configuration whose services cannot all have an address, as a whole, and then changes nothing.
+// next. Plan refuses a configuration whose services cannot all have an address, as a whole.
 package file
 
 import (
@@ -20,11 +20,12 @@ import (
 // Name is the Source of every service that comes from here.
 const Name = "file"
 
-// Source implements lb.Source. Use may be called before and while Run runs, from one goroutine.
+// Source implements lb.Source. Its methods may be called before and while Run runs, from one goroutine.
 type Source struct {
-	next  chan []*lb.Service // capacity 1: the newest configuration that Run has not received yet
-	alloc *lb.Allocator
-	store Store
+	next     chan []*lb.Service // capacity 1: the newest configuration that Run has not received yet
+	services []*lb.Service      // of the last Apply
+	alloc    *lb.Allocator
+	store    Store
 }
 
 // Assigned are the addresses that services have from pools, by name.
@@ -42,31 +43,63 @@ func New(had Assigned, store Store) *Source {
 	return s
 }
 
-// Use makes the services of cfg the wanted ones. When some cannot be assigned an address it changes nothing and returns
-// an error that joins an AddressError for each.
-func (s *Source) Use(cfg *config.Config) error {
+// Plan is a configuration that Apply can put in force, and what that changes.
+type Plan struct {
+	Changes  []lb.Change
+	services []*lb.Service
+	alloc    *lb.Allocator
+	assigned Assigned
+}
+
+// Plan changes nothing. When some services of cfg cannot be assigned an address it returns an error that joins an
+// AddressError for each. Of a service that has not changed the earlier copy is kept: the engine has it, and objects
+// that outlive a reload would each keep the memory around them from being returned.
+func (s *Source) Plan(cfg *config.Config) (*Plan, error) {
 	services, alloc, errs := translate(cfg, s.alloc)
 	if len(errs) > 0 {
-		return join(errs)
+		return nil, join(errs)
 	}
-	if !reflect.DeepEqual(s.alloc, alloc) { // else the earlier one is kept, as by apply
-		s.alloc = alloc
+	earlier := make(map[string]*lb.Service, len(s.services))
+	for _, old := range s.services {
+		earlier[old.Name] = old
 	}
-	if s.store != nil {
-		assigned := Assigned{}
-		for _, c := range cfg.Services {
-			if len(c.Addresses) == 0 {
-				assigned[c.Name] = alloc.Given(c.Name)
-			}
+	for i, next := range services {
+		if old := earlier[next.Name]; old != nil && reflect.DeepEqual(old, next) {
+			services[i] = old
 		}
-		s.store.Save(assigned)
+	}
+	p := &Plan{lb.Changes(s.services, services), services, alloc, Assigned{}}
+	for _, c := range cfg.Services {
+		if len(c.Addresses) == 0 {
+			p.assigned[c.Name] = alloc.Given(c.Name)
+		}
+	}
+	if reflect.DeepEqual(s.alloc, alloc) { // else memory is kept, as above
+		p.alloc = s.alloc
+	}
+	return p, nil
+}
+
+// Apply makes the services of a plan the wanted ones. It is the newest plan.
+func (s *Source) Apply(p *Plan) {
+	s.services, s.alloc = p.services, p.alloc
+	if s.store != nil {
+		s.store.Save(p.assigned)
 	}
 	select {
 	case <-s.next: // replaced before Run received it
 	default:
 	}
-	s.next <- services
-	return nil
+	s.next <- p.services
+}
+
+// Use applies the plan of a configuration.
+func (s *Source) Use(cfg *config.Config) error {
+	p, err := s.Plan(cfg)
+	if err == nil {
+		s.Apply(p)
+	}
+	return err
 }
 
 // Run feeds sink until ctx ends. The source is complete after the first configuration.
@@ -83,27 +116,21 @@ func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 	}
 }
 
-// apply sends sink the difference between two configurations. Deletions come first, because they free ports. Of a
-// service that has not changed the earlier copy is kept: the sink has it, and objects that outlive a reload would each
-// keep the memory around them from being returned.
+// apply sends sink the difference between two configurations. Deletions come first, because they free ports.
 func apply(sink lb.Sink, current map[string]*lb.Service, services []*lb.Service) map[string]*lb.Service {
 	next := make(map[string]*lb.Service, len(services))
-	var changed []*lb.Service
 	for _, s := range services {
-		if old := current[s.Name]; old != nil && reflect.DeepEqual(old, s) {
-			next[old.Name] = old
-			continue
-		}
 		next[s.Name] = s
-		changed = append(changed, s)
 	}
 	for name := range current {
 		if next[name] == nil {
 			sink.Delete(name)
 		}
 	}
-	for _, s := range changed {
-		sink.Put(s)
+	for _, s := range services {
+		if current[s.Name] != s {
+			sink.Put(s)
+		}
 	}
 	return next
 }
