@@ -303,11 +303,20 @@ func Default() *Config {
 
 // Load reads and parses a file, and validates it by further rules. The error is an Errors with all errors of the file.
 func Load(file string, rules ...Rule) (*Config, error) {
+	text, err := Read(file)
+	if err != nil {
+		return nil, err
+	}
+	return Parse(file, text, rules...)
+}
+
+// Read returns the text of a file. The error is an Errors.
+func Read(file string) ([]byte, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, Errors{unreadable(file, err)}
 	}
-	return Parse(file, text, rules...)
+	return text, nil
 }
 
 func unreadable(file string, err error) Error {

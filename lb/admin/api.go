@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/netip"
@@ -62,12 +63,14 @@ type Interface struct {
 	Down bool   `json:"down,omitempty"` // it was set down, or has no carrier
 }
 
-// Reloaded is the configuration in force after a reload: the response of /v1/reload.
+// Reloaded is the configuration in force after a reload: the response of /v1/reload. /v1/diff responds with what it
+// would be.
 type Reloaded struct {
-	Config      string    `json:"config"`
-	Loaded      time.Time `json:"loaded"`
-	Warnings    []string  `json:"warnings,omitempty"`
-	NeedRestart []string  `json:"need_restart,omitempty"` // changed sections that the agent reads at its start only
+	Config      string      `json:"config"`
+	Loaded      time.Time   `json:"loaded,omitzero"` // zero: it is not in force
+	Changes     []lb.Change `json:"changes"`
+	Warnings    []string    `json:"warnings,omitempty"`
+	NeedRestart []string    `json:"need_restart,omitempty"` // changed sections that the agent reads at its start only
 }
 
 // Options are the inputs of a Server. All but Now are required.
@@ -97,6 +100,8 @@ type Options struct {
 	Waiting func() []lb.ServiceStatus
 	// Reload reads the configuration file again. Its error has one line for each problem of a rejected file.
 	Reload func() (Reloaded, error)
+	// Diff returns what a reload of the configuration file would change, or with a name a text in place of that file.
+	Diff func(name string, text []byte) (Reloaded, error)
 	// Restart ends the agent such that a new one follows. Its error is as that of Reload: the running agent stays.
 	Restart func() error
 	// Info returns the fields that do not follow from Status and Peers.
@@ -136,6 +141,8 @@ func (s *Server) Handler(writable bool) http.Handler {
 		mux.HandleFunc("POST /v1/undrain", s.drain(false))
 		mux.HandleFunc("POST /v1/reload", s.reload)
 		mux.HandleFunc("POST /v1/restart", s.restart)
+		mux.HandleFunc("GET /v1/diff", s.diff)
+		mux.HandleFunc("POST /v1/diff", s.diff)
 	}
 	mux.HandleFunc("GET /v1/status", s.respond(func(st lb.Status) any { return s.info(st) }))
 	mux.HandleFunc("GET /v1/services", s.respond(func(st lb.Status) any { return s.services(st) }))
@@ -347,10 +354,37 @@ func (s *Server) restart(w http.ResponseWriter, _ *http.Request) {
 
 // reload responds with 422 when the configuration is rejected: the request is valid, the file is not.
 func (s *Server) reload(w http.ResponseWriter, _ *http.Request) {
-	now, err := s.o.Reload()
-	if err != nil {
-		writeError(w, http.StatusUnprocessableEntity, err)
+	writeReloaded(w)(s.o.Reload())
+}
+
+// configMax bounds the text of a configuration: one with 10,000 services takes a tenth of it.
+const configMax = 64 << 20
+
+// diff responds as reload, but nothing changes. With POST, the body takes the place of the file; ?name= is its name.
+func (s *Server) diff(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodPost {
+		writeReloaded(w)(s.o.Diff("", nil))
 		return
 	}
-	write(w, http.StatusOK, now)
+	name := r.URL.Query().Get("name")
+	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, configMax))
+	if err == nil && name == "" {
+		err = errors.New("want name=FILE")
+	}
+	if err != nil {
+		writeError(w, http.StatusBadRequest, err)
+		return
+	}
+	writeReloaded(w)(s.o.Diff(name, text))
+}
+
+func writeReloaded(w http.ResponseWriter) func(Reloaded, error) {
+	return func(now Reloaded, err error) {
+		if err != nil {
+			writeError(w, http.StatusUnprocessableEntity, err)
+			return
+		}
+		now.Changes = listOf(now.Changes)
+		write(w, http.StatusOK, now)
+	}
 }

@@ -177,7 +177,8 @@ func TestReload(t *testing.T) {
 	}{
 		{
 			"in force", true, "POST", nil, 200,
-			`{"config":"/etc/x.toml","loaded":"2026-01-02T03:04:05Z","warnings":["w"],"need_restart":["bgp"]}`, 1,
+			`{"config":"/etc/x.toml","loaded":"2026-01-02T03:04:05Z","changes":[],"warnings":["w"],` +
+				`"need_restart":["bgp"]}`, 1,
 		},
 		{"refused", true, "POST", errors.New("a:1: x\na:2: y"), 422, `{"error":"a:1:x\na:2:y"}`, 1},
 		{"read-only listener", false, "POST", nil, 404, "404pagenotfound", 0},
@@ -193,6 +194,39 @@ func TestReload(t *testing.T) {
 				t.Errorf("%d %s, %d calls; want %d %s, %d", w.Code, got, calls, tt.code, tt.want, tt.calls)
 			}
 		})
+	}
+}
+
+// A difference is of the file of the agent, or of a named text in its place. It is not for other machines to see.
+func TestDiff(t *testing.T) {
+	for _, tt := range []struct {
+		method, path string
+		writable     bool
+		code         int
+		want         string
+	}{
+		{"GET", "/v1/diff", true, 200, `{"config":"","changes":[{"op":"~","object":"[log]"}]}`},
+		{"POST", "/v1/diff?name=/x.toml", true, 200, `{"config":"/x.toml","changes":[]}`},
+		{"POST", "/v1/diff", true, 400, `{"error":"wantname=FILE"}`},
+		{"POST", "/v1/diff?name=/bad", true, 422, `{"error":"bad"}`},
+		{"GET", "/v1/diff", false, 404, "404pagenotfound"},
+	} {
+		o := options(t)
+		o.Diff = func(name string, text []byte) (Reloaded, error) {
+			switch {
+			case name == "/bad":
+				return Reloaded{}, errors.New("bad")
+			case name != "" && string(text) == "body":
+				return Reloaded{Config: name}, nil
+			}
+			return Reloaded{Changes: []lb.Change{{Op: lb.Changed, Object: "[log]"}}}, nil
+		}
+		w := httptest.NewRecorder()
+		New(o).Handler(tt.writable).ServeHTTP(w, httptest.NewRequest(tt.method, tt.path, strings.NewReader("body")))
+		got := strings.NewReplacer(" ", "", "\n", "").Replace(w.Body.String())
+		if w.Code != tt.code || got != tt.want {
+			t.Errorf("%s %s: %d %s; want %d %s", tt.method, tt.path, w.Code, got, tt.code, tt.want)
+		}
 	}
 }
 

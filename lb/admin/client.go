@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -68,18 +69,23 @@ func (e *RefusedError) Error() string {
 
 // Get decodes the response to a GET of path into v. Its error is a RefusedError, or has a hint when no agent runs.
 func (c *Client) Get(ctx context.Context, path string, v any) error {
-	return c.do(ctx, http.MethodGet, path, v)
+	return c.do(ctx, http.MethodGet, path, nil, v)
 }
 
 // Post is Get with the method POST.
 func (c *Client) Post(ctx context.Context, path string, v any) error {
-	return c.do(ctx, http.MethodPost, path, v)
+	return c.Send(ctx, path, nil, v)
 }
 
-func (c *Client) do(ctx context.Context, method, path string, v any) error {
+// Send is Post with a body.
+func (c *Client) Send(ctx context.Context, path string, body []byte, v any) error {
+	return c.do(ctx, http.MethodPost, path, body, v)
+}
+
+func (c *Client) do(ctx context.Context, method, path string, body []byte, v any) error {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout(path))
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, method, "http://steelyard"+path, nil)
+	req, err := http.NewRequestWithContext(ctx, method, "http://steelyard"+path, bytes.NewReader(body))
 	if err != nil {
 		return fmt.Errorf("request %s: %w", path, err)
 	}

@@ -178,7 +178,7 @@ func New(o Options) (*Agent, error) {
 		return nil, err
 	}
 	a.datapath, a.reloader.setKeys = dp, dp.SetTunnelKeys
-	a.reloader.setMembers = announcers.members.reload
+	a.reloader.setMembers, a.reloader.flows = announcers.members.reload, dp.Flows
 	announcers.require(func(name string) bool { return forwards(dp.Interfaces(), name) })
 	registry.MustRegister(dp)
 	if a.keys != nil {
@@ -287,7 +287,7 @@ func (a *Agent) connect(
 		Access: accessOf(o.Config), TLSCert: o.Config.Admin.TLSCert, TLSKey: o.Config.Admin.TLSKey,
 		Problem: a.problems.set,
 		Status:  status, StatusOf: statusOf, Peers: announcers.peers, Sent: announcers.sent,
-		Flows: dp.Flows, Explain: dp.Explain, Drain: drains.set, Reload: a.reloader.reload,
+		Flows: dp.Flows, Explain: dp.Explain, Drain: drains.set, Reload: a.reloader.reload, Diff: a.reloader.diff,
 		Restart: a.restart, Info: info.info, Waiting: waiting,
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}),
 		Log:     component(o.Log, "admin"), Boundary: o.boundary,

@@ -48,11 +48,20 @@ func load(configFile string) (*config.Config, error) {
 // reload is Check for a running agent. What is read at the start only is in force already: what is wrong with the
 // interfaces is a warning.
 func reload(configFile string) (*config.Config, error) {
+	text, err := config.Read(configFile)
+	if err != nil {
+		return nil, err
+	}
+	return reloadText(configFile, text)
+}
+
+// reloadText is reload of a text in place of a file.
+func reloadText(name string, text []byte) (*config.Config, error) {
 	network, err := machine.Read()
 	if err != nil {
 		return nil, err
 	}
-	return preflight.Load(configFile, links(network, (*config.Report).Warnf, (*config.Report).Warnf),
+	return preflight.Parse(name, text, links(network, (*config.Report).Warnf, (*config.Report).Warnf),
 		preflight.Taken(network, (*config.Report).Errorf), preflight.NoPeers(network, (*config.Report).Errorf),
 		preflight.Warnings(network), preflight.Programs((*config.Report).Errorf),
 		memberFamily(thisHost{}, (*config.Report).Errorf))

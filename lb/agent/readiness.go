@@ -25,6 +25,13 @@ func (r *readiness) set() {
 	r.notifier.Ready()
 }
 
+// exclusive calls f while no reload is under way.
+func (r *readiness) exclusive(f func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f()
+}
+
 // reloading calls reload between RELOADING=1 and READY=1, also when it rejects the configuration.
 func (r *readiness) reloading(reload func()) {
 	r.mu.Lock()

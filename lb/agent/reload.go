@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"log/slog"
 	"reflect"
 	"slices"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/config"
 	"github.com/steelyard-lb/steelyard/datapath"
+	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/file"
 	"github.com/steelyard-lb/steelyard/lb/kube"
@@ -19,6 +21,7 @@ type reloader struct {
 	file       string
 	version    string
 	running    *config.Config // as it was at the start; the sections that needRestart names stay in force
+	loaded     *config.Config // as it was last loaded, without services
 	services   *file.Source
 	level      *slog.LevelVar
 	log        *slog.Logger
@@ -30,7 +33,9 @@ type reloader struct {
 	// setMembers puts the members and the secrets of [l2] in force.
 	setMembers func(running, next *config.Config) error
 	setAccess  func(admin.Access) // by TCP; nil before the API is there
-	state      atomic.Pointer[loadState]
+	// flows lists flows, set when the datapath is open; nil: they are not counted.
+	flows func(context.Context, lb.FlowFilter) ([]lb.FlowStatus, bool, error)
+	state atomic.Pointer[loadState]
 }
 
 // loadState is the result of the last load of the configuration.
@@ -43,14 +48,21 @@ type loadState struct {
 }
 
 func newReloader(o Options, services *file.Source, r *readiness) *reloader {
-	running := *o.Config
-	running.Services = nil // they follow each reload, and take most of the memory
+	running := *withoutServices(o.Config)
 	l := &reloader{
-		file: o.ConfigFile, version: o.Version, running: &running, services: services,
+		file: o.ConfigFile, version: o.Version, services: services,
+		running: &running, loaded: withoutServices(o.Config),
 		level: o.Level, log: o.Log, readiness: r,
 	}
 	l.state.Store(&loadState{at: time.Now(), warnings: o.Config.Warnings, empty: o.Config.Empty})
 	return l
+}
+
+// withoutServices returns a copy without what takes most of the memory, and the source of the services has.
+func withoutServices(c *config.Config) *config.Config {
+	sections := *c
+	sections.Services = nil
+	return &sections
 }
 
 // reload reads the configuration file again and applies it. A configuration that is not valid or not supported changes
@@ -63,11 +75,9 @@ func (l *reloader) reload() (done admin.Reloaded, err error) {
 
 func (l *reloader) apply() (admin.Reloaded, error) {
 	cfg, err := reload(l.file)
+	var plan *file.Plan
 	if err == nil {
-		err = l.refuseEmpty(cfg)
-	}
-	if err == nil {
-		err = l.services.Use(cfg)
+		plan, err = l.plan(cfg)
 	}
 	if err == nil && len(l.running.Datapath.TunnelKeys) > 0 && len(cfg.Datapath.TunnelKeys) > 0 {
 		err = l.setKeys(*fileKeys(cfg))
@@ -89,6 +99,9 @@ func (l *reloader) apply() (admin.Reloaded, error) {
 		l.log.Error("configuration rejected; the running one stays in force", "config", l.file, "err", err)
 		return admin.Reloaded{}, err
 	}
+	changes := l.changes(plan, cfg) // before their connections end
+	l.services.Apply(plan)
+	l.loaded = withoutServices(cfg)
 	l.level.Set(cfg.Log.Level)
 	if l.setAccess != nil {
 		l.setAccess(accessOf(cfg))
@@ -110,7 +123,20 @@ func (l *reloader) apply() (admin.Reloaded, error) {
 	next := &loadState{at: time.Now(), warnings: warnings, restart: changed, empty: cfg.Empty}
 	l.state.Store(next)
 	l.log.Info("configuration reloaded", "config", l.file, "services", len(cfg.Services))
-	return admin.Reloaded{Config: l.file, Loaded: next.at, Warnings: warnings, NeedRestart: changed}, nil
+	for _, c := range changes {
+		l.log.Info("configuration changed", "change", c.String())
+	}
+	return admin.Reloaded{
+		Config: l.file, Loaded: next.at, Changes: changes, Warnings: warnings, NeedRestart: changed,
+	}, nil
+}
+
+// plan returns the plan of a configuration that may be put in force.
+func (l *reloader) plan(cfg *config.Config) (*file.Plan, error) {
+	if err := l.refuseEmpty(cfg); err != nil {
+		return nil, err
+	}
+	return l.services.Plan(cfg)
 }
 
 // sizeKept is the warning about a changed max_flows.

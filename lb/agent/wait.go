@@ -109,6 +109,7 @@ func (w *waiting) serve(ctx context.Context, o Options) error {
 		Explain: func(lb.Question) (lb.Explanation, error) { return lb.Explanation{}, w.missing() },
 		Drain:   func(context.Context, string, bool) (lb.Drains, error) { return lb.Drains{}, w.missing() },
 		Reload:  w.reload,
+		Diff:    func(string, []byte) (admin.Reloaded, error) { return admin.Reloaded{}, w.missing() },
 		Restart: w.missing,
 		Info: func() admin.Info {
 			return admin.Info{

@@ -143,6 +143,10 @@ func commands(e *env) []*ucli.Command {
 			Flags: with(socketFlag()), Action: e.reload,
 		},
 		{
+			Name: "diff", Usage: "print what a reload would change", ArgsUsage: "[FILE]",
+			Flags: with(outputFlag("text"), socketFlag()), Action: e.diff,
+		},
+		{
 			Name: "restart", Usage: "replace the running agent by a new one; BGP peers keep the routes",
 			Flags: with(socketFlag()), Action: e.restart,
 		},

@@ -170,42 +170,6 @@ func TestPrograms(t *testing.T) {
 	}
 }
 
-// reload succeeds only when the file is in force, and prints every error when it is refused.
-func TestReload(t *testing.T) {
-	for _, tt := range []struct {
-		name     string
-		now      admin.Reloaded
-		refused  error
-		code     int
-		out, err string
-	}{
-		{"in force", admin.Reloaded{Config: "/etc/x.toml"}, nil, 0, "reloaded: /etc/x.toml\n", ""},
-		{
-			"warnings", admin.Reloaded{Config: "/etc/x.toml", Warnings: []string{"w"}, NeedRestart: []string{"bgp"}},
-			nil, 0, "reloaded: /etc/x.toml\n",
-			"warning: w\nwarning: [bgp] has changed; the change takes effect at the next start\n",
-		},
-		{
-			"refused", admin.Reloaded{}, errors.New("x.toml:1: first\nx.toml:2: second"), 1, "",
-			"x.toml:1: first\nx.toml:2: second\nrejected; the running configuration stays in force\n",
-		},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			socket := serve(t, lb.Status{}, func(o *admin.Options) {
-				o.Reload = func() (admin.Reloaded, error) { return tt.now, tt.refused }
-			})
-			code, out, errOut := steelyard(t, "reload", "--socket", socket)
-			if code != tt.code || out != tt.out || errOut != tt.err {
-				t.Errorf("code %d, stdout %q, stderr %q; want %+v", code, out, errOut, tt)
-			}
-			t.Setenv("STEELYARD_SOCKET", socket)
-			if code, out, _ := steelyard(t, "reload"); code != tt.code || out != tt.out {
-				t.Errorf("with STEELYARD_SOCKET: code %d, stdout %q", code, out)
-			}
-		})
-	}
-}
-
 func TestTables(t *testing.T) {
 	const down = "0 of 1 backends healthy, min_healthy is 1"
 	b := lb.BackendStatus{

@@ -2,14 +2,19 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
 	"time"
 
 	ucli "github.com/urfave/cli/v2"
 
 	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/printable"
 )
 
 // reload makes the running agent read its configuration file again, and fails when the agent rejects the file.
@@ -19,14 +24,63 @@ func (e *env) reload(c *ucli.Context) error {
 	if err != nil {
 		return e.rejected(err, "the running configuration stays in force")
 	}
-	for _, w := range now.Warnings {
-		fmt.Fprintln(e.err, "warning:", w)
-	}
-	for _, section := range now.NeedRestart {
-		fmt.Fprintf(e.err, "warning: [%s] has changed; the change takes effect at the next start\n", section)
-	}
+	e.difference(now)
 	_, err = fmt.Fprintf(e.out, "reloaded: %s\n", now.Config)
 	return err
+}
+
+// diff prints what reload would change, with the configuration file of the agent or another one in its place.
+func (e *env) diff(c *ucli.Context) error {
+	asJSON, err := wantJSON(c, "text")
+	if err != nil {
+		return err
+	}
+	client := admin.NewClient(c.String("socket"))
+	var then admin.Reloaded
+	if c.NArg() == 0 {
+		err = client.Get(c.Context, "/v1/diff", &then)
+	} else { // the agent may not see the file: it has directories of its own
+		then, err = sendFile(c.Context, client, c.Args().First())
+	}
+	if err != nil {
+		return e.rejected(err, "a reload would change nothing")
+	}
+	if asJSON {
+		to := json.NewEncoder(e.out)
+		to.SetIndent("", "  ")
+		return to.Encode(then)
+	}
+	e.difference(then)
+	if len(then.Changes) == 0 {
+		fmt.Fprintln(e.out, "no difference")
+	}
+	return nil
+}
+
+func sendFile(ctx context.Context, client *admin.Client, name string) (then admin.Reloaded, err error) {
+	path, err := filepath.Abs(name) // names of secret files are relative to it
+	if err != nil {
+		return then, err
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return then, err
+	}
+	err = client.Send(ctx, "/v1/diff?"+url.Values{"name": {path}}.Encode(), text, &then)
+	return then, err
+}
+
+// difference prints changes to stdout, and what needs attention to stderr.
+func (e *env) difference(r admin.Reloaded) {
+	for _, w := range r.Warnings {
+		fmt.Fprintln(e.err, "warning:", printable.Text(w))
+	}
+	for _, section := range r.NeedRestart {
+		fmt.Fprintf(e.err, "warning: [%s] has changed; the change takes effect at the next start\n", section)
+	}
+	for _, change := range r.Changes {
+		fmt.Fprintln(e.out, printable.Text(change.String()))
+	}
 }
 
 // rejected reports what the agent finds in a configuration that it rejects, and returns other errors.

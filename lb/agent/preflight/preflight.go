@@ -16,7 +16,16 @@ import (
 // Load reads and validates a configuration file by the rules of this version, and by further ones. Its error is a
 // config.Errors with every problem.
 func Load(name string, rules ...config.Rule) (*config.Config, error) {
-	return config.Load(name, append([]config.Rule{Addresses}, rules...)...)
+	text, err := config.Read(name)
+	if err != nil {
+		return nil, err
+	}
+	return Parse(name, text, rules...)
+}
+
+// Parse is Load of a text. Names of secret files in it are relative to the directory of the name.
+func Parse(name string, text []byte, rules ...config.Rule) (*config.Config, error) {
+	return config.Parse(name, text, append([]config.Rule{Addresses}, rules...)...)
 }
 
 // Addresses is the rule that refuses services for which the pools have no address.

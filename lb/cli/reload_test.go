@@ -1,0 +1,92 @@
+package cli
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/admin"
+)
+
+// reload succeeds only when the file is in force, and prints every error when it is refused.
+func TestReload(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		now      admin.Reloaded
+		refused  error
+		code     int
+		out, err string
+	}{
+		{"in force", admin.Reloaded{Config: "/etc/x.toml"}, nil, 0, "reloaded: /etc/x.toml\n", ""},
+		{
+			"warnings", admin.Reloaded{Config: "/etc/x.toml", Warnings: []string{"w"}, NeedRestart: []string{"bgp"}},
+			nil, 0, "reloaded: /etc/x.toml\n",
+			"warning: w\nwarning: [bgp] has changed; the change takes effect at the next start\n",
+		},
+		{
+			"changes", admin.Reloaded{Config: "/etc/x.toml", Changes: []lb.Change{
+				{Op: lb.Removed, Object: "service web", Connections: 2},
+				{Op: lb.Changed, Object: "pool \x1bp", Text: "x"},
+			}}, nil, 0, "- service web; ends 2 connections\n~ pool \ufffdp: x\nreloaded: /etc/x.toml\n", "",
+		},
+		{
+			"refused", admin.Reloaded{}, errors.New("x.toml:1: first\nx.toml:2: second"), 1, "",
+			"x.toml:1: first\nx.toml:2: second\nrejected; the running configuration stays in force\n",
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			socket := serve(t, lb.Status{}, func(o *admin.Options) {
+				o.Reload = func() (admin.Reloaded, error) { return tt.now, tt.refused }
+			})
+			code, out, errOut := steelyard(t, "reload", "--socket", socket)
+			if code != tt.code || out != tt.out || errOut != tt.err {
+				t.Errorf("code %d, stdout %q, stderr %q; want %+v", code, out, errOut, tt)
+			}
+			t.Setenv("STEELYARD_SOCKET", socket)
+			if code, out, _ := steelyard(t, "reload"); code != tt.code || out != tt.out {
+				t.Errorf("with STEELYARD_SOCKET: code %d, stdout %q", code, out)
+			}
+		})
+	}
+}
+
+// diff prints the difference to the file of the agent, or to the one that it names and sends.
+func TestDiff(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	if err := os.WriteFile("x.toml", []byte("text"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var sent string
+	socket := serve(t, lb.Status{}, func(o *admin.Options) {
+		o.Diff = func(name string, text []byte) (admin.Reloaded, error) {
+			sent = name + " " + string(text)
+			if name == "" {
+				return admin.Reloaded{NeedRestart: []string{"node"}}, nil
+			}
+			return admin.Reloaded{Config: name, Changes: []lb.Change{{Op: lb.Added, Object: "service web"}}}, nil
+		}
+	})
+	for _, tt := range []struct {
+		args           []string
+		out, err, sent string
+	}{
+		{nil, "no difference\n", "warning: [node] has changed; the change takes effect at the next start\n", " "},
+		{[]string{"x.toml"}, "+ service web\n", "", dir + "/x.toml text"},
+		{
+			[]string{"-o", "json", "x.toml"}, "{\n  \"config\": \"" + dir + "/x.toml\",\n  \"changes\": [\n    {\n" +
+				"      \"op\": \"+\",\n      \"object\": \"service web\"\n    }\n  ]\n}\n", "", dir + "/x.toml text",
+		},
+	} {
+		code, out, errOut := steelyard(t, append([]string{"diff", "--socket", socket}, tt.args...)...)
+		if code != 0 || out != tt.out || errOut != tt.err || sent != tt.sent {
+			t.Errorf("%v: code %d, stdout %q, stderr %q, sent %q; want %+v", tt.args, code, out, errOut, sent, tt)
+		}
+	}
+	if code, _, errOut := steelyard(t, "diff", "--socket", socket, "missing"); code != 1 ||
+		!strings.Contains(errOut, "missing: no such file") {
+		t.Errorf("a missing file: code %d, %s", code, errOut)
+	}
+}
