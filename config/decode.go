@@ -48,6 +48,7 @@ func (d *decoder) decode(text []byte, rules ...Rule) (*Config, error) {
 	if _, err := toml.Decode(whole, &values); err != nil {
 		return nil, Errors{d.syntaxError(err)}
 	}
+	d.config.Text = whole
 	d.config.Empty = strings.TrimSpace(d.text) == ""
 	d.root(&table{d: d, values: values})
 	for _, rule := range rules {

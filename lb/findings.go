@@ -120,6 +120,11 @@ var (
 var (
 	FoundConfiguration = kind("configuration", SeverityWarning,
 		"The configuration is valid, but probably not what was meant.", "")
+	FoundFileChanged = kind("file-changed", SeverityWarning,
+		"The configuration file is not the one in force: it was edited, or cannot be read any more. The next start "+
+			"would use it.",
+		"`steelyard diff` prints the difference, `steelyard reload` puts the file in force, and `steelyard config "+
+			"show` prints the one in force.")
 	FoundHiddenPrograms = kind("hidden-programs", SeverityWarning,
 		"The kernel shows programs of others only to processes with `CAP_SYS_ADMIN`: whether they pass packets on is "+
 			"not verified.",

@@ -73,6 +73,11 @@ type Reloaded struct {
 	NeedRestart []string    `json:"need_restart,omitempty"` // changed sections that the agent reads at its start only
 }
 
+// Text is the response of /v1/config.
+type Text struct {
+	Text string `json:"text"` // of the configuration file in force
+}
+
 // Options are the inputs of a Server. All but Now are required.
 type Options struct {
 	Now    func() time.Time // nil: time.Now
@@ -102,6 +107,8 @@ type Options struct {
 	Reload func() (Reloaded, error)
 	// Diff returns what a reload of the configuration file would change, or with a name a text in place of that file.
 	Diff func(name string, text []byte) (Reloaded, error)
+	// Text returns the configuration file in force.
+	Text func() string
 	// Restart ends the agent such that a new one follows. Its error is as that of Reload: the running agent stays.
 	Restart func() error
 	// Info returns the fields that do not follow from Status and Peers.
@@ -143,6 +150,9 @@ func (s *Server) Handler(writable bool) http.Handler {
 		mux.HandleFunc("POST /v1/restart", s.restart)
 		mux.HandleFunc("GET /v1/diff", s.diff)
 		mux.HandleFunc("POST /v1/diff", s.diff)
+		mux.HandleFunc("GET /v1/config", func(w http.ResponseWriter, _ *http.Request) {
+			write(w, http.StatusOK, Text{s.o.Text()})
+		})
 	}
 	mux.HandleFunc("GET /v1/status", s.respond(func(st lb.Status) any { return s.info(st) }))
 	mux.HandleFunc("GET /v1/services", s.respond(func(st lb.Status) any { return s.services(st) }))

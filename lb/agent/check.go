@@ -45,18 +45,9 @@ func load(configFile string) (*config.Config, error) {
 		memberFamily(thisHost{}, (*config.Report).Warnf))
 }
 
-// reload is Check for a running agent. What is read at the start only is in force already: what is wrong with the
-// interfaces is a warning.
-func reload(configFile string) (*config.Config, error) {
-	text, err := config.Read(configFile)
-	if err != nil {
-		return nil, err
-	}
-	return reloadText(configFile, text)
-}
-
-// reloadText is reload of a text in place of a file.
-func reloadText(name string, text []byte) (*config.Config, error) {
+// reload is Check of a text for a running agent. What is read at the start only is in force already: what is wrong with
+// the interfaces is a warning.
+func reload(name string, text []byte) (*config.Config, error) {
 	network, err := machine.Read()
 	if err != nil {
 		return nil, err

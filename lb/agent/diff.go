@@ -17,12 +17,13 @@ import (
 // diff returns what a reload would change, or with a name that of a text in place of the file.
 func (l *reloader) diff(name string, text []byte) (then admin.Reloaded, err error) {
 	l.readiness.exclusive(func() {
-		var cfg *config.Config
 		if name == "" {
 			name = l.file
-			cfg, err = reload(l.file)
-		} else {
-			cfg, err = reloadText(name, text)
+			text, err = config.Read(l.file)
+		}
+		var cfg *config.Config
+		if err == nil {
+			cfg, err = reload(name, text)
 		}
 		var plan *file.Plan
 		if err == nil {

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"slices"
 	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath"
@@ -32,7 +33,7 @@ func (d describer) info() admin.Info {
 	for _, findings := range d.findings {
 		i.Findings = append(i.Findings, findings()...)
 	}
-	i.Findings = append(i.Findings, lb.FoundConfiguration.Each(l.warnings)...)
+	i.Findings = slices.Concat(i.Findings, d.reloader.findings(), lb.FoundConfiguration.Each(l.warnings))
 	if d.drained != nil {
 		if now := d.drained(); now.Node || len(now.Services) > 0 {
 			i.Drained = &now

@@ -125,6 +125,15 @@ members = ["2001:db8::12"]
 	checkedNotAtStart(t, path, ":7: l2.members[0]: 2001:db8::12 has no effect: this node is a member by")
 }
 
+// reloadFile is reload of a file.
+func reloadFile(path string) (*config.Config, error) {
+	text, err := config.Read(path)
+	if err != nil {
+		return nil, err
+	}
+	return reload(path, text)
+}
+
 // checkedNotAtStart fails the test unless check and a reload refuse a file by an error of which want is a part, and the
 // start of the agent warns of it.
 func checkedNotAtStart(t *testing.T, path, want string) {
@@ -132,7 +141,7 @@ func checkedNotAtStart(t *testing.T, path, want string) {
 	if _, err := Check(path, false); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("Check: %v; want %s", err, want)
 	}
-	if _, err := reload(path); err == nil || !strings.Contains(err.Error(), want) {
+	if _, err := reloadFile(path); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("reload: %v; want %s", err, want)
 	}
 	cfg, err := load(path)
@@ -156,7 +165,7 @@ peers = [{ address = "192.0.2.1", asn = 64500, source = "192.0.2.99" }]
 `+webTOML)
 	const want = ":7: bgp.peers[0].source: no interface has 192.0.2.99"
 	for name, f := range map[string]func(string) (*config.Config, error){
-		"load": load, "reload": reload, "check": func(p string) (*config.Config, error) { return Check(p, false) },
+		"load": load, "reload": reloadFile, "check": func(p string) (*config.Config, error) { return Check(p, false) },
 	} {
 		cfg, err := f(path)
 		if err != nil || len(cfg.Warnings) != 1 || !strings.Contains(cfg.Warnings[0], want) {

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"log/slog"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"sync/atomic"
@@ -14,6 +15,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/admin"
 	"github.com/steelyard-lb/steelyard/lb/file"
 	"github.com/steelyard-lb/steelyard/lb/kube"
+	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
 // reloader reads the configuration file again. Its reload may be called from any goroutine.
@@ -34,17 +36,23 @@ type reloader struct {
 	setMembers func(running, next *config.Config) error
 	setAccess  func(admin.Access) // by TCP; nil before the API is there
 	// flows lists flows, set when the datapath is open; nil: they are not counted.
-	flows func(context.Context, lb.FlowFilter) ([]lb.FlowStatus, bool, error)
-	state atomic.Pointer[loadState]
+	flows   func(context.Context, lb.FlowFilter) ([]lb.FlowStatus, bool, error)
+	state   atomic.Pointer[loadState]
+	history *state.History // of files in force
+	// kept takes the error when a file in force could not be added to the history.
+	kept func(error)
 }
 
 // loadState is the result of the last load of the configuration.
 type loadState struct {
 	at       time.Time // when the configuration in force was loaded
+	text     string    // of it
 	refused  string    // why a later one was rejected; "": none was
 	restart  []string  // changed sections that are read at the start only
 	warnings []string
 	empty    bool // the file in force
+	// refusedText is that of the rejected file, as far as it could be read.
+	refusedText string
 }
 
 func newReloader(o Options, services *file.Source, r *readiness) *reloader {
@@ -52,16 +60,19 @@ func newReloader(o Options, services *file.Source, r *readiness) *reloader {
 	l := &reloader{
 		file: o.ConfigFile, version: o.Version, services: services,
 		running: &running, loaded: withoutServices(o.Config),
-		level: o.Level, log: o.Log, readiness: r,
+		level: o.Level, log: o.Log, readiness: r, kept: o.problem("files in force are not kept"),
+		history: state.NewHistory(filepath.Join(o.KeepDir, "config"), ".toml"),
 	}
-	l.state.Store(&loadState{at: time.Now(), warnings: o.Config.Warnings, empty: o.Config.Empty})
+	now := &loadState{at: time.Now(), text: o.Config.Text, warnings: o.Config.Warnings, empty: o.Config.Empty}
+	l.state.Store(now)
+	l.keep(now)
 	return l
 }
 
 // withoutServices returns a copy without what takes most of the memory, and the source of the services has.
 func withoutServices(c *config.Config) *config.Config {
 	sections := *c
-	sections.Services = nil
+	sections.Services, sections.Text = nil, ""
 	return &sections
 }
 
@@ -74,7 +85,11 @@ func (l *reloader) reload() (done admin.Reloaded, err error) {
 }
 
 func (l *reloader) apply() (admin.Reloaded, error) {
-	cfg, err := reload(l.file)
+	text, err := config.Read(l.file)
+	var cfg *config.Config
+	if err == nil {
+		cfg, err = reload(l.file, text)
+	}
 	var plan *file.Plan
 	if err == nil {
 		plan, err = l.plan(cfg)
@@ -94,7 +109,7 @@ func (l *reloader) apply() (admin.Reloaded, error) {
 	}
 	if err != nil {
 		next := *l.state.Load()
-		next.refused = err.Error()
+		next.refused, next.refusedText = err.Error(), string(text)
 		l.state.Store(&next)
 		l.log.Error("configuration rejected; the running one stays in force", "config", l.file, "err", err)
 		return admin.Reloaded{}, err
@@ -120,8 +135,9 @@ func (l *reloader) apply() (admin.Reloaded, error) {
 		warnings = append(slices.Clip(warnings), sizeKept)
 		l.log.Warn(sizeKept)
 	}
-	next := &loadState{at: time.Now(), warnings: warnings, restart: changed, empty: cfg.Empty}
+	next := &loadState{at: time.Now(), text: cfg.Text, warnings: warnings, restart: changed, empty: cfg.Empty}
 	l.state.Store(next)
+	l.keep(next)
 	l.log.Info("configuration reloaded", "config", l.file, "services", len(cfg.Services))
 	for _, c := range changes {
 		l.log.Info("configuration changed", "change", c.String())

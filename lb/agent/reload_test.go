@@ -64,6 +64,7 @@ func newTestReloader(t *testing.T, level *slog.LevelVar, log *slog.Logger) (*rel
 	t.Cleanup(func() { cancel(); <-done })
 	o := Options{
 		ConfigFile: writeConfig(t, "", webTOML), Config: parse(t, webTOML), Version: "v", Log: log, Level: level,
+		KeepDir: t.TempDir(),
 	}
 	if err := services.Use(o.Config); err != nil {
 		t.Fatal(err)
@@ -206,7 +207,9 @@ func TestReloadRefusesEmptyFile(t *testing.T) {
 	}
 	eventually(t, "no service", func() bool { return !services.has("web") })
 	writeConfig(t, l.file, "")
-	o := Options{ConfigFile: l.file, Config: parse(t, ""), Log: discard, Level: new(slog.LevelVar)}
+	o := Options{
+		ConfigFile: l.file, Config: parse(t, ""), Log: discard, Level: new(slog.LevelVar), KeepDir: t.TempDir(),
+	}
 	started := newReloader(o, file.New(nil, nil), newReadiness(systemd.New(discard)))
 	if _, err := started.reload(); err != nil {
 		t.Errorf("an agent that started with an empty file: %v", err)

@@ -46,7 +46,9 @@ func newFixture(t *testing.T) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := Options{ConfigFile: writeConfig(t, "", webTOML), Config: parse(t, webTOML), Log: discard}
+	o := Options{
+		ConfigFile: writeConfig(t, "", webTOML), Config: parse(t, webTOML), Log: discard, KeepDir: t.TempDir(),
+	}
 	if o, err = o.complete(); err != nil {
 		t.Fatal(err)
 	}

@@ -110,6 +110,7 @@ func (w *waiting) serve(ctx context.Context, o Options) error {
 		Drain:   func(context.Context, string, bool) (lb.Drains, error) { return lb.Drains{}, w.missing() },
 		Reload:  w.reload,
 		Diff:    func(string, []byte) (admin.Reloaded, error) { return admin.Reloaded{}, w.missing() },
+		Text:    w.text,
 		Restart: w.missing,
 		Info: func() admin.Info {
 			return admin.Info{
@@ -119,6 +120,13 @@ func (w *waiting) serve(ctx context.Context, o Options) error {
 		},
 		Metrics: http.NotFoundHandler(), Log: component(w.log, "admin"),
 	}).Run(ctx)
+}
+
+// text returns the file that is to be in force.
+func (w *waiting) text() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.cfg.Text
 }
 
 // missing returns what the agent waits for.

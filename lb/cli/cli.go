@@ -143,6 +143,14 @@ func commands(e *env) []*ucli.Command {
 			Flags: with(socketFlag()), Action: e.reload,
 		},
 		{
+			Name: "config", Usage: "the configuration in force", Action: func(c *ucli.Context) error {
+				return fmt.Errorf("%w: steelyard config show", errUsage)
+			},
+			Subcommands: []*ucli.Command{{
+				Name: "show", Usage: "print the file that is in force", Flags: with(socketFlag()), Action: e.configShow,
+			}},
+		},
+		{
 			Name: "diff", Usage: "print what a reload would change", ArgsUsage: "[FILE]",
 			Flags: with(outputFlag("text"), socketFlag()), Action: e.diff,
 		},

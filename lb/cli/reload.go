@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"os"
@@ -68,6 +69,16 @@ func sendFile(ctx context.Context, client *admin.Client, name string) (then admi
 	}
 	err = client.Send(ctx, "/v1/diff?"+url.Values{"name": {path}}.Encode(), text, &then)
 	return then, err
+}
+
+// configShow prints the file in force, byte for byte.
+func (e *env) configShow(c *ucli.Context) error {
+	var now admin.Text
+	if err := admin.NewClient(c.String("socket")).Get(c.Context, "/v1/config", &now); err != nil {
+		return err
+	}
+	_, err := io.WriteString(e.out, now.Text)
+	return err
 }
 
 // difference prints changes to stdout, and what needs attention to stderr.

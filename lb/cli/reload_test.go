@@ -52,6 +52,18 @@ func TestReload(t *testing.T) {
 	}
 }
 
+// config show prints the file as it is, with what is not printable.
+func TestConfigShow(t *testing.T) {
+	const text = "# caf\u00e9 \u009b\n[log]\n\tlevel = \"info\"\n\n"
+	socket := serve(t, lb.Status{}, func(o *admin.Options) { o.Text = func() string { return text } })
+	if code, out, errOut := steelyard(t, "config", "show", "--socket", socket); code != 0 || out != text {
+		t.Errorf("code %d, stdout %q, stderr %q; want %q", code, out, errOut, text)
+	}
+	if code, _, errOut := steelyard(t, "config"); code != 2 || !strings.Contains(errOut, "steelyard config show") {
+		t.Errorf("config: code %d, %s", code, errOut)
+	}
+}
+
 // diff prints the difference to the file of the agent, or to the one that it names and sends.
 func TestDiff(t *testing.T) {
 	dir := t.TempDir()

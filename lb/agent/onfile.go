@@ -1,0 +1,26 @@
+package agent
+
+import (
+	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// keep keeps the text of a configuration in force for the operator and for the next start.
+func (l *reloader) keep(now *loadState) { l.kept(l.history.Add(now.text, now.at)) }
+
+// text returns the file in force.
+func (l *reloader) text() string { return l.state.Load().text }
+
+// findings says that the next start or reload would put another file in force than this one. What was rejected is
+// reported as such.
+func (l *reloader) findings() []lb.Finding {
+	now := l.state.Load()
+	text, err := config.Read(l.file)
+	switch {
+	case err != nil && now.refused == "":
+		return []lb.Finding{lb.FoundFileChanged.About(l.file, "%v", err)}
+	case err == nil && string(text) != now.text && (now.refused == "" || string(text) != now.refusedText):
+		return []lb.Finding{lb.FoundFileChanged.About(l.file, "%s has changed since it was loaded", l.file)}
+	}
+	return nil
+}
