@@ -65,8 +65,8 @@ type Options struct {
 	NodePorts NodePorts
 	// NotReady and Unschedulable withhold all addresses while the node is in that state.
 	NotReady, Unschedulable bool
-	IgnoreExclude bool // the label that excludes nodes from external load balancers has no effect
-	NoAnnouncer   bool // this node announces no address
+	IgnoreExclude           bool // the label that excludes nodes from external load balancers has no effect
+	NoAnnouncer             bool // this node announces no address
 	// IsProxy is true when this agent is the service proxy of the node.
 	IsProxy bool
 	// MaxEndpoints is how many pairs of endpoint and port a Service gets at most; 0: any number.
