@@ -13,6 +13,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 // InterfaceStatus is how programs are attached to an interface.
@@ -28,7 +30,7 @@ type InterfaceStatus struct {
 // reached, where their replies arrive.
 type attachments struct {
 	o       Options
-	objects *syObjects
+	objects *bpf.Objects
 	pins    *pins
 	sysctls *sysctls
 	repairs *repairs

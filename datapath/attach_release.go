@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 // Interfaces that were attached because of routes are released when no route has led there for a while.
@@ -141,8 +143,8 @@ func (d *Datapath) flowsFrom(ctx context.Context, name string) (found bool, err 
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	err = d.gc.walk(ctx, time.Millisecond, func(_ flowTable, k syServerKey, _ syServerFlow) {
-		if ours[fromAddr(k.To)] {
+	err = d.gc.walk(ctx, time.Millisecond, func(_ bpf.FlowTable, k bpf.ServerKey, _ bpf.ServerFlow) {
+		if ours[bpf.FromAddr(k.To)] {
 			found = true
 			stop()
 		}

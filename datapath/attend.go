@@ -1,16 +1,20 @@
 package datapath
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+)
 
 // attendance tells the programs that an agent collects flows. While it does not, they reclaim entries themselves
 // (bpf/reclaim.h).
 type attendance struct {
-	objects *syObjects
-	state   [2]syCollector // by table, as in sy_collector
+	objects *bpf.Objects
+	state   [2]bpf.Collector // by table, as in sy_collector
 }
 
 // openAttendance continues that of an earlier agent; empty: there was none, and there are no flows.
-func openAttendance(o *syObjects, empty bool) (*attendance, error) {
+func openAttendance(o *bpf.Objects, empty bool) (*attendance, error) {
 	a := &attendance{objects: o}
 	for i := range a.state {
 		if err := o.SyCollector.Lookup(uint32(i), &a.state[i]); err != nil {
@@ -34,7 +38,7 @@ func (a *attendance) half(table int) uint32 {
 // write is to be called every few seconds.
 func (a *attendance) write() error {
 	for i := range a.state {
-		a.state[i].Seen = flowClock(uptime())
+		a.state[i].Seen = bpf.FlowClock(bpf.Uptime())
 		if err := a.objects.SyCollector.Put(uint32(i), a.state[i]); err != nil {
 			return fmt.Errorf("write the state of the collection: %w", err)
 		}

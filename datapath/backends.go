@@ -10,12 +10,13 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // backends maintains the backends in the kernel, and their ids.
 type backends struct {
-	objects  *syObjects
+	objects  *bpf.Objects
 	entries  *chunked
 	counters *chunked // traffic of backends
 	filter   *addrFilter
@@ -47,7 +48,7 @@ type backend struct {
 }
 
 // openBackends reads the backends of an earlier agent.
-func openBackends(o *syObjects, c *chunks, filter *addrFilter, log *slog.Logger) (*backends, error) {
+func openBackends(o *bpf.Objects, c *chunks, filter *addrFilter, log *slog.Logger) (*backends, error) {
 	servers, err := openServerIDs(o.SyServers)
 	if err != nil {
 		return nil, err
@@ -56,11 +57,11 @@ func openBackends(o *syObjects, c *chunks, filter *addrFilter, log *slog.Logger)
 		byAddr: map[netip.AddrPort]*backend{}, byID: map[uint32]*backend{}, hosts: map[netip.Addr]int{},
 		servers: servers, finder: &sourceFinder{}}
 	for id := range c.backends.len() {
-		var value syBackend
+		var value bpf.Backend
 		if err := c.backends.lookup(id, &value); err != nil {
 			return nil, fmt.Errorf("read the backends: %w", err)
 		}
-		if value == (syBackend{}) {
+		if value == (bpf.Backend{}) {
 			continue
 		}
 		b := &backend{id: id, local: value.Local == 1, keyed: value.Keyed == 1, generation: value.Generation}
@@ -71,7 +72,7 @@ func openBackends(o *syObjects, c *chunks, filter *addrFilter, log *slog.Logger)
 		s.hosts[b.at.Addr()]++
 		s.next = b.id + 1
 		if !isNode(b.at) {
-			if err := filter.add(b.at.Addr(), syAddrKindADDR_BACKEND); err != nil {
+			if err := filter.add(b.at.Addr(), bpf.AddrBackend); err != nil {
 				return nil, err
 			}
 		}
@@ -166,7 +167,7 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 		return nil, fmt.Errorf("reset the load of backend %s: %w", at, err)
 	}
 	if !isNode(at) {
-		if err := s.filter.add(at.Addr(), syAddrKindADDR_BACKEND); err != nil {
+		if err := s.filter.add(at.Addr(), bpf.AddrBackend); err != nil {
 			return nil, err
 		}
 	}
@@ -200,7 +201,7 @@ func (s *backends) write(b *backend) error {
 
 // measure makes the programs record the path MTU towards the remote end of a tunnel.
 func (s *backends) measure(far netip.Addr) error {
-	err := s.objects.SyPmtu.Update(toAddr(far), syPmtu{}, ebpf.UpdateNoExist)
+	err := s.objects.SyPmtu.Update(bpf.ToAddr(far), bpf.PMTU{}, ebpf.UpdateNoExist)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
 		return fmt.Errorf("add the path MTU entry of %s: %w", far, err)
 	}
@@ -213,7 +214,7 @@ func (s *backends) release(unused func(id uint32) bool) {
 		if b.tables > 0 || !unused(b.id) {
 			continue
 		}
-		if err := s.entries.put(b.id, syBackend{}); err != nil {
+		if err := s.entries.put(b.id, bpf.Backend{}); err != nil {
 			s.log.Warn("backend not removed", "backend", at, "err", err)
 			continue
 		}
@@ -222,13 +223,13 @@ func (s *backends) release(unused func(id uint32) bool) {
 		delete(s.byID, b.id)
 		s.spare = append(s.spare, b.id)
 		if !isNode(at) {
-			if err := s.filter.remove(at.Addr(), syAddrKindADDR_BACKEND); err != nil {
+			if err := s.filter.remove(at.Addr(), bpf.AddrBackend); err != nil {
 				s.log.Warn("address of a backend not removed from the filter", "backend", at, "err", err)
 			}
 		}
 		if s.hosts[at.Addr()]--; s.hosts[at.Addr()] == 0 {
 			delete(s.hosts, at.Addr())
-			if err := ignoreMissing(s.objects.SyPmtu.Delete(toAddr(at.Addr()))); err != nil {
+			if err := ignoreMissing(s.objects.SyPmtu.Delete(bpf.ToAddr(at.Addr()))); err != nil {
 				s.log.Warn("path MTU entry of a backend not removed", "backend", at, "err", err)
 			}
 			if err := s.servers.release(at.Addr()); err != nil {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -46,7 +47,7 @@ func TestBlindDataDoesNotChooseTheNumberOfARST(t *testing.T) {
 	reset.Seq = data.Seq + uint32(len(data.Payload))
 	fx.runMany([][]byte{data.Frame(), reset.Frame()})
 	for _, f := range fx.confirmed().servers {
-		if f.F.State != uint8(syFlowStateFLOW_ESTABLISHED) {
+		if f.F.State != uint8(bpf.FlowEstablished) {
 			t.Errorf("the flow is in state %d", f.F.State)
 		}
 	}

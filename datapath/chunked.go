@@ -8,6 +8,8 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 // chunked is an array in the kernel that grows: an array of arrays of one size (bpf/maps.h). Each chunk is pinned,
@@ -29,7 +31,7 @@ type chunked struct {
 // chunks are the arrays that grow with the configuration.
 type chunks struct{ slots, backends, frontendCounters, backendCounters *chunked }
 
-func openChunks(o *syObjects, inner map[string]*ebpf.MapSpec, pins *pins) (c *chunks, err error) {
+func openChunks(o *bpf.Objects, inner map[string]*ebpf.MapSpec, pins *pins) (c *chunks, err error) {
 	c = &chunks{}
 	for _, x := range []struct {
 		to    **chunked

@@ -3,12 +3,11 @@ package datapath
 import (
 	"fmt"
 	"net/netip"
-	"strings"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -27,25 +26,6 @@ type Stats struct {
 
 // Verdict is an action and its reason.
 type Verdict struct{ Action, Reason string }
-
-// enumNames returns the enumerators of a C enum, by value, without their prefix and in lower case. C is the only list.
-func enumNames(enum, prefix string) ([]string, error) {
-	spec, err := loadSy()
-	if err != nil {
-		return nil, fmt.Errorf("read the embedded programs: %w", err)
-	}
-	var e *btf.Enum
-	if err := spec.Types.TypeByName(enum, &e); err != nil {
-		return nil, fmt.Errorf("read enum %s: %w", enum, err)
-	}
-	names := make([]string, len(e.Values))
-	for _, v := range e.Values {
-		names[v.Value] = strings.ToLower(strings.TrimPrefix(v.Name, prefix))
-	}
-	return names, nil
-}
-
-func reasonNames() ([]string, error) { return enumNames("reason", "REASON_") }
 
 // Stats reads all counters.
 func (d *Datapath) Stats() (Stats, error) {
@@ -99,7 +79,7 @@ func readVerdicts(m *ebpf.Map) ([]uint64, error) {
 }
 
 func readTraffic(c *chunked, id uint32) (sum Traffic, err error) {
-	var perCPU []syTraffic
+	var perCPU []bpf.Traffic
 	if err := c.lookup(id, &perCPU); err != nil {
 		return sum, fmt.Errorf("read counters: %w", err)
 	}
@@ -115,7 +95,7 @@ func readTraffic(c *chunked, id uint32) (sum Traffic, err error) {
 func resetCounts(c *chunked, id uint32) error {
 	err := c.grow(id + 1)
 	if err == nil {
-		err = c.put(id, make([]syTraffic, ebpf.MustPossibleCPU()))
+		err = c.put(id, make([]bpf.Traffic, ebpf.MustPossibleCPU()))
 	}
 	if err != nil {
 		return fmt.Errorf("reset counters: %w", err)

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -20,7 +21,7 @@ import (
 type Datapath struct {
 	o        Options
 	log      *slog.Logger
-	objects  *syObjects
+	objects  *bpf.Objects
 	chunks   *chunks
 	pins     *pins
 	uplinks  *attachments
@@ -83,13 +84,13 @@ func Open(o Options) (_ *Datapath, err error) {
 
 // readNames reads the enumerators of C from the embedded object.
 func (d *Datapath) readNames() (err error) {
-	if d.reasons, err = reasonNames(); err != nil {
+	if d.reasons, err = bpf.ReasonNames(); err != nil {
 		return err
 	}
-	if d.actions, err = enumNames("action", "ACTION_"); err != nil {
+	if d.actions, err = bpf.EnumNames("action", "ACTION_"); err != nil {
 		return err
 	}
-	d.commits, err = enumNames("commit", "COMMIT_")
+	d.commits, err = bpf.EnumNames("commit", "COMMIT_")
 	return err
 }
 
@@ -112,7 +113,7 @@ func (d *Datapath) open(t *transaction) (err error) {
 	if err := d.o.inject("load"); err != nil {
 		return err
 	}
-	filter, err := openAddrFilter(objects.SyAddrFilter, hashKeys(d.o.HashSeed))
+	filter, err := openAddrFilter(objects.SyAddrFilter, bpf.HashKeys(d.o.HashSeed))
 	if err != nil {
 		return err
 	}
@@ -189,7 +190,7 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 			d.gc.wake()
 		}
 		if u.methodChanged {
-			d.gc.endOtherMethods(u.f.id, syMethod(u.value.Method))
+			d.gc.endOtherMethods(u.f.id, bpf.Method(u.value.Method))
 		}
 	}
 	d.verifier.applied(updates, delta.Delete)

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -36,7 +37,7 @@ func TestDeliversToLocalBackends(t *testing.T) {
 			fx.reset()
 			fx.deliver(func(s *lb.Service) { s.Ports[0].Protocol = proto })
 			there := func(flags uint8) dptest.Packet {
-				return fx.fromClient(uint8(proto), flags&(255*uint8(truth(proto == lb.TCP))))
+				return fx.fromClient(uint8(proto), flags&(255*uint8(bpf.Truth(proto == lb.TCP))))
 			}
 			back := func(flags uint8) dptest.Packet {
 				p := there(flags)

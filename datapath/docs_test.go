@@ -12,6 +12,8 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 const datapathPage = "../docs/datapath.md"
@@ -19,7 +21,7 @@ const datapathPage = "../docs/datapath.md"
 // docs/datapath.md lists the programs and maps of the embedded object; the meanings are the comments in bpf/.
 func TestProgramsAndMapsAreDocumented(t *testing.T) {
 	t.Parallel()
-	spec, err := loadSy()
+	spec, err := bpf.LoadSy()
 	if err != nil {
 		t.Fatal(err)
 	}

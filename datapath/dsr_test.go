@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -170,16 +171,16 @@ func TestHandshakesByDirectReturnKeepTheirServer(t *testing.T) {
 // slotsChanged makes the slots of all frontends have changed this long ago.
 func (fx *fixture) slotsChanged(ago time.Duration) {
 	fx.t.Helper()
-	for k, fe := range entries[syFrontendKey, syFrontend](fx.t, fx.d.objects.SyFrontends) {
-		fe.Changed = tableClock(uptime() - ago)
+	for k, fe := range entries[bpf.FrontendKey, bpf.Frontend](fx.t, fx.d.objects.SyFrontends) {
+		fe.Changed = tableClock(bpf.Uptime() - ago)
 		if err := fx.d.objects.SyFrontends.Put(k, fe); err != nil {
 			fx.t.Fatal(err)
 		}
 	}
 }
 
-func (fx *fixture) dsrFlows() map[syFlowKey]syDsrFlow {
-	return entries[syFlowKey, syDsrFlow](fx.t, fx.d.objects.SyDsrFlows)
+func (fx *fixture) dsrFlows() map[bpf.FlowKey]bpf.DSRFlow {
+	return entries[bpf.FlowKey, bpf.DSRFlow](fx.t, fx.d.objects.SyDsrFlows)
 }
 
 // A SYN whose server follows from the hash writes no entry: invented sources cannot evict anything.
@@ -194,7 +195,7 @@ func TestOpeningByHashWritesNoEntry(t *testing.T) {
 			for i := range 100 {
 				fx.went(fx.on(i, dptest.TCP, dptest.SYN))
 			}
-			if n := len(fx.dsrFlows()) + len(entries[syFlowKey, syDsrFlow](t, fx.d.objects.SyDsrHalfopen)); n != 0 {
+			if n := len(fx.dsrFlows()) + len(entries[bpf.FlowKey, bpf.DSRFlow](t, fx.d.objects.SyDsrHalfopen)); n != 0 {
 				t.Errorf("%d entries; want none", n)
 			}
 			to := fx.went(fx.on(7, dptest.TCP, dptest.ACK))

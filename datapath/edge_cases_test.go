@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -233,7 +234,7 @@ func TestWeights(t *testing.T) {
 					p := fx.on(i, dptest.TCP, dptest.SYN)
 					if a == lb.AlgorithmSourceHash { // other addresses, because it does not use the ports
 						b := p.Src.Addr().As16()
-						b[10], b[14], b[15] = b[10]|truth(fx.v6), byte(i/250), byte(i%250) // none of this node
+						b[10], b[14], b[15] = b[10]|bpf.Truth(fx.v6), byte(i/250), byte(i%250) // none of this node
 						p.Src = netip.AddrPortFrom(netip.AddrFrom16(b).Unmap(), 20000)
 					}
 					got[fx.went(p)]++

@@ -4,62 +4,63 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // encodeMethod returns the value of enum method (bpf/types.h).
-func encodeMethod(m lb.Method, e lb.Encap) (syMethod, error) {
+func encodeMethod(m lb.Method, e lb.Encap) (bpf.Method, error) {
 	switch {
 	case m == lb.MethodNAT:
-		return syMethodMETHOD_NAT, nil
+		return bpf.MethodNAT, nil
 	case m == lb.MethodDSR:
-		return syMethodMETHOD_DSR, nil
+		return bpf.MethodDSR, nil
 	case m == lb.MethodTunnel && e == lb.EncapIPIP:
-		return syMethodMETHOD_IPIP, nil
+		return bpf.MethodIPIP, nil
 	case m == lb.MethodTunnel && e == lb.EncapGUE:
-		return syMethodMETHOD_GUE, nil
+		return bpf.MethodGUE, nil
 	}
 	return 0, fmt.Errorf("forward = %q with tunnel = %q is not supported by the datapath", m, e)
 }
 
 // decodeMethod is the inverse of encodeMethod, without the encapsulation.
-func decodeMethod(word syMethod) lb.Method {
+func decodeMethod(word bpf.Method) lb.Method {
 	switch word {
-	case syMethodMETHOD_NAT:
+	case bpf.MethodNAT:
 		return lb.MethodNAT
-	case syMethodMETHOD_DSR:
+	case bpf.MethodDSR:
 		return lb.MethodDSR
 	}
 	return lb.MethodTunnel
 }
 
 // encodeFrontend returns what the programs read of p.
-func encodeFrontend(p *lb.FrontendPlan, id uint32) (f syFrontend, err error) {
+func encodeFrontend(p *lb.FrontendPlan, id uint32) (f bpf.Frontend, err error) {
 	method, err := encodeMethod(p.Method, p.Encap)
 	if err != nil {
 		return f, err
 	}
-	algorithm := map[lb.Algorithm]syAlgorithm{
-		lb.AlgorithmMaglev:           syAlgorithmALGORITHM_FLOW_HASH,
-		lb.AlgorithmSourceHash:       syAlgorithmALGORITHM_SOURCE_HASH,
-		lb.AlgorithmRandom:           syAlgorithmALGORITHM_RANDOM,
-		lb.AlgorithmRoundRobin:       syAlgorithmALGORITHM_ROUND_ROBIN,
-		lb.AlgorithmLeastConnections: syAlgorithmALGORITHM_LEAST_CONN,
+	algorithm := map[lb.Algorithm]bpf.Algorithm{
+		lb.AlgorithmMaglev:           bpf.AlgorithmFlowHash,
+		lb.AlgorithmSourceHash:       bpf.AlgorithmSourceHash,
+		lb.AlgorithmRandom:           bpf.AlgorithmRandom,
+		lb.AlgorithmRoundRobin:       bpf.AlgorithmRoundRobin,
+		lb.AlgorithmLeastConnections: bpf.AlgorithmLeastConn,
 	}[p.Algorithm]
 	if algorithm == 0 {
 		return f, fmt.Errorf("algorithm = %q is not supported by the datapath", p.Algorithm)
 	}
 	if p.Affinity != 0 && p.Algorithm == lb.AlgorithmMaglev {
-		algorithm = syAlgorithmALGORITHM_SOURCE_HASH // all balancers select the same first backend for a client
+		algorithm = bpf.AlgorithmSourceHash // all balancers select the same first backend for a client
 	}
 	if p.Method != lb.MethodNAT && p.Algorithm == lb.AlgorithmRandom {
-		algorithm = syAlgorithmALGORITHM_FLOW_HASH // as even, and no flow depends on an entry that a flood can evict
+		algorithm = bpf.AlgorithmFlowHash // as even, and no flow depends on an entry that a flood can evict
 	}
-	return syFrontend{
-		Id: id, Method: uint8(method), Algorithm: uint8(algorithm), FirstPort: swap(p.Port),
-		Affinity: uint32(p.Affinity.Seconds()), Restricted: truth(len(p.Allow) > 0),
-		DropWhenEmpty: truth(p.DropWhenEmpty), Chained: truth(p.NodeForwarding.Enabled),
-		Local: truth(allLocal(p)), KeepSource: truth(p.KeepSource),
+	return bpf.Frontend{
+		Id: id, Method: uint8(method), Algorithm: uint8(algorithm), FirstPort: bpf.Swap(p.Port),
+		Affinity: uint32(p.Affinity.Seconds()), Restricted: bpf.Truth(len(p.Allow) > 0),
+		DropWhenEmpty: bpf.Truth(p.DropWhenEmpty), Chained: bpf.Truth(p.NodeForwarding.Enabled),
+		Local: bpf.Truth(allLocal(p)), KeepSource: bpf.Truth(p.KeepSource),
 	}, nil
 }
 

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 // target is a backend as seen by one frontend.
@@ -24,11 +26,11 @@ func (e endedFlows) has(generation uint32) bool { return int32(generation-e.befo
 
 // openEnded reads which flows ended under an earlier agent.
 func (s *services) openEnded() error {
-	var k syMemberKey
+	var k bpf.MemberKey
 	var before uint32
 	all := s.objects.SyEnded.Iterate()
 	for all.Next(&k, &before) {
-		s.ended[target{k.Frontend, k.Backend}] = endedFlows{before, uptime()}
+		s.ended[target{k.Frontend, k.Backend}] = endedFlows{before, bpf.Uptime()}
 	}
 	if err := all.Err(); err != nil {
 		return fmt.Errorf("read the flows that ended: %w", err)
@@ -48,8 +50,8 @@ func (s *services) endDown(f *frontend, down []netip.AddrPort) (n int, err error
 			done = append(done, at)
 			continue
 		}
-		e := endedFlows{b.generation + 1, uptime()}
-		if errPut := s.objects.SyEnded.Put(syMemberKey{Frontend: id, Backend: b.id}, e.before); errPut != nil {
+		e := endedFlows{b.generation + 1, bpf.Uptime()}
+		if errPut := s.objects.SyEnded.Put(bpf.MemberKey{Frontend: id, Backend: b.id}, e.before); errPut != nil {
 			err = errors.Join(err, fmt.Errorf("end the flows to backend %s: %w", at, errPut))
 			continue
 		}
@@ -82,7 +84,7 @@ func (s *services) forgetEnded(removed map[target]endedFlows, start time.Duratio
 		if s.ended[t] != e || start-e.since < time.Second {
 			continue
 		}
-		err := ignoreMissing(s.objects.SyEnded.Delete(syMemberKey{Frontend: t.frontend, Backend: t.backend}))
+		err := ignoreMissing(s.objects.SyEnded.Delete(bpf.MemberKey{Frontend: t.frontend, Backend: t.backend}))
 		if err != nil {
 			s.log.Warn("entry of ended flows not removed", "err", err)
 			continue

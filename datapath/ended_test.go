@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -91,7 +92,7 @@ func (fx *fixture) forget() {
 	}
 	fx.d.services.mu.Unlock()
 	fx.collect()
-	if left := entries[syMemberKey, uint32](fx.t, fx.d.objects.SyEnded); len(left)+len(fx.d.services.ended) > 0 {
+	if left := entries[bpf.MemberKey, uint32](fx.t, fx.d.objects.SyEnded); len(left)+len(fx.d.services.ended) > 0 {
 		fx.t.Errorf("%v, %v are left of ended flows", left, fx.d.services.ended)
 	}
 }
@@ -177,7 +178,7 @@ func TestADownBackendCostsNothingPerFlow(t *testing.T) {
 	})
 	plan := fx.service(lb.TCP, "b1")
 	b := fx.d.services.backends.byAddr[fx.at("b1", 8080)]
-	stream := fx.d.objects.flowTables()[syGcTableGC_STREAM]
+	stream := fx.d.objects.FlowTables()[bpf.GCStream]
 	fillFlowsOf(t, stream, flows, 0, fx.d.services.frontends[plan.Frontend].id, b.id)
 	for i := range 6 { // all ports
 		fx.went(fx.on(i, dptest.TCP, dptest.SYN))
@@ -194,7 +195,7 @@ func TestADownBackendCostsNothingPerFlow(t *testing.T) {
 	if !before.equal(fx.flows()) {
 		t.Error("entries of flows were written")
 	}
-	if n := len(entries[syMemberKey, uint32](t, fx.d.objects.SyEnded)); n != 1 {
+	if n := len(entries[bpf.MemberKey, uint32](t, fx.d.objects.SyEnded)); n != 1 {
 		t.Errorf("%d entries of ended flows; want 1", n)
 	}
 	fx.service(lb.TCP, "b1")

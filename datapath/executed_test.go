@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -31,7 +32,7 @@ type instrumented struct {
 // instrument adds before each call of a helper a store to marks. The register of the result is free there.
 func instrument(t *testing.T, live *ebpf.Program, name string) *instrumented {
 	t.Helper()
-	spec, err := loadSy()
+	spec, err := bpf.LoadSy()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +254,7 @@ func delivered(fx *fixture) {
 func TestExecutedWork(t *testing.T) {
 	t.Parallel()
 	labtest.Root(t)
-	spec, err := loadSy()
+	spec, err := bpf.LoadSy()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -48,7 +49,7 @@ func TestWhoKeepsAFlow(t *testing.T) {
 				}
 				fx.age(old[0], old[1])
 				if live {
-					in := fx.fromClient(fx.last.Proto, dptest.ACK*truth(proto == lb.TCP))
+					in := fx.fromClient(fx.last.Proto, dptest.ACK*bpf.Truth(proto == lb.TCP))
 					if r := fx.run(in.Frame()); r.reason != forwarded {
 						t.Errorf("%s: clients idle for %s, servers for %s: %s", proto, old[0], old[1], r.reason)
 					}

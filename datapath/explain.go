@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -35,7 +36,7 @@ func (d *Datapath) Explain(q lb.Question) (lb.Explanation, error) {
 
 // explainFull adds that a connection cannot be stored when its client completes the handshake. The programs find that
 // out only then: the size of a table is not known to them.
-func (d *Datapath) explainFull(q lb.Question, e *lb.Explanation, v syVerdict) {
+func (d *Datapath) explainFull(q lb.Question, e *lb.Explanation, v bpf.Verdict) {
 	const full = "flows_full"
 	if q.Protocol == lb.UDP || e.Action != "forward" || d.commits[v.Commit] != "open" ||
 		d.gc.streams() < d.objects.SyStreamServers.MaxEntries() {
@@ -47,7 +48,7 @@ func (d *Datapath) explainFull(q lb.Question, e *lb.Explanation, v syVerdict) {
 }
 
 // explainFrame runs sy_explain on a frame of at least explainRoom bytes, or of as many as the result has.
-func (d *Datapath) explainFrame(frame []byte) (x syExplained, err error) {
+func (d *Datapath) explainFrame(frame []byte) (x bpf.Explained, err error) {
 	run := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame))}
 	result, err := d.objects.SyExplain.Run(&run)
 	switch {
@@ -95,22 +96,22 @@ func opening(q lb.Question) []byte {
 }
 
 // name sets the names for the ids in a verdict.
-func (d *Datapath) name(e *lb.Explanation, v syVerdict) {
+func (d *Datapath) name(e *lb.Explanation, v bpf.Verdict) {
 	if v.Counted > 0 {
 		e.Service = d.services.serviceOf(e.Address, v.Frontend)
 	}
 	if e.Action != "forward" {
 		return
 	}
-	e.Forward = decodeMethod(syMethod(v.Method))
-	e.Backend = netip.AddrPortFrom(fromAddr(v.T.Dst), 0)
+	e.Forward = decodeMethod(bpf.Method(v.Method))
+	e.Backend = netip.AddrPortFrom(bpf.FromAddr(v.T.Dst), 0)
 	if e.Forward == lb.MethodNAT {
-		e.Backend = netip.AddrPortFrom(fromAddr(v.T.Dst), swap(v.T.Dport))
+		e.Backend = netip.AddrPortFrom(bpf.FromAddr(v.T.Dst), bpf.Swap(v.T.Dport))
 	}
 }
 
 // steps describes the decision in the order in which the programs take it.
-func (d *Datapath) steps(q lb.Question, e lb.Explanation, x syExplained) (steps []string) {
+func (d *Datapath) steps(q lb.Question, e lb.Explanation, x bpf.Explained) (steps []string) {
 	v := x.V
 	say := func(format string, args ...any) { steps = append(steps, fmt.Sprintf(format, args...)) }
 	frontend := fmt.Sprintf("%s/%s", q.To, q.Protocol)
@@ -133,15 +134,15 @@ func (d *Datapath) steps(q lb.Question, e lb.Explanation, x syExplained) (steps 
 }
 
 // isOfKnownFlow reports whether a packet that is forwarded and may be the first one belongs to a flow with an entry.
-func (d *Datapath) isOfKnownFlow(v syVerdict) bool {
-	if v.Method == uint8(syMethodMETHOD_NAT) {
+func (d *Datapath) isOfKnownFlow(v bpf.Verdict) bool {
+	if v.Method == uint8(bpf.MethodNAT) {
 		return d.commits[v.Commit] != "open"
 	}
 	return slices.Contains([]string{"dsr_confirm", "dsr_touch", "dsr_close"}, d.commits[v.Commit])
 }
 
-func (d *Datapath) sayFlow(say func(string, ...any), v syVerdict) {
-	chained := v.Method == uint8(syMethodMETHOD_GUE) && slices.Contains([]string{"none", "relay"}, d.commits[v.Commit])
+func (d *Datapath) sayFlow(say func(string, ...any), v bpf.Verdict) {
+	chained := v.Method == uint8(bpf.MethodGUE) && slices.Contains([]string{"none", "relay"}, d.commits[v.Commit])
 	switch {
 	case chained && v.Chain.Passed == 1:
 		say("this node delivers it, and the flow is unknown here: it is passed to nodes that may have it")
@@ -157,26 +158,26 @@ func (d *Datapath) sayFlow(say func(string, ...any), v syVerdict) {
 	}
 }
 
-func (d *Datapath) sayPath(say func(string, ...any), e lb.Explanation, v syVerdict) {
-	to := fromAddr(v.T.Dst)
+func (d *Datapath) sayPath(say func(string, ...any), e lb.Explanation, v bpf.Verdict) {
+	to := bpf.FromAddr(v.T.Dst)
 	switch {
 	case v.Local == 1:
 		say("to %s on this node, with the client's address", e.Backend)
 		return
 	case e.Forward == lb.MethodNAT:
-		say("to %s, from %s and a port of snat_ports", e.Backend, fromAddr(v.T.Src))
+		say("to %s, from %s and a port of snat_ports", e.Backend, bpf.FromAddr(v.T.Src))
 	case e.Forward == lb.MethodDSR:
 		say("to the MAC address of %s, otherwise unchanged", to)
 	default:
 		how := "ipip"
-		if v.Method == uint8(syMethodMETHOD_GUE) {
+		if v.Method == uint8(bpf.MethodGUE) {
 			how = "gue"
 		}
-		say("to %s through a tunnel (%s) from %s", to, how, fromAddr(v.T.Src))
+		say("to %s through a tunnel (%s) from %s", to, how, bpf.FromAddr(v.T.Src))
 	}
 	var next []string
 	for _, a := range v.Chain.Next[:min(int(v.Chain.N), len(v.Chain.Next))] {
-		next = append(next, fromAddr(a).String())
+		next = append(next, bpf.FromAddr(a).String())
 	}
 	if len(next) > 0 {
 		say("if the flow is unknown there, next to %s", strings.Join(next, ", then "))
@@ -185,7 +186,7 @@ func (d *Datapath) sayPath(say func(string, ...any), e lb.Explanation, v syVerdi
 }
 
 // explainReply adds how the reply gets to the client, the state of the programs on each interface, and what is wrong.
-func (d *Datapath) explainReply(q lb.Question, e *lb.Explanation, x syExplained) {
+func (d *Datapath) explainReply(q lb.Question, e *lb.Explanation, x bpf.Explained) {
 	say := func(format string, args ...any) { e.Steps = append(e.Steps, fmt.Sprintf(format, args...)) }
 	v := d.verifier
 	v.mu.Lock()

@@ -8,6 +8,8 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 // addrFilter maintains sy_addr_filter: the programs look only at packets from or to an address in it. An address is
@@ -33,7 +35,7 @@ func openAddrFilter(bits *ebpf.Map, keys [10]uint32) (*addrFilter, error) {
 }
 
 // bit is the bit for an address and a kind (addr_kinds of bpf/frontend.h).
-func (f *addrFilter) bit(addr netip.Addr, kind syAddrKind) uint32 {
+func (f *addrFilter) bit(addr netip.Addr, kind bpf.AddrKind) uint32 {
 	b := addr.As16()
 	w := func(i int) uint32 { return binary.NativeEndian.Uint32(b[4*i:]) }
 	pair := func(x, y uint32, i int) uint64 { return uint64(x+f.keys[i]) * uint64(y+f.keys[i+1]) }
@@ -45,7 +47,7 @@ func (f *addrFilter) bit(addr netip.Addr, kind syAddrKind) uint32 {
 }
 
 // add makes the programs look at packets from and to an address. It counts: remove must be called as often.
-func (f *addrFilter) add(addr netip.Addr, kind syAddrKind) error {
+func (f *addrFilter) add(addr netip.Addr, kind bpf.AddrKind) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	bit := f.bit(addr, kind)
@@ -55,7 +57,7 @@ func (f *addrFilter) add(addr netip.Addr, kind syAddrKind) error {
 	return f.write(bit/64, f.words[bit/64]|1<<(bit%64))
 }
 
-func (f *addrFilter) remove(addr netip.Addr, kind syAddrKind) error {
+func (f *addrFilter) remove(addr netip.Addr, kind bpf.AddrKind) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	bit := f.bit(addr, kind)

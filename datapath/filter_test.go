@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -59,8 +60,8 @@ func TestFilterCounts(t *testing.T) {
 	f := fx.d.services.filter
 	addr := netip.MustParseAddr("198.51.100.1")
 	before := fx.filtered()
-	for step, do := range []func(netip.Addr, syAddrKind) error{f.add, f.add, f.remove, f.remove} {
-		if err := do(addr, syAddrKindADDR_VIP); err != nil {
+	for step, do := range []func(netip.Addr, bpf.AddrKind) error{f.add, f.add, f.remove, f.remove} {
+		if err := do(addr, bpf.AddrVIP); err != nil {
 			t.Fatal(err)
 		}
 		if n, want := fx.filtered(), before+[]int{1, 1, 1, 0}[step]; n != want {

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -28,29 +29,29 @@ func entries[K comparable, V any](t testing.TB, m *ebpf.Map) map[K]V {
 
 // natFlows is how tests see flows by nat: their servers' entries, and those of their clients that there are.
 type natFlows struct {
-	servers map[syServerKey]syServerFlow
-	clients map[syClientKey]syClientFlow
+	servers map[bpf.ServerKey]bpf.ServerFlow
+	clients map[bpf.ClientKey]bpf.ClientFlow
 }
 
-func (fx *fixture) flowsIn(tables ...flowTable) natFlows {
+func (fx *fixture) flowsIn(tables ...bpf.FlowTable) natFlows {
 	fx.t.Helper()
-	all := natFlows{map[syServerKey]syServerFlow{}, map[syClientKey]syClientFlow{}}
+	all := natFlows{map[bpf.ServerKey]bpf.ServerFlow{}, map[bpf.ClientKey]bpf.ClientFlow{}}
 	for _, t := range tables {
-		maps.Copy(all.servers, entries[syServerKey, syServerFlow](fx.t, t.servers))
-		maps.Copy(all.clients, entries[syClientKey, syClientFlow](fx.t, t.clients))
+		maps.Copy(all.servers, entries[bpf.ServerKey, bpf.ServerFlow](fx.t, t.Servers))
+		maps.Copy(all.clients, entries[bpf.ClientKey, bpf.ClientFlow](fx.t, t.Clients))
 	}
 	return all
 }
 
 // flows returns all flows by nat.
-func (fx *fixture) flows() natFlows { return fx.flowsIn(fx.d.objects.flowTables()...) }
+func (fx *fixture) flows() natFlows { return fx.flowsIn(fx.d.objects.FlowTables()...) }
 
 // confirmed returns the flows by nat whose client is confirmed.
 func (fx *fixture) confirmed() natFlows {
-	flows := fx.flowsIn(fx.d.objects.flowTables()[1:]...)
-	half := uint8(syFlowStateFLOW_HALF_OPEN)
-	maps.DeleteFunc(flows.servers, func(_ syServerKey, f syServerFlow) bool { return f.F.State == half })
-	maps.DeleteFunc(flows.clients, func(_ syClientKey, f syClientFlow) bool { return f.F.State == half })
+	flows := fx.flowsIn(fx.d.objects.FlowTables()[1:]...)
+	half := uint8(bpf.FlowHalfOpen)
+	maps.DeleteFunc(flows.servers, func(_ bpf.ServerKey, f bpf.ServerFlow) bool { return f.F.State == half })
+	maps.DeleteFunc(flows.clients, func(_ bpf.ClientKey, f bpf.ClientFlow) bool { return f.F.State == half })
 	return flows
 }
 
@@ -285,8 +286,8 @@ func TestATakenKeyIsNoFullTable(t *testing.T) {
 	for _, h := range []hook{hookXDP, hookTC} {
 		fx := shared(t, h, false, nil)
 		with(web, tcp(dptest.SYN), replies(dptest.SYN|dptest.ACK))(fx)
-		for k := range fx.flowsIn(fx.d.objects.flowTables()[syGcTableGC_HALF_OPEN]).servers {
-			fx.put(fx.d.objects.SyStreamServers, k, syServerFlow{})
+		for k := range fx.flowsIn(fx.d.objects.FlowTables()[bpf.GCHalfOpen]).servers {
+			fx.put(fx.d.objects.SyStreamServers, k, bpf.ServerFlow{})
 		}
 		if r := fx.run(tcp(dptest.ACK)(fx).Frame()); r.did != "dropped" || r.reason != "no_flow" {
 			t.Errorf("%s: %s: %s; want dropped: no_flow", h, r.did, r.reason)

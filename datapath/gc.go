@@ -11,13 +11,15 @@ import (
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 // flowGC is the garbage collection of flows: it removes flows that are idle for longer than their timeout, and flows
 // that have ended because their backend is down or their frontend was removed. It reads the tables in chunks at a
 // bounded rate, so a million flows cost no more per second than a thousand.
 type flowGC struct {
-	objects    *syObjects
+	objects    *bpf.Objects
 	services   *services
 	attendance *attendance
 	limits     Timeouts
@@ -26,7 +28,7 @@ type flowGC struct {
 
 	mu sync.Mutex // guards all below
 	// frontends are those whose flows end, except flows by the method given; 0: all, and the id is released then.
-	frontends map[uint32]syMethod
+	frontends map[uint32]bpf.Method
 	flows     FlowCounts
 	tables    [2]uint32 // flows by table, as in flowWalk
 	clients   []sampledClient
@@ -46,10 +48,10 @@ const (
 	chunkPause = 10 * time.Millisecond // at most 400,000 entries a second
 )
 
-func newFlowGC(o *syObjects, s *services, a *attendance, limits Timeouts, log *slog.Logger) *flowGC {
+func newFlowGC(o *bpf.Objects, s *services, a *attendance, limits Timeouts, log *slog.Logger) *flowGC {
 	return &flowGC{
 		objects: o, services: s, attendance: a, limits: limits, log: log, wakeup: make(chan struct{}, 1),
-		frontends: map[uint32]syMethod{},
+		frontends: map[uint32]bpf.Method{},
 	}
 }
 
@@ -57,9 +59,9 @@ func newFlowGC(o *syObjects, s *services, a *attendance, limits Timeouts, log *s
 func (g *flowGC) endFrontend(id uint32) { g.end(id, 0) }
 
 // endOtherMethods makes Run remove the flows of a frontend by other methods than the one it has now.
-func (g *flowGC) endOtherMethods(id uint32, now syMethod) { g.end(id, now) }
+func (g *flowGC) endOtherMethods(id uint32, now bpf.Method) { g.end(id, now) }
 
-func (g *flowGC) end(frontend uint32, except syMethod) {
+func (g *flowGC) end(frontend uint32, except bpf.Method) {
 	g.mu.Lock()
 	g.frontends[frontend] = except
 	g.mu.Unlock()
@@ -104,7 +106,7 @@ func (g *flowGC) run(ctx context.Context) error {
 // flowWalk is one walk through the tables.
 type flowWalk struct {
 	start     time.Duration
-	frontends map[uint32]syMethod // whose flows end, as of flowGC
+	frontends map[uint32]bpf.Method // whose flows end, as of flowGC
 	backends  map[target]endedFlows
 	counts    FlowCounts
 	open      map[uint32]uint32 // flows by backend
@@ -117,7 +119,7 @@ type flowWalk struct {
 }
 
 // ends reports whether a flow has ended before its timeout.
-func (w *flowWalk) ends(frontend, backend, generation uint32, method syMethod) bool {
+func (w *flowWalk) ends(frontend, backend, generation uint32, method bpf.Method) bool {
 	if except, ok := w.frontends[frontend]; ok && except != method {
 		return true
 	}
@@ -129,25 +131,25 @@ func (w *flowWalk) ends(frontend, backend, generation uint32, method syMethod) b
 // removed and of backends without a table or flow. reset may be nil.
 func (g *flowGC) collect(ctx context.Context, reset *resetter) {
 	w := &flowWalk{
-		start: uptime(), backends: g.services.endedFlows(), open: map[uint32]uint32{}, udp: map[uint32]uint32{},
+		start: bpf.Uptime(), backends: g.services.endedFlows(), open: map[uint32]uint32{}, udp: map[uint32]uint32{},
 	}
 	var errStored error
 	w.stored, errStored = g.attendance.stored()
 	g.attend()
 	g.mu.Lock()
-	w.frontends, g.frontends = g.frontends, map[uint32]syMethod{}
+	w.frontends, g.frontends = g.frontends, map[uint32]bpf.Method{}
 	g.mu.Unlock()
 	idle, ended := newFlowRemover(g.objects.SyGc, false, w.start), newFlowRemover(g.objects.SyGc, true, w.start)
-	remove := func(r *flowRemover, t flowTable, k syServerKey, f syServerFlow) {
+	remove := func(r *flowRemover, t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow) {
 		if err := r.add(t, k, f); err != nil {
 			g.log.Error("flow not removed", "err", err)
 		}
 	}
 	vip := g.services.frontendVIPs()
-	err := g.walk(ctx, chunkPause, func(t flowTable, k syServerKey, f syServerFlow) {
+	err := g.walk(ctx, chunkPause, func(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow) {
 		g.visit(w, f.Backend)
 		switch {
-		case w.ends(f.Client.Frontend, f.Backend, f.F.Generation, syMethodMETHOD_NAT):
+		case w.ends(f.Client.Frontend, f.Backend, f.F.Generation, bpf.MethodNAT):
 			if reset != nil {
 				g.reset(reset, t, k, f, vip)
 			}
@@ -155,14 +157,14 @@ func (g *flowGC) collect(ctx context.Context, reset *resetter) {
 		case g.serverExpired(t, k, f, w.start):
 			remove(idle, t, k, f)
 		default:
-			if k.proto() == unix.IPPROTO_UDP {
+			if k.Proto() == unix.IPPROTO_UDP {
 				w.udp[f.Client.Frontend]++
 			}
-			if t.id != syGcTableGC_HALF_OPEN {
-				w.tables[truth(k.proto() != unix.IPPROTO_UDP)]++
+			if t.ID != bpf.GCHalfOpen {
+				w.tables[bpf.Truth(k.Proto() != unix.IPPROTO_UDP)]++
 			}
-			w.clients.see(t.id, k, f, vip)
-			w.count(syFlowState(f.F.State), f.Backend, syFlowStateFLOW_CLOSED)
+			w.clients.see(t.ID, k, f, vip)
+			w.count(bpf.FlowState(f.F.State), f.Backend, bpf.FlowClosed)
 		}
 	})
 	err = errors.Join(errStored, err, idle.flush(), ended.flush(), g.collectDSR(ctx, w))
@@ -203,7 +205,7 @@ func (g *flowGC) attend() {
 }
 
 // again leaves frontends to the next walk.
-func (g *flowGC) again(frontends map[uint32]syMethod) {
+func (g *flowGC) again(frontends map[uint32]bpf.Method) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for id, except := range frontends {
@@ -240,11 +242,11 @@ func (g *flowGC) publish(w *flowWalk) {
 
 // reset sends a reset to the client of a TCP flow that has ended and that has not been closed before.
 func (g *flowGC) reset(
-	reset *resetter, t flowTable, k syServerKey, f syServerFlow, vip func(frontend uint32) netip.Addr,
+	reset *resetter, t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow, vip func(frontend uint32) netip.Addr,
 ) {
-	var client syClientFlow
-	if t.id == syGcTableGC_HALF_OPEN || k.proto() != unix.IPPROTO_TCP || f.F.State >= uint8(syFlowStateFLOW_CLOSED) ||
-		t.clients.Lookup(&f.Client, &client) != nil || !client.sameFlow(k, f) {
+	var client bpf.ClientFlow
+	if t.ID == bpf.GCHalfOpen || k.Proto() != unix.IPPROTO_TCP || f.F.State >= uint8(bpf.FlowClosed) ||
+		t.Clients.Lookup(&f.Client, &client) != nil || !client.SameFlow(k, f) {
 		return
 	}
 	if err := reset.client(f.Client, vip(f.Client.Frontend), client.F.Ack); err != nil {
@@ -253,14 +255,14 @@ func (g *flowGC) reset(
 }
 
 // count counts a flow, and adds it to the open flows of its backend if it is not in this state yet.
-func (w *flowWalk) count(state syFlowState, backend uint32, over syFlowState) {
+func (w *flowWalk) count(state bpf.FlowState, backend uint32, over bpf.FlowState) {
 	if state < over {
 		w.open[backend]++
 	}
 	switch state {
-	case syFlowStateFLOW_HALF_OPEN:
+	case bpf.FlowHalfOpen:
 		w.counts.HalfOpen++
-	case syFlowStateFLOW_ESTABLISHED:
+	case bpf.FlowEstablished:
 		w.counts.Established++
 	default:
 		w.counts.Closing++
@@ -282,60 +284,46 @@ func (g *flowGC) streams() uint32 {
 }
 
 // expired reports whether one side of a flow is idle for longer than its timeout (flow_side_expired of bpf/flow.h).
-func (g *flowGC) expired(proto uint8, f syFlow, now time.Duration) bool {
+func (g *flowGC) expired(proto uint8, f bpf.Flow, now time.Duration) bool {
 	limit := g.limits.Established
 	switch {
-	case f.State == uint8(syFlowStateFLOW_CLOSED):
+	case f.State == uint8(bpf.FlowClosed):
 		limit = g.limits.Closed
-	case f.State == uint8(syFlowStateFLOW_CLOSING) || f.Doubt == uint8(syFlowDoubtDOUBT_RESET):
+	case f.State == uint8(bpf.FlowClosing) || f.Doubt == uint8(bpf.DoubtReset):
 		limit = g.limits.Closing
-	case f.State == uint8(syFlowStateFLOW_HALF_OPEN):
+	case f.State == uint8(bpf.FlowHalfOpen):
 		limit = g.limits.HalfOpen
 	case proto == unix.IPPROTO_UDP:
 		limit = g.limits.UDP
 	}
-	return idle(now, f.Seen) > limit
+	return bpf.Idle(now, f.Seen) > limit
 }
 
 // serverExpired reports whether a flow has expired, given its server's entry (flow_server_expired of bpf/flow.h).
-func (g *flowGC) serverExpired(t flowTable, k syServerKey, f syServerFlow, now time.Duration) bool {
-	if first := f.F.Fin == uint8(syFinFIN_FIRST) || f.F.Fin == uint8(syFinFIN_ACKNOWLEDGED); first &&
-		f.F.State == uint8(syFlowStateFLOW_CLOSED) {
-		return idle(now, f.F.Seen) > timeWait
+func (g *flowGC) serverExpired(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow, now time.Duration) bool {
+	if first := f.F.Fin == uint8(bpf.FinFirst) || f.F.Fin == uint8(bpf.FinAcknowledged); first &&
+		f.F.State == uint8(bpf.FlowClosed) {
+		return bpf.Idle(now, f.F.Seen) > timeWait
 	}
-	return g.expired(k.proto(), f.F, now) && (t.id != syGcTableGC_UDP || g.clientExpired(t, k, f, now))
+	return g.expired(k.Proto(), f.F, now) && (t.ID != bpf.GCUDP || g.clientExpired(t, k, f, now))
 }
 
 // clientExpired reports whether the client's side is expired or missing, or belongs to a newer flow of the client.
-func (g *flowGC) clientExpired(t flowTable, k syServerKey, f syServerFlow, now time.Duration) bool {
-	var c syClientFlow
-	if t.clients.Lookup(&f.Client, &c) != nil || !c.sameFlow(k, f) {
+func (g *flowGC) clientExpired(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow, now time.Duration) bool {
+	var c bpf.ClientFlow
+	if t.Clients.Lookup(&f.Client, &c) != nil || !c.SameFlow(k, f) {
 		return true
 	}
-	return g.expired(k.proto(), c.F, now)
-}
-
-// flowTable is a table of flows by nat: a map for the packets of clients and one for those of servers.
-type flowTable struct {
-	id               syGcTable
-	clients, servers *ebpf.Map
-}
-
-func (o *syObjects) flowTables() []flowTable {
-	return []flowTable{
-		{syGcTableGC_HALF_OPEN, o.SyHalfopenClients, o.SyHalfopenServers},
-		{syGcTableGC_UDP, o.SyUdpClients, o.SyUdpServers},
-		{syGcTableGC_STREAM, o.SyStreamClients, o.SyStreamServers},
-	}
+	return g.expired(k.Proto(), c.F, now)
 }
 
 // walk calls visit with the server's entry of every flow by nat, and pauses between chunks. Entries that change during
 // the walk may be missed or visited twice.
 func (g *flowGC) walk(
-	ctx context.Context, pause time.Duration, visit func(flowTable, syServerKey, syServerFlow),
+	ctx context.Context, pause time.Duration, visit func(bpf.FlowTable, bpf.ServerKey, bpf.ServerFlow),
 ) error {
-	for _, t := range g.objects.flowTables() {
-		err := walkMap(ctx, t.servers, pause, func(k syServerKey, f syServerFlow) { visit(t, k, f) })
+	for _, t := range g.objects.FlowTables() {
+		err := walkMap(ctx, t.Servers, pause, func(k bpf.ServerKey, f bpf.ServerFlow) { visit(t, k, f) })
 		if err != nil {
 			return err
 		}
@@ -377,13 +365,4 @@ func walkMap[K, V any](ctx context.Context, m *ebpf.Map, pause time.Duration, vi
 		}
 	}
 	return nil
-}
-
-// uptime is bpf_ktime_get_coarse_ns.
-func uptime() time.Duration {
-	var t unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &t); err != nil {
-		panic("datapath: no monotonic clock: " + err.Error())
-	}
-	return time.Duration(t.Nano())
 }

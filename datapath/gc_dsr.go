@@ -8,13 +8,16 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // walkDSR calls visit for every flow by direct return.
-func (g *flowGC) walkDSR(ctx context.Context, pause time.Duration, visit func(*ebpf.Map, syFlowKey, syDsrFlow)) error {
+func (g *flowGC) walkDSR(
+	ctx context.Context, pause time.Duration, visit func(*ebpf.Map, bpf.FlowKey, bpf.DSRFlow),
+) error {
 	for _, m := range []*ebpf.Map{g.objects.SyDsrHalfopen, g.objects.SyDsrFlows} {
-		err := walkMap(ctx, m, pause, func(k syFlowKey, f syDsrFlow) { visit(m, k, f) })
+		err := walkMap(ctx, m, pause, func(k bpf.FlowKey, f bpf.DSRFlow) { visit(m, k, f) })
 		if err != nil {
 			return err
 		}
@@ -24,31 +27,31 @@ func (g *flowGC) walkDSR(ctx context.Context, pause time.Duration, visit func(*e
 
 // collectDSR removes flows by direct return that have ended or are idle, and counts the others.
 func (g *flowGC) collectDSR(ctx context.Context, w *flowWalk) error {
-	return g.walkDSR(ctx, chunkPause, func(m *ebpf.Map, k syFlowKey, f syDsrFlow) {
+	return g.walkDSR(ctx, chunkPause, func(m *ebpf.Map, k bpf.FlowKey, f bpf.DSRFlow) {
 		g.visit(w, f.Backend)
 		switch {
-		case w.ends(f.Frontend, f.Backend, f.Generation, syMethod(f.Method)):
+		case w.ends(f.Frontend, f.Backend, f.Generation, bpf.Method(f.Method)):
 			w.ended++
 			g.removeDSR(m, k)
 		case g.expiredDSR(k, f, w.start):
 			g.removeDSR(m, k)
 		default:
-			w.count(syFlowState(f.State), f.Backend, syFlowStateFLOW_CLOSING)
+			w.count(bpf.FlowState(f.State), f.Backend, bpf.FlowClosing)
 		}
 	})
 }
 
 // expiredDSR is dsr_expired of bpf/dsr.h: an established entry is refreshed by a sample of the packets only.
-func (g *flowGC) expiredDSR(k syFlowKey, f syDsrFlow, now time.Duration) bool {
+func (g *flowGC) expiredDSR(k bpf.FlowKey, f bpf.DSRFlow, now time.Duration) bool {
 	limit := 4 * g.limits.Established
 	switch {
-	case f.State == uint8(syFlowStateFLOW_CLOSED):
+	case f.State == uint8(bpf.FlowClosed):
 		limit = g.limits.Closed
-	case f.State == uint8(syFlowStateFLOW_CLOSING) && f.Asked == 0:
+	case f.State == uint8(bpf.FlowClosing) && f.Asked == 0:
 		limit = min(g.limits.Closing, timeWait)
-	case f.State == uint8(syFlowStateFLOW_CLOSING):
+	case f.State == uint8(bpf.FlowClosing):
 		limit = g.limits.Closing
-	case f.State == uint8(syFlowStateFLOW_HALF_OPEN):
+	case f.State == uint8(bpf.FlowHalfOpen):
 		limit = g.limits.HalfOpen
 	case k.Proto == unix.IPPROTO_UDP:
 		limit = 4 * g.limits.UDP
@@ -61,10 +64,10 @@ func (g *flowGC) expiredDSR(k syFlowKey, f syDsrFlow, now time.Duration) bool {
 // left.
 func (g *flowGC) expireRelays(ctx context.Context, now time.Duration) {
 	nodes, relays := sync.OnceValue(g.services.nodes), map[lb.Frontend]uint32{} // most hosts have no entry
-	err := walkMap(ctx, g.objects.SyRelays, 0, func(k syFlowKey, r syRelay) {
-		f := lb.Frontend{VIP: fromAddr(k.T.Dst), Port: swap(k.T.Dport), Protocol: lb.Protocol(k.Proto)}
+	err := walkMap(ctx, g.objects.SyRelays, 0, func(k bpf.FlowKey, r bpf.Relay) {
+		f := lb.Frontend{VIP: bpf.FromAddr(k.T.Dst), Port: bpf.Swap(k.T.Dport), Protocol: lb.Protocol(k.Proto)}
 		has, known := nodes()[f]
-		if idle(now, r.Seen) > g.limits.UDP || !known {
+		if bpf.Idle(now, r.Seen) > g.limits.UDP || !known {
 			g.removeDSR(g.objects.SyRelays, k)
 			return
 		}
@@ -72,7 +75,7 @@ func (g *flowGC) expireRelays(ctx context.Context, now time.Duration) {
 			relays[f]++
 			return
 		}
-		left := syRelay{Seen: r.Seen}
+		left := bpf.Relay{Seen: r.Seen}
 		for _, node := range r.Next[:min(int(r.N), len(r.Next))] {
 			if has[node] {
 				left.Next[left.N] = node
@@ -98,7 +101,7 @@ func (g *flowGC) expireRelays(ctx context.Context, now time.Duration) {
 	}
 }
 
-func (g *flowGC) removeDSR(m *ebpf.Map, k syFlowKey) {
+func (g *flowGC) removeDSR(m *ebpf.Map, k bpf.FlowKey) {
 	if err := ignoreMissing(m.Delete(&k)); err != nil {
 		g.log.Debug("flow not removed", "err", err)
 	}

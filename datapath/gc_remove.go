@@ -6,13 +6,15 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 // flowRemover removes flows by nat by the program sy_gc, many at a time: an entry goes only if it is still that of the
 // flow that was read (bpf/gc.h).
 type flowRemover struct {
 	program *ebpf.Program
-	list    syGcList
+	list    bpf.GCList
 	added   int
 	removed int
 }
@@ -20,18 +22,18 @@ type flowRemover struct {
 // newFlowRemover returns a remover for flows that are idle since a time before now, or for flows that have ended: these
 // are removed although they have packets.
 func newFlowRemover(program *ebpf.Program, ended bool, now time.Duration) *flowRemover {
-	return &flowRemover{program: program, list: syGcList{Ended: uint32(truth(ended)), Since: flowClock(now)}}
+	return &flowRemover{program: program, list: bpf.GCList{Ended: uint32(bpf.Truth(ended)), Since: bpf.FlowClock(now)}}
 }
 
 // add removes a flow with the next flush, or at once when the list is full.
-func (r *flowRemover) add(t flowTable, k syServerKey, f syServerFlow) error {
-	if r.list.Items > 0 && r.list.Table != uint32(t.id) || int(r.list.Items) == len(r.list.Item) {
+func (r *flowRemover) add(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow) error {
+	if r.list.Items > 0 && r.list.Table != uint32(t.ID) || int(r.list.Items) == len(r.list.Item) {
 		if err := r.flush(); err != nil {
 			return err
 		}
 	}
-	r.list.Table = uint32(t.id)
-	r.list.Item[r.list.Items] = syGcItem{Key: k, Backend: f.Backend, Seen: f.F.Seen, Generation: f.F.Generation}
+	r.list.Table = uint32(t.ID)
+	r.list.Item[r.list.Items] = bpf.GCItem{Key: k, Backend: f.Backend, Seen: f.F.Seen, Generation: f.F.Generation}
 	r.added++
 	r.list.Items++
 	return nil

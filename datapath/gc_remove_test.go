@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 // A flow goes only if its entry is that of the flow that the agent read: when its port was used again in between, or
@@ -13,20 +14,20 @@ func TestRemovalSparesOtherFlows(t *testing.T) {
 	t.Parallel()
 	for name, x := range map[string]struct {
 		state func(*fixture)
-		table syGcTable
+		table bpf.GCTable
 	}{
-		"established": {established, syGcTableGC_STREAM},
-		"half-open":   {with(web, tcp(dptest.SYN)), syGcTableGC_HALF_OPEN},
-		"UDP":         {answered, syGcTableGC_UDP},
+		"established": {established, bpf.GCStream},
+		"half-open":   {with(web, tcp(dptest.SYN)), bpf.GCHalfOpen},
+		"UDP":         {answered, bpf.GCUDP},
 	} {
 		t.Run(name, func(t *testing.T) {
 			fx := shared(t, hookTC, false, nil)
 			x.state(fx)
-			table := fx.d.objects.flowTables()[x.table]
-			if table.id != x.table {
-				t.Fatalf("table %d has the id %d", x.table, table.id)
+			table := fx.d.objects.FlowTables()[x.table]
+			if table.ID != x.table {
+				t.Fatalf("table %d has the id %d", x.table, table.ID)
 			}
-			flows := entries[syServerKey, syServerFlow](t, table.servers)
+			flows := entries[bpf.ServerKey, bpf.ServerFlow](t, table.Servers)
 			if len(flows) != 1 {
 				t.Fatalf("%d flows; want 1", len(flows))
 			}
@@ -37,13 +38,13 @@ func TestRemovalSparesOtherFlows(t *testing.T) {
 				earlier.F.Generation--
 				for step, y := range []struct {
 					ended bool
-					stale syServerFlow
+					stale bpf.ServerFlow
 					want  int
 				}{
 					{false, older, 0}, {false, other, 0}, {false, earlier, 0},
 					{true, other, 0}, {true, earlier, 0}, {true, older, 1},
 				} {
-					r := newFlowRemover(fx.d.objects.SyGc, y.ended, uptime()+time.Second)
+					r := newFlowRemover(fx.d.objects.SyGc, y.ended, bpf.Uptime()+time.Second)
 					if err := r.add(table, k, y.stale); err != nil {
 						t.Fatal(err)
 					}
@@ -52,10 +53,10 @@ func TestRemovalSparesOtherFlows(t *testing.T) {
 					}
 				}
 			}
-			if n := len(entries[syServerKey, syServerFlow](t, table.servers)); n != 0 {
+			if n := len(entries[bpf.ServerKey, bpf.ServerFlow](t, table.Servers)); n != 0 {
 				t.Errorf("%d entries of servers are left", n)
 			}
-			if n := len(entries[syClientKey, syClientFlow](t, table.clients)); n != 0 {
+			if n := len(entries[bpf.ClientKey, bpf.ClientFlow](t, table.Clients)); n != 0 {
 				t.Errorf("%d entries of clients are left", n)
 			}
 		})
@@ -67,18 +68,18 @@ func TestRemovalSparesAFlowWithPackets(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, nil)
 	answered(fx)
-	table := fx.d.objects.flowTables()[syGcTableGC_UDP]
-	for k, f := range entries[syServerKey, syServerFlow](t, table.servers) {
+	table := fx.d.objects.FlowTables()[bpf.GCUDP]
+	for k, f := range entries[bpf.ServerKey, bpf.ServerFlow](t, table.Servers) {
 		for _, x := range []struct {
 			read time.Duration // when the agent began to read
 			want int
-		}{{uptime() - time.Minute, 0}, {uptime() + time.Second, 1}} {
+		}{{bpf.Uptime() - time.Minute, 0}, {bpf.Uptime() + time.Second, 1}} {
 			r := newFlowRemover(fx.d.objects.SyGc, false, x.read)
 			if err := r.add(table, k, f); err != nil {
 				t.Fatal(err)
 			}
 			if err := r.flush(); err != nil || r.removed != x.want {
-				t.Errorf("read %s ago: %d flows removed, %v; want %d", uptime()-x.read, r.removed, err, x.want)
+				t.Errorf("read %s ago: %d flows removed, %v; want %d", bpf.Uptime()-x.read, r.removed, err, x.want)
 			}
 		}
 	}

@@ -6,13 +6,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 // With a million flows, a walk removes the expired ones, keeps the others, and uses a part of one CPU.
 func TestGarbageCollectionOfAMillionFlows(t *testing.T) {
 	const million, idle = 1_000_000, 1000
 	fx := newFixture(t, hookTC, false, func(o *Options) { o.MaxFlows = million })
-	fillFlows(t, fx.d.objects.flowTables()[2], million, idle)
+	fillFlows(t, fx.d.objects.FlowTables()[2], million, idle)
 	cpu, start := cpuTime(), time.Now()
 	fx.d.gc.collect(context.Background(), nil)
 	cpu, took := cpuTime()-cpu, time.Since(start)
@@ -30,35 +32,35 @@ func TestGarbageCollectionOfAMillionFlows(t *testing.T) {
 }
 
 // fillFlows puts established flows into a table; the first `idle` of them are expired.
-func fillFlows(t *testing.T, table flowTable, flows, idle int) {
+func fillFlows(t *testing.T, table bpf.FlowTable, flows, idle int) {
 	t.Helper()
 	fillFlowsOf(t, table, flows, idle, 0, 0)
 }
 
 // fillFlowsOf is fillFlows for flows of a frontend to a backend.
-func fillFlowsOf(t *testing.T, table flowTable, flows, idle int, frontend, backend uint32) {
+func fillFlowsOf(t *testing.T, table bpf.FlowTable, flows, idle int, frontend, backend uint32) {
 	t.Helper()
 	const at = 10_000
-	ck, cv := make([]syClientKey, 0, at), make([]syClientFlow, 0, at)
-	sk, sv := make([]syServerKey, 0, at), make([]syServerFlow, 0, at)
+	ck, cv := make([]bpf.ClientKey, 0, at), make([]bpf.ClientFlow, 0, at)
+	sk, sv := make([]bpf.ServerKey, 0, at), make([]bpf.ServerFlow, 0, at)
 	for i := range flows {
-		f := syFlow{State: uint8(syFlowStateFLOW_ESTABLISHED), Seen: flowClock(uptime())}
+		f := bpf.Flow{State: uint8(bpf.FlowEstablished), Seen: bpf.FlowClock(bpf.Uptime())}
 		if i < idle {
-			f.Seen -= flowClock(24 * time.Hour)
+			f.Seen -= bpf.FlowClock(24 * time.Hour)
 		}
-		c := syClientKey{Sport: uint16(i), Frontend: frontend}
+		c := bpf.ClientKey{Sport: uint16(i), Frontend: frontend}
 		c.Client.W[3] = uint32(i)
-		s := syServerKey{Server: unix.IPPROTO_TCP, Dport: uint16(i)}
+		s := bpf.ServerKey{Server: unix.IPPROTO_TCP, Dport: uint16(i)}
 		s.To.W[3] = uint32(i)
-		ck, cv = append(ck, c), append(cv, syClientFlow{F: f, Source: s.To, Sport: s.Dport, Backend: backend})
-		sk, sv = append(sk, s), append(sv, syServerFlow{F: f, Client: c, Backend: backend})
+		ck, cv = append(ck, c), append(cv, bpf.ClientFlow{F: f, Source: s.To, Sport: s.Dport, Backend: backend})
+		sk, sv = append(sk, s), append(sv, bpf.ServerFlow{F: f, Client: c, Backend: backend})
 		if len(ck) < cap(ck) {
 			continue
 		}
-		if _, err := table.clients.BatchUpdate(ck, cv, nil); err != nil {
+		if _, err := table.Clients.BatchUpdate(ck, cv, nil); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := table.servers.BatchUpdate(sk, sv, nil); err != nil {
+		if _, err := table.Servers.BatchUpdate(sk, sv, nil); err != nil {
 			t.Fatal(err)
 		}
 		ck, cv, sk, sv = ck[:0], cv[:0], sk[:0], sv[:0]

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -75,8 +76,8 @@ func TestHandshakeWithAFullTable(t *testing.T) {
 		if to := fx.went(bare(fx.fromClient(dptest.TCP, dptest.RST), 1001, 0)); to != fx.addr("b1") {
 			t.Errorf("the reset went to %s", to)
 		}
-		for _, f := range fx.flowsIn(fx.d.objects.flowTables()[0]).servers {
-			if f.F.State != uint8(syFlowStateFLOW_CLOSED) {
+		for _, f := range fx.flowsIn(fx.d.objects.FlowTables()[0]).servers {
+			if f.F.State != uint8(bpf.FlowClosed) {
 				t.Errorf("the half-open flow is in state %d", f.F.State)
 			}
 		}
@@ -119,7 +120,7 @@ func TestForgedINITs(t *testing.T) {
 		send(answer, chunkCookieAck, 0, 1000)
 		send(answer, chunkAbort, 0, 1000)
 		for _, f := range fx.confirmed().servers {
-			if f.F.State != uint8(syFlowStateFLOW_CLOSED) {
+			if f.F.State != uint8(bpf.FlowClosed) {
 				t.Errorf("%s: after an ABORT the flow is in state %d", name, f.F.State)
 			}
 		}

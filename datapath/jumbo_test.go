@@ -7,6 +7,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 )
 
@@ -74,7 +75,7 @@ func TestJumboFramesByXDP(t *testing.T) {
 	for _, v6 := range []bool{false, true} {
 		fx := newFixture(t, hookXDP, v6, nil)
 		established(fx)
-		var objects *syObjects
+		var objects *bpf.Objects
 		fx.do(func() (err error) {
 			o := fx.o
 			o.Interfaces = []string{"lo"} // has a large MTU and is no veth

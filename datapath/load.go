@@ -12,16 +12,17 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // load loads the programs of this binary, with the maps pinned in dir. A map that is not there is made and pinned.
 // inner are the specs of the inner maps, by the name of the outer map.
-func load(o Options, dir string) (_ *syObjects, inner map[string]*ebpf.MapSpec, err error) {
+func load(o Options, dir string) (_ *bpf.Objects, inner map[string]*ebpf.MapSpec, err error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, nil, fmt.Errorf("lift the limit on locked memory: %w", err)
 	}
-	spec, err := loadSy()
+	spec, err := bpf.LoadSy()
 	if err != nil {
 		return nil, nil, fmt.Errorf("read the embedded programs: %w", err)
 	}
@@ -32,11 +33,11 @@ func load(o Options, dir string) (_ *syObjects, inner map[string]*ebpf.MapSpec, 
 	ports := toPorts(o.SNATPorts)
 	for name, value := range map[string]any{
 		"snat_first": ports.first, "snat_last": ports.last, "snat_ports": ports.n,
-		"xdp_frags":   truth(jumbo),
-		"no_xdp_tx":   truth(anyInterface(o.Interfaces, func(l netlink.Link) bool { return l.Type() == "veth" })),
-		"tunnel_port": o.TunnelPort, "tunnel_decap": truth(o.Delivers || len(o.TunnelSources) > 0),
-		"local_delivery":    truth(o.Delivers),
-		"hash_keys":         hashKeys(o.HashSeed),
+		"xdp_frags":   bpf.Truth(jumbo),
+		"no_xdp_tx":   bpf.Truth(anyInterface(o.Interfaces, func(l netlink.Link) bool { return l.Type() == "veth" })),
+		"tunnel_port": o.TunnelPort, "tunnel_decap": bpf.Truth(o.Delivers || len(o.TunnelSources) > 0),
+		"local_delivery":    bpf.Truth(o.Delivers),
+		"hash_keys":         bpf.HashKeys(o.HashSeed),
 		"timeout_half_open": uint64(o.Timeouts.HalfOpen), "timeout_established": uint64(o.Timeouts.Established),
 		"timeout_closing": uint64(o.Timeouts.Closing), "timeout_closed": uint64(o.Timeouts.Closed),
 		"timeout_udp": uint64(o.Timeouts.UDP),
@@ -65,7 +66,7 @@ func load(o Options, dir string) (_ *syObjects, inner map[string]*ebpf.MapSpec, 
 			return nil, nil, fmt.Errorf("set %s: %w", variable, err)
 		}
 	}
-	var objects syObjects
+	var objects bpf.Objects
 	err = spec.LoadAndAssign(&objects, &ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}})
 	var verifier *ebpf.VerifierError
 	switch {
@@ -88,7 +89,7 @@ func load(o Options, dir string) (_ *syObjects, inner map[string]*ebpf.MapSpec, 
 }
 
 // chain makes the program of this binary the target of the tail call.
-func chain(objects *syObjects, t *transaction) error {
+func chain(objects *bpf.Objects, t *transaction) error {
 	var earlier uint32 // the kernel returns the id of a program
 	switch err := objects.SyProgs.Lookup(uint32(0), &earlier); {
 	case err == nil:
@@ -175,7 +176,7 @@ func toPorts(ranges []PortRange) (p ports) {
 
 // addPorts makes the programs look for flows with these source ports. Ports are never removed, because live flows may
 // have those of an earlier configuration.
-func addPorts(objects *syObjects, ranges []PortRange) error {
+func addPorts(objects *bpf.Objects, ranges []PortRange) error {
 	words := map[uint32]uint64{}
 	for _, r := range ranges {
 		for port := uint32(r.First); port <= uint32(r.Last); port++ {
@@ -195,11 +196,4 @@ func addPorts(objects *syObjects, ranges []PortRange) error {
 		}
 	}
 	return nil
-}
-
-func truth(b bool) uint8 {
-	if b {
-		return 1
-	}
-	return 0
 }

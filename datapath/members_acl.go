@@ -5,31 +5,32 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // frontendEntries maintains the entries of each frontend in two maps that all frontends share: allowed sources, and
 // weights of backends. New entries are added before the frontend refers to them, stale ones are removed after.
 type frontendEntries struct {
-	objects *syObjects
-	allowed map[uint32]map[syAllowKey]bool    // by frontend id
-	members map[uint32]map[syMemberKey]uint32 // value, by frontend id
-	epochs  map[uint32]uint32                 // of the next new member, by frontend id
+	objects *bpf.Objects
+	allowed map[uint32]map[bpf.AllowKey]bool    // by frontend id
+	members map[uint32]map[bpf.MemberKey]uint32 // value, by frontend id
+	epochs  map[uint32]uint32                   // of the next new member, by frontend id
 }
 
 // memberWeightBits are those of the weight in the value of a member (bpf/types.h).
 const memberWeightBits = 12
 
 // openFrontendEntries reads the entries of an earlier agent.
-func openFrontendEntries(o *syObjects) (*frontendEntries, error) {
-	s := &frontendEntries{objects: o, allowed: map[uint32]map[syAllowKey]bool{},
-		members: map[uint32]map[syMemberKey]uint32{}, epochs: map[uint32]uint32{}}
-	var ak syAllowKey
-	var mk syMemberKey
+func openFrontendEntries(o *bpf.Objects) (*frontendEntries, error) {
+	s := &frontendEntries{objects: o, allowed: map[uint32]map[bpf.AllowKey]bool{},
+		members: map[uint32]map[bpf.MemberKey]uint32{}, epochs: map[uint32]uint32{}}
+	var ak bpf.AllowKey
+	var mk bpf.MemberKey
 	var n uint32
 	allowed := o.SySrcAllow.Iterate()
 	for allowed.Next(&ak, &n) {
-		s.allowedOf(swap32(ak.Frontend))[ak] = true
+		s.allowedOf(bpf.Swap32(ak.Frontend))[ak] = true
 	}
 	members := o.SyWeights.Iterate()
 	for members.Next(&mk, &n) {
@@ -44,16 +45,16 @@ func openFrontendEntries(o *syObjects) (*frontendEntries, error) {
 	return s, nil
 }
 
-func (s *frontendEntries) allowedOf(id uint32) map[syAllowKey]bool {
+func (s *frontendEntries) allowedOf(id uint32) map[bpf.AllowKey]bool {
 	if s.allowed[id] == nil {
-		s.allowed[id] = map[syAllowKey]bool{}
+		s.allowed[id] = map[bpf.AllowKey]bool{}
 	}
 	return s.allowed[id]
 }
 
-func (s *frontendEntries) membersOf(id uint32) map[syMemberKey]uint32 {
+func (s *frontendEntries) membersOf(id uint32) map[bpf.MemberKey]uint32 {
 	if s.members[id] == nil {
-		s.members[id] = map[syMemberKey]uint32{}
+		s.members[id] = map[bpf.MemberKey]uint32{}
 	}
 	return s.members[id]
 }
@@ -89,8 +90,8 @@ func (s *frontendEntries) add(id uint32, p *lb.FrontendPlan, backends []uint32) 
 
 // trim removes the entries that p does not have; a nil p has none.
 func (s *frontendEntries) trim(id uint32, p *lb.FrontendPlan, backends []uint32) error {
-	var allowed map[syAllowKey]bool
-	var members map[syMemberKey]uint32
+	var allowed map[bpf.AllowKey]bool
+	var members map[bpf.MemberKey]uint32
 	if p != nil {
 		allowed, members = allowedKeys(id, p), memberWeights(id, p, backends)
 	}
@@ -120,24 +121,24 @@ func (s *frontendEntries) trim(id uint32, p *lb.FrontendPlan, backends []uint32)
 	return nil
 }
 
-func allowedKeys(id uint32, plan *lb.FrontendPlan) map[syAllowKey]bool {
-	keys := map[syAllowKey]bool{}
+func allowedKeys(id uint32, plan *lb.FrontendPlan) map[bpf.AllowKey]bool {
+	keys := map[bpf.AllowKey]bool{}
 	for _, p := range plan.Allow {
 		if p.Addr().Is4() == plan.VIP.Is4() { // ::/0 would contain IPv4-mapped addresses
-			keys[toAllowKey(id, p)] = true
+			keys[bpf.ToAllowKey(id, p)] = true
 		}
 	}
 	return keys
 }
 
 // memberWeights returns the weights that the programs look up: for affinity and least connections only.
-func memberWeights(id uint32, p *lb.FrontendPlan, backends []uint32) map[syMemberKey]uint32 {
+func memberWeights(id uint32, p *lb.FrontendPlan, backends []uint32) map[bpf.MemberKey]uint32 {
 	if p.Affinity == 0 && p.Algorithm != lb.AlgorithmLeastConnections {
 		return nil
 	}
-	weights := map[syMemberKey]uint32{}
+	weights := map[bpf.MemberKey]uint32{}
 	for i, t := range p.Targets {
-		weights[syMemberKey{Frontend: id, Backend: backends[i]}] = uint32(min(t.Weight, 1<<memberWeightBits-1))
+		weights[bpf.MemberKey{Frontend: id, Backend: backends[i]}] = uint32(min(t.Weight, 1<<memberWeightBits-1))
 	}
 	return weights
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -124,7 +125,7 @@ func reported(ago time.Duration) func(*fixture) {
 	return func(fx *fixture) {
 		gue(fx)
 		for _, b := range []string{"b1", "b2"} {
-			fx.put(fx.d.objects.SyPmtu, toAddr(fx.addr(b)), syPmtu{Seen: uint64(uptime() - ago), Mtu: 1400})
+			fx.put(fx.d.objects.SyPmtu, bpf.ToAddr(fx.addr(b)), bpf.PMTU{Seen: uint64(bpf.Uptime() - ago), Mtu: 1400})
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -34,7 +35,7 @@ func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) predictio
 		half := m.half[to.back()]
 		rests := m.servers[to.back()]
 		used := rests != nil && !m.gives(rests, s) ||
-			half != nil && half.state != syFlowStateFLOW_CLOSED && rest < snatTries-2
+			half != nil && half.state != bpf.FlowClosed && rest < snatTries-2
 		if ours.Addr() != m.fx.addr("self") || ours.Port() < 61000 || used {
 			return to, fmt.Errorf("opened from %s", ours)
 		}
@@ -48,13 +49,13 @@ func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) predictio
 			}
 			delete(m.servers, to.back())
 		}
-		e := &entry{to: s.way.back(), state: syFlowStateFLOW_HALF_OPEN, clientEnd: s.seq + s.payload + 1}
+		e := &entry{to: s.way.back(), state: bpf.FlowHalfOpen, clientEnd: s.seq + s.payload + 1}
 		if s.stream {
 			m.half[to.back()] = e
 			return
 		}
 		m.servers[to.back()] = e
-		m.clients[s.way] = &entry{to: to, state: syFlowStateFLOW_HALF_OPEN}
+		m.clients[s.way] = &entry{to: to, state: bpf.FlowHalfOpen}
 	})
 }
 
@@ -62,8 +63,8 @@ func (m *model) opened(p dptest.Packet, s segment, f *lb.FrontendPlan) predictio
 // 1122, 4.2.2.13; there are no timestamps here). Another client gets the port only when the server has nothing to send
 // again.
 func (m *model) gives(e *entry, s segment) bool {
-	rests := e.fin == syFinFIN_ACKNOWLEDGED || e.fin == syFinFIN_FIRST && e.to.back() == s.way
-	return s.proto == dptest.TCP && e.state == syFlowStateFLOW_CLOSED && int32(s.seq-e.ack) > 0 && rests
+	rests := e.fin == bpf.FinAcknowledged || e.fin == bpf.FinFirst && e.to.back() == s.way
+	return s.proto == dptest.TCP && e.state == bpf.FlowClosed && int32(s.seq-e.ack) > 0 && rests
 }
 
 // knownHalfOpen is for packets of the client of a half-open flow.
@@ -79,7 +80,7 @@ func (m *model) knownHalfOpen(p dptest.Packet, s segment, e *entry) prediction {
 	case s.rst:
 		return became(p, to, func() {
 			if e.endedBy(s) {
-				e.state = syFlowStateFLOW_CLOSED
+				e.state = bpf.FlowClosed
 			}
 		})
 	case !s.ack:
@@ -92,9 +93,9 @@ func (m *model) knownHalfOpen(p dptest.Packet, s segment, e *entry) prediction {
 		return drop("bad_ack")
 	}
 	return became(p, to, func() {
-		state, clientTag, fin := syFlowStateFLOW_ESTABLISHED, s.seq, syFin(0)
+		state, clientTag, fin := bpf.FlowEstablished, s.seq, bpf.Fin(0)
 		if s.fin {
-			state, fin = syFlowStateFLOW_CLOSING, syFinFIN_FIRST
+			state, fin = bpf.FlowClosing, bpf.FinFirst
 		}
 		if s.proto == dptest.SCTP {
 			clientTag = e.ack
@@ -119,8 +120,8 @@ func (m *model) known(p dptest.Packet, s segment, e *entry) prediction {
 		other := m.servers[e.to.back()]
 		switch {
 		case !s.stream:
-			if e.answered && e.state == syFlowStateFLOW_HALF_OPEN {
-				e.state, other.state = syFlowStateFLOW_ESTABLISHED, syFlowStateFLOW_ESTABLISHED
+			if e.answered && e.state == bpf.FlowHalfOpen {
+				e.state, other.state = bpf.FlowEstablished, bpf.FlowEstablished
 			}
 		case !s.syn:
 			m.follows(s, e, other)
@@ -131,9 +132,9 @@ func (m *model) known(p dptest.Packet, s segment, e *entry) prediction {
 
 // acknowledge records that the client of an ended flow has all that its server sent.
 func acknowledge(server, client *entry) {
-	if server != nil && client != nil && server.state == syFlowStateFLOW_CLOSED && server.fin == syFinFIN_FIRST &&
+	if server != nil && client != nil && server.state == bpf.FlowClosed && server.fin == bpf.FinFirst &&
 		client.ack == server.end {
-		server.fin = syFinFIN_ACKNOWLEDGED
+		server.fin = bpf.FinAcknowledged
 	}
 }
 
@@ -160,9 +161,9 @@ func (m *model) repliedHalfOpen(p dptest.Packet, s segment, e *entry) prediction
 		switch {
 		case s.rst:
 			if e.refusedBy(s) {
-				e.state = syFlowStateFLOW_CLOSED
+				e.state = bpf.FlowClosed
 			}
-		case !s.syn || !s.ack || s.fin || e.state != syFlowStateFLOW_HALF_OPEN:
+		case !s.syn || !s.ack || s.fin || e.state != bpf.FlowHalfOpen:
 		case !e.answered:
 			e.answered, e.end, e.ack = true, s.seq, s.number
 		case e.end != s.seq:
@@ -242,7 +243,7 @@ func (m *model) follows(s segment, e, other *entry) {
 	if s.rst {
 		switch ends, doubted := e.resets(s, other); {
 		case ends:
-			both(func(e *entry) { e.state = syFlowStateFLOW_CLOSED })
+			both(func(e *entry) { e.state = bpf.FlowClosed })
 		case doubted:
 			both(func(e *entry) { e.reset = true })
 		}
@@ -251,15 +252,15 @@ func (m *model) follows(s segment, e, other *entry) {
 	near := s.near(e)
 	if s.fin && (sctp && s.number == e.ack || near) {
 		if e.fin == 0 {
-			e.fin = syFinFIN_FIRST
+			e.fin = bpf.FinFirst
 			if other != nil && other.fin != 0 {
-				e.fin = syFinFIN_SECOND
+				e.fin = bpf.FinSecond
 			}
 		}
-		if e.state != syFlowStateFLOW_CLOSED {
-			state := syFlowStateFLOW_CLOSED
+		if e.state != bpf.FlowClosed {
+			state := bpf.FlowClosed
 			if other != nil && other.fin == 0 {
-				state = syFlowStateFLOW_CLOSING
+				state = bpf.FlowClosing
 			}
 			both(func(e *entry) { e.state = state })
 		}

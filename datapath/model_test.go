@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -34,14 +35,14 @@ func (x way) back() way { return way{x.dst, x.src, x.proto} }
 type entry struct {
 	to              way // the tuple after translation
 	end, ack        uint32
-	state           syFlowState
+	state           bpf.FlowState
 	reset, answered bool
 	// again: a half-open flow with several answers of the server; last is the number of the last one.
 	again bool
 	last  uint32
 	// unknown: of a server, its numbers follow from its next packet.
 	unknown   bool
-	fin       syFin
+	fin       bpf.Fin
 	clientEnd uint32 // half-open: the number after the SYN
 }
 
@@ -62,7 +63,7 @@ var leftAlone = prediction{did: "passed", reason: "left alone"}
 // source port.
 func (m *model) halfOpen(x way) (found *entry) {
 	for _, e := range m.half {
-		if e.to == x.back() && (found == nil || found.state == syFlowStateFLOW_CLOSED) {
+		if e.to == x.back() && (found == nil || found.state == bpf.FlowClosed) {
 			found = e
 		}
 	}
@@ -163,10 +164,10 @@ func (m *model) service(p dptest.Packet) prediction {
 	if f.Method != lb.MethodNAT {
 		return m.dsr(p, f)
 	}
-	if e := m.clients[s.way]; e != nil && !(e.state == syFlowStateFLOW_CLOSED && s.isAfter(e)) {
+	if e := m.clients[s.way]; e != nil && !(e.state == bpf.FlowClosed && s.isAfter(e)) {
 		return m.known(p, s, e)
 	}
-	if e := m.halfOpen(s.way); e != nil && e.state != syFlowStateFLOW_CLOSED {
+	if e := m.halfOpen(s.way); e != nil && e.state != bpf.FlowClosed {
 		return m.knownHalfOpen(p, s, e)
 	}
 	switch {
@@ -249,14 +250,14 @@ func (m *model) dsr(p dptest.Packet, f *lb.FrontendPlan) prediction {
 
 // server is the target that a frontend's table selects for a new flow: by NH of the key, as in the programs.
 func (m *model) server(x way, f *lb.FrontendPlan) netip.AddrPort {
-	k := hashKeys(m.fx.o.HashSeed)
+	k := bpf.HashKeys(m.fx.o.HashSeed)
 	word := func(a netip.Addr, i int) uint32 {
 		b := a.As16()
 		return binary.LittleEndian.Uint32(b[4*i:])
 	}
 	pair := func(a, b uint32, i int) uint64 { return uint64(a+k[i]) * uint64(b+k[i+1]) }
 	src, dst := x.src.Addr(), x.dst.Addr()
-	ports := uint32(swap(x.src.Port()))<<16 | uint32(swap(x.dst.Port()))
+	ports := uint32(bpf.Swap(x.src.Port()))<<16 | uint32(bpf.Swap(x.dst.Port()))
 	h := pair(ports, uint32(x.proto), 4)
 	if src.Is4() {
 		h += pair(word(src, 3), 0, 0) + pair(word(dst, 3), 0, 6)

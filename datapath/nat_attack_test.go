@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -124,8 +125,8 @@ func TestUDPFloodLeavesOthersAlone(t *testing.T) {
 		fx.runMany([][]byte{fx.on(1000+i, dptest.UDP, 0).Frame()})
 	}
 	for k, f := range fx.flows().servers { // all of them are answered and send again
-		from := netip.AddrPortFrom(fromAddr(f.Client.Client), swap(f.Client.Sport))
-		answer := dptest.Packet{Src: fx.at("b1", 8080), Dst: netip.AddrPortFrom(fromAddr(k.To), swap(k.Dport)),
+		from := netip.AddrPortFrom(bpf.FromAddr(f.Client.Client), bpf.Swap(f.Client.Sport))
+		answer := dptest.Packet{Src: fx.at("b1", 8080), Dst: netip.AddrPortFrom(bpf.FromAddr(k.To), bpf.Swap(k.Dport)),
 			Proto: dptest.UDP, Payload: []byte("answer")}
 		again := udp(fx)
 		again.Src = from
@@ -151,17 +152,17 @@ func TestUDPFloodLeavesOthersAlone(t *testing.T) {
 func (fx *fixture) age(clients, servers time.Duration) {
 	fx.t.Helper()
 	fx.clear("sy_snat_used") // programs believe the hints for a second
-	for _, table := range fx.d.objects.flowTables() {
+	for _, table := range fx.d.objects.FlowTables() {
 		all := fx.flowsIn(table)
 		for k, f := range all.clients {
-			f.F.Seen -= flowClock(clients)
-			if err := table.clients.Update(&k, &f, ebpf.UpdateExist); err != nil {
+			f.F.Seen -= bpf.FlowClock(clients)
+			if err := table.Clients.Update(&k, &f, ebpf.UpdateExist); err != nil {
 				fx.t.Fatal(err)
 			}
 		}
 		for k, f := range all.servers {
-			f.F.Seen -= flowClock(servers)
-			if err := table.servers.Update(&k, &f, ebpf.UpdateExist); err != nil {
+			f.F.Seen -= bpf.FlowClock(servers)
+			if err := table.Servers.Update(&k, &f, ebpf.UpdateExist); err != nil {
 				fx.t.Fatal(err)
 			}
 		}

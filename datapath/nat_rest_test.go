@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -125,7 +126,7 @@ func TestSourcePortOfAClientThatCameBack(t *testing.T) {
 	fx.service(lb.TCP, "b1")
 	connect(fx)
 	fx.closedBy(true)
-	var k syClientKey
+	var k bpf.ClientKey
 	clients := fx.d.objects.SyStreamClients
 	if err := errors.Join(clients.NextKey(nil, &k), clients.Delete(&k)); err != nil {
 		t.Fatal(err)

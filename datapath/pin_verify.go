@@ -7,24 +7,11 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"reflect"
 	"sync"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
-
-// pinnedMaps returns the maps that are pinned by name.
-func (o *syObjects) pinnedMaps() map[string]*ebpf.Map {
-	all := map[string]*ebpf.Map{}
-	value := reflect.ValueOf(o.syMaps)
-	for i := range value.NumField() {
-		if m, ok := value.Field(i).Interface().(*ebpf.Map); ok {
-			all[value.Type().Field(i).Tag.Get("ebpf")] = m
-		}
-	}
-	return all
-}
 
 // repairPins pins the maps and links again whose pins were removed, or are hidden by another mount: without them the
 // next agent would begin without flows, and could not replace the programs.
@@ -35,7 +22,7 @@ func (d *Datapath) repairPins() error {
 			missing[path] = m
 		}
 	}
-	for name, m := range d.objects.pinnedMaps() {
+	for name, m := range d.objects.PinnedMaps() {
 		note(filepath.Join(d.pins.dir, name), m)
 	}
 	for _, c := range d.chunks.all() {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -61,8 +62,8 @@ func TestForgedPathMTU(t *testing.T) {
 			if v6 {
 				vipAt = inner + 39
 			}
-			b1 := toAddr(fx.addr("b1"))
-			learned := func() (path syPmtu) {
+			b1 := bpf.ToAddr(fx.addr("b1"))
+			learned := func() (path bpf.PMTU) {
 				if err := fx.d.objects.SyPmtu.Lookup(b1, &path); err != nil {
 					t.Fatal(err)
 				}
@@ -117,8 +118,8 @@ func TestSmallestPacketIsNeverTooBig(t *testing.T) {
 	for _, h := range []hook{hookXDP, hookTC} {
 		fx := shared(t, h, true, nil)
 		fx.serve(tunnel(lb.EncapIPIP), "b1")
-		path := syPmtu{Seen: uint64(uptime()), Mtu: 1280}
-		if err := fx.d.objects.SyPmtu.Put(toAddr(fx.addr("b1")), path); err != nil {
+		path := bpf.PMTU{Seen: uint64(bpf.Uptime()), Mtu: 1280}
+		if err := fx.d.objects.SyPmtu.Put(bpf.ToAddr(fx.addr("b1")), path); err != nil {
 			t.Fatal(err)
 		}
 		p := tcp(dptest.ACK)(fx)

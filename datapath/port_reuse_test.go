@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -67,8 +68,8 @@ func TestAnExpiredFlowEndsNoOtherFlow(t *testing.T) {
 		ack := reopened(t, fx)
 		live := fx.last.Dst.Addr()
 		for k, f := range fx.confirmed().servers { // the closed one has rested
-			if f.F.State == uint8(syFlowStateFLOW_CLOSED) {
-				f.F.Seen -= flowClock(70 * time.Second)
+			if f.F.State == uint8(bpf.FlowClosed) {
+				f.F.Seen -= bpf.FlowClock(70 * time.Second)
 				if err := fx.d.objects.SyStreamServers.Put(k, f); err != nil {
 					t.Fatal(err)
 				}
@@ -93,8 +94,8 @@ func TestReclaimEndsNoOtherFlow(t *testing.T) {
 		ack := reopened(t, fx)
 		live := fx.last.Dst.Addr()
 		for k, f := range fx.confirmed().servers { // the closed one has rested
-			if f.F.State == uint8(syFlowStateFLOW_CLOSED) {
-				f.F.Seen -= flowClock(70 * time.Second)
+			if f.F.State == uint8(bpf.FlowClosed) {
+				f.F.Seen -= bpf.FlowClock(70 * time.Second)
 				fx.put(fx.d.objects.SyStreamServers, k, f)
 			}
 		}

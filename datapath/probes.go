@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -27,7 +28,7 @@ const (
 
 // probes maintains the marks and their entries.
 type probes struct {
-	objects *syObjects
+	objects *bpf.Objects
 	uplinks *attachments
 	mu      sync.Mutex // guards all below
 	marks   map[probeKey]uint32
@@ -56,7 +57,7 @@ func (d *Datapath) ProbeWay(
 	return p.way(vip, server, word)
 }
 
-func (p *probes) way(vip, server netip.Addr, method syMethod) (mark uint32, from netip.Addr, err error) {
+func (p *probes) way(vip, server netip.Addr, method bpf.Method) (mark uint32, from netip.Addr, err error) {
 	k := probeKey{server, uint8(method)}
 	mark, known := p.marks[k]
 	if !known {
@@ -74,9 +75,9 @@ func (p *probes) way(vip, server netip.Addr, method syMethod) (mark uint32, from
 			return 0, from, err
 		}
 	}
-	probe := syProbe{
-		Addr: toAddr(server), Local: toAddr(ours.addrs[0]), Method: uint8(method),
-		Keyed: truth(contains(p.uplinks.o.TunnelSources, server)),
+	probe := bpf.Probe{
+		Addr: bpf.ToAddr(server), Local: bpf.ToAddr(ours.addrs[0]), Method: uint8(method),
+		Keyed: bpf.Truth(contains(p.uplinks.o.TunnelSources, server)),
 	}
 	if err := p.objects.SyProbes.Put(mark, probe); err != nil {
 		return 0, from, fmt.Errorf("put a probe: %w", err)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 var update = flag.Bool("update", false, "rewrite the generated pages in docs")
@@ -26,7 +28,7 @@ func TestReasonsAreDocumented(t *testing.T) {
 		names[r.Name] = true
 		fmt.Fprintf(&page, "| `%s` | %s | %s |\n", r.Name, r.Who, r.Text)
 	}
-	all, err := reasonNames()
+	all, err := bpf.ReasonNames()
 	if err != nil {
 		t.Fatal(err)
 	}

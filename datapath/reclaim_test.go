@@ -7,6 +7,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -14,7 +15,7 @@ import (
 func (fx *fixture) agentGone() {
 	fx.t.Helper()
 	for i, c := range fx.d.gc.attendance.state {
-		c.Seen = flowClock(uptime() - time.Minute)
+		c.Seen = bpf.FlowClock(bpf.Uptime() - time.Minute)
 		if err := fx.d.objects.SyCollector.Put(uint32(i), c); err != nil {
 			fx.t.Fatal(err)
 		}
@@ -24,21 +25,21 @@ func (fx *fixture) agentGone() {
 // ageFlows makes the flows of these ports of the client look idle for so long.
 func (fx *fixture) ageFlows(by time.Duration, first, last int) {
 	fx.t.Helper()
-	of := func(k syClientKey) bool {
-		port := int(swap(k.Sport)) - 20000
+	of := func(k bpf.ClientKey) bool {
+		port := int(bpf.Swap(k.Sport)) - 20000
 		return port >= first && port <= last
 	}
-	for _, t := range fx.d.objects.flowTables()[1:] {
-		for k, f := range entries[syServerKey, syServerFlow](fx.t, t.servers) {
+	for _, t := range fx.d.objects.FlowTables()[1:] {
+		for k, f := range entries[bpf.ServerKey, bpf.ServerFlow](fx.t, t.Servers) {
 			if of(f.Client) {
-				f.F.Seen -= flowClock(by)
-				fx.put(t.servers, k, f)
+				f.F.Seen -= bpf.FlowClock(by)
+				fx.put(t.Servers, k, f)
 			}
 		}
-		for k, f := range entries[syClientKey, syClientFlow](fx.t, t.clients) {
+		for k, f := range entries[bpf.ClientKey, bpf.ClientFlow](fx.t, t.Clients) {
 			if of(k) {
-				f.F.Seen -= flowClock(by)
-				fx.put(t.clients, k, f)
+				f.F.Seen -= bpf.FlowClock(by)
+				fx.put(t.Clients, k, f)
 			}
 		}
 	}
@@ -159,13 +160,13 @@ func TestFullTableWithoutAnAgent(t *testing.T) {
 	fx := shared(t, hookXDP, false, func(o *Options) { o.MaxFlows = size })
 	fx.service(lb.TCP, "b1", "b2")
 	places := func() (n int) {
-		var l syPlaceLine
+		var l bpf.PlaceLine
 		for i := range fx.d.objects.SyStreamPlaces.MaxEntries() {
 			if err := fx.d.objects.SyStreamPlaces.Lookup(i, &l); err != nil {
 				t.Fatal(err)
 			}
 			for _, k := range l.Keys {
-				if k != (syServerKey{}) {
+				if k != (bpf.ServerKey{}) {
 					n++
 				}
 			}
@@ -237,9 +238,9 @@ func TestDirectReturnFlowsEndWithoutAnAgent(t *testing.T) {
 	fx.agentGone()
 	server := fx.went(fx.on(0, dptest.TCP, dptest.SYN))
 	m := fx.d.objects.SyDsrFlows
-	ended := syDsrFlow{State: uint8(syFlowStateFLOW_CLOSED), Method: uint8(syMethodMETHOD_GUE)}
+	ended := bpf.DSRFlow{State: uint8(bpf.FlowClosed), Method: uint8(bpf.MethodGUE)}
 	for i := range int(m.MaxEntries()) * 5 / 4 {
-		k := syFlowKey{Proto: dptest.TCP}
+		k := bpf.FlowKey{Proto: dptest.TCP}
 		k.T.Src.W[3], k.T.Sport = uint32(i), uint16(i)
 		fx.put(m, &k, &ended)
 		if i%256 == 0 {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -77,7 +78,7 @@ func TestAffinityThroughChangesOfNodes(t *testing.T) {
 			true, "b2", "self")
 		fx.d.services.settle(Timeouts{})
 		fx.sentTo("later", fx.run(syn.Frame()), syn, true, "b2", "self")
-		if n := len(entries[syFlowKey, syRelay](t, fx.d.objects.SyRelays)); n != 0 {
+		if n := len(entries[bpf.FlowKey, bpf.Relay](t, fx.d.objects.SyRelays)); n != 0 {
 			t.Errorf("%d entries for connections", n)
 		}
 		opened("the earlier node does not know it", fx.received("b2", syn, fx.chained(true)...))

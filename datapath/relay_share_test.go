@@ -8,14 +8,15 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // relays returns how many entries of sy_relays a port has, and how many its frontend has by its share.
 func (fx *fixture) relays(port uint16) (entriesOf, share uint32) {
 	fx.t.Helper()
-	for k := range entries[syFlowKey, syRelay](fx.t, fx.d.objects.SyRelays) {
-		if swap(k.T.Dport) == port {
+	for k := range entries[bpf.FlowKey, bpf.Relay](fx.t, fx.d.objects.SyRelays) {
+		if bpf.Swap(k.T.Dport) == port {
 			entriesOf++
 		}
 	}

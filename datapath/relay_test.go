@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -148,7 +149,7 @@ func TestDatagramsStopAskingEarlierNodes(t *testing.T) {
 		fx.nodes(lb.UDP, "self")
 		fx.d.gc.collect(t.Context(), nil)
 		opened("its node has no backends", fx.received("router", left))
-		if n := len(entries[syFlowKey, syRelay](t, fx.d.objects.SyRelays)); n != 0 {
+		if n := len(entries[bpf.FlowKey, bpf.Relay](t, fx.d.objects.SyRelays)); n != 0 {
 			t.Errorf("%d flows are relayed", n)
 		}
 	})

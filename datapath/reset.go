@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/checksum"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 // resetter sends TCP resets to clients, from the address of the VIP.
@@ -34,9 +35,9 @@ func (r *resetter) close() {
 
 // client sends the RST that ends the client's side of a flow. Its sequence number is the last one that the client
 // acknowledged, the only one that the client accepts at once (RFC 5961 §3.2).
-func (r *resetter) client(k syClientKey, vip netip.Addr, acknowledged uint32) error {
-	client := netip.AddrPortFrom(fromAddr(k.Client), swap(k.Sport))
-	packet := resetPacket(netip.AddrPortFrom(vip, swap(k.Dport)), client, acknowledged)
+func (r *resetter) client(k bpf.ClientKey, vip netip.Addr, acknowledged uint32) error {
+	client := netip.AddrPortFrom(bpf.FromAddr(k.Client), bpf.Swap(k.Sport))
+	packet := resetPacket(netip.AddrPortFrom(vip, bpf.Swap(k.Dport)), client, acknowledged)
 	var err error
 	if client.Addr().Is4() {
 		err = unix.Sendto(r.v4, packet, 0, &unix.SockaddrInet4{Addr: client.Addr().As4()})

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/e2e/lab/traffic"
@@ -178,7 +179,7 @@ func TestBalancerIsNoRouter(t *testing.T) {
 		return got
 	}
 	for _, router := range []bool{false, true} {
-		on := strconv.Itoa(int(truth(router)))
+		on := strconv.Itoa(int(bpf.Truth(router)))
 		forwarding := map[string]string{"net.ipv4.ip_forward": on, "net.ipv6.conf.all.forwarding": on}
 		if err := balancer.Sysctl(forwarding); err != nil {
 			t.Fatal(err)

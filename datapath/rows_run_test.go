@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 // Rows that need other options have a host of their own; those that change the host, one for every hook and family.
@@ -85,7 +86,7 @@ func wholeFrame(in, out dptest.Packet) []byte {
 
 // Every reason has a row.
 func TestEveryReasonHasARow(t *testing.T) {
-	reasons, err := reasonNames()
+	reasons, err := bpf.ReasonNames()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -183,18 +184,18 @@ var rows = []row{
 	{name: "RST of the client closes", state: established, in: resetBy(tcp, 1005),
 		did: "sent", reason: "forwarded", check: isClosed},
 	{name: "RST with another number in the window does not", state: established, in: resetBy(tcp, 1400),
-		did: "sent", reason: "forwarded", check: isIn(syFlowStateFLOW_ESTABLISHED, 1)},
+		did: "sent", reason: "forwarded", check: isIn(bpf.FlowEstablished, 1)},
 	{name: "a packet after such a RST", state: with(established, resetBy(tcp, 1400)), in: tcp(dptest.ACK),
 		did: "sent", reason: "forwarded", check: isLive},
 	{name: "a stray packet of the server after such a RST", state: with(established, resetBy(tcp, 1400)),
 		in:  change(replies(dptest.ACK), func(_ *fixture, p *dptest.Packet) { p.Seq = 1 << 30 }),
-		did: "sent", reason: "forwarded", check: isIn(syFlowStateFLOW_ESTABLISHED, 1)},
+		did: "sent", reason: "forwarded", check: isIn(bpf.FlowEstablished, 1)},
 	{name: "RST outside the window does not", state: established, in: resetBy(tcp, 1<<30),
 		did: "sent", reason: "forwarded", check: isLive},
 	{name: "FIN outside the window does not close",
 		in:  change(tcp(dptest.FIN|dptest.ACK), func(_ *fixture, p *dptest.Packet) { p.Seq = 1 << 30 }),
 		did: "sent", state: with(established, replies(dptest.FIN|dptest.ACK)), reason: "forwarded",
-		check: isIn(syFlowStateFLOW_CLOSING, 0)},
+		check: isIn(bpf.FlowClosing, 0)},
 	{name: "SYN does not replace a live flow", state: established, in: tcp(dptest.SYN),
 		did: "sent", reason: "forwarded", check: isLive},
 	{name: "a new SYN from the port of a closed flow", state: with(established, resetBy(replies, 5001)),
@@ -255,7 +256,7 @@ var rows = []row{
 func samePort(fx *fixture, in, out dptest.Packet) error {
 	flows := fx.flows().servers
 	for k, f := range flows {
-		if swap(f.Client.Sport) == in.Src.Port() && swap(k.Dport) == out.Src.Port() {
+		if bpf.Swap(f.Client.Sport) == in.Src.Port() && bpf.Swap(k.Dport) == out.Src.Port() {
 			return wrong(len(flows) != 1, "%d flows; want 1", len(flows))
 		}
 	}
@@ -264,7 +265,7 @@ func samePort(fx *fixture, in, out dptest.Packet) error {
 
 // otherFlow checks that the packet opened a flow beside the one that had ended, whose port rests.
 func otherFlow(fx *fixture, in, out dptest.Packet) error {
-	if half := fx.flowsIn(fx.d.objects.flowTables()[0]); len(half.servers) != 1 {
+	if half := fx.flowsIn(fx.d.objects.FlowTables()[0]); len(half.servers) != 1 {
 		return fmt.Errorf("%d half-open flows; want 1", len(half.servers))
 	}
 	return fx.confirmed().want(1, 0)
@@ -275,7 +276,7 @@ func isEstablished(fx *fixture, in, out dptest.Packet) error {
 }
 
 // isIn checks the state of both entries of the one flow, and whether a RST marked the sender's.
-func isIn(state syFlowState, reset uint8) checkFunc {
+func isIn(state bpf.FlowState, reset uint8) checkFunc {
 	return func(fx *fixture, in, out dptest.Packet) error {
 		flows := fx.confirmed()
 		for _, f := range flows.clients {
@@ -293,8 +294,8 @@ func isIn(state syFlowState, reset uint8) checkFunc {
 }
 
 var (
-	isClosed = isIn(syFlowStateFLOW_CLOSED, 0)
-	isLive   = isIn(syFlowStateFLOW_ESTABLISHED, 0)
+	isClosed = isIn(bpf.FlowClosed, 0)
+	isLive   = isIn(bpf.FlowEstablished, 0)
 )
 
 // resetBy is a RST with a sequence number.
@@ -304,7 +305,7 @@ func resetBy(from func(uint8) func(*fixture) dptest.Packet, seq uint32) func(*fi
 
 // fill fills the table of established flows, and returns a packet that changes no flow.
 func fill(fx *fixture) dptest.Packet {
-	if err := fx.d.objects.SyStreamServers.Put(&syServerKey{Sport: 1}, &syServerFlow{}); err != nil {
+	if err := fx.d.objects.SyStreamServers.Put(&bpf.ServerKey{Sport: 1}, &bpf.ServerFlow{}); err != nil {
 		fx.t.Fatal(err)
 	}
 	return icmp(8, 128)(fx)

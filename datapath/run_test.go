@@ -6,6 +6,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 // result is the result of a packet.
@@ -125,7 +126,7 @@ func (fx *fixture) explain(frame []byte) string {
 }
 
 // explained is the result of sy_explain for a frame.
-func (fx *fixture) explained(frame []byte) (e syExplained) {
+func (fx *fixture) explained(frame []byte) (e bpf.Explained) {
 	fx.t.Helper()
 	padded := append(frame[:len(frame):len(frame)], make([]byte, 256)...) // room for the result
 	fx.do(func() (err error) {

@@ -5,6 +5,8 @@ import (
 	"net/netip"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 // maxServers is the number of server ids: the upper 24 bits of a field in the keys of flows (bpf/flow.h, server_id).
@@ -22,12 +24,12 @@ type serverIDs struct {
 // openServerIDs reads the ids that an earlier agent gave.
 func openServerIDs(servers *ebpf.Map) (*serverIDs, error) {
 	s := &serverIDs{servers: servers, ids: map[netip.Addr]uint32{}}
-	var addr syAddr
+	var addr bpf.Addr
 	var id uint32
 	used := map[uint32]bool{}
 	all := servers.Iterate()
 	for all.Next(&addr, &id) {
-		s.ids[fromAddr(addr)], used[id] = id, true
+		s.ids[bpf.FromAddr(addr)], used[id] = id, true
 		s.next = max(s.next, id+1)
 	}
 	for id := range s.next {
@@ -52,7 +54,7 @@ func (s *serverIDs) get(addr netip.Addr) (uint32, error) {
 	} else if id == maxServers {
 		return 0, fmt.Errorf("no id is free for server %s (%d are in use)", addr, maxServers)
 	}
-	if err := s.servers.Put(toAddr(addr), id); err != nil {
+	if err := s.servers.Put(bpf.ToAddr(addr), id); err != nil {
 		return 0, fmt.Errorf("put server %s: %w", addr, err)
 	}
 	if n > 0 {
@@ -70,7 +72,7 @@ func (s *serverIDs) release(addr netip.Addr) error {
 	if !ok {
 		return nil
 	}
-	if err := ignoreMissing(s.servers.Delete(toAddr(addr))); err != nil {
+	if err := ignoreMissing(s.servers.Delete(bpf.ToAddr(addr))); err != nil {
 		return fmt.Errorf("remove server %s: %w", addr, err)
 	}
 	delete(s.ids, addr)

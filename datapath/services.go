@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -20,7 +21,7 @@ const (
 
 // services maintains frontends, their tables, backends and VIPs in the kernel.
 type services struct {
-	objects  *syObjects
+	objects  *bpf.Objects
 	counters *chunked // traffic of frontends
 	slots    *slotStore
 	filter   *addrFilter
@@ -41,7 +42,7 @@ type services struct {
 type frontend struct {
 	id       uint32
 	is       lb.Frontend
-	value    syFrontend // in the kernel
+	value    bpf.Frontend // in the kernel
 	service  string
 	up       bool
 	backends []uint32           // that it refers to
@@ -52,7 +53,7 @@ type frontend struct {
 }
 
 // openServices reads the maps of an earlier agent.
-func openServices(o *syObjects, chunks *chunks, filter *addrFilter, log *slog.Logger) (*services, error) {
+func openServices(o *bpf.Objects, chunks *chunks, filter *addrFilter, log *slog.Logger) (*services, error) {
 	s := &services{
 		objects: o, counters: chunks.frontendCounters, filter: filter, log: log,
 		frontends: map[lb.Frontend]*frontend{}, vips: map[netip.Addr]map[uint32]*frontend{},
@@ -62,7 +63,7 @@ func openServices(o *syObjects, chunks *chunks, filter *addrFilter, log *slog.Lo
 	if err != nil {
 		return nil, fmt.Errorf("read the frontends: %w", err)
 	}
-	var values []syFrontend
+	var values []bpf.Frontend
 	for _, f := range s.frontends {
 		values = append(values, f.value)
 	}
@@ -83,7 +84,7 @@ func openServices(o *syObjects, chunks *chunks, filter *addrFilter, log *slog.Lo
 
 func (s *services) readFrontends() (used map[uint32]bool, err error) {
 	byID := map[uint32]*frontend{}
-	note := func(part lb.Frontend, value syFrontend) {
+	note := func(part lb.Frontend, value bpf.Frontend) {
 		f, ok := byID[value.Id]
 		if !ok {
 			f = &frontend{id: value.Id, is: part, value: value, up: true}
@@ -91,9 +92,9 @@ func (s *services) readFrontends() (used map[uint32]bool, err error) {
 		}
 		f.is.Port, f.is.Last = min(f.is.Port, part.Port), max(f.is.Last, part.Last)
 	}
-	var key syFrontendKey
-	var prefix syRangeKey
-	var value syFrontend
+	var key bpf.FrontendKey
+	var prefix bpf.RangeKey
+	var value bpf.Frontend
 	single := s.objects.SyFrontends.Iterate()
 	for single.Next(&key, &value) {
 		note(fromFrontendKey(key), value)
@@ -108,7 +109,7 @@ func (s *services) readFrontends() (used map[uint32]bool, err error) {
 		used[id] = true
 		s.frontends[f.is] = f
 		if len(s.vips[f.is.VIP]) == 0 {
-			err = errors.Join(err, s.filter.add(f.is.VIP, syAddrKindADDR_VIP))
+			err = errors.Join(err, s.filter.add(f.is.VIP, bpf.AddrVIP))
 		}
 		s.ofVIP(f.is.VIP)[id] = f
 	}
@@ -130,7 +131,7 @@ type frontendUpdate struct {
 	plan  *lb.FrontendPlan
 	f     *frontend
 	isNew bool
-	value syFrontend
+	value bpf.Frontend
 	table []uint16 // of its targets
 	ids   []uint32 // of its targets
 	older []uint32 // of earlier backends that its table lists beside them
@@ -218,7 +219,7 @@ func (s *services) writeTable(u *frontendUpdate) error {
 	}
 	u.value.Changed = u.f.value.Changed
 	if !slices.EqualFunc(was.slots, next.slots, func(a, b slot) bool { return a.backend == b.backend }) || rehashed {
-		u.value.Changed = tableClock(uptime())
+		u.value.Changed = tableClock(bpf.Uptime())
 	}
 	u.older = next.earlierIDs()
 	s.backends.keep(u.older)
@@ -247,8 +248,8 @@ func (s *services) withoutFlows(u *frontendUpdate) func(id uint32) bool {
 }
 
 // putFrontend makes packets find a frontend.
-func (s *services) putFrontend(f lb.Frontend, value syFrontend) error {
-	if err := s.objects.SyFrontendVips.Put(value.Id, toAddr(f.VIP)); err != nil {
+func (s *services) putFrontend(f lb.Frontend, value bpf.Frontend) error {
+	if err := s.objects.SyFrontendVips.Put(value.Id, bpf.ToAddr(f.VIP)); err != nil {
 		return err
 	}
 	if f.Last == 0 {
@@ -308,7 +309,7 @@ func (s *services) complete(u *frontendUpdate) {
 		f.former = nil
 	}
 	if len(s.vips[u.plan.VIP]) == 0 {
-		u.err = errors.Join(u.err, s.filter.add(u.plan.VIP, syAddrKindADDR_VIP))
+		u.err = errors.Join(u.err, s.filter.add(u.plan.VIP, bpf.AddrVIP))
 	}
 	s.ofVIP(u.plan.VIP)[f.id] = f
 	u.err = errors.Join(u.err, s.entries.trim(f.id, u.plan, u.ids), s.setVIP(u.plan.VIP))
@@ -331,7 +332,7 @@ func (s *services) frontend(f lb.Frontend) (_ *frontend, isNew bool, err error) 
 
 // setVIP keeps the entry of a VIP while it has a frontend; it is up while one of them has a backend.
 func (s *services) setVIP(addr netip.Addr) error {
-	var vip syVip
+	var vip bpf.VIP
 	for _, f := range s.vips[addr] {
 		if f.up {
 			vip.Up = 1
@@ -341,10 +342,10 @@ func (s *services) setVIP(addr netip.Addr) error {
 		}
 	}
 	if len(s.vips[addr]) > 0 {
-		return s.objects.SyVips.Put(toAddr(addr), vip)
+		return s.objects.SyVips.Put(bpf.ToAddr(addr), vip)
 	}
 	delete(s.vips, addr)
-	return errors.Join(ignoreMissing(s.objects.SyVips.Delete(toAddr(addr))), s.filter.remove(addr, syAddrKindADDR_VIP))
+	return errors.Join(ignoreMissing(s.objects.SyVips.Delete(bpf.ToAddr(addr))), s.filter.remove(addr, bpf.AddrVIP))
 }
 
 // ofVIP returns the frontends of a VIP, by id.

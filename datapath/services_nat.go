@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -149,28 +150,28 @@ func (s *services) frontendVIPs() func(id uint32) netip.Addr {
 		if a, ok := known[id]; ok {
 			return a
 		}
-		var addr syAddr
+		var addr bpf.Addr
 		if err := s.objects.SyFrontendVips.Lookup(id, &addr); err != nil {
 			s.log.Warn("address of a frontend not read", "err", err)
 		}
-		known[id] = fromAddr(addr)
+		known[id] = bpf.FromAddr(addr)
 		return known[id]
 	}
 }
 
 // nodes returns the nodes that may have flows of each frontend; nil until it has a plan.
-func (s *services) nodes() map[lb.Frontend]map[syAddr]bool {
+func (s *services) nodes() map[lb.Frontend]map[bpf.Addr]bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := map[lb.Frontend]map[syAddr]bool{}
+	all := map[lb.Frontend]map[bpf.Addr]bool{}
 	for f, state := range s.frontends {
 		all[f] = nil
 		if state.plan == nil {
 			continue
 		}
-		all[f] = map[syAddr]bool{}
+		all[f] = map[bpf.Addr]bool{}
 		for _, n := range state.plan.Nodes {
-			all[f][toAddr(n.Addr)] = true
+			all[f][bpf.ToAddr(n.Addr)] = true
 		}
 	}
 	return all

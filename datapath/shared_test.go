@@ -231,7 +231,7 @@ type namedMap struct {
 }
 
 func (fx *fixture) maps() (all []namedMap) {
-	fields := reflect.ValueOf(fx.d.objects.syMaps)
+	fields := reflect.ValueOf(fx.d.objects.SyMaps)
 	for i := range fields.NumField() {
 		if m, ok := fields.Field(i).Interface().(*ebpf.Map); ok {
 			all = append(all, namedMap{m, fields.Type().Field(i).Tag.Get("ebpf")})

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"sync"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -32,7 +33,7 @@ type slotStore struct {
 }
 
 // openSlotStore opens the tables that these frontends of an earlier agent have.
-func openSlotStore(words *chunked, used []syFrontend, log *slog.Logger) *slotStore {
+func openSlotStore(words *chunked, used []bpf.Frontend, log *slog.Logger) *slotStore {
 	var spans []span
 	for _, f := range used {
 		spans = append(spans, spansOf(f)...)
@@ -42,8 +43,8 @@ func openSlotStore(words *chunked, used []syFrontend, log *slog.Logger) *slotSto
 }
 
 // spansOf returns the words of a frontend's tables.
-func spansOf(f syFrontend) (spans []span) {
-	for _, t := range []syTable{f.Table, f.Older} {
+func spansOf(f bpf.Frontend) (spans []span) {
+	for _, t := range []bpf.Table{f.Table, f.Older} {
 		if t.Slots > 0 {
 			spans = append(spans, span{t.First, t.Slots})
 		}
@@ -55,19 +56,19 @@ func spansOf(f syFrontend) (spans []span) {
 }
 
 // write writes a table and sets the fields of f that refer to it. After an error f refers to nothing.
-func (s *slotStore) write(t table, f *syFrontend) error {
+func (s *slotStore) write(t table, f *bpf.Frontend) error {
 	var err error
 	if f.Table, err = s.writeSlots(t.slots); err != nil {
 		return err
 	}
 	if f.Older, err = s.writeSlots(t.older); err != nil {
 		s.retire(*f)
-		f.Table = syTable{}
+		f.Table = bpf.Table{}
 	}
 	return err
 }
 
-func (s *slotStore) writeSlots(slots []slot) (t syTable, err error) {
+func (s *slotStore) writeSlots(slots []slot) (t bpf.Table, err error) {
 	if len(slots) == 0 {
 		return t, nil
 	}
@@ -81,12 +82,12 @@ func (s *slotStore) writeSlots(slots []slot) (t syTable, err error) {
 	}
 	t.Slots = uint32(len(slots))
 	if t.First, err = s.put(words); err != nil {
-		return syTable{}, err
+		return bpf.Table{}, err
 	}
 	if changed {
 		if t.Previous, err = s.put(previous); err != nil {
-			s.retire(syFrontend{Table: t})
-			return syTable{}, err
+			s.retire(bpf.Frontend{Table: t})
+			return bpf.Table{}, err
 		}
 	}
 	return t, nil
@@ -134,7 +135,7 @@ func (s *slotStore) each(first, n uint32, do func(memory []byte, from, to uint32
 }
 
 // read returns the table of a frontend.
-func (s *slotStore) read(f syFrontend) (t table, err error) {
+func (s *slotStore) read(f bpf.Frontend) (t table, err error) {
 	if t.slots, err = s.readSlots(f.Table); err != nil {
 		return table{}, err
 	}
@@ -142,7 +143,7 @@ func (s *slotStore) read(f syFrontend) (t table, err error) {
 	return t, err
 }
 
-func (s *slotStore) readSlots(t syTable) ([]slot, error) {
+func (s *slotStore) readSlots(t bpf.Table) ([]slot, error) {
 	words, err := s.get(t.First, t.Slots)
 	if err != nil {
 		return nil, err
@@ -180,7 +181,7 @@ func (s *slotStore) get(first, n uint32) ([]uint32, error) {
 }
 
 // retire gives the words of a frontend's tables back. No frontend in the kernel refers to them any longer.
-func (s *slotStore) retire(f syFrontend) {
+func (s *slotStore) retire(f bpf.Frontend) {
 	s.mu.Lock()
 	s.retired = append(s.retired, spansOf(f)...)
 	s.mu.Unlock()

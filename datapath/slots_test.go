@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -22,7 +23,7 @@ func TestTablesAreStored(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)
 	s := fx.d.services.slots
-	var f, g syFrontend
+	var f, g bpf.Frontend
 	none := [3]uint32{noBackend, noBackend, noBackend}
 	want := table{slots: make([]slot, 3*slotsPerChunk/2), older: []slot{{5, none}}}
 	for i := range want.slots {
@@ -135,7 +136,7 @@ func TestTablesSurviveARestart(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(before, after) {
 		t.Errorf("the table changed; %v", err)
 	}
-	var f syFrontend
+	var f bpf.Frontend
 	if err := fx.d.services.slots.write(table{slots: make([]slot, 50)}, &f); err != nil {
 		t.Fatal(err)
 	}

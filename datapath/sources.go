@@ -6,10 +6,12 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 // maxOurs is the number of our source addresses per backend (bpf/types.h).
-const maxOurs = len(syBackend{}.Snat)
+const maxOurs = len(bpf.Backend{}.Snat)
 
 // sources are our source addresses towards another host, the one that the kernel selects first. Others in the same
 // subnet add source ports. Without a route there are none.

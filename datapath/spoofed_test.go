@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 // Nothing on this node but our programs sends packets to the tunnel port: at another node they would have the address
@@ -35,7 +36,7 @@ func TestSpoofedTunnelPacketsDoNotLeave(t *testing.T) {
 				did, _ := fx.runOut(tt.p.Frame(), tt.mark)
 				counted := fx.counts()[Verdict{Action: "drop", Reason: "tunnel_spoofed"}]
 				counted -= before[Verdict{Action: "drop", Reason: "tunnel_spoofed"}]
-				if did != tt.want || counted != uint64(truth(did == "dropped")) {
+				if did != tt.want || counted != uint64(bpf.Truth(did == "dropped")) {
 					t.Errorf("tunnels end here: %t: %s: %s, counted %d; want %s", ends, tt.when, did, counted, tt.want)
 				}
 			}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -123,7 +124,7 @@ const privateHead = 4 + 8
 func (fx *fixture) chained(passed bool, next ...string) []byte {
 	size := len(fx.addr("self").AsSlice())
 	b := make([]byte, privateHead, privateHead+3*size)
-	b[0], b[1], b[2] = 0x5d, byte(len(next)), truth(passed)
+	b[0], b[1], b[2] = 0x5d, byte(len(next)), bpf.Truth(passed)
 	for _, name := range next {
 		b = append(b, fx.nodeAddr(name).AsSlice()...)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 )
 
@@ -18,7 +19,7 @@ func TestStackHasRoom(t *testing.T) {
 	t.Parallel()
 	labtest.Root(t)
 	const limit, room = 512, 48
-	spec, err := loadSy()
+	spec, err := bpf.LoadSy()
 	if err != nil {
 		t.Fatal(err)
 	}

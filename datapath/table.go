@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -103,10 +104,10 @@ func newSlots(
 }
 
 // selection is what decides which slot a packet has.
-func selection(f syFrontend) [2]bool {
+func selection(f bpf.Frontend) [2]bool {
 	a := f.Algorithm
-	return [2]bool{a == uint8(syAlgorithmALGORITHM_SOURCE_HASH),
-		f.Affinity == 0 && (a == uint8(syAlgorithmALGORITHM_SOURCE_HASH) || a == uint8(syAlgorithmALGORITHM_FLOW_HASH))}
+	return [2]bool{a == uint8(bpf.AlgorithmSourceHash),
+		f.Affinity == 0 && (a == uint8(bpf.AlgorithmSourceHash) || a == uint8(bpf.AlgorithmFlowHash))}
 }
 
 // earlierBackends returns the earlier backends of a slot, the latest first.

@@ -6,6 +6,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 // direction is ingress or egress of tc on an interface.
@@ -13,14 +15,14 @@ type direction struct {
 	pin    string
 	attach ebpf.AttachType
 	parent uint32 // of a clsact filter
-	prog   func(*syObjects) *ebpf.Program
+	prog   func(*bpf.Objects) *ebpf.Program
 }
 
 var (
 	inward = direction{"tcx", ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS,
-		func(o *syObjects) *ebpf.Program { return o.SyTcIn }}
+		func(o *bpf.Objects) *ebpf.Program { return o.SyTcIn }}
 	outward = direction{"tcx-out", ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS,
-		func(o *syObjects) *ebpf.Program { return o.SyTcOut }}
+		func(o *bpf.Objects) *ebpf.Program { return o.SyTcOut }}
 )
 
 // attachTC uses tcx links where the kernel has them, else clsact filters.

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 // TunnelKeys are the keys of the tunnels between nodes. A packet carries a token that follows from a key, so that a
@@ -28,7 +30,7 @@ func (d *Datapath) SetTunnelKeys(k TunnelKeys) error {
 	return nil
 }
 
-func (k TunnelKeys) encode() (out syTunnelKeys, err error) {
+func (k TunnelKeys) encode() (out bpf.TunnelKeys, err error) {
 	out.Send = tunnelToken(k.Send)
 	if len(k.Accept) > len(out.Accept) {
 		return out, fmt.Errorf("%d keys; at most %d are accepted", len(k.Accept), len(out.Accept))
@@ -39,7 +41,7 @@ func (k TunnelKeys) encode() (out syTunnelKeys, err error) {
 	if k.Required && len(k.Accept) == 0 {
 		return out, errors.New("a key is required and none accepted")
 	}
-	out.Required = uint32(truth(k.Required))
+	out.Required = uint32(bpf.Truth(k.Required))
 	return out, nil
 }
 

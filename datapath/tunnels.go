@@ -10,11 +10,13 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 // tunnels maintains the sources whose tunnel packets are accepted, at any address of this node.
 type tunnels struct {
-	objects *syObjects
+	objects *bpf.Objects
 	filter  *addrFilter
 	always  []netip.Prefix // Options.TunnelSources
 
@@ -31,9 +33,9 @@ func (t *tunnels) set(addrs []netip.Addr) error {
 	for _, a := range addrs {
 		sources = append(sources, netip.PrefixFrom(a, a.BitLen()))
 	}
-	allowed := map[syAllowKey]uint32{}
+	allowed := map[bpf.AllowKey]uint32{}
 	for _, p := range sources {
-		allowed[toAllowKey(0, p.Masked())] = 1
+		allowed[bpf.ToAllowKey(0, p.Masked())] = 1
 	}
 	if err := replaceEntries(t.objects.SyTunnelSrc, allowed); err != nil {
 		return fmt.Errorf("allow tunnels: %w", err)
@@ -52,13 +54,13 @@ func (t *tunnels) refresh() error {
 	own, entries := ownAddresses(addrs)
 	for addr := range own {
 		if !t.own[addr] {
-			err = errors.Join(err, t.filter.add(addr, syAddrKindADDR_OWN))
+			err = errors.Join(err, t.filter.add(addr, bpf.AddrOwn))
 		}
 	}
 	err = errors.Join(err, replaceEntries(t.objects.SyLocalAddrs, entries))
 	for addr := range t.own {
 		if !own[addr] {
-			err = errors.Join(err, t.filter.remove(addr, syAddrKindADDR_OWN))
+			err = errors.Join(err, t.filter.remove(addr, bpf.AddrOwn))
 		}
 	}
 	t.own = own
@@ -70,14 +72,14 @@ func (t *tunnels) refresh() error {
 
 // ownAddresses returns the addresses of this node with the broadcast addresses of its links, and the entries of
 // sy_local_addrs.
-func ownAddresses(addrs []netlink.Addr) (own map[netip.Addr]bool, entries map[syAddr]uint32) {
-	own, entries = map[netip.Addr]bool{}, map[syAddr]uint32{}
+func ownAddresses(addrs []netlink.Addr) (own map[netip.Addr]bool, entries map[bpf.Addr]uint32) {
+	own, entries = map[netip.Addr]bool{}, map[bpf.Addr]uint32{}
 	add := func(ip net.IP, onlyLo uint32) {
 		addr, ok := netip.AddrFromSlice(ip)
 		if addr = addr.Unmap(); !ok || !addr.IsGlobalUnicast() {
 			return
 		}
-		if key := toAddr(addr); own[addr] {
+		if key := bpf.ToAddr(addr); own[addr] {
 			entries[key] &= onlyLo
 		} else {
 			own[addr], entries[key] = true, onlyLo

@@ -12,6 +12,8 @@ import (
 	"github.com/mdlayher/ndp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 // The kernel asks a neighbour that it knows only every 15 to 45 seconds, and while packets are sent to it. So the
@@ -78,7 +80,7 @@ func (r *requester) send(x router, known net.HardwareAddr, all bool, routes *kno
 		}
 		r.socket = s
 	}
-	link := &unix.SockaddrLinklayer{Protocol: swap(proto), Ifindex: x.nic, Halen: macLength}
+	link := &unix.SockaddrLinklayer{Protocol: bpf.Swap(proto), Ifindex: x.nic, Halen: macLength}
 	copy(link.Addr[:], to)
 	if err := unix.Sendto(r.socket, packet, 0, link); err != nil {
 		return fmt.Errorf("ask router %s: %w", x.addr, err)

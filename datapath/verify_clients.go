@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -29,9 +30,9 @@ type clientSample struct {
 	all  []sampledClient
 }
 
-func (s *clientSample) see(t syGcTable, k syServerKey, f syServerFlow, vip func(uint32) netip.Addr) {
+func (s *clientSample) see(t bpf.GCTable, k bpf.ServerKey, f bpf.ServerFlow, vip func(uint32) netip.Addr) {
 	// The flows of a stream are in that table once the client has acknowledged a number of the server.
-	if t != syGcTableGC_STREAM && syFlowState(f.F.State) != syFlowStateFLOW_ESTABLISHED {
+	if t != bpf.GCStream && bpf.FlowState(f.F.State) != bpf.FlowEstablished {
 		return
 	}
 	s.seen++
@@ -44,9 +45,9 @@ func (s *clientSample) see(t syGcTable, k syServerKey, f syServerFlow, vip func(
 		s.all = append(s.all, sampledClient{})
 	}
 	s.all[i].Question = lb.Question{
-		Client:   netip.AddrPortFrom(fromAddr(f.Client.Client), anyPort()),
-		To:       netip.AddrPortFrom(vip(f.Client.Frontend), swap(f.Client.Dport)),
-		Protocol: lb.Protocol(k.proto()),
+		Client:   netip.AddrPortFrom(bpf.FromAddr(f.Client.Client), anyPort()),
+		To:       netip.AddrPortFrom(vip(f.Client.Frontend), bpf.Swap(f.Client.Dport)),
+		Protocol: lb.Protocol(k.Proto()),
 	}
 }
 

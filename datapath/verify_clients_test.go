@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
@@ -57,18 +58,18 @@ func TestLostClients(t *testing.T) {
 func TestClientSample(t *testing.T) {
 	var s clientSample
 	vip := func(uint32) netip.Addr { return netip.MustParseAddr("203.0.113.10") }
-	f := syServerFlow{}
-	f.F.State = uint8(syFlowStateFLOW_HALF_OPEN)
-	s.see(syGcTableGC_HALF_OPEN, syServerKey{}, f, vip)
-	s.see(syGcTableGC_UDP, syServerKey{}, f, vip)
-	f.F.State = uint8(syFlowStateFLOW_CLOSED)
-	s.see(syGcTableGC_HALF_OPEN, syServerKey{}, f, vip)
+	f := bpf.ServerFlow{}
+	f.F.State = uint8(bpf.FlowHalfOpen)
+	s.see(bpf.GCHalfOpen, bpf.ServerKey{}, f, vip)
+	s.see(bpf.GCUDP, bpf.ServerKey{}, f, vip)
+	f.F.State = uint8(bpf.FlowClosed)
+	s.see(bpf.GCHalfOpen, bpf.ServerKey{}, f, vip)
 	if len(s.all) != 0 {
 		t.Error("a client that has proved nothing is in the sample")
 	}
 	for i := range byte(200) {
-		f.Client.Client = toAddr(netip.AddrFrom4([4]byte{10, 0, 0, i}))
-		s.see(syGcTableGC_STREAM, syServerKey{}, f, vip)
+		f.Client.Client = bpf.ToAddr(netip.AddrFrom4([4]byte{10, 0, 0, i}))
+		s.see(bpf.GCStream, bpf.ServerKey{}, f, vip)
 	}
 	late := 0
 	for _, q := range s.all {

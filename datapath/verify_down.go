@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 // An interface that is set down takes its routes along, one that loses its carrier does not. Both are the same fault.
@@ -37,7 +39,7 @@ func (v view) down() (text string) {
 }
 
 // noWay returns why there is no route to the backend of a verdict.
-func (v *verifier) noWay(x syExplained, what string) string {
+func (v *verifier) noWay(x bpf.Explained, what string) string {
 	to, nic := v.d.services.certainNIC(x.V.Backend)
 	if nic != 0 && v.view.isDown(nic) {
 		return fmt.Sprintf(leadsDown, v.view.name(uint32(nic)), to)

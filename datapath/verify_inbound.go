@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -74,5 +75,5 @@ func (v *verifier) deliveryFault(f lb.Frontend, s subject) string {
 		frame[sourceMAC] = explainDecap
 		return frame
 	}
-	return v.faultOfMade(f, s, decapsulated, func(syExplained) bool { return false })
+	return v.faultOfMade(f, s, decapsulated, func(bpf.Explained) bool { return false })
 }

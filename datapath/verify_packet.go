@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -137,7 +138,7 @@ const madeTries, madePorts = 16, 64
 
 // fault returns why the flows of a frontend are not answered; "": they are.
 func (v *verifier) fault(f lb.Frontend, s subject) string {
-	return v.faultOfMade(f, s, opening, func(x syExplained) bool {
+	return v.faultOfMade(f, s, opening, func(x bpf.Explained) bool {
 		v.failed[triedBackend{x.V.Backend, f.VIP.Is4()}]++
 		return v.allFailed(f, s)
 	})
@@ -147,7 +148,7 @@ func (v *verifier) fault(f lb.Frontend, s subject) string {
 // first packet of a flow, and enough reports after each failure whether others need not be tried. Anybody can have
 // opened the flow of a packet with forged ones, to any backend that the frontend once had: it tells nothing then.
 func (v *verifier) faultOfMade(
-	f lb.Frontend, s subject, frame func(lb.Question) []byte, enough func(syExplained) bool,
+	f lb.Frontend, s subject, frame func(lb.Question) []byte, enough func(bpf.Explained) bool,
 ) (fault string) {
 	client, ok := v.clients.of(f.VIP, s.plan.Allow)
 	if !ok {
@@ -204,9 +205,9 @@ var tolerated = []string{
 }
 
 // faultOf returns why a client gets no answer, given the result for its first packet.
-func (v *verifier) faultOf(q lb.Question, s subject, x syExplained) string {
-	d, local, nat := v.d, x.V.Local == 1, x.V.Method == uint8(syMethodMETHOD_NAT)
-	reason, to, from := d.reasons[x.V.Reason], fromAddr(x.V.T.Dst), fromAddr(x.V.T.Src)
+func (v *verifier) faultOf(q lb.Question, s subject, x bpf.Explained) string {
+	d, local, nat := v.d, x.V.Local == 1, x.V.Method == uint8(bpf.MethodNAT)
+	reason, to, from := d.reasons[x.V.Reason], bpf.FromAddr(x.V.T.Dst), bpf.FromAddr(x.V.T.Src)
 	sent := d.actions[x.V.Action] == "forward"
 	switch {
 	case !sent && slices.Contains(tolerated, reason):
@@ -238,7 +239,7 @@ func (v *verifier) faultOf(q lb.Question, s subject, x syExplained) string {
 func (s subject) direct() bool { return s.plan.Method == lb.MethodDSR || s.plan.KeepSource }
 
 // replyFault returns why the answer of a server does not get to the client.
-func (v *verifier) replyFault(q lb.Question, x syExplained, local bool) string {
+func (v *verifier) replyFault(q lb.Question, x bpf.Explained, local bool) string {
 	switch reply := v.d.reasons[x.Reply]; {
 	case reply == "none":
 		return ""

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -195,7 +196,7 @@ func hasResponded(fd int) bool {
 }
 
 // wayFault returns why packets do not get to the backend of a verdict; "": nothing is known.
-func (v *verifier) wayFault(q lb.Question, x syExplained) string {
+func (v *verifier) wayFault(q lb.Question, x bpf.Explained) string {
 	if x.V.Local == 1 || x.V.Counted != 2 {
 		return ""
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
@@ -168,7 +169,7 @@ func TestRepairs(t *testing.T) {
 			sysctl("ipv6/conf/all/forwarding", "1"), sysctl("ipv6/conf/all/forwarding", "0"))},
 		{"accept_local off", ModeTC, true, sysctl("ipv4/conf/lo/accept_local", "0")},
 		{"entry in sy_uplinks removed", ModeXDP, true, func(fx *fixture) error {
-			return fx.d.objects.SyUplinks.Put(fx.nic%uplinkSlots, syUplink{})
+			return fx.d.objects.SyUplinks.Put(fx.nic%uplinkSlots, bpf.Uplink{})
 		}},
 	} {
 		if !tt.needs { // this kernel has another hook

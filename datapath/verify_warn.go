@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -28,7 +29,7 @@ type warnings struct {
 
 // run runs sy_explain on a frame. It returns false when that is not possible: a shortage of this node says nothing
 // about an address.
-func (v *verifier) run(frame []byte) (syExplained, bool) {
+func (v *verifier) run(frame []byte) (bpf.Explained, bool) {
 	x, err := v.d.explainFrame(frame)
 	if err != nil {
 		v.warned.notRun = err.Error()

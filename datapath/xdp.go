@@ -7,6 +7,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
 // attachXDP attaches in the configured mode and returns the mode in force.
@@ -88,7 +90,7 @@ func (a *attachments) receivesFromXDP(nic netlink.Link) bool {
 const uplinkSlots = 256
 
 // uplink returns the entry in the place of an interface: its own, an empty one, or that of another uplink.
-func (a *attachments) uplink(index int) (up syUplink, err error) {
+func (a *attachments) uplink(index int) (up bpf.Uplink, err error) {
 	err = a.objects.SyUplinks.Lookup(uint32(index%uplinkSlots), &up)
 	return up, err
 }
@@ -107,7 +109,7 @@ func (a *attachments) setUplink(nic netlink.Link, xmit bool) error {
 			return nil
 		}
 	}
-	up := syUplink{Ifindex: uint32(index), Xmit: truth(xmit)}
+	up := bpf.Uplink{Ifindex: uint32(index), Xmit: bpf.Truth(xmit)}
 	copy(up.Mac[:], nic.Attrs().HardwareAddr)
 	return a.objects.SyUplinks.Put(uint32(index%uplinkSlots), up)
 }
@@ -117,7 +119,7 @@ func (a *attachments) removeUplink(index int) error {
 	if err != nil || up.Ifindex != uint32(index) {
 		return err
 	}
-	return a.objects.SyUplinks.Put(uint32(index%uplinkSlots), syUplink{})
+	return a.objects.SyUplinks.Put(uint32(index%uplinkSlots), bpf.Uplink{})
 }
 
 // macChanged follows a change of the MAC address of an uplink.

@@ -53,6 +53,7 @@ var mayImport = map[string][]string{
 	"announce/bgp/routeradv": {"lb"},
 	"announce/l2":            {"lb", "announce", "announce/l2/members", "datapath/checksum"},
 	"datapath":               {"lb", "lb/state", "datapath/checksum"},
+	"datapath/internal/bpf":  {},
 	"datapath/checksum":      {},
 	"datapath/dptest":        {"datapath/checksum"},
 	"systemd":                {},

@@ -1,12 +1,12 @@
-package datapath
+package bpf
 
 import (
 	"crypto/sha256"
 	"encoding/binary"
 )
 
-// hashKeys derives the keys of flow_hash (bpf/frontend.h) from a seed.
-func hashKeys(seed [32]byte) (keys [10]uint32) {
+// HashKeys derives the keys of flow_hash (bpf/frontend.h) from a seed.
+func HashKeys(seed [32]byte) (keys [10]uint32) {
 	sum := sha256.Sum256(append([]byte("steelyard flow hash 0"), seed[:]...))
 	more := sha256.Sum256(append([]byte("steelyard flow hash 1"), seed[:]...))
 	words := append(sum[:], more[:]...)
