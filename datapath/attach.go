@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
 )
 
 // InterfaceStatus is how programs are attached to an interface.
@@ -32,7 +33,7 @@ type attachments struct {
 	o       Options
 	objects *bpf.Objects
 	pins    *pins
-	sysctls *sysctls
+	sysctls *sysctl.Settings
 	repairs *repairs
 	open    *transaction // nil after Open
 
@@ -123,7 +124,7 @@ func (a *attachments) prepare(name string) (netlink.Link, error) {
 
 // forward switches forwarding on for packets that arrive on an interface.
 func (a *attachments) forward(name string) error {
-	err := a.sysctls.forward(name)
+	err := a.sysctls.Forward(name)
 	if errors.Is(err, unix.EROFS) { // in a container; packets that are not forwarded are counted as no_forwarding
 		a.o.Log.Warn("forwarding not switched on", "interface", name, "err", err,
 			"fix", forwardFix(name))

@@ -63,7 +63,7 @@ func (a *attachments) release(name string) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	err := a.detach(name)
-	err = errors.Join(err, a.sysctls.restoreIf(func(path string) bool {
+	err = errors.Join(err, a.sysctls.RestoreIf(func(path string) bool {
 		return filepath.Base(filepath.Dir(path)) == name
 	}))
 	a.forget(name)

@@ -214,28 +214,29 @@ func (a *attachments) repairForwarding() {
 		names = append(names, a.names...)
 	}
 	for _, name := range names {
-		missing := a.sysctls.forwards(name)
+		missing := a.sysctls.Forwards(name)
 		if missing == "" {
 			continue
 		}
-		if err := a.sysctls.forward(name); err != nil {
+		if err := a.sysctls.Forward(name); err != nil {
 			a.o.Log.Debug("forwarding not switched on", "interface", name, "err", err)
 			continue
 		}
 		a.repairs.made("forwarding", "forwarding switched on again", "interface", name, "setting", missing)
 	}
-	a.sysctls.saveAgain()
+	a.sysctls.SaveAgain()
 }
 
 // notRestored returns which changes Cleanup cannot take back, and why.
 func (a *attachments) notRestored() []lb.Finding {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.sysctls.lacks == nil {
+	err := a.sysctls.Unsaved()
+	if err == nil {
 		return nil
 	}
 	return []lb.Finding{lb.FoundSysctlsNotStored.About("",
-		"values of sysctls for \"steelyard cleanup\" not stored: %v", a.sysctls.lacks)}
+		"values of sysctls for \"steelyard cleanup\" not stored: %v", err)}
 }
 
 // absent is the fault of an interface that does not exist. No packet arrives there.

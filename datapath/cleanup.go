@@ -12,6 +12,8 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
 )
 
 // Cleanup removes all state from the kernel: links with their programs, maps with all flows, filters, routes, and
@@ -46,11 +48,11 @@ func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
 	if err := os.RemoveAll(pinPath); err != nil && !errors.Is(err, unix.EBUSY) { // a mount of a container stays, empty
 		errs = append(errs, fmt.Errorf("remove the pinned maps: %w", err))
 	}
-	sys, err := openSysctls(stateDir)
+	sys, err := sysctl.Open(stateDir, nil)
 	if err != nil {
 		return errors.Join(append(errs, err)...)
 	}
-	return errors.Join(append(errs, sys.restore())...)
+	return errors.Join(append(errs, sys.Restore())...)
 }
 
 // Remains reports whether an agent runs or has left programs and maps, which forward without it until Cleanup.

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -32,7 +33,7 @@ func TestCleanupLeavesNothing(t *testing.T) {
 					o.SNATPorts = []PortRange{{60900, 61000}} // in part those that the kernel assigns
 				}
 				fx := newFixtureWith(t, hookTC, false, change, func(fx *fixture) {
-					fx.do(func() error { return writeSysctl(reservedPorts, "8080,9000-9010") })
+					fx.do(func() error { return sysctl.Write(sysctl.ReservedPorts, "8080,9000-9010") })
 					fx.addressesSettled()
 					before = fx.snapshot()
 				})
@@ -63,7 +64,7 @@ func TestCleanupLeavesNothing(t *testing.T) {
 				remains(true)
 				during := fx.snapshot()
 				for _, changed := range []string{
-					reservedPorts, "ip rule", "ip -6 route show table all", "pinned", "programs of lo",
+					sysctl.ReservedPorts, "ip rule", "ip -6 route show table all", "pinned", "programs of lo",
 					"/proc/sys/net/ipv4/conf/lo/forwarding", "/proc/sys/net/ipv4/conf/lo/accept_local",
 				} {
 					if before[changed] == during[changed] {

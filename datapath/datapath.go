@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -75,7 +76,7 @@ func Open(o Options) (_ *Datapath, err error) {
 		return nil, err
 	}
 	if !o.Delivers { // otherwise SetTunnelSources follows soon; until then the sources of an earlier agent remain
-		if err := errors.Join(d.tunnels.set(nil), d.uplinks.sysctls.stopForwarding()); err != nil {
+		if err := errors.Join(d.tunnels.set(nil), d.uplinks.sysctls.StopForwarding()); err != nil {
 			return nil, err
 		}
 	}
@@ -101,7 +102,7 @@ func (d *Datapath) open(t *transaction) (err error) {
 		return err
 	}
 	d.objects = objects
-	for _, f := range slices.Concat(d.keptSize(), d.pins.openToAll()) {
+	for _, f := range slices.Concat(d.keptSize(), d.pinsWritable()) {
 		d.log.Warn(f.Text)
 	}
 	if d.chunks, err = openChunks(objects, inner, d.pins); err != nil {
@@ -135,14 +136,12 @@ func (d *Datapath) open(t *transaction) (err error) {
 		return err
 	}
 	d.gc = newFlowGC(d.objects, d.services, attendance, d.o.Timeouts, d.log)
-	sys, err := openSysctls(d.o.StateDir)
+	sys, err := sysctl.Open(d.o.StateDir, d.log)
 	if err != nil {
 		return err
 	}
-	sys.log = d.log
-	before := maps.Clone(sys.old)
-	t.onFailure(func() error { return sys.rollback(before) })
-	if err := sys.reserve(d.o.SNATPorts); err != nil {
+	t.onFailure(sys.Checkpoint())
+	if err := sys.Reserve(d.o.ports()); err != nil {
 		// In a container without privileges sysctls are read-only. The ports are above those that Linux assigns by
 		// default.
 		d.log.Warn("snat_ports not reserved", "err", err,

@@ -134,6 +134,17 @@ func (d *Datapath) keptSize() []lb.Finding {
 			"connections, and start the agent", d.o.MaxFlows, n)}
 }
 
+// pinsWritable finds that other users may write to the bpffs of the pins: who makes their directory before the first
+// start keeps the agent from starting.
+func (d *Datapath) pinsWritable() []lb.Finding {
+	dir, mode, open := d.pins.openToAll()
+	if !open {
+		return nil
+	}
+	return []lb.Finding{lb.FoundPinsWritable.About(dir, "other users may write to the bpffs %s (%s): chmod 0700 %[1]s",
+		dir, mode)}
+}
+
 // tableSizes returns the max_entries of the maps whose size follows from max_flows. The maps of established flows
 // and of UDP allocate per entry; the others are LRU maps, which allocate all memory when they are made.
 func tableSizes(maxFlows int) map[string]uint32 {

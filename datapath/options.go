@@ -112,6 +112,14 @@ func (o Options) inject(step string) error {
 // PortRange is a range of ports.
 type PortRange struct{ First, Last uint16 }
 
+// ports returns the first and the last port of each of SNATPorts.
+func (o Options) ports() (ranges [][2]uint16) {
+	for _, r := range o.SNATPorts {
+		ranges = append(ranges, [2]uint16{r.First, r.Last})
+	}
+	return ranges
+}
+
 func (r PortRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
 
 // maxPortRanges is SNAT_RANGES of bpf/config.h.

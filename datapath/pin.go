@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
@@ -222,14 +221,12 @@ func onBPF(dir string) bool {
 	return unix.Statfs(dir, &fs) == nil && fs.Type == unix.BPF_FS_MAGIC
 }
 
-// openToAll finds that other users may write to the bpffs of the pins: who makes their directory before the first start
-// keeps the agent from starting.
-func (p *pins) openToAll() []lb.Finding {
-	dir := filepath.Dir(p.path)
+// openToAll reports whether other users may write to the bpffs of the pins.
+func (p *pins) openToAll() (dir string, mode fs.FileMode, open bool) {
+	dir = filepath.Dir(p.path)
 	info, err := os.Stat(dir)
-	if err != nil || !onBPF(dir) || info.Mode().Perm()&0o022 == 0 {
-		return nil
+	if err != nil || !onBPF(dir) {
+		return dir, 0, false
 	}
-	return []lb.Finding{lb.FoundPinsWritable.About(dir, "other users may write to the bpffs %s (%s): chmod 0700 %[1]s",
-		dir, info.Mode())}
+	return dir, info.Mode(), info.Mode().Perm()&0o022 != 0
 }

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
@@ -239,7 +240,7 @@ func (fx *fixture) inForce() map[string]string {
 			}
 		}
 		for _, path := range []string{
-			sysctlPath("ipv4", "lo", "forwarding"), sysctlPath("ipv6", "lo", "forwarding"), reservedPorts,
+			sysctl.Path("ipv4", "lo", "forwarding"), sysctl.Path("ipv6", "lo", "forwarding"), sysctl.ReservedPorts,
 		} {
 			value, err := os.ReadFile(path)
 			if err != nil {

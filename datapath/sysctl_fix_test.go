@@ -17,15 +17,15 @@ func TestForwardFix(t *testing.T) {
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: vlan}, PeerName: "peer7"})
 	})
 	for _, path := range []string{"ipv4/conf/lo/accept_local", "ipv4/conf/lo/forwarding", "ipv6/conf/lo/forwarding"} {
-		fx.do(func() error { return sysctl(path, "0")(fx) })
+		fx.do(func() error { return setSysctl(path, "0")(fx) })
 	}
 	for _, name := range []string{"lo", vlan} {
 		fx.do(func() error {
-			if fx.d.uplinks.sysctls.forwards(name) == "" {
+			if fx.d.uplinks.sysctls.Forwards(name) == "" {
 				t.Errorf("%s forwards before", name)
 			}
 			runSysctl(t, forwardFix(name))
-			if missing := fx.d.uplinks.sysctls.forwards(name); missing != "" {
+			if missing := fx.d.uplinks.sysctls.Forwards(name); missing != "" {
 				t.Errorf("%s is not set by %s", missing, forwardFix(name))
 			}
 			router, err := os.ReadFile("/proc/sys/net/ipv4/conf/eth0/forwarding")

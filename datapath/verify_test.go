@@ -70,7 +70,7 @@ func (fx *fixture) repaired() error {
 	var out []InterfaceStatus
 	missing := ""
 	fx.do(func() error {
-		out, missing = fx.d.uplinks.inspectAll(), fx.d.uplinks.sysctls.forwards("lo")
+		out, missing = fx.d.uplinks.inspectAll(), fx.d.uplinks.sysctls.Forwards("lo")
 		return nil
 	})
 	for _, s := range out {
@@ -102,7 +102,7 @@ func (fx *fixture) explainClient() (e lb.Explanation) {
 	return e
 }
 
-func sysctl(path, value string) func(*fixture) error {
+func setSysctl(path, value string) func(*fixture) error {
 	return func(*fixture) error { return os.WriteFile("/proc/sys/net/"+path, []byte(value), 0o644) }
 }
 
@@ -164,10 +164,10 @@ func TestRepairs(t *testing.T) {
 			}
 			return netlink.QdiscDel(clsactQdisc(nic))
 		}},
-		{"forwarding off", ModeTC, true, steps(sysctl("ipv4/ip_forward", "1"), sysctl("ipv4/ip_forward", "0"))},
+		{"forwarding off", ModeTC, true, steps(setSysctl("ipv4/ip_forward", "1"), setSysctl("ipv4/ip_forward", "0"))},
 		{"IPv6 forwarding off", ModeTC, true, steps(
-			sysctl("ipv6/conf/all/forwarding", "1"), sysctl("ipv6/conf/all/forwarding", "0"))},
-		{"accept_local off", ModeTC, true, sysctl("ipv4/conf/lo/accept_local", "0")},
+			setSysctl("ipv6/conf/all/forwarding", "1"), setSysctl("ipv6/conf/all/forwarding", "0"))},
+		{"accept_local off", ModeTC, true, setSysctl("ipv4/conf/lo/accept_local", "0")},
 		{"entry in sy_uplinks removed", ModeXDP, true, func(fx *fixture) error {
 			return fx.d.objects.SyUplinks.Put(fx.nic%uplinkSlots, bpf.Uplink{})
 		}},

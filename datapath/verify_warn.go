@@ -76,7 +76,7 @@ func (v *verifier) noRoute() string {
 // changes that Cleanup cannot take back.
 func (d *Datapath) Findings() []lb.Finding {
 	all := slices.Concat(d.verifier.unreachedBackends(), d.uplinks.notRestored(), d.uplinks.hidden(), d.keptSize(),
-		d.pins.openToAll())
+		d.pinsWritable())
 	v := d.verifier
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -1,0 +1,66 @@
+package sysctl
+
+import (
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A state folder that cannot be written does not keep the datapath from forwarding; the value to restore is logged.
+func TestSysctlWithoutAStateFolder(t *testing.T) {
+	dir := t.TempDir()
+	file, setting := filepath.Join(dir, "file"), filepath.Join(dir, "forwarding")
+	for _, path := range []string{file, setting} {
+		if err := os.WriteFile(path, []byte("0\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, err := Open(filepath.Join(dir, "missing"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log strings.Builder
+	s.file, s.log = filepath.Join(file, "sysctl.json"), slog.New(slog.NewTextHandler(&log, nil))
+	if err := s.change(setting, func(string) string { return "1" }); err != nil {
+		t.Fatal(err)
+	}
+	if now, err := os.ReadFile(setting); err != nil || string(now) != "1\n" {
+		t.Errorf("the setting is %q, %v; want 1", now, err)
+	}
+	if !strings.Contains(log.String(), "was=0") {
+		t.Errorf("log %s", log.String())
+	}
+}
+
+// In a container settings cannot be written. Cleanup then has none to restore, and one that is as before is no error.
+func TestSysctlThatCannotBeWritten(t *testing.T) {
+	const path = "/proc/sys/kernel/ostype" // nobody may write it
+	dir := t.TempDir()
+	s, err := Open(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.change(path, func(string) string { return "x" }); err == nil || !strings.Contains(err.Error(), path) {
+		t.Fatalf("changed: %v", err)
+	}
+	for _, was := range []map[string]string{{}, {path: "Linux"}} { // recorded before, by an earlier version
+		maps.Copy(s.old, was)
+		if err := s.save(); err != nil {
+			t.Fatal(err)
+		}
+		again, err := Open(dir, nil)
+		if err != nil || len(again.old) != len(was) {
+			t.Fatalf("%v, recorded %v; want %v", err, again.old, was)
+		}
+		if err := again.Restore(); err != nil {
+			t.Errorf("restore %v: %v", was, err)
+		}
+	}
+	s.old[path] = "other"
+	if err := s.Restore(); err == nil {
+		t.Error("another value was restored")
+	}
+}
