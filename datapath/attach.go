@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
 )
 
@@ -32,10 +33,10 @@ type InterfaceStatus struct {
 type attachments struct {
 	o       Options
 	objects *bpf.Objects
-	pins    *pins
+	pins    *pin.Pins
 	sysctls *sysctl.Settings
 	repairs *repairs
-	open    *transaction // nil after Open
+	open    *pin.Transaction // nil after Open
 
 	mu     sync.Mutex // guards all below
 	names  []string   // interfaces that should have the programs
@@ -179,7 +180,7 @@ func (a *attachments) exchange(nic netlink.Link) error {
 func (a *attachments) prune() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	entries, err := os.ReadDir(filepath.Join(a.pins.dir, "links"))
+	entries, err := os.ReadDir(filepath.Join(a.pins.Dir, "links"))
 	if err != nil {
 		return fmt.Errorf("list the links: %w", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 )
 
 // chunked is an array in the kernel that grows: an array of arrays of one size (bpf/maps.h). Each chunk is pinned,
@@ -20,7 +21,7 @@ import (
 type chunked struct {
 	outer *ebpf.Map
 	spec  *ebpf.MapSpec // of a chunk
-	pins  *pins
+	pins  *pin.Pins
 
 	growing sync.Mutex   // held by grow
 	mu      sync.RWMutex // guards chunks
@@ -31,7 +32,7 @@ type chunked struct {
 // chunks are the arrays that grow with the configuration.
 type chunks struct{ slots, backends, frontendCounters, backendCounters *chunked }
 
-func openChunks(o *bpf.Objects, inner map[string]*ebpf.MapSpec, pins *pins) (c *chunks, err error) {
+func openChunks(o *bpf.Objects, inner map[string]*ebpf.MapSpec, pins *pin.Pins) (c *chunks, err error) {
 	c = &chunks{}
 	for _, x := range []struct {
 		to    **chunked
@@ -61,7 +62,7 @@ func (c *chunks) close() {
 }
 
 // openChunked opens the chunks of an earlier agent.
-func openChunked(outer *ebpf.Map, spec *ebpf.MapSpec, pins *pins) (*chunked, error) {
+func openChunked(outer *ebpf.Map, spec *ebpf.MapSpec, pins *pin.Pins) (*chunked, error) {
 	c := &chunked{outer: outer, spec: spec, pins: pins}
 	for range outer.MaxEntries() {
 		m, err := ebpf.LoadPinnedMap(c.pin(len(c.chunks)), nil)
@@ -82,7 +83,7 @@ func openChunked(outer *ebpf.Map, spec *ebpf.MapSpec, pins *pins) (*chunked, err
 func (c *chunked) name() string { return c.spec.Name }
 
 func (c *chunked) pin(chunk int) string {
-	return c.pins.chunk(fmt.Sprintf("%s-%d", c.spec.Name, chunk))
+	return c.pins.Chunk(fmt.Sprintf("%s-%d", c.spec.Name, chunk))
 }
 
 // len returns the number of elements that exist.

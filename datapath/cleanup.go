@@ -13,13 +13,14 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
 )
 
 // Cleanup removes all state from the kernel: links with their programs, maps with all flows, filters, routes, and
 // changes of sysctls. It needs no agent, and fails while one runs. Missing state is no error.
 func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
-	lock, err := lockDir(pinPath)
+	lock, err := pin.LockDir(pinPath)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -32,7 +33,7 @@ func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
 		return fmt.Errorf("list the links: %w", err)
 	}
 	for _, path := range links {
-		if err := unpin(path); err != nil {
+		if err := pin.Unpin(path); err != nil {
 			log.Warn("link not detached; its pin is removed", "link", path, "err", err)
 			errs = append(errs, os.Remove(path))
 		}
@@ -57,7 +58,7 @@ func Cleanup(pinPath, stateDir string, log *slog.Logger) error {
 
 // Remains reports whether an agent runs or has left programs and maps, which forward without it until Cleanup.
 func Remains(pinPath string) (bool, error) {
-	has, err := hasPins(pinPath)
+	has, err := pin.HasPins(pinPath)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}

@@ -36,10 +36,10 @@ func (a *attachments) attachClsact(nic netlink.Link, d direction) error {
 		return err
 	}
 	if earlier == nil {
-		a.open.onFailure(func() error { return removeClsact(nic) })
+		a.open.OnFailure(func() error { return removeClsact(nic) })
 	} else {
 		id := ebpf.ProgramID(earlier.Id)
-		a.open.keepProgram(id, func(prog *ebpf.Program) error { return setFilter(nic, d, prog) })
+		a.open.KeepProgram(id, func(prog *ebpf.Program) error { return setFilter(nic, d, prog) })
 	}
 	return setFilter(nic, d, d.prog(a.objects))
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -24,7 +25,7 @@ type Datapath struct {
 	log      *slog.Logger
 	objects  *bpf.Objects
 	chunks   *chunks
-	pins     *pins
+	pins     *pin.Pins
 	uplinks  *attachments
 	services *services
 	tunnels  *tunnels
@@ -55,24 +56,24 @@ func Open(o Options) (_ *Datapath, err error) {
 	if err := d.readNames(); err != nil {
 		return nil, err
 	}
-	if d.pins, err = openPins(o.PinPath); err != nil {
+	if d.pins, err = pin.Open(o.PinPath); err != nil {
 		return nil, err
 	}
-	t := &transaction{}
-	t.onFailure(d.pins.rollback)
+	t := &pin.Transaction{}
+	t.OnFailure(d.pins.Rollback)
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, t.rollback(), d.Close())
+			err = errors.Join(err, t.Rollback(), d.Close())
 		}
 	}()
 	if err := d.open(t); err != nil {
 		return nil, err
 	}
-	if err := d.pins.publish(); err != nil {
+	if err := d.pins.Publish(); err != nil {
 		return nil, err
 	}
 	d.uplinks.open = nil
-	if err := errors.Join(t.commit(), d.uplinks.prune(), d.services.filter.sync()); err != nil {
+	if err := errors.Join(t.Commit(), d.uplinks.prune(), d.services.filter.sync()); err != nil {
 		return nil, err
 	}
 	if !o.Delivers { // otherwise SetTunnelSources follows soon; until then the sources of an earlier agent remain
@@ -96,8 +97,8 @@ func (d *Datapath) readNames() (err error) {
 }
 
 // open loads the programs and puts them in force; t undoes each step.
-func (d *Datapath) open(t *transaction) (err error) {
-	objects, inner, err := load(d.o, d.pins.dir)
+func (d *Datapath) open(t *pin.Transaction) (err error) {
+	objects, inner, err := load(d.o, d.pins.Dir)
 	if err != nil {
 		return err
 	}
@@ -131,7 +132,7 @@ func (d *Datapath) open(t *transaction) (err error) {
 	if err := d.tunnels.refresh(); err != nil {
 		return err
 	}
-	attendance, err := openAttendance(d.objects, d.pins.first())
+	attendance, err := openAttendance(d.objects, d.pins.First())
 	if err != nil {
 		return err
 	}
@@ -140,7 +141,7 @@ func (d *Datapath) open(t *transaction) (err error) {
 	if err != nil {
 		return err
 	}
-	t.onFailure(sys.Checkpoint())
+	t.OnFailure(sys.Checkpoint())
 	if err := sys.Reserve(d.o.ports()); err != nil {
 		// In a container without privileges sysctls are read-only. The ports are above those that Linux assigns by
 		// default.
@@ -223,7 +224,7 @@ func (d *Datapath) Close() error {
 		d.chunks.close()
 	}
 	d.verifier.close()
-	return errors.Join(err, d.pins.close())
+	return errors.Join(err, d.pins.Close())
 }
 
 // Interfaces returns how programs are attached, by name.

@@ -79,7 +79,7 @@ func TestJumboFramesByXDP(t *testing.T) {
 		fx.do(func() (err error) {
 			o := fx.o
 			o.Interfaces = []string{"lo"} // has a large MTU and is no veth
-			objects, _, err = load(o, fx.d.pins.dir)
+			objects, _, err = load(o, fx.d.pins.Dir)
 			return err
 		})
 		t.Cleanup(func() { objects.Close() })

@@ -10,6 +10,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 )
 
 // place is where on an interface a link runs one of our programs.
@@ -25,14 +27,14 @@ type place struct {
 // none or its interface was deleted, by a new link. When the kernel refuses an update for another reason, that link
 // stays in force and the error is returned: a new link would meet the same refusal, after the old one was removed.
 func (a *attachments) pinned(h place) error {
-	path := a.pins.link(h.pin)
+	path := a.pins.Link(h.pin)
 	switch done, err := a.updateLink(h); {
 	case err != nil:
 		return fmt.Errorf("update the link %s: %w", h.pin, err)
 	case done:
 		return nil
 	}
-	if err := errors.Join(unpin(path), a.drop(h.pin)); err != nil {
+	if err := errors.Join(pin.Unpin(path), a.drop(h.pin)); err != nil {
 		return err
 	}
 	l, err := a.orphan(h)
@@ -46,7 +48,7 @@ func (a *attachments) pinned(h place) error {
 	if err := l.Pin(path); err != nil {
 		return fmt.Errorf("pin the link %s: %w", h.pin, err)
 	}
-	a.open.onFailure(func() error { return unpin(path) })
+	a.open.OnFailure(func() error { return pin.Unpin(path) })
 	return a.hold(h.pin, l)
 }
 
@@ -102,7 +104,7 @@ func (a *attachments) orphan(h place) (link.Link, error) {
 			l.Close()
 			continue
 		}
-		a.open.keepProgram(earlier, func(earlier *ebpf.Program) error { return restoreByID(id, earlier) })
+		a.open.KeepProgram(earlier, func(earlier *ebpf.Program) error { return restoreByID(id, earlier) })
 		if err := l.Update(h.prog); err != nil {
 			return nil, errors.Join(fmt.Errorf("update the link %d: %w", id, err), l.Close())
 		}
@@ -161,7 +163,7 @@ func nameOf(prog *ebpf.Program) string {
 
 // updateLink makes the link at a place run its program. It reports false when there is no link to update.
 func (a *attachments) updateLink(h place) (done bool, err error) {
-	path := a.pins.link(h.pin)
+	path := a.pins.Link(h.pin)
 	l, err := a.current(h.pin)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -174,7 +176,7 @@ func (a *attachments) updateLink(h place) (done bool, err error) {
 	if err != nil || linkIndex(info) != h.index {
 		return false, err
 	}
-	a.open.keepProgram(info.Program, func(earlier *ebpf.Program) error { return restoreLink(path, earlier) })
+	a.open.KeepProgram(info.Program, func(earlier *ebpf.Program) error { return restoreLink(path, earlier) })
 	err = l.Update(h.prog)
 	if errors.Is(err, unix.ENOLINK) { // the interface was deleted after Info
 		return false, nil
@@ -190,7 +192,7 @@ func (a *attachments) current(name string) (link.Link, error) {
 	if held := a.held[name]; held != nil {
 		return duplicate(held)
 	}
-	return link.LoadPinnedLink(a.pins.link(name), nil)
+	return link.LoadPinnedLink(a.pins.Link(name), nil)
 }
 
 // repin pins the links again whose pins were removed.
@@ -198,7 +200,7 @@ func (a *attachments) repin() (n int, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for name, held := range a.held {
-		path := a.pins.link(name)
+		path := a.pins.Link(name)
 		if !errors.Is(unix.Access(path, unix.F_OK), unix.ENOENT) {
 			continue
 		}
@@ -256,21 +258,5 @@ func linkIndex(info *link.Info) int {
 
 // unpin removes a link, if there is one.
 func (a *attachments) unpin(name string) error {
-	return errors.Join(unpin(a.pins.link(name)), a.drop(name))
-}
-
-// unpin removes a link, if there is one.
-func unpin(path string) error {
-	l, err := link.LoadPinnedLink(path, nil)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("open the link %s: %w", filepath.Base(path), err)
-	}
-	defer l.Close()
-	if err := l.Unpin(); err != nil {
-		return fmt.Errorf("remove the link %s: %w", filepath.Base(path), err)
-	}
-	return nil
+	return errors.Join(pin.Unpin(a.pins.Link(name)), a.drop(name))
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -20,8 +21,8 @@ import (
 func (fx *fixture) pinForeignXDP() (id link.ID) {
 	fx.t.Helper()
 	fx.do(func() error {
-		path := fx.o.PinPath + "/" + schema + "/links/" + pinName("eth0", string(ModeXDP))
-		if err := unpin(path); err != nil {
+		path := fx.o.PinPath + "/" + pin.Schema + "/links/" + pinName("eth0", string(ModeXDP))
+		if err := pin.Unpin(path); err != nil {
 			return err
 		}
 		prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{

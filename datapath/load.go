@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -89,12 +90,12 @@ func load(o Options, dir string) (_ *bpf.Objects, inner map[string]*ebpf.MapSpec
 }
 
 // chain makes the program of this binary the target of the tail call.
-func chain(objects *bpf.Objects, t *transaction) error {
+func chain(objects *bpf.Objects, t *pin.Transaction) error {
 	var earlier uint32 // the kernel returns the id of a program
 	switch err := objects.SyProgs.Lookup(uint32(0), &earlier); {
 	case err == nil:
 		id := ebpf.ProgramID(earlier)
-		t.keepProgram(id, func(prog *ebpf.Program) error { return objects.SyProgs.Put(uint32(0), prog) })
+		t.KeepProgram(id, func(prog *ebpf.Program) error { return objects.SyProgs.Put(uint32(0), prog) })
 	case !errors.Is(err, ebpf.ErrKeyNotExist):
 		return fmt.Errorf("read the chained program: %w", err)
 	}
@@ -137,7 +138,7 @@ func (d *Datapath) keptSize() []lb.Finding {
 // pinsWritable finds that other users may write to the bpffs of the pins: who makes their directory before the first
 // start keeps the agent from starting.
 func (d *Datapath) pinsWritable() []lb.Finding {
-	dir, mode, open := d.pins.openToAll()
+	dir, mode, open := d.pins.OpenToAll()
 	if !open {
 		return nil
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -39,7 +40,7 @@ func (m *Mode) UnmarshalText(b []byte) error {
 
 // Default locations, for one agent per node.
 const (
-	DefaultPinPath  = "/sys/fs/bpf/steelyard"
+	DefaultPinPath  = pin.DefaultPath
 	DefaultStateDir = "/run/steelyard"
 )
 

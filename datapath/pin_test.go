@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
@@ -124,14 +125,14 @@ func TestUnpublishedPinsAreRemoved(t *testing.T) {
 	fx.service(lb.TCP, "b1")
 	fx.close()
 	fx.do(func() error {
-		return os.Rename(fx.o.PinPath+"/"+schema, fx.o.PinPath+"/"+unpublished)
+		return os.Rename(fx.o.PinPath+"/"+pin.Schema, fx.o.PinPath+"/"+pin.Unpublished)
 	})
 	fx.open()
 	if held, err := fx.d.Held(); err != nil || len(held) != 0 {
 		t.Errorf("held %v, %v; want nothing", held, err)
 	}
 	for _, name := range fx.pinned() {
-		if !strings.HasPrefix(name, schema+"/") {
+		if !strings.HasPrefix(name, pin.Schema+"/") {
 			t.Errorf("%s is still pinned", name)
 		}
 	}
@@ -158,7 +159,7 @@ func TestUnusedDirectoriesAreRemoved(t *testing.T) {
 	}
 	fx.do(func() error {
 		dirs, err := filepath.Glob(filepath.Join(fx.o.PinPath, "*"))
-		if diff := cmp.Diff([]string{filepath.Join(fx.o.PinPath, schema)}, dirs); diff != "" {
+		if diff := cmp.Diff([]string{filepath.Join(fx.o.PinPath, pin.Schema)}, dirs); diff != "" {
 			t.Errorf("want -, got +:\n%s", diff)
 		}
 		return err
@@ -171,7 +172,7 @@ func TestOtherSchemaIsRefused(t *testing.T) {
 	fx := newFixture(t, hookXDP, false, nil)
 	fx.close()
 	fx.do(func() error {
-		return os.Rename(filepath.Join(fx.o.PinPath, schema), filepath.Join(fx.o.PinPath, "v4"))
+		return os.Rename(filepath.Join(fx.o.PinPath, pin.Schema), filepath.Join(fx.o.PinPath, "v4"))
 	})
 	before := fx.inForce()
 	fx.do(func() error {
@@ -285,7 +286,7 @@ func describePin(path string) (string, error) {
 func (fx *fixture) runAttached(frame []byte) (did string) {
 	fx.t.Helper()
 	fx.do(func() error {
-		path := filepath.Join(fx.o.PinPath, schema, "links", pinName("eth0", string(ModeXDP)))
+		path := filepath.Join(fx.o.PinPath, pin.Schema, "links", pinName("eth0", string(ModeXDP)))
 		l, err := link.LoadPinnedLink(path, nil)
 		if err != nil {
 			return err

@@ -35,10 +35,10 @@ func (a *attachments) attachTC(nic netlink.Link, directions ...direction) (hook 
 	case err != nil:
 		return "", err
 	case hook == "tcx":
-		return hook, a.open.onSuccess(func() error { return removeClsact(nic) })
+		return hook, a.open.OnSuccess(func() error { return removeClsact(nic) })
 	}
 	for _, d := range directions {
-		unpin := a.open.onSuccess(func() error { return a.unpin(pinName(nic.Attrs().Name, d.pin)) })
+		unpin := a.open.OnSuccess(func() error { return a.unpin(pinName(nic.Attrs().Name, d.pin)) })
 		err = errors.Join(err, unpin, a.attachClsact(nic, d))
 	}
 	return hook, err

@@ -120,7 +120,7 @@ func steps(all ...func(*fixture) error) func(*fixture) error {
 // detach detaches a pinned link, as "bpftool link detach" does.
 func detach(kind string) func(*fixture) error {
 	return func(fx *fixture) error {
-		l, err := link.LoadPinnedLink(fx.d.pins.link(pinName("eth0", kind)), nil)
+		l, err := link.LoadPinnedLink(fx.d.pins.Link(pinName("eth0", kind)), nil)
 		if err != nil {
 			return err
 		}
@@ -147,7 +147,7 @@ func TestRepairs(t *testing.T) {
 		{"tc egress detached", ModeTC, tcx, detach("tcx-out")},
 		{"XDP detached", ModeXDP, true, detach("xdp")},
 		{"pins of the links removed", ModeXDP, tcx, func(fx *fixture) error {
-			links, err := filepath.Glob(fx.d.pins.link("*"))
+			links, err := filepath.Glob(fx.d.pins.Link("*"))
 			for _, l := range links {
 				err = errors.Join(err, os.Remove(l))
 			}

@@ -50,7 +50,7 @@ func (a *attachments) attachXDP(nic netlink.Link) (Mode, error) {
 	if err := a.removeUplink(index); err != nil {
 		return "", err
 	}
-	return ModeTC, a.open.onSuccess(func() error { return errors.Join(a.unpin(native), a.unpin(generic)) })
+	return ModeTC, a.open.OnSuccess(func() error { return errors.Join(a.unpin(native), a.unpin(generic)) })
 }
 
 // xdpLinks returns the link that runs the XDP program of an interface, if there is one.

@@ -55,6 +55,7 @@ var mayImport = map[string][]string{
 	"datapath":                 {"lb", "lb/state", "datapath/checksum"},
 	"datapath/internal/bpf":    {},
 	"datapath/internal/sysctl": {},
+	"datapath/internal/pin":    {"lb/state"},
 	"datapath/checksum":        {},
 	"datapath/dptest":          {"datapath/checksum"},
 	"systemd":                  {},

@@ -1,4 +1,5 @@
-package datapath
+// Package pin has the directory of pinned maps and links, and the transaction that puts programs in force.
+package pin
 
 import (
 	"errors"
@@ -9,33 +10,37 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/lb/state"
 )
 
-// schema is the version of what is pinned. It changes with the layout or the meaning of any map.
-const schema = "v7"
+// DefaultPath is where one agent per node pins.
+const DefaultPath = "/sys/fs/bpf/steelyard"
 
-// unpublished is the directory beside the final one in which a first start pins. No reader looks there. bpffs refuses
+// Schema is the version of what is pinned. It changes with the layout or the meaning of any map.
+const Schema = "v7"
+
+// Unpublished is the directory beside the final one in which a first start pins. No reader looks there. bpffs refuses
 // names with a dot.
 const (
 	unpublishedSuffix = "-new"
-	unpublished       = schema + unpublishedSuffix
+	Unpublished       = Schema + unpublishedSuffix
 )
 
-// pins is the directory of pinned maps and links, locked by one agent at a time. A first start pins everything in a
+// Pins is the directory of pinned maps and links, locked by one agent at a time. A first start pins everything in a
 // temporary directory, which one rename(2) publishes, so that the final directory is complete whenever it exists.
-type pins struct {
+type Pins struct {
 	path    string   // PinPath
-	dir     string   // PinPath/schema, or the temporary directory until publish
+	Dir     string   // PinPath/schema, or the temporary directory until publish
 	earlier []string // maps that were pinned before
 	lock    *os.File
 }
 
-// openPins makes and locks the directory. It fails when another agent has the lock, or when the directory has the state
+// Open makes and locks the directory. It fails when another agent has the lock, or when the directory has the state
 // of another schema.
-func openPins(path string) (_ *pins, err error) {
+func Open(path string) (_ *Pins, err error) {
 	if !onBPF(path) { // else it may be the only part of the bpffs that this container sees
 		if err := mountBPF(filepath.Dir(path)); err != nil {
 			return nil, err
@@ -47,8 +52,8 @@ func openPins(path string) (_ *pins, err error) {
 	if err := state.Private(path); err != nil {
 		return nil, err
 	}
-	p := &pins{path: path, dir: filepath.Join(path, unpublished)}
-	if p.lock, err = lockDir(path); err != nil {
+	p := &Pins{path: path, Dir: filepath.Join(path, Unpublished)}
+	if p.lock, err = LockDir(path); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -64,17 +69,17 @@ func openPins(path string) (_ *pins, err error) {
 		return nil, fmt.Errorf("list %s: %w", path, err)
 	}
 	for _, e := range entries {
-		if e.Name() != schema {
+		if e.Name() != Schema {
 			return nil, fmt.Errorf("%s has state of schema %s, this version has %s; "+
-				"run \"steelyard cleanup\", which ends its flows, or the version that left it", path, e.Name(), schema)
+				"run \"steelyard cleanup\", which ends its flows, or the version that left it", path, e.Name(), Schema)
 		}
-		p.dir = filepath.Join(path, schema)
+		p.Dir = filepath.Join(path, Schema)
 	}
 	if p.earlier, err = p.maps(); err != nil {
 		return nil, err
 	}
 	for _, sub := range []string{"links", "chunks"} {
-		if err := os.MkdirAll(filepath.Join(p.dir, sub), 0o700); err != nil {
+		if err := os.MkdirAll(filepath.Join(p.Dir, sub), 0o700); err != nil {
 			return nil, fmt.Errorf("make the directory for pinned maps: %w", err)
 		}
 	}
@@ -89,10 +94,10 @@ func removeUnused(path string) error {
 		return fmt.Errorf("list %s: %w", path, err)
 	}
 	for _, dir := range dirs {
-		switch used, err := hasPins(dir); {
+		switch used, err := HasPins(dir); {
 		case err != nil:
 			return err
-		case filepath.Base(dir) == schema || used && !strings.HasSuffix(dir, unpublishedSuffix):
+		case filepath.Base(dir) == Schema || used && !strings.HasSuffix(dir, unpublishedSuffix):
 			continue
 		}
 		if err := removePins(dir); err != nil {
@@ -102,8 +107,8 @@ func removeUnused(path string) error {
 	return nil
 }
 
-// hasPins reports whether anything is pinned in dir or below.
-func hasPins(dir string) (has bool, err error) {
+// HasPins reports whether anything is pinned in dir or below.
+func HasPins(dir string) (has bool, err error) {
 	err = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
 		if err == nil && !e.IsDir() {
 			has, err = true, fs.SkipAll
@@ -116,12 +121,12 @@ func hasPins(dir string) (has bool, err error) {
 	return has, nil
 }
 
-// first reports whether there is nothing to take over from an earlier agent.
-func (p *pins) first() bool { return filepath.Base(p.dir) == unpublished }
+// First reports whether there is nothing to take over from an earlier agent.
+func (p *Pins) First() bool { return filepath.Base(p.Dir) == Unpublished }
 
 // maps returns the names of the pinned maps; none while there is no directory.
-func (p *pins) maps() (names []string, err error) {
-	entries, err := os.ReadDir(p.dir)
+func (p *Pins) maps() (names []string, err error) {
+	entries, err := os.ReadDir(p.Dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("list the pinned maps: %w", err)
 	}
@@ -133,29 +138,29 @@ func (p *pins) maps() (names []string, err error) {
 	return names, nil
 }
 
-// publish makes the pins of a first start those that the next agent takes over.
-func (p *pins) publish() error {
-	if !p.first() {
+// Publish makes the pins of a first start those that the next agent takes over.
+func (p *Pins) Publish() error {
+	if !p.First() {
 		return nil
 	}
-	final := filepath.Join(p.path, schema)
-	if err := os.Rename(p.dir, final); err != nil {
+	final := filepath.Join(p.path, Schema)
+	if err := os.Rename(p.Dir, final); err != nil {
 		return fmt.Errorf("publish the pinned maps: %w", err)
 	}
-	p.dir = final
+	p.Dir = final
 	return nil
 }
 
-// rollback removes the maps that were not pinned before openPins; after a first start, everything.
-func (p *pins) rollback() error {
-	if p.first() {
-		return removePins(p.dir)
+// Rollback removes the maps that were not pinned before Open; after a first start, everything.
+func (p *Pins) Rollback() error {
+	if p.First() {
+		return removePins(p.Dir)
 	}
 	now, err := p.maps()
 	errs := []error{err}
 	for _, name := range now {
 		if !slices.Contains(p.earlier, name) {
-			errs = append(errs, os.Remove(filepath.Join(p.dir, name)))
+			errs = append(errs, os.Remove(filepath.Join(p.Dir, name)))
 		}
 	}
 	return errors.Join(errs...)
@@ -169,7 +174,7 @@ func removePins(dir string) error {
 		return fmt.Errorf("list the links: %w", err)
 	}
 	for _, path := range links {
-		if err := unpin(path); err != nil {
+		if err := Unpin(path); err != nil {
 			return err
 		}
 	}
@@ -179,8 +184,24 @@ func removePins(dir string) error {
 	return nil
 }
 
-// lockDir takes path for this process until the file is closed, by whatever end.
-func lockDir(path string) (*os.File, error) {
+// Unpin removes a link, if there is one.
+func Unpin(path string) error {
+	l, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("open the link %s: %w", filepath.Base(path), err)
+	}
+	defer l.Close()
+	if err := l.Unpin(); err != nil {
+		return fmt.Errorf("remove the link %s: %w", filepath.Base(path), err)
+	}
+	return nil
+}
+
+// LockDir takes path for this process until the file is closed, by whatever end.
+func LockDir(path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("lock the datapath: %w", err)
@@ -195,18 +216,21 @@ func lockDir(path string) (*os.File, error) {
 	return f, nil
 }
 
-func (p *pins) close() error { return p.lock.Close() }
+// Close gives the lock up. The pins remain.
+func (p *Pins) Close() error { return p.lock.Close() }
 
-func (p *pins) chunk(name string) string { return filepath.Join(p.dir, "chunks", name) }
+// Chunk returns the pin of an inner map.
+func (p *Pins) Chunk(name string) string { return filepath.Join(p.Dir, "chunks", name) }
 
-func (p *pins) link(name string) string { return filepath.Join(p.dir, "links", name) }
+// Link returns the pin of a link.
+func (p *Pins) Link(name string) string { return filepath.Join(p.Dir, "links", name) }
 
 // mountBPF makes sure that dir is on a bpffs; it mounts one at the usual place only.
 func mountBPF(dir string) error {
 	if onBPF(dir) {
 		return nil
 	}
-	if dir != filepath.Dir(DefaultPinPath) {
+	if dir != filepath.Dir(DefaultPath) {
 		return fmt.Errorf("%s is not on a bpffs; mount one: mount -t bpf bpf %s", dir, dir)
 	}
 	if err := unix.Mount("bpf", dir, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
@@ -221,8 +245,8 @@ func onBPF(dir string) bool {
 	return unix.Statfs(dir, &fs) == nil && fs.Type == unix.BPF_FS_MAGIC
 }
 
-// openToAll reports whether other users may write to the bpffs of the pins.
-func (p *pins) openToAll() (dir string, mode fs.FileMode, open bool) {
+// OpenToAll reports whether other users may write to the bpffs of the pins.
+func (p *Pins) OpenToAll() (dir string, mode fs.FileMode, open bool) {
 	dir = filepath.Dir(p.path)
 	info, err := os.Stat(dir)
 	if err != nil || !onBPF(dir) {
