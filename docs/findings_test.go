@@ -13,10 +13,10 @@ import (
 func TestFindingsAreDocumented(t *testing.T) {
 	var page strings.Builder
 	page.WriteString("# Findings\n\n" +
-		"What `steelyard status` can report. A finding has a code, a severity, a text that names the object and the\n" +
-		"cause, and a remedy. The verdict is `DOWN` with a finding of severity `down`, `DEGRADED` with one of\n" +
-		"severity `degraded`, and `OK` otherwise. The log reports each change of the verdict as `verdict\n" +
-		"changed`, and `steelyard_findings{code,severity}` counts the findings.\n\n" +
+		"The findings that `steelyard status` can report. Each has a code, a severity, a text that names the object\n" +
+		"and the cause, and a remedy. The verdict is `DOWN` with a finding of severity `down`, `DEGRADED` with one\n" +
+		"of severity `degraded`, and `OK` otherwise. The log reports each change of the verdict as\n" +
+		"`verdict changed`, and `steelyard_findings{code,severity}` counts the findings.\n\n" +
 		"| code | severity | meaning | remedy |\n|---|---|---|---|\n")
 	for _, k := range lb.FindingKinds {
 		fmt.Fprintf(&page, "| `%s` | %s | %s | %s |\n", k.Code, k.Severity, k.Meaning, k.Remedy)
