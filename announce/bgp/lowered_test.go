@@ -12,7 +12,9 @@ import (
 
 // A route is lowered while none of its addresses is announced normally.
 func TestLoweredRoutes(t *testing.T) {
-	o := Options{AggregateV4: 24, AggregateV6: 128, LocalPref: 100, Weighted: lb.WeightedAlways, Communities: []uint32{1}}
+	o := Options{
+		AggregateV4: 24, AggregateV6: 128, LocalPref: 100, Weighted: lb.WeightedAlways, Communities: []uint32{1},
+	}
 	a, b := netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("203.0.113.2")
 	prefix := netip.MustParsePrefix("203.0.113.0/24")
 	for _, tt := range []struct {

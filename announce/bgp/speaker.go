@@ -74,9 +74,9 @@ func New(o Options) (*Speaker, error) {
 		return nil, fmt.Errorf("bgp options: %w", err)
 	}
 	s := &Speaker{
-		o: o, log: o.Log, withdrawals: newWithdrawalTracker(), settling: settling{}, mail: mailbox{wake: make(chan struct{}, 1)},
-		firstSet: make(chan struct{}), installed: routes{}, sessions: map[netip.Addr]*session{},
-		restart: make(chan struct{}, 1), bfdWanted: make(chan struct{}),
+		o: o, log: o.Log, withdrawals: newWithdrawalTracker(), settling: settling{},
+		mail: mailbox{wake: make(chan struct{}, 1)}, firstSet: make(chan struct{}), installed: routes{},
+		sessions: map[netip.Addr]*session{}, restart: make(chan struct{}, 1), bfdWanted: make(chan struct{}),
 		found: map[string]netip.Addr{}, dynamic: map[netip.Addr]bool{},
 	}
 	s.finder = routeradv.New(routeradv.Options{
