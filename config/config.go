@@ -27,6 +27,8 @@ type Config struct {
 	Log        Log
 	// Warnings are legal but useless settings, one line each in the form of an Error.
 	Warnings []string
+	// Force is the word that allows one change that a reload would refuse; "": none.
+	Force string
 	// Text is the file.
 	Text string
 	// Empty: the file has white space at most. This is legal, and also what an editor leaves on a full disk.

@@ -66,6 +66,7 @@ func (d *decoder) decode(text []byte, rules ...Rule) (*Config, error) {
 // root reads the sections in an order in which each is read after those that it is checked against.
 func (d *decoder) root(t *table) {
 	c := d.config
+	c.Force = t.str("force", "", "7f3a51c0")
 	t.section("node", d.node)
 	t.section("datapath", d.datapath)
 	c.BGP = optional(t, "bgp", d.bgp)
@@ -91,6 +92,9 @@ func (d *decoder) root(t *table) {
 // noOtherSections reports unknown sections.
 func (t *table) noOtherSections() {
 	header := func(key string) string {
+		if key == "force" {
+			return key
+		}
 		if key == "pool" || key == "service" {
 			return "[[" + key + "]]"
 		}
@@ -101,7 +105,7 @@ func (t *table) noOtherSections() {
 			continue
 		}
 		var headers []string
-		for _, k := range t.keys {
+		for _, k := range t.keys[1:] { // without force
 			headers = append(headers, header(k))
 		}
 		hint := "the sections are " + strings.Join(headers, ", ")

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/netip"
@@ -63,21 +62,6 @@ type Interface struct {
 	Down bool   `json:"down,omitempty"` // it was set down, or has no carrier
 }
 
-// Reloaded is the configuration in force after a reload: the response of /v1/reload. /v1/diff responds with what it
-// would be.
-type Reloaded struct {
-	Config      string      `json:"config"`
-	Loaded      time.Time   `json:"loaded,omitzero"` // zero: it is not in force
-	Changes     []lb.Change `json:"changes"`
-	Warnings    []string    `json:"warnings,omitempty"`
-	NeedRestart []string    `json:"need_restart,omitempty"` // changed sections that the agent reads at its start only
-}
-
-// Text is the response of /v1/config.
-type Text struct {
-	Text string `json:"text"` // of the configuration file in force
-}
-
 // Options are the inputs of a Server. All but Now are required.
 type Options struct {
 	Now    func() time.Time // nil: time.Now
@@ -103,8 +87,9 @@ type Options struct {
 	Drain func(ctx context.Context, service string, on bool) (lb.Drains, error)
 	// Waiting returns the services that wait for an address; nil: there are never any.
 	Waiting func() []lb.ServiceStatus
-	// Reload reads the configuration file again. Its error has one line for each problem of a rejected file.
-	Reload func() (Reloaded, error)
+	// Reload reads the configuration file again. Its error has one line for each problem of a rejected file. force is
+	// the word of a change that is refused otherwise; "": none.
+	Reload func(force string) (Reloaded, error)
 	// Diff returns what a reload of the configuration file would change, or with a name a text in place of that file.
 	Diff func(name string, text []byte) (Reloaded, error)
 	// Text returns the configuration file in force.
@@ -360,41 +345,4 @@ func (s *Server) restart(w http.ResponseWriter, _ *http.Request) {
 		return
 	}
 	write(w, http.StatusOK, struct{}{})
-}
-
-// reload responds with 422 when the configuration is rejected: the request is valid, the file is not.
-func (s *Server) reload(w http.ResponseWriter, _ *http.Request) {
-	writeReloaded(w)(s.o.Reload())
-}
-
-// configMax bounds the text of a configuration: one with 10,000 services takes a tenth of it.
-const configMax = 64 << 20
-
-// diff responds as reload, but nothing changes. With POST, the body takes the place of the file; ?name= is its name.
-func (s *Server) diff(w http.ResponseWriter, r *http.Request) {
-	if r.Method != http.MethodPost {
-		writeReloaded(w)(s.o.Diff("", nil))
-		return
-	}
-	name := r.URL.Query().Get("name")
-	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, configMax))
-	if err == nil && name == "" {
-		err = errors.New("want name=FILE")
-	}
-	if err != nil {
-		writeError(w, http.StatusBadRequest, err)
-		return
-	}
-	writeReloaded(w)(s.o.Diff(name, text))
-}
-
-func writeReloaded(w http.ResponseWriter) func(Reloaded, error) {
-	return func(now Reloaded, err error) {
-		if err != nil {
-			writeError(w, http.StatusUnprocessableEntity, err)
-			return
-		}
-		now.Changes = listOf(now.Changes)
-		write(w, http.StatusOK, now)
-	}
 }

@@ -186,7 +186,7 @@ func TestReload(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			o, calls := options(t), 0
-			o.Reload = func() (Reloaded, error) { calls++; return now, tt.err }
+			o.Reload = func(string) (Reloaded, error) { calls++; return now, tt.err }
 			w := httptest.NewRecorder()
 			New(o).Handler(tt.writable).ServeHTTP(w, httptest.NewRequest(tt.method, "/v1/reload", nil))
 			got := strings.NewReplacer(" ", "", "\n", "").Replace(w.Body.String())

@@ -21,7 +21,7 @@ func TestListeners(t *testing.T) {
 	}
 	o := options(t)
 	o.Listen = free.Addr().String()
-	o.Reload = func() (Reloaded, error) { return Reloaded{Config: "x"}, nil }
+	o.Reload = func(string) (Reloaded, error) { return Reloaded{Config: "x"}, nil }
 
 	var mu sync.Mutex
 	problems := map[string]string{}

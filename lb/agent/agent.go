@@ -133,16 +133,18 @@ func New(o Options) (*Agent, error) {
 			return nil, err
 		}
 	}
+	o.problems = newProblems(o.Log)
+	services, keep := openFileSource(o)
+	offered := o.Config.Text
+	var refused error
+	if o.Config, refused, err = chooseStart(o, services); err != nil {
+		return nil, err
+	}
 	facts, err := describe(o.Config, thisHost{})
 	if err != nil {
 		return nil, err
 	}
 	if o.network, err = machine.Read(); err != nil {
-		return nil, err
-	}
-	o.problems = newProblems(o.Log)
-	services, keep := openFileSource(o)
-	if err := services.Use(o.Config); err != nil {
 		return nil, err
 	}
 	registry := prometheus.NewRegistry()
@@ -157,6 +159,9 @@ func New(o Options) (*Agent, error) {
 		problems: o.problems, queue: o.queue, keepRoutes: announcers.keepRoutes,
 		restarts: make(chan struct{}, 1), announced: o.restart, hangup: o.hangup}
 	a.reloader = newReloader(o, services, newReadiness(systemd.New(o.Log)))
+	if refused != nil {
+		a.reloader.reject(refused, offered)
+	}
 	a.reloader.configure = announcers.configure
 	dpOptions, err := datapathOptions(o, facts)
 	if err != nil {
@@ -272,7 +277,7 @@ func (a *Agent) connect(
 		inCluster, a.reloader.setPools, a.reloader.setProbing = c.state, c.setPools, c.setProbing
 		waiting, drains.waiting = c.waiting, c.waiting
 		if o.mounted != "" {
-			m := &mounted{o.ConfigFile, o.mounted, a.reloader.reload, self(c.client, facts.name)}
+			m := &mounted{o.ConfigFile, o.mounted, a.reloader.follow, self(c.client, facts.name)}
 			a.tasks = append(a.tasks, task{"mounted configuration", m.run})
 		}
 		findings = append(findings, c.checks.Findings, c.findings)
@@ -293,7 +298,7 @@ func (a *Agent) connect(
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}),
 		Log:     component(o.Log, "admin"), Boundary: o.boundary,
 	})
-	a.reloader.setAccess = api.SetAccess
+	a.reloader.setAccess, a.reloader.status = api.SetAccess, a.engine.Status
 	registry.MustRegister(admin.NewFindingMetrics(api.CurrentInfo))
 	verdict := verdictLog{api.CurrentInfo, a.reloader.readiness.notifier.Status, component(o.Log, "agent")}
 	a.tasks = append(a.tasks,

@@ -34,6 +34,9 @@ func (l *reloader) diff(name string, text []byte) (then admin.Reloaded, err erro
 				Config: name, Changes: l.changes(plan, cfg), Warnings: cfg.Warnings,
 				NeedRestart: needRestart(l.running, cfg),
 			}
+			if err := guard(plan, cfg, l.text(), l.fromCluster(cfg), ""); err != nil {
+				then.Warnings = append(slices.Clip(then.Warnings), "a reload refuses this: "+err.Error())
+			}
 		}
 	})
 	releaseMemory()

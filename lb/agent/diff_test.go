@@ -55,7 +55,7 @@ func TestDiffIsWhatReloadChanges(t *testing.T) {
 		t.Errorf("diff of the file: %v, %q; want nothing", err, lines(then.Changes))
 	}
 	writeConfig(t, l.file, text)
-	done, err := l.reload()
+	done, err := l.reload("")
 	if got := lines(done.Changes); err != nil || !slices.Equal(got, want) {
 		t.Errorf("reload: %v, %q; want %q", err, got, want)
 	}
@@ -73,7 +73,7 @@ func TestRefusedReloadChangesNoService(t *testing.T) {
 	eventually(t, "web", func() bool { return services.has("web") })
 	l.setMembers = func(_, _ *config.Config) error { return errors.New("no") }
 	writeConfig(t, l.file, strings.Replace(webTOML, "web", "mail", 1))
-	if _, err := l.reload(); err == nil {
+	if _, err := l.reload(""); err == nil {
 		t.Fatal("the reload is not refused")
 	}
 	if then, err := l.diff("", nil); err != nil || len(then.Changes) != 2 || !services.has("web") {

@@ -48,7 +48,7 @@ func TestMountedConfigurationIsFollowed(t *testing.T) {
 	dir := t.TempDir()
 	l.file = mount(t, dir, "..1", webTOML)
 	client := fake.NewClientset()
-	m := &mounted{l.file, mountedVersion(l.file), l.reload, kube.Self{
+	m := &mounted{l.file, mountedVersion(l.file), l.follow, kube.Self{
 		Client: client, Node: "n1", Namespace: "ns", Pod: "steelyard-x", UID: "uid-1",
 	}}
 	ctx, cancel := context.WithCancel(t.Context())

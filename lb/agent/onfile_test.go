@@ -31,7 +31,7 @@ func TestFileIsNotInForce(t *testing.T) {
 			t.Fatal(err)
 		}
 		if tt.reload {
-			_, _ = l.reload() // its error is the matter of other tests
+			_, _ = l.reload("") // its error is the matter of other tests
 		}
 		found := l.findings()
 		if len(found) > 1 || (len(found) == 0) != (tt.want == "") ||

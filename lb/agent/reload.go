@@ -34,7 +34,8 @@ type reloader struct {
 	setProbing func(kube.Probing)              // of the cluster, as setPools
 	// setMembers puts the members and the secrets of [l2] in force.
 	setMembers func(running, next *config.Config) error
-	setAccess  func(admin.Access) // by TCP; nil before the API is there
+	setAccess  func(admin.Access)                       // by TCP; nil before the API is there
+	status     func(context.Context) (lb.Status, error) // of the engine; nil before it is there
 	// flows lists flows, set when the datapath is open; nil: they are not counted.
 	flows   func(context.Context, lb.FlowFilter) ([]lb.FlowStatus, bool, error)
 	state   atomic.Pointer[loadState]
@@ -61,12 +62,17 @@ func newReloader(o Options, services *file.Source, r *readiness) *reloader {
 		file: o.ConfigFile, version: o.Version, services: services,
 		running: &running, loaded: withoutServices(o.Config),
 		level: o.Level, log: o.Log, readiness: r, kept: o.problem("files in force are not kept"),
-		history: state.NewHistory(filepath.Join(o.KeepDir, "config"), ".toml"),
+		history: historyOf(o),
 	}
 	now := &loadState{at: time.Now(), text: o.Config.Text, warnings: o.Config.Warnings, empty: o.Config.Empty}
 	l.state.Store(now)
 	l.keep(now)
 	return l
+}
+
+// historyOf returns the files that were in force.
+func historyOf(o Options) *state.History {
+	return state.NewHistory(filepath.Join(o.KeepDir, "config"), ".toml")
 }
 
 // withoutServices returns a copy without what takes most of the memory, and the source of the services has.
@@ -77,14 +83,14 @@ func withoutServices(c *config.Config) *config.Config {
 }
 
 // reload reads the configuration file again and applies it. A configuration that is not valid or not supported changes
-// nothing; the error has every problem.
-func (l *reloader) reload() (done admin.Reloaded, err error) {
-	l.readiness.reloading(func() { done, err = l.apply() })
+// nothing; the error has every problem. force is the word of guard; "": none.
+func (l *reloader) reload(force string) (done admin.Reloaded, err error) {
+	l.readiness.reloading(func() { done, err = l.apply(force) })
 	releaseMemory()
 	return done, err
 }
 
-func (l *reloader) apply() (admin.Reloaded, error) {
+func (l *reloader) apply(force string) (admin.Reloaded, error) {
 	text, err := config.Read(l.file)
 	var cfg *config.Config
 	if err == nil {
@@ -92,7 +98,7 @@ func (l *reloader) apply() (admin.Reloaded, error) {
 	}
 	var plan *file.Plan
 	if err == nil {
-		plan, err = l.plan(cfg)
+		plan, err = l.permit(cfg, force)
 	}
 	if err == nil && len(l.running.Datapath.TunnelKeys) > 0 && len(cfg.Datapath.TunnelKeys) > 0 {
 		err = l.setKeys(*fileKeys(cfg))
@@ -108,9 +114,7 @@ func (l *reloader) apply() (admin.Reloaded, error) {
 		l.running.Probe = cfg.Probe
 	}
 	if err != nil {
-		next := *l.state.Load()
-		next.refused, next.refusedText = err.Error(), string(text)
-		l.state.Store(&next)
+		l.reject(err, string(text))
 		l.log.Error("configuration rejected; the running one stays in force", "config", l.file, "err", err)
 		return admin.Reloaded{}, err
 	}
@@ -145,6 +149,16 @@ func (l *reloader) apply() (admin.Reloaded, error) {
 	return admin.Reloaded{
 		Config: l.file, Loaded: next.at, Changes: changes, Warnings: warnings, NeedRestart: changed,
 	}, nil
+}
+
+// follow is reload for a file that changes by itself.
+func (l *reloader) follow() (admin.Reloaded, error) { return l.reload("") }
+
+// reject makes the status report a file that was refused.
+func (l *reloader) reject(err error, text string) {
+	next := *l.state.Load()
+	next.refused, next.refusedText = err.Error(), text
+	l.state.Store(&next)
 }
 
 // plan returns the plan of a configuration that may be put in force.

@@ -90,7 +90,7 @@ func TestReloadConfiguresBGP(t *testing.T) {
 	for _, text := range []string{"[bgp]\nasn = 64512\n" +
 		"peers = [{ address = \"192.0.2.1\", asn = 64500 }]\n", ""} {
 		writeConfig(t, l.file, text+webTOML)
-		if _, err := l.reload(); err != nil {
+		if _, err := l.reload(""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -106,7 +106,7 @@ func TestReloadApplies(t *testing.T) {
 	start := l.state.Load()
 	next := strings.Replace(webTOML, `"web"`, `"mail"`, 1) + "[log]\nlevel = \"debug\"\n[node]\nname = \"other\"\n"
 	writeConfig(t, l.file, next)
-	done, err := l.reload()
+	done, err := l.reload("")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +136,7 @@ func TestReloadOfMaxFlows(t *testing.T) {
 		{"[datapath]\nmax_flows = 99\n", sizeKept}, {"[datapath]\nmax_flows = 1000000\n", ""},
 	} {
 		writeConfig(t, l.file, webTOML+tt.text)
-		done, err := l.reload()
+		done, err := l.reload("")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -165,7 +165,7 @@ func TestReloadRefuses(t *testing.T) {
 			eventually(t, "web", func() bool { return services.has("web") })
 			start := l.state.Load()
 			writeConfig(t, l.file, tt.text+"\n[log]\nlevel = \"debug\"\n")
-			_, err := l.reload()
+			_, err := l.reload("")
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Fatalf("error %v; want %q in it", err, tt.want)
 			}
@@ -175,7 +175,7 @@ func TestReloadRefuses(t *testing.T) {
 				t.Errorf("state %+v, level %s; want the configuration of the start in force", st, level)
 			}
 			writeConfig(t, l.file, webTOML)
-			if _, err := l.reload(); err != nil || l.state.Load().refused != "" {
+			if _, err := l.reload(""); err != nil || l.state.Load().refused != "" {
 				t.Errorf("a valid file afterwards: %v, %q", err, l.state.Load().refused)
 			}
 		})
@@ -190,7 +190,7 @@ func TestReloadRefusesEmptyFile(t *testing.T) {
 	want := l.file + ": the file is empty; "
 	for _, text := range []string{"", " \r\n\t\n", "\ufeff"} {
 		writeConfig(t, l.file, text)
-		_, err := l.reload()
+		_, err := l.reload("")
 		if err == nil || !strings.HasPrefix(err.Error(), want) || l.state.Load().refused != err.Error() {
 			t.Errorf("%q: error %v, state %+v", text, err, l.state.Load())
 		}
@@ -202,7 +202,7 @@ func TestReloadRefusesEmptyFile(t *testing.T) {
 		t.Error("the services are gone")
 	}
 	writeConfig(t, l.file, "# none\n")
-	if _, err := l.reload(); err != nil {
+	if _, err := l.reload(""); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "no service", func() bool { return !services.has("web") })
@@ -211,7 +211,7 @@ func TestReloadRefusesEmptyFile(t *testing.T) {
 		ConfigFile: l.file, Config: parse(t, ""), Log: discard, Level: new(slog.LevelVar), KeepDir: t.TempDir(),
 	}
 	started := newReloader(o, file.New(nil, nil), newReadiness(systemd.New(discard)))
-	if _, err := started.reload(); err != nil {
+	if _, err := started.reload(""); err != nil {
 		t.Errorf("an agent that started with an empty file: %v", err)
 	}
 }

@@ -30,7 +30,7 @@ func (a *Agent) endForRestart(ctx context.Context, stop func()) {
 func (a *Agent) restart() error {
 	cfg, err := Check(a.reloader.file, false)
 	if err == nil {
-		err = a.reloader.refuseEmpty(cfg)
+		a.reloader.readiness.exclusive(func() { _, err = a.reloader.permit(cfg, "") })
 	}
 	if err != nil {
 		return err

@@ -42,7 +42,7 @@ func TestRestartRefusesWhatCheckRefuses(t *testing.T) {
 		if err := a.restart(); err == nil || err.Error() != refused.Error() || len(a.restarts) > 0 {
 			t.Errorf("restart: %v; want that of check: %v", err, refused)
 		}
-		done, err := l.reload()
+		done, err := l.reload("")
 		warned := strings.Contains(strings.Join(done.Warnings, "\n"), tt.want)
 		if (err == nil) != tt.reloads || warned != tt.reloads {
 			t.Errorf("reload: %+v, %v; want a warning %s: %t", done, err, tt.want, tt.reloads)

@@ -104,7 +104,7 @@ func (a *Agent) reportReady(ctx context.Context) {
 
 // reloadOnSignal reads the configuration again at each SIGHUP. reload logs the result.
 func (a *Agent) reloadOnSignal(ctx context.Context) {
-	onHangup(ctx, a.hangup, func() { a.reloader.reload() })
+	onHangup(ctx, a.hangup, func() { a.reloader.follow() })
 }
 
 // onHangup calls f at each SIGHUP until ctx ends.

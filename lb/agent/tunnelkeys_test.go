@@ -62,7 +62,7 @@ func TestReloadRotatesTheKeys(t *testing.T) {
 			file += k + "\n"
 		}
 		writeConfig(t, l.file, keyed(t, dir, file))
-		done, err := l.reload()
+		done, err := l.reload("")
 		if err != nil || len(done.NeedRestart) > 0 {
 			t.Fatalf("%v, restart %q", err, done.NeedRestart)
 		}
@@ -72,7 +72,7 @@ func TestReloadRotatesTheKeys(t *testing.T) {
 	}
 	for _, next := range []string{webTOML, keyed(t, dir, keyB+"\nseed: 1234567890123456\n")} {
 		writeConfig(t, l.file, next)
-		done, err := l.reload()
+		done, err := l.reload("")
 		if err != nil || !slices.Equal(done.NeedRestart, []string{"datapath"}) {
 			t.Errorf("%v, restart %q; want datapath, for no keys and for another seed", err, done.NeedRestart)
 		}

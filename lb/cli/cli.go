@@ -140,7 +140,10 @@ func commands(e *env) []*ucli.Command {
 		},
 		{
 			Name: "reload", Usage: "make the running agent read its configuration again",
-			Flags: with(socketFlag()), Action: e.reload,
+			Flags: with(socketFlag(), &ucli.StringFlag{
+				Name: "force", Usage: "allow the one change for which an error printed this `WORD`",
+			}),
+			Action: e.reload,
 		},
 		{
 			Name: "config", Usage: "the configuration in force", Action: func(c *ucli.Context) error {

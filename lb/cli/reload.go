@@ -21,7 +21,8 @@ import (
 // reload makes the running agent read its configuration file again, and fails when the agent rejects the file.
 func (e *env) reload(c *ucli.Context) error {
 	var now admin.Reloaded
-	err := admin.NewClient(c.String("socket")).Post(c.Context, "/v1/reload", &now)
+	path := "/v1/reload?" + url.Values{"force": {c.String("force")}}.Encode()
+	err := admin.NewClient(c.String("socket")).Post(c.Context, path, &now)
 	if err != nil {
 		return e.rejected(err, "the running configuration stays in force")
 	}

@@ -38,7 +38,7 @@ func TestReload(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			socket := serve(t, lb.Status{}, func(o *admin.Options) {
-				o.Reload = func() (admin.Reloaded, error) { return tt.now, tt.refused }
+				o.Reload = func(string) (admin.Reloaded, error) { return tt.now, tt.refused }
 			})
 			code, out, errOut := steelyard(t, "reload", "--socket", socket)
 			if code != tt.code || out != tt.out || errOut != tt.err {

@@ -46,6 +46,7 @@ func New(had Assigned, store Store) *Source {
 // Plan is a configuration that Apply can put in force, and what that changes.
 type Plan struct {
 	Changes  []lb.Change
+	Before   int // services
 	services []*lb.Service
 	alloc    *lb.Allocator
 	assigned Assigned
@@ -68,7 +69,7 @@ func (s *Source) Plan(cfg *config.Config) (*Plan, error) {
 			services[i] = old
 		}
 	}
-	p := &Plan{lb.Changes(s.services, services), services, alloc, Assigned{}}
+	p := &Plan{lb.Changes(s.services, services), len(s.services), services, alloc, Assigned{}}
 	for _, c := range cfg.Services {
 		if len(c.Addresses) == 0 {
 			p.assigned[c.Name] = alloc.Given(c.Name)

@@ -1,0 +1,62 @@
+package admin
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// Reloaded is the configuration in force after a reload: the response of /v1/reload. /v1/diff responds with what it
+// would be.
+type Reloaded struct {
+	Config      string      `json:"config"`
+	Loaded      time.Time   `json:"loaded,omitzero"` // zero: it is not in force
+	Changes     []lb.Change `json:"changes"`
+	Warnings    []string    `json:"warnings,omitempty"`
+	NeedRestart []string    `json:"need_restart,omitempty"` // changed sections that the agent reads at its start only
+}
+
+// Text is the response of /v1/config.
+type Text struct {
+	Text string `json:"text"` // of the configuration file in force
+}
+
+// reload responds with 422 when the configuration is rejected: the request is valid, the file is not.
+func (s *Server) reload(w http.ResponseWriter, r *http.Request) {
+	writeReloaded(w)(s.o.Reload(r.URL.Query().Get("force")))
+}
+
+// configMax bounds the text of a configuration: one with 10,000 services takes a tenth of it.
+const configMax = 64 << 20
+
+// diff responds as reload, but nothing changes. With POST, the body takes the place of the file; ?name= is its name.
+func (s *Server) diff(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodPost {
+		writeReloaded(w)(s.o.Diff("", nil))
+		return
+	}
+	name := r.URL.Query().Get("name")
+	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, configMax))
+	if err == nil && name == "" {
+		err = errors.New("want name=FILE")
+	}
+	if err != nil {
+		writeError(w, http.StatusBadRequest, err)
+		return
+	}
+	writeReloaded(w)(s.o.Diff(name, text))
+}
+
+func writeReloaded(w http.ResponseWriter) func(Reloaded, error) {
+	return func(now Reloaded, err error) {
+		if err != nil {
+			writeError(w, http.StatusUnprocessableEntity, err)
+			return
+		}
+		now.Changes = listOf(now.Changes)
+		write(w, http.StatusOK, now)
+	}
+}

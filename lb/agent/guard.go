@@ -1,0 +1,149 @@
+package agent
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb"
+	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/file"
+)
+
+// guardedFrom is how many services must lose something before a configuration is refused.
+const guardedFrom = 3
+
+// losses are what a configuration takes from the Services of a cluster.
+type losses struct {
+	lost  map[string]bool // Services that would lose an address
+	total int             // Services with an address in a pool
+}
+
+// guard returns an error for a configuration that takes addresses from more than a tenth of the services, or removes
+// more than half of those in the file, unless force, or that of the file, is the word in the error. The word follows
+// from the names of these services, so it allows no other change, and is the same on each node. before is the text of
+// the file in force.
+func guard(plan *file.Plan, cfg *config.Config, before string, cluster losses, force string) error {
+	gone, lost := losers(plan.Changes)
+	maps.Copy(lost, cluster.lost)
+	total := plan.Before + cluster.total
+	var problems []string
+	if n := len(lost); n >= guardedFrom && 10*n > total {
+		problems = append(problems, fmt.Sprintf("%d of %d services would lose an address: %s", n, total, names(lost)))
+	}
+	cut := !strings.HasSuffix(cfg.Text, "\n") && strings.HasSuffix(before, "\n")
+	switch n := len(gone); {
+	case n > 0 && cut:
+		problems = append(problems, fmt.Sprintf("the file ends without a newline, as one that was cut off, and lacks "+
+			"%d of %d services: %s", n, plan.Before, names(gone)))
+	case n >= guardedFrom && 2*n > plan.Before:
+		problems = append(problems, fmt.Sprintf("%d of %d services would be removed: %s", n, plan.Before, names(gone)))
+	}
+	if len(problems) == 0 {
+		return nil
+	}
+	maps.Copy(gone, lost)
+	sum := sha256.Sum256([]byte(strings.Join(slices.Sorted(maps.Keys(gone)), "\n")))
+	word := fmt.Sprintf("%x", sum[:4])
+	if force == word || cfg.Force == word {
+		return nil
+	}
+	return fmt.Errorf("%s; if that is meant: steelyard reload --force %s, or force = %q at the top of the file",
+		strings.Join(problems, "; "), word, word)
+}
+
+func names(set map[string]bool) string { return admin.List(slices.Sorted(maps.Keys(set))) }
+
+// losers returns the services that changes remove, and those that stay and lose an address.
+func losers(changes []lb.Change) (gone, lost map[string]bool) {
+	gone, lost = map[string]bool{}, map[string]bool{}
+	for _, c := range changes {
+		switch service := c.Ends.Service; {
+		case c.Op != lb.Removed:
+		case c.Ends.Address.IsValid():
+			lost[service] = true
+		case c.Ends == (lb.FlowFilter{Service: service}):
+			gone[service] = true
+		}
+	}
+	return gone, lost
+}
+
+// heldTimeout bounds the question for the addresses of the Services of a cluster.
+const heldTimeout = 2 * time.Second
+
+// fromCluster returns what a configuration takes from the Services of the cluster: their addresses that are in a pool
+// now and in none of its pools.
+func (l *reloader) fromCluster(cfg *config.Config) losses {
+	none := losses{}
+	if l.status == nil || l.loaded.Kubernetes == nil {
+		return none
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), heldTimeout)
+	defer cancel()
+	st, err := l.status(ctx)
+	if err != nil {
+		l.log.Warn("addresses of Services not compared with the pools", "err", err)
+		return none
+	}
+	held, lost := map[string]bool{}, map[string]bool{}
+	for _, s := range st.Services {
+		if !strings.Contains(s.Service, "/") || !inPools(l.loaded, s.Address) { // of the file, or in no pool
+			continue
+		}
+		held[s.Service] = true
+		if !inPools(cfg, s.Address) {
+			lost[s.Service] = true
+		}
+	}
+	return losses{lost, len(held)}
+}
+
+func inPools(c *config.Config, a netip.Addr) bool {
+	return slices.ContainsFunc(c.Pools, func(p config.Pool) bool { return p.Contains(a) })
+}
+
+// permit is plan for a configuration that the guard lets pass.
+func (l *reloader) permit(cfg *config.Config, force string) (*file.Plan, error) {
+	plan, err := l.plan(cfg)
+	if err == nil {
+		err = guard(plan, cfg, l.text(), l.fromCluster(cfg), force)
+	}
+	return plan, err
+}
+
+// chooseStart gives the source of the services the configuration of a start, or, when the guard refuses that, the last
+// one in force. It returns which one it is, and why the other is refused. Services of a cluster are not known yet.
+func chooseStart(o Options, services *file.Source) (cfg *config.Config, refused, err error) {
+	last, found, err := historyOf(o).Last()
+	if err != nil {
+		o.Log.Warn("last file in force not read", "err", err)
+	}
+	if !found || err != nil || last == o.Config.Text {
+		return o.Config, nil, services.Use(o.Config)
+	}
+	before, err := reload(o.ConfigFile, []byte(last))
+	if err == nil {
+		err = services.Use(before)
+	}
+	if err != nil { // another version has written it, or its secrets are gone
+		o.Log.Warn("the file is not compared with the last one in force", "err", err)
+		return o.Config, nil, services.Use(o.Config)
+	}
+	plan, err := services.Plan(o.Config)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := guard(plan, o.Config, last, losses{}, ""); err != nil {
+		o.Log.Error("configuration rejected; the last one in force stays", "config", o.ConfigFile, "err", err)
+		return before, err, nil
+	}
+	services.Apply(plan)
+	return o.Config, nil, nil
+}
