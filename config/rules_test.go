@@ -221,3 +221,18 @@ func TestUnreachableMinHealthy(t *testing.T) {
 		}
 	}
 }
+
+// Keys that are read only when they are there are known to suggestions (a wrong one would change the AS).
+func TestSuggestionsKnowOptionalKeys(t *testing.T) {
+	const peer = "[bgp]\nasn = 64512\n[[bgp.peers]]\naddress = \"192.0.2.1\"\nasn = 64500\n"
+	const pool = "[bgp]\nasn = 64512\n[[pool]]\nname = \"p\"\naddresses = [\"203.0.113.0/28\"]\n"
+	for _, tt := range []struct{ text, want string }{
+		{peer + "localpref = 1", "localpref: no such key; did you mean local_pref?"},
+		{peer + "metric = 1", "local_pref, med, "},
+		{pool + "mad = 1", "did you mean med?"},
+	} {
+		if _, err := Parse("f", []byte(tt.text)); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%v; want %s", err, tt.want)
+		}
+	}
+}

@@ -153,13 +153,17 @@ func (d *decoder) peer(t *table, asn uint32, seen map[netip.Addr]string) Peer {
 // attributes reads the path attributes that peers and pools may have.
 func (t *table) attributes() Attributes {
 	a := Attributes{Communities: distinct(t.list("communities", "64512:100"), item.community)}
-	for key, v := range map[string]**uint32{"local_pref": &a.LocalPref, "med": &a.MED} {
-		if t.has(key) {
-			n := integer(t, key, uint32(0), 0, 1<<32-1)
-			*v = &n
-		}
-	}
+	a.LocalPref, a.MED = t.optionalUint32("local_pref"), t.optionalUint32("med")
 	return a
+}
+
+// optionalUint32 returns nil when the file does not have the key.
+func (t *table) optionalUint32(key string) *uint32 {
+	if _, ok := t.get(key); !ok { // get makes the key known to suggestions
+		return nil
+	}
+	n := integer(t, key, uint32(0), 0, 1<<32-1)
+	return &n
 }
 
 // bfd is true, false, or a table. hops is the greatest distance of the peer; 0: it is not known, or one.
