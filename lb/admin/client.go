@@ -56,6 +56,9 @@ func NewClient(socket string) *Client {
 // ErrPermission marks that the user may not connect to the socket. An agent may run there.
 var ErrPermission = errors.New("no permission")
 
+// ErrNoAgent marks that nothing listens on the socket.
+var ErrNoAgent = errors.New("no agent")
+
 // RefusedError is a response with a status other than 200.
 type RefusedError struct {
 	Code    int    // of HTTP
@@ -92,8 +95,8 @@ func (c *Client) do(ctx context.Context, method, path string, body []byte, v any
 	resp, err := c.http.Do(req)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("no agent listens on %s; is \"steelyard run\" running, and is this its admin.socket?",
-			c.socket)
+		return fmt.Errorf("%w listens on %s; is \"steelyard run\" running, and is this its admin.socket?",
+			ErrNoAgent, c.socket)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%w for %s; use sudo", ErrPermission, c.socket)
 	case errors.Is(err, context.DeadlineExceeded):

@@ -47,6 +47,7 @@ var programs = Programs{
 		fmt.Fprintln(out, "cleanup", kubeconfig, namespace)
 		return nil
 	},
+	Remains: func() (bool, error) { return false, nil },
 	Cleanup: func(errOut io.Writer) error { fmt.Fprintln(errOut, "cleanup"); return nil },
 }
 

@@ -1,12 +1,15 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"os/signal"
 	"syscall"
 
 	ucli "github.com/urfave/cli/v2"
 
+	"github.com/steelyard-lb/steelyard/lb/admin"
+	"github.com/steelyard-lb/steelyard/lb/printable"
 	"github.com/steelyard-lb/steelyard/systemd"
 )
 
@@ -64,4 +67,18 @@ func (e *env) manifest(c *ucli.Context) error {
 func (e *env) version(*ucli.Context) error {
 	_, err := fmt.Fprintln(e.out, version)
 	return err
+}
+
+// withoutAgent says after an error whether an agent that has ended goes on forwarding in the kernel.
+func (e *env) withoutAgent(err error) {
+	if !errors.Is(err, admin.ErrNoAgent) {
+		return
+	}
+	switch left, err := e.programs.Remains(); {
+	case err != nil:
+		fmt.Fprintf(e.out, "kernel  not known: %s\n", printable.Text(err.Error()))
+	case left:
+		fmt.Fprintln(e.out, "kernel  the programs of the last agent go on forwarding, without health checks; routers "+
+			"with graceful\n        restart drop the routes after restart_time: start the agent, or run steelyard cleanup")
+	}
 }

@@ -69,6 +69,7 @@ func (e *env) status() *ucli.Command {
 		if err != nil && c.String("output") != "json" && !errors.Is(err, errUsage) &&
 			!errors.Is(err, admin.ErrPermission) {
 			fmt.Fprintf(e.out, "%s: %v\n", admin.Down, err)
+			e.withoutAgent(err)
 		}
 		if !c.Bool("ready") && !c.Bool("check") {
 			return err

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"unicode"
@@ -141,5 +142,28 @@ func TestOutputIsPrintable(t *testing.T) {
 	}
 	if _, _, errOut := steelyard(t, "services", "--socket", "/\x1b[2J"); !strings.Contains(errOut, "/�[2J") {
 		t.Errorf("an error: %q", errOut)
+	}
+}
+
+// Without an agent status says what still forwards.
+func TestStatusSaysWhatStillForwards(t *testing.T) {
+	for _, tt := range []struct {
+		left bool
+		err  error
+		want string
+	}{
+		{true, nil, "kernel  the programs of the last agent go on forwarding"},
+		{false, nil, ""},
+		{false, errors.New("no permission"), "kernel  not known: no permission\n"},
+	} {
+		p := programs
+		p.Remains = func() (bool, error) { return tt.left, tt.err }
+		var out, errOut strings.Builder
+		code := Main(t.Context(), []string{"status", "--check", "--socket", "/nowhere.sock"}, &out, &errOut, p)
+		first, rest, _ := strings.Cut(out.String(), "\n")
+		if code != 2 || !strings.HasPrefix(first, "DOWN: no agent listens on") || !strings.HasPrefix(rest, tt.want) ||
+			(rest == "") != (tt.want == "") {
+			t.Errorf("code %d, stdout %q; want %q", code, &out, tt.want)
+		}
 	}
 }
