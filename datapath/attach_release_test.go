@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -59,7 +60,7 @@ func TestInterfacesAreReleased(t *testing.T) {
 			fx, x := verified(t, mode, false, follow, (*fixture).secondNIC)
 			changed := func() {
 				t.Helper()
-				fx.do(func() error { fx.d.verifier.changed(changes{links: true, routes: true}); return nil })
+				fx.do(func() error { fx.d.verifier.changed(route.Changes{Links: true, Routes: true}); return nil })
 			}
 			unneededFor := func(d time.Duration, want []string, when string) {
 				t.Helper()

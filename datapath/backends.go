@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -28,21 +29,21 @@ type backends struct {
 	byID    map[uint32]*backend
 	hosts   map[netip.Addr]int // backends of an address
 	servers *serverIDs
-	finder  *sourceFinder
+	finder  *route.SourceFinder
 	next    uint32   // the lowest id that was never used
 	spare   []uint32 // ids below next that are free
 }
 
 // backend is one backend in the kernel. It is kept while a table or a flow has its id.
 type backend struct {
-	id       uint32
-	at       netip.AddrPort
-	local    bool         // on this node
-	keyed    bool         // GUE to it has a token
-	ours     []netip.Addr // our source addresses towards it, the preferred one first; none: no route
-	firstHop              // the first step towards it
-	certain  firstHop     // the last one by which it is reached for all that is known
-	tables   int          // number of tables that refer to it
+	id        uint32
+	at        netip.AddrPort
+	local     bool         // on this node
+	keyed     bool         // GUE to it has a token
+	ours      []netip.Addr // our source addresses towards it, the preferred one first; none: no route
+	route.Hop              // the first step towards it
+	certain   route.Hop    // the last one by which it is reached for all that is known
+	tables    int          // number of tables that refer to it
 	// generation changes when flows to it end.
 	generation uint32
 }
@@ -55,7 +56,7 @@ func openBackends(o *bpf.Objects, c *chunks, filter *addrFilter, log *slog.Logge
 	}
 	s := &backends{objects: o, entries: c.backends, counters: c.backendCounters, filter: filter, log: log,
 		byAddr: map[netip.AddrPort]*backend{}, byID: map[uint32]*backend{}, hosts: map[netip.Addr]int{},
-		servers: servers, finder: &sourceFinder{}}
+		servers: servers, finder: &route.SourceFinder{}}
 	for id := range c.backends.len() {
 		var value bpf.Backend
 		if err := c.backends.lookup(id, &value); err != nil {
@@ -66,8 +67,8 @@ func openBackends(o *bpf.Objects, c *chunks, filter *addrFilter, log *slog.Logge
 		}
 		b := &backend{id: id, local: value.Local == 1, keyed: value.Keyed == 1, generation: value.Generation}
 		b.at, b.ours = fromBackend(value)
-		b.firstHop = s.finder.find(b.at.Addr()).firstHop
-		b.certain = b.firstHop
+		b.Hop = s.finder.Find(b.at.Addr()).Hop
+		b.certain = b.Hop
 		s.byAddr[b.at], s.byID[b.id] = b, b
 		s.hosts[b.at.Addr()]++
 		s.next = b.id + 1
@@ -137,10 +138,10 @@ func (s *backends) unuse(ids []uint32) {
 }
 
 func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
-	keyed := contains(s.members, at.Addr())
+	keyed := route.Contains(s.members, at.Addr())
 	if b, ok := s.byAddr[at]; ok {
 		if b.tables == 0 { // nothing was verified meanwhile
-			b.certain = b.firstHop
+			b.certain = b.Hop
 		}
 		if b.local == local && b.keyed == keyed {
 			return b, nil
@@ -155,8 +156,8 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 		return nil, fmt.Errorf("%w: backend map full (%d entries)", lb.ErrRefused, maxBackends)
 	}
 	b := &backend{id: id, at: at, local: local, keyed: keyed}
-	ours := s.finder.find(at.Addr())
-	b.ours, b.firstHop, b.certain = ours.addrs, ours.firstHop, ours.firstHop
+	ours := s.finder.Find(at.Addr())
+	b.ours, b.Hop, b.certain = ours.Addrs, ours.Hop, ours.Hop
 	if len(b.ours) == 0 {
 		s.log.Warn("no route to backend", "backend", at.Addr())
 	}
@@ -243,7 +244,7 @@ func (s *backends) release(unused func(id uint32) bool) {
 func (s *backends) allHosts() []netip.Addr { return slices.Collect(maps.Keys(s.hosts)) }
 
 // refresh replaces our source addresses towards backends by those found since. Flows keep the address they have.
-func (s *backends) refresh(finder *sourceFinder, found map[netip.Addr]sources) {
+func (s *backends) refresh(finder *route.SourceFinder, found map[netip.Addr]route.Sources) {
 	s.finder = finder
 	said := map[netip.Addr]bool{} // a host may have many ports
 	for at, b := range s.byAddr {
@@ -251,12 +252,12 @@ func (s *backends) refresh(finder *sourceFinder, found map[netip.Addr]sources) {
 		if !known {
 			continue
 		}
-		b.follow(now.firstHop)
-		if slices.Equal(now.addrs, b.ours) {
+		b.follow(now.Hop)
+		if slices.Equal(now.Addrs, b.ours) {
 			continue
 		}
 		was := b.ours
-		b.ours = now.addrs
+		b.ours = now.Addrs
 		if err := s.write(b); err != nil {
 			s.log.Error("source addresses towards backend not changed", "backend", at.Addr(), "err", err)
 			b.ours = was

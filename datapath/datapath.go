@@ -15,6 +15,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
+	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -157,7 +158,7 @@ func (d *Datapath) open(t *pin.Transaction) (err error) {
 	if err := chain(d.objects, t); err != nil {
 		return err
 	}
-	return d.uplinks.attachAll(d.needed(new(knownRoutes)))
+	return d.uplinks.attachAll(d.needed(new(route.Cache), d.services.interfaces(nil)))
 }
 
 // Held implements lb.Datapath.

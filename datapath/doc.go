@@ -151,7 +151,7 @@
 // the directory admits one agent at a time.
 //
 // A first start pins everything in a temporary directory, and publishes it by one rename(2). When Open fails, a first
-// start leaves nothing, and a takeover gives each link the program of the earlier agent back (transaction.go).
+// start leaves nothing, and a takeover gives each link the program of the earlier agent back (internal/pin).
 //
 // Open refuses the state of another schema, and changes nothing: its programs go on until "steelyard cleanup". The
 // first release has no earlier one to take flows over from.
@@ -202,7 +202,7 @@
 // comes and goes must not attach and detach programs.
 //
 // A route does not say whether its router is alive. Those to clients and backends are asked by ARP or NDP once a second
-// (verify_router.go). When a router or the default route leads to backends that were on a link, one of them must answer
+// (internal/route). When a router or the default route leads to backends that were on a link, one of them must answer
 // a TCP handshake (verify_reroute.go): a default route hides that the right route is lost. For the same reason the made
 // clients are such that no route but the default route has most of them (verify_made.go). What concerns some packets
 // only is a warning and withdraws nothing (verify_warn.go): clients that have lost their route, packets that other

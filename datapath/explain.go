@@ -9,10 +9,10 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -182,7 +182,7 @@ func (d *Datapath) sayPath(say func(string, ...any), e lb.Explanation, v bpf.Ver
 	if len(next) > 0 {
 		say("if the flow is unknown there, next to %s", strings.Join(next, ", then "))
 	}
-	say("%s", routeTo(to))
+	say("%s", route.Describe(to))
 }
 
 // explainReply adds how the reply gets to the client, the state of the programs on each interface, and what is wrong.
@@ -254,21 +254,4 @@ func (s *services) find(q lb.Question) (lb.Frontend, bool) {
 		}
 	}
 	return lb.Frontend{}, false
-}
-
-// routeTo describes the kernel's route to an address.
-func routeTo(to netip.Addr) string {
-	routes, err := netlink.RouteGet(to.AsSlice())
-	if err != nil || len(routes) == 0 {
-		return fmt.Sprintf("the kernel has no route to %s: the packet would be dropped", to)
-	}
-	r := routes[0]
-	name := fmt.Sprint("interface ", r.LinkIndex)
-	if link, err := netlink.LinkByIndex(r.LinkIndex); err == nil {
-		name = link.Attrs().Name
-	}
-	if gw, ok := netip.AddrFromSlice(r.Gw); ok {
-		return fmt.Sprintf("by %s, next hop %s", name, gw.Unmap())
-	}
-	return fmt.Sprintf("by %s, on the same network", name)
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
+	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
@@ -324,7 +325,7 @@ func TestHiddenPins(t *testing.T) {
 			fx.open()
 			fx.d.OnFault(x.changed)
 			fx.service(lb.TCP, "b1")
-			fx.do(func() error { fx.d.verifier.changed(changes{links: true, routes: true}); return nil })
+			fx.do(func() error { fx.d.verifier.changed(route.Changes{Links: true, Routes: true}); return nil })
 			attached := func() (all []link.ID) {
 				fx.do(func() error {
 					nic, err := netlink.LinkByName("eth0")
@@ -364,7 +365,9 @@ func TestHiddenPinsAreShownAgain(t *testing.T) {
 	t.Parallel()
 	fx, x := verified(t, ModeTC, false, nil, func(*fixture) {})
 	fx.service(lb.TCP, "b1")
-	look := func() { fx.do(func() error { fx.d.verifier.changed(changes{links: true, routes: true}); return nil }) }
+	look := func() {
+		fx.do(func() error { fx.d.verifier.changed(route.Changes{Links: true, Routes: true}); return nil })
+	}
 	look()
 	before, dir := fx.pinned(), filepath.Dir(fx.o.PinPath)
 	for _, change := range []func() error{

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -65,47 +66,25 @@ func (p *probes) way(vip, server netip.Addr, method bpf.Method) (mark uint32, fr
 			return 0, from, fmt.Errorf("all %d marks of probes are in use", len(p.marks))
 		}
 	}
-	ours := (&sourceFinder{}).find(server)
-	if len(ours.addrs) == 0 {
+	ours := (&route.SourceFinder{}).Find(server)
+	if len(ours.Addrs) == 0 {
 		return 0, from, fmt.Errorf("no route to %s", server)
 	}
-	from = ours.addrs[0]
+	from = ours.Addrs[0]
 	if from.Is4() != vip.Is4() {
-		if from, err = addressOn(ours.nic, vip.Is4()); err != nil {
+		if from, err = route.AddressOn(ours.NIC, vip.Is4()); err != nil {
 			return 0, from, err
 		}
 	}
 	probe := bpf.Probe{
-		Addr: bpf.ToAddr(server), Local: bpf.ToAddr(ours.addrs[0]), Method: uint8(method),
-		Keyed: bpf.Truth(contains(p.uplinks.o.TunnelSources, server)),
+		Addr: bpf.ToAddr(server), Local: bpf.ToAddr(ours.Addrs[0]), Method: uint8(method),
+		Keyed: bpf.Truth(route.Contains(p.uplinks.o.TunnelSources, server)),
 	}
 	if err := p.objects.SyProbes.Put(mark, probe); err != nil {
 		return 0, from, fmt.Errorf("put a probe: %w", err)
 	}
 	p.marks[k] = mark
 	return mark, from, nil
-}
-
-// addressOn returns a usable source address of a family on an interface.
-func addressOn(index int, is4 bool) (netip.Addr, error) {
-	nic, err := netlink.LinkByIndex(index)
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	family, name := netlink.FAMILY_V6, "IPv6"
-	if is4 {
-		family, name = netlink.FAMILY_V4, "IPv4"
-	}
-	addrs, err := netlink.AddrList(nic, family)
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	for _, a := range addrs {
-		if addr, ok := netip.AddrFromSlice(a.IP); ok && usable(a) {
-			return addr.Unmap(), nil
-		}
-	}
-	return netip.Addr{}, fmt.Errorf("%s has no usable %s address", nic.Attrs().Name, name)
 }
 
 // open routes marked packets of a family to the program. Other software may remove the rules, so open adds them each

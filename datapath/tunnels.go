@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 )
 
 // tunnels maintains the sources whose tunnel packets are accepted, at any address of this node.
@@ -86,7 +87,7 @@ func ownAddresses(addrs []netlink.Addr) (own map[netip.Addr]bool, entries map[bp
 		}
 	}
 	for _, a := range addrs {
-		if a.LinkIndex == loopbackIndex {
+		if a.LinkIndex == route.LoopbackIndex {
 			add(a.IP, 1)
 			continue
 		}
@@ -108,10 +109,6 @@ func broadcast(n *net.IPNet) net.IP {
 		last[i] |= ^n.Mask[i]
 	}
 	return last
-}
-
-func contains(prefixes []netip.Prefix, addr netip.Addr) bool {
-	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
 }
 
 // replaceEntries makes these the entries of a map.

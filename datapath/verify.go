@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -45,11 +46,12 @@ type verifier struct {
 	ofNode   string              // what was reported about every VIP
 	reported map[netip.Addr]string
 	queue    []lb.Frontend // left of the sweep
-	missed   changes       // that were postponed
+	missed   route.Changes // that were postponed
 	sample   lb.Frontend   // of made
-	routes   knownRoutes
+	routes   route.Cache
+	backends *toBackends // nil: to be read again
 	clients  madeClients
-	routers  routers
+	routers  route.Routers
 	reroutes reroutes
 	warned   warnings
 	inbound  conditions // of what other nodes send here, by frontend for decapsulated packets
@@ -129,7 +131,7 @@ func newVerifier(d *Datapath) *verifier {
 func (v *verifier) close() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.routers.requester.close()
+	v.routers.Close()
 }
 
 // OnFault makes report receive each change of what prevents that packets of VIPs are forwarded and answered; "":
@@ -138,15 +140,15 @@ func (v *verifier) close() {
 func (d *Datapath) OnFault(report func(changed map[netip.Addr]string)) { d.verifier.report = report }
 
 // changed verifies all frontends after the network has changed.
-func (v *verifier) changed(found changes) {
+func (v *verifier) changed(found route.Changes) {
 	start := time.Now()
-	if err := shortage(); err != nil {
+	if err := route.Shortage(); err != nil {
 		v.mu.Lock()
 		defer v.mu.Unlock()
 		v.postpone(found, err)
 		return
 	}
-	if found != (changes{}) { // an interface that is set down takes its routes along without notice
+	if found != (route.Changes{}) { // an interface that is set down takes its routes along without notice
 		v.d.services.refreshSources()
 		if err := v.d.tunnels.refresh(); err != nil {
 			v.d.log.Error("addresses of this node not refreshed", "err", err)
@@ -154,7 +156,7 @@ func (v *verifier) changed(found changes) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.routes.forget(start, routesAfterChange)
+	v.routes.Forget(start, route.AfterChange)
 	v.queue = v.d.services.held()
 	v.reroutes.look(start, v.d.services.reroutes())
 	v.round(found, len(v.queue))
@@ -170,29 +172,29 @@ func (v *verifier) pause() time.Duration {
 
 // tick verifies the node and a part of the frontends, or all after a change that was postponed.
 func (v *verifier) tick() {
-	if missed := v.takePostponed(); missed != (changes{}) {
+	if missed := v.takePostponed(); missed != (route.Changes{}) {
 		v.changed(missed)
 		return
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if err := shortage(); err != nil {
-		v.postpone(changes{}, err)
+	if err := route.Shortage(); err != nil {
+		v.postpone(route.Changes{}, err)
 		return
 	}
 	if len(v.queue) == 0 {
 		v.queue = v.d.services.held()
 	}
-	v.round(changes{}, max(minChecks, v.d.services.count()*int(verifyEvery)/int(sweepTime)))
+	v.round(route.Changes{}, max(minChecks, v.d.services.count()*int(route.Tick)/int(sweepTime)))
 }
 
 // round verifies the node, the frontends with a fault, and n of the queue.
-func (v *verifier) round(found changes, n int) {
+func (v *verifier) round(found route.Changes, n int) {
 	now := time.Now()
-	v.routes.expire(now)
+	v.routes.Expire(now)
 	v.rounds++
-	rare := found != (changes{}) || v.rounds%rareTicks == 0
-	if found != (changes{}) || v.rounds%pinTicks == 0 {
+	rare := found != (route.Changes{}) || v.rounds%rareTicks == 0
+	if found != (route.Changes{}) || v.rounds%pinTicks == 0 {
 		v.repairPins()
 	}
 	faults := v.repair(found, rare)
@@ -211,7 +213,7 @@ func (v *verifier) round(found changes, n int) {
 			v.check(f, now)
 		}
 	}
-	if found != (changes{}) {
+	if found != (route.Changes{}) {
 		next = nil // when all are verified, one packet for each is enough
 	}
 	v.tryBackends(next, now)
@@ -229,15 +231,15 @@ func (v *verifier) repairPins() {
 
 // repair restores the programs, and returns what cannot be restored. Rare: it also restores the settings of the kernel,
 // and attaches the programs where routes lead.
-func (v *verifier) repair(found changes, rare bool) (faults []string) {
+func (v *verifier) repair(found route.Changes, rare bool) (faults []string) {
 	if err := v.d.repairChain(); err != nil {
 		faults = append(faults, err.Error())
 	}
 	if rare {
-		v.d.uplinks.follow(v.d.needed(&v.routes))
+		v.d.uplinks.follow(v.d.needed(&v.routes, v.toBackends().interfaces))
 		v.d.uplinks.repairForwarding()
 	}
-	return append(faults, v.d.uplinks.repair(found.links, v.made())...)
+	return append(faults, v.d.uplinks.repair(found.Links, v.made())...)
 }
 
 // made returns a made packet of a frontend that has backends; nil when there is none.
@@ -265,10 +267,16 @@ func (v *verifier) made() []byte {
 func (v *verifier) look(choose bool) {
 	v.view = v.d.uplinks.view()
 	v.view.own = v.d.tunnels.addresses()
-	if choose && v.clients.chosen != v.routes.since || !v.clients.v4.IsValid() {
+	if choose && v.clients.chosen != v.routes.Since || !v.clients.v4.IsValid() {
 		v.clients.choose(v.view, &v.routes)
 	}
-	v.routers.look(time.Now(), &v.routes, v.d.gc.recentClients(), v.d.services)
+	if now := time.Now(); v.routers.Due(now) {
+		var clients []netip.Addr
+		for _, q := range v.d.gc.recentClients() {
+			clients = append(clients, q.Client.Addr())
+		}
+		v.routers.Look(now, &v.routes, clients, v.toBackends().routers)
+	}
 	v.failed = map[triedBackend]int{}
 	v.warned.notRun = ""
 }
@@ -281,17 +289,17 @@ func (v *verifier) applied(updates []*frontendUpdate, removed []lb.Frontend) {
 	for _, f := range removed {
 		v.looked[f.VIP] = true
 	}
-	if err := shortage(); err != nil {
-		v.postpone(changes{links: true, routes: true}, err)
+	if err := route.Shortage(); err != nil {
+		v.postpone(route.Changes{Links: true, Routes: true}, err)
 		return
 	}
-	v.routes.toBackends = nil
+	v.backends = nil
 	v.d.uplinks.follow(v.d.services.interfaces(updates))
 	v.look(false)
 	now := time.Now()
 	ofNode := ""
 	if !v.node.confirmed && slices.ContainsFunc(updates, func(u *frontendUpdate) bool { return u.usable() }) {
-		ofNode = strings.Join(v.repair(changes{}, false), "; ") // without frontends it was not all looked at
+		ofNode = strings.Join(v.repair(route.Changes{}, false), "; ") // without frontends it was not all looked at
 	}
 	for _, u := range updates {
 		if u.err != nil {

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 )
 
 // An interface that is set down takes its routes along, one that loses its carrier does not. Both are the same fault.
@@ -61,16 +62,16 @@ func (s *services) certainNIC(id uint32) (to netip.Addr, nic int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if b := s.backends.byID[id]; b != nil {
-		return b.at.Addr(), b.certain.nic
+		return b.at.Addr(), b.certain.NIC
 	}
 	return to, 0
 }
 
 // configuredHop reports whether the MAC address of a router to a client is configured.
 func (v *verifier) configuredHop(client netip.Addr) bool {
-	entries := neighbours{}
-	return slices.ContainsFunc(v.routes.nextHops(client), func(x router) bool {
-		n, _ := entries.of(x)
+	entries := route.Neighbours{}
+	return slices.ContainsFunc(v.routes.NextHops(client), func(x route.Router) bool {
+		n, _ := entries.Of(x)
 		return n.State&unix.NUD_PERMANENT != 0
 	})
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 )
 
 // madeClients are the sources of made packets.
@@ -16,7 +18,7 @@ type madeClients struct {
 	had4, had6 reach
 	// nics are the interfaces by which replies last left, by whether the client has IPv4.
 	nics map[bool]int
-	// chosen is knownRoutes.since of the routes by which they were chosen.
+	// chosen is Since of the routes by which they were chosen.
 	chosen time.Time
 }
 
@@ -29,67 +31,39 @@ const (
 	reachPublic              // those of the Internet
 )
 
-// farAddrs are addresses behind routers. Nothing is sent to them.
-type farAddrs struct {
-	// public: most of them are routed where there is a default route, or a table of the Internet. A route to a network
-	// of the servers may cover one.
-	public []netip.Addr
-	inner  []netip.Addr // one of them is routed where clients are in private networks only
-}
-
-func (f farAddrs) all() []netip.Addr { return slices.Concat(f.public, f.inner) }
-
-var (
-	far4 = farAddrs{
-		addrs("11.0.0.1", "52.0.0.1", "91.0.0.1", "133.0.0.1", "185.0.0.1"),
-		addrs("198.51.100.1", "10.0.0.1", "172.16.0.1", "192.168.0.1"),
-	}
-	far6 = farAddrs{
-		addrs("2600::1", "2a00::1", "2400::1", "2800::1", "2c00::1"),
-		addrs("2001:db8::1", "fd00::1"),
-	}
-)
-
-func addrs(texts ...string) (all []netip.Addr) {
-	for _, t := range texts {
-		all = append(all, netip.MustParseAddr(t))
-	}
-	return all
-}
-
 // choose takes an address behind a router that is routed, else one on a link of this node.
-func (c *madeClients) choose(v view, routes *knownRoutes) {
-	c.v4, c.had4 = chooseClient(far4, c.had4, v, routes)
-	c.v6, c.had6 = chooseClient(far6, c.had6, v, routes)
-	c.chosen = routes.since
+func (c *madeClients) choose(v view, routes *route.Cache) {
+	c.v4, c.had4 = chooseClient(route.Far4, c.had4, v, routes)
+	c.v6, c.had6 = chooseClient(route.Far6, c.had6, v, routes)
+	c.chosen = routes.Since
 }
 
-func chooseClient(far farAddrs, had reach, v view, routes *knownRoutes) (netip.Addr, reach) {
-	client, n := routes.widest(far.public)
+func chooseClient(far route.FarAddrs, had reach, v view, routes *route.Cache) (netip.Addr, reach) {
+	client, n := routes.Widest(far.Public)
 	switch {
-	case 2*n > len(far.public):
+	case 2*n > len(far.Public):
 		return client, reachPublic
 	case had == reachPublic:
-		if i := slices.IndexFunc(far.public, func(a netip.Addr) bool { return !routes.routed(a) }); i >= 0 {
-			return far.public[i], reachPublic
+		if i := slices.IndexFunc(far.Public, func(a netip.Addr) bool { return !routes.Routed(a) }); i >= 0 {
+			return far.Public[i], reachPublic
 		}
 	}
-	if client, n := routes.widest(far.all()); n > 0 {
+	if client, n := routes.Widest(far.All()); n > 0 {
 		return client, reachSome
 	}
 	if had == reachSome {
-		return far.public[0], reachSome
+		return far.Public[0], reachSome
 	}
 	for _, name := range v.names {
-		if a, ok := neighbourOn(name, far.public[0].Is4(), v, routes); ok {
+		if a, ok := neighbourOn(name, far.Public[0].Is4(), v, routes); ok {
 			return a, reachLink
 		}
 	}
-	return far.public[0], reachLink
+	return far.Public[0], reachLink
 }
 
 // neighbourOn returns an address on the link of an interface.
-func neighbourOn(name string, is4 bool, v view, routes *knownRoutes) (netip.Addr, bool) {
+func neighbourOn(name string, is4 bool, v view, routes *route.Cache) (netip.Addr, bool) {
 	nic, err := netlink.LinkByName(name)
 	if err != nil {
 		return netip.Addr{}, false
@@ -108,7 +82,7 @@ func neighbourOn(name string, is4 bool, v view, routes *knownRoutes) (netip.Addr
 		p := netip.PrefixFrom(ip, ones)
 		for x := p.Masked().Addr().Next(); p.Contains(x); x = x.Next() {
 			if !v.own[x] {
-				return x, routes.routed(x)
+				return x, routes.Routed(x)
 			}
 		}
 	}
@@ -121,7 +95,7 @@ func (c *madeClients) of(vip netip.Addr, allow []netip.Prefix) (netip.Addr, bool
 	if vip.Is4() {
 		client = c.v4
 	}
-	if len(allow) == 0 || contains(allow, client) {
+	if len(allow) == 0 || route.Contains(allow, client) {
 		return client, true
 	}
 	for _, p := range allow {

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -37,11 +38,11 @@ func (s *services) subject(f lb.Frontend) (subject, bool) {
 func (s *services) interfaces(of []*frontendUpdate) (indexes []int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	seen := map[int]bool{0: true, loopbackIndex: true}
+	seen := map[int]bool{0: true, route.LoopbackIndex: true}
 	note := func(b *backend) {
-		if b != nil && !b.local && !seen[b.nic] {
-			seen[b.nic] = true
-			indexes = append(indexes, b.nic)
+		if b != nil && !b.local && !seen[b.NIC] {
+			seen[b.NIC] = true
+			indexes = append(indexes, b.NIC)
 		}
 	}
 	for _, u := range of {
@@ -58,13 +59,28 @@ func (s *services) interfaces(of []*frontendUpdate) (indexes []int) {
 	return indexes
 }
 
+// toBackends are the interfaces and the routers by which backends on other nodes are reached.
+type toBackends struct {
+	forgotten  int // of the routes: they are read again together
+	interfaces []int
+	routers    []route.Router
+}
+
+// toBackends returns how the backends of all frontends are reached.
+func (v *verifier) toBackends() *toBackends {
+	if v.backends == nil || v.backends.forgotten != v.routes.Forgotten {
+		v.backends = &toBackends{v.routes.Forgotten, v.d.services.interfaces(nil), v.d.services.routers()}
+	}
+	return v.backends
+}
+
 // needed returns the indexes of the interfaces that routes to backends, and to Options.Reach, make necessary, and with
 // Options.FollowRoutes those to clients behind routers.
-func (d *Datapath) needed(routes *knownRoutes) []int {
-	indexes, reach := slices.Clone(routes.backends(d.services).interfaces), d.o.Reach
+func (d *Datapath) needed(routes *route.Cache, toBackends []int) []int {
+	indexes, reach := slices.Clone(toBackends), d.o.Reach
 	if d.o.FollowRoutes {
-		for _, far := range []farAddrs{far4, far6} {
-			if a, n := routes.widest(far.all()); n > 0 {
+		for _, far := range []route.FarAddrs{route.Far4, route.Far6} {
+			if a, n := routes.Widest(far.All()); n > 0 {
 				reach = append(slices.Clip(reach), a)
 			}
 		}
@@ -73,8 +89,8 @@ func (d *Datapath) needed(routes *knownRoutes) []int {
 		if a.IsLinkLocalUnicast() {
 			continue // it does not tell the interface
 		}
-		found, err := routes.ask(routeQuestion{to: a})
-		if err == nil && len(found) > 0 && found[0].LinkIndex > loopbackIndex {
+		found, err := routes.Ask(route.Question{To: a})
+		if err == nil && len(found) > 0 && found[0].LinkIndex > route.LoopbackIndex {
 			indexes = append(indexes, found[0].LinkIndex)
 		}
 	}
@@ -94,9 +110,6 @@ func (s *services) has(vip netip.Addr) bool {
 	defer s.mu.Unlock()
 	return len(s.vips[vip]) > 0
 }
-
-// loopbackIndex is the index of lo in every network namespace.
-const loopbackIndex = 1
 
 // view is what a verification knows of interfaces and addresses.
 type view struct {
@@ -259,7 +272,7 @@ func (v *verifier) replyFault(q lb.Question, x bpf.Explained, local bool) string
 		return fmt.Sprintf("%s, which leads to clients, sends no ARP and NDP requests (NOARP): ip link set %s arp on",
 			v.view.name(x.ReplyIfindex), v.view.name(x.ReplyIfindex))
 	}
-	return v.routers.fault(q.Client.Addr(), "of replies", &v.routes)
+	return v.routers.Fault(q.Client.Addr(), "of replies", &v.routes)
 }
 
 const forwarded = "forwarded" // REASON_FORWARDED

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -26,12 +27,12 @@ const (
 	faultFor = 30 * time.Second
 	// maxProbes is how many backends of a reroute are probed at a time: one that answers is enough.
 	maxProbes = 8
-	// probeRounds is how many rounds of probes wait for an answer: a round lasts verifyEvery.
+	// probeRounds is how many rounds of probes wait for an answer: a round lasts Tick.
 	probeRounds = 4
 )
 
 // reroute is a change of the first step towards backends that makes it uncertain that they are reached.
-type reroute struct{ from, to firstHop }
+type reroute struct{ from, to route.Hop }
 
 // reroutes are those by which no backend has answered yet.
 type reroutes struct {
@@ -49,23 +50,23 @@ type rerouteProbe struct {
 }
 
 // follow records the first step towards a backend.
-func (b *backend) follow(now firstHop) {
-	if now != b.firstHop && now != b.certain && now.nic != 0 && !uncertain(b.at.Addr(), b.certain, now) {
+func (b *backend) follow(now route.Hop) {
+	if now != b.Hop && now != b.certain && now.NIC != 0 && !uncertain(b.at.Addr(), b.certain, now) {
 		b.certain = now
 	}
-	b.firstHop = now
+	b.Hop = now
 }
 
 // uncertain reports whether a change of the first step to a backend may lead elsewhere: to a router instead of the
 // link, or by the default route.
-func uncertain(to netip.Addr, from, now firstHop) bool {
-	if from.nic == 0 {
+func uncertain(to netip.Addr, from, now route.Hop) bool {
+	if from.NIC == 0 {
 		return false
 	}
-	if now.gw.IsValid() && !from.gw.IsValid() {
+	if now.Gateway.IsValid() && !from.Gateway.IsValid() {
 		return true
 	}
-	bits, ok := new(knownRoutes).bits(to)
+	bits, ok := new(route.Cache).Bits(to)
 	return ok && bits == 0
 }
 
@@ -75,8 +76,8 @@ func (s *services) reroutes() map[netip.AddrPort]reroute {
 	defer s.mu.Unlock()
 	all := map[netip.AddrPort]reroute{}
 	for at, b := range s.backends.byAddr {
-		if b.firstHop != b.certain && b.nic != 0 && !b.local && b.tables > 0 && at.Port() != 0 {
-			all[at] = reroute{b.certain, b.firstHop}
+		if b.Hop != b.certain && b.NIC != 0 && !b.local && b.tables > 0 && at.Port() != 0 {
+			all[at] = reroute{b.certain, b.Hop}
 		}
 	}
 	return all
@@ -87,8 +88,8 @@ func (s *services) accept(x reroute) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, b := range s.backends.byAddr {
-		if x == (reroute{b.certain, b.firstHop}) {
-			b.certain = b.firstHop
+		if x == (reroute{b.certain, b.Hop}) {
+			b.certain = b.Hop
 		}
 	}
 }
@@ -202,21 +203,22 @@ func (v *verifier) wayFault(q lb.Question, x bpf.Explained) string {
 	}
 	to, hop := v.d.services.firstHop(x.V.Backend)
 	fault := v.reroutes.fault(to, q.Protocol, v.view)
-	if fault != "" || !v.routers.known[router{hop.nic, hop.gw}].failed { // without a router none has failed
+	next := route.Router{NIC: hop.NIC, Addr: hop.Gateway}
+	if fault != "" || !v.routers.Known[next].Failed { // without a router none has failed
 		return fault
 	}
-	return v.routers.fault(to, "towards "+to.String(), &v.routes)
+	return v.routers.Fault(to, "towards "+to.String(), &v.routes)
 }
 
-// firstHop returns the address of a backend, and the first step towards it.
-func (s *services) firstHop(id uint32) (to netip.Addr, hop firstHop) {
+// Hop returns the address of a backend, and the first step towards it.
+func (s *services) firstHop(id uint32) (to netip.Addr, hop route.Hop) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := s.backends.byID[id]
 	if b == nil {
 		return to, hop
 	}
-	return b.at.Addr(), b.firstHop
+	return b.at.Addr(), b.Hop
 }
 
 // fault returns why packets do not get to a backend; "": nothing is known.
@@ -230,16 +232,16 @@ func (d *reroutes) fault(to netip.Addr, proto lb.Protocol, v view) string {
 		return ""
 	}
 	text := fmt.Sprintf("%s does not answer since its route changed from %s to %s", to, v.step(x.from), v.step(x.to))
-	if v.isDown(x.from.nic) {
-		text += fmt.Sprintf("; %s is down", v.name(uint32(x.from.nic)))
+	if v.isDown(x.from.NIC) {
+		text += fmt.Sprintf("; %s is down", v.name(uint32(x.from.NIC)))
 	}
 	return text
 }
 
 // step returns a text for the first step of a route.
-func (v view) step(w firstHop) string {
-	if w.gw.IsValid() {
-		return fmt.Sprintf("%s on %s", w.gw, v.name(uint32(w.nic)))
+func (v view) step(w route.Hop) string {
+	if w.Gateway.IsValid() {
+		return fmt.Sprintf("%s on %s", w.Gateway, v.name(uint32(w.NIC)))
 	}
-	return v.name(uint32(w.nic))
+	return v.name(uint32(w.NIC))
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -248,8 +248,8 @@ func TestDroppedAnswersHaveAReason(t *testing.T) {
 	labtest.Until(t, 10*time.Second, "the router does not answer", func() error {
 		v.mu.Lock()
 		defer v.mu.Unlock()
-		for at, a := range v.routers.known {
-			if at.addr == router.Addr() && a.failed {
+		for at, a := range v.routers.Known {
+			if at.Addr == router.Addr() && a.Failed {
 				return nil
 			}
 		}
@@ -276,30 +276,11 @@ func TestRouterIgnoresUnicastRequests(t *testing.T) {
 	}
 	for end := time.Now().Add(6 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		n := fx.neighbourEntry(router.Addr())
-		if f := x.of(fx.addr("vip")); f != "" || n.State&valid == 0 {
+		if f := x.of(fx.addr("vip")); f != "" || n.State&route.Valid == 0 {
 			t.Fatalf("state %#x, fault %q", n.State, f)
 		}
 	}
 	if n := fx.neighbourEntry(router.Addr()); n.Confirmed > 300 {
 		t.Errorf("confirmed %d ms ago", 10*n.Confirmed)
-	}
-}
-
-// Of more routers than are asked at a time, those that have not answered are asked, and the others in turn.
-func TestManyRouters(t *testing.T) {
-	var all []router
-	r := routers{known: map[router]asked{}}
-	start := time.Now()
-	for i := range 2 * maxAsked {
-		x := router{1, netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})}
-		all = append(all, x)
-		r.known[x] = asked{at: start.Add(-time.Duration(i) * time.Second)}
-	}
-	silent, dead := all[0], all[1]
-	r.known[silent] = asked{at: start, requests: 2}
-	r.known[dead] = asked{at: start, requests: maxRequests, failed: true}
-	first := r.first(slices.Clone(all))
-	if len(first) != maxAsked || first[0] != silent || first[1] != all[len(all)-1] || slices.Contains(first, dead) {
-		t.Errorf("%d routers: %v", len(first), first)
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -17,8 +18,8 @@ func watchedRoutes(t *testing.T, to string) *fixture {
 		fx.do(func() error { return netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(to)}) })
 	})
 	fx.service(lb.TCP, "b1")
-	fx.do(func() error { fx.d.verifier.changed(changes{routes: true}); return nil })
-	fx.d.verifier.routes.until = time.Now().Add(time.Hour)
+	fx.do(func() error { fx.d.verifier.changed(route.Changes{Routes: true}); return nil })
+	fx.d.verifier.routes.Until = time.Now().Add(time.Hour)
 	return fx
 }
 
@@ -27,7 +28,7 @@ func (fx *fixture) ticks(n int) {
 	fx.t.Helper()
 	fx.do(func() error {
 		for range n {
-			fx.d.verifier.routers.at = time.Time{}
+			fx.d.verifier.routers.At = time.Time{}
 			fx.d.verifier.tick()
 		}
 		return nil
@@ -38,9 +39,9 @@ func (fx *fixture) ticks(n int) {
 func TestRoutesAreAskedForAgainWhileARouterIsSilent(t *testing.T) {
 	t.Parallel()
 	fx := watchedRoutes(t, "192.0.2.99")
-	since := fx.d.verifier.routes.since
+	since := fx.d.verifier.routes.Since
 	fx.ticks(4)
-	if !fx.d.verifier.routes.since.After(since) {
+	if !fx.d.verifier.routes.Since.After(since) {
 		t.Error("the answers are kept")
 	}
 }
@@ -58,15 +59,15 @@ func TestRoutesExpire(t *testing.T) {
 		t.Errorf("clients %d, then %d; want %d", had, v.clients.had4, reachPublic)
 	}
 	routed := func() (ok bool) {
-		fx.do(func() error { ok = v.routes.routed(far4.public[0]); return nil })
+		fx.do(func() error { ok = v.routes.Routed(route.Far4.Public[0]); return nil })
 		return ok
 	}
 	if !routed() {
 		t.Error("the kernel was asked again")
 	}
-	v.routes.until = time.Now()
+	v.routes.Until = time.Now()
 	fx.ticks(2)
-	if routed() || v.clients.chosen != v.routes.since {
+	if routed() || v.clients.chosen != v.routes.Since {
 		t.Error("the kernel was not asked again")
 	}
 }
@@ -77,7 +78,7 @@ func TestRoutesToBackendsAreNotAskedFor(t *testing.T) {
 	fx := watchedRoutes(t, v4["router"])
 	fx.service(lb.TCP, "far")
 	fx.ticks(4)
-	if _, asked := fx.d.verifier.routes.routes[routeQuestion{to: fx.addr("far"), entry: true}]; asked {
+	if _, asked := fx.d.verifier.routes.Routes[route.Question{To: fx.addr("far"), Entry: true}]; asked {
 		t.Error("the kernel was asked")
 	}
 }

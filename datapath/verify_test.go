@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
@@ -378,7 +379,7 @@ func TestARoundOfManyFaultsIsShort(t *testing.T) {
 		d.Put = append(d.Put, lb.Build(s, nil, lb.Drains{}).Frontends[0])
 	}
 	fx.apply(d)
-	fx.do(func() error { fx.d.verifier.changed(changes{}); return nil })
+	fx.do(func() error { fx.d.verifier.changed(route.Changes{}); return nil })
 	sum := 0
 	for _, tries := range fx.d.verifier.failed {
 		sum += tries

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -38,10 +39,10 @@ func (v *verifier) run(frame []byte) (bpf.Explained, bool) {
 }
 
 // warn looks for what concerns some packets only.
-func (v *verifier) warn(found changes, now time.Time) {
+func (v *verifier) warn(found route.Changes, now time.Time) {
 	w := &v.warned
 	due := now.Sub(w.at) >= warnEvery
-	if found.routes || due || w.lost.fault != "" {
+	if found.Routes || due || w.lost.fault != "" {
 		w.lost.observe(v.lostClients(v.d.gc.recentClients(), now), now)
 	}
 	w.blind.observe(w.notRun, now)

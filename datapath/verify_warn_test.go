@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/lb"
 	"github.com/steelyard-lb/steelyard/lb/lbtest"
 )
@@ -24,7 +25,7 @@ func (fx *fixture) looks(now *time.Time) func() string {
 			v.mu.Lock()
 			defer v.mu.Unlock()
 			v.look(false)
-			v.warn(changes{}, *now)
+			v.warn(route.Changes{}, *now)
 			return nil
 		})
 		return strings.Join(lbtest.Texts(fx.d.Findings()), "; ")
@@ -190,7 +191,7 @@ func TestProgramsThatMayNotBeExamined(t *testing.T) {
 	fx.service(lb.TCP, "b1")
 	fx.do(func() error { return dptest.AttachXDP("eth0", dptest.XDPPass) })
 	look := func() string {
-		fx.do(func() error { fx.d.verifier.changed(changes{links: true, routes: true}); return nil })
+		fx.do(func() error { fx.d.verifier.changed(route.Changes{Links: true, Routes: true}); return nil })
 		return strings.Join(lbtest.Texts(fx.d.Findings()), "; ")
 	}
 	if w := look(); w != "" {
@@ -206,7 +207,7 @@ func TestProgramsThatMayNotBeExamined(t *testing.T) {
 		if err := unix.Capset(&header, &few[0]); err != nil {
 			return err
 		}
-		fx.d.verifier.changed(changes{links: true, routes: true})
+		fx.d.verifier.changed(route.Changes{Links: true, Routes: true})
 		return unix.Capset(&header, &all[0])
 	})
 	const want = "eth0: whether programs of others that run before ours (id "

@@ -56,6 +56,7 @@ var mayImport = map[string][]string{
 	"datapath/internal/bpf":    {},
 	"datapath/internal/sysctl": {},
 	"datapath/internal/pin":    {"lb/state"},
+	"datapath/internal/route":  {"datapath/internal/bpf"},
 	"datapath/checksum":        {},
 	"datapath/dptest":          {"datapath/checksum"},
 	"systemd":                  {},

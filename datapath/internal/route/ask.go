@@ -1,4 +1,4 @@
-package datapath
+package route
 
 import (
 	"errors"
@@ -38,8 +38,8 @@ func (r *requester) close() {
 }
 
 // send asks a router for its MAC address: at that which is known, or all hosts.
-func (r *requester) send(x router, known net.HardwareAddr, all bool, routes *knownRoutes) error {
-	mac, err := r.mac(x.nic)
+func (r *requester) send(x Router, known net.HardwareAddr, all bool, routes *Cache) error {
+	mac, err := r.mac(x.NIC)
 	if err != nil {
 		return err
 	}
@@ -49,25 +49,25 @@ func (r *requester) send(x router, known net.HardwareAddr, all bool, routes *kno
 	}
 	to, proto := known, uint16(unix.ETH_P_ARP)
 	var packet []byte
-	if x.addr.Is4() {
+	if x.Addr.Is4() {
 		if all {
 			to = ethernet.Broadcast
 		}
-		packet, err = arpRequest(mac, source, x.addr)
+		packet, err = arpRequest(mac, source, x.Addr)
 	} else {
-		at := x.addr
+		at := x.Addr
 		if all {
-			if at, err = ndp.SolicitedNodeMulticast(x.addr); err != nil {
+			if at, err = ndp.SolicitedNodeMulticast(x.Addr); err != nil {
 				return err
 			}
 			group := at.As16()
 			to = net.HardwareAddr{0x33, 0x33, group[12], group[13], group[14], group[15]} // RFC 2464, 7
 		}
 		proto = unix.ETH_P_IPV6
-		packet, err = solicitation(mac, source, at, x.addr)
+		packet, err = solicitation(mac, source, at, x.Addr)
 	}
 	if err != nil {
-		return fmt.Errorf("request to router %s: %w", x.addr, err)
+		return fmt.Errorf("request to router %s: %w", x.Addr, err)
 	}
 	if len(to) != macLength {
 		return errNoMAC
@@ -80,10 +80,10 @@ func (r *requester) send(x router, known net.HardwareAddr, all bool, routes *kno
 		}
 		r.socket = s
 	}
-	link := &unix.SockaddrLinklayer{Protocol: bpf.Swap(proto), Ifindex: x.nic, Halen: macLength}
+	link := &unix.SockaddrLinklayer{Protocol: bpf.Swap(proto), Ifindex: x.NIC, Halen: macLength}
 	copy(link.Addr[:], to)
 	if err := unix.Sendto(r.socket, packet, 0, link); err != nil {
-		return fmt.Errorf("ask router %s: %w", x.addr, err)
+		return fmt.Errorf("ask router %s: %w", x.Addr, err)
 	}
 	return nil
 }
@@ -109,17 +109,17 @@ func (r *requester) mac(nic int) (net.HardwareAddr, error) {
 }
 
 // sourceTo returns our address towards a router.
-func (k *knownRoutes) sourceTo(x router) (netip.Addr, error) {
-	routes, err := k.ask(routeQuestion{to: x.addr, nic: x.nic})
+func (k *Cache) sourceTo(x Router) (netip.Addr, error) {
+	routes, err := k.Ask(Question{To: x.Addr, nic: x.NIC})
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("route to router %s: %w", x.addr, err)
+		return netip.Addr{}, fmt.Errorf("route to router %s: %w", x.Addr, err)
 	}
 	if len(routes) > 0 {
 		if a, ok := netip.AddrFromSlice(routes[0].Src); ok {
 			return a.Unmap(), nil
 		}
 	}
-	return netip.Addr{}, fmt.Errorf("no address towards router %s", x.addr)
+	return netip.Addr{}, fmt.Errorf("no address towards router %s", x.Addr)
 }
 
 // arpRequest returns a request of RFC 826.

@@ -1,4 +1,4 @@
-package datapath
+package route
 
 import (
 	"fmt"
@@ -8,8 +8,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-
-	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // A route says where packets go, not whether anybody is there. The kernel knows whether a router answers ARP or NDP, if
@@ -17,7 +15,7 @@ import (
 
 // Times of the requests to routers. A tick may be early or late by tickSlack.
 const (
-	tickSlack = verifyEvery / 2
+	tickSlack = Tick / 2
 	// routersEvery is how often a router is asked.
 	routersEvery = time.Second - tickSlack
 	// againEvery is how often one that has not answered is asked again.
@@ -28,83 +26,83 @@ const (
 	maxAsked = 64
 )
 
-// routers are the next hops of packets to clients and backends behind routers.
-type routers struct {
-	at        time.Time
-	known     map[router]asked
+// Routers are the next hops of packets to clients and backends behind routers.
+type Routers struct {
+	At        time.Time
+	Known     map[Router]Asked
 	faults    map[netip.Addr]string // by client or backend, since at
 	requester requester
 }
 
-// asked is what is known of a router.
-type asked struct {
+// Asked is what is known of a router.
+type Asked struct {
 	at time.Time // of the last request
 	// since is when the first request was sent that it has not answered; zero: it has answered all.
 	since time.Time
 	// requests is how many it has not answered. The first is sent to its MAC address, if that is known. Some routers do
 	// not answer these, so the others are sent to all hosts.
 	requests int
-	failed   bool
+	Failed   bool
 }
 
 // doubtful reports whether it is not known yet whether the router answers.
-func (a asked) doubtful() bool { return a.requests > 0 && !a.failed }
+func (a Asked) doubtful() bool { return a.requests > 0 && !a.Failed }
 
-func (a asked) due(now time.Time) bool { return a.doubtful() || now.Sub(a.at) >= routersEvery }
+func (a Asked) due(now time.Time) bool { return a.doubtful() || now.Sub(a.at) >= routersEvery }
 
-type router struct {
-	nic  int
-	addr netip.Addr
+// Router is a next hop.
+type Router struct {
+	NIC  int
+	Addr netip.Addr
 }
 
-// valid are the states of a neighbour whose address is known (NUD_VALID).
-const valid = unix.NUD_PERMANENT | unix.NUD_NOARP | unix.NUD_REACHABLE | unix.NUD_PROBE | unix.NUD_STALE |
+// Valid are the states of a neighbour whose address is known (NUD_VALID).
+const Valid = unix.NUD_PERMANENT | unix.NUD_NOARP | unix.NUD_REACHABLE | unix.NUD_PROBE | unix.NUD_STALE |
 	unix.NUD_DELAY
 
-// look reads which routers have answered, also those to a sample of the clients and those towards backends, and asks
-// them again.
-func (r *routers) look(now time.Time, routes *knownRoutes, sample []lb.Question, of *services) {
-	if now.Sub(r.at) < againEvery {
-		return
+// Close closes the socket for requests.
+func (r *Routers) Close() { r.requester.close() }
+
+// Due reports whether it is time to look again.
+func (r *Routers) Due(now time.Time) bool { return now.Sub(r.At) >= againEvery }
+
+// Look reads which routers have answered, those on the way to clients, also to these, and those towards backends, and
+// asks them again.
+func (r *Routers) Look(now time.Time, routes *Cache, clients []netip.Addr, towards []Router) {
+	was := r.Known
+	r.At, r.Known, r.faults = now, map[Router]Asked{}, map[netip.Addr]string{}
+	hops := slices.Clone(towards)
+	for _, client := range slices.Concat(Far4.All(), Far6.All(), clients) {
+		hops = append(hops, routes.NextHops(client)...)
 	}
-	was := r.known
-	r.at, r.known, r.faults = now, map[router]asked{}, map[netip.Addr]string{}
-	clients := slices.Concat(far4.all(), far6.all())
-	for _, q := range sample {
-		clients = append(clients, q.Client.Addr())
-	}
-	hops := slices.Clone(routes.backends(of).routers)
-	for _, client := range clients {
-		hops = append(hops, routes.nextHops(client)...)
-	}
-	entries := neighbours{}
-	var ask []router
+	entries := Neighbours{}
+	var ask []Router
 	for _, x := range hops {
-		if _, seen := r.known[x]; seen {
+		if _, seen := r.Known[x]; seen {
 			continue
 		}
-		n, read := entries.of(x)
-		r.known[x] = was[x].after(n, read)
-		if read && n.State&configured == 0 && r.known[x].due(now) {
+		n, read := entries.Of(x)
+		r.Known[x] = was[x].after(n, read)
+		if read && n.State&configured == 0 && r.Known[x].due(now) {
 			ask = append(ask, x)
 		}
 	}
 	r.ask(ask, entries, routes)
-	for _, a := range r.known {
+	for _, a := range r.Known {
 		if a.requests > 1 { // the kernel may use another one now, without a report (IPv6: RFC 4191, 3.2)
-			routes.forget(now, routesFor)
+			routes.Forget(now, routesFor)
 			return
 		}
 	}
 }
 
 // ask sends requests to some of the routers.
-func (r *routers) ask(all []router, entries neighbours, routes *knownRoutes) {
+func (r *Routers) ask(all []Router, entries Neighbours, routes *Cache) {
 	r.requester.begin()
 	for _, x := range r.first(all) {
-		n, _ := entries.of(x)
-		a, now, err := r.known[x], time.Now(), error(nil)
-		if n.State&valid != 0 {
+		n, _ := entries.Of(x)
+		a, now, err := r.Known[x], time.Now(), error(nil)
+		if n.State&Valid != 0 {
 			err = r.requester.send(x, n.HardwareAddr, a.requests > 0, routes)
 		} else {
 			err = x.resolve()
@@ -116,18 +114,18 @@ func (r *routers) ask(all []router, entries neighbours, routes *knownRoutes) {
 			if a.since.IsZero() {
 				a.since = now
 			}
-		case !a.failed: // what was not asked is no failure
-			a = asked{at: now}
+		case !a.Failed: // what was not asked is no failure
+			a = Asked{at: now}
 		}
-		r.known[x] = a
+		r.Known[x] = a
 	}
 }
 
 // first returns at most maxAsked of the routers: those that have not answered, and then those that were not asked for
 // the longest time.
-func (r *routers) first(all []router) []router {
-	slices.SortStableFunc(all, func(x, y router) int {
-		a, b := r.known[x], r.known[y]
+func (r *Routers) first(all []Router) []Router {
+	slices.SortStableFunc(all, func(x, y Router) int {
+		a, b := r.Known[x], r.Known[y]
 		switch {
 		case a.doubtful() == b.doubtful():
 			return a.at.Compare(b.at)
@@ -139,14 +137,14 @@ func (r *routers) first(all []router) []router {
 	return all[:min(maxAsked, len(all))]
 }
 
-// fault returns why packets to a client or a backend do not arrive; "": nothing is known. While one of several routers
+// Fault returns why packets to a client or a backend do not arrive; "": nothing is known. While one of several routers
 // answers, nothing is wrong with the address.
-func (r *routers) fault(to netip.Addr, whose string, routes *knownRoutes) string {
+func (r *Routers) Fault(to netip.Addr, whose string, routes *Cache) string {
 	fault, known := r.faults[to]
 	if !known {
-		hops := routes.nextHops(to)
-		if len(hops) > 0 && !slices.ContainsFunc(hops, func(x router) bool { return !r.known[x].failed }) {
-			fault = fmt.Sprintf("%s, the next hop %s, does not answer", hops[0].addr, whose)
+		hops := routes.NextHops(to)
+		if len(hops) > 0 && !slices.ContainsFunc(hops, func(x Router) bool { return !r.Known[x].Failed }) {
+			fault = fmt.Sprintf("%s, the next hop %s, does not answer", hops[0].Addr, whose)
 		}
 		r.faults[to] = fault
 	}
@@ -155,32 +153,32 @@ func (r *routers) fault(to netip.Addr, whose string, routes *knownRoutes) string
 
 // resolve makes the kernel ask all hosts for the MAC address of a router, as if a packet were sent to it (NTF_USE,
 // neigh_add in net/core/neighbour.c). While it does already, nothing changes.
-func (x router) resolve() error {
+func (x Router) resolve() error {
 	err := netlink.NeighSet(&netlink.Neigh{
-		LinkIndex: x.nic, Family: x.family(), IP: x.addr.AsSlice(), Flags: netlink.NTF_USE,
+		LinkIndex: x.NIC, Family: x.family(), IP: x.Addr.AsSlice(), Flags: netlink.NTF_USE,
 	})
 	if err != nil {
-		return fmt.Errorf("resolve router %s: %w", x.addr, err)
+		return fmt.Errorf("resolve router %s: %w", x.Addr, err)
 	}
 	return nil
 }
 
-func (x router) family() int {
-	if x.addr.Is6() {
+func (x Router) family() int {
+	if x.Addr.Is6() {
 		return netlink.FAMILY_V6
 	}
 	return netlink.FAMILY_V4
 }
 
 // after returns what is known of a router given its neighbour entry, or, unless that was read, what was known before.
-func (a asked) after(n neighbour, read bool) asked {
+func (a Asked) after(n neighbour, read bool) Asked {
 	switch {
 	case !read:
 		return a
-	case n.State&configured != 0, n.State&valid != 0 && !n.confirmed.Before(a.since):
-		return asked{at: a.at}
+	case n.State&configured != 0, n.State&Valid != 0 && !n.confirmed.Before(a.since):
+		return Asked{at: a.at}
 	}
-	a.failed = a.failed || a.requests >= maxRequests
+	a.Failed = a.Failed || a.requests >= maxRequests
 	return a
 }
 
@@ -193,20 +191,20 @@ type neighbour struct {
 // configured are the states of a neighbour that the kernel does not ask.
 const configured = unix.NUD_PERMANENT | unix.NUD_NOARP
 
-// neighbours has the entries of interfaces by family, each read once.
-type neighbours map[nicFamily]map[netip.Addr]neighbour
+// Neighbours has the entries of interfaces by family, each read once.
+type Neighbours map[nicFamily]map[netip.Addr]neighbour
 
 type nicFamily struct{ nic, family int }
 
-// of returns the entry of a router; read is false when the kernel could not be asked.
-func (all neighbours) of(x router) (n neighbour, read bool) {
-	at := nicFamily{x.nic, x.family()}
+// Of returns the entry of a router; read is false when the kernel could not be asked.
+func (all Neighbours) Of(x Router) (n neighbour, read bool) {
+	at := nicFamily{x.NIC, x.family()}
 	entries, ok := all[at]
 	if !ok {
 		entries = at.neighbours()
 		all[at] = entries
 	}
-	return entries[x.addr], entries != nil
+	return entries[x.Addr], entries != nil
 }
 
 // clockTick is the unit of times of neighbour entries (USER_HZ).

@@ -1,0 +1,36 @@
+package route
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// FarAddrs are addresses behind routers. Nothing is sent to them.
+type FarAddrs struct {
+	// Public: most of them are routed where there is a default route, or a table of the Internet. A route to a network
+	// of the servers may cover one.
+	Public []netip.Addr
+	inner  []netip.Addr // one of them is routed where clients are in private networks only
+}
+
+// All returns all of them.
+func (f FarAddrs) All() []netip.Addr { return slices.Concat(f.Public, f.inner) }
+
+// Addresses behind routers, by family.
+var (
+	Far4 = FarAddrs{
+		addrs("11.0.0.1", "52.0.0.1", "91.0.0.1", "133.0.0.1", "185.0.0.1"),
+		addrs("198.51.100.1", "10.0.0.1", "172.16.0.1", "192.168.0.1"),
+	}
+	Far6 = FarAddrs{
+		addrs("2600::1", "2a00::1", "2400::1", "2800::1", "2c00::1"),
+		addrs("2001:db8::1", "fd00::1"),
+	}
+)
+
+func addrs(texts ...string) (all []netip.Addr) {
+	for _, t := range texts {
+		all = append(all, netip.MustParseAddr(t))
+	}
+	return all
+}

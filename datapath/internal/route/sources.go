@@ -1,0 +1,129 @@
+// Package route has what the kernel says about the network: routes, next hops, source addresses, neighbours, and what
+// changes.
+package route
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+)
+
+// LoopbackIndex is the index of lo in every network namespace.
+const LoopbackIndex = 1
+
+// maxOurs is the number of our source addresses per backend (bpf/types.h).
+const maxOurs = len(bpf.Backend{}.Snat)
+
+// Sources are our source addresses towards another host, the one that the kernel selects first. Others in the same
+// subnet add source ports. Without a route there are none.
+type Sources struct {
+	Addrs []netip.Addr
+	Hop
+}
+
+// Hop is the first step of a route.
+type Hop struct {
+	NIC     int        // index of the interface; 0: no route
+	Gateway netip.Addr // zero: the other host is on the link
+}
+
+// SourceFinder finds sources. It lists the addresses of this host once, and again when the kernel selects one that is
+// not in the list. The zero value is ready.
+type SourceFinder struct {
+	listed []netlink.Addr
+}
+
+// Find returns our source addresses towards another host.
+func (f *SourceFinder) Find(to netip.Addr) Sources {
+	routes, err := netlink.RouteGet(to.AsSlice())
+	if err != nil || len(routes) == 0 {
+		return Sources{}
+	}
+	r := routes[0]
+	step, next := Hop{NIC: r.LinkIndex}, to
+	if gw, ok := netip.AddrFromSlice(r.Gw); ok {
+		step.Gateway = gw.Unmap()
+		next = step.Gateway
+	}
+	best, ok := netip.AddrFromSlice(r.Src)
+	if !ok {
+		return Sources{Hop: step}
+	}
+	best = best.Unmap()
+	s := Sources{Addrs: []netip.Addr{best}, Hop: step}
+	for _, a := range f.on(r.LinkIndex, best) {
+		addr, ok := netip.AddrFromSlice(a.IP)
+		ones, _ := a.Mask.Size()
+		addr = addr.Unmap()
+		more := len(s.Addrs) < maxOurs && !slices.Contains(s.Addrs, addr)
+		if ok && more && usable(a) && netip.PrefixFrom(addr, ones).Contains(next) {
+			s.Addrs = append(s.Addrs, addr)
+		}
+	}
+	return s
+}
+
+// on returns the addresses of an interface. best is one of this host that the kernel selected. Without a list there is
+// only that one.
+func (f *SourceFinder) on(nic int, best netip.Addr) (addrs []netlink.Addr) {
+	if !slices.ContainsFunc(f.listed, func(a netlink.Addr) bool { return a.IP.Equal(best.AsSlice()) }) {
+		listed, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+		if err != nil {
+			return nil
+		}
+		f.listed = listed
+	}
+	for _, a := range f.listed {
+		if a.LinkIndex == nic {
+			addrs = append(addrs, a)
+		}
+	}
+	return addrs
+}
+
+// FindEach returns the sources towards each of the hosts.
+func (f *SourceFinder) FindEach(hosts []netip.Addr) map[netip.Addr]Sources {
+	found := make(map[netip.Addr]Sources, len(hosts))
+	for _, a := range hosts {
+		found[a] = f.Find(a)
+	}
+	return found
+}
+
+// usable reports whether an address can be the source of packets to other hosts.
+func usable(a netlink.Addr) bool {
+	const unfit = unix.IFA_F_DEPRECATED | unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED
+	return a.Flags&unfit == 0 && a.Scope == int(netlink.SCOPE_UNIVERSE)
+}
+
+// AddressOn returns a usable source address of a family on an interface.
+func AddressOn(index int, is4 bool) (netip.Addr, error) {
+	nic, err := netlink.LinkByIndex(index)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	family, name := netlink.FAMILY_V6, "IPv6"
+	if is4 {
+		family, name = netlink.FAMILY_V4, "IPv4"
+	}
+	addrs, err := netlink.AddrList(nic, family)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	for _, a := range addrs {
+		if addr, ok := netip.AddrFromSlice(a.IP); ok && usable(a) {
+			return addr.Unmap(), nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("%s has no usable %s address", nic.Attrs().Name, name)
+}
+
+// Contains reports whether one of the prefixes has an address.
+func Contains(prefixes []netip.Prefix, addr netip.Addr) bool {
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
+}
