@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"net/netip"
+	"time"
 )
 
 // report is claims of a member: changes, or all that it has. Its encoding is the version, flags, the address of the
@@ -21,9 +22,17 @@ const (
 	claimSize     = 16 + 1 + 4 + 8
 	// changesMax is how many changes are sent in one datagram.
 	changesMax = 36
-	// epochMax is a time in the next century: an epoch is followed by a higher one.
-	epochMax = 1 << 62
 )
+
+// epochMax returns the highest epoch that is accepted: one of a clock that is 50 years ahead. It grows, so that a member
+// of which another one reports this epoch can follow it with a higher one. A clock may be wrong that was never set.
+func epochMax() uint64 {
+	now := time.Now()
+	if set := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC); now.Before(set) {
+		now = set
+	}
+	return uint64(now.AddDate(50, 0, 0).UnixNano())
+}
 
 const (
 	flagWhole    = 1
@@ -31,6 +40,16 @@ const (
 	flagHolds    = 2
 	flagLocal    = 4
 )
+
+// isAfter reports whether a report has claims of later changes than seq.
+func (r report) isAfter(seq uint64) bool {
+	for _, e := range r.claims {
+		if e.seq > seq {
+			return true
+		}
+	}
+	return false
+}
 
 // errReport is for a message that is not a report.
 var errReport = errors.New("not a report")
@@ -74,7 +93,7 @@ func parseReport(b []byte) (r report, rest []byte, err error) {
 	r.epoch, r.seq = binary.BigEndian.Uint64(b[18:]), binary.BigEndian.Uint64(b[26:])
 	n := uint64(binary.BigEndian.Uint32(b[34:]))
 	b = b[headerSize:]
-	if r.epoch > epochMax || n > claimsMax || n*claimSize > uint64(len(b)) {
+	if r.epoch > epochMax() || n > claimsMax || n*claimSize > uint64(len(b)) {
 		return r, nil, errReport
 	}
 	r.claims = make(map[netip.Addr]entry, n)

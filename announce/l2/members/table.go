@@ -248,7 +248,8 @@ func (t *table) merge(r report) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if r.member == t.self {
-		if r.epoch > t.own.epoch { // the clock was ahead in an earlier run: others would ignore this one
+		// The clock was ahead in an earlier run, or another member has lied: others would ignore what this one says.
+		if r.epoch > t.own.epoch || r.epoch == t.own.epoch && r.isAfter(t.own.seq) {
 			t.own.epoch = r.epoch + 1
 			t.sendChanges(t.own.claims)
 		}

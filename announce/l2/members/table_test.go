@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"testing"
+	"time"
 )
 
 // newTestTable returns the table of the nth node.
@@ -191,6 +192,44 @@ func TestMembersWithOneName(t *testing.T) {
 	} {
 		if got := names(tt.of...); got != tt.want {
 			t.Errorf("%q: %s; want %s", tt.of, got, tt.want)
+		}
+	}
+}
+
+// What one member says in the name of another one lasts until that one hears of it, however high the numbers are.
+func TestFalseReportsDoNotLast(t *testing.T) {
+	holds := map[netip.Addr]Claim{vip: {Eligible: true, Holds: true, Term: 7}}
+	last := uint64(1<<64 - 1)
+	for name, lie := range map[string]func(epoch uint64) report{
+		"the highest change": func(epoch uint64) report {
+			return report{epoch: epoch, claims: map[netip.Addr]entry{vip: {seq: last}}}
+		},
+		"the highest epoch": func(uint64) report {
+			return report{epoch: epochMax(), claims: map[netip.Addr]entry{vip: {seq: last}}}
+		},
+	} {
+		victim, _ := newTestTable(2, node(1))
+		victim.publish(holds)
+		x, _ := newTestTable(1, node(2))
+		tell := func(from, to *table) {
+			for b := from.whole(); len(b) > 0; {
+				r, rest, err := parseReport(b)
+				if err != nil {
+					t.Fatalf("%s: %v", name, err)
+				}
+				to.merge(r)
+				b = rest
+			}
+		}
+		tell(victim, x)
+		r := lie(victim.epoch())
+		r.member = node(2)
+		x.merge(r)
+		tell(x, victim)
+		time.Sleep(time.Millisecond) // a message takes at least that
+		tell(victim, x)
+		if p := x.list(vip)[0]; p.Claim != holds[vip] {
+			t.Errorf("%s: %+v; want what the member says", name, p.Claim)
 		}
 	}
 }
