@@ -18,6 +18,7 @@ import (
 	"slices"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/hashicorp/memberlist"
 	"golang.org/x/sys/unix"
@@ -208,6 +209,55 @@ func TestConnectionsWithoutTheKey(t *testing.T) {
 	}
 	if len(alive(a)) > 0 {
 		t.Errorf("members %v", alive(a))
+	}
+}
+
+// The kernel drops the datagrams of hosts that are no members, so a flood of them displaces none of a member; also
+// after the members have changed.
+func TestStrangersAreDropped(t *testing.T) {
+	port := freePort(t)
+	a, _ := start(t, port, 1, 2, "key")
+	start(t, port, 2, 2, "key")
+	until(t, "a member", func() bool { return slices.Equal(alive(a), []string{"lb2"}) })
+	a.mu.Lock()
+	raw, err := a.network.udp.SyscallConn()
+	a.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dropped := func() (n uint32) {
+		var info [unix.SK_MEMINFO_DROPS + 1]uint32
+		size := uint32(unsafe.Sizeof(info))
+		err := raw.Control(func(fd uintptr) {
+			unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.SOL_SOCKET, unix.SO_MEMINFO, uintptr(unsafe.Pointer(&info)),
+				uintptr(unsafe.Pointer(&size)), 0)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info[unix.SK_MEMINFO_DROPS]
+	}
+	send := func(from netip.Addr) {
+		t.Helper()
+		c, err := net.ListenUDP("udp", &net.UDPAddr{IP: from.AsSlice()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		for range 100 {
+			if _, err := c.WriteTo([]byte("x"), net.UDPAddrFromAddrPort(netip.AddrPortFrom(node(1), port))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	send(node(3))
+	until(t, "dropped datagrams", func() bool { return dropped() == 100 })
+	a.SetPeers([]netip.Addr{node(2), node(3)})
+	send(node(3))
+	send(node(4))
+	until(t, "dropped datagrams of another host", func() bool { return dropped() == 200 })
+	if got := alive(a); !slices.Equal(got, []string{"lb2"}) {
+		t.Errorf("members %v", got)
 	}
 }
 

@@ -53,11 +53,12 @@ type Members struct {
 	keyed  chan struct{} // closed with the first key
 	joined chan struct{} // closed when the view is worth using
 
-	mu    sync.Mutex // guards all below
-	list  *memberlist.Memberlist
-	keys  []cipher.AEAD
-	macs  []string
-	known bool // the peers are
+	mu      sync.Mutex // guards all below
+	network *transport // nil: Run has not got that far
+	list    *memberlist.Memberlist
+	keys    []cipher.AEAD
+	macs    []string
+	known   bool // the peers are
 }
 
 // New returns a Members that does nothing before Run, and neither sends nor accepts anything before SetKeys.
@@ -81,8 +82,19 @@ func (m *Members) Joined() <-chan struct{} { return m.joined }
 func (m *Members) SetPeers(list []netip.Addr) {
 	m.table.setPeers(list)
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.known = true
-	m.mu.Unlock()
+	m.filter()
+}
+
+// filter sets that of the network; m.mu is held.
+func (m *Members) filter() {
+	if m.network == nil {
+		return
+	}
+	if err := m.network.filter(m.table.addresses()); err != nil {
+		m.o.Log.Warn("packets of strangers not filtered by the kernel", "err", err)
+	}
 }
 
 // SetMACs sets the MAC addresses by which this node answers.
@@ -137,6 +149,10 @@ func (m *Members) Run(ctx context.Context) error {
 		m.ready()
 		return fmt.Errorf("listen on %s port %d: %w", m.o.Address, m.o.Port, err)
 	}
+	m.mu.Lock()
+	m.network = network
+	m.filter()
+	m.mu.Unlock()
 	list, err := memberlist.Create(m.config(network))
 	if err != nil {
 		m.ready()
@@ -147,7 +163,7 @@ func (m *Members) Run(ctx context.Context) error {
 	m.mu.Unlock()
 	defer func() {
 		m.mu.Lock()
-		m.list = nil
+		m.list, m.network = nil, nil
 		m.mu.Unlock()
 		list.Leave(leaveTimeout)
 		list.Shutdown()

@@ -144,6 +144,13 @@ func (t *table) isPeer(a netip.Addr) bool {
 	return t.peers[a] != nil
 }
 
+// addresses returns those of the configured peers.
+func (t *table) addresses() []netip.Addr {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Collect(maps.Keys(t.peers))
+}
+
 // missing returns the configured peers that are not alive.
 func (t *table) missing() (list []netip.Addr) {
 	t.mu.Lock()
