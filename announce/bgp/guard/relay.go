@@ -108,8 +108,11 @@ func (c *conn) refresh(ctx context.Context, body []byte, at *[3]time.Time) {
 		c.toBackend(request)
 		return
 	}
-	t := time.AfterFunc(due.Sub(now), func() { c.toBackend(request) })
-	context.AfterFunc(ctx, func() { t.Stop() })
+	time.AfterFunc(due.Sub(now), func() {
+		if ctx.Err() == nil {
+			c.toBackend(request)
+		}
+	})
 }
 
 // fromBackend connects to the backend and passes its UPDATEs on to the peer.

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"net/netip"
@@ -295,6 +296,37 @@ func TestStopWithoutNotification(t *testing.T) {
 		}
 		if _, err := l.r.next(); !errors.Is(err, io.EOF) {
 			t.Errorf("the connection ended with %v", err)
+		}
+	})
+}
+
+// registry counts the functions that wait for the end of a context.
+type registry struct {
+	context.Context
+	done    chan struct{}
+	waiting int
+}
+
+func (r *registry) Done() <-chan struct{} { return r.done }
+
+// AfterFunc implements what context.AfterFunc asks for.
+func (r *registry) AfterFunc(func()) (stop func() bool) {
+	r.waiting++
+	return func() bool { r.waiting--; return true }
+}
+
+// A request to send the routes again leaves nothing behind until the session ends, which may last for years.
+func TestRefreshesLeaveNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := &registry{Context: t.Context(), done: make(chan struct{})}
+		c := &conn{theirs: &Open{V4: true}}
+		var at [3]time.Time
+		for range 100 {
+			c.refresh(ctx, []byte{0, afiIPv4, 0, safiUnicast}, &at)
+			time.Sleep(refreshInterval / 2)
+		}
+		if ctx.waiting > 0 {
+			t.Errorf("%d functions wait for the end of the session", ctx.waiting)
 		}
 	})
 }
