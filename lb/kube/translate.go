@@ -7,6 +7,7 @@ import (
 	"time"
 
 	core "k8s.io/api/core/v1"
+	netutils "k8s.io/utils/net"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -219,8 +220,8 @@ func everyNodeKnown(ports []lb.ServicePort) bool {
 // (pkg/proxy/serviceport.go).
 func allowed(s *core.Service) (list []netip.Prefix) {
 	for _, text := range s.Spec.LoadBalancerSourceRanges {
-		if p, err := netip.ParsePrefix(strings.TrimSpace(text)); err == nil { // the API server validates them
-			list = append(list, p.Masked())
+		if p, ok := rangeOf(strings.TrimSpace(text)); ok { // the API server validates them
+			list = append(list, p)
 		}
 	}
 	if len(list) == 0 {
@@ -233,4 +234,18 @@ func allowed(s *core.Service) (list []netip.Prefix) {
 		}
 	}
 	return list
+}
+
+// rangeOf reads a range as the API server and kube-proxy do, which accept "010.0.0.0/8" and "::ffff:10.0.0.0/104", too.
+func rangeOf(text string) (netip.Prefix, bool) {
+	_, n, err := netutils.ParseCIDRSloppy(text)
+	if err != nil {
+		return netip.Prefix{}, false
+	}
+	addr, ok := netip.AddrFromSlice(n.IP)
+	bits, _ := n.Mask.Size()
+	if addr.Is4In6() && bits >= 96 {
+		addr, bits = addr.Unmap(), bits-96
+	}
+	return netip.PrefixFrom(addr, bits), ok
 }
