@@ -244,8 +244,9 @@ func TestStrangersAreDropped(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
+		to := net.UDPAddrFromAddrPort(netip.AddrPortFrom(node(1), port))
 		for range 100 {
-			if _, err := c.WriteTo([]byte("x"), net.UDPAddrFromAddrPort(netip.AddrPortFrom(node(1), port))); err != nil {
+			if _, err := c.WriteTo([]byte("x"), to); err != nil {
 				t.Fatal(err)
 			}
 		}

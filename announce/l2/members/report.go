@@ -24,8 +24,8 @@ const (
 	changesMax = 36
 )
 
-// epochMax returns the highest epoch that is accepted: one of a clock that is 50 years ahead. It grows, so that a member
-// of which another one reports this epoch can follow it with a higher one. A clock may be wrong that was never set.
+// epochMax returns the highest epoch that is accepted: one of a clock that is 50 years ahead. It grows, so that a
+// member of which another one reports this epoch can follow it with a higher one. A clock may never have been set.
 func epochMax() uint64 {
 	now := time.Now()
 	if set := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC); now.Before(set) {
