@@ -14,7 +14,7 @@ GOLANGCI_VERSION := v2.12.2
 
 .PHONY: build help install demo unit race test test-tools test-kubernetes test-kernels test-all test-release try fresh
 .PHONY: attack bfd conformance bench gobench fuzz mutants lint generate bpf clean controlplane conformance-programs deps root
-.PHONY: go-version
+.PHONY: go-version release release-tool
 
 build: go-version ## build ./steelyard (the default)
 	go build -trimpath -ldflags '$(LDFLAGS)' -o steelyard .
@@ -137,8 +137,17 @@ bpf: root ## compile the BPF programs and run their main tests: rows, model, mal
 	go generate ./datapath
 	go test ./datapath -run '^Test(Rows|EveryReasonHasARow|Model|MalformedFrames|RandomFrames|StackHasRoom)$$' -count 1
 
+# VERSION=0.1.0 where the commit has no tag; ARCH=amd64 alone; IMAGE=NAME of the image; KEY=FILE, a key of minisign.
+ARCH ?= amd64,arm64
+IMAGE ?= $(or $(PUSH),steelyard-lb/steelyard)
+release: release-tool ## build the files of a release into dist/VERSION, from a commit; PUSH=REGISTRY/NAME pushes the image
+	.cache/release -version '$(VERSION)' -arch '$(ARCH)' -image '$(IMAGE)' -key '$(KEY)' -push '$(PUSH)'
+
+release-tool: go-version
+	cd e2e/release && go build -trimpath -o '$(CURDIR)/.cache/release' .
+
 clean: ## remove what was built
-	rm -rf steelyard .cache
+	rm -rf steelyard .cache dist
 
 root: go-version
 	@test "$$(id -u)" = 0 || { echo "the tests make network namespaces and load BPF: sudo make test" >&2; exit 1; }

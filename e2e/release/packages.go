@@ -1,0 +1,127 @@
+package main
+
+import (
+	"bytes"
+	"embed"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/goreleaser/nfpm/v2"
+	_ "github.com/goreleaser/nfpm/v2/deb"
+	"github.com/goreleaser/nfpm/v2/files"
+	_ "github.com/goreleaser/nfpm/v2/rpm"
+)
+
+//go:embed scripts
+var scripts embed.FS
+
+// writePackages writes a deb and an rpm for each architecture.
+func (r *release) writePackages() error {
+	dir, err := os.MkdirTemp("", "steelyard-release")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	if err := r.stage(dir); err != nil {
+		return err
+	}
+	for _, arch := range r.archs {
+		for _, format := range []string{"deb", "rpm"} {
+			if err := r.writePackage(format, arch, dir); err != nil {
+				return fmt.Errorf("%s for %s: %w", format, arch, err)
+			}
+		}
+	}
+	return nil
+}
+
+// The unit that "steelyard install" writes is for the administrator's own files; that of a package is for /usr.
+const (
+	unitFile    = "systemd/steelyard.service"
+	exampleFile = "systemd/steelyard.toml"
+	ownBinary   = "/usr/local/bin/steelyard"
+	binaryPath  = "/usr/bin/steelyard"
+)
+
+// stage copies what is in every package to dir.
+func (r *release) stage(dir string) error {
+	unit, err := os.ReadFile(filepath.Join(r.tree, unitFile))
+	if err != nil {
+		return err
+	}
+	example, err := os.ReadFile(filepath.Join(r.tree, exampleFile))
+	if err != nil {
+		return err
+	}
+	staged := map[string][]byte{
+		"steelyard.service": bytes.ReplaceAll(unit, []byte(ownBinary), []byte(binaryPath)),
+		"steelyard.toml":    example,
+	}
+	for _, name := range []string{"postinstall.sh", "preremove.sh", "postremove.sh"} {
+		if staged[name], err = scripts.ReadFile("scripts/" + name); err != nil {
+			return err
+		}
+	}
+	for name, text := range staged {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *release) writePackage(format, arch, dir string) error {
+	info := nfpm.WithDefaults(&nfpm.Info{
+		Name: "steelyard", Arch: arch, Platform: "linux", Version: r.version, Release: "1",
+		Section: "net", Priority: "optional", License: "Apache-2.0",
+		Maintainer: "The Steelyard authors <steelyard-lb@users.noreply.github.com>",
+		Vendor:     "The Steelyard authors",
+		Homepage:   "https://" + modulePath,
+		Description: "load balancer for Linux machines and Kubernetes clusters\n" +
+			"Announces the addresses of services by BGP, ARP and NDP, forwards their\n" +
+			"traffic in the kernel (eBPF), and checks the health of the servers.",
+		MTime: r.time, DisableGlobbing: true,
+		Overridables: nfpm.Overridables{
+			Contents: r.contents(arch, dir),
+			Scripts: nfpm.Scripts{
+				PostInstall: filepath.Join(dir, "postinstall.sh"),
+				PreRemove:   filepath.Join(dir, "preremove.sh"),
+				PostRemove:  filepath.Join(dir, "postremove.sh"),
+			},
+			RPM: nfpm.RPM{BuildHost: "localhost", Summary: "load balancer for Linux machines and Kubernetes clusters"},
+		},
+	})
+	packager, err := nfpm.Get(format)
+	if err != nil {
+		return err
+	}
+	if err := nfpm.PrepareForPackager(info, format); err != nil {
+		return err
+	}
+	var out bytes.Buffer
+	if err := packager.Package(info, &out); err != nil {
+		return err
+	}
+	return os.WriteFile(r.path(packager.ConventionalFileName(info)), out.Bytes(), 0o644)
+}
+
+func (r *release) contents(arch, dir string) files.Contents {
+	of := func(mode os.FileMode) *files.ContentFileInfo {
+		return &files.ContentFileInfo{Owner: "root", Group: "root", Mode: mode, MTime: r.time}
+	}
+	return files.Contents{
+		{Source: r.binary(arch), Destination: binaryPath, FileInfo: of(0o755)},
+		{
+			Source:      filepath.Join(dir, "steelyard.service"),
+			Destination: "/usr/lib/systemd/system/steelyard.service", FileInfo: of(0o644),
+		},
+		{Destination: "/etc/steelyard", Type: files.TypeDir, FileInfo: of(0o750)},
+		{
+			Source: filepath.Join(dir, "steelyard.toml"), Destination: "/etc/steelyard/steelyard.toml",
+			Type: files.TypeConfigNoReplace, FileInfo: of(0o640),
+		},
+		{Source: r.licences(), Destination: "/usr/share/doc/steelyard/copyright", FileInfo: of(0o644), Packager: "deb"},
+		{Source: r.licences(), Destination: "/usr/share/licenses/steelyard/licences.txt", FileInfo: of(0o644), Packager: "rpm"},
+	}
+}

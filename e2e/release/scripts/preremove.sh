@@ -1,0 +1,7 @@
+#!/bin/sh
+# Before the removal, not before an upgrade. The agent withdraws its routes and ends; then nothing is left in the kernel.
+# It is an error when an agent runs that systemd does not know, and the package stays.
+set -e
+case "$1" in remove | 0) ;; *) exit 0 ;; esac
+[ ! -d /run/systemd/system ] || systemctl disable --now steelyard.service
+/usr/bin/steelyard cleanup
