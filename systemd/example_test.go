@@ -33,7 +33,7 @@ var toml = regexp.MustCompile(`(?s)steelyard.toml: \|\n(.*?)\n---`)
 
 // The configuration of the DaemonSet is valid, also with every line uncommented.
 func TestManifestConfigurationIsValid(t *testing.T) {
-	text := toml.FindStringSubmatch(systemd.Manifest("steelyard:test"))
+	text := toml.FindStringSubmatch(systemd.Manifest("steelyard:test", ""))
 	if text == nil {
 		t.Fatal("the manifest has no configuration")
 	}

@@ -13,8 +13,17 @@ var (
 )
 
 // Manifest returns the Kubernetes objects that run the agent on every node, and what assigns addresses, as YAML, with
-// this image.
-func Manifest(image string) string { return withImage(daemonSet, image) }
+// this image. Lines of configuration that are given stand in place of the example of a router and a pool.
+func Manifest(image, configuration string) string {
+	manifest := daemonSet
+	if configuration != "" {
+		before, rest, _ := strings.Cut(daemonSet, "    # [bgp]\n")
+		_, after, _ := strings.Cut(rest, "---\n")
+		indented := "    " + strings.ReplaceAll(strings.TrimSuffix(configuration, "\n"), "\n", "\n    ")
+		manifest = before + strings.ReplaceAll(indented, "    \n", "\n") + "\n---\n" + after
+	}
+	return withImage(manifest, image)
+}
 
 // CleanupManifest returns the Kubernetes object that runs "steelyard cleanup" on every node, once those of Manifest
 // that run the agent were deleted.

@@ -22,7 +22,7 @@ func objects(t *testing.T) map[string]runtime.Object {
 	t.Helper()
 	all := map[string]runtime.Object{}
 	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
-	for doc := range strings.SplitSeq(systemd.Manifest("steelyard:test"), "\n---\n") {
+	for doc := range strings.SplitSeq(systemd.Manifest("steelyard:test", ""), "\n---\n") {
 		o, kind, err := decoder.Decode([]byte(doc), nil, nil)
 		if err != nil {
 			t.Fatalf("%v in\n%s", err, doc)

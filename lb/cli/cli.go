@@ -17,8 +17,11 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/printable"
 )
 
-// version is set by the linker (-X).
-var version = "dev"
+// Set by the linker (-X).
+var (
+	version = "dev"
+	image   = "steelyard-lb/steelyard" // without a tag
+)
 
 // errUsage marks errors in the arguments; the exit code is 2.
 var errUsage = errors.New("wrong usage")
@@ -120,7 +123,6 @@ func newApp(e *env) *ucli.App {
 
 // commands returns the command table. Nouns only read; verbs change something.
 func commands(e *env) []*ucli.Command {
-	image := &ucli.StringFlag{Name: "image", Value: "steelyard:" + version, Usage: "`IMAGE` of the agent"}
 	with := func(f ...ucli.Flag) []ucli.Flag { return f }
 	return []*ucli.Command{
 		{
@@ -173,13 +175,7 @@ func commands(e *env) []*ucli.Command {
 		e.drain("undrain", "announce the addresses of a drained service or node again"),
 		{Name: "install", Usage: "install this binary as a systemd service", Action: e.install},
 		{Name: "uninstall", Usage: "remove the systemd service, but not the configuration", Action: e.uninstall},
-		{
-			Name: "manifest", Usage: "print the Kubernetes objects that run the agent on every node",
-			Flags: with(image, &ucli.BoolFlag{
-				Name: "cleanup", Usage: "instead those that clean up every node, after the others were deleted",
-			}),
-			Action: e.manifest,
-		},
+		e.manifest(),
 		{
 			Name: "cleanup", Usage: "remove every object of Steelyard from the kernel", Action: e.cleanup,
 			Flags: with(

@@ -55,15 +55,6 @@ func (e *env) uninstall(*ucli.Context) error {
 	return systemd.Uninstall(e.out, "/", e.programs.Remains)
 }
 
-func (e *env) manifest(c *ucli.Context) error {
-	text := systemd.Manifest(c.String("image"))
-	if c.Bool("cleanup") {
-		text = systemd.CleanupManifest(c.String("image"))
-	}
-	_, err := fmt.Fprint(e.out, text)
-	return err
-}
-
 func (e *env) version(*ucli.Context) error {
 	_, err := fmt.Fprintln(e.out, version)
 	return err

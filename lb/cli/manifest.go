@@ -1,0 +1,105 @@
+package cli
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	ucli "github.com/urfave/cli/v2"
+
+	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/systemd"
+)
+
+func (e *env) manifest() *ucli.Command {
+	return &ucli.Command{
+		Name: "manifest", Usage: "print the Kubernetes objects that run the agent on every node",
+		Flags: []ucli.Flag{
+			&ucli.StringFlag{Name: "image", Value: image + ":" + version, Usage: "`IMAGE` of the agent"},
+			&ucli.BoolFlag{Name: "l2", Usage: "announce by ARP and NDP"},
+			&ucli.StringFlag{Name: "bgp", Usage: "announce by BGP to `asn=OWN,peer=ADDRESS:ASN`; also several peer="},
+			&ucli.StringSliceFlag{Name: "pool", Usage: "assign addresses from `RANGE`, a prefix, or first-last; also several"},
+			&ucli.BoolFlag{
+				Name: "cleanup", Usage: "instead those that clean up every node, after the others were deleted",
+			},
+		},
+		Action: e.printManifest,
+	}
+}
+
+func (e *env) printManifest(c *ucli.Context) error {
+	configuration, err := firstConfiguration(c.Bool("l2"), c.String("bgp"), c.StringSlice("pool"))
+	if err != nil {
+		return err
+	}
+	text := systemd.Manifest(c.String("image"), configuration)
+	if c.Bool("cleanup") {
+		if configuration != "" {
+			return fmt.Errorf("%w: --cleanup takes no configuration", errUsage)
+		}
+		text = systemd.CleanupManifest(c.String("image"))
+	}
+	_, err = fmt.Fprint(e.out, text)
+	return err
+}
+
+// firstConfiguration returns the lines that a first try needs: how addresses are announced, and which. It refuses what
+// the agent would refuse, and what would announce nothing.
+func firstConfiguration(l2 bool, bgp string, pools []string) (string, error) {
+	if !l2 && bgp == "" && len(pools) == 0 {
+		return "", nil
+	}
+	if !l2 && bgp == "" || len(pools) == 0 {
+		return "", fmt.Errorf("%w: addresses are announced with --l2 or --bgp, and --pool", errUsage)
+	}
+	var text strings.Builder
+	if l2 {
+		text.WriteString("[l2]\n\n")
+	}
+	if bgp != "" {
+		lines, err := bgpLines(bgp)
+		if err != nil {
+			return "", fmt.Errorf("%w: --bgp %s: %w", errUsage, bgp, err)
+		}
+		text.WriteString(lines)
+	}
+	var quoted []string
+	for _, p := range pools {
+		quoted = append(quoted, strconv.Quote(p))
+	}
+	fmt.Fprintf(&text, "[[pool]]\nname = \"public\"\naddresses = [%s]\n", strings.Join(quoted, ", "))
+	if _, err := config.Parse("manifest", []byte("[kubernetes]\nallocate = false\n\n"+text.String())); err != nil {
+		return "", fmt.Errorf("%w: %w", errUsage, err)
+	}
+	return text.String(), nil
+}
+
+// bgpLines is the section of "asn=64512,peer=192.0.2.1:64500,peer=[2001:db8::1]:64500".
+func bgpLines(flag string) (string, error) {
+	var own string
+	var peers []string
+	for part := range strings.SplitSeq(flag, ",") {
+		key, value, _ := strings.Cut(part, "=")
+		switch key {
+		case "asn":
+			own = value
+		case "peer":
+			i := strings.LastIndex(value, ":")
+			address, err := netip.ParseAddr(strings.Trim(value[:max(i, 0)], "[]"))
+			if err != nil {
+				return "", fmt.Errorf("peer %q is not ADDRESS:ASN, such as 192.0.2.1:64500", value)
+			}
+			if _, err := strconv.ParseUint(value[i+1:], 10, 32); err != nil {
+				return "", fmt.Errorf("peer %q has no AS number after the address", value)
+			}
+			peers = append(peers, fmt.Sprintf("{ address = %q, asn = %s }", address, value[i+1:]))
+		default:
+			return "", fmt.Errorf("%q is neither asn=NUMBER nor peer=ADDRESS:ASN", part)
+		}
+	}
+	if _, err := strconv.ParseUint(own, 10, 32); err != nil || len(peers) == 0 {
+		return "", fmt.Errorf("it needs asn=NUMBER and at least one peer=ADDRESS:ASN")
+	}
+	return fmt.Sprintf("[bgp]\nasn = %s\npeers = [%s]\n\n", own, strings.Join(peers, ", ")), nil
+}

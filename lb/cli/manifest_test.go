@@ -1,0 +1,52 @@
+package cli
+
+import (
+	"strings"
+	"testing"
+)
+
+// What the flags say is the configuration of the manifest, in place of the example.
+func TestManifestConfiguration(t *testing.T) {
+	const pool = "\n    [[pool]]\n    name = \"public\"\n    addresses = [\"192.168.1.200-192.168.1.219\"]\n---\n"
+	const pools = "\n    [[pool]]\n    name = \"public\"\n    addresses = [\"203.0.113.0/28\", \"2001:db8:1::/112\"]\n---\n"
+	for _, tt := range []struct{ flags, want string }{
+		{"--l2 --pool 192.168.1.200-192.168.1.219", "    [l2]\n" + pool},
+		{
+			"--bgp asn=64512,peer=192.0.2.1:64500,peer=[2001:db8::1]:4200000000 --pool 203.0.113.0/28 --pool 2001:db8:1::/112",
+			"    [bgp]\n    asn = 64512\n    peers = [{ address = \"192.0.2.1\", asn = 64500 }, " +
+				"{ address = \"2001:db8::1\", asn = 4200000000 }]\n" + pools,
+		},
+	} {
+		code, out, errOut := steelyard(t, strings.Fields("manifest --image x:1 "+tt.flags)...)
+		if code != 0 || errOut != "" || !strings.Contains(out, "nodes may not\n\n"+tt.want) {
+			t.Errorf("%s: code %d, %s\n%s", tt.flags, code, errOut, out)
+		}
+		_, plain, _ := steelyard(t, "manifest", "--image", "x:1")
+		if strings.Count(out, "\n---\n") != strings.Count(plain, "\n---\n") || strings.Contains(out, "# [[pool]]") {
+			t.Errorf("%s: other objects, or the example\n%s", tt.flags, out)
+		}
+	}
+	for _, tt := range []struct{ flags, want string }{
+		{"--l2", "addresses are announced with --l2 or --bgp, and --pool"},
+		{"--pool 192.0.2.0/28", "addresses are announced with --l2 or --bgp, and --pool"},
+		{"--l2 --pool 192.0.2.300", "192.0.2.300"},
+		{"--bgp peer=192.0.2.1:64500 --pool 192.0.2.0/28", "it needs asn=NUMBER"},
+		{"--bgp asn=1,peer=192.0.2.1 --pool 192.0.2.0/28", `"192.0.2.1" is not ADDRESS:ASN`},
+		{"--bgp asn=1,peer=192.0.2.1:x --pool 192.0.2.0/28", `"192.0.2.1:x" has no AS number`},
+		{"--bgp asn=1,as=2 --pool 192.0.2.0/28", `"as=2" is neither`},
+		{"--cleanup --l2 --pool 192.0.2.0/28", "--cleanup takes no configuration"},
+	} {
+		code, out, errOut := steelyard(t, strings.Fields("manifest "+tt.flags)...)
+		if code != 2 || out != "" || !strings.Contains(errOut, tt.want) {
+			t.Errorf("%s: code %d, stdout %q, stderr %q; want %q", tt.flags, code, out, errOut, tt.want)
+		}
+	}
+}
+
+// The image has the name and the version of the release.
+func TestManifestImage(t *testing.T) {
+	code, out, _ := steelyard(t, "manifest")
+	if code != 0 || strings.Count(out, "image: steelyard-lb/steelyard:"+version+"\n") != 2 {
+		t.Errorf("code %d\n%s", code, out)
+	}
+}
