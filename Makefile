@@ -14,7 +14,7 @@ GOLANGCI_VERSION := v2.12.2
 
 .PHONY: build help install demo unit race test test-tools test-kubernetes test-kernels test-all test-release try fresh
 .PHONY: attack bfd conformance bench gobench fuzz mutants lint generate bpf clean controlplane conformance-programs deps root
-.PHONY: go-version release release-tool
+.PHONY: go-version release release-tool test-packages
 
 build: go-version ## build ./steelyard (the default)
 	go build -trimpath -ldflags '$(LDFLAGS)' -o steelyard .
@@ -142,6 +142,9 @@ ARCH ?= amd64,arm64
 IMAGE ?= $(or $(PUSH),steelyard-lb/steelyard)
 release: release-tool ## build the files of a release into dist/VERSION, from a commit; PUSH=REGISTRY/NAME pushes the image
 	.cache/release -version '$(VERSION)' -arch '$(ARCH)' -image '$(IMAGE)' -key '$(KEY)' -push '$(PUSH)'
+
+test-packages: go-version ## test "make release": the same bytes in two folders
+	e2e/release/test.sh
 
 release-tool: go-version
 	cd e2e/release && go build -trimpath -o '$(CURDIR)/.cache/release' .

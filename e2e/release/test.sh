@@ -1,0 +1,16 @@
+#!/bin/bash
+# Tests "make release" on this architecture: builds the last commit in two folders of different lengths, with another time
+# zone and umask, and compares all files. It builds with the cache of Go.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+(cd e2e/release && go test -count 1 .)
+work=$(mktemp -d "${TMPDIR:-/var/tmp}/steelyard-release.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM
+one=$work/one two="$work/another folder with a long name"
+for clone in "$one" "$two"; do git -c safe.directory='*' clone -q "$PWD" "$clone"; done
+arch=$(go env GOARCH)
+make -C "$one" release VERSION=0.1.0 ARCH="$arch"
+(umask 077 && TZ=Asia/Tokyo make -C "$two" release VERSION=0.1.0 ARCH="$arch")
+diff "$one/dist/0.1.0/sha256sums" "$two/dist/0.1.0/sha256sums"
+(cd "$two/dist/0.1.0" && sha256sum --check --quiet sha256sums)
