@@ -173,7 +173,9 @@ func (r *release) archive(files ...file) ([]byte, error) {
 		if err := r.folders(w, made, filepath.Dir(f.path)); err != nil {
 			return nil, err
 		}
-		head := tar.Header{Name: f.path, Mode: f.mode, Size: int64(len(f.text)), ModTime: r.time, Format: tar.FormatUSTAR}
+		head := tar.Header{
+			Name: f.path, Mode: f.mode, Size: int64(len(f.text)), ModTime: r.time, Format: tar.FormatUSTAR,
+		}
 		if err := w.WriteHeader(&head); err != nil {
 			return nil, err
 		}

@@ -106,8 +106,8 @@ func licencesOf(root string, packages map[string]bool) (map[string][]byte, error
 				return nil, err
 			}
 			for _, e := range entries {
-				all := filepath.Base(dir) == "LICENSES"
-				if !e.Type().IsRegular() || !all && !isLicence.MatchString(e.Name()) || filepath.Ext(e.Name()) == ".go" {
+				is := isLicence.MatchString(e.Name()) || filepath.Base(dir) == "LICENSES"
+				if !is || !e.Type().IsRegular() || filepath.Ext(e.Name()) == ".go" {
 					continue
 				}
 				path := filepath.Join(dir, e.Name())

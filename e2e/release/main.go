@@ -31,7 +31,7 @@ func main() {
 	flag.StringVar(&r.image, "image", "steelyard-lb/steelyard", "`name` of the image")
 	archs := flag.String("arch", "amd64,arm64", "`list` of architectures")
 	key := flag.String("key", "", "sign with the secret key of minisign in this `file`")
-	push := flag.String("push", "", "push the image to this `repository` of a registry; the tag is the version, if it has none")
+	push := flag.String("push", "", "push the image to this `repository`, with the version as tag if it has none")
 	flag.Parse()
 	r.version = semantic(*version)
 	r.out = filepath.Join(*out, r.version)

@@ -122,6 +122,9 @@ func (r *release) contents(arch, dir string) files.Contents {
 			Type: files.TypeConfigNoReplace, FileInfo: of(0o640),
 		},
 		{Source: r.licences(), Destination: "/usr/share/doc/steelyard/copyright", FileInfo: of(0o644), Packager: "deb"},
-		{Source: r.licences(), Destination: "/usr/share/licenses/steelyard/licences.txt", FileInfo: of(0o644), Packager: "rpm"},
+		{
+			Source: r.licences(), Destination: "/usr/share/licenses/steelyard/licences.txt", FileInfo: of(0o644),
+			Packager: "rpm",
+		},
 	}
 }

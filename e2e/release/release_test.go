@@ -114,7 +114,9 @@ func TestBOM(t *testing.T) {
 // Licences are found beside the packages that are linked and above them, and not elsewhere in the module.
 func TestLicences(t *testing.T) {
 	root := t.TempDir()
-	for _, path := range []string{"LICENSE", "a/b/NOTICE.txt", "a/COPYING", "a/licence.go", "c/LICENSE", "a/b/code.go"} {
+	for _, path := range []string{
+		"LICENSE", "a/b/NOTICE.txt", "a/COPYING", "a/licence.go", "c/LICENSE", "a/b/code.go",
+	} {
 		path = filepath.Join(root, path)
 		check(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(path), 0o644)))
 	}
@@ -160,7 +162,8 @@ func TestPush(t *testing.T) {
 		}
 		program, err := os.ReadFile(r.binary(arch))
 		check(t, err)
-		if !bytes.Equal(files["steelyard"], program) || string(files["usr/share/doc/steelyard/licences.txt"]) != "licences" {
+		licences := string(files["usr/share/doc/steelyard/licences.txt"])
+		if !bytes.Equal(files["steelyard"], program) || licences != "licences" {
 			t.Errorf("%s: other files than those of the release", arch)
 		}
 	}

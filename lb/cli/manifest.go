@@ -19,7 +19,9 @@ func (e *env) manifest() *ucli.Command {
 			&ucli.StringFlag{Name: "image", Value: image + ":" + version, Usage: "`IMAGE` of the agent"},
 			&ucli.BoolFlag{Name: "l2", Usage: "announce by ARP and NDP"},
 			&ucli.StringFlag{Name: "bgp", Usage: "announce by BGP to `asn=OWN,peer=ADDRESS:ASN`; also several peer="},
-			&ucli.StringSliceFlag{Name: "pool", Usage: "assign addresses from `RANGE`, a prefix, or first-last; also several"},
+			&ucli.StringSliceFlag{
+				Name: "pool", Usage: "assign addresses from `RANGE`, a prefix, or first-last; also several",
+			},
 			&ucli.BoolFlag{
 				Name: "cleanup", Usage: "instead those that clean up every node, after the others were deleted",
 			},

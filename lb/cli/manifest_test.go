@@ -7,14 +7,15 @@ import (
 
 // What the flags say is the configuration of the manifest, in place of the example.
 func TestManifestConfiguration(t *testing.T) {
-	const pool = "\n    [[pool]]\n    name = \"public\"\n    addresses = [\"192.168.1.200-192.168.1.219\"]\n---\n"
-	const pools = "\n    [[pool]]\n    name = \"public\"\n    addresses = [\"203.0.113.0/28\", \"2001:db8:1::/112\"]\n---\n"
+	const pool = "\n    [[pool]]\n    name = \"public\"\n    addresses = "
 	for _, tt := range []struct{ flags, want string }{
-		{"--l2 --pool 192.168.1.200-192.168.1.219", "    [l2]\n" + pool},
+		{"--l2 --pool 192.168.1.200-192.168.1.219", "    [l2]\n" + pool + "[\"192.168.1.200-192.168.1.219\"]\n---\n"},
 		{
-			"--bgp asn=64512,peer=192.0.2.1:64500,peer=[2001:db8::1]:4200000000 --pool 203.0.113.0/28 --pool 2001:db8:1::/112",
+			"--bgp asn=64512,peer=192.0.2.1:64500,peer=[2001:db8::1]:4200000000 " +
+				"--pool 203.0.113.0/28 --pool 2001:db8:1::/112",
 			"    [bgp]\n    asn = 64512\n    peers = [{ address = \"192.0.2.1\", asn = 64500 }, " +
-				"{ address = \"2001:db8::1\", asn = 4200000000 }]\n" + pools,
+				"{ address = \"2001:db8::1\", asn = 4200000000 }]\n" +
+				pool + "[\"203.0.113.0/28\", \"2001:db8:1::/112\"]\n---\n",
 		},
 	} {
 		code, out, errOut := steelyard(t, strings.Fields("manifest --image x:1 "+tt.flags)...)
