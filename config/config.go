@@ -177,8 +177,10 @@ type Pool struct {
 	Priority        int  // lower first
 	ExternalIPs     bool // Services may have its addresses as spec.externalIPs
 	ShareAcross     bool // Services of all namespaces may share its addresses by key
-	Attributes      Attributes
-	Prepend         int // as that of a Peer, for peers that have none
+	// Grace is how long an address of a Service of the cluster is served after it was removed from the pool.
+	Grace      time.Duration
+	Attributes Attributes
+	Prepend    int // as that of a Peer, for peers that have none
 	// AggregateV4 and AggregateV6 are the announced prefix lengths, of prefixes that are in the pool; 0: those of BGP.
 	AggregateV4, AggregateV6 int
 }

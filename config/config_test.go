@@ -118,7 +118,7 @@ func TestDesign(t *testing.T) {
 				{From: netip.MustParseAddr("203.0.113.40"), To: netip.MustParseAddr("203.0.113.50")},
 				{From: netip.MustParseAddr("2001:db8:1::"), To: netip.MustParseAddr("2001:db8:1::f")},
 			},
-			Announce: []lb.AnnouncerKind{lb.AnnounceBGP}, AutoAssign: true,
+			Announce: []lb.AnnouncerKind{lb.AnnounceBGP}, AutoAssign: true, Grace: 10 * time.Minute,
 		}},
 		Services: []Service{{
 			Name: "web", Addresses: []netip.Addr{netip.MustParseAddr("203.0.113.10")},

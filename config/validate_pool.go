@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -70,6 +71,7 @@ func (d *decoder) pool(t *table) {
 	p.ServiceSelector = t.selector("service_selector")
 	p.ExternalIPs = t.boolean("external_ips", p.ExternalIPs)
 	p.ShareAcross = t.boolean("share_across_namespaces", p.ShareAcross)
+	p.Grace = t.duration("grace", 10*time.Minute, 0, 24*time.Hour)
 	p.Priority = integer(t, "priority", p.Priority, -1<<31, 1<<31-1)
 	p.Attributes = t.attributes()
 	p.Prepend = integer(t, "prepend", p.Prepend, 0, 10)

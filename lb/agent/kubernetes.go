@@ -240,7 +240,7 @@ func poolsOf(cfg *config.Config) (pools []kube.Pool, err error) {
 				Name: p.Name, AutoAssign: p.AutoAssign, Priority: p.Priority, AvoidBuggy: p.AvoidBuggyIPs,
 				AvoidAnycast: cfg.AnnouncesL2(p.Announce), Announce: p.Announce, ShareAcross: p.ShareAcross,
 			},
-			Namespaces: p.Namespaces, ExternalIPs: p.ExternalIPs,
+			Namespaces: p.Namespaces, ExternalIPs: p.ExternalIPs, Grace: p.Grace,
 		}
 		k.Ranges = p.Ranges
 		if p.ServiceSelector != "" {

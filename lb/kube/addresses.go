@@ -3,35 +3,11 @@ package kube
 import (
 	"iter"
 	"net/netip"
-	"slices"
 
 	core "k8s.io/api/core/v1"
 
 	"github.com/steelyard-lb/steelyard/lb"
 )
-
-// pooled sets the announcers of each VIP from its pool. An address in no pool is withheld, whoever assigned it.
-func (s *Source) pooled(service *lb.Service) {
-	if len(s.o.Pools) == 0 {
-		return
-	}
-	pools := make([]*Pool, len(service.VIPs))
-	for i, vip := range service.VIPs {
-		pools[i] = poolOf(s.o.Pools, vip)
-	}
-	if all := slices.Compact(slices.Clone(pools)); len(all) == 1 && all[0] != nil {
-		service.Announce = all[0].Announce // of most services, in less memory than a map
-		return
-	}
-	service.PerVIP = map[netip.Addr]lb.VIPRule{}
-	for i, vip := range service.VIPs {
-		rule := lb.VIPRule{WithholdReason: vip.String() + " is in no pool"}
-		if pools[i] != nil {
-			rule = lb.VIPRule{Announce: pools[i].Announce}
-		}
-		service.PerVIP[vip] = rule
-	}
-}
 
 // withholdFamilies withholds the VIPs of a family that nothing here serves.
 func (v *view) withholdFamilies() {

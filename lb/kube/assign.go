@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	core "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -23,6 +24,8 @@ type Pool struct {
 	// ExternalIPs: Services may have addresses of the pool as spec.externalIPs, which anybody can write who can write a
 	// Service.
 	ExternalIPs bool
+	// Grace is how long an address that is in no pool any more is served, without being announced.
+	Grace time.Duration
 }
 
 func (p Pool) serves(s *core.Service) bool { return p.refuses(s) == "" }

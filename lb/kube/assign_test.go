@@ -124,7 +124,7 @@ func TestExternalIPs(t *testing.T) {
 	ranges := []lb.AddrRange{{From: addr("203.0.113.0"), To: addr("203.0.113.3")}}
 	pool := Pool{Pool: lb.Pool{Name: "public", AutoAssign: true, Ranges: ranges}, Namespaces: []string{"default"}}
 	pool.ExternalIPs = true
-	source := newFixture(t, func(o *Options) { o.Pools = []Pool{pool} })
+	source := newFixture(t, func(o *Options) { o.Pools = []Pool{pool, poolOfOne("203.0.113.10")} })
 	names := func(ips ...string) func(*core.Service) {
 		return func(s *core.Service) { s.Spec.ExternalIPs = ips }
 	}

@@ -61,7 +61,7 @@ func (s *Source) freeze(name string, sink lb.Sink) {
 	}
 	var frozen *lb.Service
 	if !s.arrived(x, func() {
-		frozen = &lb.Service{Name: name, Source: Name, VIPs: addressesOf(x.(*core.Service)), Frozen: true}
+		frozen = &lb.Service{Name: name, Source: Name, VIPs: s.served(x.(*core.Service)), Frozen: true}
 		s.pooled(frozen)
 	}) || len(frozen.VIPs) == 0 {
 		return

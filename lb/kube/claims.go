@@ -50,7 +50,7 @@ func (a claim) joins(b claim, across bool) bool {
 // claimOf returns the claim of a Service for an address; false: it has none. A status counts only if nodes serve it:
 // controllers of other classes may write any address. An address of its externalIPs counts only if a pool permits it.
 func (s *Source) claimOf(service *core.Service, addr netip.Addr) (claim, bool) {
-	if matchesClass(service, s.o.Class) && slices.Contains(addressesOf(service), addr) {
+	if matchesClass(service, s.o.Class) && slices.Contains(s.served(service), addr) {
 		return claim{service, false}, true
 	}
 	if !slices.Contains(externalIPsOf(service), addr) || !permitsExternal(s.o.Pools, service, addr) {
@@ -133,6 +133,10 @@ func (s *Source) addressesFor(service *core.Service) (a addresses) {
 	}
 	if matchesClass(service, s.o.Class) {
 		for _, addr := range addressesOf(service) {
+			if why := s.refusal(addr); why != "" {
+				a.refused = append(a.refused, lb.RefusedVIP{VIP: addr, Reason: "refused: " + addr.String() + " " + why})
+				continue
+			}
 			add(addr, false)
 		}
 	}

@@ -139,7 +139,9 @@ func TestExcludedServiceThatNamesItsAddress(t *testing.T) {
 
 // A node announces and serves by the pools that are set last.
 func TestSourceFollowsPools(t *testing.T) {
-	f := newFixture(t, func(o *Options) { o.Pools = []Pool{poolOfOne("203.0.113.10")} })
+	first := poolOfOne("203.0.113.10")
+	first.Grace = time.Minute
+	f := newFixture(t, func(o *Options) { o.Pools = []Pool{first} })
 	external := aService(func(s *core.Service) {
 		s.Name, s.Spec.Type, s.Spec.ExternalIPs = "external", core.ServiceTypeClusterIP, []string{"203.0.113.20"}
 		s.Status = core.ServiceStatus{}

@@ -108,10 +108,11 @@ type Source struct {
 
 	// Only Run's goroutine uses these, and of o what SetPools and SetProbing replace.
 	put           map[string]*lb.Service
-	held          map[string]time.Time // since when a fault withholds the addresses of a service
-	endpoints     map[string]seen      // of services
-	complete      bool                 // all Services that existed at the start have been put
-	own           *core.Node           // this node; nil: the API server has none
+	held          map[string]time.Time     // since when a fault withholds the addresses of a service
+	graceUntil    map[netip.Addr]time.Time // until when addresses that are in no pool are served
+	endpoints     map[string]seen          // of services
+	complete      bool                     // all Services that existed at the start have been put
+	own           *core.Node               // this node; nil: the API server has none
 	top           topology
 	tunnelSources []netip.Addr // that are set, sorted; nil: none were
 }
@@ -268,6 +269,7 @@ func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 	s.conditions.startProxyCheck(false)
 	s.readNodes()
 	s.setTunnelSources()
+	s.keepHeld()
 	for _, x := range s.services.List() {
 		service := x.(*core.Service)
 		s.reconcile(nameOf(service), sink)
@@ -294,7 +296,7 @@ func (s *Source) handle(key string, sink lb.Sink) {
 		s.reconcileAll(sink)
 	case otherPools:
 		if pools := s.newPools.Swap(nil); pools != nil {
-			s.o.Pools = *pools
+			s.usePools(*pools)
 		}
 		for _, x := range s.services.List() { // also those that had no address of a pool
 			s.reconcile(nameOf(x.(*core.Service)), sink)

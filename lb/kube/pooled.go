@@ -1,0 +1,105 @@
+package kube
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	core "k8s.io/api/core/v1"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// Nodes take every packet to an address that they serve, and none from it. So the address of a client or of a server
+// must not be served because somebody has written it into a status: it must be in a pool. One whose pool was changed is
+// served for a while, so that clients and the owner of the Service have time.
+
+// GraceDefault is Pool.Grace for addresses of which the pool is not known any more: another one was in force before
+// this agent was started.
+const GraceDefault = 10 * time.Minute
+
+// broadcast is the limited broadcast address.
+var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
+
+// refusal returns why this node does not serve an address in the status of a Service; "": it does.
+func (s *Source) refusal(addr netip.Addr) string {
+	switch {
+	case !isHost(addr):
+		return "is not the address of a host"
+	case len(s.o.Pools) == 0 || poolOf(s.o.Pools, addr) != nil || time.Now().Before(s.graceUntil[addr]):
+		return ""
+	}
+	return "is in no pool"
+}
+
+// isHost reports whether one host can have an address.
+func isHost(a netip.Addr) bool {
+	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback() && a != broadcast
+}
+
+// served returns those addresses in the status of a Service that this node may serve.
+func (s *Source) served(service *core.Service) []netip.Addr {
+	return slices.DeleteFunc(addressesOf(service), func(a netip.Addr) bool { return s.refusal(a) != "" })
+}
+
+// usePools puts other pools in force. The addresses that this node serves and that are in none of them are served on
+// until their grace period ends.
+func (s *Source) usePools(pools []Pool) {
+	now, until := time.Now(), map[netip.Addr]time.Time{}
+	for _, service := range s.put {
+		for _, addr := range service.VIPs {
+			was := poolOf(s.o.Pools, addr)
+			switch {
+			case poolOf(pools, addr) != nil:
+			case was != nil:
+				until[addr] = now.Add(was.Grace)
+			case now.Before(s.graceUntil[addr]):
+				until[addr] = s.graceUntil[addr]
+			}
+		}
+	}
+	s.o.Pools = pools
+	s.setGrace(until)
+}
+
+// keepHeld gives those addresses a grace period that an earlier agent served, and that are in no pool.
+func (s *Source) keepHeld() {
+	until := map[netip.Addr]time.Time{}
+	for _, f := range s.o.Held {
+		if poolOf(s.o.Pools, f.VIP) == nil {
+			until[f.VIP] = time.Now().Add(GraceDefault)
+		}
+	}
+	s.setGrace(until)
+}
+
+// setGrace sets until when addresses that are in no pool are served, and queues their services for then.
+func (s *Source) setGrace(until map[netip.Addr]time.Time) {
+	s.graceUntil = until
+	for _, at := range until {
+		s.queue.AddAfter(everything, time.Until(at))
+	}
+}
+
+// pooled sets the announcers of each VIP from its pool. One in no pool is withheld.
+func (s *Source) pooled(service *lb.Service) {
+	if len(s.o.Pools) == 0 {
+		return
+	}
+	pools := make([]*Pool, len(service.VIPs))
+	for i, vip := range service.VIPs {
+		pools[i] = poolOf(s.o.Pools, vip)
+	}
+	if all := slices.Compact(slices.Clone(pools)); len(all) == 1 && all[0] != nil {
+		service.Announce = all[0].Announce // of most services, in less memory than a map
+		return
+	}
+	service.PerVIP = map[netip.Addr]lb.VIPRule{}
+	for i, vip := range service.VIPs {
+		rule := lb.VIPRule{WithholdReason: vip.String() + " is in no pool"}
+		if pools[i] != nil {
+			rule = lb.VIPRule{Announce: pools[i].Announce}
+		}
+		service.PerVIP[vip] = rule
+	}
+}

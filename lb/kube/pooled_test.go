@@ -1,0 +1,111 @@
+package kube
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// An address in no pool is not served, whoever wrote it: it may be that of a client. One that no host can have is not
+// served in any case.
+func TestAddressInNoPoolIsNotServed(t *testing.T) {
+	const inNoPool, noHost = "is in no pool", "is not the address of a host"
+	for _, tt := range []struct {
+		addr  string
+		pools []Pool
+		want  string // why not
+	}{
+		{"203.0.113.1", []Pool{poolOfOne("203.0.113.1")}, ""},
+		{"203.0.113.1", nil, ""},
+		{"198.51.100.7", []Pool{poolOfOne("203.0.113.1")}, inNoPool},
+		{"10.96.0.10", []Pool{poolOfOne("203.0.113.1")}, inNoPool},
+		{"0.0.0.0", nil, noHost},
+		{"::", nil, noHost},
+		{"239.1.1.1", nil, noHost},
+		{"ff02::1", nil, noHost},
+		{"255.255.255.255", nil, noHost},
+		{"127.0.0.1", nil, noHost},
+	} {
+		f := newFixture(t, func(o *Options) { o.Pools = tt.pools })
+		f.have(t, wanting("web", given(tt.addr)))
+		f.reconcile(webName, fakeSink{f.recorded})
+		got := f.put[webName]
+		var refused []lb.RefusedVIP
+		if tt.want != "" {
+			refused = []lb.RefusedVIP{{
+				VIP: netip.MustParseAddr(tt.addr), Reason: "refused: " + tt.addr + " " + tt.want,
+			}}
+		}
+		if fmt.Sprint(got.Refused) != fmt.Sprint(refused) || len(got.VIPs) != 1-len(refused) {
+			t.Errorf("%s: serves %v, refuses %v; want %v", tt.addr, got.VIPs, got.Refused, refused)
+		}
+	}
+}
+
+// An address that was in a pool is served, but not announced, until the grace period of the pool ends. After a restart
+// it is one that the kernel has.
+func TestGrace(t *testing.T) {
+	const vip = "203.0.113.10"
+	first, next := poolOfOne(vip), poolOfOne("203.0.113.20")
+	first.Grace = time.Minute
+	for name, tt := range map[string]struct {
+		held   []lb.Frontend
+		pools  []Pool
+		change func(f *fixture)
+		grace  time.Duration
+	}{
+		"other pools": {nil, []Pool{first}, func(f *fixture) { f.SetPools([]Pool{next}) }, time.Minute},
+		"a restart": {
+			[]lb.Frontend{{VIP: netip.MustParseAddr(vip), Port: 80}}, []Pool{next}, func(*fixture) {}, GraceDefault,
+		},
+		"back in a pool": {nil, []Pool{first}, func(f *fixture) {
+			f.SetPools([]Pool{next})
+			time.Sleep(time.Second)
+			f.SetPools([]Pool{first})
+		}, time.Hour},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFixture(t, func(o *Options) { o.Pools, o.Held = tt.pools, tt.held })
+			f.have(t, wanting("web", given(vip)), node("n1", "192.0.2.1"))
+			f.keepHeld()
+			f.reconcile(webName, fakeSink{f.recorded})
+			tt.change(f)
+			serves := func() bool {
+				for _, key := range f.queued() {
+					f.handle(key, fakeSink{f.recorded})
+				}
+				return len(f.put[webName].VIPs) == 1
+			}
+			for _, d := range []time.Duration{0, tt.grace - time.Second} {
+				time.Sleep(d)
+				if !serves() {
+					t.Errorf("%s: not served before %s", name, tt.grace)
+				}
+			}
+			rule := f.put[webName].PerVIP[netip.MustParseAddr(vip)]
+			if withheld := rule.WithholdReason != ""; withheld == (tt.grace == time.Hour) {
+				t.Errorf("%s: withheld: %q", name, rule.WithholdReason)
+			}
+			time.Sleep(2 * time.Second)
+			synctest.Wait()
+			if serves() != (tt.grace == time.Hour) {
+				t.Errorf("%s: after %s it serves %v", name, tt.grace, f.put[webName].VIPs)
+			}
+		})
+	}
+}
+
+// The claim of an address that is not served takes it from nobody.
+func TestAddressInNoPoolHasNoOwner(t *testing.T) {
+	pool := poolOfOne("203.0.113.1")
+	pool.ExternalIPs = true
+	f := newFixture(t, func(o *Options) { o.Pools = []Pool{pool} })
+	f.have(t, wanting("other", given("198.51.100.7")))
+	if c, ok := f.claimOf(f.Service("default/other"), netip.MustParseAddr("198.51.100.7")); ok {
+		t.Errorf("%s claims an address that is in no pool", nameOf(c.service))
+	}
+}
