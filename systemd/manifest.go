@@ -25,7 +25,7 @@ func Manifest(image, configuration string) string {
 	return withImage(manifest, image)
 }
 
-// CleanupManifest returns the Kubernetes object that runs "steelyard cleanup" on every node, once those of Manifest
+// CleanupManifest returns the Kubernetes objects that run "steelyard cleanup" on every node, once those of Manifest
 // that run the agent were deleted.
 func CleanupManifest(image string) string { return withImage(cleanup, image) }
 

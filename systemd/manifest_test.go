@@ -1,6 +1,7 @@
 package systemd_test
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -20,9 +21,14 @@ import (
 // objects returns the objects of the manifest by kind and name. A field that their types do not have is an error.
 func objects(t *testing.T) map[string]runtime.Object {
 	t.Helper()
+	return objectsOf(t, systemd.Manifest("steelyard:test", ""))
+}
+
+func objectsOf(t *testing.T, manifest string) map[string]runtime.Object {
+	t.Helper()
 	all := map[string]runtime.Object{}
 	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
-	for doc := range strings.SplitSeq(systemd.Manifest("steelyard:test", ""), "\n---\n") {
+	for doc := range strings.SplitSeq(manifest, "\n---\n") {
 		o, kind, err := decoder.Decode([]byte(doc), nil, nil)
 		if err != nil {
 			t.Fatalf("%v in\n%s", err, doc)
@@ -196,14 +202,14 @@ func TestManifestPolicy(t *testing.T) {
 	}
 }
 
-// What cleans up the nodes has the capabilities for that, and no account.
+// What cleans up the nodes has the capabilities for that, no account, and a namespace also after an uninstall.
 func TestCleanupManifest(t *testing.T) {
-	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
-	o, _, err := decoder.Decode([]byte(systemd.CleanupManifest("steelyard:test")), nil, nil)
-	if err != nil {
-		t.Fatal(err)
+	all := objectsOf(t, systemd.CleanupManifest("steelyard:test"))
+	d := all["DaemonSet steelyard-cleanup"].(*apps.DaemonSet)
+	installed := objects(t)["Namespace steelyard"].(*core.Namespace)
+	if n, ok := all["Namespace "+d.Namespace].(*core.Namespace); !ok || !maps.Equal(n.Labels, installed.Labels) {
+		t.Errorf("its namespace is %+v; want that of the agents, which may be gone: %+v", n, installed)
 	}
-	d := o.(*apps.DaemonSet)
 	pod := d.Spec.Template.Spec
 	c := pod.Containers[0]
 	if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken || !pod.HostNetwork ||
