@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -126,6 +127,19 @@ func (t *term) complain(s *core.Service, d decision) {
 		text = t.unannounced()
 	}
 	t.once(s, reasonNotAnnounced, text)
+}
+
+// complainExternal emits an Event about externalIPs that no node announces.
+func (t *term) complainExternal(s *core.Service) {
+	addrs := slices.DeleteFunc(externalIPsOf(s), func(a netip.Addr) bool {
+		return permitsExternal(t.assigner.pools, s, a)
+	})
+	text := ""
+	if len(addrs) > 0 && handled(s) {
+		text = fmt.Sprintf("%s of spec.externalIPs is not announced: no pool permits it; a [[pool]] that has the "+
+			"address and is for this Service needs external_ips = true", strings.Join(texts(addrs), ", "))
+	}
+	t.once(s, "ExternalIPNotPermitted", note(text))
 }
 
 // once emits an Event unless the last one with this reason had the same text. "": there is nothing to say.

@@ -117,7 +117,8 @@ type addresses struct {
 }
 
 // addressesFor returns the addresses of a Service that this node serves: those in its status, and those of its
-// externalIPs that a pool permits, unless another Service has them. ExternalIPs work with every type of Service.
+// externalIPs that a pool permits, unless another Service has them. ExternalIPs work with every type of Service. Those
+// in no pool are left to the service proxy.
 func (s *Source) addressesFor(service *core.Service) (a addresses) {
 	add := func(addr netip.Addr, external bool) {
 		owner, taken := s.owner(claim{service, external}, addr)
@@ -141,8 +142,14 @@ func (s *Source) addressesFor(service *core.Service) (a addresses) {
 		}
 	}
 	for _, addr := range externalIPsOf(service) {
-		if !slices.Contains(a.vips, addr) && permitsExternal(s.o.Pools, service, addr) {
+		refused := func(r lb.RefusedVIP) bool { return r.VIP == addr }
+		switch p := poolOf(s.o.Pools, addr); {
+		case p == nil || slices.Contains(a.vips, addr) || slices.ContainsFunc(a.refused, refused):
+		case permitsExternal(s.o.Pools, service, addr):
 			add(addr, true)
+		default:
+			reason := fmt.Sprintf("refused: the pool %q does not permit %s as an externalIP of it", p.Name, addr)
+			a.refused = append(a.refused, lb.RefusedVIP{VIP: addr, Reason: reason})
 		}
 	}
 	if ips := service.Spec.ExternalIPs; len(ips) > maxExternalIPs {

@@ -120,13 +120,17 @@ func TestWhoHasAnAddress(t *testing.T) {
 		t.Errorf("all addresses are refused: VIPs %v, refused %v", v.service.VIPs, v.service.Refused)
 	}
 
-	// Without permission of the pool externalIPs are not ours.
+	// Without permission of the pool externalIPs are refused. Those in no pool are not ours.
 	f = newFixture(t, func(o *Options) {
 		at := netip.MustParseAddr(vip)
 		o.Pools = []Pool{{Pool: lb.Pool{Ranges: []lb.AddrRange{{From: at, To: at}}}}}
 	})
+	if got := f.addressesFor(svc("a", 1, external)); len(got.vips) > 0 || len(got.refused) != 1 {
+		t.Errorf("externalIPs without external_ips: %+v; want that it is refused", got)
+	}
+	f.o.Pools = []Pool{poolOfOne("203.0.113.11")}
 	if got := f.addressesFor(svc("a", 1, external)); len(got.vips)+len(got.refused) > 0 {
-		t.Errorf("externalIPs without external_ips: %+v", got)
+		t.Errorf("externalIPs in no pool: %+v", got)
 	}
 }
 

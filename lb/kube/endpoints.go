@@ -49,7 +49,7 @@ type hints struct{ nodes, zones []string }
 // isLocal reports whether the endpoint is on this node.
 func (e endpoint) isLocal(top topology) bool { return e.node == top.node && top.node != "" }
 
-// slimSlice omits the endpoints without a valid address, and the ports without a number.
+// slimSlice omits the endpoints without the address of a host, and the ports without a number.
 func slimSlice(s *discovery.EndpointSlice) *endpointSlice {
 	out := &endpointSlice{
 		ObjectMeta: meta.ObjectMeta{Name: s.Name, Namespace: intern(s.Namespace), ResourceVersion: s.ResourceVersion},
@@ -136,7 +136,7 @@ func toEndpoint(e discovery.Endpoint) (x endpoint, ok bool) {
 		return x, false
 	}
 	addr, err := netip.ParseAddr(e.Addresses[0])
-	if err != nil {
+	if err != nil || !isHost(addr) {
 		return x, false
 	}
 	x.at = netip.AddrPortFrom(addr, 0)

@@ -104,6 +104,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 		return err
 	}
 	t.ledger.pendingFor(s) // what an older version required is not pending any more
+	t.complainExternal(s)
 	if !matchesClass(s, t.o.Class) || s.DeletionTimestamp != nil {
 		return t.withdraw(ctx, s)
 	}
