@@ -70,6 +70,7 @@ func (e *env) withoutAgent(err error) {
 		fmt.Fprintf(e.out, "kernel  not known: %s\n", printable.Text(err.Error()))
 	case left:
 		fmt.Fprintln(e.out, "kernel  the programs of the last agent go on forwarding, without health checks; routers "+
-			"with graceful\n        restart drop the routes after restart_time: start the agent, or run steelyard cleanup")
+			"with graceful\n        restart drop the routes after restart_time: start the agent, or run "+
+			"steelyard cleanup")
 	}
 }
