@@ -143,7 +143,8 @@ IMAGE ?= $(or $(PUSH),steelyard-lb/steelyard)
 release: release-tool ## build the files of a release into dist/VERSION, from a commit; PUSH=REGISTRY/NAME pushes the image
 	.cache/release -version '$(VERSION)' -arch '$(ARCH)' -image '$(IMAGE)' -key '$(KEY)' -push '$(PUSH)'
 
-test-packages: go-version ## test "make release": the same bytes in two folders
+test-packages: root ## test "make release" and its packages, in a minimal Debian (root)
+	sh e2e/deps.sh fresh
 	e2e/release/test.sh
 
 release-tool: go-version

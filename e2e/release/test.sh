@@ -1,6 +1,6 @@
 #!/bin/bash
-# Tests "make release" on this architecture: builds the last commit in two folders of different lengths, with another time
-# zone and umask, and compares all files. It builds with the cache of Go.
+# Tests "make release" on this architecture, root: builds the last commit in two folders of different lengths, with another
+# time zone and umask, and compares all files; installs, upgrades and removes the packages. It builds with the cache of Go.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 (cd e2e/release && go test -count 1 .)
@@ -14,3 +14,5 @@ make -C "$one" release VERSION=0.1.0 ARCH="$arch"
 (umask 077 && TZ=Asia/Tokyo make -C "$two" release VERSION=0.1.0 ARCH="$arch")
 diff "$one/dist/0.1.0/sha256sums" "$two/dist/0.1.0/sha256sums"
 (cd "$two/dist/0.1.0" && sha256sum --check --quiet sha256sums)
+make -C "$one" release VERSION=0.1.1 ARCH="$arch"
+e2e/release/packages.sh "$one/dist/0.1.0" "$one/dist/0.1.1"
