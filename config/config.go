@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net/netip"
@@ -316,9 +317,22 @@ func Load(file string, rules ...Rule) (*Config, error) {
 	return Parse(file, text, rules...)
 }
 
+// maxSize is the size of the largest file that is read, in bytes: an endless one would use all memory.
+const maxSize = 64 << 20
+
+var errTooLarge = fmt.Errorf("it is larger than %d MiB", maxSize>>20)
+
 // Read returns the text of a file. The error is an Errors.
 func Read(file string) ([]byte, error) {
-	text, err := os.ReadFile(file)
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, Errors{unreadable(file, err)}
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxSize+1))
+	if err == nil && len(text) > maxSize {
+		err = errTooLarge
+	}
 	if err != nil {
 		return nil, Errors{unreadable(file, err)}
 	}

@@ -387,3 +387,11 @@ func TestLoad(t *testing.T) {
 		t.Errorf("got %+v, %v", c, err)
 	}
 }
+
+// An endless file is an error, not a machine without memory.
+func TestEndlessFile(t *testing.T) {
+	want := "/dev/zero: cannot be read: it is larger than 64 MiB; name the file with -c"
+	if _, err := Load("/dev/zero"); err == nil || err.Error() != want {
+		t.Errorf("error %v; want %s", err, want)
+	}
+}
