@@ -1,18 +1,16 @@
 package datapath
 
 import (
-	"fmt"
 	"net/netip"
 
-	"github.com/cilium/ebpf"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // Traffic is what was counted for a frontend or a backend since the maps were made, both directions.
-type Traffic struct{ Packets, Bytes, Flows uint64 }
+type Traffic = table.Traffic
 
 // Stats are all counters.
 type Stats struct {
@@ -33,24 +31,26 @@ func (d *Datapath) Stats() (Stats, error) {
 		Frontends: map[lb.Frontend]Traffic{}, Backends: map[netip.AddrPort]Traffic{},
 		Packets: map[Verdict]uint64{}, Flows: d.gc.counts(),
 	}
-	frontends, _, backends := d.services.names()
+	frontends, _, backends := d.services.Names()
 	for id, f := range frontends {
-		t, err := readTraffic(d.chunks.frontendCounters, id)
+		t, err := table.ReadTraffic(d.chunks.FrontendCounters, id)
 		if err != nil {
 			return s, err
 		}
 		f.Decap = false // packets that arrive in a tunnel count for the same frontend
 		sum := s.Frontends[f]
-		s.Frontends[f] = Traffic{sum.Packets + t.Packets, sum.Bytes + t.Bytes, sum.Flows + t.Flows}
+		s.Frontends[f] = Traffic{
+			Packets: sum.Packets + t.Packets, Bytes: sum.Bytes + t.Bytes, Flows: sum.Flows + t.Flows,
+		}
 	}
 	for id, b := range backends {
-		t, err := readTraffic(d.chunks.backendCounters, id)
+		t, err := table.ReadTraffic(d.chunks.BackendCounters, id)
 		if err != nil {
 			return s, err
 		}
 		s.Backends[b] = t
 	}
-	packets, err := readVerdicts(d.objects.SyVerdicts)
+	packets, err := table.ReadVerdicts(d.objects.SyVerdicts)
 	if err != nil {
 		return s, err
 	}
@@ -61,46 +61,6 @@ func (d *Datapath) Stats() (Stats, error) {
 		}
 	}
 	return s, nil
-}
-
-// readVerdicts returns the packets of each verdict, of all CPUs.
-func readVerdicts(m *ebpf.Map) ([]uint64, error) {
-	cpus, size := ebpf.MustPossibleCPU(), int(m.MaxEntries())
-	keys, values := make([]uint32, size), make([]uint64, size*cpus)
-	var cursor ebpf.MapBatchCursor
-	if n, err := m.BatchLookup(&cursor, keys, values, nil); n != size {
-		return nil, fmt.Errorf("read verdicts: %w", err)
-	}
-	packets := make([]uint64, size)
-	for i, n := range values {
-		packets[keys[i/cpus]] += n
-	}
-	return packets, nil
-}
-
-func readTraffic(c *chunked, id uint32) (sum Traffic, err error) {
-	var perCPU []bpf.Traffic
-	if err := c.lookup(id, &perCPU); err != nil {
-		return sum, fmt.Errorf("read counters: %w", err)
-	}
-	for _, x := range perCPU {
-		sum.Packets += x.Packets
-		sum.Bytes += x.Bytes
-		sum.Flows += x.Flows
-	}
-	return sum, nil
-}
-
-// resetCounts sets the counters of an id to zero before the id is used again.
-func resetCounts(c *chunked, id uint32) error {
-	err := c.grow(id + 1)
-	if err == nil {
-		err = c.put(id, make([]bpf.Traffic, ebpf.MustPossibleCPU()))
-	}
-	if err != nil {
-		return fmt.Errorf("reset counters: %w", err)
-	}
-	return nil
 }
 
 var (
@@ -164,7 +124,7 @@ func (d *Datapath) Collect(ch chan<- prometheus.Metric) {
 	for state, n := range states {
 		ch <- prometheus.MustNewConstMetric(descFlows, prometheus.GaugeValue, float64(n), state)
 	}
-	frontends, service, _ := d.services.names()
+	frontends, service, _ := d.services.Names()
 	for id, f := range frontends {
 		if f.Decap {
 			continue
@@ -180,44 +140,4 @@ func (d *Datapath) Collect(ch chan<- prometheus.Metric) {
 		counter(descBBytes, t.Bytes, at.String())
 		counter(descBFlows, t.Flows, at.String())
 	}
-}
-
-// names returns the service of each frontend id and the address of each backend id.
-// The maps are shared: a reader that asks often must not keep mu from the engine.
-func (s *services) names() (
-	frontends map[uint32]lb.Frontend, service map[uint32]string, backends map[uint32]netip.AddrPort,
-) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	changes := s.changes + s.backends.changes
-	if s.named.frontends != nil && s.named.changes == changes {
-		return s.named.frontends, s.named.service, s.named.backends
-	}
-	frontends, service, backends = map[uint32]lb.Frontend{}, map[uint32]string{}, map[uint32]netip.AddrPort{}
-	for f, state := range s.frontends {
-		frontends[state.id], service[state.id] = f, state.service
-	}
-	for at, b := range s.backends.byAddr {
-		backends[b.id] = at
-	}
-	s.named = named{changes, frontends, service, backends}
-	return frontends, service, backends
-}
-
-// named is the result of names at this number of changes.
-type named struct {
-	changes   uint64
-	frontends map[uint32]lb.Frontend
-	service   map[uint32]string
-	backends  map[uint32]netip.AddrPort
-}
-
-// serviceOf returns the service of the frontend of a VIP that has this id.
-func (s *services) serviceOf(vip netip.Addr, id uint32) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if f := s.vips[vip][id]; f != nil {
-		return f.service
-	}
-	return ""
 }

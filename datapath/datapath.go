@@ -17,6 +17,7 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
 	"github.com/steelyard-lb/steelyard/datapath/internal/sysctl"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -25,11 +26,11 @@ type Datapath struct {
 	o        Options
 	log      *slog.Logger
 	objects  *bpf.Objects
-	chunks   *chunks
+	chunks   *table.Chunks
 	pins     *pin.Pins
 	uplinks  *attachments
-	services *services
-	tunnels  *tunnels
+	services *table.Services
+	tunnels  *table.Tunnels
 	probes   *probes
 	gc       *flowGC
 	verifier *verifier
@@ -74,11 +75,11 @@ func Open(o Options) (_ *Datapath, err error) {
 		return nil, err
 	}
 	d.uplinks.open = nil
-	if err := errors.Join(t.Commit(), d.uplinks.prune(), d.services.filter.sync()); err != nil {
+	if err := errors.Join(t.Commit(), d.uplinks.prune(), d.services.SyncFilter()); err != nil {
 		return nil, err
 	}
 	if !o.Delivers { // otherwise SetTunnelSources follows soon; until then the sources of an earlier agent remain
-		if err := errors.Join(d.tunnels.set(nil), d.uplinks.sysctls.StopForwarding()); err != nil {
+		if err := errors.Join(d.tunnels.Set(nil), d.uplinks.sysctls.StopForwarding()); err != nil {
 			return nil, err
 		}
 	}
@@ -107,7 +108,7 @@ func (d *Datapath) open(t *pin.Transaction) (err error) {
 	for _, f := range slices.Concat(d.keptSize(), d.pinsWritable()) {
 		d.log.Warn(f.Text)
 	}
-	if d.chunks, err = openChunks(objects, inner, d.pins); err != nil {
+	if d.chunks, err = table.OpenChunks(objects, inner, d.pins); err != nil {
 		return err
 	}
 	if err := addPorts(objects, d.o.SNATPorts); err != nil {
@@ -116,21 +117,21 @@ func (d *Datapath) open(t *pin.Transaction) (err error) {
 	if err := d.o.inject("load"); err != nil {
 		return err
 	}
-	filter, err := openAddrFilter(objects.SyAddrFilter, bpf.HashKeys(d.o.HashSeed))
+	filter, err := table.OpenFilter(objects.SyAddrFilter, bpf.HashKeys(d.o.HashSeed))
 	if err != nil {
 		return err
 	}
-	if d.services, err = openServices(d.objects, d.chunks, filter, d.log); err != nil {
+	if d.services, err = table.Open(d.objects, d.chunks, filter, d.log); err != nil {
 		return err
 	}
-	d.services.backends.members = d.o.TunnelSources
+	d.services.SetMembers(d.o.TunnelSources)
 	if d.o.TunnelKeys != nil {
 		if err := d.SetTunnelKeys(*d.o.TunnelKeys); err != nil {
 			return err
 		}
 	}
-	d.tunnels = &tunnels{objects: d.objects, filter: filter, always: d.o.TunnelSources}
-	if err := d.tunnels.refresh(); err != nil {
+	d.tunnels = table.NewTunnels(d.objects, filter, d.o.TunnelSources)
+	if err := d.tunnels.Refresh(); err != nil {
 		return err
 	}
 	attendance, err := openAttendance(d.objects, d.pins.First())
@@ -158,44 +159,59 @@ func (d *Datapath) open(t *pin.Transaction) (err error) {
 	if err := chain(d.objects, t); err != nil {
 		return err
 	}
-	return d.uplinks.attachAll(d.needed(new(route.Cache), d.services.interfaces(nil)))
+	return d.uplinks.attachAll(d.needed(new(route.Cache), d.services.Interfaces(nil)))
 }
 
 // Held implements lb.Datapath.
-func (d *Datapath) Held() ([]lb.Frontend, error) { return d.services.held(), nil }
+func (d *Datapath) Held() ([]lb.Frontend, error) { return d.services.Held(), nil }
 
 // Apply implements lb.Datapath. Flows to a backend that is down end at once: their packets are those of unknown flows.
 // Run removes them, and those of removed frontends, within seconds.
 func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]error {
 	failed := map[lb.Frontend]error{}
 	for _, f := range delta.Delete {
-		id, err := d.services.remove(f)
+		id, err := d.services.Remove(f)
 		if err != nil {
 			failed[f] = fmt.Errorf("remove frontend %s: %w", f, err)
 			continue
 		}
 		d.gc.endFrontend(id)
 	}
-	plans, tables := d.tables(delta.Put, failed)
-	updates := d.services.put(plans, delta.Later, tables)
+	plans, slots := d.tables(delta.Put, failed)
+	updates := d.services.Put(plans, delta.Later, slots)
 	for _, u := range updates {
-		if errors.Is(u.err, lb.ErrRefused) {
-			failed[u.plan.Frontend] = u.err
+		if errors.Is(u.Err, lb.ErrRefused) {
+			failed[u.Plan.Frontend] = u.Err
 			continue
 		}
-		if u.err != nil {
-			failed[u.plan.Frontend] = fmt.Errorf("put frontend %s: %w", u.plan.Frontend, u.err)
+		if u.Err != nil {
+			failed[u.Plan.Frontend] = fmt.Errorf("put frontend %s: %w", u.Plan.Frontend, u.Err)
 			continue
 		}
-		if u.ended > 0 {
+		if u.Ended > 0 {
 			d.gc.wake()
 		}
-		if u.methodChanged {
-			d.gc.endOtherMethods(u.f.id, bpf.Method(u.value.Method))
+		if u.MethodChanged {
+			d.gc.endOtherMethods(u.Frontend.ID, bpf.Method(u.Value.Method))
 		}
 	}
 	d.verifier.applied(updates, delta.Delete)
 	return failed
+}
+
+// tables computes the tables of plans before anything is locked or written. It returns the plans without those for
+// which that is not possible, which it adds to failed.
+func (d *Datapath) tables(plans []*lb.FrontendPlan, failed map[lb.Frontend]error) ([]*lb.FrontendPlan, table.Tables) {
+	done, t := make([]*lb.FrontendPlan, 0, len(plans)), make(table.Tables, len(plans))
+	for _, p := range plans {
+		var slots []uint16
+		if d.o.Boundary.Do(lb.PartTable, p.Service+" "+p.Frontend.String(), func() { slots = p.Table() }) {
+			done, t[p] = append(done, p), slots
+		} else {
+			failed[p.Frontend] = fmt.Errorf("%w: its table cannot be computed", lb.ErrRefused)
+		}
+	}
+	return done, t
 }
 
 // Run removes flows that have ended, follows changes of interfaces, addresses and routes, and releases interfaces,
@@ -203,7 +219,7 @@ func (d *Datapath) Apply(_ context.Context, delta lb.Delta) map[lb.Frontend]erro
 func (d *Datapath) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return d.gc.run(ctx) })
-	g.Go(func() error { return d.services.slots.run(ctx) })
+	g.Go(func() error { return d.services.Run(ctx) })
 	g.Go(func() error { return d.watch(ctx) })
 	g.Go(func() error { return d.releaseUnneeded(ctx) })
 	return g.Wait()
@@ -213,7 +229,7 @@ func (d *Datapath) Run(ctx context.Context) error {
 func (d *Datapath) Close() error {
 	var err error
 	if d.services != nil {
-		err = d.services.slots.window.close()
+		err = d.services.Close()
 	}
 	if d.uplinks != nil {
 		err = errors.Join(err, d.uplinks.closeLinks())
@@ -222,7 +238,7 @@ func (d *Datapath) Close() error {
 		err = errors.Join(err, d.objects.Close())
 	}
 	if d.chunks != nil {
-		d.chunks.close()
+		d.chunks.Close()
 	}
 	d.verifier.close()
 	return errors.Join(err, d.pins.Close())

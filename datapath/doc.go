@@ -130,7 +130,7 @@
 // # Tunnel keys
 //
 // The address of a node is no proof that a node sent a packet: pods behind masquerade have it, too. So the private data
-// of GUE between nodes begins with a token of 64 bits, which follows from a key of the cluster (tunnelkeys.go).
+// of GUE between nodes begins with a token of 64 bits, which follows from a key of the cluster (internal/table).
 // decap_parse compares it with those of up to three keys: the current one, the one before and the one after it, so that
 // nodes need not change keys at the same time.
 //
@@ -161,9 +161,9 @@
 // All tables are in one array of words (sy_slots); a frontend refers to its table by offset and size. A table is
 // replaced as a whole: the new one is written through shared memory where no frontend refers to, and takes effect with
 // the write of its frontend, so no packet reads a part of one, or the slots of one with the size of another. The words
-// of the old one are assigned again after a grace period (slots.go).
+// of the old one are assigned again after a grace period (internal/table).
 //
-// The array, and those of backends and counters, grow by chunks: arrays of one size (chunked.go). Memory follows the
+// The array, and those of backends and counters, grow by chunks: arrays of one size. Memory follows the
 // configuration without a restart. A map of its own per table costs a system call that waits 13 ms for
 // each change, a file and a pin per frontend, and lookups that the verifier cannot inline.
 //

@@ -10,6 +10,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -172,7 +173,7 @@ func TestHandshakesByDirectReturnKeepTheirServer(t *testing.T) {
 func (fx *fixture) slotsChanged(ago time.Duration) {
 	fx.t.Helper()
 	for k, fe := range entries[bpf.FrontendKey, bpf.Frontend](fx.t, fx.d.objects.SyFrontends) {
-		fe.Changed = tableClock(bpf.Uptime() - ago)
+		fe.Changed = table.TableClock(bpf.Uptime() - ago)
 		if err := fx.d.objects.SyFrontends.Put(k, fe); err != nil {
 			fx.t.Fatal(err)
 		}

@@ -206,9 +206,9 @@ func TestLeastConnections(t *testing.T) {
 
 func (fx *fixture) loads() map[netip.Addr]uint32 {
 	loads := map[netip.Addr]uint32{}
-	for at, b := range fx.d.services.backends.byAddr {
+	for at, b := range fx.d.services.Backends.ByAddr {
 		var n uint32
-		if err := fx.d.objects.SyBackendLoad.Lookup(b.id, &n); err != nil {
+		if err := fx.d.objects.SyBackendLoad.Lookup(b.ID, &n); err != nil {
 			fx.t.Fatal(err)
 		}
 		loads[at.Addr()] = n

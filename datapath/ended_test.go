@@ -85,15 +85,15 @@ func TestFlowsEndAtOnceWhenTheirBackendGoesDown(t *testing.T) {
 // forget checks that nothing is kept of ended flows once they are removed.
 func (fx *fixture) forget() {
 	fx.t.Helper()
-	fx.d.services.mu.Lock()
-	for k, e := range fx.d.services.ended {
-		e.since -= time.Minute
-		fx.d.services.ended[k] = e
+	fx.d.services.Mu.Lock()
+	for k, e := range fx.d.services.Ended {
+		e.Since -= time.Minute
+		fx.d.services.Ended[k] = e
 	}
-	fx.d.services.mu.Unlock()
+	fx.d.services.Mu.Unlock()
 	fx.collect()
-	if left := entries[bpf.MemberKey, uint32](fx.t, fx.d.objects.SyEnded); len(left)+len(fx.d.services.ended) > 0 {
-		fx.t.Errorf("%v, %v are left of ended flows", left, fx.d.services.ended)
+	if left := entries[bpf.MemberKey, uint32](fx.t, fx.d.objects.SyEnded); len(left)+len(fx.d.services.Ended) > 0 {
+		fx.t.Errorf("%v, %v are left of ended flows", left, fx.d.services.Ended)
 	}
 }
 
@@ -177,9 +177,9 @@ func TestADownBackendCostsNothingPerFlow(t *testing.T) {
 		o.SNATPorts = []PortRange{{61000, 61005}}
 	})
 	plan := fx.service(lb.TCP, "b1")
-	b := fx.d.services.backends.byAddr[fx.at("b1", 8080)]
+	b := fx.d.services.Backends.ByAddr[fx.at("b1", 8080)]
 	stream := fx.d.objects.FlowTables()[bpf.GCStream]
-	fillFlowsOf(t, stream, flows, 0, fx.d.services.frontends[plan.Frontend].id, b.id)
+	fillFlowsOf(t, stream, flows, 0, fx.d.services.Frontends[plan.Frontend].ID, b.ID)
 	for i := range 6 { // all ports
 		fx.went(fx.on(i, dptest.TCP, dptest.SYN))
 		fx.went(fx.reply(dptest.SYN | dptest.ACK))
@@ -238,7 +238,7 @@ func TestFlowsOfADownBackendMoveInAFullShare(t *testing.T) {
 		t.Errorf("%d flows were of the backend, and there are %d in all", to[down], len(fx.flows().servers))
 	}
 	var share uint32
-	id := fx.d.services.frontends[plan.Frontend].id
+	id := fx.d.services.Frontends[plan.Frontend].ID
 	if err := fx.d.objects.SyUdpShare.Lookup(id, &share); err != nil || share != flows/2 {
 		t.Errorf("the frontend has %d flows, %v; want %d", share, err, flows/2)
 	}

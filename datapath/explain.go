@@ -13,6 +13,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -98,12 +99,12 @@ func opening(q lb.Question) []byte {
 // name sets the names for the ids in a verdict.
 func (d *Datapath) name(e *lb.Explanation, v bpf.Verdict) {
 	if v.Counted > 0 {
-		e.Service = d.services.serviceOf(e.Address, v.Frontend)
+		e.Service = d.services.ServiceOf(e.Address, v.Frontend)
 	}
 	if e.Action != "forward" {
 		return
 	}
-	e.Forward = decodeMethod(bpf.Method(v.Method))
+	e.Forward = table.DecodeMethod(bpf.Method(v.Method))
 	e.Backend = netip.AddrPortFrom(bpf.FromAddr(v.T.Dst), 0)
 	if e.Forward == lb.MethodNAT {
 		e.Backend = netip.AddrPortFrom(bpf.FromAddr(v.T.Dst), bpf.Swap(v.T.Dport))
@@ -216,11 +217,11 @@ func (d *Datapath) explainReply(q lb.Question, e *lb.Explanation, x bpf.Explaine
 			broken = append(broken, fmt.Sprintf("%s: %s", s.Name, s.Fault))
 		}
 	}
-	f, ok := d.services.find(q)
+	f, ok := d.services.Find(q)
 	if !ok {
 		return
 	}
-	if s, ok := d.services.subject(f); ok {
+	if s, ok := d.services.Subject(f); ok {
 		e.Fault = v.faultOf(q, s, x)
 	}
 	if e.Fault == "" {
@@ -233,7 +234,7 @@ func (d *Datapath) explainReply(q lb.Question, e *lb.Explanation, x bpf.Explaine
 		say("the client gets no answer: %s", e.Fault)
 	}
 	f.Decap = true
-	if _, ok := d.services.inbound(f); !ok {
+	if _, ok := d.services.Inbound(f); !ok {
 		return
 	}
 	if fault := v.inboundFault(f); fault != "" {
@@ -241,17 +242,4 @@ func (d *Datapath) explainReply(q lb.Question, e *lb.Explanation, x bpf.Explaine
 	} else {
 		say("when another node selects this one, the packet is delivered here")
 	}
-}
-
-// find returns the frontend of a packet.
-func (s *services) find(q lb.Question) (lb.Frontend, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, state := range s.vips[q.To.Addr()] {
-		f := state.is
-		if f.Protocol == q.Protocol && !f.Decap && q.To.Port() >= f.Port && q.To.Port() <= max(f.Port, f.Last) {
-			return f, true
-		}
-	}
-	return lb.Frontend{}, false
 }

@@ -12,10 +12,10 @@ import (
 // filtered returns the bits of the filter that are set in the kernel.
 func (fx *fixture) filtered() (n int) {
 	fx.t.Helper()
-	f := fx.d.services.filter
-	for i := range f.bits.MaxEntries() {
+	f := fx.d.services.Filter
+	for i := range f.Bits.MaxEntries() {
 		var word uint64
-		if err := f.bits.Lookup(i, &word); err != nil {
+		if err := f.Bits.Lookup(i, &word); err != nil {
 			fx.t.Fatal(err)
 		}
 		for ; word != 0; word &= word - 1 {
@@ -57,10 +57,10 @@ func TestFilterHasTheAddressesInUse(t *testing.T) {
 func TestFilterCounts(t *testing.T) {
 	t.Parallel()
 	fx := shared(t, hookTC, false, nil)
-	f := fx.d.services.filter
+	f := fx.d.services.Filter
 	addr := netip.MustParseAddr("198.51.100.1")
 	before := fx.filtered()
-	for step, do := range []func(netip.Addr, bpf.AddrKind) error{f.add, f.add, f.remove, f.remove} {
+	for step, do := range []func(netip.Addr, bpf.AddrKind) error{f.Add, f.Add, f.Remove, f.Remove} {
 		if err := do(addr, bpf.AddrVIP); err != nil {
 			t.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -20,7 +21,7 @@ var flowStates = map[bpf.FlowState]lb.FlowState{
 // Flows lists flows, and reports whether there may be more: the filter's limit was reached, or all ended. It reads the
 // tables in chunks while packets are forwarded: flows that change during the call may be missed.
 func (d *Datapath) Flows(all context.Context, want lb.FlowFilter) (flows []lb.FlowStatus, more bool, err error) {
-	_, service, backends := d.services.names()
+	_, service, backends := d.services.Names()
 	now := bpf.Uptime()
 	ctx, stop := context.WithCancel(all)
 	defer stop()
@@ -35,7 +36,7 @@ func (d *Datapath) Flows(all context.Context, want lb.FlowFilter) (flows []lb.Fl
 			flows = append(flows, s)
 		}
 	}
-	vip, ended := d.services.frontendVIPs(), &flowWalk{backends: d.services.endedFlows()}
+	vip, ended := d.services.FrontendVIPs(), &flowWalk{backends: d.services.EndedFlows()}
 	err = d.gc.walk(ctx, 0, func(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow) {
 		if more || ended.ends(f.Client.Frontend, f.Backend, f.F.Generation, bpf.MethodNAT) {
 			return
@@ -56,7 +57,7 @@ func (d *Datapath) Flows(all context.Context, want lb.FlowFilter) (flows []lb.Fl
 			return
 		}
 		s := flowStatus(k, f.State, now-time.Duration(f.Seen))
-		s.Forward, s.Backend = decodeMethod(bpf.Method(f.Method)), backends[f.Backend]
+		s.Forward, s.Backend = table.DecodeMethod(bpf.Method(f.Method)), backends[f.Backend]
 		add(s, f.Frontend)
 	})
 	return flows, more || all.Err() != nil, errors.Join(err, errDSR)

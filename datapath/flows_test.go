@@ -14,6 +14,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -71,15 +72,15 @@ func TestRestartKeepsFlowsAndIDs(t *testing.T) {
 	eachOnce(t, func(t *testing.T, h hook, v6 bool) {
 		fx := newFixture(t, h, v6, nil)
 		established(fx)
-		before, ids := fx.flows(), fx.d.services.frontends
+		before, ids := fx.flows(), fx.d.services.Frontends
 		fx.close()
 		fx.open()
 		if held, err := fx.d.Held(); err != nil || len(held) != 1 || held[0].VIP != fx.addr("vip") {
 			t.Errorf("held %v, %v; want the frontend", held, err)
 		}
 		for f, was := range ids {
-			if now := fx.d.services.frontends[f]; now == nil || now.id != was.id {
-				t.Errorf("%s was %d and is %+v", f, was.id, now)
+			if now := fx.d.services.Frontends[f]; now == nil || now.ID != was.ID {
+				t.Errorf("%s was %d and is %+v", f, was.ID, now)
 			}
 		}
 		if after := fx.flows(); !before.equal(after) {
@@ -158,14 +159,14 @@ func TestFlowsOfARemovedBackendContinue(t *testing.T) {
 		t.Errorf("%s: went to %s; want %s", r.reason, r.out.Dst, before)
 	}
 	fx.collect()
-	if fx.d.services.backends.byAddr[before] == nil {
+	if fx.d.services.Backends.ByAddr[before] == nil {
 		t.Error("the id of a backend with flows was released")
 	}
 	fx.run(resetBy(replies, 5001)(fx).Frame())
 	fx.d.gc.limits.Closed, fx.d.gc.limits.HalfOpen = -time.Second, 0
 	fx.collect() // removes the flow
 	fx.collect() // finds none
-	if fx.d.services.backends.byAddr[before] != nil {
+	if fx.d.services.Backends.ByAddr[before] != nil {
 		t.Error("the id of a backend without plan and flows was not released")
 	}
 }
@@ -183,8 +184,8 @@ func TestFlowsEndWithTheirFrontend(t *testing.T) {
 	if r := fx.run(tcp(dptest.SYN)(fx).Frame()); r.did != "passed" {
 		t.Errorf("to the address of a removed frontend: %s", r.did)
 	}
-	if n := len(fx.d.services.free); n != maxFrontends {
-		t.Errorf("%d free ids; want %d", n, maxFrontends)
+	if n := len(fx.d.services.Free); n != table.MaxFrontends {
+		t.Errorf("%d free ids; want %d", n, table.MaxFrontends)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 )
 
 // flowGC is the garbage collection of flows: it removes flows that are idle for longer than their timeout, and flows
@@ -20,7 +21,7 @@ import (
 // bounded rate, so a million flows cost no more per second than a thousand.
 type flowGC struct {
 	objects    *bpf.Objects
-	services   *services
+	services   *table.Services
 	attendance *attendance
 	limits     Timeouts
 	log        *slog.Logger
@@ -48,7 +49,7 @@ const (
 	chunkPause = 10 * time.Millisecond // at most 400,000 entries a second
 )
 
-func newFlowGC(o *bpf.Objects, s *services, a *attendance, limits Timeouts, log *slog.Logger) *flowGC {
+func newFlowGC(o *bpf.Objects, s *table.Services, a *attendance, limits Timeouts, log *slog.Logger) *flowGC {
 	return &flowGC{
 		objects: o, services: s, attendance: a, limits: limits, log: log, wakeup: make(chan struct{}, 1),
 		frontends: map[uint32]bpf.Method{},
@@ -107,7 +108,7 @@ func (g *flowGC) run(ctx context.Context) error {
 type flowWalk struct {
 	start     time.Duration
 	frontends map[uint32]bpf.Method // whose flows end, as of flowGC
-	backends  map[target]endedFlows
+	backends  map[table.Target]table.EndedFlows
 	counts    FlowCounts
 	open      map[uint32]uint32 // flows by backend
 	udp       map[uint32]uint32 // flows of UDP by frontend
@@ -123,15 +124,15 @@ func (w *flowWalk) ends(frontend, backend, generation uint32, method bpf.Method)
 	if except, ok := w.frontends[frontend]; ok && except != method {
 		return true
 	}
-	e, ok := w.backends[target{frontend, backend}]
-	return ok && e.has(generation)
+	e, ok := w.backends[table.Target{Frontend: frontend, Backend: backend}]
+	return ok && e.Has(generation)
 }
 
 // collect removes flows that have ended or expired, counts the others, and releases the ids of frontends that were
 // removed and of backends without a table or flow. reset may be nil.
 func (g *flowGC) collect(ctx context.Context, reset *resetter) {
 	w := &flowWalk{
-		start: bpf.Uptime(), backends: g.services.endedFlows(), open: map[uint32]uint32{}, udp: map[uint32]uint32{},
+		start: bpf.Uptime(), backends: g.services.EndedFlows(), open: map[uint32]uint32{}, udp: map[uint32]uint32{},
 	}
 	var errStored error
 	w.stored, errStored = g.attendance.stored()
@@ -145,7 +146,7 @@ func (g *flowGC) collect(ctx context.Context, reset *resetter) {
 			g.log.Error("flow not removed", "err", err)
 		}
 	}
-	vip := g.services.frontendVIPs()
+	vip := g.services.FrontendVIPs()
 	err := g.walk(ctx, chunkPause, func(t bpf.FlowTable, k bpf.ServerKey, f bpf.ServerFlow) {
 		g.visit(w, f.Backend)
 		switch {
@@ -223,14 +224,14 @@ func (g *flowGC) release(w *flowWalk) {
 			removed = append(removed, id)
 		}
 	}
-	g.services.forgetEnded(w.backends, w.start)
-	g.services.release(removed, func(id uint32) bool { _, used := w.open[id]; return !used })
+	g.services.ForgetEnded(w.backends, w.start)
+	g.services.Release(removed, func(id uint32) bool { _, used := w.open[id]; return !used })
 }
 
 // publish writes the numbers of flows of a complete walk.
 func (g *flowGC) publish(w *flowWalk) {
-	g.services.settle(g.limits)
-	err := errors.Join(g.services.setLoads(w.open), g.services.setUDPFlows(w.udp),
+	g.services.Settle(g.limits.HalfOpen, g.limits.UDP)
+	err := errors.Join(g.services.SetLoads(w.open), g.services.SetUDPFlows(w.udp),
 		g.attendance.counted(w.tables, w.stored))
 	if err != nil {
 		g.log.Error("numbers of flows not written", "err", err)

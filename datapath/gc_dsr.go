@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -63,7 +64,7 @@ func (g *flowGC) expiredDSR(k bpf.FlowKey, f bpf.DSRFlow, now time.Duration) boo
 // any longer, which may be down. Without a node the next datagram opens a flow here. It writes how many entries are
 // left.
 func (g *flowGC) expireRelays(ctx context.Context, now time.Duration) {
-	nodes, relays := sync.OnceValue(g.services.nodes), map[lb.Frontend]uint32{} // most hosts have no entry
+	nodes, relays := sync.OnceValue(g.services.Nodes), map[lb.Frontend]uint32{} // most hosts have no entry
 	err := walkMap(ctx, g.objects.SyRelays, 0, func(k bpf.FlowKey, r bpf.Relay) {
 		f := lb.Frontend{VIP: bpf.FromAddr(k.T.Dst), Port: bpf.Swap(k.T.Dport), Protocol: lb.Protocol(k.Proto)}
 		has, known := nodes()[f]
@@ -88,13 +89,13 @@ func (g *flowGC) expireRelays(ctx context.Context, now time.Duration) {
 		}
 		relays[f]++
 		if left.N != r.N {
-			if err := g.objects.SyRelays.Update(k, left, ebpf.UpdateExist); ignoreMissing(err) != nil {
+			if err := g.objects.SyRelays.Update(k, left, ebpf.UpdateExist); table.IgnoreMissing(err) != nil {
 				g.log.Debug("relayed flow not changed", "err", err)
 			}
 		}
 	})
 	if err == nil {
-		err = g.services.setRelays(relays)
+		err = g.services.SetRelays(relays)
 	}
 	if err != nil {
 		g.log.Error("relayed flows not counted", "err", err)
@@ -102,7 +103,7 @@ func (g *flowGC) expireRelays(ctx context.Context, now time.Duration) {
 }
 
 func (g *flowGC) removeDSR(m *ebpf.Map, k bpf.FlowKey) {
-	if err := ignoreMissing(m.Delete(&k)); err != nil {
+	if err := table.IgnoreMissing(m.Delete(&k)); err != nil {
 		g.log.Debug("flow not removed", "err", err)
 	}
 }

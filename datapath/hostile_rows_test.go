@@ -58,7 +58,7 @@ var hostileRows = []row{
 	{name: "decapsulated for an address of lo and of an uplink", state: func(fx *fixture) {
 		web(fx)
 		fx.do(func() error {
-			return errors.Join(fx.host.AddAddress("lo", hostPrefix(fx.addr("self").String())), fx.d.tunnels.refresh())
+			return errors.Join(fx.host.AddAddress("lo", hostPrefix(fx.addr("self").String())), fx.d.tunnels.Refresh())
 		})
 	}, in: tunnelFor("self", "router"), did: "dropped", reason: "decap_not_local", option: acceptTunnels, alone: true},
 

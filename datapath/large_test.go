@@ -57,18 +57,18 @@ func TestServiceThatNeedsAllRoom(t *testing.T) {
 		}
 	}
 	backends := func() int {
-		fx.d.services.mu.Lock()
-		defer fx.d.services.mu.Unlock()
-		return len(fx.d.services.backends.byID)
+		fx.d.services.Mu.Lock()
+		defer fx.d.services.Mu.Unlock()
+		return len(fx.d.services.Backends.ByID)
 	}
 	targets := func() int {
-		fx.d.services.mu.Lock()
-		defer fx.d.services.mu.Unlock()
-		f := fx.d.services.frontends[lb.Frontend{VIP: small.VIPs[0], Port: 1000, Protocol: lb.TCP}]
-		if f == nil || f.plan == nil {
+		fx.d.services.Mu.Lock()
+		defer fx.d.services.Mu.Unlock()
+		f := fx.d.services.Frontends[lb.Frontend{VIP: small.VIPs[0], Port: 1000, Protocol: lb.TCP}]
+		if f == nil || f.Plan == nil {
 			return 0
 		}
-		return len(f.plan.Targets)
+		return len(f.Plan.Targets)
 	}
 	fail := func() { // one more server of the small one
 		next := *small

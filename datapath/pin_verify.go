@@ -26,9 +26,9 @@ func (d *Datapath) repairPins() error {
 	for name, m := range d.objects.PinnedMaps() {
 		note(filepath.Join(d.pins.Dir, name), m)
 	}
-	for _, c := range d.chunks.all() {
-		for i, m := range c.maps() {
-			note(c.pin(i), m)
+	for _, c := range d.chunks.All() {
+		for i, m := range c.Maps() {
+			note(c.Pin(i), m)
 		}
 	}
 	if err := d.pins.Remake(); err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -45,7 +46,7 @@ type probeKey struct {
 func (d *Datapath) ProbeWay(
 	vip, server netip.Addr, method lb.Method, encap lb.Encap,
 ) (mark uint32, from netip.Addr, err error) {
-	word, err := encodeMethod(method, encap)
+	word, err := table.EncodeMethod(method, encap)
 	if err != nil {
 		return 0, netip.Addr{}, err
 	}

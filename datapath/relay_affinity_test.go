@@ -76,7 +76,7 @@ func TestAffinityThroughChangesOfNodes(t *testing.T) {
 		fx.sentTo("this node joins, sent by another", fx.received("router", syn), syn, true, "b2", "self")
 		fx.sentTo("this node joins, sent with a list", fx.received("router", syn, fx.chained(false, "b2")...), syn,
 			true, "b2", "self")
-		fx.d.services.settle(Timeouts{})
+		fx.d.services.Settle(0, 0)
 		fx.sentTo("later", fx.run(syn.Frame()), syn, true, "b2", "self")
 		if n := len(entries[bpf.FlowKey, bpf.Relay](t, fx.d.objects.SyRelays)); n != 0 {
 			t.Errorf("%d entries for connections", n)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -20,7 +21,7 @@ func (fx *fixture) relays(port uint16) (entriesOf, share uint32) {
 			entriesOf++
 		}
 	}
-	id := fx.d.services.frontends[lb.Frontend{VIP: fx.addr("vip"), Port: port, Protocol: lb.UDP}].id
+	id := fx.d.services.Frontends[lb.Frontend{VIP: fx.addr("vip"), Port: port, Protocol: lb.UDP}].ID
 	if err := fx.d.objects.SyRelayShare.Lookup(id, &share); err != nil {
 		fx.t.Fatal(err)
 	}
@@ -54,15 +55,15 @@ func TestAFloodOfRelayedDatagramsLeavesOthersAlone(t *testing.T) {
 	live := fx.on(1, dptest.UDP, 0)
 	live.Dst = fx.at("vip", 81)
 	fx.sentTo("the slot has changed", fx.run(live.Frame()), live, true, "b2", "self")
-	fx.d.services.settle(Timeouts{})
+	fx.d.services.Settle(0, 0)
 	fx.sentTo("the slot has forgotten", fx.run(live.Frame()), live, true, "b2", "self")
 
-	if err := fx.d.objects.SyRelayShare.Update(uint32(maxFrontends), uint32(7), ebpf.UpdateExist); err != nil {
+	if err := fx.d.objects.SyRelayShare.Update(uint32(table.MaxFrontends), uint32(7), ebpf.UpdateExist); err != nil {
 		t.Fatal(err)
 	}
 	fx.collect()
 	var all uint32
-	if err := fx.d.objects.SyRelayShare.Lookup(uint32(maxFrontends), &all); err != nil || all != flooded+1 {
+	if err := fx.d.objects.SyRelayShare.Lookup(uint32(table.MaxFrontends), &all); err != nil || all != flooded+1 {
 		t.Errorf("after a walk: %d entries (%v); want %d", all, err, flooded+1)
 	}
 }

@@ -127,7 +127,7 @@ func TestDatagramsStopAskingEarlierNodes(t *testing.T) {
 		fx.received("router", there, fx.chained(false, "b2")...)
 		fx.received("router", left, fx.chained(false, "b2")...)
 		relayed("before timeout_udp")
-		fx.d.services.settle(Timeouts{})
+		fx.d.services.Settle(0, 0)
 		relayed("a live flow")
 		relayed("a live flow again")
 		opened := func(when string, r result) {
@@ -168,7 +168,7 @@ func TestDatagramsAvoidNodesThatMayBeDown(t *testing.T) {
 			fx.nodes(lb.UDP, "router", "-b2")
 			fx.nodes(lb.UDP, "self", "-router", "-b2")
 			fx.sentTo("two nodes had the slot", fx.run(in.Frame()), in, true, "router", "b2", "self")
-			fx.d.services.settle(Timeouts{})
+			fx.d.services.Settle(0, 0)
 			fx.sentTo("settled", fx.run(in.Frame()), in, true, "router", "b2", "self")
 			fx.nodes(lb.UDP, "self", "-"+left)
 			fx.collect()

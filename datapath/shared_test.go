@@ -210,7 +210,7 @@ func (fx *fixture) reset() {
 	fx.do(func() error {
 		var err error
 		fx.d.gc.attendance, err = openAttendance(fx.d.objects, true)
-		return errors.Join(err, fx.d.services.setLoads(nil))
+		return errors.Join(err, fx.d.services.SetLoads(nil))
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
 )
@@ -22,29 +23,29 @@ import (
 func TestTablesAreStored(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)
-	s := fx.d.services.slots
+	s := fx.d.services.Slots
 	var f, g bpf.Frontend
-	none := [3]uint32{noBackend, noBackend, noBackend}
-	want := table{slots: make([]slot, 3*slotsPerChunk/2), older: []slot{{5, none}}}
-	for i := range want.slots {
-		want.slots[i] = slot{uint32(i), none}
+	none := [3]uint32{table.NoBackend, table.NoBackend, table.NoBackend}
+	want := table.Table{Slots: make([]table.Slot, 3*slotsPerChunk/2), Older: []table.Slot{{Backend: 5, Previous: none}}}
+	for i := range want.Slots {
+		want.Slots[i] = table.Slot{Backend: uint32(i), Previous: none}
 		if i%3 == 0 {
-			want.slots[i].previous = [3]uint32{uint32(i + 1), anyBackend, noBackend}
+			want.Slots[i].Previous = [3]uint32{uint32(i + 1), table.AnyBackend, table.NoBackend}
 		}
 	}
-	fx.do(func() error { return s.write(want, &f) })
-	if got, err := s.read(f); err != nil || !reflect.DeepEqual(got, want) {
+	fx.do(func() error { return s.Write(want, &f) })
+	if got, err := s.Read(f); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("the table is not what was written; %v", err)
 	}
-	top := s.space.top
-	s.retire(f)
-	if err := s.write(table{slots: want.slots[:100]}, &g); err != nil || g.Table.First < top {
+	top := s.Space.Top
+	s.Retire(f)
+	if err := s.Write(table.Table{Slots: want.Slots[:100]}, &g); err != nil || g.Table.First < top {
 		t.Errorf("%v; words of a retired table were assigned before a grace period: %d", err, g.Table.First)
 	}
-	if err := s.collect(); err != nil {
+	if err := s.Collect(); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.write(table{slots: want.slots[:100]}, &g); err != nil || g.Table.First >= top {
+	if err := s.Write(table.Table{Slots: want.Slots[:100]}, &g); err != nil || g.Table.First >= top {
 		t.Errorf("%v; words of a retired table were not assigned again: %d", err, g.Table.First)
 	}
 }
@@ -54,7 +55,7 @@ func TestTablesAreStored(t *testing.T) {
 func TestArraysGrowOnce(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)
-	slots := fx.d.chunks.slots
+	slots := fx.d.chunks.Slots
 	var delta lb.Delta
 	for i := range 300 {
 		s := &lb.Service{
@@ -70,21 +71,21 @@ func TestArraysGrowOnce(t *testing.T) {
 		delta.Put = append(delta.Put, lb.Build(s, nil, lb.Drains{}).Frontends...)
 	}
 	fx.apply(delta)
-	if slots.len() < 2*slotsPerChunk/lineWords {
-		t.Fatalf("%d lines; want those of several chunks", slots.len())
+	if slots.Len() < 2*slotsPerChunk/table.LineWords {
+		t.Fatalf("%d lines; want those of several chunks", slots.Len())
 	}
 	all := fx.d.chunks
-	for _, c := range []*chunked{all.slots, all.backends, all.frontendCounters, all.backendCounters} {
-		if c.grown != 1 {
-			t.Errorf("%s grew %d times for one delta; want once", c.name(), c.grown)
+	for _, c := range []*table.Chunked{all.Slots, all.Backends, all.FrontendCounters, all.BackendCounters} {
+		if c.Grown != 1 {
+			t.Errorf("%s grew %d times for one delta; want once", c.Name(), c.Grown)
 		}
 	}
-	s := fx.d.services.slots
-	s.space.top = s.words.len() * lineWords // full
-	fx.do(func() error { return s.reserve(spareWords) })
-	grown := slots.grown
+	s := fx.d.services.Slots
+	s.Space.Top = s.Words.Len() * table.LineWords // full
+	fx.do(func() error { return s.Reserve(table.SpareWords) })
+	grown := slots.Grown
 	fx.apply(lb.Delta{Put: delta.Put[:1]})
-	if slots.grown != grown {
+	if slots.Grown != grown {
 		t.Error("a change after room was made took a grace period")
 	}
 }
@@ -97,16 +98,16 @@ func TestChunksHaveTheTypesOfTheirTemplate(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)
 	fx.service(lb.TCP, "b1")
-	for _, c := range []*chunked{fx.d.chunks.slots, fx.d.chunks.backends, fx.d.chunks.frontendCounters} {
-		if len(c.chunks) != 1 {
-			t.Fatalf("%s has %d chunks; want 1", c.name(), len(c.chunks))
+	for _, c := range []*table.Chunked{fx.d.chunks.Slots, fx.d.chunks.Backends, fx.d.chunks.FrontendCounters} {
+		if len(c.Chunks) != 1 {
+			t.Fatalf("%s has %d chunks; want 1", c.Name(), len(c.Chunks))
 		}
-		info, err := c.chunks[0].Info()
+		info, err := c.Chunks[0].Info()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if id, ok := info.BTFID(); c.spec.Value != nil && (!ok || id == 0) {
-			t.Errorf("a chunk of %s has no BTF", c.name())
+		if id, ok := info.BTFID(); c.Spec.Value != nil && (!ok || id == 0) {
+			t.Errorf("a chunk of %s has no BTF", c.Name())
 		}
 	}
 }
@@ -118,30 +119,30 @@ func TestTablesSurviveARestart(t *testing.T) {
 	fx.tunnelTo(lb.TCP, nil, 21, 22, 23)
 	fx.tunnelTo(lb.TCP, nil, 21, 22)
 	at := lb.Frontend{VIP: fx.addr("vip"), Port: 80, Protocol: lb.TCP}
-	value := fx.d.services.frontends[at].value
-	before, err := fx.d.services.slots.read(value)
+	value := fx.d.services.Frontends[at].Value
+	before, err := fx.d.services.Slots.Read(value)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.ContainsFunc(before.slots, slot.changed) {
+	if !slices.ContainsFunc(before.Slots, table.Slot.Changed) {
 		t.Fatal("no slot has an earlier backend")
 	}
 	to := fx.went(fx.on(1, dptest.TCP, dptest.SYN))
 	fx.close()
 	fx.open()
-	if now := fx.d.services.frontends[at].value; now != value {
+	if now := fx.d.services.Frontends[at].Value; now != value {
 		t.Errorf("the frontend was %+v and is %+v", value, now)
 	}
-	after, err := fx.d.services.slots.read(value)
+	after, err := fx.d.services.Slots.Read(value)
 	if err != nil || !reflect.DeepEqual(before, after) {
 		t.Errorf("the table changed; %v", err)
 	}
 	var f bpf.Frontend
-	if err := fx.d.services.slots.write(table{slots: make([]slot, 50)}, &f); err != nil {
+	if err := fx.d.services.Slots.Write(table.Table{Slots: make([]table.Slot, 50)}, &f); err != nil {
 		t.Fatal(err)
 	}
-	for _, x := range spansOf(value) {
-		if x = wholeLines(x); f.Table.First >= x.first && f.Table.First < x.end() {
+	for _, x := range table.SpansOf(value) {
+		if x = table.WholeLines(x); f.Table.First >= x.First && f.Table.First < x.End() {
 			t.Errorf("words of %v were assigned again", x)
 		}
 	}
@@ -155,9 +156,9 @@ func TestMemoryFollowsTheConfiguration(t *testing.T) {
 	t.Parallel()
 	fx := newFixture(t, hookTC, false, nil)
 	size := func() (n uint64) {
-		for _, c := range []*chunked{fx.d.chunks.slots, fx.d.chunks.backends, fx.d.chunks.frontendCounters,
-			fx.d.chunks.backendCounters} {
-			for _, m := range c.chunks {
+		for _, c := range []*table.Chunked{fx.d.chunks.Slots, fx.d.chunks.Backends, fx.d.chunks.FrontendCounters,
+			fx.d.chunks.BackendCounters} {
+			for _, m := range c.Chunks {
 				info, err := m.Info()
 				if err != nil {
 					t.Fatal(err)
@@ -208,13 +209,13 @@ func TestRoomIsMadeAheadOfChanges(t *testing.T) {
 	fx := newFixture(t, hookTC, false, nil)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	s := fx.d.services.slots
-	go func() { done <- fx.host.Do(func() error { return s.run(ctx) }) }()
+	s := fx.d.services.Slots
+	go func() { done <- fx.host.Do(func() error { return s.Run(ctx) }) }()
 	room := func() error {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		free := s.words.len()*lineWords - s.space.top
-		return wrong(free < spareWords, "for %d words", free)
+		s.Mu.Lock()
+		defer s.Mu.Unlock()
+		free := s.Words.Len()*table.LineWords - s.Space.Top
+		return wrong(free < table.SpareWords, "for %d words", free)
 	}
 	labtest.Until(t, 5*time.Second, "there is room at the start", room)
 	var delta lb.Delta

@@ -22,10 +22,10 @@ func TestSourcesOfAServerThatIsBack(t *testing.T) {
 		host := &net.IPNet{IP: b1.AsSlice(), Mask: net.CIDRMask(b1.BitLen(), b1.BitLen())}
 		blackhole := &netlink.Route{Dst: host, Type: unix.RTN_BLACKHOLE}
 		fx.do(func() error { return netlink.RouteAdd(blackhole) })
-		fx.do(func() error { fx.d.services.refreshSources(); return nil })
+		fx.do(func() error { fx.d.services.RefreshSources(); return nil })
 		fx.apply(lb.Delta{Delete: []lb.Frontend{p.Frontend}}) // an open flow keeps the server
 		fx.do(func() error { return netlink.RouteDel(blackhole) })
-		fx.do(func() error { fx.d.services.refreshSources(); return nil })
+		fx.do(func() error { fx.d.services.RefreshSources(); return nil })
 		fx.service(lb.TCP, "b1")
 		fx.went(fx.on(1, dptest.TCP, dptest.SYN))
 	})

@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/steelyard-lb/steelyard/datapath/dptest"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -34,7 +35,7 @@ func (fx *fixture) keys(required bool, names ...string) {
 // withToken is private data without a list of nodes, with the token of a key.
 func (fx *fixture) withToken(name string) []byte {
 	b := fx.chained(false)
-	binary.LittleEndian.PutUint64(b[4:], tunnelToken(key(name)))
+	binary.LittleEndian.PutUint64(b[4:], table.TunnelToken(key(name)))
 	return b
 }
 
@@ -129,7 +130,7 @@ func TestTunnelPacketsCarryTheKey(t *testing.T) {
 		in := fx.fromClient(dptest.TCP, dptest.SYN)
 		want := func(when string, r result, name string) {
 			t.Helper()
-			if got := tokenOf(r.out); r.did != "sent" || got != tunnelToken(key(name)) {
+			if got := tokenOf(r.out); r.did != "sent" || got != table.TunnelToken(key(name)) {
 				t.Errorf("%s: %s: %s, token %#x", when, r.did, r.reason, got)
 			}
 		}
@@ -176,7 +177,7 @@ func TestServersGetTheKeyWhenTheyAreTunnelSources(t *testing.T) {
 			if r.did != "sent" || r.out.Dst.Addr() != fx.addr(b) {
 				t.Fatalf("%s: %s: %s", b, r.did, r.reason)
 			}
-			if got := tokenOf(r.out) == tunnelToken(key("one")); got != (b == "b1") {
+			if got := tokenOf(r.out) == table.TunnelToken(key("one")); got != (b == "b1") {
 				t.Errorf("%s: private data %x", b, r.out.Private)
 			}
 			if b == "b2" && len(r.out.Private) != 0 {
@@ -207,7 +208,7 @@ func TestProbesCarryTheKey(t *testing.T) {
 		})
 		did, frame := fx.runOut(fx.fromClient(dptest.TCP, dptest.SYN).Frame(), mark)
 		out, err := dptest.Parse(frame)
-		if err != nil || did != "sent" || (tokenOf(out) == tunnelToken(key("one"))) != (b == "b2") {
+		if err != nil || did != "sent" || (tokenOf(out) == table.TunnelToken(key("one"))) != (b == "b2") {
 			t.Errorf("%s: %s (%v), private data %x", b, did, err, out.Private)
 		}
 	}
@@ -296,11 +297,11 @@ func TestTunnelKeysThatCannotBe(t *testing.T) {
 		"four":          {Accept: [][]byte{{1}, {2}, {3}, {4}}},
 		"none accepted": {Send: []byte{1}, Required: true},
 	} {
-		if _, err := k.encode(); err == nil {
+		if _, err := k.Encode(); err == nil {
 			t.Errorf("%s: no error", name)
 		}
 	}
-	if a, b := tunnelToken([]byte("a")), tunnelToken([]byte("b")); a == b || a == 0 {
+	if a, b := table.TunnelToken([]byte("a")), table.TunnelToken([]byte("b")); a == b || a == 0 {
 		t.Errorf("tokens %#x and %#x", a, b)
 	}
 }

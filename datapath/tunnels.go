@@ -1,139 +1,26 @@
 package datapath
 
 import (
-	"errors"
 	"fmt"
-	"net"
 	"net/netip"
-	"slices"
-	"sync"
 
-	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink"
-
-	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
-	"github.com/steelyard-lb/steelyard/datapath/internal/route"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 )
 
-// tunnels maintains the sources whose tunnel packets are accepted, at any address of this node.
-type tunnels struct {
-	objects *bpf.Objects
-	filter  *addrFilter
-	always  []netip.Prefix // Options.TunnelSources
-
-	mu  sync.Mutex          // guards own
-	own map[netip.Addr]bool // addresses of this node, and the broadcast addresses of its links
-}
+// TunnelKeys are the keys of the tunnels between nodes.
+type TunnelKeys = table.TunnelKeys
 
 // SetTunnelSources accepts tunnel packets from these addresses and from Options.TunnelSources, and from no others.
-func (d *Datapath) SetTunnelSources(addrs []netip.Addr) error { return d.tunnels.set(addrs) }
+func (d *Datapath) SetTunnelSources(addrs []netip.Addr) error { return d.tunnels.Set(addrs) }
 
-// set replaces the sources, also those of an earlier agent.
-func (t *tunnels) set(addrs []netip.Addr) error {
-	sources := slices.Clone(t.always)
-	for _, a := range addrs {
-		sources = append(sources, netip.PrefixFrom(a, a.BitLen()))
-	}
-	allowed := map[bpf.AllowKey]uint32{}
-	for _, p := range sources {
-		allowed[bpf.ToAllowKey(0, p.Masked())] = 1
-	}
-	if err := replaceEntries(t.objects.SyTunnelSrc, allowed); err != nil {
-		return fmt.Errorf("allow tunnels: %w", err)
-	}
-	return t.refresh()
-}
-
-// refresh reads the addresses of this node from the kernel again.
-func (t *tunnels) refresh() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+// SetTunnelKeys replaces the keys.
+func (d *Datapath) SetTunnelKeys(k TunnelKeys) error {
+	value, err := k.Encode()
 	if err != nil {
-		return fmt.Errorf("list the addresses of this node: %w", err)
+		return fmt.Errorf("set the tunnel keys: %w", err)
 	}
-	own, entries := ownAddresses(addrs)
-	for addr := range own {
-		if !t.own[addr] {
-			err = errors.Join(err, t.filter.add(addr, bpf.AddrOwn))
-		}
-	}
-	err = errors.Join(err, replaceEntries(t.objects.SyLocalAddrs, entries))
-	for addr := range t.own {
-		if !own[addr] {
-			err = errors.Join(err, t.filter.remove(addr, bpf.AddrOwn))
-		}
-	}
-	t.own = own
-	if err != nil {
-		return fmt.Errorf("put the addresses of this node: %w", err)
-	}
-	return nil
-}
-
-// ownAddresses returns the addresses of this node with the broadcast addresses of its links, and the entries of
-// sy_local_addrs.
-func ownAddresses(addrs []netlink.Addr) (own map[netip.Addr]bool, entries map[bpf.Addr]uint32) {
-	own, entries = map[netip.Addr]bool{}, map[bpf.Addr]uint32{}
-	add := func(ip net.IP, onlyLo uint32) {
-		addr, ok := netip.AddrFromSlice(ip)
-		if addr = addr.Unmap(); !ok || !addr.IsGlobalUnicast() {
-			return
-		}
-		if key := bpf.ToAddr(addr); own[addr] {
-			entries[key] &= onlyLo
-		} else {
-			own[addr], entries[key] = true, onlyLo
-		}
-	}
-	for _, a := range addrs {
-		if a.LinkIndex == route.LoopbackIndex {
-			add(a.IP, 1)
-			continue
-		}
-		add(a.IP, 0)
-		add(broadcast(a.IPNet), 0)
-	}
-	return own, entries
-}
-
-// broadcast returns the last address of an IPv4 network, where there is room for one (RFC 3021); else nil.
-func broadcast(n *net.IPNet) net.IP {
-	ip := n.IP.To4()
-	ones, bits := n.Mask.Size()
-	if ip == nil || bits-ones < 2 {
-		return nil
-	}
-	last := slices.Clone(ip)
-	for i := range last {
-		last[i] |= ^n.Mask[i]
-	}
-	return last
-}
-
-// replaceEntries makes these the entries of a map.
-func replaceEntries[K comparable](m *ebpf.Map, want map[K]uint32) error {
-	for k, v := range want {
-		if err := m.Put(k, v); err != nil {
-			return err
-		}
-	}
-	var stale []K
-	var k K
-	var v uint32
-	entries := m.Iterate()
-	for entries.Next(&k, &v) {
-		if _, ok := want[k]; !ok {
-			stale = append(stale, k)
-		}
-	}
-	if err := entries.Err(); err != nil {
-		return err
-	}
-	for _, k := range stale {
-		if err := ignoreMissing(m.Delete(k)); err != nil {
-			return err
-		}
+	if err := d.objects.SyTunnelKeys.Put(uint32(0), value); err != nil {
+		return fmt.Errorf("set the tunnel keys: %w", err)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -149,16 +150,16 @@ func (v *verifier) changed(found route.Changes) {
 		return
 	}
 	if found != (route.Changes{}) { // an interface that is set down takes its routes along without notice
-		v.d.services.refreshSources()
-		if err := v.d.tunnels.refresh(); err != nil {
+		v.d.services.RefreshSources()
+		if err := v.d.tunnels.Refresh(); err != nil {
 			v.d.log.Error("addresses of this node not refreshed", "err", err)
 		}
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.routes.Forget(start, route.AfterChange)
-	v.queue = v.d.services.held()
-	v.reroutes.look(start, v.d.services.reroutes())
+	v.queue = v.d.services.Held()
+	v.reroutes.look(start, v.d.services.Reroutes())
 	v.round(found, len(v.queue))
 	v.took = time.Since(start)
 }
@@ -183,9 +184,9 @@ func (v *verifier) tick() {
 		return
 	}
 	if len(v.queue) == 0 {
-		v.queue = v.d.services.held()
+		v.queue = v.d.services.Held()
 	}
-	v.round(route.Changes{}, max(minChecks, v.d.services.count()*int(route.Tick)/int(sweepTime)))
+	v.round(route.Changes{}, max(minChecks, v.d.services.Count()*int(route.Tick)/int(sweepTime)))
 }
 
 // round verifies the node, the frontends with a fault, and n of the queue.
@@ -200,7 +201,7 @@ func (v *verifier) round(found route.Changes, n int) {
 	faults := v.repair(found, rare)
 	v.node.observe(strings.Join(faults, "; "), now)
 	v.look(rare)
-	v.reroutes.probe(v.d.services.accept)
+	v.reroutes.probe(v.d.services.Accept)
 	n = min(n, len(v.queue))
 	next := v.queue[:n]
 	v.queue = v.queue[n:]
@@ -244,18 +245,18 @@ func (v *verifier) repair(found route.Changes, rare bool) (faults []string) {
 
 // made returns a made packet of a frontend that has backends; nil when there is none.
 func (v *verifier) made() []byte {
-	if _, ok := v.d.services.subject(v.sample); !ok {
+	if _, ok := v.d.services.Subject(v.sample); !ok {
 		v.sample = lb.Frontend{}
-		for _, f := range v.d.services.held() {
-			if _, ok := v.d.services.subject(f); ok {
+		for _, f := range v.d.services.Held() {
+			if _, ok := v.d.services.Subject(f); ok {
 				v.sample = f
 				break
 			}
 		}
 	}
 	f := v.sample
-	if s, ok := v.d.services.subject(f); ok {
-		if client, ok := v.clients.of(f.VIP, s.plan.Allow); ok && client.IsValid() {
+	if s, ok := v.d.services.Subject(f); ok {
+		if client, ok := v.clients.of(f.VIP, s.Plan.Allow); ok && client.IsValid() {
 			from, to := netip.AddrPortFrom(client, anyPort()), netip.AddrPortFrom(f.VIP, f.Port)
 			return opening(lb.Question{Client: from, To: to, Protocol: f.Protocol})
 		}
@@ -266,7 +267,7 @@ func (v *verifier) made() []byte {
 // look reads what the made packets are compared with, and chooses their clients anew, or for the first time.
 func (v *verifier) look(choose bool) {
 	v.view = v.d.uplinks.view()
-	v.view.own = v.d.tunnels.addresses()
+	v.view.own = v.d.tunnels.Addresses()
 	if choose && v.clients.chosen != v.routes.Since || !v.clients.v4.IsValid() {
 		v.clients.choose(v.view, &v.routes)
 	}
@@ -283,7 +284,7 @@ func (v *verifier) look(choose bool) {
 
 // applied verifies frontends that were put. What is wrong with one that had no backend before is reported at once: its
 // VIP may not have been announced yet, or was withdrawn, and what was wrong before is not known any more.
-func (v *verifier) applied(updates []*frontendUpdate, removed []lb.Frontend) {
+func (v *verifier) applied(updates []*table.Update, removed []lb.Frontend) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for _, f := range removed {
@@ -294,31 +295,26 @@ func (v *verifier) applied(updates []*frontendUpdate, removed []lb.Frontend) {
 		return
 	}
 	v.backends = nil
-	v.d.uplinks.follow(v.d.services.interfaces(updates))
+	v.d.uplinks.follow(v.d.services.Interfaces(updates))
 	v.look(false)
 	now := time.Now()
 	ofNode := ""
-	if !v.node.confirmed && slices.ContainsFunc(updates, func(u *frontendUpdate) bool { return u.usable() }) {
+	if !v.node.confirmed && slices.ContainsFunc(updates, func(u *table.Update) bool { return u.Usable() }) {
 		ofNode = strings.Join(v.repair(route.Changes{}, false), "; ") // without frontends it was not all looked at
 	}
 	for _, u := range updates {
-		if u.err != nil {
+		if u.Err != nil {
 			continue
 		}
-		v.check(u.plan.Frontend, now)
-		if ofNode != "" && u.usable() {
-			v.bad.observe(u.plan.Frontend, ofNode, now)
+		v.check(u.Plan.Frontend, now)
+		if ofNode != "" && u.Usable() {
+			v.bad.observe(u.Plan.Frontend, ofNode, now)
 		}
-		if c := v.bad.of(u.plan.Frontend); c != nil && u.first {
+		if c := v.bad.of(u.Plan.Frontend); c != nil && u.First {
 			c.confirmed = true
 		}
 	}
 	v.publish()
-}
-
-// usable reports whether the frontend has backends now, and had none that this agent knew before.
-func (u *frontendUpdate) usable() bool {
-	return u.err == nil && u.first && len(u.ids) > 0 && !u.plan.Decap
 }
 
 // check verifies one frontend.
@@ -328,7 +324,7 @@ func (v *verifier) check(f lb.Frontend, now time.Time) {
 		return
 	}
 	fault := ""
-	if s, ok := v.d.services.subject(f); ok {
+	if s, ok := v.d.services.Subject(f); ok {
 		fault = v.fault(f, s)
 	}
 	v.bad.observe(f, fault, now)
@@ -343,7 +339,7 @@ func (v *verifier) publish() {
 	}
 	if ofNode != v.ofNode {
 		v.ofNode = ofNode
-		for _, f := range v.d.services.held() {
+		for _, f := range v.d.services.Held() {
 			v.looked[f.VIP] = true
 		}
 	}
@@ -366,7 +362,7 @@ func (v *verifier) publish() {
 
 // faultOfVIP returns what prevents that packets of a VIP are forwarded and answered; "": nothing is known.
 func (v *verifier) faultOfVIP(addr netip.Addr) (fault string) {
-	if v.ofNode != "" && v.d.services.has(addr) {
+	if v.ofNode != "" && v.d.services.Has(addr) {
 		return v.ofNode
 	}
 	for _, c := range v.bad[addr] {

@@ -36,11 +36,11 @@ func (v *verifier) tryBackends(frontends []lb.Frontend, now time.Time) {
 		}
 	}
 	for _, f := range frontends {
-		s, ok := v.d.services.subject(f)
+		s, ok := v.d.services.Subject(f)
 		if !ok || len(v.unreached) >= maxUnreached {
 			continue
 		}
-		client, ok := v.clients.of(f.VIP, s.plan.Allow)
+		client, ok := v.clients.of(f.VIP, s.Plan.Allow)
 		if !ok {
 			continue
 		}
@@ -60,12 +60,12 @@ func (v *verifier) tryBackends(frontends []lb.Frontend, now time.Time) {
 
 // tryBackend returns which backend a made packet is for, and why it does not get there; "": it does.
 func (v *verifier) tryBackend(f lb.Frontend, made lb.Question) (fault string, id uint32) {
-	s, ok := v.d.services.subject(f)
+	s, ok := v.d.services.Subject(f)
 	if !ok {
 		return "", 0
 	}
 	x, ok := v.run(opening(made))
-	if !ok || !slices.Contains(s.backends, x.V.Backend) {
+	if !ok || !slices.Contains(s.Backends, x.V.Backend) {
 		return "", 0
 	}
 	return v.faultOf(made, s, x), x.V.Backend
@@ -80,7 +80,7 @@ func (v *verifier) unreachedBackends() []lb.Finding {
 		if vip := v.bad.of(u.frontend); !u.confirmed || v.node.confirmed || vip != nil && vip.confirmed {
 			continue // the reason of the route says it
 		}
-		at := v.d.services.address(id)
+		at := v.d.services.Address(id)
 		hosts[at.Addr()] = true
 		if !first.IsValid() || at.Compare(first) < 0 {
 			first, text = at, fmt.Sprintf("%s of %s: %s", at, u.frontend, u.fault)
@@ -95,14 +95,4 @@ func (v *verifier) unreachedBackends() []lb.Finding {
 	}
 	return []lb.Finding{lb.FoundServerUnreached.About("", "packets of clients do not get to %d servers, such as %s",
 		len(hosts), text)}
-}
-
-// address returns the address of a backend, zero when there is none any more.
-func (s *services) address(id uint32) (at netip.AddrPort) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if b := s.backends.byID[id]; b != nil {
-		at = b.at
-	}
-	return at
 }

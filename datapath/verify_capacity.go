@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -37,7 +38,7 @@ type exhaustion struct {
 
 // readCapacities compares the counters of warnedReasons with those of the last time.
 func (v *verifier) readCapacities(now time.Time) {
-	packets, err := readVerdicts(v.d.objects.SyVerdicts)
+	packets, err := table.ReadVerdicts(v.d.objects.SyVerdicts)
 	if err != nil {
 		v.d.log.Debug("counters not read", "err", err)
 		return
@@ -76,7 +77,7 @@ func (v *verifier) findOwners(reason string, owners map[string]bool) {
 	if reason == "flows_full" || reason == keyMismatch { // of all services
 		return
 	}
-	frontends, service, backends := v.d.services.names()
+	frontends, service, backends := v.d.services.Names()
 	left := ownerPackets
 	for id, f := range frontends { // in another order each time
 		from := v.clients.v4

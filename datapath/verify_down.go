@@ -41,7 +41,7 @@ func (v view) down() (text string) {
 
 // noWay returns why there is no route to the backend of a verdict.
 func (v *verifier) noWay(x bpf.Explained, what string) string {
-	to, nic := v.d.services.certainNIC(x.V.Backend)
+	to, nic := v.d.services.CertainNIC(x.V.Backend)
 	if nic != 0 && v.view.isDown(nic) {
 		return fmt.Sprintf(leadsDown, v.view.name(uint32(nic)), to)
 	}
@@ -55,16 +55,6 @@ func (v *verifier) noReplyWay(client netip.Addr) string {
 	}
 	return fmt.Sprintf("replies are dropped: %s: the kernel has no route to clients (%s)%s",
 		noRoute, client, v.view.down())
-}
-
-// certainNIC returns the address of a backend, and the interface by which it was reached; 0: none is known.
-func (s *services) certainNIC(id uint32) (to netip.Addr, nic int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if b := s.backends.byID[id]; b != nil {
-		return b.at.Addr(), b.certain.NIC
-	}
-	return to, 0
 }
 
 // configuredHop reports whether the MAC address of a router to a client is configured.

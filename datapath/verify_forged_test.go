@@ -24,7 +24,7 @@ func TestForgedFlowsWithdrawNothing(t *testing.T) {
 	f := lb.Frontend{VIP: fx.addr("vip"), Port: 80, Protocol: lb.TCP}
 	fault := func() (fault string) {
 		fx.do(func() error {
-			s, ok := fx.d.services.subject(f)
+			s, ok := fx.d.services.Subject(f)
 			if !ok {
 				return errors.New("the frontend has no backend")
 			}

@@ -8,56 +8,9 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
 )
-
-// subject is what the verdict for a made packet is compared with.
-type subject struct {
-	plan     *lb.FrontendPlan
-	backends []uint32 // ids to which packets may be sent
-}
-
-// subject returns what the kernel should do for a frontend; false when it has no backend, or no plan of this agent.
-func (s *services) subject(f lb.Frontend) (subject, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	state := s.frontends[f]
-	if state == nil || state.plan == nil || !state.up || f.Decap {
-		return subject{}, false
-	}
-	backends := state.backends
-	f.Decap = true
-	if here := s.frontends[f]; state.plan.NodeForwarding.Enabled && here != nil { // this node delivers, too
-		backends = slices.Concat(backends, here.backends)
-	}
-	return subject{state.plan, backends}, true
-}
-
-// interfaces returns the indexes of the interfaces by which backends on other nodes are reached: those of some updates,
-// or with nil of all frontends.
-func (s *services) interfaces(of []*frontendUpdate) (indexes []int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	seen := map[int]bool{0: true, route.LoopbackIndex: true}
-	note := func(b *backend) {
-		if b != nil && !b.local && !seen[b.NIC] {
-			seen[b.NIC] = true
-			indexes = append(indexes, b.NIC)
-		}
-	}
-	for _, u := range of {
-		for _, id := range u.ids {
-			note(s.backends.byID[id])
-		}
-	}
-	if of == nil {
-		for _, b := range s.backends.byAddr {
-			note(b)
-		}
-	}
-	slices.Sort(indexes)
-	return indexes
-}
 
 // toBackends are the interfaces and the routers by which backends on other nodes are reached.
 type toBackends struct {
@@ -69,7 +22,7 @@ type toBackends struct {
 // toBackends returns how the backends of all frontends are reached.
 func (v *verifier) toBackends() *toBackends {
 	if v.backends == nil || v.backends.forgotten != v.routes.Forgotten {
-		v.backends = &toBackends{v.routes.Forgotten, v.d.services.interfaces(nil), v.d.services.routers()}
+		v.backends = &toBackends{v.routes.Forgotten, v.d.services.Interfaces(nil), v.d.services.Routers()}
 	}
 	return v.backends
 }
@@ -95,20 +48,6 @@ func (d *Datapath) needed(routes *route.Cache, toBackends []int) []int {
 		}
 	}
 	return indexes
-}
-
-// count returns the number of frontends.
-func (s *services) count() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.frontends)
-}
-
-// has reports whether a VIP has a frontend.
-func (s *services) has(vip netip.Addr) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.vips[vip]) > 0
 }
 
 // view is what a verification knows of interfaces and addresses.
@@ -138,19 +77,12 @@ func (v view) name(index uint32) string {
 	return fmt.Sprint("interface ", index)
 }
 
-// addresses returns the addresses of this node.
-func (t *tunnels) addresses() map[netip.Addr]bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.own
-}
-
 // madeTries is how many flows are tried until one would be answered: the trouble of one backend, or of one of several
 // paths, is no reason to withdraw an address. They are among madePorts, because some may be known already.
 const madeTries, madePorts = 16, 64
 
 // fault returns why the flows of a frontend are not answered; "": they are.
-func (v *verifier) fault(f lb.Frontend, s subject) string {
+func (v *verifier) fault(f lb.Frontend, s table.Subject) string {
 	return v.faultOfMade(f, s, opening, func(x bpf.Explained) bool {
 		v.failed[triedBackend{x.V.Backend, f.VIP.Is4()}]++
 		return v.allFailed(f, s)
@@ -161,9 +93,9 @@ func (v *verifier) fault(f lb.Frontend, s subject) string {
 // first packet of a flow, and enough reports after each failure whether others need not be tried. Anybody can have
 // opened the flow of a packet with forged ones, to any backend that the frontend once had: it tells nothing then.
 func (v *verifier) faultOfMade(
-	f lb.Frontend, s subject, frame func(lb.Question) []byte, enough func(bpf.Explained) bool,
+	f lb.Frontend, s table.Subject, frame func(lb.Question) []byte, enough func(bpf.Explained) bool,
 ) (fault string) {
-	client, ok := v.clients.of(f.VIP, s.plan.Allow)
+	client, ok := v.clients.of(f.VIP, s.Plan.Allow)
 	if !ok {
 		return ""
 	}
@@ -199,13 +131,13 @@ type triedBackend struct {
 // works, a round must not take much longer than when all does.
 const wayTries = 4
 
-func (v *verifier) allFailed(f lb.Frontend, s subject) bool {
-	for _, id := range s.backends {
+func (v *verifier) allFailed(f lb.Frontend, s table.Subject) bool {
+	for _, id := range s.Backends {
 		if v.failed[triedBackend{id, f.VIP.Is4()}] < wayTries {
 			return false
 		}
 	}
-	return len(s.backends) > 0
+	return len(s.Backends) > 0
 }
 
 // anyPort returns a port of a made client, and the first of madePorts. It is random: forged packets that open the flows
@@ -218,7 +150,7 @@ var tolerated = []string{
 }
 
 // faultOf returns why a client gets no answer, given the result for its first packet.
-func (v *verifier) faultOf(q lb.Question, s subject, x bpf.Explained) string {
+func (v *verifier) faultOf(q lb.Question, s table.Subject, x bpf.Explained) string {
 	d, local, nat := v.d, x.V.Local == 1, x.V.Method == uint8(bpf.MethodNAT)
 	reason, to, from := d.reasons[x.V.Reason], bpf.FromAddr(x.V.T.Dst), bpf.FromAddr(x.V.T.Src)
 	sent := d.actions[x.V.Action] == "forward"
@@ -229,7 +161,7 @@ func (v *verifier) faultOf(q lb.Question, s subject, x bpf.Explained) string {
 		return v.noWay(x, "forwarded")
 	case !sent:
 		return fmt.Sprintf("packets are not forwarded: %s: %s", reason, meaning(reason))
-	case x.V.Counted == 2 && !slices.Contains(s.backends, x.V.Backend):
+	case x.V.Counted == 2 && !slices.Contains(s.Backends, x.V.Backend):
 		return fmt.Sprintf("packets are sent to %s, which is no backend", to)
 	case d.reasons[x.Route] == noRoute:
 		return v.noWay(x, "delivered")
@@ -239,7 +171,7 @@ func (v *verifier) faultOf(q lb.Question, s subject, x bpf.Explained) string {
 		return fmt.Sprintf(leadsDown, v.view.name(x.Ifindex), to)
 	case !local && nat && !v.view.attached[int(x.Ifindex)]:
 		return fmt.Sprintf("replies of %s arrive on %s, to which no program is attached", to, v.view.name(x.Ifindex))
-	case !local && from != q.Client.Addr() && from.IsGlobalUnicast() && !v.view.own[from] && !s.direct():
+	case !local && from != q.Client.Addr() && from.IsGlobalUnicast() && !v.view.own[from] && !s.Direct():
 		return fmt.Sprintf("%s, the source of packets to %s, is no address of this node", from, to)
 	}
 	if fault := v.wayFault(q, x); fault != "" {
@@ -247,9 +179,6 @@ func (v *verifier) faultOf(q lb.Question, s subject, x bpf.Explained) string {
 	}
 	return v.replyFault(q, x, local)
 }
-
-// direct reports whether packets keep their addresses on the way to the backend.
-func (s subject) direct() bool { return s.plan.Method == lb.MethodDSR || s.plan.KeepSource }
 
 // replyFault returns why the answer of a server does not get to the client.
 func (v *verifier) replyFault(q lb.Question, x bpf.Explained, local bool) string {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
@@ -31,13 +32,10 @@ const (
 	probeRounds = 4
 )
 
-// reroute is a change of the first step towards backends that makes it uncertain that they are reached.
-type reroute struct{ from, to route.Hop }
-
 // reroutes are those by which no backend has answered yet.
 type reroutes struct {
-	of      map[netip.Addr]reroute
-	probing map[reroute]*rerouteProbe
+	of      map[netip.Addr]table.Reroute
+	probing map[table.Reroute]*rerouteProbe
 }
 
 // rerouteProbe is the probing of a reroute.
@@ -49,55 +47,10 @@ type rerouteProbe struct {
 	unable bool
 }
 
-// follow records the first step towards a backend.
-func (b *backend) follow(now route.Hop) {
-	if now != b.Hop && now != b.certain && now.NIC != 0 && !uncertain(b.at.Addr(), b.certain, now) {
-		b.certain = now
-	}
-	b.Hop = now
-}
-
-// uncertain reports whether a change of the first step to a backend may lead elsewhere: to a router instead of the
-// link, or by the default route.
-func uncertain(to netip.Addr, from, now route.Hop) bool {
-	if from.NIC == 0 {
-		return false
-	}
-	if now.Gateway.IsValid() && !from.Gateway.IsValid() {
-		return true
-	}
-	bits, ok := new(route.Cache).Bits(to)
-	return ok && bits == 0
-}
-
-// reroutes returns the backends to which the first step is uncertain. Nodes with this datapath have no port to probe.
-func (s *services) reroutes() map[netip.AddrPort]reroute {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	all := map[netip.AddrPort]reroute{}
-	for at, b := range s.backends.byAddr {
-		if b.Hop != b.certain && b.NIC != 0 && !b.local && b.tables > 0 && at.Port() != 0 {
-			all[at] = reroute{b.certain, b.Hop}
-		}
-	}
-	return all
-}
-
-// accept makes the first step of a reroute certain.
-func (s *services) accept(x reroute) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, b := range s.backends.byAddr {
-		if x == (reroute{b.certain, b.Hop}) {
-			b.certain = b.Hop
-		}
-	}
-}
-
 // look begins to probe new reroutes, and ends that of those whose reason is gone.
-func (d *reroutes) look(now time.Time, found map[netip.AddrPort]reroute) {
-	probing := map[reroute]*rerouteProbe{}
-	d.of = map[netip.Addr]reroute{}
+func (d *reroutes) look(now time.Time, found map[netip.AddrPort]table.Reroute) {
+	probing := map[table.Reroute]*rerouteProbe{}
+	d.of = map[netip.Addr]table.Reroute{}
 	for at, x := range found {
 		d.of[at.Addr()] = x
 		if probing[x] == nil {
@@ -117,7 +70,7 @@ func (d *reroutes) look(now time.Time, found map[netip.AddrPort]reroute) {
 }
 
 // probe accepts the reroutes by which a backend has answered, and probes the others again.
-func (d *reroutes) probe(accept func(reroute)) {
+func (d *reroutes) probe(accept func(table.Reroute)) {
 	for x, b := range d.probing {
 		if !b.responded() {
 			b.probe()
@@ -125,7 +78,7 @@ func (d *reroutes) probe(accept func(reroute)) {
 		}
 		b.closeProbes(0)
 		delete(d.probing, x)
-		maps.DeleteFunc(d.of, func(_ netip.Addr, of reroute) bool { return of == x })
+		maps.DeleteFunc(d.of, func(_ netip.Addr, of table.Reroute) bool { return of == x })
 		accept(x)
 	}
 }
@@ -201,24 +154,13 @@ func (v *verifier) wayFault(q lb.Question, x bpf.Explained) string {
 	if x.V.Local == 1 || x.V.Counted != 2 {
 		return ""
 	}
-	to, hop := v.d.services.firstHop(x.V.Backend)
+	to, hop := v.d.services.FirstHop(x.V.Backend)
 	fault := v.reroutes.fault(to, q.Protocol, v.view)
 	next := route.Router{NIC: hop.NIC, Addr: hop.Gateway}
 	if fault != "" || !v.routers.Known[next].Failed { // without a router none has failed
 		return fault
 	}
 	return v.routers.Fault(to, "towards "+to.String(), &v.routes)
-}
-
-// Hop returns the address of a backend, and the first step towards it.
-func (s *services) firstHop(id uint32) (to netip.Addr, hop route.Hop) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	b := s.backends.byID[id]
-	if b == nil {
-		return to, hop
-	}
-	return b.at.Addr(), b.Hop
 }
 
 // fault returns why packets do not get to a backend; "": nothing is known.
@@ -231,9 +173,9 @@ func (d *reroutes) fault(to netip.Addr, proto lb.Protocol, v view) string {
 	if age < responseTime || b.unable || proto != lb.TCP && age > faultFor {
 		return ""
 	}
-	text := fmt.Sprintf("%s does not answer since its route changed from %s to %s", to, v.step(x.from), v.step(x.to))
-	if v.isDown(x.from.NIC) {
-		text += fmt.Sprintf("; %s is down", v.name(uint32(x.from.NIC)))
+	text := fmt.Sprintf("%s does not answer since its route changed from %s to %s", to, v.step(x.From), v.step(x.To))
+	if v.isDown(x.From.NIC) {
+		text += fmt.Sprintf("; %s is down", v.name(uint32(x.From.NIC)))
 	}
 	return text
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 	"github.com/steelyard-lb/steelyard/datapath/internal/route"
+	"github.com/steelyard-lb/steelyard/datapath/internal/table"
 	"github.com/steelyard-lb/steelyard/e2e/lab"
 	"github.com/steelyard-lb/steelyard/e2e/lab/labtest"
 	"github.com/steelyard-lb/steelyard/lb"
@@ -256,7 +257,7 @@ func TestFaults(t *testing.T) {
 			func(*fixture) error { return netlink.RouteAdd(defaultRoute) }, "no route to clients"},
 		{"frontend removed from the map", func(fx *fixture) error {
 			f := lb.Frontend{VIP: fx.addr("vip"), Port: 80, Protocol: lb.TCP}
-			return fx.d.objects.SyFrontends.Delete(toFrontendKey(f))
+			return fx.d.objects.SyFrontends.Delete(table.ToFrontendKey(f))
 		}, nil, "no_frontend"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -62,7 +62,7 @@ func (v *verifier) noRoute() string {
 		return ""
 	}
 	var vip netip.Addr
-	for _, f := range v.d.services.held() {
+	for _, f := range v.d.services.Held() {
 		if no := f.VIP.Is4() && no4 || f.VIP.Is6() && no6; no && (!vip.IsValid() || f.VIP.Less(vip)) {
 			vip = f.VIP
 		}

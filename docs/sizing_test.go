@@ -16,8 +16,8 @@ func TestSizing(t *testing.T) {
 		return regexp.MustCompile(`(\d)(\d{3})$`).ReplaceAllString(n, "$1,$2")
 	}
 	for _, x := range []struct{ file, constant, text string }{
-		{"../datapath/services.go", `maxFrontends = (\d+)`, "%s frontends"},
-		{"../datapath/services.go", `maxBackends = (\d+)`, "%s backends"},
+		{"../datapath/internal/table/services.go", `MaxFrontends = (\d+)`, "%s frontends"},
+		{"../datapath/internal/table/services.go", `maxBackends = (\d+)`, "%s backends"},
 		{"../datapath/bpf/maps.h", `BACKEND_CHUNK (\d+)`, "backends and frontends by %s"},
 		{"../datapath/bpf/maps.h", `COUNTER_CHUNK (\d+)`, "backends and frontends by %s"},
 		{"../lb/agent/memory.go", `collectorPercent = (\d+)`, "without `GOGC` the agent uses %s"},

@@ -57,6 +57,7 @@ var mayImport = map[string][]string{
 	"datapath/internal/sysctl": {},
 	"datapath/internal/pin":    {"lb/state"},
 	"datapath/internal/route":  {"datapath/internal/bpf"},
+	"datapath/internal/table":  {"lb", "datapath/internal/bpf", "datapath/internal/pin", "datapath/internal/route"},
 	"datapath/checksum":        {},
 	"datapath/dptest":          {"datapath/checksum"},
 	"systemd":                  {},

@@ -1,4 +1,4 @@
-package datapath
+package table
 
 import (
 	"fmt"
@@ -72,7 +72,7 @@ func (s *serverIDs) release(addr netip.Addr) error {
 	if !ok {
 		return nil
 	}
-	if err := ignoreMissing(s.servers.Delete(bpf.ToAddr(addr))); err != nil {
+	if err := IgnoreMissing(s.servers.Delete(bpf.ToAddr(addr))); err != nil {
 		return fmt.Errorf("remove server %s: %w", addr, err)
 	}
 	delete(s.ids, addr)

@@ -1,44 +1,49 @@
-package datapath
+package table
 
-import "slices"
+import (
+	"slices"
+)
 
 // span is a range of words.
-type span struct{ first, size uint32 }
+type span struct{ First, size uint32 }
 
-func (x span) end() uint32 { return x.first + x.size }
+// End returns the word after the range.
+func (x span) End() uint32 { return x.First + x.size }
 
 // space assigns ranges of words to tables. They are whole lines of sy_slots, so small tables share no cache line.
 type space struct {
 	free []span // by first; none is empty and none touches the next
-	top  uint32 // words from here on were never assigned
+	Top  uint32 // words from here on were never assigned
 	size uint32
 }
 
-const lineWords = 16 // LINE_WORDS of bpf/types.h
+// LineWords is LINE_WORDS of bpf/types.h.
+const LineWords = 16
 
 // newSpace returns a space of size words in which these ranges are assigned. Word 0 is never assigned: a table without
 // earlier backends names it (bpf/types.h).
 func newSpace(size uint32, used []span) *space {
-	s := &space{size: size, top: lineWords}
-	slices.SortFunc(used, func(a, b span) int { return int(a.first) - int(b.first) })
+	s := &space{size: size, Top: LineWords}
+	slices.SortFunc(used, func(a, b span) int { return int(a.First) - int(b.First) })
 	for _, x := range used {
-		x = wholeLines(x)
-		if x.first > s.top {
-			s.free = append(s.free, span{s.top, x.first - s.top})
+		x = WholeLines(x)
+		if x.First > s.Top {
+			s.free = append(s.free, span{s.Top, x.First - s.Top})
 		}
-		s.top = max(s.top, x.end())
+		s.Top = max(s.Top, x.End())
 	}
 	return s
 }
 
-func wholeLines(x span) span {
-	x.size = (x.size + lineWords - 1) / lineWords * lineWords
+// WholeLines returns the lines that a range touches.
+func WholeLines(x span) span {
+	x.size = (x.size + LineWords - 1) / LineWords * LineWords
 	return x
 }
 
 // used returns the number of words that are assigned.
 func (s *space) used() uint32 {
-	n := s.top
+	n := s.Top
 	for _, x := range s.free {
 		n -= x.size
 	}
@@ -47,7 +52,7 @@ func (s *space) used() uint32 {
 
 // take assigns the smallest free range that fits; ok is false when there is none.
 func (s *space) take(words uint32) (first uint32, ok bool) {
-	n := wholeLines(span{0, words}).size
+	n := WholeLines(span{0, words}).size
 	best := -1
 	for i, x := range s.free {
 		if x.size >= n && (best < 0 || x.size < s.free[best].size) {
@@ -55,15 +60,15 @@ func (s *space) take(words uint32) (first uint32, ok bool) {
 		}
 	}
 	if best < 0 {
-		if n > s.size-s.top {
+		if n > s.size-s.Top {
 			return 0, false
 		}
-		s.top += n
-		return s.top - n, true
+		s.Top += n
+		return s.Top - n, true
 	}
 	x := &s.free[best]
-	first = x.first
-	if x.first, x.size = x.first+n, x.size-n; x.size == 0 {
+	first = x.First
+	if x.First, x.size = x.First+n, x.size-n; x.size == 0 {
 		s.free = slices.Delete(s.free, best, best+1)
 	}
 	return first, true
@@ -71,19 +76,19 @@ func (s *space) take(words uint32) (first uint32, ok bool) {
 
 // release makes a range free again.
 func (s *space) release(x span) {
-	x = wholeLines(x)
-	i, _ := slices.BinarySearchFunc(s.free, x, func(a, b span) int { return int(a.first) - int(b.first) })
-	if i < len(s.free) && x.end() == s.free[i].first {
+	x = WholeLines(x)
+	i, _ := slices.BinarySearchFunc(s.free, x, func(a, b span) int { return int(a.First) - int(b.First) })
+	if i < len(s.free) && x.End() == s.free[i].First {
 		x.size += s.free[i].size
 		s.free = slices.Delete(s.free, i, i+1)
 	}
-	if i > 0 && s.free[i-1].end() == x.first {
+	if i > 0 && s.free[i-1].End() == x.First {
 		i--
-		x = span{s.free[i].first, s.free[i].size + x.size}
+		x = span{s.free[i].First, s.free[i].size + x.size}
 		s.free = slices.Delete(s.free, i, i+1)
 	}
-	if x.end() == s.top {
-		s.top = x.first
+	if x.End() == s.Top {
+		s.Top = x.First
 		return
 	}
 	s.free = slices.Insert(s.free, i, x)

@@ -1,4 +1,4 @@
-package datapath
+package table
 
 import (
 	"fmt"
@@ -14,14 +14,14 @@ type sharedTable struct {
 }
 
 // shared returns the tables that all services share; s.mu is held.
-func (s *services) shared() []sharedTable {
-	slots := s.slots
-	slots.mu.Lock()
-	defer slots.mu.Unlock()
+func (s *Services) shared() []sharedTable {
+	slots := s.Slots
+	slots.Mu.Lock()
+	defer slots.Mu.Unlock()
 	return []sharedTable{
-		{"frontends", maxFrontends, maxFrontends - len(s.free), func(n lb.Places) int { return n.Frontends }},
-		{"backends", maxBackends, len(s.backends.byID), func(n lb.Places) int { return n.Backends }},
-		{"slots", int(slots.space.size), int(slots.space.used()), func(n lb.Places) int { return n.Slots }},
+		{"frontends", MaxFrontends, MaxFrontends - len(s.Free), func(n lb.Places) int { return n.Frontends }},
+		{"backends", maxBackends, len(s.Backends.ByID), func(n lb.Places) int { return n.Backends }},
+		{"slots", int(slots.Space.size), int(slots.Space.used()), func(n lb.Places) int { return n.Slots }},
 	}
 }
 
@@ -36,7 +36,7 @@ type room struct {
 // admit returns an error when a table has no room for what the service of p needs. It changes nothing. F is the
 // frontend that p changes; one of an earlier agent has its places.
 func (r *room) admit(p *lb.FrontendPlan, f *frontend) error {
-	if f != nil && f.plan == nil {
+	if f != nil && f.Plan == nil {
 		return nil
 	}
 	for _, t := range r.tables {
@@ -62,11 +62,11 @@ func (r *room) admit(p *lb.FrontendPlan, f *frontend) error {
 }
 
 // places returns what each service has; s.mu is held.
-func (s *services) places() map[string]lb.Places {
+func (s *Services) places() map[string]lb.Places {
 	all := map[string]lb.Places{}
-	for _, f := range s.frontends {
-		if f.plan != nil {
-			has, n := all[f.service], f.plan.Needs
+	for _, f := range s.Frontends {
+		if f.Plan != nil {
+			has, n := all[f.service], f.Plan.Needs
 			all[f.service] = lb.Places{
 				Frontends: max(has.Frontends, n.Frontends), Backends: max(has.Backends, n.Backends),
 				Slots: max(has.Slots, n.Slots),

@@ -1,4 +1,4 @@
-package datapath
+package table
 
 import (
 	"context"
@@ -15,35 +15,35 @@ import (
 // slotChanged marks a slot that has earlier backends (bpf/types.h).
 const slotChanged = 0x80000000
 
-// spareWords is the room that is made ahead of need: for as many changes of services of ten backends as are made, one
+// SpareWords is the room that is made ahead of need: for as many changes of services of ten backends as are made, one
 // after the other, in the time in which the words of earlier tables become free.
-const spareWords = 1 << 18
+const SpareWords = 1 << 18
 
 // slotStore keeps the tables of all frontends in sy_slots. A table is written where no frontend refers to. The words of
 // a table that was replaced are used again after a grace period, because a program may still read them.
 type slotStore struct {
-	words  *chunked
+	Words  *Chunked
 	window window
 	log    *slog.Logger
 
-	mu      sync.Mutex // guards all below
-	space   *space
+	Mu      sync.Mutex // guards all below
+	Space   *space
 	retired []span
 	wakeup  chan struct{} // capacity 1: tables were written or retired
 }
 
 // openSlotStore opens the tables that these frontends of an earlier agent have.
-func openSlotStore(words *chunked, used []bpf.Frontend, log *slog.Logger) *slotStore {
+func openSlotStore(words *Chunked, used []bpf.Frontend, log *slog.Logger) *slotStore {
 	var spans []span
 	for _, f := range used {
-		spans = append(spans, spansOf(f)...)
+		spans = append(spans, SpansOf(f)...)
 	}
-	size := words.outer.MaxEntries() * words.spec.MaxEntries * lineWords
-	return &slotStore{words: words, log: log, space: newSpace(size, spans), wakeup: make(chan struct{}, 1)}
+	size := words.outer.MaxEntries() * words.Spec.MaxEntries * LineWords
+	return &slotStore{Words: words, log: log, Space: newSpace(size, spans), wakeup: make(chan struct{}, 1)}
 }
 
-// spansOf returns the words of a frontend's tables.
-func spansOf(f bpf.Frontend) (spans []span) {
+// SpansOf returns the words of a frontend's tables.
+func SpansOf(f bpf.Frontend) (spans []span) {
 	for _, t := range []bpf.Table{f.Table, f.Older} {
 		if t.Slots > 0 {
 			spans = append(spans, span{t.First, t.Slots})
@@ -55,30 +55,30 @@ func spansOf(f bpf.Frontend) (spans []span) {
 	return spans
 }
 
-// write writes a table and sets the fields of f that refer to it. After an error f refers to nothing.
-func (s *slotStore) write(t table, f *bpf.Frontend) error {
+// Write writes a table and sets the fields of f that refer to it. After an error f refers to nothing.
+func (s *slotStore) Write(t Table, f *bpf.Frontend) error {
 	var err error
-	if f.Table, err = s.writeSlots(t.slots); err != nil {
+	if f.Table, err = s.writeSlots(t.Slots); err != nil {
 		return err
 	}
-	if f.Older, err = s.writeSlots(t.older); err != nil {
-		s.retire(*f)
+	if f.Older, err = s.writeSlots(t.Older); err != nil {
+		s.Retire(*f)
 		f.Table = bpf.Table{}
 	}
 	return err
 }
 
-func (s *slotStore) writeSlots(slots []slot) (t bpf.Table, err error) {
+func (s *slotStore) writeSlots(slots []Slot) (t bpf.Table, err error) {
 	if len(slots) == 0 {
 		return t, nil
 	}
 	words, previous, changed := make([]uint32, 0, len(slots)), make([]uint32, 0, len(slots)*previousMax), false
 	for _, x := range slots {
-		word := x.backend
-		if x.changed() {
+		word := x.Backend
+		if x.Changed() {
 			word, changed = word|slotChanged, true
 		}
-		words, previous = append(words, word), append(previous, x.previous[:]...)
+		words, previous = append(words, word), append(previous, x.Previous[:]...)
 	}
 	t.Slots = uint32(len(slots))
 	if t.First, err = s.put(words); err != nil {
@@ -86,7 +86,7 @@ func (s *slotStore) writeSlots(slots []slot) (t bpf.Table, err error) {
 	}
 	if changed {
 		if t.Previous, err = s.put(previous); err != nil {
-			s.retire(bpf.Frontend{Table: t})
+			s.Retire(bpf.Frontend{Table: t})
 			return bpf.Table{}, err
 		}
 	}
@@ -96,13 +96,13 @@ func (s *slotStore) writeSlots(slots []slot) (t bpf.Table, err error) {
 // put writes words where nobody reads, and returns the first one.
 func (s *slotStore) put(words []uint32) (first uint32, err error) {
 	n := uint32(len(words))
-	s.mu.Lock()
-	first, ok := s.space.take(n)
-	s.mu.Unlock()
+	s.Mu.Lock()
+	first, ok := s.Space.take(n)
+	s.Mu.Unlock()
 	if !ok {
-		return 0, fmt.Errorf("%w: tables full (%d slots)", lb.ErrRefused, s.space.size)
+		return 0, fmt.Errorf("%w: tables full (%d slots)", lb.ErrRefused, s.Space.size)
 	}
-	if err = s.words.grow((first + n + lineWords - 1) / lineWords); err == nil {
+	if err = s.Words.grow((first + n + LineWords - 1) / LineWords); err == nil {
 		err = s.each(first, n, func(memory []byte, from, to uint32) {
 			for i, w := range words[from:to] {
 				binary.NativeEndian.PutUint32(memory[4*i:], w)
@@ -110,9 +110,9 @@ func (s *slotStore) put(words []uint32) (first uint32, err error) {
 		})
 	}
 	if err != nil {
-		s.mu.Lock()
-		s.space.release(span{first, n})
-		s.mu.Unlock()
+		s.Mu.Lock()
+		s.Space.release(span{first, n})
+		s.Mu.Unlock()
 		return 0, fmt.Errorf("write a table: %w", err)
 	}
 	return first, nil
@@ -120,11 +120,11 @@ func (s *slotStore) put(words []uint32) (first uint32, err error) {
 
 // each calls do for each chunk that has some of n words from first on, with the memory from there, and which words.
 func (s *slotStore) each(first, n uint32, do func(memory []byte, from, to uint32)) error {
-	perChunk := s.words.spec.MaxEntries * lineWords
+	perChunk := s.Words.Spec.MaxEntries * LineWords
 	for from := uint32(0); from < n; {
 		at := first + from
 		to := min(n, from+perChunk-at%perChunk)
-		chunk, _ := s.words.at(at / lineWords)
+		chunk, _ := s.Words.at(at / LineWords)
 		err := s.window.open(chunk, func(memory []byte) { do(memory[at%perChunk*4:], from, to) })
 		if err != nil {
 			return err
@@ -134,16 +134,16 @@ func (s *slotStore) each(first, n uint32, do func(memory []byte, from, to uint32
 	return nil
 }
 
-// read returns the table of a frontend.
-func (s *slotStore) read(f bpf.Frontend) (t table, err error) {
-	if t.slots, err = s.readSlots(f.Table); err != nil {
-		return table{}, err
+// Read returns the table of a frontend.
+func (s *slotStore) Read(f bpf.Frontend) (t Table, err error) {
+	if t.Slots, err = s.readSlots(f.Table); err != nil {
+		return Table{}, err
 	}
-	t.older, err = s.readSlots(f.Older)
+	t.Older, err = s.readSlots(f.Older)
 	return t, err
 }
 
-func (s *slotStore) readSlots(t bpf.Table) ([]slot, error) {
+func (s *slotStore) readSlots(t bpf.Table) ([]Slot, error) {
 	words, err := s.get(t.First, t.Slots)
 	if err != nil {
 		return nil, err
@@ -154,11 +154,11 @@ func (s *slotStore) readSlots(t bpf.Table) ([]slot, error) {
 			return nil, err
 		}
 	}
-	slots := make([]slot, len(words))
+	slots := make([]Slot, len(words))
 	for i, w := range words {
-		slots[i] = slot{w &^ slotChanged, [previousMax]uint32{noBackend, noBackend, noBackend}}
+		slots[i] = Slot{w &^ slotChanged, [previousMax]uint32{NoBackend, NoBackend, NoBackend}}
 		if previous != nil {
-			copy(slots[i].previous[:], previous[i*previousMax:])
+			copy(slots[i].Previous[:], previous[i*previousMax:])
 		}
 	}
 	return slots, nil
@@ -166,7 +166,7 @@ func (s *slotStore) readSlots(t bpf.Table) ([]slot, error) {
 
 func (s *slotStore) get(first, n uint32) ([]uint32, error) {
 	words := make([]uint32, n)
-	if uint64(first)+uint64(n) > uint64(s.words.len())*lineWords {
+	if uint64(first)+uint64(n) > uint64(s.Words.Len())*LineWords {
 		return nil, fmt.Errorf("read a table: words %d to %d do not exist", first, first+n)
 	}
 	err := s.each(first, n, func(memory []byte, from, to uint32) {
@@ -180,11 +180,11 @@ func (s *slotStore) get(first, n uint32) ([]uint32, error) {
 	return words, nil
 }
 
-// retire gives the words of a frontend's tables back. No frontend in the kernel refers to them any longer.
-func (s *slotStore) retire(f bpf.Frontend) {
-	s.mu.Lock()
-	s.retired = append(s.retired, spansOf(f)...)
-	s.mu.Unlock()
+// Retire gives the words of a frontend's tables back. No frontend in the kernel refers to them any longer.
+func (s *slotStore) Retire(f bpf.Frontend) {
+	s.Mu.Lock()
+	s.retired = append(s.retired, SpansOf(f)...)
+	s.Mu.Unlock()
 	s.wake()
 }
 
@@ -196,21 +196,21 @@ func (s *slotStore) wake() {
 	}
 }
 
-// reserve makes room for tables of n words in all, lines included.
-func (s *slotStore) reserve(n uint32) error {
-	s.mu.Lock()
-	end := min(s.space.top+n, s.space.size)
-	s.mu.Unlock()
-	return s.words.grow(end / lineWords)
+// Reserve makes room for tables of n words in all, lines included.
+func (s *slotStore) Reserve(n uint32) error {
+	s.Mu.Lock()
+	end := min(s.Space.Top+n, s.Space.size)
+	s.Mu.Unlock()
+	return s.Words.grow(end / LineWords)
 }
 
-// run makes room for the next tables, and the words of retired ones free, until ctx ends.
-func (s *slotStore) run(ctx context.Context) error {
+// Run makes room for the next tables, and the words of retired ones free, until ctx ends.
+func (s *slotStore) Run(ctx context.Context) error {
 	for {
-		if err := s.reserve(spareWords); err != nil {
+		if err := s.Reserve(SpareWords); err != nil {
 			s.log.Error("no room made for tables", "err", err)
 		}
-		if err := s.collect(); err != nil {
+		if err := s.Collect(); err != nil {
 			s.log.Error("words of earlier tables not released", "err", err)
 		}
 		select {
@@ -221,24 +221,24 @@ func (s *slotStore) run(ctx context.Context) error {
 	}
 }
 
-// collect waits until no program reads the tables that are retired now, and makes their words free.
-func (s *slotStore) collect() error {
-	s.mu.Lock()
+// Collect waits until no program reads the tables that are retired now, and makes their words free.
+func (s *slotStore) Collect() error {
+	s.Mu.Lock()
 	retired := s.retired
 	s.retired = nil
-	s.mu.Unlock()
+	s.Mu.Unlock()
 	if len(retired) == 0 {
 		return nil
 	}
-	err := s.words.barrier()
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	err := s.Words.barrier()
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
 	if err != nil {
 		s.retired = append(s.retired, retired...)
 		return errors.Join(errors.New("wait for the programs"), err)
 	}
 	for _, x := range retired {
-		s.space.release(x)
+		s.Space.release(x)
 	}
 	return nil
 }

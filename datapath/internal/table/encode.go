@@ -1,4 +1,4 @@
-package datapath
+package table
 
 import (
 	"fmt"
@@ -8,8 +8,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// encodeMethod returns the value of enum method (bpf/types.h).
-func encodeMethod(m lb.Method, e lb.Encap) (bpf.Method, error) {
+// EncodeMethod returns the value of enum method (bpf/types.h).
+func EncodeMethod(m lb.Method, e lb.Encap) (bpf.Method, error) {
 	switch {
 	case m == lb.MethodNAT:
 		return bpf.MethodNAT, nil
@@ -23,8 +23,8 @@ func encodeMethod(m lb.Method, e lb.Encap) (bpf.Method, error) {
 	return 0, fmt.Errorf("forward = %q with tunnel = %q is not supported by the datapath", m, e)
 }
 
-// decodeMethod is the inverse of encodeMethod, without the encapsulation.
-func decodeMethod(word bpf.Method) lb.Method {
+// DecodeMethod is the inverse of EncodeMethod, without the encapsulation.
+func DecodeMethod(word bpf.Method) lb.Method {
 	switch word {
 	case bpf.MethodNAT:
 		return lb.MethodNAT
@@ -36,7 +36,7 @@ func decodeMethod(word bpf.Method) lb.Method {
 
 // encodeFrontend returns what the programs read of p.
 func encodeFrontend(p *lb.FrontendPlan, id uint32) (f bpf.Frontend, err error) {
-	method, err := encodeMethod(p.Method, p.Encap)
+	method, err := EncodeMethod(p.Method, p.Encap)
 	if err != nil {
 		return f, err
 	}

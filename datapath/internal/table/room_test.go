@@ -1,4 +1,4 @@
-package datapath
+package table
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package datapath
+package table
 
 import (
 	"net/netip"
@@ -16,14 +16,14 @@ import (
 // gone returns the backends whose flows end because they are not of the frontend any longer, although the plan does not
 // list them as down: with the first plan of this agent those in the table of an earlier one that do not exist, and when
 // the frontend goes to another service those of the service that had it.
-func (s *services) gone(u *frontendUpdate, was table) (gone []netip.AddrPort) {
-	if u.isNew || u.plan.NodeForwarding.Enabled { // the flows are those of the frontend that decapsulates
+func (s *Services) gone(u *Update, was Table) (gone []netip.AddrPort) {
+	if u.isNew || u.Plan.NodeForwarding.Enabled { // the flows are those of the frontend that decapsulates
 		return nil
 	}
 	var had []netip.AddrPort
-	if u.f.plan == nil && u.plan.Kept != nil {
+	if u.Frontend.Plan == nil && u.Plan.Kept != nil {
 		for _, id := range was.ids() {
-			if b := s.backends.byID[id]; b != nil {
+			if b := s.Backends.ByID[id]; b != nil {
 				had = append(had, b.at)
 			}
 		}
@@ -38,10 +38,10 @@ func (s *services) gone(u *frontendUpdate, was table) (gone []netip.AddrPort) {
 		return nil
 	}
 	known := map[netip.AddrPort]bool{}
-	for _, t := range u.plan.Targets {
+	for _, t := range u.Plan.Targets {
 		known[t.Addr] = true
 	}
-	for _, at := range slices.Concat(u.plan.Kept, u.plan.Down) {
+	for _, at := range slices.Concat(u.Plan.Kept, u.Plan.Down) {
 		known[at] = true
 	}
 	for _, at := range had {
@@ -54,14 +54,14 @@ func (s *services) gone(u *frontendUpdate, was table) (gone []netip.AddrPort) {
 }
 
 // formerPlans returns the plans of other services of which the flows of a frontend may be.
-func (s *services) formerPlans(u *frontendUpdate) []*lb.FrontendPlan {
-	decap := u.plan.Frontend
+func (s *Services) formerPlans(u *Update) []*lb.FrontendPlan {
+	decap := u.Plan.Frontend
 	decap.Decap = true
-	all := append(slices.Clone(u.f.former), u.f.plan)
-	if x := s.frontends[decap]; x != nil { // with the id of this frontend in the keys of its flows
-		all = append(all, x.plan)
+	all := append(slices.Clone(u.Frontend.former), u.Frontend.Plan)
+	if x := s.Frontends[decap]; x != nil { // with the id of this frontend in the keys of its flows
+		all = append(all, x.Plan)
 	}
-	return slices.DeleteFunc(all, func(p *lb.FrontendPlan) bool { return p == nil || p.Service == u.plan.Service })
+	return slices.DeleteFunc(all, func(p *lb.FrontendPlan) bool { return p == nil || p.Service == u.Plan.Service })
 }
 
 // settles reports whether the slots of a plan forget their earlier backends after a time. Those with affinity do not:
@@ -73,34 +73,34 @@ func settles(p *lb.FrontendPlan) bool {
 	return p.Method == lb.MethodNAT
 }
 
-// settle removes the earlier backends from the tables of frontends: by nat after a time in which all flows that were
+// Settle removes the earlier backends from the tables of frontends: by nat after a time in which all flows that were
 // half-open when their slot changed are confirmed or forgotten, and the earlier nodes of flows of datagrams after a
 // time in which all live ones were relayed once, so that sy_relays has them.
-func (s *services) settle(limits Timeouts) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (s *Services) Settle(halfOpen, datagrams time.Duration) {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
 	var plans []*lb.FrontendPlan
-	for _, f := range s.frontends {
-		after := limits.HalfOpen
-		if f.plan != nil && f.plan.NodeForwarding.Enabled {
-			after = limits.UDP
+	for _, f := range s.Frontends {
+		after := halfOpen
+		if f.Plan != nil && f.Plan.NodeForwarding.Enabled {
+			after = datagrams
 		}
-		if f.plan != nil && !f.changed.IsZero() && time.Since(f.changed) > after {
-			plans = append(plans, f.plan)
+		if f.Plan != nil && !f.changed.IsZero() && time.Since(f.changed) > after {
+			plans = append(plans, f.Plan)
 		}
 	}
 	for _, u := range s.putLocked(plans, 0, true, nil) {
-		if u.err != nil {
-			s.log.Warn("earlier backends not removed", "frontend", u.plan.Frontend, "err", u.err)
+		if u.Err != nil {
+			s.log.Warn("earlier backends not removed", "frontend", u.Plan.Frontend, "err", u.Err)
 		}
 	}
 }
 
 // flowFrontend returns the id of a frontend in the keys of its flows. Flows of decapsulated packets have that of the
 // frontend for packets outside tunnels, so that both kinds of packets find them.
-func (s *services) flowFrontend(f lb.Frontend, id uint32) uint32 {
-	if outer := s.frontends[withoutDecap(f)]; outer != nil {
-		return outer.id
+func (s *Services) flowFrontend(f lb.Frontend, id uint32) uint32 {
+	if outer := s.Frontends[withoutDecap(f)]; outer != nil {
+		return outer.ID
 	}
 	return id
 }
@@ -111,40 +111,40 @@ func withoutDecap(f lb.Frontend) lb.Frontend {
 	return f
 }
 
-// setUDPFlows writes the number of UDP flows of each frontend, and of all.
-func (s *services) setUDPFlows(flows map[uint32]uint32) error {
+// SetUDPFlows writes the number of UDP flows of each frontend, and of all.
+func (s *Services) SetUDPFlows(flows map[uint32]uint32) error {
 	return setShares(s, s.objects.SyUdpShare, flows, func(_ lb.Frontend, id uint32) uint32 { return id })
 }
 
-// setRelays writes the number of relayed flows of each frontend, and of all.
-func (s *services) setRelays(flows map[lb.Frontend]uint32) error {
+// SetRelays writes the number of relayed flows of each frontend, and of all.
+func (s *Services) SetRelays(flows map[lb.Frontend]uint32) error {
 	return setShares(s, s.objects.SyRelayShare, flows, func(f lb.Frontend, _ uint32) lb.Frontend { return f })
 }
 
 // setShares writes the numbers of entries of each frontend of UDP, and of all. key is what n has of a frontend.
-func setShares[K comparable](s *services, m *ebpf.Map, n map[K]uint32, key func(f lb.Frontend, id uint32) K) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func setShares[K comparable](s *Services, m *ebpf.Map, n map[K]uint32, key func(f lb.Frontend, id uint32) K) error {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
 	all := uint32(0)
 	for _, entries := range n {
 		all += entries
 	}
-	if err := m.Put(uint32(maxFrontends), all); err != nil {
+	if err := m.Put(uint32(MaxFrontends), all); err != nil {
 		return err
 	}
-	for f, state := range s.frontends {
+	for f, state := range s.Frontends {
 		if f.Protocol != lb.UDP {
 			continue
 		}
-		if err := m.Put(state.id, n[key(f, state.id)]); err != nil {
+		if err := m.Put(state.ID, n[key(f, state.ID)]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// frontendVIPs returns a function that returns the address of a frontend id, also of a removed one.
-func (s *services) frontendVIPs() func(id uint32) netip.Addr {
+// FrontendVIPs returns a function that returns the address of a frontend id, also of a removed one.
+func (s *Services) FrontendVIPs() func(id uint32) netip.Addr {
 	known := map[uint32]netip.Addr{}
 	return func(id uint32) netip.Addr {
 		if a, ok := known[id]; ok {
@@ -159,30 +159,30 @@ func (s *services) frontendVIPs() func(id uint32) netip.Addr {
 	}
 }
 
-// nodes returns the nodes that may have flows of each frontend; nil until it has a plan.
-func (s *services) nodes() map[lb.Frontend]map[bpf.Addr]bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// Nodes returns the nodes that may have flows of each frontend; nil until it has a plan.
+func (s *Services) Nodes() map[lb.Frontend]map[bpf.Addr]bool {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
 	all := map[lb.Frontend]map[bpf.Addr]bool{}
-	for f, state := range s.frontends {
+	for f, state := range s.Frontends {
 		all[f] = nil
-		if state.plan == nil {
+		if state.Plan == nil {
 			continue
 		}
 		all[f] = map[bpf.Addr]bool{}
-		for _, n := range state.plan.Nodes {
+		for _, n := range state.Plan.Nodes {
 			all[f][bpf.ToAddr(n.Addr)] = true
 		}
 	}
 	return all
 }
 
-// setLoads writes the number of open flows of each backend that is selected by it.
-func (s *services) setLoads(open map[uint32]uint32) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, f := range s.frontends {
-		if f.plan == nil || f.plan.Algorithm != lb.AlgorithmLeastConnections {
+// SetLoads writes the number of open flows of each backend that is selected by it.
+func (s *Services) SetLoads(open map[uint32]uint32) error {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	for _, f := range s.Frontends {
+		if f.Plan == nil || f.Plan.Algorithm != lb.AlgorithmLeastConnections {
 			continue
 		}
 		for _, id := range f.backends {

@@ -1,4 +1,4 @@
-package datapath
+package table
 
 import (
 	"math/bits"
@@ -8,7 +8,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-func toFrontendKey(f lb.Frontend) bpf.FrontendKey {
+// ToFrontendKey returns the key of a frontend.
+func ToFrontendKey(f lb.Frontend) bpf.FrontendKey {
 	return bpf.FrontendKey{
 		Vip: bpf.ToAddr(f.VIP), Port: bpf.Swap(f.Port), Proto: uint8(f.Protocol), Decap: bpf.Truth(f.Decap),
 	}

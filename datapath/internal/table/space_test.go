@@ -1,4 +1,4 @@
-package datapath
+package table
 
 import (
 	"math/rand/v2"
@@ -23,26 +23,26 @@ func TestSpaceAssignsNoWordTwice(t *testing.T) {
 		if !ok {
 			continue
 		}
-		x := wholeLines(span{first, n})
+		x := WholeLines(span{first, n})
 		for _, h := range held {
-			if h = wholeLines(h); x.first < h.end() && h.first < x.end() {
+			if h = WholeLines(h); x.First < h.End() && h.First < x.End() {
 				t.Fatalf("step %d: %v overlaps %v", step, x, h)
 			}
 		}
-		if x.first < lineWords || x.end() > s.size {
+		if x.First < LineWords || x.End() > s.size {
 			t.Fatalf("step %d: %v is outside of the space", step, x)
 		}
 		held = append(held, span{first, n})
 	}
 	again := newSpace(s.size, slices.Clone(held))
-	if !slices.Equal(again.free, s.free) || again.top != s.top {
-		t.Errorf("after a restart %v, top %d; want %v, top %d", again.free, again.top, s.free, s.top)
+	if !slices.Equal(again.free, s.free) || again.Top != s.Top {
+		t.Errorf("after a restart %v, top %d; want %v, top %d", again.free, again.Top, s.free, s.Top)
 	}
 	for _, h := range held {
 		s.release(h)
 	}
-	if len(s.free) != 0 || s.top != lineWords {
-		t.Errorf("with nothing assigned: free %v, top %d", s.free, s.top)
+	if len(s.free) != 0 || s.Top != LineWords {
+		t.Errorf("with nothing assigned: free %v, top %d", s.free, s.Top)
 	}
 }
 
@@ -51,7 +51,7 @@ func TestSpaceIsFull(t *testing.T) {
 	if _, ok := s.take(49); ok {
 		t.Error("49 words were assigned in 48")
 	}
-	if first, ok := s.take(48); !ok || first != lineWords {
+	if first, ok := s.take(48); !ok || first != LineWords {
 		t.Errorf("48 words: %d, %t", first, ok)
 	}
 	if _, ok := s.take(1); ok {

@@ -1,4 +1,4 @@
-package datapath
+package table
 
 import (
 	"encoding/binary"
@@ -12,10 +12,10 @@ import (
 	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
 )
 
-// addrFilter maintains sy_addr_filter: the programs look only at packets from or to an address in it. An address is
+// Filter maintains sy_addr_filter: the programs look only at packets from or to an address in it. An address is
 // added before Apply returns, so before it is announced, and removed when no other map has it.
-type addrFilter struct {
-	bits *ebpf.Map
+type Filter struct {
+	Bits *ebpf.Map
 	keys [10]uint32 // of the hash
 
 	mu     sync.Mutex // guards all below
@@ -23,9 +23,9 @@ type addrFilter struct {
 	words  []uint64 // in the kernel
 }
 
-// openAddrFilter keeps the bits of an earlier agent until sync.
-func openAddrFilter(bits *ebpf.Map, keys [10]uint32) (*addrFilter, error) {
-	f := &addrFilter{bits: bits, keys: keys, counts: map[uint32]int{}, words: make([]uint64, bits.MaxEntries())}
+// OpenFilter keeps the bits of an earlier agent until sync.
+func OpenFilter(bits *ebpf.Map, keys [10]uint32) (*Filter, error) {
+	f := &Filter{Bits: bits, keys: keys, counts: map[uint32]int{}, words: make([]uint64, bits.MaxEntries())}
 	for i := range f.words {
 		if err := bits.Lookup(uint32(i), &f.words[i]); err != nil {
 			return nil, fmt.Errorf("read the filter of addresses: %w", err)
@@ -35,7 +35,7 @@ func openAddrFilter(bits *ebpf.Map, keys [10]uint32) (*addrFilter, error) {
 }
 
 // bit is the bit for an address and a kind (addr_kinds of bpf/frontend.h).
-func (f *addrFilter) bit(addr netip.Addr, kind bpf.AddrKind) uint32 {
+func (f *Filter) bit(addr netip.Addr, kind bpf.AddrKind) uint32 {
 	b := addr.As16()
 	w := func(i int) uint32 { return binary.NativeEndian.Uint32(b[4*i:]) }
 	pair := func(x, y uint32, i int) uint64 { return uint64(x+f.keys[i]) * uint64(y+f.keys[i+1]) }
@@ -43,11 +43,11 @@ func (f *addrFilter) bit(addr netip.Addr, kind bpf.AddrKind) uint32 {
 	if !addr.Is4() {
 		h += pair(w(1), w(2), 2)
 	}
-	return uint32(h>>32)%(16*f.bits.MaxEntries())*4 + uint32(bits.TrailingZeros32(uint32(kind)))
+	return uint32(h>>32)%(16*f.Bits.MaxEntries())*4 + uint32(bits.TrailingZeros32(uint32(kind)))
 }
 
-// add makes the programs look at packets from and to an address. It counts: remove must be called as often.
-func (f *addrFilter) add(addr netip.Addr, kind bpf.AddrKind) error {
+// Add makes the programs look at packets from and to an address. It counts: remove must be called as often.
+func (f *Filter) Add(addr netip.Addr, kind bpf.AddrKind) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	bit := f.bit(addr, kind)
@@ -57,7 +57,8 @@ func (f *addrFilter) add(addr netip.Addr, kind bpf.AddrKind) error {
 	return f.write(bit/64, f.words[bit/64]|1<<(bit%64))
 }
 
-func (f *addrFilter) remove(addr netip.Addr, kind bpf.AddrKind) error {
+// Remove takes back one Add.
+func (f *Filter) Remove(addr netip.Addr, kind bpf.AddrKind) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	bit := f.bit(addr, kind)
@@ -68,9 +69,9 @@ func (f *addrFilter) remove(addr netip.Addr, kind bpf.AddrKind) error {
 	return f.write(bit/64, f.words[bit/64]&^(1<<(bit%64)))
 }
 
-func (f *addrFilter) write(i uint32, word uint64) error {
+func (f *Filter) write(i uint32, word uint64) error {
 	f.words[i] = word
-	if err := f.bits.Put(i, word); err != nil {
+	if err := f.Bits.Put(i, word); err != nil {
 		return fmt.Errorf("filter addresses: %w", err)
 	}
 	return nil
@@ -78,7 +79,7 @@ func (f *addrFilter) write(i uint32, word uint64) error {
 
 // sync removes the bits of an earlier agent that this one does not have. It is called when all addresses are added and
 // no program of the earlier agent, which may have another hash, is in force.
-func (f *addrFilter) sync() error {
+func (f *Filter) sync() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	words := make([]uint64, len(f.words))
@@ -95,3 +96,6 @@ func (f *addrFilter) sync() error {
 	}
 	return nil
 }
+
+// SyncFilter removes the addresses of an earlier agent that this one does not have (Filter.sync).
+func (s *Services) SyncFilter() error { return s.Filter.sync() }

@@ -1,4 +1,4 @@
-package datapath
+package table
 
 import (
 	"errors"
@@ -18,15 +18,15 @@ import (
 // backends maintains the backends in the kernel, and their ids.
 type backends struct {
 	objects  *bpf.Objects
-	entries  *chunked
-	counters *chunked // traffic of backends
-	filter   *addrFilter
+	entries  *Chunked
+	counters *Chunked // traffic of backends
+	filter   *Filter
 	log      *slog.Logger
 	// members are Options.TunnelSources: a server of these addresses runs this datapath, too.
 	members []netip.Prefix
-	byAddr  map[netip.AddrPort]*backend
-	changes uint64 // of byAddr
-	byID    map[uint32]*backend
+	ByAddr  map[netip.AddrPort]*backend
+	changes uint64 // of ByAddr
+	ByID    map[uint32]*backend
 	hosts   map[netip.Addr]int // backends of an address
 	servers *serverIDs
 	finder  *route.SourceFinder
@@ -36,7 +36,7 @@ type backends struct {
 
 // backend is one backend in the kernel. It is kept while a table or a flow has its id.
 type backend struct {
-	id        uint32
+	ID        uint32
 	at        netip.AddrPort
 	local     bool         // on this node
 	keyed     bool         // GUE to it has a token
@@ -49,37 +49,37 @@ type backend struct {
 }
 
 // openBackends reads the backends of an earlier agent.
-func openBackends(o *bpf.Objects, c *chunks, filter *addrFilter, log *slog.Logger) (*backends, error) {
+func openBackends(o *bpf.Objects, c *Chunks, filter *Filter, log *slog.Logger) (*backends, error) {
 	servers, err := openServerIDs(o.SyServers)
 	if err != nil {
 		return nil, err
 	}
-	s := &backends{objects: o, entries: c.backends, counters: c.backendCounters, filter: filter, log: log,
-		byAddr: map[netip.AddrPort]*backend{}, byID: map[uint32]*backend{}, hosts: map[netip.Addr]int{},
+	s := &backends{objects: o, entries: c.Backends, counters: c.BackendCounters, filter: filter, log: log,
+		ByAddr: map[netip.AddrPort]*backend{}, ByID: map[uint32]*backend{}, hosts: map[netip.Addr]int{},
 		servers: servers, finder: &route.SourceFinder{}}
-	for id := range c.backends.len() {
+	for id := range c.Backends.Len() {
 		var value bpf.Backend
-		if err := c.backends.lookup(id, &value); err != nil {
+		if err := c.Backends.lookup(id, &value); err != nil {
 			return nil, fmt.Errorf("read the backends: %w", err)
 		}
 		if value == (bpf.Backend{}) {
 			continue
 		}
-		b := &backend{id: id, local: value.Local == 1, keyed: value.Keyed == 1, generation: value.Generation}
+		b := &backend{ID: id, local: value.Local == 1, keyed: value.Keyed == 1, generation: value.Generation}
 		b.at, b.ours = fromBackend(value)
 		b.Hop = s.finder.Find(b.at.Addr()).Hop
 		b.certain = b.Hop
-		s.byAddr[b.at], s.byID[b.id] = b, b
+		s.ByAddr[b.at], s.ByID[b.ID] = b, b
 		s.hosts[b.at.Addr()]++
-		s.next = b.id + 1
+		s.next = b.ID + 1
 		if !isNode(b.at) {
-			if err := filter.add(b.at.Addr(), bpf.AddrBackend); err != nil {
+			if err := filter.Add(b.at.Addr(), bpf.AddrBackend); err != nil {
 				return nil, err
 			}
 		}
 	}
 	for id := range s.next {
-		if s.byID[id] == nil {
+		if s.ByID[id] == nil {
 			s.spare = append(s.spare, id)
 		}
 	}
@@ -99,7 +99,7 @@ func (s *backends) use(p *lb.FrontendPlan) (ids []uint32, err error) {
 			return ids, err
 		}
 		b.tables++
-		ids = append(ids, b.id)
+		ids = append(ids, b.ID)
 		if p.Method == lb.MethodTunnel {
 			if err := s.measure(t.Addr.Addr()); err != nil {
 				return ids, err
@@ -119,7 +119,7 @@ func (s *backends) anyNode(p *lb.FrontendPlan) (ids []uint32, err error) {
 		if err != nil {
 			return nil, err
 		}
-		ids = append(ids, b.id)
+		ids = append(ids, b.ID)
 	}
 	return ids, nil
 }
@@ -127,19 +127,19 @@ func (s *backends) anyNode(p *lb.FrontendPlan) (ids []uint32, err error) {
 // keep counts a reference to backends that exist.
 func (s *backends) keep(ids []uint32) {
 	for _, id := range ids {
-		s.byID[id].tables++
+		s.ByID[id].tables++
 	}
 }
 
 func (s *backends) unuse(ids []uint32) {
 	for _, id := range ids {
-		s.byID[id].tables--
+		s.ByID[id].tables--
 	}
 }
 
 func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 	keyed := route.Contains(s.members, at.Addr())
-	if b, ok := s.byAddr[at]; ok {
+	if b, ok := s.ByAddr[at]; ok {
 		if b.tables == 0 { // nothing was verified meanwhile
 			b.certain = b.Hop
 		}
@@ -155,7 +155,7 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 	} else if id == maxBackends {
 		return nil, fmt.Errorf("%w: backend map full (%d entries)", lb.ErrRefused, maxBackends)
 	}
-	b := &backend{id: id, at: at, local: local, keyed: keyed}
+	b := &backend{ID: id, at: at, local: local, keyed: keyed}
 	ours := s.finder.Find(at.Addr())
 	b.ours, b.Hop, b.certain = ours.Addrs, ours.Hop, ours.Hop
 	if len(b.ours) == 0 {
@@ -168,7 +168,7 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 		return nil, fmt.Errorf("reset the load of backend %s: %w", at, err)
 	}
 	if !isNode(at) {
-		if err := s.filter.add(at.Addr(), bpf.AddrBackend); err != nil {
+		if err := s.filter.Add(at.Addr(), bpf.AddrBackend); err != nil {
 			return nil, err
 		}
 	}
@@ -180,7 +180,7 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 	} else {
 		s.next++
 	}
-	s.byAddr[at], s.byID[id] = b, b
+	s.ByAddr[at], s.ByID[id] = b, b
 	s.changes++
 	s.hosts[at.Addr()]++
 	return b, nil
@@ -189,10 +189,10 @@ func (s *backends) get(at netip.AddrPort, local bool) (*backend, error) {
 func (s *backends) write(b *backend) error {
 	server, err := s.servers.get(b.at.Addr())
 	if err == nil {
-		err = s.entries.grow(b.id + 1)
+		err = s.entries.grow(b.ID + 1)
 	}
 	if err == nil {
-		err = s.entries.put(b.id, toBackend(b, server))
+		err = s.entries.put(b.ID, toBackend(b, server))
 	}
 	if err != nil {
 		return fmt.Errorf("put backend %s: %w", b.at, err)
@@ -211,26 +211,26 @@ func (s *backends) measure(far netip.Addr) error {
 
 // release frees the ids that neither a table nor a flow uses.
 func (s *backends) release(unused func(id uint32) bool) {
-	for at, b := range s.byAddr {
-		if b.tables > 0 || !unused(b.id) {
+	for at, b := range s.ByAddr {
+		if b.tables > 0 || !unused(b.ID) {
 			continue
 		}
-		if err := s.entries.put(b.id, bpf.Backend{}); err != nil {
+		if err := s.entries.put(b.ID, bpf.Backend{}); err != nil {
 			s.log.Warn("backend not removed", "backend", at, "err", err)
 			continue
 		}
-		delete(s.byAddr, at)
+		delete(s.ByAddr, at)
 		s.changes++
-		delete(s.byID, b.id)
-		s.spare = append(s.spare, b.id)
+		delete(s.ByID, b.ID)
+		s.spare = append(s.spare, b.ID)
 		if !isNode(at) {
-			if err := s.filter.remove(at.Addr(), bpf.AddrBackend); err != nil {
+			if err := s.filter.Remove(at.Addr(), bpf.AddrBackend); err != nil {
 				s.log.Warn("address of a backend not removed from the filter", "backend", at, "err", err)
 			}
 		}
 		if s.hosts[at.Addr()]--; s.hosts[at.Addr()] == 0 {
 			delete(s.hosts, at.Addr())
-			if err := ignoreMissing(s.objects.SyPmtu.Delete(bpf.ToAddr(at.Addr()))); err != nil {
+			if err := IgnoreMissing(s.objects.SyPmtu.Delete(bpf.ToAddr(at.Addr()))); err != nil {
 				s.log.Warn("path MTU entry of a backend not removed", "backend", at, "err", err)
 			}
 			if err := s.servers.release(at.Addr()); err != nil {
@@ -247,7 +247,7 @@ func (s *backends) allHosts() []netip.Addr { return slices.Collect(maps.Keys(s.h
 func (s *backends) refresh(finder *route.SourceFinder, found map[netip.Addr]route.Sources) {
 	s.finder = finder
 	said := map[netip.Addr]bool{} // a host may have many ports
-	for at, b := range s.byAddr {
+	for at, b := range s.ByAddr {
 		now, known := found[at.Addr()]
 		if !known {
 			continue

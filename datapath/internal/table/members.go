@@ -1,7 +1,8 @@
-package datapath
+package table
 
 import (
 	"fmt"
+	"net/netip"
 
 	"github.com/cilium/ebpf"
 
@@ -99,7 +100,7 @@ func (s *frontendEntries) trim(id uint32, p *lb.FrontendPlan, backends []uint32)
 		if allowed[k] {
 			continue
 		}
-		if err := ignoreMissing(s.objects.SySrcAllow.Delete(k)); err != nil {
+		if err := IgnoreMissing(s.objects.SySrcAllow.Delete(k)); err != nil {
 			return fmt.Errorf("remove an allowed source: %w", err)
 		}
 		delete(s.allowed[id], k)
@@ -108,7 +109,7 @@ func (s *frontendEntries) trim(id uint32, p *lb.FrontendPlan, backends []uint32)
 		if _, ok := members[k]; ok {
 			continue
 		}
-		if err := ignoreMissing(s.objects.SyWeights.Delete(k)); err != nil {
+		if err := IgnoreMissing(s.objects.SyWeights.Delete(k)); err != nil {
 			return fmt.Errorf("remove the weight of a backend: %w", err)
 		}
 		delete(s.members[id], k)
@@ -142,3 +143,6 @@ func memberWeights(id uint32, p *lb.FrontendPlan, backends []uint32) map[bpf.Mem
 	}
 	return weights
 }
+
+// SetMembers makes these the prefixes of the nodes of the cluster.
+func (s *Services) SetMembers(members []netip.Prefix) { s.Backends.members = members }

@@ -1,4 +1,4 @@
-package datapath
+package table
 
 import (
 	"crypto/sha256"
@@ -18,25 +18,14 @@ type TunnelKeys struct {
 	Required bool
 }
 
-// SetTunnelKeys replaces the keys.
-func (d *Datapath) SetTunnelKeys(k TunnelKeys) error {
-	value, err := k.encode()
-	if err != nil {
-		return fmt.Errorf("set the tunnel keys: %w", err)
-	}
-	if err := d.objects.SyTunnelKeys.Put(uint32(0), value); err != nil {
-		return fmt.Errorf("set the tunnel keys: %w", err)
-	}
-	return nil
-}
-
-func (k TunnelKeys) encode() (out bpf.TunnelKeys, err error) {
-	out.Send = tunnelToken(k.Send)
+// Encode returns the keys as the programs have them.
+func (k TunnelKeys) Encode() (out bpf.TunnelKeys, err error) {
+	out.Send = TunnelToken(k.Send)
 	if len(k.Accept) > len(out.Accept) {
 		return out, fmt.Errorf("%d keys; at most %d are accepted", len(k.Accept), len(out.Accept))
 	}
 	for i, key := range k.Accept {
-		out.Accept[i] = tunnelToken(key)
+		out.Accept[i] = TunnelToken(key)
 	}
 	if k.Required && len(k.Accept) == 0 {
 		return out, errors.New("a key is required and none accepted")
@@ -45,8 +34,8 @@ func (k TunnelKeys) encode() (out bpf.TunnelKeys, err error) {
 	return out, nil
 }
 
-// tunnelToken returns the token of a key. It is never 0, which is no token. The key itself is never sent.
-func tunnelToken(key []byte) uint64 {
+// TunnelToken returns the token of a key. It is never 0, which is no token. The key itself is never sent.
+func TunnelToken(key []byte) uint64 {
 	if len(key) == 0 {
 		return 0
 	}

@@ -1,0 +1,183 @@
+package table
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"sync"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/datapath/internal/pin"
+)
+
+// Chunked is an array in the kernel that grows: an array of arrays of one size (bpf/maps.h). Each chunk is pinned,
+// because the kernel opens an inner map from the outer one only with CAP_SYS_ADMIN.
+//
+// To add chunks takes the kernel a grace period, about 15 ms, for any number of them (barrier). So Apply asks for all
+// that a delta needs at once, and room for what comes next is made apart from it.
+type Chunked struct {
+	outer *ebpf.Map
+	Spec  *ebpf.MapSpec // of a chunk
+	pins  *pin.Pins
+
+	growing sync.Mutex   // held by grow
+	mu      sync.RWMutex // guards chunks
+	Chunks  []*ebpf.Map
+	Grown   int // how often chunks were added
+}
+
+// Chunks are the arrays that grow with the configuration.
+type Chunks struct{ Slots, Backends, FrontendCounters, BackendCounters *Chunked }
+
+// OpenChunks opens the arrays that grow, with the specs of their chunks by the name of the outer map.
+func OpenChunks(o *bpf.Objects, inner map[string]*ebpf.MapSpec, pins *pin.Pins) (c *Chunks, err error) {
+	c = &Chunks{}
+	for _, x := range []struct {
+		to    **Chunked
+		outer *ebpf.Map
+		name  string
+	}{
+		{&c.Slots, o.SySlots, "sy_slots"}, {&c.Backends, o.SyBackends, "sy_backends"},
+		{&c.FrontendCounters, o.SyFeCounters, "sy_fe_counters"}, {&c.BackendCounters, o.SyBeCounters, "sy_be_counters"},
+	} {
+		if *x.to, err = openChunked(x.outer, inner[x.name], pins); err != nil {
+			return c, err
+		}
+	}
+	return c, nil
+}
+
+// All returns all of them.
+func (c *Chunks) All() []*Chunked {
+	return []*Chunked{c.Slots, c.Backends, c.FrontendCounters, c.BackendCounters}
+}
+
+// Close closes their descriptors.
+func (c *Chunks) Close() {
+	for _, x := range c.All() {
+		if x != nil {
+			x.close()
+		}
+	}
+}
+
+// openChunked opens the chunks of an earlier agent.
+func openChunked(outer *ebpf.Map, spec *ebpf.MapSpec, pins *pin.Pins) (*Chunked, error) {
+	c := &Chunked{outer: outer, Spec: spec, pins: pins}
+	for range outer.MaxEntries() {
+		m, err := ebpf.LoadPinnedMap(c.Pin(len(c.Chunks)), nil)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("open a chunk of %s: %w", c.Name(), err)
+		}
+		if m == nil {
+			break
+		}
+		c.Chunks = append(c.Chunks, m)
+		if err := c.outer.Put(uint32(len(c.Chunks)-1), m); err != nil { // the agent may have ended before it did
+			return nil, fmt.Errorf("add a chunk to %s: %w", c.Name(), err)
+		}
+	}
+	return c, nil
+}
+
+// Name returns the name of the outer map.
+func (c *Chunked) Name() string { return c.Spec.Name }
+
+// Pin returns the path of the pin of a chunk.
+func (c *Chunked) Pin(chunk int) string {
+	return c.pins.Chunk(fmt.Sprintf("%s-%d", c.Spec.Name, chunk))
+}
+
+// Len returns the number of elements that exist.
+func (c *Chunked) Len() uint32 {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return uint32(len(c.Chunks)) * c.Spec.MaxEntries
+}
+
+// Maps returns the chunks that exist.
+func (c *Chunked) Maps() []*ebpf.Map {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return slices.Clone(c.Chunks)
+}
+
+// grow adds chunks until there are n elements. It may be called while other methods run.
+func (c *Chunked) grow(n uint32) (err error) {
+	if c.Len() >= n {
+		return nil
+	}
+	c.growing.Lock()
+	defer c.growing.Unlock()
+	first := int(c.Len() / c.Spec.MaxEntries)
+	var added []*ebpf.Map
+	defer func() {
+		if err != nil {
+			for _, m := range added {
+				err = errors.Join(err, m.Unpin(), m.Close())
+			}
+		}
+	}()
+	for c.Len()+uint32(len(added))*c.Spec.MaxEntries < n {
+		m, err := ebpf.NewMap(c.Spec)
+		if err != nil {
+			return fmt.Errorf("add a chunk to %s: %w", c.Name(), err)
+		}
+		if err := m.Pin(c.Pin(first + len(added))); err != nil {
+			m.Close()
+			return fmt.Errorf("pin a chunk of %s: %w", c.Name(), err)
+		}
+		added = append(added, m)
+	}
+	if len(added) == 0 {
+		return nil
+	}
+	keys, fds := make([]uint32, len(added)), make([]uint32, len(added))
+	for i, m := range added {
+		keys[i], fds[i] = uint32(first+i), uint32(m.FD())
+	}
+	if _, err := c.outer.BatchUpdate(keys, fds, nil); err != nil {
+		return fmt.Errorf("add chunks to %s: %w", c.Name(), err)
+	}
+	c.mu.Lock()
+	c.Chunks, c.Grown = append(c.Chunks, added...), c.Grown+1
+	c.mu.Unlock()
+	return nil
+}
+
+// at returns the chunk of an element and its index there.
+func (c *Chunked) at(i uint32) (*ebpf.Map, uint32) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.Chunks[i/c.Spec.MaxEntries], i % c.Spec.MaxEntries
+}
+
+// put writes an element, which exists after grow.
+func (c *Chunked) put(i uint32, value any) error {
+	m, k := c.at(i)
+	return m.Put(k, value)
+}
+
+func (c *Chunked) lookup(i uint32, value any) error {
+	m, k := c.at(i)
+	return m.Lookup(k, value)
+}
+
+// barrier returns when no program that runs now runs any longer: the kernel waits for a grace period when an element of
+// an array of maps is written (maybe_wait_bpf_programs in kernel/bpf/syscall.c). It takes about 20 ms.
+func (c *Chunked) barrier() error {
+	if c.Len() == 0 {
+		return nil
+	}
+	first, _ := c.at(0)
+	return c.outer.Put(uint32(0), first)
+}
+
+func (c *Chunked) close() {
+	for _, m := range c.Chunks {
+		m.Close()
+	}
+}

@@ -1,0 +1,95 @@
+package table
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// Traffic is what was counted for a frontend or a backend since the maps were made, both directions.
+type Traffic struct{ Packets, Bytes, Flows uint64 }
+
+// ReadVerdicts returns the packets of each verdict, of all CPUs.
+func ReadVerdicts(m *ebpf.Map) ([]uint64, error) {
+	cpus, size := ebpf.MustPossibleCPU(), int(m.MaxEntries())
+	keys, values := make([]uint32, size), make([]uint64, size*cpus)
+	var cursor ebpf.MapBatchCursor
+	if n, err := m.BatchLookup(&cursor, keys, values, nil); n != size {
+		return nil, fmt.Errorf("read verdicts: %w", err)
+	}
+	packets := make([]uint64, size)
+	for i, n := range values {
+		packets[keys[i/cpus]] += n
+	}
+	return packets, nil
+}
+
+// ReadTraffic returns what all CPUs counted for an id.
+func ReadTraffic(c *Chunked, id uint32) (sum Traffic, err error) {
+	var perCPU []bpf.Traffic
+	if err := c.lookup(id, &perCPU); err != nil {
+		return sum, fmt.Errorf("read counters: %w", err)
+	}
+	for _, x := range perCPU {
+		sum.Packets += x.Packets
+		sum.Bytes += x.Bytes
+		sum.Flows += x.Flows
+	}
+	return sum, nil
+}
+
+// resetCounts sets the counters of an id to zero before the id is used again.
+func resetCounts(c *Chunked, id uint32) error {
+	err := c.grow(id + 1)
+	if err == nil {
+		err = c.put(id, make([]bpf.Traffic, ebpf.MustPossibleCPU()))
+	}
+	if err != nil {
+		return fmt.Errorf("reset counters: %w", err)
+	}
+	return nil
+}
+
+// Names returns the service of each frontend id and the address of each backend id.
+// The maps are shared: a reader that asks often must not keep mu from the engine.
+func (s *Services) Names() (
+	frontends map[uint32]lb.Frontend, service map[uint32]string, backends map[uint32]netip.AddrPort,
+) {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	changes := s.changes + s.Backends.changes
+	if s.named.frontends != nil && s.named.changes == changes {
+		return s.named.frontends, s.named.service, s.named.backends
+	}
+	frontends, service, backends = map[uint32]lb.Frontend{}, map[uint32]string{}, map[uint32]netip.AddrPort{}
+	for f, state := range s.Frontends {
+		frontends[state.ID], service[state.ID] = f, state.service
+	}
+	for at, b := range s.Backends.ByAddr {
+		backends[b.ID] = at
+	}
+	s.named = named{changes, frontends, service, backends}
+	return frontends, service, backends
+}
+
+// named is the result of names at this number of changes.
+type named struct {
+	changes   uint64
+	frontends map[uint32]lb.Frontend
+	service   map[uint32]string
+	backends  map[uint32]netip.AddrPort
+}
+
+// ServiceOf returns the service of the frontend of a VIP that has this id.
+func (s *Services) ServiceOf(vip netip.Addr, id uint32) string {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	if f := s.vips[vip][id]; f != nil {
+		return f.service
+	}
+	return ""
+}

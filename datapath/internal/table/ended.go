@@ -1,0 +1,112 @@
+package table
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+)
+
+// Target is a backend as seen by one frontend.
+type Target struct{ Frontend, Backend uint32 }
+
+// EndedFlows are the flows of a target that ended when its backend went down: those of generations before this one.
+type EndedFlows struct {
+	before uint32
+	Since  time.Duration // uptime
+}
+
+// Has reports whether flows of this generation of the backend have ended.
+func (e EndedFlows) Has(generation uint32) bool { return int32(generation-e.before) < 0 }
+
+// openEnded reads which flows ended under an earlier agent.
+func (s *Services) openEnded() error {
+	var k bpf.MemberKey
+	var before uint32
+	all := s.objects.SyEnded.Iterate()
+	for all.Next(&k, &before) {
+		s.Ended[Target{k.Frontend, k.Backend}] = EndedFlows{before, bpf.Uptime()}
+	}
+	if err := all.Err(); err != nil {
+		return fmt.Errorf("read the flows that ended: %w", err)
+	}
+	return nil
+}
+
+// endDown ends the flows of a frontend to the backends that a plan is the first to list as down: two writes for each,
+// however many flows there are. A packet whose flow has another generation than the backend reads sy_ended; so the
+// entry is there before the generation changes. Both lists are sorted.
+func (s *Services) endDown(f *frontend, down []netip.AddrPort) (n int, err error) {
+	id := s.flowFrontend(f.is, f.ID)
+	var done []netip.AddrPort
+	for _, at := range down {
+		b := s.Backends.ByAddr[at]
+		if _, before := slices.BinarySearchFunc(f.down, at, netip.AddrPort.Compare); b == nil || before {
+			done = append(done, at)
+			continue
+		}
+		e := EndedFlows{b.generation + 1, bpf.Uptime()}
+		if errPut := s.objects.SyEnded.Put(bpf.MemberKey{Frontend: id, Backend: b.ID}, e.before); errPut != nil {
+			err = errors.Join(err, fmt.Errorf("end the flows to backend %s: %w", at, errPut))
+			continue
+		}
+		s.Ended[Target{id, b.ID}] = e
+		b.generation = e.before
+		if errWrite := s.Backends.write(b); errWrite != nil {
+			err = errors.Join(err, errWrite)
+			continue
+		}
+		n++
+		done = append(done, at)
+	}
+	f.down = done
+	return n, err
+}
+
+// EndedFlows returns which flows have ended and may still be in the tables.
+func (s *Services) EndedFlows() map[Target]EndedFlows {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	return maps.Clone(s.Ended)
+}
+
+// ForgetEnded is for flows that a walk has removed, which began at this time. Those that ended shortly before it stay:
+// a program that ran at that moment may have moved a flow behind the walk.
+func (s *Services) ForgetEnded(removed map[Target]EndedFlows, start time.Duration) {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	for t, e := range removed {
+		if s.Ended[t] != e || start-e.Since < time.Second {
+			continue
+		}
+		err := IgnoreMissing(s.objects.SyEnded.Delete(bpf.MemberKey{Frontend: t.Frontend, Backend: t.Backend}))
+		if err != nil {
+			s.log.Warn("entry of ended flows not removed", "err", err)
+			continue
+		}
+		delete(s.Ended, t)
+	}
+}
+
+// mayHaveEnded reports whether flows to a backend that have ended may still be in the tables.
+func (s *Services) mayHaveEnded() func(backend uint32) bool {
+	some := map[uint32]bool{}
+	for t := range s.Ended {
+		some[t.Backend] = true
+	}
+	return func(id uint32) bool { return some[id] }
+}
+
+// IgnoreMissing returns no error for a key that does not exist.
+func IgnoreMissing(err error) error {
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,399 @@
+package table
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/bpf"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// MaxFrontends and maxBackends are limits of the maps (bpf/maps.h).
+const (
+	MaxFrontends = 65536
+	maxBackends  = 131072
+)
+
+// Services maintains frontends, their tables, backends and VIPs in the kernel.
+type Services struct {
+	objects  *bpf.Objects
+	counters *Chunked // traffic of frontends
+	Slots    *slotStore
+	Filter   *Filter
+	log      *slog.Logger
+
+	Mu        sync.Mutex // guards all below
+	Frontends map[lb.Frontend]*frontend
+	changes   uint64 // of frontends
+	named     named
+	vips      map[netip.Addr]map[uint32]*frontend // by frontend id
+	Ended     map[Target]EndedFlows
+	Free      []uint32 // frontend ids
+	Backends  *backends
+	entries   *frontendEntries
+}
+
+// frontend is one Frontend in the kernel. One that an earlier agent installed has neither service nor backends here.
+type frontend struct {
+	ID       uint32
+	is       lb.Frontend
+	Value    bpf.Frontend // in the kernel
+	service  string
+	up       bool
+	backends []uint32           // that it refers to
+	down     []netip.AddrPort   // whose flows were ended
+	Plan     *lb.FrontendPlan   // in force
+	former   []*lb.FrontendPlan // of earlier times, to whose backends the frontend may still have flows; see gone
+	changed  time.Time          // by nat: when a slot got another backend; zero: no slot lists an earlier one
+}
+
+// Open reads the maps of an earlier agent.
+func Open(o *bpf.Objects, chunks *Chunks, filter *Filter, log *slog.Logger) (*Services, error) {
+	s := &Services{
+		objects: o, counters: chunks.FrontendCounters, Filter: filter, log: log,
+		Frontends: map[lb.Frontend]*frontend{}, vips: map[netip.Addr]map[uint32]*frontend{},
+		Ended: map[Target]EndedFlows{},
+	}
+	used, err := s.readFrontends()
+	if err != nil {
+		return nil, fmt.Errorf("read the frontends: %w", err)
+	}
+	var values []bpf.Frontend
+	for _, f := range s.Frontends {
+		values = append(values, f.Value)
+	}
+	s.Slots = openSlotStore(chunks.Slots, values, log)
+	for id := uint32(MaxFrontends); id > 0; id-- {
+		if !used[id-1] {
+			s.Free = append(s.Free, id-1)
+		}
+	}
+	if s.Backends, err = openBackends(o, chunks, filter, log); err != nil {
+		return nil, err
+	}
+	if s.entries, err = openFrontendEntries(o); err != nil {
+		return nil, err
+	}
+	return s, s.openEnded()
+}
+
+func (s *Services) readFrontends() (used map[uint32]bool, err error) {
+	byID := map[uint32]*frontend{}
+	note := func(part lb.Frontend, value bpf.Frontend) {
+		f, ok := byID[value.Id]
+		if !ok {
+			f = &frontend{ID: value.Id, is: part, Value: value, up: true}
+			byID[value.Id] = f
+		}
+		f.is.Port, f.is.Last = min(f.is.Port, part.Port), max(f.is.Last, part.Last)
+	}
+	var key bpf.FrontendKey
+	var prefix bpf.RangeKey
+	var value bpf.Frontend
+	single := s.objects.SyFrontends.Iterate()
+	for single.Next(&key, &value) {
+		note(fromFrontendKey(key), value)
+	}
+	ranges := s.objects.SyPortRanges.Iterate()
+	for ranges.Next(&prefix, &value) {
+		note(fromRangeKey(prefix), value)
+	}
+	used = map[uint32]bool{}
+	err = errors.Join(single.Err(), ranges.Err())
+	for id, f := range byID {
+		used[id] = true
+		s.Frontends[f.is] = f
+		if len(s.vips[f.is.VIP]) == 0 {
+			err = errors.Join(err, s.Filter.Add(f.is.VIP, bpf.AddrVIP))
+		}
+		s.ofVIP(f.is.VIP)[id] = f
+	}
+	return used, err
+}
+
+// Held returns the frontends in the kernel.
+func (s *Services) Held() []lb.Frontend {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	held := make([]lb.Frontend, 0, len(s.Frontends))
+	for f := range s.Frontends {
+		held = append(held, f)
+	}
+	return held
+}
+
+// Update is the change of one frontend to a plan, while put applies it.
+type Update struct {
+	Plan     *lb.FrontendPlan
+	Frontend *frontend
+	isNew    bool
+	Value    bpf.Frontend
+	table    []uint16 // of its targets
+	ids      []uint32 // of its targets
+	older    []uint32 // of earlier backends that its table lists beside them
+	// anyNode are the ids of nodes that may have any flow.
+	anyNode       []uint32
+	Ended         int              // backends that this plan is the first to list as down
+	MethodChanged bool             // flows by the old method end
+	settled       bool             // no half-open flow refers to an earlier backend
+	gone          []netip.AddrPort // backends whose flows end although the plan does not list them as down
+	First         bool             // the frontend had no plan of this agent, or no backend, before
+	Err           error
+}
+
+// Put applies plans, and returns the result of each. The order is backends, table, frontend, VIP, so that no entry
+// refers to a missing one. About later more targets follow with other calls.
+func (s *Services) Put(plans []*lb.FrontendPlan, later int, tables Tables) []*Update {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	return s.putLocked(plans, later, false, tables)
+}
+
+func (s *Services) putLocked(plans []*lb.FrontendPlan, later int, settled bool, tables Tables) []*Update {
+	if len(plans) > 1 || later > 0 {
+		s.reserve(plans, later)
+	}
+	updates, room := make([]*Update, len(plans)), &room{tables: s.shared(), count: s.places}
+	for i, p := range plans {
+		updates[i] = s.prepare(&Update{Plan: p, settled: settled, table: tables.of(p)}, room)
+	}
+	for _, u := range updates {
+		if u.Err == nil {
+			u.Err = s.putFrontend(u.Plan.Frontend, u.Value)
+		}
+		s.complete(u)
+	}
+	s.Slots.wake()
+	return updates
+}
+
+// prepare writes everything for p that no packet reads yet.
+func (s *Services) prepare(u *Update, room *room) *Update {
+	p := u.Plan
+	if u.Err = room.admit(p, s.Frontends[p.Frontend]); u.Err != nil {
+		return u
+	}
+	if u.Frontend, u.isNew, u.Err = s.frontend(p.Frontend); u.Err != nil {
+		return u
+	}
+	if u.Value, u.Err = encodeFrontend(p, u.Frontend.ID); u.Err != nil {
+		return u
+	}
+	u.MethodChanged = !u.isNew && u.Frontend.Value.Method != u.Value.Method
+	if u.ids, u.Err = s.Backends.use(p); u.Err != nil {
+		return u
+	}
+	if u.anyNode, u.Err = s.Backends.anyNode(p); u.Err != nil {
+		return u
+	}
+	if u.Err = s.entries.add(u.Frontend.ID, p, u.ids); u.Err != nil {
+		return u
+	}
+	u.Err = s.writeTable(u)
+	return u
+}
+
+// writeTable writes the table of a plan. Its slots list their earlier backends, to which flows may still belong: with
+// nat those that were half-open when the slot got another backend.
+func (s *Services) writeTable(u *Update) error {
+	var was Table
+	if !u.isNew && !u.MethodChanged && !u.settled {
+		var err error
+		if was, err = s.Slots.Read(u.Frontend.Value); err != nil {
+			s.log.Warn("table of an earlier plan not read; flows in slots that get another backend may break",
+				"frontend", u.Plan.Frontend, "err", err)
+		}
+	}
+	u.gone = s.gone(u, was)
+	rehashed := len(was.Slots) > 0 && selection(u.Frontend.Value) != selection(u.Value)
+	next := newSlots(u.Plan, u.table, u.ids, was, rehashed, u.anyNode, s.withoutFlows(u))
+	switch {
+	case rehashed:
+		u.Value.OlderAlgorithm = u.Frontend.Value.Algorithm
+	case len(was.Slots) == len(next.Slots):
+		u.Value.OlderAlgorithm = u.Frontend.Value.OlderAlgorithm
+	}
+	u.Value.Changed = u.Frontend.Value.Changed
+	if !slices.EqualFunc(was.Slots, next.Slots, func(a, b Slot) bool { return a.Backend == b.Backend }) || rehashed {
+		u.Value.Changed = TableClock(bpf.Uptime())
+	}
+	u.older = next.earlierIDs()
+	s.Backends.keep(u.older)
+	return s.Slots.Write(next, &u.Value)
+}
+
+// withoutFlows returns a function that reports whether a backend has no flows that continue after an update.
+func (s *Services) withoutFlows(u *Update) func(id uint32) bool {
+	p, known := u.Plan, map[uint32]bool{}
+	note := func(list []netip.AddrPort) {
+		for _, at := range list {
+			if b := s.Backends.ByAddr[at]; b != nil {
+				known[b.ID] = true
+			}
+		}
+	}
+	if p.NodeForwarding.Enabled {
+		for _, m := range p.Nodes {
+			note([]netip.AddrPort{netip.AddrPortFrom(m.Addr, 0)})
+		}
+		return func(id uint32) bool { return !known[id] }
+	}
+	note(p.Down)
+	note(u.gone)
+	return func(id uint32) bool { return known[id] || s.Backends.ByID[id] == nil }
+}
+
+// putFrontend makes packets find a frontend.
+func (s *Services) putFrontend(f lb.Frontend, value bpf.Frontend) error {
+	if err := s.objects.SyFrontendVips.Put(value.Id, bpf.ToAddr(f.VIP)); err != nil {
+		return err
+	}
+	if f.Last == 0 {
+		return s.objects.SyFrontends.Put(ToFrontendKey(f), value)
+	}
+	for _, k := range toRangeKeys(f) {
+		if err := s.objects.SyPortRanges.Put(k, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Services) deleteFrontend(f lb.Frontend) error {
+	if f.Last == 0 {
+		return IgnoreMissing(s.objects.SyFrontends.Delete(ToFrontendKey(f)))
+	}
+	for _, k := range toRangeKeys(f) {
+		if err := IgnoreMissing(s.objects.SyPortRanges.Delete(k)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// complete records the result of an update; after an error, it releases the ids that the update took.
+func (s *Services) complete(u *Update) {
+	if u.Err != nil {
+		if u.Plan.Last == 0 { // some prefixes of a range may refer to the new table
+			s.Slots.Retire(u.Value)
+		}
+		s.Backends.unuse(u.ids)
+		s.Backends.unuse(u.older)
+		if u.isNew && u.Frontend != nil {
+			s.Free = append(s.Free, u.Frontend.ID)
+		}
+		return
+	}
+	f := u.Frontend
+	u.First = f.Plan == nil || !f.up
+	if f.Plan != nil && f.Plan.Service != u.Plan.Service {
+		f.former = append(f.former, f.Plan)
+	}
+	s.Backends.unuse(f.backends)
+	f.service, f.backends = u.Plan.Service, slices.Concat(u.ids, u.older)
+	if !u.isNew {
+		s.Slots.Retire(f.Value)
+	}
+	f.Value, f.up = u.Value, len(u.ids) > 0
+	f.Plan, f.changed = u.Plan, time.Time{}
+	if len(u.older) > 0 && settles(u.Plan) {
+		f.changed = time.Now()
+	}
+	s.Frontends[u.Plan.Frontend] = f
+	s.changes++
+	if u.Ended, u.Err = s.endDown(f, slices.Concat(u.Plan.Down, u.gone)); u.Err == nil {
+		f.former = nil
+	}
+	if len(s.vips[u.Plan.VIP]) == 0 {
+		u.Err = errors.Join(u.Err, s.Filter.Add(u.Plan.VIP, bpf.AddrVIP))
+	}
+	s.ofVIP(u.Plan.VIP)[f.ID] = f
+	u.Err = errors.Join(u.Err, s.entries.trim(f.ID, u.Plan, u.ids), s.setVIP(u.Plan.VIP))
+}
+
+func (s *Services) frontend(f lb.Frontend) (_ *frontend, isNew bool, err error) {
+	if known, ok := s.Frontends[f]; ok {
+		return known, false, nil
+	}
+	if len(s.Free) == 0 {
+		return nil, false, fmt.Errorf("%w: frontend map full (%d entries)", lb.ErrRefused, MaxFrontends)
+	}
+	id := s.Free[len(s.Free)-1]
+	if err := resetCounts(s.counters, id); err != nil {
+		return nil, false, err
+	}
+	s.Free = s.Free[:len(s.Free)-1]
+	return &frontend{ID: id, is: f}, true, nil
+}
+
+// setVIP keeps the entry of a VIP while it has a frontend; it is up while one of them has a backend.
+func (s *Services) setVIP(addr netip.Addr) error {
+	var vip bpf.VIP
+	for _, f := range s.vips[addr] {
+		if f.up {
+			vip.Up = 1
+		}
+		if f.is.Last != 0 {
+			vip.Ranges = 1
+		}
+	}
+	if len(s.vips[addr]) > 0 {
+		return s.objects.SyVips.Put(bpf.ToAddr(addr), vip)
+	}
+	delete(s.vips, addr)
+	return errors.Join(IgnoreMissing(s.objects.SyVips.Delete(bpf.ToAddr(addr))), s.Filter.Remove(addr, bpf.AddrVIP))
+}
+
+// ofVIP returns the frontends of a VIP, by id.
+func (s *Services) ofVIP(addr netip.Addr) map[uint32]*frontend {
+	if s.vips[addr] == nil {
+		s.vips[addr] = map[uint32]*frontend{}
+	}
+	return s.vips[addr]
+}
+
+// Remove removes a frontend and returns its id. The caller ends its flows, and then releases the id.
+func (s *Services) Remove(f lb.Frontend) (id uint32, err error) {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	state, ok := s.Frontends[f]
+	if !ok {
+		return 0, nil
+	}
+	if err := s.deleteFrontend(f); err != nil {
+		return 0, err
+	}
+	delete(s.Frontends, f)
+	s.changes++
+	if outer := s.Frontends[withoutDecap(f)]; outer != nil && state.Plan != nil {
+		outer.former = append(outer.former, state.Plan) // its flows have the id of the outer one
+	}
+	delete(s.ofVIP(f.VIP), state.ID)
+	s.Backends.unuse(state.backends)
+	s.Slots.Retire(state.Value)
+	return state.ID, errors.Join(s.entries.trim(state.ID, nil, nil), s.setVIP(f.VIP))
+}
+
+// Release frees the ids of removed frontends, and of backends that neither a table nor a flow uses.
+func (s *Services) Release(frontends []uint32, unused func(backend uint32) bool) {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	s.Free = append(s.Free, frontends...)
+	ended := s.mayHaveEnded()
+	s.Backends.release(func(id uint32) bool { return unused(id) && !ended(id) })
+}
+
+// TableClock is table_clock of bpf/frontend.h at this uptime.
+func TableClock(uptime time.Duration) uint16 { return uint16(uptime >> 29) }
+
+// Run makes room in the tables ahead of changes, until ctx ends.
+func (s *Services) Run(ctx context.Context) error { return s.Slots.Run(ctx) }
+
+// Close unmaps the tables. They stay in force.
+func (s *Services) Close() error { return s.Slots.window.close() }

@@ -1,0 +1,191 @@
+package table
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/steelyard-lb/steelyard/datapath/internal/route"
+	"github.com/steelyard-lb/steelyard/lb"
+)
+
+// Usable reports whether the frontend has backends now, and had none that this agent knew before.
+func (u *Update) Usable() bool {
+	return u.Err == nil && u.First && len(u.ids) > 0 && !u.Plan.Decap
+}
+
+// Address returns the address of a backend, zero when there is none any more.
+func (s *Services) Address(id uint32) (at netip.AddrPort) {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	if b := s.Backends.ByID[id]; b != nil {
+		at = b.at
+	}
+	return at
+}
+
+// CertainNIC returns the address of a backend, and the interface by which it was reached; 0: none is known.
+func (s *Services) CertainNIC(id uint32) (to netip.Addr, nic int) {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	if b := s.Backends.ByID[id]; b != nil {
+		return b.at.Addr(), b.certain.NIC
+	}
+	return to, 0
+}
+
+// inbound is the delivery of packets of one frontend that other nodes send here.
+type inbound struct {
+	Here    Subject
+	Self    netip.Addr // the address of this node to which other nodes send
+	Senders []lb.Node
+}
+
+// Inbound returns what this node should do with decapsulated packets of a frontend; false when none is sent here.
+func (s *Services) Inbound(f lb.Frontend) (in inbound, ok bool) {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	here := s.Frontends[f]
+	f.Decap = false
+	from := s.Frontends[f]
+	if here == nil || here.Plan == nil || !here.up || from == nil || from.Plan == nil {
+		return in, false
+	}
+	i := slices.IndexFunc(from.Plan.Targets, func(t lb.Target) bool { return t.Local })
+	if i < 0 {
+		return in, false
+	}
+	in.Self = from.Plan.Targets[i].Addr.Addr()
+	in.Here, in.Senders = Subject{here.Plan, here.backends}, from.Plan.Nodes
+	return in, true
+}
+
+// Subject is what the verdict for a made packet is compared with.
+type Subject struct {
+	Plan     *lb.FrontendPlan
+	Backends []uint32 // ids to which packets may be sent
+}
+
+// Subject returns what the kernel should do for a frontend; false when it has no backend, or no plan of this agent.
+func (s *Services) Subject(f lb.Frontend) (Subject, bool) {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	state := s.Frontends[f]
+	if state == nil || state.Plan == nil || !state.up || f.Decap {
+		return Subject{}, false
+	}
+	backends := state.backends
+	f.Decap = true
+	if here := s.Frontends[f]; state.Plan.NodeForwarding.Enabled && here != nil { // this node delivers, too
+		backends = slices.Concat(backends, here.backends)
+	}
+	return Subject{state.Plan, backends}, true
+}
+
+// Interfaces returns the indexes of the interfaces by which backends on other nodes are reached: those of some updates,
+// or with nil of all frontends.
+func (s *Services) Interfaces(of []*Update) (indexes []int) {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	seen := map[int]bool{0: true, route.LoopbackIndex: true}
+	note := func(b *backend) {
+		if b != nil && !b.local && !seen[b.NIC] {
+			seen[b.NIC] = true
+			indexes = append(indexes, b.NIC)
+		}
+	}
+	for _, u := range of {
+		for _, id := range u.ids {
+			note(s.Backends.ByID[id])
+		}
+	}
+	if of == nil {
+		for _, b := range s.Backends.ByAddr {
+			note(b)
+		}
+	}
+	slices.Sort(indexes)
+	return indexes
+}
+
+// Count returns the number of frontends.
+func (s *Services) Count() int {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	return len(s.Frontends)
+}
+
+// Has reports whether a VIP has a frontend.
+func (s *Services) Has(vip netip.Addr) bool {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	return len(s.vips[vip]) > 0
+}
+
+// Addresses returns the addresses of this node.
+func (t *Tunnels) Addresses() map[netip.Addr]bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.own
+}
+
+// Direct reports whether packets keep their addresses on the way to the backend.
+func (s Subject) Direct() bool { return s.Plan.Method == lb.MethodDSR || s.Plan.KeepSource }
+
+// Reroute is a change of the first step towards backends that makes it uncertain that they are reached.
+type Reroute struct{ From, To route.Hop }
+
+// follow records the first step towards a backend.
+func (b *backend) follow(now route.Hop) {
+	if now != b.Hop && now != b.certain && now.NIC != 0 && !uncertain(b.at.Addr(), b.certain, now) {
+		b.certain = now
+	}
+	b.Hop = now
+}
+
+// uncertain reports whether a change of the first step to a backend may lead elsewhere: to a router instead of the
+// link, or by the default route.
+func uncertain(to netip.Addr, from, now route.Hop) bool {
+	if from.NIC == 0 {
+		return false
+	}
+	if now.Gateway.IsValid() && !from.Gateway.IsValid() {
+		return true
+	}
+	bits, ok := new(route.Cache).Bits(to)
+	return ok && bits == 0
+}
+
+// Reroutes returns the backends to which the first step is uncertain. Nodes with this datapath have no port to probe.
+func (s *Services) Reroutes() map[netip.AddrPort]Reroute {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	all := map[netip.AddrPort]Reroute{}
+	for at, b := range s.Backends.ByAddr {
+		if b.Hop != b.certain && b.NIC != 0 && !b.local && b.tables > 0 && at.Port() != 0 {
+			all[at] = Reroute{b.certain, b.Hop}
+		}
+	}
+	return all
+}
+
+// Accept makes the first step of a reroute certain.
+func (s *Services) Accept(x Reroute) {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	for _, b := range s.Backends.ByAddr {
+		if x == (Reroute{b.certain, b.Hop}) {
+			b.certain = b.Hop
+		}
+	}
+}
+
+// FirstHop returns the address of a backend, and the first step towards it.
+func (s *Services) FirstHop(id uint32) (to netip.Addr, hop route.Hop) {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	b := s.Backends.ByID[id]
+	if b == nil {
+		return to, hop
+	}
+	return b.at.Addr(), b.Hop
+}
