@@ -263,7 +263,11 @@ func (e *Engine) healthChanged(h Health, at time.Time) {
 		if (h.Key.Port != Port{}) {
 			log = log.With("port", h.Key.Port.Name())
 		}
-		log.Info("backend "+h.State.String(), "service", h.Key.Service, "backend", h.Key.BackendName(),
+		say := log.Info
+		if h.State == StateUnhealthy {
+			say = log.Warn
+		}
+		say("backend "+h.State.String(), "service", h.Key.Service, "backend", h.Key.BackendName(),
 			"reason", h.Reason)
 	}
 }

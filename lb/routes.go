@@ -291,7 +291,7 @@ func (r *routes) completeOne(addr vipKey, a Announcement, failed, first bool, no
 				r.vips.latency.took(effect(goal), since, now)
 			}
 		case goal && a.LowerPreference != before.LowerPreference:
-			r.notify(addr, "preference changed", "reason", r.status(addr).Reason)
+			r.notify(addr, r.log.Info, "preference changed", "reason", r.status(addr).Reason)
 		}
 	}
 	if !v.announce.Done {
@@ -322,18 +322,18 @@ func effect(announced bool) Effect {
 func (r *routes) changed(addr vipKey, announced bool, now time.Time) {
 	r.since[addr] = now
 	if announced {
-		r.notify(addr, "route announced")
+		r.notify(addr, r.log.Info, "route announced")
 		return
 	}
-	r.notify(addr, "route withdrawn", "reason", r.reason(addr))
+	r.notify(addr, r.log.Warn, "route withdrawn", "reason", r.reason(addr))
 	if r.claims[addr] == nil {
 		delete(r.since, addr)
 	}
 }
 
 // notify logs a change of a route, and passes it to the observer.
-func (r *routes) notify(addr vipKey, what string, args ...any) {
-	r.log.Info(what, append([]any{"vip", addr}, args...)...)
+func (r *routes) notify(addr vipKey, log func(string, ...any), what string, args ...any) {
+	log(what, append([]any{"vip", addr}, args...)...)
 	if r.observe != nil {
 		r.observe(r.status(addr))
 	}

@@ -70,12 +70,17 @@ func start(ctx context.Context, o Options) (err error) {
 func openLog(w io.Writer, c config.Log, level *slog.LevelVar) (*slog.Logger, *logqueue.Queue) {
 	level.Set(c.Level)
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // programs of exec checks would inherit signal.Ignore
+	handler := func(to io.Writer) slog.Handler { return logHandler(to, c.Format, level) }
+	if toJournal(w) {
+		plain := handler
+		handler = func(to io.Writer) slog.Handler { return newJournal(to, plain) }
+	}
 	queue := logqueue.New(w, func(w io.Writer, lines int) error {
 		r := slog.NewRecord(time.Now(), slog.LevelWarn, "log incomplete", 0)
 		r.Add("reason", logqueue.Lost(lines))
-		return logHandler(w, c.Format, level).Handle(context.Background(), r)
+		return handler(w).Handle(context.Background(), r)
 	})
-	return slog.New(logHandler(queue, c.Format, level)), queue
+	return slog.New(handler(queue)), queue
 }
 
 func logHandler(w io.Writer, format string, level slog.Leveler) slog.Handler {
