@@ -146,9 +146,17 @@ func parses(words []string) error {
 	}
 	app := newApp(&env{out: io.Discard, err: io.Discard})
 	app.Commands = commands(&env{})
-	for _, c := range app.Commands {
-		c.Action = func(*ucli.Context) error { return nil }
-		strict(c)
-	}
+	disarm(app.Commands)
 	return app.Run(append([]string{"steelyard"}, words...))
+}
+
+// disarm makes commands do nothing but check their arguments.
+func disarm(commands []*ucli.Command) {
+	for _, c := range commands {
+		disarm(c.Subcommands)
+		if len(c.Subcommands) == 0 {
+			c.Action = func(*ucli.Context) error { return nil }
+			strict(c)
+		}
+	}
 }
