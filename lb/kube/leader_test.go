@@ -121,6 +121,8 @@ func TestReconcileStatus(t *testing.T) {
 	}
 	const failed = `there is no pool \"x\"; pools: public`
 	const assigned = "Normal IPAllocated assigned [203.0.113.1]"
+	const taken = "Warning AddressMoved 203.0.113.1 was taken from the Service: " +
+		"its type or its class is another one now"
 	withdrawn := []string{clearBoth}
 	const noPoolAnyMore = "192.0.2.1 is in no pool any more; the Service keeps it, and it is " +
 		"not announced; to get another one, set the annotation steelyard.dev/pool"
@@ -177,13 +179,13 @@ func TestReconcileStatus(t *testing.T) {
 			foreign("192.0.2.1")(s)
 			s.Finalizers = []string{finalizer}
 		}), nil, "", false},
-		{"class changed", otherClass(finalized(given("203.0.113.1"))), withdrawn, "", false},
+		{"class changed", otherClass(finalized(given("203.0.113.1"))), withdrawn, taken, false},
 		{"ClusterIP", clusterIP(same), nil, "", false},
 		{"ClusterIP, with our finalizer", clusterIP(finalized(same)), []string{removeFinalizer}, "", false},
 		{"ClusterIP, with another's finalizer", clusterIP(func(s *core.Service) {
 			s.Finalizers = []string{finalizer}
 		}), nil, "", false},
-		{"became ClusterIP", clusterIP(finalized(given("203.0.113.1"))), withdrawn, "", false},
+		{"became ClusterIP", clusterIP(finalized(given("203.0.113.1"))), withdrawn, taken, false},
 		{"deleting", deleting(finalized(given("203.0.113.1"))), withdrawn, "", false},
 		{"deleting, another's", deleting(finalized(foreign("203.0.113.1"))), withdrawn, "", false},
 		{"deleting, without an address", deleting(finalized(same)), []string{removeFinalizer}, "", false},

@@ -30,7 +30,7 @@ func TestAddressMoved(t *testing.T) {
 		},
 		{
 			func(s *core.Service) { s.Spec.Type = core.ServiceTypeClusterIP },
-			taken + ": the Service has the type ClusterIP",
+			taken + ": its type or its class is another one now",
 		},
 		{func(s *core.Service) { s.DeletionTimestamp = &meta.Time{} }, ""},
 	} {

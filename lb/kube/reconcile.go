@@ -284,7 +284,7 @@ func (t *term) withdraw(ctx context.Context, s *core.Service) error {
 		t.queueOthers()
 	})
 	if status && s.DeletionTimestamp == nil {
-		t.moved(s, nil, fmt.Sprintf("the Service has the type %s", s.Spec.Type))
+		t.moved(s, nil, "its type or its class is another one now")
 	}
 	if had {
 		t.o.Log.Info("address released", "service", nameOf(s))
