@@ -356,3 +356,10 @@ func unreadable(file string, err error) Error {
 func Parse(file string, text []byte, rules ...Rule) (*Config, error) {
 	return newDecoder(file).decode(text, rules...)
 }
+
+// ParseElsewhere is Parse of the configuration of another machine: secret files that this one lacks are no errors.
+func ParseElsewhere(file string, text []byte, rules ...Rule) (*Config, error) {
+	d := newDecoder(file)
+	d.elsewhere = true
+	return d.decode(text, rules...)
+}

@@ -15,13 +15,15 @@ import (
 
 // decoder turns one file into a Config. It holds what all sections share: the positions of keys, and the errors.
 type decoder struct {
-	file     string
-	text     string
-	scanner  *scanner       // of text
-	lines    map[string]int // by path, of what was scanned
-	errs     Errors
-	warnings Errors
-	onAbsent func(path string) // of a key in the schema but not in the file, for a test; may be nil
+	file string
+	// elsewhere: the file is for another machine, which has its secrets.
+	elsewhere bool
+	text      string
+	scanner   *scanner       // of text
+	lines     map[string]int // by path, of what was scanned
+	errs      Errors
+	warnings  Errors
+	onAbsent  func(path string) // of a key in the schema but not in the file, for a test; may be nil
 
 	config *Config
 	own    []ownAddress

@@ -127,8 +127,27 @@ func (t *table) secretText(key, like string) (i item, name string, text []byte, 
 		i.errorf("name a file, or leave the key out to have none", "is empty")
 		return i, "", nil, false
 	}
-	text, ok = i.secretFile(t.d.inDir(name))
+	path := t.d.inDir(name)
+	if i.isElsewhere(path) {
+		return i, name, []byte(placeholder), true
+	}
+	text, ok = i.secretFile(path)
 	return i, name, text, ok
+}
+
+// placeholder is a secret that fits every key, in place of one that only another machine has.
+const placeholder = "0123456789abcdef"
+
+// isElsewhere reports whether the configuration is for another machine, and this one lacks a file of it.
+func (i item) isElsewhere(name string) bool {
+	if !i.d.elsewhere {
+		return false
+	}
+	if _, err := os.Stat(name); !errors.Is(err, fs.ErrNotExist) {
+		return false
+	}
+	i.warnf("run steelyard check there", "%s is not on this machine: its content is not checked", name)
+	return true
 }
 
 // secretFile reads a secret file. A file that every user can read is accepted with a warning.

@@ -83,6 +83,9 @@ func (d *decoder) adminTLS(t *table, a *Admin) {
 		t.at("tls_cert_file").errorf("add tls_key_file", "has no key")
 		return
 	}
+	if t.at("tls_key_file").isElsewhere(a.TLSKey) || t.at("tls_cert_file").isElsewhere(a.TLSCert) {
+		return
+	}
 	if _, ok := t.at("tls_key_file").secretFile(a.TLSKey); !ok {
 		return
 	}

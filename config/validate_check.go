@@ -217,6 +217,9 @@ func checkKeys(t *table, c *lb.CheckSpec) {
 
 // certificates returns the certificates of authorities that a file has in PEM; "" after an error.
 func (i item) certificates(name string) string {
+	if i.isElsewhere(name) {
+		return ""
+	}
 	text, ok := i.file(name, 1<<20)
 	if ok && !x509.NewCertPool().AppendCertsFromPEM(text) {
 		i.errorf("name a file of certificates in PEM", "%s has no certificate", name)

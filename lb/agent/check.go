@@ -18,7 +18,7 @@ import (
 // start, would have to leave out, or would wait for. elsewhere: the file is for another machine.
 func Check(configFile string, elsewhere bool) (*config.Config, error) {
 	if elsewhere {
-		return preflight.Load(configFile)
+		return preflight.LoadElsewhere(configFile)
 	}
 	network, err := machine.Read()
 	if err != nil {

@@ -28,6 +28,15 @@ func Parse(name string, text []byte, rules ...config.Rule) (*config.Config, erro
 	return config.Parse(name, text, append([]config.Rule{Addresses}, rules...)...)
 }
 
+// LoadElsewhere is Load of the configuration of another machine.
+func LoadElsewhere(name string) (*config.Config, error) {
+	text, err := config.Read(name)
+	if err != nil {
+		return nil, err
+	}
+	return config.ParseElsewhere(name, text, Addresses)
+}
+
 // Addresses is the rule that refuses services for which the pools have no address.
 func Addresses(c *config.Config, r *config.Report) {
 	if !r.Valid() {
