@@ -24,6 +24,7 @@ const (
 	binaryPath = "usr/local/bin/steelyard"
 	unitPath   = "etc/systemd/system/steelyard.service"
 	configPath = "etc/steelyard/steelyard.toml"
+	drainsPath = "run/steelyard/drained.json" // lb/agent: a later installation is not to be drained
 )
 
 // Install copies the running binary, the unit and, when there is no configuration, an example below root. It reloads
@@ -41,7 +42,7 @@ func Install(w io.Writer, root string) error {
 	_, err = os.Lstat(filepath.Join(root, unitPath))
 	next := "systemctl enable --now steelyard"
 	if err == nil {
-		next = "systemctl restart steelyard"
+		next = "steelyard restart"
 	}
 	for _, f := range []struct {
 		path string
@@ -73,7 +74,7 @@ func Install(w io.Writer, root string) error {
 var errRemains = errors.New(`programs of Steelyard are in the kernel, and forward also without the agent; ` +
 	`stop the agent and run "steelyard cleanup" first`)
 
-// Uninstall stops the service and removes the files of Install except the configuration. It refuses while anything
+// Uninstall stops the service and removes the files of Install except the configuration, and what is drained. It refuses while anything
 // remains in the kernel. A file that does not exist is no error.
 func Uninstall(w io.Writer, root string, remains func() (bool, error)) error {
 	if is, err := remains(); err != nil {
@@ -86,7 +87,7 @@ func Uninstall(w io.Writer, root string, remains func() (bool, error)) error {
 			return err
 		}
 	}
-	for _, path := range []string{unitPath, binaryPath} {
+	for _, path := range []string{unitPath, binaryPath, drainsPath} {
 		path = filepath.Join(root, path)
 		switch err := os.Remove(path); {
 		case errors.Is(err, fs.ErrNotExist):

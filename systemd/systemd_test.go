@@ -166,7 +166,7 @@ func TestInstall(t *testing.T) {
 	if err := os.Chmod(filepath.Join(root, unitPath), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	install("Next: systemctl restart steelyard")
+	install("Next: steelyard restart")
 	if fi, err := os.Stat(filepath.Join(root, unitPath)); err != nil || fi.Mode().Perm() != 0o644 {
 		t.Errorf("the unit after an upgrade: %v, %v; want mode 644", fi, err)
 	}
@@ -183,6 +183,11 @@ func TestInstall(t *testing.T) {
 		t.Errorf("configuration after all: %q, %v; want it as it was", text, err)
 	}
 	install("Next: systemctl enable --now steelyard")
+	// What was drained before the removal is not drained after the next installation.
+	drained := filepath.Join(root, drainsPath)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(drained), 0o755), os.WriteFile(drained, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
 	if err := Uninstall(new(bytes.Buffer), root, remains(false)); err != nil {
 		t.Fatal(err)
 	}
