@@ -3,8 +3,10 @@ package preflight
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/steelyard-lb/steelyard/config"
+	"github.com/steelyard-lb/steelyard/lb"
 )
 
 // Warnings returns the rule that warns of what is valid and does not work on this machine.
@@ -17,16 +19,18 @@ func Warnings(n Network) config.Rule {
 	}
 }
 
-// onLink warns of addresses that neighbours resolve by ARP or NDP although nothing answers for them.
+// onLink warns of addresses that neighbours resolve by ARP or NDP although nothing answers for them, and of those that
+// are announced by ARP or NDP alone although no neighbour resolves them.
 func onLink(n Network, c *config.Config, r *config.Report) {
-	if c.L2 != nil {
-		return
-	}
 	warn := func(list string, i int, key string, k int, a netip.Addr) {
-		if link := n.OnLink(a); link != "" && n.Taken(a) == "" {
-			key := fmt.Sprintf("%s[%d]", config.KeyOf(list, i, key), k)
+		key = fmt.Sprintf("%s[%d]", config.KeyOf(list, i, key), k)
+		switch link := n.OnLink(a); {
+		case link != "" && c.L2 == nil && n.Taken(a) == "":
 			r.Warnf(key, "add [l2], or use an address of another prefix",
 				"hosts on %s resolve %s by ARP or NDP, and nothing answers", link, a)
+		case link == "" && byL2Alone(c, a):
+			r.Warnf(key, "use an address of the link, unless routers have a route to it on that link",
+				"%s is in no prefix of this machine's links: no host asks for it by ARP or NDP", a)
 		}
 	}
 	for i, s := range c.Services {
@@ -39,6 +43,16 @@ func onLink(n Network, c *config.Config, r *config.Report) {
 			warn("pool", i, "addresses", k, x.From)
 		}
 	}
+}
+
+// byL2Alone reports whether an address is announced by ARP or NDP, and not by BGP.
+func byL2Alone(c *config.Config, a netip.Addr) bool {
+	for _, p := range c.Pools {
+		if slices.ContainsFunc(p.Ranges, func(r lb.AddrRange) bool { return r.Contains(a) }) && len(p.Announce) > 0 {
+			return !slices.Contains(p.Announce, lb.AnnounceBGP)
+		}
+	}
+	return c.L2 != nil && c.BGP == nil
 }
 
 // sources warns of sessions from an address that this machine does not have. It may come later.

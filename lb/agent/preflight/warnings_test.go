@@ -12,7 +12,7 @@ import (
 
 // What is valid and does not work on this machine is a warning with its line.
 func TestWarnings(t *testing.T) {
-	const service = "[[service]]\nname = \"web\"\naddress = \"203.0.113.10\"\nports = [\"80\"]\n"
+	const service = "[[service]]\nname = \"web\"\naddress = \"192.0.2.10\"\nports = [\"80\"]\n"
 	file := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(file, []byte("0123456789abcdef"), 0o600); err != nil {
 		t.Fatal(err)
@@ -28,7 +28,7 @@ func TestWarnings(t *testing.T) {
 			"a source that no interface has",
 			"[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.1\", asn = 64500, source = \"192.0.2.11\" }, " +
 				"{ address = \"192.0.2.2\", asn = 64500, source = \"192.0.2.99\" }]\n" +
-				service + "backends = [\"10.0.0.1\"]\n",
+				strings.Replace(service, "192.0.2.10", "203.0.113.10", 1) + "backends = [\"10.0.0.1\"]\n",
 			"f:3: bgp.peers[1].source: no interface has 192.0.2.99: there is no session until one has; write an",
 		},
 		{
@@ -68,8 +68,21 @@ func TestWarnings(t *testing.T) {
 		{
 			"an address on the link",
 			"[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.1\", asn = 64500 }]\n" +
-				strings.Replace(service, "203.0.113.10", "192.0.2.10", 1) + "backends = [\"10.0.0.1\"]\n",
+				service + "backends = [\"10.0.0.1\"]\n",
 			"f:6: service[0].address (service \"web\"): hosts on eth0 resolve 192.0.2.10 by ARP or NDP",
+		},
+		{
+			"an address on no link, by ARP",
+			"[l2]\n" + strings.Replace(service, "192.0.2.10", "203.0.113.10", 1) + "backends = [\"10.0.0.1\"]\n",
+			"f:4: service[0].address (service \"web\"): 203.0.113.10 is in no prefix of this machine's links: no host",
+		},
+		{
+			"a pool on no link, by ARP alone",
+			secret + "[bgp]\nasn = 64512\npeers = [{ address = \"192.0.2.1\", asn = 64500 }]\n" +
+				"[[pool]]\nname = \"a\"\naddresses = [\"203.0.113.0/28\"]\n" +
+				"[[pool]]\nname = \"b\"\naddresses = [\"198.51.100.0/28\"]\nannounce = [\"l2\"]\n" +
+				strings.Replace(service, "192.0.2.10", "203.0.113.10", 1) + "backends = [\"10.0.0.1\"]\n",
+			"f:11: pool[1].addresses[0] (pool \"b\"): 198.51.100.0 is in no prefix of this machine's links: no host",
 		},
 	} {
 		cfg, err := config.Parse("f", []byte(tt.text), Warnings(lan{}),
