@@ -74,8 +74,8 @@ func Install(w io.Writer, root string) error {
 var errRemains = errors.New(`programs of Steelyard are in the kernel, and forward also without the agent; ` +
 	`stop the agent and run "steelyard cleanup" first`)
 
-// Uninstall stops the service and removes the files of Install except the configuration, and what is drained. It refuses while anything
-// remains in the kernel. A file that does not exist is no error.
+// Uninstall stops the service and removes the files of Install except the configuration, and what is drained. It
+// refuses while anything remains in the kernel. A file that does not exist is no error.
 func Uninstall(w io.Writer, root string, remains func() (bool, error)) error {
 	if is, err := remains(); err != nil {
 		return fmt.Errorf("uninstall: %w", err)
