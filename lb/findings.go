@@ -71,6 +71,10 @@ var (
 	FoundBackendDown = kind("backend-down", SeverityDegraded,
 		"Some backends are not healthy; others serve their clients.",
 		"`steelyard backends` has the reason for each.")
+	FoundAllBackendsDown = kind("all-backends-down", SeverityDegraded,
+		"All backends on several servers failed at about the same time, so the cause is probably on this node or on "+
+			"the way to the servers.",
+		"Look here first: `nft list ruleset`, `ip route get SERVER`, the switch. `steelyard backends` has the reasons.")
 	FoundMemberAway = kind("member-away", SeverityDegraded,
 		"A member of `[l2]` does not respond: it is down, or its port is filtered.",
 		"Open the port for UDP and TCP between members, or compare `secret_file`.")

@@ -85,8 +85,35 @@ func unhealthy(st lb.Status) []lb.Finding {
 		return nil
 	}
 	b := bad[0]
+	if servers, span, ok := together(bad); ok && len(bad) == len(st.Backends) {
+		const text = "all %d backends, on %d servers, failed within %s: %s"
+		return []lb.Finding{lb.FoundAllBackendsDown.About("", text, len(bad), servers, span.Round(time.Millisecond),
+			orElse(b.Reason, b.State.String()))}
+	}
 	return []lb.Finding{lb.FoundBackendDown.About("", "%d of %d backends are not healthy: %s of %s: %s", len(bad),
 		len(st.Backends), netip.AddrPortFrom(b.Address, b.Port), b.Service, orElse(b.Reason, b.State.String()))}
+}
+
+// togetherTime is above the interval of most checks: servers that fail within it have a common cause.
+const togetherTime = 5 * time.Second
+
+// together reports whether backends on several servers failed at about the same time, on how many, and within what.
+func together(bad []lb.BackendStatus) (servers int, span time.Duration, ok bool) {
+	hosts, first, last := map[netip.Addr]bool{}, bad[0].Since, bad[0].Since
+	for _, b := range bad {
+		if b.State != lb.StateUnhealthy {
+			return 0, 0, false
+		}
+		hosts[b.Address] = true
+		if b.Since.Before(first) {
+			first = b.Since
+		}
+		if b.Since.After(last) {
+			last = b.Since
+		}
+	}
+	span = last.Sub(first)
+	return len(hosts), span, len(hosts) > 1 && span <= togetherTime
 }
 
 // unreachable finds addresses that should be announced and are not, ports of announced ones without a healthy backend,

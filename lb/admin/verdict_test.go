@@ -51,6 +51,10 @@ func TestVerdict(t *testing.T) {
 			[]string{"1 of 1 BGP sessions are not established: 203.0.113.10: refused"}},
 		{"a backend", Info{}, lb.Status{Settled: true, Backends: sick}, nil, Degraded,
 			[]string{"1 of 2 backends are not healthy: 203.0.113.11:8443 of web: HTTP 500"}},
+		{"all backends at once", Info{}, lb.Status{Settled: true, Backends: failed(0, 400*time.Millisecond)}, nil,
+			Degraded, []string{"all 2 backends, on 2 servers, failed within 400ms: no response within 1s"}},
+		{"all backends, one later", Info{}, lb.Status{Settled: true, Backends: failed(0, time.Minute)}, nil, Degraded,
+			[]string{"2 of 2 backends are not healthy: 10.0.0.1:80 of web: no response within 1s"}},
 		{"a port", Info{}, lb.Status{
 			Settled: true, Routes: []lb.RouteStatus{up}, Backends: sick, Services: []lb.ServiceStatus{
 				port(80, lb.StateHealthy, sick[:1]), port(443, lb.StateUnhealthy, sick[1:]),
@@ -114,4 +118,16 @@ func TestMostFrequentReasonIsNamed(t *testing.T) {
 			t.Errorf("%v, %s; want %q", got, i.Verdict, want)
 		}
 	}
+}
+
+// failed returns a backend on a server of its own for each time since when it is unhealthy.
+func failed(since ...time.Duration) (all []lb.BackendStatus) {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for n, d := range since {
+		all = append(all, lb.BackendStatus{
+			Service: "web", Address: netip.AddrFrom4([4]byte{10, 0, 0, byte(n + 1)}), Port: 80,
+			State: lb.StateUnhealthy, Reason: "no response within 1s", Since: at.Add(d),
+		})
+	}
+	return all
 }
