@@ -74,7 +74,7 @@ func (a *attachments) release(name string) error {
 // detach removes the programs from the interface that had this name when they were attached; a.mu is held.
 func (a *attachments) detach(name string) error {
 	var errs []error
-	for _, kind := range []string{string(ModeXDP), string(ModeXDPGeneric), inward.pin, outward.pin} {
+	for _, kind := range pinKinds {
 		errs = append(errs, a.unpin(pinName(name, kind)))
 	}
 	if index := a.index[name]; index != 0 {

@@ -1,7 +1,9 @@
 package datapath
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -123,40 +125,55 @@ func TestInterfacesAreKept(t *testing.T) {
 	}
 }
 
-// An interface that is renamed has the programs by its new name, and packets pass.
+// An interface that is renamed keeps its programs, also while it is up: the links are the same. So does one that is
+// configured by its old name.
 func TestInterfaceIsRenamed(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []Mode{ModeTC, ModeXDP} {
-		t.Run(string(mode), func(t *testing.T) {
-			log := &logged{}
-			fx, x := verified(t, mode, false, func(o *Options) {
-				o.FollowRoutes, o.Log = true, slog.New(slog.NewTextHandler(log, nil))
-			}, func(*fixture) {})
-			fx.service(lb.TCP, "b1")
-			fx.watch()
-			rename := func(from, to string) {
-				t.Helper()
-				fx.do(func() error {
-					nic, err := netlink.LinkByName(from)
-					if err != nil {
-						return err
+		for _, follow := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, follow %t", mode, follow), func(t *testing.T) {
+				log := &logged{}
+				fx, x := verified(t, mode, false, func(o *Options) {
+					o.FollowRoutes, o.Log = follow, slog.New(slog.NewTextHandler(log, nil))
+				}, func(*fixture) {})
+				fx.service(lb.TCP, "b1")
+				fx.watch()
+				before := fx.linkIDs()
+				for _, names := range [][2]string{{"eth0", "wan.0"}, {"wan.0", "eth0"}} {
+					fx.do(func() error {
+						nic, err := netlink.LinkByName(names[0])
+						return cmp.Or(err, netlink.LinkSetName(nic, names[1]))
+					})
+					labtest.Until(t, 5*time.Second, "programs are on "+names[1], func() error {
+						list := fx.d.Interfaces()
+						ok := len(list) == 1 && list[0].Name == names[1] && list[0].Mode != "" && list[0].Fault == ""
+						return wrong(!ok || x.of(fx.addr("vip")) != "", "%+v, fault %q", list, x.of(fx.addr("vip")))
+					})
+					if now := fx.linkIDs(); !slices.Equal(now, before) {
+						t.Errorf("%s: the links are %v, were %v", names[1], now, before)
 					}
-					return errors.Join(netlink.LinkSetDown(nic), netlink.LinkSetName(nic, to), netlink.LinkSetUp(nic))
-				})
-				labtest.Until(t, 5*time.Second, "programs are on "+to, func() error {
-					list := fx.d.Interfaces()
-					list = slices.DeleteFunc(list, func(s InterfaceStatus) bool { return s.Mode == "" })
-					ok := len(list) == 1 && list[0].Name == to
-					return wrong(!ok || x.of(fx.addr("vip")) != "", "%+v, fault %q", list, x.of(fx.addr("vip")))
-				})
-			}
-			rename("eth0", "wan0")
-			rename("wan0", "eth0")
-			if text := log.text(); strings.Contains(text, "its flows end") {
-				t.Errorf("logged:\n%s", text)
-			}
-		})
+				}
+				if text := log.text(); strings.Contains(text, "its flows end") || strings.Contains(text, "deleted") {
+					t.Errorf("logged:\n%s", text)
+				}
+			})
+		}
 	}
+}
+
+// linkIDs returns the ids of the links that the datapath holds.
+func (fx *fixture) linkIDs() (ids []link.ID) {
+	fx.d.uplinks.mu.Lock()
+	defer fx.d.uplinks.mu.Unlock()
+	for _, l := range fx.d.uplinks.held {
+		info, err := l.Info()
+		if err != nil {
+			fx.t.Fatal(err)
+		}
+		ids = append(ids, info.ID)
+	}
+	slices.Sort(ids)
+	return ids
 }
 
 // logged is what was logged.

@@ -45,7 +45,7 @@ func (a *attachments) repair(changed bool, made []byte) (faults []string) {
 	}
 	running, last := false, ""
 	for _, name := range slices.Clone(a.names) {
-		nic, err := netlink.LinkByName(name)
+		nic, err := a.existing(name)
 		if errors.As(err, new(netlink.LinkNotFoundError)) {
 			a.gone(name)
 			last = name + " does not exist"
@@ -54,6 +54,7 @@ func (a *attachments) repair(changed bool, made []byte) (faults []string) {
 		if err != nil {
 			return []string{fmt.Sprintf("%s: %v", name, err)}
 		}
+		name = nic.Attrs().Name
 		err = a.repairOne(nic, changed)
 		if err == nil && made != nil {
 			err = a.blocked(nic, a.status[name].Hook, made)
@@ -78,10 +79,10 @@ func (a *attachments) repair(changed bool, made []byte) (faults []string) {
 	return faults
 }
 
-// gone records that an interface does not exist. One that was renamed gets its programs by its new name.
+// gone records that an interface does not exist.
 func (a *attachments) gone(name string) {
 	if a.index[name] != 0 || a.status[name].Name == "" {
-		a.o.Log.Warn("interface deleted or renamed", "interface", name)
+		a.o.Log.Warn("interface deleted", "interface", name)
 		if err := a.detach(name); err != nil {
 			a.o.Log.Error("programs not detached", "interface", name, "err", err)
 		}
@@ -247,9 +248,12 @@ const absent = "it does not exist"
 func (a *attachments) inspectAll() (out []InterfaceStatus) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, name := range a.names {
+	for _, name := range slices.Clone(a.names) {
+		nic, err := a.existing(name)
+		if err == nil {
+			name = nic.Attrs().Name
+		}
 		s := a.status[name]
-		nic, err := netlink.LinkByName(name)
 		switch {
 		case err != nil:
 			s = InterfaceStatus{Name: name, Fault: absent}

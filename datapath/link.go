@@ -243,6 +243,9 @@ func restoreLink(path string, earlier *ebpf.Program) error {
 // pinName is the name of a link's pin: bpffs refuses dots, which names of VLAN interfaces have.
 func pinName(iface, kind string) string { return pinEscape.Replace(iface) + ":" + kind }
 
+// pinKinds are the kinds of links that an interface may have.
+var pinKinds = []string{string(ModeXDP), string(ModeXDPGeneric), inward.pin, outward.pin}
+
 var pinEscape = strings.NewReplacer("%", "%25", ".", "%2e")
 
 // linkIndex returns the interface that a link is attached to; 0 after that was deleted, and for links of other types.

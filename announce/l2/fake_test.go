@@ -40,7 +40,8 @@ func newFakeSystem() *fakeSystem {
 func (f *fakeSystem) use(a *Announcer) {
 	for _, r := range a.responders {
 		r.sys = system{
-			byName: f.byName, openARP: f.openARP, openNDP: f.openNDP,
+			byName: f.byName, byIndex: func(int) (*net.Interface, error) { return f.byName("") },
+			openARP: f.openARP, openNDP: f.openNDP,
 			neighbours: func(int) []knownHost { return f.asked(r) },
 		}
 	}

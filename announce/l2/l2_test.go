@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -217,11 +218,13 @@ func TestConflictIsReported(t *testing.T) {
 	}
 }
 
-// An interface that is renamed is not served by the name of another one, for its programs are not: another node may
-// have its VIPs. Named back, it is.
+// An interface that is renamed is served as before, also after it was down; named back, too.
 func TestRenamedInterface(t *testing.T) {
 	n := newNeighbour(t)
-	a := newAnnouncer(t, &lines{}, "eth0")
+	log := &lines{}
+	a := newAnnouncer(t, log, "eth0")
+	var asked atomic.Value // by which name
+	a.Require(func(name string) bool { asked.Store(name); return true })
 	run(t, a)
 	set(t, a, vip4)
 	until(t, "a reply", func() bool { return n.resolve(vip4) != nil })
@@ -229,9 +232,19 @@ func TestRenamedInterface(t *testing.T) {
 	must(t, err)
 	must(t, netlink.LinkSetName(ours, "up0"))
 	t.Cleanup(func() { netlink.LinkSetName(ours, "eth0") })
-	until(t, "no reply", func() bool { return n.resolve(vip4) == nil && !a.usable() })
-	must(t, netlink.LinkSetName(ours, "eth0"))
+	until(t, "the programs of up0 are asked for", func() bool { return asked.Load() == "up0" })
+	if n.resolve(vip4) == nil || !a.usable() || log.count("not served") > 0 {
+		t.Errorf("no reply by the new name: %v", log)
+	}
+	must(t, netlink.LinkSetDown(ours))
+	until(t, "no reply while it is down", func() bool { return !a.usable() })
+	must(t, netlink.LinkSetUp(ours))
 	until(t, "a reply again", func() bool { return n.resolve(vip4) != nil })
+	must(t, netlink.LinkSetName(ours, "eth0"))
+	until(t, "the programs of eth0 are asked for", func() bool { return asked.Load() == "eth0" })
+	if n.resolve(vip4) == nil {
+		t.Error("no reply by the first name")
+	}
 }
 
 // An interface that is deleted and created again has another index and another MAC; a missing one does not delay

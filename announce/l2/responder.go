@@ -18,9 +18,11 @@ import (
 // responder replies to requests on one interface.
 type responder struct {
 	a    *Announcer
-	name string
+	name string // in the configuration
 	log  *slog.Logger
 	sys  system
+	// index is that of the interface, for the goroutine of run; 0: it was not found yet.
+	index int
 	// heard is when a frame of another host was received last, in nanoseconds since 1970.
 	heard atomic.Int64
 
@@ -99,7 +101,7 @@ func (r *responder) serve(ctx context.Context, changed <-chan struct{}) error {
 		case err := <-failed:
 			return err
 		case <-retry.C:
-			if err := r.forwards(); err != nil {
+			if err := r.forwards(s.ifi.Index); err != nil {
 				return err
 			}
 			if s.ndp != nil {
@@ -110,7 +112,7 @@ func (r *responder) serve(ctx context.Context, changed <-chan struct{}) error {
 				return nil
 			}
 		case <-changed:
-			now, err := r.sys.byName(r.name)
+			now, err := r.find()
 			if err != nil {
 				return fmt.Errorf("look the interface up again: %w", err)
 			}
@@ -121,8 +123,22 @@ func (r *responder) serve(ctx context.Context, changed <-chan struct{}) error {
 	}
 }
 
-func (r *responder) openSockets() (*sockets, error) {
+// find returns the interface, also when it was renamed since it was found by its name.
+func (r *responder) find() (*net.Interface, error) {
 	ifi, err := r.sys.byName(r.name)
+	if err != nil && r.index != 0 {
+		if renamed, err := r.sys.byIndex(r.index); err == nil {
+			return renamed, nil
+		}
+	}
+	if err == nil {
+		r.index = ifi.Index
+	}
+	return ifi, err
+}
+
+func (r *responder) openSockets() (*sockets, error) {
+	ifi, err := r.find()
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +151,7 @@ func (r *responder) openSockets() (*sockets, error) {
 	if len(ifi.HardwareAddr) != 6 {
 		return nil, errors.New("interface is not Ethernet")
 	}
-	if err := r.forwards(); err != nil {
+	if err := r.forwards(ifi.Index); err != nil {
 		return nil, err
 	}
 	c, err := r.sys.openARP(ifi)
@@ -150,8 +166,15 @@ func (r *responder) openSockets() (*sockets, error) {
 }
 
 // forwards returns why packets that arrive on the interface are not forwarded.
-func (r *responder) forwards() error {
-	if r.a.o.Forwards != nil && !r.a.o.Forwards(r.name) {
+func (r *responder) forwards(index int) error {
+	if r.a.o.Forwards == nil {
+		return nil
+	}
+	ifi, err := r.sys.byIndex(index)
+	if err != nil {
+		return fmt.Errorf("look the interface up again: %w", err)
+	}
+	if !r.a.o.Forwards(ifi.Name) {
 		return errors.New("packets that arrive here are not forwarded: the programs are not in force")
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 // system has the interfaces and the sockets. Tests replace it.
 type system struct {
 	byName  func(name string) (*net.Interface, error)
+	byIndex func(index int) (*net.Interface, error)
 	openARP func(ifi *net.Interface) (arpConn, error)
 	openNDP func(ifi *net.Interface) (*ndpSocket, error)
 	// neighbours are the known hosts on the link of an interface.
@@ -20,6 +21,7 @@ type system struct {
 
 var kernel = system{
 	byName:  net.InterfaceByName,
+	byIndex: net.InterfaceByIndex,
 	openARP: openARP,
 	openNDP: openNDP,
 
