@@ -103,7 +103,9 @@ func (s *Speaker) setPeers() {
 			next++
 		}
 		used[backendFrom(next)] = true
-		s.sessions[p.Address] = newSession(p, o.only(&p), backendFrom(next))
+		n := newSession(p, o.only(&p), backendFrom(next))
+		n.wants4, n.wants6 = s.wants4, s.wants6
+		s.sessions[p.Address] = n
 	}
 	s.mu.Unlock()
 	s.guard.SetRanges(s.ranges())

@@ -17,6 +17,9 @@ func (s *Speaker) wants(all routes) {
 	for p := range all {
 		s.wants4, s.wants6 = s.wants4 || p.Addr().Is4(), s.wants6 || p.Addr().Is6()
 	}
+	for _, n := range s.sessions {
+		n.wants4, n.wants6 = s.wants4, s.wants6
+	}
 }
 
 // allUp reports whether all sessions are established: else one that is not may be that of a family. s.mu is held.

@@ -37,6 +37,8 @@ type session struct {
 	asn        uint32     // of the peer
 	received   uint64     // routes from the peer, as of the last poll
 
+	wants4, wants6 bool // there are routes of the family
+
 	disconnectedAt time.Time // since when there is no TCP connection; zero: connected
 	dialErr        error     // why the last attempt to connect failed
 	fault          string    // why the last session ended or was refused
@@ -144,9 +146,9 @@ func (n *session) noOpen(now time.Time) bool {
 // notice returns why an established session does not carry a family, or what is wrong with it; "" when nothing is.
 func (n *session) notice() string {
 	switch {
-	case n.has4 && n.nextHops.reason4 != "":
+	case n.has4 && n.wants4 && n.nextHops.reason4 != "":
 		return n.nextHops.reason4
-	case n.has6 && n.nextHops.reason6 != "":
+	case n.has6 && n.wants6 && n.nextHops.reason6 != "":
 		return n.nextHops.reason6
 	case n.peer.MaxReceived > 0 && n.received > uint64(n.peer.MaxReceived):
 		const text = "the peer has announced more routes than max_received = %d in this session, " +

@@ -50,9 +50,15 @@ func TestReason(t *testing.T) {
 				"each counted every time; they are discarded: export none to this node"},
 		{"up", session{state: "established", fault: "old", dialErr: errors.New("old"), has6: true}, ""},
 		{"up without IPv6 next hop",
-			session{state: "established", has6: true, nextHops: nextHops{reason6: "r6", reason4: "r4"}}, "r6"},
+			session{
+				state: "established", has6: true, wants6: true, nextHops: nextHops{reason6: "r6", reason4: "r4"},
+			}, "r6"},
+		{"up without IPv6 next hop or routes",
+			session{state: "established", has6: true, nextHops: nextHops{reason6: "r6"}}, ""},
 		{"up without IPv4 next hop",
-			session{state: "established", has4: true, nextHops: nextHops{reason6: "r6", reason4: "r4"}}, "r4"},
+			session{
+				state: "established", has4: true, wants4: true, nextHops: nextHops{reason6: "r6", reason4: "r4"},
+			}, "r4"},
 	} {
 		row.e.peer.Address, row.e.peer.Port = peer.Address, peer.Port
 		if got := row.e.reason(now); got != row.want {
