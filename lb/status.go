@@ -107,11 +107,13 @@ func (out *Status) MarkOffered(reason func(RouteStatus) string) {
 type PeerStatus struct {
 	Peer      netip.Addr `json:"peer"`
 	Interface string     `json:"interface,omitempty"` // of an unnumbered peer; Peer is ::%interface until it is found
-	ASN       uint32     `json:"asn"`
-	State     string     `json:"state"`  // idle, connect, active, opensent, openconfirm, established
-	Routes    int        `json:"routes"` // announced to the neighbour
-	Since     time.Time  `json:"since,omitzero"`
-	LastError string     `json:"reason,omitempty"` // why it is not established, or not all is as it should be
+	// Dynamic: it has connected from a listen_range. Whoever can reach this node may do that.
+	Dynamic   bool      `json:"dynamic,omitempty"`
+	ASN       uint32    `json:"asn"`
+	State     string    `json:"state"`  // idle, connect, active, opensent, openconfirm, established
+	Routes    int       `json:"routes"` // announced to the neighbour
+	Since     time.Time `json:"since,omitzero"`
+	LastError string    `json:"reason,omitempty"` // why it is not established, or not all is as it should be
 	// Received is how many routes the neighbour has sent in this session; they are discarded.
 	Received uint64 `json:"received,omitempty"`
 	// Errors are the last ones, also of earlier sessions, the newest first.

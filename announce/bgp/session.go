@@ -106,6 +106,7 @@ func (p *Peer) ttl(asn uint32) int {
 func (n *session) status(now time.Time, routes int) lb.PeerStatus {
 	s := lb.PeerStatus{Peer: n.peer.Address, ASN: cmp.Or(n.peer.ASN, n.asn), State: n.state, Since: n.since}
 	s.LastError = n.reason(now)
+	s.Dynamic = n.peer.ListenRange.IsValid()
 	s.Interface, s.Received, s.Errors = n.peer.Interface, n.received, slices.Clone(n.errors)
 	s.Flaps = n.downs
 	if n.state == stateEstablished {

@@ -270,9 +270,11 @@ func (s *Server) info(st lb.Status) Info {
 		i.Routes++
 		i.Announced += one(x.Announced)
 	}
-	peers := s.o.Peers()
+	peers := slices.DeleteFunc(s.o.Peers(), func(p lb.PeerStatus) bool {
+		return p.Dynamic && p.State != established // nobody has configured that it should be there
+	})
+	i.Peers = len(peers)
 	for _, x := range peers {
-		i.Peers++
 		i.PeersUp += one(x.State == established)
 	}
 	i.judge(st, peers, s.now())

@@ -16,6 +16,7 @@ func TestVerdict(t *testing.T) {
 	down := lb.RouteStatus{Address: b, Reason: "0 of 1 backends healthy, min_healthy is 1"}
 	elsewhere := lb.RouteStatus{Address: b, Reason: lb.NoLocalEndpoint, Intended: true}
 	peer, lost := lb.PeerStatus{State: established}, lb.PeerStatus{Peer: a, State: "active", LastError: "refused"}
+	stranger := lb.PeerStatus{Peer: b, Dynamic: true, State: "idle"}
 	sick := []lb.BackendStatus{{State: lb.StateHealthy}, {Service: "web", Address: b, Port: 8443, Reason: "HTTP 500"}}
 	port := func(number uint16, s lb.State, backends []lb.BackendStatus) lb.ServiceStatus {
 		return lb.ServiceStatus{Service: "web", Address: a, Port: number, Protocol: lb.TCP, Announced: true, State: s,
@@ -44,6 +45,8 @@ func TestVerdict(t *testing.T) {
 		{"a peer", Info{}, lb.Status{Settled: true, Routes: []lb.RouteStatus{up}}, []lb.PeerStatus{peer, lost},
 			Degraded,
 			[]string{"1 of 2 BGP sessions are not established: 203.0.113.10: refused"}},
+		{"a stranger in a listen_range", Info{}, lb.Status{Settled: true, Routes: []lb.RouteStatus{up}},
+			[]lb.PeerStatus{peer, stranger}, OK, nil},
 		{"all peers", Info{}, lb.Status{Settled: true, Routes: []lb.RouteStatus{up}}, []lb.PeerStatus{lost}, Down,
 			[]string{"1 of 1 BGP sessions are not established: 203.0.113.10: refused"}},
 		{"all peers, and L2", Info{L2: true}, lb.Status{Settled: true, Routes: []lb.RouteStatus{up}},
