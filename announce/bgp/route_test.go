@@ -50,7 +50,7 @@ func TestRoutesFor(t *testing.T) {
 			bad("invalid IP", "0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255", "::", "fe80::1")},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			o := Options{AggregateV4: row.v4, AggregateV6: row.v6}
+			o := Options{AggregateV4: row.v4, AggregateV6: row.v6, Weighted: lb.WeightedAlways}
 			routes, err := o.routesFor(row.in)
 			got := map[string]int{}
 			for p, w := range routes {

@@ -129,7 +129,9 @@ func TestSharerThatChangesTakesNothing(t *testing.T) {
 			})
 			settle()
 			stop()
+			server.mu.Lock()
 			guest = server.services["default/guest"]
+			server.mu.Unlock()
 			if c := assignedCondition(guest); c != nil && c.Status == meta.ConditionFalse {
 				t.Errorf("%s: after the host was deleted: %+v", tt.name, c)
 			}
