@@ -9,7 +9,7 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// withholdFamilies withholds the VIPs of a family that nothing here serves.
+// withholdFamilies withholds the VIPs of each family that this node does not serve.
 func (v *view) withholdFamilies() {
 	for _, vip := range v.service.VIPs {
 		family, ok := v.unserved[lb.FamilyOf(vip)]
@@ -30,7 +30,7 @@ func (v *view) withholdFamilies() {
 	}
 }
 
-// spreads reports whether one node receives all packets to a Service under the policy Local, and spreads them.
+// spreads reports whether one node receives all packets to a Service and spreads them although the policy is Local.
 func (s *Source) spreads(service *core.Service, vips []netip.Addr) bool {
 	if s.o.SpreadLocal == nil || !isLocal(service) || s.o.Forward != lb.MethodTunnel || len(vips) == 0 {
 		return false
@@ -50,7 +50,7 @@ func (s *Source) shares(service *core.Service) bool {
 	return false
 }
 
-// touchSharing adds to the queue the Services that share an address with x, a Service before or after a change.
+// touchSharing queues the Services that share an address with x, a Service before or after a change.
 func (s *Source) touchSharing(x any) {
 	if service, ok := x.(*core.Service); ok {
 		for name := range s.sharing(service) {
@@ -59,7 +59,7 @@ func (s *Source) touchSharing(x any) {
 	}
 }
 
-// sharing returns the names of other Services that have an address of this one, once for each address.
+// sharing returns the names of other Services that have one of this Service's addresses, once per shared address.
 func (s *Source) sharing(service *core.Service) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for _, a := range append(addressesOf(service), externalIPsOf(service)...) {

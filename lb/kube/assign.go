@@ -16,21 +16,21 @@ import (
 	"github.com/steelyard-lb/steelyard/lb/printable"
 )
 
-// Pool is a pool and the Services that may have its addresses.
+// Pool is an address pool and the Services that may use it.
 type Pool struct {
 	lb.Pool
-	Namespaces []string // empty: all
+	Namespaces []string // or empty for all namespaces
 	Selector   labels.Selector
-	// ExternalIPs: Services may have addresses of the pool as spec.externalIPs, which anybody can write who can write a
-	// Service.
+	// ExternalIPs: Services may have addresses of the pool as spec.externalIPs. Anyone who can write a Service can set
+	// those.
 	ExternalIPs bool
-	// Grace is how long an address that is in no pool any more is served, without being announced.
+	// Grace is how long an address that is no longer in any pool is still served. It is not announced.
 	Grace time.Duration
 }
 
 func (p Pool) serves(s *core.Service) bool { return p.refuses(s) == "" }
 
-// refuses returns why a pool is not for a Service; "": it is.
+// refuses says why a Service may not use a pool, or returns "" if it may.
 func (p Pool) refuses(s *core.Service) string {
 	switch {
 	case len(p.Namespaces) > 0 && !slices.Contains(p.Namespaces, s.Namespace):
@@ -52,12 +52,12 @@ var (
 	perNode   = []string{"steelyard.dev/address-per-node"}
 )
 
-// annotations are those above. No others begin with ourPrefix.
+// annotations lists those above. No other annotation that begins with ourPrefix is valid.
 var annotations = [][]string{wantAddresses, wantPool, wantShare, shareWith, perNode}
 
 const ourPrefix = "steelyard.dev/"
 
-// unknownAnnotations returns those of a Service that look like ours and have no effect.
+// unknownAnnotations returns annotations that look like ours but are not.
 func unknownAnnotations(s *core.Service) (names []string) {
 	for name := range s.Annotations {
 		known := slices.ContainsFunc(annotations, func(all []string) bool { return all[0] == name })
@@ -69,7 +69,7 @@ func unknownAnnotations(s *core.Service) (names []string) {
 	return names
 }
 
-// annotation returns the first of these annotations that has a value.
+// annotation returns the first non-empty value of these annotations.
 func annotation(s *core.Service, names []string) string {
 	for _, n := range names {
 		if v := strings.TrimSpace(s.Annotations[n]); v != "" {
@@ -79,12 +79,12 @@ func annotation(s *core.Service, names []string) string {
 	return ""
 }
 
-// assigner translates Services to requests of the one allocator, and its errors to what a user of Kubernetes can do.
+// assigner translates Services to requests to the shared allocator, and its errors to advice for Kubernetes users.
 type assigner struct {
 	class string
 	pools []Pool // by Priority, as the allocator tries them
 	alloc *lb.Allocator
-	nodes int // that may have addresses; 0: not known
+	nodes int // nodes that may have addresses, or 0 if unknown
 }
 
 func newAssigner(class string, pools []Pool) *assigner {
@@ -97,8 +97,8 @@ func newAssigner(class string, pools []Pool) *assigner {
 	return &assigner{class: class, pools: pools, alloc: lb.NewAllocator(ranges)}
 }
 
-// reserve records what a Service has besides the addresses that we assign: its externalIPs, the status of a Service of
-// another class, and these addresses.
+// reserve records the addresses that a Service has beyond those we assign: its externalIPs, the status of a Service of
+// another class, and more.
 func (a *assigner) reserve(s *core.Service, more []netip.Addr) {
 	addrs := slices.DeleteFunc(externalIPsOf(s), func(x netip.Addr) bool { return !permitsExternal(a.pools, s, x) })
 	if s.Spec.Type == core.ServiceTypeLoadBalancer && !matchesClass(s, a.class) {
@@ -110,14 +110,14 @@ func (a *assigner) reserve(s *core.Service, more []netip.Addr) {
 // unreserve removes the externalIPs of a deleted Service.
 func (a *assigner) unreserve(name string) { a.alloc.Reserve(lb.Holder{Service: name}, nil) }
 
-// release takes back the addresses that were assigned to a Service.
+// release releases the addresses assigned to a Service.
 func (a *assigner) release(name string) { a.alloc.Release(name) }
 
 // holds reports whether a Service has assigned addresses.
 func (a *assigner) holds(name string) bool { return len(a.alloc.Given(name)) > 0 }
 
-// assign returns the addresses of a Service, of each family one or one per node, and records them. Its error says what
-// a user can do; the Service then keeps what it had.
+// assign assigns and returns the addresses of a Service: one per family, or one per family and node. Its error tells
+// the user what to do; the Service then keeps its addresses.
 func (a *assigner) assign(s *core.Service) ([]netip.Addr, error) {
 	r, err := a.request(s)
 	if err != nil {
@@ -139,7 +139,7 @@ func (a *assigner) request(s *core.Service) (lb.Request, error) {
 			return i >= 0 && a.pools[i].serves(s)
 		},
 	}
-	// With PreferDualStack one family is enough, except for who asks for addresses by name.
+	// With PreferDualStack one family is enough, unless the user requests addresses explicitly.
 	policy := s.Spec.IPFamilyPolicy
 	preferDual := policy != nil && *policy == core.IPFamilyPolicyPreferDualStack && len(wanted) == 0
 	for _, f := range s.Spec.IPFamilies {
@@ -155,13 +155,13 @@ func (a *assigner) request(s *core.Service) (lb.Request, error) {
 	return r, err
 }
 
-// isPerNode reports whether a Service is to have an address of each family per node.
+// isPerNode reports whether a Service wants one address of each family per node.
 func isPerNode(s *core.Service) bool {
 	on, err := strconv.ParseBool(annotation(s, perNode))
 	return err == nil && on
 }
 
-// checkPerNode returns why the annotation about that has no effect.
+// checkPerNode says why the per-node annotation has no effect, or returns nil.
 func checkPerNode(s *core.Service, wanted []netip.Addr) error {
 	text := annotation(s, perNode)
 	if _, err := strconv.ParseBool(text); err != nil && text != "" {
@@ -173,7 +173,7 @@ func checkPerNode(s *core.Service, wanted []netip.Addr) error {
 	return nil
 }
 
-// excluded returns the addresses in the status of a Service whose pool is not for it.
+// excluded returns the addresses in a Service's status whose pool the Service may not use.
 func (a *assigner) excluded(s *core.Service) []netip.Addr {
 	return slices.DeleteFunc(statusAddresses(s), func(addr netip.Addr) bool {
 		p := poolOf(a.pools, addr)
@@ -181,7 +181,7 @@ func (a *assigner) excluded(s *core.Service) []netip.Addr {
 	})
 }
 
-// asksForMore reports whether a Service asks, by name or by pool, for other addresses than these or for more.
+// asksForMore reports whether a Service requests, by address or by pool, other addresses than it has, or more.
 func (a *assigner) asksForMore(s *core.Service, has []netip.Addr) bool {
 	if wanted, err := requested(s); err != nil || len(wanted) > 0 {
 		return err != nil || !sameAddresses(wanted, has)
@@ -193,8 +193,8 @@ func (a *assigner) asksForMore(s *core.Service, has []netip.Addr) bool {
 	})
 }
 
-// perFamily returns how many addresses of each family a Service is to have. One per node does not become fewer with the
-// nodes: clients know them.
+// perFamily returns how many addresses of each family a Service needs. With one per node, the number never shrinks with
+// the nodes, because clients know the addresses.
 func (a *assigner) perFamily(s *core.Service) int {
 	if !isPerNode(s) {
 		return 1
@@ -211,7 +211,7 @@ func (a *assigner) waits(s *core.Service, addrs []netip.Addr) bool {
 	return len(addrs) < len(s.Spec.IPFamilies)*a.perFamily(s)
 }
 
-// holder returns what decides with whom a Service shares an address.
+// holder returns the properties that decide which Services can share an address with s.
 func holder(s *core.Service) lb.Holder {
 	h := lb.Holder{
 		Service: nameOf(s), Namespace: s.Namespace, ShareKey: annotation(s, wantShare),
@@ -234,10 +234,10 @@ func holder(s *core.Service) lb.Holder {
 
 func isListSeparator(r rune) bool { return r == ',' || r == ' ' }
 
-// errNotAllowed is the end of an error about a pool that is not for a Service.
+// errNotAllowed ends an error about a pool that a Service may not use.
 var errNotAllowed = errors.New("not for this Service: see its namespaces and service_selector")
 
-// explain adds to an error of the allocator what can be done about it in Kubernetes.
+// explain adds to an allocator error what the user can do about it in Kubernetes.
 func (a *assigner) explain(s *core.Service, err error) error {
 	var e *lb.AssignError
 	if !errors.As(err, &e) {
@@ -273,7 +273,8 @@ func (a *assigner) explain(s *core.Service, err error) error {
 	return err
 }
 
-// whyNot returns why a Service that names no pool gets no address of any, for the first pools: an Event is short.
+// whyNot says why a Service that names no pool gets no address. It covers only the first pools, because an Event is
+// short.
 func (a *assigner) whyNot(s *core.Service) string {
 	const shown = 5
 	var all []string
@@ -291,7 +292,7 @@ func (a *assigner) whyNot(s *core.Service) string {
 	return strings.Join(all, ", ")
 }
 
-// requested returns the addresses that a Service asks for by name.
+// requested returns the addresses that a Service requests explicitly.
 func requested(s *core.Service) (addrs []netip.Addr, err error) {
 	text := annotation(s, wantAddresses)
 	if s.Spec.LoadBalancerIP != "" {
@@ -305,7 +306,7 @@ func requested(s *core.Service) (addrs []netip.Addr, err error) {
 			continue
 		}
 		addr, err := netip.ParseAddr(part)
-		if err != nil || addr.Zone() != "" { // a zone may be any text
+		if err != nil || addr.Zone() != "" { // a zone could be any text
 			return nil, fmt.Errorf("%.200q is asked for, and is not an IP address", part)
 		}
 		if slices.ContainsFunc(addrs, func(o netip.Addr) bool { return o.Is4() == addr.Is4() }) {
@@ -324,7 +325,7 @@ func names(pools []Pool) string {
 	return strings.Join(all, ", ")
 }
 
-// poolOf returns the pool that has addr, or nil.
+// poolOf returns the pool that contains addr, or nil.
 func poolOf(pools []Pool, addr netip.Addr) *Pool {
 	for i := range pools {
 		if pools[i].Contains(addr) {

@@ -14,26 +14,26 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// This file has what says that a Service has no address, and why.
+// This file reports that a Service has no address, and why.
 
-// conditionAssigned is a condition of Services that could not have the address that they are to have, or one of their
-// ports of it: False with the reason, True with the reason while they keep another address, and True without one later.
+// conditionAssigned is set on Services that could not have their address or one of their ports: False with the reason,
+// True with the reason while they keep another address, and True without one later.
 const conditionAssigned = ourPrefix + "AddressAssigned"
 
-// conditionsOfOthers returns the conditions in the status of a Service without ours.
+// conditionsOfOthers returns the conditions in a Service's status except ours.
 func conditionsOfOthers(s *core.Service) []meta.Condition {
 	return slices.DeleteFunc(slices.Clone(s.Status.Conditions), func(c meta.Condition) bool {
 		return c.Type == conditionAssigned || c.Type == conditionShared
 	})
 }
 
-// assignedCondition returns the condition of a Service that says whether it has an address; nil: it has none.
+// assignedCondition returns the Service's conditionAssigned, or nil if it has none.
 func assignedCondition(s *core.Service) *meta.Condition {
 	return apimeta.FindStatusCondition(s.Status.Conditions, conditionAssigned)
 }
 
 // conditionsAfter returns the conditions of a Service after a decision. A Service that gets its addresses at once and
-// shares none has no condition of ours: that saves a large object in the caches of all nodes.
+// shares none has none of our conditions, which saves a large object in the caches of all nodes.
 func conditionsAfter(s *core.Service, d decision) []meta.Condition {
 	all := slices.Clone(s.Status.Conditions)
 	switch {
@@ -42,7 +42,7 @@ func conditionsAfter(s *core.Service, d decision) []meta.Condition {
 		apimeta.SetStatusCondition(&all, meta.Condition{
 			Type: conditionAssigned, Status: meta.ConditionFalse, Reason: d.reason, Message: d.warning,
 		})
-	case (d.reason == reasonFailed || d.reason == reasonUnpooled) && isOurs(s): // else others may overwrite it for ever
+	case (d.reason == reasonFailed || d.reason == reasonUnpooled) && isOurs(s): // others may overwrite theirs forever
 		apimeta.SetStatusCondition(&all, meta.Condition{
 			Type: conditionAssigned, Status: meta.ConditionTrue, Reason: d.reason, Message: d.warning,
 		})
@@ -62,9 +62,9 @@ func conditionsAfter(s *core.Service, d decision) []meta.Condition {
 	return all
 }
 
-// conditionsFor is conditionsAfter, but leaves a condition about addresses as somebody has changed it since it was
-// written: another allocator may have other pools, and two must not overwrite each other for ever. text is what the
-// written condition will say, for wroteCondition; "": nothing new.
+// conditionsFor is like conditionsAfter but keeps a condition about addresses that somebody has changed since it was
+// written: another allocator may have other pools, and two must not overwrite each other forever. text is the message
+// that the condition will have, for wroteCondition, or "" if it is not new.
 func (t *term) conditionsFor(s *core.Service, d decision) (all []meta.Condition, text string) {
 	all = conditionsAfter(s, d)
 	i := slices.IndexFunc(all, func(c meta.Condition) bool { return c.Type == conditionAssigned })
@@ -86,7 +86,7 @@ func (t *term) conditionsFor(s *core.Service, d decision) (all []meta.Condition,
 	return all, text
 }
 
-// wroteCondition records that a condition was written; text "": none, or one without a reason.
+// wroteCondition records that a condition was written. An empty text means no condition, or one without a reason.
 func (t *term) wroteCondition(s *core.Service, d decision, text string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -98,14 +98,14 @@ func (t *term) wroteCondition(s *core.Service, d decision, text string) {
 	}
 }
 
-// said reports whether the condition of a Service has the warning of a decision: an Event had it, too.
+// said reports whether the Service's condition has the warning of a decision. An Event has then reported it already.
 func said(s *core.Service, d decision) bool {
 	c := assignedCondition(s)
 	return c != nil && c.Reason == d.reason && c.Message == d.warning
 }
 
-// complain emits Events about annotations that look like ours, about addresses that the Service keeps although it would
-// not get them now, and about those that no node announces.
+// complain emits Events about annotations that look like ours, about addresses that the Service keeps but could not get
+// now, and about addresses that no node announces.
 func (t *term) complain(s *core.Service, d decision) {
 	var text string
 	if names := unknownAnnotations(s); len(names) > 0 {
@@ -142,7 +142,7 @@ func (t *term) complainExternal(s *core.Service) {
 	t.once(s, "ExternalIPNotPermitted", note(text))
 }
 
-// once emits an Event unless the last one with this reason had the same text. "": there is nothing to say.
+// once emits an Event unless text is "" or the last Event with this reason had the same text.
 func (t *term) once(s *core.Service, reason, text string) {
 	t.mu.Lock()
 	last := t.complaints[nameOf(s)]
@@ -160,7 +160,7 @@ func (t *term) once(s *core.Service, reason, text string) {
 	}
 }
 
-// Waiting returns the Services of this class that have no address, one entry for each port. It may be called from any
+// Waiting returns the Services of this class that have no address, one entry per port. It may be called from any
 // goroutine.
 func (s *Source) Waiting() (all []lb.ServiceStatus) {
 	for _, x := range s.services.List() {
@@ -176,7 +176,7 @@ func (s *Source) Waiting() (all []lb.ServiceStatus) {
 			reason = c.Message
 		}
 		forward := s.o.Forward
-		if isLocal(service) && s.o.SpreadLocal == nil { // to pods of this node
+		if isLocal(service) && s.o.SpreadLocal == nil { // delivered to pods of this node
 			forward = lb.MethodNAT
 		}
 		for _, p := range service.Spec.Ports {

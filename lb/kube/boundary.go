@@ -12,8 +12,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// This file has what happens to an object of the cluster that cannot be handled. Informers call functions of this
-// package in goroutines of client-go, which end the process when one panics.
+// This file contains failures in handling cluster objects. Informers call functions of this package in goroutines of
+// client-go, where a panic ends the process.
 
 // arrived calls f, which handles an object in a goroutine of an informer.
 func (s *Source) arrived(x any, f func()) bool { return arrived(s.o.Boundary, lb.PartObject, x, f) }
@@ -26,7 +26,7 @@ func arrived(b *lb.Boundary, part lb.Part, x any, f func()) bool {
 	return b.Do(part, name, f)
 }
 
-// slim is slim for an informer. An EndpointSlice that it cannot read freezes its service.
+// slim wraps the function slim for an informer. An EndpointSlice that it cannot read freezes its service.
 func (s *Source) slim(x any) (out any, err error) {
 	o, ok := x.(*discovery.EndpointSlice)
 	if !ok {
@@ -43,14 +43,14 @@ func (s *Source) slim(x any) (out any, err error) {
 	return out, err
 }
 
-// reconcile is reconcileOne in a boundary: when it panics, the service stays as it was.
+// reconcile calls reconcileOne inside a boundary. If that panics, the service stays as it was.
 func (s *Source) reconcile(name string, sink lb.Sink) {
 	if !s.o.Boundary.Do(lb.PartService, name, func() { s.reconcileOne(name, sink) }) {
 		s.freeze(name, sink)
 	}
 }
 
-// freeze leaves a service as it is: in the engine or, when this agent has not put it yet, in the kernel.
+// freeze leaves a service as it is: in the engine or, if this agent has not put it yet, in the kernel.
 func (s *Source) freeze(name string, sink lb.Sink) {
 	if s.put[name] != nil {
 		return
@@ -70,8 +70,8 @@ func (s *Source) freeze(name string, sink lb.Sink) {
 	sink.Put(frozen)
 }
 
-// handle reconciles one Service. When that panics, what the term knows may be wrong: it ends, and the next one reads
-// all again, and leaves this Service as it is until it changes.
+// handle reconciles one Service. A panic may leave the term's state inconsistent, so the term ends. The next term reads
+// everything again and leaves this Service alone until it changes.
 func (t *term) handle(ctx context.Context, key string) (err error) {
 	x, ok, _ := t.services.GetByKey(key)
 	if ok {
@@ -91,8 +91,8 @@ func (t *term) handle(ctx context.Context, key string) (err error) {
 	return errDeposed
 }
 
-// take adopts the addresses of a Service at the start of a term; t.mu is held. Those of one that cannot be handled are
-// given to no other one.
+// take adopts the addresses of a Service at the start of a term; t.mu is held. If the Service cannot be handled, its
+// addresses are not given to any other.
 func (t *term) take(s *core.Service) error {
 	_, stuck := t.stuck.Load(versionOf(s))
 	if !stuck && t.o.Boundary.Do(lb.PartAddresses, nameOf(s), func() { t.adopt(s) }) {

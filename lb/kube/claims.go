@@ -12,18 +12,18 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Two Services can have one address and port: anybody may write any address into the spec.externalIPs of a Service of
-// theirs, statuses can be written by others than us, and a Service that shares an address may be changed so that it has
-// a port of another one. All nodes must then serve the same one, whatever they saw first, so the rule uses only what is
-// in the objects.
+// Two Services can claim the same address and port: any user may write any address into the spec.externalIPs of their
+// own Service, other controllers can write statuses, and a Service that shares an address may be changed to use a port
+// of another one. All nodes must then serve the same Service, whatever they saw first, so the rule uses only what is in
+// the objects.
 
-// claim is an address in the status or in the externalIPs of a Service.
+// claim is an address in a Service's status or externalIPs.
 type claim struct {
 	service  *core.Service
 	external bool // only in the externalIPs
 }
 
-// compareClaims orders claims of one address: those in a status first, then the older Service, then the lower UID.
+// compareClaims orders claims to one address: those in a status first, then the older Service, then the lower UID.
 func compareClaims(a, b claim) int {
 	return cmp.Or(
 		compareBool(a.external, b.external),
@@ -33,22 +33,22 @@ func compareClaims(a, b claim) int {
 	)
 }
 
-// hasPort reports whether a claims a port before b does: who has it by its status, else the first by compareClaims.
+// hasPort reports whether a gets a port before b: the one whose status has it, otherwise the first by compareClaims.
 func (a claim) hasPort(p lb.Port, b claim) bool {
 	aHas, bHas := slices.Contains(holds(a.service).Ports, p), slices.Contains(holds(b.service).Ports, p)
 	return cmp.Or(compareBool(!aHas, !bHas), compareClaims(a, b)) < 0
 }
 
-// joins reports whether a may have an address that b has, and one of the two as its externalIP: they have the same key,
-// which is for the namespace of a, or across all, and no port in common.
+// joins reports whether a may share an address with b when one of them has it as an externalIP: they have the same key,
+// valid for a's namespace or across all namespaces, and no port in common.
 func (a claim) joins(b claim, across bool) bool {
 	x, y := holder(a.service), holder(b.service)
 	both := slices.ContainsFunc(x.Ports, func(p lb.Port) bool { return slices.Contains(y.Ports, p) })
 	return !both && x.ShareKey != "" && x.ShareKey == y.ShareKey && (across || y.SharesWith(x.Namespace))
 }
 
-// claimOf returns the claim of a Service for an address; false: it has none. A status counts only if nodes serve it:
-// controllers of other classes may write any address. An address of its externalIPs counts only if a pool permits it.
+// claimOf returns a Service's claim to an address, or false if it has none. A status counts only if nodes serve it,
+// because controllers of other classes may write any address. An externalIP counts only if a pool permits it.
 func (s *Source) claimOf(service *core.Service, addr netip.Addr) (claim, bool) {
 	if matchesClass(service, s.o.Class) && slices.Contains(s.served(service), addr) {
 		return claim{service, false}, true
@@ -59,13 +59,13 @@ func (s *Source) claimOf(service *core.Service, addr netip.Addr) (claim, bool) {
 	return claim{service, true}, true
 }
 
-// permitsExternal reports whether a Service may have addr as one of its externalIPs.
+// permitsExternal reports whether a Service may use addr as an externalIP.
 func permitsExternal(pools []Pool, service *core.Service, addr netip.Addr) bool {
 	p := poolOf(pools, addr)
 	return p != nil && p.ExternalIPs && p.serves(service)
 }
 
-// others returns the claims of other Services for an address of c that come first or may share it, by name.
+// others returns the claims of other Services to addr, an address of c, by name.
 func (s *Source) others(c claim, addr netip.Addr) (all []claim) {
 	found, _ := s.services.ByIndex(withAddress, addr.String()) // the index exists
 	for _, x := range found {
@@ -77,8 +77,8 @@ func (s *Source) others(c claim, addr netip.Addr) (all []claim) {
 	return all
 }
 
-// owner returns the Service that has an address of c, and does not share it, or has all ports that c has; nil: there is
-// none. Taken are the ports that others have if c has some.
+// owner returns the Service that has addr instead of c, because it does not share it or has all ports of c, or nil if c
+// has it. taken are the ports that others have, if c has some.
 func (s *Source) owner(c claim, addr netip.Addr) (first *core.Service, taken []lb.Port) {
 	all := s.others(c, addr)
 	if len(all) == 0 {
@@ -88,7 +88,7 @@ func (s *Source) owner(c claim, addr netip.Addr) (first *core.Service, taken []l
 	across := p != nil && p.ShareAcross
 	ports := holder(c.service).Ports
 	for _, other := range all {
-		if c.external || other.external { // an address in a status is shared by decision of the allocator
+		if c.external || other.external { // the allocator decides who shares an address in a status
 			if compareClaims(other, c) < 0 && !c.joins(other, across) {
 				return other.service, nil
 			}
@@ -108,17 +108,17 @@ func (s *Source) owner(c claim, addr netip.Addr) (first *core.Service, taken []l
 	return first, nil
 }
 
-// addresses are those of a Service on this node.
+// addresses are a Service's addresses on this node.
 type addresses struct {
 	vips     []netip.Addr
-	external []netip.Addr    // those of vips that are externalIPs
-	refused  []lb.RefusedVIP // that it asks for and does not get
-	taken    []lb.Port       // of the Service, that others have at one of vips
+	external []netip.Addr    // the vips that are externalIPs
+	refused  []lb.RefusedVIP // addresses that it requests but does not get
+	taken    []lb.Port       // ports of the Service that others have at one of vips
 }
 
-// addressesFor returns the addresses of a Service that this node serves: those in its status, and those of its
-// externalIPs that a pool permits, unless another Service has them. ExternalIPs work with every type of Service. Those
-// in no pool are left to the service proxy.
+// addressesFor returns the addresses of a Service that this node serves: those in its status, and the externalIPs that
+// a pool permits, unless another Service has them. ExternalIPs work with every type of Service; those in no pool are
+// left to the service proxy.
 func (s *Source) addressesFor(service *core.Service) (a addresses) {
 	add := func(addr netip.Addr, external bool) {
 		owner, taken := s.owner(claim{service, external}, addr)

@@ -12,10 +12,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Cleanup takes back what Steelyard has written to the Services of a cluster: its finalizers, without which nobody can
-// delete them, and the addresses in their statuses. What others have written stays. It removes the Leases and the keys
-// in the namespace, too. It fails while an agent of any namespace assigns addresses, because that one would write them
-// again. Done is called for each object that was changed.
+// Cleanup removes what Steelyard has written to the Services of a cluster: its finalizers, which would prevent their
+// deletion, and the addresses in their statuses. It keeps what others have written. It also removes the Leases and the
+// keys in namespace. It fails while an agent in any namespace assigns addresses, because that agent would write the
+// addresses again. done is called for each object that was changed.
 func Cleanup(ctx context.Context, client kubernetes.Interface, namespace string, done func(what string)) error {
 	leases, err := client.CoordinationV1().Leases(meta.NamespaceAll).List(ctx, meta.ListOptions{})
 	if err != nil {
@@ -75,7 +75,7 @@ func Cleanup(ctx context.Context, client kubernetes.Interface, namespace string,
 	return nil
 }
 
-// cleanupService takes back what is ours of one Service, again while others change it.
+// cleanupService removes what we wrote to one Service. It tries again while others change it.
 func cleanupService(ctx context.Context, client kubernetes.Interface, s *core.Service, done func(string)) error {
 	a := NewAllocator(AllocatorOptions{Client: client})
 	for {
@@ -83,7 +83,7 @@ func cleanupService(ctx context.Context, client kubernetes.Interface, s *core.Se
 		if wroteStatus(s) {
 			addrs = nil
 		}
-		// A Service that was created with the finalizer, from a backup, has it from nobody who removes it.
+		// If the Service was created with the finalizer, from a backup, nobody else removes it.
 		ours := hasOurFinalizer(s) || wroteStatus(s) || assignedCondition(s) != nil
 		keep := hasFinalizer(s) && !ours
 		now, err := a.write(ctx, s, keep, addrs, conditionsOfOthers(s))

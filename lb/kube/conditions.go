@@ -21,14 +21,14 @@ import (
 // conditions decides whether the addresses of a service may be announced from this node.
 type conditions struct {
 	o       Options
-	changed func(service string) // or everything
+	changed func(service string) // the service may also be everything
 
 	mu      sync.Mutex           // guards all below
-	probing Probing              // in force
-	checks  map[string]lb.Check  // running ones, by service; proxyCheck is that of the service proxy
+	probing Probing              // active settings
+	checks  map[string]lb.Check  // running ones, by service; the service proxy's is under proxyCheck
 	results map[string]lb.Health // by service, of running checks only
-	// proxyListens is set once the service proxy has answered a probe, and proxyAbsent while none has, once one was
-	// refused.
+	// proxyListens is set once the service proxy has answered a probe. proxyAbsent is set once a probe was refused, as
+	// long as none has been answered.
 	proxyListens, proxyAbsent bool
 }
 
@@ -41,16 +41,16 @@ func newConditions(o Options, changed func(string)) *conditions {
 	}
 }
 
-// now returns the probing in force.
+// now returns the active probing settings.
 func (c *conditions) now() Probing {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.probing
 }
 
-// setProbing puts another probing in force for the service proxies. The checks of health check node ports follow when
-// their services are reconciled. A check of the same target keeps its result; another target withholds nothing before
-// it has failed, if the one before did not.
+// setProbing applies new settings to the checks of service proxies. The checks of health check node ports follow when
+// their services are reconciled. A check with the same target keeps its result; a new target withholds nothing until it
+// has failed, unless the previous one did.
 func (c *conditions) setProbing(p Probing) {
 	works := c.proxyReason() == ""
 	c.mu.Lock()
@@ -62,7 +62,7 @@ func (c *conditions) setProbing(p Probing) {
 	}
 }
 
-// withhold returns why the addresses of a service must not be announced from this node; "": they may.
+// withhold says why this node must not announce the addresses of a service, or returns "" if it may.
 func (c *conditions) withhold(s *core.Service, v *view, node *core.Node) string {
 	if reason := c.excluded(node); reason != "" {
 		return reason
@@ -84,14 +84,14 @@ func (c *conditions) withhold(s *core.Service, v *view, node *core.Node) string 
 	return c.proxyReason()
 }
 
-// labelExclude excludes a node from every load balancer outside the cluster, unless its value parses as false
+// labelExclude excludes a node from all external load balancers, unless its value parses as false
 // (k8s.io/cloud-provider, nodeIncludedPredicate).
 const labelExclude = core.LabelNodeExcludeBalancers
 
 // taintAutoscaler marks nodes that the cluster autoscaler is about to remove (pkg/proxy/node.go).
 const taintAutoscaler = "ToBeDeletedByClusterAutoscaler"
 
-// excluded returns why this node announces nothing; "": it does.
+// excluded says why this node announces nothing, or returns "" if it does.
 func (c *conditions) excluded(n *core.Node) string {
 	if n == nil {
 		return "this node is not known to the API server"
@@ -110,14 +110,14 @@ func (c *conditions) excluded(n *core.Node) string {
 	return removal(n)
 }
 
-// hasExcludeLabel reports whether a node has the label that excludes it.
+// hasExcludeLabel reports whether a node's label excludes it.
 func hasExcludeLabel(n *core.Node) bool {
 	value, ok := n.Labels[labelExclude]
 	b, err := strconv.ParseBool(value)
 	return ok && (err != nil || b)
 }
 
-// removal returns why a node is about to be removed; "": it is not.
+// removal says why a node is about to be removed, or returns "" if it is not.
 func removal(n *core.Node) string {
 	if n.DeletionTimestamp != nil {
 		return "the node is being deleted"
@@ -145,7 +145,7 @@ func (c *conditions) startProxyCheck(presumed bool) bool {
 	}
 	check := lb.Check{
 		Key: lb.CheckKey{Service: proxyCheck}, Target: target, Spec: p.Probe, Presumed: presumed,
-		ByRoot: true, // the port is one at which every user can listen
+		ByRoot: true, // every user can listen on this port
 	}
 	check.Spec.Type, check.Spec.Path = lb.CheckHTTP, u.RequestURI()
 	check.Spec.Status = []lb.StatusRange{{From: 200, To: 200}}
@@ -153,8 +153,8 @@ func (c *conditions) startProxyCheck(presumed bool) bool {
 	return true
 }
 
-// proxyReason withholds the addresses when the service proxy is not healthy. A proxy that has never listened at its
-// health endpoint is an old one or another product, and does not count.
+// proxyReason says why the service proxy's health withholds the addresses. A proxy that has never listened at its
+// health endpoint is an old version or another product and does not count.
 func (c *conditions) proxyReason() string {
 	if c.noProxy() {
 		return ""
@@ -175,15 +175,15 @@ func refused(h lb.Health) bool {
 	return h.State == lb.StateUnhealthy && errors.Is(h.Err, syscall.ECONNREFUSED)
 }
 
-// timedOut reports whether a probe had no answer in time: nothing may listen there.
+// timedOut reports whether a probe timed out: perhaps nothing listens there.
 func timedOut(h lb.Health) bool {
 	var e net.Error
 	return h.State == lb.StateUnhealthy &&
 		(errors.Is(h.Err, context.DeadlineExceeded) || errors.As(h.Err, &e) && e.Timeout())
 }
 
-// start starts a check unless it runs. A changed target discards the result. Until its first result, a presumed check
-// has that of a healthy one.
+// start starts a check unless it is running. A changed target discards the result. Until its first result, a presumed
+// check counts as healthy.
 func (c *conditions) start(check lb.Check) {
 	key := check.Key.Service
 	c.mu.Lock()
@@ -203,7 +203,7 @@ func (c *conditions) start(check lb.Check) {
 	}
 	c.mu.Unlock()
 	if moved {
-		c.o.Prober.Put(key, nil) // or it would keep its state and report nothing until that changes
+		c.o.Prober.Put(key, nil) // otherwise it keeps its state and reports nothing until that changes
 	}
 	if !known || !reflect.DeepEqual(old, check) {
 		c.o.Prober.Put(key, []lb.Check{check})
@@ -227,7 +227,7 @@ func (c *conditions) stopOne(key string) {
 	}
 }
 
-// reason returns why the check under this key withholds addresses; "": it is healthy. What names its target.
+// reason says why the check under this key withholds addresses, or returns "" if it is healthy. what names its target.
 func (c *conditions) reason(key, what string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -241,10 +241,10 @@ func (c *conditions) reason(key, what string) string {
 	return what + ": " + h.Reason
 }
 
-// health records the result of a check and triggers the reconciliation of the services that depend on it.
+// health records a check result and triggers reconciliation of the services that depend on it.
 func (c *conditions) health(h lb.Health) {
 	if h.State == lb.StateUnknown {
-		return // a failure that does not yet decide
+		return // a failure that is not decisive yet
 	}
 	key := h.Key.Service
 	c.mu.Lock()

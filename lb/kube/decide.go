@@ -12,31 +12,31 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// decision is what is to become of the addresses in the status of a Service.
+// decision says what to do with the addresses in a Service's status.
 type decision struct {
-	addrs  []string // the status as it is to be
-	record string   // the ports that it has of them, if they may be shared
-	write  bool     // addrs or record differ from the status, and are ours to write
-	// reason and warning are those of an Event; "": none.
+	addrs  []string // the status as it should be
+	record string   // the Service's ports on these addresses, if they may be shared
+	write  bool     // addrs or record differ from the status, and we may write them
+	// reason and warning are for an Event, or "" for none.
 	reason, warning string
-	waits           bool // another decision is possible when an address or a port is free
+	waits           bool // another decision is possible once an address or a port is free
 }
 
-// pending is what may be written to the status of a Service yet.
+// pending is what may still be written to a Service's status.
 type pending struct {
 	addrs []netip.Addr
 	ports []lb.Port
 }
 
-// The reasons of the Event, and of the condition, of a Service that cannot have the address that it is to have, of one
-// whose address is in no pool any more, and of one that asks for a port which another Service has.
+// The reasons of the Event and the condition: the Service cannot have its address; its address is no longer in any
+// pool; another Service has a port that it requests.
 const (
 	reasonFailed    = "AllocationFailed"
 	reasonUnpooled  = "AddressInNoPool"
 	reasonPortInUse = "PortInUse"
 )
 
-// adopt records the addresses in the status of a Service, whoever wrote them, and those that may be written to it yet.
+// adopt records the addresses in a Service's status, whoever wrote them, and those that may still be written to it.
 func (a *assigner) adopt(s *core.Service, p pending) {
 	h := holds(s)
 	h.Ports = union(h.Ports, p.ports)
@@ -44,9 +44,9 @@ func (a *assigner) adopt(s *core.Service, p pending) {
 	a.reserve(s, nil)
 }
 
-// decide returns what is to become of the status of a Service. A status is adopted, whoever wrote it. One that is not
-// as it should be is changed only if its addresses are from us, or if others are to be added to them and that was not
-// done before: else two controllers would overwrite each other for ever.
+// decide returns what should become of a Service's status. It adopts the status, whoever wrote it. It changes a wrong
+// status only if the addresses are ours, or if others must be added to them for the first time: otherwise two
+// controllers would overwrite each other forever.
 func (a *assigner) decide(s *core.Service, p pending, extended bool) decision {
 	has := statusAddresses(s)
 	a.adopt(s, p)
@@ -56,7 +56,7 @@ func (a *assigner) decide(s *core.Service, p pending, extended bool) decision {
 	kept := a.unpooled(s, has)
 	switch {
 	case errors.Is(err, errNotAllowed) && !a.asksForMore(s, has):
-		// It keeps what it has, and complain says that the pool is not for it.
+		// The Service keeps its addresses, and complain reports that the pool is not for it.
 	case err != nil:
 		asIs.reason, asIs.warning, asIs.waits = reasonFailed, err.Error(), true
 		if kept.IsValid() {
@@ -82,8 +82,8 @@ func (a *assigner) decide(s *core.Service, p pending, extended bool) decision {
 	return a.grant(s, p, asIs)
 }
 
-// unpooled returns an address that a Service keeps although no pool has it any more: one that asks for another address
-// or for a pool keeps none. Zero: it has none.
+// unpooled returns an address that a Service keeps although it is no longer in any pool, or zero. A Service that
+// requests another address or a pool keeps none.
 func (a *assigner) unpooled(s *core.Service, has []netip.Addr) (kept netip.Addr) {
 	i := slices.IndexFunc(has, func(x netip.Addr) bool { return poolOf(a.pools, x) == nil })
 	if i >= 0 && annotation(s, wantPool) == "" && annotation(s, wantAddresses) == "" && s.Spec.LoadBalancerIP == "" {
@@ -96,7 +96,7 @@ func unpooled(kept netip.Addr) string {
 	return fmt.Sprintf("%s is in no pool any more; the Service keeps it, and it is not announced; ", kept)
 }
 
-// extends reports whether addrs in the status of a Service change no entry of others.
+// extends reports whether writing addrs to a Service's status keeps every entry that others wrote.
 func extends(s *core.Service, addrs []netip.Addr) bool {
 	return !slices.ContainsFunc(s.Status.LoadBalancer.Ingress, func(i core.LoadBalancerIngress) bool {
 		addr, err := netip.ParseAddr(i.IP)
@@ -105,12 +105,12 @@ func extends(s *core.Service, addrs []netip.Addr) bool {
 	})
 }
 
-// pooled returns those of addrs that are in a pool.
+// pooled returns the addrs that are in a pool.
 func (a *assigner) pooled(addrs []netip.Addr) []netip.Addr {
 	return slices.DeleteFunc(addrs, func(x netip.Addr) bool { return poolOf(a.pools, x) == nil })
 }
 
-// union returns the elements of a and b, each once, in their order.
+// union returns the elements of a and b in order, without duplicates.
 func union[T comparable](a, b []T) (all []T) {
 	for _, x := range slices.Concat(a, b) {
 		if !slices.Contains(all, x) {
@@ -120,7 +120,7 @@ func union[T comparable](a, b []T) (all []T) {
 	return all
 }
 
-// settle records that the status of a Service is as was decided.
+// settle records that a Service's status matches the decision.
 func (a *assigner) settle(s *core.Service, d decision) {
 	h := holder(s)
 	if d.record == "" {
@@ -139,7 +139,7 @@ func texts(addrs []netip.Addr) (list []string) {
 	return list
 }
 
-// parsed returns the addresses of texts. A host name is none.
+// parsed returns the addresses in texts and skips host names.
 func parsed(texts []string) (addrs []netip.Addr) {
 	for _, text := range texts {
 		if a, err := netip.ParseAddr(text); err == nil && !slices.Contains(addrs, a) {

@@ -1,9 +1,9 @@
-// Package kube is the source of services that is a Kubernetes cluster.
+// Package kube is the service source for Kubernetes clusters.
 //
-// It watches Services, EndpointSlices and Nodes, and sends the engine what this node does for each Service: which
+// It watches Services, EndpointSlices and Nodes, and tells the engine what this node does for each Service: which
 // endpoints receive the traffic that arrives here, and whether this node may announce the addresses. The rules are
-// those of kube-proxy (translate.go, endpoints.go; comments name the source files), because users and upstream's tests
-// expect them.
+// kube-proxy's (translate.go, endpoints.go; comments name the source files), because users and upstream's tests expect
+// them.
 //
 // # What this node announces
 //
@@ -19,7 +19,7 @@
 //
 // # Forwarding between nodes
 //
-// With tunnels, a node selects a node (lb.NodeForwarding), and the selected node delivers to a pod of its own.
+// With tunnels, a node selects a node (lb.NodeForwarding), and the selected node delivers to one of its own pods.
 //
 //   - Under Cluster the selection follows from a table that is the same on all nodes.
 //   - Under Local a node selects itself. The router has selected the node, and may select another one later, so a node
@@ -29,7 +29,7 @@
 //   - When Services with different pods share an address, packets arrive at nodes without a pod of the Service. They
 //     are forwarded to a node that has one, under either policy.
 //
-// Endpoints without a node, as in slices written by hand, are reached by nat.
+// Endpoints without a node, as in handwritten slices, are reached with NAT.
 //
 // # Addresses
 //
@@ -38,12 +38,12 @@
 //
 // # Tunnel keys
 //
-// A Secret has the keys of the tunnels between nodes and the hash seed (tunnelkeys.go). Every agent makes it if there
-// is none, follows it, and rotates the keys once a day. This needs no leader: of several writers with one
-// resourceVersion one succeeds. A cluster without allocation, which elects none, has keys, too.
+// A Secret holds the keys of the tunnels between nodes and the hash seed (tunnelkeys.go). Every agent creates it if
+// there is none, follows it, and rotates the keys once a day. This needs no leader: of several writers with the same
+// resourceVersion only one succeeds. A cluster without allocation, which elects no leader, also has keys.
 //
-// Three keys are accepted, and one step a day replaces the oldest, so agents need not see a step at the same time. A
-// first Secret is not required for some minutes, until all agents have it.
+// Three keys are accepted, and one step a day replaces the oldest, so agents need not see a step at the same time. The
+// keys of a new Secret are not required for some minutes, until all agents have them.
 //
 // An outage of the API server changes nothing: the informers keep their caches, and the engine receives no update.
 package kube

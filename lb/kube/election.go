@@ -14,27 +14,26 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// The election is that of client-go, whose candidates ask for the Lease every two seconds: with an agent on each of a
-// thousand nodes 350 requests a second. So an agent becomes a candidate only when the Lease is free, and watches it
-// until then.
+// Candidates in client-go's election poll the Lease every two seconds: 350 requests per second with an agent on each of
+// a thousand nodes. So an agent becomes a candidate only when the Lease is free, and watches it until then.
 
-// The timing of the election. No address is assigned for up to leaseDuration after a leader has failed. The leader
-// renews the Lease every leaseRetry, and every agent is told.
+// The timing of the election. If the leader fails, no address is assigned for up to leaseDuration. The leader renews
+// the Lease every leaseRetry, and every agent receives that update.
 const (
 	leaseDuration = 15 * time.Second
 	renewDeadline = 10 * time.Second
 	leaseRetry    = 5 * time.Second
-	// forbiddenRetry bounds the delay after the API server has refused a request. It grows from leaseRetry, because an
-	// API server that starts refuses all until it has read the roles.
+	// forbiddenRetry bounds the delay after the API server has refused a request. The delay starts at leaseRetry,
+	// because an API server that is starting refuses everything until it has read the roles.
 	forbiddenRetry = time.Minute
-	// A free Lease is taken after a random time up to leaseSpread, so that one agent takes it and the others see that.
+	// A free Lease is taken after a random time up to leaseSpread, so that one agent takes it and the others notice.
 	leaseSpread = time.Second
 )
 
 const leaseName = "steelyard"
 
-// awaitLease returns true when the Lease is missing, given up or ours; false when ctx ends. One that its holder does
-// not renew it takes over: client-go would first observe it for its whole duration again.
+// awaitLease returns true when the Lease is missing, released or ours, and false when ctx ends. It takes over an
+// expired Lease itself, because client-go would first observe it for its whole duration again.
 func (a *Allocator) awaitLease(ctx context.Context) bool {
 	leases := a.o.Client.CoordinationV1().Leases(a.o.Namespace)
 	refused := leaseRetry // the delay after the next refusal
@@ -46,7 +45,7 @@ func (a *Allocator) awaitLease(ctx context.Context) bool {
 			return sleep(ctx, rand.N(leaseSpread))
 		case err != nil:
 			delay, fix := leaseRetry, "the API server must respond"
-			if apierrors.IsForbidden(err) { // each node of the manifest asks
+			if apierrors.IsForbidden(err) { // as on every node of the manifest
 				delay, refused = refused, min(2*refused, forbiddenRetry)
 				fix = "set kubernetes.allocate = false: the Deployment of the manifest assigns"
 			}
@@ -66,21 +65,21 @@ func (a *Allocator) awaitLease(ctx context.Context) bool {
 		next := free.DeepCopy()
 		next.Spec.HolderIdentity, next.Spec.RenewTime = &a.o.Node, &meta.MicroTime{Time: time.Now()}
 		next.Spec.AcquireTime = next.Spec.RenewTime
-		if _, err := leases.Update(ctx, next, meta.UpdateOptions{}); err == nil { // else another agent was first
+		if _, err := leases.Update(ctx, next, meta.UpdateOptions{}); err == nil { // otherwise another agent was first
 			return true
 		}
 	}
 	return false
 }
 
-// watchLease follows the Lease of another agent. It returns the Lease when that one has given it up or not renewed it
-// in time, and nil when the watch or ctx has ended.
+// watchLease follows another agent's Lease. It returns the Lease once its holder has released it or not renewed it in
+// time, and nil when the watch or ctx has ended.
 func (a *Allocator) watchLease(ctx context.Context, lease *coordination.Lease) *coordination.Lease {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	w, err := a.o.Client.CoordinationV1().Leases(a.o.Namespace).Watch(ctx, meta.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("metadata.name", a.leaseName()).String(),
-		// What happened since is delivered first.
+		// Changes since that version are delivered first.
 		ResourceVersion: lease.ResourceVersion,
 	})
 	if err != nil {
@@ -101,7 +100,7 @@ func (a *Allocator) watchLease(ctx context.Context, lease *coordination.Lease) *
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-timer.C: // by our clock: that of the holder may differ
+		case <-timer.C: // by our clock: the holder's may differ
 			return lease
 		case e, open := <-w.ResultChan():
 			next, isLease := e.Object.(*coordination.Lease)
@@ -129,7 +128,7 @@ func durationOf(l *coordination.Lease) time.Duration {
 	return time.Duration(*l.Spec.LeaseDurationSeconds) * time.Second
 }
 
-// expired reports whether a Lease that cannot be watched was not renewed in time, by the clock of its holder.
+// expired reports whether a Lease that cannot be watched was not renewed in time. It relies on the holder's clock.
 func expired(l *coordination.Lease) bool {
 	return holderOf(l) == "" || l.Spec.RenewTime == nil || time.Since(l.Spec.RenewTime.Time) > durationOf(l)
 }
@@ -144,7 +143,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// campaign tries to take the Lease, and leads while it has it. It returns when another agent has it.
+// campaign tries to take the Lease and leads while it holds it. It returns when another agent holds it.
 func (a *Allocator) campaign(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -169,7 +168,7 @@ func (a *Allocator) campaign(ctx context.Context) {
 	})
 }
 
-// report calls Problem. That another agent was first is no problem, and an API server that does not answer is another.
+// report calls Problem, but not for a conflict with another agent or an API server that does not answer.
 func (a *Allocator) report(err error) {
 	expected := apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err)
 	switch {
@@ -185,7 +184,7 @@ func (a *Allocator) report(err error) {
 	}
 }
 
-// reportingLock reports the errors of writes, which client-go only logs.
+// reportingLock reports write errors, which client-go only logs.
 type reportingLock struct {
 	resourcelock.Interface
 	report func(error)

@@ -13,20 +13,20 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// topology is what the choice of endpoints depends on: this node, its zone, and the addresses of the nodes.
+// topology is what the choice of endpoints depends on: this node, its zone, and the nodes' addresses.
 type topology struct {
 	node, zone string
-	nodes      map[string]netip.Addr // tunnel addresses by name of the node; nil: without tunnels
+	nodes      map[string]netip.Addr // tunnel addresses by node name, or nil without tunnels
 }
 
-// endpointSlice is what is kept of a discovery.EndpointSlice. In a large cluster endpoints take most of the memory.
+// endpointSlice is the part of a discovery.EndpointSlice that is kept: endpoints take most memory in a large cluster.
 type endpointSlice struct {
 	meta.ObjectMeta        // name and version
 	service         string // nameOf the Service
 	family          discovery.AddressType
 	ports           []slicePort
-	endpoints       []endpoint // of no port yet
-	unreadable      bool       // nothing but the service is known of it
+	endpoints       []endpoint // without a port yet
+	unreadable      bool       // only the service is known
 }
 
 type slicePort struct {
@@ -49,7 +49,7 @@ type hints struct{ nodes, zones []string }
 // isLocal reports whether the endpoint is on this node.
 func (e endpoint) isLocal(top topology) bool { return e.node == top.node && top.node != "" }
 
-// slimSlice omits the endpoints without the address of a host, and the ports without a number.
+// slimSlice drops endpoints without a host address, and ports without a number.
 func slimSlice(s *discovery.EndpointSlice) *endpointSlice {
 	out := &endpointSlice{
 		ObjectMeta: meta.ObjectMeta{Name: s.Name, Namespace: intern(s.Namespace), ResourceVersion: s.ResourceVersion},
@@ -75,13 +75,13 @@ func slimSlice(s *discovery.EndpointSlice) *endpointSlice {
 	return out
 }
 
-// on returns the endpoint for a port of its slice.
+// on returns the endpoint at a port of its slice.
 func (e endpoint) on(p slicePort) endpoint {
 	e.at = netip.AddrPortFrom(e.at.Addr(), p.port)
 	return e
 }
 
-// portOf is what a port of a Service and those of EndpointSlices have in common.
+// portOf identifies a Service port in EndpointSlices.
 type portOf struct {
 	name     string
 	protocol core.Protocol
@@ -94,7 +94,7 @@ type portIn struct {
 	port slicePort
 }
 
-// byPort returns the ports of slices.
+// byPort groups the ports of slices.
 func byPort(all []*endpointSlice) map[portOf][]portIn {
 	ports := map[portOf][]portIn{}
 	for _, s := range all {
@@ -129,8 +129,8 @@ func protocolOf(p *core.Protocol) core.Protocol {
 	return *p
 }
 
-// toEndpoint applies the defaults of the API to the conditions: ready and serving are true, terminating is false. It
-// returns false for an endpoint without a valid address.
+// toEndpoint applies the API's defaults to the conditions: ready and serving are true, terminating is false. It returns
+// false for an endpoint without a valid address.
 func toEndpoint(e discovery.Endpoint) (x endpoint, ok bool) {
 	if len(e.Addresses) == 0 {
 		return x, false
@@ -158,14 +158,14 @@ func toEndpoint(e discovery.Endpoint) (x endpoint, ok bool) {
 	return x, true
 }
 
-// choice has the endpoints that may receive traffic (pkg/proxy/topology.go, CategorizeEndpoints).
+// choice holds the endpoints that may receive traffic (pkg/proxy/topology.go, CategorizeEndpoints).
 type choice struct {
-	// Under the policies Cluster and Local. Each falls back to terminating endpoints on its own.
+	// Under the policies Cluster and Local. Each falls back to terminating endpoints independently.
 	cluster, local []endpoint
 	anywhere       []endpoint // cluster without hints
-	readyLocal     int        // how many of local are ready: all or none
+	readyLocal     int        // number of ready endpoints in local: all or none
 	usable         bool       // the cluster has an endpoint that is ready, or serves while it terminates
-	hinted         bool       // hints have restricted cluster, so other nodes may have another choice
+	hinted         bool       // hints have restricted cluster, so other nodes may choose differently
 }
 
 func choose(all []endpoint, top topology) choice {
@@ -188,8 +188,8 @@ func choose(all []endpoint, top topology) choice {
 	return c
 }
 
-// byHints returns the endpoints with a hint for this node, else those with a hint for its zone, else all. A kind of
-// hint counts only if every ready endpoint has one (KEP-2433).
+// byHints returns the endpoints with a hint for this node, otherwise those with a hint for its zone, otherwise all. A
+// kind of hint counts only if every ready endpoint has one (KEP-2433).
 func byHints(ready []endpoint, top topology) []endpoint {
 	for _, hint := range []struct {
 		own   string
@@ -219,14 +219,14 @@ func filter(all []endpoint, keep func(endpoint) bool) (some []endpoint) {
 	return some
 }
 
-// byServing returns the endpoints that serve, and those that do not.
+// byServing separates endpoints that serve from those that do not.
 func byServing(all []endpoint) (serving, others []endpoint) {
 	serves := func(e endpoint) bool { return e.serving || e.ready }
 	return filter(all, serves), filter(all, func(e endpoint) bool { return !serves(e) })
 }
 
-// ended returns the endpoints whose flows of datagrams end: a client cannot notice that nothing answers. They do not
-// serve, and others in the cluster do, whatever the policy is (pkg/proxy/conntrack/cleanup.go).
+// ended returns the endpoints whose UDP flows end, because a client cannot notice that nothing answers. They do not
+// serve while others in the cluster do, under either policy (pkg/proxy/conntrack/cleanup.go).
 func ended(all []endpoint) (out []lb.Backend) {
 	serving, others := byServing(all)
 	if len(serving) == 0 {
@@ -238,7 +238,7 @@ func ended(all []endpoint) (out []lb.Backend) {
 	return out
 }
 
-// withFlows returns the endpoints that may have flows of datagrams: all but those whose flows end.
+// withFlows returns the endpoints that may have UDP flows: all except those in ended.
 func withFlows(all []endpoint) []endpoint {
 	if serving, _ := byServing(all); len(serving) > 0 {
 		return serving
@@ -246,7 +246,7 @@ func withFlows(all []endpoint) []endpoint {
 	return all
 }
 
-// others returns the addresses of the endpoints that are not in use.
+// others returns the addresses of unused endpoints.
 func others(all, use []endpoint) (at []netip.AddrPort) {
 	used := map[netip.AddrPort]bool{}
 	for _, e := range use {
@@ -260,9 +260,9 @@ func others(all, use []endpoint) (at []netip.AddrPort) {
 	return at
 }
 
-// nodesOf returns the nodes that have endpoints, in any condition. Nodes whose endpoints are terminating come first: a
-// flow that was at another node before most likely belongs to one of them. Those whose endpoints do not serve come
-// last: they may be down.
+// nodesOf returns the nodes that have endpoints, whatever their conditions. Nodes with terminating endpoints come
+// first, because a flow that was on another node most likely belongs to one of them. Nodes whose endpoints do not serve
+// come last, because they may be down.
 func nodesOf(all []endpoint, top topology) []lb.Node {
 	const terminating, ready, down = 0, 1, 2
 	order := map[lb.Node]int{}
@@ -281,14 +281,14 @@ func nodesOf(all []endpoint, top topology) []lb.Node {
 	}
 	nodes := slices.AppendSeq(make([]lb.Node, 0, len(order)), maps.Keys(order))
 	slices.SortFunc(nodes, func(a, b lb.Node) int {
-		// Two nodes may have one address for a moment.
+		// Two nodes may briefly have the same address.
 		return cmp.Or(cmp.Compare(order[a], order[b]), a.Addr.Compare(b.Addr), compareBool(a.Local, b.Local))
 	})
 	return nodes
 }
 
-// reachable removes the endpoints on unknown nodes, because slices often outlive a deleted node. When all are on
-// unknown nodes, it removes none.
+// reachable removes endpoints on unknown nodes, because slices often outlive a deleted node. If all are on unknown
+// nodes, it removes none.
 func reachable(use []endpoint, top topology) []endpoint {
 	known := filter(use, func(e endpoint) bool {
 		return top.nodes == nil || e.node == "" || top.nodes[e.node].IsValid()

@@ -22,10 +22,10 @@ func newRecorder(ctx context.Context, client kubernetes.Interface, node string) 
 	return b.NewRecorder(scheme.Scheme, core.EventSource{Component: "steelyard", Host: node}), b.Shutdown
 }
 
-// maxNote is the length of an Event's message that the API server accepts, in bytes.
+// maxNote is the longest Event message that the API server accepts, in bytes.
 const maxNote = 1024
 
-// note shortens the message of an Event.
+// note truncates the message of an Event.
 func note(text string) string {
 	if len(text) > maxNote {
 		text = strings.ToValidUTF8(text[:maxNote-3], "") + "..."
@@ -33,21 +33,21 @@ func note(text string) string {
 	return text
 }
 
-// Self is what Events about an agent are on: its pod, or the Node when it is none.
+// Self is the object of Events about an agent: its pod, or the Node if it does not run in a pod.
 type Self struct {
 	Client         kubernetes.Interface
 	Node           string // "": none
-	Namespace, Pod string // Pod "": the agent runs in none
+	Namespace, Pod string // Pod "": the agent does not run in a pod
 	UID            types.UID
 }
 
-// Events returns a function that emits an Event, and one that ends it.
+// Events returns a function that emits an Event, and one that stops the recorder.
 func (s Self) Events(ctx context.Context) (emit func(kind, reason, text string), end func()) {
 	on := &core.ObjectReference{
 		APIVersion: "v1", Kind: "Pod", Namespace: s.Namespace, Name: s.Pod, UID: s.UID,
 	}
 	if s.Pod == "" {
-		on = &core.ObjectReference{APIVersion: "v1", Kind: "Node", Name: s.Node, UID: types.UID(s.Node)} // as kubelet
+		on = &core.ObjectReference{APIVersion: "v1", Kind: "Node", Name: s.Node, UID: types.UID(s.Node)} // like kubelet
 	}
 	events, end := newRecorder(ctx, s.Client, s.Node)
 	return func(kind, reason, text string) {
@@ -55,12 +55,12 @@ func (s Self) Events(ctx context.Context) (emit func(kind, reason, text string),
 	}, end
 }
 
-// troubleReasons are the reasons of Events about troubles of a Service; of others it is reasonFrozen.
+// troubleReasons are the Event reasons for a Service's troubles; all others use reasonFrozen.
 var troubleReasons = map[lb.Part]string{lb.PartEndpoints: "TooManyEndpoints", lb.PartRoom: "NoRoom"}
 
 const reasonFrozen = "Frozen"
 
-// Tell is lb.Boundary.Changed: it emits an Event on the Service that has a trouble. It may be called from any
+// Tell implements lb.Boundary.Changed: it emits an Event on the Service that has a trouble. It may be called from any
 // goroutine, and does nothing before Run has read the cluster.
 func (s *Source) Tell(t lb.Trouble) {
 	service, recorder := s.Service(t.Object), s.recorder.Load()

@@ -10,12 +10,12 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// ofIPv6 is the end of the key of a second check of a service: that of its health check node port by IPv6.
+// ofIPv6 ends the key of a service's second check: its health check node port over IPv6.
 const ofIPv6 = "/IPv6"
 
-// nodePorts checks the health check node port of a service, by each family that the service has an address and a ready
-// endpoint on this node of: kube-proxy serves the families by themselves, each with a port of its own that counts the
-// endpoints of its family. It returns why all addresses are withheld; those of one family, v.unserved withholds.
+// nodePorts checks a service's health check node port over each family in which the service has an address and a ready
+// endpoint on this node. kube-proxy serves the families separately, each with its own port and endpoint count.
+// nodePorts returns why all addresses are withheld; if only one family fails, it sets v.unserved.
 func (c *conditions) nodePorts(s *core.Service, v *view, node *core.Node) (reason string) {
 	failed, works := map[lb.Family]string{}, false
 	for _, f := range []lb.Family{lb.IPv4, lb.IPv6} {
@@ -47,9 +47,9 @@ func (c *conditions) nodePorts(s *core.Service, v *view, node *core.Node) (reaso
 	return ""
 }
 
-// nodePort checks a health check node port of this node as an external load balancer does: at the address of the Node,
-// because kube-proxy may listen at that one only (nodePortAddresses "primary"). A service that is announced while the
-// port is new, as after a change of its policy, stays so until the check fails: the proxy opens the port later.
+// nodePort checks a health check node port of this node as an external load balancer does: at the Node's address,
+// because kube-proxy may listen only there (nodePortAddresses "primary"). If the service is already announced when the
+// port is new, as after a policy change, it stays so until the check fails, because the proxy opens the port later.
 func (c *conditions) nodePort(key, service string, at netip.AddrPort, announced bool) string {
 	check := lb.Check{
 		Key: lb.CheckKey{Service: key}, Target: at, Spec: c.now().Probe, Presumed: announced,
@@ -59,7 +59,7 @@ func (c *conditions) nodePort(key, service string, at netip.AddrPort, announced 
 	return c.reason(key, fmt.Sprintf("health check node port %d", at.Port()))
 }
 
-// addressOf returns the address of this node in a family. A node without one is probed at its first address.
+// addressOf returns this node's address in a family, or its first address if it has none.
 func (c *conditions) addressOf(node *core.Node, f lb.Family) netip.Addr {
 	addrs := []netip.Addr{c.o.Address}
 	if node != nil {

@@ -19,11 +19,11 @@ import (
 type keyWatch struct {
 	informer cache.SharedIndexInformer
 	changed  chan struct{}
-	refused  atomic.Pointer[error] // why the API server does not permit it; nil: not known to be so
+	refused  atomic.Pointer[error] // why the API server does not permit it, or nil if not known to be refused
 	end      context.CancelFunc
 }
 
-// watch starts to watch the Secret, unless it is watched already.
+// watch starts watching the Secret unless it is already watched.
 func (k *KeyKeeper) watch() (*keyWatch, error) {
 	if k.watched != nil {
 		return k.watched, nil
@@ -47,7 +47,7 @@ func (k *KeyKeeper) watch() (*keyWatch, error) {
 		func(ctx context.Context, r *cache.Reflector, err error) {
 			if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
 				w.refused.Store(&err)
-				if k.Problem() == "" { // once; the default handler logs each attempt
+				if k.Problem() == "" { // log once; the default handler logs each attempt
 					k.report(err)
 				}
 				return
@@ -63,7 +63,7 @@ func (k *KeyKeeper) watch() (*keyWatch, error) {
 	return w, nil
 }
 
-// Close ends the watch of a KeyKeeper that does not run.
+// Close ends the watch of a KeyKeeper that is not running.
 func (k *KeyKeeper) Close() {
 	if k.watched != nil {
 		k.watched.end()
@@ -71,11 +71,11 @@ func (k *KeyKeeper) Close() {
 	}
 }
 
-// errNoAnswer is returned by Resume when the time is over.
+// errNoAnswer is returned by Resume when its time is up.
 var errNoAnswer = errors.New("the API server has not answered")
 
-// Resume returns the keys of the Secret, as First, to a node that has keys of an earlier run. It makes no Secret, and
-// waits for none. The watch that it begins is that of Run: a restart asks the API server once, not twice.
+// Resume returns the Secret's keys, like First, to a node that has keys from a previous run. It neither creates the
+// Secret nor waits for it. Run reuses its watch, so a restart asks the API server once, not twice.
 func (k *KeyKeeper) Resume(ctx context.Context) (Keys, error) {
 	keys, err := k.resume(ctx)
 	if err == nil {

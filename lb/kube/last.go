@@ -13,18 +13,18 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// One bad object can break the service proxies of all nodes at once. If each node withdrew its routes then, no address
-// would be announced, although the datapath does not need the proxies. So a node whose proxy fails asks the proxies of
-// others directly, by the same request. While one of them that can announce a service is healthy, it withdraws the
-// route; while none is, it goes on announcing, with a lower preference than a healthy node has. It needs no agreement:
-// if two nodes are wrong about each other, routers prefer the routes of healthy nodes.
+// One bad object can break the service proxies of all nodes at once. If each node then withdrew its routes, no address
+// would be announced, although the datapath does not need the proxies. So a node whose proxy fails probes other nodes'
+// proxies directly, with the same request. It withdraws the route while another node that can announce the service has
+// a healthy proxy. Otherwise it keeps announcing, with a lower preference than a healthy node. This needs no agreement:
+// if two nodes are wrong about each other, routers prefer healthy nodes.
 
-// asked is how many other nodes are asked: those that follow by name. In a larger cluster they are a sample; a healthy
-// node outside of it is preferred by routers.
+// asked is how many other nodes are probed: the next ones by name. In a larger cluster they are a sample; routers
+// prefer a healthy node outside it anyway.
 const asked = 8
 
-// lastAnnouncer turns a reason of this whole node into a lower preference, unless another node can announce the
-// service.
+// lastAnnouncer turns a reason that concerns this whole node into a lower preference unless another node can announce
+// the service.
 func (s *Source) lastAnnouncer(service *core.Service, v *view, endpoints []*endpointSlice) {
 	if !s.o.KeepLast || !s.conditions.proxyFails() {
 		return
@@ -42,8 +42,8 @@ func (s *Source) lastAnnouncer(service *core.Service, v *view, endpoints []*endp
 	}
 }
 
-// hold keeps the addresses of a service withheld until Hold after a fault began to withhold them, so that a proxy that
-// fails again and again does not move traffic each time.
+// hold keeps a service withheld until Options.Hold after a fault began to withhold it, so that a flapping proxy does
+// not move traffic each time.
 func (s *Source) hold(now *lb.Service) {
 	old, at := s.put[now.Name], s.held[now.Name]
 	switch {
@@ -60,7 +60,7 @@ func (s *Source) hold(now *lb.Service) {
 	}
 }
 
-// othersToAsk returns the addresses of other nodes that may announce, by name.
+// othersToAsk returns the addresses, by node name, of other nodes that may announce.
 func (s *Source) othersToAsk() map[string]netip.Addr {
 	all := map[string]netip.Addr{}
 	for _, x := range s.nodes.List() {
@@ -95,7 +95,7 @@ func readyOn(endpoints []*endpointSlice) map[string]bool {
 // otherCheck is the key of the check of another node's proxy.
 func otherCheck(node string) string { return proxyCheck + "/" + node }
 
-// proxyFails reports whether the service proxy of this node has failed its check.
+// proxyFails reports whether this node's service proxy has failed its check.
 func (c *conditions) proxyFails() bool {
 	if c.noProxy() {
 		return false
@@ -105,7 +105,7 @@ func (c *conditions) proxyFails() bool {
 	return c.results[proxyCheck].State == lb.StateUnhealthy
 }
 
-// ask starts the checks of these other nodes' proxies, and ends those of others.
+// ask starts checks of these other nodes' proxies and ends all other such checks.
 func (c *conditions) ask(nodes map[string]netip.Addr) {
 	c.mu.Lock()
 	var ended []string
@@ -137,7 +137,7 @@ func (c *conditions) ask(nodes map[string]netip.Addr) {
 	}
 }
 
-// anyHealthy reports whether the proxy of another node answers that it is healthy: of those in able, nil: of all.
+// anyHealthy reports whether the proxy of another node in able is healthy. A nil able means all nodes.
 func (c *conditions) anyHealthy(able map[string]bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -150,7 +150,7 @@ func (c *conditions) anyHealthy(able map[string]bool) bool {
 	return false
 }
 
-// announced reports whether a service that was sent to the engine is announced, in full; nil: it is not.
+// announced reports whether s, as sent to the engine, is announced without restrictions. s may be nil.
 func announced(s *lb.Service) bool {
 	return s != nil && s.WithholdReason == "" && s.LowerPreference == ""
 }

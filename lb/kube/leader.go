@@ -24,21 +24,22 @@ type Allocator struct {
 	o      AllocatorOptions
 	events record.EventRecorder
 	leader atomic.Value // string: the node that assigns addresses
-	// blocked is why this agent assigns nothing although it leads; nil: it does.
+	// blocked is why this agent assigns nothing although it leads, or nil.
 	blocked atomic.Pointer[error]
-	// stuck are the versions of Services that cannot be handled: they stay as they are until they change.
+	// stuck holds the versions of Services that cannot be handled: these stay unchanged until they have another
+	// version.
 	stuck sync.Map
 
 	mu    sync.Mutex // guards all below
 	pools []Pool
-	nodes int // that may have addresses
-	// excluded is how many nodes there are that may not, for the text about a cluster in which none may.
+	nodes int // nodes that may have addresses
+	// excluded counts nodes that may not have addresses, for the message that reports that none may.
 	excluded int
-	term     *term              // nil: there is none
-	again    context.CancelFunc // ends the term, for one with other pools; nil: there is none
+	term     *term              // nil: not leading
+	again    context.CancelFunc // ends the term to start one with other pools, or nil without a term
 }
 
-// Leader returns the node that assigns addresses; "": none, or it is not known yet.
+// Leader returns the node that assigns addresses, or "" if there is none or it is not known yet.
 func (a *Allocator) Leader() string {
 	name, _ := a.leader.Load().(string)
 	return name
@@ -47,21 +48,21 @@ func (a *Allocator) Leader() string {
 // AllocatorOptions configures an Allocator.
 type AllocatorOptions struct {
 	Client kubernetes.Interface
-	// Lease is a client for the election whose requests have a timeout of a few seconds, because the last one delays
-	// the shutdown while the API server does not answer.
+	// Lease is the client for the election. Its requests must time out after a few seconds, because the last one delays
+	// shutdown while the API server does not answer.
 	Lease     kubernetes.Interface
 	Node      string // the identity in the election
-	Namespace string // of the lease
+	Namespace string // of the Lease
 	Class     string
 	Pools     []Pool
 	// NoAnnouncer: the nodes announce nothing.
 	NoAnnouncer bool
-	// IgnoreExclude: they announce although they have the label that excludes them from external load balancers.
+	// IgnoreExclude: nodes announce despite the label that excludes them from external load balancers.
 	IgnoreExclude bool
-	// PublishNodes keeps the node table in Namespace while this agent leads.
+	// PublishNodes maintains the node table in Namespace while this agent leads.
 	PublishNodes bool
-	// Problem is called with the error of a request about the Lease that the API server refuses, and with nil after one
-	// that it accepts. Nil: not called.
+	// Problem is called with the error when the API server refuses a request about the Lease, and with nil once it
+	// accepts one. It may be nil.
 	Problem func(error)
 	// Boundary is around each Service. It may be nil.
 	Boundary *lb.Boundary
@@ -82,7 +83,7 @@ func (a *Allocator) Run(ctx context.Context) error {
 	return nil
 }
 
-// SetPools replaces the pools. Services keep their addresses, and those that wait for one are tried again.
+// SetPools replaces the pools. Services keep their addresses, and the allocator tries waiting Services again.
 func (a *Allocator) SetPools(pools []Pool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -92,18 +93,19 @@ func (a *Allocator) SetPools(pools []Pool) {
 	}
 }
 
-// leaseName returns the name of the Lease, and of the ledger: those of a class have their own leader.
+// leaseName returns the name of the Lease and of the ledger. Each class has its own leader.
 func (a *Allocator) leaseName() string {
 	if a.o.Class == "" {
 		return leaseName
 	}
-	// A class has letters, digits and "-_./", but a name no upper case and no "/"; the sum keeps different ones apart.
+	// A class has letters, digits and "-_./", but a name has no upper case or "/". The hash keeps different classes
+	// apart.
 	sum := sha256.Sum256([]byte(a.o.Class))
 	class := strings.NewReplacer("/", "-", "_", "-").Replace(strings.ToLower(a.o.Class))
 	return fmt.Sprintf("%s-%s-%x", leaseName, class, sum[:3])
 }
 
-// lead assigns addresses until ctx ends, with the pools that are set.
+// lead assigns addresses from the current pools until ctx ends.
 func (a *Allocator) lead(ctx context.Context) {
 	var publishing sync.WaitGroup
 	defer publishing.Wait()
@@ -135,8 +137,7 @@ func (a *Allocator) lead(ctx context.Context) {
 	a.mu.Unlock()
 }
 
-// setNodes records how many nodes may have addresses, and how many may not. Services with an address per node may get
-// more.
+// setNodes records how many nodes may and may not have addresses. Services with an address per node may then get more.
 func (a *Allocator) setNodes(usable, excluded int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -18,12 +18,12 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// An election does not prevent two leaders: one that was stopped for a minute, or whose clock is slow, may believe that
-// it leads, and a request of it may arrive late. Each write of a status requires the version of that Service, but two
-// Services have two versions. So what a leader is about to write is first recorded in one object, the ledger, which
-// only its owner can change: a leader begins by making itself the owner, after which the others fail. What the one
-// before was about to write may still arrive, until the Service has another version. Until then the new owner gives
-// these addresses to no other Service. That also applies to its own writes whose result it does not know.
+// Leader election does not prevent two leaders: one that was stopped for a minute, or whose clock is slow, may believe
+// that it still leads, and its requests may arrive late. Each status write requires a version of its Service, but two
+// Services have two versions. So a leader first records what it is about to write in one object, the ledger, which only
+// its owner can change. A leader begins by making itself the owner; other leaders can then no longer change the ledger.
+// What the previous leader was about to write may still arrive until the Service has another version. Until then the
+// new owner gives these addresses to no other Service. The same applies to its own writes with unknown outcome.
 
 // intent is an address assignment that is about to be written.
 type intent struct {
@@ -31,28 +31,28 @@ type intent struct {
 	UID       string
 	Version   string // of the Service that the write requires
 	Addresses []string
-	Ports     []string `json:",omitempty"` // recorded ones, if they may be shared
-	// Also are the addresses of earlier writes that require this version and may still be applied.
+	Ports     []string `json:",omitempty"` // recorded ports, if they may be shared
+	// Also holds the addresses of earlier writes that require this version and may still be applied.
 	Also []string `json:",omitempty"`
 
-	before *intent // the earlier writes; nil: none
+	before *intent // earlier writes, or nil
 }
 
-// ledgerMax bounds the ledger, in bytes: the API server accepts 256 KiB of annotations. An entry has some 200 bytes,
-// and stays only while the result of the write is not known.
+// ledgerMax bounds the ledger, in bytes: the API server accepts 256 KiB of annotations. An entry takes some 200 bytes
+// and stays only while the outcome of its write is unknown.
 const ledgerMax = 128 << 10
 
-// ledgerPending is the annotation of the ledger with the intents. Its holder is the owner.
+// ledgerPending is the ledger annotation that lists the intents. The Lease's holder is the owner.
 const ledgerPending = "steelyard.dev/pending"
 
-// errDeposed is returned when another leader is the owner of the ledger.
+// errDeposed is returned when another leader owns the ledger.
 var errDeposed = errors.New("another agent assigns addresses")
 
-// errLedgerFull is returned when the results of too many writes are not known.
+// errLedgerFull is returned when too many writes have an unknown outcome.
 var errLedgerFull = errors.New("the results of too many writes are not known")
 
-// ledger is the record of what a leader is about to write, as a Lease that does not expire. Its methods can be called
-// from several goroutines.
+// ledger records what a leader is about to write, in a Lease that does not expire. Its methods may be called from
+// several goroutines.
 type ledger struct {
 	client          kubernetes.Interface
 	namespace, name string
@@ -60,12 +60,12 @@ type ledger struct {
 
 	mu       sync.Mutex // guards the three below
 	pending  map[string]intent
-	recorded int  // number of changes that are to be stored
+	recorded int  // number of changes to store
 	full     bool // the last new entry had no room
 
 	writing chan struct{} // full during requests; guards object and written
 	object  *coordination.Lease
-	written int // recorded, when object was written
+	written int // value of recorded when object was written
 }
 
 func newLedger(client kubernetes.Interface, namespace, name, node string) *ledger {
@@ -75,7 +75,7 @@ func newLedger(client kubernetes.Interface, namespace, name, node string) *ledge
 	}
 }
 
-// take makes this leader the owner. What the one before was about to write is pending.
+// take makes this leader the owner. The previous leader's intents become pending.
 func (l *ledger) take(ctx context.Context) error {
 	api := l.client.CoordinationV1().Leases(l.namespace)
 	object, err := api.Get(ctx, l.name, meta.GetOptions{})
@@ -106,7 +106,7 @@ func (l *ledger) take(ctx context.Context) error {
 	return err
 }
 
-// record returns once the ledger has the intent. If it fails, the Service has what was pending before.
+// record returns once the intent is stored. On failure the Service's previous intent stays.
 func (l *ledger) record(ctx context.Context, i intent) error {
 	l.mu.Lock()
 	before, had := l.pending[i.Service]
@@ -136,7 +136,7 @@ func (l *ledger) record(ctx context.Context, i intent) error {
 	return nil
 }
 
-// store returns once the ledger has what is pending. Calls at the same time share a request.
+// store returns once everything pending is stored. Concurrent calls share a request.
 func (l *ledger) store(ctx context.Context) error {
 	l.mu.Lock()
 	l.recorded++
@@ -156,7 +156,7 @@ func (l *ledger) store(ctx context.Context) error {
 	return nil
 }
 
-// write stores what is pending; l.writing is full.
+// write stores everything pending; l.writing is full.
 func (l *ledger) write(ctx context.Context) error {
 	l.mu.Lock()
 	now := l.recorded
@@ -173,7 +173,7 @@ func (l *ledger) write(ctx context.Context) error {
 		l.object, l.written = stored, now
 		return nil
 	}
-	// Whether it was written is not known, or somebody has changed another field.
+	// The outcome is unknown, or somebody has changed another field.
 	current, readErr := api.Get(ctx, l.name, meta.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(readErr):
@@ -197,14 +197,15 @@ func sortedIntents(pending map[string]intent) []intent {
 	return list
 }
 
-// isFull reports whether the last new intent had no room.
+// isFull reports whether the last new intent did not fit.
 func (l *ledger) isFull() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.full
 }
 
-// refused removes the last intent of a Service: its write was not applied. Earlier ones stay that may still be.
+// refused removes a Service's last intent, because its write was not applied. Earlier intents that may still be applied
+// stay.
 func (l *ledger) refused(service string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -215,14 +216,14 @@ func (l *ledger) refused(service string) {
 	}
 }
 
-// done removes the intents of a Service: it has another version. The next request stores that.
+// done removes a Service's intents: it has another version. The next request stores this.
 func (l *ledger) done(service string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.pending, service)
 }
 
-// keep removes the intents of Services that are not among those known.
+// keep removes the intents of Services that are not in known.
 func (l *ledger) keep(known map[string]version) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -232,8 +233,8 @@ func (l *ledger) keep(known map[string]version) {
 	})
 }
 
-// pendingFor returns what may still be written to this version of a Service. An intent for another version is removed:
-// its write has succeeded or will fail.
+// pendingFor returns what may still be written to this version of a Service. It removes an intent for another version:
+// that write has succeeded or will fail.
 func (l *ledger) pendingFor(s *core.Service) (p pending) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

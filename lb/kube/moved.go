@@ -9,10 +9,10 @@ import (
 	core "k8s.io/api/core/v1"
 )
 
-// reasonMoved is the reason of the Event on a Service from which an address was taken: clients may still use it.
+// reasonMoved is the Event reason for a Service that has lost an address: clients may still use it.
 const reasonMoved = "AddressMoved"
 
-// moved emits an Event if a Service had other addresses than those it has now.
+// moved emits an Event if the Service has lost addresses.
 func (t *term) moved(s *core.Service, now []string, why string) {
 	lost := slices.DeleteFunc(statusAddresses(s), func(a netip.Addr) bool { return slices.Contains(now, a.String()) })
 	if len(lost) == 0 {
@@ -26,7 +26,7 @@ func (t *term) moved(s *core.Service, now []string, why string) {
 	t.events.Event(s, core.EventTypeWarning, reasonMoved, note(text))
 }
 
-// whyMoved returns why a Service gets other addresses: nothing but its own specification takes one from it.
+// whyMoved says why a Service gets other addresses: only its own specification takes one away.
 func whyMoved(s *core.Service) string {
 	if s.Spec.LoadBalancerIP != "" || annotation(s, wantAddresses) != "" {
 		return "it asks for other ones by name"

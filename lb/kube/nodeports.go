@@ -6,16 +6,16 @@ import (
 	core "k8s.io/api/core/v1"
 )
 
-// This file has what the agent does at health check node ports.
+// This file answers requests at health check node ports.
 
-// portRetry is the delay before listening again at a health check node port that is in use.
+// portRetry is the delay before the agent tries again to listen on a health check node port that is in use.
 const portRetry = 10 * time.Second
 
-// proxyStart is how long after the boot of the machine a service proxy may still start. It could not listen at a port
-// that the agent has taken.
+// proxyStart is how long after boot a service proxy may still start. It could not listen on a port that the agent has
+// taken.
 const proxyStart = 3 * time.Minute
 
-// nodePort answers at the health check node port of a service unless the service proxy of the node does.
+// nodePort answers at a service's health check node port unless the node's service proxy does.
 func (s *Source) nodePort(service *core.Service, readyLocal int) {
 	if !s.o.IsProxy && !s.conditions.noProxy() {
 		s.closePort(nameOf(service))
@@ -28,8 +28,8 @@ func (s *Source) nodePort(service *core.Service, readyLocal int) {
 	s.servePort(service, readyLocal, false)
 }
 
-// portOfOther answers at the health check node port of a Service that another program serves: this agent is the only
-// one that can, as service proxy.
+// portOfOther answers at the health check node port of a Service that another program serves. Only this agent can,
+// because it is the service proxy.
 func (s *Source) portOfOther(name string) {
 	x, ok, err := s.services.GetByKey(name)
 	if err != nil || !ok || !s.o.IsProxy || !handled(x.(*core.Service)) {
@@ -41,7 +41,7 @@ func (s *Source) portOfOther(name string) {
 	s.servePort(service, v.readyLocal, true)
 }
 
-// servePort answers at the health check node port of a Service, if it has one.
+// servePort answers at a Service's health check node port, if it has one.
 func (s *Source) servePort(service *core.Service, readyLocal int, other bool) {
 	name, port := nameOf(service), uint16(service.Spec.HealthCheckNodePort)
 	if s.o.NodePorts == nil || !isLocal(service) || port == 0 {
@@ -56,7 +56,7 @@ func (s *Source) servePort(service *core.Service, readyLocal int, other bool) {
 	}
 }
 
-// closePort stops answering at the health check node port of a service.
+// closePort stops answering at a service's health check node port.
 func (s *Source) closePort(service string) {
 	if s.o.NodePorts != nil {
 		s.o.NodePorts.Stop(service)

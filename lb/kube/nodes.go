@@ -12,12 +12,12 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// This file has what the source reads of Nodes: little of each, and most of their changes are heartbeats.
+// This file contains what the source reads from Nodes: little of each. Most of their changes are heartbeats.
 
-// sourcesRetry is the delay before the tunnel sources are set again after an error.
+// sourcesRetry is the delay before setting the tunnel sources is tried again after an error.
 const sourcesRetry = 10 * time.Second
 
-// node returns the Node object of this node; nil when the API server has none.
+// node returns this node's Node object, or nil if the API server has none.
 func (s *Source) node() *core.Node {
 	x, ok, err := s.nodes.GetByKey(s.o.Node)
 	if err != nil || !ok {
@@ -33,7 +33,7 @@ func (s *Source) Eligible() bool {
 	return n != nil && removal(n) == ""
 }
 
-// zoneOf returns the zone of a node, "" for nil.
+// zoneOf returns the zone of a node, or "" if n is nil.
 func zoneOf(n *core.Node) string {
 	if n == nil {
 		return ""
@@ -41,7 +41,7 @@ func zoneOf(n *core.Node) string {
 	return labels.Set(n.Labels).Get(core.LabelTopologyZone)
 }
 
-// topology returns the zone of this node and, with tunnels, the addresses of all nodes.
+// topology returns this node's zone and, with tunnels, the addresses of all nodes.
 func (s *Source) topology(own *core.Node) topology {
 	top := topology{node: s.o.Node, zone: zoneOf(own)}
 	if s.o.Forward != lb.MethodTunnel {
@@ -57,7 +57,7 @@ func (s *Source) topology(own *core.Node) topology {
 	return top
 }
 
-// nodeAddresses returns the InternalIPs of a node. All nodes use the first.
+// nodeAddresses returns the InternalIPs of a node. All nodes use the first one.
 func nodeAddresses(n *core.Node) (addrs []netip.Addr) {
 	for _, a := range n.Status.Addresses {
 		if addr, err := netip.ParseAddr(a.Address); err == nil && a.Type == core.NodeInternalIP {
@@ -67,7 +67,7 @@ func nodeAddresses(n *core.Node) (addrs []netip.Addr) {
 	return addrs
 }
 
-// sameNode reports whether two versions of a node are equal in what is read of it: of another node its addresses and
+// sameNode reports whether two versions of a node are equal in what is read of it: for another node, its addresses and
 // the label that excludes it.
 func (s *Source) sameNode(old, now *core.Node) bool {
 	if !slices.Equal(nodeAddresses(old), nodeAddresses(now)) || hasExcludeLabel(old) != hasExcludeLabel(now) {
@@ -77,7 +77,7 @@ func (s *Source) sameNode(old, now *core.Node) bool {
 		maps.Equal(old.Labels, now.Labels) && s.conditions.excluded(old) == s.conditions.excluded(now)
 }
 
-// readNodes takes over the state of the nodes. It returns the names of those whose tunnel address changed, and whether
+// readNodes takes over the state of the nodes. It returns the names of nodes whose tunnel address changed, and whether
 // this node changed in a way that concerns every service.
 func (s *Source) readNodes() (changed map[string]bool, all bool) {
 	was, old := s.top, s.own
@@ -101,7 +101,7 @@ func (s *Source) readNodes() (changed map[string]bool, all bool) {
 	return changed, was.zone != s.top.zone || s.conditions.excluded(old) != s.conditions.excluded(s.own)
 }
 
-// followNodes reconciles the services that depend on what changed of the nodes: those with an endpoint there.
+// followNodes reconciles the services that depend on node changes: those with an endpoint on a changed node.
 func (s *Source) followNodes(sink lb.Sink) {
 	changed, all := s.readNodes()
 	s.setTunnelSources()
@@ -115,7 +115,7 @@ func (s *Source) followNodes(sink lb.Sink) {
 	}
 }
 
-// servicesOn returns the services that have an endpoint on one of these nodes.
+// servicesOn returns the services with an endpoint on one of these nodes.
 func (s *Source) servicesOn(nodes map[string]bool) []string {
 	names := map[string]bool{}
 	for _, x := range s.slices.List() {
@@ -127,8 +127,8 @@ func (s *Source) servicesOn(nodes map[string]bool) []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// setTunnelSources passes on the addresses of all nodes, which tunnel packets may come from, if they changed. After an
-// error it is called again.
+// setTunnelSources passes on the addresses of all nodes, the allowed sources of tunnel packets, if they changed. It is
+// called again after an error.
 func (s *Source) setTunnelSources() {
 	if s.o.TunnelSources == nil || s.o.Forward != lb.MethodTunnel && !s.o.FollowNodes {
 		return

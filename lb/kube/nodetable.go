@@ -16,21 +16,22 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// A node needs the addresses of all others, for tunnels. Kubernetes has them in the Node objects only, and each of
-// these changes at least every five minutes, with the list of its images: of a thousand nodes, each would receive and
-// decode those of all others. So the agent that assigns addresses reads them, and writes what others need into the node
-// table: ConfigMaps that change when a node appears, moves or goes. There are several, so that a change is small.
+// With tunnels, every node needs the addresses of all others. Kubernetes has them only in the Node objects, each of
+// which changes at least every five minutes and lists the node's images: each of a thousand nodes would receive and
+// decode all others' updates. So the agent that assigns addresses reads the Nodes and writes what others need into the
+// node table: ConfigMaps that change only when a node appears, moves or goes. There are several, so that a change is
+// small.
 
-// nodeShards is the number of ConfigMaps of the node table. All of them exist, or there is no table yet.
+// nodeShards is the number of ConfigMaps of the node table. Until all exist, there is no table.
 const nodeShards = 16
 
-// tableRetry bounds the delay before a client that may not read the table tries again.
+// tableRetry bounds the retry delay of a client that may not read the table.
 const tableRetry = 5 * time.Minute
 
 // labelNodeTable selects the ConfigMaps of the node table.
 const labelNodeTable = "steelyard.dev/node-table"
 
-// markExcluded follows the addresses of a node that no external load balancer may use.
+// markExcluded follows the addresses of a node that external load balancers must not use.
 const markExcluded = "excluded"
 
 func shardOf(node string) int {
@@ -50,7 +51,7 @@ func isShard(name string) bool {
 	return false
 }
 
-// tableEntry returns the entry of a node: its InternalIPs, and whether it is excluded; "": it has no address.
+// tableEntry returns the entry of a node: its InternalIPs and whether it is excluded, or "" if it has no address.
 func (a *Allocator) tableEntry(n *core.Node) string {
 	var fields []string
 	for _, a := range nodeAddresses(n) {
@@ -62,10 +63,10 @@ func (a *Allocator) tableEntry(n *core.Node) string {
 	return strings.Join(fields, " ")
 }
 
-// nodeOf is the inverse of tableEntry: a Node with as much as others read of it.
+// nodeOf is the inverse of tableEntry: it returns a Node with the fields that others read.
 func nodeOf(name, entry string) *core.Node {
 	n := &core.Node{ObjectMeta: meta.ObjectMeta{Name: intern(name)}}
-	// The table does not have whether a node is ready: who asks its proxy finds out.
+	// The table does not say whether a node is ready: a probe of its proxy tells.
 	n.Status.Conditions = []core.NodeCondition{{Type: core.NodeReady, Status: core.ConditionTrue}}
 	for _, field := range strings.Fields(entry) {
 		if _, err := netip.ParseAddr(field); err == nil {
@@ -88,8 +89,9 @@ func tableInformer(client kubernetes.Interface, namespace string) (cache.SharedI
 	return factory.Core().V1().ConfigMaps().Informer(), factory.Start
 }
 
-// awaitTable waits until this client may read the node table, and returns false when ctx ends first. It calls refused
-// once when the API server refuses that. An API server that starts refuses all until it has read the roles.
+// awaitTable waits until this client may read the node table, and returns false if ctx ends first. It calls refused
+// once when the API server refuses this. It keeps retrying, because an API server that is starting refuses everything
+// until it has read the roles.
 func awaitTable(
 	ctx context.Context, client kubernetes.Interface, namespace string, refused func(error),
 ) bool {

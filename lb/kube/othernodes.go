@@ -12,18 +12,18 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// otherNodes puts the other nodes into the cache of the Source: those of the node table, or all Nodes while there is no
+// otherNodes puts the other nodes into the Source's cache: those in the node table, or all Nodes while there is no
 // table.
 type otherNodes struct {
 	*Source
 	mu     sync.Mutex // guards all below, and the cache against the other of the two
 	shards map[string]map[string]*core.Node
-	// complete is set once the table has all shards. From then on it is in force.
+	// complete is set once the table has all shards. From then on the table is used.
 	complete  bool
-	stopNodes context.CancelFunc // nil: all Nodes are not watched
+	stopNodes context.CancelFunc // nil: not watching all Nodes
 }
 
-// watchOwn puts the Node of this machine into the cache of nodes.
+// watchOwn puts this machine's Node into the cache.
 func (s *Source) watchOwn(i cache.SharedIndexInformer) error {
 	keep := func(x any) {
 		if n := x.(*core.Node); n.Name == s.o.Node {
@@ -44,9 +44,9 @@ func (s *Source) watchOwn(i cache.SharedIndexInformer) error {
 	return err
 }
 
-// keepNode puts a node into the cache, dropNode removes one.
+// keepNode puts a node into the cache; dropNode removes one.
 func (s *Source) keepNode(n *core.Node) {
-	old, known, _ := s.nodes.Get(n) // the key is the name: no error
+	old, known, _ := s.nodes.Get(n) // the key is the name, so there is no error
 	same := false
 	if !s.o.Boundary.Do(lb.PartNode, n.Name, func() {
 		if same = s.sameNode(n, n); known {
@@ -65,7 +65,7 @@ func (s *Source) dropNode(n *core.Node) {
 	s.queue.Add(anyNode)
 }
 
-// nodeOfEvent returns the Node that an informer says was deleted.
+// nodeOfEvent returns the Node that an informer reports as deleted.
 func nodeOfEvent(x any) *core.Node {
 	if deleted, ok := x.(cache.DeletedFinalStateUnknown); ok {
 		x = deleted.Obj
@@ -73,7 +73,7 @@ func nodeOfEvent(x any) *core.Node {
 	return x.(*core.Node)
 }
 
-// watchOthers returns when the cache has the other nodes, if this node needs them, and follows them until ctx ends.
+// watchOthers fills the cache with the other nodes, if this node needs them, and follows them until ctx ends.
 func (s *Source) watchOthers(ctx context.Context) {
 	if s.o.Forward != lb.MethodTunnel && !s.o.FollowNodes {
 		return
@@ -99,18 +99,18 @@ func (s *Source) watchOthers(ctx context.Context) {
 		}()
 		select {
 		case <-read:
-		case <-refused: // it is tried again
+		case <-refused: // watchTable keeps trying
 		}
 	}
 	o.watchNodes(ctx)
 }
 
-// watchTable follows the node table until ctx ends, and returns when it has been read. When the API server refuses
-// that, it returns the error.
+// watchTable follows the node table until ctx ends, and returns once it has been read. It returns an error if the API
+// server refuses access.
 func (o *otherNodes) watchTable(ctx context.Context) error {
 	informer, start := tableInformer(o.o.Client, o.o.Namespace)
 	put := func(x any) { o.shard(x.(*core.ConfigMap)) }
-	// One that is deleted stays in force: who writes the table makes it again.
+	// A deleted ConfigMap stays in use: whoever writes the table creates it again.
 	synced, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc: put, UpdateFunc: func(_, x any) { put(x) },
 	})
@@ -177,7 +177,7 @@ func (o *otherNodes) shard(m *core.ConfigMap) {
 	}
 }
 
-// watchNodes watches all Nodes until the table is complete, and returns when the cache has them.
+// watchNodes watches all Nodes until the table is complete, and returns once they are in the cache.
 func (o *otherNodes) watchNodes(ctx context.Context) {
 	o.mu.Lock()
 	if o.complete {

@@ -13,15 +13,15 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// This file bounds the pairs of endpoint and port of one Service, so that every node has room for those of others.
+// This file limits the pairs of endpoint and port of one Service, so that every node has room for other Services.
 
 // pairs are the endpoints of a Service by port and family.
 type pairs struct {
 	of map[portFamily][]endpoint
-	n  int // of all
-	// share is how many endpoints each port and family gets; 0: all.
+	n  int // the total number of pairs
+	// share is how many endpoints each port and family may use, or 0 for all.
 	share int
-	// some: not all pairs were made.
+	// some: not all pairs were expanded.
 	some bool
 }
 
@@ -30,11 +30,12 @@ type portFamily struct {
 	is4  bool
 }
 
-// expandedMax is how many pairs are made before some are chosen, as a multiple of those that are used.
+// expandedMax limits how many pairs are expanded before choosing among them, as a multiple of those in use.
 const expandedMax = 10
 
-// findPairs returns all pairs of a Service. Of more than most, each port and family gets an equal share. The pairs of
-// 15,000 ports and 300 endpoints are too many to be made at each change: of these only the best of each slice are.
+// findPairs returns all pairs of a Service. If there are more than most, each port and family gets an equal share.
+// 15,000 ports and 300 endpoints make too many pairs to expand at each change; then only the best endpoints of each
+// slice are expanded.
 func findPairs(s *core.Service, endpoints []*endpointSlice, most int) pairs {
 	p := pairs{of: map[portFamily][]endpoint{}}
 	from, n := findPorts(s, endpoints)
@@ -43,7 +44,7 @@ func findPairs(s *core.Service, endpoints []*endpointSlice, most int) pairs {
 		from, _ = findPorts(s, best(endpoints, p.share))
 	}
 	for key, ports := range from {
-		if p.some { // those of better slices come first
+		if p.some { // the better slices come first
 			ports = ports[:min(len(ports), p.share)]
 		}
 		p.of[key] = endpointsOf(ports)
@@ -58,8 +59,8 @@ func findPairs(s *core.Service, endpoints []*endpointSlice, most int) pairs {
 	return p
 }
 
-// findPorts returns the ports of slices for each port of a Service that has endpoints, and the number of pairs. An
-// endpoint that is in two slices counts twice.
+// findPorts returns, for each port of a Service that has endpoints, its ports in slices, and the number of pairs. An
+// endpoint in two slices counts twice.
 func findPorts(s *core.Service, endpoints []*endpointSlice) (from map[portFamily][]portIn, n int) {
 	from = map[portFamily][]portIn{}
 	ports := byPort(endpoints)
@@ -80,7 +81,7 @@ func findPorts(s *core.Service, endpoints []*endpointSlice) (from map[portFamily
 	return from, n
 }
 
-// best returns slices with their n best endpoints, those with better ones first.
+// best returns each slice reduced to its n best endpoints, best slices first.
 func best(all []*endpointSlice, n int) (some []*endpointSlice) {
 	for _, s := range all {
 		if len(s.endpoints) > 0 {
@@ -95,9 +96,9 @@ func best(all []*endpointSlice, n int) (some []*endpointSlice) {
 	return some
 }
 
-// within returns the endpoints of a port and family that are used: of too many those that serve, and of these the ones
-// with the lowest hash (rendezvous hashing). Every node chooses the same, for all ports, and a change of one endpoint
-// replaces at most one other.
+// within returns the endpoints of a port and family to use. If there are too many, serving ones come first, then those
+// with the lowest hash (rendezvous hashing). Every node chooses the same ones for all ports, and a change of one
+// endpoint replaces at most one other.
 func (p pairs) within(all []endpoint) []endpoint {
 	if p.share == 0 || len(all) <= p.share {
 		return all
@@ -125,7 +126,7 @@ func bestOf(all []endpoint, n int) []endpoint {
 	return some
 }
 
-// score is a hash of the address, of 63 bits; of an endpoint that does not serve, the highest bit is set.
+// score is a 63-bit hash of the address. The highest bit is set for an endpoint that does not serve.
 func (e endpoint) score() uint64 {
 	h := fnv.New64a()
 	b := e.at.Addr().As16()
@@ -137,8 +138,8 @@ func (e endpoint) score() uint64 {
 	return score
 }
 
-// bound refuses a Service with too many pairs of endpoint and port. One that is in force keeps its addresses: its view
-// has as many pairs as are permitted.
+// bound refuses a Service with too many pairs of endpoint and port. A Service that is already in force keeps its
+// addresses, and its view has as many pairs as are permitted.
 func (s *Source) bound(v *view) {
 	name, most := v.service.Name, s.o.MaxEndpoints
 	if v.pairs <= most {
@@ -161,8 +162,8 @@ func (s *Source) bound(v *view) {
 	}
 }
 
-// inForce reports whether this node serves endpoints of a Service, or has before the agent was started. A node that
-// knows nothing of earlier agents counts the Services that it finds at its start: they may be in force elsewhere.
+// inForce reports whether this node serves endpoints of a Service, or did before the agent started. A node that knows
+// nothing of previous agents counts every Service that it finds at its start: it may be in force elsewhere.
 func (s *Source) inForce(service *lb.Service) bool {
 	if old := s.put[service.Name]; old != nil {
 		serves := func(p lb.ServicePort) bool { return len(p.Backends) > 0 }

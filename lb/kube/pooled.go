@@ -10,18 +10,18 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Nodes take every packet to an address that they serve, and none from it. So the address of a client or of a server
-// must not be served because somebody has written it into a status: it must be in a pool. One whose pool was changed is
-// served for a while, so that clients and the owner of the Service have time.
+// Nodes accept every packet to an address that they serve, and none from it. So writing a client's or a server's
+// address into a status must not make nodes serve it: the address must be in a pool. If its pool was changed, it is
+// served for a while to give clients and the owner of the Service time.
 
-// GraceDefault is Pool.Grace for addresses of which the pool is not known any more: another one was in force before
-// this agent was started.
+// GraceDefault is Pool.Grace for addresses whose pool is no longer known, because it was configured before this agent
+// started.
 const GraceDefault = 10 * time.Minute
 
 // broadcast is the limited broadcast address.
 var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
-// refusal returns why this node does not serve an address in the status of a Service; "": it does.
+// refusal says why this node does not serve an address in a Service's status, or returns "" if it does.
 func (s *Source) refusal(addr netip.Addr) string {
 	switch {
 	case !isHost(addr):
@@ -32,18 +32,18 @@ func (s *Source) refusal(addr netip.Addr) string {
 	return "is in no pool"
 }
 
-// isHost reports whether one host can have an address.
+// isHost reports whether a is a possible address of one host.
 func isHost(a netip.Addr) bool {
 	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback() && a != broadcast
 }
 
-// served returns those addresses in the status of a Service that this node may serve.
+// served returns the addresses in a Service's status that this node may serve.
 func (s *Source) served(service *core.Service) []netip.Addr {
 	return slices.DeleteFunc(addressesOf(service), func(a netip.Addr) bool { return s.refusal(a) != "" })
 }
 
-// usePools puts other pools in force. The addresses that this node serves and that are in none of them are served on
-// until their grace period ends.
+// usePools activates other pools. Addresses that this node serves but that are in none of them stay served until their
+// grace period ends.
 func (s *Source) usePools(pools []Pool) {
 	now, until := time.Now(), map[netip.Addr]time.Time{}
 	for _, service := range s.put {
@@ -62,7 +62,7 @@ func (s *Source) usePools(pools []Pool) {
 	s.setGrace(until)
 }
 
-// keepHeld gives those addresses a grace period that an earlier agent served, and that are in no pool.
+// keepHeld gives a grace period to addresses that a previous agent served and that are in no pool.
 func (s *Source) keepHeld() {
 	until := map[netip.Addr]time.Time{}
 	for _, f := range s.o.Held {
@@ -73,7 +73,7 @@ func (s *Source) keepHeld() {
 	s.setGrace(until)
 }
 
-// setGrace sets until when addresses that are in no pool are served, and queues their services for then.
+// setGrace sets until when addresses in no pool are served, and queues their services for then.
 func (s *Source) setGrace(until map[netip.Addr]time.Time) {
 	s.graceUntil = until
 	for _, at := range until {
@@ -81,7 +81,7 @@ func (s *Source) setGrace(until map[netip.Addr]time.Time) {
 	}
 }
 
-// pooled sets the announcers of each VIP from its pool. One in no pool is withheld.
+// pooled sets each VIP's announcers from its pool. A VIP in no pool is withheld.
 func (s *Source) pooled(service *lb.Service) {
 	if len(s.o.Pools) == 0 {
 		return
@@ -91,7 +91,7 @@ func (s *Source) pooled(service *lb.Service) {
 		pools[i] = poolOf(s.o.Pools, vip)
 	}
 	if all := slices.Compact(slices.Clone(pools)); len(all) == 1 && all[0] != nil {
-		service.Announce = all[0].Announce // of most services, in less memory than a map
+		service.Announce = all[0].Announce // for most services; takes less memory than a map
 		return
 	}
 	service.PerVIP = map[netip.Addr]lb.VIPRule{}

@@ -15,13 +15,14 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Delays of the node table: changes within publishDelay are one, and a failed write is tried again after publishRetry.
+// Delays of the node table: changes within publishDelay are merged, and a failed write is retried after publishRetry.
 const (
 	publishDelay = 200 * time.Millisecond
 	publishRetry = 2 * time.Second
 )
 
-// publishNodes keeps the node table until ctx ends. Without the rights for it, there is none: nodes watch the Nodes.
+// publishNodes maintains the node table until ctx ends. Without the rights for it there is none, and nodes watch the
+// Nodes.
 func (a *Allocator) publishNodes(ctx context.Context) {
 	warn := func(err error) {
 		a.o.Log.Warn("node table not written; every agent watches every Node", "err", err,
@@ -61,7 +62,7 @@ func (a *Allocator) publishNodes(ctx context.Context) {
 	}
 	for {
 		if err := a.writeTable(ctx, nodes.GetStore(), table.GetStore()); err != nil && ctx.Err() == nil {
-			if !conflicting(err) { // else the watch delivers the newer version
+			if !conflicting(err) { // otherwise the watch delivers the newer version
 				a.o.Log.Warn("node table not written", "err", err)
 			}
 			time.AfterFunc(publishRetry, touch)
@@ -79,7 +80,7 @@ func (a *Allocator) publishNodes(ctx context.Context) {
 
 func conflicting(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
 
-// writeTable writes the ConfigMaps that are not as the Nodes are.
+// writeTable writes the ConfigMaps that differ from the Nodes.
 func (a *Allocator) writeTable(ctx context.Context, nodes, table cache.Store) error {
 	want := make([]map[string]string, nodeShards)
 	for i := range want {

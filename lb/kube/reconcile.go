@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// watch starts to follow the Services, which are queued when they change.
+// watch starts following the Services, which are queued when they change.
 func (t *term) watch(ctx context.Context) error {
 	factory := informers.NewSharedInformerFactoryWithOptions(t.o.Client, 0, informers.WithTransform(slim))
 	informer := factory.Core().V1().Services().Informer()
@@ -40,7 +40,7 @@ func (t *term) watch(ctx context.Context) error {
 	return nil
 }
 
-// deleted records that a Service was deleted. A watch that lags behind may be about one that had the same name before.
+// deleted records that a Service was deleted. A lagging watch may report an earlier Service of the same name.
 func (t *term) deleted(s *core.Service) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -49,7 +49,7 @@ func (t *term) deleted(s *core.Service) {
 	}
 }
 
-// work reconciles what is queued until the queue is shut down.
+// work reconciles queued Services until the queue is shut down.
 func (t *term) work(ctx context.Context) {
 	for {
 		key, down := t.queue.Get()
@@ -72,7 +72,7 @@ func (t *term) work(ctx context.Context) {
 	}
 }
 
-// current returns a Service of the cache, nil if it does not exist or a newer version is known.
+// current returns a Service from the cache, or nil if it does not exist or a newer version is known.
 func (t *term) current(key string) (*core.Service, error) {
 	x, ok, err := t.services.GetByKey(key)
 	if err != nil {
@@ -90,20 +90,20 @@ func (t *term) current(key string) (*core.Service, error) {
 	v := versionOf(s)
 	known, ok := t.known[key]
 	if v.number < known.number || !ok && v.number < t.read {
-		return nil, nil // the watch will deliver what happened since
+		return nil, nil // the watch will deliver newer changes
 	}
 	t.know(s)
 	delete(t.gone, key)
 	return s, nil
 }
 
-// reconcile sets finalizer and status of a Service. It fails when the API server does.
+// reconcile sets the finalizer and status of a Service. It fails if the API server does.
 func (t *term) reconcile(ctx context.Context, key string) error {
 	s, err := t.current(key)
 	if s == nil || err != nil {
 		return err
 	}
-	t.ledger.pendingFor(s) // what an older version required is not pending any more
+	t.ledger.pendingFor(s) // drops intents that required an older version
 	t.complainExternal(s)
 	if !matchesClass(s, t.o.Class) || s.DeletionTimestamp != nil {
 		return t.withdraw(ctx, s)
@@ -118,7 +118,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 		t.events.Event(s, core.EventTypeWarning, d.reason, d.warning)
 		t.o.Log.Warn("no address for service", "service", key, "reason", d.warning)
 	}
-	if d.write { // also without addresses: who is not the leader any more may know too little to take some back
+	if d.write { // even without addresses: an agent that no longer leads may wrongly take some back
 		i := intent{Service: key, UID: string(s.UID), Version: s.ResourceVersion, Addresses: d.addrs}
 		if d.record != "" {
 			i.Ports = []string{d.record}
@@ -130,7 +130,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 			t.setFull(nil)
 		}
 	}
-	if d.warning != "" && !d.write { // only a change of the Service, of another one or of the pools can help
+	if d.warning != "" && !d.write { // only a change of this Service, another one, or the pools can help
 		err := t.put(ctx, s, hasFinalizer(s), statusOf(s), conditions)
 		if err == nil {
 			t.wroteCondition(s, d, text)
@@ -172,7 +172,7 @@ func (t *term) reconcile(ctx context.Context, key string) error {
 	return nil
 }
 
-// decide returns what is to become of the status of a Service, and queues the Services that wait for what it frees.
+// decide returns the decision about a Service's status, and queues the Services that wait for what it frees.
 func (t *term) decide(s *core.Service) decision {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -188,11 +188,11 @@ func (t *term) decide(s *core.Service) decision {
 	return d
 }
 
-// setNodes sets how many nodes may have addresses, and how many may not.
+// setNodes sets how many nodes may and may not have addresses.
 func (t *term) setNodes(usable, excluded int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	all := usable == 0 || t.assigner.nodes == 0 // what unannounced returns may have changed
+	all := usable == 0 || t.assigner.nodes == 0 // the result of unannounced may have changed
 	t.assigner.nodes, t.excluded = usable, excluded
 	for name := range t.known {
 		if all || t.perNode[name] {
@@ -201,10 +201,10 @@ func (t *term) setNodes(usable, excluded int) {
 	}
 }
 
-// Delays before addresses are written again that somebody has removed from a status.
+// Delays before addresses that somebody has removed from a status are written again.
 const clearedDelay, clearedDelayMax = time.Second, 5 * time.Minute
 
-// isCleared reports whether somebody has removed the addresses that we wrote to a status and it is left empty for now.
+// isCleared reports whether a status from which somebody has removed our addresses stays empty for now.
 func (t *term) isCleared(s *core.Service) bool {
 	key := nameOf(s)
 	t.mu.Lock()
@@ -238,7 +238,7 @@ func (t *term) isCleared(s *core.Service) bool {
 	return true
 }
 
-// forget releases what a deleted Service had; t.mu is held.
+// forget releases the resources of a deleted Service; t.mu is held.
 func (t *term) forget(key string) {
 	delete(t.gone, key)
 	delete(t.known, key)
@@ -256,8 +256,8 @@ func (t *term) forget(key string) {
 	t.queueOthers()
 }
 
-// withdraw clears the status of a Service that is no longer of our class or is being deleted, removes our finalizer and
-// releases the addresses. What another implementation or the allocator of another class has written stays.
+// withdraw clears the status of a Service that is being deleted or no longer of our class, removes our finalizer and
+// releases the addresses. It keeps what another implementation or another class's allocator has written.
 func (t *term) withdraw(ctx context.Context, s *core.Service) error {
 	t.mu.Lock()
 	given := t.assigner.alloc.Given(nameOf(s))
@@ -269,7 +269,7 @@ func (t *term) withdraw(ctx context.Context, s *core.Service) error {
 	if status {
 		addrs = nil
 	}
-	if status || had || waited || !isOfOtherClass(s, t.o.Class) { // else they are from the allocator of that class
+	if status || had || waited || !isOfOtherClass(s, t.o.Class) { // otherwise they are from that class's allocator
 		conditions = conditionsOfOthers(s)
 	}
 	if err := t.put(ctx, s, hasFinalizer(s) && !final, addrs, conditions); err != nil {
@@ -301,7 +301,7 @@ func (t *term) queueOthers() {
 	}
 }
 
-// put writes a Service as write does, and remembers its version.
+// put writes a Service like write, and remembers its version.
 func (t *term) put(
 	ctx context.Context, s *core.Service, finalized bool, addrs []string, conditions []meta.Condition,
 ) error {
@@ -316,10 +316,10 @@ func (t *term) put(
 	return nil
 }
 
-// write sets whether a Service has our finalizer, the addresses in status.loadBalancer, and the conditions. It is one
-// request, to the status, through which the API server takes metadata, too: so no right is needed to change the spec of
-// a Service. It fails if the Service was changed meanwhile. It returns the Service as it is then, nil if there was
-// nothing to write.
+// write sets whether a Service has our finalizer, the addresses in status.loadBalancer, and the conditions. It sends
+// one request, to the status subresource. The API server also accepts metadata there, so the agent needs no right to
+// change the spec. write fails if the Service has changed in the meantime. It returns the updated Service, or nil if
+// there was nothing to write.
 func (a *Allocator) write(
 	ctx context.Context, s *core.Service, finalized bool, addrs []string, conditions []meta.Condition,
 ) (*core.Service, error) {

@@ -12,23 +12,23 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// This file has what happens when the API server refuses the status of one Service, as an admission policy does, or
-// etcd when the object is too large. The others get their addresses.
+// This file handles a Service whose status the API server refuses because of an admission policy, or etcd because the
+// object is too large. Other Services get their addresses.
 
-// reasonRefused is the reason of the Event, and of the condition, of such a Service.
+// reasonRefused is the reason of such a Service's Event and condition.
 const reasonRefused = "StatusRefused"
 
-// saidFor is after what time the owner of such a Service is told again: Events are kept for an hour.
+// saidFor is how long until the owner of such a Service is told again: Events are kept for an hour.
 const saidFor = 30 * time.Minute
 
-// told is what the owner of a Service was told.
+// told is what the owner of a Service was told, and when.
 type told struct {
 	text string
 	at   time.Time
 }
 
-// admissionErrors and storageErrors are in the messages of errors with which nothing is written, whatever their code
-// is: a webhook chooses that of its answer, and those of etcd have 500.
+// admissionErrors and storageErrors occur in the messages of errors after which nothing is written, whatever their
+// code: a webhook chooses its own code, and etcd errors have 500.
 var (
 	admissionErrors = []string{"denied the request", "failed calling webhook"}
 	storageErrors   = []string{"etcdserver: request is too large", "trying to send message larger than max"}
@@ -38,14 +38,14 @@ func mentions(err error, texts []string) bool {
 	return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(err.Error(), text) })
 }
 
-// isOutdated reports whether no write can succeed any more that requires the version which this one has required.
+// isOutdated reports whether every write that requires the same version as this one will fail.
 func isOutdated(err error) bool {
 	return (apierrors.IsConflict(err) || apierrors.IsNotFound(err)) && !apierrors.IsUnexpectedServerError(err) &&
 		!mentions(err, admissionErrors)
 }
 
-// isRefused reports whether the API server has answered a write with an error which says that the write was not, and
-// will not be, applied. After a timeout or another error of the server it may be applied yet.
+// isRefused reports whether the API server's error means that the write was not and will not be applied. After a
+// timeout or another server error it may still be applied.
 func isRefused(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) || apierrors.IsUnexpectedServerError(err) || isOutdated(err) {
@@ -62,8 +62,8 @@ func isRefused(err error) bool {
 	}
 }
 
-// failed is called when a write of addresses has failed. If it cannot be applied any more, the ledger forgets it, and
-// if the API server has refused it, the owner of the Service is told.
+// failed handles a failed write of addresses. If the write can no longer be applied, the ledger forgets it; if the API
+// server has refused it, the owner of the Service is told.
 func (t *term) failed(ctx context.Context, s *core.Service, err error) {
 	switch {
 	case isOutdated(err):
@@ -88,7 +88,7 @@ func (t *term) failed(ctx context.Context, s *core.Service, err error) {
 	if news {
 		t.events.Event(s, core.EventTypeWarning, d.reason, d.warning)
 	}
-	// The message may change with each refusal, and a changed condition lets the Service be tried again at once.
+	// The message may differ with each refusal, and a changed condition would cause an immediate retry.
 	if c := assignedCondition(s); len(d.addrs) > 0 || c != nil && c.Reason == d.reason {
 		return
 	}

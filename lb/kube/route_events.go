@@ -16,18 +16,17 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Limits of the Events about routes. A router that restarts changes every route of every node: at 1,000 nodes and
-// 5,000 Services that would be millions of Events. Those beyond the limit are omitted; the log of the agent has them.
-// One that corrects an earlier Event is late instead, unless the route is then as that one says.
+// Limits of the Events about routes. A router that restarts changes every route of every node: with 1,000 nodes and
+// 5,000 Services that would be millions of Events. Events beyond the limit are omitted; the agent's log has them. An
+// Event that corrects a previous one is delayed instead, unless the route has returned to the reported state by then.
 const (
 	routeEventsEvery = 2 * time.Second
-	// judgeTicks is how many of these are between two looks at all routes. Whether routers accept a route changes
-	// without a call of Changed.
+	// judgeTicks is the number of ticks between checks of all routes. Routers may change their acceptance of a route
+	// without a call to Changed.
 	judgeTicks       = 5
 	routeEventsQPS   = 0.1
 	routeEventsBurst = 25
-	// earlierFor is how long after the start an address that was announced before it may be announced again without an
-	// Event.
+	// earlierFor is how long after the start a previously announced address may be announced again without an Event.
 	earlierFor = time.Minute
 )
 
@@ -41,13 +40,13 @@ const (
 type RouteEventsOptions struct {
 	Client kubernetes.Interface
 	Node   string
-	// Service returns the Service of this name in lb; nil: the cluster has none.
+	// Service returns the Service with this name in lb, or nil if the cluster has none.
 	Service func(name string) *core.Service
-	// Judge returns the states of routes as their receivers see them, given those of the engine, in the same order.
+	// Judge returns the states of routes as their receivers see them, given the engine's, in the same order.
 	Judge func([]lb.RouteStatus) []lb.RouteStatus
-	// Earlier are the addresses that an earlier run announced.
+	// Earlier lists the addresses that a previous run announced.
 	Earlier []AnnouncedRoute
-	// Keep stores those of this run for the next one. It is called after changes.
+	// Keep stores this run's addresses for the next one. It is called after changes.
 	Keep func([]AnnouncedRoute)
 }
 
@@ -58,9 +57,9 @@ type AnnouncedRoute struct {
 	Reason   string     `json:"reason,omitempty"`
 }
 
-// RouteEvents emits an Event on a Service when this node begins or ceases to announce one of its addresses. A node that
-// has not announced an address emits none about it: of a Service with externalTrafficPolicy Local, only the nodes with
-// endpoints do. A restart alone emits none: in a rolling restart of all nodes they would be most of the requests.
+// RouteEvents emits an Event on a Service when this node starts or stops announcing one of its addresses. A node that
+// has not announced an address emits none about it: with externalTrafficPolicy Local, only nodes with endpoints do. A
+// restart alone emits none: in a rolling restart of all nodes they would be most of the requests.
 type RouteEvents struct {
 	o      RouteEventsOptions
 	events record.EventRecorder    // of Run
@@ -69,18 +68,18 @@ type RouteEvents struct {
 
 	mu      sync.Mutex // guards all below
 	routes  map[netip.Addr]*routeEvent
-	changed map[netip.Addr]bool           // since the last look
-	unkept  bool                          // Keep has not what is announced
-	earlier map[netip.Addr]AnnouncedRoute // of Options.Earlier, those that the engine has not said anything about
+	changed map[netip.Addr]bool           // since the last check
+	unkept  bool                          // Keep does not have the announced routes yet
+	earlier map[netip.Addr]AnnouncedRoute // Options.Earlier, without the routes that the engine has reported
 }
 
 // routeEvent is the state of one address.
 type routeEvent struct {
-	now       lb.RouteStatus // of the engine
+	now       lb.RouteStatus // from the engine
 	announced bool           // according to the last Event
 	reason    string         // of the last Event, while announced
 	told      bool           // that Event was not omitted
-	earlier   bool           // that Event was of an earlier run, and this one has not announced it yet
+	earlier   bool           // that Event is from a previous run, and this run has not announced it yet
 }
 
 // NewRouteEvents returns RouteEvents that emit nothing until Run.
@@ -95,7 +94,7 @@ func NewRouteEvents(o RouteEventsOptions) *RouteEvents {
 	return e
 }
 
-// Changed is lb.EngineOptions.RouteChanged.
+// Changed implements lb.EngineOptions.RouteChanged.
 func (e *RouteEvents) Changed(r lb.RouteStatus) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -110,7 +109,7 @@ func (e *RouteEvents) Changed(r lb.RouteStatus) {
 		e.routes[r.Address] = x
 	}
 	if was, ok := e.earlier[r.Address]; ok {
-		same := slices.Equal(was.Services, r.Services) // else another Service has the address now
+		same := slices.Equal(was.Services, r.Services) // otherwise another Service has the address now
 		x.announced, x.reason, x.earlier = same, was.Reason, same
 		delete(e.earlier, r.Address)
 	}
@@ -136,7 +135,7 @@ func (e *RouteEvents) Run(ctx context.Context) error {
 	}
 }
 
-// keep stores what is announced, when that has changed.
+// keep stores the announced routes if they have changed.
 func (e *RouteEvents) keep() {
 	e.mu.Lock()
 	if !e.unkept {
@@ -158,8 +157,8 @@ func (e *RouteEvents) keep() {
 	e.o.Keep(all)
 }
 
-// emit emits the Events that are due, those about addresses that are no longer announced first. It looks at all routes,
-// or at those that have changed.
+// emit emits the Events that are due, starting with addresses that are no longer announced. It checks all routes, or
+// only those that have changed.
 func (e *RouteEvents) emit(every bool) {
 	settling := time.Since(e.began) < earlierFor
 	e.mu.Lock()
@@ -195,7 +194,7 @@ func (e *RouteEvents) due(every bool) (all []lb.RouteStatus) {
 		}
 	} else {
 		for address := range e.changed {
-			if x := e.routes[address]; x != nil { // else it was deleted
+			if x := e.routes[address]; x != nil { // otherwise it was deleted
 				all = append(all, x.now)
 			}
 		}
@@ -204,7 +203,7 @@ func (e *RouteEvents) due(every bool) (all []lb.RouteStatus) {
 	return all
 }
 
-// emitOne emits the Event about one address, on each Service that has it, or omits it, or leaves it for later.
+// emitOne emits the Event about one address on each Service that has it, omits it, or leaves it for later.
 func (e *RouteEvents) emitOne(x *routeEvent, now lb.RouteStatus) {
 	var services []*core.Service
 	for _, name := range now.Services {
@@ -212,12 +211,12 @@ func (e *RouteEvents) emitOne(x *routeEvent, now lb.RouteStatus) {
 			services = append(services, s)
 		}
 	}
-	if len(services) == 0 { // of the file, or the cluster is not known yet
+	if len(services) == 0 { // from a file, or the cluster is not known yet
 		return
 	}
 	accepted := e.limit.TryAccept()
 	if !accepted && x.told {
-		return // the next look at all routes tries again
+		return // the next check of all routes tries again
 	}
 	x.announced, x.reason, x.told, e.unkept = now.Announced, now.Reason, accepted, true
 	if !accepted {

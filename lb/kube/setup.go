@@ -9,8 +9,8 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// What a new cluster may lack, so that no Service works, is said on each Service and in the status of each node: pools,
-// announcers, and a node that is not excluded. On clusters with control plane nodes alone, every node is.
+// If a new cluster lacks something without which no Service works, each Service and each node's status says so: pools,
+// announcers, or a node that is not excluded. In clusters that consist only of control plane nodes, all are excluded.
 
 // othersTime is how long a Service without an address is left to another controller while there are no pools.
 const othersTime = time.Minute
@@ -22,7 +22,7 @@ const (
 		"; remove it from one, or set ignore_exclude_label = true in [kubernetes]"
 )
 
-// excludedNodes says that all of n nodes have the label.
+// excludedNodes says that all n nodes have the label.
 func excludedNodes(n int) string {
 	have := fmt.Sprintf("all %d nodes have", n)
 	if n == 1 {
@@ -31,7 +31,7 @@ func excludedNodes(n int) string {
 	return fmt.Sprintf(textExcluded, have)
 }
 
-// isOfOthers reports whether a Service is left to the controller that assigns addresses here, because there are no
+// isOfOthers reports whether a Service is left to another controller that assigns addresses, because there are no
 // pools.
 func (t *term) isOfOthers(s *core.Service) bool {
 	if len(t.assigner.pools) > 0 {
@@ -47,7 +47,7 @@ func (t *term) isOfOthers(s *core.Service) bool {
 	return left > 0
 }
 
-// unannounced returns why no node announces the addresses of any Service; "": one may.
+// unannounced says why no node announces any Service, or returns "" if one may.
 func (t *term) unannounced() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -60,8 +60,8 @@ func (t *term) unannounced() string {
 	return ""
 }
 
-// allExcluded returns how many nodes the cluster has if each of them has the label that excludes it; 0: one has not, or
-// they are not known.
+// allExcluded returns the number of nodes in the cluster if all have the label that excludes them. It returns 0 if one
+// lacks it or the nodes are not known.
 func (s *Source) allExcluded() int {
 	if s.o.IgnoreExclude || s.o.Forward != lb.MethodTunnel && !s.o.FollowNodes {
 		return 0
@@ -75,8 +75,8 @@ func (s *Source) allExcluded() int {
 	return len(all)
 }
 
-// Findings returns what the cluster or its configuration lacks, so that no Service works. It may be called from any
-// goroutine.
+// Findings reports what the cluster or its configuration lacks without which no Service works. It may be called from
+// any goroutine.
 func (s *Source) Findings() (all []lb.Finding) {
 	services, waiting := 0, 0
 	for _, x := range s.services.List() {

@@ -12,22 +12,22 @@ import (
 	"github.com/steelyard-lb/steelyard/lb"
 )
 
-// Services that share an address have different ports of it. Who has a port keeps it: a Service whose ports are changed
-// gets those that no other one has. So the status of a Service that may share its addresses records the ports that it
-// has of them. All agents read there who came first: the leader, also one that was not there before, and the nodes,
-// while there is no leader. The roles that Kubernetes has for users permit no write of a status.
+// Services that share an address have different ports on it. A Service that has a port keeps it: a Service whose ports
+// are changed gets only ports that no other one has. So the status of a Service that may share addresses records its
+// ports on them. All agents read there who came first: the leader, even a new one, and the nodes while there is no
+// leader. The Kubernetes roles for users do not permit writing a status.
 
-// conditionShared is a condition of Services with a share key that have an address, and of those that share one. Its
-// message is the ports that a Service has of its addresses.
+// conditionShared is a condition of Services that have an address and a share key, or share an address. Its message
+// lists the ports that the Service has on its addresses.
 const conditionShared = ourPrefix + "AddressShared"
 
-// noPorts is the message of a Service that has none of its ports: others have them all.
+// noPorts is the message for a Service that has none of its ports, because others have them all.
 const noPorts = "no port"
 
-// sharedPortsMax bounds the ports of a Service that can share addresses: the message of a condition has 32 KiB at most.
+// sharedPortsMax limits the ports of a Service that can share addresses: a condition's message is at most 32 KiB.
 const sharedPortsMax = 2000
 
-// portsText is the text of these ports, in any order.
+// portsText lists ports in sorted order, whatever their order.
 func portsText(ports []lb.Port) string {
 	if len(ports) == 0 {
 		return noPorts
@@ -43,7 +43,7 @@ func portsText(ports []lb.Port) string {
 // portText is "80/TCP".
 func portText(p lb.Port) string { return strings.ToUpper(p.Name()) }
 
-// portsOf returns the ports of a text. Another text has none.
+// portsOf parses a list from portsText and skips everything else.
 func portsOf(text string) (ports []lb.Port) {
 	for name := range strings.SplitSeq(text, ", ") {
 		number, protocol, _ := strings.Cut(name, "/")
@@ -56,7 +56,7 @@ func portsOf(text string) (ports []lb.Port) {
 	return ports
 }
 
-// recordOf returns the record in the status of a Service; "": it has none.
+// recordOf returns the record in a Service's status, or "" if it has none.
 func recordOf(s *core.Service) string {
 	c := apimeta.FindStatusCondition(s.Status.Conditions, conditionShared)
 	if c == nil {
@@ -65,11 +65,11 @@ func recordOf(s *core.Service) string {
 	return c.Message
 }
 
-// byKeyText separates the ports from the rest of a record of version 0.1.
+// byKeyText separates the ports from the rest of a version 0.1 record.
 const byKeyText = " by the key "
 
-// holds returns what a Service has by its status: the recorded ports; without a record all that are in its
-// specification, and then no other Service can share its addresses yet.
+// holds returns what a Service has according to its status: the recorded ports, or without a record all ports in its
+// specification; then no other Service can share its addresses yet.
 func holds(s *core.Service) lb.Holder {
 	h := holder(s)
 	record, _, _ := strings.Cut(recordOf(s), byKeyText)
@@ -81,7 +81,7 @@ func holds(s *core.Service) lb.Holder {
 	return h
 }
 
-// recordFor returns the record of a Service that has these ports; "": it needs none.
+// recordFor returns the record of a Service with these ports, or "" if it needs none.
 func (a *assigner) recordFor(h lb.Holder) string {
 	if h.ShareKey == "" && !a.alloc.Shares(h.Service) {
 		return ""
@@ -89,8 +89,8 @@ func (a *assigner) recordFor(h lb.Holder) string {
 	return portsText(h.Ports)
 }
 
-// grant adds to a decision which ports of its addresses the Service has. Until the status is written, what it has stays
-// its own, as well as what it is to have.
+// grant adds to a decision which ports the Service has on its addresses. Until the status is written, both its current
+// ports and its future ones are its own.
 func (a *assigner) grant(s *core.Service, p pending, d decision) decision {
 	h := holder(s)
 	denied := a.alloc.Denied(h)

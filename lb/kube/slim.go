@@ -10,7 +10,7 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// slim reduces an object to what is read of it, before an informer keeps it. Applied twice it changes nothing.
+// slim reduces an object to the fields that are read, before an informer stores it. It is idempotent.
 func slim(x any) (any, error) {
 	switch o := x.(type) {
 	case *core.Service:
@@ -28,7 +28,7 @@ func slim(x any) (any, error) {
 	return x, nil
 }
 
-// slimMeta removes what neither the rules nor the requests about an object use. Events refer to it by UID and version.
+// slimMeta drops what neither the rules nor requests about an object use. Events refer to an object by UID and version.
 func slimMeta(m meta.ObjectMeta) meta.ObjectMeta {
 	slim := meta.ObjectMeta{
 		Name: m.Name, Namespace: intern(m.Namespace), UID: m.UID, ResourceVersion: m.ResourceVersion,
@@ -66,7 +66,7 @@ func slimNode(n *core.Node) {
 	}
 }
 
-// slimOwn is slim for the Node of this machine, all of whose labels are read.
+// slimOwn is slim for this machine's Node, all of whose labels are read.
 func slimOwn(x any) (any, error) {
 	n, ok := x.(*core.Node)
 	if !ok {
@@ -78,10 +78,10 @@ func slimOwn(x any) (any, error) {
 	return n, nil
 }
 
-// intern returns a string that is equal, and one for all equal ones.
+// intern returns a string equal to s that all equal strings share.
 func intern(s string) string { return unique.Make(s).Value() }
 
-// sameVersion reports whether an object has not changed: after the watch was interrupted most are as before.
+// sameVersion reports whether an object has not changed, like most after an interrupted watch.
 func sameVersion(old, now any) bool {
 	v := now.(meta.Object).GetResourceVersion()
 	return v != "" && v == old.(meta.Object).GetResourceVersion()

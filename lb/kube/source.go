@@ -33,57 +33,58 @@ const Name = "kubernetes"
 type Options struct {
 	Client kubernetes.Interface
 	Node   string // the Node object of this machine
-	// Namespace has the node table; "": the other nodes are read from their Nodes.
+	// Namespace contains the node table. If it is "", other nodes are read from their Nodes.
 	Namespace string
-	Class     string // spec.loadBalancerClass of the Services to serve; "": those without one
-	// Forward is how packets reach pods on other nodes: by tunnel to the node, which delivers them, or by nat.
+	Class     string // spec.loadBalancerClass of the Services to serve, or "" for those without one
+	// Forward is how packets reach pods on other nodes: through a tunnel to the node, which delivers them, or with NAT.
 	Forward lb.Method
-	// TunnelSources sets the addresses that tunnel packets may come from: those of all nodes. Nil: none is set.
+	// TunnelSources sets the allowed sources of tunnel packets: the addresses of all nodes. It may be nil.
 	TunnelSources func([]netip.Addr) error
-	// SpreadLocal reports whether one node receives all packets to an address with these announcers, and spreads them
-	// over all nodes with endpoints under the policy Local, too. Nil: never.
+	// SpreadLocal reports whether one node receives all packets to an address with these announcers and spreads them
+	// over all nodes with endpoints, even under the policy Local. Nil: never.
 	SpreadLocal func([]lb.AnnouncerKind) bool
-	// FollowNodes calls TunnelSources although packets to other nodes are not forwarded by tunnel.
+	// FollowNodes calls TunnelSources even if packets to other nodes do not use tunnels.
 	FollowNodes bool
-	// NodeLabels is called with the labels of this node when they are known and when they change. Nil: not called.
+	// NodeLabels is called with this node's labels when they become known and when they change. It may be nil.
 	NodeLabels func(map[string]string)
-	// Address is that of this node, for checks of its health check node ports.
+	// Address is this node's address, for checks of its health check node ports.
 	Address netip.Addr
-	// Probe has Interval, Timeout, Rise and Fall of the checks of this node's health endpoints.
+	// Probe sets Interval, Timeout, Rise and Fall of the checks of this node's health endpoints.
 	Probe lb.CheckSpec
-	// ProxyHealthz is the URL of the service proxy's health endpoint; "": it is not checked.
+	// ProxyHealthz is the URL of the service proxy's health endpoint, or "" if it is not checked.
 	ProxyHealthz string
-	// KeepLast goes on announcing with a lower preference while the service proxies of all nodes fail.
+	// KeepLast keeps announcing with a lower preference while the service proxies of all nodes fail.
 	KeepLast bool
-	// Hold is how long addresses that a fault has withdrawn stay withdrawn at least.
+	// Hold is the minimum time for which addresses stay withdrawn after a fault.
 	Hold time.Duration
-	// Pools have the addresses that may be announced and their announcers; empty: any address, by every announcer.
+	// Pools lists the addresses that may be announced and their announcers. If empty, every announcer announces any
+	// address.
 	Pools []Pool
 	// Prober runs the checks of this node's health endpoints. It reports to the Source's Health.
 	Prober lb.Prober
-	// NodePorts answers at health check node ports where no service proxy does; nil: never.
+	// NodePorts answers at health check node ports where no service proxy does. Nil means never.
 	NodePorts NodePorts
 	// NotReady and Unschedulable withhold all addresses while the node is in that state.
 	NotReady, Unschedulable bool
 	IgnoreExclude           bool // the label that excludes nodes from external load balancers has no effect
 	NoAnnouncer             bool // this node announces no address
-	// IsProxy is true when this agent is the service proxy of the node.
+	// IsProxy is true if this agent is the node's service proxy.
 	IsProxy bool
-	// MaxEndpoints is how many pairs of endpoint and port a Service gets at most; 0: any number.
+	// MaxEndpoints limits the pairs of endpoint and port per Service. 0 means no limit.
 	MaxEndpoints int
-	// Held are the frontends that an earlier agent has left in the kernel; nil: not known.
+	// Held lists the frontends that a previous agent left in the kernel, or nil if unknown.
 	Held []lb.Frontend
 	// Boundary is around each object. It may be nil.
 	Boundary *lb.Boundary
-	// Booted is when the machine was started; zero: long ago.
+	// Booted is when the machine started. Zero means long ago.
 	Booted time.Time
 	Log    *slog.Logger
 }
 
 // NodePorts answers at health check node ports. Services are named "namespace/name".
 type NodePorts interface {
-	// Serve answers with the number of ready endpoints on this node. When other is true, another program serves the
-	// Service, so the datapath of this agent need not.
+	// Serve answers with the number of ready endpoints on this node. If other is true, another program serves the
+	// Service, so this agent's datapath need not.
 	Serve(service string, port uint16, readyLocal int, other bool) error
 	Stop(service string)
 }
@@ -94,31 +95,30 @@ type Source struct {
 	queue      workqueue.TypedRateLimitingInterface[string]
 	services   cache.Indexer
 	slices     cache.Indexer
-	nodes      cache.Indexer // of core.Node: this one, and those of otherNodes
+	nodes      cache.Indexer // core.Node: this one and those of otherNodes
 	synced     []cache.InformerSynced
 	start      []func(stop <-chan struct{})
 	conditions *conditions
-	events     record.EventRecorder                 // of Run
+	events     record.EventRecorder                 // set by Run
 	recorder   atomic.Pointer[record.EventRecorder] // the same, for Tell
 
 	noPools    atomic.Bool             // no pool is configured
 	excluded   atomic.Int64            // as allExcluded
-	newPools   atomic.Pointer[[]Pool]  // that SetPools has set and Run has not taken over; nil: none
-	newProbing atomic.Pointer[Probing] // of SetProbing, as newPools
+	newPools   atomic.Pointer[[]Pool]  // set by SetPools, not yet taken over by Run, or nil
+	newProbing atomic.Pointer[Probing] // set by SetProbing, like newPools
 
-	// Only Run's goroutine uses these, and of o what SetPools and SetProbing replace.
+	// Used only by Run's goroutine, like the fields of o that SetPools and SetProbing replace.
 	put           map[string]*lb.Service
 	held          map[string]time.Time     // since when a fault withholds the addresses of a service
 	graceUntil    map[netip.Addr]time.Time // until when addresses that are in no pool are served
 	endpoints     map[string]seen          // of services
 	complete      bool                     // all Services that existed at the start have been put
-	own           *core.Node               // this node; nil: the API server has none
+	own           *core.Node               // this node, or nil if the API server has none
 	top           topology
-	tunnelSources []netip.Addr // that are set, sorted; nil: none were
+	tunnelSources []netip.Addr // currently set, sorted, or nil
 }
 
-// The keys in the queue that are no names of services: all services, what changed of any node, the pools, and the
-// probing.
+// The keys in the queue that are not service names: all services, changes of any node, the pools, and the probing.
 const (
 	everything   = ""
 	anyNode      = "node"
@@ -126,13 +126,13 @@ const (
 	otherProbing = "probing"
 )
 
-// The indexes: of EndpointSlices by their service, and of Services by their addresses.
+// The indexes: EndpointSlices by their service, and Services by their addresses.
 const (
 	serviceOf   = "service"
 	withAddress = "address"
 )
 
-// nameOf is the name of a Service in lb.
+// nameOf returns the name of a Service in lb.
 func nameOf(s *core.Service) string { return s.Namespace + "/" + s.Name }
 
 // New returns a Source that watches nothing until Run.
@@ -151,7 +151,7 @@ func New(o Options) (*Source, error) {
 	return s, nil
 }
 
-// watchCluster creates the informers of Services, EndpointSlices and the Node of this machine, which Run starts.
+// watchCluster creates the informers of Services, EndpointSlices and this machine's Node, which Run starts.
 func (s *Source) watchCluster() error {
 	ofUs := informers.WithTweakListOptions(func(l *meta.ListOptions) {
 		l.LabelSelector = "!" + labelProxyName + ",!" + labelHeadless
@@ -190,7 +190,7 @@ func (s *Source) watchCluster() error {
 	return errors.Join(append(errs, s.watchOwn(nodes.Core().V1().Nodes().Informer()))...)
 }
 
-// watch adds to the queue the key of each object that changes, and the Services that share an address with it.
+// watch queues the key of each object that changes, and the Services that share an address with it.
 func (s *Source) watch(i cache.SharedIndexInformer, key func(any) string) error {
 	touch := func(x any) {
 		if deleted, ok := x.(cache.DeletedFinalStateUnknown); ok {
@@ -213,10 +213,10 @@ func (s *Source) watch(i cache.SharedIndexInformer, key func(any) string) error 
 	return err
 }
 
-// sliceKey is the service that an EndpointSlice belongs to.
+// sliceKey returns the service that an EndpointSlice belongs to.
 func sliceKey(x any) string { return x.(*endpointSlice).service }
 
-// Service returns the Service of this name in lb; nil: there is none. It may be called from any goroutine.
+// Service returns the Service with this name in lb, or nil. It may be called from any goroutine.
 func (s *Source) Service(name string) *core.Service {
 	x, ok, err := s.services.GetByKey(name)
 	if err != nil || !ok {
@@ -232,7 +232,7 @@ func (s *Source) SetPools(pools []Pool) {
 	s.queue.Add(otherPools)
 }
 
-// Probing are the Options of the same names.
+// Probing holds the Options of the same names.
 type Probing struct {
 	Probe        lb.CheckSpec
 	ProxyHealthz string
@@ -248,7 +248,7 @@ func (s *Source) SetProbing(p Probing) {
 	s.queue.Add(otherProbing)
 }
 
-// Health takes a report of Options.Prober.
+// Health takes a result from Options.Prober.
 func (s *Source) Health(h lb.Health) { s.conditions.health(h) }
 
 // Run implements lb.Source.
@@ -287,7 +287,7 @@ func (s *Source) Run(ctx context.Context, sink lb.Sink) error {
 	}
 }
 
-// handle reconciles what a key of the queue stands for.
+// handle reconciles everything that a key of the queue stands for.
 func (s *Source) handle(key string, sink lb.Sink) {
 	switch key {
 	case anyNode:
@@ -298,7 +298,7 @@ func (s *Source) handle(key string, sink lb.Sink) {
 		if pools := s.newPools.Swap(nil); pools != nil {
 			s.usePools(*pools)
 		}
-		for _, x := range s.services.List() { // also those that had no address of a pool
+		for _, x := range s.services.List() { // including those without an address from a pool
 			s.reconcile(nameOf(x.(*core.Service)), sink)
 		}
 	case otherProbing:
@@ -342,7 +342,7 @@ func (s *Source) reconcileOne(name string, sink lb.Sink) {
 	s.addStale(v)
 	if old != nil {
 		if reflect.DeepEqual(old.Ports, v.service.Ports) {
-			v.service.Ports = old.Ports // plans of before refer to it, so its memory is needed once
+			v.service.Ports = old.Ports // old plans refer to it, so this saves a copy
 		}
 		if reflect.DeepEqual(old, v.service) {
 			return
@@ -352,7 +352,7 @@ func (s *Source) reconcileOne(name string, sink lb.Sink) {
 	sink.Put(v.service)
 }
 
-// viewOf returns the view that this node has of a service; nil when it does not serve it.
+// viewOf returns this node's view of a service, or nil if the node does not serve it.
 func (s *Source) viewOf(name string) *view {
 	x, ok, err := s.services.GetByKey(name)
 	if err != nil || !ok {

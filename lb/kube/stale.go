@@ -15,7 +15,7 @@ import (
 )
 
 // staleEndpointTTL is how long a removed endpoint stays in its service as a deleted backend. The engine merges updates,
-// so one update alone may never reach the datapath.
+// so a single update may never reach the datapath.
 const staleEndpointTTL = time.Minute
 
 // portKey identifies a port of a Service in its EndpointSlices.
@@ -24,7 +24,7 @@ type portKey struct {
 	protocol core.Protocol
 }
 
-// served is where an endpoint serves a port.
+// served is the address at which an endpoint serves a port.
 type served struct {
 	at   netip.AddrPort
 	port unique.Handle[portKey]
@@ -35,16 +35,16 @@ func (a served) compare(b served) int {
 	return cmp.Or(a.at.Compare(b.at), strings.Compare(p.name, q.name), cmp.Compare(p.protocol, q.protocol))
 }
 
-// seen are the endpoints of a service, in any condition.
+// seen holds the endpoints of a service, whatever their conditions.
 type seen struct {
-	present []served             // in its slices at last, sorted
-	removed map[served]time.Time // from them, and until when they are passed on as deleted; nil: none
+	present []served             // last seen in its slices, sorted
+	removed map[served]time.Time // no longer there, and until when they are passed on as deleted; may be nil
 }
 
-// addStale adds the endpoints that a port of a service had and no longer has to it, as deleted backends. The datapath
-// then ends their flows, and a client that keeps its source port (UDP) is balanced anew at once. An endpoint counts in
-// any condition: most are terminating before they are removed, and have no new flows then. Of a service with too many
-// endpoints to look at all, flows end by themselves.
+// addStale adds endpoints that a service's port no longer has, as deleted backends. The datapath then ends their flows,
+// and a client that keeps its source port (UDP) is rebalanced at once. An endpoint counts whatever its conditions: most
+// are terminating before they are removed, and get no new flows then. If a service has too many endpoints to examine,
+// its flows end by themselves.
 func (s *Source) addStale(v *view) {
 	name := v.service.Name
 	if v.some {
@@ -70,7 +70,7 @@ func (s *Source) addStale(v *view) {
 	for _, e := range before.present {
 		keep(e, time.Now().Add(staleEndpointTTL))
 	}
-	if len(x.removed) > earlier { // nothing else may change the service for long
+	if len(x.removed) > earlier { // there may be no other change for a long time
 		s.queue.AddAfter(name, staleEndpointTTL+time.Second)
 	}
 	s.endpoints[name] = x

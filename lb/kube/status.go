@@ -12,14 +12,14 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// fieldManager is the name under which the API server records what we have written (metadata.managedFields). The
-// allocator of a class writes statuses under a name of its own. Before, all classes had this one.
+// fieldManager is the name under which the API server records our writes (metadata.managedFields). The allocator of a
+// class writes statuses under its own name. Previously all classes shared this one.
 const fieldManager = "steelyard"
 
-// managerLength is the greatest length of a name that the API server accepts.
+// managerLength is the maximum length of a field manager's name in the API server.
 const managerLength = 128
 
-// managerOf returns the field manager of the statuses and finalizers of a class.
+// managerOf returns the field manager for the statuses and finalizers of a class.
 func managerOf(class string) string {
 	if class == "" {
 		return fieldManager
@@ -33,19 +33,19 @@ func managerOf(class string) string {
 	return name
 }
 
-// isSteelyard reports whether a field manager is that of any class.
+// isSteelyard reports whether a field manager belongs to any class.
 func isSteelyard(manager string) bool {
 	return manager == fieldManager || strings.HasPrefix(manager, fieldManager+":")
 }
 
-// What an entry of managedFields contains for the addresses in the status, and for our finalizer. slim keeps these of
-// an entry. The addresses are one field: an entry has all or none of them, and of those who wrote them the last one.
+// The texts in a managedFields entry for the addresses in the status, and for our finalizer. slim keeps only these. The
+// addresses are one field: an entry has all or none, and it belongs to the last writer.
 var (
 	addressField   = []byte(`"f:ingress"`)
 	finalizerField = []byte(finalizer)
 )
 
-// slimManaged keeps of managedFields who has written the addresses and who the finalizer.
+// slimManaged keeps only who wrote the addresses and the finalizer.
 func slimManaged(all []meta.ManagedFieldsEntry) (slim []meta.ManagedFieldsEntry) {
 	for _, e := range all {
 		var kept []byte
@@ -73,27 +73,27 @@ func managers(s *core.Service, field []byte) (names []string) {
 	return names
 }
 
-// wroteStatus reports whether the addresses in the status of a Service are from us, for whichever class.
+// wroteStatus reports whether we wrote the addresses in a Service's status, for any class.
 func wroteStatus(s *core.Service) bool {
 	return slices.ContainsFunc(managers(s, addressField), isSteelyard)
 }
 
-// isOurs reports whether the status of a Service has no addresses of others.
+// isOurs reports whether a Service's status has no addresses of others.
 func isOurs(s *core.Service) bool { return len(s.Status.LoadBalancer.Ingress) == 0 || wroteStatus(s) }
 
-// hasOurFinalizer reports whether a Service has the finalizer and we have added it, for whichever class: other
-// implementations use the same one.
+// hasOurFinalizer reports whether a Service has the finalizer and we added it, for any class: other implementations use
+// the same one.
 func hasOurFinalizer(s *core.Service) bool {
 	return hasFinalizer(s) && slices.ContainsFunc(managers(s, finalizerField), isSteelyard)
 }
 
 func hasFinalizer(s *core.Service) bool { return slices.Contains(s.Finalizers, finalizer) }
 
-// isReleased reports whether a Service is being deleted and its addresses may be those of another one, while the
-// finalizer of somebody else keeps it.
+// isReleased reports whether a Service is being deleted and its addresses may already belong to another one, while
+// somebody else's finalizer keeps it.
 func isReleased(s *core.Service) bool { return s.DeletionTimestamp != nil && !hasFinalizer(s) }
 
-// statusOf returns the addresses in the status of a Service, as text; "" for one that has a host name only.
+// statusOf returns the addresses in a Service's status as text, with "" for an entry that has only a host name.
 func statusOf(s *core.Service) (addrs []string) {
 	for _, i := range s.Status.LoadBalancer.Ingress {
 		addrs = append(addrs, i.IP)
@@ -101,7 +101,7 @@ func statusOf(s *core.Service) (addrs []string) {
 	return addrs
 }
 
-// statusAddresses returns the addresses in the status of a Service, whatever their ipMode.
+// statusAddresses returns the addresses in a Service's status, whatever their ipMode.
 func statusAddresses(s *core.Service) (addrs []netip.Addr) {
 	for _, i := range s.Status.LoadBalancer.Ingress {
 		if a, err := netip.ParseAddr(i.IP); err == nil && !slices.Contains(addrs, a) {
@@ -111,7 +111,7 @@ func statusAddresses(s *core.Service) (addrs []netip.Addr) {
 	return addrs
 }
 
-// sameAddresses reports whether two lists have the same addresses in any order.
+// sameAddresses reports whether two lists contain the same addresses in any order.
 func sameAddresses(a, b []netip.Addr) bool {
 	a, b = slices.Clone(a), slices.Clone(b)
 	slices.SortFunc(a, netip.Addr.Compare)

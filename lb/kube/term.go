@@ -15,39 +15,39 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// workers is the number of Services that are written at a time. A request takes some milliseconds.
+// workers is the number of Services that are written concurrently. A request takes some milliseconds.
 const workers = 16
 
-// Delays before a Service is tried again after a failed request. No other one waits.
+// Delays before a Service is retried after a failed request. Other Services do not wait.
 const failedDelay, failedDelayMax = 100 * time.Millisecond, time.Minute
 
-// term is the state of one period as the leader.
+// term is the state of one period of leadership.
 type term struct {
 	*Allocator
 	services cache.Store
 	queue    workqueue.TypedRateLimitingInterface[string]
 	ledger   *ledger
-	deposed  context.CancelFunc // ends the term: another leader is the owner of the ledger
-	skipped  map[string]bool    // Services whose addresses it has only reserved; not changed while it works
+	deposed  context.CancelFunc // ends the term: another leader owns the ledger
+	skipped  map[string]bool    // Services whose addresses are only reserved; read-only while workers run
 
 	mu       sync.Mutex // guards all below
 	assigner *assigner
-	known    map[string]version   // the newest one of a Service that was read or written; caches may be older
+	known    map[string]version   // the newest version of each Service that was read or written; caches may be older
 	read     uint64               // when all were read: a Service that did not exist then and is older does not exist
 	gone     map[string]bool      // Services whose deletion was seen
-	waiting  map[string]bool      // Services that need a decision again when an address is free …
+	waiting  map[string]bool      // Services to decide again when an address is free …
 	perNode  map[string]bool      // … and when there are more nodes
 	cleared  map[string]cleared   // Services whose status somebody else has emptied
 	gave     map[string]types.UID // Services to whose status this term has written addresses
-	extended map[string]types.UID // Services to whose addresses of others this term has added some
-	excluded int                  // as Allocator.excluded
+	extended map[string]types.UID // Services whose addresses from others this term has added to
+	excluded int                  // like Allocator.excluded
 	refused  map[string]told      // Services whose status the API server refuses
-	wrote    map[string]told      // what the conditions say that were written about addresses
+	wrote    map[string]told      // texts written to conditions about addresses
 
-	complaints map[string]map[string]string // the texts of the last Events about a Service, by reason
+	complaints map[string]map[string]string // the texts of the last Events about each Service, by reason
 }
 
-// version is that of a Service. A number that is not known is 0.
+// version identifies a version of a Service. An unknown number is 0.
 type version struct {
 	uid    types.UID
 	number uint64 // grows with each change
@@ -76,12 +76,12 @@ func (t *term) locked(f func()) {
 	f()
 }
 
-// know records that this version of a Service is the newest that is known; t.mu is held.
+// know records this version of a Service as the newest known; t.mu is held.
 func (t *term) know(s *core.Service) {
 	t.known[nameOf(s)] = versionOf(s)
 }
 
-// cleared is how often somebody has emptied the status of a Service, and until when it stays empty.
+// cleared is how often somebody has emptied a Service's status, and until when it stays empty.
 type cleared struct {
 	times int
 	until time.Time
@@ -100,9 +100,9 @@ func newTerm(a *Allocator, pools []Pool) *term {
 	}
 }
 
-// run assigns addresses until ctx ends. Before it assigns anything it makes itself the only one that may, and reads
-// what is assigned from the storage of the API server: a cache may not have what was written last. What the leader
-// before was about to write is reserved, and settled by the worker that has the Service: one Service delays no other.
+// run assigns addresses until ctx ends. First it takes the ledger, so that only this term may assign, and reads all
+// assignments from the API server's storage, because a cache may lack the last writes. It reserves what the previous
+// leader was about to write. The worker of each Service settles that, so one Service delays no other.
 func (t *term) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -133,7 +133,7 @@ func (t *term) run(ctx context.Context) error {
 	return nil
 }
 
-// readAll adopts the addresses of all Services, older Services first, and those that may be written to them yet.
+// readAll adopts the addresses of all Services, oldest first, and those that may still be written to them.
 func (t *term) readAll(ctx context.Context) error {
 	o := meta.ListOptions{Limit: 500} // without a version: what is stored now
 	for {

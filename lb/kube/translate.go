@@ -18,7 +18,7 @@ const (
 	labelHeadless  = "service.kubernetes.io/headless"
 )
 
-// handled reports whether nodes serve a Service: no other proxy does, it is not headless, and it has ports.
+// handled reports whether nodes serve a Service: it has ports, is not headless, and has no other proxy.
 func handled(s *core.Service) bool {
 	_, proxied := s.Labels[labelProxyName]
 	_, headless := s.Labels[labelHeadless]
@@ -27,7 +27,7 @@ func handled(s *core.Service) bool {
 }
 
 // matchesClass reports whether a Service gets addresses from this agent: its type is LoadBalancer, and its
-// spec.loadBalancerClass is class. The class "" matches Services that have none.
+// spec.loadBalancerClass is class. The class "" matches Services without one.
 func matchesClass(s *core.Service, class string) bool {
 	if s.Spec.Type != core.ServiceTypeLoadBalancer {
 		return false
@@ -38,8 +38,8 @@ func matchesClass(s *core.Service, class string) bool {
 	return *s.Spec.LoadBalancerClass == class
 }
 
-// addressesOf returns the addresses in the status of a Service that nodes serve: those with the ipMode VIP, which is
-// the default. Those of a Service that is being deleted and has no finalizer of ours may be assigned to another one.
+// addressesOf returns the addresses in a Service's status that nodes serve: those with ipMode VIP, the default. If a
+// Service is being deleted and lacks our finalizer, its addresses may be assigned to another one.
 func addressesOf(s *core.Service) (vips []netip.Addr) {
 	if isReleased(s) {
 		return nil
@@ -55,11 +55,11 @@ func addressesOf(s *core.Service) (vips []netip.Addr) {
 	return vips
 }
 
-// maxExternalIPs is how many of spec.externalIPs are read. A Service has room for 100,000, which would have to be
-// compared with each other, and with those of all Services that have one of them, at each change.
+// maxExternalIPs is how many spec.externalIPs are read. A Service has room for 100,000. At each change they would have
+// to be compared with each other and with those of all Services that have one of them.
 const maxExternalIPs = 100
 
-// externalIPsOf returns the first ones of spec.externalIPs.
+// externalIPsOf returns the first maxExternalIPs of spec.externalIPs.
 func externalIPsOf(s *core.Service) (addrs []netip.Addr) {
 	for _, text := range s.Spec.ExternalIPs[:min(len(s.Spec.ExternalIPs), maxExternalIPs)] {
 		if a, err := netip.ParseAddr(text); err == nil && !slices.Contains(addrs, a) {
@@ -84,25 +84,25 @@ func policyOf(s *core.Service) lb.Policy {
 type view struct {
 	service    *lb.Service
 	ports      []portKey // of service.Ports
-	readyLocal int       // addresses of ready endpoints on this node, in the family that has more
+	readyLocal int       // number of addresses of ready endpoints on this node, in the family with more
 	spread     bool
-	noEndpoint bool                   // is usable, on any node
-	unserved   map[lb.Family]withheld // families that are withheld by themselves
+	noEndpoint bool                   // no usable endpoint on any node
+	unserved   map[lb.Family]withheld // families that are withheld individually
 	announced  bool                   // by this node until now, as far as that depends on the node
-	pairs      int                    // of endpoint and port, in the whole cluster
-	some       bool                   // there are too many to look at all
+	pairs      int                    // number of pairs of endpoint and port in the whole cluster
+	some       bool                   // there are too many pairs to examine all
 }
 
-// withheld is why the addresses of a family are not announced. Intended: it is no fault of this node.
+// withheld is why the addresses of a family are not announced. intended: this node is not at fault.
 type withheld struct {
 	reason   string
 	intended bool
 }
 
-// translate returns the view that the node of top has of s with these VIPs. Shared is true when another Service has one
-// of the VIPs: then packets may arrive at a node without an endpoint of s, whatever the policy is. Spread is true when
-// one node receives all packets, and spreads them over the nodes with endpoints although the policy is Local. Of more
-// than most pairs of endpoint and port, it uses some.
+// translate returns the view of s with these VIPs from top's node. shared is true if another Service has one of the
+// VIPs: then packets may arrive at a node without an endpoint of s, under either policy. spread is true if one node
+// receives all packets and spreads them over the nodes with endpoints although the policy is Local. If there are more
+// than most pairs of endpoint and port, translate uses some of them.
 func translate(
 	s *core.Service, vips []netip.Addr, endpoints []*endpointSlice, top topology, shared, spread bool, most int,
 ) *view {
@@ -112,7 +112,8 @@ func translate(
 		Policy: policyOf(s), Affinity: affinityOf(s),
 		MinHealthy: 1, Check: lb.CheckSpec{Type: lb.CheckNone}, Allow: allowed(s), VIPPerNode: isPerNode(s),
 	}
-	// With affinity all nodes select the same node for a client: a router may send its connections to several nodes.
+	// With affinity all nodes select the same node for a client, because a router may send its connections to several
+	// nodes.
 	agree := out.Affinity != 0 && top.nodes[top.node].IsValid()
 	readyLocal := map[bool]map[netip.Addr]struct{}{true: {}, false: {}} // by whether IPv4
 	var ports []portKey
@@ -125,14 +126,14 @@ func translate(
 		if port.Protocol.UnmarshalText([]byte(strings.ToLower(string(protocolOf(&p.Protocol))))) != nil {
 			continue
 		}
-		var both []endpoint // of both families
+		var both []endpoint // for both families
 		for _, is4 := range []bool{true, false} {
 			all := found.of[portFamily{i, is4}]
 			c := choose(found.within(all), top)
 			use := c.cluster
 			switch {
 			case isLocal(s) && (agree || spread):
-				// Elsewhere than on a known node they would not see the address of the client.
+				// Endpoints that are not on a known node would not see the client's address.
 				use = filter(c.anywhere, func(e endpoint) bool { return top.nodes[e.node].IsValid() })
 			case agree:
 				use = c.anywhere
@@ -149,8 +150,8 @@ func translate(
 			both = append(both, all...)
 			usable[is4] = usable[is4] || c.usable
 			hinted = hinted || c.hinted
-			// Under Local, with usable endpoints on other nodes only, packets are dropped: the client retries, and the
-			// router may select another node. With no usable endpoint in the cluster, connections are refused.
+			// Under Local, if usable endpoints exist only on other nodes, packets are dropped: the client retries, and
+			// the router may select another node. If the cluster has no usable endpoint, connections are refused.
 			if local && len(use) == 0 && c.usable {
 				port.DropWhenEmpty = append(port.DropWhenEmpty, family(is4))
 			}
@@ -192,7 +193,7 @@ func family(is4 bool) lb.Family {
 	return lb.IPv6
 }
 
-// affinityOf returns the timeout of sessionAffinity ClientIP; 0 without it.
+// affinityOf returns the timeout of sessionAffinity ClientIP, or 0 without it.
 func affinityOf(s *core.Service) time.Duration {
 	if s.Spec.SessionAffinity != core.ServiceAffinityClientIP {
 		return 0
@@ -216,7 +217,7 @@ func everyNodeKnown(ports []lb.ServicePort) bool {
 	return true
 }
 
-// allowed returns spec.loadBalancerSourceRanges. A family without a range in it is not restricted
+// allowed returns spec.loadBalancerSourceRanges. A family with no range in it is unrestricted
 // (pkg/proxy/serviceport.go).
 func allowed(s *core.Service) (list []netip.Prefix) {
 	for _, text := range s.Spec.LoadBalancerSourceRanges {
@@ -236,7 +237,7 @@ func allowed(s *core.Service) (list []netip.Prefix) {
 	return list
 }
 
-// rangeOf reads a range as the API server and kube-proxy do, which accept "010.0.0.0/8" and "::ffff:10.0.0.0/104", too.
+// rangeOf parses a range like the API server and kube-proxy, which also accept "010.0.0.0/8" and "::ffff:10.0.0.0/104".
 func rangeOf(text string) (netip.Prefix, bool) {
 	_, n, err := netutils.ParseCIDRSloppy(text)
 	if err != nil {

@@ -25,21 +25,21 @@ const KeySecret = "steelyard-tunnel-keys"
 
 // Keys are the secrets that all nodes of a cluster share.
 type Keys struct {
-	// Seed is that of the hashes that choose a node or a pod. It never changes, because flows would move.
+	// Seed is the seed of the hashes that choose a node or a pod. It never changes, because flows would move.
 	Seed [32]byte
-	// Current is the key of packets that are sent. Previous and Next are accepted, too, so that nodes need not change
-	// keys at the same time. There is no Previous before the first rotation.
+	// Current is the key of sent packets. Previous and Next are also accepted, so that nodes need not change keys at
+	// the same time. There is no Previous before the first rotation.
 	Previous, Current, Next []byte
 	Rotated                 time.Time
-	// Required is false for a while after the keys were made, until all nodes have them.
+	// Required is false for a while after the keys were created, until all nodes have them.
 	Required bool
 }
 
-// The life of keys. A node that cannot reach the API server has the keys of one more period.
+// The lifetime of keys. A node that cannot reach the API server has the keys for one more period.
 const (
 	keyPeriod    = 24 * time.Hour
 	requireAfter = 10 * time.Minute
-	// keyJitter is the upper bound of a random delay, so that nodes do not all write at the same time.
+	// keyJitter is the upper bound of a random delay that keeps nodes from all writing at the same time.
 	keyJitter = 10 * time.Minute
 	keyCheck  = time.Minute
 )
@@ -59,7 +59,7 @@ func randomKey() []byte {
 	return b
 }
 
-// after returns the keys that follow k, if it is time for a change.
+// after returns the keys that follow k if a change is due.
 func (k Keys) after(now time.Time, jitter time.Duration) (next Keys, due bool) {
 	next, age := k, now.Sub(k.Rotated)
 	if !k.Required && age >= requireAfter+jitter {
@@ -77,7 +77,7 @@ func (k Keys) equal(l Keys) bool {
 		bytes.Equal(k.Next, l.Next) && k.Required == l.Required && k.Rotated.Equal(l.Rotated)
 }
 
-// Data returns the keys as the data of a Secret.
+// Data returns the keys as Secret data.
 func (k Keys) Data() map[string][]byte {
 	data := map[string][]byte{
 		"seed": k.Seed[:], "current": k.Current, "next": k.Next,
@@ -123,24 +123,24 @@ type KeyOptions struct {
 	Log      *slog.Logger
 }
 
-// KeyKeeper makes the Secret when there is none, follows it, and rotates the keys. Every agent has one. There is no
-// leader: the resourceVersion lets one of several writers succeed. An agent without the right to write it, as a node of
-// the manifest, leaves that to the others.
+// KeyKeeper creates the Secret if there is none, follows it, and rotates the keys. Every agent has one. It needs no
+// leader: the resourceVersion lets only one of several writers succeed. An agent without the right to write the Secret,
+// like a node of the manifest, leaves that to the others.
 type KeyKeeper struct {
 	o       KeyOptions
 	reader  bool // the API server has refused a write
 	jitter  time.Duration
-	known   *Keys // the last ones used; a deleted Secret is made again from them
+	known   *Keys // the last ones used; a deleted Secret is created again from them
 	problem atomic.Pointer[string]
 	watched *keyWatch // nil: the Secret is not watched
 }
 
-// NewKeyKeeper returns a KeyKeeper. known are the keys that this node has from an earlier run, or nil.
+// NewKeyKeeper returns a KeyKeeper. known are the keys that this node has from a previous run, or nil.
 func NewKeyKeeper(o KeyOptions, known *Keys) *KeyKeeper {
 	return &KeyKeeper{o: o, known: known, jitter: mathrand.N(keyJitter)}
 }
 
-// Problem returns why the keys are not those of the Secret, "" when they are.
+// Problem says why the keys differ from the Secret's, or returns "" if they match.
 func (k *KeyKeeper) Problem() string {
 	if p := k.problem.Load(); p != nil {
 		return *p
@@ -148,7 +148,7 @@ func (k *KeyKeeper) Problem() string {
 	return ""
 }
 
-// report records the result of a step, and logs when it changed.
+// report records the result of a step, and logs a changed error.
 func (k *KeyKeeper) report(err error) {
 	text := ""
 	if err != nil {
@@ -166,7 +166,7 @@ func (k *KeyKeeper) report(err error) {
 
 func (k *KeyKeeper) name() string { return k.o.Namespace + "/" + KeySecret }
 
-// First returns the keys of the Secret. It tries again until ctx ends, unless the API server refuses the request.
+// First returns the Secret's keys. It retries until ctx ends, unless the API server refuses the request.
 func (k *KeyKeeper) First(ctx context.Context) (Keys, error) {
 	const retry = 500 * time.Millisecond
 	var last error
@@ -175,7 +175,7 @@ func (k *KeyKeeper) First(ctx context.Context) (Keys, error) {
 		if err == nil {
 			k.known = &keys
 		}
-		if ctx.Err() != nil && last != nil { // err says only that the time is over
+		if ctx.Err() != nil && last != nil { // err only says that the time is up
 			return keys, last
 		}
 		if !errors.Is(err, ErrNoKeys) { // expected at the first start
@@ -193,10 +193,10 @@ func (k *KeyKeeper) First(ctx context.Context) (Keys, error) {
 	}
 }
 
-// ErrNoKeys is returned to a node that may not make the Secret.
+// ErrNoKeys is returned to a node that may not create the Secret.
 var ErrNoKeys = errors.New("there is no Secret yet; who assigns addresses makes it")
 
-// errKeysInvalid is for a Secret that someone has changed.
+// errKeysInvalid is the error for a Secret that someone has changed.
 var errKeysInvalid = errors.New("not valid")
 
 // transient reports whether a request may succeed later without any change to the cluster.
@@ -216,7 +216,7 @@ func transient(err error) bool {
 	return false
 }
 
-// read returns the keys of the Secret, which it makes when there is none.
+// read returns the Secret's keys, and creates the Secret if there is none.
 func (k *KeyKeeper) read(ctx context.Context) (Keys, error) {
 	secret, err := k.o.Client.CoreV1().Secrets(k.o.Namespace).Get(ctx, KeySecret, meta.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -228,7 +228,7 @@ func (k *KeyKeeper) read(ctx context.Context) (Keys, error) {
 	return k.parse(secret)
 }
 
-// parse is parseSecret in a boundary.
+// parse calls parseSecret inside a boundary.
 func (k *KeyKeeper) parse(s *core.Secret) (keys Keys, err error) {
 	err = errKeysInvalid
 	k.o.Boundary.Do(lb.PartSecret, k.name(), func() { keys, err = parseSecret(s) })
@@ -243,7 +243,7 @@ func parseSecret(s *core.Secret) (Keys, error) {
 	return keys, err
 }
 
-// create makes the Secret, from the keys in use if there are some.
+// create creates the Secret, from the keys in use if there are any.
 func (k *KeyKeeper) create(ctx context.Context) (Keys, error) {
 	keys := newKeys(time.Now().Truncate(time.Second))
 	if k.known != nil {
@@ -266,7 +266,7 @@ func (k *KeyKeeper) create(ctx context.Context) (Keys, error) {
 	return keys, nil
 }
 
-// Run follows the Secret until ctx ends. use puts keys in force; it is called for each change.
+// Run follows the Secret until ctx ends. It calls use for each change, to activate the keys.
 func (k *KeyKeeper) Run(ctx context.Context, use func(Keys) error) error {
 	w, err := k.watch()
 	if err != nil {
@@ -289,7 +289,7 @@ func (k *KeyKeeper) Run(ctx context.Context, use func(Keys) error) error {
 	}
 }
 
-// follow puts the keys of the Secret in force, and rotates them when it is time.
+// follow activates the Secret's keys, and rotates them when due.
 func (k *KeyKeeper) follow(ctx context.Context, store cache.Store, use func(Keys) error) error {
 	x, ok, err := store.GetByKey(k.name())
 	if err != nil {
@@ -299,7 +299,7 @@ func (k *KeyKeeper) follow(ctx context.Context, store cache.Store, use func(Keys
 		if _, err = k.create(ctx); apierrors.IsAlreadyExists(err) {
 			return nil
 		}
-		return err // the watch returns what was made
+		return err // the watch delivers the created Secret
 	}
 	secret := x.(*core.Secret)
 	keys, err := k.parse(secret)
@@ -329,7 +329,7 @@ func (k *KeyKeeper) follow(ctx context.Context, store cache.Store, use func(Keys
 		k.reader = true
 		return nil
 	case err == nil:
-		k.reader = false // an API server that starts refuses all
+		k.reader = false // a starting API server may have refused it
 		k.o.Log.Info("tunnel keys updated", "secret", k.name(), "rotated", next.Rotated, "required", next.Required)
 	}
 	return err
